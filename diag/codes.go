@@ -1,0 +1,170 @@
+package diag
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A Code names one kind of failure for good: codes are never reused or renumbered.
+type Code string
+
+// The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
+// 22xx compiling, 23xx programs, 24xx machines.
+const (
+	Internal  Code = "DW1000"
+	BadUsage  Code = "DW1001"
+	BadInput  Code = "DW1002"
+	FileError Code = "DW1003"
+	Canceled  Code = "DW1004"
+
+	EngineUnknown   Code = "DW2001"
+	EngineMissing   Code = "DW2002"
+	EngineDigest    Code = "DW2003"
+	EngineArchive   Code = "DW2004"
+	EngineDownload  Code = "DW2005"
+	EngineBusy      Code = "DW2006"
+	EngineAPI       Code = "DW2007"
+	EngineLoad      Code = "DW2008"
+	EngineHost      Code = "DW2009"
+	EngineWrite     Code = "DW2010"
+	EngineCUDAStub  Code = "DW2011"
+	EngineUntrusted Code = "DW2012"
+
+	RuntimeFailed  Code = "DW2101"
+	BufferGone     Code = "DW2102"
+	BufferMismatch Code = "DW2103"
+	ArgumentCount  Code = "DW2104"
+	DeviceMismatch Code = "DW2105"
+	NotSupported   Code = "DW2106"
+	OutOfMemory    Code = "DW2107"
+	HandlerFailed  Code = "DW2108"
+
+	CompileFailed Code = "DW2201"
+	ProgramText   Code = "DW2202"
+	CompileOption Code = "DW2203"
+	CacheFailed   Code = "DW2204"
+	ProgramRead   Code = "DW2205"
+
+	ProgramFormat  Code = "DW2301"
+	ProgramInvalid Code = "DW2302"
+	ProgramVersion Code = "DW2303"
+
+	CardUnknown    Code = "DW2401"
+	ClusterSpec    Code = "DW2402"
+	ProbeFailed    Code = "DW2403"
+	MachineVersion Code = "DW2404"
+	DoctorFailed   Code = "DW2405"
+)
+
+// A row is one entry of the catalogue: what a code means, and one message that shows it.
+type row struct {
+	code    Code
+	class   Class
+	meaning string
+	example string
+}
+
+// catalogue is the only table of codes; docs/errors.md is printed from it.
+var catalogue = []row{
+	{Internal, Failed, "an error without a code of its own reached the user: a fault in Deepwell",
+		"unexpected end of JSON input"},
+	{BadUsage, Usage, "the command line is not well formed",
+		"unknown flag: --clutser"},
+	{BadInput, Usage, "an input file is not what the command reads",
+		"x.mlir holds no module"},
+	{FileError, Failed, "a file cannot be read or written",
+		"cannot read step.mlir"},
+	{Canceled, Failed, "the work was stopped by the caller",
+		"stopped while waiting for device 3"},
+
+	{EngineUnknown, Usage, "there is no engine of that name",
+		`no engine is called "cuda"; did you mean "cuda13"?`},
+	{EngineMissing, Failed, "an engine that the command needs is not installed",
+		`engine "cuda13" is not installed`},
+	{EngineDigest, Failed, "a file's SHA-256 is not the pinned one",
+		"xla_cpu_pjrt-0.0.1.whl has another SHA-256 than the pinned one"},
+	{EngineArchive, Failed, "a wheel is damaged or holds what it must not",
+		"wheel entry ../../etc/passwd leaves the engine's folder"},
+	{EngineDownload, Failed, "pip could not fetch a pinned package",
+		"pip cannot download xla-cpu-pjrt==0.0.1"},
+	{EngineBusy, Failed, "another process is installing the same engine",
+		`engine "cpu" is being installed by process 4711`},
+	{EngineAPI, Failed, "a plugin speaks a PJRT version outside the supported range",
+		"plugin speaks PJRT 1.3; Deepwell speaks 0.81 to 0.116"},
+	{EngineLoad, Failed, "a plugin or a library it needs cannot be loaded",
+		"cannot load xla_cpu_pjrt.so"},
+	{EngineHost, Failed, "no engine is pinned for this operating system and processor",
+		`engine "cpu" is not available for darwin/arm64`},
+	{EngineWrite, Failed, "the engine's folder cannot be written",
+		"cannot create the engine folder: read-only file system"},
+	{EngineCUDAStub, Failed, "the stand-in for the CUDA driver cannot be used",
+		"a real NVIDIA driver is present, so the stand-in libcuda.so.1 is refused"},
+	{EngineUntrusted, Failed, "an installed engine was changed after it was installed",
+		"xla_cuda_plugin.so was changed after it was installed"},
+
+	{RuntimeFailed, Failed, "the engine reported an error while running",
+		"execution failed on device 2"},
+	{BufferGone, Failed, "a buffer was used after it was freed or donated",
+		"argument 0 was donated to an earlier run"},
+	{BufferMismatch, Failed, "a buffer's shape or element type is not the one that is needed",
+		"argument 1 is f32[4,4]; the program takes f32[8,4]"},
+	{ArgumentCount, Failed, "a run got the wrong number of arguments or devices",
+		"the program takes 3 arguments; device 0 got 2"},
+	{DeviceMismatch, Failed, "a buffer is on another device, or of another client",
+		"argument 0 for device 1 is on device 5"},
+	{NotSupported, Failed, "the engine has no such function",
+		"this plugin (PJRT 0.81) has no PJRT_Buffer_Bitcast"},
+	{OutOfMemory, NoFit, "a device or the host ran out of memory",
+		"device 0 cannot hold 4.0 GiB more"},
+	{HandlerFailed, Failed, "a Go function called by a program failed",
+		"handler deepwell.scale: two buffers wanted, 1 given"},
+
+	{CompileFailed, Failed, "the compiler refused the program",
+		"the program does not compile for b200"},
+	{ProgramText, Usage, "the program's text is not well formed",
+		"step.mlir:12:9: custom op 'stablehlo.ad' is unknown"},
+	{CompileOption, Usage, "a compile option is unknown or has a value of the wrong form",
+		`no compile option is called "xla_gpu_enable_triton_gem"`},
+	{CacheFailed, Failed, "the compile cache cannot be used",
+		"the compile cache is not writable"},
+	{ProgramRead, Failed, "the compiler's optimized program cannot be read",
+		"optimized program: instruction 17 names no computation"},
+
+	{ProgramFormat, Usage, "a program file cannot be read",
+		"program.dw: no program.json inside"},
+	{ProgramInvalid, Usage, "a program contradicts itself",
+		"stage fwd: argument w splits 10 rows over 4 devices"},
+	{ProgramVersion, Usage, "a program file has a version this binary does not know",
+		"program.dw has version 9; this binary reads 1"},
+
+	{CardUnknown, Usage, "no card of that name is in the catalogue",
+		`no card is called "b2000"; did you mean "b200"?`},
+	{ClusterSpec, Usage, "a cluster is not spelled NxCARD",
+		`"b200x8" is not a cluster`},
+	{ProbeFailed, Failed, "the machine cannot be examined",
+		"NVML answered: driver not loaded"},
+	{MachineVersion, Usage, "a machine file has a version this binary does not know",
+		"machine.json has version 7; this binary reads 1"},
+	{DoctorFailed, Failed, "a check of doctor failed",
+		"2 of 9 checks failed"},
+}
+
+func (c Code) class() Class {
+	for _, r := range catalogue {
+		if r.code == c {
+			return r.class
+		}
+	}
+	return Failed
+}
+
+// Catalogue prints every code with its exit class, meaning and an example, as docs/errors.md.
+func Catalogue() string {
+	var b strings.Builder
+	b.WriteString("# Error codes\n\nPrinted from `diag/codes.go`; `go test ./diag -update` writes it.\n\n")
+	b.WriteString("| code | exit | meaning | example |\n|---|---|---|---|\n")
+	for _, r := range catalogue {
+		fmt.Fprintf(&b, "| %s | %d | %s | %s |\n", r.code, r.class, r.meaning, r.example)
+	}
+	return b.String()
+}

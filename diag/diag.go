@@ -1,0 +1,136 @@
+package diag
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// A Class is the exit status of the program when an error ends it.
+type Class int
+
+// The exit classes of every command.
+const (
+	Failed   Class = 1 // something went wrong
+	Usage    Class = 2 // the command or its input is not well formed
+	NoFit    Class = 3 // the plan does not fit the machine
+	Numerics Class = 4 // a numerics guard stopped the run
+	Stalled  Class = 5 // no progress; a restart may help
+)
+
+// An Error is a failure with everything a person needs to mend it. The zero value of each text
+// means "nothing to say"; only Code and What are always set.
+type Error struct {
+	Code  Code   // row of the catalogue
+	What  string // what went wrong, in one line
+	Where string // file, line, device, layer: the place to look at
+	Cause string // the deeper reason, where one is known
+	Fix   string // what to type or change next
+	Err   error  // the wrapped error, if any
+}
+
+// New returns an error of the given code.
+func New(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, What: fmt.Sprintf(format, args...)}
+}
+
+// At returns a copy of e that names the place.
+func (e *Error) At(format string, args ...any) *Error {
+	c := *e
+	c.Where = fmt.Sprintf(format, args...)
+	return &c
+}
+
+// Because returns a copy of e that gives the deeper reason in words.
+func (e *Error) Because(format string, args ...any) *Error {
+	c := *e
+	c.Cause = fmt.Sprintf(format, args...)
+	return &c
+}
+
+// Try returns a copy of e that says what to do next.
+func (e *Error) Try(format string, args ...any) *Error {
+	c := *e
+	c.Fix = fmt.Sprintf(format, args...)
+	return &c
+}
+
+// Wrap returns a copy of e that wraps err; the text of err becomes the cause if none was given.
+func (e *Error) Wrap(err error) *Error {
+	c := *e
+	c.Err = err
+	if c.Cause == "" && err != nil {
+		c.Cause = err.Error()
+	}
+	return &c
+}
+
+// Error gives the message on one line, for logs and for wrapping.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", e.Code, e.What)
+	for _, part := range []struct{ name, text string }{
+		{"at", e.Where}, {"because", e.Cause}, {"fix:", e.Fix},
+	} {
+		if part.text != "" {
+			fmt.Fprintf(&b, "; %s %s", part.name, oneLine(part.text))
+		}
+	}
+	return b.String()
+}
+
+// Unwrap lets errors.Is and errors.As look through e.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports whether target is an Error of the same code, so that callers can test for a row of
+// the catalogue with errors.Is(err, diag.New(diag.EngineMissing, "")).
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code
+}
+
+// Class gives the exit class that the catalogue has for the error's code.
+func (e *Error) Class() Class { return e.Code.class() }
+
+// Format gives the message as a person sees it on a terminal, one fact a line.
+func (e *Error) Format() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s\n", e.Code, e.What)
+	for _, part := range []struct{ name, text string }{
+		{"where", e.Where}, {"cause", e.Cause}, {"fix", e.Fix},
+	} {
+		if part.text == "" {
+			continue
+		}
+		text := strings.ReplaceAll(strings.TrimSpace(part.text), "\n", "\n         ")
+		fmt.Fprintf(&b, "  %-5s  %s\n", part.name, text)
+	}
+	return b.String()
+}
+
+// MarshalJSON gives the error as a program reads it.
+func (e *Error) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Code  Code   `json:"code"`
+		What  string `json:"what"`
+		Where string `json:"where,omitempty"`
+		Cause string `json:"cause,omitempty"`
+		Fix   string `json:"fix,omitempty"`
+		Exit  Class  `json:"exit"`
+	}{e.Code, e.What, e.Where, e.Cause, e.Fix, e.Class()})
+}
+
+// From finds the Error in err's chain; any other error becomes one with code Internal, because
+// an error without a code that reaches a user is our own fault.
+func From(err error) *Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return New(Internal, "%s", err).Wrap(err).Try("please report this: it should have a code")
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

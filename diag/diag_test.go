@@ -1,0 +1,98 @@
+package diag
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite docs/errors.md")
+
+func TestCatalogueIsWritten(t *testing.T) {
+	path := filepath.Join("..", "docs", "errors.md")
+	if *update {
+		if err := os.WriteFile(path, []byte(Catalogue()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != Catalogue() {
+		t.Error("docs/errors.md is stale; run go test ./diag -update")
+	}
+}
+
+func TestCodesAreUniqueAndExplained(t *testing.T) {
+	seen := map[Code]bool{}
+	for _, r := range catalogue {
+		switch {
+		case seen[r.code]:
+			t.Errorf("%s stands twice", r.code)
+		case r.class < Failed || r.class > Stalled:
+			t.Errorf("%s has class %d", r.code, r.class)
+		case r.meaning == "" || r.example == "":
+			t.Errorf("%s lacks a meaning or an example", r.code)
+		}
+		seen[r.code] = true
+	}
+}
+
+func TestErrorSaysEverything(t *testing.T) {
+	e := New(EngineMissing, "engine %q is not installed", "cpu").At("~/engines").
+		Wrap(fs.ErrNotExist).Try("deepwell engine install cpu")
+	want := "DW2002 engine \"cpu\" is not installed\n" +
+		"  where  ~/engines\n  cause  file does not exist\n  fix    deepwell engine install cpu\n"
+	if got := e.Format(); got != want {
+		t.Errorf("Format:\n%s\nwant:\n%s", got, want)
+	}
+	if !errors.Is(e, fs.ErrNotExist) || !errors.Is(fmt.Errorf("open: %w", e), New(EngineMissing, "")) {
+		t.Error("errors.Is does not see the wrapped error or the code")
+	}
+	if strings.Contains(e.Error(), "\n") {
+		t.Error("Error is longer than one line")
+	}
+	js, err := json.Marshal(e)
+	if err != nil || !strings.Contains(string(js), `"exit":1`) {
+		t.Errorf("json: %s %v", js, err)
+	}
+}
+
+func TestFromGivesEveryErrorACode(t *testing.T) {
+	if From(nil) != nil {
+		t.Error("nil became an error")
+	}
+	if got := From(errors.New("boom")).Code; got != Internal {
+		t.Errorf("code %s", got)
+	}
+	inner := New(OutOfMemory, "full")
+	if got := From(fmt.Errorf("run: %w", inner)); got != inner || got.Class() != NoFit {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	names := []string{"b200", "gb200", "h100", "cuda13", "cuda13-run"}
+	for typed, want := range map[string]string{
+		"b2000": "b200", "cuda": "cuda13", "h10": "h100", "zzzzzzzz": "", "gb20": "gb200",
+	} {
+		if got := Nearest(typed, names); got != want {
+			t.Errorf("Nearest(%q) = %q, want %q", typed, got, want)
+		}
+	}
+}
+
+func ExampleError_Format() {
+	err := New(ClusterSpec, "%q is not a cluster", "b200x8").Try("--cluster 8xb200")
+	fmt.Print(err.Format())
+	// Output:
+	// DW2402 "b200x8" is not a cluster
+	//   fix    --cluster 8xb200
+}

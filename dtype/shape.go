@@ -1,0 +1,91 @@
+package dtype
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Shape is an element type and the length of each dimension; a scalar has none.
+type Shape struct {
+	Type DType
+	Dims []int64
+}
+
+// Elements is the product of the dimensions: 1 for a scalar.
+func (s Shape) Elements() int64 {
+	n := int64(1)
+	for _, d := range s.Dims {
+		n *= d
+	}
+	return n
+}
+
+// Bytes is the dense size in memory.
+func (s Shape) Bytes() int64 { return s.Type.Bytes(s.Elements()) }
+
+// Equal reports whether both have the same type and dimensions.
+func (s Shape) Equal(t Shape) bool { return s.Type == t.Type && slices.Equal(s.Dims, t.Dims) }
+
+// String writes the shape as HLO does: f32[8,128].
+func (s Shape) String() string {
+	dims := make([]string, len(s.Dims))
+	for i, d := range s.Dims {
+		dims[i] = strconv.FormatInt(d, 10)
+	}
+	return s.Type.String() + "[" + strings.Join(dims, ",") + "]"
+}
+
+// MLIR writes the shape as StableHLO does: tensor<8x128xf32>.
+func (s Shape) MLIR() string {
+	var b strings.Builder
+	b.WriteString("tensor<")
+	for _, d := range s.Dims {
+		b.WriteString(strconv.FormatInt(d, 10))
+		b.WriteByte('x')
+	}
+	return b.String() + s.Type.MLIR() + ">"
+}
+
+// ParseShape reads what String writes.
+func ParseShape(text string) (Shape, error) {
+	name, rest, ok := strings.Cut(text, "[")
+	list, end := strings.CutSuffix(rest, "]")
+	if !ok || !end {
+		return Shape{}, fmt.Errorf("dtype: %q is not a shape like f32[8,128]", text)
+	}
+	d, err := Parse(name)
+	if err != nil {
+		return Shape{}, err
+	}
+	shape := Shape{Type: d}
+	if list == "" {
+		return shape, nil
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		n, err := strconv.ParseInt(part, 10, 64)
+		if err != nil || n < 0 {
+			return Shape{}, fmt.Errorf("dtype: %q has a dimension %q", text, part)
+		}
+		shape.Dims = append(shape.Dims, n)
+	}
+	return shape, nil
+}
+
+// MarshalText writes the shape into JSON as one short string.
+func (s Shape) MarshalText() ([]byte, error) {
+	if !s.Type.Valid() {
+		return nil, fmt.Errorf("dtype: a shape needs an element type")
+	}
+	return []byte(s.String()), nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Shape) UnmarshalText(text []byte) error {
+	got, err := ParseShape(string(text))
+	if err == nil {
+		*s = got
+	}
+	return err
+}

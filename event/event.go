@@ -1,0 +1,186 @@
+package event
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// An Event is one fact. Its exported fields are its JSON form.
+type Event interface {
+	// Kind names the type in JSON, for good.
+	Kind() string
+	// Line tells the fact in one line for people; "" keeps it out of plain output.
+	Line() string
+}
+
+// A Sink takes events. Sinks are safe for use by several goroutines.
+type Sink interface{ Emit(Event) }
+
+// Discard is a Sink that drops everything.
+var Discard Sink = discard{}
+
+type discard struct{}
+
+func (discard) Emit(Event) {}
+
+// A Clock tells the time; time.Now is one.
+type Clock func() time.Time
+
+// Phase says that a named pass of a verb begins. The names are those of the pass list in the
+// facade, in order.
+type Phase struct {
+	Verb string `json:"verb"`
+	Name string `json:"name"`
+}
+
+// Progress says how far a long task is; Total is 0 when it is not known.
+type Progress struct {
+	Task  string `json:"task"`
+	Done  int64  `json:"done"`
+	Total int64  `json:"total,omitempty"`
+	Unit  string `json:"unit"`
+}
+
+// Note is a remark worth a line, with no consequence.
+type Note struct {
+	Text string `json:"text"`
+}
+
+// Warning is a remark that a person should act on some day; Fix says how.
+type Warning struct {
+	Code string `json:"code,omitempty"`
+	Text string `json:"text"`
+	Fix  string `json:"fix,omitempty"`
+}
+
+// Installed says that an engine is on disk and verified.
+type Installed struct {
+	Engine string `json:"engine"`
+	Bytes  int64  `json:"bytes"`
+	Digest string `json:"digest"`
+}
+
+// Compiled says that one program was compiled, or taken from the cache.
+type Compiled struct {
+	Stage   string  `json:"stage"`
+	Target  string  `json:"target"`
+	Devices int     `json:"devices"`
+	Seconds float64 `json:"seconds"`
+	Cached  bool    `json:"cached"`
+}
+
+// Checked is the outcome of one check of doctor.
+type Checked struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// Unknown is an event of a kind this binary does not know, kept as it was read.
+type Unknown struct {
+	Name string `json:"-"`
+	Raw  []byte `json:"-"`
+}
+
+// kinds reads back every kind: a new kind is a type above and a row here.
+var kinds = map[string]func([]byte) (Event, error){
+	"phase":     as[Phase],
+	"progress":  as[Progress],
+	"note":      as[Note],
+	"warning":   as[Warning],
+	"installed": as[Installed],
+	"compiled":  as[Compiled],
+	"checked":   as[Checked],
+}
+
+func as[E Event](line []byte) (Event, error) {
+	var e E
+	err := json.Unmarshal(line, &e)
+	return e, err
+}
+
+// Kind implements Event.
+func (Phase) Kind() string { return "phase" }
+
+// Kind implements Event.
+func (Progress) Kind() string { return "progress" }
+
+// Kind implements Event.
+func (Note) Kind() string { return "note" }
+
+// Kind implements Event.
+func (Warning) Kind() string { return "warning" }
+
+// Kind implements Event.
+func (Installed) Kind() string { return "installed" }
+
+// Kind implements Event.
+func (Compiled) Kind() string { return "compiled" }
+
+// Kind implements Event.
+func (Checked) Kind() string { return "checked" }
+
+// Kind implements Event.
+func (u Unknown) Kind() string { return u.Name }
+
+// Line implements Event.
+func (p Phase) Line() string { return p.Verb + ": " + p.Name }
+
+// Line implements Event: progress belongs on the live line, not in a log.
+func (p Progress) Line() string { return "" }
+
+// Line implements Event.
+func (n Note) Line() string { return n.Text }
+
+// Line implements Event.
+func (w Warning) Line() string {
+	line := "warning: " + w.Text
+	if w.Code != "" {
+		line = w.Code + " " + line
+	}
+	if w.Fix != "" {
+		line += "; fix: " + w.Fix
+	}
+	return line
+}
+
+// Line implements Event.
+func (i Installed) Line() string {
+	return fmt.Sprintf("installed %s  %s  sha256 %.12s", i.Engine, Size(i.Bytes), i.Digest)
+}
+
+// Line implements Event.
+func (c Compiled) Line() string {
+	how := fmt.Sprintf("in %.2f s", c.Seconds)
+	if c.Cached {
+		how = "from the cache"
+	}
+	return fmt.Sprintf("compiled %s for %d x %s %s", c.Stage, c.Devices, c.Target, how)
+}
+
+// Line implements Event.
+func (c Checked) Line() string {
+	mark := "ok  "
+	if !c.OK {
+		mark = "FAIL"
+	}
+	return fmt.Sprintf("%s  %-14s %s", mark, c.Name, c.Detail)
+}
+
+// Line implements Event.
+func (u Unknown) Line() string { return "" }
+
+// Size writes a number of bytes as people read it, in binary units: 1.5 GiB.
+func Size(bytes int64) string {
+	value, unit := float64(bytes), 0
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	if unit == 0 {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	return fmt.Sprintf("%.1f %s", value, units[unit])
+}

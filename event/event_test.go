@@ -1,0 +1,141 @@
+package event
+
+import (
+	"bytes"
+	"os"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func fixed() time.Time { return time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC) }
+
+// samples has one event of every kind; TestEveryKindIsSampled holds it complete.
+var samples = []Event{
+	Phase{"compile", "read program"},
+	Progress{"download xla-cpu-pjrt", 5 << 20, 63 << 20, "B"},
+	Note{"peak excludes cuDNN workspace"},
+	Warning{"DW2204", "the compile cache is not writable", "set DEEPWELL_CACHE"},
+	Installed{"cpu", 259284552, "0123456789abcdef"},
+	Compiled{"step", "b200", 8, 0.59, false},
+	Checked{"collectives", true, "8 devices, 5 kinds", ""},
+}
+
+func TestEveryKindIsSampled(t *testing.T) {
+	seen := map[string]bool{}
+	for _, e := range samples {
+		seen[e.Kind()] = true
+		made, err := kinds[e.Kind()]([]byte("{}"))
+		if got, want := reflect.TypeOf(made), reflect.TypeOf(e); err != nil || got != want {
+			t.Errorf("kind %s makes %v, want %v", e.Kind(), got, want)
+		}
+	}
+	if len(seen) != len(kinds) {
+		t.Errorf("%d of %d kinds are sampled", len(seen), len(kinds))
+	}
+}
+
+func TestJSONRoundTrip(t *testing.T) {
+	var b bytes.Buffer
+	sink := NewJSON(&b, fixed)
+	for _, e := range samples {
+		sink.Emit(e)
+	}
+	b.WriteString(`{"v":1,"t":"2026-11-15T12:00:00Z","kind":"cut`) // as a kill leaves it
+	var got []Event
+	for rec, err := range Read(&b) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !rec.Time.Equal(fixed()) {
+			t.Errorf("time %v", rec.Time)
+		}
+		got = append(got, rec.Event)
+	}
+	if diff := cmp.Diff(samples, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestOldFileStillReads(t *testing.T) {
+	f, err := os.Open("testdata/v1.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var kindsSeen []string
+	for rec, err := range Read(f) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kindsSeen = append(kindsSeen, rec.Event.Kind())
+	}
+	if want := []string{"phase", "compiled", "from-the-future"}; !cmp.Equal(kindsSeen, want) {
+		t.Errorf("kinds %v, want %v", kindsSeen, want)
+	}
+}
+
+func TestReadRefusesGarbageInTheMiddle(t *testing.T) {
+	for _, in := range []string{"x\n{}\n", `{"v":9,"kind":"note"}` + "\n", `{"v":1}` + "\n"} {
+		failed := false
+		for _, err := range Read(strings.NewReader(in)) {
+			failed = failed || err != nil
+		}
+		if !failed {
+			t.Errorf("%q was read", in)
+		}
+	}
+}
+
+func TestLiveKeepsOneLine(t *testing.T) {
+	var b bytes.Buffer
+	now := fixed()
+	l := NewLive(&b, 40, func() time.Time { now = now.Add(time.Second); return now })
+	l.Emit(Progress{"download", 50, 100, "B"})
+	l.Emit(Note{"hello"})
+	l.Emit(Progress{"download", 100, 100, "B"})
+	l.Close()
+	got := b.String()
+	if strings.Count(got, "\n") != 1 || !strings.Contains(got, "hello\n") {
+		t.Errorf("terminal got %q", got)
+	}
+	if !strings.HasSuffix(got, "\r") {
+		t.Errorf("Close left the line: %q", got)
+	}
+}
+
+func TestPlainLeavesProgressOut(t *testing.T) {
+	var b bytes.Buffer
+	s := NewPlain(&b)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for _, e := range samples {
+				s.Emit(e)
+			}
+		})
+	}
+	wg.Wait()
+	if got, want := strings.Count(b.String(), "\n"), 8*(len(samples)-1); got != want {
+		t.Errorf("%d lines, want %d", got, want)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	var b bytes.Buffer
+	for _, e := range samples {
+		NewJSON(&b, fixed).Emit(e)
+	}
+	f.Add(b.Bytes())
+	f.Fuzz(func(t *testing.T, in []byte) {
+		for _, err := range Read(bytes.NewReader(in)) {
+			if err != nil {
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,202 @@
+package event
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Record is an event with the time it was emitted at.
+type Record struct {
+	Time  time.Time
+	Event Event
+}
+
+// header is what every JSON line begins with.
+type header struct {
+	Version int       `json:"v"`
+	Time    time.Time `json:"t"`
+	Kind    string    `json:"kind"`
+}
+
+const version = 1
+
+// NewJSON returns a Sink that writes one JSON object a line: {"v":1,"t":…,"kind":…, fields…}.
+func NewJSON(w io.Writer, now Clock) Sink {
+	return &lines{w: w, render: func(e Event) (string, error) { return encode(e, now()) }}
+}
+
+// NewPlain returns a Sink that writes the line of every event that has one.
+func NewPlain(w io.Writer) Sink {
+	return &lines{w: w, render: func(e Event) (string, error) { return e.Line(), nil }}
+}
+
+// lines is a Sink that writes one line an event. A sink has no one to return an error to; a
+// broken pipe must not stop a training step, so write errors are dropped.
+type lines struct {
+	mu     sync.Mutex
+	w      io.Writer
+	render func(Event) (string, error)
+}
+
+func (l *lines) Emit(e Event) {
+	text, err := l.render(e)
+	if err != nil || text == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, _ = io.WriteString(l.w, text+"\n")
+}
+
+// encode joins the header and the event's own fields into one object.
+func encode(e Event, at time.Time) (string, error) {
+	if u, ok := e.(Unknown); ok {
+		return string(u.Raw), nil
+	}
+	head, err := json.Marshal(header{version, at.UTC(), e.Kind()})
+	if err != nil {
+		return "", err
+	}
+	body, err := json.Marshal(e)
+	if err != nil {
+		return "", err
+	}
+	if bytes.Equal(body, []byte("{}")) {
+		return string(head), nil
+	}
+	return string(head[:len(head)-1]) + "," + string(body[1:]), nil
+}
+
+// Read yields the records of a JSON-lines stream. A line that is cut off at the end of the
+// stream, as a kill leaves it, ends the sequence without an error; any other bad line is an error.
+func Read(r io.Reader) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		in := bufio.NewReader(r)
+		for n := 1; ; n++ {
+			line, readErr := in.ReadBytes('\n')
+			whole := readErr == nil
+			if len(bytes.TrimSpace(line)) > 0 {
+				rec, err := decode(line)
+				switch {
+				case err != nil && !whole:
+					return
+				case err != nil:
+					yield(Record{}, fmt.Errorf("event: line %d: %w", n, err))
+					return
+				case !yield(rec, nil):
+					return
+				}
+			}
+			if readErr == io.EOF {
+				return
+			}
+			if readErr != nil {
+				yield(Record{}, readErr)
+				return
+			}
+		}
+	}
+}
+
+func decode(line []byte) (Record, error) {
+	var h header
+	if err := json.Unmarshal(line, &h); err != nil {
+		return Record{}, err
+	}
+	if h.Kind == "" {
+		return Record{}, fmt.Errorf("no kind")
+	}
+	if h.Version > version {
+		return Record{}, fmt.Errorf("version %d is newer than %d", h.Version, version)
+	}
+	read, known := kinds[h.Kind]
+	if !known {
+		return Record{h.Time, Unknown{h.Kind, bytes.TrimSpace(line)}}, nil
+	}
+	e, err := read(line)
+	return Record{h.Time, e}, err
+}
+
+// A Live sink keeps the newest progress on the last line of a terminal and prints every other
+// event above it. Close it before anything else writes to the terminal.
+type Live struct {
+	mu    sync.Mutex
+	w     io.Writer
+	width int
+	now   Clock
+	drawn time.Time
+	shown string
+}
+
+// liveEvery bounds how often the live line is redrawn; a person cannot read faster.
+const liveEvery = 100 * time.Millisecond
+
+// NewLive returns a Live sink for a terminal of the given width.
+func NewLive(w io.Writer, width int, now Clock) *Live {
+	return &Live{w: w, width: max(width, 20), now: now}
+}
+
+// Emit implements Sink.
+func (l *Live) Emit(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch p := e.(type) {
+	case Progress:
+		l.progress(p)
+	default:
+		if line := e.Line(); line != "" {
+			l.clear()
+			_, _ = io.WriteString(l.w, line+"\n")
+		}
+	}
+}
+
+func (l *Live) progress(p Progress) {
+	at := l.now()
+	last := p.Total > 0 && p.Done >= p.Total
+	if !last && at.Sub(l.drawn) < liveEvery {
+		return
+	}
+	l.drawn = at
+	text := p.text()
+	if r := []rune(text); len(r) > l.width-1 {
+		text = string(r[:l.width-1])
+	}
+	pad := max(0, len([]rune(l.shown))-len([]rune(text)))
+	_, _ = io.WriteString(l.w, "\r"+text+strings.Repeat(" ", pad))
+	l.shown = text
+}
+
+// Close wipes the live line.
+func (l *Live) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clear()
+}
+
+func (l *Live) clear() {
+	if l.shown != "" {
+		_, _ = io.WriteString(l.w, "\r"+strings.Repeat(" ", len([]rune(l.shown)))+"\r")
+		l.shown = ""
+	}
+}
+
+func (p Progress) text() string {
+	amount := func(n int64) string {
+		if p.Unit == "B" {
+			return Size(n)
+		}
+		return fmt.Sprintf("%d %s", n, p.Unit)
+	}
+	if p.Total <= 0 {
+		return fmt.Sprintf("%s  %s", p.Task, amount(p.Done))
+	}
+	return fmt.Sprintf("%s  %3d %%  %s of %s", p.Task, 100*p.Done/p.Total, amount(p.Done), amount(p.Total))
+}
