@@ -44,6 +44,7 @@ const (
 	CompileOption Code = "DW2203"
 	CacheFailed   Code = "DW2204"
 	ProgramRead   Code = "DW2205"
+	TooLarge      Code = "DW2206"
 
 	ProgramFormat  Code = "DW2301"
 	ProgramInvalid Code = "DW2302"
@@ -129,6 +130,8 @@ var catalogue = []row{
 		"the compile cache is not writable"},
 	{ProgramRead, Failed, "the compiler's optimized program cannot be read",
 		"optimized program: instruction 17 names no computation"},
+	{TooLarge, NoFit, "a compiled program needs more memory than a device has",
+		"stage step needs 201.0 GiB, b200 has 178.4 GiB"},
 
 	{ProgramFormat, Usage, "a program file cannot be read",
 		"program.dw: no program.json inside"},

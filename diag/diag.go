@@ -56,11 +56,12 @@ func (e *Error) Try(format string, args ...any) *Error {
 	return &c
 }
 
-// Wrap returns a copy of e that wraps err; the text of err becomes the cause if none was given.
+// Wrap returns a copy of e that wraps err; the text of err becomes the cause if none was given
+// and it says more than the error itself.
 func (e *Error) Wrap(err error) *Error {
 	c := *e
 	c.Err = err
-	if c.Cause == "" && err != nil {
+	if c.Cause == "" && err != nil && err.Error() != e.What {
 		c.Cause = err.Error()
 	}
 	return &c

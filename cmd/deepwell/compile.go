@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+)
+
+func (a *app) compile() *cobra.Command {
+	job := deepwell.CompileJob{}
+	var sets []string
+	cmd := &cobra.Command{
+		Use:   "compile FILE --cluster NxCARD",
+		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
+		Long: "Compile reads a StableHLO module written for one device, or a program file, compiles it\n" +
+			"for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
+			"called, and the collectives with their groups, bytes and whether they are asynchronous.\n" +
+			"It ends with status 3 if the program does not fit the card.",
+		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
+			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
+			"  deepwell compile step.mlir --cluster 8xcpu",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage(cmd, "compile takes one file; %d were given", len(args))
+			}
+			if job.Cluster == "" {
+				return usage(cmd, "compile needs to know for what: --cluster 8xb200")
+			}
+			job.Path = args[0]
+			var err error
+			if job.Flags, err = parseSets(cmd, sets); err != nil {
+				return err
+			}
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			reports, err := env.Compile(cmd.Context(), job)
+			a.finish()
+			// A program that does not fit has a report all the same.
+			if a.json && len(reports) > 0 {
+				a.print(map[string]any{"stages": reports})
+			} else {
+				for _, r := range reports {
+					fmt.Fprint(a.stdout, r)
+				}
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&job.Cluster, "cluster", "", "what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
+	cmd.Flags().StringArrayVar(&sets, "set", nil, "a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
+	cmd.Flags().BoolVar(&job.WithoutCuDNN, "without-cudnn", false, "make no cuDNN plans, to see what they add")
+	return cmd
+}
+
+// parseSets reads NAME=VALUE; the value becomes a bool or a number where it looks like one.
+func parseSets(cmd *cobra.Command, sets []string) (map[string]any, error) {
+	flags := map[string]any{}
+	for _, s := range sets {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok || name == "" {
+			return nil, usage(cmd, "--set takes NAME=VALUE, not %q", s)
+		}
+		flags[name] = parseValue(value)
+	}
+	return flags, nil
+}
+
+func parseValue(text string) any {
+	switch strings.ToLower(text) {
+	case "true":
+		return true
+	case "false":
+		return false
+	}
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n
+	}
+	if f, err := strconv.ParseFloat(text, 64); err == nil {
+		return f
+	}
+	return text
+}

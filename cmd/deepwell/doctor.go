@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) doctor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Check everything that the other commands need, by using it",
+		Long: "Doctor verifies the installed engines, compares driver and cuDNN with what is known to\n" +
+			"work, runs collectives and Go functions on 8 CPU devices, compiles for Blackwell, and\n" +
+			"names the one thing to change.",
+		Example: "  deepwell doctor\n" +
+			"  deepwell doctor --json",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			d, err := env.Doctor(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if a.json {
+				a.print(d)
+			}
+			if err := d.Err(); err != nil {
+				return err
+			}
+			if !a.json {
+				a.finish()
+				fmt.Fprintln(a.stdout, "all well: nothing to change")
+			}
+			return nil
+		},
+	}
+}

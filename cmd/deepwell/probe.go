@@ -1,0 +1,52 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/machine"
+)
+
+func (a *app) probe() *cobra.Command {
+	var measure bool
+	var out string
+	cmd := &cobra.Command{
+		Use:   "probe",
+		Short: "Tell what this machine has: processor, memory, GPUs, links, network cards, engines",
+		Long: "Probe reads the processor and memory, NVIDIA devices through NVML with their links and\n" +
+			"which of MXFP8 and NVFP4 they have, network cards, and the topology with bandwidths.\n" +
+			"It needs neither a GPU nor a driver, and it records no host names.",
+		Example: "  deepwell probe\n" +
+			"  deepwell probe --measure -o machine.json",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			m, err := env.Probe(cmd.Context(), machine.Options{}, measure)
+			if err != nil {
+				return err
+			}
+			js, err := m.Marshal()
+			if err != nil {
+				return err
+			}
+			if out != "" {
+				if err := atomicfile.Write(out, js, 0o644); err != nil {
+					return diag.New(diag.FileError, "cannot write %s", out).Wrap(err)
+				}
+			}
+			a.finish()
+			if a.json {
+				_, err = a.stdout.Write(js)
+				return err
+			}
+			return m.WriteTable(a.stdout)
+		},
+	}
+	cmd.Flags().BoolVar(&measure, "measure", false, "also time products, copies and sums through the CPU engine")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "also write machine.json to this file")
+	return cmd
+}

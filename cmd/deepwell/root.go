@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+)
+
+// An app is one invocation of the program.
+type app struct {
+	stdout, stderr io.Writer
+	getenv         func(string) string
+	json           bool
+	verbose        bool
+	finish         func() // wipes the live line
+}
+
+// run executes one command line and gives the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	a := &app{stdout: stdout, stderr: stderr, getenv: getenv, finish: func() {}}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	a.finish()
+	if err == nil {
+		return 0
+	}
+	e := diag.From(err)
+	if a.json {
+		a.print(map[string]*diag.Error{"error": e})
+	} else {
+		fmt.Fprint(stderr, e.Format())
+	}
+	return int(e.Class())
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "deepwell",
+		Short: "From a model to a trained checkpoint on NVIDIA Blackwell",
+		Long: "Deepwell takes a Transformer or mixture-of-experts model to a trained checkpoint on\n" +
+			"NVIDIA Blackwell. Today it installs engines, examines machines, and compiles the real\n" +
+			"program for the real cluster on a machine with no GPU.",
+		Example: "  deepwell engine install cpu cuda13\n" +
+			"  deepwell compile examples/mxfp8.mlir --cluster 64xgb200",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
+	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
+	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.compile())
+	root.SetHelpCommand(a.help(root))
+	return root
+}
+
+// usage is an error of the command line, with the way to learn more.
+func usage(cmd *cobra.Command, format string, args ...any) error {
+	return diag.New(diag.BadUsage, format, args...).Try("%s --help", cmd.CommandPath())
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	if near := diag.Nearest(args[0], names); near != "" {
+		return diag.New(diag.BadUsage, "%s has no command %q", cmd.CommandPath(), args[0]).
+			Try("%s %s", cmd.CommandPath(), near)
+	}
+	return usage(cmd, "%s does not take %q", cmd.CommandPath(), args[0])
+}
+
+// env opens the user's folders, with a sink that suits where the output goes: a live line on a
+// terminal, plain lines in a pipe, and silence beside JSON.
+func (a *app) env() (*deepwell.Env, error) { return deepwell.NewEnv(a.getenv, a.sink()) }
+
+func (a *app) sink() event.Sink {
+	if f, ok := a.stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) && !a.json {
+		width, _, err := term.GetSize(int(f.Fd()))
+		if err != nil {
+			width = 80
+		}
+		live := event.NewLive(a.stderr, width, time.Now)
+		a.finish = live.Close
+		return a.quiet(live)
+	}
+	return a.quiet(event.NewPlain(a.stderr))
+}
+
+// quiet keeps the names of passes for -v, and everything but warnings away from JSON users.
+func (a *app) quiet(s event.Sink) event.Sink {
+	return filter{s, func(e event.Event) bool {
+		switch e.(type) {
+		case event.Phase, event.Compiled:
+			return a.verbose
+		case event.Warning:
+			return true
+		}
+		return !a.json
+	}}
+}
+
+// A filter passes some events on.
+type filter struct {
+	sink event.Sink
+	keep func(event.Event) bool
+}
+
+func (f filter) Emit(e event.Event) {
+	if f.keep(e) {
+		f.sink.Emit(e)
+	}
+}
+
+// print writes a value as indented JSON.
+func (a *app) print(v any) {
+	js, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		fmt.Fprintln(a.stderr, diag.From(err).Format())
+		return
+	}
+	fmt.Fprintln(a.stdout, string(js))
+}
+
+// help prints the help of a command, or with --json that of all commands as data.
+func (a *app) help(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Tell how a command is used; --json tells it to a program",
+		Example: "  deepwell help compile\n  deepwell help --json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if a.json {
+				a.print(describe(root))
+				return nil
+			}
+			found, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return usage(root, "there is no command %q", strings.Join(args, " "))
+			}
+			return found.Help()
+		},
+	}
+}
+
+// A commandHelp is one command as data.
+type commandHelp struct {
+	Name     string        `json:"name"`
+	Use      string        `json:"use"`
+	Short    string        `json:"short"`
+	Examples []string      `json:"examples,omitempty"`
+	Flags    []flagHelp    `json:"flags,omitempty"`
+	Commands []commandHelp `json:"commands,omitempty"`
+}
+
+type flagHelp struct {
+	Name    string `json:"name"`
+	Default string `json:"default,omitempty"`
+	Help    string `json:"help"`
+}

@@ -1,0 +1,139 @@
+package deepwell
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// maxProgram bounds a program file: a step for 16,384 GPUs with its replica groups written out
+// was 15 MB.
+const maxProgram = 1 << 30
+
+// readProgram reads a program file, or a bare StableHLO module to be run on n devices.
+func readProgram(path string, n int) (*program.Program, error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, diag.New(diag.FileError, "there is no file %s", path).Wrap(err).
+			Try("give the path of a .mlir file or of a program file")
+	case err != nil:
+		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
+	case !info.Mode().IsRegular() || info.Size() > maxProgram:
+		return nil, diag.New(diag.BadInput, "%s is not a file of program text", path)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
+	}
+	if bytes.HasPrefix(data, []byte("deepwell program ")) {
+		p, err := program.Parse(data)
+		if err != nil {
+			return nil, at(err, path)
+		}
+		return p, nil
+	}
+	if !bytes.Contains(data, []byte("module")) && !bytes.Contains(data, []byte("func.func")) {
+		return nil, diag.New(diag.BadInput, "%s holds no module", path).
+			Try("give a StableHLO module as text, or a program file")
+	}
+	return program.FromText(stageNameOf(path), string(data), n), nil
+}
+
+var notInStageName = regexp.MustCompile(`[^A-Za-z0-9_.-]+`)
+
+// stageNameOf makes a stage's name of a file's.
+func stageNameOf(path string) string {
+	base := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	name := strings.TrimLeft(notInStageName.ReplaceAllString(base, "_"), ".-")
+	if name == "" {
+		return "program"
+	}
+	return name
+}
+
+// at adds the file to an error's place.
+func at(err error, path string) error {
+	e := diag.From(err)
+	if e.Where == "" {
+		return e.At("%s", path)
+	}
+	return e.At("%s, %s", path, e.Where)
+}
+
+// compileStages compiles for the cluster: on the local devices if it is made of them, and for a
+// described target if not.
+func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.Cluster,
+	job CompileJob) ([]*engine.Report, error) {
+	compile, closeEngine, err := e.compilerFor(ctx, c, job.WithoutCuDNN)
+	if err != nil {
+		return nil, err
+	}
+	defer closeEngine()
+	var reports []*engine.Report
+	for i := range p.Stages {
+		s := p.Stages[i]
+		if len(job.Flags) > 0 {
+			s.Flags = maps.Clone(s.Flags)
+			if s.Flags == nil {
+				s.Flags = map[string]any{}
+			}
+			maps.Copy(s.Flags, job.Flags)
+		}
+		r, err := compile(&s)
+		if err != nil {
+			return nil, at(err, job.Path)
+		}
+		if c.Note != "" {
+			r.Notes = append(r.Notes, c.Note)
+		}
+		e.Events.Emit(event.Compiled{Stage: s.Name, Target: c.Card.Name, Devices: len(s.Devices),
+			Seconds: r.Seconds})
+		reports = append(reports, r)
+	}
+	return reports, nil
+}
+
+func (e *Env) compilerFor(ctx context.Context, c machine.Cluster, withoutCuDNN bool) (
+	compile func(*program.Stage) (*engine.Report, error), done func(), err error) {
+	t := c.Target()
+	if !t.CPU() {
+		gpu, err := engine.OpenCompiler(ctx, e.Engines, withoutCuDNN)
+		if err != nil {
+			return nil, nil, err
+		}
+		return func(s *program.Stage) (*engine.Report, error) { return gpu.Compile(ctx, s, t) },
+			func() {}, nil
+	}
+	cpu, err := engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines, Devices: c.Count})
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(s *program.Stage) (*engine.Report, error) {
+		start := time.Now()
+		x, err := cpu.Compile(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		defer x.Free()
+		seconds := time.Since(start).Seconds()
+		r, err := x.Report()
+		if err == nil {
+			r.Seconds = seconds
+		}
+		return r, err
+	}, cpu.Close, nil
+}

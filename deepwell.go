@@ -1,0 +1,148 @@
+package deepwell
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/program"
+)
+
+// An Env is where the verbs work and whom they tell.
+type Env struct {
+	Engines string     // folder of installed engines
+	Cache   string     // folder of the compile cache; "" turns it off
+	Events  event.Sink // hears every pass
+}
+
+// NewEnv finds the user's folders: DEEPWELL_HOME and DEEPWELL_CACHE, or else the places that the
+// system has for data and caches.
+func NewEnv(getenv func(string) string, events event.Sink) (*Env, error) {
+	engines, err := plugin.DefaultDir(getenv)
+	if err != nil {
+		return nil, err
+	}
+	cache := getenv("DEEPWELL_CACHE")
+	if cache == "" {
+		if base, err := os.UserCacheDir(); err == nil {
+			cache = filepath.Join(base, "deepwell")
+		}
+	}
+	return &Env{Engines: engines, Cache: cache, Events: events}, nil
+}
+
+// Install brings an engine onto this machine, from the user's package index or from wheels.
+func (e *Env) Install(ctx context.Context, name string, from []string) (*plugin.Bundle, error) {
+	v := e.begin(ctx, "install")
+	in := &plugin.Installer{Dir: e.Engines, From: from, Events: e.Events}
+	var bundle *plugin.Bundle
+	v.pass("fetch, check and unpack", func() (err error) { bundle, err = in.Install(ctx, name); return err })
+	return bundle, v.err
+}
+
+// Probe examines the host; measure also times it through the CPU engine.
+func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine, error) {
+	v := e.begin(ctx, "probe")
+	var m *machine.Machine
+	v.pass("list engines", func() (err error) { o.Engines, err = e.engines(); return err })
+	if measure {
+		o.Meter = e.meter
+	}
+	v.pass("examine the host", func() (err error) { m, err = machine.Probe(ctx, o); return err })
+	return m, v.err
+}
+
+// A CompileJob is what to compile, for what.
+type CompileJob struct {
+	Path         string         // a .mlir file or a program file
+	Cluster      string         // NxCARD
+	Flags        map[string]any // compile options on top of the program's own
+	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
+}
+
+// Compile compiles every stage of a program with the real compiler for the cluster, which need
+// not be at hand, and reports what came of it.
+func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, error) {
+	v := e.begin(ctx, "compile")
+	var cluster machine.Cluster
+	var prog *program.Program
+	var reports []*engine.Report
+	v.pass("read the cluster", func() (err error) {
+		cluster, err = machine.ParseCluster(job.Cluster)
+		return err
+	})
+	v.pass("read the program", func() (err error) {
+		prog, err = readProgram(job.Path, cluster.Count)
+		return err
+	})
+	v.pass("compile the stages", func() (err error) {
+		reports, err = e.compileStages(ctx, prog, cluster, job)
+		return err
+	})
+	v.pass("compare with the card's memory", func() error {
+		for _, r := range reports {
+			if err := r.Fits(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return reports, v.err
+}
+
+// Doctor examines everything that the other verbs need, by using it.
+func (e *Env) Doctor(ctx context.Context) (*Diagnosis, error) {
+	v := e.begin(ctx, "doctor")
+	d := &Diagnosis{}
+	checks, done := e.checks()
+	defer done()
+	for _, c := range checks {
+		v.pass(c.name, func() error { d.add(ctx, c, e.Events); return ctx.Err() })
+	}
+	return d, v.err
+}
+
+// A verb is one command at work: a list of named passes that ends at the first error.
+type verb struct {
+	ctx    context.Context
+	name   string
+	events event.Sink
+	err    error
+}
+
+func (e *Env) begin(ctx context.Context, name string) *verb {
+	if e.Events == nil {
+		e.Events = event.Discard
+	}
+	return &verb{ctx: ctx, name: name, events: e.Events}
+}
+
+// pass runs one pass unless an earlier one failed; -v prints its name.
+func (v *verb) pass(name string, run func() error) {
+	if v.err != nil {
+		return
+	}
+	if err := v.ctx.Err(); err != nil {
+		v.err = diag.New(diag.Canceled, "stopped before: %s", name).Wrap(err)
+		return
+	}
+	v.events.Emit(event.Phase{Verb: v.name, Name: name})
+	v.err = run()
+}
+
+func (e *Env) engines() ([]machine.Engine, error) {
+	all, err := plugin.List(e.Engines)
+	if err != nil {
+		return nil, err
+	}
+	var list []machine.Engine
+	for _, s := range all {
+		list = append(list, machine.Engine{Name: s.Name, Version: s.Version, Installed: s.Installed})
+	}
+	return list, nil
+}

@@ -1,0 +1,20 @@
+// Package deepwell turns a model into a trained checkpoint on NVIDIA Blackwell, one verb at a
+// time: every function of [Env] is a command, reads as the list of its passes, and leaves an
+// artifact behind.
+//
+// Data runs down this list; a package imports only from rows above its own. layout_test.go holds
+// the table.
+//
+//	0  diag        errors: code, what, where, fix, exit class
+//	   dtype       element types and shapes
+//	1  event       typed events; JSON lines, plain lines, one live line
+//	   machine     catalogue of cards and clusters, Target, probe → machine.json
+//	   plugin      engines on disk: installed by name, pinned, verified
+//	   internal/   atomicfile, cas, nvml, stubcuda, hlo (reads optimized programs), pjrt (the C
+//	               interface; nothing else knows an offset)
+//	2  program     what an engine runs: stages, text, arguments, donation, devices
+//	3  engine      compile, cache, arrays, run; compile for machines that are not there
+//	4  internal/check   small programs whose answers are known
+//	9  deepwell    this package
+//	   cmd/deepwell     one file per command
+package deepwell

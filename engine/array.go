@@ -1,0 +1,146 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/program"
+)
+
+// An Array is something with a global name that lies in pieces on the devices of a stage.
+type Array struct {
+	spec  program.Array
+	parts []*pjrt.Buffer
+}
+
+// Name is the global name.
+func (a *Array) Name() string { return a.spec.Name }
+
+// Spec describes the array as the stage that it was made for does.
+func (a *Array) Spec() program.Array { return a.spec }
+
+// Local is the shape of each piece.
+func (a *Array) Local() dtype.Shape { return a.parts[0].Shape() }
+
+// Parts is the number of pieces in this process.
+func (a *Array) Parts() int { return len(a.parts) }
+
+// Live reports whether every piece can still be used: a donated array is gone.
+func (a *Array) Live() bool {
+	for _, b := range a.parts {
+		if !b.Live() {
+			return false
+		}
+	}
+	return true
+}
+
+// Free gives the memory of all pieces back.
+func (a *Array) Free() {
+	for _, b := range a.parts {
+		b.Free()
+	}
+}
+
+// Await waits until all pieces are there, and returns the error of the run that makes them.
+func (a *Array) Await(ctx context.Context) error {
+	for _, b := range a.parts {
+		if err := b.Await(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read copies the i-th piece to the host.
+func (a *Array) Read(ctx context.Context, i int) ([]byte, error) {
+	if i < 0 || i >= len(a.parts) {
+		return nil, diag.New(diag.ArgumentCount, "array %s has %d pieces; number %d was asked for",
+			a.spec.Name, len(a.parts), i)
+	}
+	dst := Aligned(int(a.parts[i].Bytes()))
+	return dst, a.parts[i].ToHost(ctx, dst)
+}
+
+// ReadInto copies the i-th piece into dst, which must have its size.
+func (a *Array) ReadInto(ctx context.Context, i int, dst []byte) error {
+	if i < 0 || i >= len(a.parts) {
+		return diag.New(diag.ArgumentCount, "array %s has %d pieces; number %d was asked for",
+			a.spec.Name, len(a.parts), i)
+	}
+	return a.parts[i].ToHost(ctx, dst)
+}
+
+// A Source is who owns the host memory that an array is made from.
+type Source = pjrt.HostMode
+
+// The sources: memory that is copied, memory that is lent for as long as the array lives, and
+// memory that is given away, so that donation may write to it.
+const (
+	Copied = pjrt.HostCopied
+	Lent   = pjrt.HostShared
+	Given  = pjrt.HostGiven
+)
+
+// Place puts an array on the devices of a stage: fill gives the dense row-major bytes of the
+// piece for the stage's i-th device. Pieces that the CPU engine can use in place, because they
+// are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are not copied.
+func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
+	fill func(i int) ([]byte, error)) (*Array, error) {
+	local, err := s.Local(spec)
+	if err != nil {
+		return nil, err
+	}
+	a := &Array{spec: spec}
+	for i, id := range s.Devices {
+		d, err := e.device(id)
+		if err != nil {
+			a.Free()
+			return nil, err
+		}
+		data, err := fill(i)
+		if err != nil {
+			a.Free()
+			return nil, err
+		}
+		b, err := e.client.FromHost(data, local, d, spec.Memory, from)
+		if err != nil {
+			a.Free()
+			return nil, diag.From(err).At("array %s, device %d", spec.Name, id)
+		}
+		a.parts = append(a.parts, b)
+	}
+	return a, nil
+}
+
+// Copy makes the same array on other devices of the engine, piece by piece.
+func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
+	if len(to) != len(a.parts) {
+		return nil, diag.New(diag.ArgumentCount, "array %s has %d pieces for %d devices",
+			a.spec.Name, len(a.parts), len(to))
+	}
+	c := &Array{spec: a.spec}
+	for i, id := range to {
+		d, err := e.device(id)
+		if err != nil {
+			c.Free()
+			return nil, err
+		}
+		b, err := a.parts[i].CopyTo(d, a.spec.Memory)
+		if err != nil {
+			c.Free()
+			return nil, err
+		}
+		c.parts = append(c.parts, b)
+	}
+	return c, nil
+}
+
+// alignment is what XLA:CPU asks of memory that it uses in place.
+const alignment = 64
+
+// Aligned makes n bytes that begin at a multiple of 64, so that the CPU engine can use them
+// without a copy.
+func Aligned(n int) []byte { return pjrt.Aligned(n, alignment) }

@@ -1,0 +1,159 @@
+package engine
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/program"
+)
+
+// A Compiler compiles for GPUs that are not at hand. It needs no driver.
+type Compiler struct {
+	plugin *pjrt.Plugin
+	bundle *plugin.Bundle
+	cudnn  string // version of the cuDNN that plans are made with, "" for none
+}
+
+// compilerEngine is the engine that compiles for NVIDIA cards.
+const compilerEngine = "cuda13"
+
+// OpenCompiler loads the CUDA engine from dir ("" is the user's folder) for compiling only. With
+// withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their workspace is
+// missing from the memory that is reported.
+func OpenCompiler(ctx context.Context, dir string, withoutCuDNN bool) (*Compiler, error) {
+	p, bundle, err := load(ctx, compilerEngine, dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Compiler{plugin: p, bundle: bundle, cudnn: bundle.CuDNN}
+	if withoutCuDNN {
+		c.cudnn = ""
+	}
+	return c, nil
+}
+
+// Compile compiles one stage for the target and says what came of it.
+func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Target) (*Report, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
+	}
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	if n := t.Devices(); len(s.Devices) > n {
+		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
+			len(s.Devices), t.Card.Title, n)
+	}
+	start := time.Now()
+	topology, err := c.plugin.NewTopology([]pjrt.Option{
+		{Name: "target_config", Value: t.ConfigText(c.bundle.CuDNN)},
+		{Name: "topology", Value: t.Topology()},
+	})
+	if err != nil {
+		return nil, diag.New(diag.CompileFailed, "the compiler does not take %s as a target", t.Card.Name).
+			Wrap(err)
+	}
+	defer topology.Free()
+	x, err := topology.Compile([]byte(s.Text), c.options(s, t))
+	if err != nil {
+		return nil, err
+	}
+	defer x.Free()
+	seconds := time.Since(start).Seconds()
+	r, err := newReport(x, s, t)
+	if err != nil {
+		return nil, err
+	}
+	code, err := x.Serialize()
+	if err != nil {
+		return nil, err
+	}
+	r.Seconds, r.Engine, r.CuDNN = seconds, compilerEngine+" "+c.bundle.Version, c.cudnn
+	r.ExecutableBytes = int64(len(code))
+	r.settlePlans()
+	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
+	return r, nil
+}
+
+// options are the flags of the stage on top of what every compile without a device needs and of
+// the set that hid most communication behind compute when it was measured on a 405B step
+// (docs/decisions/0009-compile-options.md).
+func (c *Compiler) options(s *program.Stage, t machine.Target) pjrt.CompileOptions {
+	flags := map[string]any{
+		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
+		"xla_gpu_autotune_level":   0,
+		"xla_gpu_shard_autotuning": false,
+		// Without a device every Triton product would get a default tile; cuBLAS chooses on the card.
+		"xla_gpu_enable_triton_gemm": false,
+		// Only gathers that the program marks are prefetched; "on" also clones recomputed layers.
+		"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
+		// Collectives inside an NVLink domain do not wait behind those between hosts.
+		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
+	}
+	if c.cudnn != "" {
+		flags["xla_gpu_cudnn_deviceless_compilation_mode"] = "CUDNN_DEVICELESS_COMPILATION_AUTO"
+	}
+	maps.Copy(flags, s.Flags)
+	memory := s.MemoryBytes
+	if memory == 0 {
+		memory = t.MemoryBytes()
+	}
+	return pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: memory, Flags: flags}
+}
+
+// Report says what the local compiler made of an executable of this engine.
+func (x *Executable) Report() (*Report, error) {
+	t := machine.Target{Partitions: 1, HostsPerPartition: 1, DevicesPerHost: len(x.stage.Devices)}
+	t.Card.Name = x.engine.platform
+	r, err := newReport(x.loaded.Executable, &x.stage, t)
+	if err == nil {
+		r.Engine = x.engine.name
+	}
+	return r, err
+}
+
+func newReport(x *pjrt.Executable, s *program.Stage, t machine.Target) (*Report, error) {
+	memory, err := x.Memory()
+	if err != nil {
+		return nil, err
+	}
+	m, err := x.Optimized()
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
+		Topology: t.Topology(), Memory: memory, CapacityBytes: t.MemoryBytes(),
+		CustomCalls: m.CustomCalls(), Collectives: m.Collectives(), Recomputed: len(m.Remat())}
+	if r.Recomputed > 0 {
+		r.Notes = append(r.Notes, "the compiler recomputes to save memory, which the plan did not ask for")
+	}
+	return r, nil
+}
+
+// settlePlans says of each call of cuDNN whether its plan is inside. A plan without workspace
+// leaves no trace in the optimized program, but XLA makes all plans or fails, so the option that
+// was set decides (nvptx_compiler.cc; the serialized program of one product is 42 KB with its
+// plan and 11 KB without).
+func (r *Report) settlePlans() {
+	missing := false
+	for i, call := range r.CustomCalls {
+		if !strings.HasPrefix(call.Target, "__cudnn$") {
+			continue
+		}
+		r.CustomCalls[i].Plan = hlo.PlanCompiled
+		if r.CuDNN == "" {
+			r.CustomCalls[i].Plan = hlo.PlanMissing
+			missing = true
+		}
+	}
+	if missing {
+		r.Notes = append(r.Notes, "peak excludes cuDNN workspace")
+	}
+}

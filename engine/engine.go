@@ -1,0 +1,254 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/cas"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/program"
+)
+
+// Options say how an engine is opened.
+type Options struct {
+	// Dir is the folder of installed engines; "" is the user's.
+	Dir string
+	// Devices is the number of CPU devices to make; 0 means 1. GPUs are all taken.
+	Devices int
+	// Cache is the folder of the compile cache; "" turns it off.
+	Cache string
+	// Events hears of compiles and of a cache that cannot be used.
+	Events event.Sink
+	// Node and Nodes are this process's place among those that share one GPU client, and Store
+	// is how they find each other. One process needs neither.
+	Node, Nodes int
+	Store       Store
+	// MemoryFraction is the part of a GPU's memory that the engine takes; 0 leaves it to XLA.
+	MemoryFraction float32
+}
+
+// A Store lets the processes of one client exchange small values.
+type Store = pjrt.KV
+
+// A Handler is a Go function that programs call by name; a Call is what it gets.
+type (
+	Handler = pjrt.Handler
+	Call    = pjrt.Call
+)
+
+// An Engine runs programs on the devices of this process.
+type Engine struct {
+	name     string
+	digest   string
+	platform string
+	plugin   *pjrt.Plugin
+	client   *pjrt.Client
+	cache    cas.Store
+	events   event.Sink
+}
+
+// Open opens the named engine: "cpu", or "cuda13" on a host with GPUs.
+func Open(ctx context.Context, name string, o Options) (*Engine, error) {
+	p, bundle, err := load(ctx, name, o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{name: name, digest: bundle.Digest, platform: platformOf(name), plugin: p,
+		cache: cas.Open(o.Cache), events: o.Events}
+	if e.events == nil {
+		e.events = event.Discard
+	}
+	if e.client, err = p.NewClient(e.clientOptions(o), o.Store); err != nil {
+		return nil, diag.New(diag.EngineLoad, "engine %q cannot open its devices", name).Wrap(err).
+			Try("deepwell doctor")
+	}
+	return e, nil
+}
+
+// load verifies an installed engine and loads its plugin. The CPU engine's temporary memory is
+// C memory, so the allocator is set up before the plugin allocates anything.
+func load(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bundle, error) {
+	dir, err := engineDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	bundle, err := Verify(ctx, dir, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if platformOf(name) == "cpu" {
+		pjrt.KeepResident()
+	}
+	p, err := pjrt.Load(bundle.Plugin, bundle.Preload...)
+	return p, bundle, err
+}
+
+func engineDir(dir string) (string, error) {
+	if dir != "" {
+		return dir, nil
+	}
+	return plugin.DefaultDir(os.Getenv)
+}
+
+// verified remembers the bundles that this process has verified: hashing 1.7 GB takes a second,
+// and a library that is in memory does not change when its file does.
+var verified = struct {
+	sync.Mutex
+	bundles map[string]*plugin.Bundle
+}{bundles: map[string]*plugin.Bundle{}}
+
+// Verify finds an installed engine in dir and hashes its files, once in a process.
+func Verify(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
+	verified.Lock()
+	defer verified.Unlock()
+	if b := verified.bundles[dir+"\x00"+name]; b != nil {
+		return b, nil
+	}
+	b, err := plugin.Open(ctx, dir, name)
+	if err == nil {
+		verified.bundles[dir+"\x00"+name] = b
+	}
+	return b, err
+}
+
+func platformOf(name string) string {
+	if strings.HasPrefix(name, "cuda") {
+		return "cuda"
+	}
+	return name
+}
+
+func (e *Engine) clientOptions(o Options) []pjrt.Option {
+	if e.platform == "cpu" {
+		return []pjrt.Option{{Name: "cpu_device_count", Value: max(1, o.Devices)}}
+	}
+	var list []pjrt.Option
+	if o.Nodes > 1 {
+		list = append(list, pjrt.Option{Name: "node_id", Value: o.Node},
+			pjrt.Option{Name: "num_nodes", Value: o.Nodes},
+			// A peer that dies must fail the collective, not hang it.
+			pjrt.Option{Name: "abort_collectives_on_failure", Value: true})
+	}
+	if o.MemoryFraction > 0 {
+		list = append(list, pjrt.Option{Name: "memory_fraction", Value: o.MemoryFraction})
+	}
+	return list
+}
+
+// A Device describes one device of an engine.
+type Device struct {
+	ID       int      `json:"id"`
+	Process  int      `json:"process"`
+	Local    bool     `json:"local"`
+	Kind     string   `json:"kind"`
+	Memories []string `json:"memories"`
+}
+
+// Devices describes all devices, those of other processes included.
+func (e *Engine) Devices() []Device {
+	var list []Device
+	for _, d := range e.client.Devices() {
+		list = append(list, Device{d.ID, d.Process, d.LocalID >= 0, d.Kind, d.Memories()})
+	}
+	return list
+}
+
+// Platform is "cpu" or "cuda".
+func (e *Engine) Platform() string { return e.platform }
+
+// Version tells the engine's name and the PJRT version it speaks.
+func (e *Engine) Version() (name string, major, minor int) {
+	major, minor = e.plugin.Version()
+	return e.name, major, minor
+}
+
+// Extensions names the optional interfaces of the plugin.
+func (e *Engine) Extensions() []string {
+	var names []string
+	for _, x := range e.plugin.Extensions() {
+		names = append(names, x.Name)
+	}
+	return names
+}
+
+// Register makes a Go function callable by the engine's programs, as a custom call of that name
+// with api_version 4. A name can be registered once in a process.
+func (e *Engine) Register(target string, h Handler) error {
+	return e.plugin.Register(target, e.platform, h)
+}
+
+// UpdateProcesses tells a client of several processes which of them live.
+func (e *Engine) UpdateProcesses(infos []pjrt.ProcessInfo) error {
+	return e.client.UpdateProcesses(infos)
+}
+
+// LiveBytes is, for each local device, what arrays and unfinished runs hold.
+func (e *Engine) LiveBytes() []int64 { return e.each((*pjrt.Device).LiveBytes) }
+
+// HighWater is, for each local device, the most that LiveBytes has been since the last reset. The
+// temporary memory of runs counts while they run.
+func (e *Engine) HighWater() []int64 { return e.each((*pjrt.Device).HighWater) }
+
+// ResetHighWater lets the marks begin again at what is live now.
+func (e *Engine) ResetHighWater() {
+	for _, d := range e.client.Local() {
+		d.ResetHighWater()
+	}
+}
+
+func (e *Engine) each(f func(*pjrt.Device) int64) []int64 {
+	var list []int64
+	for _, d := range e.client.Local() {
+		list = append(list, f(d))
+	}
+	return list
+}
+
+// Close ends the engine. Arrays and executables must have been freed before.
+func (e *Engine) Close() { e.client.Close() }
+
+// device finds a local device by its global number.
+func (e *Engine) device(id int) (*pjrt.Device, error) {
+	for _, d := range e.client.Local() {
+		if d.ID == id {
+			return d, nil
+		}
+	}
+	return nil, diag.New(diag.DeviceMismatch, "this process has no device %d; it has %s", id,
+		deviceNumbers(e.client.Local()))
+}
+
+func deviceNumbers(list []*pjrt.Device) program.Devices {
+	var ids program.Devices
+	for _, d := range list {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+// hostID identifies the processor that CPU code is compiled for: code for one may not run on
+// another.
+func hostID() string {
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	h := sha256.New()
+	for line := range strings.Lines(string(info)) {
+		if strings.HasPrefix(line, "model name") || strings.HasPrefix(line, "flags") ||
+			strings.HasPrefix(line, "Features") {
+			h.Write([]byte(line))
+		}
+		if strings.TrimSpace(line) == "" {
+			break // one core speaks for all
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}

@@ -1,0 +1,329 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/cas"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/program"
+)
+
+// An Executable is a stage on its devices, ready to run.
+type Executable struct {
+	engine  *Engine
+	stage   program.Stage
+	loaded  *pjrt.Loaded
+	scratch sync.Pool // of [][]*pjrt.Buffer
+}
+
+// cacheVersion changes when what is cached, or what its key is made of, changes.
+const cacheVersion = "1"
+
+// cacheLimit bounds the compile cache: some hundred steps of large models.
+const cacheLimit = 10 << 30
+
+// Compile compiles a stage for the devices it names, or takes it from the cache.
+func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
+	}
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	for _, id := range s.Devices {
+		if _, err := e.device(id); err != nil && len(e.client.Devices()) == len(e.client.Local()) {
+			return nil, err
+		}
+	}
+	options := pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: s.MemoryBytes, Flags: s.Flags}
+	encoded, err := options.Encode()
+	if err != nil {
+		return nil, err
+	}
+	key := cas.Key([]byte(cacheVersion), []byte(e.digest), []byte(hostID()), []byte(s.Text), encoded)
+	start := time.Now()
+	loaded := e.fromCache(key, options)
+	cached := loaded != nil
+	if !cached {
+		if loaded, err = e.client.Compile([]byte(s.Text), options); err != nil {
+			return nil, err
+		}
+		e.toCache(key, loaded)
+	}
+	x := &Executable{engine: e, stage: *s, loaded: loaded}
+	if err := x.check(); err != nil {
+		loaded.Free()
+		return nil, err
+	}
+	e.events.Emit(event.Compiled{Stage: s.Name, Target: e.platform, Devices: len(s.Devices),
+		Seconds: time.Since(start).Seconds(), Cached: cached})
+	return x, nil
+}
+
+// fromCache loads a compiled program, or returns nil: whatever is wrong with the cache, the
+// program can be compiled again.
+func (e *Engine) fromCache(key string, o pjrt.CompileOptions) *pjrt.Loaded {
+	entry, err := e.cache.Get(key)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, cas.ErrDamaged) {
+			e.warnCache(err)
+		}
+		return nil
+	}
+	sig, code, err := decodeEntry(entry)
+	if err != nil {
+		e.warnCache(err)
+		return nil
+	}
+	loaded, err := e.client.Load(code, o, sig)
+	if err != nil {
+		e.warnCache(err)
+		return nil
+	}
+	return loaded
+}
+
+func (e *Engine) toCache(key string, x *pjrt.Loaded) {
+	code, err := x.Serialize()
+	if err == nil {
+		var entry []byte
+		if entry, err = encodeEntry(x.Signature(), code); err == nil {
+			err = e.cache.Put(key, entry)
+		}
+	}
+	if err == nil {
+		err = e.cache.Trim(cacheLimit)
+	}
+	if err != nil {
+		e.warnCache(err)
+	}
+}
+
+func (e *Engine) warnCache(err error) {
+	e.events.Emit(event.Warning{Code: string(diag.CacheFailed),
+		Text: fmt.Sprintf("the compile cache cannot be used: %v", err),
+		Fix:  "set DEEPWELL_CACHE to a folder that can be written"})
+}
+
+// encodeEntry writes the length of the signature, the signature as JSON, and the program.
+func encodeEntry(sig pjrt.Signature, code []byte) ([]byte, error) {
+	js, err := json.Marshal(sig)
+	if err != nil {
+		return nil, err
+	}
+	out := binary.LittleEndian.AppendUint32(nil, uint32(len(js)))
+	return append(append(out, js...), code...), nil
+}
+
+func decodeEntry(b []byte) (sig pjrt.Signature, code []byte, err error) {
+	if len(b) < 4 || int(binary.LittleEndian.Uint32(b)) > len(b)-4 {
+		return sig, nil, errors.New("the cached program is cut off")
+	}
+	n := int(binary.LittleEndian.Uint32(b))
+	err = json.NewDecoder(bytes.NewReader(b[4 : 4+n])).Decode(&sig)
+	return sig, b[4+n:], err
+}
+
+// check holds the stage's own description to what was compiled. A stage without one gets it from
+// the compiled program.
+func (x *Executable) check() error {
+	sig, s := x.loaded.Signature(), &x.stage
+	if s.Args == nil && s.Results == nil {
+		for i, shape := range sig.Params {
+			s.Args = append(s.Args, program.Array{Name: fmt.Sprintf("arg%d", i), Global: shape})
+		}
+		for i, shape := range sig.Results {
+			s.Results = append(s.Results, program.Array{Name: fmt.Sprintf("result%d", i), Global: shape})
+		}
+		return nil
+	}
+	if err := x.compare("argument", s.Args, sig.Params); err != nil {
+		return err
+	}
+	if err := x.compare("result", s.Results, sig.Results); err != nil {
+		return err
+	}
+	for i, a := range s.Args {
+		if donated := a.Into != ""; donated != sig.Donates[i] {
+			return diag.New(diag.ProgramInvalid, "argument %s: the stage says donated=%v, its text %v",
+				a.Name, donated, sig.Donates[i]).At("stage %s", s.Name)
+		}
+	}
+	return nil
+}
+
+func (x *Executable) compare(what string, specs []program.Array, shapes []dtype.Shape) error {
+	if len(specs) != len(shapes) {
+		return diag.New(diag.ProgramInvalid, "the stage lists %d %ss, its text has %d", len(specs), what,
+			len(shapes)).At("stage %s", x.stage.Name)
+	}
+	for i, spec := range specs {
+		local, err := x.stage.Local(spec)
+		if err != nil {
+			return err
+		}
+		if !local.Equal(shapes[i]) {
+			return diag.New(diag.ProgramInvalid, "%s %s is %s on a device; the text has %s", what,
+				spec.Name, local, shapes[i]).At("stage %s", x.stage.Name)
+		}
+	}
+	return nil
+}
+
+// Stage describes what the executable runs, with its arguments and results.
+func (x *Executable) Stage() *program.Stage { return &x.stage }
+
+// Memory is the compiler's account of what a run needs on each device.
+func (x *Executable) Memory() (pjrt.CompiledMemory, error) { return x.loaded.Memory() }
+
+// Optimized is the program as the compiler left it.
+func (x *Executable) Optimized() (*hlo.Module, error) { return x.loaded.Optimized() }
+
+// Free ends the executable; runs that have started go on.
+func (x *Executable) Free() { x.loaded.Free() }
+
+// A Run is a stage at work.
+type Run struct {
+	Results []*Array
+	run     *pjrt.Run
+}
+
+// Run starts the stage with arguments in its order. Donated arguments are consumed.
+func (x *Executable) Run(args ...*Array) (*Run, error) {
+	if len(args) != len(x.stage.Args) {
+		return nil, diag.New(diag.ArgumentCount, "stage %s takes %d arguments; %d were given",
+			x.stage.Name, len(x.stage.Args), len(args))
+	}
+	devices := x.loaded.Devices()
+	lists, _ := x.scratch.Get().([][]*pjrt.Buffer)
+	if lists == nil {
+		flat := make([]*pjrt.Buffer, len(devices)*len(args))
+		for range devices {
+			lists = append(lists, flat[:len(args):len(args)])
+			flat = flat[len(args):]
+		}
+	}
+	defer func() {
+		for _, list := range lists {
+			clear(list)
+		}
+		x.scratch.Put(lists) //nolint:staticcheck // a slice header a run is cheaper than a pointer
+	}()
+	for i, a := range args {
+		if a == nil || len(a.parts) != len(devices) {
+			return nil, diag.New(diag.ArgumentCount, "argument %s of stage %s must have a piece on each of %d devices",
+				x.stage.Args[i].Name, x.stage.Name, len(devices))
+		}
+		for d := range devices {
+			lists[d][i] = a.parts[d]
+		}
+	}
+	run, err := x.loaded.Execute(lists)
+	if err != nil {
+		return nil, err
+	}
+	r := &Run{run: run, Results: make([]*Array, len(x.stage.Results))}
+	arrays := make([]Array, len(x.stage.Results))
+	parts := make([]*pjrt.Buffer, len(devices)*len(arrays))
+	for i := range arrays {
+		own := parts[:len(devices):len(devices)]
+		parts = parts[len(devices):]
+		for d := range devices {
+			own[d] = run.Outputs[d][i]
+		}
+		arrays[i] = Array{spec: x.stage.Results[i], parts: own}
+		r.Results[i] = &arrays[i]
+	}
+	return r, nil
+}
+
+// Wait waits until all devices are done and returns the first error.
+func (r *Run) Wait(ctx context.Context) error { return r.run.Wait(ctx) }
+
+// Free frees every result that is still live.
+func (r *Run) Free() { r.run.Free() }
+
+// A State keeps arrays on the devices by their global names, from step to step.
+type State struct {
+	mu     sync.Mutex
+	arrays map[string]*Array
+}
+
+// Put keeps an array under its name; an array of the same name that is still live is freed.
+func (st *State) Put(a *Array) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.arrays == nil {
+		st.arrays = map[string]*Array{}
+	}
+	if old := st.arrays[a.Name()]; old != nil && old != a {
+		old.Free()
+	}
+	st.arrays[a.Name()] = a
+}
+
+// Get finds an array by name, or nil.
+func (st *State) Get(name string) *Array {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.arrays[name]
+}
+
+// Names lists what is kept, sorted.
+func (st *State) Names() []string {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return slices.Sorted(maps.Keys(st.arrays))
+}
+
+// Free frees everything.
+func (st *State) Free() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, a := range st.arrays {
+		a.Free()
+	}
+	st.arrays = nil
+}
+
+// Step runs a stage on the state: each argument is the given input of its name, or else what the
+// state keeps under it. Results that take the place of donated arguments go back into the state;
+// the caller owns the others.
+func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
+	args := make([]*Array, len(x.stage.Args))
+	for i, spec := range x.stage.Args {
+		at := slices.IndexFunc(inputs, func(a *Array) bool { return a.Name() == spec.Name })
+		if at >= 0 {
+			args[i] = inputs[at]
+		} else if args[i] = st.Get(spec.Name); args[i] == nil {
+			return nil, diag.New(diag.ArgumentCount, "stage %s needs %s, which is neither given nor kept",
+				x.stage.Name, spec.Name)
+		}
+	}
+	r, err := x.Run(args...)
+	if err != nil {
+		return nil, err
+	}
+	for _, spec := range x.stage.Args {
+		if spec.Into == "" {
+			continue
+		}
+		at := slices.IndexFunc(x.stage.Results, func(a program.Array) bool { return a.Name == spec.Into })
+		st.Put(r.Results[at])
+	}
+	return r, nil
+}

@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/pjrt"
+)
+
+// reportVersion is that of the JSON form.
+const reportVersion = 1
+
+// A Report says what a compiler made of one stage: memory by kind, the kernels it calls and the
+// collectives it issues. It prints itself for people and, as JSON, for programs.
+type Report struct {
+	Version  int    `json:"version"`
+	Stage    string `json:"stage"`
+	Target   string `json:"target"`
+	Devices  int    `json:"devices"`
+	Topology string `json:"topology"`
+	Engine   string `json:"engine"`
+	CuDNN    string `json:"cudnn,omitempty"` // version that plans were made with
+	// Seconds is how long the compile took, the description of the target included.
+	Seconds float64 `json:"seconds"`
+	// Memory is what one device needs; CapacityBytes what it has, 0 if unknown.
+	Memory        pjrt.CompiledMemory `json:"memory"`
+	CapacityBytes int64               `json:"capacity,omitempty"`
+	// ExecutableBytes is the size of the compiled program itself, cuDNN's plans included.
+	ExecutableBytes int64            `json:"executable_bytes,omitempty"`
+	CustomCalls     []hlo.CustomCall `json:"custom_calls"`
+	Collectives     []hlo.Collective `json:"collectives"`
+	// Recomputed counts the instructions that the compiler repeats to save memory.
+	Recomputed int      `json:"recomputed,omitempty"`
+	Notes      []string `json:"notes,omitempty"`
+}
+
+// Fits reports whether the stage fits the device: everything that is allocated counts, because
+// XLA's own peak can be below it.
+func (r *Report) Fits() error {
+	need := max(r.Memory.Total(), r.Memory.Peak)
+	if r.CapacityBytes == 0 || need <= r.CapacityBytes {
+		return nil
+	}
+	m := r.Memory
+	return diag.New(diag.TooLarge, "stage %s needs %s, %s has %s", r.Stage, event.Size(need), r.Target,
+		event.Size(r.CapacityBytes)).
+		Because("arguments %s · outputs %s · in place %s · temp %s", event.Size(m.Argument),
+			event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp)).
+		Try("donate arguments, recompute, or cut the program over more devices")
+}
+
+// JSON writes the report for programs.
+func (r *Report) JSON() ([]byte, error) { return json.MarshalIndent(r, "", "  ") }
+
+// ParseReport reads what JSON writes.
+func ParseReport(data []byte) (*Report, error) {
+	var r Report
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, diag.New(diag.BadInput, "the report cannot be read").Wrap(err)
+	}
+	if r.Version != reportVersion {
+		return nil, diag.New(diag.BadInput, "the report has version %d; this binary reads %d", r.Version,
+			reportVersion)
+	}
+	return &r, nil
+}
+
+// String writes the report for people.
+func (r *Report) String() string {
+	var b strings.Builder
+	head := []string{fmt.Sprintf("%s %s", thousands(int64(r.Devices)), strings.ToUpper(r.Target)), "XLA " + r.Engine}
+	if r.CuDNN != "" {
+		head = append(head, "cuDNN "+r.CuDNN)
+	}
+	head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
+	fmt.Fprintln(&b, strings.Join(head, " · "))
+	m := r.Memory
+	need := max(m.Total(), m.Peak)
+	if r.CapacityBytes > 0 {
+		verdict := "fits"
+		if r.Fits() != nil {
+			verdict = "does not fit"
+		}
+		fmt.Fprintf(&b, "needs       %s of %s   %s\n", event.Size(need), event.Size(r.CapacityBytes), verdict)
+	} else {
+		fmt.Fprintf(&b, "needs       %s\n", event.Size(need))
+	}
+	fmt.Fprintf(&b, "            arguments %s · outputs %s · in place %s · temp %s · peak %s\n",
+		event.Size(m.Argument), event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp), event.Size(m.Peak))
+	label := "kernels"
+	for _, k := range r.kernels() {
+		fmt.Fprintf(&b, "%-11s %s\n", label, k)
+		label = ""
+	}
+	label = "collectives"
+	for _, c := range r.census() {
+		fmt.Fprintf(&b, "%-11s %s\n", label, c)
+		label = ""
+	}
+	if async, all := r.asyncBytes(); all > 0 {
+		fmt.Fprintf(&b, "overlap     %d %% of bytes asynchronous\n", 100*async/all)
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintln(&b, n)
+	}
+	return b.String()
+}
+
+// kernels sums custom calls up by what they call.
+func (r *Report) kernels() []string {
+	type sum struct {
+		target    string
+		count     int64
+		workspace int64
+		plan      hlo.Plan
+	}
+	var sums []sum
+	for _, c := range r.CustomCalls {
+		at := slices.IndexFunc(sums, func(s sum) bool { return s.target == c.Target && s.plan == c.Plan })
+		if at < 0 {
+			at, sums = len(sums), append(sums, sum{target: c.Target, plan: c.Plan})
+		}
+		sums[at].count += c.Count
+		sums[at].workspace = max(sums[at].workspace, c.Workspace)
+	}
+	var lines []string
+	for _, s := range sums {
+		line := fmt.Sprintf("%s × %s", s.target, thousands(s.count))
+		switch s.plan {
+		case hlo.PlanCompiled:
+			line += ", plan compiled"
+		case hlo.PlanMissing:
+			line += ", name only: no plan"
+		}
+		if s.workspace > 0 {
+			line += ", workspace " + event.Size(s.workspace)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// census sums collectives up by kind, group and whether they are asynchronous.
+func (r *Report) census() []string {
+	type sum struct {
+		kind  hlo.Kind
+		group string
+		async bool
+		count int64
+		bytes int64
+	}
+	var sums []sum
+	for _, c := range r.Collectives {
+		group := c.Group.String()
+		at := slices.IndexFunc(sums, func(s sum) bool {
+			return s.kind == c.Kind && s.group == group && s.async == c.Async
+		})
+		if at < 0 {
+			at, sums = len(sums), append(sums, sum{kind: c.Kind, group: group, async: c.Async})
+		}
+		sums[at].count += c.Count
+		sums[at].bytes += c.Count * c.Bytes()
+	}
+	slices.SortStableFunc(sums, func(a, b sum) int { return cmp.Compare(b.bytes, a.bytes) })
+	var lines []string
+	for _, s := range sums {
+		how := "synchronous"
+		if s.async {
+			how = "asynchronous"
+		}
+		lines = append(lines, fmt.Sprintf("%s × %s in %s, %s, %s", s.kind, thousands(s.count), s.group,
+			event.Size(s.bytes), how))
+	}
+	return lines
+}
+
+func (r *Report) asyncBytes() (async, all int64) {
+	for _, c := range r.Collectives {
+		bytes := c.Count * c.Bytes()
+		all += bytes
+		if c.Async {
+			async += bytes
+		}
+	}
+	return async, all
+}
+
+// thousands writes 65536 as 65,536.
+func thousands(n int64) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

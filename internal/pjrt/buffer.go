@@ -1,0 +1,320 @@
+package pjrt
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Buffer is an array in the memory of one device. Free ends it; a run that donates it ends it
+// too. Its methods may be called by several goroutines at the same time.
+type Buffer struct {
+	shape  dtype.Shape
+	device *Device
+	memory *Memory
+
+	mu    sync.Mutex
+	ptr   unsafe.Pointer
+	state bufferState
+	uses  int // calls into C that hold ptr right now
+}
+
+type bufferState uint8
+
+const (
+	bufferLive bufferState = iota
+	bufferFreed
+	bufferDonated
+)
+
+// Shape is the element type and dimensions.
+func (b *Buffer) Shape() dtype.Shape { return b.shape }
+
+// Device is the device that the buffer belongs to.
+func (b *Buffer) Device() *Device { return b.device }
+
+// Memory is the kind of memory that it lies in.
+func (b *Buffer) Memory() string { return b.memory.Kind }
+
+// Bytes is the dense size of the contents.
+func (b *Buffer) Bytes() int64 { return b.shape.Bytes() }
+
+func (d *Device) newBuffer(ptr unsafe.Pointer, shape dtype.Shape, m *Memory) *Buffer {
+	d.account(shape.Bytes())
+	return &Buffer{shape: shape, device: d, memory: m, ptr: ptr}
+}
+
+// acquire lends the C object to one call; release gives it back.
+func (b *Buffer) acquire() (unsafe.Pointer, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state != bufferLive {
+		return nil, b.gone()
+	}
+	b.uses++
+	return b.ptr, nil
+}
+
+// donate lends the C object to a run that consumes it: from now on nobody else gets it.
+func (b *Buffer) donate() (unsafe.Pointer, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state != bufferLive {
+		return nil, b.gone()
+	}
+	b.state = bufferDonated
+	b.uses++
+	return b.ptr, nil
+}
+
+// restore undoes donate after a run that did not consume the buffer.
+func (b *Buffer) restore() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state == bufferDonated {
+		b.state = bufferLive
+	}
+}
+
+func (b *Buffer) gone() error {
+	how := "freed"
+	if b.state == bufferDonated {
+		how = "donated to an earlier run"
+	}
+	return diag.New(diag.BufferGone, "a buffer %s of device %d was %s", b.shape, b.device.ID, how).
+		Try("keep the result of that run instead")
+}
+
+func (b *Buffer) release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uses--
+	b.destroyIfUnused()
+}
+
+// destroyIfUnused ends the C object once it is neither live nor lent; b.mu is held.
+func (b *Buffer) destroyIfUnused() {
+	if b.state != bufferLive && b.uses == 0 && b.ptr != nil {
+		b.device.client.plugin.destroy(bufferDestroy, b.ptr)
+		b.ptr = nil
+	}
+}
+
+// Free gives the memory back; freeing twice, or after donation, does nothing.
+func (b *Buffer) Free() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state == bufferLive {
+		b.state = bufferFreed
+		b.device.account(-b.shape.Bytes())
+		b.destroyIfUnused()
+	}
+}
+
+// Live reports whether the buffer can still be used.
+func (b *Buffer) Live() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state == bufferLive
+}
+
+// A HostMode is what the caller promises about host memory that becomes a buffer.
+type HostMode int32
+
+// The modes, from the safest to the cheapest.
+const (
+	// HostCopied: the memory may change as soon as the call returns.
+	HostCopied = HostMode(hostOnlyDuringCall)
+	// HostShared: the buffer may be a view of the memory, which must not change while the
+	// buffer lives. The engine never writes to it.
+	HostShared = HostMode(hostImmutableZeroCopy)
+	// HostGiven: like HostShared, but the engine may write to it, for example by donation.
+	HostGiven = HostMode(hostMutableZeroCopy)
+)
+
+// FromHost makes a buffer on device d, in memory of the given kind ("" is the device's default),
+// from dense row-major data. 4-bit elements come packed, the first in the low half of a byte.
+func (c *Client) FromHost(data []byte, shape dtype.Shape, d *Device, kind string,
+	mode HostMode) (*Buffer, error) {
+	m, err := c.placeFor(d, kind)
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) != shape.Bytes() {
+		return nil, diag.New(diag.BufferMismatch, "%s needs %d bytes; %d were given",
+			shape, shape.Bytes(), len(data))
+	}
+	elementType, ok := bufferTypes[shape.Type]
+	if !ok {
+		return nil, diag.New(diag.BufferMismatch, "no buffer holds elements of type %s", shape.Type)
+	}
+	if shape.Type.Bits() < 8 {
+		data, mode = unpackHalves(data, shape), HostCopied
+	}
+	var pin *runtime.Pinner
+	if mode != HostCopied && len(data) > 0 {
+		pin = new(runtime.Pinner)
+		pin.Pin(unsafe.SliceData(data))
+	}
+	if len(data) == 0 {
+		data = make([]byte, 1) // C wants an address even for nothing
+	}
+	a := bufferFromHostArgs{client: c.ptr, data: bytesPointer(data), kind: elementType,
+		dims: slicePointer(shape.Dims), numDims: uintptr(len(shape.Dims)), semantics: int32(mode)}
+	if kind == "" {
+		a.device = d.ptr
+	} else {
+		a.memory = m.ptr
+	}
+	if err := call(c.plugin, clientBufferFromHost, &a); err != nil {
+		if pin != nil {
+			pin.Unpin()
+		}
+		return nil, err
+	}
+	if pin != nil {
+		if err := c.plugin.onReady(a.done, func(error) { pin.Unpin() }); err != nil {
+			return nil, err
+		}
+	}
+	c.plugin.destroy(eventDestroy, a.done)
+	return d.newBuffer(a.buffer, shape, m), nil
+}
+
+func (c *Client) placeFor(d *Device, kind string) (*Memory, error) {
+	switch {
+	case c.closed.Load():
+		return nil, diag.New(diag.BufferGone, "the client was closed")
+	case d == nil || d.client != c:
+		return nil, diag.New(diag.DeviceMismatch, "the device belongs to another client")
+	case d.LocalID < 0:
+		return nil, diag.New(diag.DeviceMismatch, "device %d belongs to process %d", d.ID, d.Process)
+	case kind == "":
+		return d.memory, nil
+	}
+	return d.findMemory(kind)
+}
+
+// ToHost copies the contents into dst, dense and row-major, and waits for it.
+func (b *Buffer) ToHost(ctx context.Context, dst []byte) error {
+	if int64(len(dst)) != b.shape.Bytes() {
+		return diag.New(diag.BufferMismatch, "%s needs %d bytes; %d were given",
+			b.shape, b.shape.Bytes(), len(dst))
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	if b.shape.Type.Bits() < 8 {
+		wide := make([]byte, b.shape.Elements())
+		if err := b.toHost(ctx, wide); err != nil {
+			return err
+		}
+		packHalves(dst, wide)
+		return nil
+	}
+	return b.toHost(ctx, dst)
+}
+
+func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
+	ptr, err := b.acquire()
+	if err != nil {
+		return err
+	}
+	defer b.release()
+	p := b.device.client.plugin
+	rank := len(b.shape.Dims)
+	minorToMajor := make([]int64, rank)
+	for i := range minorToMajor {
+		minorToMajor[i] = int64(rank - 1 - i)
+	}
+	var layout layoutTiled
+	layout.size = unsafe.Sizeof(layout)
+	layout.tiled.size = unsafe.Sizeof(layout.tiled)
+	layout.tiled.minorToMajor, layout.tiled.minorToMajorLen = slicePointer(minorToMajor), uintptr(rank)
+	a := toHostArgs{buffer: ptr, layout: unsafe.Pointer(&layout),
+		dst: bytesPointer(dst), dstLen: uintptr(len(dst))}
+	// The plugin writes to dst until the event, so dst stays pinned even if ctx ends first.
+	pin := new(runtime.Pinner)
+	pin.Pin(unsafe.SliceData(dst))
+	if err := call(p, bufferToHost, &a); err != nil {
+		pin.Unpin()
+		return err
+	}
+	done := &Event{plugin: p, ptr: a.event}
+	defer done.Free()
+	err = done.Await(ctx)
+	if ctx.Err() == nil {
+		pin.Unpin()
+		return err
+	}
+	if later := done.OnReady(func(error) { pin.Unpin() }); later != nil {
+		return later
+	}
+	return err
+}
+
+// CopyTo makes a copy on another device of the same client, in its memory of the given kind.
+func (b *Buffer) CopyTo(d *Device, kind string) (*Buffer, error) {
+	m, err := b.device.client.placeFor(d, kind)
+	if err != nil {
+		return nil, err
+	}
+	ptr, err := b.acquire()
+	if err != nil {
+		return nil, err
+	}
+	defer b.release()
+	s, target := bufferCopyToDevice, d.ptr
+	if kind != "" {
+		s, target = bufferCopyToMemory, m.ptr
+	}
+	a := copied{object: ptr, target: target}
+	if err := call(b.device.client.plugin, s, &a); err != nil {
+		return nil, err
+	}
+	return d.newBuffer(a.result, b.shape, m), nil
+}
+
+// Await waits until the contents are there, and returns the error of the run that makes them.
+func (b *Buffer) Await(ctx context.Context) error {
+	ptr, err := b.acquire()
+	if err != nil {
+		return err
+	}
+	defer b.release()
+	p := b.device.client.plugin
+	r := related{object: ptr}
+	if err := call(p, bufferReadyEvent, &r); err != nil {
+		return err
+	}
+	e := &Event{plugin: p, ptr: r.result}
+	defer e.Free()
+	return e.Await(ctx)
+}
+
+// unpackHalves gives every 4-bit element a byte of its own, as PJRT takes them from a host.
+func unpackHalves(packed []byte, shape dtype.Shape) []byte {
+	wide := make([]byte, shape.Elements())
+	for i := range wide {
+		wide[i] = packed[i/2] >> (4 * (i % 2)) & 0xf
+	}
+	return wide
+}
+
+func packHalves(packed, wide []byte) {
+	clear(packed)
+	for i, v := range wide {
+		packed[i/2] |= v & 0xf << (4 * (i % 2))
+	}
+}
+
+// Aligned makes n bytes of Go memory that begin at a multiple of align.
+func Aligned(n, align int) []byte {
+	b := make([]byte, n+align)
+	skip := (align - int(uintptr(bytesPointer(b))%uintptr(align))) % align
+	return b[skip : skip+n : skip+n]
+}

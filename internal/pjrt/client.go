@@ -1,0 +1,286 @@
+package pjrt
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Client is a process's view of the devices of one platform.
+type Client struct {
+	plugin   *Plugin
+	ptr      unsafe.Pointer
+	kv       uintptr
+	platform string
+	version  string
+	process  int
+	devices  []*Device // all of them, of every process
+	local    []*Device // those this process can use
+	byPtr    map[unsafe.Pointer]*Device
+	launches atomic.Int32
+	closed   atomic.Bool
+}
+
+// A Device is one device of a client.
+type Device struct {
+	client   *Client
+	ptr      unsafe.Pointer
+	ID       int    // global, the same in every process
+	Process  int    // the process that can use it
+	LocalID  int    // its number on its host, -1 where it is another process's
+	Kind     string // what the platform calls it
+	Attr     map[string]any
+	memories []*Memory
+	memory   *Memory // the default one
+	ledger   ledger
+}
+
+// A Memory is a place for buffers that belongs to a device: its own, or a part of the host's.
+type Memory struct {
+	Kind string // "device", "pinned_host", "unpinned_host"
+	ptr  unsafe.Pointer
+}
+
+// NewClient creates a client. kv is needed only for clients of several processes, and nil else.
+func (p *Plugin) NewClient(options []Option, kv KV) (*Client, error) {
+	opts, err := newNamed(options)
+	if err != nil {
+		return nil, err
+	}
+	a := clientCreateArgs{options: opts.pointer(), numOptions: opts.len()}
+	c := &Client{plugin: p, byPtr: map[unsafe.Pointer]*Device{}}
+	if kv != nil {
+		cb := p.calls()
+		c.kv = cb.stores.put(kv)
+		a.kvGet, a.kvTryGet, a.kvPut = cb.kvGet, cb.kvTryGet, cb.kvPut
+		a.kvGetArg, a.kvTryArg, a.kvPutArg = c.kv, c.kv, c.kv
+	}
+	err = call(p, clientCreate, &a)
+	runtime.KeepAlive(opts)
+	if err != nil {
+		c.dropStore()
+		return nil, err
+	}
+	c.ptr = a.client
+	if err := c.describe(); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Client) describe() (err error) {
+	p := c.plugin
+	if c.platform, err = p.readText(clientPlatformName, c.ptr); err != nil {
+		return err
+	}
+	if c.version, err = p.readText(clientPlatformVersion, c.ptr); err != nil {
+		return err
+	}
+	process, err := p.readNumber(clientProcessIndex, c.ptr)
+	if err != nil {
+		return err
+	}
+	c.process = int(int32(process))
+	all, err := c.readList(clientDevices, c.ptr)
+	if err != nil {
+		return err
+	}
+	usable, err := c.readList(clientAddressable, c.ptr)
+	if err != nil {
+		return err
+	}
+	for _, ptr := range all {
+		d, err := c.newDevice(ptr, slices.Contains(usable, ptr))
+		if err != nil {
+			return err
+		}
+		c.devices = append(c.devices, d)
+		c.byPtr[ptr] = d
+		if d.LocalID >= 0 {
+			c.local = append(c.local, d)
+		}
+	}
+	return nil
+}
+
+func (c *Client) newDevice(ptr unsafe.Pointer, usable bool) (*Device, error) {
+	p := c.plugin
+	r := related{object: ptr}
+	if err := call(p, deviceDescription, &r); err != nil {
+		return nil, err
+	}
+	d := &Device{client: c, ptr: ptr, LocalID: -1}
+	id, err := p.readNumber(descriptionID, r.result)
+	if err != nil {
+		return nil, err
+	}
+	process, err := p.readNumber(descriptionProcess, r.result)
+	if err != nil {
+		return nil, err
+	}
+	d.ID, d.Process = int(int32(id)), int(int32(process))
+	if d.Kind, err = p.readText(descriptionKind, r.result); err != nil {
+		return nil, err
+	}
+	attrs := counted{object: r.result}
+	if err := call(p, descriptionAttributes, &attrs); err != nil {
+		return nil, err
+	}
+	d.Attr = readNamed(attrs.items, attrs.len)
+	if !usable {
+		return d, nil
+	}
+	local, err := p.readNumber(deviceLocalID, ptr)
+	if err != nil {
+		return nil, err
+	}
+	d.LocalID = int(int32(local))
+	return d, d.readMemories()
+}
+
+func (d *Device) readMemories() error {
+	p := d.client.plugin
+	ptrs, err := d.client.readList(deviceMemories, d.ptr)
+	if err != nil {
+		return err
+	}
+	r := related{object: d.ptr}
+	if err := call(p, deviceDefaultMemory, &r); err != nil {
+		return err
+	}
+	for _, ptr := range ptrs {
+		kind, err := p.readText(memoryKind, ptr)
+		if err != nil {
+			return err
+		}
+		m := &Memory{Kind: kind, ptr: ptr}
+		d.memories = append(d.memories, m)
+		if ptr == r.result {
+			d.memory = m
+		}
+	}
+	return nil
+}
+
+func (c *Client) readList(s slot, object unsafe.Pointer) ([]unsafe.Pointer, error) {
+	a := list{object: object}
+	if err := call(c.plugin, s, &a); err != nil {
+		return nil, err
+	}
+	return slices.Clone(unsafe.Slice((*unsafe.Pointer)(a.items), int(a.len))), nil
+}
+
+// Platform names the kind of devices, such as "cpu" or "cuda".
+func (c *Client) Platform() string { return c.platform }
+
+// PlatformVersion tells the version of the runtime behind the client.
+func (c *Client) PlatformVersion() string { return c.version }
+
+// Process is the number of this process among those of the client.
+func (c *Client) Process() int { return c.process }
+
+// Devices lists the devices of all processes, by global number.
+func (c *Client) Devices() []*Device { return c.devices }
+
+// Local lists the devices that this process can use.
+func (c *Client) Local() []*Device { return c.local }
+
+// Memories lists the kinds of memory that the device can use, its default first.
+func (d *Device) Memories() []string {
+	var kinds []string
+	for _, m := range d.memories {
+		if m == d.memory {
+			kinds = append([]string{m.Kind}, kinds...)
+		} else {
+			kinds = append(kinds, m.Kind)
+		}
+	}
+	return kinds
+}
+
+func (d *Device) findMemory(kind string) (*Memory, error) {
+	for _, m := range d.memories {
+		if m.Kind == kind {
+			return m, nil
+		}
+	}
+	return nil, diag.New(diag.DeviceMismatch, "device %d has no memory of kind %q; it has %v",
+		d.ID, kind, d.Memories())
+}
+
+// String names the device for people.
+func (d *Device) String() string { return fmt.Sprintf("%s %d", d.Kind, d.ID) }
+
+// MemoryStats is a device's own account of its memory; a field the platform does not keep is -1.
+type MemoryStats struct{ InUse, Peak, Limit, LargestFree int64 }
+
+// MemoryStats asks the device. XLA:CPU keeps no account and says so with NotSupported.
+func (d *Device) MemoryStats() (MemoryStats, error) {
+	a := deviceMemoryArgs{device: d.ptr}
+	if err := call(d.client.plugin, deviceMemoryStats, &a); err != nil {
+		return MemoryStats{}, err
+	}
+	get := func(o optionalInt) int64 {
+		if o.set {
+			return o.value
+		}
+		return -1
+	}
+	return MemoryStats{a.inUse, get(a.peakInUse), get(a.limit), get(a.largestFree)}, nil
+}
+
+// ClearMemoryStats makes the device forget its peak.
+func (d *Device) ClearMemoryStats() error {
+	return call(d.client.plugin, deviceClearMemoryStats, &one{object: d.ptr})
+}
+
+// A ProcessState is what the other processes of a client are known to be.
+type ProcessState int32
+
+// The states of a process.
+const (
+	ProcessDisconnected ProcessState = 2
+	ProcessConnected    ProcessState = 3
+	ProcessFailed       ProcessState = 4
+)
+
+// A ProcessInfo tells a client about one process; an Incarnation that changed means a restart.
+type ProcessInfo struct {
+	Task        int
+	Incarnation uint64
+	State       ProcessState
+	Code        int
+	Message     string
+}
+
+// UpdateProcesses tells the client which processes live, so that collectives with the dead are
+// given up instead of waited for.
+func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
+	raw := make([]processInfo, len(infos))
+	for i, in := range infos {
+		raw[i] = processInfo{size: unsafe.Sizeof(raw[i]), task: int32(in.Task),
+			incarnation: in.Incarnation, state: int32(in.State), code: int32(in.Code),
+			message: stringPointer(in.Message), messageLen: uintptr(len(in.Message))}
+	}
+	return call(c.plugin, clientUpdateProcesses,
+		&updateProcessesArgs{client: c.ptr, infos: slicePointer(raw), num: uintptr(len(raw))})
+}
+
+// Close ends the client. Its buffers and executables must have been freed before.
+func (c *Client) Close() {
+	if c.closed.CompareAndSwap(false, true) {
+		c.plugin.destroy(clientDestroy, c.ptr)
+		c.dropStore()
+	}
+}
+
+func (c *Client) dropStore() {
+	if c.kv != 0 {
+		c.plugin.calls().stores.take(c.kv)
+	}
+}

@@ -1,0 +1,247 @@
+package pjrt
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/hlo"
+)
+
+// An Executable is a compiled program. It can be examined and written to disk; only a [Loaded]
+// one can run.
+type Executable struct {
+	plugin *Plugin
+	mu     sync.RWMutex
+	ptr    unsafe.Pointer
+}
+
+// A Signature is what a program takes and gives, for one device.
+type Signature struct {
+	Params  []dtype.Shape
+	Results []dtype.Shape
+	Donates []bool // for each parameter: whether a run consumes it
+	// Alone says that the devices neither wait for each other nor call out, so that they may be
+	// started one after the other on one thread.
+	Alone bool
+}
+
+// use runs fn with the C object, or fails if the executable was freed.
+func (x *Executable) use(fn func(unsafe.Pointer) error) error {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if x.ptr == nil {
+		return diag.New(diag.BufferGone, "the executable was freed")
+	}
+	return fn(x.ptr)
+}
+
+// Free ends the executable; a second Free does nothing.
+func (x *Executable) Free() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.plugin.destroy(executableDestroy, x.ptr)
+	x.ptr = nil
+}
+
+// Name is the name of the compiled module.
+func (x *Executable) Name() (name string, err error) {
+	err = x.use(func(ptr unsafe.Pointer) (err error) {
+		name, err = x.plugin.readText(executableName, ptr)
+		return err
+	})
+	return name, err
+}
+
+// Fingerprint is the compiler's own identity of the program; not every platform has one.
+func (x *Executable) Fingerprint() (id string, err error) {
+	err = x.use(func(ptr unsafe.Pointer) (err error) {
+		id, err = x.plugin.readText(executableFingerprint, ptr)
+		return err
+	})
+	return id, err
+}
+
+// Replicas is the number of devices that the program was compiled for.
+func (x *Executable) Replicas() (n int, err error) {
+	err = x.use(func(ptr unsafe.Pointer) error {
+		v, err := x.plugin.readNumber(executableReplicas, ptr)
+		n = int(v)
+		return err
+	})
+	return n, err
+}
+
+// CompiledMemory is what one device needs to run a program, in bytes, as the compiler counts it.
+type CompiledMemory struct {
+	Code     int64 `json:"code"`
+	Argument int64 `json:"argument"`
+	Output   int64 `json:"output"`
+	Alias    int64 `json:"alias"` // the part of Output that takes the place of donated arguments
+	Temp     int64 `json:"temp"`
+	Peak     int64 `json:"peak"`
+	Host     int64 `json:"host"` // the same in host memory, all together
+}
+
+// Total is what must be free on the device: XLA's own Peak can be below what is allocated.
+func (m CompiledMemory) Total() int64 { return m.Argument + m.Output - m.Alias + m.Temp }
+
+// Memory reads the compiler's account of the memory that a run needs.
+func (x *Executable) Memory() (m CompiledMemory, err error) {
+	err = x.use(func(ptr unsafe.Pointer) error {
+		a := compiledMemoryArgs{executable: ptr}
+		if err := call(x.plugin, executableMemoryStats, &a); err != nil {
+			return err
+		}
+		m = CompiledMemory{Code: a.code, Argument: a.argument, Output: a.output, Alias: a.alias,
+			Temp: a.temp, Peak: a.peak,
+			Host: a.host.code + a.host.argument + a.host.output - a.host.alias + a.host.temp}
+		return nil
+	})
+	return m, err
+}
+
+// Optimized reads the program as the compiler left it.
+func (x *Executable) Optimized() (m *hlo.Module, err error) {
+	err = x.use(func(ptr unsafe.Pointer) error {
+		var program programArgs
+		program.size = unsafe.Sizeof(program)
+		a := related{object: ptr, result: unsafe.Pointer(&program)}
+		if err := call(x.plugin, executableOptimized, &a); err != nil {
+			return err
+		}
+		code := make([]byte, program.codeLen)
+		program.code = bytesPointer(code)
+		if err := call(x.plugin, executableOptimized, &a); err != nil {
+			return err
+		}
+		m, err = hlo.Read(copyString(program.format, program.formatLen), code)
+		return err
+	})
+	return m, err
+}
+
+// Serialize writes the executable as bytes that the same version of the plugin can load again.
+func (x *Executable) Serialize() (data []byte, err error) {
+	err = x.use(func(ptr unsafe.Pointer) error {
+		a := serialized{object: ptr}
+		if err := call(x.plugin, executableSerialize, &a); err != nil {
+			return err
+		}
+		data = slices.Clone(unsafe.Slice((*byte)(a.data), int(a.len)))
+		purego.SyscallN(a.deleter, uintptr(a.backing))
+		return nil
+	})
+	return data, err
+}
+
+func (x *Executable) results() (shapes []dtype.Shape, err error) {
+	err = x.use(func(ptr unsafe.Pointer) error {
+		types := list{object: ptr}
+		if err := call(x.plugin, executableOutputTypes, &types); err != nil {
+			return err
+		}
+		dims := outputDimsArgs{executable: ptr}
+		if err := call(x.plugin, executableOutputDims, &dims); err != nil {
+			return err
+		}
+		lens := unsafe.Slice((*uintptr)(dims.dimLens), int(dims.outputs))
+		at := 0
+		for i, kind := range unsafe.Slice((*int32)(types.items), int(types.len)) {
+			n := int(lens[i])
+			all := unsafe.Slice((*int64)(dims.dims), at+n)
+			shapes = append(shapes, dtype.Shape{Type: typeOfBuffer(kind), Dims: slices.Clone(all[at:])})
+			at += n
+		}
+		return nil
+	})
+	return shapes, err
+}
+
+// Compile compiles StableHLO text or bytecode for devices of the client, ready to run.
+func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
+	for _, id := range o.Devices {
+		if !slices.ContainsFunc(c.devices, func(d *Device) bool { return d.ID == id }) {
+			return nil, diag.New(diag.DeviceMismatch, "there is no device %d", id)
+		}
+	}
+	options, err := o.Encode()
+	if err != nil {
+		return nil, err
+	}
+	program, err := newProgram(code)
+	if err != nil {
+		return nil, err
+	}
+	a := clientCompileArgs{client: c.ptr, program: unsafe.Pointer(program),
+		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	if err := call(c.plugin, clientCompile, &a); err != nil {
+		return nil, compileError(err)
+	}
+	return c.newLoaded(a.executable, nil)
+}
+
+// Load brings back what Serialize wrote, for the devices of o. The signature is the one the
+// executable had when it was compiled: a loaded program does not always know its own.
+func (c *Client) Load(data []byte, o CompileOptions, sig Signature) (*Loaded, error) {
+	options, err := o.Encode()
+	if err != nil {
+		return nil, err
+	}
+	a := loadArgs{client: c.ptr, data: bytesPointer(data), len: uintptr(len(data)),
+		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	if err := call(c.plugin, deserializeAndLoad, &a); err != nil {
+		return nil, compileError(err)
+	}
+	return c.newLoaded(a.loaded, &sig)
+}
+
+func newProgram(code []byte) (*programArgs, error) {
+	if len(code) == 0 {
+		return nil, diag.New(diag.ProgramText, "the program is empty")
+	}
+	const format = "mlir"
+	p := &programArgs{code: bytesPointer(code), codeLen: uintptr(len(code)),
+		format: stringPointer(format), formatLen: uintptr(len(format))}
+	p.size = unsafe.Sizeof(*p)
+	return p, nil
+}
+
+// compileError tells a fault in the program's text or options from a failure of the compiler.
+func compileError(err error) error {
+	e := diag.From(err)
+	s, ok := e.Err.(*Status)
+	if !ok || e.Code == diag.OutOfMemory {
+		return err
+	}
+	if line, rest, found := findLocation(s.Message); found {
+		return diag.New(diag.ProgramText, "%s", rest).At("%s", line).Wrap(s)
+	}
+	what, _, _ := strings.Cut(s.Message, "\n")
+	if strings.Contains(what, "No such compile option") {
+		return diag.New(diag.CompileOption, "%s", what).Wrap(s)
+	}
+	return diag.New(diag.CompileFailed, "%s", what).Wrap(s)
+}
+
+// findLocation looks for the position that MLIR's parser puts before its message, as in
+// "<unknown>:3:14: error: custom op 'stablehlo.ad' is unknown".
+func findLocation(message string) (where, what string, found bool) {
+	for line := range strings.SplitSeq(message, "\n") {
+		at, rest, ok := strings.Cut(line, ": error: ")
+		if !ok {
+			continue
+		}
+		parts := strings.Split(at, ":")
+		if len(parts) < 3 {
+			continue
+		}
+		return "line " + parts[len(parts)-2] + ", column " + parts[len(parts)-1], rest, true
+	}
+	return "", "", false
+}

@@ -1,0 +1,157 @@
+package pjrt
+
+import (
+	"errors"
+	"io/fs"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// A KV is the store through which the processes of a multi-process client find each other. Its
+// methods are called from threads of the plugin and may run at the same time.
+type KV interface {
+	// Get waits up to timeout for a key to be put.
+	Get(key string, timeout time.Duration) ([]byte, error)
+	// TryGet answers at once; a missing key is fs.ErrNotExist.
+	TryGet(key string) ([]byte, error)
+	// Put stores a value.
+	Put(key string, value []byte) error
+}
+
+type kvGetArgs struct {
+	head
+	key       unsafe.Pointer
+	keyLen    uintptr
+	timeoutMS int32
+	makeError unsafe.Pointer
+	userArg   uintptr
+	value     unsafe.Pointer
+	valueLen  uintptr
+	release   uintptr
+}
+
+type kvTryGetArgs struct {
+	head
+	key       unsafe.Pointer
+	keyLen    uintptr
+	makeError unsafe.Pointer
+	userArg   uintptr
+	value     unsafe.Pointer
+	valueLen  uintptr
+	release   uintptr
+}
+
+type kvPutArgs struct {
+	head
+	key       unsafe.Pointer
+	keyLen    uintptr
+	value     unsafe.Pointer
+	valueLen  uintptr
+	makeError unsafe.Pointer
+	userArg   uintptr
+}
+
+func (c *callbacks) get(a *kvGetArgs) uintptr {
+	store, ok := c.stores.get(a.userArg)
+	if !ok {
+		return kvError(a.makeError, errStoreGone)
+	}
+	timeout := time.Duration(a.timeoutMS) * time.Millisecond
+	value, err := store.Get(copyString(a.key, a.keyLen), timeout)
+	if err != nil {
+		return kvError(a.makeError, err)
+	}
+	a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
+	return 0
+}
+
+func (c *callbacks) tryGet(a *kvTryGetArgs) uintptr {
+	store, ok := c.stores.get(a.userArg)
+	if !ok {
+		return kvError(a.makeError, errStoreGone)
+	}
+	value, err := store.TryGet(copyString(a.key, a.keyLen))
+	if err != nil {
+		return kvError(a.makeError, err)
+	}
+	a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
+	return 0
+}
+
+func (c *callbacks) put(a *kvPutArgs) uintptr {
+	store, ok := c.stores.get(a.userArg)
+	if !ok {
+		return kvError(a.makeError, errStoreGone)
+	}
+	value := []byte(copyString(a.value, a.valueLen))
+	if err := store.Put(copyString(a.key, a.keyLen), value); err != nil {
+		return kvError(a.makeError, err)
+	}
+	return 0
+}
+
+var errStoreGone = errors.New("the client's key-value store is closed")
+
+// kvError asks the plugin to make an error of its own; it tells a missing key and a time-out
+// apart by their codes.
+func kvError(makeError unsafe.Pointer, err error) uintptr {
+	code := statusInternal
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		code = statusNotFound
+	case isTimeout(err):
+		code = statusDeadline
+	}
+	message := []byte(err.Error())
+	fn := *(*uintptr)(makeError)
+	r := first(purego.SyscallN(fn, uintptr(code), uintptr(bytesPointer(message)), uintptr(len(message))))
+	runtime.KeepAlive(message)
+	return r
+}
+
+func isTimeout(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && t.Timeout()
+}
+
+// answers keeps the values that C reads after a callback has returned, until C releases them.
+type answers struct {
+	mu   sync.Mutex
+	live map[unsafe.Pointer]*answer
+}
+
+type answer struct {
+	pin   runtime.Pinner
+	bytes []byte
+}
+
+func (a *answers) keep(value []byte) unsafe.Pointer {
+	// An empty answer needs an address of its own too, or its release would find another.
+	kept := &answer{bytes: append(make([]byte, 0, len(value)+1), value...)[:len(value)]}
+	ptr := unsafe.Pointer(unsafe.SliceData(kept.bytes))
+	kept.pin.Pin(ptr)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.live == nil {
+		a.live = map[unsafe.Pointer]*answer{}
+	}
+	a.live[ptr] = kept
+	return ptr
+}
+
+func (a *answers) release(ptr unsafe.Pointer) uintptr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if kept := a.live[ptr]; kept != nil {
+		kept.pin.Unpin()
+		delete(a.live, ptr)
+	}
+	return 0
+}

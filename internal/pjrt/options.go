@@ -1,0 +1,111 @@
+package pjrt
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// CompileOptions say for what devices, and how, a program is compiled.
+type CompileOptions struct {
+	// Devices are the global numbers of the devices that run the program, one replica each.
+	Devices []int
+	// DeviceMemory is the bytes that the scheduler may plan with; 0 leaves it to XLA, which
+	// then takes 80 % of the card and recomputes to stay below (reference: overlap notes, 4b).
+	DeviceMemory int64
+	// Effort is the optimization level; 0 leaves it to XLA.
+	Effort Effort
+	// Flags are XLA's debug options by name. A value is a bool, an int, a float64 or a string;
+	// XLA wants enumerations as strings, by their proto name.
+	Flags map[string]any
+}
+
+// An Effort is xla.ExecutionOptions.EffortLevel.
+type Effort int
+
+// The effort levels that change what XLA:GPU does.
+const (
+	EffortO1 Effort = 19
+	EffortO2 Effort = 29
+	EffortO3 Effort = 39
+)
+
+// Field numbers of xla.CompileOptionsProto, ExecutableBuildOptionsProto, DeviceAssignmentProto
+// and OptionOverrideProto.
+const (
+	optBuild        protowire.Number = 3
+	optOverrides    protowire.Number = 7
+	buildOrdinal    protowire.Number = 1
+	buildReplicas   protowire.Number = 4
+	buildPartitions protowire.Number = 5
+	buildAssignment protowire.Number = 9
+	buildMemory     protowire.Number = 15
+	buildEffort     protowire.Number = 24
+	assignReplicas  protowire.Number = 1
+	assignParts     protowire.Number = 2
+	assignComputed  protowire.Number = 3
+	computedIDs     protowire.Number = 1
+	overrideString  protowire.Number = 1
+	overrideBool    protowire.Number = 2
+	overrideInt     protowire.Number = 3
+	overrideDouble  protowire.Number = 4
+)
+
+// Encode writes the options as a serialized xla.CompileOptionsProto. Equal options give equal
+// bytes.
+func (o CompileOptions) Encode() ([]byte, error) {
+	if len(o.Devices) == 0 {
+		return nil, diag.New(diag.CompileOption, "a program needs at least one device")
+	}
+	var ids []byte
+	for _, d := range o.Devices {
+		ids = protowire.AppendVarint(ids, uint64(d))
+	}
+	var computed []byte
+	computed = appendBytes(computed, computedIDs, ids)
+	var assign []byte
+	assign = appendInt(assign, assignReplicas, int64(len(o.Devices)))
+	assign = appendInt(assign, assignParts, 1)
+	assign = appendBytes(assign, assignComputed, computed)
+
+	var build []byte
+	build = appendInt(build, buildOrdinal, -1)
+	build = appendInt(build, buildReplicas, int64(len(o.Devices)))
+	build = appendInt(build, buildPartitions, 1)
+	build = appendBytes(build, buildAssignment, assign)
+	if o.DeviceMemory > 0 {
+		build = appendInt(build, buildMemory, o.DeviceMemory)
+	}
+	if o.Effort > 0 {
+		build = appendInt(build, buildEffort, int64(o.Effort))
+	}
+	out := appendBytes(nil, optBuild, build)
+	for _, name := range slices.Sorted(maps.Keys(o.Flags)) {
+		value, err := encodeFlag(name, o.Flags[name])
+		if err != nil {
+			return nil, err
+		}
+		entry := appendBytes(nil, 1, []byte(name))
+		out = appendBytes(out, optOverrides, appendBytes(entry, 2, value))
+	}
+	return out, nil
+}
+
+func encodeFlag(name string, value any) ([]byte, error) {
+	switch v := value.(type) {
+	case string:
+		return appendBytes(nil, overrideString, []byte(v)), nil
+	case bool:
+		return appendInt(nil, overrideBool, int64(protowire.EncodeBool(v))), nil
+	case int:
+		return appendInt(nil, overrideInt, int64(v)), nil
+	case int64:
+		return appendInt(nil, overrideInt, v), nil
+	case float64:
+		return appendDouble(nil, overrideDouble, v), nil
+	}
+	return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", name, value)
+}

@@ -1,0 +1,278 @@
+package pjrt
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Plugin is a loaded XLA plugin. It is never unloaded.
+type Plugin struct {
+	path  string
+	api   unsafe.Pointer
+	size  uintptr // bytes of the function table that the plugin has
+	major int
+	minor int
+
+	attributes map[string]any
+	extensions []Extension
+
+	callbacksOnce sync.Once
+	callbacks     callbacks
+}
+
+// An Extension is one entry of the chain of optional interfaces behind a plugin's table.
+type Extension struct {
+	Type int    // PJRT_Extension_Type
+	Name string // its name, or "type N" if it is newer than our header
+	base unsafe.Pointer
+}
+
+// extensionNames are those of PJRT_Extension_Type, in its order.
+var extensionNames = []string{"gpu custom call", "profiler", "custom partitioner", "stream",
+	"layouts", "ffi", "memory descriptions", "triton", "raw buffer", "phase compile", "example",
+	"unknown", "cross host transfers", "executable metadata", "callback", "host allocator",
+	"tpu topology", "tpu executable", "megascale", "shardings", "abi version", "collectives",
+	"multi slice", "host memory allocator", "xla transform"}
+
+const extensionFFI = 5
+
+// plugins remembers what this process has loaded. A shared library is a fact of the process:
+// initializing the same plugin twice is undefined, so the second Load gets the first one's value.
+var plugins = struct {
+	sync.Mutex
+	byPath map[string]*Plugin
+}{byPath: map[string]*Plugin{}}
+
+// Load loads the plugin at path after the libraries in preload, which it or its own libraries
+// will look for by name. Loading the same path again gives the same Plugin.
+func Load(path string, preload ...string) (*Plugin, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, diag.New(diag.EngineLoad, "cannot find the plugin").Wrap(err)
+	}
+	plugins.Lock()
+	defer plugins.Unlock()
+	if p := plugins.byPath[path]; p != nil {
+		return p, nil
+	}
+	p := &Plugin{path: path}
+	quieten()
+	if err := withoutRemarks(func() error { return p.load(preload) }); err != nil {
+		return nil, err
+	}
+	plugins.byPath[path] = p
+	return p, nil
+}
+
+// load brings the libraries into the process and sets the plugin up.
+func (p *Plugin) load(preload []string) error {
+	for _, lib := range preload {
+		if _, err := purego.Dlopen(lib, purego.RTLD_NOW|purego.RTLD_GLOBAL); err != nil {
+			return loadError(lib, err)
+		}
+	}
+	lib, err := purego.Dlopen(p.path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return loadError(p.path, err)
+	}
+	entry, err := purego.Dlsym(lib, "GetPjrtApi")
+	if err != nil {
+		return loadError(p.path, errors.New("it exports no GetPjrtApi, so it is not an XLA plugin"))
+	}
+	p.api = pointer(first(purego.SyscallN(entry)))
+	if err := p.check(); err != nil {
+		return err
+	}
+	if err := call(p, pluginInitialize, &head{}); err != nil {
+		return loadError(p.path, err)
+	}
+	p.extensions = p.walkExtensions()
+	p.attributes, err = p.readAttributes()
+	return err
+}
+
+func loadError(lib string, err error) error {
+	return diag.New(diag.EngineLoad, "cannot load %s", filepath.Base(lib)).At("%s", lib).Wrap(err).
+		Try("deepwell doctor")
+}
+
+// check reads the header of the plugin's table and refuses versions that we have not seen.
+func (p *Plugin) check() error {
+	if p.api == nil {
+		return loadError(p.path, errors.New("GetPjrtApi returned nothing"))
+	}
+	h := (*apiHeader)(p.api)
+	p.size, p.major, p.minor = h.size, int(h.version.major), int(h.version.minor)
+	if p.major != versionMajor || p.minor < versionMinorMin || p.minor > versionMinorMax {
+		return diag.New(diag.EngineAPI, "%s speaks PJRT %d.%d; Deepwell speaks %d.%d to %d.%d",
+			filepath.Base(p.path), p.major, p.minor, versionMajor, versionMinorMin,
+			versionMajor, versionMinorMax).
+			At("%s", p.path).Try("deepwell engine install, which pins a version that works")
+	}
+	return nil
+}
+
+// Version gives the PJRT version that the plugin speaks.
+func (p *Plugin) Version() (major, minor int) { return p.major, p.minor }
+
+// Path tells where the plugin was loaded from.
+func (p *Plugin) Path() string { return p.path }
+
+// Attributes are what the plugin says of itself, such as the StableHLO versions it reads.
+func (p *Plugin) Attributes() map[string]any { return p.attributes }
+
+// Extensions lists the optional interfaces that the plugin has.
+func (p *Plugin) Extensions() []Extension { return p.extensions }
+
+func (p *Plugin) readAttributes() (map[string]any, error) {
+	var a struct {
+		head
+		items unsafe.Pointer
+		len   uintptr
+	}
+	if err := call(p, pluginAttributes, &a); err != nil {
+		return nil, err
+	}
+	return readNamed(a.items, a.len), nil
+}
+
+func (p *Plugin) walkExtensions() []Extension {
+	var found []Extension
+	const longest = 64 // no plugin has half as many; a longer chain is a cycle
+	next := (*apiHeader)(p.api).extension
+	for next != nil && len(found) < longest {
+		base := (*struct {
+			size uintptr
+			kind int32
+			next unsafe.Pointer
+		})(next)
+		e := Extension{Type: int(base.kind), Name: fmt.Sprintf("type %d", base.kind), base: next}
+		if e.Type >= 0 && e.Type < len(extensionNames) {
+			e.Name = extensionNames[e.Type]
+		}
+		found = append(found, e)
+		next = base.next
+	}
+	return found
+}
+
+// function gives the address of a slot, or 0 if the plugin's table ends before it.
+func (p *Plugin) function(s slot) uintptr {
+	offset := unsafe.Sizeof(apiHeader{}) + uintptr(s)*unsafe.Sizeof(uintptr(0))
+	if offset+unsafe.Sizeof(uintptr(0)) > p.size {
+		return 0
+	}
+	return *(*uintptr)(unsafe.Add(p.api, offset))
+}
+
+// call runs one function of the plugin with a structure that begins with head.
+func call[T any](p *Plugin, s slot, args *T) error {
+	*(*uintptr)(unsafe.Pointer(args)) = unsafe.Sizeof(*args)
+	fn := p.function(s)
+	if fn == 0 {
+		name := slotNames[s]
+		if name == "" {
+			name = fmt.Sprintf("function %d", s)
+		}
+		return diag.New(diag.NotSupported, "this plugin (PJRT %d.%d) has no %s", p.major, p.minor, name)
+	}
+	status := first(purego.SyscallN(fn, uintptr(unsafe.Pointer(args))))
+	if status == 0 {
+		return nil
+	}
+	return p.takeError(pointer(status))
+}
+
+// Status codes that change what a caller does; the numbers are those of Abseil.
+const (
+	statusInvalidArgument = 3
+	statusDeadline        = 4
+	statusNotFound        = 5
+	statusExhausted       = 8
+	statusUnimplemented   = 12
+	statusInternal        = 13
+)
+
+// A Status is an error as the plugin reported it.
+type Status struct {
+	Code    int
+	Message string
+}
+
+// Error implements error.
+func (s *Status) Error() string { return s.Message }
+
+// takeError turns a PJRT_Error into a Go error and destroys it.
+func (p *Plugin) takeError(status unsafe.Pointer) error {
+	s := p.readStatus(status)
+	code := diag.RuntimeFailed
+	switch s.Code {
+	case statusExhausted:
+		code = diag.OutOfMemory
+	case statusUnimplemented:
+		code = diag.NotSupported
+	}
+	what, _, _ := strings.Cut(s.Message, "\n")
+	return diag.New(code, "%s", what).Wrap(s)
+}
+
+func (p *Plugin) readStatus(status unsafe.Pointer) *Status {
+	m := text{object: status}
+	m.size = unsafe.Sizeof(m)
+	purego.SyscallN(p.function(errorMessage), uintptr(unsafe.Pointer(&m)))
+	c := number{object: status}
+	c.size = unsafe.Sizeof(c)
+	purego.SyscallN(p.function(errorGetCode), uintptr(unsafe.Pointer(&c)))
+	s := &Status{Code: int(c.value), Message: copyString(m.data, m.len)}
+	d := one{object: status}
+	d.size = unsafe.Sizeof(d)
+	purego.SyscallN(p.function(errorDestroy), uintptr(unsafe.Pointer(&d)))
+	return s
+}
+
+// readText runs a call that gives a string of an object.
+func (p *Plugin) readText(s slot, object unsafe.Pointer) (string, error) {
+	a := text{object: object}
+	if err := call(p, s, &a); err != nil {
+		return "", err
+	}
+	return copyString(a.data, a.len), nil
+}
+
+// readNumber runs a call that gives a small number of an object.
+func (p *Plugin) readNumber(s slot, object unsafe.Pointer) (int64, error) {
+	a := number{object: object}
+	err := call(p, s, &a)
+	return a.value, err
+}
+
+// destroy runs a call that ends an object. Destructors only fail on misuse that the Go types
+// already exclude, so there is nothing to report.
+func (p *Plugin) destroy(s slot, object unsafe.Pointer) {
+	if object != nil {
+		_ = call(p, s, &one{object: object})
+	}
+}
+
+// pointer turns an address that C returned into a pointer. The address is read through memory
+// because the rule against turning integers into pointers is about Go memory that may move; this
+// is C memory, which does not.
+func pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
+
+func first(r, _, _ uintptr) uintptr { return r }
+
+func copyString(data unsafe.Pointer, n uintptr) string {
+	return strings.Clone(unsafe.String((*byte)(data), int(n)))
+}
+
+func bytesPointer(b []byte) unsafe.Pointer     { return unsafe.Pointer(unsafe.SliceData(b)) }
+func stringPointer(s string) unsafe.Pointer    { return unsafe.Pointer(unsafe.StringData(s)) }
+func slicePointer[T any](s []T) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s)) }

@@ -1,0 +1,67 @@
+package pjrt
+
+import (
+	"bufio"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
+)
+
+// remark is a line that XLA's log writes for its own developers: of severity INFO, or the notice
+// that the log is not set up yet.
+var remark = regexp.MustCompile(`^(I\d{4} |WARNING: All log messages before absl::InitializeLog)`)
+
+// quieten asks XLA for warnings and errors only, unless the user has set a level.
+func quieten() {
+	const variable = "TF_CPP_MIN_LOG_LEVEL"
+	if _, set := os.LookupEnv(variable); set {
+		return
+	}
+	// The plugin reads C's environment, which os.Setenv does not change in a program without cgo.
+	setenv, err := purego.Dlsym(purego.RTLD_DEFAULT, "setenv")
+	if err != nil {
+		return
+	}
+	name, value := append([]byte(variable), 0), []byte("1\x00")
+	purego.SyscallN(setenv, uintptr(bytesPointer(name)), uintptr(bytesPointer(value)), 1)
+}
+
+// withoutRemarks runs fn and drops the remarks that it leaves on the standard error stream: while
+// a plugin loads it writes before its level is set. Everything else that was written is written
+// again. It is used for loading only; a crash while a program runs must not lose its last words.
+func withoutRemarks(fn func() error) error {
+	kept, err := unix.Dup(2)
+	if err != nil {
+		return fn()
+	}
+	defer func() { _ = unix.Close(kept) }()
+	fd, err := unix.MemfdCreate("stderr", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fn()
+	}
+	caught := os.NewFile(uintptr(fd), "stderr")
+	defer func() { _ = caught.Close() }()
+	if err := unix.Dup3(fd, 2, 0); err != nil {
+		return fn()
+	}
+	err = fn()
+	if restore := unix.Dup3(kept, 2, 0); restore != nil {
+		return restore
+	}
+	if _, seek := caught.Seek(0, 0); seek != nil {
+		return err
+	}
+	in := bufio.NewReader(caught)
+	for {
+		line, end := in.ReadString('\n')
+		if strings.TrimSpace(line) != "" && !remark.MatchString(line) {
+			_, _ = os.Stderr.WriteString(line)
+		}
+		if end != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package machine
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Cluster is a number of equal cards and how they stand in hosts and NVLink domains. The three
+// factors multiply to Count: a compiler takes only clusters in which every domain has as many
+// hosts as the next, and every host as many devices.
+type Cluster struct {
+	Card           Card
+	Count          int
+	Domains        int // groups of hosts that share NVLink; without NVLink, hosts
+	HostsPerDomain int
+	DevicesPerHost int
+	Note           string // what to know where the count does not fill hosts or domains evenly
+}
+
+// maxDevices is ten times the largest cluster anyone plans for; beyond it a count is a slip.
+const maxDevices = 1_000_000
+
+// cpuCard stands for one virtual device on the local processor, which runs what a test runs.
+func cpuCard() Card {
+	return Card{Name: "cpu", Title: "CPU", Arch: "cpu", NVLinkDomain: 1, GPUsPerHost: maxDevices}
+}
+
+// ParseCluster reads NxCARD, such as 64xgb200; a bare card means one, and 8xcpu means eight devices
+// on the processor of the local host.
+func ParseCluster(text string) (Cluster, error) {
+	trimmed := strings.TrimSpace(text)
+	count, name := 1, trimmed
+	digits := strings.TrimLeft(trimmed, "0123456789")
+	number := trimmed[:len(trimmed)-len(digits)]
+	if rest, ok := cutTimes(digits); ok && number != "" {
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 1 || n > maxDevices {
+			return Cluster{}, clusterError(text, "").
+				Because("the number of devices must be 1 to %d", maxDevices)
+		}
+		count, name = n, strings.TrimSpace(rest)
+	}
+	if name == "" {
+		return Cluster{}, clusterError(text, "")
+	}
+	if fold(name) == "cpu" {
+		return newCluster(cpuCard(), count), nil
+	}
+	card, err := FindCard(name)
+	if err != nil {
+		return Cluster{}, explain(text, name, count, err)
+	}
+	return newCluster(card, count), nil
+}
+
+// cutTimes takes the sign of multiplication off the front: the letter in either case, or ×.
+func cutTimes(s string) (string, bool) {
+	s = strings.TrimLeft(s, " ")
+	for _, sign := range []string{"x", "X", "×"} {
+		if rest, ok := strings.CutPrefix(s, sign); ok {
+			return rest, true
+		}
+	}
+	return s, false
+}
+
+// explain chooses between the two mistakes that leave a name unknown: a card misspelt, which the
+// fix writes out in place, and an order or sign other than NxCARD.
+func explain(text, name string, count int, unknown error) error {
+	if turned := turnAround(text); turned != "" {
+		return clusterError(text, turned)
+	}
+	err := diag.From(unknown)
+	if near := nearestCard(fold(name), catalogue()); near != "" {
+		return err.Try("--cluster %dx%s", count, near)
+	}
+	if strings.ContainsAny(text, "0123456789") && strings.ContainsAny(text, "*:, ") {
+		return clusterError(text, "")
+	}
+	return err.Try("%s, or cpu", err.Fix)
+}
+
+// turnAround finds a number and a known card in a text such as b200x8, "8 b200" or b200:8, and
+// gives them as NxCARD.
+func turnAround(text string) string {
+	const decimals, signs = "0123456789", " *:,xX×"
+	text = strings.TrimSpace(text)
+	front, back := strings.TrimLeft(text, decimals), strings.TrimRight(text, decimals)
+	for _, split := range []struct{ number, name string }{
+		{text[:len(text)-len(front)], strings.TrimLeft(front, signs)},
+		{text[len(back):], strings.TrimRight(back, signs)},
+	} {
+		count, err := strconv.Atoi(split.number)
+		if err != nil || count < 1 || count > maxDevices {
+			continue
+		}
+		if fold(split.name) == "cpu" {
+			return newCluster(cpuCard(), count).String()
+		}
+		if card, err := FindCard(split.name); err == nil {
+			return newCluster(card, count).String()
+		}
+	}
+	return ""
+}
+
+func clusterError(text, better string) *diag.Error {
+	if better == "" {
+		better = "8xb200"
+	}
+	return diag.New(diag.ClusterSpec, "%q is not a cluster", text).Try("--cluster %s", better)
+}
+
+// newCluster lays the cards out. Of all equal splits it takes the one with the largest domains,
+// since NVLink is many times faster than what connects domains, and among those the one with the
+// fullest hosts.
+func newCluster(card Card, count int) Cluster {
+	hostsPerDomain := max(1, card.NVLinkDomain/card.GPUsPerHost)
+	c := Cluster{Card: card, Count: count}
+	for devices := min(card.GPUsPerHost, count); devices >= 1; devices-- {
+		if count%devices != 0 {
+			continue
+		}
+		hosts := count / devices
+		inDomain := min(hostsPerDomain, hosts)
+		for hosts%inDomain != 0 {
+			inDomain--
+		}
+		if inDomain*devices > c.HostsPerDomain*c.DevicesPerHost {
+			c.Domains, c.HostsPerDomain, c.DevicesPerHost = hosts/inDomain, inDomain, devices
+		}
+	}
+	c.Note = c.unevenness()
+	return c
+}
+
+// unevenness says how the count was split when it fills neither hosts nor domains.
+func (c Cluster) unevenness() string {
+	perHost, perDomain := c.Card.GPUsPerHost, max(c.Card.NVLinkDomain, c.Card.GPUsPerHost)
+	unit, what := perHost, "hosts"
+	switch {
+	case c.Count <= perHost:
+		return ""
+	case c.Count > perDomain && perDomain > perHost:
+		unit, what = perDomain, "NVLink domains"
+	}
+	if c.Count%unit == 0 {
+		return ""
+	}
+	below := c.Count / unit * unit
+	return fmt.Sprintf("%d %s do not fill %s of %d: taken as %s; %d or %d would fill them",
+		c.Count, c.Card.Title, what, unit, c.shape(), below, below+unit)
+}
+
+func (c Cluster) shape() string {
+	hosts := plural(c.HostsPerDomain, "host") + " with " + plural(c.DevicesPerHost, "GPU")
+	switch {
+	case c.Card.NVLinkDomain <= c.Card.GPUsPerHost:
+		return plural(c.Hosts(), "host") + " with " + plural(c.DevicesPerHost, "GPU")
+	case c.Domains == 1:
+		return hosts
+	}
+	return plural(c.Domains, "domain") + " of " + hosts
+}
+
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// Hosts is the number of hosts.
+func (c Cluster) Hosts() int { return c.Domains * c.HostsPerDomain }
+
+// CPU reports whether the devices are the local processor's and no accelerator's.
+func (c Cluster) CPU() bool { return c.Card.Name == "cpu" }
+
+// String gives the cluster as the command line spells it.
+func (c Cluster) String() string { return fmt.Sprintf("%dx%s", c.Count, c.Card.Name) }
+
+// Target is what a compiler must be told of the cluster.
+func (c Cluster) Target() Target {
+	return Target{
+		Card: c.Card, Partitions: c.Domains, HostsPerPartition: c.HostsPerDomain,
+		DevicesPerHost: c.DevicesPerHost,
+	}
+}

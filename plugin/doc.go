@@ -1,0 +1,45 @@
+// Package plugin turns the name of an engine into verified files on disk.
+//
+// An engine is a PJRT plugin and the libraries that it loads. None is part of Deepwell: an
+// [Installer] asks the user's own pip for pinned wheels by package name (pip's settings say from
+// where) or takes them from files, checks each wheel against the SHA-256 in this binary, and
+// unpacks the few files that are needed. [Open] verifies every byte again before anything is
+// loaded. Nothing here loads a library; package engine does.
+//
+// # Engines
+//
+//	cpu         XLA for the CPU.
+//	cuda13      XLA for NVIDIA GPUs, as far as a compile needs it: the plugin, ptxas, libdevice,
+//	            cuDNN's planner and what it asks for. No GPU and no driver are needed.
+//	cuda13-run  The same and what a GPU host needs to run: NCCL, cuBLAS, the CUDA runtime and the
+//	            rest of cuDNN. Its files were loaded, and compile programs; they have not been
+//	            run on a GPU.
+//
+// # What is trusted
+//
+// The digest of every wheel, and of the tree of files that comes out of the wheels, is a constant
+// of this binary (table.go). The manifest beside the files only tells which file differs. A tree
+// with a changed, missing, extra or irregular file is refused (DW2012): an extra file matters
+// because the plugin looks libraries up by name in its own tree. A wheel is read as if its author
+// were an enemy (wheel.go). Not defended against: someone who can write to the folder in the
+// moment between Open and the load.
+//
+// # What is on disk
+//
+//	DIR/cuda13/             an installed engine; it appears by one rename
+//	DIR/cuda13/manifest.json
+//	DIR/.cuda13.lock        held while an installation runs; holds the process id
+//	DIR/.cuda13.tmp-*       an installation that runs, or was killed; the next one removes it
+//
+// # What a compile without a GPU loads
+//
+// Measured with jax-cuda13-pjrt 0.12.0.1 and cuDNN 9.24.1 over some thirty programs (block-scaled
+// products, attention, convolution, fusions, sort; b200 and rtx6000pro), with LD_DEBUG and strace:
+// the plugin finds every library in the tree by its own RPATH, so only the stand-in for libcuda
+// has to be loaded before it. cuDNN loads libcudnn, _graph, _heuristic and the three _engines
+// libraries, and ends the process (SIGABRT) if libcublasLt is not there; it never asked for
+// libcublas, nor for libcudnn_ops, _cnn, _adv and _ext. NVRTC is named by cuDNN but was never
+// loaded; it is kept, because a library that is missed ends the process. Of the CUDA tools only
+// ptxas runs; nvlink and fatbinary do not. Any dnn_version of the target from 9.10.0 to 9.25.0
+// gave the same programs; the true one is Bundle.CuDNN.
+package plugin

@@ -1,0 +1,224 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// manifestName is the file beside the engine's own files that lists them.
+const manifestName = "manifest.json"
+
+// A manifest lists the files of an installed engine. It is not trusted: treeDigest of its files
+// must be the digest in the binary.
+type manifest struct {
+	Version  int      `json:"version"`
+	Engine   string   `json:"engine"`
+	Packages []string `json:"packages"` // name==version, in the order of the table
+	Files    []file   `json:"files"`    // sorted by path
+}
+
+const manifestVersion = 1
+
+// treeDigest is the SHA-256 over one line a file, "<sha256>  <path>\n", sorted by path: what
+// sha256sum prints for the tree.
+func treeDigest(files []file) string {
+	hash := sha256.New()
+	for _, f := range slices.SortedFunc(slices.Values(files), byPath) {
+		fmt.Fprintf(hash, "%s  %s\n", f.SHA256, f.Path)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+func byPath(a, b file) int { return cmp.Compare(a.Path, b.Path) }
+
+func (m manifest) bytes() (total int64) {
+	for _, f := range m.Files {
+		total += f.Bytes
+	}
+	return total
+}
+
+// readManifest reads the manifest of the engine in folder. The error is fs.ErrNotExist if there
+// is none.
+func readManifest(folder string) (manifest, error) {
+	var m manifest
+	text, err := os.ReadFile(filepath.Join(folder, manifestName))
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, err
+	}
+	if m.Version != manifestVersion {
+		return m, fmt.Errorf("manifest has version %d; this binary reads %d", m.Version, manifestVersion)
+	}
+	return m, nil
+}
+
+// verify holds the tree in folder against the digest in the table: first the names and kinds of
+// all files, then every byte.
+func (c *catalogue) verify(ctx context.Context, folder string, e *engine) error {
+	untrusted := func(format string, args ...any) *diag.Error {
+		return diag.New(diag.EngineUntrusted, format, args...).At("%s", folder).
+			Try("deepwell engine install %s", e.name)
+	}
+	m, err := readManifest(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, statErr := os.Lstat(folder); statErr == nil {
+			return untrusted("%s of engine %q was removed after it was installed", manifestName, e.name)
+		}
+		return missing(e, folder)
+	}
+	if err != nil {
+		return untrusted("%s of engine %q cannot be read", manifestName, e.name).Wrap(err)
+	}
+	if m.Engine == e.name && !slices.Equal(m.Packages, e.packages()) {
+		return diag.New(diag.EngineMissing, "another release of engine %q is installed", e.name).
+			At("%s", folder).
+			Because("installed %v, wanted %v", m.Packages, e.packages()).
+			Try("deepwell engine install %s", e.name)
+	}
+	if m.Engine != e.name || treeDigest(m.Files) != e.trees[c.host] {
+		return untrusted("%s of engine %q was changed after it was installed", manifestName, e.name)
+	}
+	if err := checkNames(folder, m.Files); err != nil {
+		return untrusted("%s", err)
+	}
+	if changed, err := checkBytes(ctx, folder, m.Files); err != nil {
+		if ctx.Err() != nil {
+			return canceled(err, "verifying engine %q", e.name)
+		}
+		return untrusted("%s cannot be read", changed).Wrap(err)
+	} else if changed != "" {
+		return untrusted("%s was changed after it was installed", changed)
+	}
+	return nil
+}
+
+func missing(e *engine, folder string) *diag.Error {
+	return diag.New(diag.EngineMissing, "engine %q is not installed", e.name).
+		At("%s", folder).Try("deepwell engine install %s", e.name)
+}
+
+// checkNames walks folder and wants exactly the listed files, all regular and of the listed size.
+func checkNames(folder string, files []file) error {
+	left := make(map[string]int64, len(files))
+	for _, f := range files {
+		left[f.Path] = f.Bytes
+	}
+	err := filepath.WalkDir(folder, func(at string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(folder, at)
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(rel)
+		size, listed := left[name]
+		switch {
+		case d.IsDir():
+			return nil
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s is not a regular file", name)
+		case name == manifestName:
+			return nil
+		case !listed:
+			return fmt.Errorf("%s was added after the engine was installed", name)
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if info.Size() != size {
+			return fmt.Errorf("%s was changed after it was installed: it has %d bytes, not %d",
+				name, info.Size(), size)
+		}
+		delete(left, name)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if _, still := left[f.Path]; still {
+			return fmt.Errorf("%s was removed after it was installed", f.Path)
+		}
+	}
+	return nil
+}
+
+// checkBytes hashes the files, several at once and the largest first, and names one whose
+// digest is not the listed one.
+func checkBytes(ctx context.Context, folder string, files []file) (changed string, err error) {
+	work := slices.Clone(files)
+	slices.SortStableFunc(work, func(a, b file) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	results := make([]error, len(work))
+	next := make(chan int, len(work))
+	for i := range work {
+		next <- i
+	}
+	close(next)
+	var wg sync.WaitGroup
+	for range min(len(work), max(2, runtime.NumCPU())) {
+		wg.Go(func() {
+			for i := range next {
+				got, err := hashFile(ctx, filepath.Join(folder, filepath.FromSlash(work[i].Path)))
+				if err == nil && got != work[i].SHA256 {
+					err = errChanged
+				}
+				results[i] = err
+			}
+		})
+	}
+	wg.Wait()
+	for i, err := range results {
+		if errors.Is(err, errChanged) {
+			return work[i].Path, nil
+		}
+		if err != nil {
+			return work[i].Path, err
+		}
+	}
+	return "", nil
+}
+
+var errChanged = errors.New("another digest")
+
+// hashFile gives the SHA-256 of a file in hexadecimal.
+func hashFile(ctx context.Context, name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	buf := make([]byte, chunk)
+	for {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		n, err := f.Read(buf)
+		hash.Write(buf[:n])
+		if err == io.EOF {
+			return hex.EncodeToString(hash.Sum(nil)), nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+}

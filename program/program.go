@@ -1,0 +1,222 @@
+package program
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Program is everything that an engine must compile and run to make one step.
+type Program struct {
+	Name   string  `json:"name"`
+	Stages []Stage `json:"stages"`
+}
+
+// A Stage is one executable on its own devices.
+type Stage struct {
+	Name string `json:"name"`
+	// Devices are the global numbers of the devices that run the stage, one replica each.
+	Devices Devices `json:"devices"`
+	// Mesh names the axes along which the devices are laid out, the slowest first. The sizes
+	// multiply to the number of devices. A stage whose arrays are not cut may leave it empty.
+	Mesh []Axis `json:"mesh,omitempty"`
+	// Args and Results describe the parameters and results of the text, in order. A stage read
+	// from a bare .mlir file has none: then the compiled program alone says what it takes.
+	Args    []Array `json:"args,omitempty"`
+	Results []Array `json:"results,omitempty"`
+	// Flags are compile options by XLA's name; a value is a bool, a number or a string.
+	Flags map[string]any `json:"flags,omitempty"`
+	// MemoryBytes is what the compiler may plan with on a device; 0 leaves it to the engine.
+	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	// Text is the StableHLO module; in a file it is the section NAME.mlir.
+	Text string `json:"-"`
+}
+
+// An Axis is one dimension of a mesh of devices.
+type Axis struct {
+	Name string `json:"name"`
+	Size int    `json:"size"`
+}
+
+// An Array is one argument or result: a piece of something that has a global name.
+type Array struct {
+	Name   string      `json:"name"`
+	Global dtype.Shape `json:"global"`
+	// Split has, for each dimension, the mesh axes that cut it, the slowest first. Axes that cut
+	// no dimension hold copies. nil means that nothing is cut.
+	Split [][]string `json:"split,omitempty"`
+	// Memory is the kind of memory: "" is the device's own, "pinned_host" the host's.
+	Memory string `json:"memory,omitempty"`
+	// Into names the result that takes the place of this argument: the argument is donated.
+	Into string `json:"into,omitempty"`
+}
+
+// Validate reports the first contradiction in the program.
+func (p *Program) Validate() error {
+	if len(p.Stages) == 0 {
+		return diag.New(diag.ProgramInvalid, "program %q has no stages", p.Name)
+	}
+	seen := map[string]bool{}
+	for i := range p.Stages {
+		s := &p.Stages[i]
+		if seen[s.Name] {
+			return diag.New(diag.ProgramInvalid, "two stages are called %q", s.Name)
+		}
+		seen[s.Name] = true
+		if err := s.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var stageName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+
+// Validate reports the first contradiction in the stage.
+func (s *Stage) Validate() error {
+	bad := func(format string, args ...any) error {
+		return diag.New(diag.ProgramInvalid, format, args...).At("stage %s", s.Name)
+	}
+	switch {
+	case !stageName.MatchString(s.Name):
+		return bad("%q is not a stage name: letters, digits, _ . -", s.Name)
+	case len(s.Devices) == 0:
+		return bad("the stage has no devices")
+	case strings.TrimSpace(s.Text) == "":
+		return bad("the stage has no text")
+	}
+	if len(s.Mesh) > 0 {
+		size, names := 1, map[string]bool{}
+		for _, a := range s.Mesh {
+			if a.Size < 1 || a.Name == "" || names[a.Name] {
+				return bad("mesh axis %q of size %d", a.Name, a.Size)
+			}
+			names[a.Name] = true
+			size *= a.Size
+		}
+		if size != len(s.Devices) {
+			return bad("the mesh has %d places for %d devices", size, len(s.Devices))
+		}
+	}
+	if dup := s.Devices.duplicate(); dup >= 0 {
+		return bad("device %d stands twice", dup)
+	}
+	for _, list := range [][]Array{s.Args, s.Results} {
+		for _, a := range list {
+			if _, err := s.Local(a); err != nil {
+				return err
+			}
+		}
+	}
+	return s.checkDonations(bad)
+}
+
+// checkDonations holds every donated argument to a result of the same cut, each result taken once.
+func (s *Stage) checkDonations(bad func(string, ...any) error) error {
+	taken := map[string]string{}
+	for _, a := range s.Args {
+		if a.Into == "" {
+			continue
+		}
+		at := slices.IndexFunc(s.Results, func(r Array) bool { return r.Name == a.Into })
+		switch {
+		case at < 0:
+			return bad("argument %s is donated to %s, which is not a result", a.Name, a.Into)
+		case taken[a.Into] != "":
+			return bad("arguments %s and %s are donated to the same result", taken[a.Into], a.Name)
+		case !s.Results[at].Global.Equal(a.Global) || !sameSplit(s.Results[at].Split, a.Split):
+			return bad("argument %s and the result %s that takes its place differ in shape or split",
+				a.Name, a.Into)
+		}
+		taken[a.Into] = a.Name
+	}
+	return nil
+}
+
+func sameSplit(a, b [][]string) bool {
+	return slices.EqualFunc(a, b, slices.Equal[[]string])
+}
+
+// Local is the shape of the piece of a that one device holds.
+func (s *Stage) Local(a Array) (dtype.Shape, error) {
+	local := dtype.Shape{Type: a.Global.Type, Dims: slices.Clone(a.Global.Dims)}
+	fail := func(format string, args ...any) (dtype.Shape, error) {
+		return dtype.Shape{}, diag.New(diag.ProgramInvalid, format, args...).At("stage %s", s.Name)
+	}
+	if !a.Global.Type.Valid() || a.Name == "" {
+		return fail("an array lacks a name or an element type")
+	}
+	if a.Split != nil && len(a.Split) != len(a.Global.Dims) {
+		return fail("%s has %d dimensions and %d splits", a.Name, len(a.Global.Dims), len(a.Split))
+	}
+	used := map[string]bool{}
+	for d, axes := range a.Split {
+		for _, axis := range axes {
+			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
+			if at < 0 {
+				return fail("%s is cut along %q, which the mesh does not have", a.Name, axis)
+			}
+			if used[axis] {
+				return fail("%s is cut along %q twice", a.Name, axis)
+			}
+			used[axis] = true
+			size := int64(s.Mesh[at].Size)
+			if local.Dims[d]%size != 0 {
+				return fail("%s: %d rows of dimension %d cannot be cut in %d", a.Name, local.Dims[d], d, size)
+			}
+			local.Dims[d] /= size
+		}
+	}
+	return local, nil
+}
+
+// Start is where the piece that the stage's i-th device holds begins in the global array.
+func (s *Stage) Start(a Array, i int) ([]int64, error) {
+	local, err := s.Local(a)
+	if err != nil {
+		return nil, err
+	}
+	place := s.coordinates(i)
+	start := make([]int64, len(local.Dims))
+	for d, axes := range a.Split {
+		block := int64(0)
+		for _, axis := range axes {
+			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
+			block = block*int64(s.Mesh[at].Size) + int64(place[at])
+		}
+		start[d] = block * local.Dims[d]
+	}
+	return start, nil
+}
+
+// coordinates are the place of the i-th device on the mesh, the last axis fastest.
+func (s *Stage) coordinates(i int) []int {
+	place := make([]int, len(s.Mesh))
+	for k := len(s.Mesh) - 1; k >= 0; k-- {
+		place[k] = i % s.Mesh[k].Size
+		i /= s.Mesh[k].Size
+	}
+	return place
+}
+
+// FromText makes a program of one stage from a bare StableHLO module on devices 0 to n-1.
+func FromText(name, text string, n int) *Program {
+	return &Program{Name: name, Stages: []Stage{{Name: name, Devices: Range(0, n), Text: text}}}
+}
+
+// Digest identifies the program by its contents.
+func (p *Program) Digest() (string, error) {
+	b, err := p.Marshal()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("sha256:%s", hex.EncodeToString(hashOf(b))), nil
+}
+
+func hashOf(b []byte) []byte { h := sha256.Sum256(b); return h[:] }

@@ -1,0 +1,181 @@
+package program
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+func f32(dims ...int64) dtype.Shape { return dtype.Shape{Type: dtype.F32, Dims: dims} }
+
+// sample is a step on a mesh of 2 x 4 that updates a weight in place.
+func sample() *Program {
+	return &Program{Name: "step", Stages: []Stage{{
+		Name: "update", Devices: Range(0, 8),
+		Mesh: []Axis{{"fsdp", 2}, {"tp", 4}},
+		Args: []Array{
+			{Name: "w", Global: f32(16, 8), Split: [][]string{{"fsdp"}, {"tp"}}, Into: "w"},
+			{Name: "lr", Global: f32()},
+			{Name: "m", Global: f32(16, 8), Split: [][]string{{"fsdp", "tp"}, nil}, Memory: "pinned_host"},
+		},
+		Results: []Array{{Name: "w", Global: f32(16, 8), Split: [][]string{{"fsdp"}, {"tp"}}}},
+		Flags:   map[string]any{"xla_gpu_enable_triton_gemm": false, "xla_cpu_x": "1"},
+		Text:    "module @step {\n}\n",
+	}}}
+}
+
+func TestFileRoundTrip(t *testing.T) {
+	b, err := sample().Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const path = "testdata/v1.program"
+	if *update {
+		if err := os.WriteFile(path, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(old), string(b)); diff != "" {
+		t.Errorf("the file of version 1 is written differently now:\n%s", diff)
+	}
+	got, err := Parse(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sample(), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseRefusesByName(t *testing.T) {
+	good, err := sample().Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(old, new string) string { return strings.Replace(string(good), old, new, 1) }
+	for name, c := range map[string]struct {
+		file string
+		code diag.Code
+	}{
+		"empty":        {"", diag.ProgramFormat},
+		"other file":   {"module {}\n", diag.ProgramFormat},
+		"version 9":    {edit("program 1", "program 9"), diag.ProgramVersion},
+		"no json":      {edit("-- program.json --", "-- other.json --"), diag.ProgramFormat},
+		"bad json":     {edit(`"name"`, `"nam"`), diag.ProgramFormat},
+		"no text":      {edit("-- update.mlir --", "-- x.mlir --"), diag.ProgramFormat},
+		"extra text":   {string(good) + "-- x.mlir --\n", diag.ProgramFormat},
+		"twice":        {string(good) + "-- update.mlir --\n", diag.ProgramFormat},
+		"mesh size":    {edit(`"size": 2`, `"size": 3`), diag.ProgramInvalid},
+		"odd cut":      {edit("f32[16,8]", "f32[15,8]"), diag.ProgramInvalid},
+		"unknown axis": {edit(`"tp"`, `"tq"`), diag.ProgramInvalid},
+		"bad devices":  {edit(`"0-7"`, `"7-0"`), diag.ProgramFormat},
+		"twice device": {edit(`"0-7"`, `"0-6,3"`), diag.ProgramInvalid},
+		"no such into": {edit(`"into": "w"`, `"into": "v"`), diag.ProgramInvalid},
+	} {
+		_, err := Parse([]byte(c.file))
+		if !errors.Is(err, diag.New(c.code, "")) {
+			t.Errorf("%s: %v, want %s", name, err, c.code)
+		}
+	}
+}
+
+// The pieces of a cut array must cover it: every element once for each copy.
+func TestPiecesCoverTheArray(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := Stage{Name: "s", Text: "x"}
+		n := 1
+		for _, name := range []string{"a", "b", "c"}[:rapid.IntRange(1, 3).Draw(t, "axes")] {
+			size := rapid.IntRange(1, 4).Draw(t, name)
+			s.Mesh = append(s.Mesh, Axis{name, size})
+			n *= size
+		}
+		s.Devices = Range(0, n)
+		a := Array{Name: "x", Global: f32(24, 24), Split: [][]string{nil, nil}}
+		copies := n
+		for _, axis := range s.Mesh {
+			d := rapid.IntRange(-1, 1).Draw(t, "dim of "+axis.Name)
+			if d >= 0 {
+				a.Split[d] = append(a.Split[d], axis.Name)
+				copies /= axis.Size
+			}
+		}
+		local, err := s.Local(a)
+		if err != nil {
+			t.Skip("sizes do not divide")
+		}
+		seen := make([]int, 24*24)
+		for i := range n {
+			start, err := s.Start(a, i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r := range local.Dims[0] {
+				for c := range local.Dims[1] {
+					seen[(start[0]+r)*24+start[1]+c]++
+				}
+			}
+		}
+		for k, times := range seen {
+			if times != copies {
+				t.Fatalf("element %d is held %d times, want %d", k, times, copies)
+			}
+		}
+	})
+}
+
+func TestDevicesRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := Devices(rapid.SliceOfDistinct(rapid.IntRange(0, 300), rapid.ID[int]).Draw(t, "devices"))
+		got, err := ParseDevices(d.String())
+		if err != nil || !cmp.Equal([]int(d), []int(got), cmp.Transformer("nil", func(x []int) string { return fmt.Sprint(x) })) {
+			t.Fatalf("%v came back as %v: %v", d, got, err)
+		}
+	})
+	if got := Range(0, 100_000).String(); got != "0-99999" {
+		t.Errorf("100,000 devices are %q", got)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	good, err := sample().Marshal()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte("deepwell program 1\n-- program.json --\n{}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := Parse(data)
+		if err != nil {
+			return
+		}
+		again, err := p.Marshal()
+		if err != nil {
+			t.Fatalf("what was read cannot be written: %v", err)
+		}
+		if _, err := Parse(again); err != nil {
+			t.Fatalf("what was written cannot be read: %v", err)
+		}
+	})
+}
+
+func ExampleStage_Start() {
+	s := sample().Stages[0]
+	start, _ := s.Start(s.Args[0], 5) // device 5 is at fsdp 1, tp 1
+	fmt.Println(start)
+	// Output: [8 2]
+}
