@@ -116,7 +116,7 @@ func (e *Env) compilerFor(ctx context.Context, c machine.Cluster, withoutCuDNN b
 			return nil, nil, err
 		}
 		return func(s *program.Stage) (*engine.Report, error) { return gpu.Compile(ctx, s, t) },
-			func() {}, nil
+			gpu.Close, nil
 	}
 	cpu, err := engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines, Devices: c.Count})
 	if err != nil {

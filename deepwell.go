@@ -41,12 +41,16 @@ func (e *Env) Install(ctx context.Context, name string, from []string) (*plugin.
 	v := e.begin(ctx, "install")
 	in := &plugin.Installer{Dir: e.Engines, From: from, Events: e.Events}
 	var bundle *plugin.Bundle
-	v.pass("fetch, check and unpack", func() (err error) { bundle, err = in.Install(ctx, name); return err })
+	v.pass("fetch, check and unpack", func() (err error) {
+		bundle, err = in.Install(ctx, name)
+		return err
+	})
 	return bundle, v.err
 }
 
 // Probe examines the host; measure also times it through the CPU engine.
-func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine, error) {
+func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine,
+	error) {
 	v := e.begin(ctx, "probe")
 	var m *machine.Machine
 	v.pass("list engines", func() (err error) { o.Engines, err = e.engines(); return err })

@@ -43,7 +43,8 @@ func (d *Diagnosis) Err() error {
 	if failed == 0 {
 		return nil
 	}
-	return diag.New(diag.DoctorFailed, "%d of %d checks failed", failed, len(d.Checks)).Try("%s", d.Fix)
+	return diag.New(diag.DoctorFailed, "%d of %d checks failed", failed, len(d.Checks)).
+		Try("%s", d.Fix)
 }
 
 // A checkup is one check of doctor: a name, and what finds out. A later check that rests on an
@@ -87,7 +88,8 @@ const checkDevices = 8
 // engine that they share.
 func (e *Env) checks() (list []checkup, done func()) {
 	var cpu *engine.Engine
-	onCPU := func(run func(context.Context, *engine.Engine) (string, error)) func(context.Context) (string, error) {
+	type onEngine func(context.Context, *engine.Engine) (string, error)
+	onCPU := func(run onEngine) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
 			var err error
 			if cpu == nil {
@@ -111,7 +113,8 @@ func (e *Env) checks() (list []checkup, done func()) {
 		{"cudnn", e.cudnn},
 		{"collectives", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
 			n, err := check.Collectives(ctx, eng, checkDevices)
-			return fmt.Sprintf("%d programs right on %d CPU devices: f32, bf16, FP8 and FP4 bytes", n, checkDevices), err
+			return fmt.Sprintf("%d programs right on %d CPU devices: f32, bf16, FP8 and FP4 bytes",
+				n, checkDevices), err
 		})},
 		{"halves", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
 			return "two executables at once on halves of the devices, 50 runs each",
@@ -168,6 +171,7 @@ func (e *Env) blackwell(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer c.Close()
 	cluster, err := machine.ParseCluster("8xb200")
 	if err != nil {
 		return "", err

@@ -111,7 +111,8 @@ func timeProgram(ctx context.Context, eng *engine.Engine, text string, shape dty
 	return best, nil
 }
 
-func timeCopies(ctx context.Context, eng *engine.Engine, shape dtype.Shape) (to, from int64, err error) {
+func timeCopies(ctx context.Context, eng *engine.Engine, shape dtype.Shape) (to, from int64,
+	err error) {
 	stage := &program.Stage{Name: "copy", Devices: program.Range(0, 1), Text: "-"}
 	spec := program.Array{Name: "x", Global: shape}
 	data, back := engine.Aligned(int(shape.Bytes())), engine.Aligned(int(shape.Bytes()))

@@ -164,7 +164,8 @@ func (c Code) class() Class {
 // Catalogue prints every code with its exit class, meaning and an example, as docs/errors.md.
 func Catalogue() string {
 	var b strings.Builder
-	b.WriteString("# Error codes\n\nPrinted from `diag/codes.go`; `go test ./diag -update` writes it.\n\n")
+	b.WriteString("# Error codes\n\n" +
+		"Printed from `diag/codes.go`; `go test ./diag -update` writes it.\n\n")
 	b.WriteString("| code | exit | meaning | example |\n|---|---|---|---|\n")
 	for _, r := range catalogue {
 		fmt.Fprintf(&b, "| %s | %d | %s | %s |\n", r.code, r.class, r.meaning, r.example)

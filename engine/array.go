@@ -138,9 +138,6 @@ func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
 	return c, nil
 }
 
-// alignment is what XLA:CPU asks of memory that it uses in place.
-const alignment = 64
-
 // Aligned makes n bytes that begin at a multiple of 64, so that the CPU engine can use them
 // without a copy.
-func Aligned(n int) []byte { return pjrt.Aligned(n, alignment) }
+func Aligned(n int) []byte { return pjrt.Aligned(n) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
@@ -19,6 +20,10 @@ type Compiler struct {
 	plugin *pjrt.Plugin
 	bundle *plugin.Bundle
 	cudnn  string // version of the cuDNN that plans are made with, "" for none
+
+	mu       sync.Mutex
+	target   string // what topology describes
+	topology *pjrt.Topology
 }
 
 // compilerEngine is the engine that compiles for NVIDIA cards.
@@ -33,14 +38,17 @@ func OpenCompiler(ctx context.Context, dir string, withoutCuDNN bool) (*Compiler
 		return nil, err
 	}
 	c := &Compiler{plugin: p, bundle: bundle, cudnn: bundle.CuDNN}
-	if withoutCuDNN {
+	// cuDNN asks libcuda while it plans; where there is neither a driver nor a stand-in (Arm hosts
+	// without a GPU) the compile goes without plans, and the report says so.
+	if withoutCuDNN || bundle.Stub == "" && !bundle.Driver {
 		c.cudnn = ""
 	}
 	return c, nil
 }
 
 // Compile compiles one stage for the target and says what came of it.
-func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Target) (*Report, error) {
+func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Target) (*Report,
+	error) {
 	if err := ctx.Err(); err != nil {
 		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
 	}
@@ -51,17 +59,13 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
 			len(s.Devices), t.Card.Title, n)
 	}
-	start := time.Now()
-	topology, err := c.plugin.NewTopology([]pjrt.Option{
-		{Name: "target_config", Value: t.ConfigText(c.bundle.CuDNN)},
-		{Name: "topology", Value: t.Topology()},
-	})
-	if err != nil {
-		return nil, diag.New(diag.CompileFailed, "the compiler does not take %s as a target", t.Card.Name).
-			Wrap(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.describe(t); err != nil {
+		return nil, err
 	}
-	defer topology.Free()
-	x, err := topology.Compile([]byte(s.Text), c.options(s, t))
+	start := time.Now()
+	x, err := c.topology.Compile([]byte(s.Text), c.options(s, t))
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +86,39 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	return r, nil
 }
 
+// describe makes the topology of a target. All stages of a program have the same, and describing
+// 65,536 devices takes 0.1 s, so the last one is kept.
+func (c *Compiler) describe(t machine.Target) error {
+	config, shape := t.ConfigText(c.bundle.CuDNN), t.Topology()
+	if c.topology != nil && c.target == shape+config {
+		return nil
+	}
+	topology, err := c.plugin.NewTopology([]pjrt.Option{
+		{Name: "target_config", Value: config}, {Name: "topology", Value: shape},
+	})
+	if err != nil {
+		return diag.New(diag.CompileFailed, "the compiler does not take %s as a target",
+			t.Card.Name).Wrap(err)
+	}
+	c.free()
+	c.target, c.topology = shape+config, topology
+	return nil
+}
+
+// Close frees what the compiler keeps.
+func (c *Compiler) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.free()
+}
+
+func (c *Compiler) free() {
+	if c.topology != nil {
+		c.topology.Free()
+		c.topology = nil
+	}
+}
+
 // options are the flags of the stage on top of what every compile without a device needs and of
 // the set that hid most communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
@@ -90,12 +127,18 @@ func (c *Compiler) options(s *program.Stage, t machine.Target) pjrt.CompileOptio
 		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
 		"xla_gpu_autotune_level":   0,
 		"xla_gpu_shard_autotuning": false,
+		// CUB asks the CUDA runtime how much scratch a sort needs, which fails without a device.
+		"xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_DISABLED",
 		// Without a device every Triton product would get a default tile; cuBLAS chooses on the card.
 		"xla_gpu_enable_triton_gemm": false,
 		// Only gathers that the program marks are prefetched; "on" also clones recomputed layers.
 		"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
 		// Collectives inside an NVLink domain do not wait behind those between hosts.
 		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
+	}
+	if arch := t.Card.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
+		// XLA's cost model, which turns the scheduler on by itself, knows those three only.
+		flags["xla_gpu_enable_latency_hiding_scheduler"] = true
 	}
 	if c.cudnn != "" {
 		flags["xla_gpu_cudnn_deviceless_compilation_mode"] = "CUDNN_DEVICELESS_COMPILATION_AUTO"
@@ -132,7 +175,8 @@ func newReport(x *pjrt.Executable, s *program.Stage, t machine.Target) (*Report,
 		Topology: t.Topology(), Memory: memory, CapacityBytes: t.MemoryBytes(),
 		CustomCalls: m.CustomCalls(), Collectives: m.Collectives(), Recomputed: len(m.Remat())}
 	if r.Recomputed > 0 {
-		r.Notes = append(r.Notes, "the compiler recomputes to save memory, which the plan did not ask for")
+		r.Notes = append(r.Notes,
+			"the compiler recomputes to save memory, which the plan did not ask for")
 	}
 	return r, nil
 }

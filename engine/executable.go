@@ -225,7 +225,8 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 	}()
 	for i, a := range args {
 		if a == nil || len(a.parts) != len(devices) {
-			return nil, diag.New(diag.ArgumentCount, "argument %s of stage %s must have a piece on each of %d devices",
+			return nil, diag.New(diag.ArgumentCount,
+				"argument %s of stage %s must have a piece on each of %d devices",
 				x.stage.Args[i].Name, x.stage.Name, len(devices))
 		}
 		for d := range devices {

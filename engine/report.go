@@ -26,7 +26,7 @@ type Report struct {
 	Topology string `json:"topology"`
 	Engine   string `json:"engine"`
 	CuDNN    string `json:"cudnn,omitempty"` // version that plans were made with
-	// Seconds is how long the compile took, the description of the target included.
+	// Seconds is how long the compile took.
 	Seconds float64 `json:"seconds"`
 	// Memory is what one device needs; CapacityBytes what it has, 0 if unknown.
 	Memory        pjrt.CompiledMemory `json:"memory"`
@@ -74,7 +74,7 @@ func ParseReport(data []byte) (*Report, error) {
 // String writes the report for people.
 func (r *Report) String() string {
 	var b strings.Builder
-	head := []string{fmt.Sprintf("%s %s", thousands(int64(r.Devices)), strings.ToUpper(r.Target)), "XLA " + r.Engine}
+	head := []string{thousands(int64(r.Devices)) + " " + strings.ToUpper(r.Target), "XLA " + r.Engine}
 	if r.CuDNN != "" {
 		head = append(head, "cuDNN "+r.CuDNN)
 	}
@@ -87,12 +87,14 @@ func (r *Report) String() string {
 		if r.Fits() != nil {
 			verdict = "does not fit"
 		}
-		fmt.Fprintf(&b, "needs       %s of %s   %s\n", event.Size(need), event.Size(r.CapacityBytes), verdict)
+		fmt.Fprintf(&b, "needs       %s of %s   %s\n", event.Size(need),
+			event.Size(r.CapacityBytes), verdict)
 	} else {
 		fmt.Fprintf(&b, "needs       %s\n", event.Size(need))
 	}
 	fmt.Fprintf(&b, "            arguments %s · outputs %s · in place %s · temp %s · peak %s\n",
-		event.Size(m.Argument), event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp), event.Size(m.Peak))
+		event.Size(m.Argument), event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp),
+		event.Size(m.Peak))
 	label := "kernels"
 	for _, k := range r.kernels() {
 		fmt.Fprintf(&b, "%-11s %s\n", label, k)

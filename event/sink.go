@@ -198,5 +198,6 @@ func (p Progress) text() string {
 	if p.Total <= 0 {
 		return fmt.Sprintf("%s  %s", p.Task, amount(p.Done))
 	}
-	return fmt.Sprintf("%s  %3d %%  %s of %s", p.Task, 100*p.Done/p.Total, amount(p.Done), amount(p.Total))
+	return fmt.Sprintf("%s  %3d %%  %s of %s", p.Task, 100*p.Done/p.Total, amount(p.Done),
+		amount(p.Total))
 }

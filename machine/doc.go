@@ -8,7 +8,7 @@
 // plan made for a name can be held against the machine it lands on.
 //
 // Everything Probe reads of Linux goes through an [io/fs.FS], so a test can hand it a machine made
-// of text. The description says nothing that changes from day to day or tells which host it was
-// (no time, no host name, no serial number) unless [Options] asks for it. A value that could not
-// be found out is zero; no number is a guess.
+// of text. The description does not tell which host it was or when (no host name, no serial number,
+// no time) unless [Options] asks for it; what changes from run to run is only free memory and the
+// negotiated PCIe speed. A value that could not be found out is zero.
 package machine

@@ -29,6 +29,11 @@ type Bundle struct {
 	// Stub is the stand-in for libcuda.so.1 that lets cuDNN plan without a driver. It is "" where a
 	// real driver exists, and where no stand-in can be written (linux/arm64).
 	Stub string
+
+	// Driver says that this host has a real NVIDIA driver; always false for an engine without CUDA.
+	// With neither Stub nor Driver, cuDNN finds no plan and a compile that asks it for one fails:
+	// leave xla_gpu_cudnn_deviceless_compilation_mode alone then.
+	Driver bool
 }
 
 // Open finds an installed engine in dir and verifies every file of it. The error is DW2002 if the
@@ -70,7 +75,8 @@ func (c *catalogue) bundle(dir string, e *engine) *Bundle {
 	}
 	b := &Bundle{Name: e.name, Version: e.version, Digest: e.trees[c.host], Plugin: at(e.plugin),
 		DataDir: at(e.data), CuDNN: e.cudnn}
-	if len(c.generated(e)) > 0 && !c.driver() {
+	b.Driver = e.cudnn != "" && c.driver()
+	if len(c.generated(e)) > 0 && !b.Driver {
 		b.Stub = at(e.stub)
 		b.Preload = []string{b.Stub}
 	}

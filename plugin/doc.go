@@ -12,8 +12,8 @@
 //	cuda13      XLA for NVIDIA GPUs, as far as a compile needs it: the plugin, ptxas, libdevice,
 //	            cuDNN's planner and what it asks for. No GPU and no driver are needed.
 //	cuda13-run  The same and what a GPU host needs to run: NCCL, cuBLAS, the CUDA runtime and the
-//	            rest of cuDNN. Its files were loaded, and compile programs; they have not been
-//	            run on a GPU.
+//	            rest of cuDNN. Its libraries load and it compiles programs; it has not been run
+//	            on a GPU.
 //
 // # What is trusted
 //
@@ -33,13 +33,20 @@
 //
 // # What a compile without a GPU loads
 //
-// Measured with jax-cuda13-pjrt 0.12.0.1 and cuDNN 9.24.1 over some thirty programs (block-scaled
-// products, attention, convolution, fusions, sort; b200 and rtx6000pro), with LD_DEBUG and strace:
-// the plugin finds every library in the tree by its own RPATH, so only the stand-in for libcuda
-// has to be loaded before it. cuDNN loads libcudnn, _graph, _heuristic and the three _engines
-// libraries, and ends the process (SIGABRT) if libcublasLt is not there; it never asked for
-// libcublas, nor for libcudnn_ops, _cnn, _adv and _ext. NVRTC is named by cuDNN but was never
-// loaded; it is kept, because a library that is missed ends the process. Of the CUDA tools only
-// ptxas runs; nvlink and fatbinary do not. Any dnn_version of the target from 9.10.0 to 9.25.0
-// gave the same programs; the true one is Bundle.CuDNN.
+// Observed with strace over 13 programs, each for b200 and rtx6000pro (block-scaled products,
+// attention, fusions, a convolution, an FFT), with jax-cuda13-pjrt 0.12.0.1 and cuDNN 9.24.1; 16 of
+// the 26 compiles asked cuDNN for plans, the convolution did not:
+//
+//   - The plugin finds every library in the tree by its own RPATH; only the stand-in for libcuda
+//     has to be loaded before it.
+//   - cuDNN opens libcudnn, _graph, _heuristic and the three _engines libraries, and libcublasLt,
+//     without which it ends the process (SIGABRT). It opened neither libcublas nor libcudnn_ops,
+//     _cnn, _adv and _ext.
+//   - NVRTC was not opened either. It is kept because three of those libraries name it, and a
+//     program that was not tried might need it.
+//   - ptxas is the only CUDA tool that is needed; nvlink, if there, is asked for its version.
+//   - ptxas and libdevice are found beside the plugin even without Bundle.DataDir, but then a
+//     ptxas on PATH goes first. With it, the folder's path is text in the optimized program.
+//   - The target's dnn_version made no difference that was seen: five values from 9.10.0 to 9.25.0
+//     gave equal memory sizes for two programs. Bundle.CuDNN is the true one.
 package plugin

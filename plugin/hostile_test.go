@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +28,8 @@ type hostile struct {
 // hostileWheels are also the seeds of FuzzUnpack.
 func hostileWheels() []hostile {
 	with := func(name string, more ...entry) hostile {
-		return hostile{name: name, data: zipped(append(good(), more...)...), mention: more[0].name}
+		return hostile{name: name, data: zipped(append(good(), more...)...),
+			mention: strings.Trim(strconv.Quote(more[0].name), `"`)}
 	}
 	whole := zipped(good()...)
 	lie := func(size uint64) func(*zip.FileHeader) {
@@ -172,7 +174,8 @@ func TestHostile(t *testing.T) {
 		script("pip brings nothing", diag.EngineDownload, "0 wheels", `exit 0`),
 		script("pip brings another wheel", diag.EngineDigest, wheelName,
 			`while [ "$1" != --dest ]; do shift; done; echo x > "$2/`+wheelName+`"`),
-		row{name: "pip hangs", want: diag.Canceled, mention: "downloading alpha-pjrt==1.0", act: hangingPip},
+		row{name: "pip hangs", want: diag.Canceled, mention: "downloading",
+			act: hangingPip},
 
 		spoil("corrupt manifest", "manifest.json", overwrite("manifest.json", "{")),
 		spoil("empty manifest", "manifest.json", overwrite("manifest.json", `{"version":1}`)),
@@ -185,8 +188,8 @@ func TestHostile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			forged := fmt.Sprintf(`{"version":1,"engine":"alpha","packages":[%q],"files":[]}`, m.Packages[0])
-			overwrite("manifest.json", forged)(t, folder)
+			const form = `{"version":1,"engine":"alpha","packages":[%q],"files":[]}`
+			overwrite("manifest.json", fmt.Sprintf(form, m.Packages[0]))(t, folder)
 		}),
 		spoil("changed plugin", "alpha/alpha.so", overwrite("alpha/alpha.so", size[1:]+"x")),
 		spoil("longer plugin", "alpha/alpha.so", overwrite("alpha/alpha.so", size+"x")),
@@ -200,7 +203,8 @@ func TestHostile(t *testing.T) {
 			_ = os.Symlink(filepath.Join(folder, "../../moved"), plugin)
 		}),
 
-		row{name: "killed in the middle", want: diag.EngineMissing, mention: "not installed", act: killed},
+		row{name: "killed in the middle", want: diag.EngineMissing, mention: "not installed",
+			act: killed},
 		row{name: "two at once", want: diag.EngineBusy, mention: "by process ", act: twoAtOnce},
 	)
 	for _, r := range rows {
@@ -227,7 +231,8 @@ func TestHostile(t *testing.T) {
 				}
 			}
 			err := act(t, x)
-			if e := diag.From(err); e == nil || e.Code != r.want || !strings.Contains(e.Format(), r.mention) {
+			e := diag.From(err)
+			if e == nil || e.Code != r.want || !strings.Contains(e.Format(), r.mention) {
 				t.Errorf("want %s that mentions %q, got %v", r.want, r.mention, err)
 			}
 			if took := time.Since(start); took > bound {
@@ -315,7 +320,7 @@ type stopAtUnpack struct{}
 func (stopAtUnpack) Emit(e event.Event) {
 	if p, ok := e.(event.Progress); ok && strings.HasPrefix(p.Task, "unpack") {
 		fmt.Println("unpacking")
-		select {}
+		time.Sleep(time.Hour)
 	}
 }
 
@@ -372,7 +377,8 @@ func twoAtOnce(t *testing.T, x *fixture) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*lockPoll)
 	defer cancel()
 	_, busy := x.installer().Install(ctx, "alpha")
-	if want := fmt.Sprintf("by process %d", cmd.Process.Pid); !strings.Contains(busy.Error(), want) {
+	want := fmt.Sprintf("by process %d", cmd.Process.Pid)
+	if busy == nil || !strings.Contains(busy.Error(), want) {
 		t.Errorf("does not say %q: %v", want, busy)
 	}
 	if err := x.table.remove(x.dir, "alpha"); diag.From(err).Code != diag.EngineMissing {

@@ -194,7 +194,7 @@ func sweep(dir, name string) error {
 
 // place moves a whole tree to its final name. An older tree of that name steps aside first.
 func place(tree, dir, name string) error {
-	if err := syncDirs(tree); err != nil {
+	if err := syncTree(tree); err != nil {
 		return err
 	}
 	if err := retire(dir, name); err != nil {
@@ -203,7 +203,7 @@ func place(tree, dir, name string) error {
 	if err := os.Rename(tree, filepath.Join(dir, name)); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return syncPath(dir)
 }
 
 // retire renames an installed engine to a leftover, if there is one: from that moment it is not
@@ -223,23 +223,24 @@ func retire(dir, name string) error {
 	return os.RemoveAll(aside)
 }
 
-// syncDirs makes the names in a tree durable, so that a power cut after the rename finds them.
-func syncDirs(tree string) error {
-	return filepath.WalkDir(tree, func(path string, d os.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
+// syncTree makes the files and the names in a tree durable, so that a power cut after the rename
+// finds them. It is done at the end, when the kernel has written most of them already.
+func syncTree(tree string) error {
+	return filepath.WalkDir(tree, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
 			return err
 		}
-		return syncDir(path)
+		return syncPath(path)
 	})
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+func syncPath(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	return d.Sync()
+	defer f.Close()
+	return f.Sync()
 }
 
 func (in *Installer) emit(e event.Event) {

@@ -93,7 +93,7 @@ func (in *Installer) fromFiles() (source, error) {
 }
 
 // isFile reports whether a file of that name should be the wheel. In the name of a wheel a run
-// of -, _ and . in the package's name is one _ (binary distribution format, packaging.python.org).
+// of -, _ and . in the package's name is one _ (the specification of wheel file names).
 func (w wheel) isFile(name string) bool {
 	prefix := strings.ReplaceAll(w.name, "-", "_") + "-" + w.version + "-"
 	return strings.HasPrefix(strings.ToLower(name), prefix) && strings.HasSuffix(name, ".whl")

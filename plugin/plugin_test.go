@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
@@ -152,7 +154,7 @@ func (x *fixture) installed(t *testing.T) []string {
 		names = append(names, fmt.Sprintf("%v %s", info.Mode(), rel))
 		return err
 	})
-	if err != nil && !os.IsNotExist(err) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		t.Fatal(err)
 	}
 	return names
@@ -292,7 +294,8 @@ func TestDefaultDir(t *testing.T) {
 		{"", "", "/home/a", "/home/a/.local/share/deepwell/engines"},
 		{"", "", "", ""},
 	} {
-		env := map[string]string{"DEEPWELL_HOME": row.deepwell, "XDG_DATA_HOME": row.xdg, "HOME": row.home}
+		env := map[string]string{
+			"DEEPWELL_HOME": row.deepwell, "XDG_DATA_HOME": row.xdg, "HOME": row.home}
 		got, err := DefaultDir(func(name string) string { return env[name] })
 		if got != row.want || (err != nil) != (row.want == "") {
 			t.Errorf("%v: %q, %v", row, got, err)
@@ -326,6 +329,9 @@ func TestDriver(t *testing.T) {
 			b := c.bundle("/engines", &e)
 			if want := !row.want && e.stub != ""; (b.Stub != "") != want || (len(b.Preload) > 0) != want {
 				t.Errorf("%s, %s: stub %q, preload %q", row.name, e.name, b.Stub, b.Preload)
+			}
+			if want := row.want && e.stub != ""; b.Driver != want {
+				t.Errorf("%s, %s: driver %t", row.name, e.name, b.Driver)
 			}
 		}
 	}

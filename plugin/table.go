@@ -55,9 +55,10 @@ func builtin() *catalogue {
 	}
 }
 
-// engines is the table. Versions of the CUDA packages are those of CUDA 13.4 update 3; cuBLAS is
-// that release's 13.8 with its latest fixes. NVSHMEM is left out: this plugin answers "NVSHMEM is
-// not supported in XLA".
+// engines is the table. The CUDA packages have the versions that the package cuda-toolkit 13.4.3
+// names, except cuBLAS: it names 13.8.0.4, and 13.8.2.12 is what cuDNN's plans were tried with.
+// NCCL 2.30.7 exports every nccl function that the plugin names; no run speaks for that version.
+// NVSHMEM is left out: the plugin holds the message "NVSHMEM is not supported in XLA".
 func engines() []engine {
 	return []engine{
 		{

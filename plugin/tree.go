@@ -70,7 +70,9 @@ func readManifest(folder string) (manifest, error) {
 }
 
 // verify holds the tree in folder against the digest in the table: first the names and kinds of
-// all files, then every byte.
+// all files, then every byte. Measured warm on two cores, about 1 GB/s each: 0.24 s for cpu (one
+// file of 259 MB), 0.9 s for cuda13 (1.8 GB; 1.7 s under a load of 3.4), 2.4 and 3.1 s for
+// cuda13-run (3.2 GB).
 func (c *catalogue) verify(ctx context.Context, folder string, e *engine) error {
 	untrusted := func(format string, args ...any) *diag.Error {
 		return diag.New(diag.EngineUntrusted, format, args...).At("%s", folder).

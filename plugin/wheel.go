@@ -240,10 +240,10 @@ func (e *readError) Error() string { return e.err.Error() }
 func (e *readError) Unwrap() error { return e.err }
 
 // chunk is how much is copied between two looks at the context.
-const chunk = 1 << 20
+const chunk = 256 << 10
 
-// writeFile copies r to a new file below root, syncs it, and returns its digest and size. A file
-// in a folder called bin is executable.
+// writeFile copies r to a new file below root and returns its digest and size. A file in a folder
+// called bin is executable.
 func writeFile(
 	ctx context.Context, root *os.Root, name string, r io.Reader,
 ) (digest string, size int64, err error) {
@@ -283,9 +283,6 @@ func writeFile(
 		if readErr != nil {
 			return "", 0, &readError{readErr}
 		}
-	}
-	if err := out.Sync(); err != nil {
-		return fail(err)
 	}
 	if err := out.Close(); err != nil {
 		return fail(err)

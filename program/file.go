@@ -50,7 +50,8 @@ func Parse(data []byte) (*Program, error) {
 			fmt.Sprint(magic, version)).Try("deepwell compile -o program.dw writes one")
 	}
 	if tag != fmt.Sprint(version) {
-		return nil, diag.New(diag.ProgramVersion, "the program has version %q; this binary reads %d", tag, version)
+		return nil, diag.New(diag.ProgramVersion, "the program has version %q; this binary reads %d",
+			tag, version)
 	}
 	texts := map[string]string{}
 	for _, f := range txtar.Parse(data).Files {
@@ -77,7 +78,8 @@ func Parse(data []byte) (*Program, error) {
 		p.Stages[i].Text = text
 	}
 	if len(texts) != len(p.Stages)+1 {
-		return nil, diag.New(diag.ProgramFormat, "the file has %d sections for %d stages", len(texts), len(p.Stages))
+		return nil, diag.New(diag.ProgramFormat, "the file has %d sections for %d stages",
+			len(texts), len(p.Stages))
 	}
 	return p, p.Validate()
 }

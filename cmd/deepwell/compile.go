@@ -16,8 +16,8 @@ func (a *app) compile() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compile FILE --cluster NxCARD",
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
-		Long: "Compile reads a StableHLO module written for one device, or a program file, compiles it\n" +
-			"for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
+		Long: "Compile reads a StableHLO module written for one device, or a program file, compiles\n" +
+			"it for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
 			"called, and the collectives with their groups, bytes and whether they are asynchronous.\n" +
 			"It ends with status 3 if the program does not fit the card.",
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
@@ -52,9 +52,13 @@ func (a *app) compile() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&job.Cluster, "cluster", "", "what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
-	cmd.Flags().StringArrayVar(&sets, "set", nil, "a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
-	cmd.Flags().BoolVar(&job.WithoutCuDNN, "without-cudnn", false, "make no cuDNN plans, to see what they add")
+	flags := cmd.Flags()
+	flags.StringVar(&job.Cluster, "cluster", "",
+		"what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
+	flags.StringArrayVar(&sets, "set", nil,
+		"a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
+	flags.BoolVar(&job.WithoutCuDNN, "without-cudnn", false,
+		"make no cuDNN plans, to see what they add")
 	return cmd
 }
 

@@ -53,7 +53,8 @@ func (a *app) engineInstall() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&from, "from", nil, "a wheel, or a folder of wheels, to take instead of asking pip")
+	cmd.Flags().StringArrayVar(&from, "from", nil,
+		"a wheel, or a folder of wheels, to take instead of asking pip")
 	return cmd
 }
 

@@ -46,7 +46,8 @@ func (a *app) probe() *cobra.Command {
 			return m.WriteTable(a.stdout)
 		},
 	}
-	cmd.Flags().BoolVar(&measure, "measure", false, "also time products, copies and sums through the CPU engine")
+	cmd.Flags().BoolVar(&measure, "measure", false,
+		"also time products, copies and sums through the CPU engine")
 	cmd.Flags().StringVarP(&out, "output", "o", "", "also write machine.json to this file")
 	return cmd
 }

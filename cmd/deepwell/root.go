@@ -27,7 +27,8 @@ type app struct {
 }
 
 // run executes one command line and gives the exit status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer,
+	getenv func(string) string) int {
 	a := &app{stdout: stdout, stderr: stderr, getenv: getenv, finish: func() {}}
 	root := a.root()
 	root.SetArgs(args)

@@ -68,7 +68,8 @@ func (a attention) config(dots map[string]dot) string {
 	for name, d := range dots {
 		fmha[name] = d
 	}
-	js, err := json.Marshal(map[string]any{"operation_queue_id": "0", "cudnn_fmha_backend_config": fmha})
+	js, err := json.Marshal(map[string]any{"operation_queue_id": "0",
+		"cudnn_fmha_backend_config": fmha})
 	if err != nil {
 		return "" // maps of strings and numbers always marshal
 	}
@@ -111,12 +112,15 @@ func (a attention) module(devices int) string {
 		"(%s, %s, %s) -> (%s, %s, tensor<0xui8>)\n", forward, layouts(row4, row4, row4),
 		layouts(head4, row3, row1), q, kv, kv, o, stat)
 	fmt.Fprintf(&b, "%%o = stablehlo.transpose %%f#0, dims = [0, 2, 1, 3] : (%s) -> %s\n", o, q)
-	fmt.Fprintf(&b, "%%g:4 = stablehlo.custom_call @__cudnn$fmhaSoftmaxBackward(%%q, %%k, %%v, %%f#1, %%do, %%o) "+
+	fmt.Fprintf(&b, "%%g:4 = stablehlo.custom_call "+
+		"@__cudnn$fmhaSoftmaxBackward(%%q, %%k, %%v, %%f#1, %%do, %%o) "+
 		"{api_version = 2 : i32, backend_config = %s, operand_layouts = %s, result_layouts = %s} : "+
 		"(%s, %s, %s, %s, %s, %s) -> (%s, %s, %s, tensor<0xui8>)\n", backward,
 		layouts(row4, row4, row4, row3, row4, row4), layouts(head4, head4, head4, row1),
 		q, kv, kv, stat, q, q, o, okv, okv)
-	for i, to := range []struct{ name, from, to string }{{"dq", o, q}, {"dk", okv, kv}, {"dv", okv, kv}} {
+	for i, to := range []struct{ name, from, to string }{
+		{"dq", o, q}, {"dk", okv, kv}, {"dv", okv, kv},
+	} {
 		fmt.Fprintf(&b, "%%%s = stablehlo.transpose %%g#%d, dims = [0, 2, 1, 3] : (%s) -> %s\n",
 			to.name, i, to.from, to.to)
 	}

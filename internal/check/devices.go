@@ -56,7 +56,8 @@ func Halves(ctx context.Context, e *engine.Engine, devices, rounds int) error {
 	return nil
 }
 
-func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float32, rounds int) error {
+func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float32,
+	rounds int) error {
 	n := len(devices)
 	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{vectorLen}}.MLIR()
 	text := fmt.Sprintf("module @sum attributes {mhlo.num_replicas = %d : i32} {\n"+

@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -219,29 +220,98 @@ func compileError(err error) error {
 	if !ok || e.Code == diag.OutOfMemory {
 		return err
 	}
-	if line, rest, found := findLocation(s.Message); found {
-		return diag.New(diag.ProgramText, "%s", rest).At("%s", line).Wrap(s)
+	if where, what, ok := findLocation(s.Message); ok {
+		return &diag.Error{Code: diag.ProgramText, What: what, Where: where, Err: s}
 	}
 	what, _, _ := strings.Cut(s.Message, "\n")
-	if strings.Contains(what, "No such compile option") {
-		return diag.New(diag.CompileOption, "%s", what).Wrap(s)
+	failed := diag.New(diag.CompileFailed, "%s", what)
+	switch {
+	case strings.Contains(what, "No such compile option"),
+		strings.Contains(what, "While setting option"):
+		failed = diag.New(diag.CompileOption, "%s", what)
+	case strings.Contains(what, "No registered implementation"):
+		failed = failed.Try("register the function before compiling, or compile for a card that has it")
 	}
-	return diag.New(diag.CompileFailed, "%s", what).Wrap(s)
+	return failed.Wrap(s)
 }
 
 // findLocation looks for the position that MLIR's parser puts before its message, as in
-// "<unknown>:3:14: error: custom op 'stablehlo.ad' is unknown".
+// "-:3:14: error: custom op 'stablehlo.ad' is unknown". The notes that follow it repeat the
+// program or blame its version, so the first message is all that is passed on.
 func findLocation(message string) (where, what string, found bool) {
 	for line := range strings.SplitSeq(message, "\n") {
 		at, rest, ok := strings.Cut(line, ": error: ")
-		if !ok {
-			continue
-		}
 		parts := strings.Split(at, ":")
-		if len(parts) < 3 {
+		if !ok || len(parts) < 3 {
 			continue
 		}
 		return "line " + parts[len(parts)-2] + ", column " + parts[len(parts)-1], rest, true
 	}
 	return "", "", false
+}
+
+// A Topology describes devices that need not be at hand, to compile for.
+type Topology struct {
+	plugin *Plugin
+	mu     sync.RWMutex
+	ptr    unsafe.Pointer
+}
+
+// NewTopology describes devices by options: for the CUDA plugin "target_config", the card as a
+// text proto, and "topology", partitions x hosts x devices.
+func (p *Plugin) NewTopology(options []Option) (*Topology, error) {
+	opts, err := newNamed(options)
+	if err != nil {
+		return nil, err
+	}
+	a := topologyCreateArgs{options: opts.pointer(), numOptions: opts.len()}
+	err = call(p, topologyCreate, &a)
+	runtime.KeepAlive(opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Topology{plugin: p, ptr: a.topology}, nil
+}
+
+// Devices is the number of devices described.
+func (t *Topology) Devices() (int, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.ptr == nil {
+		return 0, diag.New(diag.BufferGone, "the topology was freed")
+	}
+	a := list{object: t.ptr}
+	err := call(t.plugin, topologyDescriptions, &a)
+	return int(a.len), err
+}
+
+// Compile compiles for the described devices, without any of them.
+func (t *Topology) Compile(code []byte, o CompileOptions) (*Executable, error) {
+	options, err := o.Encode()
+	if err != nil {
+		return nil, err
+	}
+	program, err := newProgram(code)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.ptr == nil {
+		return nil, diag.New(diag.BufferGone, "the topology was freed")
+	}
+	a := compileArgs{topology: t.ptr, program: unsafe.Pointer(program),
+		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	if err := call(t.plugin, compileTopology, &a); err != nil {
+		return nil, compileError(err)
+	}
+	return &Executable{plugin: t.plugin, ptr: a.executable}, nil
+}
+
+// Free ends the topology; a second Free does nothing.
+func (t *Topology) Free() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.plugin.destroy(topologyDestroy, t.ptr)
+	t.ptr = nil
 }

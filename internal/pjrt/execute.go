@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ type Loaded struct {
 	*Executable
 	client  *Client
 	devices []*Device // local ones, in the order in which arguments are given
+	ordered []*Device // the same, by number
 	sig     Signature
 	temp    int64
 	results int64 // bytes of all results on one device
@@ -44,6 +46,9 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	for _, p := range ptrs {
 		x.devices = append(x.devices, c.byPtr[p])
 	}
+	x.ordered = slices.SortedFunc(slices.Values(x.devices), func(a, b *Device) int {
+		return cmp.Compare(a.ID, b.ID)
+	})
 	if known != nil {
 		x.sig = *known
 	} else if x.sig, err = x.readSignature(); err != nil {
@@ -140,7 +145,8 @@ type Run struct {
 
 	loaded *Loaded
 	mu     sync.Mutex
-	events []unsafe.Pointer
+	events []unsafe.Pointer // of the devices that have not been waited for, in order
+	failed error            // the first error of those that have
 }
 
 // Execute starts the program on all its local devices: args[d] are the arguments of device d. A
@@ -153,8 +159,8 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 		return nil, diag.New(diag.BufferGone, "the executable was freed")
 	}
 	if len(args) != len(x.devices) {
-		return nil, diag.New(diag.ArgumentCount, "the program runs on %d devices; arguments for %d were given",
-			len(x.devices), len(args))
+		return nil, diag.New(diag.ArgumentCount,
+			"the program runs on %d devices; arguments for %d were given", len(x.devices), len(args))
 	}
 	f := x.frames.Get().(*frame)
 	defer x.frames.Put(f)
@@ -164,11 +170,44 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 		return nil, err
 	}
 	f.options.launchID = x.client.launches.Add(1)
+	takeTurn, endTurn := x.turns()
+	takeTurn()
 	if err := x.start(f); err != nil {
+		endTurn(nil)
 		x.settleDonated(f)
 		return nil, err
 	}
-	return x.newRun(f), nil
+	r := x.newRun(f)
+	endTurn(r)
+	return r, nil
+}
+
+// turns keeps runs that meet in collectives apart. XLA:CPU gives every device of a run a thread of
+// one pool and lets it block there until the others have come; a second run on the same devices
+// can take the threads that the first still needs, and after 40 s XLA ends the process. (JAX 0.10.2
+// on its own XLA does so too.) So a device begins such a run when its last one is done. GPUs queue
+// on streams and need no turns.
+func (x *Loaded) turns() (take func(), end func(*Run)) {
+	if x.client.platform != "cpu" || x.sig.Alone || len(x.devices) == 1 {
+		return func() {}, func(*Run) {}
+	}
+	// Locks are taken in the order of device numbers, so that two launches cannot block each other.
+	take = func() {
+		for _, d := range x.ordered {
+			d.turn.Lock()
+			if d.last != nil {
+				_ = d.last.Wait(context.Background()) // its error is kept for who waits for it
+				d.last = nil
+			}
+		}
+	}
+	end = func(r *Run) {
+		for _, d := range x.ordered {
+			d.last = r
+			d.turn.Unlock()
+		}
+	}
+	return take, end
 }
 
 // start hands the frame to the plugin. XLA:CPU wakes a thread for each device of a call; where
@@ -246,9 +285,11 @@ func (x *Loaded) checkArg(b *Buffer, i int, d *Device, want dtype.Shape) error {
 	case b == nil:
 		return diag.New(diag.BufferMismatch, "argument %d of device %d is nil", i, d.ID)
 	case b.device.client != x.client:
-		return diag.New(diag.DeviceMismatch, "argument %d of device %d belongs to another client", i, d.ID)
+		return diag.New(diag.DeviceMismatch, "argument %d of device %d belongs to another client",
+			i, d.ID)
 	case b.device != d:
-		return diag.New(diag.DeviceMismatch, "argument %d for device %d is on device %d", i, d.ID, b.device.ID)
+		return diag.New(diag.DeviceMismatch, "argument %d for device %d is on device %d",
+			i, d.ID, b.device.ID)
 	case !b.shape.Equal(want):
 		return diag.New(diag.BufferMismatch, "argument %d is %s; the program takes %s", i, b.shape, want).
 			At("device %d", d.ID)
@@ -306,12 +347,11 @@ func (x *Loaded) newRun(f *frame) *Run {
 	return r
 }
 
-// Wait waits until every local device is done and returns the first error. If ctx ends first,
-// the run goes on and Wait may be called again.
+// Wait waits until every local device is done and returns the first error, each time it is
+// called. If ctx ends first, the run goes on and Wait may be called again.
 func (r *Run) Wait(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var failed error
 	for len(r.events) > 0 {
 		e := Event{plugin: r.loaded.plugin, ptr: r.events[0]}
 		err := e.Await(ctx)
@@ -321,11 +361,11 @@ func (r *Run) Wait(ctx context.Context) error {
 		e.Free()
 		r.loaded.devices[len(r.loaded.devices)-len(r.events)].account(-r.loaded.temp)
 		r.events = r.events[1:]
-		if failed == nil {
-			failed = err
+		if r.failed == nil {
+			r.failed = err
 		}
 	}
-	return failed
+	return r.failed
 }
 
 // Free frees every output that is still live. It does not wait.

@@ -144,7 +144,9 @@ func (p *Plugin) Register(target, platform string, h Handler) error {
 		register [3]uintptr // type_register, user_data_add, register_handler
 	})(p.extensions[at].base)
 	name := platformFFI(platform)
-	entry := purego.NewCallback(func(f *ffiFrame) uintptr { return invoke(f, target, platform == "cpu", h) })
+	entry := purego.NewCallback(func(f *ffiFrame) uintptr {
+		return invoke(f, target, platform == "cpu", h)
+	})
 	// This structure has no extension pointer, unlike all others.
 	a := struct {
 		size         uintptr

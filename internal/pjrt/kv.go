@@ -108,7 +108,8 @@ func kvError(makeError unsafe.Pointer, err error) uintptr {
 	}
 	message := []byte(err.Error())
 	fn := *(*uintptr)(makeError)
-	r := first(purego.SyscallN(fn, uintptr(code), uintptr(bytesPointer(message)), uintptr(len(message))))
+	r := first(purego.SyscallN(fn, uintptr(code), uintptr(bytesPointer(message)),
+		uintptr(len(message))))
 	runtime.KeepAlive(message)
 	return r
 }

@@ -1,0 +1,91 @@
+// Command aot times the compile of an MXFP8 program for 65,536 devices against 8, and shows what
+// cuDNN's plans add to the memory of attention. No GPU is used.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/machine"
+)
+
+const turns = 5
+
+var cards = []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "aot:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	with, err := engine.OpenCompiler(ctx, "", false)
+	if err != nil {
+		return err
+	}
+	defer with.Close()
+	without, err := engine.OpenCompiler(ctx, "", true)
+	if err != nil {
+		return err
+	}
+	defer without.Close()
+	fmt.Printf("MXFP8 product and all-reduce, cuDNN plans compiled, seconds, medians of %d in turns\n", turns)
+	fmt.Printf("%-11s %8s %8s %8s %14s\n", "card", "8", "1,024", "65,536", "65,536 / 8")
+	worst := 0.0
+	for _, card := range cards {
+		seconds := map[int][]float64{}
+		for turn := range turns + 1 {
+			for _, n := range []int{8, 1024, 65536} {
+				r, err := compileMXFP8(ctx, with, card, n)
+				if err != nil {
+					return err
+				}
+				if turn > 0 {
+					seconds[n] = append(seconds[n], r.Seconds)
+				}
+			}
+		}
+		ratio := median(seconds[65536]) / median(seconds[8])
+		worst = max(worst, ratio)
+		fmt.Printf("%-11s %8.2f %8.2f %8.2f %14.2f\n", card, median(seconds[8]), median(seconds[1024]),
+			median(seconds[65536]), ratio)
+	}
+	fmt.Printf("worst ratio %.2f\n\nattention forward and backward on 8 devices, temp bytes\n", worst)
+	fmt.Printf("%-11s %14s %14s\n", "card", "with cuDNN", "without")
+	for _, card := range cards {
+		c, err := machine.ParseCluster("8x" + card)
+		if err != nil {
+			return err
+		}
+		real, err := with.Compile(ctx, check.Attention(8), c.Target())
+		if err != nil {
+			return err
+		}
+		bare, err := without.Compile(ctx, check.Attention(8), c.Target())
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-11s %14d %14d\n", card, real.Memory.Temp, bare.Memory.Temp)
+	}
+	return nil
+}
+
+func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (*engine.Report, error) {
+	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, card))
+	if err != nil {
+		return nil, err
+	}
+	return c.Compile(ctx, check.MXFP8(n), cluster.Target())
+}
+
+func median(v []float64) float64 {
+	v = slices.Clone(v)
+	slices.Sort(v)
+	return v[len(v)/2]
+}

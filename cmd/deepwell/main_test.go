@@ -1,0 +1,115 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/deepwell/deepwell/plugin"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output in the scripts")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"deepwell": main})
+}
+
+// The scripts run the command as a user does, on the engines that are installed on this machine.
+func TestScripts(t *testing.T) {
+	engines, err := plugin.DefaultDir(os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stub := nvmlStub(t)
+	testscript.Run(t, testscript.Params{
+		Dir:           filepath.Join("testdata", "script"),
+		UpdateScripts: *update,
+		Condition: func(cond string) (bool, error) {
+			return cond == "nvmlstub" && stub != "", nil
+		},
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("DEEPWELL_HOME", filepath.Dir(engines))
+			env.Setenv("DEEPWELL_CACHE", filepath.Join(env.WorkDir, "cache"))
+			env.Setenv("EXAMPLES", examples)
+			env.Setenv("NVMLSTUBDIR", stub)
+			return nil
+		},
+	})
+}
+
+// nvmlStub compiles the library that plays NVIDIA's driver: 8 B200 and others. No machine here
+// has a GPU.
+func nvmlStub(t *testing.T) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Log("no C compiler: probe is not tried against the driver's stand-in")
+		return ""
+	}
+	dir := t.TempDir()
+	source := filepath.Join("..", "..", "internal", "nvml", "testdata", "nvmlstub.c")
+	out, err := exec.Command(cc, "-shared", "-fPIC", "-o", filepath.Join(dir, "libnvidia-ml.so.1"), source).CombinedOutput()
+	if err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// Every command has two examples and a short help, and no more than 12 flags.
+func TestHelpIsComplete(t *testing.T) {
+	var walk func(h commandHelp)
+	walk = func(h commandHelp) {
+		if len(h.Examples) < 2 || h.Short == "" {
+			t.Errorf("%s: %d examples, short %q", h.Use, len(h.Examples), h.Short)
+		}
+		if len(h.Flags) > 12 {
+			t.Errorf("%s has %d flags", h.Use, len(h.Flags))
+		}
+		for _, c := range h.Commands {
+			if c.Name != "completion" && c.Name != "help" {
+				walk(c)
+			}
+		}
+	}
+	a := &app{}
+	walk(describe(a.root()))
+}
+
+func TestBinaryIsSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the binary")
+	}
+	out := filepath.Join(t.TempDir(), "deepwell")
+	cmd := exec.Command("go", "build", "-o", out, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "CC=/nonexistent/cc")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, text)
+	}
+	info, err := os.Stat(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the binary has %d bytes", info.Size())
+	if info.Size() > 25_000_000 {
+		t.Errorf("the binary has %d bytes, more than 25 MB", info.Size())
+	}
+}
+
+func TestParseValue(t *testing.T) {
+	for text, want := range map[string]any{
+		"true": true, "False": false, "12": int64(12), "-3": int64(-3), "0.5": 0.5,
+		"COLLECTIVE_PIPELINING_MODE_ON": "COLLECTIVE_PIPELINING_MODE_ON", "": "",
+	} {
+		if got := parseValue(text); got != want {
+			t.Errorf("%q is %v (%T), want %v", text, got, got, want)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package deepwell
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite the committed lists")
+
+const module = "github.com/deepwell/deepwell"
+
+// layers is the house: a package imports only from rows above its own, or packages of its own row
+// that stand before it. doc.go tells the same story in words.
+var layers = [][]string{
+	{"diag", "dtype"},
+	{"event", "internal/atomicfile", "internal/cas", "internal/stubcuda", "internal/nvml",
+		"internal/hlo", "internal/pjrt", "machine", "plugin"},
+	{"program"},
+	{"engine"},
+	{"internal/check"},
+	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},
+}
+
+// place gives a package's row and its place in the row.
+func place(pkg string) (row, at int, ok bool) {
+	for row, names := range layers {
+		if at := slices.Index(names, pkg); at >= 0 {
+			return row, at, true
+		}
+	}
+	return 0, 0, false
+}
+
+type listed struct {
+	ImportPath string
+	Dir        string
+	Imports    []string
+	GoFiles    []string
+	Deps       []string
+}
+
+// list asks the go command; the tests run in the module's root.
+func list(t *testing.T, args ...string) []listed {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Imports,GoFiles,Deps"}, args...)...).Output()
+	if err != nil {
+		if e, ok := errors.AsType[*exec.ExitError](err); ok {
+			t.Fatalf("go list: %s", e.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var all []listed
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	for dec.More() {
+		var p listed
+		if err := dec.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func short(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, module), "/") }
+
+func TestPackagesImportDownwardsOnly(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		name := short(p.ImportPath)
+		row, at, ok := place(name)
+		if !ok {
+			t.Errorf("package %q has no row in the table of layers", name)
+			continue
+		}
+		for _, path := range p.Imports {
+			if path != module && !strings.HasPrefix(path, module+"/") {
+				continue
+			}
+			toRow, toAt, ok := place(short(path))
+			if !ok || toRow > row || toRow == row && toAt >= at {
+				t.Errorf("%s imports %s, which is not above it", name, short(path))
+			}
+		}
+	}
+}
+
+func TestPackagesSayWhatTheyTurnIntoWhat(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		name := short(p.ImportPath)
+		fset := token.NewFileSet()
+		var files []*ast.File
+		for _, f := range p.GoFiles {
+			parsed, err := parser.ParseFile(fset, filepath.Join(p.Dir, f), nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, parsed)
+		}
+		d, err := doc.NewFromFiles(fset, files, p.ImportPath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch text := strings.Join(strings.Fields(d.Doc), " "); {
+		case strings.HasPrefix(name, "cmd/") || strings.HasPrefix(name, "bench/"):
+			if !strings.HasPrefix(text, "Command ") {
+				t.Errorf("%s: the package comment does not begin with Command", name)
+			}
+		case !strings.HasPrefix(text, "Package "+d.Name+" turns "):
+			t.Errorf("%s: the package comment does not begin %q", name, "Package "+d.Name+" turns")
+		}
+		for _, bad := range []string{"util", "utils", "common", "helpers", "types", "pkg", "misc"} {
+			if d.Name == bad {
+				t.Errorf("%s is a drawer, not a package", name)
+			}
+		}
+	}
+}
+
+// grown lists what is larger than the limits below, and the decision that says why.
+var grown = map[string]string{
+	"exported diag":          "0010: a code is a row of the catalogue, not a part of the face",
+	"exported dtype":         "0010: an element type is a row of the table",
+	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
+}
+
+const (
+	maxExported = 25
+	maxFiles    = 12
+	maxLines    = 800
+	maxColumns  = 100
+)
+
+func TestSize(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		name := short(p.ImportPath)
+		if n := len(exported(t, p)); n > maxExported && grown["exported "+name] == "" {
+			t.Errorf("%s has %d exported names, more than %d", name, n, maxExported)
+		}
+		if n := len(p.GoFiles); n > maxFiles && grown["files "+name] == "" {
+			t.Errorf("%s has %d files, more than %d", name, n, maxFiles)
+		}
+	}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		lines := strings.Split(string(b), "\n")
+		if len(lines) > maxLines && grown["lines "+path] == "" {
+			t.Errorf("%s has %d lines, more than %d", path, len(lines), maxLines)
+		}
+		for i, line := range lines {
+			width := len([]rune(line))
+			if width > maxColumns && !strings.HasSuffix(path, "_test.go") {
+				t.Errorf("%s:%d has %d columns, more than %d", path, i+1, width, maxColumns)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func exported(t *testing.T, p listed) []string {
+	t.Helper()
+	var names []string
+	fset := token.NewFileSet()
+	for _, f := range p.GoFiles {
+		file, err := parser.ParseFile(fset, filepath.Join(p.Dir, f), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range file.Scope.Objects { //nolint:staticcheck // package-level names are all we need
+			if ast.IsExported(name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// The packages that each binary links are committed, so that a new one is seen in review.
+func TestDependenciesAreListed(t *testing.T) {
+	for _, binary := range []string{"cmd/deepwell"} {
+		var foreign []string
+		for _, dep := range list(t, "./"+binary)[0].Deps {
+			host, _, _ := strings.Cut(dep, "/")
+			if strings.Contains(host, ".") && !strings.HasPrefix(dep, module) {
+				foreign = append(foreign, dep)
+			}
+		}
+		slices.Sort(foreign)
+		got := strings.Join(foreign, "\n") + "\n"
+		path := filepath.Join(filepath.FromSlash(binary), "deps.txt")
+		if *update {
+			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s links other packages than %s says; run go test . -run Dependencies -update", binary, path)
+		}
+	}
+}
+
+// Every module that is linked or used by tests has its line in docs/dependencies.md.
+func TestDependenciesAreExplained(t *testing.T) {
+	text, err := os.ReadFile("docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mod)) {
+		fields := strings.Fields(line)
+		if len(fields) >= 2 && strings.HasPrefix(fields[1], "v") && !strings.Contains(line, "// indirect") &&
+			!strings.Contains(string(text), "`"+fields[0]+"`") {
+			t.Errorf("docs/dependencies.md has no line for %s", fields[0])
+		}
+	}
+}
