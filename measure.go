@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -68,16 +70,16 @@ func negateText(s dtype.Shape) string {
 }
 
 func sumText(s dtype.Shape, devices int) string {
-	ids := ""
-	for d := range devices {
-		ids += fmt.Sprintf("%d,", d)
+	ids := make([]string, devices)
+	for d := range ids {
+		ids[d] = strconv.Itoa(d)
 	}
 	return fmt.Sprintf("module @sum attributes {mhlo.num_replicas = %[2]d : i32} {\n"+
 		"func.func @main(%%x: %[1]s) -> %[1]s {\n"+
 		"%%r = \"stablehlo.all_reduce\"(%%x) ({\n^bb0(%%a: tensor<f32>, %%b: tensor<f32>):\n"+
 		"%%c = stablehlo.add %%a, %%b : tensor<f32>\nstablehlo.return %%c : tensor<f32>\n}) "+
 		"{replica_groups = dense<[[%[3]s]]> : tensor<1x%[2]dxi64>} : (%[1]s) -> %[1]s\n"+
-		"return %%r : %[1]s\n}\n}\n", s.MLIR(), devices, ids[:len(ids)-1])
+		"return %%r : %[1]s\n}\n}\n", s.MLIR(), devices, strings.Join(ids, ","))
 }
 
 // timeProgram gives the best of some runs: noise only ever adds.

@@ -37,11 +37,11 @@ type Options struct {
 // A Store lets the processes of one client exchange small values.
 type Store = pjrt.KV
 
-// A Handler is a Go function that programs call by name; a Call is what it gets.
-type (
-	Handler = pjrt.Handler
-	Call    = pjrt.Call
-)
+// A Handler is a Go function that programs call by name.
+type Handler = pjrt.Handler
+
+// A Call is what a Handler gets.
+type Call = pjrt.Call
 
 // An Engine runs programs on the devices of this process.
 type Engine struct {

@@ -72,7 +72,7 @@ func (p *printer) table(rows [][]string) {
 		}
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
-	w.Flush() // into a Builder, which takes everything
+	_ = w.Flush() // into a Builder, which takes everything
 	p.gap = true
 }
 

@@ -80,7 +80,7 @@ func (in *Installer) install(ctx context.Context, c *catalogue, e *engine, dir s
 	if err != nil {
 		return cannotWrite(err).At("%s", dir)
 	}
-	defer os.RemoveAll(temp) // best effort: the next sweep takes what is left
+	defer func() { _ = os.RemoveAll(temp) }() // the next sweep takes what is left
 	tree := filepath.Join(temp, "tree")
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return cannotWrite(err).At("%s", tree)

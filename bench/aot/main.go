@@ -35,7 +35,8 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer without.Close()
-	fmt.Printf("MXFP8 product and all-reduce, cuDNN plans compiled, seconds, medians of %d in turns\n", turns)
+	fmt.Printf("MXFP8 product and all-reduce, cuDNN plans compiled, seconds, medians of %d in turns\n",
+		turns)
 	fmt.Printf("%-11s %8s %8s %8s %14s\n", "card", "8", "1,024", "65,536", "65,536 / 8")
 	worst := 0.0
 	for _, card := range cards {
@@ -76,7 +77,8 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (*engine.Report, error) {
+func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (*engine.Report,
+	error) {
 	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, card))
 	if err != nil {
 		return nil, err

@@ -51,13 +51,16 @@ func run(ctx context.Context) error {
 		start := time.Now()
 		copy(dst, src)
 		row["plain copy"] = time.Since(start)
-		for name, from := range map[string]engine.Source{"to device, copied": engine.Copied, "to device, lent": engine.Lent} {
-			took, a, err := upload(from)
+		for _, way := range []struct {
+			name string
+			from engine.Source
+		}{{"to device, copied", engine.Copied}, {"to device, lent", engine.Lent}} {
+			took, a, err := upload(way.from)
 			if err != nil {
 				return err
 			}
-			row[name] = took
-			if from == engine.Copied {
+			row[way.name] = took
+			if way.from == engine.Copied {
 				start := time.Now()
 				if err := a.ReadInto(ctx, 0, dst); err != nil {
 					return err

@@ -43,7 +43,8 @@ var bodies = []struct {
 ^bb0(%a: tensor<f32>, %b: tensor<f32>):
 %c = stablehlo.add %a, %b : tensor<f32>
 stablehlo.return %c : tensor<f32>
-}) {replica_groups = dense<[[0,1,2,3,4,5,6,7]]> : tensor<1x8xi64>} : (tensor<128xf32>) -> tensor<128xf32>
+}) {replica_groups = dense<[[0,1,2,3,4,5,6,7]]> : tensor<1x8xi64>}
+  : (tensor<128xf32>) -> tensor<128xf32>
 %k = stablehlo.constant dense<0.125> : tensor<128xf32>
 %r = stablehlo.multiply %s, %k : tensor<128xf32>`},
 }
@@ -122,7 +123,8 @@ func compare(ctx context.Context, s *side, jax *jaxProcess, name, mode string,
 		}
 	}
 	ratio := median(ratios)
-	fmt.Printf("%-13s %-6s %9.1f µs %9.1f µs %8.2f\n", name, mode, median(ours)*1e6, median(theirs)*1e6, ratio)
+	fmt.Printf("%-13s %-6s %9.1f µs %9.1f µs %8.2f\n", name, mode, median(ours)*1e6,
+		median(theirs)*1e6, ratio)
 	return ratio, nil
 }
 
@@ -140,8 +142,8 @@ type side struct {
 
 func newSide(ctx context.Context, e *engine.Engine, body string) (*side, error) {
 	text := fmt.Sprintf("module @m attributes {mhlo.num_replicas = %d : i32} {\n"+
-		"func.func @main(%%x: tensor<128xf32>) -> tensor<128xf32> {\n%s\nreturn %%r : tensor<128xf32>\n}\n}\n",
-		devices, body)
+		"func.func @main(%%x: tensor<128xf32>) -> tensor<128xf32> {\n%s\n"+
+		"return %%r : tensor<128xf32>\n}\n}\n", devices, body)
 	x, err := e.Compile(ctx, &program.FromText("m", text, devices).Stages[0])
 	if err != nil {
 		return nil, err

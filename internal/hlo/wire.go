@@ -61,8 +61,6 @@ func consume(msg []byte) (field, int) {
 
 func (f field) int() int64 { return int64(f.u) }
 
-func (f field) bool() bool { return f.u != 0 }
-
 // text gives a string field; a name with broken UTF-8 must not break the JSON it ends up in.
 func (f field) text() string { return strings.ToValidUTF8(string(f.b), "\uFFFD") }
 

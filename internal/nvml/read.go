@@ -23,7 +23,7 @@ func Read(path string) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoLibrary, err)
 	}
-	defer purego.Dlclose(library)
+	defer func() { _ = purego.Dlclose(library) }()
 	r := &reader{}
 	r.bind(library)
 	if r.Init == nil || r.Count == nil || r.ByIndex == nil {

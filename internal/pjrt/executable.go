@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"strings"
@@ -215,9 +216,8 @@ func newProgram(code []byte) (*programArgs, error) {
 
 // compileError tells a fault in the program's text or options from a failure of the compiler.
 func compileError(err error) error {
-	e := diag.From(err)
-	s, ok := e.Err.(*Status)
-	if !ok || e.Code == diag.OutOfMemory {
+	s, ok := errors.AsType[*Status](err)
+	if !ok || s.Code == statusExhausted {
 		return err
 	}
 	if where, what, ok := findLocation(s.Message); ok {
