@@ -54,7 +54,9 @@ type listed struct {
 // list asks the go command; the tests run in the module's root.
 func list(t *testing.T, args ...string) []listed {
 	t.Helper()
-	out, err := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Imports,GoFiles,Deps"}, args...)...).Output()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Imports,GoFiles,Deps"}, args...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as the product is built
+	out, err := cmd.Output()
 	if err != nil {
 		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			t.Fatalf("go list: %s", e.Stderr)

@@ -157,7 +157,7 @@ func (x *Executable) Report() (*Report, error) {
 	t.Card.Name = x.engine.platform
 	r, err := newReport(x.loaded.Executable, &x.stage, t)
 	if err == nil {
-		r.Engine = x.engine.name
+		r.Engine = x.engine.name + " " + x.engine.version
 	}
 	return r, err
 }

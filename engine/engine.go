@@ -46,6 +46,7 @@ type Call = pjrt.Call
 // An Engine runs programs on the devices of this process.
 type Engine struct {
 	name     string
+	version  string
 	digest   string
 	platform string
 	plugin   *pjrt.Plugin
@@ -60,7 +61,7 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{name: name, digest: bundle.Digest, platform: platformOf(name), plugin: p,
+	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest, platform: platformOf(name), plugin: p,
 		cache: cas.Open(o.Cache), events: o.Events}
 	if e.events == nil {
 		e.events = event.Discard

@@ -53,7 +53,7 @@ type Collective struct {
 
 	// Async says that the instruction starts the transfer and another one awaits it. Pipelined
 	// says that XLA:GPU moved it into another iteration of its loop.
-	Async     bool `json:"async,omitzero"`
+	Async     bool `json:"async"`
 	Pipelined bool `json:"pipelined,omitzero"`
 
 	// Operand is the place of the tensor in a combined instruction, which has Operands of them.
