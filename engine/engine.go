@@ -61,8 +61,8 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest, platform: platformOf(name), plugin: p,
-		cache: cas.Open(o.Cache), events: o.Events}
+	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest,
+		platform: platformOf(name), plugin: p, cache: cas.Open(o.Cache), events: o.Events}
 	if e.events == nil {
 		e.events = event.Discard
 	}

@@ -47,7 +47,7 @@ func Parse(data []byte) (*Program, error) {
 	tag, ok := strings.CutPrefix(strings.TrimSpace(string(first)), magic)
 	if !ok {
 		return nil, diag.New(diag.ProgramFormat, "this is not a program file: the first line is not %q",
-			fmt.Sprint(magic, version)).Try("deepwell compile -o program.dw writes one")
+			fmt.Sprint(magic, version))
 	}
 	if tag != fmt.Sprint(version) {
 		return nil, diag.New(diag.ProgramVersion, "the program has version %q; this binary reads %d",

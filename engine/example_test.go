@@ -1,0 +1,66 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log"
+	"math"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// A vector lies in halves on two devices; the stage adds the halves up on both.
+func Example() {
+	ctx := context.Background()
+	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer e.Close()
+	stage := &program.Stage{
+		Name: "sum", Devices: program.Range(0, 2),
+		Mesh:    []program.Axis{{Name: "dp", Size: 2}},
+		Args:    []program.Array{{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{4}}, Split: [][]string{{"dp"}}}},
+		Results: []program.Array{{Name: "y", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{2}}}},
+		Text: `module @sum attributes {mhlo.num_replicas = 2 : i32} {
+  func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+    %y = "stablehlo.all_reduce"(%x) ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %c = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %c : tensor<f32>
+    }) {replica_groups = dense<[[0,1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
+    return %y : tensor<2xf32>
+  }
+}`}
+	sum, err := e.Compile(ctx, stage)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sum.Free()
+	x, err := e.Place(stage, stage.Args[0], engine.Copied, func(i int) ([]byte, error) {
+		start, err := stage.Start(stage.Args[0], i) // device i holds elements from here on
+		var b []byte
+		for k := range 2 {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(start[0]+int64(k)+1)))
+		}
+		return b, err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Free()
+	run, err := sum.Run(x) // queued on both devices
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer run.Free()
+	y, err := run.Results[0].Read(ctx, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(math.Float32frombits(binary.LittleEndian.Uint32(y)), math.Float32frombits(binary.LittleEndian.Uint32(y[4:])))
+	// Output: 4 6
+}
