@@ -12,6 +12,7 @@ import (
 // An Array is something with a global name that lies in pieces on the devices of a stage.
 type Array struct {
 	spec  program.Array
+	local dtype.Shape
 	parts []*pjrt.Buffer
 }
 
@@ -22,7 +23,7 @@ func (a *Array) Name() string { return a.spec.Name }
 func (a *Array) Spec() program.Array { return a.spec }
 
 // Local is the shape of each piece.
-func (a *Array) Local() dtype.Shape { return a.parts[0].Shape() }
+func (a *Array) Local() dtype.Shape { return a.local }
 
 // Parts is the number of pieces in this process.
 func (a *Array) Parts() int { return len(a.parts) }
@@ -56,15 +57,16 @@ func (a *Array) Await(ctx context.Context) error {
 
 // Read copies the i-th piece to the host.
 func (a *Array) Read(ctx context.Context, i int) ([]byte, error) {
-	if i < 0 || i >= len(a.parts) {
-		return nil, diag.New(diag.ArgumentCount, "array %s has %d pieces; number %d was asked for",
-			a.spec.Name, len(a.parts), i)
+	dst := Aligned(int(a.local.Bytes()))
+	if err := a.ReadInto(ctx, i, dst); err != nil {
+		return nil, err
 	}
-	dst := Aligned(int(a.parts[i].Bytes()))
-	return dst, a.parts[i].ToHost(ctx, dst)
+	return dst, nil
 }
 
-// ReadInto copies the i-th piece into dst, which must have its size.
+// ReadInto copies the i-th piece into dst, which must have its size. If ctx ends first, the engine
+// still writes to dst until the array is there: then dst must not be used for anything else before
+// Await says so.
 func (a *Array) ReadInto(ctx context.Context, i int, dst []byte) error {
 	if i < 0 || i >= len(a.parts) {
 		return diag.New(diag.ArgumentCount, "array %s has %d pieces; number %d was asked for",
@@ -93,7 +95,10 @@ func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 	if err != nil {
 		return nil, err
 	}
-	a := &Array{spec: spec}
+	if len(s.Devices) == 0 {
+		return nil, diag.New(diag.ProgramInvalid, "stage %s has no devices", s.Name)
+	}
+	a := &Array{spec: spec, local: local}
 	for i, id := range s.Devices {
 		d, err := e.device(id)
 		if err != nil {
@@ -121,7 +126,7 @@ func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
 		return nil, diag.New(diag.ArgumentCount, "array %s has %d pieces for %d devices",
 			a.spec.Name, len(a.parts), len(to))
 	}
-	c := &Array{spec: a.spec}
+	c := &Array{spec: a.spec, local: a.local}
 	for i, id := range to {
 		d, err := e.device(id)
 		if err != nil {

@@ -21,9 +21,8 @@ type Compiler struct {
 	bundle *plugin.Bundle
 	cudnn  string // version of the cuDNN that plans are made with, "" for none
 
-	mu       sync.Mutex
-	target   string // what topology describes
-	topology *pjrt.Topology
+	mu         sync.Mutex
+	topologies map[string]*pjrt.Topology // by what they describe
 }
 
 // compilerEngine is the engine that compiles for NVIDIA cards.
@@ -59,13 +58,12 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
 			len(s.Devices), t.Card.Title, n)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.describe(t); err != nil {
+	topology, err := c.describe(t)
+	if err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	x, err := c.topology.Compile([]byte(s.Text), c.options(s, t))
+	x, err := topology.Compile([]byte(s.Text), c.options(s, t))
 	if err != nil {
 		return nil, err
 	}
@@ -86,37 +84,37 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	return r, nil
 }
 
-// describe makes the topology of a target. All stages of a program have the same, and describing
-// 65,536 devices takes 0.1 s, so the last one is kept.
-func (c *Compiler) describe(t machine.Target) error {
+// describe makes the topology of a target, once: all stages of a program have the same, and
+// describing 65,536 devices takes 0.1 s.
+func (c *Compiler) describe(t machine.Target) (*pjrt.Topology, error) {
 	config, shape := t.ConfigText(c.bundle.CuDNN), t.Topology()
-	if c.topology != nil && c.target == shape+config {
-		return nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known := c.topologies[shape+config]; known != nil {
+		return known, nil
 	}
 	topology, err := c.plugin.NewTopology([]pjrt.Option{
 		{Name: "target_config", Value: config}, {Name: "topology", Value: shape},
 	})
 	if err != nil {
-		return diag.New(diag.CompileFailed, "the compiler does not take %s as a target",
+		return nil, diag.New(diag.CompileFailed, "the compiler does not take %s as a target",
 			t.Card.Name).Wrap(err)
 	}
-	c.free()
-	c.target, c.topology = shape+config, topology
-	return nil
+	if c.topologies == nil {
+		c.topologies = map[string]*pjrt.Topology{}
+	}
+	c.topologies[shape+config] = topology
+	return topology, nil
 }
 
-// Close frees what the compiler keeps.
+// Close frees what the compiler keeps, when the compiles that use it are done.
 func (c *Compiler) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.free()
-}
-
-func (c *Compiler) free() {
-	if c.topology != nil {
-		c.topology.Free()
-		c.topology = nil
+	for _, topology := range c.topologies {
+		topology.Free()
 	}
+	c.topologies = nil
 }
 
 // options are the flags of the stage on top of what every compile without a device needs and of

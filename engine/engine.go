@@ -57,6 +57,10 @@ type Engine struct {
 
 // Open opens the named engine: "cpu", or "cuda13" on a host with GPUs.
 func Open(ctx context.Context, name string, o Options) (*Engine, error) {
+	if o.Devices < 0 || o.Devices > maxCPUDevices {
+		return nil, diag.New(diag.BadUsage, "an engine has 1 to %d CPU devices, not %d", maxCPUDevices,
+			o.Devices)
+	}
 	p, bundle, err := load(ctx, name, o.Dir)
 	if err != nil {
 		return nil, err
@@ -72,6 +76,10 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	}
 	return e, nil
 }
+
+// maxCPUDevices bounds the virtual devices of a process: XLA makes a thread for each, and ends the
+// process when the system refuses one.
+const maxCPUDevices = 256
 
 // load verifies an installed engine and loads its plugin. The CPU engine's temporary memory is
 // C memory, so the allocator is set up before the plugin allocates anything.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -340,6 +341,100 @@ func TestStageIsHeldToItsText(t *testing.T) {
 	}
 }
 
+// Runs that nobody waits for gave their events and their part of the ledger back never.
+func TestRunsThatNobodyWaitsFor(t *testing.T) {
+	e := cpu(t)
+	x, err := e.Compile(t.Context(), &program.FromText("m", sumOverAll, devices).Stages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Free()
+	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 512) })
+	defer arg.Free()
+	before := fmt.Sprint(e.LiveBytes())
+	var last *engine.Run
+	for range 500 {
+		run, err := x.Run(arg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Free()
+		last = run
+	}
+	if err := last.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		if fmt.Sprint(e.LiveBytes()) == before {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Errorf("live bytes were %s and are %v", before, e.LiveBytes())
+}
+
+// A deadline holds even while somebody else waits for the same run.
+func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
+	e := cpu(t)
+	text := `module @m {func.func @main(%x: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {
+  %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<1500x1500xf32>, tensor<1500x1500xf32>) -> tensor<1500x1500xf32>
+  %b = stablehlo.dot_general %a, %x, contracting_dims = [1] x [0] : (tensor<1500x1500xf32>, tensor<1500x1500xf32>) -> tensor<1500x1500xf32>
+  return %b : tensor<1500x1500xf32>}}`
+	x, err := e.Compile(t.Context(), &program.FromText("m", text, 1).Stages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Free()
+	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
+	defer a.Free()
+	run, err := x.Run(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run.Free()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := run.Wait(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	time.Sleep(5 * time.Millisecond) // the other waiter is in C by now
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	err = run.Wait(ctx)
+	if took := time.Since(start); err != nil && took > 500*time.Millisecond {
+		t.Errorf("a deadline of 1 ms took %v", took)
+	}
+	wg.Wait()
+}
+
+// What a step put into the state must survive the run's Free.
+func TestFreeingARunLeavesTheStateAlone(t *testing.T) {
+	e := cpu(t)
+	s := addOne(devices)
+	x, err := e.Compile(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Free()
+	var state engine.State
+	defer state.Free()
+	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
+	input := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
+	defer input.Free()
+	for range 3 {
+		run, err := x.Step(&state, input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Free()
+	}
+	if got := read(t, state.Get("w"), 0)[0]; got != 3 {
+		t.Errorf("the state has %v, want 3", got)
+	}
+}
+
 const sumOverAll = `module @m attributes {mhlo.num_replicas = 8 : i32} {
 func.func @main(%x: tensor<128xf32>) -> tensor<128xf32> {
   %s = "stablehlo.all_reduce"(%x) ({
@@ -586,7 +681,7 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 			err = run.Wait(t.Context())
 			run.Free()
 		}
-		if err == nil || !strings.Contains(err.Error(), name) {
+		if !errors.Is(err, diag.New(diag.HandlerFailed, "")) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 		a.Free()

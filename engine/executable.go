@@ -31,7 +31,7 @@ type Executable struct {
 }
 
 // cacheVersion changes when what is cached, or what its key is made of, changes.
-const cacheVersion = "1"
+const cacheVersion = "2"
 
 // cacheLimit bounds the compile cache: some hundred steps of large models.
 const cacheLimit = 10 << 30
@@ -80,18 +80,18 @@ func (e *Engine) fromCache(key string, o pjrt.CompileOptions) *pjrt.Loaded {
 	entry, err := e.cache.Get(key)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, cas.ErrDamaged) {
-			e.warnCache(err)
+			e.warnCache(err, "")
 		}
 		return nil
 	}
 	sig, code, err := decodeEntry(entry)
 	if err != nil {
-		e.warnCache(err)
+		e.warnCache(err, "")
 		return nil
 	}
 	loaded, err := e.client.Load(code, o, sig)
 	if err != nil {
-		e.warnCache(err)
+		e.warnCache(err, "")
 		return nil
 	}
 	return loaded
@@ -109,14 +109,14 @@ func (e *Engine) toCache(key string, x *pjrt.Loaded) {
 		err = e.cache.Trim(cacheLimit)
 	}
 	if err != nil {
-		e.warnCache(err)
+		e.warnCache(err, "set DEEPWELL_CACHE to a folder that can be written")
 	}
 }
 
-func (e *Engine) warnCache(err error) {
+// warnCache says that an entry could not be used; the program is compiled all the same.
+func (e *Engine) warnCache(err error, fix string) {
 	e.events.Emit(event.Warning{Code: string(diag.CacheFailed),
-		Text: fmt.Sprintf("the compile cache cannot be used: %v", err),
-		Fix:  "set DEEPWELL_CACHE to a folder that can be written"})
+		Text: fmt.Sprintf("the compile cache was not used: %v", err), Fix: fix})
 }
 
 // encodeEntry writes the length of the signature, the signature as JSON, and the program.
@@ -200,6 +200,7 @@ func (x *Executable) Free() { x.loaded.Free() }
 type Run struct {
 	Results []*Array
 	run     *pjrt.Run
+	kept    map[*Array]bool // results that a State owns now
 }
 
 // Run starts the stage with arguments in its order. Donated arguments are consumed.
@@ -246,7 +247,7 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 		for d := range devices {
 			own[d] = run.Outputs[d][i]
 		}
-		arrays[i] = Array{spec: x.stage.Results[i], parts: own}
+		arrays[i] = Array{spec: x.stage.Results[i], local: own[0].Shape(), parts: own}
 		r.Results[i] = &arrays[i]
 	}
 	return r, nil
@@ -255,8 +256,19 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 // Wait waits until all devices are done and returns the first error.
 func (r *Run) Wait(ctx context.Context) error { return r.run.Wait(ctx) }
 
-// Free frees every result that is still live.
-func (r *Run) Free() { r.run.Free() }
+// Free frees every result that is still live and that no State keeps. It does not wait.
+func (r *Run) Free() {
+	if len(r.kept) == 0 {
+		r.run.Free()
+		return
+	}
+	for _, a := range r.Results {
+		if !r.kept[a] {
+			a.Free()
+		}
+	}
+	r.run.Forget()
+}
 
 // A State keeps arrays on the devices by their global names, from step to step.
 type State struct {
@@ -307,7 +319,7 @@ func (st *State) Free() {
 func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
 	args := make([]*Array, len(x.stage.Args))
 	for i, spec := range x.stage.Args {
-		at := slices.IndexFunc(inputs, func(a *Array) bool { return a.Name() == spec.Name })
+		at := slices.IndexFunc(inputs, func(a *Array) bool { return a != nil && a.Name() == spec.Name })
 		if at >= 0 {
 			args[i] = inputs[at]
 		} else if args[i] = st.Get(spec.Name); args[i] == nil {
@@ -325,6 +337,10 @@ func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
 		}
 		at := slices.IndexFunc(x.stage.Results, func(a program.Array) bool { return a.Name == spec.Into })
 		st.Put(r.Results[at])
+		if r.kept == nil {
+			r.kept = map[*Array]bool{}
+		}
+		r.kept[r.Results[at]] = true
 	}
 	return r, nil
 }

@@ -240,6 +240,86 @@ var hostile = []struct {
 		_, err := sc.e.Compile(ctx, sc.s)
 		return err
 	}},
+	{"a closed engine compiles", diag.BufferGone, "closed", func(sc *scene) error {
+		e := cpu(sc.t)
+		e.Close()
+		e.Close()
+		_, err := e.Compile(sc.t.Context(), sc.s)
+		return err
+	}},
+	{"a closed engine runs", diag.BufferGone, "closed", func(sc *scene) error {
+		e := cpu(sc.t)
+		x, err := e.Compile(sc.t.Context(), sc.s)
+		if err != nil {
+			return err
+		}
+		w := place(sc.t, e, sc.s, sc.s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
+		e.Close()
+		defer x.Free()
+		defer w.Free()
+		_, err = x.Run(w, w)
+		return err
+	}},
+	{"a closed engine is read from", diag.BufferGone, "closed", func(sc *scene) error {
+		e := cpu(sc.t)
+		w := place(sc.t, e, sc.s, sc.s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
+		defer w.Free()
+		e.Close()
+		_, err := w.Read(sc.t.Context(), 0)
+		return err
+	}},
+	{"a closed engine takes data", diag.BufferGone, "closed", func(sc *scene) error {
+		e := cpu(sc.t)
+		e.Close()
+		_, err := e.Place(sc.s, sc.s.Args[1], engine.Copied,
+			func(int) ([]byte, error) { return make([]byte, 16), nil })
+		return err
+	}},
+	{"more CPU devices than threads can be had", diag.BadUsage, "256", func(sc *scene) error {
+		_, err := engine.Open(sc.t.Context(), "cpu", engine.Options{Devices: 100_000})
+		return err
+	}},
+	{"a function registered twice", diag.HandlerFailed, "already registered", func(sc *scene) error {
+		noop := func(*engine.Call) error { return nil }
+		_ = sc.e.Register("hostile.twice", noop)
+		return sc.e.Register("hostile.twice", noop)
+	}},
+	{"a result of a type that Deepwell lacks", diag.NotSupported, "lacks", func(sc *scene) error {
+		return sc.compile("module @m {\nfunc.func @main(%x: tensor<4xf32>) -> tensor<4xf8E4M3> {\n"+
+			"  %r = stablehlo.convert %x : (tensor<4xf32>) -> tensor<4xf8E4M3>\n"+
+			"  return %r : tensor<4xf8E4M3>\n}\n}\n", 1)
+	}},
+	{"a result that no memory holds", diag.OutOfMemory, "memory", func(sc *scene) error {
+		x, err := sc.e.Compile(sc.t.Context(), &program.FromText("m", "module @m {\nfunc.func @main(%x: tensor<f32>) "+
+			"-> tensor<17592186044416xf32> {\n  %r = stablehlo.broadcast_in_dim %x, dims = [] : "+
+			"(tensor<f32>) -> tensor<17592186044416xf32>\n  return %r : tensor<17592186044416xf32>\n}\n}\n", 1).Stages[0])
+		if err != nil {
+			return err
+		}
+		defer x.Free()
+		a := place(sc.t, sc.e, x.Stage(), x.Stage().Args[0], func(int) []byte { return floats(1) })
+		defer a.Free()
+		run, err := x.Run(a)
+		if err != nil {
+			return err
+		}
+		defer run.Free()
+		return run.Wait(sc.t.Context())
+	}},
+	{"a stage without devices", diag.ProgramInvalid, "no devices", func(sc *scene) error {
+		_, err := sc.e.Place(&program.Stage{Name: "s"}, program.Array{Name: "x", Global: f32(4)}, engine.Copied,
+			func(int) ([]byte, error) { return make([]byte, 16), nil })
+		return err
+	}},
+	{"a source that does not exist", diag.BufferMismatch, "99", func(sc *scene) error {
+		_, err := sc.e.Place(sc.s, sc.s.Args[1], engine.Source(99),
+			func(int) ([]byte, error) { return make([]byte, 16), nil })
+		return err
+	}},
+	{"a nil input of a step", diag.ArgumentCount, "neither given nor kept", func(sc *scene) error {
+		_, err := sc.x.Step(&engine.State{}, nil)
+		return err
+	}},
 	{"an engine that is not installed", diag.EngineMissing, "engine install cpu", func(sc *scene) error {
 		_, err := engine.Open(sc.t.Context(), "cpu", engine.Options{Dir: sc.t.TempDir()})
 		return err

@@ -55,7 +55,7 @@ func ParseDevices(text string) (Devices, error) {
 		if err == nil && isRange {
 			last, err = strconv.Atoi(hi)
 		}
-		if err != nil || first < 0 || last < first || len(d)+last-first >= maxDevices {
+		if err != nil || first < 0 || last < first || last-first >= maxDevices-len(d) {
 			return nil, fmt.Errorf("%q is not a list of devices like 0-7,16-23", text)
 		}
 		d = append(d, Range(first, last-first+1)...)

@@ -41,6 +41,21 @@ func (p *Program) Marshal() ([]byte, error) {
 	return txtar.Format(a), nil
 }
 
+// plainNumbers turns the numbers of flags into whole ones where they are: XLA tells 1 from 1.0.
+func plainNumbers(flags map[string]any) {
+	for name, value := range flags {
+		n, ok := value.(json.Number)
+		if !ok {
+			continue
+		}
+		if whole, err := n.Int64(); err == nil {
+			flags[name] = whole
+		} else if real, err := n.Float64(); err == nil {
+			flags[name] = real
+		}
+	}
+}
+
 // Parse reads what Marshal writes, and refuses anything else by name.
 func Parse(data []byte) (*Program, error) {
 	first, _, _ := bytes.Cut(data, []byte("\n"))
@@ -67,10 +82,12 @@ func Parse(data []byte) (*Program, error) {
 	p := &Program{}
 	dec := json.NewDecoder(strings.NewReader(js))
 	dec.DisallowUnknownFields()
+	dec.UseNumber()
 	if err := dec.Decode(p); err != nil {
 		return nil, diag.New(diag.ProgramFormat, "program.json cannot be read").Wrap(err)
 	}
 	for i := range p.Stages {
+		plainNumbers(p.Stages[i].Flags)
 		text, ok := texts[p.Stages[i].Name+".mlir"]
 		if !ok {
 			return nil, diag.New(diag.ProgramFormat, "no text for stage %s", p.Stages[i].Name)

@@ -91,30 +91,51 @@ func (s *Stage) Validate() error {
 	case strings.TrimSpace(s.Text) == "":
 		return bad("the stage has no text")
 	}
-	if len(s.Mesh) > 0 {
-		size, names := 1, map[string]bool{}
-		for _, a := range s.Mesh {
-			if a.Size < 1 || a.Name == "" || names[a.Name] {
-				return bad("mesh axis %q of size %d", a.Name, a.Size)
-			}
-			names[a.Name] = true
-			size *= a.Size
-		}
-		if size != len(s.Devices) {
-			return bad("the mesh has %d places for %d devices", size, len(s.Devices))
+	if err := s.checkMesh(bad); err != nil {
+		return err
+	}
+	for _, id := range s.Devices {
+		if id < 0 {
+			return bad("there is no device %d", id)
 		}
 	}
 	if dup := s.Devices.duplicate(); dup >= 0 {
 		return bad("device %d stands twice", dup)
 	}
 	for _, list := range [][]Array{s.Args, s.Results} {
+		names := map[string]bool{}
 		for _, a := range list {
+			if names[a.Name] {
+				return bad("two arrays of one list are called %q", a.Name)
+			}
+			names[a.Name] = true
 			if _, err := s.Local(a); err != nil {
 				return err
 			}
 		}
 	}
 	return s.checkDonations(bad)
+}
+
+// checkMesh holds the mesh to the number of devices.
+func (s *Stage) checkMesh(bad func(string, ...any) error) error {
+	if len(s.Mesh) == 0 {
+		return nil
+	}
+	size, names := 1, map[string]bool{}
+	for _, a := range s.Mesh {
+		if a.Size < 1 || a.Size > maxDevices || a.Name == "" || names[a.Name] {
+			return bad("mesh axis %q of size %d", a.Name, a.Size)
+		}
+		names[a.Name] = true
+		if size *= a.Size; size > maxDevices {
+			break
+		}
+	}
+	if size != len(s.Devices) {
+		return bad("the mesh has %d places for %d devices", size, len(s.Devices))
+	}
+	return nil
 }
 
 // checkDonations holds every donated argument to a result of the same cut, each result taken once.
@@ -167,7 +188,7 @@ func (s *Stage) Local(a Array) (dtype.Shape, error) {
 			}
 			used[axis] = true
 			size := int64(s.Mesh[at].Size)
-			if local.Dims[d]%size != 0 {
+			if size < 1 || local.Dims[d]%size != 0 {
 				return fail("%s: %d rows of dimension %d cannot be cut in %d", a.Name, local.Dims[d], d, size)
 			}
 			local.Dims[d] /= size

@@ -151,6 +151,47 @@ func TestDevicesRoundTrip(t *testing.T) {
 	}
 }
 
+// XLA tells 1 from 1.0, so a whole number must come back as one.
+func TestFlagsKeepTheirKind(t *testing.T) {
+	p := sample()
+	want := map[string]any{"a": int64(1), "b": 0.5, "c": true, "d": "x", "e": int64(1) << 53}
+	p.Stages[0].Flags = want
+	b, err := p.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.Stages[0].Flags); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestValidateRefuses(t *testing.T) {
+	for name, change := range map[string]func(*Stage){
+		"negative device":   func(s *Stage) { s.Devices[0] = -5 },
+		"mesh of size 0":    func(s *Stage) { s.Mesh[0].Size = 0 },
+		"overflowing mesh":  func(s *Stage) { s.Mesh = []Axis{{"a", 7}, {"b", 7905747460161236407}} },
+		"one name twice":    func(s *Stage) { s.Args[1].Name = "w" },
+		"one result twice":  func(s *Stage) { s.Results = append(s.Results, s.Results[0]) },
+		"no text":           func(s *Stage) { s.Text = " " },
+		"a name with slash": func(s *Stage) { s.Name = "a/b" },
+	} {
+		s := &sample().Stages[0]
+		change(s)
+		if err := s.Validate(); !errors.Is(err, diag.New(diag.ProgramInvalid, "")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, text := range []string{"0,0-9223372036854775807", "0-1048576", "-1", "3-1", "a"} {
+		if d, err := ParseDevices(text); err == nil {
+			t.Errorf("%q gave %d devices", text, len(d))
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	good, err := sample().Marshal()
 	if err != nil {

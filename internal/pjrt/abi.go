@@ -61,9 +61,8 @@ const (
 	executableDestroy      slot = 40
 	executableName         slot = 41
 	executableReplicas     slot = 42
-	executablePartitions   slot = 43
 	executableOutputs      slot = 44
-	executableCodeSize     slot = 45
+	executableMemories     slot = 47
 	executableOptimized    slot = 48
 	executableSerialize    slot = 49
 	loadedDestroy          slot = 50
@@ -72,19 +71,12 @@ const (
 	loadedExecute          slot = 55
 	deserializeAndLoad     slot = 56
 	bufferDestroy          slot = 58
-	bufferElementType      slot = 59
-	bufferDimensions       slot = 60
-	bufferOnDeviceSize     slot = 64
-	bufferDevice           slot = 65
-	bufferMemory           slot = 66
 	bufferIsDeleted        slot = 68
 	bufferCopyToDevice     slot = 69
 	bufferToHost           slot = 70
 	bufferReadyEvent       slot = 72
 	topologyCreate         slot = 82
 	topologyDestroy        slot = 83
-	topologyPlatform       slot = 84
-	topologyVersion        slot = 85
 	topologyDescriptions   slot = 86
 	compileTopology        slot = 89
 	executableOutputTypes  slot = 90
@@ -101,7 +93,6 @@ const (
 var slotNames = map[slot]string{
 	deviceClearMemoryStats: "PJRT_Device_ClearMemoryStats",
 	clientUpdateProcesses:  "PJRT_Client_UpdateGlobalProcessInfo",
-	topologyCreate:         "PJRT_TopologyDescription_Create",
 }
 
 // head begins every argument structure. The tail of zeros that some structures end with leaves
@@ -368,6 +359,14 @@ type outputDimsArgs struct {
 	outputs    uintptr
 	dims       unsafe.Pointer
 	dimLens    unsafe.Pointer
+}
+
+type outputKindsArgs struct {
+	head
+	executable unsafe.Pointer
+	outputs    uintptr
+	kinds      unsafe.Pointer
+	lens       unsafe.Pointer
 }
 
 type loadArgs struct {

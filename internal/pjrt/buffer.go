@@ -20,7 +20,9 @@ type Buffer struct {
 	mu    sync.Mutex
 	ptr   unsafe.Pointer
 	state bufferState
-	uses  int // calls into C that hold ptr right now
+	uses  int  // calls into C that hold ptr right now
+	runs  int  // those of them that start a run
+	freed bool // Free was called while a run was being started that was to consume the buffer
 }
 
 type bufferState uint8
@@ -44,6 +46,7 @@ func (b *Buffer) Memory() string { return b.memory.Kind }
 func (b *Buffer) Bytes() int64 { return b.shape.Bytes() }
 
 func (d *Device) newBuffer(ptr unsafe.Pointer, shape dtype.Shape, m *Memory) *Buffer {
+	d.client.hold()
 	d.account(shape.Bytes())
 	return &Buffer{shape: shape, device: d, memory: m, ptr: ptr}
 }
@@ -59,15 +62,35 @@ func (b *Buffer) acquire() (unsafe.Pointer, error) {
 	return b.ptr, nil
 }
 
-// donate lends the C object to a run that consumes it: from now on nobody else gets it.
+// lend is acquire for the start of a run; giveBack ends it.
+func (b *Buffer) lend() (unsafe.Pointer, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state != bufferLive {
+		return nil, b.gone()
+	}
+	b.uses++
+	b.runs++
+	return b.ptr, nil
+}
+
+// donate lends the C object to a run that consumes it: from now on nobody else gets it. A buffer
+// that another run is being started with cannot be consumed: some of that run's devices would find
+// it and some not, and those that did would wait for the others.
 func (b *Buffer) donate() (unsafe.Pointer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state != bufferLive {
 		return nil, b.gone()
 	}
+	if b.runs > 0 {
+		return nil, diag.New(diag.BufferGone,
+			"a buffer %s of device %d is to be donated while another run is started with it",
+			b.shape, b.device.ID).Try("donate it when that run has been started")
+	}
 	b.state = bufferDonated
 	b.uses++
+	b.runs++
 	return b.ptr, nil
 }
 
@@ -75,9 +98,22 @@ func (b *Buffer) donate() (unsafe.Pointer, error) {
 func (b *Buffer) restore() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state == bufferDonated {
-		b.state = bufferLive
+	if b.state != bufferDonated {
+		return
 	}
+	b.state = bufferLive
+	if b.freed {
+		b.free()
+	}
+}
+
+// giveBack ends lend or donate.
+func (b *Buffer) giveBack() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.runs--
+	b.uses--
+	b.destroyIfUnused()
 }
 
 func (b *Buffer) gone() error {
@@ -101,6 +137,7 @@ func (b *Buffer) destroyIfUnused() {
 	if b.state != bufferLive && b.uses == 0 && b.ptr != nil {
 		b.device.client.plugin.destroy(bufferDestroy, b.ptr)
 		b.ptr = nil
+		b.device.client.leave()
 	}
 }
 
@@ -108,11 +145,20 @@ func (b *Buffer) destroyIfUnused() {
 func (b *Buffer) Free() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state == bufferLive {
-		b.state = bufferFreed
-		b.device.account(-b.shape.Bytes())
-		b.destroyIfUnused()
+	switch b.state {
+	case bufferLive:
+		b.free()
+	case bufferDonated:
+		b.freed = true // in case the run cannot be started
+	case bufferFreed:
 	}
+}
+
+// free ends a live buffer; b.mu is held.
+func (b *Buffer) free() {
+	b.state = bufferFreed
+	b.device.account(-b.shape.Bytes())
+	b.destroyIfUnused()
 }
 
 // Live reports whether the buffer can still be used.
@@ -140,9 +186,16 @@ const (
 // from dense row-major data. 4-bit elements come packed, the first in the low half of a byte.
 func (c *Client) FromHost(data []byte, shape dtype.Shape, d *Device, kind string,
 	mode HostMode) (*Buffer, error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
 	m, err := c.placeFor(d, kind)
 	if err != nil {
 		return nil, err
+	}
+	if mode != HostCopied && mode != HostShared && mode != HostGiven {
+		return nil, diag.New(diag.BufferMismatch, "no way to take host memory has the number %d", mode)
 	}
 	if int64(len(data)) != shape.Bytes() {
 		return nil, diag.New(diag.BufferMismatch, "%s needs %d bytes; %d were given",
@@ -178,19 +231,21 @@ func (c *Client) FromHost(data []byte, shape dtype.Shape, d *Device, kind string
 		done()
 		return nil, err
 	}
+	b := d.newBuffer(a.buffer, shape, m)
 	if mode != HostCopied {
-		if err := c.plugin.onReady(a.done, func(error) { done() }); err != nil {
-			return nil, err
-		}
+		err = c.plugin.onReady(a.done, func(error) { done() })
 	}
 	c.plugin.destroy(eventDestroy, a.done)
-	return d.newBuffer(a.buffer, shape, m), nil
+	if err != nil {
+		// Nobody will say when the memory is free: the buffer goes, and the memory stays pinned.
+		b.Free()
+		return nil, err
+	}
+	return b, nil
 }
 
 func (c *Client) placeFor(d *Device, kind string) (*Memory, error) {
 	switch {
-	case c.closed.Load():
-		return nil, diag.New(diag.BufferGone, "the client was closed")
 	case d == nil || d.client != c:
 		return nil, diag.New(diag.DeviceMismatch, "the device belongs to another client")
 	case d.LocalID < 0:
@@ -201,7 +256,8 @@ func (c *Client) placeFor(d *Device, kind string) (*Memory, error) {
 	return d.findMemory(kind)
 }
 
-// ToHost copies the contents into dst, dense and row-major, and waits for it.
+// ToHost copies the contents into dst, dense and row-major, and waits for it. If ctx ends first,
+// the engine still writes to dst until the contents are there.
 func (b *Buffer) ToHost(ctx context.Context, dst []byte) error {
 	if int64(len(dst)) != b.shape.Bytes() {
 		return diag.New(diag.BufferMismatch, "%s needs %d bytes; %d were given",
@@ -222,6 +278,10 @@ func (b *Buffer) ToHost(ctx context.Context, dst []byte) error {
 }
 
 func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
+	if err := b.device.client.enter(); err != nil {
+		return err
+	}
+	defer b.device.client.leave()
 	ptr, err := b.acquire()
 	if err != nil {
 		return err
@@ -261,6 +321,10 @@ func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
 
 // CopyTo makes a copy on another device of the same client, in its memory of the given kind.
 func (b *Buffer) CopyTo(d *Device, kind string) (*Buffer, error) {
+	if err := b.device.client.enter(); err != nil {
+		return nil, err
+	}
+	defer b.device.client.leave()
 	m, err := b.device.client.placeFor(d, kind)
 	if err != nil {
 		return nil, err

@@ -23,8 +23,11 @@ type Client struct {
 	local    []*Device // those this process can use
 	byPtr    map[unsafe.Pointer]*Device
 	launches atomic.Int32
-	closed   atomic.Bool
 	staging  staging
+
+	lifeMu sync.Mutex
+	live   int // calls under way, and buffers, executables and runs that exist
+	closed bool
 }
 
 // A Device is one device of a client.
@@ -41,7 +44,7 @@ type Device struct {
 	ledger   ledger
 
 	turn sync.Mutex // held while a run with collectives is started
-	last *Run       // the last such run; see Loaded.turns
+	last *flight    // the last such run; see Loaded.turns
 }
 
 // A Memory is a place for buffers that belongs to a device: its own, or a part of the host's.
@@ -266,6 +269,10 @@ type ProcessInfo struct {
 // UpdateProcesses tells the client which processes live, so that collectives with the dead are
 // given up instead of waited for.
 func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.leave()
 	raw := make([]processInfo, len(infos))
 	for i, in := range infos {
 		raw[i] = processInfo{size: unsafe.Sizeof(raw[i]), task: int32(in.Task),
@@ -276,10 +283,47 @@ func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 		&updateProcessesArgs{client: c.ptr, infos: slicePointer(raw), num: uintptr(len(raw))})
 }
 
-// Close ends the client. Its buffers and executables must have been freed before.
+// Close ends the client: calls on it are errors from now on. What it owns in C goes when the last
+// buffer, executable and run is gone, so the order of closing and freeing does not matter.
 func (c *Client) Close() {
-	if c.closed.CompareAndSwap(false, true) {
+	c.lifeMu.Lock()
+	defer c.lifeMu.Unlock()
+	if !c.closed {
+		c.closed = true
+		c.endIfUnused()
+	}
+}
+
+// enter keeps the client alive for one call; leave ends it.
+func (c *Client) enter() error {
+	c.lifeMu.Lock()
+	defer c.lifeMu.Unlock()
+	if c.closed {
+		return diag.New(diag.BufferGone, "the engine was closed")
+	}
+	c.live++
+	return nil
+}
+
+// hold keeps the client alive for one object, which is being made inside enter; leave ends it.
+func (c *Client) hold() {
+	c.lifeMu.Lock()
+	c.live++
+	c.lifeMu.Unlock()
+}
+
+func (c *Client) leave() {
+	c.lifeMu.Lock()
+	defer c.lifeMu.Unlock()
+	c.live--
+	c.endIfUnused()
+}
+
+// endIfUnused destroys the client once it is closed and nothing of it is left; c.lifeMu is held.
+func (c *Client) endIfUnused() {
+	if c.closed && c.live == 0 && c.ptr != nil {
 		c.plugin.destroy(clientDestroy, c.ptr)
+		c.ptr = nil
 		c.dropStore()
 	}
 }

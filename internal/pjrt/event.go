@@ -2,6 +2,7 @@ package pjrt
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -69,6 +70,113 @@ func (e *Event) Free() {
 	defer e.mu.Unlock()
 	e.plugin.destroy(eventDestroy, e.ptr)
 	e.ptr = nil
+}
+
+// A flight is what is left to wait for of a run: an event for each of its devices. It does not
+// keep the results alive.
+type flight struct {
+	x    *Loaded
+	done chan struct{} // closed when all devices are done
+
+	mu     sync.Mutex
+	events []unsafe.Pointer // nil once somebody waits for them
+	left   int
+	failed error // the first error
+}
+
+func (x *Loaded) newFlight(events []unsafe.Pointer) *flight {
+	f := &flight{x: x, done: make(chan struct{}), events: slices.Clone(events), left: len(events)}
+	x.client.hold()
+	x.flightsMu.Lock()
+	defer x.flightsMu.Unlock()
+	x.flights = append(x.flights, f)
+	// Runs that nobody waited for are looked after when there are some: their events and their part
+	// of the ledger must not pile up.
+	keep := x.flights[:0]
+	for i, old := range x.flights {
+		if old.over() {
+			continue
+		}
+		if i < len(x.flights)-unwatchedRuns {
+			old.watch()
+		}
+		keep = append(keep, old)
+	}
+	clear(x.flights[len(keep):])
+	x.flights = keep
+	return f
+}
+
+// unwatchedRuns is how many runs of one executable may be under way before the oldest gets a
+// callback, which costs about 2 µs a device and a run that is waited for does without.
+const unwatchedRuns = 16
+
+func (f *flight) over() bool {
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// take gives the events to the first who asks.
+func (f *flight) take() []unsafe.Pointer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	events := f.events
+	f.events = nil
+	return events
+}
+
+// landed records that device d is done.
+func (f *flight) landed(d int, err error) {
+	f.x.devices[d].account(-f.x.temp)
+	f.mu.Lock()
+	if f.failed == nil {
+		f.failed = err
+	}
+	f.left--
+	last := f.left == 0
+	f.mu.Unlock()
+	if last {
+		close(f.done)
+		f.x.client.leave()
+	}
+}
+
+// Wait waits until every local device is done and returns the first error, each time it is called.
+// If ctx ends first, the run goes on and Wait may be called again.
+func (f *flight) Wait(ctx context.Context) error {
+	if ctx.Done() == nil {
+		// The cheap way: this thread blocks in C.
+		for d, event := range f.take() {
+			err := call(f.x.client.plugin, eventAwait, &one{object: event})
+			f.x.client.plugin.destroy(eventDestroy, event)
+			f.landed(d, err)
+		}
+	} else {
+		f.watch()
+	}
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return diag.New(diag.Canceled, "stopped while waiting for a device").Wrap(ctx.Err())
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.failed
+}
+
+// watch lets the plugin say when each device is done, unless somebody waits already.
+func (f *flight) watch() {
+	p := f.x.client.plugin
+	for d, event := range f.take() {
+		if err := p.onReady(event, func(err error) { f.landed(d, err) }); err != nil {
+			f.landed(d, err)
+		}
+		p.destroy(eventDestroy, event)
+	}
 }
 
 // callbacks are the Go functions that a plugin calls. purego can make 2,000 C entry points in a

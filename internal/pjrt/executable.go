@@ -28,6 +28,8 @@ type Signature struct {
 	Params  []dtype.Shape
 	Results []dtype.Shape
 	Donates []bool // for each parameter: whether a run consumes it
+	// Memories are the kinds of memory that the results lie in.
+	Memories []string
 	// Alone says that the devices neither wait for each other nor call out, so that they may be
 	// started one after the other on one thread.
 	Alone bool
@@ -142,8 +144,16 @@ func (x *Executable) Serialize() (data []byte, err error) {
 	return data, err
 }
 
-func (x *Executable) results() (shapes []dtype.Shape, err error) {
+func (x *Executable) results() (shapes []dtype.Shape, memories []string, err error) {
 	err = x.use(func(ptr unsafe.Pointer) error {
+		// XLA:CPU does not tell: then all results lie in the default memory.
+		places := outputKindsArgs{executable: ptr}
+		if err := call(x.plugin, executableMemories, &places); err == nil {
+			kinds := unsafe.Slice((*unsafe.Pointer)(places.kinds), int(places.outputs))
+			for i, n := range unsafe.Slice((*uintptr)(places.lens), int(places.outputs)) {
+				memories = append(memories, copyString(kinds[i], n))
+			}
+		}
 		types := list{object: ptr}
 		if err := call(x.plugin, executableOutputTypes, &types); err != nil {
 			return err
@@ -162,11 +172,15 @@ func (x *Executable) results() (shapes []dtype.Shape, err error) {
 		}
 		return nil
 	})
-	return shapes, err
+	return shapes, memories, err
 }
 
 // Compile compiles StableHLO text or bytecode for devices of the client, ready to run.
 func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
 	for _, id := range o.Devices {
 		if !slices.ContainsFunc(c.devices, func(d *Device) bool { return d.ID == id }) {
 			return nil, diag.New(diag.DeviceMismatch, "there is no device %d", id)
@@ -191,6 +205,10 @@ func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
 // Load brings back what Serialize wrote, for the devices of o. The signature is the one the
 // executable had when it was compiled: a loaded program does not always know its own.
 func (c *Client) Load(data []byte, o CompileOptions, sig Signature) (*Loaded, error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
 	options, err := o.Encode()
 	if err != nil {
 		return nil, err

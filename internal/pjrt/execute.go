@@ -24,10 +24,14 @@ type Loaded struct {
 	mu     sync.RWMutex
 	ptr    unsafe.Pointer
 	frames sync.Pool // of *frame
+
+	flightsMu sync.Mutex
+	flights   []*flight // runs that may not have been waited for, the oldest first
 }
 
 func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err error) {
 	x = &Loaded{client: c, ptr: ptr}
+	c.hold()
 	defer func() {
 		if err != nil {
 			x.Free()
@@ -51,6 +55,12 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	})
 	if known != nil {
 		x.sig = *known
+		// The plugin writes as many results as it knows of, so a signature that says otherwise,
+		// from a damaged cache, must not size the memory it writes to.
+		n, err := c.plugin.readNumber(executableOutputs, r.result)
+		if err != nil || int(n) != len(known.Results) || len(known.Donates) != len(known.Params) {
+			return x, diag.New(diag.CacheFailed, "the program and its description differ")
+		}
 	} else if x.sig, err = x.readSignature(); err != nil {
 		return x, err
 	}
@@ -71,13 +81,22 @@ func (x *Loaded) readSignature() (Signature, error) {
 	if err != nil {
 		return Signature{}, err
 	}
-	results, err := x.Executable.results()
+	results, memories, err := x.Executable.results()
 	if err != nil {
 		return Signature{}, err
 	}
-	sig := Signature{Results: results, Donates: make([]bool, len(m.Params))}
+	for _, shape := range results {
+		if !shape.Type.Valid() {
+			return Signature{}, diag.New(diag.NotSupported, "a result has an element type Deepwell lacks")
+		}
+	}
+	sig := Signature{Results: results, Memories: memories, Donates: make([]bool, len(m.Params))}
 	sig.Alone = x.client.platform == "cpu" && len(m.Collectives()) == 0 && len(m.CustomCalls()) == 0
-	for _, v := range m.Params {
+	for i, v := range m.Params {
+		if !v.Shape.Type.Valid() {
+			return Signature{}, diag.New(diag.NotSupported, "parameter %d is %s, which Deepwell lacks",
+				i, v.Text)
+		}
 		sig.Params = append(sig.Params, v.Shape)
 	}
 	for _, a := range m.Aliases {
@@ -96,11 +115,15 @@ func (x *Loaded) Devices() []*Device { return x.devices }
 func (x *Loaded) Free() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.ptr == nil {
+		return
+	}
 	if x.Executable != nil {
 		x.Executable.Free()
 	}
 	x.client.plugin.destroy(loadedDestroy, x.ptr)
 	x.ptr = nil
+	x.client.leave()
 }
 
 // A frame is the memory that one call to Execute needs. Frames are used again: a training loop
@@ -143,16 +166,17 @@ type Run struct {
 	// Outputs has the results of every local device, in the order of Loaded.Devices.
 	Outputs [][]*Buffer
 
-	loaded *Loaded
-	mu     sync.Mutex
-	events []unsafe.Pointer // of the devices that have not been waited for, in order
-	failed error            // the first error of those that have
+	*flight
 }
 
 // Execute starts the program on all its local devices: args[d] are the arguments of device d. A
 // buffer whose parameter is donated is consumed, unless its index is in keep. Execute returns
 // when the run has been started; Wait tells when it is done.
 func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
+	if err := x.client.enter(); err != nil {
+		return nil, err
+	}
+	defer x.client.leave()
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if x.ptr == nil {
@@ -178,7 +202,7 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 		return nil, err
 	}
 	r := x.newRun(f)
-	endTurn(r)
+	endTurn(r.flight)
 	return r, nil
 }
 
@@ -187,9 +211,9 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 // can take the threads that the first still needs, and after 40 s XLA ends the process. (JAX 0.10.2
 // on its own XLA does so too.) So a device begins such a run when its last one is done. GPUs queue
 // on streams and need no turns.
-func (x *Loaded) turns() (take func(), end func(*Run)) {
+func (x *Loaded) turns() (take func(), end func(*flight)) {
 	if x.client.platform != "cpu" || x.sig.Alone || len(x.devices) == 1 {
-		return func() {}, func(*Run) {}
+		return func() {}, func(*flight) {}
 	}
 	// Locks are taken in the order of device numbers, so that two launches cannot block each other.
 	take = func() {
@@ -201,9 +225,9 @@ func (x *Loaded) turns() (take func(), end func(*Run)) {
 			}
 		}
 	}
-	end = func(r *Run) {
+	end = func(started *flight) {
 		for _, d := range x.ordered {
-			d.last = r
+			d.last = started
 			d.turn.Unlock()
 		}
 	}
@@ -261,7 +285,7 @@ func (x *Loaded) lend(f *frame, args [][]*Buffer, keep []int) error {
 			if err := x.checkArg(b, i, x.devices[d], params[i]); err != nil {
 				return err
 			}
-			take := b.acquire
+			take := b.lend
 			consumed := x.sig.Donates[i] && !slices.Contains(keep, i)
 			if consumed {
 				take = b.donate
@@ -299,7 +323,7 @@ func (x *Loaded) checkArg(b *Buffer, i int, d *Device, want dtype.Shape) error {
 
 func (f *frame) releaseAll() {
 	for _, b := range f.lent {
-		b.release()
+		b.giveBack()
 	}
 	clear(f.lent)
 	clear(f.donated)
@@ -328,7 +352,7 @@ func (x *Loaded) settleDonated(f *frame) {
 // is gone before the results that take its place are counted.
 func (x *Loaded) newRun(f *frame) *Run {
 	outs := len(x.sig.Results)
-	r := &Run{loaded: x, Outputs: make([][]*Buffer, len(x.devices)), events: slices.Clone(f.events)}
+	r := &Run{Outputs: make([][]*Buffer, len(x.devices)), flight: x.newFlight(f.events)}
 	for _, b := range f.donated {
 		b.device.ledger.live.Add(-b.Bytes())
 	}
@@ -338,7 +362,8 @@ func (x *Loaded) newRun(f *frame) *Run {
 		for i, shape := range x.sig.Results {
 			at := d*outs + i
 			b := &slab[at]
-			b.shape, b.device, b.memory, b.ptr = shape, device, device.memory, f.out[at]
+			b.shape, b.device, b.memory, b.ptr = shape, device, device.outputMemory(x.sig, i), f.out[at]
+			x.client.hold()
 			refs[at] = b
 		}
 		r.Outputs[d] = refs[d*outs : (d+1)*outs : (d+1)*outs]
@@ -347,25 +372,14 @@ func (x *Loaded) newRun(f *frame) *Run {
 	return r
 }
 
-// Wait waits until every local device is done and returns the first error, each time it is
-// called. If ctx ends first, the run goes on and Wait may be called again.
-func (r *Run) Wait(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for len(r.events) > 0 {
-		e := Event{plugin: r.loaded.plugin, ptr: r.events[0]}
-		err := e.Await(ctx)
-		if err != nil && ctx.Err() != nil {
-			return err
-		}
-		e.Free()
-		r.loaded.devices[len(r.loaded.devices)-len(r.events)].account(-r.loaded.temp)
-		r.events = r.events[1:]
-		if r.failed == nil {
-			r.failed = err
+// outputMemory is where the i-th result of a program lies.
+func (d *Device) outputMemory(sig Signature, i int) *Memory {
+	if i < len(sig.Memories) && sig.Memories[i] != d.memory.Kind {
+		if m, err := d.findMemory(sig.Memories[i]); err == nil {
+			return m
 		}
 	}
-	return r.failed
+	return d.memory
 }
 
 // Free frees every output that is still live. It does not wait.
@@ -375,4 +389,8 @@ func (r *Run) Free() {
 			b.Free()
 		}
 	}
+	r.watch()
 }
+
+// Forget lets go of a run whose results have other owners. It does not wait.
+func (r *Run) Forget() { r.watch() }

@@ -183,3 +183,19 @@ func TestUpdateProcessesIsEncodedAsTheHeaderSays(t *testing.T) {
 		t.Errorf("the plugin read %v, want %s", err, want)
 	}
 }
+
+// panicKV is a store with a fault.
+type panicKV struct{ memoryKV }
+
+func (*panicKV) Put(string, []byte) error { panic("no room") }
+
+func TestKeyValuePanicIsAnError(t *testing.T) {
+	p, err := Load(fake(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.NewClient([]Option{{"node_id", 0}, {"num_nodes", 2}}, &panicKV{})
+	if err == nil || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("got %v", err)
+	}
+}

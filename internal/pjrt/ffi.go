@@ -2,6 +2,7 @@ package pjrt
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -31,7 +32,9 @@ type HostArray struct {
 }
 
 // A Handler is a Go function that a program calls. It runs on a thread of the engine. A returned
-// error, or a panic, fails the run.
+// error, or a panic, fails the run. Where the devices meet in a collective after the call, the
+// others wait there for the one that failed, and XLA:CPU ends the process after 40 s; so what went
+// wrong is also written to the standard error stream, at once.
 type Handler func(*Call) error
 
 // Layout of the typed FFI (xla/ffi/api/c_api.h, version 0.1 to 0.4; later versions append).
@@ -95,6 +98,10 @@ type (
 		message unsafe.Pointer
 		code    int32
 	}
+	ffiErrorDestroy struct {
+		ffiHead
+		status unsafe.Pointer
+	}
 	ffiOrdinal struct {
 		ffiHead
 		ctx     unsafe.Pointer
@@ -111,6 +118,7 @@ const (
 	ffiStatusInternal    = 13
 	ffiAPIFunctions      = 6 // words of XLA_FFI_Api before its first function
 	ffiSlotErrorCreate   = 0
+	ffiSlotErrorDestroy  = 2
 	ffiSlotDeviceOrdinal = 17
 )
 
@@ -144,6 +152,9 @@ func (p *Plugin) Register(target, platform string, h Handler) error {
 		register [3]uintptr // type_register, user_data_add, register_handler
 	})(p.extensions[at].base)
 	name := platformFFI(platform)
+	if err := p.claimHandler(target, name); err != nil {
+		return err
+	}
 	entry := purego.NewCallback(func(f *ffiFrame) uintptr {
 		return invoke(f, target, platform == "cpu", h)
 	})
@@ -167,6 +178,31 @@ func (p *Plugin) Register(target, platform string, h Handler) error {
 	return nil
 }
 
+// maxHandlers leaves room among the 2,000 C entry points that purego can make in a process.
+const maxHandlers = 1000
+
+// claimHandler reserves a name: the C interface does not say that it is taken.
+func (p *Plugin) claimHandler(target, platform string) error {
+	p.handlersMu.Lock()
+	defer p.handlersMu.Unlock()
+	if p.handlers == nil {
+		p.handlers = map[string]bool{}
+	}
+	key := platform + " " + target
+	switch {
+	case p.handlers[key]:
+		return diag.New(diag.HandlerFailed, "a function is already registered as %s", target)
+	case len(p.handlers) >= maxHandlers:
+		return diag.New(diag.HandlerFailed, "%d functions are registered; there is no room for %s",
+			maxHandlers, target)
+	}
+	p.handlers[key] = true
+	return nil
+}
+
+// handlerWords begin the message of a failed handler, so that it can be told from other errors.
+const handlerWords = "Go function "
+
 // invoke runs a handler for one call frame. XLA first calls with a metadata extension, to ask
 // which version of the interface the handler was written for.
 func invoke(f *ffiFrame, target string, onHost bool, h Handler) (status uintptr) {
@@ -182,13 +218,13 @@ func invoke(f *ffiFrame, target string, onHost bool, h Handler) (status uintptr)
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			status = f.fail(fmt.Sprintf("handler %s panicked: %v", target, r))
+			status = f.fail(fmt.Sprintf(handlerWords+"%s panicked: %v", target, r))
 		}
 	}()
 	c := Call{Args: f.args.arrays(onHost), Results: f.rets.arrays(onHost),
 		Attrs: f.attrs.read(), Device: f.device()}
 	if err := h(&c); err != nil {
-		return f.fail(fmt.Sprintf("handler %s: %v", target, err))
+		return f.fail(fmt.Sprintf(handlerWords+"%s: %v", target, err))
 	}
 	return 0
 }
@@ -203,6 +239,7 @@ func (f *ffiFrame) function(slot int) uintptr {
 }
 
 func (f *ffiFrame) fail(message string) uintptr {
+	_, _ = os.Stderr.WriteString(message + "\n")
 	zeroed := append([]byte(message), 0)
 	a := ffiErrorCreate{message: bytesPointer(zeroed), code: ffiStatusInternal}
 	a.size = unsafe.Sizeof(a)
@@ -218,7 +255,10 @@ func (f *ffiFrame) device() int {
 	}
 	a := ffiOrdinal{ctx: f.ctx}
 	a.size = unsafe.Sizeof(a)
-	if first(purego.SyscallN(fn, uintptr(unsafe.Pointer(&a)))) != 0 {
+	if status := first(purego.SyscallN(fn, uintptr(unsafe.Pointer(&a)))); status != 0 {
+		d := ffiErrorDestroy{status: pointer(status)}
+		d.size = unsafe.Sizeof(d)
+		purego.SyscallN(f.function(ffiSlotErrorDestroy), uintptr(unsafe.Pointer(&d)))
 		return -1
 	}
 	return int(a.ordinal)

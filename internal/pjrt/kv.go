@@ -2,6 +2,7 @@ package pjrt
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"runtime"
 	"sync"
@@ -29,9 +30,11 @@ type kvGetArgs struct {
 	timeoutMS int32
 	makeError unsafe.Pointer
 	userArg   uintptr
-	value     unsafe.Pointer
-	valueLen  uintptr
-	release   uintptr
+	// value is where C finds the answer. It is no Go pointer to the garbage collector: the slot is
+	// C's, and what C left in it must not be looked at.
+	value    uintptr
+	valueLen uintptr
+	release  uintptr
 }
 
 type kvTryGetArgs struct {
@@ -40,9 +43,11 @@ type kvTryGetArgs struct {
 	keyLen    uintptr
 	makeError unsafe.Pointer
 	userArg   uintptr
-	value     unsafe.Pointer
-	valueLen  uintptr
-	release   uintptr
+	// value is where C finds the answer. It is no Go pointer to the garbage collector: the slot is
+	// C's, and what C left in it must not be looked at.
+	value    uintptr
+	valueLen uintptr
+	release  uintptr
 }
 
 type kvPutArgs struct {
@@ -56,42 +61,51 @@ type kvPutArgs struct {
 }
 
 func (c *callbacks) get(a *kvGetArgs) uintptr {
-	store, ok := c.stores.get(a.userArg)
-	if !ok {
-		return kvError(a.makeError, errStoreGone)
-	}
 	timeout := time.Duration(a.timeoutMS) * time.Millisecond
-	value, err := store.Get(copyString(a.key, a.keyLen), timeout)
-	if err != nil {
-		return kvError(a.makeError, err)
+	value, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
+		return store.Get(copyString(a.key, a.keyLen), timeout)
+	})
+	if status == 0 {
+		a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
 	}
-	a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
-	return 0
+	return status
 }
 
 func (c *callbacks) tryGet(a *kvTryGetArgs) uintptr {
-	store, ok := c.stores.get(a.userArg)
-	if !ok {
-		return kvError(a.makeError, errStoreGone)
+	value, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
+		return store.TryGet(copyString(a.key, a.keyLen))
+	})
+	if status == 0 {
+		a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
 	}
-	value, err := store.TryGet(copyString(a.key, a.keyLen))
-	if err != nil {
-		return kvError(a.makeError, err)
-	}
-	a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
-	return 0
+	return status
 }
 
 func (c *callbacks) put(a *kvPutArgs) uintptr {
-	store, ok := c.stores.get(a.userArg)
+	_, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
+		value := []byte(copyString(a.value, a.valueLen))
+		return nil, store.Put(copyString(a.key, a.keyLen), value)
+	})
+	return status
+}
+
+// ask calls a store. An error, or a panic, becomes an error of the plugin's own making.
+func (c *callbacks) ask(makeError unsafe.Pointer, id uintptr,
+	call func(KV) ([]byte, error)) (value []byte, status uintptr) {
+	defer func() {
+		if r := recover(); r != nil {
+			status = kvError(makeError, fmt.Errorf("the key-value store panicked: %v", r))
+		}
+	}()
+	store, ok := c.stores.get(id)
 	if !ok {
-		return kvError(a.makeError, errStoreGone)
+		return nil, kvError(makeError, errStoreGone)
 	}
-	value := []byte(copyString(a.value, a.valueLen))
-	if err := store.Put(copyString(a.key, a.keyLen), value); err != nil {
-		return kvError(a.makeError, err)
+	value, err := call(store)
+	if err != nil {
+		return nil, kvError(makeError, err)
 	}
-	return 0
+	return value, 0
 }
 
 var errStoreGone = errors.New("the client's key-value store is closed")
@@ -133,7 +147,7 @@ type answer struct {
 	bytes []byte
 }
 
-func (a *answers) keep(value []byte) unsafe.Pointer {
+func (a *answers) keep(value []byte) uintptr {
 	// An empty answer needs an address of its own too, or its release would find another.
 	kept := &answer{bytes: append(make([]byte, 0, len(value)+1), value...)[:len(value)]}
 	ptr := unsafe.Pointer(unsafe.SliceData(kept.bytes))
@@ -144,7 +158,7 @@ func (a *answers) keep(value []byte) unsafe.Pointer {
 		a.live = map[unsafe.Pointer]*answer{}
 	}
 	a.live[ptr] = kept
-	return ptr
+	return uintptr(ptr)
 }
 
 func (a *answers) release(ptr unsafe.Pointer) uintptr {

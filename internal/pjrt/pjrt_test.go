@@ -276,3 +276,76 @@ func TestCompileOptionsEncoding(t *testing.T) {
 		t.Error("a program for no device was taken")
 	}
 }
+
+// A buffer that a run is being started with cannot be consumed by another: some devices of the first
+// would find it, the others would wait for them in a collective until XLA ends the process.
+func TestLentBufferCannotBeDonated(t *testing.T) {
+	c := newCPU(t, 1)
+	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{2}}
+	b, err := c.FromHost(make([]byte, 8), shape, c.Local()[0], "", HostCopied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.lend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.donate(); !errors.Is(err, diag.New(diag.BufferGone, "")) {
+		t.Errorf("it was donated while it was lent: %v", err)
+	}
+	b.giveBack()
+	// Free during a donation that comes to nothing is not lost.
+	if _, err := b.donate(); err != nil {
+		t.Fatal(err)
+	}
+	b.Free()
+	b.restore()
+	b.giveBack()
+	if b.Live() || b.ptr != nil || c.Local()[0].LiveBytes() != 0 {
+		t.Errorf("live %v, %d bytes", b.Live(), c.Local()[0].LiveBytes())
+	}
+}
+
+// What a client owns in C outlives Close until the last object of it is freed.
+func TestCloseBeforeFree(t *testing.T) {
+	p, _ := real(t, "cpu")
+	for range 20 {
+		c, err := p.NewClient([]Option{{"cpu_device_count", 2}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := c.Compile([]byte(twice), CompileOptions{Devices: []int{0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := c.FromHost(make([]byte, 8), x.Signature().Params[0], c.Local()[0], "", HostCopied)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := x.Execute([][]*Buffer{{in}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		if c.ptr == nil {
+			t.Fatal("the client is gone while a run goes on")
+		}
+		run.Free()
+		in.Free()
+		x.Free()
+		if err := run.Wait(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 {
+			c.lifeMu.Lock()
+			gone := c.ptr == nil
+			c.lifeMu.Unlock()
+			if gone {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if c.live != 0 || c.ptr != nil {
+			t.Fatalf("%d objects are left", c.live)
+		}
+	}
+}

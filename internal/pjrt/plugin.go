@@ -26,6 +26,9 @@ type Plugin struct {
 
 	callbacksOnce sync.Once
 	callbacks     callbacks
+
+	handlersMu sync.Mutex
+	handlers   map[string]bool // names that Go functions are registered under
 }
 
 // An Extension is one entry of the chain of optional interfaces behind a plugin's table.
@@ -57,6 +60,9 @@ func Load(path string, preload ...string) (*Plugin, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, diag.New(diag.EngineLoad, "cannot find the plugin").Wrap(err)
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real // one library under two names is one library
 	}
 	plugins.Lock()
 	defer plugins.Unlock()
@@ -193,12 +199,11 @@ func call[T any](p *Plugin, s slot, args *T) error {
 
 // Status codes that change what a caller does; the numbers are those of Abseil.
 const (
-	statusInvalidArgument = 3
-	statusDeadline        = 4
-	statusNotFound        = 5
-	statusExhausted       = 8
-	statusUnimplemented   = 12
-	statusInternal        = 13
+	statusDeadline      = 4
+	statusNotFound      = 5
+	statusExhausted     = 8
+	statusUnimplemented = 12
+	statusInternal      = 13
 )
 
 // A Status is an error as the plugin reported it.
@@ -214,13 +219,15 @@ func (s *Status) Error() string { return s.Message }
 func (p *Plugin) takeError(status unsafe.Pointer) error {
 	s := p.readStatus(status)
 	code := diag.RuntimeFailed
-	switch s.Code {
-	case statusExhausted:
-		code = diag.OutOfMemory
-	case statusUnimplemented:
-		code = diag.NotSupported
-	}
 	what, _, _ := strings.Cut(s.Message, "\n")
+	switch {
+	case s.Code == statusExhausted, strings.Contains(what, "Out of memory"):
+		code = diag.OutOfMemory // XLA:CPU says INTERNAL when a run finds no memory
+	case s.Code == statusUnimplemented:
+		code = diag.NotSupported
+	case strings.Contains(what, handlerWords):
+		code = diag.HandlerFailed
+	}
 	return diag.New(code, "%s", what).Wrap(s)
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"os"
 	"regexp"
+	"runtime/debug"
 	"strings"
 
 	"github.com/ebitengine/purego"
@@ -45,6 +46,14 @@ func withoutRemarks(fn func() error) error {
 	}
 	caught := os.NewFile(uintptr(fd), "stderr")
 	defer func() { _ = caught.Close() }()
+	// If loading kills the process, Go's account of it must not be lost in the memory file.
+	if words, err := unix.Dup(kept); err == nil {
+		last := os.NewFile(uintptr(words), "stderr")
+		defer func() { _ = last.Close() }()
+		if debug.SetCrashOutput(last, debug.CrashOptions{}) == nil {
+			defer func() { _ = debug.SetCrashOutput(nil, debug.CrashOptions{}) }()
+		}
+	}
 	if err := unix.Dup3(fd, 2, 0); err != nil {
 		return fn()
 	}
