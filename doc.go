@@ -8,11 +8,14 @@
 //	0  diag        errors: code, what, where, fix, exit class
 //	   dtype       element types and shapes
 //	1  event       typed events; JSON lines, plain lines, one live line
+//	   safetensors reader, writer
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
 //	   internal/   atomicfile, cas, nvml, stubcuda, hlo (reads optimized programs), pjrt (the C
 //	               interface; nothing else knows an offset)
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
+//	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
+//	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
 //	4  internal/check   small programs whose answers are known
 //	9  deepwell    this package

@@ -25,9 +25,9 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"diag", "dtype"},
-	{"event", "internal/atomicfile", "internal/cas", "internal/stubcuda", "internal/nvml",
+	{"event", "internal/atomicfile", "safetensors", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "machine", "plugin"},
-	{"program"},
+	{"program", "ir", "ir/eval"},
 	{"engine"},
 	{"internal/check"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},
@@ -133,6 +133,7 @@ func TestPackagesSayWhatTheyTurnIntoWhat(t *testing.T) {
 var grown = map[string]string{
 	"exported diag":          "0010: a code is a row of the catalogue, not a part of the face",
 	"exported dtype":         "0010: an element type is a row of the table",
+	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
 }
 

@@ -9,7 +9,7 @@ import (
 type Code string
 
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
-// 22xx compiling, 23xx programs, 24xx machines.
+// 22xx compiling, 23xx programs, 24xx machines, 25xx graphs.
 const (
 	Internal  Code = "DW1000"
 	BadUsage  Code = "DW1001"
@@ -55,6 +55,9 @@ const (
 	ProbeFailed    Code = "DW2403"
 	MachineVersion Code = "DW2404"
 	DoctorFailed   Code = "DW2405"
+
+	GraphInvalid Code = "DW2501"
+	GraphText    Code = "DW2502"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.
@@ -150,6 +153,11 @@ var catalogue = []row{
 		"machine.json has version 7; this binary reads 1"},
 	{DoctorFailed, Failed, "a check of doctor failed",
 		"2 of 9 checks failed"},
+
+	{GraphInvalid, Usage, "a graph contradicts itself",
+		"linear: x has embed=64, w has embed=128"},
+	{GraphText, Usage, "the text of a graph is not well formed",
+		"there is no operation \"lineer\""},
 }
 
 func (c Code) class() Class {

@@ -1,0 +1,179 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// contractKinds are the products. A dot multiplies over the dimensions that both arguments have and
+// sums over the named ones; a linear is the dot of a model's weight, whose three products (forward,
+// input gradient, weight gradient) may each have a precision of its own.
+func contractKinds() map[string]kind {
+	return map[string]kind{
+		"dot": {1, inferDot, func(d *differ, op *Op, dy []*Value) []*Value {
+			a, c := d.use(op.In[0]), d.use(op.In[1])
+			return []*Value{d.dotInto(dy[0], c, op.In[0]), d.dotInto(dy[0], a, op.In[1])}
+		}},
+		"linear": {1, inferDot, func(d *differ, op *Op, dy []*Value) []*Value {
+			w := d.use(op.In[1])
+			dx := d.b.one("linear_dx", op.Attrs.With("over", outOf(op)), dy[0], w)
+			dw := d.b.one("linear_dw", op.Attrs.With("over", rowsOf(op)), d.use(op.In[0]), dy[0])
+			return []*Value{d.order(dx, op.In[0]), d.order(dw, op.In[1])}
+		}},
+		"linear_dx": {1, inferDot, nil},
+		"linear_dw": {1, inferDot, nil},
+		"embedding": {1, inferEmbedding, func(d *differ, op *Op, dy []*Value) []*Value {
+			table := op.In[1].Type
+			a := attrs(map[string]any{"type": Type{table.Elem, table.Dims, nil}.String()})
+			return []*Value{nil, d.b.one("embedding_dw", a, d.use(op.In[0]), dy[0])}
+		}},
+		"embedding_dw": {1, inferEmbeddingDW, nil},
+	}
+}
+
+// outOf lists the dimensions of a linear's result that come from the weight, rowsOf those that come
+// from the input: what the two gradients sum over.
+func outOf(op *Op) []string {
+	return dimNames(without(op.In[1].Type.Dims, op.Attrs.List("over")...))
+}
+
+func rowsOf(op *Op) []string {
+	return dimNames(without(op.In[0].Type.Dims, op.Attrs.List("over")...))
+}
+
+// inferDot gives the dimensions of the first argument, then those of the second it did not have,
+// less those summed over. Dimensions that both have and that are kept go side by side.
+func inferDot(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 2); err != nil {
+		return nil, err
+	}
+	a, b, over := op.In[0].Type, op.In[1].Type, op.Attrs.List("over")
+	for _, name := range over {
+		if a.Index(name) < 0 || b.Index(name) < 0 {
+			return nil, fmt.Errorf("%s and %s do not both have %s", a, b, name)
+		}
+	}
+	for _, d := range a.Dims {
+		if i := b.Index(d.Name); i >= 0 && b.Dims[i].Size != d.Size {
+			return nil, fmt.Errorf("%s and %s differ in %s", a, b, d.Name)
+		}
+	}
+	if a.Elem != b.Elem {
+		return nil, fmt.Errorf("%s and %s differ in element type", a, b)
+	}
+	elem := a.Elem
+	if to := op.Attrs.Text("to"); to != "" {
+		var err error
+		if elem, err = dtype.Parse(to); err != nil {
+			return nil, err
+		}
+	}
+	t := Type{Elem: elem, Dims: without(a.Dims, over...)}
+	t.Dims = append(t.Dims, without(b.Dims, append(dimNames(a.Dims), over...)...)...)
+	var err error
+	t.Place, err = dotPlace(a, b, over)
+	return []Type{t}, err
+}
+
+// dotPlace is the heart of tensor parallelism: a dimension that both cut and that is summed over
+// leaves terms of a sum; one that is kept stays cut; and a term of a sum times a copy is a term of
+// a sum.
+func dotPlace(a, b Type, over []string) (Placement, error) {
+	var place Placement
+	for _, axis := range axesOf(a, b) {
+		s, t := a.Place.On(axis), b.Place.On(axis)
+		switch {
+		case s == Partial && t == "" || s == "" && t == Partial:
+			place = place.With(axis, Partial)
+		case s == Partial || t == Partial:
+			return nil, fmt.Errorf("along %s an argument is a term of a sum that was not reduced", axis)
+		case s == t && slices.Contains(over, s):
+			place = place.With(axis, Partial)
+		case s == t:
+			place = place.With(axis, s)
+		case s != "" && t != "":
+			return nil, fmt.Errorf("along %s one argument cuts %s, the other %s", axis, s, t)
+		default:
+			cut, other := s+t, b // one of s and t is empty
+			if t != "" {
+				other = a
+			}
+			if slices.Contains(over, cut) || other.Index(cut) >= 0 {
+				return nil, fmt.Errorf("along %s only one argument cuts %s", axis, cut)
+			}
+			place = place.With(axis, cut)
+		}
+	}
+	return place, nil
+}
+
+// inferEmbedding gives rows of a table. A table whose rows are cut gives terms of a sum: a device
+// that lacks a row gives zeros.
+func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 2); err != nil {
+		return nil, err
+	}
+	ids, table := op.In[0].Type, op.In[1].Type
+	if ids.Elem.Kind() != dtype.Signed || len(table.Dims) != 2 {
+		return nil, fmt.Errorf("wants whole numbers and a table, got %s and %s", ids, table)
+	}
+	rows := table.Dims[0].Name
+	t := Type{Elem: table.Elem, Dims: append(slices.Clone(ids.Dims), table.Dims[1])}
+	for _, axis := range axesOf(ids, table) {
+		s, r := ids.Place.On(axis), table.Place.On(axis)
+		switch {
+		case s != "" && r != "" || s == Partial || r == Partial:
+			return nil, fmt.Errorf("along %s both are cut, or one is a term of a sum", axis)
+		case r == rows:
+			t.Place = t.Place.With(axis, Partial)
+		default:
+			t.Place = t.Place.With(axis, s+r)
+		}
+	}
+	return []Type{t}, nil
+}
+
+// inferEmbeddingDW sums the gradients of equal ids into the rows of a table.
+func inferEmbeddingDW(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 2); err != nil {
+		return nil, err
+	}
+	t, err := ParseType(op.Attrs.Text("type"))
+	if err != nil {
+		return nil, err
+	}
+	ids := op.In[0].Type
+	for _, s := range ids.Place {
+		t.Place = t.Place.With(s.Axis, Partial) // each device has some of the ids
+	}
+	for _, s := range op.In[1].Type.Place {
+		if ids.Index(s.How) < 0 {
+			t.Place = t.Place.With(s.Axis, s.How)
+		}
+	}
+	return []Type{t}, nil
+}
+
+// Dot sums the product of a and c over the named dimensions; others that both have go side by side.
+func (b *Builder) Dot(a, c *Value, over ...string) *Value {
+	return b.one("dot", attrs(map[string]any{"over": over}), a, c)
+}
+
+// Linear multiplies x by a weight, summing over the dimensions that they share.
+func (b *Builder) Linear(x, w *Value) *Value {
+	if b.err != nil || x == nil || w == nil {
+		return b.one("linear", nil, x, w)
+	}
+	var over []string
+	for _, d := range w.Type.Dims {
+		if x.Type.Index(d.Name) >= 0 {
+			over = append(over, d.Name)
+		}
+	}
+	return b.one("linear", attrs(map[string]any{"over": over}), x, w)
+}
+
+// Embedding takes the rows of a table that ids name.
+func (b *Builder) Embedding(ids, table *Value) *Value { return b.one("embedding", nil, ids, table) }

@@ -1,0 +1,274 @@
+package ir
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// elementKinds are the operations that work element by element. Arguments may lack dimensions that
+// another has; they are repeated along those.
+func elementKinds() map[string]kind {
+	t := map[string]kind{
+		"add": {1, inferElement("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.fold(dy[0], op.In[0]), d.fold(dy[0], op.In[1])}
+		}},
+		"sub": {1, inferElement("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.fold(dy[0], op.In[0]), d.fold(d.b.Neg(dy[0]), op.In[1])}
+		}},
+		"mul": {1, inferElement("product"), func(d *differ, op *Op, dy []*Value) []*Value {
+			x, y := d.use(op.In[0]), d.use(op.In[1])
+			return []*Value{d.fold(d.b.Mul(dy[0], y), op.In[0]), d.fold(d.b.Mul(dy[0], x), op.In[1])}
+		}},
+		"div": {1, inferElement("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+			// d(x/y) = dx/y - x/y · dy/y
+			y, q := d.use(op.In[1]), d.use(op.Out[0])
+			dx := d.b.Div(dy[0], y)
+			return []*Value{d.fold(dx, op.In[0]), d.fold(d.b.Neg(d.b.Mul(dx, q)), op.In[1])}
+		}},
+		"neg": {1, inferUnary("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.Neg(dy[0])}
+		}},
+		"scale": {1, inferUnary("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.Scale(dy[0], op.Attrs.Float("by"))}
+		}},
+		"shift": {1, inferUnary("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{dy[0]}
+		}},
+		"convert": {1, inferConvert, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.Convert(dy[0], op.In[0].Type.Elem)}
+		}},
+		"select": {1, inferSelect, func(d *differ, op *Op, dy []*Value) []*Value {
+			mask, zero := d.use(op.In[0]), d.b.Fill(op.Out[0].Type, 0)
+			return []*Value{nil, d.fold(d.b.Select(mask, dy[0], zero), op.In[1]),
+				d.fold(d.b.Select(mask, zero, dy[0]), op.In[2])}
+		}},
+		"compare":       {1, inferCompare, nil},
+		"fill":          {1, inferFill, noGradients},
+		"iota":          {1, inferFill, noGradients},
+		"stop_gradient": {1, inferUnary("sum"), noGradients},
+	}
+	for name, slope := range unaries() {
+		t[name] = kind{1, inferUnary("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{slope(d, op, dy[0])}
+		}}
+	}
+	return t
+}
+
+func noGradients(_ *differ, op *Op, _ []*Value) []*Value { return make([]*Value, len(op.In)) }
+
+// unaries are functions of one number, each with its gradient.
+func unaries() map[string]func(d *differ, op *Op, dy *Value) *Value {
+	return map[string]func(d *differ, op *Op, dy *Value) *Value{
+		"exp": func(d *differ, op *Op, dy *Value) *Value { return d.b.Mul(dy, d.use(op.Out[0])) },
+		"log": func(d *differ, op *Op, dy *Value) *Value { return d.b.Div(dy, d.use(op.In[0])) },
+		"sqrt": func(d *differ, op *Op, dy *Value) *Value {
+			return d.b.Scale(d.b.Div(dy, d.use(op.Out[0])), 0.5)
+		},
+		"rsqrt": func(d *differ, op *Op, dy *Value) *Value {
+			y := d.use(op.Out[0]) // d x^-1/2 = -1/2 x^-3/2
+			return d.b.Scale(d.b.Mul(dy, d.b.Mul(y, d.b.Mul(y, y))), -0.5)
+		},
+		"sin": func(d *differ, op *Op, dy *Value) *Value { return d.b.Mul(dy, d.b.Cos(d.use(op.In[0]))) },
+		"cos": func(d *differ, op *Op, dy *Value) *Value {
+			return d.b.Neg(d.b.Mul(dy, d.b.Sin(d.use(op.In[0]))))
+		},
+		"tanh": func(d *differ, op *Op, dy *Value) *Value {
+			y := d.use(op.Out[0])
+			return d.b.Sub(dy, d.b.Mul(dy, d.b.Mul(y, y)))
+		},
+		"sigmoid": func(d *differ, op *Op, dy *Value) *Value {
+			y := d.use(op.Out[0])
+			return d.b.Mul(dy, d.b.Sub(y, d.b.Mul(y, y)))
+		},
+		"relu": func(d *differ, op *Op, dy *Value) *Value {
+			x := d.use(op.In[0])
+			zero := d.b.Fill(x.Type, 0)
+			return d.b.Select(d.b.Compare("gt", x, zero), dy, zero)
+		},
+	}
+}
+
+func inferElement(linear string) func(*Graph, *Op) ([]Type, error) {
+	return func(_ *Graph, op *Op) ([]Type, error) {
+		if err := arity(op, 2); err != nil {
+			return nil, err
+		}
+		return element(linear, op.In[0].Type, op.In[1].Type)
+	}
+}
+
+// element gives the type of an element-wise result: the dimensions of the argument that has more.
+func element(linear string, types ...Type) ([]Type, error) {
+	widest := types[0]
+	for _, t := range types[1:] {
+		if len(t.Dims) > len(widest.Dims) {
+			widest = t
+		}
+	}
+	for _, t := range types {
+		if t.Elem != types[0].Elem {
+			return nil, fmt.Errorf("%s and %s differ in element type", types[0], t)
+		}
+		for _, d := range t.Dims {
+			if widest.Size(d.Name) != d.Size || widest.Index(d.Name) < 0 {
+				return nil, fmt.Errorf("%s and %s differ in %s", widest, t, d.Name)
+			}
+		}
+	}
+	place, err := spread(linear, types...)
+	return []Type{{widest.Elem, widest.Dims, place}}, err
+}
+
+func inferUnary(linear string) func(*Graph, *Op) ([]Type, error) {
+	return func(_ *Graph, op *Op) ([]Type, error) {
+		if err := arity(op, 1); err != nil {
+			return nil, err
+		}
+		if k := op.In[0].Type.Elem.Kind(); k != dtype.Float && linear == "none" {
+			return nil, fmt.Errorf("%s is not a number with a fraction", op.In[0].Type)
+		}
+		return element(linear, op.In[0].Type)
+	}
+}
+
+func inferConvert(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	to, err := dtype.Parse(op.Attrs.Text("to"))
+	t := op.In[0].Type
+	return []Type{{to, t.Dims, t.Place}}, err
+}
+
+func inferSelect(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 3); err != nil {
+		return nil, err
+	}
+	mask := op.In[0].Type
+	if mask.Elem != dtype.Pred {
+		return nil, fmt.Errorf("the mask is %s, not pred", mask)
+	}
+	types, err := element("none", op.In[1].Type, op.In[2].Type)
+	if err != nil {
+		return nil, err
+	}
+	mask.Elem = types[0].Elem
+	return element("none", types[0], mask)
+}
+
+func inferCompare(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 2); err != nil {
+		return nil, err
+	}
+	switch how := op.Attrs.Text("how"); how {
+	case "eq", "ne", "lt", "le", "gt", "ge":
+	default:
+		return nil, fmt.Errorf("no comparison is called %q", how)
+	}
+	types, err := element("none", op.In[0].Type, op.In[1].Type)
+	if err != nil {
+		return nil, err
+	}
+	types[0].Elem = dtype.Pred
+	return types, nil
+}
+
+// inferFill reads the type of a constant from its attributes.
+func inferFill(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 0); err != nil {
+		return nil, err
+	}
+	t, err := ParseType(op.Attrs.Text("type"))
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range t.Place {
+		if s.How == Partial && op.Attrs.Float("value") != 0 || s.How == op.Attrs.Text("dim") {
+			return nil, fmt.Errorf("%s cannot be a constant", t)
+		}
+	}
+	return []Type{t}, nil
+}
+
+// Add gives x + y.
+func (b *Builder) Add(x, y *Value) *Value { return b.one("add", nil, x, y) }
+
+// Sub gives x - y.
+func (b *Builder) Sub(x, y *Value) *Value { return b.one("sub", nil, x, y) }
+
+// Mul gives x · y, element by element.
+func (b *Builder) Mul(x, y *Value) *Value { return b.one("mul", nil, x, y) }
+
+// Div gives x / y.
+func (b *Builder) Div(x, y *Value) *Value { return b.one("div", nil, x, y) }
+
+// Neg gives -x.
+func (b *Builder) Neg(x *Value) *Value { return b.one("neg", nil, x) }
+
+// Scale gives x times a number.
+func (b *Builder) Scale(x *Value, by float64) *Value {
+	return b.one("scale", attrs(map[string]any{"by": by}), x)
+}
+
+// Shift gives x plus a number.
+func (b *Builder) Shift(x *Value, by float64) *Value {
+	return b.one("shift", attrs(map[string]any{"by": by}), x)
+}
+
+// Convert changes the element type.
+func (b *Builder) Convert(x *Value, to dtype.DType) *Value {
+	if x != nil && x.Type.Elem == to {
+		return x
+	}
+	return b.one("convert", attrs(map[string]any{"to": to.String()}), x)
+}
+
+// Select takes x where the mask holds and y elsewhere.
+func (b *Builder) Select(mask, x, y *Value) *Value { return b.one("select", nil, mask, x, y) }
+
+// Compare gives a mask; how is eq, ne, lt, le, gt or ge.
+func (b *Builder) Compare(how string, x, y *Value) *Value {
+	return b.one("compare", attrs(map[string]any{"how": how}), x, y)
+}
+
+// Fill gives a constant of a type.
+func (b *Builder) Fill(t Type, value float64) *Value {
+	return b.one("fill", attrs(map[string]any{"type": t.String(), "value": value}))
+}
+
+// Iota counts along a dimension of a type, which must be whole.
+func (b *Builder) Iota(t Type, dim string) *Value {
+	return b.one("iota", attrs(map[string]any{"type": t.String(), "dim": dim}))
+}
+
+// StopGradient gives x, through which no gradient flows.
+func (b *Builder) StopGradient(x *Value) *Value { return b.one("stop_gradient", nil, x) }
+
+// Exp gives e to the x.
+func (b *Builder) Exp(x *Value) *Value { return b.one("exp", nil, x) }
+
+// Log gives the natural logarithm.
+func (b *Builder) Log(x *Value) *Value { return b.one("log", nil, x) }
+
+// Sqrt gives the square root.
+func (b *Builder) Sqrt(x *Value) *Value { return b.one("sqrt", nil, x) }
+
+// Rsqrt gives one over the square root.
+func (b *Builder) Rsqrt(x *Value) *Value { return b.one("rsqrt", nil, x) }
+
+// Sin gives the sine.
+func (b *Builder) Sin(x *Value) *Value { return b.one("sin", nil, x) }
+
+// Cos gives the cosine.
+func (b *Builder) Cos(x *Value) *Value { return b.one("cos", nil, x) }
+
+// Tanh gives the hyperbolic tangent.
+func (b *Builder) Tanh(x *Value) *Value { return b.one("tanh", nil, x) }
+
+// Sigmoid gives 1 / (1 + e^-x).
+func (b *Builder) Sigmoid(x *Value) *Value { return b.one("sigmoid", nil, x) }
+
+// Relu gives max(x, 0).
+func (b *Builder) Relu(x *Value) *Value { return b.one("relu", nil, x) }

@@ -1,0 +1,261 @@
+package eval
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/ir"
+)
+
+// blockKernels are those of the operations that Transformers are made of.
+func blockKernels() map[string]kernel {
+	return map[string]kernel{
+		"rms_norm": func(op *ir.Op, in, out []*Array) {
+			rows(op, in[0], out[0], func(x, y []float64) {
+				square := 0.0
+				for _, v := range x {
+					square += v * v
+				}
+				r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
+				for i, v := range x {
+					y[i] = v * r * (in[1].Data[i] + op.Attrs.Float("shift"))
+				}
+			})
+		},
+		"layer_norm": func(op *ir.Op, in, out []*Array) {
+			rows(op, in[0], out[0], func(x, y []float64) {
+				mean, square := 0.0, 0.0
+				for _, v := range x {
+					mean += v / float64(len(x))
+				}
+				for _, v := range x {
+					square += (v - mean) * (v - mean)
+				}
+				r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
+				for i, v := range x {
+					y[i] = (v-mean)*r*in[1].Data[i] + in[2].Data[i]
+				}
+			})
+		},
+		"softmax": func(op *ir.Op, in, out []*Array) {
+			rows(op, in[0], out[0], func(x, y []float64) {
+				lse := logSumExp(x)
+				for i, v := range x {
+					y[i] = math.Exp(v - lse)
+				}
+			})
+		},
+		"rope":               rope,
+		"attention":          attention,
+		"attention_grad":     attentionGrad,
+		"cross_entropy":      crossEntropy,
+		"cross_entropy_grad": crossEntropyGrad,
+	}
+}
+
+// rows hands out each line of x along the operation's dimension, and takes the line of y.
+func rows(op *ir.Op, x, y *Array, f func(x, y []float64)) {
+	k := x.Type.Index(op.Attrs.Text("dim"))
+	stride := int64(1)
+	for _, d := range x.Type.Dims[k+1:] {
+		stride *= d.Size
+	}
+	n := x.Type.Dims[k].Size
+	line, result := make([]float64, n), make([]float64, n)
+	for first := range int64(len(x.Data)) {
+		if first/stride%n != 0 {
+			continue
+		}
+		for i := range n {
+			line[i] = x.Data[first+i*stride]
+		}
+		f(line, result)
+		for i := range n {
+			y.Data[first+i*stride] = result[i]
+		}
+	}
+}
+
+func logSumExp(x []float64) float64 {
+	top, total := math.Inf(-1), 0.0
+	for _, v := range x {
+		top = math.Max(top, v)
+	}
+	if math.IsInf(top, -1) {
+		return top
+	}
+	for _, v := range x {
+		total += math.Exp(v - top)
+	}
+	return top + math.Log(total)
+}
+
+func rope(op *ir.Op, in, out []*Array) {
+	freqs, t := ir.RopeFrequencies(op), in[0].Type
+	half := int64(len(freqs))
+	walk(t, func(at []int64, i int) {
+		k := at[len(at)-1]
+		if k >= half {
+			return
+		}
+		angle := pick(in[1], t, at) * freqs[k]
+		sin, cos := math.Sincos(angle)
+		if op.Attrs.Bool("back") {
+			sin = -sin
+		}
+		a, b := in[0].Data[i], in[0].Data[int64(i)+half]
+		out[0].Data[i], out[0].Data[int64(i)+half] = a*cos-b*sin, b*cos+a*sin
+	})
+}
+
+// A head walks over the rows of attention: for every query of every head, the scores of its keys.
+type head struct {
+	op      *ir.Op
+	q, k, v *Array
+}
+
+// eachQuery gives, for each query, where it is, the offset of each key, and the scores before and
+// after the cap, with -Inf for keys that it does not see.
+func (h head) eachQuery(visit func(at []int64, keys []int64, raw, score []float64)) {
+	qt, kt := h.q.Type, h.k.Type
+	share := qt.Size(ir.Heads) / kt.Size(ir.KVHeads)
+	n := kt.Size(ir.Keys)
+	rows := ir.Type{Dims: qt.Dims[:len(qt.Dims)-1]}
+	walk(rows, func(at []int64, _ int) {
+		keys, raw, score := make([]int64, n), make([]float64, n), make([]float64, n)
+		seq, headAt := at[rows.Index(ir.Seq)], at[rows.Index(ir.Heads)]
+		for j := range n {
+			off := int64(0)
+			for _, d := range kt.Dims {
+				switch d.Name {
+				case ir.Keys:
+					off = off*d.Size + j
+				case ir.KVHeads:
+					off = off*d.Size + headAt/share
+				case ir.HeadDim:
+					off *= d.Size
+				default:
+					off = off*d.Size + at[rows.Index(d.Name)]
+				}
+			}
+			keys[j] = off
+			raw[j] = h.product(at, off) * h.op.Attrs.Float("scale")
+			score[j] = raw[j]
+			if soft := h.op.Attrs.Float("softcap"); soft > 0 {
+				score[j] = soft * math.Tanh(raw[j]/soft)
+			}
+			window := h.op.Attrs.Int("window")
+			if h.op.Attrs.Bool("causal") && j > seq || window > 0 && j <= seq-window {
+				score[j] = math.Inf(-1)
+			}
+		}
+		visit(at, keys, raw, score)
+	})
+}
+
+func (h head) product(at []int64, key int64) float64 {
+	n := h.q.Type.Size(ir.HeadDim)
+	from := offset(h.q.Type, append(append([]int64{}, at...), 0))
+	total := 0.0
+	for d := range n {
+		total += h.q.Data[from+d] * h.k.Data[key+d]
+	}
+	return total
+}
+
+func attention(op *ir.Op, in, out []*Array) {
+	h := head{op, in[0], in[1], in[2]}
+	n, row := in[0].Type.Size(ir.HeadDim), 0
+	h.eachQuery(func(at, keys []int64, _, score []float64) {
+		lse := logSumExp(score)
+		out[1].Data[row] = lse
+		to := offset(out[0].Type, append(append([]int64{}, at...), 0))
+		for j, s := range score {
+			if p := math.Exp(s - lse); p > 0 {
+				for d := range n {
+					out[0].Data[to+d] += p * in[2].Data[keys[j]+d]
+				}
+			}
+		}
+		row++
+	})
+}
+
+// attentionGrad is the gradient of Dao et al. (2022): with D = Σ do·o, ds = p (do·v - D).
+func attentionGrad(op *ir.Op, in, out []*Array) {
+	h := head{op, in[0], in[1], in[2]}
+	o, stat, do := in[3], in[4], in[5]
+	n, row := in[0].Type.Size(ir.HeadDim), 0
+	h.eachQuery(func(at, keys []int64, raw, score []float64) {
+		from := offset(in[0].Type, append(append([]int64{}, at...), 0))
+		inner := 0.0
+		for d := range n {
+			inner += do.Data[from+d] * o.Data[from+d]
+		}
+		for j, s := range score {
+			p := math.Exp(s - stat.Data[row])
+			dp := 0.0
+			for d := range n {
+				dp += do.Data[from+d] * in[2].Data[keys[j]+d]
+				out[2].Data[keys[j]+d] += p * do.Data[from+d]
+			}
+			ds := p * (dp - inner) * op.Attrs.Float("scale")
+			if soft := op.Attrs.Float("softcap"); soft > 0 {
+				t := math.Tanh(raw[j] / soft)
+				ds *= 1 - t*t
+			}
+			for d := range n {
+				out[0].Data[from+d] += ds * in[1].Data[keys[j]+d]
+				out[1].Data[keys[j]+d] += ds * in[0].Data[from+d]
+			}
+		}
+		row++
+	})
+}
+
+func crossEntropy(op *ir.Op, in, out []*Array) {
+	eachRow(op, in[0], func(row int, logits []float64, _ func(int, float64)) {
+		lse := logSumExp(logits)
+		out[1].Data[row] = lse
+		if label := int(in[1].Data[row]); label >= 0 {
+			out[0].Data[row] = lse - logits[label]
+		}
+	})
+}
+
+func crossEntropyGrad(op *ir.Op, in, out []*Array) {
+	eachRow(op, in[0], func(row int, logits []float64, set func(int, float64)) {
+		label := int(in[1].Data[row])
+		for i, v := range logits {
+			g := math.Exp(v - in[2].Data[row])
+			if i == label {
+				g--
+			}
+			if label < 0 {
+				g = 0
+			}
+			set(i, g*in[3].Data[row])
+		}
+	}, out[0])
+}
+
+// eachRow hands out the logits of each row, in the order of the rows, and a way to write them back.
+func eachRow(op *ir.Op, x *Array, f func(row int, line []float64, set func(int, float64)),
+	into ...*Array) {
+	dim := op.Attrs.Text("dim")
+	k := x.Type.Index(dim)
+	var other ir.Type
+	for i, d := range x.Type.Dims {
+		if i != k {
+			other.Dims = append(other.Dims, d)
+		}
+	}
+	line := make([]float64, x.Type.Dims[k].Size)
+	walk(other, func(at []int64, row int) {
+		full := append(append(append([]int64{}, at[:k]...), 0), at[k:]...)
+		place := func(i int) int64 { full[k] = int64(i); return offset(x.Type, full) }
+		for i := range line {
+			line[i] = x.Data[place(i)]
+		}
+		f(row, line, func(i int, v float64) { into[0].Data[place(i)] = v })
+	})
+}

@@ -1,0 +1,475 @@
+package eval
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/deepwell/deepwell/ir"
+)
+
+// An Array is a value on one device, dense and row-major.
+type Array struct {
+	Type ir.Type
+	Data []float64
+}
+
+// New makes zeros.
+func New(t ir.Type) *Array { return &Array{t, make([]float64, t.Shape().Elements())} }
+
+// Run runs a graph: inputs[name][device] are what each device of the mesh is given, the last axis
+// fastest. The result is results[i][device].
+func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
+	m := &machine{mesh: g.Mesh, devices: 1, at: map[*ir.Value][]*Array{}}
+	for _, a := range g.Mesh {
+		m.devices *= int(a.Size)
+	}
+	for _, v := range g.Inputs {
+		list := inputs[v.Name]
+		if len(list) != m.devices {
+			return nil, fmt.Errorf("eval: input %s has %d pieces for %d devices", v, len(list), m.devices)
+		}
+		for _, a := range list {
+			if int64(len(a.Data)) != v.Type.Shape().Elements() {
+				return nil, fmt.Errorf("eval: input %s has %d elements, not those of %s", v,
+					len(a.Data), v.Type)
+			}
+		}
+		m.at[v] = list
+	}
+	for _, op := range g.Ops {
+		if err := m.run(op); err != nil {
+			return nil, fmt.Errorf("eval: %s: %w", op.Kind, err)
+		}
+	}
+	out := make([][]*Array, len(g.Results))
+	for i, v := range g.Results {
+		out[i] = m.at[v]
+	}
+	return out, nil
+}
+
+type machine struct {
+	mesh    []ir.Axis
+	devices int
+	at      map[*ir.Value][]*Array
+}
+
+func (m *machine) run(op *ir.Op) error {
+	if op.Kind == "repeat" {
+		return m.repeat(op)
+	}
+	if f := collectives[op.Kind]; f != nil {
+		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
+		return nil
+	}
+	f := kernels[op.Kind]
+	if f == nil {
+		f = blockKernels()[op.Kind]
+	}
+	if f == nil {
+		return fmt.Errorf("the interpreter does not know it")
+	}
+	for _, v := range op.Out {
+		m.at[v] = make([]*Array, m.devices)
+	}
+	for d := range m.devices {
+		in := make([]*Array, len(op.In))
+		for i, v := range op.In {
+			in[i] = &Array{v.Type, m.at[v][d].Data}
+		}
+		out := make([]*Array, len(op.Out))
+		for i, v := range op.Out {
+			out[i] = New(v.Type)
+			m.at[v][d] = out[i]
+		}
+		f(op, in, out)
+	}
+	return nil
+}
+
+// repeat runs a body round by round.
+func (m *machine) repeat(op *ir.Op) error {
+	n, carries := int(op.Attrs.Int("n")), int(op.Attrs.Int("carries"))
+	stacked := int(op.Attrs.Int("stacked"))
+	for _, v := range op.Out[carries:] {
+		m.at[v] = m.each(func(int) *Array { return New(v.Type) })
+	}
+	state := make([][]*Array, carries)
+	for i := range state {
+		state[i] = m.at[op.In[i]]
+	}
+	for round := range n {
+		layer := round
+		if op.Attrs.Bool("reverse") {
+			layer = n - 1 - round
+		}
+		inputs := map[string][]*Array{}
+		for i, v := range op.Body.Inputs {
+			switch {
+			case i < carries:
+				inputs[v.Name] = state[i]
+			case i < carries+stacked:
+				inputs[v.Name] = m.each(func(d int) *Array {
+					return layerOf(m.at[op.In[i]][d], v.Type, layer)
+				})
+			default:
+				inputs[v.Name] = m.at[op.In[i]]
+			}
+		}
+		out, err := Run(op.Body, inputs)
+		if err != nil {
+			return err
+		}
+		copy(state, out[:carries])
+		for i, list := range out[carries:] {
+			for d, a := range list {
+				copy(layerOf(m.at[op.Out[carries+i]][d], a.Type, layer).Data, a.Data)
+			}
+		}
+	}
+	for i := range state {
+		m.at[op.Out[i]] = state[i]
+	}
+	return nil
+}
+
+// layerOf is the part of a stack that one round sees.
+func layerOf(stack *Array, t ir.Type, layer int) *Array {
+	n := int(t.Shape().Elements())
+	return &Array{t, stack.Data[layer*n : (layer+1)*n]}
+}
+
+// group lists, for each device, the devices along an axis that it belongs with, itself included, in
+// order.
+func (m *machine) group(axis string, device int) []int {
+	stride, size := 1, 1
+	for _, a := range slices.Backward(m.mesh) {
+		if a.Name == axis {
+			size = int(a.Size)
+			break
+		}
+		stride *= int(a.Size)
+	}
+	first := device - device/stride%size*stride
+	list := make([]int, size)
+	for i := range list {
+		list[i] = first + i*stride
+	}
+	return list
+}
+
+var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
+	"all_reduce": func(m *machine, op *ir.Op, in []*Array) []*Array {
+		return m.each(func(d int) *Array {
+			return sum(in, m.group(op.Attrs.Text("axis"), d), op.Out[0].Type)
+		})
+	},
+	"all_gather": func(m *machine, op *ir.Op, in []*Array) []*Array {
+		return m.each(func(d int) *Array {
+			out, at := New(op.Out[0].Type), int64(0)
+			for _, from := range m.group(op.Attrs.Text("axis"), d) {
+				at = paste(out, &Array{op.In[0].Type, in[from].Data}, op.Attrs.Text("dim"), at)
+			}
+			return out
+		})
+	},
+	"reduce_scatter": func(m *machine, op *ir.Op, in []*Array) []*Array {
+		return m.each(func(d int) *Array {
+			group := m.group(op.Attrs.Text("axis"), d)
+			return cut(sum(in, group, op.In[0].Type), op, slices.Index(group, d))
+		})
+	},
+	"own_piece": func(m *machine, op *ir.Op, in []*Array) []*Array {
+		return m.each(func(d int) *Array {
+			group := m.group(op.Attrs.Text("axis"), d)
+			return cut(&Array{op.In[0].Type, in[d].Data}, op, slices.Index(group, d))
+		})
+	},
+}
+
+func (m *machine) each(f func(d int) *Array) []*Array {
+	out := make([]*Array, m.devices)
+	for d := range out {
+		out[d] = f(d)
+	}
+	return out
+}
+
+func sum(in []*Array, group []int, t ir.Type) *Array {
+	total := New(t)
+	for _, d := range group {
+		for i, v := range in[d].Data {
+			total.Data[i] += v
+		}
+	}
+	return total
+}
+
+// cut takes the n-th piece that an operation gives.
+func cut(x *Array, op *ir.Op, n int) *Array {
+	out, dim := New(op.Out[0].Type), op.Attrs.Text("dim")
+	size := out.Type.Size(dim)
+	walk(out.Type, func(at []int64, i int) {
+		from := slices.Clone(at)
+		from[out.Type.Index(dim)] += int64(n) * size
+		out.Data[i] = x.Data[offset(x.Type, from)]
+	})
+	return out
+}
+
+// paste puts part into out along a dimension from a place on, and gives the place after it.
+func paste(out, part *Array, dim string, at int64) int64 {
+	k := out.Type.Index(dim)
+	walk(part.Type, func(from []int64, i int) {
+		to := slices.Clone(from)
+		to[k] += at
+		out.Data[offset(out.Type, to)] = part.Data[i]
+	})
+	return at + part.Type.Size(dim)
+}
+
+// walk visits every place of a type, in memory order.
+func walk(t ir.Type, visit func(at []int64, i int)) {
+	at := make([]int64, len(t.Dims))
+	for i := range int(t.Shape().Elements()) {
+		visit(at, i)
+		for k := len(at) - 1; k >= 0; k-- {
+			if at[k]++; at[k] < t.Dims[k].Size {
+				break
+			}
+			at[k] = 0
+		}
+	}
+}
+
+func offset(t ir.Type, at []int64) int64 {
+	n := int64(0)
+	for k, d := range t.Dims {
+		n = n*d.Size + at[k]
+	}
+	return n
+}
+
+// pick reads x at a place of another type, by the names of the dimensions; those x lacks are
+// ignored.
+func pick(x *Array, t ir.Type, at []int64) float64 { return x.Data[pickOffset(x.Type, t, at)] }
+
+func pickOffset(x, t ir.Type, at []int64) int64 {
+	n := int64(0)
+	for _, d := range x.Dims {
+		n = n*d.Size + at[t.Index(d.Name)]
+	}
+	return n
+}
+
+// A kernel computes the results of an operation on one device.
+type kernel func(op *ir.Op, in, out []*Array)
+
+var kernels = map[string]kernel{
+	"add":  binary(func(a, b float64) float64 { return a + b }),
+	"sub":  binary(func(a, b float64) float64 { return a - b }),
+	"mul":  binary(func(a, b float64) float64 { return a * b }),
+	"div":  binary(func(a, b float64) float64 { return a / b }),
+	"neg":  unary(func(x float64) float64 { return -x }),
+	"exp":  unary(math.Exp),
+	"log":  unary(math.Log),
+	"sqrt": unary(math.Sqrt),
+	"sin":  unary(math.Sin),
+	"cos":  unary(math.Cos),
+	"tanh": unary(math.Tanh),
+	"relu": unary(func(x float64) float64 { return math.Max(x, 0) }),
+	"rsqrt": unary(func(x float64) float64 {
+		return 1 / math.Sqrt(x)
+	}),
+	"sigmoid":       unary(func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }),
+	"convert":       unary(func(x float64) float64 { return x }),
+	"stop_gradient": unary(func(x float64) float64 { return x }),
+	"split":         func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
+	"merge":         func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
+	"rename":        func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
+	"scale": func(op *ir.Op, in, out []*Array) {
+		for i, x := range in[0].Data {
+			out[0].Data[i] = x * op.Attrs.Float("by")
+		}
+	},
+	"shift": func(op *ir.Op, in, out []*Array) {
+		for i, x := range in[0].Data {
+			out[0].Data[i] = x + op.Attrs.Float("by")
+		}
+	},
+	"fill": func(op *ir.Op, _, out []*Array) {
+		for i := range out[0].Data {
+			out[0].Data[i] = op.Attrs.Float("value")
+		}
+	},
+	"iota": func(op *ir.Op, _, out []*Array) {
+		k := out[0].Type.Index(op.Attrs.Text("dim"))
+		walk(out[0].Type, func(at []int64, i int) { out[0].Data[i] = float64(at[k]) })
+	},
+	"compare":      compare,
+	"select":       selectKernel,
+	"transpose":    named,
+	"broadcast":    named,
+	"slice":        slice,
+	"pad":          pad,
+	"concat":       concat,
+	"sum":          reduce(0, func(a, b float64) float64 { return a + b }),
+	"max":          reduce(math.Inf(-1), math.Max),
+	"dot":          dot,
+	"linear":       dot,
+	"linear_dx":    dot,
+	"linear_dw":    dot,
+	"embedding":    embedding,
+	"embedding_dw": embeddingDW,
+	"gather":       gather,
+	"scatter":      scatter,
+	"top_k":        topK,
+}
+
+func unary(f func(float64) float64) kernel {
+	return func(_ *ir.Op, in, out []*Array) {
+		for i, x := range in[0].Data {
+			out[0].Data[i] = f(x)
+		}
+	}
+}
+
+func binary(f func(a, b float64) float64) kernel {
+	return func(_ *ir.Op, in, out []*Array) {
+		t := out[0].Type
+		walk(t, func(at []int64, i int) { out[0].Data[i] = f(pick(in[0], t, at), pick(in[1], t, at)) })
+	}
+}
+
+func compare(op *ir.Op, in, out []*Array) {
+	t := out[0].Type
+	walk(t, func(at []int64, i int) {
+		a, b, yes := pick(in[0], t, at), pick(in[1], t, at), false
+		switch op.Attrs.Text("how") {
+		case "eq":
+			yes = a == b
+		case "ne":
+			yes = a != b
+		case "lt":
+			yes = a < b
+		case "le":
+			yes = a <= b
+		case "gt":
+			yes = a > b
+		case "ge":
+			yes = a >= b
+		}
+		if yes {
+			out[0].Data[i] = 1
+		}
+	})
+}
+
+func selectKernel(_ *ir.Op, in, out []*Array) {
+	t := out[0].Type
+	walk(t, func(at []int64, i int) {
+		if pick(in[0], t, at) != 0 {
+			out[0].Data[i] = pick(in[1], t, at)
+		} else {
+			out[0].Data[i] = pick(in[2], t, at)
+		}
+	})
+}
+
+// named moves elements by the names of dimensions: a transpose, a broadcast.
+func named(_ *ir.Op, in, out []*Array) {
+	t := out[0].Type
+	walk(t, func(at []int64, i int) { out[0].Data[i] = pick(in[0], t, at) })
+}
+
+func slice(op *ir.Op, in, out []*Array) {
+	k := in[0].Type.Index(op.Attrs.Text("dim"))
+	walk(out[0].Type, func(at []int64, i int) {
+		from := slices.Clone(at)
+		from[k] += op.Attrs.Int("from")
+		out[0].Data[i] = in[0].Data[offset(in[0].Type, from)]
+	})
+}
+
+func pad(op *ir.Op, in, out []*Array) {
+	paste(out[0], in[0], op.Attrs.Text("dim"), op.Attrs.Int("low"))
+}
+
+func concat(op *ir.Op, in, out []*Array) {
+	at := int64(0)
+	for _, x := range in {
+		at = paste(out[0], x, op.Attrs.Text("dim"), at)
+	}
+}
+
+func reduce(start float64, f func(a, b float64) float64) kernel {
+	return func(_ *ir.Op, in, out []*Array) {
+		for i := range out[0].Data {
+			out[0].Data[i] = start
+		}
+		walk(in[0].Type, func(at []int64, i int) {
+			to := pickOffset(out[0].Type, in[0].Type, at)
+			out[0].Data[to] = f(out[0].Data[to], in[0].Data[i])
+		})
+	}
+}
+
+// dot sums products over the named dimensions: it walks over all dimensions of both.
+func dot(op *ir.Op, in, out []*Array) {
+	all := ir.Type{Dims: slices.Clone(out[0].Type.Dims)}
+	for _, name := range op.Attrs.List("over") {
+		all.Dims = append(all.Dims, ir.Dim{Name: name, Size: in[0].Type.Size(name)})
+	}
+	walk(all, func(at []int64, _ int) {
+		out[0].Data[pickOffset(out[0].Type, all, at)] += pick(in[0], all, at) * pick(in[1], all, at)
+	})
+}
+
+func embedding(_ *ir.Op, in, out []*Array) {
+	width := in[1].Type.Dims[1].Size
+	for i, id := range in[0].Data {
+		copy(out[0].Data[int64(i)*width:], in[1].Data[int64(id)*width:int64(id+1)*width])
+	}
+}
+
+func embeddingDW(_ *ir.Op, in, out []*Array) {
+	width := out[0].Type.Dims[1].Size
+	for i, id := range in[0].Data {
+		for k := range width {
+			out[0].Data[int64(id)*width+k] += in[1].Data[int64(i)*width+k]
+		}
+	}
+}
+
+func gather(_ *ir.Op, in, out []*Array) {
+	n, k := last(in[0].Type), last(out[0].Type)
+	for i, at := range in[1].Data {
+		out[0].Data[i] = in[0].Data[int64(i)/k*n+int64(at)]
+	}
+}
+
+func scatter(_ *ir.Op, in, out []*Array) {
+	n, k := last(out[0].Type), last(in[0].Type)
+	for i, at := range in[1].Data {
+		out[0].Data[int64(i)/k*n+int64(at)] += in[0].Data[i]
+	}
+}
+
+func last(t ir.Type) int64 { return t.Dims[len(t.Dims)-1].Size }
+
+func topK(op *ir.Op, in, out []*Array) {
+	n, k := last(in[0].Type), op.Attrs.Int("k")
+	for row := range int64(len(in[0].Data)) / n {
+		x := in[0].Data[row*n : (row+1)*n]
+		order := make([]int, n)
+		for i := range order {
+			order[i] = i
+		}
+		sort.SliceStable(order, func(a, b int) bool { return x[order[a]] > x[order[b]] })
+		for i := range k {
+			out[0].Data[row*k+i], out[1].Data[row*k+i] = x[order[i]], float64(order[i])
+		}
+	}
+}

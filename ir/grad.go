@@ -1,0 +1,525 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Gradient is a graph and how its results depend on its inputs, as graphs that run one after the
+// other. Values are handed over by name.
+type Gradient struct {
+	// Forward gives the results of the graph, then the residuals that Backward takes.
+	Forward *Graph
+	// Backward takes the gradients of the results, parameters, data and residuals, and gives the
+	// gradient of every input that was asked for, in their order.
+	Backward *Graph
+	// Seeds names, for each result of the graph, the input of Backward that takes its gradient; ""
+	// where none is taken.
+	Seeds []string
+	// Wrt are the inputs whose gradients Backward gives.
+	Wrt []*Value
+}
+
+// A GradPlan says what a gradient is taken of, and what it keeps.
+type GradPlan struct {
+	// Wrt lists the inputs by name; nil means all parameters.
+	Wrt []string
+	// Recompute lists the tags whose values are computed again instead of kept.
+	Recompute []Tag
+}
+
+// Grad takes the gradient of a graph's results.
+func Grad(g *Graph, p GradPlan) (*Gradient, error) {
+	fwd := g.Clone()
+	d := newDiffer(fwd, p)
+	wrt, err := d.inputs(p.Wrt)
+	if err != nil {
+		return nil, err
+	}
+	d.mark(wrt)
+	seeds := d.seed()
+	d.backward()
+	out := make([]*Value, len(wrt))
+	for i, v := range wrt {
+		if out[i] = d.settled(v); out[i] == nil {
+			out[i] = d.b.Fill(v.Type, 0)
+		}
+	}
+	bw, err := d.b.Graph(out...)
+	if err != nil {
+		return nil, err
+	}
+	fwd.Results = append(fwd.Results, d.residuals...)
+	return &Gradient{Forward: fwd, Backward: bw, Seeds: seeds, Wrt: wrt}, fwd.Verify()
+}
+
+// dualPlace is the placement of a value's gradient: copies have equal gradients, pieces have
+// theirs, and every term of a sum has the gradient of the sum.
+func dualPlace(p Placement) Placement {
+	var q Placement
+	for _, s := range p {
+		if s.How != Partial {
+			q = append(q, s)
+		}
+	}
+	return q
+}
+
+// A differ builds the backward graph of a forward one.
+type differ struct {
+	b         *Builder
+	fwd       *Graph
+	recompute []Tag
+	needs     map[*Value]bool   // values that a gradient must flow through
+	grads     map[*Value]*Value // gradients so far, in the backward graph
+	used      map[*Value]*Value // forward values, in the backward graph
+	residuals []*Value          // forward values that are kept
+}
+
+func newDiffer(fwd *Graph, p GradPlan) *differ {
+	d := &differ{b: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
+		needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
+	// A forward value may become an input at any time, so its name is taken from the start.
+	d.b.names = newFresh(fwd)
+	return d
+}
+
+func (d *differ) inputs(names []string) ([]*Value, error) {
+	if names == nil {
+		return d.fwd.Params(), nil
+	}
+	var list []*Value
+	for _, name := range names {
+		i := slices.IndexFunc(d.fwd.Inputs, func(v *Value) bool { return v.Name == name })
+		if i < 0 {
+			return nil, diag.New(diag.GraphInvalid, "graph %s has no input %q", d.fwd.Name, name)
+		}
+		list = append(list, d.fwd.Inputs[i])
+	}
+	return list, nil
+}
+
+// seed makes an input for the gradient of each result. A value that is two results gets the sum.
+func (d *differ) seed() []string {
+	names := make([]string, len(d.fwd.Results))
+	for i, v := range d.fwd.Results {
+		if !d.needs[v] {
+			continue
+		}
+		t := v.Type
+		t.Place = dualPlace(t.Place)
+		names[i] = "d." + v.Name
+		if slices.Contains(names[:i], names[i]) {
+			names[i] = fmt.Sprintf("d%d.%s", i, v.Name)
+		}
+		d.accumulate(v, d.b.Input(names[i], Residual, t, ""))
+	}
+	return names
+}
+
+// mark finds the values that depend on the inputs in question.
+func (d *differ) mark(wrt []*Value) {
+	for _, v := range wrt {
+		d.needs[v] = true
+	}
+	for _, op := range d.fwd.Ops {
+		if op.Kind == "stop_gradient" || !d.reaches(op) {
+			continue
+		}
+		for _, v := range op.Out {
+			d.needs[v] = v.Type.Elem.Kind() == dtype.Float
+		}
+	}
+}
+
+// reaches tells whether an argument of an operation needs a gradient.
+func (d *differ) reaches(op *Op) bool {
+	return slices.ContainsFunc(op.In, func(v *Value) bool { return d.needs[v] })
+}
+
+// backward walks through the operations from the last to the first.
+func (d *differ) backward() {
+	for i := len(d.fwd.Ops) - 1; i >= 0 && d.b.err == nil; i-- {
+		op := d.fwd.Ops[i]
+		dout := make([]*Value, len(op.Out))
+		any := false
+		for k, v := range op.Out {
+			if op.Kind == "all_gather" {
+				dout[k] = d.grads[v] // it takes terms of a sum, and scatters them
+			} else {
+				dout[k] = d.settled(v)
+			}
+			any = any || dout[k] != nil
+		}
+		if !any || !d.reaches(op) {
+			continue
+		}
+		spec, _ := kindOf(op.Kind)
+		if spec.vjp == nil {
+			d.b.fail(fmt.Errorf("%s has no gradient", op.Kind))
+			return
+		}
+		d.b.Tagged(op.Tag, func() {
+			for k, g := range spec.vjp(d, op, dout) {
+				if g != nil && k < len(op.In) && d.needs[op.In[k]] {
+					d.accumulate(op.In[k], g)
+				}
+			}
+		})
+	}
+}
+
+// accumulate adds a gradient to what a value has.
+func (d *differ) accumulate(v, g *Value) {
+	old := d.grads[v]
+	if old == nil {
+		d.grads[v] = g
+		return
+	}
+	if !old.Type.Place.Equal(g.Type.Place) {
+		old, g = d.reduce(old, v), d.reduce(g, v)
+	}
+	d.grads[v] = d.b.Add(old, g)
+}
+
+// settled gives a value's gradient with the placement that it must have.
+func (d *differ) settled(v *Value) *Value {
+	g := d.grads[v]
+	if g == nil {
+		return nil
+	}
+	g = d.reduce(g, v)
+	d.grads[v] = g
+	return g
+}
+
+// reduce sums what is still in terms over the axes along which the value itself has copies.
+func (d *differ) reduce(g, v *Value) *Value {
+	for _, s := range slices.Clone(g.Type.Place) {
+		if s.How == Partial && dualPlace(v.Type.Place).On(s.Axis) != Partial {
+			g = d.b.AllReduce(g, s.Axis)
+		}
+	}
+	return g
+}
+
+// use gives a forward value inside the backward graph: an input that both graphs have, a constant,
+// a value that is computed again, or one that was kept.
+func (d *differ) use(v *Value) *Value {
+	if u := d.used[v]; u != nil {
+		return u
+	}
+	op := v.def
+	switch {
+	case op == nil:
+		d.used[v] = d.b.Input(v.Name, v.Role, v.Type, v.Source)
+	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
+		in := make([]*Value, len(op.In))
+		for i, x := range op.In {
+			in[i] = d.use(x)
+		}
+		d.b.Tagged(op.Tag, func() {
+			for i, u := range d.b.op(op.Kind, op.Attrs, op.Body, in...) {
+				d.used[op.Out[i]] = u
+			}
+		})
+	default:
+		d.residuals = append(d.residuals, v)
+		d.used[v] = d.b.Input(v.Name, Residual, v.Type, v.Source)
+	}
+	return d.used[v]
+}
+
+// fold sums a gradient over the dimensions along which an argument was repeated.
+func (d *differ) fold(g, like *Value) *Value {
+	var over []string
+	for _, dim := range g.Type.Dims {
+		if like.Type.Index(dim.Name) < 0 {
+			over = append(over, dim.Name)
+		}
+	}
+	if len(over) > 0 {
+		g = d.b.Sum(g, over...)
+	}
+	return d.order(g, like)
+}
+
+// order puts dimensions into the order of another value.
+func (d *differ) order(g, like *Value) *Value {
+	return d.b.Transpose(g, dimNames(like.Type.Dims)...)
+}
+
+// dotInto is the gradient of one argument of a dot: the product with the other argument, summed
+// over everything that the argument does not have.
+func (d *differ) dotInto(dy, other, like *Value) *Value {
+	var over []string
+	for _, dim := range dy.Type.Dims {
+		if like.Type.Index(dim.Name) < 0 && other.Type.Index(dim.Name) >= 0 {
+			over = append(over, dim.Name)
+		}
+	}
+	return d.fold(d.b.Dot(dy, other, over...), like)
+}
+
+// unreduce repeats the gradient of a reduction along the dimensions that were reduced.
+func (d *differ) unreduce(g *Value, op *Op) *Value {
+	x := op.In[0].Type
+	for i, dim := range x.Dims {
+		if !slices.Contains(op.Attrs.List("over"), dim.Name) {
+			continue
+		}
+		var cut []string
+		for _, s := range x.Place {
+			if s.How == dim.Name {
+				cut = append(cut, s.Axis)
+			}
+		}
+		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "cut": cut}
+		g = d.b.one("broadcast", attrs(a), g)
+	}
+	return g
+}
+
+// Split cuts the backward graph in two that may run at different times, as zero-bubble pipelines
+// do: the gradient of the data, which the stage before waits for, and the gradient of the
+// parameters, which nobody waits for. What the second needs of the first is handed over by name, as
+// residuals.
+func (gr *Gradient) Split() (input, weight *Graph, err error) {
+	late := func(i int) bool { return gr.Wrt[i].Role == Param }
+	c := newCutter(gr.Backward.Clone(), late)
+	input, weight, _ = c.cut(gr.Backward.Name+"_input", gr.Backward.Name+"_weight")
+	if err := input.Verify(); err != nil {
+		return nil, nil, err
+	}
+	return input, weight, weight.Verify()
+}
+
+// A cutter divides the operations of a graph by whether a result of the early half needs them.
+type cutter struct {
+	g     *Graph
+	late  func(result int) bool
+	early map[*Value]bool // values that the early half makes or is given
+	names *fresh
+}
+
+func newCutter(g *Graph, late func(int) bool) *cutter {
+	return &cutter{g: g, late: late, early: map[*Value]bool{}, names: newFresh(g)}
+}
+
+// cut gives the early graph, whose results are the early ones and then crossing, and the late
+// graph, which takes crossing among its inputs. Values keep their names.
+func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing []*Value) {
+	c.mark()
+	early = &Graph{Name: earlyName, Mesh: c.g.Mesh}
+	late = &Graph{Name: lateName, Mesh: c.g.Mesh}
+	for _, op := range c.g.Ops {
+		switch {
+		case !c.isEarly(op):
+			late.Ops = append(late.Ops, op)
+		case op.Kind == "repeat" && !c.isAllEarly(op):
+			first, second := c.cutRepeat(op)
+			early.Ops, late.Ops = append(early.Ops, first), append(late.Ops, second)
+		default:
+			early.Ops = append(early.Ops, op)
+		}
+	}
+	for i, v := range c.g.Results {
+		if c.late(i) {
+			late.Results = append(late.Results, v)
+		} else {
+			early.Results = append(early.Results, v)
+		}
+	}
+	early.Inputs = inputsOf(early, c.g.Inputs)
+	made := map[*Value]bool{}
+	for _, op := range early.Ops {
+		for _, v := range op.Out {
+			made[v] = true
+		}
+	}
+	handed := map[*Value]*Value{}
+	hand := func(v *Value) *Value {
+		if !made[v] {
+			return v
+		}
+		if handed[v] == nil {
+			handed[v] = &Value{Name: v.Name, Type: v.Type, Role: Residual, Source: v.Source}
+			crossing = append(crossing, v)
+		}
+		return handed[v]
+	}
+	for _, op := range late.Ops {
+		for i, v := range op.In {
+			op.In[i] = hand(v)
+		}
+	}
+	for i, v := range late.Results {
+		late.Results[i] = hand(v)
+	}
+	late.Inputs = inputsOf(late, c.g.Inputs)
+	for _, v := range crossing {
+		late.Inputs = append(late.Inputs, handed[v])
+	}
+	early.Results = append(early.Results, crossing...)
+	return early, late, crossing
+}
+
+// mark finds what the early results need. Of a repeat they may need the carries only.
+func (c *cutter) mark() {
+	for i, v := range c.g.Results {
+		if !c.late(i) {
+			c.early[v] = true
+		}
+	}
+	for _, op := range slices.Backward(c.g.Ops) {
+		if !c.isEarly(op) {
+			continue
+		}
+		for k, v := range op.In {
+			if op.Kind != "repeat" || c.repeatNeeds(op, k) {
+				c.early[v] = true
+			}
+		}
+	}
+}
+
+func (c *cutter) isEarly(op *Op) bool {
+	return slices.ContainsFunc(op.Out, func(v *Value) bool { return c.early[v] })
+}
+
+func (c *cutter) isAllEarly(op *Op) bool {
+	return !slices.ContainsFunc(op.Out, func(v *Value) bool { return !c.early[v] })
+}
+
+// repeatNeeds tells whether the early results of a repeat's body need its k-th input.
+func (c *cutter) repeatNeeds(op *Op, k int) bool {
+	inner := c.bodyCutter(op)
+	inner.mark()
+	return inner.early[op.Body.Inputs[k]]
+}
+
+// bodyCutter divides a repeat's body: a carry is early if any round's early results may need it.
+func (c *cutter) bodyCutter(op *Op) *cutter {
+	carries := int(op.Attrs.Int("carries"))
+	lateAt := make([]bool, len(op.Out))
+	for i, v := range op.Out {
+		lateAt[i] = !c.early[v]
+	}
+	for { // a carry that an early result needs is early in the rounds before, and so on
+		inner := newCutter(op.Body, func(i int) bool { return lateAt[i] })
+		inner.mark()
+		changed := false
+		for i := range carries {
+			if lateAt[i] && inner.early[op.Body.Inputs[i]] {
+				lateAt[i], changed = false, true
+			}
+		}
+		if !changed {
+			return newCutter(op.Body, func(i int) bool { return lateAt[i] })
+		}
+	}
+}
+
+// cutRepeat makes two repeats of one: the first has the early carries and stacks up what the
+// second, which has the late carries and lays down the late stacks, takes over.
+func (c *cutter) cutRepeat(op *Op) (first, second *Op) {
+	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	inner := c.bodyCutter(op)
+	lateAt := inner.late
+	early, late, crossing := inner.cut(op.Body.Name+"_input", op.Body.Name+"_weight")
+	n := op.Attrs.Int("n")
+	// A carry of the first that the second reads is another value in every round: it is stacked too.
+	for i, v := range op.Body.Inputs[:carries] {
+		if !lateAt(i) && slices.Contains(late.Inputs, v) {
+			twin := &Value{Name: v.Name, Type: v.Type, Role: Residual}
+			replace(late, v, twin)
+			late.Inputs = append(late.Inputs, twin)
+			early.Results = append(early.Results, v)
+			crossing = append(crossing, v)
+		}
+	}
+	first = &Op{Kind: "repeat", Tag: op.Tag, Body: early}
+	second = &Op{Kind: "repeat", Tag: op.Tag, Body: late}
+	for i, v := range op.Out {
+		half := first
+		if lateAt(i) {
+			half = second
+		}
+		v.def = half
+		half.Out = append(half.Out, v)
+	}
+	for _, v := range crossing {
+		t := Type{v.Type.Elem, append([]Dim{{Layer, n}}, v.Type.Dims...), v.Type.Place}
+		stack := &Value{Name: c.names.name("kept"), Type: t, def: first}
+		first.Out = append(first.Out, stack)
+		c.early[stack] = true
+	}
+	kept := first.Out[len(first.Out)-len(crossing):]
+	first.arrange(op, carries, stacked, nil, nil)
+	second.arrange(op, carries, stacked, crossing, kept)
+	return first, second
+}
+
+// arrange gives one half of a repeat its arguments, in the order that a repeat has them, and the
+// body's inputs in the same order.
+func (half *Op) arrange(whole *Op, carries, stacked int, crossing, kept []*Value) {
+	var in, body [3][]*Value
+	for k, v := range whole.Body.Inputs {
+		if !slices.Contains(half.Body.Inputs, v) {
+			continue
+		}
+		part := 2
+		if k < carries {
+			part = 0
+		} else if k < carries+stacked {
+			part = 1
+		}
+		in[part], body[part] = append(in[part], whole.In[k]), append(body[part], v)
+	}
+	for i, v := range crossing {
+		at := slices.IndexFunc(half.Body.Inputs, func(u *Value) bool { return u.Name == v.Name })
+		in[1], body[1] = append(in[1], kept[i]), append(body[1], half.Body.Inputs[at])
+	}
+	half.In = slices.Concat(in[0], in[1], in[2])
+	half.Body.Inputs = slices.Concat(body[0], body[1], body[2])
+	half.Attrs = whole.Attrs.With("carries", len(in[0])).With("stacked", len(in[1]))
+}
+
+// replace puts one value in the place of another.
+func replace(g *Graph, from, to *Value) {
+	swap := func(list []*Value) {
+		for i, v := range list {
+			if v == from {
+				list[i] = to
+			}
+		}
+	}
+	for _, op := range g.Ops {
+		swap(op.In)
+	}
+	swap(g.Results)
+	g.Inputs = slices.DeleteFunc(g.Inputs, func(v *Value) bool { return v == from })
+}
+
+// inputsOf lists those of some inputs that a graph reads, in their order.
+func inputsOf(g *Graph, all []*Value) []*Value {
+	read := map[*Value]bool{}
+	for _, op := range g.Ops {
+		for _, v := range op.In {
+			read[v] = true
+		}
+	}
+	for _, v := range g.Results {
+		read[v] = true
+	}
+	var list []*Value
+	for _, v := range all {
+		if read[v] {
+			list = append(list, v)
+		}
+	}
+	return list
+}

@@ -1,0 +1,332 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Graph is a program of one device: inputs, operations in an order in which they can run,
+// results.
+type Graph struct {
+	Name    string
+	Mesh    []Axis // the axes of the mesh that types speak of
+	Inputs  []*Value
+	Ops     []*Op
+	Results []*Value
+}
+
+// An Axis is one dimension of the mesh of devices.
+type Axis struct {
+	Name string
+	Size int64
+}
+
+// A Role says what an input of a graph is.
+type Role string
+
+// The roles. Gradients are taken of data and parameters; a residual is what another graph kept.
+const (
+	Data     Role = "data"
+	Param    Role = "param"
+	Residual Role = "residual"
+)
+
+// A Value is an input of a graph or a result of one of its operations.
+type Value struct {
+	Name string // unique in its graph
+	Type Type
+	Role Role // of inputs
+
+	// Source is what the value was called where it came from, such as a tensor's name in a checkpoint.
+	Source string
+
+	def *Op // what makes it; nil for inputs
+}
+
+// An Op is one operation.
+type Op struct {
+	Kind  string // a row of the table of kinds
+	In    []*Value
+	Out   []*Value
+	Attrs Attrs
+	Tag   Tag
+	Body  *Graph // of a repeat
+}
+
+// A Tag says which part of a block an operation belongs to: what is recomputed, and what gets which
+// precision, is said by tag.
+type Tag string
+
+// The tags.
+const (
+	Embed   Tag = "embed"
+	Attn    Tag = "attn"
+	MLP     Tag = "mlp"
+	Norm    Tag = "norm"
+	Router  Tag = "router"
+	Experts Tag = "experts"
+	Head    Tag = "head"
+)
+
+var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head}
+
+// Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a
+// string, or a list of strings.
+type Attrs []Attr
+
+// An Attr is one constant.
+type Attr struct {
+	Key   string
+	Value any
+}
+
+// attrs sorts a map into Attrs; absent values (nil, false, "", empty lists) are left out, so that
+// equal operations print alike.
+func attrs(m map[string]any) Attrs {
+	var list Attrs
+	for k, v := range m {
+		switch x := v.(type) {
+		case nil:
+			continue
+		case bool:
+			if !x {
+				continue
+			}
+		case string:
+			if x == "" {
+				continue
+			}
+		case []string:
+			if len(x) == 0 {
+				continue
+			}
+		case int:
+			v = int64(x)
+		}
+		list = append(list, Attr{k, v})
+	}
+	slices.SortFunc(list, func(a, b Attr) int { return strings.Compare(a.Key, b.Key) })
+	return list
+}
+
+func (a Attrs) get(key string) any {
+	for _, x := range a {
+		if x.Key == key {
+			return x.Value
+		}
+	}
+	return nil
+}
+
+// Int reads a whole number, 0 if absent.
+func (a Attrs) Int(key string) int64 { v, _ := a.get(key).(int64); return v }
+
+// Float reads a number, 0 if absent.
+func (a Attrs) Float(key string) float64 { v, _ := a.get(key).(float64); return v }
+
+// Bool reads a flag, false if absent.
+func (a Attrs) Bool(key string) bool { v, _ := a.get(key).(bool); return v }
+
+// Text reads a word, "" if absent.
+func (a Attrs) Text(key string) string { v, _ := a.get(key).(string); return v }
+
+// List reads words, nil if absent.
+func (a Attrs) List(key string) []string { v, _ := a.get(key).([]string); return v }
+
+// With gives the constants with one of them changed.
+func (a Attrs) With(key string, value any) Attrs {
+	m := map[string]any{}
+	for _, x := range a {
+		m[x.Key] = x.Value
+	}
+	m[key] = value
+	return attrs(m)
+}
+
+// Def is the operation that makes a value, or nil for an input.
+func (v *Value) Def() *Op { return v.def }
+
+// String writes the value as the text form refers to it.
+func (v *Value) String() string { return "%" + v.Name }
+
+// Find gives the input or result of an operation with that name, or nil.
+func (g *Graph) Find(name string) *Value {
+	for _, v := range g.Inputs {
+		if v.Name == name {
+			return v
+		}
+	}
+	for _, op := range g.Ops {
+		for _, v := range op.Out {
+			if v.Name == name {
+				return v
+			}
+		}
+	}
+	return nil
+}
+
+// Params are the inputs of that role.
+func (g *Graph) Params() []*Value {
+	var list []*Value
+	for _, v := range g.Inputs {
+		if v.Role == Param {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// AxisSize is the number of devices along an axis of the mesh, 1 if there is no such axis.
+func (g *Graph) AxisSize(axis string) int64 {
+	for _, a := range g.Mesh {
+		if a.Name == axis {
+			return a.Size
+		}
+	}
+	return 1
+}
+
+// fresh gives names that a graph does not have yet.
+type fresh struct {
+	used map[string]bool
+	next map[string]int
+}
+
+func newFresh(g *Graph) *fresh {
+	f := &fresh{used: map[string]bool{}, next: map[string]int{}}
+	for _, v := range g.Inputs {
+		f.used[v.Name] = true
+	}
+	for _, op := range g.Ops {
+		for _, v := range op.Out {
+			f.used[v.Name] = true
+		}
+	}
+	return f
+}
+
+// name gives base, or base.1, base.2 and so on.
+func (f *fresh) name(base string) string {
+	base, _, _ = strings.Cut(base, ".")
+	name := base
+	for f.used[name] {
+		f.next[base]++
+		name = fmt.Sprintf("%s.%d", base, f.next[base])
+	}
+	f.used[name] = true
+	return name
+}
+
+// Verify reports the first thing that is wrong: a value used before it is made or from elsewhere, a
+// name that stands twice, a type that is not the one its operation gives.
+func (g *Graph) Verify() error {
+	bad := func(format string, args ...any) error {
+		return diag.New(diag.GraphInvalid, format, args...).At("graph %s", g.Name)
+	}
+	axes := map[string]bool{}
+	for _, a := range g.Mesh {
+		if axes[a.Name] || a.Size < 1 || !isName(a.Name) {
+			return bad("mesh axis %q of size %d", a.Name, a.Size)
+		}
+		axes[a.Name] = true
+	}
+	made, names := map[*Value]bool{}, map[string]bool{}
+	add := func(v *Value) error {
+		if names[v.Name] || !isName(v.Name) {
+			return bad("the name %q stands twice or is none", v.Name)
+		}
+		names[v.Name], made[v] = true, true
+		for _, s := range v.Type.Place {
+			if !axes[s.Axis] {
+				return bad("%s is placed along %s, which the mesh does not have", v, s.Axis)
+			}
+		}
+		return nil
+	}
+	for _, v := range g.Inputs {
+		if err := v.Type.check(); err != nil {
+			return bad("input %s: %v", v, err)
+		}
+		if err := add(v); err != nil {
+			return err
+		}
+	}
+	for _, op := range g.Ops {
+		for i, v := range op.In {
+			if v == nil || !made[v] {
+				return bad("argument %d of %s is not made before it", i, op.Kind)
+			}
+		}
+		if err := g.verifyOp(op, bad); err != nil {
+			return err
+		}
+		for _, v := range op.Out {
+			if err := add(v); err != nil {
+				return err
+			}
+		}
+	}
+	for i, v := range g.Results {
+		if v == nil || !made[v] {
+			return bad("result %d is not made", i)
+		}
+	}
+	return nil
+}
+
+func (g *Graph) verifyOp(op *Op, bad func(string, ...any) error) error {
+	types, err := g.infer(op)
+	if err != nil {
+		return bad("%s: %v", op.Kind, err)
+	}
+	if len(types) != len(op.Out) {
+		return bad("%s has %d results, not %d", op.Kind, len(op.Out), len(types))
+	}
+	for i, v := range op.Out {
+		if v.def != op {
+			return bad("%s is not a result of its operation", v)
+		}
+		if !v.Type.Equal(types[i]) {
+			return bad("%s is %s; %s gives %s", v, v.Type, op.Kind, types[i])
+		}
+	}
+	return nil
+}
+
+// Clone copies a graph: nothing that is done to the copy is seen in the original.
+func (g *Graph) Clone() *Graph {
+	c := &Graph{Name: g.Name, Mesh: g.Mesh}
+	at := map[*Value]*Value{}
+	twin := func(v *Value, def *Op) *Value {
+		n := *v
+		n.def = def
+		at[v] = &n
+		return &n
+	}
+	list := func(vs []*Value) []*Value {
+		out := make([]*Value, len(vs))
+		for i, v := range vs {
+			out[i] = at[v]
+		}
+		return out
+	}
+	for _, v := range g.Inputs {
+		c.Inputs = append(c.Inputs, twin(v, nil))
+	}
+	for _, op := range g.Ops {
+		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In)}
+		if op.Body != nil {
+			n.Body = op.Body.Clone()
+		}
+		for _, v := range op.Out {
+			n.Out = append(n.Out, twin(v, n))
+		}
+		c.Ops = append(c.Ops, n)
+	}
+	c.Results = list(g.Results)
+	return c
+}

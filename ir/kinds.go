@@ -1,0 +1,302 @@
+package ir
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A kind is one row of the table of operations: how many results it has, what their types are, and
+// the gradient with respect to each argument.
+type kind struct {
+	results int // -1: as its body says
+	infer   func(g *Graph, op *Op) ([]Type, error)
+	// vjp gives, from the gradients of the results (nil where nothing depends on one), those of the
+	// arguments (nil where there is none). nil says that the kind has no gradient.
+	vjp func(d *differ, op *Op, dout []*Value) []*Value
+}
+
+func (k kind) outs(op *Op) int {
+	if k.results >= 0 {
+		return k.results
+	}
+	if op.Body == nil {
+		return 1
+	}
+	return len(op.Body.Results)
+}
+
+// kinds is the table. It is made at first use, because gradients build operations, which look at
+// it.
+var kinds struct {
+	once  sync.Once
+	table map[string]kind
+}
+
+// kindOf finds a row of the table.
+func kindOf(name string) (kind, bool) {
+	kinds.once.Do(func() { kinds.table = table() })
+	k, ok := kinds.table[name]
+	return k, ok
+}
+
+// table joins the groups. A new operation is a row of one, a builder method, and a row of the
+// interpreter.
+func table() map[string]kind {
+	t := map[string]kind{}
+	for _, part := range []map[string]kind{
+		elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
+	} {
+		maps.Copy(t, part)
+	}
+	return t
+}
+
+// infer gives the types of an operation's results, or what is wrong with its arguments.
+func (g *Graph) infer(op *Op) ([]Type, error) {
+	spec, ok := kindOf(op.Kind)
+	if !ok {
+		return nil, fmt.Errorf("there is no operation %q", op.Kind)
+	}
+	types, err := spec.infer(g, op)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range types {
+		if err := t.check(); err != nil {
+			return nil, err
+		}
+	}
+	return types, nil
+}
+
+// arity checks the number of arguments.
+func arity(op *Op, n int) error {
+	if len(op.In) != n {
+		return fmt.Errorf("takes %d arguments, got %d", n, len(op.In))
+	}
+	return nil
+}
+
+// axesOf lists the mesh axes along which any of the types is not a copy.
+func axesOf(types ...Type) []string {
+	var list []string
+	for _, t := range types {
+		for _, s := range t.Place {
+			if !slices.Contains(list, s.Axis) {
+				list = append(list, s.Axis)
+			}
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// spread is the placement of an element-wise operation: along each axis the arguments must agree,
+// or one has copies and does not have the dimension that the other cuts. linear says in how many
+// arguments at once terms of a sum may stand: all of a sum, one of a product, none of anything
+// else.
+func spread(linear string, types ...Type) (Placement, error) {
+	var place Placement
+	for _, axis := range axesOf(types...) {
+		how, partials := "", 0
+		for _, t := range types {
+			s := t.Place.On(axis)
+			switch {
+			case s == Partial:
+				partials++
+			case s != "" && how != "" && how != s:
+				return nil, fmt.Errorf("along %s one argument is cut by %s, another by %s", axis, how, s)
+			case s != "":
+				how = s
+			}
+		}
+		if partials > 0 {
+			ok := linear == "sum" && partials == len(types) || linear == "product" && partials == 1
+			if !ok || how != "" {
+				return nil, fmt.Errorf("along %s an argument is a term of a sum that was not reduced", axis)
+			}
+			place = place.With(axis, Partial)
+			continue
+		}
+		for _, t := range types {
+			if t.Place.On(axis) == "" && t.Index(how) >= 0 {
+				return nil, fmt.Errorf("along %s one argument cuts %s, another has all of it", axis, how)
+			}
+		}
+		place = place.With(axis, how)
+	}
+	return place, nil
+}
+
+// keep is the placement of an operation that works on each slice of its argument along all
+// dimensions but some, which must be whole: a norm, a softmax.
+func keep(t Type, whole ...string) (Placement, error) {
+	for _, s := range t.Place {
+		if s.How == Partial {
+			return nil, fmt.Errorf("along %s the argument is a term of a sum that was not reduced", s.Axis)
+		}
+		if slices.Contains(whole, s.How) {
+			return nil, fmt.Errorf("along %s the argument is cut by %s, which must be whole", s.Axis, s.How)
+		}
+	}
+	return t.Place, nil
+}
+
+// sameDims reports the first dimension in which two types differ.
+func sameDims(a, b Type) error {
+	if slices.Equal(a.Dims, b.Dims) {
+		return nil
+	}
+	return fmt.Errorf("%s and %s differ in shape", a, b)
+}
+
+// without gives the dimensions less some.
+func without(dims []Dim, names ...string) []Dim {
+	var list []Dim
+	for _, d := range dims {
+		if !slices.Contains(names, d.Name) {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+// dimNames lists names, for attributes.
+func dimNames(dims []Dim) []string {
+	list := make([]string, len(dims))
+	for i, d := range dims {
+		list[i] = d.Name
+	}
+	return list
+}
+
+func joined(names []string) string { return strings.Join(names, ", ") }
+
+// A Builder makes a graph. Its methods take and give values; the first thing that is wrong is kept,
+// with the line of the caller, and later calls do nothing, so one check at the end is enough.
+type Builder struct {
+	g     *Graph
+	names *fresh
+	tag   Tag
+	err   error
+}
+
+// NewBuilder begins a graph for one device of a mesh.
+func NewBuilder(name string, mesh ...Axis) *Builder {
+	g := &Graph{Name: name, Mesh: mesh}
+	return &Builder{g: g, names: newFresh(g)}
+}
+
+// Tagged gives a builder of the same graph whose operations get the tag.
+func (b *Builder) Tagged(tag Tag, build func()) {
+	old := b.tag
+	b.tag = tag
+	build()
+	b.tag = old
+}
+
+// Input adds an input. Its name is kept: graphs hand values over by the names of their inputs.
+func (b *Builder) Input(name string, role Role, t Type, source string) *Value {
+	v := &Value{Name: name, Type: t, Role: role, Source: source}
+	b.names.used[name] = true
+	if err := t.check(); err != nil && b.err == nil {
+		b.fail(fmt.Errorf("input %s: %w", name, err))
+	}
+	b.g.Inputs = append(b.g.Inputs, v)
+	return v
+}
+
+// Err is the first error so far.
+func (b *Builder) Err() error { return b.err }
+
+// Graph ends the graph with its results.
+func (b *Builder) Graph(results ...*Value) (*Graph, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	b.g.Results = results
+	return b.g, b.g.Verify()
+}
+
+// op adds an operation of a kind of the table; its types are inferred.
+func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
+	spec, ok := kindOf(kind)
+	if !ok {
+		b.fail(fmt.Errorf("there is no operation %q", kind))
+		return nil
+	}
+	op := &Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body}
+	if b.err != nil {
+		return b.dead(spec.outs(op))
+	}
+	for i, v := range in {
+		if v == nil {
+			b.fail(fmt.Errorf("%s: argument %d is nil", kind, i))
+			return b.dead(spec.outs(op))
+		}
+	}
+	types, err := b.g.infer(op)
+	if err != nil {
+		b.fail(fmt.Errorf("%s: %w", kind, err))
+		return b.dead(spec.outs(op))
+	}
+	for _, t := range types {
+		op.Out = append(op.Out, &Value{Name: b.names.name(short(kind)), Type: t, def: op})
+	}
+	b.g.Ops = append(b.g.Ops, op)
+	return op.Out
+}
+
+// one adds an operation with one result.
+func (b *Builder) one(kind string, a Attrs, in ...*Value) *Value {
+	return b.op(kind, a, nil, in...)[0]
+}
+
+// dead stands in for the results of operations after the first error.
+func (b *Builder) dead(n int) []*Value {
+	out := make([]*Value, n)
+	for i := range out {
+		out[i] = &Value{Name: "dead"}
+	}
+	return out
+}
+
+// short is the beginning of a kind, as the name of its results.
+func short(kind string) string {
+	if len(kind) > 4 {
+		return kind[:4]
+	}
+	return kind
+}
+
+// fail keeps the first error with the first line outside this package.
+func (b *Builder) fail(err error) {
+	if b.err != nil {
+		return
+	}
+	e := diag.New(diag.GraphInvalid, "%v", err)
+	for skip := 2; ; skip++ {
+		pc, file, line, ok := runtime.Caller(skip)
+		if !ok {
+			break
+		}
+		if fn := runtime.FuncForPC(pc); fn != nil && !isOwn(fn.Name()) {
+			e = e.At("%s:%d", filepath.Base(file), line)
+			break
+		}
+	}
+	b.err = e
+}
+
+const ownPackage = "github.com/deepwell/deepwell/ir.(*Builder)"
+
+func isOwn(function string) bool {
+	return len(function) >= len(ownPackage) && function[:len(ownPackage)] == ownPackage
+}

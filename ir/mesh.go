@@ -1,0 +1,115 @@
+package ir
+
+import "fmt"
+
+// meshKinds are the collectives: the only operations that change a placement. Each is the transpose
+// of another, so the gradient of a device's program is a device's program.
+func meshKinds() map[string]kind {
+	return map[string]kind{
+		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
+		"all_reduce": {1, inferAllReduce, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
+		"all_gather": {1, inferAllGather, func(d *differ, op *Op, dy []*Value) []*Value {
+			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
+			if dy[0].Type.Place.On(axis) == Partial {
+				return []*Value{d.b.ReduceScatter(dy[0], axis, dim)}
+			}
+			return []*Value{d.b.OwnPiece(dy[0], axis, dim)}
+		}},
+		"reduce_scatter": {1, inferReduceScatter, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
+		}},
+		// Taking one's own piece of a copy; the pieces of the gradient together are the gradient.
+		"own_piece": {1, inferOwnPiece, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
+		}},
+	}
+}
+
+// along reads the axis of a collective and checks how its argument is placed along it.
+func along(op *Op, how string) (t Type, axis, dim string, err error) {
+	if err := arity(op, 1); err != nil {
+		return t, "", "", err
+	}
+	t, axis, dim = op.In[0].Type, op.Attrs.Text("axis"), op.Attrs.Text("dim")
+	if how == "dim" {
+		how = dim
+	}
+	if got := t.Place.On(axis); got != how {
+		err = fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, got, how)
+	}
+	return t, axis, dim, err
+}
+
+func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
+	t, axis, _, err := along(op, Partial)
+	t.Place = t.Place.With(axis, "")
+	return []Type{t}, err
+}
+
+func inferAllGather(g *Graph, op *Op) ([]Type, error) {
+	t, axis, dim, err := along(op, "dim")
+	if err != nil {
+		return nil, err
+	}
+	return []Type{piece(t, axis, dim, "", g.AxisSize(axis), 1)}, nil
+}
+
+func inferReduceScatter(g *Graph, op *Op) ([]Type, error) {
+	t, axis, dim, err := along(op, Partial)
+	if err != nil {
+		return nil, err
+	}
+	return pieces(g, t, axis, dim)
+}
+
+func inferOwnPiece(g *Graph, op *Op) ([]Type, error) {
+	t, axis, dim, err := along(op, "")
+	if err != nil {
+		return nil, err
+	}
+	return pieces(g, t, axis, dim)
+}
+
+func pieces(g *Graph, t Type, axis, dim string) ([]Type, error) {
+	n := g.AxisSize(axis)
+	if t.Index(dim) < 0 || t.Size(dim)%n != 0 {
+		return nil, fmt.Errorf("%s cannot be cut along %s in %d", t, dim, n)
+	}
+	return []Type{piece(t, axis, dim, dim, 1, n)}, nil
+}
+
+// piece gives a type whose dimension is times or by as long, with another placement along the axis.
+func piece(t Type, axis, dim, how string, times, by int64) Type {
+	out := Type{Elem: t.Elem, Place: t.Place.With(axis, how)}
+	for _, d := range t.Dims {
+		if d.Name == dim {
+			d.Size = d.Size * times / by
+		}
+		out.Dims = append(out.Dims, d)
+	}
+	return out
+}
+
+func (b *Builder) collective(kind, axis, dim string, x *Value) *Value {
+	return b.one(kind, attrs(map[string]any{"axis": axis, "dim": dim}), x)
+}
+
+// AllReduce adds up the terms that the devices of an axis hold.
+func (b *Builder) AllReduce(x *Value, axis string) *Value {
+	return b.collective("all_reduce", axis, "", x)
+}
+
+// AllGather joins the pieces that the devices of an axis hold.
+func (b *Builder) AllGather(x *Value, axis, dim string) *Value {
+	return b.collective("all_gather", axis, dim, x)
+}
+
+// ReduceScatter adds up terms and leaves each device a piece of the sum.
+func (b *Builder) ReduceScatter(x *Value, axis, dim string) *Value {
+	return b.collective("reduce_scatter", axis, dim, x)
+}
+
+// OwnPiece takes the device's own piece of a copy.
+func (b *Builder) OwnPiece(x *Value, axis, dim string) *Value {
+	return b.collective("own_piece", axis, dim, x)
+}

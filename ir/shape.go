@@ -1,0 +1,290 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+)
+
+// shapeKinds are the operations that move elements, and the reductions.
+func shapeKinds() map[string]kind {
+	return map[string]kind{
+		"transpose": {1, inferTranspose, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.Transpose(dy[0], dimNames(op.In[0].Type.Dims)...)}
+		}},
+		"rename": {1, inferRename, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.b.Rename(dy[0], op.Attrs.Text("to"), op.Attrs.Text("from"))}
+		}},
+		"split": {1, inferSplit, func(d *differ, op *Op, dy []*Value) []*Value {
+			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
+			return []*Value{d.b.Merge(dy[0], op.Attrs.Text("dim"), major, minor)}
+		}},
+		"merge": {1, inferMerge, func(d *differ, op *Op, dy []*Value) []*Value {
+			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
+			return []*Value{d.b.Split(dy[0], op.Attrs.Text("dim"), major, minor, op.In[0].Type.Size(minor))}
+		}},
+		"broadcast": {1, inferBroadcast, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.order(d.b.Sum(dy[0], op.Attrs.Text("dim")), op.In[0])}
+		}},
+		"slice": {1, inferSlice, func(d *differ, op *Op, dy []*Value) []*Value {
+			dim := op.Attrs.Text("dim")
+			from, all := op.Attrs.Int("from"), op.In[0].Type.Size(dim)
+			return []*Value{d.b.Pad(dy[0], dim, from, all-from-dy[0].Type.Size(dim))}
+		}},
+		"pad": {1, inferPad, func(d *differ, op *Op, dy []*Value) []*Value {
+			dim, low := op.Attrs.Text("dim"), op.Attrs.Int("low")
+			return []*Value{d.b.Slice(dy[0], dim, low, low+op.In[0].Type.Size(dim))}
+		}},
+		"concat": {1, inferConcat, func(d *differ, op *Op, dy []*Value) []*Value {
+			dim, at := op.Attrs.Text("dim"), int64(0)
+			var parts []*Value
+			for _, x := range op.In {
+				n := x.Type.Size(dim)
+				parts = append(parts, d.b.Slice(dy[0], dim, at, at+n))
+				at += n
+			}
+			return parts
+		}},
+		"sum": {1, inferReduce, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.unreduce(dy[0], op)}
+		}},
+		"max": {1, inferReduce, func(d *differ, op *Op, dy []*Value) []*Value {
+			x := d.use(op.In[0])
+			top := d.unreduce(d.use(op.Out[0]), op)
+			isTop := d.b.Compare("eq", x, top)
+			return []*Value{d.b.Select(isTop, d.unreduce(dy[0], op), d.b.Fill(x.Type, 0))}
+		}},
+	}
+}
+
+func inferTranspose(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, order := op.In[0].Type, op.Attrs.List("order")
+	t := Type{Elem: x.Elem, Place: x.Place}
+	for _, name := range order {
+		i := x.Index(name)
+		if i < 0 {
+			return nil, fmt.Errorf("%s has no %s", x, name)
+		}
+		t.Dims = append(t.Dims, x.Dims[i])
+	}
+	if len(t.Dims) != len(x.Dims) {
+		return nil, fmt.Errorf("%s has other dimensions than %s", x, joined(order))
+	}
+	return []Type{t}, nil
+}
+
+// replaceDim gives a type with one dimension replaced by others, which carry its cut as named.
+func replaceDim(t Type, name string, cut string, by ...Dim) Type {
+	i := t.Index(name)
+	out := Type{Elem: t.Elem, Place: t.Place}
+	out.Dims = slices.Concat(t.Dims[:i], by, t.Dims[i+1:])
+	for _, s := range t.Place {
+		if s.How == name {
+			out.Place = out.Place.With(s.Axis, cut)
+		}
+	}
+	return out
+}
+
+func inferRename(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, from, to := op.In[0].Type, op.Attrs.Text("from"), op.Attrs.Text("to")
+	if x.Index(from) < 0 {
+		return nil, fmt.Errorf("%s has no %s", x, from)
+	}
+	return []Type{replaceDim(x, from, to, Dim{to, x.Size(from)})}, nil
+}
+
+// inferSplit cuts a dimension in two; along a mesh axis that cut it, the slower part stays cut.
+func inferSplit(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, dim, n := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("size")
+	if x.Index(dim) < 0 || n < 1 || x.Size(dim)%n != 0 {
+		return nil, fmt.Errorf("%s cannot have its %s split by %d", x, dim, n)
+	}
+	major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
+	return []Type{replaceDim(x, dim, major, Dim{major, x.Size(dim) / n}, Dim{minor, n})}, nil
+}
+
+// inferMerge joins two neighbouring dimensions; only the slower may be cut.
+func inferMerge(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, major, minor := op.In[0].Type, op.Attrs.Text("major"), op.Attrs.Text("minor")
+	i := x.Index(major)
+	if i < 0 || i+1 >= len(x.Dims) || x.Dims[i+1].Name != minor {
+		return nil, fmt.Errorf("%s does not have %s just before %s", x, major, minor)
+	}
+	for _, s := range x.Place {
+		if s.How == minor {
+			return nil, fmt.Errorf("along %s %s is cut, so it cannot be merged into %s", s.Axis,
+				minor, major)
+		}
+	}
+	dim := op.Attrs.Text("dim")
+	t := replaceDim(x, major, dim, Dim{dim, x.Size(major) * x.Size(minor)})
+	t.Dims = slices.Delete(t.Dims, i+1, i+2)
+	return []Type{t}, nil
+}
+
+func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x := op.In[0].Type
+	at := op.Attrs.Int("at")
+	if at < 0 || at > int64(len(x.Dims)) {
+		return nil, fmt.Errorf("%s has no place %d", x, at)
+	}
+	d := Dim{op.Attrs.Text("dim"), op.Attrs.Int("size")}
+	t := Type{x.Elem, slices.Insert(slices.Clone(x.Dims), int(at), d), x.Place}
+	for _, axis := range op.Attrs.List("cut") { // copies along a new dimension are pieces of it too
+		if t.Place.On(axis) != "" {
+			return nil, fmt.Errorf("along %s %s is not copied", axis, x)
+		}
+		t.Place = t.Place.With(axis, d.Name)
+	}
+	return []Type{t}, nil
+}
+
+// resized gives a type with one whole dimension of another size.
+func resized(x Type, dim string, size int64) ([]Type, error) {
+	i := x.Index(dim)
+	if i < 0 || size < 0 {
+		return nil, fmt.Errorf("%s cannot have %s=%d", x, dim, size)
+	}
+	for _, s := range x.Place {
+		if s.How == dim {
+			return nil, fmt.Errorf("along %s %s is cut", s.Axis, dim)
+		}
+	}
+	t := Type{Elem: x.Elem, Dims: slices.Clone(x.Dims), Place: x.Place}
+	t.Dims[i].Size = size
+	return []Type{t}, nil
+}
+
+func inferSlice(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, dim, from, to := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("from"), op.Attrs.Int("to")
+	if from < 0 || to < from || to > x.Size(dim) {
+		return nil, fmt.Errorf("%s has no %s from %d to %d", x, dim, from, to)
+	}
+	return resized(x, dim, to-from)
+}
+
+func inferPad(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, low, high := op.In[0].Type, op.Attrs.Int("low"), op.Attrs.Int("high")
+	if low < 0 || high < 0 {
+		return nil, fmt.Errorf("cannot pad by %d and %d", low, high)
+	}
+	dim := op.Attrs.Text("dim")
+	return resized(x, dim, low+x.Size(dim)+high)
+}
+
+func inferConcat(_ *Graph, op *Op) ([]Type, error) {
+	if len(op.In) == 0 {
+		return nil, fmt.Errorf("joins nothing")
+	}
+	dim, size := op.Attrs.Text("dim"), int64(0)
+	first := op.In[0].Type
+	for _, v := range op.In {
+		size += v.Type.Size(dim)
+		same, err := resized(v.Type, dim, first.Size(dim))
+		if err != nil {
+			return nil, err
+		}
+		if !same[0].Equal(first) {
+			return nil, fmt.Errorf("%s and %s differ in more than %s", first, v.Type, dim)
+		}
+	}
+	return resized(first, dim, size)
+}
+
+// inferReduce drops dimensions. A sum over one that is cut is a term of a sum; a maximum cannot be.
+func inferReduce(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x, over := op.In[0].Type, op.Attrs.List("over")
+	for _, name := range over {
+		if x.Index(name) < 0 {
+			return nil, fmt.Errorf("%s has no %s", x, name)
+		}
+	}
+	t := Type{Elem: x.Elem, Dims: without(x.Dims, over...), Place: x.Place}
+	for _, s := range x.Place {
+		switch cut := slices.Contains(over, s.How); {
+		case op.Kind != "sum" && (cut || s.How == Partial):
+			return nil, fmt.Errorf("along %s the maximum is not that of all", s.Axis)
+		case cut:
+			t.Place = t.Place.With(s.Axis, Partial)
+		}
+	}
+	return []Type{t}, nil
+}
+
+// Transpose puts the dimensions into another order.
+func (b *Builder) Transpose(x *Value, order ...string) *Value {
+	if x != nil && slices.Equal(dimNames(x.Type.Dims), order) {
+		return x
+	}
+	return b.one("transpose", attrs(map[string]any{"order": order}), x)
+}
+
+// Rename gives a dimension another name.
+func (b *Builder) Rename(x *Value, from, to string) *Value {
+	return b.one("rename", attrs(map[string]any{"from": from, "to": to}), x)
+}
+
+// Split cuts dimension dim into major and minor, the latter of the given size.
+func (b *Builder) Split(x *Value, dim, major, minor string, size int64) *Value {
+	a := map[string]any{"dim": dim, "major": major, "minor": minor, "size": size}
+	return b.one("split", attrs(a), x)
+}
+
+// Merge joins two neighbouring dimensions.
+func (b *Builder) Merge(x *Value, dim, major, minor string) *Value {
+	return b.one("merge", attrs(map[string]any{"dim": dim, "major": major, "minor": minor}), x)
+}
+
+// Broadcast repeats x along a new dimension at the given place.
+func (b *Builder) Broadcast(x *Value, at int, dim Dim) *Value {
+	return b.one("broadcast", attrs(map[string]any{"at": at, "dim": dim.Name, "size": dim.Size}), x)
+}
+
+// Slice takes a range of a dimension.
+func (b *Builder) Slice(x *Value, dim string, from, to int64) *Value {
+	return b.one("slice", attrs(map[string]any{"dim": dim, "from": from, "to": to}), x)
+}
+
+// Pad adds zeros before and after.
+func (b *Builder) Pad(x *Value, dim string, low, high int64) *Value {
+	return b.one("pad", attrs(map[string]any{"dim": dim, "low": low, "high": high}), x)
+}
+
+// Concat joins values along a dimension.
+func (b *Builder) Concat(dim string, parts ...*Value) *Value {
+	return b.one("concat", attrs(map[string]any{"dim": dim}), parts...)
+}
+
+// Sum adds up over dimensions.
+func (b *Builder) Sum(x *Value, over ...string) *Value {
+	return b.one("sum", attrs(map[string]any{"over": over}), x)
+}
+
+// Max takes the largest over dimensions.
+func (b *Builder) Max(x *Value, over ...string) *Value {
+	return b.one("max", attrs(map[string]any{"over": over}), x)
+}

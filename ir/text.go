@@ -1,0 +1,409 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/scanner"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// String writes the graph as text that [Parse] reads back.
+func (g *Graph) String() string {
+	var b strings.Builder
+	g.print(&b, "")
+	return b.String()
+}
+
+func (g *Graph) print(b *strings.Builder, indent string) {
+	fmt.Fprintf(b, "%sgraph %s", indent, g.Name)
+	if len(g.Mesh) > 0 {
+		axes := make([]string, len(g.Mesh))
+		for i, a := range g.Mesh {
+			axes[i] = a.Name + "=" + strconv.FormatInt(a.Size, 10)
+		}
+		fmt.Fprintf(b, " mesh(%s)", strings.Join(axes, ", "))
+	}
+	b.WriteString(" {\n")
+	for _, v := range g.Inputs {
+		fmt.Fprintf(b, "%s  %s %s : %s", indent, v.Role, v, v.Type)
+		if v.Source != "" {
+			fmt.Fprintf(b, " from %s", strconv.Quote(v.Source))
+		}
+		b.WriteByte('\n')
+	}
+	for _, op := range g.Ops {
+		op.print(b, indent+"  ")
+	}
+	fmt.Fprintf(b, "%s  return%s\n%s}\n", indent, prefixed(" ", g.Results), indent)
+}
+
+func (op *Op) print(b *strings.Builder, indent string) {
+	fmt.Fprintf(b, "%s%s = %s(%s)", indent, values(op.Out), op.Kind, values(op.In))
+	for _, a := range op.Attrs {
+		fmt.Fprintf(b, " %s=%s", a.Key, attrText(a.Value))
+	}
+	if op.Tag != "" {
+		fmt.Fprintf(b, " @%s", op.Tag)
+	}
+	types := make([]string, len(op.Out))
+	for i, v := range op.Out {
+		types[i] = v.Type.String()
+	}
+	fmt.Fprintf(b, " : %s", strings.Join(types, ", "))
+	if op.Body != nil {
+		b.WriteString(" body\n")
+		op.Body.print(b, indent+"  ")
+		return
+	}
+	b.WriteByte('\n')
+}
+
+func values(list []*Value) string {
+	names := make([]string, len(list))
+	for i, v := range list {
+		names[i] = v.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+func prefixed(prefix string, list []*Value) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return prefix + values(list)
+}
+
+// attrText writes a constant so that its kind can be told: 1 is whole, 1.0 is not, "1" is a word.
+func attrText(v any) string {
+	switch x := v.(type) {
+	case bool:
+		return strconv.FormatBool(x)
+	case int64:
+		return strconv.FormatInt(x, 10)
+	case float64:
+		text := strconv.FormatFloat(x, 'g', -1, 64)
+		if !strings.ContainsAny(text, ".eIN") {
+			text += ".0"
+		}
+		return text
+	case string:
+		return strconv.Quote(x)
+	case []string:
+		quoted := make([]string, len(x))
+		for i, s := range x {
+			quoted[i] = strconv.Quote(s)
+		}
+		return "[" + strings.Join(quoted, ", ") + "]"
+	}
+	return "?"
+}
+
+// Parse reads what [Graph.String] writes, and verifies it.
+func Parse(text string) (*Graph, error) {
+	p := newParser(text)
+	g := p.graph(0)
+	if p.err == nil && p.tok != scanner.EOF {
+		p.fail("something follows the graph")
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	return g, g.Verify()
+}
+
+// ParseType reads what [Type.String] writes.
+func ParseType(text string) (Type, error) {
+	p := newParser(text)
+	t := p.typ()
+	if p.err == nil && p.tok != scanner.EOF {
+		p.fail("something follows the type")
+	}
+	if p.err != nil {
+		return Type{}, fmt.Errorf("%q is not a type: %w", text, p.err)
+	}
+	return t, t.check()
+}
+
+// A parser keeps its first error; after it, tokens run out.
+type parser struct {
+	s   scanner.Scanner
+	tok rune
+	err error
+}
+
+// maxNesting bounds bodies within bodies.
+const maxNesting = 8
+
+func newParser(text string) *parser {
+	p := &parser{}
+	p.s.Init(strings.NewReader(text))
+	p.s.Mode = scanner.ScanIdents | scanner.ScanFloats | scanner.ScanInts | scanner.ScanStrings
+	p.s.IsIdentRune = func(ch rune, i int) bool {
+		return ch == '_' || ch >= 'a' && ch <= 'z' || ch >= 'A' && ch <= 'Z' ||
+			i > 0 && (ch >= '0' && ch <= '9' || ch == '.')
+	}
+	p.s.Error = func(_ *scanner.Scanner, msg string) { p.fail("%s", msg) }
+	p.next()
+	return p
+}
+
+func (p *parser) next() {
+	if p.err != nil {
+		p.tok = scanner.EOF
+		return
+	}
+	p.tok = p.s.Scan()
+}
+
+func (p *parser) fail(format string, args ...any) {
+	if p.err == nil {
+		p.err = diag.New(diag.GraphText, format, args...).At("line %d, column %d", p.s.Line, p.s.Column)
+		p.tok = scanner.EOF
+	}
+}
+
+// accept takes a token if it is the one.
+func (p *parser) accept(tok string) bool {
+	if p.err == nil && p.tok != scanner.EOF && p.s.TokenText() == tok {
+		p.next()
+		return true
+	}
+	return false
+}
+
+func (p *parser) expect(tok string) {
+	if !p.accept(tok) {
+		p.fail("want %q, found %q", tok, p.s.TokenText())
+	}
+}
+
+func (p *parser) name() string {
+	text := p.s.TokenText()
+	if p.tok != scanner.Ident {
+		p.fail("want a name, found %q", text)
+		return ""
+	}
+	p.next()
+	return text
+}
+
+func (p *parser) whole() int64 {
+	n, err := strconv.ParseInt(p.s.TokenText(), 10, 64)
+	if p.tok != scanner.Int || err != nil {
+		p.fail("want a whole number, found %q", p.s.TokenText())
+		return 0
+	}
+	p.next()
+	return n
+}
+
+func (p *parser) quoted() string {
+	text, err := strconv.Unquote(p.s.TokenText())
+	if p.tok != scanner.String || err != nil {
+		p.fail("want a string, found %q", p.s.TokenText())
+		return ""
+	}
+	p.next()
+	return text
+}
+
+// graph reads graph NAME [mesh(...)] { inputs, operations, return }.
+func (p *parser) graph(depth int) *Graph {
+	if depth > maxNesting {
+		p.fail("bodies are nested too deep")
+	}
+	p.expect("graph")
+	g := &Graph{Name: p.name()}
+	if p.accept("mesh") {
+		p.expect("(")
+		for first := true; p.err == nil && !p.accept(")"); first = false {
+			if !first {
+				p.expect(",")
+			}
+			axis := Axis{Name: p.name()}
+			p.expect("=")
+			axis.Size = p.whole()
+			g.Mesh = append(g.Mesh, axis)
+		}
+	}
+	p.expect("{")
+	known := map[string]*Value{}
+	for p.err == nil && !p.accept("return") {
+		if p.tok == '%' {
+			p.op(g, known, depth)
+		} else {
+			p.input(g, known)
+		}
+	}
+	if p.tok == '%' {
+		g.Results = p.uses(known)
+	}
+	p.expect("}")
+	return g
+}
+
+func (p *parser) input(g *Graph, known map[string]*Value) {
+	v := &Value{Role: Role(p.name())}
+	if !slices.Contains([]Role{Data, Param, Residual}, v.Role) {
+		p.fail("no input is a %q", v.Role)
+	}
+	p.expect("%")
+	v.Name = p.name()
+	p.expect(":")
+	v.Type = p.typ()
+	if p.accept("from") {
+		v.Source = p.quoted()
+	}
+	p.define(v, known)
+	g.Inputs = append(g.Inputs, v)
+}
+
+func (p *parser) define(v *Value, known map[string]*Value) {
+	if known[v.Name] != nil {
+		p.fail("%s stands twice", v)
+	}
+	known[v.Name] = v
+}
+
+// uses reads %a, %b, … of values that are known.
+func (p *parser) uses(known map[string]*Value) []*Value {
+	var list []*Value
+	for {
+		p.expect("%")
+		name := p.name()
+		if p.err == nil && known[name] == nil {
+			p.fail("%%%s is not made before it is used", name)
+		}
+		list = append(list, known[name])
+		if !p.accept(",") {
+			return list
+		}
+	}
+}
+
+// op reads %a, %b = kind(%c) key=value @tag : type, type [body graph].
+func (p *parser) op(g *Graph, known map[string]*Value, depth int) {
+	op := &Op{}
+	for {
+		p.expect("%")
+		op.Out = append(op.Out, &Value{Name: p.name(), def: op})
+		if !p.accept(",") {
+			break
+		}
+	}
+	p.expect("=")
+	op.Kind = p.name()
+	if _, ok := kindOf(op.Kind); !ok {
+		p.fail("there is no operation %q", op.Kind)
+	}
+	p.expect("(")
+	if p.tok == '%' {
+		op.In = p.uses(known)
+	}
+	p.expect(")")
+	for p.tok == scanner.Ident {
+		key := p.name()
+		p.expect("=")
+		op.Attrs = append(op.Attrs, Attr{key, p.attr()})
+	}
+	if !slices.IsSortedFunc(op.Attrs, func(a, b Attr) int { return strings.Compare(a.Key, b.Key) }) {
+		p.fail("attributes are not in order")
+	}
+	if p.accept("@") {
+		op.Tag = Tag(p.name())
+		if !slices.Contains(tags, op.Tag) {
+			p.fail("there is no tag %q", op.Tag)
+		}
+	}
+	p.expect(":")
+	for i, v := range op.Out {
+		if i > 0 {
+			p.expect(",")
+		}
+		v.Type = p.typ()
+		p.define(v, known)
+	}
+	if p.accept("body") {
+		op.Body = p.graph(depth + 1)
+	}
+	g.Ops = append(g.Ops, op)
+}
+
+func (p *parser) attr() any {
+	switch {
+	case p.tok == scanner.String:
+		return p.quoted()
+	case p.accept("true"):
+		return true
+	case p.accept("["):
+		list := []string{}
+		for first := true; p.err == nil && !p.accept("]"); first = false {
+			if !first {
+				p.expect(",")
+			}
+			list = append(list, p.quoted())
+		}
+		return list
+	}
+	negative := p.accept("-")
+	text := p.s.TokenText()
+	if negative {
+		text = "-" + text
+	}
+	if n, err := strconv.ParseInt(text, 10, 64); p.tok == scanner.Int && err == nil {
+		p.next()
+		return n
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if p.tok != scanner.Float || err != nil {
+		p.fail("want a constant, found %q", text)
+		return nil
+	}
+	p.next()
+	return f
+}
+
+// typ reads f32[batch=2, seq=16]{dp: batch}.
+func (p *parser) typ() Type {
+	elem, err := dtype.Parse(p.name())
+	if err != nil {
+		p.fail("%v", err)
+	}
+	t := Type{Elem: elem}
+	p.expect("[")
+	for first := true; p.err == nil && !p.accept("]"); first = false {
+		if !first {
+			p.expect(",")
+		}
+		d := Dim{Name: p.name()}
+		p.expect("=")
+		d.Size = p.whole()
+		t.Dims = append(t.Dims, d)
+	}
+	// A brace after a type in a list of inputs begins a placement: bodies are announced by a word.
+	if p.tok == '{' {
+		p.next()
+		for first := true; p.err == nil && !p.accept("}"); first = false {
+			if !first {
+				p.expect(",")
+			}
+			s := Share{Axis: p.name()}
+			p.expect(":")
+			if p.accept(Partial) {
+				s.How = Partial
+			} else {
+				s.How = p.name()
+			}
+			t.Place = append(t.Place, s)
+		}
+		byAxis := func(a, b Share) int { return strings.Compare(a.Axis, b.Axis) }
+		if !slices.IsSortedFunc(t.Place, byAxis) {
+			p.fail("axes are not in order")
+		}
+	}
+	return t
+}

@@ -1,0 +1,145 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Dim is one dimension of a value: what it counts, and how many there are on this device.
+type Dim struct {
+	Name string
+	Size int64
+}
+
+// A Type is what is known of a value before it exists.
+type Type struct {
+	Elem  dtype.DType
+	Dims  []Dim
+	Place Placement
+}
+
+// A Placement says, for each axis of the mesh that a value does not simply copy, how the devices
+// along it share the value: the name of the dimension that they cut, or [Partial] where each holds
+// a term of a sum. An axis that is not listed holds copies. The list is sorted by axis.
+type Placement []Share
+
+// A Share is the placement along one axis of the mesh.
+type Share struct {
+	Axis string
+	How  string // a dimension's name, or Partial
+}
+
+// Partial is the Share of values that are terms of a sum over the devices of an axis.
+const Partial = "+"
+
+// On gives the share along one axis: "" for copies.
+func (p Placement) On(axis string) string {
+	for _, s := range p {
+		if s.Axis == axis {
+			return s.How
+		}
+	}
+	return ""
+}
+
+// With gives the placement with one axis changed; "" makes it copies.
+func (p Placement) With(axis, how string) Placement {
+	var q Placement
+	for _, s := range p {
+		if s.Axis != axis {
+			q = append(q, s)
+		}
+	}
+	if how != "" {
+		q = append(q, Share{axis, how})
+	}
+	slices.SortFunc(q, func(a, b Share) int { return strings.Compare(a.Axis, b.Axis) })
+	return q
+}
+
+// Equal reports whether two placements are the same.
+func (p Placement) Equal(q Placement) bool { return slices.Equal(p, q) }
+
+// String writes {dp: batch, tp: +}, or nothing for copies everywhere.
+func (p Placement) String() string {
+	if len(p) == 0 {
+		return ""
+	}
+	parts := make([]string, len(p))
+	for i, s := range p {
+		parts[i] = s.Axis + ": " + s.How
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+// String writes f32[batch=2, seq=16]{dp: batch}.
+func (t Type) String() string {
+	parts := make([]string, len(t.Dims))
+	for i, d := range t.Dims {
+		parts[i] = d.Name + "=" + strconv.FormatInt(d.Size, 10)
+	}
+	return t.Elem.String() + "[" + strings.Join(parts, ", ") + "]" + t.Place.String()
+}
+
+// Equal reports whether two types are the same.
+func (t Type) Equal(u Type) bool {
+	return t.Elem == u.Elem && slices.Equal(t.Dims, u.Dims) && t.Place.Equal(u.Place)
+}
+
+// Shape forgets names and placement.
+func (t Type) Shape() dtype.Shape {
+	s := dtype.Shape{Type: t.Elem, Dims: make([]int64, len(t.Dims))}
+	for i, d := range t.Dims {
+		s.Dims[i] = d.Size
+	}
+	return s
+}
+
+// Index finds a dimension by name, or -1.
+func (t Type) Index(name string) int {
+	return slices.IndexFunc(t.Dims, func(d Dim) bool { return d.Name == name })
+}
+
+// Size is the length of a named dimension, or 0.
+func (t Type) Size(name string) int64 {
+	if i := t.Index(name); i >= 0 {
+		return t.Dims[i].Size
+	}
+	return 0
+}
+
+// check reports what makes a type impossible: two dimensions of one name, a cut dimension it lacks.
+func (t Type) check() error {
+	if !t.Elem.Valid() {
+		return fmt.Errorf("no element type")
+	}
+	for i, d := range t.Dims {
+		if d.Size < 0 || !isName(d.Name) {
+			return fmt.Errorf("dimension %q of size %d", d.Name, d.Size)
+		}
+		if slices.ContainsFunc(t.Dims[:i], func(e Dim) bool { return e.Name == d.Name }) {
+			return fmt.Errorf("two dimensions are called %q", d.Name)
+		}
+	}
+	for _, s := range t.Place {
+		if s.How != Partial && t.Index(s.How) < 0 {
+			return fmt.Errorf("axis %s cuts %q, which %s does not have", s.Axis, s.How, t)
+		}
+	}
+	return nil
+}
+
+// isName reports whether a word can be the name of a dimension, an axis, a value or a kind.
+func isName(s string) bool {
+	for i, r := range s {
+		letter := r == '_' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		if !letter && (i == 0 || r < '0' || r > '9') && (i == 0 || r != '.') {
+			return false
+		}
+	}
+	return s != ""
+}
