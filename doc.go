@@ -16,8 +16,10 @@
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
 //	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
+//	   internal/irtest  graphs that use every operation, for tests
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
 //	4  internal/check   small programs whose answers are known
+//	6  lower       per-device graph → StableHLO text
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

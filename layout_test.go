@@ -27,9 +27,10 @@ var layers = [][]string{
 	{"diag", "dtype"},
 	{"event", "internal/atomicfile", "safetensors", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "machine", "plugin"},
-	{"program", "ir", "ir/eval"},
+	{"program", "ir", "ir/eval", "internal/irtest"},
 	{"engine"},
 	{"internal/check"},
+	{"lower"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},
 }
 

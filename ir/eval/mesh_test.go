@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 )
@@ -58,9 +59,9 @@ var layouts = []layout{
 		[]string{"all_reduce", "all_reduce"}},
 }
 
-func xType() ir.Type  { return f32(dim("rows", rows), dim("embed", embed)) }
-func w1Type() ir.Type { return f32(dim("embed", embed), dim("mlp", mlp)) }
-func w2Type() ir.Type { return f32(dim("mlp", mlp), dim("embed", embed)) }
+func xType() ir.Type  { return irtest.F32(irtest.D("rows", rows), irtest.D("embed", embed)) }
+func w1Type() ir.Type { return irtest.F32(irtest.D("embed", embed), irtest.D("mlp", mlp)) }
+func w2Type() ir.Type { return irtest.F32(irtest.D("mlp", mlp), irtest.D("embed", embed)) }
 
 // graph builds the layout's graph, or that of one device if there is no layout.
 func (l *layout) graph(t *testing.T) *ir.Graph {
@@ -228,8 +229,8 @@ func TestDroppedReductionIsRejected(t *testing.T) {
 // The builder keeps the first error, with the line of the caller, and one check ends it.
 func TestBuilderKeepsTheFirstError(t *testing.T) {
 	b := ir.NewBuilder("bad", ir.Axis{Name: "tp", Size: 2})
-	x := b.Input("x", ir.Data, f32(dim("rows", 2), dim("embed", 3)), "")
-	w := b.Input("w", ir.Param, f32(dim("embed", 4), dim("mlp", 5)), "")
+	x := b.Input("x", ir.Data, irtest.F32(irtest.D("rows", 2), irtest.D("embed", 3)), "")
+	w := b.Input("w", ir.Param, irtest.F32(irtest.D("embed", 4), irtest.D("mlp", 5)), "")
 	y := b.Linear(x, w)              // the first error
 	z := b.Softmax(b.Add(y, y), "n") // nothing more is said
 	_, err := b.Graph(z)

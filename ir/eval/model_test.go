@@ -7,54 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 )
 
-// tiny is a model of a few layers with everything that matters: a repeat over stacked weights, a
-// value that every round sees, attention, a norm, and a loss.
 func tiny(t *testing.T, layers int64) *ir.Graph {
 	t.Helper()
-	const tokens, embed, heads, head, mlp, vocab = 5, 4, 2, 2, 6, 7
-	e, seq := dim("embed", embed), dim(ir.Seq, tokens)
-	body := ir.NewBuilder("block")
-	x := body.Input("x", ir.Data, f32(seq, e), "")
-	wq := body.Input("wq", ir.Param, f32(e, dim("proj", heads*head)), "")
-	wk := body.Input("wk", ir.Param, f32(e, dim("proj", head)), "")
-	w1 := body.Input("w1", ir.Param, f32(e, dim("mlp", mlp)), "")
-	w2 := body.Input("w2", ir.Param, f32(dim("mlp", mlp), e), "")
-	scale := body.Input("scale", ir.Param, f32(e), "")
-	pos := body.Input("pos", ir.Data, s32(seq), "")
-	var h, y *ir.Value
-	body.Tagged(ir.Norm, func() { h = body.RMSNorm(x, scale, "embed", 1e-3, 0) })
-	body.Tagged(ir.Attn, func() {
-		q := body.Rope(body.Split(body.Linear(h, wq), "proj", ir.Heads, ir.HeadDim, head), pos, ir.Rope{Theta: 100})
-		k := body.Rename(body.Split(body.Linear(h, wk), "proj", ir.KVHeads, ir.HeadDim, head), ir.Seq, ir.Keys)
-		o := body.Attend(q, k, k, ir.Attention{Scale: 0.7, Causal: true})
-		h = body.Add(x, body.Rename(body.Merge(o, "proj", ir.Heads, ir.HeadDim), "proj", "embed"))
-	})
-	body.Tagged(ir.MLP, func() { y = body.Add(h, body.Linear(body.Silu(body.Linear(h, w1)), w2)) })
-	block, err := body.Graph(y)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := ir.NewBuilder("tiny")
-	stack := func(name string, like *ir.Value) *ir.Value {
-		typ := like.Type
-		typ.Dims = append([]ir.Dim{dim(ir.Layer, layers)}, typ.Dims...)
-		return b.Input(name, ir.Param, typ, "model.layers."+name)
-	}
-	ids := b.Input("ids", ir.Data, s32(seq), "")
-	labels := b.Input("labels", ir.Data, s32(seq), "")
-	table := b.Input("table", ir.Param, f32(dim("vocab", vocab), e), "model.embed")
-	stacks := []*ir.Value{stack("wq", wq), stack("wk", wk), stack("w1", w1), stack("w2", w2)}
-	shared := b.Input("scale", ir.Param, f32(e), "model.scale")
-	positions := b.Input("pos", ir.Data, s32(seq), "")
-	var hidden, loss *ir.Value
-	b.Tagged(ir.Embed, func() { hidden = b.Embedding(ids, table) })
-	hidden = b.Repeat(layers, block, []*ir.Value{hidden}, stacks, []*ir.Value{shared, positions})[0]
-	b.Tagged(ir.Head, func() { loss = b.Sum(b.CrossEntropy(b.Linear(hidden, table), labels, "vocab"), ir.Seq) })
-	g, err := b.Graph(loss)
+	g, err := irtest.Tiny(layers)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,239 @@
+package irtest
+
+import (
+	"math/rand/v2"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// F32 is a type of 32-bit floats.
+func F32(dims ...ir.Dim) ir.Type { return ir.Type{Elem: dtype.F32, Dims: dims} }
+
+// S32 is a type of whole numbers.
+func S32(dims ...ir.Dim) ir.Type { return ir.Type{Elem: dtype.S32, Dims: dims} }
+
+// D is a dimension.
+func D(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+
+func small(r *rand.Rand, n int64) int64 { return 1 + r.Int64N(n) }
+
+// A Probe is one operation with random shapes: it makes inputs and gives the result that is tried.
+type Probe struct {
+	Name string
+	// Positive keeps the inputs away from zero and below, for logarithms and roots.
+	Positive bool
+	Build    Build
+}
+
+// A Build makes a probe's graph with inputs of a Maker.
+type Build func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value
+
+// A Maker adds inputs to the graph of a probe: numbers, or whole numbers below a bound.
+type Maker struct {
+	In  func(name string, t ir.Type) *ir.Value
+	IDs func(name string, t ir.Type, below int64) *ir.Value
+}
+
+func unaryProbe(f func(b *ir.Builder, x *ir.Value) *ir.Value) Build {
+	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		return f(b, m.In("x", F32(D("a", small(r, 3)), D("b", small(r, 4)))))
+	}
+}
+
+func attentionProbe(how ir.Attention) Build {
+	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
+		q := m.In("q", F32(D("batch", batch), D(ir.Seq, seq), D(ir.Heads, kv*share), D(ir.HeadDim, d)))
+		kt := F32(D("batch", batch), D(ir.Keys, seq), D(ir.KVHeads, kv), D(ir.HeadDim, d))
+		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
+	}
+}
+
+func binaryProbe(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
+	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		a, c := D("a", small(r, 3)), D("c", small(r, 4))
+		y := F32(c)
+		if r.IntN(2) == 0 {
+			y = F32(a, c)
+		}
+		return f(b, m.In("x", F32(a, c)), m.In("y", y))
+	}
+}
+
+// Probes has every operation that a gradient flows through.
+var Probes = []Probe{
+	{"add", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Add(x, y) })},
+	{"sub", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Sub(x, y) })},
+	{"mul", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Mul(x, y) })},
+	{"div", true, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Div(x, y) })},
+	{"select", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value {
+		return b.Select(b.Compare("lt", x, y), x, b.Mul(y, y))
+	})},
+	{"neg", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Neg(x) })},
+	{
+		"scale",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Scale(x, 1.7) }),
+	},
+	{
+		"shift",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Shift(x, 0.3) }),
+	},
+	{"exp", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Exp(x) })},
+	{"log", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Log(x) })},
+	{"sqrt", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sqrt(x) })},
+	{"rsqrt", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Rsqrt(x) })},
+	{"sin", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sin(x) })},
+	{"cos", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Cos(x) })},
+	{"tanh", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Tanh(x) })},
+	{"sigmoid", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sigmoid(x) })},
+	{
+		"relu",
+		true,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Relu(b.Shift(x, -1)) }),
+	},
+	{"silu", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Silu(x) })},
+	{"gelu", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Gelu(x) })},
+	{"convert", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value {
+		return b.Convert(b.Convert(x, dtype.F64), dtype.F32)
+	})},
+	{
+		"transpose",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Transpose(x, "b", "a") }),
+	},
+	{
+		"rename",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Rename(x, "b", "c") }),
+	},
+	{
+		"broadcast",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Broadcast(x, 1, D("n", 3)) }),
+	},
+	{
+		"slice",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Slice(x, "b", 0, 1) }),
+	},
+	{
+		"pad",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Pad(x, "b", 1, 2) }),
+	},
+	{
+		"concat",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Concat("b", x, b.Mul(x, x)) }),
+	},
+	{
+		"sum",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sum(b.Mul(x, x), "a") }),
+	},
+	{"max", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Max(x, "b") })},
+	{
+		"softmax",
+		false,
+		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Softmax(x, "b") }),
+	},
+	{"split and merge", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		n := small(r, 3)
+		x := b.Split(m.In("x", F32(D("a", 2*n), D("b", 3))), "a", "hi", "lo", n)
+		return b.Merge(b.Mul(x, x), "a", "hi", "lo")
+	}},
+	{"dot", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		batch, k := D("batch", small(r, 3)), D("k", small(r, 4))
+		return b.Dot(
+			m.In("x", F32(batch, D("m", small(r, 3)), k)),
+			m.In("y", F32(batch, k, D("n", small(r, 3)))),
+			"k",
+		)
+	}},
+	{"linear", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		k := D("embed", small(r, 4))
+		return b.Linear(
+			m.In("x", F32(D("batch", small(r, 2)), D("seq", small(r, 3)), k)),
+			m.In("w", F32(k, D("mlp", small(r, 4)))),
+		)
+	}},
+	{"linear, weight turned", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		k := D("embed", small(r, 4))
+		return b.Linear(
+			m.In("x", F32(D("rows", small(r, 3)), k)),
+			m.In("w", F32(D("mlp", small(r, 4)), k)),
+		)
+	}},
+	{"embedding", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		n := 2 + small(r, 4)
+		return b.Embedding(
+			m.IDs("ids", S32(D("batch", 2), D("seq", small(r, 4))), n),
+			m.In("table", F32(D("vocab", n), D("embed", small(r, 3)))),
+		)
+	}},
+	{"rms_norm", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		e := D("embed", 1+small(r, 4))
+		return b.RMSNorm(
+			m.In("x", F32(D("rows", small(r, 3)), e)),
+			m.In("w", F32(e)),
+			"embed",
+			1e-3,
+			float64(r.IntN(2)),
+		)
+	}},
+	{"layer_norm", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		e := D("embed", 2+small(r, 4))
+		return b.LayerNorm(
+			m.In("x", F32(D("rows", small(r, 3)), e)),
+			m.In("w", F32(e)),
+			m.In("b", F32(e)),
+			"embed",
+			1e-2,
+		)
+	}},
+	{"rope", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		seq := D("seq", small(r, 4))
+		x := m.In(
+			"x",
+			F32(D("batch", small(r, 2)), seq, D("heads", small(r, 2)), D("head", 2*small(r, 3))),
+		)
+		how := []ir.Rope{
+			{Theta: 10000},
+			{Theta: 500, Factor: 8, Low: 1, High: 4, Original: 16},
+			{Theta: 100, Factor: 4},
+		}
+		return b.Rope(x, m.IDs("pos", S32(seq), 50), how[r.IntN(3)])
+	}},
+	{"attention", false, attentionProbe(ir.Attention{Scale: 0.7})},
+	{"attention, causal", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true})},
+	{"attention, window", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true, Window: 2})},
+	{"attention, soft cap", false, attentionProbe(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5})},
+	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))
+		return b.CrossEntropy(
+			m.In("x", F32(rows, vocab)),
+			m.IDs("labels", S32(rows), vocab.Size),
+			"vocab",
+		)
+	}},
+	{"gather", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		rows, n := D("rows", small(r, 3)), small(r, 5)
+		return b.Gather(
+			m.In("x", F32(rows, D("e", n))),
+			m.IDs("idx", S32(rows, D("e", small(r, 4))), n),
+			"e",
+		)
+	}},
+	{"scatter", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		rows, k, n := D("rows", small(r, 3)), D("e", small(r, 4)), small(r, 5)
+		return b.Scatter(m.In("x", F32(rows, k)), m.IDs("idx", S32(rows, k), n), "e", n)
+	}},
+	{"top_k", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		n := 1 + small(r, 5)
+		values, _ := b.TopK(m.In("x", F32(D("rows", small(r, 3)), D("e", n))), "e", 1+r.Int64N(n))
+		return values
+	}},
+}

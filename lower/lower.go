@@ -1,0 +1,231 @@
+package lower
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// Options say what the graph does not.
+type Options struct {
+	// Donate gives, by the name of an input, the name of the result that takes its place.
+	Donate map[string]string
+}
+
+// Module writes a graph as a StableHLO module whose main function takes the graph's inputs and
+// gives its results, in order.
+func Module(g *ir.Graph, o Options) (string, error) {
+	if err := g.Verify(); err != nil {
+		return "", err
+	}
+	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}}
+	replicas := int64(1)
+	for _, a := range g.Mesh {
+		replicas *= a.Size
+	}
+	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, replicas)
+	w.indent++
+	args := make([]string, len(g.Inputs))
+	for i, v := range g.Inputs {
+		w.at[v] = fmt.Sprintf("%%arg%d", i)
+		args[i] = fmt.Sprintf("%%arg%d: %s%s", i, tensor(v.Type), w.donation(g, v, o))
+	}
+	results := make([]string, len(g.Results))
+	for i, v := range g.Results {
+		results[i] = tensor(v.Type)
+	}
+	w.line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
+	w.indent++
+	w.ops(g)
+	w.line("return %s : %s", w.names(g.Results), strings.Join(results, ", "))
+	w.indent--
+	w.line("}")
+	w.indent--
+	w.line("}")
+	if w.err != nil {
+		return "", diag.New(diag.GraphInvalid, "graph %s cannot be lowered: %v", g.Name, w.err)
+	}
+	return w.b.String(), nil
+}
+
+func (w *writer) donation(g *ir.Graph, v *ir.Value, o Options) string {
+	into := o.Donate[v.Name]
+	if into == "" {
+		return ""
+	}
+	for i, r := range g.Results {
+		if r.Name == into {
+			return fmt.Sprintf(" {tf.aliasing_output = %d : i32}", i)
+		}
+	}
+	w.fail("%s is donated to %s, which is not a result", v, into)
+	return ""
+}
+
+func (w *writer) names(list []*ir.Value) string {
+	names := make([]string, len(list))
+	for i, v := range list {
+		names[i] = w.use(v).name
+	}
+	return strings.Join(names, ", ")
+}
+
+// ops writes the operations of a graph whose inputs have names already.
+func (w *writer) ops(g *ir.Graph) {
+	rules := table()
+	for _, op := range g.Ops {
+		if op.Kind == "repeat" {
+			w.repeat(op)
+			continue
+		}
+		rule := rules[op.Kind]
+		if rule == nil {
+			w.fail("there is no rule for %s", op.Kind)
+			return
+		}
+		in := make([]val, len(op.In))
+		for i, v := range op.In {
+			in[i] = w.use(v)
+		}
+		for i, v := range rule(w, op, in) {
+			if !v.t.Shape().Equal(op.Out[i].Type.Shape()) {
+				w.fail("%s became %s, not %s", op.Kind, v.t, op.Out[i].Type)
+			}
+			w.at[op.Out[i]] = v.name
+		}
+	}
+}
+
+// repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.
+func (w *writer) repeat(op *ir.Op) {
+	n, carries := op.Attrs.Int("n"), int(op.Attrs.Int("carries"))
+	stacked := int(op.Attrs.Int("stacked"))
+	index := ir.Type{Elem: indexType}
+	state := []val{w.constant(index, 0)}
+	for _, v := range op.In {
+		state = append(state, w.use(v))
+	}
+	for _, v := range op.Out[carries:] {
+		state = append(state, w.constant(v.Type, 0))
+	}
+	inner, heads, types := make(
+		[]val,
+		len(state),
+	), make(
+		[]string,
+		len(state),
+	), make(
+		[]string,
+		len(state),
+	)
+	for i, s := range state {
+		inner[i] = val{w.fresh(), s.t}
+		heads[i] = inner[i].name + " = " + s.name
+		types[i] = tensor(s.t)
+	}
+	loop := w.fresh()
+	w.line("%s:%d = stablehlo.while(%s) : %s", loop, len(state), strings.Join(heads, ", "),
+		strings.Join(types, ", "))
+	w.indent++
+	w.line("cond {")
+	w.indent++
+	limit := w.constant(index, float64(n))
+	more := w.emit(ir.Type{Elem: predType}, "stablehlo.compare LT, %s, %s : (%s, %s) -> tensor<i1>",
+		inner[0].name, limit.name, tensor(index), tensor(index))
+	w.line("stablehlo.return %s : tensor<i1>", more.name)
+	w.indent--
+	w.line("} do {")
+	w.indent++
+	at := inner[0]
+	if op.Attrs.Bool("reverse") {
+		at = w.elementwise("subtract", w.constant(index, float64(n-1)), at)
+	}
+	next := w.round(op, inner, at, carries, stacked)
+	w.line("stablehlo.return %s : %s", strings.Join(next, ", "), strings.Join(types, ", "))
+	w.indent--
+	w.line("}")
+	w.indent--
+	for i, v := range op.Out {
+		k := 1 + i
+		if i >= carries {
+			k += len(op.In) - carries
+		}
+		w.at[v] = fmt.Sprintf("%s#%d", loop, k)
+	}
+}
+
+// round writes one round of a loop: slices of the stacks, the body, and what it stacks up.
+func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []string {
+	for i, v := range op.Body.Inputs {
+		s := inner[1+i]
+		if i >= carries && i < carries+stacked {
+			s = w.layer(s, v.Type, at)
+		}
+		w.at[v] = s.name
+	}
+	w.ops(op.Body)
+	one := w.constant(at.t, 1)
+	next := []string{w.elementwise("add", inner[0], one).name}
+	for _, v := range op.Body.Results[:carries] {
+		next = append(next, w.use(v).name)
+	}
+	for _, s := range inner[1+carries : 1+len(op.In)] {
+		next = append(next, s.name)
+	}
+	for i, v := range op.Body.Results[carries:] {
+		stack := inner[1+len(op.In)+i]
+		next = append(next, w.lay(stack, w.use(v), at).name)
+	}
+	return next
+}
+
+// layer takes one round's slice of a stack.
+func (w *writer) layer(stack val, t ir.Type, at val) val {
+	starts, sizes, types := w.corner(stack.t, at)
+	sliced := ir.Type{Elem: t.Elem, Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, t.Dims...)}
+	s := w.emit(
+		sliced,
+		"stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s",
+		stack.name,
+		starts,
+		sizes,
+		tensor(stack.t),
+		types,
+		tensor(sliced),
+	)
+	return w.reshape(s, t)
+}
+
+// lay puts one round's value into its place of a stack.
+func (w *writer) lay(stack, v, at val) val {
+	starts, _, types := w.corner(stack.t, at)
+	one := w.reshape(v, ir.Type{Elem: v.t.Elem,
+		Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, v.t.Dims...)})
+	return w.emit(
+		stack.t,
+		"stablehlo.dynamic_update_slice %s, %s, %s : (%s, %s, %s) -> %s",
+		stack.name,
+		one.name,
+		starts,
+		tensor(stack.t),
+		tensor(one.t),
+		types,
+		tensor(stack.t),
+	)
+}
+
+// corner spells where a round's slice begins, and its sizes.
+func (w *writer) corner(t ir.Type, at val) (starts, sizes, types string) {
+	zero := w.constant(at.t, 0)
+	var s, n, ty []string
+	for i, d := range t.Dims {
+		name, size := zero.name, d.Size
+		if i == 0 {
+			name, size = at.name, 1
+		}
+		s, n, ty = append(s, name), append(n, fmt.Sprint(size)), append(ty, tensor(at.t))
+	}
+	return strings.Join(s, ", "), strings.Join(n, ", "), strings.Join(ty, ", ")
+}

@@ -1,0 +1,242 @@
+package lower_test
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/irtest"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/program"
+)
+
+// bound is what f32 may differ from float64 by, relative to the norm of a result: some hundred
+// roundings of 6e-8.
+const bound = 2e-5
+
+func cpu(t *testing.T) *engine.Engine {
+	t.Helper()
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// run lowers a graph, compiles and runs it, and gives the results in float64.
+func run(t *testing.T, e *engine.Engine, g *ir.Graph, inputs map[string][]*eval.Array) [][]float64 {
+	t.Helper()
+	text, err := lower.Module(g, lower.Options{})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, g)
+	}
+	x, err := e.Compile(t.Context(), &program.FromText("probe", text, 1).Stages[0])
+	if err != nil {
+		t.Fatalf("%v\n%s\n%s", err, g, text)
+	}
+	defer x.Free()
+	var args []*engine.Array
+	for i, v := range g.Inputs {
+		a, err := e.Place(x.Stage(), x.Stage().Args[i], engine.Copied,
+			func(int) ([]byte, error) { return encode(v.Type.Elem, inputs[v.Name][0].Data), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Free()
+		args = append(args, a)
+	}
+	r, err := x.Run(args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	defer r.Free()
+	if err := r.Wait(context.Background()); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	out := make([][]float64, len(g.Results))
+	for i, v := range g.Results {
+		b, err := r.Results[i].Read(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[i] = decode(v.Type.Elem, b)
+	}
+	return out
+}
+
+func encode(d dtype.DType, data []float64) []byte {
+	var b []byte
+	for _, v := range data {
+		switch d {
+		case dtype.S32:
+			b = binary.LittleEndian.AppendUint32(b, uint32(int32(v)))
+		case dtype.Pred:
+			b = append(b, byte(v))
+		case dtype.F64:
+			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
+		default:
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(v)))
+		}
+	}
+	return b
+}
+
+func decode(d dtype.DType, b []byte) []float64 {
+	var list []float64
+	for ; len(b) > 0; b = b[d.Bits()/8:] {
+		switch d {
+		case dtype.S32:
+			list = append(list, float64(int32(binary.LittleEndian.Uint32(b))))
+		case dtype.Pred:
+			list = append(list, float64(b[0]))
+		case dtype.F64:
+			list = append(list, math.Float64frombits(binary.LittleEndian.Uint64(b)))
+		default:
+			list = append(list, float64(math.Float32frombits(binary.LittleEndian.Uint32(b))))
+		}
+	}
+	return list
+}
+
+// compare holds the engine's results to the interpreter's.
+func compare(
+	t *testing.T,
+	e *engine.Engine,
+	g *ir.Graph,
+	inputs map[string][]*eval.Array,
+) [][]*eval.Array {
+	t.Helper()
+	want, err := eval.Run(g, inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range run(t, e, g, inputs) {
+		square, norm := 0.0, 0.0
+		for k, w := range want[i][0].Data {
+			square += (got[k] - w) * (got[k] - w)
+			norm += w * w
+		}
+		if math.IsNaN(square) || math.Sqrt(square) > bound*(1e-3+math.Sqrt(norm)) {
+			t.Fatalf("result %d is %v, want %v\n%s", i, got, want[i][0].Data, g)
+		}
+	}
+	return want
+}
+
+// forwardAndBackward compares a graph and its gradient.
+func forwardAndBackward(
+	t *testing.T,
+	e *engine.Engine,
+	g *ir.Graph,
+	inputs map[string][]*eval.Array,
+) {
+	t.Helper()
+	gr, err := ir.Grad(g, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := compare(t, e, gr.Forward, inputs)
+	given := maps.Clone(inputs)
+	for i, v := range gr.Forward.Results {
+		given[v.Name] = kept[i]
+	}
+	one := eval.New(g.Results[0].Type)
+	for i := range one.Data {
+		one.Data[i] = 1
+	}
+	given[gr.Seeds[0]] = []*eval.Array{one}
+	compare(t, e, gr.Backward, given)
+}
+
+// Every operation and every gradient, lowered and run by XLA, agrees with the interpreter.
+func TestOperationsAgreeWithTheInterpreter(t *testing.T) {
+	e := cpu(t)
+	for _, p := range irtest.Probes {
+		t.Run(p.Name, func(t *testing.T) {
+			for seed := range uint64(2) {
+				r := rand.New(rand.NewPCG(seed, 11))
+				b := ir.NewBuilder("probe")
+				inputs := map[string][]*eval.Array{}
+				add := func(name string, typ ir.Type, role ir.Role, next func() float64) *ir.Value {
+					a := eval.New(typ)
+					for i := range a.Data {
+						a.Data[i] = next()
+					}
+					inputs[name] = []*eval.Array{a}
+					return b.Input(name, role, typ, "")
+				}
+				y := p.Build(r, b, irtest.Maker{
+					In: func(name string, typ ir.Type) *ir.Value {
+						return add(name, typ, ir.Param, func() float64 {
+							v := float64(float32(r.NormFloat64()))
+							if p.Positive {
+								v = 1.25 + math.Abs(v)
+							}
+							return v
+						})
+					},
+					IDs: func(name string, typ ir.Type, below int64) *ir.Value {
+						return add(name, typ, ir.Data, func() float64 { return float64(r.Int64N(below)) })
+					},
+				})
+				var over []string
+				for _, d := range y.Type.Dims {
+					over = append(over, d.Name)
+				}
+				g, err := b.Graph(b.Sum(b.Mul(y, y), over...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				forwardAndBackward(t, e, g, inputs)
+			}
+		})
+	}
+}
+
+// A whole small model with a repeat, and its gradient, agree with the interpreter.
+func TestModelAgreesWithTheInterpreter(t *testing.T) {
+	e := cpu(t)
+	g, err := irtest.Tiny(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(9, 9))
+	inputs := map[string][]*eval.Array{}
+	for _, v := range g.Inputs {
+		a := eval.New(v.Type)
+		for i := range a.Data {
+			if a.Data[i] = float64(float32(0.5 * r.NormFloat64())); v.Role == ir.Data {
+				a.Data[i] = float64(r.IntN(5))
+			}
+		}
+		inputs[v.Name] = []*eval.Array{a}
+	}
+	forwardAndBackward(t, e, g, inputs)
+}
+
+// The text does not grow with depth.
+func TestDepthIsOneLoop(t *testing.T) {
+	lines := func(layers int64) int {
+		g, err := irtest.Tiny(layers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := lower.Module(g, lower.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(text, "\n")
+	}
+	if a, b := lines(4), lines(126); a != b {
+		t.Errorf("4 layers are %d lines, 126 are %d", a, b)
+	}
+}

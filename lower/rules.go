@@ -1,0 +1,310 @@
+package lower
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+const (
+	indexType = dtype.S32
+	predType  = dtype.Pred
+)
+
+// A rule writes an operation and gives its results.
+type rule func(w *writer, op *ir.Op, in []val) []val
+
+// table joins the groups of rules. Every kind of the graph has a row.
+func table() map[string]rule {
+	t := elementRules()
+	for _, part := range []map[string]rule{shapeRules(), blockRules(), meshRules()} {
+		maps.Copy(t, part)
+	}
+	return t
+}
+
+func elementRules() map[string]rule {
+	t := map[string]rule{
+		"scale": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.elementwise("multiply", in[0], w.constant(in[0].t, op.Attrs.Float("by")))}
+		},
+		"shift": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.elementwise("add", in[0], w.constant(in[0].t, op.Attrs.Float("by")))}
+		},
+		"convert": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.convert(in[0], op.Out[0].Type.Elem)}
+		},
+		"stop_gradient": func(_ *writer, _ *ir.Op, in []val) []val { return in },
+		"relu": func(w *writer, _ *ir.Op, in []val) []val {
+			return []val{w.elementwise("maximum", in[0], w.constant(in[0].t, 0))}
+		},
+		"select": func(w *writer, op *ir.Op, in []val) []val {
+			t := op.Out[0].Type
+			mask, a, b := w.as(in[0], t), w.as(in[1], t), w.as(in[2], t)
+			return []val{w.choose(mask, a, b)}
+		},
+		"compare": func(w *writer, op *ir.Op, in []val) []val {
+			t := op.Out[0].Type
+			return []val{w.compare(strings.ToUpper(op.Attrs.Text("how")), w.as(in[0], t), w.as(in[1], t))}
+		},
+		"fill": func(w *writer, op *ir.Op, _ []val) []val {
+			return []val{w.constant(op.Out[0].Type, op.Attrs.Float("value"))}
+		},
+		"iota": func(w *writer, op *ir.Op, _ []val) []val {
+			return []val{w.iota(op.Out[0].Type, op.Attrs.Text("dim"))}
+		},
+	}
+	for kind, name := range map[string]string{
+		"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
+	} {
+		t[kind] = func(w *writer, op *ir.Op, in []val) []val {
+			out := op.Out[0].Type
+			return []val{w.elementwise(name, w.as(in[0], out), w.as(in[1], out))}
+		}
+	}
+	for kind, name := range map[string]string{"neg": "negate", "exp": "exponential", "log": "log",
+		"sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sine", "cos": "cosine", "tanh": "tanh",
+		"sigmoid": "logistic"} {
+		t[kind] = func(w *writer, _ *ir.Op, in []val) []val { return []val{w.elementwise(name, in[0])} }
+	}
+	return t
+}
+
+// choose takes a where the mask holds and b elsewhere.
+func (w *writer) choose(mask, a, b val) val {
+	return w.emit(
+		a.t,
+		"stablehlo.select %s, %s, %s : %s, %s",
+		mask.name,
+		a.name,
+		b.name,
+		tensor(mask.t),
+		tensor(a.t),
+	)
+}
+
+func (w *writer) compare(how string, a, b val) val {
+	t := ir.Type{Elem: predType, Dims: a.t.Dims}
+	return w.emit(t, "stablehlo.compare %s, %s, %s : (%s, %s) -> %s", how, a.name, b.name, tensor(a.t),
+		tensor(b.t), tensor(t))
+}
+
+func (w *writer) iota(t ir.Type, dim string) val {
+	return w.emit(t, "stablehlo.iota dim = %d : %s", t.Index(dim), tensor(t))
+}
+
+func shapeRules() map[string]rule {
+	reshape := func(w *writer, op *ir.Op, in []val) []val {
+		return []val{w.reshape(in[0], op.Out[0].Type)}
+	}
+	dot := func(w *writer, op *ir.Op, in []val) []val {
+		out := op.Out[0].Type
+		v := w.dot(in[0], in[1], out.Elem, op.Attrs.List("over")...)
+		return []val{w.transpose(v, names(out))}
+	}
+	return map[string]rule{
+		"split": reshape, "merge": reshape, "rename": reshape,
+		"dot": dot, "linear": dot, "linear_dx": dot, "linear_dw": dot,
+		"transpose": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.transpose(in[0], op.Attrs.List("order"))}
+		},
+		"broadcast": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.as(in[0], op.Out[0].Type)}
+		},
+		"slice": func(w *writer, op *ir.Op, in []val) []val {
+			from := op.Attrs.Int("from")
+			return []val{w.slice(in[0], op.Attrs.Text("dim"), from, op.Attrs.Int("to"))}
+		},
+		"pad": func(w *writer, op *ir.Op, in []val) []val {
+			var low, high, none []string
+			for _, d := range in[0].t.Dims {
+				l, h := int64(0), int64(0)
+				if d.Name == op.Attrs.Text("dim") {
+					l, h = op.Attrs.Int("low"), op.Attrs.Int("high")
+				}
+				low, high, none = append(low, fmt.Sprint(l)), append(high, fmt.Sprint(h)), append(none, "0")
+			}
+			zero := w.constant(ir.Type{Elem: in[0].t.Elem}, 0)
+			out := op.Out[0].Type
+			return []val{
+				w.emit(out, "stablehlo.pad %s, %s, low = [%s], high = [%s], interior = [%s] : (%s, %s) -> %s",
+					in[0].name, zero.name, strings.Join(low, ", "), strings.Join(high, ", "),
+					strings.Join(none, ", "), tensor(in[0].t), tensor(zero.t), tensor(out)),
+			}
+		},
+		"concat": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.concat(op.Attrs.Text("dim"), op.Out[0].Type, in...)}
+		},
+		"sum": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.reduce(in[0], "add", 0, op.Attrs.List("over")...)}
+		},
+		"max": func(w *writer, op *ir.Op, in []val) []val {
+			return []val{w.reduce(in[0], "maximum", lowest, op.Attrs.List("over")...)}
+		},
+	}
+}
+
+// lowest stands for minus infinity, which MLIR spells by its bits.
+const lowest = -1e301
+
+func names(t ir.Type) []string {
+	list := make([]string, len(t.Dims))
+	for i, d := range t.Dims {
+		list[i] = d.Name
+	}
+	return list
+}
+
+func (w *writer) slice(v val, dim string, from, to int64) val {
+	t := ir.Type{Elem: v.t.Elem}
+	parts := make([]string, len(v.t.Dims))
+	for i, d := range v.t.Dims {
+		lo, hi := int64(0), d.Size
+		if d.Name == dim {
+			lo, hi = from, to
+		}
+		parts[i] = fmt.Sprintf("%d:%d", lo, hi)
+		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: hi - lo})
+	}
+	return w.emit(t, "stablehlo.slice %s [%s] : (%s) -> %s", v.name, strings.Join(parts, ", "),
+		tensor(v.t), tensor(t))
+}
+
+func (w *writer) concat(dim string, t ir.Type, parts ...val) val {
+	list, types := make([]string, len(parts)), make([]string, len(parts))
+	for i, p := range parts {
+		list[i], types[i] = p.name, tensor(p.t)
+	}
+	return w.emit(ir.Type{Elem: parts[0].t.Elem, Dims: t.Dims},
+		"stablehlo.concatenate %s, dim = %d : (%s) -> %s", strings.Join(list, ", "), t.Index(dim),
+		strings.Join(types, ", "), tensor(t))
+}
+
+// meshRules are the collectives. The gradient of a model's text moves exactly what the graph says.
+func meshRules() map[string]rule {
+	return map[string]rule{
+		"all_reduce": func(w *writer, op *ir.Op, in []val) []val {
+			t := tensor(in[0].t)
+			return []val{w.emit(in[0].t, `"stablehlo.all_reduce"(%s) (%s) {%s} : (%s) -> %s`, in[0].name,
+				adder(in[0].t.Elem), w.groups(op), t, t)}
+		},
+		"reduce_scatter": func(w *writer, op *ir.Op, in []val) []val {
+			out := op.Out[0].Type
+			return []val{
+				w.emit(
+					out,
+					`"stablehlo.reduce_scatter"(%s) (%s) {scatter_dimension = %d : i64, %s} : (%s) -> %s`,
+					in[0].name,
+					adder(out.Elem),
+					out.Index(op.Attrs.Text("dim")),
+					w.groups(op),
+					tensor(in[0].t),
+					tensor(out),
+				),
+			}
+		},
+		"all_gather": func(w *writer, op *ir.Op, in []val) []val {
+			out := op.Out[0].Type
+			return []val{
+				w.emit(out, `"stablehlo.all_gather"(%s) {all_gather_dim = %d : i64, %s} : (%s) -> %s`,
+					in[0].name, out.Index(op.Attrs.Text("dim")), w.groups(op), tensor(in[0].t), tensor(out)),
+			}
+		},
+		"own_piece": ownPiece,
+	}
+}
+
+func adder(d dtype.DType) string {
+	return fmt.Sprintf("{\n^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>):\n"+
+		"  %%c = stablehlo.add %%a, %%b : tensor<%[1]s>\n"+
+		"  stablehlo.return %%c : tensor<%[1]s>\n}", d.MLIR())
+}
+
+// along gives the number of devices along an axis, and the distance from one to the next.
+func (w *writer) along(axis string) (size, stride int64) {
+	stride = 1
+	for _, a := range slices.Backward(w.mesh) {
+		if a.Name == axis {
+			return a.Size, stride
+		}
+		stride *= a.Size
+	}
+	return 1, 1
+}
+
+// groups spells the devices that meet along the axis of a collective.
+func (w *writer) groups(op *ir.Op) string {
+	total := int64(1)
+	for _, a := range w.mesh {
+		total *= a.Size
+	}
+	size, stride := w.along(op.Attrs.Text("axis"))
+	var rows []string
+	for first := range total {
+		if first/stride%size != 0 {
+			continue
+		}
+		ids := make([]string, size)
+		for k := range size {
+			ids[k] = fmt.Sprint(first + k*stride)
+		}
+		rows = append(rows, "["+strings.Join(ids, ", ")+"]")
+	}
+	return fmt.Sprintf(
+		"replica_groups = dense<[%s]> : tensor<%dx%dxi64>",
+		strings.Join(rows, ", "),
+		len(rows),
+		size,
+	)
+}
+
+// ownPiece takes the slice that belongs to the device, by its number.
+func ownPiece(w *writer, op *ir.Op, in []val) []val {
+	out, dim := op.Out[0].Type, op.Attrs.Text("dim")
+	size, stride := w.along(op.Attrs.Text("axis"))
+	id := ir.Type{Elem: dtype.U32}
+	place := w.emit(id, "stablehlo.replica_id : tensor<ui32>")
+	place = w.elementwise("divide", place, w.constant(id, float64(stride)))
+	place = w.elementwise("remainder", place, w.constant(id, float64(size)))
+	start := w.convert(
+		w.elementwise("multiply", place, w.constant(id, float64(out.Size(dim)))),
+		indexType,
+	)
+	zero := w.constant(start.t, 0)
+	var starts, sizes, types []string
+	for _, d := range out.Dims {
+		name := zero.name
+		if d.Name == dim {
+			name = start.name
+		}
+		starts, sizes, types = append(
+			starts,
+			name,
+		), append(
+			sizes,
+			fmt.Sprint(d.Size),
+		), append(
+			types,
+			tensor(start.t),
+		)
+	}
+	return []val{
+		w.emit(
+			out,
+			"stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s",
+			in[0].name,
+			strings.Join(
+				starts,
+				", ",
+			),
+			strings.Join(sizes, ", "),
+			tensor(in[0].t),
+			strings.Join(types, ", "),
+			tensor(out),
+		),
+	}
+}

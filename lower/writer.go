@@ -1,0 +1,242 @@
+package lower
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
+type writer struct {
+	b      strings.Builder
+	mesh   []ir.Axis
+	at     map[*ir.Value]string
+	next   int
+	indent int
+	err    error
+}
+
+func (w *writer) line(format string, args ...any) {
+	w.b.WriteString(strings.Repeat("  ", w.indent))
+	fmt.Fprintf(&w.b, format, args...)
+	w.b.WriteByte('\n')
+}
+
+func (w *writer) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+// fresh gives a new MLIR name.
+func (w *writer) fresh() string {
+	w.next++
+	return fmt.Sprintf("%%%d", w.next)
+}
+
+// A val is an MLIR value with its type, while an operation is being written.
+type val struct {
+	name string
+	t    ir.Type
+}
+
+func tensor(t ir.Type) string { return t.Shape().MLIR() }
+
+// use gives the MLIR value of a graph value.
+func (w *writer) use(v *ir.Value) val {
+	name, ok := w.at[v]
+	if !ok {
+		w.fail("%s was not lowered", v)
+	}
+	return val{name, v.Type}
+}
+
+// emit writes one instruction with one result.
+func (w *writer) emit(t ir.Type, format string, args ...any) val {
+	v := val{w.fresh(), t}
+	w.line("%s = %s", v.name, fmt.Sprintf(format, args...))
+	return v
+}
+
+// elementwise writes an instruction whose arguments and result all have one type.
+func (w *writer) elementwise(op string, args ...val) val {
+	names := make([]string, len(args))
+	for i, a := range args {
+		names[i] = a.name
+	}
+	return w.emit(args[0].t, "stablehlo.%s %s : %s", op, strings.Join(names, ", "), tensor(args[0].t))
+}
+
+// constant writes a number, as many times as a type has elements.
+func (w *writer) constant(t ir.Type, value float64) val {
+	return w.emit(t, "stablehlo.constant dense<%s> : %s", number(t.Elem, value), tensor(t))
+}
+
+// number spells a constant of an element type. Floats are written with enough digits to come back,
+// infinities by their bits, since MLIR has no word for them.
+func number(d dtype.DType, value float64) string {
+	switch {
+	case d == dtype.Pred:
+		return fmt.Sprint(value != 0)
+	case d.Kind() != dtype.Float:
+		return fmt.Sprintf("%d", int64(value))
+	case value < -1e300:
+		return map[dtype.DType]string{dtype.F32: "0xFF800000", dtype.BF16: "0xFF80",
+			dtype.F64: "0xFFF0000000000000", dtype.F16: "0xFC00"}[d]
+	}
+	text := fmt.Sprintf("%.17e", value)
+	return text
+}
+
+// as repeats a value along the dimensions that a wider type has, matching dimensions by name.
+func (w *writer) as(v val, t ir.Type) val {
+	t = ir.Type{Elem: v.t.Elem, Dims: t.Dims}
+	if v.t.Shape().Equal(t.Shape()) && sameNames(v.t, t) {
+		return v
+	}
+	dims := make([]string, len(v.t.Dims))
+	for i, d := range v.t.Dims {
+		dims[i] = fmt.Sprint(t.Index(d.Name))
+	}
+	// broadcast_in_dim wants its dimensions in rising order.
+	if !rising(dims) {
+		v = w.transpose(v, inOrderOf(v.t, t))
+		return w.as(v, t)
+	}
+	return w.emit(t, "stablehlo.broadcast_in_dim %s, dims = [%s] : (%s) -> %s", v.name,
+		strings.Join(dims, ", "), tensor(v.t), tensor(t))
+}
+
+func sameNames(a, b ir.Type) bool {
+	for i, d := range a.Dims {
+		if b.Dims[i].Name != d.Name {
+			return false
+		}
+	}
+	return true
+}
+
+func rising(dims []string) bool {
+	last := -1
+	for _, text := range dims {
+		var n int
+		_, _ = fmt.Sscan(text, &n)
+		if n <= last {
+			return false
+		}
+		last = n
+	}
+	return true
+}
+
+// inOrderOf lists the dimensions of a in the order in which b has them.
+func inOrderOf(a, b ir.Type) []string {
+	var order []string
+	for _, d := range b.Dims {
+		if a.Index(d.Name) >= 0 {
+			order = append(order, d.Name)
+		}
+	}
+	return order
+}
+
+// transpose puts dimensions into another order.
+func (w *writer) transpose(v val, order []string) val {
+	t := ir.Type{Elem: v.t.Elem}
+	perm := make([]string, len(order))
+	same := true
+	for i, name := range order {
+		k := v.t.Index(name)
+		same = same && k == i
+		perm[i] = fmt.Sprint(k)
+		t.Dims = append(t.Dims, v.t.Dims[k])
+	}
+	if same {
+		return v
+	}
+	return w.emit(t, "stablehlo.transpose %s, dims = [%s] : (%s) -> %s", v.name,
+		strings.Join(perm, ", "), tensor(v.t), tensor(t))
+}
+
+// reshape changes the dimensions, not the order of elements.
+func (w *writer) reshape(v val, t ir.Type) val {
+	t = ir.Type{Elem: v.t.Elem, Dims: t.Dims}
+	if v.t.Shape().Equal(t.Shape()) {
+		return val{v.name, t}
+	}
+	return w.emit(t, "stablehlo.reshape %s : (%s) -> %s", v.name, tensor(v.t), tensor(t))
+}
+
+// convert changes the element type.
+func (w *writer) convert(v val, to dtype.DType) val {
+	if v.t.Elem == to {
+		return v
+	}
+	t := ir.Type{Elem: to, Dims: v.t.Dims}
+	return w.emit(t, "stablehlo.convert %s : (%s) -> %s", v.name, tensor(v.t), tensor(t))
+}
+
+// reduce folds dimensions with add or maximum.
+func (w *writer) reduce(v val, how string, start float64, over ...string) val {
+	t := ir.Type{Elem: v.t.Elem}
+	var dims []string
+	for i, d := range v.t.Dims {
+		if slices.Contains(over, d.Name) {
+			dims = append(dims, fmt.Sprint(i))
+		} else {
+			t.Dims = append(t.Dims, d)
+		}
+	}
+	init := w.constant(ir.Type{Elem: v.t.Elem}, start)
+	return w.emit(
+		t,
+		"stablehlo.reduce(%s init: %s) applies stablehlo.%s across dimensions = [%s] : (%s, %s) -> %s",
+		v.name,
+		init.name,
+		how,
+		strings.Join(dims, ", "),
+		tensor(v.t),
+		tensor(init.t),
+		tensor(t),
+	)
+}
+
+// dot multiplies and sums over the named dimensions; other shared ones go side by side. The
+// result's dimensions come as StableHLO gives them: shared, then a's, then b's.
+func (w *writer) dot(a, b val, to dtype.DType, over ...string) val {
+	var batchA, batchB, sumA, sumB []string
+	t := ir.Type{Elem: to}
+	for i, d := range a.t.Dims {
+		k := b.t.Index(d.Name)
+		if k < 0 {
+			continue
+		}
+		if slices.Contains(over, d.Name) {
+			sumA, sumB = append(sumA, fmt.Sprint(i)), append(sumB, fmt.Sprint(k))
+		} else {
+			batchA, batchB = append(batchA, fmt.Sprint(i)), append(batchB, fmt.Sprint(k))
+			t.Dims = append(t.Dims, d)
+		}
+	}
+	for _, side := range []struct{ own, other ir.Type }{{a.t, b.t}, {b.t, a.t}} {
+		for _, d := range side.own.Dims {
+			if side.other.Index(d.Name) < 0 {
+				t.Dims = append(t.Dims, d)
+			}
+		}
+	}
+	batch := ""
+	if len(batchA) > 0 {
+		batch = fmt.Sprintf(
+			"batching_dims = [%s] x [%s], ",
+			strings.Join(batchA, ", "),
+			strings.Join(batchB, ", "),
+		)
+	}
+	return w.emit(t, "stablehlo.dot_general %s, %s, %scontracting_dims = [%s] x [%s] : (%s, %s) -> %s",
+		a.name, b.name, batch, strings.Join(sumA, ", "), strings.Join(sumB, ", "),
+		tensor(a.t), tensor(b.t), tensor(t))
+}
