@@ -18,8 +18,10 @@
 //	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
 //	   internal/irtest  graphs that use every operation, for tests
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
-//	4  internal/check   small programs whose answers are known
+//	   optim       AdamW and schedules as graph builders
+//	4  kernels     what an operation becomes on a target, and why
 //	6  lower       per-device graph → StableHLO text
+//	   internal/check   small programs whose answers are known
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

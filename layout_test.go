@@ -28,9 +28,9 @@ var layers = [][]string{
 	{"event", "internal/atomicfile", "safetensors", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest"},
-	{"engine"},
-	{"internal/check"},
-	{"lower"},
+	{"engine", "optim"},
+	{"kernels"},
+	{"lower", "internal/check"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},
 }
 

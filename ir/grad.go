@@ -523,3 +523,27 @@ func inputsOf(g *Graph, all []*Value) []*Value {
 	}
 	return list
 }
+
+// Joint gives forward and backward as one graph: the results of the graph, then the gradients. The
+// gradient of a result without dimensions, a loss, is 1; those of others are inputs.
+func (gr *Gradient) Joint() (*Graph, error) {
+	f, b := gr.Forward.Clone(), gr.Backward.Clone()
+	j := &Graph{Name: gr.Forward.Name + "_step", Mesh: f.Mesh, Inputs: f.Inputs, Ops: f.Ops}
+	for _, v := range slices.Clone(b.Inputs) {
+		if known := f.Find(v.Name); known != nil {
+			replace(b, v, known)
+			continue
+		}
+		if len(v.Type.Dims) > 0 {
+			j.Inputs = append(j.Inputs, v)
+			continue
+		}
+		one := &Op{Kind: "fill", Attrs: attrs(map[string]any{"type": v.Type.String(), "value": 1.0})}
+		one.Out = []*Value{{Name: v.Name, Type: v.Type, def: one}}
+		replace(b, v, one.Out[0])
+		j.Ops = append(j.Ops, one)
+	}
+	j.Ops = append(j.Ops, b.Ops...)
+	j.Results = append(slices.Clone(f.Results[:len(gr.Seeds)]), b.Results...)
+	return j, j.Verify()
+}

@@ -6,12 +6,15 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 )
 
 // Options say what the graph does not.
 type Options struct {
 	// Donate gives, by the name of an input, the name of the result that takes its place.
 	Donate map[string]string
+	// Kernels chooses what operations become; nil takes what every target runs.
+	Kernels *kernels.Set
 }
 
 // Module writes a graph as a StableHLO module whose main function takes the graph's inputs and
@@ -20,7 +23,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
-	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}}
+	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels}
 	replicas := int64(1)
 	for _, a := range g.Mesh {
 		replicas *= a.Size
@@ -74,13 +77,15 @@ func (w *writer) names(list []*ir.Value) string {
 
 // ops writes the operations of a graph whose inputs have names already.
 func (w *writer) ops(g *ir.Graph) {
-	rules := table()
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			w.repeat(op)
 			continue
 		}
-		rule := rules[op.Kind]
+		rule := w.rules[op.Kind]
+		if w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN {
+			rule = cudnnRules()[op.Kind]
+		}
 		if rule == nil {
 			w.fail("there is no rule for %s", op.Kind)
 			return

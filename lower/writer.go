@@ -7,16 +7,19 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 )
 
 // A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
 type writer struct {
-	b      strings.Builder
-	mesh   []ir.Axis
-	at     map[*ir.Value]string
-	next   int
-	indent int
-	err    error
+	b       strings.Builder
+	mesh    []ir.Axis
+	rules   map[string]rule
+	kernels *kernels.Set
+	at      map[*ir.Value]string
+	next    int
+	indent  int
+	err     error
 }
 
 func (w *writer) line(format string, args ...any) {

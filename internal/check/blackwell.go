@@ -1,12 +1,13 @@
 package check
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
-	"strconv"
-	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -30,100 +31,38 @@ func MXFP8(devices int) *program.Stage {
 	return &program.FromText("mxfp8", text, devices).Stages[0]
 }
 
-// An attention is the shape of causal attention with grouped keys, in bf16.
-type attention struct{ batch, seq, heads, kvHeads, headDim int }
-
-// Attention is causal attention with 32 heads over 8 key heads, forward and backward, as the two
-// calls of cuDNN.
+// Attention is causal attention with 32 heads over 8 key heads, forward and backward, lowered as
+// for a card: the two calls of cuDNN.
 func Attention(devices int) *program.Stage {
-	a := attention{batch: 4, seq: 2048, heads: 32, kvHeads: 8, headDim: 128}
-	return &program.FromText("attention", a.module(devices), devices).Stages[0]
-}
-
-// dot are the dimension numbers of one product inside the call.
-type dot struct {
-	LHSContracting []string `json:"lhs_contracting_dimensions"`
-	RHSContracting []string `json:"rhs_contracting_dimensions"`
-	LHSBatch       []string `json:"lhs_batch_dimensions"`
-	RHSBatch       []string `json:"rhs_batch_dimensions"`
-}
-
-func newDot(lc, rc, lb, rb string) dot {
-	return dot{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
-}
-
-// config is the backend config of a call, as a string of JSON in MLIR. Names and defaults are
-// those of CudnnfMHABackendConfig in XLA's backend_configs.proto.
-func (a attention) config(dots map[string]dot) string {
-	fmha := map[string]any{
-		"algorithm": map[string]any{"algo_id": "0", "math_type": "TENSOR_OP_MATH",
-			"tuning_knobs": map[string]string{"17": "1", "24": "0"}, "is_cudnn_frontend": true},
-		"fmha_scale": 1 / math.Sqrt(float64(a.headDim)),
-		"intermediate_tensor_shape": map[string]any{"element_type": "BF16",
-			"dimensions": []string{strconv.Itoa(a.batch), strconv.Itoa(a.heads),
-				strconv.Itoa(a.seq), strconv.Itoa(a.seq)},
-			"layout": map[string]any{"minor_to_major": []string{"3", "2", "1", "0"}}},
-		"is_flash_attention": true, "mask_type": "CAUSAL", "max_seg_per_batch": 1, "seed": 42,
-	}
-	for name, d := range dots {
-		fmha[name] = d
-	}
-	js, err := json.Marshal(map[string]any{"operation_queue_id": "0",
-		"cudnn_fmha_backend_config": fmha})
+	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+	b := ir.NewBuilder("attention")
+	qt := ir.Type{Elem: dtype.BF16, Dims: []ir.Dim{
+		d("batch", 4), d(ir.Seq, 2048), d(ir.Heads, 32), d(ir.HeadDim, 128)}}
+	kt := ir.Type{Elem: dtype.BF16, Dims: []ir.Dim{
+		d("batch", 4), d(ir.Keys, 2048), d(ir.KVHeads, 8), d(ir.HeadDim, 128)}}
+	q := b.Input("q", ir.Param, qt, "")
+	k, v := b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, kt, "")
+	how := ir.Attention{Scale: 1 / math.Sqrt(128), Causal: true}
+	text, err := stepText(b, b.Attend(q, k, v, how))
 	if err != nil {
-		return "" // maps of strings and numbers always marshal
+		text = "// " + err.Error() // does not parse, so the compile says it
 	}
-	return strconv.Quote(string(js))
+	return &program.FromText("attention", text, devices).Stages[0]
 }
 
-func (a attention) module(devices int) string {
-	bthd := func(heads int) string {
-		return fmt.Sprintf("tensor<%dx%dx%dx%dxbf16>", a.batch, a.seq, heads, a.headDim)
+// stepText lowers a value and its gradient for Blackwell.
+func stepText(b *ir.Builder, y *ir.Value) (string, error) {
+	g, err := b.Graph(y)
+	if err != nil {
+		return "", err
 	}
-	// Results have their heads before the sequence; the stated layout makes that a mere view.
-	bhtd := func(heads int) string {
-		return fmt.Sprintf("tensor<%dx%dx%dx%dxbf16>", a.batch, heads, a.seq, a.headDim)
+	gr, err := ir.Grad(g, ir.GradPlan{})
+	if err != nil {
+		return "", err
 	}
-	stat := fmt.Sprintf("tensor<%dx%dx%dxf32>", a.batch, a.heads, a.seq)
-	forward := a.config(map[string]dot{
-		"bmm1_dot_dimension_numbers": newDot("3", "3", "2", "2"),
-		"bmm2_dot_dimension_numbers": newDot("3", "1", "1", "2"),
-	})
-	backward := a.config(map[string]dot{
-		"bmm1_grad_gemm1_dot_dimension_numbers": newDot("2", "1", "1", "2"),
-		"bmm1_grad_gemm2_dot_dimension_numbers": newDot("3", "1", "1", "2"),
-		"bmm2_grad_gemm1_dot_dimension_numbers": newDot("2", "1", "1", "2"),
-		"bmm2_grad_gemm2_dot_dimension_numbers": newDot("3", "3", "2", "2"),
-	})
-	const (
-		row4  = "dense<[3, 2, 1, 0]> : tensor<4xindex>"
-		head4 = "dense<[3, 1, 2, 0]> : tensor<4xindex>"
-		row3  = "dense<[2, 1, 0]> : tensor<3xindex>"
-		row1  = "dense<0> : tensor<1xindex>"
-	)
-	layouts := func(kinds ...string) string { return "[" + strings.Join(kinds, ", ") + "]" }
-	q, kv, o, okv := bthd(a.heads), bthd(a.kvHeads), bhtd(a.heads), bhtd(a.kvHeads)
-	var b strings.Builder
-	fmt.Fprintf(&b, "module @attention attributes {mhlo.num_replicas = %d : i32} {\n", devices)
-	fmt.Fprintf(&b, "func.func @main(%%q: %s, %%k: %s, %%v: %s, %%do: %s) -> (%s, %s, %s, %s) {\n",
-		q, kv, kv, q, q, q, kv, kv)
-	fmt.Fprintf(&b, "%%f:3 = stablehlo.custom_call @__cudnn$fmhaSoftmax(%%q, %%k, %%v) "+
-		"{api_version = 2 : i32, backend_config = %s, operand_layouts = %s, result_layouts = %s} : "+
-		"(%s, %s, %s) -> (%s, %s, tensor<0xui8>)\n", forward, layouts(row4, row4, row4),
-		layouts(head4, row3, row1), q, kv, kv, o, stat)
-	fmt.Fprintf(&b, "%%o = stablehlo.transpose %%f#0, dims = [0, 2, 1, 3] : (%s) -> %s\n", o, q)
-	fmt.Fprintf(&b, "%%g:4 = stablehlo.custom_call "+
-		"@__cudnn$fmhaSoftmaxBackward(%%q, %%k, %%v, %%f#1, %%do, %%o) "+
-		"{api_version = 2 : i32, backend_config = %s, operand_layouts = %s, result_layouts = %s} : "+
-		"(%s, %s, %s, %s, %s, %s) -> (%s, %s, %s, tensor<0xui8>)\n", backward,
-		layouts(row4, row4, row4, row3, row4, row4), layouts(head4, head4, head4, row1),
-		q, kv, kv, stat, q, q, o, okv, okv)
-	for i, to := range []struct{ name, from, to string }{
-		{"dq", o, q}, {"dk", okv, kv}, {"dv", okv, kv},
-	} {
-		fmt.Fprintf(&b, "%%%s = stablehlo.transpose %%g#%d, dims = [0, 2, 1, 3] : (%s) -> %s\n",
-			to.name, i, to.from, to.to)
+	joint, err := gr.Joint()
+	if err != nil {
+		return "", err
 	}
-	fmt.Fprintf(&b, "return %%o, %%dq, %%dk, %%dv : %s, %s, %s, %s\n}\n}\n", q, q, kv, kv)
-	return b.String()
+	return lower.Module(joint, lower.Options{Kernels: kernels.For("sm_100")})
 }

@@ -205,3 +205,32 @@ func stageOf(t *testing.T, layers int64) *ir.Graph {
 	}
 	return g
 }
+
+// One graph for the whole step gives what forward and backward give one after the other.
+func TestJointStep(t *testing.T) {
+	g := tiny(t, 3)
+	inputs := fill(g, 6)
+	want := gradients(t, g, inputs)
+	gr, err := ir.Grad(g, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	joint, err := gr.Joint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := eval.Run(joint, inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, loss := out[0][0].Data[0], value(t, g, inputs); got != loss {
+		t.Errorf("the loss is %v, want %v", got, loss)
+	}
+	for i := range want {
+		for k, w := range want[i].Data {
+			if out[1+i][0].Data[k] != w {
+				t.Fatalf("gradient %d[%d] is %v, want %v", i, k, out[1+i][0].Data[k], w)
+			}
+		}
+	}
+}

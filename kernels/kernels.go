@@ -1,0 +1,78 @@
+package kernels
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// The kernels that an operation can become.
+const (
+	// Plain is StableHLO as the operation's mathematics says, which every target runs.
+	Plain = "plain"
+	// CuDNN is a call of cuDNN's attention, forward and backward.
+	CuDNN = "cudnn"
+)
+
+// A Choice is what one operation becomes, and why.
+type Choice struct {
+	Kind   string `json:"kind"`
+	Kernel string `json:"kernel"`
+	Why    string `json:"why"`
+}
+
+// A Set chooses for one target and keeps what it chose.
+type Set struct {
+	arch    string // "cpu", or a card's such as "sm_100"
+	choices []Choice
+}
+
+// For gives the chooser of a target by its architecture.
+func For(arch string) *Set { return &Set{arch: arch} }
+
+// Pick says what an operation becomes, and remembers it.
+func (s *Set) Pick(op *ir.Op) string {
+	if op.Kind != "attention" && op.Kind != "attention_grad" {
+		return Plain
+	}
+	c := Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
+	if why := s.againstCuDNN(op); why != "" {
+		c = Choice{op.Kind, Plain, why}
+	}
+	if !slices.Contains(s.choices, c) {
+		s.choices = append(s.choices, c)
+	}
+	return c.Kernel
+}
+
+// Choices lists what was chosen, each once, in the order of the program.
+func (s *Set) Choices() []Choice { return slices.Clone(s.choices) }
+
+// againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
+// those of XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
+func (s *Set) againstCuDNN(op *ir.Op) string {
+	q := op.In[0].Type
+	names := make([]string, len(q.Dims))
+	for i, d := range q.Dims {
+		names[i] = d.Name
+	}
+	switch head := q.Size(ir.HeadDim); {
+	case s.arch == "cpu":
+		return "the CPU has no cuDNN"
+	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
+		return fmt.Sprintf("not tried on %s", s.arch)
+	case q.Elem != dtype.BF16 && q.Elem != dtype.F16:
+		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", q.Elem)
+	case head > 256 || head%8 != 0:
+		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", head)
+	case op.Attrs.Float("softcap") > 0:
+		return "cuDNN's call has no soft cap"
+	case len(names) != 4 || !slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim}):
+		return fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
+	case op.Attrs.Int("window") > 0 && !op.Attrs.Bool("causal"):
+		return "cuDNN's window is causal"
+	}
+	return ""
+}

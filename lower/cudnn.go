@@ -1,0 +1,134 @@
+package lower
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// cudnnRules are the calls of cuDNN's attention. Data is batch, seq, heads, head; cuDNN's results
+// have heads before seq, and the layouts that the call states make that a mere view.
+func cudnnRules() map[string]rule {
+	return map[string]rule{"attention": cudnnAttention, "attention_grad": cudnnAttentionGrad}
+}
+
+const (
+	rowMajor4 = "dense<[3, 2, 1, 0]> : tensor<4xindex>"
+	headFirst = "dense<[3, 1, 2, 0]> : tensor<4xindex>"
+	rowMajor3 = "dense<[2, 1, 0]> : tensor<3xindex>"
+	rowMajor1 = "dense<0> : tensor<1xindex>"
+)
+
+// product are the dimension numbers of one matrix product inside a call.
+type product struct {
+	LHSContracting []string `json:"lhs_contracting_dimensions"`
+	RHSContracting []string `json:"rhs_contracting_dimensions"`
+	LHSBatch       []string `json:"lhs_batch_dimensions"`
+	RHSBatch       []string `json:"rhs_batch_dimensions"`
+}
+
+func newProduct(lc, rc, lb, rb string) product {
+	return product{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
+}
+
+// config spells a call's backend config as MLIR wants it: JSON inside a string. Names are those of
+// CudnnfMHABackendConfig in XLA's backend_configs.proto.
+func (w *writer) config(op *ir.Op, products map[string]product) string {
+	q, k := op.In[0].Type, op.In[1].Type
+	text := func(n int64) string { return strconv.FormatInt(n, 10) }
+	mask := "NO_MASK"
+	if op.Attrs.Bool("causal") {
+		mask = "CAUSAL"
+	}
+	element := map[dtype.DType]string{dtype.BF16: "BF16", dtype.F16: "F16"}[q.Elem]
+	fmha := map[string]any{
+		"algorithm": map[string]any{"algo_id": "0", "math_type": "TENSOR_OP_MATH",
+			"tuning_knobs": map[string]string{"17": "1", "24": "0"}, "is_cudnn_frontend": true},
+		"fmha_scale": op.Attrs.Float("scale"),
+		"intermediate_tensor_shape": map[string]any{"element_type": element,
+			"dimensions": []string{text(q.Dims[0].Size), text(q.Size(ir.Heads)), text(q.Size(ir.Seq)),
+				text(k.Size(ir.Keys))},
+			"layout": map[string]any{"minor_to_major": []string{"3", "2", "1", "0"}}},
+		"is_flash_attention": true, "mask_type": mask, "max_seg_per_batch": 1, "seed": 42,
+		"sliding_window_length": op.Attrs.Int("window"),
+	}
+	for name, p := range products {
+		fmha[name] = p
+	}
+	js, err := json.Marshal(map[string]any{"operation_queue_id": "0",
+		"cudnn_fmha_backend_config": fmha})
+	if err != nil {
+		w.fail("the config of attention: %v", err)
+	}
+	return strconv.Quote(string(js))
+}
+
+// headsFirst is a type with heads before seq.
+func headsFirst(t ir.Type) ir.Type {
+	d := slices.Clone(t.Dims)
+	d[1], d[2] = d[2], d[1]
+	return ir.Type{Elem: t.Elem, Dims: d}
+}
+
+// call writes a custom call with several results, the last of them cuDNN's scratch memory, which
+// the compiler sizes.
+func (w *writer) call(target, config string, in []val, inLayouts []string, out []ir.Type,
+	outLayouts []string) []val {
+	names, types := make([]string, len(in)), make([]string, len(in))
+	for i, v := range in {
+		names[i], types[i] = v.name, tensor(v.t)
+	}
+	results := make([]string, len(out))
+	for i, t := range out {
+		results[i] = tensor(t)
+	}
+	name := w.fresh()
+	w.line("%s:%d = stablehlo.custom_call @%s(%s) {api_version = 2 : i32, backend_config = %s, "+
+		"operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s, tensor<0xui8>)", name, len(out)+1,
+		target, strings.Join(names, ", "), config, strings.Join(inLayouts, ", "),
+		strings.Join(append(outLayouts, rowMajor1), ", "), strings.Join(types, ", "),
+		strings.Join(results, ", "))
+	vals := make([]val, len(out))
+	for i, t := range out {
+		vals[i] = val{fmt.Sprintf("%s#%d", name, i), t}
+	}
+	return vals
+}
+
+func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
+	config := w.config(op, map[string]product{
+		"bmm1_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
+		"bmm2_dot_dimension_numbers": newProduct("3", "1", "1", "2"),
+	})
+	o, stat := headsFirst(op.Out[0].Type), headsFirst(op.Out[1].Type)
+	out := w.call("__cudnn$fmhaSoftmax", config, in, []string{rowMajor4, rowMajor4, rowMajor4},
+		[]ir.Type{o, stat}, []string{headFirst, rowMajor3})
+	for i := range out {
+		out[i] = w.transpose(out[i], names(op.Out[i].Type))
+	}
+	return out
+}
+
+func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
+	config := w.config(op, map[string]product{
+		"bmm1_grad_gemm1_dot_dimension_numbers": newProduct("2", "1", "1", "2"),
+		"bmm1_grad_gemm2_dot_dimension_numbers": newProduct("3", "1", "1", "2"),
+		"bmm2_grad_gemm1_dot_dimension_numbers": newProduct("2", "1", "1", "2"),
+		"bmm2_grad_gemm2_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
+	})
+	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
+	stat := w.transpose(in[4], names(headsFirst(in[4].t)))
+	dq, dk, dv := headsFirst(op.Out[0].Type), headsFirst(op.Out[1].Type), headsFirst(op.Out[2].Type)
+	out := w.call("__cudnn$fmhaSoftmaxBackward", config, []val{q, k, v, stat, do, o},
+		[]string{rowMajor4, rowMajor4, rowMajor4, rowMajor3, rowMajor4, rowMajor4},
+		[]ir.Type{dq, dk, dv}, []string{headFirst, headFirst, headFirst})
+	for i := range out {
+		out[i] = w.transpose(out[i], names(op.Out[i].Type))
+	}
+	return out
+}

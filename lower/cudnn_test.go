@@ -1,0 +1,88 @@
+package lower_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+func attentionGraph(t *testing.T, elem dtype.DType, how ir.Attention) *ir.Graph {
+	t.Helper()
+	b := ir.NewBuilder("attention")
+	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+	q := b.Input("q", ir.Param, ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Seq, 1024), d(ir.Heads, 16), d(ir.HeadDim, 128)}}, "")
+	kt := ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Keys, 1024), d(ir.KVHeads, 4), d(ir.HeadDim, 128)}}
+	k, v := b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, kt, "")
+	g, err := b.Graph(b.Attend(q, k, v, how))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// On Blackwell attention and its gradient become calls of cuDNN, with real plans; what cuDNN lacks
+// does not, and the reason is told.
+func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
+	c, err := engine.OpenCompiler(t.Context(), "", false)
+	if err != nil {
+		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+	}
+	defer c.Close()
+	for _, row := range []struct {
+		name, cluster string
+		elem          dtype.DType
+		how           ir.Attention
+		calls         int
+		why           string
+	}{
+		{"causal", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true}, 2, "cuDNN has it"},
+		{"window", "1xgb300", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, Window: 256}, 2, "cuDNN has it"},
+		{"full", "1xrtx6000pro", dtype.BF16, ir.Attention{Scale: 0.088}, 2, "cuDNN has it"},
+		{"f32", "1xb200", dtype.F32, ir.Attention{Scale: 0.088, Causal: true}, 0, "bf16 or f16, not f32"},
+		{"soft cap", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, SoftCap: 50}, 0, "soft cap"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			cluster, err := machine.ParseCluster(row.cluster)
+			if err != nil {
+				t.Fatal(err)
+			}
+			gr, err := ir.Grad(attentionGraph(t, row.elem, row.how), ir.GradPlan{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			set := kernels.For(cluster.Card.Arch)
+			calls := 0
+			for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
+				text, err := lower.Module(g, lower.Options{Kernels: set})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := c.Compile(t.Context(), &program.FromText("attention", text, 1).Stages[0], cluster.Target())
+				if err != nil {
+					t.Fatalf("%v\n%s", err, text)
+				}
+				for _, call := range r.CustomCalls {
+					if strings.HasPrefix(call.Target, "__cudnn$fmha") && call.Plan == hlo.PlanCompiled {
+						calls++
+					}
+				}
+			}
+			if calls != row.calls {
+				t.Errorf("%d calls of cuDNN, want %d", calls, row.calls)
+			}
+			for _, choice := range set.Choices() {
+				if !strings.Contains(choice.Why, row.why) {
+					t.Errorf("%+v does not say %q", choice, row.why)
+				}
+			}
+		})
+	}
+}
