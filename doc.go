@@ -19,6 +19,7 @@
 //	   internal/irtest  graphs that use every operation, for tests
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
 //	   optim       AdamW and schedules as graph builders
+//	   model       architectures, presets, counts, parameters with their layouts
 //	4  kernels     what an operation becomes on a target, and why
 //	6  lower       per-device graph → StableHLO text
 //	   internal/check   small programs whose answers are known

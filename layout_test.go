@@ -28,7 +28,7 @@ var layers = [][]string{
 	{"event", "internal/atomicfile", "safetensors", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest"},
-	{"engine", "optim"},
+	{"engine", "optim", "model"},
 	{"kernels"},
 	{"lower", "internal/check"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},

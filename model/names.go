@@ -1,0 +1,194 @@
+package model
+
+import "github.com/deepwell/deepwell/ir"
+
+// The names of dimensions beside those that attention knows.
+const (
+	dimEmbed = "embed"
+	dimMLP   = "mlp"
+	dimVocab = "vocab"
+	dimPlace = "place" // rows of the table of learned positions
+)
+
+// The dimensions of parameters.
+
+func (c *Config) embed() ir.Dim { return ir.Dim{Name: dimEmbed, Size: c.Hidden} }
+func (c *Config) mlp() ir.Dim   { return ir.Dim{Name: dimMLP, Size: c.MLP} }
+func (c *Config) vocab() ir.Dim { return ir.Dim{Name: dimVocab, Size: c.Vocab} }
+func (c *Config) head() ir.Dim  { return ir.Dim{Name: ir.HeadDim, Size: c.HeadDim} }
+func (c *Config) heads() ir.Dim { return ir.Dim{Name: ir.Heads, Size: c.Heads} }
+func (c *Config) kv() ir.Dim    { return ir.Dim{Name: ir.KVHeads, Size: c.KVHeads} }
+
+// Params lists the parameters of the model in the order of the inputs of its graph. It is nil for a
+// model that can be counted but not built.
+func (c *Config) Params() []Param {
+	if c.MoE != nil || c.MLA != nil {
+		return nil
+	}
+	w := &writer{c: c}
+	n := c.names()
+	w.add("embed", ir.Embed, n.embed, matrix(c.vocab(), c.embed()))
+	if c.Learned {
+		places := ir.Dim{Name: dimPlace, Size: c.Context}
+		w.add("position", ir.Embed, n.position, matrix(places, c.embed()))
+	}
+	for _, s := range c.segments() {
+		for i := range s {
+			w.slot = &s[i]
+			w.block(n)
+		}
+	}
+	w.slot = nil
+	w.norm("norm", n.norm, c.embed())
+	if !c.Tied {
+		w.add("head", ir.Head, "lm_head.weight", matrix(c.vocab(), c.embed()))
+	}
+	return w.list
+}
+
+// names are the tensors' names of a family. Those of layers begin with layer.
+type names struct {
+	embed, position, norm, layer             string
+	norm1, post1, norm2, post2, qNorm, kNorm string
+	q, k, v, o, gate, up, down               string
+	conv                                     bool // matrices are in, out: GPT-2's Conv1D
+}
+
+// names gives those of the family. Weights and biases of a layer differ in their last word only. A
+// family that keeps several weights in one tensor names it for each of them, in the order in which
+// they stand.
+func (c *Config) names() names {
+	n := names{embed: "model.embed_tokens.weight", norm: "model.norm", layer: "model.layers.{}.",
+		norm1: "input_layernorm", norm2: "post_attention_layernorm",
+		qNorm: "self_attn.q_norm", kNorm: "self_attn.k_norm",
+		q: "self_attn.q_proj", k: "self_attn.k_proj", v: "self_attn.v_proj", o: "self_attn.o_proj",
+		gate: "mlp.gate_proj", up: "mlp.up_proj", down: "mlp.down_proj"}
+	if c.PostNorms {
+		n.post1, n.norm2, n.post2 = "post_attention_layernorm", "pre_feedforward_layernorm",
+			"post_feedforward_layernorm"
+	}
+	switch c.Arch {
+	case "phi3":
+		n.q, n.k, n.v = "self_attn.qkv_proj", "self_attn.qkv_proj", "self_attn.qkv_proj"
+		n.gate, n.up = "mlp.gate_up_proj", "mlp.gate_up_proj"
+	case "gpt2":
+		n = names{embed: "transformer.wte.weight", position: "transformer.wpe.weight",
+			norm: "transformer.ln_f", layer: "transformer.h.{}.", norm1: "ln_1", norm2: "ln_2",
+			q: "attn.c_attn", k: "attn.c_attn", v: "attn.c_attn", o: "attn.c_proj",
+			up: "mlp.c_fc", down: "mlp.c_proj", conv: true}
+	}
+	return n
+}
+
+// A writer collects the list of parameters.
+type writer struct {
+	c    *Config
+	slot *slot // of the layers now written; nil outside
+	list []Param
+}
+
+// add appends a parameter, stacked within layers. like gives what is left of it.
+func (w *writer) add(name string, tag ir.Tag, source string, like Param) {
+	p := like
+	p.Name, p.Tag, p.Source = name, tag, source
+	if w.slot != nil {
+		p.Name = w.slot.name + "." + name
+		p.Dims = append([]ir.Dim{{Name: ir.Layer, Size: w.slot.count}}, p.Dims...)
+		p.First, p.Step = w.slot.first, w.slot.step
+	}
+	w.list = append(w.list, p)
+}
+
+// matrix is a tensor that is a parameter as it stands.
+func matrix(dims ...ir.Dim) Param {
+	p := Param{Dims: dims}
+	for _, d := range dims {
+		p.Shape = append(p.Shape, d.Size)
+	}
+	p.To = p.Shape[0]
+	return p
+}
+
+// block appends the parameters of a layer.
+func (w *writer) block(n names) {
+	c := w.c
+	e, q, kv := []ir.Dim{c.embed()}, []ir.Dim{c.heads(), c.head()}, []ir.Dim{c.kv(), c.head()}
+	at := func(name string) string { return n.layer + name }
+	w.norm("norm1", at(n.norm1), c.embed())
+	w.linears(n, ir.Attn, c.QKVBias,
+		part{"q", at(n.q), e, q}, part{"k", at(n.k), e, kv}, part{"v", at(n.v), e, kv})
+	if c.QKNorm {
+		w.add("q_norm", ir.Attn, at(n.qNorm)+".weight", matrix(c.head()))
+		w.add("k_norm", ir.Attn, at(n.kNorm)+".weight", matrix(c.head()))
+	}
+	w.linears(n, ir.Attn, c.OutBias, part{"o", at(n.o), q, e})
+	if c.PostNorms {
+		w.norm("post1", at(n.post1), c.embed())
+	}
+	w.norm("norm2", at(n.norm2), c.embed())
+	hidden := []ir.Dim{c.mlp()}
+	up := []part{{"up", at(n.up), e, hidden}}
+	if c.Gated {
+		up = []part{{"gate", at(n.gate), e, hidden}, {"up", at(n.up), e, hidden}}
+	}
+	w.linears(n, ir.MLP, c.MLPBias, up...)
+	w.linears(n, ir.MLP, c.MLPBias, part{"down", at(n.down), hidden, e})
+	if c.PostNorms {
+		w.norm("post2", at(n.post2), c.embed())
+	}
+}
+
+// norm appends the weights of a norm over a dimension.
+func (w *writer) norm(name, source string, dim ir.Dim) {
+	w.add(name, ir.Norm, source+".weight", matrix(dim))
+	if w.c.Norm.Layer {
+		w.add(name+".bias", ir.Norm, source+".bias", matrix(dim))
+	}
+}
+
+// A part is one linear layer: what it is called here and in a checkpoint, and what it sums over and
+// gives.
+type part struct {
+	name, source string
+	in, out      []ir.Dim
+}
+
+// linears appends linear layers. Those of one source stand one after the other in its tensor.
+//
+// Weights are laid out as in, out, except that of the MLP's second half, which is out, in: on CPU
+// its gradient is then a product whose narrow side is the one to transpose (reference/
+// xla_cpu_speed.md, rule 7).
+func (w *writer) linears(n names, tag ir.Tag, bias bool, parts ...part) {
+	whole := map[string]int64{}
+	for _, p := range parts {
+		whole[p.source] += elements(p.out)
+	}
+	done := map[string]int64{}
+	for _, p := range parts {
+		in, out, all := elements(p.in), elements(p.out), whole[p.source]
+		from := done[p.source]
+		done[p.source] += out
+		like := Param{Dims: append(append([]ir.Dim{}, p.in...), p.out...), From: from, To: from + out,
+			Shape: []int64{all, in}, Transposed: true}
+		if n.conv {
+			like.Shape, like.Axis, like.Transposed = []int64{in, all}, 1, false
+		}
+		if p.name == "down" {
+			like.Dims = append(append([]ir.Dim{}, p.out...), p.in...)
+			like.Transposed = !like.Transposed
+		}
+		w.add(p.name, tag, p.source+".weight", like)
+		if bias {
+			b := Param{Dims: p.out, Shape: []int64{all}, From: from, To: from + out}
+			w.add(p.name+".bias", tag, p.source+".bias", b)
+		}
+	}
+}
+
+func elements(dims []ir.Dim) int64 {
+	n := int64(1)
+	for _, d := range dims {
+		n *= d.Size
+	}
+	return n
+}

@@ -1,0 +1,250 @@
+package model_test
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/google/go-cmp/cmp"
+)
+
+// published are the keys of published files that have a bearing, and some that have none, by the
+// preset that each is.
+var published = map[string]string{
+	"llama3.1-8b": `{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+		"bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+		"initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+		"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+		"pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+		"high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+		"rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256}`,
+	"llama2-7b": `{"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+		"hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+		"num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-05, "rope_scaling": null,
+		"tie_word_embeddings": false, "vocab_size": 32000}`,
+	"qwen2.5-7b": `{"model_type": "qwen2", "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+		"hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 131072,
+		"max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+		"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": false,
+		"use_sliding_window": false, "vocab_size": 152064}`,
+	"qwen3-0.6b": `{"model_type": "qwen3", "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151643,
+		"head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+		"max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 16,
+		"num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
+		"rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false,
+		"vocab_size": 151936}`,
+	"mistral-7b-v0.1": `{"model_type": "mistral", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+		"hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+		"num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+		"sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000}`,
+	"gemma2-2b": `{"model_type": "gemma2", "attention_bias": false, "attn_logit_softcapping": 50.0, "bos_token_id": 2,
+		"cache_implementation": "hybrid", "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256,
+		"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304,
+		"intermediate_size": 9216, "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26,
+		"num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+		"sliding_window": 4096, "vocab_size": 256000}`,
+	"gemma3-1b": `{"model_type": "gemma3_text", "attention_bias": false, "attn_logit_softcapping": null,
+		"bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": null, "head_dim": 256,
+		"hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+		"max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+		"query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null,
+		"rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144}`,
+	"phi3-mini": `{"model_type": "phi3", "attention_bias": false, "bos_token_id": 1, "eos_token_id": 32000,
+		"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+		"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+		"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+		"sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064}`,
+	"gpt2": `{"model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.1, "bos_token_id": 50256,
+		"embd_pdrop": 0.1, "eos_token_id": 50256, "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
+		"n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257}`,
+}
+
+func TestPresetsAreThePublishedFiles(t *testing.T) {
+	for name, text := range published {
+		got, err := model.Parse([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		want, err := model.Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want.Config, got); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+}
+
+// with changes keys of a published file; a nil value takes the key out.
+func with(t *testing.T, name string, keys map[string]any) []byte {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal([]byte(published[name]), &m); err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(m, keys)
+	maps.DeleteFunc(m, func(_ string, v any) bool { return v == nil })
+	text, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// What would change the numbers and is not understood is an error that names the key.
+func TestParseIsStrict(t *testing.T) {
+	type keys = map[string]any
+	for _, c := range []struct {
+		file string
+		keys keys
+		says string
+	}{
+		{"llama3.1-8b", keys{"model_type": "lama"}, "model_type"},
+		{"llama3.1-8b", keys{"model_type": "mamba"}, "model_type"},
+		{"llama3.1-8b", keys{"model_type": nil}, "model_type"},
+		{"llama3.1-8b", keys{"architectures": []string{"LlamaForSequenceClassification"}}, "architectures"},
+		{"llama3.1-8b", keys{"hidden_act": "gelu"}, "hidden_act"},
+		{"llama3.1-8b", keys{"vocab_size": nil}, "vocab_size"},
+		{"llama3.1-8b", keys{"hidden_size": 4097}, "num_attention_heads"},
+		{"llama3.1-8b", keys{"num_attention_heads": 0}, "heads"},
+		{"llama3.1-8b", keys{"num_key_value_heads": 5}, "5 key heads"},
+		{"llama3.1-8b", keys{"num_hidden_layers": -1}, "layers"},
+		{"llama3.1-8b", keys{"num_hidden_layers": 1 << 40}, "layers"},
+		{"llama3.1-8b", keys{"head_dim": 7}, "even number"},
+		{"llama3.1-8b", keys{"rope_scaling": keys{"rope_type": "yarn", "factor": 4}}, "rope_scaling.rope_type"},
+		{"llama3.1-8b", keys{"rope_scaling": keys{"type": "dynamic", "factor": 4}}, "rope_scaling.rope_type"},
+		{"llama3.1-8b", keys{"rope_scaling": keys{"type": "linear"}}, "rope_scaling.factor"},
+		{"llama3.1-8b", keys{"rope_scaling": keys{"type": "llama3", "factor": 4}}, "low_freq_factor"},
+		{"llama3.1-8b", keys{"rope_scaling": "linear"}, "rope_scaling"},
+		{"llama3.1-8b", keys{"rope_parameters": keys{"rope_type": "yarn"}}, "rope_parameters.rope_type"},
+		{"llama3.1-8b", keys{"quantization_config": keys{"bits": 4}}, "quantization_config"},
+		{"phi3-mini", keys{"rope_scaling": keys{"type": "longrope", "short_factor": []int{1}}}, "longrope"},
+		{"qwen2.5-7b", keys{"layer_types": []string{"full_attention"}}, "layer_types"},
+		{"qwen2.5-7b", keys{"layer_types": slices.Repeat([]string{"linear_attention"}, 28)}, "layer_types"},
+		{"mistral-7b-v0.1", keys{"num_key_value_heads": nil}, "num_key_value_heads"},
+		{"mistral-7b-v0.1", keys{"sliding_window": 0}, "window of 0"},
+		{"gemma2-2b", keys{"use_bidirectional_attention": true}, "use_bidirectional_attention"},
+		{"gemma2-2b", keys{"sliding_window": nil}, "sliding_window"},
+		{"gemma2-2b", keys{"query_pre_attn_scalar": -1}, "scores"},
+		{"gemma3-1b", keys{"sliding_window_pattern": 0}, "sliding_window_pattern"},
+		{"gpt2", keys{"scale_attn_by_inverse_layer_idx": true}, "scale_attn_by_inverse_layer_idx"},
+		{"gpt2", keys{"add_cross_attention": true}, "add_cross_attention"},
+		{"gpt2", keys{"n_layer": "12"}, "n_layer"},
+	} {
+		_, err := model.Parse(with(t, c.file, c.keys))
+		if err == nil {
+			t.Errorf("%s with %v is taken", c.file, c.keys)
+			continue
+		}
+		e := diag.From(err)
+		if text := e.What + e.Where + e.Cause; e.Code != diag.BadInput || !strings.Contains(text, c.says) {
+			t.Errorf("%s with %v: %v does not say %q", c.file, c.keys, err, c.says)
+		}
+	}
+}
+
+// Where a key is missing, what transformers assumes holds; null is not a missing key.
+func TestParseDefaults(t *testing.T) {
+	parse := func(file string, keys map[string]any) *model.Config {
+		c, err := model.Parse(with(t, file, keys))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := parse("mistral-7b-v0.1", map[string]any{"sliding_window": nil}); c.Window != 4096 {
+		t.Errorf("without sliding_window, Mistral's is %d", c.Window)
+	}
+	null := json.RawMessage("null")
+	if c := parse("mistral-7b-v0.1", map[string]any{"sliding_window": null}); c.Windowed != nil {
+		t.Errorf("with sliding_window null, Mistral's is %d", c.Window)
+	}
+	if c := parse("gemma2-2b", map[string]any{"attn_logit_softcapping": nil}); c.AttnCap != 50 {
+		t.Errorf("without attn_logit_softcapping, Gemma's is %v", c.AttnCap)
+	}
+	if c := parse("gemma2-2b", map[string]any{"attn_logit_softcapping": null}); c.AttnCap != 0 {
+		t.Errorf("with attn_logit_softcapping null, Gemma's is %v", c.AttnCap)
+	}
+	if c := parse("llama2-7b", map[string]any{"num_key_value_heads": nil}); c.KVHeads != 32 {
+		t.Errorf("without num_key_value_heads, Llama has %d", c.KVHeads)
+	}
+}
+
+// What Write writes, Parse reads: for every preset and every fixture.
+func TestWriteComesBack(t *testing.T) {
+	configs := map[string]*model.Config{}
+	for _, p := range model.Presets() {
+		if p.Config != nil && p.Config.MoE == nil {
+			configs[p.Name] = p.Config
+		}
+	}
+	for _, dir := range fixtures(t) {
+		configs[dir] = parseFile(t, filepath.Join(dir, "config.json"))
+	}
+	for name, c := range configs {
+		text, err := c.Write()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, text)
+			continue
+		}
+		back, err := model.Parse(text)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if d := cmp.Diff(c, back); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+}
+
+// The files that are written are committed, so that testdata/make.py can ask transformers what it
+// makes of them.
+func TestWrittenFiles(t *testing.T) {
+	for _, dir := range fixtures(t) {
+		text, err := parseFile(t, filepath.Join(dir, "config.json")).Write()
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, filepath.Join(dir, "written.json"), text)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, text := range published {
+		f.Add([]byte(text))
+	}
+	for _, dir := range []string{"gemma3", "phi3_partial", "qwen2", "nemotron"} {
+		text, err := os.ReadFile(filepath.Join("testdata", dir, "config.json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := model.Parse(text)
+		if err != nil {
+			if diag.From(err).Code != diag.BadInput {
+				t.Errorf("%v", err)
+			}
+			return
+		}
+		if n := c.Count(); n.Total <= 0 || n.Total < n.Embed+n.Head {
+			t.Errorf("counts %+v", n)
+		}
+		if c.Layers > 64 {
+			return
+		}
+		if _, err := c.Graph(1, 1, dtype.BF16); err != nil {
+			t.Errorf("%v", err)
+		}
+	})
+}
