@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,12 +17,32 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 )
 
 // maxProgram bounds a program file: a step for 16,384 GPUs with its replica groups written out
 // was 15 MB.
 const maxProgram = 1 << 30
+
+// readSource reads a file, or writes the step of a model that is named.
+func readSource(job CompileJob, c machine.Cluster) (*program.Program, []string, error) {
+	if _, err := os.Stat(job.Source); err != nil && !looksLikeFile(job.Source) {
+		p, err := model.Find(job.Source)
+		if err != nil {
+			return nil, nil, err
+		}
+		return stepOf(p, c, max(1, job.Seq), max(1, job.Batch))
+	}
+	p, err := readProgram(job.Source, c.Count)
+	return p, nil, err
+}
+
+// looksLikeFile tells the name of a file that is not there from that of a model.
+func looksLikeFile(source string) bool {
+	known := []string{".mlir", ".program", ".dw", ".txt", ".json"}
+	return strings.ContainsAny(source, `/\`) || slices.Contains(known, filepath.Ext(source))
+}
 
 // readProgram reads a program file, or a bare StableHLO module to be run on n devices.
 func readProgram(path string, n int) (*program.Program, error) {
@@ -95,7 +116,7 @@ func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.C
 		}
 		r, err := compile(&s)
 		if err != nil {
-			return nil, at(err, job.Path)
+			return nil, at(err, job.Source)
 		}
 		if c.Note != "" {
 			r.Notes = append(r.Notes, c.Note)

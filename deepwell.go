@@ -63,7 +63,8 @@ func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*mach
 
 // A CompileJob is what to compile, for what.
 type CompileJob struct {
-	Path         string         // a .mlir file or a program file
+	Source       string         // a .mlir file, a program file, or the name of a model
+	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
 	Cluster      string         // NxCARD
 	Flags        map[string]any // compile options on top of the program's own
 	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
@@ -75,13 +76,14 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, er
 	v := e.begin(ctx, "compile")
 	var cluster machine.Cluster
 	var prog *program.Program
+	var notes []string
 	var reports []*engine.Report
 	v.pass("read the cluster", func() (err error) {
 		cluster, err = machine.ParseCluster(job.Cluster)
 		return err
 	})
 	v.pass("read the program", func() (err error) {
-		prog, err = readProgram(job.Path, cluster.Count)
+		prog, notes, err = readSource(job, cluster)
 		return err
 	})
 	v.pass("compile the stages", func() (err error) {
@@ -89,6 +91,9 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, er
 		return err
 	})
 	v.pass("compare with the card's memory", func() error {
+		for _, r := range reports {
+			r.Notes = append(r.Notes, notes...)
+		}
 		for _, r := range reports {
 			if err := r.Fits(); err != nil {
 				return err

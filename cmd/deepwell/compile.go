@@ -14,23 +14,25 @@ func (a *app) compile() *cobra.Command {
 	job := deepwell.CompileJob{}
 	var sets []string
 	cmd := &cobra.Command{
-		Use:   "compile FILE --cluster NxCARD",
+		Use:   "compile FILE|MODEL --cluster NxCARD",
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
-		Long: "Compile reads a StableHLO module written for one device, or a program file, compiles\n" +
-			"it for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
+		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
+			"the gradient step of a model that is named (bf16, every block recomputed), compiles it\n" +
+			"for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
 			"called, and the collectives with their groups, bytes and whether they are asynchronous.\n" +
 			"It ends with status 3 if the program does not fit the card.",
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
 			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
+			"  deepwell compile llama3.1-8b --cluster 1xb200 --seq 8192\n" +
 			"  deepwell compile step.mlir --cluster 8xcpu",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usage(cmd, "compile takes one file; %d were given", len(args))
+				return usage(cmd, "compile takes one file or model; %d were given", len(args))
 			}
 			if job.Cluster == "" {
 				return usage(cmd, "compile needs to know for what: --cluster 8xb200")
 			}
-			job.Path = args[0]
+			job.Source = args[0]
 			var err error
 			if job.Flags, err = parseSets(cmd, sets); err != nil {
 				return err
@@ -55,6 +57,8 @@ func (a *app) compile() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "",
 		"what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
+	flags.Int64Var(&job.Seq, "seq", 2048, "tokens in a sequence, for a model")
+	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a step, for a model")
 	flags.StringArrayVar(&sets, "set", nil,
 		"a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
 	flags.BoolVar(&job.WithoutCuDNN, "without-cudnn", false,

@@ -65,7 +65,7 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
-	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.compile())
+	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.compile())
 	root.SetHelpCommand(a.help(root))
 	return root
 }
