@@ -25,7 +25,7 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"diag", "dtype"},
-	{"event", "internal/atomicfile", "safetensors", "internal/cas", "internal/stubcuda", "internal/nvml",
+	{"event", "internal/atomicfile", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest"},
 	{"engine", "optim", "model"},
