@@ -290,7 +290,7 @@ func (c *Client) Close() {
 	defer c.lifeMu.Unlock()
 	if !c.closed {
 		c.closed = true
-		c.endIfUnused()
+		c.endIfUnused(func(end func()) { end() })
 	}
 }
 
@@ -316,15 +316,18 @@ func (c *Client) leave() {
 	c.lifeMu.Lock()
 	defer c.lifeMu.Unlock()
 	c.live--
-	c.endIfUnused()
+	// The last to leave may be a callback on a thread of the client, which the client waits for
+	// when it is destroyed: so that is done from a thread of our own.
+	c.endIfUnused(func(end func()) { go end() })
 }
 
 // endIfUnused destroys the client once it is closed and nothing of it is left; c.lifeMu is held.
-func (c *Client) endIfUnused() {
+func (c *Client) endIfUnused(do func(end func())) {
 	if c.closed && c.live == 0 && c.ptr != nil {
-		c.plugin.destroy(clientDestroy, c.ptr)
+		ptr := c.ptr
 		c.ptr = nil
 		c.dropStore()
+		do(func() { c.plugin.destroy(clientDestroy, ptr) })
 	}
 }
 

@@ -349,3 +349,38 @@ func TestCloseBeforeFree(t *testing.T) {
 		}
 	}
 }
+
+// The last to leave a closed client may be a callback on the client's own thread. To destroy the client
+// there waited for that thread, for ever.
+func TestLastToLeaveIsACallback(t *testing.T) {
+	p, _ := real(t, "cpu")
+	const slow = `module @slow {
+func.func @main(%x: tensor<300x300xf32>) -> tensor<300x300xf32> {
+  %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<300x300xf32>, tensor<300x300xf32>) -> tensor<300x300xf32>
+  %b = stablehlo.dot_general %a, %x, contracting_dims = [1] x [0] : (tensor<300x300xf32>, tensor<300x300xf32>) -> tensor<300x300xf32>
+  return %b : tensor<300x300xf32>
+}}`
+	for range 20 {
+		c, err := p.NewClient([]Option{{"cpu_device_count", 2}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := c.Compile([]byte(slow), CompileOptions{Devices: []int{0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := c.FromHost(make([]byte, 4*300*300), x.Signature().Params[0], c.Local()[0], "", HostCopied)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := x.Execute([][]*Buffer{{in}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Free() // nobody waits: the plugin says when it is done
+		in.Free()
+		x.Free()
+		c.Close()
+		<-run.done
+	}
+}
