@@ -9,6 +9,7 @@
 //	   dtype       element types and shapes
 //	1  event       typed events; JSON lines, plain lines, one live line
 //	   safetensors reader, writer
+//	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
 //	   internal/   atomicfile, cas, nvml, stubcuda, hlo (reads optimized programs), pjrt (the C

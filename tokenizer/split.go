@@ -1,0 +1,348 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"unicode/utf8"
+)
+
+// A step is one of the pre-tokenizers of a tokenizer.json: it cuts a part of a text into smaller
+// ones, or changes it.
+type step struct {
+	kind     stepKind
+	scan     *scanner // of stepScan
+	text     []byte   // what stepText looks for, or stepPrefix and stepFirst put before a part
+	blank    []byte   // what stepMeta puts in the place of each blank
+	class    class    // of stepClass
+	behavior behavior
+	invert   bool // what is not a match is one, and the other way round
+}
+
+type stepKind uint8
+
+const (
+	stepScan   stepKind = iota // matches of a pattern
+	stepText                   // matches of a text
+	stepClass                  // matches are characters of a class
+	stepPrefix                 // text comes before each part that does not begin with it
+	stepFirst                  // the same, only where the whole text begins
+	stepMeta                   // each blank becomes another character
+)
+
+// A behavior says what becomes of a match.
+type behavior uint8
+
+const (
+	isolated           behavior = iota // a part of its own
+	removed                            // nothing
+	contiguous                         // a part with the matches beside it
+	mergedWithPrevious                 // the end of the part before it
+	mergedWithNext                     // the start of the part after it
+)
+
+var behaviorNames = []string{
+	isolated: "Isolated", removed: "Removed", contiguous: "Contiguous",
+	mergedWithPrevious: "MergedWithPrevious", mergedWithNext: "MergedWithNext",
+}
+
+// cutFrom applies the steps from k on to a part of a text and gives what they make of it to the
+// model. A part is not empty; first tells that it stands where the whole text begins.
+func (s *scratch) cutFrom(k int, part []byte, first bool) {
+	if k == len(s.t.steps) {
+		s.out = s.t.model.encode(s, s.out, part)
+		return
+	}
+	st := &s.t.steps[k]
+	switch st.kind {
+	case stepScan:
+		if st.behavior == isolated && !st.invert {
+			s.cutWords(k, st.scan, part, first)
+			return
+		}
+	case stepPrefix, stepFirst:
+		if !bytes.HasPrefix(part, st.text) && (first || st.kind == stepPrefix) {
+			part = append(append(s.bufs[k][:0], st.text...), part...)
+			s.bufs[k] = slices.Grow(part, wordBytes)
+			part = s.bufs[k]
+		}
+		s.cutFrom(k+1, part, first)
+		return
+	case stepMeta:
+		s.bufs[k] = slices.Grow(replace{[]byte(" "), st.blank}.normalize(s.bufs[k][:0], part), wordBytes)
+		s.cutFrom(k+1, s.bufs[k], first)
+		return
+	}
+	j := joiner{s: s, step: st, k: k + 1, text: part, first: first}
+	j.run()
+}
+
+// cutWords is the way of nearly all words: every match is a part, and so is what lies between.
+func (s *scratch) cutWords(k int, scan *scanner, part []byte, first bool) {
+	last := k+1 == len(s.t.steps)
+	start := 0 // of what did not match
+	for i := 0; i < len(part); {
+		end := scan.match(part, i)
+		if end <= i {
+			_, n := scan.table.at(part, i)
+			i += n
+			continue
+		}
+		if start < i {
+			s.cutFrom(k+1, part[start:i], first && start == 0)
+		}
+		if last {
+			s.out = s.t.model.encode(s, s.out, part[i:end])
+		} else {
+			s.cutFrom(k+1, part[i:end], first && i == 0)
+		}
+		start, i = end, end
+	}
+	if start < len(part) {
+		s.cutFrom(k+1, part[start:], first && start == 0)
+	}
+}
+
+// A joiner cuts one part of a text at the matches of a step.
+type joiner struct {
+	s          *scratch
+	step       *step
+	k          int // the next step
+	text       []byte
+	first      bool
+	start, end int  // what waits to be put out
+	waiting    bool // whether there is any
+	match      bool // whether its last piece was a match
+}
+
+// find gives the first match from i on; start is negative if there is none.
+func (j *joiner) find(i int) (start, end int) {
+	switch st := j.step; st.kind {
+	case stepText:
+		if at := bytes.Index(j.text[i:], st.text); at >= 0 {
+			return i + at, i + at + len(st.text)
+		}
+	case stepClass:
+		t := classes()
+		if i = t.until(j.text, i, st.class); i < len(j.text) {
+			_, n := t.at(j.text, i)
+			return i, i + n
+		}
+	default:
+		for i < len(j.text) {
+			if end := st.scan.match(j.text, i); end > i {
+				return i, end
+			}
+			_, n := st.scan.table.at(j.text, i)
+			i += n
+		}
+	}
+	return -1, 0
+}
+
+func (j *joiner) run() {
+	for i := 0; i < len(j.text); {
+		start, end := j.find(i)
+		if start < 0 {
+			j.piece(i, len(j.text), false)
+			break
+		}
+		if i < start {
+			j.piece(i, start, false)
+		}
+		j.piece(start, end, true)
+		i = end
+	}
+	j.flush()
+}
+
+// piece takes the next match, or what lies before one.
+func (j *joiner) piece(start, end int, match bool) {
+	match = match != j.step.invert
+	joins := false // whether it belongs to what waits
+	switch j.step.behavior {
+	case removed:
+		if match {
+			j.flush()
+			return
+		}
+	case contiguous:
+		joins = match == j.match
+	case mergedWithPrevious:
+		joins = match && !j.match
+	case mergedWithNext:
+		joins = !match && j.match
+	}
+	if joins && j.waiting {
+		j.end = end
+	} else {
+		j.flush()
+		j.start, j.end, j.waiting = start, end, true
+	}
+	j.match = match
+}
+
+func (j *joiner) flush() {
+	if j.waiting {
+		j.waiting = false
+		j.s.cutFrom(j.k, j.text[j.start:j.end], j.first && j.start == 0)
+	}
+}
+
+// preTokenizers reads the pre-tokenizer of a tokenizer.json.
+func (b *builder) preTokenizers(raw json.RawMessage, at place) error {
+	name, err := kind(raw, at)
+	if err != nil || name == "" {
+		return err
+	}
+	if b.bpe.byteLevel {
+		return refuse(at, "the tokenizer cuts words after it has turned them into bytes")
+	}
+	switch name {
+	case "Sequence":
+		var v struct {
+			Type          string
+			Pretokenizers []json.RawMessage
+		}
+		if err := read(raw, at, &v); err != nil {
+			return err
+		}
+		for i, raw := range v.Pretokenizers {
+			if err := b.preTokenizers(raw, at.key("pretokenizers").item(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "ByteLevel":
+		return b.byteLevel(raw, at)
+	case "Metaspace":
+		return b.metaspace(raw, at)
+	case "Split":
+		return b.split(raw, at)
+	case "Digits":
+		var v struct {
+			Type       string
+			Individual bool `json:"individual_digits"`
+		}
+		err = read(raw, at, &v)
+		st := step{kind: stepClass, class: numeric, behavior: contiguous}
+		if v.Individual {
+			st.behavior = isolated
+		}
+		b.steps = append(b.steps, st)
+		return err
+	case "Punctuation":
+		v := struct{ Type, Behavior string }{Behavior: behaviorNames[isolated]}
+		if err := read(raw, at, &v); err != nil {
+			return err
+		}
+		how, err := readBehavior(v.Behavior, at.key("behavior"))
+		b.steps = append(b.steps, step{kind: stepClass, class: punctuation, behavior: how})
+		return err
+	}
+	return refuse(at, "the tokenizer's pre-tokenizer %s is not known", name)
+}
+
+func readBehavior(name string, at place) (behavior, error) {
+	i := slices.Index(behaviorNames, name)
+	if i < 0 {
+		return 0, refuse(at, "the behavior %q is not known", name)
+	}
+	return behavior(i), nil
+}
+
+func (b *builder) byteLevel(raw json.RawMessage, at place) error {
+	v := struct {
+		Type     string
+		Prefix   bool  `json:"add_prefix_space"`
+		Trim     *bool `json:"trim_offsets"` // moves offsets only
+		UseRegex bool  `json:"use_regex"`
+	}{Prefix: true, UseRegex: true}
+	if err := read(raw, at, &v); err != nil {
+		return err
+	}
+	b.bpe.byteLevel = true
+	if v.Prefix {
+		b.steps = append(b.steps, step{kind: stepPrefix, text: []byte(" ")})
+	}
+	if v.UseRegex {
+		b.steps = append(b.steps, step{kind: stepScan, scan: findScanner(gpt2Pattern)})
+	}
+	return nil
+}
+
+// A metaspaceFile is a Metaspace, which is a pre-tokenizer and a decoder.
+type metaspaceFile struct {
+	Type        string
+	Replacement string
+	Scheme      string  `json:"prepend_scheme"`
+	Prefix      *bool   `json:"add_prefix_space"` // of older files
+	StrRep      *string `json:"str_rep"`          // of older files
+	Split       bool
+}
+
+func readMetaspace(raw json.RawMessage, at place) (v metaspaceFile, err error) {
+	v = metaspaceFile{Scheme: "always", Split: true}
+	if err := read(raw, at, &v); err != nil {
+		return v, err
+	}
+	if utf8.RuneCountInString(v.Replacement) != 1 {
+		return v, damaged(at.key("replacement"), "a blank becomes %q, not one character", v.Replacement)
+	}
+	if v.Prefix != nil && !*v.Prefix && v.Scheme != "never" {
+		return v, damaged(at.key("add_prefix_space"), "add_prefix_space contradicts prepend_scheme")
+	}
+	if !slices.Contains([]string{"always", "first", "never"}, v.Scheme) {
+		return v, refuse(at.key("prepend_scheme"), "the prepend_scheme %q is not known", v.Scheme)
+	}
+	return v, nil
+}
+
+func (b *builder) metaspace(raw json.RawMessage, at place) error {
+	v, err := readMetaspace(raw, at)
+	if err != nil {
+		return err
+	}
+	blank := []byte(v.Replacement)
+	b.steps = append(b.steps, step{kind: stepMeta, blank: blank})
+	switch v.Scheme {
+	case "always":
+		b.steps = append(b.steps, step{kind: stepPrefix, text: blank})
+	case "first":
+		b.steps = append(b.steps, step{kind: stepFirst, text: blank})
+	}
+	if v.Split {
+		b.steps = append(b.steps, step{kind: stepText, text: blank, behavior: mergedWithNext})
+	}
+	return nil
+}
+
+func (b *builder) split(raw json.RawMessage, at place) error {
+	var v struct {
+		Type     string
+		Pattern  textPattern
+		Behavior string
+		Invert   bool
+	}
+	if err := read(raw, at, &v); err != nil {
+		return err
+	}
+	how, err := readBehavior(v.Behavior, at.key("behavior"))
+	if err != nil {
+		return err
+	}
+	st := step{behavior: how, invert: v.Invert}
+	switch {
+	case v.Pattern.String != nil && *v.Pattern.String != "":
+		st.kind, st.text = stepText, []byte(*v.Pattern.String)
+	case v.Pattern.Regex != nil:
+		if st.scan = findScanner(*v.Pattern.Regex); st.scan == nil {
+			return refuse(at.key("pattern"), "the tokenizer cuts words with a pattern that is not known: %s",
+				*v.Pattern.Regex)
+		}
+	default:
+		return damaged(at.key("pattern"), "the tokenizer cuts words with no pattern")
+	}
+	b.steps = append(b.steps, st)
+	return nil
+}

@@ -1,0 +1,337 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Tokenizer is a vocabulary and the rules to spell text with it. It does not change, and any
+// number of goroutines may use it at once.
+type Tokenizer struct {
+	tokens  []string // by id; "" where an id is not used
+	ids     map[string]int32
+	special []bool // by id
+
+	raw, cooked *addedSet // added tokens of the text as given, and of the normalized text; or nil
+	normal      []normalizer
+	steps       []step
+	model       model
+	before      []int32 // what the template puts around a text
+	after       []int32
+	decode      decoder
+
+	bos, eos int32 // -1 if not known
+
+	// free keeps what encoders work with, so that their caches outlive a call.
+	free chan *scratch
+}
+
+// maxFree is how many encoders at once find a warm cache; a cache has 3 MB.
+const maxFree = 64
+
+// Options change what the methods of a Tokenizer do. The zero value does what the libraries do if
+// they are asked for nothing special.
+type Options struct {
+	// NoTemplate leaves out the tokens that the file puts around every text, such as the one that
+	// begins a text. A SentencePiece model has none in any case.
+	NoTemplate bool
+	// Literal reads the names of special tokens in a text as plain text, as one wants for text
+	// that strangers wrote.
+	Literal bool
+	// KeepSpecial keeps special tokens when ids become text.
+	KeepSpecial bool
+}
+
+// Load reads a tokenizer.json or a tokenizer.model; of a folder it reads the first of these that
+// is there. If a tokenizer_config.json lies beside a tokenizer.json, it says which tokens begin
+// and end a text.
+func Load(path string) (*Tokenizer, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		name, err := inFolder(path)
+		if err != nil {
+			return nil, err
+		}
+		path = name
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the tokenizer").At("%s", path).Wrap(err).
+			Try("name a tokenizer.json, a tokenizer.model or a folder that has one")
+	}
+	t, err := Parse(data)
+	if err != nil {
+		if e, ok := errors.AsType[*diag.Error](err); ok {
+			if e.Where == "" {
+				return nil, e.At("%s", path)
+			}
+			return nil, e.At("%s: %s", path, e.Where)
+		}
+		return nil, err
+	}
+	if !isPieceModel(data) {
+		config := filepath.Join(filepath.Dir(path), "tokenizer_config.json")
+		if err := t.readConfig(config); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func inFolder(dir string) (string, error) {
+	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && !info.IsDir() {
+			return path, nil
+		}
+	}
+	return "", diag.New(diag.FileError, "the folder has no tokenizer").At("%s", dir).
+		Try("put the model's tokenizer.json or tokenizer.model there")
+}
+
+// Parse reads the contents of a tokenizer.json or a tokenizer.model.
+func Parse(data []byte) (*Tokenizer, error) {
+	if isPieceModel(data) {
+		return parseModel(data)
+	}
+	return parseJSON(data)
+}
+
+// isPieceModel tells the two formats apart. A SentencePiece model begins with the tag of a piece,
+// which is a line feed; JSON begins with a brace. A model whose first piece has 123 bytes has both,
+// but no quote or brace after that.
+func isPieceModel(data []byte) bool {
+	rest := bytes.TrimLeft(data, " \t\r\n")
+	if len(rest) == 0 || rest[0] != '{' {
+		return len(data) > 0 && (len(rest) == 0 || data[0] == '\n')
+	}
+	rest = bytes.TrimLeft(rest[1:], " \t\r\n")
+	return len(rest) > 0 && rest[0] != '"' && rest[0] != '}' && data[0] == '\n'
+}
+
+// readConfig takes the tokens that begin and end a text from a tokenizer_config.json, if there is
+// one. Its other settings belong to another library.
+func (t *Tokenizer) readConfig(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var config struct {
+		BOS json.RawMessage `json:"bos_token"`
+		EOS json.RawMessage `json:"eos_token"`
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &config)
+	}
+	if err != nil {
+		return diag.New(diag.BadInput, "the tokenizer's settings cannot be read").At("%s", path).
+			Wrap(err).Try("repair or remove the file; without it the tokens that begin and end a text " +
+			"come from tokenizer.json")
+	}
+	for _, part := range []struct {
+		raw json.RawMessage
+		to  *int32
+	}{{config.BOS, &t.bos}, {config.EOS, &t.eos}} {
+		var name string
+		var object struct{ Content string }
+		if json.Unmarshal(part.raw, &name) != nil && json.Unmarshal(part.raw, &object) == nil {
+			name = object.Content
+		}
+		if id, ok := t.ids[name]; ok && name != "" {
+			*part.to = id
+		}
+	}
+	return nil
+}
+
+// newTokenizer makes a tokenizer of tokens and their ids, which are neither negative nor above
+// maxID.
+func newTokenizer(ids map[string]int32) *Tokenizer {
+	t := &Tokenizer{
+		ids: ids, bos: -1, eos: -1, free: make(chan *scratch, maxFree),
+	}
+	size := int32(0)
+	for _, id := range ids {
+		size = max(size, id+1)
+	}
+	t.tokens, t.special = make([]string, size), make([]bool, size)
+	for token, id := range ids {
+		t.tokens[id] = token
+	}
+	return t
+}
+
+// maxID bounds the memory that a damaged file can ask for. The largest vocabulary in use has some
+// 2^18 tokens.
+const maxID = 1<<24 - 1
+
+// Size gives the number of ids: one more than the largest.
+func (t *Tokenizer) Size() int { return len(t.tokens) }
+
+// Token gives the spelling of an id in the file, or "" if there is no such id. In a byte-level
+// vocabulary each character stands for a byte; [Tokenizer.Decode] gives the text.
+func (t *Tokenizer) Token(id int32) string {
+	if id < 0 || int(id) >= len(t.tokens) {
+		return ""
+	}
+	return t.tokens[id]
+}
+
+// ID gives the id of a token that is spelled as in the file.
+func (t *Tokenizer) ID(token string) (id int32, ok bool) {
+	id, ok = t.ids[token]
+	return id, ok
+}
+
+// Special reports whether an id stands for something that is not text.
+func (t *Tokenizer) Special(id int32) bool {
+	return id >= 0 && int(id) < len(t.special) && t.special[id]
+}
+
+// BOS gives the token that begins a text, if the file tells it.
+func (t *Tokenizer) BOS() (id int32, ok bool) { return t.bos, t.bos >= 0 }
+
+// EOS gives the token that ends a text, if the file tells it.
+func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
+
+// Encode gives the ids of a text, as the library's encode does.
+func (t *Tokenizer) Encode(text string) []int32 { return t.Append(nil, text, Options{}) }
+
+// Append appends the ids of a text to dst. It allocates nothing but what dst needs.
+func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
+	s := t.take()
+	defer t.put(s)
+	s.text = slices.Grow(appendValid(s.text[:0], text), wordBytes)
+	s.out = dst
+	if !o.NoTemplate {
+		s.out = append(s.out, t.before...)
+	}
+	if len(s.text) > 0 {
+		s.encode(o.Literal)
+	}
+	if !o.NoTemplate {
+		s.out = append(s.out, t.after...)
+	}
+	out := s.out
+	s.out = nil
+	return out
+}
+
+// A scratch is what one encoder works with.
+type scratch struct {
+	t     *Tokenizer
+	out   []int32
+	text  []byte    // the text
+	norms [2][]byte // a part of it while it is normalized
+	bufs  [][]byte  // a part of it while a step changes it, by step
+	cache wordCache
+
+	ids   []int32 // the tokens of a word
+	pairs []pending
+	links []link
+	heap  rankHeap
+	paths []path
+}
+
+func (t *Tokenizer) take() *scratch {
+	select {
+	case s := <-t.free:
+		return s
+	default:
+		return &scratch{t: t, bufs: make([][]byte, len(t.steps))}
+	}
+}
+
+// maxKeep is the longest text whose buffers are kept for the next.
+const maxKeep = 1 << 24
+
+func (t *Tokenizer) put(s *scratch) {
+	if cap(s.text) > maxKeep {
+		*s = scratch{t: t, bufs: make([][]byte, len(t.steps)), cache: s.cache}
+	}
+	select {
+	case t.free <- s:
+	default:
+	}
+}
+
+// encode takes the text apart: added tokens of the text as it is, then of the normalized text.
+func (s *scratch) encode(literal bool) {
+	if s.t.raw == nil {
+		s.part(s.text, literal, true)
+		return
+	}
+	s.t.raw.cut(s.text, literal,
+		func(id int32) { s.out = append(s.out, id) },
+		func(part []byte, at int) { s.part(part, literal, at == 0) })
+}
+
+func (s *scratch) part(part []byte, literal, first bool) {
+	for i, n := range s.t.normal {
+		if len(part) == 0 {
+			return
+		}
+		b := slices.Grow(n.normalize(s.norms[i%2][:0], part), wordBytes)
+		s.norms[i%2], part = b, b
+	}
+	if len(part) == 0 {
+		return
+	}
+	if s.t.cooked == nil {
+		s.cutFrom(0, part, first)
+		return
+	}
+	s.t.cooked.cut(part, literal,
+		func(id int32) { s.out = append(s.out, id) },
+		func(part []byte, at int) { s.cutFrom(0, part, first && at == 0) })
+}
+
+// appendValid appends text with U+FFFD for each maximal sequence of bytes that is not UTF-8: one
+// for the bytes that begin a character and one for each byte that can not begin one.
+func appendValid(dst []byte, text string) []byte {
+	for len(text) > 0 {
+		if utf8.ValidString(text) {
+			return append(dst, text...)
+		}
+		good, broken := validPrefix(text)
+		dst = append(append(dst, text[:good]...), "\ufffd"...)
+		text = text[good+broken:]
+	}
+	return dst
+}
+
+// validPrefix gives the length of the valid start of text, and of the broken sequence after it.
+func validPrefix[T string | []byte](text T) (good, broken int) {
+	for i := 0; i < len(text); {
+		if text[i] < utf8.RuneSelf {
+			i++
+			continue
+		}
+		head := [utf8.UTFMax]byte{}
+		n := copy(head[:], text[i:])
+		if r, size := utf8.DecodeRune(head[:n]); r != utf8.RuneError || size > 1 {
+			i += size
+			continue
+		}
+		return i, brokenLength(head[:n])
+	}
+	return len(text), 0
+}
+
+// brokenLength gives how many bytes at the start of b, which is not UTF-8, could begin a
+// character: at least one.
+func brokenLength(b []byte) int {
+	for n := len(b); n > 1; n-- {
+		if !utf8.FullRune(b[:n]) {
+			return n
+		}
+	}
+	return 1
+}
