@@ -13,11 +13,11 @@ type decoder struct {
 	texts   []string // what each id stands for, before the rest is done to it
 	pieces  [][]byte // decodePieces: the same with the replacements done
 	replace []replace
-	bytes   []int16 // the byte that each id spells, or -1; or none spells one
+	bytes   []int16 // the byte that each id spells, or -1; nil if none does
 	strip   []byte  // decodePieces: the character that is taken off the start of the text
 	stripN  int     // how often
 	blank   []byte  // decodeMeta and decodeSPM: what stands for a blank
-	prefix  bool    // decodeMeta: the first token has a blank that is not in the text
+	prefix  bool    // decodeMeta and decodeSPM: a text begins with a blank that is not its own
 	once    bool    // decodeSPM: only one blank is taken off the start
 	unknown string  // decodeSPM: the text of the unknown token
 	unkID   int32
@@ -332,22 +332,29 @@ func (b *builder) decoder(raw json.RawMessage, at place, alone bool) error {
 	case "Fuse":
 		b.fused = true
 	case "Strip":
-		var v struct {
-			Type        string
-			Content     string
-			Start, Stop int
-		}
-		if err := read(raw, at, &v); err != nil {
-			return err
-		}
-		if !b.fused || v.Stop != 0 || v.Start < 0 || d.stripN > 0 ||
-			utf8.RuneCountInString(v.Content) != 1 {
-			return late
-		}
-		d.strip, d.stripN = []byte(v.Content), v.Start
+		return b.strip(raw, at, late)
 	default:
 		return refuse(at, "the tokenizer's decoder %s is not known", name)
 	}
 	d.kind = decodePieces
+	return nil
+}
+
+// strip reads what is taken off the start of a text, once that is in one piece.
+func (b *builder) strip(raw json.RawMessage, at place, late error) error {
+	var v struct {
+		Type        string
+		Content     string
+		Start, Stop int
+	}
+	if err := read(raw, at, &v); err != nil {
+		return err
+	}
+	d := &b.t.decode
+	if !b.fused || v.Stop != 0 || v.Start < 0 || d.stripN > 0 ||
+		utf8.RuneCountInString(v.Content) != 1 {
+		return late
+	}
+	d.kind, d.strip, d.stripN = decodePieces, []byte(v.Content), v.Start
 	return nil
 }

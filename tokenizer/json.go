@@ -198,11 +198,12 @@ func readModel(raw json.RawMessage, m *modelFile) error {
 	if len(raw) == 0 || string(raw) == "null" {
 		return damaged(at, "the tokenizer has no model")
 	}
-	var head struct{ Type *string }
-	if err := json.Unmarshal(raw, &head); err == nil && head.Type != nil && *head.Type != "BPE" {
-		return refuse(at.key("type"), "the tokenizer's model is %s, not BPE", *head.Type)
-	}
-	if err := read(raw, at, m); err != nil {
+	if err := read(raw, at, m); err != nil || m.Type != nil && *m.Type != "BPE" {
+		// The settings of another model are not known either, but its name says more.
+		var head struct{ Type string }
+		if json.Unmarshal(raw, &head) == nil && head.Type != "" && head.Type != "BPE" {
+			return refuse(at.key("type"), "the tokenizer's model is %s, not BPE", head.Type)
+		}
 		return err
 	}
 	for _, s := range []struct {
@@ -269,10 +270,12 @@ func (b *builder) vocabulary(m *modelFile, added []addedToken) error {
 
 // added sorts the added tokens into the two passes.
 func (b *builder) added(added []addedToken) error {
+	done := make(map[string]bool, len(added))
 	for i, a := range added {
-		if a.Content == "" || slices.Contains(added[:i], a) {
+		if a.Content == "" || done[a.Content] {
 			continue
 		}
+		done[a.Content] = true
 		b.t.special[a.ID] = a.Special
 		set, text := &b.t.raw, a.Content
 		if a.Normalized {
@@ -303,13 +306,6 @@ func (b *builder) normalized(text string) string {
 
 // build makes the tables of a model.
 func (m *bpe) build(f *modelFile) error {
-	if f.UnkToken != nil {
-		id, ok := f.Vocab[*f.UnkToken]
-		if !ok {
-			return damaged(".model.unk_token", "the unknown token %q is not in the vocabulary", *f.UnkToken)
-		}
-		m.unknown = id
-	}
 	m.fuse = f.FuseUnk != nil && *f.FuseUnk
 	if err := m.buildMerges(f); err != nil {
 		return err
@@ -322,34 +318,22 @@ func (m *bpe) build(f *modelFile) error {
 			}
 		}
 	}
-	if f.ByteFallback != nil && *f.ByteFallback {
-		m.fallback = new([256]int32)
-		for c := range m.fallback {
-			m.fallback[c] = -1
-			if id, ok := f.Vocab[byteToken(byte(c))]; ok {
-				m.fallback[c] = id
-			}
-		}
-	}
+	complete := false // whether no character is unknown
 	if m.byteLevel {
-		return m.buildBytes(f)
-	}
-	m.chars = make(map[rune]int32)
-	for i := range m.ascii {
-		m.ascii[i] = -1
-	}
-	for token, id := range f.Vocab {
-		if r, n := utf8.DecodeRuneInString(token); n > 0 && n == len(token) && r != utf8.RuneError {
-			m.chars[r] = id
-			if r < utf8.RuneSelf {
-				m.ascii[r] = id
-			}
+		if complete = m.buildBytes(f); !complete && f.ByteFallback != nil && *f.ByteFallback {
+			return refuse(".model.byte_fallback", "the vocabulary lacks bytes, and spells them otherwise")
 		}
+	} else {
+		m.buildChars(f)
 	}
-	if id, ok := f.Vocab["\ufffd"]; ok {
-		m.chars[utf8.RuneError] = id
+	if f.UnkToken != nil && !complete {
+		id, ok := f.Vocab[*f.UnkToken]
+		if !ok {
+			return damaged(".model.unk_token", "the unknown token %q is not in the vocabulary", *f.UnkToken)
+		}
+		m.unknown = id
 	}
-	if !m.mergesSpelled(f) {
+	if !m.byteLevel && !m.mergesSpelled(f) {
 		m.buildCut(func(yield func(string) bool) {
 			for _, p := range f.Merges {
 				if !yield(p[0] + p[1]) {
@@ -359,6 +343,34 @@ func (m *bpe) build(f *modelFile) error {
 		})
 	}
 	return nil
+}
+
+// buildChars finds the tokens that are characters, and those that spell bytes.
+func (m *bpe) buildChars(f *modelFile) {
+	m.chars = make(map[rune]int32)
+	for i := range m.ascii {
+		m.ascii[i] = -1
+	}
+	for token, id := range f.Vocab {
+		r, n := utf8.DecodeRuneInString(token)
+		if n == 0 || n != len(token) {
+			continue
+		}
+		m.chars[r] = id
+		if r < utf8.RuneSelf {
+			m.ascii[r] = id
+		}
+	}
+	if f.ByteFallback == nil || !*f.ByteFallback {
+		return
+	}
+	m.fallback = new([256]int32)
+	for c := range m.fallback {
+		m.fallback[c] = -1
+		if id, ok := f.Vocab[byteToken(byte(c))]; ok {
+			m.fallback[c] = id
+		}
+	}
 }
 
 // mergesSpelled reports whether a merge has a token that does not stand for its own characters.
@@ -406,17 +418,17 @@ func (m *bpe) buildMerges(f *modelFile) error {
 	return nil
 }
 
-func (m *bpe) buildBytes(f *modelFile) error {
+// buildBytes finds the tokens of the bytes and reports whether each has one.
+func (m *bpe) buildBytes(f *modelFile) bool {
+	complete := true
 	for c := range m.bytes {
-		m.bytes[c] = -1
-		if id, ok := f.Vocab[string(byteChars[c])]; ok {
-			m.bytes[c] = id
-		} else if m.fallback != nil {
-			return refuse(".model.byte_fallback",
-				"the vocabulary lacks the byte 0x%02x, and spells it another way", c)
+		id, ok := f.Vocab[string(byteChars[c])]
+		if !ok {
+			id, complete = -1, false
 		}
+		m.bytes[c] = id
 	}
-	return nil
+	return complete
 }
 
 // spelling gives the text that a token of the vocabulary stands for; a byte-level token that has a

@@ -79,8 +79,11 @@ var refused = []refusal{
 	{"model.vocab", `{"a":99999999}`, ".model.vocab", "id 99999999"},
 	{"model.vocab", `{"a":0.5}`, ".model", "cannot be read"},
 	{"model.surprise", `1`, ".model", `setting "surprise"`},
+	{"pre_tokenizer", `{"type":"ByteLevel","trim":1}`, ".pre_tokenizer", `setting "trim"`},
+	{"model.type", `"Unigram","unk_id":0`, ".model.type", "Unigram"},
 	{"model.type", `"Unigram"`, ".model.type", "Unigram"},
 	{"model", `null`, ".model", "no model"},
+	{"model.byte_fallback", `true},"pre_tokenizer":{"type":"ByteLevel"`, ".model.byte_fallback", "lacks bytes"},
 }
 
 // What is not done is refused with the place in the file and what to do, and never done otherwise.
