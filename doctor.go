@@ -151,8 +151,8 @@ func (e *Env) driver(ctx context.Context) (string, error) {
 	return "NVIDIA driver " + m.Driver, machine.CheckDriver("cuda13", m.Driver)
 }
 
-// cudnn holds the installed version to the range that the plugin is known to work with: it asks
-// for at least 9.23, and 9.27.0 failed on a key it did not know.
+// cudnn tells which version plans are made with, and how. The version is the pinned one, which the
+// digest has proved: the plugin asks for at least 9.23, and 9.27.0 failed on a key it did not know.
 func (e *Env) cudnn(ctx context.Context) (string, error) {
 	b, err := engine.Verify(ctx, e.Engines, "cuda13")
 	if err != nil {
