@@ -24,7 +24,7 @@ func stepOf(p *model.Preset, c machine.Cluster, seq, batch int64) (*program.Prog
 			c, c.Count).Because("plans that spread a model over devices are not built yet").
 			Try("--cluster 1x%s", c.Card.Name)
 	}
-	g, err := p.Config.Graph(batch, seq, dtype.BF16)
+	g, err := p.Config.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.BF16})
 	if err != nil {
 		return nil, nil, err
 	}

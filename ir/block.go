@@ -164,8 +164,13 @@ const (
 )
 
 func inferAttention(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 3); err != nil {
-		return nil, err
+	if len(op.In) != 3 {
+		if err := arity(op, 5); err != nil {
+			return nil, err
+		}
+		if err := inferSegments(op); err != nil {
+			return nil, err
+		}
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
 	if err := sameDims(k, v); err != nil {
@@ -193,19 +198,42 @@ func inferAttention(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{q, {dtype.F32, rows, q.Place}}, nil
 }
 
+// inferSegments checks the numbers of documents that queries and keys belong to, which stand where
+// queries and keys do.
+func inferSegments(op *Op) error {
+	for i, name := range []string{KVHeads, Heads} {
+		x, s := op.In[1-i].Type, op.In[4-i].Type
+		want := Type{Elem: dtype.S32, Dims: without(x.Dims, name, HeadDim)}
+		for _, share := range x.Place {
+			if share.How != name {
+				want.Place = want.Place.With(share.Axis, share.How)
+			}
+		}
+		if !s.Equal(want) {
+			return fmt.Errorf("the segments of %s are %s, not %s", x, s, want)
+		}
+	}
+	return nil
+}
+
 func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 6); err != nil {
-		return nil, err
+	if len(op.In) != 6 {
+		if err := arity(op, 8); err != nil {
+			return nil, err
+		}
 	}
 	return []Type{op.In[0].Type, op.In[1].Type, op.In[2].Type}, nil
 }
 
 func attentionVJP(d *differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
-		return make([]*Value, 3)
+		return nil
 	}
 	in := []*Value{d.use(op.In[0]), d.use(op.In[1]), d.use(op.In[2]), d.use(op.Out[0]),
 		d.use(op.Out[1]), dy[0]}
+	for _, segments := range op.In[3:] {
+		in = append(in, d.use(segments))
+	}
 	return d.b.op("attention_grad", op.Attrs, nil, in...)
 }
 
@@ -338,6 +366,11 @@ type Attention struct {
 	Causal  bool
 	Window  int64
 	SoftCap float64
+	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
+	// keys of its own document only. Both or neither are given.
+	Segments, KeySegments *Value
+	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
+	Products dtype.DType
 }
 
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
@@ -349,7 +382,14 @@ func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	if how.SoftCap > 0 {
 		a["softcap"] = how.SoftCap
 	}
-	return b.op("attention", attrs(a), nil, q, k, v)[0]
+	if how.Products.Valid() {
+		a["in"] = how.Products.String()
+	}
+	in := []*Value{q, k, v}
+	if how.Segments != nil {
+		in = append(in, how.Segments, how.KeySegments)
+	}
+	return b.op("attention", attrs(a), nil, in...)[0]
 }
 
 // CrossEntropy gives the loss of each row of logits against its label.

@@ -162,9 +162,17 @@ func (b *Builder) Dot(a, c *Value, over ...string) *Value {
 }
 
 // Linear multiplies x by a weight, summing over the dimensions that they share.
-func (b *Builder) Linear(x, w *Value) *Value {
+func (b *Builder) Linear(x, w *Value) *Value { return b.LinearIn(x, w, dtype.Invalid) }
+
+// LinearIn is Linear with both arguments of its three products rounded to a type; sums and results
+// keep the type of x. Invalid keeps the arguments as they are.
+func (b *Builder) LinearIn(x, w *Value, products dtype.DType) *Value {
 	if b.err != nil || x == nil || w == nil {
 		return b.one("linear", nil, x, w)
+	}
+	a := map[string]any{}
+	if products.Valid() {
+		a["in"] = products.String()
 	}
 	var over []string
 	for _, d := range w.Type.Dims {
@@ -172,7 +180,8 @@ func (b *Builder) Linear(x, w *Value) *Value {
 			over = append(over, d.Name)
 		}
 	}
-	return b.one("linear", attrs(map[string]any{"over": over}), x, w)
+	a["over"] = over
+	return b.one("linear", attrs(a), x, w)
 }
 
 // Embedding takes the rows of a table that ids name.

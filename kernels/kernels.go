@@ -67,6 +67,8 @@ func (s *Set) againstCuDNN(op *ir.Op) string {
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", q.Elem)
 	case head > 256 || head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", head)
+	case len(op.In) == 5 || len(op.In) == 8:
+		return "cuDNN's call has no mask of documents"
 	case op.Attrs.Float("softcap") > 0:
 		return "cuDNN's call has no soft cap"
 	case len(names) != 4 || !slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim}):

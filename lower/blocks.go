@@ -111,11 +111,13 @@ type attendant struct {
 	w       *writer
 	op      *ir.Op
 	q, k, v val // q with heads cut into key heads and their share
+
+	segments []val // of queries and of keys, or none
 }
 
 func newAttendant(w *writer, op *ir.Op, in []val) *attendant {
-	a := &attendant{w: w, op: op, k: in[1], v: in[2]}
-	a.q = a.grouped(in[0])
+	a := &attendant{w: w, op: op, k: w.narrow(op, in[1]), v: w.narrow(op, in[2])}
+	a.q = a.grouped(w.narrow(op, in[0]))
 	return a
 }
 
@@ -160,44 +162,60 @@ func (a *attendant) scores() (score, raw val) {
 		t := w.elementwise("tanh", w.elementwise("multiply", raw, w.constant(raw.t, 1/soft)))
 		score = w.elementwise("multiply", t, w.constant(raw.t, soft))
 	}
-	window := a.op.Attrs.Int("window")
-	if !a.op.Attrs.Bool("causal") && window == 0 {
+	sees := a.sees(score.t)
+	if sees.name == "" {
 		return score, raw
+	}
+	// A number far below every score: the exponential of the difference is zero, and no NaN arises.
+	return w.choose(sees, score, w.constant(score.t, -1e30)), raw
+}
+
+// sees gives, for each score, whether the query sees the key; nothing if all see all.
+func (a *attendant) sees(scores ir.Type) (all val) {
+	w, window := a.w, a.op.Attrs.Int("window")
+	also := func(one val) {
+		if all.name != "" {
+			one = w.elementwise("and", all, one)
+		}
+		all = one
 	}
 	t := ir.Type{Elem: indexType, Dims: []ir.Dim{
 		{Name: ir.Seq, Size: a.q.t.Size(ir.Seq)}, {Name: ir.Keys, Size: a.k.t.Size(ir.Keys)}}}
 	i, j := w.iota(t, ir.Seq), w.iota(t, ir.Keys)
-	var sees val
 	if a.op.Attrs.Bool("causal") {
-		sees = w.compare("LE", j, i)
+		also(w.compare("LE", j, i))
 	}
 	if window > 0 {
-		near := w.compare("GT", j, w.elementwise("subtract", i, w.constant(t, float64(window))))
-		if sees.name != "" {
-			near = w.elementwise("and", sees, near)
-		}
-		sees = near
+		also(w.compare("GT", j, w.elementwise("subtract", i, w.constant(t, float64(window)))))
 	}
-	// A number far below every score: the exponential of the difference is zero, and no NaN arises.
-	return w.choose(w.as(sees, score.t), score, w.constant(score.t, -1e30)), raw
+	if all.name != "" {
+		all = w.as(all, scores)
+	}
+	if len(a.segments) > 0 {
+		wide := ir.Type{Elem: dtype.S32, Dims: scores.Dims}
+		also(w.compare("EQ", w.as(a.segments[0], wide), w.as(a.segments[1], wide)))
+	}
+	return all
 }
 
 func attention(w *writer, op *ir.Op, in []val) []val {
 	a := newAttendant(w, op, in)
+	a.segments = in[3:]
 	score, _ := a.scores()
 	p, lse := w.softmax(score, ir.Keys)
-	o := w.dot(w.convert(p, a.v.t.Elem), a.v, a.v.t.Elem, ir.Keys)
+	o := w.dot(w.convert(p, a.v.t.Elem), a.v, in[2].t.Elem, ir.Keys)
 	return []val{a.ungrouped(o, op.Out[0].Type), a.ungrouped(lse, op.Out[1].Type)}
 }
 
 func attentionGrad(w *writer, op *ir.Op, in []val) []val {
 	a := newAttendant(w, op, in)
+	a.segments = in[6:]
 	o, stat, do := a.grouped(in[3]), a.grouped(in[4]), a.grouped(in[5])
-	elem := in[0].t.Elem
+	elem, short := in[0].t.Elem, w.narrow(op, do)
 	score, raw := a.scores()
 	p := w.elementwise("exponential", w.elementwise("subtract", score, w.as(stat, score.t)))
-	dv := w.dot(w.convert(p, elem), do, elem, ir.Seq, share)
-	dp := w.dot(do, a.v, dtype.F32, ir.HeadDim)
+	dv := w.dot(w.convert(p, short.t.Elem), short, elem, ir.Seq, share)
+	dp := w.dot(short, a.v, dtype.F32, ir.HeadDim)
 	dp = w.transpose(dp, names(p.t))
 	inner := w.reduce(w.convert(w.elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
 	ds := w.elementwise("multiply", p, w.elementwise("subtract", dp, w.as(inner, p.t)))
@@ -207,7 +225,7 @@ func attentionGrad(w *writer, op *ir.Op, in []val) []val {
 		slope := w.elementwise("subtract", w.constant(t.t, 1), w.elementwise("multiply", t, t))
 		ds = w.elementwise("multiply", ds, slope)
 	}
-	narrow := w.convert(ds, elem)
+	narrow := w.convert(ds, short.t.Elem)
 	dq := w.dot(narrow, a.k, elem, ir.Keys)
 	dk := w.dot(narrow, a.q, elem, ir.Seq, share)
 	return []val{a.ungrouped(dq, op.Out[0].Type), a.ungrouped(dk, op.Out[1].Type),

@@ -103,7 +103,7 @@ func shapeRules() map[string]rule {
 	}
 	dot := func(w *writer, op *ir.Op, in []val) []val {
 		out := op.Out[0].Type
-		v := w.dot(in[0], in[1], out.Elem, op.Attrs.List("over")...)
+		v := w.dot(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Elem, op.Attrs.List("over")...)
 		return []val{w.transpose(v, names(out))}
 	}
 	return map[string]rule{
@@ -146,6 +146,15 @@ func shapeRules() map[string]rule {
 			return []val{w.reduce(in[0], "maximum", lowest, op.Attrs.List("over")...)}
 		},
 	}
+}
+
+// narrow rounds an argument of a product to the type that the operation says, if it says one.
+func (w *writer) narrow(op *ir.Op, x val) val {
+	to, err := dtype.Parse(op.Attrs.Text("in"))
+	if err != nil {
+		return x
+	}
+	return w.convert(x, to)
 }
 
 // lowest stands for minus infinity, which MLIR spells by its bits.

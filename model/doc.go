@@ -7,7 +7,7 @@
 //
 //	preset, err := model.Find("llama3.1-8b")
 //	...
-//	g, err := preset.Config.Graph(1, 8192, dtype.BF16)
+//	g, err := preset.Config.Graph(model.Shape{Batch: 1, Seq: 8192, Elem: dtype.BF16})
 //
 // Layers of one kind are stacked: a parameter of the graph is the same weight of many layers, and
 // the graph is some lines before, one repeat, and some lines after, whatever the depth. Where

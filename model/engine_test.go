@@ -29,12 +29,12 @@ func TestEngineAgainstTransformers(t *testing.T) {
 			c := parseFile(t, filepath.Join(dir, "config.json"))
 			weights := tensors(t, filepath.Join(dir, "model.safetensors"))
 			want := tensors(t, filepath.Join(dir, "expected.safetensors"))
-			scores, err := c.Logits(2, 11, dtype.F32)
+			scores, err := c.Logits(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 			if err != nil {
 				t.Fatal(err)
 			}
 			logits := distance(runOn(t, e, scores, load(t, c, scores, weights, want))[0], want["logits"])
-			g, err := c.Graph(2, 11, dtype.F32)
+			g, err := c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 			if err != nil {
 				t.Fatal(err)
 			}

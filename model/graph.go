@@ -11,25 +11,41 @@ import (
 // The names of the inputs of a graph that are not parameters. Labels stand where the logits that
 // they judge stand: the label of a place is the token that follows it, or a negative number where
 // nothing is to be learned.
+//
+// Share is one over the number of labels that count in a whole step. The loss is the sum over the
+// labels times the share, so that the losses and gradients of parts of a step, be they cut by time
+// or by device, add up to those of the step.
 const (
 	InputIDs       = "ids"
 	InputLabels    = "labels"
 	InputPositions = "positions"
+	InputSegments  = "segments"
+	InputShare     = "share"
 )
 
-// Graph gives the mean loss over labels that are not negative, as a graph of ids, labels,
-// positions and the parameters of [Config.Params] in their order.
-func (c *Config) Graph(batch, seq int64, elem dtype.DType) (*ir.Graph, error) {
-	return c.build(batch, seq, elem, true)
+// A Shape is what a graph of a model has beside the model: the sizes of its batch, and the types
+// it computes in.
+type Shape struct {
+	Batch, Seq int64
+	// Elem is the type of parameters and of what flows between operations.
+	Elem dtype.DType
+	// Products is the type that arguments of matrix products are rounded to; Invalid keeps Elem. With
+	// f32 and products in bf16 everything but the products has the precision of f32.
+	Products dtype.DType
+	// Documents adds the input segments: rows hold several documents, which do not see each other.
+	Documents bool
 }
 
-// Logits gives the scores of the tokens that may follow each place, as a graph of ids, positions
-// and the parameters.
-func (c *Config) Logits(batch, seq int64, elem dtype.DType) (*ir.Graph, error) {
-	return c.build(batch, seq, elem, false)
-}
+// Graph gives the loss over labels that are not negative, as a graph of ids, labels, positions,
+// segments if the shape has documents, share, and the parameters of [Config.Params] in their
+// order.
+func (c *Config) Graph(s Shape) (*ir.Graph, error) { return c.build(s, true) }
 
-func (c *Config) build(batch, seq int64, elem dtype.DType, loss bool) (*ir.Graph, error) {
+// Logits gives the scores of the tokens that may follow each place, as a graph of ids, positions,
+// segments if the shape has documents, and the parameters.
+func (c *Config) Logits(s Shape) (*ir.Graph, error) { return c.build(s, false) }
+
+func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 	if c == nil {
 		return nil, diag.New(diag.NotSupported, "the sizes of this model are not known")
 	}
@@ -40,17 +56,22 @@ func (c *Config) build(batch, seq int64, elem dtype.DType, loss bool) (*ir.Graph
 	case c.MoE != nil || c.MLA != nil:
 		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
 			c.Arch)
-	case elem.Kind() != dtype.Float:
-		return nil, bad("a model cannot be made of %s", elem)
-	case batch < 1 || seq < 1 || batch > maxContext/seq:
-		return nil, bad("a batch of %d sequences of %d tokens", batch, seq)
-	case c.Learned && seq > c.Context:
-		return nil, bad("sequences of %d tokens do not fit %d learned positions", seq, c.Context).
+	case s.Elem.Kind() != dtype.Float:
+		return nil, bad("a model cannot be made of %s", s.Elem)
+	case s.Products.Valid() && s.Products.Kind() != dtype.Float:
+		return nil, bad("products cannot be made of %s", s.Products)
+	case s.Batch < 1 || s.Seq < 1 || s.Batch > maxContext/s.Seq:
+		return nil, bad("a batch of %d sequences of %d tokens", s.Batch, s.Seq)
+	case c.Learned && s.Seq > c.Context:
+		return nil, bad("sequences of %d tokens do not fit %d learned positions", s.Seq, c.Context).
 			Try("use sequences of at most %d tokens", c.Context)
 	}
-	m := &maker{c: c, b: ir.NewBuilder("model"), elem: elem,
-		rows: []ir.Dim{{Name: "batch", Size: batch}, {Name: ir.Seq, Size: seq}},
-		at:   map[string]*ir.Value{}}
+	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, products: s.Products,
+		rows: []ir.Dim{{Name: "batch", Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
+		at:   map[string]*ir.Value{}, documents: s.Documents}
+	if m.products == m.elem {
+		m.products = dtype.Invalid
+	}
 	return m.graph(loss)
 }
 
@@ -62,6 +83,19 @@ type maker struct {
 	rows []ir.Dim
 	at   map[string]*ir.Value // parameters by name
 	err  error                // of a body
+
+	products  dtype.DType // of the arguments of products, Invalid for elem
+	documents bool        // rows hold several
+}
+
+// places are the values that say where tokens stand: every layer sees them.
+type places struct{ positions, segments *ir.Value }
+
+func (p places) list() []*ir.Value {
+	if p.segments == nil {
+		return []*ir.Value{p.positions}
+	}
+	return []*ir.Value{p.positions, p.segments}
 }
 
 func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
@@ -72,19 +106,26 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	if withLoss {
 		labels = b.Input(InputLabels, ir.Data, whole, "")
 	}
-	positions := b.Input(InputPositions, ir.Data, whole, "")
+	at := places{positions: b.Input(InputPositions, ir.Data, whole, "")}
+	if m.documents {
+		at.segments = b.Input(InputSegments, ir.Data, whole, "")
+	}
+	var share *ir.Value
+	if withLoss {
+		share = b.Input(InputShare, ir.Data, ir.Type{Elem: dtype.F32}, "")
+	}
 	params := c.Params()
 	for _, p := range params {
 		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.elem, Dims: p.Dims}, p.Source)
 	}
-	x := m.embed(ids, positions)
+	x := m.embed(ids, at.positions)
 	for _, s := range c.segments() {
-		x = m.repeat(s, params, x, positions)
+		x = m.repeat(s, params, x, at)
 	}
 	x = m.norm(x, "norm", dimEmbed)
 	y := m.head(x)
 	if withLoss {
-		y = m.loss(y, labels)
+		y = m.loss(y, labels, share)
 	}
 	if m.err != nil {
 		return nil, m.err
@@ -117,8 +158,9 @@ func rounded(x float64, elem dtype.DType) float64 {
 }
 
 // repeat runs the layers of a segment.
-func (m *maker) repeat(s segment, params []Param, x, positions *ir.Value) *ir.Value {
-	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, at: map[string]*ir.Value{}}
+func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Value {
+	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, products: m.products,
+		at: map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
 	var stacks []*ir.Value
 	for _, p := range params {
@@ -130,22 +172,25 @@ func (m *maker) repeat(s segment, params []Param, x, positions *ir.Value) *ir.Va
 			}
 		}
 	}
-	pos := body.b.Input(InputPositions, ir.Data, positions.Type, "")
+	inner := places{positions: body.b.Input(InputPositions, ir.Data, at.positions.Type, "")}
+	if at.segments != nil {
+		inner.segments = body.b.Input(InputSegments, ir.Data, at.segments.Type, "")
+	}
 	for _, one := range s {
-		y = body.block(one, y, pos)
+		y = body.block(one, y, inner)
 	}
 	block, err := body.b.Graph(y)
 	if err != nil {
 		m.err = err
 		return x
 	}
-	return m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, []*ir.Value{positions})[0]
+	return m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, at.list())[0]
 }
 
 // block is one layer: what attention adds, then what the MLP adds.
-func (m *maker) block(s slot, x, positions *ir.Value) *ir.Value {
+func (m *maker) block(s slot, x *ir.Value, at places) *ir.Value {
 	h := m.norm(x, s.name+".norm1", dimEmbed)
-	h = m.attend(s, h, positions)
+	h = m.attend(s, h, at)
 	if m.c.PostNorms {
 		h = m.norm(h, s.name+".post1", dimEmbed)
 	}
@@ -158,7 +203,7 @@ func (m *maker) block(s slot, x, positions *ir.Value) *ir.Value {
 	return m.b.Add(x, h)
 }
 
-func (m *maker) attend(s slot, x, positions *ir.Value) (y *ir.Value) {
+func (m *maker) attend(s slot, x *ir.Value, at places) (y *ir.Value) {
 	c := m.c
 	m.b.Tagged(ir.Attn, func() {
 		q, k := m.linear(x, s.name+".q"), m.linear(x, s.name+".k")
@@ -168,13 +213,16 @@ func (m *maker) attend(s slot, x, positions *ir.Value) (y *ir.Value) {
 			k = m.b.RMSNorm(k, m.at[s.name+".k_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
 		}
 		if !c.Learned {
-			q, k = m.rotate(s, q, positions), m.rotate(s, k, positions)
+			q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
 		}
-		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap}
+		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap, Products: m.products}
 		if s.windowed {
 			how.Window = c.Window
 		}
 		k, v = m.b.Rename(k, ir.Seq, ir.Keys), m.b.Rename(v, ir.Seq, ir.Keys)
+		if at.segments != nil {
+			how.Segments, how.KeySegments = at.segments, m.b.Rename(at.segments, ir.Seq, ir.Keys)
+		}
 		y = m.linear(m.b.Attend(q, k, v, how), s.name+".o")
 	})
 	return y
@@ -220,7 +268,7 @@ func (m *maker) activate(x *ir.Value) *ir.Value {
 
 // linear multiplies by a weight and adds its bias, if it has one.
 func (m *maker) linear(x *ir.Value, name string) *ir.Value {
-	y := m.b.Linear(x, m.at[name])
+	y := m.b.LinearIn(x, m.at[name], m.products)
 	if bias := m.at[name+".bias"]; bias != nil {
 		y = m.b.Add(y, bias)
 	}
@@ -249,7 +297,7 @@ func (m *maker) head(x *ir.Value) (y *ir.Value) {
 		if m.c.Tied {
 			table = m.at["embed"]
 		}
-		y = m.b.Linear(x, table)
+		y = m.b.LinearIn(x, table, m.products)
 		if limit := m.c.LogitCap; limit != 0 {
 			y = m.b.Scale(m.b.Tanh(m.b.Scale(y, 1/limit)), limit)
 		}
@@ -257,16 +305,11 @@ func (m *maker) head(x *ir.Value) (y *ir.Value) {
 	return y
 }
 
-// loss is the mean over labels that are not negative, and 0 where there is none.
-func (m *maker) loss(logits, labels *ir.Value) (y *ir.Value) {
+// loss is the sum over labels that are not negative, times their share in the step.
+func (m *maker) loss(logits, labels, share *ir.Value) (y *ir.Value) {
 	b := m.b
 	b.Tagged(ir.Head, func() {
-		sum := b.Sum(b.CrossEntropy(logits, labels, dimVocab), "batch", ir.Seq)
-		f32 := ir.Type{Elem: dtype.F32, Dims: m.rows}
-		counts := b.Compare("ge", labels, b.Fill(labels.Type, 0))
-		n := b.Sum(b.Select(counts, b.Fill(f32, 1), b.Fill(f32, 0)), "batch", ir.Seq)
-		one := b.Fill(ir.Type{Elem: dtype.F32}, 1)
-		y = b.Div(sum, b.Select(b.Compare("ge", n, one), n, one))
+		y = b.Mul(b.Sum(b.CrossEntropy(logits, labels, dimVocab), "batch", ir.Seq), share)
 	})
 	return y
 }

@@ -39,7 +39,7 @@ func golden(t *testing.T, path string, got []byte) {
 func TestGraphText(t *testing.T) {
 	for _, name := range []string{"llama3", "gemma3"} {
 		c := parseFile(t, filepath.Join("testdata", name, "config.json"))
-		g, err := c.Graph(2, 11, dtype.BF16)
+		g, err := c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.BF16})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func TestGraphOfPresets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g, err := p.Config.Graph(1, 8192, dtype.BF16)
+		g, err := p.Config.Graph(model.Shape{Batch: 1, Seq: 8192, Elem: dtype.BF16})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +118,7 @@ func TestGraphRefuses(t *testing.T) {
 		{&model.Config{}, 1, 8, dtype.F32, diag.BadInput},
 		{unknown, 1, 8, dtype.F32, diag.NotSupported},
 	} {
-		if _, err := c.c.Graph(c.batch, c.seq, c.elem); err == nil || diag.From(err).Code != c.code {
+		if _, err := c.c.Graph(model.Shape{Batch: c.batch, Seq: c.seq, Elem: c.elem}); err == nil || diag.From(err).Code != c.code {
 			t.Errorf("%d×%d of %s: %v", c.batch, c.seq, c.elem, err)
 		}
 	}
@@ -134,7 +134,7 @@ func TestScaleOfEmbeddings(t *testing.T) {
 		dtype.BF16: 59.75, dtype.F16: 59.875, dtype.F32: float64(float32(math.Sqrt(3584))),
 		dtype.F64: math.Sqrt(3584),
 	} {
-		g, err := p.Config.Logits(1, 8, elem)
+		g, err := p.Config.Logits(model.Shape{Batch: 1, Seq: 8, Elem: elem})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,7 +148,7 @@ func TestScaleOfEmbeddings(t *testing.T) {
 func TestLossOfNothing(t *testing.T) {
 	dir := filepath.Join("testdata", "gpt2")
 	c := parseFile(t, filepath.Join(dir, "config.json"))
-	g, err := c.Graph(2, 11, dtype.F32)
+	g, err := c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestFixturesSeeEverySwitch(t *testing.T) {
 		for what, turn := range list {
 			c := parseFile(t, filepath.Join(dir, "config.json"))
 			turn(c)
-			g, err := c.Logits(2, 11, dtype.F32)
+			g, err := c.Logits(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 			if err != nil {
 				t.Fatal(err)
 			}

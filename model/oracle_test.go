@@ -97,6 +97,14 @@ func load(t *testing.T, c *model.Config, g *ir.Graph, weights, data map[string][
 			for i := range a.Data {
 				a.Data[i] = float64(i % int(v.Type.Size(ir.Seq)))
 			}
+		case model.InputShare: // transformers gives the mean over labels that count
+			n := 0.0
+			for _, label := range data[model.InputLabels] {
+				if label >= 0 {
+					n++
+				}
+			}
+			a.Data[0] = 1 / max(1, n)
 		}
 	}
 	for _, p := range c.Params() {
@@ -128,7 +136,7 @@ func TestAgainstTransformers(t *testing.T) {
 			weights := tensors(t, filepath.Join(dir, "model.safetensors"))
 			want := tensors(t, filepath.Join(dir, "expected.safetensors"))
 			const batch, seq = 2, 11
-			scores, err := c.Logits(batch, seq, dtype.F32)
+			scores, err := c.Logits(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,7 +163,7 @@ func TestAgainstTransformers(t *testing.T) {
 // gradients compares the loss, and gradients exported tensor by tensor, with what is wanted.
 func gradients(t *testing.T, c *model.Config, weights, want map[string][]float64) (loss, worst float64, where string) {
 	t.Helper()
-	g, err := c.Graph(2, 11, dtype.F32)
+	g, err := c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,6 +50,23 @@ func (p *Param) Tensors() []string {
 	return names
 }
 
+// Layers gives the parameters that a stack is made of, as a graph has them that was unrolled
+// ([ir.Unroll]); a parameter that is none is its own only layer. Checkpoints name tensors so,
+// whatever the program that wrote them.
+func (p *Param) Layers() []Param {
+	if !p.Stacked() {
+		return []Param{*p}
+	}
+	list := make([]Param, p.Dims[0].Size)
+	for i, source := range p.Tensors() {
+		one := *p
+		one.Name, one.Source, one.Dims = ir.LayerName(p.Name, i), source, p.Dims[1:]
+		one.First, one.Step = p.First+int64(i)*p.Step, 0
+		list[i] = one
+	}
+	return list
+}
+
 // Size is the number of elements.
 func (p *Param) Size() int64 {
 	n := int64(1)

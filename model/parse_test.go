@@ -243,7 +243,7 @@ func FuzzParse(f *testing.F) {
 		if c.Layers > 64 {
 			return
 		}
-		if _, err := c.Graph(1, 1, dtype.BF16); err != nil {
+		if _, err := c.Graph(model.Shape{Batch: 1, Seq: 1, Elem: dtype.BF16}); err != nil {
 			t.Errorf("%v", err)
 		}
 	})

@@ -127,7 +127,7 @@ func TestPresetsAreWhole(t *testing.T) {
 		if err := p.Config.Check(); err != nil {
 			t.Errorf("%s: %v", p.Name, err)
 		}
-		_, err := p.Config.Graph(1, 1024, dtype.BF16)
+		_, err := p.Config.Graph(model.Shape{Batch: 1, Seq: 1024, Elem: dtype.BF16})
 		switch {
 		case p.Config.MoE == nil && err != nil:
 			t.Errorf("%s: %v", p.Name, err)

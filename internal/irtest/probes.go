@@ -50,6 +50,18 @@ func attentionProbe(how ir.Attention) Build {
 	}
 }
 
+// documents puts a row of several documents before an attention.
+func documents(how ir.Attention) Build {
+	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
+		how.Segments = m.IDs("segments", S32(D("batch", batch), D(ir.Seq, seq)), 3)
+		how.KeySegments = b.Rename(how.Segments, ir.Seq, ir.Keys)
+		q := m.In("q", F32(D("batch", batch), D(ir.Seq, seq), D(ir.Heads, kv*share), D(ir.HeadDim, d)))
+		kt := F32(D("batch", batch), D(ir.Keys, seq), D(ir.KVHeads, kv), D(ir.HeadDim, d))
+		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
+	}
+}
+
 func binaryProbe(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		a, c := D("a", small(r, 3)), D("c", small(r, 4))
@@ -210,6 +222,7 @@ var Probes = []Probe{
 	{"attention", false, attentionProbe(ir.Attention{Scale: 0.7})},
 	{"attention, causal", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true})},
 	{"attention, window", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true, Window: 2})},
+	{"attention, documents", false, documents(ir.Attention{Scale: 0.5, Causal: true})},
 	{"attention, soft cap", false, attentionProbe(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5})},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))

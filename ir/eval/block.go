@@ -2,6 +2,7 @@ package eval
 
 import (
 	"math"
+	"slices"
 
 	"github.com/deepwell/deepwell/ir"
 )
@@ -109,8 +110,22 @@ func rope(op *ir.Op, in, out []*Array) {
 
 // A head walks over the rows of attention: for every query of every head, the scores of its keys.
 type head struct {
-	op      *ir.Op
-	q, k, v *Array
+	op       *ir.Op
+	q, k, v  *Array
+	segments []*Array // of queries and of keys, or none
+}
+
+// apart tells whether a query and a key belong to different documents.
+func (h head) apart(at []int64, rows ir.Type, key int64) bool {
+	if len(h.segments) == 0 {
+		return false
+	}
+	place := slices.Clone(at)
+	own := pick(h.segments[0], rows, place)
+	place[rows.Index(ir.Seq)] = key
+	keys := ir.Type{Dims: slices.Clone(rows.Dims)}
+	keys.Dims[rows.Index(ir.Seq)].Name = ir.Keys
+	return own != pick(h.segments[1], keys, place)
 }
 
 // eachQuery gives, for each query, where it is, the offset of each key, and the scores before and
@@ -144,7 +159,8 @@ func (h head) eachQuery(visit func(at []int64, keys []int64, raw, score []float6
 				score[j] = soft * math.Tanh(raw[j]/soft)
 			}
 			window := h.op.Attrs.Int("window")
-			if h.op.Attrs.Bool("causal") && j > seq || window > 0 && j <= seq-window {
+			if h.op.Attrs.Bool("causal") && j > seq || window > 0 && j <= seq-window ||
+				h.apart(at, rows, j) {
 				score[j] = math.Inf(-1)
 			}
 		}
@@ -163,7 +179,7 @@ func (h head) product(at []int64, key int64) float64 {
 }
 
 func attention(op *ir.Op, in, out []*Array) {
-	h := head{op, in[0], in[1], in[2]}
+	h := head{op, in[0], in[1], in[2], in[3:]}
 	n, row := in[0].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, _, score []float64) {
 		lse := logSumExp(score)
@@ -182,7 +198,7 @@ func attention(op *ir.Op, in, out []*Array) {
 
 // attentionGrad is the gradient of Dao et al. (2022): with D = Σ do·o, ds = p (do·v - D).
 func attentionGrad(op *ir.Op, in, out []*Array) {
-	h := head{op, in[0], in[1], in[2]}
+	h := head{op, in[0], in[1], in[2], in[6:]}
 	o, stat, do := in[3], in[4], in[5]
 	n, row := in[0].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, raw, score []float64) {
