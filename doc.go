@@ -7,23 +7,32 @@
 //
 //	0  diag        errors: code, what, where, fix, exit class
 //	   dtype       element types and shapes
+//	   schedule    pipeline schedules as lists; validator, bubbles
 //	1  event       typed events; JSON lines, plain lines, one live line
 //	   safetensors reader, writer
 //	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
 //	   internal/   atomicfile, cas, nvml, stubcuda, hlo (reads optimized programs), pjrt (the C
-//	               interface; nothing else knows an offset)
+//	               interface; nothing else knows an offset), resident (memory that stays),
+//	               tfevents (for TensorBoard), trace (for Perfetto)
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
 //	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
 //	   internal/irtest  graphs that use every operation, for tests
+//	   data        text files to rows of tokens; one position, whatever the number of ranks
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
-//	   optim       AdamW and schedules as graph builders
+//	   optim       AdamW, Muon and schedules as graph builders
 //	   model       architectures, presets, counts, parameters with their layouts
-//	4  kernels     what an operation becomes on a target, and why
+//	   ckpt        slices of a running state to a folder that can be resumed from, and back
+//	   recipe      run.toml to a checked recipe
+//	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
+//	   plan        how a model is spread over devices → plan.json
+//	   kernels     what an operation becomes on a target, and why
+//	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	6  lower       per-device graph → StableHLO text
 //	   internal/check   small programs whose answers are known
+//	7  train       the loop, guards, checkpoints, replay
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/deepwell/deepwell/recipe"
 )
 
 var update = flag.Bool("update", false, "rewrite the committed lists")
@@ -24,14 +26,17 @@ const module = "github.com/deepwell/deepwell"
 // layers is the house: a package imports only from rows above its own, or packages of its own row
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
-	{"diag", "dtype"},
+	{"diag", "dtype", "schedule"},
 	{"event", "internal/atomicfile", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
-		"internal/hlo", "internal/pjrt", "machine", "plugin"},
-	{"program", "ir", "ir/eval", "internal/irtest"},
-	{"engine", "optim", "model"},
-	{"kernels"},
+		"internal/hlo", "internal/pjrt", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
+	{"program", "ir", "ir/eval", "internal/irtest", "data"},
+	{"engine", "optim", "model", "ckpt", "recipe"},
+	{"capture", "plan", "kernels"},
+	{"spmd"},
 	{"lower", "internal/check"},
-	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot"},
+	{"train"},
+	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
+		"bench/depth"},
 }
 
 // place gives a package's row and its place in the row.
@@ -135,6 +140,8 @@ var grown = map[string]string{
 	"exported diag":          "0010: a code is a row of the catalogue, not a part of the face",
 	"exported dtype":         "0010: an element type is a row of the table",
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
+	"files cmd/deepwell":     "0010: one file for each command",
+	"exported event":         "0010: a kind of event is a row of the table",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
 }
 
@@ -144,6 +151,15 @@ const (
 	maxLines    = 800
 	maxColumns  = 100
 )
+
+const maxKeys = 25
+
+// A recipe stays something that a person can read.
+func TestRecipeIsShort(t *testing.T) {
+	if n := len(recipe.Keys()); n > maxKeys {
+		t.Errorf("run.toml has %d keys, more than %d", n, maxKeys)
+	}
+}
 
 func TestSize(t *testing.T) {
 	for _, p := range list(t, "./...") {

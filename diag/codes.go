@@ -9,7 +9,9 @@ import (
 type Code string
 
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
-// 22xx compiling, 23xx programs, 24xx machines, 25xx graphs.
+// 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
+// 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,
+// 32xx pipeline schedules.
 const (
 	Internal  Code = "DW1000"
 	BadUsage  Code = "DW1001"
@@ -58,6 +60,46 @@ const (
 
 	GraphInvalid Code = "DW2501"
 	GraphText    Code = "DW2502"
+
+	RecipeText    Code = "DW2601"
+	RecipeKey     Code = "DW2602"
+	RecipeValue   Code = "DW2603"
+	RecipeChanged Code = "DW2604"
+
+	ModelUnknown   Code = "DW2701"
+	ModelMissing   Code = "DW2702"
+	WeightMismatch Code = "DW2703"
+	WeightType     Code = "DW2704"
+
+	DataMissing   Code = "DW2801"
+	DataEmpty     Code = "DW2802"
+	DataFormat    Code = "DW2803"
+	DataTokenizer Code = "DW2804"
+	DataCache     Code = "DW2805"
+	DataPosition  Code = "DW2806"
+
+	CheckpointMissing Code = "DW2901"
+	CheckpointDamaged Code = "DW2902"
+	CheckpointVersion Code = "DW2903"
+	CheckpointBusy    Code = "DW2904"
+	CheckpointWrite   Code = "DW2905"
+	CheckpointTensor  Code = "DW2906"
+	CheckpointExists  Code = "DW2907"
+
+	TrainingLost Code = "DW3001"
+
+	PlanText    Code = "DW3101"
+	PlanKey     Code = "DW3102"
+	PlanValue   Code = "DW3103"
+	PlanVersion Code = "DW3104"
+	PlanMisfit  Code = "DW3105"
+	PlanLater   Code = "DW3106"
+
+	ScheduleUnknown Code = "DW3201"
+	ScheduleShape   Code = "DW3202"
+	ScheduleInvalid Code = "DW3203"
+	ScheduleText    Code = "DW3204"
+	ScheduleCosts   Code = "DW3205"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.
@@ -158,6 +200,79 @@ var catalogue = []row{
 		"linear: x has embed=64, w has embed=128"},
 	{GraphText, Usage, "the text of a graph is not well formed",
 		"there is no operation \"lineer\""},
+
+	{RecipeText, Usage, "a recipe is not TOML",
+		"run.toml is not TOML: expected '=' after key"},
+	{RecipeKey, Usage, "a recipe has a key that there is not, or lacks one that it needs",
+		`there is no key "optimizer.lr"`},
+	{RecipeValue, Usage, "a recipe's value has another type or range, or contradicts another one",
+		"micro = 3 does not divide batch = 16"},
+	{RecipeChanged, Usage, "a run goes on with a recipe that would make it another run",
+		"optimizer.rate was 0.0003 when the run was saved, now it is 0.001"},
+
+	{ModelUnknown, Usage, "nothing is known by that name: no preset, no folder, no file",
+		`"llama3.1-7b" is neither a preset nor a folder`},
+	{ModelMissing, Failed, "a model, or a file of it, is not on this machine",
+		"hf:Qwen/Qwen3-8B is not in the Hugging Face cache"},
+	{WeightMismatch, Usage, "weights are not those of the model that the configuration describes",
+		"model.norm.weight is f32[4096]; the configuration says [2048]"},
+	{WeightType, Usage, "weights of that element type cannot be read or written",
+		"model.layers.0.mlp.up_proj.weight is f8e4m3fn"},
+
+	{DataMissing, Usage, "there is no file at a source's path",
+		"nothing matches corpus/**/*.txt"},
+	{DataEmpty, Usage, "a source has no text, or too little for one row",
+		"corpus has 412 tokens; a row of 1024 needs 1025"},
+	{DataFormat, Usage, "a file of data is not of its format, or has no text where text belongs",
+		`chats.jsonl:7 has neither "text" nor "messages"`},
+	{DataTokenizer, Usage, "the tokenizer lacks a token that the data needs",
+		`the tokenizer has no token "<|im_start|>"`},
+	{DataCache, Failed, "a token cache cannot be written or read",
+		"the token cache cannot be written: no space left on device"},
+	{DataPosition, Usage, "a position in the data is not one of these sources",
+		`the position names the source "books", which is not in this mixture`},
+
+	{CheckpointMissing, Failed, "there is no checkpoint where one is wanted",
+		"runs/a holds no checkpoint"},
+	{CheckpointDamaged, Failed, "a checkpoint is incomplete or was changed after it was written",
+		"part-00000.safetensors: tensor \"embed\" has another SHA-256 than when it was written"},
+	{CheckpointVersion, Usage, "a checkpoint has a version this binary does not know",
+		"step-00000120 has version 9; this binary reads 1"},
+	{CheckpointBusy, Failed, "another process is writing checkpoints into the same folder",
+		"process 4711 is writing checkpoints into runs/a"},
+	{CheckpointWrite, Failed, "a checkpoint cannot be written",
+		"step 120 needs 1.2 GiB, the disk has 310.0 MiB left"},
+	{CheckpointTensor, Usage, "a checkpoint does not hold the tensor or slice that is asked for",
+		"the checkpoint has \"embed\" as f32[512,64]; f32[1024,64] is wanted"},
+	{CheckpointExists, Failed, "a checkpoint of that step is there and whole",
+		"step 120 is there already"},
+
+	{TrainingLost, Numerics, "so many steps in a row were rejected that the run is lost",
+		"8 steps in a row were rejected; the last because the loss is not finite"},
+
+	{PlanText, Usage, "a plan is not JSON",
+		"the plan is not JSON: unexpected EOF"},
+	{PlanKey, Usage, "a plan has a key that there is not, or one twice",
+		`there is no key "fsdp.stage"`},
+	{PlanValue, Usage, "a value of a plan has another type or range",
+		`fsdp.gather is "layers", not one of layer, micro, step`},
+	{PlanVersion, Usage, "a plan has a version this binary does not know",
+		"the plan has version 9; this binary reads 1"},
+	{PlanMisfit, Usage, "a plan does not fit the model or the cluster",
+		"fsdp 4 × tp 4 make 16 devices; the cluster has 8"},
+	{PlanLater, Usage, "a plan asks for what Deepwell cannot do yet",
+		"tp.overlap, two half batches in one body, is not there yet"},
+
+	{ScheduleUnknown, Usage, "there is no pipeline schedule of that name",
+		`there is no schedule "1f1p"`},
+	{ScheduleShape, Usage, "a pipeline schedule does not come in that shape",
+		"interleaved needs microbatches in groups of 4, one for each rank, not 6"},
+	{ScheduleInvalid, Usage, "a pipeline schedule contradicts itself",
+		"B3.2 comes before F3.2"},
+	{ScheduleText, Usage, "the text of a pipeline schedule is not well formed",
+		`"G0.1" is no action`},
+	{ScheduleCosts, Usage, "the costs of a pipeline's stages do not fit the schedule",
+		"there are 3 costs of forward for 4 stages"},
 }
 
 func (c Code) class() Class {

@@ -270,6 +270,17 @@ func (r *Run) Free() {
 	r.run.Forget()
 }
 
+// Keep puts results into a state by their names; the run gives up those that it puts there.
+func (r *Run) Keep(st *State, results ...*Array) {
+	if r.kept == nil {
+		r.kept = map[*Array]bool{}
+	}
+	for _, a := range results {
+		st.Put(a)
+		r.kept[a] = true
+	}
+}
+
 // A State keeps arrays on the devices by their global names, from step to step.
 type State struct {
 	mu     sync.Mutex
@@ -301,6 +312,18 @@ func (st *State) Names() []string {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return slices.Sorted(maps.Keys(st.arrays))
+}
+
+// Drop frees arrays by name; names that are not kept are left out.
+func (st *State) Drop(names ...string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, name := range names {
+		if a := st.arrays[name]; a != nil {
+			a.Free()
+			delete(st.arrays, name)
+		}
+	}
 }
 
 // Free frees everything.
@@ -336,11 +359,7 @@ func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
 			continue
 		}
 		at := slices.IndexFunc(x.stage.Results, func(a program.Array) bool { return a.Name == spec.Into })
-		st.Put(r.Results[at])
-		if r.kept == nil {
-			r.kept = map[*Array]bool{}
-		}
-		r.kept[r.Results[at]] = true
+		r.Keep(st, r.Results[at])
 	}
 	return r, nil
 }

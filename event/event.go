@@ -93,6 +93,12 @@ var kinds = map[string]func([]byte) (Event, error){
 	"installed": as[Installed],
 	"compiled":  as[Compiled],
 	"checked":   as[Checked],
+	"step":      as[Step],
+	"eval":      as[Eval],
+	"rejected":  as[Rejected],
+	"saved":     as[Saved],
+	"resumed":   as[Resumed],
+	"profiled":  as[Profiled],
 }
 
 func as[E Event](line []byte) (Event, error) {

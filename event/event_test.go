@@ -2,6 +2,7 @@ package event
 
 import (
 	"bytes"
+	"math"
 	"os"
 	"reflect"
 	"strings"
@@ -23,6 +24,13 @@ var samples = []Event{
 	Installed{"cpu", 259284552, "0123456789abcdef"},
 	Compiled{"step", "b200", 8, 0.59, false},
 	Checked{"collectives", true, "8 devices, 5 kinds", ""},
+	Step{Step: 1240, Steps: 50000, Loss: 2.317, GradNorm: 0.41, Rate: 3e-4, Tokens: 5 << 20, TokensPerSecond: 4010,
+		Seconds: 16.2, MemoryBytes: 134 << 30, MFU: 0.41, ETASeconds: 9*86400 + 4*3600},
+	Eval{1200, 2.341, 65536},
+	Rejected{1241, 9.5, math.Inf(1), "the gradient is not finite", "run/replay/1241"},
+	Saved{1000, "run/step-1000", 3 << 30, 12.34},
+	Resumed{1000, "run/step-1000"},
+	Profiled{"run/trace.json"},
 }
 
 func TestEveryKindIsSampled(t *testing.T) {
@@ -74,7 +82,8 @@ func TestOldFileStillReads(t *testing.T) {
 		}
 		kindsSeen = append(kindsSeen, rec.Event.Kind())
 	}
-	if want := []string{"phase", "compiled", "from-the-future"}; !cmp.Equal(kindsSeen, want) {
+	if want := []string{"phase", "compiled", "from-the-future", "step", "eval", "rejected", "saved", "resumed",
+		"profiled"}; !cmp.Equal(kindsSeen, want) {
 		t.Errorf("kinds %v, want %v", kindsSeen, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -32,9 +33,48 @@ func NewJSON(w io.Writer, now Clock) Sink {
 	return &lines{w: w, render: func(e Event) (string, error) { return encode(e, now()) }}
 }
 
-// NewPlain returns a Sink that writes the line of every event that has one.
+// NewPlain returns a Sink that writes the line of every event that has one. Of the steps of a
+// training run it writes the first, the last and one now and then.
 func NewPlain(w io.Writer) Sink {
-	return &lines{w: w, render: func(e Event) (string, error) { return e.Line(), nil }}
+	var run course
+	return &lines{w: w, render: func(e Event) (string, error) {
+		if s, ok := e.(Step); ok {
+			return run.line(s), nil
+		}
+		run.note(e)
+		return e.Line(), nil
+	}}
+}
+
+// A course is what a stream of steps has shown so far.
+type course struct {
+	eval    *Eval
+	shown   bool
+	seconds float64 // that the steps since the last line took
+}
+
+// A log gets a line of a step when its steps took so long, and at least so many in a run.
+const (
+	plainSeconds = 10
+	plainLines   = 20
+)
+
+func (c *course) note(e Event) {
+	if v, ok := e.(Eval); ok {
+		c.eval = &v
+	}
+}
+
+// line is the text of a step, or "" if it is not yet time for one. Time is that of the steps
+// themselves, so that the same run gives the same lines whoever watches.
+func (c *course) line(s Step) string {
+	c.seconds += s.Seconds
+	often := max(1, s.Steps/plainLines)
+	if c.shown && s.Step%often != 0 && s.Step != s.Steps && c.seconds < plainSeconds {
+		return ""
+	}
+	c.shown, c.seconds = true, 0
+	return s.text(c.eval, math.MaxInt)
 }
 
 // lines is a Sink that writes one line an event. A sink has no one to return an error to; a
@@ -46,12 +86,12 @@ type lines struct {
 }
 
 func (l *lines) Emit(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	text, err := l.render(e)
 	if err != nil || text == "" {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	_, _ = io.WriteString(l.w, text+"\n")
 }
 
@@ -124,8 +164,8 @@ func decode(line []byte) (Record, error) {
 	return Record{h.Time, e}, err
 }
 
-// A Live sink keeps the newest progress on the last line of a terminal and prints every other
-// event above it. Close it before anything else writes to the terminal.
+// A Live sink keeps the newest progress or step on the last line of a terminal and prints every
+// other event above it. Close it before anything else writes to the terminal.
 type Live struct {
 	mu    sync.Mutex
 	w     io.Writer
@@ -133,6 +173,8 @@ type Live struct {
 	now   Clock
 	drawn time.Time
 	shown string
+	run   course
+	step  *Step // the newest, which Close leaves behind; nil once it is
 }
 
 // liveEvery bounds how often the live line is redrawn; a person cannot read faster.
@@ -147,9 +189,14 @@ func NewLive(w io.Writer, width int, now Clock) *Live {
 func (l *Live) Emit(e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch p := e.(type) {
+	l.run.note(e)
+	switch e := e.(type) {
 	case Progress:
-		l.progress(p)
+		l.draw(e.text(), e.Total > 0 && e.Done >= e.Total)
+	case Step:
+		l.step = &e
+		l.draw(e.text(l.run.eval, l.width-1), e.Step == e.Steps)
+	case Eval: // the next step shows it
 	default:
 		if line := e.Line(); line != "" {
 			l.clear()
@@ -158,14 +205,13 @@ func (l *Live) Emit(e Event) {
 	}
 }
 
-func (l *Live) progress(p Progress) {
+// draw puts a text on the live line, unless it is too early; what is last is always shown.
+func (l *Live) draw(text string, last bool) {
 	at := l.now()
-	last := p.Total > 0 && p.Done >= p.Total
 	if !last && at.Sub(l.drawn) < liveEvery {
 		return
 	}
 	l.drawn = at
-	text := p.text()
 	if r := []rune(text); len(r) > l.width-1 {
 		text = string(r[:l.width-1])
 	}
@@ -174,11 +220,15 @@ func (l *Live) progress(p Progress) {
 	l.shown = text
 }
 
-// Close wipes the live line.
+// Close wipes the live line; the last step of a training run stays.
 func (l *Live) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clear()
+	if l.step != nil {
+		_, _ = io.WriteString(l.w, l.step.text(l.run.eval, l.width-1)+"\n")
+		l.step = nil
+	}
 }
 
 func (l *Live) clear() {

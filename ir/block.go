@@ -60,30 +60,43 @@ func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
 // dx = r (g - h mean(g h)), dw = Σ dy h (Zhang and Sennrich, 2019).
 func rmsNormVJP(d *differ, op *Op, dy []*Value) []*Value {
 	b, dim := d.b, op.Attrs.Text("dim")
-	x, w := d.use(op.In[0]), d.use(op.In[1])
+	x, w, dout := d.wide(d.use(op.In[0])), d.wide(d.use(op.In[1])), d.wide(dy[0])
 	n := float64(x.Type.Size(dim))
 	r := b.Rsqrt(b.Shift(b.Scale(b.Sum(b.Mul(x, x), dim), 1/n), op.Attrs.Float("eps")))
 	if s := op.Attrs.Float("shift"); s != 0 {
 		w = b.Shift(w, s)
 	}
-	h, g := b.Mul(x, r), b.Mul(dy[0], w)
+	h, g := b.Mul(x, r), b.Mul(dout, w)
 	dx := b.Mul(b.Sub(g, b.Mul(h, b.Scale(b.Sum(b.Mul(g, h), dim), 1/n))), r)
-	return []*Value{dx, d.fold(b.Mul(dy[0], h), op.In[1])}
+	return []*Value{d.narrow(dx, op.In[0]), d.narrow(d.fold(b.Mul(dout, h), op.In[1]), op.In[1])}
 }
 
 // layerNormVJP: the same with the mean taken off: dx = r (g - mean g - h mean(g h)) (Ba et al.,
 // 2016).
 func layerNormVJP(d *differ, op *Op, dy []*Value) []*Value {
 	b, dim := d.b, op.Attrs.Text("dim")
-	x, w := d.use(op.In[0]), d.use(op.In[1])
+	x, w, dout := d.wide(d.use(op.In[0])), d.wide(d.use(op.In[1])), d.wide(dy[0])
 	n := float64(x.Type.Size(dim))
 	mean := func(v *Value) *Value { return b.Scale(b.Sum(v, dim), 1/n) }
 	c := b.Sub(x, mean(x))
 	r := b.Rsqrt(b.Shift(mean(b.Mul(c, c)), op.Attrs.Float("eps")))
-	h, g := b.Mul(c, r), b.Mul(dy[0], w)
+	h, g := b.Mul(c, r), b.Mul(dout, w)
 	dx := b.Mul(b.Sub(b.Sub(g, mean(g)), b.Mul(h, mean(b.Mul(g, h)))), r)
-	return []*Value{dx, d.fold(b.Mul(dy[0], h), op.In[1]), d.fold(dy[0], op.In[2])}
+	return []*Value{d.narrow(dx, op.In[0]), d.narrow(d.fold(b.Mul(dout, h), op.In[1]), op.In[1]),
+		d.narrow(d.fold(dout, op.In[2]), op.In[2])}
 }
+
+// wide gives a value in f32 if its type is narrower: norms and their gradients are computed so, and
+// rounded once, as PyTorch does. What is kept for the gradient stays narrow.
+func (d *differ) wide(v *Value) *Value {
+	if v.Type.Elem == dtype.F64 {
+		return v
+	}
+	return d.b.Convert(v, dtype.F32)
+}
+
+// narrow gives a gradient the element type of its value.
+func (d *differ) narrow(g, like *Value) *Value { return d.b.Convert(g, like.Type.Elem) }
 
 func inferSoftmax(_ *Graph, op *Op) ([]Type, error) {
 	if err := arity(op, 1); err != nil {
@@ -163,12 +176,34 @@ const (
 	HeadDim = "head"
 )
 
+// Extras gives what an attention, or its gradient, takes beside queries, keys and the like: the
+// numbers of documents, then the places in the sequence, each of queries and of keys; none or two
+// of each.
+func (op *Op) Extras() (segments, places []*Value) {
+	first := 3
+	if op.Kind == "attention_grad" {
+		first = 6
+	}
+	rest := op.In[min(first, len(op.In)):]
+	if op.Attrs.Bool("placed") && len(rest) >= 2 {
+		return rest[:len(rest)-2], rest[len(rest)-2:]
+	}
+	return rest, nil
+}
+
 func inferAttention(_ *Graph, op *Op) ([]Type, error) {
-	if len(op.In) != 3 {
-		if err := arity(op, 5); err != nil {
+	segments, places := op.Extras()
+	pairs := len(segments) == 0 || len(segments) == 2
+	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
+		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
+	}
+	if len(segments) > 0 {
+		if err := inferSegments(op, segments); err != nil {
 			return nil, err
 		}
-		if err := inferSegments(op); err != nil {
+	}
+	if places != nil {
+		if err := inferPlaces(op, places); err != nil {
 			return nil, err
 		}
 	}
@@ -191,7 +226,8 @@ func inferAttention(_ *Graph, op *Op) ([]Type, error) {
 	for _, axis := range axesOf(q, k, v) {
 		s, t, u := q.Place.On(axis), k.Place.On(axis), v.Place.On(axis)
 		byHeads := s == Heads && t == KVHeads && u == KVHeads
-		if !byHeads && (s != t || t != u || s == Partial || s == HeadDim || s == Seq || s == Keys) {
+		byPlace := s == Seq && t == "" && u == "" && places != nil
+		if !byHeads && !byPlace && (s != t || t != u || s == Partial || s == HeadDim || s == Seq || s == Keys) {
 			return nil, fmt.Errorf("along %s queries are placed %q, keys %q, values %q", axis, s, t, u)
 		}
 	}
@@ -200,9 +236,9 @@ func inferAttention(_ *Graph, op *Op) ([]Type, error) {
 
 // inferSegments checks the numbers of documents that queries and keys belong to, which stand where
 // queries and keys do.
-func inferSegments(op *Op) error {
-	for i, name := range []string{KVHeads, Heads} {
-		x, s := op.In[1-i].Type, op.In[4-i].Type
+func inferSegments(op *Op, segments []*Value) error {
+	for i, name := range []string{Heads, KVHeads} {
+		x, s := op.In[i].Type, segments[i].Type
 		want := Type{Elem: dtype.S32, Dims: without(x.Dims, name, HeadDim)}
 		for _, share := range x.Place {
 			if share.How != name {
@@ -216,13 +252,37 @@ func inferSegments(op *Op) error {
 	return nil
 }
 
-func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
-	if len(op.In) != 6 {
-		if err := arity(op, 8); err != nil {
-			return nil, err
+// inferPlaces checks the places in the sequence of queries and keys, which tell who comes before
+// whom where a device does not have all queries.
+func inferPlaces(op *Op, places []*Value) error {
+	for i, name := range []string{Seq, Keys} {
+		x := op.In[i].Type
+		want := Type{Elem: dtype.S32, Dims: []Dim{{name, x.Size(name)}}}
+		for _, s := range x.Place {
+			if s.How == name {
+				want.Place = want.Place.With(s.Axis, name)
+			}
+		}
+		if !places[i].Type.Equal(want) {
+			return fmt.Errorf("the places of %s are %s, not %s", x, places[i].Type, want)
 		}
 	}
-	return []Type{op.In[0].Type, op.In[1].Type, op.In[2].Type}, nil
+	return nil
+}
+
+// inferAttentionGrad gives the types of queries, keys and values; where devices have different
+// queries of the same keys, each has a term of the keys' gradient.
+func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
+	if segments, _ := op.Extras(); len(op.In) < 6 || len(segments) != 0 && len(segments) != 2 {
+		return nil, fmt.Errorf("takes six arguments and pairs, got %d", len(op.In))
+	}
+	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
+	for _, s := range q.Place {
+		if s.How == Seq {
+			k.Place, v.Place = k.Place.With(s.Axis, Partial), v.Place.With(s.Axis, Partial)
+		}
+	}
+	return []Type{q, k, v}, nil
 }
 
 func attentionVJP(d *differ, op *Op, dy []*Value) []*Value {
@@ -231,14 +291,19 @@ func attentionVJP(d *differ, op *Op, dy []*Value) []*Value {
 	}
 	in := []*Value{d.use(op.In[0]), d.use(op.In[1]), d.use(op.In[2]), d.use(op.Out[0]),
 		d.use(op.Out[1]), dy[0]}
-	for _, segments := range op.In[3:] {
-		in = append(in, d.use(segments))
+	for _, extra := range op.In[3:] {
+		in = append(in, d.use(extra))
 	}
 	return d.b.op("attention_grad", op.Attrs, nil, in...)
 }
 
 // inferCrossEntropy gives the loss of each row and the logarithm of its sum of exponentials, which
 // is all that the gradient needs beside the logits. A negative label has no loss.
+//
+// Along the axis that the operation names, if it names one, each device has some of the scores of
+// every row. The devices exchange three numbers of a row, the largest score, the sum of the
+// exponentials and the label's score; never the scores. Only so many scores as "valid" says count,
+// if it says so: the rest are there to make the number of scores divisible.
 func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	if err := arity(op, 2); err != nil {
 		return nil, err
@@ -248,6 +313,12 @@ func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	if x.Index(dim) < 0 || labels.Elem.Kind() != dtype.Signed ||
 		!slices.Equal(rows.Dims, labels.Dims) {
 		return nil, fmt.Errorf("%s are not labels of %s over %s", labels, x, dim)
+	}
+	if axis := op.Attrs.Text("axis"); axis != "" {
+		if x.Place.On(axis) != dim {
+			return nil, fmt.Errorf("along %s the scores %s are not cut by %s", axis, x, dim)
+		}
+		x.Place = x.Place.With(axis, "")
 	}
 	place, err := keep(x, dim)
 	if err == nil && !place.Equal(labels.Place) {
@@ -369,6 +440,10 @@ type Attention struct {
 	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
 	// keys of its own document only. Both or neither are given.
 	Segments, KeySegments *Value
+	// Places and KeyPlaces are the places of queries and keys in the sequence. Without them the first
+	// query and the first key stand at the same place, and the others follow. Both or neither are
+	// given.
+	Places, KeyPlaces *Value
 	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
 	Products dtype.DType
 }
@@ -388,6 +463,10 @@ func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)
+	}
+	if how.Places != nil {
+		a["placed"] = true
+		in = append(in, how.Places, how.KeyPlaces)
 	}
 	return b.op("attention", attrs(a), nil, in...)[0]
 }

@@ -25,8 +25,13 @@ func contractKinds() map[string]kind {
 		"linear_dx": {1, inferDot, nil},
 		"linear_dw": {1, inferDot, nil},
 		"embedding": {1, inferEmbedding, func(d *differ, op *Op, dy []*Value) []*Value {
-			table := op.In[1].Type
-			a := attrs(map[string]any{"type": Type{table.Elem, table.Dims, nil}.String()})
+			t := Type{op.In[1].Type.Elem, op.In[1].Type.Dims, nil}
+			for _, s := range op.In[1].Type.Place {
+				if s.How == t.Dims[0].Name { // each device has its own rows
+					t.Place = t.Place.With(s.Axis, s.How)
+				}
+			}
+			a := attrs(map[string]any{"type": t.String()})
 			return []*Value{nil, d.b.one("embedding_dw", a, d.use(op.In[0]), dy[0])}
 		}},
 		"embedding_dw": {1, inferEmbeddingDW, nil},

@@ -29,6 +29,9 @@ type GradPlan struct {
 	Wrt []string
 	// Recompute lists the tags whose values are computed again instead of kept.
 	Recompute []Tag
+	// Terms leaves the gradients of parameters as terms of a sum along the axes along which the
+	// devices saw different data, for whoever adds up several gradients before they are reduced.
+	Terms bool
 }
 
 // Grad takes the gradient of a graph's results.
@@ -44,7 +47,10 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 	d.backward()
 	out := make([]*Value, len(wrt))
 	for i, v := range wrt {
-		if out[i] = d.settled(v); out[i] == nil {
+		if out[i] = d.grads[v]; !p.Terms || v.Role != Param {
+			out[i] = d.settled(v)
+		}
+		if out[i] == nil {
 			out[i] = d.b.Fill(v.Type, 0)
 		}
 	}
@@ -73,6 +79,7 @@ type differ struct {
 	b         *Builder
 	fwd       *Graph
 	recompute []Tag
+	terms     bool
 	needs     map[*Value]bool   // values that a gradient must flow through
 	grads     map[*Value]*Value // gradients so far, in the backward graph
 	used      map[*Value]*Value // forward values, in the backward graph
@@ -81,7 +88,7 @@ type differ struct {
 
 func newDiffer(fwd *Graph, p GradPlan) *differ {
 	d := &differ{b: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
-		needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
+		terms: p.Terms, needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
 	d.b.names = newFresh(fwd)
 	return d
@@ -140,6 +147,10 @@ func (d *differ) reaches(op *Op) bool {
 	return slices.ContainsFunc(op.In, func(v *Value) bool { return d.needs[v] })
 }
 
+// movers only move elements, so their gradients take terms of a sum as well; a gather scatters them.
+var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split", "merge", "broadcast",
+	"slice", "pad", "concat", "convert"}
+
 // backward walks through the operations from the last to the first.
 func (d *differ) backward() {
 	for i := len(d.fwd.Ops) - 1; i >= 0 && d.b.err == nil; i-- {
@@ -147,8 +158,8 @@ func (d *differ) backward() {
 		dout := make([]*Value, len(op.Out))
 		any := false
 		for k, v := range op.Out {
-			if op.Kind == "all_gather" {
-				dout[k] = d.grads[v] // it takes terms of a sum, and scatters them
+			if slices.Contains(movers, op.Kind) {
+				dout[k] = d.grads[v]
 			} else {
 				dout[k] = d.settled(v)
 			}
@@ -198,12 +209,16 @@ func (d *differ) settled(v *Value) *Value {
 
 // reduce sums what is still in terms over the axes along which the value itself has copies.
 func (d *differ) reduce(g, v *Value) *Value {
-	for _, s := range slices.Clone(g.Type.Place) {
+	var axes []string
+	for _, s := range g.Type.Place {
 		if s.How == Partial && dualPlace(v.Type.Place).On(s.Axis) != Partial {
-			g = d.b.AllReduce(g, s.Axis)
+			axes = append(axes, s.Axis)
 		}
 	}
-	return g
+	if len(axes) == 0 {
+		return g
+	}
+	return d.b.AllReduce(g, axes...)
 }
 
 // use gives a forward value inside the backward graph: an input that both graphs have, a constant,

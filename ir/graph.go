@@ -69,9 +69,12 @@ const (
 	Router  Tag = "router"
 	Experts Tag = "experts"
 	Head    Tag = "head"
+	// Gather is the tag of what joins pieces for those who compute with the whole: to keep the whole
+	// would undo the cutting.
+	Gather Tag = "gather"
 )
 
-var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head}
+var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
 // Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a
 // string, or a list of strings.

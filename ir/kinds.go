@@ -194,6 +194,10 @@ func NewBuilder(name string, mesh ...Axis) *Builder {
 	return &Builder{g: g, names: newFresh(g)}
 }
 
+// Continue goes on with a graph: what is added comes after what it has, and Graph gives it new
+// results.
+func Continue(g *Graph) *Builder { return &Builder{g: g, names: newFresh(g)} }
+
 // Tagged gives a builder of the same graph whose operations get the tag.
 func (b *Builder) Tagged(tag Tag, build func()) {
 	old := b.tag
@@ -252,6 +256,12 @@ func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
 	}
 	b.g.Ops = append(b.g.Ops, op)
 	return op.Out
+}
+
+// Again adds an operation like op with other arguments, constants or body; its tag is op's.
+func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) (out []*Value) {
+	b.Tagged(op.Tag, func() { out = b.op(op.Kind, a, body, in...) })
+	return out
 }
 
 // one adds an operation with one result.

@@ -1,6 +1,9 @@
 package ir
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // meshKinds are the collectives: the only operations that change a placement. Each is the transpose
 // of another, so the gradient of a device's program is a device's program.
@@ -40,10 +43,32 @@ func along(op *Op, how string) (t Type, axis, dim string, err error) {
 	return t, axis, dim, err
 }
 
+// Axes lists the axes of the mesh that a collective goes along: one, or several for a sum. It is nil
+// for other operations.
+func (op *Op) Axes() []string {
+	if axis := op.Attrs.Text("axis"); axis != "" {
+		return []string{axis}
+	}
+	return op.Attrs.List("axes")
+}
+
 func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
-	t, axis, _, err := along(op, Partial)
-	t.Place = t.Place.With(axis, "")
-	return []Type{t}, err
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	t := op.In[0].Type
+	for i, axis := range op.Axes() {
+		if how := t.Place.On(axis); how != Partial || slices.Contains(op.Axes()[:i], axis) {
+			return nil, fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, how, Partial)
+		}
+	}
+	if len(op.Axes()) == 0 {
+		return nil, fmt.Errorf("adds up along no axis")
+	}
+	for _, axis := range op.Axes() {
+		t.Place = t.Place.With(axis, "")
+	}
+	return []Type{t}, nil
 }
 
 func inferAllGather(g *Graph, op *Op) ([]Type, error) {
@@ -94,14 +119,23 @@ func (b *Builder) collective(kind, axis, dim string, x *Value) *Value {
 	return b.one(kind, attrs(map[string]any{"axis": axis, "dim": dim}), x)
 }
 
-// AllReduce adds up the terms that the devices of an axis hold.
-func (b *Builder) AllReduce(x *Value, axis string) *Value {
-	return b.collective("all_reduce", axis, "", x)
+// AllReduce adds up the terms that the devices of an axis, or of several axes together, hold.
+func (b *Builder) AllReduce(x *Value, axes ...string) *Value {
+	if len(axes) == 1 {
+		return b.collective("all_reduce", axes[0], "", x)
+	}
+	return b.one("all_reduce", attrs(map[string]any{"axes": axes}), x)
 }
 
 // AllGather joins the pieces that the devices of an axis hold.
 func (b *Builder) AllGather(x *Value, axis, dim string) *Value {
 	return b.collective("all_gather", axis, dim, x)
+}
+
+// Prefetch is AllGather of something that is known long before it is used, such as a weight: a
+// compiler may fetch it a round ahead.
+func (b *Builder) Prefetch(x *Value, axis, dim string) *Value {
+	return b.one("all_gather", attrs(map[string]any{"axis": axis, "dim": dim, "prefetch": true}), x)
 }
 
 // ReduceScatter adds up terms and leaves each device a piece of the sum.

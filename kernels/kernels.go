@@ -14,6 +14,12 @@ const (
 	Plain = "plain"
 	// CuDNN is a call of cuDNN's attention, forward and backward.
 	CuDNN = "cudnn"
+	// Matrix is a product of matrices, with whatever stands side by side made one dimension.
+	Matrix = "matrix"
+	// HeadFirst is attention as products of matrices, one for each head of each sequence.
+	HeadFirst = "head first"
+	// Gather is cross-entropy that takes a label's score from its place.
+	Gather = "gather"
 )
 
 // A Choice is what one operation becomes, and why.
@@ -27,6 +33,7 @@ type Choice struct {
 type Set struct {
 	arch    string // "cpu", or a card's such as "sm_100"
 	choices []Choice
+	seen    map[string]bool
 }
 
 // For gives the chooser of a target by its architecture.
@@ -34,18 +41,30 @@ func For(arch string) *Set { return &Set{arch: arch} }
 
 // Pick says what an operation becomes, and remembers it.
 func (s *Set) Pick(op *ir.Op) string {
-	if op.Kind != "attention" && op.Kind != "attention_grad" {
-		return Plain
+	c := Choice{op.Kind, Plain, ""}
+	attends := op.Kind == "attention" || op.Kind == "attention_grad"
+	switch {
+	case s.arch == "cpu" && attends:
+		c = Choice{op.Kind, HeadFirst, "the CPU has no cuDNN; products with one batch are fastest"}
+	case s.arch == "cpu" && slices.Contains([]string{"dot", "linear", "linear_dx", "linear_dw"}, op.Kind):
+		c = Choice{op.Kind, Matrix, "XLA:CPU turns wider products by copies"}
+	case s.arch == "cpu" && op.Kind == "cross_entropy":
+		c = Choice{op.Kind, Gather, "one element of a row is fetched faster than it is compared for"}
+	case attends:
+		c = Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
+		if why := s.againstCuDNN(op); why != "" {
+			c = Choice{op.Kind, Plain, why}
+		}
 	}
-	c := Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
-	if why := s.againstCuDNN(op); why != "" {
-		c = Choice{op.Kind, Plain, why}
-	}
-	if !slices.Contains(s.choices, c) {
-		s.choices = append(s.choices, c)
+	if c.Why != "" {
+		s.note(c)
 	}
 	return c.Kernel
 }
+
+// OneResult reports whether the target writes one result at a time, so that what two results have in
+// common is better read back than computed twice.
+func (s *Set) OneResult() bool { return s.arch == "cpu" }
 
 // Choices lists what was chosen, each once, in the order of the program.
 func (s *Set) Choices() []Choice { return slices.Clone(s.choices) }
@@ -58,17 +77,18 @@ func (s *Set) againstCuDNN(op *ir.Op) string {
 	for i, d := range q.Dims {
 		names[i] = d.Name
 	}
+	segments, places := op.Extras()
 	switch head := q.Size(ir.HeadDim); {
-	case s.arch == "cpu":
-		return "the CPU has no cuDNN"
 	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
 		return fmt.Sprintf("not tried on %s", s.arch)
 	case q.Elem != dtype.BF16 && q.Elem != dtype.F16:
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", q.Elem)
 	case head > 256 || head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", head)
-	case len(op.In) == 5 || len(op.In) == 8:
+	case len(segments) > 0:
 		return "cuDNN's call has no mask of documents"
+	case len(places) > 0:
+		return "cuDNN's call takes all queries of a sequence, not one device's part"
 	case op.Attrs.Float("softcap") > 0:
 		return "cuDNN's call has no soft cap"
 	case len(names) != 4 || !slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim}):

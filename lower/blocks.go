@@ -12,22 +12,23 @@ import (
 func blockRules() map[string]rule {
 	return map[string]rule{
 		"rms_norm": func(w *writer, op *ir.Op, in []val) []val {
-			x, dim := in[0], op.Attrs.Text("dim")
+			x, dim := w.wide(in[0]), op.Attrs.Text("dim")
 			r := w.rsqrtMean(w.elementwise("multiply", x, x), dim, op.Attrs.Float("eps"))
-			scale := in[1]
+			scale := w.wide(in[1])
 			if s := op.Attrs.Float("shift"); s != 0 {
 				scale = w.elementwise("add", scale, w.constant(scale.t, s))
 			}
 			h := w.elementwise("multiply", x, w.as(r, x.t))
-			return []val{w.elementwise("multiply", h, w.as(scale, x.t))}
+			return []val{w.convert(w.elementwise("multiply", h, w.as(scale, x.t)), in[0].t.Elem)}
 		},
 		"layer_norm": func(w *writer, op *ir.Op, in []val) []val {
-			x, dim := in[0], op.Attrs.Text("dim")
+			x, dim := w.wide(in[0]), op.Attrs.Text("dim")
 			c := w.elementwise("subtract", x, w.as(w.mean(x, dim), x.t))
 			r := w.rsqrtMean(w.elementwise("multiply", c, c), dim, op.Attrs.Float("eps"))
 			h := w.elementwise("multiply", c, w.as(r, x.t))
-			h = w.elementwise("multiply", h, w.as(in[1], x.t))
-			return []val{w.elementwise("add", h, w.as(in[2], x.t))}
+			h = w.elementwise("multiply", h, w.as(w.wide(in[1]), x.t))
+			h = w.elementwise("add", h, w.as(w.wide(in[2]), x.t))
+			return []val{w.convert(h, in[0].t.Elem)}
 		},
 		"softmax": func(w *writer, op *ir.Op, in []val) []val {
 			p, _ := w.softmax(in[0], op.Attrs.Text("dim"))
@@ -48,6 +49,15 @@ func blockRules() map[string]rule {
 		},
 		"top_k": topK,
 	}
+}
+
+// wide gives a value in f32 if its type is narrower: norms and sums are computed so and rounded once,
+// as PyTorch's are.
+func (w *writer) wide(x val) val {
+	if x.t.Elem == dtype.F64 || x.t.Elem.Kind() != dtype.Float {
+		return x
+	}
+	return w.convert(x, dtype.F32)
 }
 
 func (w *writer) mean(x val, dim string) val {
@@ -113,11 +123,23 @@ type attendant struct {
 	q, k, v val // q with heads cut into key heads and their share
 
 	segments []val // of queries and of keys, or none
+	places   []val // likewise
+	alone    bool  // a share of one head is no dimension
+
+	// times is how products are written.
+	times func(x, y val, to dtype.DType, over ...string) val
+	// mask is how the scores of keys that a query does not see are taken out.
+	mask func(score val) val
 }
 
-func newAttendant(w *writer, op *ir.Op, in []val) *attendant {
-	a := &attendant{w: w, op: op, k: w.narrow(op, in[1]), v: w.narrow(op, in[2])}
+func newAttendant(w *writer, op *ir.Op, in []val, alone bool) *attendant {
+	a := &attendant{w: w, op: op, k: w.narrow(op, in[1]), v: w.narrow(op, in[2]),
+		times: w.dot, alone: alone}
+	a.mask = a.masked
 	a.q = a.grouped(w.narrow(op, in[0]))
+	segments, places := op.Extras()
+	rest := in[len(in)-len(segments)-len(places):]
+	a.segments, a.places = rest[:len(segments)], rest[len(segments):]
 	return a
 }
 
@@ -127,11 +149,10 @@ func (a *attendant) grouped(x val) val {
 	t := ir.Type{Elem: x.t.Elem}
 	for _, d := range x.t.Dims {
 		if d.Name == ir.Heads {
-			t.Dims = append(
-				t.Dims,
-				ir.Dim{Name: ir.KVHeads, Size: kv},
-				ir.Dim{Name: share, Size: d.Size / kv},
-			)
+			t.Dims = append(t.Dims, ir.Dim{Name: ir.KVHeads, Size: kv})
+			if !a.alone || d.Size > kv {
+				t.Dims = append(t.Dims, ir.Dim{Name: share, Size: d.Size / kv})
+			}
 			continue
 		}
 		t.Dims = append(t.Dims, d)
@@ -144,7 +165,10 @@ func (a *attendant) ungrouped(x val, like ir.Type) val {
 	var order []string
 	for _, d := range like.Dims {
 		if d.Name == ir.Heads {
-			order = append(order, ir.KVHeads, share)
+			order = append(order, ir.KVHeads)
+			if x.t.Index(share) >= 0 {
+				order = append(order, share)
+			}
 			continue
 		}
 		order = append(order, d.Name)
@@ -155,19 +179,27 @@ func (a *attendant) ungrouped(x val, like ir.Type) val {
 // scores gives q·k in f32, capped and masked, and before the cap.
 func (a *attendant) scores() (score, raw val) {
 	w := a.w
-	raw = w.dot(a.q, a.k, dtype.F32, ir.HeadDim)
+	raw = a.times(a.q, a.k, dtype.F32, ir.HeadDim)
 	raw = w.elementwise("multiply", raw, w.constant(raw.t, a.op.Attrs.Float("scale")))
 	score = raw
 	if soft := a.op.Attrs.Float("softcap"); soft > 0 {
 		t := w.elementwise("tanh", w.elementwise("multiply", raw, w.constant(raw.t, 1/soft)))
 		score = w.elementwise("multiply", t, w.constant(raw.t, soft))
 	}
+	return a.mask(score), raw
+}
+
+// unseen stands for the score of a key that a query does not see. It is far below every score: the
+// exponential of the difference is zero, and no NaN arises.
+const unseen = -1e30
+
+// masked leaves the scores of keys that a query sees.
+func (a *attendant) masked(score val) val {
 	sees := a.sees(score.t)
 	if sees.name == "" {
-		return score, raw
+		return score
 	}
-	// A number far below every score: the exponential of the difference is zero, and no NaN arises.
-	return w.choose(sees, score, w.constant(score.t, -1e30)), raw
+	return a.w.choose(sees, score, a.w.constant(score.t, unseen))
 }
 
 // sees gives, for each score, whether the query sees the key; nothing if all see all.
@@ -181,7 +213,12 @@ func (a *attendant) sees(scores ir.Type) (all val) {
 	}
 	t := ir.Type{Elem: indexType, Dims: []ir.Dim{
 		{Name: ir.Seq, Size: a.q.t.Size(ir.Seq)}, {Name: ir.Keys, Size: a.k.t.Size(ir.Keys)}}}
-	i, j := w.iota(t, ir.Seq), w.iota(t, ir.Keys)
+	var i, j val
+	if len(a.places) > 0 {
+		i, j = w.as(a.places[0], t), w.as(a.places[1], t)
+	} else {
+		i, j = w.iota(t, ir.Seq), w.iota(t, ir.Keys)
+	}
 	if a.op.Attrs.Bool("causal") {
 		also(w.compare("LE", j, i))
 	}
@@ -199,8 +236,7 @@ func (a *attendant) sees(scores ir.Type) (all val) {
 }
 
 func attention(w *writer, op *ir.Op, in []val) []val {
-	a := newAttendant(w, op, in)
-	a.segments = in[3:]
+	a := newAttendant(w, op, in, false)
 	score, _ := a.scores()
 	p, lse := w.softmax(score, ir.Keys)
 	o := w.dot(w.convert(p, a.v.t.Elem), a.v, in[2].t.Elem, ir.Keys)
@@ -208,8 +244,7 @@ func attention(w *writer, op *ir.Op, in []val) []val {
 }
 
 func attentionGrad(w *writer, op *ir.Op, in []val) []val {
-	a := newAttendant(w, op, in)
-	a.segments = in[6:]
+	a := newAttendant(w, op, in, false)
 	o, stat, do := a.grouped(in[3]), a.grouped(in[4]), a.grouped(in[5])
 	elem, short := in[0].t.Elem, w.narrow(op, do)
 	score, raw := a.scores()
@@ -219,17 +254,24 @@ func attentionGrad(w *writer, op *ir.Op, in []val) []val {
 	dp = w.transpose(dp, names(p.t))
 	inner := w.reduce(w.convert(w.elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
 	ds := w.elementwise("multiply", p, w.elementwise("subtract", dp, w.as(inner, p.t)))
-	ds = w.elementwise("multiply", ds, w.constant(ds.t, op.Attrs.Float("scale")))
-	if soft := op.Attrs.Float("softcap"); soft > 0 {
-		t := w.elementwise("tanh", w.elementwise("multiply", raw, w.constant(raw.t, 1/soft)))
-		slope := w.elementwise("subtract", w.constant(t.t, 1), w.elementwise("multiply", t, t))
-		ds = w.elementwise("multiply", ds, slope)
-	}
+	ds = a.slope(ds, raw)
 	narrow := w.convert(ds, short.t.Elem)
 	dq := w.dot(narrow, a.k, elem, ir.Keys)
 	dk := w.dot(narrow, a.q, elem, ir.Seq, share)
 	return []val{a.ungrouped(dq, op.Out[0].Type), a.ungrouped(dk, op.Out[1].Type),
 		a.ungrouped(dv, op.Out[2].Type)}
+}
+
+// slope takes the gradient of the scores through their cap and their scale.
+func (a *attendant) slope(ds, raw val) val {
+	w := a.w
+	ds = w.elementwise("multiply", ds, w.constant(ds.t, a.op.Attrs.Float("scale")))
+	if soft := a.op.Attrs.Float("softcap"); soft > 0 {
+		t := w.elementwise("tanh", w.elementwise("multiply", raw, w.constant(raw.t, 1/soft)))
+		slope := w.elementwise("subtract", w.constant(t.t, 1), w.elementwise("multiply", t, t))
+		ds = w.elementwise("multiply", ds, slope)
+	}
+	return ds
 }
 
 // picked gives a mask of the labels' places in the logits.
@@ -239,13 +281,21 @@ func (w *writer) picked(logits, labels val, dim string) val {
 }
 
 func crossEntropy(w *writer, op *ir.Op, in []val) []val {
+	return w.crossEntropy(op, in, func(x, labels val) val {
+		dim := op.Attrs.Text("dim")
+		at := w.choose(w.picked(x, labels, dim), x, w.constant(x.t, 0))
+		return w.reduce(at, "add", 0, dim)
+	})
+}
+
+// crossEntropy writes the loss of rows; label gives the scores of their labels.
+func (w *writer) crossEntropy(op *ir.Op, in []val, label func(x, labels val) val) []val {
 	dim := op.Attrs.Text("dim")
 	x := w.convert(in[0], dtype.F32)
 	top := w.reduce(x, "maximum", lowest, dim)
 	e := w.elementwise("exponential", w.elementwise("subtract", x, w.as(top, x.t)))
 	lse := w.elementwise("add", top, w.elementwise("log", w.reduce(e, "add", 0, dim)))
-	zeros := w.constant(x.t, 0)
-	at := w.reduce(w.choose(w.picked(x, in[1], dim), x, zeros), "add", 0, dim)
+	at := label(x, in[1])
 	real := w.compare("GE", in[1], w.constant(in[1].t, 0))
 	loss := w.choose(real, w.elementwise("subtract", lse, at), w.constant(lse.t, 0))
 	return []val{loss, lse}

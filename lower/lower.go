@@ -23,7 +23,8 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
-	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels}
+	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels,
+		memos: map[*ir.Value]memo{}, masks: map[string]val{}}
 	replicas := int64(1)
 	for _, a := range g.Mesh {
 		replicas *= a.Size
@@ -41,6 +42,16 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	w.line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
 	w.indent++
+	if w.kernels != nil && w.kernels.OneResult() {
+		w.reuse = reuse(g, func(v *ir.Value) bool {
+			for _, into := range o.Donate {
+				if into == v.Name {
+					return true
+				}
+			}
+			return false
+		})
+	}
 	w.ops(g)
 	w.line("return %s : %s", w.names(g.Results), strings.Join(results, ", "))
 	w.indent--
@@ -50,7 +61,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	if w.err != nil {
 		return "", diag.New(diag.GraphInvalid, "graph %s cannot be lowered: %v", g.Name, w.err)
 	}
-	return w.b.String(), nil
+	return w.aliases() + w.b.String(), nil
 }
 
 func (w *writer) donation(g *ir.Graph, v *ir.Value, o Options) string {
@@ -77,30 +88,50 @@ func (w *writer) names(list []*ir.Value) string {
 
 // ops writes the operations of a graph whose inputs have names already.
 func (w *writer) ops(g *ir.Graph) {
+	w.findTurns(g)
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			w.repeat(op)
-			continue
-		}
-		rule := w.rules[op.Kind]
-		if w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN {
-			rule = cudnnRules()[op.Kind]
-		}
-		if rule == nil {
-			w.fail("there is no rule for %s", op.Kind)
-			return
-		}
-		in := make([]val, len(op.In))
-		for i, v := range op.In {
-			in[i] = w.use(v)
-		}
-		for i, v := range rule(w, op, in) {
-			if !v.t.Shape().Equal(op.Out[i].Type.Shape()) {
-				w.fail("%s became %s, not %s", op.Kind, v.t, op.Out[i].Type)
-			}
-			w.at[op.Out[i]] = v.name
+		} else if w.at[op.Out[0]] == "" { // else it was written together with one before it
+			w.op(op)
 		}
 	}
+}
+
+// op writes one operation.
+func (w *writer) op(op *ir.Op) {
+	rule := w.rule(op)
+	if rule == nil {
+		w.fail("there is no rule for %s", op.Kind)
+		return
+	}
+	in := make([]val, len(op.In))
+	for i, v := range op.In {
+		in[i] = w.stored(v, op)
+	}
+	for i, v := range rule(w, op, in) {
+		if !v.t.Shape().Equal(op.Out[i].Type.Shape()) {
+			w.fail("%s became %s, not %s", op.Kind, v.t, op.Out[i].Type)
+		}
+		w.at[op.Out[i]] = v.name
+	}
+}
+
+// rule finds what writes an operation, by the kernel that was chosen for it.
+func (w *writer) rule(op *ir.Op) rule {
+	if rule := sharedRule(op); rule != nil {
+		return rule
+	}
+	if w.kernels == nil {
+		return w.rules[op.Kind]
+	}
+	switch w.kernels.Pick(op) {
+	case kernels.CuDNN:
+		return cudnnRules()[op.Kind]
+	case kernels.Matrix, kernels.HeadFirst, kernels.Gather:
+		return matrixRules()[op.Kind]
+	}
+	return w.rules[op.Kind]
 }
 
 // repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.
@@ -170,7 +201,10 @@ func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []s
 		}
 		w.at[v] = s.name
 	}
+	outside := w.masks
+	w.masks = map[string]val{}
 	w.ops(op.Body)
+	w.masks = outside
 	one := w.constant(at.t, 1)
 	next := []string{w.elementwise("add", inner[0], one).name}
 	for _, v := range op.Body.Results[:carries] {

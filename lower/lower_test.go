@@ -3,6 +3,7 @@ package lower_test
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/program"
 )
@@ -32,10 +34,21 @@ func cpu(t *testing.T) *engine.Engine {
 	return e
 }
 
+// engineWith is an engine and the kernels to lower with.
+type engineWith struct {
+	*engine.Engine
+	kernels func() *kernels.Set
+	donate  map[string]string
+}
+
+func plain(e *engine.Engine) engineWith {
+	return engineWith{Engine: e, kernels: func() *kernels.Set { return nil }}
+}
+
 // run lowers a graph, compiles and runs it, and gives the results in float64.
-func run(t *testing.T, e *engine.Engine, g *ir.Graph, inputs map[string][]*eval.Array) [][]float64 {
+func (e engineWith) run(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array) [][]float64 {
 	t.Helper()
-	text, err := lower.Module(g, lower.Options{})
+	text, err := lower.Module(g, lower.Options{Kernels: e.kernels(), Donate: e.donate})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}
@@ -108,43 +121,44 @@ func decode(d dtype.DType, b []byte) []float64 {
 }
 
 // compare holds the engine's results to the interpreter's.
-func compare(
-	t *testing.T,
-	e *engine.Engine,
-	g *ir.Graph,
-	inputs map[string][]*eval.Array,
-) [][]*eval.Array {
+func (e engineWith) compare(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array,
+	bound float64) [][]*eval.Array {
 	t.Helper()
 	want, err := eval.Run(g, inputs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, got := range run(t, e, g, inputs) {
+	for i, got := range e.run(t, g, inputs) {
 		square, norm := 0.0, 0.0
 		for k, w := range want[i][0].Data {
 			square += (got[k] - w) * (got[k] - w)
 			norm += w * w
 		}
 		if math.IsNaN(square) || math.Sqrt(square) > bound*(1e-3+math.Sqrt(norm)) {
-			t.Fatalf("result %d is %v, want %v\n%s", i, got, want[i][0].Data, g)
+			t.Fatalf("result %d is off by %.2g of %.2g\n%v, want %v\n%s", i, math.Sqrt(square),
+				math.Sqrt(norm), head(got), head(want[i][0].Data), g)
 		}
 	}
 	return want
 }
 
-// forwardAndBackward compares a graph and its gradient.
-func forwardAndBackward(
-	t *testing.T,
-	e *engine.Engine,
-	g *ir.Graph,
-	inputs map[string][]*eval.Array,
-) {
+// head is the beginning of a list.
+func head(list []float64) []float64 { return list[:min(len(list), 16)] }
+
+// forwardAndBackward compares a graph and its gradient, as two programs.
+func (e engineWith) forwardAndBackward(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array) {
+	t.Helper()
+	e.forwardAndBackwardWithin(t, g, inputs, bound)
+}
+
+func (e engineWith) forwardAndBackwardWithin(t *testing.T, g *ir.Graph,
+	inputs map[string][]*eval.Array, bound float64) {
 	t.Helper()
 	gr, err := ir.Grad(g, ir.GradPlan{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := compare(t, e, gr.Forward, inputs)
+	kept := e.compare(t, gr.Forward, inputs, bound)
 	given := maps.Clone(inputs)
 	for i, v := range gr.Forward.Results {
 		given[v.Name] = kept[i]
@@ -154,49 +168,56 @@ func forwardAndBackward(
 		one.Data[i] = 1
 	}
 	given[gr.Seeds[0]] = []*eval.Array{one}
-	compare(t, e, gr.Backward, given)
+	e.compare(t, gr.Backward, given, bound)
+}
+
+// probe builds the graph of a probe and inputs for it.
+func probe(t *testing.T, p irtest.Probe, seed uint64) (*ir.Graph, map[string][]*eval.Array) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 11))
+	b := ir.NewBuilder("probe")
+	inputs := map[string][]*eval.Array{}
+	add := func(name string, typ ir.Type, role ir.Role, next func() float64) *ir.Value {
+		a := eval.New(typ)
+		for i := range a.Data {
+			a.Data[i] = next()
+		}
+		inputs[name] = []*eval.Array{a}
+		return b.Input(name, role, typ, "")
+	}
+	y := p.Build(r, b, irtest.Maker{
+		In: func(name string, typ ir.Type) *ir.Value {
+			return add(name, typ, ir.Param, func() float64 {
+				v := float64(float32(r.NormFloat64()))
+				if p.Positive {
+					v = 1.25 + math.Abs(v)
+				}
+				return v
+			})
+		},
+		IDs: func(name string, typ ir.Type, below int64) *ir.Value {
+			return add(name, typ, ir.Data, func() float64 { return float64(r.Int64N(below)) })
+		},
+	})
+	var over []string
+	for _, d := range y.Type.Dims {
+		over = append(over, d.Name)
+	}
+	g, err := b.Graph(b.Sum(b.Mul(y, y), over...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, inputs
 }
 
 // Every operation and every gradient, lowered and run by XLA, agrees with the interpreter.
 func TestOperationsAgreeWithTheInterpreter(t *testing.T) {
-	e := cpu(t)
+	e := plain(cpu(t))
 	for _, p := range irtest.Probes {
 		t.Run(p.Name, func(t *testing.T) {
 			for seed := range uint64(2) {
-				r := rand.New(rand.NewPCG(seed, 11))
-				b := ir.NewBuilder("probe")
-				inputs := map[string][]*eval.Array{}
-				add := func(name string, typ ir.Type, role ir.Role, next func() float64) *ir.Value {
-					a := eval.New(typ)
-					for i := range a.Data {
-						a.Data[i] = next()
-					}
-					inputs[name] = []*eval.Array{a}
-					return b.Input(name, role, typ, "")
-				}
-				y := p.Build(r, b, irtest.Maker{
-					In: func(name string, typ ir.Type) *ir.Value {
-						return add(name, typ, ir.Param, func() float64 {
-							v := float64(float32(r.NormFloat64()))
-							if p.Positive {
-								v = 1.25 + math.Abs(v)
-							}
-							return v
-						})
-					},
-					IDs: func(name string, typ ir.Type, below int64) *ir.Value {
-						return add(name, typ, ir.Data, func() float64 { return float64(r.Int64N(below)) })
-					},
-				})
-				var over []string
-				for _, d := range y.Type.Dims {
-					over = append(over, d.Name)
-				}
-				g, err := b.Graph(b.Sum(b.Mul(y, y), over...))
-				if err != nil {
-					t.Fatal(err)
-				}
-				forwardAndBackward(t, e, g, inputs)
+				g, inputs := probe(t, p, seed)
+				e.forwardAndBackward(t, g, inputs)
 			}
 		})
 	}
@@ -220,7 +241,21 @@ func TestModelAgreesWithTheInterpreter(t *testing.T) {
 		}
 		inputs[v.Name] = []*eval.Array{a}
 	}
-	forwardAndBackward(t, e, g, inputs)
+	plain(e).forwardAndBackward(t, g, inputs)
+	on := engineWith{Engine: e, kernels: func() *kernels.Set { return kernels.For("cpu") }}
+	on.forwardAndBackward(t, g, inputs)
+	if g, err = ir.Unroll(g); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range g.Inputs { // layers are slices of the stacks
+		if stack, layer, ok := strings.Cut(v.Name, "."); ok {
+			a, n := eval.New(v.Type), 0
+			_, _ = fmt.Sscan(layer, &n)
+			copy(a.Data, inputs[stack][0].Data[n*len(a.Data):])
+			inputs[v.Name] = []*eval.Array{a}
+		}
+	}
+	on.compare(t, jointly(t, g), inputs, bound)
 }
 
 // The text does not grow with depth.

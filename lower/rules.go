@@ -3,7 +3,6 @@ package lower
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -140,7 +139,9 @@ func shapeRules() map[string]rule {
 			return []val{w.concat(op.Attrs.Text("dim"), op.Out[0].Type, in...)}
 		},
 		"sum": func(w *writer, op *ir.Op, in []val) []val {
-			return []val{w.reduce(in[0], "add", 0, op.Attrs.List("over")...)}
+			// Sums of narrow numbers are made in f32, or the later ones of many would be lost.
+			total := w.reduce(w.wide(in[0]), "add", 0, op.Attrs.List("over")...)
+			return []val{w.convert(total, in[0].t.Elem)}
 		},
 		"max": func(w *writer, op *ir.Op, in []val) []val {
 			return []val{w.reduce(in[0], "maximum", lowest, op.Attrs.List("over")...)}
@@ -191,129 +192,4 @@ func (w *writer) concat(dim string, t ir.Type, parts ...val) val {
 	return w.emit(ir.Type{Elem: parts[0].t.Elem, Dims: t.Dims},
 		"stablehlo.concatenate %s, dim = %d : (%s) -> %s", strings.Join(list, ", "), t.Index(dim),
 		strings.Join(types, ", "), tensor(t))
-}
-
-// meshRules are the collectives. The gradient of a model's text moves exactly what the graph says.
-func meshRules() map[string]rule {
-	return map[string]rule{
-		"all_reduce": func(w *writer, op *ir.Op, in []val) []val {
-			t := tensor(in[0].t)
-			return []val{w.emit(in[0].t, `"stablehlo.all_reduce"(%s) (%s) {%s} : (%s) -> %s`, in[0].name,
-				adder(in[0].t.Elem), w.groups(op), t, t)}
-		},
-		"reduce_scatter": func(w *writer, op *ir.Op, in []val) []val {
-			out := op.Out[0].Type
-			return []val{
-				w.emit(
-					out,
-					`"stablehlo.reduce_scatter"(%s) (%s) {scatter_dimension = %d : i64, %s} : (%s) -> %s`,
-					in[0].name,
-					adder(out.Elem),
-					out.Index(op.Attrs.Text("dim")),
-					w.groups(op),
-					tensor(in[0].t),
-					tensor(out),
-				),
-			}
-		},
-		"all_gather": func(w *writer, op *ir.Op, in []val) []val {
-			out := op.Out[0].Type
-			return []val{
-				w.emit(out, `"stablehlo.all_gather"(%s) {all_gather_dim = %d : i64, %s} : (%s) -> %s`,
-					in[0].name, out.Index(op.Attrs.Text("dim")), w.groups(op), tensor(in[0].t), tensor(out)),
-			}
-		},
-		"own_piece": ownPiece,
-	}
-}
-
-func adder(d dtype.DType) string {
-	return fmt.Sprintf("{\n^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>):\n"+
-		"  %%c = stablehlo.add %%a, %%b : tensor<%[1]s>\n"+
-		"  stablehlo.return %%c : tensor<%[1]s>\n}", d.MLIR())
-}
-
-// along gives the number of devices along an axis, and the distance from one to the next.
-func (w *writer) along(axis string) (size, stride int64) {
-	stride = 1
-	for _, a := range slices.Backward(w.mesh) {
-		if a.Name == axis {
-			return a.Size, stride
-		}
-		stride *= a.Size
-	}
-	return 1, 1
-}
-
-// groups spells the devices that meet along the axis of a collective.
-func (w *writer) groups(op *ir.Op) string {
-	total := int64(1)
-	for _, a := range w.mesh {
-		total *= a.Size
-	}
-	size, stride := w.along(op.Attrs.Text("axis"))
-	var rows []string
-	for first := range total {
-		if first/stride%size != 0 {
-			continue
-		}
-		ids := make([]string, size)
-		for k := range size {
-			ids[k] = fmt.Sprint(first + k*stride)
-		}
-		rows = append(rows, "["+strings.Join(ids, ", ")+"]")
-	}
-	return fmt.Sprintf(
-		"replica_groups = dense<[%s]> : tensor<%dx%dxi64>",
-		strings.Join(rows, ", "),
-		len(rows),
-		size,
-	)
-}
-
-// ownPiece takes the slice that belongs to the device, by its number.
-func ownPiece(w *writer, op *ir.Op, in []val) []val {
-	out, dim := op.Out[0].Type, op.Attrs.Text("dim")
-	size, stride := w.along(op.Attrs.Text("axis"))
-	id := ir.Type{Elem: dtype.U32}
-	place := w.emit(id, "stablehlo.replica_id : tensor<ui32>")
-	place = w.elementwise("divide", place, w.constant(id, float64(stride)))
-	place = w.elementwise("remainder", place, w.constant(id, float64(size)))
-	start := w.convert(
-		w.elementwise("multiply", place, w.constant(id, float64(out.Size(dim)))),
-		indexType,
-	)
-	zero := w.constant(start.t, 0)
-	var starts, sizes, types []string
-	for _, d := range out.Dims {
-		name := zero.name
-		if d.Name == dim {
-			name = start.name
-		}
-		starts, sizes, types = append(
-			starts,
-			name,
-		), append(
-			sizes,
-			fmt.Sprint(d.Size),
-		), append(
-			types,
-			tensor(start.t),
-		)
-	}
-	return []val{
-		w.emit(
-			out,
-			"stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s",
-			in[0].name,
-			strings.Join(
-				starts,
-				", ",
-			),
-			strings.Join(sizes, ", "),
-			tensor(in[0].t),
-			strings.Join(types, ", "),
-			tensor(out),
-		),
-	}
 }

@@ -14,9 +14,14 @@ import (
 type writer struct {
 	b       strings.Builder
 	mesh    []ir.Axis
+	groups  []string // of devices that meet in collectives, each written once
 	rules   map[string]rule
 	kernels *kernels.Set
 	at      map[*ir.Value]string
+	turns   map[*ir.Op]*ir.Op    // products, and the transposes that alone read them
+	memos   map[*ir.Value]memo   // what attentions keep, by their results
+	reuse   map[*ir.Value]*ir.Op // values that are read from what was stored
+	masks   map[string]val       // of attentions, in the function or body that is being written
 	next    int
 	indent  int
 	err     error
@@ -171,6 +176,11 @@ func (w *writer) reshape(v val, t ir.Type) val {
 		return val{v.name, t}
 	}
 	return w.emit(t, "stablehlo.reshape %s : (%s) -> %s", v.name, tensor(v.t), tensor(t))
+}
+
+// barrier gives a value that XLA neither looks through nor computes again.
+func (w *writer) barrier(v val) val {
+	return w.emit(v.t, "stablehlo.optimization_barrier %s : %s", v.name, tensor(v.t))
 }
 
 // convert changes the element type.

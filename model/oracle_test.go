@@ -97,14 +97,8 @@ func load(t *testing.T, c *model.Config, g *ir.Graph, weights, data map[string][
 			for i := range a.Data {
 				a.Data[i] = float64(i % int(v.Type.Size(ir.Seq)))
 			}
-		case model.InputShare: // transformers gives the mean over labels that count
-			n := 0.0
-			for _, label := range data[model.InputLabels] {
-				if label >= 0 {
-					n++
-				}
-			}
-			a.Data[0] = 1 / max(1, n)
+		case model.InputShare:
+			a.Data[0] = share(data[model.InputLabels])
 		}
 	}
 	for _, p := range c.Params() {
@@ -115,6 +109,17 @@ func load(t *testing.T, c *model.Config, g *ir.Graph, weights, data map[string][
 		}
 	}
 	return inputs
+}
+
+// share is that of one label: transformers gives the mean over labels that count.
+func share(labels []float64) float64 {
+	n := 0.0
+	for _, label := range labels {
+		if label >= 0 {
+			n++
+		}
+	}
+	return 1 / max(1, n)
 }
 
 // distance is the Frobenius norm of a - b relative to that of b.

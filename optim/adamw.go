@@ -1,6 +1,8 @@
 package optim
 
 import (
+	"math"
+
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -14,97 +16,43 @@ type AdamW struct {
 	ClipNorm float64
 	// Compute is the type of the model's copies; Invalid or F32 makes none.
 	Compute dtype.DType
+	// Moments is the type in which both moments are kept, rounded to the nearest; Invalid is F32. A
+	// step uses its own moments before they are rounded.
+	Moments dtype.DType
 }
 
-// The names of the update's inputs and results beside those of the parameters: master, first and
-// second moment and gradient of parameter w are "w", "m.w", "v.w" and "g.w", its copy "c.w".
-const (
-	Commit = "commit" // whether the step counts: pred
-	Rate   = "rate"   // the learning rate of the step
-	Fix1   = "fix1"   // 1/(1 - Beta1^t), the correction of the first moment's bias
-	Fix2   = "fix2"   // 1/(1 - Beta2^t)
-	Norm   = "norm"   // result: the norm of all gradients, before clipping
-)
-
-// A Param is a parameter to be updated: its name and type, and whether it decays. Norms and biases
-// commonly do not.
-type Param struct {
-	Name  string
-	Type  ir.Type
-	Decay bool
-}
-
-// Update builds the graph of one step. Its results are, for each parameter in order, the master and
-// the two moments, then the model's copies, then the norm.
+// Update implements Optimizer.
 func (o AdamW) Update(params []Param) (*ir.Graph, error) {
-	b := ir.NewBuilder("adamw")
-	scalar := ir.Type{Elem: dtype.F32}
-	commit := b.Input(Commit, ir.Data, ir.Type{Elem: dtype.Pred}, "")
-	rate := b.Input(Rate, ir.Data, scalar, "")
-	fix1, fix2 := b.Input(Fix1, ir.Data, scalar, ""), b.Input(Fix2, ir.Data, scalar, "")
-	var grads []*ir.Value
-	var square *ir.Value
-	for _, p := range params {
-		g := b.Convert(b.Input("g."+p.Name, ir.Data, p.Type, ""), dtype.F32)
-		grads = append(grads, g)
-		s := b.Sum(b.Mul(g, g), names(p.Type)...)
-		if square == nil {
-			square = s
-		} else {
-			square = b.Add(square, s)
-		}
-	}
-	norm := b.Sqrt(square)
-	clip := o.clip(b, norm, scalar)
-	var results, copies []*ir.Value
-	for i, p := range params {
-		t := ir.Type{Elem: dtype.F32, Dims: p.Type.Dims, Place: p.Type.Place}
-		w := b.Input(p.Name, ir.Param, t, "")
-		m, v := b.Input("m."+p.Name, ir.Param, t, ""), b.Input("v."+p.Name, ir.Param, t, "")
-		g := grads[i]
-		if clip != nil {
-			g = b.Mul(g, clip)
-		}
-		m1 := b.Add(b.Scale(m, o.Beta1), b.Scale(g, 1-o.Beta1))
-		v1 := b.Add(b.Scale(v, o.Beta2), b.Scale(b.Mul(g, g), 1-o.Beta2))
-		step := b.Div(b.Mul(m1, fix1), b.Shift(b.Sqrt(b.Mul(v1, fix2)), o.Eps))
-		if p.Decay && o.Decay != 0 {
-			step = b.Add(step, b.Scale(w, o.Decay))
-		}
-		w1 := b.Select(commit, b.Sub(w, b.Mul(step, rate)), w)
-		results = append(results, w1, b.Select(commit, m1, m), b.Select(commit, v1, v))
-		if o.Compute.Valid() && o.Compute != dtype.F32 {
-			copies = append(copies, b.Convert(w1, o.Compute))
-		}
-	}
-	return b.Graph(append(append(results, copies...), norm)...)
+	r := recipe{name: "adamw", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
+		compute: o.Compute, state: o.State, step: o.step}
+	return r.build(params)
 }
 
-// clip gives the factor min(1, ClipNorm / norm), or nil if nothing is clipped.
-func (o AdamW) clip(b *ir.Builder, norm *ir.Value, scalar ir.Type) *ir.Value {
-	if o.ClipNorm <= 0 {
-		return nil
-	}
-	limit := b.Fill(scalar, o.ClipNorm)
-	return b.Select(b.Compare("gt", norm, limit), b.Div(limit, norm), b.Fill(scalar, 1))
+// step goes in the order of operations of torch.optim.AdamW, so that both round alike.
+func (o AdamW) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.Value,
+	[]*ir.Value) {
+	m := u.toward(state[0], g, 1-o.Beta1)
+	v := u.Add(u.Scale(state[1], o.Beta2), u.Mul(u.Scale(g, 1-o.Beta2), g))
+	size := u.Mul(u.in[Rate], u.in[Fix1])
+	root := u.Mul(u.Sqrt(v), u.Sqrt(u.in[Fix2]))
+	move := u.Div(u.Mul(m, size), u.Shift(root, o.Eps))
+	return u.Sub(u.decayed(p, w), move), []*ir.Value{m, v}
 }
 
-// Donations pairs the inputs of an update with the results that take their place, for
-// [lower.Options]: by the names of the graph's values.
-func Donations(g *ir.Graph, params []Param) map[string]string {
-	into := map[string]string{}
-	for i, p := range params {
-		for k, name := range []string{p.Name, "m." + p.Name, "v." + p.Name} {
-			into[name] = g.Results[3*i+k].Name
-		}
+// State implements Optimizer: the moments m and v.
+func (o AdamW) State(p Param) []Slot {
+	t := as(p.Type, dtype.F32)
+	if o.Moments.Valid() {
+		t.Elem = o.Moments
 	}
-	return into
+	return []Slot{{"m." + p.Name, t}, {"v." + p.Name, t}}
 }
 
-func names(t ir.Type) []string {
-	list := make([]string, len(t.Dims))
-	for i, d := range t.Dims {
-		list[i] = d.Name
+// Scalars implements Optimizer.
+func (o AdamW) Scalars(update int) map[string]float64 {
+	t := float64(update)
+	return map[string]float64{
+		Fix1: 1 / (1 - math.Pow(o.Beta1, t)),
+		Fix2: 1 / (1 - math.Pow(o.Beta2, t)),
 	}
-	return list
 }

@@ -7,10 +7,17 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/deepwell/deepwell/internal/resident"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "train" {
+		// The CPU engine is a third faster where memory stays; without that it only takes longer.
+		_ = resident.Exec()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the first signal asks, the second ends
 	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr, os.Getenv)
 	stop()
 	os.Exit(status)

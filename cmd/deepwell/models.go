@@ -2,20 +2,28 @@ package main
 
 import (
 	"fmt"
-	"text/tabwriter"
+	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/model"
 )
 
 // A modelRow is what the list of models says of one.
 type modelRow struct {
 	Name       string   `json:"name"`
+	Family     string   `json:"family,omitempty"`
 	Aliases    []string `json:"aliases,omitempty"`
 	Parameters int64    `json:"parameters,omitempty"`
 	Active     int64    `json:"active,omitempty"`
 	Layers     int64    `json:"layers,omitempty"`
+	Hidden     int64    `json:"hidden,omitempty"`
+	Heads      int64    `json:"heads,omitempty"`
+	KVHeads    int64    `json:"key_heads,omitempty"`
+	Context    int64    `json:"context,omitempty"`
 	// TrainingFlops is the work of training on one token, in sequences of 8,192.
 	TrainingFlops float64 `json:"training_flops,omitempty"`
 	Note          string  `json:"note,omitempty"`
@@ -24,61 +32,125 @@ type modelRow struct {
 func (a *app) models() *cobra.Command {
 	return &cobra.Command{
 		Use:   "models [NAME]",
-		Short: "List the models that are known by name, with their parameters and work",
+		Short: "List the models that are known by name, or tell what one of them is",
 		Example: "  deepwell models\n" +
 			"  deepwell models llama3.1-8b --json",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usage(cmd, "models takes one name at most; %d were given", len(args))
+			switch len(args) {
+			case 0:
+				return a.listModels()
+			case 1:
+				return a.showModel(cmd, args[0])
 			}
-			list := model.Presets()
-			if len(args) == 1 {
-				p, err := model.Find(args[0])
-				if err != nil {
-					return err
-				}
-				list = []model.Preset{*p}
-			}
-			rows := make([]modelRow, len(list))
-			for i, p := range list {
-				rows[i] = newModelRow(p)
-			}
-			if a.json {
-				a.print(map[string]any{"models": rows})
-				return nil
-			}
-			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "MODEL\tPARAMETERS\tACTIVE\tLAYERS\tGFLOP A TOKEN\tNOTE")
-			for _, r := range rows {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.Name, billions(r.Parameters),
-					billions(r.Active), whole(r.Layers), whole(int64(r.TrainingFlops/1e9)), r.Note)
-			}
-			return w.Flush()
+			return usage(cmd, "models takes one name at most; %d were given", len(args))
 		},
 	}
+}
+
+func (a *app) listModels() error {
+	var rows []modelRow
+	for _, p := range model.Presets() {
+		rows = append(rows, newModelRow(p))
+	}
+	if a.json {
+		a.print(map[string]any{"models": rows})
+		return nil
+	}
+	return writeModels(a.stdout, rows)
+}
+
+// showModel shows a preset as capture does. Of one whose sizes are not public the row is all there
+// is.
+func (a *app) showModel(cmd *cobra.Command, name string) error {
+	p, err := model.Find(name)
+	if err != nil || p.Config != nil {
+		return a.show(cmd, deepwell.CaptureJob{Source: "preset:" + name, Getenv: a.getenv})
+	}
+	row := newModelRow(*p)
+	if a.json {
+		a.print(map[string]any{"model": row})
+		return nil
+	}
+	return writeModels(a.stdout, []modelRow{row})
 }
 
 func newModelRow(p model.Preset) modelRow {
 	r := modelRow{Name: p.Name, Aliases: p.Aliases, Parameters: int64(p.Total),
 		Active: int64(p.Active), Note: p.Note}
-	if p.Config != nil {
-		n := p.Config.Count()
-		r.Parameters, r.Active, r.Layers = n.Total, n.Active, p.Config.Layers
-		r.TrainingFlops = p.Config.Forward(8192).Training().Sum()
+	if c := p.Config; c != nil {
+		n := c.Count()
+		r.Family, r.Parameters, r.Active = c.Arch, n.Total, n.Active
+		r.Layers, r.Hidden, r.Heads, r.KVHeads = c.Layers, c.Hidden, c.Heads, c.KVHeads
+		r.Context = c.Context
+		r.TrainingFlops = c.Forward(8192).Training().Sum()
 	}
 	return r
+}
+
+// writeModels writes a table, with the family above its models, and notes below. Numbers stand at
+// the right.
+func writeModels(w io.Writer, rows []modelRow) error {
+	const form = "%-24s %10s %8s %6s %6s %7s %8s"
+	var b strings.Builder
+	var notes []string
+	fmt.Fprintf(&b, form+"\n", "model", "parameters", "active", "layers", "hidden", "heads", "context")
+	for i, r := range rows {
+		if family := r.Family; i == 0 || family != rows[i-1].Family {
+			if family == "" {
+				family = "not in detail"
+			}
+			fmt.Fprintf(&b, "%s\n", family)
+		}
+		fmt.Fprintf(&b, form, "  "+r.Name, billions(r.Parameters), active(r), whole(r.Layers),
+			whole(r.Hidden), heads(r), whole(r.Context))
+		if r.Note != "" {
+			if !slices.Contains(notes, r.Note) {
+				notes = append(notes, r.Note)
+			}
+			fmt.Fprintf(&b, "  [%d]", slices.Index(notes, r.Note)+1)
+		}
+		b.WriteByte('\n')
+	}
+	for i, note := range notes {
+		fmt.Fprintf(&b, "\n[%d] %s", i+1, note)
+	}
+	if len(notes) > 0 {
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// active is left out where every token sees all parameters.
+func active(r modelRow) string {
+	if r.Active == r.Parameters {
+		return ""
+	}
+	return billions(r.Active)
+}
+
+// heads are those of queries, and those of keys where they are fewer.
+func heads(r modelRow) string {
+	if r.KVHeads == r.Heads {
+		return whole(r.Heads)
+	}
+	return fmt.Sprintf("%d/%d", r.Heads, r.KVHeads)
 }
 
 func billions(n int64) string {
 	switch {
 	case n == 0:
 		return "-"
+	case n < 1e6:
+		return fmt.Sprintf("%.1fk", float64(n)/1e3)
 	case n < 1e9:
 		return fmt.Sprintf("%.0fM", float64(n)/1e6)
 	case n < 1e11:
 		return fmt.Sprintf("%.2fB", float64(n)/1e9)
+	case n < 1e12:
+		return fmt.Sprintf("%.1fB", float64(n)/1e9)
 	}
-	return fmt.Sprintf("%.1fB", float64(n)/1e9)
+	return fmt.Sprintf("%.2fT", float64(n)/1e12)
 }
 
 func whole(n int64) string {

@@ -53,9 +53,11 @@ func (a *app) root() *cobra.Command {
 		Use:   "deepwell",
 		Short: "From a model to a trained checkpoint on NVIDIA Blackwell",
 		Long: "Deepwell takes a Transformer or mixture-of-experts model to a trained checkpoint on\n" +
-			"NVIDIA Blackwell. Today it installs engines, examines machines, and compiles the real\n" +
-			"program for the real cluster on a machine with no GPU.",
+			"NVIDIA Blackwell. Today it trains on the CPU engine, from text to a folder that\n" +
+			"transformers loads, and compiles the real program for the real cluster on a machine\n" +
+			"with no GPU.",
 		Example: "  deepwell engine install cpu cuda13\n" +
+			"  deepwell train run.toml\n" +
 			"  deepwell compile examples/mxfp8.mlir --cluster 64xgb200",
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -65,7 +67,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
-	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.compile())
+	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.capture(), a.data(), a.compile(),
+		a.train(), a.ckpt(), a.export())
 	root.SetHelpCommand(a.help(root))
 	return root
 }

@@ -113,6 +113,24 @@ type head struct {
 	op       *ir.Op
 	q, k, v  *Array
 	segments []*Array // of queries and of keys, or none
+	places   []*Array // likewise
+}
+
+func newHead(op *ir.Op, in []*Array) head {
+	h := head{op: op, q: in[0], k: in[1], v: in[2]}
+	segments, places := op.Extras()
+	rest := in[len(in)-len(segments)-len(places):]
+	h.segments, h.places = rest[:len(segments)], rest[len(segments):]
+	return h
+}
+
+// unseen tells whether a query does not see a key for their places.
+func (h head) unseen(query, key int64) bool {
+	if len(h.places) > 0 {
+		query, key = int64(h.places[0].Data[query]), int64(h.places[1].Data[key])
+	}
+	window := h.op.Attrs.Int("window")
+	return h.op.Attrs.Bool("causal") && key > query || window > 0 && key <= query-window
 }
 
 // apart tells whether a query and a key belong to different documents.
@@ -158,9 +176,7 @@ func (h head) eachQuery(visit func(at []int64, keys []int64, raw, score []float6
 			if soft := h.op.Attrs.Float("softcap"); soft > 0 {
 				score[j] = soft * math.Tanh(raw[j]/soft)
 			}
-			window := h.op.Attrs.Int("window")
-			if h.op.Attrs.Bool("causal") && j > seq || window > 0 && j <= seq-window ||
-				h.apart(at, rows, j) {
+			if h.unseen(seq, j) || h.apart(at, rows, j) {
 				score[j] = math.Inf(-1)
 			}
 		}
@@ -179,7 +195,7 @@ func (h head) product(at []int64, key int64) float64 {
 }
 
 func attention(op *ir.Op, in, out []*Array) {
-	h := head{op, in[0], in[1], in[2], in[3:]}
+	h := newHead(op, in)
 	n, row := in[0].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, _, score []float64) {
 		lse := logSumExp(score)
@@ -198,7 +214,7 @@ func attention(op *ir.Op, in, out []*Array) {
 
 // attentionGrad is the gradient of Dao et al. (2022): with D = Σ do·o, ds = p (do·v - D).
 func attentionGrad(op *ir.Op, in, out []*Array) {
-	h := head{op, in[0], in[1], in[2], in[6:]}
+	h := newHead(op, in)
 	o, stat, do := in[3], in[4], in[5]
 	n, row := in[0].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, raw, score []float64) {

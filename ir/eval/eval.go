@@ -60,6 +60,10 @@ func (m *machine) run(op *ir.Op) error {
 	if op.Kind == "repeat" {
 		return m.repeat(op)
 	}
+	if op.Kind == "cross_entropy" && len(op.Axes()) > 0 {
+		m.crossEntropy(op)
+		return nil
+	}
 	if f := collectives[op.Kind]; f != nil {
 		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
 		return nil
@@ -79,6 +83,7 @@ func (m *machine) run(op *ir.Op) error {
 		for i, v := range op.In {
 			in[i] = &Array{v.Type, m.at[v][d].Data}
 		}
+		m.localize(op, in, d)
 		out := make([]*Array, len(op.Out))
 		for i, v := range op.Out {
 			out[i] = New(v.Type)
@@ -141,9 +146,22 @@ func layerOf(stack *Array, t ir.Type, layer int) *Array {
 	return &Array{t, stack.Data[layer*n : (layer+1)*n]}
 }
 
-// group lists, for each device, the devices along an axis that it belongs with, itself included, in
-// order.
-func (m *machine) group(axis string, device int) []int {
+// group lists, for each device, the devices along the axes of an operation that it belongs with,
+// itself included, in order.
+func (m *machine) group(op *ir.Op, device int) []int {
+	list := []int{device}
+	for _, axis := range op.Axes() {
+		var wider []int
+		for _, d := range list {
+			wider = append(wider, m.along(axis, d)...)
+		}
+		list = wider
+	}
+	return list
+}
+
+// along is group for one axis.
+func (m *machine) along(axis string, device int) []int {
 	stride, size := 1, 1
 	for _, a := range slices.Backward(m.mesh) {
 		if a.Name == axis {
@@ -163,13 +181,13 @@ func (m *machine) group(axis string, device int) []int {
 var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
 	"all_reduce": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
-			return sum(in, m.group(op.Attrs.Text("axis"), d), op.Out[0].Type)
+			return sum(in, m.group(op, d), op.Out[0].Type)
 		})
 	},
 	"all_gather": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
 			out, at := New(op.Out[0].Type), int64(0)
-			for _, from := range m.group(op.Attrs.Text("axis"), d) {
+			for _, from := range m.group(op, d) {
 				at = paste(out, &Array{op.In[0].Type, in[from].Data}, op.Attrs.Text("dim"), at)
 			}
 			return out
@@ -177,13 +195,13 @@ var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
 	},
 	"reduce_scatter": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
-			group := m.group(op.Attrs.Text("axis"), d)
+			group := m.group(op, d)
 			return cut(sum(in, group, op.In[0].Type), op, slices.Index(group, d))
 		})
 	},
 	"own_piece": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
-			group := m.group(op.Attrs.Text("axis"), d)
+			group := m.group(op, d)
 			return cut(&Array{op.In[0].Type, in[d].Data}, op, slices.Index(group, d))
 		})
 	},
@@ -430,13 +448,18 @@ func dot(op *ir.Op, in, out []*Array) {
 func embedding(_ *ir.Op, in, out []*Array) {
 	width := in[1].Type.Dims[1].Size
 	for i, id := range in[0].Data {
-		copy(out[0].Data[int64(i)*width:], in[1].Data[int64(id)*width:int64(id+1)*width])
+		if id >= 0 { // else the row is another device's
+			copy(out[0].Data[int64(i)*width:], in[1].Data[int64(id)*width:int64(id+1)*width])
+		}
 	}
 }
 
 func embeddingDW(_ *ir.Op, in, out []*Array) {
 	width := out[0].Type.Dims[1].Size
 	for i, id := range in[0].Data {
+		if id < 0 {
+			continue
+		}
 		for k := range width {
 			out[0].Data[int64(id)*width+k] += in[1].Data[int64(i)*width+k]
 		}

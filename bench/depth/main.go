@@ -1,0 +1,121 @@
+// Command depth times the compile of a training step with 126 layers against one with few: for a
+// B200 that is not here against 4 layers, and for this machine's processor against the fewest that
+// are written as a loop. Neither may take more than 1.3 times as long.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+const (
+	turns = 3
+	deep  = 126
+	bound = 1.3
+)
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "depth:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	gpu, err := engine.OpenCompiler(ctx, "", false)
+	if err != nil {
+		return err
+	}
+	defer gpu.Close()
+	cluster, err := machine.ParseCluster("1xb200")
+	if err != nil {
+		return err
+	}
+	big, err := model.Find("llama3.1-8b")
+	if err != nil {
+		return err
+	}
+	err = compare(
+		"b200, layers of llama3.1-8b, bf16, 8,192 tokens, all recomputed", 4, big.Config, "sm_100", 8192,
+		func(s *program.Stage) error { _, err := gpu.Compile(ctx, s, cluster.Target()); return err })
+	if err != nil {
+		return err
+	}
+	cpu, err := engine.Open(ctx, "cpu", engine.Options{Devices: 1})
+	if err != nil {
+		return err
+	}
+	defer cpu.Close()
+	small := *big.Config
+	small.Hidden, small.HeadDim, small.Rotary, small.MLP, small.Vocab = 256, 8, 8, 512, 512
+	few := int64(1)
+	for unrolled := true; unrolled; few++ {
+		unrolled, _ = kernels.For("cpu").Unroll(few + 1)
+	}
+	return compare("cpu, layers of width 256, f32, 128 tokens", few, &small, "cpu", 128,
+		func(s *program.Stage) error {
+			x, err := cpu.Compile(ctx, s)
+			if err == nil {
+				x.Free()
+			}
+			return err
+		})
+}
+
+// compare compiles both depths in turns.
+func compare(what string, few int64, c *model.Config, arch string, seq int,
+	compile func(*program.Stage) error) error {
+	seconds := map[int64][]float64{}
+	for range turns {
+		for _, layers := range []int64{few, deep} {
+			s, err := gradient(c, layers, arch, seq)
+			if err != nil {
+				return err
+			}
+			start := time.Now()
+			if err := compile(s); err != nil {
+				return err
+			}
+			seconds[layers] = append(seconds[layers], time.Since(start).Seconds())
+		}
+	}
+	ratio := median(seconds[deep]) / median(seconds[few])
+	fmt.Printf("%s: %d layers %.2f s, %d layers %.2f s, ratio %.2f (at most %.1f)\n", what, few,
+		median(seconds[few]), deep, median(seconds[deep]), ratio, bound)
+	return nil
+}
+
+func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Stage, error) {
+	deep := *c
+	deep.Layers = layers
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = 1, 1, seq
+	if arch == "cpu" {
+		r.Precision = dtype.F32
+	} else {
+		r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+	}
+	p, err := train.Write(&deep, r, arch)
+	if err != nil {
+		return nil, err
+	}
+	return p.Gradient, nil
+}
+
+func median(list []float64) float64 {
+	s := slices.Sorted(slices.Values(list))
+	return s[len(s)/2]
+}

@@ -1,0 +1,60 @@
+package deepwell
+
+import (
+	"context"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/model"
+)
+
+// A CaptureJob is which model to look at, and how closely.
+type CaptureJob struct {
+	Source string // a preset, folder, config.json, or hf:ORG/NAME
+	// Seq and Batch are tokens in a sequence, and sequences, of the graph; work is counted for
+	// sequences of that length. 0 are 8,192, or the context if that is shorter, and 1.
+	Seq, Batch int64
+	Graph      string // file that the graph is written to; "" for none
+	Getenv     func(string) string
+}
+
+// Capture finds a model and counts it; what is in its checkpoint is compared with what the
+// configuration asks for.
+func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, error) {
+	v := e.begin(ctx, "capture")
+	var m *capture.Model
+	var s *capture.Summary
+	v.pass("find the model", func() (err error) {
+		m, err = capture.Open(job.Source, capture.Options{Getenv: job.Getenv})
+		return err
+	})
+	if v.err != nil {
+		return nil, v.err
+	}
+	defer m.Close() //nolint:errcheck // files that were read only
+	v.pass("compare the checkpoint with the configuration", func() error {
+		if m.Contents() == nil {
+			return nil
+		}
+		return m.Check()
+	})
+	v.pass("count", func() error { s = m.Summary(job.Seq); return nil })
+	if job.Graph != "" {
+		v.pass("write the graph", func() error { return writeGraph(m.Config, s.Seq, job) })
+	}
+	return s, v.err
+}
+
+// writeGraph writes the forward pass and loss as text, which reads as mathematics.
+func writeGraph(c *model.Config, seq int64, job CaptureJob) error {
+	g, err := c.Graph(model.Shape{Batch: max(1, job.Batch), Seq: seq, Elem: dtype.BF16})
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Write(job.Graph, []byte(g.String()), 0o644); err != nil {
+		return diag.New(diag.FileError, "cannot write %s", job.Graph).Wrap(err)
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package capture
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// ExportOptions say how a model is written.
+type ExportOptions struct {
+	// Type is the element type of the weights: F32, which is also the zero value, BF16 or F16.
+	// Elements are rounded to the nearest, ties to even; one that F16 cannot hold is an error.
+	Type dtype.DType
+	// MaxBytes bounds the weights of one file; 0 means 5 GB, as transformers had it for years.
+	MaxBytes int64
+	// Files is the folder that the tokenizer and generation_config.json are copied from; "" where
+	// there is none.
+	Files string
+}
+
+// A Reader fills dst with a parameter. [Model.Read] is one, and so is what reads a checkpoint.
+type Reader func(p *model.Param, dst []float32) error
+
+// companions are the files beside weights and configuration that belong to a model.
+var companions = []string{"generation_config.json", "tokenizer.json", "tokenizer.model",
+	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+	"merges.txt", "chat_template.jinja"}
+
+// maxCompanion bounds a file that is copied; the largest tokenizer.json have some 35 MB.
+const maxCompanion = 256 << 20
+
+// Export writes a model as a folder that transformers loads. The folder must be new or empty; its
+// config.json comes last, so that a folder that has one is whole. Parameters are asked for one at a
+// time, layer by layer ([model.Param.Layers]), in the order of tensors in the files.
+func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safetensors.File, error) {
+	if o.Type == dtype.Invalid {
+		o.Type = dtype.F32
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 5e9
+	}
+	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16}, o.Type) {
+		return nil, diag.New(diag.WeightType, "weights are not written as %s", o.Type).
+			Try("f32, bf16 or f16")
+	}
+	config, err := c.Write()
+	if err != nil {
+		return nil, err
+	}
+	if err := vacate(dir); err != nil {
+		return nil, err
+	}
+	files, err := safetensors.WriteFolder(dir, items(c, o.Type, read), safetensors.Options{
+		MaxBytes: o.MaxBytes, Metadata: map[string]string{"format": "pt"}})
+	if err != nil {
+		return nil, err
+	}
+	if o.Files != "" {
+		if err := accompany(dir, o.Files); err != nil {
+			return nil, err
+		}
+	}
+	path := filepath.Join(dir, configName)
+	if err := atomicfile.Write(path, config, 0o644); err != nil {
+		return nil, diag.New(diag.FileError, "cannot write %s", path).Wrap(err)
+	}
+	return files, nil
+}
+
+// vacate makes a folder, and refuses one that holds anything.
+func vacate(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return diag.New(diag.FileError, "cannot make the folder %s", dir).Wrap(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
+	}
+	if len(entries) > 0 {
+		return diag.New(diag.BadUsage, "the folder holds %s already", entries[0].Name()).
+			At("%s", dir).Try("name a new folder")
+	}
+	return nil
+}
+
+// accompany copies the files that belong to a model.
+func accompany(dir, from string) error {
+	f, err := confine(from)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	for _, name := range companions {
+		if !f.has(name) {
+			continue
+		}
+		text, err := f.read(name, maxCompanion)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(dir, name)
+		if err := atomicfile.Write(path, text, 0o644); err != nil {
+			return diag.New(diag.FileError, "cannot write %s", path).Wrap(err)
+		}
+	}
+	return nil
+}
+
+// items lists the tensors of a model, each with the parameters that stand in it.
+func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
+	parts := map[string][]model.Param{}
+	var names []string
+	for _, p := range c.Params() {
+		for _, one := range p.Layers() {
+			if parts[one.Source] == nil {
+				names = append(names, one.Source)
+			}
+			parts[one.Source] = append(parts[one.Source], one)
+		}
+	}
+	list := make([]safetensors.Item, len(names))
+	for i, name := range names {
+		params := parts[name]
+		list[i] = safetensors.Item{Name: name, Shape: dtype.Shape{Type: t, Dims: params[0].Shape},
+			Data: func(w io.Writer) error { return write(w, t, params, read) }}
+	}
+	return list
+}
+
+// write puts together one tensor and writes it.
+func write(w io.Writer, t dtype.DType, params []model.Param, read Reader) error {
+	tensor := make([]float32, dtype.Shape{Type: t, Dims: params[0].Shape}.Elements())
+	for _, p := range params {
+		if len(params) == 1 && !p.Transposed { // it is the tensor as it stands
+			if err := read(&p, tensor); err != nil {
+				return err
+			}
+			break
+		}
+		own := make([]float32, p.Size())
+		if err := read(&p, own); err != nil {
+			return err
+		}
+		if err := model.Put(&p, 0, tensor, own); err != nil {
+			return err
+		}
+	}
+	const window = 256 << 10 // elements; a megabyte in f32
+	buf := make([]byte, t.Bytes(min(window, int64(len(tensor)))))
+	for at := 0; at < len(tensor); at += window {
+		some := tensor[at:min(at+window, len(tensor))]
+		bytes := buf[:t.Bytes(int64(len(some)))]
+		if over := encode(bytes, t, some); over >= 0 {
+			return diag.New(diag.WeightType, "element %d of %s is %v, more than %s can hold",
+				at+over, params[0].Source, some[over], t).Try("write f32")
+		}
+		if _, err := w.Write(bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}

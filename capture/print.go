@@ -1,0 +1,183 @@
+package capture
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/event"
+)
+
+// WriteText writes the summary as a person reads it: a line of what it is, a table of its blocks,
+// and what it costs.
+func (s *Summary) WriteText(w io.Writer) error {
+	var b strings.Builder
+	line := func(label string, facts ...string) {
+		facts = slices.DeleteFunc(facts, func(f string) bool { return f == "" })
+		if len(facts) > 0 {
+			fmt.Fprintf(&b, "%-10s %s\n", label, strings.Join(facts, " · "))
+		}
+	}
+	fmt.Fprintf(&b, "%s · %s · %s parameters", s.Name, s.Family, short(s.Parameters))
+	if s.Active != s.Parameters {
+		fmt.Fprintf(&b, ", %s active", short(s.Active))
+	}
+	fmt.Fprintf(&b, " · %s\n", plural(s.Layers, "layer"))
+	line("sizes", "hidden "+digits(s.Hidden), s.mlp(), "vocabulary "+digits(s.Vocab),
+		"context "+digits(s.Context), s.experts())
+	line("attention", s.attention()...)
+	b.WriteByte('\n')
+	s.table(&b)
+	b.WriteByte('\n')
+	line("work", flops(s.Training)+" a token in training", flops(s.Forward)+" forward",
+		fmt.Sprintf("%s attention, in sequences of %s", percent(s.Attention), digits(s.Seq)))
+	m := s.Memory
+	line("memory", event.Size(m.Sum())+" without activations", "bf16 weights "+event.Size(m.Weights),
+		"f32 gradients "+event.Size(m.Gradients))
+	line("", "f32 master "+event.Size(m.Master), "f32 moments "+event.Size(m.Moments))
+	s.checkpoint(line)
+	line("tokenizer", s.Tokenizer)
+	line("note", s.Note)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (s *Summary) mlp() string {
+	c := s.config
+	text := fmt.Sprintf("MLP %s", digits(s.MLP))
+	if c.Gated {
+		text += " gated"
+	}
+	return text + " " + string(c.Activation)
+}
+
+func (s *Summary) experts() string {
+	m := s.config.MoE
+	if m == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d experts of %s", m.TopK, m.Experts, digits(m.MLP))
+}
+
+func (s *Summary) attention() []string {
+	c := s.config
+	facts := []string{fmt.Sprintf("%d heads of %d", s.Heads, s.HeadDim)}
+	if c.MLA != nil {
+		facts = append(facts, fmt.Sprintf("through a rank of %d", c.MLA.KVRank))
+	} else if s.KVHeads != s.Heads {
+		facts = append(facts, fmt.Sprintf("%d key heads", s.KVHeads))
+	}
+	switch {
+	case s.Windowed == s.Layers:
+		facts = append(facts, "window "+digits(s.Window))
+	case s.Windowed > 0:
+		facts = append(facts, fmt.Sprintf("window %s in %d of %d layers", digits(s.Window), s.Windowed,
+			s.Layers))
+	}
+	if c.Learned {
+		return append(facts, "learned positions")
+	}
+	return append(facts, "rotary, base "+digits(int64(c.Rope.Theta)))
+}
+
+func (s *Summary) table(b *strings.Builder) {
+	fmt.Fprintf(b, "%-8s %8s %12s %8s\n", "block", "tensors", "parameters", "share")
+	all := Block{Tag: "all", Parameters: s.Parameters, Share: 1}
+	row := func(r Block) {
+		tensors := "-" // of a model that is counted but not built
+		if r.Tensors > 0 {
+			tensors = digits(r.Tensors)
+		}
+		fmt.Fprintf(b, "%-8s %8s %12s %8s\n", r.Tag, tensors, short(r.Parameters), percent(r.Share))
+	}
+	for _, r := range s.Blocks {
+		row(r)
+		all.Tensors += r.Tensors
+	}
+	if s.Tied {
+		fmt.Fprintf(b, "%-8s %8s %12s\n", "head", "-", "is embed's")
+	}
+	row(all)
+}
+
+// checkpoint tells what the files hold.
+func (s *Summary) checkpoint(line func(string, ...string)) {
+	f := s.Files
+	if f == nil {
+		return
+	}
+	var types []string
+	for _, t := range slices.Sorted(maps.Keys(f.Types)) {
+		types = append(types, fmt.Sprintf("%s %s", digits(int64(f.Types[t])), t))
+	}
+	files := plural(int64(f.Files), "file")
+	if len(f.Missing) > 0 {
+		files = "an index without its files"
+	}
+	line("checkpoint", files, event.Size(f.Bytes), plural(int64(f.Tensors), "tensor"),
+		strings.Join(types, ", "))
+	if len(f.Missing) > 0 {
+		line("missing", some(f.Missing))
+	}
+	if len(f.Unused) > 0 {
+		line("unused", some(f.Unused))
+	}
+	if len(f.Leftover) > 0 {
+		line("left over", some(f.Leftover))
+	}
+}
+
+// short writes a number of parameters with the usual letters.
+func short(n int64) string {
+	f := float64(n)
+	switch {
+	case n < 1e3:
+		return strconv.FormatInt(n, 10)
+	case n < 1e6:
+		return fmt.Sprintf("%.1fk", f/1e3)
+	case n < 1e9:
+		return fmt.Sprintf("%.1fM", f/1e6)
+	case n < 1e11:
+		return fmt.Sprintf("%.2fB", f/1e9)
+	case n < 1e12:
+		return fmt.Sprintf("%.1fB", f/1e9)
+	}
+	return fmt.Sprintf("%.2fT", f/1e12)
+}
+
+// flops writes a number of operations.
+func flops(f float64) string {
+	for _, unit := range []string{"", "k", "M", "G", "T"} {
+		if f < 999.5 {
+			return fmt.Sprintf("%.3g %sFLOP", f, unit)
+		}
+		f /= 1e3
+	}
+	return fmt.Sprintf("%.3g PFLOP", f)
+}
+
+func percent(f float64) string {
+	if f > 0 && f < 0.0005 {
+		return "< 0.1 %"
+	}
+	return fmt.Sprintf("%.1f %%", 100*f)
+}
+
+func plural(n int64, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return digits(n) + " " + what
+}
+
+// digits writes a whole number in groups of three.
+func digits(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

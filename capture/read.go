@@ -1,0 +1,188 @@
+package capture
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// blockElements is how much of a tensor one worker holds at a time: 16 MiB as float32, so that a
+// worker has some 40 MiB whatever the model.
+const blockElements = 4 << 20
+
+// Read fills dst with a parameter, from the tensors it is made of. It works block by block on all
+// processors and may be called from several goroutines.
+func (m *Model) Read(p *model.Param, dst []float32) error {
+	return m.read(p, dst, blockElements)
+}
+
+// read is Read in blocks of at most size elements, or one row.
+func (m *Model) read(p *model.Param, dst []float32, size int64) error {
+	if m.weights == nil {
+		return m.absent()
+	}
+	if int64(len(dst)) != p.Size() {
+		return diag.New(diag.BufferMismatch, "parameter %s has %d elements, its buffer %d",
+			p.Name, p.Size(), len(dst))
+	}
+	blocks, err := m.blocks(p, size)
+	if err != nil {
+		return err
+	}
+	return spread(len(blocks), func() func(int) error {
+		w := &worker{p: p, dst: dst}
+		return func(i int) error { return w.read(blocks[i]) }
+	})
+}
+
+// spread runs jobs 0 to n-1 on all processors; start makes what one worker keeps between jobs.
+// It ends at an error: of those that happened, that of the first job.
+func spread(n int, start func() func(int) error) error {
+	var (
+		next   atomic.Int64
+		failed atomic.Bool
+		wg     sync.WaitGroup
+		errs   = make([]error, n)
+	)
+	for range min(runtime.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			run := start()
+			for !failed.Load() {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if errs[i] = run(i); errs[i] != nil {
+					failed.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A block is some rows of the box of a tensor that is a parameter's.
+type block struct {
+	tensor      safetensors.Tensor
+	t           int   // which of the parameter's tensors
+	row, rows   int64 // within the tensor
+	col, cols   int64
+	wide, whole bool // the tensor is a matrix; the block is all of the box
+}
+
+// blocks cuts the tensors of a parameter into blocks of at most size elements, or one row.
+func (m *Model) blocks(p *model.Param, size int64) ([]block, error) {
+	var list []block
+	for t, name := range p.Tensors() {
+		spelled, ok := m.find(name)
+		if !ok {
+			return nil, diag.New(diag.WeightMismatch, "no tensor is called %s", spelled).
+				At("%s", m.Folder)
+		}
+		if err := m.fits(p, spelled); err != nil {
+			return nil, err
+		}
+		tensor, err := m.weights.Tensor(spelled)
+		if err != nil {
+			return nil, err
+		}
+		b := block{tensor: tensor, t: t, rows: p.Shape[0], cols: 1, wide: len(p.Shape) > 1}
+		if b.wide {
+			b.cols = p.Shape[1]
+		}
+		if p.Axis == 0 {
+			b.row, b.rows = p.From, p.To-p.From
+		} else {
+			b.col, b.cols = p.From, p.To-p.From
+		}
+		most := max(1, size/b.cols)
+		end := b.row + b.rows
+		b.whole = b.rows <= most
+		for ; b.row < end; b.row += most {
+			b.rows = min(most, end-b.row)
+			list = append(list, b)
+		}
+	}
+	return list, nil
+}
+
+// A worker holds the buffers of one goroutine.
+type worker struct {
+	p     *model.Param
+	dst   []float32
+	bytes []byte
+	rows  []float32 // a block as it stands in the tensor
+	turn  []float32 // the same, transposed
+}
+
+// read brings one block to its place. Where it belongs is what the parameter says of its first
+// element, or of the first element of each column where the parameter goes down columns.
+func (w *worker) read(b block) error {
+	shape := b.tensor.Shape()
+	n := b.rows * b.cols
+	w.bytes = grow(w.bytes, shape.Type.Bytes(n))
+	start, size := []int64{b.row}, []int64{b.rows}
+	if b.wide {
+		start, size = append(start, b.col), append(size, b.cols)
+	}
+	if err := b.tensor.ReadSlice(w.bytes, start, size); err != nil {
+		return err
+	}
+	width := int64(1)
+	if b.wide {
+		width = shape.Dims[1]
+	}
+	place := func(col int64) (int64, error) {
+		i, ok := w.p.Inverse(b.t, b.row*width+b.col+col)
+		if !ok {
+			return 0, diag.New(diag.Internal, "%s is not part of %s", b.tensor.Name(), w.p.Name)
+		}
+		return i, nil
+	}
+	first, err := place(0)
+	if err != nil {
+		return err
+	}
+	if !w.p.Transposed {
+		decode(w.dst[first:first+n], shape.Type, w.bytes)
+		return nil
+	}
+	w.rows = grow(w.rows, n)
+	decode(w.rows, shape.Type, w.bytes)
+	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, To: b.rows, Transposed: true,
+		Dims: []ir.Dim{{Name: "block", Size: n}}}
+	if b.whole {
+		return model.Take(&part, 0, w.dst[first:first+n], w.rows)
+	}
+	w.turn = grow(w.turn, n)
+	if err := model.Take(&part, 0, w.turn, w.rows); err != nil {
+		return err
+	}
+	for col := range b.cols {
+		at, err := place(col)
+		if err != nil {
+			return err
+		}
+		copy(w.dst[at:at+b.rows], w.turn[col*b.rows:])
+	}
+	return nil
+}
+
+// grow gives a buffer of n elements, the old one where it is large enough.
+func grow[E any](buf []E, n int64) []E {
+	if int64(cap(buf)) < n {
+		return make([]E, n)
+	}
+	return buf[:n]
+}

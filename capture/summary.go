@@ -1,0 +1,138 @@
+package capture
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+)
+
+// A Summary is a model as a person wants to see it.
+type Summary struct {
+	Name   string `json:"name"`
+	Family string `json:"family"`
+	Note   string `json:"note,omitempty"`
+
+	Parameters int64 `json:"parameters"`
+	Active     int64 `json:"active"` // without the experts that a token does not see
+
+	Layers  int64 `json:"layers"`
+	Hidden  int64 `json:"hidden"`
+	MLP     int64 `json:"mlp"`
+	Vocab   int64 `json:"vocabulary"`
+	Context int64 `json:"context"`
+	Heads   int64 `json:"heads"`
+	KVHeads int64 `json:"key_heads"`
+	HeadDim int64 `json:"head_size"`
+	// Window is how many keys a query sees in Windowed of the layers; 0 where all see everything.
+	Window   int64 `json:"window,omitempty"`
+	Windowed int64 `json:"windowed_layers,omitempty"`
+	Tied     bool  `json:"tied"`
+
+	Blocks []Block `json:"blocks"`
+
+	// Seq is the length of the sequences that work is counted for, the mean over their tokens.
+	Seq int64 `json:"sequence"`
+	// Forward and Training are operations for one token, under the masks of attention; without what
+	// is computed a second time to save memory.
+	Forward  float64 `json:"forward_flops"`
+	Training float64 `json:"training_flops"`
+	// Attention is the share of scores and weighted values in that; the rest is linear layers.
+	Attention float64 `json:"attention_share"`
+	Memory    Memory  `json:"memory"`
+
+	// Files is what the checkpoint holds; nil for a configuration alone.
+	Files     *Contents `json:"checkpoint,omitempty"`
+	Tokenizer string    `json:"tokenizer,omitempty"` // the file's name within the folder
+
+	config *model.Config
+}
+
+// A Block is all parameters of one kind.
+type Block struct {
+	Tag        string  `json:"tag"`
+	Tensors    int64   `json:"tensors,omitempty"`
+	Parameters int64   `json:"parameters"`
+	Share      float64 `json:"share"` // of all parameters
+}
+
+// Memory is the bytes of a model in training, on all devices together and without activations:
+// weights in bf16 to compute with, gradients added up in f32, the f32 weights that are updated, and
+// AdamW's two moments in f32. Sixteen to eighteen bytes a parameter are usual.
+type Memory struct {
+	Weights   int64 `json:"weights_bf16"`
+	Gradients int64 `json:"gradients_f32"`
+	Master    int64 `json:"master_f32"`
+	Moments   int64 `json:"moments_f32"`
+}
+
+// Sum is all of it.
+func (m Memory) Sum() int64 { return m.Weights + m.Gradients + m.Master + m.Moments }
+
+// defaultSeq is the length of sequences that most published figures of training are for.
+const defaultSeq = 8192
+
+// Summary counts a model; seq is the length of sequences, 0 for 8,192 or the context if that is
+// shorter.
+func (m *Model) Summary(seq int64) *Summary {
+	c := m.Config
+	if seq == 0 {
+		seq = min(defaultSeq, c.Context)
+	}
+	n := c.Count()
+	s := &Summary{Name: m.Name, Family: c.Arch, Note: m.Note, Parameters: n.Total, Active: n.Active,
+		Layers: c.Layers, Hidden: c.Hidden, MLP: c.MLP, Vocab: c.Vocab, Context: c.Context,
+		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Tied: c.Tied,
+		Blocks: blocks(c, n), Seq: seq, Files: m.Contents(), config: c,
+		Memory: Memory{Weights: 2 * n.Total, Gradients: 4 * n.Total, Master: 4 * n.Total,
+			Moments: 8 * n.Total}}
+	f := c.Forward(seq)
+	s.Forward, s.Training, s.Attention = f.Sum(), f.Training().Sum(), f.Attention/f.Sum()
+	for _, w := range c.Windowed {
+		if w {
+			s.Window, s.Windowed = c.Window, s.Windowed+1
+		}
+	}
+	if m.Tokenizer != "" {
+		s.Tokenizer = filepath.Base(m.Tokenizer)
+	}
+	return s
+}
+
+// blocks adds up parameters by their tag, in the order in which data passes them. Of a model with
+// experts only the tables can be told from the layers.
+func blocks(c *model.Config, n model.Count) []Block {
+	var list []Block
+	add := func(tag string, tensors, size int64) {
+		i := slices.IndexFunc(list, func(b Block) bool { return b.Tag == tag })
+		if i < 0 {
+			list, i = append(list, Block{Tag: tag}), len(list)
+		}
+		list[i].Tensors += tensors
+		list[i].Parameters += size
+		list[i].Share = float64(list[i].Parameters) / float64(n.Total)
+	}
+	params := c.Params()
+	if params == nil {
+		add(string(ir.Embed), 0, n.Embed)
+		add("layers", 0, n.Total-n.Embed-n.Head)
+		if n.Head > 0 {
+			add(string(ir.Head), 0, n.Head)
+		}
+		return list
+	}
+	// A tensor that holds several parameters, as those of queries, keys and values, counts once.
+	seen := map[string]bool{}
+	for _, p := range params {
+		tensors := int64(0)
+		for _, name := range p.Tensors() {
+			if !seen[name] {
+				tensors++
+			}
+			seen[name] = true
+		}
+		add(string(p.Tag), tensors, p.Size())
+	}
+	return list
+}

@@ -1,0 +1,335 @@
+package capture
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+const (
+	weightsName = "model.safetensors"
+	indexName   = weightsName + ".index.json"
+	// maxIndex is the bound that package safetensors has for an index.
+	maxIndex = 100_000_000
+)
+
+// openWeights opens the files of weights, or takes their names from the index where files are
+// missing. A folder without weights is a model all the same.
+func (m *Model) openWeights(f *folder) error {
+	names, err := f.list()
+	if err != nil {
+		return diag.New(diag.FileError, "cannot read %s", m.Folder).Wrap(err)
+	}
+	if slices.Contains(names, indexName) && !slices.Contains(names, weightsName) {
+		if err := m.readIndex(f, names); err != nil || len(m.Missing) > 0 {
+			return err
+		}
+	}
+	some := false
+	for _, name := range names {
+		switch filepath.Ext(name) {
+		case ".safetensors":
+			some = true
+		case ".bin", ".pt", ".pth":
+			if m.pickles == "" {
+				m.pickles = name
+			}
+		}
+	}
+	if !some {
+		return nil
+	}
+	if m.weights, err = safetensors.Open(m.Folder); err != nil {
+		return err
+	}
+	m.tensors = m.weights.Names()
+	m.spelling = spellingOf(m.Config, m.tensors)
+	return nil
+}
+
+// readIndex takes the names of tensors from the index, and lists the files that are not here.
+func (m *Model) readIndex(f *folder, present []string) error {
+	// Package safetensors reads the index strictly; after that, this sees what it saw.
+	names, err := safetensors.Names(filepath.Join(m.Folder, indexName))
+	if err != nil {
+		return err
+	}
+	text, err := f.read(indexName, maxIndex)
+	if err != nil {
+		return err
+	}
+	var index struct {
+		Metadata json.RawMessage   `json:"metadata"`
+		Files    map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(text, &index); err != nil {
+		return diag.New(diag.BadInput, "the index is not what transformers writes").
+			At("%s", filepath.Join(m.Folder, indexName)).Wrap(err)
+	}
+	var metadata struct { // it may be anything, and is for show only
+		Size float64 `json:"total_size"`
+	}
+	if json.Unmarshal(index.Metadata, &metadata) == nil && metadata.Size < 1<<62 {
+		m.size = max(0, int64(metadata.Size))
+	}
+	for _, file := range index.Files {
+		if !slices.Contains(present, file) {
+			m.Missing = append(m.Missing, file)
+		}
+	}
+	slices.Sort(m.Missing)
+	m.Missing = slices.Compact(m.Missing)
+	m.tensors = names
+	m.spelling = spellingOf(m.Config, names)
+	return nil
+}
+
+// A spelling is how a checkpoint begins names that a family begins otherwise, and what it puts
+// before those that do not begin so, which is the output layer's alone.
+type spelling struct{ from, to, head string }
+
+// spellings are those in use. The files of GPT-2 on the Hub, and models saved without their output
+// layer, lack the first word; text models cut out of those that also see have one more.
+func spellings() []spelling {
+	return []spelling{{}, {from: "transformer."}, {from: "model."},
+		{from: "model.", to: "language_model.model.", head: "language_model."},
+		{from: "model.", to: "model.language_model."}}
+}
+
+// spellingOf tells by the first parameter, the table of tokens, how names are spelled.
+func spellingOf(c *model.Config, names []string) spelling {
+	params := c.Params()
+	for _, s := range spellings() {
+		if len(params) == 0 {
+			break
+		}
+		if _, ok := slices.BinarySearch(names, s.apply(params[0].Source)); ok {
+			return s
+		}
+	}
+	return spelling{}
+}
+
+func (s spelling) apply(name string) string {
+	if rest, ok := strings.CutPrefix(name, s.from); ok {
+		return s.to + rest
+	}
+	return s.head + name
+}
+
+// find gives a tensor's name as the checkpoint has it.
+func (m *Model) find(name string) (string, bool) {
+	for _, spelled := range []string{m.spelling.apply(name), name} {
+		if _, ok := slices.BinarySearch(m.tensors, spelled); ok {
+			return spelled, true
+		}
+	}
+	return m.spelling.apply(name), false
+}
+
+// Check makes sure that every tensor that the parameters are made of is there, with the right shape
+// and an element type that can be read. Of an index without files it compares names alone.
+//
+// Tensors that no parameter asks for are listed by [Model.Contents]. They are an error where they
+// stand beside one that is used, as a bias beside its weight: then the configuration is not that of
+// the weights.
+func (m *Model) Check() error {
+	if len(m.tensors) == 0 {
+		return m.absent()
+	}
+	if m.Config.MoE != nil || m.Config.MLA != nil {
+		return diag.New(diag.NotSupported, "the weights of a model with experts or latent attention "+
+			"cannot be read yet").At("%s", m.Folder)
+	}
+	var missing []string
+	total := 0
+	for _, p := range m.Config.Params() {
+		for _, name := range p.Tensors() {
+			total++
+			spelled, ok := m.find(name)
+			if !ok {
+				missing = append(missing, spelled)
+				continue
+			}
+			if err := m.fits(&p, spelled); err != nil {
+				return err
+			}
+		}
+	}
+	if len(missing) > 0 {
+		slices.Sort(missing)
+		missing = slices.Compact(missing)
+		return diag.New(diag.WeightMismatch, "%d of %d tensors are not in the checkpoint: %s",
+			len(missing), total, some(missing)).At("%s", m.Folder).
+			Try("see that %s belongs to these weights", configName)
+	}
+	if beside := m.sort().beside; len(beside) > 0 {
+		return diag.New(diag.WeightMismatch, "the configuration knows no %s", some(beside)).
+			At("%s", m.Folder).Because("tensors of the same layers are used, so they are not another's").
+			Try("see that %s belongs to these weights", configName)
+	}
+	return nil
+}
+
+// fits compares one tensor of a checkpoint with what a parameter asks of it.
+func (m *Model) fits(p *model.Param, name string) error {
+	if m.weights == nil {
+		return nil
+	}
+	t, err := m.weights.Tensor(name)
+	if err != nil {
+		return err
+	}
+	s := t.Shape()
+	if !readable(s.Type) {
+		e := diag.New(diag.WeightType, "%s is %s", name, s.Type).At("%s", m.where(t.File()))
+		if s.Type.Bits() <= 8 {
+			e = e.Because("weights of 8 and 4 bits with scales of their own are not read yet")
+		}
+		return e.Try("take the model in bf16")
+	}
+	if !slices.Equal(s.Dims, p.Shape) {
+		return diag.New(diag.WeightMismatch, "%s is %s; the configuration says %v", name, s, p.Shape).
+			At("%s", m.where(t.File())).Try("see that %s belongs to these weights", configName)
+	}
+	return nil
+}
+
+func (m *Model) where(file string) string { return filepath.Join(m.Folder, file) }
+
+// absent is the error where weights are wanted and there are none.
+func (m *Model) absent() error {
+	e := diag.New(diag.ModelMissing, "%s has no weights here", m.Name)
+	if m.Folder != "" {
+		e = e.At("%s", m.Folder)
+	}
+	switch {
+	case len(m.Missing) > 0:
+		e = diag.New(diag.ModelMissing, "%d files of weights are missing: %s", len(m.Missing),
+			some(m.Missing)).At("%s", m.Folder)
+	case m.pickles != "":
+		return e.Because("%s is a pickle, which can run code and is not read", m.pickles).
+			Try("save the model as safetensors")
+	}
+	switch {
+	case strings.HasPrefix(m.fetch, "hf:"):
+		return e.Because("a preset is a configuration alone").Try("%s has weights", m.fetch)
+	case m.fetch != "":
+		return e.Try("%s", m.fetch)
+	case m.Folder == "":
+		return e.Because("a configuration alone begins from random weights")
+	}
+	return e.Try("fetch the files named *.safetensors")
+}
+
+// some prints the first names of a list.
+func some(names []string) string {
+	const most = 3
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if len(names) > most {
+		text += fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	return text
+}
+
+// Contents is what the files of a model hold.
+type Contents struct {
+	Files   int   `json:"files"`
+	Tensors int   `json:"tensors"`
+	Bytes   int64 `json:"bytes"` // of all files; of the tensors alone where the index says it
+	// Types counts tensors by element type; empty for an index without files.
+	Types map[string]int `json:"types,omitempty"`
+	// Missing lists the files that the index names and the folder has not.
+	Missing []string `json:"missing,omitempty"`
+	// Unused lists tensors that no parameter is made of and that are known to be of no use: angles
+	// of rotary positions, masks, and an output layer that is the table of tokens.
+	Unused []string `json:"unused,omitempty"`
+	// Leftover lists all others.
+	Leftover []string `json:"leftover,omitempty"`
+}
+
+// Contents lists what the model's files hold; nil where there are none.
+func (m *Model) Contents() *Contents {
+	if len(m.tensors) == 0 {
+		return nil
+	}
+	c := &Contents{Tensors: len(m.tensors), Bytes: m.size, Missing: slices.Clone(m.Missing)}
+	s := m.sort()
+	c.Unused, c.Leftover = s.unused, slices.Concat(s.beside, s.left)
+	if m.weights == nil {
+		return c
+	}
+	c.Bytes, c.Types = 0, map[string]int{}
+	for _, f := range m.weights.Files() {
+		c.Files++
+		c.Bytes += f.Bytes
+	}
+	for _, name := range m.tensors {
+		if s, err := m.weights.Shape(name); err == nil {
+			c.Types[s.Type.String()]++
+		}
+	}
+	return c
+}
+
+// sorted are the tensors that no parameter is made of.
+type sorted struct {
+	unused []string // known to be of no use
+	beside []string // beside a tensor that is used, in the same layer
+	left   []string
+}
+
+func (m *Model) sort() sorted {
+	used, layers := map[string]bool{}, map[string]bool{}
+	for _, p := range m.Config.Params() {
+		for _, name := range p.Tensors() {
+			spelled, _ := m.find(name)
+			used[spelled] = true
+			layers[owner(spelled)] = true
+		}
+	}
+	var s sorted
+	for _, name := range m.tensors {
+		switch {
+		case used[name] || len(used) == 0:
+		case m.useless(name):
+			s.unused = append(s.unused, name)
+		case layers[owner(name)]:
+			s.beside = append(s.beside, name)
+		default:
+			s.left = append(s.left, name)
+		}
+	}
+	return s
+}
+
+// owner is the layer that a tensor belongs to.
+func owner(tensor string) string {
+	if i := strings.LastIndexByte(tensor, '.'); i >= 0 {
+		return tensor[:i]
+	}
+	return ""
+}
+
+// useless knows tensors that older versions of transformers saved and newer ones skip.
+func (m *Model) useless(name string) bool {
+	switch {
+	case strings.HasSuffix(name, ".rotary_emb.inv_freq"):
+		return true
+	case m.Config.Tied && (name == "lm_head.weight" || strings.HasSuffix(name, ".lm_head.weight")):
+		return true
+	}
+	return m.Config.Arch == "gpt2" &&
+		(strings.HasSuffix(name, ".attn.bias") || strings.HasSuffix(name, ".attn.masked_bias"))
+}
+
+func readable(t dtype.DType) bool {
+	return slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16, dtype.F64}, t)
+}

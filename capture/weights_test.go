@@ -1,0 +1,492 @@
+package capture
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// families lists the folders of tiny models that transformers made.
+func families(t testing.TB) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(fixtures, "*", "config.json"))
+	if err != nil || len(list) == 0 {
+		t.Fatal("no fixtures", err)
+	}
+	for i, path := range list {
+		list[i] = filepath.Dir(path)
+	}
+	return list
+}
+
+// tensor reads a tensor of f32 as it stands.
+func tensor(t *testing.T, m *Model, name string) []float32 {
+	t.Helper()
+	x, err := m.weights.Tensor(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := x.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]float32, x.Shape().Elements())
+	decode(all, x.Shape().Type, b)
+	return all
+}
+
+// Read gives what Take of the whole tensors gives, whatever the size of blocks, stacked and not.
+func TestRead(t *testing.T) {
+	for _, dir := range families(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			t.Parallel()
+			m := mustOpen(t, dir, Options{})
+			if err := m.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if c := m.Contents(); len(c.Leftover)+len(c.Unused) > 0 || c.Types["f32"] != c.Tensors || c.Files != 1 {
+				t.Errorf("%+v", c)
+			}
+			for _, p := range m.Config.Params() {
+				want := make([]float32, p.Size())
+				for k, name := range p.Tensors() {
+					if err := model.Take(&p, k, want, tensor(t, m, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got := make([]float32, p.Size())
+				for _, size := range []int64{1, 50, 333, blockElements} {
+					clear(got)
+					if err := m.read(&p, got, size); err != nil {
+						t.Fatal(err)
+					}
+					if !slices.Equal(got, want) {
+						t.Fatalf("%s in blocks of %d differs", p.Name, size)
+					}
+				}
+				at := int64(0)
+				for _, layer := range p.Layers() {
+					n := layer.Size()
+					if err := m.Read(&layer, got[:n]); err != nil {
+						t.Fatal(err)
+					}
+					if !slices.Equal(got[:n], want[at:at+n]) {
+						t.Fatalf("%s differs", layer.Name)
+					}
+					at += n
+				}
+			}
+			p := m.Config.Params()[0]
+			wantError(t, m.Read(&p, make([]float32, 3)), diag.BufferMismatch)
+		})
+	}
+}
+
+// A change is what a test does to a tensor of a fixture: rename, drop ("" as name), or convert.
+type change func(name string, shape dtype.Shape, data []byte) (string, dtype.Shape, []byte)
+
+// altered copies a fixture with every tensor changed, and with more tensors beside them.
+func altered(t *testing.T, family string, do change, more ...safetensors.Item) string {
+	t.Helper()
+	from := filepath.Join(fixtures, family)
+	dir := filepath.Join(t.TempDir(), family)
+	copyFile(t, filepath.Join(dir, "config.json"), filepath.Join(from, "config.json"))
+	set, err := safetensors.Open(filepath.Join(from, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = set.Close() }()
+	items := more
+	for _, name := range set.Names() {
+		x, err := set.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		view, err := x.Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, shape, data := do(name, x.Shape(), slices.Clone(view))
+		if name != "" {
+			items = append(items, safetensors.Item{Name: name, Shape: shape, Data: safetensors.FromBytes(data)})
+		}
+	}
+	if _, err := safetensors.WriteFolder(dir, items, safetensors.Options{MaxBytes: 30000}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func same(name string, shape dtype.Shape, data []byte) (string, dtype.Shape, []byte) {
+	return name, shape, data
+}
+
+func item(name string, t dtype.DType, dims ...int64) safetensors.Item {
+	s := dtype.Shape{Type: t, Dims: dims}
+	return safetensors.Item{Name: name, Shape: s, Data: safetensors.FromBytes(make([]byte, s.Bytes()))}
+}
+
+// readAll reads every parameter.
+func readAll(t *testing.T, m *Model) map[string][]float32 {
+	t.Helper()
+	all := map[string][]float32{}
+	for _, p := range m.Config.Params() {
+		all[p.Name] = make([]float32, p.Size())
+		if err := m.Read(&p, all[p.Name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+func sameWeights(t *testing.T, a, b map[string][]float32) {
+	t.Helper()
+	for name, x := range a {
+		if !slices.Equal(x, b[name]) {
+			t.Errorf("%s differs", name)
+		}
+	}
+}
+
+// Names that begin otherwise, as on the Hub and in models cut out of others, are the same tensors.
+func TestSpellings(t *testing.T) {
+	trim := func(prefix, put string) change {
+		return func(name string, shape dtype.Shape, data []byte) (string, dtype.Shape, []byte) {
+			if rest, ok := strings.CutPrefix(name, prefix); ok {
+				return put + rest, shape, data
+			}
+			if put == "language_model.model." {
+				return "language_model." + name, shape, data
+			}
+			return name, shape, data
+		}
+	}
+	for name, c := range map[string]struct {
+		family string
+		do     change
+	}{
+		"gpt2 of the Hub":         {"gpt2", trim("transformer.", "")},
+		"without an output layer": {"qwen3", trim("model.", "")},
+		"cut out, older":          {"llama3", trim("model.", "language_model.model.")},
+		"cut out, newer":          {"llama3", trim("model.", "model.language_model.")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mustOpen(t, altered(t, c.family, c.do), Options{})
+			if err := m.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if c := m.Contents(); len(c.Leftover) > 0 || c.Files < 2 {
+				t.Errorf("%+v", c)
+			}
+			sameWeights(t, readAll(t, mustOpen(t, filepath.Join(fixtures, c.family), Options{})), readAll(t, m))
+		})
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	m := mustOpen(t, altered(t, "gpt2", same, item("transformer.h.0.attn.bias", dtype.U8, 1, 1, 4, 4),
+		item("transformer.h.0.attn.masked_bias", dtype.F32), item("lm_head.weight", dtype.F32, 67, 24),
+		item("vision.patch.weight", dtype.BF16, 2, 3)), Options{})
+	if err := m.Check(); err != nil {
+		t.Error(err)
+	}
+	c := m.Contents()
+	if want := []string{"lm_head.weight", "transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"}; !slices.Equal(c.Unused, want) {
+		t.Errorf("unused: %q", c.Unused)
+	}
+	if !slices.Equal(c.Leftover, []string{"vision.patch.weight"}) {
+		t.Errorf("left over: %q", c.Leftover)
+	}
+	m = mustOpen(t, altered(t, "llama3", same,
+		item("model.layers.0.self_attn.rotary_emb.inv_freq", dtype.F32, 4)), Options{})
+	if err := m.Check(); err != nil || len(m.Contents().Unused) != 1 {
+		t.Error(err, m.Contents())
+	}
+	// A bias that the configuration does not know makes it another model.
+	m = mustOpen(t, altered(t, "llama3", same, item("model.layers.1.self_attn.q_proj.bias", dtype.F32, 32)), Options{})
+	wantError(t, m.Check(), diag.WeightMismatch, "q_proj.bias", "config.json")
+}
+
+func TestCheckRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    change
+		code  diag.Code
+		words []string
+	}{
+		"a missing tensor": {func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+			if name == "model.norm.weight" {
+				name = ""
+			}
+			return name, s, b
+		}, diag.WeightMismatch, []string{"1 of 30 tensors", "model.norm.weight"}},
+		"another shape": {func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+			if name == "model.embed_tokens.weight" {
+				s.Dims = []int64{s.Dims[1], s.Dims[0]}
+			}
+			return name, s, b
+		}, diag.WeightMismatch, []string{"model.embed_tokens.weight is f32[24,", "the configuration says", " 24]"}},
+		"FP8": {func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+			if name == "model.layers.2.mlp.up_proj.weight" {
+				s.Type, b = dtype.F8E4M3FN, b[:len(b)/4]
+			}
+			return name, s, b
+		}, diag.WeightType, []string{"up_proj.weight is f8e4m3fn", "bf16"}},
+		"integers": {func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+			if name == "model.norm.weight" {
+				s.Type = dtype.S32
+			}
+			return name, s, b
+		}, diag.WeightType, []string{"model.norm.weight is s32"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := mustOpen(t, altered(t, "llama3", c.do), Options{})
+			wantError(t, m.Check(), c.code, c.words...)
+			failed := false
+			for _, p := range m.Config.Params() {
+				failed = m.Read(&p, make([]float32, p.Size())) != nil || failed
+			}
+			if !failed {
+				t.Error("it is read all the same")
+			}
+		})
+	}
+}
+
+// An index without its files is a model by names.
+func TestNamesOnly(t *testing.T) {
+	dir := altered(t, "llama3", same)
+	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+	if err != nil || len(files) < 2 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files[1:] {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := mustOpen(t, dir, Options{})
+	if err := m.Check(); err != nil {
+		t.Error(err)
+	}
+	c := m.Contents()
+	if m.HasWeights() || len(m.Missing) != len(files)-1 || c.Tensors != 30 || c.Bytes == 0 || c.Files != 0 {
+		t.Errorf("%+v %+v", m.Missing, c)
+	}
+	p := m.Config.Params()[0]
+	wantError(t, m.Read(&p, make([]float32, p.Size())), diag.ModelMissing, m.Missing[0])
+	if err := os.Remove(files[0]); err != nil {
+		t.Fatal(err)
+	}
+	if m = mustOpen(t, dir, Options{}); len(m.Missing) != len(files) {
+		t.Error(m.Missing)
+	}
+}
+
+func TestPicklesAreNotRead(t *testing.T) {
+	dir := t.TempDir()
+	copyFile(t, filepath.Join(dir, "config.json"), filepath.Join(fixtures, "llama3", "config.json"))
+	copyFile(t, filepath.Join(dir, "pytorch_model.bin"), filepath.Join(fixtures, "llama3", "config.json"))
+	m := mustOpen(t, dir, Options{})
+	wantError(t, m.Check(), diag.ModelMissing, "pytorch_model.bin is a pickle")
+}
+
+// Files that are cut short are refused when they are opened; those that become shorter later, when
+// they are read.
+func TestTruncated(t *testing.T) {
+	dir := altered(t, "llama3", same)
+	files, _ := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+	m := mustOpen(t, dir, Options{})
+	if err := os.Truncate(files[0], 5000); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for _, p := range m.Config.Params() {
+		if err := m.Read(&p, make([]float32, p.Size())); err != nil {
+			wantError(t, err, diag.FileError, "shorter")
+			failed++
+		}
+	}
+	if failed == 0 {
+		t.Error("a file that was cut is read")
+	}
+	refused(t, dir, Options{}, diag.BadInput, files[0])
+	if err := os.Truncate(files[0], 4); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, dir, Options{}, diag.BadInput, "too few")
+}
+
+// Every element type gives the numbers that it holds.
+func TestElementTypes(t *testing.T) {
+	want := readAll(t, mustOpen(t, filepath.Join(fixtures, "phi3"), Options{}))
+	for _, e := range []dtype.DType{dtype.BF16, dtype.F16, dtype.F64} {
+		t.Run(e.String(), func(t *testing.T) {
+			m := mustOpen(t, altered(t, "phi3", func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+				x := make([]float32, s.Elements())
+				decode(x, s.Type, b)
+				s.Type = e
+				out := make([]byte, s.Bytes())
+				if e == dtype.F64 {
+					for i, f := range x {
+						le64(out[8*i:], math.Float64bits(float64(f)))
+					}
+				} else if over := encode(out, e, x); over >= 0 {
+					t.Fatal(over)
+				}
+				return name, s, out
+			}), Options{})
+			// Half a unit of the last place, relative, and for F16 half of its smallest number.
+			bound := map[dtype.DType]float64{dtype.BF16: 0x1p-8, dtype.F16: 0x1p-11, dtype.F64: 0}[e]
+			least := map[dtype.DType]float64{dtype.F16: 0x1p-25}[e]
+			for name, x := range readAll(t, m) {
+				for i := range x {
+					if far := math.Abs(float64(x[i] - want[name][i])); far > bound*math.Abs(float64(want[name][i]))+least {
+						t.Fatalf("%s: element %d is %v, not %v", name, i, x[i], want[name][i])
+					}
+				}
+			}
+		})
+	}
+}
+
+func le64(b []byte, v uint64) {
+	for i := range 8 {
+		b[i] = byte(v >> (8 * i))
+	}
+}
+
+// All halves widen and come back; numbers between two of them go to the nearest, ties to even.
+func TestHalf(t *testing.T) {
+	for h := range 1 << 16 {
+		h := uint16(h)
+		f := fromHalf(h)
+		if h&0x7c00 == 0x7c00 && h&0x3ff != 0 {
+			if f == f || toHalf(f)&0x7c00 != 0x7c00 || toHalf(f)&0x3ff == 0 {
+				t.Errorf("%04x is %v and comes back as %04x", h, f, toHalf(f))
+			}
+			continue
+		}
+		if back := toHalf(f); back != h {
+			t.Fatalf("%04x is %v and comes back as %04x", h, f, back)
+		}
+		exp, frac := int(h>>10&0x1f), float64(h&0x3ff)
+		want := math.Ldexp(1024+frac, exp-25)
+		if exp == 0 {
+			want = math.Ldexp(frac, -24)
+		}
+		if exp < 31 && math.Abs(float64(f)) != want {
+			t.Fatalf("%04x is %v, not %v", h, f, want)
+		}
+		if h&0x7fff >= 0x7bff {
+			continue
+		}
+		next := fromHalf(h + 1)
+		middle := (f + next) / 2
+		even := h + h&1
+		for _, c := range []struct {
+			f    float32
+			want uint16
+		}{
+			{middle, even}, {math.Nextafter32(middle, f), h}, {math.Nextafter32(middle, next), h + 1},
+		} {
+			if got := toHalf(c.f); got != c.want {
+				t.Fatalf("%v goes to %04x, not %04x", c.f, got, c.want)
+			}
+		}
+	}
+	for f, want := range map[float32]uint16{65519: 0x7bff, 65520: 0x7c00, 1e30: 0x7c00, -1e30: 0xfc00, 1e-30: 0} {
+		if got := toHalf(f); got != want {
+			t.Errorf("%v goes to %04x, not %04x", f, got, want)
+		}
+	}
+}
+
+func TestSpreadGivesTheFirstError(t *testing.T) {
+	for range 20 {
+		err := spread(100, func() func(int) error {
+			return func(i int) error {
+				if i >= 3 {
+					return fmt.Errorf("job %d", i)
+				}
+				return nil
+			}
+		})
+		if err == nil || err.Error() != "job 3" {
+			t.Fatal(err)
+		}
+	}
+	if err := spread(0, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	const n = 4096
+	dir := b.TempDir()
+	text, err := os.ReadFile(filepath.Join(fixtures, "llama3", "config.json"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), text, 0o644); err != nil {
+		b.Fatal(err)
+	}
+	for _, e := range []dtype.DType{dtype.BF16, dtype.F32} {
+		s := dtype.Shape{Type: e, Dims: []int64{n, n}}
+		_ = os.Remove(filepath.Join(dir, "model.safetensors"))
+		if _, err := safetensors.WriteFile(filepath.Join(dir, "model.safetensors"), []safetensors.Item{{Name: "w", Shape: s,
+			Data: func(w io.Writer) error { _, err := io.Copy(w, bytes.NewReader(make([]byte, s.Bytes()))); return err }}}, nil); err != nil {
+			b.Fatal(err)
+		}
+		m, err := Open(dir, Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, transposed := range []bool{false, true} {
+			p := model.Param{Name: "w", Source: "w", Shape: []int64{n, n}, To: n, Transposed: transposed,
+				Dims: dims(n, n)}
+			dst := make([]float32, n*n)
+			b.Run(fmt.Sprintf("%s/transposed=%v", e, transposed), func(b *testing.B) {
+				b.SetBytes(s.Bytes())
+				for b.Loop() {
+					if err := m.Read(&p, dst); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+		_ = m.Close()
+	}
+}
+
+// The blocks of every preset add up to its parameters, and everything can be printed.
+func TestSummary(t *testing.T) {
+	for _, preset := range model.Presets() {
+		if preset.Config == nil {
+			continue
+		}
+		m := mustOpen(t, "preset:"+preset.Name, Options{})
+		s := m.Summary(0)
+		sum, share := int64(0), 0.0
+		for _, b := range s.Blocks {
+			sum, share = sum+b.Parameters, share+b.Share
+		}
+		if sum != s.Parameters || math.Abs(share-1) > 1e-12 || s.Training != 3*s.Forward {
+			t.Errorf("%s: blocks add up to %d of %d, shares to %v", s.Name, sum, s.Parameters, share)
+		}
+		var text strings.Builder
+		if err := s.WriteText(&text); err != nil || !strings.HasPrefix(text.String(), preset.Name+" · ") {
+			t.Errorf("%s: %v %q", preset.Name, err, text.String())
+		}
+	}
+}

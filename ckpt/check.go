@@ -1,0 +1,217 @@
+package ckpt
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+const (
+	// maxName and maxRank are what the safetensors package reads.
+	maxName = 4096
+	maxRank = 64
+)
+
+// fileName is every name that a part file can have: a manifest has no business elsewhere.
+var fileName = regexp.MustCompile(`^part-[0-9]{5}\.safetensors$`)
+
+var hexSHA256 = regexp.MustCompile(fmt.Sprintf("^[0-9a-f]{%d}$", 2*sha256.Size))
+
+func damaged(format string, args ...any) *diag.Error {
+	return diag.New(diag.CheckpointDamaged, format, args...)
+}
+
+// quote makes a name from a file fit for a terminal.
+func quote(name string) string {
+	const most = 80 // columns, about a terminal's
+	if len(name) <= most {
+		return strconv.Quote(name)
+	}
+	return strconv.Quote(strings.ToValidUTF8(name[:most], "")) + "…"
+}
+
+func checkName(name string) error {
+	switch {
+	case name == "" || name == "__metadata__":
+		return fmt.Errorf("no tensor can be called %s", quote(name))
+	case len(name) > maxName:
+		return fmt.Errorf("a name has %d bytes; at most %d are held", len(name), maxName)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return fmt.Errorf("the name %s is not printable UTF-8", quote(name))
+	}
+	return nil
+}
+
+// check finds contradictions. It is the same before writing and after reading, so that nothing is
+// written that could not be read.
+func (m *Manifest) check() error {
+	if m.Version != version {
+		return fmt.Errorf("version %d instead of %d", m.Version, version)
+	}
+	if m.Step < 0 || m.Step > maxStep {
+		return fmt.Errorf("step %d is not between 0 and %d", m.Step, int64(maxStep))
+	}
+	if err := m.checkMeta(); err != nil {
+		return err
+	}
+	files := map[string]*File{}
+	for i, f := range m.Files {
+		switch {
+		case !fileName.MatchString(f.Name):
+			return fmt.Errorf("%s is not the name of a part file", quote(f.Name))
+		case i > 0 && m.Files[i-1].Name >= f.Name:
+			return fmt.Errorf("the files are not in order at %s", f.Name)
+		case f.Header < 8 || f.Bytes < f.Header:
+			return fmt.Errorf("%s: a header of %d bytes in a file of %d", f.Name, f.Header, f.Bytes)
+		case !hexSHA256.MatchString(f.SHA256):
+			return fmt.Errorf("%s: %s is not a SHA-256", f.Name, quote(f.SHA256))
+		}
+		files[f.Name] = &m.Files[i]
+	}
+	for i, t := range m.Tensors {
+		if i > 0 && m.Tensors[i-1].Name >= t.Name {
+			return fmt.Errorf("the tensors are not in order at %s", quote(t.Name))
+		}
+		if err := t.check(files); err != nil {
+			return err
+		}
+	}
+	return m.checkTiles()
+}
+
+func (m *Manifest) checkMeta() error {
+	names := slices.Concat(slices.Collect(maps.Keys(m.Data)), slices.Collect(maps.Keys(m.Random)),
+		slices.Collect(maps.Keys(m.Extra)), []string{m.Recipe})
+	for name, print := range m.Programs {
+		names = append(names, name, print)
+	}
+	for _, name := range names {
+		if !utf8.ValidString(name) {
+			return fmt.Errorf("%s is not UTF-8", quote(name))
+		}
+	}
+	for name, state := range m.Random {
+		if state == nil {
+			return fmt.Errorf("the random state %s is missing", quote(name))
+		}
+	}
+	for name, raw := range m.Extra {
+		if len(raw) == 0 {
+			return fmt.Errorf("extra %s is empty", quote(name))
+		}
+	}
+	for _, raw := range append(slices.Collect(maps.Values(m.Extra)), m.Engine, m.Model) {
+		if len(raw) > 0 && (!json.Valid(raw) || !utf8.Valid(raw)) {
+			return errors.New("engine, model or extra is not JSON in UTF-8")
+		}
+	}
+	return nil
+}
+
+// check demands that the parts are well formed and cover the tensor, each element once.
+func (t *Stored) check(files map[string]*File) error {
+	if err := checkTensor(t.Tensor); err != nil {
+		return err
+	}
+	covered := int64(0)
+	for i, p := range t.Parts {
+		if err := t.checkBox(p.Box); err != nil {
+			return err
+		}
+		f := files[p.File]
+		switch {
+		case f == nil:
+			return fmt.Errorf("tensor %s: %s is not among the files", quote(t.Name), quote(p.File))
+		case p.Bytes != t.sized(p.Size) || p.Bytes == 0:
+			return fmt.Errorf("tensor %s: part %v has %d bytes", quote(t.Name), p.Box, p.Bytes)
+		case p.Offset < f.Header || p.Offset > f.Bytes || p.Bytes > f.Bytes-p.Offset:
+			return fmt.Errorf("tensor %s: part %v is outside %s", quote(t.Name), p.Box, p.File)
+		case !hexSHA256.MatchString(p.SHA256):
+			return fmt.Errorf("tensor %s: %s is not a SHA-256", quote(t.Name), quote(p.SHA256))
+		case i > 0 && slices.Compare(t.Parts[i-1].Start, p.Start) >= 0:
+			return fmt.Errorf("tensor %s: its parts are not in order at %v", quote(t.Name), p.Box)
+		}
+		covered += p.Bytes
+		if covered > t.Bytes() {
+			return fmt.Errorf("tensor %s: its parts overlap", quote(t.Name))
+		}
+	}
+	if a, b, ok := t.collision(); ok {
+		return fmt.Errorf("tensor %s: parts %v and %v overlap", quote(t.Name), a, b)
+	}
+	if covered != t.Bytes() {
+		return fmt.Errorf("tensor %s: its parts hold %d of %d bytes", quote(t.Name), covered, t.Bytes())
+	}
+	return nil
+}
+
+// collision finds two parts that share an element. It sweeps along the dimension that is cut most
+// often, so that a grid of n parts takes about n^1.5 comparisons and not n².
+func (t *Stored) collision() (a, b Box, found bool) {
+	if len(t.Parts) < 2 {
+		return Box{}, Box{}, false
+	}
+	along, most := 0, 0
+	for d := range t.Shape {
+		starts := map[int64]bool{}
+		for _, p := range t.Parts {
+			starts[p.Start[d]] = true
+		}
+		if len(starts) > most {
+			along, most = d, len(starts)
+		}
+	}
+	boxes := make([]Box, len(t.Parts))
+	for i, p := range t.Parts {
+		boxes[i] = p.Box
+	}
+	slices.SortFunc(boxes, func(a, b Box) int { return cmp.Compare(a.Start[along], b.Start[along]) })
+	var open []Box
+	for _, b := range boxes {
+		open = slices.DeleteFunc(open, func(a Box) bool {
+			return a.Start[along]+a.Size[along] <= b.Start[along]
+		})
+		for _, a := range open {
+			if _, ok := overlap(a, b); ok {
+				return a, b, true
+			}
+		}
+		open = append(open, b)
+	}
+	return Box{}, Box{}, false
+}
+
+// checkTiles demands that header and parts fill each file: then the hashes cover every byte.
+func (m *Manifest) checkTiles() error {
+	parts := map[string][]Part{}
+	for _, t := range m.Tensors {
+		for _, p := range t.Parts {
+			parts[p.File] = append(parts[p.File], p)
+		}
+	}
+	for _, f := range m.Files {
+		slices.SortFunc(parts[f.Name], func(a, b Part) int { return cmp.Compare(a.Offset, b.Offset) })
+		at := f.Header
+		for _, p := range parts[f.Name] {
+			if p.Offset != at {
+				return fmt.Errorf("%s: a part begins at byte %d instead of %d", f.Name, p.Offset, at)
+			}
+			at += p.Bytes
+		}
+		if at != f.Bytes {
+			return fmt.Errorf("%s: %d of its bytes belong to no part", f.Name, f.Bytes-at)
+		}
+	}
+	return nil
+}

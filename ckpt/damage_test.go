@@ -1,0 +1,263 @@
+package ckpt
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write testdata/v1 again; only a new version may need it")
+
+// testdata/v1 was written by the first form of this package and must be readable for ever.
+func TestVersionOneOpens(t *testing.T) {
+	dir := filepath.Join("testdata", "v1")
+	if *update {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		save(t, dir, 110, Options{})
+		save(t, dir, 120, Options{})
+		if err := os.Remove(filepath.Join(dir, lockName)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := Latest(t.Context(), dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	want, err := meta().clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, c.Meta); d != "" || c.Step != 120 {
+		t.Errorf("step %d, meta (-want +got):\n%s", c.Step, d)
+	}
+	sameState(t, c, state(t, 120, small()...))
+	list, err := List(dir)
+	if err != nil || len(list) != 2 || list[0].Step != 110 || list[0].Err != nil {
+		t.Errorf("%+v %v", list, err)
+	}
+}
+
+const partName = "part-00000.safetensors"
+
+// flip turns one bit over in place: writing the file anew costs a flush on some file systems.
+func flip(t *testing.T, path string, at int64, bit byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	var b [1]byte
+	_, err = f.ReadAt(b[:], at)
+	must(t, err)
+	b[0] ^= 1 << bit
+	_, err = f.WriteAt(b[:], at)
+	must(t, err)
+}
+
+// Each damage is found and named, Latest steps back to the step before with a warning that says
+// why, and the damaged step can be written again.
+func TestDamageIsNamedAndPassedOver(t *testing.T) {
+	base := t.TempDir()
+	save(t, base, 1, Options{})
+	save(t, base, 2, Options{})
+	for name, c := range map[string]struct {
+		do   func(t *testing.T, step string)
+		says string
+	}{
+		"part cut": {func(t *testing.T, step string) {
+			must(t, os.Truncate(filepath.Join(step, partName), 700))
+		}, `part-00000\.safetensors has 700 bytes instead of \d+`},
+		"part empty": {func(t *testing.T, step string) {
+			must(t, os.Truncate(filepath.Join(step, partName), 0))
+		}, `has 0 bytes instead`},
+		"part longer": {func(t *testing.T, step string) {
+			must(t, os.Truncate(filepath.Join(step, partName), 7000))
+		}, `has 7000 bytes instead`},
+		"part missing": {func(t *testing.T, step string) {
+			must(t, os.Remove(filepath.Join(step, partName)))
+		}, `part-00000\.safetensors is missing`},
+		"part is a folder": {func(t *testing.T, step string) {
+			must(t, os.Remove(filepath.Join(step, partName)))
+			must(t, os.Mkdir(filepath.Join(step, partName), 0o755))
+		}, `is not a plain file`},
+		"part is a pipe": {func(t *testing.T, step string) {
+			must(t, os.Remove(filepath.Join(step, partName)))
+			must(t, syscall.Mkfifo(filepath.Join(step, partName), 0o644))
+		}, `is not a plain file`},
+		"bit in a tensor": {func(t *testing.T, step string) {
+			m := manifestOf(t, step)
+			flip(t, filepath.Join(step, partName), m.Tensors[1].Parts[0].Offset+5, 3)
+		}, `part-00000\.safetensors: tensor "embed" has another SHA-256`},
+		"bit in a header": {func(t *testing.T, step string) {
+			flip(t, filepath.Join(step, partName), 30, 0)
+		}, `part-00000\.safetensors: the header has another SHA-256`},
+		"manifest missing": {func(t *testing.T, step string) {
+			must(t, os.Remove(filepath.Join(step, manifestName)))
+		}, `manifest\.json is missing`},
+		"manifest cut": {func(t *testing.T, step string) {
+			must(t, os.Truncate(filepath.Join(step, manifestName), 300))
+		}, `the manifest is cut short`},
+		"manifest empty": {func(t *testing.T, step string) {
+			must(t, os.Truncate(filepath.Join(step, manifestName), 0))
+		}, `the manifest is cut short`},
+		"bit in the manifest": {func(t *testing.T, step string) {
+			flip(t, filepath.Join(step, manifestName), 14, 1) // the version: 1 becomes 3
+		}, `cut short or was changed`},
+		"another step's folder": {func(t *testing.T, step string) {
+			must(t, os.RemoveAll(step))
+			must(t, os.CopyFS(step, os.DirFS(filepath.Join(filepath.Dir(step), stepName(1)))))
+		}, `the manifest is of step 1`},
+		"nothing in it": {func(t *testing.T, step string) {
+			must(t, os.RemoveAll(step))
+			must(t, os.Mkdir(step, 0o755))
+		}, `manifest\.json is missing`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.CopyFS(dir, os.DirFS(base)))
+			step := filepath.Join(dir, stepName(2))
+			c.do(t, step)
+			var warned heard
+			got, err := Latest(t.Context(), dir, &warned)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameState(t, got, state(t, 1, small()...))
+			got.Close()
+			if got.Step != 1 || len(warned.list) != 1 ||
+				!regexp.MustCompile(c.says).MatchString(warned.list[0].Text) {
+				t.Errorf("step %d, warnings %v; want %s", got.Step, warned.list, c.says)
+			}
+			if _, err := Prune(t.Context(), dir, 1, nil); err != nil {
+				t.Errorf("prune: %v", err)
+			}
+			if list, _ := steps(dir); len(list) != 2 {
+				t.Errorf("prune left steps %v", list)
+			}
+			save(t, dir, 2, Options{})
+			got, err = Latest(t.Context(), dir, &warned)
+			if err != nil || got.Step != 2 || len(warned.list) != 1 {
+				t.Errorf("written again: %v %v", err, warned.list)
+			}
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func manifestOf(t *testing.T, step string) *Manifest {
+	t.Helper()
+	c, err := Open(step)
+	must(t, err)
+	must(t, c.Close())
+	return &c.Manifest
+}
+
+// Every single flipped bit of every file is found.
+func TestEveryBitCounts(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	step := filepath.Join(dir, stepName(1))
+	for _, name := range []string{manifestName, partName} {
+		path := filepath.Join(step, name)
+		info, err := os.Stat(path)
+		must(t, err)
+		stride := int64(1)
+		if testing.Short() {
+			stride = 7
+		}
+		for at := int64(0); at < info.Size(); at += stride {
+			flip(t, path, at, byte(at%8))
+			if err := verifyAt(t.Context(), step); err == nil {
+				t.Fatalf("%s: bit %d of byte %d flipped unseen", name, at%8, at)
+			}
+			flip(t, path, at, byte(at%8))
+		}
+	}
+	must(t, verifyAt(t.Context(), step))
+}
+
+func TestAllDamagedIsNotNone(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	must(t, os.Truncate(filepath.Join(dir, stepName(1), partName), 9))
+	_, err := Latest(t.Context(), dir, nil)
+	wantCode(t, err, diag.CheckpointDamaged)
+	// Prune refuses to take the last hope away.
+	must(t, os.Mkdir(filepath.Join(dir, stepName(2)), 0o755))
+	_, err = Prune(t.Context(), dir, 1, nil)
+	wantCode(t, err, diag.CheckpointDamaged)
+	if list, _ := steps(dir); len(list) != 2 {
+		t.Errorf("left %v", list)
+	}
+}
+
+// A version to come is refused by name, and no older step is taken in its place.
+func TestUnknownVersion(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	save(t, dir, 2, Options{})
+	path := filepath.Join(dir, stepName(2), manifestName)
+	text, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, reseal(bytes.Replace(text, []byte(`"version": 1`), []byte(`"version": 9, "new": {}`), 1)), 0o644))
+	_, err = Latest(t.Context(), dir, nil)
+	if e := wantCode(t, err, diag.CheckpointVersion); !strings.Contains(e.What, "version 9; this binary reads 1") {
+		t.Error(e)
+	}
+	removed, err := Prune(t.Context(), dir, 1, nil)
+	if err != nil || len(removed) > 0 {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+}
+
+// reseal gives a changed text a seal that fits.
+func reseal(text []byte) []byte {
+	body := text[:len(text)-len(seal([sha256.Size]byte{}))]
+	return append(bytes.Clone(body), seal(sha256.Sum256(body))...)
+}
+
+func TestLinksAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	part := filepath.Join(dir, stepName(1), partName)
+	outside := filepath.Join(t.TempDir(), "outside")
+	must(t, os.Rename(part, outside))
+	must(t, os.Symlink(outside, part))
+	_, err := Open(filepath.Join(dir, stepName(1)))
+	wantCode(t, err, diag.FileError)
+	must(t, os.Remove(part))
+	must(t, os.Link(outside, part))
+	_, err = Open(filepath.Join(dir, stepName(1)))
+	if e := wantCode(t, err, diag.BadInput); !strings.Contains(e.What, "second name") {
+		t.Error(e)
+	}
+}
+
+// A checkpoint that is open stays readable when it is pruned, as a slow reader needs it.
+func TestPrunedWhileOpen(t *testing.T) {
+	dir := t.TempDir()
+	want := save(t, dir, 1, Options{})
+	c, err := Latest(t.Context(), dir, nil)
+	must(t, err)
+	defer c.Close()
+	save(t, dir, 2, Options{Keep: 1})
+	sameState(t, c, want)
+	must(t, c.Verify(t.Context()))
+}

@@ -1,0 +1,161 @@
+package ckpt
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Difference is how one tensor of two sources differs; none is listed for a tensor that is
+// bit-equal.
+type Difference struct {
+	Name string `json:"name"`
+	A    string `json:"a,omitempty"` // type and shape; empty if only the other source has it
+	B    string `json:"b,omitempty"`
+	// Elements counts those whose bits differ. MaxAbs and MaxRel are the largest differences of
+	// value among them, the latter as a share of the larger of the two. NoValue counts those that
+	// have no difference: not a number or infinite on a side, or of a type that is only bits here.
+	Elements int64   `json:"elements,omitempty"`
+	MaxAbs   float64 `json:"max_abs"`
+	MaxRel   float64 `json:"max_rel"`
+	NoValue  int64   `json:"no_value,omitempty"`
+}
+
+// Comparable reports whether both sources have the tensor with one type and shape.
+func (d Difference) Comparable() bool { return d.A == d.B }
+
+// Diff compares two sources tensor by tensor, in the order of their names, a chunk at a time. Two
+// checkpoints that cut a tensor in the same way are compared by their hashes.
+func Diff(ctx context.Context, a, b Source) ([]Difference, error) {
+	inA, inB := byName(a.Tensors()), byName(b.Tensors())
+	all := maps.Clone(inA)
+	maps.Copy(all, inB)
+	var list []Difference
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		ta, okA := inA[name]
+		tb, okB := inB[name]
+		d := Difference{Name: name}
+		if okA {
+			d.A = ta.String()
+		}
+		if okB {
+			d.B = tb.String()
+		}
+		if d.Comparable() {
+			if sameHashes(a, b, name) {
+				continue
+			}
+			if err := d.compare(ctx, ta, a, b); err != nil {
+				return nil, err
+			}
+			if d.Elements == 0 {
+				continue
+			}
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// sameHashes reports whether both are checkpoints whose manifests prove a tensor equal.
+func sameHashes(a, b Source, name string) bool {
+	ca, okA := a.(*Checkpoint)
+	cb, okB := b.(*Checkpoint)
+	return okA && okB && slices.EqualFunc(ca.Manifest.Tensors[ca.place[name]].Parts,
+		cb.Manifest.Tensors[cb.place[name]].Parts, func(p, q Part) bool {
+			return slices.Equal(p.Start, q.Start) && slices.Equal(p.Size, q.Size) &&
+				p.SHA256 == q.SHA256
+		})
+}
+
+func (d *Difference) compare(ctx context.Context, t Tensor, a, b Source) error {
+	bufA, bufB := make([]byte, min(chunkBytes, t.Bytes())), make([]byte, min(chunkBytes, t.Bytes()))
+	for piece := range t.chunks(t.Box(), chunkBytes) {
+		if err := ctx.Err(); err != nil {
+			return diag.New(diag.Canceled, "stopped while comparing %s", quote(t.Name)).Wrap(err)
+		}
+		n := t.sized(piece.Size)
+		if err := a.ReadSlice(t.Name, piece, bufA[:n]); err != nil {
+			return err
+		}
+		if err := b.ReadSlice(t.Name, piece, bufB[:n]); err != nil {
+			return err
+		}
+		if !bytes.Equal(bufA[:n], bufB[:n]) {
+			d.add(t.DType, bufA[:n], bufB[:n])
+		}
+	}
+	return nil
+}
+
+// add counts the elements of a chunk that differ.
+func (d *Difference) add(t dtype.DType, a, b []byte) {
+	width := max(t.Bits()/8, 1)
+	for i := 0; i+width <= len(a); i += width {
+		if bytes.Equal(a[i:i+width], b[i:i+width]) {
+			continue
+		}
+		d.Elements++
+		x, y := value(t, a[i:i+width]), value(t, b[i:i+width])
+		gap := math.Abs(x - y)
+		if math.IsNaN(gap) || math.IsInf(gap, 0) {
+			d.NoValue++
+			continue
+		}
+		d.MaxAbs = max(d.MaxAbs, gap)
+		if gap > 0 {
+			d.MaxRel = max(d.MaxRel, gap/max(math.Abs(x), math.Abs(y)))
+		}
+	}
+}
+
+// value is an element's number. A packed pair, a complex number and a block format's part are
+// only bits here, and not a number.
+func value(t dtype.DType, b []byte) float64 {
+	var word [8]byte
+	copy(word[:], b)
+	raw := binary.LittleEndian.Uint64(word[:])
+	shift := 64 - t.Bits()
+	switch {
+	case t.Bits() < 8:
+		return math.NaN()
+	case t.Kind() == dtype.Bool || t.Kind() == dtype.Unsigned:
+		return float64(raw)
+	case t.Kind() == dtype.Signed:
+		return float64(int64(raw<<shift) >> shift)
+	}
+	switch t {
+	case dtype.F64:
+		return math.Float64frombits(raw)
+	case dtype.F32:
+		return float64(math.Float32frombits(uint32(raw)))
+	case dtype.BF16:
+		return float64(dtype.F32FromBF16(uint16(raw)))
+	case dtype.F16:
+		return half(uint16(raw))
+	case dtype.F8E5M2: // the upper byte of a half
+		return half(uint16(raw) << 8)
+	}
+	return math.NaN()
+}
+
+// half widens an IEEE 754 binary16.
+func half(raw uint16) float64 {
+	sign := 1 - 2*float64(raw>>15)
+	exponent, mantissa := int(raw>>10&31), float64(raw&1023)
+	switch {
+	case exponent == 31 && mantissa != 0:
+		return math.NaN()
+	case exponent == 31:
+		return math.Inf(int(sign))
+	case exponent == 0:
+		return sign * math.Ldexp(mantissa, -24)
+	}
+	return sign * math.Ldexp(mantissa+1024, exponent-25)
+}

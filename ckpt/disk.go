@@ -1,0 +1,163 @@
+package ckpt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"golang.org/x/sys/unix"
+)
+
+// A disk is where every change of a folder is made, one operation at a time. A test stops it
+// before the n-th of them, which is what a kill or a full disk does.
+type disk struct {
+	before func(op, path string) error // nil outside tests
+}
+
+func (d disk) do(op, path string, run func() error) error {
+	if d.before != nil {
+		if err := d.before(op, path); err != nil {
+			return &fs.PathError{Op: op, Path: path, Err: err}
+		}
+	}
+	return run()
+}
+
+func (d disk) mkdir(path string) error {
+	return d.do("mkdir", path, func() error { return os.Mkdir(path, 0o755) })
+}
+
+func (d disk) rename(from, to string) error {
+	return d.do("rename", to, func() error { return os.Rename(from, to) })
+}
+
+func (d disk) removeAll(path string) error {
+	return d.do("remove", path, func() error { return os.RemoveAll(path) })
+}
+
+func (d disk) create(path string) (f *os.File, err error) {
+	err = d.do("create", path, func() error {
+		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		return err
+	})
+	return f, err
+}
+
+// flushBytes is the least that is worth a call of its own; smaller tensors wait for the sync.
+const flushBytes = 1 << 20
+
+func (d disk) writeAt(f *os.File, p []byte, at int64) error {
+	return d.do("write", f.Name(), func() error {
+		n, err := f.WriteAt(p, at)
+		if n >= flushBytes {
+			flush(f, at, int64(n))
+		}
+		return err
+	})
+}
+
+// sync makes the file's bytes outlive a power cut, and closes it.
+func (d disk) sync(f *os.File) error {
+	err := d.do("sync", f.Name(), f.Sync)
+	return errors.Join(err, f.Close())
+}
+
+// syncDir makes the names in a folder outlive a power cut. Some file systems cannot; they keep
+// what they can.
+func (d disk) syncDir(path string) error {
+	return d.do("syncdir", path, func() error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		err = f.Sync()
+		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EINVAL) {
+			return nil
+		}
+		return err
+	})
+}
+
+// A lock is held by the one process that may change a folder of checkpoints. It is an flock, so
+// the kernel drops it when the process dies, however it dies. The file stays: removing it would
+// let two processes lock two files of the same name.
+type lock struct{ f *os.File }
+
+const lockName = ".lock"
+
+func acquire(dir string) (*lock, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		defer f.Close()
+		return nil, diag.New(diag.CheckpointBusy, "%s is writing checkpoints into %s", holder(f), dir).
+			Try("wait for it, stop it, or give this run a folder of its own")
+	case err != nil:
+		f.Close()
+		return nil, &fs.PathError{Op: "lock", Path: dir, Err: err}
+	}
+	// The id is for the message above only; a lock without one holds as well.
+	_ = f.Truncate(0)
+	_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	return &lock{f}, nil
+}
+
+func holder(f *os.File) string {
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, 32))
+	pid, convErr := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || convErr != nil {
+		return "another process"
+	}
+	return "process " + strconv.Itoa(pid)
+}
+
+func (l *lock) release() { l.f.Close() }
+
+// unwritten says why a step cannot be written, and what it would have taken.
+func unwritten(err error, dir string, step, needed int64) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*diag.Error](err); ok {
+		return e
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return diag.New(diag.Canceled, "stopped while writing step %d", step).Wrap(err)
+	}
+	size := event.Size(needed)
+	e := diag.New(diag.CheckpointWrite, "step %d cannot be written; it needs %s", step, size)
+	switch {
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+		left := "less"
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil {
+			left = event.Size(int64(st.Bavail * uint64(st.Bsize)))
+		}
+		e = diag.New(diag.CheckpointWrite, "step %d needs %s, the disk has %s left", step, size, left).
+			Try("make room, or keep fewer: deepwell ckpt prune %s --keep 1", dir)
+	case errors.Is(err, unix.EFBIG):
+		e = e.Try("raise the limit on the size of files (ulimit -f), or use another disk")
+	case errors.Is(err, unix.EROFS):
+		e = e.Try("the disk is mounted read-only: give the run a folder that can be written")
+	case errors.Is(err, fs.ErrPermission):
+		e = e.Try("give the run a folder that this user may write")
+	}
+	return e.At("%s", dir).Wrap(err)
+}

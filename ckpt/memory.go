@@ -1,0 +1,202 @@
+package ckpt
+
+import (
+	"context"
+	"runtime"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+const (
+	// chunkBytes is what one worker holds at a time. Chunks from 256 KiB to 32 MiB wrote equally fast
+	// here, within noise; large ones cost fewer calls of a source.
+	chunkBytes = 8 << 20
+	// maxWorkers bounds the buffers; 8 workers hash about 10 GB/s, as much as four fast disks take.
+	maxWorkers = 8
+)
+
+// A Memory is tensors in host memory: a Source and a Sink. The zero value holds none.
+type Memory struct {
+	list  []Tensor
+	data  [][]byte
+	place map[string]int
+}
+
+// Add makes room for a tensor and gives its bytes, all zero. It must not run beside other methods.
+func (m *Memory) Add(t Tensor) ([]byte, error) {
+	if err := checkTensor(t); err != nil {
+		return nil, diag.New(diag.CheckpointTensor, "%s", err)
+	}
+	if m.place == nil {
+		m.place = map[string]int{}
+	}
+	if _, twice := m.place[t.Name]; twice {
+		return nil, diag.New(diag.CheckpointTensor, "tensor %s stands twice", quote(t.Name))
+	}
+	m.place[t.Name] = len(m.list)
+	m.list = append(m.list, t)
+	b := make([]byte, t.Bytes())
+	m.data = append(m.data, b)
+	return b, nil
+}
+
+// Tensors implements Source and Sink.
+func (m *Memory) Tensors() []Tensor { return m.list }
+
+// Bytes gives a tensor's bytes, not a copy of them; nil if there is no such tensor.
+func (m *Memory) Bytes(name string) []byte {
+	if i, ok := m.place[name]; ok {
+		return m.data[i]
+	}
+	return nil
+}
+
+// ReadSlice implements Source.
+func (m *Memory) ReadSlice(name string, box Box, dst []byte) error {
+	return m.move(name, box, dst, func(own, other []byte) { copy(other, own) })
+}
+
+// WriteSlice implements Sink.
+func (m *Memory) WriteSlice(name string, box Box, src []byte) error {
+	return m.move(name, box, src, func(own, other []byte) { copy(own, other) })
+}
+
+func (m *Memory) move(name string, box Box, buf []byte, move func(own, other []byte)) error {
+	i, ok := m.place[name]
+	if !ok {
+		return absent(name, m.list)
+	}
+	t, own := m.list[i], m.data[i]
+	if err := checkSlice(t, box, buf); err != nil {
+		return err
+	}
+	return t.eachRun(box, t.Box(), box, func(from, to, n int64) error {
+		move(own[from:from+n], buf[to:to+n])
+		return nil
+	})
+}
+
+func checkSlice(t Tensor, box Box, buf []byte) error {
+	if err := t.checkBox(box); err != nil {
+		return diag.New(diag.CheckpointTensor, "%s", err)
+	}
+	if want := t.sized(box.Size); int64(len(buf)) != want {
+		return diag.New(diag.CheckpointTensor, "tensor %s: %v takes %d bytes, the buffer has %d",
+			quote(t.Name), box, want, len(buf))
+	}
+	return nil
+}
+
+// Copy moves slices from a source into a sink; nil means every tensor of the sink, whole. The
+// source must hold each with the same element type and shape, and may hold more.
+func Copy(ctx context.Context, dst Sink, src Source, list []Slice) error {
+	want, have := dst.Tensors(), src.Tensors()
+	if list == nil {
+		for _, t := range want {
+			list = append(list, Slice{t.Name, t.Box()})
+		}
+	}
+	tensors, err := match(list, want, have)
+	if err != nil {
+		return err
+	}
+	largest := int64(0)
+	for i, t := range tensors {
+		largest = max(largest, t.sized(list[i].Box.Size))
+	}
+	return parallel(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
+		t := tensors[i]
+		for piece := range t.chunks(list[i].Box, int64(len(buf))) {
+			part := buf[:t.sized(piece.Size)]
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := src.ReadSlice(t.Name, piece, part); err != nil {
+				return err
+			}
+			if err := dst.WriteSlice(t.Name, piece, part); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// match finds the tensor of every slice and demands that both sides mean the same by it.
+func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
+	wanted, held := byName(want), byName(have)
+	tensors := make([]Tensor, len(list))
+	for i, s := range list {
+		w, ok := wanted[s.Name]
+		if !ok {
+			return nil, absent(s.Name, want)
+		}
+		h, ok := held[s.Name]
+		if !ok {
+			return nil, absent(s.Name, have)
+		}
+		if !w.same(h) {
+			return nil, diag.New(diag.CheckpointTensor,
+				"the checkpoint has %s as %v; %v is wanted", quote(s.Name), h, w).
+				Try("resume with the model and optimizer that wrote it")
+		}
+		if err := h.checkBox(s.Box); err != nil {
+			return nil, diag.New(diag.CheckpointTensor, "%s", err)
+		}
+		tensors[i] = h
+	}
+	return tensors, nil
+}
+
+func byName(list []Tensor) map[string]Tensor {
+	m := make(map[string]Tensor, len(list))
+	for _, t := range list {
+		m[t.Name] = t
+	}
+	return m
+}
+
+// parallel does n tasks in order on a few workers, each with a buffer of its own. It gives the
+// error of the earliest task that failed, so that the answer does not depend on timing.
+func parallel(ctx context.Context, workers, n int, buffer int64,
+	task func(i int, buf []byte) error) error {
+	if workers <= 0 {
+		workers = min(runtime.GOMAXPROCS(0), maxWorkers)
+	}
+	var (
+		mu     sync.Mutex
+		next   int
+		failed = n
+		first  error
+		wg     sync.WaitGroup
+	)
+	take := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		if next >= failed || ctx.Err() != nil {
+			return -1
+		}
+		next++
+		return next - 1
+	}
+	for range min(workers, n) {
+		wg.Go(func() {
+			buf := make([]byte, buffer)
+			for i := take(); i >= 0; i = take() {
+				if err := task(i, buf); err != nil {
+					mu.Lock()
+					if i < failed {
+						failed, first = i, err
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return diag.New(diag.Canceled, "stopped between two slices").Wrap(err)
+	}
+	return first
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/event"
+)
+
+// ckpt groups the commands about checkpoints on disk.
+func (a *app) ckpt() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ckpt",
+		Short: "List, verify, compare and prune the checkpoints of a run",
+		Example: "  deepwell ckpt ls run/ckpt\n" +
+			"  deepwell ckpt verify run/ckpt",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.ckptList(), a.ckptVerify(), a.ckptDiff(), a.ckptPrune())
+	return cmd
+}
+
+// takes demands so many arguments, named as the usage line names them.
+func takes(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
+		}
+		return nil
+	}
+}
+
+func (a *app) ckptList() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls DIR",
+		Short: "List the checkpoints in a folder, with their sizes",
+		Example: "  deepwell ckpt ls run/ckpt\n" +
+			"  deepwell ckpt ls run/ckpt --json",
+		Args: takes(1, "the folder that a run writes its checkpoints into"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			list, err := env.ListCheckpoints(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.printCheckpoints(list, "complete")
+		},
+	}
+}
+
+func (a *app) ckptVerify() *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify DIR|STEP",
+		Short: "Hash every byte of one checkpoint, or of every one in a folder",
+		Example: "  deepwell ckpt verify run/ckpt\n" +
+			"  deepwell ckpt verify run/ckpt/step-00000120",
+		Args: takes(1, "a checkpoint, or a folder of them"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			list, err := env.VerifyCheckpoints(cmd.Context(), args[0])
+			if len(list) > 0 {
+				if err := a.printCheckpoints(list, "whole"); err != nil {
+					return err
+				}
+			}
+			return err
+		},
+	}
+}
+
+// printCheckpoints prints a table; well is what is said of one without fault.
+func (a *app) printCheckpoints(list []ckpt.Info, well string) error {
+	a.finish()
+	if a.json {
+		a.print(map[string]any{"checkpoints": list})
+		return nil
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "STEP\tSIZE\tFILES\tTENSORS\tSTATE")
+	for _, c := range list {
+		state := well
+		if c.Err != nil {
+			state = string(c.Err.Code) + " " + c.Err.What
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", c.Step, event.Size(c.Bytes), whole(int64(c.Files)),
+			whole(int64(c.Tensors)), state)
+	}
+	return w.Flush()
+}
+
+func (a *app) ckptDiff() *cobra.Command {
+	return &cobra.Command{
+		Use:   "diff A B",
+		Short: "Tell which tensors of two checkpoints differ, and by how much",
+		Example: "  deepwell ckpt diff run/ckpt/step-00000110 run/ckpt/step-00000120\n" +
+			"  deepwell ckpt diff run/ckpt other/ckpt --json     # the newest of each",
+		Args: takes(2, "two checkpoints, or folders of them"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			d, err := env.DiffCheckpoints(cmd.Context(), args[0], args[1])
+			if err != nil {
+				return err
+			}
+			a.finish()
+			if a.json {
+				a.print(d)
+				return nil
+			}
+			return a.printDiff(d)
+		},
+	}
+}
+
+func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
+	if d.Equal {
+		fmt.Fprintf(a.stdout, "all %d tensors are bit-equal\n", d.Tensors)
+		return nil
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "TENSOR\tTYPE\tDIFFERENT\tMAX ABS\tMAX REL\tNO VALUE")
+	for _, t := range d.Differ {
+		switch {
+		case t.Comparable():
+			fmt.Fprintf(w, "%s\t%s\t%d\t%.3g\t%.3g\t%s\n", t.Name, t.A, t.Elements, t.MaxAbs,
+				t.MaxRel, whole(t.NoValue))
+		case t.B == "":
+			fmt.Fprintf(w, "%s\t%s\tonly in A\n", t.Name, t.A)
+		case t.A == "":
+			fmt.Fprintf(w, "%s\t%s\tonly in B\n", t.Name, t.B)
+		default:
+			fmt.Fprintf(w, "%s\t%s\tis %s in B\n", t.Name, t.A, t.B)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.stdout, "%d of %d tensors differ\n", len(d.Differ), d.Tensors)
+	return nil
+}
+
+func (a *app) ckptPrune() *cobra.Command {
+	var keep int
+	cmd := &cobra.Command{
+		Use:   "prune DIR",
+		Short: "Remove the oldest checkpoints; the newest that is whole always stays",
+		Example: "  deepwell ckpt prune run/ckpt --keep 3\n" +
+			"  deepwell ckpt prune run/ckpt --keep 1 --json",
+		Args: takes(1, "the folder that a run writes its checkpoints into"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("keep") {
+				return usage(cmd, "prune needs --keep: how many checkpoints stay")
+			}
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			removed, err := env.PruneCheckpoints(cmd.Context(), args[0], keep)
+			if err != nil {
+				return err
+			}
+			a.finish()
+			if a.json {
+				a.print(map[string]any{"removed": append([]ckpt.Info{}, removed...)})
+				return nil
+			}
+			for _, c := range removed {
+				fmt.Fprintf(a.stdout, "removed step %d, %s\n", c.Step, event.Size(c.Bytes))
+			}
+			if len(removed) == 0 {
+				fmt.Fprintln(a.stdout, "nothing to remove")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&keep, "keep", 0, "how many checkpoints stay, at least one")
+	return cmd
+}

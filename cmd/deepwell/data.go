@@ -1,0 +1,216 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/event"
+)
+
+// data groups the commands about text and tokens.
+func (a *app) data() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "data",
+		Short: "Look at data as training sees it, and train tokenizers on it",
+		Example: "  deepwell data peek corpus/ --tokenizer tokenizer.json\n" +
+			"  deepwell data tokenizer 'corpus/**/*.txt' --vocab 4096 -o tokenizer.json",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.dataPeek(), a.dataTokenizer())
+	return cmd
+}
+
+func (a *app) dataPeek() *cobra.Command {
+	job := deepwell.PeekJob{}
+	var format string
+	var ids bool
+	cmd := &cobra.Command{
+		Use:   "peek PATH",
+		Short: "Print a row of tokens with its loss mask and documents, and what the source has",
+		Long: "Peek tokenizes a file, a folder or a pattern as a training run does, and prints a row.\n" +
+			"Tokens that are not learned are dim on a terminal and in [brackets] elsewhere; bars stand\n" +
+			"between tokens, and ‥ is a token that ends within a character.",
+		Example: "  deepwell data peek corpus/ --tokenizer tokenizer.json --row 7\n" +
+			"  deepwell data peek chats.jsonl.zst --tokenizer Qwen3-8B/ --template chatml --ids",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage(cmd, "peek takes one path; %d were given", len(args))
+			}
+			if job.Tokenizer == "" {
+				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder that has one")
+			}
+			job.Source.Path, job.Source.Format = args[0], data.Format(format)
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			p, err := env.Peek(cmd.Context(), job)
+			if err != nil {
+				return err
+			}
+			a.finish()
+			if a.json {
+				a.print(p)
+				return nil
+			}
+			a.showStats(p)
+			if ids {
+				return a.showIDs(p)
+			}
+			a.showRow(p)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&job.Tokenizer, "tokenizer", "", "tokenizer.json or .model, or a folder with one")
+	f.IntVar(&job.Seq, "seq", 128, "tokens in a row")
+	f.Int64Var(&job.Row, "row", 0, "which row, in the order of the files, from 0")
+	f.StringVar(&job.Source.Template, "template", "", "of chats: "+
+		strings.Join(data.Templates(), ", ")+" (found by the tokenizer's tokens)")
+	f.StringVar(&format, "format", "", "text, jsonl, parquet or megatron (found by the file's name)")
+	f.StringVar(&job.End, "end", "", "the token that closes a document (the tokenizer's own)")
+	f.BoolVar(&ids, "ids", false, "print a token on each line, with its id")
+	return cmd
+}
+
+// showStats prints what the source has.
+func (a *app) showStats(p *deepwell.Peek) {
+	s := p.Source
+	fmt.Fprintf(a.stdout, "%s, %s, %s", count(s.Files, "file"), count(s.Documents, "document"),
+		count(s.Tokens, "token"))
+	if s.Bytes > 0 {
+		fmt.Fprintf(a.stdout, " of %s (%.3f a byte)", event.Size(s.Bytes),
+			float64(s.Tokens)/float64(s.Bytes))
+	}
+	fmt.Fprintf(a.stdout, ", %s of %d\n", count(s.Rows, "row"), p.Seq)
+	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
+	fmt.Fprintf(a.stdout, "row %d: %s, %d of %s\n\n", p.Row, count(documents, "document"), p.Count,
+		count(int64(p.Seq), "label")+" learned")
+}
+
+// count writes a number with its noun.
+func count(n int64, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	digits := strconv.FormatInt(n, 10)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits + " " + noun
+}
+
+// showIDs prints a table of the tokens.
+func (a *app) showIDs(p *deepwell.Peek) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "DOCUMENT\tPOSITION\tID\tLEARNED\tTEXT")
+	for _, t := range p.Tokens {
+		learned := "-"
+		if t.Learned {
+			learned = "yes"
+		}
+		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%q\n", t.Document, t.Position, t.ID, learned, t.Text)
+	}
+	return w.Flush()
+}
+
+// showRow prints the text of the tokens.
+func (a *app) showRow(p *deepwell.Peek) {
+	open, shut := "[", "]"
+	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		open, shut = "\x1b[2m", "\x1b[0m"
+	}
+	var b strings.Builder
+	for i, t := range p.Tokens {
+		first := i == 0 || t.Document != p.Tokens[i-1].Document
+		if first {
+			fmt.Fprintf(&b, "%sdocument %d:\n", strings.Repeat("\n", min(i, 2)), t.Document)
+		} else if !strings.HasSuffix(p.Tokens[i-1].Text, "\n") {
+			b.WriteByte('|')
+		}
+		if !t.Learned && (first || p.Tokens[i-1].Learned) {
+			b.WriteString(open)
+		}
+		b.WriteString(visible(t.Text))
+		last := i+1 == len(p.Tokens) || p.Tokens[i+1].Document != t.Document
+		if !t.Learned && (last || p.Tokens[i+1].Learned) {
+			b.WriteString(shut)
+		}
+	}
+	fmt.Fprintln(a.stdout, b.String())
+}
+
+// visible shows what a terminal would not show, or would obey.
+func visible(text string) string {
+	if text == "" {
+		return "‥"
+	}
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case r == '\n':
+			b.WriteString("↵\n")
+		case r == '\t':
+			b.WriteString("→")
+		case r < ' ' || r == 0x7f || 0x80 <= r && r < 0xa0 || !strconv.IsGraphic(r):
+			quoted := strconv.QuoteRuneToASCII(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func (a *app) dataTokenizer() *cobra.Command {
+	job := deepwell.TokenizerJob{}
+	cmd := &cobra.Command{
+		Use:   "tokenizer PATH...",
+		Short: "Train a byte-level BPE on text and write a tokenizer.json that Hugging Face loads",
+		Example: "  deepwell data tokenizer corpus/ --vocab 4096 -o tokenizer.json\n" +
+			"  deepwell data tokenizer 'src/**/*.go' chats.jsonl --special '<|end|>' -o tok/tokenizer.json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "tokenizer needs the path of some text")
+			}
+			for _, path := range args {
+				job.Sources = append(job.Sources, data.Source{Path: path})
+			}
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			r, err := env.TrainTokenizer(cmd.Context(), job)
+			if err != nil {
+				return err
+			}
+			a.finish()
+			if a.json {
+				a.print(r)
+				return nil
+			}
+			fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path, count(int64(r.Tokens), "token"),
+				count(r.Texts, "text"), event.Size(r.Bytes))
+			if r.Tokens < job.Vocab {
+				fmt.Fprintf(a.stdout, "the text has no more to learn: %d were asked for\n", job.Vocab)
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&job.Vocab, "vocab", 4096, "tokens at most")
+	f.StringArrayVar(&job.Special, "special", []string{"<|endoftext|>"},
+		"special tokens; the first one ends a text")
+	f.StringVarP(&job.Out, "output", "o", "tokenizer.json",
+		"the file to write; tokenizer_config.json comes beside it")
+	return cmd
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
+)
+
+func (a *app) export() *cobra.Command {
+	job := deepwell.ExportJob{Getenv: a.getenv}
+	var kind string
+	cmd := &cobra.Command{
+		Use:   "export RUN|CHECKPOINT|MODEL -o FOLDER",
+		Short: "Write a checkpoint as a Hugging Face folder that transformers loads",
+		Long: "Export takes the newest checkpoint of a run, or the one that is named, checks every\n" +
+			"byte of it, and writes config.json, weights and tokenizer. A model with weights is taken\n" +
+			"too, to write it in another element type. Elements are rounded to the nearest.",
+		Example: "  deepwell export run -o my-model\n" +
+			"  deepwell export run/checkpoints/step-00000500 -o my-model --dtype bf16\n" +
+			"  deepwell export hf:Qwen/Qwen3-0.6B -o qwen-f32",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage(cmd, "export takes one run, checkpoint or model; %d were given", len(args))
+			}
+			if job.Output == "" {
+				return usage(cmd, "export needs to know where to: -o FOLDER")
+			}
+			var err error
+			if job.Type, err = dtype.Parse(kind); err != nil {
+				return usage(cmd, "--dtype is f32, bf16 or f16, not %q", kind)
+			}
+			job.Source = args[0]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			done, err := env.Export(cmd.Context(), job)
+			a.finish()
+			if err != nil {
+				return err
+			}
+			return a.exported(done)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&job.Output, "output", "o", "", "the folder to write; it must be new or empty")
+	flags.StringVar(&kind, "dtype", "f32", "element type of the weights: f32, bf16 or f16")
+	flags.StringVar(&job.Tokenizer, "tokenizer", "",
+		"the folder to copy the tokenizer from (the run's or model's own)")
+	return cmd
+}
+
+func (a *app) exported(done *deepwell.Exported) error {
+	if a.json {
+		a.print(done)
+		return nil
+	}
+	what := done.Name
+	if done.Step > 0 {
+		what += fmt.Sprintf(", step %d", done.Step)
+	}
+	files := "1 file"
+	if done.Files != 1 {
+		files = fmt.Sprintf("%d files", done.Files)
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s · %s parameters · %s\nwrote %s · %s · %s\n", what,
+		billions(done.Parameters), done.Type, done.Output, files, event.Size(done.Bytes))
+	return err
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+func (a *app) train() *cobra.Command {
+	job := deepwell.TrainJob{}
+	example := false
+	cmd := &cobra.Command{
+		Use:   "train RUN.toml",
+		Short: "Train a model as a recipe says, from the newest checkpoint of its folder on",
+		Long: "Train reads a recipe, tokenizes its text once, and trains on the CPU engine. A run\n" +
+			"that was stopped or killed goes on from its newest checkpoint when the same command is\n" +
+			"given again, and ends with the same bits. A step whose loss or gradient is not finite,\n" +
+			"or a spike, does not count: it is written down, and --replay shows what was wrong.\n\n" +
+			"The run's folder has checkpoints, events.jsonl, and files for TensorBoard.",
+		Example: "  deepwell train --example > run.toml\n" +
+			"  deepwell train run.toml --set steps=500 --set optimizer.rate=1e-3\n" +
+			"  deepwell train run.toml --profile 10:13",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if example {
+				_, err := io.WriteString(a.stdout, recipe.Example())
+				return err
+			}
+			if len(args) != 1 {
+				return usage(cmd, "train takes one recipe; %d were given", len(args))
+			}
+			job.Path = args[0]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			replay, err := env.Train(cmd.Context(), job)
+			a.finish()
+			if err != nil || replay == nil {
+				return err
+			}
+			if a.json {
+				a.print(replay)
+				return nil
+			}
+			printReplay(a.stdout, replay)
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
+	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
+	flags.StringVar(&job.Replay, "replay", "",
+		"compute the gradients of a rejected step again, from the folder that the run wrote")
+	flags.StringVar(&job.Handover, "handover", "",
+		"write first weights, batches and settings into a folder, for another program to train the same")
+	flags.BoolVar(&example, "example", false, "print a recipe with every key explained")
+	return cmd
+}
+
+// shownParams is how many gradients a replay shows: those that are not finite, and the largest.
+const shownParams = 12
+
+func printReplay(w io.Writer, r *train.Replay) {
+	fmt.Fprintf(w, "step %d  loss %.6g  |g| %.6g\n", r.Step, r.Loss, r.Norm)
+	for i, p := range r.Params {
+		if i == shownParams {
+			fmt.Fprintf(w, "and %d more\n", len(r.Params)-i)
+			break
+		}
+		note := ""
+		if p.Bad > 0 {
+			note = fmt.Sprintf("  %d elements are not finite", p.Bad)
+		}
+		fmt.Fprintf(w, "  %-24s |g| %.4g%s\n", p.Name, p.Norm, note)
+	}
+}

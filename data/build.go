@@ -1,0 +1,405 @@
+package data
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/tokenizer"
+)
+
+// chunkBytes is how much text goes to a goroutine at once: enough that handing it over costs
+// nothing, little enough that the last one to finish does not keep the others waiting.
+const chunkBytes = 1 << 18
+
+// ticketBytes is what one ticket lets into memory. As long documents take more tickets, the text
+// that is on its way is bounded, whatever its form.
+const ticketBytes = 1 << 24
+
+// maxTickets are enough for the longest document.
+const maxTickets = 2 + maxDocument/ticketBytes
+
+// tickets is how many a chunk needs.
+func (c *chunk) tickets() int { return min(1+c.bytes/ticketBytes, maxTickets) }
+
+// A builder makes token caches.
+type builder struct {
+	tokens *tokenizer.Tokenizer
+	end    int32    // closes every document
+	vocab  [32]byte // what the tokenizer is, see fingerprint
+	dir    string
+	events event.Sink
+
+	// template is the name that was asked for. It may be one that the tokenizer cannot write;
+	// chatErr is then the reason, which matters where there are chats.
+	template string
+	chats    *chatter
+	chatErr  error
+}
+
+func newBuilder(o *Options) (*builder, error) {
+	if o.Tokenizer == nil {
+		return nil, diag.New(diag.BadInput, "there is no tokenizer")
+	}
+	b := &builder{tokens: o.Tokenizer, dir: o.Cache, events: o.Events}
+	var ok bool
+	if b.end, ok = o.Tokenizer.EOS(); o.End != "" {
+		if b.end, ok = o.Tokenizer.ID(o.End); !ok {
+			return nil, diag.New(diag.DataTokenizer, "the tokenizer has no token %q", o.End).
+				Try("choose one of %s", strings.Join(specials(o.Tokenizer), ", "))
+		}
+	}
+	if !ok {
+		e := diag.New(diag.DataTokenizer, "the tokenizer does not say which token ends a text")
+		if names := specials(o.Tokenizer); len(names) > 0 {
+			return nil, e.Try("name the end token; the special ones are %s", strings.Join(names, ", "))
+		}
+		return nil, e.Try("put the model's tokenizer_config.json beside tokenizer.json")
+	}
+	b.vocab = fingerprint(b.tokens)
+	return b, nil
+}
+
+// with gives a builder for chats of a template.
+func (b builder) with(template string) (*builder, error) {
+	b.template = template
+	b.chats, b.chatErr = newChatter(template, b.tokens, b.end)
+	if errors.Is(b.chatErr, diag.New(diag.BadInput, "")) { // there is no such template
+		return nil, b.chatErr
+	}
+	return &b, nil
+}
+
+// specials lists the special tokens of a tokenizer, quoted.
+func specials(t *tokenizer.Tokenizer) []string {
+	var names []string
+	for id := range int32(t.Size()) {
+		if t.Special(id) {
+			names = append(names, t.Token(id))
+		}
+	}
+	return shown(names)
+}
+
+// probe is text in which tokenizers differ if their rules do: case, accents in both forms, digits,
+// contractions, blanks, line ends, scripts, symbols, and bytes that are no text.
+const probe = "Hello, World! it's WE'LL don't  two   three\tTab\r\n\r\n \n x=1234567890 3.14e-10 " +
+	"é e\u0301 ﬁ ½ Å Ａ ß İ ſ Ǆ ไทย 日本語 한국어 \u1112\u1161\u11ab العربية हिन्दी " +
+	"\U0001f469\u200d\U0001f680\U0001f3fd _snake_case camelCase http://a.b/c?d=e&f#g " +
+	"</s><s>[INST]<|x|> \u00a0\u2003\u200b▁ \x00\x7f\u0085\ufeff \xff\xfe end "
+
+// fingerprint tells tokenizers apart by what they do: the vocabulary, and how each of its tokens
+// and the probe are spelled.
+func fingerprint(t *tokenizer.Tokenizer) [32]byte {
+	h := sha256.New()
+	bos, _ := t.BOS()
+	eos, _ := t.EOS()
+	fmt.Fprintf(h, "%d %d %d\n", t.Size(), bos, eos)
+	var ids []int32
+	var buf []byte
+	spell := func(text string, o tokenizer.Options) {
+		ids = t.Append(ids[:0], text, o)
+		buf = binary.LittleEndian.AppendUint32(buf[:0], uint32(len(ids)))
+		for _, id := range ids {
+			buf = binary.LittleEndian.AppendUint32(buf, uint32(id))
+		}
+		h.Write(buf)
+	}
+	for id := range int32(t.Size()) {
+		fmt.Fprintf(h, "%q %t ", t.Token(id), t.Special(id))
+		spell(t.Text([]int32{id}, tokenizer.Options{KeepSpecial: true}),
+			tokenizer.Options{NoTemplate: true, Literal: true})
+	}
+	for _, text := range []string{"", " ", probe, strings.TrimSpace(probe), probe + probe} {
+		spell(text, tokenizer.Options{})
+		spell(text, tokenizer.Options{Literal: true})
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+// key names the cache of a list of files whose sums are known.
+func (b *builder) key(files []*file) cacheKey {
+	h := sha256.New()
+	fmt.Fprintf(h, "deepwell tokens %d\n%x\nend %d template %q\n", cacheVersion, b.vocab, b.end,
+		b.template)
+	for _, f := range files {
+		fmt.Fprintf(h, "%q %s %d %x\n", f.name, f.format, f.size, f.sum)
+	}
+	return cacheKey(h.Sum(nil))
+}
+
+// open gives the cache of a source, which it makes if there is none, or none that is whole.
+func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
+	stats := Stats{Name: s.Name}
+	files, skipped, err := s.files()
+	if err != nil {
+		return nil, stats, err
+	}
+	stats.Files = int64(len(files))
+	if err := digest(ctx, "read "+s.Name, files, b.events); err != nil {
+		return nil, stats, stopped(ctx, err)
+	}
+	key := b.key(files)
+	dir := b.dir
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "deepwell-tokens-"); err != nil {
+			return nil, stats, cacheError(os.TempDir(), err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }() // what is mapped stays until it is unmapped
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%x%s", key[:16], cacheSuffix))
+	c, err := openCache(path, key)
+	stats.Cached = err == nil
+	if damage, ok := errors.AsType[errDamaged](err); ok {
+		b.events.Emit(event.Warning{Code: string(diag.DataCache),
+			Text: fmt.Sprintf("the token cache of %s is damaged (%s) and is made again", s.Name, damage)})
+		err = fs.ErrNotExist
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := b.build(ctx, path, key, s.Name, files, skipped); err != nil {
+			return nil, stats, stopped(ctx, err)
+		}
+		c, err = openCache(path, key)
+	}
+	if err != nil {
+		return nil, stats, diag.New(diag.DataCache, "the token cache cannot be read").
+			At("%s", path).Wrap(err).Try("set DEEPWELL_CACHE to a folder that you may read and write")
+	}
+	stats.Documents, stats.Tokens = c.documents, c.tokens
+	stats.Bytes, stats.Skipped = c.text, c.skipped
+	if c.skipped > 0 {
+		b.events.Emit(event.Note{Text: fmt.Sprintf("%s: %d of %d files are not text and were passed "+
+			"over", s.Name, c.skipped, stats.Files+skipped)})
+	}
+	return c, stats, nil
+}
+
+// stopped tells an error of the caller's context from others.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return diag.New(diag.Canceled, "stopped while reading the data").Wrap(ctx.Err())
+	}
+	return err
+}
+
+// build writes a cache file.
+func (b *builder) build(ctx context.Context, path string, key cacheKey, name string,
+	files []*file, skipped int64) error {
+	width := 4
+	if b.tokens.Size() <= 1<<16 {
+		width = 2
+	}
+	total := int64(0)
+	for _, f := range files {
+		total += f.size
+	}
+	return writeCache(path, width, key, func(w *cacheWriter) error {
+		err := b.each(ctx, files, func(c *chunk) error {
+			w.text += c.text
+			w.skipped += c.skipped
+			b.events.Emit(event.Progress{Task: "tokenize " + name, Done: c.read, Total: total, Unit: "B"})
+			return c.documents(w.add)
+		})
+		if err != nil {
+			return err
+		}
+		w.skipped += skipped
+		return unchanged(files)
+	})
+}
+
+// A chunk is some documents on their way: first as items, then as tokens.
+type chunk struct {
+	items   []item
+	skipped int64
+	bytes   int
+	read    int64 // bytes of all files that were read up to here
+	err     error // of reading, behind the items
+
+	ready   chan struct{} // closed when what follows is known
+	text    int64
+	tokens  []int32
+	ends    []int  // where documents end in tokens
+	learned []bool // nil if all tokens are
+}
+
+// documents hands on the documents of a chunk.
+func (c *chunk) documents(add func([]int32, []bool) error) error {
+	from := 0
+	for _, end := range c.ends {
+		var learned []bool
+		if c.learned != nil {
+			learned = c.learned[from:end]
+		}
+		if err := add(c.tokens[from:end], learned); err != nil {
+			return err
+		}
+		from = end
+	}
+	return c.err
+}
+
+// each reads and tokenizes files, and hands on the chunks in the order of the documents. There are
+// tickets for a few chunks to be on their way, so that memory does not grow with the data.
+func (b *builder) each(ctx context.Context, files []*file, take func(*chunk) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	workers := runtime.GOMAXPROCS(0)
+	work := make(chan *chunk)
+	tickets := make(chan struct{}, max(2*workers, maxTickets))
+	line := make(chan *chunk, cap(tickets)) // chunks in their order, ready or not
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		defer close(work)
+		defer close(line)
+		readAll(ctx, files, func(c *chunk) error {
+			for range c.tickets() {
+				select {
+				case tickets <- struct{}{}:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			for _, ch := range []chan *chunk{line, work} {
+				select {
+				case ch <- c:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		})
+	})
+	for range workers {
+		wg.Go(func() {
+			for c := range work {
+				b.encode(c)
+				close(c.ready)
+			}
+		})
+	}
+	for c := range line {
+		select {
+		case <-c.ready:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := take(c); err != nil {
+			return err
+		}
+		for range c.tickets() {
+			<-tickets
+		}
+	}
+	return ctx.Err()
+}
+
+// readAll reads files one after the other and puts their documents into chunks. An error is put
+// into the last chunk.
+func readAll(ctx context.Context, files []*file, put func(*chunk) error) {
+	before := int64(0) // bytes of the files that were read
+	c := &chunk{ready: make(chan struct{})}
+	send := func() error {
+		full := c
+		c = &chunk{ready: make(chan struct{}), read: full.read}
+		return put(full)
+	}
+	for _, f := range files {
+		err := readers[f.format](ctx, f, func(it item) error {
+			c.items = append(c.items, it)
+			c.bytes += it.size()
+			c.read = before + min(it.read, f.size)
+			if c.bytes < chunkBytes {
+				return nil
+			}
+			return send()
+		})
+		before += f.size
+		c.read = before
+		if errors.Is(err, errNoText) {
+			c.skipped++
+			continue
+		}
+		if err != nil {
+			c.err = err
+			break
+		}
+	}
+	_ = send() // the context ended, and the one who waits for the chunk knows
+}
+
+// encode makes tokens of the items of a chunk. The first error ends the chunk.
+func (b *builder) encode(c *chunk) {
+	for i := range c.items {
+		it := &c.items[i]
+		if err := b.document(c, it); err != nil {
+			c.err = err
+			break
+		}
+	}
+	c.items = nil
+}
+
+func (b *builder) document(c *chunk, it *item) error {
+	if err := it.parse(); err != nil {
+		return err
+	}
+	from := len(c.tokens)
+	switch {
+	case it.chat != nil:
+		if b.chatErr != nil {
+			return diag.From(b.chatErr).At("%s", it.where)
+		}
+		if c.learned == nil {
+			c.learned = trues(nil, from)
+		}
+		c.tokens, c.learned = b.chats.append(c.tokens, c.learned, it.chat)
+		for _, m := range it.chat {
+			c.text += int64(len(m.Content))
+		}
+	case it.ids != nil:
+		for _, id := range it.ids {
+			if id < 0 || int(id) >= b.tokens.Size() {
+				return diag.New(diag.DataTokenizer, "token %d is not one of the tokenizer's %d", id,
+					b.tokens.Size()).At("%s", it.where).
+					Try("name the tokenizer that the file was made with")
+			}
+		}
+		c.tokens = append(c.tokens, it.ids...)
+	case it.text != "":
+		c.tokens = b.tokens.Append(c.tokens, it.text, tokenizer.Options{Literal: true})
+		c.text += int64(len(it.text))
+	}
+	if len(c.tokens) == from {
+		return nil
+	}
+	if c.tokens[len(c.tokens)-1] != b.end {
+		c.tokens = append(c.tokens, b.end)
+	}
+	if c.learned != nil {
+		// The token that joins chats was said by nobody; one that joins texts is learned.
+		for len(c.learned) < len(c.tokens) {
+			c.learned = append(c.learned, it.chat == nil)
+		}
+	}
+	c.ends = append(c.ends, len(c.tokens))
+	return nil
+}
+
+func trues(dst []bool, n int) []bool {
+	for range n {
+		dst = append(dst, true)
+	}
+	return dst
+}

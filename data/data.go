@@ -1,0 +1,291 @@
+package data
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/tokenizer"
+)
+
+// A Source is a place where documents come from.
+type Source struct {
+	// Name names the source in a Position; it must not change while a run goes on. Without one it
+	// is "data", or the last part of the path if there are several sources.
+	Name string
+	// Path is a file, a folder, or a pattern in which * stands for any characters of a name and **
+	// for any number of folders. Files are read in the order of their names.
+	Path string
+	// Format is that of all files of the source; Auto tells it by their names.
+	Format Format
+	// Template is that of the source's chats; "" takes the one of the options.
+	Template string
+	// Weight is the share of the rows that come from this source, in any unit. If no source has a
+	// weight, each has its size as its weight.
+	Weight float64
+}
+
+// Options say what to read and how to cut it into rows.
+type Options struct {
+	Sources   []Source
+	Tokenizer *tokenizer.Tokenizer
+	Seq       int    // tokens in a row
+	Seed      uint64 // of the order
+	Shuffle   bool   // false keeps the order of the files
+	// Template is one of Templates, for chats. "" takes the one whose tokens the tokenizer has.
+	Template string
+	// End is the token that closes every document. "" takes the one that the tokenizer has for it.
+	End string
+	// Joined takes a row as one text: positions run through it, there is one segment, and the first
+	// token of a document is learned from the end of the one before.
+	Joined bool
+	// HoldoutRows and HoldoutShare keep the last rows of every source out of training, for
+	// [Loader.Eval]: a number of rows, or a share of them such as 0.01.
+	HoldoutRows  int64
+	HoldoutShare float64
+	// Cache is the folder of token caches. Without one the tokens are made anew every time.
+	Cache  string
+	Events event.Sink
+}
+
+// Stats say what a source has.
+type Stats struct {
+	Name      string `json:"name"`
+	Files     int64  `json:"files"`
+	Skipped   int64  `json:"skipped"` // files that are not text
+	Documents int64  `json:"documents"`
+	Bytes     int64  `json:"bytes"`  // of text; 0 if the files have tokens only
+	Tokens    int64  `json:"tokens"` // with those that close documents
+	Rows      int64  `json:"rows"`   // to train on
+	Held      int64  `json:"held"`   // rows that were held out
+	Cached    bool   `json:"cached"` // whether the tokens were there already
+}
+
+// A source is an open Source. Of its rows, the first stats.Rows are for training and the next
+// stats.Held for evaluation.
+type source struct {
+	*cache
+	stats Stats
+}
+
+// A Loader gives rows of tokens. Any number of goroutines may use it at once.
+type Loader struct {
+	sources []*source
+	shares  []int64
+	digest  string
+	options Options
+}
+
+// Open reads the sources, from their caches if they were read before.
+func Open(ctx context.Context, o Options) (_ *Loader, err error) {
+	if o.Events == nil {
+		o.Events = event.Discard
+	}
+	if o.Seq < 1 || o.Seq > 1<<30 {
+		return nil, diag.New(diag.BadInput, "a row cannot have %d tokens", o.Seq)
+	}
+	if o.HoldoutRows < 0 || !(o.HoldoutShare >= 0 && o.HoldoutShare < 1) {
+		return nil, diag.New(diag.BadInput, "%d rows or a share of %v cannot be held out",
+			o.HoldoutRows, o.HoldoutShare).Try("give a share such as 0.01, or a number of rows")
+	}
+	if o.Sources, err = named(o.Sources); err != nil {
+		return nil, err
+	}
+	b, err := newBuilder(&o)
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{options: o}
+	defer func() {
+		if err != nil {
+			_ = l.Close()
+		}
+	}()
+	h := sha256.New()
+	fmt.Fprintf(h, "deepwell rows 1\nseq %d seed %d shuffle %t joined %t\n", o.Seq, o.Seed, o.Shuffle,
+		o.Joined)
+	for _, s := range o.Sources {
+		b, err := b.with(cmp.Or(s.Template, o.Template))
+		if err != nil {
+			return nil, err
+		}
+		c, stats, err := b.open(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		l.sources = append(l.sources, &source{c, stats})
+		if err := l.split(l.sources[len(l.sources)-1], s.Path); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(h, "%q %x %d\n", s.Name, c.key, l.sources[len(l.sources)-1].stats.Rows)
+	}
+	if l.shares, err = newShares(l.weights()); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(h, "%d\n", l.shares)
+	l.digest = fmt.Sprintf("%x", h.Sum(nil))
+	return l, nil
+}
+
+// named gives every source a name of its own, and sorts them by name: then the order in which they
+// are listed changes nothing.
+func named(list []Source) ([]Source, error) {
+	if len(list) == 0 {
+		return nil, diag.New(diag.BadInput, "there is no source of data").
+			Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
+	}
+	list = slices.Clone(list)
+	for i := range list {
+		switch s := &list[i]; {
+		case s.Name != "":
+		case len(list) == 1:
+			s.Name = "data"
+		default:
+			s.Name = filepath.Base(s.Path)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Source) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range list[1:] {
+		if list[i].Name == list[i+1].Name {
+			return nil, diag.New(diag.BadInput, "two sources are called %q", list[i].Name).
+				Try("give every source a name of its own")
+		}
+	}
+	return list, nil
+}
+
+// split counts the rows of a source and holds some of them out.
+func (l *Loader) split(s *source, path string) error {
+	st := &s.stats
+	seq := int64(l.options.Seq)
+	if s.tokens == 0 {
+		return diag.New(diag.DataEmpty, "no text was found in %s", path).
+			Because("%d files, of which %d are not text", st.Files, st.Skipped).
+			Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
+	}
+	rows := (s.tokens - 1) / seq
+	st.Held = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
+	st.Rows = rows - st.Held
+	switch {
+	case rows == 0:
+		return diag.New(diag.DataEmpty, "%s has %d tokens; a row of %d needs %d", path, s.tokens,
+			seq, seq+1).Try("use more text, or shorter rows")
+	case st.Rows < 1:
+		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", path, rows).
+			Try("hold out less, use more text, or shorter rows")
+	case rows > maxRows:
+		return diag.New(diag.BadInput, "%s has %d rows, more than %d", path, rows, int64(maxRows))
+	}
+	return nil
+}
+
+// weights gives those of the options, or the sizes of the sources if there are none.
+func (l *Loader) weights() []float64 {
+	weights := make([]float64, len(l.sources))
+	given := slices.ContainsFunc(l.options.Sources, func(s Source) bool { return s.Weight != 0 })
+	for i, s := range l.sources {
+		if weights[i] = float64(s.stats.Rows); given {
+			weights[i] = l.options.Sources[i].Weight
+		}
+	}
+	return weights
+}
+
+// Close gives back what the caches hold. The loader must not be used any more.
+func (l *Loader) Close() error {
+	var errs []error
+	for _, s := range l.sources {
+		errs = append(errs, s.release())
+	}
+	l.sources = nil
+	return errors.Join(errs...)
+}
+
+// Stats describes the sources, by name.
+func (l *Loader) Stats() []Stats {
+	var list []Stats
+	for _, s := range l.sources {
+		list = append(list, s.stats)
+	}
+	return list
+}
+
+// Rows counts the rows to train on, of all sources.
+func (l *Loader) Rows() int64 {
+	n := int64(0)
+	for _, s := range l.sources {
+		n += s.stats.Rows
+	}
+	return n
+}
+
+// Tokens counts the tokens of all sources.
+func (l *Loader) Tokens() int64 {
+	n := int64(0)
+	for _, s := range l.sources {
+		n += s.tokens
+	}
+	return n
+}
+
+// Digest names all that decides which rows come in which order: contents, tokenizer, options and
+// weights. A run that resumes with another digest sees other data.
+func (l *Loader) Digest() string { return l.digest }
+
+// Texts gives the text of every document of the sources, to train a tokenizer on; of a chat, what
+// was said. It ends at the first error.
+func Texts(ctx context.Context, sources []Source) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for _, s := range sources {
+			files, _, err := s.files()
+			if err == nil {
+				err = texts(ctx, files, yield)
+			}
+			if errors.Is(err, errEnough) {
+				return
+			}
+			if err != nil {
+				yield("", stopped(ctx, err))
+				return
+			}
+		}
+	}
+}
+
+// errEnough says that no more texts are wanted.
+var errEnough = errors.New("enough")
+
+func texts(ctx context.Context, files []*file, yield func(string, error) bool) error {
+	for _, f := range files {
+		err := readers[f.format](ctx, f, func(it item) error {
+			if it.ids != nil {
+				return diag.New(diag.DataFormat, "%s has tokens and no text", f.name).At("%s", f.path).
+					Try("name the files that it was made from")
+			}
+			if err := it.parse(); err != nil {
+				return err
+			}
+			if it.text != "" {
+				it.chat = []message{{Content: it.text}}
+			}
+			for _, m := range it.chat {
+				if !yield(m.Content, nil) {
+					return errEnough
+				}
+			}
+			return ctx.Err()
+		})
+		if err != nil && !errors.Is(err, errNoText) {
+			return err
+		}
+	}
+	return nil
+}

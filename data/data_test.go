@@ -1,0 +1,446 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/tokenizer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// special are the tokens of the test's tokenizer: those of both chat templates. The first of them
+// ends a text.
+var special = []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>",
+	"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
+
+// newTokenizer learns a small byte-level BPE.
+func newTokenizer(t testing.TB, special ...string) *tokenizer.Tokenizer {
+	t.Helper()
+	text := strings.Repeat("the quick brown fox jumps over the lazy dog. user assistant system\n\n", 40)
+	file, err := tokenizer.Train(slices.Values([]string{text}), 300, special...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenizer.Parse(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// write makes files below a new folder.
+func write(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// open opens a loader that the test closes.
+func open(t testing.TB, o Options) *Loader {
+	t.Helper()
+	l, err := tryOpen(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func tryOpen(t testing.TB, o Options) (*Loader, error) {
+	t.Helper()
+	if o.Tokenizer == nil {
+		o.Tokenizer = newTokenizer(t, "<|endoftext|>")
+	}
+	if o.Seq == 0 {
+		o.Seq = 16
+	}
+	l, err := Open(t.Context(), o)
+	if err == nil {
+		t.Cleanup(func() { l.Close() })
+	}
+	return l, err
+}
+
+// A recorder keeps the events that it hears.
+type recorder struct {
+	mu   sync.Mutex
+	list []event.Event
+}
+
+func (r *recorder) Emit(e event.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, e)
+}
+
+// lines gives what a person would see.
+func (r *recorder) lines() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var b strings.Builder
+	for _, e := range r.list {
+		if line := e.Line(); line != "" {
+			fmt.Fprintln(&b, line)
+		}
+	}
+	return b.String()
+}
+
+// words makes a text of n words.
+func words(r *rand.Rand, n int) string {
+	list := []string{"the", "quick", "brown", "fox", "jumps", "über", "lazy", "dog.\n", "42", "naïve"}
+	var b strings.Builder
+	for range n {
+		b.WriteString(list[r.IntN(len(list))])
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+func TestRowsAreWhatTheDocumentSays(t *testing.T) {
+	tok := newTokenizer(t, "<|endoftext|>")
+	dir := write(t, map[string]string{"a.txt": "the quick fox", "b.txt": "", "c.txt": "lazy dog the fox <|endoftext|>"})
+	var stream []int32
+	var starts []int
+	for _, text := range []string{"the quick fox", "lazy dog the fox <|endoftext|>"} {
+		starts = append(starts, len(stream))
+		stream = tok.Append(stream, text, tokenizer.Options{Literal: true})
+		stream = append(stream, 0)
+	}
+	const seq = 4
+	l := open(t, Options{Sources: []Source{{Path: dir}}, Tokenizer: tok, Seq: seq})
+	if got, want := l.Rows(), int64((len(stream)-1)/seq); got != want || l.Tokens() != int64(len(stream)) {
+		t.Fatalf("%d rows of %d tokens, want %d of %d", got, l.Tokens(), want, len(stream))
+	}
+	for row := range int(l.Rows()) {
+		b, err := l.Row("data", int64(row))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := &Batch{Rows: 1, Seq: seq}
+		segment, position := int32(0), int32(0)
+		for i := row * seq; i < row*seq+seq; i++ {
+			if slices.Contains(starts, i) && i > row*seq {
+				segment, position = segment+1, 0
+			}
+			label := stream[i+1]
+			if slices.Contains(starts, i+1) {
+				label = Ignored
+			} else {
+				want.Count++
+			}
+			want.IDs = append(want.IDs, stream[i])
+			want.Labels = append(want.Labels, label)
+			want.Positions = append(want.Positions, position)
+			want.Segments = append(want.Segments, segment)
+			position++
+		}
+		want.Total = want.Count
+		if diff := cmp.Diff(want, b); diff != "" {
+			t.Errorf("row %d: %s", row, diff)
+		}
+	}
+}
+
+func TestJoinedRowsAreOneText(t *testing.T) {
+	dir := write(t, map[string]string{"a": "the fox", "b": "the dog", "c": "the lazy dog"})
+	l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, Joined: true})
+	b, err := l.Row("data", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.IDs {
+		if i > 0 && b.Labels[i-1] != b.IDs[i] || b.Positions[i] != int32(i) || b.Segments[i] != 0 {
+			t.Fatalf("token %d: %+v", i, b)
+		}
+	}
+	if b.Count != 8 || b.Total != 8 {
+		t.Errorf("%d of %d labels count", b.Count, b.Total)
+	}
+}
+
+// mixture is three sources of different sizes.
+func mixture(t testing.TB, seq int, shuffle bool) *Loader {
+	r := rand.New(rand.NewPCG(1, 2))
+	files := map[string]string{}
+	for i := range 30 {
+		files[fmt.Sprintf("%c/%02d.txt", 'a'+i%3, i)] = words(r, 20+200*(i%3))
+	}
+	dir := write(t, files)
+	return open(t, Options{Seq: seq, Seed: 7, Shuffle: shuffle, Sources: []Source{
+		{Name: "c", Path: filepath.Join(dir, "c"), Weight: 0.2},
+		{Name: "a", Path: filepath.Join(dir, "a"), Weight: 0.7},
+		{Name: "b", Path: filepath.Join(dir, "b"), Weight: 0.1},
+	}})
+}
+
+func TestRanksShareTheRowsOfOne(t *testing.T) {
+	l := mixture(t, 16, true)
+	rapid.Check(t, func(t *rapid.T) {
+		ranks := rapid.IntRange(1, 8).Draw(t, "ranks")
+		rows := rapid.IntRange(ranks, 40).Draw(t, "rows")
+		at := Position{"a": rapid.Int64Range(0, 500).Draw(t, "a"), "b": rapid.Int64Range(0, 500).Draw(t, "b")}
+		whole, after, err := l.Take(at, rows, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		union := &Batch{Seq: 16, Total: whole.Total}
+		for rank := range ranks {
+			b, next, err := l.Take(at, rows, rank, ranks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(after, next); diff != "" || b.Total != whole.Total {
+				t.Fatalf("rank %d is elsewhere: %s", rank, diff)
+			}
+			union.IDs = append(union.IDs, b.IDs...)
+			union.Labels = append(union.Labels, b.Labels...)
+			union.Positions = append(union.Positions, b.Positions...)
+			union.Segments = append(union.Segments, b.Segments...)
+			union.Rows += b.Rows
+			union.Count += b.Count
+		}
+		if diff := cmp.Diff(whole, union); diff != "" {
+			t.Fatal(diff)
+		}
+		counted := int64(0)
+		for _, label := range whole.Labels {
+			if label != Ignored {
+				counted++
+			}
+		}
+		if counted != whole.Count || counted != whole.Total {
+			t.Fatalf("%d labels count; the batch says %d and %d", counted, whole.Count, whole.Total)
+		}
+	})
+}
+
+func TestResumeGivesTheSameBatches(t *testing.T) {
+	first, second := mixture(t, 16, true), mixture(t, 16, true)
+	if first.Digest() != second.Digest() {
+		t.Error("the same data has two digests")
+	}
+	at, saved := Position(nil), []Position{nil}
+	var batches []*Batch
+	for step := range 40 {
+		b, after, err := first.Take(at, 5+step%3, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, saved, at = append(batches, b), append(saved, after), after
+	}
+	for step := range batches {
+		b, after, err := second.Take(saved[step], 5+step%3, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(batches[step], b); diff != "" {
+			t.Fatalf("step %d: %s", step, diff)
+		}
+		if diff := cmp.Diff(saved[step+1], after); diff != "" {
+			t.Fatalf("step %d: %s", step, diff)
+		}
+	}
+}
+
+// An epoch visits each row once; the next one in another order; and file order is just that.
+func TestEpochVisitsEachRowOnce(t *testing.T) {
+	dir := write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 600)})
+	for _, shuffle := range []bool{false, true} {
+		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, Shuffle: shuffle, Seed: 1})
+		n := int(l.Rows())
+		want := map[string]int{}
+		var inOrder, before []string
+		for row := range n {
+			b, err := l.Row("data", int64(row))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want[fmt.Sprint(b.IDs, b.Labels)]++
+			inOrder = append(inOrder, fmt.Sprint(b.IDs, b.Labels))
+		}
+		at := Position(nil)
+		for epoch := range 3 {
+			b, after, err := l.Take(at, n, 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]int{}
+			var order []string
+			for row := range n {
+				key := fmt.Sprint(b.IDs[row*8:row*8+8], b.Labels[row*8:row*8+8])
+				got[key]++
+				order = append(order, key)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("shuffle %t, epoch %d: %s", shuffle, epoch, diff)
+			}
+			if slices.Equal(order, inOrder) == shuffle || shuffle && slices.Equal(order, before) {
+				t.Errorf("shuffle %t, epoch %d: the order is not another one", shuffle, epoch)
+			}
+			at, before = after, order
+		}
+		if at["data"] != int64(3*n) {
+			t.Errorf("the position is %v after %d rows", at, 3*n)
+		}
+	}
+}
+
+func TestHoldoutIsNotTrainedOn(t *testing.T) {
+	dir := write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 900)})
+	all := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8})
+	for _, o := range []Options{{HoldoutRows: 7}, {HoldoutShare: 0.05}} {
+		o.Sources, o.Seq, o.Shuffle = []Source{{Path: dir}}, 8, true
+		l := open(t, o)
+		held := l.Stats()[0].Held
+		if held < 1 || l.Rows()+held != all.Rows() || l.EvalRows() != held {
+			t.Fatalf("%d rows, %d held out of %d", l.Rows(), held, all.Rows())
+		}
+		b, err := l.Eval(0, int(held)+2, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := all.Eval(l.Rows(), int(held)+2, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, b); diff != "" {
+			t.Error(diff)
+		}
+		if tail := b.Labels[held*8:]; slices.Max(tail) != Ignored || b.Count > held*8 {
+			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
+		}
+	}
+	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutRows: 1 << 20})
+	if !errors.Is(err, diag.New(diag.DataEmpty, "")) {
+		t.Errorf("all rows held out: %v", err)
+	}
+}
+
+func TestSourcesAreOpenedInAnyOrder(t *testing.T) {
+	dir := write(t, map[string]string{"a": words(rand.New(rand.NewPCG(1, 1)), 90), "b": words(rand.New(rand.NewPCG(1, 2)), 190)})
+	a, b := Source{Path: filepath.Join(dir, "a")}, Source{Path: filepath.Join(dir, "b")}
+	one := open(t, Options{Sources: []Source{a, b}})
+	two := open(t, Options{Sources: []Source{b, a}})
+	if one.Digest() != two.Digest() {
+		t.Error("the order of the sources matters")
+	}
+	// Without weights every row of both is seen once in an epoch, to within a row.
+	_, after, err := one.Take(nil, int(one.Rows()), 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range one.Stats() {
+		if d := after[s.Name] - s.Rows; d < -1 || d > 1 {
+			t.Errorf("%s: %d of %d rows", s.Name, after[s.Name], s.Rows)
+		}
+	}
+}
+
+func TestErrorsHelp(t *testing.T) {
+	dir := write(t, map[string]string{"corpus.txt": "the fox", "bin.txt": "\xff\xfe\x00", "big.txt": strings.Repeat("the fox ", 99),
+		"dir/empty.txt": ""})
+	in := func(name string) []Source { return []Source{{Path: filepath.Join(dir, name)}} }
+	plain := newTokenizer(t)
+	tests := []struct {
+		name string
+		o    Options
+		code diag.Code
+		want string
+	}{
+		{"slip", Options{Sources: in("corpus.tx")}, diag.DataMissing, "did you mean"},
+		{"no match", Options{Sources: in("**/*.md")}, diag.DataMissing, "nothing matches"},
+		{"short", Options{Sources: in("corpus.txt"), Seq: 512}, diag.DataEmpty, "a row of 512 needs 513"},
+		{"binary", Options{Sources: in("bin.txt")}, diag.DataEmpty, "no text was found"},
+		{"empty", Options{Sources: in("dir")}, diag.DataEmpty, "no text was found"},
+		{"no sources", Options{}, diag.BadInput, "no source"},
+		{"no path", Options{Sources: []Source{{}}}, diag.BadInput, "no path"},
+		{"format", Options{Sources: []Source{{Path: dir, Format: "csv"}}}, diag.BadInput, `no format "csv"`},
+		{"seq", Options{Sources: in("big.txt"), Seq: -1}, diag.BadInput, "-1 tokens"},
+		{"twice", Options{Sources: append(in("big.txt"), in("big.txt")...)}, diag.BadInput, "two sources"},
+		{"no end", Options{Sources: in("big.txt"), Tokenizer: plain}, diag.DataTokenizer, "which token ends a text"},
+		{"end", Options{Sources: in("big.txt"), End: "</s>"}, diag.DataTokenizer, `no token "</s>"`},
+		{"template", Options{Sources: in("big.txt"), Template: "chatlm"}, diag.BadInput, "did you mean chatml"},
+		{"holdout", Options{Sources: in("big.txt"), HoldoutShare: 1}, diag.BadInput, "held out"},
+		{"weights", Options{Sources: []Source{{Name: "a", Path: dir, Weight: 1}, {Name: "b", Path: dir}}},
+			diag.BadInput, "not a weight"},
+		{"megatron", Options{Sources: []Source{{Path: filepath.Join(dir, "big.txt"), Format: Megatron}}},
+			diag.DataMissing, "other half"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := tryOpen(t, tt.o)
+			if err == nil || !errors.Is(err, diag.New(tt.code, "")) || !strings.Contains(diag.From(err).Format(), tt.want) {
+				t.Errorf("got %v; want %s with %q", err, tt.code, tt.want)
+			}
+		})
+	}
+}
+
+func TestTakeRefusesWhatCannotBe(t *testing.T) {
+	l := mixture(t, 16, false)
+	for _, tt := range []struct {
+		at                Position
+		rows, rank, ranks int
+		code              diag.Code
+	}{
+		{Position{"d": 3}, 4, 0, 1, diag.DataPosition},
+		{Position{"a": -1}, 4, 0, 1, diag.DataPosition},
+		{Position{"a": 1 << 60}, 4, 0, 1, diag.DataPosition},
+		{nil, 4, 1, 1, diag.BadInput},
+		{nil, 4, 0, 0, diag.BadInput},
+		{nil, 3, 0, 4, diag.BadInput},
+		{nil, 0, 0, 1, diag.BadInput},
+	} {
+		_, _, err := l.Take(tt.at, tt.rows, tt.rank, tt.ranks)
+		if !errors.Is(err, diag.New(tt.code, "")) {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+	if _, err := l.Row("a", l.Rows()+1); err == nil {
+		t.Error("a row behind the last")
+	}
+	if _, err := l.Row("x", 0); err == nil {
+		t.Error("a row of no source")
+	}
+	l.Close()
+	if _, _, err := l.Take(nil, 4, 0, 1); err == nil {
+		t.Error("a row of a closed loader")
+	}
+	if b, err := l.Eval(0, 1, 0, 1); err != nil || b.Count != 0 || l.EvalRows() != 0 {
+		t.Error("a closed loader has rows to evaluate")
+	}
+}
+
+func TestStopsWithTheContext(t *testing.T) {
+	dir := write(t, map[string]string{"x": strings.Repeat("the fox ", 1000)})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Open(ctx, Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, "<|endoftext|>"), Seq: 8})
+	if !errors.Is(err, diag.New(diag.Canceled, "")) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

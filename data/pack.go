@@ -1,0 +1,278 @@
+package data
+
+import (
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// Ignored is the label of a token from which nothing is learned.
+const Ignored = -1
+
+// A Batch is some rows, one after the other.
+type Batch struct {
+	IDs       []int32
+	Labels    []int32 // the token that follows, or Ignored
+	Positions []int32 // places of the tokens in their documents, from the document's first in the row
+	Segments  []int32 // numbers of the documents within the row
+	Rows, Seq int
+	Count     int64 // labels of these rows that count
+	Total     int64 // labels that count in the rows of all ranks
+}
+
+func newBatch(rows, seq int) *Batch {
+	all := make([]int32, 4*rows*seq)
+	b := &Batch{Rows: rows, Seq: seq}
+	for i, part := range []*[]int32{&b.IDs, &b.Labels, &b.Positions, &b.Segments} {
+		*part = all[i*rows*seq : (i+1)*rows*seq : (i+1)*rows*seq]
+	}
+	return b
+}
+
+// A Position says how many rows were taken from each source, by name. A source without an entry has
+// given none. It does not depend on the number of ranks.
+type Position map[string]int64
+
+// A rowAt is a row of a source in the order of its files.
+type rowAt struct {
+	source *source
+	row    int64
+}
+
+// Take gives the rows of the step that begins at a position, and the position behind it. rows is
+// the number of rows of all ranks; each has a contiguous part of them, of nearly the same size. The
+// epochs of a source follow each other without a gap, so that there is always a next row.
+func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, error) {
+	if err := checkRanks(rows, rank, ranks); err != nil {
+		return nil, nil, err
+	}
+	taken, total, err := l.taken(at)
+	if err != nil {
+		return nil, nil, err
+	}
+	list := make([]rowAt, rows)
+	orders := make([]*permutation, len(l.sources))
+	epochs := make([]int64, len(l.sources))
+	for i := range list {
+		n := next(l.shares, taken, total)
+		s := l.sources[n]
+		epoch, row := taken[n]/s.stats.Rows, taken[n]%s.stats.Rows
+		if l.options.Shuffle {
+			if orders[n] == nil || epochs[n] != epoch {
+				orders[n] = newPermutation(s.stats.Rows, l.options.Seed, epoch, s.stats.Name)
+				epochs[n] = epoch
+			}
+			row = orders[n].at(row)
+		}
+		list[i] = rowAt{s, row}
+		taken[n]++
+		total++
+	}
+	after := Position{}
+	for i, s := range l.sources {
+		after[s.stats.Name] = taken[i]
+	}
+	b, err := l.batch(list, rank, ranks)
+	return b, after, err
+}
+
+func checkRanks(rows, rank, ranks int) error {
+	if ranks < 1 || rank < 0 || rank >= ranks || rows < ranks {
+		return diag.New(diag.BadInput, "rank %d of %d cannot have a part of %d rows", rank, ranks, rows).
+			Try("take at least as many rows in a step as there are ranks")
+	}
+	return nil
+}
+
+// taken reads a position.
+func (l *Loader) taken(at Position) (taken []int64, total int64, err error) {
+	if len(l.sources) == 0 {
+		return nil, 0, diag.New(diag.BadInput, "the loader is closed")
+	}
+	taken = make([]int64, len(l.sources))
+	known := 0
+	for i, s := range l.sources {
+		n, ok := at[s.stats.Name]
+		if ok {
+			known++
+		}
+		if n < 0 || n >= maxRows || total >= maxRows {
+			return nil, 0, diag.New(diag.DataPosition, "%d rows of %q cannot have been taken", n,
+				s.stats.Name)
+		}
+		taken[i] = n
+		total += n
+	}
+	if known < len(at) {
+		for _, name := range slices.Sorted(maps.Keys(at)) {
+			if !slices.ContainsFunc(l.sources, func(s *source) bool { return s.stats.Name == name }) {
+				return nil, 0, diag.New(diag.DataPosition,
+					"the position names the source %q, which is not one of these", name).
+					Because("the sources are %s", strings.Join(l.names(), ", ")).
+					Try("give the source its old name, or begin a new run")
+			}
+		}
+	}
+	return taken, total, nil
+}
+
+func (l *Loader) names() []string {
+	var names []string
+	for _, s := range l.sources {
+		names = append(names, fmt.Sprintf("%q", s.stats.Name))
+	}
+	return names
+}
+
+// batch fills in the rows of a rank and counts those of all. A cache file that is cut off while it
+// is mapped raises a fault, which becomes an error.
+func (l *Loader) batch(list []rowAt, rank, ranks int) (b *Batch, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		fault := recover()
+		if _, ok := fault.(interface{ Addr() uintptr }); !ok && fault != nil {
+			panic(fault) // not a fault of memory
+		}
+		if fault != nil {
+			b, err = nil, diag.New(diag.DataCache, "the token cache changed while it was in use").
+				Because("%v", fault).Try("start again: the cache is checked and made anew")
+		}
+	}()
+	from, to := rank*len(list)/ranks, (rank+1)*len(list)/ranks
+	b = newBatch(to-from, l.options.Seq)
+	for i, at := range list {
+		n := at.count(l.options.Seq, l.options.Joined)
+		b.Total += n
+		if from <= i && i < to {
+			b.Count += n
+			at.fill(b, i-from, l.options.Joined)
+		}
+	}
+	return b, nil
+}
+
+// count gives the number of labels of a row that count: tokens that are to be learned and are not
+// the first of a document.
+func (r rowAt) count(seq int, joined bool) int64 {
+	if r.source == nil {
+		return 0
+	}
+	c := r.source.cache
+	from := r.row*int64(seq) + 1
+	to := from + int64(seq)
+	n := c.learnedIn(from, to)
+	if joined {
+		return n
+	}
+	for d := c.documentAt(from-1) + 1; c.start(d) < to; d++ {
+		if c.learned(c.start(d)) {
+			n--
+		}
+	}
+	return n
+}
+
+// fill writes a row as row i of a batch. A row of no source has zeros and counts for nothing.
+func (r rowAt) fill(b *Batch, i int, joined bool) {
+	span := func(all []int32) []int32 { return all[i*b.Seq : (i+1)*b.Seq] }
+	ids, labels := span(b.IDs), span(b.Labels)
+	positions, segments := span(b.Positions), span(b.Segments)
+	if r.source == nil {
+		for i := range labels {
+			labels[i], positions[i] = Ignored, int32(i)
+		}
+		return
+	}
+	c := r.source.cache
+	at := r.row * int64(b.Seq)
+	document := c.documentAt(at)
+	end := c.start(document + 1)
+	position, segment := int32(0), int32(0)
+	token := c.token(at)
+	for i := range ids {
+		ids[i], positions[i], segments[i] = token, position, segment
+		at++
+		position++
+		token = c.token(at)
+		labels[i] = token
+		if !c.learned(at) {
+			labels[i] = Ignored
+		}
+		if at == end {
+			document++
+			end = c.start(document + 1)
+			if !joined {
+				labels[i] = Ignored
+				position = 0
+				segment++
+			}
+		}
+	}
+}
+
+// EvalRows counts the rows that Eval gives: those that were held out, or all if none were.
+func (l *Loader) EvalRows() int64 {
+	n := int64(0)
+	for _, s := range l.sources {
+		first, last := s.evalRows(l.holds())
+		n += last - first
+	}
+	return n
+}
+
+func (l *Loader) holds() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
+
+func (s *source) evalRows(held bool) (first, last int64) {
+	if held {
+		return s.stats.Rows, s.stats.Rows + s.stats.Held
+	}
+	return 0, s.stats.Rows
+}
+
+// Eval gives rows of the evaluation from row first on, source by source in the order of the files.
+// Rows behind the last one have no labels that count, so that a batch always has the same size.
+func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
+	if err := checkRanks(rows, rank, ranks); err != nil {
+		return nil, err
+	}
+	if first < 0 {
+		return nil, diag.New(diag.BadInput, "there is no row %d", first)
+	}
+	list := make([]rowAt, rows)
+	for i := range list {
+		list[i] = l.evalRow(first + int64(i))
+	}
+	return l.batch(list, rank, ranks)
+}
+
+func (l *Loader) evalRow(row int64) rowAt {
+	for _, s := range l.sources {
+		first, last := s.evalRows(l.holds())
+		if row < last-first {
+			return rowAt{s, first + row}
+		}
+		row -= last - first
+	}
+	return rowAt{}
+}
+
+// Row gives one row of a source in the order of the files; the rows that were held out follow those
+// to train on.
+func (l *Loader) Row(source string, row int64) (*Batch, error) {
+	for _, s := range l.sources {
+		if s.stats.Name != source {
+			continue
+		}
+		if last := s.stats.Rows + s.stats.Held - 1; row < 0 || row > last {
+			return nil, diag.New(diag.BadInput, "there is no row %d: the last one is %d", row, last).
+				Try("count from 0")
+		}
+		return l.batch([]rowAt{{s, row}}, 0, 1)
+	}
+	return nil, diag.New(diag.BadInput, "there is no source %q", source).
+		Because("the sources are %s", strings.Join(l.names(), ", "))
+}

@@ -1,0 +1,175 @@
+package data
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/tokenizer"
+)
+
+// A template says how a chat is written as tokens. Names in angle brackets are tokens of the
+// vocabulary; what stands between them is text.
+type template struct {
+	open   string            // before all messages
+	before string            // before the content of a message; {role} is its role
+	after  string            // behind the content: the first token ends the turn, and is learned
+	trim   bool              // blanks around the content are dropped
+	rename map[string]string // roles that the model knows by another name
+}
+
+// templates are those that most models are tuned with: ChatML, as in Qwen, and that of Llama 3.
+// They write the messages and nothing else: no system prompt and no date that the file does not
+// have. plain is for a tokenizer that has no tokens for turns.
+var templates = map[string]template{
+	"chatml": {before: "<|im_start|>{role}\n", after: "<|im_end|>\n"},
+	"llama3": {open: "<|begin_of_text|>",
+		before: "<|start_header_id|>{role}<|end_header_id|>\n\n", after: "<|eot_id|>", trim: true,
+		rename: map[string]string{"tool": "ipython"}},
+	"plain": {before: "{role}:\n", after: "{end}\n"},
+}
+
+// Templates lists the names of the chat templates.
+func Templates() []string { return slices.Sorted(maps.Keys(templates)) }
+
+// A chatter writes chats as tokens.
+type chatter struct {
+	tokens *tokenizer.Tokenizer
+	end    int32
+	shape  template
+	marks  map[string]int32 // ids of the tokens that the template names
+}
+
+// newChatter finds the template of a name; without one, the one whose tokens the tokenizer has.
+func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error) {
+	if name == "" {
+		name = "plain"
+		for _, other := range []string{"chatml", "llama3"} {
+			if _, err := newChatter(other, t, end); err == nil {
+				name = other
+				break
+			}
+		}
+	}
+	shape, ok := templates[name]
+	if !ok {
+		e := diag.New(diag.BadInput, "there is no template %q", name)
+		if near := diag.Nearest(name, Templates()); near != "" {
+			return nil, e.Try("did you mean %s?", near)
+		}
+		return nil, e.Try("choose one of %s", strings.Join(Templates(), ", "))
+	}
+	c := &chatter{tokens: t, end: end, shape: shape, marks: map[string]int32{"{end}": end}}
+	for _, text := range []string{shape.open, shape.before, shape.after} {
+		for part := range pieces(text) {
+			if !isMark(part) || part == "{end}" {
+				continue
+			}
+			id, ok := t.ID(part)
+			if !ok {
+				return nil, diag.New(diag.DataTokenizer, "the tokenizer has no token %q, which the "+
+					"template %s needs", part, name).
+					Try("use the tokenizer of a chat model, or the template plain")
+			}
+			c.marks[part] = id
+		}
+	}
+	return c, nil
+}
+
+func isMark(part string) bool {
+	return strings.HasPrefix(part, "<|") && strings.HasSuffix(part, "|>") || part == "{end}"
+}
+
+// pieces cuts a text of a template into marks and what stands between them.
+func pieces(text string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for text != "" {
+			cut := len(text)
+			switch {
+			case strings.HasPrefix(text, "{end}"):
+				cut = len("{end}")
+			case strings.HasPrefix(text, "<|"):
+				if i := strings.Index(text, "|>"); i >= 0 {
+					cut = i + 2
+				}
+			default:
+				for _, mark := range []string{"{end}", "<|"} {
+					if i := strings.Index(text, mark); i >= 0 {
+						cut = min(cut, i)
+					}
+				}
+			}
+			if !yield(text[:cut]) {
+				return
+			}
+			text = text[cut:]
+		}
+	}
+}
+
+// append writes a chat behind ids. learned has a flag for each of them: set for what an assistant
+// says and the token that ends its turn.
+//
+// What stands before an assistant's words is encoded apart from them, because that is what the
+// model is given when it is asked for them.
+func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, []bool) {
+	o := tokenizer.Options{NoTemplate: true, Literal: true}
+	put := func(learn bool) {
+		for len(learned) < len(ids) {
+			learned = append(learned, learn)
+		}
+	}
+	text := "" // waits to be encoded in one piece
+	flush := func() {
+		if text != "" {
+			ids = c.tokens.Append(ids, text, o)
+			text = ""
+		}
+	}
+	write := func(shape, role string) {
+		for part := range pieces(shape) {
+			if !isMark(part) {
+				text += strings.ReplaceAll(part, "{role}", role)
+				continue
+			}
+			flush()
+			ids = append(ids, c.marks[part])
+		}
+	}
+	write(c.shape.open, "")
+	for _, m := range chat {
+		role := m.Role
+		if other, ok := c.shape.rename[role]; ok {
+			role = other
+		}
+		if c.shape.trim {
+			m.Content = strings.TrimSpace(m.Content)
+		}
+		write(c.shape.before, role)
+		if m.Role != "assistant" {
+			text += m.Content
+			write(c.shape.after, role)
+			continue
+		}
+		flush()
+		put(false)
+		text = m.Content
+		mark, rest := cutMark(c.shape.after)
+		write(mark, role)
+		put(true)
+		write(rest, role)
+	}
+	flush()
+	put(false)
+	return ids, learned
+}
+
+// cutMark cuts a text behind its first mark.
+func cutMark(text string) (mark, rest string) {
+	for part := range pieces(text) {
+		return part, text[len(part):]
+	}
+	return "", ""
+}

@@ -1,0 +1,117 @@
+package event
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"sync"
+)
+
+// A File is a Sink that appends JSON lines to a file: the memory of a run, across its restarts.
+type File struct {
+	mu  sync.Mutex
+	f   *os.File
+	now Clock
+	err error
+}
+
+// Open opens a file of events, or makes it. A last line that a kill has cut off is taken away, so
+// that what follows it can be read.
+func Open(path string, now Clock) (*File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	end, err := whole(f)
+	if err == nil {
+		err = f.Truncate(end)
+	}
+	if err == nil {
+		_, err = f.Seek(end, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &File{f: f, now: now}, nil
+}
+
+// whole finds where the last complete line of a file ends, reading from its end.
+func whole(f *os.File) (int64, error) {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	block := make([]byte, 4096)
+	for end > 0 {
+		part := block[:min(end, int64(len(block)))]
+		if _, err := f.ReadAt(part, end-int64(len(part))); err != nil {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
+			return end - int64(len(part)) + int64(i) + 1, nil
+		}
+		end -= int64(len(part))
+	}
+	return 0, nil
+}
+
+// Emit implements Sink. A line is written at once and whole: a kill of the process loses nothing
+// that was emitted before it.
+func (f *File) Emit(e Event) {
+	text, err := encode(e, f.now())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		_, err = f.f.WriteString(text + "\n")
+	}
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// Close closes the file and gives the first error that Emit met.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return errors.Join(f.err, f.f.Close())
+}
+
+// Tee is a Sink that gives every event to each of several sinks, in order.
+func Tee(sinks ...Sink) Sink { return tee(slices.Clone(sinks)) }
+
+type tee []Sink
+
+func (t tee) Emit(e Event) {
+	for _, s := range t {
+		s.Emit(e)
+	}
+}
+
+// Curve reads the course of a run: each step and validation once, in order. Where a run was
+// resumed, what came after the checkpoint is what the resumed run did.
+func Curve(r io.Reader) (steps []Step, evals []Eval, err error) {
+	cut := func(after int) {
+		steps = slices.DeleteFunc(steps, func(s Step) bool { return s.Step > after })
+		evals = slices.DeleteFunc(evals, func(e Eval) bool { return e.Step > after })
+	}
+	for rec, err := range Read(r) {
+		if err != nil {
+			return nil, nil, err
+		}
+		switch e := rec.Event.(type) {
+		case Resumed:
+			cut(e.Step)
+		case Step:
+			if n := len(steps); n > 0 && steps[n-1].Step >= e.Step {
+				cut(e.Step - 1) // a run that began anew in the same file
+			}
+			steps = append(steps, e)
+		case Eval:
+			evals = slices.DeleteFunc(evals, func(o Eval) bool { return o.Step >= e.Step })
+			evals = append(evals, e)
+		}
+	}
+	return steps, evals, nil
+}

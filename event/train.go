@@ -1,0 +1,303 @@
+package event
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Step says that a step of training was taken. Figures that are not known are 0.
+type Step struct {
+	Step            int     `json:"step"` // counted from 1: how many steps have been taken
+	Steps           int     `json:"steps"`
+	Loss            float64 `json:"loss"`
+	GradNorm        float64 `json:"grad_norm"`
+	Rate            float64 `json:"rate"`
+	Tokens          int64   `json:"tokens"` // of the whole run so far
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	Seconds         float64 `json:"seconds"` // that the step took
+	MemoryBytes     int64   `json:"memory_bytes,omitempty"`
+	MFU             float64 `json:"mfu,omitempty"` // share of the machine's peak, from 0 to 1
+	ETASeconds      float64 `json:"eta_seconds,omitempty"`
+}
+
+// Eval says what the loss is on text that is not trained on.
+type Eval struct {
+	Step   int     `json:"step"`
+	Loss   float64 `json:"loss"`
+	Tokens int64   `json:"tokens"` // that the loss is the mean of
+}
+
+// Rejected says that a guard refused a step: the state is what it was before. Replay is the file
+// that holds what is needed to take the step again and look at it.
+type Rejected struct {
+	Step     int     `json:"step"`
+	Loss     float64 `json:"loss"`
+	GradNorm float64 `json:"grad_norm"`
+	Why      string  `json:"why"`
+	Replay   string  `json:"replay,omitempty"`
+}
+
+// Saved says that a checkpoint is complete on disk.
+type Saved struct {
+	Step    int     `json:"step"`
+	Path    string  `json:"path"`
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Resumed says that a run goes on from a checkpoint. Records of later steps that stand before it
+// in a file are of steps that are taken again; [Curve] leaves them out.
+type Resumed struct {
+	Step int    `json:"step"`
+	Path string `json:"path"`
+}
+
+// Profiled says that a trace was written.
+type Profiled struct {
+	Path string `json:"path"`
+}
+
+// Kind implements Event.
+func (Step) Kind() string { return "step" }
+
+// Kind implements Event.
+func (Eval) Kind() string { return "eval" }
+
+// Kind implements Event.
+func (Rejected) Kind() string { return "rejected" }
+
+// Kind implements Event.
+func (Saved) Kind() string { return "saved" }
+
+// Kind implements Event.
+func (Resumed) Kind() string { return "resumed" }
+
+// Kind implements Event.
+func (Profiled) Kind() string { return "profiled" }
+
+// Line implements Event.
+func (s Step) Line() string { return s.text(nil, math.MaxInt) }
+
+// Line implements Event.
+func (e Eval) Line() string {
+	return fmt.Sprintf("step %s  eval %s on %s tokens", thousands(int64(e.Step)),
+		strings.TrimSpace(loss(e.Loss)), thousands(e.Tokens))
+}
+
+// Line implements Event.
+func (r Rejected) Line() string {
+	line := fmt.Sprintf("step %s  rejected: %s  loss %s  |g| %s", thousands(int64(r.Step)), r.Why,
+		strings.TrimSpace(loss(r.Loss)), strings.TrimSpace(significant(r.GradNorm)))
+	if r.Replay != "" {
+		line += "  replay " + r.Replay
+	}
+	return line
+}
+
+// Line implements Event.
+func (s Saved) Line() string {
+	return fmt.Sprintf("step %s  saved %s  %s in %.1f s", thousands(int64(s.Step)), s.Path,
+		Size(s.Bytes), s.Seconds)
+}
+
+// Line implements Event.
+func (r Resumed) Line() string {
+	return fmt.Sprintf("step %s  resumed from %s", thousands(int64(r.Step)), r.Path)
+}
+
+// Line implements Event.
+func (p Profiled) Line() string {
+	return fmt.Sprintf("profile %s  open it at ui.perfetto.dev", p.Path)
+}
+
+// text is the line of a step, with the newest validation if there is one. Every figure has a
+// fixed width, so that a line that is rewritten in place does not jump. Where the line is wider
+// than a terminal, what matters least is left out.
+func (s Step) text(eval *Eval, width int) string {
+	total := thousands(int64(s.Steps))
+	part := func(known bool, format string, args ...any) string {
+		if !known {
+			return ""
+		}
+		return fmt.Sprintf(format, args...)
+	}
+	if eval == nil {
+		eval = &Eval{Step: -1}
+	}
+	parts := []string{
+		fmt.Sprintf("step %*s/%s", len(total), thousands(int64(s.Step)), total),
+		"loss " + loss(s.Loss),
+		part(eval.Step >= 0, "eval %s", loss(eval.Loss)),
+		"|g| " + significant(s.GradNorm),
+		part(s.TokensPerSecond > 0, "%7s tok/s", thousands(int64(math.Round(s.TokensPerSecond)))),
+		part(s.MFU > 0, "MFU %2.0f %%", 100*s.MFU),
+		part(s.MemoryBytes > 0, "%8s", memory(s.MemoryBytes)),
+		part(s.ETASeconds > 0, "eta %-6s", remaining(s.ETASeconds)),
+	}
+	for _, least := range []int{6, 5, 3, 2, 4} {
+		if len([]rune(joined(parts))) <= width {
+			break
+		}
+		parts[least] = ""
+	}
+	return strings.TrimRight(joined(parts), " ")
+}
+
+func joined(parts []string) string {
+	var b strings.Builder
+	for _, p := range parts {
+		if p != "" && b.Len() > 0 {
+			b.WriteString("  ")
+		}
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+// loss writes a loss in six columns, enough for the logarithm of any vocabulary.
+func loss(f float64) string { return fmt.Sprintf("%6.3f", f) }
+
+// significant writes a norm in five columns: 0.041, 0.410, 41.2, 4120.
+func significant(f float64) string {
+	switch a := math.Abs(f); {
+	case math.IsNaN(f) || math.IsInf(f, 0):
+		return fmt.Sprintf("%5.0f", f)
+	case a >= 1e5 || a < 5e-4 && a > 0:
+		return fmt.Sprintf("%5.0e", f)
+	case a >= 1000:
+		return fmt.Sprintf("%5.0f", f)
+	case a >= 10:
+		return fmt.Sprintf("%5.1f", f)
+	case a >= 1:
+		return fmt.Sprintf("%5.2f", f)
+	}
+	return fmt.Sprintf("%5.3f", f)
+}
+
+// memory writes bytes with three digits: 134 GiB, 13.4 GiB.
+func memory(n int64) string {
+	text := Size(n)
+	number, unit, _ := strings.Cut(text, " ")
+	if whole, _, ok := strings.Cut(number, "."); ok && len(whole) >= 3 {
+		number = whole
+	}
+	return number + " " + unit
+}
+
+// remaining writes a time with its two largest units: 9d4h, 3h12m, 12m30s, 45s.
+func remaining(seconds float64) string {
+	const century = 100 * 365 * 24 * 3600 // beyond it, the figure is noise
+	left := time.Duration(min(seconds, century) * float64(time.Second)).Round(time.Second)
+	d, h := left/(24*time.Hour), left%(24*time.Hour)/time.Hour
+	m, s := left%time.Hour/time.Minute, left%time.Minute/time.Second
+	switch {
+	case d > 0:
+		return fmt.Sprintf("%dd%dh", d, h)
+	case h > 0:
+		return fmt.Sprintf("%dh%02dm", h, m)
+	case m > 0:
+		return fmt.Sprintf("%dm%02ds", m, s)
+	}
+	return fmt.Sprintf("%ds", s)
+}
+
+// thousands writes a number with commas: 50,000.
+func thousands(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}
+
+// A figure is a number that JSON may not be able to write: a loss that is not finite is exactly
+// what a reader looks for, and becomes "NaN", "+Inf" or "-Inf".
+type figure float64
+
+func (f figure) MarshalJSON() ([]byte, error) {
+	if v := float64(f); math.IsNaN(v) || math.IsInf(v, 0) {
+		return strconv.AppendQuote(nil, strconv.FormatFloat(v, 'g', -1, 64)), nil
+	}
+	return json.Marshal(float64(f))
+}
+
+func (f *figure) UnmarshalJSON(b []byte) error {
+	v, err := strconv.ParseFloat(strings.Trim(string(b), `"`), 64)
+	if string(b) != "null" {
+		*f = figure(v)
+		return err
+	}
+	return nil
+}
+
+// The shadows have the figures of a kind in place of its numbers.
+type (
+	plainStep     Step
+	plainEval     Eval
+	plainRejected Rejected
+
+	shadowStep struct {
+		plainStep
+		Loss     figure `json:"loss"`
+		GradNorm figure `json:"grad_norm"`
+	}
+	shadowEval struct {
+		plainEval
+		Loss figure `json:"loss"`
+	}
+	shadowRejected struct {
+		plainRejected
+		Loss     figure `json:"loss"`
+		GradNorm figure `json:"grad_norm"`
+	}
+)
+
+// MarshalJSON writes figures that are not finite, too.
+func (s Step) MarshalJSON() ([]byte, error) {
+	return json.Marshal(shadowStep{plainStep(s), figure(s.Loss), figure(s.GradNorm)})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Step) UnmarshalJSON(b []byte) error {
+	var w shadowStep
+	err := json.Unmarshal(b, &w)
+	*s = Step(w.plainStep)
+	s.Loss, s.GradNorm = float64(w.Loss), float64(w.GradNorm)
+	return err
+}
+
+// MarshalJSON writes figures that are not finite, too.
+func (e Eval) MarshalJSON() ([]byte, error) {
+	return json.Marshal(shadowEval{plainEval(e), figure(e.Loss)})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (e *Eval) UnmarshalJSON(b []byte) error {
+	var w shadowEval
+	err := json.Unmarshal(b, &w)
+	*e = Eval(w.plainEval)
+	e.Loss = float64(w.Loss)
+	return err
+}
+
+// MarshalJSON writes figures that are not finite, too.
+func (r Rejected) MarshalJSON() ([]byte, error) {
+	return json.Marshal(shadowRejected{plainRejected(r), figure(r.Loss), figure(r.GradNorm)})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Rejected) UnmarshalJSON(b []byte) error {
+	var w shadowRejected
+	err := json.Unmarshal(b, &w)
+	*r = Rejected(w.plainRejected)
+	r.Loss, r.GradNorm = float64(w.Loss), float64(w.GradNorm)
+	return err
+}

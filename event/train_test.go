@@ -1,0 +1,256 @@
+package event
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestLines(t *testing.T) {
+	for _, c := range []struct {
+		e    Event
+		want string
+	}{
+		{samples[7], "step  1,240/50,000  loss  2.317  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h"},
+		{Step{Step: 3, Steps: 10, Loss: 10.8, GradNorm: 12.34}, "step  3/10  loss 10.800  |g|  12.3"},
+		{Eval{1200, 2.341, 65536}, "step 1,200  eval 2.341 on 65,536 tokens"},
+		{Rejected{7, math.NaN(), 4e9, "the loss is not finite", ""}, "step 7  rejected: the loss is not finite  loss NaN  |g| 4e+09"},
+		{Saved{1000, "run/step-1000", 3 << 30, 12.34}, "step 1,000  saved run/step-1000  3.0 GiB in 12.3 s"},
+		{Resumed{1000, "run/step-1000"}, "step 1,000  resumed from run/step-1000"},
+		{Profiled{"run/trace.json"}, "profile run/trace.json  open it at ui.perfetto.dev"},
+	} {
+		if got := c.e.Line(); got != c.want {
+			t.Errorf("got  %q\nwant %q", got, c.want)
+		}
+	}
+}
+
+// The live line is rewritten in place: figures of every size stand in the same columns.
+func TestStepDoesNotJump(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		any := func(name string, low, high float64) float64 {
+			return math.Pow(10, rapid.Float64Range(low, high).Draw(t, name))
+		}
+		s := Step{Step: rapid.IntRange(0, 50000).Draw(t, "step"), Steps: 50000, Loss: any("loss", -2, 1.9),
+			GradNorm: any("norm", -9, 12), TokensPerSecond: any("speed", 0, 5.9), MFU: any("mfu", -2, -0.01),
+			MemoryBytes: int64(any("memory", 0, 14)), ETASeconds: any("eta", 0, 12)}
+		got, _, _ := strings.Cut(s.text(&Eval{Loss: any("eval", -2, 1.9)}, math.MaxInt), "  eta")
+		want, _, _ := strings.Cut(samples[7].(Step).text(&Eval{Loss: 2}, math.MaxInt), "  eta")
+		if len(got) != len(want) {
+			t.Fatalf("%q is not as long as %q", got, want)
+		}
+	})
+}
+
+func TestNarrowTerminalKeepsWhatMatters(t *testing.T) {
+	s, eval := samples[7].(Step), &Eval{Loss: 2.341}
+	for width, want := range map[int]string{
+		120: "step  1,240/50,000  loss  2.317  eval  2.341  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h",
+		80:  "step  1,240/50,000  loss  2.317  eval  2.341    4,010 tok/s  eta 9d4h",
+		40:  "step  1,240/50,000  loss  2.317  eta 9d4h",
+	} {
+		if got := s.text(eval, width); got != want {
+			t.Errorf("%d columns: %q, want %q", width, got, want)
+		}
+	}
+}
+
+func TestRemaining(t *testing.T) {
+	for seconds, want := range map[float64]string{0.4: "0s", 45: "45s", 750: "12m30s", 3600*3 + 720: "3h12m",
+		86399.9: "1d0h", 9*86400 + 4*3600: "9d4h", 1e300: "36500d0h"} {
+		if got := remaining(seconds); got != want {
+			t.Errorf("%g s is %q, want %q", seconds, got, want)
+		}
+	}
+}
+
+func run(steps int, seconds float64) []Event {
+	var events []Event
+	for i := range steps {
+		events = append(events, Step{Step: i + 1, Steps: steps, Loss: 2, Seconds: seconds})
+		if i == steps/2 {
+			events = append(events, Eval{i + 1, 1.5, 10})
+		}
+	}
+	return events
+}
+
+func TestPlainShowsStepsNowAndThen(t *testing.T) {
+	for _, c := range []struct {
+		steps   int
+		seconds float64
+		lines   int // of steps
+	}{{1, 1, 1}, {10, 0.01, 10}, {1000, 0.001, 21}, {50_000, 0.05, 261}, {100, 16, 100}} {
+		var b bytes.Buffer
+		s := NewPlain(&b)
+		for _, e := range run(c.steps, c.seconds) {
+			s.Emit(e)
+		}
+		text := b.String()
+		if got := strings.Count(text, "\n") - strings.Count(text, " on "); got != c.lines {
+			t.Errorf("%d steps of %g s: %d lines, want %d", c.steps, c.seconds, got, c.lines)
+		}
+		if c.steps > 1 && !strings.Contains(text[strings.LastIndex(text, "step"):], "eval  1.500") {
+			t.Errorf("the last line does not tell the validation: %q", text)
+		}
+	}
+}
+
+func TestLiveStep(t *testing.T) {
+	var b bytes.Buffer
+	now := fixed()
+	l := NewLive(&b, 100, func() time.Time { now = now.Add(60 * time.Millisecond); return now })
+	for _, e := range run(10, 1) {
+		l.Emit(e)
+	}
+	l.Emit(Saved{10, "run/step-10", 1, 1})
+	l.Close()
+	l.Close()
+	got := b.String()
+	if n := strings.Count(got, "\rstep"); n != 5+1+1 { // every second one is too early; the last is shown; wiping
+		t.Errorf("%d drawings in %q", n, got)
+	}
+	if strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "\nstep 10/10  loss  2.000  eval  1.500  |g| 0.000\n") {
+		t.Errorf("terminal got %q", got)
+	}
+}
+
+func TestFiguresThatAreNotFinite(t *testing.T) {
+	for _, e := range []Event{
+		Step{Step: 1, Loss: math.Inf(-1), GradNorm: math.NaN(), Rate: 1},
+		Eval{1, math.Inf(1), 3},
+		Rejected{1, math.NaN(), math.Inf(1), "why", ""},
+		Step{Step: 2, Loss: 1e-300, GradNorm: 0.1},
+	} {
+		line, err := encode(e, fixed())
+		if err != nil || !json.Valid([]byte(line)) {
+			t.Fatalf("%v: %q", err, line)
+		}
+		rec, err := decode([]byte(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(e, rec.Event, cmp.Comparer(func(a, b float64) bool {
+			return math.Float64bits(a) == math.Float64bits(b) || math.IsNaN(a) && math.IsNaN(b)
+		})); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+func TestFileSurvivesAKill(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.jsonl")
+	write := func(events ...Event) {
+		f, err := Open(path, fixed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			f.Emit(e)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(run(4, 1)...)
+	full, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := bytes.LastIndexByte(full[:len(full)-1], '\n') + 1
+	for cut := last; cut < len(full); cut++ {
+		if err := os.WriteFile(path, full[:cut], 0o644); err != nil {
+			t.Fatal(err)
+		}
+		write(Resumed{2, "run/step-2"}, Step{Step: 3, Steps: 4, Loss: 1})
+		got, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.HasPrefix(got, full[:last]) || bytes.Count(got, []byte("\n")) != bytes.Count(full, []byte("\n"))+1 {
+			t.Fatalf("cut at %d: %s", cut, got)
+		}
+		steps, evals, err := Curve(bytes.NewReader(got))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(steps) != 3 || steps[2].Loss != 1 || len(evals) != 0 {
+			t.Fatalf("steps %v, validations %v", steps, evals)
+		}
+	}
+	long := []byte(strings.Repeat("x", 10_000)) // a torn line longer than one block of the search
+	if err := os.WriteFile(path, append(bytes.Clone(full), long...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	write()
+	if got, _ := os.ReadFile(path); !bytes.Equal(got, full) {
+		t.Error("a long torn line was not taken away")
+	}
+}
+
+func TestFileTellsItsErrors(t *testing.T) {
+	f, err := Open(filepath.Join(t.TempDir(), "e"), fixed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.f.Close()
+	f.Emit(Note{"lost"})
+	if f.Close() == nil {
+		t.Error("a lost event is not told")
+	}
+	if _, err := Open(filepath.Join(t.TempDir(), "no", "such"), fixed); err == nil {
+		t.Error("a folder that is not there was opened")
+	}
+}
+
+// The curve of a run that was killed and resumed is that of the run that was not.
+func TestCurve(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var b bytes.Buffer
+		sink := NewJSON(&b, fixed)
+		const steps = 20
+		for at := 0; at < steps; {
+			if at > 0 || rapid.Bool().Draw(t, "told") {
+				sink.Emit(Resumed{Step: at})
+			}
+			until := rapid.IntRange(at+1, steps).Draw(t, "until")
+			for i := at; i < until; i++ {
+				sink.Emit(Step{Step: i + 1, Steps: steps, Loss: float64(i)})
+				if (i+1)%4 == 0 {
+					sink.Emit(Eval{Step: i + 1, Loss: float64(i)})
+				}
+			}
+			if at = until; at < steps {
+				at = rapid.IntRange(0, until).Draw(t, "saved")
+			}
+		}
+		got, evals, err := Curve(&b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != steps || len(evals) != steps/4 {
+			t.Fatalf("%d steps, %d validations", len(got), len(evals))
+		}
+		for i, s := range got {
+			if s.Step != i+1 {
+				t.Fatalf("step %d stands at %d", s.Step, i)
+			}
+		}
+	})
+}
+
+func TestTee(t *testing.T) {
+	var a, b bytes.Buffer
+	Tee(NewPlain(&a), Discard, NewPlain(&b)).Emit(Note{"x"})
+	if a.String() != "x\n" || b.String() != "x\n" {
+		t.Errorf("got %q and %q", a.String(), b.String())
+	}
+}

@@ -1,0 +1,169 @@
+package deepwell
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+)
+
+// An ExportJob is what to write as a Hugging Face folder.
+type ExportJob struct {
+	// Source is the folder of a run, of its checkpoints, or of one step; or a model with weights, as
+	// capture takes it.
+	Source string
+	Output string      // a new folder
+	Type   dtype.DType // of the weights: F32, BF16 or F16
+	// Tokenizer is the folder that the tokenizer is copied from; "" is the run's or the model's own.
+	Tokenizer string
+	Getenv    func(string) string
+}
+
+// An Exported tells what was written.
+type Exported struct {
+	Name       string `json:"name"`
+	Step       int64  `json:"step,omitempty"` // of a checkpoint
+	Parameters int64  `json:"parameters"`
+	Type       string `json:"type"`
+	Files      int    `json:"files"`
+	Bytes      int64  `json:"bytes"`
+	Output     string `json:"output"`
+}
+
+// Export writes the newest checkpoint of a run, or another source of weights, as a folder that
+// transformers loads.
+func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
+	v := e.begin(ctx, "export")
+	var x *exporter
+	done := &Exported{Type: job.Type.String(), Output: filepath.ToSlash(job.Output)}
+	v.pass("open the weights and check them", func() (err error) {
+		x, err = e.openExport(ctx, job)
+		return err
+	})
+	if v.err != nil {
+		return nil, v.err
+	}
+	defer x.close()
+	v.pass("write the folder", func() error {
+		files := job.Tokenizer
+		if files == "" {
+			files = x.files
+		}
+		list, err := capture.Export(job.Output, x.config, capture.ExportOptions{Type: job.Type,
+			Files: files}, x.read)
+		for _, f := range list {
+			done.Files, done.Bytes = done.Files+1, done.Bytes+f.Bytes
+		}
+		return err
+	})
+	if v.err != nil {
+		return nil, v.err
+	}
+	done.Name, done.Step, done.Parameters = x.name, x.step, x.config.Count().Total
+	return done, nil
+}
+
+// An exporter is where the weights come from.
+type exporter struct {
+	name   string
+	step   int64
+	config *model.Config
+	files  string // folder of the tokenizer
+	read   capture.Reader
+	close  func()
+}
+
+func (e *Env) openExport(ctx context.Context, job ExportJob) (*exporter, error) {
+	c, err := openCheckpoint(ctx, job.Source, e)
+	if err != nil {
+		return nil, err
+	}
+	if c != nil {
+		x, err := fromCheckpoint(c)
+		if err != nil {
+			_ = c.Close()
+		}
+		return x, err
+	}
+	m, err := capture.Open(job.Source, capture.Options{Getenv: job.Getenv})
+	if err != nil {
+		return nil, err
+	}
+	x := &exporter{name: m.Name, config: m.Config, files: m.Folder, read: m.Read,
+		close: func() { _ = m.Close() }}
+	if err := m.Check(); err != nil {
+		x.close()
+		return nil, err
+	}
+	return x, nil
+}
+
+// openCheckpoint opens a folder that a run wrote: one step, or the newest of several, every byte
+// hashed. It is nil for any other source.
+func openCheckpoint(ctx context.Context, path string, e *Env) (*ckpt.Checkpoint, error) {
+	there := func(name string) bool {
+		_, err := os.Stat(filepath.Join(path, name))
+		return err == nil
+	}
+	steps, _ := filepath.Glob(filepath.Join(path, "step-*"))
+	switch {
+	case there("checkpoints"):
+		return ckpt.Latest(ctx, filepath.Join(path, "checkpoints"), e.Events)
+	case len(steps) > 0:
+		return ckpt.Latest(ctx, path, e.Events)
+	case !there("manifest.json"):
+		return nil, nil
+	}
+	c, err := ckpt.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Verify(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// fromCheckpoint reads the masters of a checkpoint, which are stored by the names of parameters,
+// layer by layer, in their own layout.
+func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
+	config, err := model.Parse(c.Model)
+	if err != nil {
+		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint does not say what model it is of").
+			At("%s", c.Path()).Wrap(err)
+	}
+	tensors := map[string]ckpt.Tensor{}
+	for _, t := range c.Tensors() {
+		tensors[t.Name] = t
+	}
+	run := filepath.Dir(filepath.Dir(filepath.Clean(c.Path())))
+	return &exporter{name: filepath.Base(run), step: c.Step, config: config, files: run,
+		read: func(p *model.Param, dst []float32) error {
+			var shape []int64
+			for _, d := range p.Dims {
+				shape = append(shape, d.Size)
+			}
+			t, ok := tensors[p.Name]
+			if !ok || t.DType != dtype.F32 || !slices.Equal(t.Shape, shape) {
+				return diag.New(diag.CheckpointTensor, "the checkpoint has no %s of f32%v", p.Name, shape).
+					At("%s", c.Path())
+			}
+			buf := make([]byte, t.Bytes())
+			if err := c.ReadSlice(p.Name, t.Box(), buf); err != nil {
+				return err
+			}
+			for i := range dst {
+				dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(buf[4*i:]))
+			}
+			return nil
+		}, close: func() { _ = c.Close() }}, nil
+}

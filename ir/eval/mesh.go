@@ -1,0 +1,99 @@
+package eval
+
+import (
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+)
+
+// own is the place of a device along the axis that cuts a dimension of a type, 0 if none does.
+func (m *machine) own(t ir.Type, dim string, device int) (place int64, axis string) {
+	for _, s := range t.Place {
+		if s.How == dim {
+			return int64(slices.Index(m.along(s.Axis, device), device)), s.Axis
+		}
+	}
+	return 0, ""
+}
+
+// localize gives whole numbers that name rows, or scores, as the device counts those that it has:
+// -1 stands for another device's.
+func (m *machine) localize(op *ir.Op, in []*Array, device int) {
+	which, has, dim := 0, ir.Type{}, ""
+	switch op.Kind {
+	case "embedding":
+		has = op.In[1].Type
+		dim = has.Dims[0].Name
+	case "embedding_dw":
+		has = op.Out[0].Type
+		dim = has.Dims[0].Name
+	case "cross_entropy_grad":
+		which, has, dim = 1, op.In[0].Type, op.Attrs.Text("dim")
+	default:
+		return
+	}
+	place, axis := m.own(has, dim, device)
+	if axis == "" {
+		return
+	}
+	n := has.Size(dim)
+	names := &Array{in[which].Type, slices.Clone(in[which].Data)}
+	for i, x := range names.Data {
+		switch local := int64(x) - place*n; {
+		case op.Kind == "cross_entropy_grad" && x < 0:
+		case local < 0 || local >= n:
+			names.Data[i] = foreign
+			if op.Kind != "cross_entropy_grad" {
+				names.Data[i] = -1
+			}
+		default:
+			names.Data[i] = float64(local)
+		}
+	}
+	in[which] = names
+	if valid := op.Attrs.Int("valid"); valid > 0 {
+		in[0] = &Array{in[0].Type, slices.Clone(in[0].Data)}
+		ban(in[0], dim, valid-place*n)
+	}
+}
+
+// foreign is a label whose score another device has: it counts, and is none of this device's.
+const foreign = 1 << 40
+
+// ban makes the scores from a place on those of what cannot be.
+func ban(x *Array, dim string, from int64) {
+	k := x.Type.Index(dim)
+	walk(x.Type, func(at []int64, i int) {
+		if at[k] >= from {
+			x.Data[i] = math.Inf(-1)
+		}
+	})
+}
+
+// crossEntropy is that of scores that the devices of an axis share.
+func (m *machine) crossEntropy(op *ir.Op) {
+	dim := op.Attrs.Text("dim")
+	whole := m.each(func(d int) *Array {
+		t := op.In[0].Type
+		axis := op.Axes()[0]
+		group := m.along(axis, d)
+		wide := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
+		wide.Dims[t.Index(dim)].Size *= int64(len(group))
+		x, at := New(wide), int64(0)
+		for _, from := range group {
+			at = paste(x, &Array{t, m.at[op.In[0]][from].Data}, dim, at)
+		}
+		if valid := op.Attrs.Int("valid"); valid > 0 {
+			ban(x, dim, valid)
+		}
+		return x
+	})
+	for _, v := range op.Out {
+		m.at[v] = m.each(func(int) *Array { return New(v.Type) })
+	}
+	for d := range m.devices {
+		crossEntropy(op, []*Array{whole[d], m.at[op.In[1]][d]},
+			[]*Array{m.at[op.Out[0]][d], m.at[op.Out[1]][d]})
+	}
+}

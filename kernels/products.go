@@ -1,0 +1,105 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Form is a product of matrices to choose for: batches of [M, K] times [K, N], each argument with
+// what is summed over last or before last, and the result with M before N or after it.
+type Form struct {
+	Batch, M, N, K int64
+	Elem           dtype.DType // of the arguments
+	ALast, BLast   bool        // what is summed over stands last in the first, second argument
+	NFirst         bool        // the result is wanted as [N, M]
+}
+
+// A Way is how a product is written.
+type Way struct {
+	// Swap puts the second argument first, which gives the result as [N, M].
+	Swap bool
+	// Turn writes the argument that comes first once more, so that what is summed over stands last.
+	Turn bool
+	// Wide makes the product in f32, of arguments that were rounded before.
+	Wide bool
+}
+
+// Product says how to write a product. On the CPU f32 products go to Eigen or YNNPACK, which take
+// every form. Those of bf16 are five times as fast, if YNNPACK takes them: batches first, more than
+// one row and column, and what is summed over last in the first argument; others are computed in
+// f32 (XLA's ynn_support.cc; measured in docs/decisions/0014-cpu-lowering.md).
+func (s *Set) Product(f Form) Way {
+	way := Way{Swap: f.NFirst}
+	if f.Elem != dtype.BF16 {
+		s.note(Choice{"product", "f32", "every form of it is fast"})
+		return way
+	}
+	if f.M == 1 || f.N == 1 || f.K == 1 {
+		s.note(Choice{"product", "f32", "YNNPACK has no bf16 product with a side of 1"})
+		way.Wide = true
+		return way
+	}
+	way = f.cheapest()
+	switch {
+	case !way.Turn:
+		s.note(Choice{"product", "bf16", "what is summed over stands last already"})
+	case Split(f.K) == 0:
+		s.note(Choice{"product", "f32", "what has no divisors cannot be turned"})
+		return Way{Swap: f.NFirst, Wide: true}
+	default:
+		s.note(Choice{"product", "bf16, turned", "YNNPACK wants what is summed over last"})
+	}
+	return way
+}
+
+// turned is the number of elements of the argument that comes first.
+func (f Form) turned(swap bool) int64 {
+	if swap {
+		return f.N * f.K
+	}
+	return f.M * f.K
+}
+
+// cheapest compares what must be moved in memory beside the product: the argument that is turned,
+// in bf16, and the result if it comes out the wrong way, in f32.
+func (f Form) cheapest() Way {
+	cost := func(swap bool) (Way, int64) {
+		way, bytes := Way{Swap: swap}, int64(0)
+		if last := f.ALast && !swap || f.BLast && swap; !last {
+			way.Turn, bytes = true, 2*f.turned(swap)
+		}
+		if swap != f.NFirst {
+			bytes += 4 * f.M * f.N
+		}
+		return way, bytes
+	}
+	straight, a := cost(false)
+	swapped, b := cost(true)
+	if b < a || b == a && f.NFirst {
+		return swapped
+	}
+	return straight
+}
+
+// Split gives the number of parts that a dimension is cut into while it is turned, 0 if it has
+// none: a plain transpose would be folded into the product again.
+func Split(size int64) int64 {
+	for _, n := range []int64{32, 16, 8, 4, 2, 3, 5, 7} {
+		if size%n == 0 && size > n {
+			return n
+		}
+	}
+	return 0
+}
+
+// note keeps a choice, once.
+func (s *Set) note(c Choice) {
+	if s.seen == nil {
+		s.seen = map[string]bool{}
+	}
+	if key := fmt.Sprint(c); !s.seen[key] {
+		s.seen[key] = true
+		s.choices = append(s.choices, c)
+	}
+}

@@ -1,0 +1,232 @@
+package lower
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// matrixRules are what operations become on the CPU: products are those of plain matrices, as
+// [kernels.Set.Product] says.
+func matrixRules() map[string]rule {
+	return map[string]rule{
+		"dot": matrix, "linear": matrix, "linear_dx": matrix, "linear_dw": matrix,
+		"attention": firstAttention, "attention_grad": firstAttentionGrad,
+		"cross_entropy": gatheredCrossEntropy,
+	}
+}
+
+// findTurns finds the products that only a transpose reads: a product can give its result either
+// way round, and a transpose of its own would be one more pass through memory.
+func (w *writer) findTurns(g *ir.Graph) {
+	if w.turns == nil {
+		w.turns = map[*ir.Op]*ir.Op{}
+	}
+	readers := map[*ir.Value][]*ir.Op{}
+	for _, op := range g.Ops {
+		for _, v := range op.In {
+			readers[v] = append(readers[v], op)
+		}
+	}
+	for _, v := range g.Results {
+		readers[v] = append(readers[v], nil)
+	}
+	for _, op := range g.Ops {
+		if matrixRules()[op.Kind] == nil || len(op.Out) != 1 {
+			continue
+		}
+		if by := readers[op.Out[0]]; len(by) == 1 && by[0] != nil && by[0].Kind == "transpose" {
+			w.turns[op] = by[0]
+		}
+	}
+}
+
+func matrix(w *writer, op *ir.Op, in []val) []val {
+	out := op.Out[0]
+	turn := w.turns[op]
+	if turn != nil {
+		out = turn.Out[0]
+	}
+	v := w.product(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Type.Elem, names(out.Type),
+		op.Attrs.List("over")...)
+	if turn == nil {
+		return []val{v}
+	}
+	w.at[out] = v.name
+	return []val{{"", op.Out[0].Type}} // nobody reads it
+}
+
+// gatheredCrossEntropy takes the score of a label from its place in the row, which is made the last
+// dimension. A negative label reads the first score, and its loss is dropped.
+func gatheredCrossEntropy(w *writer, op *ir.Op, in []val) []val {
+	dim := op.Attrs.Text("dim")
+	return w.crossEntropy(op, in, func(x, labels val) val {
+		x = w.transpose(x, append(names(labels.t), dim))
+		rows, width := labels.t.Shape().Elements(), x.t.Size(dim)
+		flat := ir.Type{Elem: labels.t.Elem, Dims: []ir.Dim{{Name: "rows", Size: rows}, {Name: "one", Size: 1}}}
+		pair := ir.Type{Elem: labels.t.Elem, Dims: []ir.Dim{flat.Dims[0], {Name: "one", Size: 2}}}
+		places := w.concat("one", pair, w.iota(flat, "rows"), w.reshape(labels, flat))
+		table := w.reshape(x, ir.Type{Dims: []ir.Dim{flat.Dims[0], {Name: "width", Size: width}}})
+		t := ir.Type{Elem: x.t.Elem, Dims: flat.Dims[:1]}
+		at := w.emit(t, `"stablehlo.gather"(%s, %s) {dimension_numbers = #stablehlo.gather<`+
+			`collapsed_slice_dims = [0, 1], start_index_map = [0, 1], index_vector_dim = 1>, `+
+			`slice_sizes = array<i64: 1, 1>} : (%s, %s) -> %s`,
+			table.name, places.name, tensor(table.t), tensor(places.t), tensor(t))
+		return w.reshape(at, labels.t)
+	})
+}
+
+// A side is one argument of a product, with its dimensions in three groups.
+type side struct {
+	v                 val
+	batch, free, over []ir.Dim
+}
+
+// newSide sorts the dimensions of an argument.
+func newSide(v val, other ir.Type, over []string) *side {
+	s := &side{v: v}
+	for _, d := range v.t.Dims {
+		switch {
+		case other.Index(d.Name) < 0:
+			s.free = append(s.free, d)
+		case slices.Contains(over, d.Name):
+			s.over = append(s.over, d)
+		default:
+			s.batch = append(s.batch, d)
+		}
+	}
+	return s
+}
+
+func count(dims []ir.Dim) int64 {
+	n := int64(1)
+	for _, d := range dims {
+		n *= d.Size
+	}
+	return n
+}
+
+// flatten gives the argument as [batch, free, over] or [batch, over, free], whichever it is
+// already; if it is neither it is put in order. It says whether what is summed over is last.
+func (w *writer) flatten(s *side, batch, over []ir.Dim) (v val, last bool) {
+	v = s.v
+	for _, last := range []bool{true, false} {
+		order := slices.Concat(batch, s.free, over)
+		if !last {
+			order = slices.Concat(batch, over, s.free)
+		}
+		if slices.Equal(order, v.t.Dims) {
+			return w.grouped(v, last, count(batch), count(s.free), count(over)), last
+		}
+	}
+	v = w.turn(v, dimNames(slices.Concat(batch, s.free, over)))
+	return w.grouped(v, true, count(batch), count(s.free), count(over)), true
+}
+
+// The names of the dimensions of a plain product.
+const (
+	dimBatch = "batch"
+	dimSum   = "sum"
+)
+
+// grouped joins dimensions to at most three.
+func (w *writer) grouped(v val, last bool, batch, free, over int64) val {
+	t := ir.Type{Elem: v.t.Elem}
+	if batch > 1 {
+		t.Dims = append(t.Dims, ir.Dim{Name: dimBatch, Size: batch})
+	}
+	f, o := ir.Dim{Name: "free", Size: free}, ir.Dim{Name: dimSum, Size: over}
+	if last {
+		t.Dims = append(t.Dims, f, o)
+	} else {
+		t.Dims = append(t.Dims, o, f)
+	}
+	return w.reshape(v, t)
+}
+
+// product multiplies and sums over the named dimensions, as a product of matrices. The result has
+// its dimensions in the order that is asked for.
+func (w *writer) product(x, y val, to dtype.DType, order []string, over ...string) val {
+	a, b := newSide(x, y.t, over), newSide(y, x.t, over)
+	// The argument that stands first decides the order of what both have.
+	p, aLast := w.flatten(a, a.batch, a.over)
+	q, bLast := w.flatten(b, a.batch, a.over)
+	straight := dimNames(slices.Concat(a.batch, a.free, b.free))
+	swapped := dimNames(slices.Concat(a.batch, b.free, a.free))
+	way := w.kernels.Product(kernels.Form{Batch: count(a.batch), M: count(a.free), N: count(b.free),
+		K: count(a.over), Elem: x.t.Elem, ALast: aLast, BLast: bLast,
+		NFirst: !slices.Equal(order, straight) && slices.Equal(order, swapped)})
+	dims := slices.Concat(a.batch, a.free, b.free)
+	if way.Swap {
+		p, q = q, p
+		aLast = bLast
+		dims = slices.Concat(a.batch, b.free, a.free)
+	}
+	if way.Wide {
+		p, q = w.convert(p, dtype.F32), w.convert(q, dtype.F32)
+	}
+	if way.Turn && !aLast {
+		n := len(p.t.Dims)
+		swap := names(p.t)
+		swap[n-1], swap[n-2] = swap[n-2], swap[n-1]
+		p = w.turn(p, swap)
+	}
+	narrow := p.t.Elem == dtype.BF16
+	q.t.Dims = slices.Clone(q.t.Dims)
+	for i := range q.t.Dims {
+		if q.t.Dims[i].Name == "free" {
+			q.t.Dims[i].Name = "other"
+		}
+	}
+	elem := to
+	if way.Wide {
+		elem = dtype.F32
+	}
+	v := w.reshape(w.dot(p, q, elem, dimSum), ir.Type{Dims: dims})
+	v = w.convert(v, to)
+	if narrow {
+		return w.turn(v, order)
+	}
+	return w.transpose(v, order)
+}
+
+func dimNames(dims []ir.Dim) []string { return names(ir.Type{Dims: dims}) }
+
+// turn puts dimensions into another order by a copy that XLA does not fold into the product before
+// or after it: a transpose of an argument would send the product to the slow path, and one of a
+// result fails when it runs ("Unsupported element type for DotThunk"). A dimension in two parts
+// hides what it is.
+func (w *writer) turn(v val, order []string) val {
+	if slices.Equal(names(v.t), order) {
+		return v
+	}
+	t := ir.Type{Elem: v.t.Elem, Dims: inOrder(v.t, order)}
+	// The outermost dimension that moves and has parts is cut.
+	for i, d := range v.t.Dims {
+		n := kernels.Split(d.Size)
+		if order[i] == d.Name || n == 0 {
+			continue
+		}
+		cut := ir.Type{Dims: slices.Concat(v.t.Dims[:i],
+			[]ir.Dim{{Name: d.Name, Size: n}, {Name: "part", Size: d.Size / n}}, v.t.Dims[i+1:])}
+		var long []string
+		for _, name := range order {
+			if long = append(long, name); name == d.Name {
+				long = append(long, "part")
+			}
+		}
+		return w.reshape(w.transpose(w.reshape(v, cut), long), t)
+	}
+	return w.transpose(v, order)
+}
+
+// inOrder lists the dimensions of a type in an order.
+func inOrder(t ir.Type, order []string) []ir.Dim {
+	dims := make([]ir.Dim, len(order))
+	for i, name := range order {
+		dims[i] = t.Dims[t.Index(name)]
+	}
+	return dims
+}

@@ -1,0 +1,66 @@
+package lower
+
+import (
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/program"
+)
+
+// Stage writes a graph as a stage that an engine runs, on devices counted from 0: its arguments are
+// called as the graph's inputs, and its results as the graph's, but a result that takes the place
+// of an argument is called as the argument.
+func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
+	text, err := Module(g, o)
+	if err != nil {
+		return nil, err
+	}
+	s := &program.Stage{Name: name, Text: text}
+	devices := 1
+	for _, a := range g.Mesh {
+		s.Mesh = append(s.Mesh, program.Axis{Name: a.Name, Size: int(a.Size)})
+		devices *= int(a.Size)
+	}
+	for i := range devices {
+		s.Devices = append(s.Devices, i)
+	}
+	keeps := map[string]string{}
+	for _, v := range g.Inputs {
+		a := array(g, v)
+		if into := o.Donate[v.Name]; into != "" {
+			a.Into, keeps[into] = v.Name, v.Name
+		}
+		s.Args = append(s.Args, a)
+	}
+	for _, v := range g.Results {
+		a := array(g, v)
+		if keeps[v.Name] != "" {
+			a.Name = keeps[v.Name]
+		}
+		s.Results = append(s.Results, a)
+	}
+	return s, s.Validate()
+}
+
+// array describes a value as a whole: what devices hold of it, times those that cut it. Terms of a
+// sum are described as copies, since no dimension is cut.
+func array(g *ir.Graph, v *ir.Value) program.Array {
+	a := program.Array{Name: v.Name, Global: dtype.Shape{Type: v.Type.Elem}}
+	for _, d := range v.Type.Dims {
+		size := d.Size
+		var cut []string
+		for _, s := range v.Type.Place {
+			if s.How == d.Name {
+				cut = append(cut, s.Axis)
+				size *= g.AxisSize(s.Axis)
+			}
+		}
+		a.Global.Dims = append(a.Global.Dims, size)
+		if len(cut) > 0 && a.Split == nil {
+			a.Split = make([][]string, len(v.Type.Dims))
+		}
+		if len(cut) > 0 {
+			a.Split[len(a.Global.Dims)-1] = cut
+		}
+	}
+	return a
+}

@@ -1,0 +1,215 @@
+package optim
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// An Optimizer builds the graph of one step and says what is kept between steps.
+type Optimizer interface {
+	// Update builds the graph of one step. Beside [Commit], [Rate], [Limit] and the numbers that
+	// Scalars names it takes, for every parameter w, the gradient "g.w", the master copy "w" in f32,
+	// and the state. Those with the role [ir.Param] are what [Donations] replaces. Its results are the
+	// new masters and states, then the model's copies "c.w" where it computes in another type, then
+	// [Norm] and [OK].
+	Update(params []Param) (*ir.Graph, error)
+	// State lists what is kept for a parameter beside its master copy. All of it begins as zeros.
+	State(p Param) []Slot
+	// Scalars gives the inputs that depend on the number of the update alone, counted from 1. An
+	// update that was rejected does not count.
+	Scalars(update int) map[string]float64
+}
+
+// The names of the inputs and results of an update that belong to no parameter.
+const (
+	Commit = "commit"    // input, pred: whether the step counts, as far as the host knows
+	Rate   = "rate"      // input, f32: the learning rate of the step
+	Limit  = "limit"     // input, f32: the largest norm that is no spike; +Inf lets every number pass
+	Fix1   = "fix1"      // input, f32, of AdamW and Muon: 1/(1 - Beta1^t), against the moment's bias
+	Fix2   = "fix2"      // input, f32, of AdamW and Muon: 1/(1 - Beta2^t)
+	Norm   = "grad_norm" // result, f32: the norm of all gradients together, before clipping
+	OK     = "ok"        // result, pred: whether the state changed
+)
+
+// A Param is a parameter to be updated.
+type Param struct {
+	Name  string
+	Type  ir.Type // of the gradient
+	Tag   ir.Tag  // the part of the model it belongs to
+	Decay bool    // whether it decays; norms and biases commonly do not
+}
+
+// A Slot is one tensor that an optimizer keeps for a parameter.
+type Slot struct {
+	Name string // "m.w" or "v.w" for parameter w
+	Type ir.Type
+}
+
+// next is how the results that take the place of inputs are called: "next.w" that of "w".
+const next = "next."
+
+// Donations pairs the inputs of an update with the results that take their place, by the names of
+// the graph's values, as the lowering wants them.
+func Donations(g *ir.Graph) map[string]string {
+	into := map[string]string{}
+	for _, v := range g.Params() {
+		into[v.Name] = next + v.Name
+	}
+	return into
+}
+
+// A recipe is what sets one optimizer apart.
+type recipe struct {
+	name    string
+	scalars []string // inputs beside those of all
+	clip    float64
+	decay   float64
+	compute dtype.DType
+	state   func(p Param) []Slot
+	// step gives the new master and the new state, all in f32.
+	step func(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.Value, []*ir.Value)
+}
+
+// An update is a graph while it is built.
+type update struct {
+	*ir.Builder
+	recipe
+	in map[string]*ir.Value // the scalars
+}
+
+// build makes the graph that all optimizers share around the step of one.
+func (r recipe) build(params []Param) (*ir.Graph, error) {
+	if len(params) == 0 {
+		return nil, diag.New(diag.BadInput, "there is nothing to train: the model has no parameters")
+	}
+	u := &update{Builder: ir.NewBuilder(r.name), recipe: r, in: map[string]*ir.Value{}}
+	commit := u.Input(Commit, ir.Data, ir.Type{Elem: dtype.Pred}, "")
+	for _, name := range append([]string{Rate, Limit}, r.scalars...) {
+		u.in[name] = u.Input(name, ir.Data, ir.Type{Elem: dtype.F32}, "")
+	}
+	grads, norm := u.gradients(params)
+	ok := u.accept(commit, norm)
+	factor := u.clipped(norm)
+	var results, copies []*ir.Value
+	for i, p := range params {
+		g := grads[i]
+		if factor != nil {
+			g = u.Mul(g, factor)
+		}
+		w := u.Input(p.Name, ir.Param, as(p.Type, dtype.F32), "")
+		slots := r.state(p)
+		old, wide := make([]*ir.Value, len(slots)), make([]*ir.Value, len(slots))
+		for k, s := range slots {
+			old[k] = u.Input(s.Name, ir.Param, s.Type, "")
+			wide[k] = u.Convert(old[k], dtype.F32)
+		}
+		w1, state := r.step(u, p, w, g, wide)
+		w1 = u.Select(ok, w1, w)
+		results = append(results, named(w1, next+p.Name))
+		for k, s := range slots {
+			v := u.Select(ok, u.Convert(state[k], s.Type.Elem), old[k])
+			results = append(results, named(v, next+s.Name))
+		}
+		if r.compute.Valid() && r.compute != dtype.F32 {
+			copies = append(copies, named(u.Convert(w1, r.compute), "c."+p.Name))
+		}
+	}
+	results = append(append(results, copies...), named(norm, Norm), named(ok, OK))
+	return u.Graph(results...)
+}
+
+// gradients takes those of all parameters, in f32, and their norm.
+func (u *update) gradients(params []Param) (grads []*ir.Value, norm *ir.Value) {
+	var square *ir.Value
+	for _, p := range params {
+		g := u.Convert(u.Input("g."+p.Name, ir.Data, p.Type, ""), dtype.F32)
+		grads = append(grads, g)
+		s := u.Sum(u.Mul(g, g), names(p.Type)...)
+		if square != nil {
+			s = u.Add(square, s)
+		}
+		square = s
+	}
+	return grads, u.Sqrt(square)
+}
+
+// accept says whether the step counts: the host wants it, and the norm is a number within bounds.
+// Any gradient that is no number makes the norm none, and one that is infinite, or whose square is,
+// makes it infinite; a comparison with what is no number fails. A maximum would not do: XLA's on
+// the CPU loses what is no number (reference/parity_notes.md, traps).
+func (u *update) accept(commit, norm *ir.Value) *ir.Value {
+	finite := u.Compare("le", norm, u.Fill(norm.Type, math.MaxFloat32))
+	within := u.Compare("le", norm, u.in[Limit])
+	ok := u.Select(finite, within, finite) // both
+	return u.Select(commit, ok, commit)
+}
+
+// clipped gives the factor that brings the gradients to the largest norm that they may have, 1 if
+// they are smaller, or nil if nothing is clipped. What is added to the norm is PyTorch's.
+func (u *update) clipped(norm *ir.Value) *ir.Value {
+	if u.clip <= 0 {
+		return nil
+	}
+	one := u.Fill(norm.Type, 1)
+	factor := u.Div(u.Fill(norm.Type, u.clip), u.Shift(norm, 1e-6))
+	return u.Select(u.Compare("lt", factor, one), factor, one)
+}
+
+// decayed gives what is left of a parameter after decay, which is apart from the gradient's step
+// (Loshchilov and Hutter, 2019).
+func (u *update) decayed(p Param, w *ir.Value) *ir.Value {
+	if !p.Decay || u.decay == 0 {
+		return w
+	}
+	return u.Mul(w, u.Shift(u.Scale(u.in[Rate], -u.decay), 1))
+}
+
+// toward gives the point that part of the way from a to b: a + part·(b - a), in that order, since
+// PyTorch's moments come about so.
+func (u *update) toward(a, b *ir.Value, part float64) *ir.Value {
+	return u.Add(a, u.Scale(u.Sub(b, a), part))
+}
+
+// named gives a result the name by which others know it.
+func named(v *ir.Value, name string) *ir.Value {
+	v.Name = name
+	return v
+}
+
+// as is a type with another kind of element.
+func as(t ir.Type, elem dtype.DType) ir.Type {
+	return ir.Type{Elem: elem, Dims: t.Dims, Place: t.Place}
+}
+
+func names(t ir.Type) []string {
+	list := make([]string, len(t.Dims))
+	for i, d := range t.Dims {
+		list[i] = d.Name
+	}
+	return list
+}
+
+// SGD moves against the gradient, and keeps nothing.
+type SGD struct {
+	Decay    float64
+	ClipNorm float64     // as that of [AdamW]
+	Compute  dtype.DType // as that of [AdamW]
+}
+
+// Update implements Optimizer.
+func (o SGD) Update(params []Param) (*ir.Graph, error) {
+	r := recipe{name: "sgd", clip: o.ClipNorm, decay: o.Decay, compute: o.Compute, state: o.State,
+		step: func(u *update, p Param, w, g *ir.Value, _ []*ir.Value) (*ir.Value, []*ir.Value) {
+			return u.Sub(u.decayed(p, w), u.Mul(g, u.in[Rate])), nil
+		}}
+	return r.build(params)
+}
+
+// State implements Optimizer.
+func (o SGD) State(Param) []Slot { return nil }
+
+// Scalars implements Optimizer.
+func (o SGD) Scalars(int) map[string]float64 { return nil }

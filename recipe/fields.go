@@ -1,0 +1,283 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A problem is what is wrong with a value. The key is known to the caller.
+type problem struct{ what, fix string }
+
+func wrong(fix, format string, args ...any) *problem {
+	return &problem{fmt.Sprintf(format, args...), fix}
+}
+
+// maxInt bounds every integer, so that products of two of them do not overflow.
+const maxInt = math.MaxInt32
+
+// maxFloat bounds every number, since masters are f32.
+const maxFloat = math.MaxFloat32
+
+func intKey(low int, at func(*Recipe) *int) field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			n, ok := v.(int64)
+			switch {
+			case !ok:
+				return wrong("write a whole number", "it is %s, not a whole number", kind(v))
+			case n < int64(low) || n > maxInt:
+				return wrong(fmt.Sprintf("give it %d or more", low),
+					"%d is outside %d … %d", n, low, maxInt)
+			}
+			*at(p.r) = int(n)
+			return nil
+		},
+		get: func(r *Recipe) string { return strconv.Itoa(*at(r)) },
+	}
+}
+
+func floatKey(low, high float64, at func(*Recipe) *float64) field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			f, bad := number(v, low, high)
+			if bad == nil {
+				*at(p.r) = f
+			}
+			return bad
+		},
+		get: func(r *Recipe) string { return float(*at(r)) },
+	}
+}
+
+func number(v any, low, high float64) (float64, *problem) {
+	var f float64
+	switch n := v.(type) {
+	case int64:
+		f = float64(n)
+	case float64:
+		f = n
+	default:
+		return 0, wrong("write a number", "it is %s, not a number", kind(v))
+	}
+	if !(f >= low && f <= high) { // false for NaN, too
+		if high == maxFloat {
+			return 0, wrong("give it "+float(low)+" or more", "%s is less than %s or not finite",
+				float(f), float(low))
+		}
+		return 0, wrong("give it "+float(low)+" to "+float(high), "%s is outside %s … %s",
+			float(f), float(low), float(high))
+	}
+	return f, nil
+}
+
+func pair(v any, low, high float64) (a, b float64, bad *problem) {
+	list, ok := v.([]any)
+	if !ok || len(list) != 2 {
+		return 0, 0, wrong("write two numbers: [a, b]", "it is %s, not a pair", kind(v))
+	}
+	if a, bad = number(list[0], low, high); bad == nil {
+		b, bad = number(list[1], low, high)
+	}
+	return a, b, bad
+}
+
+func rateKey() field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			o := &p.r.Optimizer
+			if _, list := v.([]any); !list {
+				rate, bad := number(v, 0, 10)
+				o.Rate, o.Floor = rate, floorShare*rate
+				return bad
+			}
+			rate, floor, bad := pair(v, 0, 10)
+			if bad == nil && floor > rate {
+				bad = wrong("put the highest rate first", "the last rate, %s, is above the highest, %s",
+					float(floor), float(rate))
+			}
+			o.Rate, o.Floor, p.hasFloor = rate, floor, true
+			return bad
+		},
+		get: func(r *Recipe) string {
+			return "[" + float(r.Optimizer.Rate) + ", " + float(r.Optimizer.Floor) + "]"
+		},
+	}
+}
+
+func betasKey() field {
+	const high = 0.999999 // a moment that never forgets has no bias correction
+	return field{
+		set: func(p *reader, v any) *problem {
+			b1, b2, bad := pair(v, 0, high)
+			p.r.Optimizer.Beta1, p.r.Optimizer.Beta2 = b1, b2
+			return bad
+		},
+		get: func(r *Recipe) string {
+			return "[" + float(r.Optimizer.Beta1) + ", " + float(r.Optimizer.Beta2) + "]"
+		},
+	}
+}
+
+func spikeKey() field {
+	f := floatKey(0, maxFloat, func(r *Recipe) *float64 { return &r.Guard.Spike })
+	set := f.set
+	f.set = func(p *reader, v any) *problem {
+		if bad := set(p, v); bad != nil {
+			return bad
+		}
+		if s := p.r.Guard.Spike; s != 0 && s <= 1 {
+			return wrong("give it 2 or more, or 0", "%s would reject every second step", float(s))
+		}
+		return nil
+	}
+	return f
+}
+
+func wordKey(words []string, at func(*Recipe) *string) field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			w, bad := word(v, words)
+			if bad == nil {
+				*at(p.r) = w
+			}
+			return bad
+		},
+		get: func(r *Recipe) string { return quote(*at(r)) },
+	}
+}
+
+// word accepts one of the words.
+func word(v any, words []string) (string, *problem) {
+	s, ok := v.(string)
+	if !ok {
+		return "", wrong("write one of "+join(words, ", "), "it is %s, not a string", kind(v))
+	}
+	if !slices.Contains(words, s) {
+		fix := "write one of " + join(words, ", ")
+		if near := diag.Nearest(strings.ToLower(s), words); near != "" {
+			fix = "write " + quote(near)
+		}
+		return "", wrong(fix, "%s is not one of %s", quote(s), join(words, ", "))
+	}
+	return s, nil
+}
+
+func typeKey(at func(*Recipe) *dtype.DType) field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			var names []string
+			for _, t := range precisions {
+				names = append(names, t.String())
+			}
+			s, bad := word(v, names)
+			if bad != nil {
+				return bad
+			}
+			*at(p.r) = precisions[slices.Index(names, s)]
+			return nil
+		},
+		get: func(r *Recipe) string { return quote(at(r).String()) },
+	}
+}
+
+func recomputeKey() field {
+	const fix = `write "none", "full" or a list such as ["attn", "mlp"]`
+	var names []string
+	for _, t := range tags {
+		names = append(names, string(t))
+	}
+	return field{
+		set: func(p *reader, v any) *problem {
+			list, ok := v.([]any)
+			switch {
+			case v == "none":
+				p.r.Recompute = nil
+			case v == "full":
+				p.r.Recompute = slices.Clone(blockTags)
+			case !ok:
+				return wrong(fix, "it is %s, not %q, %q or a list", kind(v), "none", "full")
+			}
+			for _, v := range list {
+				name, bad := word(v, names)
+				if bad != nil {
+					return wrong(fix, "%v is not one of %s", v, join(tags, ", "))
+				}
+				if tag := ir.Tag(name); !slices.Contains(p.r.Recompute, tag) {
+					p.r.Recompute = append(p.r.Recompute, tag)
+				}
+			}
+			return nil
+		},
+		get: func(r *Recipe) string {
+			switch {
+			case len(r.Recompute) == 0:
+				return `"none"`
+			case slices.Equal(r.Recompute, blockTags):
+				return `"full"`
+			}
+			return `["` + join(r.Recompute, `", "`) + `"]`
+		},
+	}
+}
+
+// kind names the type of a TOML value as a person would.
+func kind(v any) string {
+	switch v := v.(type) {
+	case string:
+		return "the string " + quote(v)
+	case int64:
+		return fmt.Sprintf("the number %d", v)
+	case float64:
+		return "the number " + float(v)
+	case bool:
+		return fmt.Sprint(v)
+	case []any:
+		return fmt.Sprintf("a list of %d", len(v))
+	case map[string]any:
+		return "a table"
+	}
+	return "a date or time"
+}
+
+// float writes a number as TOML reads it back: with a point or an exponent.
+func float(f float64) string {
+	s := strconv.FormatFloat(f, 'g', -1, 64)
+	if !strings.ContainsAny(s, ".eIN") {
+		s += ".0"
+	}
+	return s
+}
+
+// quote writes a basic TOML string. Go's escapes are TOML's, but for \a, \v and \x.
+func quote(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, c := range s {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(c)
+		case c < ' ' || c == 0x7f:
+			fmt.Fprintf(&b, `\u%04x`, c)
+		default:
+			b.WriteRune(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+func join[S ~string](list []S, by string) string {
+	texts := make([]string, len(list))
+	for i, s := range list {
+		texts[i] = string(s)
+	}
+	return strings.Join(texts, by)
+}

@@ -1,0 +1,158 @@
+package recipe
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A Recipe is what run.toml says, with every default filled in and every path complete. The table
+// in keys.go tells what each field means.
+type Recipe struct {
+	Model     string // preset, hf:org/name, or a path
+	Init      string // "random", "weights", or "" for weights if the source has them
+	Out       string
+	Seed      int
+	Steps     int
+	Batch     int
+	Micro     int
+	Seq       int
+	Precision dtype.DType
+	Recompute []ir.Tag
+
+	Optimizer Optimizer
+	Data      Data
+	Eval      Eval
+	Save      Save
+	Guard     Guard
+
+	written map[spelling]string
+}
+
+// An Optimizer is the section [optimizer]. Floor is a rate, not a share of one.
+type Optimizer struct {
+	Name         string // "adamw" or "muon"
+	Rate, Floor  float64
+	Schedule     string // "cosine", "wsd" or "constant"
+	Warmup       int
+	Decay        float64 // of weights
+	Beta1, Beta2 float64
+	Clip         float64
+	Moments      dtype.DType
+}
+
+// Data is the section [data].
+type Data struct {
+	Sources   []Source
+	Tokenizer string // "" is the one of the model
+}
+
+// A Source is one place that text comes from, and its share of the mixture.
+type Source struct {
+	Path     string
+	Name     string  // "" is told by the path
+	Weight   float64 // 0 in all sources of a recipe, or in none: then each counts by its size
+	Format   string  // "" is told by the name of the file
+	Template string  // of chats; "" is told by the tokenizer. All sources that have one agree
+}
+
+// Eval is the section [eval]: Path or Share says what is held out, and at most one of them is set.
+type Eval struct {
+	Path  string
+	Share float64 // of the training data, from 0 to 1
+	Every int
+}
+
+// Save is the section [save].
+type Save struct {
+	Every, Keep int
+}
+
+// Guard is the section [guard].
+type Guard struct {
+	Spike float64
+}
+
+// A spelling is a complete path of one key; written tells how the recipe spelled it.
+type spelling struct{ key, path string }
+
+// Default is a recipe with nothing but the defaults. It lacks a model, data and sizes.
+func Default() *Recipe {
+	return &Recipe{
+		Out: "run", Precision: dtype.BF16,
+		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine",
+			Warmup: defaultWarmup, Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1,
+			Moments: dtype.F32},
+		Eval:  Eval{Every: 100},
+		Save:  Save{Every: 500, Keep: 2},
+		Guard: Guard{Spike: 10},
+	}
+}
+
+// defaultWarmup is enough for the second moment of AdamW to settle: it averages over
+// 1/(1-0.95) = 20 steps.
+const defaultWarmup = 100
+
+// floorShare is what the rate falls to by default, as a share of its peak: where the cosine of
+// Hoffmann et al. (2022) ends.
+const floorShare = 0.1
+
+// String gives the recipe as TOML with all values in the order of the table, and paths as they were
+// written. The same recipe gives the same bytes, and Parse reads it back.
+func (r *Recipe) String() string {
+	var b strings.Builder
+	section := ""
+	for _, k := range table {
+		if s := k.section(); s != section {
+			section = s
+			fmt.Fprintf(&b, "\n[%s]\n", s)
+		}
+		if value := k.get(r); value != `""` { // a default that only words can say
+			fmt.Fprintf(&b, "%s = %s\n", k.short(), value)
+		}
+	}
+	return b.String()
+}
+
+// Fingerprint names the part of the recipe that must not change while a run lasts.
+func (r *Recipe) Fingerprint() string {
+	h := sha256.New()
+	for _, k := range table {
+		if k.fixed != nil {
+			fmt.Fprintf(h, "%s = %s\n", k.Name, k.fixed(r))
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Resumable reports whether r may go on with a run that was saved with the given recipe, the text
+// of [Recipe.String] found at path; if not, it names the keys that changed.
+func (r *Recipe) Resumable(saved []byte, path string) error {
+	// Spellings are compared, not places: names that stood for a place then may be unset now.
+	old, err := Parse(saved, path, nil, func(string) string { return "unset" })
+	if err != nil {
+		return err
+	}
+	var changes []string
+	for _, k := range table {
+		if k.fixed == nil || k.fixed(r) == k.fixed(old) {
+			continue
+		}
+		changes = append(changes, fmt.Sprintf("%s was %s when the run was saved, now it is %s",
+			k.Name, k.get(old), k.get(r)))
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	e := diag.New(diag.RecipeChanged, "%s", changes[0]).At("%s", path).
+		Try("set it back, or give the new run another folder: --set out=NAME")
+	if len(changes) > 1 {
+		e = e.Because("%s", strings.Join(changes[1:], "\n"))
+	}
+	return e
+}

@@ -1,0 +1,444 @@
+package recipe
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+var update = flag.Bool("update", false, "rewrite the committed files")
+
+// maxKeys is the limit of the design: a recipe is read by people.
+const maxKeys = 25
+
+func getenv(name string) string {
+	return map[string]string{"DATA": "/corpora", "HOME": "/home/ada"}[name]
+}
+
+const smallest = `model = "gpt2"
+steps = 1000
+batch = 16
+seq = 128
+[data]
+sources = ["a.txt"]
+`
+
+func TestDefaults(t *testing.T) {
+	r, err := Parse([]byte(smallest), filepath.FromSlash("runs/x/run.toml"), nil, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Recipe{
+		Model: "gpt2", Out: filepath.FromSlash("runs/x/run"), Steps: 1000, Batch: 16, Micro: 16,
+		Seq: 128, Precision: dtype.BF16,
+		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine", Warmup: 100,
+			Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1, Moments: dtype.F32},
+		Data:  Data{Sources: []Source{{Path: filepath.FromSlash("runs/x/a.txt")}}},
+		Eval:  Eval{Every: 100},
+		Save:  Save{Every: 500, Keep: 2},
+		Guard: Guard{Spike: 10},
+	}
+	if diff := cmp.Diff(want, r, cmp.FilterPath(unexported, cmp.Ignore())); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func unexported(p cmp.Path) bool { return p.Last().String() == ".written" }
+
+func TestEverything(t *testing.T) {
+	text := `model = "./base"
+init = "random"
+out = "${DATA}/out$$"
+seed = 7
+steps = 100_000
+batch = 512
+micro = 8
+seq = 8192
+precision = "f32"
+recompute = ["attn", "mlp", "attn"]
+[optimizer]
+name = "muon"
+rate = [2e-2, 0]
+schedule = "wsd"
+warmup = 2000
+decay = 0
+betas = [0.95, 0.99]
+clip = 0
+moments = "bf16"
+[data]
+tokenizer = "~/tok/tokenizer.json"
+[[data.sources]]
+path = "$DATA/books.jsonl.zst"
+weight = 3
+[[data.sources]]
+path = "chat"
+weight = 0.5
+name = "talk"
+format = "jsonl"
+template = "chatml"
+[eval]
+data = "0.07%"
+every = 0
+[save]
+every = 0
+keep = 0
+[guard]
+spike = 0
+`
+	r, err := Parse([]byte(text), "run.toml", []string{"seq=4096", "optimizer.clip=0.5", "model=base/x"}, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Recipe{
+		Model: "base/x", Init: "random", Out: "/corpora/out$", Seed: 7, Steps: 100000, Batch: 512, Micro: 8,
+		Seq: 4096, Precision: dtype.F32, Recompute: []ir.Tag{ir.Attn, ir.MLP},
+		Optimizer: Optimizer{Name: "muon", Rate: 2e-2, Schedule: "wsd", Warmup: 2000,
+			Beta1: 0.95, Beta2: 0.99, Clip: 0.5, Moments: dtype.BF16},
+		Data: Data{Tokenizer: "/home/ada/tok/tokenizer.json", Sources: []Source{
+			{Path: "/corpora/books.jsonl.zst", Weight: 3},
+			{Path: "chat", Name: "talk", Weight: 0.5, Format: "jsonl", Template: "chatml"}}},
+		Eval: Eval{Share: 0.0007000000000000001}, // 0.07/100 in float64
+	}
+	if diff := cmp.Diff(want, r, cmp.FilterPath(unexported, cmp.Ignore())); diff != "" {
+		t.Error(diff)
+	}
+	same(t, r)
+	if !strings.Contains(r.String(), `"$DATA/books.jsonl.zst"`) {
+		t.Errorf("the stored recipe has lost the name of a place:\n%s", r)
+	}
+}
+
+// same holds that a recipe is read back from its own text.
+func same(t interface{ Fatalf(string, ...any) }, r *Recipe) {
+	again, err := Parse([]byte(r.String()), "run.toml", nil, getenv)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, r)
+	}
+	if diff := cmp.Diff(r, again, cmp.AllowUnexported(Recipe{}), cmp.AllowUnexported(spelling{})); diff != "" {
+		t.Fatalf("%s", diff)
+	}
+	if r.String() != again.String() || r.Fingerprint() != again.Fingerprint() {
+		t.Fatalf("the text or fingerprint of a recipe changes when it is read again:\n%s%s", r, again)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	// edit replaces the first line that begins with the key, or adds a line to its section.
+	for _, c := range []struct {
+		name, text string // "=" in front means: instead of the smallest recipe
+		set        []string
+		code       diag.Code
+		want       []string
+	}{
+		{"syntax", "model = gpt2\n", nil, diag.RecipeText, []string{"dir/run.toml:1:9 model = gpt2", "not TOML"}},
+		{"no equals", "model\n", nil, diag.RecipeText, []string{"dir/run.toml:1:"}},
+		{"twice", smallest + "[data]\n", nil, diag.RecipeText, []string{"dir/run.toml:7"}},
+		{"missing", "", nil, diag.RecipeKey, []string{"model is not given", `add model = "gpt2"`, "seq is not given",
+			`below [data]`}},
+		{"near", smallest + "tokeniser = \"x\"\n", nil, diag.RecipeKey,
+			[]string{`there is no key "data.tokeniser"`, "dir/run.toml:7 tokeniser = ", `did you mean "tokenizer"?`}},
+		{"name of others", smallest + "[optimizer]\nlr = 1e-3\n", nil, diag.RecipeKey,
+			[]string{`"optimizer.lr"`, "run.toml:8 lr = 1e-3", `did you mean "rate"?`}},
+		{"below a section", smallest + "micro = 2\n", nil, diag.RecipeKey,
+			[]string{`"data.micro"`, `did you mean "micro"? It stands above the first [section]`}},
+		{"above the sections", "rate = 1\n" + smallest, nil, diag.RecipeKey,
+			[]string{"run.toml:1 rate = 1", `did you mean "rate" in section [optimizer]?`}},
+		{"section", smallest + "[optimiser]\nrate = 1\n", nil, diag.RecipeKey,
+			[]string{"there is no section [optimiser]", "run.toml:7 [optimiser]", "did you mean [optimizer]?"}},
+		{"section as key", "optimizer = \"adamw\"\n" + smallest, nil, diag.RecipeKey,
+			[]string{"optimizer is a section", "run.toml:1", "write [optimizer]"}},
+		{"far", smallest + "[optimizer]\nxyzzyxyzzy = 1\n", nil, diag.RecipeKey, []string{"[optimizer] has name, rate,"}},
+		{"type", strings.Replace(smallest, "16", `"16"`, 1), nil, diag.RecipeValue,
+			[]string{`batch: it is the string "16", not a whole number`, "run.toml:3"}},
+		{"fraction", strings.Replace(smallest, "16", `1.5`, 1), nil, diag.RecipeValue, []string{"the number 1.5"}},
+		{"range", strings.Replace(smallest, "16", `0`, 1), nil, diag.RecipeValue, []string{"0 is outside 1", "1 or more"}},
+		{"nan", smallest + "[optimizer]\ndecay = nan\n", nil, diag.RecipeValue, []string{"NaN is outside 0.0 … 1.0"}},
+		{"word", smallest + "[optimizer]\nname = \"adam\"\n", nil, diag.RecipeValue,
+			[]string{`"adam" is not one of adamw, muon`, `write "adamw"`}},
+		{"pair", smallest + "[optimizer]\nbetas = [0.9]\n", nil, diag.RecipeValue, []string{"a list of 1, not a pair"}},
+		{"rates", smallest + "[optimizer]\nrate = [1e-4, 1e-3]\n", nil, diag.RecipeValue, []string{"highest rate first"}},
+		{"constant", smallest + "[optimizer]\nrate = [1e-3, 1e-4]\nschedule = \"constant\"\n", nil, diag.RecipeValue,
+			[]string{"run.toml:8", "0.001 to 0.0001"}},
+		{"micro", "micro = 3\n" + smallest, nil, diag.RecipeValue,
+			[]string{"micro = 3 does not divide batch = 16", "run.toml:1 micro = 3", "set micro to 2"}},
+		{"warmup", smallest + "[optimizer]\nwarmup = 2000\n", nil, diag.RecipeValue,
+			[]string{"warmup = 2000 is more than steps = 1000"}},
+		{"recompute", "recompute = [\"attention\"]\n" + smallest, nil, diag.RecipeValue, []string{`"none", "full"`}},
+		{"spike", smallest + "[guard]\nspike = 0.5\n", nil, diag.RecipeValue, []string{"every second step"}},
+		{"unset", strings.Replace(smallest, "a.txt", "${CORPUS}/a.txt", 1), nil, diag.RecipeValue,
+			[]string{"CORPUS is not set", "run.toml:6"}},
+		{"dollar", strings.Replace(smallest, "a.txt", "a$ b", 1), nil, diag.RecipeValue, []string{"write $$"}},
+		{"one source", strings.Replace(smallest, `["a.txt"]`, `"a.txt"`, 1), nil, diag.RecipeValue,
+			[]string{`write ["a.txt"]`}},
+		{"no sources", strings.Replace(smallest, `["a.txt"]`, `[]`, 1), nil, diag.RecipeValue, []string{"it is empty"}},
+		{"source key", strings.Replace(smallest, `["a.txt"]`, "[\n{path = \"a\"},\n{path = \"b\",\n wieght = 2}]", 1), nil,
+			diag.RecipeValue, []string{`no key "wieght"`, "run.toml:9 wieght = 2}]", `did you mean "weight"?`}},
+		{"source list", "[[data.sources]]\npath = 'a'\n[[data.sources]]\nformat = 'csv'\n", nil,
+			diag.RecipeValue, []string{`"csv" is not one of text,`, "run.toml:4"}},
+		{"no path", strings.Replace(smallest, `["a.txt"]`, "[{weight = 1.0}]", 1), nil, diag.RecipeValue,
+			[]string{"a source has no path"}},
+		{"weight", strings.Replace(smallest, `["a.txt"]`, "[{path = 'a', weight = 0}]", 1), nil, diag.RecipeValue,
+			[]string{"never gives a token"}},
+		{"some weights", strings.Replace(smallest, `["a.txt"]`, "['b',\n {path = 'a', weight = 2}, {path = 'c'}]", 1), nil,
+			diag.RecipeValue, []string{"1 of 3 sources have a weight", "run.toml:6"}},
+		{"templates", strings.Replace(smallest, `["a.txt"]`, "[{path = 'a', template = 'chatml'},\n'x',\n"+
+			"{path = 'c', template = 'plain'}]", 1), nil,
+			diag.RecipeValue, []string{`two templates, "chatml" and "plain"`, "run.toml:8"}},
+		{"share", smallest + "[eval]\ndata = \"99%\"\n", nil, diag.RecipeValue, []string{`such as "1%"`}},
+		{"override key", smallest, []string{"optimizer.learning_rate=1"}, diag.RecipeKey,
+			[]string{"--set optimizer.learning_rate=1", `did you mean "rate"?`}},
+		{"override value", smallest, []string{"steps=many"}, diag.RecipeValue, []string{"--set steps=many", `the string "many"`}},
+		{"override form", smallest, []string{"steps"}, diag.BadUsage, []string{"KEY=VALUE"}},
+		{"override bytes", smallest, []string{"model=a\xff"}, diag.BadUsage, []string{"not UTF-8"}},
+		{"override quotes", smallest, []string{"data.sources=[a.txt]"}, diag.RecipeText, []string{"quote it"}},
+		{"override clash", smallest, []string{"micro=5"}, diag.RecipeValue, []string{"--set micro=5", "set micro to 4"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Parse([]byte(c.text), "dir/run.toml", c.set, getenv)
+			e, ok := errors.AsType[*diag.Error](err)
+			if !ok {
+				t.Fatalf("error is %v", err)
+			}
+			if e.Code != c.code {
+				t.Errorf("code is %s, want %s", e.Code, c.code)
+			}
+			for _, want := range append(c.want, "") {
+				if !strings.Contains(e.Format(), want) {
+					t.Errorf("no %q in\n%s", want, e.Format())
+				}
+			}
+			if e.Fix == "" || e.Where == "" && c.code != diag.BadUsage && c.code != diag.RecipeText {
+				t.Errorf("no place or no fix in\n%s", e.Format())
+			}
+		})
+	}
+}
+
+func TestAllMistakesAreTold(t *testing.T) {
+	_, err := Parse([]byte("mode = \"gpt2\"\n"+smallest+"tokenzier = 3\n[save]\nkeep = -1\n"), "run.toml", nil, getenv)
+	text := diag.From(err).Format()
+	at := 0
+	for _, want := range []string{"run.toml:1 ", "run.toml:8 ", "run.toml:10 "} {
+		i := strings.Index(text[at:], want)
+		if i < 0 {
+			t.Fatalf("no %q, or not in order, in\n%s", want, text)
+		}
+		at += i
+	}
+}
+
+func TestOverridesNeedNoQuotes(t *testing.T) {
+	set := []string{"model=llama3.1-8b", "out=2026", "eval.data=2%", "optimizer.rate=[1e-3, 1e-5]", "recompute=full",
+		`data.sources=["b", {path = "c", format = "text"}]`}
+	r, err := Parse([]byte(smallest), "run.toml", set, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Model != "llama3.1-8b" || r.Out != "2026" || r.Eval.Share != 0.02 || r.Optimizer.Floor != 1e-5 ||
+		len(r.Data.Sources) != 2 || len(r.Recompute) != len(blockTags) {
+		t.Errorf("got %+v", r)
+	}
+	same(t, r)
+}
+
+func TestResume(t *testing.T) {
+	base, err := Parse([]byte(smallest), "run.toml", nil, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range table {
+		change := map[string]string{
+			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "batch": "32", "micro": "4",
+			"seq": "64", "precision": "f32", "recompute": "full", "optimizer.name": "muon", "optimizer.rate": "1e-3",
+			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.decay": "0", "optimizer.betas": "[0.8, 0.9]",
+			"optimizer.clip": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json",
+			"eval.data": "held.txt", "eval.every": "7", "save.every": "7", "save.keep": "7", "guard.spike": "7",
+		}[k.Name]
+		r, err := Parse([]byte(smallest), "run.toml", []string{k.Name + "=" + change}, getenv)
+		if err != nil {
+			t.Errorf("%s: %v", k.Name, err)
+			continue
+		}
+		err = r.Resumable([]byte(base.String()), "run/recipe.toml")
+		mayChange := k.fixed == nil || k.Name == "eval.data"
+		if (err == nil) != mayChange || err != nil && !strings.Contains(err.Error(), k.Name+" was ") {
+			t.Errorf("%s changes: %v", k.Name, err)
+		}
+		if (r.Fingerprint() == base.Fingerprint()) != mayChange {
+			t.Errorf("%s changes, and the fingerprint does not agree", k.Name)
+		}
+	}
+	r, err := Parse([]byte(smallest), "run.toml", []string{"eval.data=1%"}, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Resumable([]byte(base.String()), "x"); err == nil {
+		t.Error("a share that is held out of the training data changed, and the run goes on")
+	}
+}
+
+func TestMovedRunIsTheSame(t *testing.T) {
+	text := strings.Replace(smallest, "a.txt", "$DATA/a.txt", 1)
+	at := func(path, data string) *Recipe {
+		r, err := Parse([]byte(text), path, nil, func(string) string { return data })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	here, there := at("/a/run.toml", "/x"), at("/b/run.toml", "/y")
+	if here.Fingerprint() != there.Fingerprint() || here.String() != there.String() {
+		t.Error("a recipe is another one in another folder")
+	}
+	if err := there.Resumable([]byte(here.String()), "ckpt/recipe.toml"); err != nil {
+		t.Error(err)
+	}
+	if here.Data.Sources[0].Path != filepath.FromSlash("/x/a.txt") {
+		t.Error(here.Data.Sources[0].Path)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	keys := Keys()
+	if len(keys) > maxKeys {
+		t.Errorf("%d keys, more than %d", len(keys), maxKeys)
+	}
+	seen := map[string]bool{}
+	for _, k := range keys {
+		if seen[k.Name] || k.Doc == "" || k.Type == "" || !strings.HasSuffix(k.Doc, ".") {
+			t.Errorf("key %q is twice or not explained", k.Name)
+		}
+		seen[k.Name] = true
+	}
+	for _, r := range table {
+		if r.Default == "" && r.sample == "" {
+			t.Errorf("%s must be given and has no sample", r.Name)
+		}
+		for name := range strings.FieldsSeq(r.also) {
+			full := name
+			if r.section() != "" {
+				full = r.section() + "." + name
+			}
+			if seen[full] {
+				t.Errorf("%s is also called %s, which is a key", r.Name, full)
+			}
+		}
+	}
+}
+
+func TestPagesAreWritten(t *testing.T) {
+	for path, text := range map[string]string{
+		filepath.Join("..", "docs", "run.toml.md"): Reference(),
+		filepath.Join("testdata", "example.toml"):  Example(),
+	} {
+		if *update {
+			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != text {
+			t.Errorf("%s is stale; run go test ./recipe -update", path)
+		}
+	}
+}
+
+// The example must work, and what it shows as defaults must be the defaults.
+func TestExample(t *testing.T) {
+	r, err := Parse([]byte(Example()), "run.toml", nil, getenv)
+	if err != nil {
+		t.Fatal(diag.From(err).Format())
+	}
+	var plain []string
+	for line := range strings.Lines(Example()) {
+		if strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "# ") && !strings.Contains(line, "by default") {
+			line = line[1:]
+		}
+		plain = append(plain, line)
+	}
+	all, err := Parse([]byte(strings.Join(plain, "")), "run.toml", []string{"micro=32"}, getenv)
+	if err != nil {
+		t.Fatal(diag.From(err).Format())
+	}
+	if diff := cmp.Diff(r.String(), all.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		path := rapid.StringMatching(`(/|\./)?[a-z "\\.]{1,6}(/[a-zé']{1,4}){0,2}`)
+		r := Default()
+		r.Model = "./" + rapid.StringMatching(`[a-z]{1,4}`).Draw(t, "model")
+		if rapid.Bool().Draw(t, "init") {
+			r.Init = rapid.SampledFrom(inits).Draw(t, "init")
+		}
+		r.Micro = rapid.IntRange(1, 1000).Draw(t, "micro")
+		r.Batch = r.Micro * rapid.IntRange(1, 1000).Draw(t, "times")
+		r.Steps = rapid.IntRange(100, maxInt).Draw(t, "steps")
+		r.Seq = rapid.IntRange(2, maxInt).Draw(t, "seq")
+		distinct := rapid.SliceOfNDistinct(rapid.SampledFrom(tags), 0, 4, rapid.ID[ir.Tag])
+		r.Recompute = distinct.Draw(t, "tags")
+		r.Optimizer.Rate = rapid.Float64Range(0, 10).Draw(t, "rate")
+		r.Optimizer.Floor = r.Optimizer.Rate * rapid.Float64Range(0, 1).Draw(t, "floor")
+		r.Optimizer.Clip = rapid.Float64Range(0, 1e30).Draw(t, "clip")
+		r.Eval.Every = rapid.IntRange(0, 100).Draw(t, "every")
+		for range rapid.IntRange(1, 3).Draw(t, "sources") {
+			r.Data.Sources = append(r.Data.Sources, Source{Path: path.Draw(t, "path"),
+				Weight: rapid.Float64Range(1e-3, 1e3).Draw(t, "weight"),
+				Format: rapid.SampledFrom(append(slices.Clone(formats), "")).Draw(t, "format")})
+		}
+		// Spelled once, places are complete; from there on, text and recipe tell the same.
+		read, err := Parse([]byte(r.String()), "run.toml", nil, getenv)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, r)
+		}
+		same(t, read)
+		if err := read.Resumable([]byte(read.String()), "x"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(smallest), "optimizer.rate=3e-4")
+	f.Add([]byte(Example()), "data.sources=['a']")
+	f.Add([]byte("[[data.sources]]\n\"pa\\u0074h\" = 'x'\n[[data.sources]]\nformat=1979-05-27"), "a.b.c=1")
+	f.Add([]byte("a.\"b.c\".'d' = {x = [{y = 1}, [2]]}\n[a.q]\n[[z.z]]\n"), "x=\n[a]\ny=1")
+	f.Fuzz(func(t *testing.T, data []byte, set string) {
+		for _, overrides := range [][]string{nil, {set}} {
+			r, err := Parse(data, "run.toml", overrides, getenv)
+			if err == nil {
+				same(t, r)
+				continue
+			}
+			if e, ok := errors.AsType[*diag.Error](err); !ok || e.Fix == "" || e.What == "" {
+				t.Fatalf("an error without a code or a fix: %v", err)
+			}
+		}
+	})
+}
+
+func ExampleParse() {
+	_, err := Parse([]byte("model = \"llama3.1-8b\"\nsteps = 500\nbatch = 64\nseq = 4096\n"+
+		"[optimizer]\nlr = 1e-3\n[data]\nsources = [\"books.jsonl\"]\n"), "run.toml", nil, os.Getenv)
+	os.Stdout.WriteString(diag.From(err).Format())
+	// Output:
+	// DW2602 there is no key "optimizer.lr"
+	//   where  run.toml:6 lr = 1e-3
+	//   fix    did you mean "rate"?
+}

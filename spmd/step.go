@@ -1,0 +1,150 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/optim"
+)
+
+// Loss is the name of the loss among the results of a gradient, and of the graph that gives it
+// alone.
+const Loss = "loss"
+
+// GradientOf is the name of a parameter's gradient.
+func GradientOf(param string) string { return "g." + param }
+
+// CopyOf is the name of what a model computes with in the place of a parameter.
+func CopyOf(param string) string { return "c." + param }
+
+// Options say how a step is made.
+type Options struct {
+	Optimizer optim.Optimizer
+	// Recompute lists the parts of a block that the backward pass computes again.
+	Recompute []ir.Tag
+	// Parts is the number of gradients that are added up before an update.
+	Parts int
+	// Params describes the parameters to the optimizer, by name: tag and decay.
+	Params map[string]optim.Param
+}
+
+// A Step is the graphs that train a model.
+type Step struct {
+	// Gradient gives the loss and the gradient of every parameter.
+	Gradient *ir.Graph
+	// Accumulate takes gradients as well and gives them with those of another part of the batch added;
+	// nil if a step has one part.
+	Accumulate *ir.Graph
+	// Update changes parameters and state ([optim.Optimizer]).
+	Update *ir.Graph
+	// Evaluate gives the loss alone.
+	Evaluate *ir.Graph
+	// Params are the parameters in the order of the update.
+	Params []optim.Param
+}
+
+// Train builds the graphs for a loss, the only result of its graph.
+func Train(loss *ir.Graph, o Options) (*Step, error) {
+	gr, err := ir.Grad(loss, ir.GradPlan{Recompute: o.Recompute})
+	if err != nil {
+		return nil, err
+	}
+	s := &Step{}
+	for _, v := range gr.Wrt {
+		p := o.Params[v.Name]
+		p.Name, p.Type = v.Name, v.Type
+		if o.Parts > 1 {
+			p.Type.Elem = dtype.F32 // sums of several parts want more digits than the parts have
+		}
+		s.Params = append(s.Params, p)
+	}
+	if s.Gradient, err = s.gradient(gr, false); err != nil {
+		return nil, err
+	}
+	if o.Parts > 1 {
+		if s.Accumulate, err = s.gradient(gr, true); err != nil {
+			return nil, err
+		}
+	}
+	if s.Update, err = o.Optimizer.Update(s.Params); err != nil {
+		return nil, err
+	}
+	s.Evaluate = loss.Clone()
+	s.Evaluate.Name = "evaluate"
+	s.Evaluate.Results[0].Name = Loss
+	copies(s.Evaluate)
+	return s, s.Evaluate.Verify()
+}
+
+// gradient joins forward and backward pass and names what comes out; onto adds it to what came
+// before.
+func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
+	g, err := gr.Joint()
+	if err != nil {
+		return nil, err
+	}
+	copies(g)
+	g.Name = "gradient"
+	if onto {
+		g.Name = "accumulate"
+	}
+	results := g.Results
+	b := ir.Continue(g)
+	out := []*ir.Value{results[0]}
+	for i, p := range s.Params {
+		v := results[1+i]
+		if v.Type.Elem != p.Type.Elem {
+			v = b.Convert(v, p.Type.Elem)
+		}
+		if onto {
+			v = b.Add(b.Input(GradientOf(p.Name), ir.Residual, p.Type, ""), v)
+		}
+		if slices.Contains(out, v) || v.Def() == nil {
+			v = b.Scale(v, 1) // a result has one name, and parameters that are added have one gradient
+		}
+		out = append(out, v)
+	}
+	if g, err = b.Graph(out...); err != nil {
+		return nil, err
+	}
+	out[0].Name = Loss
+	for i, p := range s.Params {
+		out[1+i].Name = gradientName(p.Name, onto)
+	}
+	return g, g.Verify()
+}
+
+// gradientName is that of a result: one that takes the place of an input of the same meaning cannot
+// have its name.
+func gradientName(param string, onto bool) string {
+	if onto {
+		return "next." + GradientOf(param)
+	}
+	return GradientOf(param)
+}
+
+// copies names the parameters of a graph that computes in another type than f32 as the copies that
+// the update makes.
+func copies(g *ir.Graph) {
+	for _, v := range g.Params() {
+		if v.Type.Elem != dtype.F32 {
+			v.Name = CopyOf(v.Name)
+		}
+	}
+}
+
+// Donations pairs the inputs of each graph with the results that take their place.
+func (s *Step) Donations(g *ir.Graph) map[string]string {
+	switch g {
+	case s.Update:
+		return optim.Donations(g)
+	case s.Accumulate:
+		into := map[string]string{}
+		for _, p := range s.Params {
+			into[GradientOf(p.Name)] = gradientName(p.Name, true)
+		}
+		return into
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package spmd_test
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+func step(t *testing.T, shape model.Shape, parts int, unroll bool) *spmd.Step {
+	t.Helper()
+	text, err := os.ReadFile("../model/testdata/llama3/config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := model.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := c.Graph(shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unroll {
+		if g, err = ir.Unroll(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := spmd.Train(g, spmd.Options{Optimizer: optim.SGD{Compute: shape.Elem}, Parts: parts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Gradients of the parts of a batch add up to the gradient of the batch.
+func TestPartsAddUp(t *testing.T) {
+	const rows, seq = 3, 5
+	for _, unroll := range []bool{false, true} {
+		whole := step(t, model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: true}, 1, unroll)
+		parts := step(t, model.Shape{Batch: 1, Seq: seq, Elem: dtype.F32, Documents: true}, rows, unroll)
+		r := rand.New(rand.NewPCG(1, 2))
+		params, rest := map[string][]*eval.Array{}, map[string][]*eval.Array{}
+		for _, v := range whole.Gradient.Inputs {
+			a := eval.New(v.Type)
+			for i := range a.Data {
+				switch v.Name {
+				case model.InputIDs, model.InputLabels:
+					a.Data[i] = float64(r.IntN(20))
+				case model.InputPositions:
+					a.Data[i] = float64(i % seq)
+				case model.InputSegments:
+					a.Data[i] = float64(i % seq / 3)
+				case model.InputShare:
+					a.Data[i] = 1.0 / (rows * seq)
+				default:
+					a.Data[i] = 0.3 * r.NormFloat64()
+				}
+			}
+			if v.Role == ir.Param {
+				params[v.Name] = []*eval.Array{a}
+			} else {
+				rest[v.Name] = []*eval.Array{a}
+			}
+		}
+		want := run(t, whole.Gradient, params, rest)
+		got := map[string][]*eval.Array{}
+		loss := 0.0
+		for row := range rows {
+			inputs := map[string][]*eval.Array{}
+			for name, a := range rest {
+				if name == model.InputShare {
+					inputs[name] = a
+					continue
+				}
+				one := eval.New(ir.Type{Elem: dtype.S32,
+					Dims: []ir.Dim{{Name: "batch", Size: 1}, {Name: ir.Seq, Size: seq}}})
+				copy(one.Data, a[0].Data[row*seq:])
+				inputs[name] = []*eval.Array{one}
+			}
+			g := parts.Gradient
+			if row > 0 {
+				g = parts.Accumulate
+			}
+			out := run(t, g, params, inputs, got)
+			loss += out[0][0].Data[0]
+			for i, p := range parts.Params {
+				got[spmd.GradientOf(p.Name)] = out[1+i]
+			}
+		}
+		if d := math.Abs(loss - want[0][0].Data[0]); d > 1e-12 {
+			t.Errorf("the loss is off by %g", d)
+		}
+		for i, p := range whole.Params {
+			for k, x := range want[1+i][0].Data {
+				if d := math.Abs(got[spmd.GradientOf(p.Name)][0].Data[k] - x); d > 1e-12 {
+					t.Fatalf("the gradient of %s is off by %g", p.Name, d)
+				}
+			}
+		}
+	}
+}
+
+func run(t *testing.T, g *ir.Graph, inputs ...map[string][]*eval.Array) [][]*eval.Array {
+	t.Helper()
+	all := map[string][]*eval.Array{}
+	for _, m := range inputs {
+		maps.Copy(all, m)
+	}
+	out, err := eval.Run(g, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// What the update needs is what the gradients give, by name and type; donated arguments have
+// results of their type.
+func TestStepsMeet(t *testing.T) {
+	for _, elem := range []dtype.DType{dtype.F32, dtype.BF16} {
+		for _, parts := range []int{1, 2} {
+			s := step(t, model.Shape{Batch: 1, Seq: 4, Elem: elem}, parts, false)
+			for i, p := range s.Params {
+				name := spmd.GradientOf(p.Name)
+				in := s.Update.Find(name)
+				if in == nil || !in.Type.Equal(s.Gradient.Results[1+i].Type) {
+					t.Errorf("%s %d: gradient %s goes into the update as %v", elem, parts, name, in)
+				}
+				if copied := s.Gradient.Find(spmd.CopyOf(p.Name)) != nil; copied != (elem != dtype.F32) {
+					t.Errorf("%s: parameter %s has a copy: %v", elem, p.Name, copied)
+				}
+			}
+			for _, g := range []*ir.Graph{s.Gradient, s.Accumulate, s.Update, s.Evaluate} {
+				if g == nil {
+					continue
+				}
+				for from, to := range s.Donations(g) {
+					if a, b := g.Find(from), g.Find(to); a == nil || b == nil || !a.Type.Equal(b.Type) {
+						t.Errorf("%s: %s is donated to %s", g.Name, from, to)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,370 @@
+package train_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+const config = `{"model_type": "llama", "vocab_size": 37, "hidden_size": 24, "intermediate_size": 40,
+"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12,
+"max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": false}`
+
+// counting is data that can be learned: every token is the one before plus the document's number.
+type counting struct{}
+
+func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+	const seq, vocab = 12, 37
+	b := &data.Batch{Rows: rows, Seq: seq}
+	first := at["count"]
+	for row := range int64(rows) {
+		n := first + row
+		for i := range int64(seq) {
+			segment, place := i/7, i%7
+			token := func(i int64) int32 { return int32((n*11 + i*(1+n%3)) % vocab) }
+			label := token(i + 1)
+			if i%7 == 6 {
+				label = data.Ignored
+			} else {
+				b.Count++
+			}
+			b.IDs, b.Labels = append(b.IDs, token(i)), append(b.Labels, label)
+			b.Positions, b.Segments = append(b.Positions, int32(place)), append(b.Segments, int32(segment))
+		}
+	}
+	b.Total = b.Count
+	return b, data.Position{"count": first + int64(rows)}, nil
+}
+
+func (c counting) EvalRows() int64 { return 5 }
+
+func (c counting) Eval(first int64, rows, _, _ int) (*data.Batch, error) {
+	b, _, err := c.Take(data.Position{"count": 1_000_000 + first}, rows, 0, 1)
+	return b, err
+}
+
+// log keeps events.
+type log struct{ list []event.Event }
+
+func (l *log) Emit(e event.Event) { l.list = append(l.list, e) }
+
+func (l *log) losses() (list []float64) {
+	for _, e := range l.list {
+		if s, ok := e.(event.Step); ok {
+			list = append(list, s.Loss)
+		}
+	}
+	return list
+}
+
+// cache is where the tests of this package find each other's programs.
+var cache string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "deepwell-train-")
+	if err != nil {
+		panic(err)
+	}
+	cache = dir
+	status := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+// A rig is what all runs of a test share.
+type rig struct {
+	t      *testing.T
+	engine *engine.Engine
+	config *model.Config
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	c, err := model.Parse([]byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &rig{t, e, c}
+}
+
+// start begins a run with a recipe, changed by the settings.
+func (r *rig) start(out string, rows train.Rows, events event.Sink, set ...string) *train.Trainer {
+	r.t.Helper()
+	const text = `
+model = "config.json"
+steps = 24
+batch = 4
+seq = 12
+precision = "f32"
+[optimizer]
+rate = 1e-2
+warmup = 4
+[data]
+sources = ["none"]
+[eval]
+data = "1%"
+every = 10
+[save]
+every = 5
+keep = 0
+`
+	set = append([]string{"out=" + out}, set...)
+	rec, err := recipe.Parse([]byte(text), filepath.Join(out, "run.toml"), set, os.Getenv)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err := train.Write(r.config, rec, "cpu")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	clock := time.Unix(0, 0)
+	tr, err := train.New(r.t.Context(), train.Options{Engine: r.engine, Config: r.config, Recipe: rec,
+		Programs: p, Data: rows, Eval: counting{}, Events: events,
+		Now:  func() time.Time { clock = clock.Add(time.Second); return clock },
+		Init: func(p *model.Param, dst []float32) error { return model.Init(r.config, p, 3, dst) }})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return tr
+}
+
+// run trains to the end.
+func (r *rig) run(out string, rows train.Rows, set ...string) *log {
+	r.t.Helper()
+	l := &log{}
+	tr := r.start(out, rows, l, set...)
+	defer tr.Close()
+	if err := tr.Run(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	return l
+}
+
+// tensors reads the newest checkpoint of a run, or one of its steps.
+func (r *rig) tensors(dir string) map[string][]byte {
+	r.t.Helper()
+	c, err := ckpt.Latest(r.t.Context(), dir, event.Discard)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.read(c)
+}
+
+// tensorsOf reads the checkpoint of one step.
+func (r *rig) tensorsOf(path string) map[string][]byte {
+	r.t.Helper()
+	c, err := ckpt.Open(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.read(c)
+}
+
+func (r *rig) read(c *ckpt.Checkpoint) map[string][]byte {
+	r.t.Helper()
+	defer func() { _ = c.Close() }()
+	all := map[string][]byte{}
+	for _, one := range c.Tensors() {
+		all[one.Name] = make([]byte, one.Bytes())
+		if err := c.ReadSlice(one.Name, one.Box(), all[one.Name]); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return all
+}
+
+func (r *rig) same(a, b map[string][]byte) {
+	r.t.Helper()
+	if len(a) != len(b) || len(a) == 0 {
+		r.t.Fatalf("%d and %d tensors", len(a), len(b))
+	}
+	for name, bytesOf := range a {
+		if !bytes.Equal(bytesOf, b[name]) {
+			r.t.Errorf("%s differs", name)
+		}
+	}
+}
+
+func checkpoints(out string) string { return filepath.Join(out, "checkpoints") }
+
+// A model learns to count, in either precision and with either optimizer, whole or in parts.
+func TestLearns(t *testing.T) {
+	r := newRig(t)
+	for _, set := range [][]string{
+		{}, {"micro=2"}, {"precision=bf16"}, {"optimizer.name=muon", "recompute=full"},
+		{"optimizer.moments=bf16"},
+	} {
+		t.Run(fmt.Sprint(set), func(t *testing.T) {
+			r := &rig{t, r.engine, r.config}
+			l := r.run(t.TempDir(), counting{}, append(set, "steps=60")...)
+			losses := l.losses()
+			if first, last := losses[0], losses[len(losses)-1]; len(losses) != 60 || last > first-1 {
+				t.Errorf("%d steps, the loss goes from %.3f to %.3f", len(losses), first, last)
+			}
+			evals := 0
+			for _, e := range l.list {
+				if v, ok := e.(event.Eval); ok {
+					evals++
+					if v.Tokens != 10*(4+4) && v.Loss <= 0 {
+						t.Errorf("validation %+v", v)
+					}
+				}
+			}
+			if evals != 6 {
+				t.Errorf("%d validations", evals)
+			}
+		})
+	}
+}
+
+// A step in parts is the step as a whole, but for the order of sums.
+func TestPartsAreTheWhole(t *testing.T) {
+	r := newRig(t)
+	whole := r.run(t.TempDir(), counting{}).losses()
+	parts := r.run(t.TempDir(), counting{}, "micro=1").losses()
+	for i, want := range whole {
+		if d := math.Abs(parts[i]-want) / want; d > 1e-4 {
+			t.Errorf("step %d: loss %v in parts, %v as a whole", i+1, parts[i], want)
+		}
+	}
+}
+
+// A run that was stopped at any step and resumed ends with the same bits.
+func TestResumeIsExact(t *testing.T) {
+	r := newRig(t)
+	whole, cut := t.TempDir(), t.TempDir()
+	r.run(whole, counting{})
+	for tries := 0; ; tries++ {
+		l := &log{}
+		tr := r.start(cut, counting{}, l)
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := stopper{l, 7, cancel}
+		tr.Events = stop
+		err := tr.Run(ctx)
+		cancel()
+		tr.Close()
+		if err == nil {
+			break
+		}
+		if diag.From(err).Code != diag.Canceled || tries > 5 {
+			t.Fatal(err)
+		}
+	}
+	r.same(r.tensors(checkpoints(whole)), r.tensors(checkpoints(cut)))
+}
+
+// A stopper ends a run after some steps.
+type stopper struct {
+	*log
+	after  int
+	cancel func()
+}
+
+func (s stopper) Emit(e event.Event) {
+	s.log.Emit(e)
+	if len(s.losses()) == s.after {
+		s.cancel()
+	}
+}
+
+// A poisoned batch does not count: the state has the same bits before and after, the step can be
+// replayed, and the run goes on.
+func TestPoisonIsRejected(t *testing.T) {
+	r := newRig(t)
+	out := t.TempDir()
+	r.run(filepath.Join(out, "clean"), counting{}, "steps=5")
+	l := &log{}
+	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=7", "save.every=1")
+	defer tr.Close()
+	tr.Poison(6)
+	if err := tr.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rejected := l.rejected()
+	if len(rejected) != 1 || rejected[0].Step != 6 || rejected[0].Replay == "" {
+		t.Fatalf("%+v", rejected)
+	}
+	if len(l.losses()) != 6 {
+		t.Errorf("the run has %d steps that count", len(l.losses()))
+	}
+	before := r.tensors(checkpoints(filepath.Join(out, "clean")))
+	replay := filepath.FromSlash(rejected[0].Replay)
+	r.same(before, r.tensors(replay))
+	r.same(before, r.tensorsOf(filepath.Join(checkpoints(filepath.Join(out, "poisoned")), "step-00000006")))
+
+	tr.Poison(-1) // a replay does not count as a step
+	got, err := tr.Replay(t.Context(), replay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Step != 6 || !math.IsNaN(got.Loss) || got.Params[0].Bad == 0 {
+		t.Errorf("the replay gives %+v", got)
+	}
+	tr.Poison(0)
+	if got, err = tr.Replay(t.Context(), replay); err != nil || math.IsNaN(got.Loss) || got.Params[0].Bad > 0 {
+		t.Errorf("without poison the replay gives %+v, %v", got, err)
+	}
+}
+
+// A batch whose loss leaps up does not count either, and a run that only leaps stops.
+func TestSpikesAreRejected(t *testing.T) {
+	r := newRig(t)
+	l := &log{}
+	tr := r.start(t.TempDir(), garbled{from: 40}, l, "steps=60", "guard.spike=1.5", "save.every=0")
+	defer tr.Close()
+	err := tr.Run(t.Context())
+	if e := diag.From(err); err == nil || e.Code != diag.TrainingLost || e.Class() != diag.Numerics {
+		t.Fatalf("the run ends with %v", err)
+	}
+	rejected := l.rejected()
+	if len(rejected) != 8 || rejected[0].Step != 41 || rejected[1].Replay != "" {
+		t.Errorf("%+v", rejected)
+	}
+}
+
+func (l *log) rejected() (list []event.Rejected) {
+	for _, e := range l.list {
+		if r, ok := e.(event.Rejected); ok {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// garbled is data that makes no sense from one batch on.
+type garbled struct {
+	counting
+	from int64
+}
+
+func (g garbled) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
+	b, after, err := g.counting.Take(at, rows, rank, ranks)
+	if at["count"]/int64(rows) >= g.from {
+		for i := range b.Labels {
+			if b.Labels[i] >= 0 {
+				b.Labels[i] = int32((i*i*7 + i*13 + 5) % 37)
+			}
+		}
+	}
+	return b, after, err
+}
