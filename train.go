@@ -25,6 +25,7 @@ import (
 type TrainJob struct {
 	Path    string   // of run.toml
 	Set     []string // KEY=VALUE, on top of it
+	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
 	Replay  string   // the folder of a rejected step to compute again, instead of training
 	// Handover is a new folder for another program that is to train the same, instead of training:
@@ -254,7 +255,8 @@ func (r *runner) keepTokenizer() error {
 
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Config: r.model.Config, Recipe: r.recipe,
-		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Now: time.Now}
+		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Now: time.Now,
+		Until: r.job.Until}
 	if r.held != nil {
 		o.Eval = r.held
 	}

@@ -272,7 +272,7 @@ var catalogue = []row{
 	{ScheduleText, Usage, "the text of a pipeline schedule is not well formed",
 		`"G0.1" is no action`},
 	{ScheduleCosts, Usage, "the costs of a pipeline's stages do not fit the schedule",
-		"there are 3 costs of forward for 4 stages"},
+		"the cost of forward has 3 entries for 4 stages"},
 }
 
 func (c Code) class() Class {

@@ -46,6 +46,8 @@ type Options struct {
 	// Init gives the parameters that a run begins with, if it does not go on with another.
 	Init func(p *model.Param, dst []float32) error
 
+	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last.
+	Until int
 	// Peak is the arithmetic of all devices in operations a second, for MFU; 0 if it is not known.
 	Peak   float64
 	Events event.Sink
@@ -141,7 +143,7 @@ func (t *Trainer) Run(stop context.Context) error {
 		for range next { // the data must not be closed under a batch that is still being taken
 		}
 	}()
-	for t.step < r.Steps {
+	for t.step < t.end() {
 		start := t.Now()
 		if stop.Err() != nil {
 			if err := t.save(ctx); err != nil {
@@ -154,7 +156,7 @@ func (t *Trainer) Run(stop context.Context) error {
 		if b.err != nil {
 			return b.err
 		}
-		if t.step+1 < r.Steps {
+		if t.step+1 < t.end() {
 			next = t.prefetch(b.after)
 		}
 		if err := t.do(ctx, b, start); err != nil {
@@ -174,9 +176,17 @@ func (t *Trainer) Run(stop context.Context) error {
 	return nil
 }
 
+// end is the last step that this process makes.
+func (t *Trainer) end() int {
+	if t.Until > 0 {
+		return min(t.Until, t.Recipe.Steps)
+	}
+	return t.Recipe.Steps
+}
+
 // due tells whether something is done after so many steps, and after the last.
 func (t *Trainer) due(every int) bool {
-	return t.step == t.Recipe.Steps || every > 0 && t.step%every == 0
+	return t.step == t.end() || every > 0 && t.step%every == 0
 }
 
 // A taken is the batch of a step and the position after it.

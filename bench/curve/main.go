@@ -23,11 +23,19 @@ import (
 func main() {
 	limit := flag.Float64("limit", 1, "the largest difference of a step, in percent")
 	window := flag.Int("window", 20, "steps that the smoothed curves are means of")
+	single := flag.Bool("csv", false, "print one curve as CSV instead")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: curve [flags] OURS THEIRS")
+		fmt.Fprintln(os.Stderr, "usage: curve [flags] OURS THEIRS, or curve -csv CURVE")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
+	if *single && flag.NArg() == 1 {
+		if err := printCurve(os.Stdout, flag.Arg(0)); err != nil {
+			fmt.Fprintln(os.Stderr, "curve:", err)
+			os.Exit(2)
+		}
+		return
+	}
 	if flag.NArg() != 2 || *window < 1 {
 		flag.Usage()
 		os.Exit(2)
@@ -70,6 +78,19 @@ func run(w io.Writer, ours, theirs string, limit float64, window int) (bool, err
 	}
 	fmt.Fprintf(w, "%s %.3g %% by step\n", verdict, 100*limit)
 	return ok, nil
+}
+
+// printCurve prints a curve as CSV, as it is committed.
+func printCurve(w io.Writer, path string) error {
+	curve, err := readFile(path)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(w, "step,loss")
+	for _, p := range curve {
+		fmt.Fprintf(w, "%d,%.9g\n", p.step, p.loss)
+	}
+	return nil
 }
 
 // A point is one step of a curve.
@@ -191,6 +212,5 @@ func compare(a, b []float64) difference {
 
 func (d difference) text(steps []int) string {
 	return fmt.Sprintf("at most %.3g %% apart (step %d), %.3g %% in the mean", 100*d.worst,
-		steps[d.at],
-		100*d.mean)
+		steps[d.at], 100*d.mean)
 }

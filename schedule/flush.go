@@ -1,0 +1,43 @@
+package schedule
+
+// gpipe runs every forward, then every gradient (Huang et al., GPipe, 2019, arXiv 1811.06965). It
+// is the simplest schedule and holds the whole batch. The paper draws the gradients in the reverse
+// order of the forwards; here, as in all other schedules, a stage takes microbatches in order both
+// ways, which takes the same time.
+func gpipe() family {
+	return family{
+		name: "gpipe", layout: Loop, least: 1, most: 1,
+		list: func(s *Schedule, rank int) []Action {
+			l := s.lister(rank, 2)
+			l.repeat(s.Micros, forward(0))
+			l.repeat(s.Micros, backward(0))
+			return l.actions
+		},
+		holds:  func(shape Shape, _ int) int { return shape.Micros },
+		bubble: flush,
+	}
+}
+
+// flush is the bubble of GPipe and of 1F1B: the first microbatch must pass the other ranks before
+// the last rank can begin, and the last one's gradient must pass them back. GPipe (section 2.3)
+// writes it as a share, (P-1)/(M+P-1).
+func flush(shape Shape, c unit) (int64, bool) {
+	return int64(shape.Ranks-1) * (c.forward + c.input + c.weight), true
+}
+
+// oneFOneB runs a gradient as soon as there is one, so that a rank holds no more microbatches than
+// there are ranks below it (PipeDream-flush: Narayanan et al., 2021, arXiv 2006.09503; in
+// Megatron-LM, arXiv 2104.04473, section 2.2). The bubble is that of GPipe.
+func oneFOneB() family {
+	return family{
+		name: "1f1b", layout: Loop, least: 1, most: 1,
+		list: func(s *Schedule, rank int) []Action {
+			l := s.lister(rank, 2)
+			l.repeat(s.Ranks-rank-1, forward(0))
+			l.repeat(s.Micros, forward(0), backward(0))
+			return l.actions
+		},
+		holds:  func(shape Shape, rank int) int { return min(shape.Micros, shape.Ranks-rank) },
+		bubble: flush,
+	}
+}

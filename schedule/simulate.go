@@ -1,0 +1,180 @@
+package schedule
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// Costs are the prices of actions in ticks: any unit of time, as long as it is one. Each list has
+// one entry for every virtual stage, or a single one that holds for all. Whole numbers keep every
+// result exact.
+type Costs struct {
+	Forward []int64 `json:"forward"`
+	Input   []int64 `json:"input"`
+	Weight  []int64 `json:"weight"`
+	// Send is the time from the end of an action to the moment when the next stage's rank has its
+	// result. It keeps neither rank from working.
+	Send int64 `json:"send,omitempty"`
+}
+
+// Even gives costs that are the same for every stage, with free sending.
+func Even(forward, input, weight int64) Costs {
+	return Costs{Forward: []int64{forward}, Input: []int64{input}, Weight: []int64{weight}}
+}
+
+// A unit is the costs of one stage where all cost the same.
+type unit struct{ forward, input, weight int64 }
+
+func (c Costs) unit() (unit, bool) {
+	if c.Send != 0 {
+		return unit{}, false
+	}
+	for _, list := range [][]int64{c.Forward, c.Input, c.Weight} {
+		if len(list) == 0 {
+			return unit{}, false
+		}
+		for _, t := range list {
+			if t != list[0] {
+				return unit{}, false
+			}
+		}
+	}
+	return unit{c.Forward[0], c.Input[0], c.Weight[0]}, true
+}
+
+// prices are Costs spread out: the time of every kind for every stage.
+type prices [len(letters)][]int64
+
+func (c Costs) prices(shape Shape) (prices, error) {
+	stages := shape.Stages()
+	var p prices
+	var err error
+	if p[Forward], err = spread("the cost of forward", c.Forward, stages); err != nil {
+		return p, err
+	}
+	if p[Input], err = spread("the cost of input", c.Input, stages); err != nil {
+		return p, err
+	}
+	if p[Weight], err = spread("the cost of weight", c.Weight, stages); err != nil {
+		return p, err
+	}
+	if c.Send < 0 {
+		return p, diag.New(diag.ScheduleCosts, "sending costs %d", c.Send).
+			Try("give a time of 0 or more")
+	}
+	p[Backward] = make([]int64, stages)
+	var total float64
+	for i := range stages {
+		p[Backward][i] = p[Input][i] + p[Weight][i]
+		total += float64(p[Forward][i]) + float64(p[Input][i]) + float64(p[Weight][i])
+	}
+	// A step in which nothing overlaps, on every rank, must be a number that int64 holds, and
+	// Steps counts in quarters of a tick.
+	total = (total + 2*float64(c.Send)*float64(stages)) * float64(shape.Micros)
+	if total*float64(shape.Ranks) > math.MaxInt64/8 {
+		return p, diag.New(diag.ScheduleCosts, "these costs are too large to add up").
+			Try("count in a larger unit, such as nanoseconds")
+	}
+	return p, nil
+}
+
+// spread gives a list with an entry for each stage, from one or from as many as there are stages.
+func spread(name string, list []int64, stages int) ([]int64, error) {
+	if len(list) != 1 && len(list) != stages {
+		return nil, diag.New(diag.ScheduleCosts, "%s has %d entries for %d stages",
+			name, len(list), stages).Try("give one for all stages, or %d", stages)
+	}
+	full := make([]int64, stages)
+	for i := range full {
+		if full[i] = list[i%len(list)]; full[i] < 0 {
+			return nil, diag.New(diag.ScheduleCosts, "%s is %d for stage %d", name, full[i], i).
+				Try("give 0 or more")
+		}
+	}
+	return full, nil
+}
+
+// A Span is the time of one action.
+type Span struct {
+	Start int64 `json:"start"`
+	End   int64 `json:"end"`
+}
+
+// A Timeline is a schedule with times: every action starts as soon as its rank is free and what it
+// needs has arrived.
+type Timeline struct {
+	Schedule *Schedule `json:"-"`
+	Spans    [][]Span  `json:"spans"`    // as Schedule.Lists
+	Busy     []int64   `json:"busy"`     // by rank: the time spent in actions
+	Makespan int64     `json:"makespan"` // from the first start to the last end on any rank
+}
+
+// Simulate works out when every action runs. The schedule must be valid.
+func (s *Schedule) Simulate(c Costs) (*Timeline, error) {
+	if err := s.wellFormed(); err != nil {
+		return nil, err
+	}
+	p, err := c.prices(s.Shape)
+	if err != nil {
+		return nil, err
+	}
+	t := &Timeline{Schedule: s, Spans: make([][]Span, s.Ranks), Busy: make([]int64, s.Ranks)}
+	total := 0
+	for _, list := range s.Lists {
+		total += len(list)
+	}
+	spans := make([]Span, total) // one piece of memory for all ranks
+	for rank, list := range s.Lists {
+		t.Spans[rank], spans = spans[:len(list):len(list)], spans[len(list):]
+	}
+	free := make([]int64, s.Ranks)
+	err = s.run(c.Send, func(rank, place int, arrived int64) int64 {
+		a := s.Lists[rank][place]
+		start := max(free[rank], arrived)
+		end := start + p[a.Kind][a.Stage]
+		free[rank] = end
+		t.Busy[rank] += end - start
+		t.Spans[rank][place] = Span{start, end}
+		t.Makespan = max(t.Makespan, end)
+		return end
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Bubble is the time that ranks are idle in the step, as an exact share: idle of total ticks,
+// summed over ranks.
+func (t *Timeline) Bubble() (idle, total int64) {
+	total = t.Makespan * int64(len(t.Busy))
+	idle = total
+	for _, busy := range t.Busy {
+		idle -= busy
+	}
+	return idle, total
+}
+
+// Share is [Timeline.Bubble] as a number from 0 to 1.
+func (t *Timeline) Share() float64 {
+	idle, total := t.Bubble()
+	if total == 0 {
+		return 0
+	}
+	return float64(idle) / float64(total)
+}
+
+// Idle is the time that a rank is idle in the step.
+func (t *Timeline) Idle(rank int) int64 { return t.Makespan - t.Busy[rank] }
+
+// Stalled is the time that a rank is idle between its own first and last action. The papers on
+// zero bubbles count this and not [Timeline.Idle]: they let a rank begin the next step while others
+// are still in this one.
+func (t *Timeline) Stalled(rank int) int64 {
+	spans := t.Spans[rank]
+	if len(spans) == 0 {
+		return 0
+	}
+	return spans[len(spans)-1].End - spans[0].Start - t.Busy[rank]
+}

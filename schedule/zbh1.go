@@ -1,0 +1,35 @@
+package schedule
+
+// zeroBubbleH1 is 1F1B with the gradient in two parts (Qi et al., Zero Bubble Pipeline Parallelism,
+// 2024, arXiv 2401.10241, section 2.1). The stage before waits for the input gradient only, so the
+// last microbatch runs back faster; the weight gradients that were put off fill the time that
+// 1F1B leaves empty. They are put off only so far that no rank holds more than the first one does
+// under 1F1B.
+func zeroBubbleH1() family {
+	return family{
+		name: "zb-h1", layout: Loop, least: 1, most: 1,
+		list: func(s *Schedule, rank int) []Action {
+			l := s.lister(rank, 3)
+			l.repeat(s.Ranks-rank, forward(0))
+			// Up to here the rank holds fewer than the first one; it may catch up.
+			l.repeatWhile(rank, forward(0), input(0), forward(0))
+			l.repeatWhile(s.Micros, forward(0), input(0), weight(0), forward(0))
+			l.repeat(s.Micros, input(0), weight(0))
+			return l.actions
+		},
+		holds:  func(shape Shape, _ int) int { return min(shape.Micros, shape.Ranks) },
+		bubble: zeroBubbleH1Bubble,
+	}
+}
+
+// zeroBubbleH1Bubble is (P-1)(F+I-W), which the paper gives in table 2, where the weight gradient
+// is not the longest part and there are as many microbatches as ranks. We found that a weight
+// gradient longer than that does not help further, and that of M < P microbatches only M-1
+// weight gradients can fill the bubble.
+func zeroBubbleH1Bubble(shape Shape, c unit) (int64, bool) {
+	ranks, micros := int64(shape.Ranks), int64(shape.Micros)
+	if micros < ranks {
+		return (ranks-1)*(c.forward+c.input) - (micros-1)*c.weight, c.weight <= min(c.forward, c.input)
+	}
+	return (ranks - 1) * max(c.forward, c.input, c.forward+c.input-c.weight), true
+}
