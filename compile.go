@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -34,8 +35,27 @@ func readSource(job CompileJob, c machine.Cluster) (*program.Program, []string, 
 		}
 		return stepOf(p, c, max(1, job.Seq), max(1, job.Batch))
 	}
+	if isPlan(job.Source) {
+		return programOf(job.Source, c)
+	}
 	p, err := readProgram(job.Source, c.Count)
 	return p, nil, err
+}
+
+// clusterOf is the cluster to compile for: the one that was named, or that of a plan.
+func clusterOf(job CompileJob) (machine.Cluster, error) {
+	if job.Cluster == "" && isPlan(job.Source) {
+		text, err := os.ReadFile(job.Source)
+		if err != nil {
+			return machine.Cluster{}, err
+		}
+		p, err := plan.Parse(text, job.Source)
+		if err != nil {
+			return machine.Cluster{}, err
+		}
+		job.Cluster = p.Cluster
+	}
+	return machine.ParseCluster(job.Cluster)
 }
 
 // looksLikeFile tells the name of a file that is not there from that of a model.

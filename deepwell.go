@@ -63,23 +63,24 @@ func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*mach
 
 // A CompileJob is what to compile, for what.
 type CompileJob struct {
-	Source       string         // a .mlir file, a program file, or the name of a model
+	Source       string         // a .mlir file, a program file, a plan, or the name of a model
 	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
-	Cluster      string         // NxCARD
+	Cluster      string         // NxCARD; "" is that of a plan
 	Flags        map[string]any // compile options on top of the program's own
 	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
 }
 
 // Compile compiles every stage of a program with the real compiler for the cluster, which need
 // not be at hand, and reports what came of it.
-func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, error) {
+func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error) {
 	v := e.begin(ctx, "compile")
 	var cluster machine.Cluster
 	var prog *program.Program
 	var notes []string
 	var reports []*engine.Report
+	var foot *Footprint
 	v.pass("read the cluster", func() (err error) {
-		cluster, err = machine.ParseCluster(job.Cluster)
+		cluster, err = clusterOf(job)
 		return err
 	})
 	v.pass("read the program", func() (err error) {
@@ -91,8 +92,9 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, er
 		return err
 	})
 	v.pass("compare with the card's memory", func() error {
-		for _, r := range reports {
-			r.Notes = append(r.Notes, notes...)
+		if len(reports) > 0 {
+			last := reports[len(reports)-1]
+			last.Notes = append(last.Notes, notes...)
 		}
 		for _, r := range reports {
 			if err := r.Fits(); err != nil {
@@ -101,7 +103,20 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) ([]*engine.Report, er
 		}
 		return nil
 	})
-	return reports, v.err
+	if isPlan(job.Source) {
+		v.pass("add up what a device holds", func() (err error) {
+			foot, err = footprint(prog, reports)
+			return err
+		})
+	}
+	return &Compilation{reports, foot}, v.err
+}
+
+// A Compilation is what became of the stages of a program and, for a plan, what a device holds
+// while it trains.
+type Compilation struct {
+	Stages []*engine.Report `json:"stages"`
+	Step   *Footprint       `json:"step,omitempty"`
 }
 
 // Doctor examines everything that the other verbs need, by using it.

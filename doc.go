@@ -26,13 +26,15 @@
 //	   model       architectures, presets, counts, parameters with their layouts
 //	   ckpt        slices of a running state to a folder that can be resumed from, and back
 //	   recipe      run.toml to a checked recipe
+//	   overlap     a scheduled program → what of its communication is hidden behind compute
 //	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
 //	   plan        how a model is spread over devices → plan.json
 //	   kernels     what an operation becomes on a target, and why
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	6  lower       per-device graph → StableHLO text
 //	   internal/check   small programs whose answers are known
-//	7  train       the loop, guards, checkpoints, replay
+//	7  pipeline    a schedule and the programs of stages → a run, over links between devices
+//	   train       the loop, guards, checkpoints, replay
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

@@ -30,13 +30,14 @@ var layers = [][]string{
 	{"event", "internal/atomicfile", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlo", "internal/pjrt", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
-	{"engine", "optim", "model", "ckpt", "recipe"},
+	{"engine", "optim", "model", "ckpt", "recipe", "overlap"},
 	{"capture", "plan", "kernels"},
 	{"spmd"},
 	{"lower", "internal/check"},
+	{"pipeline"},
 	{"train"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
-		"bench/depth"},
+		"bench/depth", "bench/overlap"},
 }
 
 // place gives a package's row and its place in the row.

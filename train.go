@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/tokenizer"
 	"github.com/deepwell/deepwell/train"
@@ -25,6 +26,7 @@ import (
 type TrainJob struct {
 	Path    string   // of run.toml
 	Set     []string // KEY=VALUE, on top of it
+	Plan    string   // the file of a plan for several devices; "" is one device
 	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
 	Replay  string   // the folder of a rejected step to compute again, instead of training
@@ -42,6 +44,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*train.Replay, error) {
 	var replay *train.Replay
 	v.pass("read the recipe", r.readRecipe)
 	v.pass("find the model", r.findModel)
+	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.Handover != "" {
 		v.pass("write what another program needs", r.handOver)
@@ -67,6 +70,7 @@ type runner struct {
 	env     *Env
 	job     TrainJob
 	recipe  *recipe.Recipe
+	plan    *plan.Plan // nil is one device
 	model   *capture.Model
 	random  bool // parameters begin at random
 	tokens  *tokenizer.Tokenizer
@@ -115,6 +119,19 @@ func (r *runner) findModel() (err error) {
 		return nil
 	}
 	return r.model.Check()
+}
+
+// readPlan reads the plan, if there is one. The devices of the CPU engine stand in for its cluster.
+func (r *runner) readPlan() error {
+	if r.job.Plan == "" {
+		return nil
+	}
+	text, err := os.ReadFile(r.job.Plan)
+	if err != nil {
+		return diag.New(diag.FileError, "cannot read the plan").At("%s", r.job.Plan).Wrap(err)
+	}
+	r.plan, err = plan.Parse(text, r.job.Plan)
+	return err
 }
 
 // readData reads the tokenizer and the tokens.
@@ -187,7 +204,7 @@ func (r *runner) readTokenizer() (err error) {
 }
 
 func (r *runner) writePrograms() (err error) {
-	r.program, err = train.Write(r.model.Config, r.recipe, "cpu")
+	r.program, err = train.Write(r.model.Config, r.recipe, "cpu", r.plan)
 	if err != nil {
 		return err
 	}
@@ -198,7 +215,11 @@ func (r *runner) writePrograms() (err error) {
 }
 
 func (r *runner) openEngine(ctx context.Context) (err error) {
-	r.engine, err = engine.Open(ctx, "cpu", engine.Options{Dir: r.env.Engines, Devices: 1,
+	devices := 1
+	if r.plan != nil {
+		devices = int(r.plan.Devices())
+	}
+	r.engine, err = engine.Open(ctx, "cpu", engine.Options{Dir: r.env.Engines, Devices: devices,
 		Cache: r.env.Cache, Events: r.env.Events})
 	return err
 }

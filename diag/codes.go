@@ -11,7 +11,7 @@ type Code string
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
 // 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,
-// 32xx pipeline schedules.
+// 32xx pipelines.
 const (
 	Internal  Code = "DW1000"
 	BadUsage  Code = "DW1001"
@@ -100,6 +100,13 @@ const (
 	ScheduleInvalid Code = "DW3203"
 	ScheduleText    Code = "DW3204"
 	ScheduleCosts   Code = "DW3205"
+	LinkLost        Code = "DW3206"
+	LinkTag         Code = "DW3207"
+	LinkShape       Code = "DW3208"
+	LinkVersion     Code = "DW3209"
+	LinkData        Code = "DW3210"
+	LinkStalled     Code = "DW3211"
+	PipelineStage   Code = "DW3212"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.
@@ -261,7 +268,7 @@ var catalogue = []row{
 	{PlanMisfit, Usage, "a plan does not fit the model or the cluster",
 		"fsdp 4 × tp 4 make 16 devices; the cluster has 8"},
 	{PlanLater, Usage, "a plan asks for what Deepwell cannot do yet",
-		"tp.overlap, two half batches in one body, is not there yet"},
+		"offload of optimizer is not there yet"},
 
 	{ScheduleUnknown, Usage, "there is no pipeline schedule of that name",
 		`there is no schedule "1f1p"`},
@@ -273,6 +280,20 @@ var catalogue = []row{
 		`"G0.1" is no action`},
 	{ScheduleCosts, Usage, "the costs of a pipeline's stages do not fit the schedule",
 		"the cost of forward has 3 entries for 4 stages"},
+	{LinkLost, Stalled, "the other end of a link between stages is gone or cannot be reached",
+		"rank 2 has gone away"},
+	{LinkTag, Failed, "the other end of a link sends something else than is expected",
+		`rank 2 sends "7 F1.4/0"; "7 F1.3/0" is expected`},
+	{LinkShape, Failed, "an array that another stage sends has another shape than is expected",
+		"rank 2 sends f32[4,8] in 2 pieces; f32[4,16] in 2 pieces is expected"},
+	{LinkVersion, Failed, "the other end of a link speaks another version or belongs to another run",
+		"rank 2 speaks version 2 of the protocol; this binary speaks 1"},
+	{LinkData, Failed, "what came over a link is damaged",
+		"piece 1 from rank 2 has another checksum than when it was sent"},
+	{LinkStalled, Stalled, "the other end of a link makes no progress",
+		"rank 2 took nothing for 5m0s"},
+	{PipelineStage, Usage, "programs of a pipeline do not fit the schedule or each other",
+		"stage 3 has no program for W3.0"},
 }
 
 func (c Code) class() Class {

@@ -270,6 +270,17 @@ func (r *Run) Free() {
 	r.run.Forget()
 }
 
+// Take gives the results to the caller: from now on Free leaves them alone.
+func (r *Run) Take() []*Array {
+	if r.kept == nil {
+		r.kept = make(map[*Array]bool, len(r.Results))
+	}
+	for _, a := range r.Results {
+		r.kept[a] = true
+	}
+	return r.Results
+}
+
 // Keep puts results into a state by their names; the run gives up those that it puts there.
 func (r *Run) Keep(st *State, results ...*Array) {
 	if r.kept == nil {

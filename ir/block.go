@@ -191,19 +191,30 @@ func (op *Op) Extras() (segments, places []*Value) {
 	return rest, nil
 }
 
-func inferAttention(_ *Graph, op *Op) ([]Type, error) {
+// allKeys is the type of the keys that queries see. In a ring each device has a piece of them, and
+// hands it on to the next until all have seen all; the documents and places of keys are not handed
+// on, everyone has them.
+func allKeys(g *Graph, op *Op) Type {
+	k := op.In[1].Type
+	if ring := op.Attrs.Text("ring"); ring != "" && k.Place.On(ring) == Keys {
+		return piece(k, ring, Keys, "", g.AxisSize(ring), 1)
+	}
+	return k
+}
+
+func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	segments, places := op.Extras()
 	pairs := len(segments) == 0 || len(segments) == 2
 	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
 		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
 	}
 	if len(segments) > 0 {
-		if err := inferSegments(op, segments); err != nil {
+		if err := inferSegments(g, op, segments); err != nil {
 			return nil, err
 		}
 	}
 	if places != nil {
-		if err := inferPlaces(op, places); err != nil {
+		if err := inferPlaces(g, op, places); err != nil {
 			return nil, err
 		}
 	}
@@ -227,7 +238,11 @@ func inferAttention(_ *Graph, op *Op) ([]Type, error) {
 		s, t, u := q.Place.On(axis), k.Place.On(axis), v.Place.On(axis)
 		byHeads := s == Heads && t == KVHeads && u == KVHeads
 		byPlace := s == Seq && t == "" && u == "" && places != nil
-		if !byHeads && !byPlace && (s != t || t != u || s == Partial || s == HeadDim || s == Seq || s == Keys) {
+		if axis == op.Attrs.Text("ring") {
+			byPlace = s == Seq && t == Keys && u == Keys && places != nil
+		}
+		split := s == Partial || s == HeadDim || s == Seq || s == Keys
+		if !byHeads && !byPlace && (s != t || t != u || split) {
 			return nil, fmt.Errorf("along %s queries are placed %q, keys %q, values %q", axis, s, t, u)
 		}
 	}
@@ -236,9 +251,12 @@ func inferAttention(_ *Graph, op *Op) ([]Type, error) {
 
 // inferSegments checks the numbers of documents that queries and keys belong to, which stand where
 // queries and keys do.
-func inferSegments(op *Op, segments []*Value) error {
+func inferSegments(g *Graph, op *Op, segments []*Value) error {
 	for i, name := range []string{Heads, KVHeads} {
 		x, s := op.In[i].Type, segments[i].Type
+		if i == 1 {
+			x = allKeys(g, op)
+		}
 		want := Type{Elem: dtype.S32, Dims: without(x.Dims, name, HeadDim)}
 		for _, share := range x.Place {
 			if share.How != name {
@@ -254,9 +272,12 @@ func inferSegments(op *Op, segments []*Value) error {
 
 // inferPlaces checks the places in the sequence of queries and keys, which tell who comes before
 // whom where a device does not have all queries.
-func inferPlaces(op *Op, places []*Value) error {
+func inferPlaces(g *Graph, op *Op, places []*Value) error {
 	for i, name := range []string{Seq, Keys} {
 		x := op.In[i].Type
+		if i == 1 {
+			x = allKeys(g, op)
+		}
 		want := Type{Elem: dtype.S32, Dims: []Dim{{name, x.Size(name)}}}
 		for _, s := range x.Place {
 			if s.How == name {
@@ -278,7 +299,7 @@ func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
 	for _, s := range q.Place {
-		if s.How == Seq {
+		if s.How == Seq && s.Axis != op.Attrs.Text("ring") {
 			k.Place, v.Place = k.Place.With(s.Axis, Partial), v.Place.With(s.Axis, Partial)
 		}
 	}
@@ -370,7 +391,7 @@ func inferScatter(_ *Graph, op *Op) ([]Type, error) {
 	if err := sameDims(Type{Dims: x.Dims}, Type{Dims: idx.Dims}); err != nil {
 		return nil, err
 	}
-	return resized(x, dim, op.Attrs.Int("size"))
+	return resized(x, dim, op.Attrs.Int("size"), false)
 }
 
 func inferTopK(_ *Graph, op *Op) ([]Type, error) {
@@ -385,7 +406,7 @@ func inferTopK(_ *Graph, op *Op) ([]Type, error) {
 	if _, err := keep(x, dim); err != nil {
 		return nil, err
 	}
-	values, err := resized(x, dim, k)
+	values, err := resized(x, dim, k, false)
 	if err != nil {
 		return nil, err
 	}

@@ -147,9 +147,10 @@ func (d *differ) reaches(op *Op) bool {
 	return slices.ContainsFunc(op.In, func(v *Value) bool { return d.needs[v] })
 }
 
-// movers only move elements, so their gradients take terms of a sum as well; a gather scatters them.
-var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split", "merge", "broadcast",
-	"slice", "pad", "concat", "convert"}
+// movers only move elements, so their gradients take terms of a sum as well; that of a gather
+// scatters them.
+var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split", "merge",
+	"broadcast", "slice", "pad", "concat", "convert"}
 
 // backward walks through the operations from the last to the first.
 func (d *differ) backward() {
@@ -558,7 +559,40 @@ func (gr *Gradient) Joint() (*Graph, error) {
 		replace(b, v, one.Out[0])
 		j.Ops = append(j.Ops, one)
 	}
-	j.Ops = append(j.Ops, b.Ops...)
+	for _, op := range b.Ops {
+		if again := j.gathered(op); again != nil {
+			for i, v := range op.Out {
+				replace(b, v, again.Out[i])
+			}
+			continue
+		}
+		j.Ops = append(j.Ops, op)
+	}
 	j.Results = append(slices.Clone(f.Results[:len(gr.Seeds)]), b.Results...)
 	return j, j.Verify()
+}
+
+// gathered finds what a graph has gathered already: in one program, outside loops, a compiler would
+// find it too, and what is sent should be what the graph says.
+func (g *Graph) gathered(op *Op) *Op {
+	if op.Tag != Gather {
+		return nil
+	}
+	for _, old := range g.Ops {
+		if old.Tag == Gather && sameOp(old, op) {
+			return old
+		}
+	}
+	return nil
+}
+
+// sameOp tells whether two operations compute the same of the same.
+func sameOp(a, b *Op) bool {
+	if a.Kind != b.Kind || a.Body != nil || b.Body != nil || a.Attrs.String() != b.Attrs.String() {
+		return false
+	}
+	return slices.EqualFunc(a.In, b.In, func(x, y *Value) bool {
+		return x == y || x.def != nil && y.def != nil && sameOp(x.def, y.def) &&
+			slices.Index(x.def.Out, x) == slices.Index(y.def.Out, y)
+	})
 }

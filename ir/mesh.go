@@ -3,6 +3,8 @@ package ir
 import (
 	"fmt"
 	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // meshKinds are the collectives: the only operations that change a placement. Each is the transpose
@@ -14,6 +16,9 @@ func meshKinds() map[string]kind {
 		"all_gather": {1, inferAllGather, func(d *differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
+				if sum, err := dtype.Parse(op.Attrs.Text("sum")); err == nil {
+					dy[0] = d.b.Convert(dy[0], sum)
+				}
 				return []*Value{d.b.ReduceScatter(dy[0], axis, dim)}
 			}
 			return []*Value{d.b.OwnPiece(dy[0], axis, dim)}
@@ -43,8 +48,8 @@ func along(op *Op, how string) (t Type, axis, dim string, err error) {
 	return t, axis, dim, err
 }
 
-// Axes lists the axes of the mesh that a collective goes along: one, or several for a sum. It is nil
-// for other operations.
+// Axes lists the axes of the mesh that a collective goes along: one, or several for a sum. It is
+// nil for other operations.
 func (op *Op) Axes() []string {
 	if axis := op.Attrs.Text("axis"); axis != "" {
 		return []string{axis}
@@ -132,10 +137,15 @@ func (b *Builder) AllGather(x *Value, axis, dim string) *Value {
 	return b.collective("all_gather", axis, dim, x)
 }
 
-// Prefetch is AllGather of something that is known long before it is used, such as a weight: a
-// compiler may fetch it a round ahead.
-func (b *Builder) Prefetch(x *Value, axis, dim string) *Value {
-	return b.one("all_gather", attrs(map[string]any{"axis": axis, "dim": dim, "prefetch": true}), x)
+// Fetch is AllGather of a parameter. A compiler may fetch it a round of a loop ahead, if it is told
+// so. The terms of its gradient are converted to sum before they are added up and scattered;
+// Invalid leaves them as they are.
+func (b *Builder) Fetch(x *Value, axis, dim string, ahead bool, sum dtype.DType) *Value {
+	a := map[string]any{"axis": axis, "dim": dim, "prefetch": ahead}
+	if sum.Valid() {
+		a["sum"] = sum.String()
+	}
+	return b.one("all_gather", attrs(a), x)
 }
 
 // ReduceScatter adds up terms and leaves each device a piece of the sum.

@@ -28,18 +28,20 @@ func shapeKinds() map[string]kind {
 		"slice": {1, inferSlice, func(d *differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
 			from, all := op.Attrs.Int("from"), op.In[0].Type.Size(dim)
-			return []*Value{d.b.Pad(dy[0], dim, from, all-from-dy[0].Type.Size(dim))}
+			high := all - from - dy[0].Type.Size(dim)
+			return []*Value{d.b.pad(dy[0], dim, from, high, op.Attrs.Bool("local"))}
 		}},
 		"pad": {1, inferPad, func(d *differ, op *Op, dy []*Value) []*Value {
 			dim, low := op.Attrs.Text("dim"), op.Attrs.Int("low")
-			return []*Value{d.b.Slice(dy[0], dim, low, low+op.In[0].Type.Size(dim))}
+			to := low + op.In[0].Type.Size(dim)
+			return []*Value{d.b.slice(dy[0], dim, low, to, op.Attrs.Bool("local"))}
 		}},
 		"concat": {1, inferConcat, func(d *differ, op *Op, dy []*Value) []*Value {
 			dim, at := op.Attrs.Text("dim"), int64(0)
 			var parts []*Value
 			for _, x := range op.In {
 				n := x.Type.Size(dim)
-				parts = append(parts, d.b.Slice(dy[0], dim, at, at+n))
+				parts = append(parts, d.b.slice(dy[0], dim, at, at+n, op.Attrs.Bool("local")))
 				at += n
 			}
 			return parts
@@ -154,14 +156,15 @@ func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// resized gives a type with one whole dimension of another size.
-func resized(x Type, dim string, size int64) ([]Type, error) {
+// resized gives a type with one whole dimension of another size. A local operation takes of the
+// piece that each device has, whole or not.
+func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 	i := x.Index(dim)
 	if i < 0 || size < 0 {
 		return nil, fmt.Errorf("%s cannot have %s=%d", x, dim, size)
 	}
 	for _, s := range x.Place {
-		if s.How == dim {
+		if s.How == dim && !local {
 			return nil, fmt.Errorf("along %s %s is cut", s.Axis, dim)
 		}
 	}
@@ -178,7 +181,7 @@ func inferSlice(_ *Graph, op *Op) ([]Type, error) {
 	if from < 0 || to < from || to > x.Size(dim) {
 		return nil, fmt.Errorf("%s has no %s from %d to %d", x, dim, from, to)
 	}
-	return resized(x, dim, to-from)
+	return resized(x, dim, to-from, op.Attrs.Bool("local"))
 }
 
 func inferPad(_ *Graph, op *Op) ([]Type, error) {
@@ -190,7 +193,7 @@ func inferPad(_ *Graph, op *Op) ([]Type, error) {
 		return nil, fmt.Errorf("cannot pad by %d and %d", low, high)
 	}
 	dim := op.Attrs.Text("dim")
-	return resized(x, dim, low+x.Size(dim)+high)
+	return resized(x, dim, low+x.Size(dim)+high, op.Attrs.Bool("local"))
 }
 
 func inferConcat(_ *Graph, op *Op) ([]Type, error) {
@@ -201,7 +204,7 @@ func inferConcat(_ *Graph, op *Op) ([]Type, error) {
 	first := op.In[0].Type
 	for _, v := range op.In {
 		size += v.Type.Size(dim)
-		same, err := resized(v.Type, dim, first.Size(dim))
+		same, err := resized(v.Type, dim, first.Size(dim), op.Attrs.Bool("local"))
 		if err != nil {
 			return nil, err
 		}
@@ -209,7 +212,7 @@ func inferConcat(_ *Graph, op *Op) ([]Type, error) {
 			return nil, fmt.Errorf("%s and %s differ in more than %s", first, v.Type, dim)
 		}
 	}
-	return resized(first, dim, size)
+	return resized(first, dim, size, op.Attrs.Bool("local"))
 }
 
 // inferReduce drops dimensions. A sum over one that is cut is a term of a sum; a maximum cannot be.
@@ -266,12 +269,34 @@ func (b *Builder) Broadcast(x *Value, at int, dim Dim) *Value {
 
 // Slice takes a range of a dimension.
 func (b *Builder) Slice(x *Value, dim string, from, to int64) *Value {
-	return b.one("slice", attrs(map[string]any{"dim": dim, "from": from, "to": to}), x)
+	return b.slice(x, dim, from, to, false)
+}
+
+func (b *Builder) slice(x *Value, dim string, from, to int64, local bool) *Value {
+	a := map[string]any{"dim": dim, "from": from, "to": to, "local": local}
+	return b.one("slice", attrs(a), x)
+}
+
+// Halve takes the two halves of what each device has of a dimension, be it cut or not; Rejoin
+// undoes it.
+func (b *Builder) Halve(x *Value, dim string) [2]*Value {
+	n := x.Type.Size(dim)
+	return [2]*Value{b.slice(x, dim, 0, n/2, true), b.slice(x, dim, n/2, n, true)}
+}
+
+// Rejoin joins what Halve took apart.
+func (b *Builder) Rejoin(halves [2]*Value, dim string) *Value {
+	return b.one("concat", attrs(map[string]any{"dim": dim, "local": true}), halves[0], halves[1])
 }
 
 // Pad adds zeros before and after.
 func (b *Builder) Pad(x *Value, dim string, low, high int64) *Value {
-	return b.one("pad", attrs(map[string]any{"dim": dim, "low": low, "high": high}), x)
+	return b.pad(x, dim, low, high, false)
+}
+
+func (b *Builder) pad(x *Value, dim string, low, high int64, local bool) *Value {
+	a := map[string]any{"dim": dim, "low": low, "high": high, "local": local}
+	return b.one("pad", attrs(a), x)
 }
 
 // Concat joins values along a dimension.

@@ -43,9 +43,7 @@ func (g *Graph) print(b *strings.Builder, indent string) {
 
 func (op *Op) print(b *strings.Builder, indent string) {
 	fmt.Fprintf(b, "%s%s = %s(%s)", indent, values(op.Out), op.Kind, values(op.In))
-	for _, a := range op.Attrs {
-		fmt.Fprintf(b, " %s=%s", a.Key, attrText(a.Value))
-	}
+	b.WriteString(op.Attrs.String())
 	if op.Tag != "" {
 		fmt.Fprintf(b, " @%s", op.Tag)
 	}
@@ -60,6 +58,15 @@ func (op *Op) print(b *strings.Builder, indent string) {
 		return
 	}
 	b.WriteByte('\n')
+}
+
+// String writes the constants as the text of an operation has them, each after a space.
+func (a Attrs) String() string {
+	var b strings.Builder
+	for _, x := range a {
+		fmt.Fprintf(&b, " %s=%s", x.Key, attrText(x.Value))
+	}
+	return b.String()
 }
 
 func values(list []*Value) string {

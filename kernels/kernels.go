@@ -3,6 +3,7 @@ package kernels
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -18,8 +19,10 @@ const (
 	Matrix = "matrix"
 	// HeadFirst is attention as products of matrices, one for each head of each sequence.
 	HeadFirst = "head first"
-	// Gather is cross-entropy that takes a label's score from its place.
-	Gather = "gather"
+	// Chunked is cross-entropy that sums a part of each row at a time.
+	Chunked = "chunked"
+	// Folded is a sum of everything, by parts that lie side by side.
+	Folded = "folded"
 )
 
 // A Choice is what one operation becomes, and why.
@@ -46,10 +49,15 @@ func (s *Set) Pick(op *ir.Op) string {
 	switch {
 	case s.arch == "cpu" && attends:
 		c = Choice{op.Kind, HeadFirst, "the CPU has no cuDNN; products with one batch are fastest"}
-	case s.arch == "cpu" && slices.Contains([]string{"dot", "linear", "linear_dx", "linear_dw"}, op.Kind):
+	case s.arch == "cpu" && (op.Kind == "dot" || strings.HasPrefix(op.Kind, "linear")):
 		c = Choice{op.Kind, Matrix, "XLA:CPU turns wider products by copies"}
 	case s.arch == "cpu" && op.Kind == "cross_entropy":
-		c = Choice{op.Kind, Gather, "one element of a row is fetched faster than it is compared for"}
+		c = Choice{op.Kind, Chunked, "the exponentials of all scores would be as large as the scores"}
+	case s.arch == "cpu" && op.Kind == "cross_entropy_grad":
+		c = Choice{op.Kind, Chunked, "as a matrix it takes the place of the scores"}
+	case s.arch == "cpu" && op.Kind == "sum" && len(op.Out[0].Type.Dims) == 0 &&
+		op.In[0].Type.Shape().Elements() > FoldAbove:
+		c = Choice{op.Kind, Folded, "XLA:CPU writes what it sums first, unless it sums whole vectors"}
 	case attends:
 		c = Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
 		if why := s.againstCuDNN(op); why != "" {
@@ -62,8 +70,8 @@ func (s *Set) Pick(op *ir.Op) string {
 	return c.Kernel
 }
 
-// OneResult reports whether the target writes one result at a time, so that what two results have in
-// common is better read back than computed twice.
+// OneResult reports whether the target writes one result at a time, so that what two results have
+// in common is better read back than computed twice.
 func (s *Set) OneResult() bool { return s.arch == "cpu" }
 
 // Choices lists what was chosen, each once, in the order of the program.
@@ -87,12 +95,14 @@ func (s *Set) againstCuDNN(op *ir.Op) string {
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", head)
 	case len(segments) > 0:
 		return "cuDNN's call has no mask of documents"
-	case len(places) > 0:
+	case len(places) > 0 && (op.Attrs.Text("ring") == "" || op.Attrs.Bool("balanced")):
 		return "cuDNN's call takes all queries of a sequence, not one device's part"
 	case op.Attrs.Float("softcap") > 0:
 		return "cuDNN's call has no soft cap"
 	case len(names) != 4 || !slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim}):
 		return fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
+	case op.Attrs.Int("window") > 0 && op.Attrs.Text("ring") != "":
+		return "a window may end within a piece of the ring"
 	case op.Attrs.Int("window") > 0 && !op.Attrs.Bool("causal"):
 		return "cuDNN's window is causal"
 	}

@@ -32,3 +32,11 @@ func (s *Set) Types(precision dtype.DType) (elem, products dtype.DType) {
 	}
 	return precision, precision
 }
+
+// Documents says whether the documents that share a row are kept apart, and why or why not.
+func (s *Set) Documents() (bool, string) {
+	if s.arch == "cpu" {
+		return true, "attention compares the numbers of documents"
+	}
+	return false, "documents in a row see each other: cuDNN's call in XLA has no mask of documents"
+}

@@ -2,8 +2,10 @@ package kernels
 
 import (
 	"fmt"
+	"iter"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
 )
 
 // A Form is a product of matrices to choose for: batches of [M, K] times [K, N], each argument with
@@ -91,6 +93,62 @@ func Split(size int64) int64 {
 		}
 	}
 	return 0
+}
+
+// pieceRows and mostPieces bound the pieces of an attention: what was tried is in
+// docs/decisions/0014-cpu-lowering.md.
+const (
+	pieceRows  = 64
+	mostPieces = 4
+)
+
+// Fold is the number of parts that a sum of everything adds at a time, as long as there are more
+// than FoldAbove elements: 32 is the most that XLA:CPU sums without a second pass
+// (tree_reduction_rewriter.cc), and below FoldAbove the sum costs nothing.
+const (
+	Fold      = 32
+	FoldAbove = 1 << 13
+)
+
+// Chunks gives the parts, from and to, in which a row of scores is summed: eight, so that what is
+// written beside the scores is an eighth of them.
+func Chunks(width int64) iter.Seq2[int64, int64] {
+	return func(yield func(from, to int64) bool) {
+		step := (width + 7) / 8
+		for from := int64(0); from < width; from += step {
+			if !yield(from, min(from+step, width)) {
+				return
+			}
+		}
+	}
+}
+
+// A Piece is some queries of an attention, From to To, and the keys that they may see.
+type Piece struct{ From, To, Low, High int64 }
+
+// Pieces cuts the queries of an attention in which a query sees no later key, so that scores nobody
+// sees are not computed. With places of their own the queries stand in any order. Fewer than
+// pieceRows queries are not worth a product of their own, and products in bf16 cost so little that
+// two pieces are better than four.
+func (s *Set) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Piece {
+	n := min(queries/pieceRows, mostPieces)
+	if products != dtype.F32 {
+		n = min(n, 2)
+	}
+	if !op.Attrs.Bool("causal") || op.Attrs.Bool("placed") || queries != keys || n < 2 {
+		return []Piece{{0, queries, 0, keys}}
+	}
+	s.note(Choice{"attention", "in pieces", "keys that no query of a piece sees are left out"})
+	var list []Piece
+	for i := range n {
+		p := Piece{From: queries * i / n, To: queries * (i + 1) / n}
+		p.High = p.To
+		if window := op.Attrs.Int("window"); window > 0 {
+			p.Low = max(0, p.From-window+1)
+		}
+		list = append(list, p)
+	}
+	return list
 }
 
 // note keeps a choice, once.

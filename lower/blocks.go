@@ -51,8 +51,8 @@ func blockRules() map[string]rule {
 	}
 }
 
-// wide gives a value in f32 if its type is narrower: norms and sums are computed so and rounded once,
-// as PyTorch's are.
+// wide gives a value in f32 if its type is narrower: norms and sums are computed so and rounded
+// once, as PyTorch's are.
 func (w *writer) wide(x val) val {
 	if x.t.Elem == dtype.F64 || x.t.Elem.Kind() != dtype.Float {
 		return x
@@ -125,6 +125,7 @@ type attendant struct {
 	segments []val // of queries and of keys, or none
 	places   []val // likewise
 	alone    bool  // a share of one head is no dimension
+	ahead    int64 // by how much the first query stands after the first key
 
 	// times is how products are written.
 	times func(x, y val, to dtype.DType, over ...string) val
@@ -219,6 +220,9 @@ func (a *attendant) sees(scores ir.Type) (all val) {
 	} else {
 		i, j = w.iota(t, ir.Seq), w.iota(t, ir.Keys)
 	}
+	if a.ahead > 0 {
+		i = w.elementwise("add", i, w.constant(t, float64(a.ahead)))
+	}
 	if a.op.Attrs.Bool("causal") {
 		also(w.compare("LE", j, i))
 	}
@@ -281,35 +285,36 @@ func (w *writer) picked(logits, labels val, dim string) val {
 }
 
 func crossEntropy(w *writer, op *ir.Op, in []val) []val {
-	return w.crossEntropy(op, in, func(x, labels val) val {
-		dim := op.Attrs.Text("dim")
-		at := w.choose(w.picked(x, labels, dim), x, w.constant(x.t, 0))
-		return w.reduce(at, "add", 0, dim)
-	})
-}
-
-// crossEntropy writes the loss of rows; label gives the scores of their labels.
-func (w *writer) crossEntropy(op *ir.Op, in []val, label func(x, labels val) val) []val {
 	dim := op.Attrs.Text("dim")
 	x := w.convert(in[0], dtype.F32)
 	top := w.reduce(x, "maximum", lowest, dim)
 	e := w.elementwise("exponential", w.elementwise("subtract", x, w.as(top, x.t)))
-	lse := w.elementwise("add", top, w.elementwise("log", w.reduce(e, "add", 0, dim)))
-	at := label(x, in[1])
-	real := w.compare("GE", in[1], w.constant(in[1].t, 0))
+	at := w.choose(w.picked(x, in[1], dim), x, w.constant(x.t, 0))
+	return w.lossOf(in[1], top, w.reduce(e, "add", 0, dim), w.reduce(at, "add", 0, dim))
+}
+
+// lossOf gives the loss of rows and the logarithm of their sums, from the labels, the largest
+// score, the sum of exponentials less the largest, and the label's score of each row.
+func (w *writer) lossOf(labels, top, total, at val) []val {
+	lse := w.elementwise("add", top, w.elementwise("log", total))
+	real := w.compare("GE", labels, w.constant(labels.t, 0))
 	loss := w.choose(real, w.elementwise("subtract", lse, at), w.constant(lse.t, 0))
 	return []val{loss, lse}
 }
 
 func crossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
-	dim := op.Attrs.Text("dim")
-	x := w.convert(in[0], dtype.F32)
-	p := w.elementwise("exponential", w.elementwise("subtract", x, w.as(in[2], x.t)))
-	one := w.choose(w.picked(x, in[1], dim), w.constant(x.t, 1), w.constant(x.t, 0))
-	real := w.compare("GE", in[1], w.constant(in[1].t, 0))
-	d := w.choose(real, in[3], w.constant(in[3].t, 0))
+	return []val{w.scoreGrad(in[0], in[1], in[2], in[3], op.Attrs.Text("dim"))}
+}
+
+// scoreGrad gives the gradient of scores from labels, logarithms of sums and gradients of rows.
+func (w *writer) scoreGrad(scores, labels, lse, d val, dim string) val {
+	x := w.convert(scores, dtype.F32)
+	p := w.elementwise("exponential", w.elementwise("subtract", x, w.as(lse, x.t)))
+	one := w.choose(w.picked(x, labels, dim), w.constant(x.t, 1), w.constant(x.t, 0))
+	real := w.compare("GE", labels, w.constant(labels.t, 0))
+	d = w.choose(real, d, w.constant(d.t, 0))
 	g := w.elementwise("multiply", w.elementwise("subtract", p, one), w.as(d, x.t))
-	return []val{w.convert(g, in[0].t.Elem)}
+	return w.convert(g, scores.t.Elem)
 }
 
 // flat gives ids as a column, as gathers and scatters want them.

@@ -128,7 +128,7 @@ func (w *writer) rule(op *ir.Op) rule {
 	switch w.kernels.Pick(op) {
 	case kernels.CuDNN:
 		return cudnnRules()[op.Kind]
-	case kernels.Matrix, kernels.HeadFirst, kernels.Gather:
+	case kernels.Matrix, kernels.HeadFirst, kernels.Chunked, kernels.Folded:
 		return matrixRules()[op.Kind]
 	}
 	return w.rules[op.Kind]

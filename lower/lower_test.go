@@ -57,6 +57,13 @@ func (e engineWith) run(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Arr
 		t.Fatalf("%v\n%s\n%s", err, g, text)
 	}
 	defer x.Free()
+	return e.execute(t, x, g, inputs)
+}
+
+// execute runs what was made of a graph.
+func (e engineWith) execute(t *testing.T, x *engine.Executable, g *ir.Graph,
+	inputs map[string][]*eval.Array) [][]float64 {
+	t.Helper()
 	var args []*engine.Array
 	for i, v := range g.Inputs {
 		a, err := e.Place(x.Stage(), x.Stage().Args[i], engine.Copied,
@@ -69,11 +76,11 @@ func (e engineWith) run(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Arr
 	}
 	r, err := x.Run(args...)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v\n%s", err, g)
 	}
 	defer r.Free()
 	if err := r.Wait(context.Background()); err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v\n%s", err, g)
 	}
 	out := make([][]float64, len(g.Results))
 	for i, v := range g.Results {

@@ -47,6 +47,14 @@ func sharedRule(op *ir.Op) rule {
 		if len(op.Axes()) > 0 {
 			return sharedCrossEntropyGrad
 		}
+	case "attention":
+		if op.Attrs.Text("ring") != "" {
+			return ringAttention
+		}
+	case "attention_grad":
+		if op.Attrs.Text("ring") != "" {
+			return ringAttentionGrad
+		}
 	}
 	return nil
 }
@@ -154,12 +162,17 @@ func (w *writer) replicas(axes ...string) string {
 		b.WriteByte(']')
 	}
 	text := fmt.Sprintf("dense<[%s]> : tensor<%dx%dxi64>", b.String(), len(first), len(each))
+	return "replica_groups = " + w.alias(text)
+}
+
+// alias gives the name of a list of devices.
+func (w *writer) alias(text string) string {
 	at := slices.Index(w.groups, text)
 	if at < 0 {
 		at = len(w.groups)
 		w.groups = append(w.groups, text)
 	}
-	return fmt.Sprintf("replica_groups = #group%d", at)
+	return fmt.Sprintf("#group%d", at)
 }
 
 // aliases spells the groups.

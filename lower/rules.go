@@ -3,6 +3,7 @@ package lower
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -119,21 +120,8 @@ func shapeRules() map[string]rule {
 			return []val{w.slice(in[0], op.Attrs.Text("dim"), from, op.Attrs.Int("to"))}
 		},
 		"pad": func(w *writer, op *ir.Op, in []val) []val {
-			var low, high, none []string
-			for _, d := range in[0].t.Dims {
-				l, h := int64(0), int64(0)
-				if d.Name == op.Attrs.Text("dim") {
-					l, h = op.Attrs.Int("low"), op.Attrs.Int("high")
-				}
-				low, high, none = append(low, fmt.Sprint(l)), append(high, fmt.Sprint(h)), append(none, "0")
-			}
-			zero := w.constant(ir.Type{Elem: in[0].t.Elem}, 0)
-			out := op.Out[0].Type
-			return []val{
-				w.emit(out, "stablehlo.pad %s, %s, low = [%s], high = [%s], interior = [%s] : (%s, %s) -> %s",
-					in[0].name, zero.name, strings.Join(low, ", "), strings.Join(high, ", "),
-					strings.Join(none, ", "), tensor(in[0].t), tensor(zero.t), tensor(out)),
-			}
+			low, high := op.Attrs.Int("low"), op.Attrs.Int("high")
+			return []val{w.padded(in[0], op.Attrs.Text("dim"), low, high)}
 		},
 		"concat": func(w *writer, op *ir.Op, in []val) []val {
 			return []val{w.concat(op.Attrs.Text("dim"), op.Out[0].Type, in...)}
@@ -147,6 +135,24 @@ func shapeRules() map[string]rule {
 			return []val{w.reduce(in[0], "maximum", lowest, op.Attrs.List("over")...)}
 		},
 	}
+}
+
+// padded puts zeros before and after a value along a dimension.
+func (w *writer) padded(v val, dim string, before, after int64) val {
+	t := ir.Type{Elem: v.t.Elem, Dims: slices.Clone(v.t.Dims)}
+	t.Dims[t.Index(dim)].Size += before + after
+	var low, high, none []string
+	for _, d := range v.t.Dims {
+		l, h := int64(0), int64(0)
+		if d.Name == dim {
+			l, h = before, after
+		}
+		low, high, none = append(low, fmt.Sprint(l)), append(high, fmt.Sprint(h)), append(none, "0")
+	}
+	zero := w.constant(ir.Type{Elem: v.t.Elem}, 0)
+	return w.emit(t, "stablehlo.pad %s, %s, low = [%s], high = [%s], interior = [%s] : (%s, %s) -> %s",
+		v.name, zero.name, strings.Join(low, ", "), strings.Join(high, ", "),
+		strings.Join(none, ", "), tensor(v.t), tensor(zero.t), tensor(t))
 }
 
 // narrow rounds an argument of a product to the type that the operation says, if it says one.
@@ -170,6 +176,9 @@ func names(t ir.Type) []string {
 }
 
 func (w *writer) slice(v val, dim string, from, to int64) val {
+	if from == 0 && to == v.t.Size(dim) {
+		return v
+	}
 	t := ir.Type{Elem: v.t.Elem}
 	parts := make([]string, len(v.t.Dims))
 	for i, d := range v.t.Dims {

@@ -1,10 +1,6 @@
 package lower
 
-import (
-	"slices"
-
-	"github.com/deepwell/deepwell/ir"
-)
+import "github.com/deepwell/deepwell/ir"
 
 // reuse finds values that can be read from a state after it was written, instead of being computed
 // beside it. An update gives, for a moment m of a step that counts if ok, select(ok, m', m), and
@@ -21,12 +17,17 @@ func reuse(g *ir.Graph, donated func(*ir.Value) bool) map[*ir.Value]*ir.Op {
 			readers[v] = append(readers[v], op)
 		}
 	}
+	results := map[*ir.Value]bool{}
+	for _, v := range g.Results {
+		results[v] = true
+	}
 	into := map[*ir.Value]*ir.Op{}
 	for _, op := range g.Ops {
-		if op.Kind != "select" || !slices.Contains(g.Results, op.Out[0]) || !donated(op.Out[0]) {
+		if op.Kind != "select" || !results[op.Out[0]] || !donated(op.Out[0]) {
 			continue
 		}
-		s := &selected{g: g, by: op.In[0], readers: readers, at: op, seen: map[*ir.Value]bool{}}
+		s := &selected{results: results, by: op.In[0], readers: readers, at: op,
+			seen: map[*ir.Value]bool{}}
 		if v := op.In[1]; len(readers[v]) > 1 && v != op.In[2] && s.only(v) {
 			into[v] = op
 		}
@@ -36,9 +37,9 @@ func reuse(g *ir.Graph, donated func(*ir.Value) bool) map[*ir.Value]*ir.Op {
 
 // selected tells what is seen only where a mask holds.
 type selected struct {
-	g       *ir.Graph
-	by      *ir.Value // the mask
-	at      *ir.Op    // the select that stores the value in question
+	results map[*ir.Value]bool // of the graph
+	by      *ir.Value          // the mask
+	at      *ir.Op             // the select that stores the value in question
 	readers map[*ir.Value][]*ir.Op
 	seen    map[*ir.Value]bool
 }
@@ -50,7 +51,7 @@ func (s *selected) only(v *ir.Value) bool {
 		return true
 	}
 	s.seen[v] = true
-	if slices.Contains(s.g.Results, v) {
+	if s.results[v] {
 		return false
 	}
 	for _, op := range s.readers[v] {

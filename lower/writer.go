@@ -14,6 +14,7 @@ import (
 type writer struct {
 	b       strings.Builder
 	mesh    []ir.Axis
+	passed  map[string]val
 	groups  []string // of devices that meet in collectives, each written once
 	rules   map[string]rule
 	kernels *kernels.Set

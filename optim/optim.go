@@ -40,6 +40,9 @@ type Param struct {
 	Type  ir.Type // of the gradient
 	Tag   ir.Tag  // the part of the model it belongs to
 	Decay bool    // whether it decays; norms and biases commonly do not
+	// Group names those that devices share in the same way: the squares of their gradients are added
+	// up before those of others, so that devices exchange one number for all of them.
+	Group string
 }
 
 // A Slot is one tensor that an optimizer keeps for a parameter.
@@ -123,15 +126,22 @@ func (r recipe) build(params []Param) (*ir.Graph, error) {
 
 // gradients takes those of all parameters, in f32, and their norm.
 func (u *update) gradients(params []Param) (grads []*ir.Value, norm *ir.Value) {
-	var square *ir.Value
+	var groups []string
+	squares := map[string]*ir.Value{}
 	for _, p := range params {
 		g := u.Convert(u.Input("g."+p.Name, ir.Data, p.Type, ""), dtype.F32)
 		grads = append(grads, g)
 		s := u.Sum(u.Mul(g, g), names(p.Type)...)
-		if square != nil {
-			s = u.Add(square, s)
+		if sum := squares[p.Group]; sum != nil {
+			s = u.Add(sum, s)
+		} else {
+			groups = append(groups, p.Group)
 		}
-		square = s
+		squares[p.Group] = s
+	}
+	square := squares[groups[0]]
+	for _, group := range groups[1:] {
+		square = u.Add(square, squares[group])
 	}
 	return grads, u.Sqrt(square)
 }

@@ -136,7 +136,7 @@ var table = []*row{
 		"Weight decay, decoupled from the gradient; norms and biases have none."},
 		"", "weight_decay wd", floatKey(0, 1, func(r *Recipe) *float64 { return &r.Optimizer.Decay })),
 	whole(Key{"optimizer.betas", "pair", "[0.9, 0.95]",
-		"How slowly the first and second moment forget; the first is the momentum of Muon."},
+		"How slowly the first and second moment of AdamW forget; the momentum of Muon is 0.95."},
 		"", "beta adam_betas beta1 beta2 adam_beta1 adam_beta2 momentum", betasKey()),
 	whole(Key{"optimizer.clip", "number", "1.0",
 		"The largest norm of all gradients together; larger ones are scaled down. 0 is no limit."},

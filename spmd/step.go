@@ -27,6 +27,8 @@ type Options struct {
 	Parts int
 	// Params describes the parameters to the optimizer, by name: tag and decay.
 	Params map[string]optim.Param
+	// Sharding is how the loss was cut for a mesh; nil for one device.
+	Sharding *Sharding
 }
 
 // A Step is the graphs that train a model.
@@ -40,21 +42,31 @@ type Step struct {
 	Update *ir.Graph
 	// Evaluate gives the loss alone.
 	Evaluate *ir.Graph
-	// Params are the parameters in the order of the update.
+	// Params are the parameters in the order of the update. Their types are those of the gradients,
+	// which on a mesh are terms of a sum that the update adds up.
 	Params []optim.Param
+
+	sharding *Sharding
 }
 
 // Train builds the graphs for a loss, the only result of its graph.
 func Train(loss *ir.Graph, o Options) (*Step, error) {
-	gr, err := ir.Grad(loss, ir.GradPlan{Recompute: o.Recompute})
+	how := ir.GradPlan{Recompute: o.Recompute}
+	if o.Sharding != nil {
+		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)
+	}
+	gr, err := ir.Grad(loss, how)
 	if err != nil {
 		return nil, err
 	}
-	s := &Step{}
-	for _, v := range gr.Wrt {
+	s := &Step{sharding: o.Sharding}
+	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
-		p.Name, p.Type = v.Name, v.Type
-		if o.Parts > 1 {
+		p.Name, p.Type = v.Name, gr.Backward.Results[i].Type
+		switch {
+		case o.Sharding != nil:
+			p.Type.Elem = o.Sharding.Plan.Types.Grads
+		case o.Parts > 1:
 			p.Type.Elem = dtype.F32 // sums of several parts want more digits than the parts have
 		}
 		s.Params = append(s.Params, p)
@@ -67,13 +79,13 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 			return nil, err
 		}
 	}
-	if s.Update, err = o.Optimizer.Update(s.Params); err != nil {
+	if s.Update, err = s.update(o.Optimizer); err != nil {
 		return nil, err
 	}
 	s.Evaluate = loss.Clone()
 	s.Evaluate.Name = "evaluate"
 	s.Evaluate.Results[0].Name = Loss
-	copies(s.Evaluate)
+	s.copies(s.Evaluate)
 	return s, s.Evaluate.Verify()
 }
 
@@ -84,7 +96,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	copies(g)
+	s.copies(g)
 	g.Name = "gradient"
 	if onto {
 		g.Name = "accumulate"
@@ -93,10 +105,12 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	b := ir.Continue(g)
 	out := []*ir.Value{results[0]}
 	for i, p := range s.Params {
-		v := results[1+i]
+		v := s.scattered(b, i, results[1+i])
 		if v.Type.Elem != p.Type.Elem {
 			v = b.Convert(v, p.Type.Elem)
 		}
+		p.Type = v.Type
+		s.Params[i] = p
 		if onto {
 			v = b.Add(b.Input(GradientOf(p.Name), ir.Residual, p.Type, ""), v)
 		}
@@ -124,11 +138,11 @@ func gradientName(param string, onto bool) string {
 	return GradientOf(param)
 }
 
-// copies names the parameters of a graph that computes in another type than f32 as the copies that
-// the update makes.
-func copies(g *ir.Graph) {
-	for _, v := range g.Params() {
-		if v.Type.Elem != dtype.F32 {
+// copies names the parameters of a graph that computes in another type than f32, or with more of a
+// parameter than a device keeps, as the copies that the update makes.
+func (s *Step) copies(g *ir.Graph) {
+	for i, v := range g.Params() {
+		if v.Type.Elem != dtype.F32 || s.copied(i) {
 			v.Name = CopyOf(v.Name)
 		}
 	}

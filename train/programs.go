@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
@@ -12,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
@@ -26,14 +29,25 @@ type Programs struct {
 	Gradient, Accumulate, Update, Evaluate *program.Stage // Accumulate is nil without parts
 	Notes                                  []string       // what was chosen, and why
 
+	// Sharding is how the model lies on the devices of a plan; nil on one device.
+	Sharding *spmd.Sharding
+
 	optimizer optim.Optimizer
 }
 
-// Write writes the programs of a recipe for devices of an architecture.
-func Write(c *model.Config, r *recipe.Recipe, arch string) (*Programs, error) {
+// Write writes the programs of a recipe for devices of an architecture, spread as the plan says;
+// nil is one device.
+func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Programs, error) {
+	if how != nil {
+		if err := agree(c, r, how); err != nil {
+			return nil, err
+		}
+	}
 	set := kernels.For(arch)
 	p := &Programs{Params: c.Params()}
-	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq), Documents: true}
+	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}
+	apart, why := set.Documents()
+	p.Shape.Documents, p.Notes = apart, append(p.Notes, why)
 	p.Shape.Elem, p.Shape.Products = set.Types(r.Precision)
 	p.optimizer = optimizerOf(r, p.Shape.Elem)
 	g, err := c.Graph(p.Shape)
@@ -41,6 +55,9 @@ func Write(c *model.Config, r *recipe.Recipe, arch string) (*Programs, error) {
 		return nil, err
 	}
 	unrolled, why := set.Unroll(c.Layers)
+	if how != nil && how.Devices() > 1 {
+		unrolled, why = false, "a plan's programs are loops"
+	}
 	if unrolled {
 		if g, err = ir.Unroll(g); err != nil {
 			return nil, err
@@ -54,8 +71,14 @@ func Write(c *model.Config, r *recipe.Recipe, arch string) (*Programs, error) {
 	} else {
 		p.Notes = append(p.Notes, "layers: a loop, "+why)
 	}
+	if how != nil && how.Devices() > 1 {
+		if p.Sharding, err = spmd.Shard(g, how); err != nil {
+			return nil, err
+		}
+		g = p.Sharding.Graph
+	}
 	o := spmd.Options{Optimizer: p.optimizer, Recompute: r.Recompute, Parts: r.Batch / r.Micro,
-		Params: map[string]optim.Param{}}
+		Params: map[string]optim.Param{}, Sharding: p.Sharding}
 	for _, one := range p.Params {
 		o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
 	}
@@ -69,6 +92,31 @@ func Write(c *model.Config, r *recipe.Recipe, arch string) (*Programs, error) {
 		p.Notes = append(p.Notes, choice.Kind+": "+choice.Kernel+", "+choice.Why)
 	}
 	return p, nil
+}
+
+// agree holds a plan to the recipe that it is to serve. Sizes and types stand in both, since each
+// can be read alone.
+func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
+	if err := p.Check(c); err != nil {
+		return err
+	}
+	bad := func(what string, have, want any) error {
+		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want)
+	}
+	switch {
+	case p.PP.Size > 1:
+		return diag.New(diag.PlanLater, "runs with pipeline stages are not built yet").
+			Try("use the devices for fsdp, tp or cp: pp.size = 1")
+	case p.Batch != int64(r.Batch):
+		return bad("a batch of", p.Batch, r.Batch)
+	case p.Rows() != int64(r.Micro):
+		return bad("microbatches of", p.Rows(), r.Micro)
+	case p.Seq != int64(r.Seq):
+		return bad("rows of", p.Seq, r.Seq)
+	case len(p.Recompute) > 0 && !slices.Equal(p.Recompute, r.Recompute):
+		return bad("recompute", p.Recompute, r.Recompute)
+	}
+	return nil
 }
 
 // lower writes the graphs as stages.
@@ -99,10 +147,13 @@ func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
 	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.Decay,
 		ClipNorm: o.Clip, Moments: o.Moments, Compute: elem}
 	if o.Name == "muon" {
-		return optim.Muon{AdamW: adam, Momentum: o.Beta1}
+		return optim.Muon{AdamW: adam, Momentum: muonMomentum}
 	}
 	return adam
 }
+
+// muonMomentum is Jordan's (2024), whatever the betas of the parameters that AdamW updates.
+const muonMomentum = 0.95
 
 // AdamEps is what is added to the root of the second moment: PyTorch's and Megatron's.
 const AdamEps = 1e-8

@@ -58,6 +58,10 @@ type ParamNorm struct {
 // Replay computes the gradients of a rejected step again, from the folder that the run wrote, and
 // changes nothing.
 func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
+	if t.programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
+		return nil, diag.New(diag.PlanLater, "a step is replayed on one device").
+			Try("leave --plan away: checkpoints are the same for any number of devices")
+	}
 	text, err := os.ReadFile(filepath.Join(dir, batchName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, diag.New(diag.FileError, "%s is not a rejected step", dir).Wrap(err).

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
@@ -20,7 +21,8 @@ import (
 // for each layer of a stack, in order.
 type piece struct {
 	param   *model.Param
-	name    string // of the array
+	layout  *spmd.Layout // how it lies on a mesh; nil on one device
+	name    string       // of the array
 	elem    dtype.DType
 	tensors []ckpt.Tensor
 }
@@ -33,6 +35,9 @@ func (p *Programs) pieces() []piece {
 		param := p.Step.Params[i]
 		add := func(name, prefix string, elem dtype.DType) {
 			pc := piece{param: one, name: name, elem: elem}
+			if p.Sharding != nil {
+				pc.layout = &p.Sharding.Params[i]
+			}
 			for _, layer := range one.Layers() {
 				t := ckpt.Tensor{Name: prefix + layer.Name, DType: elem}
 				for _, d := range layer.Dims {
@@ -59,40 +64,90 @@ func (pc *piece) isMaster() bool { return pc.name == pc.param.Name }
 // fill puts the state on the devices: each piece as read gives it. Copies that the model computes
 // with are made of the masters.
 func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
-	stage := t.programs.Update
 	for _, pc := range t.programs.pieces() {
 		data := engine.Aligned(int(pc.bytes()))
 		if err := read(&pc, data); err != nil {
 			return err
 		}
-		if err := t.place(stage, stage.Args, pc.name, data); err != nil {
+		var kept, computed ir.Type
+		if pc.layout != nil {
+			kept, computed = pc.layout.Stored, pc.layout.Compute
+		}
+		if err := t.place(t.programs.Update, pc.name, &pc, data, kept); err != nil {
 			return err
 		}
-		if elem := t.programs.Shape.Elem; pc.isMaster() && elem != dtype.F32 {
-			gradient := t.programs.Gradient
-			err := t.place(gradient, gradient.Args, spmd.CopyOf(pc.name), narrow(data, elem))
-			if err != nil {
-				return err
-			}
+		name := spmd.CopyOf(pc.name)
+		if !pc.isMaster() || argument(t.programs.Gradient, name) < 0 {
+			continue
+		}
+		if elem := t.programs.Shape.Elem; elem != dtype.F32 {
+			data = narrow(data, elem)
+		}
+		if err := t.place(t.programs.Gradient, name, &pc, data, computed); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// place puts one array of a stage into the state. The memory is given away.
-func (t *Trainer) place(s *program.Stage, specs []program.Array, name string, data []byte) error {
-	i := slices.IndexFunc(specs, func(a program.Array) bool { return a.Name == name })
+// argument finds an argument of a stage, or gives -1.
+func argument(s *program.Stage, name string) int {
+	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
+}
+
+// place puts one array of a stage into the state, on a mesh each device's part of it. The memory is
+// given away.
+func (t *Trainer) place(s *program.Stage, name string, pc *piece, data []byte, part ir.Type) error {
+	i := argument(s, name)
 	if i < 0 {
 		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
 	}
-	a, err := t.engine.Place(s, specs[i], engine.Given, func(int) ([]byte, error) {
-		return data, nil
+	a, err := t.engine.Place(s, s.Args[i], engine.Given, func(device int) ([]byte, error) {
+		if pc.layout == nil {
+			return data, nil
+		}
+		return cut(t.mesh(), pc.layout.Whole, data, part, device), nil
 	})
 	if err != nil {
 		return err
 	}
 	t.state.Put(a)
 	return nil
+}
+
+// mesh is that of the run's devices.
+func (t *Trainer) mesh() []ir.Axis { return t.programs.Step.Gradient.Mesh }
+
+// cut takes a device's part of elements of 2 or 4 bytes.
+func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
+	n := int64(1)
+	for _, d := range whole {
+		n *= d.Size
+	}
+	if int64(len(data)) == 2*n {
+		return bytesOf(spmd.Cut(mesh, whole, words[uint16](data), part, device))
+	}
+	return bytesOf(spmd.Cut(mesh, whole, words[uint32](data), part, device))
+}
+
+// words sees bytes as whole numbers.
+func words[E uint16 | uint32](data []byte) []E {
+	var one E
+	list := make([]E, len(data)/binary.Size(one))
+	_, err := binary.Decode(data, binary.LittleEndian, list)
+	if err != nil {
+		panic(err) // the sizes are those of the list
+	}
+	return list
+}
+
+// bytesOf is the other way round.
+func bytesOf[E uint16 | uint32](list []E) []byte {
+	out := engine.Aligned(binary.Size(list))
+	if _, err := binary.Encode(out, binary.LittleEndian, list); err != nil {
+		panic(err) // the sizes are those of the list
+	}
+	return out
 }
 
 // put writes numbers as little-endian f32, which is how all engines have them.
@@ -218,12 +273,56 @@ func (s *snapshot) array(pc *piece) ([]byte, error) {
 	if a == nil {
 		return nil, diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
 	}
-	data, err := a.Read(s.ctx, 0)
+	data, err := s.t.gather(s.ctx, a, pc)
 	if err != nil {
 		return nil, err
 	}
 	s.held[pc.name], s.left[pc.name] = data, len(data)
 	return data, nil
+}
+
+// gather reads an array from the devices that have different parts of it.
+func (t *Trainer) gather(ctx context.Context, a *engine.Array, pc *piece) ([]byte, error) {
+	if pc.layout == nil {
+		return a.Read(ctx, 0)
+	}
+	n := pc.bytes() * 8 / int64(pc.elem.Bits())
+	narrow, wide := []uint16(nil), []uint32(nil)
+	if pc.elem.Bits() == 16 {
+		narrow = make([]uint16, n)
+	} else {
+		wide = make([]uint32, n)
+	}
+	part := pc.layout.Stored
+	for device := range a.Parts() {
+		if !first(t.mesh(), part, device) {
+			continue
+		}
+		b, err := a.Read(ctx, device)
+		if err != nil {
+			return nil, err
+		}
+		if narrow != nil {
+			spmd.Join(t.mesh(), pc.layout.Whole, narrow, part, device, words[uint16](b))
+		} else {
+			spmd.Join(t.mesh(), pc.layout.Whole, wide, part, device, words[uint32](b))
+		}
+	}
+	if narrow != nil {
+		return bytesOf(narrow), nil
+	}
+	return bytesOf(wide), nil
+}
+
+// first tells whether a device is the first of those that have the same part.
+func first(mesh []ir.Axis, part ir.Type, device int) bool {
+	for _, a := range slices.Backward(mesh) {
+		if at := device % int(a.Size); at != 0 && part.Place.On(a.Name) == "" {
+			return false
+		}
+		device /= int(a.Size)
+	}
+	return true
 }
 
 func (s *snapshot) release(pc *piece, bytes int) {

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
@@ -290,10 +291,10 @@ func (t *Trainer) part(x *engine.Executable, b *data.Batch, first int, labels in
 	rows := int(t.programs.Shape.Batch)
 	from, to := first*b.Seq, (first+rows)*b.Seq
 	inputs := map[string][]byte{
-		model.InputIDs:       whole(b.IDs[from:to]),
-		model.InputLabels:    whole(b.Labels[from:to]),
-		model.InputPositions: whole(b.Positions[from:to]),
-		model.InputSegments:  whole(b.Segments[from:to]),
+		model.InputIDs:       t.rows(b.IDs[from:to], b.Seq),
+		model.InputLabels:    t.rows(b.Labels[from:to], b.Seq),
+		model.InputPositions: t.rows(b.Positions[from:to], b.Seq),
+		model.InputSegments:  t.rows(b.Segments[from:to], b.Seq),
 		model.InputShare:     number(t.share(labels)),
 	}
 	return t.run(x, inputs)
@@ -313,13 +314,49 @@ func (t *Trainer) run(x *engine.Executable, inputs map[string][]byte) (*engine.R
 		if !ok {
 			continue
 		}
-		a, err := t.engine.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return bytes, nil })
+		a, err := t.engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
+			return t.own(x, spec.Name, bytes, device), nil
+		})
 		if err != nil {
 			return nil, err
 		}
 		arrays = append(arrays, a)
 	}
 	return x.Step(&t.state, arrays...)
+}
+
+// rows gives whole numbers in the order in which devices that cut the sequence take them.
+func (t *Trainer) rows(list []int32, seq int) []byte {
+	if t.programs.Sharding == nil {
+		return whole(list)
+	}
+	order := spmd.Order(t.programs.Sharding.Plan)
+	turned := make([]int32, len(list))
+	for row := 0; row < len(list); row += seq {
+		for i, from := range order {
+			turned[row+i] = list[row+int(from)]
+		}
+	}
+	return whole(turned)
+}
+
+// own gives a device its part of the rows; what has no dimensions, all have.
+func (t *Trainer) own(x *engine.Executable, name string, bytes []byte, device int) []byte {
+	if t.programs.Sharding == nil || len(bytes) <= 4 {
+		return bytes
+	}
+	g := t.programs.Step.Gradient
+	if x == t.x.evaluate {
+		g = t.programs.Step.Evaluate
+	}
+	v := g.Find(name)
+	if v == nil || len(v.Type.Dims) != 2 {
+		return bytes
+	}
+	shape := t.programs.Shape
+	all := []ir.Dim{{Name: v.Type.Dims[0].Name, Size: shape.Batch},
+		{Name: v.Type.Dims[1].Name, Size: shape.Seq}}
+	return cut(g.Mesh, all, bytes, v.Type, device)
 }
 
 // update changes the state if the step counts, and gives the norm of the gradients.

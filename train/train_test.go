@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
@@ -91,11 +92,12 @@ type rig struct {
 	t      *testing.T
 	engine *engine.Engine
 	config *model.Config
+	plan   *plan.Plan // nil is one device
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1, Cache: cache})
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 4, Cache: cache})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}
@@ -104,7 +106,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rig{t, e, c}
+	return &rig{t, e, c, nil}
 }
 
 // start begins a run with a recipe, changed by the settings.
@@ -133,7 +135,7 @@ keep = 0
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	p, err := train.Write(r.config, rec, "cpu")
+	p, err := train.Write(r.config, rec, "cpu", r.plan)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -215,7 +217,7 @@ func TestLearns(t *testing.T) {
 		{"optimizer.moments=bf16"},
 	} {
 		t.Run(fmt.Sprint(set), func(t *testing.T) {
-			r := &rig{t, r.engine, r.config}
+			r := &rig{t, r.engine, r.config, nil}
 			l := r.run(t.TempDir(), counting{}, append(set, "steps=60")...)
 			losses := l.losses()
 			if first, last := losses[0], losses[len(losses)-1]; len(losses) != 60 || last > first-1 {
@@ -246,6 +248,44 @@ func TestPartsAreTheWhole(t *testing.T) {
 		if d := math.Abs(parts[i]-want) / want; d > 1e-4 {
 			t.Errorf("step %d: loss %v in parts, %v as a whole", i+1, parts[i], want)
 		}
+	}
+}
+
+// A run on several devices is the run on one, but for the order of sums; its checkpoints are of the
+// same form, so a run may move from any number of devices to any other.
+func TestPlansTrainAlike(t *testing.T) {
+	r := newRig(t)
+	alone := t.TempDir()
+	const flat = "optimizer.schedule=constant" // else the rate depends on the number of steps
+	want := r.run(alone, counting{}, flat, "steps=12").losses()
+	for _, row := range []struct {
+		name string
+		plan func(*plan.Plan)
+	}{
+		{"dp 2", func(p *plan.Plan) { p.DP = 2 }},
+		{"fsdp 2, tp 2", func(p *plan.Plan) { p.FSDP.Size, p.TP.Size, p.TP.Sequence = 2, 2, true }},
+		{"cp 2, fsdp 2", func(p *plan.Plan) { p.CP.Size, p.FSDP.Size = 2, 2 }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := plan.Default()
+			p.Seq, p.Batch = 12, 4
+			row.plan(p)
+			p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
+			spread := &rig{t, r.engine, r.config, p}
+			out := t.TempDir()
+			got := spread.run(out, counting{}, flat, "steps=8").losses()
+			// The rest of the run on one device.
+			rest := &rig{t, r.engine, r.config, nil}
+			got = append(got, rest.run(out, counting{}, flat, "steps=12").losses()...)
+			if len(got) != len(want) {
+				t.Fatalf("%d steps, not %d", len(got), len(want))
+			}
+			for i := range want {
+				if d := math.Abs(got[i]-want[i]) / want[i]; d > 1e-4 {
+					t.Errorf("step %d: loss %v on %s, %v on one device", i+1, got[i], row.name, want[i])
+				}
+			}
+		})
 	}
 }
 

@@ -108,7 +108,7 @@ func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Sta
 	} else {
 		r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	}
-	p, err := train.Write(&deep, r, arch)
+	p, err := train.Write(&deep, r, arch, nil)
 	if err != nil {
 		return nil, err
 	}

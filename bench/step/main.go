@@ -71,7 +71,7 @@ func run(ctx context.Context, o options) error {
 	}
 	defer e.Close()
 	for _, s := range sizes {
-		for _, d := range strings.Split(o.types, ",") {
+		for d := range strings.SplitSeq(o.types, ",") {
 			if !slices.Contains(strings.Split(o.sizes, ","), s.Name) {
 				continue
 			}
@@ -147,7 +147,7 @@ func sides(ctx context.Context, e *engine.Engine, s size, w *weights, o options)
 		return nil
 	}
 	err := add("deepwell", func() (side, error) { return newTrainer(ctx, e, s, w, o.dump) })
-	for _, also := range strings.Split(o.also, ",") {
+	for also := range strings.SplitSeq(o.also, ",") {
 		if name, dir, ok := strings.Cut(also, "="); ok && err == nil {
 			err = add(name, func() (side, error) { return oldTrainer(ctx, e, s, w, dir) })
 		}

@@ -130,7 +130,7 @@ func (p *process) turn(steps int) (turn, error) {
 		return turn{}, errors.New("the process ended")
 	}
 	var list []float64
-	for _, word := range strings.Fields(p.out.Text()) {
+	for word := range strings.FieldsSeq(p.out.Text()) {
 		v, err := strconv.ParseFloat(word, 64)
 		if err != nil {
 			return turn{}, err

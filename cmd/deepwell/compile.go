@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -14,7 +15,7 @@ func (a *app) compile() *cobra.Command {
 	job := deepwell.CompileJob{}
 	var sets []string
 	cmd := &cobra.Command{
-		Use:   "compile FILE|MODEL --cluster NxCARD",
+		Use:   "compile FILE|PLAN|MODEL --cluster NxCARD",
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
 		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
 			"the gradient step of a model that is named (bf16, every block recomputed), compiles it\n" +
@@ -24,15 +25,16 @@ func (a *app) compile() *cobra.Command {
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
 			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
 			"  deepwell compile llama3.1-8b --cluster 1xb200 --seq 8192\n" +
+			"  deepwell compile examples/plans/llama3.1-8b-8xb200.json\n" +
 			"  deepwell compile step.mlir --cluster 8xcpu",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage(cmd, "compile takes one file or model; %d were given", len(args))
 			}
-			if job.Cluster == "" {
+			job.Source = args[0]
+			if job.Cluster == "" && filepath.Ext(job.Source) != ".json" {
 				return usage(cmd, "compile needs to know for what: --cluster 8xb200")
 			}
-			job.Source = args[0]
 			var err error
 			if job.Flags, err = parseSets(cmd, sets); err != nil {
 				return err
@@ -41,14 +43,17 @@ func (a *app) compile() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			reports, err := env.Compile(cmd.Context(), job)
+			made, err := env.Compile(cmd.Context(), job)
 			a.finish()
 			// A program that does not fit has a report all the same.
-			if a.json && len(reports) > 0 {
-				a.print(map[string]any{"stages": reports})
+			if a.json && len(made.Stages) > 0 {
+				a.print(made)
 			} else {
-				for _, r := range reports {
+				for _, r := range made.Stages {
 					fmt.Fprint(a.stdout, r)
+				}
+				if made.Step != nil {
+					fmt.Fprint(a.stdout, made.Step)
 				}
 			}
 			return err

@@ -53,6 +53,7 @@ func (a *app) train() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
+	flags.StringVar(&job.Plan, "plan", "", "a plan that spreads the model over several devices")
 	flags.IntVar(&job.Until, "until", 0, "pause after this step, with a checkpoint")
 	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
 	flags.StringVar(&job.Replay, "replay", "",

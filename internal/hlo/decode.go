@@ -59,6 +59,8 @@ type instruction struct {
 	operands, called     []int64
 	group                *instructionGroup // of a collective
 	split                bool              // a dimension is given
+	index                int64             // of get-tuple-element
+	contracting          []int64           // of a dot: dimensions of its first operand
 }
 
 // An instructionGroup holds what a collective says of its devices.
@@ -342,10 +344,14 @@ func (i *instruction) decodeField(f field) (err error) {
 		err = i.decodeMetadata(f.b)
 	case 9: // parameter_number
 		i.param = f.int()
+	case 13: // tuple_index
+		i.index = f.int()
 	case 14: // dimensions
 		i.split = true
 	case 28: // custom_call_target
 		i.target = f.text()
+	case 30: // dot_dimension_numbers
+		err = i.decodeDot(f.b)
 	case 35: // id
 		i.id = f.int()
 	case 36: // operand_ids
@@ -400,6 +406,21 @@ func (i *instruction) decodeMetadata(msg []byte) error {
 	return nil
 }
 
+func (i *instruction) decodeDot(msg []byte) error {
+	for f, err := range fields(msg) {
+		if err != nil {
+			return err
+		}
+		if f.num != 1 { // lhs_contracting_dimensions
+			continue
+		}
+		if i.contracting, err = appendInts(i.contracting, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // decodePayload reads a Payload: the bytes themselves, or their number in the module's list.
 func (i *instruction) decodePayload(msg []byte) error {
 	for f, err := range fields(msg) {
@@ -435,13 +456,27 @@ type backendConfig struct {
 	TripCount *struct {
 		N json.RawMessage `json:"n"` // proto3 JSON quotes an int64
 	} `json:"known_trip_count"`
-	Collective struct {
-		IsSync      bool `json:"is_sync"`
-		IsPipelined bool `json:"is_pipelined"`
-	} `json:"collective_backend_config"`
-	Attention *struct {
-		Deterministic *bool `json:"force_deterministic"`
-	} `json:"cudnn_fmha_backend_config"`
+	Collective collectiveConfig `json:"collective_backend_config"`
+	Attention  *attentionConfig `json:"cudnn_fmha_backend_config"`
+	Product    *struct {
+		Dims struct {
+			Contracting numbers `json:"lhs_contracting_dimensions"`
+		} `json:"dot_dimension_numbers"`
+	} `json:"gemm_backend_config"`
+}
+
+type collectiveConfig struct {
+	IsSync      bool `json:"is_sync"`
+	IsPipelined bool `json:"is_pipelined"`
+	Domain      word `json:"communication_domain"`
+}
+
+type attentionConfig struct {
+	Deterministic *bool `json:"force_deterministic"`
+	Mask          word  `json:"mask_type"`
+	Scores        struct {
+		Dims numbers `json:"dimensions"`
+	} `json:"intermediate_tensor_shape"`
 }
 
 // backendConfig reads an instruction's configuration. A payload is read once, however many

@@ -17,6 +17,9 @@
 //     beside the plan. XLA:GPU may also join the operands of an all-reduce into one array before
 //     it; that array is then one row.
 //
+// [Module.Schedule] gives the program itself, instruction by instruction as it was scheduled, for
+// who wants to know what runs beside what.
+//
 // The bytes of an optimized program are not reproducible: the schedule is a protocol buffer map,
 // which the plugins write in another order each time. What Read makes of them is.
 package hlo

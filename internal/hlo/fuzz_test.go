@@ -38,6 +38,9 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		_ = summary(m)
+		if c, err := m.Schedule(); (c == nil) == (err == nil) {
+			t.Error("a schedule comes with an error, or neither comes")
+		}
 		for _, c := range m.Collectives() {
 			if c.Count < 0 || c.OperandBytes < 0 || c.ResultBytes < 0 || c.Group.Size < 0 {
 				t.Errorf("negative figure in %+v", c)

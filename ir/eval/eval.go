@@ -64,6 +64,10 @@ func (m *machine) run(op *ir.Op) error {
 		m.crossEntropy(op)
 		return nil
 	}
+	if op.Attrs.Text("ring") != "" {
+		m.ring(op)
+		return nil
+	}
 	if f := collectives[op.Kind]; f != nil {
 		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
 		return nil
@@ -227,7 +231,12 @@ func sum(in []*Array, group []int, t ir.Type) *Array {
 
 // cut takes the n-th piece that an operation gives.
 func cut(x *Array, op *ir.Op, n int) *Array {
-	out, dim := New(op.Out[0].Type), op.Attrs.Text("dim")
+	return own(x, op.Out[0].Type, op.Attrs.Text("dim"), n)
+}
+
+// own takes the n-th piece of that type along a dimension.
+func own(x *Array, t ir.Type, dim string, n int) *Array {
+	out := New(t)
 	size := out.Type.Size(dim)
 	walk(out.Type, func(at []int64, i int) {
 		from := slices.Clone(at)

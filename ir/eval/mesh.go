@@ -97,3 +97,51 @@ func (m *machine) crossEntropy(op *ir.Op) {
 			[]*Array{m.at[op.Out[0]][d], m.at[op.Out[1]][d]})
 	}
 }
+
+// ring is attention, or its gradient, whose keys go round: everyone sees all of them, and the terms
+// of their gradients come together where they came from.
+func (m *machine) ring(op *ir.Op) {
+	axis := op.Attrs.Text("ring")
+	all := func(v *ir.Value, d int) *Array {
+		group := m.along(axis, d)
+		t := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}
+		t.Dims[t.Index(ir.Keys)].Size *= int64(len(group))
+		whole, at := New(t), int64(0)
+		for _, from := range group {
+			at = paste(whole, &Array{v.Type, m.at[v][from].Data}, ir.Keys, at)
+		}
+		return whole
+	}
+	terms := make([][]*Array, len(op.Out))
+	for d := range m.devices {
+		in := make([]*Array, len(op.In))
+		for i, v := range op.In {
+			in[i] = &Array{v.Type, m.at[v][d].Data}
+		}
+		in[1], in[2] = all(op.In[1], d), all(op.In[2], d)
+		out := make([]*Array, len(op.Out))
+		for i, v := range op.Out {
+			if out[i] = New(v.Type); op.Kind == "attention_grad" && i > 0 {
+				out[i] = New(in[i].Type)
+			}
+		}
+		if op.Kind == "attention" {
+			attention(op, in, out)
+		} else {
+			attentionGrad(op, in, out)
+		}
+		for i := range out {
+			terms[i] = append(terms[i], out[i])
+		}
+	}
+	for i, v := range op.Out {
+		m.at[v] = terms[i]
+		if op.Kind == "attention_grad" && i > 0 {
+			m.at[v] = m.each(func(d int) *Array {
+				group := m.along(axis, d)
+				total := sum(terms[i], group, terms[i][d].Type)
+				return own(total, v.Type, ir.Keys, slices.Index(group, d))
+			})
+		}
+	}
+}

@@ -1,0 +1,154 @@
+// Command overlap compiles the gradient program of plans for their clusters and prints how much of
+// its communication the schedule hides. No GPU is used.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/overlap"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+func main() {
+	flags := map[string]any{}
+	flag.Func("set", "a compile option as NAME=VALUE; may be given again", func(text string) error {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return fmt.Errorf("%q is not NAME=VALUE", text)
+		}
+		flags[name] = value
+		return nil
+	})
+	asJSON := flag.Bool("json", false, "print the whole report as JSON")
+	flag.Parse()
+	plans := flag.Args()
+	if len(plans) == 0 {
+		plans = []string{"examples/plans/llama3.1-405b-64xb200.json",
+			"examples/plans/llama3.1-405b-1024xb200.json"}
+	}
+	if err := run(context.Background(), plans, flags, *asJSON); err != nil {
+		fmt.Fprintln(os.Stderr, "overlap:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool) error {
+	dir, err := plugin.DefaultDir(os.Getenv)
+	if err != nil {
+		return err
+	}
+	bundle, err := engine.Verify(ctx, dir, "cuda13")
+	if err != nil {
+		return err
+	}
+	xla, err := pjrt.Load(bundle.Plugin, bundle.Preload...)
+	if err != nil {
+		return err
+	}
+	for _, path := range plans {
+		stage, cluster, err := write(path)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		m, err := compile(xla, bundle, stage, cluster.Target(), flags)
+		if err != nil {
+			return err
+		}
+		took := time.Since(start)
+		rates, err := overlap.RatesOf(cluster.Card)
+		if err != nil {
+			return err
+		}
+		r, err := overlap.Read(m, cluster.Target(), rates)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			text, err := r.JSON()
+			if err != nil {
+				return err
+			}
+			fmt.Printf("%s\n", text)
+			continue
+		}
+		fmt.Printf("%s: compiled in %.0f s, %d instructions of XLA's own recomputation\n%s\n", path,
+			took.Seconds(), len(m.Remat()), r)
+	}
+	return nil
+}
+
+// write gives the gradient program of a plan, as `deepwell compile` writes it.
+func write(path string) (*program.Stage, machine.Cluster, error) {
+	var none machine.Cluster
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, none, err
+	}
+	p, err := plan.Parse(text, path)
+	if err != nil {
+		return nil, none, err
+	}
+	cluster, err := machine.ParseCluster(p.Cluster)
+	if err != nil {
+		return nil, none, err
+	}
+	m, err := capture.Open(p.Model, capture.Options{})
+	if err != nil {
+		return nil, none, err
+	}
+	defer func() { _ = m.Close() }()
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Precision, r.Recompute = p.Types.Params, p.Recompute
+	w, err := train.Write(m.Config, r, cluster.Card.Arch, p)
+	if err != nil {
+		return nil, none, err
+	}
+	return w.Gradient, cluster, nil
+}
+
+// compile compiles a stage with the options of engine.Compiler, which gives away the account of a
+// program but not its schedule. cuDNN's plans are left out: they do not change the schedule.
+func compile(xla *pjrt.Plugin, b *plugin.Bundle, s *program.Stage, t machine.Target,
+	flags map[string]any) (*hlo.Module, error) {
+	topology, err := xla.NewTopology([]pjrt.Option{
+		{Name: "target_config", Value: t.ConfigText(b.CuDNN)},
+		{Name: "topology", Value: t.Topology()},
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer topology.Free()
+	all := map[string]any{
+		"xla_gpu_cuda_data_dir": b.DataDir, "xla_gpu_autotune_level": 0,
+		"xla_gpu_shard_autotuning": false, "xla_gpu_enable_triton_gemm": false,
+		"xla_gpu_deviceless_cub_mode":          "DEVICELESS_CUB_DISABLED",
+		"xla_gpu_pipeline_all_gather":          "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
+		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
+	}
+	maps.Copy(all, s.Flags)
+	maps.Copy(all, flags)
+	x, err := topology.Compile([]byte(s.Text), pjrt.CompileOptions{Devices: s.Devices,
+		DeviceMemory: t.MemoryBytes(), Flags: all})
+	if err != nil {
+		return nil, err
+	}
+	defer x.Free()
+	return x.Optimized()
+}

@@ -1,0 +1,198 @@
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// What goes over a connection between two processes is a row of frames, all numbers little endian:
+//
+//	 0  "DWLK"
+//	 4  version of the protocol, 2 bytes
+//	 6  kind, 1 byte, and a zero
+//	 8  epoch, 8 bytes: which run the processes belong to
+//	16  length of the body, 4 bytes
+//	20  body
+//	    CRC-32C of all that, 4 bytes
+//
+// A connection begins with a hello of the one that dials and a welcome of the one that listens.
+// Then come arrays, one frame each, followed by the bytes of every piece and their CRC-32C; bye
+// says that there are no more. The first 20 bytes stay as they are in all versions, so that each
+// side can say which version the other speaks.
+const (
+	linkMagic   = "DWLK"
+	linkVersion = 1
+	headerBytes = 20
+	// maxBody bounds what a damaged or hostile length makes us allocate. An array's description
+	// takes some hundred bytes.
+	maxBody = 4096
+)
+
+type frameKind uint8
+
+const (
+	helloFrame   frameKind = 1 // from, to: ranks
+	welcomeFrame frameKind = 2 // "" or why the connection is refused
+	arrayFrame   frameKind = 3 // tag, shape of a piece, number of pieces
+	byeFrame     frameKind = 4
+)
+
+// castagnoli is the CRC that processors compute by themselves.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// A frame is one message without the bytes of its pieces.
+type frame struct {
+	kind     frameKind
+	epoch    uint64
+	from, to uint32      // hello
+	refusal  string      // welcome
+	tag      string      // array
+	shape    dtype.Shape // array: of each piece
+	pieces   uint32      // array
+}
+
+// append writes the frame.
+func (f *frame) append(b []byte) []byte {
+	start := len(b)
+	b = append(b, linkMagic...)
+	b = binary.LittleEndian.AppendUint16(b, linkVersion)
+	b = append(b, byte(f.kind), 0)
+	b = binary.LittleEndian.AppendUint64(b, f.epoch)
+	b = append(b, 0, 0, 0, 0)
+	switch f.kind {
+	case helloFrame:
+		b = binary.LittleEndian.AppendUint32(b, f.from)
+		b = binary.LittleEndian.AppendUint32(b, f.to)
+	case welcomeFrame:
+		b = appendText(b, f.refusal)
+	case arrayFrame:
+		b = appendText(b, f.tag)
+		b = appendText(b, f.shape.Type.String())
+		b = append(b, byte(len(f.shape.Dims)))
+		for _, d := range f.shape.Dims {
+			b = binary.LittleEndian.AppendUint64(b, uint64(d))
+		}
+		b = binary.LittleEndian.AppendUint32(b, f.pieces)
+	case byeFrame:
+	}
+	binary.LittleEndian.PutUint32(b[start+16:], uint32(len(b)-start-headerBytes))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
+}
+
+// maxText bounds tags and refusals.
+const maxText = 1024
+
+func appendText(b []byte, s string) []byte {
+	s = s[:min(len(s), maxText)]
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(s)))
+	return append(b, s...)
+}
+
+// errNotOurs is for connections of somebody else.
+var errNotOurs = errors.New("the other end does not speak the protocol of Deepwell's links")
+
+// readFrame reads one frame. io.EOF means that the connection ended before it.
+func readFrame(r io.Reader) (*frame, error) {
+	buf := make([]byte, headerBytes, 256)
+	if _, err := io.ReadFull(r, buf); err != nil {
+		return nil, err
+	}
+	if string(buf[:4]) != linkMagic {
+		return nil, errNotOurs
+	}
+	if v := binary.LittleEndian.Uint16(buf[4:]); v != linkVersion {
+		return nil, diag.New(diag.LinkVersion,
+			"the other end speaks version %d of the protocol; this binary speaks %d", v, linkVersion).
+			Try("run the same binary in every process")
+	}
+	n := binary.LittleEndian.Uint32(buf[16:])
+	if n > maxBody {
+		return nil, damaged("a frame of %d bytes", n)
+	}
+	buf = append(buf, make([]byte, n+4)...)
+	if _, err := io.ReadFull(r, buf[headerBytes:]); err != nil {
+		return nil, cutOff(err)
+	}
+	body, sum := buf[:headerBytes+n], binary.LittleEndian.Uint32(buf[headerBytes+n:])
+	if crc32.Checksum(body, castagnoli) != sum {
+		return nil, damaged("a frame has another checksum than when it was sent")
+	}
+	return parseFrame(body)
+}
+
+func damaged(format string, args ...any) error {
+	return diag.New(diag.LinkData, "what came over the link is damaged: "+format, args...).
+		Try("check the network between the hosts")
+}
+
+// cutOff tells an end inside a frame from one between frames.
+func cutOff(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// parseFrame reads a frame whose checksum is right.
+func parseFrame(b []byte) (*frame, error) {
+	f := &frame{kind: frameKind(b[6]), epoch: binary.LittleEndian.Uint64(b[8:])}
+	r := &bodyReader{b: b[headerBytes:]}
+	switch f.kind {
+	case helloFrame:
+		f.from, f.to = r.u32(), r.u32()
+	case welcomeFrame:
+		f.refusal = r.text()
+	case arrayFrame:
+		f.tag = r.text()
+		elem, err := dtype.Parse(r.text())
+		if err != nil {
+			return nil, damaged("%v", err)
+		}
+		f.shape = dtype.Shape{Type: elem, Dims: r.dims()}
+		f.pieces = r.u32()
+	case byeFrame:
+	default:
+		return nil, damaged("no frame has the kind %d", f.kind)
+	}
+	if r.short || len(r.b) > 0 {
+		return nil, damaged("a frame of kind %d has another length", f.kind)
+	}
+	return f, nil
+}
+
+// A bodyReader takes values from the front of a body; short says that it ended too early.
+type bodyReader struct {
+	b     []byte
+	short bool
+}
+
+func (r *bodyReader) take(n int) []byte {
+	if n > len(r.b) {
+		r.short = true
+		r.b = nil
+		return make([]byte, n)
+	}
+	taken := r.b[:n]
+	r.b = r.b[n:]
+	return taken
+}
+
+func (r *bodyReader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
+
+func (r *bodyReader) text() string {
+	n := binary.LittleEndian.Uint16(r.take(2))
+	return string(r.take(int(n)))
+}
+
+func (r *bodyReader) dims() []int64 {
+	dims := make([]int64, r.take(1)[0])
+	for i := range dims {
+		dims[i] = int64(binary.LittleEndian.Uint64(r.take(8)))
+	}
+	return dims
+}

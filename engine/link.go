@@ -1,0 +1,203 @@
+package engine
+
+import (
+	"context"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/program"
+)
+
+// A Link is one end of a way between two stages: what one end sends the other receives, in the
+// order of sending. [Engine.Pipe] makes one between devices of a client, [Hub.Link] one between
+// processes, and [Engine.Permute] one inside a program that both stages run.
+//
+// One goroutine may send while another receives. A link that has failed stays so.
+type Link interface {
+	// Send hands an array to the other end, under a tag that the other end must expect. It waits
+	// while the way is full. When it returns, the array may be freed.
+	Send(ctx context.Context, tag string, a *Array) error
+	// Recv takes the next array, which must have the tag and the shape that spec has on each device
+	// of s, and places it there. The array may still be on its way to the devices.
+	Recv(ctx context.Context, tag string, s *program.Stage, spec program.Array) (*Array, error)
+	// Meets reports whether Send and Recv wait for each other. Then each end must call them in the
+	// order that both have agreed on, sends and receives alike.
+	Meets() bool
+	// Close ends both directions. The other end still receives what was sent before.
+	Close() error
+}
+
+// A parcel is an array on its way.
+type parcel struct {
+	tag   string
+	array *Array
+}
+
+// Pipe makes both ends of a link between the devices of two stages of this engine: pieces go from
+// device to device, in the order of the lists, and never through the host's hands. Each direction
+// holds at most capacity arrays that were sent and not received; they lie on the receiver's
+// devices.
+func (e *Engine) Pipe(left, right program.Devices, capacity int) (atLeft, atRight Link, err error) {
+	if capacity < 1 || len(left) != len(right) {
+		return nil, nil, diag.New(diag.ArgumentCount,
+			"a pipe from %d to %d devices that holds %d arrays", len(left), len(right), capacity).
+			Try("give both stages as many devices, and the pipe room for at least one array")
+	}
+	there, back := newLane(capacity), newLane(capacity)
+	return &pipe{engine: e, to: right, out: there, in: back},
+		&pipe{engine: e, to: left, out: back, in: there}, nil
+}
+
+// A lane is one direction of a pipe.
+type lane struct {
+	slots chan struct{} // one for each parcel that was sent and not received
+	queue chan parcel
+	shut  chan struct{} // closed when one end is
+	once  sync.Once
+
+	mu   sync.Mutex
+	gone bool // the receiver is
+}
+
+func newLane(capacity int) *lane {
+	return &lane{slots: make(chan struct{}, capacity), queue: make(chan parcel, capacity),
+		shut: make(chan struct{})}
+}
+
+func (l *lane) close() { l.once.Do(func() { close(l.shut) }) }
+
+// put queues a parcel for which there is a slot, unless there is no receiver any more.
+func (l *lane) put(p parcel) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		return false
+	}
+	l.queue <- p
+	return true
+}
+
+// abandon is the receiver's close: what nobody will receive is freed.
+func (l *lane) abandon() {
+	l.close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone = true
+	for {
+		select {
+		case p := <-l.queue:
+			p.array.Free()
+		default:
+			return
+		}
+	}
+}
+
+type pipe struct {
+	engine  *Engine
+	to      program.Devices
+	out, in *lane
+}
+
+func (p *pipe) Meets() bool { return false }
+
+// Send waits for a slot before it copies, so that no more than capacity copies lie there.
+func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
+	select {
+	case <-p.out.shut:
+		return p.closed(tag)
+	default:
+	}
+	select {
+	case p.out.slots <- struct{}{}:
+	case <-p.out.shut:
+		return p.closed(tag)
+	case <-ctx.Done():
+		return stopped(ctx, "sending", tag)
+	}
+	c, err := p.engine.Copy(a, p.to)
+	if err != nil {
+		<-p.out.slots
+		return err
+	}
+	if !p.out.put(parcel{tag, c}) {
+		c.Free()
+		return p.closed(tag)
+	}
+	return nil
+}
+
+func (p *pipe) Recv(ctx context.Context, tag string, s *program.Stage,
+	spec program.Array) (*Array, error) {
+	got, err := p.next(ctx, tag)
+	if err != nil {
+		return nil, err
+	}
+	<-p.in.slots
+	if err := arrived(got, tag, s, spec); err != nil {
+		got.array.Free()
+		return nil, err
+	}
+	return got.array, nil
+}
+
+// next takes what is there even if the other end has closed since.
+func (p *pipe) next(ctx context.Context, tag string) (parcel, error) {
+	select {
+	case got := <-p.in.queue:
+		return got, nil
+	default:
+	}
+	select {
+	case got := <-p.in.queue:
+		return got, nil
+	case <-ctx.Done():
+		return parcel{}, stopped(ctx, "receiving", tag)
+	case <-p.in.shut:
+	}
+	select {
+	case got := <-p.in.queue:
+		return got, nil
+	default:
+		return parcel{}, p.closed(tag)
+	}
+}
+
+func (p *pipe) Close() error {
+	p.out.close()
+	p.in.abandon()
+	return nil
+}
+
+func (p *pipe) closed(tag string) error {
+	return diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
+}
+
+func stopped(ctx context.Context, doing, tag string) error {
+	return diag.New(diag.Canceled, "stopped while %s %s", doing, tag).Wrap(ctx.Err())
+}
+
+// arrived holds an array that lies on the receiver's devices to what the receiver expects, and
+// describes it as the receiver does.
+func arrived(p parcel, tag string, s *program.Stage, spec program.Array) error {
+	a := p.array
+	local, err := s.Local(spec)
+	switch {
+	case err != nil:
+		return err
+	case p.tag != tag:
+		return diag.New(diag.LinkTag, "the other end sends %q; %q is expected", p.tag, tag)
+	case !a.local.Equal(local) || len(a.parts) != len(s.Devices):
+		return diag.New(diag.LinkShape,
+			"the other end sends %s in %d pieces; %s in %d pieces is expected", a.local, len(a.parts),
+			local, len(s.Devices)).At("%s", tag)
+	}
+	for i, b := range a.parts {
+		if b.Device().ID != s.Devices[i] {
+			return diag.New(diag.DeviceMismatch, "piece %d lies on device %d; stage %s has %s", i,
+				b.Device().ID, s.Name, s.Devices).At("%s", tag)
+		}
+	}
+	a.spec = spec
+	return nil
+}

@@ -1,0 +1,603 @@
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// A bed is two stages of two devices each, of one engine, with a link between them.
+type bed struct {
+	engine      *engine.Engine
+	left, right *program.Stage
+	a, b        engine.Link
+}
+
+func stagesOf(n int) (left, right *program.Stage) {
+	return &program.Stage{Name: "left", Devices: program.Range(0, n), Text: "-"},
+		&program.Stage{Name: "right", Devices: program.Range(4, n), Text: "-"}
+}
+
+func (b *bed) place(t testing.TB, s *program.Stage, spec program.Array) *engine.Array {
+	t.Helper()
+	local, err := s.Local(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return place(t, b.engine, s, spec, func(i int) []byte { return content(local.Bytes(), i) })
+}
+
+func content(n int64, piece int) []byte {
+	data := engine.Aligned(int(n))
+	for i := range data {
+		data[i] = byte(7*i + 31*piece + 1)
+	}
+	return data
+}
+
+// links makes each kind of link between two stages of n devices.
+var links = map[string]func(t testing.TB, e *engine.Engine, n int) *bed{
+	"pipe": func(t testing.TB, e *engine.Engine, n int) *bed {
+		left, right := stagesOf(n)
+		a, b, err := e.Pipe(left.Devices, right.Devices, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &bed{e, left, right, a, b}
+	},
+	"permute": func(t testing.TB, e *engine.Engine, n int) *bed {
+		left, right := stagesOf(n)
+		a, b, err := e.Permute(left.Devices, right.Devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &bed{e, left, right, a, b}
+	},
+	"tcp": func(t testing.TB, e *engine.Engine, n int) *bed {
+		left, right := stagesOf(n)
+		one, two := listen(t, e, 1), listen(t, e, 1)
+		return &bed{e, left, right, one.Link(0, 1, two.Addr()), two.Link(1, 0, one.Addr())}
+	},
+}
+
+func listen(t testing.TB, e *engine.Engine, epoch uint64) *engine.Hub {
+	t.Helper()
+	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func eachLink(t *testing.T, n int, test func(t *testing.T, b *bed)) {
+	e := cpu(t)
+	for name, open := range links {
+		t.Run(name, func(t *testing.T) {
+			b := open(t, e, n)
+			defer b.a.Close()
+			defer b.b.Close()
+			test(t, b)
+		})
+	}
+	if live := e.LiveBytes(); slices.Max(live) > 0 {
+		t.Errorf("%v bytes are live after everything was freed", live)
+	}
+}
+
+var vector = program.Array{Name: "x", Global: f32(1000)}
+
+// hand sends an array from left to right, or back, and returns what arrives.
+func (b *bed) hand(ctx context.Context, t testing.TB, spec program.Array, back bool) (*engine.Array, error) {
+	t.Helper()
+	from, at, s, into := b.a, b.b, b.left, b.right
+	if back {
+		from, at, s, into = at, from, into, s
+	}
+	a := b.place(t, s, spec)
+	defer a.Free()
+	var sent error
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { sent = from.Send(ctx, "tag", a) })
+	got, err := at.Recv(ctx, "tag", into, spec)
+	wg.Wait()
+	return got, errors.Join(err, sent)
+}
+
+func TestLinksHandOverEveryElementType(t *testing.T) {
+	eachLink(t, 2, func(t *testing.T, b *bed) {
+		for _, d := range dtype.All() {
+			if b.a.Meets() && (d.Bits() < 8 || d.Bits() > 64 || testing.Short() && d.Bits() < 16) {
+				continue
+			}
+			for _, dims := range [][]int64{{}, {3, 5}, {0, 4}} {
+				spec := program.Array{Name: "x", Global: dtype.Shape{Type: d, Dims: dims}}
+				got, err := b.hand(t.Context(), t, spec, d.Bits() == 16)
+				if err != nil {
+					t.Fatalf("%s: %v", spec.Global, err)
+				}
+				for i := range 2 {
+					data, err := got.Read(t.Context(), i)
+					want := content(spec.Global.Bytes(), i)
+					if d == dtype.Pred || d.Bits() < 8 {
+						continue // engines make 0 or 1 of a pred, and drop the other half of a last byte
+					}
+					if err != nil || !bytes.Equal(data, want) {
+						t.Errorf("%s, piece %d: %x, want %x (%v)", spec.Global, i, data, want, err)
+					}
+				}
+				got.Free()
+			}
+		}
+	})
+}
+
+// Arrays come in order, both ways at once, with no more under way than fit.
+func TestLinksKeepOrder(t *testing.T) {
+	eachLink(t, 1, func(t *testing.T, b *bed) {
+		const rounds = 30
+		way := func(from, to engine.Link, s, into *program.Stage) {
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for i := range rounds {
+					a := place(t, b.engine, s, vector, func(int) []byte { return slices.Repeat([]byte{byte(i)}, 4000) })
+					if err := from.Send(t.Context(), fmt.Sprint(i), a); err != nil {
+						t.Error(err)
+					}
+					a.Free()
+				}
+			})
+			for i := range rounds {
+				a, err := to.Recv(t.Context(), fmt.Sprint(i), into, vector)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if data, err := a.Read(t.Context(), 0); err != nil || data[3999] != byte(i) {
+					t.Errorf("round %d got %d (%v)", i, data[3999], err)
+				}
+				a.Free()
+			}
+			wg.Wait()
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { way(b.a, b.b, b.left, b.right) })
+		way(b.b, b.a, b.right, b.left)
+		wg.Wait()
+	})
+}
+
+func TestLinksRefuseWhatIsNotExpected(t *testing.T) {
+	for name, c := range map[string]struct {
+		tag  string
+		spec program.Array
+		want diag.Code
+	}{
+		"tag":   {"0 F1.4/0", vector, diag.LinkTag},
+		"shape": {"0 F1.3/0", program.Array{Name: "x", Global: f32(999)}, diag.LinkShape},
+		"type":  {"0 F1.3/0", program.Array{Name: "x", Global: dtype.Shape{Type: dtype.S32, Dims: []int64{1000}}}, diag.LinkShape},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachLink(t, 2, func(t *testing.T, b *bed) {
+				a := b.place(t, b.left, c.spec)
+				defer a.Free()
+				var wg sync.WaitGroup
+				wg.Go(func() { _ = b.a.Send(t.Context(), c.tag, a) })
+				_, err := b.b.Recv(t.Context(), "0 F1.3/0", b.right, vector)
+				wg.Wait()
+				if !errors.Is(err, diag.New(c.want, "")) {
+					t.Errorf("%v, want %s", err, c.want)
+				}
+			})
+		})
+	}
+}
+
+// Who waits when a link is closed, or when a context ends, is told.
+func TestLinksEnd(t *testing.T) {
+	eachLink(t, 1, func(t *testing.T, b *bed) {
+		soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if _, err := b.b.Recv(soon, "x", b.right, vector); !errors.Is(err, diag.New(diag.Canceled, "")) {
+			t.Errorf("after the deadline: %v", err)
+		}
+	})
+	eachLink(t, 1, func(t *testing.T, b *bed) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			time.Sleep(20 * time.Millisecond)
+			b.a.Close()
+		})
+		if _, err := b.b.Recv(t.Context(), "x", b.right, vector); !errors.Is(err, diag.New(diag.LinkLost, "")) {
+			t.Errorf("after the other end has closed: %v", err)
+		}
+		wg.Wait()
+		a := b.place(t, b.left, vector)
+		defer a.Free()
+		if err := b.a.Send(t.Context(), "x", a); !errors.Is(err, diag.New(diag.LinkLost, "")) {
+			t.Errorf("sending at an end that was closed: %v", err)
+		}
+	})
+}
+
+// What was sent before the end is still received.
+func TestClosedLinksDeliver(t *testing.T) {
+	eachLink(t, 1, func(t *testing.T, b *bed) {
+		if b.a.Meets() {
+			t.Skip("nothing is under way where both ends meet")
+		}
+		a := b.place(t, b.left, vector)
+		defer a.Free()
+		if err := b.a.Send(t.Context(), "x", a); err != nil {
+			t.Fatal(err)
+		}
+		b.a.Close()
+		got, err := b.b.Recv(t.Context(), "x", b.right, vector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Free()
+	})
+}
+
+// A full pipe makes the sender wait, and holds no more than it may.
+func TestPipePushesBack(t *testing.T) {
+	e := cpu(t)
+	left, right := stagesOf(1)
+	a, b, err := e.Pipe(left.Devices, right.Devices, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
+	defer x.Free()
+	for range 2 {
+		if err := a.Send(t.Context(), "x", x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := a.Send(soon, "x", x); !errors.Is(err, diag.New(diag.Canceled, "")) {
+		t.Errorf("a third array went into a pipe for two: %v", err)
+	}
+	if held := e.LiveBytes()[4]; held != 8000 {
+		t.Errorf("the receiver's device holds %d bytes, want 8000", held)
+	}
+	got, err := b.Recv(t.Context(), "x", right, vector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Free()
+	if err := a.Send(t.Context(), "x", x); err != nil {
+		t.Errorf("after there was room: %v", err)
+	}
+	a.Close()
+	b.Close()
+	if held := e.LiveBytes()[4]; held != 0 {
+		t.Errorf("%d bytes are live after both ends were closed", held)
+	}
+}
+
+// wire is what a foreign process would write; see frame.go for the layout.
+func wire(version, kind byte, epoch uint64, body []byte) []byte {
+	b := append([]byte("DWLK"), version, 0, kind, 0)
+	b = binary.LittleEndian.AppendUint64(b, epoch)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
+	b = append(b, body...)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+}
+
+func wireArray(tag string) []byte {
+	text := func(b []byte, s string) []byte {
+		return append(binary.LittleEndian.AppendUint16(b, uint16(len(s))), s...)
+	}
+	body := text(text(nil, tag), "f32")
+	body = binary.LittleEndian.AppendUint64(append(body, 1), 1000)
+	return wire(1, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
+}
+
+// stranger is a process that this test plays: it listens, welcomes with the given bytes whoever
+// connects, and connects itself as rank 1.
+func stranger(t *testing.T, hub *engine.Hub, welcome []byte) (link engine.Link, out net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	link = hub.Link(0, 1, l.Addr().String())
+	in, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close() })
+	if _, err := io.ReadFull(in, make([]byte, 32)); err != nil { // the hello
+		t.Fatal(err)
+	}
+	if _, err := in.Write(welcome); err != nil {
+		t.Fatal(err)
+	}
+	out, err = net.Dial("tcp", hub.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	hello := []byte{1, 0, 0, 0, 0, 0, 0, 0}
+	if _, err := out.Write(wire(1, 1, 1, hello)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 26)); err != nil {
+		t.Fatal(err)
+	}
+	return link, out
+}
+
+func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
+	e := cpu(t)
+	_, right := stagesOf(1)
+	piece := make([]byte, 4004) // with a checksum of 0, which is wrong
+	piece[0] = 1
+	fine := wire(1, 2, 1, []byte{0, 0})
+	for name, c := range map[string]struct {
+		welcome []byte
+		sends   []byte
+		closes  bool
+		want    diag.Code
+	}{
+		"another version":    {wire(2, 2, 1, []byte{0, 0}), nil, false, diag.LinkVersion},
+		"refused":            {wire(1, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
+		"not ours":           {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), nil, false, diag.LinkVersion},
+		"gone":               {fine, nil, true, diag.LinkLost},
+		"gone in a frame":    {fine, wireArray("x")[:30], true, diag.LinkLost},
+		"gone in a piece":    {fine, append(wireArray("x"), piece[:3000]...), true, diag.LinkLost},
+		"stuck in a piece":   {fine, append(wireArray("x"), piece[:3000]...), false, diag.LinkStalled},
+		"stuck in a frame":   {fine, wireArray("x")[:30], false, diag.LinkStalled},
+		"damaged":            {fine, append(wireArray("x"), piece...), false, diag.LinkData},
+		"damaged frame":      {fine, append(wireArray("x")[:40], piece...), false, diag.LinkData},
+		"another tag":        {fine, wireArray("y"), false, diag.LinkTag},
+		"another epoch":      {fine, wire(1, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false, diag.LinkVersion},
+		"bye":                {fine, wire(1, 4, 1, nil), false, diag.LinkLost},
+		"version in between": {fine, wire(7, 3, 1, nil), false, diag.LinkVersion},
+		"hello in between":   {fine, wire(1, 1, 1, make([]byte, 8)), false, diag.LinkData},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hub := listen(t, e, 1)
+			hub.Patience = 100 * time.Millisecond
+			link, out := stranger(t, hub, c.welcome)
+			if _, err := out.Write(c.sends); err != nil {
+				t.Fatal(err)
+			}
+			if c.closes {
+				out.Close()
+			}
+			_, err := link.Recv(t.Context(), "x", right, vector)
+			if !errors.Is(err, diag.New(c.want, "")) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+			if _, again := link.Recv(t.Context(), "x", right, vector); again == nil {
+				t.Error("a link that has failed goes on")
+			}
+		})
+	}
+	if live := e.LiveBytes(); slices.Max(live) > 0 {
+		t.Errorf("%v bytes are live after everything was freed", live)
+	}
+}
+
+// Processes of two runs do not take each other for their own, and a rank that is connected is not
+// replaced.
+func TestTCPKeepsRunsApart(t *testing.T) {
+	e := cpu(t)
+	left, _ := stagesOf(1)
+	one, two := listen(t, e, 1), listen(t, e, 2)
+	link := one.Link(0, 1, two.Addr())
+	a := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
+	defer a.Free()
+	err := link.Send(t.Context(), "x", a)
+	if !errors.Is(err, diag.New(diag.LinkVersion, "")) || !strings.Contains(err.Error(), "epoch 2") {
+		t.Errorf("another epoch: %v", err)
+	}
+	third := listen(t, e, 1)
+	first := one.Link(2, 3, third.Addr())
+	if err := first.Send(t.Context(), "x", a); err != nil {
+		t.Fatal(err)
+	}
+	second := one.Link(2, 3, third.Addr())
+	if err := second.Send(t.Context(), "x", a); !errors.Is(err, diag.New(diag.LinkVersion, "")) {
+		t.Errorf("a second connection of one rank: %v", err)
+	}
+}
+
+// A process that is not there yet is waited for; one that never comes is named.
+func TestTCPWaitsForThePeer(t *testing.T) {
+	e := cpu(t)
+	left, right := stagesOf(1)
+	one := listen(t, e, 1)
+	reserved, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := reserved.Addr().String()
+	reserved.Close()
+	link := one.Link(0, 1, address)
+	a := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
+	defer a.Free()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := link.Send(t.Context(), "x", a); err != nil {
+			t.Error(err)
+		}
+	})
+	time.Sleep(30 * time.Millisecond)
+	two, err := e.Listen(t.Context(), address, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Close()
+	got, err := two.Link(1, 0, one.Addr()).Recv(t.Context(), "x", right, vector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Free()
+	wg.Wait()
+	hub := listen(t, e, 1)
+	hub.Patience = 50 * time.Millisecond
+	err = hub.Link(0, 1, "127.0.0.1:1").Send(t.Context(), "x", a)
+	if !errors.Is(err, diag.New(diag.LinkLost, "")) {
+		t.Errorf("a process that never comes: %v", err)
+	}
+}
+
+// A sender whose receiver takes nothing is let go by its context and by the hub's patience.
+func TestTCPPushesBack(t *testing.T) {
+	e := cpu(t)
+	left, _ := stagesOf(1)
+	big := program.Array{Name: "x", Global: f32(8 << 20)} // more than the buffers of both sockets
+	a := place(t, e, left, big, func(int) []byte { return make([]byte, 32<<20) })
+	defer a.Free()
+	for name, c := range map[string]struct {
+		patience, timeout time.Duration
+		want              diag.Code
+	}{
+		"context":  {time.Minute, 100 * time.Millisecond, diag.Canceled},
+		"patience": {100 * time.Millisecond, time.Minute, diag.LinkStalled},
+	} {
+		one, two := listen(t, e, 1), listen(t, e, 1)
+		one.Patience = c.patience
+		link := one.Link(0, 1, two.Addr())
+		two.Link(1, 0, one.Addr())
+		ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
+		err := link.Send(ctx, "x", a)
+		cancel()
+		if !errors.Is(err, diag.New(c.want, "")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// On Blackwell a permutation is asynchronous, a start and a done, where the program has something
+// to compute in between; alone it is one synchronous instruction. Both are compiled here, not run.
+func TestPermuteCompilesForBlackwell(t *testing.T) {
+	if testing.Short() {
+		t.Skip("loads the compiler")
+	}
+	c, err := engine.OpenCompiler(t.Context(), "", true)
+	if err != nil {
+		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+	}
+	defer c.Close()
+	cluster, err := machine.ParseCluster("64xb200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	piece := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
+	alone, err := engine.PermuteStage(piece, program.Range(0, 32), program.Range(32, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside := &program.FromText("beside", besideWork(alone.Text), 64).Stages[0]
+	for _, s := range []*program.Stage{alone, beside} {
+		r, err := c.Compile(t.Context(), s, cluster.Target())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Collectives) != 1 {
+			t.Fatalf("collectives %v", r.Collectives)
+		}
+		got := r.Collectives[0]
+		if got.Kind != hlo.CollectivePermute || got.Bytes() != piece.Bytes() || got.Type != dtype.U16 {
+			t.Errorf("%s has %+v", s.Name, got)
+		}
+		if want := s == beside; got.Async != want || strings.Contains(got.Name, "-start") != want {
+			t.Errorf("%s: asynchronous %v, want %v: %s", s.Name, got.Async, want, got.Name)
+		}
+		t.Logf("%s: %s of %s in %.2f s", s.Name, got.Name, event.Size(got.Bytes()), r.Seconds)
+	}
+}
+
+// besideWork adds a product that does not need what is received.
+func besideWork(text string) string {
+	const matrix = "tensor<8192x8192xbf16>"
+	text = strings.Replace(text, "@main(", "@main(%w: "+matrix+", ", 1)
+	text = strings.Replace(text, "-> tensor<1x8192x16384xbf16> {", "-> (tensor<1x8192x16384xbf16>, "+matrix+") {", 1)
+	return strings.Replace(text, "    return %r : tensor<1x8192x16384xbf16>",
+		"    %p = stablehlo.dot_general %w, %w, contracting_dims = [1] x [0] : ("+matrix+", "+matrix+") -> "+matrix+"\n"+
+			"    return %r, %p : tensor<1x8192x16384xbf16>, "+matrix, 1)
+}
+
+// Speed of a link between two processes' worth of sockets, against plain io.Copy over loopback.
+func BenchmarkTCP(b *testing.B) {
+	const size = 64 << 20
+	b.Run("link", func(b *testing.B) {
+		e := cpu(b)
+		bed := links["tcp"](b, e, 1)
+		spec := program.Array{Name: "x", Global: f32(size / 4)}
+		a := bed.place(b, bed.left, spec)
+		defer a.Free()
+		b.SetBytes(size)
+		b.ResetTimer()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range b.N {
+				if err := bed.a.Send(context.Background(), "x", a); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+		for range b.N {
+			got, err := bed.b.Recv(context.Background(), "x", bed.right, spec)
+			if err != nil {
+				b.Fatal(err)
+			}
+			got.Free()
+		}
+		wg.Wait()
+	})
+	b.Run("copy", func(b *testing.B) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		out, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		in, err := l.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(size)
+		b.ResetTimer()
+		go func() {
+			data := make([]byte, size)
+			for range b.N {
+				io.Copy(out, struct{ io.Reader }{bytes.NewReader(data)})
+			}
+			out.Close()
+		}()
+		if n, err := io.Copy(io.Discard, struct{ io.Reader }{in}); err != nil || n != int64(b.N)*size {
+			b.Fatal(n, err)
+		}
+		in.Close()
+	})
+}

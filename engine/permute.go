@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/program"
+)
+
+// PermuteStage is the program with which the devices of one stage hand pieces of the given shape
+// to those of another: device from[i] sends to to[i]. All of them run it, senders and receivers;
+// what the receivers give and what the senders get is not looked at.
+//
+// Floats travel as unsigned integers of their size, so that every backend moves their bytes as they
+// are.
+func PermuteStage(piece dtype.Shape, from, to program.Devices) (*program.Stage, error) {
+	if len(from) != len(to) || len(from) == 0 {
+		return nil, diag.New(diag.ProgramInvalid, "%d devices cannot hand pieces to %d", len(from),
+			len(to)).Try("give both stages as many devices")
+	}
+	bits := piece.Type.Bits()
+	if bits < 8 || bits > 64 {
+		return nil, diag.New(diag.NotSupported, "elements of %d bits cannot be permuted", bits).
+			Try("hand them over as bytes")
+	}
+	n := len(from)
+	pairs := make([]string, n)
+	for i := range n {
+		pairs[i] = fmt.Sprintf("[%d, %d]", i, n+i)
+	}
+	outer, inner := piece.MLIR(), piece.MLIR()
+	into, back := "", ""
+	arg, result := "%x", "%y"
+	if piece.Type.Kind() == dtype.Float {
+		inner = dtype.Shape{Type: unsigned[bits], Dims: piece.Dims}.MLIR()
+		into = fmt.Sprintf("    %%b = stablehlo.bitcast_convert %%x : (%s) -> %s\n", outer, inner)
+		back = fmt.Sprintf("    %%r = stablehlo.bitcast_convert %%y : (%s) -> %s\n", inner, outer)
+		arg, result = "%b", "%r"
+	}
+	text := fmt.Sprintf(`module @permute attributes {mhlo.num_replicas = %d : i32} {
+  func.func @main(%%x: %[2]s) -> %[2]s {
+%[3]s    %%y = "stablehlo.collective_permute"(%[4]s) {
+      source_target_pairs = dense<[%[5]s]> : tensor<%[6]dx2xi64>
+    } : (%[7]s) -> %[7]s
+%[8]s    return %[9]s : %[2]s
+  }
+}
+`, 2*n, outer, into, arg, strings.Join(pairs, ", "), n, inner, back, result)
+	s := &program.Stage{Name: "permute", Text: text,
+		Devices: append(append(program.Devices{}, from...), to...),
+		Args:    []program.Array{{Name: "sent", Global: piece}},
+		Results: []program.Array{{Name: "received", Global: piece}}}
+	return s, s.Validate()
+}
+
+// unsigned has the integer type of each size of float.
+var unsigned = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16, 32: dtype.U32, 64: dtype.U64}
+
+// Permute makes both ends of a link that runs [PermuteStage] on the devices of both stages. It is
+// for clients of several processes, in which each process has one of the ends and uses only that
+// one; where all devices belong to this process, the ends meet here.
+//
+// It was run on CPU devices of one client, and compiled for Blackwell, where it has not been run.
+func (e *Engine) Permute(left, right program.Devices) (atLeft, atRight Link, err error) {
+	if _, err := PermuteStage(dtype.Shape{Type: dtype.U8}, left, right); err != nil {
+		return nil, nil, err
+	}
+	local := true
+	for _, list := range []program.Devices{left, right} {
+		for _, id := range list {
+			if _, err := e.device(id); err != nil {
+				local = false
+			}
+		}
+	}
+	p := &permuter{engine: e, local: local, programs: map[string]*permutation{}}
+	p.shut = make(chan struct{})
+	there := &meeting{p, left, right, make(chan parcel), make(chan error)}
+	back := &meeting{p, right, left, make(chan parcel), make(chan error)}
+	return &permuteLink{p, there, back}, &permuteLink{p, back, there}, nil
+}
+
+// A permuter keeps the programs of a link by direction and shape.
+type permuter struct {
+	engine *Engine
+	local  bool // all devices are of this process
+	shut   chan struct{}
+	once   sync.Once
+
+	mu       sync.Mutex
+	programs map[string]*permutation
+	closed   bool
+}
+
+// A permutation is a program and what its receivers give.
+type permutation struct {
+	x     *Executable
+	blank *Array // on the devices of the receivers; nil if they are not here
+}
+
+// A meeting is one direction of a link. In one process the receiver runs the program for both; the
+// sender waits to hear that it has been started.
+type meeting struct {
+	*permuter
+	from, to program.Devices
+	parcels  chan parcel
+	started  chan error
+}
+
+// program compiles the permutation of a shape when it is first needed.
+func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, diag.New(diag.LinkLost, "the link was closed")
+	}
+	key := piece.String() + m.from.String() + ">" + m.to.String()
+	if known := m.programs[key]; known != nil {
+		return known, nil
+	}
+	s, err := PermuteStage(piece, m.from, m.to)
+	if err != nil {
+		return nil, err
+	}
+	x, err := m.engine.Compile(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	p := &permutation{x: x}
+	if _, err := m.engine.device(m.to[0]); err == nil {
+		receivers := &program.Stage{Name: "blank", Devices: m.to}
+		zero := make([]byte, piece.Bytes())
+		p.blank, err = m.engine.Place(receivers, s.Args[0], Copied,
+			func(int) ([]byte, error) { return zero, nil })
+		if err != nil {
+			x.Free()
+			return nil, err
+		}
+	}
+	m.programs[key] = p
+	return p, nil
+}
+
+// run starts the program with what this process has of the sent array, which may be nothing.
+func (m *meeting) run(ctx context.Context, piece dtype.Shape, sent *Array) (*Array, error) {
+	p, err := m.program(ctx, piece)
+	if err != nil {
+		return nil, err
+	}
+	arg := &Array{spec: p.x.stage.Args[0], local: piece}
+	if sent != nil {
+		arg.parts = append(arg.parts, sent.parts...)
+	}
+	if p.blank != nil {
+		arg.parts = append(arg.parts, p.blank.parts...)
+	}
+	r, err := p.x.Run(arg)
+	if err != nil {
+		return nil, err
+	}
+	defer r.run.Forget()
+	got := r.Results[0]
+	cut := len(got.parts)
+	if p.blank != nil {
+		cut -= len(m.to)
+	}
+	// What senders get is zeros.
+	senders := &Array{spec: got.spec, local: got.local, parts: got.parts[:cut]}
+	senders.Free()
+	return &Array{spec: got.spec, local: got.local, parts: got.parts[cut:]}, nil
+}
+
+type permuteLink struct {
+	*permuter
+	out, in *meeting
+}
+
+func (l *permuteLink) Meets() bool { return true }
+
+func (l *permuteLink) Send(ctx context.Context, tag string, a *Array) error {
+	if !l.local {
+		_, err := l.out.run(ctx, a.local, a)
+		return err
+	}
+	select {
+	case l.out.parcels <- parcel{tag, a}:
+	case <-l.shut:
+		return diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
+	case <-ctx.Done():
+		return stopped(ctx, "sending", tag)
+	}
+	return <-l.out.started // the receiver has the array and answers without waiting for anybody
+}
+
+func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Stage,
+	spec program.Array) (*Array, error) {
+	local, err := s.Local(spec)
+	if err != nil {
+		return nil, err
+	}
+	if !l.local {
+		return l.take(ctx, parcel{tag, nil}, tag, local, s, spec)
+	}
+	var p parcel
+	select {
+	case p = <-l.in.parcels:
+	case <-l.shut:
+		return nil, diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
+	case <-ctx.Done():
+		return nil, stopped(ctx, "receiving", tag)
+	}
+	// What is sent is held to what is expected before it is run: a program of another shape would
+	// leave the receivers with something else than they asked for.
+	if p.tag != tag {
+		err = diag.New(diag.LinkTag, "the other end sends %q; %q is expected", p.tag, tag)
+	} else if !p.array.local.Equal(local) {
+		err = diag.New(diag.LinkShape, "the other end sends pieces of %s; %s is expected",
+			p.array.local, local).At("%s", tag)
+	}
+	if err != nil {
+		l.in.started <- err
+		return nil, err
+	}
+	a, err := l.take(ctx, p, tag, local, s, spec)
+	l.in.started <- err
+	return a, err
+}
+
+// take runs the program for the receivers.
+func (l *permuteLink) take(ctx context.Context, p parcel, tag string, local dtype.Shape,
+	s *program.Stage, spec program.Array) (*Array, error) {
+	got, err := l.in.run(ctx, local, p.array)
+	if err != nil {
+		return nil, err
+	}
+	if err := arrived(parcel{p.tag, got}, tag, s, spec); err != nil {
+		got.Free()
+		return nil, err
+	}
+	return got, nil
+}
+
+func (l *permuteLink) Close() error {
+	l.once.Do(func() { close(l.shut) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, p := range l.programs {
+		p.x.Free()
+		if p.blank != nil {
+			p.blank.Free()
+		}
+	}
+	clear(l.programs)
+	return nil
+}

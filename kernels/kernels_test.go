@@ -1,0 +1,125 @@
+package kernels_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// What must be moved in memory beside a product decides how it is written.
+func TestProduct(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		form kernels.Form
+		want kernels.Way
+	}{
+		{"f32 takes every form",
+			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32}, kernels.Way{}},
+		{"f32, the other way round",
+			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32, NFirst: true},
+			kernels.Way{Swap: true}},
+		{"forward",
+			kernels.Form{Batch: 1, M: 2048, N: 1536, K: 384, Elem: dtype.BF16, ALast: true},
+			kernels.Way{}},
+		{"the gradient of [in, out]: the input is turned, be it wider or not",
+			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.BF16},
+			kernels.Way{Turn: true}},
+		{"the gradient of [out, in]: the output's side is turned",
+			kernels.Form{Batch: 1, M: 1536, N: 384, K: 2048, Elem: dtype.BF16, NFirst: true},
+			kernels.Way{Swap: true, Turn: true}},
+		{"the gradient of a table: turning the result is cheaper than turning the scores",
+			kernels.Form{Batch: 1, M: 384, N: 40960, K: 20480, Elem: dtype.BF16, NFirst: true},
+			kernels.Way{Turn: true}},
+		{"one row", kernels.Form{Batch: 1, M: 1, N: 64, K: 64, Elem: dtype.BF16, ALast: true},
+			kernels.Way{Wide: true}},
+		{"what cannot be cut cannot be turned",
+			kernels.Form{Batch: 1, M: 64, N: 64, K: 37, Elem: dtype.BF16}, kernels.Way{Wide: true}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := kernels.For("cpu")
+			if got := s.Product(row.form); got != row.want {
+				t.Errorf("got %+v, want %+v", got, row.want)
+			}
+			s.Product(row.form)
+			if list := s.Choices(); len(list) != 1 || list[0].Why == "" {
+				t.Errorf("the choice was kept as %v", list)
+			}
+		})
+	}
+}
+
+// attention is the operation of a causal attention of so many rows.
+func attention(t *testing.T, rows, keys int64, how ir.Attention) *ir.Op {
+	t.Helper()
+	b := ir.NewBuilder("attention")
+	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+	q := b.Input("q", ir.Data, ir.Type{Elem: dtype.F32, Dims: []ir.Dim{d(ir.Seq, rows), d(ir.Heads, 2), d(ir.HeadDim, 4)}}, "")
+	kt := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{d(ir.Keys, keys), d(ir.KVHeads, 2), d(ir.HeadDim, 4)}}
+	k := b.Input("k", ir.Data, kt, "")
+	g, err := b.Graph(b.Attend(q, k, k, how))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g.Ops[0]
+}
+
+// Pieces hold every query once and every key that it sees.
+func TestPieces(t *testing.T) {
+	for _, row := range []struct {
+		rows, keys int64
+		how        ir.Attention
+		products   dtype.DType
+		want       string
+	}{
+		{256, 256, ir.Attention{Scale: 1, Causal: true}, dtype.F32,
+			"[{0 64 0 64} {64 128 0 128} {128 192 0 192} {192 256 0 256}]"},
+		{256, 256, ir.Attention{Scale: 1, Causal: true}, dtype.BF16, "[{0 128 0 128} {128 256 0 256}]"},
+		{256, 256, ir.Attention{Scale: 1, Causal: true, Window: 30}, dtype.BF16,
+			"[{0 128 0 128} {128 256 99 256}]"},
+		{100, 100, ir.Attention{Scale: 1, Causal: true}, dtype.F32, "[{0 100 0 100}]"},
+		{256, 512, ir.Attention{Scale: 1, Causal: true}, dtype.F32, "[{0 256 0 512}]"},
+		{256, 256, ir.Attention{Scale: 1}, dtype.F32, "[{0 256 0 256}]"},
+	} {
+		op := attention(t, row.rows, row.keys, row.how)
+		got := kernels.For("cpu").Pieces(op, row.products, row.rows, row.keys)
+		if fmt.Sprint(got) != row.want {
+			t.Errorf("%d rows in %s, %+v: %v, want %s", row.rows, row.products, row.how, got, row.want)
+		}
+	}
+}
+
+func TestChunksCoverARow(t *testing.T) {
+	for _, width := range []int64{1, 7, 8, 9, 4096, 50257} {
+		at, n := int64(0), 0
+		for from, to := range kernels.Chunks(width) {
+			if from != at || to <= from {
+				t.Fatalf("%d: a chunk from %d to %d after %d", width, from, to, at)
+			}
+			at, n = to, n+1
+		}
+		if at != width || n > 8 {
+			t.Errorf("%d: %d chunks end at %d", width, n, at)
+		}
+	}
+}
+
+// The choice for the CPU does not reach other targets.
+func TestOtherTargetsStayPlain(t *testing.T) {
+	op := attention(t, 256, 256, ir.Attention{Scale: 1, Causal: true})
+	for arch, want := range map[string]string{"cpu": kernels.HeadFirst, "sm_100": kernels.Plain} {
+		s := kernels.For(arch)
+		if got := s.Pick(op); got != want {
+			t.Errorf("%s: %s, want %s", arch, got, want)
+		}
+		if !slices.ContainsFunc(s.Choices(), func(c kernels.Choice) bool { return c.Kernel == want }) {
+			t.Errorf("%s: %v says nothing of it", arch, s.Choices())
+		}
+		if s.OneResult() != (arch == "cpu") {
+			t.Errorf("%s: results one at a time: %v", arch, s.OneResult())
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package lower
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// A ring is attention whose keys go from device to device (Liu et al., 2023): after j moves a
+// device has those of the device j places before it. What its queries see of each piece is joined
+// by the logarithms of the sums of exponentials. The gradient sees each piece with the statistics
+// of the whole, so its terms just add up; those of keys go round with the keys and once more, to
+// where they came from.
+type ring struct {
+	w          *writer
+	op         *ir.Op
+	size, each int64 // devices, and keys of one
+	axis       string
+	// plain says that pieces are seen all or not at all, but for the device's own: a causal mask, the
+	// devices in the order of the sequence, and nothing else. Then no piece needs a mask of its own.
+	plain bool
+	cudnn bool
+}
+
+func newRing(w *writer, op *ir.Op) *ring {
+	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
+	r.size, _ = w.along(r.axis)
+	segments, _ := op.Extras()
+	r.plain = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
+		op.Attrs.Int("window") == 0
+	r.cudnn = r.plain && w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN
+	return r
+}
+
+// pass hands a value on to the next device.
+func (r *ring) pass(x val) val {
+	w, elem := r.w, x.t.Elem
+	_, stride := w.along(r.axis)
+	total := int64(1)
+	for _, a := range w.mesh {
+		total *= a.Size
+	}
+	pairs := make([]string, total)
+	for d := range total {
+		place := d / stride % r.size
+		pairs[d] = fmt.Sprintf("[%d, %d]", d, d+((place+1)%r.size-place)*stride)
+	}
+	to := w.alias(fmt.Sprintf("dense<[%s]> : tensor<%dx2xi64>", strings.Join(pairs, ", "), total))
+	if as, ok := carriers[elem.Bits()]; ok {
+		x = w.bits(x, as)
+	}
+	x = w.emit(x.t, `"stablehlo.collective_permute"(%s) {source_target_pairs = %s} : (%s) -> %s`,
+		x.name, to, tensor(x.t), tensor(x.t))
+	return w.bits(x, elem)
+}
+
+// passOnce is pass of something that attention and its gradient hand on alike, where both stand in
+// one loop or function: it is sent once.
+func (r *ring) passOnce(x val) val {
+	if r.w.passed == nil {
+		r.w.passed = map[string]val{}
+	}
+	key := x.name + " " + r.axis
+	y, ok := r.w.passed[key]
+	if !ok {
+		y = r.pass(x)
+		r.w.passed[key] = y
+	}
+	return y
+}
+
+// owner is the place of the device whose keys are here after so many moves.
+func (r *ring) owner(moves int64) val {
+	w := r.w
+	place := w.first(r.axis, 1, indexType)
+	place = w.elementwise("add", place, w.constant(place.t, float64(r.size-moves)))
+	return w.elementwise("remainder", place, w.constant(place.t, float64(r.size)))
+}
+
+// known takes from something about all keys what is about the keys that are here.
+func (r *ring) known(x val, owner val) val {
+	w := r.w
+	start := w.elementwise("multiply", owner, w.constant(owner.t, float64(r.each)))
+	zero := w.constant(start.t, 0)
+	t := ir.Type{Elem: x.t.Elem}
+	var starts, sizes, types []string
+	for _, d := range x.t.Dims {
+		name := zero.name
+		if d.Name == ir.Keys {
+			name, d.Size = start.name, r.each
+		}
+		t.Dims = append(t.Dims, d)
+		starts, sizes = append(starts, name), append(sizes, fmt.Sprint(d.Size))
+		types = append(types, tensor(start.t))
+	}
+	return w.emit(t, "stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s", x.name,
+		strings.Join(starts, ", "), strings.Join(sizes, ", "), tensor(x.t), strings.Join(types, ", "),
+		tensor(t))
+}
+
+// piece gives the arguments of one piece: those of the operation with the keys that are here, and
+// what is known of them.
+func (r *ring) piece(in []val, k, v, owner val) []val {
+	in = slices.Clone(in)
+	in[1], in[2] = k, v
+	segments, places := r.op.Extras()
+	first := len(in) - len(segments) - len(places)
+	for i := first + 1; i < len(in); i += 2 {
+		in[i] = r.known(in[i], owner)
+	}
+	return in
+}
+
+// whole is the operation after some moves where pieces are plain: at home the mask is causal, and
+// from elsewhere all keys are seen or none.
+func (r *ring) whole(moves int64) *ir.Op {
+	op := *r.op
+	segments, places := op.Extras()
+	op.In = op.In[:len(op.In)-len(segments)-len(places)]
+	op.Attrs = op.Attrs.With("placed", false)
+	if moves > 0 {
+		op.Attrs = op.Attrs.With("causal", false)
+	}
+	return &op
+}
+
+// behind tells, after some moves, whether the keys that are here stand before the queries, as big
+// as a type: a device's queries follow those of the devices before it.
+func (r *ring) behind(moves int64, like ir.Type) val {
+	w := r.w
+	place := w.first(r.axis, 1, indexType)
+	return w.as(w.compare("GE", place, w.constant(place.t, float64(moves))), like)
+}
+
+func ringAttention(w *writer, op *ir.Op, in []val) []val {
+	r := newRing(w, op)
+	k, v := in[1], in[2]
+	var o, lse val
+	for moves := range r.size {
+		if moves > 0 {
+			k, v = r.passOnce(k), r.passOnce(v)
+		}
+		var part []val
+		switch {
+		case r.cudnn:
+			part = cudnnAttention(w, r.whole(moves), []val{in[0], k, v})
+		case r.plain:
+			part = attention(w, r.whole(moves), []val{in[0], k, v})
+		default:
+			part = attention(w, op, r.piece(in, k, v, r.owner(moves)))
+		}
+		if r.plain && moves > 0 {
+			seen := r.behind(moves, part[1].t)
+			part[1] = w.choose(seen, part[1], w.constant(part[1].t, unseen))
+		}
+		wide := w.convert(part[0], dtype.F32)
+		if moves == 0 {
+			o, lse = wide, part[1]
+			continue
+		}
+		top := w.elementwise("maximum", lse, part[1])
+		a := w.elementwise("exponential", w.elementwise("subtract", lse, top))
+		b := w.elementwise("exponential", w.elementwise("subtract", part[1], top))
+		total := w.elementwise("add", a, b)
+		a, b = w.elementwise("divide", a, total), w.elementwise("divide", b, total)
+		o = w.elementwise("add", w.elementwise("multiply", o, w.as(a, o.t)),
+			w.elementwise("multiply", wide, w.as(b, o.t)))
+		lse = w.elementwise("add", top, w.elementwise("log", total))
+	}
+	return []val{w.convert(o, op.Out[0].Type.Elem), lse}
+}
+
+func ringAttentionGrad(w *writer, op *ir.Op, in []val) []val {
+	r := newRing(w, op)
+	k, v := in[1], in[2]
+	var sums [3]val // of queries, here; of keys and values, on their way
+	for moves := range r.size {
+		if moves > 0 {
+			k, v = r.passOnce(k), r.passOnce(v)
+			sums[1], sums[2] = r.pass(sums[1]), r.pass(sums[2])
+		}
+		var part []val
+		here := append([]val{in[0], k, v}, in[3:6]...)
+		switch {
+		case r.cudnn:
+			part = cudnnAttentionGrad(w, r.whole(moves), here)
+		case r.plain:
+			part = attentionGrad(w, r.whole(moves), here)
+		default:
+			part = attentionGrad(w, op, r.piece(in, k, v, r.owner(moves)))
+		}
+		for i, g := range part {
+			if moves > 0 { // the first term is sent as it is; sums have more digits
+				if g = w.convert(g, dtype.F32); r.plain {
+					g = w.choose(r.behind(moves, g.t), g, w.constant(g.t, 0))
+				}
+				g = w.elementwise("add", w.convert(sums[i], dtype.F32), g)
+			}
+			sums[i] = g
+		}
+	}
+	out := make([]val, 3)
+	for i := range out {
+		if out[i] = w.convert(sums[i], op.Out[i].Type.Elem); i > 0 {
+			out[i] = r.pass(out[i]) // home, rounded already
+		}
+	}
+	return out
+}

@@ -1,0 +1,178 @@
+package overlap
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/internal/hlo"
+)
+
+// A cost is what one kernel computes and moves.
+type cost struct {
+	flops     int64
+	bytes     int64
+	bits      int // of an element of a product's first operand
+	attention bool
+}
+
+// seconds is the roofline: whichever takes longer.
+func (c cost) seconds(r Rates) float64 {
+	t := float64(c.bytes) / r.Memory
+	switch {
+	case c.attention:
+		return max(t, float64(c.flops)/r.Attention)
+	case c.flops > 0:
+		return max(t, float64(c.flops)/r.product(c.bits))
+	}
+	return t
+}
+
+// free are the instructions that run no kernel: they name what is there already.
+var free = []string{"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all",
+	"optimization-barrier", "opt-barrier", "partition-id", "replica-id", "async-update", "async-done",
+	"copy-done", "add-dependency"}
+
+// costOf counts what an instruction computes and how many bytes it reads and writes. A slice reads
+// what it gives, and an update in place writes what it puts in, whatever they are cut from.
+func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
+	if slices.Contains(free, i.Opcode) {
+		return cost{}
+	}
+	k := cost{flops: i.FLOPs}
+	switch {
+	case i.Opcode == "fusion" && len(i.Calls) == 1:
+		k.bytes = fusedBytes(i.Calls[0])
+	case i.Opcode == "async-start" && len(i.Calls) == 1:
+		return wrapped(i.Calls[0])
+	case slicing(i.Opcode):
+		k.bytes = 2 * bytesOf(i.Results)
+	case i.Opcode == "dynamic-update-slice":
+		k.bytes = 2 * operandBytes(c, i, 1)
+	default:
+		k.bytes = bytesOf(payload(i))
+		for n := range i.Operands {
+			k.bytes += operandBytes(c, i, n)
+		}
+	}
+	if k.flops > 0 {
+		k.attention = strings.HasPrefix(i.Target, "__cudnn$fmha")
+		k.bits = operandBits(c, i)
+	}
+	return k
+}
+
+// wrapped is the cost of what an async-start runs, if it is no collective.
+func wrapped(c *hlo.Computation) (sum cost) {
+	for n := range c.Body {
+		k := costOf(c, &c.Body[n])
+		sum.flops, sum.bytes = sum.flops+k.flops, sum.bytes+k.bytes
+		sum.bits = max(sum.bits, k.bits)
+	}
+	return sum
+}
+
+func slicing(opcode string) bool {
+	return opcode == "dynamic-slice" || opcode == "slice" || opcode == "gather"
+}
+
+func bytesOf(list []hlo.Value) (n int64) {
+	for _, v := range list {
+		n += v.Bytes
+	}
+	return n
+}
+
+// payload leaves out the scratch memory of a library call, the last of its results.
+func payload(i *hlo.Instruction) []hlo.Value {
+	library := strings.HasPrefix(i.Target, "__cublas$") || strings.HasPrefix(i.Target, "__cudnn$")
+	if library && len(i.Results) > 1 {
+		return i.Results[:len(i.Results)-1]
+	}
+	return i.Results
+}
+
+func operandBytes(c *hlo.Computation, i *hlo.Instruction, n int) int64 {
+	if n >= len(i.Operands) {
+		return 0
+	}
+	return bytesOf(c.Body[i.Operands[n]].Results)
+}
+
+// operandBits is the width of the elements that a product multiplies. A fusion's first operand may
+// be anything, so that of the product inside counts.
+func operandBits(c *hlo.Computation, i *hlo.Instruction) int {
+	if i.Opcode == "fusion" {
+		for _, inner := range i.Calls {
+			for n := range inner.Body {
+				if inner.Body[n].FLOPs > 0 {
+					return operandBits(inner, &inner.Body[n])
+				}
+			}
+		}
+	}
+	if len(i.Operands) == 0 {
+		return 16
+	}
+	from := c.Body[i.Operands[0]].Results
+	if len(from) == 0 {
+		return 16
+	}
+	return from[0].Shape.Type.Bits()
+}
+
+// fusedBytes counts what a fused computation reads of its parameters and writes of its results.
+func fusedBytes(c *hlo.Computation) (n int64) {
+	users := make([][]int, len(c.Body))
+	for at := range c.Body {
+		for _, o := range c.Body[at].Operands {
+			users[o] = append(users[o], at)
+		}
+	}
+	for at := range c.Body {
+		if c.Body[at].Opcode == "parameter" {
+			n += readBytes(c, at, users)
+		}
+	}
+	if c.Root < 0 {
+		return n
+	}
+	roots := []int{c.Root}
+	if c.Body[c.Root].Opcode == "tuple" {
+		roots = c.Body[c.Root].Operands
+	}
+	for _, at := range roots {
+		n += writtenBytes(c, at)
+	}
+	return n
+}
+
+// readBytes is what is read of one value: all of it, unless everyone takes slices of it or puts
+// something into it in place. Whoever renames it stands after it, so this ends.
+func readBytes(c *hlo.Computation, at int, users [][]int) (n int64) {
+	whole := bytesOf(c.Body[at].Results)
+	for _, u := range users[at] {
+		i := &c.Body[u]
+		switch {
+		case slicing(i.Opcode) && i.Operands[0] == at:
+			n += bytesOf(i.Results)
+		case i.Opcode == "dynamic-update-slice" && i.Operands[0] == at:
+		case renames(i.Opcode) && u > at:
+			n += readBytes(c, u, users)
+		default:
+			return whole
+		}
+	}
+	return min(n, whole)
+}
+
+func writtenBytes(c *hlo.Computation, at int) int64 {
+	for renames(c.Body[at].Opcode) && len(c.Body[at].Operands) == 1 && c.Body[at].Operands[0] < at {
+		at = c.Body[at].Operands[0]
+	}
+	if i := &c.Body[at]; i.Opcode == "dynamic-update-slice" {
+		return operandBytes(c, i, 1)
+	}
+	return bytesOf(c.Body[at].Results)
+}
+
+func renames(opcode string) bool { return opcode == "bitcast" || opcode == "reshape" }

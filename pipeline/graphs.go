@@ -1,0 +1,192 @@
+package pipeline
+
+import (
+	"context"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/program"
+)
+
+// Graphs are what the programs of a [Stage] compute, with the same names.
+type Graphs struct {
+	Forward, Backward, Input, Weight *ir.Graph
+
+	Inputs, Outputs, Seeds, Gradients, Results []string
+
+	// Ones names the arguments that take the gradients of Results. They are for the state to keep,
+	// and are 1 for a loss.
+	Ones []string
+	// Accumulators names, for each parameter of the stage in their order, what its gradient is added
+	// to. They are for the state to keep.
+	Accumulators []string
+}
+
+// Boundary says how a stage is cut out of a model.
+type Boundary struct {
+	// Inputs and Outputs name the inputs and results of the graph that the stages before and after
+	// exchange with it. Other results are the caller's.
+	Inputs, Outputs []string
+	// Recompute lists the tags whose values are computed again instead of kept.
+	Recompute []ir.Tag
+}
+
+// Accumulator is the name of what the gradients of a parameter are added to.
+func Accumulator(param string) string { return "g." + param }
+
+// next is the name of a result that takes the place of an input.
+func next(name string) string { return "next." + name }
+
+// Differentiate makes the graphs of a stage from what it computes forward. Gradients of parameters
+// are added to accumulators, in f32.
+func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
+	out := &Graphs{Inputs: b.Inputs, Outputs: b.Outputs}
+	var wrt []string
+	for _, name := range b.Inputs {
+		if v := g.Find(name); v != nil && v.Type.Elem.Kind() == dtype.Float {
+			wrt = append(wrt, name)
+		}
+	}
+	inputs := slices.Clone(wrt)
+	for _, v := range g.Params() {
+		wrt = append(wrt, v.Name)
+		out.Accumulators = append(out.Accumulators, Accumulator(v.Name))
+	}
+	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute})
+	if err != nil {
+		return nil, err
+	}
+	for i, v := range g.Results {
+		if at := slices.Index(b.Outputs, v.Name); at < 0 {
+			out.Results = append(out.Results, v.Name)
+			if gr.Seeds[i] != "" {
+				out.Ones = append(out.Ones, gr.Seeds[i])
+			}
+		}
+	}
+	for _, name := range b.Outputs {
+		at := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == name })
+		if at < 0 {
+			return nil, misfit("graph %s gives no %q", g.Name, name)
+		}
+		out.Seeds = append(out.Seeds, gr.Seeds[at])
+	}
+	out.Forward = gr.Forward
+	out.Forward.Results = once(out.Forward.Results)
+	early, late, err := gr.Split()
+	if err != nil {
+		return nil, err
+	}
+	if out.Backward, err = finish(gr.Backward, inputs, out.Accumulators); err != nil {
+		return nil, err
+	}
+	if len(early.Results) > 0 {
+		if out.Input, err = finish(early, inputs, nil); err != nil {
+			return nil, err
+		}
+	}
+	if out.Weight, err = finish(late, nil, out.Accumulators); err != nil {
+		return nil, err
+	}
+	for _, name := range b.Inputs {
+		gradient := ""
+		if slices.Contains(inputs, name) {
+			gradient = inputGradient(name)
+		}
+		out.Gradients = append(out.Gradients, gradient)
+	}
+	return out, nil
+}
+
+// inputGradient is the name of the gradient of an input, which is the same in Backward and Input.
+func inputGradient(name string) string { return "dx." + name }
+
+// once drops values that stand twice: a result may also be a residual.
+func once(list []*ir.Value) []*ir.Value {
+	var kept []*ir.Value
+	for _, v := range list {
+		if !slices.Contains(kept, v) {
+			kept = append(kept, v)
+		}
+	}
+	return kept
+}
+
+// finish makes the results of a gradient's graph those of a program: first the gradients of inputs,
+// which get their names, then those of parameters, which are added to accumulators, then what an
+// early half hands to the late one, which keeps its names.
+func finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
+	results := g.Results
+	b := ir.Continue(g)
+	var out []*ir.Value
+	for _, v := range results[:len(inputs)] {
+		// A value of its own, even if the gradient is a seed as it came or is handed over as well.
+		out = append(out, b.Scale(v, 1))
+	}
+	for i, into := range accumulators {
+		v := results[len(inputs)+i]
+		if v.Type.Elem != dtype.F32 {
+			v = b.Convert(v, dtype.F32)
+		}
+		out = append(out, b.Add(b.Input(into, ir.Residual, v.Type, ""), v))
+	}
+	named := slices.Clone(out)
+	done, err := b.Graph(once(append(out, results[len(out):]...))...)
+	if err != nil {
+		return nil, err
+	}
+	for i, v := range named {
+		if i < len(inputs) {
+			v.Name = inputGradient(inputs[i])
+		} else {
+			v.Name = next(accumulators[i-len(inputs)])
+		}
+	}
+	return done, done.Verify()
+}
+
+// Compile compiles the programs for the devices of a rank: with split those of the two halves of
+// the gradient, else the joint one. The kernels are those of the devices.
+func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, name string,
+	devices program.Devices, split bool, k *kernels.Set) (*Stage, error) {
+	s := &Stage{Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
+		Results: gs.Results}
+	donate := map[string]string{}
+	for _, a := range gs.Accumulators {
+		donate[a] = next(a)
+	}
+	for _, x := range []struct {
+		kind  string
+		graph *ir.Graph
+		into  **engine.Executable
+		want  bool
+		gives bool // gradients of parameters
+	}{
+		{"forward", gs.Forward, &s.Forward, true, false},
+		{"backward", gs.Backward, &s.Backward, !split, true},
+		{"input", gs.Input, &s.Input, split && gs.Input != nil, false},
+		{"weight", gs.Weight, &s.Weight, split, true},
+	} {
+		if !x.want {
+			continue
+		}
+		o := lower.Options{Kernels: k}
+		if x.gives {
+			o.Donate = donate
+		}
+		st, err := lower.Stage(name+"."+x.kind, x.graph, o)
+		if err == nil {
+			st.Devices = devices
+			*x.into, err = e.Compile(ctx, st)
+		}
+		if err != nil {
+			s.Free()
+			return nil, err
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,247 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A Stage is the programs of one virtual stage, on the devices of its rank. Which there must be is
+// what the schedule asks for: Forward, and Backward or the two that it is cut into.
+type Stage struct {
+	Forward  *engine.Executable
+	Backward *engine.Executable
+	// Input may be nil in a stage whose input has no gradient: then there is nothing to do before
+	// Weight.
+	Input  *engine.Executable
+	Weight *engine.Executable
+
+	// Inputs names the arguments that the stage before sends, in the order of its Outputs.
+	Inputs []string
+	// Outputs names the results of Forward that go to the stage after.
+	Outputs []string
+	// Seeds names, for each output, the argument that takes its gradient from the stage after; "" if
+	// there is none.
+	Seeds []string
+	// Gradients names, for each input, the result of Backward or Input that goes to the stage before;
+	// "" if there is none.
+	Gradients []string
+	// Results names the results of Forward that the caller gets, such as the loss.
+	Results []string
+}
+
+// program gives what runs an action, and whether the stage can do it at all.
+func (s *Stage) program(k schedule.Kind) (x *engine.Executable, ok bool) {
+	switch k {
+	case schedule.Forward:
+		return s.Forward, s.Forward != nil
+	case schedule.Backward:
+		return s.Backward, s.Backward != nil
+	case schedule.Input:
+		return s.Input, s.Weight != nil
+	case schedule.Weight:
+		return s.Weight, s.Weight != nil
+	}
+	return nil, false
+}
+
+// programs lists those that there are.
+func (s *Stage) programs() []*engine.Executable {
+	all := []*engine.Executable{s.Forward, s.Backward, s.Input, s.Weight}
+	return slices.DeleteFunc(all, func(x *engine.Executable) bool { return x == nil })
+}
+
+// Free ends the programs.
+func (s *Stage) Free() {
+	for _, x := range s.programs() {
+		x.Free()
+	}
+}
+
+// A Rank is one rank of the pipeline that this process hosts.
+type Rank struct {
+	Number int
+	// Stages are the rank's virtual stages, in the order of the model.
+	Stages []*Stage
+	// State keeps what microbatches share. The accumulators of gradients must be there when a step
+	// begins; they are added to.
+	State *engine.State
+	// Links has an end of a link for each other rank that the schedule makes this one exchange
+	// with.
+	Links map[int]engine.Link
+}
+
+// A Config is one process's part of a pipeline.
+type Config struct {
+	Schedule *schedule.Schedule
+	// Ranks are those that this process hosts.
+	Ranks []Rank
+	// Costs say what actions take, for the order in which results are received
+	// ([schedule.Schedule.Steps]). Without any, all actions take the same.
+	Costs schedule.Costs
+	// Capacity is how many results may wait for one rank between it and another; 0 means 4. It must
+	// be the same in all processes. Links that meet have none.
+	Capacity int
+	// Ahead is how many actions a rank may have queued on its devices; 0 means 3. More of them hide
+	// more of the host's work; each keeps its memory until the devices get there.
+	Ahead int
+}
+
+const (
+	// defaultCapacity lets a rank be some actions late without making others wait.
+	defaultCapacity = 4
+	// defaultAhead keeps a device busy while the host prepares the next action, and one more.
+	defaultAhead = 3
+)
+
+// Data places what an action of a stage takes that neither comes from elsewhere nor is in the
+// state. It is called once for each name, stage and microbatch, by the goroutine of the stage's
+// rank, so that several calls may run at once. The pipeline frees what it returns.
+type Data func(ctx context.Context, stage, micro int, s *program.Stage,
+	spec program.Array) (*engine.Array, error)
+
+// A Pipeline is ready to run steps, one at a time.
+type Pipeline struct {
+	config Config
+	ranks  []*rank
+	step   int
+}
+
+// New checks that the programs fit the schedule.
+func New(c Config) (*Pipeline, error) {
+	c.Capacity, c.Ahead = cmp.Or(c.Capacity, defaultCapacity), cmp.Or(c.Ahead, defaultAhead)
+	if len(c.Costs.Forward) == 0 {
+		send := c.Costs.Send
+		c.Costs = schedule.Even(1, 1, 1)
+		c.Costs.Send = send
+	}
+	if err := c.Schedule.Validate(); err != nil {
+		return nil, err
+	}
+	meets := 0
+	links := 0
+	for _, r := range c.Ranks {
+		for _, l := range r.Links {
+			links++
+			if l.Meets() {
+				meets++
+			}
+		}
+	}
+	switch {
+	case meets > 0 && meets < links:
+		return nil, misfit("some links meet and some do not").
+			Try("use links that meet between all ranks, or between none")
+	case meets > 0:
+		c.Capacity = 0
+	}
+	steps, err := c.Schedule.Steps(c.Costs, c.Capacity)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pipeline{config: c}
+	hosted := map[int]bool{}
+	for i := range c.Ranks {
+		n := c.Ranks[i].Number
+		if n < 0 || n >= c.Schedule.Ranks || hosted[n] {
+			return nil, misfit("rank %d stands twice, or is not one of %d", n, c.Schedule.Ranks)
+		}
+		hosted[n] = true
+		r, err := newRank(&p.config, &c.Ranks[i], steps[n])
+		if err != nil {
+			return nil, err
+		}
+		p.ranks = append(p.ranks, r)
+	}
+	return p, nil
+}
+
+func misfit(format string, args ...any) *diag.Error {
+	return diag.New(diag.PipelineStage, format, args...)
+}
+
+// A Result is something that a stage gives to the caller, who frees it.
+type Result struct {
+	Stage, Micro int
+	Array        *engine.Array
+}
+
+// A Usage is what a virtual stage held for microbatches at most, between their actions.
+type Usage struct {
+	Stage  int
+	Bytes  int64 // on one device
+	Micros int
+}
+
+// An Outcome is what a step gave.
+type Outcome struct {
+	// Results are sorted by stage, microbatch and place in the stage's list.
+	Results []Result
+	// Usage has an entry for each virtual stage of this process, by number.
+	Usage []Usage
+	// HighWater is, for each rank of the process in the order of the config, the most that its
+	// stages held together on one device.
+	HighWater []int64
+}
+
+// Free frees the results.
+func (o *Outcome) Free() {
+	for _, r := range o.Results {
+		r.Array.Free()
+	}
+}
+
+// Run runs one step: all microbatches through all stages of this process. It returns when the
+// devices are done. After an error the links are in an unknown state and must be made anew, and
+// accumulators hold some of the gradients.
+func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	step := p.step
+	p.step++
+	var wg sync.WaitGroup
+	runs := make([]*run, len(p.ranks))
+	for i, r := range p.ranks {
+		runs[i] = r.start(ctx, cancel, &wg, step, data)
+	}
+	for _, r := range runs {
+		wg.Go(func() {
+			if err := r.all(); err != nil {
+				cancel(err)
+			}
+			r.done()
+		})
+	}
+	wg.Wait()
+	out := &Outcome{}
+	for _, r := range runs {
+		r.free()
+		out.Results = append(out.Results, r.results...)
+		out.Usage = append(out.Usage, r.ledger.usage()...)
+		out.HighWater = append(out.HighWater, r.ledger.most)
+	}
+	if ctx.Err() != nil {
+		out.Free()
+		return nil, failure(ctx)
+	}
+	slices.SortStableFunc(out.Results, func(a, b Result) int {
+		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Micro, b.Micro))
+	})
+	slices.SortFunc(out.Usage, func(a, b Usage) int { return cmp.Compare(a.Stage, b.Stage) })
+	return out, nil
+}
+
+// failure is the first thing that went wrong; what others saw of it is left out.
+func failure(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if err == ctx.Err() { //nolint:errorlint // the caller's context ended: it gave no cause
+		return diag.New(diag.Canceled, "the pipeline was stopped").Wrap(err)
+	}
+	return err
+}

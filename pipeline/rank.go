@@ -1,0 +1,270 @@
+package pipeline
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A rank is what is known before a step of one rank.
+type rank struct {
+	config *Config
+	*Rank
+	steps  []schedule.Step
+	stages map[int]*stage // by number
+}
+
+// A stage is a Stage with its number and what follows from its programs.
+type stage struct {
+	*Stage
+	number int
+	// joint says of each microbatch whether its gradients are taken together.
+	joint []bool
+	// What a microbatch keeps: after a forward what the gradients take, joint or in two, and after an
+	// input gradient what Weight takes.
+	afterJoint, afterSplit, afterInput map[string]bool
+}
+
+func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
+	r := &rank{config: c, Rank: spec, steps: steps, stages: map[int]*stage{}}
+	if len(spec.Stages) != c.Schedule.Virtual {
+		return nil, misfit("rank %d has %d stages; the schedule has %d on each rank", spec.Number,
+			len(spec.Stages), c.Schedule.Virtual)
+	}
+	if spec.State == nil {
+		return nil, misfit("rank %d has no state", spec.Number)
+	}
+	at := 0
+	for number := range c.Schedule.Stages() {
+		if c.Schedule.Rank(number) == spec.Number {
+			s := newStage(spec.Stages[at], number, c.Schedule.Micros)
+			r.stages[number] = s
+			at++
+		}
+	}
+	for _, step := range steps {
+		if err := r.check(step); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range r.stages {
+		if err := r.checkStage(s); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func newStage(spec *Stage, number, micros int) *stage {
+	s := &stage{Stage: spec, number: number, joint: make([]bool, micros)}
+	s.afterJoint = arguments(spec.Backward)
+	s.afterSplit = arguments(spec.Input, spec.Weight)
+	s.afterInput = arguments(spec.Weight)
+	return s
+}
+
+// arguments is the set of names that programs take.
+func arguments(programs ...*engine.Executable) map[string]bool {
+	names := map[string]bool{}
+	for _, x := range programs {
+		if x == nil {
+			continue
+		}
+		for _, a := range x.Stage().Args {
+			names[a.Name] = true
+		}
+	}
+	return names
+}
+
+// needed is what a microbatch must keep after an action.
+func (s *stage) needed(k schedule.Kind, micro int) map[string]bool {
+	switch {
+	case k == schedule.Forward && s.joint[micro]:
+		return s.afterJoint
+	case k == schedule.Forward:
+		return s.afterSplit
+	case k == schedule.Input:
+		return s.afterInput
+	}
+	return nil
+}
+
+// check holds a step to the programs and links that there are.
+func (r *rank) check(step schedule.Step) error {
+	a := step.Action
+	if step.Op != schedule.Compute {
+		if r.Links[step.Peer] == nil {
+			return misfit("rank %d has no link to rank %d", r.Number, step.Peer).At("%s", step)
+		}
+		return nil
+	}
+	s := r.stages[a.Stage]
+	if _, ok := s.program(a.Kind); !ok {
+		return misfit("stage %d has no program for %s", a.Stage, a).
+			Try("compile all kinds of program that the schedule has")
+	}
+	if a.Kind == schedule.Backward {
+		s.joint[a.Micro] = true
+	}
+	return nil
+}
+
+// checkStage holds the names of a stage to its programs and to its neighbours in this process.
+func (r *rank) checkStage(s *stage) error {
+	bad := func(format string, args ...any) error {
+		return misfit(format, args...).At("stage %d", s.number)
+	}
+	last := s.number == r.config.Schedule.Stages()-1
+	switch {
+	case s.number == 0 && len(s.Inputs) > 0:
+		return bad("the first stage has inputs of a stage before")
+	case last && len(s.Outputs) > 0:
+		return bad("the last stage has outputs for a stage after")
+	case len(s.Seeds) != len(s.Outputs) || len(s.Gradients) != len(s.Inputs):
+		return bad("%d outputs have %d seeds, and %d inputs %d gradients", len(s.Outputs), len(s.Seeds),
+			len(s.Inputs), len(s.Gradients))
+	}
+	devices := s.Forward.Stage().Devices
+	for _, x := range s.programs() {
+		if !slices.Equal(x.Stage().Devices, devices) {
+			return bad("the programs are on devices %s and %s", devices, x.Stage().Devices)
+		}
+	}
+	for _, name := range slices.Concat(s.Inputs, s.Seeds) {
+		if name == "" {
+			continue
+		}
+		if _, _, ok := s.argument(name); !ok {
+			return bad("no program takes %q", name)
+		}
+	}
+	for _, name := range slices.Concat(s.Outputs, s.Results) {
+		if _, ok := result(s.Forward, name); !ok {
+			return bad("the forward program does not give %q", name)
+		}
+	}
+	for _, name := range s.Gradients {
+		if name == "" {
+			continue
+		}
+		if s.Input == nil && slices.Contains(s.joint, false) {
+			return bad("there is no program that gives %q before the gradients of the weights", name)
+		}
+		for _, x := range []*engine.Executable{s.Backward, s.Input} {
+			if _, ok := result(x, name); x != nil && !ok {
+				return bad("%s does not give %q", x.Stage().Name, name)
+			}
+		}
+	}
+	return r.checkNext(s, bad)
+}
+
+// checkNext holds what a stage sends to what the next one takes, where both are in this process.
+func (r *rank) checkNext(s *stage, bad func(string, ...any) error) error {
+	next := r.config.stage(s.number + 1)
+	if next == nil {
+		return nil
+	}
+	if len(next.Inputs) != len(s.Outputs) {
+		return bad("%d outputs are sent to a stage with %d inputs", len(s.Outputs), len(next.Inputs))
+	}
+	for i, name := range s.Outputs {
+		from, _ := result(s.Forward, name)
+		fromShape, err := s.Forward.Stage().Local(from)
+		if err != nil {
+			return err
+		}
+		into, to, ok := next.argument(next.Inputs[i])
+		if !ok {
+			return bad("no program of the next stage takes %q", next.Inputs[i])
+		}
+		toShape, err := into.Local(to)
+		if err != nil {
+			return err
+		}
+		if !fromShape.Equal(toShape) {
+			return bad("%s is sent as %s; the next stage takes %s as %s", name, fromShape,
+				next.Inputs[i], toShape)
+		}
+		if (s.Seeds[i] == "") != (next.Gradients[i] == "") {
+			return bad("%s has a gradient on one side only", name)
+		}
+	}
+	return nil
+}
+
+// stage finds a virtual stage that this process has, or nil.
+func (c *Config) stage(number int) *Stage {
+	if number >= c.Schedule.Stages() {
+		return nil
+	}
+	home := c.Schedule.Rank(number)
+	for i := range c.Ranks {
+		if c.Ranks[i].Number != home {
+			continue
+		}
+		at := 0
+		for before := range number {
+			if c.Schedule.Rank(before) == home {
+				at++
+			}
+		}
+		if at < len(c.Ranks[i].Stages) {
+			return c.Ranks[i].Stages[at]
+		}
+	}
+	return nil
+}
+
+// argument finds who takes a name.
+func (s *Stage) argument(name string) (*program.Stage, program.Array, bool) {
+	for _, x := range s.programs() {
+		for _, a := range x.Stage().Args {
+			if a.Name == name {
+				return x.Stage(), a, true
+			}
+		}
+	}
+	return nil, program.Array{}, false
+}
+
+func result(x *engine.Executable, name string) (program.Array, bool) {
+	if x == nil {
+		return program.Array{}, false
+	}
+	i := slices.IndexFunc(x.Stage().Results, func(a program.Array) bool { return a.Name == name })
+	if i < 0 {
+		return program.Array{}, false
+	}
+	return x.Stage().Results[i], true
+}
+
+// handed names what an action hands to another stage.
+func (s *stage) handed(k schedule.Kind) []string {
+	switch k {
+	case schedule.Forward:
+		return s.Outputs
+	case schedule.Backward, schedule.Input:
+		return s.Gradients
+	case schedule.Weight:
+	}
+	return nil
+}
+
+// taken finds the stage of this rank that an action feeds, and the names under which it takes the
+// results.
+func (r *rank) taken(a schedule.Action) (*stage, []string) {
+	if a.Kind == schedule.Forward {
+		if s := r.stages[a.Stage+1]; s != nil {
+			return s, s.Inputs
+		}
+		return nil, nil
+	}
+	if s := r.stages[a.Stage-1]; s != nil && a.Kind != schedule.Weight {
+		return s, s.Seeds
+	}
+	return nil, nil
+}

@@ -1,0 +1,195 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// Check reports the first thing that keeps the plan from training a model on its cluster, and what
+// would fit. Sizes that are only awkward are not in its way: key heads fewer than tp are copied, a
+// vocabulary that tp does not divide is padded, and stages may differ in their number of layers.
+func (p *Plan) Check(c *model.Config) error {
+	for _, check := range []func(*model.Config) *diag.Error{
+		p.checkOrder, p.checkDevices, p.checkRows, p.checkTensor, p.checkContext, p.checkStages,
+		p.checkLater,
+	} {
+		if err := check(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func misfit(format string, args ...any) *diag.Error {
+	return diag.New(diag.PlanMisfit, format, args...)
+}
+
+func later(format string, args ...any) *diag.Error {
+	return diag.New(diag.PlanLater, format, args...)
+}
+
+func (p *Plan) checkOrder(*model.Config) *diag.Error {
+	place := map[string]int{}
+	for i, axis := range p.axes() {
+		place[axis] = i
+	}
+	for _, axis := range order {
+		if _, ok := place[axis]; !ok {
+			return misfit("order does not name %s", axis)
+		}
+	}
+	if p.Size(PipelineAxis) > 1 && place[PipelineAxis] != 0 {
+		return misfit("order puts %s outside %s", p.axes()[0], PipelineAxis).
+			Because("a stage's devices must follow each other").Try("put %q first", PipelineAxis)
+	}
+	return nil
+}
+
+func (p *Plan) checkDevices(*model.Config) *diag.Error {
+	cluster, err := machine.ParseCluster(p.Cluster)
+	if err != nil {
+		return diag.From(err)
+	}
+	have, want := int64(cluster.Count), p.Devices()
+	if have == want {
+		return nil
+	}
+	var parts []string
+	for _, axis := range p.axes() {
+		if n := p.Size(axis); n > 1 {
+			parts = append(parts, fmt.Sprintf("%s %d", axis, n))
+		}
+	}
+	if len(parts) == 0 {
+		parts = []string{"no axis"}
+	}
+	e := misfit("%s make %d devices; the cluster has %d", strings.Join(parts, " × "), want, have)
+	if rest := want / p.Size(FSDPAxis); have%rest == 0 {
+		return e.Try(`"fsdp": %d`, have/rest)
+	}
+	return e.Try("choose sizes whose product is %d", have)
+}
+
+func (p *Plan) checkRows(*model.Config) *diag.Error {
+	ranks := p.Size(DataAxis) * p.Size(FSDPAxis)
+	if p.TP.Overlap && p.Size(TensorAxis) > 1 {
+		ranks *= 2 // halves of a batch
+	}
+	if p.Batch%p.Microbatches == 0 && p.Rows()%ranks == 0 {
+		return nil
+	}
+	each := p.Microbatches * ranks
+	halves := ""
+	if p.TP.Overlap {
+		halves = " × 2 halves"
+	}
+	return misfit("%d rows cannot be dealt to %d microbatches × dp %d × fsdp %d%s", p.Batch,
+		p.Microbatches, p.Size(DataAxis), p.Size(FSDPAxis), halves).
+		Try(`"batch": %d`, (p.Batch+each-1)/each*each)
+}
+
+func (p *Plan) checkTensor(c *model.Config) *diag.Error {
+	tp := p.Size(TensorAxis)
+	if tp == 1 {
+		return nil
+	}
+	fits := func(n int64) bool {
+		return c.Heads%n == 0 && c.MLP%n == 0 && (c.KVHeads%n == 0 || n%c.KVHeads == 0)
+	}
+	var good []string
+	for n := int64(1); n <= c.Heads && len(good) < 12; n++ {
+		if fits(n) {
+			good = append(good, fmt.Sprint(n))
+		}
+	}
+	would := "tp can be " + strings.Join(good, ", ")
+	switch {
+	case c.Heads%tp != 0:
+		return misfit("%d heads cannot be dealt to tp %d", c.Heads, tp).Try("%s", would)
+	case c.MLP%tp != 0:
+		return misfit("an MLP of %d cannot be cut by tp %d", c.MLP, tp).Try("%s", would)
+	case !fits(tp):
+		return misfit("%d key heads can neither be dealt to tp %d nor copied evenly", c.KVHeads, tp).
+			Try("%s", would)
+	}
+	return nil
+}
+
+func (p *Plan) checkContext(*model.Config) *diag.Error {
+	pieces := p.Size(ContextAxis)
+	if p.CP.Balance {
+		pieces *= 2
+	}
+	if p.TP.Sequence {
+		pieces *= p.Size(TensorAxis)
+	}
+	if p.Seq%pieces == 0 {
+		return nil
+	}
+	return misfit("a row of %d tokens cannot be cut in %d", p.Seq, pieces).
+		Try(`"seq": %d`, (p.Seq+pieces-1)/pieces*pieces)
+}
+
+func (p *Plan) checkStages(c *model.Config) *diag.Error {
+	if p.Size(PipelineAxis) == 1 {
+		if p.PP.Virtual > 1 {
+			return misfit("virtual stages need a pp of more than 1")
+		}
+		return nil
+	}
+	s, err := p.Schedule()
+	if err != nil {
+		return diag.From(err)
+	}
+	if stages := int64(s.Stages()); stages > c.Layers {
+		return misfit("%d layers cannot be cut into %d stages", c.Layers, stages).
+			Try("pp × virtual can be at most %d", c.Layers)
+	}
+	return nil
+}
+
+// Schedule is what the stages do in which order, for one stage and one microbatch at least.
+func (p *Plan) Schedule() (*schedule.Schedule, error) {
+	return schedule.New(p.PP.Schedule, schedule.Shape{Ranks: int(p.Size(PipelineAxis)),
+		Micros: int(p.Microbatches), Virtual: int(p.PP.Virtual)})
+}
+
+// Stages deals the layers of a model to the stages of the plan, in order: the first stages get one
+// more where they do not come out even.
+func (p *Plan) Stages(layers int64) []int64 {
+	n := p.Size(PipelineAxis) * max(p.PP.Virtual, 1)
+	if s, err := p.Schedule(); err == nil {
+		n = int64(s.Stages())
+	}
+	list := make([]int64, n)
+	for i := range list {
+		list[i] = layers / n
+		if int64(i) < layers%n {
+			list[i]++
+		}
+	}
+	return list
+}
+
+// checkLater refuses by name what a plan can say and no program can be made of yet.
+func (p *Plan) checkLater(c *model.Config) *diag.Error {
+	switch {
+	case c.MoE != nil || c.MLA != nil:
+		return later("models with experts or latent attention cannot be cut yet")
+	case p.Size(ExpertAxis) > 1:
+		return later("the axis ep is not there yet").Try("leave ep out")
+	case len(p.Offload) > 0:
+		return later("offload of %s is not there yet", strings.Join(p.Offload, " and ")).
+			Try("leave offload out")
+	case p.Types.Params == dtype.F32 && p.Types != (Types{dtype.F32, dtype.F32, dtype.F32}):
+		return misfit("gradients of f32 parameters are kept and summed in f32").
+			Try(`"types": {"params": "bf16"}, or leave types out`)
+	}
+	return nil
+}

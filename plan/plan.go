@@ -1,0 +1,188 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// Version is that of the JSON form.
+const Version = 1
+
+// The names of the axes, from the one whose devices may be farthest apart to the one that talks
+// most. [Plan.Order] may differ.
+const (
+	PipelineAxis = "pp"
+	DataAxis     = "dp"
+	FSDPAxis     = "fsdp"
+	ContextAxis  = "cp"
+	ExpertAxis   = "ep"
+	TensorAxis   = "tp"
+)
+
+// A Plan says how a model is trained on a cluster.
+type Plan struct {
+	Version int    `json:"version"`
+	Model   string `json:"model"`   // a source, as deepwell capture takes it
+	Cluster string `json:"cluster"` // NxCARD
+
+	Seq          int64 `json:"seq"`          // tokens in a row
+	Batch        int64 `json:"batch"`        // rows in a step
+	Microbatches int64 `json:"microbatches"` // parts of a step that run one after another
+
+	DP   int64 `json:"dp,omitzero"` // copies of everything, each with its own rows
+	FSDP FSDP  `json:"fsdp,omitzero"`
+	TP   TP    `json:"tp,omitzero"`
+	CP   CP    `json:"cp,omitzero"`
+	PP   PP    `json:"pp,omitzero"`
+	EP   int64 `json:"ep,omitzero"` // room for experts, which are refused for now
+
+	// Recompute lists the parts of a block that the backward pass computes again.
+	Recompute []ir.Tag `json:"recompute,omitempty"`
+	// Offload lists what is kept in the memory of the host: activations, optimizer.
+	Offload []string `json:"offload,omitempty"`
+	Types   Types    `json:"types"`
+	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
+	// whose devices are neighbours on NVLink.
+	Order []string `json:"order,omitempty"`
+}
+
+// FSDP cuts the batch, and with it the state of the optimizer (Zero 1), the gradients (2) and the
+// parameters (3; Rajbhandari et al., 2020). Gather says for how long parameters that were cut are
+// whole: layer by layer, for a microbatch, or for the step. With Zero 1 and 2 it is the step.
+type FSDP struct {
+	Size   int64  `json:"size"`
+	Zero   int    `json:"zero"`
+	Gather string `json:"gather"`
+}
+
+// TP cuts heads, the MLP and the vocabulary. Sequence also cuts the sequence between them
+// (Korthikanti et al., 2022). Overlap runs two halves of a batch in one layer body, so that one
+// computes while the other communicates.
+type TP struct {
+	Size     int64 `json:"size"`
+	Sequence bool  `json:"sequence,omitempty"`
+	Overlap  bool  `json:"overlap,omitempty"`
+}
+
+// CP cuts the sequence. Keys and values are gathered, or go round in a ring.
+type CP struct {
+	Size int64  `json:"size"`
+	Kind string `json:"kind"`
+	// Balance gives each device a piece from the front and one from the back, so that a causal mask
+	// leaves all of them the same work.
+	Balance bool `json:"balance,omitempty"`
+}
+
+// PP cuts the layers into Size times Virtual stages, which run in the order of a schedule. A
+// Virtual of 0 means as few as the schedule can have.
+type PP struct {
+	Size     int64  `json:"size"`
+	Virtual  int64  `json:"virtual,omitzero"`
+	Schedule string `json:"schedule"`
+}
+
+// Types are those of what the model computes with, of the gradients that are kept and added up over
+// microbatches, and of the gradients that devices send each other to add up.
+type Types struct {
+	Params      dtype.DType `json:"params"`
+	Grads       dtype.DType `json:"grads"`
+	Collectives dtype.DType `json:"collectives"`
+}
+
+// The words of a plan.
+var (
+	gathers   = []string{"layer", "micro", "step"}
+	contexts  = []string{"gather", "ring"}
+	offloads  = []string{"activations", "optimizer"}
+	recompute = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}
+	order     = []string{PipelineAxis, DataAxis, FSDPAxis, ContextAxis, ExpertAxis, TensorAxis}
+)
+
+// IsZero leaves an axis of one device out of the JSON form.
+func (a FSDP) IsZero() bool { return a.Size <= 1 }
+
+// IsZero is as that of FSDP.
+func (a TP) IsZero() bool { return a.Size <= 1 }
+
+// IsZero is as that of FSDP.
+func (a CP) IsZero() bool { return a.Size <= 1 }
+
+// IsZero is as that of FSDP.
+func (a PP) IsZero() bool { return a.Size <= 1 }
+
+// Default is a plan for one device, to which a document adds.
+func Default() *Plan {
+	return &Plan{Version: Version, Cluster: "1xcpu", Seq: 1, Batch: 1, Microbatches: 1, DP: 1, EP: 1,
+		FSDP: FSDP{1, 3, "layer"}, TP: TP{Size: 1}, CP: CP{Size: 1, Kind: "gather"}, PP: PP{1, 0, "1f1b"},
+		Types: Types{dtype.F32, dtype.F32, dtype.F32}, Order: slices.Clone(order)}
+}
+
+// Size is the number of devices along an axis.
+func (p *Plan) Size(axis string) int64 {
+	n := map[string]int64{PipelineAxis: p.PP.Size, DataAxis: p.DP, FSDPAxis: p.FSDP.Size,
+		ContextAxis: p.CP.Size, ExpertAxis: p.EP, TensorAxis: p.TP.Size}[axis]
+	return max(n, 1)
+}
+
+// Mesh lists the axes of one stage's devices that have more than one, the outermost first.
+func (p *Plan) Mesh() []ir.Axis {
+	var mesh []ir.Axis
+	for _, name := range p.axes() {
+		if n := p.Size(name); n > 1 && name != PipelineAxis {
+			mesh = append(mesh, ir.Axis{Name: name, Size: n})
+		}
+	}
+	return mesh
+}
+
+// Devices is the number of devices of the whole plan.
+func (p *Plan) Devices() int64 {
+	n := int64(1)
+	for _, axis := range order {
+		n *= p.Size(axis)
+	}
+	return n
+}
+
+// Rows is the number of rows of a microbatch, over all devices.
+func (p *Plan) Rows() int64 { return p.Batch / max(p.Microbatches, 1) }
+
+func (p *Plan) axes() []string {
+	if len(p.Order) == 0 {
+		return order
+	}
+	return p.Order
+}
+
+// Marshal writes the plan as Parse reads it, one form for one plan.
+func (p *Plan) Marshal() ([]byte, error) {
+	q := *p
+	if q.DP == 1 {
+		q.DP = 0
+	}
+	if q.EP == 1 {
+		q.EP = 0
+	}
+	if slices.Equal(q.Order, order) {
+		q.Order = nil
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	err := e.Encode(q)
+	return b.Bytes(), err
+}
+
+// String is the JSON form.
+func (p *Plan) String() string {
+	b, err := p.Marshal()
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}

@@ -1,0 +1,203 @@
+package plan_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// A plan prints as it was written, and a printed plan reads back as itself.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.json")
+	examples, _ := filepath.Glob("../examples/plans/*.json")
+	if err != nil || len(files) == 0 || len(examples) == 0 {
+		t.Fatal("no golden files", err)
+	}
+	files = append(files, examples...)
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := plan.Parse(text, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if *update && filepath.Dir(path) == "testdata" {
+			if err := os.WriteFile(path, []byte(p.String()), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		golden := filepath.Dir(path) == "testdata" // examples are as people write them
+		if golden && p.String() != string(text) {
+			t.Errorf("%s prints as\n%s", path, p)
+		}
+		preset, err := model.Find(p.Model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Check(preset.Config); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestRefusedText(t *testing.T) {
+	for _, row := range []struct {
+		text string
+		code diag.Code
+		says string
+	}{
+		{`{`, diag.PlanText, "not JSON"},
+		{`{"seq": 8} {}`, diag.PlanText, "follows"},
+		{`[]`, diag.PlanValue, "an object"},
+		{`{"fspd": 8}`, diag.PlanKey, `did you mean "fsdp"?`},
+		{`{"fsdp": {"sise": 8}}`, diag.PlanKey, `did you mean "size"?`},
+		{`{"seq": 8, "seq": 9}`, diag.PlanKey, "twice"},
+		{`{"seq": 0}`, diag.PlanValue, "from 1"},
+		{`{"seq": 1.5}`, diag.PlanValue, "from 1"},
+		{`{"seq": "8"}`, diag.PlanValue, `"8"`},
+		{`{"seq": null}`, diag.PlanValue, "null"},
+		{`{"fsdp": {"zero": 4}}`, diag.PlanValue, "1, 2 or 3"},
+		{`{"fsdp": {"gather": "layers"}}`, diag.PlanValue, `did you mean "layer"?`},
+		{`{"tp": {"sequence": 1}}`, diag.PlanValue, "true or false"},
+		{`{"pp": {"schedule": "1fb1"}}`, diag.PlanValue, `did you mean "1f1b"?`},
+		{`{"recompute": ["attn", "attn"]}`, diag.PlanValue, "twice"},
+		{`{"recompute": "attn"}`, diag.PlanValue, "a list"},
+		{`{"types": {"params": "f16"}}`, diag.PlanValue, "f32, bf16"},
+		{`{"order": ["tp", "xp"]}`, diag.PlanValue, "one of"},
+		{`{"version": 9}`, diag.PlanVersion, "this binary reads 1"},
+	} {
+		_, err := plan.Parse([]byte(row.text), "plan.json")
+		e, ok := errors.AsType[*diag.Error](err)
+		if !ok || e.Code != row.code || !strings.Contains(e.Format(), row.says) ||
+			!strings.HasPrefix(e.Where, "plan.json:1") {
+			t.Errorf("%s: %v (%+v)", row.text, err, e)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	preset, err := model.Find("llama3.1-8b") // 32 layers, 32 heads, 8 key heads
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		text, says string // what is wrong and what would fit; "" for a sound plan
+	}{
+		{`{"cluster": "8xb200", "fsdp": 8, "batch": 8}`, ""},
+		{`{"cluster": "16xb200", "tp": 16}`, ""}, // key heads are copied
+		{`{"cluster": "8xb200", "fsdp": 4, "batch": 8}`, `"fsdp": 8`},
+		{`{"cluster": "8xb200", "tp": 3}`, "product is 8"},
+		{`{"cluster": "3xb200", "tp": 3}`, "tp can be 1, 2, 4, 8, 16, 32"},
+		{`{"cluster": "8xb200", "fsdp": 8, "batch": 12}`, `"batch": 16`},
+		{`{"cluster": "2xb200", "cp": 2, "seq": 7}`, `"seq": 8`},
+		{`{"cluster": "4xb200", "microbatches": 4, "batch": 4, "pp": {"size": 4, "virtual": 2}}`,
+			"take interleaved"},
+		{`{"cluster": "4xb200", "microbatches": 4, "batch": 4, "pp": {"size": 4, "schedule": "zb-v"}}`, ""},
+		{`{"cluster": "64xb200", "pp": 64}`, "at most 32"},
+		{`{"cluster": "2xb200", "pp": 2, "order": ["dp", "pp"]}`, `put "pp" first`},
+		{`{"cluster": "2xb200", "tp": {"size": 2, "overlap": true}}`, `"batch": 2`},
+		{`{"cluster": "2xb200", "seq": 2, "cp": {"size": 2, "kind": "ring"}}`, ""},
+		{`{"cluster": "2xb200", "ep": 2}`, "ep is not there yet"},
+		{`{"cluster": "1xb200", "offload": ["optimizer"]}`, "offload of optimizer"},
+		{`{"cluster": "1xb201"}`, "b200"},
+	} {
+		p, err := plan.Parse([]byte(row.text), "plan.json")
+		if err != nil {
+			t.Errorf("%s: %v", row.text, err)
+			continue
+		}
+		err = p.Check(preset.Config)
+		text := ""
+		if e, ok := errors.AsType[*diag.Error](err); ok {
+			text = e.Format()
+		}
+		if row.says == "" && err != nil || !strings.Contains(text, row.says) {
+			t.Errorf("%s: %s", row.text, text)
+		}
+	}
+}
+
+// Every plan prints as something that reads back as the same plan.
+func TestPrintsAndParsesItself(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.Int64Range(1, 4)
+		p := plan.Default()
+		p.Model, p.Cluster = rapid.StringN(0, 10, -1).Draw(t, "model"), "8xb200"
+		p.Seq, p.Batch = size.Draw(t, "seq"), size.Draw(t, "batch")
+		p.DP, p.EP = size.Draw(t, "dp"), size.Draw(t, "ep")
+		if n := size.Draw(t, "fsdp"); n > 1 {
+			p.FSDP = plan.FSDP{Size: n, Zero: 3, Gather: rapid.SampledFrom([]string{"layer", "micro"}).Draw(t, "gather")}
+		}
+		if n := size.Draw(t, "tp"); n > 1 {
+			p.TP = plan.TP{Size: n, Sequence: rapid.Bool().Draw(t, "sequence")}
+		}
+		if n := size.Draw(t, "cp"); n > 1 {
+			p.CP = plan.CP{Size: n, Kind: "ring", Balance: rapid.Bool().Draw(t, "balance")}
+		}
+		if n := size.Draw(t, "pp"); n > 1 {
+			p.PP = plan.PP{Size: n, Virtual: size.Draw(t, "virtual"), Schedule: "zb-v"}
+		}
+		if rapid.Bool().Draw(t, "recompute") {
+			p.Recompute = []ir.Tag{ir.Attn, ir.MLP}
+			p.Order = []string{"pp", "fsdp", "dp", "cp", "ep", "tp"}
+		}
+		p.Types.Params = rapid.SampledFrom([]dtype.DType{dtype.F32, dtype.BF16}).Draw(t, "params")
+		q, err := plan.Parse([]byte(p.String()), "plan.json")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, p)
+		}
+		if q.String() != p.String() || q.Devices() != p.Devices() {
+			t.Fatalf("%s became %s", p, q)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"version": 1, "fsdp": {"size": 8, "zero": 2}, "recompute": ["attn"], "order": ["tp"]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := plan.Parse(text, "plan.json")
+		if err != nil {
+			return
+		}
+		q, err := plan.Parse([]byte(p.String()), "again.json")
+		if err != nil || q.String() != p.String() {
+			t.Errorf("%s became %v: %v", p, q, err)
+		}
+	})
+}
+
+func ExampleParse() {
+	p, err := plan.Parse([]byte(`{"cluster": "8xb200", "batch": 16, "fsdp": 4, "tp": 2}`), "plan.json")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(p.Devices(), p.Mesh())
+	// Output: 8 [{fsdp 4} {tp 2}]
+}
+
+// Layers that do not come out even leave the first stages one more.
+func TestStages(t *testing.T) {
+	p := plan.Default()
+	p.PP = plan.PP{Size: 4, Schedule: "1f1b"}
+	if got := fmt.Sprint(p.Stages(126)); got != "[32 32 31 31]" {
+		t.Error(got)
+	}
+}

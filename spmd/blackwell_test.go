@@ -1,0 +1,149 @@
+package spmd_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+var planFile = flag.String("plans.file", "", "compile the plan in this file for its cluster, too")
+
+// The programs of a plan, compiled for Blackwell, send what their graphs say: the same kinds,
+// groups, tensors and bytes. XLA:GPU may join the arguments of sums, so those are held to their
+// bytes alone.
+func TestCensusOnBlackwell(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles for GPUs")
+	}
+	c, err := engine.OpenCompiler(t.Context(), "", false)
+	if err != nil {
+		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+	}
+	defer c.Close()
+	small := *shapes()["llama"]
+	small.Hidden, small.Heads, small.KVHeads, small.HeadDim, small.MLP = 256, 8, 2, 64, 512
+	small.Vocab, small.Rotary = 1001, 64
+	p := plan.Default()
+	p.Seq, p.Batch, p.Cluster, p.Recompute = 512, 8, "16xb200", []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+	p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+	p.TP, p.CP, p.DP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}, 2
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	t.Run("small", func(t *testing.T) { censusOnBlackwell(t, c, &small, p) })
+	ring := *p
+	ring.CP.Kind, ring.DP, ring.Cluster, ring.Batch = "ring", 1, "8xb200", 4
+	t.Run("ring", func(t *testing.T) { censusOnBlackwell(t, c, &small, &ring) })
+	if *planFile == "" {
+		return
+	}
+	text, err := os.ReadFile(*planFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err = plan.Parse(text, *planFile); err != nil {
+		t.Fatal(err)
+	}
+	preset, err := model.Find(p.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run(p.Model, func(t *testing.T) { censusOnBlackwell(t, c, preset.Config, p) })
+}
+
+func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *plan.Plan) {
+	if err := p.Check(m); err != nil {
+		t.Fatal(err)
+	}
+	g, err := m.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh, err := spmd.Shard(g, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1, Compute: p.Types.Params}
+	s, err := spmd.Train(sh.Graph, spmd.Options{Optimizer: o, Sharding: sh, Recompute: p.Recompute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := machine.ParseCluster(p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	graphs := []*ir.Graph{s.Gradient, s.Update}
+	if p.CP.Kind == "ring" {
+		graphs = graphs[:1] // the update has no attention
+	}
+	for _, g := range graphs {
+		stage, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For(cluster.Card.Arch),
+			Donate: s.Donations(g)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stage.Flags = map[string]any{ // reference/overlap.md, section 5
+			"xla_gpu_pipeline_all_gather":          "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
+			"xla_gpu_collective_domain_assignment": "scale_up_fabric",
+			"xla_gpu_enable_triton_gemm":           false,
+		}
+		r, err := c.Compile(t.Context(), stage, cluster.Target())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s\n%s", g.Name, r)
+		if r.Recomputed > 0 {
+			t.Errorf("%s: XLA computes %d instructions again on its own", g.Name, r.Recomputed)
+		}
+		got, want := tally(r.Collectives), predicted(g)
+		for k, w := range want {
+			if k.kind == hlo.AllReduce {
+				w.count = got[k].count
+			}
+			if got[k] != w {
+				t.Errorf("%s: %s in %s: compiled %v, predicted %v", g.Name, k.kind, k.group, got[k], w)
+			}
+			delete(got, k)
+		}
+		for k, row := range got {
+			t.Errorf("%s: %s in %s: compiled %v, predicted none", g.Name, k.kind, k.group, row)
+		}
+	}
+}
+
+// A meeting is a kind of collective and who takes part in it; a volume is how many tensors and
+// bytes are sent.
+type meeting struct {
+	kind  hlo.Kind
+	group hlo.Group
+}
+
+type volume struct{ count, bytes int64 }
+
+func tally(list []hlo.Collective) map[meeting]volume {
+	rows := map[meeting]volume{}
+	for _, c := range list {
+		k := meeting{c.Kind, c.Group}
+		rows[k] = volume{rows[k].count + c.Count, rows[k].bytes + c.Count*c.Bytes()}
+	}
+	return rows
+}
+
+func predicted(g *ir.Graph) map[meeting]volume {
+	rows := map[meeting]volume{}
+	for _, c := range spmd.Census(g) {
+		k := meeting{c.Kind, c.Group}
+		rows[k] = volume{rows[k].count + c.Count, rows[k].bytes + c.Bytes}
+	}
+	return rows
+}

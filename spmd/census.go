@@ -1,0 +1,127 @@
+package spmd
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A Traffic is what the collectives of one kind along the same axes move in one run of a graph.
+type Traffic struct {
+	Kind  hlo.Kind  `json:"kind"`
+	Axes  []string  `json:"axes"`
+	Group hlo.Group `json:"group"`
+	// Count is the number of tensors that one device sends, and Bytes their sizes added up, each as a
+	// group sees the whole of it: the result of a gather, the argument of a scatter.
+	Count int64 `json:"count"`
+	Bytes int64 `json:"bytes"`
+}
+
+// Census counts the collectives of a graph, with loops multiplied out. Nothing but the graph is
+// asked: what a compiled program does is held to it.
+func Census(g *ir.Graph) []Traffic {
+	c := census{mesh: g.Mesh, rows: map[string]*Traffic{}, handed: map[*ir.Value]bool{}}
+	c.graph(g, 1)
+	var list []Traffic
+	for _, row := range c.rows {
+		list = append(list, *row)
+	}
+	slices.SortFunc(list, func(a, b Traffic) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), slices.Compare(a.Axes, b.Axes))
+	})
+	return list
+}
+
+type census struct {
+	mesh   []ir.Axis
+	rows   map[string]*Traffic
+	handed map[*ir.Value]bool // keys and values that a ring handed on
+}
+
+func (c *census) graph(g *ir.Graph, times int64) {
+	for _, op := range g.Ops {
+		switch op.Kind {
+		case "repeat":
+			c.graph(op.Body, times*op.Attrs.Int("n"))
+		case "all_reduce":
+			c.add(hlo.AllReduce, op, times, op.In[0].Type.Shape().Bytes())
+		case "all_gather":
+			c.add(hlo.AllGather, op, times, op.Out[0].Type.Shape().Bytes())
+		case "reduce_scatter":
+			c.add(hlo.ReduceScatter, op, times, op.In[0].Type.Shape().Bytes())
+		case "attention", "attention_grad":
+			c.ring(op, times)
+		case "cross_entropy":
+			if len(op.Axes()) > 0 { // the largest; then the sum and the label's score together
+				rows := op.Out[0].Type.Shape().Bytes()
+				c.add(hlo.AllReduce, op, times, rows)
+				c.add(hlo.AllReduce, op, times, 2*rows)
+			}
+		}
+	}
+}
+
+// ring counts how often keys and values are handed on, and in the gradient theirs: the first term
+// and the rounded sum at the end, and between them sums in f32.
+func (c *census) ring(op *ir.Op, times int64) {
+	axis := op.Attrs.Text("ring")
+	if axis == "" {
+		return
+	}
+	k, n := op.In[1].Type.Shape(), axisSize(c.mesh, axis)
+	for _, v := range op.In[1:3] {
+		if !c.handed[v] { // the gradient of what is computed again sees what was handed on
+			c.count(hlo.CollectivePermute, []string{axis}, times*(n-1), k.Bytes())
+		}
+		c.handed[v] = true
+		if op.Kind == "attention_grad" {
+			c.count(hlo.CollectivePermute, []string{axis}, times*(n-2), 4*k.Elements())
+			c.count(hlo.CollectivePermute, []string{axis}, times*2, k.Bytes())
+		}
+	}
+}
+
+func (c *census) add(kind hlo.Kind, op *ir.Op, times, bytes int64) {
+	c.count(kind, slices.Sorted(slices.Values(op.Axes())), times, bytes)
+}
+
+func (c *census) count(kind hlo.Kind, axes []string, times, bytes int64) {
+	key := string(kind) + " " + strings.Join(axes, " ")
+	if c.rows[key] == nil {
+		c.rows[key] = &Traffic{Kind: kind, Axes: axes, Group: groupOf(c.mesh, axes)}
+		if kind == hlo.CollectivePermute { // every device sends to one
+			c.rows[key].Group = hlo.Group{Pairs: 1}
+			for _, a := range c.mesh {
+				c.rows[key].Group.Pairs *= a.Size
+			}
+		}
+	}
+	c.rows[key].Count += times
+	c.rows[key].Bytes += times * bytes
+}
+
+// groupOf describes the groups of devices that meet along axes as the reader of compiled programs
+// does.
+func groupOf(mesh []ir.Axis, axes []string) hlo.Group {
+	g := hlo.Group{Count: 1, Size: 1}
+	stride, next := int64(1), int64(0)
+	for _, a := range slices.Backward(mesh) {
+		if !slices.Contains(axes, a.Name) {
+			g.Count *= a.Size
+		} else {
+			switch {
+			case g.Size == 1:
+				g.Stride = stride
+			case stride != next: // a gap between the axes
+				g.Stride = 0
+			}
+			g.Size *= a.Size
+			next = stride * a.Size
+		}
+		stride *= a.Size
+	}
+	return g
+}

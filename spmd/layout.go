@@ -1,0 +1,180 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// A Layout is how a parameter lies on the devices of a mesh.
+type Layout struct {
+	Name  string
+	Whole []ir.Dim // as the model has it
+	// Stored is what one device keeps of it between steps. Its dimensions may be in another order,
+	// since what is gathered should come first, and may be longer than the model's, so that they can
+	// be cut evenly: what is beyond the model's is zero and stays zero.
+	Stored ir.Type
+	// Compute is what the loss takes of it: Stored, or with ZeRO 1 and 2 what all devices hold
+	// together.
+	Compute ir.Type
+}
+
+// The dimensions that tensor parallelism cuts, as models name them.
+const dimVocab, dimEmbed, dimMLP, dimBatch = "vocab", "embed", "mlp", "batch"
+
+// layoutOf decides how a parameter lies.
+func layoutOf(v *ir.Value, p *plan.Plan) Layout {
+	l := Layout{Name: v.Name, Whole: v.Type.Dims}
+	t := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}
+	tp, fsdp := p.Size(plan.TensorAxis), p.Size(plan.FSDPAxis)
+	for i, d := range t.Dims {
+		if tp == 1 || !slices.Contains([]string{ir.Heads, ir.KVHeads, dimMLP, dimVocab}, d.Name) {
+			continue
+		}
+		if d.Name == dimVocab {
+			d.Size = (d.Size + tp - 1) / tp * tp
+		}
+		if d.Size%tp == 0 { // else key heads, fewer than devices: each takes what it needs of a copy
+			t.Dims[i].Size = d.Size / tp
+			t.Place = t.Place.With(plan.TensorAxis, d.Name)
+		}
+	}
+	l.Compute = t
+	if at := fsdpDim(t, fsdp); at >= 0 {
+		if t.Dims[0].Name == ir.Layer { // a table's rows stay first: they are looked up
+			end := at + 1
+			if headCount(t.Dims[at].Name) && end < len(t.Dims) && t.Dims[end].Name == ir.HeadDim {
+				end++ // heads and the elements of a head stay together
+			}
+			dims := slices.Delete(slices.Clone(t.Dims), at, end)
+			t.Dims, at = slices.Insert(dims, 1, t.Dims[at:end]...), 1
+			l.Compute = t
+		}
+		t.Dims = slices.Clone(t.Dims)
+		t.Place = t.Place.With(plan.FSDPAxis, t.Dims[at].Name)
+		t.Dims[at].Size /= fsdp
+	}
+	l.Stored = t
+	if p.FSDP.Zero == 3 && p.FSDP.Gather != "step" {
+		l.Compute = t
+	}
+	l.Stored.Elem = dtype.F32
+	return l
+}
+
+// fsdpDim finds the dimension of a matrix that FSDP cuts: the first that is whole and divisible.
+// Vectors are not worth cutting.
+func fsdpDim(t ir.Type, n int64) int {
+	if n == 1 {
+		return -1
+	}
+	sides, first := 0, -1
+	for i, d := range t.Dims {
+		if d.Name == ir.Layer {
+			continue
+		}
+		if d.Name == ir.HeadDim && i > 0 && headCount(t.Dims[i-1].Name) {
+			continue // heads and the elements of a head are one side of a matrix
+		}
+		sides++
+		cut := slices.ContainsFunc(t.Place, func(s ir.Share) bool { return s.How == d.Name })
+		if !cut && d.Size%n == 0 && first < 0 {
+			first = i
+		}
+	}
+	if sides < 2 {
+		return -1
+	}
+	return first
+}
+
+func headCount(dim string) bool { return dim == ir.Heads || dim == ir.KVHeads }
+
+// global is a type as all devices together have it: dimensions as long as all pieces, and no
+// placement.
+func global(t ir.Type, mesh []ir.Axis) ir.Type {
+	w := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
+	for _, s := range t.Place {
+		if i := t.Index(s.How); i >= 0 {
+			w.Dims[i].Size *= axisSize(mesh, s.Axis)
+		}
+	}
+	return w
+}
+
+func axisSize(mesh []ir.Axis, axis string) int64 {
+	for _, a := range mesh {
+		if a.Name == axis {
+			return a.Size
+		}
+	}
+	return 1
+}
+
+// Cut takes a device's piece of something that is laid out as whole: in the order of the piece's
+// dimensions, with zeros where the piece is longer.
+func Cut[E any](mesh []ir.Axis, whole []ir.Dim, data []E, piece ir.Type, device int) []E {
+	out := make([]E, piece.Shape().Elements())
+	pair(mesh, whole, piece, device, func(from, to int64) { out[to] = data[from] })
+	return out
+}
+
+// Join puts a device's piece into its place in the whole.
+func Join[E any](mesh []ir.Axis, whole []ir.Dim, data []E, piece ir.Type, device int, part []E) {
+	pair(mesh, whole, piece, device, func(to, from int64) { data[to] = part[from] })
+}
+
+// pair visits the elements that a piece and the whole have in common.
+func pair(mesh []ir.Axis, whole []ir.Dim, piece ir.Type, device int,
+	visit func(whole, piece int64)) {
+	n := len(piece.Dims)
+	start, size, stride := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, d := range piece.Dims {
+		block := int64(0)
+		for _, s := range piece.Place { // sorted by axis: where two cut, the first is the slower
+			if s.How == d.Name {
+				block = block*axisSize(mesh, s.Axis) + coordinate(mesh, s.Axis, device)
+			}
+		}
+		start[i] = block * d.Size
+		stride[i] = 1
+		for k, w := range slices.Backward(whole) {
+			if w.Name == d.Name {
+				size[i] = whole[k].Size
+				break
+			}
+			stride[i] *= w.Size
+		}
+	}
+	at := make([]int64, n)
+	for to := range piece.Shape().Elements() {
+		from, inside := int64(0), true
+		for i := range at {
+			inside = inside && start[i]+at[i] < size[i]
+			from += (start[i] + at[i]) * stride[i]
+		}
+		if inside {
+			visit(from, to)
+		}
+		for k := n - 1; k >= 0; k-- {
+			if at[k]++; at[k] < piece.Dims[k].Size {
+				break
+			}
+			at[k] = 0
+		}
+	}
+}
+
+// coordinate is the place of a device along an axis of the mesh, the last axis fastest.
+func coordinate(mesh []ir.Axis, axis string, device int) int64 {
+	stride := int64(1)
+	for _, a := range slices.Backward(mesh) {
+		if a.Name == axis {
+			return int64(device) / stride % a.Size
+		}
+		stride *= a.Size
+	}
+	return 0
+}

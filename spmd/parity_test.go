@@ -1,0 +1,466 @@
+package spmd_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// exact bounds, relative to the largest, what two orders of summation in float64 differ by.
+const exact = 1e-10
+
+// shapes are models whose sizes are awkward: fewer key heads than devices, a vocabulary that
+// nothing divides, an odd number of layers.
+func shapes() map[string]*model.Config {
+	llama := model.Config{Arch: "llama", Vocab: 13, Hidden: 8, Layers: 3, Heads: 4, KVHeads: 2,
+		HeadDim: 4, MLP: 8, Context: 64, Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU, Gated: true,
+		Rope: ir.Rope{Theta: 100}, Rotary: 4, AttnScale: 0.5, BOS: -1}
+	qwen := llama
+	qwen.Arch, qwen.QKNorm, qwen.Tied, qwen.Layers, qwen.Vocab = "qwen3", true, true, 2, 11
+	gpt := llama
+	gpt.Arch, gpt.Learned, gpt.KVHeads, gpt.Layers, gpt.Gated, gpt.Tied = "gpt2", true, 4, 1, false, true
+	gpt.Norm, gpt.Activation, gpt.Context = model.Norm{Layer: true, Eps: 1e-5}, model.GELU, 8
+	gpt.QKVBias, gpt.OutBias, gpt.MLPBias = true, true, true
+	gemma := llama
+	gemma.Arch, gemma.PostNorms, gemma.ScaledEmbed, gemma.Tied = "gemma2", true, true, true
+	gemma.LogitCap, gemma.AttnCap, gemma.Window = 3, 5, 3
+	gemma.Windowed, gemma.Layers, gemma.LocalRope = []bool{true, false}, 2, ir.Rope{Theta: 100}
+	gemma.Activation, gemma.Norm.Shift = model.GELU, 1
+	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt, "gemma2": &gemma}
+}
+
+// fills gives the inputs of a whole batch.
+func fills(g *ir.Graph, c *model.Config, seed uint64) map[string]*eval.Array {
+	r := rand.New(rand.NewPCG(seed, 7))
+	in := map[string]*eval.Array{}
+	for _, v := range g.Inputs {
+		a := eval.New(v.Type)
+		seq := int(v.Type.Size(ir.Seq))
+		for i := range a.Data {
+			switch v.Name {
+			case model.InputIDs:
+				a.Data[i] = float64(r.Int64N(c.Vocab))
+			case model.InputLabels:
+				a.Data[i] = float64(r.Int64N(c.Vocab+1) - 1)
+			case model.InputPositions:
+				a.Data[i] = float64(i % seq % (seq/2 + 1))
+			case model.InputSegments:
+				a.Data[i] = float64(i % seq / (seq/2 + 1))
+			case model.InputShare:
+				a.Data[i] = 1.0 / 30
+			default:
+				a.Data[i] = 0.4 * r.NormFloat64()
+			}
+		}
+		in[v.Name] = a
+	}
+	return in
+}
+
+// dealt cuts the inputs of a whole batch for the devices of a mesh. A parameter's dimensions may be
+// in another order, and longer.
+func dealt(g *ir.Graph, whole map[string]*eval.Array, name func(string) string) map[string][]*eval.Array {
+	in := map[string][]*eval.Array{}
+	for _, v := range g.Inputs {
+		w := whole[name(v.Name)]
+		for d := range devices(g.Mesh) {
+			data := spmd.Cut(g.Mesh, w.Type.Dims, w.Data, v.Type, d)
+			in[v.Name] = append(in[v.Name], &eval.Array{Type: v.Type, Data: data})
+		}
+	}
+	return in
+}
+
+func devices(mesh []ir.Axis) int {
+	n := 1
+	for _, a := range mesh {
+		n *= int(a.Size)
+	}
+	return n
+}
+
+// assemble puts the pieces of a result together and adds up terms. Copies must agree.
+func assemble(mesh []ir.Axis, whole []ir.Dim, t ir.Type, parts []*eval.Array) ([]float64, error) {
+	n := int64(1)
+	for _, d := range whole {
+		n *= d.Size
+	}
+	total := make([]float64, n)
+	for d, part := range parts {
+		first := d // the device that holds the copy that counts
+		stride := 1
+		for _, a := range slices.Backward(mesh) {
+			if t.Place.On(a.Name) == "" {
+				first -= d / stride % int(a.Size) * stride
+			}
+			stride *= int(a.Size)
+		}
+		if first != d {
+			for k, x := range part.Data {
+				if y := parts[first].Data[k]; math.Abs(x-y) > exact*(1+math.Abs(y)) {
+					return nil, fmt.Errorf("devices %d and %d hold copies that differ: %v, %v", d, first, x, y)
+				}
+			}
+			continue
+		}
+		one := make([]float64, n)
+		spmd.Join(mesh, whole, one, t, d, part.Data)
+		for k, x := range one {
+			total[k] += x
+		}
+	}
+	return total, nil
+}
+
+// lossAndGradients runs a graph of a loss and its gradient, and puts the results together.
+func lossAndGradients(g *ir.Graph, whole map[string]*eval.Array, o ir.GradPlan) (map[string][]float64, error) {
+	return lossAndGradientsBy(evalRunner, g, whole, o)
+}
+
+func lossAndGradientsBy(run runner, g *ir.Graph, whole map[string]*eval.Array, o ir.GradPlan) (
+	map[string][]float64, error) {
+	gr, err := ir.Grad(g, o)
+	if err != nil {
+		return nil, err
+	}
+	joint, err := gr.Joint()
+	if err != nil {
+		return nil, err
+	}
+	same := func(name string) string { return name }
+	out, err := run(joint, dealt(joint, whole, same))
+	if err != nil {
+		return nil, err
+	}
+	got := map[string][]float64{}
+	if got["loss"], err = assemble(g.Mesh, nil, joint.Results[0].Type, out[0]); err != nil {
+		return nil, err
+	}
+	for i, v := range gr.Wrt {
+		got[v.Name], err = assemble(g.Mesh, whole[v.Name].Type.Dims, joint.Results[1+i].Type, out[1+i])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", v.Name, err)
+		}
+	}
+	return got, nil
+}
+
+// differ gives the largest difference of one of the results, relative to the largest of its
+// elements. The gradient of a bias of keys is zero but for rounding, so what is far smaller than
+// everything else is held to everything else.
+func differ(got, want map[string][]float64) (worst float64, where string) {
+	most := 0.0
+	for _, w := range want {
+		for _, x := range w {
+			most = math.Max(most, math.Abs(x))
+		}
+	}
+	for name, w := range want {
+		top, d := 0.0, 0.0
+		for k, x := range w {
+			top = math.Max(top, math.Abs(x))
+			d = math.Max(d, math.Abs(got[name][k]-x))
+		}
+		if d /= math.Max(top, 1e-5*most); d > worst || math.IsNaN(d) {
+			worst, where = d, name
+		}
+	}
+	return worst, where
+}
+
+// A mesh is one row of the generator.
+type mesh struct {
+	name  string
+	apply func(p *plan.Plan)
+}
+
+// meshes are the ways to use one axis; pairs and triples of them are combined.
+func meshes() []mesh {
+	return []mesh{
+		{"dp", func(p *plan.Plan) { p.DP = 2 }},
+		{"zero1", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"} }},
+		{"zero2", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 2, Gather: "step"} }},
+		{"zero3", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"} }},
+		{"zero3micro", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "micro"} }},
+		{"tp", func(p *plan.Plan) { p.TP = plan.TP{Size: 2} }},
+		{"sp", func(p *plan.Plan) { p.TP = plan.TP{Size: 2, Sequence: true} }},
+		{"overlap", func(p *plan.Plan) { p.TP = plan.TP{Size: 2, Sequence: true, Overlap: true} }},
+		{"cp", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "gather"} }},
+		{"ring", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "ring"} }},
+		{"balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "gather", Balance: true} }},
+	}
+}
+
+// ordered puts the tokens of every row into the order in which the devices of a plan hold them.
+func ordered(whole map[string]*eval.Array, p *plan.Plan) map[string]*eval.Array {
+	order := spmd.Order(p)
+	out := map[string]*eval.Array{}
+	for name, a := range whole {
+		out[name] = a
+		if a.Type.Index(ir.Seq) != 1 || a.Type.Index("batch") != 0 {
+			continue
+		}
+		out[name] = eval.New(a.Type)
+		for i := range a.Data {
+			out[name].Data[i] = a.Data[i/seq*seq+int(order[i%seq])]
+		}
+	}
+	return out
+}
+
+// combine gives all ways to use up to n axes at once, each axis once.
+func combine(n int) []mesh {
+	axis := func(name string) string {
+		switch name {
+		case "zero1", "zero2", "zero3", "zero3micro":
+			return "fsdp"
+		case "sp", "overlap":
+			return "tp"
+		case "balance", "ring":
+			return "cp"
+		}
+		return name
+	}
+	var all []mesh
+	var add func(from, left int, name string, used []string, apply func(*plan.Plan))
+	add = func(from, left int, name string, used []string, apply func(*plan.Plan)) {
+		for i := from; i < len(meshes()) && left > 0; i++ {
+			m := meshes()[i]
+			taken := false
+			for _, u := range used {
+				taken = taken || u == axis(m.name)
+			}
+			if taken {
+				continue
+			}
+			both := func(p *plan.Plan) { apply(p); m.apply(p) }
+			one := name + " " + m.name
+			all = append(all, mesh{one[1:], both})
+			add(i+1, left-1, one, append(append([]string{}, used...), axis(m.name)), both)
+		}
+	}
+	add(0, n, "", nil, func(*plan.Plan) {})
+	return append(all, []mesh{
+		{"tp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4} }},
+		{"sp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4, Sequence: true} }},
+		{"zero3 4", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"} }},
+		{"cp4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather"} }},
+		{"ring4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring"} }},
+		{"ring4 balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring", Balance: true} }},
+		{"balance4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather", Balance: true} }},
+		{"sp4 cp", func(p *plan.Plan) {
+			p.TP, p.CP = plan.TP{Size: 4, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+		}},
+		{"sp cp zero3, tp outside", func(p *plan.Plan) {
+			p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+			p.Order = []string{"pp", "tp", "cp", "ep", "fsdp", "dp"}
+		}},
+		{"zero3 tp4", func(p *plan.Plan) {
+			p.TP, p.FSDP = plan.TP{Size: 4}, plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+		}},
+	}...)
+}
+
+// every takes every n-th.
+func every(list []mesh, n int) (some []mesh) {
+	for i := 0; i < len(list); i += n {
+		some = append(some, list[i])
+	}
+	return some
+}
+
+const batch, seq = 4, 8
+
+func newPlan(m mesh) *plan.Plan {
+	p := plan.Default()
+	p.Seq, p.Batch = seq, batch
+	m.apply(p)
+	if p.TP.Overlap && p.Batch/(p.Size(plan.DataAxis)*p.Size(plan.FSDPAxis)) < 2 {
+		p.TP.Overlap = false // nothing to halve
+	}
+	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
+	return p
+}
+
+// The loss and every gradient of every plan are those of one device, to the last digits of
+// float64.
+func TestPlansAgreeWithOneDevice(t *testing.T) {
+	axes := 3
+	if testing.Short() {
+		axes = 1
+	}
+	for name, c := range shapes() {
+		t.Run(name, func(t *testing.T) {
+			g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: name != "qwen3"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := fills(g, c, 3)
+			want, err := lossAndGradients(g, whole, ir.GradPlan{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := axes
+			if name != "llama" {
+				n = min(n, 2)
+			}
+			rows := combine(n)
+			if !*all && n > 2 { // all pairs, some triples
+				rows = append(combine(2), every(combine(3), 5)...)
+			}
+			t.Logf("%d plans", len(rows))
+			for i, m := range rows {
+				p := newPlan(m)
+				if err := p.Check(c); err != nil {
+					t.Errorf("%s: %v", m.name, err)
+					continue
+				}
+				sh, err := spmd.Shard(g, p)
+				if err != nil {
+					t.Errorf("%s: %v", m.name, err)
+					continue
+				}
+				o := ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: i%2 == 0}
+				if i%3 == 0 {
+					o.Recompute = append(o.Recompute, ir.Attn, ir.MLP, ir.Norm)
+				}
+				got, err := lossAndGradients(sh.Graph, ordered(whole, p), o)
+				if err != nil {
+					t.Errorf("%s: %v", m.name, err)
+					continue
+				}
+				if d, where := differ(got, want); !(d <= exact) {
+					t.Errorf("%s: %s is off by %g", m.name, where, d)
+				}
+			}
+		})
+	}
+}
+
+// What no axis divides is copied: with three devices nothing of these parameters can be cut.
+func TestIndivisibleSizesAreCopied(t *testing.T) {
+	c := shapes()["llama"]
+	g, err := c.Graph(model.Shape{Batch: 3, Seq: seq, Elem: dtype.F32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := fills(g, c, 3)
+	want, err := lossAndGradients(g, whole, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for zero := 1; zero <= 3; zero++ {
+		p := newPlan(mesh{"", func(p *plan.Plan) { p.Batch, p.FSDP = 3, plan.FSDP{Size: 3, Zero: zero, Gather: "layer"} }})
+		if err := p.Check(c); err != nil {
+			t.Fatal(err)
+		}
+		sh, err := spmd.Shard(g, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := lossAndGradients(sh.Graph, whole, ir.GradPlan{Terms: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, where := differ(got, want); !(d <= exact) {
+			t.Errorf("%s is off by %g", where, d)
+		}
+	}
+}
+
+// A model whose layers were unrolled is cut like one with a loop.
+func TestUnrolledPlansAgreeWithOneDevice(t *testing.T) {
+	c := shapes()["qwen3"]
+	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err = ir.Unroll(g); err != nil {
+		t.Fatal(err)
+	}
+	whole := fills(g, c, 3)
+	want, err := lossAndGradients(g, whole, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range combine(1) {
+		p := newPlan(m)
+		sh, err := spmd.Shard(g, p)
+		if err != nil {
+			t.Errorf("%s: %v", m.name, err)
+			continue
+		}
+		got, err := lossAndGradients(sh.Graph, ordered(whole, p),
+			ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: true})
+		if err != nil {
+			t.Errorf("%s: %v", m.name, err)
+			continue
+		}
+		if d, where := differ(got, want); !(d <= exact) {
+			t.Errorf("%s: %s is off by %g", m.name, where, d)
+		}
+	}
+}
+
+// Three steps of every optimizer, in parts, end where those of one device end.
+func TestTrainingAgreesWithOneDevice(t *testing.T) {
+	adam := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 0.5}
+	optimizers := map[string]optim.Optimizer{"sgd": optim.SGD{ClipNorm: 0.5}, "adamw": adam,
+		"muon": optim.Muon{AdamW: adam, Momentum: 0.95}}
+	c := shapes()["llama"]
+	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := fills(g, c, 3)
+	for _, name := range names(optimizers) {
+		o := optimizers[name]
+		for parts := 1; parts <= 2; parts++ {
+			if testing.Short() && (name != "adamw" || parts == 1) {
+				continue
+			}
+			steps := batches(g, c, 3, parts)
+			one, err := newRig(g, nil, o, parts, whole, evalRunner)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := one.train(3, 0.02, steps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			step := map[string]int{"adamw": 7, "sgd": 11, "muon": 17}[name]
+			for _, m := range every(combine(2)[parts:], step) { // all were held to all gradients
+				r, err := newRig(g, newPlan(m), o, parts, whole, evalRunner)
+				if err != nil {
+					t.Errorf("%s, %s: %v", name, m.name, err)
+					continue
+				}
+				got, err := r.train(3, 0.02, steps)
+				if err != nil {
+					t.Errorf("%s, %s: %v", name, m.name, err)
+					continue
+				}
+				for k := range want.losses {
+					if math.Abs(got.losses[k]-want.losses[k]) > 1e-9 || math.Abs(got.norms[k]-want.norms[k]) > 1e-9 {
+						t.Errorf("%s, %s: step %d has loss %v and norm %v, want %v and %v", name, m.name, k,
+							got.losses[k], got.norms[k], want.losses[k], want.norms[k])
+					}
+				}
+				if d, where := differ(got.params, want.params); !(d <= 1e-8) {
+					t.Errorf("%s, %s: parameter %s is off by %g", name, m.name, where, d)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A Stage is one part of a model whose layers were cut: what its devices compute of the loss.
+type Stage struct {
+	// Graph takes what the stage before gives, under the name [Hidden], data, and parameters, and
+	// gives what the stage after takes; the last one gives the loss. Stacks hold the stage's layers.
+	Graph *ir.Graph
+	// Layers says, by the name of a stack, which of its rounds are the stage's: from, to.
+	Layers map[string][2]int64
+	// Shared lists the parameters that another stage has as well, such as a table of embeddings that
+	// is also the head: the sum of their gradients is the gradient.
+	Shared []string
+}
+
+// Hidden is the name of what a stage takes from the one before it.
+const Hidden = "hidden"
+
+// Stages cuts the graph of a loss into one graph for each stage. Layers are dealt in order, counts
+// to each stage; what comes before the first layer goes to the first stage, what comes after the
+// last to the last. A round of a loop that holds several layers is not cut, so counts are of
+// rounds.
+func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
+	c := &cutter{loss: loss, left: slices.Clone(counts)}
+	rounds, want := int64(0), int64(0)
+	for _, op := range loss.Ops {
+		if op.Kind == "repeat" {
+			rounds += op.Attrs.Int("n")
+		}
+	}
+	for _, n := range counts {
+		want += n
+	}
+	if rounds != want || slices.Min(append([]int64{1}, counts...)) < 1 || len(counts) == 0 {
+		return nil, diag.New(diag.PlanMisfit, "%d rounds of layers cannot be dealt as %v", rounds,
+			counts).At("graph %s", loss.Name)
+	}
+	c.begin()
+	for _, op := range loss.Ops {
+		if op.Kind != "repeat" {
+			c.copy(op, op.Attrs, nil, c.uses(op.In))
+			continue
+		}
+		c.rounds(op)
+	}
+	return c.end()
+}
+
+// A cutter walks through a loss and builds one stage after another.
+type cutter struct {
+	loss   *ir.Graph
+	left   []int64 // rounds that stages still want, the one at work first
+	stages []*Stage
+	b      *ir.Builder
+	at     map[*ir.Value]*ir.Value
+	stage  *Stage
+	err    error
+}
+
+// begin opens a stage.
+func (c *cutter) begin() {
+	c.b = ir.NewBuilder(c.loss.Name)
+	c.at = map[*ir.Value]*ir.Value{}
+	c.stage = &Stage{Layers: map[string][2]int64{}}
+}
+
+// use gives a value of the loss in the stage at work. Inputs come with their first use.
+func (c *cutter) use(v *ir.Value) *ir.Value {
+	if c.at[v] == nil && v.Def() == nil {
+		c.at[v] = c.b.Input(v.Name, v.Role, v.Type, v.Source)
+	}
+	if c.at[v] == nil && c.err == nil {
+		c.err = diag.New(diag.GraphInvalid, "%s is used by a stage that it is not handed to", v).
+			At("graph %s", c.loss.Name)
+	}
+	return c.at[v]
+}
+
+func (c *cutter) uses(list []*ir.Value) []*ir.Value {
+	out := make([]*ir.Value, len(list))
+	for i, v := range list {
+		out[i] = c.use(v)
+	}
+	return out
+}
+
+func (c *cutter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {
+	if c.err != nil {
+		return
+	}
+	for i, v := range c.b.Again(op, a, body, in...) {
+		c.at[op.Out[i]] = v
+	}
+}
+
+// rounds deals the rounds of a loop to the stages.
+func (c *cutter) rounds(op *ir.Op) {
+	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	if carries != 1 || len(op.Out) != 1 {
+		c.err = diag.New(diag.GraphInvalid, "a loop hands over %d values, not 1", len(op.Out)).
+			At("graph %s", c.loss.Name)
+	}
+	hidden := op.In[0]
+	for from, n := int64(0), op.Attrs.Int("n"); from < n && c.err == nil; {
+		if c.left[0] == 0 {
+			c.handOver(hidden)
+		}
+		take := min(c.left[0], n-from)
+		var in []*ir.Value
+		for i, v := range op.In {
+			switch {
+			case i == 0:
+				in = append(in, c.use(hidden))
+			case i < 1+stacked:
+				in = append(in, c.stack(v, from, take))
+			default:
+				in = append(in, c.use(v))
+			}
+		}
+		c.copy(op, op.Attrs.With("n", take), op.Body.Clone(), in)
+		hidden = op.Out[0]
+		from, c.left[0] = from+take, c.left[0]-take
+	}
+}
+
+// stack gives the stage's layers of a stack.
+func (c *cutter) stack(v *ir.Value, from, n int64) *ir.Value {
+	if v.Def() != nil {
+		return c.use(v) // refused there
+	}
+	t := v.Type
+	t.Dims = slices.Clone(t.Dims)
+	t.Dims[0].Size = n
+	c.stage.Layers[v.Name] = [2]int64{from, from + n}
+	return c.b.Input(v.Name, v.Role, t, v.Source)
+}
+
+// handOver ends a stage with a value, which the next one begins with.
+func (c *cutter) handOver(v *ir.Value) {
+	c.finish(c.use(v))
+	c.left = c.left[1:]
+	t := v.Type
+	c.begin()
+	c.at[v] = c.b.Input(Hidden, ir.Data, t, "")
+}
+
+func (c *cutter) finish(results ...*ir.Value) {
+	if c.err != nil {
+		return
+	}
+	c.stage.Graph, c.err = c.b.Graph(results...)
+	c.stages = append(c.stages, c.stage)
+}
+
+// end finishes the last stage and finds what stages share.
+func (c *cutter) end() ([]*Stage, error) {
+	var results []*ir.Value
+	for _, v := range c.loss.Results {
+		results = append(results, c.use(v))
+	}
+	c.finish(results...)
+	if c.err != nil {
+		return nil, c.err
+	}
+	seen := map[string]int{}
+	for _, s := range c.stages {
+		for _, v := range s.Graph.Params() {
+			if _, stack := s.Layers[v.Name]; !stack {
+				seen[v.Name]++
+			}
+		}
+	}
+	for _, s := range c.stages {
+		for _, v := range s.Graph.Params() {
+			if seen[v.Name] > 1 {
+				s.Shared = append(s.Shared, v.Name)
+			}
+		}
+	}
+	return c.stages, nil
+}
