@@ -28,7 +28,7 @@ const module = "github.com/deepwell/deepwell"
 var layers = [][]string{
 	{"diag", "dtype", "schedule"},
 	{"event", "internal/atomicfile", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
-		"internal/hlo", "internal/pjrt", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
+		"internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap"},
 	{"capture", "plan", "kernels"},

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/irtest"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -75,6 +76,7 @@ func touched(name string) bool {
 // Products in bf16 are those of f32 within their rounding, whatever side must be turned and
 // whatever cannot be.
 func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
+	long.Only(t)
 	on := engineWith{Engine: cpu(t), kernels: func() *kernels.Set { return kernels.For("cpu") }}
 	d := irtest.D
 	r := rand.New(rand.NewPCG(3, 4))

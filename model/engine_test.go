@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -346,6 +347,9 @@ func TestBF16AgainstTransformers(t *testing.T) {
 	l := newLab(t).quick("")
 	for _, name := range families {
 		t.Run(name, func(t *testing.T) {
+			if name != "llama3" {
+				long.Only(t)
+			}
 			t.Parallel()
 			f := readFixture(t, filepath.Join("testdata", name))
 			check := func(what string, ours, theirs float64) {

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -24,9 +25,7 @@ var planFile = flag.String("plans.file", "", "compile the plan in this file for 
 // groups, tensors and bytes. XLA:GPU may join the arguments of sums, so those are held to their
 // bytes alone.
 func TestCensusOnBlackwell(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles for GPUs")
-	}
+	long.Only(t)
 	c, err := engine.OpenCompiler(t.Context(), "", false)
 	if err != nil {
 		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)

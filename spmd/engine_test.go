@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -286,9 +287,7 @@ func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimi
 // A model in bf16 trains on a mesh as it does on one device, but for the rounding of bf16; gathers
 // send two bytes for a number, on the CPU as on Blackwell.
 func TestBF16OnTheEngine(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles programs for many devices")
-	}
+	long.Only(t)
 	c := shapes()["llama"]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.BF16})
 	if err != nil {

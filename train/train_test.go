@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
@@ -217,6 +218,9 @@ func TestLearns(t *testing.T) {
 		{"optimizer.moments=bf16"},
 	} {
 		t.Run(fmt.Sprint(set), func(t *testing.T) {
+			if len(set) > 0 && set[0] != "precision=bf16" {
+				long.Only(t)
+			}
 			r := &rig{t, r.engine, r.config, nil}
 			l := r.run(t.TempDir(), counting{}, append(set, "steps=60")...)
 			losses := l.losses()
@@ -267,6 +271,9 @@ func TestPlansTrainAlike(t *testing.T) {
 		{"cp 2, fsdp 2", func(p *plan.Plan) { p.CP.Size, p.FSDP.Size = 2, 2 }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			if row.name != "fsdp 2, tp 2" {
+				long.Only(t)
+			}
 			p := plan.Default()
 			p.Seq, p.Batch = 12, 4
 			row.plan(p)

@@ -1,0 +1,13 @@
+// Package long turns the build tag long into a decision of tests: what takes minutes runs where
+// `go test -tags long` is given, as in CI, and the rest alone stays within three minutes.
+package long
+
+import "testing"
+
+// Only skips a test unless the tag is given.
+func Only(t testing.TB) {
+	t.Helper()
+	if !Enabled {
+		t.Skip("runs with -tags long")
+	}
+}
