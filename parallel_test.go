@@ -1,0 +1,116 @@
+package deepwell_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/schedule"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+const pagePlan = `{
+  "version": 1,
+  "model": "examples/first-run/config.json",
+  "cluster": "8xb200",
+  "seq": 128,
+  "batch": 32,
+  "microbatches": 8,
+  "fsdp": 2,
+  "tp": {"size": 2, "sequence": true},
+  "pp": {"size": 2, "schedule": "1f1b"},
+  "types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}
+}
+`
+
+// docs/parallel.md shows one small plan on its whole way. It is written from the code that it
+// shows, by go test . -run Page -update.
+func TestParallelPage(t *testing.T) {
+	p, err := plan.Parse([]byte(pagePlan), "plan.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("examples/first-run/config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := model.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Check(c); err != nil {
+		t.Fatal(err)
+	}
+	loss, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: dtype.BF16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages, err := spmd.Stages(loss, p.Stages(c.Layers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh, err := spmd.Shard(stages[0].Graph, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := schedule.New("1f1b", schedule.Shape{Ranks: 2, Micros: int(p.Microbatches)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := s.Simulate(schedule.Even(1, 1, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page(t, "docs/parallel.svg", string(line.SVG()))
+	page(t, "docs/parallel.md", parallelPage(sh.Graph, s, line))
+}
+
+func parallelPage(g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# One plan, the whole way\n\nThis page is written by `go test . -run Page "+
+		"-update` from the code that it shows.\n\nThe model of README's first run on eight devices: two "+
+		"pipeline stages, each on two by two devices that share\nparameters (fsdp) and heads, MLP and "+
+		"vocabulary (tp, with the sequence cut between them).\n\n## plan.json\n\n```json\n%s```\n\n",
+		pagePlan)
+	fmt.Fprintf(&b, "## The forward pass of the first stage, on one device\n\nEvery type says how a value "+
+		"lies along each axis of the mesh: cut by a dimension, a term of a sum (`+`), or\ncopied. Every "+
+		"collective is an operation; the gradient is taken of this graph, by transposing them.\n\n"+
+		"```\n%s```\n\n", g)
+	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, loops multiplied out; the compiled "+
+		"programs have the same, and tests hold them to it.\n\n| kind | axes | group | count | bytes |\n"+
+		"|---|---|---|---|---|\n")
+	for _, row := range spmd.Census(g) {
+		fmt.Fprintf(&b, "| %s | %s | %s | %d | %s |\n", row.Kind, strings.Join(row.Axes, ", "), row.Group,
+			row.Count, event.Size(row.Bytes))
+	}
+	idle, total := line.Bubble()
+	fmt.Fprintf(&b, "\n## The schedule\n\n![1F1B over two stages](parallel.svg)\n\n```\n%s```\n\n"+
+		"%d of %d ticks are idle, as (P-1)(F+I+W) a rank says. `pipeline` runs such a list over links "+
+		"between devices or\nprocesses; `deepwell train --plan` does not take pipeline stages yet.\n", s,
+		idle, total)
+	return b.String()
+}
+
+// page compares a file with what it should be, or rewrites it.
+func page(t *testing.T, path, want string) {
+	t.Helper()
+	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
+		if err := os.WriteFile(path, []byte(want), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Errorf("%s is not what the code shows; run go test . -run Page -update", path)
+	}
+}
