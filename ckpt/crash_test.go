@@ -168,6 +168,7 @@ func hidden(t *testing.T, dir string) []string {
 // A power cut loses what was not synced: half of every file written since its last sync, and
 // every name made since its folder's last sync. This one strikes before the n-th operation.
 type powerCut struct {
+	mu     sync.Mutex // writers work side by side
 	strike int
 	ops    []string
 	dirty  map[string]bool            // files
@@ -184,6 +185,8 @@ func newCut(strike int) *powerCut {
 }
 
 func (p *powerCut) before(op, path string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.last != nil {
 		p.last()
 		p.last = nil
