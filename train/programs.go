@@ -150,11 +150,11 @@ func (p *Programs) lower(set *kernels.Set) error {
 // xlaCombines is the most that XLA joins into one reduce-scatter by default.
 const xlaCombines = 30 << 20
 
-// combining lets XLA join the gradients of a layer into one reduce-scatter, where they are more than
-// it joins by default: else it issues them all early in the backward body, and nothing is left to
-// hide behind its second half (405b on 64 B200: 69 % of the communication hidden, 93 % with it). It
-// must not join the two halves of a batch that tensor parallelism sends apart, which are the bound
-// above.
+// combining lets XLA join the gradients of a layer into one reduce-scatter, where they are more
+// than it joins by default: else it issues them all early in the backward body, and nothing is left
+// to hide behind its second half (405b on 64 B200: 69 % of the communication hidden, 93 % with it).
+// It must not join the two halves of a batch that tensor parallelism sends apart, which are the
+// bound above.
 func combining(s *spmd.Sharding) map[string]any {
 	p := s.Plan
 	shards := int64(0)
