@@ -92,17 +92,15 @@ func TestGradientsAreThoseOfTheUncutModel(t *testing.T) {
 					}
 					holdsWhatItPromises(t, s, out)
 					out.Free()
-					if after := fmt.Sprint(e.LiveBytes()); after != before && !meets {
-						t.Errorf("live bytes were %s and are %s", before, after)
+					if !meets { // runs let go of memory when their callbacks come
+						waitFor(t, func() bool { return fmt.Sprint(e.LiveBytes()) == before })
 					}
 					free(ranks)
 				})
 			}
 		}
 	}
-	if live := e.LiveBytes(); slices.Max(live) > 0 {
-		t.Errorf("%v bytes are live after everything was freed", live)
-	}
+	waitFor(t, func() bool { return slices.Max(e.LiveBytes()) == 0 })
 }
 
 // holdsWhatItPromises holds microbatches in flight to the schedule's closed form.
