@@ -105,8 +105,10 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 	})
 	if isPlan(job.Source) {
 		v.pass("add up what a device holds", func() (err error) {
-			foot, err = footprint(prog, reports)
-			return err
+			if foot, err = footprint(prog, reports); err != nil {
+				return err
+			}
+			return foot.Fits()
 		})
 	}
 	return &Compilation{reports, foot}, v.err

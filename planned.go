@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -37,13 +38,25 @@ func (f *Footprint) String() string {
 	verdict := ""
 	if f.Capacity > 0 {
 		verdict = fmt.Sprintf(" of %s   fits", event.Size(f.Capacity))
-		if f.Total() > f.Capacity {
+		if f.Fits() != nil {
 			verdict = fmt.Sprintf(" of %s   does not fit", event.Size(f.Capacity))
 		}
 	}
 	return fmt.Sprintf("step        %s%s\n            state %s · copies %s · gradients %s · %s %s\n",
 		event.Size(f.Total()), verdict, event.Size(f.State), event.Size(f.Copies), event.Size(f.Grads),
 		f.Largest, event.Size(f.Program))
+}
+
+// Fits reports whether a device can hold the step.
+func (f *Footprint) Fits() error {
+	if f.Capacity == 0 || f.Total() <= f.Capacity {
+		return nil
+	}
+	return diag.New(diag.TooLarge, "a step needs %s on each device, which has %s",
+		event.Size(f.Total()), event.Size(f.Capacity)).
+		Because("state %s · copies %s · gradients %s · %s %s", event.Size(f.State),
+			event.Size(f.Copies), event.Size(f.Grads), f.Largest, event.Size(f.Program)).
+		Try("more devices along fsdp or tp, more microbatches, or recompute")
 }
 
 // isPlan tells a plan from other files by its members.
@@ -138,9 +151,9 @@ func footprint(p *program.Program, reports []*engine.Report) (*Footprint, error)
 			}
 			seen[a.Name] = true
 			switch {
-			case strings.HasPrefix(a.Name, "g."):
+			case strings.HasPrefix(a.Name, spmd.GradientOf("")):
 				f.Grads += local.Bytes()
-			case strings.HasPrefix(a.Name, "c."):
+			case strings.HasPrefix(a.Name, spmd.CopyOf("")):
 				f.Copies += local.Bytes()
 			case a.Into != "":
 				f.State += local.Bytes()

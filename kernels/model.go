@@ -6,8 +6,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// maxUnrolled bounds the layers that are written one after another on a CPU: the time to compile
-// grows with them, about a second for each eight of a small model.
+// maxUnrolled bounds the layers that are written one after another on a CPU, since the time to
+// compile grows with them. It is a choice, not a measured optimum: deeper models are rare here.
 const maxUnrolled = 32
 
 // Unroll says whether a model's layers are written one after another, each with weights of its own,

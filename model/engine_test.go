@@ -239,7 +239,8 @@ func TestEngineAgainstTransformers(t *testing.T) {
 			}
 			t.Parallel()
 			l, f := l.quick(name), readFixture(t, dir)
-			if !slices.Contains(families, name) { // their gradients are held to it in f64
+			others := !slices.Contains(families, name)
+			if others && !long.Enabled { // their gradients are held to it in f64
 				if d := distance(l.logits(t, f, shape), f.want["logits"]); !(d <= logitBound) {
 					t.Errorf("logits are off by %.2g", d)
 				}
@@ -258,6 +259,9 @@ func TestEngineAgainstTransformers(t *testing.T) {
 			if !(logits <= logitBound) || !(loss <= engineLossBound) || !(worst <= gradBound) {
 				t.Errorf("logits are off by %.2g, the loss by %.2g, the gradient of %s by %.2g", logits,
 					loss, where, worst)
+			}
+			if others {
+				return // the issue asks for curves of the families
 			}
 			step, d := l.curve(t, f, g, grad)
 			t.Logf("over 20 steps the loss is off by at most %.1e, in step %d", d, step)

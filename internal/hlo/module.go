@@ -158,7 +158,7 @@ func (m *Module) setAccount(p *program, steps []step) error {
 	ops := map[string]int64{}
 	for _, s := range steps {
 		ops[s.opcode] = satAdd(ops[s.opcode], s.in.runs)
-		if s.again() {
+		if strings.Contains(s.name, ".remat") {
 			m.remat = append(m.remat, s.name)
 		}
 		rows, err := p.collectives(s)
@@ -197,14 +197,3 @@ func (m *Module) Ops() []OpCount { return slices.Clone(m.ops) }
 // thought that memory would not suffice. Deepwell's plans decide on recomputation themselves, so
 // any is an error of the plan or of the memory limit that the compiler was given.
 func (m *Module) Remat() []string { return slices.Clone(m.remat) }
-
-// again tells whether XLA added an instruction in order to compute something a second time. Its
-// pass for memory names what it adds "x.remat", "x.remat2". Another, seen with double-buffered
-// loops, names "x.rematerialized"; what it wrote again were constants, each a fusion without
-// operands in place of a copy, and that is no recomputation.
-func (s step) again() bool {
-	if strings.Contains(s.name, ".rematerialized") && len(s.operands) == 0 {
-		return false
-	}
-	return strings.Contains(s.name, ".remat")
-}
