@@ -42,9 +42,6 @@ type Set struct {
 // For gives the chooser of a target by its architecture.
 func For(arch string) *Set { return &Set{arch: arch} }
 
-// Arch is the target's architecture.
-func (s *Set) Arch() string { return s.arch }
-
 // Pick says what an operation becomes, and remembers it.
 func (s *Set) Pick(op *ir.Op) string {
 	c := Choice{op.Kind, Plain, ""}

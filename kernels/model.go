@@ -40,3 +40,20 @@ func (s *Set) Documents() (bool, string) {
 	}
 	return false, "documents in a row see each other: cuDNN's call in XLA has no mask of documents"
 }
+
+// xlaJoins is the most that XLA:GPU joins into one reduce-scatter by default
+// (reference/overlap.md, 4h).
+const xlaJoins = 30 << 20
+
+// Joined gives the compile options that let XLA join the gradients of a layer, so many bytes on a
+// device, into one reduce-scatter, where they are more than it joins by default: else it issues
+// them all early in the backward body, and nothing is left to hide behind its second half (405b on
+// 64 B200: 69 % of the communication hidden, 93 % with it; docs/results/overlap.txt). It must not
+// join what tensor parallelism hands on in two halves, handed bytes together; 0 is none.
+func (s *Set) Joined(layer, handed int64) map[string]any {
+	limit := layer * 6 / 5
+	if s.arch == "cpu" || limit <= xlaJoins || handed > 0 && limit >= handed {
+		return nil
+	}
+	return map[string]any{"xla_gpu_reduce_scatter_combine_threshold_bytes": limit}
+}

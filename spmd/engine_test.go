@@ -226,6 +226,9 @@ func TestPlansOnTheEngine(t *testing.T) {
 			pick.Shuffle(len(rows), func(a, b int) { rows[a], rows[b] = rows[b], rows[a] })
 			rows = rows[:*some]
 		}
+		if len(rows) == 0 {
+			t.Fatalf("no plan is like %q", *like)
+		}
 		var o optim.Optimizer = optim.SGD{}
 		if i == 1 {
 			o = optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 1}

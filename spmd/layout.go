@@ -92,6 +92,35 @@ func fsdpDim(t ir.Type, n int64) int {
 
 func headCount(dim string) bool { return dim == ir.Heads || dim == ir.KVHeads }
 
+// LayerBytes is what a device keeps of the gradients of one layer, of the parameters that FSDP
+// cuts, in the type that they are sent in.
+func (s *Sharding) LayerBytes() int64 {
+	n := int64(0)
+	for _, l := range s.Params {
+		if l.Whole[0].Name == ir.Layer && l.Stored.Place.On(plan.FSDPAxis) != "" {
+			n += l.Stored.Shape().Elements() / l.Whole[0].Size
+		}
+	}
+	return n * int64(s.Plan.Types.Collectives.Bits()) / 8
+}
+
+// HandedBytes is what a device keeps of the values between layers of a microbatch when tensor
+// parallelism has scattered them; 0 without it.
+func (s *Sharding) HandedBytes() int64 {
+	p := s.Plan
+	tp := p.Size(plan.TensorAxis)
+	if tp == 1 {
+		return 0
+	}
+	width := int64(0)
+	for _, l := range s.Params {
+		width = max(width, (ir.Type{Dims: l.Whole}).Size(dimEmbed))
+	}
+	rows := p.Rows() / (p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis))
+	tokens := rows * p.Seq / (tp * p.Size(plan.ContextAxis))
+	return tokens * width * int64(p.Types.Params.Bits()) / 8
+}
+
 // global is a type as all devices together have it: dimensions as long as all pieces, and no
 // placement.
 func global(t ir.Type, mesh []ir.Axis) ir.Type {

@@ -138,56 +138,13 @@ func (p *Programs) lower(set *kernels.Set) error {
 		}
 		*one.stage = s
 	}
-	if p.Sharding != nil && set.Arch() != "cpu" {
-		p.Gradient.Flags = combining(p.Sharding)
+	if p.Sharding != nil {
+		p.Gradient.Flags = set.Joined(p.Sharding.LayerBytes(), p.Sharding.HandedBytes())
 		if p.Accumulate != nil {
 			p.Accumulate.Flags = p.Gradient.Flags
 		}
 	}
 	return nil
-}
-
-// xlaCombines is the most that XLA joins into one reduce-scatter by default.
-const xlaCombines = 30 << 20
-
-// combining lets XLA join the gradients of a layer into one reduce-scatter, where they are more
-// than it joins by default: else it issues them all early in the backward body, and nothing is left
-// to hide behind its second half (405b on 64 B200: 69 % of the communication hidden, 93 % with it).
-// It must not join the two halves of a batch that tensor parallelism sends apart, which are the
-// bound above.
-func combining(s *spmd.Sharding) map[string]any {
-	p := s.Plan
-	shards := int64(0)
-	for _, l := range s.Params {
-		if l.Whole[0].Name == ir.Layer && l.Stored.Place.On(plan.FSDPAxis) != "" {
-			shards += l.Stored.Shape().Elements() / l.Whole[0].Size
-		}
-	}
-	limit := shards * int64(p.Types.Collectives.Bits()) / 8 * 6 / 5
-	if limit <= xlaCombines {
-		return nil
-	}
-	if tp := p.Size(plan.TensorAxis); tp > 1 {
-		rows := p.Rows() / (p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis))
-		width := int64(0)
-		for _, l := range s.Params {
-			width = max(width, sizeOf(l.Whole, "embed"))
-		}
-		tokens := rows * p.Seq / (tp * p.Size(plan.ContextAxis))
-		if sent := tokens * width * int64(p.Types.Params.Bits()) / 8; limit >= sent {
-			return nil
-		}
-	}
-	return map[string]any{"xla_gpu_reduce_scatter_combine_threshold_bytes": limit}
-}
-
-func sizeOf(dims []ir.Dim, name string) int64 {
-	for _, d := range dims {
-		if d.Name == name {
-			return d.Size
-		}
-	}
-	return 0
 }
 
 // optimizerOf reads the section [optimizer] for a model that keeps its values in elem.

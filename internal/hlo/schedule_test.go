@@ -143,14 +143,3 @@ func TestScheduleOfABrokenProgram(t *testing.T) {
 }
 
 const protowireMax = int64(protowire.MaxValidNumber)
-
-// A constant that is written again in place of a copy was once taken for recomputation.
-func TestConstantsWrittenAgainAreNoRecomputation(t *testing.T) {
-	s := array(f32, 8)
-	entry := comp(1, "entry", 4, inst(1, "parameter", s), inst(2, "broadcast.rematerialized", s),
-		inst(3, "add.rematerialized", s, 1, 2), inst(4, "add", s, 2, 3))
-	got := mustRead(t, module(entry)).Remat()
-	if len(got) != 1 || got[0] != "add.rematerialized.3" {
-		t.Errorf("recomputed %v", got)
-	}
-}
