@@ -35,20 +35,26 @@ type TrainJob struct {
 	Handover string
 }
 
+// A Trained is what came of a TrainJob: how far the run is, or what a replayed step showed.
+type Trained struct {
+	Run    *train.Result `json:"run,omitempty"`
+	Replay *train.Replay `json:"replay,omitempty"`
+}
+
 // Train follows a recipe to its last step, from the newest checkpoint of its folder on. Replaying a
 // rejected step, it computes the step's gradients again and changes nothing.
-func (e *Env) Train(ctx context.Context, job TrainJob) (*train.Replay, error) {
+func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 	v := e.begin(ctx, "train")
 	r := &runner{env: e, job: job}
 	defer r.close()
-	var replay *train.Replay
+	done := &Trained{}
 	v.pass("read the recipe", r.readRecipe)
 	v.pass("find the model", r.findModel)
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.Handover != "" {
 		v.pass("write what another program needs", r.handOver)
-		return nil, v.err
+		return done, v.err
 	}
 	v.pass("write the programs", r.writePrograms)
 	v.pass("open the engine", func() error { return r.openEngine(ctx) })
@@ -56,13 +62,17 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*train.Replay, error) {
 	v.pass("compile and fill the state", func() error { return r.start(ctx) })
 	if job.Replay != "" {
 		v.pass("replay the step", func() (err error) {
-			replay, err = r.trainer.Replay(ctx, job.Replay)
+			done.Replay, err = r.trainer.Replay(ctx, job.Replay)
 			return err
 		})
-		return replay, v.err
+		return done, v.err
 	}
 	v.pass("train", func() error { return r.trainer.Run(ctx) })
-	return nil, errors.Join(v.err, r.finish())
+	if r.trainer != nil {
+		result := r.trainer.Result()
+		done.Run = &result
+	}
+	return done, errors.Join(v.err, r.finish())
 }
 
 // A runner is a training run while it is put together.

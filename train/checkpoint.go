@@ -35,12 +35,12 @@ func digest(rows Rows) string {
 // meta describes the run as it is now.
 func (t *Trainer) meta() (ckpt.Meta, error) {
 	m := ckpt.Meta{Data: maps.Clone(t.at), Seed: uint64(t.Recipe.Seed),
-		Programs: t.programs.Fingerprints(), Recipe: t.Recipe.String()}
+		Programs: t.Programs.Fingerprints(), Recipe: t.Recipe.String()}
 	var err error
 	if m.Model, err = t.Config.Write(); err != nil {
 		return m, err
 	}
-	name, major, minor := t.engine.Version()
+	name, major, minor := t.Engine.Version()
 	m.Engine, err = json.Marshal(map[string]any{"name": name, "pjrt": []int{major, minor}})
 	if err != nil {
 		return m, err

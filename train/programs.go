@@ -43,6 +43,10 @@ func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Pro
 			return nil, err
 		}
 	}
+	if r.Precision != dtype.F32 && r.Precision != dtype.BF16 {
+		return nil, diag.New(diag.NotSupported, "a model cannot be trained in %s", r.Precision).
+			Try("f32 or bf16")
+	}
 	set := kernels.For(arch)
 	p := &Programs{Params: c.Params()}
 	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}

@@ -58,7 +58,7 @@ type ParamNorm struct {
 // Replay computes the gradients of a rejected step again, from the folder that the run wrote, and
 // changes nothing.
 func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
-	if t.programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
+	if t.Programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
 		return nil, diag.New(diag.PlanLater, "a step is replayed on one device").
 			Try("leave --plan away: checkpoints are the same for any number of devices")
 	}
@@ -93,7 +93,7 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 // norms reads the gradients in the state.
 func (t *Trainer) norms(ctx context.Context, r *Replay) error {
 	total := 0.0
-	for _, p := range t.programs.Step.Params {
+	for _, p := range t.Programs.Step.Params {
 		a := t.state.Get(spmd.GradientOf(p.Name))
 		bytes, err := a.Read(ctx, 0)
 		if err != nil {

@@ -64,7 +64,7 @@ func (pc *piece) isMaster() bool { return pc.name == pc.param.Name }
 // fill puts the state on the devices: each piece as read gives it. Copies that the model computes
 // with are made of the masters.
 func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
-	for _, pc := range t.programs.pieces() {
+	for _, pc := range t.Programs.pieces() {
 		data := engine.Aligned(int(pc.bytes()))
 		if err := read(&pc, data); err != nil {
 			return err
@@ -73,17 +73,17 @@ func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 		if pc.layout != nil {
 			kept, computed = pc.layout.Stored, pc.layout.Compute
 		}
-		if err := t.place(t.programs.Update, pc.name, &pc, data, kept); err != nil {
+		if err := t.place(t.Programs.Update, pc.name, &pc, data, kept); err != nil {
 			return err
 		}
 		name := spmd.CopyOf(pc.name)
-		if !pc.isMaster() || argument(t.programs.Gradient, name) < 0 {
+		if !pc.isMaster() || argument(t.Programs.Gradient, name) < 0 {
 			continue
 		}
-		if elem := t.programs.Shape.Elem; elem != dtype.F32 {
-			data = narrow(data, elem)
+		if t.Programs.Shape.Elem != dtype.F32 {
+			data = narrow(data)
 		}
-		if err := t.place(t.programs.Gradient, name, &pc, data, computed); err != nil {
+		if err := t.place(t.Programs.Gradient, name, &pc, data, computed); err != nil {
 			return err
 		}
 	}
@@ -102,7 +102,7 @@ func (t *Trainer) place(s *program.Stage, name string, pc *piece, data []byte, p
 	if i < 0 {
 		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
 	}
-	a, err := t.engine.Place(s, s.Args[i], engine.Given, func(device int) ([]byte, error) {
+	a, err := t.Engine.Place(s, s.Args[i], engine.Given, func(device int) ([]byte, error) {
 		if pc.layout == nil {
 			return data, nil
 		}
@@ -116,7 +116,7 @@ func (t *Trainer) place(s *program.Stage, name string, pc *piece, data []byte, p
 }
 
 // mesh is that of the run's devices.
-func (t *Trainer) mesh() []ir.Axis { return t.programs.Step.Gradient.Mesh }
+func (t *Trainer) mesh() []ir.Axis { return t.Programs.Step.Gradient.Mesh }
 
 // cut takes a device's part of elements of 2 or 4 bytes.
 func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
@@ -130,22 +130,29 @@ func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) 
 	return bytesOf(spmd.Cut(mesh, whole, words[uint32](data), part, device))
 }
 
-// words sees bytes as whole numbers.
+// words reads whole numbers of 2 or 4 bytes.
 func words[E uint16 | uint32](data []byte) []E {
-	var one E
-	list := make([]E, len(data)/binary.Size(one))
-	_, err := binary.Decode(data, binary.LittleEndian, list)
-	if err != nil {
-		panic(err) // the sizes are those of the list
+	size := len(bytesOf(make([]E, 1)))
+	list := make([]E, len(data)/size)
+	for i := range list {
+		if size == 2 {
+			list[i] = E(binary.LittleEndian.Uint16(data[2*i:]))
+		} else {
+			list[i] = E(binary.LittleEndian.Uint32(data[4*i:]))
+		}
 	}
 	return list
 }
 
-// bytesOf is the other way round.
+// bytesOf writes whole numbers.
 func bytesOf[E uint16 | uint32](list []E) []byte {
 	out := engine.Aligned(binary.Size(list))
-	if _, err := binary.Encode(out, binary.LittleEndian, list); err != nil {
-		panic(err) // the sizes are those of the list
+	for i, x := range list {
+		if 2*len(list) == len(out) {
+			binary.LittleEndian.PutUint16(out[2*i:], uint16(x))
+		} else {
+			binary.LittleEndian.PutUint32(out[4*i:], uint32(x))
+		}
 	}
 	return out
 }
@@ -173,11 +180,8 @@ func numbers(b []byte, elem dtype.DType) []float32 {
 	return list
 }
 
-// narrow rounds f32 to the nearest number of a type of 16 bits, to even in the middle.
-func narrow(data []byte, to dtype.DType) []byte {
-	if to != dtype.BF16 {
-		panic("train: no model keeps its values in " + to.String())
-	}
+// narrow rounds f32 to the nearest bf16, to even in the middle.
+func narrow(data []byte) []byte {
 	out := engine.Aligned(len(data) / 2)
 	for i, x := range numbers(data, dtype.F32) {
 		b := math.Float32bits(x)
@@ -209,7 +213,7 @@ type place struct {
 }
 
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
-	s := &snapshot{t: t, ctx: ctx, pieces: t.programs.pieces(), where: map[string]place{},
+	s := &snapshot{t: t, ctx: ctx, pieces: t.Programs.pieces(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}}
 	for i := range s.pieces {
 		for k, one := range s.pieces[i].tensors {

@@ -65,8 +65,6 @@ type Spans interface {
 // A Trainer is a run at work.
 type Trainer struct {
 	Options
-	engine   *engine.Engine
-	programs *Programs
 	x        *executables
 	state    engine.State
 	schedule optim.Schedule
@@ -77,6 +75,9 @@ type Trainer struct {
 	at      data.Position
 	flops   float64 // of one token, forward and backward
 	pace    float64 // seconds of a step, lately
+	last    Result
+
+	inputs map[string]*ir.Value // of the gradient, by name
 
 	share func(labels int64) float64 // one over the labels of a step; a test poisons it
 }
@@ -84,9 +85,13 @@ type Trainer struct {
 // New compiles the programs and puts the state on the devices: that of the newest checkpoint in the
 // recipe's folder, or the initial one.
 func New(ctx context.Context, o Options) (*Trainer, error) {
-	t := &Trainer{Options: o, engine: o.Engine, programs: o.Programs, schedule: scheduleOf(o.Recipe),
+	t := &Trainer{Options: o, schedule: scheduleOf(o.Recipe),
 		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}}
 	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
+	t.inputs = map[string]*ir.Value{}
+	for _, v := range o.Programs.Step.Gradient.Inputs {
+		t.inputs[v.Name] = v
+	}
 	forward := o.Config.Forward(int64(o.Recipe.Seq))
 	t.flops = 3 * (forward.Linear + forward.Square) // backward costs twice the forward
 	var err error
@@ -129,8 +134,23 @@ func (t *Trainer) Close() {
 	t.state.Free()
 }
 
-// Step is the number of steps that were done.
-func (t *Trainer) Step() int { return t.step }
+// A Result is how far a run is.
+type Result struct {
+	Step     int     `json:"step"`
+	Steps    int     `json:"steps"`
+	Loss     float64 `json:"loss,omitempty"` // of the last step that counted, of this process
+	Eval     float64 `json:"eval,omitempty"` // the last validation of this process
+	Rejected int     `json:"rejected"`       // steps that did not count, of this process
+	// Checkpoints is the folder of the run's checkpoints.
+	Checkpoints string `json:"checkpoints"`
+}
+
+// Result tells how far the run is.
+func (t *Trainer) Result() Result {
+	r := t.last
+	r.Step, r.Steps, r.Checkpoints = t.step, t.Recipe.Steps, filepath.ToSlash(t.folder())
+	return r
+}
 
 func (t *Trainer) folder() string { return filepath.Join(t.Recipe.Out, "checkpoints") }
 
@@ -224,6 +244,7 @@ func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 		return t.reject(ctx, b, loss, norm)
 	}
 	t.guard.accept(loss, norm)
+	t.last.Loss = loss
 	t.updates++
 	t.advance(b)
 	t.tell(loss, norm, rate, b.batch, t.Now().Sub(start))
@@ -237,6 +258,7 @@ func (t *Trainer) advance(b taken) { t.step, t.at = t.step+1, b.after }
 func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64) error {
 	why := t.guard.judge(loss, norm)
 	t.guard.Rejected++
+	t.last.Rejected++
 	replay := ""
 	if t.guard.Rejected == 1 { // the first of a row tells the most, and a state is large
 		var err error
@@ -288,7 +310,7 @@ func (t *Trainer) gradients(ctx context.Context, b *data.Batch) (float64, error)
 func (t *Trainer) part(x *engine.Executable, b *data.Batch, first int, labels int64) (*engine.Run,
 	error) {
 	defer t.span("place")()
-	rows := int(t.programs.Shape.Batch)
+	rows := int(t.Programs.Shape.Batch)
 	from, to := first*b.Seq, (first+rows)*b.Seq
 	inputs := map[string][]byte{
 		model.InputIDs:       t.rows(b.IDs[from:to], b.Seq),
@@ -314,8 +336,8 @@ func (t *Trainer) run(x *engine.Executable, inputs map[string][]byte) (*engine.R
 		if !ok {
 			continue
 		}
-		a, err := t.engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
-			return t.own(x, spec.Name, bytes, device), nil
+		a, err := t.Engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
+			return t.own(spec.Name, bytes, device), nil
 		})
 		if err != nil {
 			return nil, err
@@ -327,10 +349,10 @@ func (t *Trainer) run(x *engine.Executable, inputs map[string][]byte) (*engine.R
 
 // rows gives whole numbers in the order in which devices that cut the sequence take them.
 func (t *Trainer) rows(list []int32, seq int) []byte {
-	if t.programs.Sharding == nil {
+	if t.Programs.Sharding == nil {
 		return whole(list)
 	}
-	order := spmd.Order(t.programs.Sharding.Plan)
+	order := spmd.Order(t.Programs.Sharding.Plan)
 	turned := make([]int32, len(list))
 	for row := 0; row < len(list); row += seq {
 		for i, from := range order {
@@ -340,23 +362,22 @@ func (t *Trainer) rows(list []int32, seq int) []byte {
 	return whole(turned)
 }
 
-// own gives a device its part of the rows; what has no dimensions, all have.
-func (t *Trainer) own(x *engine.Executable, name string, bytes []byte, device int) []byte {
-	if t.programs.Sharding == nil || len(bytes) <= 4 {
+// own gives a device its part of an input of the loss; all devices have all of any other.
+func (t *Trainer) own(name string, bytes []byte, device int) []byte {
+	v := t.inputs[name]
+	if t.Programs.Sharding == nil || v == nil || len(v.Type.Place) == 0 {
 		return bytes
 	}
-	g := t.programs.Step.Gradient
-	if x == t.x.evaluate {
-		g = t.programs.Step.Evaluate
+	var whole []ir.Dim
+	for _, d := range v.Type.Dims {
+		for _, s := range v.Type.Place {
+			if s.How == d.Name {
+				d.Size *= t.Programs.Step.Gradient.AxisSize(s.Axis)
+			}
+		}
+		whole = append(whole, d)
 	}
-	v := g.Find(name)
-	if v == nil || len(v.Type.Dims) != 2 {
-		return bytes
-	}
-	shape := t.programs.Shape
-	all := []ir.Dim{{Name: v.Type.Dims[0].Name, Size: shape.Batch},
-		{Name: v.Type.Dims[1].Name, Size: shape.Seq}}
-	return cut(g.Mesh, all, bytes, v.Type, device)
+	return cut(t.mesh(), whole, bytes, v.Type, device)
 }
 
 // update changes the state if the step counts, and gives the norm of the gradients.
@@ -369,7 +390,7 @@ func (t *Trainer) update(ctx context.Context, commit bool, rate, limit float64) 
 	}
 	inputs := map[string][]byte{optim.Commit: flag, optim.Rate: number(rate),
 		optim.Limit: number(limit)}
-	for name, x := range t.programs.optimizer.Scalars(t.updates + 1) {
+	for name, x := range t.Programs.optimizer.Scalars(t.updates + 1) {
 		inputs[name] = number(x)
 	}
 	run, err := t.run(t.x.update, inputs)
@@ -395,7 +416,7 @@ func (t *Trainer) update(ctx context.Context, commit bool, rate, limit float64) 
 			}
 		}
 	}
-	for _, p := range t.programs.Step.Params {
+	for _, p := range t.Programs.Step.Params {
 		t.state.Drop(spmd.GradientOf(p.Name))
 	}
 	return norm, ok, nil
@@ -403,7 +424,7 @@ func (t *Trainer) update(ctx context.Context, commit bool, rate, limit float64) 
 
 // isCopy tells the model's copies among the results of an update.
 func (t *Trainer) isCopy(spec program.Array) bool {
-	return slices.ContainsFunc(t.programs.Gradient.Args, func(a program.Array) bool {
+	return slices.ContainsFunc(t.Programs.Gradient.Args, func(a program.Array) bool {
 		return a.Name == spec.Name
 	})
 }
@@ -429,7 +450,8 @@ func (t *Trainer) validate(ctx context.Context) error {
 		}
 		sum, labels = sum+loss, labels+b.Count
 	}
-	t.Events.Emit(event.Eval{Step: t.step, Loss: sum / max(1, float64(labels)), Tokens: labels})
+	t.last.Eval = sum / max(1, float64(labels))
+	t.Events.Emit(event.Eval{Step: t.step, Loss: t.last.Eval, Tokens: labels})
 	return nil
 }
 
@@ -454,7 +476,7 @@ func (t *Trainer) tell(loss, norm, rate float64, b *data.Batch, took time.Durati
 }
 
 // memory is the most that any device held.
-func (t *Trainer) memory() int64 { return slices.Max(append(t.engine.HighWater(), 0)) }
+func (t *Trainer) memory() int64 { return slices.Max(append(t.Engine.HighWater(), 0)) }
 
 func (t *Trainer) span(name string) func() {
 	if t.Spans == nil {

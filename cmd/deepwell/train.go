@@ -38,17 +38,16 @@ func (a *app) train() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			replay, err := env.Train(cmd.Context(), job)
+			done, err := env.Train(cmd.Context(), job)
 			a.finish()
-			if err != nil || replay == nil {
-				return err
+			switch {
+			case err != nil:
+			case a.json:
+				a.print(done)
+			case done.Replay != nil:
+				printReplay(a.stdout, done.Replay)
 			}
-			if a.json {
-				a.print(replay)
-				return nil
-			}
-			printReplay(a.stdout, replay)
-			return nil
+			return err
 		},
 	}
 	flags := cmd.Flags()
