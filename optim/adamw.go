@@ -22,10 +22,14 @@ type AdamW struct {
 }
 
 // Update implements Optimizer.
-func (o AdamW) Update(params []Param) (*ir.Graph, error) {
-	r := recipe{name: "adamw", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
+func (o AdamW) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
+
+// Part implements Optimizer.
+func (o AdamW) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+
+func (o AdamW) recipe() recipe {
+	return recipe{name: "adamw", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
 		compute: o.Compute, state: o.State, step: o.step}
-	return r.build(params)
 }
 
 // step goes in the order of operations of torch.optim.AdamW, so that both round alike.

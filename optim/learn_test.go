@@ -8,7 +8,10 @@ import (
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/irtest"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/optim"
 )
 
@@ -20,28 +23,21 @@ func TestSmallModelLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gr, err := ir.Grad(g, ir.GradPlan{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	joint, err := gr.Joint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	gr, joint := rig.Joint(t, g)
 	var list []optim.Param
 	results := []string{"loss"}
 	for _, v := range gr.Wrt {
 		list = append(list, optim.Param{Name: v.Name, Type: v.Type})
 		results = append(results, "g."+v.Name)
 	}
-	e := open(t)
-	grad := newRig(t, e, joint, nil, results...)
+	r := rig.Open(t, engine.Options{Devices: 1})
+	grad := r.Compile(t, joint, lower.Options{Kernels: kernels.For("cpu")}, results...)
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1}
 	update, err := o.Update(list)
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, last := learn(t, grad, newRig(t, e, update, optim.Donations(update)), o, joint, list)
+	first, last := learn(t, grad, r.Compile(t, update, donated(update)), o, joint, list)
 	t.Logf("the loss went from %.3f to %.3f", first, last)
 	if last >= first/20 || math.IsNaN(last) {
 		t.Errorf("the loss went from %v to %v", first, last)
@@ -49,7 +45,7 @@ func TestSmallModelLearns(t *testing.T) {
 }
 
 // learn takes 120 steps and gives the first loss and the last.
-func learn(t *testing.T, grad, step *rig, o optim.Optimizer, joint *ir.Graph,
+func learn(t *testing.T, grad, step *rig.Program, o optim.Optimizer, joint *ir.Graph,
 	list []optim.Param) (first, last float64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(8, 8))
@@ -64,22 +60,22 @@ func learn(t *testing.T, grad, step *rig, o optim.Optimizer, joint *ir.Graph,
 				values = append(values, 0.3*r.NormFloat64())
 			}
 		}
-		state.Put(grad.put(t, v.Name, bytesOf(v.Type.Elem, values...)))
+		state.Put(grad.Put(t, v.Name, values))
 	}
 	for _, p := range list {
 		for _, s := range o.State(p) {
-			state.Put(step.put(t, s.Name, make([]byte, s.Type.Shape().Bytes())))
+			state.Put(step.Put(t, s.Name, make([]float64, s.Type.Shape().Elements())))
 		}
 	}
 	for n := 1; n <= 120; n++ {
-		out := grad.step(t, &state, nil)
-		last = floats(out["loss"])[0]
+		out := grad.Step(t, &state, nil)
+		last = out["loss"][0]
 		if n == 1 {
 			first = last
 		}
 		delete(out, "loss")
 		maps.Copy(out, scalars(o, n, 0.02))
-		if done := step.step(t, &state, out); done[optim.OK][0] != 1 {
+		if done := step.Step(t, &state, out); done[optim.OK][0] != 1 {
 			t.Fatalf("step %d was rejected", n)
 		}
 	}

@@ -30,10 +30,14 @@ const (
 const likeAdamW = 0.2
 
 // Update implements Optimizer.
-func (o Muon) Update(params []Param) (*ir.Graph, error) {
-	r := recipe{name: "muon", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
+func (o Muon) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
+
+// Part implements Optimizer.
+func (o Muon) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+
+func (o Muon) recipe() recipe {
+	return recipe{name: "muon", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
 		compute: o.Compute, state: o.State, step: o.step}
-	return r.build(params)
 }
 
 // State implements Optimizer: the momentum m of a matrix, the moments m and v of the rest.

@@ -16,6 +16,10 @@ type Optimizer interface {
 	// new masters and states, then the model's copies "c.w" where it computes in another type, then
 	// [Norm] and [OK].
 	Update(params []Param) (*ir.Graph, error)
+	// Part builds the update of some of the parameters, for devices that do not have the others: it
+	// takes the square of the norm of all gradients as [Square] instead of the norm of its own, and
+	// does not give it back ([Squares]).
+	Part(params []Param) (*ir.Graph, error)
 	// State lists what is kept for a parameter beside its master copy. All of it begins as zeros.
 	State(p Param) []Slot
 	// Scalars gives the inputs that depend on the number of the update alone, counted from 1. An
@@ -31,6 +35,7 @@ const (
 	Fix1   = "fix1"      // input, f32, of AdamW and Muon: 1/(1 - Beta1^t), against the moment's bias
 	Fix2   = "fix2"      // input, f32, of AdamW and Muon: 1/(1 - Beta2^t)
 	Norm   = "grad_norm" // result, f32: the norm of all gradients together, before clipping
+	Square = "square"    // f32: the square of that norm, or of a part's; input of a part's update
 	OK     = "ok"        // result, pred: whether the state changed
 )
 
@@ -83,17 +88,38 @@ type update struct {
 	in map[string]*ir.Value // the scalars
 }
 
-// build makes the graph that all optimizers share around the step of one.
-func (r recipe) build(params []Param) (*ir.Graph, error) {
+// Squares builds the graph that adds up the squares of gradients, for parts that must know the norm
+// of all of them before they update.
+func Squares(params []Param) (*ir.Graph, error) {
 	if len(params) == 0 {
-		return nil, diag.New(diag.BadInput, "there is nothing to train: the model has no parameters")
+		return nil, errNothing()
+	}
+	u := &update{Builder: ir.NewBuilder("squares")}
+	return u.Graph(named(u.square(params, u.gradients(params)), Square))
+}
+
+func errNothing() error {
+	return diag.New(diag.BadInput, "there is nothing to train: the model has no parameters")
+}
+
+// build makes the graph that all optimizers share around the step of one; part tells that there are
+// more parameters elsewhere.
+func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
+	if len(params) == 0 {
+		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder(r.name), recipe: r, in: map[string]*ir.Value{}}
 	commit := u.Input(Commit, ir.Data, ir.Type{Elem: dtype.Pred}, "")
 	for _, name := range append([]string{Rate, Limit}, r.scalars...) {
 		u.in[name] = u.Input(name, ir.Data, ir.Type{Elem: dtype.F32}, "")
 	}
-	grads, norm := u.gradients(params)
+	grads := u.gradients(params)
+	var norm *ir.Value
+	if part {
+		norm = u.Sqrt(u.Input(Square, ir.Data, ir.Type{Elem: dtype.F32}, ""))
+	} else {
+		norm = u.Sqrt(u.square(params, grads))
+	}
 	ok := u.accept(commit, norm)
 	factor := u.clipped(norm)
 	var results, copies []*ir.Value
@@ -120,18 +146,28 @@ func (r recipe) build(params []Param) (*ir.Graph, error) {
 			copies = append(copies, named(u.Convert(w1, r.compute), "c."+p.Name))
 		}
 	}
-	results = append(append(results, copies...), named(norm, Norm), named(ok, OK))
-	return u.Graph(results...)
+	results = append(results, copies...)
+	if !part {
+		results = append(results, named(norm, Norm))
+	}
+	return u.Graph(append(results, named(ok, OK))...)
 }
 
-// gradients takes those of all parameters, in f32, and their norm.
-func (u *update) gradients(params []Param) (grads []*ir.Value, norm *ir.Value) {
+// gradients takes those of all parameters, in f32.
+func (u *update) gradients(params []Param) (grads []*ir.Value) {
+	for _, p := range params {
+		g := u.Input("g."+p.Name, ir.Data, p.Type, "")
+		grads = append(grads, u.Convert(g, dtype.F32))
+	}
+	return grads
+}
+
+// square adds up the squares of gradients, first within groups.
+func (u *update) square(params []Param, grads []*ir.Value) *ir.Value {
 	var groups []string
 	squares := map[string]*ir.Value{}
-	for _, p := range params {
-		g := u.Convert(u.Input("g."+p.Name, ir.Data, p.Type, ""), dtype.F32)
-		grads = append(grads, g)
-		s := u.Sum(u.Mul(g, g), names(p.Type)...)
+	for i, p := range params {
+		s := u.Sum(u.Mul(grads[i], grads[i]), names(p.Type)...)
 		if sum := squares[p.Group]; sum != nil {
 			s = u.Add(sum, s)
 		} else {
@@ -143,7 +179,7 @@ func (u *update) gradients(params []Param) (grads []*ir.Value, norm *ir.Value) {
 	for _, group := range groups[1:] {
 		square = u.Add(square, squares[group])
 	}
-	return grads, u.Sqrt(square)
+	return square
 }
 
 // accept says whether the step counts: the host wants it, and the norm is a number within bounds.
@@ -210,12 +246,16 @@ type SGD struct {
 }
 
 // Update implements Optimizer.
-func (o SGD) Update(params []Param) (*ir.Graph, error) {
-	r := recipe{name: "sgd", clip: o.ClipNorm, decay: o.Decay, compute: o.Compute, state: o.State,
+func (o SGD) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
+
+// Part implements Optimizer.
+func (o SGD) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+
+func (o SGD) recipe() recipe {
+	return recipe{name: "sgd", clip: o.ClipNorm, decay: o.Decay, compute: o.Compute, state: o.State,
 		step: func(u *update, p Param, w, g *ir.Value, _ []*ir.Value) (*ir.Value, []*ir.Value) {
 			return u.Sub(u.decayed(p, w), u.Mul(g, u.in[Rate])), nil
 		}}
-	return r.build(params)
 }
 
 // State implements Optimizer.

@@ -13,10 +13,12 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/optim"
-	"github.com/deepwell/deepwell/safetensors"
 )
 
 func dims(list ...any) (d []ir.Dim) {
@@ -69,29 +71,6 @@ func unstacked() (list []optim.Param) {
 	return list
 }
 
-// fixture reads a file of testdata/make.py.
-func fixture(t *testing.T, name string) map[string][]float64 {
-	t.Helper()
-	set, err := safetensors.Open("testdata/" + name + ".safetensors")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = set.Close() }()
-	all := map[string][]float64{}
-	for _, name := range set.Names() {
-		x, err := set.Tensor(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := x.Bytes()
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[name] = floats(b)
-	}
-	return all
-}
-
 // taken gives a parameter of a fixture; layers of a stack stand one after the other.
 func taken(f map[string][]float64, prefix string, p optim.Param) []float64 {
 	if p.Type.Dims[0].Name == ir.Layer {
@@ -104,7 +83,7 @@ func taken(f map[string][]float64, prefix string, p optim.Param) []float64 {
 // layers are stacked or not.
 func TestAgainstTorch(t *testing.T) {
 	t.Parallel()
-	e := open(t)
+	r := rig.Open(t, engine.Options{Devices: 1})
 	muon := optim.Muon{AdamW: adamw, Momentum: 0.95}
 	narrow := muon
 	narrow.Products = dtype.BF16
@@ -120,34 +99,34 @@ func TestAgainstTorch(t *testing.T) {
 		{"muon_bf16", narrow, params, muonBF16Bound},
 	} {
 		t.Run(fmt.Sprintf("%s/%d", c.fixture, len(c.params)), func(t *testing.T) {
-			f := fixture(t, c.fixture)
+			f := rig.Tensors(t, "testdata/"+c.fixture+".safetensors")
 			g, err := c.o.Update(c.params)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := newRig(t, e, g, optim.Donations(g))
+			x := r.Compile(t, g, donated(g))
 			var state engine.State
 			defer state.Free()
 			for _, p := range c.params {
-				state.Put(r.put(t, p.Name, bytesOf(dtype.F32, taken(f, "0.", p)...)))
+				state.Put(x.Put(t, p.Name, taken(f, "0.", p)))
 				for _, s := range c.o.State(p) {
-					state.Put(r.put(t, s.Name, make([]byte, s.Type.Shape().Bytes())))
+					state.Put(x.Put(t, s.Name, make([]float64, s.Type.Shape().Elements())))
 				}
 			}
 			worst, norms := 0.0, 0.0
 			for i, rate := range f["rates"] {
 				in := scalars(c.o, i+1, rate)
 				for _, p := range c.params {
-					in["g."+p.Name] = bytesOf(dtype.F32, taken(f, fmt.Sprintf("g.%d.", i+1), p)...)
+					in["g."+p.Name] = taken(f, fmt.Sprintf("g.%d.", i+1), p)
 				}
-				out := r.step(t, &state, in)
+				out := x.Step(t, &state, in)
 				if out[optim.OK][0] != 1 {
 					t.Fatalf("step %d was rejected", i+1)
 				}
-				norms = max(norms, distance(floats(out[optim.Norm]), f["norms"][i:i+1]))
+				norms = max(norms, rig.Distance(out[optim.Norm], f["norms"][i:i+1]))
 				for _, p := range c.params {
 					want := taken(f, fmt.Sprintf("%d.", i+1), p)
-					worst = max(worst, distance(floats(read(t, state.Get(p.Name))), want))
+					worst = max(worst, rig.Distance(rig.Read(t, state.Get(p.Name), 0), want))
 				}
 			}
 			t.Logf("parameters are off by at most %.1e, norms by %.1e", worst, norms)
@@ -158,12 +137,16 @@ func TestAgainstTorch(t *testing.T) {
 	}
 }
 
+// donated lowers an update for the CPU, in place.
+func donated(g *ir.Graph) lower.Options {
+	return lower.Options{Donate: optim.Donations(g), Kernels: kernels.For("cpu")}
+}
+
 // scalars are the inputs of a step that counts.
-func scalars(o optim.Optimizer, update int, rate float64) map[string][]byte {
-	in := map[string][]byte{optim.Commit: {1}, optim.Rate: bytesOf(dtype.F32, rate),
-		optim.Limit: bytesOf(dtype.F32, math.Inf(1))}
+func scalars(o optim.Optimizer, update int, rate float64) map[string][]float64 {
+	in := map[string][]float64{optim.Commit: {1}, optim.Rate: {rate}, optim.Limit: {math.Inf(1)}}
 	for name, v := range o.Scalars(update) {
-		in[name] = bytesOf(dtype.F32, v)
+		in[name] = []float64{v}
 	}
 	return in
 }
@@ -275,23 +258,23 @@ func TestMomentsAreRoundedToNearestEven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, open(t), g, optim.Donations(g))
+	x := rig.Open(t, engine.Options{Devices: 1}).Compile(t, g, donated(g))
 	var state engine.State
 	defer state.Free()
-	state.Put(r.put(t, "w", make([]byte, 16)))
-	state.Put(r.put(t, "m.w", make([]byte, 8)))
-	state.Put(r.put(t, "v.w", make([]byte, 8)))
+	for _, name := range []string{"w", "m.w", "v.w"} {
+		state.Put(x.Put(t, name, make([]float64, 4)))
+	}
 	in := scalars(o, 1, 0.5)
 	// The moment is half of these: between two neighbours, the first or the second of which is even,
 	// and a bit to either side.
-	in["g.w"] = bytesOf(dtype.F32, 2+2/256., 2+6/256., 2+2/256.+1e-5, 2+6/256.-1e-5)
-	out := r.step(t, &state, in)
-	want := bytesOf(dtype.BF16, 1, 1+4/256., 1+2/256., 1+2/256.)
-	if got := read(t, state.Get("m.w")); !slices.Equal(got, want) {
-		t.Errorf("the moment is %x, want %x", got, want)
+	in["g.w"] = []float64{2 + 2/256., 2 + 6/256., 2 + 2/256. + 1e-5, 2 + 6/256. - 1e-5}
+	out := x.Step(t, &state, in)
+	want := []float64{1, 1 + 4/256., 1 + 2/256., 1 + 2/256.}
+	if got := rig.Read(t, state.Get("m.w"), 0); !slices.Equal(got, want) {
+		t.Errorf("the moment is %v, want %v", got, want)
 	}
-	if want := bytesOf(dtype.BF16, -0.5, -0.5, -0.5, -0.5); !slices.Equal(out["c.w"], want) {
-		t.Errorf("the model's copy is %x for %v", out["c.w"], floats(read(t, state.Get("w"))))
+	if want := []float64{-0.5, -0.5, -0.5, -0.5}; !slices.Equal(out["c.w"], want) {
+		t.Errorf("the model's copy is %v for %v", out["c.w"], rig.Read(t, state.Get("w"), 0))
 	}
 }
 
@@ -308,25 +291,25 @@ func optimizers() map[string]optim.Optimizer {
 // and says so; any other changes the state.
 func TestRejectedStepLeavesEveryBit(t *testing.T) {
 	t.Parallel()
-	e := open(t)
+	r := rig.Open(t, engine.Options{Devices: 1})
 	for name, o := range optimizers() {
 		t.Run(name, func(t *testing.T) {
 			g, err := o.Update(params)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := newRig(t, e, g, optim.Donations(g))
-			rapid.Check(t, func(t *rapid.T) { rejects(t, r, o) })
+			x := r.Compile(t, g, donated(g))
+			rapid.Check(t, func(t *rapid.T) { rejects(t, x, o) })
 		})
 	}
 }
 
-func rejects(t *rapid.T, r *rig, o optim.Optimizer) {
+func rejects(t *rapid.T, x *rig.Program, o optim.Optimizer) {
 	rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 	var state engine.State
 	defer state.Free()
 	before := map[string][]byte{}
-	for _, a := range r.stage.Args {
+	for _, a := range x.Stage().Args {
 		if a.Into == "" {
 			continue
 		}
@@ -338,8 +321,8 @@ func rejects(t *rapid.T, r *rig, o optim.Optimizer) {
 			}
 			list = append(list, v)
 		}
-		before[a.Name] = bytesOf(a.Global.Type, list...)
-		state.Put(r.put(t, a.Name, before[a.Name]))
+		before[a.Name] = a.Global.Type.Append(nil, list...)
+		state.Put(x.Put(t, a.Name, list))
 	}
 	in := scalars(o, 3, 0.01)
 	square := 0.0
@@ -354,27 +337,27 @@ func rejects(t *rapid.T, r *rig, o optim.Optimizer) {
 	why := rapid.SampledFrom([]string{"fine", "host", "poison", "spike", "within"}).Draw(t, "why")
 	switch why {
 	case "host":
-		in[optim.Commit] = []byte{0}
+		in[optim.Commit] = []float64{0}
 	case "poison":
 		at := grads[params[rapid.IntRange(0, len(params)-1).Draw(t, "parameter")].Name]
 		at[rapid.IntRange(0, len(at)-1).Draw(t, "element")] = rapid.SampledFrom([]float64{math.NaN(),
 			math.Inf(1), math.Inf(-1), 1e30}).Draw(t, "poison") // the square of 1e30 is infinite in f32
 	case "spike":
-		in[optim.Limit] = bytesOf(dtype.F32, 0.999*math.Sqrt(square))
+		in[optim.Limit] = []float64{0.999 * math.Sqrt(square)}
 	case "within":
-		in[optim.Limit] = bytesOf(dtype.F32, 1.001*math.Sqrt(square))
+		in[optim.Limit] = []float64{1.001 * math.Sqrt(square)}
 	}
 	for name, list := range grads {
-		in["g."+name] = bytesOf(dtype.F32, list...)
+		in["g."+name] = list
 	}
-	out := r.step(t, &state, in)
+	out := x.Step(t, &state, in)
 	want := why == "fine" || why == "within"
 	if got := out[optim.OK][0] == 1; got != want {
-		t.Fatalf("%s: the step counts: %v, norm %v", why, got, floats(out[optim.Norm]))
+		t.Fatalf("%s: the step counts: %v, norm %v", why, got, out[optim.Norm])
 	}
 	same := true
 	for name, b := range before {
-		same = same && slices.Equal(b, read(t, state.Get(name)))
+		same = same && slices.Equal(b, rig.Bytes(t, state.Get(name), 0))
 	}
 	if same == want {
 		t.Fatalf("%s: the state is the same: %v", why, same)

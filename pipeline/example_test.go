@@ -48,7 +48,9 @@ func Example() {
 		check(err)
 		graphs, err := pipeline.Differentiate(g, bound)
 		check(err)
-		stage, err := graphs.Compile(ctx, e, g.Name, program.Devices{i}, true, nil)
+		texts, err := graphs.Lower(g.Name, program.Devices{i}, true, nil)
+		check(err)
+		stage, err := graphs.Compile(ctx, e, texts)
 		check(err)
 		defer stage.Free()
 		state := &engine.State{}

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
@@ -33,6 +34,13 @@ type Boundary struct {
 	Inputs, Outputs []string
 	// Recompute lists the tags whose values are computed again instead of kept.
 	Recompute []ir.Tag
+	// Grads is the type of the accumulators; Invalid is f32.
+	Grads dtype.DType
+	// Terms leaves the gradients of parameters as terms of a sum over the devices of the stage
+	// ([ir.GradPlan]), and Settle, if there is one, does to each what must be done before it is added
+	// to its accumulator.
+	Terms  bool
+	Settle func(b *ir.Builder, param string, g *ir.Value) *ir.Value
 }
 
 // Accumulator is the name of what the gradients of a parameter are added to.
@@ -42,7 +50,7 @@ func Accumulator(param string) string { return "g." + param }
 func next(name string) string { return "next." + name }
 
 // Differentiate makes the graphs of a stage from what it computes forward. Gradients of parameters
-// are added to accumulators, in f32.
+// are added to accumulators.
 func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	out := &Graphs{Inputs: b.Inputs, Outputs: b.Outputs}
 	var wrt []string
@@ -56,7 +64,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		wrt = append(wrt, v.Name)
 		out.Accumulators = append(out.Accumulators, Accumulator(v.Name))
 	}
-	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute})
+	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms})
 	if err != nil {
 		return nil, err
 	}
@@ -81,15 +89,15 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.Backward, err = finish(gr.Backward, inputs, out.Accumulators); err != nil {
+	if out.Backward, err = b.finish(gr.Backward, inputs, out.Accumulators); err != nil {
 		return nil, err
 	}
 	if len(early.Results) > 0 {
-		if out.Input, err = finish(early, inputs, nil); err != nil {
+		if out.Input, err = b.finish(early, inputs, nil); err != nil {
 			return nil, err
 		}
 	}
-	if out.Weight, err = finish(late, nil, out.Accumulators); err != nil {
+	if out.Weight, err = b.finish(late, nil, out.Accumulators); err != nil {
 		return nil, err
 	}
 	for _, name := range b.Inputs {
@@ -119,7 +127,7 @@ func once(list []*ir.Value) []*ir.Value {
 // finish makes the results of a gradient's graph those of a program: first the gradients of inputs,
 // which get their names, then those of parameters, which are added to accumulators, then what an
 // early half hands to the late one, which keeps its names.
-func finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
+func (at Boundary) finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
 	results := g.Results
 	b := ir.Continue(g)
 	var out []*ir.Value
@@ -129,8 +137,15 @@ func finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
 	}
 	for i, into := range accumulators {
 		v := results[len(inputs)+i]
-		if v.Type.Elem != dtype.F32 {
-			v = b.Convert(v, dtype.F32)
+		if at.Settle != nil {
+			v = at.Settle(b, strings.TrimPrefix(into, Accumulator("")), v)
+		}
+		elem := at.Grads
+		if !elem.Valid() {
+			elem = dtype.F32
+		}
+		if v.Type.Elem != elem {
+			v = b.Convert(v, elem)
 		}
 		out = append(out, b.Add(b.Input(into, ir.Residual, v.Type, ""), v))
 	}
@@ -149,12 +164,22 @@ func finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
 	return done, done.Verify()
 }
 
-// Compile compiles the programs for the devices of a rank: with split those of the two halves of
-// the gradient, else the joint one. The kernels are those of the devices.
-func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, name string,
-	devices program.Devices, split bool, k *kernels.Set) (*Stage, error) {
-	s := &Stage{Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
-		Results: gs.Results}
+// Programs are the texts of a [Stage]; those that a schedule does not ask for are nil.
+type Programs struct {
+	Forward, Backward, Input, Weight *program.Stage
+}
+
+// List gives those that there are.
+func (p *Programs) List() []*program.Stage {
+	all := []*program.Stage{p.Forward, p.Backward, p.Input, p.Weight}
+	return slices.DeleteFunc(all, func(s *program.Stage) bool { return s == nil })
+}
+
+// Lower writes the programs for the devices of a rank: with split those of the two halves of the
+// gradient, else the joint one. The kernels are those of the devices.
+func (gs *Graphs) Lower(name string, devices program.Devices, split bool,
+	k *kernels.Set) (*Programs, error) {
+	p := &Programs{}
 	donate := map[string]string{}
 	for _, a := range gs.Accumulators {
 		donate[a] = next(a)
@@ -162,14 +187,14 @@ func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, name string,
 	for _, x := range []struct {
 		kind  string
 		graph *ir.Graph
-		into  **engine.Executable
+		into  **program.Stage
 		want  bool
 		gives bool // gradients of parameters
 	}{
-		{"forward", gs.Forward, &s.Forward, true, false},
-		{"backward", gs.Backward, &s.Backward, !split, true},
-		{"input", gs.Input, &s.Input, split && gs.Input != nil, false},
-		{"weight", gs.Weight, &s.Weight, split, true},
+		{"forward", gs.Forward, &p.Forward, true, false},
+		{"backward", gs.Backward, &p.Backward, !split, true},
+		{"input", gs.Input, &p.Input, split && gs.Input != nil, false},
+		{"weight", gs.Weight, &p.Weight, split, true},
 	} {
 		if !x.want {
 			continue
@@ -178,12 +203,31 @@ func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, name string,
 		if x.gives {
 			o.Donate = donate
 		}
-		st, err := lower.Stage(name+"."+x.kind, x.graph, o)
-		if err == nil {
-			st.Devices = devices
-			*x.into, err = e.Compile(ctx, st)
-		}
+		s, err := lower.Stage(name+"."+x.kind, x.graph, o)
 		if err != nil {
+			return nil, err
+		}
+		s.Devices = devices
+		*x.into = s
+	}
+	return p, nil
+}
+
+// Compile compiles the programs of a stage.
+func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, p *Programs) (*Stage, error) {
+	s := &Stage{Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
+		Results: gs.Results}
+	for _, x := range []struct {
+		text *program.Stage
+		into **engine.Executable
+	}{
+		{p.Forward, &s.Forward}, {p.Backward, &s.Backward}, {p.Input, &s.Input}, {p.Weight, &s.Weight},
+	} {
+		if x.text == nil {
+			continue
+		}
+		var err error
+		if *x.into, err = e.Compile(ctx, x.text); err != nil {
 			s.Free()
 			return nil, err
 		}

@@ -155,7 +155,11 @@ func hosted(ctx context.Context, e *engine.Engine, s *schedule.Schedule, ranks [
 				return nil, err
 			}
 			devices := program.Devices{device(r)}
-			st, err := gs.Compile(ctx, e, graph.Name, devices, split, kernels.For("cpu"))
+			texts, err := gs.Lower(graph.Name, devices, split, kernels.For("cpu"))
+			if err != nil {
+				return nil, err
+			}
+			st, err := gs.Compile(ctx, e, texts)
 			if err != nil {
 				return nil, err
 			}

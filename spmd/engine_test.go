@@ -220,7 +220,7 @@ func TestPlansOnTheEngine(t *testing.T) {
 		rows := combine(3)
 		if *like != "" {
 			rows = slices.DeleteFunc(rows, func(m mesh) bool {
-				return !regexp.MustCompile(*like).MatchString(m.name)
+				return !regexp.MustCompile(*like).MatchString(m.Name)
 			})
 		} else if !*all {
 			pick.Shuffle(len(rows), func(a, b int) { rows[a], rows[b] = rows[b], rows[a] })
@@ -260,21 +260,21 @@ func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimi
 		}
 		r, err := newRig(g, newPlan(m), o, 1, whole, newDevice(t, e, set).run)
 		if err != nil {
-			t.Errorf("%s: %v", m.name, err)
+			t.Errorf("%s: %v", m.Name, err)
 			continue
 		}
 		got, err := r.train(3, 0.02, steps)
 		if err != nil {
-			t.Errorf("%s: %v", m.name, err)
+			t.Errorf("%s: %v", m.Name, err)
 			continue
 		}
 		for k, w := range want.losses {
 			if d := math.Abs(got.losses[k] - w); !(d <= lossBound*math.Abs(w)) {
-				t.Errorf("%s: the loss of step %d is %v, want %v", m.name, k, got.losses[k], w)
+				t.Errorf("%s: the loss of step %d is %v, want %v", m.Name, k, got.losses[k], w)
 			}
 		}
 		if d, where := frobenius(got.grads, want.grads); !(d <= gradBound) {
-			t.Errorf("%s: the gradient of %s is off by %g", m.name, where, d)
+			t.Errorf("%s: the gradient of %s is off by %g", m.Name, where, d)
 		}
 		bound := paramBound
 		a, b := got.params, want.params
@@ -282,7 +282,7 @@ func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimi
 			bound, a, b = adamBound, moved(a, whole), moved(b, whole)
 		}
 		if d, where := frobenius(a, b); !(d <= bound) {
-			t.Errorf("%s: parameter %s is off by %g", m.name, where, d)
+			t.Errorf("%s: parameter %s is off by %g", m.Name, where, d)
 		}
 	}
 }
@@ -314,7 +314,7 @@ func TestBF16OnTheEngine(t *testing.T) {
 		d := newDevice(t, e, nil)
 		var p *plan.Plan
 		if row.apply != nil {
-			p = newPlan(mesh{row.name, row.apply})
+			p = newPlan(mesh{Name: row.name, Apply: row.apply})
 			p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: row.sums}
 		}
 		d.loose = true

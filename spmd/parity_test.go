@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -178,29 +179,6 @@ func differ(got, want map[string][]float64) (worst float64, where string) {
 	return worst, where
 }
 
-// A mesh is one row of the generator.
-type mesh struct {
-	name  string
-	apply func(p *plan.Plan)
-}
-
-// meshes are the ways to use one axis; pairs and triples of them are combined.
-func meshes() []mesh {
-	return []mesh{
-		{"dp", func(p *plan.Plan) { p.DP = 2 }},
-		{"zero1", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"} }},
-		{"zero2", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 2, Gather: "step"} }},
-		{"zero3", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"} }},
-		{"zero3micro", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "micro"} }},
-		{"tp", func(p *plan.Plan) { p.TP = plan.TP{Size: 2} }},
-		{"sp", func(p *plan.Plan) { p.TP = plan.TP{Size: 2, Sequence: true} }},
-		{"overlap", func(p *plan.Plan) { p.TP = plan.TP{Size: 2, Sequence: true, Overlap: true} }},
-		{"cp", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "gather"} }},
-		{"ring", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "ring"} }},
-		{"balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "gather", Balance: true} }},
-	}
-}
-
 // ordered puts the tokens of every row into the order in which the devices of a plan hold them.
 func ordered(whole map[string]*eval.Array, p *plan.Plan) map[string]*eval.Array {
 	order := spmd.Order(p)
@@ -218,58 +196,12 @@ func ordered(whole map[string]*eval.Array, p *plan.Plan) map[string]*eval.Array 
 	return out
 }
 
-// combine gives all ways to use up to n axes at once, each axis once.
+// A mesh is one row of the generator.
+type mesh = plantest.Row
+
+// combine gives all ways to use up to n axes at once, and larger ones.
 func combine(n int) []mesh {
-	axis := func(name string) string {
-		switch name {
-		case "zero1", "zero2", "zero3", "zero3micro":
-			return "fsdp"
-		case "sp", "overlap":
-			return "tp"
-		case "balance", "ring":
-			return "cp"
-		}
-		return name
-	}
-	var all []mesh
-	var add func(from, left int, name string, used []string, apply func(*plan.Plan))
-	add = func(from, left int, name string, used []string, apply func(*plan.Plan)) {
-		for i := from; i < len(meshes()) && left > 0; i++ {
-			m := meshes()[i]
-			taken := false
-			for _, u := range used {
-				taken = taken || u == axis(m.name)
-			}
-			if taken {
-				continue
-			}
-			both := func(p *plan.Plan) { apply(p); m.apply(p) }
-			one := name + " " + m.name
-			all = append(all, mesh{one[1:], both})
-			add(i+1, left-1, one, append(append([]string{}, used...), axis(m.name)), both)
-		}
-	}
-	add(0, n, "", nil, func(*plan.Plan) {})
-	return append(all, []mesh{
-		{"tp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4} }},
-		{"sp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4, Sequence: true} }},
-		{"zero3 4", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"} }},
-		{"cp4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather"} }},
-		{"ring4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring"} }},
-		{"ring4 balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring", Balance: true} }},
-		{"balance4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather", Balance: true} }},
-		{"sp4 cp", func(p *plan.Plan) {
-			p.TP, p.CP = plan.TP{Size: 4, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
-		}},
-		{"sp cp zero3, tp outside", func(p *plan.Plan) {
-			p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
-			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
-			p.Order = []string{"pp", "tp", "cp", "ep", "fsdp", "dp"}
-		}},
-		{"zero3 tp4", func(p *plan.Plan) {
-			p.TP, p.FSDP = plan.TP{Size: 4}, plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
-		}},
-	}...)
+	return append(plantest.Combine(n, plantest.Meshes()...), plantest.Larger()...)
 }
 
 // every takes every n-th.
@@ -283,14 +215,7 @@ func every(list []mesh, n int) (some []mesh) {
 const batch, seq = 4, 8
 
 func newPlan(m mesh) *plan.Plan {
-	p := plan.Default()
-	p.Seq, p.Batch = seq, batch
-	m.apply(p)
-	if p.TP.Overlap && p.Batch/(p.Size(plan.DataAxis)*p.Size(plan.FSDPAxis)) < 2 {
-		p.TP.Overlap = false // nothing to halve
-	}
-	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
-	return p
+	return m.Plan(plantest.Size{Batch: batch, Micros: 1, Seq: seq})
 }
 
 // The loss and every gradient of every plan are those of one device, to the last digits of
@@ -323,12 +248,12 @@ func TestPlansAgreeWithOneDevice(t *testing.T) {
 			for i, m := range rows {
 				p := newPlan(m)
 				if err := p.Check(c); err != nil {
-					t.Errorf("%s: %v", m.name, err)
+					t.Errorf("%s: %v", m.Name, err)
 					continue
 				}
 				sh, err := spmd.Shard(g, p)
 				if err != nil {
-					t.Errorf("%s: %v", m.name, err)
+					t.Errorf("%s: %v", m.Name, err)
 					continue
 				}
 				o := ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: i%2 == 0}
@@ -337,11 +262,11 @@ func TestPlansAgreeWithOneDevice(t *testing.T) {
 				}
 				got, err := lossAndGradients(sh.Graph, ordered(whole, p), o)
 				if err != nil {
-					t.Errorf("%s: %v", m.name, err)
+					t.Errorf("%s: %v", m.Name, err)
 					continue
 				}
 				if d, where := differ(got, want); !(d <= exact) {
-					t.Errorf("%s: %s is off by %g", m.name, where, d)
+					t.Errorf("%s: %s is off by %g", m.Name, where, d)
 				}
 			}
 		})
@@ -361,7 +286,7 @@ func TestIndivisibleSizesAreCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	for zero := 1; zero <= 3; zero++ {
-		p := newPlan(mesh{"", func(p *plan.Plan) { p.Batch, p.FSDP = 3, plan.FSDP{Size: 3, Zero: zero, Gather: "layer"} }})
+		p := newPlan(mesh{Apply: func(p *plan.Plan) { p.Batch, p.FSDP = 3, plan.FSDP{Size: 3, Zero: zero, Gather: "layer"} }})
 		if err := p.Check(c); err != nil {
 			t.Fatal(err)
 		}
@@ -398,17 +323,17 @@ func TestUnrolledPlansAgreeWithOneDevice(t *testing.T) {
 		p := newPlan(m)
 		sh, err := spmd.Shard(g, p)
 		if err != nil {
-			t.Errorf("%s: %v", m.name, err)
+			t.Errorf("%s: %v", m.Name, err)
 			continue
 		}
 		got, err := lossAndGradients(sh.Graph, ordered(whole, p),
 			ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: true})
 		if err != nil {
-			t.Errorf("%s: %v", m.name, err)
+			t.Errorf("%s: %v", m.Name, err)
 			continue
 		}
 		if d, where := differ(got, want); !(d <= exact) {
-			t.Errorf("%s: %s is off by %g", m.name, where, d)
+			t.Errorf("%s: %s is off by %g", m.Name, where, d)
 		}
 	}
 }
@@ -443,22 +368,22 @@ func TestTrainingAgreesWithOneDevice(t *testing.T) {
 			for _, m := range every(combine(2)[parts:], step) { // all were held to all gradients
 				r, err := newRig(g, newPlan(m), o, parts, whole, evalRunner)
 				if err != nil {
-					t.Errorf("%s, %s: %v", name, m.name, err)
+					t.Errorf("%s, %s: %v", name, m.Name, err)
 					continue
 				}
 				got, err := r.train(3, 0.02, steps)
 				if err != nil {
-					t.Errorf("%s, %s: %v", name, m.name, err)
+					t.Errorf("%s, %s: %v", name, m.Name, err)
 					continue
 				}
 				for k := range want.losses {
 					if math.Abs(got.losses[k]-want.losses[k]) > 1e-9 || math.Abs(got.norms[k]-want.norms[k]) > 1e-9 {
-						t.Errorf("%s, %s: step %d has loss %v and norm %v, want %v and %v", name, m.name, k,
+						t.Errorf("%s, %s: step %d has loss %v and norm %v, want %v and %v", name, m.Name, k,
 							got.losses[k], got.norms[k], want.losses[k], want.norms[k])
 					}
 				}
 				if d, where := differ(got.params, want.params); !(d <= 1e-8) {
-					t.Errorf("%s, %s: parameter %s is off by %g", name, m.name, where, d)
+					t.Errorf("%s, %s: parameter %s is off by %g", name, m.Name, where, d)
 				}
 			}
 		}

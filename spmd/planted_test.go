@@ -24,7 +24,7 @@ func planted(t *testing.T) (*model.Config, *ir.Graph, *plan.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, g, newPlan(mesh{"", func(p *plan.Plan) {
+	return c, g, newPlan(mesh{Apply: func(p *plan.Plan) {
 		p.TP = plan.TP{Size: 2, Sequence: true}
 		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
 		p.CP = plan.CP{Size: 2, Kind: "gather"}
@@ -110,7 +110,7 @@ func TestPlantedFaultsInPrograms(t *testing.T) {
 	}
 	e := openEngine(t)
 	c, g, _ := planted(t)
-	p := newPlan(mesh{"", func(p *plan.Plan) { p.TP, p.DP = plan.TP{Size: 2}, 2 }})
+	p := newPlan(mesh{Apply: func(p *plan.Plan) { p.TP, p.DP = plan.TP{Size: 2}, 2 }})
 	whole := rounded(fills(g, c, 3))
 	want, err := lossAndGradients(g, whole, ir.GradPlan{})
 	if err != nil {
@@ -178,7 +178,7 @@ func TestTextIsThatOfOneDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sh, err := spmd.Shard(g, newPlan(mesh{"", func(p *plan.Plan) { p.Batch, p.DP = dp, dp }}))
+		sh, err := spmd.Shard(g, newPlan(mesh{Apply: func(p *plan.Plan) { p.Batch, p.DP = dp, dp }}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,9 @@
 package spmd
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/ir"
@@ -17,6 +19,27 @@ type Stage struct {
 	// Shared lists the parameters that another stage has as well, such as a table of embeddings that
 	// is also the head: the sum of their gradients is the gradient.
 	Shared []string
+}
+
+// Number gives the stacks of the stage names of their own, so that a device can have several stages:
+// "s2.block.q" is what stage 2 has of "block.q".
+func (s *Stage) Number(k int) {
+	named := map[string][2]int64{}
+	for _, v := range s.Graph.Inputs {
+		if rounds, ok := s.Layers[v.Name]; ok {
+			v.Name = fmt.Sprintf("s%d.%s", k, v.Name)
+			named[v.Name] = rounds
+		}
+	}
+	s.Layers = named
+}
+
+// Unnumbered is the name that the model has for a parameter of a stage.
+func (s *Stage) Unnumbered(name string) string {
+	if _, stack := s.Layers[name]; stack {
+		_, name, _ = strings.Cut(name, ".")
+	}
+	return name
 }
 
 // Hidden is the name of what a stage takes from the one before it.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -41,14 +42,14 @@ func TestStagesAgreeWithOneDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range append(meshes(), mesh{"one", func(*plan.Plan) {}}) {
+		for _, m := range append(plantest.Meshes(), mesh{Name: "one", Apply: func(*plan.Plan) {}}) {
 			got, err := runStages(stages, newPlan(m), ordered(whole, newPlan(m)))
 			if err != nil {
-				t.Errorf("%s %v, %s: %v", row.model, row.counts, m.name, err)
+				t.Errorf("%s %v, %s: %v", row.model, row.counts, m.Name, err)
 				continue
 			}
 			if d, where := differ(got, want); !(d <= exact) {
-				t.Errorf("%s %v, %s: %s is off by %g", row.model, row.counts, m.name, where, d)
+				t.Errorf("%s %v, %s: %s is off by %g", row.model, row.counts, m.Name, where, d)
 			}
 		}
 	}

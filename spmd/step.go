@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -105,7 +106,10 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	b := ir.Continue(g)
 	out := []*ir.Value{results[0]}
 	for i, p := range s.Params {
-		v := s.scattered(b, i, results[1+i])
+		v := results[1+i]
+		if s.sharding != nil {
+			v = s.sharding.Scatter(b, p.Name, v)
+		}
 		if v.Type.Elem != p.Type.Elem {
 			v = b.Convert(v, p.Type.Elem)
 		}
@@ -138,11 +142,18 @@ func gradientName(param string, onto bool) string {
 	return GradientOf(param)
 }
 
+// Replaced is the name of what a result takes the place of, or its own.
+func Replaced(result string) string { return strings.TrimPrefix(result, "next.") }
+
 // copies names the parameters of a graph that computes in another type than f32, or with more of a
 // parameter than a device keeps, as the copies that the update makes.
 func (s *Step) copies(g *ir.Graph) {
-	for i, v := range g.Params() {
-		if v.Type.Elem != dtype.F32 || s.copied(i) {
+	if s.sharding != nil {
+		s.sharding.Copies(g)
+		return
+	}
+	for _, v := range g.Params() {
+		if v.Type.Elem != dtype.F32 {
 			v.Name = CopyOf(v.Name)
 		}
 	}

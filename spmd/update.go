@@ -4,72 +4,76 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 )
 
-// copied tells whether the loss takes more of a parameter than a device keeps of it.
-func (s *Step) copied(i int) bool {
-	if s.sharding == nil {
-		return false
+// copied tells whether the loss takes more of a parameter than a device keeps.
+func (l *Layout) copied() bool { return !l.Compute.Place.Equal(l.Stored.Place) }
+
+// layout finds that of a parameter, or nil.
+func (s *Sharding) layout(param string) *Layout {
+	for i := range s.Params {
+		if s.Params[i].Name == param {
+			return &s.Params[i]
+		}
 	}
-	l := s.sharding.Params[i]
-	return !l.Compute.Place.Equal(l.Stored.Place)
+	return nil
 }
 
-// scattered leaves each device its piece of a gradient's sum, if the plan keeps gradients in pieces
-// and they are not yet.
-func (s *Step) scattered(b *ir.Builder, i int, g *ir.Value) *ir.Value {
-	if s.sharding == nil || s.sharding.Plan.FSDP.Zero < 2 {
+// Copies names the parameters of graphs that compute in another type than f32, or with more of a
+// parameter than a device keeps, as the copies that the update makes.
+func (s *Sharding) Copies(graphs ...*ir.Graph) {
+	for _, g := range graphs {
+		for _, v := range g.Params() {
+			l := s.layout(v.Name)
+			if l != nil && (v.Type.Elem != dtype.F32 || l.copied()) {
+				v.Name = CopyOf(v.Name)
+			}
+		}
+	}
+}
+
+// Scatter leaves each device its piece of the sum of a parameter's gradient, if the plan keeps
+// gradients in pieces and it is not yet.
+func (s *Sharding) Scatter(b *ir.Builder, param string, g *ir.Value) *ir.Value {
+	if s.Plan.FSDP.Zero < 2 {
 		return g
 	}
-	return s.piecewise(b, g, s.sharding.Params[i].Stored.Place)
+	return s.layout(param).piecewise(b, s.Plan, g)
 }
 
 // piecewise adds up terms along the axes that cut what is kept.
-func (s *Step) piecewise(b *ir.Builder, g *ir.Value, stored ir.Placement) *ir.Value {
+func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
 	for _, share := range slices.Clone(g.Type.Place) {
-		if dim := stored.On(share.Axis); share.How == ir.Partial && dim != "" {
-			g = b.Convert(g, s.sharding.Plan.Types.Collectives)
+		if dim := l.Stored.Place.On(share.Axis); share.How == ir.Partial && dim != "" {
+			g = b.Convert(g, p.Types.Collectives)
 			g = b.ReduceScatter(g, share.Axis, dim)
 		}
 	}
 	return g
 }
 
-// update builds the update. On a mesh it is that of the whole parameters, rebuilt for what one
-// device keeps of them.
-func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
-	if s.sharding == nil {
-		return o.Update(s.Params)
-	}
-	p := s.sharding.Plan
-	params := slices.Clone(s.Params)
+// An ending is what a mesh does with the gradients of a step: parameters and how they lie.
+type ending struct {
+	plan    *plan.Plan
+	o       optim.Optimizer
+	params  []optim.Param // their types are those of the gradients
+	layouts []Layout
+}
+
+// whole describes the parameters as all devices together have them.
+func (e *ending) whole() []optim.Param {
+	params := slices.Clone(e.params)
 	for i := range params {
-		l := s.sharding.Params[i]
-		t := global(l.Stored, p.Mesh())
+		t := global(e.layouts[i].Stored, e.plan.Mesh())
 		t.Elem = params[i].Type.Elem
 		params[i].Type = t
-		params[i].Group = axesOf(l.Stored.Place)
+		params[i].Group = axesOf(e.layouts[i].Stored.Place)
 	}
-	whole, err := o.Update(params)
-	if err != nil {
-		return nil, err
-	}
-	u := newSharder(whole.Name, p)
-	bound := u.bind(s, o, params)
-	for _, v := range whole.Inputs {
-		if piece := bound[v.Name]; piece != nil {
-			u.at[v] = piece(v)
-		} else {
-			u.at[v] = u.b.Input(v.Name, v.Role, v.Type, v.Source)
-		}
-	}
-	if err := u.ops(whole); err != nil {
-		return nil, err
-	}
-	return u.results(s, whole)
+	return params
 }
 
 // axesOf names the axes that cut something, as one word.
@@ -84,36 +88,74 @@ func axesOf(place ir.Placement) string {
 // A binding gives what stands on a device for an input of the whole.
 type binding func(whole *ir.Value) *ir.Value
 
-// bind says, by the names of the inputs of the whole update, what a device has in their place: its
-// pieces, and of gradients the sum of all terms.
-func (u *sharder) bind(s *Step, o optim.Optimizer, params []optim.Param) map[string]binding {
+// rebuild makes of a graph of whole parameters that of what one device keeps of them. What is not
+// bound is the same on all devices.
+func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
+	for _, v := range whole.Inputs {
+		if piece := bound[v.Name]; piece != nil {
+			u.at[v] = piece(v)
+		} else {
+			u.at[v] = u.b.Input(v.Name, v.Role, v.Type, v.Source)
+		}
+	}
+	return u.ops(whole)
+}
+
+// kept binds parameters and what the optimizer keeps of them to a device's pieces.
+func (e *ending) kept(u *sharder) map[string]binding {
 	bound := map[string]binding{}
-	for i, p := range params {
-		stored := s.sharding.Params[i].Stored
+	for i, p := range e.whole() {
+		stored := e.layouts[i].Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
 			return u.b.Input(v.Name, v.Role, t, v.Source)
 		}
 		bound[p.Name] = keep
-		for _, slot := range o.State(p) {
+		for _, slot := range e.o.State(p) {
 			bound[slot.Name] = keep
-		}
-		bound[GradientOf(p.Name)] = func(v *ir.Value) *ir.Value {
-			g := u.b.Input(v.Name, v.Role, s.Params[i].Type, v.Source)
-			terms := func(share ir.Share) bool { return share.How == ir.Partial }
-			if slices.ContainsFunc(g.Type.Place, terms) {
-				g = u.b.Convert(g, u.plan.Types.Collectives)
-			}
-			g = u.conform(s.piecewise(u.b, g, stored.Place), stored.Place)
-			return u.b.Convert(g, v.Type.Elem)
 		}
 	}
 	return bound
 }
 
+// reduced takes a gradient and gives the device's piece of the sum of all terms.
+func (e *ending) reduced(u *sharder, i int) *ir.Value {
+	t := e.params[i].Type
+	g := u.b.Input(GradientOf(e.params[i].Name), ir.Data, t, "")
+	terms := func(share ir.Share) bool { return share.How == ir.Partial }
+	if slices.ContainsFunc(g.Type.Place, terms) {
+		g = u.b.Convert(g, e.plan.Types.Collectives)
+	}
+	l := &e.layouts[i]
+	g = u.conform(l.piecewise(u.b, e.plan, g), l.Stored.Place)
+	return u.b.Convert(g, t.Elem)
+}
+
+// update builds the update of all parameters. On a mesh it is that of the whole parameters, rebuilt
+// for what one device keeps of them.
+func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
+	if s.sharding == nil {
+		return o.Update(s.Params)
+	}
+	e := &ending{s.sharding.Plan, o, s.Params, s.sharding.Params}
+	whole, err := o.Update(e.whole())
+	if err != nil {
+		return nil, err
+	}
+	u := newSharder(whole.Name, e.plan)
+	bound := e.kept(u)
+	for i, p := range e.params {
+		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.reduced(u, i) }
+	}
+	if err := u.rebuild(whole, bound); err != nil {
+		return nil, err
+	}
+	return e.results(u, whole)
+}
+
 // results names what the update gives as the whole one does, and makes the copies that the loss
 // takes.
-func (u *sharder) results(s *Step, whole *ir.Graph) (*ir.Graph, error) {
+func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	var out []*ir.Value
 	var names []string
 	made := map[string]*ir.Value{}
@@ -121,8 +163,8 @@ func (u *sharder) results(s *Step, whole *ir.Graph) (*ir.Graph, error) {
 		out, names = append(out, u.settled(u.at[v])), append(names, v.Name)
 		made[v.Name] = out[len(out)-1]
 	}
-	for i, p := range s.Params {
-		if !s.copied(i) {
+	for i, p := range e.params {
+		if !e.layouts[i].copied() {
 			continue
 		}
 		name := CopyOf(p.Name)
@@ -131,10 +173,15 @@ func (u *sharder) results(s *Step, whole *ir.Graph) (*ir.Graph, error) {
 			from = made["next."+p.Name]
 			out, names = append(out, nil), append(names, name)
 		}
-		dim := s.sharding.Params[i].Stored.Place.On(plan.FSDPAxis)
+		dim := e.layouts[i].Stored.Place.On(plan.FSDPAxis)
 		all := u.b.AllGather(from, plan.FSDPAxis, dim)
 		out[slices.Index(names, name)] = all
 	}
+	return u.named(out, names)
+}
+
+// named ends a graph with results that have names.
+func (u *sharder) named(out []*ir.Value, names []string) (*ir.Graph, error) {
 	g, err := u.b.Graph(out...)
 	if err != nil {
 		return nil, err

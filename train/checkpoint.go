@@ -63,6 +63,9 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int) error {
 		return err
 	}
 	s := t.snapshot(ctx)
+	if err := t.crew.collect(ctx, s); err != nil || !t.Processes.Leads() {
+		return err
+	}
 	err = ckpt.Save(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.Events})
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointExists {

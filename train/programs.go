@@ -29,8 +29,10 @@ type Programs struct {
 	Gradient, Accumulate, Update, Evaluate *program.Stage // Accumulate is nil without parts
 	Notes                                  []string       // what was chosen, and why
 
-	// Sharding is how the model lies on the devices of a plan; nil on one device.
+	// Sharding is how the model lies on the devices of a plan; nil on one device, and with stages.
 	Sharding *spmd.Sharding
+	// Pipe has the programs of a plan with pipeline stages, in the place of all of these; else nil.
+	Pipe *Pipe
 
 	optimizer optim.Optimizer
 }
@@ -38,6 +40,11 @@ type Programs struct {
 // Write writes the programs of a recipe for devices of an architecture, spread as the plan says;
 // nil is one device.
 func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Programs, error) {
+	return write(c, r, arch, how, optimizerOf)
+}
+
+func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
+	optimizer func(*recipe.Recipe, dtype.DType) optim.Optimizer) (*Programs, error) {
 	if how != nil {
 		if err := agree(c, r, how); err != nil {
 			return nil, err
@@ -53,7 +60,7 @@ func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Pro
 	apart, why := set.Documents()
 	p.Shape.Documents, p.Notes = apart, append(p.Notes, why)
 	p.Shape.Elem, p.Shape.Products = set.Types(r.Precision)
-	p.optimizer = optimizerOf(r, p.Shape.Elem)
+	p.optimizer = optimizer(r, p.Shape.Elem)
 	g, err := c.Graph(p.Shape)
 	if err != nil {
 		return nil, err
@@ -75,6 +82,13 @@ func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Pro
 	} else {
 		p.Notes = append(p.Notes, "layers: a loop, "+why)
 	}
+	if how != nil && how.Size(plan.PipelineAxis) > 1 {
+		if err := p.pipe(g, how, r.Recompute, set); err != nil {
+			return nil, err
+		}
+		p.note(set)
+		return p, nil
+	}
 	if how != nil && how.Devices() > 1 {
 		if p.Sharding, err = spmd.Shard(g, how); err != nil {
 			return nil, err
@@ -92,10 +106,15 @@ func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Pro
 	if err := p.lower(set); err != nil {
 		return nil, err
 	}
+	p.note(set)
+	return p, nil
+}
+
+// note keeps what the kernels chose.
+func (p *Programs) note(set *kernels.Set) {
 	for _, choice := range set.Choices() {
 		p.Notes = append(p.Notes, choice.Kind+": "+choice.Kernel+", "+choice.Why)
 	}
-	return p, nil
 }
 
 // agree holds a plan to the recipe that it is to serve. Sizes and types stand in both, since each
@@ -108,9 +127,6 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want)
 	}
 	switch {
-	case p.PP.Size > 1:
-		return diag.New(diag.PlanLater, "runs with pipeline stages are not built yet").
-			Try("use the devices for fsdp, tp or cp: pp.size = 1")
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch)
 	case p.Rows() != int64(r.Micro):
@@ -194,8 +210,14 @@ func (p *Programs) Fingerprints() map[string]string {
 	return list
 }
 
-func (p *Programs) stages() []*program.Stage {
-	list := []*program.Stage{p.Gradient, p.Update, p.Evaluate}
+func (p *Programs) stages() (list []*program.Stage) {
+	if p.Pipe != nil {
+		for rank := range p.Pipe.Ranks {
+			list = append(list, p.Pipe.Programs(rank)...)
+		}
+		return list
+	}
+	list = []*program.Stage{p.Gradient, p.Update, p.Evaluate}
 	if p.Accumulate != nil {
 		list = append(list, p.Accumulate)
 	}

@@ -58,7 +58,8 @@ type ParamNorm struct {
 // Replay computes the gradients of a rejected step again, from the folder that the run wrote, and
 // changes nothing.
 func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
-	if t.Programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
+	m, ok := t.crew.(*mesh)
+	if !ok || t.Programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
 		return nil, diag.New(diag.PlanLater, "a step is replayed on one device").
 			Try("leave --plan away: checkpoints are the same for any number of devices")
 	}
@@ -84,17 +85,17 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 		return nil, err
 	}
 	r := &Replay{Step: int(c.Step) + 1}
-	if r.Loss, err = t.gradients(ctx, &b); err != nil {
+	if r.Loss, err = m.gradients(ctx, &b); err != nil {
 		return nil, err
 	}
-	return r, t.norms(ctx, r)
+	return r, m.norms(ctx, r)
 }
 
 // norms reads the gradients in the state.
-func (t *Trainer) norms(ctx context.Context, r *Replay) error {
+func (m *mesh) norms(ctx context.Context, r *Replay) error {
 	total := 0.0
-	for _, p := range t.Programs.Step.Params {
-		a := t.state.Get(spmd.GradientOf(p.Name))
+	for _, p := range m.t.Programs.Step.Params {
+		a := m.state.Get(spmd.GradientOf(p.Name))
 		bytes, err := a.Read(ctx, 0)
 		if err != nil {
 			return err

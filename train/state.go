@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 )
@@ -20,37 +21,67 @@ import (
 // A piece is one array of the state and the tensors of a checkpoint that it is made of: one, or one
 // for each layer of a stack, in order.
 type piece struct {
+	home    int // the rank of a pipeline that has it
 	param   *model.Param
 	layout  *spmd.Layout // how it lies on a mesh; nil on one device
 	name    string       // of the array
+	master  bool         // not what the optimizer keeps
 	elem    dtype.DType
 	tensors []ckpt.Tensor
 }
 
-// pieces lists the whole state: masters, then what the optimizer keeps of each.
+// A home is where pieces of the state live: on one mesh, or on one rank of a pipeline.
+type home struct {
+	state  *engine.State
+	update *program.Stage
+	takers []*program.Stage // what computes with copies of the masters
+	mesh   []ir.Axis
+}
+
+// pieces lists the whole state: masters, then what the optimizer keeps of each. What two ranks
+// have stands twice.
 func (p *Programs) pieces() []piece {
 	var list []piece
-	for i := range p.Params {
-		one := &p.Params[i]
-		param := p.Step.Params[i]
-		add := func(name, prefix string, elem dtype.DType) {
-			pc := piece{param: one, name: name, elem: elem}
+	if p.Pipe == nil {
+		for i := range p.Params {
+			var l *spmd.Layout
 			if p.Sharding != nil {
-				pc.layout = &p.Sharding.Params[i]
+				l = &p.Sharding.Params[i]
 			}
-			for _, layer := range one.Layers() {
-				t := ckpt.Tensor{Name: prefix + layer.Name, DType: elem}
-				for _, d := range layer.Dims {
-					t.Shape = append(t.Shape, d.Size)
-				}
-				pc.tensors = append(pc.tensors, t)
+			list = append(list, p.piecesOf(0, &stacked{Param: p.Params[i]}, p.Step.Params[i], l)...)
+		}
+		return list
+	}
+	for rank, r := range p.Pipe.Ranks {
+		for i := range r.params {
+			h := &r.Part.Held[i]
+			list = append(list, p.piecesOf(rank, &r.params[i], h.Param, &h.Layout)...)
+		}
+	}
+	return list
+}
+
+// piecesOf lists what is kept of one parameter.
+func (p *Programs) piecesOf(home int, one *stacked, param optim.Param, l *spmd.Layout) []piece {
+	var list []piece
+	add := func(name, prefix string, elem dtype.DType) {
+		pc := piece{home: home, param: &one.Param, layout: l, name: name, master: prefix == "",
+			elem: elem}
+		for k, layer := range one.Layers() {
+			t := ckpt.Tensor{Name: prefix + layer.Name, DType: elem}
+			if one.Stacked() {
+				t.Name = prefix + ir.LayerName(one.Name, int(one.from)+k)
 			}
-			list = append(list, pc)
+			for _, d := range layer.Dims {
+				t.Shape = append(t.Shape, d.Size)
+			}
+			pc.tensors = append(pc.tensors, t)
 		}
-		add(one.Name, "", dtype.F32)
-		for _, s := range p.optimizer.State(param) {
-			add(s.Name, s.Name[:len(s.Name)-len(param.Name)], s.Type.Elem)
-		}
+		list = append(list, pc)
+	}
+	add(param.Name, "", dtype.F32)
+	for _, s := range p.optimizer.State(param) {
+		add(s.Name, s.Name[:len(s.Name)-len(param.Name)], s.Type.Elem)
 	}
 	return list
 }
@@ -58,13 +89,15 @@ func (p *Programs) pieces() []piece {
 // bytes is the size of one piece.
 func (pc *piece) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.tensors)) }
 
-// isMaster tells parameters from what the optimizer keeps of them.
-func (pc *piece) isMaster() bool { return pc.name == pc.param.Name }
-
-// fill puts the state on the devices: each piece as read gives it. Copies that the model computes
-// with are made of the masters.
+// fill puts the state on the devices of this process: each piece as read gives it. Copies that the
+// model computes with are made of the masters.
 func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
+	homes := t.crew.homes()
 	for _, pc := range t.Programs.pieces() {
+		h := homes[pc.home]
+		if h == nil {
+			continue
+		}
 		data := engine.Aligned(int(pc.bytes()))
 		if err := read(&pc, data); err != nil {
 			return err
@@ -73,17 +106,18 @@ func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 		if pc.layout != nil {
 			kept, computed = pc.layout.Stored, pc.layout.Compute
 		}
-		if err := t.place(t.Programs.Update, pc.name, &pc, data, kept); err != nil {
+		if err := t.place(h, h.update, pc.name, &pc, data, kept); err != nil {
 			return err
 		}
 		name := spmd.CopyOf(pc.name)
-		if !pc.isMaster() || argument(t.Programs.Gradient, name) < 0 {
+		at := slices.IndexFunc(h.takers, func(s *program.Stage) bool { return argument(s, name) >= 0 })
+		if !pc.master || at < 0 {
 			continue
 		}
 		if t.Programs.Shape.Elem != dtype.F32 {
 			data = narrow(data)
 		}
-		if err := t.place(t.Programs.Gradient, name, &pc, data, computed); err != nil {
+		if err := t.place(h, h.takers[at], name, &pc, data, computed); err != nil {
 			return err
 		}
 	}
@@ -97,7 +131,8 @@ func argument(s *program.Stage, name string) int {
 
 // place puts one array of a stage into the state, on a mesh each device's part of it. The memory is
 // given away.
-func (t *Trainer) place(s *program.Stage, name string, pc *piece, data []byte, part ir.Type) error {
+func (t *Trainer) place(h *home, s *program.Stage, name string, pc *piece, data []byte,
+	part ir.Type) error {
 	i := argument(s, name)
 	if i < 0 {
 		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
@@ -106,17 +141,14 @@ func (t *Trainer) place(s *program.Stage, name string, pc *piece, data []byte, p
 		if pc.layout == nil {
 			return data, nil
 		}
-		return cut(t.mesh(), pc.layout.Whole, data, part, device), nil
+		return cut(h.mesh, pc.layout.Whole, data, part, device), nil
 	})
 	if err != nil {
 		return err
 	}
-	t.state.Put(a)
+	h.state.Put(a)
 	return nil
 }
-
-// mesh is that of the run's devices.
-func (t *Trainer) mesh() []ir.Axis { return t.Programs.Step.Gradient.Mesh }
 
 // cut takes a device's part of elements of 2 or 4 bytes.
 func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
@@ -197,8 +229,8 @@ func narrow(data []byte) []byte {
 
 // A snapshot gives the state to a checkpoint, array by array.
 type snapshot struct {
-	t      *Trainer
 	ctx    context.Context
+	homes  []*home
 	pieces []piece
 	where  map[string]place // of tensors
 
@@ -213,12 +245,16 @@ type place struct {
 }
 
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
-	s := &snapshot{t: t, ctx: ctx, pieces: t.Programs.pieces(), where: map[string]place{},
+	s := &snapshot{ctx: ctx, homes: t.crew.homes(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}}
-	for i := range s.pieces {
-		for k, one := range s.pieces[i].tensors {
-			s.where[one.Name] = place{&s.pieces[i], k}
+	for _, pc := range t.Programs.pieces() {
+		if _, twice := s.where[pc.tensors[0].Name]; twice {
+			continue // another rank has it as well
 		}
+		for k, one := range pc.tensors {
+			s.where[one.Name] = place{&pc, k}
+		}
+		s.pieces = append(s.pieces, pc)
 	}
 	return s
 }
@@ -273,11 +309,14 @@ func (s *snapshot) array(pc *piece) ([]byte, error) {
 	if data := s.held[pc.name]; data != nil {
 		return data, nil
 	}
-	a := s.t.state.Get(pc.name)
+	var a *engine.Array
+	if h := s.homes[pc.home]; h != nil {
+		a = h.state.Get(pc.name)
+	}
 	if a == nil {
 		return nil, diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
 	}
-	data, err := s.t.gather(s.ctx, a, pc)
+	data, err := gather(s.ctx, a, pc, s.homes[pc.home].mesh)
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +325,7 @@ func (s *snapshot) array(pc *piece) ([]byte, error) {
 }
 
 // gather reads an array from the devices that have different parts of it.
-func (t *Trainer) gather(ctx context.Context, a *engine.Array, pc *piece) ([]byte, error) {
+func gather(ctx context.Context, a *engine.Array, pc *piece, mesh []ir.Axis) ([]byte, error) {
 	if pc.layout == nil {
 		return a.Read(ctx, 0)
 	}
@@ -299,7 +338,7 @@ func (t *Trainer) gather(ctx context.Context, a *engine.Array, pc *piece) ([]byt
 	}
 	part := pc.layout.Stored
 	for device := range a.Parts() {
-		if !first(t.mesh(), part, device) {
+		if !first(mesh, part, device) {
 			continue
 		}
 		b, err := a.Read(ctx, device)
@@ -307,9 +346,9 @@ func (t *Trainer) gather(ctx context.Context, a *engine.Array, pc *piece) ([]byt
 			return nil, err
 		}
 		if narrow != nil {
-			spmd.Join(t.mesh(), pc.layout.Whole, narrow, part, device, words[uint16](b))
+			spmd.Join(mesh, pc.layout.Whole, narrow, part, device, words[uint16](b))
 		} else {
-			spmd.Join(t.mesh(), pc.layout.Whole, wide, part, device, words[uint32](b))
+			spmd.Join(mesh, pc.layout.Whole, wide, part, device, words[uint32](b))
 		}
 	}
 	if narrow != nil {

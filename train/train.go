@@ -2,8 +2,6 @@ package train
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
 	"path/filepath"
 	"slices"
 	"time"
@@ -13,12 +11,9 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
-	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
-	"github.com/deepwell/deepwell/spmd"
 )
 
 // Rows is where a run takes its data from; a [data.Loader] is one.
@@ -47,6 +42,9 @@ type Options struct {
 	// Init gives the parameters that a run begins with, if it does not go on with another.
 	Init func(p *model.Param, dst []float32) error
 
+	// Processes is how the ranks of a pipeline are spread over processes; nil is one process.
+	Processes *Processes
+
 	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last.
 	Until int
 	// Peak is the arithmetic of all devices in operations a second, for MFU; 0 if it is not known.
@@ -65,8 +63,7 @@ type Spans interface {
 // A Trainer is a run at work.
 type Trainer struct {
 	Options
-	x        *executables
-	state    engine.State
+	crew     crew
 	schedule optim.Schedule
 	guard    guard
 
@@ -77,8 +74,6 @@ type Trainer struct {
 	pace    float64 // seconds of a step, lately
 	last    Result
 
-	inputs map[string]*ir.Value // of the gradient, by name
-
 	share func(labels int64) float64 // one over the labels of a step; a test poisons it
 }
 
@@ -88,14 +83,15 @@ func New(ctx context.Context, o Options) (*Trainer, error) {
 	t := &Trainer{Options: o, schedule: scheduleOf(o.Recipe),
 		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}}
 	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
-	t.inputs = map[string]*ir.Value{}
-	for _, v := range o.Programs.Step.Gradient.Inputs {
-		t.inputs[v.Name] = v
-	}
 	forward := o.Config.Forward(int64(o.Recipe.Seq))
 	t.flops = 3 * (forward.Linear + forward.Square) // backward costs twice the forward
 	var err error
-	if t.x, err = o.Programs.compile(ctx, o.Engine); err != nil {
+	if o.Programs.Pipe != nil {
+		t.crew, err = newRanks(ctx, t)
+	} else {
+		t.crew, err = newMesh(ctx, t)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := t.begin(ctx); err != nil {
@@ -116,7 +112,7 @@ func (t *Trainer) begin(ctx context.Context) error {
 		return err
 	}
 	return t.fill(func(pc *piece, dst []byte) error {
-		if !pc.isMaster() {
+		if !pc.master {
 			return nil // zeros
 		}
 		x := make([]float32, len(dst)/4)
@@ -130,8 +126,24 @@ func (t *Trainer) begin(ctx context.Context) error {
 
 // Close frees the programs and the state.
 func (t *Trainer) Close() {
-	t.x.free()
-	t.state.Free()
+	t.crew.free()
+}
+
+// A crew is the devices of a run at work: those of one mesh, or the ranks of a pipeline.
+type crew interface {
+	// gradients gives the loss of a step; its gradients stay on the devices.
+	gradients(ctx context.Context, b *data.Batch) (float64, error)
+	// update changes the state if the step counts, and gives the norm of the gradients.
+	update(ctx context.Context, commit bool, rate, limit float64) (norm float64, ok bool, err error)
+	// evaluate gives the sum of the losses of all labels.
+	evaluate(ctx context.Context, b *data.Batch) (float64, error)
+	// stop tells whether the run stops, which all processes do if one wishes to.
+	stop(ctx context.Context, wish bool) (bool, error)
+	// collect brings what other processes have of the state to the one that writes checkpoints.
+	collect(ctx context.Context, s *snapshot) error
+	// homes says where the pieces of the state are, by piece.home; nil is in another process.
+	homes() []*home
+	free()
 }
 
 // A Result is how far a run is.
@@ -166,7 +178,11 @@ func (t *Trainer) Run(stop context.Context) error {
 	}()
 	for t.step < t.end() {
 		start := t.Now()
-		if stop.Err() != nil {
+		stopping, err := t.crew.stop(ctx, stop.Err() != nil)
+		if err != nil {
+			return err
+		}
+		if stopping {
 			if err := t.save(ctx); err != nil {
 				return err
 			}
@@ -230,13 +246,13 @@ func (t *Trainer) prefetch(at data.Position) <-chan taken {
 
 // do makes one step: gradients of all parts, a look at the loss, the update.
 func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
-	loss, err := t.gradients(ctx, b.batch)
+	loss, err := t.crew.gradients(ctx, b.batch)
 	if err != nil {
 		return err
 	}
 	maxLoss, maxNorm := t.guard.limits()
 	rate := t.schedule.Rate(t.step)
-	norm, ok, err := t.update(ctx, loss <= maxLoss, rate, maxNorm)
+	norm, ok, err := t.crew.update(ctx, loss <= maxLoss, rate, maxNorm)
 	if err != nil {
 		return err
 	}
@@ -277,158 +293,6 @@ func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64) error
 		Try("look at the first of them with --replay, lower optimizer.rate, or look at the data")
 }
 
-// gradients runs the parts of a step and gives its loss; the gradients stay in the state.
-func (t *Trainer) gradients(ctx context.Context, b *data.Batch) (float64, error) {
-	total := 0.0
-	micro := t.Recipe.Micro
-	for first := 0; first < b.Rows; first += micro {
-		x := t.x.gradient
-		if first > 0 {
-			x = t.x.accumulate
-		}
-		run, err := t.part(x, b, first, b.Total)
-		if err != nil {
-			return 0, err
-		}
-		end := t.span("gradient")
-		loss, err := scalar(ctx, run.Results[0])
-		end()
-		if err != nil {
-			run.Free()
-			return 0, err
-		}
-		total += loss
-		if first == 0 {
-			run.Keep(&t.state, run.Results[1:]...)
-		}
-		run.Free()
-	}
-	return total, nil
-}
-
-// part starts a program on some rows of a batch.
-func (t *Trainer) part(x *engine.Executable, b *data.Batch, first int, labels int64) (*engine.Run,
-	error) {
-	defer t.span("place")()
-	rows := int(t.Programs.Shape.Batch)
-	from, to := first*b.Seq, (first+rows)*b.Seq
-	inputs := map[string][]byte{
-		model.InputIDs:       t.rows(b.IDs[from:to], b.Seq),
-		model.InputLabels:    t.rows(b.Labels[from:to], b.Seq),
-		model.InputPositions: t.rows(b.Positions[from:to], b.Seq),
-		model.InputSegments:  t.rows(b.Segments[from:to], b.Seq),
-		model.InputShare:     number(t.share(labels)),
-	}
-	return t.run(x, inputs)
-}
-
-// run places inputs, runs a program on them and the state, and frees them.
-func (t *Trainer) run(x *engine.Executable, inputs map[string][]byte) (*engine.Run, error) {
-	s := x.Stage()
-	var arrays []*engine.Array
-	defer func() {
-		for _, a := range arrays {
-			a.Free()
-		}
-	}()
-	for _, spec := range s.Args {
-		bytes, ok := inputs[spec.Name]
-		if !ok {
-			continue
-		}
-		a, err := t.Engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
-			return t.own(spec.Name, bytes, device), nil
-		})
-		if err != nil {
-			return nil, err
-		}
-		arrays = append(arrays, a)
-	}
-	return x.Step(&t.state, arrays...)
-}
-
-// rows gives whole numbers in the order in which devices that cut the sequence take them.
-func (t *Trainer) rows(list []int32, seq int) []byte {
-	if t.Programs.Sharding == nil {
-		return whole(list)
-	}
-	order := spmd.Order(t.Programs.Sharding.Plan)
-	turned := make([]int32, len(list))
-	for row := 0; row < len(list); row += seq {
-		for i, from := range order {
-			turned[row+i] = list[row+int(from)]
-		}
-	}
-	return whole(turned)
-}
-
-// own gives a device its part of an input of the loss; all devices have all of any other.
-func (t *Trainer) own(name string, bytes []byte, device int) []byte {
-	v := t.inputs[name]
-	if t.Programs.Sharding == nil || v == nil || len(v.Type.Place) == 0 {
-		return bytes
-	}
-	var whole []ir.Dim
-	for _, d := range v.Type.Dims {
-		for _, s := range v.Type.Place {
-			if s.How == d.Name {
-				d.Size *= t.Programs.Step.Gradient.AxisSize(s.Axis)
-			}
-		}
-		whole = append(whole, d)
-	}
-	return cut(t.mesh(), whole, bytes, v.Type, device)
-}
-
-// update changes the state if the step counts, and gives the norm of the gradients.
-func (t *Trainer) update(ctx context.Context, commit bool, rate, limit float64) (norm float64,
-	ok bool, err error) {
-	defer t.span("update")()
-	flag := []byte{0}
-	if commit {
-		flag[0] = 1
-	}
-	inputs := map[string][]byte{optim.Commit: flag, optim.Rate: number(rate),
-		optim.Limit: number(limit)}
-	for name, x := range t.Programs.optimizer.Scalars(t.updates + 1) {
-		inputs[name] = number(x)
-	}
-	run, err := t.run(t.x.update, inputs)
-	if err != nil {
-		return 0, false, err
-	}
-	defer run.Free()
-	for i, a := range run.Results {
-		switch spec := t.x.update.Stage().Results[i]; spec.Name {
-		case optim.Norm:
-			if norm, err = scalar(ctx, a); err != nil {
-				return 0, false, err
-			}
-		case optim.OK:
-			var b []byte
-			if b, err = a.Read(ctx, 0); err != nil {
-				return 0, false, err
-			}
-			ok = b[0] != 0
-		default:
-			if t.isCopy(spec) {
-				run.Keep(&t.state, a)
-			}
-		}
-	}
-	for _, p := range t.Programs.Step.Params {
-		t.state.Drop(spmd.GradientOf(p.Name))
-	}
-	return norm, ok, nil
-}
-
-// isCopy tells the model's copies among the results of an update.
-func (t *Trainer) isCopy(spec program.Array) bool {
-	return slices.ContainsFunc(t.Programs.Gradient.Args, func(a program.Array) bool {
-		return a.Name == spec.Name
-	})
-}
-
 // validate gives the loss over the held-out rows.
 func (t *Trainer) validate(ctx context.Context) error {
 	defer t.span("validate")()
@@ -439,12 +303,7 @@ func (t *Trainer) validate(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		run, err := t.part(t.x.evaluate, b, 0, 1) // the sum over all labels
-		if err != nil {
-			return err
-		}
-		loss, err := scalar(ctx, run.Results[0])
-		run.Free()
+		loss, err := t.crew.evaluate(ctx, b)
 		if err != nil {
 			return err
 		}
@@ -483,25 +342,4 @@ func (t *Trainer) span(name string) func() {
 		return func() {}
 	}
 	return t.Spans.Begin(t.step+1, name)
-}
-
-// scalar reads one number of f32.
-func scalar(ctx context.Context, a *engine.Array) (float64, error) {
-	b, err := a.Read(ctx, 0)
-	if err != nil {
-		return 0, err
-	}
-	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b))), nil
-}
-
-func number(x float64) []byte {
-	return binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(x)))
-}
-
-func whole(list []int32) []byte {
-	b := make([]byte, 0, 4*len(list))
-	for _, x := range list {
-		b = binary.LittleEndian.AppendUint32(b, uint32(x))
-	}
-	return b
 }

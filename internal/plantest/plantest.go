@@ -1,0 +1,160 @@
+package plantest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A Row is one way to use some axes.
+type Row struct {
+	Name  string
+	Axes  []string // that it uses
+	Apply func(p *plan.Plan)
+}
+
+// Meshes are the ways to use one axis of a mesh with two devices.
+func Meshes() []Row {
+	fsdp := func(zero int, gather string) func(p *plan.Plan) {
+		return func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: zero, Gather: gather} }
+	}
+	tp := func(a plan.TP) func(p *plan.Plan) { return func(p *plan.Plan) { p.TP = a } }
+	cp := func(a plan.CP) func(p *plan.Plan) { return func(p *plan.Plan) { p.CP = a } }
+	return []Row{
+		{"dp", []string{"dp"}, func(p *plan.Plan) { p.DP = 2 }},
+		{"zero1", []string{"fsdp"}, fsdp(1, "step")},
+		{"zero2", []string{"fsdp"}, fsdp(2, "step")},
+		{"zero3", []string{"fsdp"}, fsdp(3, "layer")},
+		{"zero3micro", []string{"fsdp"}, fsdp(3, "micro")},
+		{"tp", []string{"tp"}, tp(plan.TP{Size: 2})},
+		{"sp", []string{"tp"}, tp(plan.TP{Size: 2, Sequence: true})},
+		{"overlap", []string{"tp"}, tp(plan.TP{Size: 2, Sequence: true, Overlap: true})},
+		{"cp", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "gather"})},
+		{"ring", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "ring"})},
+		{"balance", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "gather", Balance: true})},
+	}
+}
+
+// Pipes are the ways to use two pipeline stages: every schedule.
+func Pipes() (rows []Row) {
+	for _, name := range schedule.Names() {
+		rows = append(rows, Row{name, []string{"pp"}, func(p *plan.Plan) {
+			p.PP = plan.PP{Size: 2, Schedule: name}
+		}})
+	}
+	return rows
+}
+
+// Recomputations are a pipeline with every part of a model computed again, alone and together.
+func Recomputations() (rows []Row) {
+	tags := []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head}
+	for i := range len(tags) + 1 {
+		list, name := tags, "all"
+		if i < len(tags) {
+			list, name = tags[i:i+1], string(tags[i])
+		}
+		rows = append(rows, Row{"zero3 1f1b, recompute " + name, []string{"fsdp", "pp"},
+			func(p *plan.Plan) {
+				p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+				p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
+				p.Recompute = list
+			}})
+	}
+	return rows
+}
+
+// Combine gives all ways to use up to n axes at once, each axis once.
+func Combine(n int, rows ...Row) []Row {
+	var all []Row
+	var add func(from, left int, to Row)
+	add = func(from, left int, to Row) {
+		for i := from; i < len(rows) && left > 0; i++ {
+			m := rows[i]
+			if slices.ContainsFunc(m.Axes, func(a string) bool { return slices.Contains(to.Axes, a) }) {
+				continue
+			}
+			both := Row{Name: to.Name + " " + m.Name, Axes: slices.Concat(to.Axes, m.Axes),
+				Apply: func(p *plan.Plan) { to.Apply(p); m.Apply(p) }}
+			all = append(all, both)
+			all[len(all)-1].Name = both.Name[1:]
+			add(i+1, left-1, both)
+		}
+	}
+	add(0, n, Row{Apply: func(*plan.Plan) {}})
+	return all
+}
+
+// Larger are meshes of four devices along an axis, and those whose axes lie in another order.
+func Larger() []Row {
+	row := func(name string, apply func(p *plan.Plan)) Row { return Row{Name: name, Apply: apply} }
+	return []Row{
+		row("tp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4} }),
+		row("sp4", func(p *plan.Plan) { p.TP = plan.TP{Size: 4, Sequence: true} }),
+		row("zero3 4", func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"} }),
+		row("cp4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather"} }),
+		row("ring4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring"} }),
+		row("ring4 balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring", Balance: true} }),
+		row("balance4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather", Balance: true} }),
+		row("sp4 cp", func(p *plan.Plan) {
+			p.TP, p.CP = plan.TP{Size: 4, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+		}),
+		row("sp cp zero3, tp outside", func(p *plan.Plan) {
+			p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+			p.Order = []string{"pp", "tp", "cp", "ep", "fsdp", "dp"}
+		}),
+		row("zero3 tp4", func(p *plan.Plan) {
+			p.TP, p.FSDP = plan.TP{Size: 4}, plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+		}),
+	}
+}
+
+// A Size is that of the batches that plans are made for.
+type Size struct{ Batch, Micros, Seq int64 }
+
+// Plan makes the plan of a row.
+func (r Row) Plan(s Size) *plan.Plan {
+	p := plan.Default()
+	p.Seq, p.Batch, p.Microbatches = s.Seq, s.Batch, s.Micros
+	r.Apply(p)
+	if p.TP.Overlap && p.Rows()/(p.Size(plan.DataAxis)*p.Size(plan.FSDPAxis)) < 2 {
+		p.TP.Overlap = false // nothing to halve
+	}
+	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
+	return p
+}
+
+// Random draws a plan for a model, of at most so many devices.
+func Random(r *rand.Rand, c *model.Config, s Size, devices int64) Row {
+	pick := func(list ...int64) int64 { return list[r.IntN(len(list))] }
+	for {
+		p := plan.Plan{DP: pick(1, 1, 2), PP: plan.PP{Size: pick(1, 2, 2, 4),
+			Schedule: schedule.Names()[r.IntN(len(schedule.Names()))]}}
+		p.FSDP = plan.FSDP{Size: pick(1, 2, 2, 4), Zero: 1 + r.IntN(3), Gather: "step"}
+		if p.FSDP.Zero == 3 {
+			p.FSDP.Gather = []string{"layer", "micro", "step"}[r.IntN(3)]
+		}
+		p.TP = plan.TP{Size: pick(1, 2, 4), Sequence: r.IntN(2) == 0}
+		p.TP.Overlap = p.TP.Size > 1 && p.TP.Sequence && r.IntN(2) == 0
+		p.CP = plan.CP{Size: pick(1, 2), Kind: []string{"gather", "ring"}[r.IntN(2)],
+			Balance: r.IntN(2) == 0}
+		for _, tag := range []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head} {
+			if r.IntN(3) == 0 {
+				p.Recompute = append(p.Recompute, tag)
+			}
+		}
+		row := Row{Apply: func(q *plan.Plan) {
+			q.DP, q.PP, q.FSDP, q.TP, q.CP, q.Recompute = p.DP, p.PP, p.FSDP, p.TP, p.CP, p.Recompute
+		}}
+		row.Name = fmt.Sprintf("dp %d, fsdp %v, tp %v, cp %v, pp %v, recompute %v", p.DP, p.FSDP, p.TP,
+			p.CP, p.PP, p.Recompute)
+		if q := row.Plan(s); q.Devices() > 1 && q.Devices() <= devices && q.Check(c) == nil {
+			return row
+		}
+	}
+}

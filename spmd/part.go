@@ -1,0 +1,157 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// A Held is a parameter of the stages of one rank of a pipeline.
+type Held struct {
+	optim.Param // its type is that of the gradient that the stages add up
+	Layout      Layout
+	// Shared tells that another rank has it, too, and Counts that its gradient counts here when the
+	// norm is taken; of what is shared it counts once.
+	Shared, Counts bool
+}
+
+// A Part is what one rank of a pipeline does at both ends of a step. Ranks know only the gradients
+// of their own stages, while the norm is that of all: so what is one program without a pipeline is
+// three here, between which ranks exchange the gradients of what they share, and one number.
+type Part struct {
+	// Zero gives the gradients that the stages add to: zeros.
+	Zero *ir.Graph
+	// Reduce takes the gradients and leaves each device its piece of their sums over the rank's mesh.
+	Reduce *ir.Graph
+	// Square takes these, and of shared parameters those of the other rank ([OtherOf]), which it adds.
+	// It gives the sum of all squares that count here, [optim.Square].
+	Square *ir.Graph
+	// Update takes the gradients and the sum of the squares of all ranks ([optim.Optimizer.Part]).
+	Update *ir.Graph
+
+	Held []Held
+}
+
+// OtherOf is the name of the gradient of a shared parameter that the other rank has.
+func OtherOf(param string) string { return "o." + param }
+
+// NewPart builds the graphs of a rank.
+func NewPart(p *plan.Plan, o optim.Optimizer, held []Held) (*Part, error) {
+	e := &ending{plan: p, o: o}
+	for _, h := range held {
+		e.params, e.layouts = append(e.params, h.Param), append(e.layouts, h.Layout)
+	}
+	part := &Part{Held: held}
+	for _, build := range []func(*ending) error{part.zero, part.reduce, part.square, part.update} {
+		if err := build(e); err != nil {
+			return nil, err
+		}
+	}
+	return part, nil
+}
+
+func (t *Part) zero(e *ending) (err error) {
+	u := newSharder("zero", e.plan)
+	var out []*ir.Value
+	var names []string
+	for _, p := range e.params {
+		out = append(out, u.b.Fill(p.Type, 0))
+		names = append(names, GradientOf(p.Name))
+	}
+	t.Zero, err = u.named(out, names)
+	return err
+}
+
+func (t *Part) reduce(e *ending) (err error) {
+	u := newSharder("reduce", e.plan)
+	var out []*ir.Value
+	var names []string
+	for i, p := range e.params {
+		g := e.reduced(u, i)
+		if g.Def() == nil {
+			g = u.b.Scale(g, 1) // a result of its own
+		}
+		out, names = append(out, g), append(names, gradientName(p.Name, true))
+	}
+	t.Reduce, err = u.named(out, names)
+	return err
+}
+
+// sum takes a gradient as Reduce gives it.
+func (e *ending) sum(u *sharder, i int) *ir.Value {
+	stored := e.layouts[i].Stored
+	t := ir.Type{Elem: e.params[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
+	return u.b.Input(GradientOf(e.params[i].Name), ir.Data, t, "")
+}
+
+func (t *Part) square(e *ending) error {
+	u := newSharder("square", e.plan)
+	var counting []optim.Param
+	bound := map[string]binding{}
+	var out []*ir.Value
+	var names []string
+	for i, p := range e.whole() {
+		h := t.Held[i]
+		if h.Counts {
+			counting = append(counting, p)
+		}
+		if !h.Shared {
+			bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
+			continue
+		}
+		mine := e.sum(u, i)
+		both := u.b.Add(mine, u.b.Input(OtherOf(p.Name), ir.Data, mine.Type, ""))
+		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return both }
+		out, names = append(out, both), append(names, gradientName(p.Name, true))
+	}
+	whole, err := optim.Squares(counting)
+	if err != nil {
+		return err
+	}
+	if err := u.rebuild(whole, bound); err != nil {
+		return err
+	}
+	out, names = append(out, u.settled(u.at[whole.Results[0]])), append(names, optim.Square)
+	t.Square, err = u.named(out, names)
+	return err
+}
+
+func (t *Part) update(e *ending) error {
+	whole, err := e.o.Part(e.whole())
+	if err != nil {
+		return err
+	}
+	u := newSharder(whole.Name, e.plan)
+	bound := e.kept(u)
+	for i, p := range e.params {
+		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
+	}
+	if err := u.rebuild(whole, bound); err != nil {
+		return err
+	}
+	t.Update, err = e.results(u, whole)
+	return err
+}
+
+// Donations pairs the inputs of each graph with the results that take their place.
+func (t *Part) Donations(g *ir.Graph) map[string]string {
+	switch g {
+	case t.Update:
+		return optim.Donations(g)
+	case t.Reduce, t.Square:
+		into := map[string]string{}
+		for _, h := range t.Held {
+			from := g.Find(GradientOf(h.Name))
+			at := slices.IndexFunc(g.Results, func(v *ir.Value) bool {
+				return v.Name == gradientName(h.Name, true)
+			})
+			if from != nil && at >= 0 && from.Type.Equal(g.Results[at].Type) {
+				into[from.Name] = g.Results[at].Name
+			}
+		}
+		return into
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+package train_test
+
+import (
+	"context"
+	"flag"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/schedule"
+	"github.com/deepwell/deepwell/train"
+)
+
+var (
+	plansLike = flag.String("plans.like", "", "run the plans whose names match")
+	plansSeed = flag.Uint64("plans.seed", 0, "seed of the random plans; 0 takes one at random")
+	plansAll  = flag.Bool("plans.all", false, "run every plan, not a selection that has every combination")
+	plansMore = flag.Int("plans.random", 2, "number of random plans of each model")
+)
+
+// The bounds of the issue that asked for the plans: f32 on many devices against f32 on one, which
+// adds in another order.
+const (
+	lossBound  = 2e-6 // of a loss, relative
+	gradBound  = 5e-6 // of a gradient, by Frobenius norm
+	paramBound = 2e-6 // of a parameter after SGD, likewise
+	adamBound  = 1e-3 // of what AdamW moved a parameter by, likewise
+)
+
+var paritySize = plantest.Size{Batch: 8, Micros: 2, Seq: 8}
+
+const paritySteps = 3
+
+// A parity is one model with an optimizer, and what one device makes of it.
+type parity struct {
+	engine    *engine.Engine
+	config    *model.Config
+	optimizer optim.Optimizer
+	before    map[string][]float64
+	want      *history
+}
+
+// A history is what a few steps gave.
+type history struct {
+	Losses        []float64
+	Eval          float64
+	Grads, Params map[string][]float64 // of the first step; after the last
+}
+
+// parities are Llama and Qwen3 with awkward sizes: fewer key heads than tensor parallel devices, a
+// vocabulary that nothing divides, layers that no number of stages divides, one table for both
+// ends; one with each optimizer that the bounds are for.
+func parities(e *engine.Engine) map[string]*parity {
+	llama := model.Config{Arch: "llama", Vocab: 13, Hidden: 8, Layers: 5, Heads: 4, KVHeads: 2,
+		HeadDim: 4, MLP: 8, Context: 64, Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU, Gated: true,
+		Rope: ir.Rope{Theta: 100}, Rotary: 4, AttnScale: 0.5, BOS: -1}
+	qwen := llama
+	qwen.Arch, qwen.QKNorm, qwen.Tied, qwen.Vocab = "qwen3", true, true, 11
+	return map[string]*parity{
+		"llama": {engine: e, config: &llama, optimizer: optim.SGD{}},
+		"qwen3": {engine: e, config: &qwen, optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
+			Decay: 0.1, ClipNorm: 1}},
+	}
+}
+
+// rows makes a batch.
+func (p *parity) rows(seed uint64, n int) *data.Batch {
+	r := rand.New(rand.NewPCG(seed, 7))
+	seq := int(paritySize.Seq)
+	b := &data.Batch{Rows: n, Seq: seq}
+	for i := range n * seq {
+		b.IDs = append(b.IDs, r.Int32N(int32(p.config.Vocab)))
+		b.Labels = append(b.Labels, r.Int32N(int32(p.config.Vocab)+1)-1)
+		b.Positions = append(b.Positions, int32(i%seq%(seq/2+1)))
+		b.Segments = append(b.Segments, int32(i%seq/(seq/2+1)))
+		if b.Labels[i] >= 0 {
+			b.Count++
+		}
+	}
+	b.Total = b.Count
+	return b
+}
+
+// start makes a trainer of a plan; nil is one device, which takes the batch at once.
+func (p *parity) start(ctx context.Context, how *plan.Plan, o train.Options) (*train.Trainer, error) {
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = int(paritySize.Batch), int(paritySize.Batch), int(paritySize.Seq)
+	r.Precision, r.Recompute = dtype.F32, nil
+	if how != nil {
+		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
+	}
+	w, err := train.WriteWith(p.config, r, how, p.optimizer)
+	if err != nil {
+		return nil, err
+	}
+	o.Engine, o.Config, o.Recipe, o.Programs, o.Events, o.Now = p.engine, p.config, r, w,
+		event.Discard, time.Now
+	o.Init = func(one *model.Param, dst []float32) error {
+		if err := model.Init(p.config, one, 3, dst); err != nil {
+			return err
+		}
+		for i := range dst { // of a size that makes every part of the model count
+			if len(one.Shape) > 1 {
+				dst[i] *= 10
+			}
+		}
+		return nil
+	}
+	return train.New(ctx, o)
+}
+
+// run trains a few steps.
+func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*history, error) {
+	t, err := p.start(ctx, how, o)
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	h := &history{}
+	if how == nil {
+		if p.before, err = t.Masters(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for i := range paritySteps {
+		loss, grads, err := t.Gradients(ctx, p.rows(uint64(100+i), int(paritySize.Batch)))
+		if err != nil {
+			return nil, err
+		}
+		h.Losses = append(h.Losses, loss)
+		if i == 0 {
+			h.Grads = grads
+		}
+		if _, _, err := t.Update(ctx, 0.02); err != nil {
+			return nil, err
+		}
+	}
+	for first := 0; first < int(paritySize.Batch); first += t.Recipe.Micro {
+		loss, err := t.Evaluate(ctx, part(p.rows(99, int(paritySize.Batch)), first, t.Recipe.Micro))
+		if err != nil {
+			return nil, err
+		}
+		h.Eval += loss
+	}
+	h.Params, err = t.Masters(ctx)
+	return h, err
+}
+
+// part is some rows of a batch.
+func part(b *data.Batch, first, rows int) *data.Batch {
+	from, to := first*b.Seq, (first+rows)*b.Seq
+	return &data.Batch{Rows: rows, Seq: b.Seq, IDs: b.IDs[from:to], Labels: b.Labels[from:to],
+		Positions: b.Positions[from:to], Segments: b.Segments[from:to]}
+}
+
+// frobenius gives the largest distance of two sets of tensors, each relative to its norm.
+func frobenius(got, want map[string][]float64) (worst float64, where string) {
+	for name, w := range want {
+		d, n := 0.0, 0.0
+		if len(got[name]) != len(w) {
+			return math.Inf(1), name
+		}
+		for k, x := range w {
+			d += (got[name][k] - x) * (got[name][k] - x)
+			n += x * x
+		}
+		if r := math.Sqrt(d / math.Max(n, 1e-12)); r > worst || math.IsNaN(r) {
+			worst, where = r, name
+		}
+	}
+	return worst, where
+}
+
+// moved gives by how much parameters changed.
+func moved(after, before map[string][]float64) map[string][]float64 {
+	d := map[string][]float64{}
+	for name, list := range after {
+		for k, x := range list {
+			d[name] = append(d[name], x-before[name][k])
+		}
+	}
+	return d
+}
+
+// compare holds a plan to one device.
+func (p *parity) compare(t *testing.T, name string, got *history) {
+	t.Helper()
+	for k, w := range append(slices.Clone(p.want.Losses), p.want.Eval) {
+		if g := append(slices.Clone(got.Losses), got.Eval)[k]; !(math.Abs(g-w) <= lossBound*math.Abs(w)) {
+			t.Errorf("%s: the loss of step %d is %v, want %v", name, k+1, g, w)
+		}
+	}
+	if d, where := frobenius(got.Grads, p.want.Grads); !(d <= gradBound) {
+		t.Errorf("%s: the gradient of %s is off by %.2g", name, where, d)
+	}
+	bound, a, b := paramBound, got.Params, p.want.Params
+	if _, adam := p.optimizer.(optim.AdamW); adam {
+		bound, a, b = adamBound, moved(a, p.before), moved(b, p.before)
+	}
+	if d, where := frobenius(a, b); !(d <= bound) {
+		t.Errorf("%s: parameter %s is off by %.2g", name, where, d)
+	}
+}
+
+// plans are the rows of the suite: every way to use an axis alone, every pair and every three axes,
+// every schedule and every recomputation, and some at random.
+func plans(c *model.Config, pick *rand.Rand) []plantest.Row {
+	rows := plantest.Combine(3, append(plantest.Meshes(), plantest.Pipes()...)...)
+	if !*plansAll { // of pairs and threes of the same axes some
+		seen := map[string]int{}
+		rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
+			axes := strings.Join(r.Axes, " ")
+			seen[axes]++
+			return len(r.Axes) == 2 && seen[axes]%5 != 1 || len(r.Axes) == 3 && seen[axes]%17 != 3
+		})
+	}
+	rows = append(append(rows, plantest.Larger()...), plantest.Recomputations()...)
+	for range *plansMore {
+		rows = append(rows, plantest.Random(pick, c, paritySize, 8))
+	}
+	return rows
+}
+
+// The selection has what it says.
+func TestPlansCoverTheAxes(t *testing.T) {
+	rows := plans(parities(nil)["llama"].config, rand.New(rand.NewPCG(1, 1)))
+	seen := map[string]bool{}
+	for _, r := range rows {
+		seen[strings.Join(r.Axes, " ")] = true
+		for _, s := range plantest.Pipes() {
+			if strings.HasSuffix(" "+r.Name, " "+s.Name) && len(r.Axes) > 1 {
+				seen[s.Name] = true
+			}
+		}
+	}
+	axes := []string{"dp", "fsdp", "tp", "cp", "pp"}
+	want := schedule.Names()
+	for i, a := range axes {
+		want = append(want, a)
+		for k, b := range axes[i+1:] {
+			want = append(want, a+" "+b)
+			for _, c := range axes[i+1+k+1:] {
+				want = append(want, a+" "+b+" "+c)
+			}
+		}
+	}
+	for _, name := range want {
+		if !seen[name] {
+			t.Errorf("no plan has %s", name)
+		}
+	}
+	if len(rows) < 60 {
+		t.Errorf("%d plans", len(rows))
+	}
+	t.Logf("%d plans", len(rows))
+}
+
+// Three steps of any plan end where those of one device end. Which of many plans run without -tags
+// long is drawn by a seed that is printed.
+func TestPlansEndAlike(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles programs for many devices")
+	}
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	if *plansSeed == 0 {
+		*plansSeed = rand.Uint64()
+	}
+	t.Logf("-plans.seed=%d", *plansSeed)
+	pick := rand.New(rand.NewPCG(*plansSeed, 1))
+	for _, name := range []string{"llama", "qwen3"} {
+		p := parities(e)[name]
+		t.Run(name, func(t *testing.T) {
+			if p.want, err = p.run(t.Context(), nil, train.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			rows := plans(p.config, pick)
+			switch {
+			case *plansLike != "":
+				rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
+					return !regexp.MustCompile(*plansLike).MatchString(r.Name)
+				})
+			case !long.Enabled:
+				rows = rows[len(rows)-*plansMore:]
+			}
+			if len(rows) == 0 {
+				t.Fatalf("no plan is like %q", *plansLike)
+			}
+			t.Logf("%d plans", len(rows))
+			for _, row := range rows {
+				got, err := p.run(t.Context(), row.Plan(paritySize), train.Options{})
+				if err != nil {
+					t.Errorf("%s: %v", row.Name, err)
+					continue
+				}
+				p.compare(t, row.Name, got)
+			}
+		})
+	}
+}

@@ -1,0 +1,165 @@
+package train
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// Processes says how the ranks of a pipeline are dealt to processes: in order, as evenly as can be.
+// Each process has an engine of its own, whose devices are those of its ranks.
+type Processes struct {
+	Self      int         // which of them this process is
+	Addresses []string    // where the hub of each listens
+	Hub       *engine.Hub // of this process
+}
+
+// Leads tells whether this process writes what a run leaves behind; nil is the only process.
+func (p *Processes) Leads() bool { return p == nil || p.Self == 0 }
+
+// Hosts tells whether a rank is in this process.
+func (p *Processes) Hosts(rank, ranks int) bool { return p == nil || p.process(rank, ranks) == p.Self }
+
+// process is where a rank is.
+func (p *Processes) process(rank, ranks int) int { return rank * len(p.Addresses) / ranks }
+
+// A peers exchanges with the other processes of a run; nil is for a run in one process.
+type peers struct {
+	*Processes
+	engine *engine.Engine
+	links  []engine.Link // by process; nil is this one
+	turn   int
+}
+
+// The numbers under which hubs know links that are not between two ranks.
+const (
+	processLinks = 1 << 20 // between two processes
+	wayLinks     = 1 << 16 // between two ranks, beside the first
+)
+
+func newPeers(p *Processes, e *engine.Engine) *peers {
+	x := &peers{Processes: p, engine: e, links: make([]engine.Link, len(p.Addresses))}
+	for n, address := range p.Addresses {
+		if n != p.Self {
+			x.links[n] = p.Hub.Link(processLinks+p.Self, processLinks+n, address)
+		}
+	}
+	return x
+}
+
+func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, ranks) }
+
+// local gives the devices of a rank as this process counts them.
+func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices {
+	if p == nil {
+		return devices
+	}
+	first := 0
+	for !p.hosts(first, ranks) {
+		first++
+	}
+	list := make(program.Devices, len(devices))
+	for i := range list {
+		list[i] = (rank-first)*len(devices) + i
+	}
+	return list
+}
+
+// link makes this process's end of a link between a rank here and one elsewhere.
+func (p *peers) link(self, peer, way, ranks int) engine.Link {
+	address := p.Addresses[p.process(peer, ranks)]
+	return p.Hub.Link(wayLinks*way+self, wayLinks*way+peer, address)
+}
+
+// sum adds up a number over all processes, in their order, so that all get the same.
+func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
+	if p == nil {
+		return mine, nil
+	}
+	p.turn++
+	tag := fmt.Sprintf("sum %d", p.turn)
+	s := &program.Stage{Name: "sum", Devices: program.Devices{0}}
+	spec := program.Array{Name: "sum", Global: dtype.Shape{Type: dtype.U32, Dims: []int64{2}}}
+	bits := binary.LittleEndian.AppendUint64(nil, math.Float64bits(mine))
+	a, err := p.engine.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return bits, nil })
+	if err != nil {
+		return 0, err
+	}
+	defer a.Free()
+	for _, l := range p.links {
+		if l != nil {
+			if err := l.Send(ctx, tag, a); err != nil {
+				return 0, err
+			}
+		}
+	}
+	total := 0.0
+	for _, l := range p.links {
+		x := mine
+		if l != nil {
+			got, err := l.Recv(ctx, tag, s, spec)
+			if err != nil {
+				return 0, err
+			}
+			b, err := got.Read(ctx, 0)
+			got.Free()
+			if err != nil {
+				return 0, err
+			}
+			x = math.Float64frombits(binary.LittleEndian.Uint64(b))
+		}
+		total += x
+	}
+	return total, nil
+}
+
+// stop asks all processes.
+func (c *ranks) stop(ctx context.Context, wish bool) (bool, error) {
+	mine := 0.0
+	if wish {
+		mine = 1
+	}
+	all, err := c.peers.sum(ctx, mine)
+	return all > 0, err
+}
+
+// collect sends the pieces of this process to the first, which reads them as they come: one piece
+// of the state at a time lies on its devices beside its own.
+func (c *ranks) collect(ctx context.Context, s *snapshot) error {
+	if c.peers == nil {
+		return nil
+	}
+	all := c.t.Programs.Pipe.Ranks
+	for i := range s.pieces {
+		pc := &s.pieces[i]
+		from := c.peers.process(pc.home, len(all))
+		switch {
+		case from == 0:
+		case from == c.peers.Self:
+			a := s.homes[pc.home].state.Get(pc.name)
+			if err := c.peers.links[0].Send(ctx, "save "+pc.name, a); err != nil {
+				return err
+			}
+		case c.peers.Self == 0:
+			on := *all[pc.home].Update
+			on.Devices = all[0].Update.Devices
+			at := argument(&on, pc.name)
+			a, err := c.peers.links[from].Recv(ctx, "save "+pc.name, &on, on.Args[at])
+			if err != nil {
+				return err
+			}
+			data, err := gather(ctx, a, pc, c.hosted[0].mesh)
+			a.Free()
+			if err != nil {
+				return err
+			}
+			s.held[pc.name], s.left[pc.name] = data, len(data)
+		}
+	}
+	return nil
+}
