@@ -21,8 +21,8 @@ type Stage struct {
 	Shared []string
 }
 
-// Number gives the stacks of the stage names of their own, so that a device can have several stages:
-// "s2.block.q" is what stage 2 has of "block.q".
+// Number gives the stacks of the stage names of their own, so that a device can have several
+// stages: "s2.block.q" is what stage 2 has of "block.q".
 func (s *Stage) Number(k int) {
 	named := map[string][2]int64{}
 	for _, v := range s.Graph.Inputs {

@@ -23,7 +23,9 @@ type Processes struct {
 func (p *Processes) Leads() bool { return p == nil || p.Self == 0 }
 
 // Hosts tells whether a rank is in this process.
-func (p *Processes) Hosts(rank, ranks int) bool { return p == nil || p.process(rank, ranks) == p.Self }
+func (p *Processes) Hosts(rank, ranks int) bool {
+	return p == nil || p.process(rank, ranks) == p.Self
+}
 
 // process is where a rank is.
 func (p *Processes) process(rank, ranks int) int { return rank * len(p.Addresses) / ranks }

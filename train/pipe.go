@@ -73,7 +73,8 @@ func (p *Pipe) Split() bool {
 }
 
 // pipe cuts a loss into the stages of a plan and writes their programs.
-func (p *Programs) pipe(loss *ir.Graph, how *plan.Plan, recompute []ir.Tag, set *kernels.Set) error {
+func (p *Programs) pipe(loss *ir.Graph, how *plan.Plan, recompute []ir.Tag,
+	set *kernels.Set) error {
 	order, err := how.Schedule()
 	if err != nil {
 		return err
@@ -116,7 +117,8 @@ func (p *Programs) pipe(loss *ir.Graph, how *plan.Plan, recompute []ir.Tag, set 
 }
 
 // differentiate cuts a stage for its devices and takes its gradient.
-func (s *PipeStage) differentiate(first, last bool, how *plan.Plan, recompute []ir.Tag) (err error) {
+func (s *PipeStage) differentiate(first, last bool, how *plan.Plan,
+	recompute []ir.Tag) (err error) {
 	if s.Sharding, err = spmd.Shard(s.cut.Graph, how); err != nil {
 		return err
 	}

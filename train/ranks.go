@@ -114,7 +114,8 @@ func newRank(ctx context.Context, t *Trainer, n int, others *peers) (*rank, erro
 // one keeps the gradient of the loss by itself.
 func (r *rank) one(e *engine.Engine, devices program.Devices, name string) error {
 	s := &program.Stage{Name: "one", Devices: devices}
-	a, err := e.Place(s, program.Array{Name: name, Global: dtype.Shape{Type: dtype.F32}}, engine.Copied,
+	spec := program.Array{Name: name, Global: dtype.Shape{Type: dtype.F32}}
+	a, err := e.Place(s, spec, engine.Copied,
 		func(int) ([]byte, error) { return number(1), nil })
 	if err == nil {
 		r.state.Put(a)
@@ -308,8 +309,8 @@ func (r *rank) keep(x *engine.Executable, inputs map[string][]byte) error {
 
 // update sums up the gradients of each rank, exchanges those of what ranks share and the squares of
 // all, and changes the state.
-func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (norm float64, ok bool,
-	err error) {
+func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (norm float64,
+	ok bool, err error) {
 	defer c.t.span("update")()
 	squares := make([]float64, len(c.hosted))
 	err = c.each(func(r *rank) (err error) {

@@ -59,7 +59,8 @@ type ParamNorm struct {
 // changes nothing.
 func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 	m, ok := t.crew.(*mesh)
-	if !ok || t.Programs.Sharding != nil { // gradients on a mesh are terms of sums that only updates add up
+	// Gradients on a mesh are terms of sums that only updates add up.
+	if !ok || t.Programs.Sharding != nil {
 		return nil, diag.New(diag.PlanLater, "a step is replayed on one device").
 			Try("leave --plan away: checkpoints are the same for any number of devices")
 	}

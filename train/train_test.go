@@ -84,6 +84,9 @@ func (l *log) losses() (list []float64) {
 var cache string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+	}
 	dir, err := os.MkdirTemp("", "deepwell-train-")
 	if err != nil {
 		panic(err)

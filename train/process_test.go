@@ -1,0 +1,156 @@
+package train_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/train"
+)
+
+// childEnv tells the test binary that it is the second process of a run: the place of the plan in
+// twoProcesses, the model, the address of the first process.
+const childEnv = "DEEPWELL_TEST_TRAIN"
+
+// twoProcesses are plans for two processes with four devices each.
+func twoProcesses() []plantest.Row {
+	return []plantest.Row{
+		{Name: "zero3 tp 1f1b", Apply: func(p *plan.Plan) {
+			p.FSDP.Size, p.TP.Size, p.PP = 2, 2, plan.PP{Size: 2, Schedule: "1f1b"}
+		}},
+		{Name: "zero1 1f1b, two ranks in each process", Apply: func(p *plan.Plan) {
+			p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"}
+			p.PP = plan.PP{Size: 4, Schedule: "1f1b"}
+		}},
+		{Name: "sp ring zb-v", Apply: func(p *plan.Plan) {
+			p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "ring"}
+			p.PP = plan.PP{Size: 2, Schedule: "zb-v"}
+		}},
+	}
+}
+
+// half runs one of two processes. The other's address is sent when both are known.
+func half(ctx context.Context, self int, model string, row plantest.Row, said func(string),
+	other func() (string, error), first *parity) (*history, error) {
+	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 4, Cache: cache})
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	hub, err := e.Listen(ctx, "127.0.0.1:0", 7)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = hub.Close() }()
+	said(hub.Addr())
+	peer, err := other()
+	if err != nil {
+		return nil, err
+	}
+	p := parities(e)[model]
+	if first != nil {
+		p.before = first.before
+	}
+	addresses := []string{hub.Addr(), peer}
+	if self == 1 {
+		addresses = []string{peer, hub.Addr()}
+	}
+	return p.run(ctx, row.Plan(paritySize), train.Options{
+		Processes: &train.Processes{Self: self, Addresses: addresses, Hub: hub}})
+}
+
+// child is the second process: it prints what it has of the outcome.
+func child() {
+	words := strings.Fields(os.Getenv(childEnv))
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var at int
+	_, err := fmt.Sscan(words[0], &at)
+	if err == nil {
+		var h *history
+		h, err = half(ctx, 1, words[1], twoProcesses()[at], func(a string) { fmt.Println(a) },
+			func() (string, error) { return words[2], nil }, nil)
+		if err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(h)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "second process:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Two processes with four devices each, which hand over to each other by TCP, end where one device
+// ends.
+func TestTwoProcessesEndAlike(t *testing.T) {
+	long.Only(t)
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	for _, model := range []string{"llama", "qwen3"} {
+		one := parities(e)[model]
+		if one.want, err = one.run(t.Context(), nil, train.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		for at, row := range twoProcesses() {
+			t.Run(model+" "+row.Name, func(t *testing.T) {
+				cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+				cmd.Stderr = os.Stderr
+				pipe, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				out := bufio.NewReader(pipe)
+				got, err := half(t.Context(), 0, model, row, func(address string) {
+					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %s", childEnv, at, model, address))
+				}, func() (string, error) {
+					if err := cmd.Start(); err != nil {
+						return "", err
+					}
+					address, err := out.ReadString('\n')
+					return strings.TrimSpace(address), err
+				}, one)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var theirs history
+				if err := json.NewDecoder(out).Decode(&theirs); err != nil {
+					t.Fatal(err)
+				}
+				if err := cmd.Wait(); err != nil {
+					t.Error(err)
+				}
+				for i, x := range theirs.Losses {
+					if x != got.Losses[i] {
+						t.Errorf("the processes have losses %v and %v", got.Losses[i], x)
+					}
+				}
+				for name, list := range theirs.Params {
+					got.Params[name] = list
+				}
+				for name, list := range theirs.Grads {
+					for i, x := range list {
+						if len(got.Grads[name]) <= i {
+							got.Grads[name] = append(got.Grads[name], 0)
+						}
+						got.Grads[name][i] += x // of what both have
+					}
+				}
+				one.compare(t, row.Name, got)
+			})
+		}
+	}
+}
