@@ -18,7 +18,6 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -27,11 +26,11 @@ import (
 const maxProgram = 1 << 30
 
 // readSource reads a file, or writes the step of a model that is named.
-func readSource(job CompileJob, c machine.Cluster) (*program.Program, []string, error) {
+func readSource(job CompileJob, c machine.Cluster) (*source, error) {
 	if _, err := os.Stat(job.Source); err != nil && !looksLikeFile(job.Source) {
 		p, err := model.Find(job.Source)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		return stepOf(p, c, max(1, job.Seq), max(1, job.Batch))
 	}
@@ -39,17 +38,13 @@ func readSource(job CompileJob, c machine.Cluster) (*program.Program, []string, 
 		return programOf(job.Source, c)
 	}
 	p, err := readProgram(job.Source, c.Count)
-	return p, nil, err
+	return &source{program: p}, err
 }
 
 // clusterOf is the cluster to compile for: the one that was named, or that of a plan.
 func clusterOf(job CompileJob) (machine.Cluster, error) {
 	if job.Cluster == "" && isPlan(job.Source) {
-		text, err := os.ReadFile(job.Source)
-		if err != nil {
-			return machine.Cluster{}, err
-		}
-		p, err := plan.Parse(text, job.Source)
+		p, err := readPlan(job.Source)
 		if err != nil {
 			return machine.Cluster{}, err
 		}

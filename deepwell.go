@@ -1,6 +1,7 @@
 package deepwell
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -10,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
-	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/train"
 )
 
 // An Env is where the verbs work and whom they tell.
@@ -75,26 +76,25 @@ type CompileJob struct {
 func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error) {
 	v := e.begin(ctx, "compile")
 	var cluster machine.Cluster
-	var prog *program.Program
-	var notes []string
+	var from *source
 	var reports []*engine.Report
-	var foot *Footprint
+	var foot []*train.Footprint
 	v.pass("read the cluster", func() (err error) {
 		cluster, err = clusterOf(job)
 		return err
 	})
 	v.pass("read the program", func() (err error) {
-		prog, notes, err = readSource(job, cluster)
+		from, err = readSource(job, cluster)
 		return err
 	})
 	v.pass("compile the stages", func() (err error) {
-		reports, err = e.compileStages(ctx, prog, cluster, job)
+		reports, err = e.compileStages(ctx, from.program, cluster, job)
 		return err
 	})
 	v.pass("compare with the card's memory", func() error {
 		if len(reports) > 0 {
 			last := reports[len(reports)-1]
-			last.Notes = append(last.Notes, notes...)
+			last.Notes = append(last.Notes, from.notes...)
 		}
 		for _, r := range reports {
 			if err := r.Fits(); err != nil {
@@ -103,12 +103,13 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 		}
 		return nil
 	})
-	if isPlan(job.Source) {
+	if from != nil && from.planned != nil {
 		v.pass("add up what a device holds", func() (err error) {
-			if foot, err = footprint(prog, reports); err != nil {
-				return err
+			foot, err = from.footprints(reports)
+			for _, f := range foot {
+				err = cmp.Or(err, f.Fits())
 			}
-			return foot.Fits()
+			return err
 		})
 	}
 	return &Compilation{reports, foot}, v.err
@@ -118,7 +119,8 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 // while it trains.
 type Compilation struct {
 	Stages []*engine.Report `json:"stages"`
-	Step   *Footprint       `json:"step,omitempty"`
+	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
+	Ranks []*train.Footprint `json:"ranks,omitempty"`
 }
 
 // Doctor examines everything that the other verbs need, by using it.

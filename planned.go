@@ -2,62 +2,20 @@ package deepwell
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"strings"
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
-	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 )
-
-// A Footprint is what one device holds while a plan trains, by cause.
-type Footprint struct {
-	State    int64  `json:"state"`    // masters and what the optimizer keeps
-	Copies   int64  `json:"copies"`   // that the model computes with
-	Grads    int64  `json:"grads"`    // kept between programs
-	Program  int64  `json:"program"`  // the most that one program adds while it runs
-	Largest  string `json:"largest"`  // which one
-	Capacity int64  `json:"capacity"` // of the card; 0 if it is not known
-}
-
-// Total is the sum of all causes.
-func (f *Footprint) Total() int64 { return f.State + f.Copies + f.Grads + f.Program }
-
-// String writes the footprint for people.
-func (f *Footprint) String() string {
-	verdict := ""
-	if f.Capacity > 0 {
-		verdict = fmt.Sprintf(" of %s   fits", event.Size(f.Capacity))
-		if f.Fits() != nil {
-			verdict = fmt.Sprintf(" of %s   does not fit", event.Size(f.Capacity))
-		}
-	}
-	return fmt.Sprintf("step        %s%s\n            state %s · copies %s · gradients %s · %s %s\n",
-		event.Size(f.Total()), verdict, event.Size(f.State), event.Size(f.Copies), event.Size(f.Grads),
-		f.Largest, event.Size(f.Program))
-}
-
-// Fits reports whether a device can hold the step.
-func (f *Footprint) Fits() error {
-	if f.Capacity == 0 || f.Total() <= f.Capacity {
-		return nil
-	}
-	return diag.New(diag.TooLarge, "a step needs %s on each device, which has %s",
-		event.Size(f.Total()), event.Size(f.Capacity)).
-		Because("state %s · copies %s · gradients %s · %s %s", event.Size(f.State),
-			event.Size(f.Copies), event.Size(f.Grads), f.Largest, event.Size(f.Program)).
-		Try("more devices along fsdp or tp, more microbatches, or recompute")
-}
 
 // isPlan tells a plan from other files by its members.
 func isPlan(source string) bool {
@@ -72,19 +30,24 @@ func isPlan(source string) bool {
 	return members["microbatches"] != nil || members["cluster"] != nil || members["fsdp"] != nil
 }
 
+// A source is what there is to compile.
+type source struct {
+	program *program.Program
+	notes   []string
+	planned *train.Programs // of a plan; else nil
+	// twins names, for programs of a plan that stand for others of the same text, those others.
+	twins map[string][]string
+}
+
 // programOf writes the programs of a plan for its cluster, or for another one of the same size.
-func programOf(source string, c machine.Cluster) (*program.Program, []string, error) {
-	text, err := os.ReadFile(source)
+func programOf(path string, c machine.Cluster) (*source, error) {
+	p, err := readPlan(path)
 	if err != nil {
-		return nil, nil, err
-	}
-	p, err := plan.Parse(text, source)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	m, err := capture.Open(p.Model, capture.Options{})
 	if err != nil {
-		return nil, nil, at(err, source)
+		return nil, at(err, path)
 	}
 	defer func() { _ = m.Close() }()
 	r := recipe.Default()
@@ -92,26 +55,70 @@ func programOf(source string, c machine.Cluster) (*program.Program, []string, er
 	r.Precision, r.Recompute = p.Types.Params, p.Recompute
 	w, err := train.Write(m.Config, r, archOf(c), p)
 	if err != nil {
-		return nil, nil, at(err, source)
+		return nil, at(err, path)
 	}
-	out := &program.Program{Name: stageNameOf(source)}
-	for _, s := range []*program.Stage{w.Gradient, w.Accumulate, w.Update} {
-		if s != nil {
-			out.Stages = append(out.Stages, *s)
+	out := &source{program: &program.Program{Name: stageNameOf(path)}, notes: w.Notes, planned: w,
+		twins: map[string][]string{}}
+	list := []*program.Stage{w.Gradient, w.Accumulate, w.Update}
+	if w.Pipe != nil {
+		if list, err = stagesOf(w.Pipe, c); err != nil {
+			return nil, err
 		}
 	}
-	return out, w.Notes, out.Validate()
+	first := map[string]string{} // by text
+	for _, s := range list {
+		switch {
+		case s == nil:
+		case first[s.Text] != "":
+			out.twins[first[s.Text]] = append(out.twins[first[s.Text]], s.Name)
+		default:
+			first[s.Text] = s.Name
+			out.program.Stages = append(out.program.Stages, *s)
+		}
+	}
+	return out, out.program.Validate()
+}
+
+// stagesOf lists the programs of all ranks, each on devices counted from 0, since what is compiled
+// for one rank serves all that do the same; and what hands over between ranks on a cluster.
+func stagesOf(p *train.Pipe, c machine.Cluster) (list []*program.Stage, err error) {
+	for rank := range p.Ranks {
+		for _, s := range p.Programs(rank) {
+			one := *s
+			one.Devices = p.Ranks[0].Devices
+			list = append(list, &one)
+		}
+	}
+	if c.Target().CPU() {
+		return list, nil // devices copy
+	}
+	hidden := p.Stages[0].Programs.Forward
+	for _, a := range hidden.Results {
+		if a.Name != p.Stages[0].Graphs.Outputs[0] {
+			continue
+		}
+		local, err := hidden.Local(a)
+		if err != nil {
+			return nil, err
+		}
+		s, err := engine.PermuteStage(local, p.Ranks[0].Devices, p.Ranks[1].Devices)
+		if err != nil {
+			return nil, err
+		}
+		s.Name = "handover"
+		list = append(list, s)
+	}
+	return list, nil
 }
 
 // stepOf writes the gradient step of a preset for one device: loss and the gradient of every
 // parameter in bf16, with every block computed again in the backward pass.
-func stepOf(p *model.Preset, c machine.Cluster, seq, batch int64) (*program.Program, []string,
-	error) {
+func stepOf(p *model.Preset, c machine.Cluster, seq, batch int64) (*source, error) {
 	if p.Config == nil {
-		return nil, nil, diag.New(diag.NotSupported, "the sizes of %s are not public", p.Name)
+		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", p.Name)
 	}
 	if c.Count != 1 {
-		return nil, nil, diag.New(diag.NotSupported, "a model is compiled for one device; %s has %d",
+		return nil, diag.New(diag.NotSupported, "a model is compiled for one device; %s has %d",
 			c, c.Count).Because("for several devices write a plan, as in examples/plans").
 			Try("--cluster 1x%s", c.Card.Name)
 	}
@@ -120,11 +127,12 @@ func stepOf(p *model.Preset, c machine.Cluster, seq, batch int64) (*program.Prog
 	r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	w, err := train.Write(p.Config, r, archOf(c), nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	s := *w.Gradient
 	s.Name = stageNameOf(p.Name + ".step")
-	return &program.Program{Name: s.Name, Stages: []program.Stage{s}}, w.Notes, nil
+	return &source{program: &program.Program{Name: s.Name, Stages: []program.Stage{s}},
+		notes: w.Notes}, nil
 }
 
 func archOf(c machine.Cluster) string {
@@ -134,39 +142,30 @@ func archOf(c machine.Cluster) string {
 	return c.Card.Arch
 }
 
-// footprint adds up what the stages of a plan hold on one device, by the names of their arguments,
-// and what the hungriest of them adds.
-func footprint(p *program.Program, reports []*engine.Report) (*Footprint, error) {
-	f := &Footprint{}
-	seen := map[string]bool{}
-	for i := range p.Stages {
-		s := &p.Stages[i]
-		for _, a := range s.Args {
-			local, err := s.Local(a)
-			if err != nil {
-				return nil, err
-			}
-			if seen[a.Name] {
-				continue
-			}
-			seen[a.Name] = true
-			switch {
-			case strings.HasPrefix(a.Name, spmd.GradientOf("")):
-				f.Grads += local.Bytes()
-			case strings.HasPrefix(a.Name, spmd.CopyOf("")):
-				f.Copies += local.Bytes()
-			case a.Into != "":
-				f.State += local.Bytes()
-			}
-		}
-	}
+// footprints adds up what the devices of a plan's ranks hold, by cause.
+func (x *source) footprints(reports []*engine.Report) ([]*train.Footprint, error) {
+	byName := map[string]*engine.Report{}
 	for _, r := range reports {
-		f.Capacity = r.CapacityBytes
-		m := r.Memory
-		// The gradients that a program gives are counted with those that are kept.
-		if n := m.Temp + max(0, m.Output-m.Alias-f.Grads); n > f.Program || f.Largest == "" {
-			f.Program, f.Largest = n, r.Stage
+		byName[r.Stage] = r
+		for _, twin := range x.twins[r.Stage] {
+			byName[twin] = r
 		}
 	}
-	return f, nil
+	list, err := x.planned.Footprints(func(s *program.Stage) train.Needs {
+		m := byName[s.Name].Memory
+		return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias}
+	})
+	for _, f := range list {
+		f.Capacity = reports[0].CapacityBytes
+	}
+	return list, err
+}
+
+// readPlan reads a plan's file.
+func readPlan(path string) (*plan.Plan, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
+	}
+	return plan.Parse(text, path)
 }

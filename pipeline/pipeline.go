@@ -88,8 +88,9 @@ type Config struct {
 	// Capacity is how many results may wait for one rank between it and another; 0 means 4. It must
 	// be the same in all processes. Links that meet have none.
 	Capacity int
-	// Ahead is how many actions a rank may have queued on its devices; 0 means 3. More of them hide
-	// more of the host's work; each keeps its memory until the devices get there.
+	// Ahead is how many actions a rank may have queued on its devices; 0 means 3, and less than 0
+	// none. More of them hide more of the host's work; each keeps its memory until the devices get
+	// there.
 	Ahead int
 }
 

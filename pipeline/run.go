@@ -151,7 +151,7 @@ func (r *run) do(s schedule.Step) error {
 
 // await waits until the devices have no more than n actions left.
 func (r *run) await(n int) error {
-	for len(r.pending) > n {
+	for len(r.pending) > max(n, 0) {
 		f := r.pending[0]
 		if err := f.run.Wait(r.ctx); err != nil {
 			return r.at(err, f.action)

@@ -206,9 +206,7 @@ func moved(after map[string][]float64, before map[string]*eval.Array) map[string
 // On the engine, three steps of plans end where those of one device end, and the compiled programs
 // have the collectives that the graphs have. Which plans is drawn by a seed that is printed.
 func TestPlansOnTheEngine(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles programs for many devices")
-	}
+	long.Only(t)
 	e := openEngine(t)
 	if *seed == 0 {
 		*seed = rand.Uint64()

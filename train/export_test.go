@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 )
@@ -141,4 +142,39 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 		}
 	}
 	return all, nil
+}
+
+// Footprints gives what ranks should hold, by what the compiler said of the programs at work.
+func (t *Trainer) Footprints() ([]*Footprint, error) {
+	byName := map[string]Needs{}
+	for _, x := range t.executables() {
+		m, err := x.Memory()
+		if err != nil {
+			return nil, err
+		}
+		byName[x.Stage().Name] = Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias}
+	}
+	return t.Programs.Footprints(func(s *program.Stage) Needs { return byName[s.Name] })
+}
+
+func (t *Trainer) executables() (list []*engine.Executable) {
+	add := func(all ...*engine.Executable) {
+		for _, x := range all {
+			if x != nil {
+				list = append(list, x)
+			}
+		}
+	}
+	switch c := t.crew.(type) {
+	case *mesh:
+		add(c.x.gradient, c.x.accumulate, c.x.update)
+	case *ranks:
+		for _, r := range c.hosted {
+			add(r.zero, r.reduce, r.square, r.update)
+			for _, s := range r.stages {
+				add(s.Forward, s.Backward, s.Input, s.Weight)
+			}
+		}
+	}
+	return list
 }

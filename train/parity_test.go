@@ -79,9 +79,9 @@ func parities(e *engine.Engine) map[string]*parity {
 }
 
 // rows makes a batch.
-func (p *parity) rows(seed uint64, n int) *data.Batch {
+func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 	r := rand.New(rand.NewPCG(seed, 7))
-	seq := int(paritySize.Seq)
+	n, seq := int(s.Batch), int(s.Seq)
 	b := &data.Batch{Rows: n, Seq: seq}
 	for i := range n * seq {
 		b.IDs = append(b.IDs, r.Int32N(int32(p.config.Vocab)))
@@ -97,9 +97,10 @@ func (p *parity) rows(seed uint64, n int) *data.Batch {
 }
 
 // start makes a trainer of a plan; nil is one device, which takes the batch at once.
-func (p *parity) start(ctx context.Context, how *plan.Plan, o train.Options) (*train.Trainer, error) {
+func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
+	o train.Options) (*train.Trainer, error) {
 	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(paritySize.Batch), int(paritySize.Batch), int(paritySize.Seq)
+	r.Batch, r.Micro, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision, r.Recompute = dtype.F32, nil
 	if how != nil {
 		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
@@ -126,7 +127,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, o train.Options) (*t
 
 // run trains a few steps.
 func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*history, error) {
-	t, err := p.start(ctx, how, o)
+	t, err := p.start(ctx, how, paritySize, o)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 		}
 	}
 	for i := range paritySteps {
-		loss, grads, err := t.Gradients(ctx, p.rows(uint64(100+i), int(paritySize.Batch)))
+		loss, grads, err := t.Gradients(ctx, p.rows(uint64(100+i), paritySize))
 		if err != nil {
 			return nil, err
 		}
@@ -151,7 +152,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 		}
 	}
 	for first := 0; first < int(paritySize.Batch); first += t.Recipe.Micro {
-		loss, err := t.Evaluate(ctx, part(p.rows(99, int(paritySize.Batch)), first, t.Recipe.Micro))
+		loss, err := t.Evaluate(ctx, part(p.rows(99, paritySize), first, t.Recipe.Micro))
 		if err != nil {
 			return nil, err
 		}
@@ -289,22 +290,24 @@ func TestPlansEndAlike(t *testing.T) {
 	for _, name := range []string{"llama", "qwen3"} {
 		p := parities(e)[name]
 		t.Run(name, func(t *testing.T) {
-			if p.want, err = p.run(t.Context(), nil, train.Options{}); err != nil {
-				t.Fatal(err)
-			}
 			rows := plans(p.config, pick)
 			switch {
 			case *plansLike != "":
 				rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
 					return !regexp.MustCompile(*plansLike).MatchString(r.Name)
 				})
+			case !long.Enabled && name == "llama":
+				t.Skip("with -tags long")
 			case !long.Enabled:
-				rows = rows[len(rows)-*plansMore:]
+				rows = rows[len(rows)-1:]
 			}
 			if len(rows) == 0 {
 				t.Fatalf("no plan is like %q", *plansLike)
 			}
 			t.Logf("%d plans", len(rows))
+			if p.want, err = p.run(t.Context(), nil, train.Options{}); err != nil {
+				t.Fatal(err)
+			}
 			for _, row := range rows {
 				got, err := p.run(t.Context(), row.Plan(paritySize), train.Options{})
 				if err != nil {

@@ -149,7 +149,7 @@ func (c *ranks) free() {
 // connect links the ranks that exchange something, and makes the pipeline.
 func (c *ranks) connect() error {
 	p := c.t.Programs.Pipe
-	config := pipeline.Config{Schedule: p.Schedule, Capacity: linkRoom}
+	config := pipeline.Config{Schedule: p.Schedule, Capacity: linkRoom, Ahead: c.t.Ahead}
 	ends := make([]map[int]engine.Link, len(c.hosted))
 	for n := range ends {
 		ends[n] = map[int]engine.Link{}

@@ -44,6 +44,8 @@ type Options struct {
 
 	// Processes is how the ranks of a pipeline are spread over processes; nil is one process.
 	Processes *Processes
+	// Ahead is how many actions a rank of a pipeline may have queued ([pipeline.Config]).
+	Ahead int
 
 	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last.
 	Until int

@@ -52,8 +52,8 @@ func (a *app) compile() *cobra.Command {
 				for _, r := range made.Stages {
 					fmt.Fprint(a.stdout, r)
 				}
-				if made.Step != nil {
-					fmt.Fprint(a.stdout, made.Step)
+				for _, f := range made.Ranks {
+					fmt.Fprint(a.stdout, f)
 				}
 			}
 			return err
