@@ -13,7 +13,8 @@
 //	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
-//	   internal/   atomicfile, cas, nvml, stubcuda, hlo (reads optimized programs), pjrt (the C
+//	   internal/   atomicfile, folder (files that do not lead out of one), cas, nvml, stubcuda, hlo
+//	               (reads optimized programs; hlotest writes them for tests), pjrt (the C
 //	               interface; nothing else knows an offset), resident (memory that stays),
 //	               tfevents (for TensorBoard), trace (for Perfetto)
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
@@ -33,8 +34,9 @@
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	6  lower       per-device graph → StableHLO text
 //	   internal/check   small programs whose answers are known
+//	   internal/rig     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
-//	   train       the loop, guards, checkpoints, replay
+//	8  train       the loop, guards, checkpoints, replay
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

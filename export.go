@@ -2,8 +2,6 @@ package deepwell
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,9 +159,7 @@ func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 			if err := c.ReadSlice(p.Name, t.Box(), buf); err != nil {
 				return err
 			}
-			for i := range dst {
-				dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(buf[4*i:]))
-			}
+			dtype.F32.Decode(dst, buf)
 			return nil
 		}, close: func() { _ = c.Close() }}, nil
 }

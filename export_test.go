@@ -1,8 +1,6 @@
 package deepwell
 
 import (
-	"encoding/binary"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,9 +35,7 @@ func saved(t *testing.T, m *capture.Model, run string, step int64) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i, f := range data {
-					binary.LittleEndian.PutUint32(buf[4*i:], math.Float32bits(f))
-				}
+				dtype.F32.Encode(buf, data)
 			}
 		}
 	}

@@ -27,17 +27,17 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"diag", "dtype", "schedule"},
-	{"event", "internal/atomicfile", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
-		"internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
+	{"event", "internal/atomicfile", "internal/folder", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
+		"internal/hlotest", "internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap"},
 	{"capture", "plan", "internal/plantest", "kernels", "price"},
 	{"spmd", "estimate"},
-	{"lower", "internal/check", "dryrun"},
+	{"lower", "internal/check", "internal/rig", "dryrun"},
 	{"pipeline", "autoplan"},
 	{"train"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
-		"bench/depth", "bench/overlap"},
+		"bench/depth", "bench/overlap", "bench/turns", "bench/mesh", "bench/accuracy"},
 }
 
 // place gives a package's row and its place in the row.
@@ -142,6 +142,7 @@ var grown = map[string]string{
 	"exported dtype":         "0010: an element type is a row of the table",
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
 	"files cmd/deepwell":     "0010: one file for each command",
+	"files ":                 "0010: one file for each verb of the pipeline",
 	"exported event":         "0010: a kind of event is a row of the table",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
 }

@@ -4,12 +4,11 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/check"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -31,19 +30,23 @@ func (e *Env) meter(ctx context.Context) (machine.Measured, error) {
 	)
 	square := func(t dtype.DType) dtype.Shape { return dtype.Shape{Type: t, Dims: []int64{mat, mat}} }
 	long := dtype.Shape{Type: dtype.F32, Dims: []int64{vector}}
+	one := func(text string) *program.Stage { return &program.FromText("measure", text, 1).Stages[0] }
+	sum, err := check.Sum(long, program.Range(0, devices))
+	if err != nil {
+		return m, err
+	}
 	for _, row := range []struct {
-		into    *int64
-		text    string
-		shape   dtype.Shape
-		devices int
-		amount  int64
+		into   *int64
+		stage  *program.Stage
+		shape  dtype.Shape
+		amount int64
 	}{
-		{&m.MatmulF32, dotText(square(dtype.F32)), square(dtype.F32), 1, 2 * mat * mat * mat},
-		{&m.MatmulBF16, dotText(square(dtype.BF16)), square(dtype.BF16), 1, 2 * mat * mat * mat},
-		{&m.DeviceCopy, negateText(long), long, 1, 2 * long.Bytes()},
-		{&m.AllReduce, sumText(long, devices), long, devices, long.Bytes()},
+		{&m.MatmulF32, one(dotText(square(dtype.F32))), square(dtype.F32), 2 * mat * mat * mat},
+		{&m.MatmulBF16, one(dotText(square(dtype.BF16))), square(dtype.BF16), 2 * mat * mat * mat},
+		{&m.DeviceCopy, one(negateText(long)), long, 2 * long.Bytes()},
+		{&m.AllReduce, sum, long, long.Bytes()},
 	} {
-		took, err := timeProgram(ctx, eng, row.text, row.shape, row.devices)
+		took, err := timeProgram(ctx, eng, row.stage, row.shape)
 		if err != nil {
 			return m, err
 		}
@@ -69,23 +72,10 @@ func negateText(s dtype.Shape) string {
 		"%%r = stablehlo.negate %%x : %[1]s\nreturn %%r : %[1]s\n}\n}\n", s.MLIR())
 }
 
-func sumText(s dtype.Shape, devices int) string {
-	ids := make([]string, devices)
-	for d := range ids {
-		ids[d] = strconv.Itoa(d)
-	}
-	return fmt.Sprintf("module @sum attributes {mhlo.num_replicas = %[2]d : i32} {\n"+
-		"func.func @main(%%x: %[1]s) -> %[1]s {\n"+
-		"%%r = \"stablehlo.all_reduce\"(%%x) ({\n^bb0(%%a: tensor<f32>, %%b: tensor<f32>):\n"+
-		"%%c = stablehlo.add %%a, %%b : tensor<f32>\nstablehlo.return %%c : tensor<f32>\n}) "+
-		"{replica_groups = dense<[[%[3]s]]> : tensor<1x%[2]dxi64>} : (%[1]s) -> %[1]s\n"+
-		"return %%r : %[1]s\n}\n}\n", s.MLIR(), devices, strings.Join(ids, ","))
-}
-
 // timeProgram gives the best of some runs: noise only ever adds.
-func timeProgram(ctx context.Context, eng *engine.Engine, text string, shape dtype.Shape,
-	devices int) (time.Duration, error) {
-	x, err := eng.Compile(ctx, &program.FromText("measure", text, devices).Stages[0])
+func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Stage,
+	shape dtype.Shape) (time.Duration, error) {
+	x, err := eng.Compile(ctx, stage)
 	if err != nil {
 		return 0, err
 	}

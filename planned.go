@@ -1,7 +1,10 @@
 package deepwell
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"hash/fnv"
 	"os"
 	"strings"
 
@@ -168,4 +171,26 @@ func readPlan(path string) (*plan.Plan, error) {
 		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
 	}
 	return plan.Parse(text, path)
+}
+
+// listen opens this process's end of the links to the other processes of a run.
+func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
+	n := len(r.job.Peers)
+	bad := func(format string, args ...any) *diag.Error {
+		return diag.New(diag.PlanMisfit, format, args...).At("%s", r.job.Plan)
+	}
+	switch {
+	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
+		return nil, bad("%d processes share no pipeline evenly", n).
+			Try("a plan whose pp.size is a multiple of %d", n)
+	case r.job.Self < 0 || r.job.Self >= n:
+		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
+	}
+	h := fnv.New64a() // processes of another run are turned away
+	fmt.Fprintln(h, r.recipe.Fingerprint(), r.plan)
+	hub, err := r.engine.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64())
+	if err != nil {
+		return nil, err
+	}
+	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/tfevents"
+	"github.com/deepwell/deepwell/internal/trace"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
@@ -30,6 +31,10 @@ type TrainJob struct {
 	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
 	Replay  string   // the folder of a rejected step to compute again, instead of training
+	// Peers are the addresses of all processes of a run, in order, and Self which of them this is: the
+	// ranks of a plan's pipeline are dealt to them. None is one process.
+	Peers []string
+	Self  int
 	// Handover is a new folder for another program that is to train the same, instead of training:
 	// the first weights, the batches and the settings.
 	Handover string
@@ -89,11 +94,13 @@ type runner struct {
 	held    *data.Loader
 	program *train.Programs
 	engine  *engine.Engine
-	events  event.Sink
-	log     *event.File
-	board   *tfevents.Writer
-	trace   *profile
-	trainer *train.Trainer
+	// processes are those of the run; nil if there is one.
+	processes *train.Processes
+	events    event.Sink
+	log       *event.File
+	board     *tfevents.Writer
+	trace     *trace.Profile
+	trainer   *train.Trainer
 }
 
 func (r *runner) readRecipe() (err error) {
@@ -132,15 +139,11 @@ func (r *runner) findModel() (err error) {
 }
 
 // readPlan reads the plan, if there is one. The devices of the CPU engine stand in for its cluster.
-func (r *runner) readPlan() error {
+func (r *runner) readPlan() (err error) {
 	if r.job.Plan == "" {
 		return nil
 	}
-	text, err := os.ReadFile(r.job.Plan)
-	if err != nil {
-		return diag.New(diag.FileError, "cannot read the plan").At("%s", r.job.Plan).Wrap(err)
-	}
-	r.plan, err = plan.Parse(text, r.job.Plan)
+	r.plan, err = readPlan(r.job.Plan)
 	return err
 }
 
@@ -193,18 +196,12 @@ func (r *runner) readTokenizer() (err error) {
 			Try("deepwell data tokenizer TEXT --vocab %d -o tokenizer.json, then data.tokenizer = %q",
 				min(r.model.Config.Vocab, 8192), "tokenizer.json")
 	}
-	if info, err := os.Stat(where); err == nil && info.IsDir() {
-		for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
-			if _, err := os.Stat(filepath.Join(where, name)); err == nil {
-				where = filepath.Join(where, name)
-				break
-			}
-		}
+	if r.spelled, err = tokenizer.Find(where); err == nil {
+		r.tokens, err = tokenizer.Load(r.spelled)
 	}
-	if r.tokens, err = tokenizer.Load(where); err != nil {
+	if err != nil {
 		return at(err, r.job.Path+": data.tokenizer")
 	}
-	r.spelled = where
 	if have, want := int64(r.tokens.Size()), r.model.Config.Vocab; have > want {
 		return diag.New(diag.DataTokenizer, "the tokenizer has %d tokens, the model room for %d",
 			have, want).At("%s: data.tokenizer", r.job.Path).
@@ -227,10 +224,14 @@ func (r *runner) writePrograms() (err error) {
 func (r *runner) openEngine(ctx context.Context) (err error) {
 	devices := 1
 	if r.plan != nil {
-		devices = int(r.plan.Devices())
+		devices = int(r.plan.Devices()) / max(1, len(r.job.Peers))
 	}
 	r.engine, err = engine.Open(ctx, "cpu", engine.Options{Dir: r.env.Engines, Devices: devices,
 		Cache: r.env.Cache, Events: r.env.Events})
+	if err != nil || len(r.job.Peers) == 0 {
+		return err
+	}
+	r.processes, err = r.listen(ctx)
 	return err
 }
 
@@ -238,7 +239,7 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 func (r *runner) openFolder() (err error) {
 	out := r.recipe.Out
 	r.events = r.env.Events
-	if r.job.Replay != "" {
+	if r.job.Replay != "" || !r.processes.Leads() {
 		return nil
 	}
 	if err := os.MkdirAll(out, 0o777); err != nil {
@@ -258,7 +259,8 @@ func (r *runner) openFolder() (err error) {
 	if r.job.Profile == "" {
 		return nil
 	}
-	r.trace, err = newProfile(filepath.Join(out, "profile.json"), r.job.Profile, r.events)
+	r.trace, err = trace.Create(filepath.Join(out, "profile.json"), r.job.Profile, r.events,
+		time.Now)
 	if err == nil {
 		r.events = event.Tee(r.events, r.trace)
 	}
@@ -287,7 +289,7 @@ func (r *runner) keepTokenizer() error {
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Config: r.model.Config, Recipe: r.recipe,
 		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Now: time.Now,
-		Until: r.job.Until}
+		Until: r.job.Until, Processes: r.processes}
 	if r.held != nil {
 		o.Eval = r.held
 	}
@@ -323,6 +325,9 @@ func (r *runner) finish() error {
 func (r *runner) close() {
 	if r.trainer != nil {
 		r.trainer.Close()
+	}
+	if r.processes != nil {
+		_ = r.processes.Hub.Close()
 	}
 	if r.engine != nil {
 		r.engine.Close()

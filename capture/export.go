@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -92,16 +93,16 @@ func vacate(dir string) error {
 
 // accompany copies the files that belong to a model.
 func accompany(dir, from string) error {
-	f, err := confine(from)
+	f, err := folder.Open(from)
 	if err != nil {
 		return err
 	}
-	defer f.close()
+	defer f.Close()
 	for _, name := range companions {
-		if !f.has(name) {
+		if !f.Has(name) {
 			continue
 		}
-		text, err := f.read(name, maxCompanion)
+		text, err := f.Read(name, maxCompanion)
 		if err != nil {
 			return err
 		}
@@ -157,7 +158,7 @@ func write(w io.Writer, t dtype.DType, params []model.Param, read Reader) error 
 	for at := 0; at < len(tensor); at += window {
 		some := tensor[at:min(at+window, len(tensor))]
 		bytes := buf[:t.Bytes(int64(len(some)))]
-		if over := encode(bytes, t, some); over >= 0 {
+		if over := t.Encode(bytes, some); over >= 0 {
 			return diag.New(diag.WeightType, "element %d of %s is %v, more than %s can hold",
 				at+over, params[0].Source, some[over], t).Try("write f32")
 		}

@@ -74,7 +74,7 @@ func TestExportTypes(t *testing.T) {
 			for i, f := range x {
 				h := dtype.F32FromBF16(dtype.BF16FromF32(want[name][i]))
 				if e == dtype.F16 {
-					h = fromHalf(toHalf(want[name][i]))
+					h = dtype.F32FromF16(dtype.F16FromF32(want[name][i]))
 				}
 				if f != h {
 					t.Fatalf("%s: element %d is %v, not %v", name, i, f, h)

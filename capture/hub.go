@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 )
 
 // repoName is what the Hub takes as the name of a repository (validate_repo_id of huggingface_hub
@@ -82,9 +83,9 @@ func openHub(name string, o Options) (*Model, error) {
 // resolve gives the commit of a revision whose snapshot is in a repository's folder, or "".
 func resolve(dir, revision string) string {
 	commit := revision
-	if f, err := confine(dir); err == nil {
-		defer f.close()
-		if text, err := f.read("refs/"+revision, 256); err == nil {
+	if f, err := folder.Open(dir); err == nil {
+		defer f.Close()
+		if text, err := f.Read("refs/"+revision, 256); err == nil {
 			commit = strings.TrimSpace(string(text))
 		}
 	}

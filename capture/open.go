@@ -9,8 +9,16 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
+)
+
+const (
+	configName = "config.json"
+	// maxConfig bounds config.json, which has some kilobytes; lists of labels make the longest
+	// published ones about a megabyte.
+	maxConfig = 16 << 20
 )
 
 // Options say where Open looks.
@@ -160,6 +168,23 @@ func nearest(typed string) string {
 	return strings.Join(found, ", ")
 }
 
+// readConfig reads a config.json.
+func readConfig(f *folder.Folder, name string) (*model.Config, error) {
+	text, err := f.Read(name, maxConfig)
+	if err != nil {
+		return nil, err
+	}
+	c, err := model.Parse(text)
+	if err != nil {
+		e, where := diag.From(err), f.Path(name)
+		if e.Where != "" {
+			where += ", " + strings.TrimSuffix(e.Where, " of "+configName)
+		}
+		return nil, e.At("%s", where)
+	}
+	return c, nil
+}
+
 // openFile reads a configuration alone.
 func openFile(path string) (*Model, error) {
 	dir, file := filepath.Dir(path), filepath.Base(path)
@@ -172,12 +197,12 @@ func openFile(path string) (*Model, error) {
 		return nil, diag.New(diag.BadInput, "%s is not a model", path).
 			Try("give a folder with %s, or such a file", configName)
 	}
-	f, err := confine(dir)
+	f, err := folder.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
-	c, err := f.config(file)
+	defer f.Close()
+	c, err := readConfig(f, file)
 	if err != nil {
 		return nil, err
 	}
@@ -187,20 +212,20 @@ func openFile(path string) (*Model, error) {
 // openFolder reads the configuration of a folder and the headers of its weights. fetch is the
 // command that brings missing files.
 func openFolder(dir, name, fetch string) (*Model, error) {
-	f, err := confine(dir)
+	f, err := folder.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer f.Close()
 	m := &Model{Name: name, Folder: dir, fetch: fetch}
-	if m.Config, err = f.config(configName); errors.Is(err, fs.ErrNotExist) {
+	if m.Config, err = readConfig(f, configName); errors.Is(err, fs.ErrNotExist) {
 		return nil, m.noConfig(f)
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, file := range []string{"tokenizer.json", "tokenizer.model"} {
-		if m.Tokenizer == "" && f.has(file) {
+		if m.Tokenizer == "" && f.Has(file) {
 			m.Tokenizer = filepath.Join(dir, file)
 		}
 	}
@@ -211,15 +236,15 @@ func openFolder(dir, name, fetch string) (*Model, error) {
 }
 
 // noConfig is the error for a folder without a configuration, with what is there instead.
-func (m *Model) noConfig(f *folder) error {
+func (m *Model) noConfig(f *folder.Folder) error {
 	e := diag.New(diag.BadInput, "the folder has no %s", configName).At("%s", m.Folder)
 	if m.fetch != "" {
 		return e.Try("%s", m.fetch)
 	}
-	names, _ := f.list()
+	names, _ := f.Names()
 	for _, name := range names {
 		switch {
-		case f.has(filepath.ToSlash(filepath.Join(name, configName))):
+		case f.Has(filepath.ToSlash(filepath.Join(name, configName))):
 			return e.Try("did you mean %s?", filepath.Join(m.Folder, name))
 		case strings.HasPrefix(name, "consolidated."):
 			return e.Because("%s is a file of Meta's own form", name).

@@ -155,11 +155,11 @@ func (w *worker) read(b block) error {
 		return err
 	}
 	if !w.p.Transposed {
-		decode(w.dst[first:first+n], shape.Type, w.bytes)
+		shape.Type.Decode(w.dst[first:first+n], w.bytes)
 		return nil
 	}
 	w.rows = grow(w.rows, n)
-	decode(w.rows, shape.Type, w.bytes)
+	shape.Type.Decode(w.rows, w.bytes)
 	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, To: b.rows, Transposed: true,
 		Dims: []ir.Dim{{Name: "block", Size: n}}}
 	if b.whole {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -22,10 +23,10 @@ const (
 
 // openWeights opens the files of weights, or takes their names from the index where files are
 // missing. A folder without weights is a model all the same.
-func (m *Model) openWeights(f *folder) error {
-	names, err := f.list()
+func (m *Model) openWeights(f *folder.Folder) error {
+	names, err := f.Names()
 	if err != nil {
-		return diag.New(diag.FileError, "cannot read %s", m.Folder).Wrap(err)
+		return err
 	}
 	if slices.Contains(names, indexName) && !slices.Contains(names, weightsName) {
 		if err := m.readIndex(f, names); err != nil || len(m.Missing) > 0 {
@@ -55,13 +56,13 @@ func (m *Model) openWeights(f *folder) error {
 }
 
 // readIndex takes the names of tensors from the index, and lists the files that are not here.
-func (m *Model) readIndex(f *folder, present []string) error {
+func (m *Model) readIndex(f *folder.Folder, present []string) error {
 	// Package safetensors reads the index strictly; after that, this sees what it saw.
 	names, err := safetensors.Names(filepath.Join(m.Folder, indexName))
 	if err != nil {
 		return err
 	}
-	text, err := f.read(indexName, maxIndex)
+	text, err := f.Read(indexName, maxIndex)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package ckpt
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"maps"
 	"math"
 	"slices"
@@ -102,7 +101,7 @@ func (d *Difference) add(t dtype.DType, a, b []byte) {
 			continue
 		}
 		d.Elements++
-		x, y := value(t, a[i:i+width]), value(t, b[i:i+width])
+		x, y := t.Value(a[i:i+width]), t.Value(b[i:i+width])
 		gap := math.Abs(x - y)
 		if math.IsNaN(gap) || math.IsInf(gap, 0) {
 			d.NoValue++
@@ -113,49 +112,4 @@ func (d *Difference) add(t dtype.DType, a, b []byte) {
 			d.MaxRel = max(d.MaxRel, gap/max(math.Abs(x), math.Abs(y)))
 		}
 	}
-}
-
-// value is an element's number. A packed pair, a complex number and a block format's part are
-// only bits here, and not a number.
-func value(t dtype.DType, b []byte) float64 {
-	var word [8]byte
-	copy(word[:], b)
-	raw := binary.LittleEndian.Uint64(word[:])
-	shift := 64 - t.Bits()
-	switch {
-	case t.Bits() < 8:
-		return math.NaN()
-	case t.Kind() == dtype.Bool || t.Kind() == dtype.Unsigned:
-		return float64(raw)
-	case t.Kind() == dtype.Signed:
-		return float64(int64(raw<<shift) >> shift)
-	}
-	switch t {
-	case dtype.F64:
-		return math.Float64frombits(raw)
-	case dtype.F32:
-		return float64(math.Float32frombits(uint32(raw)))
-	case dtype.BF16:
-		return float64(dtype.F32FromBF16(uint16(raw)))
-	case dtype.F16:
-		return half(uint16(raw))
-	case dtype.F8E5M2: // the upper byte of a half
-		return half(uint16(raw) << 8)
-	}
-	return math.NaN()
-}
-
-// half widens an IEEE 754 binary16.
-func half(raw uint16) float64 {
-	sign := 1 - 2*float64(raw>>15)
-	exponent, mantissa := int(raw>>10&31), float64(raw&1023)
-	switch {
-	case exponent == 31 && mantissa != 0:
-		return math.NaN()
-	case exponent == 31:
-		return math.Inf(int(sign))
-	case exponent == 0:
-		return sign * math.Ldexp(mantissa, -24)
-	}
-	return sign * math.Ldexp(mantissa+1024, exponent-25)
 }

@@ -1,7 +1,6 @@
 package ckpt
 
 import (
-	"encoding/binary"
 	"math"
 	"path/filepath"
 	"testing"
@@ -10,11 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func floats(b []byte, v ...float32) {
-	for i, x := range v {
-		binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(x))
-	}
-}
+func floats(b []byte, v ...float32) { dtype.F32.Encode(b, v) }
 
 func TestDiff(t *testing.T) {
 	tensors := []Tensor{{"w", dtype.F32, []int64{2, 2}}, {"same", dtype.F32, []int64{3}},
@@ -60,17 +55,5 @@ func TestDiff(t *testing.T) {
 	}
 	if got, err := Diff(t.Context(), ca, ca); err != nil || len(got) > 0 {
 		t.Errorf("a checkpoint differs from itself: %v %v", got, err)
-	}
-}
-
-func TestHalf(t *testing.T) {
-	for raw, want := range map[uint16]float64{0: 0, 0x3c00: 1, 0xc000: -2, 1: 0x1p-24, 0x7bff: 65504,
-		0x3555: 0.333251953125, 0x7c00: math.Inf(1), 0xfc00: math.Inf(-1), 0x0400: 0x1p-14} {
-		if got := half(raw); got != want {
-			t.Errorf("half(%#x) = %v, want %v", raw, got, want)
-		}
-	}
-	if !math.IsNaN(half(0x7e00)) {
-		t.Error("0x7e00 is a number")
 	}
 }

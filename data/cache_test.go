@@ -106,14 +106,14 @@ func TestDamagedCacheIsMadeAgain(t *testing.T) {
 	dir := write(t, map[string]string{"a.txt": strings.Repeat("the lazy dog ", 9), "b.txt": "the fox"})
 	o := Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, "<|endoftext|>"), Cache: t.TempDir()}
 	load := func() (*Loader, string) {
-		r := &recorder{}
+		r := &event.Recorder{}
 		o.Events = r
 		l, err := tryOpen(t, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		return l, r.lines()
+		return l, lines(r)
 	}
 	first, lines := load()
 	if first.sources != nil || lines != "" {
@@ -265,10 +265,10 @@ func TestCacheThatIsCutOffInUse(t *testing.T) {
 
 func TestProgressIsTold(t *testing.T) {
 	dir := write(t, map[string]string{"a": strings.Repeat("the fox ", 50_000), "b": strings.Repeat("a dog ", 50_000)})
-	r := &recorder{}
+	r := &event.Recorder{}
 	open(t, Options{Sources: []Source{{Path: dir}}, Events: r})
 	last := map[string]event.Progress{}
-	for _, e := range r.list {
+	for _, e := range r.Events() {
 		if p, ok := e.(event.Progress); ok {
 			if p.Done < last[p.Task].Done {
 				t.Errorf("%s goes back from %d to %d", p.Task, last[p.Task].Done, p.Done)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -84,24 +83,10 @@ func tryOpen(t testing.TB, o Options) (*Loader, error) {
 	return l, err
 }
 
-// A recorder keeps the events that it hears.
-type recorder struct {
-	mu   sync.Mutex
-	list []event.Event
-}
-
-func (r *recorder) Emit(e event.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.list = append(r.list, e)
-}
-
 // lines gives what a person would see.
-func (r *recorder) lines() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func lines(r *event.Recorder) string {
 	var b strings.Builder
-	for _, e := range r.list {
+	for _, e := range r.Events() {
 		if line := e.Line(); line != "" {
 			fmt.Fprintln(&b, line)
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/deepwell/deepwell/event"
 )
 
 func TestPathsAreExpanded(t *testing.T) {
@@ -74,15 +76,15 @@ func TestFormatsByName(t *testing.T) {
 
 func TestFilesThatAreNotTextAreCounted(t *testing.T) {
 	dir := write(t, map[string]string{"a.txt": strings.Repeat("the fox ", 30), "b.png": "\x89PNG\x00", "c.txt": "caf\xe9", "d.txt": "the dog"})
-	r := &recorder{}
+	r := &event.Recorder{}
 	l := open(t, Options{Sources: []Source{{Path: dir}}, Events: r, Cache: t.TempDir()})
 	st := l.Stats()[0]
 	if diff := cmp.Diff(Stats{Name: "data", Files: 4, Skipped: 2, Documents: 2, Bytes: 247, Tokens: st.Tokens,
 		Rows: (st.Tokens - 1) / 16}, st); diff != "" {
 		t.Error(diff)
 	}
-	if want := "data: 2 of 4 files are not text and were passed over"; !strings.Contains(r.lines(), want) {
-		t.Errorf("told %q", r.lines())
+	if want := "data: 2 of 4 files are not text and were passed over"; !strings.Contains(lines(r), want) {
+		t.Errorf("told %q", lines(r))
 	}
 }
 

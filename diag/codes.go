@@ -94,6 +94,7 @@ const (
 	PlanVersion Code = "DW3104"
 	PlanMisfit  Code = "DW3105"
 	PlanLater   Code = "DW3106"
+	PlanNoFit   Code = "DW3107"
 
 	ScheduleUnknown Code = "DW3201"
 	ScheduleShape   Code = "DW3202"
@@ -269,6 +270,8 @@ var catalogue = []row{
 		"fsdp 4 × tp 4 make 16 devices; the cluster has 8"},
 	{PlanLater, Usage, "a plan asks for what Deepwell cannot do yet",
 		"offload of optimizer is not there yet"},
+	{PlanNoFit, NoFit, "no plan of a model fits a cluster",
+		"no plan fits 8xb200"},
 
 	{ScheduleUnknown, Usage, "there is no pipeline schedule of that name",
 		`there is no schedule "1f1p"`},

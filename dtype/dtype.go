@@ -1,9 +1,6 @@
 package dtype
 
-import (
-	"fmt"
-	"math"
-)
+import "fmt"
 
 // A DType is an element type. The zero value is Invalid.
 type DType uint8
@@ -139,15 +136,3 @@ func (d *DType) UnmarshalText(text []byte) error {
 	}
 	return err
 }
-
-// BF16FromF32 rounds to the nearest bfloat16, ties to even; a NaN stays a quiet NaN.
-func BF16FromF32(f float32) uint16 {
-	bits := math.Float32bits(f)
-	if f != f {
-		return uint16(bits>>16) | 0x40
-	}
-	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
-}
-
-// F32FromBF16 widens a bfloat16, which is exact.
-func F32FromBF16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }

@@ -3,7 +3,6 @@ package dtype
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -65,27 +64,6 @@ func FuzzParseShape(f *testing.F) {
 		}
 		if again, err := ParseShape(s.String()); err != nil || !again.Equal(s) {
 			t.Errorf("%q printed as %q, which reads as %v, %v", text, s, again, err)
-		}
-	})
-}
-
-func TestBF16RoundsToNearestEven(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		f := math.Float32frombits(rapid.Uint32().Draw(t, "bits"))
-		got := F32FromBF16(BF16FromF32(f))
-		if f != f {
-			if got == got {
-				t.Fatalf("NaN became %g", got)
-			}
-			return
-		}
-		// No bfloat16 neighbour may be nearer than the one chosen.
-		for _, n := range []uint16{BF16FromF32(f) - 1, BF16FromF32(f) + 1} {
-			near := float64(F32FromBF16(n))
-			if !math.IsInf(float64(got), 0) && !math.IsNaN(near) && !math.IsInf(near, 0) &&
-				math.Abs(near-float64(f)) < math.Abs(float64(got)-float64(f)) {
-				t.Fatalf("%g rounds to %g, but %g is nearer", f, got, near)
-			}
 		}
 	})
 }

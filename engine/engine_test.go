@@ -3,12 +3,11 @@ package engine_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -36,34 +36,22 @@ func cpu(t testing.TB, o ...func(*engine.Options)) *engine.Engine {
 	for _, set := range o {
 		set(&options)
 	}
-	e, err := engine.Open(context.Background(), "cpu", options)
-	if err != nil {
-		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
-	}
-	t.Cleanup(e.Close)
-	return e
+	return rig.Open(t, options).Engine
 }
 
 func f32(dims ...int64) dtype.Shape { return dtype.Shape{Type: dtype.F32, Dims: dims} }
 
 func floats(values ...float32) []byte {
 	b := engine.Aligned(4 * len(values))
-	for i, v := range values {
-		binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
-	}
+	dtype.F32.Encode(b, values)
 	return b
 }
 
 func read(t testing.TB, a *engine.Array, i int) []float32 {
 	t.Helper()
-	b, err := a.Read(context.Background(), i)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var v []float32
-	for ; len(b) > 0; b = b[4:] {
-		v = append(v, math.Float32frombits(binary.LittleEndian.Uint32(b)))
-	}
+	b := rig.Bytes(t, a, i)
+	v := make([]float32, len(b)/4)
+	dtype.F32.Decode(v, b)
 	return v
 }
 
@@ -92,14 +80,22 @@ func place(t testing.TB, e *engine.Engine, s *program.Stage, spec program.Array,
 	return a
 }
 
+// counter gives addOne on all devices with zeros in its state, and ones to add.
+func counter(t *testing.T) (*engine.Executable, *engine.State, *engine.Array) {
+	t.Helper()
+	e, s := cpu(t), addOne(devices)
+	state := &engine.State{}
+	t.Cleanup(state.Free)
+	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
+	ones := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
+	t.Cleanup(ones.Free)
+	return rig.Stage(t, e, s), state, ones
+}
+
 func TestStateStaysOnTheDevices(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, s)
 	var state engine.State
 	defer state.Free()
 	state.Put(place(t, e, s, s.Args[0], func(i int) []byte { return floats(float32(i), 0, 0, 0) }))
@@ -215,11 +211,7 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	}
 	// A donated step: argument and result share memory, so only the other argument adds.
 	add := addOne(1)
-	x, err := e.Compile(t.Context(), add)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, add)
 	m, err := x.Memory()
 	if err != nil {
 		t.Fatal(err)
@@ -244,34 +236,11 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	}
 }
 
-// collect keeps events for tests.
-type collect struct {
-	mu     sync.Mutex
-	events []event.Event
-}
-
-func (c *collect) Emit(e event.Event) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.events = append(c.events, e)
-}
-
-func (c *collect) count(kind string) (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.events {
-		if e.Kind() == kind {
-			n++
-		}
-	}
-	return n
-}
-
 func TestCompileCache(t *testing.T) {
 	dir := t.TempDir()
 	compile := func(name string) (cached bool, warnings int) {
 		t.Helper()
-		events := &collect{}
+		events := &event.Recorder{}
 		e := cpu(t, func(o *engine.Options) { o.Cache, o.Events = dir, events })
 		s := addOne(devices)
 		x, err := e.Compile(t.Context(), s)
@@ -290,12 +259,15 @@ func TestCompileCache(t *testing.T) {
 		if got := fmt.Sprint(read(t, run.Results[0], 7)); got != "[3 3 3 3]" {
 			t.Errorf("%s: got %s", name, got)
 		}
-		for _, ev := range events.events {
-			if c, ok := ev.(event.Compiled); ok {
-				cached = c.Cached
+		for _, ev := range events.Events() {
+			switch ev := ev.(type) {
+			case event.Compiled:
+				cached = ev.Cached
+			case event.Warning:
+				warnings++
 			}
 		}
-		return cached, events.count("warning")
+		return cached, warnings
 	}
 	entries := func() []string {
 		list, err := filepath.Glob(filepath.Join(dir, "*", "*"))
@@ -344,11 +316,7 @@ func TestStageIsHeldToItsText(t *testing.T) {
 // Runs that nobody waits for gave their events and their part of the ledger back never.
 func TestRunsThatNobodyWaitsFor(t *testing.T) {
 	e := cpu(t)
-	x, err := e.Compile(t.Context(), &program.FromText("m", sumOverAll, devices).Stages[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
 	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 512) })
 	defer arg.Free()
 	before := fmt.Sprint(e.LiveBytes())
@@ -384,11 +352,7 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	}
 	text := "module @m {func.func @main(%v0: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {\n" +
 		body.String() + "return %v8 : tensor<1500x1500xf32>}}"
-	x, err := e.Compile(t.Context(), &program.FromText("m", text, 1).Stages[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
 	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)
@@ -413,20 +377,9 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 
 // What a step put into the state must survive the run's Free.
 func TestFreeingARunLeavesTheStateAlone(t *testing.T) {
-	e := cpu(t)
-	s := addOne(devices)
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
-	var state engine.State
-	defer state.Free()
-	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
-	input := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
-	defer input.Free()
+	x, state, input := counter(t)
 	for range 3 {
-		run, err := x.Step(&state, input)
+		run, err := x.Step(state, input)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -453,15 +406,9 @@ func.func @main(%x: tensor<128xf32>) -> tensor<128xf32> {
 // process after 40 s, with the seventh run. Now each begins when the one before is done.
 func TestManyQueuedCollectives(t *testing.T) {
 	e := cpu(t)
-	x, err := e.Compile(t.Context(), &program.FromText("m", sumOverAll, devices).Stages[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
 	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(i int) []byte {
-		b := make([]byte, 512)
-		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(i)))
-		return b
+		return append(floats(float32(i)), make([]byte, 508)...)
 	})
 	defer arg.Free()
 	var wg sync.WaitGroup
@@ -507,16 +454,10 @@ func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tenso
   %r = stablehlo.add %w, %w : tensor<1048576xf32>
   return %r : tensor<1048576xf32>
 }}`}
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, s)
 	data := make([]byte, 4*n)
 	fill := func(v float32) []byte {
-		for i := 0; i < len(data); i += 4 {
-			binary.LittleEndian.PutUint32(data[i:], math.Float32bits(v))
-		}
+		dtype.F32.Encode(data, slices.Repeat([]float32{v}, n))
 		return data
 	}
 	for round := range 10 {
@@ -571,11 +512,7 @@ func TestCanceledWaitReturns(t *testing.T) {
 	text := `module @m {func.func @main(%x: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<1500x1500xf32>, tensor<1500x1500xf32>) -> tensor<1500x1500xf32>
   return %a : tensor<1500x1500xf32>}}`
-	x, err := e.Compile(t.Context(), &program.FromText("m", text, 1).Stages[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
 	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)
@@ -595,21 +532,10 @@ func TestCanceledWaitReturns(t *testing.T) {
 
 // 20,000 executions on 8 devices may not grow the process: neither memory nor goroutines.
 func TestSoak(t *testing.T) {
-	e := cpu(t)
-	s := addOne(devices)
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
-	var state engine.State
-	defer state.Free()
-	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
-	input := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
-	defer input.Free()
+	x, state, input := counter(t)
 	step := func(n int) {
 		for range n {
-			run, err := x.Step(&state, input)
+			run, err := x.Step(state, input)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,10 +2,8 @@ package engine_test
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"log"
-	"math"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
@@ -42,11 +40,8 @@ func Example() {
 	defer sum.Free()
 	x, err := e.Place(stage, stage.Args[0], engine.Copied, func(i int) ([]byte, error) {
 		start, err := stage.Start(stage.Args[0], i) // device i holds elements from here on
-		var b []byte
-		for k := range 2 {
-			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(start[0]+int64(k)+1)))
-		}
-		return b, err
+		first := float64(start[0] + 1)
+		return dtype.F32.Append(nil, first, first+1), err
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -61,6 +56,6 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(math.Float32frombits(binary.LittleEndian.Uint32(y)), math.Float32frombits(binary.LittleEndian.Uint32(y[4:])))
-	// Output: 4 6
+	fmt.Println(dtype.F32.Values(y))
+	// Output: [4 6]
 }

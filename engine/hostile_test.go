@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -35,11 +36,36 @@ type scene struct {
 	v *engine.Array
 }
 
+func newScene(t *testing.T, e *engine.Engine) *scene {
+	t.Helper()
+	s := addOne(devices)
+	sc := &scene{t: t, e: e, s: s, x: rig.Stage(t, e, s),
+		w: place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) }),
+		v: place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })}
+	t.Cleanup(sc.w.Free)
+	t.Cleanup(sc.v.Free)
+	return sc
+}
+
 func (sc *scene) compile(text string, n int) error {
 	x, err := sc.e.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0])
 	if err == nil {
 		x.Free()
 	}
+	return err
+}
+
+// compileForCards compiles for the eight cards of a host.
+func (sc *scene) compileForCards(text string, n int) error {
+	c, err := engine.OpenCompiler(sc.t.Context(), "", true)
+	if err != nil {
+		return err
+	}
+	cluster, err := machine.ParseCluster("8xb200")
+	if err != nil {
+		return err
+	}
+	_, err = c.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0], cluster.Target())
 	return err
 }
 
@@ -347,29 +373,10 @@ var hostile = []struct {
 		return err
 	}},
 	{"more devices than the target has", diag.DeviceMismatch, "16 devices", func(sc *scene) error {
-		c, err := engine.OpenCompiler(sc.t.Context(), "", true)
-		if err != nil {
-			return err
-		}
-		cluster, err := machine.ParseCluster("8xb200")
-		if err != nil {
-			return err
-		}
-		_, err = c.Compile(sc.t.Context(), &program.FromText("m", module(identity), 16).Stages[0], cluster.Target())
-		return err
+		return sc.compileForCards(module(identity), 16)
 	}},
 	{"bad text for a card", diag.ProgramText, "line 3", func(sc *scene) error {
-		c, err := engine.OpenCompiler(sc.t.Context(), "", true)
-		if err != nil {
-			return err
-		}
-		cluster, err := machine.ParseCluster("8xb200")
-		if err != nil {
-			return err
-		}
-		_, err = c.Compile(sc.t.Context(), &program.FromText("m", module("  return %y : tensor<4xf32>"), 8).Stages[0],
-			cluster.Target())
-		return err
+		return sc.compileForCards(module("  return %y : tensor<4xf32>"), 8)
 	}},
 }
 
@@ -380,18 +387,9 @@ func TestHostileUse(t *testing.T) {
 	e := cpu(t)
 	for _, row := range hostile {
 		t.Run(row.name, func(t *testing.T) {
-			sc := &scene{t: t, e: e, s: addOne(devices)}
-			var err error
-			if sc.x, err = e.Compile(t.Context(), sc.s); err != nil {
-				t.Fatal(err)
-			}
-			defer sc.x.Free()
-			sc.w = place(t, e, sc.s, sc.s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
-			sc.v = place(t, e, sc.s, sc.s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
-			defer sc.w.Free()
-			defer sc.v.Free()
+			sc := newScene(t, e)
 			start := time.Now()
-			err = row.do(sc)
+			err := row.do(sc)
 			if took := time.Since(start); took > hostileBound {
 				t.Errorf("it took %v", took)
 			}
@@ -406,16 +404,8 @@ func TestHostileUse(t *testing.T) {
 		t.Errorf("the table has %d rows, want 30", n)
 	}
 	// After all that the engine still computes.
-	s := addOne(devices)
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
-	w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
-	v := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
-	defer v.Free()
-	run, err := x.Run(w, v)
+	sc := newScene(t, e)
+	run, err := sc.x.Run(sc.w, sc.v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,11 +419,7 @@ func TestHostileUse(t *testing.T) {
 func TestConcurrentMisuse(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x, err := e.Compile(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Free()
+	x := rig.Stage(t, e, s)
 	for range 20 {
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
 		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })

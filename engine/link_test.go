@@ -20,7 +20,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/hlo"
-	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -512,15 +512,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("loads the compiler")
 	}
-	c, err := engine.OpenCompiler(t.Context(), "", true)
-	if err != nil {
-		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
-	}
-	defer c.Close()
-	cluster, err := machine.ParseCluster("64xb200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := rig.Cards(t, true)
 	piece := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
 	alone, err := engine.PermuteStage(piece, program.Range(0, 32), program.Range(32, 32))
 	if err != nil {
@@ -528,10 +520,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	}
 	beside := &program.FromText("beside", besideWork(alone.Text), 64).Stages[0]
 	for _, s := range []*program.Stage{alone, beside} {
-		r, err := c.Compile(t.Context(), s, cluster.Target())
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := rig.Report(t, c, s, "64xb200")
 		if len(r.Collectives) != 1 {
 			t.Fatalf("collectives %v", r.Collectives)
 		}

@@ -58,19 +58,6 @@ func (r *Report) Fits() error {
 // JSON writes the report for programs.
 func (r *Report) JSON() ([]byte, error) { return json.MarshalIndent(r, "", "  ") }
 
-// ParseReport reads what JSON writes.
-func ParseReport(data []byte) (*Report, error) {
-	var r Report
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, diag.New(diag.BadInput, "the report cannot be read").Wrap(err)
-	}
-	if r.Version != reportVersion {
-		return nil, diag.New(diag.BadInput, "the report has version %d; this binary reads %d", r.Version,
-			reportVersion)
-	}
-	return &r, nil
-}
-
 // String writes the report for people.
 func (r *Report) String() string {
 	var b strings.Builder

@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -75,6 +76,26 @@ func (c *course) line(s Step) string {
 	}
 	c.shown, c.seconds = true, 0
 	return s.text(c.eval, math.MaxInt)
+}
+
+// A Recorder is a Sink that keeps what it hears. The zero value is ready.
+type Recorder struct {
+	mu   sync.Mutex
+	list []Event
+}
+
+// Emit keeps an event.
+func (r *Recorder) Emit(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, e)
+}
+
+// Events gives what was heard so far.
+func (r *Recorder) Events() []Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.list)
 }
 
 // lines is a Sink that writes one line an event. A sink has no one to return an error to; a

@@ -15,16 +15,15 @@ import (
 // the two documents in rows of their own.
 func TestDocumentsInOneRow(t *testing.T) {
 	for _, name := range []string{"llama3", "gemma2", "gpt2"} {
-		dir := filepath.Join("testdata", name)
-		c := parseFile(t, filepath.Join(dir, "config.json"))
-		weights := tensors(t, filepath.Join(dir, "model.safetensors"))
+		f := readFixture(t, filepath.Join("testdata", name))
+		f.want = nil // the rows below are their own
 		const first, seq = 4, 11
 		loss := func(rows int64, fill func(set func(name string, row, at int, x int))) float64 {
-			g, err := c.Graph(model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: true})
+			g, err := f.c.Graph(model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: true})
 			if err != nil {
 				t.Fatal(err)
 			}
-			inputs := load(t, c, g, weights, nil)
+			inputs := f.load(t, g)
 			inputs[model.InputShare][0].Data[0] = 1
 			for i := range inputs[model.InputLabels][0].Data {
 				inputs[model.InputLabels][0].Data[i] = -1

@@ -11,6 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -146,13 +147,13 @@ func TestScaleOfEmbeddings(t *testing.T) {
 
 // Without a label there is no loss, rather than no number.
 func TestLossOfNothing(t *testing.T) {
-	dir := filepath.Join("testdata", "gpt2")
-	c := parseFile(t, filepath.Join(dir, "config.json"))
-	g, err := c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
+	f := readFixture(t, filepath.Join("testdata", "gpt2"))
+	f.want = nil
+	g, err := f.c.Graph(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 	if err != nil {
 		t.Fatal(err)
 	}
-	inputs := load(t, c, g, tensors(t, filepath.Join(dir, "model.safetensors")), nil)
+	inputs := f.load(t, g)
 	for i := range inputs[model.InputLabels][0].Data {
 		inputs[model.InputLabels][0].Data[i] = -100
 	}
@@ -195,20 +196,19 @@ func TestFixturesSeeEverySwitch(t *testing.T) {
 	}
 	for name, list := range switches {
 		dir := filepath.Join("testdata", name)
-		weights := tensors(t, filepath.Join(dir, "model.safetensors"))
-		want := tensors(t, filepath.Join(dir, "expected.safetensors"))
+		f := readFixture(t, dir)
 		for what, turn := range list {
-			c := parseFile(t, filepath.Join(dir, "config.json"))
-			turn(c)
-			g, err := c.Logits(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
+			f.c = parseFile(t, filepath.Join(dir, "config.json"))
+			turn(f.c)
+			g, err := f.c.Logits(model.Shape{Batch: 2, Seq: 11, Elem: dtype.F32})
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, err := eval.Run(g, load(t, c, g, weights, want))
+			out, err := eval.Run(g, f.load(t, g))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := distance(out[0][0].Data, want["logits"]); d < 10*logitBound {
+			if d := rig.Distance(out[0][0].Data, f.want["logits"]); d < 10*logitBound {
 				t.Errorf("%s does not notice %s: %.1g", name, what, d)
 			}
 		}

@@ -385,7 +385,7 @@ func twoAtOnce(t *testing.T, x *fixture) error {
 		t.Errorf("remove: %v", err)
 	}
 	waited := make(chan error)
-	seen := &recorder{}
+	seen := &event.Recorder{}
 	go func() {
 		in := x.installer()
 		in.Events = seen
@@ -398,8 +398,8 @@ func twoAtOnce(t *testing.T, x *fixture) error {
 	if err := <-waited; err != nil {
 		t.Errorf("the one that waited: %v", err)
 	}
-	if note, ok := seen.seen[0].(event.Note); !ok || !strings.HasPrefix(note.Text, "waiting: ") {
-		t.Errorf("the one that waited did not say so: %+v", seen.seen[0])
+	if note, ok := seen.Events()[0].(event.Note); !ok || !strings.HasPrefix(note.Text, "waiting: ") {
+		t.Errorf("the one that waited did not say so: %+v", seen.Events()[0])
 	}
 	return busy
 }

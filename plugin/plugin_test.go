@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -160,21 +159,11 @@ func (x *fixture) installed(t *testing.T) []string {
 	return names
 }
 
-// A recorder keeps events.
-type recorder struct {
-	mu   sync.Mutex
-	seen []event.Event
-}
-
-func (r *recorder) Emit(e event.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.seen = append(r.seen, e)
-}
+func last(r *event.Recorder) event.Event { return r.Events()[len(r.Events())-1] }
 
 func TestInstall(t *testing.T) {
 	x := newFixture(t, zipped(good()...))
-	in, seen := x.installer(), &recorder{}
+	in, seen := x.installer(), &event.Recorder{}
 	in.Events = seen
 	b, err := in.Install(t.Context(), "alpha")
 	if err != nil {
@@ -195,9 +184,8 @@ func TestInstall(t *testing.T) {
 	}, x.installed(t)); diff != "" {
 		t.Error(diff)
 	}
-	last := seen.seen[len(seen.seen)-1]
-	if done, ok := last.(event.Installed); !ok || done.Bytes != 13_024 || done.Digest != want.Digest {
-		t.Errorf("last event %+v", last)
+	if done, ok := last(seen).(event.Installed); !ok || done.Bytes != 13_024 || done.Digest != want.Digest {
+		t.Errorf("last event %+v", last(seen))
 	}
 
 	// The second time there is nothing to do, not even a wheel to read.
@@ -205,9 +193,9 @@ func TestInstall(t *testing.T) {
 	if again, err := in.Install(t.Context(), "alpha"); err != nil || !cmp.Equal(again, b) {
 		t.Errorf("second installation: %+v, %v", again, err)
 	}
-	if note, ok := seen.seen[len(seen.seen)-1].(event.Note); !ok ||
+	if note, ok := last(seen).(event.Note); !ok ||
 		note.Text != `engine "alpha" is already installed` {
-		t.Errorf("second installation said %+v", seen.seen[len(seen.seen)-1])
+		t.Errorf("second installation said %+v", last(seen))
 	}
 	opened, err := x.table.open(t.Context(), x.dir, "alpha")
 	if err != nil || !cmp.Equal(opened, b) {
@@ -218,7 +206,7 @@ func TestInstall(t *testing.T) {
 // TestMend installs over an engine that was changed.
 func TestMend(t *testing.T) {
 	x := newFixture(t, zipped(good()...))
-	in, seen := x.installer(), &recorder{}
+	in, seen := x.installer(), &event.Recorder{}
 	in.Events = seen
 	for range 2 {
 		if _, err := in.Install(t.Context(), "alpha"); err != nil {
@@ -232,7 +220,7 @@ func TestMend(t *testing.T) {
 	if _, err := x.table.open(t.Context(), x.dir, "alpha"); err != nil {
 		t.Error(err)
 	}
-	warned := slices.ContainsFunc(seen.seen, func(e event.Event) bool {
+	warned := slices.ContainsFunc(seen.Events(), func(e event.Event) bool {
 		w, ok := e.(event.Warning)
 		return ok && strings.Contains(w.Text, "extra.so was added")
 	})

@@ -2,10 +2,7 @@ package safetensors
 
 import (
 	"errors"
-	"io"
 	"io/fs"
-	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 )
 
 // The names that Hugging Face's libraries give to a model's files.
@@ -30,83 +28,21 @@ func isIndex(path string) bool { return strings.HasSuffix(path, ".json") }
 // base is the last part of what errors call a file.
 func base(name string) string { return filepath.Base(name) }
 
-// A folder opens files that may not leave it.
-type folder struct {
-	root *os.Root
-	dir  string // the folder within the root, with slashes
-	path string // as the caller spelled it
-}
-
-// openFolder follows dir wherever the caller's own links lead, but the files in it no further
-// than the folder. In a Hugging Face cache they are links from snapshots/REVISION to blobs, so
-// there the repository's folder is the limit.
-func openFolder(dir string) (*folder, error) {
-	real, err := filepath.EvalSymlinks(dir)
-	if err == nil {
-		real, err = filepath.Abs(real)
-	}
-	if err != nil {
-		return nil, locate(err, dir)
-	}
-	limit, within := real, "."
-	if snapshots := filepath.Dir(real); filepath.Base(snapshots) == "snapshots" {
-		repo := filepath.Dir(snapshots)
-		if info, err := os.Lstat(filepath.Join(repo, "blobs")); err == nil && info.IsDir() {
-			limit, within = repo, path.Join("snapshots", filepath.Base(real))
-		}
-	}
-	root, err := os.OpenRoot(limit)
-	if err != nil {
-		return nil, locate(err, dir)
-	}
-	return &folder{root: root, dir: within, path: dir}, nil
-}
-
-func (d *folder) close() { d.root.Close() }
-
-func (d *folder) name(file string) string { return filepath.Join(d.path, file) }
-
-// open gives a plain file of the folder. A file with a second name is refused because that name
-// may be outside: os.Root follows no link out, but it cannot see a hard link.
-func (d *folder) open(file string) (*os.File, error) {
-	f, info, err := openAny(path.Join(d.dir, file), d.root.OpenFile)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, err
-	case err != nil:
-		e := locate(err, d.name(file))
-		if e.Fix == "" {
-			e = e.Try("if it is a link that leaves the folder, put the file itself there")
-		}
-		return nil, e
-	case info.IsDir():
-		err = diag.New(codeFormat, "not a plain file but a folder")
-	case links(info) > 1:
-		err = diag.New(codeFormat, "the file has a second name, which may be outside the folder").
-			Because("it has %d hard links", links(info)).Try("copy the file, or open it by its path")
-	}
-	if err != nil {
-		f.Close()
-		return nil, locate(err, d.name(file))
-	}
-	return f, nil
-}
-
 // openModel opens what path, a folder or an index, leads to.
 func openModel(path string, isDir bool) (*Set, error) {
 	d, file, err := locateModel(path, isDir)
 	if err != nil {
 		return nil, err
 	}
-	defer d.close()
+	defer d.Close()
 	if isIndex(file) {
-		return d.openIndex(file)
+		return openIndex(d, file)
 	}
-	f, err := d.open(file)
+	f, err := d.File(file)
 	if err != nil {
-		return nil, locate(err, d.name(file))
+		return nil, err
 	}
-	s, err := openShard(d.name(file), f)
+	s, err := openShard(d.Path(file), f)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +54,7 @@ func modelNames(path string, isDir bool) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer d.close()
+	defer d.Close()
 	if !isIndex(file) {
 		set, err := openModel(path, isDir)
 		if err != nil {
@@ -126,7 +62,7 @@ func modelNames(path string, isDir bool) ([]string, error) {
 		}
 		return set.Names(), set.Close()
 	}
-	homes, err := d.readIndex(file)
+	homes, err := readIndex(d, file)
 	if err != nil {
 		return nil, err
 	}
@@ -138,34 +74,34 @@ func modelNames(path string, isDir bool) ([]string, error) {
 }
 
 // locateModel finds the one file to start from: a file of tensors or an index.
-func locateModel(path string, isDir bool) (*folder, string, error) {
+func locateModel(path string, isDir bool) (*folder.Folder, string, error) {
 	dir, file := path, ""
 	if !isDir {
 		dir, file = filepath.Dir(path), filepath.Base(path)
 	}
-	d, err := openFolder(dir)
+	d, err := folder.Open(dir)
 	if err == nil && isDir {
-		if file, err = d.choose(); err != nil {
-			d.close()
+		if file, err = choose(d); err != nil {
+			d.Close()
 		}
 	}
 	return d, file, err
 }
 
-func (d *folder) choose() (string, error) {
-	entries, err := fs.ReadDir(d.root.FS(), d.dir)
+func choose(d *folder.Folder) (string, error) {
+	names, err := d.Names()
 	if err != nil {
-		return "", locate(err, d.path)
+		return "", err
 	}
 	var files, pickles []string
 	has := map[string]bool{}
-	for _, e := range entries {
-		has[e.Name()] = true
-		switch filepath.Ext(e.Name()) {
+	for _, name := range names {
+		has[name] = true
+		switch filepath.Ext(name) {
 		case suffix:
-			files = append(files, e.Name())
+			files = append(files, name)
 		case ".bin", ".pt", ".pth":
-			pickles = append(pickles, e.Name())
+			pickles = append(pickles, name)
 		}
 	}
 	switch {
@@ -177,13 +113,13 @@ func (d *folder) choose() (string, error) {
 		return files[0], nil
 	case len(files) > 1:
 		return "", diag.New(codeFormat, "%d files of tensors and no index: %s",
-			len(files), some(files)).At("%s", d.path).
+			len(files), some(files)).At("%s", d.Path("")).
 			Try("fetch %s, or name one file", modelName+indexSuffix)
 	case len(pickles) > 0:
 		return "", diag.New(codeFormat, "only %s is here, and Deepwell reads no pickles",
-			quote(pickles[0])).At("%s", d.path).Try("save the model as safetensors")
+			quote(pickles[0])).At("%s", d.Path("")).Try("save the model as safetensors")
 	}
-	return "", diag.New(codeFormat, "no file of tensors is here").At("%s", d.path).
+	return "", diag.New(codeFormat, "no file of tensors is here").At("%s", d.Path("")).
 		Try("give the folder that holds %s or %s", modelName+suffix, modelName+indexSuffix)
 }
 
@@ -204,19 +140,14 @@ func some(names []string) string {
 type home struct{ tensor, file string }
 
 // readIndex gives an index sorted by tensor.
-func (d *folder) readIndex(file string) ([]home, error) {
-	f, err := d.open(file)
+func readIndex(d *folder.Folder, file string) ([]home, error) {
+	text, err := d.Read(file, maxIndex)
 	if err != nil {
-		return nil, locate(err, d.name(file))
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxIndex+1))
-	if err != nil {
-		return nil, locate(err, d.name(file))
+		return nil, err
 	}
 	homes, err := parseIndex(string(text))
 	if err != nil {
-		return nil, locate(err, d.name(file))
+		return nil, locate(err, d.Path(file))
 	}
 	return homes, nil
 }
@@ -298,8 +229,8 @@ func checkHomes(homes []home) error {
 }
 
 // openIndex opens every shard of an index and demands that they keep its promises.
-func (d *folder) openIndex(file string) (_ *Set, err error) {
-	homes, err := d.readIndex(file)
+func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
+	homes, err := readIndex(d, file)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +248,7 @@ func (d *folder) openIndex(file string) (_ *Set, err error) {
 	files = slices.Compact(files)
 	var missing []string
 	for _, name := range files {
-		f, err := d.open(name)
+		f, err := d.File(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			missing = append(missing, name)
 			continue
@@ -325,7 +256,7 @@ func (d *folder) openIndex(file string) (_ *Set, err error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := openShard(d.name(name), f)
+		s, err := openShard(d.Path(name), f)
 		if err != nil {
 			return nil, err
 		}
@@ -334,10 +265,10 @@ func (d *folder) openIndex(file string) (_ *Set, err error) {
 	if len(missing) > 0 {
 		return nil, diag.New(codeFormat, "%d of %d shards are missing: %s",
 			len(missing), len(files), some(missing)).
-			At("%s", d.path).Try("fetch the files that the index names")
+			At("%s", d.Path("")).Try("fetch the files that the index names")
 	}
 	if err := set.gather(homes); err != nil {
-		return nil, locate(err, d.name(file))
+		return nil, locate(err, d.Path(file))
 	}
 	return set, nil
 }

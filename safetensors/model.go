@@ -53,16 +53,12 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 			homes[it.Name] = name
 		}
 	}
-	// The index is the mark of a whole model: the shards' names must be on disk before it.
-	err = syncDir(dir)
-	if err == nil && len(parts) > 1 {
+	if len(parts) > 1 {
+		// The index is the mark of a whole model: the shards' names are on disk before it.
 		path := filepath.Join(dir, modelName+indexSuffix)
-		if err = atomicfile.Write(path, index(homes, total), 0o644); err == nil {
-			err = syncDir(dir)
+		if err := atomicfile.Write(path, index(homes, total), 0o644); err != nil {
+			return nil, unwritten(err, dir)
 		}
-	}
-	if err != nil {
-		return nil, unwritten(err, dir)
 	}
 	return files, nil
 }

@@ -5,12 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"io/fs"
 	"math"
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/deepwell/deepwell/diag"
 )
@@ -130,40 +128,6 @@ func readFull(r io.ReaderAt, p []byte, off int64) (int, error) {
 		return n, shrunk()
 	}
 	return n, err
-}
-
-// openAny opens whatever a path leads to and says what it is. O_NONBLOCK keeps a FIFO from
-// stopping the program until somebody writes to it; on files it means nothing.
-func openAny(path string, open func(string, int, fs.FileMode) (*os.File, error)) (
-	*os.File, fs.FileInfo, error) {
-	f, err := open(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.IsDir() && !info.Mode().IsRegular() {
-		err = diag.New(codeFormat, "not a plain file but %s", kind(info.Mode())).
-			Try("give a file of tensors or the folder that holds it")
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, nil, err
-	}
-	return f, info, nil
-}
-
-func kind(m fs.FileMode) string {
-	switch {
-	case m&fs.ModeNamedPipe != 0:
-		return "a pipe"
-	case m&fs.ModeSocket != 0:
-		return "a socket"
-	case m&fs.ModeDevice != 0:
-		return "a device"
-	case m.IsDir():
-		return "a folder"
-	}
-	return "something else"
 }
 
 // openShard takes an open file over: Close closes it.

@@ -41,14 +41,6 @@ func FromBytes(b []byte) Source {
 	}
 }
 
-// FromReader is the source of a stream, read to its end.
-func FromReader(r io.Reader) Source {
-	return func(w io.Writer) error {
-		_, err := io.Copy(w, r)
-		return err
-	}
-}
-
 // Write streams one file to w. Every item is checked before the first byte is written. The file
 // it tells of has no name.
 func Write(w io.Writer, items []Item, metadata map[string]string) (File, error) {
@@ -70,9 +62,6 @@ func WriteFile(path string, items []Item, metadata map[string]string) (File, err
 		return File{}, err
 	}
 	f, err := l.writeFile(path)
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
 	if err != nil {
 		return File{}, unwritten(err, path)
 	}

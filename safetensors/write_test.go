@@ -109,7 +109,7 @@ func TestFolderOfOneFile(t *testing.T) {
 func small() []Item {
 	return []Item{
 		{"a", dtype.Shape{Type: dtype.F32, Dims: []int64{2}}, FromBytes(make([]byte, 8))},
-		{"b", dtype.Shape{Type: dtype.U8, Dims: []int64{3}}, FromReader(strings.NewReader("xyz"))},
+		{"b", dtype.Shape{Type: dtype.U8, Dims: []int64{3}}, FromBytes([]byte("xyz"))},
 	}
 }
 
@@ -133,7 +133,7 @@ func TestWriterRefuses(t *testing.T) {
 		"stands twice":                     append(item("a", dtype.U8, 0), item("a", dtype.U8, 0)...),
 		"no source":                        {{Name: "a", Shape: dtype.Shape{Type: dtype.U8}}},
 		"gave less than the 4 bytes":       item("a", dtype.F32),
-		"gave more than the 1 bytes of u8": {{"a", dtype.Shape{Type: dtype.U8}, FromReader(strings.NewReader("xy"))}},
+		"gave more than the 1 bytes of u8": {{"a", dtype.Shape{Type: dtype.U8}, FromBytes([]byte("xy"))}},
 	} {
 		dir := t.TempDir()
 		_, err := WriteFile(filepath.Join(dir, "x.safetensors"), items, nil)

@@ -54,12 +54,9 @@ type Options struct {
 // is there. If a tokenizer_config.json lies beside a tokenizer.json, it says which tokens begin
 // and end a text.
 func Load(path string) (*Tokenizer, error) {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		name, err := inFolder(path)
-		if err != nil {
-			return nil, err
-		}
-		path = name
+	path, err := Find(path)
+	if err != nil {
+		return nil, err
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -85,14 +82,18 @@ func Load(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
-func inFolder(dir string) (string, error) {
+// Find gives the file that Load reads: path itself if it is no folder.
+func Find(path string) (string, error) {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return path, nil
+	}
 	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
-		path := filepath.Join(dir, name)
-		if info, err := os.Stat(path); err == nil && !info.IsDir() {
-			return path, nil
+		file := filepath.Join(path, name)
+		if info, err := os.Stat(file); err == nil && !info.IsDir() {
+			return file, nil
 		}
 	}
-	return "", diag.New(diag.FileError, "the folder has no tokenizer").At("%s", dir).
+	return "", diag.New(diag.FileError, "the folder has no tokenizer").At("%s", path).
 		Try("put the model's tokenizer.json or tokenizer.model there")
 }
 

@@ -19,7 +19,7 @@ type Footprint struct {
 	Copies    int64  `json:"copies"`              // that the model computes with
 	Grads     int64  `json:"grads"`               // kept between programs
 	Residuals int64  `json:"residuals,omitempty"` // of microbatches in flight, from the schedule
-	Program   int64  `json:"program"`             // what the program of that moment adds: temp + outputs − aliased
+	Program   int64  `json:"program"`             // temp + outputs − aliased of what runs then
 	Largest   string `json:"largest"`             // which one
 	Capacity  int64  `json:"capacity"`            // of the card; 0 if it is not known
 }

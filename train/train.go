@@ -131,23 +131,6 @@ func (t *Trainer) Close() {
 	t.crew.free()
 }
 
-// A crew is the devices of a run at work: those of one mesh, or the ranks of a pipeline.
-type crew interface {
-	// gradients gives the loss of a step; its gradients stay on the devices.
-	gradients(ctx context.Context, b *data.Batch) (float64, error)
-	// update changes the state if the step counts, and gives the norm of the gradients.
-	update(ctx context.Context, commit bool, rate, limit float64) (norm float64, ok bool, err error)
-	// evaluate gives the sum of the losses of all labels.
-	evaluate(ctx context.Context, b *data.Batch) (float64, error)
-	// stop tells whether the run stops, which all processes do if one wishes to.
-	stop(ctx context.Context, wish bool) (bool, error)
-	// collect brings what other processes have of the state to the one that writes checkpoints.
-	collect(ctx context.Context, s *snapshot) error
-	// homes says where the pieces of the state are, by piece.home; nil is in another process.
-	homes() []*home
-	free()
-}
-
 // A Result is how far a run is.
 type Result struct {
 	Step     int     `json:"step"`

@@ -50,6 +50,9 @@ func (a *app) compile() *cobra.Command {
 				a.print(made)
 			} else {
 				for _, r := range made.Stages {
+					if len(made.Stages) > 1 {
+						fmt.Fprintln(a.stdout, r.Stage)
+					}
 					fmt.Fprint(a.stdout, r)
 				}
 				for _, f := range made.Ranks {

@@ -53,6 +53,9 @@ func (a *app) train() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
 	flags.StringVar(&job.Plan, "plan", "", "a plan that spreads the model over several devices")
+	flags.StringSliceVar(&job.Peers, "peers", nil,
+		"the addresses of all processes of a run, such as a:7000,b:7000, which share a plan's stages")
+	flags.IntVar(&job.Self, "self", 0, "which of the --peers this process is, from 0")
 	flags.IntVar(&job.Until, "until", 0, "pause after this step, with a checkpoint")
 	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
 	flags.StringVar(&job.Replay, "replay", "",

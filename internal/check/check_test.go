@@ -1,7 +1,6 @@
 package check
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -10,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -19,13 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const devices = 8
 
 func cpu(t *testing.T) *engine.Engine {
-	t.Helper()
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: devices})
-	if err != nil {
-		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
-	}
-	t.Cleanup(e.Close)
-	return e
+	return rig.Open(t, engine.Options{Devices: devices}).Engine
 }
 
 func TestCollectives(t *testing.T) {
@@ -80,32 +73,10 @@ func cards() []string {
 	return []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
 }
 
-func compilers(t *testing.T) (with, without *engine.Compiler) {
+func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Stage, card string,
+	n int) *engine.Report {
 	t.Helper()
-	with, err := engine.OpenCompiler(t.Context(), "", false)
-	if err != nil {
-		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
-	}
-	without, err = engine.OpenCompiler(t.Context(), "", true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(with.Close)
-	t.Cleanup(without.Close)
-	return with, without
-}
-
-func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Stage, cluster string) *engine.Report {
-	t.Helper()
-	target, err := machine.ParseCluster(cluster)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := c.Compile(t.Context(), build(target.Count), target.Target())
-	if err != nil {
-		t.Fatalf("%s: %v", cluster, err)
-	}
-	return r
+	return rig.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, card))
 }
 
 func plansOf(r *engine.Report) map[string]hlo.Plan {
@@ -117,15 +88,15 @@ func plansOf(r *engine.Report) map[string]hlo.Plan {
 }
 
 func TestMXFP8CompilesForEveryBlackwell(t *testing.T) {
-	with, without := compilers(t)
+	with, without := rig.Cards(t, false), rig.Cards(t, true)
 	const call = "__cudnn$blockScaledDot"
 	for _, card := range blackwell {
-		bare := compile(t, without, MXFP8, "8x"+card)
+		bare := compile(t, without, MXFP8, card, 8)
 		if plansOf(bare)[call] != hlo.PlanMissing {
 			t.Errorf("%s: cuDNN was withheld, and the report says %v", card, plansOf(bare))
 		}
 		for _, n := range []int{8, 1024, 65536} {
-			r := compile(t, with, MXFP8, fmt.Sprintf("%dx%s", n, card))
+			r := compile(t, with, MXFP8, card, n)
 			if plansOf(r)[call] != hlo.PlanCompiled {
 				t.Errorf("%d x %s: %v", n, card, plansOf(r))
 			}
@@ -144,9 +115,9 @@ func TestMXFP8CompilesForEveryBlackwell(t *testing.T) {
 }
 
 func TestAttentionCompilesForEveryBlackwell(t *testing.T) {
-	with, without := compilers(t)
+	with, without := rig.Cards(t, false), rig.Cards(t, true)
 	for _, card := range blackwell {
-		r, bare := compile(t, with, Attention, "8x"+card), compile(t, without, Attention, "8x"+card)
+		r, bare := compile(t, with, Attention, card, 8), compile(t, without, Attention, card, 8)
 		for _, call := range []string{"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} {
 			if plansOf(r)[call] != hlo.PlanCompiled || plansOf(bare)[call] != hlo.PlanMissing {
 				t.Errorf("%s: %s is %v with cuDNN and %v without", card, call, plansOf(r)[call], plansOf(bare)[call])

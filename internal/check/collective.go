@@ -2,9 +2,7 @@ package check
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -98,19 +96,17 @@ func sum(all [][]row) []row {
 // A payload is what a collective carries. Bytes of FP8 and FP4 travel as unsigned integers: the
 // program converts them by bits before and after, since XLA:CPU would widen them on the way.
 type payload struct {
-	typ    dtype.DType
-	encode func(row) []byte
-	decode func([]byte) row
-	value  func(k int) float64
+	typ   dtype.DType
+	value func(k int) float64
 }
 
 var payloads = []payload{
-	{dtype.F32, encodeF32, decodeF32, small},
-	{dtype.BF16, encodeBF16, decodeBF16, small},
-	{dtype.U8, encodeBytes, decodeBytes, small},
-	{dtype.F8E4M3FN, encodeBytes, decodeBytes, pattern},
-	{dtype.F8E8M0FNU, encodeBytes, decodeBytes, pattern},
-	{dtype.F4E2M1FN, encodeBytes, decodeBytes, pattern},
+	{dtype.F32, small},
+	{dtype.BF16, small},
+	{dtype.U8, small},
+	{dtype.F8E4M3FN, pattern},
+	{dtype.F8E8M0FNU, pattern},
+	{dtype.F4E2M1FN, pattern},
 }
 
 // small gives whole numbers whose sum over 8 devices is exact in bf16 and below 256.
@@ -119,7 +115,15 @@ func small(k int) float64 { return float64(k % 13) }
 // pattern goes through all byte patterns, those of NaNs and infinities included.
 func pattern(k int) float64 { return float64(k * 37 % 256) }
 
-func (p payload) asBytes() bool { return p.typ.Bits() <= 8 && p.typ != dtype.U8 }
+func (p payload) asBytes() bool { return p.wire() != p.typ }
+
+// wire is the type on the way, which the numbers of a row are of.
+func (p payload) wire() dtype.DType {
+	if p.typ.Bits() <= 8 {
+		return dtype.U8
+	}
+	return p.typ
+}
 
 // shape is that of a piece of some rows; FP4 has a last dimension of two, one byte together.
 func (p payload) shape(rows int) dtype.Shape {
@@ -132,19 +136,15 @@ func (p payload) shape(rows int) dtype.Shape {
 
 // module writes the whole program for groups of n out of devices.
 func (c collective) module(p payload, devices, n int) string {
-	wire := p.typ
-	if p.asBytes() {
-		wire = dtype.U8
-	}
 	tensor := func(rows int) string {
-		return dtype.Shape{Type: wire, Dims: []int64{int64(rows), rowLen}}.MLIR()
+		return dtype.Shape{Type: p.wire(), Dims: []int64{int64(rows), rowLen}}.MLIR()
 	}
 	in, out := c.in(n), c.out(n)
 	var op string
 	if c.text == nil {
 		op = ring(devices, n, tensor(in))
 	} else {
-		op = c.text(n, groups(devices, n), tensor(in), tensor(out), wire.MLIR())
+		op = c.text(n, groups(devices, n), tensor(in), tensor(out), p.wire().MLIR())
 	}
 	argument, result := p.shape(in).MLIR(), p.shape(out).MLIR()
 	var b strings.Builder
@@ -227,7 +227,7 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 	}
 	spec := x.Stage().Args[0]
 	arg, err := e.Place(x.Stage(), spec, engine.Copied, func(d int) ([]byte, error) {
-		return p.encode(slices.Concat(pieces[d]...)), nil
+		return p.wire().Append(nil, slices.Concat(pieces[d]...)...), nil
 	})
 	if err != nil {
 		return err
@@ -248,57 +248,9 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 		if err != nil {
 			return err
 		}
-		if got := p.decode(data); !slices.Equal(got, want) {
+		if got := p.wire().Values(data); !slices.Equal(got, want) {
 			return diag.New(diag.RuntimeFailed, "device %d got %v, want %v", d, got, want)
 		}
 	}
 	return nil
-}
-
-func encodeF32(v row) []byte {
-	var b []byte
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(x)))
-	}
-	return b
-}
-
-func decodeF32(b []byte) row {
-	var v row
-	for ; len(b) > 0; b = b[4:] {
-		v = append(v, float64(math.Float32frombits(binary.LittleEndian.Uint32(b))))
-	}
-	return v
-}
-
-func encodeBF16(v row) []byte {
-	var b []byte
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint16(b, dtype.BF16FromF32(float32(x)))
-	}
-	return b
-}
-
-func decodeBF16(b []byte) row {
-	var v row
-	for ; len(b) > 0; b = b[2:] {
-		v = append(v, float64(dtype.F32FromBF16(binary.LittleEndian.Uint16(b))))
-	}
-	return v
-}
-
-func encodeBytes(v row) []byte {
-	b := make([]byte, len(v))
-	for i, x := range v {
-		b[i] = byte(x)
-	}
-	return b
-}
-
-func decodeBytes(b []byte) row {
-	v := make(row, len(b))
-	for i, x := range b {
-		v[i] = float64(x)
-	}
-	return v
 }

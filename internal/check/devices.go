@@ -2,9 +2,7 @@ package check
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,30 +10,64 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/program"
 )
 
-// vector is one piece of 64 floats a device, which the checks below work on.
+// vectorLen is the length of the vectors of f32 that the checks below work on.
 const vectorLen = 64
 
-func vectorStage(name, text string, devices program.Devices) *program.Stage {
-	return &program.Stage{Name: name, Devices: devices, Text: text}
+// filled gives each device of a stage a vector of a number of its own.
+func filled(e *engine.Engine, s *program.Stage, value func(device int) float64) (*engine.Array,
+	error) {
+	return e.Place(s, s.Args[0], engine.Copied, func(d int) ([]byte, error) {
+		return dtype.F32.Append(nil, slices.Repeat([]float64{value(d)}, vectorLen)...), nil
+	})
 }
 
-func filled(value float32) []byte {
-	b := make([]byte, 0, 4*vectorLen)
-	for range vectorLen {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(value))
+// expect runs a program and sees that every element of a device's result is the number wanted.
+func expect(ctx context.Context, x *engine.Executable, arg *engine.Array, devices []int,
+	want func(device int) float64) error {
+	run, err := x.Run(arg)
+	if err != nil {
+		return err
 	}
-	return b
+	defer run.Free()
+	if err := run.Wait(ctx); err != nil {
+		return err
+	}
+	for _, d := range devices {
+		b, err := run.Results[0].Read(ctx, d)
+		if err != nil {
+			return err
+		}
+		for _, got := range dtype.F32.Values(b) {
+			if got != want(d) {
+				return diag.New(diag.RuntimeFailed, "device %d of %s got %v, want %v", d,
+					x.Stage().Devices, got, want(d))
+			}
+		}
+	}
+	return nil
 }
 
-func floats(b []byte) []float32 {
-	var v []float32
-	for ; len(b) > 0; b = b[4:] {
-		v = append(v, math.Float32frombits(binary.LittleEndian.Uint32(b)))
+// Sum is a program that adds up what each of the devices has.
+func Sum(shape dtype.Shape, devices program.Devices) (*program.Stage, error) {
+	t := ir.Type{Elem: shape.Type, Place: ir.Placement{{Axis: "all", How: ir.Partial}}}
+	for i, n := range shape.Dims {
+		t.Dims = append(t.Dims, ir.Dim{Name: fmt.Sprintf("d%d", i), Size: n})
 	}
-	return v
+	b := ir.NewBuilder("sum", ir.Axis{Name: "all", Size: int64(len(devices))})
+	g, err := b.Graph(b.AllReduce(b.Input("x", ir.Data, t, ""), "all"))
+	if err != nil {
+		return nil, err
+	}
+	s, err := lower.Stage("sum", g, lower.Options{})
+	if err == nil {
+		s.Devices = devices
+	}
+	return s, err
 }
 
 // Halves runs two executables at the same time, each a sum over its own half of the devices, and
@@ -45,7 +77,7 @@ func Halves(ctx context.Context, e *engine.Engine, devices, rounds int) error {
 	errs := make([]error, 2)
 	var wg sync.WaitGroup
 	for h := range 2 {
-		wg.Go(func() { errs[h] = sumOn(ctx, e, program.Range(h*half, half), float32(h+1), rounds) })
+		wg.Go(func() { errs[h] = sumOn(ctx, e, program.Range(h*half, half), float64(h+1), rounds) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -56,41 +88,27 @@ func Halves(ctx context.Context, e *engine.Engine, devices, rounds int) error {
 	return nil
 }
 
-func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float32,
+func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float64,
 	rounds int) error {
-	n := len(devices)
-	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{vectorLen}}.MLIR()
-	text := fmt.Sprintf("module @sum attributes {mhlo.num_replicas = %d : i32} {\n"+
-		"func.func @main(%%x: %[2]s) -> %[2]s {\n"+
-		"%%r = \"stablehlo.all_reduce\"(%%x) (%[3]s) {%[4]s} : (%[2]s) -> %[2]s\n"+
-		"return %%r : %[2]s\n}\n}\n", n, shape, adder("f32"), groups(n, n))
-	x, err := e.Compile(ctx, vectorStage("sum", text, devices))
+	stage, err := Sum(dtype.Shape{Type: dtype.F32, Dims: []int64{vectorLen}}, devices)
+	if err != nil {
+		return err
+	}
+	x, err := e.Compile(ctx, stage)
 	if err != nil {
 		return err
 	}
 	defer x.Free()
-	arg, err := e.Place(x.Stage(), x.Stage().Args[0], engine.Copied,
-		func(int) ([]byte, error) { return filled(value), nil })
+	arg, err := filled(e, x.Stage(), func(int) float64 { return value })
 	if err != nil {
 		return err
 	}
 	defer arg.Free()
-	want := floats(filled(value * float32(n)))
+	n := len(devices)
 	for range rounds {
-		run, err := x.Run(arg)
+		err := expect(ctx, x, arg, []int{n - 1}, func(int) float64 { return value * float64(n) })
 		if err != nil {
 			return err
-		}
-		if err := run.Wait(ctx); err != nil {
-			return err
-		}
-		got, err := run.Results[0].Read(ctx, n-1)
-		run.Free()
-		if err != nil {
-			return err
-		}
-		if v := floats(got); !slices.Equal(v, want) {
-			return diag.New(diag.RuntimeFailed, "devices %s got %v, want %v", devices, v[0], want[0])
 		}
 	}
 	return nil
@@ -113,11 +131,12 @@ func scale(c *engine.Call) error {
 	if len(c.Args) != 1 || len(c.Results) != 1 || !ok {
 		return diag.New(diag.HandlerFailed, "want one argument, one result and a factor")
 	}
-	in, out := c.Args[0].Data, c.Results[0].Data
-	for i := 0; i < len(in); i += 4 {
-		v := math.Float32frombits(binary.LittleEndian.Uint32(in[i:]))
-		binary.LittleEndian.PutUint32(out[i:], math.Float32bits(v*factor))
+	var v [vectorLen]float32
+	dtype.F32.Decode(v[:], c.Args[0].Data)
+	for i := range v {
+		v[i] *= factor
 	}
+	dtype.F32.Encode(c.Results[0].Data, v[:])
 	return nil
 }
 
@@ -134,36 +153,23 @@ func Handler(ctx context.Context, e *engine.Engine, devices, calls int) (int64, 
 		"%%r = stablehlo.custom_call @%[3]s(%%x) {api_version = 4 : i32, "+
 		"backend_config = {factor = 3.0 : f32}} : (%[2]s) -> %[2]s\n"+
 		"return %%r : %[2]s\n}\n}\n", devices, shape, handlerName)
-	x, err := e.Compile(ctx, vectorStage("handler", text, program.Range(0, devices)))
+	all := program.Range(0, devices)
+	x, err := e.Compile(ctx, &program.Stage{Name: "handler", Devices: all, Text: text})
 	if err != nil {
 		return 0, err
 	}
 	defer x.Free()
-	arg, err := e.Place(x.Stage(), x.Stage().Args[0], engine.Copied,
-		func(d int) ([]byte, error) { return filled(float32(d)), nil })
+	arg, err := filled(e, x.Stage(), func(d int) float64 { return float64(d) })
 	if err != nil {
 		return 0, err
 	}
 	defer arg.Free()
 	before := handled.calls.Load()
 	for handled.calls.Load()-before < int64(calls) {
-		run, err := x.Run(arg)
+		err := expect(ctx, x, arg, all, func(d int) float64 { return 3 * float64(d) })
 		if err != nil {
 			return 0, err
 		}
-		if err := run.Wait(ctx); err != nil {
-			return 0, err
-		}
-		for d := range devices {
-			got, err := run.Results[0].Read(ctx, d)
-			if err != nil {
-				return 0, err
-			}
-			if v := floats(got); v[0] != 3*float32(d) || v[vectorLen-1] != 3*float32(d) {
-				return 0, diag.New(diag.RuntimeFailed, "device %d got %v, want %v", d, v[0], 3*float32(d))
-			}
-		}
-		run.Free()
 	}
 	return handled.calls.Load() - before, nil
 }

@@ -11,68 +11,21 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/hlotest"
 )
 
-// A msg is a protocol buffer message under construction.
-type msg []byte
+type msg = hlotest.Msg
 
-func (m msg) int(num protowire.Number, v int64) msg {
-	return protowire.AppendVarint(protowire.AppendTag(m, num, protowire.VarintType), uint64(v))
-}
+const f32, token = hlotest.F32, hlotest.Token
 
-func (m msg) bytes(num protowire.Number, b []byte) msg {
-	return protowire.AppendBytes(protowire.AppendTag(m, num, protowire.BytesType), b)
-}
-
-func (m msg) text(num protowire.Number, s string) msg { return m.bytes(num, []byte(s)) }
-
-func (m msg) packed(num protowire.Number, list ...int64) msg {
-	var b []byte
-	for _, v := range list {
-		b = protowire.AppendVarint(b, uint64(v))
-	}
-	return m.bytes(num, b)
-}
-
-const f32, tuple, token = 11, 13, 17
-
-func array(typ int64, dims ...int64) msg { return msg(nil).int(2, typ).packed(3, dims...) }
-
-func tupleOf(elems ...msg) msg {
-	m := msg(nil).int(2, tuple)
-	for _, e := range elems {
-		m = m.bytes(4, e)
-	}
-	return m
-}
-
-// inst begins an instruction; its name is its opcode and number.
-func inst(id int64, opcode string, shape msg, operands ...int64) msg {
-	return msg(nil).text(1, fmt.Sprintf("%s.%d", opcode, id)).text(2, opcode).bytes(3, shape).
-		int(35, id).packed(36, operands...)
-}
-
-func comp(id int64, name string, root int64, list ...msg) msg {
-	m := msg(nil).text(1, name).int(5, id).int(6, root)
-	for _, i := range list {
-		m = m.bytes(2, i)
-	}
-	return m
-}
+var array, tupleOf, inst, comp = hlotest.Array, hlotest.Tuple, hlotest.Inst, hlotest.Comp
 
 // module makes an HloModuleProto; computation 1 is the entry.
-func module(comps ...msg) msg {
-	m := msg(nil).text(1, "m").int(6, 1)
-	for _, c := range comps {
-		m = m.bytes(3, c)
-	}
-	return m
-}
+func module(comps ...msg) msg { return hlotest.Module("m", 1, comps...) }
 
 func mustRead(t testing.TB, code msg) *Module {
 	t.Helper()
@@ -96,44 +49,44 @@ func one(t testing.TB, i msg) Collective {
 
 func TestEveryEncodingOfGroupsIsRead(t *testing.T) {
 	gather := func() msg { return inst(2, "all-gather", array(f32, 32), 1) }
-	group := func(ids ...int64) msg { return msg(nil).packed(1, ids...) }
+	group := func(ids ...int64) msg { return msg(nil).Packed(1, ids...) }
 	iota := func(groups, size int64, dims, perm []int64) msg {
-		return msg(nil).int(1, groups).int(2, size).packed(3, dims...).packed(4, perm...)
+		return msg(nil).Int(1, groups).Int(2, size).Packed(3, dims...).Packed(4, perm...)
 	}
-	axis := func(name string, size int64) msg { return msg(nil).text(1, name).int(2, size) }
-	mesh := msg(nil).bytes(1, axis("data", 4)).bytes(1, axis("host", 2)).bytes(1, axis("model", 8))
-	unpacked := msg(nil).int(1, 0).int(1, 2)
+	axis := func(name string, size int64) msg { return msg(nil).Text(1, name).Int(2, size) }
+	mesh := msg(nil).Bytes(1, axis("data", 4)).Bytes(1, axis("host", 2)).Bytes(1, axis("model", 8))
+	unpacked := msg(nil).Int(1, 0).Int(1, 2)
 	for name, test := range map[string]struct {
 		i    msg
 		want string
 	}{
 		"none":     {gather(), "all devices"},
-		"old":      {gather().bytes(49, group(0, 1, 2, 3)).bytes(49, group(4, 5, 6, 7)), "2 groups of 4"},
-		"unpacked": {gather().bytes(49, unpacked), "1 group of 2, stride 2"},
-		"list": {gather().bytes(87, msg(nil).bytes(1, group(0, 8)).bytes(1, group(1, 9))),
+		"old":      {gather().Bytes(49, group(0, 1, 2, 3)).Bytes(49, group(4, 5, 6, 7)), "2 groups of 4"},
+		"unpacked": {gather().Bytes(49, unpacked), "1 group of 2, stride 2"},
+		"list": {gather().Bytes(87, msg(nil).Bytes(1, group(0, 8)).Bytes(1, group(1, 9))),
 			"2 groups of 2, stride 8"},
-		"uneven":     {gather().bytes(49, group(0, 1)).bytes(49, group(2, 3, 4)), "2 groups of 2 to 3"},
-		"irregular":  {gather().bytes(49, group(0, 1, 3)), "1 group of 3"},
-		"descending": {gather().bytes(49, group(3, 2, 1)), "1 group of 3"},
-		"old iota": {gather().bytes(87, msg(nil).bytes(2, iota(8, 4, []int64{32}, []int64{0}))),
+		"uneven":     {gather().Bytes(49, group(0, 1)).Bytes(49, group(2, 3, 4)), "2 groups of 2 to 3"},
+		"irregular":  {gather().Bytes(49, group(0, 1, 3)), "1 group of 3"},
+		"descending": {gather().Bytes(49, group(3, 2, 1)), "1 group of 3"},
+		"old iota": {gather().Bytes(87, msg(nil).Bytes(2, iota(8, 4, []int64{32}, []int64{0}))),
 			"8 groups of 4"},
-		"iota": {gather().bytes(92, iota(8, 8192, []int64{8192, 8}, []int64{1, 0})),
+		"iota": {gather().Bytes(92, iota(8, 8192, []int64{8192, 8}, []int64{1, 0})),
 			"8 groups of 8192, stride 8"},
 		// Groups that cross the rows of the array: once taken for irregular.
-		"iota across rows": {gather().bytes(92, iota(3, 2, []int64{2, 3}, nil)), "3 groups of 2"},
-		"mesh model": {gather().bytes(93, msg(nil).bytes(1, mesh).bytes(2, msg(nil).int(1, 2))),
+		"iota across rows": {gather().Bytes(92, iota(3, 2, []int64{2, 3}, nil)), "3 groups of 2"},
+		"mesh model": {gather().Bytes(93, msg(nil).Bytes(1, mesh).Bytes(2, msg(nil).Int(1, 2))),
 			"8 groups of 8"},
-		"mesh data": {gather().bytes(93, msg(nil).bytes(1, mesh).bytes(2, msg(nil))),
+		"mesh data": {gather().Bytes(93, msg(nil).Bytes(1, mesh).Bytes(2, msg(nil))),
 			"16 groups of 4, stride 16"},
-		"mesh host, model": {gather().bytes(93, msg(nil).bytes(1, mesh).
-			bytes(2, msg(nil).int(1, 1)).bytes(2, msg(nil).int(1, 2))), "4 groups of 16"},
-		"half of model": {gather().bytes(93, msg(nil).bytes(1, mesh).
-			bytes(2, msg(nil).int(1, 2).bytes(2, msg(nil).int(1, 1).int(2, 2)))),
+		"mesh host, model": {gather().Bytes(93, msg(nil).Bytes(1, mesh).
+			Bytes(2, msg(nil).Int(1, 1)).Bytes(2, msg(nil).Int(1, 2))), "4 groups of 16"},
+		"half of model": {gather().Bytes(93, msg(nil).Bytes(1, mesh).
+			Bytes(2, msg(nil).Int(1, 2).Bytes(2, msg(nil).Int(1, 1).Int(2, 2)))),
 			"32 groups of 2, stride 4"},
-		"mesh of named devices": {gather().bytes(93, msg(nil).bytes(1, mesh.packed(2, 3, 1)).
-			bytes(2, msg(nil))), "16 groups of 4"},
+		"mesh of named devices": {gather().Bytes(93, msg(nil).Bytes(1, mesh.Packed(2, 3, 1)).
+			Bytes(2, msg(nil))), "16 groups of 4"},
 		"pairs": {inst(2, "collective-permute", array(f32, 8), 1).
-			bytes(52, msg(nil).int(2, 1)).bytes(52, msg(nil).int(1, 1)), "2 pairs"},
+			Bytes(52, msg(nil).Int(2, 1)).Bytes(52, msg(nil).Int(1, 1)), "2 pairs"},
 	} {
 		if got := one(t, test.i).Group.String(); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
@@ -173,11 +126,11 @@ func TestIotaAgreesWithItsDevices(t *testing.T) {
 		}
 		var list tally
 		for chunk := range slices.Chunk(ids, int(size)) {
-			if err := list.addGroup(msg(nil).packed(1, chunk...)); err != nil {
+			if err := list.addGroup(msg(nil).Packed(1, chunk...)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		compact := msg(nil).int(1, total/size).int(2, size).packed(3, dims...).packed(4, perm...)
+		compact := msg(nil).Int(1, total/size).Int(2, size).Packed(3, dims...).Packed(4, perm...)
 		got, err := decodeIota(compact)
 		if err != nil {
 			t.Fatal(err)
@@ -190,8 +143,8 @@ func TestIotaAgreesWithItsDevices(t *testing.T) {
 
 func TestGroupIsAllDevicesWhereTheProgramSaysHowMany(t *testing.T) {
 	code := module(comp(1, "entry", 2, inst(1, "parameter", array(f32, 8)),
-		inst(2, "all-reduce", array(f32, 8), 1).int(26, 1)))
-	m, err := Read("hlo_with_config", msg(nil).bytes(1, code).bytes(2, msg(nil).int(4, 4).int(5, 2)))
+		inst(2, "all-reduce", array(f32, 8), 1).Int(26, 1)))
+	m, err := Read("hlo_with_config", msg(nil).Bytes(1, code).Bytes(2, msg(nil).Int(4, 4).Int(5, 2)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +171,7 @@ func TestOlderAsyncForms(t *testing.T) {
 			[]int64{32, 32, 32, 32}, true},
 		"permute": {inst(2, "collective-permute-start",
 			tupleOf(in, in, context, context), 1), []int64{32, 32}, true},
-		"synchronous after all": {inst(2, "all-reduce-start", in, 1).text(43, sync),
+		"synchronous after all": {inst(2, "all-reduce-start", in, 1).Text(43, sync),
 			[]int64{32, 32}, false},
 	} {
 		rows := mustRead(t, module(comp(1, "entry", 2, param, test.i))).Collectives()
@@ -240,13 +193,13 @@ func TestOlderAsyncForms(t *testing.T) {
 func TestWrappedCollectiveCountsOncePerStart(t *testing.T) {
 	s := array(f32, 8)
 	wrapped := comp(2, "async_computation", 2, inst(1, "parameter", s),
-		inst(2, "all-to-all", s, 1).packed(14, 0))
+		inst(2, "all-to-all", s, 1).Packed(14, 0))
 	start := func(id int64, config string) msg {
-		return inst(id, "async-start", tupleOf(tupleOf(s), s), 1).packed(38, 2).text(43, config)
+		return inst(id, "async-start", tupleOf(tupleOf(s), s), 1).Packed(38, 2).Text(43, config)
 	}
 	entry := comp(1, "entry", 5, inst(1, "parameter", s),
-		start(2, ""), inst(3, "async-done", s, 2).packed(38, 2),
-		start(4, ""), inst(5, "async-done", s, 4).packed(38, 2))
+		start(2, ""), inst(3, "async-done", s, 2).Packed(38, 2),
+		start(4, ""), inst(5, "async-done", s, 4).Packed(38, 2))
 	rows := mustRead(t, module(entry, wrapped)).Collectives()
 	if len(rows) != 1 || rows[0].Count != 2 || !rows[0].Async || rows[0].Name != "async-start.2" ||
 		rows[0].In != "entry" {
@@ -262,7 +215,7 @@ func TestWrappedCollectiveCountsOncePerStart(t *testing.T) {
 }
 
 func loop(id int64, body, condition int64, config string) msg {
-	return inst(id, "while", array(f32, 8), 1).packed(38, body, condition).text(43, config)
+	return inst(id, "while", array(f32, 8), 1).Packed(38, body, condition).Text(43, config)
 }
 
 func TestTripCounts(t *testing.T) {
@@ -298,19 +251,19 @@ func TestConfigurationMayBeAPayload(t *testing.T) {
 	param := inst(1, "parameter", s)
 	body := comp(2, "body", 2, param, inst(2, "all-reduce", s, 1))
 	condition := comp(3, "condition", 1, param)
-	while := inst(2, "while", s, 1).packed(38, 2, 3)
+	while := inst(2, "while", s, 1).Packed(38, 2, 3)
 	by := func(payload msg) int64 {
-		code := module(comp(1, "entry", 2, param, while.bytes(99, payload)), body, condition).
-			text(22, "{}").text(22, `{"known_trip_count":{"n":"5"}}`)
+		code := module(comp(1, "entry", 2, param, while.Bytes(99, payload)), body, condition).
+			Text(22, "{}").Text(22, `{"known_trip_count":{"n":"5"}}`)
 		return mustRead(t, code).Collectives()[0].Count
 	}
-	if got := by(msg(nil).int(2, 1)); got != 5 {
+	if got := by(msg(nil).Int(2, 1)); got != 5 {
 		t.Errorf("by number: %d", got)
 	}
-	if got := by(msg(nil).text(1, `{"known_trip_count":{"n":"4"}}`)); got != 4 {
+	if got := by(msg(nil).Text(1, `{"known_trip_count":{"n":"4"}}`)); got != 4 {
 		t.Errorf("in place: %d", got)
 	}
-	if got := by(msg(nil).int(2, 9)); got != 1 {
+	if got := by(msg(nil).Int(2, 9)); got != 1 {
 		t.Errorf("a payload that is not there: %d", got)
 	}
 }
@@ -318,10 +271,10 @@ func TestConfigurationMayBeAPayload(t *testing.T) {
 func TestOnlyWhatIsReachedAndRunCounts(t *testing.T) {
 	s := array(f32, 8)
 	param := inst(1, "parameter", s)
-	sum := inst(2, "all-reduce", s, 1).packed(38, 3)
+	sum := inst(2, "all-reduce", s, 1).Packed(38, 3)
 	m := mustRead(t, module(
 		comp(1, "entry", 4, param, sum, inst(3, "fusion.remat", s, 2),
-			inst(4, "call", s, 3).packed(38, 2)),
+			inst(4, "call", s, 3).Packed(38, 2)),
 		comp(2, "callee", 2, param, inst(2, "negate", s, 1)),
 		comp(3, "reducer", 2, param, inst(2, "all-gather", s, 1)), // applied, not run
 		comp(4, "orphan", 2, param, inst(2, "reduce-scatter.remat2", s, 1)),
@@ -344,8 +297,8 @@ func TestScheduleGivesTheOrder(t *testing.T) {
 	entry := comp(1, "entry", high|3, inst(high|1, "parameter", s),
 		inst(high|2, "all-gather", s, high|1), inst(high|3, "all-reduce", s, high|1))
 	order := func(ids ...int64) string {
-		sequence := msg(nil).int(1, 1).bytes(2, msg(nil).packed(1, ids...))
-		m := mustRead(t, module(entry).bytes(7, msg(nil).bytes(1, sequence)))
+		sequence := msg(nil).Int(1, 1).Bytes(2, msg(nil).Packed(1, ids...))
+		m := mustRead(t, module(entry).Bytes(7, msg(nil).Bytes(1, sequence)))
 		var kinds []string
 		for _, c := range m.Collectives() {
 			kinds = append(kinds, string(c.Kind))
@@ -367,8 +320,8 @@ func TestScheduleGivesTheOrder(t *testing.T) {
 func TestTypesThatDeepwellLacks(t *testing.T) {
 	fnuz := array(23, 3, 5) // f8e4m3b11fnuz
 	m := mustRead(t, module(comp(1, "entry", 5, inst(1, "parameter", array(token)),
-		inst(2, "parameter", fnuz).int(9, 1), inst(3, "parameter", array(99, 4)).int(9, 2),
-		inst(4, "all-to-all", fnuz, 2).packed(14, 0),
+		inst(2, "parameter", fnuz).Int(9, 1), inst(3, "parameter", array(99, 4)).Int(9, 2),
+		inst(4, "all-to-all", fnuz, 2).Packed(14, 0),
 		inst(5, "tuple", tupleOf(array(token), tupleOf(array(26, 3)), tupleOf()), 1, 2))))
 	texts := func(list []Value) (all []string) {
 		for _, v := range list {
@@ -392,13 +345,13 @@ func TestTypesThatDeepwellLacks(t *testing.T) {
 func TestAliasesAndDonors(t *testing.T) {
 	s := array(f32, 8)
 	result := tupleOf(s, tupleOf(s, s), s)
-	base := module(comp(1, "entry", 3, inst(1, "parameter", s), inst(2, "parameter", s).int(9, 1),
+	base := module(comp(1, "entry", 3, inst(1, "parameter", s), inst(2, "parameter", s).Int(9, 1),
 		inst(3, "tuple", result, 1, 2)))
 	alias := func(param, kind int64, path ...int64) msg {
-		return msg(nil).bytes(1, msg(nil).packed(1, path...).int(2, param).int(4, kind))
+		return msg(nil).Bytes(1, msg(nil).Packed(1, path...).Int(2, param).Int(4, kind))
 	}
-	donor := func(param int64) msg { return msg(nil).bytes(1, msg(nil).int(1, param)) }
-	m := mustRead(t, base.bytes(8, append(alias(0, 1, 1, 1), alias(1, 2, 2)...)).bytes(18, donor(1)))
+	donor := func(param int64) msg { return msg(nil).Bytes(1, msg(nil).Int(1, param)) }
+	m := mustRead(t, base.Bytes(8, append(alias(0, 1, 1, 1), alias(1, 2, 2)...)).Bytes(18, donor(1)))
 	if want := []Alias{{2, 0, false}, {3, 1, true}}; !slices.Equal(m.Aliases, want) {
 		t.Errorf("aliases %v, want %v", m.Aliases, want)
 	}
@@ -406,11 +359,11 @@ func TestAliasesAndDonors(t *testing.T) {
 		t.Error("parameter 1 is the donor")
 	}
 	for name, bad := range map[string]msg{
-		"no such result":    base.bytes(8, alias(0, 1, 7)),
-		"a tuple":           base.bytes(8, alias(0, 1, 1)),
-		"below an array":    base.bytes(8, alias(0, 1, 0, 0)),
-		"no such parameter": base.bytes(8, alias(2, 1, 0)),
-		"no such donor":     base.bytes(18, donor(-1)),
+		"no such result":    base.Bytes(8, alias(0, 1, 7)),
+		"a tuple":           base.Bytes(8, alias(0, 1, 1)),
+		"below an array":    base.Bytes(8, alias(0, 1, 0, 0)),
+		"no such parameter": base.Bytes(8, alias(2, 1, 0)),
+		"no such donor":     base.Bytes(18, donor(-1)),
 	} {
 		if _, err := Read("hlo", bad); err == nil {
 			t.Errorf("%s was taken", name)
@@ -422,7 +375,7 @@ func TestWorkspaceIsOnlyThatOfALibrary(t *testing.T) {
 	result := tupleOf(array(f32, 8), array(6, 100))
 	for target, want := range map[string]int64{"__cudnn$norm": 100, "deepwell.quantize": 0} {
 		m := mustRead(t, module(comp(1, "entry", 2, inst(1, "parameter", array(f32, 8)),
-			inst(2, "custom-call", result, 1).text(28, target))))
+			inst(2, "custom-call", result, 1).Text(28, target))))
 		c := m.CustomCalls()[0]
 		if c.Workspace != want || c.ResultBytes != 132-want || c.Plan != PlanUnknown {
 			t.Errorf("%s: %+v", target, c)
@@ -433,7 +386,7 @@ func TestWorkspaceIsOnlyThatOfALibrary(t *testing.T) {
 func TestErrorsSayWhatIsWrong(t *testing.T) {
 	s := array(f32, 8)
 	param := inst(1, "parameter", s)
-	call := func(id int64) msg { return inst(2, "call", s, 1).packed(38, id) }
+	call := func(id int64) msg { return inst(2, "call", s, 1).Packed(38, id) }
 	chain := []msg{}
 	for id := range int64(2000) {
 		chain = append(chain, comp(id+1, fmt.Sprint("c", id), 1, param, call(id+2)))
@@ -450,16 +403,16 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 		"no instructions":        entry(),
 		"no opcode":              entry(inst(1, "", s)),
 		"no result":              module(comp(1, "entry", 9, param)),
-		"calls itself":           entry(param, call(2)).bytes(3, comp(2, "b", 1, param, call(1))),
+		"calls itself":           entry(param, call(2)).Bytes(3, comp(2, "b", 1, param, call(1))),
 		"which is not there":     entry(param, call(7)),
-		"two computations":       entry(param).bytes(3, comp(1, "other", 1, param)),
+		"two computations":       entry(param).Bytes(3, comp(1, "other", 1, param)),
 		"more than 1000 deep":    module(chain...),
 		"deeper than 32 tuples":  entry(inst(1, "parameter", deep)),
 		"129 dimensions":         entry(inst(1, "parameter", flat)),
-		"not a body":             entry(param, inst(2, "while", s, 1).packed(38, 1)),
+		"not a body":             entry(param, inst(2, "while", s, 1).Packed(38, 1)),
 		"operand 5":              entry(param, inst(2, "all-reduce", s, 5)),
-		"parameter 0":            entry(inst(1, "parameter", s).int(9, 3)),
-		"names axis 4 of a mesh": entry(param.bytes(93, msg(nil).bytes(2, msg(nil).int(1, 4)))),
+		"parameter 0":            entry(inst(1, "parameter", s).Int(9, 3)),
+		"names axis 4 of a mesh": entry(param.Bytes(93, msg(nil).Bytes(2, msg(nil).Int(1, 4)))),
 	} {
 		_, err := Read("hlo", code)
 		e, ok := errors.AsType[*diag.Error](err)
@@ -480,7 +433,7 @@ func TestManyPathsAreNotWalked(t *testing.T) {
 	var comps []msg
 	for id := int64(1); id <= 200; id++ {
 		comps = append(comps, comp(id, fmt.Sprint("c", id), 1, param, loop(2, id+1, 202, million),
-			inst(3, "call", s, 1).packed(38, id+1)))
+			inst(3, "call", s, 1).Packed(38, id+1)))
 	}
 	comps = append(comps, comp(201, "last", 2, param, inst(2, "all-reduce", s, 1)),
 		comp(202, "condition", 1, param))
@@ -516,17 +469,17 @@ func TestSharingStaysLinear(t *testing.T) {
 	payload := `{"x":"` + strings.Repeat("y", many) + `"}`
 	var aliases, users msg
 	for range 30_000 {
-		aliases = aliases.bytes(1, msg(nil).packed(1, many-1))
-		users = users.bytes(2, inst(2, "all-reduce", s, 1).bytes(99, msg(nil).int(2, 0)))
+		aliases = aliases.Bytes(1, msg(nil).Packed(1, many-1))
+		users = users.Bytes(2, inst(2, "all-reduce", s, 1).Bytes(99, msg(nil).Int(2, 0)))
 	}
 	for name, code := range map[string]msg{
 		"operands of a call": module(comp(1, "entry", 1, big,
 			inst(2, "custom-call", s, ones...))),
 		"operands of a sum": module(comp(1, "entry", 1, inst(1, "parameter", rank),
 			inst(2, "all-reduce", tupleOf(wide...), ones...))),
-		"aliases": module(comp(1, "entry", 1, big)).bytes(8, aliases),
+		"aliases": module(comp(1, "entry", 1, big)).Bytes(8, aliases),
 		"payloads": module(append(comp(1, "entry", 1, inst(1, "parameter", s)), users...)).
-			text(22, payload),
+			Text(22, payload),
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

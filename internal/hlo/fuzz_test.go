@@ -22,8 +22,8 @@ func FuzzRead(f *testing.F) {
 	param := inst(1, "parameter", s)
 	trip := `{"known_trip_count":{"n":"9"}}`
 	f.Add(false, []byte(module(comp(1, "entry", 2, param, loop(2, 2, 3, trip)),
-		comp(2, "body", 2, param, inst(2, "all-gather-start", tupleOf(s, s), 1).bytes(92, msg(nil).
-			int(1, 4).int(2, 8).packed(3, 4, 8).packed(4, 1, 0))), comp(3, "condition", 1, param))))
+		comp(2, "body", 2, param, inst(2, "all-gather-start", tupleOf(s, s), 1).Bytes(92, msg(nil).
+			Int(1, 4).Int(2, 8).Packed(3, 4, 8).Packed(4, 1, 0))), comp(3, "condition", 1, param))))
 	f.Add(false, []byte(nil))
 	f.Fuzz(func(t *testing.T, config bool, code []byte) {
 		format := "hlo"

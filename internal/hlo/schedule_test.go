@@ -90,7 +90,7 @@ func TestFLOPs(t *testing.T) {
 			t.Errorf("%s: %d FLOPs, want %d", name, sum, want)
 		}
 	}
-	dims := func(list ...int64) msg { return msg(nil).bytes(30, msg(nil).packed(1, list...)) }
+	dims := func(list ...int64) msg { return msg(nil).Bytes(30, msg(nil).Packed(1, list...)) }
 	plain := append(inst(2, "dot", array(f32, 8, 5), 1, 1), dims(1)...)
 	entry := comp(1, "entry", 2, inst(1, "parameter", array(f32, 8, 7)), plain)
 	c, err := mustRead(t, module(entry)).Schedule()

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"io"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
-
-	"github.com/deepwell/deepwell/diag"
 )
 
 // A Writer writes one trace. It is safe for use by several goroutines, and its methods may be
@@ -187,27 +184,4 @@ func (w *Writer) write(e traceEvent) {
 		comma, w.written = "\n", true
 	}
 	_, w.err = w.w.Write(append([]byte(comma), b...))
-}
-
-// ParseSteps reads which steps to trace: "10:13" is the four steps from 10 to 13, "10" is one.
-// Steps are counted from 1, as the live line shows them.
-func ParseSteps(text string) (from, to int, err error) {
-	first, last, isRange := strings.Cut(text, ":")
-	if !isRange {
-		last = first
-	}
-	from, err1 := strconv.Atoi(first)
-	to, err2 := strconv.Atoi(last)
-	const help = "give the first and the last step, for example --profile 10:13"
-	switch {
-	case err1 != nil || err2 != nil:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s names no steps", text).Try(help)
-	case from < 1:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s: steps are counted from 1", text).
-			Try(help)
-	case to < from:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s ends before it begins", text).
-			Try("--profile %d:%d", to, from)
-	}
-	return from, to, nil
 }

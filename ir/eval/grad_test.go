@@ -1,6 +1,7 @@
 package eval_test
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -65,7 +66,13 @@ func checkGradient(t *testing.T, p irtest.Probe, seed uint64) {
 	if again, err := ir.Parse(g.String()); err != nil || again.String() != g.String() {
 		t.Fatalf("seed %d: the text does not come back: %v\n%s", seed, err, g)
 	}
-	grads := gradients(t, g, inputs)
+	differences(t, g, inputs, gradients(t, g, inputs), fmt.Sprintf("seed %d\n%s", seed, g))
+}
+
+// differences holds gradients to what the value does when an element moves.
+func differences(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array, grads []*eval.Array,
+	what string) {
+	t.Helper()
 	for i, v := range g.Params() {
 		data := inputs[v.Name][0].Data
 		for k := range data {
@@ -78,7 +85,7 @@ func checkGradient(t *testing.T, p irtest.Probe, seed uint64) {
 			data[k] = old
 			want := (up - down) / (2 * h)
 			if got := grads[i].Data[k]; math.Abs(got-want) > differenceBound*(1+math.Abs(want)) {
-				t.Fatalf("seed %d: d/d%s[%d] is %v, the difference says %v\n%s", seed, v.Name, k, got, want, g)
+				t.Fatalf("d/d%s[%d] is %v, the difference says %v: %s", v.Name, k, got, want, what)
 			}
 		}
 	}

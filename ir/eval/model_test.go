@@ -1,6 +1,7 @@
 package eval_test
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -42,22 +43,7 @@ func TestGradientOfARepeat(t *testing.T) {
 		g := tiny(t, 3)
 		inputs := fill(g, 1)
 		grads := gradients(t, g, inputs, recompute...)
-		for i, v := range g.Params() {
-			data := inputs[v.Name][0].Data
-			for k := range data {
-				const h = 1e-5
-				old := data[k]
-				data[k] = old + h
-				up := value(t, g, inputs)
-				data[k] = old - h
-				down := value(t, g, inputs)
-				data[k] = old
-				want := (up - down) / (2 * h)
-				if got := grads[i].Data[k]; math.Abs(got-want) > differenceBound*(1+math.Abs(want)) {
-					t.Fatalf("recompute %v: d/d%s[%d] is %v, the difference says %v", recompute, v.Name, k, got, want)
-				}
-			}
-		}
+		differences(t, g, inputs, grads, fmt.Sprintf("recompute %v", recompute))
 	}
 }
 

@@ -1,0 +1,161 @@
+package dtype
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Decode brings elements of a float type to float32. Only F64 can lose anything: it is rounded to
+// the nearest. Elements of other types are not read.
+func (d DType) Decode(dst []float32, src []byte) {
+	switch d {
+	case F32:
+		for i := range dst {
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+		}
+	case F64:
+		for i := range dst {
+			dst[i] = float32(math.Float64frombits(binary.LittleEndian.Uint64(src[8*i:])))
+		}
+	case BF16:
+		for i := range dst {
+			dst[i] = F32FromBF16(binary.LittleEndian.Uint16(src[2*i:]))
+		}
+	case F16:
+		for i := range dst {
+			dst[i] = F32FromF16(binary.LittleEndian.Uint16(src[2*i:]))
+		}
+	}
+}
+
+// Encode rounds float32 to the nearest element of F32, BF16 or F16, ties to even. It gives the
+// place of the first finite number that would become infinite, or -1.
+func (d DType) Encode(dst []byte, src []float32) int {
+	over := -1
+	switch d {
+	case F32:
+		for i, f := range src {
+			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(f))
+		}
+	case BF16:
+		for i, f := range src {
+			h := BF16FromF32(f)
+			binary.LittleEndian.PutUint16(dst[2*i:], h)
+			if h&0x7fff == 0x7f80 && over < 0 && !math.IsInf(float64(f), 0) {
+				over = i
+			}
+		}
+	case F16:
+		for i, f := range src {
+			h := F16FromF32(f)
+			binary.LittleEndian.PutUint16(dst[2*i:], h)
+			if h&0x7fff == 0x7c00 && over < 0 && !math.IsInf(float64(f), 0) {
+				over = i
+			}
+		}
+	}
+	return over
+}
+
+// Append writes numbers as elements, those of floats rounded to float32 first unless d is F64. It
+// writes nothing for types of which Go has no numbers: complex ones, and those of 8 bits and less
+// that are no whole numbers.
+func (d DType) Append(dst []byte, list ...float64) []byte {
+	for _, v := range list {
+		switch {
+		case d == F64:
+			dst = binary.LittleEndian.AppendUint64(dst, math.Float64bits(v))
+		case d == F32:
+			dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(v)))
+		case d == BF16:
+			dst = binary.LittleEndian.AppendUint16(dst, BF16FromF32(float32(v)))
+		case d == F16:
+			dst = binary.LittleEndian.AppendUint16(dst, F16FromF32(float32(v)))
+		case d.Bits() >= 8 && (d.Kind() == Bool || d.Kind() == Signed || d.Kind() == Unsigned):
+			word := binary.LittleEndian.AppendUint64(nil, uint64(int64(v)))
+			dst = append(dst, word[:d.Bits()/8]...)
+		}
+	}
+	return dst
+}
+
+// Values reads what Append writes, and F8E5M2.
+func (d DType) Values(src []byte) []float64 {
+	width := max(d.Bits()/8, 1)
+	list := make([]float64, len(src)/width)
+	for i := range list {
+		list[i] = d.Value(src[i*width : (i+1)*width])
+	}
+	return list
+}
+
+// Value is the number of one element. A packed pair, a complex number and a block format's part
+// are only bits, and not a number.
+func (d DType) Value(elem []byte) float64 {
+	var word [8]byte
+	copy(word[:], elem)
+	raw := binary.LittleEndian.Uint64(word[:])
+	shift := 64 - d.Bits()
+	switch {
+	case d.Bits() < 8:
+		return math.NaN()
+	case d.Kind() == Bool || d.Kind() == Unsigned:
+		return float64(raw)
+	case d.Kind() == Signed:
+		return float64(int64(raw<<shift) >> shift)
+	}
+	switch d {
+	case F64:
+		return math.Float64frombits(raw)
+	case F32:
+		return float64(math.Float32frombits(uint32(raw)))
+	case BF16:
+		return float64(F32FromBF16(uint16(raw)))
+	case F16:
+		return float64(F32FromF16(uint16(raw)))
+	case F8E5M2: // the upper byte of a half
+		return float64(F32FromF16(uint16(raw) << 8))
+	}
+	return math.NaN()
+}
+
+// BF16FromF32 rounds to the nearest bfloat16, ties to even; a NaN stays a quiet NaN.
+func BF16FromF32(f float32) uint16 {
+	bits := math.Float32bits(f)
+	if f != f {
+		return uint16(bits>>16) | 0x40
+	}
+	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
+}
+
+// F32FromBF16 widens a bfloat16, which is exact.
+func F32FromBF16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
+
+// F16FromF32 rounds to the nearest half, ties to even; a NaN stays a quiet NaN.
+func F16FromF32(f float32) uint16 {
+	bits := math.Float32bits(f)
+	sign, bits := uint16(bits>>16&0x8000), bits&0x7fffffff
+	switch {
+	case bits > 0x7f800000: // NaN
+		return sign | 0x7e00 | uint16(bits>>13&0x1ff)
+	case bits >= 0x47800000: // 65536 and more, and infinity
+		return sign | 0x7c00
+	case bits < 0x38800000: // below 2⁻¹⁴ halves are multiples of 2⁻²⁴
+		return sign | uint16(math.RoundToEven(float64(math.Float32frombits(bits))*0x1p24))
+	}
+	bits += 0xfff + bits>>13&1
+	return sign | uint16((bits-(127-15)<<23)>>13)
+}
+
+// F32FromF16 widens an IEEE 754 half: 1 sign, 5 exponent and 10 fraction bits. It is exact.
+func F32FromF16(h uint16) float32 {
+	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10&0x1f), uint32(h&0x3ff)
+	switch exp {
+	case 0: // zero, or a fraction of 2⁻²⁴
+		f := float32(frac) * 0x1p-24
+		return math.Float32frombits(math.Float32bits(f) | sign)
+	case 0x1f:
+		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
+	}
+	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
+}

@@ -1,0 +1,230 @@
+package rig
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// A T is what testing.T, testing.B and rapid.T share.
+type T interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Cleanup(func())
+	Context() context.Context
+}
+
+// A Rig is an engine and how to compile for it.
+type Rig struct {
+	Engine *engine.Engine
+	Flags  map[string]any // of the compiler
+}
+
+// Open gives the CPU engine, which is closed with the test.
+func Open(t T, o engine.Options) *Rig {
+	t.Helper()
+	e, err := engine.Open(context.Background(), "cpu", o)
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	return &Rig{Engine: e}
+}
+
+// A Program is a graph that was compiled.
+type Program struct {
+	*engine.Executable
+	rig   *Rig
+	graph *ir.Graph
+}
+
+// Compile lowers and compiles a graph; the program is freed with the test. Its results are called
+// what results says, or else as the graph says.
+func (r *Rig) Compile(t T, g *ir.Graph, o lower.Options, results ...string) *Program {
+	t.Helper()
+	s, err := lower.Stage(g.Name, g, o)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, g)
+	}
+	s.Flags = r.Flags
+	for i, name := range results {
+		s.Results[i].Name = name
+	}
+	return &Program{Executable: Stage(t, r.Engine, s), rig: r, graph: g}
+}
+
+// Stage compiles a stage; the executable is freed with the test.
+func Stage(t T, e *engine.Engine, s *program.Stage) *engine.Executable {
+	t.Helper()
+	x, err := e.Compile(t.Context(), s)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, s.Text)
+	}
+	t.Cleanup(x.Free)
+	return x
+}
+
+// Put places an argument: what each device has, or what all have.
+func (p *Program) Put(t T, name string, pieces ...[]float64) *engine.Array {
+	t.Helper()
+	args := p.Stage().Args
+	i := slices.IndexFunc(args, func(a program.Array) bool { return a.Name == name })
+	if i < 0 {
+		t.Fatalf("%s takes no %s", p.Stage().Name, name)
+	}
+	a, err := p.rig.Engine.Place(p.Stage(), args[i], engine.Copied, func(d int) ([]byte, error) {
+		return args[i].Global.Type.Append(nil, pieces[d%len(pieces)]...), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// Run is eval.Run on the engine.
+func (p *Program) Run(t T, inputs map[string][]*eval.Array) [][]*eval.Array {
+	t.Helper()
+	var args []*engine.Array
+	for _, v := range p.graph.Inputs {
+		var pieces [][]float64
+		for _, a := range inputs[v.Name] {
+			pieces = append(pieces, a.Data)
+		}
+		a := p.Put(t, v.Name, pieces...)
+		defer a.Free()
+		args = append(args, a)
+	}
+	run, err := p.Executable.Run(args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, p.graph)
+	}
+	defer run.Free()
+	out := make([][]*eval.Array, len(run.Results))
+	for i, a := range run.Results {
+		for d := range p.Stage().Devices {
+			out[i] = append(out[i], &eval.Array{Type: p.graph.Results[i].Type, Data: Read(t, a, d)})
+		}
+	}
+	return out
+}
+
+// Step runs the program on a state and what is not in it, the same on all devices. It gives the
+// first device's piece of the results that are not of the state.
+func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[string][]float64 {
+	t.Helper()
+	var in []*engine.Array
+	for name, list := range data {
+		a := p.Put(t, name, list)
+		defer a.Free()
+		in = append(in, a)
+	}
+	run, err := p.Executable.Step(state, in...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run.Free()
+	out := map[string][]float64{}
+	for i, a := range run.Results {
+		if name := p.Stage().Results[i].Name; a != state.Get(name) {
+			out[name] = Read(t, a, 0)
+		}
+	}
+	return out
+}
+
+// Cards gives the compiler for NVIDIA's cards, which is closed with the test.
+func Cards(t T, withoutCuDNN bool) *engine.Compiler {
+	t.Helper()
+	c, err := engine.OpenCompiler(t.Context(), "", withoutCuDNN)
+	if err != nil {
+		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Report compiles a stage for a cluster, such as 8xb200.
+func Report(t T, c *engine.Compiler, s *program.Stage, cluster string) *engine.Report {
+	t.Helper()
+	target, err := machine.ParseCluster(cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.Compile(t.Context(), s, target.Target())
+	if err != nil {
+		t.Fatalf("%s: %v", cluster, err)
+	}
+	return r
+}
+
+// Read gives a device's piece of an array.
+func Read(t T, a *engine.Array, device int) []float64 {
+	t.Helper()
+	return a.Local().Type.Values(Bytes(t, a, device))
+}
+
+// Bytes gives a device's piece of an array as it is in memory.
+func Bytes(t T, a *engine.Array, device int) []byte {
+	t.Helper()
+	b, err := a.Read(context.Background(), device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Tensors reads all numbers of a file of safetensors, which is what oracles write.
+func Tensors(t T, path string) map[string][]float64 {
+	t.Helper()
+	set, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = set.Close() }()
+	all := map[string][]float64{}
+	for _, name := range set.Names() {
+		x, err := set.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := x.Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = x.Shape().Type.Values(b)
+	}
+	return all
+}
+
+// Distance is the Frobenius norm of got - want relative to that of want.
+func Distance(got, want []float64) float64 {
+	var d, n float64
+	for i := range want {
+		d += (got[i] - want[i]) * (got[i] - want[i])
+		n += want[i] * want[i]
+	}
+	return math.Sqrt(d / n)
+}
+
+// Joint gives a graph's gradient, and loss and gradients as one graph.
+func Joint(t T, g *ir.Graph) (*ir.Gradient, *ir.Graph) {
+	t.Helper()
+	gr, err := ir.Grad(g, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	joint, err := gr.Joint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gr, joint
+}

@@ -1,0 +1,98 @@
+package trace
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+)
+
+// A Profile writes a trace of some steps of a run: what the host does, and how long it waits for
+// each program. The CPU engine has no profiler of its own that it could be asked for more.
+type Profile struct {
+	path     string
+	from, to int
+	file     *os.File
+	buffer   *bufio.Writer
+	trace    *Writer
+	events   event.Sink
+	done     bool
+	err      error
+}
+
+// Create makes the file of a profile of the steps "from:to"; events hears when it is there.
+func Create(path, steps string, events event.Sink, now func() time.Time) (*Profile, error) {
+	from, to, err := parseSteps(steps)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot write the profile").At("%s", path).Wrap(err)
+	}
+	b := bufio.NewWriter(f)
+	return &Profile{path: path, from: from, to: to, file: f, buffer: b, trace: New(b, now),
+		events: events}, nil
+}
+
+// Begin begins a span of a step, if the step is one of the profile; the function that it returns
+// ends it.
+func (p *Profile) Begin(step int, name string) func() {
+	if step > p.to {
+		p.err = errors.Join(p.err, p.Close()) // the trace can be looked at while the run goes on
+	}
+	if step < p.from || step > p.to {
+		return func() {}
+	}
+	end := p.trace.Track("host", "steps").Span(name)
+	return func() { end(Arg{Name: "step", Value: step}) }
+}
+
+// Emit implements event.Sink: the memory of the steps becomes a curve.
+func (p *Profile) Emit(e event.Event) {
+	if s, ok := e.(event.Step); ok && !p.done && s.Step >= p.from && s.Step <= p.to {
+		p.trace.Count("device 0", "memory", float64(s.MemoryBytes))
+	}
+}
+
+// Close ends the profile.
+func (p *Profile) Close() error {
+	if p.done {
+		return p.err
+	}
+	p.done = true
+	err := errors.Join(p.trace.Close(), p.buffer.Flush(), p.file.Close())
+	if err != nil {
+		return diag.New(diag.FileError, "cannot write the profile").At("%s", p.path).Wrap(err)
+	}
+	p.events.Emit(event.Profiled{Path: p.path})
+	return nil
+}
+
+// parseSteps reads which steps to trace: "10:13" is the four steps from 10 to 13, "10" is one.
+// Steps are counted from 1, as the live line shows them.
+func parseSteps(text string) (from, to int, err error) {
+	first, last, isRange := strings.Cut(text, ":")
+	if !isRange {
+		last = first
+	}
+	from, err1 := strconv.Atoi(first)
+	to, err2 := strconv.Atoi(last)
+	const help = "give the first and the last step, for example --profile 10:13"
+	switch {
+	case err1 != nil || err2 != nil:
+		return 0, 0, diag.New(diag.BadUsage, "--profile %s names no steps", text).Try(help)
+	case from < 1:
+		return 0, 0, diag.New(diag.BadUsage, "--profile %s: steps are counted from 1", text).
+			Try(help)
+	case to < from:
+		return 0, 0, diag.New(diag.BadUsage, "--profile %s ends before it begins", text).
+			Try("--profile %d:%d", to, from)
+	}
+	return from, to, nil
+}
