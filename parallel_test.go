@@ -16,24 +16,14 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-const pagePlan = `{
-  "version": 1,
-  "model": "examples/first-run/config.json",
-  "cluster": "8xb200",
-  "seq": 128,
-  "batch": 32,
-  "microbatches": 8,
-  "fsdp": 2,
-  "tp": {"size": 2, "sequence": true},
-  "pp": {"size": 2, "schedule": "1f1b"},
-  "types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}
-}
-`
-
 // docs/parallel.md shows one small plan on its whole way. It is written from the code that it
 // shows, by go test . -run Page -update.
 func TestParallelPage(t *testing.T) {
-	p, err := plan.Parse([]byte(pagePlan), "plan.json")
+	pagePlan, err := os.ReadFile("examples/first-run/plan.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.Parse(pagePlan, "plan.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +38,7 @@ func TestParallelPage(t *testing.T) {
 	if err := p.Check(c); err != nil {
 		t.Fatal(err)
 	}
-	loss, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: dtype.BF16})
+	loss, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: dtype.F32})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,10 +59,10 @@ func TestParallelPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	page(t, "docs/parallel.svg", string(line.SVG()))
-	page(t, "docs/parallel.md", parallelPage(sh.Graph, s, line))
+	page(t, "docs/parallel.md", parallelPage(pagePlan, sh.Graph, s, line))
 }
 
-func parallelPage(g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) string {
+func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# One plan, the whole way\n\nThis page is written by `go test . -run Page "+
 		"-update` from the code that it shows.\n\nThe model of README's first run on eight devices: two "+
@@ -92,8 +82,12 @@ func parallelPage(g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) st
 	}
 	idle, total := line.Bubble()
 	fmt.Fprintf(&b, "\n## The schedule\n\n![1F1B over two stages](parallel.svg)\n\n```\n%s```\n\n"+
-		"%d of %d ticks are idle, as (P-1)(F+I+W) a rank says. `pipeline` runs such a list over links "+
-		"between devices or\nprocesses; `deepwell train --plan` does not take pipeline stages yet.\n", s,
+		"%d of %d ticks are idle, as (P-1)(F+I+W) a rank says.\n\n## Run it\n\n"+
+		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs the list on "+
+		"eight CPU devices,\nand with `--peers` and `--self` on four devices in each of two processes, "+
+		"which hand over by TCP. `deepwell\ncompile examples/first-run/plan.json --cluster 8xb200` compiles "+
+		"every stage for B200 and tells what each rank\nholds, by cause. Nothing of it has run on a "+
+		"GPU yet.\n", s,
 		idle, total)
 	return b.String()
 }

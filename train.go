@@ -143,8 +143,17 @@ func (r *runner) readPlan() (err error) {
 	if r.job.Plan == "" {
 		return nil
 	}
-	r.plan, err = readPlan(r.job.Plan)
-	return err
+	if r.plan, err = readPlan(r.job.Plan); err != nil {
+		return err
+	}
+	// What the recipe leaves open the plan decides.
+	if r.recipe.Micro == r.recipe.Batch {
+		r.recipe.Micro = int(r.plan.Rows())
+	}
+	if len(r.recipe.Recompute) == 0 {
+		r.recipe.Recompute = r.plan.Recompute
+	}
+	return nil
 }
 
 // readData reads the tokenizer and the tokens.
