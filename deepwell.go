@@ -104,6 +104,9 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 		return nil
 	})
 	if from != nil && from.planned != nil {
+		v.pass("hold the programs to the plan", func() error {
+			return from.keepsToPlan(reports, cluster.Target().CPU())
+		})
 		v.pass("add up what a device holds", func() (err error) {
 			foot, err = from.footprints(reports)
 			for _, f := range foot {
@@ -112,7 +115,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 			return err
 		})
 	}
-	return &Compilation{reports, foot}, v.err
+	return &Compilation{reports, foot, v.err == nil && foot != nil}, v.err
 }
 
 // A Compilation is what became of the stages of a program and, for a plan, what a device holds
@@ -121,6 +124,8 @@ type Compilation struct {
 	Stages []*engine.Report `json:"stages"`
 	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
 	Ranks []*train.Footprint `json:"ranks,omitempty"`
+	// Census tells that the programs of a plan send what the plan says, to the byte.
+	Census bool `json:"census,omitempty"`
 }
 
 // Doctor examines everything that the other verbs need, by using it.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/machine"
@@ -17,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -38,6 +40,7 @@ type source struct {
 	program *program.Program
 	notes   []string
 	planned *train.Programs // of a plan; else nil
+	sums    dtype.DType     // of what devices add up
 	// twins names, for programs of a plan that stand for others of the same text, those others.
 	twins map[string][]string
 }
@@ -61,6 +64,7 @@ func programOf(path string, c machine.Cluster) (*source, error) {
 		return nil, at(err, path)
 	}
 	out := &source{program: &program.Program{Name: stageNameOf(path)}, notes: w.Notes, planned: w,
+		sums:  p.Types.Collectives,
 		twins: map[string][]string{}}
 	list := []*program.Stage{w.Gradient, w.Accumulate, w.Update}
 	if w.Pipe != nil {
@@ -162,6 +166,27 @@ func (x *source) footprints(reports []*engine.Report) ([]*train.Footprint, error
 		f.Capacity = reports[0].CapacityBytes
 	}
 	return list, err
+}
+
+// keepsToPlan holds what the compiler made of a plan's programs to the plan: they send what their
+// graphs say, and nothing is computed again that the plan did not ask for.
+func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
+	graphs := x.planned.Graphs()
+	for _, r := range reports {
+		if r.Recomputed > 0 {
+			return diag.New(diag.PlanRemat, "the compiler repeats %d instructions of %s to save memory",
+				r.Recomputed, r.Stage).Try("recompute more, smaller microbatches, or more devices")
+		}
+		g := graphs[r.Stage]
+		if g == nil {
+			continue // what hands over between stages
+		}
+		off := spmd.Sends(spmd.Census(g), r.Collectives, cpu, x.sums)
+		if off != "" {
+			return diag.New(diag.PlanCensus, "%s", off).At("%s", r.Stage)
+		}
+	}
+	return nil
 }
 
 // readPlan reads a plan's file.

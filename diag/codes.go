@@ -95,6 +95,8 @@ const (
 	PlanMisfit  Code = "DW3105"
 	PlanLater   Code = "DW3106"
 	PlanNoFit   Code = "DW3107"
+	PlanCensus  Code = "DW3108"
+	PlanRemat   Code = "DW3109"
 
 	ScheduleUnknown Code = "DW3201"
 	ScheduleShape   Code = "DW3202"
@@ -272,6 +274,10 @@ var catalogue = []row{
 		"offload of optimizer is not there yet"},
 	{PlanNoFit, NoFit, "no plan of a model fits a cluster",
 		"no plan fits 8xb200"},
+	{PlanCensus, Failed, "a compiled program sends something else than its plan says",
+		"all-gather in 1 group of 8: 57 tensors, 90 bytes; the graph has 56, 88"},
+	{PlanRemat, NoFit, "the compiler computes on its own again what a plan keeps",
+		"the compiler repeats 12 instructions of gradient to save memory"},
 
 	{ScheduleUnknown, Usage, "there is no pipeline schedule of that name",
 		`there is no schedule "1f1p"`},

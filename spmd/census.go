@@ -2,9 +2,12 @@ package spmd
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -33,6 +36,44 @@ func Census(g *ir.Graph) []Traffic {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), slices.Compare(a.Axes, b.Axes))
 	})
 	return list
+}
+
+// Sends holds what a compiled program sends to a census: the same kinds along the same groups, as
+// many tensors, as many bytes. It gives the first difference in words, or "". XLA:GPU may join the
+// arguments of an all-reduce, which are then held to their bytes alone; XLA:CPU widens sums of bf16,
+// which are not held to anything there.
+func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType) string {
+	type meeting struct {
+		kind  hlo.Kind
+		group hlo.Group
+	}
+	type volume struct{ count, bytes int64 }
+	got, want := map[meeting]volume{}, map[meeting]volume{}
+	for _, c := range compiled {
+		k := meeting{c.Kind, c.Group}
+		got[k] = volume{got[k].count + c.Count, got[k].bytes + c.Count*c.Bytes()}
+	}
+	for _, c := range list {
+		k := meeting{c.Kind, c.Group}
+		want[k] = volume{want[k].count + c.Count, want[k].bytes + c.Bytes}
+	}
+	var lines []string
+	for _, k := range slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got))) {
+		g, w := got[k], want[k]
+		sum := k.kind == hlo.AllReduce || k.kind == hlo.ReduceScatter
+		if k.kind == hlo.AllReduce && !cpu {
+			g.count = w.count
+		}
+		if g != w && !(sum && cpu && sums != dtype.F32) {
+			lines = append(lines, fmt.Sprintf("%s in %s: %d tensors, %d bytes; the graph has %d, %d", k.kind,
+				k.group, got[k].count, g.bytes, w.count, w.bytes))
+		}
+	}
+	slices.Sort(lines) // maps have no order
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[0]
 }
 
 type census struct {

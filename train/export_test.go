@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"github.com/deepwell/deepwell/data"
@@ -157,6 +158,22 @@ func (t *Trainer) Footprints() ([]*Footprint, error) {
 	return t.Programs.Footprints(func(s *program.Stage) Needs { return byName[s.Name] })
 }
 
+// Census holds what the compiled programs send to their graphs.
+func (t *Trainer) Census() error {
+	graphs := t.Programs.Graphs()
+	for _, x := range t.executables() {
+		m, err := x.Optimized()
+		if err != nil {
+			return err
+		}
+		list := spmd.Census(graphs[x.Stage().Name])
+		if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
+			return fmt.Errorf("%s: %s", x.Stage().Name, off)
+		}
+	}
+	return nil
+}
+
 func (t *Trainer) executables() (list []*engine.Executable) {
 	add := func(all ...*engine.Executable) {
 		for _, x := range all {
@@ -170,6 +187,9 @@ func (t *Trainer) executables() (list []*engine.Executable) {
 		add(c.x.gradient, c.x.accumulate, c.x.update)
 	case *ranks:
 		for _, r := range c.hosted {
+			if r == nil {
+				continue
+			}
 			add(r.zero, r.reduce, r.square, r.update)
 			for _, s := range r.stages {
 				add(s.Forward, s.Backward, s.Input, s.Weight)

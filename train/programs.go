@@ -210,6 +210,36 @@ func (p *Programs) Fingerprints() map[string]string {
 	return list
 }
 
+// Graphs gives what each program computes, by the name of its stage.
+func (p *Programs) Graphs() map[string]*ir.Graph {
+	all := map[string]*ir.Graph{}
+	add := func(s *program.Stage, g *ir.Graph) {
+		if s != nil {
+			all[s.Name] = g
+		}
+	}
+	if p.Pipe == nil {
+		add(p.Gradient, p.Step.Gradient)
+		add(p.Accumulate, p.Step.Accumulate)
+		add(p.Update, p.Step.Update)
+		add(p.Evaluate, p.Step.Evaluate)
+		return all
+	}
+	for _, s := range p.Pipe.Stages {
+		add(s.Programs.Forward, s.Graphs.Forward)
+		add(s.Programs.Backward, s.Graphs.Backward)
+		add(s.Programs.Input, s.Graphs.Input)
+		add(s.Programs.Weight, s.Graphs.Weight)
+	}
+	for _, r := range p.Pipe.Ranks {
+		add(r.Zero, r.Part.Zero)
+		add(r.Reduce, r.Part.Reduce)
+		add(r.Square, r.Part.Square)
+		add(r.Update, r.Part.Update)
+	}
+	return all
+}
+
 func (p *Programs) stages() (list []*program.Stage) {
 	if p.Pipe != nil {
 		for rank := range p.Pipe.Ranks {

@@ -55,6 +55,9 @@ func (a *app) compile() *cobra.Command {
 					}
 					fmt.Fprint(a.stdout, r)
 				}
+				if made.Census {
+					fmt.Fprintln(a.stdout, "census      = plan: kinds, groups, tensors and bytes of all collectives")
+				}
 				for _, f := range made.Ranks {
 					fmt.Fprint(a.stdout, f)
 				}
