@@ -31,13 +31,13 @@ var layers = [][]string{
 		"internal/hlotest", "internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap"},
-	{"capture", "plan", "internal/plantest", "kernels", "price"},
-	{"spmd", "estimate"},
+	{"internal/turns", "capture", "plan", "internal/plantest", "kernels", "price"},
+	{"spmd", "estimate/footprint", "estimate"},
 	{"lower", "internal/check", "internal/rig", "dryrun"},
 	{"pipeline", "autoplan"},
 	{"train"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
-		"bench/depth", "bench/overlap", "bench/turns", "bench/mesh", "bench/accuracy"},
+		"bench/depth", "bench/overlap", "bench/mesh", "bench/accuracy", "bench/memory"},
 }
 
 // place gives a package's row and its place in the row.

@@ -131,7 +131,9 @@ func (t *Part) update(e *ending) error {
 	if err := u.rebuild(whole, bound); err != nil {
 		return err
 	}
-	t.Update, err = e.results(u, whole)
+	if t.Update, err = e.results(u, whole); err == nil && e.plan.Offloads(plan.OptimizerState) {
+		t.Update, err = offloaded(t.Update)
+	}
 	return err
 }
 

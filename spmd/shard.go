@@ -282,6 +282,7 @@ func (s *sharder) allSettled(in []*ir.Value) []*ir.Value {
 // alike brings the arguments of an element-wise operation to one placement.
 func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 	out := slices.Clone(in)
+	same := s.sameTerms(in)
 	for _, a := range s.mesh {
 		terms, cut := 0, ""
 		for _, v := range out {
@@ -293,7 +294,7 @@ func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 				cut = how
 			}
 		}
-		linear := (kind == "add" || kind == "sub") && terms == len(out) ||
+		linear := (kind == "add" || kind == "sub") && terms == len(out) && same ||
 			kind == "mul" && terms == 1 && cut == ""
 		for i, v := range out {
 			if how := v.Type.Place.On(a.Name); how == ir.Partial && !linear {
@@ -321,6 +322,17 @@ func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 		}
 	}
 	return out
+}
+
+// sameTerms tells whether all arguments are terms along the same axes, so that they can be added
+// before they are summed up: a sum is taken along all axes at once.
+func (s *sharder) sameTerms(in []*ir.Value) bool {
+	return !slices.ContainsFunc(s.mesh, func(a ir.Axis) bool {
+		first := in[0].Type.Place.On(a.Name) == ir.Partial
+		return slices.ContainsFunc(in, func(v *ir.Value) bool {
+			return (v.Type.Place.On(a.Name) == ir.Partial) != first
+		})
+	})
 }
 
 // factors brings the arguments of a product into place: what is summed over must be cut on both

@@ -30,6 +30,9 @@ type Options struct {
 	Params map[string]optim.Param
 	// Sharding is how the loss was cut for a mesh; nil for one device.
 	Sharding *Sharding
+	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
+	// between updates, in the memory of the host.
+	Activations, State bool
 }
 
 // A Step is the graphs that train a model.
@@ -52,7 +55,7 @@ type Step struct {
 
 // Train builds the graphs for a loss, the only result of its graph.
 func Train(loss *ir.Graph, o Options) (*Step, error) {
-	how := ir.GradPlan{Recompute: o.Recompute}
+	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.Activations}
 	if o.Sharding != nil {
 		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)
 	}
@@ -82,6 +85,11 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	}
 	if s.Update, err = s.update(o.Optimizer); err != nil {
 		return nil, err
+	}
+	if o.State {
+		if s.Update, err = offloaded(s.Update); err != nil {
+			return nil, err
+		}
 	}
 	s.Evaluate = loss.Clone()
 	s.Evaluate.Name = "evaluate"

@@ -191,3 +191,42 @@ func (u *sharder) named(out []*ir.Value, names []string) (*ir.Graph, error) {
 	}
 	return g, g.Verify()
 }
+
+// offloaded lets an update take from the host, and put back there, what nobody else takes: all that
+// the optimizer keeps beside the masters, and those masters of which the model takes copies.
+func offloaded(g *ir.Graph) (*ir.Graph, error) {
+	given, hosted := map[string]bool{}, map[string]bool{} // names of results
+	for _, v := range g.Results {
+		given[v.Name] = true
+	}
+	b, at := ir.NewBuilder(g.Name, g.Mesh...), map[*ir.Value]*ir.Value{}
+	into := optim.Donations(g)
+	for _, v := range g.Inputs {
+		at[v] = b.Input(v.Name, v.Role, v.Type, v.Source)
+		master := g.Find(GradientOf(v.Name)) != nil
+		if into[v.Name] != "" && (!master || given[CopyOf(v.Name)]) {
+			at[v], hosted[into[v.Name]] = b.ToDevice(at[v]), true
+		}
+	}
+	for _, op := range g.Ops {
+		in := make([]*ir.Value, len(op.In))
+		for i, v := range op.In {
+			in[i] = at[v]
+		}
+		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
+			at[op.Out[i]] = v
+		}
+	}
+	out := make([]*ir.Value, len(g.Results))
+	for i, v := range g.Results {
+		if out[i] = at[v]; hosted[v.Name] {
+			out[i] = b.ToHost(out[i])
+		}
+	}
+	u := &sharder{b: b}
+	names := make([]string, len(out))
+	for i, v := range g.Results {
+		names[i] = v.Name
+	}
+	return u.named(out, names)
+}

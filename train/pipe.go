@@ -124,7 +124,8 @@ func (s *PipeStage) differentiate(first, last bool, how *plan.Plan,
 	}
 	g := s.Sharding.Graph
 	b := pipeline.Boundary{Recompute: append(slices.Clone(recompute), ir.Gather),
-		Grads: how.Types.Grads, Terms: true, Settle: s.Sharding.Scatter}
+		Grads: how.Types.Grads, Terms: true, Settle: s.Sharding.Scatter,
+		Offload: how.Offloads(plan.Activations)}
 	if !first {
 		b.Inputs = []string{spmd.Hidden}
 	}
@@ -202,7 +203,7 @@ func (p *Programs) lowerRank(rank int, set *kernels.Set) error {
 		if err != nil {
 			return err
 		}
-		flags := set.Joined(s.Sharding.LayerBytes(), s.Sharding.HandedBytes())
+		flags := flags(set, s.Sharding, p.Pipe.plan)
 		for _, one := range s.Programs.List() {
 			one.Flags = flags
 		}

@@ -66,8 +66,8 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 		return nil, err
 	}
 	unrolled, why := set.Unroll(c.Layers)
-	if how != nil && how.Devices() > 1 {
-		unrolled, why = false, "a plan's programs are loops"
+	if how != nil && (how.PP.Size > 1 || how.TP.Overlap) {
+		unrolled, why = false, "stages and halves of a batch are made of a loop's body"
 	}
 	if unrolled {
 		if g, err = ir.Unroll(g); err != nil {

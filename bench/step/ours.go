@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
-	"time"
 
+	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
@@ -23,9 +22,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-var adamw = optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 1}
-
-const rate = 3e-4
+var adamw = optim.AdamW{Beta1: turns.Beta1, Beta2: turns.Beta2, Eps: turns.Eps,
+	Decay: turns.Decay, ClipNorm: turns.Clip}
 
 // A trainer is Deepwell's side: the gradient and the update as two programs, the state on the
 // device.
@@ -40,21 +38,13 @@ type trainer struct {
 	steps        int
 }
 
-// config is the model of a size: root mean square norms, learned positions, a tied head.
-func config(s size) *model.Config {
-	return &model.Config{Arch: "gpt2", Vocab: s.Vocab, Hidden: s.Hidden, Layers: s.Layers,
-		Heads: s.Heads, KVHeads: s.Heads, HeadDim: s.Hidden / s.Heads, MLP: 4 * s.Hidden,
-		Context: s.Seq, Norm: model.Norm{Eps: 1e-5}, Activation: model.GELU, Learned: true,
-		AttnScale: 1 / math.Sqrt(float64(s.Hidden/s.Heads)), Tied: true}
-}
-
 // graphs builds the gradient and the update.
-func graphs(s size) (grad, update *ir.Graph, params []optim.Param, err error) {
+func graphs(s turns.Size) (grad, update *ir.Graph, params []optim.Param, err error) {
 	shape := model.Shape{Batch: s.Batch, Seq: s.Seq, Elem: dtype.F32}
 	if s.DType == "bf16" {
 		shape.Products = dtype.BF16
 	}
-	g, err := config(s).Graph(shape)
+	g, err := turns.Config(s).Graph(shape)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -75,8 +65,8 @@ func graphs(s size) (grad, update *ir.Graph, params []optim.Param, err error) {
 	return grad, update, params, err
 }
 
-func newTrainer(ctx context.Context, e *engine.Engine, s size, w *weights, dump string) (*trainer,
-	error) {
+func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights,
+	dump string) (*trainer, error) {
 	grad, update, params, err := graphs(s)
 	if err != nil {
 		return nil, err
@@ -103,8 +93,8 @@ func newTrainer(ctx context.Context, e *engine.Engine, s size, w *weights, dump 
 }
 
 // oldTrainer runs programs that were written before. They take and give the same.
-func oldTrainer(ctx context.Context, e *engine.Engine, s size, w *weights, dir string) (*trainer,
-	error) {
+func oldTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights, dir string) (
+	*trainer, error) {
 	grad, update, params, err := graphs(s)
 	if err != nil {
 		return nil, err
@@ -122,7 +112,7 @@ func oldTrainer(ctx context.Context, e *engine.Engine, s size, w *weights, dir s
 }
 
 // begin compiles and places the state.
-func (t *trainer) begin(grad, update string, w *weights) (err error) {
+func (t *trainer) begin(grad, update string, w *turns.Weights) (err error) {
 	if t.grad, err = t.compile("grad", grad); err != nil {
 		return err
 	}
@@ -175,7 +165,7 @@ func (t *trainer) place(x *engine.Executable, arg int, elem dtype.DType,
 }
 
 // initial gives the first value of what stays on the device.
-func initial(v *ir.Value, w *weights) ([]float32, bool) {
+func initial(v *ir.Value, w *turns.Weights) ([]float32, bool) {
 	n := int(v.Type.Shape().Elements())
 	whole := func(list []int32) []float32 {
 		f := make([]float32, n)
@@ -186,11 +176,11 @@ func initial(v *ir.Value, w *weights) ([]float32, bool) {
 	}
 	switch v.Name {
 	case model.InputIDs:
-		return whole(w.ids), true
+		return whole(w.IDs), true
 	case model.InputLabels:
-		return whole(w.labels), true
+		return whole(w.Labels), true
 	case model.InputShare:
-		return []float32{1 / float32(len(w.labels))}, true
+		return []float32{1 / float32(len(w.Labels))}, true
 	case model.InputPositions:
 		f := make([]float32, n)
 		for i := range f {
@@ -201,47 +191,11 @@ func initial(v *ir.Value, w *weights) ([]float32, bool) {
 	if strings.HasPrefix(v.Name, "m.") || strings.HasPrefix(v.Name, "v.") {
 		return make([]float32, n), true
 	}
-	name := strings.TrimPrefix(v.Name, "block.")
-	value, ok := w.at[name]
-	if ok && strings.HasPrefix(name, "down.") { // it is [out, in] here
-		value = transposed(value, int(v.Type.Dims[1].Size), int(v.Type.Dims[0].Size))
-	}
-	return value, ok
+	return w.Param(v.Name, v.Type.Dims)
 }
 
-func transposed(list []float32, rows, cols int) []float32 {
-	out := make([]float32, len(list))
-	for r := range rows {
-		for c := range cols {
-			out[c*rows+r] = list[r*cols+c]
-		}
-	}
-	return out
-}
-
-func (t *trainer) turn(steps int) (turn, error) {
-	var losses []float64
-	begin, used := time.Now(), processor()
-	for range steps {
-		loss, err := t.step()
-		if err != nil {
-			return turn{}, err
-		}
-		losses = append(losses, loss)
-	}
-	took := time.Since(begin).Seconds()
-	n := float64(steps)
-	return turn{took / n, (processor() - used) / n, losses}, nil
-}
-
-// processor is the processor time of the process so far, in seconds.
-func processor() float64 {
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		return math.NaN()
-	}
-	return float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
-}
+// Turn implements turns.Side.
+func (t *trainer) Turn(steps int) (turns.Turn, error) { return turns.Take(steps, t.step) }
 
 // step makes one step and gives its loss.
 func (t *trainer) step() (float64, error) {
@@ -256,7 +210,7 @@ func (t *trainer) step() (float64, error) {
 		more["g."+p.Name] = run.Results[1+i]
 	}
 	scalars := adamw.Scalars(t.steps)
-	scalars[optim.Commit], scalars[optim.Rate], scalars[optim.Limit] = 1, rate, math.Inf(1)
+	scalars[optim.Commit], scalars[optim.Rate], scalars[optim.Limit] = 1, turns.Rate, math.Inf(1)
 	for i, v := range t.updateOf.Inputs {
 		value, ok := scalars[v.Name]
 		if !ok {
@@ -298,7 +252,8 @@ func (t *trainer) args(g *ir.Graph, more map[string]*engine.Array) []*engine.Arr
 	return in
 }
 
-func (t *trainer) stop() {
+// Stop implements turns.Side.
+func (t *trainer) Stop() {
 	for _, a := range t.state {
 		a.Free()
 	}

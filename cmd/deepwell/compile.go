@@ -56,7 +56,7 @@ func (a *app) compile() *cobra.Command {
 					fmt.Fprint(a.stdout, r)
 				}
 				if made.Census {
-					fmt.Fprintln(a.stdout, "census      = plan: kinds, groups, tensors and bytes of all collectives")
+					fmt.Fprintln(a.stdout, "census      = plan: all collectives, their groups, tensors and bytes")
 				}
 				for _, f := range made.Ranks {
 					fmt.Fprint(a.stdout, f)

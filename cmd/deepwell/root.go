@@ -67,8 +67,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
-	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.capture(), a.data(), a.compile(),
-		a.train(), a.ckpt(), a.export())
+	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.capture(), a.data(), a.plan(),
+		a.compile(), a.dryrun(), a.train(), a.ckpt(), a.export())
 	root.SetHelpCommand(a.help(root))
 	return root
 }

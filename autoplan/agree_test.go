@@ -1,0 +1,135 @@
+package autoplan
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// agreement is how far closed form and simulator may be apart: issue 6, point f.
+const agreement = 0.01
+
+// randomPlan draws a plan of the space that a search goes through.
+func randomPlan(r *rand.Rand, j *Job) (*plan.Plan, bool) {
+	pick := func(n int) int { return r.IntN(n) }
+	s := &searcher{job: *j}
+	meshes := j.meshes(int64(j.Cluster.Count))
+	m := meshes[pick(len(meshes))]
+	batches := j.batches(m)
+	if len(batches) == 0 {
+		return nil, false
+	}
+	b := batches[pick(len(batches))]
+	n := node{mesh: m, micro: b[0], rows: b[1], micros: b[1] / b[0] / m.rowRanks()}
+	cuts, orders := j.cuts(m), j.orders(n)
+	if len(cuts) == 0 || len(orders) == 0 || n.micros*m.pp > 1<<14 {
+		return nil, false
+	}
+	variants := s.job.variants()
+	p := j.blank(j.Cluster.String())
+	f := family{cuts[pick(len(cuts))], orders[pick(len(orders))]}
+	j.fill(p, n, f, variants[pick(len(variants))])
+	return p, true
+}
+
+// The closed form and the simulator agree on 1,000 random plans of models with and without experts.
+func TestClosedFormAgreesWithSimulator(t *testing.T) {
+	want := 1000
+	if testing.Short() {
+		want = 100
+	}
+	random := rand.New(rand.NewPCG(20261115, 6))
+	prof, err := price.Find("deepwell")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type miss struct {
+		plan *plan.Plan
+		off  float64
+	}
+	var misses []miss
+	far := map[string][]float64{}
+	models := []string{"llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "qwen3-235b-a22b", "deepseek-v3", "gemma2-9b"}
+	clusters := []string{"8xb200", "64xgb200", "256xb200", "1024xgb200"}
+	pipelines := 0
+	for n := 0; n < want; {
+		preset, err := model.Find(models[random.IntN(len(models))])
+		if err != nil {
+			t.Fatal(err)
+		}
+		cluster, err := machine.ParseCluster(clusters[random.IntN(len(clusters))])
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := Job{Model: preset.Name, Config: preset.Config, Cluster: cluster, Profile: prof, Seq: 4096,
+			Batch: 1024 << random.IntN(4)}.filled()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := estimate.New(j.Config, cluster, prof)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, ok := randomPlan(random, &j)
+		if !ok || p.PP.Size == 1 && pipelines < n/2 { // half of them have a pipeline
+			continue
+		}
+		est, err := e.Price(p)
+		if err != nil {
+			t.Fatalf("%v: %v", p, err)
+		}
+		step, err := StepOf(p, est)
+		if err != nil {
+			t.Fatalf("%v: %v", p, err)
+		}
+		line, err := step.Run(dryrun.WhatIf{})
+		if err != nil {
+			t.Fatalf("%v: %v", p, err)
+		}
+		n++
+		name := p.PP.Schedule
+		if p.PP.Size == 1 {
+			name = "none"
+		} else {
+			pipelines++
+		}
+		off := est.Step/line.Step - 1
+		far[name] = append(far[name], math.Abs(off))
+		if math.Abs(off) > agreement {
+			misses = append(misses, miss{p, off})
+		}
+	}
+	for _, name := range []string{"none", "1f1b", "interleaved", "zb-h1", "zb-v"} {
+		tell(t, name, far[name])
+	}
+	slices.SortFunc(misses, func(a, b miss) int { return -int(math.Copysign(1, math.Abs(a.off)-math.Abs(b.off))) })
+	for i, m := range misses {
+		if i < 12 {
+			t.Errorf("off by %+.2f %%: %s %s pp %d×%d %s m %d", 100*m.off, m.plan.Model, m.plan.Cluster, m.plan.PP.Size, m.plan.PP.Virtual,
+				m.plan.PP.Schedule, m.plan.Microbatches)
+		}
+	}
+	if len(misses) > 0 {
+		t.Errorf("%d of %d are off by more than %v %%", len(misses), want, 100*agreement)
+	}
+}
+
+func tell(t *testing.T, name string, list []float64) {
+	slices.Sort(list)
+	sum := 0.0
+	for _, x := range list {
+		sum += x
+	}
+	if len(list) > 0 {
+		t.Logf("%-11s %4d plans: mean %.3f %%, 95th %.3f %%, most %.3f %%", name, len(list), 100*sum/float64(len(list)),
+			100*list[len(list)*95/100], 100*list[len(list)-1])
+	}
+}

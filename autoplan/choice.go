@@ -1,0 +1,209 @@
+package autoplan
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// A Choice is a plan that was simulated, with what it trades.
+type Choice struct {
+	Plan      *plan.Plan      `json:"plan"`
+	Precision price.Precision `json:"precision"`
+	Devices   int             `json:"devices"`
+	Step      float64         `json:"step"` // seconds, as simulated
+	Low       float64         `json:"low"`  // nine in ten steps lie between Low and High
+	High      float64         `json:"high"`
+	Rate      float64         `json:"rate"` // tokens a second on each device
+	Peak      int64           `json:"peak"`
+	Bubble    float64         `json:"bubble"` // share of the step
+	Why       string          `json:"why"`
+
+	// Estimate is the closed form.
+	Estimate estimate.Estimate `json:"-"`
+}
+
+// StepOf puts a plan's schedule and the prices of its stages together for the simulator.
+func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
+	list, err := p.Schedule()
+	if err != nil {
+		return nil, err
+	}
+	if len(e.Stages) != list.Stages() {
+		return nil, diag.New(diag.Internal, "%d stages have prices; the plan has %d",
+			len(e.Stages), list.Stages())
+	}
+	replicas := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	s := &dryrun.Step{Schedule: list, Replicas: int(replicas),
+		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
+		Host: e.Parts.Host}
+	for _, x := range e.Stages {
+		s.Stages = append(s.Stages, dryrun.Stage{Forward: x.Forward, Input: x.Input, Weight: x.Weight,
+			Send: x.Send, State: x.State, Grads: x.Grads, Residual: x.Residual, Transient: x.Transient})
+	}
+	return s, nil
+}
+
+// simulate runs the best plans again and keeps the best of each mesh, as many as are to be told.
+func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, error) {
+	choices := make([]Choice, len(found))
+	errs := make([]error, len(s.workers))
+	var wg sync.WaitGroup
+	for k, w := range s.workers {
+		wg.Go(func() {
+			for i := k; i < len(found) && errs[k] == nil; i += len(s.workers) {
+				if errs[k] = ctx.Err(); errs[k] == nil {
+					choices[i], errs[k] = w.choice(found[i])
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	order := make([]int, len(found))
+	for i := range order {
+		order[i] = i
+	}
+	value := func(i int) float64 {
+		if s.job.Goal == Memory {
+			return float64(choices[i].Peak)
+		}
+		return s.perToken(found[i].node, choices[i].Step)
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(value(a), value(b)), cmp.Compare(a, b))
+	})
+	var told []Choice
+	seen := map[meshKey]bool{}
+	for _, i := range order {
+		if key := found[i].key(); !seen[key] && len(told) < s.job.Top {
+			seen[key] = true
+			told = append(told, choices[i])
+		}
+	}
+	return told, nil
+}
+
+// choice prices a candidate once more and simulates it.
+func (w *worker) choice(c candidate) (Choice, error) {
+	s := w.searcher
+	e, err := w.price(c.node, c.family, s.variants[c.variant])
+	if err != nil {
+		return Choice{}, err
+	}
+	p := *w.plans[c.count]
+	step, err := StepOf(&p, e)
+	if err != nil {
+		return Choice{}, err
+	}
+	line, err := step.Run(dryrun.WhatIf{})
+	if err != nil {
+		return Choice{}, err
+	}
+	n := s.counts[c.count]
+	e.Stages = slices.Clone(e.Stages)
+	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Step: line.Step,
+		Low: e.Low, High: e.High, Rate: s.job.tokens(c.rows) / line.Step / float64(n), Peak: e.Peak,
+		Bubble: line.Bubble, Estimate: e}
+	if e.Step > 0 { // the interval is that of the closed form, moved along
+		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
+	}
+	return x, nil
+}
+
+// noticed is the share of a step, or of memory, from which on a difference is worth a word.
+const noticed = 0.01
+
+// explain writes the trade-off of each plan in a sentence: the first by what it is like, the others
+// by how they differ from it.
+func explain(list []Choice, j Job) {
+	least := 0
+	for i, c := range list {
+		if c.Peak < list[least].Peak {
+			least = i
+		}
+	}
+	for i := range list {
+		c := &list[i]
+		var words []string
+		if i > 0 {
+			words = append(words, c.against(&list[0], j.Goal))
+		}
+		words = append(words, c.costs(i == 0)...)
+		if len(c.Plan.Recompute) == 0 && len(list[0].Plan.Recompute) > 0 {
+			words = append(words, "no recomputation")
+		}
+		if i == least && len(list) > 1 {
+			words = append(words, "least memory")
+		}
+		if idle := j.Cluster.Count - c.Devices; idle > 0 {
+			words = append(words, fmt.Sprintf("leaves %d devices idle", idle))
+		}
+		words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
+		c.Why = strings.Join(words[:min(len(words), 4)], ", ")
+	}
+}
+
+// against is how a plan compares with the best by time.
+func (c *Choice) against(first *Choice, goal Goal) string {
+	slow := first.Rate*float64(first.Devices)/(c.Rate*float64(c.Devices)) - 1
+	if goal == Money {
+		slow = first.Rate/c.Rate - 1
+		if slow >= 0.0005 {
+			return fmt.Sprintf("%.1f %% dearer", 100*slow)
+		}
+		return "as cheap"
+	}
+	switch {
+	case slow >= 0.0005:
+		return fmt.Sprintf("%.1f %% slower", 100*slow)
+	case slow <= -0.0005:
+		return fmt.Sprintf("%.1f %% faster", -100*slow)
+	}
+	return "as fast"
+}
+
+// costs are what the plan pays most for, the largest first; what a first plan does not pay for is
+// told too.
+func (c *Choice) costs(first bool) []string {
+	p, total := c.Estimate.Parts, max(c.Estimate.Parts.Sum(), 1e-12)
+	parts := []dryrun.Part{
+		{Name: "bubble", Seconds: c.Bubble * c.Step},
+		{Name: "recomputation", Seconds: p.Recompute},
+		{Name: "of tensor parallel", Seconds: p.Tensor},
+		{Name: "of context parallel", Seconds: p.Context},
+		{Name: "of expert parallel", Seconds: p.Expert},
+		{Name: "of gradients and gathers", Seconds: p.Data},
+		{Name: "of sends", Seconds: p.Pipeline},
+		{Name: "of offloading", Seconds: p.Offload},
+	}
+	slices.SortStableFunc(parts, func(a, b dryrun.Part) int {
+		return cmp.Compare(b.Seconds, a.Seconds)
+	})
+	var words []string
+	for _, x := range parts {
+		if x.Seconds >= noticed*total && len(words) < 2 {
+			words = append(words, fmt.Sprintf("%.1f %% %s", 100*x.Seconds/total, x.Name))
+		}
+	}
+	if first && c.Bubble < 0.0005 {
+		words = append(words, "no bubble")
+	}
+	if first && p.Data < noticed/2*total && c.Devices > 1 {
+		words = append(words, "gathers hidden")
+	}
+	return words
+}

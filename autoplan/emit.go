@@ -1,0 +1,214 @@
+package autoplan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// Emit writes a plan as another stack takes it: arguments for Megatron-LM, TOML for torchtitan,
+// YAML for MaxText. What the stack cannot do is refused.
+func Emit(stack string, p *plan.Plan, precision price.Precision) (string, error) {
+	write := map[string]func(*emitter, *plan.Plan, price.Precision){
+		"megatron": emitMegatron, "torchtitan": emitTorchtitan, "maxtext": emitMaxText,
+	}[stack]
+	if write == nil {
+		return "", diag.New(diag.BadUsage, "there is no stack %q to write for", stack).
+			Try("--emit megatron, torchtitan or maxtext")
+	}
+	e := &emitter{}
+	write(e, p, precision)
+	if e.err != nil {
+		return "", e.err
+	}
+	return e.String(), nil
+}
+
+// An emitter collects lines and the first thing that the other stack lacks.
+type emitter struct {
+	strings.Builder
+	err *diag.Error
+}
+
+func (e *emitter) line(format string, args ...any) { fmt.Fprintf(e, format+"\n", args...) }
+
+func (e *emitter) lacks(stack, format string, args ...any) {
+	if e.err == nil {
+		e.err = diag.New(diag.PlanLater, "%s has no %s", stack, fmt.Sprintf(format, args...))
+	}
+}
+
+// rowsOf is the rows of a microbatch on a device, and the devices that have rows of their own.
+func rowsOf(p *plan.Plan) (micro, ranks int64) {
+	ranks = p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	return p.Rows() / ranks, ranks
+}
+
+func recomputes(p *plan.Plan, tag ir.Tag) bool { return slices.Contains(p.Recompute, tag) }
+
+// whole reports whether all of a block is recomputed.
+func whole(p *plan.Plan) bool {
+	return recomputes(p, ir.Attn) && (recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
+}
+
+func emitMegatron(e *emitter, p *plan.Plan, precision price.Precision) {
+	micro, _ := rowsOf(p)
+	if p.FSDP.Size > 1 && p.FSDP.Zero > 1 {
+		e.lacks("Megatron's distributed optimizer", "zero %d", p.FSDP.Zero)
+	}
+	e.line("--tensor-model-parallel-size %d", p.Size(plan.TensorAxis))
+	if p.TP.Sequence {
+		e.line("--sequence-parallel")
+	}
+	e.line("--pipeline-model-parallel-size %d", p.Size(plan.PipelineAxis))
+	if p.PP.Size > 1 {
+		switch p.PP.Schedule {
+		case "1f1b":
+		case "interleaved":
+			e.line("--num-virtual-stages-per-pipeline-rank %d", p.PP.Virtual)
+		default:
+			e.lacks("Megatron-LM", "schedule %s", p.PP.Schedule)
+		}
+	}
+	e.line("--context-parallel-size %d", p.Size(plan.ContextAxis))
+	e.line("--expert-model-parallel-size %d", p.Size(plan.ExpertAxis))
+	if p.FSDP.Size > 1 {
+		e.line("--use-distributed-optimizer")
+		if p.DP > 1 {
+			e.line("--num-distributed-optimizer-instances %d", p.DP)
+		}
+	}
+	e.line("--micro-batch-size %d", micro)
+	e.line("--global-batch-size %d", p.Batch)
+	e.line("--seq-length %d", p.Seq)
+	switch {
+	case whole(p):
+		e.line("--recompute-granularity full")
+		e.line("--recompute-method uniform")
+		e.line("--recompute-num-layers 1")
+	case len(p.Recompute) > 0:
+		var modules []string
+		for _, m := range []struct {
+			tag  ir.Tag
+			name string
+		}{{ir.Norm, "layernorm"}, {ir.Attn, "core_attn"}, {ir.MLP, "mlp"}, {ir.Experts, "moe"}} {
+			if recomputes(p, m.tag) {
+				modules = append(modules, m.name)
+			}
+		}
+		e.line("--recompute-granularity selective")
+		e.line("--recompute-modules %s", strings.Join(modules, " "))
+	}
+	e.line("--bf16")
+	switch precision {
+	case price.FP8:
+		e.line("--fp8-format hybrid\n--fp8-recipe tensorwise")
+	case price.MXFP8:
+		e.line("--fp8-format e4m3\n--fp8-recipe mxfp8")
+	case price.NVFP4:
+		e.line("--fp4-format e2m1\n--fp4-recipe nvfp4")
+	}
+}
+
+func emitTorchtitan(e *emitter, p *plan.Plan, precision price.Precision) {
+	micro, ranks := rowsOf(p)
+	pipeline := p.Size(plan.PipelineAxis)
+	if p.FSDP.Size > 1 && p.FSDP.Zero == 1 {
+		e.lacks("torchtitan", "zero 1")
+	}
+	e.line("[training]")
+	e.line("seq_len = %d", p.Seq)
+	if pipeline > 1 {
+		e.line("local_batch_size = %d", p.Batch/ranks)
+	} else {
+		e.line("local_batch_size = %d", micro)
+	}
+	e.line("global_batch_size = %d\n", p.Batch)
+	e.line("[parallelism]")
+	e.line("data_parallel_replicate_degree = %d", p.Size(plan.DataAxis))
+	e.line("data_parallel_shard_degree = %d", p.Size(plan.FSDPAxis)*p.Size(plan.ExpertAxis))
+	reshard := "always"
+	if p.FSDP.Zero < 3 {
+		reshard = "never"
+	}
+	e.line("fsdp_reshard_after_forward = %q", reshard)
+	e.line("tensor_parallel_degree = %d", p.Size(plan.TensorAxis))
+	e.line("context_parallel_degree = %d", p.Size(plan.ContextAxis))
+	e.line("expert_parallel_degree = %d", p.Size(plan.ExpertAxis))
+	e.line("pipeline_parallel_degree = %d", pipeline)
+	if pipeline > 1 {
+		name, ok := map[string]string{"gpipe": "GPipe", "1f1b": "1F1B",
+			"interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[p.PP.Schedule]
+		if !ok {
+			e.lacks("torchtitan", "schedule %s", p.PP.Schedule)
+		}
+		e.line("pipeline_parallel_schedule = %q", name)
+		e.line("pipeline_parallel_microbatch_size = %d", micro)
+	}
+	mode := "none"
+	switch {
+	case whole(p):
+		mode = "full"
+	case len(p.Recompute) > 0:
+		mode = "selective"
+	}
+	e.line("\n[activation_checkpoint]\nmode = %q", mode)
+	switch precision {
+	case price.FP8:
+		e.line("\n[model]\nconverters = [\"float8\"]")
+	case price.MXFP8:
+		e.line("\n[model]\nconverters = [\"mx\"]")
+	case price.NVFP4:
+		e.lacks("torchtitan", "training in nvfp4")
+	}
+}
+
+func emitMaxText(e *emitter, p *plan.Plan, precision price.Precision) {
+	if p.FSDP.Size > 1 && p.FSDP.Zero < 3 {
+		e.lacks("MaxText", "zero %d", p.FSDP.Zero)
+	}
+	e.line("max_target_length: %d", p.Seq)
+	e.line("per_device_batch_size: %g", float64(p.Batch)/float64(p.Devices())/
+		float64(accumulations(p)))
+	e.line("gradient_accumulation_steps: %d", accumulations(p))
+	e.line("ici_data_parallelism: %d", p.Size(plan.DataAxis))
+	e.line("ici_fsdp_parallelism: %d", p.Size(plan.FSDPAxis))
+	e.line("ici_tensor_parallelism: %d", p.Size(plan.TensorAxis))
+	e.line("ici_context_parallelism: %d", p.Size(plan.ContextAxis))
+	e.line("ici_expert_parallelism: %d", p.Size(plan.ExpertAxis))
+	e.line("ici_pipeline_parallelism: %d", p.Size(plan.PipelineAxis))
+	if p.Size(plan.PipelineAxis) > 1 {
+		if p.PP.Schedule != "gpipe" && p.PP.Schedule != "interleaved" {
+			e.lacks("MaxText", "schedule %s", p.PP.Schedule)
+		}
+		e.line("num_pipeline_microbatches: %d", p.Microbatches)
+		e.line("num_pipeline_repeats: %d", max(1, p.PP.Virtual))
+	}
+	policy := "minimal"
+	switch {
+	case whole(p):
+		policy = "full"
+	case recomputes(p, ir.MLP) || recomputes(p, ir.Experts):
+		policy = "save_qkv_proj"
+	}
+	e.line("remat_policy: %s", policy)
+	switch precision {
+	case price.FP8:
+		e.line("quantization: fp8")
+	case price.MXFP8, price.NVFP4:
+		e.lacks("MaxText", "training in %s", precision)
+	}
+}
+
+// accumulations is how often MaxText adds gradients up: a pipeline has microbatches of its own.
+func accumulations(p *plan.Plan) int64 {
+	if p.Size(plan.PipelineAxis) > 1 {
+		return 1
+	}
+	return max(1, p.Microbatches)
+}

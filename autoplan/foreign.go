@@ -1,0 +1,348 @@
+package autoplan
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// A Foreign is the configuration of another stack as a plan.
+type Foreign struct {
+	Plan      *plan.Plan
+	Precision price.Precision
+	Notes     []string // what could only be said about
+}
+
+// ReadForeign reads what another stack is started with: Megatron's arguments or YAML, torchtitan's
+// TOML, MaxText's YAML or arguments. Model, cluster and profile are the job's; what the text does
+// not say of rows and tokens is the job's too.
+func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error) {
+	read := map[string]func(*settings, *Foreign, Job){
+		"megatron": readMegatron, "torchtitan": readTorchtitan, "maxtext": readMaxText,
+	}[stack]
+	if read == nil {
+		return nil, diag.New(diag.BadUsage, "there is no stack %q to read from", stack).
+			Try("--from megatron=FILE, torchtitan=FILE or maxtext=FILE")
+	}
+	f := &Foreign{Plan: j.blank(j.Cluster.String()), Precision: price.BF16}
+	f.Plan.Seq, f.Plan.Batch = j.Seq, max(1, j.Batch)
+	s := &settings{values: parseSettings(string(text)), path: path,
+		arguments: strings.Contains(string(text), "--")}
+	if len(s.values) == 0 {
+		return nil, diag.New(diag.BadInput, "nothing that %s is told stands in the file", stack).
+			At("%s", path)
+	}
+	read(s, f, j)
+	if s.err != nil {
+		return nil, s.err
+	}
+	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
+		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
+			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.Card.Name)
+	}
+	return f, nil
+}
+
+// settings are names and values, with the first error in reading one.
+type settings struct {
+	values    map[string]string
+	path      string
+	arguments bool // of a command: what is not there is off
+	err       *diag.Error
+}
+
+// parseSettings reads names and values from any of the forms that such files have: arguments with
+// two dashes, lines of YAML or TOML, and NAME=VALUE. Of a name with dots or sections the last part
+// counts, dashes are underscores, and the last value of a name wins.
+func parseSettings(text string) map[string]string {
+	values := map[string]string{}
+	last := ""
+	set := func(name, value string) {
+		if i := strings.LastIndex(name, "."); i >= 0 {
+			name = name[i+1:]
+		}
+		name = strings.ToLower(strings.ReplaceAll(strings.Trim(name, "\"' "), "-", "_"))
+		if name != "" && !strings.ContainsAny(name, " \t") {
+			values[name] = strings.Trim(strings.TrimSpace(value), "\"',\\")
+			last = name
+		}
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if i := strings.Index(line, " #"); i >= 0 {
+			line = strings.TrimSpace(line[:i])
+		}
+		name, value, colon := strings.Cut(line, ":")
+		switch {
+		case line == "" || line[0] == '#' || line[0] == '[':
+		case strings.Contains(line, "--"):
+			parseArguments(strings.Fields(line), set)
+		case strings.HasPrefix(line, "- ") && last != "":
+			values[last] = strings.Trim(values[last]+","+strings.Trim(line[2:], "\"' "), ",")
+		case colon && !strings.Contains(name, "="):
+			set(name, value)
+		case strings.Contains(line, " = "):
+			name, value, _ = strings.Cut(line, " = ")
+			set(name, value)
+		default:
+			for word := range strings.FieldsSeq(line) {
+				if name, value, ok := strings.Cut(word, "="); ok {
+					set(name, value)
+				}
+			}
+		}
+	}
+	return values
+}
+
+// parseArguments reads --name value, --name=value, and --name alone, which is true.
+func parseArguments(words []string, set func(name, value string)) {
+	for i := 0; i < len(words); i++ {
+		name, ok := strings.CutPrefix(words[i], "--")
+		if !ok {
+			continue
+		}
+		name, value, given := strings.Cut(name, "=")
+		if !given {
+			value = "true"
+			for i+1 < len(words) && !strings.HasPrefix(words[i+1], "--") && words[i+1] != "\\" {
+				i++
+				if value == "true" {
+					value = words[i]
+				} else {
+					value += "," + words[i]
+				}
+			}
+		}
+		set(name, value)
+	}
+}
+
+// number is a whole number, or what it is without one. None and null are no value.
+func (s *settings) number(name string, without int64) int64 {
+	text, ok := s.values[name]
+	if !ok || text == "" || strings.EqualFold(text, "none") || strings.EqualFold(text, "null") {
+		return without
+	}
+	x, err := strconv.ParseFloat(text, 64)
+	n := int64(x)
+	if (err != nil || float64(n) != x || n < -1 || n > 1<<24) && s.err == nil {
+		s.err = diag.New(diag.BadInput, "%s is %q, which is no size", name, text).At("%s", s.path)
+	}
+	return n
+}
+
+func (s *settings) has(name, value string) bool {
+	return strings.Contains(strings.ToLower(s.values[name]), value)
+}
+
+func (s *settings) yes(name string) bool {
+	return strings.EqualFold(s.values[name], "true") || s.values[name] == "1"
+}
+
+// product multiplies two sizes, as MaxText has one inside and one between hosts.
+func (s *settings) product(name string) int64 {
+	return s.number("ici_"+name, 1) * s.number("dcn_"+name, 1)
+}
+
+// everything is all tags of a block.
+func everything(j Job) []ir.Tag {
+	tags := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+	if j.Config.MoE != nil {
+		tags = append(tags, ir.Experts)
+	}
+	return tags
+}
+
+// narrow is a precision that is spelled in a name.
+func narrow(text string, without price.Precision) price.Precision {
+	text = strings.ToLower(text)
+	for _, p := range []struct {
+		part string
+		is   price.Precision
+	}{{"nvfp4", price.NVFP4}, {"fp4", price.NVFP4}, {"mx", price.MXFP8}, {"fp8", price.FP8},
+		{"float8", price.FP8}, {"bf16", price.BF16}} {
+		if strings.Contains(text, p.part) {
+			return p.is
+		}
+	}
+	return without
+}
+
+// dealExperts gives ep its part of the data axis: other stacks fold it over that.
+func (f *Foreign) dealExperts(s *settings, data, ep int64) int64 {
+	if ep <= 1 {
+		return data
+	}
+	if data%ep != 0 {
+		if s.err == nil {
+			s.err = diag.New(diag.PlanLater, "experts over %d devices where %d have rows of their own",
+				ep, data).At("%s", s.path).Try("an ep that divides %d", data)
+		}
+		return data
+	}
+	f.Plan.EP = ep
+	return data / ep
+}
+
+// deal works out the microbatches from the rows of one on a device.
+func (f *Foreign) deal(s *settings, micro int64) {
+	p := f.Plan
+	ranks := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	each := ranks * max(1, micro)
+	if p.Batch%each != 0 && s.err == nil {
+		s.err = diag.New(diag.PlanMisfit, "%d rows cannot be dealt to %d devices by %d", p.Batch, ranks,
+			micro).At("%s", s.path)
+		return
+	}
+	p.Microbatches = max(1, p.Batch/each)
+}
+
+func readMegatron(s *settings, f *Foreign, j Job) {
+	p := f.Plan
+	p.TP = plan.TP{Size: s.number("tensor_model_parallel_size", 1)}
+	p.TP.Sequence = p.TP.Size > 1 && s.yes("sequence_parallel")
+	p.CP = plan.CP{Size: s.number("context_parallel_size", 1), Kind: "ring"}
+	p.CP.Balance = p.CP.Size > 1
+	pp := s.number("pipeline_model_parallel_size", 1)
+	virtual := s.number("virtual_pipeline_model_parallel_size",
+		s.number("num_virtual_stages_per_pipeline_rank", 1))
+	if n := s.number("num_layers_per_virtual_pipeline_stage", 0); n > 0 && pp > 0 {
+		virtual = j.Config.Layers / pp / n
+	}
+	p.PP = plan.PP{Size: pp, Virtual: max(1, virtual), Schedule: "1f1b"}
+	if virtual > 1 {
+		p.PP.Schedule = "interleaved"
+	}
+	p.Seq = s.number("seq_length", p.Seq)
+	p.Batch = s.number("global_batch_size", p.Batch)
+	others := max(1, p.TP.Size) * max(1, p.CP.Size) * max(1, pp)
+	data := f.dealExperts(s, max(1, int64(j.Cluster.Count)/others),
+		s.number("expert_model_parallel_size", 1))
+	// Megatron-Bridge cuts the optimizer's state unless told not to, Megatron-LM if told to.
+	value, told := s.values["use_distributed_optimizer"]
+	if told && !strings.EqualFold(value, "false") || !told && !s.arguments {
+		p.DP = max(1, s.number("num_distributed_optimizer_instances", 1))
+		p.FSDP = plan.FSDP{Size: max(1, data/p.DP), Zero: 1, Gather: "step"}
+	} else {
+		p.DP = data
+	}
+	f.deal(s, s.number("micro_batch_size", 1))
+	switch {
+	case s.has("recompute_granularity", "full"):
+		p.Recompute = everything(j)
+	case s.values["recompute_modules"] != "":
+		for _, m := range []struct {
+			word string
+			tag  ir.Tag
+		}{{"layernorm", ir.Norm}, {"attn", ir.Attn}, {"mla", ir.Attn}, {"mlp", ir.MLP},
+			{"moe", ir.Experts}} {
+			if s.has("recompute_modules", m.word) && !slices.Contains(p.Recompute, m.tag) {
+				p.Recompute = append(p.Recompute, m.tag)
+			}
+		}
+		f.Notes = append(f.Notes, "parts of modules that are recomputed are taken for the whole modules")
+	}
+	format := s.values["fp8_recipe"] + s.values["fp4_format"] + s.values["fp4"]
+	if s.values["fp8_format"] != "" || s.values["fp8"] != "" {
+		format += "fp8"
+	}
+	f.Precision = narrow(format+s.values["mixed_precision"], price.BF16)
+}
+
+func readTorchtitan(s *settings, f *Foreign, j Job) {
+	p := f.Plan
+	p.TP = plan.TP{Size: s.number("tensor_parallel_degree", 1)}
+	p.TP.Sequence = p.TP.Size > 1
+	p.CP = plan.CP{Size: s.number("context_parallel_degree", 1), Kind: "gather"}
+	p.CP.Balance = p.CP.Size > 1
+	p.PP = plan.PP{Size: s.number("pipeline_parallel_degree", 1), Schedule: "1f1b", Virtual: 1}
+	switch name := strings.ToLower(s.values["pipeline_parallel_schedule"]); {
+	case strings.Contains(name, "zbv"):
+		p.PP.Schedule, p.PP.Virtual = "zb-v", 2
+	case strings.Contains(name, "interleaved"):
+		p.PP.Schedule, p.PP.Virtual = "interleaved", 2
+	case name == "gpipe":
+		p.PP.Schedule = name
+	}
+	others := max(1, p.TP.Size) * max(1, p.CP.Size) * max(1, p.PP.Size)
+	p.DP = max(1, s.number("data_parallel_replicate_degree", 1))
+	shard := s.number("data_parallel_shard_degree", -1)
+	if shard < 1 {
+		shard = max(1, int64(j.Cluster.Count)/others/p.DP)
+	}
+	shard = f.dealExperts(s, shard, s.number("expert_parallel_degree", 1))
+	p.FSDP = plan.FSDP{Size: shard, Zero: 3, Gather: "layer"}
+	keep := s.has("fsdp_reshard_after_forward", "never") ||
+		p.PP.Size > 1 && !s.has("fsdp_reshard_after_forward", "always")
+	if keep && shard > 1 {
+		p.FSDP.Zero, p.FSDP.Gather = 2, "step"
+	}
+	p.Seq = s.number("seq_len", p.Seq)
+	local := s.number("local_batch_size", s.number("batch_size", 1))
+	ranks := p.DP * shard * max(1, p.EP)
+	if p.Batch = s.number("global_batch_size", -1); p.Batch < 1 {
+		p.Batch = local * ranks
+	}
+	if p.PP.Size > 1 {
+		local = s.number("pipeline_parallel_microbatch_size", 1)
+	}
+	f.deal(s, local)
+	switch {
+	case s.has("mode", "full"):
+		p.Recompute = everything(j)
+	case s.has("mode", "selective"):
+		p.Recompute = []ir.Tag{ir.Norm}
+		f.Notes = append(f.Notes, "selective checkpointing is taken for recomputing norms")
+	}
+	f.Precision = narrow(s.values["converters"]+s.values["recipe_name"], price.BF16)
+}
+
+func readMaxText(s *settings, f *Foreign, j Job) {
+	p := f.Plan
+	p.TP = plan.TP{Size: s.product("tensor_parallelism") *
+		s.product("tensor_sequence_parallelism")}
+	p.TP.Sequence = s.product("tensor_sequence_parallelism") > 1
+	p.CP = plan.CP{Size: s.product("context_parallelism"), Kind: "gather"}
+	p.CP.Balance = p.CP.Size > 1
+	virtual := max(1, s.number("num_pipeline_repeats", 1))
+	p.PP = plan.PP{Size: s.product("pipeline_parallelism"), Virtual: virtual, Schedule: "gpipe"}
+	if virtual > 1 {
+		p.PP.Schedule = "interleaved"
+		f.Notes = append(f.Notes, "MaxText's circular pipeline is taken for interleaved 1F1B")
+	}
+	p.EP = max(1, s.product("expert_parallelism"))
+	p.DP = s.product("data_parallelism")
+	shard := s.product("fsdp_parallelism") * s.product("fsdp_transpose_parallelism")
+	all := int64(j.Cluster.Count)
+	rest := max(1, all/max(1, p.TP.Size*p.CP.Size*p.PP.Size*p.EP))
+	switch { // one size may be -1: what is left
+	case p.DP < 0:
+		p.DP = max(1, rest/max(1, shard))
+	case shard < 0:
+		shard = max(1, rest/max(1, p.DP))
+	}
+	p.FSDP = plan.FSDP{Size: shard, Zero: 3, Gather: "layer"}
+	p.Seq = s.number("max_target_length", p.Seq)
+	if each, err := strconv.ParseFloat(s.values["per_device_batch_size"], 64); err == nil {
+		p.Batch = int64(each*float64(all)) * max(1, s.number("gradient_accumulation_steps", 1))
+	}
+	p.Microbatches = max(1, s.number("gradient_accumulation_steps", 1)) *
+		max(1, s.number("num_pipeline_microbatches", 1))
+	switch policy := s.values["remat_policy"]; policy {
+	case "full", "":
+		p.Recompute = everything(j)
+	case "minimal", "minimal_flash", "save_dot_with_context_except_mlp":
+		p.Recompute = []ir.Tag{ir.Norm}
+		f.Notes = append(f.Notes, "remat_policy "+policy+" is taken for recomputing norms")
+	default:
+		p.Recompute = []ir.Tag{ir.Norm, ir.MLP}
+		f.Notes = append(f.Notes, "remat_policy "+policy+" is taken for recomputing norms and MLP")
+	}
+	f.Precision = narrow(s.values["quantization"], price.BF16)
+}

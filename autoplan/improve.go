@@ -1,0 +1,108 @@
+package autoplan
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// groups are the keys that are let go of together when a plan is to be improved.
+var groups = []struct {
+	name string
+	keys []string
+}{
+	{"", []string{"micro"}},
+	{"", []string{"recompute"}},
+	{"", []string{"schedule", "virtual"}},
+	{"", []string{"dp", "fsdp", "zero", "gather"}},
+	{"", []string{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"}},
+	{"all together", []string{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule",
+		"virtual", "micro", "recompute"}},
+}
+
+// Improve looks for better plans than one of the job's, near it and far: it lets go of a few keys
+// at a time and searches. Step is what the plan takes; changes that save less than half a
+// hundredth are left out.
+func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun.Help, error) {
+	j, err := job.filled()
+	if err != nil {
+		return nil, err
+	}
+	j.Goal, j.Top, j.Batch, j.Devices = Time, 1, p.Batch, int(p.Devices())
+	all := fixedOf(p)
+	var list []dryrun.Help
+	for _, g := range groups {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		c := j
+		c.Fixed = Fixed{}
+		for name, value := range all {
+			if !slices.Contains(g.keys, name) {
+				c.Fixed[name] = value
+			}
+		}
+		found := c.try(ctx)
+		if found == nil || found.step > 0.995*step {
+			continue
+		}
+		better := c.blank(p.Cluster)
+		c.fill(better, found.node, found.family, c.variants()[found.variant])
+		list = append(list, dryrun.Help{Change: differences(all, fixedOf(better), g.name),
+			Step: found.step, Peak: found.peak})
+	}
+	slices.SortStableFunc(list, func(a, b dryrun.Help) int { return int(1e6 * (a.Step - b.Step)) })
+	return slices.CompactFunc(list, func(a, b dryrun.Help) bool { return a.Change == b.Change }), nil
+}
+
+// fixedOf is a plan as what is fixed.
+func fixedOf(p *plan.Plan) Fixed {
+	n := func(x int64) string { return strconv.FormatInt(max(x, 1), 10) }
+	ranks := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	f := Fixed{"tp": n(p.TP.Size), "cp": n(p.CP.Size), "ep": n(p.EP), "pp": n(p.PP.Size),
+		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "micro": n(p.Rows() / ranks), "recompute": "none"}
+	if p.FSDP.Size > 1 {
+		f["zero"], f["gather"] = strconv.Itoa(p.FSDP.Zero), p.FSDP.Gather
+	}
+	if p.PP.Size > 1 {
+		f["schedule"] = p.PP.Schedule
+		if s, err := p.Schedule(); err == nil {
+			f["virtual"] = strconv.Itoa(s.Virtual)
+		}
+	}
+	var tags []string
+	for _, t := range p.Recompute {
+		tags = append(tags, string(t))
+	}
+	if len(tags) > 0 {
+		f["recompute"] = strings.Join(tags, "+")
+	}
+	if len(p.Offload) > 0 {
+		f["offload"] = strings.Join(p.Offload, "+")
+	}
+	return f
+}
+
+// differences spells what changes, at most four things, or what they are called together.
+func differences(from, to Fixed, name string) string {
+	var words []string
+	for _, k := range keys {
+		a, b := from[k.name], to[k.name]
+		if a != b && b != "" {
+			words = append(words, fmt.Sprintf("%s %s", k.name, b))
+		}
+	}
+	text := strings.Join(words[:min(len(words), 5)], ", ")
+	if len(words) > 5 {
+		text += " …"
+	}
+	if name != "" {
+		text += " (" + name + ")"
+	}
+	return text
+}

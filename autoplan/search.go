@@ -1,0 +1,406 @@
+package autoplan
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// A Result is what a search found, the best first.
+type Result struct {
+	Choices []Choice `json:"plans"`
+	Space   int64    `json:"space"`  // plans that there are
+	Priced  int64    `json:"priced"` // those that had to be priced
+}
+
+// Search finds the plans that serve a job's goal best. An error of code PlanNoFit tells the
+// smallest change with which one fits.
+func Search(ctx context.Context, job Job) (*Result, error) {
+	j, err := job.filled()
+	if err != nil {
+		return nil, err
+	}
+	s, err := newSearcher(j)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, s.noFit(ctx)
+	}
+	choices, err := s.simulate(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	explain(choices, j)
+	return &Result{Choices: choices, Space: s.space, Priced: s.priced()}, nil
+}
+
+// A pricer is the estimator, or in tests what stands for it.
+type pricer interface {
+	Price(*plan.Plan) (estimate.Estimate, error)
+}
+
+// A searcher is a search on its way.
+type searcher struct {
+	job      Job
+	counts   []int
+	variants []variant
+	workers  []*worker
+	nodes    []node
+	space    int64
+	// limit is the time for a token beyond which plans are of no use, where the goal is another.
+	limit float64
+	// offloads says that variants may keep the optimizer's state on the host.
+	offloads bool
+}
+
+// A worker prices plans. Each has estimators of its own, which keep what they worked out.
+type worker struct {
+	searcher *searcher
+	pricers  [][]pricer // by number of devices and precision
+	plans    []*plan.Plan
+	priced   int64
+	// nearest is the least that a plan has needed which did not fit.
+	nearest int64
+	reason  error // of a plan that has no price
+}
+
+// A candidate is a plan that fits, with what the goal makes of it.
+type candidate struct {
+	node
+	family
+	variant int
+	metric  float64
+	step    float64
+	peak    int64
+	stays   int64 // bytes that no recomputation and no offload takes off
+}
+
+// compare puts the better plan first, and gives equal ones an order that never changes.
+func (c candidate) compare(o candidate) int {
+	return cmp.Or(cmp.Compare(c.metric, o.metric), cmp.Compare(c.step, o.step),
+		cmp.Compare(c.peak, o.peak), cmp.Compare(c.count, o.count),
+		cmp.Compare(c.precision, o.precision), c.mesh.compare(o.mesh), cmp.Compare(c.micro, o.micro),
+		cmp.Compare(c.zero, o.zero), cmp.Compare(c.fsdp, o.fsdp), cmp.Compare(c.gather, o.gather),
+		cmp.Compare(c.name, o.name), cmp.Compare(c.virtual, o.virtual),
+		cmp.Compare(c.variant, o.variant))
+}
+
+func newSearcher(j Job) (*searcher, error) {
+	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1)}
+	s.variants = s.job.variants()
+	if len(s.variants) == 0 {
+		return nil, diag.New(diag.BadUsage, "the model has nothing to recompute that is called %s",
+			j.Fixed["recompute"]).Try("--fix recompute=none")
+	}
+	s.offloads = slices.ContainsFunc(s.variants, func(v variant) bool {
+		return slices.Contains(v.offload, "optimizer")
+	})
+	for range max(1, runtime.GOMAXPROCS(0)) {
+		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64})
+	}
+	for _, n := range s.counts {
+		if err := s.add(n); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// add gives the workers what they need for a number of devices.
+func (s *searcher) add(n int) error {
+	j := &s.job
+	cluster, err := j.clusterOf(n)
+	if err != nil {
+		return err
+	}
+	base, err := estimate.New(j.Config, cluster, j.Profile)
+	if err != nil {
+		return err
+	}
+	for _, w := range s.workers {
+		var list []pricer
+		for _, p := range j.Precisions {
+			list = append(list, base.With(estimate.Options{Precision: p}))
+		}
+		w.pricers = append(w.pricers, list)
+		w.plans = append(w.plans, j.blank(cluster.String()))
+	}
+	return nil
+}
+
+func (s *searcher) priced() (n int64) {
+	for _, w := range s.workers {
+		n += w.priced
+	}
+	return n
+}
+
+// run goes through the nodes. A goal of memory needs to know the fastest plan first.
+func (s *searcher) run(ctx context.Context) ([]candidate, error) {
+	if s.job.Goal == Memory {
+		s.job.Goal = Time
+		found, err := s.run(ctx)
+		s.job.Goal = Memory
+		if err != nil || len(found) == 0 {
+			return nil, err
+		}
+		s.limit = slowest * found[0].metric
+	}
+	if s.nodes == nil {
+		s.expand()
+	}
+	return s.explore(ctx)
+}
+
+// expand lists the nodes with their bounds, in order.
+func (s *searcher) expand() {
+	w := s.workers[0]
+	work := map[[6]int64]float64{}
+	for at, n := range s.counts {
+		for _, m := range s.job.meshes(int64(n)) {
+			cuts := int64(len(s.job.cuts(m)))
+			for _, b := range s.job.batches(m) {
+				for precision := range s.job.Precisions {
+					nd := node{mesh: m, count: at, precision: precision, micro: b[0], rows: b[1],
+						micros: b[1] / b[0] / m.rowRanks()}
+					orders := int64(len(s.job.orders(nd)))
+					s.space += cuts * orders * int64(len(s.variants))
+					key := [6]int64{m.tp, m.cp, m.ep, b[0], int64(precision), int64(at)}
+					each, known := work[key]
+					if !known {
+						each = w.work(nd)
+						work[key] = each
+					}
+					nd.bound = s.perToken(nd, float64(nd.micros)*each/float64(m.pp))
+					if cuts*orders > 0 {
+						s.nodes = append(s.nodes, nd)
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(s.nodes, func(a, b node) int {
+		return cmp.Or(cmp.Compare(a.bound, b.bound), cmp.Compare(a.count, b.count),
+			cmp.Compare(a.precision, b.precision), a.compare(b.mesh), cmp.Compare(a.micro, b.micro))
+	})
+}
+
+// perToken is what a step's seconds come to by the goal, for time and money.
+func (s *searcher) perToken(n node, step float64) float64 {
+	x := step / s.job.tokens(n.rows)
+	if s.job.Goal == Money {
+		x *= float64(s.counts[n.count])
+	}
+	return x
+}
+
+// work is the seconds that one microbatch keeps the devices of a whole pipeline busy that has one
+// stage, if nothing is recomputed and the data axes communicate behind it. Deeper pipelines share
+// the same work, so that their ranks have this divided by their number in the mean.
+func (w *worker) work(n node) float64 {
+	devices := int64(w.searcher.counts[n.count])
+	n.pp, n.data = 1, devices/n.tp/n.cp/n.ep
+	n.micros, n.rows = 1, n.rowRanks()*n.micro
+	e, err := w.price(n, family{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{})
+	if err != nil {
+		return 0 // bounds nothing
+	}
+	p := e.Parts
+	return max(0, p.Sum()-p.Bubble-p.Pipeline-p.Data-p.Offload-p.Optimizer-p.Host-p.Recompute)
+}
+
+// price works out one plan.
+func (w *worker) price(n node, f family, v variant) (estimate.Estimate, error) {
+	p := w.plans[n.count]
+	w.searcher.job.fill(p, n, f, v)
+	w.priced++
+	e, err := w.pricers[n.count][n.precision].Price(p)
+	if err != nil && w.reason == nil {
+		w.reason = err
+	}
+	return e, err
+}
+
+// The nodes of a round: few at first, since a good plan makes the rounds after it short. Rounds do
+// not depend on the number of workers, so that the same plans are priced everywhere.
+const (
+	firstRound = 2
+	lastRound  = 64
+)
+
+// explore takes the nodes in the order of their bounds until none can be of use.
+func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
+	b := newBest(s.job.Top)
+	size := firstRound
+	nodes := s.nodes
+	if s.job.Goal == Memory {
+		at, _ := slices.BinarySearchFunc(nodes, s.limit, func(n node, limit float64) int {
+			return cmp.Compare(n.bound, limit)
+		})
+		nodes = nodes[:at]
+	}
+	for len(nodes) > 0 {
+		if err := ctx.Err(); err != nil {
+			return nil, diag.New(diag.Canceled, "stopped while searching").Wrap(err)
+		}
+		limit := b.limit()
+		n := 0
+		for n < min(size, len(nodes)) && (s.job.Goal == Memory || nodes[n].bound <= limit) {
+			n++
+		}
+		if n == 0 {
+			break
+		}
+		for _, list := range s.round(nodes[:n], limit) {
+			b.add(list)
+		}
+		nodes, size = nodes[n:], min(2*size, lastRound)
+	}
+	return b.list(simulated), nil
+}
+
+// round explores some nodes at once. What a node gives depends on the limit alone.
+func (s *searcher) round(nodes []node, limit float64) [][]candidate {
+	lists := make([][]candidate, len(nodes))
+	var wg sync.WaitGroup
+	for k, w := range s.workers {
+		wg.Go(func() {
+			for i := k; i < len(nodes); i += len(s.workers) {
+				lists[i] = w.explore(nodes[i], limit)
+			}
+		})
+	}
+	wg.Wait()
+	return lists
+}
+
+// perNode is how many plans a node gives: some that differ little, since the simulator may prefer
+// another one.
+const perNode = 8
+
+// explore finds the best plans of a node that are no worse than the limit.
+func (w *worker) explore(n node, limit float64) []candidate {
+	s := w.searcher
+	var list []candidate
+	orders := s.job.orders(n)
+	for _, c := range s.job.cuts(n.mesh) {
+		if s.job.Goal != Memory && w.least(n, c) > limit {
+			continue
+		}
+		for _, o := range orders {
+			if o.name == "1f1b" && s.job.Goal != Memory && n.filled() > limit {
+				continue
+			}
+			for _, found := range w.family(n, family{c, o}, limit) {
+				list = append(list, found)
+				limit = min(limit, found.metric*Margin)
+			}
+		}
+	}
+	slices.SortFunc(list, candidate.compare)
+	return list[:min(len(list), perNode)]
+}
+
+// least bounds all plans of a node with one cut: what the ranks of a pipeline have to do in the
+// mean, with what the cut adds to it. More virtual stages only make more parts of the same work.
+func (w *worker) least(n node, c cut) float64 {
+	if n.pp == 1 {
+		return n.bound // the family's first plan says as much
+	}
+	e, err := w.price(n, family{c, order{"1f1b", 1}}, w.searcher.variants[0])
+	if err != nil {
+		return n.bound
+	}
+	sum := 0.0
+	for i := range e.Stages {
+		s := &e.Stages[i]
+		sum += s.Forward + s.Input + s.Weight
+	}
+	return w.searcher.perToken(n, sum*float64(n.micros)/float64(n.pp))
+}
+
+// filled is the node's bound with the bubble of 1F1B: the first microbatch passes all stages before
+// the others follow at the pace of the slowest, which is no faster than the mean.
+func (n node) filled() float64 {
+	return n.bound * float64(n.micros+n.pp-1) / float64(n.micros)
+}
+
+// family prices the plans of a family that can be of use.
+func (w *worker) family(n node, f family, limit float64) []candidate {
+	s := w.searcher
+	fastest, ok := w.candidate(n, f, 0)
+	switch {
+	case !ok || s.beyond(fastest, limit):
+		return nil
+	case fastest.peak <= s.job.Capacity && s.job.Goal != Memory:
+		return []candidate{fastest}
+	}
+	if fastest.stays > s.job.Capacity || s.job.Goal == Memory && float64(fastest.stays) > limit {
+		return nil
+	}
+	var list []candidate
+	var ruled []uint8 // what no plan with more of the same can better
+	for v := range s.variants {
+		set := s.variants[v].set
+		if slices.ContainsFunc(ruled, func(r uint8) bool { return r&set == r }) {
+			continue
+		}
+		c := fastest
+		if v > 0 {
+			if c, ok = w.candidate(n, f, v); !ok {
+				continue
+			}
+		}
+		fits := c.peak <= s.job.Capacity
+		slow := s.beyond(c, limit)
+		if slow || fits && s.job.Goal != Memory {
+			ruled = append(ruled, set)
+		}
+		if fits && !slow && c.metric <= limit {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// beyond reports whether a plan, and all that take longer, are of no use.
+func (s *searcher) beyond(c candidate, limit float64) bool {
+	if s.job.Goal == Memory {
+		return c.step/s.job.tokens(c.rows) > s.limit
+	}
+	return c.metric > limit
+}
+
+// candidate prices a plan.
+func (w *worker) candidate(n node, f family, v int) (candidate, bool) {
+	s := w.searcher
+	e, err := w.price(n, f, s.variants[v])
+	if err != nil {
+		return candidate{}, false
+	}
+	if e.Peak > s.job.Capacity {
+		w.nearest = min(w.nearest, e.Peak)
+	}
+	c := candidate{node: n, family: f, variant: v, step: e.Step, peak: e.Peak,
+		stays: e.Peak - e.Memory.Activations - e.Memory.Temp}
+	if len(s.variants[v].offload) == 0 && s.offloads {
+		c.stays -= e.Memory.Optimizer
+	}
+	c.metric = s.perToken(n, c.step)
+	if s.job.Goal == Memory {
+		c.metric = float64(e.Peak)
+	}
+	return c, true
+}

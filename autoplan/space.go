@@ -1,0 +1,310 @@
+package autoplan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A mesh is the sizes of the axes. data is dp times fsdp.
+type mesh struct{ tp, cp, ep, pp, data int64 }
+
+func (m mesh) compare(o mesh) int {
+	return cmp.Or(cmp.Compare(m.pp, o.pp), cmp.Compare(m.tp, o.tp), cmp.Compare(m.cp, o.cp),
+		cmp.Compare(m.ep, o.ep), cmp.Compare(m.data, o.data))
+}
+
+// A node is a mesh and the rows of a microbatch, on one number of devices.
+type node struct {
+	mesh
+	count     int // index of the number of devices
+	precision int // index of the precision
+	micro     int64
+	rows      int64 // of a step
+	micros    int64
+	bound     float64 // that no plan of the node can beat, in the unit of the goal
+}
+
+// A cut is how dp and fsdp share the data axis, and what fsdp cuts.
+type cut struct {
+	dp, fsdp int64
+	zero     int
+	gather   string
+}
+
+// An order is a schedule with its virtual stages.
+type order struct {
+	name    string
+	virtual int64
+}
+
+// A family is the plans of a node that differ in what is recomputed and offloaded.
+type family struct {
+	cut
+	order
+}
+
+// The words of a plan that a search chooses from.
+var (
+	gathers  = []string{"layer", "micro", "step"}
+	offloads = []string{"activations", "optimizer"}
+	tagNames = []string{"norm", "attn", "mlp", "router", "experts"}
+)
+
+// maxMicro is the most rows of a microbatch on a device: beyond some ten thousand tokens products
+// are as large as they get.
+const maxMicro = 16
+
+// divisors lists the divisors of n up to most, in order.
+func divisors(n, most int64) []int64 {
+	var list []int64
+	for d := int64(1); d*d <= n; d++ {
+		if n%d != 0 {
+			continue
+		}
+		list = append(list, d)
+		if n/d != d {
+			list = append(list, n/d)
+		}
+	}
+	slices.Sort(list)
+	end := 0
+	for end < len(list) && list[end] <= most {
+		end++
+	}
+	return list[:end]
+}
+
+// meshes lists the meshes of n devices. Tensor parallel ranks stay within an NVLink domain, pieces
+// of a row have at least 512 tokens, and there are as many stages as layers at most.
+func (j *Job) meshes(n int64) []mesh {
+	c := j.Config
+	var list []mesh
+	domain := int64(max(j.Cluster.Card.NVLinkDomain, 1))
+	for _, tp := range divisors(n, domain) {
+		if !j.Fixed.allows("tp", tp) || !j.cutsHeads(tp) {
+			continue
+		}
+		for _, cp := range divisors(n/tp, max(1, j.Seq/leastPiece)) {
+			pieces := cp * tp
+			if cp > 1 {
+				pieces *= 2
+			}
+			if !j.Fixed.allows("cp", cp) || j.Seq%pieces != 0 {
+				continue
+			}
+			for _, ep := range j.expertSizes(n / tp / cp) {
+				for _, pp := range divisors(n/tp/cp/ep, c.Layers) {
+					if j.Fixed.allows("pp", pp) {
+						list = append(list, mesh{tp, cp, ep, pp, n / tp / cp / ep / pp})
+					}
+				}
+			}
+		}
+	}
+	return list
+}
+
+// leastPiece is the fewest tokens of a row that a device of cp should have: fewer make products
+// that are all overhead.
+const leastPiece = 512
+
+// cutsHeads reports whether heads and MLP can be dealt to tp devices, as plan.Check has it.
+func (j *Job) cutsHeads(tp int64) bool {
+	c := j.Config
+	experts := c.MoE == nil || c.MoE.MLP%tp == 0 && c.MoE.Shared%tp == 0
+	return c.Heads%tp == 0 && c.MLP%tp == 0 && (c.KVHeads%tp == 0 || tp%c.KVHeads == 0) && experts
+}
+
+func (j *Job) expertSizes(n int64) []int64 {
+	if j.Config.MoE == nil {
+		if j.Fixed.allows("ep", 1) {
+			return []int64{1}
+		}
+		return nil
+	}
+	var list []int64
+	for _, ep := range divisors(n, j.Config.MoE.Experts) {
+		if j.Config.MoE.Experts%ep == 0 && j.Fixed.allows("ep", ep) {
+			list = append(list, ep)
+		}
+	}
+	return list
+}
+
+// batches lists the rows of a microbatch on a device of a mesh, and the rows of the step with it.
+func (j *Job) batches(m mesh) (list [][2]int64) {
+	ranks := m.rowRanks()
+	for micro := int64(1); micro <= maxMicro; micro *= 2 {
+		rows := j.Batch
+		if rows == 0 {
+			rows = j.MaxBatch / (ranks * micro) * ranks * micro
+		}
+		if rows > 0 && rows%(ranks*micro) == 0 && j.Fixed.allows("micro", micro) {
+			list = append(list, [2]int64{micro, rows})
+		}
+	}
+	return list
+}
+
+// rowRanks is how many devices get rows of their own. Those of ep do: outside the experts they are
+// data parallel.
+func (m mesh) rowRanks() int64 { return m.data * m.ep }
+
+// cuts lists the ways to share and cut the data axis. Where fsdp has not all of it, it has an
+// NVLink domain or a power of two from 8 on, within which gathers are cheap. Parameters that are
+// cut and then kept whole for a microbatch or a step are left out unless they are asked for: Zero 2
+// keeps them whole as well, without the pieces and without gathering as often.
+func (j *Job) cuts(m mesh) []cut {
+	var list []cut
+	domain := int64(j.Cluster.Card.NVLinkDomain)
+	for _, fsdp := range divisors(m.data, m.data) {
+		round := fsdp >= 8 && fsdp <= 512 && fsdp&(fsdp-1) == 0
+		if fsdp != 1 && fsdp != m.data && fsdp != domain && !round {
+			continue
+		}
+		dp := m.data / fsdp
+		if !j.Fixed.allows("fsdp", fsdp) || !j.Fixed.allows("dp", dp) {
+			continue
+		}
+		if fsdp == 1 {
+			list = append(list, cut{dp, 1, 3, "layer"})
+			continue
+		}
+		for _, c := range []cut{{dp, fsdp, 1, "step"}, {dp, fsdp, 2, "step"}, {dp, fsdp, 3, "layer"},
+			{dp, fsdp, 3, "micro"}, {dp, fsdp, 3, "step"}} {
+			if !j.can().zero[c.zero] {
+				continue
+			}
+			asked := c.zero < 3 || c.gather == "layer" || j.Fixed["gather"] == c.gather
+			if asked && j.Fixed.allows("zero", int64(c.zero)) &&
+				(c.zero < 3 || j.Fixed.allowsWord("gather", c.gather)) {
+				list = append(list, c)
+			}
+		}
+	}
+	return list
+}
+
+// orders lists the schedules that a node can have. GPipe is left out: 1F1B takes the same time and
+// holds less.
+func (j *Job) orders(n node) []order {
+	if n.pp == 1 {
+		return []order{{"1f1b", 0}}
+	}
+	var list []order
+	for _, name := range schedule.Names() {
+		can := j.can().schedules
+		if can != nil && !slices.Contains(can, name) || !j.Fixed.allowsWord("schedule", name) ||
+			name == "gpipe" && can == nil && j.Fixed["schedule"] != name {
+			continue
+		}
+		virtuals := []int64{1}
+		switch name {
+		case "zb-v":
+			virtuals = []int64{2}
+		case "interleaved":
+			virtuals = []int64{2, 3, 4, 5, 6, 8}
+			if most := j.can().virtual; most > 0 {
+				virtuals = virtuals[:most-1]
+			}
+		}
+		for _, v := range virtuals {
+			fits := n.pp*v <= j.Config.Layers && (name != "interleaved" || n.micros%n.pp == 0)
+			if fits && j.Fixed.allows("virtual", v) {
+				list = append(list, order{name, v})
+			}
+		}
+	}
+	return list
+}
+
+// An ability is what a stack can do of all that a plan can say.
+type ability struct {
+	zero      [4]bool  // by the number that follows zero
+	schedules []string // nil is all
+	virtual   int      // most virtual stages of an interleaved schedule; 0 is any
+}
+
+// can is what the job's stack can do: Megatron's distributed optimizer cuts its state alone,
+// torchtitan's FSDP keeps gradients cut, and MaxText's parameters are always gathered as they are
+// used. Nobody but us has zb-h1.
+func (j *Job) can() ability {
+	switch j.Profile.Name {
+	case "megatron":
+		return ability{[4]bool{1: true}, []string{"1f1b", "interleaved"}, 0}
+	case "torchtitan":
+		return ability{[4]bool{2: true, 3: true}, []string{"1f1b", "interleaved", "zb-v"}, 2}
+	case "maxtext":
+		return ability{[4]bool{3: true}, []string{"gpipe", "interleaved"}, 0}
+	}
+	return ability{zero: [4]bool{1: true, 2: true, 3: true}}
+}
+
+// A variant is what a plan of a family recomputes and offloads.
+type variant struct {
+	tags    []ir.Tag
+	offload []string
+	set     uint8 // both as bits: a variant with more of them takes longer
+}
+
+// variants lists those of a model: the first recomputes and offloads least, the last most, as far
+// as they are not fixed.
+func (j *Job) variants() []variant {
+	tags := [][]string{{}, {"norm"}, {"attn"}, {"mlp"}, {"norm", "attn"}, {"norm", "mlp"},
+		{"attn", "mlp"}, {"norm", "attn", "mlp"}}
+	if j.Config.MoE != nil {
+		for _, t := range slices.Clone(tags) {
+			tags = append(tags, append(slices.Clone(t), "experts"))
+		}
+	}
+	var list []variant
+	// No program offloads yet (plan.Check), so that only those who ask for it get it.
+	for _, off := range [][]string{nil, {"activations"}, {"optimizer"}, {"activations", "optimizer"}} {
+		if len(off) > 0 && j.Fixed["offload"] == "" {
+			continue
+		}
+		for _, t := range tags {
+			if !j.Fixed.allowsList("recompute", t) || !j.Fixed.allowsList("offload", off) {
+				continue
+			}
+			v := variant{offload: off}
+			for _, name := range t {
+				v.tags = append(v.tags, ir.Tag(name))
+				v.set |= 1 << slices.Index(tagNames, name)
+			}
+			for _, name := range off {
+				v.set |= 1 << (len(tagNames) + slices.Index(offloads, name))
+			}
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// fill writes a plan of a node into p, which is used again and again.
+func (j *Job) fill(p *plan.Plan, n node, f family, v variant) {
+	p.Seq, p.Batch, p.Microbatches = j.Seq, n.rows, n.micros
+	p.DP, p.EP = f.dp, n.ep
+	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
+	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
+	p.CP = plan.CP{Size: n.cp, Kind: "gather", Balance: n.cp > 1}
+	p.PP = plan.PP{Size: n.pp, Virtual: f.virtual, Schedule: f.name}
+	p.Recompute, p.Offload = v.tags, v.offload
+}
+
+// blank is a plan of the job that fill completes.
+func (j *Job) blank(cluster string) *plan.Plan {
+	p := plan.Default()
+	p.Model, p.Cluster, p.Order = j.Model, cluster, nil
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	if slices.Equal(j.Precisions, []price.Precision{price.F32}) {
+		p.Types = plan.Types{Params: dtype.F32, Grads: dtype.F32, Collectives: dtype.F32}
+	}
+	return p
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// TestRegression finds two constants again, although one row in ten is far off.
+func TestRegression(t *testing.T) {
+	var a, b float64
+	r := regression{noise: 0.02, rounds: 40, constants: []price.Effect{
+		{Name: "a", Value: &a, Prior: 1, Sigma: 1}, {Name: "b", Value: &b, Prior: 1, Sigma: 1}}}
+	time := func(v []float64, row int) float64 { return v[0] + v[1]*float64(row) }
+	r.predict = func(v []float64, rows []int) ([]float64, error) {
+		var out []float64
+		for _, i := range rows {
+			out = append(out, time(v, i))
+		}
+		return out, nil
+	}
+	want := []float64{2.5, 0.4}
+	weights := make([]float64, 50)
+	for i := range weights {
+		weights[i] = 1
+		r.measured = append(r.measured, time(want, i))
+		if i%10 == 3 {
+			r.measured[i] *= 3
+		}
+	}
+	got, err := r.fit(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for j := range want {
+		if math.Abs(got[j]/want[j]-1) > 0.02 { // the priors and the bad rows pull a little
+			t.Errorf("constant %d is %.4g, want %.4g", j, got[j], want[j])
+		}
+	}
+}
+
+func TestBridgeRows(t *testing.T) {
+	rows, err := mbridge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 146 {
+		t.Errorf("%d rows, want 146", len(rows))
+	}
+	for _, r := range rows {
+		layers := int64(0)
+		for _, n := range r.options.Layers {
+			layers += n
+		}
+		if r.options.Layers != nil && layers != r.config.Layers {
+			t.Errorf("%s lays %d of %d layers out", r.id, layers, r.config.Layers)
+		}
+		devices := r.plan.FSDP.Size * r.plan.TP.Size * r.plan.CP.Size * r.plan.PP.Size
+		if devices != int64(r.cluster.Count) {
+			t.Errorf("%s uses %d of %d devices", r.id, devices, r.cluster.Count)
+		}
+	}
+}
+
+// TestBridgeShipped holds the constants of package price to the fit: the named profiles price the
+// rows as well as it does.
+func TestBridgeShipped(t *testing.T) {
+	b, err := newBridge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shipped := price.MegatronBridge().Effects()
+	values := make([]float64, len(shipped))
+	rows := make([]int, len(b.rows))
+	for j, e := range shipped {
+		values[j] = *e.Value
+	}
+	for i := range rows {
+		rows[i] = i
+	}
+	b.latest = len(releases) - 1
+	times, err := b.times(values, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for i, s := range times {
+		sum += relative(s, b.measured[i]) / float64(len(times))
+	}
+	if sum > 0.042 { // 3.8 % when they were fitted
+		t.Errorf("the shipped constants are %.2f %% off in the mean", 100*sum)
+	}
+}
+
+// TestBridgeGoals holds one split to the goals; the command makes all of them.
+func TestBridgeGoals(t *testing.T) {
+	if testing.Short() {
+		t.Skip("fits 25 constants")
+	}
+	b, err := newBridge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := b.hold(bridgeSplits()[3])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, only := bridgeColumns()
+	if all, dense := r.mean(b, r.with, only[0]), r.mean(b, r.with, only[1]); all > 6 || dense > 4 {
+		t.Errorf("%s: %.1f %% mean, dense %.1f %%; want at most 6 and 4", r.name, all, dense)
+	}
+}
+
+func TestSweepLayers(t *testing.T) {
+	known, err := models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]int64{
+		// The head counts as 4 and 2.2 layers.
+		"nanotron-1.34b": {5, 5, 5, 1}, "nanotron-8.86b": {8, 9, 8, 7},
+	} {
+		c := known[name].dense()
+		if got := sweepLayers(c, 4); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestSift(t *testing.T) {
+	list, err := nanotron()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clean, cells := 0, map[string]bool{}
+	for i := range list {
+		if list[i].clean {
+			clean++
+			cells[list[i].cell] = true
+		}
+	}
+	if len(list) != 1728 || clean != 1283 || len(cells) != 22 {
+		t.Errorf("%d rows, %d clean in %d cells; want 1728, 1283, 22", len(list), clean, len(cells))
+	}
+}
+
+func TestKendall(t *testing.T) {
+	for _, c := range []struct {
+		x, y []float64
+		want float64
+	}{
+		{[]float64{1, 2, 3}, []float64{4, 5, 6}, 1},
+		{[]float64{1, 2, 3}, []float64{6, 5, 4}, -1},
+		{[]float64{1, 2, 3, 4}, []float64{1, 2, 2, 4}, 5 / math.Sqrt(6*5)},
+	} {
+		if got := kendall(c.x, c.y); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("kendall(%v, %v) = %v, want %v", c.x, c.y, got, c.want)
+		}
+	}
+}
+
+// TestSweepGoals holds one draw to the goals; the command makes all of them.
+func TestSweepGoals(t *testing.T) {
+	if testing.Short() {
+		t.Skip("fits 23 constants")
+	}
+	w, err := newSweep()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _, err := w.hold(func(i int) bool { return i%5 == 0 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.median > 0.03 || r.tau < 0.85 { // 0.86 is the mean over draws, which differ by 0.01
+		t.Errorf("median regret %.3f, tau %.3f", r.median, r.tau)
+	}
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/dryrun"
+)
+
+func (a *app) dryrun() *cobra.Command {
+	job := deepwell.DryRunJob{}
+	cmd := &cobra.Command{
+		Use:   "dryrun PLAN",
+		Short: "Run a plan through the simulator: time, bubbles, memory, money, what would help",
+		Long: "Dryrun prices a plan, simulates its schedule action by action, and tells where time\n" +
+			"and memory go and what would help most. Nothing is compiled or run. It ends with\n" +
+			"status 3 if the plan does not fit the card.",
+		Example: "  deepwell dryrun plan.json --report report.html --trace trace.json\n" +
+			"  deepwell dryrun plan.json --tokens 15T --price 2.80\n" +
+			"  deepwell dryrun plan.json --what-if slow=1.2@3,jitter=0.05 --json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage(cmd, "dryrun takes one plan; %d were given", len(args))
+			}
+			job.Plan = args[0]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			ran, err := env.DryRun(cmd.Context(), job)
+			a.finish()
+			// A plan that does not fit has a timeline all the same.
+			if ran.Timeline != nil {
+				if a.json {
+					a.print(ran)
+				} else {
+					writeDryRun(a.stdout, ran, job)
+				}
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&job.Report, "report", "", "where a page with pictures goes, such as report.html")
+	flags.StringVar(&job.Trace, "trace", "", "where a trace for Perfetto goes, such as trace.json")
+	flags.StringVar(&job.Tokens, "tokens", "1T", "tokens to train on, such as 15T or 300B")
+	flags.Float64Var(&job.Price, "price", 3.00, "of a device for an hour")
+	flags.StringVar(&job.WhatIf, "what-if", "",
+		"what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER")
+	flags.StringVar(&job.Precision, "precision", "bf16",
+		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32")
+	flags.StringVar(&job.Stack, "stack", "deepwell",
+		"whose software to price: deepwell, megatron, torchtitan, maxtext")
+	return cmd
+}
+
+// shownParts is how many causes of a step's time are told, the largest first.
+const shownParts = 6
+
+func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
+	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
+	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
+		d.High, grouped(int64(d.Rate)), 100*d.Bubble)
+	verdict := "fits"
+	if d.Capacity > 0 && d.Peak > d.Capacity {
+		verdict = "does not fit"
+	}
+	fmt.Fprintf(w, "peak        %s of %s GiB   %s\n", gib(d.Peak), gib(d.Capacity), verdict)
+	for i, p := range largest(d.Parts) {
+		label := ""
+		if i == 0 {
+			label = "time"
+		}
+		fmt.Fprintf(w, "%-11s %5.1f %%  %s\n", label, 100*p.Seconds/d.Step, p.Name)
+	}
+	for i, h := range d.Helps {
+		if i >= 3 {
+			break
+		}
+		label := ""
+		if i == 0 {
+			label = "would help"
+		}
+		fmt.Fprintf(w, "%-11s %+5.1f %%  %s\n", label, 100*(h.Step/d.Step-1), h.Change)
+	}
+	if d.Budget.Tokens > 0 {
+		fmt.Fprintf(w, "%s tokens: %.3g days, $%s at $%.2f per GPU-hour\n", job.Tokens, d.Bill.Days,
+			deepwell.Thousands(d.Bill.Money), d.Budget.Price)
+	}
+	for _, file := range []string{job.Report, job.Trace} {
+		if file != "" {
+			fmt.Fprintf(w, "wrote %s\n", file)
+		}
+	}
+	fmt.Fprintln(w, "predicted, not run")
+}
+
+// largest gives the causes that matter, the largest first.
+func largest(parts []dryrun.Part) []dryrun.Part {
+	list := make([]dryrun.Part, 0, len(parts))
+	for _, p := range parts {
+		at := len(list)
+		for at > 0 && list[at-1].Seconds < p.Seconds {
+			at--
+		}
+		if p.Seconds > 0 {
+			list = append(list[:at], append([]dryrun.Part{p}, list[at:]...)...)
+		}
+	}
+	return list[:min(len(list), shownParts)]
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/autoplan"
+)
+
+func (a *app) plan() *cobra.Command {
+	job := deepwell.PlanJob{}
+	cmd := &cobra.Command{
+		Use:   "plan MODEL --cluster NxCARD",
+		Short: "Find the best ways to train a model on a cluster, with time, memory and money",
+		Long: "Plan searches the sizes of all axes, how state is cut, schedules, microbatches and\n" +
+			"what is recomputed, and tells the best plans with the interval that nine in ten steps\n" +
+			"lie in. Figures are predictions. It ends with status 3, and the smallest change that\n" +
+			"helps, if nothing fits.",
+		Example: "  deepwell plan llama3.1-70b --cluster 64xgb200 --batch 4Mtok -o plan.json\n" +
+			"  deepwell plan deepseek-v3 --cluster 1024xgb200 --batch 64Mtok --precision mxfp8\n" +
+			"  deepwell plan llama3.1-8b --cluster 8xb200 --fix tp=2,recompute=none --top 3\n" +
+			"  deepwell plan llama3.1-405b --cluster 1024xgb200 --batch max=16Mtok --goal money --json\n" +
+			"  deepwell plan llama3.1-70b --cluster 64xgb200 --from megatron=args.txt --emit megatron",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case len(args) != 1:
+				return usage(cmd, "plan takes one model; %d were given", len(args))
+			case job.Cluster == "":
+				return usage(cmd, "plan needs to know for what: --cluster 8xb200")
+			}
+			job.Source = args[0]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			found, err := env.AutoPlan(cmd.Context(), job)
+			a.finish()
+			if err != nil {
+				return err
+			}
+			if a.json {
+				a.print(found)
+				return nil
+			}
+			return writePlans(a.stdout, found)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&job.Cluster, "cluster", "", "what to plan for, such as 64xgb200")
+	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a row (default 8192, or the model's context)")
+	flags.StringVar(&job.Batch, "batch", "",
+		"rows of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok")
+	flags.StringVar(&job.Precision, "precision", "",
+		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32; several are all searched (default bf16)")
+	flags.StringVar(&job.Goal, "goal", "time", "what to have least of: time, money or memory")
+	flags.StringVar(&job.Fix, "fix", "",
+		"what the plan must have, such as tp=8,pp=4,recompute=attn+mlp,devices=512")
+	flags.StringVar(&job.Stack, "stack", "",
+		"whose software runs it: megatron, torchtitan, maxtext (default our own)")
+	flags.StringVar(&job.From, "from", "",
+		"price what is run today and say what to change: megatron=FILE, torchtitan=FILE, maxtext=FILE")
+	flags.StringVar(&job.Emit, "emit", "",
+		"print the best plan for another stack: megatron, torchtitan, maxtext")
+	flags.IntVar(&job.Top, "top", 5, "how many plans to tell")
+	flags.StringVarP(&job.Output, "output", "o", "", "where the best plan goes, such as plan.json")
+	return cmd
+}
+
+// axes are the columns of sizes. Some are shown only where a plan has more than 1.
+var axes = []struct {
+	name   string
+	always bool
+	size   func(autoplan.Choice) int64
+}{
+	{"dp", false, func(c autoplan.Choice) int64 { return c.Plan.DP }},
+	{"fsdp", true, func(c autoplan.Choice) int64 { return c.Plan.FSDP.Size }},
+	{"tp", true, func(c autoplan.Choice) int64 { return c.Plan.TP.Size }},
+	{"cp", false, func(c autoplan.Choice) int64 { return c.Plan.CP.Size }},
+	{"ep", false, func(c autoplan.Choice) int64 { return c.Plan.EP }},
+	{"pp", true, func(c autoplan.Choice) int64 { return c.Plan.PP.Size }},
+}
+
+func writePlans(w io.Writer, found *deepwell.Planned) error {
+	best := found.Choices[0]
+	if found.Today != nil {
+		writeToday(w, found.Today)
+	}
+	fmt.Fprintf(w, "%sB · %s · %s plans, %s priced, in %.1f s\n",
+		strconv.FormatFloat(float64(found.Parameters)/1e9, 'f', 1, 64), clusterTitle(found.Cluster),
+		grouped(found.Space), grouped(found.Priced), found.Seconds)
+	if err := writeTable(w, found.Choices); err != nil {
+		return err
+	}
+	m := best.Estimate.Memory
+	fmt.Fprintf(w, "peak of #1: params %s · gradients %s · optimizer %s · activations %s · temp %s"+
+		" GiB\n", gib(m.Params+m.Copies), gib(m.Grads), gib(m.Optimizer), gib(m.Activations),
+		gib(m.Temp+m.Runtime))
+	fmt.Fprintf(w, "1T tokens: %.3g days, $%s at $3.00 per GPU-hour\n", found.Bill.Days,
+		deepwell.Thousands(found.Bill.Money))
+	if found.Emit != "" {
+		fmt.Fprintf(w, "\n%s", found.Emit)
+	}
+	if found.Output != "" {
+		fmt.Fprintf(w, "wrote %s · next: %s\n", found.Output, found.Next)
+	}
+	return nil
+}
+
+// writeToday tells what a person runs and what to change, the best first.
+func writeToday(w io.Writer, t *deepwell.Today) {
+	d := t.Choice
+	verdict := ""
+	if d.Peak > d.Capacity {
+		verdict = ", which does not fit"
+	}
+	fmt.Fprintf(w, "today: %s · %.3g s (%.3g–%.3g) · %s tok/s/GPU · %s of %s GiB%s · bubble %.1f %%\n",
+		t.File, d.Step, d.Low, d.High, grouped(int64(d.Rate)), gib(d.Peak), gib(d.Capacity), verdict,
+		100*d.Bubble)
+	for _, h := range t.Changes {
+		fmt.Fprintf(w, "  %+5.1f %%  %s  (%s GiB)\n", 100*(h.Step/d.Step-1), h.Change, gib(h.Peak))
+	}
+	for _, n := range t.Notes {
+		fmt.Fprintf(w, "  note: %s\n", n)
+	}
+}
+
+func writeTable(w io.Writer, choices []autoplan.Choice) error {
+	var shown []int
+	for i, axis := range axes {
+		show := axis.always
+		for _, c := range choices {
+			show = show || axis.size(c) > 1
+		}
+		if show {
+			shown = append(shown, i)
+		}
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	head := []string{"#"}
+	for _, i := range shown {
+		head = append(head, axes[i].name)
+	}
+	head = append(head, "schedule", "micro", "remat", "step (90 %)", "tok/s/GPU", "peak", "why")
+	fmt.Fprintln(t, strings.Join(head, "\t"))
+	for n, c := range choices {
+		row := []string{strconv.Itoa(n + 1)}
+		for _, i := range shown {
+			row = append(row, strconv.FormatInt(max(1, axes[i].size(c)), 10))
+		}
+		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
+			c.Plan.Rows()/rowRanks(c)), rematOf(c),
+			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), grouped(int64(c.Rate)),
+			gib(c.Peak)+" GiB", c.Why)
+		fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	return t.Flush()
+}
+
+// rowRanks is how many devices have rows of their own.
+func rowRanks(c autoplan.Choice) int64 {
+	return max(c.Plan.DP, 1) * max(c.Plan.FSDP.Size, 1) * max(c.Plan.EP, 1)
+}
+
+func scheduleOf(c autoplan.Choice) string {
+	p := c.Plan.PP
+	switch {
+	case p.Size <= 1:
+		return "-"
+	case p.Virtual > 1 && p.Schedule == "interleaved":
+		return fmt.Sprintf("%s×%d", p.Schedule, p.Virtual)
+	}
+	return p.Schedule
+}
+
+func rematOf(c autoplan.Choice) string {
+	var words []string
+	for _, t := range c.Plan.Recompute {
+		words = append(words, string(t))
+	}
+	for _, o := range c.Plan.Offload {
+		words = append(words, "offload "+o)
+	}
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, "+")
+}
+
+func gib(bytes int64) string {
+	x := float64(bytes) / (1 << 30)
+	if x >= 99.95 {
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(x, 'f', 1, 64)
+}
+
+// grouped writes a number with commas.
+func grouped(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// clusterTitle spells 64xgb200 as people do.
+func clusterTitle(cluster string) string {
+	n, card, _ := strings.Cut(cluster, "x")
+	count, err := strconv.ParseInt(n, 10, 64)
+	if err != nil {
+		return cluster
+	}
+	return grouped(count) + " " + strings.ToUpper(card)
+}

@@ -1,0 +1,321 @@
+package deepwell
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/autoplan"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// A DryRunJob is a plan to be run without a machine.
+type DryRunJob struct {
+	Plan      string  // its file
+	Precision string  // of linear layers; "" is bf16
+	Stack     string  // whose profile of prices; "" is our own
+	Tokens    string  // to train on, such as 1T
+	Price     float64 // of a device for an hour
+	WhatIf    string  // such as slow=1.2@3,links=2,jitter=0.05,seed=7
+	Report    string  // where a page goes; "" is nowhere
+	Trace     string  // where a trace goes; "" is nowhere
+}
+
+// A DryRan is what a plan would do.
+type DryRan struct {
+	Model    string          `json:"model"`
+	Cluster  string          `json:"cluster"`
+	Stack    string          `json:"stack"`
+	Low      float64         `json:"low"` // nine in ten steps lie between Low and High
+	High     float64         `json:"high"`
+	Rate     float64         `json:"rate"` // tokens a second on each device
+	Peak     int64           `json:"peak"` // bytes of the worst rank
+	Capacity int64           `json:"capacity"`
+	Parts    []dryrun.Part   `json:"parts"`
+	Helps    []dryrun.Help   `json:"helps"`
+	Mishaps  []dryrun.Help   `json:"mishaps"`
+	Memory   estimate.Memory `json:"memory"`
+	Budget   dryrun.Budget   `json:"budget"`
+	Bill     dryrun.Bill     `json:"bill"`
+	*dryrun.Timeline
+}
+
+// DryRun prices a plan, runs it through the simulator, and tells where its time and memory go.
+func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
+	v := e.begin(ctx, "dryrun")
+	r := &rehearsal{job: job, done: &DryRan{}}
+	v.pass("read the plan", r.read)
+	v.pass("price it", r.price)
+	v.pass("simulate", r.simulate)
+	v.pass("look for what would help", func() error { return r.improve(ctx) })
+	v.pass("write report and trace", r.write)
+	v.pass("compare with the card's memory", r.fits)
+	return r.done, v.err
+}
+
+// A rehearsal is a dry run while it is put together.
+type rehearsal struct {
+	job    DryRunJob
+	done   *DryRan
+	plan   *plan.Plan
+	search autoplan.Job
+	priced estimate.Estimate
+	step   *dryrun.Step
+	what   dryrun.WhatIf
+}
+
+func (r *rehearsal) read() (err error) {
+	if r.plan, err = readPlan(r.job.Plan); err != nil {
+		return err
+	}
+	s := &r.search
+	s.Model, s.Seq, s.Batch = r.plan.Model, r.plan.Seq, r.plan.Batch
+	if s.Config, err = configOf(s.Model); err != nil {
+		return at(err, r.job.Plan)
+	}
+	if s.Cluster, err = machine.ParseCluster(r.plan.Cluster); err != nil {
+		return at(err, r.job.Plan)
+	}
+	if s.Profile, err = price.Find(cmp.Or(r.job.Stack, "deepwell")); err != nil {
+		return err
+	}
+	if s.Precisions, err = parsePrecisions(r.job.Precision, s.Cluster.Card); err != nil {
+		return err
+	}
+	r.prepare()
+	if r.done.Budget.Tokens, err = parseTokens(r.job.Tokens); err != nil {
+		return err
+	}
+	r.what, err = parseWhatIf(r.job.WhatIf)
+	return err
+}
+
+// prepare fills in what the plan and the search say already.
+func (r *rehearsal) prepare() {
+	s := &r.search
+	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
+	r.done.Capacity = s.Cluster.Card.UsableBytes
+	r.done.Budget = dryrun.Budget{Price: r.job.Price, Devices: s.Cluster.Count,
+		Batch: float64(r.plan.Batch * r.plan.Seq)}
+}
+
+func (r *rehearsal) price() error {
+	if n := r.plan.Devices(); n != int64(r.search.Cluster.Count) {
+		return diag.New(diag.PlanMisfit, "the axes make %d devices; the cluster has %d", n,
+			r.search.Cluster.Count).At("%s", r.job.Plan)
+	}
+	e, err := estimate.New(r.search.Config, r.search.Cluster, r.search.Profile)
+	if err != nil {
+		return err
+	}
+	if len(r.search.Precisions) > 0 {
+		e = e.With(estimate.Options{Precision: r.search.Precisions[0]})
+	}
+	if r.priced, err = e.Price(r.plan); err != nil {
+		return at(err, r.job.Plan)
+	}
+	r.done.Peak, r.done.Memory, r.done.Parts = r.priced.Peak, r.priced.Memory, partsOf(r.priced)
+	return nil
+}
+
+func (r *rehearsal) simulate() (err error) {
+	if r.step, err = autoplan.StepOf(r.plan, r.priced); err != nil {
+		return err
+	}
+	d := r.done
+	if d.Timeline, err = r.step.Run(r.what); err != nil {
+		return err
+	}
+	// The interval is that of the closed form, moved along.
+	d.Low, d.High = r.priced.Low*d.Step/r.priced.Step, r.priced.High*d.Step/r.priced.Step
+	d.Rate = d.Budget.Batch / d.Step / float64(d.Budget.Devices)
+	d.Bill = d.Budget.Bill(d.Step)
+	d.Parts = settle(d.Parts, d.Step)
+	seed := func() *rand.Rand { return rand.New(rand.NewPCG(usualSeed, 0)) }
+	d.Mishaps, err = r.step.Mishaps(seed)
+	return err
+}
+
+// usualSeed is that of jitter where nobody names one.
+const usualSeed = 1
+
+// settle gives the bubble what the simulated step has more or less than the closed form.
+func settle(parts []dryrun.Part, step float64) []dryrun.Part {
+	sum := 0.0
+	for _, p := range parts {
+		sum += p.Seconds
+	}
+	for i := range parts {
+		if parts[i].Name == "bubble" {
+			parts[i].Seconds = max(0, parts[i].Seconds+step-sum)
+		}
+	}
+	return parts
+}
+
+// partsOf lists a step's causes as a waterfall shows them.
+func partsOf(e estimate.Estimate) []dryrun.Part {
+	p := e.Parts
+	return []dryrun.Part{
+		{Name: "linear layers", Seconds: p.Compute}, {Name: "attention", Seconds: p.Attention},
+		{Name: "norms and activations", Seconds: p.Memory}, {Name: "quantization", Seconds: p.Quantize},
+		{Name: "recomputation", Seconds: p.Recompute}, {Name: "launches", Seconds: p.Launch},
+		{Name: "tensor parallel", Seconds: p.Tensor}, {Name: "context parallel", Seconds: p.Context},
+		{Name: "expert parallel", Seconds: p.Expert}, {Name: "offload", Seconds: p.Offload},
+		{Name: "sends between stages", Seconds: p.Pipeline}, {Name: "bubble", Seconds: p.Bubble},
+		{Name: "gradients and gathers", Seconds: p.Data}, {Name: "optimizer", Seconds: p.Optimizer},
+		{Name: "host", Seconds: p.Host},
+	}
+}
+
+// improve asks the simulator and the search what would help.
+func (r *rehearsal) improve(ctx context.Context) error {
+	now, err := r.step.Run(dryrun.WhatIf{})
+	if err != nil {
+		return err
+	}
+	helps, err := r.step.Helps()
+	if err != nil {
+		return err
+	}
+	plans, err := autoplan.Improve(ctx, r.search, r.plan, now.Step)
+	if err != nil {
+		return err
+	}
+	r.done.Helps = append(plans, helps...)
+	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Help) int {
+		return cmp.Compare(a.Step, b.Step)
+	})
+	return nil
+}
+
+func (r *rehearsal) write() error {
+	if r.job.Report != "" {
+		if err := atomicfile.Write(r.job.Report, r.report().HTML(), 0o644); err != nil {
+			return diag.New(diag.FileError, "cannot write the report").At("%s", r.job.Report).Wrap(err)
+		}
+	}
+	if r.job.Trace != "" {
+		err := atomicfile.WriteFunc(r.job.Trace, 0o644, func(w io.Writer) error {
+			return r.done.Trace(w)
+		})
+		if err != nil {
+			return diag.New(diag.FileError, "cannot write the trace").At("%s", r.job.Trace).Wrap(err)
+		}
+	}
+	return nil
+}
+
+// report is the page of the dry run.
+func (r *rehearsal) report() *dryrun.Report {
+	d := r.done
+	card := r.search.Cluster.Card
+	text, _ := r.plan.Marshal() // it was read from a text
+	page := &dryrun.Report{
+		Title: fmt.Sprintf("%s on %d %s", d.Model, r.search.Cluster.Count, card.Title),
+		Line: fmt.Sprintf("%d rows of %d tokens a step, prices of %s", r.plan.Batch, r.plan.Seq,
+			d.Stack),
+		Timeline: d.Timeline, Low: d.Low, High: d.High, Capacity: d.Capacity, Parts: d.Parts,
+		Helps: d.Helps, WhatIfs: d.Mishaps, Plan: string(text),
+		Facts: []dryrun.Fact{{Name: "tokens a second and device", Value: fmt.Sprintf("%.0f", d.Rate)}},
+		Notes: []string{"Predicted, not measured: nothing was run."},
+	}
+	if d.Budget.Tokens > 0 {
+		page.Facts = append(page.Facts, dryrun.Fact{Value: fmt.Sprintf("%.3g days", d.Bill.Days),
+			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", r.job.Tokens, Thousands(d.Bill.Money),
+				d.Budget.Price)})
+	}
+	return page
+}
+
+// fits is an error where a device has too little memory; what was written stays.
+func (r *rehearsal) fits() error {
+	if r.done.Capacity == 0 || r.done.Peak <= r.done.Capacity {
+		return nil
+	}
+	m := r.done.Memory
+	return diag.New(diag.PlanNoFit, "the plan needs %.1f GiB on a device, which has %.1f",
+		gibOf(r.done.Peak), gibOf(r.done.Capacity)).At("%s", r.job.Plan).
+		Because("parameters %.1f · gradients %.1f · optimizer %.1f · activations %.1f · temp %.1f GiB",
+			gibOf(m.Params+m.Copies), gibOf(m.Grads), gibOf(m.Optimizer), gibOf(m.Activations),
+			gibOf(m.Temp+m.Runtime)).
+		Try("deepwell plan %s --cluster %s", r.done.Model, r.done.Cluster)
+}
+
+func gibOf(bytes int64) float64 { return float64(bytes) / (1 << 30) }
+
+// Thousands writes an amount with a letter: 206k, 1.2M.
+func Thousands(x float64) string {
+	for _, u := range []struct {
+		size   float64
+		letter string
+	}{{1e9, "B"}, {1e6, "M"}, {1e3, "k"}} {
+		if x >= u.size {
+			return strconv.FormatFloat(x/u.size, 'g', 3, 64) + u.letter
+		}
+	}
+	return strconv.FormatFloat(x, 'g', 3, 64)
+}
+
+// parseTokens reads an amount such as 1T, 15.6T or 300B; here letters are powers of ten.
+func parseTokens(text string) (float64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	number, unit := text, 1.0
+	for letter, size := range map[string]float64{"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12} {
+		if rest, ok := strings.CutSuffix(strings.ToUpper(text), letter); ok {
+			number, unit = rest, size
+		}
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(n > 0) || n*unit > 1e18 {
+		return 0, diag.New(diag.BadUsage, "%q is no number of tokens", text).Try("--tokens 1T")
+	}
+	return n * unit, nil
+}
+
+// parseWhatIf reads what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER.
+func parseWhatIf(text string) (dryrun.WhatIf, error) {
+	var w dryrun.WhatIf
+	seed := uint64(usualSeed)
+	for item := range strings.SplitSeq(text, ",") {
+		if item == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(item, "=")
+		var err error
+		switch name {
+		case "slow":
+			factor, rank, some := strings.Cut(value, "@")
+			if w.Slow, err = strconv.ParseFloat(factor, 64); err == nil && some {
+				w.Straggler, err = strconv.Atoi(rank)
+			}
+		case "links":
+			w.Links, err = strconv.ParseFloat(value, 64)
+		case "jitter":
+			w.Jitter, err = strconv.ParseFloat(value, 64)
+		case "seed":
+			seed, err = strconv.ParseUint(value, 10, 64)
+		default:
+			err = strconv.ErrSyntax
+		}
+		if err != nil {
+			return w, diag.New(diag.BadUsage, "%q is nothing that may happen", item).
+				Try("--what-if slow=1.2@3,links=2,jitter=0.05,seed=7")
+		}
+	}
+	w.Random = rand.New(rand.NewPCG(seed, 0))
+	return w, nil
+}

@@ -1,0 +1,121 @@
+package dryrun
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// The measures of the picture of memory.
+const (
+	memoryHeight  = 240.0
+	memoryBuckets = 480
+)
+
+// memory draws what the rank with the highest peak holds over the step, and the peaks of all.
+func (p *page) memory(t *Timeline, capacity int64) {
+	_, rank := t.Peak()
+	p.head("Memory by cause", fmt.Sprintf(
+		"What each device of rank %d holds over the step, the most of all ranks.", rank))
+	p.add(`<div class="key">`)
+	for _, c := range causes {
+		p.add(`<span><i class="%s"></i>%s</span>`, c.class, c.word)
+	}
+	p.add("</div>")
+	peak, _ := t.Peak()
+	top := 1.1 * float64(max(peak.Total(), capacity, 1))
+	p.add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
+		px(plotLeft+plotWidth+plotRight), px(memoryHeight+axisHeight+8), rank)
+	at := func(bytes float64) float64 { return 8 + memoryHeight*(1-bytes/top) }
+	step := niceStep(top / (1 << 30) / 6)
+	for g := 0.0; g*(1<<30) < top; g += step {
+		y := at(g * (1 << 30))
+		p.add(`<path class="grid" d="M%s %sh%s"/><text x="%s" y="%s" class="end">%s</text>`,
+			px(plotLeft), px(y), px(plotWidth), px(plotLeft-8), px(y+4),
+			strconv.FormatFloat(g, 'g', 4, 64)+" GiB")
+	}
+	samples := buckets(t.Memory(rank), t.ticks)
+	below := make([]float64, len(samples))
+	for _, c := range causes {
+		p.add(`<path class="%s" d="%s"/>`, c.class, area(samples, below, func(m Memory) float64 {
+			return float64(c.of(m))
+		}, at))
+	}
+	if capacity > 0 {
+		y := at(float64(capacity))
+		p.add(`<path class="cap" d="M%s %sh%s"/>`, px(plotLeft), px(y), px(plotWidth))
+		p.add(`<text x="%s" y="%s" class="capword end">a device has %s</text>`,
+			px(plotLeft+plotWidth-6), px(y-5), gib(capacity))
+	}
+	p.timeAxis(schedule.Span{Start: 0, End: t.ticks}, memoryHeight+8)
+	p.add("</svg></figure>\n")
+	p.peaks(t, top)
+}
+
+// buckets cuts the step into equal pieces and keeps the highest state of each. A piece in which
+// nothing changes goes on with what the last one ended with.
+func buckets(samples []Sample, end int64) []Memory {
+	list := make([]Memory, memoryBuckets)
+	next := 0
+	var now Memory
+	for i := range list {
+		until := end / memoryBuckets * int64(i+1)
+		if i == memoryBuckets-1 {
+			until = end
+		}
+		list[i] = now
+		for ; next < len(samples) && samples[next].At < until; next++ {
+			now = samples[next].Memory
+			if now.Total() > list[i].Total() {
+				list[i] = now
+			}
+		}
+	}
+	return list
+}
+
+// area is the outline of one cause on top of those below it, which it is then added to.
+func area(samples []Memory, below []float64, of func(Memory) float64,
+	at func(float64) float64) string {
+	var up, down []string
+	width := plotWidth / float64(len(samples))
+	for i, m := range samples {
+		bottom := below[i]
+		below[i] += of(m)
+		from, to := px(plotLeft+float64(i)*width), px(plotLeft+float64(i+1)*width)
+		y, low := px(at(below[i])), px(at(bottom))
+		up = append(up, from+" "+y, to+" "+y)
+		down = append(down, from+" "+low, to+" "+low)
+	}
+	var b strings.Builder
+	b.WriteString("M" + strings.Join(up, "L"))
+	for _, point := range slices.Backward(down) {
+		b.WriteString("L" + point)
+	}
+	b.WriteString("z")
+	return b.String()
+}
+
+// peaks writes a bar for each rank.
+func (p *page) peaks(t *Timeline, top float64) {
+	if len(t.Ranks) < 2 {
+		return
+	}
+	p.add(`<div class="rows bars">`)
+	every := (len(t.Ranks) + maxRows - 1) / maxRows
+	for rank := 0; rank < len(t.Ranks); rank += every {
+		m := t.Ranks[rank].Peak
+		p.add(`<div>rank %d</div><div class="n">%s</div><div class="track">`, rank, gib(m.Total()))
+		from := 0.0
+		for _, c := range causes {
+			width := 100 * float64(c.of(m)) / top
+			p.add(`<i class="%s" style="left:%.2f%%;width:%.2f%%"></i>`, c.class, from, width)
+			from += width
+		}
+		p.add("</div>")
+	}
+	p.add("</div>\n")
+}

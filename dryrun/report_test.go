@@ -1,0 +1,81 @@
+package dryrun
+
+import (
+	"bytes"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/deepwell/deepwell/schedule"
+)
+
+var pages = flag.String("pages", "", "a folder to write the pages of the tests to, to be looked at")
+
+// sample is a pipeline of a real size with uneven ends.
+func sample(t testing.TB, name string, shape schedule.Shape) *Report {
+	s := made(t, name, shape)
+	step := even(s, Stage{Forward: 8e-3, Input: 9e-3, Weight: 7.5e-3, Send: 3e-4,
+		State: 40 << 30 / int64(s.Virtual), Grads: 10 << 30 / int64(s.Virtual),
+		Residual: 20 << 30 / int64(s.Ranks*s.Virtual), Transient: 6 << 30})
+	step.Stages[0].Forward *= 1.1
+	step.Stages[len(step.Stages)-1].Forward *= 1.3
+	step.Stages[len(step.Stages)-1].Transient *= 3
+	step.Reduce, step.Update, step.Host, step.Replicas = 0.02, 0.03, 0.004, 8
+	line, err := step.Run(WhatIf{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Report{Title: "llama3.1-70b <on> 64 GB200", Line: "fsdp 8 · pp 8 · 1f1b", Timeline: line,
+		Low: 0.95 * line.Step, High: 1.07 * line.Step, Capacity: 184 << 30,
+		Facts: []Fact{{"tokens a second and GPU", "4,040"}, {"1T tokens at $3.00 per GPU-hour", "45 days, $206k"}},
+		Parts: []Part{{"linear layers", 0.6 * line.Step}, {"attention", 0.2 * line.Step}, {"norms and activations", 0.08 * line.Step},
+			{"bubble", 0.07 * line.Step}, {"tensor parallel", 0}, {"gradients", 0.02 * line.Step}, {"optimizer", 0.03 * line.Step}},
+		Plan: "{\n  \"version\": 1\n}", Notes: []string{"Figures are predictions; nothing was run."}}
+	if r.Helps, err = step.Helps(); err != nil {
+		t.Fatal(err)
+	}
+	if r.WhatIfs, err = step.Mishaps(func() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestReport(t *testing.T) {
+	elsewhere := regexp.MustCompile(`(?i)https?://|<script|<link|@import|url\(|src=`)
+	for _, c := range []struct {
+		file, name string
+		shape      schedule.Shape
+	}{
+		{"small", "1f1b", schedule.Shape{Ranks: 8, Micros: 24}},
+		{"one", "1f1b", schedule.Shape{Ranks: 1, Micros: 4}},
+		{"virtual", "interleaved", schedule.Shape{Ranks: 4, Virtual: 4, Micros: 16}},
+		{"vee", "zb-v", schedule.Shape{Ranks: 8, Micros: 20}},
+		{"large", "zb-h1", schedule.Shape{Ranks: 64, Micros: 512}},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			r := sample(t, c.name, c.shape)
+			page := r.HTML()
+			if !bytes.Equal(page, r.HTML()) {
+				t.Error("two pages of one report differ")
+			}
+			if m := elsewhere.Find(page); m != nil {
+				t.Errorf("the page asks for something: %s", m)
+			}
+			if bytes.Contains(page, []byte("<on>")) {
+				t.Error("the title is not escaped")
+			}
+			if len(page) > 1_000_000 {
+				t.Errorf("the page has %d bytes, more than 1 MB", len(page))
+			}
+			t.Logf("%d bytes", len(page))
+			if *pages != "" {
+				if err := os.WriteFile(filepath.Join(*pages, c.file+".html"), page, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,161 @@
+package dryrun
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A Stage is what one virtual stage costs on the devices of its rank. Times are seconds, and those
+// of actions are for one microbatch, with all communication inside the stage that is not hidden.
+type Stage struct {
+	Forward float64 `json:"forward"`
+	Input   float64 `json:"input"`  // gradient of the input, and what is computed again for it
+	Weight  float64 `json:"weight"` // gradient of the weights
+	// Send is the time that a result of the stage takes to another rank.
+	Send float64 `json:"send,omitempty"`
+
+	State     int64 `json:"state"`     // bytes that stay: parameters and what the optimizer keeps
+	Grads     int64 `json:"grads"`     // bytes of gradients that stay over the step
+	Residual  int64 `json:"residual"`  // bytes that a microbatch leaves for its gradients
+	Transient int64 `json:"transient"` // bytes that an action needs while it runs
+}
+
+// A Step is a schedule with prices.
+type Step struct {
+	Schedule *schedule.Schedule
+	Stages   []Stage // one for each virtual stage
+	// Reduce, Update and Host follow a rank's last action, in seconds: what nothing hides of adding
+	// gradients up and gathering parameters, the optimizer, and what the host takes.
+	Reduce, Update, Host float64
+	// Replicas is how many copies of the pipeline reduce their gradients together, and so wait for
+	// the slowest of them; 0 is one.
+	Replicas int
+}
+
+// A WhatIf is what a run meets. The zero value is a day on which nothing goes wrong.
+type WhatIf struct {
+	// Slow makes everything that rank Straggler computes so many times as long; 0 is 1.
+	Slow      float64 `json:"slow,omitempty"`
+	Straggler int     `json:"straggler,omitempty"`
+	// Links makes sends and reductions so many times as long; 0 is 1.
+	Links float64 `json:"links,omitempty"`
+	// Jitter is the deviation of the time of an action from its mean, as a share: 0.02 is 2 %.
+	// Times follow a log-normal distribution whose mean is the price. Random must be given then.
+	Jitter float64    `json:"jitter,omitempty"`
+	Random *rand.Rand `json:"-"`
+}
+
+// maxReplicas bounds the copies that a run with jitter draws. The slowest of n grows with the root
+// of log n, so that the slowest of a thousand is about a quarter further out than that of 64.
+const maxReplicas = 64
+
+// check says what no step can have.
+func (s *Step) check(w WhatIf) error {
+	if s.Schedule == nil || len(s.Stages) != s.Schedule.Stages() {
+		n := 0
+		if s.Schedule != nil {
+			n = s.Schedule.Stages()
+		}
+		return diag.New(diag.ScheduleCosts, "there are prices for %d stages; the schedule has %d",
+			len(s.Stages), n).Try("give each virtual stage its price")
+	}
+	for _, x := range []float64{s.Reduce, s.Update, s.Host} {
+		if !(x >= 0) || x > maxSeconds {
+			return diag.New(diag.ScheduleCosts, "what follows the pipeline takes %v s", x).
+				Try("give a time from 0 to %g s", maxSeconds)
+		}
+	}
+	for i, t := range s.Stages {
+		for _, x := range []float64{t.Forward, t.Input, t.Weight, t.Send} {
+			if !(x >= 0) || x > maxSeconds {
+				return diag.New(diag.ScheduleCosts, "stage %d has a time of %v s", i, x).
+					Try("give a time from 0 to %g s", maxSeconds)
+			}
+		}
+		if min(t.State, t.Grads, t.Residual, t.Transient) < 0 {
+			return diag.New(diag.ScheduleCosts, "stage %d holds less than nothing", i)
+		}
+	}
+	switch {
+	case !(w.Slow >= 0) || !(w.Links >= 0) || max(w.Slow, w.Links) > maxFactor:
+		return diag.New(diag.BadInput, "a factor is outside 0 to %g", maxFactor)
+	case w.Straggler < 0 || w.Straggler >= s.Schedule.Ranks:
+		return diag.New(diag.BadInput, "there is no rank %d; the last is %d", w.Straggler,
+			s.Schedule.Ranks-1)
+	case !(w.Jitter >= 0) || w.Jitter > 1:
+		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter)
+	case w.Jitter > 0 && w.Random == nil:
+		return diag.New(diag.BadInput, "jitter needs a source of random numbers")
+	case s.sum()*max(1, w.Slow, w.Links) > maxStep:
+		return diag.New(diag.ScheduleCosts, "these times are too large to add up")
+	}
+	return nil
+}
+
+// sum is the seconds of a step in which nothing overlaps.
+func (s *Step) sum() float64 {
+	total := s.Reduce + s.Update + s.Host
+	for _, t := range s.Stages {
+		total += (t.Forward + t.Input + t.Weight + 2*t.Send) * float64(s.Schedule.Micros)
+	}
+	return total
+}
+
+// Bounds of one time and of one factor. A step in which nothing overlaps must also be a number of
+// nanoseconds that an int64 holds, with room for jitter.
+const (
+	maxSeconds = 600.0
+	maxFactor  = 1000.0
+	maxStep    = math.MaxInt64 / 1e9 / 64 // 4.5 years
+)
+
+// ticks are whole nanoseconds, so that sums are exact and the same on every machine.
+func ticks(seconds float64) int64 { return int64(math.Round(seconds * 1e9)) }
+
+func seconds(t int64) float64 { return float64(t) / 1e9 }
+
+// prices are the stages in ticks under a WhatIf, by kind and stage.
+type prices struct {
+	action [4][]int64
+	send   []int64
+	rank   []int // of each stage
+	// reduce and host are the same for every rank; update is by rank.
+	reduce, host int64
+	update       []int64
+}
+
+func (s *Step) prices(w WhatIf) prices {
+	n := len(s.Stages)
+	p := prices{send: make([]int64, n), rank: make([]int, n), host: ticks(s.Host),
+		update: make([]int64, s.Schedule.Ranks)}
+	for k := range p.action {
+		p.action[k] = make([]int64, n)
+	}
+	links := w.Links
+	if links == 0 {
+		links = 1
+	}
+	factor := func(rank int) float64 {
+		if w.Slow > 0 && rank == w.Straggler {
+			return w.Slow
+		}
+		return 1
+	}
+	p.reduce = ticks(links * s.Reduce)
+	for rank := range p.update {
+		p.update[rank] = ticks(factor(rank) * s.Update)
+	}
+	for i, t := range s.Stages {
+		p.rank[i] = s.Schedule.Rank(i)
+		slow := factor(p.rank[i])
+		p.action[schedule.Forward][i] = ticks(slow * t.Forward)
+		p.action[schedule.Input][i] = ticks(slow * t.Input)
+		p.action[schedule.Weight][i] = ticks(slow * t.Weight)
+		p.action[schedule.Backward][i] = p.action[schedule.Input][i] + p.action[schedule.Weight][i]
+		p.send[i] = ticks(links * t.Send)
+	}
+	return p
+}

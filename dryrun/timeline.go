@@ -1,0 +1,155 @@
+package dryrun
+
+import (
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// A Timeline is a step with times.
+type Timeline struct {
+	Schedule *schedule.Schedule `json:"-"`
+	Step     float64            `json:"step"`   // seconds, from the first start to the last end
+	Bubble   float64            `json:"bubble"` // share of the ranks' time that they wait for ranks
+	Ranks    []Rank             `json:"ranks"`
+	Spans    [][]schedule.Span  `json:"-"` // as Schedule.Lists, in nanoseconds
+
+	step  *Step
+	ticks int64
+	send  []int64 // by stage
+	waits []wait
+	tails []tail
+}
+
+// A tail is what a rank does after its list: reductions, optimizer, host, one after the other.
+type tail struct {
+	computed             int64 // the end of its last action
+	reduce, update, host int64
+}
+
+func (x tail) end() int64 { return x.computed + x.reduce + x.update + x.host }
+
+// spans are the parts of a tail that take time.
+func (x tail) spans() []schedule.Span {
+	var list []schedule.Span
+	at := x.computed
+	for _, p := range x.parts() {
+		if p.ticks > 0 {
+			list = append(list, schedule.Span{Start: at, End: at + p.ticks})
+		}
+		at += p.ticks
+	}
+	return list
+}
+
+// A Rank is where the time of one rank goes, in seconds that sum up to the step, and the most that
+// it holds.
+type Rank struct {
+	Busy    float64 `json:"busy"`   // actions
+	Update  float64 `json:"update"` // optimizer
+	Links   float64 `json:"links"`  // waiting for results that are on their way
+	Reduce  float64 `json:"reduce"` // reductions that nothing hides
+	Host    float64 `json:"host"`
+	Waiting float64 `json:"waiting"` // waiting for other ranks: the bubble
+	Peak    Memory  `json:"peak"`
+}
+
+// Exposed is the communication between ranks that nothing hides.
+func (r Rank) Exposed() float64 { return r.Links + r.Reduce }
+
+// A Memory is what a rank holds on each of its devices at one moment, by cause.
+type Memory struct {
+	State     int64 `json:"state"`
+	Grads     int64 `json:"grads"`
+	Residual  int64 `json:"residual"`
+	Transient int64 `json:"transient"`
+}
+
+// Total is the sum of all causes.
+func (m Memory) Total() int64 { return m.State + m.Grads + m.Residual + m.Transient }
+
+// summary fills in what people read.
+func (t *Timeline) summary() {
+	t.Step = seconds(t.ticks)
+	waiting := int64(0)
+	for rank := range t.Ranks {
+		r, w, x := &t.Ranks[rank], t.waits[rank], t.tails[rank]
+		r.Busy, r.Links = seconds(w.busy), seconds(w.links)
+		r.Reduce, r.Update, r.Host = seconds(x.reduce), seconds(x.update), seconds(x.host)
+		// The rest is idle: for ranks before and between actions, and for those that end later.
+		idle := t.ticks - w.busy - w.links - (x.end() - x.computed)
+		r.Waiting = seconds(idle)
+		waiting += idle
+		r.Peak = t.peak(rank)
+	}
+	if t.ticks > 0 {
+		t.Bubble = float64(waiting) / float64(t.ticks) / float64(len(t.Ranks))
+	}
+}
+
+// Peak is the most that any rank holds, and which.
+func (t *Timeline) Peak() (Memory, int) {
+	most, at := Memory{}, 0
+	for rank, r := range t.Ranks {
+		if r.Peak.Total() > most.Total() {
+			most, at = r.Peak, rank
+		}
+	}
+	return most, at
+}
+
+// A Sample is what a rank holds from a moment on.
+type Sample struct {
+	At int64 `json:"at"` // nanoseconds
+	Memory
+}
+
+// peak goes through a rank's list without keeping samples.
+func (t *Timeline) peak(rank int) Memory {
+	var most Memory
+	t.hold(rank, func(_ int64, m Memory) {
+		if m.Total() > most.Total() {
+			most = m
+		}
+	})
+	return most
+}
+
+// Memory is what a rank holds over the step.
+func (t *Timeline) Memory(rank int) []Sample {
+	list := make([]Sample, 0, 2*len(t.Spans[rank])+1)
+	t.hold(rank, func(at int64, m Memory) {
+		if n := len(list); n > 0 && list[n-1].At == at {
+			list[n-1].Memory = m // only the last state of a moment lasts
+			return
+		}
+		list = append(list, Sample{at, m})
+	})
+	return list
+}
+
+// hold tells what a rank holds as it changes. A microbatch holds its residual from the start of
+// its forward to the end of its weight gradient, since until then the program needs the inputs of
+// its linear layers.
+func (t *Timeline) hold(rank int, tell func(at int64, m Memory)) {
+	var m Memory
+	stages := t.step.Stages
+	for stage := range stages {
+		if t.Schedule.Rank(stage) == rank {
+			m.State += stages[stage].State
+			m.Grads += stages[stage].Grads
+		}
+	}
+	tell(0, m)
+	for place, a := range t.Schedule.Lists[rank] {
+		span, stage := t.Spans[rank][place], &stages[a.Stage]
+		if a.Kind == schedule.Forward {
+			m.Residual += stage.Residual
+		}
+		m.Transient = stage.Transient
+		tell(span.Start, m)
+		if a.Kind == schedule.Backward || a.Kind == schedule.Weight {
+			m.Residual -= stage.Residual
+		}
+		m.Transient = 0
+		tell(span.End, m)
+	}
+}

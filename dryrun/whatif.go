@@ -1,0 +1,135 @@
+package dryrun
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// Helps works out what the step would take if one thing were better, the best first. What saves
+// less than a thousandth is left out.
+func (s *Step) Helps() ([]Help, error) {
+	now, err := s.Run(WhatIf{})
+	if err != nil {
+		return nil, err
+	}
+	var list []Help
+	try := func(change string, step *Step, w WhatIf) error {
+		if step == nil {
+			return nil
+		}
+		t, err := step.Run(w)
+		if err == nil && float64(t.ticks) < 0.999*float64(now.ticks) {
+			list = append(list, Help{Change: change, Step: t.Step})
+		}
+		return err
+	}
+	for _, c := range []struct {
+		change string
+		step   *Step
+		what   WhatIf
+	}{
+		{"links between ranks twice as fast", s, WhatIf{Links: 0.5}},
+		{"stages of equal work", s.balanced(), WhatIf{}},
+		{"twice as many microbatches of half the size", s.finer(), WhatIf{}},
+		{"gradients reduced behind the backward pass", s.without(func(x *Step) { x.Reduce = 0 }),
+			WhatIf{}},
+		{"an optimizer that takes no time", s.without(func(x *Step) { x.Update = 0 }), WhatIf{}},
+	} {
+		if err := try(c.change, c.step, c.what); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Help) int { return cmp.Compare(a.Step, b.Step) })
+	return list, nil
+}
+
+// without is the step with a change.
+func (s *Step) without(change func(*Step)) *Step {
+	x := *s
+	change(&x)
+	return &x
+}
+
+// balanced is the step with the same work dealt evenly to its stages, or nil if there is one.
+func (s *Step) balanced() *Step {
+	n := float64(len(s.Stages))
+	if n < 2 {
+		return nil
+	}
+	var mean Stage
+	for _, t := range s.Stages {
+		mean.Forward += t.Forward / n
+		mean.Input += t.Input / n
+		mean.Weight += t.Weight / n
+	}
+	x := *s
+	x.Stages = slices.Clone(s.Stages)
+	for i := range x.Stages {
+		t := &x.Stages[i]
+		t.Forward, t.Input, t.Weight = mean.Forward, mean.Input, mean.Weight
+	}
+	return &x
+}
+
+// finer is the step with microbatches of half the size, or nil if the schedule is one that
+// nobody can make again.
+func (s *Step) finer() *Step {
+	shape := s.Schedule.Shape
+	shape.Micros *= 2
+	list, err := schedule.New(s.Schedule.Name, shape)
+	if err != nil || s.Schedule.Ranks == 1 {
+		return nil
+	}
+	x := *s
+	x.Schedule, x.Stages = list, slices.Clone(s.Stages)
+	for i := range x.Stages {
+		t := &x.Stages[i]
+		t.Forward, t.Input, t.Weight, t.Send = t.Forward/2, t.Input/2, t.Weight/2, t.Send/2
+	}
+	return &x
+}
+
+// Mishaps works out what the step would take if one thing were worse. Random gives a new source of
+// random numbers with the same seed each time.
+func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
+	slowest, err := s.slowestRank()
+	if err != nil {
+		return nil, err
+	}
+	var list []Help
+	for _, c := range []struct {
+		change string
+		what   WhatIf
+	}{
+		{fmt.Sprintf("rank %d is 10 %% slower", slowest), WhatIf{Slow: 1.1, Straggler: slowest}},
+		{"links half as fast", WhatIf{Links: 2}},
+		{"times vary by 2 %", WhatIf{Jitter: 0.02, Random: random()}},
+		{"times vary by 10 %", WhatIf{Jitter: 0.1, Random: random()}},
+	} {
+		t, err := s.Run(c.what)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, Help{Change: c.change, Step: t.Step})
+	}
+	return list, nil
+}
+
+// slowestRank is the rank that works longest, whose delay costs most.
+func (s *Step) slowestRank() (int, error) {
+	t, err := s.Run(WhatIf{})
+	if err != nil {
+		return 0, err
+	}
+	at := 0
+	for rank, r := range t.Ranks {
+		if r.Busy > t.Ranks[at].Busy {
+			at = rank
+		}
+	}
+	return at, nil
+}

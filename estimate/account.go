@@ -1,0 +1,187 @@
+package estimate
+
+import (
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// rank is the rank that has a virtual stage.
+func (l *layout) rank(stage int) int {
+	n := int(l.pipe)
+	turn, at := stage/n, stage%n
+	if l.vee && turn%2 == 1 {
+		return n - 1 - at
+	}
+	return at
+}
+
+// account divides the step by cause, seen from the rank that works longest.
+func (e *Estimator) account(est *Estimate, l *layout, loads []load, pipe float64) {
+	n := int(l.pipe)
+	busy := make([]float64, n)
+	for i := range loads {
+		busy[l.rank(i)] += loads[i].total
+	}
+	worst := 0
+	for r := range busy {
+		if busy[r] > busy[worst] {
+			worst = r
+		}
+	}
+	m := float64(l.micros)
+	parts := &est.Parts
+	longest := e.longestTail(l, loads)
+	for i := range loads {
+		if l.rank(i) == worst {
+			parts.charge(&loads[i], m)
+		}
+	}
+	parts.Bubble = pipe - m*busy[worst]
+	if n > 1 {
+		sends := min(parts.Bubble, 2*est.Stages[0].Send*float64(n-1))
+		parts.Bubble -= sends
+		parts.Pipeline = sends
+	}
+	parts.Data += longest.data
+	parts.Optimizer, parts.Host = longest.optimizer, longest.host
+	est.Tail = longest.data + longest.optimizer + longest.host
+	est.Step = pipe + est.Tail
+}
+
+// longestTail is the end of the step of the rank that it keeps longest. A rank further down the
+// pipeline begins later and is done earlier than the first one, by the passes of the stages before
+// it; that much of its own tail is beside them.
+func (e *Estimator) longestTail(l *layout, loads []load) (longest tail) {
+	slack, most := 0.0, math.Inf(-1)
+	var was [2]float64
+	for r := range int(l.pipe) {
+		var dense, experts, window float64
+		for i := r; i < len(loads); i++ {
+			if l.rank(i) == r {
+				dense += loads[i].dense
+				experts += loads[i].experts
+				window += loads[i].total
+			}
+		}
+		is := [2]float64{dense, experts}
+		if r > 0 && is == was { // as much to do as the rank before, and more room for it
+			slack += loads[r].total
+			continue
+		}
+		was = is
+		t := e.tail(l, dense, experts, window)
+		if after := t.data + t.optimizer - slack; after > most {
+			most, longest = after, t
+			hidden := min(slack, t.data)
+			longest.data -= hidden
+			longest.optimizer = max(0, longest.optimizer-(slack-hidden))
+		}
+		slack += loads[r].total
+	}
+	return longest
+}
+
+// charge adds m microbatches of a stage.
+func (p *Parts) charge(s *load, m float64) {
+	for _, f := range []*phase{&s.forward, &s.input, &s.weight} {
+		p.Compute += m * f.product
+		p.Attention += m * f.attention
+		p.Memory += m * f.stream
+		p.Quantize += m * f.quantize
+		p.Tensor += m * f.tensor
+		p.Context += m * f.context
+		p.Expert += m * f.expert
+		p.Data += m * f.data
+		p.Offload += m * f.offload
+	}
+	p.Recompute += m * s.again.sum()
+	p.Launch += m * (s.total - s.device)
+}
+
+// A shape is a schedule and the size of its pipeline.
+type shape struct {
+	name                  string
+	pipe, virtual, micros int64
+}
+
+// held is how many microbatches of a virtual stage each rank keeps at most.
+func (e *Estimator) held(name string, l *layout) ([]int, error) {
+	if l.pipe == 1 {
+		return oneHeld, nil
+	}
+	key := shape{name, l.pipe, l.virtual, l.micros}
+	if h := e.holds[key]; h != nil {
+		return h, nil
+	}
+	s := &schedule.Schedule{Name: name, Shape: schedule.Shape{Ranks: int(l.pipe),
+		Virtual: int(l.virtual), Micros: int(l.micros)}}
+	h := make([]int, l.pipe)
+	for r := range h {
+		n, ok := s.Holds(r)
+		if !ok { // the name is none; New says it better
+			_, err := (&plan.Plan{PP: plan.PP{Size: 2, Schedule: name}, Microbatches: 2}).Schedule()
+			return nil, err
+		}
+		h[r] = min(n, int(l.virtual*l.micros))
+	}
+	e.holds[key] = h
+	return h, nil
+}
+
+var oneHeld = []int{1}
+
+// remember works out the memory of every rank and keeps the worst.
+func (e *Estimator) remember(est *Estimate, l *layout, loads []load, held []int) {
+	prof := e.prices.Profile()
+	transient := prof.Transient * l.tokens() * e.hidden() * 2
+	logits := e.kept[l.cut].logits * prof.Logits
+	for r := range int(l.pipe) {
+		var st state
+		var residual, temp float64
+		for i := range loads {
+			if l.rank(i) != r {
+				continue
+			}
+			s := &loads[i]
+			own := e.state(l, s)
+			st.params += own.params
+			st.copies += own.copies
+			st.grads += own.grads
+			st.optimizer += own.optimizer
+			now := transient + s.dropped
+			if s.last {
+				now += logits
+			}
+			kept := s.residual * prof.Saved
+			residual += kept
+			temp = max(temp, now)
+			est.Stages[i].State = int64(own.sum() - own.grads)
+			est.Stages[i].Grads = int64(own.grads)
+			est.Stages[i].Residual, est.Stages[i].Transient = int64(kept), int64(now)
+		}
+		activations := float64(held[r]) * residual / float64(l.virtual)
+		m := Memory{Params: int64(st.params), Copies: int64(st.copies), Grads: int64(st.grads),
+			Optimizer: int64(st.optimizer), Activations: int64(activations), Temp: int64(temp),
+			Runtime: int64(prof.Reserve)}
+		if sum := m.Sum(); sum > est.Peak {
+			est.Peak, est.Memory = sum, m
+		}
+	}
+}
+
+// interval is nine in ten: 1.645 standard deviations of the logarithm to either side.
+func (e *Estimator) interval(est *Estimate) {
+	err := e.prices.Profile().Error
+	sigma := err.Dense
+	if e.config.MoE != nil {
+		sigma = err.Expert
+	}
+	if !slices.Contains(err.Cards, e.cluster.Card.Name) {
+		sigma = math.Hypot(sigma, err.Beyond)
+	}
+	f := math.Exp(1.645 * sigma)
+	est.Low, est.High = est.Step/f, est.Step*f
+}

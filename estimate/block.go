@@ -1,0 +1,263 @@
+package estimate
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// A phase is the seconds of one pass over a block, by cause.
+type phase struct {
+	product, attention, stream, quantize float64
+	tensor, context, expert, data        float64
+	offload                              float64
+}
+
+func (p *phase) add(q *phase, n float64) {
+	p.product += n * q.product
+	p.attention += n * q.attention
+	p.stream += n * q.stream
+	p.quantize += n * q.quantize
+	p.tensor += n * q.tensor
+	p.context += n * q.context
+	p.expert += n * q.expert
+	p.data += n * q.data
+	p.offload += n * q.offload
+}
+
+func (p *phase) sum() float64 {
+	return p.product + p.attention + p.stream + p.quantize + p.tensor + p.context + p.expert +
+		p.data + p.offload
+}
+
+// A block is what one layer, the embedding or the head costs for one microbatch on one device.
+type block struct {
+	forward, input, weight phase
+	again                  phase   // what the backward pass computes once more
+	operations             float64 // that the host starts, forward and backward
+	residual               float64 // bytes that are kept for the backward pass
+	dropped                float64 // bytes that come back while the block is computed again
+	dense, experts         float64 // parameters on one device, before dp and fsdp cut them
+	shapes                 float64 // bytes of one buffer for each distinct shape of weight
+}
+
+func (b *block) add(c *block, n float64) {
+	b.forward.add(&c.forward, n)
+	b.input.add(&c.input, n)
+	b.weight.add(&c.weight, n)
+	b.again.add(&c.again, n)
+	b.operations += n * c.operations
+	b.residual += n * c.residual
+	b.dropped = max(b.dropped, c.dropped)
+	b.dense += n * c.dense
+	b.experts += n * c.experts
+}
+
+// A builder adds up one part of a block: attention, MLP, experts, the ends of the model.
+type builder struct {
+	e *Estimator
+	c *cut
+	p *price.Prices
+	block
+	seen map[[2]float64]bool // shapes of weights
+}
+
+// linear is a layer [m,k]·[k,n] with its gradients.
+func (b *builder) linear(prec price.Precision, m, k, n float64) {
+	b.forward.product += b.p.Product(prec, m, k, n)
+	b.input.product += b.p.Product(prec, m, n, k)
+	b.weight.product += b.p.Product(prec, n, m, k)
+	b.forward.quantize += b.p.Quantize(prec, m*k, 2)
+	b.input.quantize += b.p.Quantize(prec, m*n, 2)
+	b.dense += k * n
+	b.shape(k, n)
+}
+
+func (b *builder) shape(k, n float64) {
+	if !b.seen[[2]float64{k, n}] {
+		b.seen[[2]float64{k, n}] = true
+		b.shapes += k * n * 2
+	}
+}
+
+// stream is bytes through memory, forward and backward.
+func (b *builder) stream(forward, backward float64) {
+	b.forward.stream += b.p.Stream(forward)
+	b.input.stream += b.p.Stream(backward)
+}
+
+// tensorEnds are the collectives around one half of a layer that tp cuts: with a cut sequence the
+// input is gathered and the output scattered, and the backward pass does both the other way round;
+// without, each pass has one all-reduce.
+func (b *builder) tensorEnds() {
+	if b.c.tensor == 1 {
+		return
+	}
+	b.operations += 1.5
+	bytes := b.c.tokens() * b.h() * 2
+	g, hide := b.c.tensorGroup(), b.p.Profile().HideTensor
+	if b.c.overlap {
+		hide = max(hide, overlapHides)
+	}
+	seen := 1 - hide
+	if !b.c.sequence {
+		t := seen * b.p.Collective(price.AllReduce, bytes, g)
+		b.forward.tensor += t
+		b.input.tensor += t
+		return
+	}
+	gather := seen * b.p.Collective(price.AllGather, bytes, g)
+	scatter := seen * b.p.Collective(price.ReduceScatter, bytes, g)
+	b.forward.tensor += gather + scatter
+	b.input.tensor += gather + scatter
+	if b.p.Profile().Regather {
+		b.input.tensor += gather
+	}
+}
+
+// overlapHides is the share of tensor-parallel collectives that two halves of a batch in one layer
+// body hide: the other half's computation is longer than they are (docs/parallel.md).
+const overlapHides = 0.7
+
+func (b *builder) h() float64 { return float64(b.e.config.Hidden) }
+
+// attention is the first half of a layer. seen is the mean number of keys of a query.
+func (b *builder) attention(seen float64) {
+	c, tp := b.e.config, float64(b.c.tensor)
+	tokens, heads := b.c.tokens(), float64(c.Heads)
+	prec := b.e.precision(b.c)
+	score, value := float64(c.HeadDim), float64(c.HeadDim)
+	kv := max(float64(c.KVHeads), tp)
+	keys := 2 * kv * score // elements of keys and values of a token
+	if a := c.MLA; a != nil {
+		q, k := float64(a.QRank), float64(a.KVRank)
+		score, value = float64(a.NoPE+a.Rope), float64(a.Value)
+		keys = heads * (score + value)
+		up := heads * float64(a.NoPE+a.Value)
+		b.linear(prec, tokens, b.h(), q)
+		b.linear(prec, tokens, q, heads*score/tp)
+		b.linear(prec, tokens, b.h(), k+float64(a.Rope))
+		b.linear(prec, tokens, k, up/tp)
+		b.stream(tokens*2*(2*heads*score+up+q)/tp, tokens*2*(4*heads*score+2*up+3*q)/tp)
+		b.residual += tokens * (2*(2*q+2*k+float64(a.Rope)) +
+			(4*heads*score+4*heads*value+4*heads)/tp)
+		b.operations += 45
+	} else {
+		q := heads * score
+		b.linear(prec, tokens, b.h(), (q+keys)/tp)
+		// Turning queries and keys by position, and taking the three apart.
+		b.stream(tokens*2*2*(2*q+1.5*keys)/tp, tokens*2*2*(2*q+1.5*keys)/tp)
+		b.residual += tokens * (2*(q+keys) + 2*(q+keys/2) + 2*q + 4*heads) / tp
+		b.operations += 25
+	}
+	b.linear(prec, tokens, heads*value/tp, b.h())
+	b.scores(seen, heads/tp, score, value)
+	b.contextEnds(heads*value/tp, keys/tp)
+	b.tensorEnds()
+}
+
+// norms is what both halves of a layer have besides: a norm, and a sum with what came in. The
+// result of each norm is kept; what comes in is the layer's own.
+func (b *builder) norms() {
+	piece := b.c.piece()
+	b.stream(2*piece*b.h()*2*5, 2*piece*b.h()*2*7)
+	b.residual += 2 * piece * b.h() * 2
+	b.dense += 2 * b.h()
+}
+
+// scores is attention itself.
+func (b *builder) scores(seen, heads, score, value float64) {
+	tokens := b.c.tokens()
+	if b.e.options.Ulysses { // whole rows, fewer heads
+		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
+	}
+	if !b.e.options.Plain {
+		b.forward.attention += b.p.Attention(tokens, seen, heads, score, value, false)
+		b.input.attention += b.p.Attention(tokens, seen, heads, score, value, true)
+		return
+	}
+	// Scores of every query with every key are written, and read by the softmax and the product
+	// with values. The kernel that masks and scales is one pass, dropout another.
+	seq := float64(b.c.seq)
+	square := tokens * seq * heads
+	batch := heads * tokens / seq
+	products := batch * (b.p.Product(price.BF16, seq, score, seq) +
+		b.p.Product(price.BF16, seq, seq, value))
+	b.forward.attention += products + b.p.Stream(square*2*5.5)
+	b.input.attention += 2*products + b.p.Stream(square*2*7)
+	kept := square * 5 // scores, mask of dropout, and what is multiplied with values
+	if b.e.options.Core {
+		b.again.attention += products/2 + b.p.Stream(square*2*5.5)
+		b.dropped += kept
+		return
+	}
+	b.residual += kept
+}
+
+// contextEnds are the collectives of cp around attention.
+func (b *builder) contextEnds(out, keys float64) {
+	if b.c.context == 1 {
+		return
+	}
+	tokens, g := b.c.tokens(), b.c.contextGroup()
+	if b.e.options.Ulysses {
+		// Queries, keys and values to the devices of their heads, results back, and both again for
+		// gradients; each is also brought into another order in memory.
+		all := tokens * 2 * (out + keys)
+		back := tokens * 2 * out
+		t := b.p.Collective(price.AllToAll, all, g) + b.p.Collective(price.AllToAll, back, g)
+		b.forward.context += t
+		b.input.context += t
+		b.stream((all+back)*2, (all+back)*2)
+		return
+	}
+	whole := tokens * float64(b.c.context) * 2 * keys
+	gather := b.p.Collective(price.AllGather, whole, g)
+	reduce := b.p.Collective(price.ReduceScatter, whole, g)
+	hide := b.p.Profile().HideContext
+	if b.c.ring { // each piece travels while the one before is computed with
+		hide = max(hide, 0.8)
+	}
+	b.forward.context += max((1-hide)*gather, gather-b.forward.attention)
+	back := gather + reduce
+	b.input.context += max((1-hide)*back, back-b.input.attention)
+}
+
+// mlp is the second half of a layer with one MLP.
+func (b *builder) mlp(size float64) {
+	b.gated(b.c.tokens(), size/float64(b.c.tensor), true)
+	b.operations += 20
+	b.tensorEnds()
+}
+
+// gated is the linear layers of an MLP and the function between them.
+func (b *builder) gated(tokens, size float64, keep bool) {
+	prec, ups := b.e.precision(b.c), 1.0
+	read, back := 2.0, 3.0
+	if b.e.config.Gated {
+		ups, read, back = 2, 3, 5
+	}
+	b.linear(prec, tokens, b.h(), ups*size)
+	b.linear(prec, tokens, size, b.h())
+	b.stream(tokens*size*2*read, tokens*size*2*back)
+	if keep {
+		b.residual += tokens * size * 2 * (ups + 1)
+	}
+}
+
+// precision is that of linear layers.
+func (e *Estimator) precision(c *cut) price.Precision {
+	if e.options.Precision != "" {
+		return e.options.Precision
+	}
+	if c.params.Bits() == 32 {
+		return price.F32
+	}
+	return price.BF16
+}
+
+// keys is the mean number of keys that a query of a row sees under its mask.
+func keys(seq, window float64) float64 {
+	w := math.Min(seq, window)
+	return (w*(w+1)/2 + (seq-w)*w) / seq
+}

@@ -1,0 +1,173 @@
+package estimate
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// A cut is how a block lies on the devices of a stage. Plans that share it share the prices of
+// their blocks, so it is the key of what an estimator keeps.
+type cut struct {
+	rows, seq                     int64 // of a microbatch on one device
+	tensor, context, expert, etp  int64
+	tensorAt, contextAt, expertAt int64 // strides
+	fsdp, fsdpAt                  int64 // of what travels in every microbatch
+	sequence, overlap             bool
+	ring, balance                 bool
+	offload                       bool
+	again                         tags
+	params                        dtype.DType
+	grads                         dtype.DType
+	wire                          dtype.DType
+	gather, reduce                bool // parameters and gradients travel in every microbatch
+}
+
+// tags is a set of the parts of a block.
+type tags uint8
+
+const (
+	tagNorm tags = 1 << iota
+	tagAttn
+	tagMLP
+	tagRouter
+	tagExperts
+	tagHead
+)
+
+func (t tags) has(u tags) bool { return t&u != 0 }
+
+func tagSet(list []ir.Tag) (t tags) {
+	for _, tag := range list {
+		switch tag {
+		case ir.Norm:
+			t |= tagNorm
+		case ir.Attn:
+			t |= tagAttn
+		case ir.MLP:
+			t |= tagMLP
+		case ir.Router:
+			t |= tagRouter
+		case ir.Experts:
+			t |= tagExperts
+		case ir.Head:
+			t |= tagHead
+		}
+	}
+	return t
+}
+
+// A layout is the sizes of a plan, spelled out: the axes and where the devices of each lie.
+type layout struct {
+	cut
+	pipe, virtual, micros int64
+	data                  int64 // dp
+	shard                 int64 // fsdp
+	zero                  int
+	whole                 string // for how long gathered parameters stay
+	dataAt, shardAt       int64
+	pipeAt                int64
+	fold                  int64 // size of the plan's own axis ep
+	vee                   bool  // stages go down the ranks and back up
+}
+
+// read spells a plan out. It looks at no more of a plan than it needs to price one that fits:
+// [plan.Plan.Check] says what does not.
+func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
+	one := func(n int64) int64 { return max(n, 1) }
+	l.pipe, l.virtual, l.micros = one(p.PP.Size), one(p.PP.Virtual), one(p.Microbatches)
+	if l.pipe == 1 {
+		l.virtual = 1
+	} else if p.PP.Virtual == 0 && (p.PP.Schedule == "interleaved" || p.PP.Schedule == "zb-v") {
+		l.virtual = 2
+	}
+	l.data, l.shard, l.zero, l.whole = one(p.DP), one(p.FSDP.Size), p.FSDP.Zero, p.FSDP.Gather
+	l.fold = one(p.EP)
+	l.tensor, l.context = one(p.TP.Size), one(p.CP.Size)
+	l.expert, l.etp = l.fold, one(e.options.ExpertTensor)
+	if e.options.ExpertRanks > 0 {
+		l.expert = e.options.ExpertRanks
+	}
+	if e.config.MoE == nil {
+		l.expert, l.etp = 1, 1
+	}
+	ranks := l.data * l.shard * l.fold
+	if p.Rows()%ranks != 0 || p.Rows() == 0 || p.Seq%(l.context*l.tensor) != 0 && p.TP.Sequence ||
+		p.Seq%l.context != 0 {
+		return l, diag.New(diag.PlanMisfit, "%d rows of %d tokens cannot be dealt to %d ranks, cp %d",
+			p.Rows(), p.Seq, ranks, l.context).Try("choose sizes that divide them")
+	}
+	l.rows, l.seq = p.Rows()/ranks, p.Seq
+	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
+	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
+	l.again = tagSet(p.Recompute)
+	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
+	for _, o := range p.Offload {
+		l.offload = l.offload || o == "activations"
+	}
+	l.vee = l.pipe > 1 && p.PP.Schedule == "zb-v"
+	l.strides(p)
+	if l.shard > 1 && l.zero >= 2 {
+		l.fsdp, l.fsdpAt, l.reduce = l.shard, l.shardAt, true
+		l.gather = l.zero >= 3 && l.whole != "step"
+	}
+	return l, nil
+}
+
+// strides walks the axes from the innermost.
+func (l *layout) strides(p *plan.Plan) {
+	at := int64(1)
+	order := p.Order
+	if len(order) == 0 {
+		order = defaultOrder
+	}
+	for _, axis := range slices.Backward(order) {
+		switch axis {
+		case plan.TensorAxis:
+			l.tensorAt = at
+			at *= l.tensor
+		case plan.ExpertAxis:
+			l.expertAt = at
+			at *= l.fold
+		case plan.ContextAxis:
+			l.contextAt = at
+			at *= l.context
+		case plan.FSDPAxis:
+			l.shardAt = at
+			at *= l.shard
+		case plan.DataAxis:
+			l.dataAt = at
+			at *= l.data
+		case plan.PipelineAxis:
+			l.pipeAt = at
+			at *= l.pipe
+		}
+	}
+	if l.fold == 1 { // folded over the axes of the model's other part
+		l.expertAt = 1
+	}
+}
+
+var defaultOrder = []string{plan.PipelineAxis, plan.DataAxis, plan.FSDPAxis, plan.ContextAxis,
+	plan.ExpertAxis, plan.TensorAxis}
+
+// tokens are those of a microbatch on one device, piece those that it has of a cut sequence.
+func (c *cut) tokens() float64 { return float64(c.rows*c.seq) / float64(c.context) }
+
+func (c *cut) piece() float64 {
+	if c.sequence {
+		return c.tokens() / float64(c.tensor)
+	}
+	return c.tokens()
+}
+
+func (c *cut) tensorGroup() price.Group { return price.Group{Size: c.tensor, Stride: c.tensorAt} }
+func (c *cut) contextGroup() price.Group {
+	return price.Group{Size: c.context, Stride: c.contextAt}
+}
+func (c *cut) expertGroup() price.Group { return price.Group{Size: c.expert, Stride: c.expertAt} }
+func (c *cut) fsdpGroup() price.Group   { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }

@@ -1,0 +1,204 @@
+package estimate
+
+import (
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// An Estimate is what a step of a plan takes.
+//
+// Step is the makespan of the pipeline, whose virtual stages are Stages, and Tail after it:
+// gradients and parameters on their way as far as no computation hides them, and the optimizer.
+type Estimate struct {
+	Step      float64 // seconds
+	Tail      float64 // seconds
+	Low, High float64 // seconds; nine in ten steps lie between them
+	Stages    []Stage // by virtual stage
+	Parts     Parts   // of Step
+	Peak      int64   // bytes of the worst rank
+	Memory    Memory  // of Peak
+}
+
+// A Stage is one virtual stage of the pipeline, on one of its devices.
+type Stage struct {
+	Layers int64
+	// Forward, Input and Weight are the seconds of one microbatch, collectives that nothing hides
+	// included. Recomputation is part of Input.
+	Forward, Input, Weight float64
+	// Send is the seconds until the next stage has the result of this one.
+	Send float64
+	// State is parameters, their copies and the optimizer's, in bytes; Grads the gradients that are
+	// kept over the step. Residual is what one microbatch in flight keeps for its backward pass, and
+	// Transient what comes on top while one computes.
+	State, Grads, Residual, Transient int64
+}
+
+// Parts is the seconds of a step by cause, of the rank that works longest. They sum to the step.
+type Parts struct {
+	Compute   float64 // products of linear layers
+	Attention float64 // products of attention
+	Memory    float64 // norms, activations and all else that waits for memory
+	Recompute float64 // what the backward pass computes again
+	Quantize  float64 // to narrow types
+	Launch    float64 // what each kernel costs beyond its work
+	Tensor    float64 // exposed collectives of tp
+	Context   float64 // of cp
+	Expert    float64 // of ep
+	Pipeline  float64 // sends between stages that are waited for
+	Bubble    float64 // waiting for other stages
+	Data      float64 // exposed collectives of dp and fsdp
+	Offload   float64 // copies to and from the host that nothing hides
+	Optimizer float64
+	Host      float64 // what a step costs the host beyond all that
+}
+
+// Sum is the whole step.
+func (p Parts) Sum() float64 {
+	return p.Compute + p.Attention + p.Memory + p.Recompute + p.Quantize + p.Launch + p.Tensor +
+		p.Context + p.Expert + p.Pipeline + p.Bubble + p.Data + p.Offload + p.Optimizer + p.Host
+}
+
+// Memory is the bytes of a rank by cause, when it has most.
+type Memory struct {
+	Params      int64 // what the model computes with
+	Copies      int64 // whole parameters where they are kept in pieces, and other forms of them
+	Grads       int64
+	Optimizer   int64 // masters and moments
+	Activations int64 // of the microbatches in flight
+	Temp        int64 // of what is being computed
+	Runtime     int64 // of the stack itself: workspaces, communicators
+}
+
+// Sum is all of it.
+func (m Memory) Sum() int64 {
+	return m.Params + m.Copies + m.Grads + m.Optimizer + m.Activations + m.Temp + m.Runtime
+}
+
+// Options are what a plan cannot say yet.
+type Options struct {
+	// Precision is that of linear layers; empty means the type of the plan's parameters.
+	Precision price.Precision
+	// ExpertRanks is the number of devices that the experts are dealt to. 0 means the plan's axis
+	// ep. Megatron folds it over dp, cp and tp: then ep is 1 in the plan and more here.
+	ExpertRanks int64
+	// ExpertTensor is how many devices share one expert; 0 means 1.
+	ExpertTensor int64
+	// Capacity is how many times its even share an expert takes before it drops tokens, with each
+	// one padded to it; 0 means that nothing is dropped.
+	Capacity float64
+	// Imbalance is how many times its even share the busiest device's experts get; 0 means 1.
+	Imbalance float64
+	// Predict is the number of layers that predict further tokens.
+	Predict int64
+	// Layers says how many layers each virtual stage has, where a person laid them out.
+	Layers []int64
+	// Ulysses turns tokens into heads by all-to-all along cp (Jacobs et al., 2023), where a plan
+	// knows gather and ring.
+	Ulysses bool
+	// Plain is attention whose scores are written to memory, as before FlashAttention.
+	Plain bool
+	// Core recomputes the scores of plain attention only (Korthikanti et al., 2022).
+	Core bool
+}
+
+// An Estimator prices plans of one model on one cluster with one software stack. It keeps what it
+// worked out, so that it is not safe for concurrent use; [Estimator.With] makes another.
+type Estimator struct {
+	config  *model.Config
+	cluster machine.Cluster
+	profile *price.Profile // as it was given; prices are under what it is for this run
+	prices  *price.Prices
+	options Options
+
+	kept    map[cut]*priced
+	holds   map[shape][]int
+	replays *replays
+	room    []float64 // for walks over replays
+	// has says which kinds of layer there are, below how many of each stand before a place, and
+	// lastKind is that of the last layer.
+	has      [layerKinds]bool
+	below    [layerKinds][]int64
+	lastKind int
+}
+
+// New makes an estimator.
+func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	e := &Estimator{config: c, cluster: cl, profile: prof,
+		replays: &replays{made: map[shape]replay{}}}
+	for kind := range e.below {
+		e.below[kind] = make([]int64, c.Layers+1)
+	}
+	for i := range c.Layers {
+		kind := 0
+		if c.Windowed != nil && c.Windowed[i] {
+			kind |= windowed
+		}
+		if c.MoE != nil && i >= c.MoE.Dense {
+			kind |= sparse
+		}
+		e.has[kind], e.lastKind = true, kind
+		for k := range e.below {
+			e.below[k][i+1] = e.below[k][i]
+		}
+		e.below[kind][i+1]++
+	}
+	e.appraise()
+	e.forget()
+	return e, nil
+}
+
+// With gives an estimator of the same things with options, which may run beside e.
+func (e *Estimator) With(o Options) *Estimator {
+	n := *e
+	n.options = o
+	if n.profile.For(n.run()) != n.profile {
+		n.appraise()
+	}
+	n.forget()
+	return &n
+}
+
+func (e *Estimator) forget() {
+	e.kept, e.holds = map[cut]*priced{}, map[shape][]int{}
+	e.room = nil
+}
+
+// Price works out a plan. It does not ask whether the plan can run or fits: see
+// [plan.Plan.Check] and Peak.
+func (e *Estimator) Price(p *plan.Plan) (Estimate, error) {
+	l, err := e.read(p)
+	if err != nil {
+		return Estimate{}, err
+	}
+	loads := e.stages(&l, e.blocks(&l.cut))
+	est := Estimate{Stages: make([]Stage, len(loads))}
+	send := 0.0
+	if l.pipe > 1 {
+		bytes := l.piece() * e.hidden() * 2
+		send = e.prices.Collective(price.Permute, bytes, price.Group{Size: 2, Stride: l.pipeAt})
+	}
+	held, err := e.held(p.PP.Schedule, &l)
+	if err != nil {
+		return Estimate{}, err
+	}
+	for i := range loads {
+		s := &loads[i]
+		st := &est.Stages[i]
+		st.Layers = s.layers
+		st.Forward, st.Input, st.Weight = s.times()
+		st.Send = send
+	}
+	pipe, err := e.makespan(p.PP.Schedule, &l, est.Stages)
+	if err != nil {
+		return Estimate{}, err
+	}
+	e.account(&est, &l, loads, pipe)
+	e.remember(&est, &l, loads, held)
+	e.interval(&est)
+	return est, nil
+}

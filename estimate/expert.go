@@ -1,0 +1,82 @@
+package estimate
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// experts is the second half of a layer whose MLP is chosen token by token: a router, tokens sent
+// to the devices of their experts, the experts, tokens sent back, and what every token sees.
+func (b *builder) experts() {
+	m := b.e.config.MoE
+	prec := b.e.precision(b.c)
+	own := b.c.tokens() / float64(b.c.tensor) // tokens that this device sends
+	count, top := float64(m.Experts), float64(m.TopK)
+	ranks, etp := float64(b.c.expert), float64(b.c.etp)
+	local := count / ranks
+	imbalance := max(b.e.options.Imbalance, 1)
+	each := own * top / count // tokens of one expert from one device
+	if f := b.e.options.Capacity; f > 0 {
+		each, imbalance = math.Ceil(each*f), 1
+	}
+	sent := each * count // tokens that leave, with copies
+	rows := each * ranks * etp * imbalance
+	size := float64(m.MLP) / etp
+	ups := 1.0
+	if b.e.config.Gated {
+		ups = 2
+	}
+	for _, l := range [][2]float64{{b.h(), ups * size}, {size, b.h()}} {
+		k, n := l[0], l[1]
+		b.forward.product += b.p.Grouped(prec, local, rows, k, n, false)
+		b.input.product += b.p.Grouped(prec, local, rows, n, k, false)
+		b.weight.product += b.p.Grouped(prec, local, k, rows, n, true)
+		b.forward.quantize += b.p.Quantize(prec, local*rows*k, 2)
+		b.input.quantize += b.p.Quantize(prec, local*rows*n, 2)
+		b.block.experts += local * k * n
+		b.shape(k, n)
+	}
+	got := local * rows
+	b.stream(got*size*2*(ups+1), got*size*2*(2*ups+1))
+	b.stream(sent*b.h()*2*4, sent*b.h()*2*4) // into the order of experts and back
+	b.residual += got*(4*b.h()+2*(ups+1)*size) + own*count*8
+	b.expertEnds(sent*b.h()*2, imbalance)
+	b.router(own, count)
+	if m.Shared > 0 {
+		b.gated(b.c.tokens(), float64(m.Shared)/float64(b.c.tensor), true)
+	}
+	// One grouped call starts a product for each expert from the host's side, which costs a fifth
+	// of a framework's operation, in two layers and three passes.
+	b.operations += b.p.Profile().Experts + 6*0.2*local
+	b.sharedEnds()
+}
+
+// router is a product with a narrow result, and small kernels over scores.
+func (b *builder) router(tokens, count float64) {
+	t := b.p.Product(price.F32, tokens, b.h(), count)
+	b.forward.product += t
+	b.input.product += t
+	b.weight.product += t
+	b.stream(tokens*count*4*4, tokens*count*4*4)
+	b.dense += b.h() * count
+}
+
+// sharedEnds are the collectives of what every token sees, where tp cuts it.
+func (b *builder) sharedEnds() {
+	if b.e.config.MoE.Shared > 0 {
+		b.tensorEnds()
+	}
+}
+
+// expertEnds are the two exchanges of each pass. Between domains a token goes once to each domain
+// that has one of its experts, not once to each expert, and is copied inside.
+func (b *builder) expertEnds(bytes, imbalance float64) {
+	if b.c.expert == 1 {
+		return
+	}
+	t := 2 * imbalance * b.p.Collective(price.AllToAll, bytes, b.c.expertGroup())
+	seen := 1 - b.p.Profile().HideExpert
+	b.forward.expert += seen * t
+	b.input.expert += seen * t
+}

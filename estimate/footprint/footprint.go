@@ -1,0 +1,239 @@
+package footprint
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// A Rank is what one device of a rank of the pipeline holds at the worst moment of a step, in bytes.
+type Rank struct {
+	State     int64 // masters and what the optimizer keeps
+	Copies    int64 // that the model computes with
+	Grads     int64 // kept between programs
+	Residuals int64 // of microbatches in flight
+	Program   int64 // what the program adds that runs then
+	Largest   string
+}
+
+// Total is the sum of all causes.
+func (r *Rank) Total() int64 { return r.State + r.Copies + r.Grads + r.Residuals + r.Program }
+
+// A Predictor knows one model on one kind of device. It keeps what it worked out, so that it is not
+// safe for concurrent use.
+type Predictor struct {
+	config *model.Config
+	arch   string // as kernels.For takes it
+	cpu    bool
+	params []model.Param
+	slots  int64 // layers in a round of the loop
+	rounds int64
+
+	laid      map[[2]int64][]param // by tp and fsdp
+	schedules map[shape]*events
+}
+
+// New makes a predictor for the devices of an architecture: "cpu", or a card's.
+func New(c *model.Config, arch string) (*Predictor, error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	p := &Predictor{config: c, arch: arch, cpu: arch == "cpu", params: c.Params(), slots: 1,
+		rounds: c.Layers, laid: map[[2]int64][]param{}, schedules: map[shape]*events{}}
+	for i := range p.params {
+		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
+			p.slots, p.rounds = q.Step, q.Dims[0].Size
+		}
+	}
+	return p, nil
+}
+
+// lay lays all parameters out, once for each way.
+func (p *Predictor) lay(pl *plan.Plan) []param {
+	key := [2]int64{pl.Size(plan.TensorAxis), pl.Size(plan.FSDPAxis)}
+	if list := p.laid[key]; list != nil {
+		return list
+	}
+	list := make([]param, len(p.params))
+	for i := range p.params {
+		list[i] = lay(&p.params[i], key[0], key[1])
+	}
+	p.laid[key] = list
+	return list
+}
+
+// A part is what one virtual stage has: some rounds of the layers, and perhaps the ends.
+type part struct {
+	rounds      int64
+	first, last bool
+}
+
+// held gives the parameters of a part, each with its number of layers.
+func (p *Predictor) held(list []param, t part) []holding {
+	out := make([]holding, 0, len(list))
+	for i := range list {
+		h := holding{param: &list[i], layers: 1}
+		switch {
+		case list[i].stack:
+			h.layers = t.rounds
+		case list[i].name == "embed":
+			if !t.first && !(t.last && p.config.Tied) {
+				continue
+			}
+		case list[i].name == "position":
+			if !t.first {
+				continue
+			}
+		case !t.last:
+			continue
+		}
+		out = append(out, h)
+	}
+	return out
+}
+
+// A holding is a parameter and how many layers of it there are.
+type holding struct {
+	*param
+	layers int64
+}
+
+func (h *holding) whole() int64  { return h.param.whole * h.layers }
+func (h *holding) stored() int64 { return h.param.stored * h.layers }
+
+// A way is how a plan treats parameters.
+type way struct {
+	alone           bool // one device: no mesh
+	zero            int
+	gather          string // for how long what was gathered stays: layer, micro, step
+	elem, grad, sum int64  // bytes of copies, of gradients that are kept, of those that are sent
+	parts           int64  // microbatches
+}
+
+func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
+	w := way{alone: pl.Devices() == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
+		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
+		parts: pl.Microbatches}
+	if w.zero < 3 {
+		w.gather = "step"
+	}
+	if w.alone {
+		w.grad = s.elem
+		if w.parts > 1 {
+			w.grad = 4
+		}
+	}
+	return w
+}
+
+// copied tells whether the loss takes more of a parameter than a device keeps.
+func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
+
+// copies is the bytes of what the loss takes in the place of a parameter.
+func (w *way) copies(h *holding) int64 {
+	switch {
+	case w.copied(h.param):
+		return h.whole() * w.elem
+	case w.elem != 4:
+		return h.stored() * w.elem
+	}
+	return 0
+}
+
+// grads is the bytes of a gradient that is kept.
+func (w *way) grads(h *holding) int64 {
+	if w.zero >= 2 {
+		return h.stored() * w.grad
+	}
+	return h.whole() * w.grad
+}
+
+// Predict gives what each rank of a plan holds. The plan must be one that fits the model
+// ([plan.Plan.Check]).
+func (p *Predictor) Predict(pl *plan.Plan) ([]Rank, error) {
+	if pl.Size(plan.PipelineAxis) > 1 {
+		return p.pipeline(pl)
+	}
+	s := p.sizes(pl)
+	w := p.way(pl, &s)
+	t := part{p.rounds, true, true}
+	list := p.held(p.lay(pl), t)
+	var r Rank
+	p.resident(&r, &w, list)
+	for _, n := range p.programs(pl, &s, &w, t, list) {
+		r.worst(0, n)
+	}
+	return []Rank{r}, nil
+}
+
+// resident counts what stays from step to step.
+func (p *Predictor) resident(r *Rank, w *way, list []holding) {
+	for i := range list {
+		h := &list[i]
+		r.State += h.stored() * 12 // master and two moments in f32
+		r.Copies += w.copies(h)
+		r.Grads += w.grads(h)
+	}
+}
+
+// A need is what a program adds to what is on the device while it runs: the temp that XLA reports,
+// and results that take the place of nothing.
+type need struct {
+	name    string
+	temp    int64
+	results int64
+}
+
+func (r *Rank) worst(residuals int64, n need) {
+	if added := n.temp + n.results; residuals+added > r.Residuals+r.Program || r.Largest == "" {
+		r.Residuals, r.Program, r.Largest = residuals, added, n.name
+	}
+}
+
+// programs lists those of a plan without stages.
+func (p *Predictor) programs(pl *plan.Plan, s *sizes, w *way, t part, list []holding) []need {
+	g := gradient{p: p, s: s, w: w, again: againOf(pl.Recompute), part: t, params: list, plan: pl,
+		forward: true, backward: true}
+	needs := []need{{"gradient", g.temp(), 0}}
+	if w.parts > 1 {
+		g.onto = true
+		needs = append(needs, need{"accumulate", g.temp(), 0})
+	}
+	return append(needs, p.update("adamw", w, list, !w.alone))
+}
+
+// update is the optimizer's program.
+func (p *Predictor) update(name string, w *way, list []holding, sums bool) need {
+	n := need{name: name}
+	for i := range list {
+		n.results += w.copies(&list[i])
+	}
+	n.temp = p.updateTemp(w, list, sums)
+	return n
+}
+
+// Needs lists what each program of a plan without stages adds, by name: temp and results. It is for
+// holding the prediction to a compiler.
+func (p *Predictor) Needs(pl *plan.Plan) map[string][2]int64 {
+	out := map[string][2]int64{}
+	s := p.sizes(pl)
+	w := p.way(pl, &s)
+	var all []need
+	if pl.Size(plan.PipelineAxis) > 1 {
+		all = p.stageNeeds(pl)
+	} else {
+		t := part{p.rounds, true, true}
+		all = p.programs(pl, &s, &w, t, p.held(p.lay(pl), t))
+	}
+	for _, n := range all {
+		out[n.name] = [2]int64{n.temp, n.results}
+	}
+	return out
+}
+
+// rounded tells whether products are made of narrower numbers than flow between operations.
+func (p *Predictor) rounded(pl *plan.Plan) bool {
+	return p.cpu && !slices.Contains([]dtype.DType{dtype.F32}, pl.Types.Params)
+}

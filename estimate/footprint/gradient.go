@@ -1,0 +1,175 @@
+package footprint
+
+import "github.com/deepwell/deepwell/plan"
+
+// A gradient is a program that computes a loss, or a stage of one, forward, backward or both.
+type gradient struct {
+	p      *Predictor
+	s      *sizes
+	w      *way
+	plan   *plan.Plan
+	again  again
+	part   part
+	params []holding
+
+	forward, backward bool
+	onto              bool // gradients are added to what is there
+}
+
+// temp is what XLA allocates for the program beside arguments and results.
+func (g *gradient) temp() int64 {
+	if g.p.cpu {
+		return g.onCPU()
+	}
+	return g.onGPU()
+}
+
+// gathered tells whether a parameter is gathered by the program.
+func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step" }
+
+// layer adds up the weights of one layer: the bytes of what is whole, and of what is kept.
+func (g *gradient) layer() (whole, stored int64) {
+	for i := range g.params {
+		if q := g.params[i].param; q.stack && !q.vector {
+			whole += q.whole * g.w.elem
+			stored += q.stored * g.w.elem
+		}
+	}
+	return whole, stored
+}
+
+// onGPU lists the buffers that XLA:GPU has.
+func (g *gradient) onGPU() int64 {
+	m := &space{}
+	joint := g.forward && g.backward
+	flow := g.s.values(g.s.piece, g.s.embed)
+	whole := g.s.values(g.s.tokens, g.s.embed)
+	logits := g.s.tokens * g.s.vocab * g.s.elem
+	if joint {
+		for _, k := range g.s.kept(g.again) {
+			for range k.count {
+				m.add(k.bytes*g.part.rounds*g.s.layers, atForward, atBackward)
+			}
+		}
+	}
+	if g.part.last {
+		if g.forward && joint {
+			m.add(logits, atLogits, atLoss)
+		}
+		if g.backward {
+			m.add(logits, atLoss, atHeadGrad)
+			m.add(whole, atLogits, atHeadGrad)
+			m.add(flow*3/2, atLogits, atHead)
+		}
+	}
+	g.weights(m)
+	w, _ := g.layer()
+	if g.forward {
+		m.add(g.forwardSet(w), atForward, atForward)
+	}
+	if g.backward {
+		m.add(g.backwardSet(w), atBackward, atBackward)
+		g.gradients(m)
+	}
+	return m.peak()
+}
+
+// weights adds the parameters that are gathered outside of the loop.
+func (g *gradient) weights(m *space) {
+	for i := range g.params {
+		h := &g.params[i]
+		if !g.gathered(h.param) {
+			continue
+		}
+		bytes := h.whole() * g.w.elem
+		switch {
+		case h.stack && g.w.gather == "micro":
+			from, to := atEmbed, atBackward
+			if !g.forward {
+				from = atHead
+			}
+			if !g.backward {
+				to = atLogits
+			}
+			m.add(bytes, from, to)
+		case h.stack:
+		case h.name == "embed" && !g.p.config.Tied:
+			m.add(bytes, atEmbed, atEmbed)
+		default:
+			m.add(bytes, atLogits, atHead)
+		}
+	}
+}
+
+// forwardSet is what one layer has while it computes: the MLP's values, and the weights of the layer
+// and of the next.
+func (g *gradient) forwardSet(weights int64) int64 {
+	n := g.s.values(g.s.tokens, g.s.mlp)*2 + g.s.values(g.s.tokens, g.s.embed)*3
+	if g.w.gather == "layer" && g.sharded() {
+		n += 2 * weights
+	} else {
+		n += weights / 2
+	}
+	return n
+}
+
+func (g *gradient) sharded() bool { return g.plan.Size(plan.FSDPAxis) > 1 }
+
+// backwardSet is what one layer has on its way back.
+func (g *gradient) backwardSet(weights int64) int64 {
+	mlp := g.s.values(g.s.tokens, g.s.mlp)
+	n := 2 * mlp
+	if g.again.mlp {
+		n = 5 * mlp
+	}
+	if g.plan.TP.Overlap {
+		n = n * 3 / 5
+	}
+	n += g.s.values(g.s.tokens, g.s.embed) * 5
+	if g.w.gather == "layer" && g.sharded() {
+		n += 3 * weights
+	} else {
+		n += weights / 2
+	}
+	return n
+}
+
+// gradients adds those of parameters: stacks that the loop back fills, in the type of the model, and
+// what becomes of them.
+func (g *gradient) gradients(m *space) {
+	at := atSettle
+	for i := range g.params {
+		h := &g.params[i]
+		grown := h.whole() // as the loop gives it
+		if h.stack && h.cut && g.w.gather == "layer" {
+			grown = h.stored()
+		}
+		from := atBackward
+		switch {
+		case h.stack:
+		case h.name == "embed" && !g.p.config.Tied:
+			from = atEmbedGrad
+		case g.p.cpu:
+			from = atHead
+		default:
+			from = atHeadGrad
+		}
+		result := g.w.grads(h)
+		same := g.w.elem == g.w.grad && !g.onto && (grown == h.stored() || g.w.zero < 2)
+		if same { // it is written where it stays
+			m.hosts = append(m.hosts, buffer{result, from, atSettle + len(g.params)})
+			continue
+		}
+		m.add(grown*g.w.elem, from, at)
+		if !g.onto {
+			m.hosts = append(m.hosts, buffer{result, at, atSettle + len(g.params)})
+		}
+		if grown != h.stored() && g.w.zero >= 2 {
+			if g.p.cpu { // brought into the order that is sent, and what comes back
+				m.add(grown*g.w.elem, at, at)
+			}
+			m.add(h.stored()*g.w.sum, at, at)
+		}
+		at++
+	}
+}

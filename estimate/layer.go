@@ -1,0 +1,158 @@
+package estimate
+
+import "github.com/deepwell/deepwell/price"
+
+// The kinds of layer: bits of an index.
+const (
+	windowed = 1 << iota // attention sees a window
+	sparse               // the MLP is experts
+	layerKinds
+)
+
+// A priced is all blocks of a model under one cut.
+type priced struct {
+	layers      [layerKinds]block
+	embed, head block
+	logits      float64 // bytes of the head's result
+}
+
+// blocks gives what the blocks cost under a cut, from what is kept if it is there.
+func (e *Estimator) blocks(c *cut) *priced {
+	if p := e.kept[*c]; p != nil {
+		return p
+	}
+	p := &priced{}
+	for kind := range p.layers {
+		if e.has[kind] {
+			p.layers[kind] = e.layer(c, kind)
+		}
+	}
+	e.ends(c, p)
+	e.kept[*c] = p
+	return p
+}
+
+func (e *Estimator) builder(c *cut) *builder {
+	return &builder{e: e, c: c, p: e.prices, seen: map[[2]float64]bool{}}
+}
+
+// layer puts a layer together from its parts, and takes out what is computed again.
+func (e *Estimator) layer(c *cut, kind int) block {
+	window := float64(c.seq)
+	if kind&windowed != 0 {
+		window = float64(e.config.Window)
+	}
+	norms, attn, mlp := e.builder(c), e.builder(c), e.builder(c)
+	mlp.seen = attn.seen // buffers are shared by equal shapes
+	norms.norms()
+	attn.attention(keys(float64(c.seq), window))
+	second := tagMLP
+	if kind&sparse != 0 {
+		mlp.experts()
+		second = tagExperts
+	} else {
+		mlp.mlp(float64(e.config.MLP))
+	}
+	input := c.piece() * e.hidden() * 2 // what comes into each half
+	whole := block{residual: input, shapes: attn.shapes + mlp.shapes}
+	if c.again.has(tagAttn) {
+		whole.dropped += input
+	} else {
+		whole.residual += input
+	}
+	for _, part := range []struct {
+		b   *builder
+		tag tags
+	}{{norms, tagNorm}, {attn, tagAttn}, {mlp, second}} {
+		whole.take(&part.b.block, c.again.has(part.tag))
+	}
+	e.gathered(c, &whole)
+	if c.offload {
+		t := e.prices.Offload(whole.residual)
+		whole.forward.offload += max(0, t-whole.forward.sum())
+		whole.input.offload += max(0, t-whole.input.sum()-whole.weight.sum())
+		whole.dropped += 2 * whole.residual // one layer on its way, one at work
+		whole.residual = 0
+	}
+	return whole
+}
+
+// take adds a part. One that is computed again keeps nothing, costs a forward pass more, and needs
+// its room back while it is at work.
+func (b *block) take(part *block, again bool) {
+	p := *part
+	p.dropped = 0
+	if again {
+		p.again.add(&p.forward, 1)
+		p.operations *= 4.0 / 3
+		b.dropped += p.residual
+		p.residual = 0
+	}
+	dropped := b.dropped + part.dropped
+	b.add(&p, 1)
+	b.dropped = dropped
+}
+
+// gathered adds what fsdp does in every microbatch: parameters made whole before each pass, and
+// gradients reduced after it. The collectives of one layer run beside another's computation.
+func (e *Estimator) gathered(c *cut, b *block) {
+	if c.fsdp <= 1 {
+		return
+	}
+	hide := e.prices.Profile().HideData
+	exposed := func(comm, compute float64) float64 { return max((1-hide)*comm, comm-compute) }
+	params := b.dense + b.experts
+	wide, wire := float64(c.params.Bits())/8, float64(c.wire.Bits())/8
+	if c.gather {
+		gather := e.prices.Collective(price.AllGather, params*wide, c.fsdpGroup())
+		b.forward.data += exposed(gather, b.forward.sum())
+		b.input.data += exposed(gather, b.input.sum()/2)
+	}
+	if c.reduce {
+		reduce := e.prices.Collective(price.ReduceScatter, params*wire, c.fsdpGroup())
+		b.weight.data += exposed(reduce, b.input.sum()/2+b.weight.sum())
+	}
+}
+
+// ends prices the embedding and the head. The vocabulary is padded so that tp cuts it evenly, to a
+// multiple of what the stack likes.
+func (e *Estimator) ends(c *cut, p *priced) {
+	tp := float64(c.tensor)
+	vocab := e.padded(c.tensor) / tp
+	embed, head := e.builder(c), e.builder(c)
+	piece := c.piece() * e.hidden()
+	embed.stream(piece*4, piece*8)
+	embed.dense += vocab * e.hidden()
+	if e.config.Learned {
+		embed.dense += float64(e.config.Context) * e.hidden()
+	}
+	embed.operations += 5
+	head.linear(price.BF16, c.tokens(), e.hidden(), vocab)
+	if e.config.Tied {
+		head.dense = 0
+	}
+	head.dense += e.hidden()
+	p.logits = c.tokens() * vocab * 2
+	head.stream(p.logits+piece*4, 2*p.logits+piece*8)
+	head.operations += 10
+	if c.tensor > 1 && c.sequence {
+		bytes, g := c.tokens()*e.hidden()*2, c.tensorGroup()
+		gather := e.prices.Collective(price.AllGather, bytes, g)
+		scatter := e.prices.Collective(price.ReduceScatter, bytes, g)
+		embed.forward.tensor += scatter
+		embed.input.tensor += gather
+		head.forward.tensor += gather
+		head.input.tensor += gather + scatter
+	}
+	e.gathered(c, &embed.block)
+	e.gathered(c, &head.block)
+	p.embed, p.head = embed.block, head.block
+}
+
+func (e *Estimator) hidden() float64 { return float64(e.config.Hidden) }
+
+// padded is the vocabulary as tp cuts it.
+func (e *Estimator) padded(tensor int64) float64 {
+	unit := tensor * max(int64(e.prices.Profile().Vocab), 1)
+	return float64((e.config.Vocab + unit - 1) / unit * unit)
+}

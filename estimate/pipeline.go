@@ -1,0 +1,122 @@
+package estimate
+
+import "math"
+
+// makespan is the time of a pipeline in seconds: a closed form where there is one.
+func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, error) {
+	m := float64(l.micros)
+	if l.pipe == 1 {
+		return m * stages[0].both(), nil
+	}
+	send := stages[0].Send
+	switch name {
+	case "gpipe":
+		return gpipe(stages, m, send), nil
+	case "1f1b":
+		return oneByOne(stages, l.micros, send), nil
+	case "interleaved":
+		if evenBut(stages) {
+			return turns(stages, l, m, send), nil
+		}
+	}
+	return e.walked(name, l, stages, send)
+}
+
+// evenBut reports whether the stages are equal but for the ends of the model: the first may be a
+// little longer by the embedding, the last by the head.
+func evenBut(stages []Stage) bool {
+	last := len(stages) - 1
+	inner := stages[min(1, last)].both()
+	for i := 1; i < last; i++ {
+		if d := stages[i].both() - inner; math.Abs(d) > 1e-3*inner {
+			return false
+		}
+	}
+	first := stages[0].both() / inner
+	return first > 0.999 && first < 1.03 && stages[last].both() > 0.999*inner
+}
+
+// gpipe does all forward passes, then all backward passes: each is a line of stages that the
+// slowest one holds up.
+func gpipe(stages []Stage, m, send float64) float64 {
+	var forward, backward, slowF, slowB float64
+	for i := range stages {
+		f, b := stages[i].Forward, stages[i].Input+stages[i].Weight
+		forward += f
+		backward += b
+		slowF, slowB = max(slowF, f), max(slowB, b)
+	}
+	return forward + backward + (m-1)*(slowF+slowB) + 2*send*float64(len(stages)-1)
+}
+
+// oneByOne is 1F1B: the longest chain of passes that wait for each other. Rank s runs w = P-1-s
+// forward passes ahead, then one forward and one backward pass in turns. A chain goes down to a
+// stage and comes back, and between the two it may
+//
+//   - stay with a rank that is busy from its first pass to its last;
+//   - or go on to the last stage and back, at the start, at the end, or both, while the rank that
+//     it left does the passes that it runs ahead;
+//   - or go round between two stages s and e, which takes a pass of each and two sends between each
+//     two, and advances e-s+1 microbatches.
+func oneByOne(stages []Stage, micros int64, send float64) float64 {
+	last := len(stages) - 1
+	m := float64(micros)
+	whole := 2 * send * float64(last)
+	for i := range stages {
+		whole += stages[i].both()
+	}
+	longest, before := whole, 0.0
+	for s := range stages {
+		t, f, w := stages[s].both(), stages[s].Forward, float64(last-s)
+		rest := max(m-1-w, 0)
+		longest = max(longest, before+m*t, whole+(m-1)*(t-f)+rest*f, whole+(m-1)*f+rest*(t-f))
+		before += t + 2*send
+	}
+	after, sum := 0.0, 0.0
+	for e := last; e >= 0; e-- {
+		rest := micros - 1 - int64(last-e)
+		if rest <= 0 {
+			break
+		}
+		sum = 0
+		for s := e; s >= 0; s-- {
+			sum += stages[s].both()
+			n := int64(e - s + 1)
+			if n > rest {
+				break
+			}
+			round := sum + 2*send*float64(e-s)
+			longest = max(longest, whole+after+float64(rest/n)*round)
+			if send == 0 {
+				break // longer rounds are means of shorter ones
+			}
+		}
+		after += stages[e].both() + 2*send
+	}
+	return longest
+}
+
+// both is a forward and a backward pass.
+func (s *Stage) both() float64 { return s.Forward + s.Input + s.Weight }
+
+// turns is interleaved 1F1B of stages of which at most the last is longer: a rank works from the
+// moment when the first microbatch reaches it until what is left is the way back of the last one.
+// While the pipeline fills and drains, a microbatch comes round to a rank just when it has done the
+// others of its group, so that every send on the way through all stages is waited for.
+func turns(stages []Stage, l *layout, m, send float64) float64 {
+	n := int(l.pipe)
+	longest, before := 0.0, 0.0
+	for r := range n {
+		busy := 0.0
+		for i := r; i < len(stages); i += n {
+			busy += stages[i].both()
+		}
+		sends := r
+		if r == n-1 {
+			sends = len(stages) - 1
+		}
+		longest = max(longest, m*busy+before+2*send*float64(sends))
+		before += stages[r].both()
+	}
+	return longest
+}

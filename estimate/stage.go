@@ -1,0 +1,194 @@
+package estimate
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// A load is one virtual stage: its blocks added up.
+type load struct {
+	block
+	layers       int64
+	first, last  bool
+	device, host float64 // seconds of a microbatch
+	total        float64 // both together
+}
+
+// stages adds the blocks up for every virtual stage.
+func (e *Estimator) stages(l *layout, p *priced) []load {
+	n := l.pipe * l.virtual
+	list := make([]load, n)
+	layers := e.config.Layers
+	at := int64(0)
+	for i := range list {
+		s := &list[i]
+		count := layers / n
+		if int64(i) < layers%n {
+			count++
+		}
+		if e.options.Layers != nil && i < len(e.options.Layers) {
+			count = e.options.Layers[i]
+		}
+		s.layers, s.first, s.last = count, i == 0, int64(i) == n-1
+		e.fill(s, p, at, count)
+		at += count
+	}
+	return list
+}
+
+// fill adds up the layers from one place on, and the ends of the model.
+func (e *Estimator) fill(s *load, p *priced, at, count int64) {
+	end := min(at+count, e.config.Layers)
+	for kind := range p.layers {
+		if n := e.below[kind][end] - e.below[kind][at]; n > 0 {
+			s.add(&p.layers[kind], float64(n))
+			s.shapes = max(s.shapes, p.layers[kind].shapes)
+		}
+	}
+	if s.first {
+		s.add(&p.embed, 1)
+	}
+	if s.last {
+		s.add(&p.head, 1)
+		s.shapes += p.head.shapes
+		if k := float64(e.options.Predict); k > 0 { // each has a layer, a projection and the head
+			s.add(&p.layers[e.lastKind], k)
+			s.add(&p.head, k)
+			s.dense -= k * p.head.dense
+		}
+	}
+	prof := e.prices.Profile()
+	s.device = s.forward.sum() + s.input.sum() + s.weight.sum() + s.again.sum()
+	s.host = e.prices.Operations(s.operations)
+	s.total = join(s.device, s.host, prof.Hosted)
+}
+
+// join adds device and host time: the longer one hides most of the other.
+func join(device, host, power float64) float64 {
+	a, b := max(device, host), min(device, host)
+	if b <= 0 {
+		return a
+	}
+	r := b / a
+	if power == 4 { // the common case, without a logarithm
+		r *= r
+		return a * math.Sqrt(math.Sqrt(1+r*r))
+	}
+	return a * math.Pow(1+math.Pow(r, power), 1/power)
+}
+
+// spread gives the phases of a stage as they come out with the host's time in them.
+func (s *load) times() (forward, input, weight float64) {
+	if s.device <= 0 {
+		return s.total / 3, s.total / 3, s.total / 3
+	}
+	f := s.total / s.device
+	return f * s.forward.sum(), f * (s.input.sum() + s.again.sum()), f * s.weight.sum()
+}
+
+// state is what a device keeps of a stage's parameters over the whole step, in bytes.
+type state struct{ params, copies, grads, optimizer float64 }
+
+func (s *state) sum() float64 { return s.params + s.copies + s.grads + s.optimizer }
+
+// state works out the bytes of parameters and their company.
+func (e *Estimator) state(l *layout, s *load) (m state) {
+	prof := e.prices.Profile()
+	wide, grad := float64(l.params.Bits())/8, float64(l.grads.Bits())/8
+	moments := 12.0 // master and two moments in f32
+	if wide == 4 {
+		moments = 8 // the parameter is its own master
+	}
+	params := s.dense + s.experts
+	shard, expertShard := e.shards(l)
+	cutDense := s.dense/shard + s.experts/expertShard
+	switch {
+	case l.zero >= 3 && l.shard > 1:
+		m.params = wide * cutDense
+		m.grads = grad * cutDense
+		// One layer whole at a time, and the next one on its way; or all of a stage.
+		if l.whole == "layer" {
+			m.copies = 2 * wide * (params / float64(max(s.layers, 1)))
+			if s.first || s.last {
+				m.copies = max(m.copies, wide*e.padded(l.tensor)/float64(l.tensor)*e.hidden())
+			}
+		} else {
+			m.copies = wide * params
+		}
+	case l.zero == 2 && l.shard > 1:
+		m.params, m.grads = wide*params, grad*cutDense
+	default:
+		m.params, m.grads = wide*params, grad*params
+	}
+	m.optimizer = moments * cutDense
+	if prof.Dummy {
+		m.copies += s.shapes
+	}
+	return m
+}
+
+// shards is how many devices share the optimizer's state of dense parameters and of experts.
+func (e *Estimator) shards(l *layout) (dense, experts float64) {
+	dense = float64(l.shard)
+	if e.prices.Profile().Sharded {
+		dense *= float64(l.context)
+	}
+	experts = dense
+	if e.config.MoE != nil {
+		all := float64(l.shard * l.context * l.tensor * l.fold)
+		experts = max(1, all/float64(l.expert*l.etp))
+	}
+	return dense, experts
+}
+
+// tail is what a step does after its pipeline, in seconds: gradients, optimizer, parameters.
+type tail struct{ data, optimizer, host float64 }
+
+// tail prices the end of the step on one rank, from all of its stages.
+func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
+	prof := e.prices.Profile()
+	shard, expertShard := e.shards(l)
+	wide, wire := float64(l.params.Bits())/8, float64(l.wire.Bits())/8
+	group := price.Group{Size: int64(shard), Stride: l.shardAt}
+	if prof.Sharded && l.context > 1 {
+		group.Stride = min(l.shardAt, l.contextAt)
+	}
+	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
+	sum := 0.0
+	scatter := func(params float64, g price.Group) {
+		if l.zero < 2 {
+			sum += e.prices.Collective(price.ReduceScatter, params*wire, g)
+		}
+		if l.zero < 3 || l.whole == "step" {
+			sum += e.prices.Collective(price.AllGather, params*wide, g)
+		}
+	}
+	scatter(dense, group)
+	scatter(experts, expertGroup)
+	// Copies that no shard spans add their gradients up.
+	copies := l.data * l.fold
+	stride := l.dataAt
+	if l.fold > 1 {
+		stride = l.expertAt
+	}
+	if !prof.Sharded && l.context > 1 {
+		copies, stride = copies*l.context, min(stride, l.contextAt)
+	}
+	if copies > 1 {
+		bytes := dense / shard * wire
+		sum += e.prices.Collective(price.AllReduce, bytes, price.Group{Size: copies, Stride: stride})
+	}
+	if l.data > 1 && experts > 0 {
+		sum += e.prices.Collective(price.AllReduce, experts/expertShard*wire,
+			price.Group{Size: l.data, Stride: l.dataAt})
+	}
+	sum *= prof.Gradients
+	t.data = max((1-prof.HideData)*sum, sum-window)
+	own := dense/shard + experts/expertShard
+	// Gradient, master and moments are read, all but the gradient and the model's copy written;
+	// the norm reads gradients once more, and the next step's are set to zero.
+	t.optimizer = e.prices.Optimizer(own*(38+4) + (dense+experts)*4)
+	t.host = prof.Step
+	return t
+}

@@ -1,0 +1,164 @@
+package price
+
+// A Bridge is Megatron-Bridge with Megatron-Core and Transformer Engine, as numbers. Unlike other
+// stacks it was measured on many cards and in many precisions, so that the profile of a run
+// follows from these and from what the run is: see [Bridge.Profile]. Most multiply a price, as in
+// [Profile].
+type Bridge struct {
+	BF16, FP8, MXFP8, NVFP4 float64 // products of linear layers
+	B200, B300, GB300       float64 // rates of these cards, on top of what they sustain
+
+	Grouped, GroupedBF16 float64 // products of experts, on top of the precision's
+	Attention            float64
+	Stream, Quantize     float64 // of models without experts
+	Routed, RoutedBF16   float64 // the same of models with experts, where kernels are small
+	Link, Exchange       float64
+	Network              float64
+	Data                 float64 // the share of data parallelism's collectives that is waited for
+	Optimizer            float64
+	Operation, Dense     float64 // seconds of the host for an operation; of models without experts
+	Eager                float64 // on top of it, where nothing is captured as a graph
+	Fused, Captured      float64 // Routed and Operation where experts are one fused kernel
+	Drift                float64 // time from one release to the next
+}
+
+// A Run is what a bridge's constants depend on besides the plan.
+type Run struct {
+	Card      string
+	Precision Precision
+	Experts   bool  // the model has experts
+	Bias      bool  // and they have biases: activation and casts are kernels of their own
+	Head      int64 // elements of a head
+	Eager     bool  // nothing is captured as a CUDA graph
+	Fused     bool  // activation and casts are part of the products of experts
+	Overlap   bool  // exchanges of experts run beside computation
+}
+
+// MegatronBridge is fitted on all 146 rows of bench/accuracy, releases 26.02 to 26.08.
+func MegatronBridge() *Bridge {
+	return &Bridge{
+		BF16: 1.284, FP8: 0.826, MXFP8: 0.865, NVFP4: 0.830,
+		B200: 1.054, B300: 1.036, GB300: 1.059,
+		Grouped: 0.823, GroupedBF16: 1.150, Attention: 0.603,
+		Stream: 2.196, Quantize: 1.282, Routed: 2.311, RoutedBF16: 2.141,
+		Link: 0.253, Exchange: 0.507, Network: 1.039, Data: 0.363, Optimizer: 1.638,
+		Operation: 3.65e-5, Dense: 1.289e-4, Eager: 1.995,
+		Fused: 0.523, Captured: 0.310, Drift: 0.990,
+	}
+}
+
+// Effects lists the constants. Sigma over Prior is the deviation of the logarithm.
+func (b *Bridge) Effects() []Effect {
+	list := []Effect{
+		{"bf16", &b.BF16, 1.05, 0.2, "as in Profile"},
+		{"fp8", &b.FP8, 1, 0.2, "as in Profile"},
+		{"mxfp8", &b.MXFP8, 1.05, 0.2, "scales of blocks are laid out anew for each product"},
+		{"nvfp4", &b.NVFP4, 1.05, 0.2, "as mxfp8"},
+		{"b200", &b.B200, 1, 0.1, "the ratios in prices.go are of a few pairs of rows"},
+		{"b300", &b.B300, 1, 0.1, "as b200"},
+		{"gb300", &b.GB300, 1, 0.1, "as b200"},
+		{"grouped", &b.Grouped, 1, 0.2, "as in Profile"},
+		{"grouped bf16", &b.GroupedBF16, 1, 0.2, "as in Profile"},
+		{"attention", &b.Attention, 1.1, 0.3, "cuDNN of 2026 against SimuMax's table of 2025"},
+		{"stream", &b.Stream, 1.5, 0.4, "as in Profile"},
+		{"quantize", &b.Quantize, 1.5, 0.4, "as in Profile"},
+		{"routed", &b.Routed, 3, 0.5, "permutation, padding, activation and two casts, unfused"},
+		{"routed bf16", &b.RoutedBF16, 2, 0.5, "the same without casts"},
+		{"link", &b.Link, 0.5, 0.5, "half of tp's collectives run beside products"},
+		{"exchange", &b.Exchange, 1, 0.3, "as in Profile"},
+		{"network", &b.Network, 1.2, 0.3, "as in Profile"},
+		{"data", &b.Data, 0.25, 0.5, "overlapped but for the first and last buckets"},
+		{"optimizer", &b.Optimizer, 1.5, 0.3, "as in Profile"},
+		{"operation", &b.Operation, 3e-5, 0.4, "partial CUDA graphs"},
+		{"dense", &b.Dense, 8e-5, 0.4, "no graphs"},
+		{"eager", &b.Eager, 1.8, 0.3, "attention and router are half of the operations"},
+		{"fused", &b.Fused, 0.4, 0.3, "of about 10 passes over what experts see, 4 are left"},
+		{"captured", &b.Captured, 0.3, 0.5, "most of the step is one graph"},
+		{"drift", &b.Drift, 1, 0.02, "releases get faster or slower by a few per cent"},
+	}
+	for i := range list {
+		list[i].Sigma *= list[i].Prior
+	}
+	return list
+}
+
+// Profile gives the constants of one run.
+func (b *Bridge) Profile(r Run) *Profile {
+	made := megatron()
+	p := &made
+	p.Name, p.Source = "megatron-bridge", "bench/accuracy on 146 runs of Megatron-Bridge 26.02-26.08"
+	slow := 1.0
+	switch r.Card {
+	case "b200":
+		slow = 1 / b.B200
+	case "b300":
+		slow = 1 / b.B300
+	case "gb300":
+		slow = 1 / b.GB300
+	}
+	routed := b.Routed
+	p.Product, p.Grouped = b.MXFP8*slow, b.Grouped
+	switch r.Precision {
+	case FP8:
+		p.Product = b.FP8 * slow
+	case NVFP4:
+		p.Product = b.NVFP4 * slow
+	case BF16, F32, "":
+		p.Product, p.Grouped, routed = b.BF16*slow, b.GroupedBF16, b.RoutedBF16
+	}
+	p.Attention = b.Attention * slow
+	if r.Head > 0 && r.Head < 128 { // exponentials bound it, and there are as many for small heads
+		p.Attention *= 128 / float64(r.Head)
+	}
+	p.Stream, p.Quantize, p.Operation = b.Stream, b.Quantize, b.Dense
+	if r.Experts {
+		b.experts(p, r, routed)
+	}
+	p.Link, p.Exchange, p.Network, p.Latency = b.Link, b.Exchange, b.Network, 1
+	p.Gradients, p.HideData = 1, 1-min(b.Data, 1)
+	p.Optimizer, p.Hosted, p.Step = b.Optimizer, 3, 0.002
+	p.Error = Error{Dense: 0.038, Expert: 0.062, Beyond: 0.10,
+		Cards: []string{"b200", "b300", "gb200", "gb300"}}
+	return p
+}
+
+// For gives the profile of a run. It is p itself, except for stacks that are a bridge's; the
+// profile of theirs that comes of it depends on nothing any more, so that its constants can be
+// changed.
+func (p *Profile) For(r Run) *Profile {
+	if p.bridge == nil {
+		return p
+	}
+	r.Fused = p.fused && r.Experts && r.Precision == MXFP8
+	n := p.bridge.Profile(r)
+	n.Name, n.Source = p.Name, p.Source
+	return n
+}
+
+// bridged is a release of Megatron-Bridge under its name. Alone it is a model with experts in MXFP8
+// on gb200; [Profile.For] makes it that of a run.
+func bridged(name string, fused bool) Profile {
+	b := MegatronBridge()
+	p := *b.Profile(Run{Card: "gb200", Precision: MXFP8, Experts: true, Fused: fused})
+	p.Name, p.bridge, p.fused = name, b, fused
+	return p
+}
+
+// experts changes what is different in models with experts.
+func (b *Bridge) experts(p *Profile, r Run, routed float64) {
+	p.Operation, p.Experts = b.Operation, 120
+	if r.Fused {
+		routed *= b.Fused
+		p.Operation *= b.Captured
+	}
+	if r.Bias {
+		routed *= 2 // biases and a clamped activation double the passes between the two products
+	}
+	p.Stream, p.Quantize = routed, routed
+	if r.Eager {
+		p.Operation *= b.Eager
+	}
+	if r.Overlap { // reference/planners.md: 0.37 to all of it; delayed weight gradients hide most
+		p.HideExpert = 0.8
+	}
+}

@@ -1,0 +1,212 @@
+package price
+
+import (
+	"math"
+	"strings"
+
+	"github.com/deepwell/deepwell/machine"
+)
+
+// Prices are those of one cluster under one profile.
+type Prices struct {
+	cluster machine.Cluster
+	profile *Profile
+
+	sustained float64  // operations a second of large products of BF16, for longer than a moment
+	bandwidth float64  // bytes a second
+	reached   float64  // bytes a second of a kernel that only moves them
+	tables    [2]*grid // of BF16 and FP8; nil where there is none
+	above     float64  // how many times faster the card is than the tables' one
+	links     [kinds][groups]*curve
+	scale     float64 // of the bytes of links, where the curves are another card's
+}
+
+// New works out what the prices of a cluster start from.
+func New(cl machine.Cluster, prof *Profile) *Prices {
+	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.Card.MemoryBandwidth), scale: 1}
+	c := cl.Card
+	p.sustained = sustained(c.Name) * c.Peak.BF16
+	if cl.CPU() {
+		p.sustained, p.bandwidth = cpuRate, cpuBandwidth
+	}
+	p.reached = p.bandwidth * reached(c.Arch)
+	arch := c.Arch
+	p.above = 1
+	if strings.HasPrefix(arch, "sm_10") { // the tables are b200's
+		arch = "sm_100"
+		p.above = max(1, p.sustained/(sustained("b200")*b200Peak))
+	}
+	p.tables[0] = times(arch, "bf16", c.Peak.BF16)
+	p.tables[1] = times(arch, "fp8", c.Peak.FP8)
+	p.connect()
+	return p
+}
+
+// One virtual device of a processor: what one of two cores of the machine at hand does in a step of
+// a small model (reference/xla_cpu_speed.md: 13M parameters, 5,730 tokens a second on two cores in
+// bf16, which is 6 * 13e6 * 5730 / 2 operations). A probe that measures replaces both.
+const (
+	cpuRate      = 2.2e11
+	cpuBandwidth = 1e10
+)
+
+// b200Peak is the operations a second of BF16 of the card that the tables were measured on.
+const b200Peak = 2250e12
+
+// sustained is the share of its peak in BF16 that a card keeps up in large products.
+//
+//   - b200: 1,090 of 2,250 TFLOP/s, the median of 515 shapes of SimuMax's table; smaller shapes
+//     reach 1,450 for a moment, as XLA's table has it, and the card then lowers its clock.
+//   - gb200, b300, gb300: times the ratios of equal plans in Megatron-Bridge's summary, 1.11 for
+//     b300 over b200 and 1.23 for gb300 over gb200.
+//   - others: what large products of cuBLAS reach; XLA's table has 0.70 for 4096³ on h100.
+func sustained(card string) float64 {
+	switch card {
+	case "b200", "gb200":
+		return 0.485
+	case "b300":
+		return 0.485 * 1.11
+	case "gb300":
+		return 0.485 * 1.23
+	case "a100":
+		return 0.80
+	case "rtx6000pro":
+		return 0.60
+	}
+	return 0.70
+}
+
+// reached is the share of its bandwidth that a card reaches in kernels that only move bytes: 5.3 of
+// 7.7 TB/s on b200 (hbm:default of SimuMax's table); older cards have less to reach.
+func reached(arch string) float64 {
+	if strings.HasPrefix(arch, "sm_1") {
+		return 0.69
+	}
+	return 0.85
+}
+
+// faster is how many times the rate of BF16 a precision reaches in large products. XLA's table has
+// 1.97 for FP8 (median of large shapes); blocks with scales lose a little of the rate of their
+// type, and FP4 is bound by what surrounds the product before it is twice FP8.
+func (p *Prices) faster(prec Precision) float64 {
+	c := p.cluster.Card
+	switch {
+	case prec == F32 && !p.cluster.CPU():
+		return 0.5 // TF32
+	case prec == FP8 && c.Peak.FP8 > 0:
+		return 1.97
+	case prec == MXFP8 && c.MXFP8:
+		return 1.90
+	case prec == NVFP4 && c.NVFP4:
+		return 1.90 * min(1.8, c.Peak.NVFP4/c.Peak.MXFP8)
+	}
+	return 1
+}
+
+// Product is the time of [m,k]·[k,n]. It is no faster than the table of small shapes, than what the
+// card sustains, and than its memory.
+func (p *Prices) Product(prec Precision, m, k, n float64) float64 {
+	work := 2 * m * k * n
+	if work == 0 {
+		return 0
+	}
+	faster := p.faster(prec)
+	t := p.profile.Product * work / (p.sustained * faster)
+	at := 0
+	if faster > 1 {
+		at = 1
+	}
+	if table := p.tables[at]; table != nil {
+		small := table.seconds(m, n, k) / p.above
+		if prec == NVFP4 && at == 1 { // no table has it: the shape of FP8 at its own rate
+			small *= p.faster(FP8) / faster
+		}
+		t = max(t, small)
+	}
+	return max(t, (m*k+k*n+m*n)*2/p.bandwidth)
+}
+
+// Grouped is the time of the products of experts, each [m,k]·[k,n]; weight says that it is the
+// gradient of the weights, which is added to what is there in f32. The constants are fitted to the
+// 108 grouped products of SimuMax's table for b200, with mean errors of 9 % and, for weights, 6 %.
+func (p *Prices) Grouped(prec Precision, experts, m, k, n float64, weight bool) float64 {
+	work, bytes := 2*m*k*n/(p.sustained*p.faster(prec)), (m*n+m*k+n*k)*2
+	t := 0.85*work + 0.59*bytes/p.bandwidth + 4.3e-6
+	if weight {
+		t = 0.91*work + 1.10*(bytes+6*m*n)/p.bandwidth
+	}
+	return p.profile.Product * p.profile.Grouped * experts * t
+}
+
+// The shares of the peak that attention reaches on b200, by heads times tokens over 4,096 as powers
+// of two from 4 to 128, from SimuMax's table: counted as if each query saw all keys though half are
+// masked, and no more than at 131,072 tokens, where the card is hot.
+var attentionShares = [2][2][6]float64{
+	{{0.167, 0.312, 0.577, 0.728, 0.853, 0.97}, {0.345, 0.643, 0.746, 0.791, 0.80, 0.83}},
+	{{0.17, 0.33, 0.637, 0.786, 0.83, 0.83}, {0.30, 0.50, 0.593, 0.611, 0.625, 0.643}},
+}
+
+// Attention is the time of scores and weighted values: of queries tokens that see a mean of keys
+// others, in heads of the two sizes.
+func (p *Prices) Attention(tokens, keys, heads, score, value float64, backward bool) float64 {
+	wide, pass, mult := 0, 0, 1.0
+	if score >= 160 {
+		wide = 1
+	}
+	if backward {
+		pass, mult = 1, 2.5
+	}
+	work := mult * 4 * tokens * keys * heads * (score + value)
+	shares := &attentionShares[wide][pass]
+	x := math.Log2(heads*tokens/4096) - 2
+	last := float64(len(shares) - 1)
+	share := shares[0] * math.Exp2(min(x, 0)) // fewer heads leave more of the card idle
+	if x = min(x, last); x > 0 {
+		i := min(int(x), len(shares)-2)
+		w := x - float64(i)
+		share = shares[i] * math.Pow(shares[i+1]/shares[i], w)
+	}
+	// The rate is relative to what the card sustains in products, and b200 is where it is known.
+	rate := share * p.sustained / sustained("b200")
+	return p.profile.Attention * work / max(rate, 1)
+}
+
+// Stream is the time of bytes read from and written to memory by simple kernels.
+func (p *Prices) Stream(bytes float64) float64 { return p.profile.Stream * bytes / p.reached }
+
+// Quantize is the time to make numbers of a narrow type: read in bf16, written once or, for a
+// product along both sides, twice.
+func (p *Prices) Quantize(prec Precision, elements, sides float64) float64 {
+	var width float64
+	switch prec {
+	case FP8, MXFP8:
+		width = 1
+	case NVFP4:
+		width = 0.5
+	default:
+		return 0
+	}
+	return p.profile.Quantize * elements * (2 + sides*width) / p.reached
+}
+
+// Optimizer is the time of the bytes that the optimizer's step reads and writes.
+func (p *Prices) Optimizer(bytes float64) float64 {
+	return p.profile.Optimizer * bytes / p.reached
+}
+
+// Offload is the time to move bytes between the card and its host. NVIDIA's Grace reaches the GPU
+// over NVLink-C2C with 450 GB/s in one direction; others have PCIe.
+func (p *Prices) Offload(bytes float64) float64 {
+	c := p.cluster.Card
+	rate := 1e9 * float64(max(c.PCIeLanes, 16)) * math.Exp2(float64(max(c.PCIeGen, 4)-3)) * 0.8
+	if strings.HasPrefix(c.Name, "gb") {
+		rate = 450e9 * 0.8
+	}
+	return bytes / rate
+}
+
+// Operations is the time in which the host starts a number of operations.
+func (p *Prices) Operations(n float64) float64 { return p.profile.Operation * n }
+
+// Profile is the profile that the prices are under.
+func (p *Prices) Profile() *Profile { return p.profile }

@@ -1,0 +1,70 @@
+package price
+
+// Profiles lists the stacks that are known.
+func Profiles() []Profile {
+	return []Profile{deepwell(), megatron(), megatron2022(),
+		bridged("megatron-26.04", false), bridged("megatron-26.08", true), torchtitan(), maxtext()}
+}
+
+// prior is a stack of which nothing was measured.
+func prior(name string) Profile {
+	p := Profile{Name: name, Source: "priors; no run of it was fitted", Hosted: 4, Saved: 1,
+		Transient: 3, Logits: 1, Vocab: 1}
+	for _, e := range p.Effects() {
+		*e.Value = e.Prior
+	}
+	p.Error = Error{Dense: 0.06, Expert: 0.10, Beyond: 0.10}
+	return p
+}
+
+// megatron is Megatron-LM with Transformer Engine 2.11 and no overlap at all. TestShippedConstants
+// of bench/accuracy holds the constants to the fit.
+func megatron() Profile {
+	p := prior("megatron")
+	p.Source = "bench/accuracy on the 43 B200 runs of SimuMax v1.2 (2026), all rows"
+	p.Product, p.Grouped, p.Attention, p.Stream = 1.067, 1.091, 1.049, 1.486
+	p.Link, p.Exchange, p.Latency, p.Gradients = 0.9478, 1.129, 0.8456, 1.026
+	p.Optimizer, p.Operation, p.Experts = 1.592, 9.204e-5, 118.7
+	p.Dummy, p.Regather, p.Sharded, p.Vocab = true, true, true, 128
+	p.Saved, p.Transient = 0.9906, 3.313
+	p.Error = Error{Dense: 0.0251, Expert: 0.0251, Beyond: 0.10, Cards: []string{"b200"}}
+	return p
+}
+
+// megatron2022 is Megatron-LM before FlashAttention and Transformer Engine.
+func megatron2022() Profile {
+	p := prior("megatron-2022")
+	p.Source = "bench/accuracy on the 8 A100 runs of arXiv 2205.05198, all rows"
+	p.Product, p.Stream, p.Link, p.Network = 1.064, 1.063, 1.060, 1.224
+	p.Operation = 1.110e-4
+	p.Regather, p.Sharded, p.Vocab = true, true, 128
+	p.Error = Error{Dense: 0.0407, Expert: 0.10, Beyond: 0.10, Cards: []string{"a100"}}
+	return p
+}
+
+// deepwell is our own engine. A step is a few programs that XLA compiled: an operation costs the
+// host what starting a kernel does; reference/overlap.md has 87 % of the time of collectives
+// hidden in a compiled step of FSDP and tp.
+func deepwell() Profile {
+	p := prior("deepwell")
+	p.Source = "priors and compiled programs; no run on a GPU yet"
+	p.Operation, p.Step = 4e-6, 0.001
+	p.HideData, p.HideTensor = 0.87, 0.5
+	p.Logits = 2 // kept in f32 for the loss
+	return p
+}
+
+// torchtitan compiles blocks with torch.compile, so that the host starts fewer operations, and
+// prefetches the parameters of FSDP.
+func torchtitan() Profile {
+	p := prior("torchtitan")
+	p.Operation, p.HideData, p.Logits = 4e-5, 0.87, 2
+	return p
+}
+
+// maxtext runs on the same compiler as our own engine.
+func maxtext() Profile {
+	p := deepwell()
+	p.Name = "maxtext"
+	return p
+}
