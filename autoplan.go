@@ -3,7 +3,6 @@ package deepwell
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"os"
 	"strconv"
@@ -160,12 +159,9 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 }
 
 // next is the command that goes on with a plan: the compiler, or where no program can be made of it
-// yet the simulator. A plan does not say the precision, so that the command must.
+// yet the simulator.
 func (job PlanJob) next(c autoplan.Choice, config *model.Config) string {
-	switch {
-	case c.Precision != price.BF16:
-		return fmt.Sprintf("deepwell dryrun %s --precision %s", job.Output, c.Precision)
-	case c.Plan.Check(config) != nil:
+	if c.Plan.Check(config) != nil {
 		return "deepwell dryrun " + job.Output
 	}
 	return "deepwell compile " + job.Output

@@ -31,11 +31,15 @@
 //	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
 //	   plan        how a model is spread over devices → plan.json
 //	   kernels     what an operation becomes on a target, and why
+//	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
+//	   estimate    a model, a plan and prices → time and memory of a step, in closed form
 //	6  lower       per-device graph → StableHLO text
+//	   dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
 //	   internal/check   small programs whose answers are known
 //	   internal/rig     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
+//	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
 //	8  train       the loop, guards, checkpoints, replay
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command

@@ -23,7 +23,7 @@ import (
 // A DryRunJob is a plan to be run without a machine.
 type DryRunJob struct {
 	Plan      string  // its file
-	Precision string  // of linear layers; "" is bf16
+	Precision string  // of linear layers; "" is the plan's
 	Stack     string  // whose profile of prices; "" is our own
 	Tokens    string  // to train on, such as 1T
 	Price     float64 // of a device for an hour
@@ -90,7 +90,8 @@ func (r *rehearsal) read() (err error) {
 	if s.Profile, err = price.Find(cmp.Or(r.job.Stack, "deepwell")); err != nil {
 		return err
 	}
-	if s.Precisions, err = parsePrecisions(r.job.Precision, s.Cluster.Card); err != nil {
+	precision := cmp.Or(r.job.Precision, r.plan.Precision, r.plan.Types.Params.String())
+	if s.Precisions, err = parsePrecisions(precision, s.Cluster.Card); err != nil {
 		return err
 	}
 	r.prepare()

@@ -160,7 +160,7 @@ func (x *source) footprints(reports []*engine.Report) ([]*train.Footprint, error
 	}
 	list, err := x.planned.Footprints(func(s *program.Stage) train.Needs {
 		m := byName[s.Name].Memory
-		return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias}
+		return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	})
 	for _, f := range list {
 		f.Capacity = reports[0].CapacityBytes

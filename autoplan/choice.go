@@ -114,6 +114,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		return Choice{}, err
 	}
 	n := s.counts[c.count]
+	p.Precision = told(s.job.Precisions[c.precision])
 	e.Stages = slices.Clone(e.Stages)
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Step: line.Step,
 		Low: e.Low, High: e.High, Rate: s.job.tokens(c.rows) / line.Step / float64(n), Peak: e.Peak,
@@ -122,6 +123,14 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
 	}
 	return x, nil
+}
+
+// told is a precision as a plan says it: what the parameters are anyway goes without saying.
+func told(p price.Precision) string {
+	if p == price.F32 || p == price.BF16 {
+		return ""
+	}
+	return string(p)
 }
 
 // noticed is the share of a step, or of memory, from which on a difference is worth a word.

@@ -41,6 +41,7 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	if s.err != nil {
 		return nil, s.err
 	}
+	f.Plan.Precision = told(f.Precision)
 	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
 		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
 			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.Card.Name)

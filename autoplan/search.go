@@ -42,7 +42,13 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	explain(choices, j)
+	calm, err := s.calmer(ctx, choices)
+	if err != nil {
+		return nil, err
+	}
+	explain(calm, j)
+	settled(calm, choices[0], s.calm)
+	choices = calm
 	return &Result{Choices: choices, Space: s.space, Priced: s.priced()}, nil
 }
 
@@ -61,6 +67,7 @@ type searcher struct {
 	space    int64
 	// limit is the time for a token beyond which plans are of no use, where the goal is another.
 	limit float64
+	calm  bool // only plans with little bubble are of use
 	// offloads says that variants may keep the optimizer's state on the host.
 	offloads bool
 }
@@ -401,6 +408,9 @@ func (w *worker) candidate(n node, f family, v int) (candidate, bool) {
 	c.metric = s.perToken(n, c.step)
 	if s.job.Goal == Memory {
 		c.metric = float64(e.Peak)
+	}
+	if s.calm && restless(&e, n) > muchBubble*nearBubble {
+		return candidate{}, false
 	}
 	return c, true
 }

@@ -69,7 +69,8 @@ func TestKnownModels(t *testing.T) {
 		{"llama3.1-8b", "8xb200", 8192, 1 << 20, 1, true, false},
 		{"llama3.1-70b", "64xgb200", 8192, 4 << 20, 1, true, false},
 		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 2, false, true},
-		{"qwen3-235b-a22b", "256xgb200", 4096, 16 << 20, 2, false, true},
+		{"mixtral-8x7b", "8xb200", 4096, 1 << 20, 1, false, false},
+		{"qwen3-235b-a22b", "64xgb200", 4096, 4 << 20, 2, false, true},
 		{"deepseek-v3", "1024xgb200", 4096, 64 << 20, 1, false, false},
 		{"llama3.1-405b", "100000xgb200", 8192, 0, 10, false, true},
 	} {
@@ -100,7 +101,7 @@ func TestKnownModels(t *testing.T) {
 					t.Errorf("plan %d cannot run: %v", i+1, x.Plan.Check(j.Config))
 				}
 			}
-			if best := r.Choices[0]; best.Bubble > 0.06 {
+			if best := r.Choices[0]; best.Bubble >= muchBubble {
 				t.Errorf("the best plan has a bubble of %.1f %%", 100*best.Bubble)
 			}
 		})

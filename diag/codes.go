@@ -271,7 +271,7 @@ var catalogue = []row{
 	{PlanMisfit, Usage, "a plan does not fit the model or the cluster",
 		"fsdp 4 × tp 4 make 16 devices; the cluster has 8"},
 	{PlanLater, Usage, "a plan asks for what Deepwell cannot do yet",
-		"offload of optimizer is not there yet"},
+		"the axis ep is not there yet"},
 	{PlanNoFit, NoFit, "no plan of a model fits a cluster",
 		"no plan fits 8xb200"},
 	{PlanCensus, Failed, "a compiled program sends something else than its plan says",

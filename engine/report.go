@@ -40,10 +40,19 @@ type Report struct {
 	Notes      []string `json:"notes,omitempty"`
 }
 
+// need is what must be free on the device. Where something lies on the host, XLA's peak counts
+// arguments there, too.
+func (r *Report) need() int64 {
+	if r.Memory.Host > 0 {
+		return r.Memory.Total()
+	}
+	return max(r.Memory.Total(), r.Memory.Peak)
+}
+
 // Fits reports whether the stage fits the device: everything that is allocated counts, because
 // XLA's own peak can be below it.
 func (r *Report) Fits() error {
-	need := max(r.Memory.Total(), r.Memory.Peak)
+	need := r.need()
 	if r.CapacityBytes == 0 || need <= r.CapacityBytes {
 		return nil
 	}
@@ -68,7 +77,7 @@ func (r *Report) String() string {
 	head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
 	fmt.Fprintln(&b, strings.Join(head, " · "))
 	m := r.Memory
-	need := max(m.Total(), m.Peak)
+	need := r.need()
 	if r.CapacityBytes > 0 {
 		verdict := "fits"
 		if r.Fits() != nil {

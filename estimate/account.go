@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -172,16 +173,38 @@ func (e *Estimator) remember(est *Estimate, l *layout, loads []load, held []int)
 	}
 }
 
-// interval is nine in ten: 1.645 standard deviations of the logarithm to either side.
+// interval is nine in ten: 1.645 standard deviations of the logarithm to either side, from what the
+// profile was fitted on and what is new to it.
 func (e *Estimator) interval(est *Estimate) {
-	err := e.prices.Profile().Error
+	f := math.Exp(1.645 * e.sigma)
+	est.Low, est.High = est.Step/f, est.Step*f
+}
+
+// doubt is the standard deviation of the logarithm of a step.
+func (e *Estimator) doubt() float64 {
+	err := &e.prices.Profile().Error
 	sigma := err.Dense
 	if e.config.MoE != nil {
 		sigma = err.Expert
 	}
-	if !slices.Contains(err.Cards, e.cluster.Card.Name) {
+	if !e.fitted(err.Models) {
+		sigma = math.Hypot(sigma, err.Model)
+	}
+	known := err.Precisions == nil || slices.Contains(err.Precisions, e.options.Precision)
+	if !known || !slices.Contains(err.Cards, e.cluster.Card.Name) {
 		sigma = math.Hypot(sigma, err.Beyond)
 	}
-	f := math.Exp(1.645 * sigma)
-	est.Low, est.High = est.Step/f, est.Step*f
+	return sigma
+}
+
+// fitted reports whether the model is one of those.
+func (e *Estimator) fitted(models []price.Known) bool {
+	own := price.Known{Hidden: e.config.Hidden, MLP: e.config.MLP}
+	if m := e.config.MoE; m != nil {
+		own.MLP, own.Experts = m.MLP, m.Experts
+	}
+	return slices.ContainsFunc(models, func(m price.Known) bool {
+		m.Name = ""
+		return m == own
+	})
 }

@@ -34,6 +34,8 @@ func (p *phase) sum() float64 {
 type block struct {
 	forward, input, weight phase
 	again                  phase   // what the backward pass computes once more
+	part                   phase   // of forward, what a module that is computed again does
+	modules                float64 // of residual, the bytes that such a module does not keep
 	operations             float64 // that the host starts, forward and backward
 	residual               float64 // bytes that are kept for the backward pass
 	dropped                float64 // bytes that come back while the block is computed again
@@ -135,12 +137,16 @@ func (b *builder) attention(seen float64) {
 		keys = heads * (score + value)
 		up := heads * float64(a.NoPE+a.Value)
 		b.linear(prec, tokens, b.h(), q)
-		b.linear(prec, tokens, q, heads*score/tp)
 		b.linear(prec, tokens, b.h(), k+float64(a.Rope))
+		down := b.forward
+		b.linear(prec, tokens, q, heads*score/tp)
 		b.linear(prec, tokens, k, up/tp)
+		b.part.add(&b.forward, 1)
+		b.part.add(&down, -1)
 		b.stream(tokens*2*(2*heads*score+up+q)/tp, tokens*2*(4*heads*score+2*up+3*q)/tp)
-		b.residual += tokens * (2*(2*q+2*k+float64(a.Rope)) +
+		b.residual += tokens * (b.kept(q+k) + 2*(q+k+float64(a.Rope)) +
 			(4*heads*score+4*heads*value+4*heads)/tp)
+		b.modules += tokens * (4*heads*score + 2*heads*value) / tp
 		b.operations += 45
 	} else {
 		q := heads * score
@@ -151,7 +157,13 @@ func (b *builder) attention(seen float64) {
 		b.operations += 25
 	}
 	b.linear(prec, tokens, heads*value/tp, b.h())
+	if n := b.kept(1); n != 2 { // attention keeps its result for itself
+		b.residual += tokens * heads * value / tp * n
+	}
 	b.scores(seen, heads/tp, score, value)
+	if c.MLA == nil {
+		b.part.attention, b.modules = b.forward.attention, tokens*4*heads/tp
+	}
 	b.contextEnds(heads*value/tp, keys/tp)
 	b.tensorEnds()
 }
@@ -161,7 +173,7 @@ func (b *builder) attention(seen float64) {
 func (b *builder) norms() {
 	piece := b.c.piece()
 	b.stream(2*piece*b.h()*2*5, 2*piece*b.h()*2*7)
-	b.residual += 2 * piece * b.h() * 2
+	b.residual += 2 * piece * b.kept(b.h())
 	b.dense += 2 * b.h()
 }
 
@@ -241,8 +253,24 @@ func (b *builder) gated(tokens, size float64, keep bool) {
 	b.linear(prec, tokens, size, b.h())
 	b.stream(tokens*size*2*read, tokens*size*2*back)
 	if keep {
-		b.residual += tokens * size * 2 * (ups + 1)
+		b.residual += tokens * (2*ups*size + b.kept(size))
 	}
+}
+
+// kept is the bytes of n elements that linear layers keep of what they multiply with.
+func (b *builder) kept(n float64) float64 {
+	if !b.p.Profile().Narrow {
+		return 2 * n
+	}
+	switch b.e.precision(b.c) {
+	case price.FP8:
+		return n
+	case price.MXFP8: // and a scale for each 32
+		return n * (1 + 1.0/32)
+	case price.NVFP4: // and one for each 16
+		return n * (0.5 + 1.0/16)
+	}
+	return 2 * n
 }
 
 // precision is that of linear layers.

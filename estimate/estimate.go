@@ -111,6 +111,7 @@ type Estimator struct {
 	profile *price.Profile // as it was given; prices are under what it is for this run
 	prices  *price.Prices
 	options Options
+	sigma   float64 // of the logarithm of a step
 
 	kept    map[cut]*priced
 	holds   map[shape][]int
@@ -159,6 +160,7 @@ func (e *Estimator) With(o Options) *Estimator {
 	if n.profile.For(n.run()) != n.profile {
 		n.appraise()
 	}
+	n.sigma = n.doubt()
 	n.forget()
 	return &n
 }

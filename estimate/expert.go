@@ -39,8 +39,15 @@ func (b *builder) experts() {
 	}
 	got := local * rows
 	b.stream(got*size*2*(ups+1), got*size*2*(2*ups+1))
+	b.part.stream = b.p.Stream(got * size * 2 * (ups + 1))
+	b.part.quantize = b.p.Quantize(prec, got*size, 2)
+	b.modules = got * b.kept(size)
 	b.stream(sent*b.h()*2*4, sent*b.h()*2*4) // into the order of experts and back
-	b.residual += got*(4*b.h()+2*(ups+1)*size) + own*count*8
+	tokens := b.kept(b.h())                  // of one row, as the first product has it
+	if !b.p.Profile().Permuted {
+		tokens += 2 * b.h()
+	}
+	b.residual += got*(tokens+2*ups*size+b.kept(size)) + own*count*8
 	b.expertEnds(sent*b.h()*2, imbalance)
 	b.router(own, count)
 	if m.Shared > 0 {

@@ -55,7 +55,9 @@ func (e *Estimator) layer(c *cut, kind int) block {
 	}
 	input := c.piece() * e.hidden() * 2 // what comes into each half
 	whole := block{residual: input, shapes: attn.shapes + mlp.shapes}
-	if c.again.has(tagAttn) {
+	all := tagNorm | tagAttn | second
+	modules := e.prices.Profile().Modules && c.again&all != all
+	if c.again.has(tagAttn) && !modules {
 		whole.dropped += input
 	} else {
 		whole.residual += input
@@ -64,6 +66,11 @@ func (e *Estimator) layer(c *cut, kind int) block {
 		b   *builder
 		tag tags
 	}{{norms, tagNorm}, {attn, tagAttn}, {mlp, second}} {
+		if modules && part.tag&(tagAttn|tagExperts) != 0 && c.again.has(part.tag) {
+			part.b.halve()
+			whole.take(&part.b.block, false)
+			continue
+		}
 		whole.take(&part.b.block, c.again.has(part.tag))
 	}
 	e.gathered(c, &whole)
@@ -75,6 +82,14 @@ func (e *Estimator) layer(c *cut, kind int) block {
 		whole.residual = 0
 	}
 	return whole
+}
+
+// halve has a module of a part computed again, and nothing else of it.
+func (b *block) halve() {
+	b.again.add(&b.part, 1)
+	b.residual -= b.modules
+	b.dropped += b.modules
+	b.operations *= 1.1
 }
 
 // take adds a part. One that is computed again keeps nothing, costs a forward pass more, and needs

@@ -100,6 +100,12 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 	if wide == 4 {
 		moments = 8 // the parameter is its own master
 	}
+	if prof.Weight > 0 {
+		wide = prof.Weight
+	}
+	if prof.Gradient > 0 {
+		grad = prof.Gradient
+	}
 	params := s.dense + s.experts
 	shard, expertShard := e.shards(l)
 	cutDense := s.dense/shard + s.experts/expertShard
@@ -132,7 +138,7 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 func (e *Estimator) shards(l *layout) (dense, experts float64) {
 	dense = float64(l.shard)
 	if e.prices.Profile().Sharded {
-		dense *= float64(l.context)
+		dense *= float64(l.context * l.fold)
 	}
 	experts = dense
 	if e.config.MoE != nil {
@@ -152,7 +158,10 @@ func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
 	wide, wire := float64(l.params.Bits())/8, float64(l.wire.Bits())/8
 	group := price.Group{Size: int64(shard), Stride: l.shardAt}
 	if prof.Sharded && l.context > 1 {
-		group.Stride = min(l.shardAt, l.contextAt)
+		group.Stride = min(group.Stride, l.contextAt)
+	}
+	if prof.Sharded && l.fold > 1 {
+		group.Stride = min(group.Stride, l.expertAt)
 	}
 	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
 	sum := 0.0
@@ -167,10 +176,9 @@ func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
 	scatter(dense, group)
 	scatter(experts, expertGroup)
 	// Copies that no shard spans add their gradients up.
-	copies := l.data * l.fold
-	stride := l.dataAt
-	if l.fold > 1 {
-		stride = l.expertAt
+	copies, stride := l.data, l.dataAt
+	if !prof.Sharded && l.fold > 1 {
+		copies, stride = copies*l.fold, l.expertAt
 	}
 	if !prof.Sharded && l.context > 1 {
 		copies, stride = copies*l.context, min(stride, l.contextAt)

@@ -15,6 +15,7 @@ func (e *Estimator) Under(prof *price.Profile) *Estimator {
 // appraise takes the prices of the profile for what is estimated.
 func (e *Estimator) appraise() {
 	e.prices = price.New(e.cluster, e.profile.For(e.run()))
+	e.sigma = e.doubt()
 }
 
 // run is what the constants of a stack may depend on.

@@ -32,6 +32,9 @@ type GradPlan struct {
 	// Terms leaves the gradients of parameters as terms of a sum along the axes along which the
 	// devices saw different data, for whoever adds up several gradients before they are reduced.
 	Terms bool
+	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes them
+	// to the round back that takes them.
+	Offload bool
 }
 
 // Grad takes the gradient of a graph's results.
@@ -80,6 +83,7 @@ type differ struct {
 	fwd       *Graph
 	recompute []Tag
 	terms     bool
+	offload   bool
 	needs     map[*Value]bool   // values that a gradient must flow through
 	grads     map[*Value]*Value // gradients so far, in the backward graph
 	used      map[*Value]*Value // forward values, in the backward graph
@@ -88,7 +92,7 @@ type differ struct {
 
 func newDiffer(fwd *Graph, p GradPlan) *differ {
 	d := &differ{b: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
-		terms: p.Terms, needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
+		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
 	d.b.names = newFresh(fwd)
 	return d
@@ -150,7 +154,7 @@ func (d *differ) reaches(op *Op) bool {
 // movers only move elements, so their gradients take terms of a sum as well; that of a gather
 // scatters them.
 var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split", "merge",
-	"broadcast", "slice", "pad", "concat", "convert"}
+	"broadcast", "slice", "pad", "concat", "convert", "to_host", "to_device"}
 
 // backward walks through the operations from the last to the first.
 func (d *differ) backward() {
@@ -357,9 +361,15 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 		}
 	}
 	handed := map[*Value]*Value{}
-	hand := func(v *Value) *Value {
+	var fetched []*Op
+	var hand func(v *Value) *Value
+	hand = func(v *Value) *Value {
 		if !made[v] {
 			return v
+		}
+		if handed[v] == nil && v.def.Kind == "to_device" {
+			handed[v] = v.fetched(hand(v.def.In[0]))
+			fetched = append(fetched, handed[v].def)
 		}
 		if handed[v] == nil {
 			handed[v] = &Value{Name: v.Name, Type: v.Type, Role: Residual, Source: v.Source}
@@ -375,12 +385,20 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 	for i, v := range late.Results {
 		late.Results[i] = hand(v)
 	}
+	late.Ops = append(fetched, late.Ops...)
 	late.Inputs = inputsOf(late, c.g.Inputs)
 	for _, v := range crossing {
 		late.Inputs = append(late.Inputs, handed[v])
 	}
 	early.Results = append(early.Results, crossing...)
 	return early, late, crossing
+}
+
+// fetched is a value from the host, moved once more: to hand it over would keep it on the device.
+func (v *Value) fetched(from *Value) *Value {
+	op := &Op{Kind: v.def.Kind, Tag: v.def.Tag, In: []*Value{from}}
+	op.Out = []*Value{{Name: v.Name, Type: v.Type, Source: v.Source, def: op}}
+	return op.Out[0]
 }
 
 // mark finds what the early results need. Of a repeat they may need the carries only.

@@ -278,6 +278,9 @@ func (g *Graph) Verify() error {
 			return bad("result %d is not made", i)
 		}
 	}
+	if err := g.verifyMemory(); err != nil {
+		return bad("%v", err)
+	}
 	return nil
 }
 

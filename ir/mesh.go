@@ -7,8 +7,9 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// meshKinds are the collectives: the only operations that change a placement. Each is the transpose
-// of another, so the gradient of a device's program is a device's program.
+// meshKinds are the operations that change where values lie. The collectives change a placement;
+// each is the transpose of another, so the gradient of a device's program is a device's program. The
+// moves change the memory of a device's part; gradients stay in the device's own.
 func meshKinds() map[string]kind {
 	return map[string]kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
@@ -30,7 +31,94 @@ func meshKinds() map[string]kind {
 		"own_piece": {1, inferOwnPiece, func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.b.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
 		}},
+		"to_host":   {1, inferMove, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
+		"to_device": {1, inferMove, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
 	}
+}
+
+// inferMove leaves the type as it is: [Graph.Hosted] tells where a value lies. A move to the device
+// may have a second argument, which it waits for.
+func inferMove(_ *Graph, op *Op) ([]Type, error) {
+	if op.Kind == "to_device" && len(op.In) == 2 {
+		return []Type{op.In[0].Type}, nil
+	}
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	return []Type{op.In[0].Type}, nil
+}
+
+// ToHost moves a value to the memory of the host. All that can be done with it there is to keep it,
+// in the stack of a repeat or as a result, and to move it back.
+func (b *Builder) ToHost(x *Value) *Value { return b.one("to_host", nil, x) }
+
+// ToDevice moves a value to the device's own memory, if after is not nil not before that is there:
+// what many moves bring would not all have room. An input that is moved lies on the host.
+func (b *Builder) ToDevice(x, after *Value) *Value {
+	if after == nil {
+		return b.one("to_device", nil, x)
+	}
+	return b.one("to_device", nil, x, after)
+}
+
+// Hosted gives the values of a graph that lie in the memory of the host: what is moved there, the
+// stacks of it, and inputs that are moved back before anything else is done with them.
+func (g *Graph) Hosted() map[*Value]bool {
+	hosted := map[*Value]bool{}
+	for _, op := range g.Ops {
+		in, out := op.hosted()
+		for i, v := range op.In {
+			hosted[v] = hosted[v] || in[i]
+		}
+		for i, v := range op.Out {
+			hosted[v] = hosted[v] || out[i]
+		}
+	}
+	return hosted
+}
+
+// hosted tells which arguments and results of an operation lie on the host.
+func (op *Op) hosted() (in, out []bool) {
+	in, out = make([]bool, len(op.In)), make([]bool, len(op.Out))
+	switch op.Kind {
+	case "to_host":
+		out[0] = true
+	case "to_device":
+		for i := range in {
+			in[i] = true
+		}
+	case "repeat":
+		inside := op.Body.Hosted()
+		for i, v := range op.Body.Inputs {
+			in[i] = inside[v]
+		}
+		for i, v := range op.Body.Results {
+			out[i] = inside[v]
+		}
+	}
+	return in, out
+}
+
+// verifyMemory holds the values of a graph to one memory each.
+func (g *Graph) verifyMemory() error {
+	hosted := g.Hosted()
+	for _, op := range g.Ops {
+		in, out := op.hosted()
+		for i, v := range op.In {
+			if hosted[v] && !in[i] {
+				return fmt.Errorf("%s takes %s, which lies on the host", op.Kind, v)
+			}
+			if op.Kind == "repeat" && i < int(op.Attrs.Int("carries")) && in[i] != out[i] {
+				return fmt.Errorf("carry %d of %s goes in and comes out of another memory", i, op.Kind)
+			}
+		}
+		for i, v := range op.Out {
+			if hosted[v] && !out[i] {
+				return fmt.Errorf("%s is moved from the host, but %s gives it on the device", v, op.Kind)
+			}
+		}
+	}
+	return nil
 }
 
 // along reads the axis of a collective and checks how its argument is placed along it.

@@ -125,8 +125,29 @@ func (r *repeatGrad) differentiate() error {
 		r.kept[v.Name] = stack
 		r.d.b.names.used[stack.Name] = true
 	}
+	if r.d.offload {
+		r.toHost(grad.Forward.Results[len(body.Results):])
+	}
 	r.op.Body = grad.Forward
 	return nil
+}
+
+// toHost moves what a round keeps to the host, and back in the round that takes it.
+func (r *repeatGrad) toHost(kept []*Value) {
+	fwd, bw := r.grad.Forward, r.grad.Backward
+	there, back := newFresh(fwd), newFresh(bw)
+	var fetched []*Op
+	for i, v := range kept {
+		op := &Op{Kind: "to_host", In: []*Value{v}}
+		op.Out = []*Value{{Name: there.name("host"), Type: v.Type, def: op}}
+		fwd.Ops, kept[i] = append(fwd.Ops, op), op.Out[0]
+		in, inputs := bw.Find(v.Name), slices.Clone(bw.Inputs)
+		op = &Op{Kind: "to_device", In: []*Value{in}}
+		op.Out = []*Value{{Name: back.name("kept"), Type: v.Type, Source: v.Source, def: op}}
+		replace(bw, in, op.Out[0])
+		bw.Inputs, fetched = inputs, append(fetched, op)
+	}
+	bw.Ops = append(fetched, bw.Ops...)
 }
 
 // back builds the repeat that goes in reverse.

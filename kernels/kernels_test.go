@@ -123,3 +123,17 @@ func TestOtherTargetsStayPlain(t *testing.T) {
 		}
 	}
 }
+
+// A CPU has no memory but the host's, and no options for it; options that are there stay.
+func TestOffloading(t *testing.T) {
+	given := map[string]any{"a": 1}
+	for arch, want := range map[string]int{"cpu": 1, "sm_100": 2} {
+		s := kernels.For(arch)
+		if got := s.Offloading(given); len(got) != want || len(given) != 1 {
+			t.Errorf("%s: %v of %v", arch, got, given)
+		}
+		if (s.HostMemory() == "") != (arch == "cpu") {
+			t.Errorf("%s: the host is %q", arch, s.HostMemory())
+		}
+	}
+}

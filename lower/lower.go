@@ -2,6 +2,7 @@ package lower
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -31,14 +32,16 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, replicas)
 	w.indent++
-	args := make([]string, len(g.Inputs))
+	args, hosted := make([]string, len(g.Inputs)), g.Hosted()
 	for i, v := range g.Inputs {
 		w.at[v] = fmt.Sprintf("%%arg%d", i)
-		args[i] = fmt.Sprintf("%%arg%d: %s%s", i, tensor(v.Type), w.donation(g, v, o))
+		args[i] = fmt.Sprintf("%%arg%d: %s%s", i, tensor(v.Type),
+			attributes(w.donation(g, v, o), w.memory(hosted[v])))
 	}
-	results := make([]string, len(g.Results))
+	results, types := make([]string, len(g.Results)), make([]string, len(g.Results))
 	for i, v := range g.Results {
-		results[i] = tensor(v.Type)
+		types[i] = tensor(v.Type)
+		results[i] = types[i] + attributes(w.memory(hosted[v]))
 	}
 	w.line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
 	w.indent++
@@ -53,7 +56,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 		})
 	}
 	w.ops(g)
-	w.line("return %s : %s", w.names(g.Results), strings.Join(results, ", "))
+	w.line("return %s : %s", w.names(g.Results), strings.Join(types, ", "))
 	w.indent--
 	w.line("}")
 	w.indent--
@@ -64,6 +67,23 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	return w.aliases() + w.b.String(), nil
 }
 
+// attributes lists those of an argument or result that are not empty.
+func attributes(list ...string) string {
+	list = slices.DeleteFunc(list, func(a string) bool { return a == "" })
+	if len(list) == 0 {
+		return ""
+	}
+	return " {" + strings.Join(list, ", ") + "}"
+}
+
+// memory is the attribute of a value that lies on the host.
+func (w *writer) memory(hosted bool) string {
+	if !hosted || w.kernels.HostMemory() == "" {
+		return ""
+	}
+	return fmt.Sprintf("mhlo.memory_kind = %q", w.kernels.HostMemory())
+}
+
 func (w *writer) donation(g *ir.Graph, v *ir.Value, o Options) string {
 	into := o.Donate[v.Name]
 	if into == "" {
@@ -71,7 +91,7 @@ func (w *writer) donation(g *ir.Graph, v *ir.Value, o Options) string {
 	}
 	for i, r := range g.Results {
 		if r.Name == into {
-			return fmt.Sprintf(" {tf.aliasing_output = %d : i32}", i)
+			return fmt.Sprintf("tf.aliasing_output = %d : i32", i)
 		}
 	}
 	w.fail("%s is donated to %s, which is not a result", v, into)

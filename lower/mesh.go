@@ -24,7 +24,34 @@ func meshRules() map[string]rule {
 		},
 		"all_gather": allGather,
 		"own_piece":  ownPiece,
+		"to_host": func(w *writer, _ *ir.Op, in []val) []val {
+			return []val{w.move(in[0], w.kernels.HostMemory())}
+		},
+		"to_device": func(w *writer, _ *ir.Op, in []val) []val {
+			if w.kernels.HostMemory() != "" && len(in) == 2 { // not before the second is there
+				in[0] = w.after(in[0], in[1])
+			}
+			return []val{w.move(in[0], "device")}
+		},
 	}
+}
+
+// move writes what XLA takes for a move to a memory; where there is only one, nothing.
+func (w *writer) move(v val, to string) val {
+	if w.kernels.HostMemory() == "" {
+		return v
+	}
+	return w.emit(v.t, "stablehlo.custom_call @annotate_device_placement(%s) "+
+		`{has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "%s"}}`+
+		" : (%s) -> %s", v.name, to, tensor(v.t), tensor(v.t))
+}
+
+// after gives a value that is not there before another is.
+func (w *writer) after(v, other val) val {
+	pair := w.fresh()
+	w.line("%s:2 = stablehlo.optimization_barrier %s, %s : %s, %s", pair, v.name, other.name,
+		tensor(v.t), tensor(other.t))
+	return val{pair + "#0", v.t}
 }
 
 // sharedRule writes operations on something that the devices of an axis share by a dimension which

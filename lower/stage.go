@@ -23,9 +23,12 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 	for i := range devices {
 		s.Devices = append(s.Devices, i)
 	}
-	keeps := map[string]string{}
+	keeps, hosted := map[string]string{}, g.Hosted()
 	for _, v := range g.Inputs {
 		a := array(g, v)
+		if hosted[v] {
+			a.Memory = o.Kernels.HostMemory()
+		}
 		if into := o.Donate[v.Name]; into != "" {
 			a.Into, keeps[into] = v.Name, v.Name
 		}
@@ -33,6 +36,9 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 	}
 	for _, v := range g.Results {
 		a := array(g, v)
+		if hosted[v] {
+			a.Memory = o.Kernels.HostMemory()
+		}
 		if keeps[v.Name] != "" {
 			a.Name = keeps[v.Name]
 		}

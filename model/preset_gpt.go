@@ -109,7 +109,12 @@ func expertPresets() []Preset {
 	oss.MoE = &MoE{Experts: 128, TopK: 4, MLP: 2880, Bias: true, Sinks: true}
 	grok.Arch, grok.Vocab, grok.Context = "grok", 128256, 8192
 	grok.MoE = &MoE{Experts: 8, TopK: 2, MLP: 32768}
+	mixtral := sized(32, 4096, 14336, 32, 8)
+	mixtral.Arch, mixtral.Vocab, mixtral.Context = "mixtral", 32000, 32768
+	mixtral.MoE = &MoE{Experts: 8, TopK: 2, MLP: 14336}
 	return []Preset{
+		{Name: "mixtral-8x7b", Aliases: []string{"mistralai/Mixtral-8x7B-v0.1"},
+			Config: rotary(mixtral, 1e6, 1e-5)},
 		{Name: "deepseek-v2", Aliases: []string{"deepseek-ai/DeepSeek-V2"},
 			Config: deepseek(102400, sized(60, 5120, 12288, 128, 128),
 				MoE{Experts: 160, TopK: 6, MLP: 1536, Shared: 3072, Dense: 1})},

@@ -47,6 +47,7 @@ func TestCountsAreThePublishedOnes(t *testing.T) {
 		"gpt2-medium":     354_823_168,
 		"gpt2-large":      774_030_080,
 		"gpt2-xl":         1_557_611_200,
+		"mixtral-8x7b":    46_702_792_704,
 		"qwen3-30b-a3b":   30_532_122_624,
 		"qwen3-235b-a22b": 235_093_634_560,
 		"gpt-oss-120b":    116_829_156_672,
@@ -69,7 +70,7 @@ func TestCountsAreThePublishedOnes(t *testing.T) {
 func TestCountsAreNearTheirNames(t *testing.T) {
 	for name, want := range map[string][2]float64{
 		"deepseek-v3": {671, 37}, "deepseek-v2": {236, 21}, "kimi-k2": {1026, 32.6},
-		"qwen3-30b-a3b": {30.5, 3.3}, "qwen3-235b-a22b": {235, 22}, "grok1-314b": {314, 86},
+		"mixtral-8x7b": {46.7, 12.9}, "qwen3-30b-a3b": {30.5, 3.3}, "qwen3-235b-a22b": {235, 22}, "grok1-314b": {314, 86},
 		"gpt3-5b": {5, 5}, "gpt3-20b": {20, 20}, "gpt3-175b": {175, 175}, "megatron-22b": {22, 22},
 		"turing-530b": {530, 530}, "megatron-1t": {1008, 1008}, "megatron-gpt-1.7b": {1.75, 1.75},
 		"megatron-gpt-7.1b": {7.1, 7.1}, "megatron-gpt-16b": {16, 16}, "megatron-gpt-32b": {31.5, 31.5},

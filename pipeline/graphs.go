@@ -41,6 +41,8 @@ type Boundary struct {
 	// to its accumulator.
 	Terms  bool
 	Settle func(b *ir.Builder, param string, g *ir.Value) *ir.Value
+	// Offload keeps the residuals of loops in the memory of the host.
+	Offload bool
 }
 
 // Accumulator is the name of what the gradients of a parameter are added to.
@@ -64,7 +66,8 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		wrt = append(wrt, v.Name)
 		out.Accumulators = append(out.Accumulators, Accumulator(v.Name))
 	}
-	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms})
+	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms,
+		Offload: b.Offload})
 	if err != nil {
 		return nil, err
 	}

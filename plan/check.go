@@ -184,9 +184,12 @@ func (p *Plan) checkLater(c *model.Config) *diag.Error {
 		return later("models with experts or latent attention cannot be cut yet")
 	case p.Size(ExpertAxis) > 1:
 		return later("the axis ep is not there yet").Try("leave ep out")
-	case len(p.Offload) > 0:
-		return later("offload of %s is not there yet", strings.Join(p.Offload, " and ")).
-			Try("leave offload out")
+	case p.Precision == "bf16" && p.Types.Params == dtype.F32:
+		return misfit("products in bf16 need parameters in bf16").
+			Try(`"types": {"params": "bf16"}, or leave precision out`)
+	case p.Precision != "" && p.Precision != "bf16":
+		return later("a model cannot be trained in %s yet", p.Precision).
+			Try("deepwell dryrun prices the plan; leave precision out to train in %s", p.Types.Params)
 	case p.Types.Params == dtype.F32 && p.Types != (Types{dtype.F32, dtype.F32, dtype.F32}):
 		return misfit("gradients of f32 parameters are kept and summed in f32").
 			Try(`"types": {"params": "bf16"}, or leave types out`)

@@ -100,7 +100,8 @@ func (r *reader) fields(p *Plan) map[string]func() {
 				"collectives": func() { r.float(&p.Types.Collectives) },
 			})
 		},
-		"order": func() { r.order(&p.Order) },
+		"precision": func() { r.word(&p.Precision, precisions) },
+		"order":     func() { r.order(&p.Order) },
 	}
 }
 

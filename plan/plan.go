@@ -45,6 +45,9 @@ type Plan struct {
 	// Offload lists what is kept in the memory of the host: activations, optimizer.
 	Offload []string `json:"offload,omitempty"`
 	Types   Types    `json:"types"`
+	// Precision is what the products of linear layers are computed in: bf16, fp8, mxfp8 or nvfp4.
+	// Empty means the type of the parameters.
+	Precision string `json:"precision,omitempty"`
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
@@ -95,12 +98,25 @@ type Types struct {
 
 // The words of a plan.
 var (
-	gathers   = []string{"layer", "micro", "step"}
-	contexts  = []string{"gather", "ring"}
-	offloads  = []string{"activations", "optimizer"}
-	recompute = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}
-	order     = []string{PipelineAxis, DataAxis, FSDPAxis, ContextAxis, ExpertAxis, TensorAxis}
+	gathers    = []string{"layer", "micro", "step"}
+	contexts   = []string{"gather", "ring"}
+	offloads   = []string{Activations, OptimizerState}
+	precisions = []string{"bf16", "fp8", "mxfp8", "nvfp4"}
+	recompute  = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}
+	order      = []string{PipelineAxis, DataAxis, FSDPAxis, ContextAxis, ExpertAxis, TensorAxis}
 )
+
+// What a plan can keep in the memory of the host: what the layers keep for the backward pass, from
+// the one to the other; and what the optimizer keeps, between updates.
+const (
+	Activations    = "activations"
+	OptimizerState = "optimizer"
+)
+
+// Offloads tells whether something is kept in the memory of the host; without a plan nothing is.
+func (p *Plan) Offloads(what string) bool {
+	return p != nil && slices.Contains(p.Offload, what)
+}
 
 // IsZero leaves an axis of one device out of the JSON form.
 func (a FSDP) IsZero() bool { return a.Size <= 1 }

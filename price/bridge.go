@@ -37,13 +37,13 @@ type Run struct {
 // MegatronBridge is fitted on all 146 rows of bench/accuracy, releases 26.02 to 26.08.
 func MegatronBridge() *Bridge {
 	return &Bridge{
-		BF16: 1.284, FP8: 0.826, MXFP8: 0.865, NVFP4: 0.830,
-		B200: 1.054, B300: 1.036, GB300: 1.059,
-		Grouped: 0.823, GroupedBF16: 1.150, Attention: 0.603,
-		Stream: 2.196, Quantize: 1.282, Routed: 2.311, RoutedBF16: 2.141,
-		Link: 0.253, Exchange: 0.507, Network: 1.039, Data: 0.363, Optimizer: 1.638,
-		Operation: 3.65e-5, Dense: 1.289e-4, Eager: 1.995,
-		Fused: 0.523, Captured: 0.310, Drift: 0.990,
+		BF16: 1.304, FP8: 0.829, MXFP8: 0.868, NVFP4: 0.828,
+		B200: 1.029, B300: 1.028, GB300: 1.063,
+		Grouped: 0.861, GroupedBF16: 1.168, Attention: 0.612,
+		Stream: 2.189, Quantize: 1.293, Routed: 2.307, RoutedBF16: 2.077,
+		Link: 0.245, Exchange: 0.500, Network: 1.018, Data: 0.421, Optimizer: 1.645,
+		Operation: 3.41e-5, Dense: 1.299e-4, Eager: 2.062,
+		Fused: 0.514, Captured: 0.302, Drift: 0.990,
 	}
 }
 
@@ -117,9 +117,30 @@ func (b *Bridge) Profile(r Run) *Profile {
 	p.Link, p.Exchange, p.Network, p.Latency = b.Link, b.Exchange, b.Network, 1
 	p.Gradients, p.HideData = 1, 1-min(b.Data, 1)
 	p.Optimizer, p.Hosted, p.Step = b.Optimizer, 3, 0.002
-	p.Error = Error{Dense: 0.038, Expert: 0.062, Beyond: 0.10,
+	p.remembers(r.Precision)
+	p.Error = Error{Dense: 0.039, Expert: 0.061, Model: 0.11, Beyond: 0.10,
+		Models: []Known{{"deepseek-v3", 7168, 2048, 256}, {"qwen3-30b-a3b", 2048, 768, 128},
+			{"qwen3-235b-a22b", 4096, 1536, 128}, {"gpt-oss-120b", 2880, 2880, 128},
+			{"kimi-k2", 7168, 2048, 384}, {"llama3-70b", 8192, 28672, 0},
+			{"llama3.1-405b", 16384, 53248, 0}},
 		Cards: []string{"b200", "b300", "gb200", "gb300"}}
 	return p
+}
+
+// remembers is what the recipes for performance keep in memory, by their source at 067f987
+// (perf_recipes/_common.py, training/mixed_precision.py): gradients are summed in bf16; parameters
+// are fp8 with current scaling, which Blackwell multiplies in both directions from one form, mxfp8
+// in two forms of 1 + 1/32 bytes, and for nvfp4 bf16 with two forms of 1/2 + 1/16.
+func (p *Profile) remembers(prec Precision) {
+	p.Gradient, p.Permuted, p.Modules = 2, true, true
+	switch prec {
+	case FP8:
+		p.Weight = 1
+	case MXFP8:
+		p.Weight = 2 * (1 + 1.0/32)
+	case NVFP4:
+		p.Weight = 2 + 2*(0.5+1.0/16)
+	}
 }
 
 // For gives the profile of a run. It is p itself, except for stacks that are a bridge's; the

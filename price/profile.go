@@ -64,21 +64,49 @@ type Profile struct {
 	Sharded bool
 	// Reserve is the bytes of libraries, communicators and workspaces.
 	Reserve float64
+	// Weight and Gradient are the bytes of a parameter in all forms that the model computes with, and
+	// of its gradient, where the stack does not do as the plan says; 0 means that it does.
+	Weight, Gradient float64
+	// Narrow says that inputs of linear layers are kept in the type they are multiplied in, as
+	// Transformer Engine does, and Permuted that tokens are sorted as they are exchanged, so that
+	// they are kept once and not before and after.
+	Narrow, Permuted bool
+	// Modules says that attn and experts recompute no more than Megatron's modules of that kind do:
+	// projections out of the latent space or attention itself, and the function between the
+	// products of experts. With norms and the other half recomputed too, it is the whole layer.
+	Modules bool
 
-	// Error is the standard deviation of the logarithm of measured over estimated time, by what the
-	// estimate rests on: seen is a kind of model and card that the constants were fitted on.
+	// Error is how sure the profile is, by what it has seen.
 	Error Error
 
 	bridge *Bridge // where the constants follow from it: see [Profile.For]
 	fused  bool    // experts are fused wherever the stack can
 }
 
-// An Error is how sure a profile is. The interval of an estimate is made of these.
+// An Error is how sure a profile is: standard deviations of the logarithm of measured over estimated
+// time, whose squares add up. An estimate of a model and a card that the constants were fitted on
+// has the noise of a row alone; what was not seen adds its own. Each is chosen so that 1.645 of it
+// holds nine in ten rows that were left out of a fit (docs/accuracy.md).
 type Error struct {
-	Dense  float64 // models without experts
-	Expert float64 // models with experts
-	Beyond float64 // added where the card or the precision is none that the profile was fitted on
-	Cards  []string
+	Dense  float64 // a row of a model without experts
+	Expert float64 // a row of a model with experts
+	// Model is added for a model that is none of Models, from fits that leave out one model each.
+	Model float64
+	// Beyond is added where the card or the precision is none that the profile was fitted on, and
+	// where the release is of another epoch. Nothing tells it from inside the rows; it is a prior.
+	Beyond float64
+
+	Models     []Known
+	Cards      []string
+	Precisions []Precision // empty means all
+}
+
+// A Known is a model that constants were fitted on. How many layers a run had does not matter.
+type Known struct {
+	Name    string // of the preset
+	Hidden  int64
+	MLP     int64 // of a layer, or of one of its experts
+	Experts int64
 }
 
 // An Effect is one row of the table of a profile's constants.
@@ -132,5 +160,7 @@ func Find(name string) (*Profile, error) {
 func (p *Profile) Clone() *Profile {
 	n := *p
 	n.Error.Cards = slices.Clone(p.Error.Cards)
+	n.Error.Models = slices.Clone(p.Error.Models)
+	n.Error.Precisions = slices.Clone(p.Error.Precisions)
 	return &n
 }

@@ -26,8 +26,11 @@ func megatron() Profile {
 	p.Link, p.Exchange, p.Latency, p.Gradients = 0.9478, 1.129, 0.8456, 1.026
 	p.Optimizer, p.Operation, p.Experts = 1.592, 9.204e-5, 118.7
 	p.Dummy, p.Regather, p.Sharded, p.Vocab = true, true, true, 128
-	p.Saved, p.Transient = 0.9906, 3.313
-	p.Error = Error{Dense: 0.0251, Expert: 0.0251, Beyond: 0.10, Cards: []string{"b200"}}
+	p.Saved, p.Transient, p.Narrow = 0.9906, 3.313, true
+	p.Error = Error{Dense: 0.0251, Expert: 0.0251, Model: 0.0351, Beyond: 0.10,
+		Models: []Known{{"llama3-70b", 8192, 28672, 0}, {"deepseek-v2", 5120, 1536, 160},
+			{"deepseek-v3", 7168, 2048, 256}, {"llama3.1-405b", 16384, 53248, 0}},
+		Cards: []string{"b200"}, Precisions: []Precision{BF16, ""}}
 	return p
 }
 
@@ -38,7 +41,10 @@ func megatron2022() Profile {
 	p.Product, p.Stream, p.Link, p.Network = 1.064, 1.063, 1.060, 1.224
 	p.Operation = 1.110e-4
 	p.Regather, p.Sharded, p.Vocab = true, true, 128
-	p.Error = Error{Dense: 0.0407, Expert: 0.10, Beyond: 0.10, Cards: []string{"a100"}}
+	p.Error = Error{Dense: 0.0407, Expert: 0.10, Model: 0.0564, Beyond: 0.10,
+		Models: []Known{{"megatron-22b", 6144, 24576, 0}, {"gpt3-175b", 12288, 49152, 0},
+			{"turing-530b", 20480, 81920, 0}, {"megatron-1t", 25600, 102400, 0}},
+		Cards: []string{"a100"}, Precisions: []Precision{BF16, ""}}
 	return p
 }
 

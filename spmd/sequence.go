@@ -88,6 +88,9 @@ func (s *sharder) keys(v *ir.Value) *ir.Value {
 				return s.b.Rename(whole, ir.Seq, ir.Keys)
 			})
 		}
+		if from := def.In[0]; from.Def() == nil { // the same in all layers, where there is no loop
+			return s.once(from, "gather keys", func() *ir.Value { return s.gather(v, plan.ContextAxis) })
+		}
 	}
 	return s.gather(v, plan.ContextAxis)
 }

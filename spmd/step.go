@@ -55,6 +55,11 @@ type Step struct {
 
 // Train builds the graphs for a loss, the only result of its graph.
 func Train(loss *ir.Graph, o Options) (*Step, error) {
+	// What is no part of a loop's body stands in one program with its gradient: XLA would find that
+	// it is computed again, and keep it.
+	o.Recompute = slices.DeleteFunc(slices.Clone(o.Recompute), func(t ir.Tag) bool {
+		return t == ir.Embed || t == ir.Head
+	})
 	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.Activations}
 	if o.Sharding != nil {
 		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -103,6 +104,56 @@ func TestPartsAddUp(t *testing.T) {
 			for k, x := range want[1+i][0].Data {
 				if d := math.Abs(got[spmd.GradientOf(p.Name)][0].Data[k] - x); d > 1e-12 {
 					t.Fatalf("the gradient of %s is off by %g", p.Name, d)
+				}
+			}
+		}
+	}
+}
+
+// What only the update takes lies on the host, and what the gradient takes does not: masters of a
+// model in f32 stay. The numbers stay the same.
+func TestOffloadedUpdate(t *testing.T) {
+	c, err := irtest.Tiny(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, compute := range []dtype.DType{dtype.F32, dtype.BF16} {
+		o := spmd.Options{Optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
+			ClipNorm: 1, Compute: compute}}
+		plain, err := spmd.Train(c, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.State = true
+		moved, err := spmd.Train(c, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosted := moved.Update.Hosted()
+		for from, to := range moved.Donations(moved.Update) {
+			master := moved.Update.Find(spmd.GradientOf(from)) != nil
+			want := !master || compute == dtype.BF16
+			if a, b := moved.Update.Find(from), moved.Update.Find(to); hosted[a] != want || hosted[b] != want {
+				t.Errorf("%s: %s and %s lie on the host: %v, %v", compute, from, to, hosted[a], hosted[b])
+			}
+		}
+		r := rand.New(rand.NewPCG(5, 6))
+		inputs := map[string][]*eval.Array{}
+		for _, v := range plain.Update.Inputs {
+			a := eval.New(v.Type)
+			for i := range a.Data {
+				a.Data[i] = math.Abs(r.NormFloat64()) + 1
+			}
+			inputs[v.Name] = []*eval.Array{a}
+		}
+		want, got := run(t, plain.Update, inputs), run(t, moved.Update, inputs)
+		for i, v := range plain.Update.Results {
+			if moved.Update.Results[i].Name != v.Name {
+				t.Fatalf("result %d is %s, want %s", i, moved.Update.Results[i], v)
+			}
+			for k, x := range want[i][0].Data {
+				if got[i][0].Data[k] != x {
+					t.Fatalf("%s: %s[%d] is %v, want %v", compute, v, k, got[i][0].Data[k], x)
 				}
 			}
 		}

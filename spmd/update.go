@@ -193,40 +193,57 @@ func (u *sharder) named(out []*ir.Value, names []string) (*ir.Graph, error) {
 }
 
 // offloaded lets an update take from the host, and put back there, what nobody else takes: all that
-// the optimizer keeps beside the masters, and those masters of which the model takes copies.
+// the optimizer keeps beside the masters, and those masters of which the model takes copies. One
+// parameter is fetched when another has been updated, so that the device has room for few.
 func offloaded(g *ir.Graph) (*ir.Graph, error) {
-	given, hosted := map[string]bool{}, map[string]bool{} // names of results
-	for _, v := range g.Results {
-		given[v.Name] = true
-	}
-	b, at := ir.NewBuilder(g.Name, g.Mesh...), map[*ir.Value]*ir.Value{}
-	into := optim.Donations(g)
+	b := ir.NewBuilder(g.Name, g.Mesh...)
+	at, fetch := map[*ir.Value]*ir.Value{}, offloadable(g)
+	stays, kept := map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}
 	for _, v := range g.Inputs {
 		at[v] = b.Input(v.Name, v.Role, v.Type, v.Source)
-		master := g.Find(GradientOf(v.Name)) != nil
-		if into[v.Name] != "" && (!master || given[CopyOf(v.Name)]) {
-			at[v], hosted[into[v.Name]] = b.ToDevice(at[v]), true
-		}
 	}
+	for _, v := range g.Results {
+		stays[v] = fetch[Replaced(v.Name)]
+	}
+	var done []*ir.Value // put back, and nobody waited for it yet
 	for _, op := range g.Ops {
 		in := make([]*ir.Value, len(op.In))
 		for i, v := range op.In {
+			if v.Def() == nil && fetch[v.Name] {
+				var after *ir.Value
+				if len(done) > 0 {
+					after, done = done[0], done[1:]
+				}
+				at[v], fetch[v.Name] = b.ToDevice(at[v], after), false
+			}
 			in[i] = at[v]
 		}
 		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
-			at[op.Out[i]] = v
+			if at[op.Out[i]] = v; stays[op.Out[i]] {
+				kept[op.Out[i]] = b.ToHost(v)
+				done = append(done, kept[op.Out[i]])
+			}
 		}
 	}
-	out := make([]*ir.Value, len(g.Results))
+	out, names := make([]*ir.Value, len(g.Results)), make([]string, len(g.Results))
 	for i, v := range g.Results {
-		if out[i] = at[v]; hosted[v.Name] {
-			out[i] = b.ToHost(out[i])
+		if out[i], names[i] = kept[v], v.Name; out[i] == nil {
+			out[i] = at[v]
 		}
 	}
 	u := &sharder{b: b}
-	names := make([]string, len(out))
-	for i, v := range g.Results {
-		names[i] = v.Name
-	}
 	return u.named(out, names)
+}
+
+// offloadable names the inputs of an update that nobody else takes.
+func offloadable(g *ir.Graph) map[string]bool {
+	given, list := map[string]bool{}, map[string]bool{}
+	for _, v := range g.Results {
+		given[v.Name] = true
+	}
+	for _, v := range g.Params() {
+		master := g.Find(GradientOf(v.Name)) != nil
+		list[v.Name] = !master || given[CopyOf(v.Name)]
+	}
+	return list
 }

@@ -22,9 +22,12 @@ type Footprint struct {
 	Program   int64  `json:"program"`             // temp + outputs − aliased of what runs then
 	Largest   string `json:"largest"`             // which one
 	Capacity  int64  `json:"capacity"`            // of the card; 0 if it is not known
+	Host      int64  `json:"host,omitempty"`      // in the memory of the host, at its worst moment
+
+	hosted int64 // the part of Host that stays from step to step
 }
 
-// Total is the sum of all causes.
+// Total is the sum of all causes on the device.
 func (f *Footprint) Total() int64 { return f.State + f.Copies + f.Grads + f.Residuals + f.Program }
 
 // causes lists what there is.
@@ -46,8 +49,12 @@ func (f *Footprint) String() string {
 			verdict = fmt.Sprintf(" of %s   does not fit", event.Size(f.Capacity))
 		}
 	}
-	return fmt.Sprintf("rank %-6d %s%s\n            %s\n", f.Rank, event.Size(f.Total()), verdict,
-		f.causes())
+	host := ""
+	if f.Host > 0 {
+		host = "\n            on the host " + event.Size(f.Host)
+	}
+	return fmt.Sprintf("rank %-6d %s%s\n            %s%s\n", f.Rank, event.Size(f.Total()), verdict,
+		f.causes(), host)
 }
 
 // Fits reports whether a device can hold the step.
@@ -60,8 +67,9 @@ func (f *Footprint) Fits() error {
 		Try("more devices along fsdp or tp, more microbatches, or recompute")
 }
 
-// Needs is what a compiled program needs on one device beside its arguments.
-type Needs struct{ Temp, Output, Alias int64 }
+// Needs is what a compiled program needs on one device beside its arguments, and on the host with
+// those that lie there.
+type Needs struct{ Temp, Output, Alias, Host int64 }
 
 // added is what a program adds while it runs.
 func (n Needs) added() int64 { return n.Temp + n.Output - n.Alias }
@@ -81,7 +89,7 @@ func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, e
 			if s == p.Gradient { // the gradients that it gives are counted with those that are kept
 				n.Output = max(n.Alias, n.Output-f.Grads)
 			}
-			f.worst(s, 0, n)
+			f.worst(s, amount{}, n)
 		}
 		return []*Footprint{f}, nil
 	}
@@ -96,40 +104,65 @@ func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, e
 	return all, nil
 }
 
-// resident counts what programs find on the device from step to step, by the names of their
-// arguments, and returns these names.
+// An amount is bytes of one device's part, in its own memory and on the host.
+type amount struct{ device, host int64 }
+
+// add counts a piece of an array.
+func (n *amount) add(s *program.Stage, a program.Array) error {
+	local, err := s.Local(a)
+	switch {
+	case err != nil:
+		return err
+	case a.Memory != "":
+		n.host += local.Bytes()
+	default:
+		n.device += local.Bytes()
+	}
+	return nil
+}
+
+// resident counts what programs find there from step to step, by the names of their arguments, and
+// returns these names.
 func (f *Footprint) resident(list []*program.Stage) (map[string]bool, error) {
 	seen := map[string]bool{}
 	for _, s := range list {
 		for _, a := range s.Args {
-			local, err := s.Local(a)
-			if err != nil {
-				return nil, err
-			}
 			if seen[a.Name] {
 				continue
 			}
+			var n amount
+			if err := n.add(s, a); err != nil {
+				return nil, err
+			}
 			switch {
 			case strings.HasPrefix(a.Name, spmd.GradientOf("")):
-				f.Grads += local.Bytes()
+				f.Grads += n.device
 			case strings.HasPrefix(a.Name, spmd.CopyOf("")):
-				f.Copies += local.Bytes()
+				f.Copies += n.device
 			case a.Into != "":
-				f.State += local.Bytes()
+				f.State += n.device
 			default:
 				continue
 			}
+			f.hosted += n.host
 			seen[a.Name] = true
 		}
 	}
 	return seen, nil
 }
 
-// worst keeps the moment at which residuals and a program need most.
-func (f *Footprint) worst(s *program.Stage, residuals int64, n Needs) {
-	if residuals+n.added() > f.Residuals+f.Program || f.Largest == "" {
-		f.Residuals, f.Program, f.Largest = residuals, n.added(), s.Name
+// worst keeps the moments at which residuals and a program need most on the device and on the host.
+func (f *Footprint) worst(s *program.Stage, residuals amount, n Needs) {
+	if residuals.device+n.added() > f.Residuals+f.Program || f.Largest == "" {
+		f.Residuals, f.Program, f.Largest = residuals.device, n.added(), s.Name
 	}
+	var taken amount
+	for _, a := range s.Args {
+		if a.Memory != "" {
+			_ = taken.add(s, a) // resident has been through the same
+		}
+	}
+	f.Host = max(f.Host, f.hosted+residuals.host+max(0, n.Host-taken.host))
 }
 
 // footprint goes through the list of a rank and finds the moment at which it holds most.
@@ -141,9 +174,9 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 	}
 	r := p.Ranks[rank]
 	for _, s := range []*program.Stage{r.Reduce, r.Square, r.Update} {
-		f.worst(s, 0, needs(s))
+		f.worst(s, amount{}, needs(s))
 	}
-	held := int64(0)
+	var held amount
 	holds := map[int]*holds{}
 	for _, a := range p.Schedule.Lists[rank] {
 		s := p.Stages[a.Stage]
@@ -155,19 +188,19 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 		h := holds[a.Stage]
 		switch a.Kind {
 		case schedule.Forward:
-			f.worst(s.Programs.Forward, held+h.taken, needs(s.Programs.Forward))
-			held += h.forward
+			f.worst(s.Programs.Forward, held.plus(h.taken), needs(s.Programs.Forward))
+			held = held.plus(h.forward)
 		case schedule.Backward:
-			f.worst(s.Programs.Backward, held+h.seeds, needs(s.Programs.Backward))
-			held -= h.forward
+			f.worst(s.Programs.Backward, held.plus(h.seeds), needs(s.Programs.Backward))
+			held = held.less(h.forward)
 		case schedule.Input:
 			if s.Programs.Input != nil {
-				f.worst(s.Programs.Input, held+h.seeds, needs(s.Programs.Input))
+				f.worst(s.Programs.Input, held.plus(h.seeds), needs(s.Programs.Input))
 			}
-			held += h.input - h.forward
+			held = held.plus(h.input).less(h.forward)
 		case schedule.Weight:
 			f.worst(s.Programs.Weight, held, needs(s.Programs.Weight))
-			held -= h.input
+			held = held.less(h.input)
 		}
 	}
 	return f, nil
@@ -175,16 +208,20 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 
 // A holds is what one microbatch keeps on a device of a stage, in bytes.
 type holds struct {
-	taken   int64 // for the forward: what the stage before sent, and data
-	forward int64 // from the forward to the gradient of the input
-	input   int64 // from there to the gradient of the weights
-	seeds   int64 // what the stage after sends
+	taken   amount // for the forward: what the stage before sent, and data
+	forward amount // from the forward to the gradient of the input
+	input   amount // from there to the gradient of the weights
+	seeds   amount // what the stage after sends
 }
+
+func (n amount) plus(m amount) amount { return amount{n.device + m.device, n.host + m.host} }
+
+func (n amount) less(m amount) amount { return amount{n.device - m.device, n.host - m.host} }
 
 // holds adds up the arguments of a stage's programs that belong to one microbatch.
 func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
-	sum := func(list []*program.Stage, seeds bool) (int64, error) {
-		total, seen := int64(0), map[string]bool{}
+	sum := func(list []*program.Stage, seeds bool) (total amount, err error) {
+		seen := map[string]bool{}
 		for _, one := range list {
 			if one == nil {
 				continue
@@ -195,11 +232,9 @@ func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
 					continue
 				}
 				seen[a.Name] = true
-				local, err := one.Local(a)
-				if err != nil {
-					return 0, err
+				if err := total.add(one, a); err != nil {
+					return total, err
 				}
-				total += local.Bytes()
 			}
 		}
 		return total, nil
@@ -216,7 +251,7 @@ func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
 		early = &part
 	}
 	for _, x := range []struct {
-		into  *int64
+		into  *amount
 		list  []*program.Stage
 		seeds bool
 	}{

@@ -66,8 +66,13 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 		return nil, err
 	}
 	unrolled, why := set.Unroll(c.Layers)
-	if how != nil && (how.PP.Size > 1 || how.TP.Overlap) {
+	switch {
+	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
 		unrolled, why = false, "stages and halves of a batch are made of a loop's body"
+	case unrolled && how.Offloads(plan.Activations):
+		unrolled, why = false, "what a loop stacks up goes to the host"
+	case len(r.Recompute) > 0:
+		unrolled, why = false, "outside a loop XLA finds what is computed again, and keeps it"
 	}
 	if unrolled {
 		if g, err = ir.Unroll(g); err != nil {
@@ -96,14 +101,15 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 		g = p.Sharding.Graph
 	}
 	o := spmd.Options{Optimizer: p.optimizer, Recompute: r.Recompute, Parts: r.Batch / r.Micro,
-		Params: map[string]optim.Param{}, Sharding: p.Sharding}
+		Params: map[string]optim.Param{}, Sharding: p.Sharding,
+		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 	for _, one := range p.Params {
 		o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
 	}
 	if p.Step, err = spmd.Train(g, o); err != nil {
 		return nil, err
 	}
-	if err := p.lower(set); err != nil {
+	if err := p.lower(set, how); err != nil {
 		return nil, err
 	}
 	p.note(set)
@@ -140,7 +146,7 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 }
 
 // lower writes the graphs as stages.
-func (p *Programs) lower(set *kernels.Set) error {
+func (p *Programs) lower(set *kernels.Set, how *plan.Plan) error {
 	for _, one := range []struct {
 		graph *ir.Graph
 		stage **program.Stage
@@ -158,13 +164,24 @@ func (p *Programs) lower(set *kernels.Set) error {
 		}
 		*one.stage = s
 	}
-	if p.Sharding != nil {
-		p.Gradient.Flags = set.Joined(p.Sharding.LayerBytes(), p.Sharding.HandedBytes())
-		if p.Accumulate != nil {
-			p.Accumulate.Flags = p.Gradient.Flags
-		}
+	p.Gradient.Flags = flags(set, p.Sharding, how)
+	if p.Accumulate != nil {
+		p.Accumulate.Flags = p.Gradient.Flags
 	}
 	return nil
+}
+
+// flags are the compile options of what takes gradients.
+func flags(set *kernels.Set, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
+	if s != nil {
+		list = set.Joined(s.LayerBytes(), s.HandedBytes())
+		fsdp := s.Plan.Size(plan.FSDPAxis)
+		list = set.Gathered(list, s.LayerBytes()*fsdp, fsdp)
+	}
+	if how.Offloads(plan.Activations) {
+		list = set.Offloading(list)
+	}
+	return list
 }
 
 // optimizerOf reads the section [optimizer] for a model that keeps its values in elem.

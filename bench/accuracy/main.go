@@ -47,7 +47,8 @@ func run(w io.Writer, seed uint64, rows bool, dir string) error {
 	}
 	fmt.Fprintf(w, "== memory\n%s\n", memory.text())
 	memory.markdown(&page)
-	for _, tell := range []func(uint64) (*section, error){bridgeSection, sweepSection} {
+	for _, tell := range []func(uint64) (*section, error){bridgeSection, topSection,
+		sweepSection} {
 		s, err := tell(seed)
 		if err != nil {
 			return err

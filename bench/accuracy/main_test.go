@@ -31,12 +31,14 @@ func TestShippedConstants(t *testing.T) {
 				t.Errorf("%s: %s is %.5g, the fit says %.5g", s.profile, e.Name, *e.Value, *want[i].Value)
 			}
 		}
-		sigma, err := f.sigma(list)
+		d, err := f.doubts(list)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if math.Abs(sigma-shipped.Error.Dense) > 0.0005 {
-			t.Errorf("%s: sigma is %.4f, the fit says %.4f", s.profile, shipped.Error.Dense, sigma)
+		if math.Abs(d.noise-shipped.Error.Dense) > 0.0005 ||
+			math.Abs(d.model-shipped.Error.Model) > 0.0005 {
+			t.Errorf("%s: sigmas are %.4f and %.4f, the fit says %.4f and %.4f", s.profile,
+				shipped.Error.Dense, shipped.Error.Model, d.noise, d.model)
 		}
 	}
 }

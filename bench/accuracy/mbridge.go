@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -118,6 +119,8 @@ func (b *bridgeRow) read(r record, c *model.Config) error {
 	p := megatronPlan(cluster, r.int("seq_len"), r.int("gbs"), r.int("gbs")/dp/r.int("mbs"), dp, tp,
 		cp, pp)
 	p.CP.Kind = "ring"
+	// The recipes for performance sum gradients in bf16 (perf_recipes/_common.py at 067f987).
+	p.Types.Grads, p.Types.Collectives = dtype.BF16, dtype.BF16
 	if strings.Contains(r["notes"], "FSDP") || r["id"] == "mbridge-165" {
 		p.FSDP.Zero, p.FSDP.Gather = 3, "layer"
 	}

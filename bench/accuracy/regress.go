@@ -32,8 +32,18 @@ type fitting struct {
 	cost    float64
 }
 
-// fit gives the constants for rows with these weights, by the method of Levenberg and Marquardt.
+// fit gives the constants for rows with these weights.
 func (r *regression) fit(weights []float64) ([]float64, error) {
+	f, err := r.fitting(weights)
+	if err != nil {
+		return nil, err
+	}
+	return exps(f.at), nil
+}
+
+// fitting goes to the constants for rows with these weights, by the method of Levenberg and
+// Marquardt.
+func (r *regression) fitting(weights []float64) (*fitting, error) {
 	f := &fitting{regression: r}
 	for i, w := range weights {
 		if w > 0 {
@@ -58,7 +68,7 @@ func (r *regression) fit(weights []float64) ([]float64, error) {
 			break
 		}
 	}
-	return exps(f.at), nil
+	return f, nil
 }
 
 // improve looks for a step that lowers the cost, shorter and shorter ones.
@@ -120,21 +130,36 @@ func (f *fitting) costs(at, off []float64) float64 {
 	return sum
 }
 
-// normal gives the equations of a step, with derivatives by differences.
+// normal gives the equations of a step.
 func (f *fitting) normal() (a [][]float64, b []float64, err error) {
+	slopes, err := f.slopes()
+	if err != nil {
+		return nil, nil, err
+	}
+	a, b = f.equations(slopes, func(int) bool { return true })
+	return a, b, nil
+}
+
+// slopes are the derivatives of errors by constants, from differences.
+func (f *fitting) slopes() (slopes [][]float64, err error) {
 	const h = 1e-3
-	n := len(f.at)
-	slopes := make([][]float64, n)
-	for j := range n {
+	slopes = make([][]float64, len(f.at))
+	for j := range slopes {
 		moved := slices.Clone(f.at)
 		moved[j] += h
 		if slopes[j], err = f.errors(moved); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		for i := range slopes[j] {
 			slopes[j][i] = (slopes[j][i] - f.off[i]) / h
 		}
 	}
+	return slopes, nil
+}
+
+// equations are those of a step on some of the rows, by their places in the fit.
+func (f *fitting) equations(slopes [][]float64, in func(int) bool) (a [][]float64, b []float64) {
+	n := len(f.at)
 	a, b = make([][]float64, n), make([]float64, n)
 	for j, c := range f.constants {
 		narrow := c.Prior * c.Prior / (c.Sigma * c.Sigma)
@@ -143,6 +168,9 @@ func (f *fitting) normal() (a [][]float64, b []float64, err error) {
 		b[j] = narrow * (math.Log(c.Prior) - f.at[j])
 	}
 	for i, w := range f.weights {
+		if !in(i) {
+			continue
+		}
 		w /= 1 + f.off[i]*f.off[i]/(cauchy*cauchy)
 		for j := range n {
 			b[j] -= w * slopes[j][i] * f.off[i]
@@ -151,7 +179,22 @@ func (f *fitting) normal() (a [][]float64, b []float64, err error) {
 			}
 		}
 	}
-	return a, b, nil
+	return a, b
+}
+
+// without gives the errors of all rows, as logarithms, when only some are fitted: one step of the
+// method from where the fit of all is, which costs nothing. What moves far moves by its slope.
+func (f *fitting) without(slopes [][]float64, in func(int) bool) []float64 {
+	off := make([]float64, len(f.rows))
+	step := solve(f.equations(slopes, in))
+	for i := range off {
+		off[i] = f.off[i]
+		for j, d := range step {
+			off[i] += slopes[j][i] * d
+		}
+		off[i] *= f.noise
+	}
+	return off
 }
 
 // A section is what a study prints and what it adds to the page.

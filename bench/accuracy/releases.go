@@ -46,7 +46,7 @@ type bridgeResult struct {
 	fitted     int
 	held       int // rows within the interval of their kind
 	values     []float64
-	sigma      [2]float64 // dense, experts
+	doubt      [2]doubt // dense, experts
 }
 
 // hold fits one part of the rows and tests another.
@@ -72,8 +72,12 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 			r.rows = append(r.rows, i)
 		}
 	}
-	var err error
-	if r.values, err = b.fit(weights); err != nil {
+	f, err := b.fitting(weights)
+	if err != nil {
+		return nil, err
+	}
+	r.values = exps(f.at)
+	if r.doubt, err = b.doubts(f); err != nil {
 		return nil, err
 	}
 	every := make([]int, len(b.rows))
@@ -84,13 +88,22 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	scale := b.scales(times, weights)
-	r.sigma = b.widths(times, weights, scale)
+	logs := make([]float64, len(b.rows))
+	for i := range logs {
+		logs[i] = math.Log(b.measured[i] / times[i])
+	}
+	scale := b.scales(logs, weights)
+	names := b.families(f)
 	for _, i := range r.rows {
+		row := &b.rows[i]
 		bare := times[i] / b.measured[i]
-		with := bare * math.Exp(scale[b.rows[i].kin()])
+		with := bare * math.Exp(scale[row.kin()])
 		r.bare, r.with = append(r.bare, bare-1), append(r.with, with-1)
-		if math.Abs(math.Log(with)) <= 1.645*r.sigma[b.rows[i].kind()] {
+		sigma := r.doubt[row.kind()].of(slices.Contains(names, row.family))
+		if row.release >= secondEpoch && b.latest < secondEpoch {
+			sigma = math.Hypot(sigma, beyond)
+		}
+		if math.Abs(math.Log(with)) <= 1.645*sigma {
 			r.held++
 		}
 	}
@@ -114,39 +127,17 @@ func (r *bridgeRow) kind() int {
 
 // scales are what a family's fitted rows are off by in the mean, as a logarithm, of which one that
 // has n rows takes the share n/(n+3): few rows say little.
-func (b *bridge) scales(times, weights []float64) map[string]float64 {
+func (b *bridge) scales(logs, weights []float64) map[string]float64 {
 	sum, n := map[string]float64{}, map[string]float64{}
 	for i, w := range weights {
 		kin := b.rows[i].kin()
-		sum[kin] += w * min(max(math.Log(b.measured[i]/times[i]), -0.25), 0.25)
+		sum[kin] += w * min(max(logs[i], -0.25), 0.25)
 		n[kin] += w
 	}
 	for kin := range sum {
 		sum[kin] /= n[kin] + 3
 	}
 	return sum
-}
-
-// widths are standard deviations such that nine of ten fitted rows are inside the interval, wider
-// by what the constants took from the rows' errors.
-func (b *bridge) widths(times, weights []float64, scale map[string]float64) (sigma [2]float64) {
-	var off [2][]float64
-	for i, w := range weights {
-		if w > 0 {
-			e := math.Log(times[i]/b.measured[i]) + scale[b.rows[i].kin()]
-			off[b.rows[i].kind()] = append(off[b.rows[i].kind()], math.Abs(e))
-		}
-	}
-	n := float64(len(off[0]) + len(off[1]))
-	free := max(n-float64(len(b.constants)), n/2)
-	for k := range off {
-		slices.Sort(off[k])
-		if m := len(off[k]); m > 0 {
-			at := min(int(math.Ceil(0.9*float64(m+1)))-1, m-1)
-			sigma[k] = max(off[k][at], 0.03) / 1.645 * math.Sqrt(n/free)
-		}
-	}
-	return sigma
 }
 
 // mean is the mean error of some of the tested rows in per cent; NaN where there is none.
@@ -214,7 +205,7 @@ func (b *bridge) text(list []*bridgeResult) string {
 				w.WriteString("\n  with scales:")
 			}
 		}
-		fmt.Fprintf(&w, "; %d of %d inside the interval\n", r.held, len(r.rows))
+		fmt.Fprintf(&w, "; %d of %d inside the interval; sigma %.3f\n", r.held, len(r.rows), r.doubt)
 		for _, i := range r.worst(3) {
 			fmt.Fprintf(&w, "    %s\n", b.line(r, i, " "))
 		}
@@ -294,6 +285,8 @@ func (b *bridge) page(list []*bridgeResult) string {
 	for j, c := range b.constants {
 		fmt.Fprintf(&w, " %s %.3g;", c.Name, list[0].values[j])
 	}
-	fmt.Fprintf(&w, " sigma %.3f dense, %.3f experts.\n", list[0].sigma[0], list[0].sigma[1])
+	d := list[0].doubt
+	fmt.Fprintf(&w, " sigma %.3f dense, %.3f experts, and %.3f or %.3f for a model that is new.\n",
+		d[0].noise, d[1].noise, d[0].model, d[1].model)
 	return w.String()
 }

@@ -64,7 +64,8 @@ func (r *result) markdown(b *bytes.Buffer) {
 			fmt.Fprintf(b, " %s %.3g;", e.Name, *e.Value)
 		}
 	}
-	fmt.Fprintf(b, " sigma %.3f.\n\nRows that miss most:\n\n", r.sigma)
+	fmt.Fprintf(b, " sigma %.3f, and %.3f for a model that is new.\n\nRows that miss most:\n\n",
+		r.doubt.noise, r.doubt.model)
 	b.WriteString("| row | layout | measured s | estimated s | % |\n| --- | --- | --- | --- | --- |\n")
 	for _, i := range r.worst(6) {
 		s := r.list[i]
@@ -97,7 +98,7 @@ func (r *result) picture() []byte {
 		`viewBox="0 0 %g %g" font-family="sans-serif" font-size="10">`+"\n", side, side, side, side)
 	fmt.Fprintf(&b, `<rect width="%g" height="%g" fill="#fff"/>`+"\n", side, side)
 	from, to := math.Pow(10, low), math.Pow(10, high)
-	f := math.Exp(1.645 * r.sigma)
+	f := math.Exp(1.645 * r.doubt.noise)
 	fmt.Fprintf(&b, `<polygon points="%.1f,%.1f %.1f,%.1f %.1f,%.1f %.1f,%.1f" fill="#dde8f5"/>`+"\n",
 		x(from), y(from*f), x(to), y(to*f), x(to), y(to/f), x(from), y(from/f))
 	fmt.Fprintf(&b, `<path d="M%.1f %.1fL%.1f %.1f" stroke="#888"/>`+"\n", x(from), y(from), x(to),

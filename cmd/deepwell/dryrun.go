@@ -50,8 +50,8 @@ func (a *app) dryrun() *cobra.Command {
 	flags.Float64Var(&job.Price, "price", 3.00, "of a device for an hour")
 	flags.StringVar(&job.WhatIf, "what-if", "",
 		"what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER")
-	flags.StringVar(&job.Precision, "precision", "bf16",
-		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32")
+	flags.StringVar(&job.Precision, "precision", "",
+		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32")
 	flags.StringVar(&job.Stack, "stack", "deepwell",
 		"whose software to price: deepwell, megatron, torchtitan, maxtext")
 	return cmd

@@ -1,5 +1,10 @@
 package footprint
 
+import (
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/plan"
+)
+
 // onCPU lists the buffers that XLA:CPU has.
 func (g *gradient) onCPU() int64 {
 	m := &space{}
@@ -7,7 +12,18 @@ func (g *gradient) onCPU() int64 {
 	flow := g.s.values(g.s.piece, g.s.embed)
 	logits := g.s.values(g.s.tokens, g.s.vocab)
 	if joint {
-		for _, k := range g.s.kept(g.again) {
+		kept := g.s.kept(g.again)
+		switch {
+		case g.w.unrolled && !g.sharded(): // cheap functions are computed again, as nothing is stacked
+			kept[1].count -= 2
+		case g.w.unrolled && g.plan.Size(plan.ContextAxis) == 1: // XLA finds that scores are computed again, and keeps them
+			n := g.pieces()
+			kept = append(kept, values{g.s.rows * g.s.count * g.s.seq * g.s.seq * 2 * (n + 1) / n, 1})
+		}
+		for _, k := range kept {
+			if g.plan.TP.Overlap { // each half of the batch has its own
+				k.bytes, k.count = k.bytes/2, 2*k.count
+			}
 			for range k.count {
 				m.add(k.bytes*g.part.rounds*g.s.layers, atForward, atBackward)
 			}
@@ -16,22 +32,42 @@ func (g *gradient) onCPU() int64 {
 	if g.part.last {
 		to := atLoss
 		if g.backward {
-			to = atHead
+			to = atTable
 		}
-		if joint || g.backward {
+		if joint || g.backward && g.half == both {
 			m.add(logits, atLogits, to) // its gradient takes its place
 		}
-		m.add(logits/8, atLoss, atLoss) // kernels.Chunks
+		m.add(logits/8, atLoss, atLoss)       // kernels.Chunks
+		if g.plan.Size(plan.TensorAxis) > 1 { // a label may be of another device
+			m.add(logits, atLoss, atLoss)
+			if g.p.config.Vocab%g.plan.Size(plan.TensorAxis) != 0 { // or of none
+				m.add(logits, atLoss, atLoss)
+			}
+			if g.plan.TP.Overlap { // halves are joined
+				m.add(logits, atLoss, atLoss)
+			}
+		}
 		m.add(2*flow, atLogits, to)
 	}
 	g.tables(m)
 	w, _ := g.layer()
+	if g.part.rounds == 1 || g.w.unrolled && !g.sharded() {
+		w = 0 // nothing is taken out of a stack
+	}
+	if g.p.rounded(g.plan) {
+		g.rounded(m)
+	}
 	if g.forward {
 		m.add(g.cpuSet(w, false), atForward, atForward)
 	}
-	if g.backward {
+	if g.backward && g.half != ofWeights {
 		m.add(g.cpuSet(w, true), atBackward, atBackward)
+	}
+	if g.backward && g.half != ofInput {
 		g.gradients(m)
+	}
+	if g.w.unrolled {
+		m.hosts = nil
 	}
 	return m.peak()
 }
@@ -39,6 +75,7 @@ func (g *gradient) onCPU() int64 {
 // tables adds the parameters that are gathered outside of the loop. One that is not cut along its
 // first dimension is gathered in another order and turned.
 func (g *gradient) tables(m *space) {
+	var largest, rest int64
 	for i := range g.params {
 		h := &g.params[i]
 		if !g.gathered(h.param) {
@@ -50,40 +87,76 @@ func (g *gradient) tables(m *space) {
 			turned = bytes
 		}
 		switch {
+		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
 		case h.stack && g.w.gather == "micro":
-			from, to := atEmbed, atBackward
-			if !g.forward {
-				from = atHead
-			}
+			to := atBackward
 			if !g.backward {
 				to = atLogits
 			}
-			m.add(bytes, from, to)
+			m.add(bytes, atGather, to)
+			largest, rest = max(largest, bytes), rest+bytes
+		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it
+			m.add(bytes, atForward, atBackward)
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			m.add(bytes+turned, atEmbed, atEmbed)
+		case g.forward && turned > 0 && h.name != "embed":
+			m.add(bytes, atForward, atHead)
+			m.add(turned, atForward, atForward)
+		case g.forward && g.part.first: // what is gathered is gathered early
+			m.add(bytes, atEmbed, atHead)
+			m.add(turned, atEmbed, atEmbed)
 		default:
 			m.add(bytes, atLogits, atHead)
 			m.add(turned, atLogits, atLogits)
-			if g.part.first {
-				m.add(bytes+turned, atEmbed, atEmbed)
-			}
 		}
 	}
+	// Stacks are turned one after another, the largest first.
+	if same := rest / max(largest, 1) * largest; same > 0 {
+		m.add(max(0, largest-(rest-same)), atGather, atGather)
+	}
+}
+
+// pieces is how many parts of the queries attention takes one after another (kernels.Set.Pieces).
+func (g *gradient) pieces() int64 {
+	most := int64(4)
+	if g.p.rounded(g.plan) {
+		most = 2
+	}
+	if g.plan.Size(plan.ContextAxis) > 1 {
+		return 1
+	}
+	return max(1, min(g.s.seq/64, most))
 }
 
 // cpuSet is what one layer has while it computes.
 func (g *gradient) cpuSet(weights int64, back bool) int64 {
 	s := g.s
 	mlp, flow := s.values(s.tokens, s.mlp), s.values(s.tokens, s.embed)
-	pieces := max(1, min(s.seq/64, 4))
-	scores := s.rows * s.count * s.seq / pieces * s.seq * 4
+	scores := s.rows * s.count * s.seq / g.pieces() * s.seq * 4
 	if !back {
-		return 2*mlp + 3*flow + scores + weights
+		return 2*mlp + 3*flow + scores + weights/2
 	}
 	n := 2 * mlp
 	if g.again.mlp {
-		n = 4 * mlp
+		n = 5 * mlp
 	}
-	return n + 4*flow + 2*scores + 3*weights/2
+	if g.w.gather != "layer" || !g.sharded() || !g.again.mlp {
+		weights /= 2
+	}
+	return n + 4*flow + 2*scores + weights
+}
+
+// unrolled tells whether the layers are written one after another (train.Write).
+func (p *Predictor) unrolled(pl *plan.Plan) bool {
+	return p.cpu && p.config.Layers <= 32 && len(pl.Recompute) == 0 &&
+		pl.Size(plan.PipelineAxis) == 1 && !pl.TP.Overlap
+}
+
+// rounded adds the head's table, which products take in bf16 if it can be turned, and in the place
+// of what was gathered if it was.
+func (g *gradient) rounded(m *space) {
+	if g.part.last && kernels.Split(g.s.vocab) > 0 && !(g.sharded() && g.w.gather == "layer") {
+		m.add(g.s.vocab*g.s.embed*2, atLogits, atHead)
+	}
 }

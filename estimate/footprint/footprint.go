@@ -110,12 +110,16 @@ type way struct {
 	gather          string // for how long what was gathered stays: layer, micro, step
 	elem, grad, sum int64  // bytes of copies, of gradients that are kept, of those that are sent
 	parts           int64  // microbatches
+	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
+	unrolled        bool   // layers are written one after another
 }
 
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 	w := way{alone: pl.Devices() == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
-		parts: pl.Microbatches}
+		parts:    pl.Microbatches,
+		spread:   pl.Size(plan.DataAxis)*pl.Size(plan.ContextAxis) > 1,
+		unrolled: p.unrolled(pl)}
 	if w.zero < 3 {
 		w.gather = "step"
 	}

@@ -13,8 +13,18 @@ type gradient struct {
 	params []holding
 
 	forward, backward bool
+	half              half
 	onto              bool // gradients are added to what is there
 }
+
+// A half is one of the two that a backward pass may be cut into.
+type half int
+
+const (
+	both half = iota
+	ofInput
+	ofWeights
+)
 
 // temp is what XLA allocates for the program beside arguments and results.
 func (g *gradient) temp() int64 {
@@ -47,6 +57,9 @@ func (g *gradient) onGPU() int64 {
 	logits := g.s.tokens * g.s.vocab * g.s.elem
 	if joint {
 		for _, k := range g.s.kept(g.again) {
+			if g.plan.TP.Overlap { // each half of the batch has its own
+				k.bytes, k.count = k.bytes/2, 2*k.count
+			}
 			for range k.count {
 				m.add(k.bytes*g.part.rounds*g.s.layers, atForward, atBackward)
 			}
@@ -56,7 +69,7 @@ func (g *gradient) onGPU() int64 {
 		if g.forward && joint {
 			m.add(logits, atLogits, atLoss)
 		}
-		if g.backward {
+		if g.backward && g.half == both {
 			m.add(logits, atLoss, atHeadGrad)
 			m.add(whole, atLogits, atHeadGrad)
 			m.add(flow*3/2, atLogits, atHead)
@@ -67,8 +80,10 @@ func (g *gradient) onGPU() int64 {
 	if g.forward {
 		m.add(g.forwardSet(w), atForward, atForward)
 	}
-	if g.backward {
+	if g.backward && g.half != ofWeights {
 		m.add(g.backwardSet(w), atBackward, atBackward)
+	}
+	if g.backward && g.half != ofInput {
 		g.gradients(m)
 	}
 	return m.peak()
@@ -83,15 +98,13 @@ func (g *gradient) weights(m *space) {
 		}
 		bytes := h.whole() * g.w.elem
 		switch {
+		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
 		case h.stack && g.w.gather == "micro":
-			from, to := atEmbed, atBackward
-			if !g.forward {
-				from = atHead
-			}
+			to := atBackward
 			if !g.backward {
 				to = atLogits
 			}
-			m.add(bytes, from, to)
+			m.add(bytes, atEmbed, to)
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			m.add(bytes, atEmbed, atEmbed)
@@ -117,21 +130,27 @@ func (g *gradient) sharded() bool { return g.plan.Size(plan.FSDPAxis) > 1 }
 
 // backwardSet is what one layer has on its way back.
 func (g *gradient) backwardSet(weights int64) int64 {
-	mlp := g.s.values(g.s.tokens, g.s.mlp)
+	mlp, flow := g.s.values(g.s.tokens, g.s.mlp), g.s.values(g.s.tokens, g.s.embed)
 	n := 2 * mlp
-	if g.again.mlp {
-		n = 5 * mlp
+	gathers := g.w.gather != "step" && g.sharded()
+	switch {
+	case !gathers:
+		n += 12 * flow
+	case g.again.mlp:
+		n += 5*mlp/2 + 8*flow
+	default:
+		n += 8 * flow
 	}
 	if g.plan.TP.Overlap {
 		n = n * 3 / 5
 	}
-	n += g.s.values(g.s.tokens, g.s.embed) * 5
-	if g.w.gather == "layer" && g.sharded() {
-		n += 3 * weights
-	} else {
-		n += weights / 2
+	switch {
+	case g.w.gather != "layer" || !gathers:
+		return n + weights/3
+	case g.p.arch == "sm_120":
+		return n + 5*weights/2
 	}
-	return n
+	return n + 3*weights/2
 }
 
 // gradients adds those of parameters: stacks that the loop back fills, in the type of the model, and
@@ -140,35 +159,47 @@ func (g *gradient) gradients(m *space) {
 	at := atSettle
 	for i := range g.params {
 		h := &g.params[i]
-		grown := h.whole() // as the loop gives it
+		grown, elem := h.whole(), g.w.elem // as the loop gives it
 		if h.stack && h.cut && g.w.gather == "layer" {
-			grown = h.stored()
+			grown, elem = h.stored(), g.w.sum
 		}
 		from := atBackward
 		switch {
+		case h.stack && g.p.cpu: // zeros that gradients are added to are made early
+			from = atGather
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			from = atEmbedGrad
-		case g.p.cpu:
+			if g.p.cpu {
+				from = atEmbed
+			}
+		case g.p.cpu && (g.plan.Size(plan.TensorAxis) > 1 || g.p.config.Tied && g.w.gather == "micro"):
 			from = atHead
+		case g.p.cpu:
+			from = atTable
 		default:
 			from = atHeadGrad
 		}
+		if h.stack && (g.w.unrolled || g.part.rounds == 1 && g.onto && grown == h.stored()) {
+			continue // a loop of one round is none: what it gives is added at once
+		}
 		result := g.w.grads(h)
-		same := g.w.elem == g.w.grad && !g.onto && (grown == h.stored() || g.w.zero < 2)
+		same := elem == g.w.grad && !g.onto && (grown == h.stored() || g.w.zero < 2)
 		if same { // it is written where it stays
 			m.hosts = append(m.hosts, buffer{result, from, atSettle + len(g.params)})
 			continue
 		}
-		m.add(grown*g.w.elem, from, at)
+		m.add(grown*elem, from, at)
 		if !g.onto {
 			m.hosts = append(m.hosts, buffer{result, at, atSettle + len(g.params)})
 		}
 		if grown != h.stored() && g.w.zero >= 2 {
-			if g.p.cpu { // brought into the order that is sent, and what comes back
+			if g.p.cpu && (h.stack || h.first > 0) { // brought into the order that is sent
 				m.add(grown*g.w.elem, at, at)
 			}
-			m.add(h.stored()*g.w.sum, at, at)
+			if g.onto || g.w.sum != g.w.grad { // what comes back
+				m.add(h.stored()*g.w.sum, at, at)
+			}
 		}
 		at++
 	}

@@ -1,16 +1,21 @@
 package footprint
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // The moments of a program that gives gradients, in their order.
 const (
 	atEmbed     = iota // the table is looked up
+	atGather           // on the CPU, weights of all layers are gathered
 	atForward          // the layers' loop
 	atLogits           // the head
 	atLoss             // its gradient by logits
 	atHead             // by what came in
+	atTable            // on the CPU, by the head's weights
 	atBackward         // the loop back
-	atHeadGrad         // by the head's weights
+	atHeadGrad         // on a GPU, by the head's weights
 	atEmbedGrad        // by the table
 	atSettle           // gradients are brought to the form that they are kept in, one moment for each
 )
@@ -36,11 +41,15 @@ func (m *space) add(bytes int64, from, to int) {
 }
 
 // peak is what lives together at most. As XLA does, buffers look for a place in results first, the
-// largest of them first, each in the smallest that has room.
+// largest of them first, each in the smallest that has room; of equals those that come last.
 func (m *space) peak() int64 {
 	if len(m.hosts) > 0 {
-		slices.SortStableFunc(m.list, func(a, b buffer) int { return int(min(max(b.bytes-a.bytes, -1), 1)) })
-		slices.SortStableFunc(m.hosts, func(a, b buffer) int { return int(min(max(a.bytes-b.bytes, -1), 1)) })
+		slices.SortStableFunc(m.list, func(a, b buffer) int {
+			return cmp.Or(cmp.Compare(b.bytes, a.bytes), b.to-a.to)
+		})
+		slices.SortStableFunc(m.hosts, func(a, b buffer) int {
+			return cmp.Or(cmp.Compare(a.bytes, b.bytes), b.from-a.from)
+		})
 		guests := make([][]buffer, len(m.hosts))
 		m.list = slices.DeleteFunc(m.list, func(b buffer) bool {
 			for i := range m.hosts {

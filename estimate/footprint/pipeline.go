@@ -123,7 +123,9 @@ func (p *Predictor) pipeline(pl *plan.Plan) ([]Rank, error) {
 			case schedule.Backward:
 				r.worst(held+k.seeds, k.backward)
 			case schedule.Input:
-				r.worst(held+k.seeds, k.input)
+				if k.input.name != "" {
+					r.worst(held+k.seeds, k.input)
+				}
 			case schedule.Weight:
 				r.worst(held, k.weight)
 			}
@@ -138,7 +140,7 @@ func (p *Predictor) reduce(rank int, w *way, list []holding) need {
 	for i := range list {
 		if h := &list[i]; h.cut && w.zero < 2 {
 			n.results += h.stored() * w.grad
-			n.temp += h.whole() * w.sum
+			n.temp = max(n.temp, 2*h.whole()*w.sum) // one is sent, one got ready
 		}
 	}
 	return n
@@ -185,6 +187,15 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) []stage {
 			results += flow
 			st.seeds = flow
 		}
+		if w.gather == "micro" { // what was gathered for the pass forward stays for the one back
+			for i := range st.params {
+				h := &st.params[i]
+				if h.cut && (h.stack || st.last && (h.name != "embed" || p.config.Tied)) {
+					st.kept += h.whole() * w.elem
+					results += h.whole() * w.elem
+				}
+			}
+		}
 		name := fmt.Sprintf("stage%d.", k)
 		g.forward = true
 		st.forward = need{name + "forward", g.temp(), results}
@@ -197,16 +208,46 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) []stage {
 			st.backward = need{name + "backward", g.temp(), given}
 			continue
 		}
-		st.handed = p.handed(st, s, &g)
-		st.input = need{name + "input", g.temp(), given + st.handed}
+		if st.first { // there is no input to have a gradient
+			st.handed = st.kept
+			st.weight = need{name + "weight", g.temp(), 0}
+			continue
+		}
+		var new int64
+		st.handed, new = g.handed()
+		g.half = ofInput
+		st.input = need{name + "input", g.temp(), given + new}
+		g.half = ofWeights
 		st.weight = need{name + "weight", g.temp(), 0}
 	}
 	return list
 }
 
-// handed is what the gradient of the input hands to that of the weights.
-func (p *Predictor) handed(st *stage, s *sizes, g *gradient) int64 {
-	return sum(s.kept(again{})) * st.rounds * s.layers
+// handed is what the gradient of weights takes of a microbatch, and what of it the gradient of the
+// input makes: the gradients of all products, in f32 of norms, and the other factor of each.
+func (g *gradient) handed() (all, made int64) {
+	s, a := g.s, g.again
+	flow, whole := s.values(s.piece, s.embed), s.values(s.tokens, s.embed)
+	mlp, heads := s.values(s.tokens, s.mlp), s.values(s.tokens, s.heads)
+	made = 2*whole + s.ups*mlp + 16*s.piece*s.embed + 2*s.values(s.tokens, s.keys) + heads
+	var kept int64
+	part := func(again bool, before, after int64) {
+		if again {
+			made += after
+		} else {
+			kept += before
+		}
+	}
+	part(a.mlp, mlp, 2*mlp)
+	part(a.norm, 2*flow, 2*whole)
+	part(a.attn, heads, heads)
+	rounds := g.part.rounds * s.layers
+	made, kept = made*rounds, kept*rounds
+	if g.part.last {
+		made += s.values(s.tokens, s.vocab) + 8*s.piece*s.embed
+		kept += flow
+	}
+	return made + kept, made
 }
 
 // stageNeeds lists the programs of all stages and ranks.

@@ -100,9 +100,9 @@ func (p *Predictor) sizes(pl *plan.Plan) sizes {
 // values are bytes of something as long as tokens.
 func (s *sizes) values(tokens, width int64) int64 { return tokens * width * s.elem }
 
-// A kept is the values that one layer keeps for its backward pass: sizes in bytes, equal ones by
-// their number.
-type kept struct {
+// A values is some that one layer keeps for its backward pass: bytes of one, and how many there are
+// of that size.
+type values struct {
 	bytes, count int64
 }
 
@@ -116,7 +116,7 @@ func againOf(list []ir.Tag) again {
 
 // kept lists what a layer keeps: what goes into each half of it, results of norms, and of what is
 // not computed again the arguments of products and of functions that are not linear.
-func (s *sizes) kept(a again) []kept {
+func (s *sizes) kept(a again) []values {
 	flow := int64(2)
 	if !a.norm {
 		flow = 4
@@ -124,23 +124,23 @@ func (s *sizes) kept(a again) []kept {
 			flow = 6
 		}
 	}
-	list := []kept{{s.values(s.piece, s.embed), flow}}
+	list := []values{{s.values(s.piece, s.embed), flow}}
 	if !a.mlp {
-		list = append(list, kept{s.values(s.tokens, s.mlp), s.ups + 3})
+		list = append(list, values{s.values(s.tokens, s.mlp), s.ups + 3})
 	}
 	if !a.attn {
 		n := int64(2)
 		if s.qknorm {
 			n = 3
 		}
-		list = append(list, kept{s.values(s.tokens, s.heads), n}, kept{s.values(s.tokens, s.keys), n},
-			kept{s.tokens * s.count * 4, 1})
+		list = append(list, values{s.values(s.tokens, s.heads), n}, values{s.values(s.tokens, s.keys), n},
+			values{s.tokens * s.count * 4, 1})
 	}
 	return list
 }
 
 // sum adds up the bytes of a list.
-func sum(list []kept) (n int64) {
+func sum(list []values) (n int64) {
 	for _, k := range list {
 		n += k.bytes * k.count
 	}

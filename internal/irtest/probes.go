@@ -152,6 +152,11 @@ var Probes = []Probe{
 		false,
 		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Softmax(x, "b") }),
 	},
+	{"to_host and to_device", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value {
+		first := b.ToHost(b.Mul(x, x))
+		y := b.ToDevice(first, nil)
+		return b.Add(y, b.ToDevice(b.ToHost(b.Neg(x)), first))
+	})},
 	{"split and merge", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		n := small(r, 3)
 		x := b.Split(m.In("x", F32(D("a", 2*n), D("b", 3))), "a", "hi", "lo", n)

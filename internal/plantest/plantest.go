@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
@@ -50,7 +51,8 @@ func Pipes() (rows []Row) {
 	return rows
 }
 
-// Recomputations are a pipeline with every part of a model computed again, alone and together.
+// Recomputations are a pipeline with every part of a model computed again, alone and together, and
+// a mesh without one.
 func Recomputations() (rows []Row) {
 	tags := []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head}
 	for i := range len(tags) + 1 {
@@ -65,7 +67,44 @@ func Recomputations() (rows []Row) {
 				p.Recompute = list
 			}})
 	}
-	return rows
+	return append(rows, Row{"zero3 sp cp, recompute all", []string{"fsdp", "tp", "cp"},
+		func(p *plan.Plan) {
+			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+			p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+			p.Recompute = tags
+		}})
+}
+
+// Offloads are plans that keep activations, or what the optimizer keeps, on the host, or both: on
+// one device, on meshes that compute with masters and with copies of them, with stages whose
+// gradients are one program and two.
+func Offloads() []Row {
+	row := func(name string, axes []string, apply func(p *plan.Plan), what ...string) Row {
+		return Row{name + ", offload " + strings.Join(what, " "), axes, func(p *plan.Plan) {
+			apply(p)
+			p.Offload = what
+		}}
+	}
+	fsdp := func(zero int, gather, schedule string) func(p *plan.Plan) {
+		return func(p *plan.Plan) {
+			p.FSDP = plan.FSDP{Size: 2, Zero: zero, Gather: gather}
+			if schedule != "" {
+				p.PP = plan.PP{Size: 2, Schedule: schedule}
+			}
+		}
+	}
+	const acts, state = plan.Activations, plan.OptimizerState
+	return []Row{
+		row("one", nil, func(*plan.Plan) {}, acts, state),
+		row("zero1", []string{"fsdp"}, fsdp(1, "step", ""), state),
+		row("zero3", []string{"fsdp"}, fsdp(3, "layer", ""), acts),
+		row("zero3 recompute", []string{"fsdp"}, func(p *plan.Plan) {
+			fsdp(3, "layer", "")(p)
+			p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+		}, acts, state),
+		row("zero2 1f1b", []string{"fsdp", "pp"}, fsdp(2, "step", "1f1b"), acts, state),
+		row("zero3 zb-h1", []string{"fsdp", "pp"}, fsdp(3, "layer", "zb-h1"), acts, state),
+	}
 }
 
 // Combine gives all ways to use up to n axes at once, each axis once.
@@ -148,11 +187,17 @@ func Random(r *rand.Rand, c *model.Config, s Size, devices int64) Row {
 				p.Recompute = append(p.Recompute, tag)
 			}
 		}
+		for _, what := range []string{plan.Activations, plan.OptimizerState} {
+			if r.IntN(4) == 0 {
+				p.Offload = append(p.Offload, what)
+			}
+		}
 		row := Row{Apply: func(q *plan.Plan) {
+			q.Offload = p.Offload
 			q.DP, q.PP, q.FSDP, q.TP, q.CP, q.Recompute = p.DP, p.PP, p.FSDP, p.TP, p.CP, p.Recompute
 		}}
-		row.Name = fmt.Sprintf("dp %d, fsdp %v, tp %v, cp %v, pp %v, recompute %v", p.DP, p.FSDP, p.TP,
-			p.CP, p.PP, p.Recompute)
+		row.Name = fmt.Sprintf("dp %d, fsdp %v, tp %v, cp %v, pp %v, recompute %v, offload %v", p.DP,
+			p.FSDP, p.TP, p.CP, p.PP, p.Recompute, p.Offload)
 		if q := row.Plan(s); q.Devices() > 1 && q.Devices() <= devices && q.Check(c) == nil {
 			return row
 		}

@@ -313,6 +313,8 @@ var kernels = map[string]kernel{
 	"sigmoid":       unary(func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }),
 	"convert":       unary(func(x float64) float64 { return x }),
 	"stop_gradient": unary(func(x float64) float64 { return x }),
+	"to_host":       unary(func(x float64) float64 { return x }),
+	"to_device":     unary(func(x float64) float64 { return x }),
 	"split":         func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
 	"merge":         func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
 	"rename":        func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },

@@ -151,6 +151,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add("graph g mesh(a=2) {\n  data %x : f32[n=4]{a: n}\n  %y = all_gather(%x) axis=\"a\" dim=\"n\" : f32[n=8]\n  return %y\n}\n")
 	f.Add("graph g {\n return }")
+	f.Add(hostText)
 	f.Fuzz(func(t *testing.T, text string) {
 		g, err := ir.Parse(text)
 		if err != nil {

@@ -1,0 +1,88 @@
+package autoplan
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/deepwell/deepwell/estimate"
+)
+
+// A plan whose ranks wait for each other for a twentieth of the step or more is not put first if
+// another one that waits less costs at most 3 % more. Waiting is where stragglers and jitter, which
+// no price has in it, add to the step; the 3 % are half of what an estimate is good for.
+const (
+	muchBubble = 0.05
+	worthCalm  = 1.03
+)
+
+// nearBubble is how far the closed form may be above the simulator's bubble.
+const nearBubble = 1.1
+
+// calmer puts a plan with little bubble first, if there is one that costs little more than the best.
+func (s *searcher) calmer(ctx context.Context, best []Choice) ([]Choice, error) {
+	if best[0].Bubble < muchBubble {
+		return best, nil
+	}
+	s.calm = true
+	found, err := s.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.simulate(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if c.Bubble >= muchBubble || s.worse(c, best[0]) > worthCalm {
+			continue
+		}
+		list := []Choice{c}
+		for _, other := range best {
+			if other.Plan.String() != c.Plan.String() && len(list) < s.job.Top {
+				list = append(list, other)
+			}
+		}
+		return list, nil
+	}
+	return best, nil
+}
+
+// worse is how many times as much of the goal a plan has as another.
+func (s *searcher) worse(c, than Choice) float64 {
+	switch s.job.Goal {
+	case Memory:
+		return float64(c.Peak) / float64(than.Peak)
+	case Money:
+		return than.Rate / c.Rate
+	}
+	return than.Rate * float64(than.Devices) / (c.Rate * float64(c.Devices))
+}
+
+// restless is the share of a step that ranks wait for each other in the mean, in closed form.
+func restless(e *estimate.Estimate, n node) float64 {
+	if n.pp == 1 {
+		return 0
+	}
+	busy := 0.0
+	for i := range e.Stages {
+		t := &e.Stages[i]
+		busy += t.Forward + t.Input + t.Weight
+	}
+	mean := float64(n.micros) * busy / float64(n.pp)
+	return (e.Step - e.Tail - e.Parts.Pipeline - mean) / e.Step
+}
+
+// settled says in the first plan's sentence what its little bubble costs, or that much of it could
+// not be had for little.
+func settled(list []Choice, best Choice, searched bool) {
+	switch first := &list[0]; {
+	case !searched:
+	case first.Bubble < muchBubble:
+		slow := best.Rate*float64(best.Devices)/(first.Rate*float64(first.Devices)) - 1
+		first.Why += fmt.Sprintf("; chosen over a plan with %.1f %% bubble, for %.1f %% of time",
+			100*best.Bubble, 100*slow)
+	default:
+		first.Why += fmt.Sprintf("; no plan under %.0f %% bubble is within %.0f %%",
+			100*muchBubble, 100*(worthCalm-1))
+	}
+}

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/autoplan"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// A placing is where the plan that NVIDIA publishes stands among those that a search finds for the
+// same model, cluster and batch.
+type placing struct {
+	row   *bridgeRow
+	told  int     // place of the plan with its sizes of axes among all that were found; 0 if none
+	mesh  int     // its place when plans of the same work count once
+	exact int     // the same, if it has NVIDIA's number of microbatches too
+	best  float64 // seconds of the best plan that was found
+	fifth float64 // of the last one that counts
+	own   float64 // seconds of NVIDIA's
+	peak  int64   // bytes of NVIDIA's, with what it has to recompute
+	fits  string  // what NVIDIA's has to recompute or offload in order to fit; no if nothing helps
+	first string  // the best plan
+}
+
+// first is how many plans count as the first ones.
+const first = 5
+
+// placings makes a case of each model, card and precision, at the last release that measured it.
+func placings(ctx context.Context, rows []bridgeRow, fitted *price.Bridge) ([]placing, error) {
+	last := map[string]*bridgeRow{}
+	for i := range rows {
+		r := &rows[i]
+		key := fmt.Sprint(r.family, r.run.Card, r.run.Precision)
+		if was := last[key]; !r.check && (was == nil || was.release < r.release) {
+			last[key] = r
+		}
+	}
+	var list []placing
+	for _, r := range last {
+		list = append(list, placing{row: r})
+	}
+	slices.SortFunc(list, func(a, b placing) int { return cmp.Compare(a.row.id, b.row.id) })
+	for i := range list {
+		if err := list[i].search(ctx, fitted); err != nil {
+			return nil, fmt.Errorf("%s: %w", list[i].row.id, err)
+		}
+	}
+	return list, nil
+}
+
+// search plans the case and looks for NVIDIA's plan among what is found.
+func (k *placing) search(ctx context.Context, fitted *price.Bridge) error {
+	r := k.row
+	prof := fitted.Profile(r.run)
+	var err error
+	if k.own, k.peak, k.fits, err = r.smallest(prof); err != nil {
+		return err
+	}
+	job := autoplan.Job{Model: r.family, Config: r.config, Cluster: r.cluster, Profile: prof,
+		Seq: r.plan.Seq, Batch: r.plan.Batch, Precisions: []price.Precision{r.run.Precision},
+		Devices: r.cluster.Count, Top: 2 * first}
+	best := map[string]autoplan.Choice{}
+	for _, fixed := range asMegatron(r) {
+		job.Fixed = fixed
+		found, err := autoplan.Search(ctx, job)
+		if e, ok := errors.AsType[*diag.Error](err); ok && e.Code == diag.PlanNoFit {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range found.Choices {
+			key := sizes(c.Plan, max(c.Plan.EP, 1))
+			if was, ok := best[key]; !ok || c.Step < was.Step {
+				best[key] = c
+			}
+		}
+	}
+	k.place(slices.SortedFunc(maps.Values(best), func(a, b autoplan.Choice) int {
+		return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.Peak, b.Peak))
+	}))
+	return nil
+}
+
+// place finds NVIDIA's plan in a list of the best of each mesh.
+func (k *placing) place(list []autoplan.Choice) {
+	r := k.row
+	own := sizes(r.plan, max(r.options.ExpertRanks, 1))
+	places := map[string]int{}
+	for i, c := range list {
+		class := work(c.Plan)
+		if places[class] == 0 {
+			places[class] = len(places) + 1
+		}
+		at := places[class]
+		if i == 0 {
+			k.best, k.first = c.Step, describe(c.Plan)
+		}
+		if at <= first {
+			k.fifth = c.Step
+		}
+		if sizes(c.Plan, max(c.Plan.EP, 1)) == own {
+			k.told, k.mesh = i+1, at
+			if c.Plan.Microbatches == r.plan.Microbatches {
+				k.exact = at
+			}
+		}
+	}
+}
+
+// work is what a device computes in a microbatch. A plan that cuts rows into twice as many pieces
+// and takes twice as many of them has the same work, and only more to send: both are one plan, of
+// which the better stands first.
+func work(p *plan.Plan) string {
+	ranks := max(p.DP, 1) * max(p.FSDP.Size, 1) * max(p.EP, 1)
+	return fmt.Sprintf("tp%d pp%d ep%d zero%d %g rows", p.TP.Size, p.PP.Size, p.EP, p.FSDP.Zero,
+		float64(p.Rows()/ranks)/float64(max(p.CP.Size, 1)))
+}
+
+// sizes are what makes two plans different: those of the axes, and whether parameters are cut.
+func sizes(p *plan.Plan, ep int64) string {
+	cut := ""
+	if p.FSDP.Zero == 3 && p.FSDP.Size > 1 {
+		cut = " fsdp"
+	}
+	return fmt.Sprintf("tp%d cp%d pp%d ep%d%s", max(p.TP.Size, 1), max(p.CP.Size, 1),
+		max(p.PP.Size, 1), ep, cut)
+}
+
+// asMegatron is what Megatron can run of all that a search knows, as things to fix: a distributed
+// optimizer, 1F1B and interleaved 1F1B with stages that it lays out, which are equal when embedding
+// and loss count as layers or when they do not, or those of a layout that the recipe knows; and
+// FSDP without a pipeline for models without experts in bf16 and fp8, as in the recipes.
+func asMegatron(r *bridgeRow) []autoplan.Fixed {
+	list := []autoplan.Fixed{{"pp": "1", "zero": "1"}}
+	if !r.run.Experts && (r.run.Precision == price.FP8 || r.run.Precision == price.BF16) {
+		list = append(list, autoplan.Fixed{"pp": "1", "zero": "3", "gather": "layer"})
+	}
+	layers := r.config.Layers
+	for pp := int64(2); pp <= min(layers, int64(r.cluster.Count)); pp *= 2 {
+		for _, v := range []int64{1, 2, 3, 4, 5, 6, 8} {
+			n, name := pp*v, "interleaved"
+			if v == 1 {
+				name = "1f1b"
+			}
+			even := n <= layers && (layers%n == 0 || (layers+2)%n == 0)
+			if r.config.MLA != nil {
+				even = n == 16 || v == 1 && (pp == 4 || pp == 8) || pp == 4 && v == 2
+			}
+			if even {
+				list = append(list, autoplan.Fixed{"pp": fmt.Sprint(pp), "zero": "1",
+					"schedule": name, "virtual": fmt.Sprint(v)})
+			}
+		}
+	}
+	return list
+}
+
+// smallest prices a row's plan with the least of what the recipes recompute and offload that makes
+// it fit. Rows do not say what they had.
+func (r *bridgeRow) smallest(prof *price.Profile) (step float64, peak int64, how string,
+	err error) {
+	e := r.pricer.Under(prof)
+	for _, v := range []struct {
+		how     string
+		tags    []ir.Tag
+		offload []string
+	}{{"nothing", nil, nil}, {"norms", []ir.Tag{ir.Norm}, nil},
+		{"modules", []ir.Tag{ir.Attn}, nil}, {"modules", []ir.Tag{ir.Attn, ir.Experts}, nil},
+		{"offload", nil, []string{"activations"}}} {
+		p := *r.plan
+		p.Recompute, p.Offload = v.tags, v.offload
+		est, err := e.Price(&p)
+		if err != nil {
+			return 0, 0, "", err
+		}
+		if step, peak, how = est.Step, est.Peak, v.how; peak <= r.cluster.Card.UsableBytes {
+			return step, peak, how, nil
+		}
+	}
+	return step, peak, "no", nil
+}
+
+func (k *placing) line(sep string) string {
+	r, p := k.row, k.row.plan
+	return strings.Join([]string{r.id, r.family, r.run.Card, string(r.run.Precision),
+		sizes(p, max(r.options.ExpertRanks, 1)), fmt.Sprint(k.told), fmt.Sprint(k.mesh),
+		fmt.Sprint(k.exact),
+		fmt.Sprintf("%+.1f", 100*(k.own/k.best-1)), fmt.Sprintf("%+.1f", 100*(k.own/k.fifth-1)),
+		fmt.Sprintf("%.0f of %.0f", gib(k.peak), gib(r.cluster.Card.UsableBytes)), k.fits}, sep)
+}
+
+func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }
+
+// A verdict is how many rows that ran are estimated to fit, by what they have to recompute or keep
+// on the host.
+func verdicts(rows []bridgeRow, fitted *price.Bridge) (map[string]int, error) {
+	count := map[string]int{}
+	for i := range rows {
+		_, _, how, err := rows[i].smallest(fitted.Profile(rows[i].run))
+		if err != nil {
+			return nil, err
+		}
+		count[how]++
+	}
+	return count, nil
+}
+
+const topAbout = `
+## NVIDIA's own plans
+
+For each model, card and precision of Megatron-Bridge, at its last release: where NVIDIA's plan
+stands among those that package autoplan finds for the same devices and batch, under the profile that
+is fitted on all rows. Goal: among the first five in at least 80 %%. The search is asked for what
+Megatron runs: a distributed optimizer, 1F1B and interleaved 1F1B with stages that it lays out
+evenly or by a layout that the recipe knows, FSDP for models without experts in bf16 and fp8; 95 %%
+of the card's memory. "Place" counts plans of the same work once, such as cp2 with two rows instead
+of cp1 with one; "listed" counts every mesh. A plan matches by tp, cp, pp, ep and fsdp; "exact" by
+the microbatches as well. What was chosen with all rows in view: these rules, and what the memory of
+the recipes is made of, which is read from their source and not fitted.
+
+**%d of %d** among the first five (%d listed, %d exact); %d are estimated within 2 %% of the fifth.
+
+| row | model | card | precision | plan | listed | place | exact | %% behind best | behind fifth | GiB | needs |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+`
+
+// topSection tells of NVIDIA's plans, and whether all rows that ran are estimated to fit.
+func topSection(uint64) (*section, error) {
+	rows, err := mbridge()
+	if err != nil {
+		return nil, err
+	}
+	fitted := price.MegatronBridge()
+	list, err := placings(context.Background(), rows, fitted)
+	if err != nil {
+		return nil, err
+	}
+	var told, mesh, exact, near int
+	var lines strings.Builder
+	for i := range list {
+		k := &list[i]
+		among := func(place int) int {
+			if place > 0 && place <= first {
+				return 1
+			}
+			return 0
+		}
+		told, mesh, exact = told+among(k.told), mesh+among(k.mesh), exact+among(k.exact)
+		if k.own <= 1.02*k.fifth {
+			near++
+		}
+		fmt.Fprintf(&lines, "| %s |\n", k.line(" | "))
+	}
+	count, err := verdicts(rows, fitted)
+	if err != nil {
+		return nil, err
+	}
+	head := fmt.Sprintf(topAbout, mesh, len(list), told, exact, near)
+	fit := fmt.Sprintf("\nAll %d rows ran. Estimated to fit on the whole card: %d as they are, %d with "+
+		"norms recomputed, %d with modules (latent projections, activations of experts), %d with "+
+		"activations on the host, as the FSDP recipes have it; not at all: %d.\n", len(rows),
+		count["nothing"], count["norms"], count["modules"], count["offload"], count["no"])
+	page := head + lines.String() + fit
+	return &section{name: "nvidia's plans", text: page, page: page}, nil
+}
+
+// describe is the sizes of a plan.
+func describe(p *plan.Plan) string {
+	return fmt.Sprintf("tp%d cp%d pp%dx%d ep%d, %d microbatches, recomputing %v", max(p.TP.Size, 1),
+		max(p.CP.Size, 1), max(p.PP.Size, 1), max(p.PP.Virtual, 1), max(p.EP, 1), p.Microbatches,
+		p.Recompute)
+}

@@ -1,0 +1,106 @@
+package train_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+// written gives the programs of the example for eight cards, with something offloaded.
+func written(t *testing.T, arch string, offload ...string) *train.Programs {
+	t.Helper()
+	const path = "../examples/plans/llama3.1-8b-8xb200.json"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.Parse(text, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	preset, err := model.Find(p.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Offload = offload
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Precision, r.Recompute = p.Types.Params, p.Recompute
+	w, err := train.Write(preset.Config, r, arch, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// What is offloaded leaves the account of the device for that of the host, by its bytes alone.
+func TestOffloadedBytesCountOnTheHost(t *testing.T) {
+	none := func(*program.Stage) train.Needs { return train.Needs{} }
+	account := func(arch string, offload ...string) train.Footprint {
+		list, err := written(t, arch, offload...).Footprints(none)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *list[0]
+	}
+	before, after := account("sm_100"), account("sm_100", plan.OptimizerState)
+	if before.Host != 0 || after.State != 0 || after.Host != before.State ||
+		after.Copies != before.Copies || after.Grads != before.Grads {
+		t.Errorf("%+v became %+v", before, after)
+	}
+	if cpu := account("cpu", plan.OptimizerState); cpu.Host != 0 || cpu.State != before.State {
+		t.Errorf("on a CPU the host is the device: %+v", cpu)
+	}
+	flag := "xla_gpu_enable_pipelined_host_offloading"
+	if w := written(t, "sm_100", plan.Activations); w.Gradient.Flags[flag] != true {
+		t.Errorf("the gradient is compiled with %v", w.Gradient.Flags)
+	}
+}
+
+// Compiled for cards, offload makes the steps of 8B on eight of them smaller, by what lies on the
+// host (docs/decisions/0016-offload.md).
+func TestOffloadOnBlackwell(t *testing.T) {
+	long.Only(t)
+	c, err := engine.OpenCompiler(t.Context(), "", false)
+	if err != nil {
+		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+	}
+	defer c.Close()
+	cluster, err := machine.ParseCluster("8xb200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile := func(offload ...string) *train.Footprint {
+		list, err := written(t, cluster.Card.Arch, offload...).Footprints(func(s *program.Stage) train.Needs {
+			r, err := c.Compile(t.Context(), s, cluster.Target())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Recomputed > 0 || r.Fits() != nil {
+				t.Errorf("%s: %d instructions again, %v", s.Name, r.Recomputed, r.Fits())
+			}
+			m := r.Memory
+			return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("offload %v: %s", offload, list[0])
+		return list[0]
+	}
+	before := compile()
+	after := compile(plan.Activations, plan.OptimizerState)
+	// XLA packs what is left a little differently: 64 MiB of it were seen.
+	if gone := before.Total() - after.Total(); gone < after.Host-(128<<20) {
+		t.Errorf("%s are on the host, but only %s less on the device", event.Size(after.Host), event.Size(gone))
+	}
+}
