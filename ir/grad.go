@@ -92,7 +92,8 @@ type differ struct {
 
 func newDiffer(fwd *Graph, p GradPlan) *differ {
 	d := &differ{b: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
-		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
+		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{},
+		used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
 	d.b.names = newFresh(fwd)
 	return d

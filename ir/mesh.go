@@ -8,8 +8,8 @@ import (
 )
 
 // meshKinds are the operations that change where values lie. The collectives change a placement;
-// each is the transpose of another, so the gradient of a device's program is a device's program. The
-// moves change the memory of a device's part; gradients stay in the device's own.
+// each is the transpose of another, so the gradient of a device's program is a device's program.
+// The moves change the memory of a device's part; gradients stay in the device's own.
 func meshKinds() map[string]kind {
 	return map[string]kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.

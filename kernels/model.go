@@ -73,8 +73,8 @@ func (s *Set) Gathered(flags map[string]any, layer, devices int64) map[string]an
 // manyDevices lies between 8, where small gathers are hidden, and 128, where they are not.
 const manyDevices = 32
 
-// HostMemory is what PJRT calls the memory of the host that a device reaches by itself; "" where the
-// device has no other. A program without kernels, which every target runs, has none either.
+// HostMemory is what PJRT calls the memory of the host that a device reaches by itself; "" where
+// the device has no other. A program without kernels, which every target runs, has none either.
 func (s *Set) HostMemory() string {
 	if s == nil || s.arch == "cpu" {
 		return ""
@@ -83,8 +83,8 @@ func (s *Set) HostMemory() string {
 }
 
 // Offloading adds the compile options of programs that keep activations on the host: copies of one
-// layer run beside the compute of the next. Without it the schedule waits for them: 405b on 64 B200,
-// 61.1 % of the communication hidden, 91.3 % with it (docs/decisions/0016-offload.md).
+// layer run beside the compute of the next. Without it the schedule waits for them: 405b on 64
+// B200, 61.1 % of the communication hidden, 91.3 % with it (docs/decisions/0016-offload.md).
 func (s *Set) Offloading(flags map[string]any) map[string]any {
 	if s.arch == "cpu" {
 		return flags

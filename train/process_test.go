@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
@@ -138,9 +139,7 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 						t.Errorf("the processes have losses %v and %v", got.Losses[i], x)
 					}
 				}
-				for name, list := range theirs.Params {
-					got.Params[name] = list
-				}
+				maps.Copy(got.Params, theirs.Params)
 				for name, list := range theirs.Grads {
 					for i, x := range list {
 						if len(got.Grads[name]) <= i {
