@@ -33,6 +33,7 @@ type PlanJob struct {
 	From      string // STACK=FILE, the configuration that is run today
 	Emit      string // a stack that the best plan is written for
 	Top       int    // plans to tell
+	Calibrate string // calibrations, or folders of runs, to correct predictions by
 	Output    string // where the best plan goes; "" is nowhere
 }
 
@@ -49,7 +50,9 @@ type Planned struct {
 	Output string      `json:"output,omitempty"`
 	Next   string      `json:"next,omitempty"` // the command that goes on with the plan
 	Today  *Today      `json:"today,omitempty"`
-	Emit   string      `json:"emit,omitempty"` // the best plan as another stack takes it
+	// Calibrated is how many runs corrected the predictions.
+	Calibrated int    `json:"calibrated,omitempty"`
+	Emit       string `json:"emit,omitempty"` // the best plan as another stack takes it
 }
 
 // A Today is what a person runs, and what changes would bring.
@@ -74,6 +77,14 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 	done := &Planned{Output: job.Output}
 	v.pass("read the model and the cluster", func() (err error) {
 		search, err = job.read()
+		return err
+	})
+	v.pass("calibrate", func() error {
+		c, err := calibrate(job.Calibrate, search.Profile.Name)
+		if err == nil {
+			search.Correction = c.For(&search)
+			done.Calibrated = search.Correction.Runs
+		}
 		return err
 	})
 	if job.From != "" {

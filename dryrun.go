@@ -30,6 +30,7 @@ type DryRunJob struct {
 	WhatIf    string  // such as slow=1.2@3,links=2,jitter=0.05,seed=7
 	Report    string  // where a page goes; "" is nowhere
 	Trace     string  // where a trace goes; "" is nowhere
+	Calibrate string  // calibrations, or folders of runs, to correct predictions by
 }
 
 // A DryRan is what a plan would do.
@@ -48,6 +49,8 @@ type DryRan struct {
 	Memory   estimate.Memory `json:"memory"`
 	Budget   dryrun.Budget   `json:"budget"`
 	Bill     dryrun.Bill     `json:"bill"`
+	// Calibrated is how many runs corrected the prediction.
+	Calibrated int `json:"calibrated,omitempty"`
 	*dryrun.Timeline
 }
 
@@ -98,7 +101,14 @@ func (r *rehearsal) read() (err error) {
 	if r.done.Budget.Tokens, err = parseTokens(r.job.Tokens); err != nil {
 		return err
 	}
-	r.what, err = parseWhatIf(r.job.WhatIf)
+	if r.what, err = parseWhatIf(r.job.WhatIf); err != nil {
+		return err
+	}
+	c, err := calibrate(r.job.Calibrate, s.Profile.Name)
+	if err == nil {
+		s.Correction = c.For(s)
+		r.done.Calibrated = s.Correction.Runs
+	}
 	return err
 }
 
@@ -126,6 +136,7 @@ func (r *rehearsal) price() error {
 	if r.priced, err = e.Price(r.plan); err != nil {
 		return at(err, r.job.Plan)
 	}
+	r.search.Correction.Apply(&r.priced)
 	r.done.Peak, r.done.Memory, r.done.Parts = r.priced.Peak, r.priced.Memory, partsOf(r.priced)
 	return nil
 }
@@ -195,6 +206,9 @@ func (r *rehearsal) improve(ctx context.Context) error {
 		return err
 	}
 	r.done.Helps = append(plans, helps...)
+	for i := range r.done.Helps { // they are for a day on which nothing goes wrong
+		r.done.Helps[i].Step *= r.done.Step / now.Step
+	}
 	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Help) int {
 		return cmp.Compare(a.Step, b.Step)
 	})

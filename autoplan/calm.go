@@ -15,15 +15,21 @@ const (
 	worthCalm  = 1.03
 )
 
-// nearBubble is how far the closed form may be above the simulator's bubble.
-const nearBubble = 1.1
+// nearBubble is how far the closed form may be above the simulator's bubble. Candidates that turn
+// out to be no better are dropped, so that a search for calm ones looks at more meshes.
+const (
+	nearBubble = 1.1
+	calmMeshes = 20
+)
 
 // calmer puts a plan with little bubble first, if there is one that costs little more than the best.
 func (s *searcher) calmer(ctx context.Context, best []Choice) ([]Choice, error) {
 	if best[0].Bubble < muchBubble {
 		return best, nil
 	}
-	s.calm = true
+	top := s.job.Top
+	s.calm, s.job.Top = true, max(top, calmMeshes)
+	defer func() { s.job.Top = top }()
 	found, err := s.run(ctx)
 	if err != nil {
 		return nil, err
@@ -33,12 +39,12 @@ func (s *searcher) calmer(ctx context.Context, best []Choice) ([]Choice, error) 
 		return nil, err
 	}
 	for _, c := range all {
-		if c.Bubble >= muchBubble || s.worse(c, best[0]) > worthCalm {
+		if s.worse(c, best[0]) > worthCalm {
 			continue
 		}
 		list := []Choice{c}
 		for _, other := range best {
-			if other.Plan.String() != c.Plan.String() && len(list) < s.job.Top {
+			if other.Plan.String() != c.Plan.String() && len(list) < top {
 				list = append(list, other)
 			}
 		}

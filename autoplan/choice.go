@@ -89,6 +89,9 @@ func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, e
 	var told []Choice
 	seen := map[meshKey]bool{}
 	for _, i := range order {
+		if s.calm && choices[i].Bubble >= muchBubble { // the closed form was a little below
+			continue
+		}
 		if key := found[i].key(); !seen[key] && len(told) < s.job.Top {
 			seen[key] = true
 			told = append(told, choices[i])
@@ -105,6 +108,8 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		return Choice{}, err
 	}
 	p := *w.plans[c.count]
+	e.Stages = slices.Clone(e.Stages)
+	s.job.Correction.Apply(&e)
 	step, err := StepOf(&p, e)
 	if err != nil {
 		return Choice{}, err
@@ -115,7 +120,6 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	}
 	n := s.counts[c.count]
 	p.Precision = told(s.job.Precisions[c.precision])
-	e.Stages = slices.Clone(e.Stages)
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Step: line.Step,
 		Low: e.Low, High: e.High, Rate: s.job.tokens(c.rows) / line.Step / float64(n), Peak: e.Peak,
 		Bubble: line.Bubble, Estimate: e}

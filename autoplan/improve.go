@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -48,13 +49,17 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 			}
 		}
 		found := c.try(ctx)
-		if found == nil || found.step > 0.995*step {
+		if found == nil {
+			continue
+		}
+		e := estimate.Estimate{Step: found.step, High: found.high}
+		if j.Correction.Apply(&e); e.Step > 0.995*step {
 			continue
 		}
 		better := c.blank(p.Cluster)
 		c.fill(better, found.node, found.family, c.variants()[found.variant])
 		list = append(list, dryrun.Help{Change: differences(all, fixedOf(better), g.name),
-			Step: found.step, Peak: found.peak})
+			Step: e.Step, Peak: found.peak})
 	}
 	slices.SortStableFunc(list, func(a, b dryrun.Help) int { return int(1e6 * (a.Step - b.Step)) })
 	return slices.CompactFunc(list, func(a, b dryrun.Help) bool { return a.Change == b.Change }), nil

@@ -58,6 +58,8 @@ type Job struct {
 	// Devices is how many devices the plan must use; 0 leaves some idle if that is better.
 	Devices int
 	Top     int // how many plans to tell; 0 means 5
+	// Correction is what measured runs say of the predictions.
+	Correction Correction
 	// Capacity is the bytes that a plan may use of a device; 0 means 95 % of what the card gives.
 	Capacity int64
 }

@@ -90,6 +90,7 @@ type candidate struct {
 	variant int
 	metric  float64
 	step    float64
+	high    float64 // that nine in ten steps do not exceed, as low is not fallen short of
 	peak    int64
 	stays   int64 // bytes that no recomputation and no offload takes off
 }
@@ -400,7 +401,7 @@ func (w *worker) candidate(n node, f family, v int) (candidate, bool) {
 	if e.Peak > s.job.Capacity {
 		w.nearest = min(w.nearest, e.Peak)
 	}
-	c := candidate{node: n, family: f, variant: v, step: e.Step, peak: e.Peak,
+	c := candidate{node: n, family: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
 		stays: e.Peak - e.Memory.Activations - e.Memory.Temp}
 	if len(s.variants[v].offload) == 0 && s.offloads {
 		c.stays -= e.Memory.Optimizer

@@ -108,6 +108,24 @@ func TestKnownModels(t *testing.T) {
 	}
 }
 
+// However few plans are told, the first has little bubble where that costs little. With two the
+// closed form's candidates near 5 % once crowded the others out.
+func TestFewPlansAreCalm(t *testing.T) {
+	if testing.Short() || raced {
+		t.Skip("takes time")
+	}
+	j := jobFor(t, "deepseek-v3", "1024xgb200", 4096, 64<<20)
+	for _, j.Top = range []int{1, 2} {
+		r, err := Search(t.Context(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if best := r.Choices[0]; best.Bubble >= muchBubble || !strings.Contains(best.Why, "chosen over") {
+			t.Errorf("of %d: a bubble of %.1f %%, %s", j.Top, 100*best.Bubble, best.Why)
+		}
+	}
+}
+
 // What is pruned cannot be best: pricing every plan of the space finds none better.
 func TestPruningIsExact(t *testing.T) {
 	if raced {

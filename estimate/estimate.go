@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -116,7 +117,8 @@ type Estimator struct {
 	kept    map[cut]*priced
 	holds   map[shape][]int
 	replays *replays
-	room    []float64 // for walks over replays
+	room    []float64            // for walks over replays
+	own     *footprint.Predictor // of the memory of our own programs; nil until it is asked for
 	// has says which kinds of layer there are, below how many of each stand before a place, and
 	// lastKind is that of the last layer.
 	has      [layerKinds]bool
@@ -167,7 +169,7 @@ func (e *Estimator) With(o Options) *Estimator {
 
 func (e *Estimator) forget() {
 	e.kept, e.holds = map[cut]*priced{}, map[shape][]int{}
-	e.room = nil
+	e.room, e.own = nil, nil
 }
 
 // Price works out a plan. It does not ask whether the plan can run or fits: see
@@ -201,6 +203,9 @@ func (e *Estimator) Price(p *plan.Plan) (Estimate, error) {
 	}
 	e.account(&est, &l, loads, pipe)
 	e.remember(&est, &l, loads, held)
+	if err := e.compiled(p, &est); err != nil {
+		return Estimate{}, err
+	}
 	e.interval(&est)
 	return est, nil
 }

@@ -229,7 +229,7 @@ func (s *sharing) stages() {
 	if err != nil {
 		return
 	}
-	runs := 2.0
+	runs := 2.0 // programs of a stage for a microbatch
 	if list.Name == "zb-h1" || list.Name == "zb-v" {
 		runs = 3
 	}
@@ -238,6 +238,6 @@ func (s *sharing) stages() {
 	between := float64(list.Stages() - 1)
 	s.u.Streams += each * between * 2 * 2 * 4 * s.tokens * s.hidden()
 	// What a layer keeps for its gradients leaves one program and enters another.
-	s.u.Streams += each * float64(s.c.Layers) * 2 * 4 * s.tokens *
+	s.u.Streams += each * float64(s.c.Layers) * (runs - 1) * 2 * 4 * s.tokens *
 		(6*s.hidden() + 3*float64(s.c.MLP)/s.tp)
 }

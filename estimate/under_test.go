@@ -3,6 +3,7 @@ package estimate
 import (
 	"testing"
 
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -30,5 +31,42 @@ func TestUnder(t *testing.T) {
 	if a, b := mustPrice(t, made.With(Options{Precision: price.FP8}), p).Step,
 		mustPrice(t, made.With(Options{Precision: price.NVFP4}), p).Step; b >= a {
 		t.Errorf("nvfp4 takes %v s, fp8 %v s", b, a)
+	}
+}
+
+// TestDoubt has an interval grow with what the profile has not seen.
+func TestDoubt(t *testing.T) {
+	wide := func(model, cluster, prof string, prec price.Precision) float64 {
+		est := mustPrice(t, estimator(t, model, cluster, prof).With(Options{Precision: prec}), base())
+		return est.High / est.Low
+	}
+	seen := wide("llama3-70b", "64xb200", "megatron", price.BF16)
+	for name, other := range map[string]float64{
+		"model":     wide("llama3.1-8b", "64xb200", "megatron", price.BF16),
+		"card":      wide("llama3-70b", "64xgb200", "megatron", price.BF16),
+		"precision": wide("llama3-70b", "64xb200", "megatron", price.FP8),
+	} {
+		if other <= seen {
+			t.Errorf("a new %s: %v, all seen: %v", name, other, seen)
+		}
+	}
+}
+
+// TestNarrowMemory has Transformer Engine keep less in narrow types, and a module that is computed
+// again keep less than nothing recomputed and more than everything.
+func TestNarrowMemory(t *testing.T) {
+	e := estimator(t, "deepseek-v3", "64xgb200", "megatron-26.08")
+	kept := func(prec price.Precision, tags ...ir.Tag) int64 {
+		p := base()
+		p.Recompute = tags
+		return mustPrice(t, e.With(Options{Precision: prec, ExpertRanks: 64}), p).Memory.Activations
+	}
+	none, module := kept(price.MXFP8), kept(price.MXFP8, ir.Attn)
+	all := kept(price.MXFP8, ir.Norm, ir.Attn, ir.MLP, ir.Experts)
+	if wide := kept(price.BF16); none >= wide {
+		t.Errorf("mxfp8 keeps %d bytes, bf16 %d", none, wide)
+	}
+	if module >= none || all >= module {
+		t.Errorf("nothing recomputed %d bytes, a module %d, all %d", none, module, all)
 	}
 }

@@ -83,10 +83,10 @@ type Profile struct {
 	fused  bool    // experts are fused wherever the stack can
 }
 
-// An Error is how sure a profile is: standard deviations of the logarithm of measured over estimated
-// time, whose squares add up. An estimate of a model and a card that the constants were fitted on
-// has the noise of a row alone; what was not seen adds its own. Each is chosen so that 1.645 of it
-// holds nine in ten rows that were left out of a fit (docs/accuracy.md).
+// An Error is how sure a profile is: standard deviations of the logarithm of measured over
+// estimated time, whose squares add up. An estimate of a model and a card that the constants were
+// fitted on has the noise of a row alone; what was not seen adds its own. Each is chosen so that
+// 1.645 of it holds nine in ten rows that were left out of a fit (docs/accuracy.md).
 type Error struct {
 	Dense  float64 // a row of a model without experts
 	Expert float64 // a row of a model with experts

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -91,6 +92,80 @@ func TestBridgeShipped(t *testing.T) {
 	}
 	if sum > 0.042 { // 3.8 % when they were fitted
 		t.Errorf("the shipped constants are %.2f %% off in the mean", 100*sum)
+	}
+}
+
+// TestKnown holds the models that profiles say they were fitted on to their presets.
+func TestKnown(t *testing.T) {
+	for _, p := range price.Profiles() {
+		for _, k := range p.Error.Models {
+			found, err := model.Find(k.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := found.Config
+			own := price.Known{Name: k.Name, Hidden: c.Hidden, MLP: c.MLP}
+			if c.MoE != nil {
+				own.MLP, own.Experts = c.MoE.MLP, c.MoE.Experts
+			}
+			if own != k {
+				t.Errorf("%s: %+v, the preset is %+v", p.Name, k, own)
+			}
+		}
+	}
+}
+
+// TestVerdicts has every plan that ran fit its card.
+func TestVerdicts(t *testing.T) {
+	rows, err := mbridge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count, err := verdicts(rows, price.MegatronBridge())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if count["no"] > 0 || count["nothing"] < 120 {
+		t.Errorf("what rows need in order to fit: %v", count)
+	}
+}
+
+// TestPlacing looks for one of NVIDIA's plans in a search.
+func TestPlacing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a second of searches")
+	}
+	rows, err := mbridge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(rows, func(r bridgeRow) bool { return r.id == "mbridge-008" })
+	k := placing{row: &rows[at]}
+	if err := k.search(t.Context(), price.MegatronBridge()); err != nil {
+		t.Fatal(err)
+	}
+	if k.mesh == 0 || k.mesh > first || k.fits != "nothing" {
+		t.Errorf("%s", k.line(" "))
+	}
+}
+
+func TestNine(t *testing.T) {
+	off := []float64{0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9}
+	for _, c := range []struct {
+		weights []float64
+		want    float64
+	}{
+		{nil, 0.9}, // nine of ten, the tenth being still to come
+		{[]float64{1, 19, 1, 1, 1, 1, 1, 1, 1}, 0.8},
+	} {
+		if got := nine(off, c.weights) * 1.645; math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("weights %v: %v, want %v", c.weights, got, c.want)
+		}
+	}
+	// One model that is twice the noise off leaves much room; ten leave little more.
+	if one, ten := strange(0.02, []float64{0.0016}), strange(0.02, slices.Repeat(
+		[]float64{0.0016}, 10)); one < 3*ten || ten < 0.03 {
+		t.Errorf("%v from one model, %v from ten", one, ten)
 	}
 }
 

@@ -28,6 +28,7 @@ func run(w io.Writer, seed uint64, rows bool, dir string) error {
 	var page bytes.Buffer
 	page.WriteString(opening)
 	pictures := map[string][]byte{}
+	var held []cover
 	for _, s := range studies() {
 		r, err := s.run(seed)
 		if err != nil {
@@ -39,6 +40,9 @@ func run(w io.Writer, seed uint64, rows bool, dir string) error {
 			fmt.Fprintln(w, r.rows())
 		}
 		r.markdown(&page)
+		if s.name != inView {
+			held = append(held, r.covers()...)
+		}
 		pictures["accuracy-"+s.name+".svg"] = r.picture()
 	}
 	memory, err := memories()
@@ -55,7 +59,10 @@ func run(w io.Writer, seed uint64, rows bool, dir string) error {
 		}
 		fmt.Fprintf(w, "== %s\n%s\n", s.name, s.text)
 		page.WriteString(s.page)
+		held = append(held, s.covers...)
 	}
+	fmt.Fprintln(w, covers(held))
+	page.WriteString(covers(held))
 	if dir == "" {
 		return nil
 	}
@@ -76,13 +83,13 @@ largest of a split, both as means over the random splits, with the worst split o
 Layouts that were measured with several numbers of microbatches count once in means.
 
 What was chosen with all rows in view, and is therefore not held out, so that the figures are a
-little better than those of runs to come: which effects there are, the priors of the constants (those
-of stream and optimizer were moved twice), the power 4 in which host and device time are added
-(3 and 6 were tried), 25, 45 and 20 operations of the host for attention, latent attention and an
-MLP, that a rank's end of step hides behind the stages before it, and that attention is no faster
+little better than those of runs to come: which effects there are, the priors of the constants
+(those of stream and optimizer were moved twice), the power 4 in which host and device time are
+added (3 and 6 were tried), 25, 45 and 20 operations of the host for attention, latent attention and
+an MLP, that a rank's end of step hides behind the stages before it, and that attention is no faster
 than at 131,072 tokens. A factor for bubbles (0.89 on simumax) and measured rates of single shapes
 of products were tried and left out. The number of operations of a layer of experts was first chosen
-from 60, 90 and 120 by the errors of held-out rows, which is no holding out; it is now fitted in each
-split like all else, from a prior of 90 ± 45.
+from 60, 90 and 120 by the errors of held-out rows, which is no holding out; it is now fitted in
+each split like all else, from a prior of 90 ± 45.
 Everything in the tables of constants is fitted anew in each split.
 `

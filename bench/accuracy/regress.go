@@ -198,4 +198,7 @@ func (f *fitting) without(slopes [][]float64, in func(int) bool) []float64 {
 }
 
 // A section is what a study prints and what it adds to the page.
-type section struct{ name, text, page string }
+type section struct {
+	name, text, page string
+	covers           []cover
+}

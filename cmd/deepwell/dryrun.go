@@ -52,6 +52,7 @@ func (a *app) dryrun() *cobra.Command {
 		"what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
 		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32")
+	flags.StringVar(&job.Calibrate, "calibrate", "", calibrateUsage)
 	flags.StringVar(&job.Stack, "stack", "deepwell",
 		"whose software to price: deepwell, megatron, torchtitan, maxtext")
 	return cmd
@@ -64,6 +65,9 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
 	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
 		d.High, grouped(int64(d.Rate)), 100*d.Bubble)
+	if d.Calibrated > 0 {
+		fmt.Fprintf(w, "calibrated  by %s\n", runsOf(d.Calibrated))
+	}
 	verdict := "fits"
 	if d.Capacity > 0 && d.Peak > d.Capacity {
 		verdict = "does not fit"

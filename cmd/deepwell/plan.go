@@ -67,9 +67,21 @@ func (a *app) plan() *cobra.Command {
 		"price what is run today and say what to change: megatron=FILE, torchtitan=FILE, maxtext=FILE")
 	flags.StringVar(&job.Emit, "emit", "",
 		"print the best plan for another stack: megatron, torchtitan, maxtext")
+	flags.StringVar(&job.Calibrate, "calibrate", "", calibrateUsage)
 	flags.IntVar(&job.Top, "top", 5, "how many plans to tell")
 	flags.StringVarP(&job.Output, "output", "o", "", "where the best plan goes, such as plan.json")
 	return cmd
+}
+
+const calibrateUsage = "correct predictions by what was measured: the folder of a run with its plan,\n" +
+	"or the calibration.json that was made of one; several with commas between"
+
+// runsOf spells a number of runs.
+func runsOf(n int) string {
+	if n == 1 {
+		return "one measured run"
+	}
+	return fmt.Sprintf("%d measured runs", n)
 }
 
 // axes are the columns of sizes. Some are shown only where a plan has more than 1.
@@ -96,6 +108,9 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 		grouped(found.Space), grouped(found.Priced), found.Seconds)
 	if err := writeTable(w, found.Choices); err != nil {
 		return err
+	}
+	if found.Calibrated > 0 {
+		fmt.Fprintf(w, "calibrated by %s of this model on this card\n", runsOf(found.Calibrated))
 	}
 	m := best.Estimate.Memory
 	fmt.Fprintf(w, "peak of #1: params %s · gradients %s · optimizer %s · activations %s · temp %s"+
