@@ -37,7 +37,8 @@ var layers = [][]string{
 	{"pipeline", "autoplan"},
 	{"train"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
-		"bench/depth", "bench/overlap", "bench/mesh", "bench/accuracy", "bench/memory"},
+		"bench/depth", "bench/overlap", "bench/mesh", "bench/accuracy", "bench/memory",
+		"bench/live"},
 }
 
 // place gives a package's row and its place in the row.
@@ -144,6 +145,7 @@ var grown = map[string]string{
 	"files cmd/deepwell":     "0010: one file for each command",
 	"files ":                 "0010: one file for each verb of the pipeline",
 	"exported event":         "0010: a kind of event is a row of the table",
+	"exported price":         "0010: kinds of collective and precisions are words",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
 }
 

@@ -258,6 +258,12 @@ func (r *runner) openFolder() (err error) {
 	if err := r.keepTokenizer(); err != nil {
 		return diag.New(diag.FileError, "cannot keep the tokenizer in %s", out).Wrap(err)
 	}
+	if r.plan != nil { // for plan --calibrate
+		kept := filepath.Join(out, "plan.json")
+		if err := atomicfile.Write(kept, []byte(r.plan.String()), 0o666); err != nil {
+			return diag.New(diag.FileError, "cannot keep the plan in %s", out).Wrap(err)
+		}
+	}
 	if r.log, err = event.Open(filepath.Join(out, "events.jsonl"), time.Now); err != nil {
 		return diag.New(diag.FileError, "cannot write the run's events").At("%s", out).Wrap(err)
 	}

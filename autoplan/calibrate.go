@@ -97,13 +97,13 @@ func (c *Calibration) For(j *Job) Correction {
 	return Correction{Factor: math.Exp(sum / float64(n)), Runs: n, noise: noise / float64(n*n)}
 }
 
-// betweenPlans is the deviation of measured over predicted between plans of one model with constants
-// fitted to the stack: 2.5 % over SimuMax's 43 runs (docs/accuracy.md).
+// betweenPlans is the deviation of measured over predicted between plans of one model, with
+// constants fitted to the stack: 2.5 % over SimuMax's 43 runs (docs/accuracy.md).
 const betweenPlans = 0.0251
 
-// Apply corrects an estimate. Its error has two parts: one that all plans of the model share, c, and
-// one of each plan, p, with s² = c² + p² and p of 2.5 % or all of s if that is less. The mean of n
-// runs shows c with a variance of e = p²/n and what measuring adds, so that of its logarithm r the
+// Apply corrects an estimate. Its error has two parts: one that all plans of the model share, c,
+// and one of each plan, p, with s² = c² + p² and p of 2.5 % or all of s if that is less. The mean of
+// n runs shows c with a variance of e = p²/n and what measuring adds, so that of its logarithm r the
 // share w = c²/(c²+e) is taken: times are multiplied by exp(w·r), and the variance that is left is
 // (1-w)·c² + p².
 func (c Correction) Apply(e *estimate.Estimate) {

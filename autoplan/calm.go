@@ -22,7 +22,7 @@ const (
 	calmMeshes = 20
 )
 
-// calmer puts a plan with little bubble first, if there is one that costs little more than the best.
+// calmer puts a plan with little bubble first, if one costs little more than the best.
 func (s *searcher) calmer(ctx context.Context, best []Choice) ([]Choice, error) {
 	if best[0].Bubble < muchBubble {
 		return best, nil

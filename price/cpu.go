@@ -4,8 +4,8 @@ import "github.com/deepwell/deepwell/machine"
 
 // A Shared is a host whose devices share the cores of one processor, as those of XLA's CPU engine
 // do. What one device waits for another one uses, so that a step takes as long as the work of all
-// devices together: bubbles cost nothing, while copies of the same work, and each program, operation
-// and meeting of devices, cost what they take from the cores.
+// devices together: bubbles cost nothing, while copies of the same work, and each program,
+// operation and meeting of devices, cost what they take from the cores.
 type Shared struct {
 	// Arithmetic is operations a second of the products of a step, and Packed bytes a second of
 	// their sides, which are copied into the order that a product reads them in.

@@ -73,8 +73,8 @@ func (a *app) plan() *cobra.Command {
 	return cmd
 }
 
-const calibrateUsage = "correct predictions by what was measured: the folder of a run with its plan,\n" +
-	"or the calibration.json that was made of one; several with commas between"
+const calibrateUsage = "correct predictions by what was measured: the folder of a run with its " +
+	"plan, or the calibration.json that was made of one; several with commas between"
 
 // runsOf spells a number of runs.
 func runsOf(n int) string {

@@ -1,0 +1,104 @@
+package deepwell
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/deepwell/deepwell/autoplan"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+)
+
+// calibrationFile is what a calibration is called in the folder of its run.
+const calibrationFile = "calibration.json"
+
+// calibrate reads calibrations, and makes those of runs: names with commas between, each a file or
+// the folder of a run. stack is whose prices the runs are held to.
+func calibrate(names, stack string) (*autoplan.Calibration, error) {
+	if names == "" {
+		return nil, nil
+	}
+	all := &autoplan.Calibration{}
+	for name := range strings.SplitSeq(names, ",") {
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, diag.New(diag.FileError, "cannot read what to calibrate by").At("%s", name).
+				Wrap(err)
+		}
+		read := readCalibration
+		if info.IsDir() {
+			read = func(name string) (*autoplan.Calibration, error) { return calibrateRun(name, stack) }
+		}
+		c, err := read(name)
+		if err != nil {
+			return nil, err
+		}
+		all.Runs = append(all.Runs, c.Runs...)
+	}
+	return all, nil
+}
+
+func readCalibration(path string) (*autoplan.Calibration, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the calibration").At("%s", path).Wrap(err)
+	}
+	return autoplan.ParseCalibration(text, path)
+}
+
+// calibrateRun holds a run to its prediction and writes what comes of it into the run's folder.
+func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
+	seconds, err := stepsOf(filepath.Join(dir, "events.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	m, ok := autoplan.NewMeasurement(seconds)
+	if !ok {
+		return nil, diag.New(diag.BadInput, "the run has %d steps; those that warm up do not count",
+			len(seconds)).At("%s", dir).Try("train for 10 steps or more")
+	}
+	path := filepath.Join(dir, "plan.json")
+	if _, err := os.Stat(path); err != nil {
+		return nil, diag.New(diag.FileError, "the run's folder has no plan").At("%s", path).Wrap(err).
+			Try("copy the plan that the run was started with to %s", path)
+	}
+	r := &rehearsal{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
+	for _, do := range []func() error{r.read, r.price, r.simulate} {
+		if err := do(); err != nil {
+			return nil, err
+		}
+	}
+	m.Model, m.Card, m.Stack = r.plan.Model, r.search.Cluster.Card.Name, r.search.Profile.Name
+	m.Precision, m.Predicted = r.plan.Precision, r.done.Step
+	c := &autoplan.Calibration{Runs: []autoplan.Measurement{m}}
+	text, err := c.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, calibrationFile)
+	if err := atomicfile.Write(out, text, 0o644); err != nil {
+		return nil, diag.New(diag.FileError, "cannot write the calibration").At("%s", out).Wrap(err)
+	}
+	return c, nil
+}
+
+// stepsOf reads the seconds of a run's steps from its events.
+func stepsOf(path string) ([]float64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the run's events").At("%s", path).Wrap(err)
+	}
+	defer func() { _ = f.Close() }()
+	var list []float64
+	for record, err := range event.Read(f) {
+		if err != nil {
+			return nil, diag.New(diag.BadInput, "the run's events cannot be read").At("%s", path).Wrap(err)
+		}
+		if s, ok := record.Event.(event.Step); ok {
+			list = append(list, s.Seconds)
+		}
+	}
+	return list, nil
+}
