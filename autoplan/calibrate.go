@@ -102,10 +102,10 @@ func (c *Calibration) For(j *Job) Correction {
 const betweenPlans = 0.0251
 
 // Apply corrects an estimate. Its error has two parts: one that all plans of the model share, c,
-// and one of each plan, p, with s² = c² + p² and p of 2.5 % or all of s if that is less. The mean of
-// n runs shows c with a variance of e = p²/n and what measuring adds, so that of its logarithm r the
-// share w = c²/(c²+e) is taken: times are multiplied by exp(w·r), and the variance that is left is
-// (1-w)·c² + p².
+// and one of each plan, p, with s² = c² + p² and p of 2.5 % or all of s if that is less. The mean
+// of n runs shows c with a variance of e = p²/n and what measuring adds, so that of its logarithm r
+// the share w = c²/(c²+e) is taken: times are multiplied by exp(w·r), and the variance that is left
+// is (1-w)·c² + p².
 func (c Correction) Apply(e *estimate.Estimate) {
 	if c.Runs == 0 || e.Step <= 0 || e.High <= e.Step {
 		return

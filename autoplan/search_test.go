@@ -67,8 +67,8 @@ func TestKnownModels(t *testing.T) {
 		short, long    bool
 	}{
 		{"llama3.1-8b", "8xb200", 8192, 1 << 20, 1, true, false},
-		{"llama3.1-70b", "64xgb200", 8192, 4 << 20, 1, true, false},
-		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 2, false, true},
+		{"llama3.1-70b", "64xgb200", 8192, 4 << 20, 2, true, false},
+		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 4, false, true},
 		{"mixtral-8x7b", "8xb200", 4096, 1 << 20, 1, false, false},
 		{"qwen3-235b-a22b", "64xgb200", 4096, 4 << 20, 2, false, true},
 		{"deepseek-v3", "1024xgb200", 4096, 64 << 20, 1, false, false},

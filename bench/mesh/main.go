@@ -11,10 +11,10 @@ import (
 	"os"
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/resident"
+	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/plan"
 )
 

@@ -7,11 +7,11 @@ import (
 	"os"
 	"time"
 
-	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"

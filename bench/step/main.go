@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/resident"
+	"github.com/deepwell/deepwell/internal/turns"
 )
 
 var sizes = []turns.Size{

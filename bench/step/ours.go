@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/turns"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/turns"
 )
 
 //go:embed jax_side.py

@@ -16,7 +16,7 @@ func (g *gradient) onCPU() int64 {
 		switch {
 		case g.w.unrolled && !g.sharded(): // cheap functions are computed again, as nothing is stacked
 			kept[1].count -= 2
-		case g.w.unrolled && g.plan.Size(plan.ContextAxis) == 1: // XLA finds that scores are computed again, and keeps them
+		case g.w.unrolled && g.s.cp == 1: // XLA finds that scores are computed again, and keeps them
 			n := g.pieces()
 			kept = append(kept, values{g.s.rows * g.s.count * g.s.seq * g.s.seq * 2 * (n + 1) / n, 1})
 		}
@@ -37,13 +37,13 @@ func (g *gradient) onCPU() int64 {
 		if joint || g.backward && g.half == both {
 			m.add(logits, atLogits, to) // its gradient takes its place
 		}
-		m.add(logits/8, atLoss, atLoss)       // kernels.Chunks
-		if g.plan.Size(plan.TensorAxis) > 1 { // a label may be of another device
+		m.add(logits/8, atLoss, atLoss) // kernels.Chunks
+		if g.s.tp > 1 {                 // a label may be of another device
 			m.add(logits, atLoss, atLoss)
-			if g.p.config.Vocab%g.plan.Size(plan.TensorAxis) != 0 { // or of none
+			if g.p.config.Vocab%g.s.tp != 0 { // or of none
 				m.add(logits, atLoss, atLoss)
 			}
-			if g.plan.TP.Overlap { // halves are joined
+			if g.plan.TP.Overlap && g.sharded() { // halves are joined
 				m.add(logits, atLoss, atLoss)
 			}
 		}
@@ -123,7 +123,7 @@ func (g *gradient) pieces() int64 {
 	if g.p.rounded(g.plan) {
 		most = 2
 	}
-	if g.plan.Size(plan.ContextAxis) > 1 {
+	if g.s.cp > 1 {
 		return 1
 	}
 	return max(1, min(g.s.seq/64, most))
@@ -150,13 +150,13 @@ func (g *gradient) cpuSet(weights int64, back bool) int64 {
 // unrolled tells whether the layers are written one after another (train.Write).
 func (p *Predictor) unrolled(pl *plan.Plan) bool {
 	return p.cpu && p.config.Layers <= 32 && len(pl.Recompute) == 0 &&
-		pl.Size(plan.PipelineAxis) == 1 && !pl.TP.Overlap
+		pl.PP.Size <= 1 && !pl.TP.Overlap
 }
 
 // rounded adds the head's table, which products take in bf16 if it can be turned, and in the place
 // of what was gathered if it was.
 func (g *gradient) rounded(m *space) {
-	if g.part.last && kernels.Split(g.s.vocab) > 0 && !(g.sharded() && g.w.gather == "layer") {
+	if g.part.last && kernels.Split(g.s.vocab) > 0 && (!g.sharded() || g.w.gather != "layer") {
 		m.add(g.s.vocab*g.s.embed*2, atLogits, atHead)
 	}
 }

@@ -1,14 +1,13 @@
 package footprint
 
 import (
-	"slices"
-
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A Rank is what one device of a rank of the pipeline holds at the worst moment of a step, in bytes.
+// A Rank is what one device of a rank of the pipeline holds at the worst moment of a step, in
+// bytes.
 type Rank struct {
 	State     int64 // masters and what the optimizer keeps
 	Copies    int64 // that the model computes with
@@ -21,6 +20,27 @@ type Rank struct {
 // Total is the sum of all causes.
 func (r *Rank) Total() int64 { return r.State + r.Copies + r.Grads + r.Residuals + r.Program }
 
+// A Stage is what one virtual stage holds on a device, in bytes: what stays, what a microbatch
+// keeps from its forward pass on, and what comes on top while one is at work.
+type Stage struct{ State, Grads, Residual, Transient int64 }
+
+// A Footprint is what the devices of a plan hold.
+type Footprint struct {
+	Ranks  []Rank
+	Stages []Stage
+}
+
+// Peak is the rank that holds most.
+func (f *Footprint) Peak() *Rank {
+	most := 0
+	for i := range f.Ranks {
+		if f.Ranks[i].Total() > f.Ranks[most].Total() {
+			most = i
+		}
+	}
+	return &f.Ranks[most]
+}
+
 // A Predictor knows one model on one kind of device. It keeps what it worked out, so that it is not
 // safe for concurrent use.
 type Predictor struct {
@@ -32,6 +52,8 @@ type Predictor struct {
 	rounds int64
 
 	laid      map[[2]int64][]param // by tp and fsdp
+	holdings  map[held][]holding
+	temps     map[programKey]int64
 	schedules map[shape]*events
 }
 
@@ -41,7 +63,8 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 		return nil, err
 	}
 	p := &Predictor{config: c, arch: arch, cpu: arch == "cpu", params: c.Params(), slots: 1,
-		rounds: c.Layers, laid: map[[2]int64][]param{}, schedules: map[shape]*events{}}
+		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
+		temps: map[programKey]int64{}, schedules: map[shape]*events{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -51,14 +74,14 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 }
 
 // lay lays all parameters out, once for each way.
-func (p *Predictor) lay(pl *plan.Plan) []param {
-	key := [2]int64{pl.Size(plan.TensorAxis), pl.Size(plan.FSDPAxis)}
+func (p *Predictor) lay(tp, fsdp int64) []param {
+	key := [2]int64{tp, fsdp}
 	if list := p.laid[key]; list != nil {
 		return list
 	}
 	list := make([]param, len(p.params))
 	for i := range p.params {
-		list[i] = lay(&p.params[i], key[0], key[1])
+		list[i] = lay(&p.params[i], tp, fsdp)
 	}
 	p.laid[key] = list
 	return list
@@ -70,8 +93,19 @@ type part struct {
 	first, last bool
 }
 
+// A held says whose parameters they are, and how they lie.
+type held struct {
+	tp, fsdp int64
+	part
+}
+
 // held gives the parameters of a part, each with its number of layers.
-func (p *Predictor) held(list []param, t part) []holding {
+func (p *Predictor) held(s *sizes, t part) []holding {
+	key := held{s.tp, s.fsdp, t}
+	if list := p.holdings[key]; list != nil {
+		return list
+	}
+	list := p.lay(key.tp, key.fsdp)
 	out := make([]holding, 0, len(list))
 	for i := range list {
 		h := holding{param: &list[i], layers: 1}
@@ -79,7 +113,7 @@ func (p *Predictor) held(list []param, t part) []holding {
 		case list[i].stack:
 			h.layers = t.rounds
 		case list[i].name == "embed":
-			if !t.first && !(t.last && p.config.Tied) {
+			if !t.first && (!t.last || !p.config.Tied) {
 				continue
 			}
 		case list[i].name == "position":
@@ -91,6 +125,7 @@ func (p *Predictor) held(list []param, t part) []holding {
 		}
 		out = append(out, h)
 	}
+	p.holdings[key] = out
 	return out
 }
 
@@ -111,15 +146,17 @@ type way struct {
 	elem, grad, sum int64  // bytes of copies, of gradients that are kept, of those that are sent
 	parts           int64  // microbatches
 	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
+	sharded         bool   // fsdp has devices
 	unrolled        bool   // layers are written one after another
 }
 
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
-	w := way{alone: pl.Devices() == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
+	devices := s.tp * s.cp * s.fsdp * max(pl.DP, 1) * max(pl.PP.Size, 1)
+	w := way{alone: devices == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
-		parts:    pl.Microbatches,
-		spread:   pl.Size(plan.DataAxis)*pl.Size(plan.ContextAxis) > 1,
-		unrolled: p.unrolled(pl)}
+		parts:   pl.Microbatches,
+		spread:  max(pl.DP, 1)*s.cp > 1,
+		sharded: s.fsdp > 1, unrolled: p.unrolled(pl)}
 	if w.zero < 3 {
 		w.gather = "step"
 	}
@@ -154,26 +191,31 @@ func (w *way) grads(h *holding) int64 {
 	return h.whole() * w.grad
 }
 
-// Predict gives what each rank of a plan holds. The plan must be one that fits the model
-// ([plan.Plan.Check]).
-func (p *Predictor) Predict(pl *plan.Plan) ([]Rank, error) {
-	if pl.Size(plan.PipelineAxis) > 1 {
+// Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
+// fits the model ([plan.Plan.Check]) and offloads nothing.
+func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
+	if pl.PP.Size > 1 {
 		return p.pipeline(pl)
 	}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
 	t := part{p.rounds, true, true}
-	list := p.held(p.lay(pl), t)
+	list := p.held(&s, t)
 	var r Rank
-	p.resident(&r, &w, list)
+	r.resident(&w, list)
+	var most int64
 	for _, n := range p.programs(pl, &s, &w, t, list) {
 		r.worst(0, n)
+		if n.results == 0 {
+			most = max(most, n.temp)
+		}
 	}
-	return []Rank{r}, nil
+	kept := min(most, sum(s.kept(againOf(pl.Recompute)))*p.config.Layers)
+	return Footprint{[]Rank{r}, []Stage{{r.State + r.Copies, r.Grads, kept, most - kept}}}, nil
 }
 
 // resident counts what stays from step to step.
-func (p *Predictor) resident(r *Rank, w *way, list []holding) {
+func (r *Rank) resident(w *way, list []holding) {
 	for i := range list {
 		h := &list[i]
 		r.State += h.stored() * 12 // master and two moments in f32
@@ -218,26 +260,28 @@ func (p *Predictor) update(name string, w *way, list []holding, sums bool) need 
 	return n
 }
 
-// Needs lists what each program of a plan without stages adds, by name: temp and results. It is for
-// holding the prediction to a compiler.
-func (p *Predictor) Needs(pl *plan.Plan) map[string][2]int64 {
+// Needs lists what each program of a plan adds, by name: temp, and results that take the place of
+// nothing. It is for holding the prediction to a compiler.
+func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	out := map[string][2]int64{}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
-	var all []need
-	if pl.Size(plan.PipelineAxis) > 1 {
-		all = p.stageNeeds(pl)
-	} else {
-		t := part{p.rounds, true, true}
-		all = p.programs(pl, &s, &w, t, p.held(p.lay(pl), t))
+	t := part{p.rounds, true, true}
+	all := p.programs(pl, &s, &w, t, p.held(&s, t))
+	if pl.PP.Size > 1 {
+		e, err := p.walk(pl)
+		if err != nil {
+			return nil, err
+		}
+		all = p.stageNeeds(pl, &s, &w, e)
 	}
 	for _, n := range all {
 		out[n.name] = [2]int64{n.temp, n.results}
 	}
-	return out
+	return out, nil
 }
 
 // rounded tells whether products are made of narrower numbers than flow between operations.
 func (p *Predictor) rounded(pl *plan.Plan) bool {
-	return p.cpu && !slices.Contains([]dtype.DType{dtype.F32}, pl.Types.Params)
+	return p.cpu && pl.Types.Params != dtype.F32
 }

@@ -26,12 +26,45 @@ const (
 	ofWeights
 )
 
-// temp is what XLA allocates for the program beside arguments and results.
-func (g *gradient) temp() int64 {
-	if g.p.cpu {
-		return g.onCPU()
+// A programKey is all that the buffers of a gradient depend on.
+type programKey struct {
+	rows, seq, rounds int64
+	tp, cp, fsdp      int64
+	flags             uint64
+}
+
+// key writes the yes and no of a program as bits, and its small numbers after them.
+func (g *gradient) key() programKey {
+	p, w, a := g.plan, g.w, g.again
+	k := programKey{g.s.rows, g.s.seq, g.part.rounds, g.s.tp, g.s.cp, g.s.fsdp, 0}
+	for i, yes := range [...]bool{g.forward, g.backward, g.onto, p.TP.Sequence, p.TP.Overlap,
+		g.p.rounded(p), w.alone, w.unrolled, g.part.first, g.part.last, a.norm, a.attn, a.mlp, a.head,
+		w.gather == "micro", w.gather == "layer", p.CP.Kind == "ring", p.CP.Balance} {
+		if yes {
+			k.flags |= 1 << i
+		}
 	}
-	return g.onGPU()
+	for i, n := range [...]int64{w.elem, w.grad, w.sum, int64(w.zero), int64(g.half)} {
+		k.flags |= uint64(n) << (20 + 4*i)
+	}
+	return k
+}
+
+// temp is what XLA allocates for the program beside arguments and results. It is worked out once:
+// plans of a search differ in what it does not depend on more often than in what it does.
+func (g *gradient) temp() int64 {
+	key := g.key()
+	if n, ok := g.p.temps[key]; ok {
+		return n
+	}
+	n := int64(0)
+	if g.p.cpu {
+		n = g.onCPU()
+	} else {
+		n = g.onGPU()
+	}
+	g.p.temps[key] = n
+	return n
 }
 
 // gathered tells whether a parameter is gathered by the program.
@@ -70,8 +103,8 @@ func (g *gradient) onGPU() int64 {
 			m.add(logits, atLogits, atLoss)
 		}
 		if g.backward && g.half == both {
-			m.add(logits, atLoss, atHeadGrad)
-			m.add(whole, atLogits, atHeadGrad)
+			m.add(logits, atLoss, g.headGrad())
+			m.add(whole, atLogits, g.headGrad())
 			m.add(flow*3/2, atLogits, atHead)
 		}
 	}
@@ -87,6 +120,15 @@ func (g *gradient) onGPU() int64 {
 		g.gradients(m)
 	}
 	return m.peak()
+}
+
+// headGrad is the moment of the gradient of the head's weights: after the loop back, but where
+// nothing is sent in the loop that it could be put beside, XLA's other scheduler has it before.
+func (g *gradient) headGrad() int {
+	if g.p.arch == "sm_120" && g.w.gather == "step" {
+		return atTable
+	}
+	return atHeadGrad
 }
 
 // weights adds the parameters that are gathered outside of the loop.
@@ -114,10 +156,14 @@ func (g *gradient) weights(m *space) {
 	}
 }
 
-// forwardSet is what one layer has while it computes: the MLP's values, and the weights of the layer
-// and of the next.
+// forwardSet is what one layer has while it computes: the MLP's values, and the weights of the
+// layer and of the next.
 func (g *gradient) forwardSet(weights int64) int64 {
-	n := g.s.values(g.s.tokens, g.s.mlp)*2 + g.s.values(g.s.tokens, g.s.embed)*3
+	flow := g.s.values(g.s.tokens, g.s.embed)
+	n := g.s.values(g.s.tokens, g.s.mlp)*2 + 3*flow
+	if g.plain() { // scores in f32, and rounded
+		n = max(n, 6*g.scores()+3*flow)
+	}
 	if g.w.gather == "layer" && g.sharded() {
 		n += 2 * weights
 	} else {
@@ -126,7 +172,23 @@ func (g *gradient) forwardSet(weights int64) int64 {
 	return n
 }
 
-func (g *gradient) sharded() bool { return g.plan.Size(plan.FSDPAxis) > 1 }
+func (g *gradient) sharded() bool { return g.s.fsdp > 1 }
+
+// scores is the number of those that attention has where it writes them.
+func (g *gradient) scores() int64 {
+	keys := g.s.seq * g.s.cp
+	if g.plan.CP.Kind == "ring" {
+		keys = g.s.seq
+	}
+	return g.s.rows * g.s.count * g.s.seq * keys
+}
+
+// plain tells whether cuDNN has no attention for the model and the plan (kernels.Set.Pick).
+func (g *gradient) plain() bool {
+	c, ring := g.p.config, g.plan.CP.Kind == "ring"
+	return g.s.elem != 2 || c.AttnCap > 0 || c.HeadDim > 256 || c.HeadDim%8 != 0 ||
+		g.s.cp > 1 && (!ring || g.plan.CP.Balance || c.Window > 0)
+}
 
 // backwardSet is what one layer has on its way back.
 func (g *gradient) backwardSet(weights int64) int64 {
@@ -141,6 +203,9 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	default:
 		n += 8 * flow
 	}
+	if g.plain() { // scores and their gradients
+		n = max(n, 12*g.scores()+8*flow)
+	}
 	if g.plan.TP.Overlap {
 		n = n * 3 / 5
 	}
@@ -153,8 +218,8 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	return n + 3*weights/2
 }
 
-// gradients adds those of parameters: stacks that the loop back fills, in the type of the model, and
-// what becomes of them.
+// gradients adds those of parameters: stacks that the loop back fills, in the type of the model,
+// and what becomes of them.
 func (g *gradient) gradients(m *space) {
 	at := atSettle
 	for i := range g.params {
@@ -173,12 +238,12 @@ func (g *gradient) gradients(m *space) {
 			if g.p.cpu {
 				from = atEmbed
 			}
-		case g.p.cpu && (g.plan.Size(plan.TensorAxis) > 1 || g.p.config.Tied && g.w.gather == "micro"):
+		case g.p.cpu && (g.s.tp > 1 || g.p.config.Tied && g.w.gather == "micro"):
 			from = atHead
 		case g.p.cpu:
 			from = atTable
 		default:
-			from = atHeadGrad
+			from = g.headGrad()
 		}
 		if h.stack && (g.w.unrolled || g.part.rounds == 1 && g.onto && grown == h.stored()) {
 			continue // a loop of one round is none: what it gives is added at once

@@ -2,7 +2,9 @@ package footprint
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -13,8 +15,8 @@ type shape struct {
 	ranks, virtual, micros int64
 }
 
-// An event is an action of a rank with what it holds then: by turn, microbatches between forward and
-// the input's gradient, and between that and the weights'.
+// An event is an action of a rank with what it holds then: by turn, microbatches between forward
+// and the input's gradient, and between that and the weights'.
 type event struct {
 	kind    schedule.Kind
 	stage   int
@@ -22,14 +24,14 @@ type event struct {
 	input   [maxTurns]int16
 }
 
-// maxTurns bounds the stages of a rank.
-const maxTurns = 16
+// maxTurns bounds the virtual stages of a rank: more are not of use, since each sends.
+const maxTurns = 32
 
 // events are those of each rank that differ, and where each stage lies.
 type events struct {
 	ranks [][]event
-	at    []int // rank of a stage
-	turn  []int
+	of    [][]int // stages of a rank
+	turn  []int   // of a stage on its rank
 	split bool
 }
 
@@ -43,13 +45,16 @@ func (p *Predictor) walk(pl *plan.Plan) (*events, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &events{ranks: make([][]event, s.Ranks), at: make([]int, s.Stages()),
+	if s.Virtual > maxTurns {
+		return nil, diag.New(diag.NotSupported, "%d virtual stages on a rank", s.Virtual).
+			Try("at most %d", maxTurns)
+	}
+	e := &events{ranks: make([][]event, s.Ranks), of: make([][]int, s.Ranks),
 		turn: make([]int, s.Stages())}
-	turns := make([]int, s.Ranks)
-	for k := range e.at {
-		e.at[k] = s.Rank(k)
-		e.turn[k] = turns[e.at[k]]
-		turns[e.at[k]]++
+	for k := range e.turn {
+		rank := s.Rank(k)
+		e.turn[k] = len(e.of[rank])
+		e.of[rank] = append(e.of[rank], k)
 	}
 	for rank, list := range s.Lists {
 		seen := map[event]bool{}
@@ -88,75 +93,116 @@ type stage struct {
 }
 
 // pipeline predicts a plan with stages.
-func (p *Predictor) pipeline(pl *plan.Plan) ([]Rank, error) {
+func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 	e, err := p.walk(pl)
 	if err != nil {
-		return nil, err
+		return Footprint{}, err
 	}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
 	stages := p.stages(pl, &s, &w, e)
-	out := make([]Rank, len(e.ranks))
-	for rank := range out {
-		r := &out[rank]
-		var all []holding
-		for k := range stages {
-			if e.at[k] == rank {
-				all = append(all, stages[k].params...)
-			}
+	f := Footprint{make([]Rank, len(e.ranks)), make([]Stage, len(stages))}
+	var all []holding
+	for rank := range f.Ranks {
+		all = all[:0]
+		for _, k := range e.of[rank] {
+			st := &stages[k]
+			var own Rank
+			own.resident(&w, st.params)
+			f.Stages[k] = Stage{own.State + own.Copies, own.Grads, st.kept, st.most()}
+			all = join(all, st.params)
 		}
-		p.resident(r, &w, all)
-		r.worst(0, p.reduce(rank, &w, all))
-		r.worst(0, p.update(fmt.Sprintf("rank%d.adamw", rank), &w, all, false))
-		for _, v := range e.ranks[rank] {
-			held := int64(0)
-			for k := range stages {
-				if e.at[k] == rank {
-					held += int64(v.forward[e.turn[k]])*stages[k].kept +
-						int64(v.input[e.turn[k]])*stages[k].handed
-				}
-			}
-			k := &stages[v.stage]
-			switch v.kind {
-			case schedule.Forward:
-				r.worst(held+k.taken, k.forward)
-			case schedule.Backward:
-				r.worst(held+k.seeds, k.backward)
-			case schedule.Input:
-				if k.input.name != "" {
-					r.worst(held+k.seeds, k.input)
-				}
-			case schedule.Weight:
-				r.worst(held, k.weight)
-			}
+		r := &f.Ranks[rank]
+		r.resident(&w, all)
+		r.worst(0, p.reduce("reduce", &w, all))
+		r.worst(0, p.update("adamw", &w, all, false))
+		for i := range e.ranks[rank] {
+			e.happen(&e.ranks[rank][i], r, stages, e.of[rank])
 		}
 	}
-	return out, nil
+	return f, nil
+}
+
+// join adds the parameters of a stage to those of its rank, which has a tied table once.
+func join(all, more []holding) []holding {
+	for _, h := range more {
+		if h.stack || !slices.ContainsFunc(all, func(x holding) bool { return x.name == h.name }) {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// happen adds up what is held when an action is at work.
+func (e *events) happen(v *event, r *Rank, stages []stage, of []int) {
+	held := int64(0)
+	for _, k := range of {
+		t := e.turn[k]
+		held += int64(v.forward[t])*stages[k].kept + int64(v.input[t])*stages[k].handed
+	}
+	k := &stages[v.stage]
+	switch v.kind {
+	case schedule.Forward:
+		r.worst(held+k.taken, k.forward)
+	case schedule.Backward:
+		r.worst(held+k.seeds, k.backward)
+	case schedule.Input:
+		if k.input.name != "" {
+			r.worst(held+k.seeds, k.input)
+		}
+	case schedule.Weight:
+		r.worst(held, k.weight)
+	}
+}
+
+// most is what a stage needs at most while it is at work on a microbatch, beside what that keeps.
+func (st *stage) most() (n int64) {
+	n = st.taken + st.forward.temp + st.forward.results - st.kept
+	for _, one := range []need{st.backward, st.input, st.weight} {
+		n = max(n, st.seeds+one.temp+one.results)
+	}
+	return n
 }
 
 // reduce is the program that adds gradients up over the mesh of a rank.
-func (p *Predictor) reduce(rank int, w *way, list []holding) need {
-	n := need{name: fmt.Sprintf("rank%d.reduce", rank)}
+func (p *Predictor) reduce(name string, w *way, list []holding) need {
+	n := need{name: name}
+	var all int64
 	for i := range list {
-		if h := &list[i]; h.cut && w.zero < 2 {
-			n.results += h.stored() * w.grad
-			n.temp = max(n.temp, 2*h.whole()*w.sum) // one is sent, one got ready
+		h := &list[i]
+		if !w.spread && (h.cut && w.zero >= 2 || !h.cut && !w.sharded) {
+			continue // it takes the place of its only term
 		}
+		n.results += h.stored() * w.grad
+		if h.cut && w.zero < 2 {
+			n.temp = max(n.temp, 2*h.whole()*w.sum) // one is sent, one got ready
+		} else {
+			all += h.stored() * w.sum
+		}
+	}
+	if !p.cpu { // half of what is rounded waits
+		n.temp = max(n.temp, all/2)
 	}
 	return n
 }
 
 // stages sizes the virtual stages.
 func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) []stage {
-	counts := pl.Stages(p.rounds)
-	list := make([]stage, len(counts))
-	laid := p.lay(pl)
+	list := make([]stage, len(e.turn))
+	each, more := p.rounds/int64(len(list)), p.rounds%int64(len(list))
 	flow := s.values(s.piece, s.embed)
 	ids := s.tokens * 4
 	for k := range list {
 		st := &list[k]
-		st.part = part{counts[k], k == 0, k == len(list)-1}
-		st.params = p.held(laid, st.part)
+		st.part = part{each, k == 0, k == len(list)-1}
+		if int64(k) < more { // as plan.Plan.Stages deals them
+			st.rounds++
+		}
+		if k > 0 && st.part == list[k-1].part {
+			*st = list[k-1]
+			continue
+		}
+		st.params = p.held(s, st.part)
 		places := ids // positions
 		if p.cpu {
 			places += ids // documents
@@ -196,29 +242,28 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) []stage {
 				}
 			}
 		}
-		name := fmt.Sprintf("stage%d.", k)
 		g.forward = true
-		st.forward = need{name + "forward", g.temp(), results}
+		st.forward = need{"forward", g.temp(), results}
 		g.forward, g.backward = false, true
 		given := flow
 		if st.first {
 			given = 0
 		}
 		if !e.split {
-			st.backward = need{name + "backward", g.temp(), given}
+			st.backward = need{"backward", g.temp(), given}
 			continue
 		}
 		if st.first { // there is no input to have a gradient
 			st.handed = st.kept
-			st.weight = need{name + "weight", g.temp(), 0}
+			st.weight = need{"weight", g.temp(), 0}
 			continue
 		}
 		var new int64
 		st.handed, new = g.handed()
 		g.half = ofInput
-		st.input = need{name + "input", g.temp(), given + new}
+		st.input = need{"input", g.temp(), given + new}
 		g.half = ofWeights
-		st.weight = need{name + "weight", g.temp(), 0}
+		st.weight = need{"weight", g.temp(), 0}
 	}
 	return list
 }
@@ -251,27 +296,22 @@ func (g *gradient) handed() (all, made int64) {
 }
 
 // stageNeeds lists the programs of all stages and ranks.
-func (p *Predictor) stageNeeds(pl *plan.Plan) (list []need) {
-	e, err := p.walk(pl)
-	if err != nil {
-		return nil
-	}
-	s := p.sizes(pl)
-	w := p.way(pl, &s)
-	stages := p.stages(pl, &s, &w, e)
+func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way, e *events) (list []need) {
+	stages := p.stages(pl, s, w, e)
 	for k := range stages {
 		st := &stages[k]
-		list = append(list, st.forward, st.backward, st.input, st.weight)
+		for _, n := range []need{st.forward, st.backward, st.input, st.weight} {
+			n.name = fmt.Sprintf("stage%d.%s", k, n.name)
+			list = append(list, n)
+		}
 	}
 	for rank := range e.ranks {
 		var all []holding
-		for k := range stages {
-			if e.at[k] == rank {
-				all = append(all, stages[k].params...)
-			}
+		for _, k := range e.of[rank] {
+			all = join(all, stages[k].params)
 		}
-		list = append(list, p.reduce(rank, &w, all),
-			p.update(fmt.Sprintf("rank%d.adamw", rank), &w, all, false))
+		name := fmt.Sprintf("rank%d.", rank)
+		list = append(list, p.reduce(name+"reduce", w, all), p.update(name+"adamw", w, all, false))
 	}
 	return list
 }

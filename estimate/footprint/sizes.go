@@ -21,6 +21,9 @@ type param struct {
 	stored int64 // after fsdp, too
 	cut    bool  // by fsdp
 	first  int   // dimension that fsdp cuts, for what is moved to the front
+	tensor bool  // cut by tp
+	each   bool  // of heads that tp deals: each device has its own terms of the gradient
+	shared int64 // devices of tp that share a key head; 0 if none do
 }
 
 // lay says how a parameter lies: as spmd does it (layout.go there).
@@ -40,7 +43,11 @@ func lay(p *model.Param, tp, fsdp int64) param {
 			if n%tp == 0 {
 				n, cut = n/tp, true
 			}
+			if !cut && d.Name == ir.KVHeads { // fewer key heads than devices
+				out.shared = tp / d.Size
+			}
 		}
+		out.tensor = out.tensor || cut
 		out.whole *= n
 		if d.Name == ir.HeadDim && i > 0 && (dims[i-1].Name == ir.Heads || dims[i-1].Name == ir.KVHeads) {
 			continue
@@ -51,6 +58,9 @@ func lay(p *model.Param, tp, fsdp int64) param {
 		}
 	}
 	out.stored, out.vector = out.whole, sides < 2
+	if len(dims) == 1 && dims[0].Name == ir.HeadDim { // a norm of each head
+		out.each = true
+	}
 	if first >= 0 && sides >= 2 {
 		out.cut, out.first = true, first
 		out.stored /= fsdp
@@ -61,6 +71,7 @@ func lay(p *model.Param, tp, fsdp int64) param {
 // sizes are those of what flows through a layer on one device, in elements of a microbatch, and of
 // types in bytes.
 type sizes struct {
+	tp, cp, fsdp     int64 // devices
 	tokens, piece    int64 // of a microbatch; of what lies between layers
 	embed            int64 // width
 	mlp, heads       int64 // widths after tp: all heads together
@@ -77,10 +88,12 @@ type sizes struct {
 
 func (p *Predictor) sizes(pl *plan.Plan) sizes {
 	c := p.config
-	tp, cp := pl.Size(plan.TensorAxis), pl.Size(plan.ContextAxis)
-	ranks := pl.Size(plan.DataAxis) * pl.Size(plan.FSDPAxis)
-	s := sizes{rows: max(1, pl.Rows()/ranks), seq: pl.Seq / cp, embed: c.Hidden, mlp: c.MLP / tp,
-		heads: c.Heads * c.HeadDim / tp, keys: max(c.KVHeads, tp) * c.HeadDim / tp, count: c.Heads / tp,
+	tp, cp := max(pl.TP.Size, 1), max(pl.CP.Size, 1)
+	fsdp := max(pl.FSDP.Size, 1)
+	ranks := max(pl.DP, 1) * fsdp
+	s := sizes{tp: tp, cp: cp, fsdp: fsdp, rows: max(1, pl.Rows()/ranks), seq: pl.Seq / cp,
+		embed: c.Hidden, mlp: c.MLP / tp, heads: c.Heads * c.HeadDim / tp,
+		keys: max(c.KVHeads, tp) * c.HeadDim / tp, count: c.Heads / tp,
 		vocab: (c.Vocab + tp - 1) / tp, elem: 4, layers: p.slots, ups: 1, qknorm: c.QKNorm,
 		postnorm: c.PostNorms}
 	if c.Gated {

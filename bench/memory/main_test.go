@@ -1,0 +1,107 @@
+package main
+
+import (
+	"flag"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/internal/long"
+)
+
+var (
+	testSeed = flag.Uint64("memory.seed", 0, "seed of the rows to compile; 0 takes one at random")
+	count    = flag.Int("memory.count", 10, "number of rows that are compiled")
+)
+
+// The bounds that the issue sets for the predicted peak.
+const (
+	leastRows = 200
+	meanBound = 0.02
+	mostBound = 0.05
+)
+
+func rowsOf(t *testing.T) []*row {
+	t.Helper()
+	rows, err := read(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+// The predicted peak of every row is near the compiled one, and what lies there from step to step
+// is exact.
+func TestPredictionsHold(t *testing.T) {
+	rows := rowsOf(t)
+	if len(rows) < leastRows {
+		t.Errorf("the table has %d rows, not %d", len(rows), leastRows)
+	}
+	all, err := misses(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mean, most := spread(all, (*miss).off)
+	if mean > meanBound || most > mostBound {
+		t.Errorf("off by %.2f %% in the mean and %.2f %% at most", 100*mean, 100*most)
+	}
+	for _, m := range all {
+		f, err := m.predictor.Predict(m.plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range m.row.ranks {
+			got := f.Ranks[i]
+			if got.State != want.State || got.Copies != want.Copies || got.Grads != want.Grads {
+				t.Errorf("%s: rank %d keeps %d %d %d, predicted %d %d %d", m.row.key, i, want.State,
+					want.Copies, want.Grads, got.State, got.Copies, got.Grads)
+			}
+		}
+	}
+}
+
+// The table has what the generator draws, in its order, but for plans that do not fit their cards.
+func TestTableIsOfTheGenerator(t *testing.T) {
+	all, err := combinations(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for _, r := range rowsOf(t) {
+		n := slices.IndexFunc(all[at:], func(c combination) bool { return c.key() == r.key })
+		if n < 0 {
+			t.Fatalf("the generator does not draw, or not in this place, %s", r.key)
+		}
+		at += n + 1
+	}
+}
+
+// Some rows, compiled again, are as the table has them.
+func TestCompiledAgain(t *testing.T) {
+	long.Only(t)
+	s := *testSeed
+	if s == 0 {
+		s = rand.Uint64()
+	}
+	t.Logf("-memory.seed %d", s)
+	r := rand.New(rand.NewPCG(s, 0))
+	rows := rowsOf(t)
+	c, err := newCompiler("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	for _, i := range r.Perm(len(rows))[:min(*count, len(rows))] {
+		one, err := planOf(rows[i].key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.compile(t.Context(), one)
+		if err != nil {
+			t.Fatalf("%s: %v", rows[i].key, err)
+		}
+		if want := rows[i].record(); !slices.Equal(got.record(), want) {
+			t.Errorf("compiled\n%q, the table has\n%q", got.record(), want)
+		}
+	}
+}

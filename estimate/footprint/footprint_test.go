@@ -1,0 +1,149 @@
+package footprint_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/estimate/footprint"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+func config(t testing.TB, name string) *model.Config {
+	p, err := model.Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Config
+}
+
+func example() *plan.Plan {
+	p := plan.Default()
+	p.Seq, p.Batch, p.Cluster = 8192, 128, "64xb200"
+	p.FSDP = plan.FSDP{Size: 8, Zero: 3, Gather: "layer"}
+	p.TP = plan.TP{Size: 8, Sequence: true}
+	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p.Microbatches = 8
+	return p
+}
+
+func BenchmarkPredict(b *testing.B) {
+	for _, row := range []struct {
+		name  string
+		apply func(*plan.Plan)
+	}{
+		{"mesh", func(*plan.Plan) {}},
+		{"stages", func(p *plan.Plan) { p.PP = plan.PP{Size: 4, Schedule: "1f1b"} }},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			f, err := footprint.New(config(b, "llama3.1-70b"), "sm_100")
+			if err != nil {
+				b.Fatal(err)
+			}
+			p := example()
+			row.apply(p)
+			b.ReportAllocs()
+			for i := range b.N {
+				p.Batch = 128 * int64(1+i%7)
+				if _, err := f.Predict(p); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// shapes are models whose sizes are all different, one with fewer key heads than tp may have.
+func shapes() map[string]*model.Config {
+	llama := model.Config{Arch: "llama", Vocab: 1000, Hidden: 64, Layers: 3, Heads: 8, KVHeads: 2,
+		HeadDim: 16, MLP: 96, Context: 512, Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU,
+		Gated: true, Rope: ir.Rope{Theta: 100}, Rotary: 16, AttnScale: 0.2, BOS: -1}
+	qwen := llama
+	qwen.Arch, qwen.QKNorm, qwen.Tied, qwen.KVHeads = "qwen3", true, true, 4
+	gpt := llama
+	gpt.Arch, gpt.Learned, gpt.Gated, gpt.Tied, gpt.Activation = "gpt2", true, false, true, model.GELU
+	gpt.QKVBias, gpt.OutBias, gpt.MLPBias, gpt.KVHeads, gpt.Vocab = true, true, true, 8, 1001
+	gpt.Norm.Layer = true
+	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt}
+}
+
+// What a plan keeps and sends by the closed forms is what its graphs keep and send, for every axis
+// alone and every pair, and in CI every three.
+func TestGraphsAgree(t *testing.T) {
+	axes := 2
+	if long.Enabled {
+		axes = 3
+	}
+	rows := append(plantest.Combine(axes, plantest.Meshes()...), plantest.Larger()...)
+	if testing.Short() {
+		rows = rows[:len(rows)/4]
+	}
+	types := []plan.Types{{Params: dtype.F32, Grads: dtype.F32, Collectives: dtype.F32},
+		{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}}
+	tags := [][]ir.Tag{nil, {ir.Norm, ir.Attn, ir.MLP}}
+	for name, c := range shapes() {
+		f, err := footprint.New(c, "sm_100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, row := range rows {
+			p := row.Plan(plantest.Size{Batch: 16, Micros: 1, Seq: 64})
+			p.Types, p.Recompute = types[i%2], tags[i/2%2]
+			if p.Check(c) != nil {
+				continue
+			}
+			t.Run(name+" "+row.Name, func(t *testing.T) { agrees(t, f, c, p) })
+		}
+	}
+}
+
+func agrees(t *testing.T, f *footprint.Predictor, c *model.Config, p *plan.Plan) {
+	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh, err := spmd.Shard(g, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1, Compute: p.Types.Params}
+	step, err := spmd.Train(sh.Graph, spmd.Options{Optimizer: o, Sharding: sh,
+		Recompute: p.Recompute, Parts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := f.Predict(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state, grads int64
+	for i, l := range sh.Params {
+		state += 12 * l.Stored.Shape().Elements()
+		grads += step.Params[i].Type.Shape().Bytes()
+	}
+	if r := got.Ranks[0]; r.State != state || r.Grads != grads {
+		t.Errorf("state %d, gradients %d; the graphs have %d and %d", r.State, r.Grads, state, grads)
+	}
+	gradient, update := f.Traffic(p)
+	for _, x := range []struct {
+		graph *ir.Graph
+		got   footprint.Traffic
+	}{{step.Gradient, gradient}, {step.Update, update}} {
+		want := footprint.Traffic{}
+		for _, row := range spmd.Census(x.graph) {
+			m := footprint.Meeting{Kind: row.Kind, Axes: strings.Join(row.Axes, " ")}
+			want[m] = footprint.Volume{Count: row.Count, Bytes: row.Bytes}
+		}
+		if !maps.Equal(x.got, want) {
+			t.Errorf("%s sends\n%v, by the closed form\n%v", x.graph.Name, want, x.got)
+		}
+	}
+}
