@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/train"
 )
 
 func (a *app) compile() *cobra.Command {
@@ -58,9 +60,7 @@ func (a *app) compile() *cobra.Command {
 				if made.Census {
 					fmt.Fprintln(a.stdout, "census      = plan: all collectives, their groups, tensors and bytes")
 				}
-				for _, f := range made.Ranks {
-					fmt.Fprint(a.stdout, f)
-				}
+				printRanks(a.stdout, made.Ranks)
 			}
 			return err
 		},
@@ -104,4 +104,24 @@ func parseValue(text string) any {
 		return f
 	}
 	return text
+}
+
+// printRanks tells what ranks hold, those that follow each other and hold the same once.
+func printRanks(w io.Writer, ranks []*train.Footprint) {
+	for i := 0; i < len(ranks); {
+		first, last := *ranks[i], i
+		for last+1 < len(ranks) {
+			next := *ranks[last+1]
+			next.Rank, next.Largest = first.Rank, first.Largest // names have the rank in them
+			if next != first {
+				break
+			}
+			last++
+		}
+		fmt.Fprint(w, &first)
+		if last > i {
+			fmt.Fprintf(w, "            and so do ranks %d to %d\n", i+1, last)
+		}
+		i = last + 1
+	}
 }
