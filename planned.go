@@ -212,7 +212,9 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
 	}
 	h := fnv.New64a() // processes of another run are turned away
-	fmt.Fprintln(h, r.recipe.Fingerprint(), r.plan)
+	same := *r.recipe // each may have a folder of its own
+	same.Out = ""
+	fmt.Fprintln(h, same.String(), r.plan, r.job.Until)
 	hub, err := r.engine.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64())
 	if err != nil {
 		return nil, err

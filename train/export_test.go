@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
@@ -136,10 +137,14 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 		list := numbers(b, dtype.F32)
 		n := len(list) / len(pc.tensors)
 		for k, one := range pc.tensors {
-			all[one.Name] = nil
+			var values []float64
 			for _, x := range list[k*n:][:n] {
-				all[one.Name] = append(all[one.Name], float64(x))
+				values = append(values, float64(x))
 			}
+			if old := all[one.Name]; old != nil && !slices.Equal(old, values) {
+				return nil, fmt.Errorf("two ranks have different copies of %s", one.Name)
+			}
+			all[one.Name] = values
 		}
 	}
 	return all, nil
@@ -198,3 +203,6 @@ func (t *Trainer) executables() (list []*engine.Executable) {
 	}
 	return list
 }
+
+// Swap is what ranks of different processes do with the gradients that they share.
+var Swap = swap

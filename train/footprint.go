@@ -173,9 +173,17 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 		return nil, err
 	}
 	r := p.Ranks[rank]
-	for _, s := range []*program.Stage{r.Reduce, r.Square, r.Update} {
-		f.worst(s, amount{}, needs(s))
+	var others amount // gradients of what is shared, from the other rank
+	for _, a := range r.Square.Args {
+		if strings.HasPrefix(a.Name, spmd.OtherOf("")) {
+			if err := others.add(r.Square, a); err != nil {
+				return nil, err
+			}
+		}
 	}
+	f.worst(r.Reduce, amount{}, needs(r.Reduce))
+	f.worst(r.Square, others, needs(r.Square))
+	f.worst(r.Update, amount{}, needs(r.Update))
 	var held amount
 	holds := map[int]*holds{}
 	for _, a := range p.Schedule.Lists[rank] {

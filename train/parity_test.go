@@ -3,6 +3,7 @@ package train_test
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -157,8 +158,8 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 		if i == 0 {
 			h.Grads = grads
 		}
-		if _, _, err := t.Update(ctx, 0.02); err != nil {
-			return nil, err
+		if _, ok, err := t.Update(ctx, 0.02); err != nil || !ok {
+			return nil, fmt.Errorf("the update of step %d: accepted %v, %w", i+1, ok, err)
 		}
 	}
 	h.Params, err = t.Masters(ctx)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"math"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/program"
@@ -52,6 +54,19 @@ func newPeers(p *Processes, e *engine.Engine) *peers {
 		}
 	}
 	return x
+}
+
+// all lists the links to other processes.
+func (p *peers) all() (list []engine.Link) {
+	if p == nil {
+		return nil
+	}
+	for _, l := range p.links {
+		if l != nil {
+			list = append(list, l)
+		}
+	}
+	return list
 }
 
 func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, ranks) }
@@ -128,6 +143,22 @@ func (c *ranks) stop(ctx context.Context, wish bool) (bool, error) {
 	}
 	all, err := c.peers.sum(ctx, mine)
 	return all > 0, err
+}
+
+// agree holds the processes to one beginning: the same step, rows and data.
+func (c *ranks) agree(ctx context.Context, begin string) error {
+	if c.peers == nil {
+		return nil
+	}
+	h := fnv.New32a()
+	fmt.Fprint(h, begin)
+	mine := float64(h.Sum32())
+	total, err := c.peers.sum(ctx, mine)
+	if err == nil && total != mine*float64(len(c.peers.Addresses)) {
+		err = diag.New(diag.RecipeChanged, "the processes of the run begin with different steps or data").
+			Try("give all of them the same folder out, and the same data")
+	}
+	return err
 }
 
 // collect sends the pieces of this process to the first, which reads them as they come: one piece

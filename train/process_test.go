@@ -8,14 +8,17 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -134,9 +137,17 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 				if err := cmd.Wait(); err != nil {
 					t.Error(err)
 				}
+				if len(theirs.Losses) != paritySteps || theirs.Eval != got.Eval {
+					t.Errorf("the other process has losses %v and %v", theirs.Losses, theirs.Eval)
+				}
 				for i, x := range theirs.Losses {
 					if x != got.Losses[i] {
 						t.Errorf("the processes have losses %v and %v", got.Losses[i], x)
+					}
+				}
+				for name, list := range theirs.Params {
+					if mine := got.Params[name]; mine != nil && !slices.Equal(mine, list) {
+						t.Errorf("the processes have different copies of %s", name)
 					}
 				}
 				maps.Copy(got.Params, theirs.Params)
@@ -150,6 +161,48 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 				}
 				one.compare(t, row.Name, got)
 			})
+		}
+	}
+}
+
+// Two ranks that send each other more than lies between them do not wait for each other.
+func TestLargeGradientsAreSwapped(t *testing.T) {
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 2})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var hubs [2]*engine.Hub
+	for i := range hubs {
+		if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = hubs[i].Close() }()
+	}
+	const n = 96 << 20 // more than the buffers of two sockets
+	spec := program.Array{Name: "g", Global: dtype.Shape{Type: dtype.U8, Dims: []int64{n}}}
+	errs := make(chan error, 2)
+	for i := range hubs {
+		l := hubs[i].Link(i, 1-i, hubs[1-i].Addr())
+		s := &program.Stage{Name: "s", Devices: program.Devices{i}}
+		a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, n), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Free()
+		go func() {
+			got, err := train.Swap(ctx, l, a, s, spec)
+			if err == nil {
+				got.Free()
+			}
+			errs <- err
+		}()
+	}
+	for range hubs {
+		if err := <-errs; err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -130,13 +130,16 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 		return err
 	}
 	bad := func(what string, have, want any) error {
-		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want)
+		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want).
+			Try("change either: --set on the command line, or the plan")
 	}
 	switch {
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch)
 	case p.Rows() != int64(r.Micro):
 		return bad("microbatches of", p.Rows(), r.Micro)
+	case p.Types.Params != r.Precision:
+		return bad("parameters of", p.Types.Params, r.Precision)
 	case p.Seq != int64(r.Seq):
 		return bad("rows of", p.Seq, r.Seq)
 	case len(p.Recompute) > 0 && !slices.Equal(p.Recompute, r.Recompute):

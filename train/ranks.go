@@ -136,7 +136,7 @@ func (r *rank) free() {
 }
 
 func (c *ranks) free() {
-	for _, l := range c.links {
+	for _, l := range slices.Concat(c.links, c.peers.all()) {
 		_ = l.Close()
 	}
 	for _, r := range c.hosted {
@@ -189,6 +189,7 @@ func (c *ranks) connect() error {
 // share links the ranks that have the same parameters, for their gradients.
 func (c *ranks) share() error {
 	p := c.t.Programs.Pipe
+	way := 0 // the same in all processes
 	for _, r := range p.Ranks {
 		for _, h := range r.Part.Held {
 			users := p.users(h.Name)
@@ -198,7 +199,8 @@ func (c *ranks) share() error {
 			case len(users) > 2:
 				return diag.New(diag.PlanLater, "%d ranks share %s", len(users), h.Name)
 			}
-			left, right, err := c.link(users[0], users[1], 1+len(c.links))
+			way++
+			left, right, err := c.link(users[0], users[1], way)
 			if err != nil {
 				return err
 			}
@@ -241,28 +243,30 @@ func (c *ranks) homes() []*home {
 	return list
 }
 
-// each does something for every rank of this process at the same time.
-func (c *ranks) each(do func(r *rank) error) error {
-	errs := make([]error, len(c.hosted))
+// each does something for every rank of this process at the same time. The first error ends what
+// the others wait for.
+func (c *ranks) each(ctx context.Context, do func(ctx context.Context, r *rank) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var wg sync.WaitGroup
-	for n, r := range c.hosted {
+	for _, r := range c.hosted {
 		if r != nil {
-			wg.Go(func() { errs[n] = do(r) })
+			wg.Go(func() {
+				if err := do(ctx, r); err != nil {
+					cancel(err)
+				}
+			})
 		}
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return context.Cause(ctx)
 }
 
 // gradients runs all microbatches through the pipeline.
 func (c *ranks) gradients(ctx context.Context, b *data.Batch) (float64, error) {
 	defer c.t.span("gradient")()
-	if err := c.each(func(r *rank) error { return r.keep(r.zero, nil) }); err != nil {
+	err := c.each(ctx, func(_ context.Context, r *rank) error { return r.keep(r.zero, nil) })
+	if err != nil {
 		return 0, err
 	}
 	share := c.t.share(b.Total)
@@ -313,7 +317,7 @@ func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (n
 	ok bool, err error) {
 	defer c.t.span("update")()
 	squares := make([]float64, len(c.hosted))
-	err = c.each(func(r *rank) (err error) {
+	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		if err = r.keep(r.reduce, nil); err != nil {
 			return err
 		}
@@ -322,6 +326,9 @@ func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (n
 		}
 		if err = r.keep(r.square, nil); err != nil {
 			return err
+		}
+		for _, h := range r.texts.Part.Held {
+			r.state.Drop(spmd.OtherOf(h.Name))
 		}
 		squares[r.number], err = scalar(ctx, r.state.Get(optim.Square))
 		return err
@@ -337,7 +344,7 @@ func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (n
 		return 0, false, err
 	}
 	oks := make([]bool, len(c.hosted))
-	err = c.each(func(r *rank) (err error) {
+	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		oks[r.number], err = r.finish(ctx, c.t.settings(commit, rate, limit), total)
 		return err
 	})
@@ -352,19 +359,36 @@ func (r *rank) exchange(ctx context.Context) error {
 		if link == nil {
 			continue
 		}
-		name := spmd.GradientOf(h.Name)
-		if err := link.Send(ctx, name, r.state.Get(name)); err != nil {
-			return err
-		}
 		s := r.square.Stage()
-		spec := s.Args[argument(s, spmd.OtherOf(h.Name))]
-		got, err := link.Recv(ctx, name, s, spec)
+		got, err := swap(ctx, link, r.state.Get(spmd.GradientOf(h.Name)), s,
+			s.Args[argument(s, spmd.OtherOf(h.Name))])
 		if err != nil {
 			return err
 		}
 		r.state.Put(got)
 	}
 	return nil
+}
+
+// swap sends an array and takes one at the same time: both ends do, and what is larger than the
+// buffers between them is only sent while the other takes.
+func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Stage,
+	spec program.Array) (*engine.Array, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sent := make(chan error, 1)
+	go func() { sent <- l.Send(ctx, mine.Name(), mine) }()
+	got, err := l.Recv(ctx, mine.Name(), s, spec)
+	if err != nil {
+		cancel()
+		<-sent
+		return nil, err
+	}
+	if err := <-sent; err != nil {
+		got.Free()
+		return nil, err
+	}
+	return got, nil
 }
 
 // finish runs the update and drops the gradients.
@@ -377,7 +401,7 @@ func (r *rank) finish(ctx context.Context, inputs map[string][]byte, square floa
 	defer run.Free()
 	_, ok, err := keepCopies(ctx, run, r.texts.Update, &r.state, r.takers)
 	for _, h := range r.texts.Part.Held {
-		r.state.Drop(spmd.GradientOf(h.Name), spmd.OtherOf(h.Name))
+		r.state.Drop(spmd.GradientOf(h.Name))
 	}
 	r.state.Drop(optim.Square)
 	return ok, err
@@ -439,6 +463,10 @@ func (c *ranks) forward(ctx context.Context, r *rank, k int, hidden *engine.Arra
 			a, err := c.data(k, st, spec, b, 0, 1)
 			if err != nil {
 				return nil, err
+			}
+			if a == nil {
+				return nil, diag.New(diag.ArgumentCount, "stage %s needs %s, which nothing gives", st.Name,
+					spec.Name)
 			}
 			defer a.Free()
 			args[i] = a

@@ -26,6 +26,9 @@ const batchName = "batch.json"
 // step's rows.
 func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, error) {
 	dir := filepath.Join(t.Recipe.Out, "rejected", fmt.Sprintf("step-%08d", t.step+1))
+	if !t.Processes.Leads() {
+		return filepath.ToSlash(dir), t.saveTo(ctx, dir, 1) // sends its pieces
+	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return "", diag.New(diag.FileError, "cannot write %s", dir).Wrap(err)
 	}

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"time"
@@ -96,7 +97,10 @@ func New(ctx context.Context, o Options) (*Trainer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := t.begin(ctx); err != nil {
+	if err = t.begin(ctx); err == nil {
+		err = t.crew.agree(ctx, fmt.Sprint(t.step, t.updates, t.at, digest(t.Data)))
+	}
+	if err != nil {
 		t.Close()
 		return nil, err
 	}

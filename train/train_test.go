@@ -382,6 +382,39 @@ func TestPoisonIsRejected(t *testing.T) {
 	}
 }
 
+// The same on ranks of a pipeline whose model computes with copies: a step that is no number leaves
+// every bit, and the run goes on.
+func TestPoisonIsRejectedByAllRanks(t *testing.T) {
+	long.Only(t)
+	r := newRig(t)
+	c := *r.config
+	c.Layers, c.Tied = 2, true
+	p := plan.Default()
+	p.Seq, p.Batch, p.Microbatches, p.Cluster = 12, 4, 2, "4xcpu"
+	p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"}
+	p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
+	r = &rig{t, r.engine, &c, p}
+	const flat = "optimizer.schedule=constant"
+	out := t.TempDir()
+	r.run(filepath.Join(out, "clean"), counting{}, "steps=3", "micro=2", flat, "optimizer.warmup=0")
+	l := &log{}
+	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=5", "save.every=1", "micro=2", flat,
+		"optimizer.warmup=0")
+	defer tr.Close()
+	tr.Poison(4)
+	if err := tr.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if rejected := l.rejected(); len(rejected) != 1 || rejected[0].Step != 4 {
+		t.Fatalf("%+v", rejected)
+	}
+	if len(l.losses()) != 4 {
+		t.Errorf("the run has %d steps that count", len(l.losses()))
+	}
+	r.same(r.tensors(checkpoints(filepath.Join(out, "clean"))),
+		r.tensorsOf(filepath.Join(checkpoints(filepath.Join(out, "poisoned")), "step-00000004")))
+}
+
 // A batch whose loss leaps up does not count either, and a run that only leaps stops.
 func TestSpikesAreRejected(t *testing.T) {
 	r := newRig(t)
