@@ -186,6 +186,9 @@ func (h *Hub) Link(self, peer int, address string) Link {
 	l.ctx, l.cancel = context.WithCancelCause(h.ctx)
 	h.wg.Go(func() {
 		err := l.dial(address)
+		if err != nil {
+			l.cancel(err) // before anybody takes it that there is a connection
+		}
 		close(l.dialed)
 		if err != nil {
 			_ = l.fail(err) // Send and Recv return it

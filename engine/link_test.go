@@ -602,3 +602,33 @@ func BenchmarkTCP(b *testing.B) {
 		in.Close()
 	})
 }
+
+// A context that ends at the moment at which a link finds nobody is an error, whichever is first.
+func TestNobodyIsThere(t *testing.T) {
+	e := cpu(t)
+	s := &program.Stage{Name: "s", Devices: program.Devices{0}}
+	spec := program.Array{Name: "x", Global: dtype.Shape{Type: dtype.U8, Dims: []int64{4}}}
+	a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, 4), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Free()
+	hub, err := e.Listen(t.Context(), "127.0.0.1:0", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = hub.Close() }()
+	hub.Patience = 15 * time.Millisecond
+	var wg sync.WaitGroup
+	for i := range 100 {
+		l := hub.Link(0, 1+i, "127.0.0.1:1") // where nobody listens
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), hub.Patience+time.Duration(i-50)*20*time.Microsecond)
+			defer cancel()
+			if err := l.Send(ctx, "x", a); err == nil {
+				t.Error("something was sent to nobody")
+			}
+		})
+	}
+	wg.Wait()
+}
