@@ -111,6 +111,7 @@ func TestKnownModels(t *testing.T) {
 // However few plans are told, the first has little bubble where that costs little. With two the
 // closed form's candidates near 5 % once crowded the others out.
 func TestFewPlansAreCalm(t *testing.T) {
+	long.Only(t)
 	if testing.Short() || raced {
 		t.Skip("takes time")
 	}
@@ -128,6 +129,7 @@ func TestFewPlansAreCalm(t *testing.T) {
 
 // What is pruned cannot be best: pricing every plan of the space finds none better.
 func TestPruningIsExact(t *testing.T) {
+	long.Only(t)
 	if raced {
 		t.Skip("one worker prices every plan; there is nothing to race")
 	}

@@ -278,8 +278,8 @@ func TestPlansCoverTheAxes(t *testing.T) {
 // Three steps of any plan end where those of one device end. Which of many plans run without -tags
 // long is drawn by a seed that is printed.
 func TestPlansEndAlike(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles programs for many devices")
+	if *plansLike == "" {
+		long.Only(t) // compiles programs for many devices
 	}
 	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8, Cache: cache})
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/long"
+
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -45,7 +47,7 @@ func TestShippedConstants(t *testing.T) {
 
 // The goals that the published figures of other planners set, or what was reached.
 func TestGoals(t *testing.T) {
-	if testing.Short() {
+	if testing.Short() || !long.Enabled {
 		t.Skip("a few seconds of fits")
 	}
 	for _, tt := range []struct {
