@@ -78,6 +78,7 @@ func shapes() map[string]*model.Config {
 // What a plan keeps and sends by the closed forms is what its graphs keep and send, for every axis
 // alone and every pair, and in CI every three.
 func TestGraphsAgree(t *testing.T) {
+	long.Only(t)
 	axes := 2
 	if long.Enabled {
 		axes = 3
