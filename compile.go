@@ -32,10 +32,10 @@ func readSource(job CompileJob, c machine.Cluster) (*source, error) {
 		if err != nil {
 			return nil, err
 		}
-		return stepOf(p, c, max(1, job.Seq), max(1, job.Batch))
+		return stepOf(p, c, job)
 	}
 	if isPlan(job.Source) {
-		return programOf(job.Source, c)
+		return programOf(job, c)
 	}
 	p, err := readProgram(job.Source, c.Count)
 	return &source{program: p}, err

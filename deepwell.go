@@ -67,6 +67,7 @@ type CompileJob struct {
 	Source       string         // a .mlir file, a program file, a plan, or the name of a model
 	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
 	Cluster      string         // NxCARD; "" is that of a plan
+	Precision    string         // of linear layers, of a plan or a model; "" is the plan's, or bf16
 	Flags        map[string]any // compile options on top of the program's own
 	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
 }

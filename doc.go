@@ -6,7 +6,8 @@
 // the table.
 //
 //	0  diag        errors: code, what, where, fix, exit class
-//	   dtype       element types and shapes
+//	   dtype       element types and shapes; casts
+//	   dtype/block numbers in blocks that share a scale: MXFP8, NVFP4
 //	   schedule    pipeline schedules as lists; validator, bubbles
 //	1  event       typed events; JSON lines, plain lines, one live line
 //	   safetensors reader, writer
@@ -28,9 +29,12 @@
 //	   ckpt        slices of a running state to a folder that can be resumed from, and back
 //	   recipe      run.toml to a checked recipe
 //	   overlap     a scheduled program → what of its communication is hidden behind compute
+//	   watch       what steps report → which product of which layer falls back, and when it returns
 //	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
 //	   plan        how a model is spread over devices → plan.json
 //	   kernels     what an operation becomes on a target, and why
+//	   precision   a word for a precision → what each product of a model is computed in
+//	   narrow      a checkpoint → one whose weights are quantized
 //	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	   estimate    a model, a plan and prices → time and memory of a step, in closed form
@@ -40,7 +44,8 @@
 //	   internal/rig     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
-//	8  train       the loop, guards, checkpoints, replay
+//	8  train       the loop, guards, checkpoints, replay; falls back where few bits do not do
+//	   parity      a recipe and several precisions → paired curves and a verdict
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command
 package deepwell

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/narrow"
 )
 
 // An ExportJob is what to write as a Hugging Face folder.
@@ -22,7 +23,9 @@ type ExportJob struct {
 	Type   dtype.DType // of the weights: F32, BF16 or F16
 	// Tokenizer is the folder that the tokenizer is copied from; "" is the run's or the model's own.
 	Tokenizer string
-	Getenv    func(string) string
+	// Narrow says what the weights are quantized to; nil for weights of the type above.
+	Narrow *narrow.Options
+	Getenv func(string) string
 }
 
 // An Exported tells what was written.
@@ -34,6 +37,8 @@ type Exported struct {
 	Files      int    `json:"files"`
 	Bytes      int64  `json:"bytes"`
 	Output     string `json:"output"`
+	// Quantized tells what became of the weights, where they were quantized.
+	Quantized *narrow.Report `json:"quantized,omitempty"`
 }
 
 // Export writes the newest checkpoint of a run, or another source of weights, as a folder that
@@ -50,18 +55,28 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 		return nil, v.err
 	}
 	defer x.close()
+	folder := job.Output
+	if job.Narrow != nil {
+		v.pass("make the folder ready", func() (err error) {
+			folder, err = beforeNarrow(job.Output)
+			return err
+		})
+	}
 	v.pass("write the folder", func() error {
 		files := job.Tokenizer
 		if files == "" {
 			files = x.files
 		}
-		list, err := capture.Export(job.Output, x.config, capture.ExportOptions{Type: job.Type,
+		list, err := capture.Export(folder, x.config, capture.ExportOptions{Type: job.Type,
 			Files: files}, x.read)
 		for _, f := range list {
 			done.Files, done.Bytes = done.Files+1, done.Bytes+f.Bytes
 		}
 		return err
 	})
+	if job.Narrow != nil {
+		v.pass("quantize its weights", func() error { return e.narrow(ctx, job, folder, done) })
+	}
 	if v.err != nil {
 		return nil, v.err
 	}

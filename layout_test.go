@@ -26,19 +26,21 @@ const module = "github.com/deepwell/deepwell"
 // layers is the house: a package imports only from rows above its own, or packages of its own row
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
-	{"diag", "dtype", "schedule"},
+	{"diag", "dtype", "dtype/block", "schedule"},
 	{"event", "internal/atomicfile", "internal/folder", "safetensors", "tokenizer", "internal/cas", "internal/stubcuda", "internal/nvml",
 		"internal/hlotest", "internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
-	{"engine", "optim", "model", "ckpt", "recipe", "overlap"},
-	{"internal/turns", "capture", "plan", "internal/plantest", "kernels", "price"},
+	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "watch"},
+	{"internal/turns", "capture", "plan", "internal/plantest", "kernels", "price",
+		"precision", "narrow"},
 	{"spmd", "estimate/footprint", "estimate"},
 	{"lower", "internal/check", "internal/rig", "dryrun"},
 	{"pipeline", "autoplan"},
 	{"train"},
+	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
 		"bench/depth", "bench/overlap", "bench/mesh", "bench/accuracy", "bench/memory",
-		"bench/live"},
+		"bench/live", "bench/quantize", "bench/narrow", "bench/parity", "bench/watch"},
 }
 
 // place gives a package's row and its place in the row.
@@ -143,6 +145,10 @@ var grown = map[string]string{
 	"exported dtype":         "0010: an element type is a row of the table",
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
 	"files cmd/deepwell":     "0010: one file for each command",
+	"files ir":               "0010: one file for each group of operations, and one for each rewriting",
+	"files lower":            "0010: one file for each group of operations on a kind of device",
+	"files train":            "0010: one file for each thing that a run does beside a step",
+	"exported spmd":          "0010: names by which graphs meet",
 	"files ":                 "0010: one file for each verb of the pipeline",
 	"exported event":         "0010: a kind of event is a row of the table",
 	"exported price":         "0010: kinds of collective and precisions are words",

@@ -1,6 +1,7 @@
 package deepwell
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,7 +18,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 )
@@ -46,7 +46,8 @@ type source struct {
 }
 
 // programOf writes the programs of a plan for its cluster, or for another one of the same size.
-func programOf(path string, c machine.Cluster) (*source, error) {
+func programOf(job CompileJob, c machine.Cluster) (*source, error) {
+	path := job.Source
 	p, err := readPlan(path)
 	if err != nil {
 		return nil, err
@@ -56,14 +57,22 @@ func programOf(path string, c machine.Cluster) (*source, error) {
 		return nil, at(err, path)
 	}
 	defer func() { _ = m.Close() }()
-	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
-	r.Precision, r.Recompute = p.Types.Params, p.Recompute
-	w, err := train.Write(m.Config, r, archOf(c), p)
+	p.Precision = cmp.Or(job.Precision, p.Precision)
+	x, err := writePlan(m.Config, p, c, stageNameOf(path))
 	if err != nil {
 		return nil, at(err, path)
 	}
-	out := &source{program: &program.Program{Name: stageNameOf(path)}, notes: w.Notes, planned: w,
+	return x, nil
+}
+
+// writePlan writes the programs of a plan.
+func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, name string) (*source,
+	error) {
+	w, err := train.Write(config, train.RecipeOf(p), c.Arch(), p)
+	if err != nil {
+		return nil, err
+	}
+	out := &source{program: &program.Program{Name: name}, notes: w.Notes, planned: w,
 		sums:  p.Types.Collectives,
 		twins: map[string][]string{}}
 	list := []*program.Stage{w.Gradient, w.Accumulate, w.Update}
@@ -118,35 +127,31 @@ func stagesOf(p *train.Pipe, c machine.Cluster) (list []*program.Stage, err erro
 	return list, nil
 }
 
-// stepOf writes the gradient step of a preset for one device: loss and the gradient of every
-// parameter in bf16, with every block computed again in the backward pass.
-func stepOf(p *model.Preset, c machine.Cluster, seq, batch int64) (*source, error) {
-	if p.Config == nil {
-		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", p.Name)
+// stepOf writes the step of a preset with every block computed again in the backward pass: for one
+// device loss and gradients alone, for several all programs of a plan that cuts parameters,
+// gradients and the optimizer's state over them (FSDP).
+func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, error) {
+	if preset.Config == nil {
+		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", preset.Name)
 	}
-	if c.Count != 1 {
-		return nil, diag.New(diag.NotSupported, "a model is compiled for one device; %s has %d",
-			c, c.Count).Because("for several devices write a plan, as in examples/plans").
-			Try("--cluster 1x%s", c.Card.Name)
+	p := plan.Default()
+	p.Model, p.Cluster, p.Precision = preset.Name, c.String(), job.Precision
+	p.Seq, p.Batch = max(1, job.Seq), max(1, job.Batch, int64(c.Count))
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
+	name := stageNameOf(preset.Name + ".step")
+	if c.Count > 1 {
+		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
+		return writePlan(preset.Config, p, c, name)
 	}
-	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(batch), int(batch), int(seq)
-	r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
-	w, err := train.Write(p.Config, r, archOf(c), nil)
+	w, err := train.Write(preset.Config, train.RecipeOf(p), c.Arch(), nil)
 	if err != nil {
 		return nil, err
 	}
 	s := *w.Gradient
-	s.Name = stageNameOf(p.Name + ".step")
-	return &source{program: &program.Program{Name: s.Name, Stages: []program.Stage{s}},
-		notes: w.Notes}, nil
-}
-
-func archOf(c machine.Cluster) string {
-	if c.Target().CPU() {
-		return "cpu"
-	}
-	return c.Card.Arch
+	s.Name = name
+	return &source{program: &program.Program{Name: name, Stages: []program.Stage{s}}, notes: w.Notes},
+		nil
 }
 
 // footprints adds up what the devices of a plan's ranks hold, by cause.

@@ -54,7 +54,7 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 
 // A pricer is the estimator, or in tests what stands for it.
 type pricer interface {
-	Price(*plan.Plan) (estimate.Estimate, error)
+	Within(*plan.Plan, estimate.Limits) (e estimate.Estimate, whole bool, err error)
 }
 
 // A searcher is a search on its way.
@@ -93,6 +93,7 @@ type candidate struct {
 	high    float64 // that nine in ten steps do not exceed, as low is not fallen short of
 	peak    int64
 	stays   int64 // bytes that no recomputation and no offload takes off
+	part    bool  // too large or too slow, so that step and metric are what it takes at least
 }
 
 // compare puts the better plan first, and gives equal ones an order that never changes.
@@ -229,16 +230,23 @@ func (w *worker) work(n node) float64 {
 	return max(0, p.Sum()-p.Bubble-p.Pipeline-p.Data-p.Offload-p.Optimizer-p.Host-p.Recompute)
 }
 
-// price works out one plan.
+// price works out one plan. Its stages are the pricer's until the next one.
 func (w *worker) price(n node, f family, v variant) (estimate.Estimate, error) {
+	e, _, err := w.within(n, f, v, estimate.Limits{})
+	return e, err
+}
+
+// within works out a plan as far as it is of use.
+func (w *worker) within(n node, f family, v variant, most estimate.Limits) (e estimate.Estimate,
+	whole bool, err error) {
 	p := w.plans[n.count]
 	w.searcher.job.fill(p, n, f, v)
 	w.priced++
-	e, err := w.pricers[n.count][n.precision].Price(p)
+	e, whole, err = w.pricers[n.count][n.precision].Within(p, most)
 	if err != nil && w.reason == nil {
 		w.reason = err
 	}
-	return e, err
+	return e, whole, err
 }
 
 // The nodes of a round: few at first, since a good plan makes the rounds after it short. Rounds do
@@ -327,7 +335,8 @@ func (w *worker) least(n node, c cut) float64 {
 	if n.pp == 1 {
 		return n.bound // the family's first plan says as much
 	}
-	e, err := w.price(n, family{c, order{"1f1b", 1}}, w.searcher.variants[0])
+	e, _, err := w.within(n, family{c, order{"1f1b", 1}}, w.searcher.variants[0],
+		estimate.Limits{Peak: 1})
 	if err != nil {
 		return n.bound
 	}
@@ -348,9 +357,9 @@ func (n node) filled() float64 {
 // family prices the plans of a family that can be of use.
 func (w *worker) family(n node, f family, limit float64) []candidate {
 	s := w.searcher
-	fastest, ok := w.candidate(n, f, 0)
+	fastest, ok := w.candidate(n, f, 0, limit)
 	switch {
-	case !ok || s.beyond(fastest, limit):
+	case !ok || s.beyond(fastest, limit) || fastest.part && fastest.peak <= s.job.Capacity:
 		return nil
 	case fastest.peak <= s.job.Capacity && s.job.Goal != Memory:
 		return []candidate{fastest}
@@ -367,12 +376,12 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 		}
 		c := fastest
 		if v > 0 {
-			if c, ok = w.candidate(n, f, v); !ok {
+			if c, ok = w.candidate(n, f, v, limit); !ok {
 				continue
 			}
 		}
 		fits := c.peak <= s.job.Capacity
-		slow := s.beyond(c, limit)
+		slow := s.beyond(c, limit) || fits && c.part
 		if slow || fits && s.job.Goal != Memory {
 			ruled = append(ruled, set)
 		}
@@ -391,10 +400,29 @@ func (s *searcher) beyond(c candidate, limit float64) bool {
 	return c.metric > limit
 }
 
-// candidate prices a plan.
-func (w *worker) candidate(n node, f family, v int) (candidate, bool) {
+// limits are what a plan of a node may need and take, with a limit in the unit of the goal. Where
+// only calm plans are of use, it is the step that tells which they are.
+func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
+	if s.calm {
+		return most
+	}
+	if s.job.Goal == Memory {
+		limit = s.limit
+	}
+	if s.job.Goal == Money {
+		limit /= float64(s.counts[n.count])
+	}
+	if step := limit * s.job.tokens(n.rows); !math.IsInf(step, 1) {
+		most.Step = step
+	}
+	most.Peak = s.job.Capacity
+	return most
+}
+
+// candidate prices a plan, as far as it can be of use.
+func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, bool) {
 	s := w.searcher
-	e, err := w.price(n, f, s.variants[v])
+	e, whole, err := w.within(n, f, s.variants[v], s.limits(n, limit))
 	if err != nil {
 		return candidate{}, false
 	}
@@ -402,7 +430,7 @@ func (w *worker) candidate(n node, f family, v int) (candidate, bool) {
 		w.nearest = min(w.nearest, e.Peak)
 	}
 	c := candidate{node: n, family: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
-		stays: e.Peak - e.Memory.Activations - e.Memory.Temp}
+		stays: e.Peak - e.Memory.Activations - e.Memory.Temp, part: !whole}
 	if len(s.variants[v].offload) == 0 && s.offloads {
 		c.stays -= e.Memory.Optimizer
 	}

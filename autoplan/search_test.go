@@ -67,8 +67,8 @@ func TestKnownModels(t *testing.T) {
 		short, long    bool
 	}{
 		{"llama3.1-8b", "8xb200", 8192, 1 << 20, 1, true, false},
-		{"llama3.1-70b", "64xgb200", 8192, 4 << 20, 2, true, false},
-		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 4, false, true},
+		{"llama3.1-70b", "64xgb200", 8192, 4 << 20, 1, true, false},
+		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 3, false, true},
 		{"mixtral-8x7b", "8xb200", 4096, 1 << 20, 1, false, false},
 		{"qwen3-235b-a22b", "64xgb200", 4096, 4 << 20, 2, false, true},
 		{"deepseek-v3", "1024xgb200", 4096, 64 << 20, 1, false, false},
@@ -179,7 +179,7 @@ func everyPlan(s *searcher) candidate {
 		for _, c := range s.job.cuts(n.mesh) {
 			for _, o := range s.job.orders(n) {
 				for v := range s.variants {
-					x, ok := w.candidate(n, family{c, o}, v)
+					x, ok := w.candidate(n, family{c, o}, v, math.Inf(1))
 					if !ok || x.peak > s.job.Capacity || s.beyond(x, math.Inf(1)) {
 						continue
 					}
@@ -205,6 +205,7 @@ func TestBoundsHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.expand()
+		s.job.Capacity = math.MaxInt64 // so that all have a time
 		w := s.workers[0]
 		for i, n := range s.nodes {
 			if i%7 != 0 {
@@ -215,7 +216,7 @@ func TestBoundsHold(t *testing.T) {
 				for _, o := range s.job.orders(n) {
 					times := make([]float64, len(s.variants))
 					for v := range s.variants {
-						x, ok := w.candidate(n, family{c, o}, v)
+						x, ok := w.candidate(n, family{c, o}, v, math.Inf(1))
 						if !ok {
 							t.Fatalf("%+v has no price: %v", n, w.reason)
 						}
@@ -383,13 +384,14 @@ func BenchmarkPrice(b *testing.B) {
 		b.Fatal(err)
 	}
 	s.expand()
+	s.job.Capacity = math.MaxInt64
 	w := s.workers[0]
 	priced := 0
 	for b.Loop() {
 		n := s.nodes[priced*7919%len(s.nodes)]
 		cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
 		f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
-		if _, ok := w.candidate(n, f, priced%len(s.variants)); !ok {
+		if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
 			b.Fatal("no price")
 		}
 		priced++

@@ -11,7 +11,7 @@ type Code string
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
 // 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,
-// 32xx pipelines.
+// 32xx pipelines, 33xx precision.
 const (
 	Internal  Code = "DW1000"
 	BadUsage  Code = "DW1001"
@@ -71,6 +71,10 @@ const (
 	WeightMismatch Code = "DW2703"
 	WeightType     Code = "DW2704"
 
+	WeightQuantized Code = "DW2705"
+	WeightNotFinite Code = "DW2706"
+	FolderForeign   Code = "DW2707"
+
 	DataMissing   Code = "DW2801"
 	DataEmpty     Code = "DW2802"
 	DataFormat    Code = "DW2803"
@@ -110,6 +114,15 @@ const (
 	LinkData        Code = "DW3210"
 	LinkStalled     Code = "DW3211"
 	PipelineStage   Code = "DW3212"
+
+	PolicyText    Code = "DW3301"
+	PolicyKey     Code = "DW3302"
+	PolicyValue   Code = "DW3303"
+	PolicyVersion Code = "DW3304"
+	PolicyMisfit  Code = "DW3305"
+
+	ParityMissed   Code = "DW3306"
+	ParityUnproven Code = "DW3307"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.
@@ -228,6 +241,12 @@ var catalogue = []row{
 		"model.norm.weight is f32[4096]; the configuration says [2048]"},
 	{WeightType, Usage, "weights of that element type cannot be read or written",
 		"model.layers.0.mlp.up_proj.weight is f8e4m3fn"},
+	{WeightQuantized, Usage, "weights are quantized already, in a way that is not turned into another",
+		"the weights are quantized already, by fp8"},
+	{WeightNotFinite, Numerics, "a weight is infinite or no number",
+		"model.layers.3.mlp.up_proj.weight holds a number that is not finite"},
+	{FolderForeign, Usage, "an output folder holds other work, whole or half-written",
+		"the folder holds config.json, which is not of this work"},
 
 	{DataMissing, Usage, "there is no file at a source's path",
 		"nothing matches corpus/**/*.txt"},
@@ -303,6 +322,21 @@ var catalogue = []row{
 		"rank 2 took nothing for 5m0s"},
 	{PipelineStage, Usage, "programs of a pipeline do not fit the schedule or each other",
 		"stage 3 has no program for W3.0"},
+
+	{PolicyText, Usage, "a policy of precision is not JSON",
+		"the policy is not JSON: unexpected EOF"},
+	{PolicyKey, Usage, "a policy of precision has a key that there is not, or lacks one",
+		`there is no key "rules.1.formt"`},
+	{PolicyValue, Usage, "a value of a policy of precision has another type or range",
+		`rules.1.format is "mxfp9", not one of bf16, mxfp8, nvfp4`},
+	{PolicyVersion, Usage, "a policy of precision has a version this binary does not know",
+		"the policy has version 9; this binary reads 1"},
+	{PolicyMisfit, Usage, "a policy of precision does not fit the model",
+		`the model has no linear layer or part "gat"`},
+	{ParityMissed, Numerics, "the loss of a precision is beyond its bound",
+		"the loss in nvfp4 is 1.7 % worse than in bf16, and 1 % is the bound"},
+	{ParityUnproven, Numerics, "runs do not show whether the loss of a precision is within its bound",
+		"nvfp4 is not resolved: the bound lies between the limits"},
 }
 
 func (c Code) class() Class {

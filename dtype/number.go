@@ -5,8 +5,9 @@ import (
 	"math"
 )
 
-// Decode brings elements of a float type to float32. Only F64 can lose anything: it is rounded to
-// the nearest. Elements of other types are not read.
+// Decode brings elements of a float type, or of F8E8M0FNU, to float32. Only F64 can lose anything:
+// it is rounded to the nearest. Of two F4E2M1FN in a byte the low half comes first. Elements of
+// other types are not read.
 func (d DType) Decode(dst []float32, src []byte) {
 	switch d {
 	case F32:
@@ -25,11 +26,28 @@ func (d DType) Decode(dst []float32, src []byte) {
 		for i := range dst {
 			dst[i] = F32FromF16(binary.LittleEndian.Uint16(src[2*i:]))
 		}
+	case F8E4M3FN:
+		for i := range dst {
+			dst[i] = F32FromE4M3(src[i])
+		}
+	case F8E5M2:
+		for i := range dst {
+			dst[i] = F32FromE5M2(src[i])
+		}
+	case F8E8M0FNU:
+		for i := range dst {
+			dst[i] = F32FromE8M0(src[i])
+		}
+	case F4E2M1FN:
+		for i := range dst {
+			dst[i] = F32FromE2M1(src[i/2] >> (i % 2 * 4))
+		}
 	}
 }
 
 // Encode rounds float32 to the nearest element of F32, BF16 or F16, ties to even. It gives the
-// place of the first finite number that would become infinite, or -1.
+// place of the first finite number that would become infinite, or -1. The narrower types are not
+// written: they need a scale, see package block.
 func (d DType) Encode(dst []byte, src []float32) int {
 	over := -1
 	switch d {

@@ -19,28 +19,31 @@ func (l *layout) rank(stage int) int {
 	return at
 }
 
-// account divides the step by cause, seen from the rank that works longest.
-func (e *Estimator) account(est *Estimate, l *layout, loads []load, pipe float64) {
+// stage is the virtual stage that a rank has in a turn.
+func (l *layout) stage(rank, turn int) int {
 	n := int(l.pipe)
-	busy := make([]float64, n)
-	for i := range loads {
-		busy[l.rank(i)] += loads[i].total
+	if l.vee && turn%2 == 1 {
+		return turn*n + n - 1 - rank
 	}
+	return turn*n + rank
+}
+
+// account divides the step by cause, seen from the rank that works longest.
+func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64) {
+	n := int(l.pipe)
 	worst := 0
-	for r := range busy {
-		if busy[r] > busy[worst] {
+	for r := range e.busy {
+		if e.busy[r] > e.busy[worst] {
 			worst = r
 		}
 	}
 	m := float64(l.micros)
 	parts := &est.Parts
 	longest := e.longestTail(l, loads)
-	for i := range loads {
-		if l.rank(i) == worst {
-			parts.charge(&loads[i], m)
-		}
+	for turn := range int(l.virtual) {
+		parts.charge(loads.at(l.stage(worst, turn)), m)
 	}
-	parts.Bubble = pipe - m*busy[worst]
+	parts.Bubble = pipe - m*e.busy[worst]
 	if n > 1 {
 		sends := min(parts.Bubble, 2*est.Stages[0].Send*float64(n-1))
 		parts.Bubble -= sends
@@ -55,21 +58,20 @@ func (e *Estimator) account(est *Estimate, l *layout, loads []load, pipe float64
 // longestTail is the end of the step of the rank that it keeps longest. A rank further down the
 // pipeline begins later and is done earlier than the first one, by the passes of the stages before
 // it; that much of its own tail is beside them.
-func (e *Estimator) longestTail(l *layout, loads []load) (longest tail) {
+func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	slack, most := 0.0, math.Inf(-1)
 	var was [2]float64
 	for r := range int(l.pipe) {
 		var dense, experts, window float64
-		for i := r; i < len(loads); i++ {
-			if l.rank(i) == r {
-				dense += loads[i].dense
-				experts += loads[i].experts
-				window += loads[i].total
-			}
+		for turn := range int(l.virtual) {
+			s := loads.at(l.stage(r, turn))
+			dense += s.dense
+			experts += s.experts
+			window += s.total
 		}
 		is := [2]float64{dense, experts}
 		if r > 0 && is == was { // as much to do as the rank before, and more room for it
-			slack += loads[r].total
+			slack += loads.at(r).total
 			continue
 		}
 		was = is
@@ -80,7 +82,7 @@ func (e *Estimator) longestTail(l *layout, loads []load) (longest tail) {
 			longest.data -= hidden
 			longest.optimizer = max(0, longest.optimizer-(slack-hidden))
 		}
-		slack += loads[r].total
+		slack += loads.at(r).total
 	}
 	return longest
 }
@@ -135,18 +137,37 @@ func (e *Estimator) held(name string, l *layout) ([]int, error) {
 var oneHeld = []int{1}
 
 // remember works out the memory of every rank and keeps the worst.
-func (e *Estimator) remember(est *Estimate, l *layout, loads []load, held []int) {
+func (e *Estimator) remember(schedule string, est *Estimate, l *layout, loads *loads,
+	logits float64) error {
+	held, err := e.held(schedule, l)
+	if err != nil {
+		return err
+	}
 	prof := e.prices.Profile()
 	transient := prof.Transient * l.tokens() * e.hidden() * 2
-	logits := e.kept[l.cut].logits * prof.Logits
+	logits *= prof.Logits
+	for i, kind := range loads.of {
+		st := &est.Stages[i]
+		if i > 0 && kind == loads.of[i-1] {
+			before := &est.Stages[i-1]
+			st.State, st.Grads = before.State, before.Grads
+			st.Residual, st.Transient = before.Residual, before.Transient
+			continue
+		}
+		s := &loads.kinds[kind]
+		own := e.state(l, s)
+		now := transient + s.dropped
+		if s.last {
+			now += logits
+		}
+		st.State, st.Grads = int64(own.sum()-own.grads), int64(own.grads)
+		st.Residual, st.Transient = int64(s.residual*prof.Saved), int64(now)
+	}
 	for r := range int(l.pipe) {
 		var st state
 		var residual, temp float64
-		for i := range loads {
-			if l.rank(i) != r {
-				continue
-			}
-			s := &loads[i]
+		for turn := range int(l.virtual) {
+			s := loads.at(l.stage(r, turn))
 			own := e.state(l, s)
 			st.params += own.params
 			st.copies += own.copies
@@ -156,12 +177,8 @@ func (e *Estimator) remember(est *Estimate, l *layout, loads []load, held []int)
 			if s.last {
 				now += logits
 			}
-			kept := s.residual * prof.Saved
-			residual += kept
+			residual += s.residual * prof.Saved
 			temp = max(temp, now)
-			est.Stages[i].State = int64(own.sum() - own.grads)
-			est.Stages[i].Grads = int64(own.grads)
-			est.Stages[i].Residual, est.Stages[i].Transient = int64(kept), int64(now)
 		}
 		activations := float64(held[r]) * residual / float64(l.virtual)
 		m := Memory{Params: int64(st.params), Copies: int64(st.copies), Grads: int64(st.grads),
@@ -171,6 +188,7 @@ func (e *Estimator) remember(est *Estimate, l *layout, loads []load, held []int)
 			est.Peak, est.Memory = sum, m
 		}
 	}
+	return nil
 }
 
 // interval is nine in ten: 1.645 standard deviations of the logarithm to either side, from what the

@@ -1,6 +1,8 @@
 package estimate
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -117,7 +119,11 @@ type Estimator struct {
 	kept    map[cut]*priced
 	holds   map[shape][]int
 	replays *replays
-	room    []float64            // for walks over replays
+	room    []float64 // for walks over replays
+	loads   loads     // of the plan that is priced
+	parts   []Stage   // likewise
+	busy    []float64 // likewise, by rank
+	spans   map[timing]float64
 	own     *footprint.Predictor // of the memory of our own programs; nil until it is asked for
 	// has says which kinds of layer there are, below how many of each stand before a place, and
 	// lastKind is that of the last layer.
@@ -170,45 +176,101 @@ func (e *Estimator) With(o Options) *Estimator {
 func (e *Estimator) forget() {
 	e.kept, e.holds = map[cut]*priced{}, map[shape][]int{}
 	e.room, e.own = nil, nil
+	e.loads, e.parts, e.busy, e.spans = loads{}, nil, nil, map[timing]float64{}
 }
 
 // Price works out a plan. It does not ask whether the plan can run or fits: see
 // [plan.Plan.Check] and Peak.
 func (e *Estimator) Price(p *plan.Plan) (Estimate, error) {
+	est, _, err := e.Within(p, Limits{})
+	est.Stages = slices.Clone(est.Stages)
+	return est, err
+}
+
+// Limits are what a plan must not exceed to be of use; 0 is no limit.
+type Limits struct {
+	Peak int64   // bytes
+	Step float64 // seconds
+}
+
+// Within prices a plan as Price does, but for two things: Stages are the estimator's own until it
+// prices again, and of a plan that exceeds a limit no more is worked out than it takes to know
+// that. Then Within reports false, Step is what the plan takes at least, and all that follows from
+// the step is missing; Peak and Memory are always those of the plan.
+func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool, err error) {
 	l, err := e.read(p)
 	if err != nil {
-		return Estimate{}, err
+		return est, false, err
 	}
-	loads := e.stages(&l, e.blocks(&l.cut))
-	est := Estimate{Stages: make([]Stage, len(loads))}
+	blocks := e.blocks(&l.cut)
+	loads := e.stages(&l, blocks)
+	e.passes(&est, &l, loads)
+	own, err := e.compiled(p, &est)
+	if err == nil && !own {
+		err = e.remember(p.PP.Schedule, &est, &l, loads, blocks.logits)
+	}
+	if err != nil {
+		return est, false, err
+	}
+	e.work(&l, loads)
+	if l.pipe > 1 && (most.Peak > 0 || most.Step > 0) {
+		est.Step = e.least(&l, est.Stages)
+		if most.Peak > 0 && est.Peak > most.Peak || most.Step > 0 && est.Step > most.Step {
+			return est, false, nil
+		}
+	}
+	pipe, err := e.makespan(p.PP.Schedule, &l, est.Stages)
+	if err != nil {
+		return est, false, err
+	}
+	e.account(&est, &l, loads, pipe)
+	e.interval(&est)
+	return est, true, nil
+}
+
+// passes gives the times of the stages.
+func (e *Estimator) passes(est *Estimate, l *layout, loads *loads) {
 	send := 0.0
 	if l.pipe > 1 {
 		bytes := l.piece() * e.hidden() * 2
 		send = e.prices.Collective(price.Permute, bytes, price.Group{Size: 2, Stride: l.pipeAt})
 	}
-	held, err := e.held(p.PP.Schedule, &l)
-	if err != nil {
-		return Estimate{}, err
-	}
-	for i := range loads {
-		s := &loads[i]
-		st := &est.Stages[i]
-		st.Layers = s.layers
+	e.parts = e.parts[:0]
+	for i, kind := range loads.of {
+		if i > 0 && kind == loads.of[i-1] {
+			e.parts = append(e.parts, e.parts[i-1])
+			continue
+		}
+		s := &loads.kinds[kind]
+		st := Stage{Layers: s.layers, Send: send}
 		st.Forward, st.Input, st.Weight = s.times()
-		st.Send = send
+		e.parts = append(e.parts, st)
 	}
-	pipe, err := e.makespan(p.PP.Schedule, &l, est.Stages)
-	if err != nil {
-		return Estimate{}, err
-	}
-	e.account(&est, &l, loads, pipe)
-	e.remember(&est, &l, loads, held)
-	if err := e.compiled(p, &est); err != nil {
-		return Estimate{}, err
-	}
-	e.interval(&est)
-	return est, nil
+	est.Stages = e.parts
 }
+
+// work adds up what each rank has to do for a microbatch.
+func (e *Estimator) work(l *layout, loads *loads) {
+	e.busy = slices.Grow(e.busy[:0], int(l.pipe))[:l.pipe]
+	clear(e.busy)
+	for i := range loads.of {
+		e.busy[l.rank(i)] += loads.at(i).total
+	}
+}
+
+// least is a time that no schedule falls short of: a rank waits for the first microbatch to come
+// down to it, and then has all of them to work on.
+func (e *Estimator) least(l *layout, stages []Stage) float64 {
+	longest, before := 0.0, 0.0
+	for r, busy := range e.busy {
+		longest = max(longest, before+float64(l.micros)*busy)
+		before += stages[r].Forward
+	}
+	return longest * (1 - rounding)
+}
+
+// rounding is more than sums in another order can differ by.
+const rounding = 1e-9
 
 // Under gives an estimator of the same model on the same cluster, with the same options, under
 // another profile. Lists of schedules, which have no prices in them, are shared.

@@ -1,10 +1,9 @@
 package estimate
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 
+	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -17,7 +16,8 @@ type replay []action
 // replays are those that were made. Estimators that come from each other share them.
 type replays struct {
 	sync.Mutex
-	made map[shape]replay
+	made  map[shape]replay
+	walks footprint.Walks
 }
 
 type action struct {
@@ -47,10 +47,8 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	busiest := 0.0
 	for r := range int(l.pipe) {
 		busy := 0.0
-		for i := range stages {
-			if l.rank(i) == r {
-				busy += stages[i].both()
-			}
+		for turn := range int(l.virtual) {
+			busy += stages[l.stage(r, turn)].both()
 		}
 		busiest = max(busiest, busy)
 	}
@@ -58,7 +56,62 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	return more + float64(l.micros-rounds*l.pipe)*pace, nil
 }
 
+// A timing is all that a walk depends on. Plans that differ in how data axes share parameters often
+// have the same. The stages of a pipeline are of few kinds, each a run of stages side by side; what
+// has more is not kept.
+type timing struct {
+	shape
+	send  float64
+	kinds [4]pass
+}
+
+// A pass is the times of stages up to one.
+type pass struct {
+	to                     int
+	forward, input, weight float64
+}
+
+// timingOf gives the key of a walk, if it has one.
+func timingOf(s shape, stages []Stage, send float64) (t timing, ok bool) {
+	t.shape, t.send = s, send
+	n := 0
+	for i := range stages {
+		st := &stages[i]
+		now := pass{i, st.Forward, st.Input, st.Weight}
+		if n > 0 {
+			last := &t.kinds[n-1]
+			if last.forward == now.forward && last.input == now.input && last.weight == now.weight {
+				last.to = i
+				continue
+			}
+		}
+		if n == len(t.kinds) {
+			return t, false
+		}
+		t.kinds[n] = now
+		n++
+	}
+	return t, true
+}
+
+// walk gives the makespan of a shape, from what is kept if it is there.
 func (e *Estimator) walk(s shape, stages []Stage, send float64) (float64, error) {
+	key, ok := timingOf(s, stages, send)
+	if !ok {
+		return e.pace(s, stages, send)
+	}
+	if t, known := e.spans[key]; known {
+		return t, nil
+	}
+	t, err := e.pace(s, stages, send)
+	if err == nil {
+		e.spans[key] = t
+	}
+	return t, err
+}
+
+// pace walks over a replay.
+func (e *Estimator) pace(s shape, stages []Stage, send float64) (float64, error) {
 	r, err := e.replays.find(s)
 	if err != nil {
 		return 0, err
@@ -111,6 +164,37 @@ func (l *replays) find(s shape) (replay, error) {
 	return r, nil
 }
 
+// A begun is an action and its rank.
+type begun struct {
+	rank int
+	schedule.Action
+}
+
+// byStart sorts actions by the tick at which they begin, and those of one tick by rank.
+func byStart(made *schedule.Schedule, line *schedule.Timeline) []begun {
+	var ends []int // for each tick, the actions that began no later
+	for _, spans := range line.Spans {
+		for _, s := range spans {
+			for int(s.Start)+1 >= len(ends) {
+				ends = append(ends, 0)
+			}
+			ends[s.Start+1]++
+		}
+	}
+	for t := 1; t < len(ends); t++ {
+		ends[t] += ends[t-1]
+	}
+	order := make([]begun, ends[len(ends)-1])
+	for rank, list := range made.Lists {
+		for i, a := range list {
+			at := &ends[line.Spans[rank][i].Start]
+			order[*at] = begun{rank, a}
+			*at++
+		}
+	}
+	return order
+}
+
 // newReplay puts the actions in the order in which they begin when each takes one tick.
 func newReplay(s shape) (replay, error) {
 	made, err := schedule.New(s.name, schedule.Shape{Ranks: int(s.pipe), Virtual: int(s.virtual),
@@ -122,18 +206,7 @@ func newReplay(s shape) (replay, error) {
 	if err != nil {
 		return nil, err
 	}
-	type begun struct {
-		at   int64
-		rank int
-		schedule.Action
-	}
-	var order []begun
-	for rank, list := range made.Lists {
-		for i, a := range list {
-			order = append(order, begun{line.Spans[rank][i].Start, rank, a})
-		}
-	}
-	slices.SortStableFunc(order, func(a, b begun) int { return cmp.Compare(a.at, b.at) })
+	order := byStart(made, line)
 	r := make(replay, 0, len(order))
 	// Where the forward pass and the input's gradient of each stage and microbatch stand.
 	stages := made.Stages()

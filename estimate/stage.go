@@ -15,26 +15,54 @@ type load struct {
 	total        float64 // both together
 }
 
-// stages adds the blocks up for every virtual stage.
-func (e *Estimator) stages(l *layout, p *priced) []load {
-	n := l.pipe * l.virtual
-	list := make([]load, n)
+// loads are the virtual stages of a pipeline. Most of them are alike, so that each kind is worked
+// out once.
+type loads struct {
+	kinds []load
+	of    []int // the kind of each stage
+}
+
+func (l *loads) at(stage int) *load { return &l.kinds[l.of[stage]] }
+
+// stages adds the blocks up for every virtual stage. The result is the estimator's own until it
+// prices again.
+func (e *Estimator) stages(l *layout, p *priced) *loads {
+	n := int(l.pipe * l.virtual)
+	list := &e.loads
+	list.kinds, list.of = list.kinds[:0], list.of[:0]
 	layers := e.config.Layers
 	at := int64(0)
-	for i := range list {
-		s := &list[i]
-		count := layers / n
-		if int64(i) < layers%n {
+	for i := range n {
+		count := layers / int64(n)
+		if int64(i) < layers%int64(n) {
 			count++
 		}
 		if e.options.Layers != nil && i < len(e.options.Layers) {
 			count = e.options.Layers[i]
 		}
-		s.layers, s.first, s.last = count, i == 0, int64(i) == n-1
-		e.fill(s, p, at, count)
+		if i < 2 || i == n-1 || !e.alike(list.kinds[len(list.kinds)-1].layers, at, count) {
+			list.kinds = append(list.kinds, load{layers: count, first: i == 0, last: i == n-1})
+			e.fill(&list.kinds[len(list.kinds)-1], p, at, count)
+		}
+		list.of = append(list.of, len(list.kinds)-1)
 		at += count
 	}
 	return list
+}
+
+// alike tells whether the count layers from one place on are of the same kinds as those before.
+func (e *Estimator) alike(before, at, count int64) bool {
+	if before != count {
+		return false
+	}
+	end := min(at+count, e.config.Layers)
+	for kind := range e.below {
+		b := e.below[kind]
+		if b[end]-b[at] != b[at]-b[at-before] {
+			return false
+		}
+	}
+	return true
 }
 
 // fill adds up the layers from one place on, and the ends of the model.

@@ -96,6 +96,7 @@ var kinds = map[string]func([]byte) (Event, error){
 	"step":      as[Step],
 	"eval":      as[Eval],
 	"rejected":  as[Rejected],
+	"precision": as[Precision],
 	"saved":     as[Saved],
 	"resumed":   as[Resumed],
 	"profiled":  as[Profiled],

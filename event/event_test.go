@@ -27,6 +27,8 @@ var samples = []Event{
 	Step{Step: 1240, Steps: 50000, Loss: 2.317, GradNorm: 0.41, Rate: 3e-4, Tokens: 5 << 20, TokensPerSecond: 4010,
 		Seconds: 16.2, MemoryBytes: 134 << 30, MFU: 0.41, ETASeconds: 9*86400 + 4*3600},
 	Eval{1200, 2.341, 65536},
+	Precision{1241, "fall", 3, "down", "fprop", "nvfp4", "mxfp8", "x amax", 41, 6, 24,
+		"layer 3 down fprop: nvfp4 falls to mxfp8"},
 	Rejected{1241, 9.5, math.Inf(1), "the gradient is not finite", "run/replay/1241"},
 	Saved{1000, "run/step-1000", 3 << 30, 12.34},
 	Resumed{1000, "run/step-1000"},

@@ -41,6 +41,24 @@ type Rejected struct {
 	Replay   string  `json:"replay,omitempty"`
 }
 
+// Precision says that a product of a layer is computed in another format from now on, or that
+// something about its numbers is worth knowing: the figure that led to it, what is usual for it,
+// and the bound that it crossed.
+type Precision struct {
+	Step    int     `json:"step"`
+	What    string  `json:"what"`  // fall, return, refuse or warn
+	Layer   int     `json:"layer"` // -1 if none is known to be the cause
+	Linear  string  `json:"linear,omitempty"`
+	Product string  `json:"product,omitempty"`
+	From    string  `json:"from,omitempty"`
+	To      string  `json:"to,omitempty"`
+	Signal  string  `json:"signal"`
+	Value   float64 `json:"value"`
+	Usual   float64 `json:"usual"`
+	Bound   float64 `json:"bound"`
+	Text    string  `json:"text"`
+}
+
 // Saved says that a checkpoint is complete on disk.
 type Saved struct {
 	Step    int     `json:"step"`
@@ -69,6 +87,12 @@ func (Eval) Kind() string { return "eval" }
 
 // Kind implements Event.
 func (Rejected) Kind() string { return "rejected" }
+
+// Kind implements Event.
+func (Precision) Kind() string { return "precision" }
+
+// Line implements Event.
+func (p Precision) Line() string { return p.Text }
 
 // Kind implements Event.
 func (Saved) Kind() string { return "saved" }

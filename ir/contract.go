@@ -19,8 +19,7 @@ func contractKinds() map[string]kind {
 		"linear": {1, inferDot, func(d *differ, op *Op, dy []*Value) []*Value {
 			w := d.use(op.In[1])
 			dx := d.b.one("linear_dx", op.Attrs.With("over", outOf(op)), dy[0], w)
-			dw := d.b.one("linear_dw", op.Attrs.With("over", rowsOf(op)), d.use(op.In[0]), dy[0])
-			return []*Value{d.order(dx, op.In[0]), d.order(dw, op.In[1])}
+			return []*Value{d.order(dx, op.In[0]), d.order(d.weightGrad(op, dy[0]), op.In[1])}
 		}},
 		"linear_dx": {1, inferDot, nil},
 		"linear_dw": {1, inferDot, nil},

@@ -84,10 +84,11 @@ type differ struct {
 	recompute []Tag
 	terms     bool
 	offload   bool
-	needs     map[*Value]bool   // values that a gradient must flow through
-	grads     map[*Value]*Value // gradients so far, in the backward graph
-	used      map[*Value]*Value // forward values, in the backward graph
-	residuals []*Value          // forward values that are kept
+	needs     map[*Value]bool     // values that a gradient must flow through
+	grads     map[*Value]*Value   // gradients so far, in the backward graph
+	used      map[*Value]*Value   // forward values, in the backward graph
+	residuals []*Value            // forward values that are kept
+	blocks    map[string][]*Value // forward values in blocks, by format and name
 }
 
 func newDiffer(fwd *Graph, p GradPlan) *differ {

@@ -52,6 +52,7 @@ func table() map[string]kind {
 	t := map[string]kind{}
 	for _, part := range []map[string]kind{
 		elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
+		narrowKinds(),
 	} {
 		maps.Copy(t, part)
 	}

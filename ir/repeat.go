@@ -2,6 +2,8 @@ package ir
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
@@ -210,7 +212,8 @@ func (r *repeatGrad) back(dout []*Value) []*Value {
 	nb.Inputs = slices.Concat(nb.Inputs, stackIn, restIn)
 	nb.Results = append(carryOut, laid...)
 	a := attrs(map[string]any{"n": r.op.Attrs.Int("n"), "carries": len(carries),
-		"stacked": len(stacks), "reverse": !r.op.Attrs.Bool("reverse")})
+		"stacked": len(stacks), "reverse": !r.op.Attrs.Bool("reverse"),
+		"first": r.op.Attrs.get("first")})
 	out := b.op("repeat", a, nb, slices.Concat(carries, stacks, rest)...)
 	return r.deal(out, len(carries))
 }
@@ -296,6 +299,93 @@ func Unroll(g *Graph) (*Graph, error) {
 // LayerName is the name of one layer of a stack that was unrolled.
 func LayerName(stack string, layer int) string { return fmt.Sprintf("%s.%d", stack, layer) }
 
+// SegmentName is the name of what stands for some layers of a stack, from one of them on.
+func SegmentName(stack string, from int64) string {
+	if from == 0 {
+		return stack
+	}
+	return fmt.Sprintf("%s.from%d", stack, from)
+}
+
+// Segment cuts every repeat before the given rounds, and each stack that goes into one with it, so
+// that what follows can treat layers differently. It is for graphs as those of [Unroll].
+func Segment(g *Graph, before []int64) (*Graph, error) {
+	u := &unroller{from: g, to: &Graph{Name: g.Name, Mesh: g.Mesh}, at: map[*Value]*Value{}}
+	parts := map[*Value][]*Value{}
+	stacks := u.stacks()
+	for _, v := range g.Inputs {
+		for from, to := range segments(stacks[v], before) {
+			one := &Value{Name: SegmentName(v.Name, from), Type: v.Type, Role: v.Role, Source: v.Source}
+			if stacks[v] > 0 {
+				one.Type.Dims = slices.Clone(v.Type.Dims)
+				one.Type.Dims[0].Size = to - from
+			}
+			u.at[v], parts[v] = one, append(parts[v], one)
+			u.to.Inputs = append(u.to.Inputs, one)
+		}
+	}
+	u.names = newFresh(u.to)
+	for _, op := range g.Ops {
+		if op.Kind != "repeat" {
+			u.copy(op, u.at)
+			continue
+		}
+		if err := u.cut(op, parts, before); err != nil {
+			return nil, diag.New(diag.GraphInvalid, "cannot cut: %v", err).At("graph %s", g.Name)
+		}
+	}
+	for _, v := range g.Results {
+		u.to.Results = append(u.to.Results, u.at[v])
+	}
+	return u.to, u.to.Verify()
+}
+
+// segments gives the runs of n rounds between cuts; without rounds one run of nothing.
+func segments(n int64, before []int64) iter.Seq2[int64, int64] {
+	return func(yield func(from, to int64) bool) {
+		from := int64(0)
+		for _, at := range before {
+			if at > from && at < n {
+				if !yield(from, at) {
+					return
+				}
+				from = at
+			}
+		}
+		yield(from, n)
+	}
+}
+
+// cut writes a repeat once for each run of its rounds.
+func (u *unroller) cut(op *Op, parts map[*Value][]*Value, before []int64) error {
+	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	if len(op.Out) > carries {
+		return fmt.Errorf("a repeat stacks up %s", op.Out[carries])
+	}
+	at := maps.Clone(u.at)
+	part := 0
+	for from, to := range segments(op.Attrs.Int("n"), before) {
+		for _, v := range op.In[carries : carries+stacked] {
+			if parts[v] == nil {
+				return fmt.Errorf("stack %s is not an input", v)
+			}
+			at[v] = parts[v][part]
+		}
+		one := *op
+		one.Body = op.Body.Clone()
+		one.Attrs = op.Attrs.With("n", to-from).With("first", op.Attrs.Int("first")+from)
+		u.copy(&one, at)
+		for i, v := range op.In[:carries] {
+			at[v] = at[op.Out[i]]
+		}
+		part++
+	}
+	for _, v := range op.Out {
+		u.at[v] = at[v]
+	}
+	return nil
+}
+
 type unroller struct {
 	from, to *Graph
 	names    *fresh
@@ -303,8 +393,8 @@ type unroller struct {
 	layers   map[*Value][]*Value // stacks of the old graph, layer by layer
 }
 
-// inputs copies the inputs, those that are stacks of a repeat layer by layer.
-func (u *unroller) inputs() {
+// stacks gives the rounds of the inputs that repeats take slices of.
+func (u *unroller) stacks() map[*Value]int64 {
 	stacks := map[*Value]int64{}
 	for _, op := range u.from.Ops {
 		if op.Kind == "repeat" {
@@ -314,6 +404,12 @@ func (u *unroller) inputs() {
 			}
 		}
 	}
+	return stacks
+}
+
+// inputs copies the inputs, those that are stacks of a repeat layer by layer.
+func (u *unroller) inputs() {
+	stacks := u.stacks()
 	for _, v := range u.from.Inputs {
 		if stacks[v] == 0 {
 			u.at[v] = &Value{Name: v.Name, Type: v.Type, Role: v.Role, Source: v.Source}

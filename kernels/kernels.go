@@ -13,7 +13,7 @@ import (
 const (
 	// Plain is StableHLO as the operation's mathematics says, which every target runs.
 	Plain = "plain"
-	// CuDNN is a call of cuDNN's attention, forward and backward.
+	// CuDNN is a call of cuDNN: attention, forward and backward, or a product of blocks.
 	CuDNN = "cudnn"
 	// Matrix is a product of matrices, with whatever stands side by side made one dimension.
 	Matrix = "matrix"
@@ -21,6 +21,8 @@ const (
 	HeadFirst = "head first"
 	// Chunked is cross-entropy that sums a part of each row at a time.
 	Chunked = "chunked"
+	// Windowed is largest magnitudes in windows, and a barrier between scales and codes.
+	Windowed = "windowed"
 	// Folded is a sum of everything, by parts that lie side by side.
 	Folded = "folded"
 )
@@ -58,6 +60,13 @@ func (s *Set) Pick(op *ir.Op) string {
 	case s.arch == "cpu" && op.Kind == "sum" && len(op.Out[0].Type.Dims) == 0 &&
 		op.In[0].Type.Shape().Elements() > FoldAbove:
 		c = Choice{op.Kind, Folded, "XLA:CPU writes what it sums first, unless it sums whole vectors"}
+	case op.Kind == "quantize":
+		c = Choice{op.Kind, Windowed, "two kernels of plain operations; one of Triton's would read once"}
+		if s.arch == "cpu" {
+			c = Choice{op.Kind, Plain, "rounded as it lies; scales are made of bits"}
+		}
+	case op.Kind == "block_dot":
+		c = s.blockDot(op)
 	case attends:
 		c = Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
 		if why := s.againstCuDNN(op); why != "" {
@@ -68,6 +77,17 @@ func (s *Set) Pick(op *ir.Op) string {
 		s.note(c)
 	}
 	return c.Kernel
+}
+
+// blockDot chooses for a product of values in blocks.
+func (s *Set) blockDot(op *ir.Op) Choice {
+	if s.arch == "cpu" {
+		return Choice{op.Kind, Matrix, "the CPU multiplies bf16, in which the numbers are exact"}
+	}
+	if !slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.arch) {
+		return Choice{op.Kind, Plain, fmt.Sprintf("%s has no products of blocks", s.arch)}
+	}
+	return Choice{op.Kind, CuDNN, "cuDNN multiplies blocks"}
 }
 
 // OneResult reports whether the target writes one result at a time, so that what two results have

@@ -92,6 +92,13 @@ func (s *Set) Offloading(flags map[string]any) map[string]any {
 	return with(flags, "xla_gpu_enable_pipelined_host_offloading", true)
 }
 
+// Exact adds the compile option of programs that write numbers of few bits: a value that a graph
+// rounds to bf16 is rounded, and not kept in f32 where two kernels are joined, or the bytes would
+// depend on what was joined.
+func (s *Set) Exact(flags map[string]any) map[string]any {
+	return with(flags, "xla_allow_excess_precision", false)
+}
+
 // with gives compile options and one more.
 func with(flags map[string]any, name string, value any) map[string]any {
 	flags = maps.Clone(flags)

@@ -11,10 +11,11 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// cudnnRules are the calls of cuDNN's attention. Data is batch, seq, heads, head; cuDNN's results
+// cudnnRules are the calls of cuDNN. Data of attention is batch, seq, heads, head; cuDNN's results
 // have heads before seq, and the layouts that the call states make that a mere view.
 func cudnnRules() map[string]rule {
-	return map[string]rule{"attention": cudnnAttention, "attention_grad": cudnnAttentionGrad}
+	return map[string]rule{"attention": cudnnAttention, "attention_grad": cudnnAttentionGrad,
+		"block_dot": cudnnBlockDot}
 }
 
 const (

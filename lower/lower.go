@@ -24,8 +24,11 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
+	g = asBytes(g)
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels,
-		memos: map[*ir.Value]memo{}, masks: map[string]val{}}
+		memos: map[*ir.Value]memo{}, masks: map[string]val{}, laid: map[*ir.Value]laid{},
+		scales: map[*ir.Op]val{}, readers: map[*ir.Value][]*ir.Op{},
+		tops: map[string]val{}}
 	replicas := int64(1)
 	for _, a := range g.Mesh {
 		replicas *= a.Size
@@ -59,6 +62,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	w.line("return %s : %s", w.names(g.Results), strings.Join(types, ", "))
 	w.indent--
 	w.line("}")
+	w.holders()
 	w.indent--
 	w.line("}")
 	if w.err != nil {
@@ -110,6 +114,11 @@ func (w *writer) names(list []*ir.Value) string {
 func (w *writer) ops(g *ir.Graph) {
 	w.findTurns(g)
 	for _, op := range g.Ops {
+		for _, v := range op.In {
+			w.readers[v] = append(w.readers[v], op)
+		}
+	}
+	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			w.repeat(op)
 		} else if w.at[op.Out[0]] == "" { // else it was written together with one before it
@@ -142,12 +151,18 @@ func (w *writer) rule(op *ir.Op) rule {
 	if rule := sharedRule(op); rule != nil {
 		return rule
 	}
+	if why := unwritten(op); why != "" {
+		w.fail("%s", why)
+		return nil
+	}
 	if w.kernels == nil {
 		return w.rules[op.Kind]
 	}
 	switch w.kernels.Pick(op) {
 	case kernels.CuDNN:
 		return cudnnRules()[op.Kind]
+	case kernels.Windowed:
+		return windowed
 	case kernels.Matrix, kernels.HeadFirst, kernels.Chunked, kernels.Folded:
 		return matrixRules()[op.Kind]
 	}
@@ -221,10 +236,10 @@ func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []s
 		}
 		w.at[v] = s.name
 	}
-	outside := w.masks
-	w.masks = map[string]val{}
+	masks, tops := w.masks, w.tops
+	w.masks, w.tops = map[string]val{}, map[string]val{}
 	w.ops(op.Body)
-	w.masks = outside
+	w.masks, w.tops = masks, tops
 	one := w.constant(at.t, 1)
 	next := []string{w.elementwise("add", inner[0], one).name}
 	for _, v := range op.Body.Results[:carries] {

@@ -15,7 +15,7 @@ func matrixRules() map[string]rule {
 		"dot": matrix, "linear": matrix, "linear_dx": matrix, "linear_dw": matrix,
 		"attention": firstAttention, "attention_grad": firstAttentionGrad,
 		"cross_entropy": chunkedCrossEntropy, "cross_entropy_grad": rowsCrossEntropyGrad,
-		"sum": foldedSum,
+		"sum": foldedSum, "block_dot": blockDot,
 	}
 }
 
@@ -52,10 +52,15 @@ func matrix(w *writer, op *ir.Op, in []val) []val {
 	}
 	v := w.product(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Type.Elem, names(out.Type),
 		op.Attrs.List("over")...)
+	return w.turnedOut(op, turn, v)
+}
+
+// turnedOut gives the result of a product, which is that of the transpose after it if there is one.
+func (w *writer) turnedOut(op, turn *ir.Op, v val) []val {
 	if turn == nil {
 		return []val{v}
 	}
-	w.at[out] = v.name
+	w.at[turn.Out[0]] = v.name
 	return []val{{"", op.Out[0].Type}} // nobody reads it
 }
 

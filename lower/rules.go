@@ -21,7 +21,8 @@ type rule func(w *writer, op *ir.Op, in []val) []val
 // table joins the groups of rules. Every kind of the graph has a row.
 func table() map[string]rule {
 	t := elementRules()
-	for _, part := range []map[string]rule{shapeRules(), blockRules(), meshRules()} {
+	for _, part := range []map[string]rule{shapeRules(), blockRules(), meshRules(),
+		narrowRules()} {
 		maps.Copy(t, part)
 	}
 	return t
@@ -139,6 +140,9 @@ func shapeRules() map[string]rule {
 
 // padded puts zeros before and after a value along a dimension.
 func (w *writer) padded(v val, dim string, before, after int64) val {
+	if before == 0 && after == 0 {
+		return v
+	}
 	t := ir.Type{Elem: v.t.Elem, Dims: slices.Clone(v.t.Dims)}
 	t.Dims[t.Index(dim)].Size += before + after
 	var low, high, none []string
@@ -198,7 +202,8 @@ func (w *writer) concat(dim string, t ir.Type, parts ...val) val {
 	for i, p := range parts {
 		list[i], types[i] = p.name, tensor(p.t)
 	}
-	return w.emit(ir.Type{Elem: parts[0].t.Elem, Dims: t.Dims},
+	t = ir.Type{Elem: parts[0].t.Elem, Dims: t.Dims}
+	return w.emit(t,
 		"stablehlo.concatenate %s, dim = %d : (%s) -> %s", strings.Join(list, ", "), t.Index(dim),
 		strings.Join(types, ", "), tensor(t))
 }

@@ -23,6 +23,7 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 	for i := range devices {
 		s.Devices = append(s.Devices, i)
 	}
+	g = asBytes(g)
 	keeps, hosted := map[string]string{}, g.Hosted()
 	for _, v := range g.Inputs {
 		a := array(g, v)

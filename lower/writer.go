@@ -22,10 +22,15 @@ type writer struct {
 	turns   map[*ir.Op]*ir.Op    // products, and the transposes that alone read them
 	memos   map[*ir.Value]memo   // what attentions keep, by their results
 	reuse   map[*ir.Value]*ir.Op // values that are read from what was stored
-	masks   map[string]val       // of attentions, in the function or body that is being written
-	next    int
-	indent  int
-	err     error
+	laid    map[*ir.Value]laid   // values in blocks as they lie, by their codes
+	scales  map[*ir.Op]val       // of quantizes, behind a barrier
+	holds   []string             // the types of what is held
+	readers map[*ir.Value][]*ir.Op
+	// masks of attentions and tops of blocks are those of the function or body that is being written.
+	masks, tops map[string]val
+	next        int
+	indent      int
+	err         error
 }
 
 func (w *writer) line(format string, args ...any) {
@@ -182,6 +187,29 @@ func (w *writer) reshape(v val, t ir.Type) val {
 // barrier gives a value that XLA neither looks through nor computes again.
 func (w *writer) barrier(v val) val {
 	return w.emit(v.t, "stablehlo.optimization_barrier %s : %s", v.name, tensor(v.t))
+}
+
+// held gives a value that is written to memory as it is, and that nothing after it computes again.
+// XLA:CPU drops barriers before it joins loops, but does not join what a function gives that is not
+// inlined.
+func (w *writer) held(v val) val {
+	t := tensor(v.t)
+	at := slices.Index(w.holds, t)
+	if at < 0 {
+		at = len(w.holds)
+		w.holds = append(w.holds, t)
+	}
+	return w.emit(v.t, "func.call @held%d(%s) "+
+		`{mhlo.frontend_attributes = {inlineable = "false"}} : (%[3]s) -> %[3]s`, at, v.name, t)
+}
+
+// holders are the functions that held calls.
+func (w *writer) holders() {
+	for i, t := range w.holds {
+		w.line("func.func private @held%d(%%v: %[2]s) -> %[2]s {", i, t)
+		w.line("  return %%v : %s", t)
+		w.line("}")
+	}
 }
 
 // convert changes the element type.

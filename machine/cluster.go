@@ -179,6 +179,14 @@ func (c Cluster) Hosts() int { return c.Domains * c.HostsPerDomain }
 // CPU reports whether the devices are the local processor's and no accelerator's.
 func (c Cluster) CPU() bool { return c.Card.Name == "cpu" }
 
+// Arch names the kind of its devices as kernels are chosen for it.
+func (c Cluster) Arch() string {
+	if c.CPU() {
+		return "cpu"
+	}
+	return c.Card.Arch
+}
+
 // String gives the cluster as the command line spells it.
 func (c Cluster) String() string { return fmt.Sprintf("%dx%s", c.Count, c.Card.Name) }
 

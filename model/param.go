@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,6 +33,48 @@ type Param struct {
 
 	// First and Step give the layers of a stack: First, First+Step, and so on.
 	First, Step int64
+
+	// Stack is the name of the stack that this one is a part of, from place Offset on; "" if it is
+	// whole.
+	Stack  string
+	Offset int64
+}
+
+// Stem is the name of the whole stack, or of the parameter if it is none.
+func (p *Param) Stem() string {
+	if p.Stack != "" {
+		return p.Stack
+	}
+	return p.Name
+}
+
+// Cut gives the parameters that a stack becomes in a graph whose loops were cut before some rounds
+// ([ir.Segment]).
+func (p *Param) Cut(before []int64) []Param {
+	if !p.Stacked() {
+		return []Param{*p}
+	}
+	var list []Param
+	from, n := int64(0), p.Dims[0].Size
+	for _, to := range append(slices.Clone(before), n) {
+		if to <= from || to > n {
+			continue
+		}
+		one := p.Slice(from, to)
+		one.Name = ir.SegmentName(p.Name, from)
+		list, from = append(list, one), to
+	}
+	return list
+}
+
+// Slice gives some layers of a stack, by their places in it.
+func (p *Param) Slice(from, to int64) Param {
+	one := *p
+	one.Stack, one.Offset = p.Stem(), p.Offset+from
+	one.First += from * p.Step
+	one.Dims = slices.Clone(p.Dims)
+	one.Dims[0].Size = to - from
+	return one
 }
 
 // Stacked reports whether the parameter has a tensor for each of several layers.
@@ -60,7 +103,9 @@ func (p *Param) Layers() []Param {
 	list := make([]Param, p.Dims[0].Size)
 	for i, source := range p.Tensors() {
 		one := *p
-		one.Name, one.Source, one.Dims = ir.LayerName(p.Name, i), source, p.Dims[1:]
+		one.Name = ir.LayerName(p.Stem(), int(p.Offset)+i)
+		one.Stack, one.Offset = p.Stem(), p.Offset+int64(i)
+		one.Source, one.Dims = source, p.Dims[1:]
 		one.First, one.Step = p.First+int64(i)*p.Step, 0
 		list[i] = one
 	}

@@ -37,6 +37,7 @@ const (
 	Norm   = "grad_norm" // result, f32: the norm of all gradients together, before clipping
 	Square = "square"    // f32: the square of that norm, or of a part's; input of a part's update
 	OK     = "ok"        // result, pred: whether the state changed
+	Watch  = "squares"   // result, f32: squares of the norms of gradients that are watched, in order
 )
 
 // A Param is a parameter to be updated.
@@ -48,6 +49,8 @@ type Param struct {
 	// Group names those that devices share in the same way: the squares of their gradients are added
 	// up before those of others, so that devices exchange one number for all of them.
 	Group string
+	// Watched asks for the norm of its own gradient, of each layer if it is a stack.
+	Watched bool
 }
 
 // A Slot is one tensor that an optimizer keeps for a parameter.
@@ -95,7 +98,8 @@ func Squares(params []Param) (*ir.Graph, error) {
 		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder("squares")}
-	return u.Graph(named(u.square(params, u.gradients(params)), Square))
+	total, _ := u.square(params, u.gradients(params))
+	return u.Graph(named(total, Square))
 }
 
 func errNothing() error {
@@ -114,11 +118,12 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		u.in[name] = u.Input(name, ir.Data, ir.Type{Elem: dtype.F32}, "")
 	}
 	grads := u.gradients(params)
-	var norm *ir.Value
+	var norm, watched *ir.Value
 	if part {
 		norm = u.Sqrt(u.Input(Square, ir.Data, ir.Type{Elem: dtype.F32}, ""))
 	} else {
-		norm = u.Sqrt(u.square(params, grads))
+		norm, watched = u.square(params, grads)
+		norm = u.Sqrt(norm)
 	}
 	ok := u.accept(commit, norm)
 	factor := u.clipped(norm)
@@ -147,6 +152,9 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		}
 	}
 	results = append(results, copies...)
+	if watched != nil {
+		results = append(results, named(watched, Watch))
+	}
 	if !part {
 		results = append(results, named(norm, Norm))
 	}
@@ -162,12 +170,27 @@ func (u *update) gradients(params []Param) (grads []*ir.Value) {
 	return grads
 }
 
-// square adds up the squares of gradients, first within groups.
-func (u *update) square(params []Param, grads []*ir.Value) *ir.Value {
+// square adds up the squares of gradients, first within groups, and lists those that are watched,
+// nil if none is.
+func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.Value) {
+	const each = "stat"
 	var groups []string
+	var list []*ir.Value
 	squares := map[string]*ir.Value{}
 	for i, p := range params {
-		s := u.Sum(u.Mul(grads[i], grads[i]), names(p.Type)...)
+		over := names(p.Type)
+		layers := p.Watched && len(over) > 0 && over[0] == ir.Layer
+		if layers {
+			over = over[1:]
+		}
+		s := u.Sum(u.Mul(grads[i], grads[i]), over...)
+		switch {
+		case layers:
+			list = append(list, u.Rename(s, ir.Layer, each))
+			s = u.Sum(s, ir.Layer)
+		case p.Watched:
+			list = append(list, u.Broadcast(s, 0, ir.Dim{Name: each, Size: 1}))
+		}
 		if sum := squares[p.Group]; sum != nil {
 			s = u.Add(sum, s)
 		} else {
@@ -179,7 +202,13 @@ func (u *update) square(params []Param, grads []*ir.Value) *ir.Value {
 	for _, group := range groups[1:] {
 		square = u.Add(square, squares[group])
 	}
-	return square
+	switch len(list) {
+	case 0:
+		return square, nil
+	case 1:
+		return square, u.Scale(list[0], 1)
+	}
+	return square, u.Concat(each, list...)
 }
 
 // accept says whether the step counts: the host wants it, and the norm is a number within bounds.

@@ -17,7 +17,7 @@ import (
 func (p *Plan) Check(c *model.Config) error {
 	for _, check := range []func(*model.Config) *diag.Error{
 		p.checkOrder, p.checkDevices, p.checkRows, p.checkTensor, p.checkContext, p.checkStages,
-		p.checkLater,
+		p.checkLater, p.checkBlocks,
 	} {
 		if err := check(c); err != nil {
 			return err
@@ -177,6 +177,40 @@ func (p *Plan) Stages(layers int64) []int64 {
 	return list
 }
 
+// Block is the number of elements that share a scale in the products of linear layers, 0 if they
+// have none.
+func (p *Plan) Block() int64 {
+	return map[string]int64{"mxfp8": 32, "nvfp4": 16}[p.Precision]
+}
+
+// checkBlocks holds what a device has to whole blocks along what products sum over: a block that
+// two devices share would have another scale than on one.
+func (p *Plan) checkBlocks(c *model.Config) *diag.Error {
+	n := p.Block()
+	if n == 0 {
+		return nil
+	}
+	part := func(size int64, cuts ...int64) (int64, bool) {
+		for _, by := range cuts {
+			size /= by
+		}
+		return size, size%n == 0
+	}
+	pieces := p.Size(ContextAxis)
+	if p.CP.Balance {
+		pieces *= 2
+	}
+	if size, ok := part(p.Seq, pieces); !ok {
+		return misfit("a piece of %d tokens is not made of blocks of %d", size, n).
+			Try("seq a multiple of %d, or a smaller cp", n*pieces)
+	}
+	if size, ok := part(c.MLP, p.Size(TensorAxis)); !ok {
+		return misfit("%d of the MLP's %d elements are not made of blocks of %d", size, c.MLP, n).
+			Try("a smaller tp")
+	}
+	return nil
+}
+
 // checkLater refuses by name what a plan can say and no program can be made of yet.
 func (p *Plan) checkLater(c *model.Config) *diag.Error {
 	switch {
@@ -187,9 +221,12 @@ func (p *Plan) checkLater(c *model.Config) *diag.Error {
 	case p.Precision == "bf16" && p.Types.Params == dtype.F32:
 		return misfit("products in bf16 need parameters in bf16").
 			Try(`"types": {"params": "bf16"}, or leave precision out`)
-	case p.Precision != "" && p.Precision != "bf16":
-		return later("a model cannot be trained in %s yet", p.Precision).
-			Try("deepwell dryrun prices the plan; leave precision out to train in %s", p.Types.Params)
+	case p.Precision == "fp8":
+		return later("a model cannot be trained in fp8 with a scale for each tensor").
+			Try("mxfp8; deepwell dryrun prices the plan as it is")
+	case p.Block() > 0 && p.Types.Params == dtype.F32:
+		return misfit("products in %s need parameters in bf16", p.Precision).
+			Try(`"types": {"params": "bf16"}, or leave precision out`)
 	case p.Types.Params == dtype.F32 && p.Types != (Types{dtype.F32, dtype.F32, dtype.F32}):
 		return misfit("gradients of f32 parameters are kept and summed in f32").
 			Try(`"types": {"params": "bf16"}, or leave types out`)

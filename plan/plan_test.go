@@ -121,7 +121,8 @@ func TestCheck(t *testing.T) {
 		{`{"cluster": "1xb200", "offload": ["optimizer"]}`, ""},
 		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "bf16"}`, ""},
 		{`{"cluster": "1xb200", "precision": "bf16"}`, "need parameters in bf16"},
-		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "nvfp4"}`, "nvfp4 yet"},
+		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "nvfp4"}`, "blocks of 16"},
+		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "fp8"}`, "fp8"},
 		{`{"cluster": "1xb201"}`, "b200"},
 	} {
 		p, err := plan.Parse([]byte(row.text), "plan.json")

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -169,21 +170,45 @@ func word(v any, words []string) (string, *problem) {
 	return s, nil
 }
 
+// typeKey reads a type in which something is kept.
 func typeKey(at func(*Recipe) *dtype.DType) field {
+	types := []dtype.DType{dtype.F32, dtype.BF16}
 	return field{
 		set: func(p *reader, v any) *problem {
-			var names []string
-			for _, t := range precisions {
-				names = append(names, t.String())
-			}
-			s, bad := word(v, names)
+			s, bad := word(v, precisions[:len(types)])
 			if bad != nil {
 				return bad
 			}
-			*at(p.r) = precisions[slices.Index(names, s)]
+			*at(p.r) = types[slices.Index(precisions, s)]
 			return nil
 		},
 		get: func(r *Recipe) string { return quote(at(r).String()) },
+	}
+}
+
+// precisionKey reads a type, a format of products in few bits, which are those of a model in bf16,
+// or the path of a policy.
+func precisionKey() field {
+	return field{
+		set: func(p *reader, v any) *problem {
+			if path, ok := v.(string); ok && strings.HasSuffix(path, ".json") {
+				p.r.Precision, p.r.Narrow = dtype.BF16, path
+				return nil
+			}
+			s, bad := word(v, precisions)
+			if bad != nil {
+				return bad
+			}
+			p.r.Precision, p.r.Narrow = dtype.BF16, ""
+			switch s {
+			case "f32":
+				p.r.Precision = dtype.F32
+			case "mxfp8", "nvfp4":
+				p.r.Narrow = s
+			}
+			return nil
+		},
+		get: func(r *Recipe) string { return quote(cmp.Or(r.Narrow, r.Precision.String())) },
 	}
 }
 

@@ -78,7 +78,7 @@ var (
 	optimizers = []string{"adamw", "muon"}
 	schedules  = []string{"cosine", "wsd", "constant"}
 	formats    = []string{"text", "jsonl", "parquet", "megatron"}
-	precisions = []dtype.DType{dtype.F32, dtype.BF16}
+	precisions = []string{"f32", "bf16", "mxfp8", "nvfp4"}
 	tags       = []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts, ir.Head}
 	blockTags  = []ir.Tag{ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts}
 )
@@ -110,8 +110,9 @@ var table = []*row{
 		"1024", "seq_len seq_length sequence_length max_seq_len max_seq_length context block_size",
 		intKey(2, func(r *Recipe) *int { return &r.Seq })),
 	whole(Key{"precision", "string", `"bf16"`,
-		"What the model computes in: \"f32\" or \"bf16\". Parameters are kept in f32."},
-		"", "dtype torch_dtype bf16", typeKey(func(r *Recipe) *dtype.DType { return &r.Precision })),
+		"What the model computes in: \"f32\" or \"bf16\", or with the products of linear layers in " +
+			"\"mxfp8\" or \"nvfp4\", or as a policy says whose path this is. Parameters are kept in f32."},
+		"", "dtype torch_dtype bf16", precisionKey()),
 	free(Key{"recompute", "string or list", `"none"`,
 		"What the backward pass computes again instead of keeping, to save memory: \"none\", " +
 			"\"full\" for whole blocks, or a list of " + join(tags, ", ") + "."},

@@ -23,6 +23,9 @@ type Recipe struct {
 	Micro     int
 	Seq       int
 	Precision dtype.DType
+	// Narrow is the format of the products of linear layers, "mxfp8" or "nvfp4", if it is not
+	// Precision, or the path of a policy that says it layer by layer.
+	Narrow    string
 	Recompute []ir.Tag
 
 	Optimizer Optimizer

@@ -93,6 +93,16 @@ func (c *census) graph(g *ir.Graph, times int64) {
 			c.add(hlo.AllGather, op, times, op.Out[0].Type.Shape().Bytes())
 		case "reduce_scatter":
 			c.add(hlo.ReduceScatter, op, times, op.In[0].Type.Shape().Bytes())
+		case "amax":
+			if len(op.Axes()) > 0 {
+				c.add(hlo.AllReduce, op, times, op.Out[0].Type.Shape().Bytes())
+			}
+		case "scale_stats":
+			if len(op.Axes()) > 0 { // the largest; then sums and counts together
+				each := op.Out[0].Type.Shape().Bytes() / 3
+				c.add(hlo.AllReduce, op, times, each)
+				c.add(hlo.AllReduce, op, times, 2*each)
+			}
 		case "attention", "attention_grad":
 			c.ring(op, times)
 		case "cross_entropy":

@@ -42,7 +42,7 @@ func layoutOf(v *ir.Value, p *plan.Plan) Layout {
 		}
 	}
 	l.Compute = t
-	if at := fsdpDim(t, fsdp); at >= 0 {
+	if at := fsdpDim(t, fsdp, max(p.Block(), 1)); at >= 0 {
 		if t.Dims[0].Name == ir.Layer { // a table's rows stay first: they are looked up
 			end := at + 1
 			if headCount(t.Dims[at].Name) && end < len(t.Dims) && t.Dims[end].Name == ir.HeadDim {
@@ -64,13 +64,14 @@ func layoutOf(v *ir.Value, p *plan.Plan) Layout {
 	return l
 }
 
-// fsdpDim finds the dimension of a matrix that FSDP cuts: the first that is whole and divisible.
-// Vectors are not worth cutting.
-func fsdpDim(t ir.Type, n int64) int {
+// fsdpDim finds the dimension of a matrix that FSDP cuts: the first that is whole and divisible
+// into pieces of whole blocks, or if there is none the first that is divisible. Vectors are not
+// worth cutting.
+func fsdpDim(t ir.Type, n, block int64) int {
 	if n == 1 {
 		return -1
 	}
-	sides, first := 0, -1
+	sides, first, even := 0, -1, -1
 	for i, d := range t.Dims {
 		if d.Name == ir.Layer {
 			continue
@@ -83,9 +84,15 @@ func fsdpDim(t ir.Type, n int64) int {
 		if !cut && d.Size%n == 0 && first < 0 {
 			first = i
 		}
+		if !cut && d.Size%(n*block) == 0 && even < 0 {
+			even = i
+		}
 	}
-	if sides < 2 {
+	switch {
+	case sides < 2:
 		return -1
+	case even >= 0:
+		return even
 	}
 	return first
 }

@@ -181,7 +181,7 @@ func differ(got, want map[string][]float64) (worst float64, where string) {
 
 // ordered puts the tokens of every row into the order in which the devices of a plan hold them.
 func ordered(whole map[string]*eval.Array, p *plan.Plan) map[string]*eval.Array {
-	order := spmd.Order(p)
+	order, seq := spmd.Order(p), int(p.Seq)
 	out := map[string]*eval.Array{}
 	for name, a := range whole {
 		out[name] = a

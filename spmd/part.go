@@ -30,6 +30,8 @@ type Part struct {
 	Square *ir.Graph
 	// Update takes the gradients and the sum of the squares of all ranks ([optim.Optimizer.Part]).
 	Update *ir.Graph
+	// Quantize is as that of [Step].
+	Quantize *ir.Graph
 
 	Held []Held
 }
@@ -37,13 +39,23 @@ type Part struct {
 // OtherOf is the name of the gradient of a shared parameter that the other rank has.
 func OtherOf(param string) string { return "o." + param }
 
-// NewPart builds the graphs of a rank.
-func NewPart(p *plan.Plan, o optim.Optimizer, held []Held) (*Part, error) {
-	e := &ending{plan: p, o: o}
+// NewPart builds the graphs of a rank, whose stages take the copies in blocks that they
+// asked for.
+func NewPart(p *plan.Plan, o optim.Optimizer, held []Held, w *Blocks) (*Part, error) {
+	e := &ending{plan: p, o: o, blocks: w}
+	var names []string
 	for _, h := range held {
 		e.params, e.layouts = append(e.params, h.Param), append(e.layouts, h.Layout)
+		names = append(names, h.Name)
 	}
 	part := &Part{Held: held}
+	var err error
+	part.Quantize, err = w.graph(p.Mesh(), names, func(i int) (ir.Type, *Layout) {
+		return held[i].Layout.Stored, &held[i].Layout
+	})
+	if err != nil {
+		return nil, err
+	}
 	for _, build := range []func(*ending) error{part.zero, part.reduce, part.square, part.update} {
 		if err := build(e); err != nil {
 			return nil, err

@@ -16,9 +16,6 @@ type Stage struct {
 	Graph *ir.Graph
 	// Layers says, by the name of a stack, which of its rounds are the stage's: from, to.
 	Layers map[string][2]int64
-	// Shared lists the parameters that another stage has as well, such as a table of embeddings that
-	// is also the head: the sum of their gradients is the gradient.
-	Shared []string
 }
 
 // Number gives the stacks of the stage names of their own, so that a device can have several
@@ -146,7 +143,11 @@ func (c *cutter) rounds(op *ir.Op) {
 				in = append(in, c.use(v))
 			}
 		}
-		c.copy(op, op.Attrs.With("n", take), op.Body.Clone(), in)
+		a := op.Attrs.With("n", take)
+		if first := op.Attrs.Int("first") + from; first > 0 {
+			a = a.With("first", first)
+		}
+		c.copy(op, a, op.Body.Clone(), in)
 		hidden = op.Out[0]
 		from, c.left[0] = from+take, c.left[0]-take
 	}
@@ -190,21 +191,6 @@ func (c *cutter) end() ([]*Stage, error) {
 	c.finish(results...)
 	if c.err != nil {
 		return nil, c.err
-	}
-	seen := map[string]int{}
-	for _, s := range c.stages {
-		for _, v := range s.Graph.Params() {
-			if _, stack := s.Layers[v.Name]; !stack {
-				seen[v.Name]++
-			}
-		}
-	}
-	for _, s := range c.stages {
-		for _, v := range s.Graph.Params() {
-			if seen[v.Name] > 1 {
-				s.Shared = append(s.Shared, v.Name)
-			}
-		}
 	}
 	return c.stages, nil
 }

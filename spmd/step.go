@@ -30,6 +30,8 @@ type Options struct {
 	Params map[string]optim.Param
 	// Sharding is how the loss was cut for a mesh; nil for one device.
 	Sharding *Sharding
+	// Watch lets the graphs report on their products in few bits.
+	Watch bool
 	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
 	// between updates, in the memory of the host.
 	Activations, State bool
@@ -46,11 +48,19 @@ type Step struct {
 	Update *ir.Graph
 	// Evaluate gives the loss alone.
 	Evaluate *ir.Graph
+	// Quantize makes the copies in blocks that the others take of the parameters; nil if they take
+	// none.
+	Quantize *ir.Graph
 	// Params are the parameters in the order of the update. Their types are those of the gradients,
 	// which on a mesh are terms of a sum that the update adds up.
 	Params []optim.Param
 
+	// Stats says what stands where in the reports of Gradient and Accumulate.
+	Stats []ir.Stat
+
+	watch    bool
 	sharding *Sharding
+	blocks   Blocks
 }
 
 // Train builds the graphs for a loss, the only result of its graph.
@@ -68,9 +78,11 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Step{sharding: o.Sharding}
+	s := &Step{sharding: o.Sharding, watch: o.Watch}
+	s.blocks.watch = o.Watch
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
+		p.Watched = o.Watch && len(v.Type.Dims) > 1
 		p.Name, p.Type = v.Name, gr.Backward.Results[i].Type
 		switch {
 		case o.Sharding != nil:
@@ -88,6 +100,16 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 			return nil, err
 		}
 	}
+	s.Evaluate = loss.Clone()
+	s.Evaluate.Name = "evaluate"
+	if err := s.blocks.Expand(s.Evaluate); err != nil {
+		return nil, err
+	}
+	s.Evaluate.Results[0].Name = Loss
+	s.copies(s.Evaluate)
+	if err := s.Evaluate.Verify(); err != nil {
+		return nil, err
+	}
 	if s.Update, err = s.update(o.Optimizer); err != nil {
 		return nil, err
 	}
@@ -96,11 +118,25 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 			return nil, err
 		}
 	}
-	s.Evaluate = loss.Clone()
-	s.Evaluate.Name = "evaluate"
-	s.Evaluate.Results[0].Name = Loss
-	s.copies(s.Evaluate)
-	return s, s.Evaluate.Verify()
+	s.Quantize, err = s.blocks.graph(loss.Mesh, s.names(), func(i int) (ir.Type, *Layout) {
+		if s.sharding == nil {
+			return s.Params[i].Type, nil
+		}
+		return s.sharding.Params[i].Stored, &s.sharding.Params[i]
+	})
+	return s, err
+}
+
+// Copies lists what the graphs take of parameters in blocks.
+func (s *Step) Copies() []ir.Copy { return s.blocks.Copies }
+
+// names lists the parameters.
+func (s *Step) names() []string {
+	list := make([]string, len(s.Params))
+	for i, p := range s.Params {
+		list[i] = p.Name
+	}
+	return list
 }
 
 // gradient joins forward and backward pass and names what comes out; onto adds it to what came
@@ -110,8 +146,13 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
+	own := len(g.Results)
+	stats, err := s.blocks.expand(g, s.watch)
+	if err != nil {
+		return nil, err
+	}
 	s.copies(g)
-	g.Name = "gradient"
+	g.Name, s.Stats = "gradient", stats
 	if onto {
 		g.Name = "accumulate"
 	}
@@ -136,7 +177,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		}
 		out = append(out, v)
 	}
-	if g, err = b.Graph(out...); err != nil {
+	if g, err = b.Graph(append(slices.Clone(out), results[own:]...)...); err != nil {
 		return nil, err
 	}
 	out[0].Name = Loss
@@ -166,7 +207,7 @@ func (s *Step) copies(g *ir.Graph) {
 		return
 	}
 	for _, v := range g.Params() {
-		if v.Type.Elem != dtype.F32 {
+		if v.Type.Elem != dtype.F32 && s.blocks.plain[v.Name].Valid() {
 			v.Name = CopyOf(v.Name)
 		}
 	}

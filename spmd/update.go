@@ -62,6 +62,7 @@ type ending struct {
 	o       optim.Optimizer
 	params  []optim.Param // their types are those of the gradients
 	layouts []Layout
+	blocks  *Blocks
 }
 
 // whole describes the parameters as all devices together have them.
@@ -135,9 +136,13 @@ func (e *ending) reduced(u *sharder, i int) *ir.Value {
 // for what one device keeps of them.
 func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
 	if s.sharding == nil {
-		return o.Update(s.Params)
+		g, err := o.Update(s.Params)
+		if err != nil {
+			return nil, err
+		}
+		return s.withBlocks(g)
 	}
-	e := &ending{s.sharding.Plan, o, s.Params, s.sharding.Params}
+	e := &ending{s.sharding.Plan, o, s.Params, s.sharding.Params, &s.blocks}
 	whole, err := o.Update(e.whole())
 	if err != nil {
 		return nil, err
@@ -153,21 +158,52 @@ func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
 	return e.results(u, whole)
 }
 
+// withBlocks adds to an update on one device the copies in blocks, and takes away those that nobody
+// takes.
+func (s *Step) withBlocks(g *ir.Graph) (*ir.Graph, error) {
+	if !s.blocks.narrow {
+		return g, nil
+	}
+	b := ir.Continue(g)
+	var out []*ir.Value
+	var names []string
+	made := map[string]*ir.Value{}
+	for _, v := range g.Results {
+		if made[v.Name] = v; !s.blocks.unused(v.Name, s.names()) {
+			out, names = append(out, v), append(names, v.Name)
+		}
+	}
+	for _, p := range s.Params {
+		list, called := s.blocks.make(b, p.Name, made["next."+p.Name], nil)
+		out, names = append(out, list...), append(names, called...)
+	}
+	out, names = s.blocks.told(b, out, names)
+	u := &sharder{b: b}
+	return u.named(out, names)
+}
+
 // results names what the update gives as the whole one does, and makes the copies that the loss
 // takes.
 func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	var out []*ir.Value
-	var names []string
+	var names, params []string
+	for _, p := range e.params {
+		params = append(params, p.Name)
+	}
 	made := map[string]*ir.Value{}
 	for _, v := range whole.Results {
-		out, names = append(out, u.settled(u.at[v])), append(names, v.Name)
-		made[v.Name] = out[len(out)-1]
+		x := u.settled(u.at[v])
+		if made[v.Name] = x; !e.blocks.unused(v.Name, params) {
+			out, names = append(out, x), append(names, v.Name)
+		}
 	}
 	for i, p := range e.params {
-		if !e.layouts[i].copied() {
+		list, called := e.blocks.make(u.b, p.Name, made["next."+p.Name], &e.layouts[i])
+		out, names = append(out, list...), append(names, called...)
+		name := CopyOf(p.Name)
+		if !e.layouts[i].copied() || e.blocks.unused(name, params) {
 			continue
 		}
-		name := CopyOf(p.Name)
 		from := made[name]
 		if from == nil {
 			from = made["next."+p.Name]
@@ -177,6 +213,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 		all := u.b.AllGather(from, plan.FSDPAxis, dim)
 		out[slices.Index(names, name)] = all
 	}
+	out, names = e.blocks.told(u.b, out, names)
 	return u.named(out, names)
 }
 

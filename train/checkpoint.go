@@ -20,6 +20,8 @@ type memory struct {
 	Updates int    `json:"updates"` // that were accepted
 	Data    string `json:"data"`    // the digest of the data
 	Guard   guard  `json:"guard"`
+	// Watch is what is known of products in few bits, and which of them fell.
+	Watch json.RawMessage `json:"watch,omitempty"`
 }
 
 // digested is data that has a name for all that decides which rows come in which order.
@@ -45,7 +47,13 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	if err != nil {
 		return m, err
 	}
-	extra, err := json.Marshal(memory{t.updates, digest(t.Data), t.guard})
+	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard}
+	if t.sentry != nil {
+		if remembered.Watch, err = json.Marshal(t.sentry.watch); err != nil {
+			return m, err
+		}
+	}
+	extra, err := json.Marshal(remembered)
 	m.Extra = map[string]json.RawMessage{extraKey: extra}
 	return m, err
 }
@@ -104,6 +112,12 @@ func (t *Trainer) resume(c *ckpt.Checkpoint) error {
 	t.step, t.updates, t.at = int(m.Step), old.Updates, data.Position(maps.Clone(m.Data))
 	if t.at == nil {
 		t.at = data.Position{}
+	}
+	if t.sentry != nil && len(old.Watch) > 0 {
+		if err := json.Unmarshal(old.Watch, t.sentry.watch); err != nil {
+			return err
+		}
+		t.sentry.resumed(context.Background())
 	}
 	factor := t.guard.Factor
 	t.guard = old.Guard

@@ -30,6 +30,8 @@ type crew interface {
 	stop(ctx context.Context, wish bool) (bool, error)
 	// collect brings what other processes have of the state to the one that writes checkpoints.
 	collect(ctx context.Context, s *snapshot) error
+	// quantize makes the copies in blocks of the masters that programs take.
+	quantize() error
 	// homes says where the pieces of the state are, by piece.home; nil is in another process.
 	homes() []*home
 	free()
@@ -41,11 +43,13 @@ type feed struct {
 	mesh   []ir.Axis
 	order  []int64              // of a row's tokens, where devices cut it; nil as it comes
 	cut    map[string]*ir.Value // inputs of the loss, by name: which part is a device's
+	drawn  func() []int32       // seed and step, for stochastic rounding
 }
 
 // newFeed makes that of the devices that run graphs, which take their data alike.
-func newFeed(e *engine.Engine, p *plan.Plan, graphs ...*ir.Graph) *feed {
-	f := &feed{engine: e, mesh: graphs[0].Mesh, cut: map[string]*ir.Value{}}
+func newFeed(t *Trainer, p *plan.Plan, graphs ...*ir.Graph) *feed {
+	f := &feed{engine: t.Engine, mesh: graphs[0].Mesh, cut: map[string]*ir.Value{}}
+	f.drawn = func() []int32 { return []int32{int32(t.Recipe.Seed), int32(t.step)} }
 	if p != nil {
 		f.order = spmd.Order(p)
 	}
@@ -68,7 +72,18 @@ func (f *feed) batch(b *data.Batch, first, rows int, share float64) map[string][
 		model.InputPositions: f.rows(b.Positions[from:to], b.Seq),
 		model.InputSegments:  f.rows(b.Segments[from:to], b.Seq),
 		model.InputShare:     number(share),
+		ir.InputNoise:        whole(f.drawn()),
+		ir.InputRows:         f.rows(count(int32(from), int32(to)), b.Seq),
 	}
+}
+
+// count lists the tokens of a step from one to another.
+func count(from, to int32) []int32 {
+	list := make([]int32, to-from)
+	for i := range list {
+		list[i] = from + int32(i)
+	}
+	return list
 }
 
 // rows gives whole numbers in the order in which devices that cut the sequence take them.
@@ -203,6 +218,7 @@ type mesh struct {
 	t     *Trainer
 	x     *executables
 	state engine.State
+	told  report // of the step
 }
 
 func newMesh(ctx context.Context, t *Trainer) (crew, error) {
@@ -214,12 +230,30 @@ func newMesh(ctx context.Context, t *Trainer) (crew, error) {
 	if s := t.Programs.Sharding; s != nil {
 		how = s.Plan
 	}
-	return &mesh{feed: newFeed(t.Engine, how, t.Programs.Step.Gradient), t: t, x: x}, nil
+	return &mesh{feed: newFeed(t, how, t.Programs.Step.Gradient), t: t, x: x}, nil
 }
 
 func (m *mesh) free() {
 	m.x.free()
 	m.state.Free()
+}
+
+func (m *mesh) quantize() error {
+	if m.x.quantize == nil {
+		return nil
+	}
+	run, err := m.run(m.x.quantize, &m.state, nil)
+	if err != nil {
+		return err
+	}
+	defer run.Free()
+	s := m.x.quantize.Stage()
+	for i, a := range run.Results {
+		if !isReport(s.Results[i].Name) {
+			run.Keep(&m.state, a)
+		}
+	}
+	return m.told.read(context.Background(), run, s, true)
 }
 
 func (m *mesh) homes() []*home {
@@ -231,6 +265,7 @@ func (m *mesh) homes() []*home {
 func (m *mesh) gradients(ctx context.Context, b *data.Batch) (float64, error) {
 	total := 0.0
 	micro := m.t.Recipe.Micro
+	m.told.begin()
 	for first := 0; first < b.Rows; first += micro {
 		x := m.x.gradient
 		if first > 0 {
@@ -248,10 +283,16 @@ func (m *mesh) gradients(ctx context.Context, b *data.Batch) (float64, error) {
 			return 0, err
 		}
 		total += loss
-		if first == 0 {
-			run.Keep(&m.state, run.Results[1:]...)
+		err = m.told.read(ctx, run, x.Stage(), first == 0)
+		for i, spec := range x.Stage().Results[1:] {
+			if first == 0 && !isReport(spec.Name) {
+				run.Keep(&m.state, run.Results[1+i])
+			}
 		}
 		run.Free()
+		if err != nil {
+			return 0, err
+		}
 	}
 	return total, nil
 }
@@ -272,6 +313,9 @@ func (m *mesh) update(ctx context.Context, commit bool, rate, limit float64) (no
 	}
 	defer run.Free()
 	h := m.homes()[0]
+	if err := m.told.read(ctx, run, h.update, true); err != nil {
+		return 0, false, err
+	}
 	if norm, ok, err = keepCopies(ctx, run, h.update, h.state, h.takers); err != nil {
 		return 0, false, err
 	}

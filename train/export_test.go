@@ -3,8 +3,10 @@ package train
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
@@ -13,9 +15,11 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/watch"
 )
 
 // Poison makes the loss of one step no number: of all steps if it is negative, of none if it is 0.
@@ -31,7 +35,123 @@ func (t *Trainer) Poison(step int) {
 // WriteWith is Write with another optimizer than a recipe can name.
 func WriteWith(c *model.Config, r *recipe.Recipe, how *plan.Plan, o optim.Optimizer) (*Programs,
 	error) {
-	return write(c, r, "cpu", how, func(*recipe.Recipe, dtype.DType) optim.Optimizer { return o })
+	policy, err := policyOf(c, r)
+	if err != nil {
+		return nil, err
+	}
+	return write(c, r, "cpu", how, policy,
+		func(*recipe.Recipe, dtype.DType) optim.Optimizer { return o }, nil)
+}
+
+// WriteFaulty is [WriteIn] on one device with places for faults: around the linear layers with the
+// weights of some names, what goes in is multiplied with the input fault.x, and the gradient of what
+// comes out twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
+func WriteFaulty(c *model.Config, r *recipe.Recipe, policy *precision.Policy,
+	weights ...string) (*Programs, error) {
+	return write(c, r, "cpu", nil, policy, optimizerOf, func(g *ir.Graph) (*ir.Graph, error) {
+		return faulty(g, weights)
+	})
+}
+
+func faulty(g *ir.Graph, weights []string) (*ir.Graph, error) {
+	b, at := ir.NewBuilder(g.Name, g.Mesh...), map[*ir.Value]*ir.Value{}
+	for _, v := range g.Inputs {
+		at[v] = b.Input(v.Name, v.Role, v.Type, v.Source)
+	}
+	for _, op := range g.Ops {
+		in := make([]*ir.Value, len(op.In))
+		for i, v := range op.In {
+			in[i] = at[v]
+		}
+		site := op.Kind == "linear" && slices.Contains(weights, op.In[1].Name)
+		if site {
+			in[0] = b.Mul(in[0], b.Input(FaultX+op.In[1].Name, ir.Data, in[0].Type, ""))
+		}
+		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
+			at[op.Out[i]] = v
+		}
+		if site {
+			y := at[op.Out[0]]
+			f := b.Input(FaultDY+op.In[1].Name, ir.Data, y.Type, "")
+			kept, over := b.StopGradient(y), b.Relu(b.Shift(f, -1e30))
+			none := b.Sub(y, kept)
+			none = b.Sub(b.Mul(f, b.Mul(f, none)), b.Mul(over, b.Mul(over, none)))
+			at[op.Out[0]] = b.Add(kept, none)
+		}
+	}
+	var out []*ir.Value
+	for _, v := range g.Results {
+		out = append(out, at[v])
+	}
+	return b.Graph(out...)
+}
+
+// The first words of the names of the inputs that [WriteFaulty] adds.
+const FaultX, FaultDY = "fault.x.", "fault.dy."
+
+// Break does something before the gradients of each step, and between these and the update.
+func (t *Trainer) Break(before, between func(step int) error) {
+	m := t.sentry.mesh
+	t.crew = &broken{m, before, between}
+}
+
+type broken struct {
+	*mesh
+	before, between func(step int) error
+}
+
+func (b *broken) gradients(ctx context.Context, batch *data.Batch) (float64, error) {
+	if err := b.before(b.t.step + 1); err != nil {
+		return 0, err
+	}
+	loss, err := b.mesh.gradients(ctx, batch)
+	if err != nil {
+		return 0, err
+	}
+	return loss, b.between(b.t.step + 1)
+}
+
+// Sample is what the watch was shown of the last step, less its loss.
+func (t *Trainer) Sample() *watch.Sample {
+	return t.sentry.reader.sample(t.step, 0, 0, &t.sentry.mesh.told)
+}
+
+// Watched gives what the watch remembers, as JSON.
+func (t *Trainer) Watched() ([]byte, error) { return t.sentry.watch.MarshalJSON() }
+
+// Change changes the bytes of an argument of the gradient or of the update on the device; one that
+// the state does not have yet has bytes that are zero.
+func (t *Trainer) Change(name string, change func([]byte)) error {
+	m, p := t.sentry.mesh, t.Programs
+	for _, s := range []*program.Stage{p.Gradient, p.Update} {
+		i := argument(s, name)
+		if i < 0 {
+			continue
+		}
+		data, err := make([]byte, s.Args[i].Global.Bytes()), error(nil)
+		if a := m.state.Get(name); a != nil {
+			if data, err = a.Read(context.Background(), 0); err != nil {
+				return err
+			}
+		}
+		change(data)
+		a, err := t.Engine.Place(s, s.Args[i], engine.Copied, func(int) ([]byte, error) { return data, nil })
+		if err != nil {
+			return err
+		}
+		m.state.Put(a)
+		return nil
+	}
+	return fmt.Errorf("no program takes %s", name)
+}
+
+// Hasty lets the programs be compiled without optimization, in half of the time.
+func (p *Programs) Hasty() {
+	for _, s := range p.stages() {
+		flags := map[string]any{"xla_backend_optimization_level": int64(0)}
+		maps.Copy(flags, s.Flags)
+		s.Flags = flags
+	}
 }
 
 // Gradients makes the first half of a step: its loss and, by the names of checkpoints, what this
@@ -149,6 +269,93 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 	}
 	return all, nil
 }
+
+// Blocks gives the copies of weights that products in few bits take, as bytes: joined over devices,
+// layer by layer, each in the order of its parameter's dimensions with those that are summed over
+// last. Names are those of checkpoints and the ends of the names of copies.
+func (t *Trainer) Blocks(ctx context.Context) (map[string][]byte, error) {
+	all := map[string][]byte{}
+	homes := t.crew.homes()
+	for _, pc := range t.Programs.pieces() {
+		h := homes[pc.home]
+		if !pc.master || h == nil {
+			continue
+		}
+		g, copies := t.Programs.copies(pc.home)
+		for _, c := range copies {
+			if c.Param != pc.name {
+				continue
+			}
+			for _, name := range c.Names {
+				i := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == name })
+				data, err := joined(ctx, h, name, &pc, &c, g.Results[i].Type)
+				if err != nil {
+					return nil, err
+				}
+				n := len(data) / len(pc.tensors)
+				for k, one := range pc.tensors {
+					all[one.Name+strings.TrimPrefix(name, spmd.CopyOf(pc.name))] = data[k*n:][:n]
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+// copies gives what makes those of a home, and a list of them.
+func (p *Programs) copies(home int) (*ir.Graph, []ir.Copy) {
+	if p.Pipe != nil {
+		return p.Pipe.Ranks[home].Part.Quantize, p.Pipe.Ranks[home].blocks.Copies
+	}
+	return p.Step.Quantize, p.Step.Copies()
+}
+
+// joined puts the pieces of a copy together.
+func joined(ctx context.Context, h *home, name string, pc *piece, c *ir.Copy,
+	part ir.Type) ([]byte, error) {
+	a := h.state.Get(name)
+	if a == nil {
+		return nil, fmt.Errorf("the state has no %s", name)
+	}
+	if part.Elem == dtype.F32 {
+		return a.Read(ctx, 0) // the largest magnitude, of which all have a copy
+	}
+	var dims []ir.Dim
+	for _, d := range pc.param.Dims {
+		if !slices.Contains(c.Along, d.Name) {
+			dims = append(dims, d)
+		}
+	}
+	for _, along := range c.Along {
+		i := slices.IndexFunc(pc.param.Dims, func(d ir.Dim) bool { return d.Name == along })
+		dims = append(dims, pc.param.Dims[i])
+	}
+	// Two numbers of four bits are a byte, and a scale is one for a block.
+	part.Dims = slices.Clone(part.Dims)
+	last := len(dims) - 1
+	switch {
+	case part.Elem == dtype.F4E2M1FN:
+		dims[last].Size, part.Dims[last].Size = dims[last].Size/2, part.Dims[last].Size/2
+	case strings.HasSuffix(name, ".scale"):
+		dims[last].Size /= c.Format.Block()
+	}
+	whole := make([]byte, (ir.Type{Elem: dtype.U8, Dims: dims}).Shape().Elements())
+	for device := range a.Parts() {
+		b, err := a.Read(ctx, device)
+		if err != nil {
+			return nil, err
+		}
+		if first(h.mesh, part, device) {
+			spmd.Join(h.mesh, dims, whole, part, device, b)
+		} else if !slices.Equal(b, spmd.Cut(h.mesh, dims, whole, part, device)) {
+			return nil, fmt.Errorf("devices have different copies of %s", name)
+		}
+	}
+	return whole, nil
+}
+
+// Requantize makes the copies of weights again.
+func (t *Trainer) Requantize() error { return t.crew.quantize() }
 
 // Footprints gives what ranks should hold, by what the compiler said of the programs at work.
 func (t *Trainer) Footprints() ([]*Footprint, error) {

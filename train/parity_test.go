@@ -1,6 +1,7 @@
 package train_test
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -52,6 +53,10 @@ type parity struct {
 	engine    *engine.Engine
 	config    *model.Config
 	optimizer optim.Optimizer
+	size      plantest.Size
+	scale     float32 // of matrices, against how models begin, so that every part counts
+	narrow    string  // what products are computed in, if not in f32
+	hasty     bool    // programs are compiled without optimization
 	before    map[string][]float64
 	want      *history
 }
@@ -61,6 +66,7 @@ type history struct {
 	Eval          float64 // before the first step
 	Losses        []float64
 	Grads, Params map[string][]float64 // of the first step; after the last
+	Blocks        map[string][]byte    // copies of weights that products in few bits take, at first
 }
 
 // parities are Llama and Qwen3 with awkward sizes: fewer key heads than tensor parallel devices, a
@@ -73,9 +79,9 @@ func parities(e *engine.Engine) map[string]*parity {
 	qwen := llama
 	qwen.Arch, qwen.QKNorm, qwen.Tied, qwen.Vocab = "qwen3", true, true, 11
 	return map[string]*parity{
-		"llama": {engine: e, config: &llama, optimizer: optim.SGD{}},
+		"llama": {engine: e, config: &llama, optimizer: optim.SGD{}, size: paritySize, scale: 10},
 		"qwen3": {engine: e, config: &qwen, optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-			Decay: 0.1, ClipNorm: 1}},
+			Decay: 0.1, ClipNorm: 1}, size: paritySize, scale: 10},
 	}
 }
 
@@ -97,18 +103,37 @@ func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 	return b
 }
 
-// start makes a trainer of a plan; nil is one device, which takes the batch at once.
+// plan makes that of a row.
+func (p *parity) plan(row plantest.Row) *plan.Plan {
+	how := row.Plan(p.size)
+	if p.narrow != "" {
+		how.Precision, how.Types.Params = p.narrow, dtype.BF16
+	}
+	return how
+}
+
+// start makes a trainer of a plan; nil is one device, which takes the batch at once in f32, and else
+// in the same microbatches: numbers in few bits depend on the largest of one.
 func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o train.Options) (*train.Trainer, error) {
 	r := recipe.Default()
 	r.Batch, r.Micro, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision, r.Recompute = dtype.F32, nil
+	if p.narrow != "" {
+		r.Precision, r.Narrow, r.Micro = dtype.BF16, p.narrow, int(s.Batch/s.Micros)
+	}
 	if how != nil {
 		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
+	}
+	if p.narrow != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
+		r.Recompute = []ir.Tag{ir.Embed} // nothing, but layers are a loop, which compiles in less time
 	}
 	w, err := train.WriteWith(p.config, r, how, p.optimizer)
 	if err != nil {
 		return nil, err
+	}
+	if p.hasty {
+		w.Hasty()
 	}
 	o.Engine, o.Config, o.Recipe, o.Programs, o.Events, o.Now = p.engine, p.config, r, w,
 		event.Discard, time.Now
@@ -118,7 +143,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		}
 		for i := range dst { // of a size that makes every part of the model count
 			if len(one.Shape) > 1 {
-				dst[i] *= 10
+				dst[i] *= p.scale
 			}
 		}
 		return nil
@@ -128,7 +153,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 
 // run trains a few steps.
 func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*history, error) {
-	t, err := p.start(ctx, how, paritySize, o)
+	t, err := p.start(ctx, how, p.size, o)
 	if err != nil {
 		return nil, err
 	}
@@ -137,20 +162,23 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 		return nil, err
 	}
 	h := &history{}
+	if h.Blocks, err = t.Blocks(ctx); err != nil {
+		return nil, err
+	}
 	if how == nil {
 		if p.before, err = t.Masters(ctx); err != nil {
 			return nil, err
 		}
 	}
-	for first := 0; first < int(paritySize.Batch); first += t.Recipe.Micro {
-		loss, err := t.Evaluate(ctx, part(p.rows(99, paritySize), first, t.Recipe.Micro))
+	for first := 0; first < int(p.size.Batch); first += t.Recipe.Micro {
+		loss, err := t.Evaluate(ctx, part(p.rows(99, p.size), first, t.Recipe.Micro))
 		if err != nil {
 			return nil, err
 		}
 		h.Eval += loss
 	}
 	for i := range paritySteps {
-		loss, grads, err := t.Gradients(ctx, p.rows(uint64(100+i), paritySize))
+		loss, grads, err := t.Gradients(ctx, p.rows(uint64(100+i), p.size))
 		if err != nil {
 			return nil, err
 		}
@@ -162,8 +190,34 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 			return nil, fmt.Errorf("the update of step %d: accepted %v, %w", i+1, ok, err)
 		}
 	}
-	h.Params, err = t.Masters(ctx)
-	return h, err
+	if h.Params, err = t.Masters(ctx); err != nil {
+		return nil, err
+	}
+	return h, p.consistent(ctx, t)
+}
+
+// consistent tells whether the copies of weights that an update made are those of its masters.
+func (p *parity) consistent(ctx context.Context, t *train.Trainer) error {
+	if p.narrow == "" {
+		return nil
+	}
+	made, err := t.Blocks(ctx)
+	if err != nil {
+		return err
+	}
+	if err := t.Requantize(); err != nil {
+		return err
+	}
+	again, err := t.Blocks(ctx)
+	if err != nil {
+		return err
+	}
+	for name, b := range made {
+		if !bytes.Equal(b, again[name]) {
+			return fmt.Errorf("the update made another copy of %s than there is of its master", name)
+		}
+	}
+	return nil
 }
 
 // part is some rows of a batch.
@@ -224,7 +278,7 @@ func (p *parity) compare(t *testing.T, name string, got *history) {
 
 // plans are the rows of the suite: every way to use an axis alone, every pair and every three axes,
 // every schedule and every recomputation, and some at random.
-func plans(c *model.Config, pick *rand.Rand) []plantest.Row {
+func plans(p *parity, pick *rand.Rand) []plantest.Row {
 	rows := plantest.Combine(3, append(plantest.Meshes(), plantest.Pipes()...)...)
 	if !*plansAll { // of pairs and threes of the same axes some
 		seen := map[string]int{}
@@ -236,14 +290,14 @@ func plans(c *model.Config, pick *rand.Rand) []plantest.Row {
 	}
 	rows = slices.Concat(rows, plantest.Larger(), plantest.Recomputations(), plantest.Offloads())
 	for range *plansMore {
-		rows = append(rows, plantest.Random(pick, c, paritySize, 8))
+		rows = append(rows, plantest.Random(pick, p.config, p.size, 8))
 	}
 	return rows
 }
 
 // The selection has what it says.
 func TestPlansCoverTheAxes(t *testing.T) {
-	rows := plans(parities(nil)["llama"].config, rand.New(rand.NewPCG(1, 1)))
+	rows := plans(parities(nil)["llama"], rand.New(rand.NewPCG(1, 1)))
 	seen := map[string]bool{}
 	for _, r := range rows {
 		seen[strings.Join(r.Axes, " ")] = true
@@ -294,7 +348,7 @@ func TestPlansEndAlike(t *testing.T) {
 	for i, name := range []string{"llama", "qwen3"} {
 		p := parities(e)[name]
 		t.Run(name, func(t *testing.T) {
-			rows := plans(p.config, pick)
+			rows := plans(p, pick)
 			switch {
 			case *plansLike != "":
 				rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
@@ -319,7 +373,7 @@ func TestPlansEndAlike(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, row := range rows {
-				got, err := p.run(t.Context(), row.Plan(paritySize), train.Options{})
+				got, err := p.run(t.Context(), p.plan(row), train.Options{})
 				if err != nil {
 					t.Errorf("%s: %v", row.Name, err)
 					continue

@@ -40,14 +40,10 @@ type PipeRank struct {
 	Devices                      program.Devices
 	Part                         *spmd.Part
 	Zero, Reduce, Square, Update *program.Stage
+	Quantize                     *program.Stage // nil if no product has few bits
 
-	params []stacked // what Part holds, in its order
-}
-
-// A stacked is a parameter of the model, or some layers of one, the first of which is From.
-type stacked struct {
-	model.Param
-	from int64
+	params []model.Param // what Part holds, in its order
+	blocks spmd.Blocks   // what the stages take in the place of parameters
 }
 
 // Programs lists the programs of a rank: those of its stages, in order, then those around them.
@@ -59,7 +55,11 @@ func (p *Pipe) Programs(rank int) []*program.Stage {
 		}
 	}
 	r := p.Ranks[rank]
-	return append(list, r.Zero, r.Reduce, r.Square, r.Update)
+	list = append(list, r.Zero, r.Reduce, r.Square, r.Update)
+	if r.Quantize != nil {
+		list = append(list, r.Quantize)
+	}
+	return list
 }
 
 // Split tells whether the schedule has the gradients of inputs and of weights apart.
@@ -105,6 +105,13 @@ func (p *Programs) pipe(loss *ir.Graph, how *plan.Plan, recompute []ir.Tag,
 			devices[i] = rank*size + i
 		}
 		r := &PipeRank{Devices: devices}
+		for _, s := range p.Pipe.Stages {
+			if s.Rank == rank {
+				if err := s.narrow(&r.blocks); err != nil {
+					return err
+				}
+			}
+		}
 		if err := p.hold(r, rank); err != nil {
 			return err
 		}
@@ -132,14 +139,21 @@ func (s *PipeStage) differentiate(first, last bool, how *plan.Plan,
 	if !last {
 		b.Outputs = []string{g.Results[0].Name}
 	}
-	if s.Graphs, err = pipeline.Differentiate(g, b); err != nil {
-		return err
-	}
+	s.Graphs, err = pipeline.Differentiate(g, b)
+	return err
+}
+
+// narrow writes out products in few bits, and names what graphs take in the place of parameters.
+func (s *PipeStage) narrow(blocks *spmd.Blocks) error {
 	for _, one := range []*ir.Graph{s.Graphs.Forward, s.Graphs.Backward, s.Graphs.Input,
 		s.Graphs.Weight} {
-		if one != nil {
-			s.Sharding.Copies(one)
+		if one == nil {
+			continue
 		}
+		if err := blocks.Expand(one); err != nil {
+			return err
+		}
+		s.Sharding.Copies(one)
 	}
 	return nil
 }
@@ -160,12 +174,9 @@ func (p *Programs) hold(r *PipeRank, rank int) error {
 			if slices.ContainsFunc(held, func(h spmd.Held) bool { return h.Name == l.Name }) {
 				continue
 			}
-			one := stacked{Param: byName[s.cut.Unnumbered(l.Name)]}
+			one := byName[s.cut.Unnumbered(l.Name)]
 			if rounds, ok := s.cut.Layers[l.Name]; ok {
-				one.from = rounds[0]
-				one.First += rounds[0] * one.Step
-				one.Dims = slices.Clone(one.Dims)
-				one.Dims[0].Size = rounds[1] - rounds[0]
+				one = one.Slice(rounds[0], rounds[1])
 			}
 			r.params = append(r.params, one)
 			users := p.Pipe.users(l.Name)
@@ -176,7 +187,7 @@ func (p *Programs) hold(r *PipeRank, rank int) error {
 		}
 	}
 	var err error
-	r.Part, err = spmd.NewPart(p.Pipe.plan, p.optimizer, held)
+	r.Part, err = spmd.NewPart(p.Pipe.plan, p.optimizer, held, &r.blocks)
 	return err
 }
 
@@ -213,8 +224,11 @@ func (p *Programs) lowerRank(rank int, set *kernels.Set) error {
 		into  **program.Stage
 	}{
 		{r.Part.Zero, &r.Zero}, {r.Part.Reduce, &r.Reduce}, {r.Part.Square, &r.Square},
-		{r.Part.Update, &r.Update},
+		{r.Part.Update, &r.Update}, {r.Part.Quantize, &r.Quantize},
 	} {
+		if one.graph == nil {
+			continue
+		}
 		s, err := lower.Stage(fmt.Sprintf("rank%d.%s", rank, one.graph.Name), one.graph,
 			lower.Options{Donate: r.Part.Donations(one.graph), Kernels: set})
 		if err != nil {
@@ -226,5 +240,6 @@ func (p *Programs) lowerRank(rank int, set *kernels.Set) error {
 		}
 		*one.into = s
 	}
+	p.exact(set, p.Pipe.Programs(rank))
 	return nil
 }

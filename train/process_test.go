@@ -69,7 +69,7 @@ func half(ctx context.Context, self int, model string, row plantest.Row, said fu
 	if self == 1 {
 		addresses = []string{peer, hub.Addr()}
 	}
-	return p.run(ctx, row.Plan(paritySize), train.Options{
+	return p.run(ctx, p.plan(row), train.Options{
 		Processes: &train.Processes{Self: self, Addresses: addresses, Hub: hub}})
 }
 

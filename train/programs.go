@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
@@ -27,6 +29,7 @@ type Programs struct {
 	Shape  model.Shape
 
 	Gradient, Accumulate, Update, Evaluate *program.Stage // Accumulate is nil without parts
+	Quantize                               *program.Stage // nil if no product has few bits
 	Notes                                  []string       // what was chosen, and why
 
 	// Sharding is how the model lies on the devices of a plan; nil on one device, and with stages.
@@ -34,17 +37,49 @@ type Programs struct {
 	// Pipe has the programs of a plan with pipeline stages, in the place of all of these; else nil.
 	Pipe *Pipe
 
+	// Policy says what the products of linear layers are computed in.
+	Policy *precision.Policy
+
 	optimizer optim.Optimizer
+	again     func(*precision.Policy) (*Programs, error) // under another policy
+}
+
+// RecipeOf gives the recipe that a plan by itself asks for: its sizes and types, and defaults.
+func RecipeOf(p *plan.Plan) *recipe.Recipe {
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Precision, r.Recompute = p.Types.Params, p.Recompute
+	if p.Precision != "bf16" {
+		r.Narrow = p.Precision
+	}
+	return r
 }
 
 // Write writes the programs of a recipe for devices of an architecture, spread as the plan says;
 // nil is one device.
 func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Programs, error) {
-	return write(c, r, arch, how, optimizerOf)
+	policy, err := policyOf(c, r)
+	if err != nil {
+		return nil, err
+	}
+	return WriteIn(c, r, arch, how, policy)
 }
 
+// policyOf is what a recipe's word for a precision stands for.
+func policyOf(c *model.Config, r *recipe.Recipe) (*precision.Policy, error) {
+	return precision.Default(c, cmp.Or(r.Narrow, string(precision.BF16)))
+}
+
+// WriteIn is Write with products as a policy says.
+func WriteIn(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
+	policy *precision.Policy) (*Programs, error) {
+	return write(c, r, arch, how, policy, optimizerOf, nil)
+}
+
+// write writes the programs; a test may edit the graph of the loss, which is nil in any other case.
 func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
-	optimizer func(*recipe.Recipe, dtype.DType) optim.Optimizer) (*Programs, error) {
+	policy *precision.Policy, optimizer func(*recipe.Recipe, dtype.DType) optim.Optimizer,
+	edit func(*ir.Graph) (*ir.Graph, error)) (*Programs, error) {
 	if how != nil {
 		if err := agree(c, r, how); err != nil {
 			return nil, err
@@ -55,7 +90,10 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 			Try("f32 or bf16")
 	}
 	set := kernels.For(arch)
-	p := &Programs{Params: c.Params()}
+	p := &Programs{Params: c.Params(), Policy: policy}
+	p.again = func(other *precision.Policy) (*Programs, error) {
+		return write(c, r, arch, how, other, optimizer, edit)
+	}
 	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}
 	apart, why := set.Documents()
 	p.Shape.Documents, p.Notes = apart, append(p.Notes, why)
@@ -87,6 +125,16 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	} else {
 		p.Notes = append(p.Notes, "layers: a loop, "+why)
 	}
+	if policy.Quantizes() {
+		if g, err = p.mark(g, c); err != nil {
+			return nil, err
+		}
+	}
+	if edit != nil {
+		if g, err = edit(g); err != nil {
+			return nil, err
+		}
+	}
 	if how != nil && how.Size(plan.PipelineAxis) > 1 {
 		if err := p.pipe(g, how, r.Recompute, set); err != nil {
 			return nil, err
@@ -102,6 +150,7 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	}
 	o := spmd.Options{Optimizer: p.optimizer, Recompute: r.Recompute, Parts: r.Batch / r.Micro,
 		Params: map[string]optim.Param{}, Sharding: p.Sharding,
+		Watch:       r.Narrow != "" || policy.Quantizes(),
 		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 	for _, one := range p.Params {
 		o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
@@ -114,6 +163,25 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	}
 	p.note(set)
 	return p, nil
+}
+
+// mark tells linear layers what the policy says of them. Loops over layers that differ are cut.
+func (p *Programs) mark(g *ir.Graph, c *model.Config) (*ir.Graph, error) {
+	if err := p.Policy.Check(c); err != nil {
+		return nil, err
+	}
+	if cuts := p.Policy.Cuts(p.Params); len(cuts) > 0 {
+		var err error
+		if g, err = ir.Segment(g, cuts); err != nil {
+			return nil, err
+		}
+		var parts []model.Param
+		for _, one := range p.Params {
+			parts = append(parts, one.Cut(cuts)...)
+		}
+		p.Params = parts
+	}
+	return g, p.Policy.Mark(g, p.Params)
 }
 
 // note keeps what the kernels chose.
@@ -138,6 +206,9 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 		return bad("a batch of", p.Batch, r.Batch)
 	case p.Rows() != int64(r.Micro):
 		return bad("microbatches of", p.Rows(), r.Micro)
+	case cmp.Or(p.Precision, p.Types.Params.String()) != cmp.Or(r.Narrow, r.Precision.String()):
+		return bad("products in", cmp.Or(p.Precision, p.Types.Params.String()),
+			cmp.Or(r.Narrow, r.Precision.String()))
 	case p.Types.Params != r.Precision:
 		return bad("parameters of", p.Types.Params, r.Precision)
 	case p.Seq != int64(r.Seq):
@@ -156,6 +227,7 @@ func (p *Programs) lower(set *kernels.Set, how *plan.Plan) error {
 	}{
 		{p.Step.Gradient, &p.Gradient}, {p.Step.Accumulate, &p.Accumulate},
 		{p.Step.Update, &p.Update}, {p.Step.Evaluate, &p.Evaluate},
+		{p.Step.Quantize, &p.Quantize},
 	} {
 		if one.graph == nil {
 			continue
@@ -171,7 +243,18 @@ func (p *Programs) lower(set *kernels.Set, how *plan.Plan) error {
 	if p.Accumulate != nil {
 		p.Accumulate.Flags = p.Gradient.Flags
 	}
+	p.exact(set, p.stages())
 	return nil
+}
+
+// exact keeps the compiler from rounding otherwise than programs with products in few bits say.
+func (p *Programs) exact(set *kernels.Set, stages []*program.Stage) {
+	if !p.Policy.Quantizes() {
+		return
+	}
+	for _, s := range stages {
+		s.Flags = set.Exact(s.Flags)
+	}
 }
 
 // flags are the compile options of what takes gradients.
@@ -243,6 +326,7 @@ func (p *Programs) Graphs() map[string]*ir.Graph {
 		add(p.Accumulate, p.Step.Accumulate)
 		add(p.Update, p.Step.Update)
 		add(p.Evaluate, p.Step.Evaluate)
+		add(p.Quantize, p.Step.Quantize)
 		return all
 	}
 	for _, s := range p.Pipe.Stages {
@@ -256,6 +340,7 @@ func (p *Programs) Graphs() map[string]*ir.Graph {
 		add(r.Reduce, r.Part.Reduce)
 		add(r.Square, r.Part.Square)
 		add(r.Update, r.Part.Update)
+		add(r.Quantize, r.Part.Quantize)
 	}
 	return all
 }
@@ -268,15 +353,17 @@ func (p *Programs) stages() (list []*program.Stage) {
 		return list
 	}
 	list = []*program.Stage{p.Gradient, p.Update, p.Evaluate}
-	if p.Accumulate != nil {
-		list = append(list, p.Accumulate)
+	for _, s := range []*program.Stage{p.Accumulate, p.Quantize} {
+		if s != nil {
+			list = append(list, s)
+		}
 	}
 	return list
 }
 
 // executables are the programs on an engine.
 type executables struct {
-	gradient, accumulate, update, evaluate *engine.Executable
+	gradient, accumulate, update, evaluate, quantize *engine.Executable
 }
 
 func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables, error) {
@@ -286,7 +373,7 @@ func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables,
 		into  **engine.Executable
 	}{
 		{p.Gradient, &x.gradient}, {p.Accumulate, &x.accumulate}, {p.Update, &x.update},
-		{p.Evaluate, &x.evaluate},
+		{p.Evaluate, &x.evaluate}, {p.Quantize, &x.quantize},
 	} {
 		if one.stage == nil {
 			continue
@@ -301,7 +388,8 @@ func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables,
 }
 
 func (x *executables) free() {
-	for _, one := range []*engine.Executable{x.gradient, x.accumulate, x.update, x.evaluate} {
+	for _, one := range []*engine.Executable{x.gradient, x.accumulate, x.update, x.evaluate,
+		x.quantize} {
 		if one != nil {
 			one.Free()
 		}

@@ -34,6 +34,7 @@ type rank struct {
 	state                        engine.State
 	stages                       map[int]*pipeline.Stage // by number
 	zero, reduce, square, update *engine.Executable
+	toBlocks                     *engine.Executable // nil if no product has few bits
 	takers                       []*program.Stage
 	ends                         map[int]engine.Link    // of links to other ranks
 	shared                       map[string]engine.Link // by parameter
@@ -93,14 +94,17 @@ func newRank(ctx context.Context, t *Trainer, n int, others *peers) (*rank, erro
 			}
 		}
 	}
-	r.feed = newFeed(t.Engine, p.plan, graphs...)
+	r.feed = newFeed(t, p.plan, graphs...)
 	for _, x := range []struct {
 		text *program.Stage
 		into **engine.Executable
 	}{
 		{r.texts.Zero, &r.zero}, {r.texts.Reduce, &r.reduce}, {r.texts.Square, &r.square},
-		{r.texts.Update, &r.update},
+		{r.texts.Update, &r.update}, {r.texts.Quantize, &r.toBlocks},
 	} {
+		if x.text == nil {
+			continue
+		}
 		x.text.Devices = devices
 		var err error
 		if *x.into, err = t.Engine.Compile(ctx, x.text); err != nil {
@@ -127,7 +131,7 @@ func (r *rank) free() {
 	for _, s := range r.stages {
 		s.Free()
 	}
-	for _, x := range []*engine.Executable{r.zero, r.reduce, r.square, r.update} {
+	for _, x := range []*engine.Executable{r.zero, r.reduce, r.square, r.update, r.toBlocks} {
 		if x != nil {
 			x.Free()
 		}
@@ -298,6 +302,15 @@ func (c *ranks) data(stage int, s *program.Stage, spec program.Array, b *data.Ba
 		return nil, nil //nolint:nilnil // the pipeline says what is missing
 	}
 	return r.place(s, spec, bytes)
+}
+
+func (c *ranks) quantize() error {
+	return c.each(context.Background(), func(_ context.Context, r *rank) error {
+		if r.toBlocks == nil {
+			return nil
+		}
+		return r.keep(r.toBlocks, nil)
+	})
 }
 
 // keep runs a program on the state, and keeps all that it gives.

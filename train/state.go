@@ -48,7 +48,7 @@ func (p *Programs) pieces() []piece {
 			if p.Sharding != nil {
 				l = &p.Sharding.Params[i]
 			}
-			list = append(list, p.piecesOf(0, &stacked{Param: p.Params[i]}, p.Step.Params[i], l)...)
+			list = append(list, p.piecesOf(0, &p.Params[i], p.Step.Params[i], l)...)
 		}
 		return list
 	}
@@ -62,16 +62,13 @@ func (p *Programs) pieces() []piece {
 }
 
 // piecesOf lists what is kept of one parameter.
-func (p *Programs) piecesOf(home int, one *stacked, param optim.Param, l *spmd.Layout) []piece {
+func (p *Programs) piecesOf(home int, one *model.Param, param optim.Param, l *spmd.Layout) []piece {
 	var list []piece
 	add := func(name, prefix string, elem dtype.DType) {
-		pc := piece{home: home, param: &one.Param, layout: l, name: name, master: prefix == "",
+		pc := piece{home: home, param: one, layout: l, name: name, master: prefix == "",
 			elem: elem}
-		for k, layer := range one.Layers() {
+		for _, layer := range one.Layers() {
 			t := ckpt.Tensor{Name: prefix + layer.Name, DType: elem}
-			if one.Stacked() {
-				t.Name = prefix + ir.LayerName(one.Name, int(one.from)+k)
-			}
 			for _, d := range layer.Dims {
 				t.Shape = append(t.Shape, d.Size)
 			}
@@ -121,7 +118,7 @@ func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 			return err
 		}
 	}
-	return nil
+	return t.crew.quantize()
 }
 
 // argument finds an argument of a stage, or gives -1.

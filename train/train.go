@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/watch"
 )
 
 // Rows is where a run takes its data from; a [data.Loader] is one.
@@ -48,6 +50,10 @@ type Options struct {
 	// Ahead is how many actions a rank of a pipeline may have queued ([pipeline.Config]).
 	Ahead int
 
+	// Watch are the times of the watch over products in few bits; nil takes those of a run from the
+	// beginning.
+	Watch *watch.Options
+
 	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last.
 	Until int
 	// Peak is the arithmetic of all devices in operations a second, for MFU; 0 if it is not known.
@@ -69,6 +75,7 @@ type Trainer struct {
 	crew     crew
 	schedule optim.Schedule
 	guard    guard
+	sentry   *sentry // nil if no product is in few bits
 
 	step    int // steps that were done, rejected ones included
 	updates int // updates that were accepted
@@ -97,6 +104,7 @@ func New(ctx context.Context, o Options) (*Trainer, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.sentry = newSentry(context.WithoutCancel(ctx), t)
 	if err = t.begin(ctx); err == nil {
 		err = t.crew.agree(ctx, fmt.Sprint(t.step, t.updates, t.at, digest(t.Data)))
 	}
@@ -132,6 +140,7 @@ func (t *Trainer) begin(ctx context.Context) error {
 
 // Close frees the programs and the state.
 func (t *Trainer) Close() {
+	t.sentry.free()
 	t.crew.free()
 }
 
@@ -235,18 +244,25 @@ func (t *Trainer) prefetch(at data.Position) <-chan taken {
 
 // do makes one step: gradients of all parts, a look at the loss, the update.
 func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
+	if err := t.sentry.begin(); err != nil {
+		return err
+	}
 	loss, err := t.crew.gradients(ctx, b.batch)
 	if err != nil {
 		return err
 	}
-	maxLoss, maxNorm := t.guard.limits()
+	maxLoss, maxNorm := t.limits()
 	rate := t.schedule.Rate(t.step)
-	norm, ok, err := t.crew.update(ctx, loss <= maxLoss, rate, maxNorm)
+	norm, ok, err := t.crew.update(ctx, loss <= maxLoss && t.sentry.sound(), rate, maxNorm)
+	if err != nil {
+		return err
+	}
+	why, err := t.sentry.look(ctx, loss, norm)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return t.reject(ctx, b, loss, norm)
+		return t.reject(ctx, b, loss, norm, why)
 	}
 	t.guard.accept(loss, norm)
 	t.last.Loss = loss
@@ -260,8 +276,8 @@ func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 func (t *Trainer) advance(b taken) { t.step, t.at = t.step+1, b.after }
 
 // reject writes down a step that did not count, and stops a run that is lost.
-func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64) error {
-	why := t.guard.judge(loss, norm)
+func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64, why string) error {
+	why = cmp.Or(t.guard.judge(loss, norm), why)
 	t.guard.Rejected++
 	t.last.Rejected++
 	replay := ""

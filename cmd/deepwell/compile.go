@@ -20,13 +20,16 @@ func (a *app) compile() *cobra.Command {
 		Use:   "compile FILE|PLAN|MODEL --cluster NxCARD",
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
 		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
-			"the gradient step of a model that is named (bf16, every block recomputed), compiles it\n" +
-			"for every device of the cluster, and tells seconds, memory by kind, the kernels that are\n" +
-			"called, and the collectives with their groups, bytes and whether they are asynchronous.\n" +
-			"It ends with status 3 if the program does not fit the card.",
+			"the programs of a plan, or the step of a model that is named (every block recomputed,\n" +
+			"parameters cut over the devices of the cluster), compiles them for every device, and\n" +
+			"tells seconds, memory by kind, the kernels that are called, and the collectives with\n" +
+			"their groups, bytes and whether they are asynchronous. Of a plan it tells what a device\n" +
+			"holds, and that the programs send what the plan says. It ends with status 3 if the\n" +
+			"program does not fit the card.",
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
 			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
 			"  deepwell compile llama3.1-8b --cluster 1xb200 --seq 8192\n" +
+			"  deepwell compile llama3.1-8b --cluster 8xb200 --seq 8192 --precision mxfp8\n" +
 			"  deepwell compile examples/plans/llama3.1-8b-8xb200.json\n" +
 			"  deepwell compile step.mlir --cluster 8xcpu",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -70,6 +73,8 @@ func (a *app) compile() *cobra.Command {
 		"what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
 	flags.Int64Var(&job.Seq, "seq", 2048, "tokens in a sequence, for a model")
 	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a step, for a model")
+	flags.StringVar(&job.Precision, "precision", "",
+		"what linear layers of a model or plan compute in: bf16, mxfp8 or nvfp4")
 	flags.StringArrayVar(&sets, "set", nil,
 		"a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
 	flags.BoolVar(&job.WithoutCuDNN, "without-cudnn", false,

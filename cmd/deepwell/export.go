@@ -13,14 +13,18 @@ import (
 func (a *app) export() *cobra.Command {
 	job := deepwell.ExportJob{Getenv: a.getenv}
 	var kind string
+	var target narrowFlags
 	cmd := &cobra.Command{
 		Use:   "export RUN|CHECKPOINT|MODEL -o FOLDER",
 		Short: "Write a checkpoint as a Hugging Face folder that transformers loads",
 		Long: "Export takes the newest checkpoint of a run, or the one that is named, checks every\n" +
 			"byte of it, and writes config.json, weights and tokenizer. A model with weights is taken\n" +
-			"too, to write it in another element type. Elements are rounded to the nearest.",
+			"too, to write it in another element type. Elements are rounded to the nearest. With --to\n" +
+			"the weights are quantized after that, as deepwell quantize does it, and --dtype, bf16\n" +
+			"then, is the type of what is not.",
 		Example: "  deepwell export run -o my-model\n" +
 			"  deepwell export run/checkpoints/step-00000500 -o my-model --dtype bf16\n" +
+			"  deepwell export run -o my-model --to nvfp4\n" +
 			"  deepwell export hf:Qwen/Qwen3-0.6B -o qwen-f32",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -28,6 +32,15 @@ func (a *app) export() *cobra.Command {
 			}
 			if job.Output == "" {
 				return usage(cmd, "export needs to know where to: -o FOLDER")
+			}
+			if target.to != "" {
+				o, err := target.options()
+				if err != nil {
+					return err
+				}
+				if job.Narrow = &o; !cmd.Flags().Changed("dtype") {
+					kind = "bf16"
+				}
 			}
 			var err error
 			if job.Type, err = dtype.Parse(kind); err != nil {
@@ -51,6 +64,7 @@ func (a *app) export() *cobra.Command {
 	flags.StringVar(&kind, "dtype", "f32", "element type of the weights: f32, bf16 or f16")
 	flags.StringVar(&job.Tokenizer, "tokenizer", "",
 		"the folder to copy the tokenizer from (the run's or model's own)")
+	target.bind(cmd)
 	return cmd
 }
 
@@ -59,7 +73,14 @@ func (a *app) exported(done *deepwell.Exported) error {
 		a.print(done)
 		return nil
 	}
-	what := done.Name
+	what, kind := done.Name, done.Type
+	if r := done.Quantized; r != nil {
+		kind = r.Format.String() + " for " + r.Layout.String()
+		if err := r.WriteText(a.stdout); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.stdout)
+	}
 	if done.Step > 0 {
 		what += fmt.Sprintf(", step %d", done.Step)
 	}
@@ -68,6 +89,6 @@ func (a *app) exported(done *deepwell.Exported) error {
 		files = fmt.Sprintf("%d files", done.Files)
 	}
 	_, err := fmt.Fprintf(a.stdout, "%s · %s parameters · %s\nwrote %s · %s · %s\n", what,
-		billions(done.Parameters), done.Type, done.Output, files, event.Size(done.Bytes))
+		billions(done.Parameters), kind, done.Output, files, event.Size(done.Bytes))
 	return err
 }

@@ -51,10 +51,16 @@ type Predictor struct {
 	slots  int64 // layers in a round of the loop
 	rounds int64
 
-	laid      map[[2]int64][]param // by tp and fsdp
-	holdings  map[held][]holding
-	temps     map[programKey]int64
-	schedules map[shape]*events
+	laid     map[[2]int64][]param // by tp and fsdp
+	holdings map[held][]holding
+	temps    map[programKey]int64
+	sized    map[programKey]*stage
+	walks    *Walks
+
+	result Footprint // of the plan that is predicted, and what it is made of
+	list   stages
+	all    []holding
+	space  space
 }
 
 // New makes a predictor for the devices of an architecture: "cpu", or a card's.
@@ -64,7 +70,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	}
 	p := &Predictor{config: c, arch: arch, cpu: arch == "cpu", params: c.Params(), slots: 1,
 		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
-		temps: map[programKey]int64{}, schedules: map[shape]*events{}}
+		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, walks: &Walks{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -72,6 +78,9 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	}
 	return p, nil
 }
+
+// Share has the predictor use schedules that others go through as well, at the same time or not.
+func (p *Predictor) Share(w *Walks) { p.walks = w }
 
 // lay lays all parameters out, once for each way.
 func (p *Predictor) lay(tp, fsdp int64) []param {
@@ -192,7 +201,8 @@ func (w *way) grads(h *holding) int64 {
 }
 
 // Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
-// fits the model ([plan.Plan.Check]) and offloads nothing.
+// fits the model ([plan.Plan.Check]) and offloads nothing. The result is the predictor's own until
+// it predicts again.
 func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	if pl.PP.Size > 1 {
 		return p.pipeline(pl)

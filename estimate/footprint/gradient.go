@@ -33,6 +33,9 @@ type programKey struct {
 	flags             uint64
 }
 
+// splitBit is of keys of stages.
+const splitBit = 18
+
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
 	p, w, a := g.plan, g.w, g.again
@@ -83,7 +86,7 @@ func (g *gradient) layer() (whole, stored int64) {
 
 // onGPU lists the buffers that XLA:GPU has.
 func (g *gradient) onGPU() int64 {
-	m := &space{}
+	m := g.p.space.cleared()
 	joint := g.forward && g.backward
 	flow := g.s.values(g.s.piece, g.s.embed)
 	whole := g.s.values(g.s.tokens, g.s.embed)

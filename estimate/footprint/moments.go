@@ -32,6 +32,14 @@ func (b *buffer) meets(c *buffer) bool { return b.from <= c.to && c.from <= b.to
 type space struct {
 	list  []buffer
 	hosts []buffer // results of the program: before they are written, others may use their place
+
+	guests [][]buffer // of each host
+}
+
+// cleared gives the space without buffers, with their room.
+func (m *space) cleared() *space {
+	m.list, m.hosts = m.list[:0], m.hosts[:0]
+	return m
 }
 
 func (m *space) add(bytes int64, from, to int) {
@@ -50,7 +58,11 @@ func (m *space) peak() int64 {
 		slices.SortStableFunc(m.hosts, func(a, b buffer) int {
 			return cmp.Or(cmp.Compare(a.bytes, b.bytes), b.from-a.from)
 		})
-		guests := make([][]buffer, len(m.hosts))
+		guests := slices.Grow(m.guests[:0], len(m.hosts))[:len(m.hosts)]
+		m.guests = guests
+		for i := range guests {
+			guests[i] = guests[i][:0]
+		}
 		m.list = slices.DeleteFunc(m.list, func(b buffer) bool {
 			for i := range m.hosts {
 				h := &m.hosts[i]

@@ -68,6 +68,10 @@ func (m *machine) run(op *ir.Op) error {
 		m.ring(op)
 		return nil
 	}
+	if op.Kind == "amax" {
+		m.at[op.Out[0]] = m.amax(op, m.at[op.In[0]])
+		return nil
+	}
 	if f := collectives[op.Kind]; f != nil {
 		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
 		return nil
@@ -75,6 +79,9 @@ func (m *machine) run(op *ir.Op) error {
 	f := kernels[op.Kind]
 	if f == nil {
 		f = blockKernels()[op.Kind]
+	}
+	if f == nil {
+		f = narrowKernels()[op.Kind]
 	}
 	if f == nil {
 		return fmt.Errorf("the interpreter does not know it")

@@ -1,0 +1,222 @@
+// Command parity runs the table of docs/precision.md: byte models of about 1, 2 and 13 million
+// parameters on the source of golang.org/x/tools, from scratch or branching off a trained state, in
+// BF16, MXFP8, NVFP4 and NVFP4 in all layers.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/parity"
+	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/tokenizer"
+	"github.com/deepwell/deepwell/train"
+)
+
+type options struct {
+	size, formats, work, corpus, out string
+	branch, steps, warmup, pairs     int
+	rate                             float64
+	batch, seed                      int
+	matched, tensors                 bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.size, "size", "2m", "of the model: 1m, 2m or 13m")
+	flag.IntVar(&o.branch, "branch", 0, "steps of a branch; 0 starts from scratch")
+	flag.IntVar(&o.steps, "steps", 500, "from scratch, or of the trunk")
+	flag.IntVar(&o.warmup, "warmup", 50, "steps over which the rate rises")
+	flag.IntVar(&o.pairs, "pairs", 3, "of runs")
+	flag.IntVar(&o.batch, "batch", 4, "rows of 128 bytes in a step")
+	flag.IntVar(&o.seed, "seed", 1, "the first one")
+	flag.Float64Var(&o.rate, "rate", 1e-3, "the highest learning rate")
+	flag.BoolVar(&o.matched, "matched", false, "BF16 with noise on gradients as well")
+	flag.BoolVar(&o.tensors, "tensors", false,
+		"round the tensors of the trunk instead, with parts of the recipes switched off")
+	flag.StringVar(&o.formats, "formats", "mxfp8,nvfp4", "to compare; all4 is NVFP4 in every layer")
+	flag.StringVar(&o.corpus, "corpus", "", "folder of Go source; \"\" is golang.org/x/tools")
+	flag.StringVar(&o.work, "work", "", "folder of trunks and caches")
+	flag.StringVar(&o.out, "o", "", "where results go, as JSON and HTML, without the ending")
+	flag.Parse()
+	if err := run(context.Background(), o); err != nil {
+		fmt.Fprintln(os.Stderr, "parity:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	if o.corpus == "" {
+		dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/tools").Output()
+		if err != nil {
+			return err
+		}
+		o.corpus = strings.TrimSpace(string(dir))
+	}
+	job := parity.Job{Pairs: o.pairs, Branch: o.branch, Matched: o.matched, Now: time.Now,
+		Events: &watch{}}
+	if job.Config, err = configOf(o.size); err != nil {
+		return err
+	}
+	job.Recipe = recipeOf(o)
+	job.Init = func(seed int, p *model.Param, dst []float32) error {
+		return model.Init(job.Config, p, uint64(seed), dst)
+	}
+	open := newRows(ctx, o)
+	defer open.close()
+	job.Rows = open.rows
+	for name := range strings.SplitSeq(o.formats, ",") {
+		if name == "" {
+			continue // the null alone
+		}
+		f := parity.Format{Name: name}
+		if f.Policy, err = policyOf(job.Config, name); err != nil {
+			return err
+		}
+		f.Bound = parity.Bound(job.Config, f.Policy, o.branch > 0)
+		job.Formats = append(job.Formats, f)
+	}
+	job.Engine, err = engine.Open(ctx, "cpu",
+		engine.Options{Cache: filepath.Join(o.work, "cache"), Events: job.Events})
+	if err != nil {
+		return err
+	}
+	defer job.Engine.Close()
+	return compare(ctx, job, o)
+}
+
+// A watch prints how far runs are, now and then.
+type watch struct{}
+
+func (watch) Emit(e event.Event) {
+	switch e := e.(type) {
+	case event.Progress:
+		if e.Done%100 == 0 || e.Done == e.Total {
+			fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), e.Task, e.Done, e.Unit)
+		}
+	case event.Step:
+		if e.Step%100 == 0 {
+			fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), e.Line())
+		}
+	case event.Compiled:
+		fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), e.Line())
+	}
+}
+
+// compare trains the trunk if there is to be one, makes the runs and writes what came of them.
+func compare(ctx context.Context, job parity.Job, o options) error {
+	if o.branch > 0 || o.tensors {
+		if err := parity.Trunk(ctx, job); err != nil {
+			return err
+		}
+		c, err := ckpt.Latest(ctx, filepath.Join(job.Recipe.Out, "checkpoints"), event.Discard)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		job.From = c
+	}
+	if o.tensors {
+		return ablate(ctx, os.Stdout, job)
+	}
+	r, err := parity.Run(ctx, job)
+	if err != nil {
+		return err
+	}
+	r.Model = "llama-" + o.size
+	r.Write(os.Stdout)
+	if o.out == "" {
+		return nil
+	}
+	js, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.out+".json", js, 0o666)
+}
+
+// policyOf is the default of a format, or NVFP4 without the rule that keeps the last layers.
+func policyOf(c *model.Config, name string) (*precision.Policy, error) {
+	if name != "all4" {
+		return precision.Default(c, name)
+	}
+	p, err := precision.Default(c, string(precision.NVFP4))
+	if err == nil {
+		p.Rules = p.Rules[:len(p.Rules)-1]
+	}
+	return p, err
+}
+
+// configOf gives a model like Llama over bytes, of 4 layers.
+func configOf(size string) (*model.Config, error) {
+	sizes := map[string][2]int{"1m": {128, 512}, "2m": {192, 576}, "13m": {512, 1408}}
+	s, ok := sizes[size]
+	if !ok {
+		return nil, fmt.Errorf("there is no size %q", size)
+	}
+	return model.Parse(fmt.Appendf(nil, `{"model_type": "llama", "vocab_size": 272,
+"hidden_size": %d, "intermediate_size": %d, "num_hidden_layers": 4, "num_attention_heads": 4,
+"num_key_value_heads": 4, "head_dim": %d, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+"rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}`, s[0], s[1], s[0]/4))
+}
+
+func recipeOf(o options) *recipe.Recipe {
+	r := recipe.Default()
+	r.Model, r.Out = "llama-"+o.size, filepath.Join(o.work, fmt.Sprintf("state-%s-%g", o.size, o.rate))
+	r.Data.Sources = []recipe.Source{{Path: "golang.org/x/tools"}} // a run that goes on compares them
+	r.Seed, r.Steps, r.Batch, r.Micro, r.Seq = o.seed, o.steps, o.batch, o.batch, 128
+	r.Optimizer.Rate, r.Optimizer.Floor, r.Optimizer.Warmup = o.rate, o.rate/10, o.warmup
+	return r
+}
+
+// rows opens the corpus in the order of a seed, once.
+type rows struct {
+	ctx    context.Context
+	o      options
+	opened map[int]*data.Loader
+}
+
+func newRows(ctx context.Context, o options) *rows {
+	return &rows{ctx: ctx, o: o, opened: map[int]*data.Loader{}}
+}
+
+func (r *rows) rows(seed int) (train.Rows, error) {
+	if l := r.opened[seed]; l != nil {
+		return l, nil
+	}
+	// With as many tokens as bytes and an end, nothing is learned from the text.
+	text, err := tokenizer.Train(func(func(string) bool) {}, 257, "<|endoftext|>")
+	if err != nil {
+		return nil, err
+	}
+	t, err := tokenizer.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	l, err := data.Open(r.ctx, data.Options{Tokenizer: t, Seq: 128, Seed: uint64(seed), Shuffle: true,
+		Sources: []data.Source{{Path: filepath.Join(r.o.corpus, "**", "*.go")}},
+		Cache:   filepath.Join(r.o.work, "tokens")})
+	if err == nil {
+		r.opened[seed] = l
+	}
+	return l, err
+}
+
+func (r *rows) close() {
+	for _, l := range r.opened {
+		_ = l.Close()
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/narrow"
+)
+
+func (a *app) quantize() *cobra.Command {
+	job := deepwell.QuantizeJob{Getenv: a.getenv}
+	var target narrowFlags
+	cmd := &cobra.Command{
+		Use:   "quantize MODEL --to FORMAT -o FOLDER",
+		Short: "Write a Hugging Face checkpoint with weights in MXFP8 or NVFP4",
+		Long: "Quantize reads a folder that transformers loads, tensor by tensor, and writes it with\n" +
+			"the weights of linear layers in MXFP8 or NVFP4, by the names that the loaders of\n" +
+			"compressed-tensors or modelopt expect. Embeddings, head, norms and routers stay as they\n" +
+			"are. Experts in MXFP4 (gpt-oss) become NVFP4 without loss. It says how much of each layer\n" +
+			"is lost; quantize.json says it of each tensor.\n\n" +
+			"No activations are seen, so NVFP4 is of weights alone, unless --input-amax says how large\n" +
+			"activations get. Work that was stopped goes on where it stopped: give the same command.",
+		Example: "  deepwell quantize ./Llama-3.1-8B --to nvfp4 -o llama-nvfp4\n" +
+			"  deepwell quantize hf:Qwen/Qwen3-0.6B --to mxfp8 --layout modelopt -o qwen-mxfp8\n" +
+			"  deepwell quantize ./my-model --to nvfp4 --skip 'model.layers.31.*' -o out",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage(cmd, "quantize takes one model; %d were given", len(args))
+			}
+			if job.Output == "" {
+				return usage(cmd, "quantize needs to know where to: -o FOLDER")
+			}
+			if target.to == "" {
+				return usage(cmd, "quantize needs to know what to: --to mxfp8 or --to nvfp4")
+			}
+			var err error
+			if job.Options, err = target.options(); err != nil {
+				return err
+			}
+			job.Source = args[0]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			r, err := env.Quantize(cmd.Context(), job)
+			a.finish()
+			if err != nil {
+				return err
+			}
+			return a.quantized(r, job.Output)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&job.Output, "output", "o", "",
+		"the folder to write: new, empty, or where the same command stopped")
+	flags.StringVar(&job.Policy, "policy", "",
+		"a policy of training: layers that it keeps in bf16 are kept here too")
+	target.bind(cmd)
+	return cmd
+}
+
+// narrowFlags are those that say what weights are quantized to.
+type narrowFlags struct {
+	to, layout string
+	skip       []string
+	inputAmax  float64
+}
+
+func (n *narrowFlags) bind(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&n.to, "to", "", "the format of the weights: mxfp8 or nvfp4")
+	flags.StringVar(&n.layout, "layout", "compressed-tensors",
+		"the loaders to write for: compressed-tensors or modelopt")
+	flags.StringArrayVar(&n.skip, "skip", nil,
+		"a layer to keep, by its name with * for any letters; may be given again")
+	flags.Float64Var(&n.inputAmax, "input-amax", 0,
+		"largest activation; makes NVFP4 quantize activations too")
+}
+
+func (n *narrowFlags) options() (o narrow.Options, err error) {
+	if o.To, err = narrow.ParseFormat(n.to); err != nil {
+		return o, err
+	}
+	if o.Layout, err = narrow.ParseLayout(n.layout); err != nil {
+		return o, err
+	}
+	o.Skip, o.InputAmax = n.skip, float32(min(n.inputAmax, math.MaxFloat32))
+	return o, nil
+}
+
+func (a *app) quantized(r *narrow.Report, output string) error {
+	if a.json {
+		a.print(r)
+		return nil
+	}
+	if err := r.WriteText(a.stdout); err != nil {
+		return err
+	}
+	files := "1 file"
+	if n := len(r.Files); n != 1 {
+		files = fmt.Sprintf("%d files", n)
+	}
+	_, err := fmt.Fprintf(a.stdout, "\nwrote %s · %s for %s · %s · %s, %.0f %% of %s\n", output,
+		r.Format, r.Layout, files, event.Size(r.BytesOut),
+		100*float64(r.BytesOut)/float64(max(r.BytesIn, 1)), event.Size(r.BytesIn))
+	return err
+}

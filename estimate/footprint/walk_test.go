@@ -1,0 +1,40 @@
+package footprint
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/deepwell/deepwell/schedule"
+)
+
+// After some microbatches for each rank, more of them hold no more.
+func TestEnoughMicrobatches(t *testing.T) {
+	for _, name := range []string{"1f1b", "interleaved", "zb-h1", "zb-v"} {
+		for _, ranks := range []int{2, 3, 4, 7, 8, 16} {
+			for _, virtual := range []int{1, 2, 3, 5} {
+				if virtual == 1 && (name == "interleaved" || name == "zb-v") ||
+					virtual > 1 && name != "interleaved" && !(name == "zb-v" && virtual == 2) {
+					continue
+				}
+				var want *events
+				for _, micros := range []int{enough * ranks, (enough + 3) * ranks, enough*ranks + 1} {
+					if name == "interleaved" && micros%ranks != 0 {
+						continue
+					}
+					s, err := schedule.New(name, schedule.Shape{Ranks: ranks, Virtual: virtual, Micros: micros})
+					if err != nil {
+						t.Fatal(err)
+					}
+					got := eventsOf(s)
+					if want == nil {
+						want = got
+					}
+					if !reflect.DeepEqual(got, want) {
+						t.Errorf("%s of %d ranks, %d turns: %d microbatches hold other things than fewer", name,
+							ranks, virtual, micros)
+					}
+				}
+			}
+		}
+	}
+}

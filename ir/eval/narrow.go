@@ -1,0 +1,233 @@
+package eval
+
+import (
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// Codes and scales are held as their codes, one to a place: 0x7e is the largest E4M3.
+
+// narrowKernels are the products with few bits.
+func narrowKernels() map[string]kernel {
+	return map[string]kernel{"quantize": quantize, "block_dot": blockDot, "scale_stats": scaleStats}
+}
+
+// source gives a value as a quantizer sees it, in float32 and in the order of the result.
+func source(op *ir.Op, x *Array, order []string) []float32 {
+	t := ir.Type{Elem: x.Type.Elem}
+	for _, name := range order {
+		t.Dims = append(t.Dims, ir.Dim{Name: name, Size: x.Type.Size(name)})
+	}
+	out := make([]float32, len(x.Data))
+	walk(t, func(at []int64, i int) {
+		out[i] = float32(pick(x, t, at))
+		if x.Type.Elem == dtype.BF16 {
+			out[i] = dtype.F32FromBF16(dtype.BF16FromF32(out[i]))
+		}
+	})
+	if op.Attrs.Bool("hadamard") {
+		bits := make([]uint16, len(out))
+		for i, f := range out {
+			bits[i] = dtype.BF16FromF32(f)
+		}
+		if err := block.Hadamard(bits, bits); err != nil {
+			return nil
+		}
+		for i, b := range bits {
+			out[i] = dtype.F32FromBF16(b)
+		}
+	}
+	return out
+}
+
+func quantize(op *ir.Op, in, out []*Array) {
+	format, n := ir.Format(op.Attrs.Text("format")), int64(len(in[0].Data))
+	dims := out[0].Type.Dims
+	var order []string
+	for _, d := range dims {
+		order = append(order, d.Name)
+	}
+	src := source(op, in[0], order)
+	scales := make([]byte, n/format.Block())
+	if format == ir.MXFP8 {
+		codes := make([]byte, n)
+		must(block.MXFP8(codes, scales, src))
+		put(out[0], codes)
+		put(out[1], scales)
+		return
+	}
+	stacks := len(in[1].Data) // each layer of a stack has a scale of its own
+	part := len(src) / stacks
+	for i := range stacks {
+		x, s := src[i*part:(i+1)*part], scales[i*part/16:(i+1)*part/16]
+		codes, amax := make([]byte, part/2), float32(in[1].Data[i])
+		if op.Attrs.Bool("tile") {
+			tiles(codes, s, x, dims, len(op.Attrs.List("along")), amax)
+		} else {
+			must(block.NVFP4(codes, s, x, amax))
+		}
+		for k, b := range codes {
+			out[0].Data[i*part+2*k], out[0].Data[i*part+2*k+1] = float64(b&15), float64(b>>4)
+		}
+		if op.Attrs.Bool("stochastic") {
+			dither(op, in, out[0], i*part, x, s, amax)
+		}
+	}
+	put(out[1], scales)
+}
+
+// must is for lengths, which the graph has checked.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func put(to *Array, bytes []byte) {
+	for i, b := range bytes {
+		to.Data[i] = float64(b)
+	}
+}
+
+// tiles quantizes matrices of the last dimension that is kept and the last that is summed over.
+// What lies between them makes more matrices, whose rows do not follow each other.
+func tiles(codes, scales []byte, src []float32, dims []ir.Dim, along int, amax float32) {
+	n := len(dims)
+	rows, cols := int(dims[n-along-1].Size), int(dims[n-1].Size)
+	between := 1
+	for _, d := range dims[n-along : n-1] {
+		between *= int(d.Size)
+	}
+	one, q, s := make([]float32, rows*cols), make([]byte, rows*cols/2), make([]byte, rows*cols/16)
+	for m := range len(src) / (rows * cols) {
+		at := func(row int) int { return ((m/between*rows+row)*between + m%between) * cols }
+		for r := range rows {
+			copy(one[r*cols:], src[at(r):at(r)+cols])
+		}
+		must(block.NVFP4Tiles(q, s, one, rows, cols, amax))
+		for r := range rows {
+			copy(codes[at(r)/2:], q[r*cols/2:(r+1)*cols/2])
+			copy(scales[at(r)/16:], s[r*cols/16:(r+1)*cols/16])
+		}
+	}
+}
+
+// dither rounds by the places that elements have in the whole, whichever way they are stored.
+func dither(op *ir.Op, in []*Array, out *Array, from int, x []float32, scales []byte,
+	amax float32) {
+	noise, rows, cols := in[len(in)-3], in[len(in)-2], in[len(in)-1]
+	word := func(i int) uint32 { return uint32(int64(noise.Data[i])) }
+	key := block.NewKey(word(0), word(1), word(2)*64+uint32(op.Attrs.Int("tensor")))
+	_, back := block.Global(amax)
+	walk(out.Type, func(at []int64, i int) {
+		if i < from || i >= from+len(x) {
+			return
+		}
+		row := uint32(int64(pick(rows, out.Type, at)))
+		col := uint32(int64(pick(cols, out.Type, at)))
+		factor := min(1/(dtype.F32FromE4M3(scales[(i-from)/16])*back), math.MaxFloat32)
+		h := mix(mix(row^key.A) ^ col ^ key.B)
+		out.Data[i] = float64(round(x[i-from]*factor, float32(h>>8)*0x1p-24))
+	})
+}
+
+// mix is the last step of MurmurHash3.
+func mix(h uint32) uint32 {
+	h = (h ^ h>>16) * 0x85ebca6b
+	h = (h ^ h>>13) * 0xc2b2ae35
+	return h ^ h>>16
+}
+
+// round goes to the element of E2M1 below or above, by a number from 0 to 1.
+func round(v, u float32) byte {
+	if v != v {
+		return 7
+	}
+	sign := byte(math.Float32bits(v)>>28) & 8
+	a, step := min(float32(math.Abs(float64(v))), 6), float32(2)
+	if a < 4 {
+		step = 1
+	}
+	if a < 2 {
+		step = 0.5
+	}
+	q := float32(math.Floor(float64(float32(a/step)+u))) * step
+	return sign | dtype.E2M1FromF32(min(q, 6))
+}
+
+// amax is the largest magnitude on all devices; what is not finite makes it no number.
+func (m *machine) amax(op *ir.Op, in []*Array) []*Array {
+	local := m.each(func(d int) *Array {
+		out := New(op.Out[0].Type)
+		x := &Array{op.In[0].Type, in[d].Data}
+		var order []string
+		for _, dim := range x.Type.Dims {
+			order = append(order, dim.Name)
+		}
+		if along := op.Attrs.List("along"); len(along) > 0 {
+			last := along[len(along)-1]
+			order = append(slices.DeleteFunc(order, func(s string) bool { return s == last }), last)
+		}
+		src := source(op, x, order)
+		part := len(src) / len(out.Data)
+		for i := range out.Data {
+			out.Data[i] = float64(block.Amax(src[i*part : (i+1)*part]))
+		}
+		return out
+	})
+	return m.each(func(d int) *Array {
+		out := New(op.Out[0].Type)
+		for _, from := range m.group(op, d) {
+			for i, v := range local[from].Data {
+				if out.Data[i] = math.Max(out.Data[i], v); math.IsInf(v, 0) {
+					out.Data[i] = math.NaN()
+				}
+			}
+		}
+		return out
+	})
+}
+
+// numbers gives what codes and scales stand for, but for the scale of the tensor.
+func numbers(format ir.Format, codes, scales *Array) *Array {
+	out := &Array{codes.Type, make([]float64, len(codes.Data))}
+	for i, c := range codes.Data {
+		s := byte(scales.Data[int64(i)/format.Block()])
+		if format == ir.MXFP8 {
+			out.Data[i] = float64(dtype.F32FromE4M3(byte(c))) * float64(dtype.F32FromE8M0(s))
+		} else {
+			out.Data[i] = float64(dtype.F32FromE2M1(byte(c))) * float64(dtype.F32FromE4M3(s))
+		}
+	}
+	return out
+}
+
+func blockDot(op *ir.Op, in, out []*Array) {
+	format, n := ir.Format(op.Attrs.Text("format")), len(in)/2
+	dot(op, []*Array{numbers(format, in[0], in[1]), numbers(format, in[n], in[n+1])}, out)
+	if format != ir.NVFP4 {
+		return
+	}
+	_, a := block.Global(float32(in[2].Data[0]))
+	_, b := block.Global(float32(in[n+2].Data[0]))
+	for i := range out[0].Data {
+		out[0].Data[i] *= float64(a) * float64(b)
+	}
+}
+
+// scaleStats is that of one device.
+func scaleStats(_ *ir.Op, in, out []*Array) {
+	for i, v := range in {
+		top, sum, some := 0.0, 0.0, 0.0
+		for _, b := range v.Data {
+			top, sum, some = max(top, b), sum+b, some+min(b, 1)
+		}
+		for k, x := range []float64{top, sum, some} {
+			out[0].Data[k*len(in)+i] = x
+		}
+	}
+}

@@ -1,0 +1,320 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Format is how the arguments of a product are written with few bits: in blocks along what the
+// product sums over, each with a scale.
+type Format string
+
+// The formats. A linear carries that of its three products in the constants fprop, dgrad and wgrad;
+// where one is absent the arguments are as they are.
+const (
+	MXFP8 Format = "mxfp8" // E4M3, 32 to a scale that is a power of two
+	NVFP4 Format = "nvfp4" // E2M1, 16 to a scale in E4M3, under a scale for the tensor
+)
+
+// Block is the number of elements that share a scale, 1 where there are no blocks. Both sides of a
+// weight must be multiples of it: the forward product sums over one, that of the input's gradient
+// over the other.
+func (f Format) Block() int64 {
+	switch f {
+	case MXFP8:
+		return 32
+	case NVFP4:
+		return 16
+	}
+	return 1
+}
+
+// Codes and Scales are the types of elements and of scales. Values of these types travel as bytes,
+// and nothing is computed with them but a block_dot.
+func (f Format) Codes() dtype.DType {
+	if f == NVFP4 {
+		return dtype.F4E2M1FN
+	}
+	return dtype.F8E4M3FN
+}
+
+// Scales is the type of scales.
+func (f Format) Scales() dtype.DType {
+	if f == NVFP4 {
+		return dtype.F8E4M3FN
+	}
+	return dtype.F8E8M0FNU
+}
+
+// narrowKinds are the operations of products with few bits. What a linear asks for is written out
+// when its gradient has been taken, so only what the gradient keeps needs an operation before.
+func narrowKinds() map[string]kind {
+	return map[string]kind{
+		"quantize":  {2, inferQuantize, nil},
+		"amax":      {1, inferAmax, nil},
+		"block_dot": {1, inferBlockDot, nil},
+		"block_dw":  {1, inferBlockDW, nil},
+		// Scales are bytes, of which the largest and the sum are told.
+		"scale_stats": {1, inferScaleStats, nil},
+	}
+}
+
+// A Quantize says how a value is written in blocks.
+type Quantize struct {
+	Format Format
+	// Along lists the dimensions that the product sums over. They come last in what is written, and
+	// blocks lie along the last of them.
+	Along []string
+	// Tile gives one scale to 16 by 16 elements, so that a weight is the same in both orientations.
+	Tile bool
+	// Hadamard spreads outliers over 16 elements before they are rounded.
+	Hadamard bool
+	// Amax is the largest magnitude of the tensor, which NVFP4 wants.
+	Amax *Value
+	// Noise, the seed and the step of a run, makes rounding stochastic; Tensor numbers what is
+	// rounded, and Rows and Cols are the places of its elements in the whole: Rows has the dimensions
+	// of the batch, Cols the others.
+	Noise, Rows, Cols *Value
+	Tensor            int64
+}
+
+// Quantize writes a value in blocks: codes and scales.
+func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
+	in := []*Value{x}
+	if q.Format == NVFP4 {
+		in = append(in, q.Amax)
+	}
+	if q.Noise != nil {
+		in = append(in, q.Noise, q.Rows, q.Cols)
+	}
+	a := map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
+		"hadamard": q.Hadamard, "stochastic": q.Noise != nil}
+	if q.Noise != nil {
+		a["tensor"] = q.Tensor
+	}
+	out := b.op("quantize", attrs(a), nil, in...)
+	return out[0], out[1]
+}
+
+// Amax gives the largest magnitude of a value over all devices, for each layer if it is a stack.
+func (b *Builder) Amax(x *Value, along []string, hadamard bool) *Value {
+	if b.err != nil || x == nil {
+		return b.one("amax", nil, x)
+	}
+	var axes []string
+	for _, s := range x.Type.Place {
+		axes = append(axes, s.Axis)
+	}
+	a := map[string]any{"axes": axes, "hadamard": hadamard}
+	if hadamard {
+		a["along"] = along
+	}
+	return b.one("amax", attrs(a), x)
+}
+
+// BlockDot is the product of two values in blocks, codes and scales and for NVFP4 the largest
+// magnitude of each, summed over the named dimensions.
+func (b *Builder) BlockDot(f Format, x, y []*Value, over []string, to dtype.DType) *Value {
+	a := map[string]any{"format": string(f), "over": over, "to": to.String()}
+	return b.one("block_dot", attrs(a), slices.Concat(x, y)...)
+}
+
+// formatOf reads the format of an operation, and the number of values that one argument takes.
+func formatOf(op *Op, key string) (f Format, values int, err error) {
+	switch f = Format(op.Attrs.Text(key)); f {
+	case MXFP8:
+		return f, 2, nil
+	case NVFP4:
+		return f, 3, nil
+	}
+	return f, 0, fmt.Errorf("there is no format %q", f)
+}
+
+func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
+	f, values, err := formatOf(op, "format")
+	if err != nil {
+		return nil, err
+	}
+	n := values - 1
+	if op.Attrs.Bool("stochastic") {
+		n += 3
+	}
+	if err := arity(op, n); err != nil {
+		return nil, err
+	}
+	x, along := op.In[0].Type, op.Attrs.List("along")
+	if _, err := keep(x); err != nil {
+		return nil, err
+	}
+	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
+		return nil, fmt.Errorf("%s cannot be written in blocks along %v", x, along)
+	}
+	dims := without(x.Dims, along...)
+	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
+		return nil, fmt.Errorf("%s has no tiles of %d along %v", x, f.Block(), along)
+	}
+	for _, name := range along {
+		if x.Index(name) < 0 {
+			return nil, fmt.Errorf("%s has no %s", x, name)
+		}
+		dims = append(dims, Dim{name, x.Size(name)})
+	}
+	last := len(dims) - 1
+	if dims[last].Size%f.Block() != 0 {
+		return nil, fmt.Errorf("%s has no blocks of %d along %s", x, f.Block(), dims[last].Name)
+	}
+	scales := slices.Clone(dims)
+	scales[last].Size /= f.Block()
+	return []Type{{f.Codes(), dims, x.Place}, {f.Scales(), scales, x.Place}}, nil
+}
+
+func inferAmax(_ *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	x := op.In[0].Type
+	if _, err := keep(x); err != nil {
+		return nil, err
+	}
+	for _, s := range x.Place {
+		if !slices.Contains(op.Axes(), s.Axis) {
+			return nil, fmt.Errorf("%s is cut along %s, which is left out", x, s.Axis)
+		}
+	}
+	t := Type{Elem: dtype.F32}
+	if len(x.Dims) > 0 && x.Dims[0].Name == Layer {
+		t.Dims = x.Dims[:1]
+	}
+	return []Type{t}, nil
+}
+
+// inferBlockDot is inferDot of the codes, which have what is summed over last.
+func inferBlockDot(g *Graph, op *Op) ([]Type, error) {
+	f, values, err := formatOf(op, "format")
+	if err != nil {
+		return nil, err
+	}
+	if err := arity(op, 2*values); err != nil {
+		return nil, err
+	}
+	over := op.Attrs.List("over")
+	var sides []*Value
+	for i := range 2 {
+		codes, scales := op.In[i*values].Type, op.In[i*values+1].Type
+		if codes.Elem != f.Codes() || scales.Elem != f.Scales() || len(codes.Dims) < len(over) {
+			return nil, fmt.Errorf("%s and %s are not %s", codes, scales, f)
+		}
+		tail := dimNames(codes.Dims[len(codes.Dims)-len(over):])
+		if !slices.Equal(tail, over) {
+			return nil, fmt.Errorf("%s does not have %v last", codes, over)
+		}
+		want := slices.Clone(codes.Dims)
+		want[len(want)-1].Size /= f.Block()
+		if !slices.Equal(want, scales.Dims) || !scales.Place.Equal(codes.Place) {
+			return nil, fmt.Errorf("%s are not the scales of %s", scales, codes)
+		}
+		sides = append(sides, op.In[i*values])
+	}
+	return inferDot(g, &Op{Kind: "dot", In: sides, Attrs: op.Attrs})
+}
+
+// inferBlockDW is the gradient of a weight from the input that was kept in blocks.
+func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
+	_, values, err := formatOf(op, "wgrad")
+	if err != nil {
+		return nil, err
+	}
+	if err := arity(op, values+1); err != nil {
+		return nil, err
+	}
+	dy := op.In[values]
+	x := &Value{Type: Type{dy.Type.Elem, op.In[0].Type.Dims, op.In[0].Type.Place}}
+	in := []*Value{x, dy}
+	if op.Attrs.Bool("swap") {
+		slices.Reverse(in)
+	}
+	return inferDot(g, &Op{Kind: "dot", In: in, Attrs: op.Attrs})
+}
+
+// weightGrad is the gradient of a linear's weight. With few bits the input is kept in blocks, which
+// is all that the gradient reads of it.
+func (d *differ) weightGrad(op *Op, dy *Value) *Value {
+	rows := rowsOf(op)
+	a := op.Attrs.With("over", rows)
+	f := Format(a.Text("wgrad"))
+	if f == "" {
+		return d.b.one("linear_dw", a, d.use(op.In[0]), dy)
+	}
+	// The result comes out in the order of the weight, or it would have to be turned.
+	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
+	var in []*Value
+	for _, v := range d.narrowed(op.In[0], f, rows) {
+		in = append(in, d.use(v))
+	}
+	return d.b.one("block_dw", a, append(in, dy)...)
+}
+
+// narrowed adds to the forward graph what the gradient keeps of a linear's input. Where pieces were
+// joined it is the pieces that are kept, and joined again.
+func (d *differ) narrowed(x *Value, f Format, rows []string) []*Value {
+	how := Quantize{Format: f, Along: rows, Hadamard: f == NVFP4}
+	key := string(f) + " " + x.Name
+	if list := d.blocks[key]; list != nil {
+		return list
+	}
+	b := Continue(d.fwd)
+	b.names = d.b.names // what is kept is an input of the backward graph by the same name
+	var list []*Value
+	if op := x.def; op != nil && op.Kind == "all_gather" && op.Tag == Gather &&
+		how.Within(op.In[0].Type) {
+		axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
+		list = slices.Clone(d.narrowed(op.In[0], f, rows))
+		b.Tagged(Gather, func() {
+			for i, v := range list[:2] {
+				list[i] = b.AllGather(v, axis, dim)
+			}
+		})
+	} else {
+		tag := Tag("")
+		if op != nil {
+			tag = op.Tag
+		}
+		b.Tagged(tag, func() { list = b.Narrow(x, how) })
+	}
+	if b.err != nil && d.b.err == nil {
+		d.b.err = b.err
+	}
+	if d.blocks == nil {
+		d.blocks = map[string][]*Value{}
+	}
+	d.blocks[key] = list
+	return list
+}
+
+// Narrow quantizes a value and gives all that a product takes of it; for NVFP4 the largest
+// magnitude is the third.
+func (b *Builder) Narrow(x *Value, q Quantize) []*Value {
+	if q.Format == NVFP4 && q.Amax == nil {
+		q.Amax = b.Amax(x, q.Along, q.Hadamard)
+	}
+	codes, scales := b.Quantize(x, q)
+	if q.Format == NVFP4 {
+		return []*Value{codes, scales, q.Amax}
+	}
+	return []*Value{codes, scales}
+}
+
+// Count gives how often operations of a kind run, those of loops as often as these go round.
+func (g *Graph) Count(kind string) (n int64) {
+	for _, op := range g.Ops {
+		switch {
+		case op.Kind == kind:
+			n++
+		case op.Body != nil:
+			n += op.Attrs.Int("n") * op.Body.Count(kind)
+		}
+	}
+	return n
+}

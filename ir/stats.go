@@ -1,0 +1,212 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// A Stat is where to find, among the numbers that a graph reports of its products in few bits,
+// those of one operand.
+type Stat struct {
+	// Layer is the first layer, of Layers that follow each other in a loop.
+	Layer, Layers int64
+	Slot          int64 // the number of the linear in its block
+	// Operand is x or w as the forward product reads it, dy or wT as that of the input's gradient
+	// does, xT or dyT as that of the weight's does.
+	Operand string
+	Format  Format
+	Scales  int64 // bytes on one device
+	// Top, Sum and Some are the places of the largest scale byte, of the sum of all, and of the number
+	// that are not zero, on all devices, in the result [StatScales] for the first layer; the next
+	// one's are Stride on. Amax is the place of the largest magnitude in [StatAmax], -1 if there is
+	// none.
+	Top, Sum, Some, Amax int64
+	Stride, AmaxStride   int64
+	Copy                 string // the input that holds the scales of a weight
+}
+
+// The results that report.
+const (
+	StatScales = "stat.scales"
+	StatAmax   = "stat.amax"
+)
+
+// inferScaleStats gives for each argument the largest byte, behind these the sums of bytes, and
+// behind these how many are not zero, each over all devices of the mesh.
+func inferScaleStats(g *Graph, op *Op) ([]Type, error) {
+	for _, v := range op.In {
+		if b := v.Type.Elem.Bits(); b != 8 {
+			return nil, fmt.Errorf("%s is not made of bytes", v.Type)
+		}
+	}
+	if len(op.In) == 0 || len(op.Axes()) != len(g.Mesh) {
+		return nil, fmt.Errorf("takes scales, and goes along all axes of the mesh")
+	}
+	return []Type{{Elem: dtype.S32, Dims: []Dim{{dimStat, int64(3 * len(op.In))}}}}, nil
+}
+
+const dimStat = "stat"
+
+// ScaleStats reports on scales: the largest byte of each argument, then the sum of each, which
+// wraps around, then the number that are not zero. All are of all devices together; what devices
+// have copies of is counted as often.
+func (b *Builder) ScaleStats(scales ...*Value) *Value {
+	var axes []string
+	for _, a := range b.g.Mesh {
+		axes = append(axes, a.Name)
+	}
+	return b.one("scale_stats", attrs(map[string]any{"axes": axes}), scales...)
+}
+
+// A teller collects what a graph reports.
+type teller struct {
+	stats  []Stat
+	scales []*Value // of this graph or body, each once
+	amaxes []*Value
+	inner  []told // of loops
+}
+
+// told is what one loop reports.
+type told struct {
+	scales, amaxes *Value // stacked; amaxes may be nil
+	stats          []Stat
+}
+
+// tell notes that a product reads an operand.
+func (e *expander) tell(op *Op, operand string, f Format, list []*Value, copied string) {
+	if e.teller == nil || e.err != nil {
+		return
+	}
+	s := Stat{Layer: op.Attrs.Int("layer"), Layers: 1, Slot: op.Attrs.Int("slot"), Operand: operand,
+		Format: f, Scales: list[1].Type.Shape().Elements(), Amax: -1, Copy: copied}
+	place := func(all *[]*Value, v *Value) int64 {
+		if i := slices.Index(*all, v); i >= 0 {
+			return int64(i)
+		}
+		*all = append(*all, v)
+		return int64(len(*all) - 1)
+	}
+	s.Top = place(&e.teller.scales, list[1])
+	if len(list) > 2 {
+		s.Amax = place(&e.teller.amaxes, list[2])
+	}
+	e.teller.stats = append(e.teller.stats, s)
+}
+
+// local gives the scales of a weight as the device has them before pieces are joined, and the input
+// that they are.
+func (e *expander) local(list []*Value) ([]*Value, string) {
+	v := list[1]
+	for v.def != nil && v.def.Kind != "quantize" {
+		v = v.def.In[0]
+	}
+	list = slices.Clone(list)
+	list[1] = v
+	if v.def == nil {
+		return list, v.Name
+	}
+	return list, ""
+}
+
+// numbers gives the reports of one graph or body as two lists of numbers, nil if there are none.
+func (e *expander) numbers() (scales, amaxes *Value) {
+	t := e.teller
+	if len(t.scales) > 0 {
+		scales = e.ScaleStats(t.scales...)
+	}
+	for i := range t.stats {
+		t.stats[i].Sum = t.stats[i].Top + int64(len(t.scales))
+		t.stats[i].Some = t.stats[i].Sum + int64(len(t.scales))
+	}
+	var parts []*Value
+	for _, v := range t.amaxes {
+		parts = append(parts, e.Broadcast(v, 0, Dim{dimStat, 1}))
+	}
+	switch len(parts) {
+	case 0:
+	case 1:
+		amaxes = parts[0]
+	default:
+		amaxes = e.Concat(dimStat, parts...)
+	}
+	return scales, amaxes
+}
+
+// report ends a graph: what loops and the graph itself tell becomes two results.
+func (e *expander) report() []Stat {
+	t := e.teller
+	scales, amaxes := e.numbers()
+	var all []Stat
+	var both [2][]*Value
+	var at [2]int64
+	add := func(k int, v *Value) (from int64) {
+		from = at[k]
+		if v == nil {
+			return from
+		}
+		if len(v.Type.Dims) == 2 { // of a loop
+			v = e.Merge(v, dimStat, Layer, dimStat)
+		}
+		both[k], at[k] = append(both[k], v), at[k]+v.Type.Dims[0].Size
+		return from
+	}
+	list := append([]told{{scales, amaxes, t.stats}}, t.inner...)
+	for _, one := range list {
+		from, amaxFrom := add(0, one.scales), add(1, one.amaxes)
+		for _, s := range one.stats {
+			s.Top, s.Sum, s.Some = s.Top+from, s.Sum+from, s.Some+from
+			if s.Amax >= 0 {
+				s.Amax += amaxFrom
+			}
+			all = append(all, s)
+		}
+	}
+	for k, name := range []string{StatScales, StatAmax} {
+		if len(both[k]) == 0 {
+			continue
+		}
+		v := both[k][0]
+		if len(both[k]) > 1 {
+			v = e.Concat(dimStat, both[k]...)
+		} else if v.def == nil || slices.Contains(e.g.Results, v) {
+			v = e.Add(v, e.Fill(v.Type, 0))
+		}
+		if e.err != nil {
+			return nil
+		}
+		v.Name = name
+		e.g.Results = append(e.g.Results, v)
+	}
+	return all
+}
+
+// listen lets a loop stack up what its body tells.
+func (e *expander) listen(op *Op, inner *expander) {
+	scales, amaxes := inner.numbers()
+	if e.err = inner.err; e.err != nil {
+		return
+	}
+	n := op.Attrs.Int("n")
+	one := told{stats: inner.teller.stats}
+	for k, v := range []*Value{scales, amaxes} {
+		if v == nil {
+			continue
+		}
+		t := Type{v.Type.Elem, append([]Dim{{Layer, n}}, v.Type.Dims...), nil}
+		out := &Value{Name: e.names.name("told"), Type: t, def: op}
+		op.Body.Results, op.Out = append(op.Body.Results, v), append(op.Out, out)
+		if k == 0 {
+			one.scales = out
+		} else {
+			one.amaxes = out
+		}
+	}
+	for i := range one.stats {
+		s := &one.stats[i]
+		s.Layer, s.Layers = op.Attrs.Int("first"), n
+		s.Stride, s.AmaxStride = int64(3*len(inner.teller.scales)), int64(len(inner.teller.amaxes))
+	}
+	e.teller.inner = append(e.teller.inner, one)
+}

@@ -1,0 +1,227 @@
+package lower
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// windowed is quantize for a card: largest magnitudes by reduce_window, of 16 bits where the source
+// has no more, and a barrier on the scales, so that XLA:GPU makes two kernels of it, one for the
+// scales and one for the codes, and keeps nothing wide in memory between them
+// (reference/quantize_fusion.md, 2). Where a source is written both ways, both have one barrier.
+func windowed(w *writer, op *ir.Op, in []val) []val {
+	if _, ok := w.scales[op]; !ok {
+		w.scaleAll(op)
+	}
+	q := newQuantizer(w, op)
+	scale := q.rows(w.scales[op])
+	order := append(dimNames(without(in[0].t.Dims, q.along)), q.along...)
+	x := q.blocks(q.source())
+	var codes val
+	if q.format == ir.MXFP8 {
+		codes = w.cardE4M3(x, scale)
+	} else {
+		// Packed as they lie: XLA:GPU would turn the two halves of bytes one after the other.
+		codes = w.rowMajor(w.packed(q.cardE2M1(x, scale, w.cardGrid(in[1]))))
+	}
+	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(scale, order, op.Out[1].Type)}
+}
+
+// scaleAll writes the scales of a source for all that quantize it, up to a barrier.
+func (w *writer) scaleAll(op *ir.Op) {
+	var ops []*ir.Op
+	var scales []val
+	for _, other := range w.readers[op.In[0]] {
+		if other.Kind != "quantize" || !w.ready(other) {
+			continue
+		}
+		ops = append(ops, other)
+		scales = append(scales, newQuantizer(w, other).cardScale())
+	}
+	names, types := make([]string, len(scales)), make([]string, len(scales))
+	for i, v := range scales {
+		names[i], types[i] = v.name, tensor(v.t)
+	}
+	out := w.fresh()
+	list := strings.Join(types, ", ")
+	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", out, len(scales),
+		strings.Join(names, ", "), list)
+	for i, op := range ops {
+		w.scales[op] = val{fmt.Sprintf("%s#%d", out, i), scales[i].t}
+	}
+}
+
+// ready tells whether all arguments of an operation are there.
+func (w *writer) ready(op *ir.Op) bool {
+	for _, v := range op.In {
+		if w.at[v] == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// source gives what a quantize rounds.
+func (q *quantizer) source() val {
+	x := q.w.use(q.op.In[0])
+	if q.hadamard {
+		return q.w.barrier(q.w.hadamard(x, q.last()))
+	}
+	return x
+}
+
+// window is the size of what shares a scale: a block, or a tile.
+func (q *quantizer) window() map[string]int64 {
+	size := map[string]int64{q.last(): q.block}
+	if q.tile {
+		size[q.lastKept().Name] = q.block
+	}
+	return size
+}
+
+// tops gives the bits of the largest magnitudes of blocks, or tiles, in the order of the source.
+func (q *quantizer) tops() val {
+	w, x := q.w, q.source()
+	as, mask := dtype.U32, uint32(magnitude)
+	if x.t.Elem == dtype.BF16 {
+		as, mask = dtype.U16, magnitude>>16
+	}
+	return w.window(w.with(w.bits(x, as), "and", mask), q.window())
+}
+
+// heldTops is tops behind a barrier, once for the tiles of both ways: that of the tensor is found
+// among them, and the scales are made of them, without reading the source again.
+func (q *quantizer) heldTops() val {
+	x := q.op.In[0]
+	key := fmt.Sprint(x.Name, " ", q.window(), q.hadamard) // maps are printed in order
+	if v, ok := q.w.tops[key]; ok {
+		return v
+	}
+	v := q.w.barrier(q.tops())
+	q.w.tops[key] = v
+	return v
+}
+
+// cardAmax is the largest of what the blocks are found to have, if the same value is quantized.
+func (w *writer) cardAmax(op *ir.Op) (top val, ok bool) {
+	for _, r := range w.readers[op.Out[0]] {
+		if r.Kind != "quantize" || r.In[0] != op.In[0] {
+			continue
+		}
+		q := newQuantizer(w, r)
+		if q.hadamard == op.Attrs.Bool("hadamard") {
+			return w.fromHalf(q.heldTops()), true
+		}
+	}
+	return val{}, false
+}
+
+// fromHalf gives bits of 16 bits in 32.
+func (w *writer) fromHalf(top val) val {
+	if top.t.Elem == dtype.U32 {
+		return top
+	}
+	return w.with(w.convert(top, dtype.U32), "shift_left", 16)
+}
+
+// cardScale gives the scales of one quantize as bytes, in the order of the source.
+func (q *quantizer) cardScale() val {
+	w := q.w
+	if q.format == ir.MXFP8 {
+		return w.convert(w.powers(q.tops()), dtype.U8)
+	}
+	top := w.float(w.fromHalf(q.heldTops()))
+	return w.convert(w.cardE4M3Scale(top, w.cardGrid(w.use(q.op.In[1]))), dtype.U8)
+}
+
+// rows repeats the scale of a tile for each of its rows.
+func (q *quantizer) rows(scale val) val {
+	if !q.tile {
+		return scale
+	}
+	at := scale.t.Index(q.lastKept().Name)
+	t := ir.Type{Dims: cutDim(scale.t.Dims, at, 1, "row")}
+	one := q.w.reshape(scale, ir.Type{Dims: without(t.Dims, []string{"row"})})
+	t.Dims[at+1].Size = q.block
+	dims := without(t.Dims, []string{"row"})
+	dims[at].Size *= q.block
+	return q.w.reshape(q.w.as(one, t), ir.Type{Dims: dims})
+}
+
+// window gives the largest in windows that do not overlap.
+func (w *writer) window(v val, size map[string]int64) val {
+	t := ir.Type{Elem: v.t.Elem}
+	list := make([]string, len(v.t.Dims))
+	for i, d := range v.t.Dims {
+		n := max(size[d.Name], 1)
+		list[i] = fmt.Sprint(n)
+		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: d.Size / n})
+	}
+	sizes := strings.Join(list, ", ")
+	init := w.constant(ir.Type{Elem: v.t.Elem}, 0)
+	return w.emit(t, `"stablehlo.reduce_window"(%s, %s) <{window_dimensions = array<i64: %s>, `+
+		`window_strides = array<i64: %s>}> (%s) : (%s, %s) -> %s`, v.name, init.name, sizes, sizes,
+		folder("maximum", v.t.Elem), tensor(v.t), tensor(init.t), tensor(t))
+}
+
+// powers is the scale of MXFP8 of the bits of a magnitude, in as many bits.
+func (w *writer) powers(top val) val {
+	fraction, none := uint32(23), uint32(infinity)
+	if top.t.Elem == dtype.U16 {
+		fraction, none = 7, infinity>>16
+	}
+	scale := w.with(w.with(top, "add", 1<<(fraction-2)-1), "shift_right_logical", fraction)
+	scale = w.with(w.with(scale, "maximum", 8), "subtract", 8)
+	scale = w.choose(w.least(top, none), w.constant(top.t, 254), scale)
+	return w.choose(w.least(top, none+1), w.constant(top.t, 255), scale)
+}
+
+// cardE4M3 rounds the elements of MXFP8. A card computes with subnormal numbers, and what is no
+// number makes its whole block so.
+func (w *writer) cardE4M3(x, scale val) val {
+	s := w.convert(scale, dtype.U32)
+	factor := w.with(w.elementwise("subtract", w.constant(s.t, 254), s), "shift_left", 23)
+	factor = w.choose(w.least(s, 254), w.constant(s.t, 0x400000), factor)
+	factor = w.choose(w.least(s, 255), w.constant(s.t, noNumber), factor)
+	x = w.convert(x, dtype.F32)
+	y := w.elementwise("multiply", x, w.as(w.float(factor), x.t))
+	return w.bits(w.convert(y, dtype.F8E4M3FN), dtype.U8)
+}
+
+// cardGrid is grid in float32.
+func (w *writer) cardGrid(top val) grid {
+	in := w.elementwise("divide", w.constant(top.t, 2688), top)
+	most := w.constant(in.t, math.MaxFloat32)
+	in = w.choose(w.compare("GT", in, most), most, in)
+	zero := w.constant(in.t, 0)
+	none := w.elementwise("or", w.compare("EQ", in, zero), w.compare("EQ", top, zero))
+	in = w.choose(none, w.constant(in.t, 1), in)
+	return grid{in, w.elementwise("divide", w.constant(in.t, 1), in)}
+}
+
+// cardE4M3Scale gives the scales of NVFP4 of largest magnitudes.
+func (w *writer) cardE4M3Scale(top val, g grid) val {
+	sixth := w.elementwise("multiply", g.in, w.constant(g.in.t, float64(float32(1.0/6))))
+	y := w.elementwise("multiply", top, w.as(sixth, top.t))
+	scale := w.nearest(y, e4m3)
+	return w.choose(w.compare("NE", y, y), w.constant(scale.t, 0x7f), scale)
+}
+
+// cardE2M1 rounds the elements of NVFP4, one to a byte.
+func (q *quantizer) cardE2M1(x, scale val, g grid) val {
+	w := q.w
+	wide := w.convert(w.bits(scale, dtype.F8E4M3FN), dtype.F32)
+	step := w.elementwise("multiply", wide, w.as(g.out, wide.t))
+	factor := w.elementwise("divide", w.constant(step.t, 1), step)
+	most := w.constant(factor.t, math.MaxFloat32)
+	factor = w.choose(w.compare("GT", factor, most), most, factor)
+	bits := w.wideBits(x)
+	v := w.elementwise("multiply", w.float(w.with(bits, "and", magnitude)), w.as(factor, bits.t))
+	code := w.elementwise("or", q.e2m1(v), w.signs(bits, 28))
+	code = w.choose(w.compare("NE", v, v), w.constant(code.t, 7), code)
+	return w.convert(code, dtype.U8)
+}

@@ -1,0 +1,345 @@
+package narrow
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+)
+
+// A file is one file of the output: what it holds, and where.
+type file struct {
+	name    string
+	works   []work
+	outputs []*output // in the order in which they stand
+	header  []byte
+	size    int64
+	rows    []Tensor // when it is done
+}
+
+// typeNames are the element types that are written, as the format spells them, the widest first. In
+// this order, and by name within it, every tensor is aligned, and the reference library has the
+// same one (see package safetensors).
+var typeNames = []struct {
+	t    dtype.DType
+	name string
+}{
+	{dtype.U64, "U64"}, {dtype.S64, "I64"}, {dtype.F64, "F64"}, {dtype.C64, "C64"},
+	{dtype.F32, "F32"}, {dtype.U32, "U32"}, {dtype.S32, "I32"}, {dtype.BF16, "BF16"},
+	{dtype.F16, "F16"}, {dtype.U16, "U16"}, {dtype.S16, "I16"}, {dtype.F8E8M0FNU, "F8_E8M0"},
+	{dtype.F8E4M3FN, "F8_E4M3"}, {dtype.F8E5M2, "F8_E5M2"}, {dtype.S8, "I8"}, {dtype.U8, "U8"},
+	{dtype.F4E2M1FN, "F4"}, {dtype.Pred, "BOOL"},
+}
+
+func typeRank(t dtype.DType) int {
+	for i, row := range typeNames {
+		if row.t == t {
+			return i
+		}
+	}
+	return -1
+}
+
+// deal cuts the work into files, in its order.
+func deal(works []work, limit int64) ([]*file, error) {
+	var files []*file
+	held := int64(0)
+	for _, w := range works {
+		size := int64(0)
+		for _, o := range w.outputs() {
+			size += o.shape.Bytes()
+		}
+		if len(files) == 0 || held > 0 && size > limit-held {
+			files, held = append(files, &file{}), 0
+		}
+		f := files[len(files)-1]
+		f.works = append(f.works, w)
+		held += size
+	}
+	for i, f := range files {
+		f.name = "model.safetensors"
+		if len(files) > 1 {
+			f.name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(files))
+		}
+		if err := f.arrange(); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
+}
+
+// arrange gives every output its place, and writes the header. Package safetensors writes files
+// from their beginning to their end; here the scales of a tensor are known with its elements, far
+// apart in the file, so pieces are written to where they belong.
+func (f *file) arrange() error {
+	for _, w := range f.works {
+		f.outputs = append(f.outputs, w.outputs()...)
+	}
+	slices.SortFunc(f.outputs, func(a, b *output) int {
+		return cmp.Or(cmp.Compare(typeRank(a.shape.Type), typeRank(b.shape.Type)),
+			strings.Compare(a.name, b.name))
+	})
+	var h bytes.Buffer
+	h.Write(make([]byte, 8))
+	h.WriteString(`{"__metadata__":{"format":"pt"}`)
+	at := int64(0)
+	for _, o := range f.outputs {
+		name, err := json.Marshal(o.name)
+		if err != nil {
+			return err
+		}
+		rank := typeRank(o.shape.Type)
+		if rank < 0 {
+			return diag.New(diag.WeightType, "%s is %s, which is not written", o.name, o.shape.Type)
+		}
+		dims := strings.ReplaceAll(strings.Trim(fmt.Sprint(o.shape.Dims), "[]"), " ", ",")
+		end := at + o.shape.Bytes()
+		fmt.Fprintf(&h, `,%s:{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}`, name,
+			typeNames[rank].name, dims, at, end)
+		o.at, at = at, end
+	}
+	h.WriteByte('}')
+	for h.Len()%8 != 0 {
+		h.WriteByte(' ')
+	}
+	binary.LittleEndian.PutUint64(h.Bytes(), uint64(h.Len()-8))
+	f.header = h.Bytes()
+	for _, o := range f.outputs {
+		o.at += int64(len(f.header))
+	}
+	f.size = int64(len(f.header)) + at
+	return nil
+}
+
+// run writes the files that are not there yet. While the disk takes the end of one, the next is
+// being filled.
+func (j *job) run(ctx context.Context, folder *outFolder) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	turn := make(chan struct{}, 1) // held by the one that is filled
+	slots := make(chan struct{}, 2)
+	var wg sync.WaitGroup
+	j.meter = meter{events: j.Events, total: j.total}
+	for _, f := range j.files {
+		if folder.has(f) {
+			j.meter.add(f.source())
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := j.file(ctx, f, folder, turn); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	err := context.Cause(ctx)
+	if ctx.Err() == nil {
+		return nil
+	}
+	if _, ok := err.(*diag.Error); !ok { //nolint:errorlint // a wrapped one has no place here
+		err = diag.New(diag.Canceled, "stopped; the same command goes on where it stopped").Wrap(err)
+	}
+	return err
+}
+
+// file writes one file and then says that it is there.
+func (j *job) file(ctx context.Context, f *file, folder *outFolder, turn chan struct{}) error {
+	path := filepath.Join(j.out, f.name)
+	var rows []Tensor
+	err := atomicfile.WriteFunc(path, 0o644, func(w io.Writer) (err error) {
+		turn <- struct{}{}
+		defer func() { <-turn }()
+		rows, err = j.fill(ctx, f, w.(*os.File))
+		return err
+	})
+	if err != nil {
+		if _, ok := err.(*diag.Error); ok || ctx.Err() != nil { //nolint:errorlint // as above
+			return err
+		}
+		return unwritten(path, err)
+	}
+	f.rows = rows
+	return folder.mark(f)
+}
+
+// source is the size of the tensors that a file is made of.
+func (f *file) source() (n int64) {
+	for _, w := range f.works {
+		t := w.row(sums{})
+		n += dtype.Shape{Type: t.Type, Dims: t.Shape}.Bytes()
+	}
+	return n
+}
+
+// A task is one piece of one work; of measuring it before, or of doing it.
+type task struct {
+	at      int // of the work in the file
+	work    work
+	piece   int
+	measure bool
+}
+
+// tasks lists the pieces of a file in the order in which they are begun. The largest elements of a
+// group are looked for while the group before it is written, so that the disk reads and writes at
+// once, and what is read then need not be read again, or is still in memory.
+func (f *file) tasks() []task {
+	var units [][]task // measuring, doing, measuring, doing
+	seen := map[*group]int{}
+	for at, w := range f.works {
+		unit := -1
+		var look []task
+		if b, ok := w.(*blocks); ok && b.group != nil {
+			if i, ok := seen[b.group]; ok {
+				unit = i
+			} else {
+				b.group.once.Do(func() { look = b.group.tasks() })
+				seen[b.group] = len(units)
+			}
+		}
+		if unit < 0 {
+			unit = len(units)
+			units = append(units, look, nil)
+		}
+		for piece := range w.pieces() {
+			units[unit+1] = append(units[unit+1], task{at: at, work: w, piece: piece})
+		}
+	}
+	list := units[0]
+	for i := 1; i < len(units); i += 2 {
+		var ahead []task
+		if i+1 < len(units) {
+			ahead = units[i+1]
+		}
+		list = mix(list, ahead, units[i])
+	}
+	return list
+}
+
+// mix appends two lists so that they go on side by side, each in its order.
+func mix(list, a, b []task) []task {
+	for len(a)+len(b) > 0 {
+		if len(a) >= len(b) {
+			list, a = append(list, a[0]), a[1:]
+		} else {
+			list, b = append(list, b[0]), b[1:]
+		}
+	}
+	return list
+}
+
+// tasks lists the measuring of a group.
+func (g *group) tasks() (list []task) {
+	for _, w := range g.members {
+		for piece := range w.pieces() {
+			list = append(list, task{work: w, piece: piece, measure: true})
+		}
+	}
+	return list
+}
+
+// fill writes the header and every piece. What the pieces find is added up in their order, so that
+// the sums do not depend on who was faster.
+func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) {
+	if err := to.Truncate(f.size); err != nil {
+		return nil, err
+	}
+	if _, err := to.WriteAt(f.header, 0); err != nil {
+		return nil, err
+	}
+	list := f.tasks()
+	found := make([][]sums, len(f.works))
+	for i, w := range f.works {
+		found[i] = make([]sums, w.pieces())
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	disk := &flusher{f: to}
+	for range min(j.Workers, len(list)) {
+		wg.Go(func() {
+			b := buffers{shelf: j.shelf}
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(list) {
+					return
+				}
+				if err := j.task(ctx, list[i], found, &b, disk); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	rows := make([]Tensor, len(f.works))
+	for i, w := range f.works {
+		var all sums
+		for _, s := range found[i] {
+			all.add(s)
+		}
+		rows[i] = w.row(all)
+	}
+	return rows, nil
+}
+
+func (j *job) task(ctx context.Context, t task, found [][]sums, b *buffers, to io.WriterAt) error {
+	w, _ := t.work.(*blocks)
+	if t.measure {
+		return w.measure(t.piece, b)
+	}
+	if w != nil && w.group != nil {
+		select {
+		case <-w.group.known:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	s, err := t.work.do(t.piece, b, to)
+	if err != nil {
+		return err
+	}
+	found[t.at][t.piece] = s
+	j.meter.add(b.taken)
+	return nil
+}
+
+// A meter tells how far the work is, at most once every some megabytes.
+type meter struct {
+	events      event.Sink
+	total       int64
+	done, shown atomic.Int64
+}
+
+func (m *meter) add(n int64) {
+	const every = 64 << 20
+	done := m.done.Add(n)
+	shown := m.shown.Load()
+	if done-shown >= every && m.shown.CompareAndSwap(shown, done) {
+		m.events.Emit(event.Progress{Task: "quantize", Done: done, Total: m.total, Unit: "B"})
+	}
+}

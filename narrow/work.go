@@ -1,0 +1,337 @@
+package narrow
+
+import (
+	"encoding/binary"
+	"io"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// A work is a tensor of the source that becomes tensors of the output. It is done in pieces, in any
+// order and several at once; each writes to its own place.
+type work interface {
+	// outputs lists the tensors that it writes.
+	outputs() []*output
+	// pieces is how many pieces it has, at least one.
+	pieces() int
+	// do reads, turns and writes a piece.
+	do(piece int, b *buffers, f io.WriterAt) (sums, error)
+	// row tells of it, given what the pieces found.
+	row(sums) Tensor
+}
+
+// An output is one tensor of the output, and where it begins in its file.
+type output struct {
+	name  string
+	shape dtype.Shape
+	at    int64
+}
+
+func (o *output) put(f io.WriterAt, p []byte, off int64) error {
+	_, err := f.WriteAt(p, o.at+off)
+	return err
+}
+
+// band is how many elements a piece has. Of 16 bits they are 2 MiB: enough for a disk, and little
+// enough that what a worker reads is still in the processor's cache when it is turned.
+const band = 1 << 20
+
+// buffers are what one worker reads into and writes from; they grow to the largest piece.
+type buffers struct {
+	raw, q, scale []byte
+	half          []uint16
+	wide          []float32
+	taken         int64  // bytes of the source that the last piece took
+	shelf         *shelf // shared by all workers
+}
+
+// A shelf keeps pieces between the search for the largest element and the work that needs it, so
+// that they need not be read again: as many as fit, in bfloat16, which most checkpoints are in.
+type shelf struct {
+	free chan []uint16 // room for a piece that was made already
+	made atomic.Int64
+}
+
+// shelved is the memory that pieces may wait in: the gate and up of an 8B model have 235 MB.
+const shelved = 256 << 20
+
+func newShelf() *shelf { return &shelf{free: make(chan []uint16, shelved/(2*band))} }
+
+// take keeps the piece that is in the buffers, if there is room, and gives them another one.
+func (b *buffers) take() []uint16 {
+	kept := b.half
+	select {
+	case b.half = <-b.shelf.free:
+		return kept
+	default:
+	}
+	if b.shelf.made.Add(1) > int64(cap(b.shelf.free)) {
+		return nil
+	}
+	b.half = make([]uint16, band)
+	return kept
+}
+
+// put gives back a piece that was kept.
+func (b *buffers) put(kept []uint16) { b.shelf.free <- kept }
+
+// read fills the buffer with a part of a tensor.
+func (b *buffers) read(t safetensors.Tensor, at, n int64) ([]byte, error) {
+	b.taken = n
+	p := grow(&b.raw, n)
+	if n, err := t.ReadAt(p, at); n < len(p) {
+		return nil, err
+	}
+	return p, nil
+}
+
+func grow[E any](p *[]E, n int64) []E {
+	if int64(cap(*p)) < n {
+		*p = make([]E, n)
+	}
+	return (*p)[:n]
+}
+
+// A keep copies a tensor.
+type keep struct {
+	choice
+	out *output
+}
+
+func newKeep(c choice) *keep {
+	return &keep{c, &output{name: c.tensor.Name(), shape: c.tensor.Shape()}}
+}
+
+func (k *keep) outputs() []*output { return []*output{k.out} }
+
+func (k *keep) pieces() int { return max(1, int((k.tensor.Size()+2*band-1)/(2*band))) }
+
+func (k *keep) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
+	at := int64(piece) * 2 * band
+	raw, err := b.read(k.tensor, at, min(2*band, k.tensor.Size()-at))
+	if err != nil {
+		return sums{}, err
+	}
+	return sums{}, k.out.put(f, raw, at)
+}
+
+func (k *keep) row(sums) Tensor {
+	shape := k.tensor.Shape()
+	return Tensor{Name: k.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Kept: k.kept}
+}
+
+// A group is weights that share a global scale.
+type group struct {
+	members []*blocks
+	once    sync.Once    // lists its pieces for the first file that needs them
+	left    atomic.Int64 // pieces whose largest element is not known yet
+	largest atomic.Uint32
+	known   chan struct{} // closed when all are
+}
+
+// A blocks is a matrix that is quantized.
+type blocks struct {
+	choice
+	layout           Layout
+	inputAmax        float32
+	group            *group // nil for MXFP8
+	q, scale         *output
+	global, activate *output    // nil where there is none
+	kept             [][]uint16 // pieces on the shelf
+}
+
+// newBlocks lays out what a matrix becomes. The names are those of the package comment.
+func newBlocks(c choice, o Options) *blocks {
+	dims := c.tensor.Shape().Dims
+	shape := func(t dtype.DType, cols int64) dtype.Shape {
+		return dtype.Shape{Type: t, Dims: []int64{dims[0], cols}}
+	}
+	w := &blocks{choice: c, layout: o.Layout, inputAmax: o.InputAmax}
+	if c.format == MXFP8 {
+		w.q = &output{name: c.module + ".weight", shape: shape(dtype.F8E4M3FN, dims[1])}
+		w.scale = &output{name: c.module + ".weight_scale", shape: shape(dtype.U8, dims[1]/32)}
+		return w
+	}
+	w.scale = &output{name: c.module + ".weight_scale", shape: shape(dtype.F8E4M3FN, dims[1]/16)}
+	one := dtype.Shape{Type: dtype.F32} // modelopt's are scalars
+	packed, global, input := ".weight", ".weight_scale_2", ".input_scale"
+	if o.Layout == CompressedTensors {
+		one.Dims = []int64{1}
+		packed, global, input = ".weight_packed", ".weight_global_scale", ".input_global_scale"
+	}
+	w.q = &output{name: c.module + packed, shape: shape(dtype.U8, dims[1]/2)}
+	w.global = &output{name: c.module + global, shape: one}
+	if o.InputAmax > 0 {
+		w.activate = &output{name: c.module + input, shape: one}
+	}
+	return w
+}
+
+func (w *blocks) outputs() []*output {
+	list := []*output{w.q, w.scale}
+	for _, o := range []*output{w.global, w.activate} {
+		if o != nil {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+// part is the elements of one piece. Blocks do not go beyond a row, and a row holds whole blocks,
+// so the matrix is one long list of blocks.
+func (w *blocks) part(piece int) (from, n int64) {
+	from = int64(piece) * band
+	return from, min(band, w.tensor.Shape().Elements()-from)
+}
+
+func (w *blocks) pieces() int {
+	return max(1, int((w.tensor.Shape().Elements()+band-1)/band))
+}
+
+// load reads a piece.
+func (w *blocks) load(piece int, b *buffers) ([]byte, error) {
+	from, n := w.part(piece)
+	t := w.tensor.Shape().Type
+	return b.read(w.tensor, t.Bytes(from), t.Bytes(n))
+}
+
+// measure finds the largest element of a piece, for the group.
+func (w *blocks) measure(piece int, b *buffers) error {
+	raw, err := w.load(piece, b)
+	if err != nil {
+		return err
+	}
+	bits := math.Float32bits(largest(w.tensor.Shape().Type, raw, b))
+	if w.tensor.Shape().Type == dtype.BF16 {
+		_, n := w.part(piece)
+		b.half = b.half[:n]
+		w.kept[piece] = b.take()
+	}
+	g := w.group
+	for {
+		old := g.largest.Load() // magnitudes of floats are in the order of their bits
+		if bits <= old || g.largest.CompareAndSwap(old, bits) {
+			break
+		}
+	}
+	if g.left.Add(-1) == 0 {
+		close(g.known)
+	}
+	return nil
+}
+
+func (g *group) amax() float32 { return math.Float32frombits(g.largest.Load()) }
+
+func (w *blocks) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
+	from, n := w.part(piece)
+	size, bits := w.format.block(), w.format.bits()
+	q, scale := grow(&b.q, n*bits/8), grow(&b.scale, n/size)
+	c := coder{format: w.format, every: w.every(), empty: w.empty()}
+	if w.group != nil {
+		c.amax = w.group.amax()
+	}
+	s, err := w.encode(c, piece, q, scale, b)
+	if err != nil {
+		return s, err
+	}
+	if !s.finite() {
+		return s, diag.New(diag.WeightNotFinite, "%s holds a number that is not finite", w.tensor.Name()).
+			At("%s, elements %d to %d", w.tensor.File(), from, from+n).
+			Try("take an earlier checkpoint, or keep the layer: --skip %s", w.module)
+	}
+	if err := w.q.put(f, q, from*bits/8); err != nil {
+		return s, err
+	}
+	if err := w.scale.put(f, scale, from/size); err != nil || piece > 0 {
+		return s, err
+	}
+	return s, w.scalars(f)
+}
+
+// encode reads a piece, or takes it from the shelf, and quantizes it.
+func (w *blocks) encode(c coder, piece int, q, scale []byte, b *buffers) (sums, error) {
+	if w.kept != nil && w.kept[piece] != nil {
+		x := w.kept[piece]
+		w.kept[piece] = nil
+		defer b.put(x)
+		b.taken = 2 * int64(len(x))
+		return encode(c, q, scale, x)
+	}
+	raw, err := w.load(piece, b)
+	if err != nil {
+		return sums{}, err
+	}
+	return c.encode(q, scale, w.tensor.Shape().Type, raw, b)
+}
+
+// every is how many blocks of a matrix one is compared of. To quantize a piece takes a quarter of a
+// nanosecond an element and to compare all of it four, more than disks leave; of a matrix of more
+// than a million elements one of 17 blocks tells the ratio to some hundredths of a decibel. 17 has
+// no factor in common with a row, so all columns have their turn.
+func (w *blocks) every() int {
+	if w.tensor.Shape().Elements() > band {
+		return 17
+	}
+	return 1
+}
+
+// empty is the scale of a block of zeros, as the families write it.
+func (w *blocks) empty() byte {
+	if w.layout == CompressedTensors {
+		return 0x20 // 0.125 in E4M3
+	}
+	return 0x38 // 1
+}
+
+// scalars writes the global scales.
+func (w *blocks) scalars(f io.WriterAt) error {
+	if w.global == nil {
+		return nil
+	}
+	if err := putScalar(f, w.global, globalScale(w.layout, w.group.amax())); err != nil {
+		return err
+	}
+	if w.activate == nil {
+		return nil
+	}
+	return putScalar(f, w.activate, globalScale(w.layout, w.inputAmax))
+}
+
+func putScalar(f io.WriterAt, o *output, v float32) error {
+	return o.put(f, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), 0)
+}
+
+// globalScale is the scale of a tensor in the sense of a family: one divides by it, one multiplies.
+func globalScale(l Layout, amax float32) float32 {
+	in, out := block.Global(amax)
+	if l == CompressedTensors {
+		return in
+	}
+	return out
+}
+
+func (w *blocks) row(s sums) Tensor {
+	shape := w.tensor.Shape()
+	t := Tensor{Name: w.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Format: w.format,
+		Compared: s.n, Amax: float64(s.amax), Zeros: share(s.zeros, s.n),
+		Underflow: share(s.empty-s.zeros, s.n),
+		Power:     s.power, Noise: s.noise}
+	if w.group != nil {
+		t.GlobalScale = float64(globalScale(w.layout, w.group.amax()))
+	}
+	t.SNR = decibel(s.power, s.noise)
+	return t
+}
+
+func share(n, of int64) float64 {
+	if of == 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
+}

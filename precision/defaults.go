@@ -1,0 +1,121 @@
+package precision
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/model"
+)
+
+// Default gives the policy that a word for a precision stands for: bf16, mxfp8 or nvfp4.
+func Default(c *model.Config, precision string) (*Policy, error) {
+	f := Format(precision)
+	if !slices.Contains(formats, f) {
+		e := diag.New(diag.PolicyValue, "there is no policy for %q", precision)
+		if near := diag.Nearest(precision, names()); near != "" {
+			return nil, e.Try("did you mean %q?", near)
+		}
+		return nil, e.Try("take one of %s", strings.Join(names(), ", "))
+	}
+	p := &Policy{Layers: int(c.Layers)}
+	have := linears(c)
+	p.keep(have)
+	switch f {
+	case BF16:
+		p.all(have, BF16, "Nothing is rounded to blocks with scales.")
+		return p, nil
+	case MXFP8:
+		// The first and the last block are no exception. Megatron can keep them in BF16, but all
+		// blocks in MXFP8 cost 0.014 % of the loss at test size (reference/parity_notes.md 1), while
+		// two of 32 blocks in BF16 are 6 % of the work at half the speed. A person adds a rule.
+		p.all(have, MXFP8, "Every linear layer of every block: what the recipe keeps at the model's two"+
+			" ends is the embedding and the head.")
+	case NVFP4:
+		p.all(have, NVFP4, "NVIDIA's recipe: 16x16 tiles of weights, Hadamard transforms before and"+
+			" stochastic rounding of gradients (arXiv 2509.25149).")
+		p.narrow(c)
+	}
+	p.uneven(have, f)
+	return p, p.Check(c)
+}
+
+func names() (list []string) {
+	for _, f := range formats {
+		list = append(list, string(f))
+	}
+	return list
+}
+
+// keep says what is in BF16 whatever the precision.
+func (p *Policy) keep(have []linear) {
+	words := []string{"embed", "norm"}
+	for _, l := range have {
+		if slices.Contains(always, l.name) {
+			words = append(words, l.name)
+		}
+	}
+	p.add(words, 0, BF16, "Embeddings, norms, router and head, as the products of attention itself,"+
+		" are never put into blocks with scales: both recipes of NVIDIA keep them.")
+}
+
+func (p *Policy) all(have []linear, f Format, why string) {
+	var tags []string
+	for _, l := range have {
+		if tag := tagged[l.name]; tag != "" && !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	p.add(tags, 0, f, why)
+}
+
+// add appends a rule for all layers from one on.
+func (p *Policy) add(words []string, from int, f Format, why string) {
+	words = slices.Clone(words)
+	slices.SortFunc(words, compareWords)
+	p.Rules = append(p.Rules, Rule{Linears: words, From: from, To: p.Layers, Format: f, Why: why})
+}
+
+// narrow keeps what numbers of four bits do not carry.
+//
+// The last blocks: 15 % of them, rounded up, which is 14 of the 88 layers of the 120B model that
+// was trained longest so (arXiv 2604.12374, table 3). All blocks in FP4 diverge (arXiv 2509.25149,
+// 4.1), and even at test size only this part of the recipe shows in the loss (reference/
+// parity_notes.md 3). The attention of models with experts: the same table has queries, keys,
+// values, projections and latent projections in BF16.
+func (p *Policy) narrow(c *model.Config) {
+	if c.MoE != nil {
+		p.add([]string{"attn"}, 0, BF16, "Models with experts keep attention and its latent"+
+			" projections, as the 120B model that was trained longest in NVFP4 (arXiv 2604.12374).")
+	}
+	const percent = 15
+	kept := (p.Layers*percent + 99) / 100
+	p.add(p.blocks(), p.Layers-kept, BF16, fmt.Sprintf("The last %d %% of the layers, %d of %d: with"+
+		" all blocks in FP4 training diverges (arXiv 2509.25149, 4.1).", percent, kept, p.Layers))
+}
+
+// uneven keeps weights that blocks do not divide: they would have to be padded, and what is so
+// small gains nothing.
+func (p *Policy) uneven(have []linear, f Format) {
+	done := map[[3]int64]bool{}
+	for _, l := range have {
+		shape := [3]int64{l.in, l.out, l.head}
+		if tagged[l.name] == "" || l.fits(f) || done[shape] {
+			continue
+		}
+		done[shape] = true
+		var words []string
+		for _, other := range have {
+			if tagged[other.name] != "" && shape == [3]int64{other.in, other.out, other.head} &&
+				!slices.Contains(words, other.name) {
+				words = append(words, other.name)
+			}
+		}
+		what := fmt.Sprintf("A weight of %d × %d", l.in, l.out)
+		if l.head%f.Block() != 0 {
+			what = fmt.Sprintf("A head of %d", l.head)
+		}
+		p.add(words, 0, BF16, fmt.Sprintf("%s is not made of blocks of %d.", what, f.Block()))
+	}
+}

@@ -1,0 +1,112 @@
+package precision
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+)
+
+// slots numbers the linear layers of a block, for the numbers that stochastic rounding draws: a
+// layer's place in this list must never change, or runs do not come back the same.
+var slots = []string{"q", "k", "v", "o", "gate", "up", "down"}
+
+// Slots lists the linear layers of a block; a run reports on them by their places in the list.
+func Slots() []string { return slices.Clone(slots) }
+
+// Slot is the place of a weight in the list, -1 if it is none of a linear layer of a block.
+func Slot(weight string) int { return slices.Index(slots, last(weight)) }
+
+// Cuts gives the rounds before which the loops over layers must be cut, so that each has one format
+// for each of its products. Parameters are those of the graph, as stacks.
+func (p *Policy) Cuts(params []model.Param) []int64 {
+	var list []int64
+	for _, one := range params {
+		if !one.Stacked() {
+			continue
+		}
+		for i := int64(1); i < one.Dims[0].Size; i++ {
+			layer := one.First + i*one.Step
+			if !p.alike(int(layer-one.Step), int(layer)) && !slices.Contains(list, i) {
+				list = append(list, i)
+			}
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// Mark tells the linear layers of a graph what to compute their products in. The graph is that of a
+// loss, before its gradient is taken: its weights are named as the parameters are.
+func (p *Policy) Mark(g *ir.Graph, params []model.Param) error {
+	m := marker{policy: p, params: map[string]*model.Param{}}
+	for i := range params {
+		m.params[params[i].Name] = &params[i]
+	}
+	return m.graph(g, nil)
+}
+
+type marker struct {
+	policy *Policy
+	params map[string]*model.Param
+}
+
+// graph marks the operations of a graph; outer gives what the inputs of a body are outside of it.
+func (m *marker) graph(g *ir.Graph, outer map[*ir.Value]*ir.Value) error {
+	for _, op := range g.Ops {
+		switch op.Kind {
+		case "repeat":
+			at := map[*ir.Value]*ir.Value{}
+			for i, v := range op.Body.Inputs {
+				at[v] = op.In[i]
+			}
+			if err := m.graph(op.Body, at); err != nil {
+				return err
+			}
+		case "linear":
+			w := op.In[1]
+			if outer[w] != nil {
+				w = outer[w]
+			}
+			if param := m.params[w.Name]; param != nil {
+				if err := m.linear(op, param); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// linear marks one operation with what its weight's layers have in common.
+func (m *marker) linear(op *ir.Op, w *model.Param) error {
+	name, slot := last(w.Stem()), Slot(w.Stem())
+	if slot < 0 {
+		return nil // no linear layer of a block
+	}
+	layers := int64(1)
+	if w.Stacked() {
+		layers = w.Dims[0].Size
+	}
+	marked := false
+	for _, product := range products {
+		f := m.policy.Of(int(w.First), name, product)
+		for i := range layers {
+			if other := m.policy.Of(int(w.First+i*w.Step), name, product); other != f {
+				return diag.New(diag.GraphInvalid, "layers of %s have %s and %s in one loop", w.Name, f,
+					other)
+			}
+		}
+		if f != BF16 {
+			op.Attrs, marked = op.Attrs.With(product, string(f)), true
+		}
+	}
+	if marked {
+		op.Attrs = op.Attrs.With("slot", int64(slot))
+		if !w.Stacked() {
+			op.Attrs = op.Attrs.With("layer", w.First)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package precision
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Marshal writes the policy as [Parse] reads it, one form for one policy: a line for each key, so
+// that a change of a rule is a change of a line.
+func (p *Policy) Marshal() ([]byte, error) {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "{\n  \"version\": %d,\n  \"layers\": %d,\n  \"rules\": [", Version, p.Layers)
+	for i, r := range p.Rules {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString("\n    {")
+		words := slices.SortedFunc(slices.Values(r.Linears), compareWords)
+		lines := []string{
+			`"linears": ` + quoteAll(words),
+			`"layers": ` + quote(r.span(p.Layers)),
+		}
+		if len(r.Products) > 0 {
+			lines = append(lines, `"products": `+quoteAll(r.Products))
+		}
+		lines = append(lines, `"format": `+quote(string(r.Format)))
+		if r.Fallen {
+			lines = append(lines, `"fallen": true`)
+		}
+		lines = append(lines, `"why": `+quote(r.Why))
+		b.WriteString("\n      " + strings.Join(lines, ",\n      ") + "\n    }")
+	}
+	if len(p.Rules) > 0 {
+		b.WriteString("\n  ")
+	}
+	b.WriteString("]\n}\n")
+	return b.Bytes(), nil
+}
+
+// String is the JSON form.
+func (p *Policy) String() string {
+	b, err := p.Marshal()
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+func (r *Rule) span(layers int) string {
+	switch {
+	case r.From == 0 && r.To == layers:
+		return "all"
+	case r.To == r.From+1:
+		return fmt.Sprint(r.From)
+	}
+	return fmt.Sprintf("%d-%d", r.From, r.To-1)
+}
+
+func quoteAll(list []string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = quote(s)
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
+}
+
+// quote is a text as JSON has it, with < and & as they are.
+func quote(s string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(s); err != nil {
+		return `""` // a string can always be encoded
+	}
+	return strings.TrimSpace(b.String())
+}

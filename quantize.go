@@ -1,0 +1,151 @@
+package deepwell
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/narrow"
+	"github.com/deepwell/deepwell/precision"
+)
+
+// A QuantizeJob is a checkpoint to write with quantized weights.
+type QuantizeJob struct {
+	Source  string // a folder that transformers loads, or what capture finds one by
+	Output  string // a new folder, or one that the same job was stopped in
+	Options narrow.Options
+	// Policy is the file of a policy of training: what it computes forward in BF16 is kept, and no
+	// layer gets a narrower format than it has there. "" is for none.
+	Policy string
+	Getenv func(string) string
+}
+
+// Quantize writes a checkpoint with weights in a narrow format, by the names that loaders expect. A
+// job that was stopped goes on where it stopped.
+func (e *Env) Quantize(ctx context.Context, job QuantizeJob) (*narrow.Report, error) {
+	v := e.begin(ctx, "quantize")
+	var folder string
+	var report *narrow.Report
+	v.pass("find the checkpoint", func() (err error) {
+		folder, err = quantizeFrom(job)
+		return err
+	})
+	if job.Policy != "" {
+		v.pass("read the policy", func() (err error) {
+			job.Options.Policy, err = policyOf(job.Policy, job.Options.To)
+			return err
+		})
+	}
+	v.pass("quantize its weights", func() (err error) {
+		o := job.Options
+		o.Events = e.Events
+		report, err = narrow.Quantize(ctx, folder, job.Output, o)
+		return err
+	})
+	return report, v.err
+}
+
+// quantizeFrom finds the folder of a source. A folder need not hold a model that Deepwell can
+// build.
+func quantizeFrom(job QuantizeJob) (string, error) {
+	if info, err := os.Stat(job.Source); err == nil && info.IsDir() {
+		return job.Source, nil
+	}
+	m, err := capture.Open(job.Source, capture.Options{Getenv: job.Getenv})
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = m.Close() }()
+	if err := m.Check(); err != nil {
+		return "", err
+	}
+	return m.Folder, nil
+}
+
+// beforeNarrow gives the folder that an export is written to before it is quantized: within that of
+// the output, where it goes away with the rest of unfinished work. What an export that was stopped
+// left there is made again.
+func beforeNarrow(output string) (string, error) {
+	state := filepath.Join(output, narrow.StateName)
+	entries, err := os.ReadDir(output)
+	if _, begun := os.Stat(state); err == nil && len(entries) > 0 && begun != nil {
+		return "", diag.New(diag.FolderForeign, "the folder holds %s already", entries[0].Name()).
+			At("%s", output).Try("name a new folder")
+	}
+	folder := filepath.Join(state, "source")
+	if err := os.RemoveAll(folder); err != nil {
+		return "", diag.New(diag.FileError, "cannot remove %s", folder).Wrap(err)
+	}
+	return folder, nil
+}
+
+// narrow quantizes what an export wrote.
+func (e *Env) narrow(ctx context.Context, job ExportJob, folder string, done *Exported) error {
+	o := *job.Narrow
+	o.Events = e.Events
+	r, err := narrow.Quantize(ctx, folder, job.Output, o)
+	if err != nil {
+		return err
+	}
+	done.Quantized, done.Files, done.Bytes = r, len(r.Files), r.BytesOut
+	return nil
+}
+
+// policyOf reads a policy of training as one for a checkpoint.
+func policyOf(path string, to narrow.Format) (narrow.Policy, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
+	}
+	p, err := precision.Parse(text, path)
+	if err != nil {
+		return nil, err
+	}
+	return func(module string, _, _ int64) (narrow.Format, string) {
+		layer, linear := layerOf(module)
+		switch p.Of(layer, linear, precision.Fprop) {
+		case precision.NVFP4:
+			return to, ""
+		case precision.MXFP8:
+			return narrow.MXFP8, ""
+		}
+		why := p.Why(layer, linear, precision.Fprop)
+		if why == "" {
+			why = "the policy does not name it"
+		}
+		return narrow.None, why
+	}, nil
+}
+
+// words are the names of linear layers in checkpoints that differ from a policy's by more than an
+// ending. Where a checkpoint has several in one, the first decides.
+var words = map[string]string{"w1": "gate", "w3": "up", "w2": "down", "qkv": "q", "gate_up": "gate",
+	"q_a": "q_down", "q_b": "q_up", "kv_a_proj_with_mqa": "kv_down", "kv_b": "kv_up", "dense": "o"}
+
+// layerOf gives the number of the layer that a module is in, -1 for none, and a policy's word for
+// it.
+func layerOf(module string) (layer int, linear string) {
+	parts := strings.Split(module, ".")
+	layer = -1
+	for _, part := range parts {
+		if n, err := strconv.Atoi(part); err == nil {
+			layer = n
+			break
+		}
+	}
+	linear = strings.TrimSuffix(parts[len(parts)-1], "_proj")
+	if w, ok := words[linear]; ok {
+		linear = w
+	}
+	switch {
+	case strings.Contains(module, ".experts."):
+		linear = "expert_" + linear
+	case strings.Contains(module, ".shared_expert"):
+		linear = "shared_" + linear
+	}
+	return layer, linear
+}

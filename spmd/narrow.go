@@ -1,0 +1,178 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// dataAxes are those that cut the batch.
+var dataAxes = []string{plan.DataAxis, plan.FSDPAxis, plan.ContextAxis}
+
+// Narrowed tells whether a graph asks for products in few bits.
+func Narrowed(g *ir.Graph) bool {
+	return slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
+		if op.Body != nil && Narrowed(op.Body) {
+			return true
+		}
+		for _, product := range []string{"fprop", "dgrad", "wgrad"} {
+			if op.Attrs.Text(product) != "" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// Blocks are what graphs take in the place of parameters: copies in blocks, and parameters as
+// they are.
+type Blocks struct {
+	Copies []ir.Copy
+	plain  map[string]dtype.DType // parameters that some graph takes as they are
+	narrow bool
+	watch  bool // copies are reported on
+}
+
+// Expand writes out products in few bits, if a graph asks for any, and remembers what it takes. Its
+// parameters must still have their own names.
+func (w *Blocks) Expand(g *ir.Graph) error {
+	_, err := w.expand(g, false)
+	return err
+}
+
+func (w *Blocks) expand(g *ir.Graph, watch bool) (stats []ir.Stat, err error) {
+	w.watch = w.watch || watch
+	if Narrowed(g) {
+		var copies []ir.Copy
+		if copies, stats, err = ir.Expand(g, CopyOf, dataAxes, watch); err != nil {
+			return nil, err
+		}
+		w.narrow = true
+		for _, c := range copies {
+			if !slices.ContainsFunc(w.Copies, func(d ir.Copy) bool { return d.Names[0] == c.Names[0] }) {
+				w.Copies = append(w.Copies, c)
+			}
+		}
+	}
+	if w.plain == nil {
+		w.plain = map[string]dtype.DType{}
+	}
+	for _, v := range g.Params() {
+		if !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool {
+			return slices.Contains(c.Names, v.Name)
+		}) {
+			w.plain[v.Name] = v.Type.Elem
+		}
+	}
+	return stats, nil
+}
+
+// unused tells whether a result of an update is a copy that nobody takes.
+func (w *Blocks) unused(result string, params []string) bool {
+	if w == nil || !w.narrow {
+		return false
+	}
+	return slices.ContainsFunc(params, func(p string) bool {
+		return result == CopyOf(p) && !w.plain[p].Valid()
+	})
+}
+
+// make makes the copies of a parameter in blocks from what a device keeps of it. Where the loss
+// takes more than that, pieces are quantized before they are joined if that makes no difference.
+func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (out []*ir.Value,
+	names []string) {
+	if w == nil {
+		return nil, nil
+	}
+	for _, c := range w.Copies {
+		if c.Param != param {
+			continue
+		}
+		x, join := b.Convert(kept, c.Elem), ""
+		if l != nil && l.copied() {
+			join = l.Stored.Place.On(plan.FSDPAxis)
+		}
+		if join != "" && !c.Within(x.Type) {
+			x, join = b.AllGather(x, plan.FSDPAxis, join), ""
+		}
+		list := b.Narrow(x, c.Quantize)
+		for i, v := range list {
+			if join != "" && i < 2 {
+				v = b.AllGather(v, plan.FSDPAxis, join)
+			}
+			out, names = append(out, v), append(names, c.Names[i])
+		}
+	}
+	return out, names
+}
+
+// Made is the result in which an update reports on the scales of the copies that it makes, in the
+// order of [Step.Made].
+const Made = "stat.made"
+
+// told adds the report on copies that were made.
+func (w *Blocks) told(b *ir.Builder, out []*ir.Value, names []string) ([]*ir.Value, []string) {
+	if w == nil || !w.watch {
+		return out, names
+	}
+	var scales []*ir.Value
+	for _, name := range w.scales() {
+		if i := slices.Index(names, name); i >= 0 {
+			scales = append(scales, out[i])
+		}
+	}
+	if len(scales) == 0 {
+		return out, names
+	}
+	return append(out, b.ScaleStats(scales...)), append(names, Made)
+}
+
+// scales names those of the copies, in order.
+func (w *Blocks) scales() (list []string) {
+	for _, c := range w.Copies {
+		list = append(list, c.Names[1])
+	}
+	return list
+}
+
+// Made lists the scales that updates report on.
+func (s *Step) Made() []string { return s.blocks.scales() }
+
+// graph gives that which makes all copies of the masters alone, for the beginning of a run and for
+// other programs that take its place; nil if there are none in blocks and nobody watches.
+func (w *Blocks) graph(mesh []ir.Axis, params []string,
+	kept func(i int) (ir.Type, *Layout)) (*ir.Graph, error) {
+	if w == nil || len(w.Copies) == 0 && !w.watch {
+		return nil, nil
+	}
+	b := ir.NewBuilder("copies", mesh...)
+	var out []*ir.Value
+	var names []string
+	for i, name := range params {
+		t, l := kept(i)
+		elem := w.plain[name]
+		plain := elem.Valid() && (elem != dtype.F32 || l != nil && l.copied())
+		if !plain && !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool { return c.Param == name }) {
+			continue
+		}
+		t.Elem = dtype.F32
+		master := b.Input(name, ir.Param, t, "")
+		made, called := w.make(b, name, master, l)
+		out, names = append(out, made...), append(names, called...)
+		if plain {
+			x := b.Convert(master, elem)
+			if l != nil && l.copied() {
+				x = b.AllGather(x, plan.FSDPAxis, l.Stored.Place.On(plan.FSDPAxis))
+			}
+			out, names = append(out, x), append(names, CopyOf(name))
+		}
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	out, names = w.told(b, out, names)
+	u := &sharder{b: b}
+	return u.named(out, names)
+}

@@ -1,0 +1,206 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// A Branch is a run beside the run: it begins with a state of its own and takes rows and rates of
+// its own. It writes nothing, and steps count whatever their loss as long as it is finite, so that
+// branches of different precisions make the same steps.
+type Branch struct {
+	// From has the parameters and moments that it begins with; nil is Init, and no moments.
+	From  *ckpt.Checkpoint
+	Init  func(p *model.Param, dst []float32) error
+	Seed  int // of stochastic rounding
+	Steps int
+	Rate  optim.Schedule
+	Data  Rows
+	// Shift changes the parameters before the first step, and Noise the gradients of every step; nil
+	// leaves them.
+	Shift func(param string, x []float32)
+	Noise func(step int, param string, grad []float32)
+	// Done hears the loss of every step, counted from 1.
+	Done func(step int, loss float64)
+}
+
+// NewBranches is New for branches alone, on one device: it compiles the programs, and neither reads
+// nor writes the recipe's folder.
+func NewBranches(ctx context.Context, o Options) (*Trainer, error) {
+	if o.Programs.Pipe != nil || o.Programs.Sharding != nil {
+		return nil, diag.New(diag.PlanLater, "branches run on one device").Try("leave the plan away")
+	}
+	programs := *o.Programs
+	programs.Evaluate = nil // branches are not validated, and it takes long to compile
+	o.Programs = &programs
+	t := &Trainer{Options: o}
+	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
+	var err error
+	if t.crew, err = newMesh(ctx, t); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Branch makes the steps of a branch with programs that [NewBranches] compiled. It ends early, with
+// an error, at a step whose loss or gradient is not finite.
+func (t *Trainer) Branch(ctx context.Context, b Branch) error {
+	m, ok := t.crew.(*mesh)
+	if !ok {
+		return diag.New(diag.PlanLater, "branches run on one device").Try("leave the plan away")
+	}
+	r := *t.Recipe
+	r.Seed, r.Steps = b.Seed, b.Steps
+	t.Recipe, t.Data, t.schedule = &r, b.Data, b.Rate
+	t.step, t.updates, t.at = 0, 0, data.Position{}
+	if err := t.depart(b); err != nil {
+		return err
+	}
+	next := t.prefetch(t.at)
+	defer func() {
+		for range next { // the data must not be closed under a batch that is still being taken
+		}
+	}()
+	for t.step < b.Steps {
+		if err := ctx.Err(); err != nil {
+			return diag.New(diag.Canceled, "stopped after step %d of a branch", t.step).Wrap(err)
+		}
+		one := <-next
+		if one.err != nil {
+			return one.err
+		}
+		if t.step+1 < b.Steps {
+			next = t.prefetch(one.after)
+		}
+		if err := m.branch(ctx, b, one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// branch makes one step.
+func (m *mesh) branch(ctx context.Context, b Branch, one taken) error {
+	t := m.t
+	loss, err := m.gradients(ctx, one.batch)
+	if err != nil {
+		return err
+	}
+	if b.Noise != nil {
+		if err := m.disturb(ctx, func(param string, grad []float32) {
+			b.Noise(t.step, param, grad)
+		}); err != nil {
+			return err
+		}
+	}
+	finite := !math.IsNaN(loss) && !math.IsInf(loss, 0)
+	norm, ok, err := m.update(ctx, finite, t.schedule.Rate(t.step), math.Inf(1))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return diag.New(diag.TrainingLost, "step %d of a branch has a loss of %g and a gradient of %g",
+			t.step+1, loss, norm).Try("lower optimizer.rate")
+	}
+	t.updates++
+	t.advance(one)
+	if b.Done != nil {
+		b.Done(t.step, loss)
+	}
+	return nil
+}
+
+// depart fills the state that a branch begins with.
+func (t *Trainer) depart(b Branch) error {
+	read := b.initial
+	if b.From != nil {
+		var old memory
+		if err := json.Unmarshal(b.From.Extra[extraKey], &old); err != nil {
+			return diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
+				b.From.Step).At("%s", b.From.Path()).Wrap(err)
+		}
+		t.updates = old.Updates
+		read = func(pc *piece, dst []byte) error { return pc.read(b.From, dst) }
+	}
+	return t.fill(func(pc *piece, dst []byte) error {
+		if err := read(pc, dst); err != nil || !pc.master || b.Shift == nil {
+			return err
+		}
+		x := numbers(dst, dtype.F32)
+		b.Shift(pc.name, x)
+		put(dst, x)
+		return nil
+	})
+}
+
+// disturb changes the gradients of a step between its halves.
+func (m *mesh) disturb(ctx context.Context, change func(param string, grad []float32)) error {
+	update := m.t.Programs.Update
+	for _, p := range m.t.Programs.Step.Params {
+		name := spmd.GradientOf(p.Name)
+		bytes, err := m.state.Get(name).Read(ctx, 0)
+		if err != nil {
+			return err
+		}
+		x := numbers(bytes, p.Type.Elem)
+		change(p.Name, x)
+		out := engine.Aligned(4 * len(x))
+		if put(out, x); p.Type.Elem != dtype.F32 {
+			out = narrow(out)
+		}
+		if err := m.replace(update, name, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *mesh) replace(s *program.Stage, name string, bytes []byte) error {
+	i := argument(s, name)
+	if i < 0 {
+		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
+	}
+	a, err := m.engine.Place(s, s.Args[i], engine.Given,
+		func(int) ([]byte, error) { return bytes, nil })
+	if err == nil {
+		m.state.Put(a)
+	}
+	return err
+}
+
+// read takes a piece from a checkpoint.
+func (pc *piece) read(c ckpt.Source, dst []byte) error {
+	for _, one := range pc.tensors {
+		n := one.Bytes()
+		if err := c.ReadSlice(one.Name, one.Box(), dst[:n]); err != nil {
+			return err
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// initial gives a piece as it is before training.
+func (b *Branch) initial(pc *piece, dst []byte) error {
+	if !pc.master {
+		clear(dst)
+		return nil
+	}
+	x := make([]float32, len(dst)/4)
+	if err := b.Init(pc.param, x); err != nil {
+		return err
+	}
+	put(dst, x)
+	return nil
+}

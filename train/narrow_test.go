@@ -1,0 +1,147 @@
+package train_test
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/train"
+)
+
+// The bounds of products in few bits. Operands that are quantized from the same numbers have the
+// same bytes; but sums in another order differ in their last digit, and where that decides a
+// rounding, an element differs by a sixteenth (E4M3) or up to a half (E2M1) of itself.
+const (
+	narrowLoss  = 1e-4 // of a loss, relative: the bound of the issue that asked for the formats
+	narrowGrad  = 0.05 // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
+	narrowParam = 1e-3 // of a parameter after the last step, likewise
+)
+
+// The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the others,
+// add up two microbatches; the rest takes one, since each has a program to compile.
+var (
+	narrowOnce  = plantest.Size{Batch: 4, Micros: 1, Seq: 128}
+	narrowTwice = plantest.Size{Batch: 8, Micros: 2, Seq: 128}
+)
+
+// narrowly gives a parity with sizes that blocks divide, in a format.
+func narrowly(p *parity, format ir.Format, size plantest.Size) *parity {
+	c := *p.config
+	c.Hidden, c.HeadDim, c.Rotary, c.MLP, c.AttnScale, c.Context = 64, 32, 32, 128, 0.18, 256
+	p.config, p.size, p.scale, p.narrow = &c, size, 3, string(format)
+	return p
+}
+
+// compareNarrow holds a plan to one device that takes the same microbatches, and gives the largest
+// difference of a loss.
+func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst float64) {
+	t.Helper()
+	for k, w := range append([]float64{p.want.Eval}, p.want.Losses...) {
+		g := append([]float64{got.Eval}, got.Losses...)[k]
+		d := math.Abs(g-w) / math.Abs(w)
+		if worst = math.Max(worst, d); !(d <= narrowLoss) {
+			t.Errorf("%s: loss %d is %v, want %v, off by %.2g", name, k, g, w, d)
+		}
+	}
+	if len(got.Blocks) != len(p.want.Blocks) || len(got.Blocks) == 0 {
+		t.Errorf("%s: %d copies in blocks, want %d", name, len(got.Blocks), len(p.want.Blocks))
+	}
+	for copied, w := range p.want.Blocks {
+		if !bytes.Equal(got.Blocks[copied], w) {
+			t.Errorf("%s: the bytes of %s differ", name, copied)
+		}
+	}
+	dg, where := frobenius(got.Grads, p.want.Grads)
+	if !(dg <= narrowGrad) {
+		t.Errorf("%s: the gradient of %s is off by %.2g", name, where, dg)
+	}
+	dp, where := frobenius(got.Params, p.want.Params)
+	if !(dp <= narrowParam) {
+		t.Errorf("%s: parameter %s is off by %.2g", name, where, dp)
+	}
+	t.Logf("%s: off by %.1e of the loss, %.1e of a gradient, %.1e of a parameter", name, worst, dg, dp)
+	return worst
+}
+
+// narrowPlans are the rows of the suite that a format allows. Without -tags long they are few, with
+// it every second for either model.
+func narrowPlans(p *parity, turn int) []plantest.Row {
+	rows := plans(p, rand.New(rand.NewPCG(*plansSeed, 1)))
+	at := -1
+	return slices.DeleteFunc(rows, func(r plantest.Row) bool {
+		at++
+		switch {
+		case p.plan(r).Check(p.config) != nil:
+			return true
+		case *plansLike != "":
+			return !regexp.MustCompile(*plansLike).MatchString(r.Name)
+		case !long.Enabled:
+			return !slices.Contains([]string{"mxfp8 zero3 sp", "nvfp4 tp"}, p.narrow+" "+r.Name)
+		}
+		return !*plansAll && at%2 == turn
+	})
+}
+
+// Three steps of any plan in few bits have the losses of one device that takes the same microbatches,
+// and begin with the bytes that it begins with.
+func TestNarrowPlansEndAlike(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles programs for many devices")
+	}
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	if *plansSeed == 0 {
+		*plansSeed = rand.Uint64()
+	}
+	t.Logf("-plans.seed=%d", *plansSeed)
+	for _, format := range []ir.Format{ir.MXFP8, ir.NVFP4} {
+		for turn, name := range []string{"llama", "qwen3"} {
+			t.Run(string(format)+"/"+name, func(t *testing.T) {
+				one := narrowly(parities(e)[name], format, narrowOnce)
+				two := narrowly(parities(e)[name], format, narrowTwice)
+				worst := 0.0
+				for _, row := range narrowPlans(two, turn) {
+					p := one
+					if how := two.plan(row); how.PP.Size > 1 || len(how.Offload)+len(how.Recompute) > 0 {
+						p = two
+					}
+					// One program of an axis alone is as training compiles it.
+					p.hasty = strings.Contains(row.Name, " ")
+					d, err := p.hold(t, row)
+					if err != nil {
+						t.Errorf("%s: %v", row.Name, err)
+					}
+					worst = math.Max(worst, d)
+				}
+				t.Logf("losses are off by at most %.1e", worst)
+			})
+		}
+	}
+}
+
+// hold runs a plan, and one device if it did not run yet, and compares them.
+func (p *parity) hold(t *testing.T, row plantest.Row) (worst float64, err error) {
+	t.Helper()
+	if p.want == nil {
+		if p.want, err = p.run(t.Context(), nil, train.Options{}); err != nil {
+			return 0, err
+		}
+	}
+	got, err := p.run(t.Context(), p.plan(row), train.Options{})
+	if err != nil {
+		return 0, err
+	}
+	return p.compareNarrow(t, row.Name, got), nil
+}
