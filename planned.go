@@ -127,9 +127,9 @@ func stagesOf(p *train.Pipe, c machine.Cluster) (list []*program.Stage, err erro
 	return list, nil
 }
 
-// stepOf writes the step of a preset with every block computed again in the backward pass: for one
-// device loss and gradients alone, for several all programs of a plan that cuts parameters,
-// gradients and the optimizer's state over them (FSDP).
+// stepOf writes the step of a preset: for one device loss and gradients alone, with every block
+// computed again in the backward pass, for several all programs of a plan that cuts parameters,
+// gradients and the optimizer's state over them (FSDP) and keeps what the backward pass needs.
 func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, error) {
 	if preset.Config == nil {
 		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", preset.Name)
@@ -138,12 +138,12 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	p.Model, p.Cluster, p.Precision = preset.Name, c.String(), job.Precision
 	p.Seq, p.Batch = max(1, job.Seq), max(1, job.Batch, int64(c.Count))
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
-	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	name := stageNameOf(preset.Name + ".step")
 	if c.Count > 1 {
 		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
 		return writePlan(preset.Config, p, c, name)
 	}
+	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	w, err := train.Write(preset.Config, train.RecipeOf(p), c.Arch(), nil)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package autoplan
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -215,7 +216,7 @@ func (j *Job) orders(n node) []order {
 			}
 		}
 		for _, v := range virtuals {
-			fits := n.pp*v <= j.Config.Layers && (name != "interleaved" || n.micros%n.pp == 0)
+			fits := n.pp*v <= j.stages() && (name != "interleaved" || n.micros%n.pp == 0)
 			if fits && j.Fixed.allows("virtual", v) {
 				list = append(list, order{name, v})
 			}
@@ -224,24 +225,36 @@ func (j *Job) orders(n node) []order {
 	return list
 }
 
+// stages is how many a model can be cut into: one for each layer, and for the ends where they count.
+func (j *Job) stages() int64 {
+	if j.Profile.Ends {
+		return j.Config.Layers + 2
+	}
+	return j.Config.Layers
+}
+
 // An ability is what a stack can do of all that a plan can say.
 type ability struct {
 	zero      [4]bool  // by the number that follows zero
 	schedules []string // nil is all
 	virtual   int      // most virtual stages of an interleaved schedule; 0 is any
+	ring      bool     // keys go round along cp
 }
 
-// can is what the job's stack can do: Megatron's distributed optimizer cuts its state alone,
-// torchtitan's FSDP keeps gradients cut, and MaxText's parameters are always gathered as they are
-// used. Nobody but us has zb-h1.
+// can is what the job's stack can do: Megatron's distributed optimizer cuts its state alone, which
+// with Megatron-Bridge may be all of FSDP, torchtitan's FSDP keeps gradients cut, and MaxText's
+// parameters are always gathered as they are used. Nobody but us has zb-h1.
 func (j *Job) can() ability {
-	switch j.Profile.Name {
-	case "megatron":
-		return ability{[4]bool{1: true}, []string{"1f1b", "interleaved"}, 0}
-	case "torchtitan":
-		return ability{[4]bool{2: true, 3: true}, []string{"1f1b", "interleaved", "zb-v"}, 2}
-	case "maxtext":
-		return ability{[4]bool{3: true}, []string{"gpipe", "interleaved"}, 0}
+	name := j.Profile.Name
+	switch {
+	case name == "megatron" || name == "megatron-2022":
+		return ability{[4]bool{1: true}, []string{"1f1b", "interleaved"}, 0, false}
+	case strings.HasPrefix(name, "megatron-"):
+		return ability{[4]bool{1: true, 3: true}, []string{"1f1b", "interleaved"}, 0, true}
+	case name == "torchtitan":
+		return ability{[4]bool{2: true, 3: true}, []string{"1f1b", "interleaved", "zb-v"}, 2, false}
+	case name == "maxtext":
+		return ability{[4]bool{3: true}, []string{"gpipe", "interleaved"}, 0, false}
 	}
 	return ability{zero: [4]bool{1: true, 2: true, 3: true}}
 }
@@ -294,6 +307,9 @@ func (j *Job) fill(p *plan.Plan, n node, f family, v variant) {
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
 	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
 	p.CP = plan.CP{Size: n.cp, Kind: "gather", Balance: n.cp > 1}
+	if j.can().ring {
+		p.CP.Kind = "ring"
+	}
 	p.PP = plan.PP{Size: n.pp, Virtual: f.virtual, Schedule: f.name}
 	p.Recompute, p.Offload = v.tags, v.offload
 }

@@ -10,7 +10,9 @@ import (
 )
 
 // Shared works out what a step of a plan asks of a host whose devices share its cores, as the
-// programs of our CPU engine do it in f32: all devices together.
+// programs of our CPU engine do it in f32: all devices together. The numbers of this file were
+// counted in compiled programs: of a small model with one size doubled at a time, so that what
+// comes on top is due to that size.
 func Shared(c *model.Config, p *plan.Plan) price.Usage {
 	s := newSharing(c, p)
 	s.layers()
@@ -26,28 +28,105 @@ type sharing struct {
 	c *model.Config
 	p *plan.Plan
 	u price.Usage
+	passes
 
 	tp, cp, fsdp, dp, pp float64
 	micros, devices      float64
 	tokens               float64 // of a microbatch on one device
-	between              float64 // how many devices of tp do the same between products
+	rows                 float64 // likewise
+	between              float64 // what a device of tp does of all between products
 	block, vocab         float64 // parameters of a layer, and of the embedding
+	looped               bool    // layers are a loop's body (train.Write)
+	turns                float64 // virtual stages of a rank
+	split                bool    // the way back is two programs
 }
+
+// passes is how often the programs of a layer go over what flows through it: reads and writes of
+// what lies between its halves, heads, scores, the inside of the MLP, and its parameters.
+type passes struct{ flow, heads, scores, inside, params, operations float64 }
+
+// The counts by how a layer is written. In a loop weights are copied out of stacks and gradients
+// into them, and what is kept for the way back lies in stacks, too; with stages it leaves one
+// program and enters another. Operations are kernels, copies and calls, which the runtime starts
+// one after the other.
+var (
+	unrolled    = passes{flow: 50, heads: 20, scores: 10, inside: 16, operations: 73}
+	recomputed  = passes{flow: 75, heads: 29, scores: 14, inside: 18, params: 8.5, operations: 129}
+	staged      = passes{flow: 81, heads: 45, scores: 10, inside: 37, params: 12, operations: 133}
+	stagedAgain = passes{flow: 70, heads: 28, scores: 14, inside: 18, params: 12, operations: 129}
+	// A loop of one round is none.
+	stagedOne = passes{flow: 56, heads: 30, scores: 11, inside: 21, params: 3, operations: 95}
+
+	// What comes on top where the way back is two programs, and for each round of a ring after the
+	// first.
+	splitting    = passes{flow: 32, heads: 21, inside: 14, operations: 23}
+	splittingOne = passes{flow: 10, heads: 6, inside: 8, operations: 13}
+	ringing      = passes{heads: 23, operations: 30}
+)
+
+const (
+	ringMasks = 9.0 // over scores, once
+	// wholeFlow is the share of the passes between halves that a cut sequence does not cut: sums
+	// before they are scattered, and what was gathered.
+	wholeFlow = 0.5
+	// scattered and gatheredAgain are passes over stacks in a loop's program that bring them into the
+	// order in which they are sent.
+	scattered, gatheredAgain = 2.5, 2.0
+)
 
 func newSharing(c *model.Config, p *plan.Plan) *sharing {
 	size := func(axis string) float64 { return float64(p.Size(axis)) }
 	s := &sharing{c: c, p: p, tp: size(plan.TensorAxis), cp: size(plan.ContextAxis),
 		fsdp: size(plan.FSDPAxis), dp: size(plan.DataAxis), pp: size(plan.PipelineAxis),
-		micros: float64(max(p.Microbatches, 1)), devices: float64(p.Devices())}
-	s.tokens = float64(p.Rows()*p.Seq) / (s.dp * s.fsdp * s.cp)
-	s.between = s.tp
+		micros: float64(max(p.Microbatches, 1)), devices: float64(p.Devices()), turns: 1}
+	s.rows = float64(p.Rows()) / (s.dp * s.fsdp)
+	s.tokens = s.rows * float64(p.Seq) / s.cp
+	s.between = 1
 	if p.TP.Sequence {
-		s.between = 1
+		s.between = wholeFlow + (1-wholeFlow)/s.tp
 	}
 	q, kv := float64(c.Heads*c.HeadDim), float64(c.KVHeads*c.HeadDim)
 	s.block = s.hidden()*(2*q+2*kv) + s.ups()*s.hidden()*float64(c.MLP) + s.hidden()*float64(c.MLP)
 	s.vocab = s.hidden() * float64(c.Vocab)
+	if s.pp > 1 {
+		s.turns = float64(max(p.PP.Virtual, 1))
+		if p.PP.Virtual == 0 && (p.PP.Schedule == "interleaved" || p.PP.Schedule == "zb-v") {
+			s.turns = 2
+		}
+		s.split = p.PP.Schedule == "zb-h1" || p.PP.Schedule == "zb-v"
+	}
+	s.written(len(p.Recompute) > 0)
 	return s
+}
+
+// written chooses how layers are written.
+func (s *sharing) written(again bool) {
+	one, more := float64(s.c.Layers) <= s.pp*s.turns, splitting
+	s.looped = (s.pp > 1 || again) && !one
+	switch {
+	case s.pp > 1 && one:
+		s.passes, more = stagedOne, splittingOne
+	case s.pp > 1 && again:
+		s.passes = stagedAgain
+	case s.pp > 1:
+		s.passes = staged
+	case s.looped:
+		s.passes = recomputed
+	default:
+		s.passes = unrolled
+	}
+	if s.split { // but for the first stage, which gives no gradient of an input
+		s.add(more, 1-1/(s.pp*s.turns))
+	}
+}
+
+func (p *passes) add(q passes, n float64) {
+	p.flow += n * q.flow
+	p.heads += n * q.heads
+	p.scores += n * q.scores
+	p.inside += n * q.inside
+	p.params += n * q.params
+	p.operations += n * q.operations
 }
 
 func (s *sharing) hidden() float64 { return float64(s.c.Hidden) }
@@ -74,48 +153,43 @@ func (s *sharing) again(tag ir.Tag) float64 {
 	return 1
 }
 
-// Passes over a tensor by what is no product, as XLA's fusions leave them, forward; the backward
-// pass has twice as many.
-const (
-	normPasses   = 4 // two norms and two sums, each read and written
-	headPasses   = 6 // rotations and changes of layout of queries, keys and values
-	scorePasses  = 4 // scale, mask, largest, exponentials, sum
-	gatePasses   = 3
-	logitsPasses = 4
-)
-
-// operations of a layer's programs, forward and backward: kernels, copies and calls that the
-// runtime starts one after the other, counted in the programs of a small model.
-const operations = 120
-
 func (s *sharing) layers() {
 	c := s.c
 	each := s.devices / s.pp * s.micros * float64(c.Layers) // layers that are computed
-	attn, mlp, norm := s.again(ir.Attn), s.again(ir.MLP), s.again(ir.Norm)
+	attn, mlp := s.again(ir.Attn), s.again(ir.MLP)
 	q, kv := float64(c.Heads*c.HeadDim)/s.tp, float64(c.KVHeads*c.HeadDim)/s.tp
 	t, h, wide := s.tokens, s.hidden(), float64(c.MLP)/s.tp
 	for _, n := range []float64{q, kv, kv} {
 		s.product(each*(2+attn), t, h, n)
 	}
-	s.product(each*(2+attn), t, q, h)
+	// Nothing that goes back needs what the last products of either half give.
+	s.product(each*3, t, q, h)
 	s.product(each*(2+mlp)*s.ups(), t, h, wide)
-	s.product(each*(2+mlp), t, wide, h)
-	heads, keys := float64(c.Heads)/s.tp, float64(s.p.Seq)
-	s.u.Work += each * (2 + attn) * 4 * t * keys * q
-	s.u.Streams += each * 4 * ((2+norm)*normPasses*t*h*s.between/s.tp + (2+attn)*headPasses*t*q +
-		(2+attn)*scorePasses*t*keys*heads + (2+mlp)*gatePasses*t*wide)
-	s.u.Operations += each * operations * (2 + attn) / 3
+	s.product(each*3, t, wide, h)
 	s.tensor(each, attn, mlp)
 	s.context(each, attn, kv)
-	if s.pp > 1 || len(s.p.Recompute) > 0 {
-		// Then layers are a loop (train.Write): each round copies its weights out of stacks, for both
-		// passes, and its gradients into them.
-		s.u.Streams += each * 4 * loopPasses * s.block / s.tp
-	}
+	heads := float64(c.Heads) / s.tp
+	s.attention(each, attn, heads)
+	s.u.Streams += each * 4 * (s.flow*t*h*s.between + s.heads*t*q +
+		s.scores*t*float64(s.p.Seq)*heads + s.inside*t*wide + s.params*s.block/s.tp)
+	s.u.Operations += each * s.operations
 }
 
-// loopPasses is two copies of weights and one of gradients, each read and written.
-const loopPasses = 6
+// attention is the products of each head of each row: two forward, four back, and the scores once
+// more where the way back is another program. On a ring there is one of each for each piece.
+func (s *sharing) attention(each, attn, heads float64) {
+	times, rounds := 4+2*attn, 1.0
+	if s.pp > 1 && attn == 1 {
+		times++
+	}
+	if s.p.CP.Kind == "ring" {
+		rounds = s.cp
+	}
+	queries, keys := float64(s.p.Seq)/s.cp, float64(s.p.Seq)/rounds
+	n := each * times * s.rows * heads * rounds
+	s.u.Matrices += n
+	s.product(n, queries, float64(s.c.HeadDim), keys)
+}
 
 // tensor is what devices of tp send each other: sums after attention and MLP, or their halves, with
 // a cut sequence, and the same for gradients.
@@ -123,11 +197,12 @@ func (s *sharing) tensor(each, attn, mlp float64) {
 	if s.tp == 1 {
 		return
 	}
-	bytes := 4 * s.tokens * s.hidden() * (s.tp - 1) / s.tp
-	s.meet(each*(2+attn+mlp), 2*bytes)
-	if s.p.TP.Sequence { // two meetings for each sum
-		s.u.Meetings += each * (2 + attn + mlp)
+	bytes := 4 * s.tokens * s.hidden()
+	if !s.p.TP.Sequence {
+		s.meet(each*4, bytes)
+		return
 	}
+	s.meet(each*(6+attn+mlp), bytes) // what is computed again is gathered again
 }
 
 // context is keys and values on their way, forward and as gradients.
@@ -135,32 +210,34 @@ func (s *sharing) context(each, attn, kv float64) {
 	if s.cp == 1 {
 		return
 	}
-	bytes := 2 * 4 * s.tokens * kv * (s.cp - 1)
-	meetings := 2.0 // keys and values
 	if s.p.CP.Kind == "ring" {
-		meetings = 2 * (s.cp - 1)
+		s.meet(each*(2*(s.cp-1)*attn+2*s.cp), 4*s.tokens*kv)
+		s.add(ringing, s.cp-1)
+		s.scores += ringMasks
+		return
 	}
-	s.meet(each*(1+attn)*meetings, bytes/meetings)
-	if s.p.CP.Kind == "ring" { // rounds are computed apart and put together
-		s.u.Streams += each * (2 + attn) * 4 * 2 * s.cp * s.tokens * kv
-		s.u.Operations += each * operations / 3 * (s.cp - 1)
+	gathers := 2 * attn
+	if s.pp > 1 {
+		gathers = 4
 	}
+	s.meet(each*(gathers+2), 4*s.tokens*kv*s.cp)
 }
 
-// meet adds meetings, counted by device, in which each gets so many bytes.
+// meet adds meetings, counted by device, in which each gets or gives so many bytes.
 func (s *sharing) meet(times, bytes float64) {
 	s.u.Meetings += times
 	s.u.Sent += times * bytes
 }
 
-// ends is the embedding and the head with its loss.
+// ends is the embedding and the head with its loss: 6 passes over scores, the flow 12 times.
 func (s *sharing) ends() {
 	each := s.devices / s.pp * s.micros
 	t, v := s.tokens, float64(s.c.Vocab)/s.tp
-	s.product(each*(2+s.again(ir.Head)), t, s.hidden(), v)
-	s.u.Streams += each * 4 * (3*logitsPasses*t*v + 6*t*s.hidden())
+	s.product(each*3, t, s.hidden(), v)
+	s.u.Streams += each * 4 * (6*t*v + 12*t*s.hidden())
+	s.u.Operations += each * 50
 	if s.tp > 1 {
-		s.meet(each*4, 2*4*t*s.hidden())
+		s.meet(each*5, 4*t*s.hidden())
 	}
 }
 
@@ -173,8 +250,15 @@ func (s *sharing) share() float64 {
 	return all / s.tp / s.pp
 }
 
-// arrays is how many arrays a device's parameters are: a collective each.
-func (s *sharing) arrays() float64 { return 9 * float64(s.c.Layers) / s.pp }
+// arrays is how many arrays of a device fsdp cuts, each of which meets others by itself: the
+// matrices of all layers, or stacks of them, and the ends.
+func (s *sharing) arrays() float64 {
+	matrices := 5 + s.ups()
+	if !s.looped {
+		matrices *= float64(s.c.Layers) / s.pp
+	}
+	return matrices + 2/s.pp
+}
 
 // gradients is what each microbatch does to gradients, and what it gathers of parameters.
 func (s *sharing) gradients() {
@@ -183,6 +267,9 @@ func (s *sharing) gradients() {
 	if s.fsdp > 1 && s.p.FSDP.Zero >= 2 {
 		s.meet(each*s.arrays(), 4*own/s.arrays())
 		kept /= s.fsdp
+		if s.looped && s.pp == 1 {
+			s.u.Streams += each * 4 * scattered * own
+		}
 	}
 	if s.micros > 1 || s.pp > 1 {
 		s.u.Streams += each * 12 * kept
@@ -190,11 +277,18 @@ func (s *sharing) gradients() {
 	if s.fsdp == 1 || s.p.FSDP.Zero < 3 {
 		return
 	}
+	arrays := s.arrays()
 	times := map[string]float64{"layer": 2 * each, "micro": each, "step": s.devices}[s.p.FSDP.Gather]
 	if s.pp > 1 && s.p.FSDP.Gather == "micro" { // each program gathers for itself
 		times = 2 * each
 	}
-	s.meet(times*s.arrays(), 4*own/s.arrays())
+	switch {
+	case s.looped && s.p.FSDP.Gather == "layer": // in each round
+		arrays *= float64(s.c.Layers) / s.pp
+	case s.looped && s.p.FSDP.Gather == "micro":
+		s.u.Streams += each * 4 * gatheredAgain * own
+	}
+	s.meet(times*arrays, 4*own/arrays)
 }
 
 // update is the end of the step: sums over copies, the optimizer, whole parameters.
@@ -204,40 +298,35 @@ func (s *sharing) update() {
 	if s.fsdp > 1 {
 		cut /= s.fsdp
 	}
-	copies := s.dp * s.cp
 	if s.fsdp > 1 && s.p.FSDP.Zero == 1 {
 		s.meet(s.devices*s.arrays(), 4*own/s.arrays())
 	}
-	if copies > 1 {
-		s.meet(s.devices*s.arrays(), 2*4*cut/s.arrays())
+	if s.dp*s.cp > 1 { // XLA joins these sums
+		s.meet(s.devices*2, 4*cut/2)
 	}
 	if s.fsdp > 1 && s.p.FSDP.Zero < 3 {
 		s.meet(s.devices*s.arrays(), 4*own/s.arrays())
 	}
 	// Gradient twice, for its norm and for the update; parameter and two moments read and written.
-	s.u.Streams += s.devices * 4 * 8 * cut
-	s.u.Operations += s.devices * s.arrays() * 4
+	s.u.Streams += s.devices * 4 * 11 * cut
+	s.u.Operations += s.devices * s.arrays() * 6
+	s.u.Arrays += s.devices * s.arrays() * 7
 }
 
-// stages is programs, and what they hand to each other.
+// stages is programs with what they take and give, and what they hand to each other.
 func (s *sharing) stages() {
+	each := s.devices * s.micros
 	s.u.Programs = s.devices * (s.micros + 1)
+	s.u.Arrays += each * 3 * s.arrays()
 	if s.pp == 1 {
 		return
 	}
-	list, err := s.p.Schedule()
-	if err != nil {
-		return
-	}
 	runs := 2.0 // programs of a stage for a microbatch
-	if list.Name == "zb-h1" || list.Name == "zb-v" {
+	if s.split {
 		runs = 3
 	}
-	each := s.devices / s.pp * s.micros
-	s.u.Programs = each*runs*float64(list.Stages()) + 4*s.devices
-	between := float64(list.Stages() - 1)
-	s.u.Streams += each * between * 2 * 2 * 4 * s.tokens * s.hidden()
-	// What a layer keeps for its gradients leaves one program and enters another.
-	s.u.Streams += each * float64(s.c.Layers) * (runs - 1) * 2 * 4 * s.tokens *
-		(6*s.hidden() + 3*float64(s.c.MLP)/s.tp)
+	s.u.Programs = each*runs*s.turns + 4*s.devices
+	s.u.Arrays += each * s.turns * 30 // kept from one program to the next
+	between := s.pp*s.turns - 1
+	s.u.Streams += each / s.pp * between * 2 * 2 * 4 * s.tokens * s.hidden()
 }

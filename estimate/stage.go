@@ -30,16 +30,9 @@ func (e *Estimator) stages(l *layout, p *priced) *loads {
 	n := int(l.pipe * l.virtual)
 	list := &e.loads
 	list.kinds, list.of = list.kinds[:0], list.of[:0]
-	layers := e.config.Layers
 	at := int64(0)
 	for i := range n {
-		count := layers / int64(n)
-		if int64(i) < layers%int64(n) {
-			count++
-		}
-		if e.options.Layers != nil && i < len(e.options.Layers) {
-			count = e.options.Layers[i]
-		}
+		count := e.dealt(i, n)
 		if i < 2 || i == n-1 || !e.alike(list.kinds[len(list.kinds)-1].layers, at, count) {
 			list.kinds = append(list.kinds, load{layers: count, first: i == 0, last: i == n-1})
 			e.fill(&list.kinds[len(list.kinds)-1], p, at, count)
@@ -48,6 +41,26 @@ func (e *Estimator) stages(l *layout, p *priced) *loads {
 		at += count
 	}
 	return list
+}
+
+// dealt is the number of layers of a stage: those that come first have one more if they do not come
+// out even.
+func (e *Estimator) dealt(stage, stages int) int64 {
+	if stage < len(e.options.Layers) {
+		return e.options.Layers[stage]
+	}
+	all, ends := e.config.Layers, int64(0)
+	if stages > 1 && e.prices.Profile().Ends {
+		all += 2
+		if stage == 0 || stage == stages-1 {
+			ends = 1
+		}
+	}
+	count := all / int64(stages)
+	if int64(stage) < all%int64(stages) {
+		count++
+	}
+	return count - ends
 }
 
 // alike tells whether the count layers from one place on are of the same kinds as those before.

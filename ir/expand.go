@@ -289,8 +289,11 @@ func (e *expander) moves(op *Op, q Quantize) bool {
 		return q.Within(from)
 	case "own_piece":
 		return q.Within(op.Out[0].Type)
-	case "merge", "broadcast":
-		return q.Within(from) && q.Within(op.Out[0].Type)
+	case "broadcast": // of whole blocks and tiles
+		return q.Within(from)
+	case "merge": // copies with what they are copies of
+		def := op.In[0].def
+		return def != nil && def.Kind == "broadcast" && e.moves(def, q)
 	}
 	return false
 }

@@ -58,6 +58,7 @@ func narrowKinds() map[string]kind {
 		"block_dw":  {1, inferBlockDW, nil},
 		// Scales are bytes, of which the largest and the sum are told.
 		"scale_stats": {1, inferScaleStats, nil},
+		"join_stats":  {1, inferJoinStats, nil},
 	}
 }
 

@@ -34,30 +34,57 @@ const (
 )
 
 // inferScaleStats gives for each argument the largest byte, behind these the sums of bytes, and
-// behind these how many are not zero, each over all devices of the mesh.
-func inferScaleStats(g *Graph, op *Op) ([]Type, error) {
+// behind these how many are not zero, of what one device has.
+func inferScaleStats(_ *Graph, op *Op) ([]Type, error) {
+	n := int64(0)
 	for _, v := range op.In {
 		if b := v.Type.Elem.Bits(); b != 8 {
 			return nil, fmt.Errorf("%s is not made of bytes", v.Type)
 		}
+		n += v.Type.Told()
 	}
-	if len(op.In) == 0 || len(op.Axes()) != len(g.Mesh) {
-		return nil, fmt.Errorf("takes scales, and goes along all axes of the mesh")
+	if n == 0 {
+		return nil, fmt.Errorf("takes scales")
 	}
-	return []Type{{Elem: dtype.S32, Dims: []Dim{{dimStat, int64(3 * len(op.In))}}}}, nil
+	return []Type{{Elem: dtype.S32, Dims: []Dim{{dimStat, 3 * n}}}}, nil
+}
+
+// Told is how many layers a report on scales of a type tells apart: those of a stack.
+func (t Type) Told() int64 {
+	if len(t.Dims) > 0 && t.Dims[0].Name == Layer {
+		return t.Dims[0].Size
+	}
+	return 1
+}
+
+// inferJoinStats gives the largest of all devices, then the sum of all.
+func inferJoinStats(g *Graph, op *Op) ([]Type, error) {
+	if err := arity(op, 1); err != nil {
+		return nil, err
+	}
+	t := op.In[0].Type
+	if t.Elem != dtype.S32 || len(t.Dims) != 1 || len(op.Axes()) != len(g.Mesh) {
+		return nil, fmt.Errorf("takes a list of whole numbers, along all axes of the mesh")
+	}
+	return []Type{{Elem: t.Elem, Dims: []Dim{{dimStat, 2 * t.Dims[0].Size}}}}, nil
 }
 
 const dimStat = "stat"
 
-// ScaleStats reports on scales: the largest byte of each argument, then the sum of each, which
-// wraps around, then the number that are not zero. All are of all devices together; what devices
-// have copies of is counted as often.
-func (b *Builder) ScaleStats(scales ...*Value) *Value {
+// ScaleStats reports on the scales that a device has: the largest byte of each argument, then the
+// sum of each, which wraps around, then the number that are not zero. Of a stack it tells these
+// layer by layer.
+func (b *Builder) ScaleStats(scales ...*Value) *Value { return b.one("scale_stats", nil, scales...) }
+
+// JoinStats gives what all devices of the mesh report: of every number the largest, then of every
+// number the sum. What devices have copies of is counted as often. Reports of many products are
+// joined at once, since what is sent is small and every sending takes its time.
+func (b *Builder) JoinStats(stats *Value) *Value {
 	var axes []string
 	for _, a := range b.g.Mesh {
 		axes = append(axes, a.Name)
 	}
-	return b.one("scale_stats", attrs(map[string]any{"axes": axes}), scales...)
+	return b.one("join_stats", attrs(map[string]any{"axes": axes}), stats)
 }
 
 // A teller collects what a graph reports.
@@ -173,6 +200,12 @@ func (e *expander) report() []Stat {
 		} else if v.def == nil || slices.Contains(e.g.Results, v) {
 			v = e.Add(v, e.Fill(v.Type, 0))
 		}
+		if name == StatScales {
+			v = e.JoinStats(v)
+			for i := range all { // sums stand in the second half
+				all[i].Sum, all[i].Some = all[i].Sum+at[0], all[i].Some+at[0]
+			}
+		}
 		if e.err != nil {
 			return nil
 		}
@@ -205,8 +238,20 @@ func (e *expander) listen(op *Op, inner *expander) {
 	}
 	for i := range one.stats {
 		s := &one.stats[i]
+		s.Copy = op.outside(s.Copy)
 		s.Layer, s.Layers = op.Attrs.Int("first"), n
 		s.Stride, s.AmaxStride = int64(3*len(inner.teller.scales)), int64(len(inner.teller.amaxes))
 	}
 	e.teller.inner = append(e.teller.inner, one)
+}
+
+// outside gives the name outside of a loop of what an input of its body is a layer of, or "" if it
+// is no input there.
+func (op *Op) outside(inside string) string {
+	for i, v := range op.Body.Inputs {
+		if v.Name == inside && op.In[i].def == nil {
+			return op.In[i].Name
+		}
+	}
+	return ""
 }

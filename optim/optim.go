@@ -186,10 +186,13 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 		s := u.Sum(u.Mul(grads[i], grads[i]), over...)
 		switch {
 		case layers:
-			list = append(list, u.Rename(s, ir.Layer, each))
-			s = u.Sum(s, ir.Layer)
+			s = u.Rename(s, ir.Layer, each)
+			list = append(list, s)
+			s = u.Sum(s, each)
 		case p.Watched:
-			list = append(list, u.Broadcast(s, 0, ir.Dim{Name: each, Size: 1}))
+			s = u.Broadcast(s, 0, ir.Dim{Name: each, Size: 1})
+			list = append(list, s)
+			s = u.Sum(s, each)
 		}
 		if sum := squares[p.Group]; sum != nil {
 			s = u.Add(sum, s)

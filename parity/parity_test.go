@@ -161,6 +161,23 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// Formats are compared pair by pair, which resolves more than their gaps do.
+func TestBetween(t *testing.T) {
+	c, ok := sample().Between("nvfp4", "mxfp8")
+	want := []float64{0.057, 0.094, 0.090}
+	for i, w := range want {
+		if !ok || math.Abs(c.Gaps[i]-w) > 1e-9 { // of sums of 50 numbers
+			t.Errorf("gaps %v, want %v", c.Gaps, want)
+		}
+	}
+	if c.Limits.Lower < 0.04 || c.Limits.Lower > 0.06 {
+		t.Errorf("at least %g", c.Limits.Lower)
+	}
+	if _, ok := sample().Between("nvfp4", "fp6"); ok {
+		t.Error("there is no fp6")
+	}
+}
+
 func TestMark(t *testing.T) {
 	for _, c := range []struct {
 		i, step float64

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -97,6 +98,24 @@ func (c *Comparison) judge(noise float64) {
 	default:
 		c.Is, c.Why = NotResolved, "the bound lies between the limits"
 	}
+}
+
+// Between compares two formats with each other, pair by pair: by how many percent of BF16's loss the
+// first is worse than the second.
+func (r *Result) Between(first, second string) (c Comparison, ok bool) {
+	at := func(name string) int {
+		return slices.IndexFunc(r.Formats, func(c Comparison) bool { return c.Name == name })
+	}
+	i, k := at(first), at(second)
+	if i < 0 || k < 0 {
+		return c, false
+	}
+	c.Name = first + " against " + second
+	for pair, g := range r.Formats[i].Gaps {
+		c.Gaps = append(c.Gaps, g-r.Formats[k].Gaps[pair])
+	}
+	c.Mean, c.SD, c.Limits = mean(c.Gaps), deviation(c.Gaps), limits(c.Gaps)
+	return c, true
 }
 
 // Line says in one line what was run.

@@ -87,6 +87,7 @@ func (b *Bridge) Profile(r Run) *Profile {
 	made := megatron()
 	p := &made
 	p.Name, p.Source = "megatron-bridge", "bench/accuracy on 146 runs of Megatron-Bridge 26.02-26.08"
+	p.Ends = true
 	slow := 1.0
 	switch r.Card {
 	case "b200":

@@ -12,9 +12,10 @@ type Shared struct {
 	Arithmetic, Packed float64
 	// Stream is bytes a second through what is no product, and Sent of collectives.
 	Stream, Sent float64
-	// Seconds of the cores for each operation of a program, each run of a program on a device, and
-	// each device that meets others in a collective.
-	Operation, Program, Meeting float64
+	// Seconds of the cores for each operation of a program, each run of a program on a device, each
+	// array that it takes or gives, each matrix of a product of many, and each device that meets
+	// others in a collective.
+	Operation, Program, Array, Matrix, Meeting float64
 }
 
 // Usage is what a step of all devices asks of a host.
@@ -22,36 +23,44 @@ type Usage struct {
 	Work    float64 // operations of products
 	Sides   float64 // bytes of their operands and results
 	Streams float64 // bytes of all else
-	Sent    float64 // bytes that devices get from others
+	Sent    float64 // bytes that devices get from others, or give
 
-	Operations, Programs, Meetings float64
+	Operations, Programs, Arrays, Matrices, Meetings float64
 }
 
 // What a step does is not what a probe measures: products of 1,024 by 1,024, and copies of 64 MiB
-// that are counted read and written. The factors are round numbers. They, and what estimate.Shared
-// counts, were chosen while looking at the plans of seed 1 of bench/live, so that only other seeds
-// say how good they are. On seed 1 bytes that are four times as dear or as cheap change Kendall's
-// tau with processor time by less than 0.1.
+// that are counted read and written. The factors are round numbers between rates of single programs
+// on 2 cores of a Xeon with AMX, in processor time, which other work on the machine changes least.
+// Only a meeting was chosen by plans, those of seed 2 of bench/live: single programs say 20 to 130
+// µs of a core for each device, more with more to compute between meetings, and from 150 to 300 µs
+// on Kendall's tau of these plans stays where it is (0.76; 0.69 with 50 µs). A device that waits
+// leaves its core to another, and comes back to a cache that is not its own any more.
 const (
-	ofArithmetic = 0.6  // products of a step are smaller
-	ofPacked     = 2.0  // they are in a cache
-	ofSent       = 0.75 // sums are read twice
+	// Products of 64 to 1,024 rows by 64 to 1,024 by 256 to 1,024 take what 130 GFLOP/s and 2.8 GB/s
+	// of their sides come to on one core, within a fifth; one of 1,024 cubed gets 90 GFLOP/s.
+	ofArithmetic = 1.45
+	ofPacked     = 0.8
+	ofStream     = 3.0 // x + y of 1 MiB: 10 GB/s of a core; they are in a cache
+	ofSent       = 1.5 // an all-reduce of 1 MiB in groups of 2, 4 or 8: 0.2 ms of a core each
 	operation    = 3e-6
-	program      = 60e-6 // docs/results/dispatch.txt: 40 µs on an idle machine
-	meeting      = 60e-6 // the same table: 240 µs for two devices, less a program for each
+	program      = 10e-6 // docs/results/dispatch.txt: 40 µs for 8 devices on 2 cores
+	meeting      = 150e-6
+	array        = 1.7e-6 // 0.54 ms for 160 arguments and as many results
+	matrix       = 1.5e-6 // a product of 128 pairs of [8,32] and [32,8]: 1.3 µs each
 )
 
 // NewShared takes the rates that a probe measured with all cores at work. The seconds are those of
 // one core, and all have something to do.
 func NewShared(m machine.Measured, cores int) Shared {
-	n, stream := float64(max(cores, 1)), float64(m.DeviceCopy)
-	return Shared{Arithmetic: ofArithmetic * float64(m.MatmulF32), Packed: ofPacked * stream,
-		Stream: stream, Sent: ofSent * stream, Operation: operation / n, Program: program / n,
-		Meeting: meeting / n}
+	n, copied := float64(max(cores, 1)), float64(m.DeviceCopy)
+	return Shared{Arithmetic: ofArithmetic * float64(m.MatmulF32), Packed: ofPacked * copied,
+		Stream: ofStream * copied, Sent: ofSent * copied, Operation: operation / n,
+		Program: program / n, Array: array / n, Matrix: matrix / n, Meeting: meeting / n}
 }
 
 // Seconds is what the usage takes.
 func (s Shared) Seconds(u Usage) float64 {
 	return u.Work/s.Arithmetic + u.Sides/s.Packed + u.Streams/s.Stream + u.Sent/s.Sent +
-		u.Operations*s.Operation + u.Programs*s.Program + u.Meetings*s.Meeting
+		u.Operations*s.Operation + u.Programs*s.Program + u.Arrays*s.Array + u.Matrices*s.Matrix +
+		u.Meetings*s.Meeting
 }

@@ -76,6 +76,10 @@ type Profile struct {
 	// products of experts. With norms and the other half recomputed too, it is the whole layer.
 	Modules bool
 
+	// Ends says that the embedding and the loss count as a layer each where stages are laid out, as
+	// in Megatron-Bridge's recipes: the first and the last stage have a layer less, perhaps none.
+	Ends bool
+
 	// Error is how sure the profile is, by what it has seen.
 	Error Error
 

@@ -97,11 +97,9 @@ func (c *census) graph(g *ir.Graph, times int64) {
 			if len(op.Axes()) > 0 {
 				c.add(hlo.AllReduce, op, times, op.Out[0].Type.Shape().Bytes())
 			}
-		case "scale_stats":
-			if len(op.Axes()) > 0 { // the largest; then sums and counts together
-				each := op.Out[0].Type.Shape().Bytes() / 3
-				c.add(hlo.AllReduce, op, times, each)
-				c.add(hlo.AllReduce, op, times, 2*each)
+		case "join_stats":
+			if len(op.Axes()) > 0 { // the largest, and the sums
+				c.add(hlo.AllReduce, op, 2*times, op.In[0].Type.Shape().Bytes())
 			}
 		case "attention", "attention_grad":
 			c.ring(op, times)

@@ -86,6 +86,7 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 	if w == nil {
 		return nil, nil
 	}
+	var amax *ir.Value
 	for _, c := range w.Copies {
 		if c.Param != param {
 			continue
@@ -97,7 +98,14 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 		if join != "" && !c.Within(x.Type) {
 			x, join = b.AllGather(x, plan.FSDPAxis, join), ""
 		}
-		list := b.Narrow(x, c.Quantize)
+		how := c.Quantize
+		if how.Format == ir.NVFP4 { // one for all copies of a weight, in whatever orientation
+			if amax == nil {
+				amax = b.Amax(x, how.Along, false)
+			}
+			how.Amax = amax
+		}
+		list := b.Narrow(x, how)
 		for i, v := range list {
 			if join != "" && i < 2 {
 				v = b.AllGather(v, plan.FSDPAxis, join)
@@ -126,7 +134,7 @@ func (w *Blocks) told(b *ir.Builder, out []*ir.Value, names []string) ([]*ir.Val
 	if len(scales) == 0 {
 		return out, names
 	}
-	return append(out, b.ScaleStats(scales...)), append(names, Made)
+	return append(out, b.JoinStats(b.ScaleStats(scales...))), append(names, Made)
 }
 
 // scales names those of the copies, in order.
@@ -137,8 +145,17 @@ func (w *Blocks) scales() (list []string) {
 	return list
 }
 
-// Made lists the scales that updates report on.
-func (s *Step) Made() []string { return s.blocks.scales() }
+// Made lists the scales that updates report on; a stack stands there once for each layer.
+func (s *Step) Made() (list []string) {
+	for _, name := range s.blocks.scales() {
+		for _, v := range s.Quantize.Results {
+			if v.Name == name {
+				list = append(list, slices.Repeat([]string{name}, int(v.Type.Told()))...)
+			}
+		}
+	}
+	return list
+}
 
 // graph gives that which makes all copies of the masters alone, for the beginning of a run and for
 // other programs that take its place; nil if there are none in blocks and nobody watches.

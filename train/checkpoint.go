@@ -20,8 +20,8 @@ type memory struct {
 	Updates int    `json:"updates"` // that were accepted
 	Data    string `json:"data"`    // the digest of the data
 	Guard   guard  `json:"guard"`
-	// Watch is what is known of products in few bits, and which of them fell.
-	Watch json.RawMessage `json:"watch,omitempty"`
+	// Precision is what is known of products in few bits, and which of them fell.
+	Precision json.RawMessage `json:"precision,omitempty"`
 }
 
 // digested is data that has a name for all that decides which rows come in which order.
@@ -49,7 +49,7 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	}
 	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard}
 	if t.sentry != nil {
-		if remembered.Watch, err = json.Marshal(t.sentry.watch); err != nil {
+		if remembered.Precision, err = t.sentry.shift(); err != nil {
 			return m, err
 		}
 	}
@@ -113,11 +113,8 @@ func (t *Trainer) resume(c *ckpt.Checkpoint) error {
 	if t.at == nil {
 		t.at = data.Position{}
 	}
-	if t.sentry != nil && len(old.Watch) > 0 {
-		if err := json.Unmarshal(old.Watch, t.sentry.watch); err != nil {
-			return err
-		}
-		t.sentry.resumed(context.Background())
+	if err := t.sentry.resume(old.Precision); err != nil {
+		return err
 	}
 	factor := t.guard.Factor
 	t.guard = old.Guard

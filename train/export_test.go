@@ -43,12 +43,12 @@ func WriteWith(c *model.Config, r *recipe.Recipe, how *plan.Plan, o optim.Optimi
 		func(*recipe.Recipe, dtype.DType) optim.Optimizer { return o }, nil)
 }
 
-// WriteFaulty is [WriteIn] on one device with places for faults: around the linear layers with the
+// WriteFaulty is [WriteIn] with places for faults: around the linear layers with the
 // weights of some names, what goes in is multiplied with the input fault.x, and the gradient of what
 // comes out twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
-func WriteFaulty(c *model.Config, r *recipe.Recipe, policy *precision.Policy,
+func WriteFaulty(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precision.Policy,
 	weights ...string) (*Programs, error) {
-	return write(c, r, "cpu", nil, policy, optimizerOf, func(g *ir.Graph) (*ir.Graph, error) {
+	return write(c, r, "cpu", how, policy, optimizerOf, func(g *ir.Graph) (*ir.Graph, error) {
 		return faulty(g, weights)
 	})
 }
@@ -93,6 +93,11 @@ const FaultX, FaultDY = "fault.x.", "fault.dy."
 func (t *Trainer) Break(before, between func(step int) error) {
 	m := t.sentry.mesh
 	t.crew = &broken{m, before, between}
+}
+
+// Wrapped gives what Break was told to do before a step.
+func (t *Trainer) Wrapped() func(step int) error {
+	return t.crew.(*broken).before //nolint:errcheck,forcetypeassert // a test knows
 }
 
 type broken struct {
@@ -145,10 +150,12 @@ func (t *Trainer) Change(name string, change func([]byte)) error {
 	return fmt.Errorf("no program takes %s", name)
 }
 
-// Hasty lets the programs be compiled without optimization, in half of the time.
+// Hasty lets the programs be compiled without optimization and by XLA's older emitters, in a third
+// of the time.
 func (p *Programs) Hasty() {
 	for _, s := range p.stages() {
-		flags := map[string]any{"xla_backend_optimization_level": int64(0)}
+		flags := map[string]any{"xla_backend_optimization_level": int64(0),
+			"xla_cpu_use_fusion_emitters": false}
 		maps.Copy(flags, s.Flags)
 		s.Flags = flags
 	}

@@ -41,6 +41,17 @@ func narrowly(p *parity, format ir.Format, size plantest.Size) *parity {
 	return p
 }
 
+// parityOf finds a parity by its name: a model, or a format and a model.
+func parityOf(e *engine.Engine, name string) *parity {
+	format, model, ok := strings.Cut(name, "/")
+	if !ok {
+		return parities(e)[name]
+	}
+	p := narrowly(parities(e)[model], ir.Format(format), narrowTwice)
+	p.hasty = true
+	return p
+}
+
 // compareNarrow holds a plan to one device that takes the same microbatches, and gives the largest
 // difference of a loss.
 func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst float64) {

@@ -33,7 +33,7 @@ func (r *report) begin() {
 }
 
 // read takes the reports among the results of a program. Of several parts of a step the largest
-// figures count; sums are those of the first.
+// figures count.
 func (r *report) read(ctx context.Context, run *engine.Run, s *program.Stage, first bool) error {
 	for i, a := range run.Results {
 		name := s.Results[i].Name
@@ -96,18 +96,18 @@ func isReport(name string) bool {
 
 // A reader makes samples of reports: it knows what stands where.
 type reader struct {
-	p       *Programs
-	devices int64
-	made    map[string]int // the place of a copy's scales in what is made
+	p    *Programs
+	made map[string]int64 // the place of the scales of a copy's first layer in what is made
+	all  int64            // scales that are made
 }
 
 func newReader(p *Programs) *reader {
-	r := &reader{p: p, devices: 1, made: map[string]int{}}
-	for _, a := range p.Step.Gradient.Mesh {
-		r.devices *= a.Size
-	}
-	for i, name := range p.Step.Made() {
-		r.made[name] = i
+	r := &reader{p: p, made: map[string]int64{}}
+	for _, name := range p.Step.Made() {
+		if _, ok := r.made[name]; !ok {
+			r.made[name] = r.all
+		}
+		r.all++
 	}
 	return r
 }
@@ -213,12 +213,33 @@ func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 	if some == 0 {
 		o.Spread = math.NaN()
 	}
-	if i, ok := r.made[s.Copy]; ok && s.Layers == 1 && len(told.made) > 0 {
-		n := len(r.made)
-		o.Made = checked(told.made[n+i])
-		o.Used = checked(sum)
+	if made, used, ok := r.sums(s, k, told); ok {
+		o.Made, o.Used = checked(made), checked(used)
 	}
 	return o
+}
+
+// sums gives those of the scales of a copy where they were made and where they are read.
+func (r *reader) sums(s *ir.Stat, k int64, told *report) (made, used int32, ok bool) {
+	i, ok := r.made[s.Copy]
+	if !ok || len(told.made) == 0 || len(told.scales) == 0 {
+		return 0, 0, false
+	}
+	// Of the sums over devices, those behind the largest bytes.
+	return told.made[3*r.all+r.all+i+k], told.scales[s.Sum+k*s.Stride], true
+}
+
+// sound tells whether all scales of copies that are read are those that were made.
+func (r *reader) sound(told *report) bool {
+	for i := range r.p.Step.Stats {
+		s := &r.p.Step.Stats[i]
+		for k := range s.Layers {
+			if made, used, ok := r.sums(s, k, told); ok && made != used {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // checked marks a sum of bytes as taken: 0 says that it was not.

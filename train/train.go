@@ -257,7 +257,7 @@ func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 	if err != nil {
 		return err
 	}
-	why, err := t.sentry.look(ctx, loss, norm)
+	why, err := t.sentry.look(loss, norm)
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,11 @@ package train
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
@@ -29,7 +32,11 @@ type sentry struct {
 	policy *precision.Policy // that is aimed at; the programs at work may be another's
 	safe   *variant
 	next   *variant // to be adopted
-	from   int      // with this step
+	from   int      // before the step after this one
+
+	ctx     context.Context
+	cancel  func()
+	useless sync.WaitGroup // variants that nobody waits for any more
 }
 
 // A variant is the programs of a run under another policy.
@@ -54,19 +61,24 @@ func newSentry(ctx context.Context, t *Trainer) *sentry {
 		o.Settle = max(o.Settle, t.Recipe.Optimizer.Warmup)
 	}
 	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
-	wide := &precision.Policy{Layers: p.Policy.Layers}
-	s.safe = s.compile(ctx, wide)
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.safe = s.compile(s.wide())
 	return s
 }
 
+// wide is the policy that computes everything in bf16.
+func (s *sentry) wide() *precision.Policy {
+	return &precision.Policy{Layers: s.t.Programs.Policy.Layers}
+}
+
 // compile makes a variant in the background.
-func (s *sentry) compile(ctx context.Context, policy *precision.Policy) *variant {
+func (s *sentry) compile(policy *precision.Policy) *variant {
 	v := &variant{ready: make(chan struct{})}
 	again, engine := s.t.Programs.again, s.t.Engine
 	go func() {
 		defer close(v.ready)
 		if v.programs, v.err = again(policy); v.err == nil {
-			v.x, v.err = v.programs.compile(ctx, engine)
+			v.x, v.err = v.programs.compile(s.ctx, engine)
 		}
 	}()
 	return v
@@ -76,6 +88,19 @@ func (s *sentry) compile(ctx context.Context, policy *precision.Policy) *variant
 func (v *variant) wait() error {
 	<-v.ready
 	return v.err
+}
+
+// aim has the programs of the policy compiled, to be adopted before a step; what was aimed at
+// before is given up.
+func (s *sentry) aim(policy *precision.Policy, from int) {
+	if old := s.next; old != nil {
+		s.useless.Go(func() {
+			if old.wait() == nil {
+				old.x.free()
+			}
+		})
+	}
+	s.policy, s.next, s.from = policy, s.compile(policy), from
 }
 
 // begin puts the variant to work whose turn it is, before a step.
@@ -88,10 +113,14 @@ func (s *sentry) begin() error {
 	return s.adopt(v)
 }
 
-// adopt computes with other programs from now on.
+// adopt computes with other programs from now on. If they could not be compiled, the run goes on
+// with those that it has, and says so.
 func (s *sentry) adopt(v *variant) error {
 	if err := v.wait(); err != nil {
-		return err
+		s.t.Events.Emit(event.Precision{Step: s.t.step + 1, What: string(watch.Warn), Layer: -1,
+			Signal: "compiler", Text: fmt.Sprintf("step %d: warning: programs of another precision could"+
+				" not be compiled, and the run goes on with those that it has: %v", s.t.step+1, err)})
+		return nil
 	}
 	m := s.mesh
 	if m.x == v.x {
@@ -140,20 +169,7 @@ func (t *Trainer) rehouse(old *Programs) error {
 }
 
 // sound tells whether the scales that the products read are those that were made.
-func (s *sentry) sound() bool {
-	if s == nil {
-		return true
-	}
-	told := &s.mesh.told
-	for _, l := range s.reader.sample(s.t.step+1, 0, 0, told).Linears {
-		for _, o := range l.Operands {
-			if o.Made != o.Used {
-				return false
-			}
-		}
-	}
-	return true
-}
+func (s *sentry) sound() bool { return s == nil || s.reader.sound(&s.mesh.told) }
 
 // limits are the largest loss and norm that are no spikes.
 func (t *Trainer) limits() (loss, norm float64) {
@@ -167,70 +183,106 @@ func (t *Trainer) limits() (loss, norm float64) {
 
 // look judges a step by what its products told, and acts on it. It gives the reason why an update
 // was refused, if there is one.
-func (s *sentry) look(ctx context.Context, loss, norm float64) (why string, err error) {
+func (s *sentry) look(loss, norm float64) (why string, err error) {
 	if s == nil {
 		return "", nil
 	}
-	told := &s.mesh.told
-	falls, returns := false, false
-	for _, d := range s.watch.Observe(s.reader.sample(s.t.step+1, loss, norm, told)) {
+	policy, falls, returns := s.policy, false, false
+	sample := s.reader.sample(s.t.step+1, loss, norm, &s.mesh.told)
+	for _, d := range s.watch.Observe(sample) {
 		s.t.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,
 			Linear: d.Linear, Product: d.Product, From: d.From, To: d.To, Signal: d.Signal,
 			Value: d.Value, Usual: d.Usual, Bound: d.Bound, Text: d.String()})
 		switch d.Kind {
 		case watch.Fall:
-			s.policy, falls = s.fallen(d), true
+			policy, falls = s.fallen(policy, d), true
 		case watch.Return:
-			if p, ok := s.policy.Return(d.Layer, d.Linear, d.Product); ok {
-				s.policy, returns = p, true
+			if p, ok := policy.Return(d.Layer, d.Linear, d.Product); ok {
+				policy, returns = p, true
 			}
 		case watch.Refuse:
 			why = d.String()
 		}
 	}
 	if falls {
-		if err := s.adopt(s.safe); err != nil {
-			return why, err
-		}
+		err = s.adopt(s.safe)
 	}
 	if falls || returns {
-		s.next, s.from = s.compile(context.WithoutCancel(ctx), s.policy), s.t.step+patience
+		s.aim(policy, s.t.step+patience)
 	}
-	return why, nil
+	return why, err
 }
 
 // fallen gives the policy after a fall: to bf16 where the model has no room for what was asked for.
-func (s *sentry) fallen(d watch.Decision) *precision.Policy {
-	p := s.policy.Fall(d.Layer, d.Linear, d.Product, precision.Format(d.To), d.String())
+func (s *sentry) fallen(from *precision.Policy, d watch.Decision) *precision.Policy {
+	p := from.Fall(d.Layer, d.Linear, d.Product, precision.Format(d.To), d.String())
 	if p.Check(s.t.Config) != nil {
-		p = s.policy.Fall(d.Layer, d.Linear, d.Product, precision.BF16, d.String())
+		p = from.Fall(d.Layer, d.Linear, d.Product, precision.BF16, d.String())
 	}
 	return p
 }
 
-// free waits for what is being compiled, and frees it.
+// free gives up what is being compiled, and frees the rest but for the programs at work.
 func (s *sentry) free() {
 	if s == nil {
 		return
 	}
-	at := s.mesh.x
+	s.cancel()
 	for _, v := range []*variant{s.safe, s.next} {
-		if v != nil && v.wait() == nil && v.x != at {
+		if v != nil && v.wait() == nil && v.x != s.mesh.x {
 			v.x.free()
 		}
 	}
+	s.useless.Wait()
 }
 
-// resumed puts back what had fallen when the run was saved.
-func (s *sentry) resumed(ctx context.Context) {
-	if s == nil {
-		return
+// A shift is where a run stands between policies, so that one that is resumed does the same.
+type shift struct {
+	Watch *watch.Watch    `json:"watch"`
+	Works json.RawMessage `json:"works"` // the policy of the programs at work
+	Aim   json.RawMessage `json:"aim"`   // the policy of those to be adopted
+	From  int             `json:"from"`  // before the step after this one
+}
+
+// shift tells where the run stands.
+func (s *sentry) shift() ([]byte, error) {
+	works, err := s.t.Programs.Policy.Marshal()
+	if err != nil {
+		return nil, err
 	}
-	falls := s.watch.Fallen()
-	for _, d := range falls {
-		s.policy = s.fallen(d)
+	aim, err := s.policy.Marshal()
+	if err != nil {
+		return nil, err
 	}
-	if len(falls) > 0 {
-		s.next, s.from = s.compile(ctx, s.policy), s.t.step
+	return json.Marshal(&shift{s.watch, works, aim, s.from})
+}
+
+// resume goes on where a run stood. The policy that the run was begun with is that of the recipe,
+// and both have it.
+func (s *sentry) resume(data []byte) error {
+	if s == nil || len(data) == 0 {
+		return nil
 	}
+	old := &shift{Watch: s.watch}
+	if err := json.Unmarshal(data, old); err != nil {
+		return err
+	}
+	works, err := precision.Parse(old.Works, "checkpoint")
+	if err != nil {
+		return err
+	}
+	aim, err := precision.Parse(old.Aim, "checkpoint")
+	if err != nil {
+		return err
+	}
+	switch {
+	case !works.Quantizes():
+		err = s.adopt(s.safe)
+	case works.String() != s.t.Programs.Policy.String():
+		err = s.adopt(s.compile(works))
+	}
+	if works.String() != aim.String() {
+		s.aim(aim, old.From)
+	}
+	return err
 }

@@ -38,14 +38,14 @@ func (o *observation) judge(s *site, l *Linear, place int, m measured) {
 		se.forget()
 		se.Format = m.format
 	}
-	// The norm of a gradient is compared with its running mean.
-	m.usual = se.usual(place == ofLinear+dwNorm)
+	m.usual = se.usual()
 	m.learned = len(se.Values) >= max(o.options.Learn, 1)
 	v := sig.judge(&m)
 	// A poisoned batch says nothing about activations and gradients, and a model that still finds
-	// its feet nothing at all, unless one sample is proof.
+	// its feet nothing at all, unless one sample is proof. But what was strange before the loss or
+	// the norm leapt is rather why they did.
 	early := o.s.Step < o.options.Settle
-	batch := o.spiked && m.operand%tensors != opW
+	batch := o.spiked && m.operand%tensors != opW && se.Bad == 0
 	if proof := v.out && v.now; (early || batch) && !proof {
 		return
 	}

@@ -121,8 +121,11 @@ func (k *placing) place(list []autoplan.Choice) {
 // and takes twice as many of them has the same work, and only more to send: both are one plan, of
 // which the better stands first.
 func work(p *plan.Plan) string {
-	ranks := max(p.DP, 1) * max(p.FSDP.Size, 1) * max(p.EP, 1)
-	return fmt.Sprintf("tp%d pp%d ep%d zero%d %g rows", p.TP.Size, p.PP.Size, p.EP, p.FSDP.Zero,
+	ranks, zero := max(p.DP, 1)*max(p.FSDP.Size, 1)*max(p.EP, 1), p.FSDP.Zero
+	if p.FSDP.Size <= 1 { // there is nothing to cut, as with an optimizer that cuts its state alone
+		zero = 1
+	}
+	return fmt.Sprintf("tp%d pp%d ep%d zero%d %g rows", p.TP.Size, p.PP.Size, p.EP, zero,
 		float64(p.Rows()/ranks)/float64(max(p.CP.Size, 1)))
 }
 
@@ -152,7 +155,7 @@ func asMegatron(r *bridgeRow) []autoplan.Fixed {
 			if v == 1 {
 				name = "1f1b"
 			}
-			even := n <= layers && (layers%n == 0 || (layers+2)%n == 0)
+			even := n <= layers+2 && (layers%n == 0 || (layers+2)%n == 0)
 			if r.config.MLA != nil {
 				even = n == 16 || v == 1 && (pp == 4 || pp == 8) || pp == 4 && v == 2
 			}

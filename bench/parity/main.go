@@ -138,6 +138,10 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 	}
 	r.Model = "llama-" + o.size
 	r.Write(os.Stdout)
+	if c, ok := r.Between("all4", "nvfp4"); ok && c.Limits != nil {
+		fmt.Printf("%s: %+.4f %% of the loss (sd %.4f, %+.4f … %+.4f)\n", c.Name, c.Mean, c.SD,
+			c.Limits.Lower, c.Limits.Upper)
+	}
 	if o.out == "" {
 		return nil
 	}
@@ -145,7 +149,10 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(o.out+".json", js, 0o666)
+	if err := os.WriteFile(o.out+".json", js, 0o666); err != nil {
+		return err
+	}
+	return os.WriteFile(o.out+".html", r.HTML(), 0o666)
 }
 
 // policyOf is the default of a format, or NVFP4 without the rule that keeps the last layers.

@@ -20,8 +20,8 @@ func (a *app) compile() *cobra.Command {
 		Use:   "compile FILE|PLAN|MODEL --cluster NxCARD",
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
 		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
-			"the programs of a plan, or the step of a model that is named (every block recomputed,\n" +
-			"parameters cut over the devices of the cluster), compiles them for every device, and\n" +
+			"the programs of a plan, or the step of a model that is named (on one device every\n" +
+			"block is recomputed; on several parameters are cut over them), compiles them for every device, and\n" +
 			"tells seconds, memory by kind, the kernels that are called, and the collectives with\n" +
 			"their groups, bytes and whether they are asynchronous. Of a plan it tells what a device\n" +
 			"holds, and that the programs send what the plan says. It ends with status 3 if the\n" +

@@ -12,8 +12,14 @@ func TestEnoughMicrobatches(t *testing.T) {
 	for _, name := range []string{"1f1b", "interleaved", "zb-h1", "zb-v"} {
 		for _, ranks := range []int{2, 3, 4, 7, 8, 16} {
 			for _, virtual := range []int{1, 2, 3, 5} {
-				if virtual == 1 && (name == "interleaved" || name == "zb-v") ||
-					virtual > 1 && name != "interleaved" && !(name == "zb-v" && virtual == 2) {
+				fits := virtual == 1
+				switch name {
+				case "interleaved":
+					fits = virtual > 1
+				case "zb-v":
+					fits = virtual == 2
+				}
+				if !fits {
 					continue
 				}
 				var want *events

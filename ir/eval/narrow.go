@@ -13,7 +13,8 @@ import (
 
 // narrowKernels are the products with few bits.
 func narrowKernels() map[string]kernel {
-	return map[string]kernel{"quantize": quantize, "block_dot": blockDot, "scale_stats": scaleStats}
+	return map[string]kernel{"quantize": quantize, "block_dot": blockDot, "scale_stats": scaleStats,
+		"join_stats": joinStats}
 }
 
 // source gives a value as a quantizer sees it, in float32 and in the order of the result.
@@ -221,13 +222,20 @@ func blockDot(op *ir.Op, in, out []*Array) {
 
 // scaleStats is that of one device.
 func scaleStats(_ *ir.Op, in, out []*Array) {
-	for i, v := range in {
-		top, sum, some := 0.0, 0.0, 0.0
-		for _, b := range v.Data {
-			top, sum, some = max(top, b), sum+b, some+min(b, 1)
+	n, at := len(out[0].Data)/3, 0
+	for _, v := range in {
+		layers := int(v.Type.Told())
+		for i, b := range v.Data {
+			k := at + i/(len(v.Data)/layers)
+			out[0].Data[k] = max(out[0].Data[k], b)
+			out[0].Data[n+k] += b
+			out[0].Data[2*n+k] += min(b, 1)
 		}
-		for k, x := range []float64{top, sum, some} {
-			out[0].Data[k*len(in)+i] = x
-		}
+		at += layers
 	}
+}
+
+// joinStats is that of one device.
+func joinStats(_ *ir.Op, in, out []*Array) {
+	copy(out[0].Data[copy(out[0].Data, in[0].Data):], in[0].Data)
 }
