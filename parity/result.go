@@ -100,8 +100,8 @@ func (c *Comparison) judge(noise float64) {
 	}
 }
 
-// Between compares two formats with each other, pair by pair: by how many percent of BF16's loss the
-// first is worse than the second.
+// Between compares two formats with each other, pair by pair: by how many percent of BF16's loss
+// the first is worse than the second.
 func (r *Result) Between(first, second string) (c Comparison, ok bool) {
 	at := func(name string) int {
 		return slices.IndexFunc(r.Formats, func(c Comparison) bool { return c.Name == name })

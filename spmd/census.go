@@ -21,13 +21,18 @@ type Traffic struct {
 	// group sees the whole of it: the result of a gather, the argument of a scatter.
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
+	// Twice and TwiceBytes are those among them that a loop back makes of what a loop forward gathered
+	// already, in one round. A compiler that takes the last round of the one and the first of the
+	// other out of their loops, to fetch ahead, finds that they are the same.
+	Twice      int64 `json:"twice,omitempty"`
+	TwiceBytes int64 `json:"twice_bytes,omitempty"`
 }
 
 // Census counts the collectives of a graph, with loops multiplied out. Nothing but the graph is
 // asked: what a compiled program does is held to it.
 func Census(g *ir.Graph) []Traffic {
 	c := census{mesh: g.Mesh, rows: map[string]*Traffic{}, handed: map[*ir.Value]bool{}}
-	c.graph(g, 1)
+	c.graph(g, 1, false)
 	var list []Traffic
 	for _, row := range c.rows {
 		list = append(list, *row)
@@ -39,16 +44,16 @@ func Census(g *ir.Graph) []Traffic {
 }
 
 // Sends holds what a compiled program sends to a census: the same kinds along the same groups, as
-// many tensors, as many bytes. It gives the first difference in words, or "". XLA:GPU may join the
-// arguments of an all-reduce, which are then held to their bytes alone; XLA:CPU widens sums of
-// bf16, which are not held to anything there.
+// many tensors, as many bytes, or less by what is gathered twice. It gives the first difference in
+// words, or "". XLA:GPU may join the arguments of an all-reduce, which are then held to their bytes
+// alone; XLA:CPU widens sums of bf16, which are not held to anything there.
 func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType) string {
 	type meeting struct {
 		kind  hlo.Kind
 		group hlo.Group
 	}
 	type volume struct{ count, bytes int64 }
-	got, want := map[meeting]volume{}, map[meeting]volume{}
+	got, want, twice := map[meeting]volume{}, map[meeting]volume{}, map[meeting]volume{}
 	for _, c := range compiled {
 		k := meeting{c.Kind, c.Group}
 		got[k] = volume{got[k].count + c.Count, got[k].bytes + c.Count*c.Bytes()}
@@ -56,10 +61,14 @@ func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType
 	for _, c := range list {
 		k := meeting{c.Kind, c.Group}
 		want[k] = volume{want[k].count + c.Count, want[k].bytes + c.Bytes}
+		twice[k] = volume{twice[k].count + c.Twice, twice[k].bytes + c.TwiceBytes}
 	}
 	var lines []string
 	for _, k := range slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got))) {
 		g, w := got[k], want[k]
+		if once := (volume{w.count - twice[k].count, w.bytes - twice[k].bytes}); !cpu && g == once {
+			continue
+		}
 		sum := k.kind == hlo.AllReduce || k.kind == hlo.ReduceScatter
 		if k.kind == hlo.AllReduce && !cpu {
 			g.count = w.count
@@ -82,15 +91,20 @@ type census struct {
 	handed map[*ir.Value]bool // keys and values that a ring handed on
 }
 
-func (c *census) graph(g *ir.Graph, times int64) {
+// graph counts; back says that the graph is the body of a loop that goes back.
+func (c *census) graph(g *ir.Graph, times int64, back bool) {
 	for _, op := range g.Ops {
 		switch op.Kind {
 		case "repeat":
-			c.graph(op.Body, times*op.Attrs.Int("n"))
+			c.graph(op.Body, times*op.Attrs.Int("n"), op.Attrs.Bool("reverse"))
 		case "all_reduce":
 			c.add(hlo.AllReduce, op, times, op.In[0].Type.Shape().Bytes())
 		case "all_gather":
 			c.add(hlo.AllGather, op, times, op.Out[0].Type.Shape().Bytes())
+			if back && op.Tag == ir.Gather && op.In[0].Role == ir.Residual {
+				row := c.rows[key(hlo.AllGather, op.Axes())]
+				row.Twice, row.TwiceBytes = row.Twice+1, row.TwiceBytes+op.Out[0].Type.Shape().Bytes()
+			}
 		case "reduce_scatter":
 			c.add(hlo.ReduceScatter, op, times, op.In[0].Type.Shape().Bytes())
 		case "amax":
@@ -137,8 +151,13 @@ func (c *census) add(kind hlo.Kind, op *ir.Op, times, bytes int64) {
 	c.count(kind, slices.Sorted(slices.Values(op.Axes())), times, bytes)
 }
 
+// key tells rows apart.
+func key(kind hlo.Kind, axes []string) string {
+	return string(kind) + " " + strings.Join(axes, " ")
+}
+
 func (c *census) count(kind hlo.Kind, axes []string, times, bytes int64) {
-	key := string(kind) + " " + strings.Join(axes, " ")
+	key := key(kind, axes)
 	if c.rows[key] == nil {
 		c.rows[key] = &Traffic{Kind: kind, Axes: axes, Group: groupOf(c.mesh, axes)}
 		if kind == hlo.CollectivePermute { // every device sends to one

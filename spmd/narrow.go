@@ -110,6 +110,9 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 			if join != "" && i < 2 {
 				v = b.AllGather(v, plan.FSDPAxis, join)
 			}
+			if slices.Contains(out, v) {
+				v = b.Scale(v, 1) // a result has one name
+			}
 			out, names = append(out, v), append(names, c.Names[i])
 		}
 	}

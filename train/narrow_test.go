@@ -3,6 +3,7 @@ package train_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -22,7 +23,7 @@ import (
 // rounding, an element differs by a sixteenth (E4M3) or up to a half (E2M1) of itself.
 const (
 	narrowLoss  = 1e-4 // of a loss, relative: the bound of the issue that asked for the formats
-	narrowGrad  = 0.05 // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
+	narrowGrad  = 0.2  // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
 	narrowParam = 1e-3 // of a parameter after the last step, likewise
 )
 
@@ -37,7 +38,8 @@ var (
 func narrowly(p *parity, format ir.Format, size plantest.Size) *parity {
 	c := *p.config
 	c.Hidden, c.HeadDim, c.Rotary, c.MLP, c.AttnScale, c.Context = 64, 32, 32, 128, 0.18, 256
-	p.config, p.size, p.scale, p.narrow = &c, size, 3, string(format)
+	p.config, p.size, p.narrow = &c, size, string(format)
+	p.rate, p.scale = 0.002, 1 // so that a rounding that differs stays one
 	return p
 }
 
@@ -83,10 +85,13 @@ func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst f
 	return worst
 }
 
-// narrowPlans are the rows of the suite that a format allows. Without -tags long they are few, with
-// it every second for either model.
+// narrowPlans are the rows of the suite that a format allows: with -tags long every second for either
+// model, without it one.
 func narrowPlans(p *parity, turn int) []plantest.Row {
 	rows := plans(p, rand.New(rand.NewPCG(*plansSeed, 1)))
+	if !long.Enabled && *plansLike == "" {
+		rows = plantest.Combine(2, plantest.Meshes()...)
+	}
 	at := -1
 	return slices.DeleteFunc(rows, func(r plantest.Row) bool {
 		at++
@@ -96,7 +101,7 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 		case *plansLike != "":
 			return !regexp.MustCompile(*plansLike).MatchString(r.Name)
 		case !long.Enabled:
-			return !slices.Contains([]string{"mxfp8 zero3 sp", "nvfp4 tp"}, p.narrow+" "+r.Name)
+			return r.Name != "zero3 sp" || turn > 0 || p.narrow != string(ir.MXFP8)
 		}
 		return !*plansAll && at%2 == turn
 	})
@@ -120,26 +125,44 @@ func TestNarrowPlansEndAlike(t *testing.T) {
 	for _, format := range []ir.Format{ir.MXFP8, ir.NVFP4} {
 		for turn, name := range []string{"llama", "qwen3"} {
 			t.Run(string(format)+"/"+name, func(t *testing.T) {
-				one := narrowly(parities(e)[name], format, narrowOnce)
-				two := narrowly(parities(e)[name], format, narrowTwice)
+				ways := map[string]*parity{}
 				worst := 0.0
-				for _, row := range narrowPlans(two, turn) {
-					p := one
-					if how := two.plan(row); how.PP.Size > 1 || len(how.Offload)+len(how.Recompute) > 0 {
-						p = two
-					}
-					// One program of an axis alone is as training compiles it.
-					p.hasty = strings.Contains(row.Name, " ")
-					d, err := p.hold(t, row)
+				for _, row := range narrowPlans(narrowly(parities(e)[name], format, narrowTwice), turn) {
+					d, err := narrowWay(ways, e, name, format, row).hold(t, row)
 					if err != nil {
 						t.Errorf("%s: %v", row.Name, err)
 					}
 					worst = math.Max(worst, d)
 				}
+				if len(ways) == 0 {
+					t.Skip("with -tags long")
+				}
 				t.Logf("losses are off by at most %.1e", worst)
 			})
 		}
 	}
+}
+
+// narrowWay finds how a row is run, and what it is held to.
+func narrowWay(ways map[string]*parity, e *engine.Engine, name string, format ir.Format,
+	row plantest.Row) *parity {
+	p := narrowly(parities(e)[name], format, narrowTwice)
+	how := p.plan(row)
+	if how.PP.Size == 1 && len(how.Offload)+len(how.Recompute) == 0 {
+		p.size = narrowOnce
+	}
+	// These add up in another order. In bf16 that decides many roundings of attention, and these many
+	// of few bits: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
+	p.wide = how.TP.Size > 1 || how.CP.Kind == "ring"
+	p.hasty = strings.Contains(row.Name, " ") // axes alone are compiled as training does
+	if !long.Enabled && *plansLike == "" {
+		p.linears = []string{"down"} // compiles in a fraction of the time
+	}
+	key := fmt.Sprint(p.size, p.wide, p.hasty)
+	if ways[key] == nil {
+		ways[key] = p
+	}
+	return ways[key]
 }
 
 // hold runs a plan, and one device if it did not run yet, and compares them.

@@ -2,6 +2,7 @@ package train_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/schedule"
 	"github.com/deepwell/deepwell/train"
@@ -54,9 +56,12 @@ type parity struct {
 	config    *model.Config
 	optimizer optim.Optimizer
 	size      plantest.Size
-	scale     float32 // of matrices, against how models begin, so that every part counts
-	narrow    string  // what products are computed in, if not in f32
-	hasty     bool    // programs are compiled without optimization
+	rate      float64  // of learning
+	scale     float32  // of matrices, against how models begin, so that every part counts
+	narrow    string   // what the products of linear layers are computed in, if not in f32
+	linears   []string // if not those of the format's policy
+	wide      bool     // all other products are in f32, not in bf16
+	hasty     bool     // programs are compiled without optimization
 	before    map[string][]float64
 	want      *history
 }
@@ -79,9 +84,9 @@ func parities(e *engine.Engine) map[string]*parity {
 	qwen := llama
 	qwen.Arch, qwen.QKNorm, qwen.Tied, qwen.Vocab = "qwen3", true, true, 11
 	return map[string]*parity{
-		"llama": {engine: e, config: &llama, optimizer: optim.SGD{}, size: paritySize, scale: 10},
+		"llama": {engine: e, config: &llama, optimizer: optim.SGD{}, size: paritySize, rate: 0.02, scale: 10},
 		"qwen3": {engine: e, config: &qwen, optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-			Decay: 0.1, ClipNorm: 1}, size: paritySize, scale: 10},
+			Decay: 0.1, ClipNorm: 1}, size: paritySize, rate: 0.02, scale: 10},
 	}
 }
 
@@ -106,7 +111,7 @@ func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 // plan makes that of a row.
 func (p *parity) plan(row plantest.Row) *plan.Plan {
 	how := row.Plan(p.size)
-	if p.narrow != "" {
+	if p.narrow != "" && !p.wide {
 		how.Precision, how.Types.Params = p.narrow, dtype.BF16
 	}
 	return how
@@ -120,7 +125,10 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	r.Batch, r.Micro, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision, r.Recompute = dtype.F32, nil
 	if p.narrow != "" {
-		r.Precision, r.Narrow, r.Micro = dtype.BF16, p.narrow, int(s.Batch/s.Micros)
+		r.Micro = int(s.Batch / s.Micros)
+	}
+	if p.narrow != "" && !p.wide {
+		r.Precision, r.Narrow = dtype.BF16, p.narrow
 	}
 	if how != nil {
 		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
@@ -128,7 +136,15 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	if p.narrow != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
 		r.Recompute = []ir.Tag{ir.Embed} // nothing, but layers are a loop, which compiles in less time
 	}
-	w, err := train.WriteWith(p.config, r, how, p.optimizer)
+	policy, err := precision.Default(p.config, cmp.Or(p.narrow, "bf16"))
+	if err != nil {
+		return nil, err
+	}
+	if p.linears != nil {
+		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
+			Format: precision.Format(p.narrow)}}
+	}
+	w, err := train.WriteWith(p.config, r, how, policy, p.optimizer)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +202,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 		if i == 0 {
 			h.Grads = grads
 		}
-		if _, ok, err := t.Update(ctx, 0.02); err != nil || !ok {
+		if _, ok, err := t.Update(ctx, p.rate); err != nil || !ok {
 			return nil, fmt.Errorf("the update of step %d: accepted %v, %w", i+1, ok, err)
 		}
 	}

@@ -185,8 +185,8 @@ func (r *reader) norm(found map[site]*watch.Linear, p *model.Param, layer int64,
 }
 
 // operand reads what was told of one copy of a tensor. A scale of MXFP8 is a power of two at or
-// above amax/448, so amax is known to a factor of two, which is enough to see it grow; weights
-// grow by less before it matters, so theirs is left out.
+// above amax/448, so amax is known to a factor of two, of which the middle is taken. That is enough
+// to see it grow; weights grow by less before it matters, so theirs is left out.
 func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 	l := watch.Unmeasured(0, "", s.Operand)
 	o := l.Operands[0]
@@ -199,7 +199,7 @@ func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 		o.NonFinite = 1
 	case s.Format == ir.MXFP8:
 		if !weight {
-			o.Amax = 448 * math.Exp2(top-127)
+			o.Amax = 448 * math.Exp2(top-127.5)
 		}
 		o.Spread = top - mean
 	default:

@@ -281,7 +281,7 @@ func (s *sentry) resume(data []byte) error {
 	case works.String() != s.t.Programs.Policy.String():
 		err = s.adopt(s.compile(works))
 	}
-	if works.String() != aim.String() {
+	if s.policy = aim; works.String() != aim.String() {
 		s.aim(aim, old.From)
 	}
 	return err

@@ -34,7 +34,9 @@ func (o *observation) judge(s *site, l *Linear, place int, m measured) {
 	if math.IsNaN(m.value) || !sig.tensor && m.format == bf16 {
 		return
 	}
-	if !sig.tensor && se.Format != m.format {
+	// What the weight's gradient reads of a tensor is of that format as well: for NVFP4 elements are
+	// spread over their neighbours first, which makes the largest smaller.
+	if (!sig.tensor || m.operand >= tensors) && se.Format != m.format {
 		se.forget()
 		se.Format = m.format
 	}

@@ -51,7 +51,12 @@ func main() {
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go source; \"\" is golang.org/x/tools")
 	flag.StringVar(&o.work, "work", "", "folder of trunks and caches")
 	flag.StringVar(&o.out, "o", "", "where results go, as JSON and HTML, without the ending")
+	rows := flag.Bool("table", false, "print results in named files as rows of a table instead")
 	flag.Parse()
+	run := run
+	if *rows {
+		run = func(context.Context, options) error { return table(os.Stdout, flag.Args()) }
+	}
 	if err := run(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, "parity:", err)
 		os.Exit(1)

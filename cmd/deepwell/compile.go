@@ -21,9 +21,9 @@ func (a *app) compile() *cobra.Command {
 		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
 		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
 			"the programs of a plan, or the step of a model that is named (on one device every\n" +
-			"block is recomputed; on several parameters are cut over them), compiles them for every device, and\n" +
-			"tells seconds, memory by kind, the kernels that are called, and the collectives with\n" +
-			"their groups, bytes and whether they are asynchronous. Of a plan it tells what a device\n" +
+			"block is recomputed; on several parameters are cut over them), compiles them for\n" +
+			"every device, and tells seconds, memory by kind, the kernels that are called, and the\n" +
+			"collectives with their groups, bytes and whether they are asynchronous. Of a plan it tells what a device\n" +
 			"holds, and that the programs send what the plan says. It ends with status 3 if the\n" +
 			"program does not fit the card.",
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +

@@ -1,0 +1,111 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// Hasty lets the programs be compiled without optimization and by XLA's older emitters, in a third
+// of the time.
+func (p *Programs) Hasty() {
+	for _, s := range p.stages() {
+		flags := map[string]any{"xla_backend_optimization_level": int64(0),
+			"xla_cpu_use_fusion_emitters": false}
+		maps.Copy(flags, s.Flags)
+		s.Flags = flags
+	}
+}
+
+// Blocks gives the copies of weights that products in few bits take, as bytes: joined over devices,
+// layer by layer, each in the order of its parameter's dimensions with those that are summed over
+// last. Names are those of checkpoints and the ends of the names of copies.
+func (t *Trainer) Blocks(ctx context.Context) (map[string][]byte, error) {
+	all := map[string][]byte{}
+	homes := t.crew.homes()
+	for _, pc := range t.Programs.pieces() {
+		h := homes[pc.home]
+		if !pc.master || h == nil {
+			continue
+		}
+		g, copies := t.Programs.copies(pc.home)
+		for _, c := range copies {
+			if c.Param != pc.name {
+				continue
+			}
+			for _, name := range c.Names {
+				i := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == name })
+				data, err := joined(ctx, h, name, &pc, &c, g.Results[i].Type)
+				if err != nil {
+					return nil, err
+				}
+				n := len(data) / len(pc.tensors)
+				for k, one := range pc.tensors {
+					all[one.Name+strings.TrimPrefix(name, spmd.CopyOf(pc.name))] = data[k*n:][:n]
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+// copies gives what makes those of a home, and a list of them.
+func (p *Programs) copies(home int) (*ir.Graph, []ir.Copy) {
+	if p.Pipe != nil {
+		return p.Pipe.Ranks[home].Part.Quantize, p.Pipe.Ranks[home].blocks.Copies
+	}
+	return p.Step.Quantize, p.Step.Copies()
+}
+
+// joined puts the pieces of a copy together.
+func joined(ctx context.Context, h *home, name string, pc *piece, c *ir.Copy,
+	part ir.Type) ([]byte, error) {
+	a := h.state.Get(name)
+	if a == nil {
+		return nil, fmt.Errorf("the state has no %s", name)
+	}
+	if part.Elem == dtype.F32 {
+		return a.Read(ctx, 0) // the largest magnitude, of which all have a copy
+	}
+	var dims []ir.Dim
+	for _, d := range pc.param.Dims {
+		if !slices.Contains(c.Along, d.Name) {
+			dims = append(dims, d)
+		}
+	}
+	for _, along := range c.Along {
+		i := slices.IndexFunc(pc.param.Dims, func(d ir.Dim) bool { return d.Name == along })
+		dims = append(dims, pc.param.Dims[i])
+	}
+	// Two numbers of four bits are a byte, and a scale is one for a block.
+	part.Dims = slices.Clone(part.Dims)
+	last := len(dims) - 1
+	switch {
+	case part.Elem == dtype.F4E2M1FN:
+		dims[last].Size, part.Dims[last].Size = dims[last].Size/2, part.Dims[last].Size/2
+	case strings.HasSuffix(name, ".scale"):
+		dims[last].Size /= c.Format.Block()
+	}
+	whole := make([]byte, (ir.Type{Elem: dtype.U8, Dims: dims}).Shape().Elements())
+	for device := range a.Parts() {
+		b, err := a.Read(ctx, device)
+		if err != nil {
+			return nil, err
+		}
+		if first(h.mesh, part, device) {
+			spmd.Join(h.mesh, dims, whole, part, device, b)
+		} else if !slices.Equal(b, spmd.Cut(h.mesh, dims, whole, part, device)) {
+			return nil, fmt.Errorf("devices have different copies of %s", name)
+		}
+	}
+	return whole, nil
+}
+
+// Requantize makes the copies of weights again.
+func (t *Trainer) Requantize() error { return t.crew.quantize() }
