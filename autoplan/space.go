@@ -225,7 +225,8 @@ func (j *Job) orders(n node) []order {
 	return list
 }
 
-// stages is how many a model can be cut into: one for each layer, and for the ends where they count.
+// stages is how many a model can be cut into: one for each layer, and for the ends where they
+// count.
 func (j *Job) stages() int64 {
 	if j.Profile.Ends {
 		return j.Config.Layers + 2

@@ -123,8 +123,7 @@ func (e *expander) walk() {
 func adjoin(ops []*Op) []*Op {
 	var out []*Op
 	done := map[*Op]bool{}
-	var put func(op *Op)
-	put = func(op *Op) {
+	put := func(op *Op) {
 		if done[op] {
 			return
 		}

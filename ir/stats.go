@@ -74,7 +74,9 @@ const dimStat = "stat"
 // ScaleStats reports on the scales that a device has: the largest byte of each argument, then the
 // sum of each, which wraps around, then the number that are not zero. Of a stack it tells these
 // layer by layer.
-func (b *Builder) ScaleStats(scales ...*Value) *Value { return b.one("scale_stats", nil, scales...) }
+func (b *Builder) ScaleStats(scales ...*Value) *Value {
+	return b.one("scale_stats", nil, scales...)
+}
 
 // JoinStats gives what all devices of the mesh report: of every number the largest, then of every
 // number the sum. What devices have copies of is counted as often. Reports of many products are

@@ -178,12 +178,12 @@ func (p *Policy) alike(a, b int) bool {
 	return true
 }
 
-// Quantizes reports whether any product has a format with blocks.
-func (p *Policy) Quantizes() bool {
+// Has reports whether any product has a format.
+func (p *Policy) Has(f Format) bool {
 	for _, s := range p.Segments() {
 		for linear := range tagged {
 			for _, product := range products {
-				if p.Of(s.From, linear, product) != BF16 {
+				if p.Of(s.From, linear, product) == f {
 					return true
 				}
 			}
@@ -191,3 +191,6 @@ func (p *Policy) Quantizes() bool {
 	}
 	return false
 }
+
+// Quantizes reports whether any product has a format with blocks.
+func (p *Policy) Quantizes() bool { return p.Has(MXFP8) || p.Has(NVFP4) }

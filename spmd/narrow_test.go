@@ -163,18 +163,29 @@ func copiesOnly(t *testing.T, name string, s *spmd.Step) {
 		}
 		n := 0
 		for _, op := range g.Ops {
-			switch {
-			case op.Kind == "quantize":
+			if op.Kind == "quantize" {
 				n++
-			case op.Kind == "all_gather" && op.In[0].Type.Elem.Bits() > 8 &&
-				slices.ContainsFunc(copies, func(c ir.Copy) bool { return len(op.In[0].Type.Dims) > 2 }):
-				t.Errorf("%s: %s joins %s before it is quantized", name, g.Name, op.In[0])
+			}
+			from := op.In
+			if op.Kind != "all_gather" || from[0].Type.Elem.Bits() <= 8 {
+				continue
+			}
+			if slices.ContainsFunc(copies, func(c ir.Copy) bool { return c.Param == master(from[0]) }) {
+				t.Errorf("%s: %s joins %s before it is quantized", name, g.Name, from[0])
 			}
 		}
 		if n != len(copies) {
 			t.Errorf("%s: %s quantizes %d times for %d copies", name, g.Name, n, len(copies))
 		}
 	}
+}
+
+// master is the name of the parameter that a value was rounded from.
+func master(v *ir.Value) string {
+	for v.Def() != nil && v.Def().Kind == "convert" {
+		v = v.Def().In[0]
+	}
+	return spmd.Replaced(v.Name)
 }
 
 // source goes back over what only moves a value.

@@ -115,9 +115,6 @@ func (t *Trainer) Sample() *watch.Sample {
 	return t.sentry.reader.sample(t.step, 0, 0, &t.sentry.mesh.told)
 }
 
-// Watched gives what the watch remembers, as JSON.
-func (t *Trainer) Watched() ([]byte, error) { return t.sentry.watch.MarshalJSON() }
-
 // Change changes the bytes of an argument of the gradient or of the update on the device; one that
 // the state does not have yet has bytes that are zero.
 func (t *Trainer) Change(name string, change func([]byte)) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -96,7 +97,7 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 	return slices.DeleteFunc(rows, func(r plantest.Row) bool {
 		at++
 		switch {
-		case p.plan(r).Check(p.config) != nil:
+		case p.plan(r).Check(p.config) != nil || p.halved(r) && p.scattered(r):
 			return true
 		case *plansLike != "":
 			return !regexp.MustCompile(*plansLike).MatchString(r.Name)
@@ -105,6 +106,19 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 		}
 		return !*plansAll && at%2 == turn
 	})
+}
+
+// halved tells whether a plan computes two halves of a microbatch side by side, and rounds each by its
+// own largest magnitude.
+func (p *parity) halved(row plantest.Row) bool {
+	return p.plan(row).TP.Overlap && p.narrow == string(ir.NVFP4)
+}
+
+// scattered tells whether the rows of such a half do not follow each other: one device cannot take
+// them as a microbatch.
+func (p *parity) scattered(row plantest.Row) bool {
+	how := p.plan(row)
+	return how.Size(plan.DataAxis)*how.Size(plan.FSDPAxis) > 1
 }
 
 // Three steps of any plan in few bits have the losses of one device that takes the same microbatches,
@@ -155,10 +169,11 @@ func narrowWay(ways map[string]*parity, e *engine.Engine, name string, format ir
 	// of few bits: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
 	p.wide = how.TP.Size > 1 || how.CP.Kind == "ring"
 	p.hasty = strings.Contains(row.Name, " ") // axes alone are compiled as training does
+	p.halves = p.halved(row)
 	if !long.Enabled && *plansLike == "" {
 		p.linears = []string{"down"} // compiles in a fraction of the time
 	}
-	key := fmt.Sprint(p.size, p.wide, p.hasty)
+	key := fmt.Sprint(p.size, p.wide, p.hasty, p.halves)
 	if ways[key] == nil {
 		ways[key] = p
 	}

@@ -170,6 +170,12 @@ func (p *Programs) mark(g *ir.Graph, c *model.Config) (*ir.Graph, error) {
 	if err := p.Policy.Check(c); err != nil {
 		return nil, err
 	}
+	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
+		if n := f.Block(); p.Policy.Has(f) && p.Shape.Seq%n != 0 {
+			return nil, diag.New(diag.PolicyMisfit, "rows of %d tokens are not made of blocks of %d",
+				p.Shape.Seq, n).Try("seq a multiple of %d", n)
+		}
+	}
 	if cuts := p.Policy.Cuts(p.Params); len(cuts) > 0 {
 		var err error
 		if g, err = ir.Segment(g, cuts); err != nil {

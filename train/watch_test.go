@@ -89,18 +89,9 @@ func newPost(t *testing.T, e *engine.Engine, format string, linears ...string) *
 			Format: precision.Format(format), Why: "a test"}}}}
 }
 
-type compiles struct{}
-
-func (compiles) Emit(e event.Event) {
-	if c, ok := e.(event.Compiled); ok && !c.Cached {
-		fmt.Println(time.Now().Format("15:04:05"), "compiled", c.Stage, c.Seconds)
-	}
-}
-
 func openCPU(t *testing.T, devices int) *engine.Engine {
 	t.Helper()
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: devices,
-		Events: compiles{}, Cache: cmp.Or(os.Getenv("WATCH_CACHE"), cache)})
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: devices, Cache: cache})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}
@@ -360,8 +351,8 @@ func (f *fault) judge(t *testing.T, l *log) {
 	if f.whole && !refused {
 		t.Errorf("no update was refused")
 	}
-	fmt.Printf("fault %s %s: found in step %d, seen in %d, falls %s, refused %v\n", f.name, f.site, first,
-		f.seen, f.falls, refused)
+	t.Logf("found in its step %d, can be seen in step %d; falls %q, refused %v", first, f.seen, f.falls,
+		refused)
 }
 
 // finite holds all checkpoints of a run to numbers.
@@ -660,9 +651,6 @@ func TestCleanRunsRaiseNoAlarm(t *testing.T) {
 			losses := l.losses()
 			t.Logf("%d steps, the loss went from %.3f to %.3f", len(losses), losses[0],
 				losses[len(losses)-1])
-			for _, l := range tr.Sample().Linears {
-				t.Logf("%+v", l)
-			}
 		})
 	}
 }

@@ -79,7 +79,8 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	sides := []*side{{name: "with"}, {name: "without"}}
 	for _, s := range sides {
 		total := (turns + 1) * each
-		if s.trainer, err = begin(ctx, e, filepath.Join(dir, s.name), format, rows, total, s); err != nil {
+		s.trainer, err = begin(ctx, e, filepath.Join(dir, s.name), format, rows, total, s)
+		if err != nil {
 			return err
 		}
 		defer s.trainer.Close()

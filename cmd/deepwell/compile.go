@@ -23,9 +23,9 @@ func (a *app) compile() *cobra.Command {
 			"the programs of a plan, or the step of a model that is named (on one device every\n" +
 			"block is recomputed; on several parameters are cut over them), compiles them for\n" +
 			"every device, and tells seconds, memory by kind, the kernels that are called, and the\n" +
-			"collectives with their groups, bytes and whether they are asynchronous. Of a plan it tells what a device\n" +
-			"holds, and that the programs send what the plan says. It ends with status 3 if the\n" +
-			"program does not fit the card.",
+			"collectives with their groups, bytes and whether they are asynchronous. Of a plan it\n" +
+			"tells what a device holds, and that the programs send what the plan says. It ends\n" +
+			"with status 3 if the program does not fit the card.",
 		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
 			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
 			"  deepwell compile llama3.1-8b --cluster 1xb200 --seq 8192\n" +
