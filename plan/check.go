@@ -190,6 +190,10 @@ func (p *Plan) checkBlocks(c *model.Config) *diag.Error {
 	if n == 0 {
 		return nil
 	}
+	if p.Precision == "nvfp4" && p.TP.Overlap && p.Size(TensorAxis) > 1 {
+		return later("halves of a batch have other largest magnitudes than the batch").
+			Because("nvfp4 scales by the largest magnitude of a tensor").Try("leave tp.overlap out")
+	}
 	part := func(size int64, cuts ...int64) (int64, bool) {
 		for _, by := range cuts {
 			size /= by

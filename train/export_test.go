@@ -37,9 +37,9 @@ func WriteWith(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precis
 		func(*recipe.Recipe, dtype.DType) optim.Optimizer { return o }, nil)
 }
 
-// WriteFaulty is [WriteIn] with places for faults: around the linear layers with the
-// weights of some names, what goes in is multiplied with the input fault.x, and the gradient of what
-// comes out twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
+// WriteFaulty is [WriteIn] with places for faults: around the linear layers with the weights of
+// some names, what goes in is multiplied with the input fault.x, and the gradient of what comes out
+// twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
 func WriteFaulty(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precision.Policy,
 	weights ...string) (*Programs, error) {
 	return write(c, r, "cpu", how, policy, optimizerOf, func(g *ir.Graph) (*ir.Graph, error) {
@@ -131,7 +131,8 @@ func (t *Trainer) Change(name string, change func([]byte)) error {
 			}
 		}
 		change(data)
-		a, err := t.Engine.Place(s, s.Args[i], engine.Copied, func(int) ([]byte, error) { return data, nil })
+		a, err := t.Engine.Place(s, s.Args[i], engine.Copied,
+			func(int) ([]byte, error) { return data, nil })
 		if err != nil {
 			return err
 		}

@@ -28,10 +28,10 @@ import (
 	"github.com/deepwell/deepwell/watch"
 )
 
-const watched = `{"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128,
-"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
-"max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-"tie_word_embeddings": false}`
+const watched = `{"model_type": "llama", "vocab_size": 64, "hidden_size": 64,
+"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+"rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}`
 
 // sites are the linear layers whose products are in few bits, and where faults are.
 var sites = []string{"block.q.0", "block.down.0", "block.q.1", "block.down.1"}
@@ -161,9 +161,9 @@ func grows(k int) float64 { return math.Pow(10, float64(k)/2) }
 
 func times(level float64) func(int) float64 { return func(int) float64 { return level } }
 
-// faults are those of one format. One channel of an input that grows by the root of ten in each step
-// is seen when it is a hundred times itself; one channel of 32 of a gradient at 30 times; the rest
-// at once.
+// faults are those of one format. One channel of an input that grows by the root of ten in each
+// step is seen when it is a hundred times itself; one channel of 32 of a gradient at 30 times; the
+// rest at once.
 func faults(format string) []fault {
 	const forward, backward = "fprop wgrad", "dgrad wgrad"
 	list := []fault{
@@ -252,7 +252,9 @@ func (p *post) breaks(tr *train.Trainer, f *fault) {
 		return f.before(tr, fill, over, f.level(k))
 	}, func(step int) error {
 		if k := step - trained; f != nil && f.kind == "nan dw" && k >= 1 && k <= f.steps {
-			return tr.Change("g."+f.site, func(b []byte) { binary.LittleEndian.PutUint32(b[4*77:], 0x7fc00000) })
+			return tr.Change("g."+f.site, func(b []byte) {
+				binary.LittleEndian.PutUint32(b[4*77:], 0x7fc00000)
+			})
 		}
 		return nil
 	})
@@ -306,7 +308,8 @@ func (f *fault) where() (layer int, linear string) {
 func (f *fault) scales(tr *train.Trainer) string {
 	layer, linear := f.where()
 	for _, s := range tr.Programs.Step.Stats {
-		if s.Layer <= int64(layer) && int64(layer) < s.Layer+s.Layers && s.Slot == int64(precision.Slot(linear)) && s.Operand == f.kind {
+		here := s.Layer <= int64(layer) && int64(layer) < s.Layer+s.Layers
+		if here && s.Slot == int64(precision.Slot(linear)) && s.Operand == f.kind {
 			return s.Copy
 		}
 	}
@@ -351,8 +354,8 @@ func (f *fault) judge(t *testing.T, l *log) {
 	if f.whole && !refused {
 		t.Errorf("no update was refused")
 	}
-	t.Logf("found in its step %d, can be seen in step %d; falls %q, refused %v", first, f.seen, f.falls,
-		refused)
+	t.Logf("found in its step %d, can be seen in step %d; falls %q, refused %v", first, f.seen,
+		f.falls, refused)
 }
 
 // finite holds all checkpoints of a run to numbers.
@@ -477,8 +480,8 @@ func TestFallsResumeExactly(t *testing.T) {
 	r.same(r.tensors(checkpoints(whole)), r.tensors(checkpoints(cut)))
 }
 
-// What programs report is what can be read of their arrays. A clean run raises no alarm; a step with
-// a scale that was not made so changes nothing, and everything is computed in bf16 after it.
+// What programs report is what can be read of their arrays. A clean run raises no alarm; a step
+// with a scale that was not made so changes nothing, and everything is computed in bf16 after it.
 func TestReports(t *testing.T) {
 	const site, steps = "block.down.0", 64
 	p, l := newPost(t, openCPU(t, 1), "mxfp8", "down"), &log{}

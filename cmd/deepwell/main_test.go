@@ -9,6 +9,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/plugin"
 )
 
@@ -33,7 +34,7 @@ func TestScripts(t *testing.T) {
 		Dir:           filepath.Join("testdata", "script"),
 		UpdateScripts: *update,
 		Condition: func(cond string) (bool, error) {
-			return cond == "nvmlstub" && stub != "", nil
+			return cond == "nvmlstub" && stub != "" || cond == "long" && long.Enabled, nil
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("DEEPWELL_HOME", filepath.Dir(engines))
