@@ -2,7 +2,6 @@ package spmd_test
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -280,11 +279,11 @@ func TestNarrowGathersMoveFewBits(t *testing.T) {
 	}
 }
 
-// narrowGradients runs the loss and the gradients of a plan, nil for one device, over parts of a
-// batch, with copies that were made of the masters, and puts what it gives together.
-func narrowGradients(g *ir.Graph, p *plan.Plan, parts ...map[string]*eval.Array) (
+// narrowGradients runs the loss and the gradients of a plan, nil for one device, with copies that were
+// made of the masters, and puts what it gives together.
+func narrowGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
 	map[string][]float64, error) {
-	r, err := newRig(g, p, optim.SGD{}, len(parts), parts[0], evalRunner)
+	r, err := newRig(g, p, optim.SGD{}, 1, whole, evalRunner)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +294,7 @@ func narrowGradients(g *ir.Graph, p *plan.Plan, parts ...map[string]*eval.Array)
 	for i, v := range r.step.Quantize.Results {
 		r.state[v.Name] = out[i]
 	}
-	loss, err := r.gradients(parts)
+	loss, err := r.gradients([]map[string]*eval.Array{whole})
 	if err != nil {
 		return nil, err
 	}
@@ -320,27 +319,11 @@ func narrowBatch(g *ir.Graph, c *model.Config) map[string]*eval.Array {
 	return whole
 }
 
-// halves cuts the rows of a batch in two.
-func halves(whole map[string]*eval.Array) []map[string]*eval.Array {
-	two := []map[string]*eval.Array{maps.Clone(whole), maps.Clone(whole)}
-	for name, a := range whole {
-		if a.Type.Index("batch") != 0 {
-			continue
-		}
-		t := ir.Type{Elem: a.Type.Elem, Dims: slices.Clone(a.Type.Dims)}
-		t.Dims[0].Size /= 2
-		n := len(a.Data) / 2
-		two[0][name], two[1][name] = &eval.Array{Type: t, Data: a.Data[:n]}, &eval.Array{Type: t, Data: a.Data[n:]}
-	}
-	return two
-}
-
 // The loss and every gradient of a plan are those of one device, to the last digits of float64:
 // operands are rounded alike however they are cut, and whether pieces are joined before or after.
 //
-// Where two halves of a batch are computed side by side, each has a largest magnitude of its own, as
-// two microbatches have. Where devices have copies of key heads, each rounds the gradient of its own
-// copy, not that of their sum: only the loss is the same.
+// Where devices have copies of key heads, each rounds the gradient of its own copy, not that of their
+// sum: only the loss is the same.
 func TestNarrowPlansAgreeWithOneDevice(t *testing.T) {
 	c, size, rows := blocky(32, 2), plantest.Size{Batch: 4, Micros: 1, Seq: 64}, combine(2)
 	switch {
@@ -352,40 +335,27 @@ func TestNarrowPlansAgreeWithOneDevice(t *testing.T) {
 		rows = slices.DeleteFunc(rows, func(m mesh) bool { return m.Name != "zero3 sp" })
 	}
 	for _, format := range narrowFormats {
-		first := map[bool]map[string][]float64{} // of one device, by whether it takes halves
+		one := narrowPlan(mesh{Apply: func(*plan.Plan) {}}, format, size)
+		g, err := marked(c, one, dtype.F32, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := narrowBatch(g, c)
+		first, err := narrowGradients(g, nil, whole)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, m := range rows {
 			p := narrowPlan(m, format, size)
 			if p.Check(c) != nil {
 				continue
-			}
-			apart := p.TP.Overlap && format == "nvfp4"
-			if apart && p.Size(plan.DataAxis)*p.Size(plan.FSDPAxis) > 1 {
-				continue // halves of what each device has are rows that do not follow each other
-			}
-			g, err := marked(c, p, dtype.F32, false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			whole := narrowBatch(g, c)
-			if first[apart] == nil {
-				parts, one := []map[string]*eval.Array{whole}, *p
-				if apart {
-					parts, one.Microbatches = halves(whole), 2
-				}
-				half, err := marked(c, &one, dtype.F32, false)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if first[apart], err = narrowGradients(half, nil, parts...); err != nil {
-					t.Fatal(err)
-				}
 			}
 			got, err := narrowGradients(g, p, whole)
 			if err != nil {
 				t.Errorf("%s %s: %v", format, m.Name, err)
 				continue
 			}
-			want := first[apart]
+			want := first
 			if c.KVHeads%p.Size(plan.TensorAxis) != 0 {
 				want = map[string][]float64{spmd.Loss: want[spmd.Loss]}
 			}

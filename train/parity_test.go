@@ -62,7 +62,6 @@ type parity struct {
 	linears   []string // if not those of the format's policy
 	wide      bool     // all other products are in f32, not in bf16
 	hasty     bool     // programs are compiled without optimization
-	halves    bool     // one device takes microbatches of half the size
 	before    map[string][]float64
 	want      *history
 }
@@ -127,9 +126,6 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	r.Precision, r.Recompute = dtype.F32, nil
 	if p.narrow != "" {
 		r.Micro = int(s.Batch / s.Micros)
-	}
-	if p.halves {
-		r.Micro /= 2
 	}
 	if p.narrow != "" && !p.wide {
 		r.Precision, r.Narrow = dtype.BF16, p.narrow
