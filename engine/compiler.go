@@ -73,6 +73,15 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	if err != nil {
 		return nil, err
 	}
+	if r.Recomputed > 0 && s.Flags[disablePasses] == nil {
+		again := *s
+		again.Flags = maps.Clone(s.Flags)
+		if again.Flags == nil {
+			again.Flags = map[string]any{}
+		}
+		again.Flags[disablePasses] = "rematerialization"
+		return c.Compile(ctx, &again, t)
+	}
 	code, err := x.Serialize()
 	if err != nil {
 		return nil, err
@@ -83,6 +92,12 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
 	return r, nil
 }
+
+// disablePasses is the option by which a program is compiled again if XLA repeats instructions on its
+// own. It does when it thinks that memory is short, and counts updates in place as copies: of 70B
+// on 64 GB200 it saw 206 GiB where buffers take 125, and what it repeated saved 0.06 GiB. Plans say
+// what is computed again.
+const disablePasses = "xla_disable_hlo_passes"
 
 // describe makes the topology of a target, once: all stages of a program have the same, and
 // describing 65,536 devices takes 0.1 s.
@@ -136,10 +151,6 @@ func (c *Compiler) options(s *program.Stage, t machine.Target) pjrt.CompileOptio
 		// No kernels of XLA's own for small sums inside an NVLink domain: the compiler aborts on a sum of
 		// one number over the 64 devices of a GB200 domain ("size mismatch when packing elements").
 		"xla_gpu_experimental_use_collective_kernels": "",
-		// XLA repeats instructions when it thinks that memory is short, and counts updates in place as
-		// copies: of 70B on 64 GB200 it saw 206 GiB where buffers take 125, and the 13 instructions that
-		// it repeated saved 0.06 GiB. Plans say what is computed again.
-		"xla_disable_hlo_passes": "rematerialization",
 	}
 	if arch := t.Card.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
 		// XLA's cost model, which turns the scheduler on by itself, knows those three only.
