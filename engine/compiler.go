@@ -93,10 +93,10 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	return r, nil
 }
 
-// disablePasses is the option by which a program is compiled again if XLA repeats instructions on its
-// own. It does when it thinks that memory is short, and counts updates in place as copies: of 70B
-// on 64 GB200 it saw 206 GiB where buffers take 125, and what it repeated saved 0.06 GiB. Plans say
-// what is computed again.
+// disablePasses is the option by which a program is compiled again if XLA repeats instructions on
+// its own. It does when it thinks that memory is short, and counts updates in place as copies: of
+// 70B on 64 GB200 it saw 206 GiB where buffers take 125, and what it repeated saved 0.06 GiB. Plans
+// say what is computed again.
 const disablePasses = "xla_disable_hlo_passes"
 
 // describe makes the topology of a target, once: all stages of a program have the same, and
