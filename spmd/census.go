@@ -31,7 +31,8 @@ type Traffic struct {
 // Census counts the collectives of a graph, with loops multiplied out. Nothing but the graph is
 // asked: what a compiled program does is held to it.
 func Census(g *ir.Graph) []Traffic {
-	c := census{mesh: g.Mesh, rows: map[string]*Traffic{}, handed: map[*ir.Value]bool{}}
+	c := census{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[*ir.Value]bool{},
+		alias: map[*ir.Value]*ir.Value{}}
 	c.graph(g, 1, false)
 	var list []Traffic
 	for _, row := range c.rows {
@@ -86,9 +87,10 @@ func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType
 }
 
 type census struct {
-	mesh   []ir.Axis
-	rows   map[string]*Traffic
-	handed map[*ir.Value]bool // keys and values that a ring handed on
+	mesh  []ir.Axis
+	rows  map[string]*Traffic
+	sent  map[*ir.Value]bool      // what was gathered, and keys and values that a ring handed on
+	alias map[*ir.Value]*ir.Value // what is another: loops of one round are none to XLA
 }
 
 // graph counts; back says that the graph is the body of a loop that goes back.
@@ -96,10 +98,20 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 	for _, op := range g.Ops {
 		switch op.Kind {
 		case "repeat":
-			c.graph(op.Body, times*op.Attrs.Int("n"), op.Attrs.Bool("reverse"))
+			rounds := op.Attrs.Int("n")
+			if rounds == 1 {
+				c.rename(op.Body.Inputs, op.In)
+			}
+			c.graph(op.Body, times*rounds, op.Attrs.Bool("reverse"))
+			if rounds == 1 {
+				c.rename(op.Out, op.Body.Results)
+			}
 		case "all_reduce":
 			c.add(hlo.AllReduce, op, times, op.In[0].Type.Shape().Bytes())
 		case "all_gather":
+			if op.Tag == ir.Gather && c.alias[op.In[0]] != nil && c.again(op.In[0]) {
+				continue
+			}
 			c.add(hlo.AllGather, op, times, op.Out[0].Type.Shape().Bytes())
 			if back && op.Tag == ir.Gather && op.In[0].Role == ir.Residual {
 				row := c.rows[key(hlo.AllGather, op.Axes())]
@@ -127,6 +139,26 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 	}
 }
 
+// rename says what values are.
+func (c *census) rename(values, others []*ir.Value) {
+	for i, v := range values {
+		c.alias[v] = others[i]
+		if a := c.alias[others[i]]; a != nil {
+			c.alias[v] = a
+		}
+	}
+}
+
+// again tells whether a value was sent before: XLA finds that who asks again has it.
+func (c *census) again(v *ir.Value) bool {
+	if a := c.alias[v]; a != nil {
+		v = a
+	}
+	was := c.sent[v]
+	c.sent[v] = true
+	return was
+}
+
 // ring counts how often keys and values are handed on, and in the gradient theirs: the first term
 // and the rounded sum at the end, and between them sums in f32.
 func (c *census) ring(op *ir.Op, times int64) {
@@ -136,10 +168,9 @@ func (c *census) ring(op *ir.Op, times int64) {
 	}
 	k, n := op.In[1].Type.Shape(), axisSize(c.mesh, axis)
 	for _, v := range op.In[1:3] {
-		if !c.handed[v] { // the gradient of what is computed again sees what was handed on
+		if !c.again(v) { // the gradient of what is computed again sees what was handed on
 			c.count(hlo.CollectivePermute, []string{axis}, times*(n-1), k.Bytes())
 		}
-		c.handed[v] = true
 		if op.Kind == "attention_grad" {
 			c.count(hlo.CollectivePermute, []string{axis}, times*(n-2), 4*k.Elements())
 			c.count(hlo.CollectivePermute, []string{axis}, times*2, k.Bytes())

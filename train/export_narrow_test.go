@@ -109,3 +109,39 @@ func joined(ctx context.Context, h *home, name string, pc *piece, c *ir.Copy,
 
 // Requantize makes the copies of weights again.
 func (t *Trainer) Requantize() error { return t.crew.quantize() }
+
+// State gives what this process has of the state, by the names of checkpoints.
+func (t *Trainer) State(ctx context.Context) (map[string][]byte, error) {
+	all := map[string][]byte{}
+	homes := t.crew.homes()
+	for _, pc := range t.Programs.pieces() {
+		h := homes[pc.home]
+		if h == nil {
+			continue
+		}
+		b, err := gather(ctx, h.state.Get(pc.name), &pc, h.mesh)
+		if err != nil {
+			return nil, err
+		}
+		n := len(b) / len(pc.tensors)
+		for k, one := range pc.tensors {
+			all[one.Name] = b[k*n:][:n]
+		}
+	}
+	return all, nil
+}
+
+// Restore goes on from another's state.
+func (t *Trainer) Restore(all map[string][]byte) error {
+	return t.fill(func(pc *piece, dst []byte) error {
+		for _, one := range pc.tensors {
+			b, n := all[one.Name], int(one.Bytes())
+			if len(b) != n {
+				return fmt.Errorf("the state has %d bytes of %s, not %d", len(b), one.Name, n)
+			}
+			copy(dst, b)
+			dst = dst[n:]
+		}
+		return nil
+	})
+}

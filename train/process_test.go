@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,8 @@ import (
 )
 
 // childEnv tells the test binary that it is the second process of a run: the place of the plan in
-// twoProcesses, the model, the address of the first process.
+// twoProcesses, the model, the address of the first process, and a file with the states that it goes
+// on from, if any.
 const childEnv = "DEEPWELL_TEST_TRAIN"
 
 // twoProcesses are plans for two processes with four devices each.
@@ -45,7 +47,7 @@ func twoProcesses() []plantest.Row {
 
 // half runs one of two processes. The other's address is sent when both are known.
 func half(ctx context.Context, self int, model string, row plantest.Row, said func(string),
-	other func() (string, error), first *parity) (*history, error) {
+	other func() (string, error), states []map[string][]byte) (*history, error) {
 	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 4, Cache: cache})
 	if err != nil {
 		return nil, err
@@ -62,15 +64,22 @@ func half(ctx context.Context, self int, model string, row plantest.Row, said fu
 		return nil, err
 	}
 	p := parityOf(e, model)
-	if first != nil {
-		p.before = first.before
-	}
+	p.want = &history{States: states}
 	addresses := []string{hub.Addr(), peer}
 	if self == 1 {
 		addresses = []string{peer, hub.Addr()}
 	}
 	return p.run(ctx, p.plan(row), train.Options{
 		Processes: &train.Processes{Self: self, Addresses: addresses, Hub: hub}})
+}
+
+// readStates reads what the first process wrote.
+func readStates(path string) (list []map[string][]byte, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return list, json.Unmarshal(b, &list)
 }
 
 // child is the second process: it prints what it has of the outcome.
@@ -80,10 +89,14 @@ func child() {
 	defer cancel()
 	var at int
 	_, err := fmt.Sscan(words[0], &at)
+	var states []map[string][]byte
+	if err == nil {
+		states, err = readStates(words[3])
+	}
 	if err == nil {
 		var h *history
 		h, err = half(ctx, 1, words[1], twoProcesses()[at], func(a string) { fmt.Println(a) },
-			func() (string, error) { return words[2], nil }, nil)
+			func() (string, error) { return words[2], nil }, states)
 		if err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(h)
 		}
@@ -109,6 +122,10 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 		if one.want, err = one.run(t.Context(), nil, train.Options{}); err != nil {
 			t.Fatal(err)
 		}
+		states := filepath.Join(t.TempDir(), "states.json")
+		if b, err := json.Marshal(one.want.States); err != nil || os.WriteFile(states, b, 0o600) != nil {
+			t.Fatal("the states were not written: ", err)
+		}
 		for at, row := range twoProcesses() {
 			if one.narrow != "" && at == 1 {
 				continue // the others have more
@@ -122,14 +139,15 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 				}
 				out := bufio.NewReader(pipe)
 				got, err := half(t.Context(), 0, model, row, func(address string) {
-					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %s", childEnv, at, model, address))
+					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %s %s", childEnv, at, model, address,
+						states))
 				}, func() (string, error) {
 					if err := cmd.Start(); err != nil {
 						return "", err
 					}
 					address, err := out.ReadString('\n')
 					return strings.TrimSpace(address), err
-				}, one)
+				}, one.want.States)
 				if err != nil {
 					t.Fatal(err)
 				}
