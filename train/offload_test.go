@@ -11,7 +11,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -32,10 +31,7 @@ func written(t *testing.T, arch string, offload ...string) *train.Programs {
 		t.Fatal(err)
 	}
 	p.Offload = offload
-	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
-	r.Precision, r.Recompute = p.Types.Params, p.Recompute
-	w, err := train.Write(preset.Config, r, arch, p)
+	w, err := train.Write(preset.Config, train.RecipeOf(p), arch, p)
 	if err != nil {
 		t.Fatal(err)
 	}

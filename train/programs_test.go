@@ -7,7 +7,6 @@ import (
 
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -33,10 +32,7 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := recipe.Default()
-		r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
-		r.Precision, r.Recompute = p.Types.Params, p.Recompute
-		w, err := train.Write(preset.Config, r, "sm_100", p)
+		w, err := train.Write(preset.Config, train.RecipeOf(p), "sm_100", p)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -84,19 +83,8 @@ func write(c combination) (*train.Programs, machine.Cluster, error) {
 	if err != nil {
 		return nil, cluster, err
 	}
-	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(c.plan.Batch), int(c.plan.Rows()), int(c.plan.Seq)
-	r.Precision, r.Recompute = c.plan.Types.Params, c.plan.Recompute
-	p, err := train.Write(c.config, r, archOf(cluster), c.plan)
+	p, err := train.Write(c.config, train.RecipeOf(c.plan), cluster.Arch(), c.plan)
 	return p, cluster, err
-}
-
-// archOf names the kind of device as kernels take it.
-func archOf(c machine.Cluster) string {
-	if c.CPU() {
-		return "cpu"
-	}
-	return c.Card.Arch
 }
 
 // compile gives what the ranks of a combination hold and what each of its programs needs.

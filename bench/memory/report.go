@@ -37,7 +37,7 @@ func predict(r *row) (*miss, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := footprint.New(c.config, archOf(cluster))
+	p, err := footprint.New(c.config, cluster.Arch())
 	if err != nil {
 		return nil, err
 	}

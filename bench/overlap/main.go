@@ -20,7 +20,6 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -113,10 +112,7 @@ func write(path string) (*program.Stage, machine.Cluster, error) {
 		return nil, none, err
 	}
 	defer func() { _ = m.Close() }()
-	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
-	r.Precision, r.Recompute = p.Types.Params, p.Recompute
-	w, err := train.Write(m.Config, r, cluster.Card.Arch, p)
+	w, err := train.Write(m.Config, train.RecipeOf(p), cluster.Card.Arch, p)
 	if err != nil {
 		return nil, none, err
 	}

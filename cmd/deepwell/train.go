@@ -24,6 +24,7 @@ func (a *app) train() *cobra.Command {
 			"The run's folder has checkpoints, events.jsonl, and files for TensorBoard.",
 		Example: "  deepwell train --example > run.toml\n" +
 			"  deepwell train run.toml --set steps=500 --set optimizer.rate=1e-3\n" +
+			"  deepwell train run.toml --plan plan.json\n" +
 			"  deepwell train run.toml --profile 10:13",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if example {
