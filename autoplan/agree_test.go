@@ -78,6 +78,8 @@ func TestClosedFormAgreesWithSimulator(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// A third each is in bf16, in one format, and with layers of two.
+		e = e.With(estimate.Options{Precision: []price.Precision{price.BF16, price.MXFP8, price.NVFP4}[n%3]})
 		p, ok := randomPlan(random, &j)
 		if !ok || p.PP.Size == 1 && pipelines < n/2 { // half of them have a pipeline
 			continue

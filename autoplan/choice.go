@@ -27,6 +27,9 @@ type Choice struct {
 	Peak      int64           `json:"peak"`
 	Bubble    float64         `json:"bubble"` // share of the step
 	Why       string          `json:"why"`
+	// Policy is a line on what the products are computed in, and what that costs; empty if all are
+	// in one type.
+	Policy string `json:"policy,omitempty"`
 
 	// Estimate is the closed form.
 	Estimate estimate.Estimate `json:"-"`
@@ -45,7 +48,7 @@ func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 	replicas := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
 	s := &dryrun.Step{Schedule: list, Replicas: int(replicas),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
-		Host: e.Parts.Host}
+		Host: e.Parts.Host, Policy: e.Narrow()}
 	for _, x := range e.Stages {
 		s.Stages = append(s.Stages, dryrun.Stage{Forward: x.Forward, Input: x.Input, Weight: x.Weight,
 			Send: x.Send, State: x.State, Grads: x.Grads, Residual: x.Residual, Transient: x.Transient})
@@ -122,7 +125,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	p.Precision = told(s.job.Precisions[c.precision])
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Step: line.Step,
 		Low: e.Low, High: e.High, Rate: s.job.tokens(c.rows) / line.Step / float64(n), Peak: e.Peak,
-		Bubble: line.Bubble, Estimate: e}
+		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
 	if e.Step > 0 { // the interval is that of the closed form, moved along
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
 	}
@@ -167,6 +170,11 @@ func explain(list []Choice, j Job) {
 		}
 		words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
 		c.Why = strings.Join(words[:min(len(words), 4)], ", ")
+		if c.Policy != "" && (i == 0 || len(j.Precisions) > 1) {
+			c.Why += "; " + c.Policy
+		} else if len(j.Precisions) > 1 {
+			c.Why += "; " + string(c.Precision)
+		}
 	}
 }
 

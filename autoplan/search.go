@@ -181,7 +181,10 @@ func (s *searcher) expand() {
 		for _, m := range s.job.meshes(int64(n)) {
 			cuts := int64(len(s.job.cuts(m)))
 			for _, b := range s.job.batches(m) {
-				for precision := range s.job.Precisions {
+				for precision, prec := range s.job.Precisions {
+					if !s.job.divides(m, prec) {
+						continue
+					}
 					nd := node{mesh: m, count: at, precision: precision, micro: b[0], rows: b[1],
 						micros: b[1] / b[0] / m.rowRanks()}
 					orders := int64(len(s.job.orders(nd)))

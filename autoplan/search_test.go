@@ -138,17 +138,22 @@ func TestPruningIsExact(t *testing.T) {
 		goal           Goal
 		fixed          Fixed
 		capacity       int64
+		precision      price.Precision
 	}{
-		{"llama3.1-8b", "8xb200", Time, nil, 0},
-		{"llama3.1-8b", "8xb200", Time, nil, 60 << 30}, // so little that much must be recomputed
-		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1"}, 0},
-		{"qwen3-30b-a3b", "8xb200", Time, Fixed{"cp": "1", "tp": "1"}, 0},
-		{"llama3.1-8b", "8xb200", Money, Fixed{"cp": "1"}, 0},
-		{"llama3.1-8b", "8xb200", Memory, Fixed{"cp": "1"}, 0},
+		{"llama3.1-8b", "8xb200", Time, nil, 0, ""},
+		{"llama3.1-8b", "8xb200", Time, nil, 60 << 30, ""}, // so little that much must be recomputed
+		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1"}, 0, ""},
+		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1", "tp": "2"}, 0, price.NVFP4},
+		{"qwen3-30b-a3b", "8xb200", Time, Fixed{"cp": "1", "tp": "1"}, 0, ""},
+		{"llama3.1-8b", "8xb200", Money, Fixed{"cp": "1"}, 0, ""},
+		{"llama3.1-8b", "8xb200", Memory, Fixed{"cp": "1"}, 0, ""},
 	} {
-		t.Run(fmt.Sprintf("%s-%s-%s-%d", c.model, c.cluster, c.goal, c.capacity>>30), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s-%s-%s-%d%s", c.model, c.cluster, c.goal, c.capacity>>30, c.precision), func(t *testing.T) {
 			j := jobFor(t, c.model, c.cluster, 4096, 1<<19)
 			j.Goal, j.Fixed, j.Capacity, j.Top = c.goal, c.fixed, c.capacity, 3
+			if c.precision != "" {
+				j.Precisions = []price.Precision{c.precision}
+			}
 			j, err := j.filled()
 			if err != nil {
 				t.Fatal(err)
@@ -195,8 +200,14 @@ func everyPlan(s *searcher) candidate {
 
 // A node's bound is below the time of each of its plans, and recomputing more takes no less.
 func TestBoundsHold(t *testing.T) {
-	for _, name := range []string{"llama3.1-8b", "qwen3-30b-a3b"} {
-		j, err := jobFor(t, name, "16xb200", 4096, 1<<20).filled()
+	for _, row := range []struct {
+		name      string
+		precision price.Precision
+		every     int
+	}{{"llama3.1-8b", price.BF16, 7}, {"qwen3-30b-a3b", price.BF16, 7}, {"llama3.1-8b", price.NVFP4, 17}} {
+		j := jobFor(t, row.name, "16xb200", 4096, 1<<20)
+		j.Precisions = []price.Precision{row.precision}
+		j, err := j.filled()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,7 +219,7 @@ func TestBoundsHold(t *testing.T) {
 		s.job.Capacity = math.MaxInt64 // so that all have a time
 		w := s.workers[0]
 		for i, n := range s.nodes {
-			if i%7 != 0 {
+			if i%row.every != 0 {
 				continue
 			}
 			for _, c := range s.job.cuts(n.mesh) {

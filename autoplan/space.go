@@ -153,6 +153,20 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 	return list
 }
 
+// divides reports whether a device's piece of what products sum over is whole blocks of a
+// precision, as our own programs want it ([plan.Plan.Check]); other stacks pad.
+func (j *Job) divides(m mesh, prec price.Precision) bool {
+	n := (&plan.Plan{Precision: told(prec)}).Block()
+	if n == 0 || j.Profile.Name != "deepwell" || j.Config.MoE != nil {
+		return true
+	}
+	pieces := m.cp
+	if m.cp > 1 { // fill balances them
+		pieces *= 2
+	}
+	return j.Seq/pieces%n == 0 && j.Config.MLP/m.tp%n == 0
+}
+
 // rowRanks is how many devices get rows of their own. Those of ep do: outside the experts they are
 // data parallel.
 func (m mesh) rowRanks() int64 { return m.data * m.ep }

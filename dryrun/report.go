@@ -51,6 +51,9 @@ func (r *Report) HTML() []byte {
 		`content="width=device-width"><title>%s</title><style>%s</style><main>`,
 		html.EscapeString(r.Title), reportStyle)
 	p.add(`<h1>%s</h1><p>%s</p>`, html.EscapeString(r.Title), html.EscapeString(r.Line))
+	if r.Timeline.Policy != "" {
+		p.add(`<p>%s</p>`, html.EscapeString(r.Timeline.Policy))
+	}
 	p.tiles(r)
 	p.waterfall(r)
 	p.helps("What would help most", "Each change alone, the rest as it is.", r.Helps, r.Timeline.Step)

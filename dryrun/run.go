@@ -96,8 +96,9 @@ func newRun(s *Step, p prices) *run {
 	for _, l := range r.lists {
 		total += len(l)
 	}
-	r.line = &Timeline{Schedule: list, step: s, send: p.send, Ranks: make([]Rank, list.Ranks),
-		Spans: make([][]schedule.Span, list.Ranks), waits: make([]wait, list.Ranks)}
+	r.line = &Timeline{Schedule: list, step: s, Policy: s.Policy, send: p.send,
+		Ranks: make([]Rank, list.Ranks), Spans: make([][]schedule.Span, list.Ranks),
+		waits: make([]wait, list.Ranks)}
 	spans := make([]schedule.Span, total)
 	for rank, l := range r.lists {
 		r.line.Spans[rank], spans = spans[:len(l):len(l)], spans[len(l):]

@@ -33,6 +33,8 @@ type Step struct {
 	// Replicas is how many copies of the pipeline reduce their gradients together, and so wait for
 	// the slowest of them; 0 is one.
 	Replicas int
+	// Policy is a line on what the products are computed in, and what that costs; it is passed on.
+	Policy string
 }
 
 // A WhatIf is what a run meets. The zero value is a day on which nothing goes wrong.

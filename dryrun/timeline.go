@@ -10,7 +10,8 @@ type Timeline struct {
 	Step     float64            `json:"step"`   // seconds, from the first start to the last end
 	Bubble   float64            `json:"bubble"` // share of the ranks' time that they wait for ranks
 	Ranks    []Rank             `json:"ranks"`
-	Spans    [][]schedule.Span  `json:"-"` // as Schedule.Lists, in nanoseconds
+	Policy   string             `json:"policy,omitempty"` // the step's
+	Spans    [][]schedule.Span  `json:"-"`                // as Schedule.Lists, in nanoseconds
 
 	step  *Step
 	ticks int64

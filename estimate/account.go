@@ -60,22 +60,21 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 // it; that much of its own tail is beside them.
 func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	slack, most := 0.0, math.Inf(-1)
-	var was [2]float64
+	var was share
 	for r := range int(l.pipe) {
-		var dense, experts, window float64
+		var is share
+		window := 0.0
 		for turn := range int(l.virtual) {
 			s := loads.at(l.stage(r, turn))
-			dense += s.dense
-			experts += s.experts
+			is.add(&s.block)
 			window += s.total
 		}
-		is := [2]float64{dense, experts}
 		if r > 0 && is == was { // as much to do as the rank before, and more room for it
 			slack += loads.at(r).total
 			continue
 		}
 		was = is
-		t := e.tail(l, dense, experts, window)
+		t := e.tail(l, &is, window)
 		if after := t.data + t.optimizer - slack; after > most {
 			most, longest = after, t
 			hidden := min(slack, t.data)

@@ -41,6 +41,8 @@ type block struct {
 	dropped                float64 // bytes that come back while the block is computed again
 	dense, experts         float64 // parameters on one device, before dp and fsdp cut them
 	shapes                 float64 // bytes of one buffer for each distinct shape of weight
+	few, fewExperts        stock   // of weights in blocks, beyond bf16
+	later                  float64 // of forward.quantize, what can wait for the backward pass
 }
 
 func (b *block) add(c *block, n float64) {
@@ -53,13 +55,16 @@ func (b *block) add(c *block, n float64) {
 	b.dropped = max(b.dropped, c.dropped)
 	b.dense += n * c.dense
 	b.experts += n * c.experts
+	b.few.add(&c.few, n)
+	b.fewExperts.add(&c.fewExperts, n)
 }
 
 // A builder adds up one part of a block: attention, MLP, experts, the ends of the model.
 type builder struct {
-	e *Estimator
-	c *cut
-	p *price.Prices
+	e  *Estimator
+	c  *cut
+	p  *price.Prices
+	in formats // of the layer; nil where one precision is that of all
 	block
 	seen map[[2]float64]bool // shapes of weights
 }
@@ -90,13 +95,15 @@ func (b *builder) stream(forward, backward float64) {
 
 // tensorEnds are the collectives around one half of a layer that tp cuts: with a cut sequence the
 // input is gathered and the output scattered, and the backward pass does both the other way round;
-// without, each pass has one all-reduce.
-func (b *builder) tensorEnds() {
+// without, each pass has one all-reduce. In and out name the linear layers at either end: what they
+// take in blocks is gathered in blocks.
+func (b *builder) tensorEnds(in, out []string) {
 	if b.c.tensor == 1 {
 		return
 	}
 	b.operations += 1.5
-	bytes := b.c.tokens() * b.h() * 2
+	values := b.c.tokens() * b.h()
+	bytes := values * 2
 	g, hide := b.c.tensorGroup(), b.p.Profile().HideTensor
 	if b.c.overlap {
 		hide = max(hide, overlapHides)
@@ -108,12 +115,14 @@ func (b *builder) tensorEnds() {
 		b.input.tensor += t
 		return
 	}
-	gather := seen * b.p.Collective(price.AllGather, bytes, g)
+	gather := func(width float64) float64 {
+		return seen * b.p.Collective(price.AllGather, values*width, g)
+	}
 	scatter := seen * b.p.Collective(price.ReduceScatter, bytes, g)
-	b.forward.tensor += gather + scatter
-	b.input.tensor += gather + scatter
+	b.forward.tensor += gather(b.sent(in, fprop)) + scatter
+	b.input.tensor += gather(b.sent(out, dgrad, wgrad)) + scatter
 	if b.p.Profile().Regather {
-		b.input.tensor += gather
+		b.input.tensor += gather(b.sent(in, wgrad))
 	}
 }
 
@@ -126,8 +135,8 @@ func (b *builder) h() float64 { return float64(b.e.config.Hidden) }
 // attention is the first half of a layer. seen is the mean number of keys of a query.
 func (b *builder) attention(seen float64) {
 	c, tp := b.e.config, float64(b.c.tensor)
-	tokens, heads := b.c.tokens(), float64(c.Heads)
-	prec := b.e.precision(b.c)
+	tokens, heads, piece := b.c.tokens(), float64(c.Heads), b.c.piece()
+	first := []string{"q", "k", "v"}
 	score, value := float64(c.HeadDim), float64(c.HeadDim)
 	kv := max(float64(c.KVHeads), tp)
 	keys := 2 * kv * score // elements of keys and values of a token
@@ -136,28 +145,31 @@ func (b *builder) attention(seen float64) {
 		score, value = float64(a.NoPE+a.Rope), float64(a.Value)
 		keys = heads * (score + value)
 		up := heads * float64(a.NoPE+a.Value)
-		b.linear(prec, tokens, b.h(), q)
-		b.linear(prec, tokens, b.h(), k+float64(a.Rope))
+		first = []string{"q_down", "kv_down"}
+		b.join(tokens, source{b.h(), piece}, 1, tokens, out{"q_down", q})
+		// The input is in blocks already.
+		b.join(tokens, source{b.h(), 0}, 1, tokens, out{"kv_down", k + float64(a.Rope)})
 		down := b.forward
-		b.linear(prec, tokens, q, heads*score/tp)
-		b.linear(prec, tokens, k, up/tp)
+		b.join(tokens, source{q, tokens}, tp, tokens, out{"q_up", heads * score})
+		b.join(tokens, source{k, tokens}, tp, tokens, out{"kv_up", up})
 		b.part.add(&b.forward, 1)
 		b.part.add(&down, -1)
 		b.stream(tokens*2*(2*heads*score+up+q)/tp, tokens*2*(4*heads*score+2*up+3*q)/tp)
-		b.residual += tokens * (b.kept(q+k) + 2*(q+k+float64(a.Rope)) +
+		b.residual += tokens * (b.latent(q, k) + 2*(q+k+float64(a.Rope)) +
 			(4*heads*score+4*heads*value+4*heads)/tp)
 		b.modules += tokens * (4*heads*score + 2*heads*value) / tp
 		b.operations += 45
 	} else {
 		q := heads * score
-		b.linear(prec, tokens, b.h(), (q+keys)/tp)
+		b.join(tokens, source{b.h(), piece}, tp, tokens, out{"q", q}, out{"k", keys / 2},
+			out{"v", keys / 2})
 		// Turning queries and keys by position, and taking the three apart.
 		b.stream(tokens*2*2*(2*q+1.5*keys)/tp, tokens*2*2*(2*q+1.5*keys)/tp)
 		b.residual += tokens * (2*(q+keys) + 2*(q+keys/2) + 2*q + 4*heads) / tp
 		b.operations += 25
 	}
-	b.linear(prec, tokens, heads*value/tp, b.h())
-	if n := b.kept(1); n != 2 { // attention keeps its result for itself
+	b.join(tokens, source{heads * value / tp, tokens}, 1, piece, out{"o", b.h()})
+	if n := b.keeps(1, "o"); n != 2 { // attention keeps its result for itself
 		b.residual += tokens * heads * value / tp * n
 	}
 	b.scores(seen, heads/tp, score, value)
@@ -165,15 +177,20 @@ func (b *builder) attention(seen float64) {
 		b.part.attention, b.modules = b.forward.attention, tokens*4*heads/tp
 	}
 	b.contextEnds(heads*value/tp, keys/tp)
-	b.tensorEnds()
+	b.tensorEnds(first, []string{"o"})
 }
 
 // norms is what both halves of a layer have besides: a norm, and a sum with what came in. The
-// result of each norm is kept; what comes in is the layer's own.
-func (b *builder) norms() {
+// result of each norm is kept; what comes in is the layer's own. Second names the linear layers
+// that take the second norm's result.
+func (b *builder) norms(second ...string) {
 	piece := b.c.piece()
 	b.stream(2*piece*b.h()*2*5, 2*piece*b.h()*2*7)
-	b.residual += 2 * piece * b.kept(b.h())
+	first := []string{"q", "k", "v"}
+	if b.e.config.MLA != nil {
+		first = []string{"q_down", "kv_down"}
+	}
+	b.residual += piece * (b.keeps(b.h(), first...) + b.keeps(b.h(), second...))
 	b.dense += 2 * b.h()
 }
 
@@ -237,23 +254,25 @@ func (b *builder) contextEnds(out, keys float64) {
 
 // mlp is the second half of a layer with one MLP.
 func (b *builder) mlp(size float64) {
-	b.gated(b.c.tokens(), size/float64(b.c.tensor), true)
+	b.gated("", b.c.tokens(), size/float64(b.c.tensor), true)
 	b.operations += 20
-	b.tensorEnds()
+	b.tensorEnds(b.ups(""), []string{"down"})
 }
 
-// gated is the linear layers of an MLP and the function between them.
-func (b *builder) gated(tokens, size float64, keep bool) {
-	prec, ups := b.e.precision(b.c), 1.0
-	read, back := 2.0, 3.0
+// gated is the linear layers of an MLP and the function between them. Prefix is what their names
+// begin with.
+func (b *builder) gated(prefix string, tokens, size float64, keep bool) {
+	ups, read, back, piece := 1.0, 2.0, 3.0, b.c.piece()
+	outs := []out{{prefix + "up", size}}
 	if b.e.config.Gated {
 		ups, read, back = 2, 3, 5
+		outs = append(outs, out{prefix + "gate", size})
 	}
-	b.linear(prec, tokens, b.h(), ups*size)
-	b.linear(prec, tokens, size, b.h())
+	b.join(tokens, source{b.h(), piece}, 1, tokens, outs...)
+	b.join(tokens, source{size, tokens}, 1, piece, out{prefix + "down", b.h()})
 	b.stream(tokens*size*2*read, tokens*size*2*back)
 	if keep {
-		b.residual += tokens * (2*ups*size + b.kept(size))
+		b.residual += tokens * (2*ups*size + b.keeps(size, prefix+"down"))
 	}
 }
 
@@ -262,21 +281,17 @@ func (b *builder) kept(n float64) float64 {
 	if !b.p.Profile().Narrow {
 		return 2 * n
 	}
-	switch b.e.precision(b.c) {
-	case price.FP8:
-		return n
-	case price.MXFP8: // and a scale for each 32
-		return n * (1 + 1.0/32)
-	case price.NVFP4: // and one for each 16
-		return n * (0.5 + 1.0/16)
+	switch prec := b.e.precision(b.c); prec {
+	case price.FP8, price.MXFP8, price.NVFP4:
+		return n * prec.Bytes()
 	}
 	return 2 * n
 }
 
-// precision is that of linear layers.
+// precision is that of linear layers that no policy is for.
 func (e *Estimator) precision(c *cut) price.Precision {
-	if e.options.Precision != "" {
-		return e.options.Precision
+	if e.word != "" {
+		return e.word
 	}
 	if c.params.Bits() == 32 {
 		return price.F32

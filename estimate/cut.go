@@ -24,7 +24,8 @@ type cut struct {
 	params                        dtype.DType
 	grads                         dtype.DType
 	wire                          dtype.DType
-	gather, reduce                bool // parameters and gradients travel in every microbatch
+	gather, reduce                bool  // parameters and gradients travel in every microbatch
+	ranks                         int64 // that have a piece of a tensor, where it matters
 }
 
 // tags is a set of the parts of a block.
@@ -109,6 +110,9 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	for _, o := range p.Offload {
 		l.offload = l.offload || o == "activations"
 	}
+	if e.agrees {
+		l.ranks = ranks * l.context * l.tensor
+	}
 	l.vee = l.pipe > 1 && p.PP.Schedule == "zb-v"
 	l.strides(p)
 	if l.shard > 1 && l.zero >= 2 {
@@ -169,5 +173,6 @@ func (c *cut) tensorGroup() price.Group { return price.Group{Size: c.tensor, Str
 func (c *cut) contextGroup() price.Group {
 	return price.Group{Size: c.context, Stride: c.contextAt}
 }
+func (c *cut) everyone() price.Group    { return price.Group{Size: c.ranks, Stride: 1} }
 func (c *cut) expertGroup() price.Group { return price.Group{Size: c.expert, Stride: c.expertAt} }
 func (c *cut) fsdpGroup() price.Group   { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }

@@ -1,12 +1,14 @@
 package estimate
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -22,6 +24,7 @@ type Estimate struct {
 	Parts     Parts   // of Step
 	Peak      int64   // bytes of the worst rank
 	Memory    Memory  // of Peak
+	Policy    string  // a line on what products are computed in; empty if all are in one type
 }
 
 // A Stage is one virtual stage of the pipeline, on one of its devices.
@@ -63,6 +66,16 @@ func (p Parts) Sum() float64 {
 		p.Context + p.Expert + p.Pipeline + p.Bubble + p.Data + p.Offload + p.Optimizer + p.Host
 }
 
+// Narrow says in a line what products are computed in and what it costs to write numbers in blocks;
+// it is empty if none are.
+func (e *Estimate) Narrow() string {
+	if e.Policy == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s; quantization takes %.1f %% of the step", e.Policy,
+		100*e.Parts.Quantize/max(e.Parts.Sum(), 1e-12))
+}
+
 // Memory is the bytes of a rank by cause, when it has most.
 type Memory struct {
 	Params      int64 // what the model computes with
@@ -81,8 +94,12 @@ func (m Memory) Sum() int64 {
 
 // Options are what a plan cannot say yet.
 type Options struct {
-	// Precision is that of linear layers; empty means the type of the plan's parameters.
+	// Precision is that of linear layers; empty means the type of the plan's parameters. For our own
+	// stack mxfp8 and nvfp4 stand for the policies of package precision.
 	Precision price.Precision
+	// Policy says what each product is computed in, in the place of Precision. Only programs of our
+	// own stack have one.
+	Policy *precision.Policy
 	// ExpertRanks is the number of devices that the experts are dealt to. 0 means the plan's axis
 	// ep. Megatron folds it over dp, cp and tp: then ep is 1 in the plan and more here.
 	ExpertRanks int64
@@ -125,10 +142,15 @@ type Estimator struct {
 	busy    []float64 // likewise, by rank
 	spans   map[timing]float64
 	own     *footprint.Predictor // of the memory of our own programs; nil until it is asked for
-	// has says which kinds of layer there are, below how many of each stand before a place, and
-	// lastKind is that of the last layer.
-	has      [layerKinds]bool
-	below    [layerKinds][]int64
+
+	policy *precision.Policy // what our own programs compute in; nil if nothing is in blocks
+	word   price.Precision   // of all linear layers where there is no policy
+	said   string            // of the policy, in a line
+	agrees bool              // the policy has NVFP4, whose scales all devices agree on
+	// kinds are those of layers, below how many of each stand before a place, and lastKind is that
+	// of the last layer.
+	kinds    []kind
+	below    [][]int64
 	lastKind int
 }
 
@@ -139,24 +161,8 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 	}
 	e := &Estimator{config: c, cluster: cl, profile: prof,
 		replays: &replays{made: map[shape]replay{}}}
-	for kind := range e.below {
-		e.below[kind] = make([]int64, c.Layers+1)
-	}
-	for i := range c.Layers {
-		kind := 0
-		if c.Windowed != nil && c.Windowed[i] {
-			kind |= windowed
-		}
-		if c.MoE != nil && i >= c.MoE.Dense {
-			kind |= sparse
-		}
-		e.has[kind], e.lastKind = true, kind
-		for k := range e.below {
-			e.below[k][i+1] = e.below[k][i]
-		}
-		e.below[kind][i+1]++
-	}
 	e.appraise()
+	e.classify()
 	e.forget()
 	return e, nil
 }
@@ -169,6 +175,7 @@ func (e *Estimator) With(o Options) *Estimator {
 		n.appraise()
 	}
 	n.sigma = n.doubt()
+	n.classify()
 	n.forget()
 	return &n
 }
@@ -202,6 +209,7 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	if err != nil {
 		return est, false, err
 	}
+	est.Policy = e.said
 	blocks := e.blocks(&l.cut)
 	loads := e.stages(&l, blocks)
 	e.passes(&est, &l, loads)
@@ -278,6 +286,7 @@ func (e *Estimator) Under(prof *price.Profile) *Estimator {
 	n := *e
 	n.profile = prof
 	n.appraise()
+	n.classify()
 	n.forget()
 	return &n
 }

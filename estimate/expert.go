@@ -10,7 +10,6 @@ import (
 // to the devices of their experts, the experts, tokens sent back, and what every token sees.
 func (b *builder) experts() {
 	m := b.e.config.MoE
-	prec := b.e.precision(b.c)
 	own := b.c.tokens() / float64(b.c.tensor) // tokens that this device sends
 	count, top := float64(m.Experts), float64(m.TopK)
 	ranks, etp := float64(b.c.expert), float64(b.c.etp)
@@ -27,36 +26,55 @@ func (b *builder) experts() {
 	if b.e.config.Gated {
 		ups = 2
 	}
-	for _, l := range [][2]float64{{b.h(), ups * size}, {size, b.h()}} {
-		k, n := l[0], l[1]
-		b.forward.product += b.p.Grouped(prec, local, rows, k, n, false)
-		b.input.product += b.p.Grouped(prec, local, rows, n, k, false)
-		b.weight.product += b.p.Grouped(prec, local, k, rows, n, true)
-		b.forward.quantize += b.p.Quantize(prec, local*rows*k, 2)
-		b.input.quantize += b.p.Quantize(prec, local*rows*n, 2)
-		b.block.experts += local * k * n
-		b.shape(k, n)
+	for _, l := range []struct {
+		name string
+		k, n float64
+	}{{"expert_up", b.h(), ups * size}, {"expert_down", size, b.h()}} {
+		b.expert(l.name, local, rows, l.k, l.n)
 	}
 	got := local * rows
 	b.stream(got*size*2*(ups+1), got*size*2*(2*ups+1))
 	b.part.stream = b.p.Stream(got * size * 2 * (ups + 1))
-	b.part.quantize = b.p.Quantize(prec, got*size, 2)
-	b.modules = got * b.kept(size)
+	b.part.quantize = b.p.Quantize(b.e.precision(b.c), got*size, 2)
+	b.modules = got * b.keeps(size, "expert_down")
 	b.stream(sent*b.h()*2*4, sent*b.h()*2*4) // into the order of experts and back
-	tokens := b.kept(b.h())                  // of one row, as the first product has it
+	tokens := b.keeps(b.h(), "expert_up")    // of one row, as the first product has it
 	if !b.p.Profile().Permuted {
 		tokens += 2 * b.h()
 	}
-	b.residual += got*(tokens+2*ups*size+b.kept(size)) + own*count*8
+	b.residual += got*(tokens+2*ups*size+b.keeps(size, "expert_down")) + own*count*8
 	b.expertEnds(sent*b.h()*2, imbalance)
 	b.router(own, count)
 	if m.Shared > 0 {
-		b.gated(b.c.tokens(), float64(m.Shared)/float64(b.c.tensor), true)
+		b.gated("shared_", b.c.tokens(), float64(m.Shared)/float64(b.c.tensor), true)
 	}
 	// One grouped call starts a product for each expert from the host's side, which costs a fifth
 	// of a framework's operation, in two layers and three passes.
 	b.operations += b.p.Profile().Experts + 6*0.2*local
 	b.sharedEnds()
+}
+
+// expert adds a linear layer [rows,k]·[k,n] of the experts that a device has.
+func (b *builder) expert(name string, local, rows, k, n float64) {
+	prec := b.e.precision(b.c)
+	each := [productCount]price.Precision{prec, prec, prec}
+	if b.in != nil {
+		for product := range each {
+			each[product] = b.in.of(name, product)
+		}
+		tokens := local * rows
+		b.blocks(source{k, tokens}, 1, tokens, []out{{name, n}})
+		s := b.stocked(name, local*k*n)
+		b.fewExperts.add(&s, 1)
+	} else {
+		b.forward.quantize += b.p.Quantize(prec, local*rows*k, 2)
+		b.input.quantize += b.p.Quantize(prec, local*rows*n, 2)
+	}
+	b.forward.product += b.p.Grouped(each[fprop], local, rows, k, n, false)
+	b.input.product += b.p.Grouped(each[dgrad], local, rows, n, k, false)
+	b.weight.product += b.p.Grouped(each[wgrad], local, k, rows, n, true)
+	b.block.experts += local * k * n
+	b.shape(k, n)
 }
 
 // router is a product with a narrow result, and small kernels over scores.
@@ -72,7 +90,7 @@ func (b *builder) router(tokens, count float64) {
 // sharedEnds are the collectives of what every token sees, where tp cuts it.
 func (b *builder) sharedEnds() {
 	if b.e.config.MoE.Shared > 0 {
-		b.tensorEnds()
+		b.tensorEnds(b.ups("shared_"), []string{"shared_down"})
 	}
 }
 

@@ -2,16 +2,9 @@ package estimate
 
 import "github.com/deepwell/deepwell/price"
 
-// The kinds of layer: bits of an index.
-const (
-	windowed = 1 << iota // attention sees a window
-	sparse               // the MLP is experts
-	layerKinds
-)
-
 // A priced is all blocks of a model under one cut.
 type priced struct {
-	layers      [layerKinds]block
+	layers      []block // by kind
 	embed, head block
 	logits      float64 // bytes of the head's result
 }
@@ -21,11 +14,9 @@ func (e *Estimator) blocks(c *cut) *priced {
 	if p := e.kept[*c]; p != nil {
 		return p
 	}
-	p := &priced{}
-	for kind := range p.layers {
-		if e.has[kind] {
-			p.layers[kind] = e.layer(c, kind)
-		}
+	p := &priced{layers: make([]block, len(e.kinds))}
+	for k := range e.kinds {
+		p.layers[k] = e.layer(c, &e.kinds[k])
 	}
 	e.ends(c, p)
 	e.kept[*c] = p
@@ -37,20 +28,22 @@ func (e *Estimator) builder(c *cut) *builder {
 }
 
 // layer puts a layer together from its parts, and takes out what is computed again.
-func (e *Estimator) layer(c *cut, kind int) block {
+func (e *Estimator) layer(c *cut, k *kind) block {
 	window := float64(c.seq)
-	if kind&windowed != 0 {
+	if k.windowed {
 		window = float64(e.config.Window)
 	}
 	norms, attn, mlp := e.builder(c), e.builder(c), e.builder(c)
+	norms.in, attn.in, mlp.in = k.in, k.in, k.in
 	mlp.seen = attn.seen // buffers are shared by equal shapes
-	norms.norms()
 	attn.attention(keys(float64(c.seq), window))
 	second := tagMLP
-	if kind&sparse != 0 {
+	if k.sparse {
+		norms.norms("router")
 		mlp.experts()
 		second = tagExperts
 	} else {
+		norms.norms(norms.ups("")...)
 		mlp.mlp(float64(e.config.MLP))
 	}
 	input := c.piece() * e.hidden() * 2 // what comes into each half
@@ -99,6 +92,7 @@ func (b *block) take(part *block, again bool) {
 	p.dropped = 0
 	if again {
 		p.again.add(&p.forward, 1)
+		p.forward.quantize -= p.later
 		p.operations *= 4.0 / 3
 		b.dropped += p.residual
 		p.residual = 0
@@ -119,9 +113,11 @@ func (e *Estimator) gathered(c *cut, b *block) {
 	params := b.dense + b.experts
 	wide, wire := float64(c.params.Bits())/8, float64(c.wire.Bits())/8
 	if c.gather {
-		gather := e.prices.Collective(price.AllGather, params*wide, c.fsdpGroup())
-		b.forward.data += exposed(gather, b.forward.sum())
-		b.input.data += exposed(gather, b.input.sum()/2)
+		gather := func(few float64) float64 {
+			return e.prices.Collective(price.AllGather, params*wide+few, c.fsdpGroup())
+		}
+		b.forward.data += exposed(gather(b.few.forward+b.fewExperts.forward), b.forward.sum())
+		b.input.data += exposed(gather(b.few.backward+b.fewExperts.backward), b.input.sum()/2)
 	}
 	if c.reduce {
 		reduce := e.prices.Collective(price.ReduceScatter, params*wire, c.fsdpGroup())

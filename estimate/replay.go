@@ -57,12 +57,12 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 }
 
 // A timing is all that a walk depends on. Plans that differ in how data axes share parameters often
-// have the same. The stages of a pipeline are of few kinds, each a run of stages side by side; what
-// has more is not kept.
+// have the same. The stages of a pipeline are of few kinds, each a run of stages side by side: the
+// two ends, blocks, bf16, and what has some of both. What has more is not kept.
 type timing struct {
 	shape
 	send  float64
-	kinds [4]pass
+	kinds [6]pass
 }
 
 // A pass is the times of stages up to one.

@@ -3,6 +3,8 @@ package estimate
 import (
 	"math"
 
+	"github.com/deepwell/deepwell/estimate/footprint"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -148,6 +150,9 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 		grad = prof.Gradient
 	}
 	params := s.dense + s.experts
+	if params > 0 { // copies in blocks take the place of bf16's
+		wide += (s.few.own + s.fewExperts.own) / params
+	}
 	shard, expertShard := e.shards(l)
 	cutDense := s.dense/shard + s.experts/expertShard
 	switch {
@@ -192,8 +197,23 @@ func (e *Estimator) shards(l *layout) (dense, experts float64) {
 // tail is what a step does after its pipeline, in seconds: gradients, optimizer, parameters.
 type tail struct{ data, optimizer, host float64 }
 
+// A share is the parameters of a rank, before fsdp cuts them, and its copies in blocks.
+type share struct {
+	dense, experts  float64
+	few, fewExperts stock
+}
+
+// add counts those of a stage.
+func (s *share) add(b *block) {
+	s.dense += b.dense
+	s.experts += b.experts
+	s.few.add(&b.few, 1)
+	s.fewExperts.add(&b.fewExperts, 1)
+}
+
 // tail prices the end of the step on one rank, from all of its stages.
-func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
+func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
+	dense, experts := of.dense, of.experts
 	prof := e.prices.Profile()
 	shard, expertShard := e.shards(l)
 	wide, wire := float64(l.params.Bits())/8, float64(l.wire.Bits())/8
@@ -206,16 +226,16 @@ func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
 	}
 	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
 	sum := 0.0
-	scatter := func(params float64, g price.Group) {
+	scatter := func(params, few float64, g price.Group) {
 		if l.zero < 2 {
 			sum += e.prices.Collective(price.ReduceScatter, params*wire, g)
 		}
 		if l.zero < 3 || l.whole == "step" {
-			sum += e.prices.Collective(price.AllGather, params*wide, g)
+			sum += e.prices.Collective(price.AllGather, params*wide+few, g)
 		}
 	}
-	scatter(dense, group)
-	scatter(experts, expertGroup)
+	scatter(dense, of.few.own, group)
+	scatter(experts, of.fewExperts.own, expertGroup)
 	// Copies that no shard spans add their gradients up.
 	copies, stride := l.data, l.dataAt
 	if !prof.Sharded && l.fold > 1 {
@@ -238,6 +258,52 @@ func (e *Estimator) tail(l *layout, dense, experts, window float64) (t tail) {
 	// Gradient, master and moments are read, all but the gradient and the model's copy written;
 	// the norm reads gradients once more, and the next step's are set to zero.
 	t.optimizer = e.prices.Optimizer(own*(38+4) + (dense+experts)*4)
+	// Weights are written in blocks once a step, by the device that updates them.
+	t.optimizer += of.few.made/shard + of.fewExperts.made/expertShard
 	t.host = prof.Step
 	return t
+}
+
+// ownStack is the name of the profile of our own programs.
+const ownStack = "deepwell"
+
+// compiled gives the memory of an estimate, where the stack is our own and the plan is one that it
+// has programs for, as the compiler is expected to say it of these programs. It reports whether
+// that is so.
+func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
+	o := e.options
+	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
+	known := wide || e.policy != nil && !e.cluster.CPU()
+	if e.profile.Name != ownStack || e.config.MoE != nil || e.config.MLA != nil || !known ||
+		len(p.Offload) > 0 || p.EP > 1 || o.Layers != nil || o.Ulysses || o.Plain || o.Predict > 0 {
+		return false, nil
+	}
+	if e.own == nil {
+		arch := e.cluster.Card.Arch
+		if e.cluster.CPU() {
+			arch = "cpu"
+		}
+		var err error
+		if e.own, err = footprint.New(e.config, arch); err != nil {
+			return false, err
+		}
+		e.own.Share(&e.replays.walks)
+		e.own.In(e.policy)
+	}
+	f, err := e.own.Predict(p)
+	if err != nil {
+		return false, err
+	}
+	r := f.Peak()
+	m := Memory{Params: r.Copies, Grads: r.Grads, Optimizer: r.State, Activations: r.Residuals,
+		Temp: r.Program, Runtime: int64(e.prices.Profile().Reserve)}
+	if m.Params == 0 { // the masters are what the model computes with
+		m.Params, m.Optimizer = r.State/3, r.State-r.State/3
+	}
+	est.Memory, est.Peak = m, m.Sum()
+	for i := range est.Stages {
+		s, one := &est.Stages[i], &f.Stages[i]
+		s.State, s.Grads, s.Residual, s.Transient = one.State, one.Grads, one.Residual, one.Transient
+	}
+	return true, nil
 }

@@ -56,7 +56,8 @@ func deepwell() Profile {
 	p.Source = "priors and compiled programs; no run on a GPU yet"
 	p.Operation, p.Step = 4e-6, 0.001
 	p.HideData, p.HideTensor = 0.87, 0.5
-	p.Logits = 2 // kept in f32 for the loss
+	p.Quantize = 1 // the bytes of programs were counted: see Prices.Blocks
+	p.Logits = 2   // kept in f32 for the loss
 	return p
 }
 
@@ -71,6 +72,6 @@ func torchtitan() Profile {
 // maxtext runs on the same compiler as our own engine.
 func maxtext() Profile {
 	p := deepwell()
-	p.Name = "maxtext"
+	p.Name, p.Quantize = "maxtext", prior("").Quantize
 	return p
 }

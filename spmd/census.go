@@ -46,8 +46,8 @@ func Census(g *ir.Graph) []Traffic {
 
 // Sends holds what a compiled program sends to a census: the same kinds along the same groups, as
 // many tensors, as many bytes, or less by some of what is gathered twice. It gives the first
-// difference in words, or "". XLA:GPU may join the arguments of an all-reduce, which are then held to their bytes
-// alone; XLA:CPU widens sums of bf16, which are not held to anything there.
+// difference in words, or "". XLA:GPU may join the arguments of an all-reduce, which are then held
+// to their bytes alone; XLA:CPU widens sums of bf16, which are not held to anything there.
 func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType) string {
 	type meeting struct {
 		kind  hlo.Kind

@@ -73,6 +73,9 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 		verdict = "does not fit"
 	}
 	fmt.Fprintf(w, "peak        %s of %s GiB   %s\n", gib(d.Peak), gib(d.Capacity), verdict)
+	if d.Policy != "" {
+		fmt.Fprintf(w, "precision   %s\n", d.Policy)
+	}
 	for i, p := range largest(d.Parts) {
 		label := ""
 		if i == 0 {

@@ -94,6 +94,7 @@ func (g *gradient) tables(m *space) {
 				to = atLogits
 			}
 			m.add(bytes, atGather, to)
+			m.list[len(m.list)-1].alone = g.s.tp > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes
 		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it
 			m.add(bytes, atForward, atBackward)

@@ -50,12 +50,15 @@ type Predictor struct {
 	params []model.Param
 	slots  int64 // layers in a round of the loop
 	rounds int64
+	narrow *narrow // the layers by what their products are in; nil if all are alike
 
 	laid     map[[2]int64][]param // by tp and fsdp
 	holdings map[held][]holding
 	temps    map[programKey]int64
 	sized    map[programKey]*stage
+	updates  map[updateKey]int64
 	walks    *Walks
+	place    place
 
 	result Footprint // of the plan that is predicted, and what it is made of
 	list   stages
@@ -70,7 +73,8 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	}
 	p := &Predictor{config: c, arch: arch, cpu: arch == "cpu", params: c.Params(), slots: 1,
 		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
-		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, walks: &Walks{}}
+		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, updates: map[updateKey]int64{},
+		walks: &Walks{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -100,6 +104,7 @@ func (p *Predictor) lay(tp, fsdp int64) []param {
 type part struct {
 	rounds      int64
 	first, last bool
+	mix         int // of layers in few bits and others
 }
 
 // A held says whose parameters they are, and how they lie.
@@ -121,6 +126,9 @@ func (p *Predictor) held(s *sizes, t part) []holding {
 		switch {
 		case list[i].stack:
 			h.layers = t.rounds
+			if t.mix > 0 {
+				h.few = p.fewOf(h.param, t.mix)
+			}
 		case list[i].name == "embed":
 			if !t.first && (!t.last || !p.config.Tied) {
 				continue
@@ -142,6 +150,7 @@ func (p *Predictor) held(s *sizes, t part) []holding {
 type holding struct {
 	*param
 	layers int64
+	few    *few // of copies in few bits; nil if there are none
 }
 
 func (h *holding) whole() int64  { return h.param.whole * h.layers }
@@ -157,6 +166,7 @@ type way struct {
 	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
 	sharded         bool   // fsdp has devices
 	unrolled        bool   // layers are written one after another
+	link            link
 }
 
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
@@ -165,7 +175,7 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
 		parts:   pl.Microbatches,
 		spread:  max(pl.DP, 1)*s.cp > 1,
-		sharded: s.fsdp > 1, unrolled: p.unrolled(pl)}
+		sharded: s.fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl)}
 	if w.zero < 3 {
 		w.gather = "step"
 	}
@@ -184,6 +194,10 @@ func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
 // copies is the bytes of what the loss takes in the place of a parameter.
 func (w *way) copies(h *holding) int64 {
 	switch {
+	case h.few != nil && w.copied(h.param):
+		return h.param.whole * h.few.own / 32
+	case h.few != nil:
+		return h.param.stored * h.few.own / 32
 	case w.copied(h.param):
 		return h.whole() * w.elem
 	case w.elem != 4:
@@ -209,7 +223,7 @@ func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
-	t := part{p.rounds, true, true}
+	t := p.part(0, p.rounds, true, true)
 	list := p.held(&s, t)
 	var r Rank
 	r.resident(&w, list)
@@ -220,7 +234,8 @@ func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 			most = max(most, n.temp)
 		}
 	}
-	kept := min(most, sum(s.kept(againOf(pl.Recompute)))*p.config.Layers)
+	g := gradient{p: p, s: &s, again: againOf(pl.Recompute), part: t}
+	kept := min(most, sum(g.kept()))
 	return Footprint{[]Rank{r}, []Stage{{r.State + r.Copies, r.Grads, kept, most - kept}}}, nil
 }
 
@@ -257,16 +272,16 @@ func (p *Predictor) programs(pl *plan.Plan, s *sizes, w *way, t part, list []hol
 		g.onto = true
 		needs = append(needs, need{"accumulate", g.temp(), 0})
 	}
-	return append(needs, p.update("adamw", w, list, !w.alone))
+	return append(needs, p.update("adamw", w, s, list, !w.alone))
 }
 
 // update is the optimizer's program.
-func (p *Predictor) update(name string, w *way, list []holding, sums bool) need {
+func (p *Predictor) update(name string, w *way, s *sizes, list []holding, sums bool) need {
 	n := need{name: name}
 	for i := range list {
 		n.results += w.copies(&list[i])
 	}
-	n.temp = p.updateTemp(w, list, sums)
+	n.temp = p.updateTemp(w, s, list, sums) + made(list)
 	return n
 }
 
@@ -276,7 +291,7 @@ func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	out := map[string][2]int64{}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
-	t := part{p.rounds, true, true}
+	t := p.part(0, p.rounds, true, true)
 	all := p.programs(pl, &s, &w, t, p.held(&s, t))
 	if pl.PP.Size > 1 {
 		e, err := p.walk(pl)

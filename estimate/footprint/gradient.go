@@ -30,6 +30,7 @@ const (
 type programKey struct {
 	rows, seq, rounds int64
 	tp, cp, fsdp      int64
+	mix               int
 	flags             uint64
 }
 
@@ -39,7 +40,7 @@ const splitBit = 18
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
 	p, w, a := g.plan, g.w, g.again
-	k := programKey{g.s.rows, g.s.seq, g.part.rounds, g.s.tp, g.s.cp, g.s.fsdp, 0}
+	k := programKey{g.s.rows, g.s.seq, g.part.rounds, g.s.tp, g.s.cp, g.s.fsdp, g.part.mix, 0}
 	for i, yes := range [...]bool{g.forward, g.backward, g.onto, p.TP.Sequence, p.TP.Overlap,
 		g.p.rounded(p), w.alone, w.unrolled, g.part.first, g.part.last, a.norm, a.attn, a.mlp, a.head,
 		w.gather == "micro", w.gather == "layer", p.CP.Kind == "ring", p.CP.Balance} {
@@ -73,17 +74,6 @@ func (g *gradient) temp() int64 {
 // gathered tells whether a parameter is gathered by the program.
 func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step" }
 
-// layer adds up the weights of one layer: the bytes of what is whole, and of what is kept.
-func (g *gradient) layer() (whole, stored int64) {
-	for i := range g.params {
-		if q := g.params[i].param; q.stack && !q.vector {
-			whole += q.whole * g.w.elem
-			stored += q.stored * g.w.elem
-		}
-	}
-	return whole, stored
-}
-
 // onGPU lists the buffers that XLA:GPU has.
 func (g *gradient) onGPU() int64 {
 	m := g.p.space.cleared()
@@ -92,12 +82,12 @@ func (g *gradient) onGPU() int64 {
 	whole := g.s.values(g.s.tokens, g.s.embed)
 	logits := g.s.tokens * g.s.vocab * g.s.elem
 	if joint {
-		for _, k := range g.s.kept(g.again) {
+		for _, k := range g.kept() {
 			if g.plan.TP.Overlap { // each half of the batch has its own
 				k.bytes, k.count = k.bytes/2, 2*k.count
 			}
 			for range k.count {
-				m.add(k.bytes*g.part.rounds*g.s.layers, atForward, atBackward)
+				m.add(k.bytes, atForward, atBackward)
 			}
 		}
 	}
@@ -112,17 +102,34 @@ func (g *gradient) onGPU() int64 {
 		}
 	}
 	g.weights(m)
-	w, _ := g.layer()
+	if g.part.mix > 0 {
+		g.blocks(m)
+	}
+	forward, backward := g.layer()
 	if g.forward {
-		m.add(g.forwardSet(w), atForward, atForward)
+		m.add(g.forwardSet(forward), atForward, atForward)
 	}
 	if g.backward && g.half != ofWeights {
-		m.add(g.backwardSet(w), atBackward, atBackward)
+		m.add(g.backwardSet(backward), atBackward, atBackward)
+	}
+	if g.half == ofWeights {
+		m.add(g.products(whole), atBackward, atBackward)
 	}
 	if g.backward && g.half != ofInput {
 		g.gradients(m)
 	}
 	return m.peak()
+}
+
+// products is what the half of weights has beside gradients, one factor at least: in a loop the
+// product of queries, keys and values, which is one, before it is cut; without a loop products with
+// the same factor, before they are added to what is there.
+func (g *gradient) products(factor int64) int64 {
+	s := g.s
+	if g.part.rounds == 1 {
+		return s.ups*s.mlp*s.embed*g.w.elem + 2*factor
+	}
+	return (s.heads+2*s.keys)*s.embed*g.w.elem + factor
 }
 
 // headGrad is the moment of the gradient of the head's weights: after the loop back, but where
@@ -142,6 +149,9 @@ func (g *gradient) weights(m *space) {
 			continue
 		}
 		bytes := h.whole() * g.w.elem
+		if h.few != nil {
+			bytes = h.param.whole * h.few.own / 32
+		}
 		switch {
 		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
 		case h.stack && g.w.gather == "micro":
@@ -160,19 +170,18 @@ func (g *gradient) weights(m *space) {
 }
 
 // forwardSet is what one layer has while it computes: the MLP's values, and the weights of the
-// layer and of the next.
+// layer and of the next; or, if attention writes its scores, these and their exponentials in f32.
 func (g *gradient) forwardSet(weights int64) int64 {
 	flow := g.s.values(g.s.tokens, g.s.embed)
 	n := g.s.values(g.s.tokens, g.s.mlp)*2 + 3*flow
-	if g.plain() { // scores in f32, and rounded
-		n = max(n, 6*g.scores()+3*flow)
+	scores := int64(0)
+	if g.plain() {
+		scores = 8*g.scores() + 2*flow
 	}
 	if g.w.gather == "layer" && g.sharded() {
-		n += 2 * weights
-	} else {
-		n += weights / 2
+		return max(n, scores) + 2*weights
 	}
-	return n
+	return max(n+weights/2, scores) // attention takes its weights as they are
 }
 
 func (g *gradient) sharded() bool { return g.s.fsdp > 1 }
@@ -206,19 +215,20 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	default:
 		n += 8 * flow
 	}
-	if g.plain() { // scores and their gradients
-		n = max(n, 12*g.scores()+8*flow)
+	scores := int64(0)
+	if g.plain() { // and exponentials in f32, and their gradients; for products both are rounded
+		scores = 12*g.scores() + 8*flow
 	}
 	if g.plan.TP.Overlap {
-		n = n * 3 / 5
+		n, scores = n*3/5, scores*3/5
 	}
 	switch {
 	case g.w.gather != "layer" || !gathers:
-		return n + weights/3
+		return max(n+weights/3, scores)
 	case g.p.arch == "sm_120":
-		return n + 5*weights/2
+		return max(n, scores) + 5*weights/2
 	}
-	return n + 3*weights/2
+	return max(n, scores) + 3*weights/2
 }
 
 // gradients adds those of parameters: stacks that the loop back fills, in the type of the model,
@@ -248,18 +258,22 @@ func (g *gradient) gradients(m *space) {
 		default:
 			from = g.headGrad()
 		}
-		if h.stack && (g.w.unrolled || g.part.rounds == 1 && g.onto && grown == h.stored()) {
+		kept := grown == h.stored() || g.w.zero < 2 // in the form that it comes in
+		if h.stack && (g.w.unrolled || g.part.rounds == 1 && g.onto && kept) {
 			continue // a loop of one round is none: what it gives is added at once
 		}
+		if !h.stack && h.name != "embed" && g.half == ofWeights && g.onto && kept && !g.p.cpu {
+			continue // the product itself adds to what is there
+		}
 		result := g.w.grads(h)
-		same := elem == g.w.grad && !g.onto && (grown == h.stored() || g.w.zero < 2)
+		same := elem == g.w.grad && !g.onto && kept
 		if same { // it is written where it stays
-			m.hosts = append(m.hosts, buffer{result, from, atSettle + len(g.params)})
+			m.host(result, -1, from)
 			continue
 		}
 		m.add(grown*elem, from, at)
 		if !g.onto {
-			m.hosts = append(m.hosts, buffer{result, at, atSettle + len(g.params)})
+			m.host(result, -1, at)
 		}
 		if grown != h.stored() && g.w.zero >= 2 {
 			if g.p.cpu && (h.stack || h.first > 0) { // brought into the order that is sent

@@ -24,16 +24,27 @@ const (
 type buffer struct {
 	bytes    int64
 	from, to int
+	alone    bool // it takes no place in results
 }
 
 func (b *buffer) meets(c *buffer) bool { return b.from <= c.to && c.from <= b.to }
 
+// A host is a result of the program, and perhaps the argument whose place it takes: between the two
+// others may use the place.
+type host struct {
+	bytes       int64
+	until, from int // the last moment of the argument, or -1, and the first of the result
+}
+
+func (h *host) meets(b *buffer) bool { return b.from <= h.until || h.from <= b.to }
+
 // A space is the buffers of a program.
 type space struct {
 	list  []buffer
-	hosts []buffer // results of the program: before they are written, others may use their place
+	hosts []host
 
 	guests [][]buffer // of each host
+	change []int64    // at each moment
 }
 
 // cleared gives the space without buffers, with their room.
@@ -44,51 +55,70 @@ func (m *space) cleared() *space {
 
 func (m *space) add(bytes int64, from, to int) {
 	if bytes > 0 {
-		m.list = append(m.list, buffer{bytes, from, to})
+		m.list = append(m.list, buffer{bytes: bytes, from: from, to: to})
 	}
 }
 
+func (m *space) host(bytes int64, until, from int) {
+	m.hosts = append(m.hosts, host{bytes, until, from})
+}
+
 // peak is what lives together at most. As XLA does, buffers look for a place in results first, the
-// largest of them first, each in the smallest that has room; of equals those that come last.
+// largest of them first, each in the smallest that has room; of equals in the one that was added
+// last.
 func (m *space) peak() int64 {
 	if len(m.hosts) > 0 {
-		slices.SortStableFunc(m.list, func(a, b buffer) int {
-			return cmp.Or(cmp.Compare(b.bytes, a.bytes), b.to-a.to)
-		})
-		slices.SortStableFunc(m.hosts, func(a, b buffer) int {
-			return cmp.Or(cmp.Compare(a.bytes, b.bytes), b.from-a.from)
-		})
-		guests := slices.Grow(m.guests[:0], len(m.hosts))[:len(m.hosts)]
-		m.guests = guests
-		for i := range guests {
-			guests[i] = guests[i][:0]
-		}
-		m.list = slices.DeleteFunc(m.list, func(b buffer) bool {
-			for i := range m.hosts {
-				h := &m.hosts[i]
-				if h.bytes < b.bytes || h.meets(&b) ||
-					slices.ContainsFunc(guests[i], func(g buffer) bool { return g.meets(&b) }) {
-					continue
-				}
-				guests[i] = append(guests[i], b)
-				return true
-			}
-			return false
-		})
+		m.lodge()
 	}
 	last := 0
 	for i := range m.list {
 		last = max(last, m.list[i].to)
 	}
-	most := int64(0)
-	for t := range last + 1 {
-		now := int64(0)
-		for i := range m.list {
-			if b := &m.list[i]; b.from <= t && t <= b.to {
-				now += b.bytes
-			}
-		}
+	m.change = slices.Grow(m.change[:0], last+2)[:last+2]
+	clear(m.change)
+	for i := range m.list {
+		b := &m.list[i]
+		m.change[b.from] += b.bytes
+		m.change[b.to+1] -= b.bytes
+	}
+	now, most := int64(0), int64(0)
+	for _, n := range m.change {
+		now += n
 		most = max(most, now)
 	}
 	return most
+}
+
+// lodge takes away the buffers that find a place in results.
+func (m *space) lodge() {
+	slices.SortStableFunc(m.list, func(a, b buffer) int { return cmp.Compare(b.bytes, a.bytes) })
+	slices.Reverse(m.hosts)
+	slices.SortStableFunc(m.hosts, func(a, b host) int { return cmp.Compare(a.bytes, b.bytes) })
+	m.guests = slices.Grow(m.guests[:0], len(m.hosts))[:len(m.hosts)]
+	for i := range m.guests {
+		m.guests[i] = m.guests[i][:0]
+	}
+	m.list = slices.DeleteFunc(m.list, func(b buffer) bool {
+		if b.alone {
+			return false
+		}
+		for i := range m.hosts {
+			if h := &m.hosts[i]; h.bytes >= b.bytes && !h.meets(&b) && m.free(i, &b) {
+				m.guests[i] = append(m.guests[i], b)
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// free tells whether no guest of a host is there at the same time as another buffer.
+func (m *space) free(host int, b *buffer) bool {
+	list := m.guests[host]
+	for i := range list {
+		if list[i].meets(b) {
+			return false
+		}
+	}
+	return true
 }

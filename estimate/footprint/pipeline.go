@@ -201,6 +201,7 @@ func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 		f.Stages[k] = Stage{own.State + own.Copies, own.Grads, st.kept, st.most()}
 	}
 	var still Rank // of the rank before, as long as no microbatch is there
+	var bound int64
 	for rank := range f.Ranks {
 		r := &f.Ranks[rank]
 		if rank == 0 || !e.alike(rank, list) {
@@ -210,8 +211,7 @@ func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 			}
 			still = Rank{}
 			still.resident(&w, p.all)
-			still.worst(0, p.reduce("reduce", &w, p.all))
-			still.worst(0, p.update("adamw", &w, p.all, false))
+			bound = w.updateBound(p.all)
 		}
 		*r = still
 		happened, of := e.ranks[rank], e.of[rank]
@@ -220,6 +220,10 @@ func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 		}
 		for i := range happened {
 			happened[i].happen(r, list, of)
+		}
+		if bound > r.Residuals+r.Program { // else it is not worth asking
+			r.worst(0, p.reduce("reduce", &w, &s, p.all))
+			r.worst(0, p.update("adamw", &w, &s, p.all, false))
 		}
 	}
 	return *f, nil
@@ -277,24 +281,16 @@ func (st *stage) most() (n int64) {
 }
 
 // reduce is the program that adds gradients up over the mesh of a rank.
-func (p *Predictor) reduce(name string, w *way, list []holding) need {
+func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 	n := need{name: name}
-	var all int64
 	for i := range list {
 		h := &list[i]
 		if !w.spread && (h.cut && w.zero >= 2 || !h.cut && !w.sharded) {
 			continue // it takes the place of its only term
 		}
 		n.results += h.stored() * w.grad
-		if h.cut && w.zero < 2 {
-			n.temp = max(n.temp, 2*h.whole()*w.sum) // one is sent, one got ready
-		} else {
-			all += h.stored() * w.sum
-		}
 	}
-	if !p.cpu { // half of what is rounded waits
-		n.temp = max(n.temp, all/2)
-	}
+	n.temp = p.reduceTemp(w, s, list)
 	return n
 }
 
@@ -303,12 +299,14 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) *stages {
 	list := &p.list
 	list.kinds, list.of = list.kinds[:0], list.of[:0]
 	n := len(e.turn)
-	each, more := p.rounds/int64(n), p.rounds%int64(n)
+	each, more, at := p.rounds/int64(n), p.rounds%int64(n), int64(0)
 	for k := range n {
-		t := part{each, k == 0, k == n-1}
+		rounds := each
 		if int64(k) < more { // as plan.Plan.Stages deals them
-			t.rounds++
+			rounds++
 		}
+		t := p.part(at, rounds, k == 0, k == n-1)
+		at += rounds
 		if last := len(list.kinds) - 1; last < 0 || list.kinds[last].part != t {
 			list.kinds = append(list.kinds, *p.stage(pl, s, w, t, e.split))
 		}
@@ -346,7 +344,7 @@ func (st *stage) size(g *gradient, split bool) {
 	if p.config.Learned && !st.first {
 		places -= ids
 	}
-	results := sum(s.kept(g.again)) * st.rounds * s.layers
+	results := sum(g.kept())
 	st.kept, st.taken = results+places, places
 	if st.first {
 		st.kept += ids
@@ -418,9 +416,10 @@ func (g *gradient) handed() (all, made int64) {
 			kept += before
 		}
 	}
-	part(a.mlp, mlp, 2*mlp)
-	part(a.norm, 2*flow, 2*whole)
-	part(a.attn, heads, heads)
+	down, out := g.thin(mlp, "down"), g.thin(heads, "o")
+	part(a.mlp, down, mlp+down)
+	part(a.norm, g.thin(flow, "q")+g.thin(flow, "up"), g.thin(whole, "q")+g.thin(whole, "up"))
+	part(a.attn, out, out)
 	rounds := g.part.rounds * s.layers
 	made, kept = made*rounds, kept*rounds
 	if g.part.last {
@@ -446,7 +445,8 @@ func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way, e *events) (list
 			all = join(all, stages.at(k).params)
 		}
 		name := fmt.Sprintf("rank%d.", rank)
-		list = append(list, p.reduce(name+"reduce", w, all), p.update(name+"adamw", w, all, false))
+		list = append(list, p.reduce(name+"reduce", w, s, all),
+			p.update(name+"adamw", w, s, all, false))
 	}
 	return list
 }

@@ -40,7 +40,7 @@ func (p *Predictor) Traffic(pl *plan.Plan) (gradient, update Traffic) {
 	w := p.way(pl, &s)
 	gradient, update = Traffic{}, Traffic{}
 	gradient.add(hlo.AllReduce, 1, 4, batchAxes(pl)...)
-	t := part{p.rounds, true, true}
+	t := p.part(0, p.rounds, true, true)
 	for _, h := range p.held(&s, t) {
 		p.parameter(pl, &s, &w, &h, gradient, update)
 	}

@@ -1,13 +1,208 @@
 package footprint
 
-// updateTemp is what the optimizer's program has beside its results. Where the model takes whole
-// copies of what is kept in pieces, the pieces of a stack are brought into the order that is sent,
-// and what was gathered is brought back; XLA prepares most of them before the first is sent, so
-// that both forms of a piece wait in f32. How many do, and what is on its way, the schedule
-// decides: the factors are means over the plans of bench/memory, which lie within a fifth of them.
-func (p *Predictor) updateTemp(w *way, list []holding, sums bool) int64 {
+import (
+	"slices"
+)
+
+// updateTemp is what the optimizer's program has beside its results, where the model takes whole
+// copies of what is kept in pieces; else what is new is written where the old was.
+func (p *Predictor) updateTemp(w *way, s *sizes, list []holding, sums bool) int64 {
+	switch {
+	case p.cpu || p.arch == "sm_120":
+		return p.updateMeans(w, list, sums)
+	case w.gather != "step" || !w.sharded:
+		return 0
+	}
+	key := w.updateKey(s, list, sums)
+	n, ok := p.updates[key]
+	if !ok {
+		n = p.updateBuffers(w, s, list, sums)
+		p.updates[key] = n
+	}
+	return n
+}
+
+// reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
+// pipeline.
+func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
+	if p.cpu {
+		n := int64(0)
+		for i := range list {
+			if h := &list[i]; h.cut && w.zero < 2 {
+				n = max(n, 2*h.whole()*w.sum) // one is sent, one got ready
+			}
+		}
+		return n
+	}
+	key := w.updateKey(s, list, true)
+	key.reduce = true
+	n, ok := p.updates[key]
+	if !ok {
+		n = p.reduceBuffers(w, list)
+		p.updates[key] = n
+	}
+	return n
+}
+
+// updateBound is what neither an update nor the program before it can need more than: all that they
+// ever have, at once.
+func (w *way) updateBound(list []holding) (n int64) {
+	for i := range list {
+		h := &list[i]
+		n += h.stored()*(20+w.elem+w.sum+w.grad) + h.whole()*(w.elem+w.sum) + w.copies(h)
+	}
+	return n
+}
+
+// An updateKey is all that the buffers of an update depend on. The stages of a rank are told by how
+// many there are and by all their layers, since they have as many each, or one more.
+type updateKey struct {
+	tp, fsdp, stages, layers int64
+	flags                    uint64
+	reduce                   bool
+}
+
+func (w *way) updateKey(s *sizes, list []holding, sums bool) updateKey {
+	k := updateKey{tp: s.tp, fsdp: s.fsdp}
+	var table, end bool
+	stack := ""
+	for i := range list {
+		switch h := &list[i]; {
+		case h.stack && (stack == "" || stack == h.name):
+			stack = h.name
+			k.stages++
+			k.layers += h.layers
+		case h.stack:
+		case h.name == "embed":
+			table = true
+		default:
+			end = true
+		}
+	}
+	for i, yes := range [...]bool{table, end, sums, w.unrolled, w.spread, w.gather == "step",
+		w.link.counted, w.link.bytes == inHost} {
+		if yes {
+			k.flags |= 1 << i
+		}
+	}
+	for i, n := range [...]int64{w.elem, w.sum, w.grad, int64(w.zero)} {
+		k.flags |= uint64(n) << (10 + 4*i)
+	}
+	return k
+}
+
+// reduceBuffers lists the buffers of a program that adds gradients up: each is rounded while the
+// one before is on its way, and then sent; all that came back is brought to the form that is kept
+// at the end, in the same order. Until then results are room for others. With a second sum, along
+// dp or cp, XLA hides that one and waits for the first.
+func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
+	m := p.space.cleared()
+	all := sentOf(w, list)
+	for i := range all {
+		h := &all[i]
+		if w.zero < 2 && !w.spread { // XLA goes through computations of sends backwards
+			h = &all[len(all)-1-i]
+		}
+		scattered := h.cut && w.zero < 2
+		if !scattered && !w.spread && (h.cut || !w.sharded) {
+			continue // it is there
+		}
+		made := 3 * h.turn
+		if scattered && w.spread {
+			m.add(h.terms, made, made+2)
+		} else if scattered {
+			m.add(h.terms, made, made+4)
+		}
+		h.given = made + 2
+		if scattered && h.turned || w.sum != w.grad {
+			h.given = 3*len(all) + h.turn
+			m.add(h.sum, made+2, h.given)
+		}
+	}
+	for i := range all {
+		if h := &all[i]; h.given > 0 {
+			m.host(h.result, -1, h.given)
+		}
+	}
+	return m.peak()
+}
+
+// updateBuffers lists the buffers of the update. New moments and a new weight are computed, the
+// weight in the order that is sent, which is why none of them takes the place of the old one. The
+// weight is rounded and gathered, and turned back to where the old one was; moments are copied
+// there; and what was gathered is turned into the order that the model takes. In between, the
+// places of the old are room for others. A single layer needs no turning: it is updated in place
+// and gathered where it stays. Before, gradients that are not added up yet are rounded and sent,
+// one while the next is prepared.
+func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding, sums bool) int64 {
+	m := p.space.cleared()
+	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut })
+	o := scheduler{link: w.link, devices: s.fsdp, all: all}
+	for i := range list {
+		if list[i].vector {
+			o.vectors++
+		}
+	}
+	o.arrange()
+	first := 0
+	if sums && (w.zero < 2 || w.spread) {
+		first = len(all)
+	}
+	o.schedule(first)
+	slices.SortFunc(all, func(a, b sent) int { return a.param - b.param })
+	for i := range all { // what is new
+		h := &all[i]
+		if first > 0 {
+			m.add(h.sum, h.turn, h.update)
+		}
+		if first > 0 && w.zero < 2 {
+			m.add(h.terms, h.turn, h.turn+1)
+		}
+		if h.turned {
+			h.state(m)
+		}
+	}
+	for i := range all { // and what is sent of it; XLA goes through computations of sends backwards
+		h := &all[len(all)-1-i]
+		if w.elem != 4 {
+			m.add(h.rounded, h.round, h.arrive)
+		}
+		if h.turned {
+			m.add(h.whole, h.send, h.given)
+		}
+	}
+	for i := range all {
+		if h := &all[i]; h.turned {
+			m.host(h.whole, -1, h.given)
+		} else {
+			m.host(h.whole, -1, h.send)
+		}
+	}
+	return m.peak()
+}
+
+// state adds a new weight and new moments, and where the old ones were.
+func (h *sent) state(m *space) {
+	if h.table { // its gradient is turned first, and moments only back before they are copied
+		m.add(h.piece, h.update, h.update)
+		m.add(h.piece, h.unturn, h.copies)
+		m.add(h.piece, h.unturn, h.copies)
+	}
+	m.add(h.piece, h.update, h.unturn)
+	m.add(h.piece, h.update, max(h.back, h.round))
+	m.add(h.piece, h.update, h.unturn)
+	m.host(h.piece, h.update, h.back)
+	if !h.table {
+		m.host(h.piece, h.update, h.copies)
+		m.host(h.piece, h.update, h.copies)
+	}
+}
+
+// updateMeans is the temp of the update on the CPU and on sm_120. How much waits there is a mean
+// over the plans of bench/memory, which lie within a fifth of it.
+func (p *Predictor) updateMeans(w *way, list []holding, sums bool) int64 {
 	var all, stacks, largest, whole, second int64 // bytes of pieces in f32, of copies
-	var terms, table, turned, other int64
+	var terms, table, turned int64
 	for i := range list {
 		h := &list[i]
 		if !h.vector {
@@ -26,12 +221,12 @@ func (p *Predictor) updateTemp(w *way, list []holding, sums bool) int64 {
 		switch {
 		case !h.stack || w.unrolled:
 		case piece > largest:
-			second, other = whole, largest
+			second = whole
 			largest, whole, stacks = piece, h.whole()*w.elem, piece
 		case piece == largest:
 			stacks += piece
 		default:
-			second, other = max(second, h.whole()*w.elem), max(other, piece)
+			second = max(second, h.whole()*w.elem)
 		}
 	}
 	if !p.cpu || !sums || !w.spread {
@@ -44,21 +239,10 @@ func (p *Predictor) updateTemp(w *way, list []holding, sums bool) int64 {
 		return terms
 	case p.cpu:
 		return max(whole+max(largest, turned)+table, terms)
-	case p.arch == "sm_120":
-		n := min(stacks*4/3, 4*largest) + whole + second/2
-		if w.zero < 2 {
-			n = max(n, 8*all/5)
-		}
-		return n
 	}
-	n := 2*stacks + 5*(all-stacks)/2 + whole + largest/2
-	switch {
-	case w.zero < 2 && sums && whole > largest: // gradients were added up before
-		return n * 17 / 20
-	case turned == 0:
-		return n * 22 / 25
-	case turned*10 > other*9:
-		return n * 4 / 5
+	n := min(stacks*4/3, 4*largest) + whole + second/2
+	if w.zero < 2 {
+		n = max(n, 8*all/5)
 	}
-	return n * 53 / 50
+	return n
 }

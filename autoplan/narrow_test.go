@@ -1,0 +1,96 @@
+package autoplan
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// Of several precisions a search takes the one that serves the goal best, tells what became of
+// layers and what it costs, and offers only plans that programs can be made of.
+func TestPrecisionIsChosen(t *testing.T) {
+	for _, row := range []struct {
+		list []price.Precision
+		goal Goal
+		want price.Precision
+	}{
+		{[]price.Precision{price.BF16, price.MXFP8}, Time, price.MXFP8},
+		{[]price.Precision{price.BF16, price.MXFP8, price.NVFP4}, Time, price.NVFP4},
+		{[]price.Precision{price.NVFP4, price.MXFP8, price.BF16}, Money, price.NVFP4},
+	} {
+		j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
+		j.Precisions, j.Goal = row.list, row.goal
+		r, err := Search(t.Context(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		best := r.Choices[0]
+		if best.Precision != row.want || best.Plan.Precision != string(row.want) {
+			t.Errorf("%v: %s, the plan says %q", row.list, best.Precision, best.Plan.Precision)
+		}
+		if best.Policy == "" || !strings.HasSuffix(best.Why, best.Policy) ||
+			!strings.Contains(best.Why, "quantization takes") {
+			t.Errorf("%v: %q", row.list, best.Why)
+		}
+		for _, c := range r.Choices {
+			if err := c.Plan.Check(j.Config); err != nil {
+				t.Errorf("%v: %v", c.Plan, err)
+			}
+		}
+		t.Logf("%s: %s", best.Precision, best.Why)
+	}
+}
+
+// A mesh whose pieces are no whole blocks is left out.
+func TestPiecesAreWholeBlocks(t *testing.T) {
+	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
+	for _, row := range []struct {
+		m    mesh
+		seq  int64
+		prec price.Precision
+		want bool
+	}{
+		{mesh{1, 1, 1, 1, 8}, 8192, price.MXFP8, true},
+		{mesh{1, 1, 1, 1, 8}, 8200, price.MXFP8, false},
+		{mesh{1, 1, 1, 1, 8}, 8200, price.BF16, true},
+		{mesh{1, 4, 1, 1, 2}, 128, price.MXFP8, false},
+		{mesh{1, 4, 1, 1, 2}, 128, price.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1}, 8192, price.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1}, 8192, price.MXFP8, false},
+	} {
+		j.Seq = row.seq
+		if got := j.divides(row.m, row.prec); got != row.want {
+			t.Errorf("%+v: %v", row, got)
+		}
+	}
+}
+
+// Plans with layers of two formats are priced at the rate that the issue asks for.
+func BenchmarkPriceNarrow(b *testing.B) {
+	j := jobFor(b, "llama3.1-405b", "1024xgb200", 8192, 16<<20)
+	j.Precisions = []price.Precision{price.NVFP4}
+	j, err := j.filled()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := newSearcher(j)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s.expand()
+	s.job.Capacity = math.MaxInt64
+	w := s.workers[0]
+	priced := 0
+	for b.Loop() {
+		n := s.nodes[priced*7919%len(s.nodes)]
+		cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
+		f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
+		if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
+			b.Fatal("no price")
+		}
+		priced++
+	}
+	b.ReportMetric(float64(priced)/b.Elapsed().Seconds(), "plans/s")
+}

@@ -1,0 +1,371 @@
+package estimate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/price"
+)
+
+// The products of a linear layer, as places in a list.
+const (
+	fprop = iota
+	dgrad
+	wgrad
+	productCount
+)
+
+// formats is what the products of a layer are computed in, by the name of the linear layer in a
+// policy. What is not there is in bf16. nil is a layer whose products are all in the precision of
+// the options, priced as other stacks are.
+type formats map[string][productCount]price.Precision
+
+// of gives the format of a product.
+func (f formats) of(linear string, product int) price.Precision {
+	if list, ok := f[linear]; ok {
+		return list[product]
+	}
+	return price.BF16
+}
+
+// linearNames are the linear layers that a policy may put into blocks (package precision).
+var linearNames = []string{"q", "k", "v", "o", "q_down", "q_up", "kv_down", "kv_up", "gate", "up",
+	"down", "shared_gate", "shared_up", "shared_down", "expert_gate", "expert_up", "expert_down"}
+
+// formatsOf reads a policy for one layer. A layer all in bf16 has an empty list.
+func formatsOf(p *precision.Policy, layer int) formats {
+	f := formats{}
+	for _, name := range linearNames {
+		var list [productCount]price.Precision
+		for i, product := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
+			list[i] = price.Precision(p.Of(layer, name, product))
+		}
+		if list != [productCount]price.Precision{price.BF16, price.BF16, price.BF16} {
+			f[name] = list
+		}
+	}
+	return f
+}
+
+// A kind is layers that cost the same.
+type kind struct {
+	windowed bool // attention sees a window
+	sparse   bool // the MLP is experts
+	in       formats
+}
+
+func (k *kind) equal(o *kind) bool {
+	return k.windowed == o.windowed && k.sparse == o.sparse && maps.Equal(k.in, o.in)
+}
+
+// classify finds the policy of what is priced and sorts the layers by kind.
+func (e *Estimator) classify() {
+	c := e.config
+	e.policy, e.word, e.said, e.agrees = nil, e.options.Precision, "", false
+	if p, ok := e.ruled(); ok {
+		e.word = ""
+		if p.Quantizes() {
+			e.policy, e.said, e.agrees = p, describe(p, c.Layers), p.Has(precision.NVFP4)
+		}
+	}
+	e.kinds, e.below = nil, nil
+	var in []formats // by layer
+	if e.policy != nil {
+		in = make([]formats, c.Layers)
+		for _, s := range e.policy.Segments() {
+			f := formatsOf(e.policy, s.From)
+			for i := s.From; i < s.To && i < len(in); i++ {
+				in[i] = f
+			}
+		}
+	}
+	of := make([]int, c.Layers)
+	for i := range c.Layers {
+		k := kind{windowed: c.Windowed != nil && c.Windowed[i],
+			sparse: c.MoE != nil && i >= c.MoE.Dense}
+		if in != nil {
+			k.in = in[i]
+		}
+		at := slices.IndexFunc(e.kinds, func(o kind) bool { return k.equal(&o) })
+		if at < 0 {
+			at = len(e.kinds)
+			e.kinds = append(e.kinds, k)
+		}
+		of[i], e.lastKind = at, at
+	}
+	for k := range e.kinds {
+		below := make([]int64, c.Layers+1)
+		for i := range c.Layers {
+			below[i+1] = below[i]
+			if of[i] == k {
+				below[i+1]++
+			}
+		}
+		e.below = append(e.below, below)
+	}
+}
+
+// ruled gives the policy that our own programs compute by, if there is one for the options. Other
+// stacks are priced by one word, which their constants were fitted with.
+func (e *Estimator) ruled() (*precision.Policy, bool) {
+	if e.profile.Name != ownStack {
+		return nil, false
+	}
+	if e.options.Policy != nil {
+		return e.options.Policy, true
+	}
+	switch e.options.Precision {
+	case price.MXFP8, price.NVFP4:
+		p, err := precision.Default(e.config, string(e.options.Precision))
+		return p, err == nil
+	}
+	return nil, false
+}
+
+// describe says in a line which layers have products in blocks.
+func describe(p *precision.Policy, layers int64) string {
+	var words []string
+	some := map[int]bool{}
+	for _, f := range []precision.Format{precision.NVFP4, precision.MXFP8} {
+		n := int64(0)
+		for layer := range int(layers) {
+			if has(p, layer, f) {
+				some[layer] = true
+				n++
+			}
+		}
+		switch n {
+		case 0:
+		case layers:
+			words = append(words, fmt.Sprintf("%s in all %d layers", f, layers))
+		default:
+			words = append(words, fmt.Sprintf("%s in %d of %d layers", f, n, layers))
+		}
+	}
+	if int64(len(some)) < layers {
+		words = append(words, "the others")
+	}
+	return strings.Join(words, ", ") + ", embedding and head in bf16"
+}
+
+func has(p *precision.Policy, layer int, f precision.Format) bool {
+	for _, name := range linearNames {
+		for _, product := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
+			if p.Of(layer, name, product) == f {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// A stock is what weights in blocks take more than bf16, or less where it is negative: bytes of all
+// copies that are kept, of those that the forward and the backward pass take, and the seconds in
+// which an update makes them. All are of whole weights, before fsdp cuts them.
+type stock struct{ own, forward, backward, made float64 }
+
+func (s *stock) add(t *stock, n float64) {
+	s.own += n * t.own
+	s.forward += n * t.forward
+	s.backward += n * t.backward
+	s.made += n * t.made
+}
+
+// An out is a linear layer by its name in a policy and the elements of its result.
+type out struct {
+	name  string
+	width float64
+}
+
+// A source is what some linear layers multiply: elements of one token, and the tokens of a
+// microbatch that a device has when it writes them in blocks, which is before they are gathered.
+type source struct{ width, tokens float64 }
+
+// join prices linear layers with one input of m tokens, whose widths so many devices share. Back is
+// the tokens of their gradients that a device has when it writes them in blocks. In bf16 XLA makes
+// one product of them all, while each has its own in blocks.
+func (b *builder) join(m float64, x source, cut, back float64, outs ...out) {
+	all := 0.0
+	for _, o := range outs {
+		all += o.width
+	}
+	if b.in == nil {
+		b.linear(b.e.precision(b.c), m, x.width, all/cut)
+		return
+	}
+	b.products(m, x.width, cut, outs)
+	b.blocks(x, cut, back, outs)
+	for _, o := range outs {
+		b.weights(o.name, x.width*o.width/cut)
+	}
+	b.dense += x.width * all / cut
+	b.shape(x.width, all/cut)
+}
+
+// products adds the three products of linear layers with one input of k elements.
+func (b *builder) products(m, k, cut float64, outs []out) {
+	var wide [productCount]float64 // widths of what stays in bf16
+	for _, o := range outs {
+		n := o.width / cut
+		for product := range wide {
+			f := b.in.of(o.name, product)
+			if f == price.BF16 {
+				wide[product] += n
+				continue
+			}
+			b.product(product, f, m, k, n)
+		}
+	}
+	for product, n := range wide {
+		if n > 0 {
+			b.product(product, price.BF16, m, k, n)
+		}
+	}
+}
+
+// product adds one of the products of a layer [m,k]·[k,n].
+func (b *builder) product(which int, f price.Precision, m, k, n float64) {
+	switch which {
+	case fprop:
+		b.forward.product += b.p.Product(f, m, k, n)
+	case dgrad:
+		b.input.product += b.p.Product(f, m, n, k)
+	case wgrad:
+		b.weight.product += b.p.Product(f, n, m, k)
+	}
+}
+
+// blocks adds what it costs to write the input and the gradients of linear layers in blocks: each
+// tensor once for an orientation, with the tokens that a device has of it.
+func (b *builder) blocks(x source, cut, back float64, outs []out) {
+	for _, f := range []price.Precision{price.MXFP8, price.NVFP4} {
+		rows, cols, gradients := 0.0, 0.0, 0.0
+		for _, o := range outs {
+			if b.in.of(o.name, fprop) == f {
+				rows = 1
+			}
+			if b.in.of(o.name, wgrad) == f {
+				cols = 1
+			}
+			sides := 0.0
+			for _, product := range []int{dgrad, wgrad} {
+				if b.in.of(o.name, product) == f {
+					sides++
+				}
+			}
+			b.input.quantize += b.p.Blocks(f, back*o.width/cut, 2, sides)
+			b.operations += sides / 2 * f.Kernels()
+			gradients += sides
+		}
+		both := b.p.Blocks(f, x.tokens*x.width, 2, rows+cols)
+		b.forward.quantize += both
+		if rows+cols > 0 {
+			b.forward.data += b.agree(f)
+		}
+		if gradients > 0 {
+			b.input.data += b.agree(f)
+		}
+		b.operations += (rows + cols) / 2 * f.Kernels()
+		// What is computed again needs no copy for the gradient of the weights the first time.
+		b.later += both - b.p.Blocks(f, x.tokens*x.width, 2, rows)
+	}
+}
+
+// agree is the time in which devices agree on the largest magnitudes of an input, or of the
+// gradients of all that take it, as NVFP4 asks all that have a piece of them to: XLA joins those
+// that are there at once, four of a layer in either pass, and waits for them (8b compiled for 8
+// B200). It is counted with the data axes, which most of them are along.
+func (b *builder) agree(f price.Precision) float64 {
+	if f != price.NVFP4 {
+		return 0
+	}
+	return b.p.Agree(b.c.everyone())
+}
+
+// weights counts what the copies of a weight take: bf16 as long as one product is in it, and a copy
+// for each orientation that is in blocks. The update writes them from masters in f32.
+func (b *builder) weights(name string, elements float64) {
+	s := b.stocked(name, elements)
+	b.few.add(&s, 1)
+}
+
+func (b *builder) stocked(name string, elements float64) (s stock) {
+	forward, backward := b.in.of(name, fprop), b.in.of(name, dgrad)
+	s.forward = elements * (forward.Bytes() - 2)
+	s.backward = elements * (backward.Bytes() - 2)
+	s.own = -2 * elements
+	if forward == price.BF16 || backward == price.BF16 {
+		s.own = 0
+	}
+	for _, f := range []price.Precision{price.MXFP8, price.NVFP4} {
+		sides := 0.0
+		for _, other := range []price.Precision{forward, backward} {
+			if other == f {
+				sides++
+			}
+		}
+		s.own += elements * sides * f.Bytes()
+		s.made += b.p.Blocks(f, elements, 4, sides)
+	}
+	return s
+}
+
+// sent is the bytes of an element of something that linear layers multiply and devices gather
+// first: a copy for each format that its products want, each orientation by itself.
+func (b *builder) sent(names []string, products ...int) float64 {
+	if b.in == nil {
+		return 2
+	}
+	bytes := 0.0
+	wide := false
+	for _, product := range products {
+		var seen []price.Precision
+		for _, name := range names {
+			f := b.in.of(name, product)
+			known := false
+			for _, s := range seen {
+				known = known || s == f
+			}
+			switch {
+			case known:
+			case f == price.BF16:
+				wide = true
+			default:
+				bytes += f.Bytes()
+			}
+			seen = append(seen, f)
+		}
+	}
+	if wide {
+		bytes += 2
+	}
+	return bytes
+}
+
+// latent is what attention keeps of the results of its projections to few elements.
+func (b *builder) latent(q, k float64) float64 {
+	if b.in == nil {
+		return b.kept(q + k)
+	}
+	return b.keeps(q, "q_up") + b.keeps(k, "kv_up")
+}
+
+// ups names the linear layers into an MLP.
+func (b *builder) ups(prefix string) []string {
+	if b.e.config.Gated {
+		return []string{prefix + "gate", prefix + "up"}
+	}
+	return []string{prefix + "up"}
+}
+
+// keeps is the bytes of n elements that linear layers keep of what they multiply with, for the
+// gradients of their weights.
+func (b *builder) keeps(n float64, names ...string) float64 {
+	if b.in == nil {
+		return b.kept(n)
+	}
+	return n * b.sent(names, wgrad)
+}
