@@ -35,18 +35,18 @@ type Copy struct {
 //
 // It is for graphs whose gradient has been taken, or will not be. The graph is changed.
 //
-// With watch the graph reports on the scales: results [StatScales] and [StatAmax] come after its
-// own, and the list says what stands where in them.
-func Expand(g *Graph, called func(param string) string, data []string, watch bool) ([]Copy, []Stat,
-	error) {
+// The graph may report on what it rounds: results [StatScales], [StatAmax] and [StatErrors] come
+// after its own, and the list says what stands where in them.
+func Expand(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
+	[]Stat, error) {
 	e := &expander{Builder: Continue(g), called: called, data: data, copies: &[]Copy{},
 		at: map[*Value]*Value{}, known: map[string][]*Value{}}
-	if watch {
-		e.teller = &teller{}
+	if tell != ReportNothing {
+		e.teller = &teller{what: tell}
 	}
 	e.walk()
 	var stats []Stat
-	if watch && e.err == nil {
+	if e.teller != nil && e.err == nil {
 		stats = e.report()
 	}
 	if e.err != nil {

@@ -59,6 +59,8 @@ func narrowKinds() map[string]kind {
 		// Scales are bytes, of which the largest and the sum are told.
 		"scale_stats": {1, inferScaleStats, nil},
 		"join_stats":  {1, inferJoinStats, nil},
+		// What rounding did to a source.
+		"quantize_stats": {1, inferQuantizeStats, nil},
 	}
 }
 

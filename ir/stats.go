@@ -25,12 +25,28 @@ type Stat struct {
 	Top, Sum, Some, Amax int64
 	Stride, AmaxStride   int64
 	Copy                 string // the input that holds the scales of a weight
+	// Errors is the place of the first of its [ErrorSums] in [StatErrors], -1 if there are none, and
+	// that of the next layer ErrorStride on. Elements are those that were rounded on all devices, of
+	// which Copies have the same; Length of them the product sums over.
+	Errors, ErrorStride      int64
+	Elements, Copies, Length int64
 }
 
 // The results that report.
 const (
 	StatScales = "stat.scales"
 	StatAmax   = "stat.amax"
+	StatErrors = "stat.errors"
+)
+
+// A Report is what a graph tells of its products in few bits.
+type Report int
+
+// Scales are told by a 32nd or a 16th of the data; errors by all of it, and the source beside it.
+const (
+	ReportNothing Report = iota
+	ReportScales
+	ReportErrors // and scales
 )
 
 // inferScaleStats gives for each argument the largest byte, behind these the sums of bytes, and
@@ -62,9 +78,15 @@ func inferJoinStats(g *Graph, op *Op) ([]Type, error) {
 	if err := arity(op, 1); err != nil {
 		return nil, err
 	}
-	t := op.In[0].Type
-	if t.Elem != dtype.S32 || len(t.Dims) != 1 || len(op.Axes()) != len(g.Mesh) {
-		return nil, fmt.Errorf("takes a list of whole numbers, along all axes of the mesh")
+	t, elem := op.In[0].Type, dtype.S32
+	if op.Attrs.Bool("sum") {
+		elem = dtype.F64
+	}
+	if t.Elem != elem || len(t.Dims) != 1 || len(op.Axes()) != len(g.Mesh) {
+		return nil, fmt.Errorf("takes a list of %s numbers, along all axes of the mesh", elem)
+	}
+	if elem == dtype.F64 {
+		return []Type{t}, nil
 	}
 	return []Type{{Elem: t.Elem, Dims: []Dim{{dimStat, 2 * t.Dims[0].Size}}}}, nil
 }
@@ -82,16 +104,22 @@ func (b *Builder) ScaleStats(scales ...*Value) *Value {
 // number the sum. What devices have copies of is counted as often. Reports of many products are
 // joined at once, since what is sent is small and every sending takes its time.
 func (b *Builder) JoinStats(stats *Value) *Value {
-	var axes []string
+	return b.one("join_stats", attrs(map[string]any{"axes": b.axes()}), stats)
+}
+
+// axes lists those of the mesh.
+func (b *Builder) axes() (list []string) {
 	for _, a := range b.g.Mesh {
-		axes = append(axes, a.Name)
+		list = append(list, a.Name)
 	}
-	return b.one("join_stats", attrs(map[string]any{"axes": axes}), stats)
+	return list
 }
 
 // A teller collects what a graph reports.
 type teller struct {
+	what   Report
 	stats  []Stat
+	codes  []*Value // of stats
 	scales []*Value // of this graph or body, each once
 	amaxes []*Value
 	inner  []told // of loops
@@ -101,6 +129,8 @@ type teller struct {
 type told struct {
 	scales, amaxes *Value // stacked; amaxes may be nil
 	stats          []Stat
+	codes          []*Value // in the body
+	loop           *Op
 }
 
 // tell notes that a product reads an operand.
@@ -109,7 +139,7 @@ func (e *expander) tell(op *Op, operand string, f Format, list []*Value, copied 
 		return
 	}
 	s := Stat{Layer: op.Attrs.Int("layer"), Layers: 1, Slot: op.Attrs.Int("slot"), Operand: operand,
-		Format: f, Scales: list[1].Type.Shape().Elements(), Amax: -1, Copy: copied}
+		Format: f, Scales: list[1].Type.Shape().Elements(), Amax: -1, Copy: copied, Errors: -1}
 	place := func(all *[]*Value, v *Value) int64 {
 		if i := slices.Index(*all, v); i >= 0 {
 			return int64(i)
@@ -121,7 +151,7 @@ func (e *expander) tell(op *Op, operand string, f Format, list []*Value, copied 
 	if len(list) > 2 {
 		s.Amax = place(&e.teller.amaxes, list[2])
 	}
-	e.teller.stats = append(e.teller.stats, s)
+	e.teller.stats, e.teller.codes = append(e.teller.stats, s), append(e.teller.codes, list[0])
 }
 
 // local gives the scales of a weight as the device has them before pieces are joined, and the input
@@ -163,7 +193,7 @@ func (e *expander) numbers() (scales, amaxes *Value) {
 	return scales, amaxes
 }
 
-// report ends a graph: what loops and the graph itself tell becomes two results.
+// report ends a graph: what loops and the graph itself tell becomes results.
 func (e *expander) report() []Stat {
 	t := e.teller
 	scales, amaxes := e.numbers()
@@ -181,10 +211,12 @@ func (e *expander) report() []Stat {
 		both[k], at[k] = append(both[k], v), at[k]+v.Type.Dims[0].Size
 		return from
 	}
-	list := append([]told{{scales, amaxes, t.stats}}, t.inner...)
+	list := append([]told{{scales, amaxes, t.stats, t.codes, nil}}, t.inner...)
+	var sources []source
 	for _, one := range list {
 		from, amaxFrom := add(0, one.scales), add(1, one.amaxes)
-		for _, s := range one.stats {
+		for i, s := range one.stats {
+			sources = append(sources, source{one.codes[i], one.loop})
 			s.Top, s.Sum, s.Some = s.Top+from, s.Sum+from, s.Some+from
 			if s.Amax >= 0 {
 				s.Amax += amaxFrom
@@ -214,6 +246,9 @@ func (e *expander) report() []Stat {
 		v.Name = name
 		e.g.Results = append(e.g.Results, v)
 	}
+	if t.what == ReportErrors {
+		e.measure(all, sources)
+	}
 	return all
 }
 
@@ -224,7 +259,7 @@ func (e *expander) listen(op *Op, inner *expander) {
 		return
 	}
 	n := op.Attrs.Int("n")
-	one := told{stats: inner.teller.stats}
+	one := told{stats: inner.teller.stats, codes: inner.teller.codes, loop: op}
 	for k, v := range []*Value{scales, amaxes} {
 		if v == nil {
 			continue

@@ -12,7 +12,7 @@ import (
 // number, while the largest bits of a block keep it.
 func narrowRules() map[string]rule {
 	return map[string]rule{"quantize": quantize, "amax": amax, "block_dot": blockDot,
-		"scale_stats": scaleStats, "join_stats": joinStats}
+		"scale_stats": scaleStats, "join_stats": joinStats, "quantize_stats": quantizeStats}
 }
 
 const (

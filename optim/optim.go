@@ -37,7 +37,7 @@ const (
 	Norm   = "grad_norm" // result, f32: the norm of all gradients together, before clipping
 	Square = "square"    // f32: the square of that norm, or of a part's; input of a part's update
 	OK     = "ok"        // result, pred: whether the state changed
-	Watch  = "squares"   // result, f32: squares of the norms of gradients that are watched, in order
+	Watch  = "watch"     // result, f32: of gradients that are watched, in order, squares and zeros
 )
 
 // A Param is a parameter to be updated.
@@ -49,7 +49,8 @@ type Param struct {
 	// Group names those that devices share in the same way: the squares of their gradients are added
 	// up before those of others, so that devices exchange one number for all of them.
 	Group string
-	// Watched asks for the norm of its own gradient, of each layer if it is a stack.
+	// Watched asks for the square of the norm of its own gradient, and for the number of its elements
+	// that are zero, of each layer if it is a stack.
 	Watched bool
 }
 
@@ -187,12 +188,11 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 		switch {
 		case layers:
 			s = u.Rename(s, ir.Layer, each)
-			list = append(list, s)
+			zeros := u.Rename(u.zeros(grads[i], over), ir.Layer, each)
+			list = append(list, u.pair(s, zeros, s.Type.Dims[0]))
 			s = u.Sum(s, each)
 		case p.Watched:
-			s = u.Broadcast(s, 0, ir.Dim{Name: each, Size: 1})
-			list = append(list, s)
-			s = u.Sum(s, each)
+			list = append(list, u.pair(s, u.zeros(grads[i], over), ir.Dim{Name: each, Size: 1}))
 		}
 		if sum := squares[p.Group]; sum != nil {
 			s = u.Add(sum, s)
@@ -212,6 +212,21 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 		return square, u.Scale(list[0], 1)
 	}
 	return square, u.Concat(each, list...)
+}
+
+// zeros counts the elements that are exactly zero.
+func (u *update) zeros(g *ir.Value, over []string) *ir.Value {
+	zero := u.Fill(ir.Type{Elem: dtype.F32}, 0)
+	return u.Sum(u.Convert(u.Compare("eq", g, zero), dtype.F32), over...)
+}
+
+// pair puts two numbers side by side, for each of some layers. It is written as a sum, so that
+// devices which have terms of both add them up at once.
+func (u *update) pair(a, b *ir.Value, each ir.Dim) *ir.Value {
+	t := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{each, {Name: "pair", Size: 2}}}
+	second := u.Iota(t, "pair")
+	first := u.Shift(u.Neg(second), 1)
+	return u.Add(u.Mul(first, a), u.Mul(second, b))
 }
 
 // accept says whether the step counts: the host wants it, and the norm is a number within bounds.

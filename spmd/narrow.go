@@ -38,15 +38,15 @@ type Blocks struct {
 // Expand writes out products in few bits, if a graph asks for any, and remembers what it takes. Its
 // parameters must still have their own names.
 func (w *Blocks) Expand(g *ir.Graph) error {
-	_, err := w.expand(g, false)
+	_, err := w.expand(g, ir.ReportNothing)
 	return err
 }
 
-func (w *Blocks) expand(g *ir.Graph, watch bool) (stats []ir.Stat, err error) {
-	w.watch = w.watch || watch
+func (w *Blocks) expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error) {
+	w.watch = w.watch || tell != ir.ReportNothing
 	if Narrowed(g) {
 		var copies []ir.Copy
-		if copies, stats, err = ir.Expand(g, CopyOf, dataAxes, watch); err != nil {
+		if copies, stats, err = ir.Expand(g, CopyOf, dataAxes, tell); err != nil {
 			return nil, err
 		}
 		w.narrow = true
@@ -91,21 +91,7 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 		if c.Param != param {
 			continue
 		}
-		x, join := b.Convert(kept, c.Elem), ""
-		if l != nil && l.copied() {
-			join = l.Stored.Place.On(plan.FSDPAxis)
-		}
-		if join != "" && !c.Within(x.Type) {
-			x, join = b.AllGather(x, plan.FSDPAxis, join), ""
-		}
-		how := c.Quantize
-		if how.Format == ir.NVFP4 { // one for all copies of a weight, in whatever orientation
-			if amax == nil {
-				amax = b.Amax(x, how.Along, false)
-			}
-			how.Amax = amax
-		}
-		list := b.Narrow(x, how)
+		_, list, join := rounded(b, &c, kept, l, &amax)
 		for i, v := range list {
 			if join != "" && i < 2 {
 				v = b.AllGather(v, plan.FSDPAxis, join)
@@ -117,6 +103,75 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 		}
 	}
 	return out, names
+}
+
+// rounded makes a copy of what a device has of a parameter, and gives what was rounded as well, and
+// the dimension along which pieces are to be joined yet. The largest magnitude of NVFP4 is one for
+// all copies of a weight, in whatever orientation.
+func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Value) (x *ir.Value,
+	list []*ir.Value, join string) {
+	x = b.Convert(kept, c.Elem)
+	if l != nil && l.copied() {
+		join = l.Stored.Place.On(plan.FSDPAxis)
+	}
+	if join != "" && !c.Within(x.Type) {
+		x, join = b.AllGather(x, plan.FSDPAxis, join), ""
+	}
+	how := c.Quantize
+	if how.Format == ir.NVFP4 {
+		if *amax == nil {
+			*amax = b.Amax(x, how.Along, false)
+		}
+		how.Amax = *amax
+	}
+	return x, b.Narrow(x, how), join
+}
+
+// CopyErrors is the result in which the graph that inspects copies tells the errors of rounding.
+const CopyErrors = "stat.copies"
+
+// A Measured says where the errors of a copy stand in [CopyErrors]: each of the [ir.ErrorSums] for
+// all its Layers, from At on. Elements are those of one layer, on all devices.
+type Measured struct{ At, Layers, Elements int64 }
+
+// inspection gives the graph that rounds the masters as copies are and tells the errors, and where
+// these stand, by the names of the copies' scales; nil if there are none in blocks.
+func (w *Blocks) inspection(mesh []ir.Axis, params []string,
+	kept func(i int) (ir.Type, *Layout)) (*ir.Graph, map[string]Measured, error) {
+	b, at, places := ir.NewBuilder("copies", mesh...), int64(0), map[string]Measured{}
+	var sums []*ir.Value
+	devices := int64(1)
+	for _, a := range mesh {
+		devices *= a.Size
+	}
+	for i, name := range params {
+		t, l := kept(i)
+		t.Elem = dtype.F32
+		var master, amax *ir.Value
+		for _, c := range w.Copies {
+			if c.Param != name {
+				continue
+			}
+			if master == nil {
+				master = b.Input(name, ir.Param, t, "")
+			}
+			x, list, _ := rounded(b, &c, master, l, &amax)
+			sums = append(sums, b.QuantizeStats(x, c.Quantize, list...))
+			m := Measured{at, x.Type.Told(), devices * x.Type.Shape().Elements() / x.Type.Told()}
+			places[c.Names[1]] = m
+			at += ir.ErrorSums * m.Layers
+		}
+	}
+	if len(sums) == 0 || b.Err() != nil {
+		return nil, nil, b.Err()
+	}
+	all := sums[0]
+	if len(sums) > 1 {
+		all = b.Concat(all.Type.Dims[0].Name, sums...)
+	}
+	u := &sharder{b: b}
+	g, err := u.named([]*ir.Value{b.JoinSums(all)}, []string{CopyErrors})
+	return g, places, err
 }
 
 // Made is the result in which an update reports on the scales of the copies that it makes, in the

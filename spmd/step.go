@@ -30,8 +30,9 @@ type Options struct {
 	Params map[string]optim.Param
 	// Sharding is how the loss was cut for a mesh; nil for one device.
 	Sharding *Sharding
-	// Watch lets the graphs report on their products in few bits.
-	Watch bool
+	// Watch lets the graphs report on their products in few bits; Inspect lets those that give
+	// gradients measure the errors of rounding as well.
+	Watch, Inspect bool
 	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
 	// between updates, in the memory of the host.
 	Activations, State bool
@@ -57,8 +58,12 @@ type Step struct {
 
 	// Stats says what stands where in the reports of Gradient and Accumulate.
 	Stats []ir.Stat
+	// Inspect measures the errors of the copies in blocks of the masters ([CopyErrors]), and Measured
+	// says where they stand, by the names of the copies' scales; nil if that was not asked for.
+	Inspect  *ir.Graph
+	Measured map[string]Measured
 
-	watch    bool
+	tells    ir.Report
 	sharding *Sharding
 	blocks   Blocks
 }
@@ -78,7 +83,13 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Step{sharding: o.Sharding, watch: o.Watch}
+	s := &Step{sharding: o.Sharding}
+	switch {
+	case o.Inspect:
+		s.tells = ir.ReportErrors
+	case o.Watch:
+		s.tells = ir.ReportScales
+	}
 	s.blocks.watch = o.Watch
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
@@ -118,12 +129,15 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 			return nil, err
 		}
 	}
-	s.Quantize, err = s.blocks.graph(loss.Mesh, s.names(), func(i int) (ir.Type, *Layout) {
+	kept := func(i int) (ir.Type, *Layout) {
 		if s.sharding == nil {
 			return s.Params[i].Type, nil
 		}
 		return s.sharding.Params[i].Stored, &s.sharding.Params[i]
-	})
+	}
+	if s.Quantize, err = s.blocks.graph(loss.Mesh, s.names(), kept); err == nil && o.Inspect {
+		s.Inspect, s.Measured, err = s.blocks.inspection(loss.Mesh, s.names(), kept)
+	}
 	return s, err
 }
 
@@ -147,7 +161,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	own := len(g.Results)
-	stats, err := s.blocks.expand(g, s.watch)
+	stats, err := s.blocks.expand(g, s.tells)
 	if err != nil {
 		return nil, err
 	}

@@ -218,7 +218,8 @@ type mesh struct {
 	t     *Trainer
 	x     *executables
 	state engine.State
-	told  report // of the step
+	told  report       // of the step
+	looks *executables // that give the gradients of this step in the place of x, and inspect; or nil
 }
 
 func newMesh(ctx context.Context, t *Trainer) (crew, error) {
@@ -261,15 +262,34 @@ func (m *mesh) homes() []*home {
 	return []*home{{&m.state, p.Update, []*program.Stage{p.Gradient}, m.mesh}}
 }
 
+// inspect measures the errors of the copies that the products of a step read, if it is inspected.
+func (m *mesh) inspect(ctx context.Context) error {
+	if m.looks == nil || m.looks.inspect == nil {
+		return nil
+	}
+	run, err := m.run(m.looks.inspect, &m.state, nil)
+	if err != nil {
+		return err
+	}
+	defer run.Free()
+	return m.told.read(ctx, run, m.looks.inspect.Stage(), true)
+}
+
 // gradients runs the parts of a step, one after the other.
 func (m *mesh) gradients(ctx context.Context, b *data.Batch) (float64, error) {
 	total := 0.0
-	micro := m.t.Recipe.Micro
+	micro, at := m.t.Recipe.Micro, m.x
+	if m.looks != nil {
+		at = m.looks
+	}
 	m.told.begin()
+	if err := m.inspect(ctx); err != nil {
+		return 0, err
+	}
 	for first := 0; first < b.Rows; first += micro {
-		x := m.x.gradient
+		x := at.gradient
 		if first > 0 {
-			x = m.x.accumulate
+			x = at.accumulate
 		}
 		run, err := m.part(x, b, first, m.t.share(b.Total))
 		if err != nil {

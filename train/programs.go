@@ -41,7 +41,11 @@ type Programs struct {
 	Policy *precision.Policy
 
 	optimizer optim.Optimizer
-	again     func(*precision.Policy) (*Programs, error) // under another policy
+	// inspect measures the errors of the copies of weights; only programs that inspect have it, which
+	// beside it are those that give gradients, and measure the errors of what these round.
+	inspect *program.Stage
+	// again gives programs under another policy, or those that inspect.
+	again func(p *precision.Policy, inspect bool) (*Programs, error)
 }
 
 // RecipeOf gives the recipe that a plan by itself asks for: its sizes and types, and defaults.
@@ -80,6 +84,22 @@ func WriteIn(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	policy *precision.Policy, optimizer func(*recipe.Recipe, dtype.DType) optim.Optimizer,
 	edit func(*ir.Graph) (*ir.Graph, error)) (*Programs, error) {
+	o := &order{c, r, arch, how, optimizer, edit}
+	return o.write(policy, false)
+}
+
+// An order is what programs are written for, but for the policy.
+type order struct {
+	config    *model.Config
+	recipe    *recipe.Recipe
+	arch      string
+	plan      *plan.Plan
+	optimizer func(*recipe.Recipe, dtype.DType) optim.Optimizer
+	edit      func(*ir.Graph) (*ir.Graph, error)
+}
+
+func (w *order) write(policy *precision.Policy, inspect bool) (*Programs, error) {
+	c, r, how := w.config, w.recipe, w.plan
 	if how != nil {
 		if err := agree(c, r, how); err != nil {
 			return nil, err
@@ -89,16 +109,13 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 		return nil, diag.New(diag.NotSupported, "a model cannot be trained in %s", r.Precision).
 			Try("f32 or bf16")
 	}
-	set := kernels.For(arch)
-	p := &Programs{Params: c.Params(), Policy: policy}
-	p.again = func(other *precision.Policy) (*Programs, error) {
-		return write(c, r, arch, how, other, optimizer, edit)
-	}
+	set := kernels.For(w.arch)
+	p := &Programs{Params: c.Params(), Policy: policy, again: w.write}
 	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}
 	apart, why := set.Documents()
 	p.Shape.Documents, p.Notes = apart, append(p.Notes, why)
 	p.Shape.Elem, p.Shape.Products = set.Types(r.Precision)
-	p.optimizer = optimizer(r, p.Shape.Elem)
+	p.optimizer = w.optimizer(r, p.Shape.Elem)
 	g, err := c.Graph(p.Shape)
 	if err != nil {
 		return nil, err
@@ -130,8 +147,8 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 			return nil, err
 		}
 	}
-	if edit != nil {
-		if g, err = edit(g); err != nil {
+	if w.edit != nil {
+		if g, err = w.edit(g); err != nil {
 			return nil, err
 		}
 	}
@@ -150,7 +167,7 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	}
 	o := spmd.Options{Optimizer: p.optimizer, Recompute: r.Recompute, Parts: r.Batch / r.Micro,
 		Params: map[string]optim.Param{}, Sharding: p.Sharding,
-		Watch:       r.Narrow != "" || policy.Quantizes(),
+		Watch: r.Narrow != "" || policy.Quantizes(), Inspect: inspect,
 		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 	for _, one := range p.Params {
 		o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
@@ -158,7 +175,7 @@ func write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan,
 	if p.Step, err = spmd.Train(g, o); err != nil {
 		return nil, err
 	}
-	if err := p.lower(set, how); err != nil {
+	if err := p.lower(set, how, inspect); err != nil {
 		return nil, err
 	}
 	p.note(set)
@@ -226,15 +243,19 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 }
 
 // lower writes the graphs as stages.
-func (p *Programs) lower(set *kernels.Set, how *plan.Plan) error {
-	for _, one := range []struct {
+func (p *Programs) lower(set *kernels.Set, how *plan.Plan, inspect bool) error {
+	type written struct {
 		graph *ir.Graph
 		stage **program.Stage
-	}{
-		{p.Step.Gradient, &p.Gradient}, {p.Step.Accumulate, &p.Accumulate},
-		{p.Step.Update, &p.Update}, {p.Step.Evaluate, &p.Evaluate},
-		{p.Step.Quantize, &p.Quantize},
-	} {
+	}
+	list := []written{{p.Step.Gradient, &p.Gradient}, {p.Step.Accumulate, &p.Accumulate}}
+	if inspect {
+		list = append(list, written{p.Step.Inspect, &p.inspect})
+	} else {
+		list = append(list, written{p.Step.Update, &p.Update}, written{p.Step.Evaluate, &p.Evaluate},
+			written{p.Step.Quantize, &p.Quantize})
+	}
+	for _, one := range list {
 		if one.graph == nil {
 			continue
 		}
@@ -358,8 +379,8 @@ func (p *Programs) stages() (list []*program.Stage) {
 		}
 		return list
 	}
-	list = []*program.Stage{p.Gradient, p.Update, p.Evaluate}
-	for _, s := range []*program.Stage{p.Accumulate, p.Quantize} {
+	list = []*program.Stage{p.Gradient}
+	for _, s := range []*program.Stage{p.Update, p.Evaluate, p.Accumulate, p.Quantize, p.inspect} {
 		if s != nil {
 			list = append(list, s)
 		}
@@ -369,7 +390,7 @@ func (p *Programs) stages() (list []*program.Stage) {
 
 // executables are the programs on an engine.
 type executables struct {
-	gradient, accumulate, update, evaluate, quantize *engine.Executable
+	gradient, accumulate, update, evaluate, quantize, inspect *engine.Executable
 }
 
 func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables, error) {
@@ -379,7 +400,7 @@ func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables,
 		into  **engine.Executable
 	}{
 		{p.Gradient, &x.gradient}, {p.Accumulate, &x.accumulate}, {p.Update, &x.update},
-		{p.Evaluate, &x.evaluate}, {p.Quantize, &x.quantize},
+		{p.Evaluate, &x.evaluate}, {p.Quantize, &x.quantize}, {p.inspect, &x.inspect},
 	} {
 		if one.stage == nil {
 			continue
@@ -395,7 +416,7 @@ func (p *Programs) compile(ctx context.Context, e *engine.Engine) (*executables,
 
 func (x *executables) free() {
 	for _, one := range []*engine.Executable{x.gradient, x.accumulate, x.update, x.evaluate,
-		x.quantize} {
+		x.quantize, x.inspect} {
 		if one != nil {
 			one.Free()
 		}

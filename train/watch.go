@@ -20,6 +20,11 @@ import (
 // takes, so that the same run does the same.
 const patience = 8
 
+// ahead is how many steps before a step that is inspected the programs that do it begin to be
+// compiled, unless they are there from the one before: the first 50 of a run are never inspected.
+// Runs that end sooner do not compile them at all.
+const ahead = 50
+
 // A sentry watches the products in few bits of a run, and changes what they are computed in.
 //
 // Programs of a policy are compiled while the run goes on. Until they are there, those that compute
@@ -33,6 +38,8 @@ type sentry struct {
 	safe   *variant
 	next   *variant // to be adopted
 	from   int      // before the step after this one
+	// looks measures the errors of rounding of the policy at work; nil if it is not needed yet.
+	looks *variant
 
 	ctx     context.Context
 	cancel  func()
@@ -45,6 +52,7 @@ type variant struct {
 	x        *executables
 	err      error
 	ready    chan struct{}
+	said     bool // that it could not be compiled
 }
 
 // newSentry begins to watch; nil if nothing is in few bits.
@@ -62,7 +70,7 @@ func newSentry(ctx context.Context, t *Trainer) *sentry {
 	}
 	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	s.safe = s.compile(s.wide())
+	s.safe = s.compile(s.wide(), false)
 	return s
 }
 
@@ -72,12 +80,12 @@ func (s *sentry) wide() *precision.Policy {
 }
 
 // compile makes a variant in the background.
-func (s *sentry) compile(policy *precision.Policy) *variant {
+func (s *sentry) compile(policy *precision.Policy, inspect bool) *variant {
 	v := &variant{ready: make(chan struct{})}
 	again, engine := s.t.Programs.again, s.t.Engine
 	go func() {
 		defer close(v.ready)
-		if v.programs, v.err = again(policy); v.err == nil {
+		if v.programs, v.err = again(policy, inspect); v.err == nil {
 			v.x, v.err = v.programs.compile(s.ctx, engine)
 		}
 	}()
@@ -93,33 +101,80 @@ func (v *variant) wait() error {
 // aim has the programs of the policy compiled, to be adopted before a step; what was aimed at
 // before is given up.
 func (s *sentry) aim(policy *precision.Policy, from int) {
-	if old := s.next; old != nil {
-		s.useless.Go(func() {
-			if old.wait() == nil {
-				old.x.free()
-			}
-		})
+	s.giveUp(s.next)
+	s.policy, s.next, s.from = policy, s.compile(policy, false), from
+}
+
+// giveUp frees a variant when it is there.
+func (s *sentry) giveUp(v *variant) {
+	if v == nil {
+		return
 	}
-	s.policy, s.next, s.from = policy, s.compile(policy), from
+	s.useless.Go(func() {
+		if v.wait() == nil {
+			v.x.free()
+		}
+	})
 }
 
 // begin puts the variant to work whose turn it is, before a step.
 func (s *sentry) begin() error {
-	if s == nil || s.next == nil || s.t.step < s.from {
+	if s == nil {
 		return nil
 	}
-	v := s.next
-	s.next = nil
-	return s.adopt(v)
+	if s.next != nil && s.t.step >= s.from {
+		v := s.next
+		s.next = nil
+		if err := s.adopt(v); err != nil {
+			return err
+		}
+	}
+	s.inspect()
+	return nil
+}
+
+// inspect has the errors of rounding measured in the step to come, if it is that one's turn. The
+// step then waits for the programs that do it, as one waits for those of a new policy: what a run
+// measures, and so what it decides, must not depend on how long a compiler takes. It hardly ever
+// waits, for they are compiled in the background of the steps before.
+func (s *sentry) inspect() {
+	s.mesh.looks = nil
+	step, policy := s.t.step+1, s.t.Programs.Policy
+	if !policy.Quantizes() {
+		return
+	}
+	turn := s.watch.Inspects(step)
+	next := s.watch.NextInspection(step)
+	soon := next >= step && next-step < ahead && next <= s.t.end()
+	if s.looks == nil && (turn || soon) {
+		s.looks = s.compile(policy, true)
+	}
+	if !turn {
+		return
+	}
+	if err := s.looks.wait(); err != nil {
+		if !s.looks.said {
+			s.warn("what rounding does is not measured: the programs that do could not be compiled", err)
+			s.looks.said = true
+		}
+		return
+	}
+	s.mesh.looks, s.reader.looks = s.looks.x, s.looks.programs.Step
+}
+
+// warn says that something could not be compiled.
+func (s *sentry) warn(what string, err error) {
+	step := s.t.step + 1
+	s.t.Events.Emit(event.Precision{Step: step, What: string(watch.Warn), Layer: -1,
+		Signal: "compiler", Text: fmt.Sprintf("step %d: warning: %s: %v", step, what, err)})
 }
 
 // adopt computes with other programs from now on. If they could not be compiled, the run goes on
 // with those that it has, and says so.
 func (s *sentry) adopt(v *variant) error {
 	if err := v.wait(); err != nil {
-		s.t.Events.Emit(event.Precision{Step: s.t.step + 1, What: string(watch.Warn), Layer: -1,
-			Signal: "compiler", Text: fmt.Sprintf("step %d: warning: programs of another precision could"+
-				" not be compiled, and the run goes on with those that it has: %v", s.t.step+1, err)})
+		s.warn("programs of another precision could not be compiled, and the run goes on with those that"+
+			" it has", err)
 		return nil
 	}
 	m := s.mesh
@@ -129,6 +184,8 @@ func (s *sentry) adopt(v *variant) error {
 	if m.x != s.safe.x {
 		m.x.free()
 	}
+	s.giveUp(s.looks)
+	s.looks, m.looks = nil, nil
 	for _, name := range m.state.Names() {
 		if strings.HasPrefix(name, spmd.CopyOf("")) {
 			m.state.Drop(name)
@@ -228,7 +285,7 @@ func (s *sentry) free() {
 		return
 	}
 	s.cancel()
-	for _, v := range []*variant{s.safe, s.next} {
+	for _, v := range []*variant{s.safe, s.next, s.looks} {
 		if v != nil && v.wait() == nil && v.x != s.mesh.x {
 			v.x.free()
 		}
@@ -279,7 +336,7 @@ func (s *sentry) resume(data []byte) error {
 	case !works.Quantizes():
 		err = s.adopt(s.safe)
 	case works.String() != s.t.Programs.Policy.String():
-		err = s.adopt(s.compile(works))
+		err = s.adopt(s.compile(works, false))
 	}
 	if s.policy = aim; works.String() != aim.String() {
 		s.aim(aim, old.From)

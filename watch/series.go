@@ -112,6 +112,14 @@ func placeOf(name string) int {
 	return -1
 }
 
+// ofErrors tells the signals that few samples have.
+func ofErrors(place int) bool {
+	if place >= ofLinear {
+		return place == ofLinear+dwNoise
+	}
+	return place%perOperand >= measuredAlways
+}
+
 func signalAt(i int) *signal {
 	if i >= ofLinear {
 		return &linearSignals[i-ofLinear]

@@ -61,6 +61,10 @@ var linearSignals = []signal{
 	{"wgrad error", false, judgeError},
 }
 
+// measuredAlways are the signals of operands that every sample has, the first ones. The others, and
+// the noise of gradients, are of the errors of rounding, which few samples have.
+const measuredAlways = 2
+
 // Places in linearSignals.
 const (
 	dwNorm = iota

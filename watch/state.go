@@ -19,6 +19,7 @@ type state struct {
 	Losses  []float64   `json:"losses,omitempty"`
 	Norms   []float64   `json:"norms,omitempty"` // logarithms
 	Shared  bool        `json:"shared,omitzero"`
+	Doubt   bool        `json:"doubt,omitzero"`
 	Sites   []siteState `json:"sites,omitempty"`
 }
 
@@ -31,7 +32,8 @@ type siteState struct {
 
 // MarshalJSON writes history and falls, the same bytes for the same watch.
 func (t *Watch) MarshalJSON() ([]byte, error) {
-	st := state{Version: version, Losses: t.losses, Norms: t.norms, Shared: t.shared}
+	st := state{Version: version, Losses: t.losses, Norms: t.norms, Shared: t.shared,
+		Doubt: t.doubt}
 	for _, s := range t.sites {
 		one := siteState{Layer: s.layer, Name: s.name, Series: map[string]*series{},
 			Products: map[string]*product{}}
@@ -63,7 +65,7 @@ func (t *Watch) UnmarshalJSON(data []byte) error {
 			" reads %d", st.Version, version)
 	}
 	fresh := &Watch{options: t.options, losses: st.Losses, norms: st.Norms,
-		shared: st.Shared}
+		shared: st.Shared, doubt: st.Doubt}
 	if max(len(st.Losses), len(st.Norms)) > remembered || len(st.Losses) != len(st.Norms) {
 		return damaged("it has %d losses and %d norms", len(st.Losses), len(st.Norms))
 	}

@@ -17,12 +17,18 @@ type Options struct {
 	// Hold is how many steps a product stays fallen at least, and Healthy how many samples in a row
 	// its signal must have been within bounds when it returns.
 	Hold, Healthy int
+	// Inspect is how many steps lie between two whose errors of rounding are measured, from the one
+	// after Settle on; 0 measures none. These cost more than the rest, which every step tells.
+	Inspect int
 }
 
 // Defaults are the options of a run from scratch: bounds were set on drifts from step 50 on
 // (reference/parity_notes.md 4), medians of 8 samples differ from those of 12 by less than the
 // bounds leave room for, and 100 steps are some ten times what a fault of a few batches lasts.
-func Defaults() Options { return Options{Settle: 50, Learn: 8, Hold: 100, Healthy: 8} }
+// An inspection costs 62 % of a step on a CPU (bench/watch), so that one in 100 costs 0.6 %.
+func Defaults() Options {
+	return Options{Settle: 50, Learn: 8, Hold: 100, Healthy: 8, Inspect: 100}
+}
 
 // A Watch follows one run. It is not safe for concurrent use.
 type Watch struct {
@@ -30,6 +36,7 @@ type Watch struct {
 	losses  []float64 // of steps that counted
 	norms   []float64 // the logarithms
 	shared  bool      // most linear layers were strange together in the last sample
+	doubt   bool      // errors of rounding were strange in the last sample that has them
 	sites   []*site   // sorted by layer and name
 }
 
@@ -44,6 +51,7 @@ type observation struct {
 	// learned from either, and from the latter no conclusions about tensors are drawn.
 	refused, spiked bool
 	lost            bool // nothing in the sample means anything
+	doubts          bool // an error of rounding is strange for the first time
 	strange         []strange
 	decisions       []Decision
 }
@@ -71,7 +79,29 @@ func (t *Watch) Observe(s *Sample) []Decision {
 		o.act()
 	}
 	o.returns()
+	t.doubt = o.doubts
 	return o.decisions
+}
+
+// Inspects tells whether the errors of rounding are to be measured in a step: every so often, and
+// right after a sample in which one was strange, since two in a row are wanted to act.
+func (t *Watch) Inspects(step int) bool {
+	o := t.options
+	since := step - o.Settle - 1
+	return o.Inspect > 0 && since >= 0 && (t.doubt || since%o.Inspect == 0)
+}
+
+// NextInspection is the first step from one on that is measured in any case; -1 if none is.
+func (t *Watch) NextInspection(step int) int {
+	o := t.options
+	if o.Inspect <= 0 {
+		return -1
+	}
+	first := o.Settle + 1
+	if step <= first {
+		return first
+	}
+	return first + (step-first+o.Inspect-1)/o.Inspect*o.Inspect
 }
 
 // Fallen lists the falls that are in effect, so that a run that goes on from a checkpoint can put

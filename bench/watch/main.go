@@ -1,5 +1,6 @@
 // Command watch times training steps whose programs report on their products in few bits against
-// the same steps without reports, in turns in one run: what the monitors cost.
+// the same steps without reports, and against steps that are inspected, in turns in one run: what
+// the monitors cost.
 package main
 
 import (
@@ -27,6 +28,7 @@ import (
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/watch"
 )
 
 const config = `{"model_type": "llama", "vocab_size": 1024, "hidden_size": 256,
@@ -47,7 +49,7 @@ func main() {
 	}
 }
 
-// A side is one of the two runs.
+// A side is one of the three runs.
 type side struct {
 	name    string
 	trainer *train.Trainer
@@ -76,7 +78,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	sides := []*side{{name: "with"}, {name: "without"}}
+	sides := []*side{{name: "with"}, {name: "without"}, {name: "inspected"}}
 	for _, s := range sides {
 		total := (turns + 1) * each
 		s.trainer, err = begin(ctx, e, filepath.Join(dir, s.name), format, rows, total, s)
@@ -87,7 +89,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	}
 	for turn := range turns + 1 { // the first one warms up
 		for i := range sides {
-			s := sides[(i+turn)%2]
+			s := sides[(i+turn)%len(sides)]
 			before := cpu()
 			s.trainer.Until = (turn + 1) * each
 			if err := s.trainer.Run(ctx); err != nil {
@@ -98,26 +100,34 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	}
 	fmt.Printf("%s, %d tokens a step, %d turns of %d steps\n", format, 256*rows, turns, each)
 	for _, s := range sides {
-		fmt.Printf("%-8s %6.1f ms by the clock, %6.1f ms of processors, medians\n", s.name,
+		fmt.Printf("%-9s %6.1f ms by the clock, %6.1f ms of processors, medians\n", s.name,
 			1e3*median(s.steps[each:]), 1e3*median(s.busy[1:]))
 	}
-	fmt.Printf("cost     %+6.2f %% by the clock, %+6.2f %% of processors\n",
-		100*(ratio(sides, func(s *side) []float64 { return s.steps[each:] })-1),
-		100*(ratio(sides, func(s *side) []float64 { return s.busy[1:] })-1))
+	clock := func(s *side) []float64 { return s.steps[each:] }
+	busy := func(s *side) []float64 { return s.busy[1:] }
+	percent := func(what string, a, b *side, over int) {
+		fmt.Printf("%-22s %+6.2f %% by the clock, %+6.2f %% of processors\n", what,
+			100*(ratio(a, b, clock)-1)/float64(over), 100*(ratio(a, b, busy)-1)/float64(over))
+	}
+	percent("reports", sides[0], sides[1], 1)
+	percent("an inspection", sides[2], sides[0], 1)
+	every := watch.Defaults().Inspect
+	percent(fmt.Sprintf("one in %d steps", every), sides[2], sides[0], every)
 	return nil
 }
 
 // ratio is the median of those of neighbours in time.
-func ratio(sides []*side, of func(*side) []float64) float64 {
+func ratio(a, b *side, of func(*side) []float64) float64 {
 	var list []float64
-	without := of(sides[1])
-	for i, x := range of(sides[0]) {
-		list = append(list, x/without[i])
+	other := of(b)
+	for i, x := range of(a) {
+		list = append(list, x/other[i])
 	}
 	return median(list)
 }
 
-// begin makes a run; the side without monitors has programs without their results.
+// begin makes a run; the side without monitors has programs without their results, and only the one
+// that is inspected is, in every step.
 func begin(ctx context.Context, e *engine.Engine, out, format string, rows, steps int,
 	s *side) (*train.Trainer, error) {
 	c, err := model.Parse([]byte(config))
@@ -140,7 +150,12 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 			return nil, err
 		}
 	}
-	return train.New(ctx, train.Options{Engine: e, Config: c, Recipe: r, Programs: p,
+	times := watch.Defaults()
+	if times.Inspect = 0; s.name == "inspected" {
+		times.Settle, times.Inspect = 0, 1
+	}
+	return train.New(ctx, train.Options{Watch: &times,
+		Engine: e, Config: c, Recipe: r, Programs: p,
 		Data: words{int(c.Vocab)}, Events: s, Now: time.Now,
 		Init: func(q *model.Param, dst []float32) error { return model.Init(c, q, 1, dst) }})
 }

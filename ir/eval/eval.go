@@ -190,6 +190,7 @@ func (m *machine) along(axis string, device int) []int {
 }
 
 var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
+	"join_stats": (*machine).joinStats,
 	"all_reduce": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
 			return sum(in, m.group(op, d), op.Out[0].Type)

@@ -44,7 +44,8 @@ func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.Copy) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copies, _, err := ir.Expand(joint, func(param string) string { return "c." + param }, nil, false)
+	copies, _, err := ir.Expand(joint, func(param string) string { return "c." + param }, nil,
+		ir.ReportNothing)
 	if err != nil {
 		t.Fatal(err)
 	}

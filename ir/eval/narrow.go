@@ -14,7 +14,7 @@ import (
 // narrowKernels are the products with few bits.
 func narrowKernels() map[string]kernel {
 	return map[string]kernel{"quantize": quantize, "block_dot": blockDot, "scale_stats": scaleStats,
-		"join_stats": joinStats}
+		"quantize_stats": quantizeStats}
 }
 
 // source gives a value as a quantizer sees it, in float32 and in the order of the result.
@@ -235,7 +235,64 @@ func scaleStats(_ *ir.Op, in, out []*Array) {
 	}
 }
 
-// joinStats is that of one device.
-func joinStats(_ *ir.Op, in, out []*Array) {
-	copy(out[0].Data[copy(out[0].Data, in[0].Data):], in[0].Data)
+// joinStats gives of every number the largest, then the sum; or the sum alone.
+func (m *machine) joinStats(op *ir.Op, in []*Array) []*Array {
+	return m.each(func(d int) *Array {
+		total := sum(in, m.group(op, d), op.In[0].Type)
+		if op.Attrs.Bool("sum") {
+			return total
+		}
+		out := New(op.Out[0].Type)
+		for _, from := range m.group(op, d) {
+			for i, v := range in[from].Data {
+				out.Data[i] = max(out.Data[i], v)
+			}
+		}
+		copy(out.Data[len(total.Data):], total.Data)
+		return out
+	})
+}
+
+// quantizeStats compares a source with the numbers that codes and scales stand for.
+func quantizeStats(op *ir.Op, in, out []*Array) {
+	format := ir.Format(op.Attrs.Text("format"))
+	var order []string
+	for _, d := range in[1].Type.Dims {
+		order = append(order, d.Name)
+	}
+	src, got := source(op, in[0], order), numbers(format, in[1], in[2])
+	layers, most := int(in[0].Type.Told()), 0x7e
+	if format == ir.NVFP4 {
+		most = 7
+	}
+	part, size := len(src)/layers, int(format.Block())
+	for l := range layers {
+		back := 1.0
+		if format == ir.NVFP4 {
+			_, g := block.Global(float32(in[3].Data[l]))
+			back = float64(g)
+		}
+		add := func(number int, v float64) { out[0].Data[number*layers+l] += v }
+		for from := l * part; from < (l+1)*part; from += size {
+			top, low := 0.0, math.Inf(1)
+			for i := from; i < from+size; i++ {
+				x, q := math.Abs(float64(src[i])), math.Abs(got.Data[i])*back
+				switch {
+				case x != 0 && q == 0:
+					add(0, 1)
+				case int(in[1].Data[i])&most == most && x > q*(1+0x1p-20):
+					add(1, 1)
+				}
+				add(2, x*x)
+				add(3, (x-q)*(x-q))
+				if x != 0 {
+					top, low = max(top, x), min(low, x)
+				}
+			}
+			if top > 0 {
+				add(4, math.Log2(top/low))
+				add(5, 1)
+			}
+		}
+	}
 }

@@ -1,0 +1,89 @@
+package lower_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
+)
+
+// sums is how far those of squares may lie apart: of a block they are added up in float32.
+const sums = 1e-5
+
+// most is the largest of the numbers.
+const most = 64
+
+// What a program measures of the errors of rounding is what the interpreter does, on a CPU whatever
+// the numbers, and as a card is told to.
+func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
+	r := narrowRig(t, 1)
+	for i, q := range quantizings() {
+		if !q.quick && !long.Enabled {
+			continue
+		}
+		t.Run(q.name, func(t *testing.T) {
+			g := q.graph(t)
+			op := g.Results[0].Def()
+			b := ir.Continue(g)
+			list := g.Results
+			if q.how.Format == ir.NVFP4 {
+				list = append(list, op.In[1])
+			}
+			g, err := b.Graph(b.QuantizeStats(op.In[0], q.how, list...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for arch, tame := range map[string]bool{"cpu": false, "sm_100": true} {
+				p := r.Compile(t, g, lower.Options{Kernels: kernels.For(arch)})
+				in := q.inputs(rand.New(rand.NewPCG(uint64(i), 11)), g, tame)
+				for k, v := range in["x"][0].Data {
+					if math.IsNaN(v) || math.IsInf(v, 0) {
+						in["x"][0].Data[k] = 0
+					}
+				}
+				if in["amax"] != nil { // which no element passes
+					for k, v := range in["x"][0].Data {
+						in["x"][0].Data[k] = max(-most, min(v, most))
+					}
+					for k := range in["amax"][0].Data {
+						in["amax"][0].Data[k] = 4 * most // that of 16, after a Hadamard transform
+					}
+				}
+				want, err := eval.Run(g, in)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := p.Run(t, in)[0][0].Data
+				for k, w := range want[0][0].Data {
+					if !(math.Abs(got[k]-w) <= sums*math.Abs(w)) {
+						t.Errorf("%s: number %d is %v, want %v", arch, k, got[k], w)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A source that has something that is no number tells nothing.
+func TestErrorsOfNoNumber(t *testing.T) {
+	q := quantizing{elem: dtype.F32, dims: quantizings()[0].dims, how: quantizings()[0].how}
+	g := q.graph(t)
+	op := g.Results[0].Def()
+	b := ir.Continue(g)
+	g, err := b.Graph(b.QuantizeStats(op.In[0], q.how, g.Results...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := q.inputs(rand.New(rand.NewPCG(1, 11)), g, true)
+	in["x"][0].Data[70] = math.NaN()
+	p := narrowRig(t, 1).Compile(t, g, lower.Options{Kernels: kernels.For("cpu")})
+	if got := p.Run(t, in)[0][0].Data; !math.IsNaN(got[2]) || !math.IsNaN(got[3]) {
+		t.Errorf("sums of squares are %v", got[2:4])
+	}
+}

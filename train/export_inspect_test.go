@@ -1,0 +1,36 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// A Rounded is what rounding did to an argument of a product: the sums of the squares of its
+// elements and of their errors.
+type Rounded struct{ Power, Noise float64 }
+
+// Noise is the norm of the error that is expected of a weight's gradient, over some tokens.
+func Noise(x, dy Rounded, tokens int) float64 {
+	return noise(&rounding{power: x.Power, noise: x.Noise, length: float64(tokens)},
+		&rounding{power: dy.Power, noise: dy.Noise})
+}
+
+// Inspected tells whether the errors of rounding were measured in the last step. If they were, what
+// the program that did sends must be what its graph says.
+func (t *Trainer) Inspected() (bool, error) {
+	if t.sentry.mesh.told.parts == 0 {
+		return false, nil
+	}
+	v := t.sentry.looks
+	m, err := v.x.gradient.Optimized()
+	if err != nil {
+		return true, err
+	}
+	list := spmd.Census(v.programs.Step.Gradient)
+	if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
+		return true, fmt.Errorf("an inspection: %s", off)
+	}
+	return true, nil
+}
