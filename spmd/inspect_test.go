@@ -81,6 +81,7 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 // Inspections measure the same in a loop, which stacks its numbers up, with what is computed again,
 // without loops and on many devices, which add theirs up: each operand of every product once.
 func TestInspectionsAgree(t *testing.T) {
+	long.Only(t)
 	c, size := blocky(32, 2), plantest.Size{Batch: 2, Micros: 1, Seq: 64}
 	for _, format := range narrowFormats {
 		row := mesh{Apply: func(p *plan.Plan) {
@@ -104,9 +105,6 @@ func TestInspectionsAgree(t *testing.T) {
 			plan      *plan.Plan
 			recompute []ir.Tag
 		}{"again": {nil, []ir.Tag{ir.Attn, ir.MLP, ir.Norm}}, "devices": {spread, nil}} {
-			if (name == "again") != (format == "nvfp4") && !long.Enabled {
-				continue // the interpreter is slow
-			}
 			got, err := inspected(g, how.plan, whole, how.recompute...)
 			if err != nil {
 				t.Errorf("%s, %s: %v", format, name, err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
@@ -347,7 +348,7 @@ func TestTrainingAgreesWithOneDevice(t *testing.T) {
 	for _, name := range names(optimizers) {
 		o := optimizers[name]
 		for parts := 1; parts <= 2; parts++ {
-			if testing.Short() && (name != "adamw" || parts == 1) {
+			if !long.Enabled && (name != "adamw" || parts == 1) {
 				continue
 			}
 			step := map[string]int{"adamw": 7, "sgd": 11, "muon": 17}[name]

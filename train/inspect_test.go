@@ -30,6 +30,7 @@ func (p *post) onlyDown(layers int) *post {
 // An inspected step is an ordinary one, to the last bit: losses, parameters and moments are the
 // same.
 func TestInspectionChangesNothing(t *testing.T) {
+	long.Only(t)
 	e := openCPU(t, 2)
 	spread := plan.Default()
 	spread.Seq, spread.Batch, spread.Cluster, spread.FSDP.Size = 32, 4, "2xcpu", 2
@@ -38,9 +39,9 @@ func TestInspectionChangesNothing(t *testing.T) {
 		name, format string
 		set          []string
 		plan         *plan.Plan
-		quick        bool
+		sites        bool // of which faults are known
 	}{
-		{name: "one device", format: "mxfp8", quick: true},
+		{name: "one device", format: "mxfp8", sites: true},
 		{name: "one device", format: "nvfp4"},
 		{name: "two parts", format: "mxfp8", set: []string{"micro=2"}},
 		{name: "loop", format: "mxfp8", set: []string{"recompute=full"}},
@@ -48,9 +49,6 @@ func TestInspectionChangesNothing(t *testing.T) {
 		{name: "fsdp", format: "mxfp8", plan: spread},
 		{name: "fsdp", format: "nvfp4", plan: spread},
 	} {
-		if !one.quick && !long.Enabled {
-			continue
-		}
 		t.Run(one.name+" "+one.format, func(t *testing.T) {
 			var states [2]map[string][]byte
 			var losses [2][]float64
@@ -60,7 +58,7 @@ func TestInspectionChangesNothing(t *testing.T) {
 					p.onlyDown(2)
 				}
 				p.watch = &watch.Options{Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
-				if !one.quick {
+				if !one.sites {
 					p.sites = nil
 				}
 				if one.plan != nil {

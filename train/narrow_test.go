@@ -94,15 +94,12 @@ func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst f
 	return worst
 }
 
-// narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two kinds of
-// linear layers, which compile in less time). They compile for
-// minutes: with -tags long it is one of 24 for either model in either format, each in its turn, and
-// one row without. That all of them round alike is shown by package spmd in float64.
+// narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two kinds
+// of linear layers, which compile in less time). They compile for minutes: else it is one of 24 for
+// either model in either format, each in its turn. That all of them round alike is shown by package
+// spmd in float64.
 func narrowPlans(p *parity, turn int) []plantest.Row {
 	rows := plans(p, rand.New(rand.NewPCG(*plansSeed, 1)), false)
-	if !long.Enabled && *plansLike == "" {
-		rows = plantest.Combine(2, plantest.Meshes()...)
-	}
 	at := -1
 	return slices.DeleteFunc(rows, func(r plantest.Row) bool {
 		at++
@@ -111,8 +108,6 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 			return true
 		case *plansLike != "":
 			return !regexp.MustCompile(*plansLike).MatchString(r.Name)
-		case !long.Enabled:
-			return r.Name != "zero3 sp" || turn > 0 || p.narrow != string(ir.MXFP8)
 		}
 		return !*plansAll && at%24 != 6*turn+3
 	})
@@ -121,8 +116,8 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 // Three steps of any plan in few bits, each from the state of one device that takes the same
 // microbatches, have its losses, and the first begins with its bytes.
 func TestNarrowPlansEndAlike(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles programs for many devices")
+	if *plansLike == "" {
+		long.Only(t) // compiles programs for many devices
 	}
 	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8, Cache: cache})
 	if err != nil {
@@ -166,11 +161,8 @@ func narrowWay(ways map[string]*parity, e *engine.Engine, name string, format ir
 	// of few bits: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
 	p.wide = how.TP.Size > 1 || how.CP.Kind == "ring"
 	p.hasty = true
-	switch {
-	case *plansAll:
+	if *plansAll {
 		p.linears = []string{"k", "down"} // one that tp cuts by columns and one by rows
-	case !long.Enabled && *plansLike == "":
-		p.linears = []string{"down"} // compiles in a fraction of the time
 	}
 	key := fmt.Sprint(p.size, p.wide)
 	if ways[key] == nil {
