@@ -1,7 +1,6 @@
 package autoplan
 
 import (
-	"math"
 	"strings"
 	"testing"
 
@@ -65,32 +64,4 @@ func TestPiecesAreWholeBlocks(t *testing.T) {
 			t.Errorf("%+v: %v", row, got)
 		}
 	}
-}
-
-// Plans with layers of two formats are priced at the rate that the issue asks for.
-func BenchmarkPriceNarrow(b *testing.B) {
-	j := jobFor(b, "llama3.1-405b", "1024xgb200", 8192, 16<<20)
-	j.Precisions = []price.Precision{price.NVFP4}
-	j, err := j.filled()
-	if err != nil {
-		b.Fatal(err)
-	}
-	s, err := newSearcher(j)
-	if err != nil {
-		b.Fatal(err)
-	}
-	s.expand()
-	s.job.Capacity = math.MaxInt64
-	w := s.workers[0]
-	priced := 0
-	for b.Loop() {
-		n := s.nodes[priced*7919%len(s.nodes)]
-		cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
-		f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
-		if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
-			b.Fatal("no price")
-		}
-		priced++
-	}
-	b.ReportMetric(float64(priced)/b.Elapsed().Seconds(), "plans/s")
 }

@@ -384,28 +384,36 @@ func TestImprove(t *testing.T) {
 	}
 }
 
-// Plans are priced at the rate that the issue asks for.
+// BenchmarkPrice says how many plans one processor prices to the end, drawn from all over the space
+// so that little of one serves the next; NVFP4 has layers of two formats. A search has neighbours,
+// and leaves off where a bound decides (TestKnownModels tells its rate).
 func BenchmarkPrice(b *testing.B) {
-	j, err := jobFor(b, "llama3.1-405b", "1024xgb200", 8192, 16<<20).filled()
-	if err != nil {
-		b.Fatal(err)
+	for _, precision := range []price.Precision{price.BF16, price.NVFP4} {
+		b.Run(string(precision), func(b *testing.B) {
+			j := jobFor(b, "llama3.1-405b", "1024xgb200", 8192, 16<<20)
+			j.Precisions = []price.Precision{precision}
+			j, err := j.filled()
+			if err != nil {
+				b.Fatal(err)
+			}
+			s, err := newSearcher(j)
+			if err != nil {
+				b.Fatal(err)
+			}
+			s.expand()
+			s.job.Capacity = math.MaxInt64
+			w := s.workers[0]
+			priced := 0
+			for b.Loop() {
+				n := s.nodes[priced*7919%len(s.nodes)]
+				cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
+				f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
+				if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
+					b.Fatal("no price")
+				}
+				priced++
+			}
+			b.ReportMetric(float64(priced)/b.Elapsed().Seconds(), "plans/s")
+		})
 	}
-	s, err := newSearcher(j)
-	if err != nil {
-		b.Fatal(err)
-	}
-	s.expand()
-	s.job.Capacity = math.MaxInt64
-	w := s.workers[0]
-	priced := 0
-	for b.Loop() {
-		n := s.nodes[priced*7919%len(s.nodes)]
-		cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
-		f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
-		if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
-			b.Fatal("no price")
-		}
-		priced++
-	}
-	b.ReportMetric(float64(priced)/b.Elapsed().Seconds(), "plans/s")
 }

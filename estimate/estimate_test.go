@@ -95,12 +95,19 @@ func random(r *rapid.T) (string, *plan.Plan) {
 	return name, p
 }
 
-func TestPartsSumToTheWhole(t *testing.T) {
+// estimators are those of the models that random draws.
+func estimators(t *testing.T) map[string]*Estimator {
+	t.Helper()
 	made := map[string]*Estimator{}
 	for _, name := range []string{"llama3-8b", "llama3-70b", "qwen3-235b-a22b", "deepseek-v3",
 		"gemma2-9b", "gpt-oss-120b"} {
 		made[name] = estimator(t, name, "1024xgb200", "deepwell")
 	}
+	return made
+}
+
+func TestPartsSumToTheWhole(t *testing.T) {
+	made := estimators(t)
 	rapid.Check(t, func(r *rapid.T) {
 		name, p := random(r)
 		est := mustPrice(t, made[name], p)

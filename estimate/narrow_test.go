@@ -24,11 +24,7 @@ func all(c *model.Config, f precision.Format) *precision.Policy {
 
 // A policy in which everything is in BF16 has the price of bf16, to the last bit.
 func TestPolicyOfBF16(t *testing.T) {
-	made := map[string]*Estimator{}
-	for _, name := range []string{"llama3-8b", "llama3-70b", "qwen3-235b-a22b", "deepseek-v3",
-		"gemma2-9b", "gpt-oss-120b"} {
-		made[name] = estimator(t, name, "1024xgb200", "deepwell")
-	}
+	made := estimators(t)
 	rapid.Check(t, func(r *rapid.T) {
 		name, p := random(r)
 		e := made[name]

@@ -34,15 +34,12 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.run(r.step.Quantize, r.feed(r.step.Quantize, nil))
-	if err != nil {
+	if err := r.copies(); err != nil {
 		return nil, err
 	}
-	for i, v := range r.step.Quantize.Results {
-		r.state[v.Name] = out[i]
-	}
 	all := map[string][]float64{}
-	if out, err = r.run(r.step.Inspect, r.feed(r.step.Inspect, nil)); err != nil {
+	out, err := r.run(r.step.Inspect, r.feed(r.step.Inspect, nil))
+	if err != nil {
 		return nil, err
 	}
 	for name, m := range r.step.Measured {

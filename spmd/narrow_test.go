@@ -279,6 +279,18 @@ func TestNarrowGathersMoveFewBits(t *testing.T) {
 	}
 }
 
+// copies makes the copies of weights in few bits of the masters.
+func (r *rig) copies() error {
+	out, err := r.run(r.step.Quantize, r.feed(r.step.Quantize, nil))
+	if err != nil {
+		return err
+	}
+	for i, v := range r.step.Quantize.Results {
+		r.state[v.Name] = out[i]
+	}
+	return nil
+}
+
 // narrowGradients runs the loss and the gradients of a plan, nil for one device, with copies that were
 // made of the masters, and puts what it gives together.
 func narrowGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
@@ -287,12 +299,8 @@ func narrowGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.run(r.step.Quantize, r.feed(r.step.Quantize, nil))
-	if err != nil {
+	if err := r.copies(); err != nil {
 		return nil, err
-	}
-	for i, v := range r.step.Quantize.Results {
-		r.state[v.Name] = out[i]
 	}
 	loss, err := r.gradients([]map[string]*eval.Array{whole})
 	if err != nil {

@@ -115,12 +115,7 @@ func TestInspectionsOfCleanRuns(t *testing.T) {
 			if err := tr.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			for _, e := range l.list {
-				switch e := e.(type) {
-				case event.Precision, event.Rejected:
-					t.Errorf("%v", e)
-				}
-			}
+			l.calm(t)
 			if is, err := tr.Inspected(); !is || err != nil {
 				t.Fatal("the last step was not inspected: ", err)
 			}

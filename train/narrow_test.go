@@ -25,8 +25,8 @@ import (
 const (
 	narrowLoss  = 1e-4 // of a loss, relative: the bound of the issue that asked for the formats
 	narrowGrad  = 0.2  // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
-	narrowParam = 2e-3 // of a parameter after SGD, likewise: the rate times that
-	narrowAdam  = 0.2  // of what AdamW moved a parameter by, likewise
+	narrowParam = 1e-3 // of a parameter after SGD, likewise: the rate times that
+	narrowAdam  = 0.1  // of what AdamW moved a parameter by, likewise
 )
 
 // The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the others,

@@ -71,6 +71,17 @@ type log struct{ list []event.Event }
 
 func (l *log) Emit(e event.Event) { l.list = append(l.list, e) }
 
+// calm holds a run to no alarm and no step that was refused.
+func (l *log) calm(t *testing.T) {
+	t.Helper()
+	for _, e := range l.list {
+		switch e := e.(type) {
+		case event.Precision, event.Rejected:
+			t.Errorf("%v", e)
+		}
+	}
+}
+
 func (l *log) losses() (list []float64) {
 	for _, e := range l.list {
 		if s, ok := e.(event.Step); ok {
