@@ -18,18 +18,28 @@ func windowed(w *writer, op *ir.Op, in []val) []val {
 		w.scaleAll(op)
 	}
 	q := newQuantizer(w, op)
-	scale := q.rows(w.scales[op])
-	order := append(dimNames(without(in[0].t.Dims, q.along)), q.along...)
-	x := q.blocks(q.source())
+	x, scale := w.scales[op].source, q.rows(w.scales[op].scale)
+	order := append(dimNames(without(x.t.Dims, q.along)), q.along...)
 	var codes val
-	if q.format == ir.MXFP8 {
-		codes = w.cardE4M3(x, scale)
-	} else {
+	switch {
+	case q.format == ir.MXFP8:
+		codes = w.cardE4M3(q.blocks(x), scale)
+	case q.hadamard:
+		codes = q.words(x, scale, w.cardGrid(in[1]))
+	default:
 		// Packed as they lie: XLA:GPU would turn the two halves of bytes one after the other.
-		codes = w.rowMajor(w.packed(q.cardE2M1(x, scale, w.cardGrid(in[1]))))
+		factor := w.cardFactor(scale, w.cardGrid(in[1]))
+		codes = q.cardE2M1(q.blocks(x), factor, all)
+		none := w.as(w.compare("NE", factor, factor), codes.t)
+		codes = w.choose(none, w.constant(codes.t, 7), codes)
+		codes = w.rowMajor(w.packed(w.convert(codes, dtype.U8)))
 	}
 	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(scale, order, op.Out[1].Type)}
 }
+
+// scaled is the source of a quantize and its scales, both behind a barrier: else XLA keeps what it
+// computed of the source for the scales, to make the codes of it.
+type scaled struct{ source, scale val }
 
 // scaleAll writes the scales of a source for all that quantize it, up to a barrier.
 func (w *writer) scaleAll(op *ir.Op) {
@@ -42,6 +52,7 @@ func (w *writer) scaleAll(op *ir.Op) {
 		ops = append(ops, other)
 		scales = append(scales, newQuantizer(w, other).cardScale())
 	}
+	scales = append(scales, w.use(op.In[0]))
 	names, types := make([]string, len(scales)), make([]string, len(scales))
 	for i, v := range scales {
 		names[i], types[i] = v.name, tensor(v.t)
@@ -50,8 +61,9 @@ func (w *writer) scaleAll(op *ir.Op) {
 	list := strings.Join(types, ", ")
 	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", out, len(scales),
 		strings.Join(names, ", "), list)
+	behind := func(i int) val { return val{fmt.Sprintf("%s#%d", out, i), scales[i].t} }
 	for i, op := range ops {
-		w.scales[op] = val{fmt.Sprintf("%s#%d", out, i), scales[i].t}
+		w.scales[op] = scaled{behind(len(ops)), behind(i)}
 	}
 }
 
@@ -65,15 +77,6 @@ func (w *writer) ready(op *ir.Op) bool {
 	return true
 }
 
-// source gives what a quantize rounds.
-func (q *quantizer) source() val {
-	x := q.w.use(q.op.In[0])
-	if q.hadamard {
-		return q.w.barrier(q.w.hadamard(x, q.last()))
-	}
-	return x
-}
-
 // window is the size of what shares a scale: a block, or a tile.
 func (q *quantizer) window() map[string]int64 {
 	size := map[string]int64{q.last(): q.block}
@@ -85,7 +88,10 @@ func (q *quantizer) window() map[string]int64 {
 
 // tops gives the bits of the largest magnitudes of blocks, or tiles, in the order of the source.
 func (q *quantizer) tops() val {
-	w, x := q.w, q.source()
+	if q.hadamard {
+		return q.topsSpread()
+	}
+	w, x := q.w, q.w.use(q.op.In[0])
 	as, mask := dtype.U32, uint32(magnitude)
 	if x.t.Elem == dtype.BF16 {
 		as, mask = dtype.U16, magnitude>>16
@@ -211,17 +217,19 @@ func (w *writer) cardE4M3Scale(top val, g grid) val {
 	return w.choose(w.compare("NE", y, y), w.constant(scale.t, 0x7f), scale)
 }
 
-// cardE2M1 rounds the elements of NVFP4, one to a byte.
-func (q *quantizer) cardE2M1(x, scale val, g grid) val {
-	w := q.w
+// cardFactor gives what the elements of blocks are multiplied by.
+func (w *writer) cardFactor(scale val, g grid) val {
 	wide := w.convert(w.bits(scale, dtype.F8E4M3FN), dtype.F32)
 	step := w.elementwise("multiply", wide, w.as(g.out, wide.t))
 	factor := w.elementwise("divide", w.constant(step.t, 1), step)
-	most := w.constant(factor.t, math.MaxFloat32)
-	factor = w.choose(w.compare("GT", factor, most), most, factor)
+	return w.elementwise("minimum", factor, w.constant(factor.t, math.MaxFloat32))
+}
+
+// cardE2M1 rounds elements of NVFP4: all, or one of each block, which then is picked from their
+// places, too. What is no number is so in the factor of its block, since it is the largest.
+func (q *quantizer) cardE2M1(x, factor val, pick func(val) val) val {
+	w := q.w
 	bits := w.wideBits(x)
 	v := w.elementwise("multiply", w.float(w.with(bits, "and", magnitude)), w.as(factor, bits.t))
-	code := w.elementwise("or", q.e2m1(v), w.signs(bits, 28))
-	code = w.choose(w.compare("NE", v, v), w.constant(code.t, 7), code)
-	return w.convert(code, dtype.U8)
+	return w.elementwise("or", q.e2m1(v, pick), w.signs(bits, 28))
 }

@@ -27,7 +27,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	g = asBytes(g)
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels,
 		memos: map[*ir.Value]memo{}, masks: map[string]val{}, laid: map[*ir.Value]laid{},
-		scales: map[*ir.Op]val{}, readers: map[*ir.Value][]*ir.Op{},
+		scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{},
 		tops: map[string]val{}}
 	replicas := int64(1)
 	for _, a := range g.Mesh {

@@ -112,11 +112,11 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 		most          float64
 	}{
 		{"1xb200", ir.MXFP8, dtype.BF16, 8192, 4096, 14336, 1.6},
-		{"1xgb300", ir.NVFP4, dtype.BF16, 8192, 4096, 14336, 0},
+		{"1xgb300", ir.NVFP4, dtype.BF16, 8192, 4096, 14336, 1.6},
 		{"1xgb300", ir.MXFP8, dtype.BF16, 4096, 8192, 1024, 1.6},
-		{"1xb200", ir.NVFP4, dtype.BF16, 2048, 5120, 13824, 0},
+		{"1xb200", ir.NVFP4, dtype.BF16, 2048, 5120, 13824, 1.6},
 		{"1xrtx6000pro", ir.MXFP8, dtype.BF16, 2048, 1024, 4096, 1.6},
-		{"1xrtx6000pro", ir.NVFP4, dtype.BF16, 2048, 1024, 4096, 0},
+		{"1xrtx6000pro", ir.NVFP4, dtype.BF16, 2048, 1024, 4096, 1.6},
 		{"1xb200", ir.MXFP8, dtype.BF16, 224, 96, 160, 0}, // nothing is a whole tile
 		{"1xb200", ir.NVFP4, dtype.BF16, 224, 96, 160, 0},
 	} {

@@ -68,7 +68,7 @@ func (q *quantizer) nvfp4(x, tensorTop val) (codes, scales val) {
 	small = w.float(w.with(small, "subtract", 149<<23)) // times 2^-149
 	v := w.elementwise("multiply", w.float(sizes), w.as(factor, sizes.t))
 	v = w.lifted(v, sizes, small)
-	code := w.elementwise("or", q.e2m1(v), w.signs(bits, 28))
+	code := w.elementwise("or", q.e2m1(v, all), w.signs(bits, 28))
 	code = w.choose(w.as(none, code.t), w.constant(code.t, 7), code)
 	return w.convert(code, dtype.U8), w.convert(scale, dtype.U8)
 }
@@ -94,10 +94,13 @@ func (w *writer) wideE4M3(code val) val {
 	return w.choose(w.compare("EQ", code, w.constant(code.t, 0x7f)), nan, v)
 }
 
-// e2m1 gives the codes of magnitudes.
-func (q *quantizer) e2m1(v val) val {
+// all picks every element.
+func all(v val) val { return v }
+
+// e2m1 gives the codes of magnitudes, of all elements or of those that are picked.
+func (q *quantizer) e2m1(v val, pick func(val) val) val {
 	if q.op.Attrs.Bool("stochastic") {
-		return q.dithered(q.w.float(q.w.with(q.w.bits(v, dtype.U32), "minimum", e2m1.most)))
+		return q.dithered(q.w.float(q.w.with(q.w.bits(v, dtype.U32), "minimum", e2m1.most)), pick)
 	}
 	return q.w.nearest(v, e2m1)
 }
@@ -114,20 +117,24 @@ func (w *writer) packed(code val) val {
 
 // dithered rounds up as often as a number is near the one above: it adds a number from 0 to 1 that
 // depends on the place of an element and nothing else, in steps of the grid.
-func (q *quantizer) dithered(v val) val {
+func (q *quantizer) dithered(v val, pick func(val) val) val {
 	w := q.w
-	u := w.convert(w.with(q.places(), "shift_right_logical", 8), dtype.F32)
+	t := ir.Type{Dims: v.t.Dims}
+	if v.t.Size(inside) == q.block {
+		t.Dims = q.op.In[0].Type.Dims
+	}
+	u := w.convert(w.with(q.places(t, pick), "shift_right_logical", 8), dtype.F32)
 	u = w.elementwise("multiply", w.reshape(u, v.t), w.constant(v.t, 0x1p-24))
 	two := w.compare("LT", v, w.constant(v.t, 2))
 	four := w.compare("LT", v, w.constant(v.t, 4))
-	pick := func(low, middle, high float64, elem dtype.DType) val {
+	by := func(low, middle, high float64, elem dtype.DType) val {
 		t := ir.Type{Elem: elem, Dims: v.t.Dims}
 		return w.choose(two, w.constant(t, low),
 			w.choose(four, w.constant(t, middle), w.constant(t, high)))
 	}
-	steps := w.elementwise("multiply", v, pick(2, 1, 0.5, dtype.F32))
+	steps := w.elementwise("multiply", v, by(2, 1, 0.5, dtype.F32))
 	count := w.convert(w.elementwise("floor", w.elementwise("add", steps, u)), dtype.U32)
-	return w.with(w.elementwise("add", count, pick(0, 2, 4, dtype.U32)), "minimum", 7)
+	return w.with(w.elementwise("add", count, by(0, 2, 4, dtype.U32)), "minimum", 7)
 }
 
 // tensors is how many tensors of one layer may be rounded stochastically.
@@ -135,7 +142,7 @@ const tensors = 64
 
 // places hashes the places of elements, in the order of the source, with the key of the tensor in
 // this step of this run.
-func (q *quantizer) places() val {
+func (q *quantizer) places(t ir.Type, pick func(val) val) val {
 	w := q.w
 	in := q.op.In[len(q.op.In)-3:]
 	noise, rows, cols := w.use(in[0]), w.use(in[1]), w.use(in[2])
@@ -151,8 +158,7 @@ func (q *quantizer) places() val {
 	row = w.mixed(w.elementwise("xor", row, w.as(key, row.t)))
 	col := w.bits(cols, dtype.U32)
 	col = w.elementwise("xor", col, w.as(other, col.t))
-	t := ir.Type{Dims: q.op.In[0].Type.Dims}
-	return w.mixed(w.elementwise("xor", w.as(row, t), w.as(col, t)))
+	return w.mixed(w.elementwise("xor", w.as(pick(row), t), w.as(pick(col), t)))
 }
 
 // mixed spreads bits, as the last step of MurmurHash3 does.

@@ -28,13 +28,13 @@ func (prec Precision) reads() float64 {
 
 // moved is how many times the bytes that must be moved the compiled programs of our own stack move
 // (docs/precision.md, TestProductsAreCuDNNsOnBlackwell of lower): 1.54 in MXFP8, and for NVFP4 the
-// middle of 1.96 and 2.62.
+// middle of 1.39 and 1.56.
 func (prec Precision) moved() float64 {
 	switch prec {
 	case MXFP8:
 		return 1.54
 	case NVFP4:
-		return 2.29
+		return 1.47
 	}
 	return 1
 }
