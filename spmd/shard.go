@@ -167,13 +167,20 @@ func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
 }
 
 // gatherStacks joins the pieces of parameters for a whole microbatch, if the plan says so.
+//
+// What the forward program of a pipeline's stage joined stays for its backward program; but not if
+// products are in few bits, of which the two take different copies: each then joins its own.
 func (s *sharder) gatherStacks(g *ir.Graph) {
 	if s.plan.FSDP.Gather != "micro" {
 		return
 	}
+	var tag ir.Tag
+	if s.plan.Size(plan.PipelineAxis) > 1 && Narrowed(g) {
+		tag = ir.Gather
+	}
 	for _, v := range g.Inputs {
 		if x := s.at[v]; s.params[v] && x.Type.Place.On(plan.FSDPAxis) != "" {
-			s.at[v] = s.weight(x, x.Type.Place.On(plan.FSDPAxis))
+			s.b.Tagged(tag, func() { s.at[v] = s.weight(x, x.Type.Place.On(plan.FSDPAxis)) })
 		}
 	}
 }

@@ -61,8 +61,9 @@ func parityOf(e *engine.Engine, name string) *parity {
 
 // compareNarrow holds a plan to one device that takes the same microbatches, and gives the largest
 // difference of a loss.
-func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst float64) {
+func (p *parity) compareNarrow(t *testing.T, row plantest.Row, got *history) (worst float64) {
 	t.Helper()
+	name := row.Name
 	for k, w := range append([]float64{p.want.Eval}, p.want.Losses...) {
 		g := append([]float64{got.Eval}, got.Losses...)[k]
 		d := math.Abs(g-w) / math.Abs(w)
@@ -70,11 +71,16 @@ func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst f
 			t.Errorf("%s: loss %d is %v, want %v, off by %.2g", name, k, g, w, d)
 		}
 	}
-	if len(got.Blocks) != len(p.want.Blocks) || len(got.Blocks) == 0 {
-		t.Errorf("%s: %d copies in blocks, want %d", name, len(got.Blocks), len(p.want.Blocks))
+	if len(got.Blocks) == 0 {
+		t.Errorf("%s has no copies in blocks", name)
 	}
 	for copied, w := range p.want.Blocks {
-		if !bytes.Equal(got.Blocks[copied], w) {
+		g, ok := got.Blocks[copied]
+		switch {
+		case !ok && p.splits(row, copied):
+		case !ok:
+			t.Errorf("%s has no copy %s", name, copied)
+		case !bytes.Equal(g, w):
 			t.Errorf("%s: the bytes of %s differ", name, copied)
 		}
 	}
@@ -92,6 +98,13 @@ func (p *parity) compareNarrow(t *testing.T, name string, got *history) (worst f
 	}
 	t.Logf("%s: off by %.1e of the loss, %.1e of a gradient, %.1e of a parameter", name, worst, dg, dp)
 	return worst
+}
+
+// splits tells whether fsdp leaves devices parts of blocks of a copy along the embedding, in which
+// case none is kept: the weight is rounded where its pieces are joined.
+func (p *parity) splits(row plantest.Row, copied string) bool {
+	piece := p.config.Hidden / max(1, p.plan(row).FSDP.Size)
+	return strings.Contains(copied, ".embed") && piece%ir.Format(p.narrow).Block() != 0
 }
 
 // narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two kinds
@@ -183,5 +196,5 @@ func (p *parity) hold(t *testing.T, row plantest.Row) (worst float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	return p.compareNarrow(t, row.Name, got), nil
+	return p.compareNarrow(t, row, got), nil
 }

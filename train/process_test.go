@@ -182,7 +182,7 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 					}
 				}
 				if one.narrow != "" {
-					one.compareNarrow(t, row.Name, got)
+					one.compareNarrow(t, row, got)
 				} else {
 					one.compare(t, row.Name, got)
 				}

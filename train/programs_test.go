@@ -3,8 +3,11 @@ package train_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/train"
@@ -39,6 +42,45 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 		limit, _ := w.Gradient.Flags["xla_gpu_reduce_scatter_combine_threshold_bytes"].(int64)
 		if limit < row.from || limit > row.to {
 			t.Errorf("%s: joined up to %d bytes, not from %d to %d", row.plan, limit, row.from, row.to)
+		}
+	}
+}
+
+// Weights are rounded once for a step, by the update, whenever their pieces are joined: programs of
+// a stage that join them for a microbatch take the same copies as those that do for a layer. (What a
+// forward pass had joined in bf16 was once kept for the backward pass, which rounded it each time.)
+func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
+	preset, err := model.Find("llama3.2-1b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := func(gather, format string) (list []string) {
+		p := plan.Default()
+		p.Model, p.Cluster, p.Precision = preset.Name, "4xb200", format
+		p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+		p.Seq, p.Batch, p.Microbatches = 1024, 8, 4
+		p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
+		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: gather}
+		w, err := train.Write(preset.Config, train.RecipeOf(p), "sm_100", p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, g := range w.Graphs() {
+			if !strings.HasSuffix(name, ".copies") {
+				continue
+			}
+			for _, v := range g.Results {
+				list = append(list, name+" "+v.Name)
+			}
+		}
+		slices.Sort(list)
+		return list
+	}
+	for _, format := range []string{"mxfp8", "nvfp4"} {
+		want, got := made("layer", format), made("micro", format)
+		if len(want) == 0 || !slices.Equal(want, got) {
+			t.Errorf("%s: copies for a microbatch\n%s\nfor a layer\n%s", format, strings.Join(got, "\n"),
+				strings.Join(want, "\n"))
 		}
 	}
 }

@@ -141,6 +141,16 @@ func (g *gradient) headGrad() int {
 	return atHeadGrad
 }
 
+// stays tells whether a stage keeps what it gathered for the pass forward until the one back. In
+// few bits the two take different copies, and each gathers its own.
+func (g *gradient) stays() bool {
+	few := false
+	if g.p.narrow != nil {
+		g.p.narrow.each(g.part.mix, func(c *class, _ int64) { few = few || c.narrows() })
+	}
+	return g.w.gather == "micro" && !few
+}
+
 // weights adds the parameters that are gathered outside of the loop.
 func (g *gradient) weights(m *space) {
 	for i := range g.params {
@@ -149,11 +159,17 @@ func (g *gradient) weights(m *space) {
 			continue
 		}
 		bytes := h.whole() * g.w.elem
-		if h.few != nil {
+		switch {
+		case h.few == nil:
+		case g.forward && g.backward:
 			bytes = h.param.whole * h.few.own / 32
+		case g.forward:
+			bytes = h.param.whole * h.few.forward / 32
+		default:
+			bytes = h.param.whole * h.few.backward / 32
 		}
 		switch {
-		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
+		case g.stays() && !g.forward:
 		case h.stack && g.w.gather == "micro":
 			to := atBackward
 			if !g.backward {

@@ -364,7 +364,7 @@ func (st *stage) size(g *gradient, split bool) {
 		results += flow
 		st.seeds = flow
 	}
-	if w.gather == "micro" { // what was gathered for the pass forward stays for the one back
+	if g.stays() {
 		for i := range st.params {
 			h := &st.params[i]
 			if h.cut && (h.stack || st.last && (h.name != "embed" || p.config.Tied)) {
