@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -114,7 +116,7 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 		})
 	}
 	if job.Output != "" {
-		done.Next = job.next(best, search.Config)
+		done.Next = job.next(best, &search)
 		v.pass("write the plan", func() error {
 			text, err := best.Plan.Marshal()
 			if err != nil {
@@ -171,11 +173,18 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 
 // next is the command that goes on with a plan: the compiler, or where no program can be made of it
 // yet the simulator.
-func (job PlanJob) next(c autoplan.Choice, config *model.Config) string {
-	if c.Plan.Check(config) != nil {
-		return "deepwell dryrun " + job.Output
+func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
+	with := job.Output
+	for name := range strings.SplitSeq(job.Precision, ",") {
+		// A plan has a word for its precision, not what the word was made to stand for.
+		if precision.IsFile(strings.TrimSpace(name)) && s.Policies[c.Precision] != nil {
+			with += " --precision " + strings.TrimSpace(name)
+		}
 	}
-	return "deepwell compile " + job.Output
+	if c.Plan.Check(s.Config) != nil {
+		return "deepwell dryrun " + with
+	}
+	return "deepwell compile " + with
 }
 
 // read makes a search of the job.
@@ -197,7 +206,7 @@ func (job PlanJob) read() (autoplan.Job, error) {
 	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, "deepwell")); err != nil {
 		return s, err
 	}
-	if s.Precisions, err = parsePrecisions(job.Precision, s.Cluster.Card); err != nil {
+	if err := addPrecisions(&s, job.Precision); err != nil {
 		return s, err
 	}
 	if s.Batch, s.MaxBatch, err = parseBatch(job.Batch, s.Seq); err != nil {
@@ -245,27 +254,49 @@ func cutDevices(fix string) (rest string, devices int, err error) {
 	return strings.Join(others, ","), devices, nil
 }
 
-// parsePrecisions reads a list of precisions that a card has.
-func parsePrecisions(text string, card machine.Card) ([]price.Precision, error) {
-	rates := map[price.Precision]float64{price.F32: 1, price.BF16: 1, price.FP8: card.Peak.FP8,
-		price.MXFP8: card.Peak.MXFP8, price.NVFP4: card.Peak.NVFP4}
-	var list []price.Precision
+// addPrecisions reads a list of precisions that a card has: words, and files of policies, which
+// take the place of what the word for the fewest of their bits stands for.
+func addPrecisions(s *autoplan.Job, text string) error {
 	for name := range strings.SplitSeq(text, ",") {
 		if name = strings.TrimSpace(name); name == "" {
 			continue
 		}
 		p := price.Precision(name)
-		switch rate, known := rates[p]; {
-		case !known:
-			return nil, diag.New(diag.BadUsage, "there is no precision %q", name).
-				Try("--precision bf16, fp8, mxfp8, nvfp4 or f32")
-		case rate == 0:
-			return nil, diag.New(diag.BadUsage, "%s has no products in %s", card.Title, name).
-				Try("--precision bf16")
+		if precision.IsFile(name) {
+			policy, err := precision.Load(s.Config, name)
+			if err != nil {
+				return err
+			}
+			if p = price.Precision(policy.Narrowest()); s.Policies == nil {
+				s.Policies = map[price.Precision]*precision.Policy{}
+			}
+			s.Policies[p] = policy
 		}
-		list = append(list, p)
+		if slices.Contains(s.Precisions, p) {
+			return diag.New(diag.BadUsage, "%s is there twice", p).
+				Because("a plan says which precision it has by that word").Try("one of them at a time")
+		}
+		if err := has(s.Cluster.Card, p); err != nil {
+			return err
+		}
+		s.Precisions = append(s.Precisions, p)
 	}
-	return list, nil
+	return nil
+}
+
+// has tells whether a card has products in a precision.
+func has(card machine.Card, p price.Precision) error {
+	rates := map[price.Precision]float64{price.F32: 1, price.BF16: 1, price.FP8: card.Peak.FP8,
+		price.MXFP8: card.Peak.MXFP8, price.NVFP4: card.Peak.NVFP4}
+	switch rate, known := rates[p]; {
+	case !known:
+		return diag.New(diag.BadUsage, "there is no precision %q", p).
+			Try("--precision bf16, fp8, mxfp8, nvfp4, f32 or the file of a policy")
+	case rate == 0:
+		return diag.New(diag.BadUsage, "%s has no products in %s", card.Title, p).
+			Try("--precision bf16")
+	}
+	return nil
 }
 
 // units of a batch: tokens are counted in powers of two, since batches are.

@@ -93,8 +93,8 @@ func (r *rehearsal) read() (err error) {
 	if s.Profile, err = price.Find(cmp.Or(r.job.Stack, "deepwell")); err != nil {
 		return err
 	}
-	precision := cmp.Or(r.job.Precision, r.plan.Precision, r.plan.Types.Params.String())
-	if s.Precisions, err = parsePrecisions(precision, s.Cluster.Card); err != nil {
+	word := cmp.Or(r.job.Precision, r.plan.Precision, r.plan.Types.Params.String())
+	if err := addPrecisions(s, word); err != nil {
 		return err
 	}
 	r.prepare()
@@ -131,7 +131,8 @@ func (r *rehearsal) price() error {
 		return err
 	}
 	if len(r.search.Precisions) > 0 {
-		e = e.With(estimate.Options{Precision: r.search.Precisions[0]})
+		p := r.search.Precisions[0]
+		e = e.With(estimate.Options{Precision: p, Policy: r.search.Policies[p]})
 	}
 	if r.priced, err = e.Price(r.plan); err != nil {
 		return at(err, r.job.Plan)

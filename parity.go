@@ -3,7 +3,6 @@ package deepwell
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -83,7 +82,7 @@ func (p *pairing) readPolicies() error {
 		}
 		f := parity.Format{Name: name}
 		var err error
-		if f.Policy, err = readPolicy(p.model.Config, name); err != nil {
+		if f.Policy, err = precision.Load(p.model.Config, name); err != nil {
 			return err
 		}
 		if f.Bound = own[name]; f.Bound == 0 {
@@ -92,25 +91,6 @@ func (p *pairing) readPolicies() error {
 		p.work.Formats = append(p.work.Formats, f)
 	}
 	return nil
-}
-
-// readPolicy gives the policy that a word stands for, or that a file has.
-func readPolicy(c *model.Config, name string) (*precision.Policy, error) {
-	if !strings.HasSuffix(name, ".json") {
-		return precision.Default(c, name)
-	}
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return nil, diag.New(diag.FileError, "cannot read the policy").At("%s", name).Wrap(err)
-	}
-	policy, err := precision.Parse(text, name)
-	if err != nil {
-		return nil, err
-	}
-	if err := policy.Check(c); err != nil {
-		return nil, at(err, name)
-	}
-	return policy, nil
 }
 
 // rowsOf opens the data in the order of a seed, once.

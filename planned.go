@@ -17,7 +17,9 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 )
@@ -57,18 +59,36 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 		return nil, at(err, path)
 	}
 	defer func() { _ = m.Close() }()
-	p.Precision = cmp.Or(job.Precision, p.Precision)
-	x, err := writePlan(m.Config, p, c, stageNameOf(path))
+	x, err := writePlan(m.Config, p, c, cmp.Or(job.Precision, p.Precision), stageNameOf(path))
 	if err != nil {
 		return nil, at(err, path)
 	}
 	return x, nil
 }
 
+// recipeOf gives the recipe of a plan whose products are computed as a word says, or a policy.
+func recipeOf(config *model.Config, p *plan.Plan, narrow string) (*recipe.Recipe, error) {
+	if p.Precision = narrow; !precision.IsFile(narrow) {
+		return train.RecipeOf(p), nil
+	}
+	policy, err := precision.Load(config, narrow)
+	if err != nil {
+		return nil, err
+	}
+	p.Precision = string(policy.Narrowest())
+	r := train.RecipeOf(p)
+	r.Narrow = narrow
+	return r, nil
+}
+
 // writePlan writes the programs of a plan.
-func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, name string) (*source,
+func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, name string) (*source,
 	error) {
-	w, err := train.Write(config, train.RecipeOf(p), c.Arch(), p)
+	r, err := recipeOf(config, p, narrow)
+	if err != nil {
+		return nil, err
+	}
+	w, err := train.Write(config, r, c.Arch(), p)
 	if err != nil {
 		return nil, err
 	}
@@ -135,16 +155,20 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", preset.Name)
 	}
 	p := plan.Default()
-	p.Model, p.Cluster, p.Precision = preset.Name, c.String(), job.Precision
+	p.Model, p.Cluster = preset.Name, c.String()
 	p.Seq, p.Batch = max(1, job.Seq), max(1, job.Batch, int64(c.Count))
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	name := stageNameOf(preset.Name + ".step")
 	if c.Count > 1 {
 		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
-		return writePlan(preset.Config, p, c, name)
+		return writePlan(preset.Config, p, c, job.Precision, name)
 	}
 	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
-	w, err := train.Write(preset.Config, train.RecipeOf(p), c.Arch(), nil)
+	r, err := recipeOf(preset.Config, p, job.Precision)
+	if err != nil {
+		return nil, err
+	}
+	w, err := train.Write(preset.Config, r, c.Arch(), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -53,8 +54,10 @@ type Job struct {
 	Batch, MaxBatch int64
 
 	Precisions []price.Precision // of linear layers; empty means bf16
-	Goal       Goal              // empty means time
-	Fixed      Fixed             // what the plan must have
+	// Policies are what precisions stand for, if not their usual policy.
+	Policies map[price.Precision]*precision.Policy
+	Goal     Goal  // empty means time
+	Fixed    Fixed // what the plan must have
 	// Devices is how many devices the plan must use; 0 leaves some idle if that is better.
 	Devices int
 	Top     int // how many plans to tell; 0 means 5

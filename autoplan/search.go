@@ -141,7 +141,7 @@ func (s *searcher) add(n int) error {
 	for _, w := range s.workers {
 		var list []pricer
 		for _, p := range j.Precisions {
-			list = append(list, base.With(estimate.Options{Precision: p}))
+			list = append(list, base.With(estimate.Options{Precision: p, Policy: j.Policies[p]}))
 		}
 		w.pricers = append(w.pricers, list)
 		w.plans = append(w.plans, j.blank(cluster.String()))

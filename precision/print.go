@@ -21,7 +21,7 @@ func (p *Policy) Marshal() ([]byte, error) {
 		words := slices.SortedFunc(slices.Values(r.Linears), compareWords)
 		lines := []string{
 			`"linears": ` + quoteAll(words),
-			`"layers": ` + quote(r.span(p.Layers)),
+			`"layers": ` + quote(r.Span(p.Layers)),
 		}
 		if len(r.Products) > 0 {
 			lines = append(lines, `"products": `+quoteAll(r.Products))
@@ -49,7 +49,8 @@ func (p *Policy) String() string {
 	return string(b)
 }
 
-func (r *Rule) span(layers int) string {
+// Span is the layers of a rule, of so many, as a policy spells them.
+func (r *Rule) Span(layers int) string {
 	switch {
 	case r.From == 0 && r.To == layers:
 		return "all"

@@ -189,11 +189,13 @@ func typeKey(at func(*Recipe) *dtype.DType) field {
 // precisionKey reads a type, a format of products in few bits, which are those of a model in bf16,
 // or the path of a policy.
 func precisionKey() field {
+	const key = "precision"
 	return field{
 		set: func(p *reader, v any) *problem {
 			if path, ok := v.(string); ok && strings.HasSuffix(path, ".json") {
-				p.r.Precision, p.r.Narrow = dtype.BF16, path
-				return nil
+				full, bad := p.complete(key, path)
+				p.r.Precision, p.r.Narrow = dtype.BF16, full
+				return bad
 			}
 			s, bad := word(v, precisions)
 			if bad != nil {
@@ -208,7 +210,9 @@ func precisionKey() field {
 			}
 			return nil
 		},
-		get: func(r *Recipe) string { return quote(cmp.Or(r.Narrow, r.Precision.String())) },
+		get: func(r *Recipe) string {
+			return quote(cmp.Or(r.spell(key, r.Narrow), r.Precision.String()))
+		},
 	}
 }
 

@@ -62,16 +62,18 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 // Write writes the programs of a recipe for devices of an architecture, spread as the plan says;
 // nil is one device.
 func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Programs, error) {
-	policy, err := policyOf(c, r)
+	policy, err := precision.Load(c, cmp.Or(r.Narrow, string(precision.BF16)))
 	if err != nil {
 		return nil, err
 	}
+	if how != nil && precision.IsFile(r.Narrow) {
+		has := string(policy.Narrowest())
+		if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
+			return nil, diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
+				has).At("%s", r.Narrow).Try(`"precision": "%s" in the plan`, has)
+		}
+	}
 	return WriteIn(c, r, arch, how, policy)
-}
-
-// policyOf is what a recipe's word for a precision stands for.
-func policyOf(c *model.Config, r *recipe.Recipe) (*precision.Policy, error) {
-	return precision.Default(c, cmp.Or(r.Narrow, string(precision.BF16)))
 }
 
 // WriteIn is Write with products as a policy says.
@@ -229,7 +231,8 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 		return bad("a batch of", p.Batch, r.Batch)
 	case p.Rows() != int64(r.Micro):
 		return bad("microbatches of", p.Rows(), r.Micro)
-	case cmp.Or(p.Precision, p.Types.Params.String()) != cmp.Or(r.Narrow, r.Precision.String()):
+	case !precision.IsFile(r.Narrow) &&
+		cmp.Or(p.Precision, p.Types.Params.String()) != cmp.Or(r.Narrow, r.Precision.String()):
 		return bad("products in", cmp.Or(p.Precision, p.Types.Params.String()),
 			cmp.Or(r.Narrow, r.Precision.String()))
 	case p.Types.Params != r.Precision:

@@ -74,7 +74,7 @@ func (a *app) compile() *cobra.Command {
 	flags.Int64Var(&job.Seq, "seq", 2048, "tokens in a sequence, for a model")
 	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a step, for a model")
 	flags.StringVar(&job.Precision, "precision", "",
-		"what linear layers of a model or plan compute in: bf16, mxfp8 or nvfp4")
+		"what linear layers of a model or plan compute in: bf16, mxfp8, nvfp4, or the file of a policy")
 	flags.StringArrayVar(&sets, "set", nil,
 		"a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
 	flags.BoolVar(&job.WithoutCuDNN, "without-cudnn", false,

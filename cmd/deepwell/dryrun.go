@@ -51,7 +51,8 @@ func (a *app) dryrun() *cobra.Command {
 	flags.StringVar(&job.WhatIf, "what-if", "",
 		"what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
-		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32")
+		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32, or the file of a "+
+			"policy")
 	flags.StringVar(&job.Calibrate, "calibrate", "", calibrateUsage)
 	flags.StringVar(&job.Stack, "stack", "deepwell",
 		"whose software to price: deepwell, megatron, torchtitan, maxtext")

@@ -57,7 +57,8 @@ func (a *app) plan() *cobra.Command {
 	flags.StringVar(&job.Batch, "batch", "",
 		"rows of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok")
 	flags.StringVar(&job.Precision, "precision", "",
-		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32; several are all searched (default bf16)")
+		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32, or the file of a policy; several are all "+
+			"searched (default bf16)")
 	flags.StringVar(&job.Goal, "goal", "time", "what to have least of: time, money or memory")
 	flags.StringVar(&job.Fix, "fix", "",
 		"what the plan must have, such as tp=8,pp=4,recompute=attn+mlp,devices=512")

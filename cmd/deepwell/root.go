@@ -68,7 +68,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
 	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.capture(), a.data(), a.plan(),
-		a.compile(), a.dryrun(), a.train(), a.parity(), a.ckpt(), a.export(), a.quantize())
+		a.policy(), a.compile(), a.dryrun(), a.train(), a.parity(), a.ckpt(), a.export(),
+		a.quantize())
 	root.SetHelpCommand(a.help(root))
 	return root
 }

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/precision"
+)
+
+func (a *app) policy() *cobra.Command {
+	var job deepwell.PolicyJob
+	cmd := &cobra.Command{
+		Use:   "policy MODEL PRECISION",
+		Short: "Tell what each linear layer is computed in and why, as a file to edit",
+		Long: "Policy tells what bf16, mxfp8 or nvfp4 stand for: the format of each product of each\n" +
+			"linear layer of a model, by rules of which the last one decides, each with its reason.\n" +
+			"With -o it writes them as a file. Edit it, and give it where the word would stand: as\n" +
+			"precision in run.toml, and as --precision of plan, dryrun, compile and parity. Given a\n" +
+			"file here, it checks it against the model.",
+		Example: "  deepwell policy llama3.1-8b nvfp4\n" +
+			"  deepwell policy llama3.1-8b nvfp4 -o policy.json\n" +
+			"  deepwell plan llama3.1-8b --cluster 8xb200 --precision policy.json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usage(cmd, "policy takes a model and a precision; %d words were given", len(args))
+			}
+			job.Source, job.Precision = args[0], args[1]
+			env, err := a.env()
+			if err != nil {
+				return err
+			}
+			p, share, err := env.Policy(cmd.Context(), job)
+			a.finish()
+			if err != nil {
+				return err
+			}
+			return a.tellPolicy(p, share, job)
+		},
+	}
+	cmd.Flags().StringVarP(&job.Output, "output", "o", "", "the file to write")
+	return cmd
+}
+
+// tellPolicy prints the rules in the order in which they apply.
+func (a *app) tellPolicy(p *precision.Policy, share map[precision.Format]float64,
+	job deepwell.PolicyJob) error {
+	if a.json {
+		a.print(map[string]any{"policy": json.RawMessage(p.String()), "share": share})
+		return nil
+	}
+	var parts []string
+	for _, f := range []precision.Format{precision.NVFP4, precision.MXFP8, precision.BF16} {
+		if share[f] > 0 {
+			parts = append(parts, fmt.Sprintf("%s %.1f %%", f, 100*share[f]))
+		}
+	}
+	fmt.Fprintf(a.stdout, "%s in %s: of the work of linear layers %s\n\n", job.Source, job.Precision,
+		strings.Join(parts, ", "))
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "linear layers\tlayers\tproducts\tformat\twhy")
+	for _, r := range p.Rules {
+		products := strings.Join(r.Products, ", ")
+		if products == "" {
+			products = "all"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", strings.Join(r.Linears, ", "), r.Span(p.Layers),
+			products, r.Format, r.Why)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if job.Output != "" {
+		fmt.Fprintf(a.stdout, "wrote %s · next: precision = %[1]q in run.toml, or --precision %[1]s\n",
+			job.Output)
+	}
+	return nil
+}

@@ -1,0 +1,47 @@
+package deepwell
+
+import (
+	"context"
+
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/precision"
+)
+
+// A PolicyJob is a policy of precision to write, or to check.
+type PolicyJob struct {
+	Source    string // a model, as capture takes it
+	Precision string // bf16, mxfp8, nvfp4, or the file of a policy
+	Output    string // the file to write; "" is for none
+}
+
+// Policy tells what a word for a precision, or a policy's file, means for a model, with the share
+// of each format of the work of linear layers, and writes it as a file that a person edits and that
+// train, plan, dryrun, compile, parity and quantize take.
+func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
+	share map[precision.Format]float64, err error) {
+	v := e.begin(ctx, "policy")
+	var config *model.Config
+	v.pass("find the model", func() (err error) {
+		config, err = configOf(job.Source)
+		return err
+	})
+	v.pass("read the policy", func() (err error) {
+		p, err = precision.Load(config, job.Precision)
+		return err
+	})
+	v.pass("add up the work", func() error {
+		share = p.Share(config)
+		return nil
+	})
+	if job.Output != "" {
+		v.pass("write the file", func() error {
+			text, err := p.Marshal()
+			if err != nil {
+				return err
+			}
+			return atomicfile.Write(job.Output, text, 0o666)
+		})
+	}
+	return p, share, v.err
+}

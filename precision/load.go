@@ -1,0 +1,43 @@
+package precision
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/model"
+)
+
+// IsFile tells the path of a policy from a word for one.
+func IsFile(name string) bool { return strings.HasSuffix(name, ".json") }
+
+// Load gives the policy that a word stands for ([Default]), or that a file has, for a model.
+func Load(c *model.Config, name string) (*Policy, error) {
+	if !IsFile(name) {
+		return Default(c, name)
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the policy").At("%s", name).Wrap(err)
+	}
+	p, err := Parse(text, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Check(c); err != nil {
+		e := diag.From(err)
+		return nil, e.At("%s", strings.TrimSuffix(name+", "+e.Where, ", "))
+	}
+	return p, nil
+}
+
+// Narrowest is the format with the fewest bits that a policy has: the word that a plan has for it.
+func (p *Policy) Narrowest() Format {
+	for _, f := range slices.Backward(formats) {
+		if p.Has(f) {
+			return f
+		}
+	}
+	return BF16
+}
