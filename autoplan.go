@@ -174,17 +174,20 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 // next is the command that goes on with a plan: the compiler, or where no program can be made of it
 // yet the simulator.
 func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
-	with := job.Output
+	verb, with := "deepwell compile ", ""
+	if c.Plan.Check(s.Config) != nil {
+		verb = "deepwell dryrun "
+	}
 	for name := range strings.SplitSeq(job.Precision, ",") {
-		// A plan has a word for its precision, not what the word was made to stand for.
-		if precision.IsFile(strings.TrimSpace(name)) && s.Policies[c.Precision] != nil {
-			with += " --precision " + strings.TrimSpace(name)
+		name = strings.TrimSpace(name)
+		if p := s.Policies[c.Precision]; p != nil && precision.IsFile(name) {
+			// A plan has a word for its precision, not what the word was made to stand for.
+			if one, err := precision.Load(s.Config, name); err == nil && one.String() == p.String() {
+				with = " --precision " + name
+			}
 		}
 	}
-	if c.Plan.Check(s.Config) != nil {
-		return "deepwell dryrun " + with
-	}
-	return "deepwell compile " + with
+	return verb + job.Output + with
 }
 
 // read makes a search of the job.
