@@ -313,8 +313,9 @@ func made(list []holding) (bytes int64) {
 
 // blocks adds what products in few bits have besides, as buffer assignments of 8b and 70b show it:
 // what was kept for the gradients of weights is turned between the loops, one stack after another;
-// and on its way back a layer has gradients in both orientations, of NVFP4 transformed and with the
-// numbers that rounding draws as well.
+// and on its way back a layer has gradients in both orientations, and of NVFP4 what seven of the
+// largest values take, which fits both (they were transformed gradients and the numbers that
+// rounding draws, until these stayed in registers; the peak remained).
 func (g *gradient) blocks(m *space) {
 	if g.w.gather == "layer" && g.sharded() {
 		g.turned(m)
