@@ -152,7 +152,9 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 	}
 	times := watch.Defaults()
 	if times.Inspect = 0; s.name == "inspected" {
-		times.Settle, times.Inspect = 0, 1
+		// Every step, and nothing that it says is compared with steps in which the model moves fast: a
+		// product that falls back would be computed in other programs.
+		times.Settle, times.Inspect, times.Learn = 0, 1, steps+1
 	}
 	return train.New(ctx, train.Options{Watch: &times,
 		Engine: e, Config: c, Recipe: r, Programs: p,
