@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,7 +48,8 @@ func main() {
 	flag.BoolVar(&o.matched, "matched", false, "BF16 with noise on gradients as well")
 	flag.BoolVar(&o.tensors, "tensors", false,
 		"round the tensors of the trunk instead, with parts of the recipes switched off")
-	flag.StringVar(&o.formats, "formats", "mxfp8,nvfp4", "to compare; all4 is NVFP4 in every layer")
+	flag.StringVar(&o.formats, "formats", "mxfp8,nvfp4", "to compare; all4 is NVFP4 in every layer,"+
+		" fprop4, dgrad4 and wgrad4 in one product alone")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go source; \"\" is golang.org/x/tools")
 	flag.StringVar(&o.work, "work", "", "folder of trunks and caches")
 	flag.StringVar(&o.out, "o", "", "where results go, as JSON and HTML, without the ending")
@@ -160,16 +162,29 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 	return os.WriteFile(o.out+".html", r.HTML(), 0o666)
 }
 
-// policyOf is the default of a format, or NVFP4 without the rule that keeps the last layers.
+// policyOf is that of a format or a file, or NVFP4 without the rule that keeps the last layers, or
+// in one product alone.
 func policyOf(c *model.Config, name string) (*precision.Policy, error) {
-	if name != "all4" {
-		return precision.Default(c, name)
+	products := []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
+	product, alone := strings.CutSuffix(name, "4")
+	alone = alone && slices.Contains(products, product)
+	if name != "all4" && !alone {
+		return precision.Load(c, name)
 	}
 	p, err := precision.Default(c, string(precision.NVFP4))
-	if err == nil {
-		p.Rules = p.Rules[:len(p.Rules)-1]
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	if !alone {
+		p.Rules = p.Rules[:len(p.Rules)-1]
+		return p, nil
+	}
+	for i := range p.Rules {
+		if p.Rules[i].Format == precision.NVFP4 {
+			p.Rules[i].Products = []string{product}
+		}
+	}
+	return p, nil
 }
 
 // configOf gives a model like Llama over bytes, of 4 layers.
