@@ -174,6 +174,9 @@ func TestShare(t *testing.T) {
 	if math.Abs(fprop-2.0/3) > 1e-9 {
 		t.Errorf("without the forward products %g of the work stays", fprop)
 	}
+	if once := p.Repair(); once.Repair() != once {
+		t.Error("what is repaired is repaired again")
+	}
 }
 
 func TestCheck(t *testing.T) {

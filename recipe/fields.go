@@ -187,33 +187,63 @@ func typeKey(at func(*Recipe) *dtype.DType) field {
 }
 
 // precisionKey reads a type, a format of products in few bits, which are those of a model in bf16,
-// or the path of a policy.
+// or the path of a policy; and perhaps the part of the run that is repaired.
 func precisionKey() field {
-	const key = "precision"
 	return field{
 		set: func(p *reader, v any) *problem {
-			if path, ok := v.(string); ok && strings.HasSuffix(path, ".json") {
-				full, bad := p.complete(key, path)
-				p.r.Precision, p.r.Narrow = dtype.BF16, full
-				return bad
+			p.r.Repair = 0
+			if list, ok := v.([]any); ok {
+				if len(list) != 2 {
+					return wrong(`write ["nvfp4", 0.15]`, "it is a list of %d, not of two", len(list))
+				}
+				part, bad := number(list[1], 0, 1)
+				if bad != nil {
+					return bad
+				}
+				v, p.r.Repair = list[0], part
 			}
-			s, bad := word(v, precisions)
-			if bad != nil {
-				return bad
+			bad := p.products(v)
+			if bad == nil && p.r.Repair > 0 && p.r.Narrow == "" {
+				bad = wrong(`write ["nvfp4", 0.15]`, "%s has no fewer bits than bf16", p.r.Precision)
 			}
-			p.r.Precision, p.r.Narrow = dtype.BF16, ""
-			switch s {
-			case "f32":
-				p.r.Precision = dtype.F32
-			case "mxfp8", "nvfp4":
-				p.r.Narrow = s
-			}
-			return nil
+			return bad
 		},
 		get: func(r *Recipe) string {
-			return quote(cmp.Or(r.spell(key, r.Narrow), r.Precision.String()))
+			if r.Repair > 0 {
+				return "[" + r.products() + ", " + float(r.Repair) + "]"
+			}
+			return r.products()
 		},
 	}
+}
+
+// precision is the key of what products are computed in, under which paths are remembered.
+const precision = "precision"
+
+// products spells what products are computed in.
+func (r *Recipe) products() string {
+	return quote(cmp.Or(r.spell(precision, r.Narrow), r.Precision.String()))
+}
+
+// products reads what products are computed in.
+func (p *reader) products(v any) *problem {
+	if path, ok := v.(string); ok && strings.HasSuffix(path, ".json") {
+		full, bad := p.complete(precision, path)
+		p.r.Precision, p.r.Narrow = dtype.BF16, full
+		return bad
+	}
+	s, bad := word(v, precisions)
+	if bad != nil {
+		return bad
+	}
+	p.r.Precision, p.r.Narrow = dtype.BF16, ""
+	switch s {
+	case "f32":
+		p.r.Precision = dtype.F32
+	case "mxfp8", "nvfp4":
+		p.r.Narrow = s
+	}
+	return nil
 }
 
 func recomputeKey() field {

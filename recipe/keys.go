@@ -109,10 +109,12 @@ var table = []*row{
 	whole(Key{"seq", "integer", "", "Tokens in a sequence."},
 		"1024", "seq_len seq_length sequence_length max_seq_len max_seq_length context block_size",
 		intKey(2, func(r *Recipe) *int { return &r.Seq })),
-	whole(Key{"precision", "string", `"bf16"`,
+	{Key: Key{"precision", "string or pair", `"bf16"`,
 		"What the model computes in: \"f32\" or \"bf16\", or with the products of linear layers in " +
-			"\"mxfp8\" or \"nvfp4\", or as a policy says whose path this is. Parameters are kept in f32."},
-		"", "dtype torch_dtype bf16", precisionKey()),
+			"\"mxfp8\" or \"nvfp4\", or as a policy says whose path this is; or that and the last part of " +
+			"the steps that compute forward in bf16, which wins back most of what few bits cost: " +
+			"[\"nvfp4\", 0.15]. Parameters are kept in f32."},
+		also: "dtype torch_dtype bf16", field: precisionKey(), fixed: (*Recipe).products},
 	free(Key{"recompute", "string or list", `"none"`,
 		"What the backward pass computes again instead of keeping, to save memory: \"none\", " +
 			"\"full\" for whole blocks, or a list of " + join(tags, ", ") + "."},

@@ -175,6 +175,10 @@ func TestMistakes(t *testing.T) {
 		{"warmup", smallest + "[optimizer]\nwarmup = 2000\n", nil, diag.RecipeValue,
 			[]string{"warmup = 2000 is more than steps = 1000"}},
 		{"recompute", "recompute = [\"attention\"]\n" + smallest, nil, diag.RecipeValue, []string{`"none", "full"`}},
+		{"last part", "precision = [\"nvfp4\", 1.5]\n" + smallest, nil, diag.RecipeValue, []string{"1.5 is outside 0"}},
+		{"last part of nothing", "precision = [\"bf16\", 0.1]\n" + smallest, nil, diag.RecipeValue,
+			[]string{"bf16 has no fewer bits than bf16", `["nvfp4", 0.15]`}},
+		{"no pair", "precision = [\"nvfp4\"]\n" + smallest, nil, diag.RecipeValue, []string{"a list of 1, not of two"}},
 		{"spike", smallest + "[guard]\nspike = 0.5\n", nil, diag.RecipeValue, []string{"every second step"}},
 		{"unset", strings.Replace(smallest, "a.txt", "${CORPUS}/a.txt", 1), nil, diag.RecipeValue,
 			[]string{"CORPUS is not set", "run.toml:6"}},
@@ -250,6 +254,43 @@ func TestOverridesNeedNoQuotes(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	same(t, r)
+}
+
+// A policy's path is beside the recipe, and is written as it was. What is repaired at the end may be
+// asked for later on.
+func TestPrecisions(t *testing.T) {
+	for _, row := range []struct {
+		text, narrow string
+		repair       float64
+	}{
+		{`"bf16"`, "", 0}, {`"nvfp4"`, "nvfp4", 0}, {`["mxfp8", 0.25]`, "mxfp8", 0.25},
+		{`"policy.json"`, filepath.Join("dir", "policy.json"), 0},
+		{`["policy.json", 0.1]`, filepath.Join("dir", "policy.json"), 0.1},
+	} {
+		r, err := Parse([]byte("precision = "+row.text+"\n"+smallest), "dir/run.toml", nil, getenv)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if r.Narrow != row.narrow || r.Repair != row.repair ||
+			!strings.Contains(r.String(), "precision = "+row.text+"\n") {
+			t.Errorf("%s: %q, %v in\n%s", row.text, r.Narrow, r.Repair, r)
+		}
+	}
+	parse := func(precision string) *Recipe {
+		r, err := Parse([]byte("precision = "+precision+"\n"+smallest), "run.toml", nil, getenv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	old := []byte(parse(`"nvfp4"`).String())
+	if err := parse(`["nvfp4", 0.15]`).Resumable(old, "run"); err != nil {
+		t.Errorf("a run cannot be repaired: %v", err)
+	}
+	if parse(`["mxfp8", 0.15]`).Resumable(old, "run") == nil {
+		t.Error("another format is the same run")
+	}
 }
 
 func TestResume(t *testing.T) {

@@ -155,6 +155,10 @@ func (w *order) write(policy *precision.Policy, inspect bool) (*Programs, error)
 		}
 	}
 	if how != nil && how.Size(plan.PipelineAxis) > 1 {
+		if r.Repair > 0 && policy.Quantizes() {
+			return nil, diag.New(diag.NotSupported, "a run over pipeline stages is not repaired").
+				Try("precision without a last part, or a plan without stages")
+		}
 		if err := p.pipe(g, how, r.Recompute, set); err != nil {
 			return nil, err
 		}

@@ -1,13 +1,16 @@
 package train
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -40,6 +43,8 @@ type sentry struct {
 	from   int      // before the step after this one
 	// looks measures the errors of rounding of the policy at work; nil if it is not needed yet.
 	looks *variant
+	begun []byte // the policy of the recipe
+	mends bool   // the policy that is aimed at is that of the last part of the run
 
 	ctx     context.Context
 	cancel  func()
@@ -68,7 +73,8 @@ func newSentry(ctx context.Context, t *Trainer) *sentry {
 	} else {
 		o.Settle = max(o.Settle, t.Recipe.Optimizer.Warmup)
 	}
-	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
+	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy,
+		begun: []byte(p.Policy.String())}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.safe = s.compile(s.wide(), false)
 	return s
@@ -102,7 +108,37 @@ func (v *variant) wait() error {
 // before is given up.
 func (s *sentry) aim(policy *precision.Policy, from int) {
 	s.giveUp(s.next)
+	if s.mends {
+		from = max(from, s.lastPart())
+	}
 	s.policy, s.next, s.from = policy, s.compile(policy, false), from
+}
+
+// lastPart is the step before which the last part of a run begins, if the recipe has one repaired:
+// its forward products are in bf16.
+func (s *sentry) lastPart() int {
+	r := s.t.Recipe
+	return r.Steps - int(math.Round(r.Repair*float64(r.Steps)))
+}
+
+// repair turns to the last part of the run. Its programs are compiled while the steps before go on.
+// What falls or returns meanwhile waits for it, in bf16.
+func (s *sentry) repair() {
+	from := s.lastPart()
+	if s.mends || from == s.t.Recipe.Steps || s.t.step < from-ahead {
+		return
+	}
+	s.mends = true
+	policy := s.policy.Repair()
+	if policy == s.policy {
+		return
+	}
+	s.aim(policy, from)
+	step := s.from + 1
+	s.t.Events.Emit(event.Precision{Step: s.t.step + 1, What: "repair", Layer: -1,
+		Product: precision.Fprop, To: string(precision.BF16), Signal: "recipe",
+		Value: s.t.Recipe.Repair, Text: fmt.Sprintf("step %d: forward products are in bf16 from step"+
+			" %d on, the last %g %% of the run", s.t.step+1, step, 100*s.t.Recipe.Repair)})
 }
 
 // giveUp frees a variant when it is there.
@@ -122,6 +158,7 @@ func (s *sentry) begin() error {
 	if s == nil {
 		return nil
 	}
+	s.repair()
 	if s.next != nil && s.t.step >= s.from {
 		v := s.next
 		s.next = nil
@@ -299,6 +336,7 @@ type shift struct {
 	Works json.RawMessage `json:"works"` // the policy of the programs at work
 	Aim   json.RawMessage `json:"aim"`   // the policy of those to be adopted
 	From  int             `json:"from"`  // before the step after this one
+	Begun json.RawMessage `json:"begun"` // the policy of the recipe
 }
 
 // shift tells where the run stands.
@@ -311,7 +349,16 @@ func (s *sentry) shift() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(&shift{s.watch, works, aim, s.from})
+	return json.Marshal(&shift{s.watch, works, aim, s.from, s.begun})
+}
+
+// compact is a policy without what a checkpoint's spaces make of it.
+func compact(policy []byte) string {
+	var b bytes.Buffer
+	if json.Compact(&b, policy) != nil {
+		return ""
+	}
+	return b.String()
 }
 
 // resume goes on where a run stood. The policy that the run was begun with is that of the recipe,
@@ -323,6 +370,11 @@ func (s *sentry) resume(data []byte) error {
 	old := &shift{Watch: s.watch}
 	if err := json.Unmarshal(data, old); err != nil {
 		return err
+	}
+	if now, was := compact(s.begun), compact(old.Begun); was != "" && now != was {
+		return diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the run was"+
+			" saved").At("%s", s.t.folder()).
+			Try("restore it, or give the new run another folder: --set out=NAME")
 	}
 	works, err := precision.Parse(old.Works, "checkpoint")
 	if err != nil {
