@@ -157,7 +157,7 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 		s.Precisions = []price.Precision{f.Precision}
 	}
 	r := &rehearsal{job: DryRunJob{Plan: path}, done: &DryRan{}, plan: f.Plan, search: *s}
-	r.search.Precisions = []price.Precision{f.Precision}
+	r.search.Precisions, r.search.Policies = []price.Precision{f.Precision}, nil
 	r.search.Seq, r.search.Batch = f.Plan.Seq, f.Plan.Batch
 	r.prepare()
 	if err := r.price(); err != nil {
@@ -178,13 +178,10 @@ func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
 	if c.Plan.Check(s.Config) != nil {
 		verb = "deepwell dryrun "
 	}
-	for name := range strings.SplitSeq(job.Precision, ",") {
-		name = strings.TrimSpace(name)
-		if p := s.Policies[c.Precision]; p != nil && precision.IsFile(name) {
-			// A plan has a word for its precision, not what the word was made to stand for.
-			if one, err := precision.Load(s.Config, name); err == nil && one.String() == p.String() {
-				with = " --precision " + name
-			}
+	for i, name := range commas(job.Precision) {
+		// A plan has a word for its precision, not what the word was made to stand for.
+		if precision.IsFile(name) && s.Precisions[i] == c.Precision {
+			with = " --precision " + name
 		}
 	}
 	return verb + job.Output + with
@@ -206,7 +203,7 @@ func (job PlanJob) read() (autoplan.Job, error) {
 		return s, err
 	}
 	from, _, _ := strings.Cut(job.From, "=")
-	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, "deepwell")); err != nil {
+	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, ownStack)); err != nil {
 		return s, err
 	}
 	if err := addPrecisions(&s, job.Precision); err != nil {
@@ -257,22 +254,33 @@ func cutDevices(fix string) (rest string, devices int, err error) {
 	return strings.Join(others, ","), devices, nil
 }
 
+// commas cuts a list at its commas.
+func commas(text string) (list []string) {
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
 // addPrecisions reads a list of precisions that a card has: words, and files of policies, which
 // take the place of what the word for the fewest of their bits stands for.
 func addPrecisions(s *autoplan.Job, text string) error {
-	for name := range strings.SplitSeq(text, ",") {
-		if name = strings.TrimSpace(name); name == "" {
-			continue
-		}
+	for _, name := range commas(text) {
 		p := price.Precision(name)
 		if precision.IsFile(name) {
 			policy, err := precision.Load(s.Config, name)
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
-			}
-			if p = price.Precision(policy.Narrowest()); s.Policies == nil {
+			case s.Profile.Name != ownStack:
+				return diag.New(diag.BadUsage, "%s has no policies by layer", s.Profile.Name).At("%s", name).
+					Try("--precision %s, or --stack %s", policy.Narrowest(), ownStack)
+			case s.Policies == nil:
 				s.Policies = map[price.Precision]*precision.Policy{}
 			}
+			p = price.Precision(policy.Narrowest())
 			s.Policies[p] = policy
 		}
 		if slices.Contains(s.Precisions, p) {
@@ -286,6 +294,9 @@ func addPrecisions(s *autoplan.Job, text string) error {
 	}
 	return nil
 }
+
+// ownStack is the profile of our own programs.
+const ownStack = "deepwell"
 
 // has tells whether a card has products in a precision.
 func has(card machine.Card, p price.Precision) error {

@@ -48,6 +48,9 @@ func readCalibration(path string) (*autoplan.Calibration, error) {
 	return autoplan.ParseCalibration(text, path)
 }
 
+// policyFile is where a run's folder has the policy that its recipe named.
+const policyFile = "policy.json"
+
 // calibrateRun holds a run to its prediction and writes what comes of it into the run's folder.
 func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 	seconds, err := stepsOf(filepath.Join(dir, "events.jsonl"))
@@ -65,6 +68,11 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 			Try("copy the plan that the run was started with to %s", path)
 	}
 	r := &rehearsal{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
+	if file := filepath.Join(dir, policyFile); stack == "" || stack == ownStack {
+		if _, err := os.Stat(file); err == nil {
+			r.job.Precision = file
+		}
+	}
 	for _, do := range []func() error{r.read, r.price, r.simulate} {
 		if err := do(); err != nil {
 			return nil, err

@@ -66,7 +66,8 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 	return x, nil
 }
 
-// recipeOf gives the recipe of a plan whose products are computed as a word says, or a policy.
+// recipeOf gives the recipe of a plan whose products are computed as a word says, or a policy, for
+// which the plan gets the word.
 func recipeOf(config *model.Config, p *plan.Plan, narrow string) (*recipe.Recipe, error) {
 	if p.Precision = narrow; !precision.IsFile(narrow) {
 		return train.RecipeOf(p), nil

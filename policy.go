@@ -3,6 +3,7 @@ package deepwell
 import (
 	"context"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -22,6 +23,13 @@ func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 	share map[precision.Format]float64, err error) {
 	v := e.begin(ctx, "policy")
 	var config *model.Config
+	v.pass("check the file's name", func() error {
+		if job.Output == "" || precision.IsFile(job.Output) {
+			return nil
+		}
+		return diag.New(diag.BadUsage, "%s would be taken for a word, not for a policy", job.Output).
+			Try("-o %s.json", job.Output)
+	})
 	v.pass("find the model", func() (err error) {
 		config, err = configOf(job.Source)
 		return err
@@ -40,7 +48,10 @@ func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 			if err != nil {
 				return err
 			}
-			return atomicfile.Write(job.Output, text, 0o666)
+			if err := atomicfile.Write(job.Output, text, 0o666); err != nil {
+				return diag.New(diag.FileError, "cannot write the policy").At("%s", job.Output).Wrap(err)
+			}
+			return nil
 		})
 	}
 	return p, share, v.err

@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/internal/trace"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/tokenizer"
 	"github.com/deepwell/deepwell/train"
@@ -262,6 +263,12 @@ func (r *runner) openFolder() (err error) {
 		kept := filepath.Join(out, "plan.json")
 		if err := atomicfile.Write(kept, []byte(r.plan.String()), 0o666); err != nil {
 			return diag.New(diag.FileError, "cannot keep the plan in %s", out).Wrap(err)
+		}
+	}
+	if precision.IsFile(r.recipe.Narrow) { // likewise
+		kept := filepath.Join(out, policyFile)
+		if err := atomicfile.Write(kept, []byte(r.program.Policy.String()), 0o666); err != nil {
+			return diag.New(diag.FileError, "cannot keep the policy in %s", out).Wrap(err)
 		}
 	}
 	if r.log, err = event.Open(filepath.Join(out, "events.jsonl"), time.Now); err != nil {

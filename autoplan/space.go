@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -157,6 +158,9 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 // precision, as our own programs want it ([plan.Plan.Check]); other stacks pad.
 func (j *Job) divides(m mesh, prec price.Precision) bool {
 	n := (&plan.Plan{Precision: told(prec)}).Block()
+	if p := j.Policies[prec]; p != nil && p.Has(precision.MXFP8) {
+		n = max(n, precision.MXFP8.Block())
+	}
 	if n == 0 || j.Profile.Name != "deepwell" || j.Config.MoE != nil {
 		return true
 	}

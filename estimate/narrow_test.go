@@ -182,7 +182,7 @@ func TestNarrowMemoryIsTheCompilers(t *testing.T) {
 		gib       float64
 	}{
 		{"llama3.1-8b", price.BF16, 1, nil, 69.32}, {"llama3.1-8b", price.MXFP8, 1, nil, 66.20},
-		{"llama3.1-8b", price.NVFP4, 1, nil, 63.59}, {"llama3.1-8b", price.BF16, 1, full, 25.90},
+		{"llama3.1-8b", price.NVFP4, 1, nil, 63.56}, {"llama3.1-8b", price.BF16, 1, full, 25.90},
 		{"llama3.1-8b", price.MXFP8, 1, full, 26.46}, {"llama3.1-8b", price.BF16, 2, full, 33.8},
 		{"llama3.1-8b", price.MXFP8, 2, full, 34.64}, {"llama3.1-70b", price.MXFP8, 1, nil, 178.52},
 		{"llama3.1-70b", price.NVFP4, 1, nil, 170.85},

@@ -154,6 +154,9 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
 		return nil, fmt.Errorf("%s cannot be written in blocks along %v", x, along)
 	}
+	if op.Attrs.Bool("hadamard") && (f != NVFP4 || op.Attrs.Bool("tile")) {
+		return nil, fmt.Errorf("%s is not spread before it is written in %s or in tiles", x, f)
+	}
 	dims := without(x.Dims, along...)
 	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
 		return nil, fmt.Errorf("%s has no tiles of %d along %v", x, f.Block(), along)

@@ -136,15 +136,15 @@ func cudnnBlockDot(w *writer, op *ir.Op, in []val) []val {
 	}
 	t := ir.Type{Elem: out.Elem, Dims: []ir.Dim{{Name: "rows", Size: args[0].t.Dims[0].Size},
 		{Name: "cols", Size: args[1].t.Dims[0].Size}}}
-	list := []val{args[0], args[1], scales[0], scales[1]}
-	layouts := []string{rowMajor2, rowMajor2, rowMajor2, rowMajor2}
-	if format == ir.NVFP4 {
-		whole := w.elementwise("multiply", w.cardGrid(in[2]).out, w.cardGrid(in[n+2]).out)
-		list, layouts = append(list, whole), append(layouts, "dense<> : tensor<0xindex>")
-	}
-	v := w.call("__cudnn$blockScaledDot", `""`, list, layouts, []ir.Type{t}, []string{rowMajor2})[0]
+	v := w.call("__cudnn$blockScaledDot", `""`, []val{args[0], args[1], scales[0], scales[1]},
+		[]string{rowMajor2, rowMajor2, rowMajor2, rowMajor2}, []ir.Type{t}, []string{rowMajor2})[0]
 	v = w.slice(w.slice(v, "rows", 0, rows[0]), "cols", 0, rows[1])
-	return []val{w.reshape(v, out)}
+	v = w.reshape(v, out)
+	if format == ir.NVFP4 {
+		v = w.unscaled(v, w.cardGrid(in[2]).out, w.cardGrid(in[n+2]).out)
+		v = w.convert(v, out.Elem)
+	}
+	return []val{v}
 }
 
 const rowMajor2 = "dense<[1, 0]> : tensor<2xindex>"

@@ -3,6 +3,7 @@ package lower
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -10,9 +11,10 @@ import (
 )
 
 // windowed is quantize for a card: largest magnitudes by reduce_window, of 16 bits where the source
-// has no more, and a barrier on the scales, so that XLA:GPU makes two kernels of it, one for the
-// scales and one for the codes, and keeps nothing wide in memory between them
-// (reference/quantize_fusion.md, 2). Where a source is written both ways, both have one barrier.
+// has no more (after a Hadamard transform by the sums themselves, see words), and a barrier on the
+// scales, so that XLA:GPU makes two kernels of it, one for the scales and one for the codes, and
+// keeps nothing wide in memory between them (reference/quantize_fusion.md, 2). Where a source is
+// written both ways, both have one barrier.
 func windowed(w *writer, op *ir.Op, in []val) []val {
 	if _, ok := w.scales[op]; !ok {
 		w.scaleAll(op)
@@ -37,8 +39,9 @@ func windowed(w *writer, op *ir.Op, in []val) []val {
 	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(scale, order, op.Out[1].Type)}
 }
 
-// scaled is the source of a quantize and its scales, both behind a barrier: else XLA keeps what it
-// computed of the source for the scales, to make the codes of it.
+// scaled is the source of a quantize and its scales, which are behind a barrier, and so is the
+// source if it is spread: else XLA keeps the sums that it made for the scales, to make the codes of
+// them.
 type scaled struct{ source, scale val }
 
 // scaleAll writes the scales of a source for all that quantize it, up to a barrier.
@@ -52,7 +55,11 @@ func (w *writer) scaleAll(op *ir.Op) {
 		ops = append(ops, other)
 		scales = append(scales, newQuantizer(w, other).cardScale())
 	}
-	scales = append(scales, w.use(op.In[0]))
+	source := len(ops)
+	spread := slices.ContainsFunc(ops, func(op *ir.Op) bool { return op.Attrs.Bool("hadamard") })
+	if spread {
+		scales = append(scales, w.use(op.In[0]))
+	}
 	names, types := make([]string, len(scales)), make([]string, len(scales))
 	for i, v := range scales {
 		names[i], types[i] = v.name, tensor(v.t)
@@ -63,7 +70,9 @@ func (w *writer) scaleAll(op *ir.Op) {
 		strings.Join(names, ", "), list)
 	behind := func(i int) val { return val{fmt.Sprintf("%s#%d", out, i), scales[i].t} }
 	for i, op := range ops {
-		w.scales[op] = scaled{behind(len(ops)), behind(i)}
+		if w.scales[op] = (scaled{w.use(op.In[0]), behind(i)}); spread {
+			w.scales[op] = scaled{behind(source), behind(i)}
+		}
 	}
 }
 
@@ -114,6 +123,9 @@ func (q *quantizer) heldTops() val {
 
 // cardAmax is the largest of what the blocks are found to have, if the same value is quantized.
 func (w *writer) cardAmax(op *ir.Op) (top val, ok bool) {
+	if w.oneResult() {
+		return val{}, false
+	}
 	for _, r := range w.readers[op.Out[0]] {
 		if r.Kind != "quantize" || r.In[0] != op.In[0] {
 			continue

@@ -22,9 +22,9 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// roundedBound is what products of arguments rounded to bf16 may differ from float64 by, relative to
-// the norm of a result. Rounding is off by 2^-9 at most and 2^-10.5 on average, in both arguments;
-// gradients of attention go through four such products one after the other.
+// roundedBound is what products of arguments rounded to bf16 may differ from float64 by, relative
+// to the norm of a result. Rounding is off by 2^-9 at most and 2^-10.5 on average, in both
+// arguments; gradients of attention go through four such products one after the other.
 const roundedBound = 1e-2
 
 // jointly gives loss and gradients as one program, in which the gradient finds what the forward

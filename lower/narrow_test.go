@@ -210,6 +210,8 @@ func quantizings() []quantizing {
 		{"stochastic", true, 0, []ir.Dim{rows, cols}, along(nv, "cols"), true},
 		{"stochastic columns", false, 0, []ir.Dim{rows, cols}, along(nv, "rows"), true},
 		{"stochastic hadamard", false, 0, []ir.Dim{rows, cols}, along(hadamard, "rows"), true},
+		{"stochastic hadamard of a batch", false, 0, []ir.Dim{d("a", 3), d("rows", 64), d("cols", 48)},
+			along(hadamard, "a", "rows"), true},
 		{"a stack", false, 0, []ir.Dim{d(ir.Layer, 4), d("rows", 32), d("cols", 48)}, along(tile, "cols"), false},
 		{"a stack", false, 0, []ir.Dim{d(ir.Layer, 4), d("rows", 32), d("cols", 48)}, along(mx, "rows"), false},
 	}
@@ -265,12 +267,24 @@ func TestQuantizeForCards(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			g := q.graph(t)
 			p := r.Compile(t, g, lower.Options{Kernels: kernels.For("sm_100")})
-			in := q.inputs(rand.New(rand.NewPCG(uint64(i), 8)), g, true)
-			want, err := eval.Run(g, in)
-			if err != nil {
-				t.Fatal(err)
+			// As they are, with something that is no number, and with nothing else.
+			for _, spoil := range []func(in map[string][]*eval.Array){
+				func(map[string][]*eval.Array) {},
+				func(in map[string][]*eval.Array) { in["x"][0].Data[37] = math.NaN() },
+				func(in map[string][]*eval.Array) {
+					if in["amax"] != nil {
+						in["amax"][0].Data[0] = math.NaN()
+					}
+				},
+			} {
+				in := q.inputs(rand.New(rand.NewPCG(uint64(i), 8)), g, true)
+				spoil(in)
+				want, err := eval.Run(g, in)
+				if err != nil {
+					t.Fatal(err)
+				}
+				same(t, in, want, ran(t, r, p, g, in))
 			}
-			same(t, in, want, ran(t, r, p, g, in))
 		})
 	}
 }
@@ -299,8 +313,8 @@ func same(t *testing.T, in map[string][]*eval.Array, want [][]*eval.Array, got [
 	return len(want[1][0].Data)
 }
 
-// products builds the three products of a linear with few bits: x is rows by in, w is out by in, and
-// dy is rows by out.
+// products builds the three products of a linear with few bits: x is rows by in, w is out by in,
+// and dy is rows by out.
 func products(t testing.TB, f ir.Format, elem dtype.DType, rows, in, out int64) *ir.Graph {
 	t.Helper()
 	d := irtest.D

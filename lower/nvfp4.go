@@ -140,7 +140,7 @@ func (q *quantizer) dithered(v val, pick func(val) val) val {
 // tensors is how many tensors of one layer may be rounded stochastically.
 const tensors = 64
 
-// places hashes the places of elements, in the order of the source, with the key of the tensor in
+// places hashes the places of elements, or of those that are picked, with the key of the tensor in
 // this step of this run.
 func (q *quantizer) places(t ir.Type, pick func(val) val) val {
 	w := q.w
@@ -227,20 +227,22 @@ func amax(w *writer, op *ir.Op, in []val) []val {
 	if n := len(x.t.Dims); n > 0 {
 		dim = x.t.Dims[n-1].Name
 	}
-	if op.Attrs.Bool("hadamard") {
+	top, found := w.cardAmax(op)
+	if !found && op.Attrs.Bool("hadamard") {
 		along := op.Attrs.List("along")
 		dim = along[len(along)-1]
 		if x = w.hadamard(x, dim); w.oneResult() {
 			x = w.held(x)
 		}
 	}
-	top := w.with(w.wideBits(x), "and", magnitude)
-	if n, size := x.t.Size(dim), ir.NVFP4.Block(); n > 0 && n%size == 0 && w.oneResult() {
+	switch n, size := x.t.Size(dim), ir.NVFP4.Block(); {
+	case found:
+	case n > 0 && n%size == 0 && w.oneResult():
 		// By blocks first, as they are found for their scales.
 		x = w.reshape(x, ir.Type{Dims: cutDim(x.t.Dims, x.t.Index(dim), size, inside)})
 		top = w.held(w.top(x, inside))
-	} else if found, ok := w.cardAmax(op); ok && !w.oneResult() {
-		top = found
+	default:
+		top = w.with(w.wideBits(x), "and", magnitude)
 	}
 	top = w.reduce(top, "maximum", 0, dimNames(without(top.t.Dims, names(out)))...)
 	if axes := op.Axes(); len(axes) > 0 {

@@ -7,11 +7,11 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// Blocks of NVFP4 that lie across rows and are spread first are written as words of 64 bits, one
-// for each. Each of a block's 16 elements is then a value of its own, with one element for each
-// block: a thread of a card makes every sum once, reads rows side by side with its neighbours and
-// writes what XLA:GPU turns in one piece, and the transform is never in memory. With elements that
-// are not spread that moves no less, and takes a compiler twice as long.
+// Blocks of NVFP4 that are spread first, which mostly lie across rows, are written as words of 64
+// bits, one for each. Each of a block's 16 elements is then a value of its own, with one element
+// for each block: a thread of a card makes every sum once, reads rows side by side with its
+// neighbours and writes what XLA:GPU turns in one piece, and the transform is never in memory. With
+// elements that are not spread that moves no less, and takes a compiler twice as long.
 
 // part picks an element of each block, or all if blocks do not lie along a value. It keeps the
 // dimension of 1: XLA counts what is read through a reshape as often as it is read, and then splits
@@ -76,8 +76,9 @@ func (q *quantizer) words(x, scale val, g grid) val {
 		}
 		word = w.elementwise("or", word, w.with(code, "shift_left", uint32(4*i)))
 	}
-	none := w.compare("NE", factor, factor)
-	word = w.choose(w.as(none, word.t), w.constant(word.t, 0x7777777777777777), word)
+	none, sevens := w.compare("NE", factor, factor), w.constant(word.t, 0x77777777)
+	sevens = w.elementwise("or", sevens, w.with(sevens, "shift_left", 32)) // as one it is no float64
+	word = w.choose(w.as(none, word.t), sevens, word)
 	// As it lies first, or XLA:GPU would turn each of the elements.
 	word = w.rowMajor(q.whole(word))
 	order := append(dimNames(without(word.t.Dims, q.along)), q.along...)

@@ -23,7 +23,7 @@ type writer struct {
 	memos   map[*ir.Value]memo   // what attentions keep, by their results
 	reuse   map[*ir.Value]*ir.Op // values that are read from what was stored
 	laid    map[*ir.Value]laid   // values in blocks as they lie, by their codes
-	scales  map[*ir.Op]scaled    // of quantizes, behind a barrier
+	scales  map[*ir.Op]scaled    // sources and scales of quantizes
 	holds   []string             // the types of what is held
 	readers map[*ir.Value][]*ir.Op
 	// masks of attentions and tops of blocks are those of the function or body that is being written.

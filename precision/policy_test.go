@@ -413,3 +413,44 @@ func ExamplePolicy_Fall() {
 	// {3 27} nvfp4
 	// {27 32} bf16
 }
+
+// A word and a file stand for policies; the word of a policy is that of what it really computes in.
+func TestLoad(t *testing.T) {
+	c, dir := preset(t, "llama3.1-8b"), t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	usual := policy(t, c, "nvfp4")
+	for _, row := range []struct {
+		name string
+		want precision.Format
+	}{
+		{"bf16", precision.BF16}, {"mxfp8", precision.MXFP8}, {"nvfp4", precision.NVFP4},
+		{file("usual.json", usual.String()), precision.NVFP4},
+		{file("hidden.json", usual.Repair().Fall(0, "q", precision.Dgrad, precision.MXFP8, "A test.").String()),
+			precision.NVFP4},
+		{file("shadowed.json", `{"version": 1, "layers": 32, "rules": [
+{"linears": ["attn", "mlp"], "layers": "all", "format": "nvfp4", "why": "First."},
+{"linears": ["attn", "mlp"], "layers": "all", "format": "mxfp8", "why": "Then."}]}`), precision.MXFP8},
+	} {
+		p, err := precision.Load(c, row.name)
+		if err != nil {
+			t.Error(err)
+		} else if got := p.Narrowest(); got != row.want {
+			t.Errorf("%s is %s, want %s", row.name, got, row.want)
+		}
+	}
+	for _, row := range []struct{ name, says string }{
+		{filepath.Join(dir, "none.json"), "cannot read the policy"},
+		{file("other.json", policy(t, preset(t, "llama3.1-70b"), "nvfp4").String()), "other.json"},
+		{"nvfp5", `did you mean "nvfp4"`},
+	} {
+		if _, err := precision.Load(c, row.name); err == nil || !strings.Contains(err.Error(), row.says) {
+			t.Errorf("%s: %v, want %q", row.name, err, row.says)
+		}
+	}
+}

@@ -256,8 +256,8 @@ func TestOverridesNeedNoQuotes(t *testing.T) {
 	same(t, r)
 }
 
-// A policy's path is beside the recipe, and is written as it was. What is repaired at the end may be
-// asked for later on.
+// A policy's path is beside the recipe, and is written as it was. What is repaired at the end may
+// be asked for later on.
 func TestPrecisions(t *testing.T) {
 	for _, row := range []struct {
 		text, narrow string

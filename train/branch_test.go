@@ -37,8 +37,8 @@ type rates struct {
 
 func (r rates) Rate(step int) float64 { return train.Rate(r.recipe, r.first+step) }
 
-// A branch that takes the rows and rates of the run it comes from is that run; it can be made again,
-// changed at its beginning or in its gradients, and leaves nothing behind.
+// A branch that takes the rows and rates of the run it comes from is that run; it can be made
+// again, changed at its beginning or in its gradients, and leaves nothing behind.
 func TestBranch(t *testing.T) {
 	r := newRig(t)
 	out := t.TempDir()

@@ -20,6 +20,8 @@ type memory struct {
 	Updates int    `json:"updates"` // that were accepted
 	Data    string `json:"data"`    // the digest of the data
 	Guard   guard  `json:"guard"`
+	// Policy is the digest of what the recipe has products computed in.
+	Policy string `json:"policy,omitempty"`
 	// Precision is what is known of products in few bits, and which of them fell.
 	Precision json.RawMessage `json:"precision,omitempty"`
 }
@@ -47,7 +49,7 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	if err != nil {
 		return m, err
 	}
-	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard}
+	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy}
 	if t.sentry != nil {
 		if remembered.Precision, err = t.sentry.shift(); err != nil {
 			return m, err
@@ -105,6 +107,11 @@ func (t *Trainer) resume(c *ckpt.Checkpoint) error {
 		return diag.New(diag.RecipeChanged, "the data is not what it was when the run was saved").
 			At("%s", t.folder()).
 			Try("restore the files and the tokenizer, or give the new run another folder: --set out=NAME")
+	}
+	if old.Policy != "" && old.Policy != t.policy {
+		return diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the run was"+
+			" saved").At("%s", t.folder()).
+			Try("restore it, or give the new run another folder: --set out=NAME")
 	}
 	if err := t.load(c); err != nil {
 		return err

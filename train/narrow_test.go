@@ -29,8 +29,8 @@ const (
 	narrowAdam  = 0.1  // of what AdamW moved a parameter by, likewise
 )
 
-// The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the others,
-// add up two microbatches; the rest takes one, since each has a program to compile.
+// The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the
+// others, add up two microbatches; the rest takes one, since each has a program to compile.
 var (
 	narrowOnce  = plantest.Size{Batch: 4, Micros: 1, Seq: 128}
 	narrowTwice = plantest.Size{Batch: 8, Micros: 2, Seq: 128}
@@ -107,10 +107,10 @@ func (p *parity) splits(row plantest.Row, copied string) bool {
 	return strings.Contains(copied, ".embed") && piece%ir.Format(p.narrow).Block() != 0
 }
 
-// narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two kinds
-// of linear layers, which compile in less time). They compile for minutes: else it is one of 24 for
-// either model in either format, each in its turn. That all of them round alike is shown by package
-// spmd in float64.
+// narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two
+// kinds of linear layers, which compile in less time). They compile for minutes: else it is one of
+// 24 for either model in either format, each in its turn. That all of them round alike is shown by
+// package spmd in float64.
 func narrowPlans(p *parity, turn int) []plantest.Row {
 	rows := plans(p, rand.New(rand.NewPCG(*plansSeed, 1)), false)
 	at := -1

@@ -121,8 +121,8 @@ func (p *parity) plan(row plantest.Row) *plan.Plan {
 	return how
 }
 
-// start makes a trainer of a plan; nil is one device, which takes the batch at once in f32, and else
-// in the same microbatches: numbers in few bits depend on the largest of one.
+// start makes a trainer of a plan; nil is one device, which takes the batch at once in f32, and
+// else in the same microbatches: numbers in few bits depend on the largest of one.
 func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o train.Options) (*train.Trainer, error) {
 	r := recipe.Default()

@@ -24,8 +24,8 @@ import (
 )
 
 // childEnv tells the test binary that it is the second process of a run: the place of the plan in
-// twoProcesses, the model, the address of the first process, and a file with the states that it goes
-// on from, if any.
+// twoProcesses, the model, the address of the first process, and a file with the states that it
+// goes on from, if any.
 const childEnv = "DEEPWELL_TEST_TRAIN"
 
 // twoProcesses are plans for two processes with four devices each.

@@ -67,13 +67,30 @@ func Write(c *model.Config, r *recipe.Recipe, arch string, how *plan.Plan) (*Pro
 		return nil, err
 	}
 	if how != nil && precision.IsFile(r.Narrow) {
-		has := string(policy.Narrowest())
-		if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
-			return nil, diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
-				has).At("%s", r.Narrow).Try(`"precision": "%s" in the plan`, has)
+		if err := suits(c, how, policy); err != nil {
+			return nil, err.At("%s", r.Narrow)
 		}
 	}
 	return WriteIn(c, r, arch, how, policy)
+}
+
+// suits tells whether a plan has the word for a policy, and pieces of whole blocks of all formats
+// that it has.
+func suits(c *model.Config, how *plan.Plan, policy *precision.Policy) *diag.Error {
+	has := string(policy.Narrowest())
+	if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
+		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
+			has).Try(`"precision": "%s" in the plan`, has)
+	}
+	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
+		p := *how
+		if p.Precision = string(f); policy.Has(f) {
+			if err := p.Check(c); err != nil {
+				return diag.From(err)
+			}
+		}
+	}
+	return nil
 }
 
 // WriteIn is Write with products as a policy says.

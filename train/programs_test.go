@@ -47,8 +47,9 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 }
 
 // Weights are rounded once for a step, by the update, whenever their pieces are joined: programs of
-// a stage that join them for a microbatch take the same copies as those that do for a layer. (What a
-// forward pass had joined in bf16 was once kept for the backward pass, which rounded it each time.)
+// a stage that join them for a microbatch take the same copies as those that do for a layer. (What
+// a forward pass had joined in bf16 was once kept for the backward pass, which rounded it each
+// time.)
 func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
 	preset, err := model.Find("llama3.2-1b")
 	if err != nil {

@@ -3,6 +3,8 @@ package train
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -80,6 +82,7 @@ type Trainer struct {
 	step    int // steps that were done, rejected ones included
 	updates int // updates that were accepted
 	at      data.Position
+	policy  string  // the digest of the one of the recipe
 	flops   float64 // of one token, forward and backward
 	pace    float64 // seconds of a step, lately
 	last    Result
@@ -92,6 +95,8 @@ type Trainer struct {
 func New(ctx context.Context, o Options) (*Trainer, error) {
 	t := &Trainer{Options: o, schedule: scheduleOf(o.Recipe),
 		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}}
+	sum := sha256.Sum256([]byte(o.Programs.Policy.String()))
+	t.policy = hex.EncodeToString(sum[:8])
 	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
 	forward := o.Config.Forward(int64(o.Recipe.Seq))
 	t.flops = 3 * (forward.Linear + forward.Square) // backward costs twice the forward
@@ -106,7 +111,7 @@ func New(ctx context.Context, o Options) (*Trainer, error) {
 	}
 	t.sentry = newSentry(context.WithoutCancel(ctx), t)
 	if err = t.begin(ctx); err == nil {
-		err = t.crew.agree(ctx, fmt.Sprint(t.step, t.updates, t.at, digest(t.Data)))
+		err = t.crew.agree(ctx, fmt.Sprint(t.step, t.updates, t.at, digest(t.Data), t.policy))
 	}
 	if err != nil {
 		t.Close()

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -43,8 +41,7 @@ type sentry struct {
 	from   int      // before the step after this one
 	// looks measures the errors of rounding of the policy at work; nil if it is not needed yet.
 	looks *variant
-	begun []byte // the policy of the recipe
-	mends bool   // the policy that is aimed at is that of the last part of the run
+	mends bool // the policy that is aimed at is that of the last part of the run
 
 	ctx     context.Context
 	cancel  func()
@@ -73,8 +70,7 @@ func newSentry(ctx context.Context, t *Trainer) *sentry {
 	} else {
 		o.Settle = max(o.Settle, t.Recipe.Optimizer.Warmup)
 	}
-	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy,
-		begun: []byte(p.Policy.String())}
+	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.safe = s.compile(s.wide(), false)
 	return s
@@ -336,7 +332,6 @@ type shift struct {
 	Works json.RawMessage `json:"works"` // the policy of the programs at work
 	Aim   json.RawMessage `json:"aim"`   // the policy of those to be adopted
 	From  int             `json:"from"`  // before the step after this one
-	Begun json.RawMessage `json:"begun"` // the policy of the recipe
 }
 
 // shift tells where the run stands.
@@ -349,16 +344,7 @@ func (s *sentry) shift() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(&shift{s.watch, works, aim, s.from, s.begun})
-}
-
-// compact is a policy without what a checkpoint's spaces make of it.
-func compact(policy []byte) string {
-	var b bytes.Buffer
-	if json.Compact(&b, policy) != nil {
-		return ""
-	}
-	return b.String()
+	return json.Marshal(&shift{s.watch, works, aim, s.from})
 }
 
 // resume goes on where a run stood. The policy that the run was begun with is that of the recipe,
@@ -370,11 +356,6 @@ func (s *sentry) resume(data []byte) error {
 	old := &shift{Watch: s.watch}
 	if err := json.Unmarshal(data, old); err != nil {
 		return err
-	}
-	if now, was := compact(s.begun), compact(old.Begun); was != "" && now != was {
-		return diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the run was"+
-			" saved").At("%s", s.t.folder()).
-			Try("restore it, or give the new run another folder: --set out=NAME")
 	}
 	works, err := precision.Parse(old.Works, "checkpoint")
 	if err != nil {

@@ -489,8 +489,8 @@ func TestFallsResumeExactly(t *testing.T) {
 	r.same(r.tensors(checkpoints(whole)), r.tensors(checkpoints(cut)))
 }
 
-// The last part of a run that is to be repaired computes forward in bf16, the steps before are those
-// of any run, and a run that is stopped anywhere ends with the same bits.
+// The last part of a run that is to be repaired computes forward in bf16, the steps before are
+// those of any run, and a run that is stopped anywhere ends with the same bits.
 func TestRepair(t *testing.T) {
 	long.Only(t)
 	const steps, last = 24, 18

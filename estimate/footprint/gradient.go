@@ -1,6 +1,10 @@
 package footprint
 
-import "github.com/deepwell/deepwell/plan"
+import (
+	"strings"
+
+	"github.com/deepwell/deepwell/plan"
+)
 
 // A gradient is a program that computes a loss, or a stage of one, forward, backward or both.
 type gradient struct {
@@ -151,6 +155,15 @@ func (g *gradient) stays() bool {
 	return g.w.gather == "micro" && !few
 }
 
+// recomputes tells whether the pass back runs a linear layer forward again.
+func (g *gradient) recomputes(param string) bool {
+	switch param[strings.LastIndexByte(param, '.')+1:] {
+	case "q", "k", "v", "o":
+		return g.again.attn
+	}
+	return g.again.mlp
+}
+
 // weights adds the parameters that are gathered outside of the loop.
 func (g *gradient) weights(m *space) {
 	for i := range g.params {
@@ -167,9 +180,12 @@ func (g *gradient) weights(m *space) {
 			bytes = h.param.whole * h.few.forward / 32
 		default:
 			bytes = h.param.whole * h.few.backward / 32
+			if g.recomputes(h.name) {
+				bytes += h.param.whole * h.few.forward / 32
+			}
 		}
 		switch {
-		case g.stays() && !g.forward:
+		case g.stays() && !g.forward || g.half == ofWeights:
 		case h.stack && g.w.gather == "micro":
 			to := atBackward
 			if !g.backward {
