@@ -11,7 +11,7 @@ import (
 // bits, one for each. Each of a block's 16 elements is then a value of its own, with one element
 // for each block: a thread of a card makes every sum once, reads rows side by side with its
 // neighbours and writes what XLA:GPU turns in one piece, and the transform is never in memory. With
-// elements that are not spread that moves no less, and takes a compiler twice as long.
+// elements that are not spread that moves hardly less, and takes a compiler twice as long.
 
 // part picks an element of each block, or all if blocks do not lie along a value. It keeps the
 // dimension of 1: XLA counts what is read through a reshape as often as it is read, and then splits
