@@ -206,6 +206,31 @@ func TestNarrowMemoryIsTheCompilers(t *testing.T) {
 	}
 }
 
+// Stages that gather for a microbatch keep nothing of it for the pass back in few bits, and gather
+// again what they compute again: 8 B200, two stages of llama3.2-1b, peaks of the compiled programs.
+// They are held to what the graphs of bench/memory are.
+func TestNarrowStagesThatGatherForAMicrobatch(t *testing.T) {
+	e := estimator(t, "llama3.2-1b", "8xb200", "deepwell").With(Options{Precision: price.MXFP8})
+	for _, row := range []struct {
+		schedule string
+		again    []ir.Tag
+		gib      float64
+	}{
+		{"zb-h1", nil, 15.40}, {"1f1b", []ir.Tag{ir.Norm, ir.Attn, ir.MLP}, 7.52},
+	} {
+		p := plan.Default()
+		p.Seq, p.Batch, p.Microbatches, p.Recompute = 4096, 64, 16, row.again
+		p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "micro"}
+		p.PP = plan.PP{Size: 2, Virtual: 1, Schedule: row.schedule}
+		p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+		got := float64(mustPrice(t, e, p).Peak) / (1 << 30)
+		if off := got/row.gib - 1; math.Abs(off) > 0.05 {
+			t.Errorf("%s, recompute %v: %.2f GiB, compiled %.2f", row.schedule, row.again, got, row.gib)
+		}
+		t.Logf("%s, recompute %v: %.2f GiB, compiled %.2f", row.schedule, row.again, got, row.gib)
+	}
+}
+
 // Copies of weights, and what is kept of activations, take fewer bytes in fewer bits, on every model
 // and stage; masters and gradients take as many.
 func TestFewBitsKeepLess(t *testing.T) {
