@@ -203,7 +203,7 @@ func (job PlanJob) read() (autoplan.Job, error) {
 		return s, err
 	}
 	from, _, _ := strings.Cut(job.From, "=")
-	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, ownStack)); err != nil {
+	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, price.Own)); err != nil {
 		return s, err
 	}
 	if err := addPrecisions(&s, job.Precision); err != nil {
@@ -274,9 +274,9 @@ func addPrecisions(s *autoplan.Job, text string) error {
 			switch {
 			case err != nil:
 				return err
-			case s.Profile.Name != ownStack:
+			case s.Profile.Name != price.Own:
 				return diag.New(diag.BadUsage, "%s has no policies by layer", s.Profile.Name).At("%s", name).
-					Try("--precision %s, or --stack %s", policy.Narrowest(), ownStack)
+					Try("--precision %s, or --stack %s", policy.Narrowest(), price.Own)
 			case s.Policies == nil:
 				s.Policies = map[price.Precision]*precision.Policy{}
 			}
@@ -294,9 +294,6 @@ func addPrecisions(s *autoplan.Job, text string) error {
 	}
 	return nil
 }
-
-// ownStack is the profile of our own programs.
-const ownStack = "deepwell"
 
 // has tells whether a card has products in a precision.
 func has(card machine.Card, p price.Precision) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/price"
 )
 
 // calibrationFile is what a calibration is called in the folder of its run.
@@ -68,7 +69,7 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 			Try("copy the plan that the run was started with to %s", path)
 	}
 	r := &rehearsal{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
-	if file := filepath.Join(dir, policyFile); stack == "" || stack == ownStack {
+	if file := filepath.Join(dir, policyFile); stack == "" || stack == price.Own {
 		if _, err := os.Stat(file); err == nil {
 			r.job.Precision = file
 		}

@@ -90,7 +90,7 @@ func (r *rehearsal) read() (err error) {
 	if s.Cluster, err = machine.ParseCluster(r.plan.Cluster); err != nil {
 		return at(err, r.job.Plan)
 	}
-	if s.Profile, err = price.Find(cmp.Or(r.job.Stack, ownStack)); err != nil {
+	if s.Profile, err = price.Find(cmp.Or(r.job.Stack, price.Own)); err != nil {
 		return err
 	}
 	word := cmp.Or(r.job.Precision, r.plan.Precision, r.plan.Types.Params.String())

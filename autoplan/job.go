@@ -213,7 +213,7 @@ func (j Job) filled() (Job, error) {
 	if j.Capacity == 0 {
 		// Memory is estimated to 5 % (docs/accuracy.md), and what is not left free is a crash.
 		j.Capacity = j.Cluster.Card.UsableBytes / 100 * 95
-		if j.Profile.Name == "deepwell" && j.Config.MoE == nil { // experts cannot be compiled yet
+		if j.Profile.Name == price.Own && j.Config.MoE == nil { // experts cannot be compiled yet
 			// XLA computes again on its own before a card is full: 70b on 64 GB200 at 164 of 184 GiB.
 			j.Capacity = j.Cluster.Card.UsableBytes / 100 * 85
 		}

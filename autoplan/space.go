@@ -161,7 +161,7 @@ func (j *Job) divides(m mesh, prec price.Precision) bool {
 	if p := j.Policies[prec]; p != nil && p.Has(precision.MXFP8) {
 		n = max(n, precision.MXFP8.Block())
 	}
-	if n == 0 || j.Profile.Name != "deepwell" || j.Config.MoE != nil {
+	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
 	pieces := m.cp

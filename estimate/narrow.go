@@ -111,7 +111,7 @@ func (e *Estimator) classify() {
 // ruled gives the policy that our own programs compute by, if there is one for the options. Other
 // stacks are priced by one word, which their constants were fitted with.
 func (e *Estimator) ruled() (*precision.Policy, bool) {
-	if e.profile.Name != ownStack {
+	if e.profile.Name != price.Own {
 		return nil, false
 	}
 	if e.options.Policy != nil {

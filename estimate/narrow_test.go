@@ -160,7 +160,7 @@ func TestGathersAreNarrow(t *testing.T) {
 func TestPoliciesAreOurs(t *testing.T) {
 	for _, prof := range price.Profiles() {
 		e := estimator(t, "llama3.1-70b", "64xb200", prof.Name)
-		if n := e.With(Options{Precision: price.NVFP4}); (n.policy != nil) != (prof.Name == ownStack) {
+		if n := e.With(Options{Precision: price.NVFP4}); (n.policy != nil) != (prof.Name == price.Own) {
 			t.Errorf("%s: %v", prof.Name, n.policy)
 		}
 	}

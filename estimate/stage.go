@@ -264,9 +264,6 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	return t
 }
 
-// ownStack is the name of the profile of our own programs.
-const ownStack = "deepwell"
-
 // compiled gives the memory of an estimate, where the stack is our own and the plan is one that it
 // has programs for, as the compiler is expected to say it of these programs. It reports whether
 // that is so.
@@ -274,7 +271,7 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
-	if e.profile.Name != ownStack || e.config.MoE != nil || e.config.MLA != nil || !known ||
+	if e.profile.Name != price.Own || e.config.MoE != nil || e.config.MLA != nil || !known ||
 		len(p.Offload) > 0 || p.EP > 1 || o.Layers != nil || o.Ulysses || o.Plain || o.Predict > 0 {
 		return false, nil
 	}

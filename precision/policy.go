@@ -128,24 +128,12 @@ func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
 // of the tokens; the backward products brought nothing (arXiv 2509.25149, appendix D). A policy
 // that is so already is given as it is.
 func (p *Policy) Repair() *Policy {
-	if !p.forward() {
+	if !p.any(func(product string, f Format) bool { return product == Fprop && f != BF16 }) {
 		return p
 	}
 	return p.with(Rule{Linears: p.blocks(), To: p.Layers, Products: []string{Fprop}, Format: BF16,
 		Why: "The last part of the training runs forward in BF16, which wins back most of what" +
 			" narrow numbers cost (arXiv 2509.25149, appendix D)."})
-}
-
-// forward tells whether any forward product is in few bits.
-func (p *Policy) forward() bool {
-	for _, s := range p.Segments() {
-		for linear := range tagged {
-			if p.Of(s.From, linear, Fprop) != BF16 {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // blocks lists the tags of blocks that rules name, in their order.
@@ -196,10 +184,15 @@ func (p *Policy) alike(a, b int) bool {
 
 // Has reports whether any product has a format.
 func (p *Policy) Has(f Format) bool {
+	return p.any(func(_ string, has Format) bool { return has == f })
+}
+
+// any reports whether something is so of any product and its format.
+func (p *Policy) any(is func(product string, f Format) bool) bool {
 	for _, s := range p.Segments() {
 		for linear := range tagged {
 			for _, product := range products {
-				if p.Of(s.From, linear, product) == f {
+				if is(product, p.Of(s.From, linear, product)) {
 					return true
 				}
 			}

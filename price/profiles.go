@@ -1,5 +1,8 @@
 package price
 
+// Own is the name of the profile of our own programs.
+const Own = "deepwell"
+
 // Profiles lists the stacks that are known.
 func Profiles() []Profile {
 	return []Profile{deepwell(), megatron(), megatron2022(),
@@ -52,7 +55,7 @@ func megatron2022() Profile {
 // host what starting a kernel does; reference/overlap.md has 87 % of the time of collectives
 // hidden in a compiled step of FSDP and tp.
 func deepwell() Profile {
-	p := prior("deepwell")
+	p := prior(Own)
 	p.Source = "priors and compiled programs; no run on a GPU yet"
 	p.Operation, p.Step = 4e-6, 0.001
 	p.HideData, p.HideTensor = 0.87, 0.5

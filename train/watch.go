@@ -118,7 +118,7 @@ func (s *sentry) lastPart() int {
 }
 
 // repair turns to the last part of the run. Its programs are compiled while the steps before go on.
-// What falls or returns meanwhile waits for it, in bf16.
+// What falls meanwhile waits for it in bf16, and what returns as it is.
 func (s *sentry) repair() {
 	from := s.lastPart()
 	if s.mends || from == s.t.Recipe.Steps || s.t.step < from-ahead {

@@ -1,0 +1,46 @@
+package train_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/long"
+)
+
+// The last part of a run that is to be repaired computes forward in bf16, the steps before are
+// those of any run, and a run that is stopped anywhere ends with the same bits.
+func TestRepair(t *testing.T) {
+	long.Only(t)
+	const steps, last = 24, 18
+	p := newPost(t, openCPU(t, 1), "mxfp8", "q", "down")
+	plain := p.run(t.TempDir(), nil, steps).byStep()
+	whole, cut := t.TempDir(), t.TempDir()
+	log, got := p.run(whole, nil, steps, `precision=["mxfp8", 0.25]`), &log{}
+	want, said := log.byStep(), 0
+	for step := 1; step <= steps; step++ {
+		if x, y := plain[step], want[step]; (x == y) != (step <= last) {
+			t.Errorf("step %d: loss %v, and %v without repair", step, y, x)
+		}
+	}
+	for _, e := range log.list {
+		if d, ok := e.(event.Precision); ok {
+			if said++; d.What != "repair" || !strings.Contains(d.Text, "from step 19 on") {
+				t.Errorf("it says %+v", d)
+			}
+		}
+	}
+	if said != 1 {
+		t.Errorf("it is said %d times", said)
+	}
+	for _, until := range []int{7, last, last + 1, steps} {
+		p.until = until
+		got.list = append(got.list, p.run(cut, nil, steps, `precision=["mxfp8", 0.25]`).list...)
+	}
+	if !maps.Equal(want, got.byStep()) {
+		t.Errorf("losses %v, cut %v", want, got.byStep())
+	}
+	r := &rig{t: t}
+	r.same(r.tensors(checkpoints(whole)), r.tensors(checkpoints(cut)))
+}
