@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +13,10 @@ import (
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -105,13 +107,20 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 		return nil, v.err
 	}
 	best := done.Choices[0]
+	if apart, why := kernels.For(search.Cluster.Arch()).Documents(); !apart &&
+		search.Profile.Name == price.Own {
+		done.Warnings = append([]event.Warning{{Text: why}}, done.Warnings...)
+	}
+	for _, w := range done.Warnings {
+		e.Events.Emit(w)
+	}
 	done.Model, done.Cluster, done.Stack = search.Model, search.Cluster.String(), search.Profile.Name
 	done.Parameters = search.Config.Count().Total
-	done.Bill = dryrun.Budget{Tokens: usualTokens, Price: usualPrice, Devices: best.Devices,
+	done.Bill = dryrun.Budget{Tokens: usualTokens, Price: usualPrice, Devices: best.Paid,
 		Batch: float64(best.Plan.Batch * best.Plan.Seq)}.Bill(best.Step)
 	if job.Emit != "" {
 		v.pass("write it for "+job.Emit, func() (err error) {
-			done.Emit, err = autoplan.Emit(job.Emit, best.Plan, best.Precision)
+			done.Emit, err = autoplan.Emit(job.Emit, best.Plan, best.Precision, best.Estimate.Stages)
 			return err
 		})
 	}
@@ -139,7 +148,7 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 		return nil, diag.New(diag.BadUsage, "--from takes STACK=FILE, not %q", job.From).
 			Try("--from megatron=args.txt")
 	}
-	text, err := os.ReadFile(path)
+	text, err := folder.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read what is run today").At("%s", path).Wrap(err)
 	}
@@ -225,7 +234,8 @@ func (job PlanJob) read() (autoplan.Job, error) {
 func configOf(source string) (*model.Config, error) {
 	if p, err := model.Find(source); err == nil {
 		if p.Config == nil {
-			return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", p.Name)
+			return nil, diag.New(diag.ModelUnknown, "the sizes of %s are not public", p.Name).
+				Try("deepwell models lists what is known; or give the folder of a config.json")
 		}
 		return p.Config, nil
 	}

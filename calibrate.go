@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -42,7 +43,7 @@ func calibrate(names, stack string) (*autoplan.Calibration, error) {
 }
 
 func readCalibration(path string) (*autoplan.Calibration, error) {
-	text, err := os.ReadFile(path)
+	text, err := folder.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the calibration").At("%s", path).Wrap(err)
 	}

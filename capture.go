@@ -6,6 +6,7 @@ import (
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/model"
 )
@@ -17,7 +18,10 @@ type CaptureJob struct {
 	// sequences of that length. 0 are 8,192, or the context if that is shorter, and 1.
 	Seq, Batch int64
 	Graph      string // file that the graph is written to; "" for none
-	Getenv     func(string) string
+	// Scan looks for numbers that are not finite in weights of any size; without it, only in those
+	// that are read in some seconds.
+	Scan   bool
+	Getenv func(string) string
 }
 
 // Capture finds a model and counts it; what is in its checkpoint is compared with what the
@@ -34,6 +38,10 @@ func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, er
 		return nil, v.err
 	}
 	defer m.Close() //nolint:errcheck // files that were read only
+	if lack := m.Lack(); lack != nil {
+		d := diag.From(lack)
+		e.Events.Emit(event.Warning{Code: string(d.Code), Text: d.What, Fix: d.Fix})
+	}
 	v.pass("compare the checkpoint with the configuration", func() error {
 		if m.Contents() == nil {
 			return nil
@@ -41,11 +49,25 @@ func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, er
 		return m.Check()
 	})
 	v.pass("count", func() error { s = m.Summary(job.Seq); return nil })
+	if f := m.Contents(); m.HasWeights() && f != nil && (job.Scan || f.Bytes <= quickScan) {
+		v.pass("look for numbers that are not finite", func() (err error) {
+			s.Files.Scanned = true
+			s.Files.NotFinite, err = m.NotFinite(ctx)
+			for _, d := range s.Files.NotFinite {
+				e.Events.Emit(event.Warning{Code: string(diag.WeightNotFinite), Text: d.String() +
+					" not finite"})
+			}
+			return err
+		})
+	}
 	if job.Graph != "" {
 		v.pass("write the graph", func() error { return writeGraph(m.Config, s.Seq, job) })
 	}
 	return s, v.err
 }
+
+// quickScan is how many bytes of weights are read without being asked: some seconds from a disk.
+const quickScan = 4 << 30
 
 // writeGraph writes the forward pass and loss as text, which reads as mathematics.
 func writeGraph(c *model.Config, seq int64, job CaptureJob) error {

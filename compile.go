@@ -11,11 +11,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
@@ -71,7 +71,7 @@ func readProgram(path string, n int) (*program.Program, error) {
 	case !info.Mode().IsRegular() || info.Size() > maxProgram:
 		return nil, diag.New(diag.BadInput, "%s is not a file of program text", path)
 	}
-	data, err := os.ReadFile(path)
+	data, err := folder.ReadPlain(path, maxProgram)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	}
@@ -114,11 +114,12 @@ func at(err error, path string) error {
 // described target if not.
 func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.Cluster,
 	job CompileJob) ([]*engine.Report, error) {
-	compile, closeEngine, err := e.compilerFor(ctx, c, job.WithoutCuDNN)
+	compiler, err := isolate.Open(ctx, isolate.Options{Child: e.Child, Engines: e.Engines,
+		Environ: e.Environ, Cluster: c, WithoutCuDNN: job.WithoutCuDNN, Events: e.Events})
 	if err != nil {
 		return nil, err
 	}
-	defer closeEngine()
+	defer compiler.Close()
 	var reports []*engine.Report
 	for i := range p.Stages {
 		s := p.Stages[i]
@@ -129,47 +130,14 @@ func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.C
 			}
 			maps.Copy(s.Flags, job.Flags)
 		}
-		r, err := compile(&s)
+		r, err := compiler.Compile(ctx, &s)
 		if err != nil {
 			return nil, at(err, job.Source)
 		}
 		if c.Note != "" {
 			r.Notes = append(r.Notes, c.Note)
 		}
-		e.Events.Emit(event.Compiled{Stage: s.Name, Target: c.Card.Name, Devices: len(s.Devices),
-			Seconds: r.Seconds})
 		reports = append(reports, r)
 	}
 	return reports, nil
-}
-
-func (e *Env) compilerFor(ctx context.Context, c machine.Cluster, withoutCuDNN bool) (
-	compile func(*program.Stage) (*engine.Report, error), done func(), err error) {
-	t := c.Target()
-	if !t.CPU() {
-		gpu, err := engine.OpenCompiler(ctx, e.Engines, withoutCuDNN)
-		if err != nil {
-			return nil, nil, err
-		}
-		return func(s *program.Stage) (*engine.Report, error) { return gpu.Compile(ctx, s, t) },
-			gpu.Close, nil
-	}
-	cpu, err := engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines, Devices: c.Count})
-	if err != nil {
-		return nil, nil, err
-	}
-	return func(s *program.Stage) (*engine.Report, error) {
-		start := time.Now()
-		x, err := cpu.Compile(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		defer x.Free()
-		seconds := time.Since(start).Seconds()
-		r, err := x.Report()
-		if err == nil {
-			r.Seconds = seconds
-		}
-		return r, err
-	}, cpu.Close, nil
 }

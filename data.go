@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -188,7 +189,7 @@ func (c tokenizerConfig) encode() []byte {
 
 // mayReplace refuses to write over the settings of another tokenizer: they say more than ours.
 func (tokenizerConfig) mayReplace(path string) error {
-	text, err := os.ReadFile(path)
+	text, err := folder.ReadPlain(path, maxText)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

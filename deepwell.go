@@ -17,8 +17,13 @@ import (
 // An Env is where the verbs work and whom they tell.
 type Env struct {
 	Engines string     // folder of installed engines
-	Cache   string     // folder of the compile cache; "" turns it off
+	Cache   string     // folder of the caches of programs and tokens; "" turns them off
 	Events  event.Sink // hears every pass
+	// Environ is the environment as engines read it; nil is that of the process.
+	Environ []string
+	// Child is a deepwell binary that compiles in a process of its own, so that a crash of the
+	// compiler is an error (DW2207); "" compiles in this process. What runs on devices runs here.
+	Child string
 }
 
 // NewEnv finds the user's folders: DEEPWELL_HOME and DEEPWELL_CACHE, or else the places that the
@@ -86,6 +91,9 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 	})
 	v.pass("read the program", func() (err error) {
 		from, err = readSource(job, cluster)
+		if err == nil {
+			e.warn(from.warnings)
+		}
 		return err
 	})
 	v.pass("compile the stages", func() (err error) {
@@ -116,7 +124,11 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 			return err
 		})
 	}
-	return &Compilation{reports, foot, v.err == nil && foot != nil}, v.err
+	made := &Compilation{Stages: reports, Ranks: foot, Census: v.err == nil && foot != nil}
+	if from != nil {
+		made.Warnings = from.warnings
+	}
+	return made, v.err
 }
 
 // A Compilation is what became of the stages of a program and, for a plan, what a device holds
@@ -127,6 +139,15 @@ type Compilation struct {
 	Ranks []*train.Footprint `json:"ranks,omitempty"`
 	// Census tells that the programs of a plan send what the plan says, to the byte.
 	Census bool `json:"census,omitempty"`
+	// Warnings are what a run on the cluster would compute otherwise than one might think.
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// warn tells what a person should know before the figures.
+func (e *Env) warn(texts []string) {
+	for _, text := range texts {
+		e.Events.Emit(event.Warning{Text: text})
+	}
 }
 
 // Doctor examines everything that the other verbs need, by using it.

@@ -14,10 +14,11 @@
 //	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
-//	   internal/   atomicfile, folder (files that do not lead out of one), cas, nvml, stubcuda, hlo
-//	               (reads optimized programs; hlotest writes them for tests), pjrt (the C
+//	   internal/   atomicfile, plainfile (nothing is written through a link), flock, folder (files
+//	               that do not lead out of one), cas, nvml, stubcuda, hlo (reads optimized
+//	               programs; hlotest writes them for tests), pjrt (the C
 //	               interface; nothing else knows an offset), resident (memory that stays),
-//	               tfevents (for TensorBoard), trace (for Perfetto)
+//	               tfevents (for TensorBoard), trace (for Perfetto), parquet (texts of columns)
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
 //	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
@@ -31,10 +32,12 @@
 //	   overlap     a scheduled program → what of its communication is hidden behind compute
 //	   watch       what steps report → which product of which layer falls back, and when it returns
 //	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
+//	   internal/isolate  stages and a cluster → reports, from a process that may crash
 //	   plan        how a model is spread over devices → plan.json
 //	   kernels     what an operation becomes on a target, and why
 //	   precision   a word for a precision → what each product of a model is computed in
 //	   narrow      a checkpoint → one whose weights are quantized
+//	   internal/room    files of a host → memory and disk that are left for this process
 //	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	   estimate    a model, a plan and prices → time and memory of a step, in closed form

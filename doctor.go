@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/check"
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -93,7 +94,8 @@ func (e *Env) checks() (list []checkup, done func()) {
 		return func(ctx context.Context) (string, error) {
 			var err error
 			if cpu == nil {
-				cpu, err = engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines, Devices: checkDevices})
+				cpu, err = engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines,
+					Environ: e.Environ, Devices: checkDevices})
 			}
 			if err != nil {
 				return "", err
@@ -167,17 +169,18 @@ func (e *Env) cudnn(ctx context.Context) (string, error) {
 
 // blackwell compiles the block-scaled product and attention for a host of eight B200.
 func (e *Env) blackwell(ctx context.Context) (string, error) {
-	c, err := engine.OpenCompiler(ctx, e.Engines, false)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
 	cluster, err := machine.ParseCluster("8xb200")
 	if err != nil {
 		return "", err
 	}
+	c, err := isolate.Open(ctx, isolate.Options{Child: e.Child, Engines: e.Engines,
+		Environ: e.Environ, Cluster: cluster})
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
 	for _, stage := range []func(int) *program.Stage{check.MXFP8, check.Attention} {
-		r, err := c.Compile(ctx, stage(cluster.Count), cluster.Target())
+		r, err := c.Compile(ctx, stage(cluster.Count))
 		if err != nil {
 			return "", err
 		}

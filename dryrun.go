@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
@@ -51,6 +52,10 @@ type DryRan struct {
 	Bill     dryrun.Bill     `json:"bill"`
 	// Calibrated is how many runs corrected the prediction.
 	Calibrated int `json:"calibrated,omitempty"`
+	// Wrote are the files that were written.
+	Wrote []string `json:"wrote,omitempty"`
+	// Warnings are what to know before taking the figures for granted.
+	Warnings []event.Warning `json:"warnings,omitempty"`
 	*dryrun.Timeline
 }
 
@@ -63,6 +68,9 @@ func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
 	v.pass("simulate", r.simulate)
 	v.pass("look for what would help", func() error { return r.improve(ctx) })
 	v.pass("write report and trace", r.write)
+	for _, w := range r.done.Warnings {
+		e.Events.Emit(w)
+	}
 	v.pass("compare with the card's memory", r.fits)
 	return r.done, v.err
 }
@@ -74,8 +82,10 @@ type rehearsal struct {
 	plan   *plan.Plan
 	search autoplan.Job
 	priced estimate.Estimate
-	step   *dryrun.Step
-	what   dryrun.WhatIf
+	// estimator prices plans of the search's model on its cluster.
+	estimator *estimate.Estimator
+	step      *dryrun.Step
+	what      dryrun.WhatIf
 }
 
 func (r *rehearsal) read() (err error) {
@@ -98,6 +108,10 @@ func (r *rehearsal) read() (err error) {
 		return err
 	}
 	r.prepare()
+	if !(r.job.Price >= 0) {
+		return diag.New(diag.BadUsage, "a device costs nothing or more an hour, not %v", r.job.Price).
+			Try("--price 3.00")
+	}
 	if r.done.Budget.Tokens, err = parseTokens(r.job.Tokens); err != nil {
 		return err
 	}
@@ -126,25 +140,51 @@ func (r *rehearsal) price() error {
 		return diag.New(diag.PlanMisfit, "the axes make %d devices; the cluster has %d", n,
 			r.search.Cluster.Count).At("%s", r.job.Plan)
 	}
-	e, err := estimate.New(r.search.Config, r.search.Cluster, r.search.Profile)
-	if err != nil {
+	var err error
+	if r.estimator, err = estimate.New(r.search.Config, r.search.Cluster,
+		r.search.Profile); err != nil {
 		return err
 	}
-	if len(r.search.Precisions) > 0 {
-		p := r.search.Precisions[0]
-		e = e.With(estimate.Options{Precision: p, Policy: r.search.Policies[p]})
-	}
-	if r.priced, err = e.Price(r.plan); err != nil {
+	if r.priced, err = r.estimate(1); err != nil {
 		return at(err, r.job.Plan)
 	}
-	r.search.Correction.Apply(&r.priced)
+	r.done.Warnings = r.search.Warnings(r.plan, &r.priced)
 	r.done.Peak, r.done.Memory, r.done.Parts = r.priced.Peak, r.priced.Memory, partsOf(r.priced)
 	return nil
+}
+
+// estimate prices the plan with transfers that take so many times as long.
+func (r *rehearsal) estimate(links float64) (estimate.Estimate, error) {
+	o := estimate.Options{Links: links}
+	if len(r.search.Precisions) > 0 {
+		o.Precision = r.search.Precisions[0]
+		o.Policy = r.search.Policies[o.Precision]
+	}
+	priced, err := r.estimator.With(o).Price(r.plan)
+	r.search.Correction.Apply(&priced)
+	return priced, err
+}
+
+// slower is the step with transfers that take so many times as long.
+func (r *rehearsal) slower(links float64) (*dryrun.Step, error) {
+	priced, err := r.estimate(links)
+	if err != nil {
+		return nil, err
+	}
+	return autoplan.StepOf(r.plan, priced)
 }
 
 func (r *rehearsal) simulate() (err error) {
 	if r.step, err = autoplan.StepOf(r.plan, r.priced); err != nil {
 		return err
+	}
+	r.step.Slower = r.slower
+	if f := r.what.Links; f > 0 && f != 1 { // the causes of a step are those of the slow links
+		priced, err := r.estimate(f)
+		if err != nil {
+			return err
+		}
+		r.done.Parts = partsOf(priced)
 	}
 	d := r.done
 	if d.Timeline, err = r.step.Run(r.what); err != nil {
@@ -192,8 +232,12 @@ func partsOf(e estimate.Estimate) []dryrun.Part {
 	}
 }
 
-// improve asks the simulator and the search what would help.
+// improve asks the simulator and the search what would help. Under a what-if nobody is asked: the
+// search knows no slow links or ranks.
 func (r *rehearsal) improve(ctx context.Context) error {
+	if r.job.WhatIf != "" || r.search.Cluster.CPU() {
+		return nil // CPU devices stand in for others: no plan is searched for them
+	}
 	now, err := r.step.Run(dryrun.WhatIf{})
 	if err != nil {
 		return err
@@ -206,29 +250,68 @@ func (r *rehearsal) improve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.done.Helps = append(plans, helps...)
-	for i := range r.done.Helps { // they are for a day on which nothing goes wrong
-		r.done.Helps[i].Step *= r.done.Step / now.Step
+	lower, err := r.lowerPrecision(now)
+	if err != nil {
+		return err
 	}
+	r.done.Helps = slices.Concat(plans, helps, lower)
 	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Help) int {
 		return cmp.Compare(a.Step, b.Step)
 	})
 	return nil
 }
 
+// worthwhile is the share of a step below which a change is told of, as for plans that are better.
+const worthwhile = 0.995
+
+// lowerPrecision is what the same plan takes with its linear layers in formats that the GPU has and
+// the plan does not use.
+func (r *rehearsal) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Help, err error) {
+	if list := r.search.Precisions; len(list) != 1 || list[0] != price.BF16 {
+		return nil, nil
+	}
+	for _, p := range []price.Precision{price.MXFP8, price.NVFP4} {
+		if has(r.search.Cluster.Card, p) != nil {
+			continue
+		}
+		priced, err := r.estimator.With(estimate.Options{Precision: p}).Price(r.plan)
+		if err != nil {
+			return nil, err
+		}
+		r.search.Correction.Apply(&priced)
+		step, err := autoplan.StepOf(r.plan, priced)
+		if err != nil {
+			return nil, err
+		}
+		t, err := step.Run(dryrun.WhatIf{})
+		if err != nil {
+			return nil, err
+		}
+		if t.Step < worthwhile*now.Step {
+			list = append(list, dryrun.Help{Step: t.Step, Peak: priced.Peak,
+				Change: fmt.Sprintf("--precision %s; compare the losses with deepwell parity", p)})
+		}
+	}
+	return list, nil
+}
+
 func (r *rehearsal) write() error {
 	if r.job.Report != "" {
 		if err := atomicfile.Write(r.job.Report, r.report().HTML(), 0o644); err != nil {
-			return diag.New(diag.FileError, "cannot write the report").At("%s", r.job.Report).Wrap(err)
+			return diag.New(diag.FileError, "cannot write the report").At("%s", r.job.Report).Wrap(err).
+				Try("--report FILE in a folder that is there and can be written")
 		}
+		r.done.Wrote = append(r.done.Wrote, r.job.Report)
 	}
 	if r.job.Trace != "" {
 		err := atomicfile.WriteFunc(r.job.Trace, 0o644, func(w io.Writer) error {
 			return r.done.Trace(w)
 		})
 		if err != nil {
-			return diag.New(diag.FileError, "cannot write the trace").At("%s", r.job.Trace).Wrap(err)
+			return diag.New(diag.FileError, "cannot write the trace").At("%s", r.job.Trace).Wrap(err).
+				Try("--trace FILE in a folder that is there and can be written")
 		}
+		r.done.Wrote = append(r.done.Wrote, r.job.Trace)
 	}
 	return nil
 }
@@ -276,7 +359,7 @@ func Thousands(x float64) string {
 	for _, u := range []struct {
 		size   float64
 		letter string
-	}{{1e9, "B"}, {1e6, "M"}, {1e3, "k"}} {
+	}{{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "k"}} {
 		if x >= u.size {
 			return strconv.FormatFloat(x/u.size, 'g', 3, 64) + u.letter
 		}
@@ -305,12 +388,17 @@ func parseTokens(text string) (float64, error) {
 // parseWhatIf reads what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER.
 func parseWhatIf(text string) (dryrun.WhatIf, error) {
 	var w dryrun.WhatIf
-	seed := uint64(usualSeed)
+	seed, seen := uint64(usualSeed), map[string]bool{}
 	for item := range strings.SplitSeq(text, ",") {
 		if item == "" {
 			continue
 		}
 		name, value, _ := strings.Cut(item, "=")
+		if seen[name] {
+			return w, diag.New(diag.BadUsage, "%s is there twice", name).At("--what-if %s", text).
+				Try("leave one of them out")
+		}
+		seen[name] = true
 		var err error
 		switch name {
 		case "slow":
@@ -327,9 +415,13 @@ func parseWhatIf(text string) (dryrun.WhatIf, error) {
 		default:
 			err = strconv.ErrSyntax
 		}
+		if err == nil && (name == "slow" && !(w.Slow > 0) || name == "links" && !(w.Links > 0)) {
+			return w, diag.New(diag.BadUsage, "%q: a factor is more than 0", item).
+				Try("--what-if %s=2, which takes twice as long", name)
+		}
 		if err != nil {
 			return w, diag.New(diag.BadUsage, "%q is nothing that may happen", item).
-				Try("--what-if slow=1.2@3,links=2,jitter=0.05,seed=7")
+				Try("--what-if slow=1.2@0,links=2,jitter=0.05,seed=7")
 		}
 	}
 	w.Random = rand.New(rand.NewPCG(seed, 0))

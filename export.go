@@ -1,6 +1,7 @@
 package deepwell
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -19,8 +20,10 @@ type ExportJob struct {
 	// Source is the folder of a run, of its checkpoints, or of one step; or a model with weights, as
 	// capture takes it.
 	Source string
-	Output string      // a new folder
-	Type   dtype.DType // of the weights: F32, BF16 or F16
+	Output string // a new folder
+	// Type is that of the weights: F32, BF16 or F16. Invalid, the zero value, is what the model came
+	// with, or F32 where that is not known.
+	Type dtype.DType
 	// Tokenizer is the folder that the tokenizer is copied from; "" is the run's or the model's own.
 	Tokenizer string
 	// Narrow says what the weights are quantized to; nil for weights of the type above.
@@ -46,7 +49,7 @@ type Exported struct {
 func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 	v := e.begin(ctx, "export")
 	var x *exporter
-	done := &Exported{Type: job.Type.String(), Output: filepath.ToSlash(job.Output)}
+	done := &Exported{Output: filepath.ToSlash(job.Output)}
 	v.pass("open the weights and check them", func() (err error) {
 		x, err = e.openExport(ctx, job)
 		return err
@@ -55,6 +58,10 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 		return nil, v.err
 	}
 	defer x.close()
+	if job.Type == dtype.Invalid {
+		job.Type = cmp.Or(x.dtype, dtype.F32)
+	}
+	done.Type = job.Type.String()
 	folder := job.Output
 	if job.Narrow != nil {
 		v.pass("make the folder ready", func() (err error) {
@@ -68,7 +75,7 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 			files = x.files
 		}
 		list, err := capture.Export(folder, x.config, capture.ExportOptions{Type: job.Type,
-			Files: files}, x.read)
+			Files: files, Config: x.source}, x.read)
 		for _, f := range list {
 			done.Files, done.Bytes = done.Files+1, done.Bytes+f.Bytes
 		}
@@ -90,6 +97,8 @@ type exporter struct {
 	step   int64
 	config *model.Config
 	files  string // folder of the tokenizer
+	source []byte // config.json that the model came with; nil where it is not known
+	dtype  dtype.DType
 	read   capture.Reader
 	close  func()
 }
@@ -112,7 +121,11 @@ func (e *Env) openExport(ctx context.Context, job ExportJob) (*exporter, error) 
 	}
 	x := &exporter{name: m.Name, config: m.Config, files: m.Folder, read: m.Read,
 		close: func() { _ = m.Close() }}
-	if err := m.Check(); err != nil {
+	x.source, x.dtype = m.Source()
+	if err = m.Lack(); err == nil {
+		err = m.Check()
+	}
+	if err != nil {
 		x.close()
 		return nil, err
 	}
@@ -159,7 +172,12 @@ func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 		tensors[t.Name] = t
 	}
 	run := filepath.Dir(filepath.Dir(filepath.Clean(c.Path())))
+	source, err := os.ReadFile(filepath.Join(run, capture.SourceConfig))
+	if err != nil { // an older run, or a checkpoint that was moved: it is written as our own
+		source = nil
+	}
 	return &exporter{name: filepath.Base(run), step: c.Step, config: config, files: run,
+		source: source, dtype: capture.DTypeOf(source),
 		read: func(p *model.Param, dst []float32) error {
 			var shape []int64
 			for _, d := range p.Dims {
@@ -173,6 +191,11 @@ func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 			buf := make([]byte, t.Bytes())
 			if err := c.ReadSlice(p.Name, t.Box(), buf); err != nil {
 				return err
+			}
+			if n := dtype.F32.NotFinite(buf); n > 0 {
+				return diag.New(diag.WeightNotFinite, "%d numbers of %s are not finite", n, p.Name).
+					At("%s", c.Path()).Try("export an earlier checkpoint; deepwell ckpt ls %s lists them",
+					filepath.Dir(c.Path()))
 			}
 			dtype.F32.Decode(dst, buf)
 			return nil

@@ -2,7 +2,9 @@ package deepwell_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -20,14 +22,23 @@ import (
 // victim is how a test tells a child of its own binary to train.
 const victim = "DEEPWELL_TEST_TRAIN"
 
+// victimJob is the rest of the child's job, as JSON; it may be missing.
+const victimJob = "DEEPWELL_TEST_JOB"
+
 func TestMain(m *testing.M) {
 	path := os.Getenv(victim)
 	if path == "" {
 		os.Exit(m.Run())
 	}
-	env, err := deepwell.NewEnv(os.Getenv, event.NewPlain(os.Stderr))
+	job := deepwell.TrainJob{}
+	err := json.Unmarshal([]byte(cmp.Or(os.Getenv(victimJob), "{}")), &job)
+	job.Path = path
+	var env *deepwell.Env
 	if err == nil {
-		_, err = env.Train(context.Background(), deepwell.TrainJob{Path: path})
+		env, err = deepwell.NewEnv(os.Getenv, event.NewPlain(os.Stderr))
+	}
+	if err == nil {
+		_, err = env.Train(context.Background(), job)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -17,7 +17,8 @@ import (
 // package machine, which knows none.
 func (e *Env) meter(ctx context.Context) (machine.Measured, error) {
 	devices := max(2, runtime.NumCPU())
-	eng, err := engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines, Devices: devices})
+	eng, err := engine.Open(ctx, "cpu", engine.Options{Dir: e.Engines,
+		Environ: e.Environ, Devices: devices})
 	if err != nil {
 		return machine.Measured{}, err
 	}

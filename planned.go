@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -24,10 +26,17 @@ import (
 	"github.com/deepwell/deepwell/train"
 )
 
+// maxText bounds what is read of a recipe, a plan, a policy, or another program's settings: a
+// hundred times the largest that is known, and nothing that a machine cannot hold.
+const maxText = 4 << 20
+
 // isPlan tells a plan from other files by its members.
 func isPlan(source string) bool {
-	text, err := os.ReadFile(source)
-	if err != nil || !strings.HasSuffix(source, ".json") {
+	if !strings.HasSuffix(source, ".json") {
+		return false
+	}
+	text, err := folder.ReadPlain(source, maxText)
+	if err != nil {
 		return false
 	}
 	var members map[string]json.RawMessage
@@ -41,8 +50,10 @@ func isPlan(source string) bool {
 type source struct {
 	program *program.Program
 	notes   []string
-	planned *train.Programs // of a plan; else nil
-	sums    dtype.DType     // of what devices add up
+	// warnings are what the numbers of a run depend on.
+	warnings []string
+	planned  *train.Programs // of a plan; else nil
+	sums     dtype.DType     // of what devices add up
 	// twins names, for programs of a plan that stand for others of the same text, those others.
 	twins map[string][]string
 }
@@ -93,7 +104,9 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 	if err != nil {
 		return nil, err
 	}
-	out := &source{program: &program.Program{Name: name}, notes: w.Notes, planned: w,
+	notes := append(w.Notes, p.Straddles(c.Domain())...)
+	out := &source{program: &program.Program{Name: name}, notes: notes,
+		warnings: w.Warnings, planned: w,
 		sums:  p.Types.Collectives,
 		twins: map[string][]string{}}
 	list := []*program.Stage{w.Gradient, w.Accumulate, w.Update}
@@ -153,7 +166,8 @@ func stagesOf(p *train.Pipe, c machine.Cluster) (list []*program.Stage, err erro
 // gradients and the optimizer's state over them (FSDP) and keeps what the backward pass needs.
 func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, error) {
 	if preset.Config == nil {
-		return nil, diag.New(diag.NotSupported, "the sizes of %s are not public", preset.Name)
+		return nil, diag.New(diag.ModelUnknown, "the sizes of %s are not public", preset.Name).
+			Try("deepwell models lists what is known; or give the folder of a config.json")
 	}
 	p := plan.Default()
 	p.Model, p.Cluster = preset.Name, c.String()
@@ -175,8 +189,8 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	}
 	s := *w.Gradient
 	s.Name = name
-	return &source{program: &program.Program{Name: name, Stages: []program.Stage{s}}, notes: w.Notes},
-		nil
+	return &source{program: &program.Program{Name: name, Stages: []program.Stage{s}}, notes: w.Notes,
+		warnings: w.Warnings}, nil
 }
 
 // footprints adds up what the devices of a plan's ranks hold, by cause.
@@ -221,11 +235,24 @@ func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 
 // readPlan reads a plan's file.
 func readPlan(path string) (*plan.Plan, error) {
-	text, err := os.ReadFile(path)
+	text, err := folder.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
 	}
-	return plan.Parse(text, path)
+	p, err := plan.Parse(text, path)
+	if err != nil {
+		return nil, err
+	}
+	// A model that is a file begins at the plan's folder, as in run.toml. What is not there may
+	// still be a preset, or begin at the working directory as plan -o writes it.
+	_, unknown := model.Find(p.Model)
+	if beside := filepath.Join(filepath.Dir(path), p.Model); unknown != nil && p.Model != "" &&
+		!filepath.IsAbs(p.Model) {
+		if _, err := os.Stat(beside); err == nil {
+			p.Model = beside
+		}
+	}
+	return p, nil
 }
 
 // listen opens this process's end of the links to the other processes of a run.
@@ -244,10 +271,19 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	h := fnv.New64a() // processes of another run are turned away
 	same := *r.recipe // each may have a folder of its own
 	same.Out = ""
-	fmt.Fprintln(h, same.String(), r.plan, r.job.Until)
-	hub, err := r.engine.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64())
+	how := *r.plan
+	how.Model = "" // a path; what is in it is compared once processes are connected
+	fmt.Fprintln(h, same.String(), how.String(), r.job.Until)
+	secret, err := readKey(r.job.KeyFile)
 	if err != nil {
 		return nil, err
+	}
+	hub, err := r.engine.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64(), secret)
+	if err != nil {
+		return nil, err
+	}
+	if r.job.Patience > 0 {
+		hub.Silence, hub.Patience = r.job.Patience, arrival*r.job.Patience
 	}
 	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/narrow"
 	"github.com/deepwell/deepwell/precision"
 )
@@ -97,7 +98,7 @@ func (e *Env) narrow(ctx context.Context, job ExportJob, folder string, done *Ex
 
 // policyOf reads a policy of training as one for a checkpoint.
 func policyOf(path string, to narrow.Format) (narrow.Policy, error) {
-	text, err := os.ReadFile(path)
+	text, err := folder.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	}

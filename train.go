@@ -1,19 +1,28 @@
 package deepwell
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
 	"github.com/deepwell/deepwell/model"
@@ -36,6 +45,14 @@ type TrainJob struct {
 	// ranks of a plan's pipeline are dealt to them. None is one process.
 	Peers []string
 	Self  int
+	// KeyFile has the secret that all of them share; without one they are on one host.
+	KeyFile string
+	// Patience is how long another process may be silent before it counts as lost; 0 means 8 s. At
+	// the start, one that has not come is waited for thirty times as long.
+	Patience time.Duration
+	// OnStall is called if a run has stalled and does not end within seconds, being stuck where
+	// nothing can be canceled. A command ends the process there.
+	OnStall func(error) `json:"-"`
 	// Handover is a new folder for another program that is to train the same, instead of training:
 	// the first weights, the batches and the settings.
 	Handover string
@@ -43,6 +60,9 @@ type TrainJob struct {
 
 // A Trained is what came of a TrainJob: how far the run is, or what a replayed step showed.
 type Trained struct {
+	// Weights are what this start of the run began with; nil if it did not come so far.
+	Weights *event.Weights `json:"weights,omitempty"`
+
 	Run    *train.Result `json:"run,omitempty"`
 	Replay *train.Replay `json:"replay,omitempty"`
 }
@@ -52,10 +72,19 @@ type Trained struct {
 func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 	v := e.begin(ctx, "train")
 	r := &runner{env: e, job: job}
+	var closed atomic.Bool
+	defer closed.Store(true) // after r.close, which frees what a stalled run may still use
+	if job.OnStall != nil {
+		r.job.OnStall = func(err error) {
+			if !closed.Load() {
+				job.OnStall(err)
+			}
+		}
+	}
 	defer r.close()
 	done := &Trained{}
 	v.pass("read the recipe", r.readRecipe)
-	v.pass("find the model", r.findModel)
+	v.pass("find the model", r.findModelOrCheckpoint)
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.Handover != "" {
@@ -63,9 +92,11 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 		return done, v.err
 	}
 	v.pass("write the programs", r.writePrograms)
+	v.pass("check the memory", r.checkMemory)
 	v.pass("open the engine", func() error { return r.openEngine(ctx) })
 	v.pass("open the run's folder", r.openFolder)
 	v.pass("compile and fill the state", func() error { return r.start(ctx) })
+	v.pass("keep what the run is made of", r.keepInputs)
 	if job.Replay != "" {
 		v.pass("replay the step", func() (err error) {
 			done.Replay, err = r.trainer.Replay(ctx, job.Replay)
@@ -73,6 +104,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 		})
 		return done, v.err
 	}
+	done.Weights = r.weights
 	v.pass("train", func() error { return r.trainer.Run(ctx) })
 	if r.trainer != nil {
 		result := r.trainer.Result()
@@ -88,7 +120,9 @@ type runner struct {
 	recipe  *recipe.Recipe
 	plan    *plan.Plan // nil is one device
 	model   *capture.Model
-	random  bool // parameters begin at random
+	random  bool  // parameters begin at random
+	lack    error // why weights that are meant cannot be read
+	weights *event.Weights
 	tokens  *tokenizer.Tokenizer
 	spelled string // the tokenizer's file
 	rows    *data.Loader
@@ -98,14 +132,17 @@ type runner struct {
 	// processes are those of the run; nil if there is one.
 	processes *train.Processes
 	events    event.Sink
+	warnings  *warnings   // of what is opened before the run's folder
+	lock      *flock.Lock // of the run's folder; nil if another process has it
 	log       *event.File
 	board     *tfevents.Writer
 	trace     *trace.Profile
 	trainer   *train.Trainer
+	wasRun    bool // the folder is that of a run which was begun before
 }
 
 func (r *runner) readRecipe() (err error) {
-	text, err := os.ReadFile(r.job.Path)
+	text, err := folder.ReadPlain(r.job.Path, maxText)
 	if err != nil {
 		e := diag.New(diag.FileError, "cannot read the recipe").At("%s", r.job.Path).Wrap(err)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -117,26 +154,46 @@ func (r *runner) readRecipe() (err error) {
 	return err
 }
 
-// findModel finds the configuration and decides what parameters begin as.
+// findModel finds the configuration and decides what parameters begin as. Nothing that looks like
+// weights is passed over for random ones unless the recipe says so.
 func (r *runner) findModel() (err error) {
 	if r.model, err = capture.Open(r.recipe.Model, capture.Options{}); err != nil {
 		return at(err, r.job.Path+": model")
 	}
-	switch r.recipe.Init {
-	case "random":
-		r.random = true
-	case "weights":
-		if !r.model.HasWeights() {
-			return diag.New(diag.ModelMissing, "%s has no weights to begin with", r.recipe.Model).
-				At("%s: init", r.job.Path).Try(`init = "random"`)
-		}
-	default:
-		r.random = !r.model.HasWeights()
+	r.random = r.recipe.Init == "random" || r.recipe.Init == "" && !r.model.HasWeights()
+	lack := r.model.Lack()
+	switch {
+	case r.recipe.Init == "random" || r.model.HasWeights():
+	case lack != nil && r.recipe.Init == "":
+		e := diag.From(lack)
+		r.lack = e.Try("%s; or begin from random weights: init = %q", e.Fix, "random")
+	case lack != nil:
+		r.lack = lack
+	case r.recipe.Init == "weights":
+		r.lack = diag.New(diag.ModelMissing, "%s has no weights to begin with", r.recipe.Model).
+			At("%s: init", r.job.Path).
+			Try("give a model with weights: model = FOLDER; or init = %q", "random")
 	}
-	if r.random {
-		return nil
+	if r.lack != nil || r.random {
+		return r.lack
 	}
 	return r.model.Check()
+}
+
+// findModelOrCheckpoint is findModel for a run that may have begun: it goes on with a checkpoint,
+// and then nobody needs the weights that it began with.
+func (r *runner) findModelOrCheckpoint() error {
+	err := r.findModel()
+	if r.lack != nil && r.begun() {
+		return nil
+	}
+	return err
+}
+
+// begun reports whether the run has checkpoints to go on with.
+func (r *runner) begun() bool {
+	steps, err := ckpt.List(filepath.Join(r.recipe.Out, "checkpoints"))
+	return err == nil && len(steps) > 0
 }
 
 // readPlan reads the plan, if there is one. The devices of the CPU engine stand in for its cluster.
@@ -163,7 +220,8 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		return err
 	}
 	o := data.Options{Tokenizer: r.tokens, Seq: r.recipe.Seq, Seed: uint64(r.recipe.Seed),
-		Shuffle: true, HoldoutShare: r.recipe.Eval.Share, Events: r.env.Events}
+		Shuffle: true, HoldoutShare: r.recipe.Eval.Share, Events: r.early(),
+		Document: int64(r.recipe.Data.DocumentMiB) << 20}
 	if r.env.Cache != "" {
 		o.Cache = filepath.Join(r.env.Cache, "tokens")
 	}
@@ -221,6 +279,12 @@ func (r *runner) readTokenizer() (err error) {
 }
 
 func (r *runner) writePrograms() (err error) {
+	if c := r.model.Config; int64(r.recipe.Seq) > c.Context && !c.Learned {
+		// Learned positions end there, and are refused; rotary ones go on, untrained.
+		r.env.Events.Emit(event.Warning{Text: fmt.Sprintf(
+			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
+			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
+	}
 	r.program, err = train.Write(r.model.Config, r.recipe, "cpu", r.plan)
 	if err != nil {
 		return err
@@ -231,13 +295,24 @@ func (r *runner) writePrograms() (err error) {
 	return nil
 }
 
+// checkMemory refuses a model that does not fit, before anything large is made.
+func (r *runner) checkMemory() error {
+	var processes *train.Processes
+	if len(r.job.Peers) > 0 {
+		processes = &train.Processes{Self: r.job.Self, Addresses: r.job.Peers}
+	}
+	return r.program.FitsHost(hostMemory(), r.recipe, processes, nil)
+}
+
+func hostMemory() []room.Bound { return room.Memory(os.DirFS("/")) }
+
 func (r *runner) openEngine(ctx context.Context) (err error) {
 	devices := 1
 	if r.plan != nil {
 		devices = int(r.plan.Devices()) / max(1, len(r.job.Peers))
 	}
 	r.engine, err = engine.Open(ctx, "cpu", engine.Options{Dir: r.env.Engines, Devices: devices,
-		Cache: r.env.Cache, Events: r.env.Events})
+		Cache: r.env.Cache, Environ: r.env.Environ, Events: r.early()})
 	if err != nil || len(r.job.Peers) == 0 {
 		return err
 	}
@@ -245,7 +320,49 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	return err
 }
 
-// openFolder makes the run's folder: its events, and what an export needs beside a checkpoint.
+// A warnings hands events on, and brings warnings into a log that is opened later.
+type warnings struct {
+	event.Sink
+	mu   sync.Mutex
+	log  event.Sink // nil until it is open
+	kept []event.Event
+}
+
+// early hears what happens before the run's folder is open.
+func (r *runner) early() event.Sink {
+	if r.warnings == nil {
+		r.warnings = &warnings{Sink: r.env.Events}
+	}
+	return r.warnings
+}
+
+// Emit implements event.Sink.
+func (w *warnings) Emit(e event.Event) {
+	w.Sink.Emit(e)
+	if _, ok := e.(event.Warning); !ok {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.log == nil {
+		w.kept = append(w.kept, e)
+	} else {
+		w.log.Emit(e)
+	}
+}
+
+// into writes what was kept into the log, and what comes from now on.
+func (w *warnings) into(log event.Sink) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log = log
+	for _, e := range w.kept {
+		log.Emit(e)
+	}
+	w.kept = nil
+}
+
+// openFolder makes the run's folder, and opens its events.
 func (r *runner) openFolder() (err error) {
 	out := r.recipe.Out
 	r.events = r.env.Events
@@ -256,28 +373,29 @@ func (r *runner) openFolder() (err error) {
 		return diag.New(diag.FileError, "cannot make the run's folder").At("%s", out).Wrap(err).
 			Try("give a folder that can be written: --set out=NAME")
 	}
-	if err := r.keepTokenizer(); err != nil {
-		return diag.New(diag.FileError, "cannot keep the tokenizer in %s", out).Wrap(err)
+	if err := r.lockFolder(); err != nil {
+		return err
 	}
-	if r.plan != nil { // for plan --calibrate
-		kept := filepath.Join(out, "plan.json")
-		if err := atomicfile.Write(kept, []byte(r.plan.String()), 0o666); err != nil {
-			return diag.New(diag.FileError, "cannot keep the plan in %s", out).Wrap(err)
-		}
+	if err := r.program.FitsDisk(train.DiskCheck{Recipe: r.recipe, Until: r.job.Until,
+		Free: room.Disk, Events: r.env.Events}); err != nil {
+		return err
 	}
-	if precision.IsFile(r.recipe.Narrow) { // likewise
-		kept := filepath.Join(out, policyFile)
-		if err := atomicfile.Write(kept, []byte(r.program.Policy.String()), 0o666); err != nil {
-			return diag.New(diag.FileError, "cannot keep the policy in %s", out).Wrap(err)
-		}
+	log := filepath.Join(out, "events.jsonl")
+	if _, err := os.Lstat(log); err == nil {
+		r.wasRun = true
 	}
-	if r.log, err = event.Open(filepath.Join(out, "events.jsonl"), time.Now); err != nil {
+	r.log, err = event.Open(log, time.Now)
+	if e, ok := errors.AsType[*diag.Error](err); ok {
+		return e
+	} else if err != nil {
 		return diag.New(diag.FileError, "cannot write the run's events").At("%s", out).Wrap(err)
 	}
 	if r.board, err = tfevents.Create(filepath.Join(out, "tensorboard"), time.Now); err != nil {
 		return diag.New(diag.FileError, "cannot write for TensorBoard").At("%s", out).Wrap(err)
 	}
 	r.events = event.Tee(r.env.Events, r.log, r.board)
+	r.warnings.into(r.log)
+	r.warnUnlocked()
 	if r.job.Profile == "" {
 		return nil
 	}
@@ -289,21 +407,102 @@ func (r *runner) openFolder() (err error) {
 	return err
 }
 
+// lockFolder takes the run's folder for the life of the process: two runs in one folder would mix
+// their checkpoints and events.
+func (r *runner) lockFolder() (err error) {
+	out := r.recipe.Out
+	r.lock, err = flock.Take(context.Background(), filepath.Join(out, ".lock"), 0, nil)
+	if held, ok := errors.AsType[*flock.Held](err); ok {
+		return diag.New(diag.RunBusy, "%s is training in %s", held, out).
+			At("%s: out", r.job.Path).
+			Try("wait for it, stop it, or give this run a folder of its own: --set out=NAME")
+	}
+	if e, ok := errors.AsType[*diag.Error](err); ok {
+		return e
+	}
+	if err != nil {
+		return diag.New(diag.FileError, "cannot lock the run's folder").At("%s", out).Wrap(err).
+			Try("give a folder that can be written: --set out=NAME")
+	}
+	return nil
+}
+
+// warnUnlocked tells of a file system on which locks keep nobody out.
+func (r *runner) warnUnlocked() {
+	if r.lock.Firm() {
+		return
+	}
+	r.events.Emit(event.Warning{Code: string(diag.RunBusy), Text: "locks do not work on the file " +
+		"system of " + r.recipe.Out + ": nothing keeps a second run out of the folder",
+		Fix: "start the run only once, or put it on another disk: --set out=NAME"})
+}
+
+// keepInputs writes what an export and a calibration need into the run's folder. It comes after the
+// checkpoint was found to be of this run: files of another one are not replaced.
+func (r *runner) keepInputs() error {
+	out := r.recipe.Out
+	if r.job.Replay != "" || !r.processes.Leads() {
+		return nil
+	}
+	if err := r.keepTokenizer(); err != nil {
+		return diag.New(diag.FileError, "cannot keep the tokenizer in %s", out).Wrap(err)
+	}
+	if r.plan != nil { // for plan --calibrate
+		if err := r.keep("plan.json", []byte(r.plan.String())); err != nil {
+			return err
+		}
+	}
+	if precision.IsFile(r.recipe.Narrow) { // likewise
+		if err := r.keep(policyFile, []byte(r.program.Policy.String())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxTokenizer bounds a file of a tokenizer; the largest that is known has 34 MB.
+const maxTokenizer = 256 << 20
+
+// keep writes a copy of what a run was given into its folder. A file of the user's that is there
+// under the same name, in a folder that no run has been in, is not replaced.
+func (r *runner) keep(name string, text []byte) error {
+	path := filepath.Join(r.recipe.Out, name)
+	have, err := folder.ReadPlain(path, maxTokenizer) // a pipe there must not stop the run
+	if !r.wasRun && !errors.Is(err, fs.ErrNotExist) && (err != nil || !bytes.Equal(have, text)) {
+		return diag.New(diag.FolderForeign, "the folder holds another %s, which no run wrote", name).
+			At("%s", r.recipe.Out).Try("give the run a folder of its own: --set out=NAME")
+	}
+	if err := atomicfile.Write(path, text, 0o666); err != nil {
+		return diag.New(diag.FileError, "cannot keep %s in the run's folder", name).
+			At("%s", r.recipe.Out).Wrap(err)
+	}
+	return nil
+}
+
 // keepTokenizer copies the tokenizer, and what says which of its tokens end a text, into the run's
 // folder.
 func (r *runner) keepTokenizer() error {
 	dir, base := filepath.Split(r.spelled)
 	for _, name := range []string{base, "tokenizer_config.json", "special_tokens_map.json"} {
-		text, err := os.ReadFile(filepath.Join(dir, name))
+		text, err := folder.ReadPlain(filepath.Join(dir, name), maxTokenizer)
 		if errors.Is(err, fs.ErrNotExist) && name != base {
 			continue
 		}
 		if err == nil {
-			err = atomicfile.Write(filepath.Join(r.recipe.Out, name), text, 0o666)
+			err = r.keep(name, text)
 		}
 		if err != nil {
 			return err
 		}
+	}
+	if dir == "" {
+		dir = "."
+	}
+	err := errors.Join(capture.Accompany(r.recipe.Out, dir), r.model.KeepSource(r.recipe.Out))
+	if err != nil { // the run needs none of it; an export will
+		e := diag.From(err)
+		r.env.Events.Emit(event.Warning{Code: string(e.Code),
+			Text: "an export will lack a file of the model: " + e.What, Fix: e.Fix})
 	}
 	return nil
 }
@@ -311,19 +510,64 @@ func (r *runner) keepTokenizer() error {
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Config: r.model.Config, Recipe: r.recipe,
 		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Now: time.Now,
-		Until: r.job.Until, Processes: r.processes}
+		Until: r.job.Until, Processes: r.processes, Build: build(), OnStall: r.job.OnStall,
+		Memory: hostMemory}
 	if r.held != nil {
 		o.Eval = r.held
 	}
 	if r.trace != nil {
 		o.Spans = r.trace
 	}
-	r.trainer, err = train.New(ctx, o)
-	return err
+	if r.job.Replay == "" && !r.begun() {
+		r.tell(r.first()) // a person need not wait for the compiler to learn it
+	}
+	if r.trainer, err = train.New(ctx, o); err != nil || r.weights != nil || r.job.Replay != "" {
+		return err
+	}
+	result := r.trainer.Result()
+	r.tell(event.Weights{From: event.FromCheckpoint, Path: result.Checkpoints, Step: result.Step,
+		Seed: r.recipe.Seed})
+	return nil
+}
+
+// first tells which weights a run begins with that has no checkpoint.
+func (r *runner) first() event.Weights {
+	w := event.Weights{From: event.FromRandom, Seed: r.recipe.Seed}
+	if c := r.model.Contents(); !r.random && c != nil {
+		w.From, w.Path, w.Tensors, w.Bytes = event.FromFiles, r.recipe.Model, c.Tensors, c.Bytes
+		w.DType = c.DType()
+	}
+	return w
+}
+
+func (r *runner) tell(w event.Weights) {
+	r.weights = &w
+	r.events.Emit(w)
+}
+
+// build names this binary: the version of its module, and the commit where it is known.
+func build() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	name, dirty := info.Main.Version, ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			name += " " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = ", modified"
+		}
+	}
+	return name + dirty
 }
 
 func (r *runner) init(p *model.Param, dst []float32) error {
-	if r.random {
+	switch {
+	case r.lack != nil:
+		return r.lack
+	case r.random:
 		return model.Init(r.model.Config, p, uint64(r.recipe.Seed), dst)
 	}
 	return r.model.Read(p, dst)
@@ -345,6 +589,9 @@ func (r *runner) finish() error {
 }
 
 func (r *runner) close() {
+	if r.lock != nil {
+		defer r.lock.Release() // last: nothing is written any more
+	}
 	if r.trainer != nil {
 		r.trainer.Close()
 	}

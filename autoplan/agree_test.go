@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -133,5 +134,37 @@ func tell(t *testing.T, name string, list []float64) {
 	if len(list) > 0 {
 		t.Logf("%-11s %4d plans: mean %.3f %%, 95th %.3f %%, most %.3f %%", name, len(list), 100*sum/float64(len(list)),
 			100*list[len(list)*95/100], 100*list[len(list)-1])
+	}
+}
+
+// The best plan of a large dense model is one whose attention cuDNN has: context parallel plans that
+// compile to plain attention once were told to be fastest for 405B on 1,024 GB200, and were half
+// as slow again. Long sequences get a plan that a person would take.
+func TestContextParallelPlansCallCuDNN(t *testing.T) {
+	for _, row := range []struct {
+		model, cluster string
+		seq, tokens    int64
+		rate           float64 // tokens a second of each device, at least
+		fixed          Fixed
+	}{
+		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 380, Fixed{"cp": "2", "pp": "32", "micro": "1"}},
+		// Meta measured about 94 with TP 8, CP 16, PP 16 (arXiv 2407.21783); 7 was told.
+		{"llama3.1-405b", "16384xh100", 131072, 16 << 20, 50, Fixed{"tp": "8", "micro": "1"}},
+	} {
+		j := jobFor(t, row.model, row.cluster, row.seq, row.tokens)
+		j.Fixed = row.fixed
+		r, err := Search(t.Context(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, c := range r.Choices {
+			ring := c.Plan.CP.Kind == "ring" && !c.Plan.CP.Balance
+			if c.Plan.CP.Size > 1 && !ring || c.Estimate.Attention != kernels.CuDNN {
+				t.Errorf("%s on %s, plan %d: %+v with attention %q", row.model, row.cluster, i+1, c.Plan.CP, c.Estimate.Attention)
+			}
+		}
+		if best := r.Choices[0]; best.Rate < row.rate {
+			t.Errorf("%s on %s: %.0f tokens a second of a device, want %.0f", row.model, row.cluster, best.Rate, row.rate)
+		}
 	}
 }

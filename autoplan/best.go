@@ -1,6 +1,7 @@
 package autoplan
 
 import (
+	"maps"
 	"math"
 	"slices"
 )
@@ -9,7 +10,7 @@ import (
 type best struct {
 	top    int
 	found  []candidate
-	meshes map[meshKey]float64
+	meshes map[meshKey]candidate
 }
 
 // A meshKey is what makes two plans different enough for both to be told.
@@ -20,7 +21,18 @@ type meshKey struct {
 
 func (c candidate) key() meshKey { return meshKey{c.mesh, c.count, c.precision} }
 
-func newBest(top int) *best { return &best{top: top, meshes: map[meshKey]float64{}} }
+// A labelKey is what plans share that are one plan in several spellings: k rows of which each of k
+// devices has a piece are as many tokens for a device as a row for each.
+type labelKey struct {
+	tp, ep, pp, ranks, micros int64
+	count, precision          int
+}
+
+func (c candidate) label() labelKey {
+	return labelKey{c.tp, c.ep, c.pp, c.cp * c.data, c.micros, c.count, c.precision}
+}
+
+func newBest(top int) *best { return &best{top: top, meshes: map[meshKey]candidate{}} }
 
 // limit is what a plan must not exceed to be of use: the best of the mesh that would be told last,
 // and a margin.
@@ -28,19 +40,20 @@ func (b *best) limit() float64 {
 	if len(b.meshes) < b.top {
 		return math.Inf(1)
 	}
-	list := make([]float64, 0, len(b.meshes))
-	for _, x := range b.meshes {
-		list = append(list, x)
+	seen := map[labelKey]bool{}
+	for _, c := range slices.SortedFunc(maps.Values(b.meshes), candidate.compare) {
+		if seen[c.label()] = true; len(seen) == b.top {
+			return c.metric * Margin
+		}
 	}
-	slices.Sort(list)
-	return list[b.top-1] * Margin
+	return math.Inf(1)
 }
 
 func (b *best) add(list []candidate) {
 	for _, c := range list {
 		b.found = append(b.found, c)
-		if x, ok := b.meshes[c.key()]; !ok || c.metric < x {
-			b.meshes[c.key()] = c.metric
+		if x, ok := b.meshes[c.key()]; !ok || c.compare(x) < 0 {
+			b.meshes[c.key()] = c
 		}
 	}
 }

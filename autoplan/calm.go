@@ -61,7 +61,7 @@ func (s *searcher) worse(c, than Choice) float64 {
 	case Money:
 		return than.Rate / c.Rate
 	}
-	return than.Rate * float64(than.Devices) / (c.Rate * float64(c.Devices))
+	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
 }
 
 // restless is the share of a step that ranks wait for each other in the mean, in closed form.
@@ -84,7 +84,7 @@ func settled(list []Choice, best Choice, searched bool) {
 	switch first := &list[0]; {
 	case !searched:
 	case first.Bubble < muchBubble:
-		slow := best.Rate*float64(best.Devices)/(first.Rate*float64(first.Devices)) - 1
+		slow := best.Rate*float64(best.Paid)/(first.Rate*float64(first.Paid)) - 1
 		first.Why += fmt.Sprintf("; chosen over a plan with %.1f %% bubble, for %.1f %% of time",
 			100*best.Bubble, 100*slow)
 	default:

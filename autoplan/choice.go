@@ -19,11 +19,12 @@ import (
 type Choice struct {
 	Plan      *plan.Plan      `json:"plan"`
 	Precision price.Precision `json:"precision"`
-	Devices   int             `json:"devices"`
-	Step      float64         `json:"step"` // seconds, as simulated
-	Low       float64         `json:"low"`  // nine in ten steps lie between Low and High
+	Devices   int             `json:"devices"` // in use
+	Paid      int             `json:"paid"`    // in use or idle, as the bill counts them
+	Step      float64         `json:"step"`    // seconds, as simulated
+	Low       float64         `json:"low"`     // nine in ten steps lie between Low and High
 	High      float64         `json:"high"`
-	Rate      float64         `json:"rate"` // tokens a second on each device
+	Rate      float64         `json:"rate"` // tokens a second for each device that is paid for
 	Peak      int64           `json:"peak"`
 	Bubble    float64         `json:"bubble"` // share of the step
 	Why       string          `json:"why"`
@@ -46,7 +47,7 @@ func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 			len(e.Stages), list.Stages())
 	}
 	replicas := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
-	s := &dryrun.Step{Schedule: list, Replicas: int(replicas),
+	s := &dryrun.Step{Schedule: list, Replicas: int(replicas), Rows: p.Rows() / max(replicas, 1),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
 		Host: e.Parts.Host, Policy: e.Narrow()}
 	for _, x := range e.Stages {
@@ -86,21 +87,48 @@ func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, e
 		}
 		return s.perToken(found[i].node, choices[i].Step)
 	}
+	if s.calm { // the closed form was a little below
+		order = slices.DeleteFunc(order, func(i int) bool { return choices[i].Bubble >= muchBubble })
+	}
 	slices.SortFunc(order, func(a, b int) int {
 		return cmp.Or(cmp.Compare(value(a), value(b)), cmp.Compare(a, b))
 	})
 	var told []Choice
-	seen := map[meshKey]bool{}
-	for _, i := range order {
-		if s.calm && choices[i].Bubble >= muchBubble { // the closed form was a little below
-			continue
+	for len(order) > 0 && len(told) < s.job.Top {
+		// Of plans that differ by less than anyone can tell beforehand the simplest is told: first of
+		// all, and of each that has several spellings.
+		first := order[0]
+		for _, i := range order[1:] {
+			if value(i) > value(order[0])*same {
+				break
+			}
+			other := len(told) > 0 && found[i].label() != found[order[0]].label()
+			if !other && found[i].simpler(&found[first]) {
+				first = i
+			}
 		}
-		if key := found[i].key(); !seen[key] && len(told) < s.job.Top {
-			seen[key] = true
-			told = append(told, choices[i])
-		}
+		told = append(told, choices[first])
+		order = slices.DeleteFunc(order, func(i int) bool {
+			return found[i].key() == found[first].key() || found[i].label() == found[first].label()
+		})
 	}
 	return told, nil
+}
+
+// same is how far plans may lie apart that are told apart by what is simpler.
+const same = 1.005
+
+// simpler reports whether a plan asks for less: sequences that are whole, then fewer axes.
+func (c *candidate) simpler(o *candidate) bool {
+	axes := func(m mesh) (n int) {
+		for _, size := range []int64{m.tp, m.ep, m.pp, m.data} {
+			if size > 1 {
+				n++
+			}
+		}
+		return n
+	}
+	return cmp.Or(cmp.Compare(c.cp, o.cp), cmp.Compare(axes(c.mesh), axes(o.mesh))) < 0
 }
 
 // choice prices a candidate once more and simulates it.
@@ -122,9 +150,11 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		return Choice{}, err
 	}
 	n := s.counts[c.count]
+	paid := s.job.paid(n)
 	p.Precision = told(s.job.Precisions[c.precision])
-	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Step: line.Step,
-		Low: e.Low, High: e.High, Rate: s.job.tokens(c.rows) / line.Step / float64(n), Peak: e.Peak,
+	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Paid: paid,
+		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak,
+		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
 		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
 	if e.Step > 0 { // the interval is that of the closed form, moved along
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
@@ -166,7 +196,7 @@ func explain(list []Choice, j Job) {
 			words = append(words, "least memory")
 		}
 		if idle := j.Cluster.Count - c.Devices; idle > 0 {
-			words = append(words, fmt.Sprintf("leaves %d devices idle", idle))
+			words = append(words, fmt.Sprintf("leaves %d idle", idle))
 		}
 		words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
 		c.Why = strings.Join(words[:min(len(words), 4)], ", ")
@@ -180,11 +210,13 @@ func explain(list []Choice, j Job) {
 
 // against is how a plan compares with the best by time.
 func (c *Choice) against(first *Choice, goal Goal) string {
-	slow := first.Rate*float64(first.Devices)/(c.Rate*float64(c.Devices)) - 1
+	slow := first.Rate*float64(first.Paid)/(c.Rate*float64(c.Paid)) - 1
 	if goal == Money {
-		slow = first.Rate/c.Rate - 1
-		if slow >= 0.0005 {
+		switch slow = first.Rate/c.Rate - 1; {
+		case slow >= 0.0005:
 			return fmt.Sprintf("%.1f %% dearer", 100*slow)
+		case slow <= -0.0005:
+			return fmt.Sprintf("%.1f %% cheaper", -100*slow)
 		}
 		return "as cheap"
 	}

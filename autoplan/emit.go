@@ -6,14 +6,17 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 )
 
 // Emit writes a plan as another stack takes it: arguments for Megatron-LM, TOML for torchtitan,
-// YAML for MaxText. What the stack cannot do is refused.
-func Emit(stack string, p *plan.Plan, precision price.Precision) (string, error) {
+// YAML for MaxText. Stages are those that were priced, with their layers. What the stack cannot do
+// is refused.
+func Emit(stack string, p *plan.Plan, precision price.Precision, stages []estimate.Stage) (string,
+	error) {
 	write := map[string]func(*emitter, *plan.Plan, price.Precision){
 		"megatron": emitMegatron, "torchtitan": emitTorchtitan, "maxtext": emitMaxText,
 	}[stack]
@@ -21,7 +24,7 @@ func Emit(stack string, p *plan.Plan, precision price.Precision) (string, error)
 		return "", diag.New(diag.BadUsage, "there is no stack %q to write for", stack).
 			Try("--emit megatron, torchtitan or maxtext")
 	}
-	e := &emitter{}
+	e := &emitter{stages: stages}
 	write(e, p, precision)
 	if e.err != nil {
 		return "", e.err
@@ -32,7 +35,8 @@ func Emit(stack string, p *plan.Plan, precision price.Precision) (string, error)
 // An emitter collects lines and the first thing that the other stack lacks.
 type emitter struct {
 	strings.Builder
-	err *diag.Error
+	stages []estimate.Stage // virtual ones, in the order of the model
+	err    *diag.Error
 }
 
 func (e *emitter) line(format string, args ...any) { fmt.Fprintf(e, format+"\n", args...) }
@@ -67,17 +71,20 @@ func emitMegatron(e *emitter, p *plan.Plan, precision price.Precision) {
 	}
 	e.line("--pipeline-model-parallel-size %d", p.Size(plan.PipelineAxis))
 	if p.PP.Size > 1 {
-		switch p.PP.Schedule {
-		case "1f1b":
-		case "interleaved":
-			e.line("--num-virtual-stages-per-pipeline-rank %d", p.PP.Virtual)
-		default:
+		if p.PP.Schedule != "1f1b" && p.PP.Schedule != "interleaved" {
 			e.lacks("Megatron-LM", "schedule %s", p.PP.Schedule)
+		}
+		switch layout := layoutOf(e.stages); {
+		case layout != "":
+			e.line("--pipeline-model-parallel-layout %q", layout)
+		case p.PP.Schedule == "interleaved":
+			e.line("--num-virtual-stages-per-pipeline-rank %d", p.PP.Virtual)
 		}
 	}
 	e.line("--context-parallel-size %d", p.Size(plan.ContextAxis))
 	e.line("--expert-model-parallel-size %d", p.Size(plan.ExpertAxis))
-	if p.FSDP.Size > 1 {
+	// Its profiles share the optimizer's state over cp and ep as well (price.Profile.Sharded).
+	if p.FSDP.Size > 1 || p.CP.Size > 1 || p.EP > 1 {
 		e.line("--use-distributed-optimizer")
 		if p.DP > 1 {
 			e.line("--num-distributed-optimizer-instances %d", p.DP)
@@ -113,6 +120,42 @@ func emitMegatron(e *emitter, p *plan.Plan, precision price.Precision) {
 	case price.NVFP4:
 		e.line("--fp4-format e2m1\n--fp4-recipe nvfp4")
 	}
+}
+
+// layoutOf spells stages that have not all the same layers as Megatron does: E is the embedding, t
+// a layer, L the loss, a bar ends a stage, and a star repeats. It is empty where they are alike,
+// since Megatron then deals the layers as they were priced; of others it would refuse the numbers.
+func layoutOf(stages []estimate.Stage) string {
+	even := true
+	for i := range stages {
+		even = even && stages[i].Layers == stages[0].Layers
+	}
+	if even {
+		return ""
+	}
+	layers := func(n int64) string {
+		switch n {
+		case 0:
+			return ""
+		case 1:
+			return "t"
+		}
+		return fmt.Sprintf("t*%d", n)
+	}
+	last := len(stages) - 1
+	text := "E" + layers(stages[0].Layers) + "|"
+	for i := 1; i < last; {
+		n := i
+		for n < last && stages[n].Layers == stages[i].Layers {
+			n++
+		}
+		one := layers(stages[i].Layers) + "|"
+		if n-i > 1 {
+			one = fmt.Sprintf("(%s)*%d", one, n-i)
+		}
+		text, i = text+one+",", n
+	}
+	return text + layers(stages[last].Layers) + "L"
 }
 
 func emitTorchtitan(e *emitter, p *plan.Plan, precision price.Precision) {

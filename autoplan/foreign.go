@@ -1,6 +1,7 @@
 package autoplan
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -204,6 +205,19 @@ func (f *Foreign) deal(s *settings, micro int64) {
 	p.Microbatches = max(1, p.Batch/each)
 }
 
+// stagesIn counts the stages of a layout as layoutOf spells them.
+func stagesIn(layout string) int64 {
+	bars := func(text string) int64 { return int64(strings.Count(text, "|")) }
+	n := 1 + bars(layout)
+	for _, m := range repeats.FindAllStringSubmatch(layout, -1) {
+		times, _ := strconv.ParseInt(m[2], 10, 32)
+		n += bars(m[1]) * (times - 1)
+	}
+	return n
+}
+
+var repeats = regexp.MustCompile(`\(([^)]+)\)\*(\d{1,6})`)
+
 func readMegatron(s *settings, f *Foreign, j Job) {
 	p := f.Plan
 	p.TP = plan.TP{Size: s.number("tensor_model_parallel_size", 1)}
@@ -215,6 +229,9 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 		s.number("num_virtual_stages_per_pipeline_rank", 1))
 	if n := s.number("num_layers_per_virtual_pipeline_stage", 0); n > 0 && pp > 0 {
 		virtual = j.Config.Layers / pp / n
+	}
+	if text := s.values["pipeline_model_parallel_layout"]; text != "" && pp > 0 {
+		virtual = stagesIn(text) / pp
 	}
 	p.PP = plan.PP{Size: pp, Virtual: max(1, virtual), Schedule: "1f1b"}
 	if virtual > 1 {

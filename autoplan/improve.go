@@ -1,6 +1,7 @@
 package autoplan
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -13,17 +14,14 @@ import (
 )
 
 // groups are the keys that are let go of together when a plan is to be improved.
-var groups = []struct {
-	name string
-	keys []string
-}{
-	{"", []string{"micro"}},
-	{"", []string{"recompute"}},
-	{"", []string{"schedule", "virtual"}},
-	{"", []string{"dp", "fsdp", "zero", "gather"}},
-	{"", []string{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"}},
-	{"all together", []string{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule",
-		"virtual", "micro", "recompute"}},
+var groups = [][]string{
+	{"micro"},
+	{"recompute"},
+	{"schedule", "virtual"},
+	{"dp", "fsdp", "zero", "gather"},
+	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"},
+	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule",
+		"virtual", "micro", "recompute"},
 }
 
 // Improve looks for better plans than one of the job's, near it and far: it lets go of a few keys
@@ -44,7 +42,7 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 		c := j
 		c.Fixed = Fixed{}
 		for name, value := range all {
-			if !slices.Contains(g.keys, name) {
+			if !slices.Contains(g, name) {
 				c.Fixed[name] = value
 			}
 		}
@@ -58,11 +56,15 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 		}
 		better := c.blank(p.Cluster)
 		c.fill(better, found.node, found.family, c.variants()[found.variant])
-		list = append(list, dryrun.Help{Change: differences(all, fixedOf(better), g.name),
-			Step: e.Step, Peak: found.peak})
+		change := differences(p, better)
+		told := func(h dryrun.Help) bool { return h.Change == change }
+		if change == "" || slices.ContainsFunc(list, told) {
+			continue
+		}
+		list = append(list, dryrun.Help{Change: change, Step: e.Step, Peak: found.peak})
 	}
-	slices.SortStableFunc(list, func(a, b dryrun.Help) int { return int(1e6 * (a.Step - b.Step)) })
-	return slices.CompactFunc(list, func(a, b dryrun.Help) bool { return a.Change == b.Change }), nil
+	slices.SortStableFunc(list, func(a, b dryrun.Help) int { return cmp.Compare(a.Step, b.Step) })
+	return list, nil
 }
 
 // fixedOf is a plan as what is fixed.
@@ -93,9 +95,21 @@ func fixedOf(p *plan.Plan) Fixed {
 	return f
 }
 
-// differences spells what changes, at most four things, or what they are called together.
-func differences(from, to Fixed, name string) string {
+// differences spells what changes, at most five things; "" is nothing.
+func differences(p, better *plan.Plan) string {
 	var words []string
+	from, to := fixedOf(p), fixedOf(better)
+	if p.TP.Sequence != better.TP.Sequence && better.TP.Size > 1 {
+		words = append(words, map[bool]string{true: "sequence parallel",
+			false: "no sequence parallel"}[better.TP.Sequence])
+	}
+	if p.CP.Size > 1 && better.CP.Size > 1 && (p.CP.Kind != better.CP.Kind ||
+		p.CP.Balance != better.CP.Balance) {
+		words = append(words, "cp "+better.CP.Kind)
+		if better.CP.Balance {
+			words = append(words, "balanced")
+		}
+	}
 	for _, k := range keys {
 		a, b := from[k.name], to[k.name]
 		if a != b && b != "" {
@@ -105,9 +119,6 @@ func differences(from, to Fixed, name string) string {
 	text := strings.Join(words[:min(len(words), 5)], ", ")
 	if len(words) > 5 {
 		text += " …"
-	}
-	if name != "" {
-		text += " (" + name + ")"
 	}
 	return text
 }

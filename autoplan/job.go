@@ -2,13 +2,18 @@ package autoplan
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/schedule"
@@ -227,21 +232,51 @@ func (j Job) filled() (Job, error) {
 // tokens is how many tokens a step has.
 func (j Job) tokens(rows int64) float64 { return float64(rows) * float64(j.Seq) }
 
-// counts are the numbers of devices that a search tries: all; for time also the largest below it
-// that is a power of two times 1, 3 or 9, since a count such as 100,000 leaves few ways to cut; for
-// money halves too.
+// mostIdle is the share of the devices that a search leaves idle at most, where a larger part is
+// not the price of a goal.
+const mostIdle = 0.25
+
+// counts are the numbers of devices that a search tries: all, and fewer where that leaves more ways
+// to cut, since 1,000 has few. A number is worth trying if every larger one has fewer factors of
+// two; and among those that have no prime factor above 7, and no more odd factors than there are
+// layers, so that a pipeline can take them where the rows of a step cannot. The largest power of
+// two times 1, 3 or 9 is tried however much it leaves idle; for money halves of it too.
 func (j Job) counts() []int {
 	if j.Devices > 0 {
 		return []int{j.Devices}
 	}
-	list := []int{j.Cluster.Count}
+	all := j.Cluster.Count
+	list := []int{all}
 	round := 1
 	for _, odd := range []int{1, 3, 9} {
-		for n := odd; n <= j.Cluster.Count; n *= 2 {
+		for n := odd; n <= all; n *= 2 {
 			round = max(round, n)
 		}
 	}
 	list = append(list, round)
+	even := func(n int) int { return bits.TrailingZeros(uint(n)) }
+	smooth := func(n int) bool {
+		odd := n >> even(n)
+		return odd <= int(j.Config.Layers) && sevenSmooth(odd)
+	}
+	most := -1 // factors of two of the smooth numbers so far, which is from below
+	if smooth(all) {
+		most = even(all)
+	}
+	for k := even(all) + 1; 1<<k <= all; k++ {
+		list = append(list, all&^(1<<k-1))
+	}
+	for k := range bits.Len(uint(all)) {
+		for n := all &^ (1<<k - 1); float64(n) >= (1-mostIdle)*float64(all); n -= 1 << k {
+			if even(n) > most && smooth(n) {
+				list, most = append(list, n), even(n)
+				break
+			}
+		}
+	}
+	list = slices.DeleteFunc(list, func(n int) bool {
+		return n != round && float64(n) < (1-mostIdle)*float64(all)
+	})
 	if j.Goal == Money {
 		for n := round / 2; n >= 1; n /= 2 {
 			list = append(list, n)
@@ -249,6 +284,65 @@ func (j Job) counts() []int {
 	}
 	slices.SortFunc(list, func(a, b int) int { return b - a })
 	return slices.Compact(list)
+}
+
+// sevenSmooth reports whether a number has no prime factor above 7.
+func sevenSmooth(n int) bool {
+	for _, p := range []int{2, 3, 5, 7} {
+		for n%p == 0 {
+			n /= p
+		}
+	}
+	return n == 1
+}
+
+// paid is how many devices the bill is for: all of the cluster, in use or idle; only where money is
+// the goal are fewer rented.
+func (j Job) paid(used int) int {
+	if j.Goal == Money {
+		return used
+	}
+	return max(used, j.Cluster.Count)
+}
+
+// Warnings says what a person should know of a plan of the job before taking its figures for
+// granted.
+func (j Job) Warnings(p *plan.Plan, e *estimate.Estimate) []event.Warning {
+	var list []event.Warning
+	warn := func(fix, format string, args ...any) {
+		list = append(list, event.Warning{Text: fmt.Sprintf(format, args...), Fix: fix})
+	}
+	used := int(p.Devices())
+	if idle := j.Cluster.Count - used; idle > 0 {
+		fix := fmt.Sprintf("--cluster %dx%s, or a batch that all can share", used, j.Cluster.Card.Name)
+		bill := "the bill charges them"
+		if j.Goal == Money {
+			fix, bill = fmt.Sprintf("--cluster %dx%s", used, j.Cluster.Card.Name), "the bill is without them"
+		}
+		verb := "are"
+		if idle == 1 {
+			verb = "is"
+		}
+		warn(fix, "%d of %d devices %s left idle; %s", idle, j.Cluster.Count, verb, bill)
+	}
+	cluster, err := j.clusterOf(used)
+	if err != nil {
+		cluster = j.Cluster
+	}
+	if cluster.Note != "" {
+		warn("", "%s", cluster.Note)
+	}
+	for _, text := range p.Straddles(cluster.Domain()) {
+		warn("", "%s", text)
+	}
+	if e.Attention == kernels.Plain && p.CP.Size > 1 {
+		warn("", "attention is plain, not cuDNN's: its scores go through memory")
+	}
+	if c := j.Config.Context; c > 0 && p.Seq > c {
+		warn(fmt.Sprintf("--seq %d", c), "sequences of %d tokens are longer than the model's context "+
+			"of %d", p.Seq, c)
+	}
+	return list
 }
 
 // clusterOf is the job's cluster with another number of devices.

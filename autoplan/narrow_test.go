@@ -54,7 +54,8 @@ func TestPiecesAreWholeBlocks(t *testing.T) {
 		{mesh{1, 1, 1, 1, 8}, 8192, price.MXFP8, true},
 		{mesh{1, 1, 1, 1, 8}, 8200, price.MXFP8, false},
 		{mesh{1, 1, 1, 1, 8}, 8200, price.BF16, true},
-		{mesh{1, 4, 1, 1, 2}, 128, price.MXFP8, false},
+		{mesh{1, 4, 1, 1, 2}, 128, price.MXFP8, true}, // pieces of 32: a ring is not balanced
+		{mesh{1, 8, 1, 1, 1}, 128, price.MXFP8, false},
 		{mesh{1, 4, 1, 1, 2}, 128, price.NVFP4, true},
 		{mesh{896, 1, 1, 1, 1}, 8192, price.NVFP4, true},
 		{mesh{896, 1, 1, 1, 1}, 8192, price.MXFP8, false},

@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
+	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
 )
@@ -20,17 +24,83 @@ type change struct {
 // noFit is the error of a job that no plan serves, with the smallest change that helps.
 func (s *searcher) noFit(ctx context.Context) error {
 	j := s.job
+	s.lean(ctx)
 	e := s.why()
 	for _, c := range j.changes() {
 		if ctx.Err() != nil {
 			break
 		}
 		if found := c.job.try(ctx); found != nil {
-			step := fmt.Sprintf("%.3g s", found.step)
+			step := strconv.FormatFloat(found.step, 'f', max(0, 2-digits(found.step)), 64) + " s"
 			return e.Try("%s  → %s, %s a step", c.fix, event.Size(found.peak), step)
 		}
 	}
 	return e.Try("a smaller model, or shorter rows")
+}
+
+// digits is how many a number has before its point, less one.
+func digits(x float64) int { return int(math.Floor(math.Log10(max(x, 1e-9)))) }
+
+// lean looks for the plan that needs least, which a search for time may have passed by: the fewest
+// rows at a time, and all recomputed and offloaded that may be.
+func (s *searcher) lean(ctx context.Context) {
+	last := len(s.variants) - 1
+	var wait sync.WaitGroup
+	for k, w := range s.workers {
+		wait.Go(func() {
+			for i := k; i < len(s.nodes) && ctx.Err() == nil; i += len(s.workers) {
+				n := s.nodes[i]
+				if _, fixed := s.job.Fixed["micro"]; n.micro > 1 && !fixed {
+					continue
+				}
+				for _, c := range s.job.cuts(n.mesh) {
+					for _, o := range s.job.orders(n) {
+						e, _, err := w.within(n, family{c, o}, s.variants[last], estimate.Limits{Peak: 1})
+						if err == nil {
+							w.nearest = min(w.nearest, e.Peak)
+						}
+					}
+				}
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// misfit says which size that is fixed no plan can have, "" if it is not one size alone.
+func (s *searcher) misfit() string {
+	j := &s.job
+	c, all := j.Config, int64(s.counts[0])
+	product := int64(1)
+	for _, axis := range []string{"tp", "cp", "ep", "pp", "dp", "fsdp"} {
+		n, fixed := j.Fixed.size(axis)
+		if !fixed {
+			continue
+		}
+		product *= n
+		switch {
+		case axis == "tp" && !j.cutsHeads(n):
+			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be dealt to tp %d", c.Heads,
+				c.KVHeads, c.MLP, n)
+		case axis == "tp" && n > int64(max(j.Cluster.Card.NVLinkDomain, 1)):
+			return fmt.Sprintf("tp %d is more than the %d devices of an NVLink domain", n,
+				max(j.Cluster.Card.NVLinkDomain, 1))
+		case axis == "cp" && j.Seq%j.pieces(n) != 0:
+			return fmt.Sprintf("sequences of %d tokens cannot be cut in %d", j.Seq, j.pieces(n))
+		case axis == "cp" && n > max(1, j.Seq/leastPiece):
+			return fmt.Sprintf("cp %d leaves pieces of fewer than %d tokens", n, leastPiece)
+		case axis == "ep" && n > 1 && (c.MoE == nil || c.MoE.Experts%n != 0):
+			return fmt.Sprintf("there are no experts to deal to ep %d evenly", n)
+		case axis == "pp" && n > c.Layers:
+			return fmt.Sprintf("%d layers cannot be cut into %d stages", c.Layers, n)
+		case all%n != 0:
+			return fmt.Sprintf("%s %d does not divide %d devices", axis, n, all)
+		}
+	}
+	if all%product != 0 {
+		return fmt.Sprintf("%s makes %d devices, which does not divide %d", j.Fixed, product, all)
+	}
+	return ""
 }
 
 // why says what kept every plan from being one.
@@ -46,8 +116,10 @@ func (s *searcher) why() *diag.Error {
 	what := diag.New(diag.PlanNoFit, "no plan fits %s", j.Cluster)
 	switch {
 	case nearest < 1<<62:
-		return what.Because("the leanest plan that was priced needs %s on a device; "+
-			"of a %s %s can be used", event.Size(nearest), j.Cluster.Card.Title, event.Size(j.Capacity))
+		return what.Because("the leanest plan needs %s on a device; of a %s %s can be used",
+			event.Size(nearest), j.Cluster.Card.Title, event.Size(j.Capacity))
+	case len(s.nodes) == 0 && s.misfit() != "":
+		return what.Because("%s", s.misfit())
 	case len(s.nodes) == 0 && j.Batch > 0:
 		return what.Because("%d rows cannot be dealt to %d devices with these sizes", j.Batch,
 			s.counts[0])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -17,7 +18,9 @@ import (
 type Result struct {
 	Choices []Choice `json:"plans"`
 	Space   int64    `json:"space"`  // plans that there are
-	Priced  int64    `json:"priced"` // those that had to be priced
+	Priced  int64    `json:"priced"` // those that had to be priced, not counting any twice
+	// Warnings are what to know of the first plan.
+	Warnings []event.Warning `json:"warnings,omitempty"`
 }
 
 // Search finds the plans that serve a job's goal best. An error of code PlanNoFit tells the
@@ -26,6 +29,9 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	j, err := job.filled()
 	if err != nil {
 		return nil, err
+	}
+	if job.MaxBatch > 0 && j.Batch == 0 && j.Goal != Memory {
+		j.MaxBatch = j.enough(ctx)
 	}
 	s, err := newSearcher(j)
 	if err != nil {
@@ -49,7 +55,29 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	explain(calm, j)
 	settled(calm, choices[0], s.calm)
 	choices = calm
-	return &Result{Choices: choices, Space: s.space, Priced: s.priced()}, nil
+	best := &choices[0]
+	return &Result{Choices: choices, Space: s.space, Priced: s.most,
+		Warnings: j.Warnings(best.Plan, &best.Estimate)}, nil
+}
+
+// enough is the smallest of the largest batch, its half, its quarter and so on, whose best plan has
+// no more than a hundredth less of the goal than that of the largest: beyond a size a larger batch
+// buys no rate, and costs quality.
+func (j Job) enough(ctx context.Context) int64 {
+	best, rows := 0.0, j.MaxBatch
+	for most := j.MaxBatch; most >= 1 && j.MaxBatch/most <= 16; most /= 2 {
+		c := j
+		c.MaxBatch = most
+		found := c.try(ctx)
+		if found == nil || best > 0 && found.metric > best*halved {
+			break
+		}
+		if best == 0 {
+			best = found.metric
+		}
+		rows = most
+	}
+	return rows
 }
 
 // A pricer is the estimator, or in tests what stands for it.
@@ -65,6 +93,7 @@ type searcher struct {
 	workers  []*worker
 	nodes    []node
 	space    int64
+	most     int64 // plans that were priced in a walk over the nodes
 	// limit is the time for a token beyond which plans are of no use, where the goal is another.
 	limit float64
 	calm  bool // only plans with little bubble are of use
@@ -170,6 +199,12 @@ func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 	if s.nodes == nil {
 		s.expand()
 	}
+	defer func() {
+		s.most = max(s.most, s.priced())
+		for _, w := range s.workers {
+			w.priced = 0
+		}
+	}()
 	return s.explore(ctx)
 }
 
@@ -213,9 +248,19 @@ func (s *searcher) expand() {
 func (s *searcher) perToken(n node, step float64) float64 {
 	x := step / s.job.tokens(n.rows)
 	if s.job.Goal == Money {
-		x *= float64(s.counts[n.count])
+		x *= s.money(n)
 	}
 	return x
+}
+
+// halved is what a plan must save that takes half the devices, and twice the time: a step is not
+// known to a hundredth, and time is money too.
+const halved = 1.01
+
+// money is what a second of a node's devices counts.
+func (s *searcher) money(n node) float64 {
+	used, all := float64(s.counts[n.count]), float64(s.job.Cluster.Count)
+	return used * math.Pow(halved, math.Log2(all/used))
 }
 
 // work is the seconds that one microbatch keeps the devices of a whole pipeline busy that has one
@@ -244,7 +289,6 @@ func (w *worker) within(n node, f family, v variant, most estimate.Limits) (e es
 	whole bool, err error) {
 	p := w.plans[n.count]
 	w.searcher.job.fill(p, n, f, v)
-	w.priced++
 	e, whole, err = w.pricers[n.count][n.precision].Within(p, most)
 	if err != nil && w.reason == nil {
 		w.reason = err
@@ -413,7 +457,7 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 		limit = s.limit
 	}
 	if s.job.Goal == Money {
-		limit /= float64(s.counts[n.count])
+		limit /= s.money(n)
 	}
 	if step := limit * s.job.tokens(n.rows); !math.IsInf(step, 1) {
 		most.Step = step
@@ -425,6 +469,7 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 // candidate prices a plan, as far as it can be of use.
 func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, bool) {
 	s := w.searcher
+	w.priced++
 	e, whole, err := w.within(n, f, s.variants[v], s.limits(n, limit))
 	if err != nil {
 		return candidate{}, false

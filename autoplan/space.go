@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
@@ -93,11 +94,7 @@ func (j *Job) meshes(n int64) []mesh {
 			continue
 		}
 		for _, cp := range divisors(n/tp, max(1, j.Seq/leastPiece)) {
-			pieces := cp * tp
-			if cp > 1 {
-				pieces *= 2
-			}
-			if !j.Fixed.allows("cp", cp) || j.Seq%pieces != 0 {
+			if !j.Fixed.allows("cp", cp) || j.Seq%(j.pieces(cp)*tp) != 0 {
 				continue
 			}
 			for _, ep := range j.expertSizes(n / tp / cp) {
@@ -164,11 +161,37 @@ func (j *Job) divides(m mesh, prec price.Precision) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	pieces := m.cp
-	if m.cp > 1 { // fill balances them
-		pieces *= 2
+	return j.Seq/j.pieces(m.cp)%n == 0 && j.Config.MLP/m.tp%n == 0
+}
+
+// context is how a plan cuts sequences. Our own programs hand keys round in the order of the
+// sequence where cuDNN then attends to each piece: that is nearly twice the work under a causal
+// mask, but where devices have pieces from the front and the back, or all keys at once, attention
+// writes its scores, which costs more ([kernels.Set.Attention]).
+func (j *Job) context(cp int64) plan.CP {
+	c := plan.CP{Size: cp, Kind: "gather", Balance: cp > 1}
+	if j.can().ring {
+		c.Kind = "ring"
 	}
-	return j.Seq/pieces%n == 0 && j.Config.MLP/m.tp%n == 0
+	if j.Profile.Name == price.Own && cp > 1 {
+		elem, ring := dtype.BF16, plan.CP{Size: cp, Kind: "ring"}
+		if slices.Equal(j.Precisions, []price.Precision{price.F32}) {
+			elem = dtype.F32
+		}
+		a := kernels.Planned(j.Config, slices.Contains(j.Config.Windowed, true), elem, ring)
+		if kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a); kernel == kernels.CuDNN {
+			return ring
+		}
+	}
+	return c
+}
+
+// pieces is how many a sequence is cut into.
+func (j *Job) pieces(cp int64) int64 {
+	if j.context(cp).Balance {
+		return 2 * cp
+	}
+	return cp
 }
 
 // rowRanks is how many devices get rows of their own. Those of ep do: outside the experts they are
@@ -325,10 +348,7 @@ func (j *Job) fill(p *plan.Plan, n node, f family, v variant) {
 	p.DP, p.EP = f.dp, n.ep
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
 	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
-	p.CP = plan.CP{Size: n.cp, Kind: "gather", Balance: n.cp > 1}
-	if j.can().ring {
-		p.CP.Kind = "ring"
-	}
+	p.CP = j.context(n.cp)
 	p.PP = plan.PP{Size: n.pp, Virtual: f.virtual, Schedule: f.name}
 	p.Recompute, p.Offload = v.tags, v.offload
 }

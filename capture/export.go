@@ -9,7 +9,6 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -24,18 +23,13 @@ type ExportOptions struct {
 	// Files is the folder that the tokenizer and generation_config.json are copied from; "" where
 	// there is none.
 	Files string
+	// Config is the config.json that the model came with; nil where there is none. What it says is
+	// kept where it says the same model.
+	Config []byte
 }
 
 // A Reader fills dst with a parameter. [Model.Read] is one, and so is what reads a checkpoint.
 type Reader func(p *model.Param, dst []float32) error
-
-// companions are the files beside weights and configuration that belong to a model.
-var companions = []string{"generation_config.json", "tokenizer.json", "tokenizer.model",
-	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-	"merges.txt", "chat_template.jinja"}
-
-// maxCompanion bounds a file that is copied; the largest tokenizer.json have some 35 MB.
-const maxCompanion = 256 << 20
 
 // Export writes a model as a folder that transformers loads. The folder must be new or empty; its
 // config.json comes last, so that a folder that has one is whole. Parameters are asked for one at a
@@ -51,7 +45,7 @@ func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safete
 		return nil, diag.New(diag.WeightType, "weights are not written as %s", o.Type).
 			Try("f32, bf16 or f16")
 	}
-	config, err := c.Write()
+	config, err := configOf(c, o.Config, o.Type)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +58,7 @@ func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safete
 		return nil, err
 	}
 	if o.Files != "" {
-		if err := accompany(dir, o.Files); err != nil {
+		if err := Accompany(dir, o.Files); err != nil {
 			return nil, err
 		}
 	}
@@ -87,29 +81,6 @@ func vacate(dir string) error {
 	if len(entries) > 0 {
 		return diag.New(diag.BadUsage, "the folder holds %s already", entries[0].Name()).
 			At("%s", dir).Try("name a new folder")
-	}
-	return nil
-}
-
-// accompany copies the files that belong to a model.
-func accompany(dir, from string) error {
-	f, err := folder.Open(from)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for _, name := range companions {
-		if !f.Has(name) {
-			continue
-		}
-		text, err := f.Read(name, maxCompanion)
-		if err != nil {
-			return err
-		}
-		path := filepath.Join(dir, name)
-		if err := atomicfile.Write(path, text, 0o644); err != nil {
-			return diag.New(diag.FileError, "cannot write %s", path).Wrap(err)
-		}
 	}
 	return nil
 }
@@ -160,7 +131,7 @@ func write(w io.Writer, t dtype.DType, params []model.Param, read Reader) error 
 		bytes := buf[:t.Bytes(int64(len(some)))]
 		if over := t.Encode(bytes, some); over >= 0 {
 			return diag.New(diag.WeightType, "element %d of %s is %v, more than %s can hold",
-				at+over, params[0].Source, some[over], t).Try("write f32")
+				at+over, params[0].Source, some[over], t).Try("write it as f32 or bf16: --dtype")
 		}
 		if _, err := w.Write(bytes); err != nil {
 			return err

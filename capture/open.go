@@ -42,12 +42,13 @@ type Model struct {
 	// any, the model has no weights.
 	Missing []string
 
+	source   []byte // config.json as it came
 	weights  *safetensors.Set
-	tensors  []string // their names, sorted, from the files or from the index
-	size     int64    // bytes of all tensors, as the index says
-	spelling spelling // of names in the files
-	pickles  string   // a file of weights that is not read, of a folder that has no other
-	fetch    string   // what to do to get what is missing; "" where nothing is known
+	tensors  []string    // their names, sorted, from the files or from the index
+	size     int64       // bytes of all tensors, as the index says
+	spelling spelling    // of names in the files
+	lack     *diag.Error // see Lack
+	fetch    string      // what to do to get what is missing; "" where nothing is known
 }
 
 // Open finds a model by its source, as the package comment lists them.
@@ -169,10 +170,10 @@ func nearest(typed string) string {
 }
 
 // readConfig reads a config.json.
-func readConfig(f *folder.Folder, name string) (*model.Config, error) {
+func readConfig(f *folder.Folder, name string) (*model.Config, []byte, error) {
 	text, err := f.Read(name, maxConfig)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := model.Parse(text)
 	if err != nil {
@@ -180,9 +181,9 @@ func readConfig(f *folder.Folder, name string) (*model.Config, error) {
 		if e.Where != "" {
 			where += ", " + strings.TrimSuffix(e.Where, " of "+configName)
 		}
-		return nil, e.At("%s", where)
+		return nil, nil, e.At("%s", where)
 	}
-	return c, nil
+	return c, text, nil
 }
 
 // openFile reads a configuration alone.
@@ -202,11 +203,28 @@ func openFile(path string) (*Model, error) {
 		return nil, err
 	}
 	defer f.Close()
-	c, err := readConfig(f, file)
+	c, text, err := readConfig(f, file)
 	if err != nil {
 		return nil, err
 	}
-	return &Model{Name: filepath.Base(absolute(dir)), Config: c}, nil
+	m := &Model{Name: filepath.Base(absolute(dir)), Config: c, source: text}
+	if file == configName {
+		m.lack = alone(dir)
+	}
+	return m, nil
+}
+
+// alone is the error for a config.json that is named alone though weights stand beside it, whole or
+// not; nil where there are none.
+func alone(dir string) *diag.Error {
+	set, err := safetensors.Open(dir)
+	if err == nil {
+		_ = set.Close()
+	} else if diag.From(err).Code == diag.ModelMissing {
+		return nil
+	}
+	return diag.New(diag.WeightsIncomplete, "weights stand beside %s, which is named alone",
+		configName).At("%s", dir).Try("name the folder to begin with its weights: %s", dir)
 }
 
 // openFolder reads the configuration of a folder and the headers of its weights. fetch is the
@@ -218,7 +236,7 @@ func openFolder(dir, name, fetch string) (*Model, error) {
 	}
 	defer f.Close()
 	m := &Model{Name: name, Folder: dir, fetch: fetch}
-	if m.Config, err = readConfig(f, configName); errors.Is(err, fs.ErrNotExist) {
+	if m.Config, m.source, err = readConfig(f, configName); errors.Is(err, fs.ErrNotExist) {
 		return nil, m.noConfig(f)
 	}
 	if err != nil {

@@ -120,7 +120,13 @@ func TestOpenFolder(t *testing.T) {
 	if alone.HasWeights() || alone.Folder != "" || alone.Name != "tiny" {
 		t.Errorf("%+v", alone)
 	}
-	wantError(t, alone.Check(), diag.ModelMissing, "random weights")
+	wantError(t, alone.Check(), diag.WeightsIncomplete, "named alone", filepath.Join(dir, "tiny"))
+	copyFile(t, filepath.Join(dir, "zbare", "config.json"), filepath.Join(from, "config.json"))
+	bare := mustOpen(t, filepath.Join(dir, "zbare", "config.json"), Options{})
+	wantError(t, bare.Check(), diag.ModelMissing, "random weights")
+	if bare.Lack() != nil || m.Lack() != nil {
+		t.Error(bare.Lack(), m.Lack())
+	}
 
 	refused(t, filepath.Join(dir, "tiny", "model.safetensors"), Options{}, diag.BadInput, "give the folder")
 	refused(t, filepath.Join(dir, "tiny", "missing.json"), Options{}, diag.ModelUnknown, "there is no file")

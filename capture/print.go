@@ -128,6 +128,16 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 	if len(f.Leftover) > 0 {
 		line("left over", some(f.Leftover))
 	}
+	var bad []string
+	for _, d := range f.NotFinite {
+		bad = append(bad, fmt.Sprintf("%s of %s", plural(d.Elements, "number"), d.Tensor))
+	}
+	switch {
+	case len(bad) > 0:
+		line("not finite", some(bad))
+	case !f.Scanned && len(f.Missing) == 0:
+		line("numbers", "not looked at; --scan finds those that are not finite")
+	}
 }
 
 // short writes a number of parameters with the usual letters.

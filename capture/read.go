@@ -1,7 +1,12 @@
 package capture
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,10 +39,88 @@ func (m *Model) read(p *model.Param, dst []float32, size int64) error {
 	if err != nil {
 		return err
 	}
-	return spread(len(blocks), func() func(int) error {
+	err = spread(len(blocks), func() func(int) error {
 		w := &worker{p: p, dst: dst}
 		return func(i int) error { return w.read(blocks[i]) }
 	})
+	if errors.Is(err, errNotFinite) { // tell of all of them, whichever block was first
+		if bad, scanErr := m.NotFinite(context.Background()); scanErr == nil && len(bad) > 0 {
+			return m.notFinite(bad)
+		}
+	}
+	return err
+}
+
+// errNotFinite is what a block says that holds a number that is not finite.
+var errNotFinite = diag.New(diag.WeightNotFinite, "a weight is not finite")
+
+// A Damaged is a tensor with numbers that are not finite.
+type Damaged struct {
+	Tensor   string `json:"tensor"`
+	Elements int64  `json:"elements"` // that are not finite
+}
+
+// String tells it in words: x.weight holds 2 numbers that are.
+func (d Damaged) String() string {
+	are := "are"
+	if d.Elements == 1 {
+		are = "is"
+	}
+	return fmt.Sprintf("%s holds %s that %s", d.Tensor, plural(d.Elements, "number"), are)
+}
+
+// NotFinite reads every tensor that the parameters are made of, at the speed of the disk or of
+// memory, and lists those that hold numbers that are not finite, by name.
+func (m *Model) NotFinite(ctx context.Context) ([]Damaged, error) {
+	if m.weights == nil {
+		return nil, m.absent()
+	}
+	counts := map[string]*atomic.Int64{}
+	var list []block
+	for _, p := range m.Config.Params() {
+		blocks, err := m.blocks(&p, blockElements)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range blocks {
+			counts[b.tensor.Name()] = &atomic.Int64{}
+		}
+		list = append(list, blocks...)
+	}
+	err := spread(len(list), func() func(int) error {
+		var w worker
+		return func(i int) error {
+			if err := ctx.Err(); err != nil {
+				return diag.New(diag.Canceled, "stopped while the weights were read").Wrap(err)
+			}
+			if err := w.load(list[i]); err != nil {
+				return err
+			}
+			counts[list[i].tensor.Name()].Add(list[i].tensor.Shape().Type.NotFinite(w.bytes))
+			return nil
+		}
+	})
+	var bad []Damaged
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if n := counts[name].Load(); n > 0 {
+			bad = append(bad, Damaged{name, n})
+		}
+	}
+	return bad, err
+}
+
+// notFinite is the error for tensors that hold such numbers.
+func (m *Model) notFinite(bad []Damaged) error {
+	e := diag.New(diag.WeightNotFinite, "%s not finite", bad[0]).At("%s", m.Folder)
+	if len(bad) > 1 {
+		total := int64(0)
+		for _, d := range bad {
+			total += d.Elements
+		}
+		e = e.Because("%s of %s tensors are not finite", plural(total, "number"),
+			digits(int64(len(bad))))
+	}
+	return e.Try("take another copy of the weights, or an earlier checkpoint")
 }
 
 // spread runs jobs 0 to n-1 on all processors; start makes what one worker keeps between jobs.
@@ -131,13 +214,11 @@ type worker struct {
 func (w *worker) read(b block) error {
 	shape := b.tensor.Shape()
 	n := b.rows * b.cols
-	w.bytes = grow(w.bytes, shape.Type.Bytes(n))
-	start, size := []int64{b.row}, []int64{b.rows}
-	if b.wide {
-		start, size = append(start, b.col), append(size, b.cols)
-	}
-	if err := b.tensor.ReadSlice(w.bytes, start, size); err != nil {
+	if err := w.load(b); err != nil {
 		return err
+	}
+	if shape.Type.NotFinite(w.bytes) > 0 {
+		return errNotFinite.At("%s", b.tensor.Name())
 	}
 	width := int64(1)
 	if b.wide {
@@ -177,6 +258,16 @@ func (w *worker) read(b block) error {
 		copy(w.dst[at:at+b.rows], w.turn[col*b.rows:])
 	}
 	return nil
+}
+
+// load reads the bytes of a block.
+func (w *worker) load(b block) error {
+	w.bytes = grow(w.bytes, b.tensor.Shape().Type.Bytes(b.rows*b.cols))
+	start, size := []int64{b.row}, []int64{b.rows}
+	if b.wide {
+		start, size = append(start, b.col), append(size, b.cols)
+	}
+	return b.tensor.ReadSlice(w.bytes, start, size)
 }
 
 // grow gives a buffer of n elements, the old one where it is large enough.

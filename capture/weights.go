@@ -3,6 +3,7 @@ package capture
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,42 +22,38 @@ const (
 	maxIndex = 100_000_000
 )
 
-// openWeights opens the files of weights, or takes their names from the index where files are
-// missing. A folder without weights is a model all the same.
-func (m *Model) openWeights(f *folder.Folder) error {
-	names, err := f.Names()
-	if err != nil {
-		return err
-	}
-	if slices.Contains(names, indexName) && !slices.Contains(names, weightsName) {
-		if err := m.readIndex(f, names); err != nil || len(m.Missing) > 0 {
-			return err
-		}
-	}
-	some := false
-	for _, name := range names {
-		switch filepath.Ext(name) {
-		case ".safetensors":
-			some = true
-		case ".bin", ".pt", ".pth":
-			if m.pickles == "" {
-				m.pickles = name
-			}
-		}
-	}
-	if !some {
+// openWeights opens the files of weights. A folder without weights is a model all the same; where
+// some are missing their names are taken from the index, and [Model.Lack] says what is wrong.
+func (m *Model) openWeights(f *folder.Folder) (err error) {
+	if m.weights, err = safetensors.Open(m.Folder); err == nil {
+		m.tensors = m.weights.Names()
+		m.spelling = spellingOf(m.Config, m.tensors)
 		return nil
 	}
-	if m.weights, err = safetensors.Open(m.Folder); err != nil {
+	lack := diag.From(err)
+	m.weights = nil
+	switch lack.Code {
+	case diag.WeightsIncomplete:
+	case diag.ModelMissing: // nothing here looks like weights
+		if m.fetch != "" { // but in a repository of the Hub there are some
+			m.lack = diag.New(diag.ModelMissing, "the weights of %s are not in the Hugging Face cache",
+				m.Name).At("%s", m.Folder).Try("%s", m.fetch)
+		}
+		return nil
+	default:
 		return err
 	}
-	m.tensors = m.weights.Names()
-	m.spelling = spellingOf(m.Config, m.tensors)
-	return nil
+	if m.lack = lack; m.fetch != "" {
+		m.lack = lack.Try("%s", m.fetch)
+	}
+	if names, err := f.Names(); err != nil || !slices.Contains(names, indexName) {
+		return err
+	}
+	return m.readIndex(f)
 }
 
 // readIndex takes the names of tensors from the index, and lists the files that are not here.
-func (m *Model) readIndex(f *folder.Folder, present []string) error {
+func (m *Model) readIndex(f *folder.Folder) error {
 	// Package safetensors reads the index strictly; after that, this sees what it saw.
 	names, err := safetensors.Names(filepath.Join(m.Folder, indexName))
 	if err != nil {
@@ -81,7 +78,7 @@ func (m *Model) readIndex(f *folder.Folder, present []string) error {
 		m.size = max(0, int64(metadata.Size))
 	}
 	for _, file := range index.Files {
-		if !slices.Contains(present, file) {
+		if !f.Has(file) {
 			m.Missing = append(m.Missing, file)
 		}
 	}
@@ -207,27 +204,32 @@ func (m *Model) where(file string) string { return filepath.Join(m.Folder, file)
 
 // absent is the error where weights are wanted and there are none.
 func (m *Model) absent() error {
+	if m.lack != nil {
+		return m.lack
+	}
 	e := diag.New(diag.ModelMissing, "%s has no weights here", m.Name)
 	if m.Folder != "" {
 		e = e.At("%s", m.Folder)
 	}
 	switch {
-	case len(m.Missing) > 0:
-		e = diag.New(diag.ModelMissing, "%d files of weights are missing: %s", len(m.Missing),
-			some(m.Missing)).At("%s", m.Folder)
-	case m.pickles != "":
-		return e.Because("%s is a pickle, which can run code and is not read", m.pickles).
-			Try("save the model as safetensors")
-	}
-	switch {
 	case strings.HasPrefix(m.fetch, "hf:"):
 		return e.Because("a preset is a configuration alone").Try("%s has weights", m.fetch)
-	case m.fetch != "":
-		return e.Try("%s", m.fetch)
 	case m.Folder == "":
 		return e.Because("a configuration alone begins from random weights")
 	}
 	return e.Try("fetch the files named *.safetensors")
+}
+
+// Lack says why weights that are meant cannot be read: shards that are missing, a download that has
+// not ended, a form that is not read, a repository whose weights were not fetched, or a
+// configuration that is named alone beside weights. It is nil for a model that has its weights, and
+// for one that has none, as a preset. Whoever would begin such a model from random weights must be
+// asked to by name.
+func (m *Model) Lack() error {
+	if m.lack == nil {
+		return nil
+	}
+	return m.lack
 }
 
 // some prints the first names of a list.
@@ -254,6 +256,10 @@ type Contents struct {
 	Unused []string `json:"unused,omitempty"`
 	// Leftover lists all others.
 	Leftover []string `json:"leftover,omitempty"`
+	// Scanned says that the numbers were looked at, and NotFinite which tensors hold some that are
+	// infinite or no number. [Model.NotFinite] looks; opening a model does not.
+	Scanned   bool      `json:"scanned"`
+	NotFinite []Damaged `json:"not_finite,omitempty"`
 }
 
 // Contents lists what the model's files hold; nil where there are none.
@@ -278,6 +284,20 @@ func (m *Model) Contents() *Contents {
 		}
 	}
 	return c
+}
+
+// DType is the element type of the tensors: bf16, or 24 bf16, 2 f32 where there are several, the
+// most frequent first; "" where only an index is here.
+func (c *Contents) DType() string {
+	types := slices.Sorted(maps.Keys(c.Types))
+	if len(types) == 1 {
+		return types[0]
+	}
+	slices.SortStableFunc(types, func(a, b string) int { return c.Types[b] - c.Types[a] })
+	for i, t := range types {
+		types[i] = fmt.Sprintf("%s %s", digits(int64(c.Types[t])), t)
+	}
+	return strings.Join(types, ", ")
 }
 
 // sorted are the tensors that no parameter is made of.

@@ -284,7 +284,8 @@ func TestNamesOnly(t *testing.T) {
 		t.Errorf("%+v %+v", m.Missing, c)
 	}
 	p := m.Config.Params()[0]
-	wantError(t, m.Read(&p, make([]float32, p.Size())), diag.ModelMissing, m.Missing[0])
+	wantError(t, m.Read(&p, make([]float32, p.Size())), diag.WeightsIncomplete,
+		"shards are missing", m.Missing[0], "finish the download")
 	if err := os.Remove(files[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -293,12 +294,53 @@ func TestNamesOnly(t *testing.T) {
 	}
 }
 
-func TestPicklesAreNotRead(t *testing.T) {
-	dir := t.TempDir()
-	copyFile(t, filepath.Join(dir, "config.json"), filepath.Join(fixtures, "llama3", "config.json"))
-	copyFile(t, filepath.Join(dir, "pytorch_model.bin"), filepath.Join(fixtures, "llama3", "config.json"))
-	m := mustOpen(t, dir, Options{})
-	wantError(t, m.Check(), diag.ModelMissing, "pytorch_model.bin is a pickle")
+// What looks like weights and cannot be read is never taken for a model without weights; what only
+// lies beside a configuration is.
+func TestLack(t *testing.T) {
+	for file, words := range map[string]string{
+		"pytorch_model.bin": "is a pickle", "model.pt": "is a pickle", "consolidated.00.pth": "is a pickle",
+		"pytorch_model.bin.index.json":               "is a pickle",
+		"pytorch_model-00001-of-00002.bin":           "is a pickle",
+		"tiny.Q4_K_M.gguf":                           "for inference",
+		"flax_model.msgpack":                         "not read",
+		"tf_model.h5":                                "not read",
+		"last.ckpt":                                  "not read",
+		"model.safetensors.incomplete":               "has not ended",
+		"model-00001-of-00002.safetensors.part":      "has not ended",
+		".cache/huggingface/download/x.y.incomplete": "has not ended",
+		"model-00002-of-00003.safetensors":           `2 of 3 shards are missing: "model-00001-of-00003.safetensors"`,
+	} {
+		dir := t.TempDir()
+		copyFile(t, filepath.Join(dir, "config.json"), filepath.Join(fixtures, "llama3", "config.json"))
+		copyFile(t, filepath.Join(dir, file), filepath.Join(fixtures, "llama3", "model.safetensors"))
+		m := mustOpen(t, dir, Options{})
+		if m.HasWeights() {
+			t.Errorf("%s is read", file)
+		}
+		wantError(t, m.Lack(), diag.WeightsIncomplete, words)
+		wantError(t, m.Check(), diag.WeightsIncomplete, words)
+	}
+	for _, file := range []string{"training_args.bin", "train.bin", "optimizer.pt", "rng_state_0.pth",
+		"tokenizer.json", "README.md", "model.png"} {
+		dir := t.TempDir()
+		copyFile(t, filepath.Join(dir, "config.json"), filepath.Join(fixtures, "llama3", "config.json"))
+		copyFile(t, filepath.Join(dir, file), filepath.Join(fixtures, "llama3", "config.json"))
+		if m := mustOpen(t, dir, Options{}); m.HasWeights() || m.Lack() != nil {
+			t.Errorf("%s: %v", file, m.Lack())
+		}
+	}
+}
+
+// A repository of the Hub has weights; where they are not in the cache, they are meant.
+func TestLackOfHub(t *testing.T) {
+	cache := t.TempDir()
+	repo := hub(t, cache)
+	o := env(map[string]string{"HF_HUB_CACHE": cache})
+	if err := os.Remove(filepath.Join(repo, "snapshots", "abc123", "model.safetensors")); err != nil {
+		t.Fatal(err)
+	}
+	m := mustOpen(t, "hf:acme/rocket", o)
+	wantError(t, m.Lack(), diag.ModelMissing, "not in the Hugging Face cache", "hf download acme/rocket")
 }
 
 // Files that are cut short are refused when they are opened; those that become shorter later, when
@@ -427,5 +469,37 @@ func TestSummary(t *testing.T) {
 		if err := s.WriteText(&text); err != nil || !strings.HasPrefix(text.String(), preset.Name+" · ") {
 			t.Errorf("%s: %v %q", preset.Name, err, text.String())
 		}
+	}
+}
+
+// Numbers that are not finite are found by whoever reads them, and counted by name.
+func TestNotFinite(t *testing.T) {
+	bad := map[string]int64{"model.norm.weight": 1, "model.layers.1.mlp.up_proj.weight": 3}
+	dir := altered(t, "llama3", func(name string, s dtype.Shape, b []byte) (string, dtype.Shape, []byte) {
+		for i := range bad[name] {
+			copy(b[40*i:], []byte{0, 0, 0x80, 0xff})
+		}
+		return name, s, b
+	})
+	m := mustOpen(t, dir, Options{})
+	list, err := m.NotFinite(t.Context())
+	if err != nil || len(list) != len(bad) {
+		t.Fatal(list, err)
+	}
+	for _, d := range list {
+		if bad[d.Tensor] != d.Elements {
+			t.Errorf("%+v", d)
+		}
+	}
+	failed := 0
+	for _, p := range m.Config.Params() {
+		if err := m.Read(&p, make([]float32, p.Size())); err != nil {
+			wantError(t, err, diag.WeightNotFinite, "up_proj.weight holds 3 numbers that are not finite",
+				"4 numbers of 2 tensors")
+			failed++
+		}
+	}
+	if failed != 2 {
+		t.Errorf("%d parameters are refused", failed)
 	}
 }

@@ -333,6 +333,11 @@ func TestSaveAndLatest(t *testing.T) {
 	}
 	err = Save(t.Context(), dir, 50, Meta{}, state(t, 1, small()...), Options{})
 	wantCode(t, err, diag.CheckpointExists)
+	must(t, Save(t.Context(), dir, 50, meta(), state(t, 50, small()...), Options{})) // the same
+	other := meta()
+	other.Data = map[string]int64{"wiki": 4097}
+	err = Save(t.Context(), dir, 50, other, state(t, 50, small()...), Options{})
+	wantCode(t, err, diag.CheckpointExists)
 }
 
 // The same state gives the same bytes, however many workers wrote it.

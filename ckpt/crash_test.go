@@ -21,6 +21,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
 )
 
 const (
@@ -399,15 +400,49 @@ func TestTwoWriters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = Save(t.Context(), dir, 2, meta(), state(t, 2, small()...), Options{})
+	soon := Options{wait: 30 * time.Millisecond, Events: event.Discard}
+	err = Save(t.Context(), dir, 2, meta(), state(t, 2, small()...), soon)
 	e := wantCode(t, err, diag.CheckpointBusy)
 	if !strings.Contains(e.What, "process "+strconv.Itoa(os.Getpid())) || e.Fix == "" {
 		t.Errorf("%v", e)
 	}
-	_, err = Prune(t.Context(), dir, 1, nil)
+	_, err = pruneFolder(t.Context(), dir, 1, soon)
 	wantCode(t, err, diag.CheckpointBusy)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Prune(ctx, dir, 1, nil)
+	wantCode(t, err, diag.Canceled)
 	d.Abort()
 	d.Abort()
 	save(t, dir, 2, Options{})
 	wantCode(t, d.Commit(t.Context(), Meta{}), diag.BadUsage)
 }
+
+// A writer waits for the one before it, and says for whom: a prune beside a run ends neither.
+func TestWritersWait(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	for name, second := range map[string]func(event.Sink) error{
+		"save": func(s event.Sink) error {
+			return Save(t.Context(), dir, 3, meta(), state(t, 3, small()...), Options{Events: s})
+		},
+		"prune": func(s event.Sink) error { _, err := Prune(t.Context(), dir, 1, s); return err },
+	} {
+		first, err := Begin(t.Context(), dir, 2, Options{})
+		must(t, err)
+		var told event.Warning
+		err = second(listener(func(e event.Event) { // the second is waiting now
+			if w, ok := e.(event.Warning); ok {
+				told = w
+				first.Abort()
+			}
+		}))
+		if err != nil || !strings.Contains(told.Text, "process "+strconv.Itoa(os.Getpid())) {
+			t.Errorf("%s: %v, told %q", name, err, told.Text)
+		}
+	}
+}
+
+type listener func(event.Event)
+
+func (l listener) Emit(e event.Event) { l(e) }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -242,11 +243,142 @@ func TestLinksAreRefused(t *testing.T) {
 	must(t, os.Symlink(outside, part))
 	_, err := Open(filepath.Join(dir, stepName(1)))
 	wantCode(t, err, diag.FileError)
-	must(t, os.Remove(part))
-	must(t, os.Link(outside, part))
-	_, err = Open(filepath.Join(dir, stepName(1)))
-	if e := wantCode(t, err, diag.BadInput); !strings.Contains(e.What, "second name") {
+}
+
+// A backup by hard links (cp -al) takes nothing away from a run, nor the run from the backup.
+func TestHardLinksAreRead(t *testing.T) {
+	dir, backup := t.TempDir(), t.TempDir()
+	want := save(t, dir, 1, Options{})
+	for _, name := range []string{partName, manifestName} {
+		must(t, os.Link(filepath.Join(dir, stepName(1), name), filepath.Join(backup, name)))
+	}
+	c, err := Latest(t.Context(), dir, nil)
+	must(t, err)
+	sameState(t, c, want)
+	must(t, c.Close())
+	save(t, dir, 2, Options{Keep: 1})
+	if _, err := os.Lstat(filepath.Join(dir, stepName(1))); !os.IsNotExist(err) {
+		t.Errorf("step 1 was not pruned: %v", err)
+	}
+	must(t, os.MkdirAll(filepath.Join(dir, "again"), 0o755))
+	must(t, os.Rename(backup, filepath.Join(dir, "again", stepName(1))))
+	c, err = Latest(t.Context(), filepath.Join(dir, "again"), nil)
+	must(t, err)
+	defer c.Close()
+	sameState(t, c, want)
+}
+
+// moved puts a step on another disk, so to speak, and links it back.
+func moved(t *testing.T, dir string, step int64) (to string) {
+	t.Helper()
+	to = filepath.Join(t.TempDir(), "elsewhere")
+	must(t, os.Rename(filepath.Join(dir, stepName(step)), to))
+	must(t, os.Symlink(to, filepath.Join(dir, stepName(step))))
+	return to
+}
+
+// A step that is a link is read as any other. It is never removed, nor what it leads to.
+func TestLinkedStepIsRead(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 10, Options{})
+	want := save(t, dir, 20, Options{})
+	to := moved(t, dir, 20)
+	c, err := Latest(t.Context(), dir, nil)
+	must(t, err)
+	if c.Step != 20 {
+		t.Errorf("resumed from step %d", c.Step)
+	}
+	sameState(t, c, want)
+	must(t, c.Close())
+	if list, err := List(dir); err != nil || len(list) != 2 || list[1].Err != nil {
+		t.Errorf("%+v %v", list, err)
+	}
+	err = Save(t.Context(), dir, 20, meta(), state(t, 1, small()...), Options{})
+	wantCode(t, err, diag.CheckpointExists)
+	save(t, dir, 30, Options{Keep: 1})
+	var rec event.Recorder
+	removed, err := Prune(t.Context(), dir, 1, &rec)
+	if err != nil || len(removed) != 0 {
+		t.Errorf("%+v %v", removed, err)
+	}
+	if len(rec.Events()) != 1 || !strings.Contains(rec.Events()[0].Line(), "step 20 stays: it is a link") {
+		t.Errorf("%v", rec.Events())
+	}
+	if list, err := List(dir); err != nil || len(list) != 2 || list[0].Step != 20 {
+		t.Errorf("%+v %v", list, err)
+	}
+	if _, err := Open(to); err != nil {
+		t.Error(err)
+	}
+}
+
+// A damaged step that is a link makes room for a new one; what it leads to stays to be looked at.
+func TestDamagedLinkIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 10, Options{})
+	save(t, dir, 20, Options{})
+	to := moved(t, dir, 20)
+	must(t, os.Truncate(filepath.Join(to, partName), 3))
+	want := save(t, dir, 20, Options{})
+	c, err := Latest(t.Context(), dir, nil)
+	must(t, err)
+	defer c.Close()
+	sameState(t, c, want)
+	if info, err := os.Stat(filepath.Join(to, partName)); err != nil || info.Size() != 3 {
+		t.Errorf("%v %v", info, err)
+	}
+}
+
+// What has the name of a step and is none stops everybody who would begin anew, by name.
+func TestStepThatIsNoFolder(t *testing.T) {
+	for name, c := range map[string]struct {
+		lay  func(path string) error
+		says string
+	}{
+		"file":      {func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) }, "is not a folder"},
+		"dead link": {func(path string) error { return os.Symlink("/nowhere/step", path) }, "a link to /nowhere/step"},
+		"to a file": {func(path string) error { return os.Symlink("/dev/null", path) }, "a link to /dev/null"},
+		"loop":      {func(path string) error { return os.Symlink(filepath.Base(path), path) }, "is a link to step-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			save(t, dir, 10, Options{})
+			path := filepath.Join(dir, stepName(20))
+			must(t, c.lay(path))
+			_, err := Latest(t.Context(), dir, nil)
+			if e := wantCode(t, err, diag.CheckpointLink); !strings.Contains(e.What, c.says) ||
+				e.Where != path || e.Fix == "" {
+				t.Error(e)
+			}
+			err = Save(t.Context(), dir, 20, meta(), state(t, 1, small()...), Options{})
+			wantCode(t, err, diag.CheckpointLink)
+			if list, err := List(dir); err != nil || len(list) != 2 || list[1].Err == nil {
+				t.Errorf("%+v %v", list, err)
+			}
+			save(t, dir, 30, Options{Keep: 1})
+			if _, err := os.Lstat(path); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The lock is never taken, nor written, through a link.
+func TestLockThatIsALink(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 1, Options{})
+	mine := filepath.Join(t.TempDir(), "authorized_keys")
+	must(t, os.WriteFile(mine, []byte("ssh-ed25519 AAAA"), 0o600))
+	must(t, os.Remove(filepath.Join(dir, lockName)))
+	must(t, os.Symlink(mine, filepath.Join(dir, lockName)))
+	_, err := Prune(t.Context(), dir, 1, nil)
+	wantCode(t, err, diag.NotPlain)
+	err = Save(t.Context(), dir, 2, meta(), state(t, 2, small()...), Options{})
+	if e := wantCode(t, err, diag.NotPlain); e.Where == "" || e.Fix == "" {
 		t.Error(e)
+	}
+	if text, err := os.ReadFile(mine); err != nil || string(text) != "ssh-ed25519 AAAA" {
+		t.Errorf("%q %v", text, err)
 	}
 }
 

@@ -3,15 +3,15 @@ package ckpt
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/flock"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,49 +86,31 @@ func (d disk) syncDir(path string) error {
 	})
 }
 
-// A lock is held by the one process that may change a folder of checkpoints. It is an flock, so
-// the kernel drops it when the process dies, however it dies. The file stays: removing it would
-// let two processes lock two files of the same name.
-type lock struct{ f *os.File }
+const (
+	// lockName is the file whose lock the one process holds that may change the folder.
+	lockName = ".lock"
+	// lockWait is how long a writer waits for another one. A run must not die because somebody prunes
+	// beside it, nor the other way round.
+	lockWait = time.Minute
+)
 
-const lockName = ".lock"
-
-func acquire(dir string) (*lock, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
+// acquire takes the folder's lock, waiting for whoever has it.
+func acquire(ctx context.Context, dir string, o Options) (*flock.Lock, error) {
+	limit := o.wait
+	if limit == 0 {
+		limit = lockWait
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		defer f.Close()
-		return nil, diag.New(diag.CheckpointBusy, "%s is writing checkpoints into %s", holder(f), dir).
+	l, err := flock.Take(ctx, filepath.Join(dir, lockName), limit, func(held *flock.Held) {
+		o.Events.Emit(event.Warning{Code: string(diag.CheckpointBusy),
+			Text: fmt.Sprintf("%s is writing checkpoints into %s; waiting for it", held, dir)})
+	})
+	if held, ok := errors.AsType[*flock.Held](err); ok {
+		return nil, diag.New(diag.CheckpointBusy, "%s is writing checkpoints into %s", held, dir).
+			Because("waited %v for it", limit).
 			Try("wait for it, stop it, or give this run a folder of its own")
-	case err != nil:
-		f.Close()
-		return nil, &fs.PathError{Op: "lock", Path: dir, Err: err}
 	}
-	// The id is for the message above only; a lock without one holds as well.
-	_ = f.Truncate(0)
-	_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return &lock{f}, nil
+	return l, err
 }
-
-func holder(f *os.File) string {
-	text, err := io.ReadAll(io.NewSectionReader(f, 0, 32))
-	pid, convErr := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || convErr != nil {
-		return "another process"
-	}
-	return "process " + strconv.Itoa(pid)
-}
-
-func (l *lock) release() { l.f.Close() }
 
 // unwritten says why a step cannot be written, and what it would have taken.
 func unwritten(err error, dir string, step, needed int64) error {
@@ -148,7 +130,9 @@ func unwritten(err error, dir string, step, needed int64) error {
 		left := "less"
 		var st unix.Statfs_t
 		if unix.Statfs(dir, &st) == nil {
-			left = event.Size(int64(st.Bavail * uint64(st.Bsize)))
+			// The half-written step is removed before anybody reads this.
+			half := filepath.Join(dir, tempPrefix+stepName(step))
+			left = event.Size(int64(st.Bavail*uint64(st.Bsize)) + allocated(half))
 		}
 		e = diag.New(diag.CheckpointWrite, "step %d needs %s, the disk has %s left", step, size, left).
 			Try("make room, or keep fewer: deepwell ckpt prune %s --keep 1", dir)
@@ -160,4 +144,16 @@ func unwritten(err error, dir string, step, needed int64) error {
 		e = e.Try("give the run a folder that this user may write")
 	}
 	return e.At("%s", dir).Wrap(err)
+}
+
+// allocated is what the files of a folder take of the disk.
+func allocated(dir string) (bytes int64) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		var st unix.Stat_t
+		if unix.Lstat(filepath.Join(dir, e.Name()), &st) == nil {
+			bytes += st.Blocks * 512
+		}
+	}
+	return bytes
 }

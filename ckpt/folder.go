@@ -32,7 +32,8 @@ func parseStep(name string) (int64, bool) {
 	return step, err == nil && step >= 0 && step <= maxStep && stepName(step) == name
 }
 
-// steps lists the steps in a folder, newest first. A folder that is not there has none.
+// steps lists the steps in a folder, newest first, by their names: one that is a link, or no
+// folder, is told of when it is opened. A folder that is not there has none.
 func steps(dir string) ([]int64, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -43,7 +44,7 @@ func steps(dir string) ([]int64, error) {
 	}
 	var list []int64
 	for _, e := range entries {
-		if step, ok := parseStep(e.Name()); ok && e.IsDir() {
+		if step, ok := parseStep(e.Name()); ok {
 			list = append(list, step)
 		}
 	}
@@ -83,10 +84,13 @@ func Latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, er
 	// A step can be pruned between the look at the folder and the opening; then look again.
 	for attempt := 0; ; attempt++ {
 		c, err := latest(ctx, dir, events)
-		if errors.Is(err, errGone) && attempt < 3 {
-			continue
+		if !errors.Is(err, errGone) {
+			return c, err
 		}
-		return c, err
+		if attempt == 3 { // not CheckpointMissing: there are some, and a run must not begin anew
+			return nil, diag.New(diag.FileError, "checkpoints vanish while they are opened").
+				At("%s", dir).Wrap(err)
+		}
 	}
 }
 
@@ -165,7 +169,7 @@ func inform(dir string, step int64) Info {
 // Prune removes the oldest checkpoints and keeps so many that can be opened, and tells which it
 // removed. The newest of those kept is hashed first; if it is damaged the next takes its place,
 // so the newest that is whole always stays. Damaged ones that are newer stay too, to be looked at;
-// older ones go.
+// older ones go. A step that is a link was put elsewhere by somebody: it stays, with a warning.
 func Prune(ctx context.Context, dir string, keep int, events event.Sink) ([]Info, error) {
 	if keep < 1 {
 		return nil, diag.New(diag.BadUsage, "keep %d checkpoints? At least one stays", keep)
@@ -176,27 +180,88 @@ func Prune(ctx context.Context, dir string, keep int, events event.Sink) ([]Info
 	if _, err := os.Stat(dir); err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
-	l, err := acquire(dir)
-	if err != nil {
-		return nil, pruneError(err, dir)
+	return pruneFolder(ctx, dir, keep, Options{Events: events})
+}
+
+// pruneFolder hashes before it takes the lock, which a run may want, and looks with the lock
+// whether there is a newer step now. A run that saves faster than this hashes has to wait at last.
+func pruneFolder(ctx context.Context, dir string, keep int, o Options) ([]Info, error) {
+	known := verdicts{}
+	for attempt := 0; ; attempt++ {
+		list, err := steps(dir)
+		if err != nil {
+			return nil, err
+		}
+		if len(list) > keep {
+			if err := known.hash(ctx, dir, list); err != nil {
+				return nil, err
+			}
+		}
+		l, err := acquire(ctx, dir, o)
+		if err != nil {
+			return nil, pruneError(err, dir)
+		}
+		now, err := steps(dir)
+		newer := err == nil && len(now) > 0 && (len(list) == 0 || now[0] > list[0])
+		if newer && attempt < 3 {
+			l.Release()
+			continue
+		}
+		defer l.Release()
+		if err := clean(o.disk, dir); err != nil {
+			return nil, pruneError(err, dir)
+		}
+		return prune(ctx, dir, keep, known, o)
 	}
-	defer l.release()
-	if err := clean(disk{}, dir); err != nil {
-		return nil, pruneError(err, dir)
+}
+
+// verdicts are those of steps that were hashed just now; nil is of one that is whole.
+type verdicts map[int64]*diag.Error
+
+// hash hashes steps, newest first, until one is whole.
+func (v verdicts) hash(ctx context.Context, dir string, list []int64) error {
+	for _, step := range list {
+		info := inform(dir, step)
+		if info.Err != nil {
+			continue
+		}
+		if err := v.of(ctx, &info); err != nil {
+			return err
+		}
+		if info.Err == nil {
+			return nil
+		}
 	}
-	return prune(ctx, dir, keep, -1, Options{Events: events})
+	return nil
+}
+
+// of hashes one step, unless that was done, and notes its damage. Another error is its own.
+func (v verdicts) of(ctx context.Context, info *Info) error {
+	e, ok := v[info.Step]
+	if !ok {
+		e = verdict(verifyAt(ctx, info.Path))
+		if e != nil && e.Code != diag.CheckpointDamaged {
+			return e
+		}
+		v[info.Step] = e
+	}
+	info.Err = e
+	return nil
 }
 
 func pruneError(err error, dir string) error {
 	if e, ok := errors.AsType[*diag.Error](err); ok {
 		return e
 	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return diag.New(diag.Canceled, "stopped while waiting for %s", dir).Wrap(err)
+	}
 	return diag.New(diag.CheckpointWrite, "cannot remove checkpoints from %s", dir).Wrap(err)
 }
 
-// prune works with the lock held; whole is a step that was hashed just now, or -1. If no checkpoint
-// is whole it removes nothing and gives the oldest one's damage.
-func prune(ctx context.Context, dir string, keep int, whole int64, o Options) (removed []Info,
+// prune works with the lock held. If no checkpoint is whole it removes nothing and gives the oldest
+// one's damage.
+func prune(ctx context.Context, dir string, keep int, known verdicts, o Options) (removed []Info,
 	err error) {
 	list, err := steps(dir)
 	if err != nil || len(list) <= keep {
@@ -208,10 +273,9 @@ func prune(ctx context.Context, dir string, keep int, whole int64, o Options) (r
 		switch {
 		case info.Err != nil && info.Err.Code != diag.CheckpointDamaged:
 			continue // of another version, or not ours to read: left alone
-		case kept == 0 && info.Err == nil && step != whole:
-			info.Err = verdict(verifyAt(ctx, info.Path))
-			if info.Err != nil && info.Err.Code != diag.CheckpointDamaged {
-				return nil, info.Err
+		case kept == 0 && info.Err == nil:
+			if err := known.of(ctx, &info); err != nil {
+				return nil, err
 			}
 		}
 		switch {
@@ -223,6 +287,8 @@ func prune(ctx context.Context, dir string, keep int, whole int64, o Options) (r
 			}
 		case info.Err == nil && kept < keep:
 			kept++
+		case isLink(info.Path):
+			o.linked(step, info.Path)
 		default:
 			if err := discard(o.disk, dir, step); err != nil {
 				return removed, pruneError(err, dir)
@@ -231,6 +297,25 @@ func prune(ctx context.Context, dir string, keep int, whole int64, o Options) (r
 		}
 	}
 	return removed, nil
+}
+
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode()&fs.ModeSymlink != 0
+}
+
+func isFile(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && !info.IsDir()
+}
+
+// linked tells of a step that stays because it is a link. A run that prunes after every save does
+// not tell it every time.
+func (o *Options) linked(step int64, path string) {
+	if o.Keep == 0 {
+		o.Events.Emit(event.Warning{Code: string(diag.CheckpointLink), Text: fmt.Sprintf(
+			"step %d stays: it is a link", step), Fix: "remove " + path + " and what it leads to by hand"})
+	}
 }
 
 // verdict is diag.From with a nil that stays nil in an interface.

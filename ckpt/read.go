@@ -29,8 +29,13 @@ type Checkpoint struct {
 func Open(path string) (_ *Checkpoint, err error) {
 	root, err := os.OpenRoot(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) && !isLink(path):
 		return nil, diag.New(diag.CheckpointMissing, "there is no checkpoint %s", path).Wrap(err)
+	case err != nil && isLink(path):
+		return nil, badLink(path).Wrap(err)
+	case err != nil && isFile(path):
+		return nil, diag.New(diag.CheckpointLink, "%s is not a folder", filepath.Base(path)).
+			At("%s", path).Wrap(err).Try("move it away: a checkpoint is a folder of that name")
 	case err != nil:
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	}
@@ -66,6 +71,18 @@ func Open(path string) (_ *Checkpoint, err error) {
 	return c, nil
 }
 
+// badLink is about a step that is a link, as of a folder that was moved to another disk, and leads
+// to no folder.
+func badLink(path string) *diag.Error {
+	to, err := os.Readlink(path)
+	if err != nil {
+		to = "nowhere"
+	}
+	return diag.New(diag.CheckpointLink, "%s is a link to %s, which is not there or not a folder",
+		filepath.Base(path), to).At("%s", path).
+		Try("mount the disk that has it; or remove the link, and an older step is taken")
+}
+
 func readManifest(root *os.Root) (*Manifest, error) {
 	f, size, err := openPlain(root, manifestName)
 	if err != nil {
@@ -82,8 +99,9 @@ func readManifest(root *os.Root) (*Manifest, error) {
 	return ParseManifest(text)
 }
 
-// openPlain opens a plain file of the folder without waiting on a pipe. One with a second name is
-// refused: os.Root follows no link out of the folder, but it cannot see a hard link.
+// openPlain opens a plain file of the folder without waiting on a pipe. os.Root follows no link out
+// of the folder. A second name, as in a backup by hard links (cp -al), does no harm: files are only
+// read, what is read is hashed, and they are removed by name.
 func openPlain(root *os.Root, name string) (*os.File, int64, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,12 +113,6 @@ func openPlain(root *os.Root, name string) (*os.File, int64, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = damaged("%s is not a plain file", name)
-	}
-	if err == nil {
-		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
-			err = diag.New(diag.BadInput, "%s has a second name, which may be outside the folder", name).
-				Because("it has %d hard links", st.Nlink).Try("copy the file in its place")
-		}
 	}
 	if err != nil {
 		f.Close()

@@ -13,9 +13,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/flock"
 )
 
 // Options say how checkpoints are written.
@@ -28,12 +30,15 @@ type Options struct {
 	Events event.Sink
 
 	disk   disk
-	chunk  int64 // buffer of a worker, in tests
-	needed int64 // bytes of the whole step, where they are known beforehand
+	chunk  int64         // buffer of a worker, in tests
+	wait   time.Duration // for the folder's lock, in tests; 0 is lockWait
+	needed int64         // bytes of the whole step, where they are known beforehand
 }
 
 // Save writes one checkpoint of everything that src holds. When it returns, the step survives a
-// power cut; if it fails, every checkpoint that was whole before is still there.
+// power cut; if it fails, every checkpoint that was whole before is still there. If the step is
+// there already, with the same tensors at the same place in the data, it is saved; with others it
+// is another run's, and Save fails (CheckpointExists).
 func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o Options) error {
 	for _, t := range src.Tensors() {
 		if checkTensor(t) == nil {
@@ -42,6 +47,10 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	}
 	d, err := Begin(ctx, dir, step, o)
 	if err != nil {
+		if diag.From(err).Code == diag.CheckpointExists &&
+			same(ctx, filepath.Join(dir, stepName(step)), meta, src) {
+			return nil
+		}
 		return err
 	}
 	defer d.Abort()
@@ -51,6 +60,20 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	return d.Commit(ctx, meta)
 }
 
+// same tells whether a checkpoint is what would be written in its place.
+func same(ctx context.Context, path string, meta Meta, src Source) bool {
+	c, err := Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }() // it was only read
+	if c.Seed != meta.Seed || !maps.Equal(c.Data, meta.Data) {
+		return false
+	}
+	differ, err := Diff(ctx, c, src)
+	return err == nil && len(differ) == 0
+}
+
 // A Draft is a checkpoint under way: each of any number of writers adds its slices, and one of
 // them commits. It holds the folder's lock until Commit or Abort. Writers are goroutines of one
 // process today; writers on other hosts will need only a way to send what record takes.
@@ -58,7 +81,7 @@ type Draft struct {
 	dir, temp string
 	step      int64
 	opts      Options
-	lock      *lock
+	lock      *flock.Lock
 
 	mu      sync.Mutex
 	files   []File
@@ -78,13 +101,13 @@ func Begin(ctx context.Context, dir string, step int64, o Options) (_ *Draft, er
 	if err := makeFolder(o.disk, dir); err != nil {
 		return nil, fail(err)
 	}
-	l, err := acquire(dir)
+	l, err := acquire(ctx, dir, o)
 	if err != nil {
 		return nil, fail(err)
 	}
 	defer func() {
 		if err != nil {
-			l.release()
+			l.Release()
 		}
 	}()
 	if err := clean(o.disk, dir); err != nil {
@@ -126,8 +149,8 @@ func vacate(ctx context.Context, dir string, step int64, o Options) error {
 	}
 	why := verifyAt(ctx, path)
 	if why == nil {
-		return diag.New(diag.CheckpointExists, "step %d is there already", step).At("%s", path).
-			Try("resume from it, or give this run a folder of its own")
+		return diag.New(diag.CheckpointExists, "step %d of another run is there already", step).
+			At("%s", path).Try("give this run a folder of its own")
 	}
 	if e := diag.From(why); e.Code != diag.CheckpointDamaged {
 		return e
@@ -158,7 +181,7 @@ func (d *Draft) Abort() {
 	}
 	// A folder that cannot be removed now is removed by the next writer.
 	_ = d.opts.disk.removeAll(d.temp)
-	d.lock.release()
+	d.lock.Release()
 	d.lock = nil
 }
 
@@ -265,7 +288,7 @@ func (d *Draft) retire(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		_, err = prune(ctx, d.dir, d.opts.Keep, d.step, d.opts)
+		_, err = prune(ctx, d.dir, d.opts.Keep, verdicts{d.step: nil}, d.opts)
 	}
 	if e := verdict(err); e != nil {
 		d.opts.Events.Emit(event.Warning{Code: string(e.Code),

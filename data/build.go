@@ -1,17 +1,20 @@
 package data
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
@@ -24,13 +27,13 @@ const chunkBytes = 1 << 18
 
 // ticketBytes is what one ticket lets into memory. As long documents take more tickets, the text
 // that is on its way is bounded, whatever its form.
-const ticketBytes = 1 << 24
+const ticketBytes = 1 << 20
 
 // maxTickets are enough for the longest document.
-const maxTickets = 2 + maxDocument/ticketBytes
+func (b *builder) maxTickets() int { return 2 + b.limit/ticketBytes }
 
 // tickets is how many a chunk needs.
-func (c *chunk) tickets() int { return min(1+c.bytes/ticketBytes, maxTickets) }
+func (b *builder) tickets(c *chunk) int { return min(1+c.bytes/ticketBytes, b.maxTickets()) }
 
 // A builder makes token caches.
 type builder struct {
@@ -39,6 +42,8 @@ type builder struct {
 	vocab  [32]byte // what the tokenizer is, see fingerprint
 	dir    string
 	events event.Sink
+	limit  int // bytes of a document
+	now    func() time.Time
 
 	// template is the name that was asked for. It may be one that the tokenizer cannot write;
 	// chatErr is then the reason, which matters where there are chats.
@@ -51,7 +56,11 @@ func newBuilder(o *Options) (*builder, error) {
 	if o.Tokenizer == nil {
 		return nil, diag.New(diag.BadInput, "there is no tokenizer")
 	}
-	b := &builder{tokens: o.Tokenizer, dir: o.Cache, events: o.Events}
+	b := &builder{tokens: o.Tokenizer, dir: o.Cache, events: o.Events,
+		limit: int(cmp.Or(o.Document, DefaultDocument)), now: o.now}
+	if b.now == nil {
+		b.now = time.Now
+	}
 	var ok bool
 	if b.end, ok = o.Tokenizer.EOS(); o.End != "" {
 		if b.end, ok = o.Tokenizer.ID(o.End); !ok {
@@ -127,11 +136,11 @@ func fingerprint(t *tokenizer.Tokenizer) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// key names the cache of a list of files whose sums are known.
+// key names the cache of a list of files whose sums are known. The 1 is the version of what tokens
+// are made of the files, not of the form of the cache: the digest of a run's data rests on it.
 func (b *builder) key(files []*file) cacheKey {
 	h := sha256.New()
-	fmt.Fprintf(h, "deepwell tokens %d\n%x\nend %d template %q\n", cacheVersion, b.vocab, b.end,
-		b.template)
+	fmt.Fprintf(h, "deepwell tokens 1\n%x\nend %d template %q\n", b.vocab, b.end, b.template)
 	for _, f := range files {
 		fmt.Fprintf(h, "%q %s %d %x\n", f.name, f.format, f.size, f.sum)
 	}
@@ -146,7 +155,10 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 		return nil, stats, err
 	}
 	stats.Files = int64(len(files))
-	if err := digest(ctx, "read "+s.Name, files, b.events); err != nil {
+	for _, f := range files {
+		f.limit, f.cut = b.limit, b.tokens.Cut
+	}
+	if err := b.digest(ctx, s, files); err != nil {
 		return nil, stats, stopped(ctx, err)
 	}
 	key := b.key(files)
@@ -184,6 +196,33 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 	return c, stats, nil
 }
 
+// digest fills in the sums of a source's files. It reads those that changed since the last time, so
+// that starting again does not take longer the more data there is.
+func (b *builder) digest(ctx context.Context, s Source, files []*file) error {
+	task := "read " + s.Name
+	root, err := filepath.Abs(s.Path)
+	if b.dir == "" || err != nil {
+		return digest(ctx, task, files, b.events, b.now)
+	}
+	name := sha256.Sum256([]byte(root))
+	path := filepath.Join(b.dir, fmt.Sprintf("%x%s", name[:16], sumsSuffix))
+	known := readSums(path)
+	var unread []*file
+	for _, f := range files {
+		if !f.recall(known) {
+			unread = append(unread, f)
+		}
+	}
+	if len(unread) == 0 {
+		return nil
+	}
+	if err := digest(ctx, task, unread, b.events, b.now); err != nil {
+		return err
+	}
+	writeSums(path, files)
+	return nil
+}
+
 // stopped tells an error of the caller's context from others.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -208,7 +247,7 @@ func (b *builder) build(ctx context.Context, path string, key cacheKey, name str
 			w.text += c.text
 			w.skipped += c.skipped
 			b.events.Emit(event.Progress{Task: "tokenize " + name, Done: c.read, Total: total, Unit: "B"})
-			return c.documents(w.add)
+			return c.documents(w)
 		})
 		if err != nil {
 			return err
@@ -229,24 +268,34 @@ type chunk struct {
 	ready   chan struct{} // closed when what follows is known
 	text    int64
 	tokens  []int32
-	ends    []int  // where documents end in tokens
-	learned []bool // nil if all tokens are
+	ends    []int    // where documents end in tokens
+	hashes  []uint64 // of their contents
+	learned []bool   // nil if all tokens are
 }
 
-// documents hands on the documents of a chunk.
-func (c *chunk) documents(add func([]int32, []bool) error) error {
+// documents writes the documents of a chunk.
+func (c *chunk) documents(w *cacheWriter) error {
 	from := 0
-	for _, end := range c.ends {
-		var learned []bool
-		if c.learned != nil {
-			learned = c.learned[from:end]
+	for i, end := range c.ends {
+		if err := c.add(w, from, end); err != nil {
+			return err
 		}
-		if err := add(c.tokens[from:end], learned); err != nil {
+		if err := w.end(c.hashes[i]); err != nil {
 			return err
 		}
 		from = end
 	}
+	if err := c.add(w, from, len(c.tokens)); err != nil { // of a document that goes on
+		return err
+	}
 	return c.err
+}
+
+func (c *chunk) add(w *cacheWriter, from, to int) error {
+	if c.learned == nil {
+		return w.add(c.tokens[from:to], nil)
+	}
+	return w.add(c.tokens[from:to], c.learned[from:to])
 }
 
 // each reads and tokenizes files, and hands on the chunks in the order of the documents. There are
@@ -255,7 +304,7 @@ func (b *builder) each(ctx context.Context, files []*file, take func(*chunk) err
 	ctx, cancel := context.WithCancel(ctx)
 	workers := runtime.GOMAXPROCS(0)
 	work := make(chan *chunk)
-	tickets := make(chan struct{}, max(2*workers, maxTickets))
+	tickets := make(chan struct{}, max(2*workers, b.maxTickets()))
 	line := make(chan *chunk, cap(tickets)) // chunks in their order, ready or not
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -264,7 +313,7 @@ func (b *builder) each(ctx context.Context, files []*file, take func(*chunk) err
 		defer close(work)
 		defer close(line)
 		readAll(ctx, files, func(c *chunk) error {
-			for range c.tickets() {
+			for range b.tickets(c) {
 				select {
 				case tickets <- struct{}{}:
 				case <-ctx.Done():
@@ -298,7 +347,7 @@ func (b *builder) each(ctx context.Context, files []*file, take func(*chunk) err
 		if err := take(c); err != nil {
 			return err
 		}
-		for range c.tickets() {
+		for range b.tickets(c) {
 			<-tickets
 		}
 	}
@@ -341,11 +390,16 @@ func readAll(ctx context.Context, files []*file, put func(*chunk) error) {
 
 // encode makes tokens of the items of a chunk. The first error ends the chunk.
 func (b *builder) encode(c *chunk) {
+	failed := false
 	for i := range c.items {
 		it := &c.items[i]
-		if err := b.document(c, it); err != nil {
-			c.err = err
-			break
+		if !failed {
+			if err := b.document(c, it); err != nil {
+				c.err, failed = err, true
+			}
+		}
+		if it.long != nil {
+			close(it.long.done) // whoever has the next piece waits for this, error or not
 		}
 	}
 	c.items = nil
@@ -357,6 +411,10 @@ func (b *builder) document(c *chunk, it *item) error {
 	}
 	from := len(c.tokens)
 	switch {
+	case it.long != nil:
+		if !b.piece(c, it) {
+			return nil
+		}
 	case it.chat != nil:
 		if b.chatErr != nil {
 			return diag.From(b.chatErr).At("%s", it.where)
@@ -381,10 +439,16 @@ func (b *builder) document(c *chunk, it *item) error {
 		c.tokens = b.tokens.Append(c.tokens, it.text, tokenizer.Options{Literal: true})
 		c.text += int64(len(it.text))
 	}
-	if len(c.tokens) == from {
+	if len(c.tokens) == from && it.long == nil {
 		return nil
 	}
-	if c.tokens[len(c.tokens)-1] != b.end {
+	var last int32
+	if it.long != nil {
+		last = it.long.last // perhaps of the piece before
+	} else {
+		last = c.tokens[len(c.tokens)-1]
+	}
+	if last != b.end {
 		c.tokens = append(c.tokens, b.end)
 	}
 	if c.learned != nil {
@@ -394,7 +458,28 @@ func (b *builder) document(c *chunk, it *item) error {
 		}
 	}
 	c.ends = append(c.ends, len(c.tokens))
+	c.hashes = append(c.hashes, it.hash())
 	return nil
+}
+
+// piece makes tokens of a piece of a long text, and reports whether they end a document.
+func (b *builder) piece(c *chunk, it *item) (ends bool) {
+	l := it.long
+	if l.turn != nil {
+		<-l.turn
+	}
+	from := len(c.tokens)
+	l.part.More = l.more
+	c.tokens = b.tokens.Append(c.tokens, it.text, tokenizer.Options{Literal: true, Part: &l.part})
+	c.text += int64(len(it.text))
+	if len(c.tokens) > from {
+		l.any, l.last = true, c.tokens[len(c.tokens)-1]
+	}
+	if c.learned != nil {
+		c.learned = trues(c.learned, len(c.tokens)-from)
+	}
+	_, _ = io.WriteString(l.hash, it.text) // a hash takes all
+	return !l.more && l.any
 }
 
 func trues(dst []bool, n int) []bool {

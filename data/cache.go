@@ -2,8 +2,12 @@ package data
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash"
 	"hash/crc32"
 	"io"
@@ -23,6 +27,7 @@ import (
 //	head    8 bytes   "DWTOKENS"
 //	tokens            2 or 4 bytes each
 //	starts            8 bytes for each document: the number of its first token
+//	hashes            8 bytes for each document: of its contents, see item.hash
 //	mask              a bit for each token, lowest first, set where the token is learned;
 //	                  left out if all are
 //	foot    footSize  counts, key, and a checksum of all that stands before
@@ -30,7 +35,7 @@ import (
 // The counts stand last because they are known last: the file is written in one pass.
 const (
 	cacheMagic   = "DWTOKENS"
-	cacheVersion = 1
+	cacheVersion = 2
 	footSize     = 96
 	cacheSuffix  = ".tokens"
 )
@@ -104,7 +109,8 @@ func decodeFoot(b []byte) (*foot, error) {
 	return f, nil
 }
 
-// sizes gives the bytes of the tokens, the starts and the mask.
+// sizes gives the bytes of the tokens, of the starts, which are those of the hashes too, and of the
+// mask.
 func (f *foot) sizes() (tokens, starts, mask int64) {
 	if f.masked {
 		mask = (f.tokens + 7) / 8
@@ -115,8 +121,8 @@ func (f *foot) sizes() (tokens, starts, mask int64) {
 // A cache is the tokens of a source, mapped from a file. It does not change.
 type cache struct {
 	foot
-	ids, starts, mask []byte
-	release           func() error
+	ids, starts, hashes, mask []byte
+	release                   func() error
 }
 
 // openCache maps a cache file and checks all of it. The error is an errDamaged if the file is there
@@ -174,7 +180,7 @@ func parseCache(raw []byte) (*cache, error) {
 		return nil, err
 	}
 	tokens, starts, mask := f.sizes()
-	if rest := int64(end - len(cacheMagic)); tokens+starts+mask != rest {
+	if rest := int64(end - len(cacheMagic)); tokens+2*starts+mask != rest {
 		return nil, errDamaged("its size is not what its counts say")
 	}
 	if crc32.Checksum(raw[:end], castagnoli) != f.sum {
@@ -182,7 +188,7 @@ func parseCache(raw []byte) (*cache, error) {
 	}
 	body := raw[len(cacheMagic):end]
 	c := &cache{foot: *f, ids: body[:tokens], starts: body[tokens : tokens+starts],
-		mask: body[tokens+starts:]}
+		hashes: body[tokens+starts : tokens+2*starts], mask: body[tokens+2*starts:]}
 	last := int64(-1)
 	for d := range c.documents {
 		at := int64(binary.LittleEndian.Uint64(c.starts[8*d:]))
@@ -207,6 +213,11 @@ func (c *cache) start(document int64) int64 {
 		return c.tokens
 	}
 	return int64(binary.LittleEndian.Uint64(c.starts[8*document:]))
+}
+
+// hash gives the hash of a document's contents.
+func (c *cache) hash(document int64) uint64 {
+	return binary.LittleEndian.Uint64(c.hashes[8*document:])
 }
 
 // documentAt gives the document that a token belongs to.
@@ -278,15 +289,17 @@ func cacheError(dir string, err error) error {
 	return e.Try("make room, or set DEEPWELL_CACHE to a folder on a larger disk")
 }
 
-// A cacheWriter writes tokens as they come; starts and mask wait in files of their own, so that
-// memory does not grow with the data.
+// A cacheWriter writes tokens as they come; starts, hashes and mask wait in files of their own, so
+// that memory does not grow with the data.
 type cacheWriter struct {
 	foot
 	out    *bufio.Writer
 	crc    hash.Hash32
 	starts *spool
+	hashes *spool
 	bits   *spool
 	tail   byte // the bits that are not in the spool yet
+	within bool // the document that was begun goes on
 	buf    []byte
 }
 
@@ -294,31 +307,38 @@ func newCacheWriter(out io.Writer, dir string, width int, key cacheKey) (*cacheW
 	w := &cacheWriter{crc: crc32.New(castagnoli)}
 	w.width, w.key = width, key
 	w.out = bufio.NewWriterSize(io.MultiWriter(out, w.crc), 1<<18)
-	var err error
-	if w.starts, err = newSpool(dir); err != nil {
-		return nil, err
+	for _, s := range []**spool{&w.starts, &w.hashes, &w.bits} {
+		var err error
+		if *s, err = newSpool(dir); err != nil {
+			w.close()
+			return nil, err
+		}
 	}
-	if w.bits, err = newSpool(dir); err != nil {
-		w.starts.close()
-		return nil, err
-	}
-	_, err = w.out.WriteString(cacheMagic)
+	_, err := w.out.WriteString(cacheMagic)
 	return w, err
 }
 
 func (w *cacheWriter) close() {
-	w.starts.close()
-	w.bits.close()
+	for _, s := range []*spool{w.starts, w.hashes, w.bits} {
+		if s != nil {
+			s.close()
+		}
+	}
 }
 
-// add writes a document; learned says which of its tokens to learn, nil all of them.
+// add writes a document, or the next tokens of one that is not ended yet; learned says which of
+// them to learn, nil all.
 func (w *cacheWriter) add(tokens []int32, learned []bool) error {
 	if len(tokens) == 0 {
 		return nil
 	}
-	w.buf = binary.LittleEndian.AppendUint64(w.buf[:0], uint64(w.tokens))
-	if _, err := w.starts.Write(w.buf); err != nil {
-		return err
+	if !w.within {
+		w.within = true
+		w.documents++
+		w.buf = binary.LittleEndian.AppendUint64(w.buf[:0], uint64(w.tokens))
+		if _, err := w.starts.Write(w.buf); err != nil {
+			return err
+		}
 	}
 	w.buf = w.buf[:0]
 	for _, id := range tokens {
@@ -344,13 +364,25 @@ func (w *cacheWriter) add(tokens []int32, learned []bool) error {
 			w.tail = 0
 		}
 	}
-	w.documents++
 	return nil
 }
 
+// end ends the document whose tokens were added, if there were any.
+func (w *cacheWriter) end(hash uint64) error {
+	if !w.within {
+		return nil
+	}
+	w.within = false
+	w.buf = binary.LittleEndian.AppendUint64(w.buf[:0], hash)
+	_, err := w.hashes.Write(w.buf)
+	return err
+}
+
 func (w *cacheWriter) finish() error {
-	if err := w.starts.copyTo(w.out); err != nil {
-		return err
+	for _, s := range []*spool{w.starts, w.hashes} {
+		if err := s.copyTo(w.out); err != nil {
+			return err
+		}
 	}
 	if w.masked {
 		if err := w.bits.copyTo(w.out); err != nil {
@@ -401,4 +433,50 @@ func (s *spool) copyTo(w io.Writer) error {
 func (s *spool) close() {
 	_ = s.file.Close()
 	_ = os.Remove(s.file.Name())
+}
+
+// sumsSuffix ends the names of files that remember the sums of a source's files.
+const sumsSuffix = ".sums"
+
+// sumsHead begins such a file; the checksum of the lines that follow stands behind it. A line is a
+// stamp and a sum.
+const sumsHead = "deepwell sums 1 "
+
+// readSums gives the sums that are known, by stamp. A file that is missing or damaged knows none.
+func readSums(path string) map[string][sha256.Size]byte {
+	raw, err := os.ReadFile(path)
+	head, lines, _ := bytes.Cut(raw, []byte("\n"))
+	if err != nil || string(head) != sumsTitle(lines) {
+		return nil
+	}
+	known := make(map[string][sha256.Size]byte)
+	for line := range bytes.Lines(lines) {
+		stamp, text, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+		var sum [sha256.Size]byte
+		if len(text) != hex.EncodedLen(len(sum)) {
+			return nil
+		}
+		if _, err := hex.Decode(sum[:], text); err != nil {
+			return nil
+		}
+		known[string(stamp)] = sum
+	}
+	return known
+}
+
+func sumsTitle(lines []byte) string {
+	return fmt.Sprintf("%s%08x", sumsHead, crc32.Checksum(lines, castagnoli))
+}
+
+// writeSums remembers the sums of files. If it cannot, they are read again the next time.
+func writeSums(path string, files []*file) {
+	var lines []byte
+	for _, f := range files {
+		if f.stamp != "" {
+			lines = fmt.Appendf(lines, "%s %x\n", f.stamp, f.sum)
+		}
+	}
+	if len(lines) > 0 && os.MkdirAll(filepath.Dir(path), 0o777) == nil {
+		_ = atomicfile.Write(path, append([]byte(sumsTitle(lines)+"\n"), lines...), 0o644)
+	}
 }

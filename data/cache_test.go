@@ -31,7 +31,7 @@ func cacheOf(t testing.TB, path string, width int, docs []document) *cache {
 	t.Helper()
 	err := writeCache(path, width, cacheKey{1, 2}, func(w *cacheWriter) error {
 		for _, d := range docs {
-			if err := w.add(d.tokens, d.learned); err != nil {
+			if err := errors.Join(w.add(d.tokens, d.learned), w.end(uint64(len(d.tokens)))); err != nil {
 				return err
 			}
 		}
@@ -223,7 +223,7 @@ func TestCacheIsTheSameBytesEveryTime(t *testing.T) {
 	for range 2 {
 		o := Options{Sources: []Source{{Path: dir}}, Cache: t.TempDir()}
 		open(t, o)
-		names, _ := filepath.Glob(filepath.Join(o.Cache, "*"))
+		names, _ := filepath.Glob(filepath.Join(o.Cache, "*"+cacheSuffix))
 		if len(names) != 1 {
 			t.Fatalf("the cache has %v", names)
 		}
@@ -251,7 +251,10 @@ func TestCacheThatIsCutOffInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.tokens")
 	c := cacheOf(t, path, 2, []document{{tokens: make([]int32, 1<<20)}})
 	defer c.release()
-	l := &Loader{sources: []*source{{c, Stats{Name: "x", Rows: 100}}}, options: Options{Seq: 1024}}
+	l := &Loader{sources: []*source{{cache: c, stats: Stats{Name: "x"}}}, options: Options{Seq: 1024}}
+	if err := l.divide(l.sources[0], splitDocuments, &claims{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := l.Row("x", 90); err != nil {
 		t.Fatal(err)
 	}
@@ -310,11 +313,14 @@ func FuzzCache(f *testing.F) {
 		}
 		c.release = func() error { return nil }
 		l := &Loader{options: Options{Seq: 2}}
+		if len(raw)%2 == 0 {
+			l.options.HoldoutShare = 0.5
+		}
 		s := &source{cache: c}
-		if l.sources = append(l.sources, s); l.split(s, "x") != nil {
+		if l.sources = append(l.sources, s); l.divide(s, splitDocuments, &claims{}) != nil {
 			return
 		}
-		for row := range min(s.stats.Rows, 100) {
+		for row := range min(s.stats.Rows+s.stats.Held, 100) {
 			b, err := l.Row("", row)
 			if err != nil {
 				t.Fatal(err)

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
@@ -47,14 +47,24 @@ type Options struct {
 	// Joined takes a row as one text: positions run through it, there is one segment, and the first
 	// token of a document is learned from the end of the one before.
 	Joined bool
-	// HoldoutRows and HoldoutShare keep the last rows of every source out of training, for
-	// [Loader.Eval]: a number of rows, or a share of them such as 0.01.
+	// HoldoutRows and HoldoutShare keep whole documents of every source out of training, for
+	// [Loader.Eval]: so many that they fill a number of rows, or a share of them such as 0.01. They
+	// are chosen by a hash of their contents, so that neither names nor order matter, and of a
+	// document that is there twice no copy is trained on.
 	HoldoutRows  int64
 	HoldoutShare float64
+	// Document is how many bytes a document may have, or a line of jsonl; 0 is DefaultDocument. The
+	// memory of reading grows with it. A text file may be longer: it is read in pieces.
+	Document int64
 	// Cache is the folder of token caches. Without one the tokens are made anew every time.
 	Cache  string
 	Events event.Sink
+
+	now func() time.Time // time.Now, but in tests
 }
+
+// maxDocument bounds Options.Document: places in a document are counted in 32 bits.
+const maxDocument = 1 << 30
 
 // Stats say what a source has.
 type Stats struct {
@@ -69,16 +79,19 @@ type Stats struct {
 	Cached    bool   `json:"cached"` // whether the tokens were there already
 }
 
-// A source is an open Source. Of its rows, the first stats.Rows are for training and the next
-// stats.Held for evaluation.
+// A source is an open Source.
 type source struct {
 	*cache
-	stats Stats
+	path        string
+	stats       Stats
+	train, held stream // what is trained on, and what was held out
 }
 
 // A Loader gives rows of tokens. Any number of goroutines may use it at once.
 type Loader struct {
 	sources []*source
+	split   int   // the version of it, see splitDocuments
+	unsplit error // why whole documents cannot be held out, unless an old split was adopted
 	shares  []int64
 	digest  string
 	options Options
@@ -96,6 +109,10 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 		return nil, diag.New(diag.BadInput, "%d rows or a share of %v cannot be held out",
 			o.HoldoutRows, o.HoldoutShare).Try("give a share such as 0.01, or a number of rows")
 	}
+	if o.Document < 0 || o.Document > maxDocument {
+		return nil, diag.New(diag.BadInput, "a document cannot have up to %d bytes", o.Document).
+			Try("give a number of bytes up to %d", maxDocument)
+	}
 	if o.Sources, err = named(o.Sources); err != nil {
 		return nil, err
 	}
@@ -109,9 +126,6 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 			_ = l.Close()
 		}
 	}()
-	h := sha256.New()
-	fmt.Fprintf(h, "deepwell rows 1\nseq %d seed %d shuffle %t joined %t\n", o.Seq, o.Seed, o.Shuffle,
-		o.Joined)
 	for _, s := range o.Sources {
 		b, err := b.with(cmp.Or(s.Template, o.Template))
 		if err != nil {
@@ -121,18 +135,78 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 		if err != nil {
 			return nil, err
 		}
-		l.sources = append(l.sources, &source{c, stats})
-		if err := l.split(l.sources[len(l.sources)-1], s.Path); err != nil {
+		l.sources = append(l.sources, &source{cache: c, path: s.Path, stats: stats})
+	}
+	if err := l.arrange(splitDocuments); err != nil {
+		// A run that was begun with the first split may still go on with it: see Adopt.
+		if l.arrange(splitRows) != nil {
 			return nil, err
 		}
-		fmt.Fprintf(h, "%q %x %d\n", s.Name, c.key, l.sources[len(l.sources)-1].stats.Rows)
+		l.unsplit = err
+	}
+	return l, nil
+}
+
+// Ready tells whether rows can be taken for a new run, and warns where far more is held out than
+// was asked for. Data of one document cannot be split, and serves only runs that [Loader.Adopt] it.
+func (l *Loader) Ready() error {
+	if l.unsplit == nil {
+		l.warnHeld()
+	}
+	return l.unsplit
+}
+
+// arrange splits every source into what is trained on and what is held out, and finds the shares
+// and the digest of that.
+func (l *Loader) arrange(split int) (err error) {
+	o := &l.options
+	if !l.holds() {
+		split = splitRows // without a holdout there is no difference, and old digests hold
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "deepwell rows %d\nseq %d seed %d shuffle %t joined %t\n", split, o.Seq, o.Seed,
+		o.Shuffle, o.Joined)
+	if split == splitDocuments {
+		fmt.Fprintf(h, "held %x %d\n", threshold(o.HoldoutShare), o.HoldoutRows)
+	}
+	var shared *claims
+	if split == splitDocuments {
+		shared = l.claim()
+	}
+	for _, s := range l.sources {
+		if err := l.divide(s, split, shared); err != nil {
+			return err
+		}
+		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.key, s.stats.Rows)
+	}
+	if l.holds() && l.EvalRows() == 0 {
+		return l.nothingHeld()
 	}
 	if l.shares, err = newShares(l.weights()); err != nil {
-		return nil, err
+		return err
 	}
 	fmt.Fprintf(h, "%d\n", l.shares)
-	l.digest = fmt.Sprintf("%x", h.Sum(nil))
-	return l, nil
+	l.split, l.digest = split, fmt.Sprintf("%x", h.Sum(nil))
+	return nil
+}
+
+// Adopt makes the loader one with a digest, if it can be: a run that was begun when the last rows
+// of a source were held out, not whole documents, goes on with them. It must be called before the
+// first row is taken.
+func (l *Loader) Adopt(digest string) bool {
+	now := l.split
+	if l.digest == digest {
+		l.unsplit = nil
+		return true
+	}
+	if now == splitRows {
+		return false
+	}
+	if err := l.arrange(splitRows); err == nil && l.digest == digest {
+		return true
+	}
+	_ = l.arrange(now) // it was possible before
+	return false
 }
 
 // named gives every source a name of its own, and sorts them by name: then the order in which they
@@ -160,31 +234,6 @@ func named(list []Source) ([]Source, error) {
 		}
 	}
 	return list, nil
-}
-
-// split counts the rows of a source and holds some of them out.
-func (l *Loader) split(s *source, path string) error {
-	st := &s.stats
-	seq := int64(l.options.Seq)
-	if s.tokens == 0 {
-		return diag.New(diag.DataEmpty, "no text was found in %s", path).
-			Because("%d files, of which %d are not text", st.Files, st.Skipped).
-			Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
-	}
-	rows := (s.tokens - 1) / seq
-	st.Held = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
-	st.Rows = rows - st.Held
-	switch {
-	case rows == 0:
-		return diag.New(diag.DataEmpty, "%s has %d tokens; a row of %d needs %d", path, s.tokens,
-			seq, seq+1).Try("use more text, or shorter rows")
-	case st.Rows < 1:
-		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", path, rows).
-			Try("hold out less, use more text, or shorter rows")
-	case rows > maxRows:
-		return diag.New(diag.BadInput, "%s has %d rows, more than %d", path, rows, int64(maxRows))
-	}
-	return nil
 }
 
 // weights gives those of the options, or the sizes of the sources if there are none.
@@ -236,8 +285,8 @@ func (l *Loader) Tokens() int64 {
 	return n
 }
 
-// Digest names all that decides which rows come in which order: contents, tokenizer, options and
-// weights. A run that resumes with another digest sees other data.
+// Digest names all that decides which rows come in which order: contents, tokenizer, options,
+// weights and the version of the split. A run that resumes with another digest sees other data.
 func (l *Loader) Digest() string { return l.digest }
 
 // Texts gives the text of every document of the sources, to train a tokenizer on; of a chat, what

@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -183,8 +184,10 @@ func mixture(t testing.TB, seq int, shuffle bool) *Loader {
 }
 
 func TestRanksShareTheRowsOfOne(t *testing.T) {
-	l := mixture(t, 16, true)
+	loaders := []*Loader{mixture(t, 16, true), open(t, Options{Shuffle: true, HoldoutShare: 0.2,
+		Sources: []Source{{Name: "a", Path: write(t, corpusOf(40))}, {Name: "b", Path: write(t, corpusOf(90))}}})}
 	rapid.Check(t, func(t *rapid.T) {
+		l := rapid.SampledFrom(loaders).Draw(t, "loader")
 		ranks := rapid.IntRange(1, 8).Draw(t, "ranks")
 		rows := rapid.IntRange(ranks, 40).Draw(t, "rows")
 		at := Position{"a": rapid.Int64Range(0, 500).Draw(t, "a"), "b": rapid.Int64Range(0, 500).Draw(t, "b")}
@@ -253,9 +256,11 @@ func TestResumeGivesTheSameBatches(t *testing.T) {
 
 // An epoch visits each row once; the next one in another order; and file order is just that.
 func TestEpochVisitsEachRowOnce(t *testing.T) {
-	dir := write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 600)})
-	for _, shuffle := range []bool{false, true} {
-		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, Shuffle: shuffle, Seed: 1})
+	dir := write(t, corpusOf(30))
+	for i := range 4 {
+		shuffle := i%2 == 1
+		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, Shuffle: shuffle, Seed: 1,
+			HoldoutShare: float64(i/2) * 0.3})
 		n := int(l.Rows())
 		want := map[string]int{}
 		var inOrder, before []string
@@ -294,34 +299,186 @@ func TestEpochVisitsEachRowOnce(t *testing.T) {
 	}
 }
 
-func TestHoldoutIsNotTrainedOn(t *testing.T) {
-	dir := write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 900)})
-	all := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8})
-	for _, o := range []Options{{HoldoutRows: 7}, {HoldoutShare: 0.05}} {
-		o.Sources, o.Seq, o.Shuffle = []Source{{Path: dir}}, 8, true
+// corpusOf gives files of n documents whose first word is their own.
+func corpusOf(n int) map[string]string {
+	files := map[string]string{}
+	for i := range n {
+		files[fmt.Sprintf("%03d", i)] = fmt.Sprint(i, " ", words(rand.New(rand.NewPCG(3, uint64(i))), 20+i%40))
+	}
+	return files
+}
+
+// taken gives the documents that rows have tokens of, as text.
+func taken(t *testing.T, l *Loader, b *Batch) string {
+	t.Helper()
+	return l.options.Tokenizer.Text(b.IDs, tokenizer.Options{KeepSpecial: true})
+}
+
+// A document is trained on or held out, all of it: no row of one side has a token of the other.
+// This is finding A21: the last rows were held out, which cut a document in two.
+func TestHeldOutDocumentsAreWhole(t *testing.T) {
+	files := corpusOf(200)
+	dir := write(t, files)
+	for _, o := range []Options{{HoldoutRows: 7}, {HoldoutShare: 0.05}, {HoldoutShare: 0.5}, {HoldoutShare: 1e-9}} {
+		o.Sources, o.Seq, o.Shuffle = []Source{{Path: dir}}, 8, false
 		l := open(t, o)
-		held := l.Stats()[0].Held
-		if held < 1 || l.Rows()+held != all.Rows() || l.EvalRows() != held {
-			t.Fatalf("%d rows, %d held out of %d", l.Rows(), held, all.Rows())
+		stats := l.Stats()[0]
+		if stats.Held < max(1, o.HoldoutRows) || l.EvalRows() != stats.Held {
+			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Rows(), stats.Held, l.EvalRows())
 		}
-		b, err := l.Eval(0, int(held)+2, 0, 1)
+		b, err := l.Eval(0, int(stats.Held)+2, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := all.Eval(l.Rows(), int(held)+2, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, b); diff != "" {
-			t.Error(diff)
-		}
-		if tail := b.Labels[held*8:]; slices.Max(tail) != Ignored || b.Count > held*8 {
+		if tail := b.Labels[stats.Held*8:]; slices.Max(tail) != Ignored || b.Count > stats.Held*8 {
 			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
+		}
+		held := taken(t, l, b)
+		b, _, err = l.Take(nil, int(l.Rows()), 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trained := taken(t, l, b)
+		count := 0
+		for name, text := range files {
+			in, out := strings.Contains(trained, text), strings.Contains(held, text)
+			if in && out {
+				t.Errorf("%g, %d rows: document %s is on both sides", o.HoldoutShare, o.HoldoutRows, name)
+			}
+			if out {
+				count++
+			}
+			// What does not fill a row is left over, at the end of either side.
+			head, tail := text[:30], text[len(text)-70:]
+			if strings.Contains(trained, head) && strings.Contains(held, tail) ||
+				strings.Contains(held, head) && strings.Contains(trained, tail) {
+				t.Errorf("%g, %d rows: document %s was cut in two", o.HoldoutShare, o.HoldoutRows, name)
+			}
+		}
+		if want := o.HoldoutShare * 200; want >= 10 && (float64(count) < want/2 || float64(count) > want*1.5) {
+			t.Errorf("%d of 200 documents are held out, not some %g", count, want)
 		}
 	}
 	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutRows: 1 << 20})
 	if !errors.Is(err, diag.New(diag.DataEmpty, "")) {
 		t.Errorf("all rows held out: %v", err)
+	}
+}
+
+// heldTexts gives the texts of the documents that are held out.
+func heldTexts(l *Loader) []string {
+	var list []string
+	for _, s := range l.sources {
+		for i, r := range s.held.runs {
+			for d := r.document; s.start(d) < s.held.end(i); d++ {
+				var ids []int32
+				for at := s.start(d); at < s.start(d+1); at++ {
+					ids = append(ids, s.token(at))
+				}
+				list = append(list, l.options.Tokenizer.Text(ids, tokenizer.Options{}))
+			}
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// Which documents are held out rests on their contents alone: not on names, order, format, other
+// documents or the tokenizer. Copies of a document are on the same side.
+func TestHeldOutDocumentsAreChosenByContents(t *testing.T) {
+	files := corpusOf(100)
+	o := Options{Sources: []Source{{Path: write(t, files)}}, Seq: 8, HoldoutShare: 0.2}
+	want := heldTexts(open(t, o))
+	if len(want) < 8 {
+		t.Fatalf("%d of 100 documents are held out", len(want))
+	}
+	var lines []string
+	for name, text := range files { // in any order
+		line, _ := json.Marshal(map[string]string{"text": text, "name": name})
+		lines = append(lines, string(line))
+	}
+	o.Sources = []Source{{Path: filepath.Join(write(t, map[string]string{"other.jsonl": strings.Join(lines, "\n")}), "other.jsonl")}}
+	if got := heldTexts(open(t, o)); !slices.Equal(got, want) {
+		t.Errorf("as jsonl other documents are held out: %d, not %d", len(got), len(want))
+	}
+	twice := corpusOf(130)
+	for name, text := range files {
+		twice["copy"+name] = text
+	}
+	o.Sources = []Source{{Path: write(t, twice)}}
+	more := heldTexts(open(t, o))
+	for _, text := range want {
+		if n := len(slices.DeleteFunc(slices.Clone(more), func(s string) bool { return s != text })); n != 2 {
+			t.Errorf("of a document that is there twice %d are held out", n)
+		}
+	}
+}
+
+func TestDataOfOneDocumentCannotBeHeldOut(t *testing.T) {
+	dir := write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 900)})
+	one, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutShare: 0.01})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = one.Ready()
+	if _, _, again := one.Take(Position{}, 1, 0, 1); again == nil {
+		t.Error("rows of it are taken all the same")
+	}
+	// A run that was begun with the first split goes on: its digest is the one of the rows.
+	if !one.Adopt(one.Digest()) || one.Ready() != nil {
+		t.Error("an old run of one document cannot go on")
+	}
+	if _, _, err := one.Take(Position{}, 1, 0, 1); err != nil {
+		t.Errorf("after an old split was adopted: %v", err)
+	}
+	if !errors.Is(err, diag.New(diag.DataEmpty, "")) || !strings.Contains(diag.From(err).Fix, "eval.data") {
+		t.Errorf("one document: %v", err)
+	}
+	r := &event.Recorder{}
+	dir = write(t, map[string]string{"x": words(rand.New(rand.NewPCG(3, 4)), 900), "y": words(rand.New(rand.NewPCG(3, 5)), 900)})
+	l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutShare: 0.01, Events: r})
+	if err := l.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	if out := lines(r); !strings.Contains(out, "are held out, not 1%") {
+		t.Errorf("%d of %d rows are held out, and all that is said is %q", l.EvalRows(), l.Rows(), out)
+	}
+}
+
+// A run that was begun when the last rows were held out goes on with them.
+func TestOldSplitIsAdopted(t *testing.T) {
+	o := Options{Sources: []Source{{Path: write(t, corpusOf(60))}}, Seq: 8, HoldoutShare: 0.05, Seed: 7, Shuffle: true}
+	l := open(t, o)
+	now, rows := l.Digest(), l.Rows()
+	// What the commit 3c16e73 prints for this data.
+	const old = "c75ba499d0c6917e1ea60a5153572541de91e856c71ae1f00ea2648a09d49805"
+	if l.Adopt("0123") || l.Digest() != now || l.Rows() != rows {
+		t.Fatal("a digest of no data is adopted")
+	}
+	if !l.Adopt(now) || l.Digest() != now {
+		t.Fatal("its own digest is not adopted")
+	}
+	if !l.Adopt(old) || l.Digest() != old {
+		t.Fatalf("the digest of the old split is not adopted")
+	}
+	b, after, err := l.Take(nil, 3, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Rows() != 770 || l.EvalRows() != 41 || after["data"] != 3 {
+		t.Errorf("%d rows, %d to evaluate", l.Rows(), l.EvalRows())
+	}
+	if !slices.Equal(b.IDs[:8], []int32{14, 199, 221, 78, 65, 128, 108, 86}) {
+		t.Errorf("the first row is %v", b.IDs[:8])
+	}
+	held, err := l.Eval(0, 1, 0, 1)
+	if err != nil || !slices.Equal(held.IDs, []int32{71, 14, 199, 290, 270, 287, 295, 286}) {
+		t.Errorf("the first row to evaluate is %v, %v", held.IDs, err)
+	}
+	whole := o
+	whole.HoldoutShare = 0
+	if l := open(t, whole); l.Adopt(old) || !l.Adopt(l.Digest()) {
+		t.Error("data without a holdout adopts a split")
 	}
 }
 
@@ -428,4 +585,54 @@ func TestStopsWithTheContext(t *testing.T) {
 	if !errors.Is(err, diag.New(diag.Canceled, "")) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A document that is in several sources is on one side in all of them, though sources of few
+// documents hold out a larger share of them.
+func TestDocumentsInSeveralSourcesAreOnOneSide(t *testing.T) {
+	for trial := range uint64(20) {
+		r := rand.New(rand.NewPCG(7, trial))
+		small, large := map[string]string{}, map[string]string{}
+		for i := range 60 {
+			text := words(r, 40)
+			if large[fmt.Sprint(i)] = text; i < 5 {
+				small[fmt.Sprint(i)] = text
+			}
+		}
+		alone := words(r, 60)
+		large["alone"] = alone
+		l := open(t, Options{Seq: 8, HoldoutShare: 0.02, Sources: []Source{{Name: "a", Path: write(t, small)},
+			{Name: "b", Path: write(t, large)}, {Name: "c", Path: write(t, map[string]string{"x": alone})}}})
+		held, trained := map[uint64]bool{}, map[uint64]bool{}
+		for _, s := range l.sources {
+			for _, h := range hashesOf(s, &s.held) {
+				held[h] = true
+			}
+			for _, h := range hashesOf(s, &s.train) {
+				trained[h] = true
+			}
+		}
+		if len(held) == 0 || len(held)+len(trained) < 61 {
+			t.Fatalf("trial %d: %d documents are held out, %d trained on", trial, len(held), len(trained))
+		}
+		for h := range held {
+			if trained[h] {
+				t.Fatalf("trial %d: a document is trained on and held out", trial)
+			}
+		}
+	}
+}
+
+// hashesOf lists the hashes of the documents that a stream has.
+func hashesOf(s *source, from *stream) (list []uint64) {
+	for i, r := range from.runs {
+		end := from.length
+		if i+1 < len(from.runs) {
+			end = from.runs[i+1].at
+		}
+		for d := r.document; d < s.documents && s.start(d) < r.token+end-r.at; d++ {
+			list = append(list, s.hash(d))
+		}
+	}
+	return list
 }

@@ -42,8 +42,11 @@ type file struct {
 	path   string
 	format Format
 	size   int64
+	limit  int                   // bytes of a document at most
+	cut    func(text string) int // where a long text is cut, see [tokenizer.Tokenizer.Cut]
 	mod    time.Time
 	sum    [sha256.Size]byte
+	stamp  string // what sum is that of, see stampOf; "" if it must not be remembered
 }
 
 // parts gives the paths of the files that a file consists of.
@@ -70,7 +73,8 @@ func (s Source) files() (list []*file, skipped int64, err error) {
 		return nil, 0, err
 	}
 	for _, name := range names {
-		f := &file{name: name, path: filepath.Join(root, filepath.FromSlash(name))}
+		f := &file{name: name, path: filepath.Join(root, filepath.FromSlash(name)),
+			limit: DefaultDocument, cut: cutBlank}
 		switch ok, err := f.examine(s.Format, len(names) == 1); {
 		case err != nil:
 			return nil, 0, err
@@ -274,7 +278,8 @@ func match(pattern, parts []string, prefix bool) bool {
 }
 
 // digest reads all files and fills in their sums, several at once.
-func digest(ctx context.Context, task string, files []*file, events event.Sink) error {
+func digest(ctx context.Context, task string, files []*file, events event.Sink,
+	now func() time.Time) error {
 	total, done := int64(0), int64(0)
 	for _, f := range files {
 		total += f.size
@@ -286,7 +291,7 @@ func digest(ctx context.Context, task string, files []*file, events event.Sink) 
 	for range min(len(files), runtime.GOMAXPROCS(0)) {
 		wg.Go(func() {
 			for f := range work {
-				err := f.digest(ctx)
+				err := f.digest(ctx, now)
 				mu.Lock()
 				if first == nil {
 					first = err
@@ -305,23 +310,61 @@ func digest(ctx context.Context, task string, files []*file, events event.Sink) 
 	return first
 }
 
-func (f *file) digest(ctx context.Context) error {
+// settled is how long ago a file must have been changed for its sum to be remembered. A change that
+// comes within one tick of a file system's clock, 2 s on the coarsest, does not show in its times.
+const settled = 2 * time.Second
+
+// digest reads a file and fills in its sum, and the stamp if the sum may be remembered.
+func (f *file) digest(ctx context.Context, now func() time.Time) error {
 	h := sha256.New()
+	var stamps []string
+	quiet := true
 	for _, p := range f.parts() {
 		in, err := os.Open(p)
 		if err != nil {
 			return readError(p, err)
 		}
+		stamp, changed, before := stampOf(in)
+		quiet = quiet && before == nil && now().Sub(changed) > settled
 		n, err := io.Copy(h, &stoppable{ctx, in})
+		again, _, after := stampOf(in)
+		quiet = quiet && after == nil && again == stamp
 		in.Close()
 		if err != nil {
 			return readError(p, err)
 		}
 		// The .idx begins where the .bin ends; the length keeps the two apart.
 		h.Write([]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24), byte(n >> 32)})
+		stamps = append(stamps, stamp)
 	}
 	h.Sum(f.sum[:0])
+	if quiet {
+		f.stamp = strings.Join(stamps, ",")
+	}
 	return nil
+}
+
+// recall takes the sum of a file from those that are known, if it has not changed since.
+func (f *file) recall(known map[string][sha256.Size]byte) bool {
+	var stamps []string
+	for _, p := range f.parts() {
+		in, err := os.Open(p)
+		if err != nil {
+			return false
+		}
+		stamp, _, err := stampOf(in)
+		in.Close()
+		if err != nil {
+			return false
+		}
+		stamps = append(stamps, stamp)
+	}
+	stamp := strings.Join(stamps, ",")
+	sum, ok := known[stamp]
+	if ok {
+		f.sum, f.stamp = sum, stamp
+	}
+	return ok
 }
 
 // A stoppable reader ends with the context.

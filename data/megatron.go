@@ -241,6 +241,9 @@ func readMegatron(ctx context.Context, f *file, emit func(item) error) error {
 	}
 	for d := range x.documents {
 		it := item{where: place{f.path, d + 1}}
+		if size := x.bytes(d); size > int64(f.limit) {
+			return f.tooLong(it.where, int(size))
+		}
 		if it.ids, it.read, err = x.document(bin, d); err != nil {
 			return diag.New(diag.DataFormat, "document %d cannot be read", d+1).At("%s", f.path).Wrap(err)
 		}
@@ -257,15 +260,22 @@ func readMegatron(ctx context.Context, f *file, emit func(item) error) error {
 	return nil
 }
 
+// bytes tells how much memory a document takes as tokens.
+func (x *megatronIndex) bytes(d int64) (n int64) {
+	from, to := x.sequencesOf(d)
+	for i := from; i < to; i++ {
+		begin, end := x.span(i)
+		n += (end - begin) / x.size * 4
+	}
+	return n
+}
+
 // document reads the tokens of a document, and tells how far into the .bin they reach.
 func (x *megatronIndex) document(bin io.ReaderAt, d int64) (ids []int32, read int64, err error) {
 	from, to := x.sequencesOf(d)
 	var buf []byte
 	for i := from; i < to; i++ {
 		begin, end := x.span(i)
-		if end-begin+int64(4*len(ids)) > maxDocument {
-			return nil, 0, fmt.Errorf("it has more than %d bytes", maxDocument)
-		}
 		buf = append(buf[:0], make([]byte, end-begin)...)
 		if _, err := bin.ReadAt(buf, begin); err != nil && end > begin {
 			return nil, 0, err

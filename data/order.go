@@ -1,12 +1,18 @@
 package data
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
+	"iter"
 	"math"
 	"math/bits"
+	"slices"
+	"sort"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 )
 
 // rounds of the Feistel network. Four make a pseudorandom permutation if the halves are wide (Luby
@@ -119,4 +125,276 @@ func next(shares, taken []int64, total int64) int {
 		}
 	}
 	return best
+}
+
+// How documents are held out has versions, since a run must go on with the one that it began with:
+// splitRows held out the last rows of a source, whatever documents they cut through;
+// splitDocuments holds out whole documents.
+const (
+	splitRows      = 1
+	splitDocuments = 2
+)
+
+// A stream is documents of a cache one after the other: all of them, those to train on, or those
+// that were held out.
+type stream struct {
+	*cache
+	runs   []run
+	length int64 // tokens
+}
+
+// A run is documents of a stream that are neighbours in the cache. There are at most two for each
+// document that was held out.
+type run struct {
+	at       int64 // its first token in the stream
+	token    int64 // the same in the cache
+	document int64 // its first document
+}
+
+// add puts the documents from first up to last behind those of the stream.
+func (s *stream) add(first, last int64) {
+	if first < last {
+		s.runs = append(s.runs, run{s.length, s.start(first), first})
+		s.length += s.start(last) - s.start(first)
+	}
+}
+
+// rows counts the rows of a stream; the last label of each is the first token of the next.
+func (s *stream) rows(seq int) int64 { return max(0, s.length-1) / int64(seq) }
+
+// end gives the token of the cache at which run i ends.
+func (s *stream) end(i int) int64 {
+	next := s.length
+	if i+1 < len(s.runs) {
+		next = s.runs[i+1].at
+	}
+	return s.runs[i].token + next - s.runs[i].at
+}
+
+// find gives the run that has a token of the stream.
+func (s *stream) find(at int64) int {
+	return sort.Search(len(s.runs), func(i int) bool { return s.runs[i].at > at }) - 1
+}
+
+// spans gives the tokens of the cache that are those of the stream from one up to another.
+func (s *stream) spans(from, to int64) iter.Seq2[int64, int64] {
+	return func(yield func(int64, int64) bool) {
+		for i := s.find(from); from < to; i++ {
+			begin := s.runs[i].token + from - s.runs[i].at
+			end := min(s.end(i), begin+to-from)
+			if !yield(begin, end) {
+				return
+			}
+			from += end - begin
+		}
+	}
+}
+
+// A cursor is a place in a stream.
+type cursor struct {
+	stream   *stream
+	run      int
+	token    int64 // in the cache
+	document int64
+	last     int64 // where the document ends
+}
+
+// seek gives the place of a token of the stream.
+func (s *stream) seek(at int64) *cursor {
+	c := &cursor{stream: s, run: s.find(at)}
+	c.token = s.runs[c.run].token + at - s.runs[c.run].at
+	c.document = s.documentAt(c.token)
+	c.last = s.start(c.document + 1)
+	return c
+}
+
+// next goes on to the next token and reports whether it is the first of a document.
+func (c *cursor) next() bool {
+	if c.token++; c.token < c.last {
+		return false
+	}
+	c.document++
+	if c.token == c.stream.end(c.run) && c.run+1 < len(c.stream.runs) {
+		c.run++
+		c.token, c.document = c.stream.runs[c.run].token, c.stream.runs[c.run].document
+	}
+	c.last = c.stream.start(c.document + 1)
+	return true
+}
+
+// threshold gives the hash below which a document is held out, for a share of all.
+func threshold(share float64) uint64 { return uint64(math.Ldexp(share, 64)) }
+
+// divide finds what is trained on of a source, and what is held out.
+func (l *Loader) divide(s *source, split int, shared *claims) error {
+	st, seq := &s.stats, l.options.Seq
+	if s.tokens == 0 {
+		return s.noText()
+	}
+	all := stream{cache: s.cache}
+	all.add(0, s.documents)
+	rows := all.rows(seq)
+	if rows == 0 {
+		return diag.New(diag.DataEmpty, "%s has %d tokens; a row of %d needs %d", s.path, s.tokens,
+			seq, seq+1).Try("use more text, or shorter rows")
+	}
+	switch {
+	case !l.holds():
+		s.train, s.held = all, stream{}
+		st.Rows, st.Held = rows, 0
+	case split == splitRows:
+		st.Held = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
+		st.Rows = rows - st.Held
+		s.train, s.held = all, stream{}
+		if first := st.Rows * int64(seq); st.Rows > 0 {
+			d := s.documentAt(first)
+			s.held = stream{s.cache, []run{{0, first, d}}, s.tokens - first}
+		}
+	default:
+		s.hold(l.bound(s), shared)
+		st.Rows, st.Held = s.train.rows(seq), s.held.rows(seq)
+	}
+	switch {
+	case st.Rows < 1:
+		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", s.path, rows).
+			Try("hold out less, use more text or shorter rows, or name other text: eval.data = \"PATH\"")
+	case rows > maxRows:
+		return diag.New(diag.BadInput, "%s has %d rows, more than %d", s.path, rows, int64(maxRows))
+	}
+	return nil
+}
+
+// bound is the hash below which documents of a source are held out. If they do not fill the rows
+// that there must be, those with the next hashes go with them. A source of one document gives none.
+func (l *Loader) bound(s *source) uint64 {
+	if s.documents < 2 {
+		return 0
+	}
+	bound := threshold(l.options.HoldoutShare)
+	want := max(1, l.options.HoldoutRows)*int64(l.options.Seq) + 1
+	for s.heldTokens(bound) < want && bound < math.MaxUint64 {
+		bound = s.raised(bound, want)
+	}
+	return bound
+}
+
+// claims are documents whose side is decided by another source than the one that they are in, by
+// their hashes: sources have bounds of their own, and a document may be in several.
+type claims struct {
+	held  map[uint64]bool // by a source with a higher bound
+	train map[uint64]bool // the only document of a source, which cannot be held out
+}
+
+// claim finds them. Only documents beyond the share are kept in memory, which are few: a source's
+// bound is raised to fill some rows, not more.
+func (l *Loader) claim() *claims {
+	c := &claims{held: map[uint64]bool{}, train: map[uint64]bool{}}
+	if len(l.sources) < 2 {
+		return c
+	}
+	least := threshold(l.options.HoldoutShare)
+	for _, s := range l.sources {
+		if s.documents == 1 {
+			c.train[s.hash(0)] = true
+			continue
+		}
+		bound := l.bound(s)
+		for d := int64(0); bound > least && d < s.documents; d++ {
+			if h := s.hash(d); h >= least && h < bound {
+				c.held[h] = true
+			}
+		}
+	}
+	return c
+}
+
+// hold holds out the documents whose hash is below a bound, or that another source holds out.
+func (s *source) hold(bound uint64, shared *claims) {
+	s.train, s.held = stream{cache: s.cache}, stream{cache: s.cache}
+	from := int64(0) // of the run at hand
+	for d := int64(0); s.documents > 1 && d < s.documents; d++ {
+		if h := s.hash(d); h >= bound && !shared.held[h] || shared.train[h] {
+			continue
+		}
+		s.train.add(from, d)
+		if n := len(s.held.runs); n > 0 && from == d {
+			s.held.length += s.start(d+1) - s.start(d) // the neighbour was held out too
+		} else {
+			s.held.add(d, d+1)
+		}
+		from = d + 1
+	}
+	s.train.add(from, s.documents)
+}
+
+// heldTokens counts the tokens of the documents whose hash is below a bound.
+func (s *source) heldTokens(bound uint64) int64 {
+	n := int64(0)
+	for d := range s.documents {
+		if s.hash(d) < bound {
+			n += s.start(d+1) - s.start(d)
+		}
+	}
+	return n
+}
+
+// raised gives the least bound with which at least want tokens are held out, or a larger bound
+// than the one given under which there are still too few. Only as many hashes are looked at as lie
+// below twice the bound, so that memory does not grow with the documents.
+func (s *source) raised(bound uint64, want int64) uint64 {
+	top := max(2*bound, math.MaxUint64/uint64(s.documents))
+	if bound > math.MaxUint64/2 {
+		top = math.MaxUint64
+	}
+	type weighed struct {
+		hash   uint64
+		tokens int64
+	}
+	var list []weighed
+	have := int64(0)
+	for d := range s.documents {
+		switch h, n := s.hash(d), s.start(d+1)-s.start(d); {
+		case h < bound:
+			have += n
+		case h < top:
+			list = append(list, weighed{h, n})
+		}
+	}
+	slices.SortFunc(list, func(a, b weighed) int { return cmp.Compare(a.hash, b.hash) })
+	for i, w := range list {
+		have += w.tokens
+		// A document that is there twice is on one side.
+		if have >= want && (i+1 == len(list) || list[i+1].hash != w.hash) {
+			return w.hash + 1
+		}
+	}
+	return top
+}
+
+func (s *source) noText() error {
+	return diag.New(diag.DataEmpty, "no text was found in %s", s.path).
+		Because("%d files, of which %d are not text", s.stats.Files, s.stats.Skipped).
+		Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
+}
+
+// nothingHeld says that no document could be held out.
+func (l *Loader) nothingHeld() error {
+	return diag.New(diag.DataEmpty, "no document can be held out").At("%s", l.sources[0].path).
+		Because("whole documents are, and the data is a single one, or all but one are too short").
+		Try("name other text to validate on: eval.data = \"PATH\"; or write each document into a file, " +
+			"or a line of jsonl, of its own")
+}
+
+// warnHeld says that more is held out than was asked for, as in data of few documents.
+func (l *Loader) warnHeld() {
+	share := l.options.HoldoutShare
+	for _, s := range l.sources {
+		held := float64(s.held.length) / float64(s.tokens)
+		if share > 0 && held > 0.1 && held > 3*share {
+			l.options.Events.Emit(event.Warning{Code: string(diag.DataEmpty), Text: fmt.Sprintf(
+				"%s: %.0f%% of the tokens are held out, not %.3g%%: whole documents are, and there are %d; "+
+					"eval.data = \"PATH\" validates on other text",
+				s.stats.Name, 100*held, 100*share, s.documents)})
+		}
+	}
 }

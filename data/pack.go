@@ -37,9 +37,9 @@ func newBatch(rows, seq int) *Batch {
 // given none. It does not depend on the number of ranks.
 type Position map[string]int64
 
-// A rowAt is a row of a source in the order of its files.
+// A rowAt is a row of a stream; without one it is a row of nothing.
 type rowAt struct {
-	source *source
+	stream *stream
 	row    int64
 }
 
@@ -47,6 +47,9 @@ type rowAt struct {
 // the number of rows of all ranks; each has a contiguous part of them, of nearly the same size. The
 // epochs of a source follow each other without a gap, so that there is always a next row.
 func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, error) {
+	if l.unsplit != nil {
+		return nil, nil, l.unsplit
+	}
 	if err := checkRanks(rows, rank, ranks); err != nil {
 		return nil, nil, err
 	}
@@ -68,7 +71,7 @@ func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, err
 			}
 			row = orders[n].at(row)
 		}
-		list[i] = rowAt{s, row}
+		list[i] = rowAt{&s.train, row}
 		taken[n]++
 		total++
 	}
@@ -158,19 +161,20 @@ func (l *Loader) batch(list []rowAt, rank, ranks int) (b *Batch, err error) {
 // count gives the number of labels of a row that count: tokens that are to be learned and are not
 // the first of a document.
 func (r rowAt) count(seq int, joined bool) int64 {
-	if r.source == nil {
+	if r.stream == nil {
 		return 0
 	}
-	c := r.source.cache
 	from := r.row*int64(seq) + 1
-	to := from + int64(seq)
-	n := c.learnedIn(from, to)
-	if joined {
-		return n
-	}
-	for d := c.documentAt(from-1) + 1; c.start(d) < to; d++ {
-		if c.learned(c.start(d)) {
-			n--
+	n, c := int64(0), r.stream.cache
+	for begin, end := range r.stream.spans(from, from+int64(seq)) {
+		n += c.learnedIn(begin, end)
+		if joined {
+			continue
+		}
+		for d := c.documentAt(begin-1) + 1; c.start(d) < end; d++ {
+			if c.learned(c.start(d)) {
+				n--
+			}
 		}
 	}
 	return n
@@ -181,35 +185,28 @@ func (r rowAt) fill(b *Batch, i int, joined bool) {
 	span := func(all []int32) []int32 { return all[i*b.Seq : (i+1)*b.Seq] }
 	ids, labels := span(b.IDs), span(b.Labels)
 	positions, segments := span(b.Positions), span(b.Segments)
-	if r.source == nil {
+	if r.stream == nil {
 		for i := range labels {
 			labels[i], positions[i] = Ignored, int32(i)
 		}
 		return
 	}
-	c := r.source.cache
-	at := r.row * int64(b.Seq)
-	document := c.documentAt(at)
-	end := c.start(document + 1)
+	c, at := r.stream.cache, r.stream.seek(r.row*int64(b.Seq))
 	position, segment := int32(0), int32(0)
-	token := c.token(at)
+	token := c.token(at.token)
 	for i := range ids {
 		ids[i], positions[i], segments[i] = token, position, segment
-		at++
 		position++
-		token = c.token(at)
+		other := at.next()
+		token = c.token(at.token)
 		labels[i] = token
-		if !c.learned(at) {
+		if !c.learned(at.token) {
 			labels[i] = Ignored
 		}
-		if at == end {
-			document++
-			end = c.start(document + 1)
-			if !joined {
-				labels[i] = Ignored
-				position = 0
-				segment++
-			}
+		if other && !joined {
+			labels[i] = Ignored
+			position = 0
+			segment++
 		}
 	}
 }
@@ -218,24 +215,28 @@ func (r rowAt) fill(b *Batch, i int, joined bool) {
 func (l *Loader) EvalRows() int64 {
 	n := int64(0)
 	for _, s := range l.sources {
-		first, last := s.evalRows(l.holds())
-		n += last - first
+		_, rows := s.evaluated(l.holds())
+		n += rows
 	}
 	return n
 }
 
 func (l *Loader) holds() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
 
-func (s *source) evalRows(held bool) (first, last int64) {
+// evaluated gives what Eval takes of a source, and its rows.
+func (s *source) evaluated(held bool) (*stream, int64) {
 	if held {
-		return s.stats.Rows, s.stats.Rows + s.stats.Held
+		return &s.held, s.stats.Held
 	}
-	return 0, s.stats.Rows
+	return &s.train, s.stats.Rows
 }
 
 // Eval gives rows of the evaluation from row first on, source by source in the order of the files.
 // Rows behind the last one have no labels that count, so that a batch always has the same size.
 func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
+	if l.unsplit != nil {
+		return nil, l.unsplit
+	}
 	if err := checkRanks(rows, rank, ranks); err != nil {
 		return nil, err
 	}
@@ -251,11 +252,11 @@ func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
 
 func (l *Loader) evalRow(row int64) rowAt {
 	for _, s := range l.sources {
-		first, last := s.evalRows(l.holds())
-		if row < last-first {
-			return rowAt{s, first + row}
+		stream, rows := s.evaluated(l.holds())
+		if row < rows {
+			return rowAt{stream, row}
 		}
-		row -= last - first
+		row -= rows
 	}
 	return rowAt{}
 }
@@ -271,7 +272,11 @@ func (l *Loader) Row(source string, row int64) (*Batch, error) {
 			return nil, diag.New(diag.BadInput, "there is no row %d: the last one is %d", row, last).
 				Try("count from 0")
 		}
-		return l.batch([]rowAt{{s, row}}, 0, 1)
+		at := rowAt{&s.train, row}
+		if row >= s.stats.Rows {
+			at = rowAt{&s.held, row - s.stats.Rows}
+		}
+		return l.batch([]rowAt{at}, 0, 1)
 	}
 	return nil, diag.New(diag.BadInput, "there is no source %q", source).
 		Because("the sources are %s", strings.Join(l.names(), ", "))

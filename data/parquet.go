@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,14 +9,13 @@ import (
 	"os"
 	"slices"
 
-	"github.com/parquet-go/parquet-go"
-
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/parquet"
 )
 
 // readParquet takes every row as a document: the column text, or messages. Other columns are not
 // read.
-func readParquet(ctx context.Context, f *file, emit func(item) error) (err error) {
+func readParquet(ctx context.Context, f *file, emit func(item) error) error {
 	in, err := os.Open(f.path)
 	if err != nil {
 		return readError(f.path, err)
@@ -25,58 +25,63 @@ func readParquet(ctx context.Context, f *file, emit func(item) error) (err error
 		return diag.New(diag.DataFormat, "%s cannot be read as parquet", f.name).At("%s", f.path).
 			Wrap(err).Try("fetch the file again: it is damaged or cut off")
 	}
-	// The library panics on some damaged files.
-	defer func() {
-		if v := recover(); v != nil {
-			err = bad(fmt.Errorf("%v", v))
-		}
-	}()
-	pf, err := parquet.OpenFile(in, f.size, parquet.SkipPageIndex(true),
-		parquet.SkipBloomFilters(true))
+	pf, err := parquet.Open(in, f.size)
 	if err != nil {
 		return bad(err)
 	}
-	leaves, chat, err := parquetLeaves(f, pf.Schema().Columns())
+	paths := make([][]string, len(pf.Leaves))
+	for i, leaf := range pf.Leaves {
+		paths[i] = leaf.Path
+	}
+	leaves, chat, err := parquetLeaves(f, paths)
 	if err != nil {
 		return err
 	}
+	for _, i := range leaves {
+		if leaf := pf.Leaves[i]; !leaf.Text() {
+			return diag.New(diag.DataFormat, "the column is not one of text").At("%s", f.path).
+				Because("its values are %s", leaf.Type)
+		}
+	}
+	if err := pf.Select(leaves...); err != nil {
+		return bad(err)
+	}
 	row := int64(0)
-	for i, group := range pf.RowGroups() {
+	for i, rows := range pf.Groups {
 		columns := make([]*column, len(leaves))
-		for j, leaf := range leaves {
-			columns[j] = &column{pages: group.ColumnChunks()[leaf].Pages()}
+		for j := range leaves {
+			c, err := pf.Column(i, j, pagesOfDocument*int64(f.limit))
+			if err != nil {
+				return bad(err)
+			}
+			defer c.Close()
+			columns[j] = &column{Column: c}
 		}
-		for range group.NumRows() {
+		for range rows {
 			row++
-			it := item{where: place{f.path, row}, read: f.size * int64(i) / int64(len(pf.RowGroups()))}
-			if err = it.fromColumns(columns, chat); err != nil {
-				break
+			it := item{where: place{f.path, row}, read: f.size * int64(i) / int64(len(pf.Groups))}
+			if err := it.fromColumns(f, columns, chat); err != nil {
+				if _, ok := errors.AsType[*diag.Error](err); ok {
+					return err
+				}
+				return bad(err)
 			}
-			if it.size() == 0 {
-				continue
+			if it.size() > 0 {
+				if err := emit(it); err != nil {
+					return err
+				}
 			}
-			if err = emit(it); err != nil {
-				break
+			if err := ctx.Err(); err != nil {
+				return err
 			}
-			if err = ctx.Err(); err != nil {
-				break
-			}
-		}
-		for _, c := range columns {
-			c.close()
-		}
-		if _, ok := errors.AsType[*diag.Error](err); err != nil && (ok || ctx.Err() != nil) {
-			return err
-		}
-		if errors.Is(err, errEnough) {
-			return err
-		}
-		if err != nil {
-			return bad(err)
 		}
 	}
 	return nil
 }
+
+// pagesOfDocument is how many of the longest documents a page may hold: writers close a page by its
+// size only after some rows. At 16 MiB it is 128 MiB.
+const pagesOfDocument = 8
 
 // parquetLeaves finds the columns to read: one with text or JSON, or the two of messages with their
 // roles and contents.
@@ -111,30 +116,24 @@ func parquetLeaves(f *file, paths [][]string) (leaves []int, chat bool, err erro
 }
 
 // fromColumns reads the next row.
-func (it *item) fromColumns(columns []*column, chat bool) error {
+func (it *item) fromColumns(f *file, columns []*column, chat bool) error {
 	var rows [2][]parquet.Value
 	for i, c := range columns {
 		var err error
-		if rows[i], err = c.row(); err != nil {
+		if rows[i], err = c.row(f, it.where); err != nil {
 			return err
-		}
-		for _, v := range rows[i] {
-			if !v.IsNull() && v.Kind() != parquet.ByteArray && v.Kind() != parquet.FixedLenByteArray {
-				return diag.New(diag.DataFormat, "the column is not one of text").At("%s", it.where).
-					Because("its values are %s", v.Kind())
-			}
 		}
 	}
 	first := rows[0][0]
 	switch {
 	case len(columns) == 2:
 		return it.fromMessages(rows[0], rows[1])
-	case first.IsNull():
+	case first.Null:
 		return nil
 	case chat:
-		it.line = slices.Concat([]byte(`{"messages":`), first.ByteArray(), []byte("}"))
+		it.line = slices.Concat([]byte(`{"messages":`), first.Bytes, []byte("}"))
 	default:
-		it.text = string(first.ByteArray())
+		it.text = string(first.Bytes)
 	}
 	return nil
 }
@@ -143,84 +142,57 @@ func (it *item) fromMessages(roles, contents []parquet.Value) error {
 	if len(roles) != len(contents) {
 		return fmt.Errorf("row %d has %d roles and %d contents", it.where.line, len(roles), len(contents))
 	}
-	if len(roles) == 1 && roles[0].IsNull() && contents[0].IsNull() {
+	if len(roles) == 1 && roles[0].Null && contents[0].Null {
 		return nil // an empty list
 	}
 	for i := range roles {
-		if roles[i].IsNull() || contents[i].IsNull() {
+		if roles[i].Null || contents[i].Null {
 			return diag.New(diag.DataFormat, "message %d has no role or no content", i+1).
 				At("%s", it.where)
 		}
-		it.chat = append(it.chat, message{string(roles[i].ByteArray()), string(contents[i].ByteArray())})
+		it.chat = append(it.chat, message{string(roles[i].Bytes), string(contents[i].Bytes)})
 	}
 	return nil
 }
 
 // A column gives the values of a column, row by row.
 type column struct {
-	pages  parquet.Pages
-	page   parquet.Page
-	values parquet.ValueReader
-	buf    [256]parquet.Value
-	ready  []parquet.Value // read but not given yet
-	out    []parquet.Value
+	*parquet.Column
+	ahead *parquet.Value // the first of the next row
+	out   []parquet.Value
 }
+
+// valueBytes is about what a value takes beside its bytes.
+const valueBytes = 48
 
 // row gives the values of the next row, which hold until the next call. A row that has none has a
 // null.
-func (c *column) row() ([]parquet.Value, error) {
+func (c *column) row(f *file, at place) ([]parquet.Value, error) {
 	c.out = c.out[:0]
-	for {
-		if len(c.ready) == 0 {
-			err := c.more()
-			if errors.Is(err, io.EOF) && len(c.out) > 0 {
-				return c.out, nil
-			}
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF // the group has more rows
-			}
-			if err != nil {
-				return nil, err
-			}
-			continue
-		}
-		if len(c.out) > 0 && c.ready[0].RepetitionLevel() == 0 {
+	size := 0
+	if c.ahead != nil {
+		c.out = append(c.out, *c.ahead)
+		size = len(c.ahead.Bytes)
+		c.ahead = nil
+	}
+	for size <= f.limit && valueBytes*len(c.out) <= 2*f.limit {
+		v, err := c.Next()
+		if errors.Is(err, io.EOF) && len(c.out) > 0 {
 			return c.out, nil
 		}
-		c.out = append(c.out, c.ready[0].Clone()) // a page may end within a row
-		c.ready = c.ready[1:]
-		if len(c.out) > maxDocument/64 {
-			return nil, errors.New("a row has too many values")
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF // the group has more rows
 		}
-	}
-}
-
-// more reads values into ready.
-func (c *column) more() error {
-	if c.values == nil {
-		c.release()
-		page, err := c.pages.ReadPage()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c.page, c.values = page, page.Values()
+		v.Bytes = bytes.Clone(v.Bytes) // a page may end within a row
+		if len(c.out) > 0 && v.First {
+			c.ahead = &v
+			return c.out, nil
+		}
+		c.out = append(c.out, v)
+		size += len(v.Bytes)
 	}
-	n, err := c.values.ReadValues(c.buf[:])
-	c.ready = c.buf[:n]
-	if errors.Is(err, io.EOF) {
-		c.values, err = nil, nil // the page stays until what was read of it is given
-	}
-	return err
-}
-
-func (c *column) release() {
-	if c.page != nil {
-		parquet.Release(c.page)
-		c.page = nil
-	}
-}
-
-func (c *column) close() {
-	c.release()
-	_ = c.pages.Close()
+	return nil, f.tooLong(at, max(size, valueBytes*len(c.out)))
 }

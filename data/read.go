@@ -5,9 +5,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"maps"
 	"os"
@@ -18,12 +21,26 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/tokenizer"
 )
 
-// maxDocument bounds the memory that one document takes, and what a packed file may unpack to in
-// one piece. It is more than a hundred thousand pages, and little beside the memory of a host that
-// trains.
-const maxDocument = 1 << 29
+// DefaultDocument is how many bytes a document may have by default: some five thousand pages. All
+// of it is in memory at once, several times over; see [Options.Document].
+const DefaultDocument = 16 << 20
+
+// maxWindow bounds the memory of unpacking .zst; it is what zstd itself takes without --long=28.
+const maxWindow = 128 << 20
+
+// tooLong refuses a document.
+func (f *file) tooLong(at place, size int) error {
+	e := diag.New(diag.DataFormat, "a document has %d bytes or more; the limit is %d MiB", size,
+		f.limit>>20).At("%s", at)
+	if size > maxDocument/2 {
+		return e.Try("cut it into several documents, each in a line or row of its own")
+	}
+	return e.Try("cut it into several documents, or raise the limit: data.document_mib = %d",
+		min(max(2*f.limit, size+size/2), maxDocument)>>20)
+}
 
 // An item is a document as a reader finds it. What costs time, such as parsing a line, is left to
 // those who take items, since they are many.
@@ -34,6 +51,24 @@ type item struct {
 	ids   []int32   // tokens, if the file has them already
 	where place
 	read  int64 // bytes of the file that were read so far
+	long  *link // set if the text is a piece of a long one
+}
+
+// A link is the place of a piece in a long text. Pieces are encoded one after the other, as each
+// needs to know how the one before it ended.
+type link struct {
+	*longText
+	turn <-chan struct{} // closed when the piece before is done; nil for the first
+	done chan struct{}
+	more bool // another piece follows
+}
+
+// A longText is what goes from one piece of a document to the next.
+type longText struct {
+	part tokenizer.Part
+	hash hash.Hash // of the text so far
+	any  bool      // whether it has tokens yet
+	last int32     // the last of them
 }
 
 // size tells how much work an item is, in bytes.
@@ -43,6 +78,27 @@ func (it *item) size() int {
 		n += len(m.Content)
 	}
 	return n
+}
+
+// hash names the contents of a document that was parsed: the words, whatever file, format or
+// tokenizer they went through. The split of held-out documents rests on it, so that it must never
+// change.
+func (it *item) hash() uint64 {
+	h := sha256.New()
+	switch {
+	case it.long != nil: // as below, over all pieces
+		return binary.LittleEndian.Uint64(it.long.hash.Sum(nil))
+	case it.chat != nil:
+		for _, m := range it.chat {
+			fmt.Fprintf(h, "%d %d ", len(m.Role), len(m.Content))
+			_, _ = io.WriteString(h, m.Role+m.Content)
+		}
+	case it.ids != nil:
+		_ = binary.Write(h, binary.LittleEndian, it.ids) // a hash takes all
+	default:
+		_, _ = io.WriteString(h, it.text)
+	}
+	return binary.LittleEndian.Uint64(h.Sum(nil))
 }
 
 // A place is where a document stands: a file, and the line or row in it, if it has several.
@@ -95,7 +151,7 @@ func unpack(ctx context.Context, f *file) (in *counted, r io.Reader, done func()
 		r, err = gzip.NewReader(bufio.NewReaderSize(r, 1<<16))
 	case strings.HasSuffix(f.path, ".zst"):
 		var z *zstd.Decoder
-		z, err = zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxDocument))
+		z, err = zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 		if err == nil {
 			r, done = z, func() { z.Close(); opened.Close() }
 		}
@@ -112,11 +168,14 @@ func packed(f *file, err error) error {
 	if unpackedName(f.path) == f.path {
 		return readError(f.path, err)
 	}
-	return diag.New(diag.DataFormat, "%s cannot be unpacked", f.name).At("%s", f.path).Wrap(err).
-		Try("fetch the file again: it is damaged or cut off")
+	e := diag.New(diag.DataFormat, "%s cannot be unpacked", f.name).At("%s", f.path).Wrap(err)
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		return e.Try("pack it again without --long: unpacking takes more than %d MiB", maxWindow>>20)
+	}
+	return e.Try("fetch the file again: it is damaged or cut off")
 }
 
-// readText takes a file as one document.
+// readText takes a file as one document. One that is longer than the limit comes in pieces.
 func readText(ctx context.Context, f *file, emit func(item) error) error {
 	_, r, done, err := unpack(ctx, f)
 	if err != nil {
@@ -124,20 +183,117 @@ func readText(ctx context.Context, f *file, emit func(item) error) error {
 	}
 	defer done()
 	var b bytes.Buffer
-	b.Grow(int(min(f.size, maxDocument)) + bytes.MinRead)
-	if _, err := b.ReadFrom(io.LimitReader(r, maxDocument+1)); err != nil {
+	b.Grow(int(min(f.size, int64(f.limit))) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.LimitReader(r, int64(f.limit)+1)); err != nil {
 		return packed(f, err)
 	}
-	if b.Len() > maxDocument {
-		return diag.New(diag.DataFormat, "a text file is one document, and %s is too long for one",
-			f.name).At("%s", f.path).
-			Try("write it as jsonl, with a document in each line, or split it into several files")
+	if b.Len() <= f.limit {
+		if text := b.Bytes(); !isText(text) {
+			return errNoText
+		}
+		return emit(item{text: b.String(), where: place{file: f.path}, read: f.size})
 	}
-	text := b.Bytes()
-	if !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0 {
-		return errNoText
+	// Whether it is text must be known before its first piece is passed on.
+	if err := checkText(f, io.MultiReader(&b, r)); err != nil {
+		return err
 	}
-	return emit(item{text: string(text), where: place{file: f.path}, read: f.size})
+	done()
+	return readPieces(ctx, f, emit)
+}
+
+func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }
+
+// checkText reads to the end, and gives errNoText if that is not text.
+func checkText(f *file, r io.Reader) error {
+	in := &window{in: r, most: 1 << 16}
+	for {
+		more, err := in.fill()
+		if err != nil {
+			return packed(f, err)
+		}
+		end := len(in.buf)
+		for more && end > len(in.buf)-utf8.UTFMax && !utf8.RuneStart(in.buf[end-1]) {
+			end--
+		}
+		if more {
+			end-- // where the last character begins, which may be cut off
+		}
+		if !isText(in.buf[:end]) {
+			return errNoText
+		}
+		if !more {
+			return nil
+		}
+		in.take(end)
+	}
+}
+
+// A window holds the next bytes of a stream.
+type window struct {
+	in   io.Reader
+	buf  []byte
+	most int // that are taken at once; it holds one more
+}
+
+// fill reads on, and reports whether there is more than is taken at once.
+func (p *window) fill() (more bool, err error) {
+	p.buf = slices.Grow(p.buf, p.most+1-len(p.buf))
+	for len(p.buf) <= p.most {
+		n, err := p.in.Read(p.buf[len(p.buf) : p.most+1])
+		p.buf = p.buf[:len(p.buf)+n]
+		if errors.Is(err, io.EOF) { // not the one of a file that was cut off
+			return len(p.buf) > p.most, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (p *window) take(n int) { p.buf = p.buf[:copy(p.buf, p.buf[n:])] }
+
+// readPieces passes a long text on in pieces.
+func readPieces(ctx context.Context, f *file, emit func(item) error) error {
+	in, r, done, err := unpack(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer done()
+	text := &longText{hash: sha256.New()}
+	p := &window{in: r, most: tokenizer.PieceBytes}
+	var turn <-chan struct{}
+	for more := true; more; {
+		if more, err = p.fill(); err != nil {
+			return packed(f, err)
+		}
+		piece := string(p.buf)
+		if more {
+			piece = piece[:f.cut(piece)]
+		}
+		p.take(len(piece))
+		l := &link{longText: text, turn: turn, done: make(chan struct{}), more: more}
+		turn = l.done
+		err := emit(item{text: piece, where: place{file: f.path}, read: in.n, long: l})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cutBlank cuts a text behind a word, for those who have no tokenizer yet.
+func cutBlank(text string) int {
+	n := tokenizer.PieceBytes
+	for at := n; at > n/2; at-- {
+		if text[at] == ' ' && text[at-1] > ' ' {
+			return at
+		}
+	}
+	for n > tokenizer.PieceBytes-utf8.UTFMax && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return n
 }
 
 // readLines takes every line of a file as an item.
@@ -149,14 +305,13 @@ func readLines(ctx context.Context, f *file, emit func(item) error) error {
 	defer done()
 	lines := bufio.NewReaderSize(r, 1<<18)
 	for number := int64(1); ; number++ {
-		line, err := readLine(lines)
+		line, size, err := readLine(lines, f.limit)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return packed(f, err)
 		}
 		at := place{f.path, number}
-		if len(line) > maxDocument {
-			return diag.New(diag.DataFormat, "a line is longer than %d bytes", maxDocument).
-				At("%s", at).Try("put every document in a line of its own")
+		if size > f.limit {
+			return f.tooLong(at, size)
 		}
 		if number == 1 {
 			line = bytes.TrimPrefix(line, []byte("\ufeff")) // some editors mark UTF-8 so
@@ -172,14 +327,18 @@ func readLines(ctx context.Context, f *file, emit func(item) error) error {
 	}
 }
 
-// readLine reads a line of any length up to a byte more than maxDocument.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	var line []byte
+// readLine reads a line. One that is longer than the limit is counted, and not kept.
+func readLine(r *bufio.Reader, limit int) (line []byte, size int, err error) {
+	const enough = 1 << 30 // to count
 	for {
 		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		if !errors.Is(err, bufio.ErrBufferFull) || len(line) > maxDocument {
-			return line, err
+		if size += len(part); size <= limit+len("\r\n") {
+			line = append(line, part...)
+		} else {
+			line = nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) || size > enough {
+			return line, size - len(part) + len(bytes.TrimRight(part, "\r\n")), err
 		}
 	}
 }
@@ -259,36 +418,67 @@ func shown(names []string) []string {
 }
 
 // parseChat reads a list of messages. The content of one is a string, or a list of parts of which
-// each has text.
+// each has text. Parts are read one by one: a short line can have millions of them.
 func parseChat(raw json.RawMessage) ([]message, error) {
-	var list []map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, errors.New("they are not a list of objects")
-	}
-	chat := make([]message, 0, len(list))
-	for i, m := range list {
+	var chat []message
+	err := eachObject(raw, func(m map[string]json.RawMessage) error {
 		var out message
 		if json.Unmarshal(m["role"], &out.Role) != nil || out.Role == "" {
-			return nil, fmt.Errorf("message %d has no role", i+1)
+			return fmt.Errorf("message %d has no role", len(chat)+1)
 		}
-		var parts []map[string]json.RawMessage
-		switch content := m["content"]; {
-		case json.Unmarshal(content, &out.Content) == nil && string(content) != "null":
-		case json.Unmarshal(content, &parts) == nil && len(parts) > 0:
-			for _, p := range parts {
+		content := m["content"]
+		if json.Unmarshal(content, &out.Content) != nil || string(content) == "null" {
+			var b strings.Builder
+			parts := 0
+			err := eachObject(content, func(p map[string]json.RawMessage) error {
 				var text string
 				if json.Unmarshal(p["text"], &text) != nil {
-					return nil, fmt.Errorf("message %d has a part that is not text", i+1)
+					return fmt.Errorf("message %d has a part that is not text", len(chat)+1)
 				}
-				out.Content += text
+				parts++
+				b.WriteString(text)
+				return nil
+			})
+			if errors.Is(err, errNoList) || err == nil && parts == 0 {
+				return fmt.Errorf("message %d has no content", len(chat)+1)
 			}
-		default:
-			return nil, fmt.Errorf("message %d has no content", i+1)
+			if err != nil {
+				return err
+			}
+			out.Content = b.String()
 		}
 		chat = append(chat, out)
+		return nil
+	})
+	if errors.Is(err, errNoList) {
+		return nil, errors.New("they are not a list of objects")
 	}
-	if len(chat) == 0 {
-		return nil, errors.New("there are none")
+	if err == nil && len(chat) == 0 {
+		err = errors.New("there are none")
+	}
+	if err != nil {
+		return nil, err
 	}
 	return chat, nil
+}
+
+// errNoList says that JSON is not a list of objects.
+var errNoList = errors.New("not a list of objects")
+
+// eachObject calls take for each object of a list, of which it keeps one at a time.
+func eachObject(raw json.RawMessage, take func(map[string]json.RawMessage) error) error {
+	list := json.NewDecoder(bytes.NewReader(raw))
+	if start, err := list.Token(); err != nil || start != json.Delim('[') {
+		return errNoList
+	}
+	for list.More() {
+		var object map[string]json.RawMessage
+		if list.Decode(&object) != nil {
+			return errNoList
+		}
+		if err := take(object); err != nil {
+			return err
+		}
+	}
+	return nil
 }

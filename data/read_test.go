@@ -3,12 +3,14 @@ package data
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -295,6 +298,230 @@ func TestDamagedParquet(t *testing.T) {
 			t.Errorf("%d bytes: %v", len(damaged), err)
 		}
 	}
+}
+
+// A sinkFunc is a sink.
+type sinkFunc func(event.Event)
+
+func (f sinkFunc) Emit(e event.Event) { f(e) }
+
+// longProse is prose of some mebibytes with a few places that are hard to cut at.
+func longProse(size int) string {
+	hard := []string{strings.Repeat("日本", 300), strings.Repeat(" ", 5000), "<|endoftext|> ", "é e\u0301\n\n\u0301 ", strings.Repeat("x", 9000)}
+	var b strings.Builder
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, "the quick brown fox %d jumps over the lazy dog.\n", i)
+		if i%97 == 0 {
+			b.WriteString(hard[i/97%len(hard)])
+		}
+	}
+	return b.String()
+}
+
+// A text that is longer than the limit is one document with the tokens and the hash that it has as
+// a whole, packed or not, beside others.
+func TestLongTextIsOneDocument(t *testing.T) {
+	text := longProse(5 << 20)
+	gz, zst := pack(t, text)
+	dir := write(t, map[string]string{"a.txt": "the fox", "b.txt": text, "c.txt.gz": gz, "d.txt.zst": zst,
+		"e.jsonl": `{"messages":[{"role":"user","content":"fox"},{"role":"assistant","content":"dog"}]}`, "f.txt": text + "é", "g.txt": "dog"})
+	at := func(limit int64) *cache {
+		l := open(t, Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, special...), End: special[0], Document: limit})
+		return l.sources[0].cache
+	}
+	pieces, whole := at(1<<20), at(64<<20)
+	if pieces.documents != 7 || pieces.documents != whole.documents || pieces.text != whole.text {
+		t.Fatalf("%d and %d documents of %d and %d bytes", pieces.documents, whole.documents, pieces.text, whole.text)
+	}
+	if !slices.Equal(pieces.ids, whole.ids) || !slices.Equal(pieces.starts, whole.starts) ||
+		!slices.Equal(pieces.hashes, whole.hashes) || !slices.Equal(pieces.mask, whole.mask) {
+		t.Error("tokens, places or hashes differ")
+	}
+	if pieces.hash(1) != pieces.hash(2) || pieces.hash(1) != pieces.hash(3) || pieces.hash(1) == pieces.hash(5) {
+		t.Error("the hash is not that of the contents")
+	}
+	got := strings.Builder{}
+	for text, err := range Texts(t.Context(), []Source{{Path: filepath.Join(dir, "b.txt")}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.WriteString(text)
+	}
+	if got.String() != text {
+		t.Errorf("%d bytes to train on, of %d", got.Len(), len(text))
+	}
+}
+
+// What a long file is shows only at its end: nothing of it is taken if that is not text.
+func TestLongFilesThatAreNotText(t *testing.T) {
+	text := longProse(2 << 20)
+	gz, _ := pack(t, text)
+	for name, raw := range map[string]string{"late.txt": text + "\xff" + text, "zero.txt": text + "\x00", "cut.txt": text + "é"[:1],
+		"odd.txt": text + "\x80\x80\x80\x80\x80\x80" + text} {
+		dir := write(t, map[string]string{name: raw, "x.txt": "the quick brown fox"})
+		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 1, Document: 1 << 20})
+		if s := l.Stats()[0]; s.Documents != 1 || s.Skipped != 1 {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+	dir := write(t, map[string]string{"cut.txt.gz": gz[:len(gz)-20]})
+	if _, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Document: 1 << 20}); err == nil || !strings.Contains(err.Error(), "cannot be unpacked") {
+		t.Errorf("a file that was cut off: %v", err)
+	}
+}
+
+// An error beside a long text, or a caller who has enough, ends all that wait for its pieces.
+func TestErrorsBesideLongTexts(t *testing.T) {
+	text := longProse(8 << 20)
+	for name, files := range map[string]map[string]string{
+		"before": {"a.jsonl": "{\"text\":\"fox\"}\n{", "b.txt": text},
+		"after":  {"a.txt": text, "b.jsonl": "{"},
+	} {
+		dir := write(t, files)
+		_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Document: 1 << 20})
+		if err == nil || !strings.Contains(err.Error(), "not a JSON object") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	dir := write(t, map[string]string{"a.txt": text})
+	ctx, cancel := context.WithCancel(t.Context())
+	events := sinkFunc(func(e event.Event) {
+		if p, ok := e.(event.Progress); ok && strings.HasPrefix(p.Task, "tokenize") {
+			cancel()
+		}
+	})
+	_, err := Open(ctx, Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, special...), End: special[0], Seq: 16, Document: 1 << 20, Events: events})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+}
+
+func TestLinesThatAreTooLong(t *testing.T) {
+	line := `{"text":"` + strings.Repeat("x", 1<<20) + `"}`
+	for _, c := range []struct {
+		text, want string
+	}{
+		{"{\"text\":\"fox\"}\n" + line + "\n{\"text\":\"dog\"}\n",
+			fmt.Sprintf("a document has %d bytes or more; the limit is 1 MiB", len(line))},
+		{"{\"text\":\"fox\"}\n" + line, "data.document_mib = 2"},
+		{"\n" + strings.Repeat("x", 3<<20), "data.document_mib = 4"},
+		{"\n" + strings.Repeat("\n", 3<<20) + `{"text":"` + strings.Repeat("fox ", 20) + `"}`, ""},
+		{"\r\n" + line[:1<<20-2] + "\"}\r\n", ""},
+	} {
+		path := filepath.Join(write(t, map[string]string{"x.jsonl": c.text}), "x.jsonl")
+		_, err := tryOpen(t, Options{Sources: []Source{{Path: path}}, Document: 1 << 20})
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%v", err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path+":2") {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	for _, n := range []int64{-1, 2 << 30} {
+		if _, err := tryOpen(t, Options{Sources: []Source{{Path: "x"}}, Document: n}); err == nil || !strings.Contains(err.Error(), "cannot have up to") {
+			t.Errorf("%d: %v", n, err)
+		}
+	}
+}
+
+// A .zst may ask for a window of gigabytes; zstd itself wants a flag for more than 128 MiB.
+func TestWindowsOfZstdAreBounded(t *testing.T) {
+	frame := func(log byte) string { // magic, a window, one block as it is
+		return "\x28\xb5\x2f\xfd\x00" + string([]byte{(log - 10) << 3}) + "\xa1\x00\x00" + strings.Repeat("fox ", 5)
+	}
+	for log, want := range map[byte]string{20: "", 27: "", 28: "without --long", 31: "without --long", 41: "without --long"} {
+		dir := write(t, map[string]string{"x.txt.zst": frame(log)})
+		var err error
+		n := allocated(func() { _, err = tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 4}) })
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || n > 2*maxWindow {
+			t.Errorf("2^%d: %d bytes, %v", log, n, err)
+		}
+	}
+}
+
+// allocated tells how many bytes a function allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// Parsing a chat takes memory that grows with the line alone: it was 57 times the line, and time
+// that grew with its square (finding A9).
+func TestChatsOfManyPartsTakeLittle(t *testing.T) {
+	line := `{"messages":[{"role":"user","content":[{"text":"a"}` + strings.Repeat(`,{"text":"a"}`, 100000) + `]}]}`
+	n := allocated(func() {
+		it := item{line: []byte(line)}
+		if err := it.parse(); err != nil || len(it.chat) != 1 || it.chat[0].Content != strings.Repeat("a", 100001) {
+			t.Errorf("%v", err)
+		}
+	})
+	if most := uint64(100 * len(line)); n > most { // of which nearly all is free again at once
+		t.Errorf("%d bytes allocate %d", len(line), n)
+	}
+}
+
+// FuzzPacked holds that no short .gz or .zst takes much memory, and that errors have their code.
+func FuzzPacked(f *testing.F) {
+	dir := f.TempDir()
+	for _, text := range []string{"the fox", "{\"text\":\"fox\"}\n", strings.Repeat("x", 3<<20)} {
+		gz, zst := pack(f, text)
+		for kind := range uint8(4) {
+			f.Add([]byte(gz), kind)
+			f.Add([]byte(zst), kind)
+		}
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, kind uint8) {
+		if len(raw) > 1<<12 {
+			return
+		}
+		kind %= 4
+		name := []string{"x.txt.gz", "x.txt.zst", "x.jsonl.gz", "x.jsonl.zst"}[kind]
+		file := &file{name: name, path: filepath.Join(dir, name), size: int64(len(raw)), limit: 1 << 20, cut: cutBlank}
+		if err := os.WriteFile(file.path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file.format = formatOf(name)
+		var err error
+		n := allocated(func() {
+			size := 0
+			err = readers[file.format](t.Context(), file, func(it item) error {
+				if size += it.size(); size > 4<<20 {
+					return errEnough
+				}
+				if err := it.parse(); err != nil {
+					return err
+				}
+				return nil
+			})
+		})
+		if err != nil && !errors.Is(err, errEnough) && !errors.Is(err, errNoText) && diag.From(err).Code != diag.DataFormat {
+			t.Fatalf("an error without its code: %v", err)
+		}
+		if n > 3*maxWindow {
+			t.Fatalf("%d bytes allocate %d: %v", len(raw), n, err)
+		}
+	})
+}
+
+// FuzzChat holds that parsing a line allocates no more than a multiple of the line.
+func FuzzChat(f *testing.F) {
+	f.Add(`{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[{"text":"y"}]}]}`)
+	f.Add(`{"messages":[{"role":"user","content":[` + strings.Repeat(`{"text":""},`, 300) + `{"text":""}]}]}`)
+	f.Add(`{"messages":[` + strings.Repeat(`{},`, 300) + `{}]}`)
+	f.Add(`{"messages":[` + strings.Repeat(`[`, 300) + strings.Repeat(`]`, 300) + `]}`)
+	f.Fuzz(func(t *testing.T, line string) {
+		it := item{line: []byte(line), where: place{"x.jsonl", 1}}
+		var err error
+		if n := allocated(func() { err = it.parse() }); n > uint64(1<<20+500*len(line)) {
+			t.Fatalf("%d bytes allocate %d: %v", len(line), n, err)
+		}
+	})
 }
 
 func FuzzLine(f *testing.F) {

@@ -18,6 +18,7 @@ const (
 	BadInput  Code = "DW1002"
 	FileError Code = "DW1003"
 	Canceled  Code = "DW1004"
+	NotPlain  Code = "DW1005"
 
 	EngineUnknown   Code = "DW2001"
 	EngineMissing   Code = "DW2002"
@@ -31,6 +32,7 @@ const (
 	EngineWrite     Code = "DW2010"
 	EngineCUDAStub  Code = "DW2011"
 	EngineUntrusted Code = "DW2012"
+	EngineExposed   Code = "DW2013"
 
 	RuntimeFailed  Code = "DW2101"
 	BufferGone     Code = "DW2102"
@@ -47,6 +49,9 @@ const (
 	CacheFailed   Code = "DW2204"
 	ProgramRead   Code = "DW2205"
 	TooLarge      Code = "DW2206"
+	EnvRefused    Code = "DW2208"
+
+	CompilerCrashed Code = "DW2207"
 
 	ProgramFormat  Code = "DW2301"
 	ProgramInvalid Code = "DW2302"
@@ -65,6 +70,8 @@ const (
 	RecipeKey     Code = "DW2602"
 	RecipeValue   Code = "DW2603"
 	RecipeChanged Code = "DW2604"
+	RunDiffers    Code = "DW2605"
+	PeersDiffer   Code = "DW2606"
 
 	ModelUnknown   Code = "DW2701"
 	ModelMissing   Code = "DW2702"
@@ -74,6 +81,9 @@ const (
 	WeightQuantized Code = "DW2705"
 	WeightNotFinite Code = "DW2706"
 	FolderForeign   Code = "DW2707"
+	// WeightsIncomplete is for what looks like weights and cannot be read as such, which must never be
+	// taken for no weights at all.
+	WeightsIncomplete Code = "DW2708"
 
 	DataMissing   Code = "DW2801"
 	DataEmpty     Code = "DW2802"
@@ -89,8 +99,13 @@ const (
 	CheckpointWrite   Code = "DW2905"
 	CheckpointTensor  Code = "DW2906"
 	CheckpointExists  Code = "DW2907"
+	CheckpointLink    Code = "DW2908"
+	RunBusy           Code = "DW2909"
 
 	TrainingLost Code = "DW3001"
+	HostMemory   Code = "DW3002"
+	HostDisk     Code = "DW3003"
+	RunStalled   Code = "DW3005"
 
 	PlanText    Code = "DW3101"
 	PlanKey     Code = "DW3102"
@@ -114,6 +129,7 @@ const (
 	LinkData        Code = "DW3210"
 	LinkStalled     Code = "DW3211"
 	PipelineStage   Code = "DW3212"
+	LinkKey         Code = "DW3213"
 
 	PolicyText    Code = "DW3301"
 	PolicyKey     Code = "DW3302"
@@ -143,8 +159,10 @@ var catalogue = []row{
 		"x.mlir holds no module"},
 	{FileError, Failed, "a file cannot be read or written",
 		"cannot read step.mlir"},
-	{Canceled, Failed, "the work was stopped by the caller",
+	{Canceled, Failed, "the work was stopped by the caller; 130 or 143 if by a signal",
 		"stopped while waiting for device 3"},
+	{NotPlain, Failed, "a file that is to be written is a link, or not a plain file",
+		".lock is a symbolic link, and nothing is written through one"},
 
 	{EngineUnknown, Usage, "there is no engine of that name",
 		`no engine is called "cuda"; did you mean "cuda13"?`},
@@ -170,6 +188,8 @@ var catalogue = []row{
 		"a real NVIDIA driver is present, so the stand-in libcuda.so.1 is refused"},
 	{EngineUntrusted, Failed, "an installed engine was changed after it was installed",
 		"xla_cuda_plugin.so was changed after it was installed"},
+	{EngineExposed, Failed, "others than the user and root can change an engine's files",
+		"/srv/deepwell/engines can be written by others"},
 
 	{RuntimeFailed, Failed, "the engine reported an error while running",
 		"execution failed on device 2"},
@@ -200,6 +220,10 @@ var catalogue = []row{
 		"optimized program: instruction 17 names no computation"},
 	{TooLarge, NoFit, "a compiled program needs more memory than a device has",
 		"stage step needs 201.0 GiB, b200 has 178.4 GiB"},
+	{EnvRefused, Usage, "a variable of the environment would change numbers behind the recipe's back",
+		"the variable XLA_FLAGS is set, which changes what every program is compiled to"},
+	{CompilerCrashed, Failed, "the compiler crashed in its own process; the command did not",
+		"the compiler crashed (SIGSEGV) on stage step"},
 
 	{ProgramFormat, Usage, "a program file cannot be read",
 		"program.dw: no program.json inside"},
@@ -232,6 +256,10 @@ var catalogue = []row{
 		"micro = 3 does not divide batch = 16"},
 	{RecipeChanged, Usage, "a run goes on with a recipe that would make it another run",
 		"optimizer.rate was 0.0003 when the run was saved, now it is 0.001"},
+	{RunDiffers, Failed, "a run goes on with something that changes its last bits, or its validation",
+		"the run will not end with the same bits as one that was never stopped: another plan"},
+	{PeersDiffer, Usage, "the processes of a run do not train the same",
+		"process 1 (10.0.0.2:9000) has another model and other programs than this process"},
 
 	{ModelUnknown, Usage, "nothing is known by that name: no preset, no folder, no file",
 		`"llama3.1-7b" is neither a preset nor a folder`},
@@ -247,6 +275,9 @@ var catalogue = []row{
 		"model.layers.3.mlp.up_proj.weight holds a number that is not finite"},
 	{FolderForeign, Usage, "an output folder holds other work, whole or half-written",
 		"the folder holds config.json, which is not of this work"},
+	{WeightsIncomplete, Failed, "weights are missing in part, not fetched to the end, or of a form " +
+		"that is not read",
+		"1 of 4 shards are missing: model-00002-of-00004.safetensors"},
 
 	{DataMissing, Usage, "there is no file at a source's path",
 		"nothing matches corpus/**/*.txt"},
@@ -273,11 +304,21 @@ var catalogue = []row{
 		"step 120 needs 1.2 GiB, the disk has 310.0 MiB left"},
 	{CheckpointTensor, Usage, "a checkpoint does not hold the tensor or slice that is asked for",
 		"the checkpoint has \"embed\" as f32[512,64]; f32[1024,64] is wanted"},
-	{CheckpointExists, Failed, "a checkpoint of that step is there and whole",
-		"step 120 is there already"},
+	{CheckpointExists, Failed, "another checkpoint of that step is there and whole",
+		"step 120 of another run is there already"},
+	{CheckpointLink, Failed, "what has the name of a checkpoint is no folder, or a link to none",
+		"step-00000120 is a link to /disk2/step-00000120, which is not there"},
+	{RunBusy, Failed, "another process is training in the same folder",
+		"process 4711 is training in runs/a"},
 
 	{TrainingLost, Numerics, "so many steps in a row were rejected that the run is lost",
 		"8 steps in a row were rejected; the last because the loss is not finite"},
+	{HostMemory, NoFit, "a run needs more memory than its host, control group or ulimit leaves",
+		"the run needs at least 137.2 GiB of memory, and 22.8 GiB are left"},
+	{HostDisk, NoFit, "the run's folder cannot be written, or its disk has no room for checkpoints",
+		"checkpoints need 4.1 MiB, and the disk has 3.0 MiB left"},
+	{RunStalled, Stalled, "a step, save or another phase of a run takes many times longer than usual",
+		"step of step 41 takes longer than 1m0s"},
 
 	{PlanText, Usage, "a plan is not JSON",
 		"the plan is not JSON: unexpected EOF"},
@@ -309,19 +350,21 @@ var catalogue = []row{
 	{ScheduleCosts, Usage, "the costs of a pipeline's stages do not fit the schedule",
 		"the cost of forward has 3 entries for 4 stages"},
 	{LinkLost, Stalled, "the other end of a link between stages is gone or cannot be reached",
-		"rank 2 has gone away"},
+		"process 1 at b:7000 (pipeline rank 1) has gone away"},
 	{LinkTag, Failed, "the other end of a link sends something else than is expected",
-		`rank 2 sends "7 F1.4/0"; "7 F1.3/0" is expected`},
+		`process 1 at b:7000 (pipeline rank 1) sends "7 F1.4/0"; "7 F1.3/0" is expected`},
 	{LinkShape, Failed, "an array that another stage sends has another shape than is expected",
-		"rank 2 sends f32[4,8] in 2 pieces; f32[4,16] in 2 pieces is expected"},
+		"process 1 at b:7000 (pipeline rank 1) sends f32[4,8] in 2 pieces; f32[4,16] is expected"},
 	{LinkVersion, Failed, "the other end of a link speaks another version or belongs to another run",
-		"rank 2 speaks version 2 of the protocol; this binary speaks 1"},
+		"the other end speaks version 1 of the protocol; this binary speaks 2"},
 	{LinkData, Failed, "what came over a link is damaged",
-		"piece 1 from rank 2 has another checksum than when it was sent"},
+		"piece 1 from process 1 at b:7000 (pipeline rank 1) has another checksum than when it was sent"},
 	{LinkStalled, Stalled, "the other end of a link makes no progress",
-		"rank 2 took nothing for 5m0s"},
+		"process 1 at b:7000 (pipeline rank 1) has said nothing for 8s"},
 	{PipelineStage, Usage, "programs of a pipeline do not fit the schedule or each other",
 		"stage 3 has no program for W3.0"},
+	{LinkKey, Usage, "processes share no key, or one that others may read",
+		"0.0.0.0:7000 is not on the loopback interface, and there is no key"},
 
 	{PolicyText, Usage, "a policy of precision is not JSON",
 		"the policy is not JSON: unexpected EOF"},

@@ -17,6 +17,11 @@ const (
 	NoFit    Class = 3 // the plan does not fit the machine
 	Numerics Class = 4 // a numerics guard stopped the run
 	Stalled  Class = 5 // no progress; a restart may help
+
+	// A run that was stopped by a signal and saved what it did ends as shells expect it: 128 and the
+	// number of the signal. SIGHUP counts as SIGTERM.
+	Interrupted Class = 130 // SIGINT, which Ctrl-C sends
+	Terminated  Class = 143 // SIGTERM
 )
 
 // An Error is a failure with everything a person needs to mend it. The zero value of each text
@@ -28,6 +33,8 @@ type Error struct {
 	Cause string // the deeper reason, where one is known
 	Fix   string // what to type or change next
 	Err   error  // the wrapped error, if any
+
+	exit Class // instead of the catalogue's, if not 0
 }
 
 // New returns an error of the given code.
@@ -67,6 +74,13 @@ func (e *Error) Wrap(err error) *Error {
 	return &c
 }
 
+// Exit returns a copy of e that ends the program with another status than the catalogue has.
+func (e *Error) Exit(c Class) *Error {
+	n := *e
+	n.exit = c
+	return &n
+}
+
 // Error gives the message on one line, for logs and for wrapping.
 func (e *Error) Error() string {
 	var b strings.Builder
@@ -91,8 +105,13 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Code == e.Code
 }
 
-// Class gives the exit class that the catalogue has for the error's code.
-func (e *Error) Class() Class { return e.Code.class() }
+// Class gives the exit class that the catalogue has for the error's code, unless Exit set another.
+func (e *Error) Class() Class {
+	if e.exit != 0 {
+		return e.exit
+	}
+	return e.Code.class()
+}
 
 // Format gives the message as a person sees it on a terminal, one fact a line.
 func (e *Error) Format() string {

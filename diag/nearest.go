@@ -1,9 +1,17 @@
 package diag
 
 // Nearest finds the name closest to what a person typed, so that an error can ask "did you mean".
-// It answers "" when nothing is near: more than a third of the letters would have to change.
+// It answers "" when nothing is near: more than a third of the letters would have to change, more
+// than two of a short word, or more than one of a word of three letters. Nobody mistypes a word of
+// more than maxTyped letters, and comparing one would take long.
 func Nearest(typed string, names []string) string {
+	if len(typed) > maxTyped {
+		return ""
+	}
 	best, bestDistance := "", max(2, len(typed)/3)+1
+	if len(typed) <= 3 {
+		bestDistance = 2
+	}
 	for _, name := range names {
 		if d := distance(typed, name); d < bestDistance {
 			best, bestDistance = name, d
@@ -11,6 +19,8 @@ func Nearest(typed string, names []string) string {
 	}
 	return best
 }
+
+const maxTyped = 256
 
 // distance is the edit distance of Levenshtein (1966), kept in two rows.
 func distance(a, b string) int {

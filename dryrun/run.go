@@ -14,6 +14,14 @@ func (s *Step) Run(w WhatIf) (*Timeline, error) {
 	if err := s.check(w); err != nil {
 		return nil, err
 	}
+	if w.Links != 0 && w.Links != 1 {
+		slower, err := s.Slower(w.Links)
+		if err != nil {
+			return nil, err
+		}
+		w.Links = 0
+		return slower.Run(w)
+	}
 	p := s.prices(w)
 	slowest, err := s.once(p, w)
 	for range min(s.Replicas, maxReplicas) - 1 {

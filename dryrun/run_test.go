@@ -3,6 +3,7 @@ package dryrun
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,20 @@ func made(t interface{ Fatalf(string, ...any) }, name string, shape schedule.Sha
 	s, err := schedule.New(name, shape)
 	if err != nil {
 		t.Fatalf("%v", err)
+	}
+	return s
+}
+
+// sends has a step's sends and reductions follow the links, as prices of whole stages do.
+func sends(s *Step) *Step {
+	s.Slower = func(links float64) (*Step, error) {
+		x := *s
+		x.Reduce *= links
+		x.Stages = slices.Clone(s.Stages)
+		for i := range x.Stages {
+			x.Stages[i].Send *= links
+		}
+		return &x, nil
 	}
 	return s
 }
@@ -104,7 +119,7 @@ func TestTimesSumUp(t *testing.T) {
 			}
 		}
 		for _, w := range []WhatIf{{Slow: 1.5, Straggler: s.Ranks - 1}, {Links: 3}} {
-			worse, err := step.Run(w)
+			worse, err := sends(step).Run(w)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -251,6 +266,7 @@ func TestRefusals(t *testing.T) {
 		"no such rank":   {even(s, good), WhatIf{Slow: 2, Straggler: 2}, diag.BadInput},
 		"no seed":        {even(s, good), WhatIf{Jitter: 0.1}, diag.BadInput},
 		"factor":         {even(s, good), WhatIf{Links: math.Inf(1)}, diag.BadInput},
+		"links unknown":  {even(s, good), WhatIf{Links: 2}, diag.BadInput},
 		"no action":      {&Step{Schedule: &hand, Stages: []Stage{good, good}}, WhatIf{}, diag.ScheduleInvalid},
 		"stuck":          {&Step{Schedule: &stuck, Stages: []Stage{good, good}}, WhatIf{}, diag.ScheduleInvalid},
 	} {

@@ -33,6 +33,11 @@ type Step struct {
 	// Replicas is how many copies of the pipeline reduce their gradients together, and so wait for
 	// the slowest of them; 0 is one.
 	Replicas int
+	// Slower gives the step with every transfer between devices so many times as long. Stages have the
+	// collectives inside them in their times, so that only who priced them can say; nil if nobody can.
+	Slower func(links float64) (*Step, error)
+	// Rows is the sequences of a microbatch on a device; 0 is not known. One cannot be halved.
+	Rows int64
 	// Policy is a line on what the products are computed in, and what that costs; it is passed on.
 	Policy string
 }
@@ -42,7 +47,8 @@ type WhatIf struct {
 	// Slow makes everything that rank Straggler computes so many times as long; 0 is 1.
 	Slow      float64 `json:"slow,omitempty"`
 	Straggler int     `json:"straggler,omitempty"`
-	// Links makes sends and reductions so many times as long; 0 is 1.
+	// Links makes every transfer between devices take so many times as long; 0 is 1. The step must
+	// have Slower.
 	Links float64 `json:"links,omitempty"`
 	// Jitter is the deviation of the time of an action from its mean, as a share: 0.02 is 2 %.
 	// Times follow a log-normal distribution whose mean is the price. Random must be given then.
@@ -84,14 +90,18 @@ func (s *Step) check(w WhatIf) error {
 	switch {
 	case !(w.Slow >= 0) || !(w.Links >= 0) || max(w.Slow, w.Links) > maxFactor:
 		return diag.New(diag.BadInput, "a factor is outside 0 to %g", maxFactor)
+	case w.Links != 0 && w.Links != 1 && s.Slower == nil:
+		return diag.New(diag.BadInput, "nothing is known of what this step sends").
+			Try("leave links out of the what-if")
 	case w.Straggler < 0 || w.Straggler >= s.Schedule.Ranks:
-		return diag.New(diag.BadInput, "there is no rank %d; the last is %d", w.Straggler,
-			s.Schedule.Ranks-1)
+		return diag.New(diag.BadInput, "there is no pipeline rank %d; the last is %d", w.Straggler,
+			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK counts pipeline ranks, pp.size of them").
+			Try("slow=%g@%d", w.Slow, s.Schedule.Ranks-1)
 	case !(w.Jitter >= 0) || w.Jitter > 1:
 		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter)
 	case w.Jitter > 0 && w.Random == nil:
 		return diag.New(diag.BadInput, "jitter needs a source of random numbers")
-	case s.sum()*max(1, w.Slow, w.Links) > maxStep:
+	case s.sum()*max(1, w.Slow) > maxStep:
 		return diag.New(diag.ScheduleCosts, "these times are too large to add up")
 	}
 	return nil
@@ -136,17 +146,13 @@ func (s *Step) prices(w WhatIf) prices {
 	for k := range p.action {
 		p.action[k] = make([]int64, n)
 	}
-	links := w.Links
-	if links == 0 {
-		links = 1
-	}
 	factor := func(rank int) float64 {
 		if w.Slow > 0 && rank == w.Straggler {
 			return w.Slow
 		}
 		return 1
 	}
-	p.reduce = ticks(links * s.Reduce)
+	p.reduce = ticks(s.Reduce)
 	for rank := range p.update {
 		p.update[rank] = ticks(factor(rank) * s.Update)
 	}
@@ -157,7 +163,7 @@ func (s *Step) prices(w WhatIf) prices {
 		p.action[schedule.Input][i] = ticks(slow * t.Input)
 		p.action[schedule.Weight][i] = ticks(slow * t.Weight)
 		p.action[schedule.Backward][i] = p.action[schedule.Input][i] + p.action[schedule.Weight][i]
-		p.send[i] = ticks(links * t.Send)
+		p.send[i] = ticks(t.Send)
 	}
 	return p
 }

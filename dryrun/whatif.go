@@ -17,41 +17,30 @@ func (s *Step) Helps() ([]Help, error) {
 		return nil, err
 	}
 	var list []Help
-	try := func(change string, step *Step, w WhatIf) error {
+	try := func(change string, step *Step) error {
 		if step == nil {
 			return nil
 		}
-		t, err := step.Run(w)
+		t, err := step.Run(WhatIf{})
 		if err == nil && float64(t.ticks) < 0.999*float64(now.ticks) {
 			list = append(list, Help{Change: change, Step: t.Step})
 		}
 		return err
 	}
+	// Only what a person can change is tried; autoplan.Improve tries other plans and precisions.
 	for _, c := range []struct {
 		change string
 		step   *Step
-		what   WhatIf
 	}{
-		{"links between ranks twice as fast", s, WhatIf{Links: 0.5}},
-		{"stages of equal work", s.balanced(), WhatIf{}},
-		{"twice as many microbatches of half the size", s.finer(), WhatIf{}},
-		{"gradients reduced behind the backward pass", s.without(func(x *Step) { x.Reduce = 0 }),
-			WhatIf{}},
-		{"an optimizer that takes no time", s.without(func(x *Step) { x.Update = 0 }), WhatIf{}},
+		{"stages of equal work", s.balanced()},
+		{"twice as many microbatches of half the size", s.finer()},
 	} {
-		if err := try(c.change, c.step, c.what); err != nil {
+		if err := try(c.change, c.step); err != nil {
 			return nil, err
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Help) int { return cmp.Compare(a.Step, b.Step) })
 	return list, nil
-}
-
-// without is the step with a change.
-func (s *Step) without(change func(*Step)) *Step {
-	x := *s
-	change(&x)
-	return &x
 }
 
 // balanced is the step with the same work dealt evenly to its stages, or nil if there is one.
@@ -75,13 +64,13 @@ func (s *Step) balanced() *Step {
 	return &x
 }
 
-// finer is the step with microbatches of half the size, or nil if the schedule is one that
-// nobody can make again.
+// finer is the step with microbatches of half the size, or nil if they have none, or the schedule
+// is one that nobody can make again.
 func (s *Step) finer() *Step {
 	shape := s.Schedule.Shape
 	shape.Micros *= 2
 	list, err := schedule.New(s.Schedule.Name, shape)
-	if err != nil || s.Schedule.Ranks == 1 {
+	if err != nil || s.Schedule.Ranks == 1 || s.Rows%2 == 1 {
 		return nil
 	}
 	x := *s
@@ -101,15 +90,20 @@ func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
 		return nil, err
 	}
 	var list []Help
-	for _, c := range []struct {
+	type mishap struct {
 		change string
 		what   WhatIf
-	}{
-		{fmt.Sprintf("rank %d is 10 %% slower", slowest), WhatIf{Slow: 1.1, Straggler: slowest}},
-		{"links half as fast", WhatIf{Links: 2}},
+	}
+	all := []mishap{
+		{fmt.Sprintf("pipeline rank %d is 10 %% slower", slowest),
+			WhatIf{Slow: 1.1, Straggler: slowest}},
 		{"times vary by 2 %", WhatIf{Jitter: 0.02, Random: random()}},
 		{"times vary by 10 %", WhatIf{Jitter: 0.1, Random: random()}},
-	} {
+	}
+	if s.Slower != nil {
+		all = append(all, mishap{"links half as fast", WhatIf{Links: 2}})
+	}
+	for _, c := range all {
 		t, err := s.Run(c.what)
 		if err != nil {
 			return nil, err

@@ -3,11 +3,13 @@ package engine
 import (
 	"context"
 	"maps"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/environ"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/machine"
@@ -32,6 +34,9 @@ const compilerEngine = "cuda13"
 // withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their workspace is
 // missing from the memory that is reported.
 func OpenCompiler(ctx context.Context, dir string, withoutCuDNN bool) (*Compiler, error) {
+	if _, err := environ.Read(os.Environ()); err != nil {
+		return nil, err
+	}
 	p, bundle, err := load(ctx, compilerEngine, dir)
 	if err != nil {
 		return nil, err
@@ -69,6 +74,10 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	}
 	defer x.Free()
 	seconds := time.Since(start).Seconds()
+	// XLA opens cuDNN and starts ptxas by their names as it compiles.
+	if err := c.bundle.Unchanged(); err != nil {
+		return nil, err
+	}
 	r, err := newReport(x, s, t)
 	if err != nil {
 		return nil, err

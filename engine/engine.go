@@ -4,13 +4,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/cas"
+	"github.com/deepwell/deepwell/internal/environ"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
@@ -22,8 +25,13 @@ type Options struct {
 	Dir string
 	// Devices is the number of CPU devices to make; 0 means 1. GPUs are all taken.
 	Devices int
-	// Cache is the folder of the compile cache; "" turns it off.
+	// Cache is the folder of caches; compiled programs are kept in a folder of their own below it,
+	// and nothing else there is touched. "" turns the compile cache off.
 	Cache string
+	// Environ is the environment of the process, which the engine's libraries read whatever stands
+	// here; nil is [os.Environ]. Variables that change numbers are refused, or part of the cache's key
+	// and of the engine's [Identity].
+	Environ []string
 	// Events hears of compiles and of a cache that cannot be used.
 	Events event.Sink
 	// Node and Nodes are this process's place among those that share one GPU client, and Store
@@ -52,6 +60,7 @@ type Engine struct {
 	plugin   *pjrt.Plugin
 	client   *pjrt.Client
 	cache    cas.Store
+	environ  *environ.Set
 	events   event.Sink
 }
 
@@ -61,20 +70,42 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 		return nil, diag.New(diag.BadUsage, "an engine has 1 to %d CPU devices, not %d", maxCPUDevices,
 			o.Devices)
 	}
+	if o.Environ == nil {
+		o.Environ = os.Environ()
+	}
+	variables, err := environ.Read(o.Environ)
+	if err != nil {
+		return nil, err
+	}
 	p, bundle, err := load(ctx, name, o.Dir)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest,
-		platform: platformOf(name), plugin: p, cache: cas.Open(o.Cache), events: o.Events}
+		platform: platformOf(name), plugin: p, cache: programsIn(o.Cache), environ: variables,
+		events: o.Events}
 	if e.events == nil {
 		e.events = event.Discard
+	}
+	for _, variable := range variables.Allowed() {
+		e.events.Emit(event.Warning{Code: string(diag.EnvRefused), Text: variable +
+			" is set, and allowed by " + environ.Allow + ": numbers may not be those of other runs",
+			Fix: "unset " + variable})
 	}
 	if e.client, err = p.NewClient(e.clientOptions(o), o.Store); err != nil {
 		return nil, diag.New(diag.EngineLoad, "engine %q cannot open its devices", name).Wrap(err).
 			Try("deepwell doctor")
 	}
 	return e, nil
+}
+
+// programsIn is the store of compiled programs in a folder of caches, which may be a folder that
+// the user has other things in.
+func programsIn(caches string) cas.Store {
+	if caches == "" {
+		return cas.Store{}
+	}
+	return cas.Open(filepath.Join(caches, "programs"))
 }
 
 // maxCPUDevices bounds the virtual devices of a process: XLA makes a thread for each, and ends the
@@ -96,6 +127,9 @@ func load(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bundle, 
 		pjrt.KeepResident()
 	}
 	p, err := pjrt.Load(bundle.Plugin, bundle.Preload...)
+	if err == nil {
+		err = bundle.Loaded()
+	}
 	return p, bundle, err
 }
 
@@ -176,6 +210,32 @@ func (e *Engine) Platform() string { return e.platform }
 func (e *Engine) Version() (name string, major, minor int) {
 	major, minor = e.plugin.Version()
 	return e.name, major, minor
+}
+
+// An Identity is what decides the numbers that a program comes to, beside its text: two engines of
+// equal identity give the same bits.
+type Identity struct {
+	Name    string `json:"name"`
+	PJRT    []int  `json:"pjrt"` // version of the interface
+	Version string `json:"version,omitempty"`
+	Digest  string `json:"digest,omitempty"` // of the engine's files
+	Host    string `json:"host,omitempty"`   // the processor that CPU code is compiled for
+	// Environment has the variables of the process that may change numbers.
+	Environment map[string]string `json:"environment,omitempty"`
+}
+
+// Identity tells what this engine is.
+func (e *Engine) Identity() Identity {
+	major, minor := e.plugin.Version()
+	return Identity{Name: e.name, PJRT: []int{major, minor}, Version: e.version, Digest: e.digest,
+		Host: hostID(), Environment: e.environ.Recorded()}
+}
+
+// Compared is the environment without what differs from host to host and changes no number.
+func (i Identity) Compared() map[string]string {
+	list := maps.Clone(i.Environment)
+	maps.DeleteFunc(list, func(name, _ string) bool { return !environ.Compares(name) })
+	return list
 }
 
 // Extensions names the optional interfaces of the plugin.

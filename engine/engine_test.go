@@ -236,6 +236,38 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	}
 }
 
+// Programs that were compiled under variables that change them are not taken without, nor the other
+// way round.
+func TestCompileCacheKnowsTheEnvironment(t *testing.T) {
+	dir := t.TempDir()
+	for _, row := range []struct {
+		environ []string
+		cached  bool
+	}{
+		{[]string{"DEEPWELL_ALLOW_ENV=XLA_FLAGS", "XLA_FLAGS=--xla_cpu_enable_fast_math=true"}, false},
+		{[]string{"HOME=/"}, false}, // finds nothing of the first
+		{[]string{"NCCL_ALGO=Ring"}, true},
+		{[]string{"NVIDIA_TF32_OVERRIDE=1"}, false},
+	} {
+		events := &event.Recorder{}
+		e := cpu(t, func(o *engine.Options) { o.Cache, o.Events, o.Environ = dir, events, row.environ })
+		x, err := e.Compile(t.Context(), addOne(devices))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.Free()
+		for _, ev := range events.Events() {
+			if ev, ok := ev.(event.Compiled); ok && ev.Cached != row.cached {
+				t.Errorf("%q: cached %v", row.environ, ev.Cached)
+			}
+		}
+	}
+	_, err := engine.Open(t.Context(), "cpu", engine.Options{Environ: []string{"XLA_FLAGS=--x"}})
+	if err == nil || diag.From(err).Code != diag.EnvRefused {
+		t.Errorf("XLA_FLAGS: %v", err)
+	}
+}
+
 func TestCompileCache(t *testing.T) {
 	dir := t.TempDir()
 	compile := func(name string) (cached bool, warnings int) {
@@ -270,7 +302,7 @@ func TestCompileCache(t *testing.T) {
 		return cached, warnings
 	}
 	entries := func() []string {
-		list, err := filepath.Glob(filepath.Join(dir, "*", "*"))
+		list, err := filepath.Glob(filepath.Join(dir, "*", "*", "*"))
 		if err != nil {
 			t.Fatal(err)
 		}

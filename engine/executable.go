@@ -31,7 +31,7 @@ type Executable struct {
 }
 
 // cacheVersion changes when what is cached, or what its key is made of, changes.
-const cacheVersion = "2"
+const cacheVersion = "3"
 
 // cacheLimit bounds the compile cache: some hundred steps of large models.
 const cacheLimit = 10 << 30
@@ -54,7 +54,8 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	if err != nil {
 		return nil, err
 	}
-	key := cas.Key([]byte(cacheVersion), []byte(e.digest), []byte(hostID()), []byte(s.Text), encoded)
+	key := cas.Key([]byte(cacheVersion), []byte(e.digest), []byte(hostID()), e.environ.Key(),
+		[]byte(s.Text), encoded)
 	start := time.Now()
 	loaded := e.fromCache(key, options)
 	cached := loaded != nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
@@ -21,12 +22,13 @@ import (
 //	    CRC-32C of all that, 4 bytes
 //
 // A connection begins with a hello of the one that dials and a welcome of the one that listens.
-// Then come arrays, one frame each, followed by the bytes of every piece and their CRC-32C; bye
-// says that there are no more. The first 20 bytes stay as they are in all versions, so that each
-// side can say which version the other speaks.
+// Then come arrays, one frame each, followed by the bytes of every piece and their CRC-32C, or on a
+// control connection heartbeats; bye says that there are no more. The first 20 bytes stay as they
+// are in all versions, so that each side can say which version the other speaks. Version 1 had no
+// heartbeats, and no processes in its hello.
 const (
 	linkMagic   = "DWLK"
-	linkVersion = 1
+	linkVersion = 2
 	headerBytes = 20
 	// maxBody bounds what a damaged or hostile length makes us allocate. An array's description
 	// takes some hundred bytes.
@@ -36,11 +38,15 @@ const (
 type frameKind uint8
 
 const (
-	helloFrame   frameKind = 1 // from, to: ranks
+	helloFrame   frameKind = 1 // control or not; from, to: ends of the link; the two processes
 	welcomeFrame frameKind = 2 // "" or why the connection is refused
 	arrayFrame   frameKind = 3 // tag, shape of a piece, number of pieces
 	byeFrame     frameKind = 4
+	beatFrame    frameKind = 5 // number, and what the process does
 )
+
+// anyProcess stands in a hello for a process whose number the sender does not know.
+const anyProcess = 1<<32 - 1
 
 // castagnoli is the CRC that processors compute by themselves.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -49,11 +55,16 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type frame struct {
 	kind     frameKind
 	epoch    uint64
-	from, to uint32      // hello
+	control  bool        // hello: the connection carries heartbeats, not arrays
+	from, to uint32      // hello: ends of the link
+	self     uint32      // hello: the process that dials
+	peer     uint32      // hello: the process that it wants to reach
 	refusal  string      // welcome
 	tag      string      // array
 	shape    dtype.Shape // array: of each piece
 	pieces   uint32      // array
+	number   uint64      // beat: counted from 1
+	status   Status      // beat
 }
 
 // append writes the frame.
@@ -66,8 +77,14 @@ func (f *frame) append(b []byte) []byte {
 	b = append(b, 0, 0, 0, 0)
 	switch f.kind {
 	case helloFrame:
-		b = binary.LittleEndian.AppendUint32(b, f.from)
-		b = binary.LittleEndian.AppendUint32(b, f.to)
+		way := byte(0)
+		if f.control {
+			way = 1
+		}
+		b = append(b, way)
+		for _, x := range []uint32{f.from, f.to, f.self, f.peer} {
+			b = binary.LittleEndian.AppendUint32(b, x)
+		}
 	case welcomeFrame:
 		b = appendText(b, f.refusal)
 	case arrayFrame:
@@ -79,6 +96,13 @@ func (f *frame) append(b []byte) []byte {
 		}
 		b = binary.LittleEndian.AppendUint32(b, f.pieces)
 	case byeFrame:
+	case beatFrame:
+		b = binary.LittleEndian.AppendUint64(b, f.number)
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.status.Step))
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.status.Age))
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.status.Limit))
+		b = appendText(b, f.status.Phase)
+		b = appendText(b, f.status.Waits)
 	}
 	binary.LittleEndian.PutUint32(b[start+16:], uint32(len(b)-start-headerBytes))
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
@@ -144,7 +168,11 @@ func parseFrame(b []byte) (*frame, error) {
 	r := &bodyReader{b: b[headerBytes:]}
 	switch f.kind {
 	case helloFrame:
-		f.from, f.to = r.u32(), r.u32()
+		way := r.take(1)[0]
+		if f.control = way == 1; way > 1 {
+			return nil, damaged("no connection is of kind %d", way)
+		}
+		f.from, f.to, f.self, f.peer = r.u32(), r.u32(), r.u32(), r.u32()
 	case welcomeFrame:
 		f.refusal = r.text()
 	case arrayFrame:
@@ -156,6 +184,10 @@ func parseFrame(b []byte) (*frame, error) {
 		f.shape = dtype.Shape{Type: elem, Dims: r.dims()}
 		f.pieces = r.u32()
 	case byeFrame:
+	case beatFrame:
+		f.number = r.u64()
+		f.status = Status{Step: int64(r.u64()), Age: time.Duration(r.u64()),
+			Limit: time.Duration(r.u64()), Phase: r.text(), Waits: r.text()}
 	default:
 		return nil, damaged("no frame has the kind %d", f.kind)
 	}
@@ -183,6 +215,8 @@ func (r *bodyReader) take(n int) []byte {
 }
 
 func (r *bodyReader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
+
+func (r *bodyReader) u64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
 
 func (r *bodyReader) text() string {
 	n := binary.LittleEndian.Uint16(r.take(2))

@@ -16,9 +16,11 @@ import (
 )
 
 var frames = []frame{
-	{kind: helloFrame, epoch: 7, from: 1, to: 2},
+	{kind: helloFrame, epoch: 7, from: 1, to: 2, self: 3, peer: anyProcess},
+	{kind: helloFrame, epoch: 7, control: true, from: 1, to: 2, self: 1, peer: 2},
+	{kind: beatFrame, epoch: 7, number: 9, status: Status{Step: 41, Phase: "save", Waits: "disk", Age: 7, Limit: 9}},
 	{kind: welcomeFrame, epoch: 7},
-	{kind: welcomeFrame, epoch: 1 << 63, refusal: "this process belongs to epoch 3"},
+	{kind: welcomeFrame, epoch: 1 << 63, refusal: "no"},
 	{kind: arrayFrame, tag: "0 F1.2/0", shape: dtype.Shape{Type: dtype.BF16, Dims: []int64{3, 5}}, pieces: 2},
 	{kind: arrayFrame, tag: "", shape: dtype.Shape{Type: dtype.F32, Dims: []int64{}}, pieces: 1},
 	{kind: byeFrame},

@@ -2,34 +2,53 @@ package engine
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 )
 
 // A Hub is where the links of a process to other processes begin and end: one listener for all of
-// them, and for each link one connection out and one in. It trusts the network that it listens on,
-// as collectives do; the epoch keeps runs apart, not strangers out.
+// them, and for each link one connection out and one in. With a secret that all processes share,
+// connections are TLS 1.3 and both ends prove that they hold it; without one, a hub listens and
+// dials on the loopback interface only. The epoch keeps runs apart, not strangers out.
 type Hub struct {
 	// Patience is how long the other end may make no progress while something is owed: when it is
 	// to be reached, inside an array, and while nothing can be sent to it. It is set before the first
 	// link is made.
 	Patience time.Duration
+	// Silence is how long a process that has joined may send no heartbeat before it is lost. It is
+	// set before [Hub.Join].
+	Silence time.Duration
 
 	engine   *Engine
 	listener net.Listener
+	tls      *tls.Config // nil without a secret
 	epoch    uint64
 	ctx      context.Context // ends with the hub
 	cancel   context.CancelCauseFunc
 	wg       sync.WaitGroup
+	slots    chan struct{} // one for each connection that has not said who it is
 
 	mu      sync.Mutex
-	arrived map[[2]int]*coming // by from, to
+	arrived map[place]*coming
 	links   []*wireLink
+	pending []net.Conn // that have not said who they are, oldest first
+	warned  time.Time  // when a refusal was last told
+	self    uint32     // this process, once it has joined
+	members []*member
+}
+
+// A place is where a connection from another process belongs.
+type place struct {
+	control  bool
+	from, to uint32
 }
 
 // A coming is a connection that another process opens.
@@ -42,26 +61,49 @@ type coming struct {
 const (
 	// defaultPatience is longer than a step of any model takes, and short enough for a night's run.
 	defaultPatience = 5 * time.Minute
-	// handshakeTime is for two small frames, on a busy host.
+	// handshakeTime is for the handshake of TLS and two small frames, on a busy host.
 	handshakeTime = 10 * time.Second
+	// maxHandshakes bounds the connections that have not said who they are. One more closes the
+	// oldest: a process of the run is through within milliseconds, an idle stranger is not.
+	maxHandshakes = 64
 	// maxStrangers bounds the connections that are kept for links that nobody has made yet.
 	maxStrangers = 4096
+	// warnEvery is how often refused connections are worth a line.
+	warnEvery = 30 * time.Second
 )
 
 // keepAlive finds out within half a minute that a host is gone of which no word is expected.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second,
 	Count: 3}
 
-// Listen opens a hub at an address such as ":7000"; all processes of a run give the same epoch.
-func (e *Engine) Listen(ctx context.Context, address string, epoch uint64) (*Hub, error) {
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := config.Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, diag.New(diag.LinkLost, "cannot listen at %s", address).Wrap(err).
-			Try("give an address of this host that no other process uses")
+// Listen opens a hub at an address such as ":7000". All processes of a run give the same epoch, and
+// the same secret: 32 random bytes or more, from which the key of their certificate is derived.
+// Without a secret the address must be on the loopback interface.
+func (e *Engine) Listen(ctx context.Context, address string, epoch uint64, secret []byte) (*Hub,
+	error) {
+	bad := func(err error) error {
+		return diag.New(diag.LinkLost, "cannot listen at %s", address).Wrap(err).
+			Try("give an address of this host that no other process uses").
+			Exit(diag.Failed) // starting again does not help
 	}
-	h := &Hub{Patience: defaultPatience, engine: e, listener: l, epoch: epoch,
-		arrived: map[[2]int]*coming{}}
+	at, err := net.ResolveTCPAddr("tcp", address)
+	if err != nil {
+		return nil, bad(err)
+	}
+	h := &Hub{Patience: defaultPatience, Silence: defaultSilence, engine: e, epoch: epoch,
+		arrived: map[place]*coming{}, self: anyProcess,
+		slots: make(chan struct{}, 2*maxHandshakes)}
+	if len(secret) > 0 {
+		if h.tls, err = pinned(secret); err != nil {
+			return nil, err
+		}
+	} else if !at.IP.IsLoopback() {
+		return nil, unprotected(address)
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	if h.listener, err = config.Listen(ctx, "tcp", at.String()); err != nil {
+		return nil, bad(err)
+	}
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	h.wg.Go(h.accept)
 	return h, nil
@@ -93,11 +135,17 @@ func (h *Hub) Close() error {
 
 func (h *Hub) accept() {
 	for {
+		select {
+		case h.slots <- struct{}{}:
+		case <-h.ctx.Done():
+			return
+		}
 		conn, err := h.listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
+			<-h.slots
 			select { // for instance too many open files: it may pass
 			case <-time.After(100 * time.Millisecond):
 				continue
@@ -105,54 +153,125 @@ func (h *Hub) accept() {
 				return
 			}
 		}
+		h.admit(conn)
 		h.wg.Go(func() {
-			if err := h.welcome(conn); err != nil {
-				_ = conn.Close() // who it was is told why; nobody here asked
+			defer func() { <-h.slots }()
+			err := h.welcome(conn)
+			h.settle(conn)
+			if err != nil {
+				_ = conn.Close() // who holds the key is told why; strangers are told nothing
+				h.warn(conn.RemoteAddr(), err)
 			}
 		})
 	}
 }
 
+// admit counts a connection that has not said who it is.
+func (h *Hub) admit(conn net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pending = append(h.pending, conn)
+	if len(h.pending) > maxHandshakes {
+		_ = h.pending[0].Close()
+		h.pending = slices.Delete(h.pending, 0, 1)
+	}
+}
+
+// settle counts it no longer.
+func (h *Hub) settle(conn net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pending = slices.DeleteFunc(h.pending, func(c net.Conn) bool { return c == conn })
+}
+
+// warn tells the operator of a connection that was refused, now and then: a port scan must not fill
+// the log. Connections that say nothing are not worth a line.
+func (h *Hub) warn(from net.Addr, err error) {
+	e, ok := errors.AsType[*diag.Error](err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now := time.Now(); ok && h.ctx.Err() == nil && now.Sub(h.warned) > warnEvery {
+		h.warned = now
+		h.engine.events.Emit(event.Warning{Code: string(e.Code), Fix: e.Fix,
+			Text: fmt.Sprintf("a connection from %s was refused: %s", from, e.What)})
+	}
+}
+
 // welcome answers the hello of a connection and keeps it for the link that it belongs to.
-func (h *Hub) welcome(conn net.Conn) error {
-	stop := context.AfterFunc(h.ctx, func() { _ = conn.Close() })
+func (h *Hub) welcome(raw net.Conn) error {
+	stop := context.AfterFunc(h.ctx, func() { _ = raw.Close() })
 	defer stop()
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return err
+	}
+	conn, err := h.accepted(raw)
+	if err != nil {
 		return err
 	}
 	hello, err := readFrame(conn)
-	var refusal string
+	if errors.Is(err, diag.New(diag.LinkVersion, "")) {
+		answer := frame{kind: welcomeFrame, refusal: "version"} // the header says which; no epoch
+		_, _ = conn.Write(answer.append(nil))
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	c, err := h.judge(raw, conn, hello)
+	refusal := ""
+	if e, ok := errors.AsType[*diag.Error](err); ok && (h.tls != nil || hello.epoch == h.epoch) {
+		refusal = e.What // it holds the key, or knows the epoch
+	} else if err != nil {
+		return err
+	}
+	answer := frame{kind: welcomeFrame, refusal: refusal}
+	_, wrong := conn.Write(answer.append(nil))
+	if wrong == nil {
+		wrong = raw.SetDeadline(time.Time{})
+	}
 	switch {
-	case errors.Is(err, diag.New(diag.LinkVersion, "")):
-		refusal = "version" // the header says which
 	case err != nil:
 		return err
-	case hello.kind != helloFrame:
-		return errNotOurs
-	case hello.epoch != h.epoch:
-		refusal = fmt.Sprintf("this process belongs to epoch %d", h.epoch)
-	}
-	var c *coming
-	if refusal == "" {
-		if c = h.claim(conn, int(hello.from), int(hello.to)); c == nil {
-			refusal = fmt.Sprintf("rank %d has a link already, or had one", hello.from)
+	case wrong != nil:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if c.conn == conn { // unless its link has ended meanwhile
+			c.taken, c.conn = false, nil // it may come again
 		}
-	}
-	answer := frame{kind: welcomeFrame, epoch: h.epoch, refusal: refusal}
-	_, err = conn.Write(answer.append(nil))
-	if err == nil {
-		err = conn.SetDeadline(time.Time{})
-	}
-	if refusal != "" || err != nil {
-		return errors.Join(errNotOurs, err)
+		return wrong
 	}
 	close(c.ready)
 	return nil
 }
 
+// judge finds the place that a hello asks for, or says why there is none.
+func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*coming, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := slices.Index(h.pending, raw)
+	switch {
+	case at < 0:
+		return nil, net.ErrClosed // to make room
+	case hello.kind != helloFrame:
+		return nil, errNotOurs
+	case hello.epoch != h.epoch:
+		return nil, diag.New(diag.LinkVersion, "the processes belong to different runs").
+			Try("give all processes the same recipe, plan and --until")
+	case h.self != anyProcess && hello.peer != anyProcess && hello.peer != h.self:
+		return nil, diag.New(diag.LinkVersion, "this is process %d of the run, not %d", h.self,
+			hello.peer).Try("give all processes the same --peers, and each its own --self")
+	}
+	c := h.claim(conn, place{hello.control, hello.from, hello.to})
+	if c == nil {
+		return nil, diag.New(diag.LinkVersion, "that end has a connection already, or had one").
+			Try("start all processes of the run anew")
+	}
+	h.pending = slices.Delete(h.pending, at, at+1)
+	return c, nil
+}
+
 // expect finds or makes the place where a connection will be.
-func (h *Hub) expect(from, to int) *coming {
-	key := [2]int{from, to}
+func (h *Hub) expect(key place) *coming {
 	if h.arrived[key] == nil {
 		h.arrived[key] = &coming{ready: make(chan struct{})}
 	}
@@ -160,13 +279,11 @@ func (h *Hub) expect(from, to int) *coming {
 }
 
 // claim gives the place to a connection that has come, once.
-func (h *Hub) claim(conn net.Conn, from, to int) *coming {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (h *Hub) claim(conn net.Conn, at place) *coming {
 	if len(h.arrived) > maxStrangers {
 		return nil
 	}
-	c := h.expect(from, to)
+	c := h.expect(at)
 	if c.taken {
 		return nil
 	}
@@ -174,19 +291,27 @@ func (h *Hub) claim(conn net.Conn, from, to int) *coming {
 	return c
 }
 
-// Link makes this process's end of the link between two ranks of a pipeline: self is here, peer in
-// the process whose hub listens at address. It returns at once; the first Send and Recv wait until
-// the other process is there.
+// Link makes this process's end of a link: self numbers the end here, peer the other one, in the
+// process whose hub listens at address. It returns at once; the first Send and Recv wait until the
+// other process is there.
 func (h *Hub) Link(self, peer int, address string) Link {
-	l := &wireLink{hub: h, self: self, peer: peer, dialed: make(chan struct{})}
-	h.mu.Lock()
-	l.in = h.expect(peer, self)
-	h.links = append(h.links, l)
-	h.mu.Unlock()
+	l := &wireLink{hub: h, address: address, dialed: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancelCause(h.ctx)
+	h.mu.Lock()
+	l.in = h.expect(place{from: uint32(peer), to: uint32(self)})
+	h.links = append(h.links, l)
+	hello := frame{kind: helloFrame, epoch: h.epoch, from: uint32(self), to: uint32(peer),
+		self: h.self, peer: anyProcess}
+	if m := h.member(address); m != nil {
+		hello.peer = uint32(m.Process)
+		if m.lost != nil {
+			l.cancel(m.lost)
+		}
+	}
+	h.mu.Unlock()
 	h.wg.Go(func() {
-		err := l.dial(address)
-		if err != nil {
+		var err error
+		if l.out, err = h.dial(l.ctx, address, &hello, nil); err != nil {
 			l.cancel(err) // before anybody takes it that there is a connection
 		}
 		close(l.dialed)

@@ -76,11 +76,28 @@ var links = map[string]func(t testing.TB, e *engine.Engine, n int) *bed{
 		one, two := listen(t, e, 1), listen(t, e, 1)
 		return &bed{e, left, right, one.Link(0, 1, two.Addr()), two.Link(1, 0, one.Addr())}
 	},
+	"tls": func(t testing.TB, e *engine.Engine, n int) *bed {
+		left, right := stagesOf(n)
+		one, two := listenKey(t, e, 1, secret), listenKey(t, e, 1, secret)
+		return &bed{e, left, right, one.Link(0, 1, two.Addr()), two.Link(1, 0, one.Addr())}
+	},
 }
 
 func listen(t testing.TB, e *engine.Engine, epoch uint64) *engine.Hub {
 	t.Helper()
-	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch)
+	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+var secret = []byte("0123456789abcdef0123456789abcdef")
+
+func listenKey(t testing.TB, e *engine.Engine, epoch uint64, secret []byte) *engine.Hub {
+	t.Helper()
+	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,10 +246,31 @@ func TestLinksEnd(t *testing.T) {
 	})
 	eachLink(t, 1, func(t *testing.T, b *bed) {
 		var wg sync.WaitGroup
-		wg.Go(func() {
+		there, back := b.place(t, b.left, vector), b.place(t, b.right, vector)
+		defer there.Free()
+		defer back.Free()
+		wg.Go(func() { // once both directions are connected
+			err := b.a.Send(t.Context(), "there", there)
+			if err == nil {
+				var got *engine.Array
+				if got, err = b.a.Recv(t.Context(), "back", b.left, vector); err == nil {
+					got.Free()
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
 			time.Sleep(20 * time.Millisecond)
 			b.a.Close()
 		})
+		got, err := b.b.Recv(t.Context(), "there", b.right, vector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Free()
+		if err := b.b.Send(t.Context(), "back", back); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := b.b.Recv(t.Context(), "x", b.right, vector); !errors.Is(err, diag.New(diag.LinkLost, "")) {
 			t.Errorf("after the other end has closed: %v", err)
 		}
@@ -318,7 +356,16 @@ func wireArray(tag string) []byte {
 	}
 	body := text(text(nil, tag), "f32")
 	body = binary.LittleEndian.AppendUint64(append(body, 1), 1000)
-	return wire(1, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
+	return wire(2, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
+}
+
+// wireHello is the body of a hello between two processes whose numbers are not known.
+func wireHello(way byte, from, to uint32) []byte {
+	body := []byte{way}
+	for _, x := range []uint32{from, to, 1<<32 - 1, 1<<32 - 1} {
+		body = binary.LittleEndian.AppendUint32(body, x)
+	}
+	return body
 }
 
 // stranger is a process that this test plays: it listens, welcomes with the given bytes whoever
@@ -336,7 +383,7 @@ func stranger(t *testing.T, hub *engine.Hub, welcome []byte) (link engine.Link, 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { in.Close() })
-	if _, err := io.ReadFull(in, make([]byte, 32)); err != nil { // the hello
+	if _, err := io.ReadFull(in, make([]byte, 41)); err != nil { // the hello
 		t.Fatal(err)
 	}
 	if _, err := in.Write(welcome); err != nil {
@@ -347,8 +394,7 @@ func stranger(t *testing.T, hub *engine.Hub, welcome []byte) (link engine.Link, 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { out.Close() })
-	hello := []byte{1, 0, 0, 0, 0, 0, 0, 0}
-	if _, err := out.Write(wire(1, 1, 1, hello)); err != nil {
+	if _, err := out.Write(wire(2, 1, 1, wireHello(0, 1, 0))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(out, make([]byte, 26)); err != nil {
@@ -362,15 +408,15 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 	_, right := stagesOf(1)
 	piece := make([]byte, 4004) // with a checksum of 0, which is wrong
 	piece[0] = 1
-	fine := wire(1, 2, 1, []byte{0, 0})
+	fine := wire(2, 2, 1, []byte{0, 0})
 	for name, c := range map[string]struct {
 		welcome []byte
 		sends   []byte
 		closes  bool
 		want    diag.Code
 	}{
-		"another version":    {wire(2, 2, 1, []byte{0, 0}), nil, false, diag.LinkVersion},
-		"refused":            {wire(1, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
+		"another version":    {wire(1, 2, 1, []byte{0, 0}), nil, false, diag.LinkVersion},
+		"refused":            {wire(2, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
 		"not ours":           {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), nil, false, diag.LinkVersion},
 		"gone":               {fine, nil, true, diag.LinkLost},
 		"gone in a frame":    {fine, wireArray("x")[:30], true, diag.LinkLost},
@@ -380,10 +426,10 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 		"damaged":            {fine, append(wireArray("x"), piece...), false, diag.LinkData},
 		"damaged frame":      {fine, append(wireArray("x")[:40], piece...), false, diag.LinkData},
 		"another tag":        {fine, wireArray("y"), false, diag.LinkTag},
-		"another epoch":      {fine, wire(1, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false, diag.LinkVersion},
-		"bye":                {fine, wire(1, 4, 1, nil), false, diag.LinkLost},
+		"another epoch":      {fine, wire(2, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false, diag.LinkVersion},
+		"bye":                {fine, wire(2, 4, 1, nil), false, diag.LinkLost},
 		"version in between": {fine, wire(7, 3, 1, nil), false, diag.LinkVersion},
-		"hello in between":   {fine, wire(1, 1, 1, make([]byte, 8)), false, diag.LinkData},
+		"hello in between":   {fine, wire(2, 1, 1, wireHello(0, 1, 0)), false, diag.LinkData},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hub := listen(t, e, 1)
@@ -416,19 +462,24 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 }
 
 // Processes of two runs do not take each other for their own, and a rank that is connected is not
-// replaced.
+// replaced. Who holds the key is told that it is another run; a stranger is told nothing.
 func TestTCPKeepsRunsApart(t *testing.T) {
 	e := cpu(t)
 	left, _ := stagesOf(1)
-	one, two := listen(t, e, 1), listen(t, e, 2)
-	link := one.Link(0, 1, two.Addr())
 	a := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
 	defer a.Free()
-	err := link.Send(t.Context(), "x", a)
-	if !errors.Is(err, diag.New(diag.LinkVersion, "")) || !strings.Contains(err.Error(), "epoch 2") {
+	one, two := listen(t, e, 1), listen(t, e, 2)
+	one.Patience = 200 * time.Millisecond
+	err := one.Link(0, 1, two.Addr()).Send(t.Context(), "x", a)
+	if !errors.Is(err, diag.New(diag.LinkLost, "")) || !strings.Contains(err.Error(), "without an answer") {
 		t.Errorf("another epoch: %v", err)
 	}
-	third := listen(t, e, 1)
+	one, two = listenKey(t, e, 1, secret), listenKey(t, e, 2, secret)
+	err = one.Link(0, 1, two.Addr()).Send(t.Context(), "x", a)
+	if !errors.Is(err, diag.New(diag.LinkVersion, "")) || !strings.Contains(err.Error(), "different runs") {
+		t.Errorf("another epoch: %v", err)
+	}
+	third := listenKey(t, e, 1, secret)
 	first := one.Link(2, 3, third.Addr())
 	if err := first.Send(t.Context(), "x", a); err != nil {
 		t.Fatal(err)
@@ -460,7 +511,7 @@ func TestTCPWaitsForThePeer(t *testing.T) {
 		}
 	})
 	time.Sleep(30 * time.Millisecond)
-	two, err := e.Listen(t.Context(), address, 1)
+	two, err := e.Listen(t.Context(), address, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -545,34 +596,38 @@ func besideWork(text string) string {
 			"    return %r, %p : tensor<1x8192x16384xbf16>, "+matrix, 1)
 }
 
+func benchmarkLink(b *testing.B, kind string, size int64) {
+	e := cpu(b)
+	bed := links[kind](b, e, 1)
+	spec := program.Array{Name: "x", Global: f32(size / 4)}
+	a := bed.place(b, bed.left, spec)
+	defer a.Free()
+	b.SetBytes(size)
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range b.N {
+			if err := bed.a.Send(context.Background(), "x", a); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	for range b.N {
+		got, err := bed.b.Recv(context.Background(), "x", bed.right, spec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		got.Free()
+	}
+	wg.Wait()
+}
+
 // Speed of a link between two processes' worth of sockets, against plain io.Copy over loopback.
 func BenchmarkTCP(b *testing.B) {
 	const size = 64 << 20
-	b.Run("link", func(b *testing.B) {
-		e := cpu(b)
-		bed := links["tcp"](b, e, 1)
-		spec := program.Array{Name: "x", Global: f32(size / 4)}
-		a := bed.place(b, bed.left, spec)
-		defer a.Free()
-		b.SetBytes(size)
-		b.ResetTimer()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for range b.N {
-				if err := bed.a.Send(context.Background(), "x", a); err != nil {
-					b.Error(err)
-				}
-			}
-		})
-		for range b.N {
-			got, err := bed.b.Recv(context.Background(), "x", bed.right, spec)
-			if err != nil {
-				b.Fatal(err)
-			}
-			got.Free()
-		}
-		wg.Wait()
-	})
+	for _, kind := range []string{"tcp", "tls"} {
+		b.Run(kind, func(b *testing.B) { benchmarkLink(b, kind, size) })
+	}
 	b.Run("copy", func(b *testing.B) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -613,7 +668,7 @@ func TestNobodyIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Free()
-	hub, err := e.Listen(t.Context(), "127.0.0.1:0", 1)
+	hub, err := e.Listen(t.Context(), "127.0.0.1:0", 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

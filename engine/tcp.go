@@ -19,71 +19,29 @@ import (
 
 // A wireLink is one end of a link between processes.
 type wireLink struct {
-	hub        *Hub
-	self, peer int
-	ctx        context.Context // ends when the link does, with what went wrong
-	cancel     context.CancelCauseFunc
-	in         *coming
-	dialed     chan struct{} // closed when out is there or never will be
-	out        net.Conn
-	sending    sync.Mutex
-	buf        []byte // what is being sent
-	failed     atomic.Bool
-	once       sync.Once // for hangUp
+	hub     *Hub
+	address string          // of the other process
+	ctx     context.Context // ends when the link does, with what went wrong
+	cancel  context.CancelCauseFunc
+	in      *coming
+	dialed  chan struct{} // closed when out is there or never will be
+	out     net.Conn
+	sending sync.Mutex
+	buf     []byte // what is being sent
+	failed  atomic.Bool
+	once    sync.Once // for hangUp
+	// sends and takes are the tags that Send and Recv work on, for who asks what a run waits for.
+	sends, takes atomic.Pointer[string]
+}
+
+// peer names the process at the other end.
+func (l *wireLink) peer() string {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	return l.hub.nameOf(l.address)
 }
 
 func (l *wireLink) Meets() bool { return false }
-
-// dial tries until the other process listens: processes do not start at the same moment.
-func (l *wireLink) dial(address string) error {
-	ctx, cancel := context.WithTimeout(l.ctx, l.hub.Patience)
-	defer cancel()
-	dialer := net.Dialer{KeepAliveConfig: keepAlive}
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		conn, err := dialer.DialContext(ctx, "tcp", address)
-		if err == nil {
-			err = l.greet(conn)
-			if err == nil {
-				l.out = conn
-				return nil
-			}
-			_ = conn.Close()
-			if _, final := errors.AsType[*diag.Error](err); final {
-				return err
-			}
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return diag.New(diag.LinkLost, "rank %d cannot be reached at %s", l.peer, address).Wrap(err).
-				Try("see whether its process runs, and whether the address is right")
-		}
-	}
-}
-
-// greet says who dials, and hears whether it is welcome.
-func (l *wireLink) greet(conn net.Conn) error {
-	stop := context.AfterFunc(l.ctx, func() { _ = conn.Close() })
-	defer stop()
-	if err := conn.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		return err
-	}
-	hello := frame{kind: helloFrame, epoch: l.hub.epoch, from: uint32(l.self), to: uint32(l.peer)}
-	if _, err := conn.Write(hello.append(nil)); err != nil {
-		return err
-	}
-	answer, err := readFrame(conn)
-	switch {
-	case errors.Is(err, errNotOurs):
-		return diag.New(diag.LinkVersion, "rank %d does not answer as Deepwell does", l.peer).Wrap(err)
-	case err != nil:
-		return err
-	case answer.kind != welcomeFrame || answer.refusal != "":
-		return diag.New(diag.LinkVersion, "rank %d refuses the link of epoch %d", l.peer, l.hub.epoch).
-			Because("%s", answer.refusal).Try("start all processes of the run anew")
-	}
-	return conn.SetDeadline(time.Time{})
-}
 
 // fail ends the link and gives the error that Send and Recv return from now on.
 func (l *wireLink) fail(err error) error {
@@ -102,19 +60,21 @@ func (l *wireLink) lost(ctx context.Context, doing, tag string, err error) error
 		return stopped(ctx, doing, tag)
 	}
 	if e, ok := errors.AsType[*diag.Error](err); ok {
-		return e.At("%s rank %d, %s", doing, l.peer, tag)
+		return e.At("%s %s, %s", doing, tag, l.peer())
 	}
 	where := fmt.Sprintf("%s %s", doing, tag)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return diag.New(diag.LinkStalled, "rank %d made no progress for %s", l.peer, l.hub.Patience).
-			At("%s", where).Try("look at what the process of that rank does")
+		return diag.New(diag.LinkStalled, "%s made no progress for %s", l.peer(),
+			l.hub.Patience).At("%s", where).Try("look at what that process does")
 	}
-	return diag.New(diag.LinkLost, "rank %d has gone away", l.peer).At("%s", where).Wrap(err).
-		Try("look for the error in the log of that rank; then restart from the last checkpoint")
+	return diag.New(diag.LinkLost, "%s has gone away", l.peer()).At("%s", where).Wrap(err).
+		Try(restart)
 }
 
 // Send copies each piece to the host and writes it out.
 func (l *wireLink) Send(ctx context.Context, tag string, a *Array) error {
+	l.sends.Store(&tag)
+	defer l.sends.Store(nil)
 	select {
 	case <-l.dialed:
 	case <-ctx.Done():
@@ -177,7 +137,8 @@ func (w *watched) end(err error) error {
 	return err
 }
 
-// Read may take any time for the first byte: nothing is owed before it.
+// Read may take any time for the first byte: nothing is owed before it. It ends when the other
+// process is lost, which closes the connection.
 func (w *watched) Read(p []byte) (int, error) {
 	if w.began {
 		w.set(time.Now().Add(w.patience), false)
@@ -235,6 +196,8 @@ func (l *wireLink) write(ctx context.Context, w *watched, tag string, a *Array) 
 // Recv reads the bytes of each piece into the memory that becomes the array.
 func (l *wireLink) Recv(ctx context.Context, tag string, s *program.Stage,
 	spec program.Array) (*Array, error) {
+	l.takes.Store(&tag)
+	defer l.takes.Store(nil)
 	conn, err := l.incoming(ctx, tag)
 	if err != nil {
 		return nil, err
@@ -260,8 +223,8 @@ func (l *wireLink) incoming(ctx context.Context, tag string) (net.Conn, error) {
 		return nil, stopped(ctx, "receiving", tag)
 	case <-l.ctx.Done():
 	case <-patience.C:
-		return nil, l.fail(diag.New(diag.LinkLost, "rank %d has not connected within %s", l.peer,
-			l.hub.Patience).Try("see whether its process runs and was given the right addresses"))
+		return nil, l.fail(diag.New(diag.LinkLost, "%s has not connected within %s", l.peer(),
+			l.hub.Patience).Try(notThere))
 	}
 	if err := context.Cause(l.ctx); err != nil {
 		return nil, err
@@ -280,17 +243,16 @@ func (l *wireLink) read(r io.Reader, tag string, s *program.Stage, spec program.
 	case err != nil:
 		return nil, err
 	case f.kind == byeFrame:
-		return nil, diag.New(diag.LinkLost, "rank %d has closed the link", l.peer)
+		return nil, diag.New(diag.LinkLost, "%s has closed the link", l.peer()).Try(restart)
 	case f.kind != arrayFrame:
 		return nil, damaged("a frame of kind %d among arrays", f.kind)
 	case f.epoch != l.hub.epoch:
-		return nil, diag.New(diag.LinkVersion, "rank %d sends for epoch %d; this is epoch %d", l.peer,
-			f.epoch, l.hub.epoch)
+		return nil, diag.New(diag.LinkVersion, "%s sends for another run", l.peer())
 	case f.tag != tag:
-		return nil, diag.New(diag.LinkTag, "rank %d sends %q; %q is expected", l.peer, f.tag, tag)
+		return nil, diag.New(diag.LinkTag, "%s sends %q; %q is expected", l.peer(), f.tag, tag)
 	case !f.shape.Equal(local) || int(f.pieces) != len(s.Devices):
 		return nil, diag.New(diag.LinkShape,
-			"rank %d sends %s in %d pieces; %s in %d pieces is expected", l.peer, f.shape, f.pieces,
+			"%s sends %s in %d pieces; %s in %d pieces is expected", l.peer(), f.shape, f.pieces,
 			local, len(s.Devices))
 	}
 	return l.hub.engine.Place(s, spec, Given, func(i int) ([]byte, error) {
@@ -315,7 +277,7 @@ func (l *wireLink) readPiece(r io.Reader, i, size int) ([]byte, error) {
 	}
 	if binary.LittleEndian.Uint32(tail[:]) != sum {
 		return nil, diag.New(diag.LinkData,
-			"piece %d from rank %d has another checksum than when it was sent", i, l.peer).
+			"piece %d from %s has another checksum than when it was sent", i, l.peer()).
 			Try("check the network between the hosts")
 	}
 	return data, nil
@@ -329,7 +291,7 @@ func (l *wireLink) Close() error {
 	if !l.failed.Load() {
 		l.bye()
 	}
-	l.cancel(diag.New(diag.LinkLost, "the link to rank %d was closed", l.peer))
+	l.cancel(diag.New(diag.LinkLost, "the link to %s was closed", l.peer()))
 	l.hangUp()
 	return nil
 }

@@ -3,6 +3,8 @@ package estimate
 import (
 	"math"
 
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -132,8 +134,8 @@ const overlapHides = 0.7
 
 func (b *builder) h() float64 { return float64(b.e.config.Hidden) }
 
-// attention is the first half of a layer. seen is the mean number of keys of a query.
-func (b *builder) attention(seen float64) {
+// attention is the first half of a layer, whose queries see a window of keys or all.
+func (b *builder) attention(windowed bool) {
 	c, tp := b.e.config, float64(b.c.tensor)
 	tokens, heads, piece := b.c.tokens(), float64(c.Heads), b.c.piece()
 	first := []string{"q", "k", "v"}
@@ -172,7 +174,7 @@ func (b *builder) attention(seen float64) {
 	if n := b.keeps(1, "o"); n != 2 { // attention keeps its result for itself
 		b.residual += tokens * heads * value / tp * n
 	}
-	b.scores(seen, heads/tp, score, value)
+	b.scores(windowed, heads/tp, score, value)
 	if c.MLA == nil {
 		b.part.attention, b.modules = b.forward.attention, tokens*4*heads/tp
 	}
@@ -195,8 +197,26 @@ func (b *builder) norms(second ...string) {
 }
 
 // scores is attention itself.
-func (b *builder) scores(seen, heads, score, value float64) {
-	tokens := b.c.tokens()
+func (b *builder) scores(windowed bool, heads, score, value float64) {
+	tokens, kernel := b.c.tokens(), b.e.kernel(b.c, windowed)
+	if kernel == kernels.Plain && !b.e.cluster.CPU() {
+		b.written(heads, score, value)
+		return
+	}
+	window := float64(b.c.seq)
+	if windowed {
+		window = float64(b.e.config.Window)
+	}
+	seen := keys(float64(b.c.seq), window)
+	switch piece := float64(b.c.seq) / float64(b.c.context); {
+	case b.c.context == 1 || b.e.options.Ulysses:
+	case kernel == kernels.CuDNN:
+		// A ring that is not balanced (package lower): its own piece under the mask, and all others
+		// whole, whether the queries see them or not.
+		seen = keys(piece, piece) + float64(b.c.seq) - piece
+	case kernel == "" && !b.c.balance:
+		seen = lastKeys(float64(b.c.seq), window, piece)
+	}
 	if b.e.options.Ulysses { // whole rows, fewer heads
 		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
 	}
@@ -223,6 +243,51 @@ func (b *builder) scores(seen, heads, score, value float64) {
 	b.residual += kept
 }
 
+// Bytes of memory for each score that attention of our own programs writes, as counted in
+// compiled ones (llama3.1-8b on 8 B200, cp 4, in bf16): forward the product writes f32, its largest
+// is sought, exponentials are written and summed, divided and rounded, and multiplied with values;
+// back the scores and the gradients of their exponentials are products in f32, both are rounded,
+// one of them turned, and all three products read what is rounded.
+const (
+	writtenForward, roundedForward   = 20.0, 2.0 // bytes in f32, and times those of the type
+	writtenBackward, roundedBackward = 16.0, 7.0
+)
+
+// written is attention of our own programs where cuDNN has none: every query meets every key of the
+// sequence, seen or not, and the backward pass makes the scores again. With a ring it is as much in
+// more pieces. The stack's factor on streams is for kernels that nobody counted; these were.
+func (b *builder) written(heads, score, value float64) {
+	tokens, seq := b.c.tokens(), float64(b.c.seq)
+	batch, queries := heads*float64(b.c.rows), seq/float64(b.c.context)
+	prec, elem := price.BF16, 2.0
+	if b.c.params.Bits() == 32 {
+		prec, elem = price.F32, 4
+	}
+	square := tokens * seq * heads
+	stream := func(bytes float64) float64 {
+		return b.p.Stream(square*bytes) / b.p.Profile().Stream
+	}
+	scores := batch * b.p.Product(prec, queries, score, seq)
+	values := batch * b.p.Product(prec, queries, seq, value)
+	b.forward.attention += scores + values + stream(writtenForward+roundedForward*elem)
+	b.input.attention += 3*scores + 2*values + stream(writtenBackward+roundedBackward*elem)
+	b.dropped += 2 * square * 4
+}
+
+// kernel is what attention of our own programs becomes; "" for other stacks, which have
+// FlashAttention unless an option says otherwise.
+func (e *Estimator) kernel(c *cut, windowed bool) string {
+	if e.profile.Name != price.Own {
+		return ""
+	}
+	how := plan.CP{Size: c.context, Kind: "gather", Balance: c.balance}
+	if c.ring {
+		how.Kind = "ring"
+	}
+	kernel, _ := e.set.Attention(kernels.Planned(e.config, windowed, c.params, how))
+	return kernel
+}
+
 // contextEnds are the collectives of cp around attention.
 func (b *builder) contextEnds(out, keys float64) {
 	if b.c.context == 1 {
@@ -246,6 +311,12 @@ func (b *builder) contextEnds(out, keys float64) {
 	hide := b.p.Profile().HideContext
 	if b.c.ring { // each piece travels while the one before is computed with
 		hide = max(hide, 0.8)
+	}
+	if b.c.ring && b.e.profile.Name == price.Own {
+		// What each piece adds to results, and to gradients of queries, keys and values, is read, and
+		// joined in f32 (package lower).
+		joins := 10 * tokens * float64(b.c.context-1)
+		b.stream(joins*out, joins*(out+keys))
 	}
 	b.forward.context += max((1-hide)*gather, gather-b.forward.attention)
 	back := gather + reduce
@@ -297,6 +368,12 @@ func (e *Estimator) precision(c *cut) price.Precision {
 		return price.F32
 	}
 	return price.BF16
+}
+
+// lastKeys is the mean of keys for queries of the last piece of a row: where devices have pieces in
+// the order of the row, all wait for it. Under a causal mask that is 2-1/cp times the mean.
+func lastKeys(seq, window, piece float64) float64 {
+	return (seq*keys(seq, window) - (seq-piece)*keys(seq-piece, window)) / piece
 }
 
 // keys is the mean number of keys that a query of a row sees under its mask.

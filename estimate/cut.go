@@ -97,6 +97,11 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 		l.expert, l.etp = 1, 1
 	}
 	ranks := l.data * l.shard * l.fold
+	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {
+		return l, diag.New(diag.PlanMisfit, "a batch of %d sequences does not divide into %d "+
+			"microbatches", p.Batch, p.Microbatches).
+			Try(`"batch": %d`, (p.Batch/p.Microbatches+1)*p.Microbatches)
+	}
 	if p.Rows()%ranks != 0 || p.Rows() == 0 || p.Seq%(l.context*l.tensor) != 0 && p.TP.Sequence ||
 		p.Seq%l.context != 0 {
 		return l, diag.New(diag.PlanMisfit, "%d rows of %d tokens cannot be dealt to %d ranks, cp %d",

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/estimate/footprint"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -25,6 +26,9 @@ type Estimate struct {
 	Peak      int64   // bytes of the worst rank
 	Memory    Memory  // of Peak
 	Policy    string  // a line on what products are computed in; empty if all are in one type
+	// Attention is the kernel of our own programs that was priced, as package kernels picks it, of
+	// the layer that has the slowest; empty for other stacks.
+	Attention string
 }
 
 // A Stage is one virtual stage of the pipeline, on one of its devices.
@@ -117,6 +121,8 @@ type Options struct {
 	// Ulysses turns tokens into heads by all-to-all along cp (Jacobs et al., 2023), where a plan
 	// knows gather and ring.
 	Ulysses bool
+	// Links makes every transfer between devices take so many times as long; 0 means 1.
+	Links float64
 	// Plain is attention whose scores are written to memory, as before FlashAttention.
 	Plain bool
 	// Core recomputes the scores of plain attention only (Korthikanti et al., 2022).
@@ -130,6 +136,7 @@ type Estimator struct {
 	cluster machine.Cluster
 	profile *price.Profile // as it was given; prices are under what it is for this run
 	prices  *price.Prices
+	set     *kernels.Set // what our own programs' attention becomes on the cluster
 	options Options
 	sigma   float64 // of the logarithm of a step
 
@@ -159,7 +166,7 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	e := &Estimator{config: c, cluster: cl, profile: prof,
+	e := &Estimator{config: c, cluster: cl, profile: prof, set: kernels.For(cl.Arch()),
 		replays: &replays{made: map[shape]replay{}}}
 	e.appraise()
 	e.classify()
@@ -171,7 +178,7 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 func (e *Estimator) With(o Options) *Estimator {
 	n := *e
 	n.options = o
-	if n.profile.For(n.run()) != n.profile {
+	if n.profile.For(n.run()) != n.profile || o.Links != e.options.Links {
 		n.appraise()
 	}
 	n.sigma = n.doubt()
@@ -211,6 +218,7 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	}
 	est.Policy = e.said
 	blocks := e.blocks(&l.cut)
+	est.Attention = blocks.attention
 	loads := e.stages(&l, blocks)
 	e.passes(&est, &l, loads)
 	own, err := e.compiled(p, &est)
@@ -294,6 +302,9 @@ func (e *Estimator) Under(prof *price.Profile) *Estimator {
 // appraise takes the prices of the profile for what is estimated.
 func (e *Estimator) appraise() {
 	e.prices = price.New(e.cluster, e.profile.For(e.run()))
+	if f := e.options.Links; f > 0 && f != 1 {
+		e.prices = e.prices.Slower(f)
+	}
 	e.sigma = e.doubt()
 }
 

@@ -1,12 +1,16 @@
 package estimate
 
-import "github.com/deepwell/deepwell/price"
+import (
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/price"
+)
 
 // A priced is all blocks of a model under one cut.
 type priced struct {
 	layers      []block // by kind
 	embed, head block
 	logits      float64 // bytes of the head's result
+	attention   string  // its kernel in our own programs
 }
 
 // blocks gives what the blocks cost under a cut, from what is kept if it is there.
@@ -17,6 +21,9 @@ func (e *Estimator) blocks(c *cut) *priced {
 	p := &priced{layers: make([]block, len(e.kinds))}
 	for k := range e.kinds {
 		p.layers[k] = e.layer(c, &e.kinds[k])
+		if p.attention != kernels.Plain {
+			p.attention = e.kernel(c, e.kinds[k].windowed)
+		}
 	}
 	e.ends(c, p)
 	e.kept[*c] = p
@@ -29,14 +36,10 @@ func (e *Estimator) builder(c *cut) *builder {
 
 // layer puts a layer together from its parts, and takes out what is computed again.
 func (e *Estimator) layer(c *cut, k *kind) block {
-	window := float64(c.seq)
-	if k.windowed {
-		window = float64(e.config.Window)
-	}
 	norms, attn, mlp := e.builder(c), e.builder(c), e.builder(c)
 	norms.in, attn.in, mlp.in = k.in, k.in, k.in
 	mlp.seen = attn.seen // buffers are shared by equal shapes
-	attn.attention(keys(float64(c.seq), window))
+	attn.attention(k.windowed)
 	second := tagMLP
 	if k.sparse {
 		norms.norms("router")

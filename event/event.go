@@ -100,6 +100,8 @@ var kinds = map[string]func([]byte) (Event, error){
 	"saved":     as[Saved],
 	"resumed":   as[Resumed],
 	"profiled":  as[Profiled],
+	"weights":   as[Weights],
+	"stalled":   as[Stalled],
 }
 
 func as[E Event](line []byte) (Event, error) {

@@ -2,11 +2,14 @@ package event
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,6 +36,8 @@ var samples = []Event{
 	Saved{1000, "run/step-1000", 3 << 30, 12.34},
 	Resumed{1000, "run/step-1000"},
 	Profiled{"run/trace.json"},
+	Weights{From: FromFiles, Path: "./shard", Tensors: 26, DType: "bf16", Bytes: 723200, Seed: 3},
+	Stalled{41, "step", 61, 60, "the engine, program update", "run/stall.txt"},
 }
 
 func TestEveryKindIsSampled(t *testing.T) {
@@ -105,7 +110,7 @@ func TestReadRefusesGarbageInTheMiddle(t *testing.T) {
 func TestLiveKeepsOneLine(t *testing.T) {
 	var b bytes.Buffer
 	now := fixed()
-	l := NewLive(&b, 40, func() time.Time { now = now.Add(time.Second); return now })
+	l := NewLive(&b, func() int { return 40 }, func() time.Time { now = now.Add(time.Second); return now })
 	l.Emit(Progress{"download", 50, 100, "B"})
 	l.Emit(Note{"hello"})
 	l.Emit(Progress{"download", 100, 100, "B"})
@@ -149,4 +154,37 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A disk that fills and is freed leaves a gap that is told, and no line that cannot be read.
+func TestFileMendsATornLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.jsonl")
+	f, err := Open(path, func() time.Time { return time.Unix(0, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Emit(Saved{Step: 1})
+	// What a full disk does: a part of a line is there, and the write says so.
+	if _, err := f.f.WriteString(`{"v":1,"kind"`); err != nil {
+		t.Fatal(err)
+	}
+	f.torn, f.err = 3, syscall.ENOSPC
+	f.Emit(Saved{Step: 9})
+	if err := f.Close(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for rec, err := range Read(bytes.NewReader(text)) {
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+		kinds = append(kinds, rec.Event.Kind())
+	}
+	if got := strings.Join(kinds, " "); got != "saved warning saved" || !strings.Contains(string(text), "3 events could not be written here") {
+		t.Errorf("%s in\n%s", got, text)
+	}
 }

@@ -3,10 +3,14 @@ package event
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
 	"sync"
+
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A File is a Sink that appends JSON lines to a file: the memory of a run, across its restarts.
@@ -15,12 +19,16 @@ type File struct {
 	f   *os.File
 	now Clock
 	err error
+	// torn is how many events could not be written since the last that could, for instance because
+	// the disk was full. The last of them may be there in part.
+	torn int
 }
 
 // Open opens a file of events, or makes it. A last line that a kill has cut off is taken away, so
-// that what follows it can be read.
+// that what follows it can be read. A link is refused (code NotPlain). A file that has a second
+// name, as in a backup by hard links, is copied first, so that the backup stays as it is.
 func Open(path string, now Clock) (*File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -28,13 +36,33 @@ func Open(path string, now Clock) (*File, error) {
 	if err == nil {
 		err = f.Truncate(end)
 	}
-	if err == nil {
-		_, err = f.Seek(end, io.SeekStart)
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &File{f: f, now: now}, nil
+}
+
+// open gives a file that only has this name, for appending.
+func open(path string) (*os.File, error) {
+	for {
+		f, err := plainfile.Open(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		info, err := f.Stat()
+		if err == nil && !plainfile.Shared(info) {
+			return f, nil
+		}
+		if err == nil {
+			err = atomicfile.WriteFunc(path, 0o644, func(w io.Writer) error {
+				_, err := io.Copy(w, io.NewSectionReader(f, 0, info.Size()))
+				return err
+			})
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // whole finds where the last complete line of a file ends, reading from its end.
@@ -63,12 +91,39 @@ func (f *File) Emit(e Event) {
 	text, err := encode(e, f.now())
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err == nil && f.torn > 0 {
+		err = f.mend()
+	}
 	if err == nil {
 		_, err = f.f.WriteString(text + "\n")
+	}
+	if err != nil {
+		f.torn++
 	}
 	if f.err == nil {
 		f.err = err
 	}
+}
+
+// mend takes away the part of a line that was left when a write failed, and tells how many events
+// are missing.
+func (f *File) mend() error {
+	end, err := whole(f.f)
+	if err == nil {
+		err = f.f.Truncate(end)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := encode(Warning{Text: fmt.Sprintf("%d events could not be written here: %v", f.torn,
+		f.err)}, f.now())
+	if err == nil {
+		_, err = f.f.WriteString(text + "\n")
+	}
+	if err == nil {
+		f.torn = 0
+	}
+	return err
 }
 
 // Close closes the file and gives the first error that Emit met.

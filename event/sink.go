@@ -188,23 +188,27 @@ func decode(line []byte) (Record, error) {
 // A Live sink keeps the newest progress or step on the last line of a terminal and prints every
 // other event above it. Close it before anything else writes to the terminal.
 type Live struct {
-	mu    sync.Mutex
-	w     io.Writer
-	width int
-	now   Clock
-	drawn time.Time
-	shown string
-	run   course
-	step  *Step // the newest, which Close leaves behind; nil once it is
+	mu      sync.Mutex
+	w       io.Writer
+	columns func() int
+	now     Clock
+	drawn   time.Time
+	shown   string
+	run     course
+	step    *Step // the newest, which Close leaves behind; nil once it is
 }
 
 // liveEvery bounds how often the live line is redrawn; a person cannot read faster.
 const liveEvery = 100 * time.Millisecond
 
-// NewLive returns a Live sink for a terminal of the given width.
-func NewLive(w io.Writer, width int, now Clock) *Live {
-	return &Live{w: w, width: max(width, 20), now: now}
+// NewLive returns a Live sink for a terminal; width is asked before each line, since windows are
+// resized while a run goes on.
+func NewLive(w io.Writer, width func() int, now Clock) *Live {
+	return &Live{w: w, columns: width, now: now}
 }
+
+// width is that of the terminal now, at least what a step's number and loss need.
+func (l *Live) width() int { return max(l.columns(), 20) }
 
 // Emit implements Sink.
 func (l *Live) Emit(e Event) {
@@ -216,7 +220,7 @@ func (l *Live) Emit(e Event) {
 		l.draw(e.text(), e.Total > 0 && e.Done >= e.Total)
 	case Step:
 		l.step = &e
-		l.draw(e.text(l.run.eval, l.width-1), e.Step == e.Steps)
+		l.draw(e.text(l.run.eval, l.width()-1), e.Step == e.Steps)
 	case Eval: // the next step shows it
 	default:
 		if line := e.Line(); line != "" {
@@ -233,10 +237,11 @@ func (l *Live) draw(text string, last bool) {
 		return
 	}
 	l.drawn = at
-	if r := []rune(text); len(r) > l.width-1 {
-		text = string(r[:l.width-1])
+	room := l.width() - 1
+	if r := []rune(text); len(r) > room {
+		text = string(r[:room])
 	}
-	pad := max(0, len([]rune(l.shown))-len([]rune(text)))
+	pad := max(0, min(len([]rune(l.shown)), room)-len([]rune(text)))
 	_, _ = io.WriteString(l.w, "\r"+text+strings.Repeat(" ", pad))
 	l.shown = text
 }
@@ -247,14 +252,16 @@ func (l *Live) Close() {
 	defer l.mu.Unlock()
 	l.clear()
 	if l.step != nil {
-		_, _ = io.WriteString(l.w, l.step.text(l.run.eval, l.width-1)+"\n")
+		_, _ = io.WriteString(l.w, l.step.text(l.run.eval, l.width()-1)+"\n")
 		l.step = nil
 	}
 }
 
 func (l *Live) clear() {
 	if l.shown != "" {
-		_, _ = io.WriteString(l.w, "\r"+strings.Repeat(" ", len([]rune(l.shown)))+"\r")
+		// No more blanks than fit, or they would wrap into a line of their own.
+		n := min(len([]rune(l.shown)), l.width()-1)
+		_, _ = io.WriteString(l.w, "\r"+strings.Repeat(" ", n)+"\r")
 		l.shown = ""
 	}
 }

@@ -74,6 +74,26 @@ type Resumed struct {
 	Path string `json:"path"`
 }
 
+// Weights says what a run, as it starts, has as its weights.
+type Weights struct {
+	From string `json:"from"` // FromFiles, FromRandom or FromCheckpoint
+	// Path is the model whose files they are read from, or the folder of checkpoints.
+	Path string `json:"path,omitempty"`
+	// Tensors and DType tell what the files hold: bf16, or 24 bf16, 2 f32 where there are several.
+	Tensors int    `json:"tensors,omitempty"`
+	DType   string `json:"dtype,omitempty"`
+	Bytes   int64  `json:"bytes,omitempty"` // of the files
+	Seed    int    `json:"seed"`            // of the run; it decides random weights
+	Step    int    `json:"step,omitempty"`  // of the checkpoint
+}
+
+// Where weights come from.
+const (
+	FromFiles      = "files"
+	FromRandom     = "random"
+	FromCheckpoint = "checkpoint"
+)
+
 // Profiled says that a trace was written.
 type Profiled struct {
 	Path string `json:"path"`
@@ -99,6 +119,20 @@ func (Saved) Kind() string { return "saved" }
 
 // Kind implements Event.
 func (Resumed) Kind() string { return "resumed" }
+
+// Kind implements Event.
+func (Weights) Kind() string { return "weights" }
+
+// Line implements Event.
+func (w Weights) Line() string {
+	switch w.From {
+	case FromFiles:
+		return fmt.Sprintf("weights: %s, %s tensors %s", w.Path, thousands(int64(w.Tensors)), w.DType)
+	case FromCheckpoint:
+		return fmt.Sprintf("weights: %s, step %s", w.Path, thousands(int64(w.Step)))
+	}
+	return fmt.Sprintf("weights: random, seed %d", w.Seed)
+}
 
 // Kind implements Event.
 func (Profiled) Kind() string { return "profiled" }

@@ -3,6 +3,7 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
 )
 
 func TestLines(t *testing.T) {
@@ -25,6 +28,9 @@ func TestLines(t *testing.T) {
 		{Rejected{7, math.NaN(), 4e9, "the loss is not finite", ""}, "step 7  rejected: the loss is not finite  loss NaN  |g| 4e+09"},
 		{Saved{1000, "run/step-1000", 3 << 30, 12.34}, "step 1,000  saved run/step-1000  3.0 GiB in 12.3 s"},
 		{Resumed{1000, "run/step-1000"}, "step 1,000  resumed from run/step-1000"},
+		{Weights{From: FromFiles, Path: "./shard", Tensors: 1026, DType: "bf16"}, "weights: ./shard, 1,026 tensors bf16"},
+		{Weights{From: FromRandom, Seed: 7}, "weights: random, seed 7"},
+		{Weights{From: FromCheckpoint, Path: "run/checkpoints", Step: 500}, "weights: run/checkpoints, step 500"},
 		{Profiled{"run/trace.json"}, "profile run/trace.json  open it at ui.perfetto.dev"},
 	} {
 		if got := c.e.Line(); got != c.want {
@@ -107,7 +113,7 @@ func TestPlainShowsStepsNowAndThen(t *testing.T) {
 func TestLiveStep(t *testing.T) {
 	var b bytes.Buffer
 	now := fixed()
-	l := NewLive(&b, 100, func() time.Time { now = now.Add(60 * time.Millisecond); return now })
+	l := NewLive(&b, func() int { return 100 }, func() time.Time { now = now.Add(60 * time.Millisecond); return now })
 	for _, e := range run(10, 1) {
 		l.Emit(e)
 	}
@@ -196,6 +202,49 @@ func TestFileSurvivesAKill(t *testing.T) {
 	}
 }
 
+// Events are never written through a link, and a backup by hard links stays as it is.
+func TestFileIsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	now := func() time.Time { return time.Unix(0, 0) }
+	for _, name := range []string{"mine", "events"} {
+		if err := os.WriteFile(at(name), []byte("{}\ncut"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(at("mine"), at("link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(at("events"), at("backup")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(at("link"), now)
+	if e := diag.From(err); e == nil || e.Code != diag.NotPlain {
+		t.Error(err)
+	}
+	f, err := Open(at("events"), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A second writer, which there must not be, spoils no line of the first.
+	second, err := Open(at("events"), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Emit(Warning{Text: "one"})
+	second.Emit(Warning{Text: "two"})
+	f.Emit(Warning{Text: "three"})
+	if err := errors.Join(f.Close(), second.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, lines := range map[string]int{"mine": 1, "backup": 1, "events": 4} {
+		text, err := os.ReadFile(at(name))
+		if got := strings.Count(string(text), "\n"); err != nil || got != lines {
+			t.Errorf("%s has %d lines, %v: %s", name, got, err, text)
+		}
+	}
+}
+
 func TestFileTellsItsErrors(t *testing.T) {
 	f, err := Open(filepath.Join(t.TempDir(), "e"), fixed)
 	if err != nil {
@@ -252,5 +301,22 @@ func TestTee(t *testing.T) {
 	Tee(NewPlain(&a), Discard, NewPlain(&b)).Emit(Note{"x"})
 	if a.String() != "x\n" || b.String() != "x\n" {
 		t.Errorf("got %q and %q", a.String(), b.String())
+	}
+}
+
+// A window that is made narrower while a run goes on gets shorter lines, and no blanks that wrap.
+func TestLiveFollowsTheWindow(t *testing.T) {
+	var b strings.Builder
+	width, now := 100, time.Unix(0, 0)
+	l := NewLive(&b, func() int { return width }, func() time.Time { now = now.Add(time.Second); return now })
+	l.Emit(Step{Step: 1, Steps: 100, Loss: 8.4, GradNorm: 8.6, TokensPerSecond: 1333, MemoryBytes: 400 << 20, ETASeconds: 300})
+	b.Reset()
+	width = 50
+	l.Emit(Step{Step: 2, Steps: 100, Loss: 8.3, GradNorm: 8.6, TokensPerSecond: 1333, MemoryBytes: 400 << 20, ETASeconds: 300})
+	l.Close()
+	for _, line := range strings.FieldsFunc(b.String(), func(r rune) bool { return r == '\r' || r == '\n' }) {
+		if n := len([]rune(line)); n >= 50 {
+			t.Errorf("%d columns in a window of 50: %q", n, line)
+		}
 	}
 }

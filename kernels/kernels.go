@@ -47,10 +47,9 @@ func For(arch string) *Set { return &Set{arch: arch} }
 // Pick says what an operation becomes, and remembers it.
 func (s *Set) Pick(op *ir.Op) string {
 	c := Choice{op.Kind, Plain, ""}
-	attends := op.Kind == "attention" || op.Kind == "attention_grad"
 	switch {
-	case s.arch == "cpu" && attends:
-		c = Choice{op.Kind, HeadFirst, "the CPU has no cuDNN; products with one batch are fastest"}
+	case op.Kind == "attention" || op.Kind == "attention_grad":
+		c = s.attends(op)
 	case s.arch == "cpu" && (op.Kind == "dot" || strings.HasPrefix(op.Kind, "linear")):
 		c = Choice{op.Kind, Matrix, "XLA:CPU turns wider products by copies"}
 	case s.arch == "cpu" && op.Kind == "cross_entropy":
@@ -67,11 +66,6 @@ func (s *Set) Pick(op *ir.Op) string {
 		}
 	case op.Kind == "block_dot":
 		c = s.blockDot(op)
-	case attends:
-		c = Choice{op.Kind, CuDNN, "cuDNN has it for this shape"}
-		if why := s.againstCuDNN(op); why != "" {
-			c = Choice{op.Kind, Plain, why}
-		}
 	}
 	if c.Why != "" {
 		s.note(c)
@@ -97,33 +91,74 @@ func (s *Set) OneResult() bool { return s.arch == "cpu" }
 // Choices lists what was chosen, each once, in the order of the program.
 func (s *Set) Choices() []Choice { return slices.Clone(s.choices) }
 
-// againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
-// those of XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
-func (s *Set) againstCuDNN(op *ir.Op) string {
+// An Attention is what the choice of its kernel depends on, whether a graph says it or a plan of
+// which there is no graph yet.
+type Attention struct {
+	Elem      dtype.DType // of queries
+	Head      int64       // size of a head of queries
+	Window    int64       // keys that a query sees; 0 is all
+	Causal    bool
+	Capped    bool // scores have a soft cap
+	Documents bool // those of a row are kept apart
+	// Part says that a device has some of a sequence's queries. Ring, that keys go round and meet
+	// them piece by piece, and Balanced, that a device has pieces from the front and the back.
+	Part, Ring, Balanced bool
+}
+
+// Attention says what an attention becomes, and why.
+func (s *Set) Attention(a Attention) (kernel, why string) {
+	switch {
+	case s.arch == "cpu" && a.Ring:
+		return Plain, "the CPU has no cuDNN; pieces of a ring are joined as they come"
+	case s.arch == "cpu":
+		return HeadFirst, "the CPU has no cuDNN; products with one batch are fastest"
+	}
+	if why := s.againstCuDNN(a); why != "" {
+		return Plain, why
+	}
+	return CuDNN, "cuDNN has it for this shape"
+}
+
+// attends reads an attention, or its gradient, off a graph.
+func (s *Set) attends(op *ir.Op) Choice {
 	q := op.In[0].Type
+	segments, places := op.Extras()
+	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
+		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
+		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",
+		Balanced: op.Attrs.Bool("balanced")}
+	c := Choice{Kind: op.Kind}
+	c.Kernel, c.Why = s.Attention(a)
 	names := make([]string, len(q.Dims))
 	for i, d := range q.Dims {
 		names[i] = d.Name
 	}
-	segments, places := op.Extras()
-	switch head := q.Size(ir.HeadDim); {
+	batched := len(names) == 4 && slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim})
+	if c.Kernel == CuDNN && !batched {
+		c.Kernel, c.Why = Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
+	}
+	return c
+}
+
+// againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
+// those of XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
+func (s *Set) againstCuDNN(a Attention) string {
+	switch {
 	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
 		return fmt.Sprintf("not tried on %s", s.arch)
-	case q.Elem != dtype.BF16 && q.Elem != dtype.F16:
-		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", q.Elem)
-	case head > 256 || head%8 != 0:
-		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", head)
-	case len(segments) > 0:
+	case a.Elem != dtype.BF16 && a.Elem != dtype.F16:
+		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
+	case a.Head > 256 || a.Head%8 != 0:
+		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
+	case a.Documents:
 		return "cuDNN's call has no mask of documents"
-	case len(places) > 0 && (op.Attrs.Text("ring") == "" || op.Attrs.Bool("balanced")):
+	case a.Part && (!a.Ring || a.Balanced):
 		return "cuDNN's call takes all queries of a sequence, not one device's part"
-	case op.Attrs.Float("softcap") > 0:
+	case a.Capped:
 		return "cuDNN's call has no soft cap"
-	case len(names) != 4 || !slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim}):
-		return fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
-	case op.Attrs.Int("window") > 0 && op.Attrs.Text("ring") != "":
+	case a.Window > 0 && a.Ring:
 		return "a window may end within a piece of the ring"
-	case op.Attrs.Int("window") > 0 && !op.Attrs.Bool("causal"):
+	case a.Window > 0 && !a.Causal:
 		return "cuDNN's window is causal"
 	}
 	return ""

@@ -5,6 +5,8 @@ import (
 	"maps"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
 )
 
 // maxUnrolled bounds the layers that are written one after another on a CPU, since the time to
@@ -39,7 +41,25 @@ func (s *Set) Documents() (bool, string) {
 	if s.arch == "cpu" {
 		return true, "attention compares the numbers of documents"
 	}
-	return false, "documents in a row see each other: cuDNN's call in XLA has no mask of documents"
+	return false, "no document mask on GPUs: documents packed into one sequence attend to one " +
+		"another, since XLA's call of cuDNN takes no mask of documents"
+}
+
+// Planned is the attention of a model's layers, with a window or without, that computes in a type
+// and whose sequences a plan cuts so. It says what package spmd writes into the graph of the plan,
+// so that what is chosen can be priced before there is one.
+func Planned(c *model.Config, windowed bool, elem dtype.DType, cut plan.CP) Attention {
+	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0}
+	if c.MLA != nil {
+		a.Head = c.MLA.NoPE + c.MLA.Rope
+	}
+	if windowed {
+		a.Window = c.Window
+	}
+	if cut.Size > 1 {
+		a.Part, a.Ring, a.Balanced = true, cut.Kind == "ring", cut.Balance
+	}
+	return a
 }
 
 // xlaJoins is the most that XLA:GPU joins into one reduce-scatter by default

@@ -32,7 +32,7 @@ func newRing(w *writer, op *ir.Op) *ring {
 	segments, _ := op.Extras()
 	r.plain = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
 		op.Attrs.Int("window") == 0
-	r.cudnn = r.plain && w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN
+	r.cudnn = w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN && r.plain
 	return r
 }
 

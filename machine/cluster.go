@@ -53,7 +53,19 @@ func ParseCluster(text string) (Cluster, error) {
 	if err != nil {
 		return Cluster{}, explain(text, name, count, err)
 	}
+	// A rack's name without a count means the rack to a person, and one GPU to nobody.
+	if rack := rackOf(name); rack > 1 && name == trimmed {
+		return Cluster{}, diag.New(diag.ClusterSpec, "%q is a rack of %d GPUs; how many GPUs are meant?",
+			text, rack).Try("--cluster %dx%s", rack, card.Name)
+	}
 	return newCluster(card, count), nil
+}
+
+// rackOf is the number of GPUs in the name of a rack, such as GB200-NVL72; 0 if it names none.
+func rackOf(name string) int {
+	_, digits, _ := strings.Cut(fold(name), "nvl")
+	n, _ := strconv.Atoi(digits) // 0 where there is no number
+	return n
 }
 
 // cutTimes takes the sign of multiplication off the front: the letter in either case, or ×.
@@ -175,6 +187,15 @@ func plural(n int, noun string) string {
 
 // Hosts is the number of hosts.
 func (c Cluster) Hosts() int { return c.Domains * c.HostsPerDomain }
+
+// Domain is the number of devices that reach each other without a network: those of an NVLink
+// domain, or without NVLink of a host.
+func (c Cluster) Domain() int64 {
+	if c.Card.NVLinkDomain <= 1 {
+		return int64(c.DevicesPerHost)
+	}
+	return int64(c.HostsPerDomain * c.DevicesPerHost)
+}
 
 // CPU reports whether the devices are the local processor's and no accelerator's.
 func (c Cluster) CPU() bool { return c.Card.Name == "cpu" }

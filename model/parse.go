@@ -128,6 +128,11 @@ func families() map[string]func(*reader) {
 // Parse reads a Hugging Face config.json.
 func Parse(text []byte) (*Config, error) {
 	var in raw
+	if key := twice(text); key != "" {
+		return nil, bad("the key %q stands twice", key).At("config.json").
+			Because("which of the two counts is decided otherwise by every program that reads it").
+			Try("remove one of them")
+	}
 	if err := json.Unmarshal(text, &in); err != nil {
 		e := bad("config.json is not what Hugging Face writes")
 		e.Err, e.Cause = err, err.Error()
@@ -157,6 +162,45 @@ func Parse(text []byte) (*Config, error) {
 	return r.c, r.c.Check()
 }
 
+// twice finds a key that stands twice in one object of a JSON text; "" if there is none, or if the
+// text is not JSON, which who reads it says better.
+func twice(text []byte) string {
+	type object struct {
+		keys  map[string]bool // nil for an array
+		value bool            // the next token is a value
+	}
+	var open []object
+	dec := json.NewDecoder(bytes.NewReader(text))
+	for {
+		token, err := dec.Token()
+		if err != nil {
+			return ""
+		}
+		if n := len(open); n > 0 && open[n-1].keys != nil && !open[n-1].value {
+			if key, ok := token.(string); ok {
+				if open[n-1].keys[key] {
+					return key
+				}
+				open[n-1].keys[key], open[n-1].value = true, true
+				continue
+			}
+		}
+		switch token {
+		case json.Delim('{'):
+			open = append(open, object{keys: map[string]bool{}})
+			continue
+		case json.Delim('['):
+			open = append(open, object{})
+			continue
+		case json.Delim('}'), json.Delim(']'):
+			open = open[:len(open)-1]
+		}
+		if n := len(open); n > 0 {
+			open[n-1].value = false
+		}
+	}
+}
+
 func unknownFamily(in raw) error {
 	names := slices.Sorted(maps.Keys(families()))
 	e := bad("model_type %q is not one that can be built", in.ModelType).At("key model_type")
@@ -165,6 +209,13 @@ func unknownFamily(in raw) error {
 	}
 	if set(in.TextConfig) {
 		e.Cause = "the text model is inside text_config, beside parts for other inputs"
+	}
+	// Mixtral is one letter from Mistral, and another model: a type that is known has no other name.
+	for _, p := range Presets() {
+		if p.Config != nil && p.Config.Arch == in.ModelType {
+			return e.Because("it is known by its sizes only, for deepwell plan and deepwell dryrun").
+				Try("deepwell plan %s --cluster 64xgb200", p.Name)
+		}
 	}
 	if near := diag.Nearest(in.ModelType, names); near != "" {
 		return e.Try("did you mean %s?", near)

@@ -2,6 +2,7 @@ package model_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -247,4 +248,30 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// A key that stands twice is refused, wherever it stands: encoding/json takes the last one in
+// silence.
+func TestKeysTwice(t *testing.T) {
+	for text, key := range map[string]string{
+		`{"model_type": "llama", "vocab_size": 8, "vocab_size": 16}`:                           "vocab_size",
+		`{"model_type": "llama", "rope_scaling": {"factor": 1, "a": [{"b": 1}], "factor": 2}}`: "factor",
+	} {
+		if _, err := model.Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("the key %q stands twice", key)) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	_, err := model.Parse([]byte(`{"a": {"b": 1}, "c": {"b": [{"b": 2}, {"b": 3}]}, "b": "a"}`))
+	if err == nil || strings.Contains(err.Error(), "twice") {
+		t.Errorf("keys of different objects: %v", err)
+	}
+}
+
+// A type that is one letter from another is another model, and nobody should be told to take it.
+func TestMixtralIsNotMistral(t *testing.T) {
+	_, err := model.Parse([]byte(`{"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 64,
+		"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}`))
+	if e := diag.From(err); e == nil || strings.Contains(e.Fix, "mistral") || !strings.Contains(e.Fix, "deepwell plan mixtral") {
+		t.Errorf("%v", err)
+	}
 }

@@ -14,6 +14,12 @@ type object = map[string]any
 // config is config.json with the quantization in it.
 func (j *job) config() object {
 	c := maps.Clone(j.src.config)
+	// Without it transformers takes the type of the first tensor, which may be that of a scale.
+	key := "dtype"
+	if _, old := c["torch_dtype"]; old && c["dtype"] == nil {
+		key = "torch_dtype"
+	}
+	c[key] = "bfloat16"
 	if j.Layout == ModelOpt {
 		c["quantization_config"] = j.modeloptConfig()
 	} else {

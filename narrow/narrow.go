@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/safetensors"
@@ -214,6 +215,9 @@ func (j *job) plan() error {
 	fmt.Fprintf(h, "%d %s %v %v %v %d\n", version, digest, j.To, j.Layout, j.InputAmax, j.MaxBytes)
 	for _, c := range choices {
 		fmt.Fprintf(h, "%s %v %s\n", c.tensor.Name(), c.format, c.kept)
+		if t := c.tensor.Shape().Type; c.format == None && j.src.turned(t) != t {
+			fmt.Fprintf(h, "as %v\n", j.src.turned(t))
+		}
 	}
 	j.key = fmt.Sprintf("%x", h.Sum(nil))
 	return nil
@@ -236,7 +240,7 @@ func (j *job) works(choices []choice) ([]work, error) {
 		case j.src.mxfp4 && j.Layout == CompressedTensors && isExpertBias(c.tensor):
 			list = append(list, newBiases(c))
 		case c.format == None:
-			list = append(list, newKeep(c))
+			list = append(list, newKeep(c, j.src.turned(c.tensor.Shape().Type)))
 		default:
 			w := newBlocks(c, j.Options)
 			list = append(list, w)
@@ -282,7 +286,7 @@ func (j *job) finish(f *outFolder) (*Report, error) {
 	if err := set.Close(); err != nil {
 		return nil, err
 	}
-	if err := j.accompany(f); err != nil {
+	if err := capture.Accompany(j.out, j.src.dir); err != nil {
 		return nil, err
 	}
 	if j.Layout == ModelOpt {
@@ -320,23 +324,6 @@ func index(files []*file) []byte {
 		panic(err)
 	}
 	return append(text, '\n')
-}
-
-// accompany copies the files that belong to a model.
-func (j *job) accompany(f *outFolder) error {
-	for _, name := range companions {
-		text, err := j.src.companion(name)
-		if err != nil {
-			return err
-		}
-		if text == nil {
-			continue
-		}
-		if err := f.write(name, text); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func unwritten(path string, err error) error {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/folder"
@@ -21,15 +22,7 @@ const (
 	configName = "config.json"
 	// maxConfig bounds config.json, as package capture does.
 	maxConfig = 16 << 20
-	// maxCompanion bounds a file that is copied; the largest tokenizer.json have some 35 MB.
-	maxCompanion = 256 << 20
 )
-
-// companions are the files beside weights and configuration that belong to a model.
-var companions = []string{"generation_config.json", "tokenizer.json", "tokenizer.model",
-	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-	"merges.txt", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-	"processor_config.json"}
 
 // A source is the checkpoint that is read.
 type source struct {
@@ -37,6 +30,7 @@ type source struct {
 	config  map[string]any
 	set     *safetensors.Set
 	tensors []safetensors.Tensor // by name
+	dtype   dtype.DType          // of the model
 	mxfp4   bool                 // experts are in MXFP4, as gpt-oss has them
 }
 
@@ -78,6 +72,7 @@ func openSource(dir string) (*source, error) {
 		}
 		s.tensors = append(s.tensors, t)
 	}
+	s.dtype = s.own(text)
 	return s, nil
 }
 
@@ -166,15 +161,31 @@ func (s *source) tensor(name string) (safetensors.Tensor, bool) {
 	return s.tensors[i], true
 }
 
-// companion reads a file beside the weights; nil where there is none.
-func (s *source) companion(name string) ([]byte, error) {
-	f, err := folder.Open(s.dir)
-	if err != nil {
-		return nil, err
+// turned is what a tensor that is kept is written as: BF16 in a model that is not in BF16, since
+// loaders compute products of quantized weights in BF16 and what meets them must be the same. In a
+// model that is, tensors of other types are so on purpose.
+func (s *source) turned(t dtype.DType) dtype.DType {
+	float := t == dtype.F32 || t == dtype.F16 || t == dtype.F64
+	if float && !s.mxfp4 && s.dtype != dtype.BF16 {
+		return dtype.BF16
 	}
-	defer f.Close()
-	if !f.Has(name) {
-		return nil, nil
+	return t
+}
+
+// own finds the element type of the model: what its configuration says, or that of most elements.
+func (s *source) own(config []byte) dtype.DType {
+	if t := capture.DTypeOf(config); t != dtype.Invalid {
+		return t
 	}
-	return f.Read(name, maxCompanion)
+	counts := map[dtype.DType]int64{}
+	most := dtype.BF16
+	for _, t := range s.tensors {
+		if kind := t.Shape().Type; kind.Kind() == dtype.F32.Kind() {
+			counts[kind] += t.Shape().Elements()
+			if counts[kind] > counts[most] {
+				most = kind
+			}
+		}
+	}
+	return most
 }

@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"io"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/dtype/block"
@@ -98,14 +100,15 @@ func grow[E any](p *[]E, n int64) []E {
 	return (*p)[:n]
 }
 
-// A keep copies a tensor.
+// A keep copies a tensor, or rounds it to the type of its output.
 type keep struct {
 	choice
 	out *output
 }
 
-func newKeep(c choice) *keep {
-	return &keep{c, &output{name: c.tensor.Name(), shape: c.tensor.Shape()}}
+func newKeep(c choice, t dtype.DType) *keep {
+	return &keep{c, &output{name: c.tensor.Name(),
+		shape: dtype.Shape{Type: t, Dims: c.tensor.Shape().Dims}}}
 }
 
 func (k *keep) outputs() []*output { return []*output{k.out} }
@@ -118,7 +121,27 @@ func (k *keep) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
 	if err != nil {
 		return sums{}, err
 	}
-	return sums{}, k.out.put(f, raw, at)
+	if n := k.tensor.Shape().Type.NotFinite(raw); n > 0 && k.learned() {
+		d := capture.Damaged{Tensor: k.tensor.Name(), Elements: n}
+		return sums{}, diag.New(diag.WeightNotFinite, "%s not finite", d).
+			At("%s", k.tensor.File()).Try("take an earlier checkpoint")
+	}
+	from, to := k.tensor.Shape().Type, k.out.shape.Type
+	if from == to {
+		return sums{}, k.out.put(f, raw, at)
+	}
+	wide := widen(from, raw, b)
+	q := grow(&b.q, to.Bytes(int64(len(wide))))
+	to.Encode(q, wide)
+	return sums{}, k.out.put(f, q, at/int64(from.Bits())*int64(to.Bits()))
+}
+
+// learned tells parameters from buffers, such as masks, which may hold infinities. What a person
+// asked to keep is kept whatever it is.
+func (k *keep) learned() bool {
+	name := k.tensor.Name()
+	return (strings.HasSuffix(name, ".weight") || strings.HasSuffix(name, ".bias")) &&
+		!strings.HasPrefix(k.kept, "--skip ")
 }
 
 func (k *keep) row(sums) Tensor {

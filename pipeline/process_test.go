@@ -40,7 +40,7 @@ func openHalf(ctx context.Context, name string, first int) (*half, error) {
 		return nil, err
 	}
 	h := &half{engine: e}
-	if h.hub, err = e.Listen(ctx, "127.0.0.1:0", 42); err != nil {
+	if h.hub, err = e.Listen(ctx, "127.0.0.1:0", 42, nil); err != nil {
 		return nil, err
 	}
 	s, err := schedule.New(name, schedule.Shape{Ranks: 4, Micros: halfMicros})

@@ -3,6 +3,7 @@ package plan
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -162,6 +163,38 @@ func (p *Plan) Devices() int64 {
 		n *= p.Size(axis)
 	}
 	return n
+}
+
+// Straddles names the axes of which each group could lie within an NVLink domain of so many
+// devices, but some do not, since the domain is not a multiple of what a group spans.
+func (p *Plan) Straddles(domain int64) []string {
+	var list []string
+	span := int64(1)
+	for _, axis := range slices.Backward(p.axes()) {
+		n := p.Size(axis)
+		span *= n
+		if n > 1 && axis != PipelineAxis && span < domain && domain%span != 0 &&
+			p.Devices() > domain {
+			list = append(list, fmt.Sprintf("groups of %s %d straddle NVLink domains of %d devices, "+
+				"and all wait for the network; %s would fit", axis, n, domain,
+				fits(domain/(span/n), n)))
+		}
+	}
+	slices.Reverse(list)
+	return list
+}
+
+// fits spells the divisors of a size that are near another one.
+func fits(size, near int64) string {
+	below, above := int64(1), size
+	for d := int64(1); d <= size; d++ {
+		if size%d == 0 && d <= near {
+			below = d
+		} else if size%d == 0 {
+			above = min(above, d)
+		}
+	}
+	return fmt.Sprintf("%d or %d", below, above)
 }
 
 // Rows is the number of rows of a microbatch, over all devices.

@@ -34,10 +34,13 @@ type Bundle struct {
 	// With neither Stub nor Driver, cuDNN finds no plan and a compile that asks it for one fails:
 	// leave xla_gpu_cudnn_deviceless_compilation_mode alone then.
 	Driver bool
+
+	seals []seal // of the files and folders, as Open found them
 }
 
 // Open finds an installed engine in dir and verifies every file of it. The error is DW2002 if the
-// engine is not installed and DW2012 if its files are not the pinned ones.
+// engine is not installed, DW2012 if its files are not the pinned ones, and DW2013 if others could
+// change them. Ask Bundle.Loaded when the libraries are loaded.
 func Open(ctx context.Context, dir, name string) (*Bundle, error) {
 	return builtin().open(ctx, dir, name)
 }
@@ -51,14 +54,18 @@ func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot find the folder %s", dir).Wrap(err)
 	}
-	err = c.verify(ctx, filepath.Join(dir, e.name), e)
+	seals, err := c.verify(ctx, filepath.Join(dir, e.name), e)
 	if err == nil {
-		return c.bundle(dir, e), nil
+		return c.bundle(dir, e, seals), nil
 	}
 	if errors.Is(err, diag.New(diag.EngineMissing, "")) {
 		for i, other := range c.engines {
-			if other.covers == name && c.verify(ctx, filepath.Join(dir, other.name), &c.engines[i]) == nil {
-				return c.bundle(dir, &c.engines[i]), nil
+			if other.covers != name {
+				continue
+			}
+			seals, err := c.verify(ctx, filepath.Join(dir, other.name), &c.engines[i])
+			if err == nil {
+				return c.bundle(dir, &c.engines[i], seals), nil
 			}
 		}
 	}
@@ -66,7 +73,7 @@ func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error)
 }
 
 // bundle describes the engine in dir, which is there and verified.
-func (c *catalogue) bundle(dir string, e *engine) *Bundle {
+func (c *catalogue) bundle(dir string, e *engine, seals []seal) *Bundle {
 	at := func(slashed string) string {
 		if slashed == "" {
 			return ""
@@ -74,7 +81,8 @@ func (c *catalogue) bundle(dir string, e *engine) *Bundle {
 		return filepath.Join(dir, e.name, filepath.FromSlash(slashed))
 	}
 	b := &Bundle{Name: e.name, Version: e.version, Digest: e.trees[c.host], Plugin: at(e.plugin),
-		DataDir: at(e.data), CuDNN: e.cudnn}
+		DataDir: at(e.data), CuDNN: e.cudnn,
+		seals: seals}
 	b.Driver = e.cudnn != "" && c.driver()
 	if len(c.generated(e)) > 0 && !b.Driver {
 		b.Stub = at(e.stub)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -55,7 +56,12 @@ func (c *catalogue) find(name string) (*engine, error) {
 	}
 	err := diag.New(diag.EngineUnknown, "no engine is called %q", name).
 		Try("use one of %s", strings.Join(c.names(), ", "))
-	if near := diag.Nearest(name, c.names()); near != "" {
+	// People ask for what they have; "gpu" is one letter from "cpu".
+	near := map[string]string{"gpu": "cuda13-run", "cuda": "cuda13", "nvidia": "cuda13-run"}[name]
+	if near == "" {
+		near = diag.Nearest(name, c.names())
+	}
+	if slices.Contains(c.names(), near) {
 		err.What += "; did you mean \"" + near + "\"?"
 	}
 	return nil, err
@@ -88,12 +94,13 @@ type Status struct {
 	Name      string   `json:"name"`
 	Version   string   `json:"version"`
 	Purpose   string   `json:"purpose"`
-	Packages  []string `json:"packages"`  // as pip spells them
-	Available bool     `json:"available"` // pinned for this host
-	Installed bool     `json:"installed"` // this very release is on disk; Open verifies it
-	Bytes     int64    `json:"bytes"`     // on disk, if installed
-	Download  int64    `json:"download"`  // bytes to fetch, if not
-	Digest    string   `json:"digest"`    // SHA-256 of the tree, as pinned
+	Packages  []string `json:"packages"`          // as pip spells them
+	Available bool     `json:"available"`         // pinned for this host
+	Installed bool     `json:"installed"`         // this very release is on disk; Open verifies it
+	Bytes     int64    `json:"bytes"`             // on disk, if installed
+	Download  int64    `json:"download"`          // bytes to fetch, if not
+	Digest    string   `json:"digest"`            // SHA-256 of the tree, as pinned
+	Exposed   string   `json:"exposed,omitempty"` // why Open refuses it: who else can change it
 }
 
 // List tells about every engine. It reads manifests only; nothing is hashed.
@@ -116,6 +123,9 @@ func (c *catalogue) list(dir string) ([]Status, error) {
 		// An unreadable manifest means "not installed" here; Open gives the reason.
 		if m, err := readManifest(filepath.Join(dir, e.name)); err == nil && treeDigest(m.Files) == tree {
 			s.Installed, s.Bytes = true, m.bytes()
+			if err := checkOwners(dir, filepath.Join(dir, e.name)); err != nil {
+				s.Exposed = diag.From(err).What
+			}
 		}
 		all = append(all, s)
 	}

@@ -21,8 +21,14 @@
 // of this binary (table.go). The manifest beside the files only tells which file differs. A tree
 // with a changed, missing, extra or irregular file is refused (DW2012): an extra file matters
 // because the plugin looks libraries up by name in its own tree. A wheel is read as if its author
-// were an enemy (wheel.go). Not defended against: someone who can write to the folder in the
-// moment between Open and the load.
+// were an enemy (wheel.go).
+//
+// Folders that others can write to, or that belong to someone else than the user or root, are
+// refused (DW2013), as sshd refuses its keys. Files are hashed through an open descriptor, and what
+// the kernel tells of them (device, inode, size, mtime, ctime) is compared after hashing and, by
+// [Bundle.Loaded], after the load, together with what the process has mapped as code. Loading from
+// a copy in memory instead would take the plugin's RPATH from it. Not defended against: root, and
+// the user's own other programs.
 //
 // # What is on disk
 //

@@ -48,6 +48,9 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, cannotWrite(err).At("%s", dir)
 	}
+	if err := checkRoot(dir); err != nil {
+		return nil, err
+	}
 	held, err := acquire(ctx, dir, name, func(pid int) {
 		in.note("waiting: %s", busy(name, pid).What)
 	})
@@ -58,12 +61,14 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 	if err := sweep(dir, name); err != nil {
 		return nil, err
 	}
-	switch err := c.verify(ctx, filepath.Join(dir, name), e); {
+	seals, err := c.verify(ctx, filepath.Join(dir, name), e)
+	switch {
 	case err == nil:
 		in.note("engine %q is already installed", name)
-		return c.bundle(dir, e), nil
-	case errors.Is(err, diag.New(diag.EngineUntrusted, "")):
-		in.emit(event.Warning{Code: string(diag.EngineUntrusted),
+		return c.bundle(dir, e, seals), nil
+	case errors.Is(err, diag.New(diag.EngineUntrusted, "")),
+		errors.Is(err, diag.New(diag.EngineExposed, "")):
+		in.emit(event.Warning{Code: string(diag.From(err).Code),
 			Text: diag.From(err).What + "; installing it again"})
 	case ctx.Err() != nil:
 		return nil, err
@@ -71,7 +76,11 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 	if err := in.install(ctx, c, e, dir); err != nil {
 		return nil, err
 	}
-	return c.bundle(dir, e), nil
+	// What was just written is hashed as at every start, so that what is loaded can be held to it.
+	if seals, err = c.verify(ctx, filepath.Join(dir, name), e); err != nil {
+		return nil, err
+	}
+	return c.bundle(dir, e, seals), nil
 }
 
 // install fetches, unpacks and puts into place. The caller holds the lock.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/plainfile"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +27,11 @@ type lock struct{ f *os.File }
 // acquire waits until ctx ends for the lock of an engine. waiting is called once, with the
 // process id of the holder, if there is one to wait for; 0 if the id is not known.
 func acquire(ctx context.Context, dir, name string, waiting func(pid int)) (*lock, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "."+name+".lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	path := filepath.Join(dir, "."+name+".lock")
+	f, err := plainfile.Open(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if e, ok := errors.AsType[*diag.Error](err); ok {
+		return nil, e
+	}
 	if err != nil {
 		return nil, cannotWrite(err)
 	}

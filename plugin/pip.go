@@ -101,7 +101,7 @@ func (w wheel) isFile(name string) bool {
 
 // checkWheel holds the digest of a wheel against its pin.
 func checkWheel(ctx context.Context, path string, w wheel, p pin) error {
-	got, err := hashFile(ctx, path)
+	got, _, err := hashFile(ctx, path)
 	switch {
 	case ctx.Err() != nil:
 		return canceled(ctx.Err(), "checking %s", filepath.Base(path))

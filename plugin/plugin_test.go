@@ -20,6 +20,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
@@ -159,6 +160,9 @@ func (x *fixture) installed(t *testing.T) []string {
 	return names
 }
 
+// unsealed compares bundles by what they say.
+var unsealed = cmpopts.IgnoreUnexported(Bundle{})
+
 func last(r *event.Recorder) event.Event { return r.Events()[len(r.Events())-1] }
 
 func TestInstall(t *testing.T) {
@@ -172,7 +176,7 @@ func TestInstall(t *testing.T) {
 	folder := filepath.Join(x.dir, "alpha")
 	want := &Bundle{Name: "alpha", Version: "1.0", Digest: x.table.engines[0].trees["test/host"],
 		Plugin: filepath.Join(folder, "alpha", "alpha.so"), DataDir: filepath.Join(folder, "alpha")}
-	if diff := cmp.Diff(want, b); diff != "" {
+	if diff := cmp.Diff(want, b, unsealed); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{
@@ -190,7 +194,7 @@ func TestInstall(t *testing.T) {
 
 	// The second time there is nothing to do, not even a wheel to read.
 	in.From = []string{filepath.Join(x.home, "gone")}
-	if again, err := in.Install(t.Context(), "alpha"); err != nil || !cmp.Equal(again, b) {
+	if again, err := in.Install(t.Context(), "alpha"); err != nil || !cmp.Equal(again, b, unsealed) {
 		t.Errorf("second installation: %+v, %v", again, err)
 	}
 	if note, ok := last(seen).(event.Note); !ok ||
@@ -198,7 +202,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("second installation said %+v", last(seen))
 	}
 	opened, err := x.table.open(t.Context(), x.dir, "alpha")
-	if err != nil || !cmp.Equal(opened, b) {
+	if err != nil || !cmp.Equal(opened, b, unsealed) {
 		t.Errorf("open: %+v, %v", opened, err)
 	}
 }
@@ -314,7 +318,7 @@ func TestDriver(t *testing.T) {
 		c := builtin()
 		c.host, c.driver = amd64, func() bool { return got }
 		for _, e := range c.engines {
-			b := c.bundle("/engines", &e)
+			b := c.bundle("/engines", &e, nil)
 			if want := !row.want && e.stub != ""; (b.Stub != "") != want || (len(b.Preload) > 0) != want {
 				t.Errorf("%s, %s: stub %q, preload %q", row.name, e.name, b.Stub, b.Preload)
 			}
@@ -386,10 +390,10 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatalf("%d entries beside the folder", len(entries)-1)
 		}
 		if err == nil {
-			if err := checkNames(inner, files); err != nil {
+			if _, err := checkNames(inner, files); err != nil {
 				t.Fatal(err)
 			}
-			if changed, err := checkBytes(t.Context(), inner, files); changed != "" || err != nil {
+			if _, changed, err := checkBytes(t.Context(), inner, files); changed != "" || err != nil {
 				t.Fatal(changed, err)
 			}
 		}

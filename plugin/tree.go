@@ -73,7 +73,10 @@ func readManifest(folder string) (manifest, error) {
 // all files, then every byte. Measured warm on two cores, about 1 GB/s each: 0.24 s for cpu (one
 // file of 259 MB), 0.9 s for cuda13 (1.8 GB; 1.7 s under a load of 3.4), 2.4 and 3.1 s for
 // cuda13-run (3.2 GB).
-func (c *catalogue) verify(ctx context.Context, folder string, e *engine) error {
+func (c *catalogue) verify(ctx context.Context, folder string, e *engine) ([]seal, error) {
+	if err := checkOwners(filepath.Dir(folder), folder); err != nil {
+		return nil, err
+	}
 	untrusted := func(format string, args ...any) *diag.Error {
 		return diag.New(diag.EngineUntrusted, format, args...).At("%s", folder).
 			Try("deepwell engine install %s", e.name)
@@ -81,34 +84,36 @@ func (c *catalogue) verify(ctx context.Context, folder string, e *engine) error 
 	m, err := readManifest(folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, statErr := os.Lstat(folder); statErr == nil {
-			return untrusted("%s of engine %q was removed after it was installed", manifestName, e.name)
+			return nil, untrusted("%s of engine %q was removed after it was installed", manifestName, e.name)
 		}
-		return missing(e, folder)
+		return nil, missing(e, folder)
 	}
 	if err != nil {
-		return untrusted("%s of engine %q cannot be read", manifestName, e.name).Wrap(err)
+		return nil, untrusted("%s of engine %q cannot be read", manifestName, e.name).Wrap(err)
 	}
 	if m.Engine == e.name && !slices.Equal(m.Packages, e.packages()) {
-		return diag.New(diag.EngineMissing, "another release of engine %q is installed", e.name).
+		return nil, diag.New(diag.EngineMissing, "another release of engine %q is installed", e.name).
 			At("%s", folder).
 			Because("installed %v, wanted %v", m.Packages, e.packages()).
 			Try("deepwell engine install %s", e.name)
 	}
 	if m.Engine != e.name || treeDigest(m.Files) != e.trees[c.host] {
-		return untrusted("%s of engine %q was changed after it was installed", manifestName, e.name)
+		return nil, untrusted("%s of engine %q was changed after it was installed", manifestName, e.name)
 	}
-	if err := checkNames(folder, m.Files); err != nil {
-		return untrusted("%s", err)
+	folders, err := checkNames(folder, m.Files)
+	if err != nil {
+		return nil, untrusted("%s", err)
 	}
-	if changed, err := checkBytes(ctx, folder, m.Files); err != nil {
-		if ctx.Err() != nil {
-			return canceled(err, "verifying engine %q", e.name)
-		}
-		return untrusted("%s cannot be read", changed).Wrap(err)
-	} else if changed != "" {
-		return untrusted("%s was changed after it was installed", changed)
+	seals, changed, err := checkBytes(ctx, folder, m.Files)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, canceled(err, "verifying engine %q", e.name)
+	case err != nil:
+		return nil, untrusted("%s cannot be read", changed).Wrap(err)
+	case changed != "":
+		return nil, untrusted("%s was changed after it was installed", changed)
 	}
-	return nil
+	return append(seals, folders...), nil
 }
 
 func missing(e *engine, folder string) *diag.Error {
@@ -117,12 +122,13 @@ func missing(e *engine, folder string) *diag.Error {
 }
 
 // checkNames walks folder and wants exactly the listed files, all regular and of the listed size.
-func checkNames(folder string, files []file) error {
+// The seals of the folders will show whether a name is added later.
+func checkNames(folder string, files []file) (folders []seal, err error) {
 	left := make(map[string]int64, len(files))
 	for _, f := range files {
 		left[f.Path] = f.Bytes
 	}
-	err := filepath.WalkDir(folder, func(at string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(folder, func(at string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -134,7 +140,13 @@ func checkNames(folder string, files []file) error {
 		size, listed := left[name]
 		switch {
 		case d.IsDir():
-			return nil
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			s, err := newSeal(at, info)
+			folders = append(folders, s)
+			return err
 		case !d.Type().IsRegular():
 			return fmt.Errorf("%s is not a regular file", name)
 		case name == manifestName:
@@ -154,22 +166,24 @@ func checkNames(folder string, files []file) error {
 		return nil
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range files {
 		if _, still := left[f.Path]; still {
-			return fmt.Errorf("%s was removed after it was installed", f.Path)
+			return nil, fmt.Errorf("%s was removed after it was installed", f.Path)
 		}
 	}
-	return nil
+	return folders, nil
 }
 
 // checkBytes hashes the files, several at once and the largest first, and names one whose
 // digest is not the listed one.
-func checkBytes(ctx context.Context, folder string, files []file) (changed string, err error) {
+func checkBytes(ctx context.Context, folder string, files []file) (
+	seals []seal, changed string, err error) {
 	work := slices.Clone(files)
 	slices.SortStableFunc(work, func(a, b file) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	results := make([]error, len(work))
+	seals = make([]seal, len(work))
 	next := make(chan int, len(work))
 	for i := range work {
 		next <- i
@@ -179,48 +193,64 @@ func checkBytes(ctx context.Context, folder string, files []file) (changed strin
 	for range min(len(work), max(2, runtime.NumCPU())) {
 		wg.Go(func() {
 			for i := range next {
-				got, err := hashFile(ctx, filepath.Join(folder, filepath.FromSlash(work[i].Path)))
+				got, s, err := hashFile(ctx, filepath.Join(folder, filepath.FromSlash(work[i].Path)))
 				if err == nil && got != work[i].SHA256 {
 					err = errChanged
 				}
-				results[i] = err
+				results[i], seals[i] = err, s
 			}
 		})
 	}
 	wg.Wait()
 	for i, err := range results {
 		if errors.Is(err, errChanged) {
-			return work[i].Path, nil
+			return nil, work[i].Path, nil
 		}
 		if err != nil {
-			return work[i].Path, err
+			return nil, work[i].Path, err
 		}
 	}
-	return "", nil
+	return seals, "", nil
 }
 
 var errChanged = errors.New("another digest")
 
-// hashFile gives the SHA-256 of a file in hexadecimal.
-func hashFile(ctx context.Context, name string) (string, error) {
+// hashFile gives the SHA-256 of a file in hexadecimal and seals what was hashed. A file that is
+// written to, or replaced, meanwhile has changed: the bytes that were hashed need not be those that
+// are loaded.
+func hashFile(ctx context.Context, name string) (digest string, sealed seal, err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return "", err
+		return "", seal{}, err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", seal{}, err
+	}
+	if sealed, err = newSeal(name, info); err != nil {
+		return "", seal{}, err
+	}
 	hash := sha256.New()
 	buf := make([]byte, chunk)
 	for {
 		if err := ctx.Err(); err != nil {
-			return "", err
+			return "", seal{}, err
 		}
 		n, err := f.Read(buf)
 		hash.Write(buf[:n])
 		if err == io.EOF {
-			return hex.EncodeToString(hash.Sum(nil)), nil
+			break
 		}
 		if err != nil {
-			return "", err
+			return "", seal{}, err
 		}
 	}
+	if info, err = f.Stat(); err != nil {
+		return "", seal{}, err
+	}
+	if after, err := newSeal(name, info); err != nil || after != sealed || !sealed.holds() {
+		return "", seal{}, errChanged
+	}
+	return hex.EncodeToString(hash.Sum(nil)), sealed, nil
 }

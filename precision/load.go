@@ -1,23 +1,26 @@
 package precision
 
 import (
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/model"
 )
 
 // IsFile tells the path of a policy from a word for one.
 func IsFile(name string) bool { return strings.HasSuffix(name, ".json") }
 
+// maxText bounds the file of a policy: every GEMM of a thousand layers takes a tenth of it.
+const maxText = 4 << 20
+
 // Load gives the policy that a word stands for ([Default]), or that a file has, for a model.
 func Load(c *model.Config, name string) (*Policy, error) {
 	if !IsFile(name) {
 		return Default(c, name)
 	}
-	text, err := os.ReadFile(name)
+	text, err := folder.ReadPlain(name, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the policy").At("%s", name).Wrap(err)
 	}

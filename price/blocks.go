@@ -67,6 +67,6 @@ func (p *Prices) Agree(g Group) float64 {
 	if g.Size <= 1 {
 		return 0
 	}
-	in, out := p.inside(g)
-	return p.near(AllReduce, 4, in) + p.profile.Latency*farLatency*math.Log2(float64(out))
+	s := p.spread(g)
+	return p.near(AllReduce, 4, s.most) + p.profile.Latency*farLatency*math.Log2(float64(s.domains))
 }

@@ -69,17 +69,56 @@ func (p *Prices) connect() {
 	}
 }
 
-// inside is how many of the group are in one NVLink domain, and how many domains it spans.
-func (p *Prices) inside(g Group) (in, out int64) {
-	domain := int64(p.cluster.HostsPerDomain * p.cluster.DevicesPerHost)
-	if p.cluster.Card.NVLinkDomain <= 1 {
-		domain = int64(p.cluster.DevicesPerHost)
+// A spread is how a group lies over NVLink domains: the most and the least of its devices that are
+// in one, and how many domains it has devices in.
+type spread struct{ most, least, domains int64 }
+
+// spread is that of the worst of all groups of a size and stride: the axis of a plan is as fast as
+// the slowest of its groups, since the others wait.
+func (p *Prices) spread(g Group) spread {
+	domain, stride := p.cluster.Domain(), max(g.Stride, 1)
+	span := g.Size * stride
+	switch {
+	case stride >= domain:
+		return spread{1, 1, g.Size}
+	case domain%stride == 0 && domain%span == 0:
+		return spread{g.Size, g.Size, 1}
+	case domain%stride == 0 && span%domain == 0:
+		return spread{domain / stride, domain / stride, span / domain}
 	}
-	in = min(g.Size, max(1, domain/max(g.Stride, 1)))
-	for g.Size%in != 0 { // a group that fills no whole number of domains is cut evenly
-		in--
+	if s, ok := p.uneven.Load(g); ok {
+		return s.(spread)
 	}
-	return in, g.Size / in
+	s := p.worst(g.Size, stride, domain)
+	p.uneven.Store(g, s)
+	return s
+}
+
+// worst goes through the groups, which do not come out even with the domains, as far as they lie
+// differently.
+func (p *Prices) worst(size, stride, domain int64) spread {
+	span := size * stride
+	s := spread{0, size, 1}
+	shifts := domain / gcd(domain, span)
+	for k := range min(shifts, max(1, int64(p.cluster.Count)/span)) {
+		for r := range stride {
+			at, left, domains := (k*span+r)%domain, size, int64(0)
+			for ; left > 0; domains++ {
+				here := min(left, (domain-at+stride-1)/stride)
+				s.most, s.least = max(s.most, here), min(s.least, here)
+				at, left = at+here*stride-domain, left-here
+			}
+			s.domains = max(s.domains, domains)
+		}
+	}
+	return s
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // Collective is the time of a collective of a group.
@@ -87,13 +126,14 @@ func (p *Prices) Collective(kind Kind, bytes float64, g Group) float64 {
 	if g.Size <= 1 || bytes <= 0 {
 		return 0
 	}
-	in, out := p.inside(g)
-	near := p.near(kind, bytes, in)
-	if out == 1 {
-		return near
+	s := p.spread(g)
+	near := p.near(kind, bytes, s.most)
+	if s.domains == 1 {
+		return p.slower * near
 	}
-	return max(near, p.far(kind, bytes, in, out)) + p.profile.Spread*float64(out-1) +
-		p.profile.Latency*farLatency*math.Log2(float64(out))
+	out := float64(s.domains)
+	return p.slower * (max(near, p.far(kind, bytes, s.least, g.Size)) +
+		p.profile.Spread*(out-1) + p.profile.Latency*farLatency*math.Log2(out))
 }
 
 // farLatency is what one round between hosts takes over InfiniBand with its switches and NCCL's
@@ -144,8 +184,9 @@ func (p *Prices) bus(kind Kind, bytes float64, n int64, factor float64) float64 
 }
 
 // far is the time between domains: every device sends what belongs elsewhere through its own
-// network interface, and what is inside the domain goes by NVLink.
-func (p *Prices) far(kind Kind, bytes float64, in, out int64) float64 {
+// network interface, and what is inside the domain goes by NVLink. It is that of the domain with
+// the fewest devices of the group, in of size: they take in the most each.
+func (p *Prices) far(kind Kind, bytes float64, in, size int64) float64 {
 	rate := float64(p.cluster.Card.NIC)
 	if rate == 0 {
 		rate = 50e9 // 400 Gb/s for each GPU, as machines of its generation have
@@ -153,7 +194,7 @@ func (p *Prices) far(kind Kind, bytes float64, in, out int64) float64 {
 	if p.cluster.Card.NVLink == 0 {
 		rate = min(rate, p.pcie()) // which all that leaves the device goes over
 	}
-	share := float64(out-1) / float64(out)
+	share := float64(size-in) / float64(size)
 	switch kind {
 	case AllReduce:
 		share *= 2 / float64(in)

@@ -140,21 +140,79 @@ func TestAGroupLiesWhereItsStridesPutIt(t *testing.T) {
 	for _, tt := range []struct {
 		cluster string
 		g       Group
-		in, out int64
+		want    spread
 	}{
-		{"64xb200", Group{8, 1}, 8, 1},
-		{"64xb200", Group{8, 8}, 1, 8},
-		{"64xb200", Group{16, 1}, 8, 2},
-		{"64xb200", Group{16, 2}, 4, 4},
-		{"144xgb200", Group{72, 1}, 72, 1},
-		{"144xgb200", Group{8, 8}, 8, 1},
-		{"128xgb200", Group{64, 1}, 64, 1},
-		{"8xrtx6000pro", Group{8, 1}, 8, 1},
+		{"64xb200", Group{8, 1}, spread{8, 8, 1}},
+		{"64xb200", Group{8, 8}, spread{1, 1, 8}},
+		{"64xb200", Group{16, 1}, spread{8, 8, 2}},
+		{"64xb200", Group{16, 2}, spread{4, 4, 4}},
+		{"144xgb200", Group{72, 1}, spread{72, 72, 1}},
+		{"144xgb200", Group{9, 8}, spread{9, 9, 1}},
+		{"128xgb200", Group{64, 1}, spread{64, 64, 1}},
+		{"8xrtx6000pro", Group{8, 1}, spread{8, 8, 1}},
+		// Domains of 72: the third group of 32 has 8 devices in the first domain.
+		{"576xgb200", Group{32, 1}, spread{32, 8, 2}},
+		{"576xgb200", Group{16, 2}, spread{16, 4, 2}},
+		{"576xgb200", Group{96, 1}, spread{72, 24, 2}},
+		{"576xgb200", Group{24, 1}, spread{24, 24, 1}},
+		{"512xgb200", Group{32, 1}, spread{32, 32, 1}}, // taken as 8 domains of 64
 	} {
 		p := New(cluster(t, tt.cluster), find(t, "deepwell"))
-		if in, out := p.inside(tt.g); in != tt.in || out != tt.out {
-			t.Errorf("%s %v: %d inside, %d domains; want %d, %d", tt.cluster, tt.g, in, out, tt.in,
-				tt.out)
+		if got := p.spread(tt.g); got != tt.want {
+			t.Errorf("%s %v: %+v; want %+v", tt.cluster, tt.g, got, tt.want)
+		}
+	}
+}
+
+// The spread is that of the worst of all groups that an axis has.
+func TestTheWorstGroupCounts(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		name := rapid.SampledFrom([]string{"576xgb200", "144xgb200", "96xb200", "60xgb300", "108xh100"}).Draw(r, "cluster")
+		cl := cluster(t, name)
+		draw := func(what string, n int64) int64 {
+			var list []int64
+			for d := int64(1); d <= n; d++ {
+				if n%d == 0 {
+					list = append(list, d)
+				}
+			}
+			return rapid.SampledFrom(list).Draw(r, what)
+		}
+		g := Group{Size: draw("size", int64(cl.Count))}
+		g.Stride = draw("stride", int64(cl.Count)/g.Size)
+		want := spread{0, g.Size, 0}
+		for base := range int64(cl.Count) {
+			if base%(g.Size*g.Stride) >= g.Stride {
+				continue
+			}
+			in := map[int64]int64{}
+			for i := range g.Size {
+				in[(base+i*g.Stride)/cl.Domain()]++
+			}
+			for _, n := range in {
+				want.most, want.least = max(want.most, n), min(want.least, n)
+			}
+			want.domains = max(want.domains, int64(len(in)))
+		}
+		p := New(cl, find(t, "deepwell"))
+		if got := p.spread(g); got != want {
+			r.Fatalf("%s %+v: %+v, want %+v", name, g, got, want)
+		}
+	})
+}
+
+// An exchange among groups that straddle two NVLink domains is as slow as the network: in domains of
+// 72 groups of 32 once were priced as if each lay in one domain.
+func TestGroupsThatStraddleDomainsAreSlow(t *testing.T) {
+	even := New(cluster(t, "512xgb200"), find(t, "deepwell")) // 8 domains of 64
+	uneven := New(cluster(t, "576xgb200"), find(t, "deepwell"))
+	for kind, times := range map[Kind]float64{AllGather: 1.05, ReduceScatter: 1.05, AllReduce: 1.2, AllToAll: 5} {
+		a, b := even.Collective(kind, 256<<20, Group{32, 1}), uneven.Collective(kind, 256<<20, Group{32, 1})
+		if b < times*a {
+			t.Errorf("%s of 32 takes %.3g s in domains of 72, and %.3g s in domains of 64", kind, b, a)
+		}
+		if b := uneven.Collective(kind, 256<<20, Group{24, 1}); b > 1.1*a {
+			t.Errorf("%s of 24 takes %.3g s in domains of 72", kind, b)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package price
 import (
 	"math"
 	"strings"
+	"sync"
 
 	"github.com/deepwell/deepwell/machine"
 )
@@ -19,11 +20,16 @@ type Prices struct {
 	above     float64  // how many times faster the card is than the tables' one
 	links     [kinds][groups]*curve
 	scale     float64 // of the bytes of links, where the curves are another card's
+	slower    float64 // how many times as long every transfer between devices takes
+	// uneven keeps the spreads of groups that do not come out even with NVLink domains. Estimators
+	// that run beside each other share prices.
+	uneven *sync.Map
 }
 
 // New works out what the prices of a cluster start from.
 func New(cl machine.Cluster, prof *Profile) *Prices {
-	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.Card.MemoryBandwidth), scale: 1}
+	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.Card.MemoryBandwidth), scale: 1,
+		slower: 1, uneven: new(sync.Map)}
 	c := cl.Card
 	p.sustained = sustained(c.Name) * c.Peak.BF16
 	if cl.CPU() {
@@ -40,6 +46,20 @@ func New(cl machine.Cluster, prof *Profile) *Prices {
 	p.tables[1] = times(arch, "fp8", c.Peak.FP8)
 	p.connect()
 	return p
+}
+
+// Slower gives the prices of a cluster on which every transfer between devices, inside NVLink
+// domains and between them, takes so many times as long. What runs beside computation stays as
+// much in seconds, since the computation does: the shares that hide are divided.
+func (p *Prices) Slower(links float64) *Prices {
+	n := *p
+	n.slower = p.slower * links
+	n.profile = p.profile.Clone()
+	for _, share := range []*float64{&n.profile.HideTensor, &n.profile.HideContext,
+		&n.profile.HideExpert} {
+		*share = min(1, *share/links)
+	}
+	return &n
 }
 
 // One virtual device of a processor: what one of two cores of the machine at hand does in a step of

@@ -141,6 +141,37 @@ func spikeKey() field {
 	return f
 }
 
+func stallKey() field {
+	f := floatKey(0, maxFloat, func(r *Recipe) *float64 { return &r.Guard.Stall })
+	set := f.set
+	f.set = func(p *reader, v any) *problem {
+		if bad := set(p, v); bad != nil {
+			return bad
+		}
+		if s := p.r.Guard.Stall; s != 0 && s < 2 {
+			return wrong("give it 5 or more, or 0", "%s would call an ordinary step a stall", float(s))
+		}
+		return nil
+	}
+	return f
+}
+
+func documentKey() field {
+	const most = 1024 // data.Options.Document takes no more
+	f := intKey(1, func(r *Recipe) *int { return &r.Data.DocumentMiB })
+	set := f.set
+	f.set = func(p *reader, v any) *problem {
+		if bad := set(p, v); bad != nil {
+			return bad
+		}
+		if n := p.r.Data.DocumentMiB; n > most {
+			return wrong(fmt.Sprintf("give it %d or less", most), "%d is outside 1 … %d", n, most)
+		}
+		return nil
+	}
+	return f
+}
+
 func wordKey(words []string, at func(*Recipe) *string) field {
 	return field{
 		set: func(p *reader, v any) *problem {
@@ -162,13 +193,19 @@ func word(v any, words []string) (string, *problem) {
 	}
 	if !slices.Contains(words, s) {
 		fix := "write one of " + join(words, ", ")
-		if near := diag.Nearest(strings.ToLower(s), words); near != "" {
+		near := cmp.Or(otherNames[strings.ToLower(s)], diag.Nearest(strings.ToLower(s), words))
+		if slices.Contains(words, near) {
 			fix = "write " + quote(near)
 		}
 		return "", wrong(fix, "%s is not one of %s", quote(s), join(words, ", "))
 	}
 	return s, nil
 }
+
+// otherNames are what other programs call our words, where the letters would suggest a wrong one.
+var otherNames = map[string]string{"fp8": "mxfp8", "float8": "mxfp8", "fp4": "nvfp4",
+	"mxfp4": "nvfp4", "fp16": "bf16", "float16": "bf16", "half": "bf16", "bfloat16": "bf16",
+	"fp32": "f32", "float32": "f32", "float": "f32", "tf32": "f32"}
 
 // typeKey reads a type in which something is kept.
 func typeKey(at func(*Recipe) *dtype.DType) field {

@@ -91,7 +91,8 @@ var table = []*row{
 		`"gpt2"`, "base_model model_name model_name_or_path", sourceKey("model",
 			func(r *Recipe) *string { return &r.Model })),
 	whole(Key{"init", "string", "weights if the source has them",
-		"How parameters begin: \"random\" from the seed, or \"weights\" of the source."},
+		"How parameters begin: \"random\" from the seed, or \"weights\" of the source. Weights that " +
+			"cannot be read, as where a shard is missing, are refused unless this is \"random\"."},
 		"", "initialize", wordKey(inits, func(r *Recipe) *string { return &r.Init })),
 	free(Key{"out", "path", `"run"`, "The folder of checkpoints, events and logs."},
 		"", "output output_dir out_dir", pathKey("out", func(r *Recipe) *string { return &r.Out })),
@@ -161,10 +162,14 @@ var table = []*row{
 		"A tokenizer.json, a SentencePiece .model, a folder that has one, or hf:org/name."},
 		"", "vocab tokenizer_path", sourceKey("data.tokenizer",
 			func(r *Recipe) *string { return &r.Data.Tokenizer })),
+	free(Key{"data.document_mib", "integer", "16",
+		"The longest document, or line of jsonl, in MiB. Reading takes up to 30 times as much memory. " +
+			"A text file may be longer: it is read in pieces."},
+		"", "max_document document_size max_line", documentKey()),
 
 	{Key: Key{"eval.data", "path or share", "none",
 		"Text that is held out for the validation loss: a path, or a share of the training data " +
-			"such as \"1%\"."},
+			"such as \"1%\". A share holds out whole documents, chosen by a hash of their contents."},
 		sample: `"1%"`, also: "validation val split valid_data", field: evalKey(),
 		fixed: func(r *Recipe) string { return float(r.Eval.Share) }},
 	free(Key{"eval.every", "integer", "100", "Steps between two validations; 0 is only at the end."},
@@ -181,4 +186,8 @@ var table = []*row{
 		"Rejects a step whose loss or gradient norm is more than this many times the recent " +
 			"median; 0 rejects only what is not finite."},
 		"", "loss_spike", spikeKey()),
+	free(Key{"guard.stall", "number", "20.0",
+		"Ends the run, to be started again, when a step takes more than this many times the median " +
+			"step, and more than a minute; 0 never does."},
+		"", "timeout watchdog hang", stallKey()),
 }

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type found struct {
 // values of the document and meet the same checks.
 func Parse(data []byte, path string, overrides []string,
 	getenv func(string) string) (*Recipe, error) {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // the byte order mark of some editors
 	p := &reader{path: path, dir: filepath.Dir(path), getenv: getenv, r: Default(),
 		lines: strings.Split(string(data), "\n"), at: map[string]int{}, set: map[string]string{}}
 	p.r.written = map[spelling]string{}
@@ -130,9 +132,15 @@ func (p *reader) nested(parser *unstable.Parser, name string, value *unstable.No
 	}
 }
 
+// maxDepth bounds the parts of a key whose lines are noted; our own keys have two.
+const maxDepth = 8
+
 // key joins the parts of a key and notes the line of each of them.
 func (p *reader) key(parser *unstable.Parser, name string, parts unstable.Iterator) string {
-	for parts.Next() {
+	for depth := 0; parts.Next(); depth++ {
+		if depth == maxDepth {
+			return name // no key has so many parts; the name so far is told as unknown
+		}
 		if name != "" {
 			name += "."
 		}

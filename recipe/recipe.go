@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -54,8 +56,9 @@ type Optimizer struct {
 
 // Data is the section [data].
 type Data struct {
-	Sources   []Source
-	Tokenizer string // "" is the one of the model
+	Sources     []Source
+	Tokenizer   string // "" is the one of the model
+	DocumentMiB int    // the longest document
 }
 
 // A Source is one place that text comes from, and its share of the mixture.
@@ -81,7 +84,7 @@ type Save struct {
 
 // Guard is the section [guard].
 type Guard struct {
-	Spike float64
+	Spike, Stall float64
 }
 
 // A spelling is a complete path of one key; written tells how the recipe spelled it.
@@ -94,9 +97,10 @@ func Default() *Recipe {
 		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine",
 			Warmup: defaultWarmup, Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1,
 			Moments: dtype.F32},
+		Data:  Data{DocumentMiB: 16},
 		Eval:  Eval{Every: 100},
 		Save:  Save{Every: 500, Keep: 2},
-		Guard: Guard{Spike: 10},
+		Guard: Guard{Spike: 10, Stall: 20},
 	}
 }
 
@@ -149,16 +153,34 @@ func (r *Recipe) Resumable(saved []byte, path string) error {
 		if k.fixed == nil || k.fixed(r) == k.fixed(old) {
 			continue
 		}
-		changes = append(changes, fmt.Sprintf("%s was %s when the run was saved, now it is %s",
-			k.Name, k.get(old), k.get(r)))
+		changes = append(changes, changed(k.Name, k.get(old), k.get(r)))
 	}
 	if len(changes) == 0 {
 		return nil
 	}
-	e := diag.New(diag.RecipeChanged, "%s", changes[0]).At("%s", path).
-		Try("set it back, or give the new run another folder: --set out=NAME")
+	fix := "set it back, or give the new run another folder: --set out=NAME"
 	if len(changes) > 1 {
-		e = e.Because("%s", strings.Join(changes[1:], "\n"))
+		fix = "set them back, or give the new run another folder: --set out=NAME"
 	}
-	return e
+	return diag.New(diag.RecipeChanged, "%s", strings.Join(changes, "; ")).At("%s", path).
+		Try("%s", fix)
+}
+
+var longNumber = regexp.MustCompile(`\d\.\d{6,}(e[-+]\d+)?`)
+
+// changed spells a change for a person: numbers have six digits unless they differ later.
+func changed(name, from, to string) string {
+	short := func(s string) string {
+		return longNumber.ReplaceAllStringFunc(s, func(n string) string {
+			x, err := strconv.ParseFloat(n, 64)
+			if err != nil {
+				return n
+			}
+			return strconv.FormatFloat(x, 'g', 6, 64)
+		})
+	}
+	if a, b := short(from), short(to); a != b {
+		from, to = a, b
+	}
+	return fmt.Sprintf("%s was %s when the run was saved, now it is %s", name, from, to)
 }

@@ -20,7 +20,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the committed files")
 
 // maxKeys is the limit of the design: a recipe is read by people.
-const maxKeys = 25
+const maxKeys = 28
 
 func getenv(name string) string {
 	return map[string]string{"DATA": "/corpora", "HOME": "/home/ada"}[name]
@@ -44,10 +44,10 @@ func TestDefaults(t *testing.T) {
 		Seq: 128, Precision: dtype.BF16,
 		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine", Warmup: 100,
 			Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1, Moments: dtype.F32},
-		Data:  Data{Sources: []Source{{Path: filepath.FromSlash("runs/x/a.txt")}}},
+		Data:  Data{Sources: []Source{{Path: filepath.FromSlash("runs/x/a.txt")}}, DocumentMiB: 16},
 		Eval:  Eval{Every: 100},
 		Save:  Save{Every: 500, Keep: 2},
-		Guard: Guard{Spike: 10},
+		Guard: Guard{Spike: 10, Stall: 20},
 	}
 	if diff := cmp.Diff(want, r, cmp.FilterPath(unexported, cmp.Ignore())); diff != "" {
 		t.Error(diff)
@@ -78,6 +78,7 @@ clip = 0
 moments = "bf16"
 [data]
 tokenizer = "~/tok/tokenizer.json"
+document_mib = 64
 [[data.sources]]
 path = "$DATA/books.jsonl.zst"
 weight = 3
@@ -95,6 +96,7 @@ every = 0
 keep = 0
 [guard]
 spike = 0
+stall = 0
 `
 	r, err := Parse([]byte(text), "run.toml", []string{"seq=4096", "optimizer.clip=0.5", "model=base/x"}, getenv)
 	if err != nil {
@@ -105,7 +107,7 @@ spike = 0
 		Seq: 4096, Precision: dtype.F32, Recompute: []ir.Tag{ir.Attn, ir.MLP},
 		Optimizer: Optimizer{Name: "muon", Rate: 2e-2, Schedule: "wsd", Warmup: 2000,
 			Beta1: 0.95, Beta2: 0.99, Clip: 0.5, Moments: dtype.BF16},
-		Data: Data{Tokenizer: "/home/ada/tok/tokenizer.json", Sources: []Source{
+		Data: Data{Tokenizer: "/home/ada/tok/tokenizer.json", DocumentMiB: 64, Sources: []Source{
 			{Path: "/corpora/books.jsonl.zst", Weight: 3},
 			{Path: "chat", Name: "talk", Weight: 0.5, Format: "jsonl", Template: "chatml"}}},
 		Eval: Eval{Share: 0.0007000000000000001}, // 0.07/100 in float64
@@ -179,6 +181,7 @@ func TestMistakes(t *testing.T) {
 		{"last part of nothing", "precision = [\"bf16\", 0.1]\n" + smallest, nil, diag.RecipeValue,
 			[]string{"bf16 has no fewer bits than bf16", `["nvfp4", 0.15]`}},
 		{"no pair", "precision = [\"nvfp4\"]\n" + smallest, nil, diag.RecipeValue, []string{"a list of 1, not of two"}},
+		{"stall", smallest + "[guard]\nstall = 1.5\n", nil, diag.RecipeValue, []string{"ordinary step"}},
 		{"spike", smallest + "[guard]\nspike = 0.5\n", nil, diag.RecipeValue, []string{"every second step"}},
 		{"unset", strings.Replace(smallest, "a.txt", "${CORPUS}/a.txt", 1), nil, diag.RecipeValue,
 			[]string{"CORPUS is not set", "run.toml:6"}},
@@ -303,8 +306,8 @@ func TestResume(t *testing.T) {
 			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "batch": "32", "micro": "4",
 			"seq": "64", "precision": "f32", "recompute": "full", "optimizer.name": "muon", "optimizer.rate": "1e-3",
 			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.decay": "0", "optimizer.betas": "[0.8, 0.9]",
-			"optimizer.clip": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json",
-			"eval.data": "held.txt", "eval.every": "7", "save.every": "7", "save.keep": "7", "guard.spike": "7",
+			"optimizer.clip": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json", "data.document_mib": "7",
+			"eval.data": "held.txt", "eval.every": "7", "save.every": "7", "save.keep": "7", "guard.spike": "7", "guard.stall": "7",
 		}[k.Name]
 		r, err := Parse([]byte(smallest), "run.toml", []string{k.Name + "=" + change}, getenv)
 		if err != nil {
@@ -482,4 +485,35 @@ func ExampleParse() {
 	// DW2602 there is no key "optimizer.lr"
 	//   where  run.toml:6 lr = 1e-3
 	//   fix    did you mean "rate"?
+}
+
+// What people type, and what they should be told. Letters alone suggest f32 for fp8 and a folder for
+// a share.
+func TestSlips(t *testing.T) {
+	const rest = "\nmodel = \"m\"\nsteps = 1\n[data]\nsources = [\"a\"]\n"
+	for text, want := range map[string]string{
+		`precision = "fp8"`:     `"mxfp8"`,
+		`precision = "float32"`: `"f32"`,
+		`precision = "fp16"`:    `"bf16"`,
+	} {
+		_, err := Parse([]byte(text+rest), "run.toml", nil, os.Getenv)
+		if e := diag.From(err); e == nil || !strings.Contains(e.Fix, want) {
+			t.Errorf("%s: %v, want the fix %s", text, err, want)
+		}
+	}
+	if _, err := Parse([]byte("\xef\xbb\xbfbatch = 4\nseq = 64"+rest), "run.toml", nil, os.Getenv); err != nil {
+		t.Errorf("a byte order mark: %v", err)
+	}
+	saved, err := Parse([]byte("batch = 4\nseq = 64"+rest), "run.toml", nil, os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := Parse([]byte("batch = 8\nseq = 128"+rest), "run.toml", nil, os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := diag.From(now.Resumable([]byte(saved.String()), "run"))
+	if e == nil || e.Cause != "" || !strings.Contains(e.What, "batch was 4") || !strings.Contains(e.What, "seq was 64") {
+		t.Errorf("two changes: %v", e)
+	}
 }

@@ -2,9 +2,12 @@ package safetensors
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -88,20 +91,23 @@ func locateModel(path string, isDir bool) (*folder.Folder, string, error) {
 	return d, file, err
 }
 
+// choose decides what of a folder is its weights. It is the one place that knows: what it refuses
+// with diag.WeightsIncomplete looks like weights and must never be taken for none, and
+// diag.ModelMissing says that nothing here looks like weights.
 func choose(d *folder.Folder) (string, error) {
 	names, err := d.Names()
 	if err != nil {
 		return "", err
 	}
-	var files, pickles []string
+	var files, foreign []string
 	has := map[string]bool{}
 	for _, name := range names {
 		has[name] = true
-		switch filepath.Ext(name) {
-		case suffix:
+		switch {
+		case filepath.Ext(name) == suffix:
 			files = append(files, name)
-		case ".bin", ".pt", ".pth":
-			pickles = append(pickles, name)
+		case formOf(name) != nil:
+			foreign = append(foreign, name)
 		}
 	}
 	switch {
@@ -109,18 +115,130 @@ func choose(d *folder.Folder) (string, error) {
 		return modelName + suffix, nil
 	case has[modelName+indexSuffix]:
 		return modelName + indexSuffix, nil
+	}
+	if missing, of := gaps(files); len(missing) > 0 {
+		return "", unfetched(d, missing, of)
+	}
+	switch {
 	case len(files) == 1:
 		return files[0], nil
 	case len(files) > 1:
-		return "", diag.New(codeFormat, "%d files of tensors and no index: %s",
+		return "", diag.New(diag.WeightsIncomplete, "%d files of tensors and no index: %s",
 			len(files), some(files)).At("%s", d.Path("")).
 			Try("fetch %s, or name one file", modelName+indexSuffix)
-	case len(pickles) > 0:
-		return "", diag.New(codeFormat, "only %s is here, and Deepwell reads no pickles",
-			quote(pickles[0])).At("%s", d.Path("")).Try("save the model as safetensors")
+	case len(foreign) > 0:
+		return "", formOf(foreign[0]).refuse(d, foreign[0])
+	case fetching(d.Path("")):
+		return "", diag.New(diag.WeightsIncomplete, "a download of this folder has not ended").
+			At("%s", d.Path(".cache/huggingface/download")).Try("finish the download")
 	}
-	return "", diag.New(codeFormat, "no file of tensors is here").At("%s", d.Path("")).
+	return "", diag.New(diag.ModelMissing, "no file of tensors is here").At("%s", d.Path("")).
 		Try("give the folder that holds %s or %s", modelName+suffix, modelName+indexSuffix)
+}
+
+// unfetched is the error where some of a model's shards are here.
+func unfetched(d *folder.Folder, missing []string, of int) error {
+	return diag.New(diag.WeightsIncomplete, "%d of %d shards are missing: %s", len(missing), of,
+		some(missing)).At("%s", d.Path("")).Try("finish the download")
+}
+
+// numbered is the name of a shard, as every library of Hugging Face spells it.
+var numbered = regexp.MustCompile(`^(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors$`)
+
+// gaps lists the shards that others promise by their names, of so many. Files with other names
+// promise nothing.
+func gaps(files []string) (missing []string, of int) {
+	for _, name := range files {
+		m := numbered.FindStringSubmatch(name)
+		if m == nil {
+			continue
+		}
+		of, _ = strconv.Atoi(m[3])
+		want := make([]string, of)
+		for i := range want {
+			want[i] = fmt.Sprintf("%s-%05d-of-%s%s", m[1], i+1, m[3], suffix)
+		}
+		return without(want, files), of
+	}
+	return nil, 0
+}
+
+// without lists what is wanted and not there.
+func without(want, there []string) []string {
+	has := map[string]bool{}
+	for _, name := range there {
+		has[name] = true
+	}
+	return slices.DeleteFunc(slices.Clone(want), func(name string) bool { return has[name] })
+}
+
+// A form is a way to store weights that is not read.
+type form struct{ what, fix string }
+
+var (
+	pickle     = form{"is a pickle, which can run code and is not read", toSafetensors}
+	inference  = form{"is a file for inference", "take the original weights: *.safetensors"}
+	other      = form{"is of a form that is not read", toSafetensors}
+	unfinished = form{"is a download that has not ended", "finish the download"}
+)
+
+const toSafetensors = "save the model as safetensors: " +
+	"AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+
+// formOf tells what a file is that looks like weights and is not safetensors; nil for any other.
+func formOf(name string) *form {
+	lower := strings.ToLower(name)
+	stem, ext := strings.TrimSuffix(lower, filepath.Ext(lower)), filepath.Ext(lower)
+	switch ext {
+	case ".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".tmp", ".download":
+		if strings.Contains(stem, suffix) || formOf(stem) != nil {
+			return &unfinished
+		}
+	case ".bin", ".pt", ".pth":
+		if !aside(stem) {
+			return &pickle
+		}
+	case ".gguf", ".ggml", ".onnx":
+		return &inference
+	case ".ckpt", ".msgpack", ".h5", ".distcp", ".nemo", ".npz":
+		return &other
+	case ".json":
+		if strings.HasSuffix(stem, ".bin.index") {
+			return &pickle
+		}
+	}
+	if strings.HasPrefix(lower, "consolidated.") && ext != ".json" {
+		return &pickle
+	}
+	return nil
+}
+
+// aside knows files that trainers leave beside weights, and files of tokens: they are no weights.
+func aside(stem string) bool {
+	for _, prefix := range []string{"training_args", "optimizer", "scheduler", "rng_state", "scaler",
+		"tokenizer"} {
+		if strings.HasPrefix(stem, prefix) {
+			return true
+		}
+	}
+	return slices.Contains([]string{"train", "val", "valid", "test", "eval", "tokens", "data"}, stem)
+}
+
+func (f *form) refuse(d *folder.Folder, name string) error {
+	return diag.New(diag.WeightsIncomplete, "the only weights here are %s", quote(name)).
+		At("%s", d.Path("")).Because("it %s", f.what).Try("%s", f.fix)
+}
+
+// fetching reports whether hf download --local-dir was stopped in a folder.
+func fetching(dir string) bool {
+	left, _ := filepath.Glob(filepath.Join(escape(dir), ".cache", "huggingface", "download",
+		"*.incomplete"))
+	return len(left) > 0
+}
+
+// escape keeps the signs of a path from being read as a pattern.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
 // some prints the first names of a list.
@@ -246,12 +364,17 @@ func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
 	}
 	slices.Sort(files)
 	files = slices.Compact(files)
-	var missing []string
+	names, err := d.Names()
+	if err != nil {
+		return nil, err
+	}
+	if missing := without(files, names); len(missing) > 0 {
+		return nil, unfetched(d, missing, len(files))
+	}
 	for _, name := range files {
 		f, err := d.File(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			missing = append(missing, name)
-			continue
+		if errors.Is(err, fs.ErrNotExist) { // a link in a cache whose blob is not there
+			return nil, unfetched(d, []string{name}, len(files))
 		}
 		if err != nil {
 			return nil, err
@@ -261,11 +384,6 @@ func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
 			return nil, err
 		}
 		set.shards = append(set.shards, s)
-	}
-	if len(missing) > 0 {
-		return nil, diag.New(codeFormat, "%d of %d shards are missing: %s",
-			len(missing), len(files), some(missing)).
-			At("%s", d.Path("")).Try("fetch the files that the index names")
 	}
 	if err := set.gather(homes); err != nil {
 		return nil, locate(err, d.Path(file))

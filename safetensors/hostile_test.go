@@ -226,11 +226,11 @@ func hostiles() []hostile {
 		}},
 
 		// Folders.
-		{name: "folder-empty", make: func(*testing.T, string) {}, code: bad, words: "no file of tensors"},
-		{name: "folder-of-pickles", code: bad, words: "reads no pickles", make: func(t *testing.T, dir string) {
+		{name: "folder-empty", make: func(*testing.T, string) {}, code: diag.ModelMissing, words: "no file of tensors"},
+		{name: "folder-of-pickles", code: diag.WeightsIncomplete, words: "is a pickle", make: func(t *testing.T, dir string) {
 			put(t, dir, "pytorch_model.bin", []byte("PK\x03\x04"))
 		}},
-		{name: "folder-without-index", code: bad, words: "2 files of tensors and no index", make: func(t *testing.T, dir string) {
+		{name: "folder-without-index", code: diag.WeightsIncomplete, words: "2 files of tensors and no index", make: func(t *testing.T, dir string) {
 			put(t, dir, shard1, raw(good, "abcd"))
 			put(t, dir, shard2, raw(second, "efgh"))
 		}},
@@ -286,7 +286,7 @@ func hostiles() []hostile {
 		{name: "index-file-long", make: model(`{"weight_map":{"a":"` + strings.Repeat("x", 300) + `.safetensors"}}`), code: bad, words: "no name within the folder"},
 		{name: "index-of-pickles", make: model(`{"weight_map":{"a":"pytorch_model-00001-of-00002.bin"}}`), code: bad, words: "not safetensors"},
 		{name: "index-case-twin", make: model(`{"weight_map":{"a":"<1>","b":"Model-00001-of-00002.safetensors"}}`), code: bad, words: "spells one file"},
-		{name: "index-shard-missing", make: model(`{"weight_map":{"a":"<1>","b":"model-00009-of-00002.safetensors"}}`), code: bad, words: "1 of 2 shards are missing"},
+		{name: "index-shard-missing", make: model(`{"weight_map":{"a":"<1>","b":"model-00009-of-00002.safetensors"}}`), code: diag.WeightsIncomplete, words: "1 of 2 shards are missing"},
 		{name: "index-tensor-absent", make: model(`{"weight_map":{"a":"<1>","c":"<2>"}}`), code: bad, words: `1 tensors are not in the shards where the index puts them: "c"`},
 		{name: "index-tensor-elsewhere", make: model(`{"weight_map":{"a":"<2>","b":"<2>"}}`), code: bad, words: "not in the shards where the index puts them"},
 		{name: "index-tensor-in-two", code: bad, words: `tensor "a" is in two shards`, make: func(t *testing.T, dir string) {

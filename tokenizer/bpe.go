@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -276,7 +277,8 @@ type link struct{ prev, next int32 }
 // mergeLong merges in place with a heap of pairs, for a text that was not cut into words.
 func (m *bpe) mergeLong(s *scratch, ids []int32) []int32 {
 	n := len(ids)
-	links, pairs, heap := s.links[:0], s.pairs[:0], s.heap[:0]
+	links, pairs := slices.Grow(s.links[:0], n), slices.Grow(s.pairs[:0], n)
+	heap := slices.Grow(s.heap[:0], n)
 	for i := range n {
 		links = append(links, link{int32(i) - 1, int32(i) + 1})
 		p := pending{rank: noRank}

@@ -127,7 +127,8 @@ type builder struct {
 	bpe    *bpe
 	normal []normalizer
 	steps  []step
-	one    bool // a template was seen
+	one    bool    // a template was seen
+	growth float64 // how many times as long replacements may make a text; 0 is 1
 
 	fallback, fused bool // decoders that were seen
 }
@@ -521,6 +522,9 @@ func (b *builder) postProcessors(raw json.RawMessage, at place) error {
 	return refuse(at, "the tokenizer's post-processor %s is not known", name)
 }
 
+// maxTemplate bounds the tokens that a template puts around a text; published ones put one or two.
+const maxTemplate = 256
+
 func (b *builder) template(raw json.RawMessage, at place) error {
 	type piece struct{ ID string }
 	var v struct {
@@ -551,6 +555,10 @@ func (b *builder) template(raw json.RawMessage, at place) error {
 				if b.t.Token(id) == "" {
 					return damaged(at.key("single").item(i), "the template has the id %d, which is no token's", id)
 				}
+			}
+			if len(b.t.before)+len(b.t.after)+len(token.IDs) > maxTemplate {
+				return refuse(at.key("single").item(i), "the template adds more than %d tokens to a text",
+					maxTemplate)
 			}
 			if text {
 				b.t.after = append(b.t.after, token.IDs...)

@@ -253,7 +253,11 @@ func (b *builder) normalizers(raw json.RawMessage, at place) error {
 		err = read(raw, at, &v)
 		n = prepend{[]byte(v.Prepend)}
 	case "Replace":
-		n, err = readReplace(raw, at)
+		var r replace
+		if r, err = readReplace(raw, at); err == nil {
+			err = b.grow(r, at)
+		}
+		n = r
 	default:
 		return refuse(at, "the tokenizer's normalizer %s is not known", name)
 	}
@@ -261,6 +265,21 @@ func (b *builder) normalizers(raw json.RawMessage, at place) error {
 		return err
 	}
 	b.normal = append(b.normal, n)
+	return nil
+}
+
+// maxGrowth is how many times its length a text may become by replacements. Published tokenizers
+// put one character of three bytes in the place of a blank.
+const maxGrowth = 64
+
+// grow refuses replacements that together could make a short text fill the memory: forty that
+// double a letter make a terabyte of it.
+func (b *builder) grow(r replace, at place) error {
+	b.growth = max(1, b.growth) * max(1, float64(len(r.to))/float64(len(r.from)))
+	if b.growth > maxGrowth {
+		return refuse(at, "the tokenizer's replacements make a text more than %d times as long",
+			maxGrowth)
+	}
 	return nil
 }
 

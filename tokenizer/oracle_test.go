@@ -218,7 +218,7 @@ func TestScannersMatchTheirPatterns(t *testing.T) {
 			st := step{scan: findScanner(patterns[index[words[0]]].text), invert: len(words) > 2}
 			st.behavior = behavior(slices.Index(behaviorNames, words[1]))
 			var lengths lengthModel
-			tok := &Tokenizer{steps: []step{st}, model: &lengths, free: make(chan *scratch, 1)}
+			tok := &Tokenizer{steps: []step{st}, model: &lengths, free: make(chan *scratch, 1), piece: PieceBytes}
 			blocks(t, r.Texts, sums, func(b []byte, text string) []byte {
 				return appendNumbers(b, tok.Encode(text)...)
 			})

@@ -51,6 +51,7 @@ var behaviorNames = []string{
 func (s *scratch) cutFrom(k int, part []byte, first bool) {
 	if k == len(s.t.steps) {
 		s.out = s.t.model.encode(s, s.out, part)
+		s.inner = false
 		return
 	}
 	st := &s.t.steps[k]
@@ -61,7 +62,7 @@ func (s *scratch) cutFrom(k int, part []byte, first bool) {
 			return
 		}
 	case stepPrefix, stepFirst:
-		if !bytes.HasPrefix(part, st.text) && (first || st.kind == stepPrefix) {
+		if !s.inner && !bytes.HasPrefix(part, st.text) && (first || st.kind == stepPrefix) {
 			part = append(append(s.bufs[k][:0], st.text...), part...)
 			s.bufs[k] = slices.Grow(part, wordBytes)
 			part = s.bufs[k]
@@ -73,6 +74,9 @@ func (s *scratch) cutFrom(k int, part []byte, first bool) {
 		s.cutFrom(k+1, s.bufs[k], first)
 		return
 	}
+	if st.kind == stepText && bytes.HasPrefix(part, st.text) || st.kind == stepScan {
+		s.inner = false
+	}
 	j := joiner{s: s, step: st, k: k + 1, text: part, first: first}
 	j.run()
 }
@@ -81,6 +85,9 @@ func (s *scratch) cutFrom(k int, part []byte, first bool) {
 func (s *scratch) cutWords(k int, scan *scanner, part []byte, first bool) {
 	last := k+1 == len(s.t.steps)
 	start := 0 // of what did not match
+	if scan.kind != scanNumber && scan.kind != scanKana {
+		s.inner = false // a piece is cut only where the pattern cuts
+	}
 	for i := 0; i < len(part); {
 		end := scan.match(part, i)
 		if end <= i {
@@ -345,4 +352,205 @@ func (b *builder) split(raw json.RawMessage, at place) error {
 	}
 	b.steps = append(b.steps, st)
 	return nil
+}
+
+// PieceBytes is the longest piece of a text that is encoded at once. Encoding takes up to some 50
+// times as much memory.
+const PieceBytes = 1 << 20
+
+// Cut gives the length of the first piece of a text that is longer than PieceBytes. It looks at no
+// more than these. The pieces have the tokens of the whole text: a piece ends where the
+// tokenizer cuts in any case. Only a text that has no such place in half of PieceBytes, such as one
+// of blanks alone, is cut elsewhere.
+func (t *Tokenizer) Cut(text string) int {
+	n, _ := t.cut(text)
+	return n
+}
+
+// maxTries bounds the places that are looked at.
+const maxTries = 4096
+
+// cut does what Cut does, and reports whether the tokens stay the same.
+func (t *Tokenizer) cut(text string) (n int, safe bool) {
+	margin := min(t.piece/4, 2048)
+	tries := 0
+	for at := t.piece - margin; at > t.piece/2 && tries < maxTries; at-- {
+		if text[at] == ' ' && text[at-1] > ' ' || text[at-1] == '\n' && text[at] > ' ' {
+			if tries++; t.cutsAt(text, at, margin) {
+				return at, true
+			}
+		}
+	}
+	for n = t.piece; n > t.piece-utf8.UTFMax && !utf8.RuneStart(text[n]); {
+		n--
+	}
+	if !utf8.RuneStart(text[n]) {
+		n = t.piece
+	}
+	return n, false
+}
+
+// cutsAt reports whether the tokens of a text are those of what stands before a place and of what
+// stands behind. It looks at margin bytes on either side.
+func (t *Tokenizer) cutsAt(text string, at, margin int) bool {
+	left, right := text[at-margin:at], text[at:at+margin]
+	for len(left) > 0 && !utf8.RuneStart(left[0]) {
+		left = left[1:]
+	}
+	for len(right) > 0 && !validEnd(right) {
+		right = right[:len(right)-1]
+	}
+	if !utf8.ValidString(left) || !utf8.ValidString(right) || left == "" || right == "" {
+		return false
+	}
+	l, r := []byte(left), []byte(right)
+	// Blanks on both sides of a place could go together, and an added token could take them.
+	before, _ := utf8.DecodeLastRune(l)
+	behind, _ := utf8.DecodeRune(r)
+	if before != '\n' && classes().of(before)&space != 0 ||
+		behind != ' ' && classes().of(behind)&space != 0 {
+		return false
+	}
+	if t.raw != nil && t.raw.match.touches(l, r) {
+		return false
+	}
+	var ok bool
+	if l, r, ok = t.normalSides(l, r); !ok || t.cooked != nil && t.cooked.match.touches(l, r) {
+		return false
+	}
+	for i := range t.steps {
+		var split bool
+		if l, r, split, ok = t.steps[i].sides(l, r); split || !ok {
+			return split && ok
+		}
+	}
+	return cutsModel(t.model, l, r)
+}
+
+func validEnd(s string) bool {
+	r, n := utf8.DecodeLastRuneInString(s)
+	return r != utf8.RuneError || n != 1
+}
+
+// normalSides normalizes both sides of a place, if that is what it does to them together.
+func (t *Tokenizer) normalSides(l, r []byte) (left, right []byte, ok bool) {
+	for _, n := range t.normal {
+		switch n := n.(type) {
+		case prepend: // as a step that puts a prefix before a part
+			if l[len(l)-1] == '\n' {
+				return nil, nil, false
+			}
+			continue
+		case replace:
+			if bytes.IndexByte(n.from[1:], r[0]) >= 0 {
+				return nil, nil, false
+			}
+			l, r = n.normalize(nil, l), n.normalize(nil, r)
+		case *form:
+			if first, _ := utf8.DecodeRune(r); !n.settled(first) {
+				return nil, nil, false
+			}
+			l, r = n.normalize(nil, l), n.normalize(nil, r)
+		case *spmNormal:
+			if n.user != nil && n.user.touches(l, r) || n.chars != nil && n.chars.spans(l, r) {
+				return nil, nil, false
+			}
+			l, r = n.within(nil, l, false, false), n.within(nil, r, false, false)
+			if bytes.HasSuffix(l, []byte(" ")) || bytes.HasSuffix(l, []byte(metaspace)) {
+				return nil, nil, false
+			}
+		default:
+			return nil, nil, false
+		}
+		if len(l) == 0 || len(r) == 0 {
+			return nil, nil, false
+		}
+	}
+	return l, r, true
+}
+
+// sides applies a step to both sides of a place. It reports whether the step surely cuts there, and
+// whether it does to the sides what it does to them together.
+func (st *step) sides(l, r []byte) (left, right []byte, split, ok bool) {
+	t := classes()
+	last, _ := utf8.DecodeLastRune(l)
+	first, _ := utf8.DecodeRune(r)
+	switch st.kind {
+	case stepPrefix, stepFirst: // a line end that a part begins with could join the prefix
+		return l, r, false, last != '\n'
+	case stepMeta:
+		blank := replace{[]byte(" "), st.blank}
+		return blank.normalize(nil, l), blank.normalize(nil, r), false, true
+	case stepClass:
+		return l, r, false, (t.of(last)|t.of(first))&st.class == 0
+	case stepText:
+		if st.behavior == mergedWithNext && !st.invert && bytes.HasPrefix(r, st.text) &&
+			!bytes.HasSuffix(l, st.text) && utf8.RuneCount(st.text) == 1 {
+			return l, r, true, true
+		}
+		near := slices.Concat(l[max(0, len(l)-len(st.text)):], r[:min(len(r), len(st.text))])
+		return l, r, false, !bytes.Contains(near, st.text)
+	}
+	cuts := st.behavior == isolated && !st.invert || st.behavior == removed && st.invert
+	if !cuts {
+		return nil, nil, false, false
+	}
+	if st.scan.kind == scanNumber || st.scan.kind == scanKana {
+		return l, r, false, st.behavior == isolated && (t.of(last)|t.of(first))&number == 0 &&
+			(first == ' ' || last == '\n')
+	}
+	// No match but one of blanks has a blank that does not begin it; and a line end alone before a
+	// letter ends a match.
+	if first == ' ' && t.of(last)&space == 0 {
+		return l, r, true, true
+	}
+	before, _ := utf8.DecodeLastRune(l[:len(l)-1])
+	return l, r, true, last == '\n' && len(l) > 1 && t.of(before)&space == 0 &&
+		t.of(first)&letters != 0 && t.of(first)&mark == 0
+}
+
+// cutsModel reports whether a model makes of a text the tokens of both its sides.
+func cutsModel(m model, l, r []byte) bool {
+	switch m := m.(type) {
+	case *bpe:
+		last, _ := utf8.DecodeLastRune(l)
+		return m.cut != nil && bytes.HasPrefix(r, m.cut) && !bytes.HasSuffix(l, m.cut) && !m.joined[last]
+	case *userSplit:
+		return !m.user.touches(l, r) && cutsModel(m.rest, l, r)
+	case *unigram:
+		return !m.trie.spans(l, r)
+	}
+	return false
+}
+
+// touches reports whether a string of the set stands across a place, or ends or begins there.
+func (m *matcher) touches(l, r []byte) bool {
+	both := slices.Concat(l, r)
+	for i := range len(l) + 1 {
+		if n, _ := m.longest(both[i:]); n > 0 && i+n >= len(l) {
+			return true
+		}
+	}
+	return false
+}
+
+// spans reports whether a string of the set stands across a place.
+func (m *matcher) spans(l, r []byte) bool {
+	both := slices.Concat(l, r)
+	for i := range l {
+		if n, _ := m.longest(both[i:]); i+n > len(l) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *charsMap) spans(l, r []byte) bool {
+	both := slices.Concat(l, r)
+	for i := range l {
+		if _, n := m.longest(both[i:]); i+n > len(l) {
+			return true
+		}
+	}
+	return false
 }

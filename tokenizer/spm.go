@@ -311,13 +311,17 @@ func (s *spmNormal) findPlain() {
 	}
 }
 
-func (s *spmNormal) normalize(dst, src []byte) []byte {
+func (s *spmNormal) normalize(dst, src []byte) []byte { return s.within(dst, src, true, true) }
+
+// within normalizes a piece of a text: head tells that it is the first, and tail that it is the
+// last.
+func (s *spmNormal) within(dst, src []byte, head, tail bool) []byte {
 	base := len(dst)
 	blank := []byte(" ")
 	if s.spec.escape {
 		blank = []byte(metaspace)
 	}
-	if s.spec.squeeze {
+	if s.spec.squeeze && head {
 		for len(src) > 0 {
 			text, n := s.prefix(src)
 			if string(text) != " " {
@@ -329,10 +333,10 @@ func (s *spmNormal) normalize(dst, src []byte) []byte {
 	if len(src) == 0 {
 		return dst
 	}
-	if s.spec.dummyPrefix && !s.suffix {
+	if s.spec.dummyPrefix && !s.suffix && head {
 		dst = append(dst, blank...)
 	}
-	after := s.spec.squeeze // whether the last character was a blank that may stand alone
+	after := s.spec.squeeze && head // whether the last character was a blank that may stand alone
 	for len(src) > 0 {
 		if n := s.plainRun(src); n > 0 {
 			dst, src, after = append(dst, src[:n]...), src[n:], false
@@ -354,12 +358,12 @@ func (s *spmNormal) normalize(dst, src []byte) []byte {
 			after = s.spec.squeeze && text[len(text)-1] == ' '
 		}
 	}
-	if s.spec.squeeze {
+	if s.spec.squeeze && tail {
 		for bytes.HasSuffix(dst[base:], blank) {
 			dst = dst[:len(dst)-len(blank)]
 		}
 	}
-	if s.spec.dummyPrefix && s.suffix {
+	if s.spec.dummyPrefix && s.suffix && tail {
 		dst = append(dst, blank...)
 	}
 	return dst
@@ -596,6 +600,11 @@ func (u *unigram) encode(s *scratch, dst []int32, text []byte) []int32 {
 	for i := range paths {
 		paths[i] = path{start: -1}
 	}
+	// The sum goes on over the pieces of a text, so that it is rounded as in the whole.
+	if !s.inner {
+		s.at.score, s.at.unknown = 0, false
+	}
+	paths[0].score = s.at.score
 	for i := 0; i < len(text); {
 		_, n := utf8.DecodeRune(text[i:])
 		u.extend(paths, text, i, n)
@@ -605,7 +614,8 @@ func (u *unigram) encode(s *scratch, dst []int32, text []byte) []int32 {
 	for end := len(text); end > 0; end = int(paths[end].start) {
 		s.ids = append(s.ids, int32(end))
 	}
-	unknown := false // whether the last token was unknown; a run of them is one
+	s.at.score = paths[len(text)].score
+	unknown := s.at.unknown // whether the last token was unknown; a run of them is one
 	start := int32(0)
 	for _, end := range slices.Backward(s.ids) {
 		id := paths[end].id
@@ -622,6 +632,7 @@ func (u *unigram) encode(s *scratch, dst []int32, text []byte) []int32 {
 		unknown = id == u.unknown
 		start = end
 	}
+	s.at.unknown = unknown
 	return dst
 }
 

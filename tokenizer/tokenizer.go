@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/folder"
 )
 
 // A Tokenizer is a vocabulary and the rules to spell text with it. It does not change, and any
@@ -29,6 +30,7 @@ type Tokenizer struct {
 	decode      decoder
 
 	bos, eos int32 // -1 if not known
+	piece    int   // PieceBytes, but in tests
 
 	// free keeps what encoders work with, so that their caches outlive a call.
 	free chan *scratch
@@ -48,7 +50,20 @@ type Options struct {
 	Literal bool
 	// KeepSpecial keeps special tokens when ids become text.
 	KeepSpecial bool
+	// Part says that a text is a piece of a longer one, see [Tokenizer.Cut].
+	Part *Part
 }
+
+// A Part goes from one piece of a text to the next. The zero value is that of the first.
+type Part struct {
+	More    bool // another piece follows
+	begun   bool
+	score   float32 // of the best path so far, in a unigram model
+	unknown bool    // whether the last token was unknown
+}
+
+// maxFile bounds a tokenizer's file; Gemma's, the largest that is known, has 34 MB.
+const maxFile = 256 << 20
 
 // Load reads a tokenizer.json or a tokenizer.model; of a folder it reads the first of these that
 // is there. If a tokenizer_config.json lies beside a tokenizer.json, it says which tokens begin
@@ -58,7 +73,7 @@ func Load(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := os.ReadFile(path)
+	data, err := folder.ReadPlain(path, maxFile)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the tokenizer").At("%s", path).Wrap(err).
 			Try("name a tokenizer.json, a tokenizer.model or a folder that has one")
@@ -120,7 +135,7 @@ func isPieceModel(data []byte) bool {
 // readConfig takes the tokens that begin and end a text from a tokenizer_config.json, if there is
 // one. Its other settings belong to another library.
 func (t *Tokenizer) readConfig(path string) error {
-	data, err := os.ReadFile(path)
+	data, err := folder.ReadPlain(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -156,7 +171,7 @@ func (t *Tokenizer) readConfig(path string) error {
 // maxID.
 func newTokenizer(ids map[string]int32) *Tokenizer {
 	t := &Tokenizer{
-		ids: ids, bos: -1, eos: -1, free: make(chan *scratch, maxFree),
+		ids: ids, bos: -1, eos: -1, free: make(chan *scratch, maxFree), piece: PieceBytes,
 	}
 	size := int32(0)
 	for _, id := range ids {
@@ -205,23 +220,36 @@ func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
 // Encode gives the ids of a text, as the library's encode does.
 func (t *Tokenizer) Encode(text string) []int32 { return t.Append(nil, text, Options{}) }
 
-// Append appends the ids of a text to dst. It allocates nothing but what dst needs.
+// Append appends the ids of a text to dst. It allocates nothing but what dst needs. A long text is
+// encoded in the pieces that [Tokenizer.Cut] finds, so that memory does not grow with it.
 func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 	s := t.take()
 	defer t.put(s)
-	s.text = slices.Grow(appendValid(s.text[:0], text), wordBytes)
+	s.at = o.Part
+	if s.at == nil {
+		s.own = Part{}
+		s.at = &s.own
+	}
+	last := !s.at.More
 	s.out = dst
-	if !o.NoTemplate {
+	if !o.NoTemplate && !s.at.begun {
 		s.out = append(s.out, t.before...)
 	}
-	if len(s.text) > 0 {
-		s.encode(o.Literal)
+	for len(text) > t.piece {
+		n := t.Cut(text)
+		s.at.More = true
+		s.encode(text[:n], o.Literal)
+		text = text[n:]
 	}
-	if !o.NoTemplate {
+	s.at.More = !last
+	if len(text) > 0 {
+		s.encode(text, o.Literal)
+	}
+	if !o.NoTemplate && last {
 		s.out = append(s.out, t.after...)
 	}
 	out := s.out
-	s.out = nil
+	s.out, s.at = nil, nil
 	return out
 }
 
@@ -229,7 +257,10 @@ func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 type scratch struct {
 	t     *Tokenizer
 	out   []int32
-	text  []byte    // the text
+	at    *Part
+	own   Part      // what at points at if a text comes as a whole
+	inner bool      // the part at hand goes on with that of the piece before
+	text  []byte    // the text, or a piece of it
 	norms [2][]byte // a part of it while it is normalized
 	bufs  [][]byte  // a part of it while a step changes it, by step
 	cache wordCache
@@ -250,11 +281,11 @@ func (t *Tokenizer) take() *scratch {
 	}
 }
 
-// maxKeep is the longest text whose buffers are kept for the next.
-const maxKeep = 1 << 24
+// maxKeep is the longest text, or word, whose buffers are kept for the next.
+const maxKeep = 1 << 17
 
 func (t *Tokenizer) put(s *scratch) {
-	if cap(s.text) > maxKeep {
+	if max(cap(s.text), cap(s.links), cap(s.paths)) > maxKeep {
 		*s = scratch{t: t, bufs: make([][]byte, len(t.steps)), cache: s.cache}
 	}
 	select {
@@ -263,24 +294,48 @@ func (t *Tokenizer) put(s *scratch) {
 	}
 }
 
-// encode takes the text apart: added tokens of the text as it is, then of the normalized text.
-func (s *scratch) encode(literal bool) {
+// encode takes a text apart: added tokens of the text as it is, then of the normalized text.
+func (s *scratch) encode(text string, literal bool) {
+	s.text = slices.Grow(appendValid(s.text[:0], text), wordBytes)
+	begins := !s.at.begun
+	s.inner = s.at.begun
+	s.at.begun = true
 	if s.t.raw == nil {
-		s.part(s.text, literal, true)
+		s.part(s.text, literal, begins, s.at.More)
 		return
 	}
 	s.t.raw.cut(s.text, literal,
-		func(id int32) { s.out = append(s.out, id) },
-		func(part []byte, at int) { s.part(part, literal, at == 0) })
+		func(id int32) {
+			s.inner = false
+			s.out = append(s.out, id)
+		},
+		func(part []byte, at int) {
+			s.part(part, literal, begins && at == 0, s.at.More && at+len(part) == len(s.text))
+		})
 }
 
-func (s *scratch) part(part []byte, literal, first bool) {
+// part encodes a part of a text between added tokens; first tells that the text begins with it, and
+// more that it goes on in the next piece.
+func (s *scratch) part(part []byte, literal, first, more bool) {
 	for i, n := range s.t.normal {
 		if len(part) == 0 {
 			return
 		}
-		b := slices.Grow(n.normalize(s.norms[i%2][:0], part), wordBytes)
-		s.norms[i%2], part = b, b
+		b := s.norms[i%2][:0]
+		switch n := n.(type) {
+		case prepend:
+			if s.inner {
+				b = append(b, part...)
+				break
+			}
+			b = n.normalize(b, part)
+		case *spmNormal:
+			b = n.within(b, part, !s.inner, !more)
+		default:
+			b = n.normalize(b, part)
+		}
+		s.norms[i%2] = slices.Grow(b, wordBytes)
+		part = s.norms[i%2]
 	}
 	if len(part) == 0 {
 		return
@@ -290,7 +345,10 @@ func (s *scratch) part(part []byte, literal, first bool) {
 		return
 	}
 	s.t.cooked.cut(part, literal,
-		func(id int32) { s.out = append(s.out, id) },
+		func(id int32) {
+			s.inner = false
+			s.out = append(s.out, id)
+		},
 		func(part []byte, at int) { s.cutFrom(0, part, first && at == 0) })
 }
 

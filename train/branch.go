@@ -50,6 +50,10 @@ func NewBranches(ctx context.Context, o Options) (*Trainer, error) {
 	if t.crew, err = newMesh(ctx, t); err != nil {
 		return nil, err
 	}
+	if err := t.fitsHost(); err != nil {
+		t.crew.free()
+		return nil, err
+	}
 	return t, nil
 }
 
@@ -131,6 +135,12 @@ func (t *Trainer) depart(b Branch) error {
 				b.From.Step).At("%s", b.From.Path()).Wrap(err)
 		}
 		t.updates = old.Updates
+		if err := t.sameModel(b.From.Model); err != nil {
+			return err.At("%s", b.From.Path())
+		}
+		if err := t.fits(b.From); err != nil {
+			return err
+		}
 		read = func(pc *piece, dst []byte) error { return pc.read(b.From, dst) }
 	}
 	return t.fill(func(pc *piece, dst []byte) error {

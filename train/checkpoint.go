@@ -17,13 +17,22 @@ const extraKey = "train"
 
 // A memory is what the loop remembers beside the state.
 type memory struct {
-	Updates int    `json:"updates"` // that were accepted
-	Data    string `json:"data"`    // the digest of the data
-	Guard   guard  `json:"guard"`
+	Updates int `json:"updates"` // that were accepted
+	// OwesEval says that the validation after this step was given up, and is to be made.
+	OwesEval bool   `json:"owes_eval,omitempty"`
+	Data     string `json:"data"` // the digest of the data
+	Guard    guard  `json:"guard"`
 	// Policy is the digest of what the recipe has products computed in.
 	Policy string `json:"policy,omitempty"`
 	// Precision is what is known of products in few bits, and which of them fell.
 	Precision json.RawMessage `json:"precision,omitempty"`
+	// Eval is the digest of the data of the validation, if it is not held out of the training data.
+	Eval string `json:"eval,omitempty"`
+	// Plan and Options are digests of the plan and of the programs' compile options, and Build names
+	// the Deepwell that wrote the checkpoint.
+	Plan    string `json:"plan,omitempty"`
+	Options string `json:"options,omitempty"`
+	Build   string `json:"build,omitempty"`
 }
 
 // digested is data that has a name for all that decides which rows come in which order.
@@ -36,6 +45,15 @@ func digest(rows Rows) string {
 	return ""
 }
 
+// adopt reports whether rows are those of a digest, or can be: data that was split in an older way
+// goes on with that.
+func adopt(rows Rows, old string) bool {
+	if d, ok := rows.(interface{ Adopt(digest string) bool }); ok {
+		return d.Adopt(old)
+	}
+	return digest(rows) == old
+}
+
 // meta describes the run as it is now.
 func (t *Trainer) meta() (ckpt.Meta, error) {
 	m := ckpt.Meta{Data: maps.Clone(t.at), Seed: uint64(t.Recipe.Seed),
@@ -44,12 +62,12 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	if m.Model, err = t.Config.Write(); err != nil {
 		return m, err
 	}
-	name, major, minor := t.Engine.Version()
-	m.Engine, err = json.Marshal(map[string]any{"name": name, "pjrt": []int{major, minor}})
-	if err != nil {
+	if m.Engine, err = json.Marshal(t.Engine.Identity()); err != nil {
 		return m, err
 	}
-	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy}
+	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy,
+		Precision: t.carried, Eval: t.evalDigest(), Plan: t.Programs.planDigest(),
+		Options: t.Programs.optionsDigest(), Build: t.Build, OwesEval: t.owes}
 	if t.sentry != nil {
 		if remembered.Precision, err = t.sentry.shift(); err != nil {
 			return m, err
@@ -60,62 +78,29 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	return m, err
 }
 
-// save writes a checkpoint of the steps that were done.
-func (t *Trainer) save(ctx context.Context) error {
-	return t.saveTo(ctx, t.folder(), t.Recipe.Save.Keep)
-}
-
-func (t *Trainer) saveTo(ctx context.Context, dir string, keep int) error {
-	defer t.span("save")()
-	start := t.Now()
-	m, err := t.meta()
+// newest opens the newest checkpoint of the run, unless it is of another one; nil if there is none.
+func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *memory, error) {
+	c, err := ckpt.Latest(ctx, t.folder(), t.Events)
 	if err != nil {
-		return err
-	}
-	s := t.snapshot(ctx)
-	if err := t.crew.collect(ctx, s); err != nil || !t.Processes.Leads() {
-		return err
-	}
-	err = ckpt.Save(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.Events})
-	if err != nil {
-		if diag.From(err).Code == diag.CheckpointExists {
-			return nil // a run that is asked to stop where it was just saved
+		if diag.From(err).Code == diag.CheckpointMissing {
+			err = nil
 		}
-		return err
+		return nil, nil, err
 	}
-	bytes := int64(0)
-	for _, one := range s.Tensors() {
-		bytes += one.Bytes()
+	old, err := t.sameRun(c)
+	if err != nil {
+		_ = c.Close()
+		return nil, nil, err
 	}
-	t.Events.Emit(event.Saved{Step: t.step, Path: filepath.ToSlash(dir), Bytes: bytes,
-		Seconds: t.Now().Sub(start).Seconds()})
-	return nil
+	return c, old, nil
 }
 
-// resume goes on with a checkpoint.
-func (t *Trainer) resume(c *ckpt.Checkpoint) error {
-	m := c.Manifest
-	if err := t.Recipe.Resumable([]byte(m.Recipe), t.folder()); err != nil {
-		return err
-	}
-	var old memory
-	if err := json.Unmarshal(m.Extra[extraKey], &old); err != nil {
-		return diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
-			m.Step).At("%s", t.folder()).Wrap(err)
-	}
-	if now := digest(t.Data); now != old.Data {
-		return diag.New(diag.RecipeChanged, "the data is not what it was when the run was saved").
-			At("%s", t.folder()).
-			Try("restore the files and the tokenizer, or give the new run another folder: --set out=NAME")
-	}
-	if old.Policy != "" && old.Policy != t.policy {
-		return diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the run was"+
-			" saved").At("%s", t.folder()).
-			Try("restore it, or give the new run another folder: --set out=NAME")
-	}
+// resume goes on with a checkpoint of this run.
+func (t *Trainer) resume(c *ckpt.Checkpoint, old *memory) error {
 	if err := t.load(c); err != nil {
 		return err
 	}
+	m := &c.Manifest
 	t.step, t.updates, t.at = int(m.Step), old.Updates, data.Position(maps.Clone(m.Data))
 	if t.at == nil {
 		t.at = data.Position{}
@@ -123,23 +108,19 @@ func (t *Trainer) resume(c *ckpt.Checkpoint) error {
 	if err := t.sentry.resume(old.Precision); err != nil {
 		return err
 	}
+	t.saved, t.owes = t.step, old.OwesEval
 	factor := t.guard.Factor
 	t.guard = old.Guard
 	t.guard.Factor = factor
+	t.compare(m, old)
 	t.Events.Emit(event.Resumed{Step: t.step, Path: filepath.ToSlash(t.folder())})
 	return nil
 }
 
-// load fills the state from a checkpoint.
+// load fills the state from a checkpoint of the same tensors.
 func (t *Trainer) load(c ckpt.Source) error {
-	return t.fill(func(pc *piece, dst []byte) error {
-		for _, one := range pc.tensors {
-			n := one.Bytes()
-			if err := c.ReadSlice(one.Name, one.Box(), dst[:n]); err != nil {
-				return err
-			}
-			dst = dst[n:]
-		}
-		return nil
-	})
+	if err := t.fits(c); err != nil {
+		return err
+	}
+	return t.fill(func(pc *piece, dst []byte) error { return pc.read(c, dst) })
 }

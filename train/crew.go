@@ -24,8 +24,6 @@ type crew interface {
 	update(ctx context.Context, commit bool, rate, limit float64) (norm float64, ok bool, err error)
 	// evaluate gives the sum of the losses of all labels.
 	evaluate(ctx context.Context, b *data.Batch) (float64, error)
-	// agree holds all processes to what they begin with.
-	agree(ctx context.Context, begin string) error
 	// stop tells whether the run stops, which all processes do if one wishes to.
 	stop(ctx context.Context, wish bool) (bool, error)
 	// collect brings what other processes have of the state to the one that writes checkpoints.
@@ -353,8 +351,6 @@ func (m *mesh) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
 	defer run.Free()
 	return scalar(ctx, run.Results[0])
 }
-
-func (m *mesh) agree(context.Context, string) error { return nil }
 
 func (m *mesh) stop(_ context.Context, wish bool) (bool, error) { return wish, nil }
 

@@ -3,9 +3,11 @@ package train
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
@@ -20,10 +22,10 @@ import (
 	"github.com/deepwell/deepwell/watch"
 )
 
-// Poison makes the loss of one step no number: of all steps if it is negative, of none if it is 0.
-func (t *Trainer) Poison(step int) {
+// Poison makes the loss of some steps NaN: of all steps if the first is negative, of none if it is 0.
+func (t *Trainer) Poison(steps ...int) {
 	t.share = func(labels int64) float64 {
-		if step < 0 || step > 0 && t.step+1 == step {
+		if steps[0] < 0 || slices.Contains(steps, t.step+1) {
 			return math.NaN()
 		}
 		return 1 / max(1, float64(labels))
@@ -260,15 +262,11 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 
 // Footprints gives what ranks should hold, by what the compiler said of the programs at work.
 func (t *Trainer) Footprints() ([]*Footprint, error) {
-	byName := map[string]Needs{}
-	for _, x := range t.executables() {
-		m, err := x.Memory()
-		if err != nil {
-			return nil, err
-		}
-		byName[x.Stage().Name] = Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias}
+	needs, err := t.needs()
+	if err != nil {
+		return nil, err
 	}
-	return t.Programs.Footprints(func(s *program.Stage) Needs { return byName[s.Name] })
+	return t.Programs.Footprints(needs)
 }
 
 // Census holds what the compiled programs send to their graphs.
@@ -287,30 +285,36 @@ func (t *Trainer) Census() error {
 	return nil
 }
 
-func (t *Trainer) executables() (list []*engine.Executable) {
-	add := func(all ...*engine.Executable) {
-		for _, x := range all {
-			if x != nil {
-				list = append(list, x)
-			}
-		}
-	}
-	switch c := t.crew.(type) {
-	case *mesh:
-		add(c.x.gradient, c.x.accumulate, c.x.update)
-	case *ranks:
-		for _, r := range c.hosted {
-			if r == nil {
-				continue
-			}
-			add(r.zero, r.reduce, r.square, r.update)
-			for _, s := range r.stages {
-				add(s.Forward, s.Backward, s.Input, s.Weight)
-			}
-		}
-	}
-	return list
-}
-
 // Swap is what ranks of different processes do with the gradients that they share.
 var Swap = swap
+
+// Agree holds processes to the same facts.
+func Agree(ctx context.Context, p *Processes, e *engine.Engine, values map[string]string) error {
+	x := &peers{Processes: p, engine: e, links: make([]engine.Link, len(p.Addresses))}
+	for n, address := range p.Addresses {
+		if n != p.Self {
+			x.links[n] = p.Hub.Link(processLinks+p.Self, processLinks+n, address)
+		}
+	}
+	defer func() {
+		for _, l := range x.all() {
+			_ = l.Close()
+		}
+	}()
+	var facts []fact
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		facts = append(facts, fact{name, values[name]})
+	}
+	return x.agree(ctx, facts)
+}
+
+// Fail lets writing a checkpoint fail as the function says, before a byte is written.
+func (t *Trainer) Fail(fails func(dir string, step int64) error) {
+	t.put = func(ctx context.Context, dir string, step int64, m ckpt.Meta, src ckpt.Source,
+		o ckpt.Options) error {
+		if err := fails(dir, step); err != nil {
+			return err
+		}
+		return ckpt.Save(ctx, dir, step, m, src, o)
+	}
+}

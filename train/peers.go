@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"math"
+	"os"
+	"strconv"
+	"strings"
 
-	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -32,6 +32,51 @@ func (p *Processes) Hosts(rank, ranks int) bool {
 // process is where a rank is.
 func (p *Processes) process(rank, ranks int) int { return rank * len(p.Addresses) / ranks }
 
+// self is the number of this process; nil is the only one.
+func (p *Processes) self() int {
+	if p == nil {
+		return 0
+	}
+	return p.Self
+}
+
+// others lists the other processes with the ranks that they host.
+func (p *Processes) others(ranks int) (list []engine.Peer) {
+	for n, address := range p.Addresses {
+		if n != p.Self {
+			list = append(list, engine.Peer{Process: n, Address: address, Ranks: p.ranksOf(n, ranks)})
+		}
+	}
+	return list
+}
+
+// ranksOf names the ranks of a process: "pipeline ranks 2, 3".
+func (p *Processes) ranksOf(process, ranks int) string {
+	var list []string
+	for r := range ranks {
+		if p.process(r, ranks) == process {
+			list = append(list, strconv.Itoa(r))
+		}
+	}
+	if len(list) == 1 {
+		return "pipeline rank " + list[0]
+	}
+	return "pipeline ranks " + strings.Join(list, ", ")
+}
+
+// whereabouts names this process, its host and its ranks.
+func (p *Processes) whereabouts(pipe *Pipe) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "this host"
+	}
+	if p == nil {
+		return host
+	}
+	return fmt.Sprintf("process %d at %s on %s (%s)", p.Self, p.Addresses[p.Self], host,
+		p.ranksOf(p.Self, len(pipe.Ranks)))
+}
+
 // A peers exchanges with the other processes of a run; nil is for a run in one process.
 type peers struct {
 	*Processes
@@ -46,8 +91,9 @@ const (
 	wayLinks     = 1 << 16 // between two ranks, beside the first
 )
 
-func newPeers(p *Processes, e *engine.Engine) *peers {
-	x := &peers{Processes: p, engine: e, links: make([]engine.Link, len(p.Addresses))}
+func newPeers(p *Processes, t *Trainer, ranks int) *peers {
+	x := &peers{Processes: p, engine: t.Engine, links: make([]engine.Link, len(p.Addresses))}
+	p.Hub.Join(p.Self, p.others(ranks), t.status)
 	for n, address := range p.Addresses {
 		if n != p.Self {
 			x.links[n] = p.Hub.Link(processLinks+p.Self, processLinks+n, address)
@@ -98,39 +144,14 @@ func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
 	if p == nil {
 		return mine, nil
 	}
-	p.turn++
-	tag := fmt.Sprintf("sum %d", p.turn)
-	s := &program.Stage{Name: "sum", Devices: program.Devices{0}}
-	spec := program.Array{Name: "sum", Global: dtype.Shape{Type: dtype.U32, Dims: []int64{2}}}
 	bits := binary.LittleEndian.AppendUint64(nil, math.Float64bits(mine))
-	a, err := p.engine.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return bits, nil })
+	all, err := p.exchange(ctx, "sum", bits)
 	if err != nil {
 		return 0, err
 	}
-	defer a.Free()
-	for _, l := range p.links {
-		if l != nil {
-			if err := l.Send(ctx, tag, a); err != nil {
-				return 0, err
-			}
-		}
-	}
 	total := 0.0
-	for _, l := range p.links {
-		x := mine
-		if l != nil {
-			got, err := l.Recv(ctx, tag, s, spec)
-			if err != nil {
-				return 0, err
-			}
-			b, err := got.Read(ctx, 0)
-			got.Free()
-			if err != nil {
-				return 0, err
-			}
-			x = math.Float64frombits(binary.LittleEndian.Uint64(b))
-		}
-		total += x
+	for _, b := range all {
+		total += math.Float64frombits(binary.LittleEndian.Uint64(b))
 	}
 	return total, nil
 }
@@ -143,22 +164,6 @@ func (c *ranks) stop(ctx context.Context, wish bool) (bool, error) {
 	}
 	all, err := c.peers.sum(ctx, mine)
 	return all > 0, err
-}
-
-// agree holds the processes to one beginning: the same step, rows and data.
-func (c *ranks) agree(ctx context.Context, begin string) error {
-	if c.peers == nil {
-		return nil
-	}
-	h := fnv.New32a()
-	fmt.Fprint(h, begin)
-	mine := float64(h.Sum32())
-	total, err := c.peers.sum(ctx, mine)
-	if err == nil && total != mine*float64(len(c.peers.Addresses)) {
-		err = diag.New(diag.RecipeChanged, "the processes of the run begin with different steps or data").
-			Try("give all of them the same folder out, and the same data")
-	}
-	return err
 }
 
 // collect sends the pieces of this process to the first, which reads them as they come: one piece
@@ -191,7 +196,7 @@ func (c *ranks) collect(ctx context.Context, s *snapshot) error {
 			if err != nil {
 				return err
 			}
-			s.held[pc.name], s.left[pc.name] = data, len(data)
+			s.held[pc.name], s.sent[pc.name] = data, true
 		}
 	}
 	return nil

@@ -53,7 +53,7 @@ func half(ctx context.Context, self int, model string, row plantest.Row, said fu
 		return nil, err
 	}
 	defer e.Close()
-	hub, err := e.Listen(ctx, "127.0.0.1:0", 7)
+	hub, err := e.Listen(ctx, "127.0.0.1:0", 7, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +202,7 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 	defer cancel()
 	var hubs [2]*engine.Hub
 	for i := range hubs {
-		if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7); err != nil {
+		if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7, nil); err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = hubs[i].Close() }()

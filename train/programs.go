@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
@@ -31,6 +32,7 @@ type Programs struct {
 	Gradient, Accumulate, Update, Evaluate *program.Stage // Accumulate is nil without parts
 	Quantize                               *program.Stage // nil if no product has few bits
 	Notes                                  []string       // what was chosen, and why
+	Warnings                               []string       // what the numbers of a run depend on
 
 	// Sharding is how the model lies on the devices of a plan; nil on one device, and with stages.
 	Sharding *spmd.Sharding
@@ -40,6 +42,7 @@ type Programs struct {
 	// Policy says what the products of linear layers are computed in.
 	Policy *precision.Policy
 
+	plan      *plan.Plan // nil is one device
 	optimizer optim.Optimizer
 	// inspect measures the errors of the copies of weights; only programs that inspect have it, which
 	// beside it are those that give gradients, and measure the errors of what these round.
@@ -129,10 +132,14 @@ func (w *order) write(policy *precision.Policy, inspect bool) (*Programs, error)
 			Try("f32 or bf16")
 	}
 	set := kernels.For(w.arch)
-	p := &Programs{Params: c.Params(), Policy: policy, again: w.write}
+	p := &Programs{Params: c.Params(), Policy: policy, plan: how, again: w.write}
 	p.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}
 	apart, why := set.Documents()
-	p.Shape.Documents, p.Notes = apart, append(p.Notes, why)
+	if p.Shape.Documents = apart; apart {
+		p.Notes = append(p.Notes, why)
+	} else {
+		p.Warnings = append(p.Warnings, why)
+	}
 	p.Shape.Elem, p.Shape.Products = set.Types(r.Precision)
 	p.optimizer = w.optimizer(r, p.Shape.Elem)
 	g, err := c.Graph(p.Shape)
@@ -243,27 +250,48 @@ func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
 	if err := p.Check(c); err != nil {
 		return err
 	}
-	bad := func(what string, have, want any) error {
+	bad := func(what string, have, want any, fix string) error {
 		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want).
-			Try("change either: --set on the command line, or the plan")
+			Try("%s", fix)
 	}
+	either := func(key string, have any, inPlan string) string {
+		return fmt.Sprintf("--set %s=%v, or in the plan %s", key, have, inPlan)
+	}
+	inPlan, inRecipe := cmp.Or(p.Precision, p.Types.Params.String()),
+		cmp.Or(r.Narrow, r.Precision.String())
 	switch {
 	case p.Batch != int64(r.Batch):
-		return bad("a batch of", p.Batch, r.Batch)
+		return bad("a batch of", p.Batch, r.Batch,
+			either("batch", p.Batch, fmt.Sprintf(`"batch": %d`, r.Batch)))
 	case p.Rows() != int64(r.Micro):
-		return bad("microbatches of", p.Rows(), r.Micro)
-	case !precision.IsFile(r.Narrow) &&
-		cmp.Or(p.Precision, p.Types.Params.String()) != cmp.Or(r.Narrow, r.Precision.String()):
-		return bad("products in", cmp.Or(p.Precision, p.Types.Params.String()),
-			cmp.Or(r.Narrow, r.Precision.String()))
+		return bad("microbatches of", p.Rows(), r.Micro, either("micro", p.Rows(),
+			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Micro)))))
+	case !precision.IsFile(r.Narrow) && inPlan != inRecipe:
+		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
 	case p.Types.Params != r.Precision:
-		return bad("parameters of", p.Types.Params, r.Precision)
+		return bad("parameters of", p.Types.Params, r.Precision,
+			either("precision", p.Types.Params, inThePlan(r)))
 	case p.Seq != int64(r.Seq):
-		return bad("rows of", p.Seq, r.Seq)
+		return bad("sequences of", p.Seq, r.Seq,
+			either("seq", p.Seq, fmt.Sprintf(`"seq": %d`, r.Seq)))
 	case len(p.Recompute) > 0 && !slices.Equal(p.Recompute, r.Recompute):
-		return bad("recompute", p.Recompute, r.Recompute)
+		return bad("recompute", p.Recompute, r.Recompute,
+			"leave recompute out of the recipe, where the plan has it")
 	}
 	return nil
+}
+
+// inThePlan spells a recipe's precision as a plan does: the type of the parameters that GEMMs read,
+// and the format of quantized ones.
+func inThePlan(r *recipe.Recipe) string {
+	types := `"types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}`
+	switch {
+	case r.Narrow != "":
+		return fmt.Sprintf(`"precision": %q, %s`, r.Narrow, types)
+	case r.Precision == dtype.BF16:
+		return types
+	}
+	return "no types"
 }
 
 // lower writes the graphs as stages.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -83,5 +84,29 @@ func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
 			t.Errorf("%s: copies for a microbatch\n%s\nfor a layer\n%s", format, strings.Join(got, "\n"),
 				strings.Join(want, "\n"))
 		}
+	}
+}
+
+// Where a plan and a recipe contradict each other, the key to change is named, in both.
+func TestPlansNameTheKey(t *testing.T) {
+	c, err := model.Parse([]byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := plan.Default()
+	p.Seq, p.Batch, p.Microbatches = 16, 4, 1
+	p.DP, p.Cluster = 2, "2xcpu"
+	r := train.RecipeOf(p)
+	r.Precision = dtype.BF16
+	_, err = train.Write(c, r, "cpu", p)
+	if e := diag.From(err); e == nil || e.Fix !=
+		`--set precision=f32, or in the plan "types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}` {
+		t.Errorf("%v", err)
+	}
+	r = train.RecipeOf(p)
+	r.Seq = 32
+	_, err = train.Write(c, r, "cpu", p)
+	if e := diag.From(err); e == nil || e.Fix != `--set seq=16, or in the plan "seq": 32` {
+		t.Errorf("%v", err)
 	}
 }

@@ -45,10 +45,7 @@ const linkRoom = 4
 
 func newRanks(ctx context.Context, t *Trainer) (crew, error) {
 	p := t.Programs.Pipe
-	c := &ranks{t: t, hosted: make([]*rank, len(p.Ranks))}
-	if t.Processes != nil {
-		c.peers = newPeers(t.Processes, t.Engine)
-	}
+	c := &ranks{t: t, hosted: make([]*rank, len(p.Ranks)), peers: t.others}
 	for n := range p.Ranks {
 		if c.peers.hosts(n, len(p.Ranks)) {
 			var err error
@@ -140,7 +137,7 @@ func (r *rank) free() {
 }
 
 func (c *ranks) free() {
-	for _, l := range slices.Concat(c.links, c.peers.all()) {
+	for _, l := range c.links {
 		_ = l.Close()
 	}
 	for _, r := range c.hosted {

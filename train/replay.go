@@ -9,13 +9,16 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/spmd"
 )
 
@@ -23,23 +26,98 @@ import (
 const batchName = "batch.json"
 
 // keepForReplay writes down the state before a rejected step, which is the state after it, and the
-// step's rows.
+// step's rows. Only the newest is kept, and those before it are removed first. It returns the
+// folder, or "" where the disk has no room for it or fails: what is kept for a look later is no
+// reason to end a run.
 func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, error) {
-	dir := filepath.Join(t.Recipe.Out, "rejected", fmt.Sprintf("step-%08d", t.step+1))
-	if !t.Processes.Leads() {
-		return filepath.ToSlash(dir), t.saveTo(ctx, dir, 1) // sends its pieces
+	all := filepath.Join(t.Recipe.Out, "rejected")
+	dir := filepath.Join(all, fmt.Sprintf("step-%08d", t.step+1))
+	if t.Processes.Leads() {
+		if err := t.makeRoom(all, dir, b); err != nil {
+			t.warnRejected(err)
+			dir = ""
+		}
 	}
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return "", diag.New(diag.FileError, "cannot write %s", dir).Wrap(err)
+	if dir == "" { // the other processes send their state all the same
+		return "", t.crew.collect(ctx, t.snapshot(ctx))
+	}
+	err := t.saveTo(ctx, dir, 1, nil)
+	if err == nil || !writeFailed(err) {
+		return filepath.ToSlash(dir), err
+	}
+	t.warnRejected(err)
+	removeRejected(all)
+	return "", nil
+}
+
+func (t *Trainer) warnRejected(err error) {
+	e := diag.From(err)
+	t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+		"rejected step %d is not kept for --replay: %s", t.step+1, explain(e)), Fix: e.Fix})
+}
+
+// makeRoom removes what is kept of earlier rejected steps and writes the rows of this one, if the
+// disk has room for its state and for the checkpoints that the run has still to write.
+func (t *Trainer) makeRoom(all, dir string, b *data.Batch) error {
+	if err := os.MkdirAll(all, 0o777); err != nil {
+		return diag.New(diag.FileError, "cannot write %s", all).Wrap(err)
+	}
+	removeRejected(all)
+	free := t.Disk
+	if free == nil {
+		free = room.Disk
+	}
+	there, err := ckpt.List(t.folder())
+	if err != nil {
+		return err
+	}
+	c := DiskCheck{Recipe: t.Recipe, Until: t.Until}
+	_, more := c.saves(there)
+	need := (1 + more) * t.Programs.checkpointBytes()
+	if left, err := free(all); err == nil && left < need {
+		return diag.New(diag.HostDisk, "it and the next checkpoints need %s, and the disk has %s left",
+			event.Size(need), event.Size(left)).At("%s", all).Try("make room")
 	}
 	text, err := json.Marshal(b)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if err := atomicfile.Write(filepath.Join(dir, batchName), text, 0o666); err != nil {
-		return "", err
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return diag.New(diag.FileError, "cannot write %s", dir).Wrap(err)
 	}
-	return filepath.ToSlash(dir), t.saveTo(ctx, dir, 1)
+	return atomicfile.Write(filepath.Join(dir, batchName), text, 0o666)
+}
+
+// ours are the names that a folder of a rejected step may have in it.
+var ours = regexp.MustCompile(`^(batch\.json|\.lock|(\.tmp-|\.old-)?step-[0-9]{8,})$`)
+
+// removeRejected removes the rejected steps that runs have kept in a folder. A folder that has
+// anything else in it, or lacks the batch that is written first, is not a run's, and no link is
+// followed.
+func removeRejected(all string) {
+	if info, err := os.Lstat(all); err != nil || !info.IsDir() {
+		return
+	}
+	root, err := os.OpenRoot(all)
+	if err != nil {
+		return
+	}
+	defer func() { _ = root.Close() }()
+	entries, _ := fs.ReadDir(root.FS(), ".")
+	for _, e := range entries {
+		if !e.IsDir() || !ours.MatchString(e.Name()) {
+			continue
+		}
+		inside, err := fs.ReadDir(root.FS(), e.Name())
+		if err != nil || !slices.ContainsFunc(inside, func(e fs.DirEntry) bool {
+			return e.Name() == batchName && e.Type().IsRegular()
+		}) || slices.ContainsFunc(inside, func(e fs.DirEntry) bool {
+			return !ours.MatchString(e.Name())
+		}) {
+			continue
+		}
+		_ = root.RemoveAll(e.Name()) // what stays is tried again at the next rejected step
+	}
 }
 
 // A Replay is what a step that was rejected comes to when its gradients are computed again.

@@ -90,11 +90,13 @@ func (pc *piece) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.ten
 // model computes with are made of the masters.
 func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 	homes := t.crew.homes()
+	var garbage collector
 	for _, pc := range t.Programs.pieces() {
 		h := homes[pc.home]
 		if h == nil {
 			continue
 		}
+		garbage.add(pc.bytes())
 		data := engine.Aligned(int(pc.bytes()))
 		if err := read(&pc, data); err != nil {
 			return err
@@ -234,6 +236,9 @@ type snapshot struct {
 	mu   sync.Mutex
 	held map[string][]byte // arrays that were read and are still wanted
 	left map[string]int    // bytes that are
+	done collector         // of arrays that are not
+	// sent are arrays that another process has sent, which stay until the snapshot is done with.
+	sent map[string]bool
 }
 
 type place struct {
@@ -243,7 +248,7 @@ type place struct {
 
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
 	s := &snapshot{ctx: ctx, homes: t.crew.homes(), where: map[string]place{},
-		held: map[string][]byte{}, left: map[string]int{}}
+		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
 	for _, pc := range t.Programs.pieces() {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
 			continue // another rank has it as well
@@ -365,10 +370,25 @@ func first(mesh []ir.Axis, part ir.Type, device int) bool {
 	return true
 }
 
+// rewind lets the state be read once more from its beginning.
+func (s *snapshot) rewind() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.held {
+		if !s.sent[name] {
+			delete(s.held, name)
+		}
+	}
+}
+
 func (s *snapshot) release(pc *piece, bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.sent[pc.name] {
+		return
+	}
 	if s.left[pc.name] -= bytes; s.left[pc.name] <= 0 {
 		delete(s.held, pc.name)
+		s.done.add(pc.bytes())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/recipe"
@@ -56,6 +58,17 @@ type Options struct {
 	// beginning.
 	Watch *watch.Options
 
+	// Build names this build of Deepwell, which all processes of a run must have; "" if it is not
+	// known.
+	Build string
+
+	// Memory reads what bounds the memory of this process; nil leaves it unchecked.
+	Memory func() []room.Bound
+	// Disk reads the room that a folder's disk has left; nil asks the system.
+	Disk func(dir string) (int64, error)
+	// Sleep waits before a save that failed is tried again; nil is time.Sleep.
+	Sleep func(time.Duration)
+
 	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last.
 	Until int
 	// Peak is the arithmetic of all devices in operations a second, for MFU; 0 if it is not known.
@@ -63,6 +76,14 @@ type Options struct {
 	Events event.Sink
 	Now    event.Clock
 	Spans  Spans // hears what takes how long; nil if nobody listens
+
+	// LeastStall is the shortest time after which a step counts as stalled, whatever guard.stall
+	// says; 0 means a minute. Other phases of a run have some times as much.
+	LeastStall time.Duration
+	// OnStall, if it is not nil, is called some seconds after a run was found to have stalled. What
+	// can be canceled has been by then, and Run has returned unless it is stuck inside the engine or
+	// a file system: a command ends the process here.
+	OnStall func(error)
 }
 
 // Spans hears of the parts of a step as they begin; the function that it returns is called when
@@ -75,60 +96,90 @@ type Spans interface {
 type Trainer struct {
 	Options
 	crew     crew
+	others   *peers // the other processes of the run; nil if there are none
 	schedule optim.Schedule
 	guard    guard
+	watchdog *watchdog
 	sentry   *sentry // nil if no product is in few bits
 
 	step    int // steps that were done, rejected ones included
 	updates int // updates that were accepted
 	at      data.Position
-	policy  string  // the digest of the one of the recipe
+	policy  string // the digest of the one of the recipe
+	// carried is what a checkpoint knows of products in few bits, where nothing watches them.
+	carried json.RawMessage
 	flops   float64 // of one token, forward and backward
 	pace    float64 // seconds of a step, lately
+	saved   int     // the step of the newest checkpoint of this run, or -1; only the leader knows
+	owes    bool    // the validation of the last step was not made, or given up for a stop
 	last    Result
 
 	share func(labels int64) float64 // one over the labels of a step; a test poisons it
+	// put writes a checkpoint: ckpt.Save, or a test's.
+	put func(ctx context.Context, dir string, step int64, m ckpt.Meta, src ckpt.Source,
+		o ckpt.Options) error
 }
 
 // New compiles the programs and puts the state on the devices: that of the newest checkpoint in the
 // recipe's folder, or the initial one.
 func New(ctx context.Context, o Options) (*Trainer, error) {
 	t := &Trainer{Options: o, schedule: scheduleOf(o.Recipe),
-		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}}
+		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}, saved: -1,
+		watchdog: newWatchdog(o.Recipe.Guard.Stall, o.LeastStall, time.Now)} // monotonic
 	sum := sha256.Sum256([]byte(o.Programs.Policy.String()))
 	t.policy = hex.EncodeToString(sum[:8])
 	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
 	forward := o.Config.Forward(int64(o.Recipe.Seq))
 	t.flops = 3 * (forward.Linear + forward.Square) // backward costs twice the forward
-	var err error
-	if o.Programs.Pipe != nil {
-		t.crew, err = newRanks(ctx, t)
-	} else {
-		t.crew, err = newMesh(ctx, t)
+	if o.Processes != nil {
+		t.others = newPeers(o.Processes, t, len(o.Programs.Pipe.Ranks))
 	}
-	if err != nil {
-		return nil, err
-	}
-	t.sentry = newSentry(context.WithoutCancel(ctx), t)
-	if err = t.begin(ctx); err == nil {
-		err = t.crew.agree(ctx, fmt.Sprint(t.step, t.updates, t.at, digest(t.Data), t.policy))
-	}
-	if err != nil {
+	if err := t.start(ctx); err != nil {
 		t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// begin fills the state.
-func (t *Trainer) begin(ctx context.Context) error {
-	c, err := ckpt.Latest(ctx, t.folder(), t.Events)
-	if err == nil {
-		defer func() { _ = c.Close() }()
-		return t.resume(c)
-	}
-	if e := diag.From(err); e.Code != diag.CheckpointMissing {
+// start goes from the cheapest check to the dearest: the processes of the run agree on what they
+// train, the newest checkpoint is one of this run, the programs are compiled, the state is filled.
+func (t *Trainer) start(ctx context.Context) error {
+	if err := t.others.agree(ctx, t.settled()); err != nil {
 		return err
+	}
+	c, old, err := t.newest(ctx)
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		defer func() { _ = c.Close() }()
+	} else if d, ok := t.Data.(interface{ Ready() error }); ok {
+		if err := d.Ready(); err != nil {
+			return err
+		}
+	}
+	if t.Programs.Pipe != nil {
+		t.crew, err = newRanks(ctx, t)
+	} else {
+		t.crew, err = newMesh(ctx, t)
+	}
+	if err != nil {
+		return err
+	}
+	if err := t.fitsHost(); err != nil {
+		return err
+	}
+	t.sentry = newSentry(context.WithoutCancel(ctx), t)
+	if err = t.begin(c, old); err != nil {
+		return err
+	}
+	return t.others.agree(ctx, t.begun())
+}
+
+// begin fills the state: from a checkpoint, or as a run begins if there is none.
+func (t *Trainer) begin(c *ckpt.Checkpoint, old *memory) error {
+	if c != nil {
+		return t.resume(c, old)
 	}
 	return t.fill(func(pc *piece, dst []byte) error {
 		if !pc.master {
@@ -146,7 +197,12 @@ func (t *Trainer) begin(ctx context.Context) error {
 // Close frees the programs and the state.
 func (t *Trainer) Close() {
 	t.sentry.free()
-	t.crew.free()
+	if t.crew != nil {
+		t.crew.free()
+	}
+	for _, l := range t.others.all() {
+		_ = l.Close()
+	}
 }
 
 // A Result is how far a run is.
@@ -169,32 +225,35 @@ func (t *Trainer) Result() Result {
 
 func (t *Trainer) folder() string { return filepath.Join(t.Recipe.Out, "checkpoints") }
 
-// Run trains until the recipe's last step. It ends early if its context does: after the step that
-// has begun, with a checkpoint.
-func (t *Trainer) Run(stop context.Context) error {
+// run is the loop. ctx ends when the run has stalled, stop when it is to stop after a step. A
+// validation is given up for a stop, and made when the run goes on.
+func (t *Trainer) run(ctx, stop context.Context) error {
 	r := t.Recipe
-	ctx := context.WithoutCancel(stop) // a step that has begun is ended
 	next := t.prefetch(t.at)
 	defer func() {
 		for range next { // the data must not be closed under a batch that is still being taken
 		}
 	}()
+	if t.owes {
+		if stopped, err := t.validate(ctx, stop); err != nil || stopped {
+			return t.halt(ctx, stop, err)
+		}
+	}
+	if t.step >= t.end() {
+		t.Events.Emit(event.Note{Text: fmt.Sprintf("nothing is left to do: step %d of %d is done · "+
+			"next: deepwell export %s -o DIR", t.step, t.Recipe.Steps, filepath.ToSlash(t.Recipe.Out))})
+	}
 	for t.step < t.end() {
 		start := t.Now()
+		end := t.phase(phaseVote)
 		stopping, err := t.crew.stop(ctx, stop.Err() != nil)
+		end()
+		if err != nil || stopping {
+			return t.halt(ctx, stop, err)
+		}
+		b, err := t.await(ctx, next)
 		if err != nil {
 			return err
-		}
-		if stopping {
-			if err := t.save(ctx); err != nil {
-				return err
-			}
-			return diag.New(diag.Canceled, "stopped after step %d of %d", t.step, r.Steps).
-				Wrap(context.Cause(stop)).Try("run the same command again: it goes on where it stopped")
-		}
-		b := <-next
-		if b.err != nil {
-			return b.err
 		}
 		if t.step+1 < t.end() {
 			next = t.prefetch(b.after)
@@ -203,17 +262,30 @@ func (t *Trainer) Run(stop context.Context) error {
 			return err
 		}
 		if t.Eval != nil && t.due(r.Eval.Every) {
-			if err := t.validate(ctx); err != nil {
-				return err
+			if stopped, err := t.validate(ctx, stop); err != nil || stopped {
+				return t.halt(ctx, stop, err)
 			}
 		}
 		if t.due(r.Save.Every) {
-			if err := t.save(ctx); err != nil {
+			if err := t.save(ctx, t.step == t.end()); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// halt ends a run that was asked to stop, with a checkpoint, or one that failed.
+func (t *Trainer) halt(ctx, stop context.Context, err error) error {
+	if err == nil {
+		err = t.save(ctx, true)
+	}
+	if err != nil {
+		return err
+	}
+	return diag.New(diag.Canceled, "stopped after step %d of %d, saved", t.step, t.Recipe.Steps).
+		Wrap(context.Cause(stop)).Try("run the same command again to go on").
+		Exit(diag.Terminated) // also where another process of the run was asked
 }
 
 // end is the last step that this process makes.
@@ -247,11 +319,23 @@ func (t *Trainer) prefetch(at data.Position) <-chan taken {
 	return c
 }
 
+// await gives the next batch.
+func (t *Trainer) await(ctx context.Context, next <-chan taken) (taken, error) {
+	defer t.phase(phaseData)()
+	select {
+	case b := <-next:
+		return b, b.err
+	case <-ctx.Done():
+		return taken{}, context.Cause(ctx)
+	}
+}
+
 // do makes one step: gradients of all parts, a look at the loss, the update.
 func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 	if err := t.sentry.begin(); err != nil {
 		return err
 	}
+	defer t.phase(t.sentry.phase())()
 	loss, err := t.crew.gradients(ctx, b.batch)
 	if err != nil {
 		return err
@@ -303,25 +387,39 @@ func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64, why s
 		Try("look at the first of them with --replay, lower optimizer.rate, or look at the data")
 }
 
-// validate gives the loss over the held-out rows.
-func (t *Trainer) validate(ctx context.Context) error {
+// validate gives the loss over the held-out rows. It asks between any two parts whether the run is
+// to stop, and then gives up: all processes do so after the same part.
+func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) {
+	if t.Eval == nil {
+		return false, nil
+	}
 	defer t.span("validate")()
+	t.owes = true
 	sum, labels := 0.0, int64(0)
 	rows := int64(t.Recipe.Micro)
 	for first := int64(0); first < min(t.Eval.EvalRows(), maxEvalRows); first += rows {
+		end := t.phase(phaseVote)
+		stopped, err := t.crew.stop(ctx, stop.Err() != nil)
+		end()
+		if err != nil || stopped {
+			return stopped, err
+		}
 		b, err := t.Eval.Eval(first, int(rows), 0, 1)
 		if err != nil {
-			return err
+			return false, err
 		}
+		end = t.phase(phaseEvaluate) // each batch by itself
 		loss, err := t.crew.evaluate(ctx, b)
+		end()
 		if err != nil {
-			return err
+			return false, err
 		}
 		sum, labels = sum+loss, labels+b.Count
 	}
 	t.last.Eval = sum / max(1, float64(labels))
+	t.owes = false
 	t.Events.Emit(event.Eval{Step: t.step, Loss: t.last.Eval, Tokens: labels})
-	return nil
+	return false, nil
 }
 
 // tell emits what a step came to.
@@ -348,8 +446,13 @@ func (t *Trainer) tell(loss, norm, rate float64, b *data.Batch, took time.Durati
 func (t *Trainer) memory() int64 { return slices.Max(append(t.Engine.HighWater(), 0)) }
 
 func (t *Trainer) span(name string) func() {
+	done := t.watchdog.runs(name)
 	if t.Spans == nil {
-		return func() {}
+		return done
 	}
-	return t.Spans.Begin(t.step+1, name)
+	end := t.Spans.Begin(t.step+1, name)
+	return func() {
+		end()
+		done()
+	}
 }

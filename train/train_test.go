@@ -3,10 +3,13 @@ package train_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -229,6 +232,94 @@ func (r *rig) same(a, b map[string][]byte) {
 }
 
 func checkpoints(out string) string { return filepath.Join(out, "checkpoints") }
+
+// stopping is held-out rows whose reading asks the run to stop.
+type stopping struct {
+	counting
+	rows  int64
+	after int // parts
+	stop  context.CancelFunc
+	read  *int
+}
+
+func (s stopping) EvalRows() int64 { return s.rows }
+
+func (s stopping) Eval(first int64, rows, rank, ranks int) (*data.Batch, error) {
+	if *s.read++; *s.read == s.after {
+		s.stop()
+	}
+	return s.counting.Eval(first%4, rows, rank, ranks)
+}
+
+// A run that is asked to stop in a validation gives it up, saves, and makes it when it goes on; it
+// ends as one that was left alone.
+func TestStopInValidation(t *testing.T) {
+	r := newRig(t)
+	out, set := t.TempDir(), []string{"micro=2", "steps=6", "eval.every=4", "save.every=0"}
+	ctx, cancel := context.WithCancel(t.Context())
+	read, l := 0, &log{}
+	tr := r.start(out, counting{}, l, set...)
+	tr.Eval = stopping{rows: 1000, after: 3, stop: cancel, read: &read}
+	err := tr.Run(ctx)
+	tr.Close()
+	e := diag.From(err)
+	if e == nil || e.Code != diag.Canceled || e.Class() != diag.Terminated ||
+		!strings.Contains(e.What, "stopped after step 4 of 6, saved") {
+		t.Fatal(err)
+	}
+	if read != 3 {
+		t.Errorf("%d parts of the validation were made after the stop", read-3)
+	}
+	if got := evals(l); len(got) != 0 {
+		t.Errorf("a validation that was given up has a loss: %v", got)
+	}
+	l = r.run(out, counting{}, set...)
+	whole := t.TempDir()
+	if got, want := evals(l), evals(r.run(whole, counting{}, set...)); !slices.Equal(got, want) ||
+		len(want) != 2 {
+		t.Errorf("validations %v, of a run that was left alone %v", got, want)
+	}
+	r.same(r.tensors(checkpoints(out)), r.tensors(checkpoints(whole)))
+}
+
+func evals(l *log) (list []event.Eval) {
+	for _, e := range l.list {
+		if v, ok := e.(event.Eval); ok {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// A checkpoint of another run in the place of one's own is an error by name; a damaged one that is
+// newer than what the run goes on from is replaced.
+func TestOtherCheckpointInTheWay(t *testing.T) {
+	r := newRig(t)
+	set := []string{"steps=6", "save.every=2"}
+	out, other := t.TempDir(), t.TempDir()
+	r.run(other, counting{}, append(set, "optimizer.rate=1e-3")...)
+	l := &log{}
+	tr := r.start(out, counting{}, l, set...)
+	from := filepath.Join(checkpoints(other), "step-00000004")
+	if err := errors.Join(os.MkdirAll(checkpoints(out), 0o755),
+		os.Rename(from, filepath.Join(checkpoints(out), "step-00000004"))); err != nil {
+		t.Fatal(err)
+	}
+	err := tr.Run(t.Context())
+	tr.Close()
+	if e := diag.From(err); e == nil || e.Code != diag.CheckpointExists || e.Where == "" {
+		t.Fatal(err)
+	}
+	// Now it is damaged, and the run goes on from step 2.
+	bad := filepath.Join(checkpoints(out), "step-00000004", "manifest.json")
+	if err := os.Truncate(bad, 10); err != nil {
+		t.Fatal(err)
+	}
+	r.run(out, counting{}, set...)
+	whole := t.TempDir()
+	r.run(whole, counting{}, set...)
+	r.same(r.tensors(checkpoints(out)), r.tensors(checkpoints(whole)))
+}
 
 // A model learns to count, in either precision and with either optimizer, whole or in parts.
 func TestLearns(t *testing.T) {

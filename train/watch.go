@@ -185,7 +185,10 @@ func (s *sentry) inspect() {
 	if !turn {
 		return
 	}
-	if err := s.looks.wait(); err != nil {
+	end := s.t.phase(phaseCompile)
+	err := s.looks.wait()
+	end()
+	if err != nil {
 		if !s.looks.said {
 			s.warn("what rounding does is not measured: the programs that do could not be compiled", err)
 			s.looks.said = true
@@ -205,6 +208,7 @@ func (s *sentry) warn(what string, err error) {
 // adopt computes with other programs from now on. If they could not be compiled, the run goes on
 // with those that it has, and says so.
 func (s *sentry) adopt(v *variant) error {
+	defer s.t.phase(phaseCompile)()
 	if err := v.wait(); err != nil {
 		s.warn("programs of another precision could not be compiled, and the run goes on with those that"+
 			" it has", err)
@@ -256,6 +260,14 @@ func (t *Trainer) rehouse(old *Programs) error {
 		}
 		return nil
 	})
+}
+
+// phase is what the watchdog takes a step for.
+func (s *sentry) phase() string {
+	if s != nil && s.mesh.looks != nil {
+		return phaseInspect
+	}
+	return phaseStep
 }
 
 // sound tells whether the scales that the products read are those that were made.

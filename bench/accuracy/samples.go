@@ -126,6 +126,7 @@ func megatronPlan(cluster machine.Cluster, seq, batch, micros, dp, tp, cp, pp in
 	p.Cluster, p.Seq, p.Batch, p.Microbatches = cluster.String(), seq, batch, micros
 	p.FSDP = plan.FSDP{Size: dp, Zero: 1, Gather: "step"}
 	p.TP, p.CP.Size = plan.TP{Size: tp, Sequence: true}, cp
+	p.CP.Balance = true // as Megatron always does
 	p.PP = plan.PP{Size: pp, Virtual: 1, Schedule: "1f1b"}
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.F32}
 	return p

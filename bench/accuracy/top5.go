@@ -229,7 +229,8 @@ evenly, embedding and loss counted as layers, or by a layout that the recipe kno
 round along cp, FSDP for models without experts in bf16 and fp8, and the whole card as the limit
 (several of NVIDIA's plans are above the 95 %% of it that a search takes by itself).
 "Place" counts plans of the same work once, such as cp2 with two rows instead
-of cp1 with one, whose times differ by less than 1 %%; "listed" counts every mesh. A plan matches by
+of cp1 with one, whose times differ by less than 1 %%; "listed" what a search tells, which
+has such plans once. A plan matches by
 tp, cp, pp, ep and fsdp; "exact" by the microbatches as well. What was chosen with all rows in view:
 these rules, and what the memory of the recipes is made of, which is read from their source and not
 fitted. Before stages and rings were as Megatron has them, and before plans whose fsdp has one

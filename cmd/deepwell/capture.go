@@ -31,6 +31,8 @@ func (a *app) capture() *cobra.Command {
 	flags := cmd.Flags()
 	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a sequence (8192, or the context if shorter)")
 	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a batch of the graph")
+	flags.BoolVar(&job.Scan, "scan", false,
+		"look for NaN and Inf in weights of more than 4 GiB, too")
 	flags.StringVarP(&job.Graph, "output", "o", "", "also write the graph of the model to this file")
 	return cmd
 }

@@ -16,8 +16,8 @@ func (a *app) ckpt() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ckpt",
 		Short: "List, verify, compare and prune the checkpoints of a run",
-		Example: "  deepwell ckpt ls run/ckpt\n" +
-			"  deepwell ckpt verify run/ckpt",
+		Example: "  deepwell ckpt ls run/checkpoints\n" +
+			"  deepwell ckpt verify run/checkpoints",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -39,8 +39,8 @@ func (a *app) ckptList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls DIR",
 		Short: "List the checkpoints in a folder, with their sizes",
-		Example: "  deepwell ckpt ls run/ckpt\n" +
-			"  deepwell ckpt ls run/ckpt --json",
+		Example: "  deepwell ckpt ls run/checkpoints\n" +
+			"  deepwell ckpt ls run/checkpoints --json",
 		Args: takes(1, "the folder that a run writes its checkpoints into"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			env, err := a.env()
@@ -60,8 +60,8 @@ func (a *app) ckptVerify() *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify DIR|STEP",
 		Short: "Hash every byte of one checkpoint, or of every one in a folder",
-		Example: "  deepwell ckpt verify run/ckpt\n" +
-			"  deepwell ckpt verify run/ckpt/step-00000120",
+		Example: "  deepwell ckpt verify run/checkpoints\n" +
+			"  deepwell ckpt verify run/checkpoints/step-00000120",
 		Args: takes(1, "a checkpoint, or a folder of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			env, err := a.env()
@@ -103,8 +103,8 @@ func (a *app) ckptDiff() *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff A B",
 		Short: "Tell which tensors of two checkpoints differ, and by how much",
-		Example: "  deepwell ckpt diff run/ckpt/step-00000110 run/ckpt/step-00000120\n" +
-			"  deepwell ckpt diff run/ckpt other/ckpt --json     # the newest of each",
+		Example: "  deepwell ckpt diff run/checkpoints/step-00000110 run/checkpoints/step-00000120\n" +
+			"  deepwell ckpt diff run/checkpoints other/checkpoints --json     # the newest of each",
 		Args: takes(2, "two checkpoints, or folders of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			env, err := a.env()
@@ -157,8 +157,8 @@ func (a *app) ckptPrune() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune DIR",
 		Short: "Remove the oldest checkpoints; the newest that is whole always stays",
-		Example: "  deepwell ckpt prune run/ckpt --keep 3\n" +
-			"  deepwell ckpt prune run/ckpt --keep 1 --json",
+		Example: "  deepwell ckpt prune run/checkpoints --keep 3\n" +
+			"  deepwell ckpt prune run/checkpoints --keep 1 --json",
 		Args: takes(1, "the folder that a run writes its checkpoints into"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !cmd.Flags().Changed("keep") {

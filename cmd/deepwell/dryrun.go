@@ -20,7 +20,7 @@ func (a *app) dryrun() *cobra.Command {
 			"status 3 if the plan does not fit the card.",
 		Example: "  deepwell dryrun plan.json --report report.html --trace trace.json\n" +
 			"  deepwell dryrun plan.json --tokens 15T --price 2.80\n" +
-			"  deepwell dryrun plan.json --what-if slow=1.2@3,jitter=0.05 --json",
+			"  deepwell dryrun plan.json --what-if slow=1.2@0,links=2,jitter=0.05 --json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage(cmd, "dryrun takes one plan; %d were given", len(args))
@@ -49,7 +49,8 @@ func (a *app) dryrun() *cobra.Command {
 	flags.StringVar(&job.Tokens, "tokens", "1T", "tokens to train on, such as 15T or 300B")
 	flags.Float64Var(&job.Price, "price", 3.00, "of a device for an hour")
 	flags.StringVar(&job.WhatIf, "what-if", "",
-		"what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER")
+		"what goes wrong: slow=FACTOR@RANK, a rank of the pipeline; links=FACTOR, how many times as\n"+
+			"long every transfer between devices takes; jitter=SHARE; seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
 		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32, or the file of a "+
 			"policy")
@@ -66,6 +67,9 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
 	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
 		d.High, grouped(int64(d.Rate)), 100*d.Bubble)
+	if job.WhatIf != "" {
+		fmt.Fprintf(w, "what if     %s\n", job.WhatIf)
+	}
 	if d.Calibrated > 0 {
 		fmt.Fprintf(w, "calibrated  by %s\n", runsOf(d.Calibrated))
 	}
@@ -95,13 +99,11 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 		fmt.Fprintf(w, "%-11s %+5.1f %%  %s\n", label, 100*(h.Step/d.Step-1), h.Change)
 	}
 	if d.Budget.Tokens > 0 {
-		fmt.Fprintf(w, "%s tokens: %.3g days, $%s at $%.2f per GPU-hour\n", job.Tokens, d.Bill.Days,
+		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", job.Tokens, days(d.Bill.Days),
 			deepwell.Thousands(d.Bill.Money), d.Budget.Price)
 	}
-	for _, file := range []string{job.Report, job.Trace} {
-		if file != "" {
-			fmt.Fprintf(w, "wrote %s\n", file)
-		}
+	for _, file := range d.Wrote {
+		fmt.Fprintf(w, "wrote %s\n", file)
 	}
 	fmt.Fprintln(w, "predicted, not run")
 }

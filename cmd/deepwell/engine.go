@@ -90,6 +90,8 @@ func (a *app) engineList() *cobra.Command {
 
 func state(s plugin.Status) string {
 	switch {
+	case s.Exposed != "":
+		return "refused: " + s.Exposed
 	case s.Installed:
 		return "installed, " + event.Size(s.Bytes)
 	case !s.Available:

@@ -20,8 +20,7 @@ func (a *app) export() *cobra.Command {
 		Long: "Export takes the newest checkpoint of a run, or the one that is named, checks every\n" +
 			"byte of it, and writes config.json, weights and tokenizer. A model with weights is taken\n" +
 			"too, to write it in another element type. Elements are rounded to the nearest. With --to\n" +
-			"the weights are quantized after that, as deepwell quantize does it, and --dtype, bf16\n" +
-			"then, is the type of what is not.",
+			"the weights are quantized after that, as deepwell quantize does it; the rest is bf16.",
 		Example: "  deepwell export run -o my-model\n" +
 			"  deepwell export run/checkpoints/step-00000500 -o my-model --dtype bf16\n" +
 			"  deepwell export run -o my-model --to nvfp4\n" +
@@ -38,12 +37,14 @@ func (a *app) export() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if job.Narrow = &o; !cmd.Flags().Changed("dtype") {
-					kind = "bf16"
+				if job.Narrow = &o; kind != "" && kind != "bf16" {
+					return usage(cmd, "what --to does not quantize is written as bf16, not %s: loaders compute "+
+						"in bf16", kind)
 				}
+				kind = "bf16"
 			}
 			var err error
-			if job.Type, err = dtype.Parse(kind); err != nil {
+			if job.Type, err = dtype.Parse(kind); err != nil && kind != "" {
 				return usage(cmd, "--dtype is f32, bf16 or f16, not %q", kind)
 			}
 			job.Source = args[0]
@@ -61,7 +62,8 @@ func (a *app) export() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&job.Output, "output", "o", "", "the folder to write; it must be new or empty")
-	flags.StringVar(&kind, "dtype", "f32", "element type of the weights: f32, bf16 or f16")
+	flags.StringVar(&kind, "dtype", "",
+		"element type of the weights: f32, bf16 or f16 (the model's own, or f32)")
 	flags.StringVar(&job.Tokenizer, "tokenizer", "",
 		"the folder to copy the tokenizer from (the run's or model's own)")
 	target.bind(cmd)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/plugin"
 )
@@ -16,6 +17,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the expected output in the scripts")
 
 func TestMain(m *testing.M) {
+	isolate.Main()
 	testscript.Main(m, map[string]func(){"deepwell": main})
 }
 
@@ -33,6 +35,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           filepath.Join("testdata", "script"),
 		UpdateScripts: *update,
+		Cmds:          map[string]func(*testscript.TestScript, bool, []string){"poison": poison},
 		Condition: func(cond string) (bool, error) {
 			return cond == "nvmlstub" && stub != "" || cond == "long" && long.Enabled, nil
 		},
@@ -44,6 +47,15 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 	})
+}
+
+// poison makes the last element of a file of weights, in bf16 or f32, no number.
+func poison(ts *testscript.TestScript, _ bool, args []string) {
+	path := ts.MkAbs(args[0])
+	text, err := os.ReadFile(path)
+	ts.Check(err)
+	copy(text[len(text)-2:], []byte{0xff, 0x7f})
+	ts.Check(os.WriteFile(path, text, 0o644))
 }
 
 // nvmlStub compiles the library that plays NVIDIA's driver: 8 B200 and others. No machine here

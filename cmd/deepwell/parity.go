@@ -30,6 +30,7 @@ func (a *app) parity() *cobra.Command {
 				return usage(cmd, "parity takes one recipe; %d were given", len(args))
 			}
 			job.Path = args[0]
+			outlivePipe()
 			env, err := a.env()
 			if err != nil {
 				return err

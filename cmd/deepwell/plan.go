@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -55,7 +56,8 @@ func (a *app) plan() *cobra.Command {
 	flags.StringVar(&job.Cluster, "cluster", "", "what to plan for, such as 64xgb200")
 	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a row (default 8192, or the model's context)")
 	flags.StringVar(&job.Batch, "batch", "",
-		"rows of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok")
+		"sequences of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok (default: what "+
+			"the plans of the cluster divide best, told in the second line)")
 	flags.StringVar(&job.Precision, "precision", "",
 		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32, or the file of a policy; several are all "+
 			"searched (default bf16)")
@@ -104,9 +106,12 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 	if found.Today != nil {
 		writeToday(w, found.Today)
 	}
-	fmt.Fprintf(w, "%sB · %s · %s plans, %s priced, in %.1f s\n",
-		strconv.FormatFloat(float64(found.Parameters)/1e9, 'f', 1, 64), clusterTitle(found.Cluster),
+	fmt.Fprintf(w, "%s, %s parameters · %s · %s plans, %s priced, in %.1f s\n", found.Model,
+		deepwell.Thousands(float64(found.Parameters)), clusterTitle(found.Cluster),
 		grouped(found.Space), grouped(found.Priced), found.Seconds)
+	fmt.Fprintf(w, "global batch %s sequences of %s tokens, %s tokens a step\n",
+		grouped(best.Plan.Batch), grouped(best.Plan.Seq),
+		deepwell.Thousands(float64(best.Plan.Batch*best.Plan.Seq)))
 	if err := writeTable(w, found.Choices); err != nil {
 		return err
 	}
@@ -117,7 +122,7 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 	fmt.Fprintf(w, "peak of #1: params %s · gradients %s · optimizer %s · activations %s · temp %s"+
 		" GiB\n", gib(m.Params+m.Copies), gib(m.Grads), gib(m.Optimizer), gib(m.Activations),
 		gib(m.Temp+m.Runtime))
-	fmt.Fprintf(w, "1T tokens: %.3g days, $%s at $3.00 per GPU-hour\n", found.Bill.Days,
+	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
 		deepwell.Thousands(found.Bill.Money))
 	if found.Emit != "" {
 		fmt.Fprintf(w, "\n%s", found.Emit)
@@ -214,6 +219,14 @@ func gib(bytes int64) string {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}
 	return strconv.FormatFloat(x, 'f', 1, 64)
+}
+
+// days writes a time of days: 0.4 days, 82.3 days, 1,240 days.
+func days(n float64) string {
+	if n >= 99.95 {
+		return grouped(int64(math.Round(n))) + " days"
+	}
+	return strconv.FormatFloat(n, 'f', 1, 64) + " days"
 }
 
 // grouped writes a number with commas.

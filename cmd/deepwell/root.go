@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/isolate"
 )
 
 // An app is one invocation of the program.
@@ -39,11 +42,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer,
 	if err == nil {
 		return 0
 	}
+	why, ok := errors.AsType[stopped](context.Cause(ctx))
+	if e := diag.From(err); ok && e.Code == diag.Canceled {
+		err = e.Exit(why.class())
+	}
+	return a.fail(err)
+}
+
+// fail prints an error and gives the exit status.
+func (a *app) fail(err error) int {
 	e := diag.From(err)
-	if a.json {
+	switch {
+	case a.json:
 		a.print(map[string]*diag.Error{"error": e})
-	} else {
-		fmt.Fprint(stderr, e.Format())
+	case e.Class() == diag.Interrupted || e.Class() == diag.Terminated:
+		// It was asked for: no error, so no code.
+		fmt.Fprintln(a.stderr, strings.Join(slices.DeleteFunc([]string{e.What, e.Fix},
+			func(s string) bool { return s == "" }), "; "))
+	default:
+		fmt.Fprint(a.stderr, e.Format())
 	}
 	return int(e.Class())
 }
@@ -96,15 +113,23 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 // env opens the user's folders, with a sink that suits where the output goes: a live line on a
 // terminal, plain lines in a pipe, and silence beside JSON.
-func (a *app) env() (*deepwell.Env, error) { return deepwell.NewEnv(a.getenv, a.sink()) }
+func (a *app) env() (*deepwell.Env, error) {
+	env, err := deepwell.NewEnv(a.getenv, a.sink())
+	if err == nil {
+		env.Child = isolate.Self
+	}
+	return env, err
+}
 
 func (a *app) sink() event.Sink {
 	if f, ok := a.stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) && !a.json {
-		width, _, err := term.GetSize(int(f.Fd()))
-		if err != nil {
-			width = 80
-		}
-		live := event.NewLive(a.stderr, width, time.Now)
+		live := event.NewLive(a.stderr, func() int {
+			width, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 80
+			}
+			return width
+		}, time.Now)
 		a.finish = live.Close
 		return a.quiet(live)
 	}

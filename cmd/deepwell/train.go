@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,10 +23,20 @@ func (a *app) train() *cobra.Command {
 			"that was stopped or killed goes on from its newest checkpoint when the same command is\n" +
 			"given again, and ends with the same bits. A step whose loss or gradient is not finite,\n" +
 			"or a spike, does not count: it is written down, and --replay shows what was wrong.\n\n" +
-			"The run's folder has checkpoints, events.jsonl, and files for TensorBoard.",
+			"The run's folder has checkpoints, events.jsonl, and files for TensorBoard. One process at\n" +
+			"a time trains in it.\n\n" +
+			"Processes of one run on several hosts (--peers) speak TLS 1.3 and know each other by a\n" +
+			"key that all of them share. Make one, and copy it to every host:\n\n" +
+			"  head -c 32 /dev/urandom > run.key; chmod 600 run.key\n\n" +
+			"Ctrl-C, SIGTERM and SIGHUP stop a run after the step that has begun, with a checkpoint; a\n" +
+			"second one stops it at once, without. Exit status: 0 done, 130 stopped by Ctrl-C and saved,\n" +
+			"143 stopped by SIGTERM or SIGHUP and saved, 5 start it again (another process of the run\n" +
+			"went away or hung), 4 the numerics guard gave up, 3 does not fit, 2 usage, 1 failed.",
 		Example: "  deepwell train --example > run.toml\n" +
 			"  deepwell train run.toml --set steps=500 --set optimizer.rate=1e-3\n" +
 			"  deepwell train run.toml --plan plan.json\n" +
+			"  deepwell train run.toml --plan plan.json --peers a:7000,b:7000 --self 0" +
+			" --key-file run.key\n" +
 			"  deepwell train run.toml --profile 10:13",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if example {
@@ -35,10 +47,12 @@ func (a *app) train() *cobra.Command {
 				return usage(cmd, "train takes one recipe; %d were given", len(args))
 			}
 			job.Path = args[0]
+			outlivePipe()
 			env, err := a.env()
 			if err != nil {
 				return err
 			}
+			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
 			done, err := env.Train(cmd.Context(), job)
 			a.finish()
 			switch {
@@ -57,6 +71,10 @@ func (a *app) train() *cobra.Command {
 	flags.StringSliceVar(&job.Peers, "peers", nil,
 		"the addresses of all processes of a run, such as a:7000,b:7000, which share a plan's stages")
 	flags.IntVar(&job.Self, "self", 0, "which of the --peers this process is, from 0")
+	flags.StringVar(&job.KeyFile, "key-file", "",
+		"32 random bytes or more that all --peers share; without it they are on one host")
+	flags.DurationVar(&job.Patience, "patience", 8*time.Second,
+		"how long a process of --peers may be silent; at the start they wait 30 times as long")
 	flags.IntVar(&job.Until, "until", 0, "pause after this step, with a checkpoint")
 	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
 	flags.StringVar(&job.Replay, "replay", "",

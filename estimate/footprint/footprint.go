@@ -1,7 +1,10 @@
 package footprint
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -46,8 +49,12 @@ func (f *Footprint) Peak() *Rank {
 type Predictor struct {
 	config *model.Config
 	arch   string // as kernels.For takes it
+	set    *kernels.Set
 	cpu    bool
 	params []model.Param
+	// windowed says that some layers have a window. All others have cuDNN's attention where they do.
+	windowed bool
+
 	slots  int64 // layers in a round of the loop
 	rounds int64
 	narrow *narrow // the layers by what their products are in; nil if all are alike
@@ -71,7 +78,8 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	p := &Predictor{config: c, arch: arch, cpu: arch == "cpu", params: c.Params(), slots: 1,
+	p := &Predictor{config: c, arch: arch, set: kernels.For(arch), cpu: arch == "cpu",
+		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
 		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
 		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, updates: map[updateKey]int64{},
 		walks: &Walks{}}

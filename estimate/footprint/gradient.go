@@ -3,6 +3,7 @@ package footprint
 import (
 	"strings"
 
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -227,11 +228,12 @@ func (g *gradient) scores() int64 {
 	return g.s.rows * g.s.count * g.s.seq * keys
 }
 
-// plain tells whether cuDNN has no attention for the model and the plan (kernels.Set.Pick).
+// plain tells whether some layer's attention is not cuDNN's.
 func (g *gradient) plain() bool {
-	c, ring := g.p.config, g.plan.CP.Kind == "ring"
-	return g.s.elem != 2 || c.AttnCap > 0 || c.HeadDim > 256 || c.HeadDim%8 != 0 ||
-		g.s.cp > 1 && (!ring || g.plan.CP.Balance || c.Window > 0)
+	p := g.p
+	a := kernels.Planned(p.config, p.windowed, g.plan.Types.Params, g.plan.CP)
+	kernel, _ := p.set.Attention(a)
+	return kernel != kernels.CuDNN
 }
 
 // backwardSet is what one layer has on its way back.

@@ -3,11 +3,14 @@ package atomicfile
 import (
 	"errors"
 	"io"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 )
 
-// Write replaces path by data.
+// Write replaces path by data. The new file has the mode less the process's umask.
 func Write(path string, data []byte, mode os.FileMode) error {
 	return WriteFunc(path, mode, func(w io.Writer) error {
 		_, err := w.Write(data)
@@ -17,7 +20,7 @@ func Write(path string, data []byte, mode os.FileMode) error {
 
 // WriteFunc replaces path by what fill writes. If fill fails, path is left as it was.
 func WriteFunc(path string, mode os.FileMode, fill func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := create(path, mode)
 	if err != nil {
 		return err
 	}
@@ -30,9 +33,6 @@ func WriteFunc(path string, mode os.FileMode, fill func(io.Writer) error) (err e
 	if err = fill(f); err != nil {
 		return err
 	}
-	if err = f.Chmod(mode); err != nil {
-		return err
-	}
 	if err = f.Sync(); err != nil {
 		return err
 	}
@@ -43,6 +43,20 @@ func WriteFunc(path string, mode os.FileMode, fill func(io.Writer) error) (err e
 		return err
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// create makes a file beside path. Unlike os.CreateTemp it lets the umask decide who may read it:
+// no Chmod may come later, since that knows no umask.
+func create(path string, mode os.FileMode) (*os.File, error) {
+	const tries = 1000 // more than a folder has names of this pattern
+	dir, base := filepath.Split(path)
+	for n := 0; ; n++ {
+		name := filepath.Join(dir, "."+base+"."+strconv.FormatUint(uint64(rand.Uint32()), 10))
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+		if !errors.Is(err, fs.ErrExist) || n == tries {
+			return f, err
+		}
+	}
 }
 
 // syncDir makes a rename outlive a power cut. Some file systems cannot; they keep what they can.

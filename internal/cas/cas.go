@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -77,29 +78,25 @@ func (s Store) Put(key string, data []byte) error {
 	})
 }
 
-// Trim removes the entries written longest ago until at most limit bytes are left.
+// Trim removes the entries written longest ago until at most limit bytes are left. It counts and
+// removes only plain files with the names of entries, and follows no link: whatever else lies in
+// the folder is not the store's.
 func (s Store) Trim(limit int64) error {
-	type entry struct {
-		path string
-		size int64
-		at   time.Time
-	}
-	var all []entry
-	var total int64
-	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return ignoreMissing(err)
-		}
-		info, err := d.Info()
-		if err != nil {
-			return ignoreMissing(err)
-		}
-		all = append(all, entry{path, info.Size(), info.ModTime()})
-		total += info.Size()
+	if s.dir == "" {
 		return nil
-	})
+	}
+	root, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	defer root.Close()
+	all, err := entries(root)
 	if err != nil {
 		return err
+	}
+	var total int64
+	for _, e := range all {
+		total += e.size
 	}
 	slices.SortFunc(all, func(a, b entry) int {
 		return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path))
@@ -108,12 +105,53 @@ func (s Store) Trim(limit int64) error {
 		if total <= limit {
 			break
 		}
-		if err := ignoreMissing(os.Remove(e.path)); err != nil {
+		if err := ignoreMissing(root.Remove(e.path)); err != nil {
 			return err
 		}
 		total -= e.size
 	}
 	return nil
+}
+
+// An entry is a file of the store.
+type entry struct {
+	path string
+	size int64
+	at   time.Time
+}
+
+// keyName is every name that an entry can have; its folder has the first two letters.
+var keyName = regexp.MustCompile(fmt.Sprintf("^[0-9a-f]{%d}$", 2*sha256.Size))
+
+func entries(root *os.Root) (all []entry, err error) {
+	folders, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range folders {
+		if !d.IsDir() || len(d.Name()) != 2 { // IsDir of a link is false
+			continue
+		}
+		files, err := fs.ReadDir(root.FS(), d.Name())
+		if ignoreMissing(err) != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			if !f.Type().IsRegular() || f.Name()[:min(2, len(f.Name()))] != d.Name() ||
+				!keyName.MatchString(f.Name()) {
+				continue
+			}
+			info, err := f.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // another process was faster
+			}
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, entry{filepath.Join(d.Name(), f.Name()), info.Size(), info.ModTime()})
+		}
+	}
+	return all, nil
 }
 
 // ignoreMissing forgives what another process removed first.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestPutGet(t *testing.T) {
@@ -96,5 +97,59 @@ func TestTrim(t *testing.T) {
 	}
 	if left != 2 {
 		t.Errorf("%d entries are left, want 2", left)
+	}
+}
+
+// What is not the store's own stays, and does not count: files of a user in the same folder, however
+// large and old, and whatever links lead to.
+func TestTrimRemovesOnlyEntries(t *testing.T) {
+	base := t.TempDir()
+	s := Open(filepath.Join(base, "cache"))
+	key := Key([]byte("a"))
+	if err := s.Put(key, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	hex := "ab" + key[2:]
+	foreign := []string{"cache/thesis.tex", "cache/ab/notes", "cache/tokens/x.tokens",
+		"cache/ab/" + key, "cache/AB/" + hex, "cache/ab/deep/" + hex, "cache/" + hex,
+		"outside/cd" + key[2:], "outside/file"}
+	for _, name := range foreign {
+		path := filepath.Join(base, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, make([]byte, 5000), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"cache/cd": "outside", "cache/ab/" + hex: "outside/file"} {
+		if err := os.Symlink(filepath.Join(base, to), filepath.Join(base, link)); err != nil {
+			t.Fatal(err)
+		}
+		foreign = append(foreign, link)
+	}
+	for _, limit := range []int64{2000, 0} {
+		if err := s.Trim(limit); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Get(key); (err == nil) != (limit > 0) {
+			t.Errorf("limit %d: the entry: %v", limit, err)
+		}
+		for _, name := range foreign {
+			if _, err := os.Stat(filepath.Join(base, name)); err != nil {
+				t.Errorf("limit %d: %v", limit, err)
+			}
+		}
+	}
+}
+
+func TestTrimOfNothing(t *testing.T) {
+	for _, dir := range []string{"", filepath.Join(t.TempDir(), "none")} {
+		if err := Open(dir).Trim(0); err != nil {
+			t.Errorf("%q: %v", dir, err)
+		}
 	}
 }

@@ -83,8 +83,7 @@ func (f *Folder) File(name string) (*os.File, error) {
 	case err != nil:
 		e, ok := errors.AsType[*diag.Error](err)
 		if !ok {
-			e = unreadable(f.Path(name), err).
-				Try("if it is a link that leaves the folder, put the file itself there")
+			e = unreadable(f.Path(name), err).Try("%s", f.mend(name, err))
 		}
 		return nil, e.At("%s", f.Path(name))
 	}
@@ -102,6 +101,23 @@ func (f *Folder) File(name string) (*os.File, error) {
 	return nil, e.At("%s", f.Path(name))
 }
 
+// mend says what to do about a file that cannot be opened. Links that leave the folder are refused,
+// also in folders of one's own: nobody can tell them from those that a stranger packed to have a
+// private file read, and copied into an export.
+func (f *Folder) mend(name string, err error) string {
+	if errors.Is(err, fs.ErrPermission) {
+		return "you may not read it: chmod u+r, or ask its owner"
+	}
+	if to, err := f.root.Readlink(path.Join(f.dir, name)); err == nil {
+		if !filepath.IsAbs(to) {
+			to = f.Path(to)
+		}
+		return "it is a link that leaves the folder: name the folder that it leads to, " +
+			filepath.Dir(to) + ", or put the file itself here"
+	}
+	return "if it is a link that leaves the folder, put the file itself there"
+}
+
 // Read gives a plain file of at most limit bytes.
 func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	file, err := f.File(name)
@@ -116,6 +132,27 @@ func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	case int64(len(text)) > limit:
 		return nil, diag.New(diag.BadInput, "%s has more than %d bytes", name, limit).
 			At("%s", f.Path(name))
+	}
+	return text, nil
+}
+
+// ReadPlain gives a file that the user named, wherever it is, of at most limit bytes. Devices and
+// pipes, which may never end or never begin, are refused.
+func ReadPlain(path string, limit int64) ([]byte, error) {
+	f, info, err := Peek(path, os.OpenFile)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info.IsDir() {
+		return nil, diag.New(diag.BadInput, "not a plain file but a folder")
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = diag.New(diag.BadInput, "the file has more than %d bytes", limit)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return text, nil
 }

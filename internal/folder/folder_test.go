@@ -40,7 +40,7 @@ func TestFilesDoNotLeadOut(t *testing.T) {
 		{snapshot, "blob", 5, "", ""},
 		{dir, "plain", 4, diag.BadInput, "more than 4 bytes"},
 		{dir, "none", 5, diag.FileError, "there is no none"},
-		{dir, "leaves", 5, diag.FileError, "leaves the folder"},
+		{dir, "leaves", 5, diag.FileError, "leaves the folder: name the folder that it leads to, " + base},
 		{snapshot, "leaves", 5, diag.FileError, "leaves the folder"},
 		{dir, "once", 5, diag.BadInput, "second name"},
 		{dir, "pipe", 5, diag.BadInput, "but a pipe"},
@@ -77,5 +77,15 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Each reason that a file cannot be opened has its own way out.
+func TestMendPermission(t *testing.T) {
+	f, err := Open(t.TempDir())
+	must(t, err)
+	defer f.Close()
+	if fix := f.mend("x", &fs.PathError{Op: "openat", Path: "x", Err: syscall.EACCES}); !strings.Contains(fix, "chmod") {
+		t.Error(fix)
 	}
 }

@@ -1,6 +1,9 @@
 package hlo
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // A Plan says whether a cuDNN plan was compiled into a program for a call of cuDNN.
 type Plan uint8
@@ -25,6 +28,17 @@ func (p Plan) String() string {
 
 // MarshalText writes the plan into JSON as String does.
 func (p Plan) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (p *Plan) UnmarshalText(text []byte) error {
+	for _, known := range []Plan{PlanUnknown, PlanMissing, PlanCompiled} {
+		if known.String() == string(text) {
+			*p = known
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no plan %q", text)
+}
 
 // A CustomCall is one call of a kernel that the compiler did not write.
 type CustomCall struct {

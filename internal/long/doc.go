@@ -1,5 +1,5 @@
-// Package long turns the build tag long into a decision of tests: what takes minutes runs where
-// `go test -tags long` is given, as in CI, and the rest alone stays within three minutes.
+// Package long turns the build tags long and race into decisions of tests: what takes minutes runs
+// where `go test -tags long` is given, as in CI, and the rest alone stays within three minutes.
 package long
 
 import "testing"

@@ -3,6 +3,7 @@ package trace
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A Profile writes a trace of some steps of a run: what the host does, and how long it waits for
@@ -22,6 +24,7 @@ type Profile struct {
 	trace    *Writer
 	events   event.Sink
 	done     bool
+	began    bool // a step of the profile has
 	err      error
 }
 
@@ -31,7 +34,10 @@ func Create(path, steps string, events event.Sink, now func() time.Time) (*Profi
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Create(path)
+	f, err := plainfile.Create(path, 0o666)
+	if e, ok := errors.AsType[*diag.Error](err); ok {
+		return nil, e
+	}
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot write the profile").At("%s", path).Wrap(err)
 	}
@@ -49,6 +55,7 @@ func (p *Profile) Begin(step int, name string) func() {
 	if step < p.from || step > p.to {
 		return func() {}
 	}
+	p.began = true
 	end := p.trace.Track("host", "steps").Span(name)
 	return func() { end(Arg{Name: "step", Value: step}) }
 }
@@ -67,6 +74,11 @@ func (p *Profile) Close() error {
 	}
 	p.done = true
 	err := errors.Join(p.trace.Close(), p.buffer.Flush(), p.file.Close())
+	if !p.began && err == nil {
+		p.events.Emit(event.Warning{Text: fmt.Sprintf("no step of %d:%d was run, so there is no profile",
+			p.from, p.to), Fix: "--profile FROM:TO with steps that are still to come"})
+		return os.Remove(p.path)
+	}
 	if err != nil {
 		return diag.New(diag.FileError, "cannot write the profile").At("%s", p.path).Wrap(err)
 	}

@@ -11,7 +11,8 @@ deepwell quantizes both, for both families of loaders.
 What is for compressed-tensors is decompressed by that package, and loaded by transformers: the
 logits must be finite and near those of the bf16 model. What is for modelopt is brought into the
 other form by compressed-tensors' own converter. The configuration must say what the presets of the
-package say. expected.json has the SHA-256 of every file of weights and of the numbers that each
+package say. Exports of a model in f32, and what is quantized of them, must load by their folder alone,
+generate, and know their chat template. expected.json has the SHA-256 of every file of weights and of the numbers that each
 weight decompresses to, in bf16; the Go tests compare with it, so both read the same numbers.
 """
 
@@ -30,7 +31,10 @@ from compressed_tensors.entrypoints.convert.converters import ModelOptNvfp4Conve
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils import logging
 
@@ -231,6 +235,55 @@ def check_logits(source, folder, job, weights):
     return far
 
 
+def chat(folder):
+    """A model in f32 with a tokenizer, a chat template and a generation config, as a person tunes one."""
+    llama(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = [2, 7]
+    model.save_pretrained(folder)
+    words = ["<unk>", "<s>", "</s>"] + [chr(c) for c in range(97, 123)]
+    tokens = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.chat_template = "{% for m in messages %}<s> {{ m.content }} </s> {% endfor %}"
+    fast.save_pretrained(folder)
+
+
+def generates(folder, dtype):
+    """What is written loads with no argument but its folder, and speaks; its tokenizer knows how to chat."""
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    if model.dtype != dtype or info["missing_keys"] or info["unexpected_keys"]:
+        sys.exit(f"{folder}: {model.dtype}, {info}")
+    tokens = AutoTokenizer.from_pretrained(folder)
+    ids = tokens.apply_chat_template([{"role": "user", "content": "a b c"}], return_tensors="pt", return_dict=True)
+    out = model.generate(**ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    if out.shape != (1, ids["input_ids"].shape[1] + 4) or model.generation_config.eos_token_id != [2, 7]:
+        sys.exit(f"{folder}: {out}, {model.generation_config}")
+
+
+def check_generates(binary, d):
+    """Exports and quantized exports of a model in f32 and in bf16, as folders that generate."""
+    deepwell = lambda *args: subprocess.run([binary, *args], check=True, stdout=subprocess.DEVNULL)
+    at = lambda name: os.path.join(d, name)
+    chat(at("chat"))
+    deepwell("export", at("chat"), "-o", at("plain"))
+    generates(at("plain"), torch.float32)
+    deepwell("export", at("chat"), "-o", at("half"), "--dtype", "bf16")
+    generates(at("half"), torch.bfloat16)
+    deepwell("export", at("half"), "-o", at("half-again"))
+    generates(at("half-again"), torch.bfloat16)
+    deepwell("export", at("chat"), "-o", at("f16"), "--dtype", "f16")
+    count = 3
+    for to in ("mxfp8", "nvfp4"):
+        deepwell("export", at("chat"), "-o", at("export-" + to), "--to", to)
+        generates(at("export-" + to), torch.bfloat16)
+        for source in ("plain", "half", "f16"):
+            deepwell("quantize", at(source), "-o", at(source + "-" + to), "--to", to)
+            generates(at(source + "-" + to), torch.bfloat16)
+        count += 4
+    print(f"{count} exports generate in transformers, with their chat template")
+
+
 def main(check):
     expected = {}
     with tempfile.TemporaryDirectory() as d:
@@ -255,6 +308,7 @@ def main(check):
             expected[job] = {
                 "file": sha(open(os.path.join(folder, "model.safetensors"), "rb").read()),
                 "weights": {m: digest(w) for m, w in sorted(weights.items())}}
+        check_generates(binary, d)
     text = json.dumps(expected, indent=1) + "\n"
     path = os.path.join(HERE, "expected.json")
     if not check:

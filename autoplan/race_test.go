@@ -1,6 +1,0 @@
-//go:build race
-
-package autoplan
-
-// raced says that the detector of races is on.
-const raced = true

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A stopped is why a context ended: a signal asked for it.
+type stopped struct{ signal os.Signal }
+
+func (s stopped) Error() string { return "signal: " + s.signal.String() }
+
+// class is the exit status of a program that a signal stopped in good order.
+func (s stopped) class() diag.Class {
+	if s.signal == os.Interrupt {
+		return diag.Interrupted
+	}
+	return diag.Terminated
+}
+
+// untilSignal gives a context that ends, with a [stopped] as its cause, when the process is asked
+// to stop. SIGHUP asks as SIGTERM does: a lost terminal is no reason to lose steps. A second SIGINT
+// or SIGTERM ends the process at once; a second SIGHUP does not, since a shell sends one more to
+// what the terminal has sent one to. Where nohup has SIGHUP ignored, it stays ignored.
+func untilSignal(parent context.Context, exit func(int)) context.Context {
+	ctx, cancel := context.WithCancelCause(parent)
+	asks := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		asks = append(asks, syscall.SIGHUP)
+	}
+	heard := make(chan os.Signal, 8)
+	signal.Notify(heard, asks...)
+	go func() {
+		cancel(stopped{<-heard})
+		for s := range heard {
+			if s != syscall.SIGHUP {
+				fmt.Fprintln(os.Stderr, "ended at once, without a save: the newest checkpoint stays")
+				exit(int(diag.Failed)) // 130 and 143 mean that everything is saved
+			}
+		}
+	}()
+	return ctx
+}
+
+// outlivePipe lets writes to a pipe that nobody reads any more fail instead of ending the process,
+// for commands whose work is worth more than their output. Children get the default back, which
+// they would not if the signal were ignored.
+func outlivePipe() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -1,0 +1,62 @@
+package deepwell_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/event"
+)
+
+// Slow links stretch every collective that is not hidden, along whichever axis, and what was hidden
+// comes out. Once only sends between stages and the last reduction were scaled, so that a plan of
+// FSDP 32 and TP 2 took the same with links a hundred times as slow.
+func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
+	const types = `"types": {"params": "bf16", "collectives": "bf16"}`
+	for name, text := range map[string]string{
+		"fsdp": `{"model": "llama3.1-8b", "cluster": "8xb200", "seq": 8192, "batch": 64,
+			"microbatches": 8, "fsdp": 8, ` + types + `}`,
+		"fsdp and tp": `{"model": "llama3.1-70b", "cluster": "64xgb200", "seq": 8192, "batch": 512,
+			"microbatches": 16, "fsdp": 32, "tp": {"size": 2, "sequence": true}, ` + types + `}`,
+		"cp": `{"model": "llama3.1-8b", "cluster": "16xb200", "seq": 32768, "batch": 16,
+			"microbatches": 8, "fsdp": 2, "cp": {"size": 8}, ` + types + `}`,
+		"pp": `{"model": "llama3.1-70b", "cluster": "64xgb200", "seq": 8192, "batch": 512,
+			"microbatches": 32, "fsdp": 16, "pp": {"size": 4, "schedule": "1f1b"}, ` + types + `}`,
+		"ep": `{"model": "deepseek-v3", "cluster": "256xgb200", "seq": 4096, "batch": 2048,
+			"microbatches": 8, "fsdp": 4, "ep": 64, ` + types + `}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "plan.json")
+			if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			env := &deepwell.Env{Events: event.Tee()}
+			sent := func(whatIf string) (step, exposed float64) {
+				ran, err := env.DryRun(context.Background(), deepwell.DryRunJob{Plan: path, Price: 3,
+					Tokens: "1T", WhatIf: whatIf})
+				if ran.Timeline == nil {
+					t.Fatal(err)
+				}
+				for _, p := range ran.Parts {
+					if slices.Contains([]string{"tensor parallel", "context parallel", "expert parallel",
+						"gradients and gathers"}, p.Name) {
+						exposed += p.Seconds
+					}
+				}
+				return ran.Step, exposed
+			}
+			step, exposed := sent("")
+			slow, stretched := sent("links=4")
+			if exposed == 0 || stretched < 4*exposed*0.999 {
+				t.Errorf("%.3g s of communication become %.3g s with links=4", exposed, stretched)
+			}
+			if slow-step < 3*exposed*0.999 {
+				t.Errorf("a step of %.4g s becomes %.4g s; %.3g s of communication are exposed", step, slow,
+					exposed)
+			}
+		})
+	}
+}

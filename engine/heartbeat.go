@@ -1,0 +1,342 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+)
+
+// A Peer is another process of a run, as people know it.
+type Peer struct {
+	Process int
+	Address string // host:port
+	Ranks   string // that it hosts, such as "pipeline ranks 2 and 3"
+}
+
+// String names the process, its host and its ranks.
+func (p Peer) String() string {
+	return fmt.Sprintf("process %d at %s (%s)", p.Process, p.Address, p.Ranks)
+}
+
+// A Status is what a process does. Heartbeats carry it.
+type Status struct {
+	Step  int64         // that it works on, counted from 1
+	Phase string        // compile, step, save and so on
+	Waits string        // what it waits for; "" if it works
+	Age   time.Duration // of the phase
+	Limit time.Duration // of the phase's age, after which the process calls it a stall; 0 is none
+
+	Peer   Peer          // whose status this is, in what [Hub.Statuses] gives
+	Silent time.Duration // since the last heartbeat, likewise
+}
+
+// String says it in words.
+func (s Status) String() string {
+	text := fmt.Sprintf("%s of step %d for %s", s.Phase, s.Step, s.Age.Round(100*time.Millisecond))
+	if s.Waits != "" {
+		text += ", waiting for " + s.Waits
+	}
+	return text
+}
+
+const (
+	// defaultSilence finds a stopped process within 10 s, and is eight heartbeats long.
+	defaultSilence = 8 * time.Second
+	// beatsInSilence is how many heartbeats must be missing, and beatEvery the longest time between
+	// two.
+	beatsInSilence = 8
+	beatEvery      = time.Second
+	// maxStatus bounds the words of a status in a heartbeat.
+	maxStatus = 200
+)
+
+// A member is another process that has joined, or will. The hub's lock guards the second part.
+type member struct {
+	Peer
+	hub *Hub
+
+	in     *coming
+	heard  bool          // a heartbeat has come
+	left   bool          // it said that it ends
+	closed bool          // its control connection has ended
+	silent time.Duration // that this process was awake since the last heartbeat
+	age    time.Duration // that this process was awake since the join
+	told   time.Duration // the age at which somebody was told that it is missing
+	tried  error         // why it could not be reached lately
+	status Status
+	lost   error
+}
+
+// Join opens a control connection to and from each of the other processes. From then on heartbeats
+// tell them what this process does, from goroutines of their own, so that they go on while the
+// engine compiles or a checkpoint is written. A process that is silent for longer than the hub's
+// Silence is lost: all links to it end with an error that names it.
+//
+// Join is called once, before links are made.
+func (h *Hub) Join(self int, peers []Peer, status func() Status) {
+	h.mu.Lock()
+	h.self = uint32(self)
+	for _, p := range peers {
+		m := &member{Peer: p, hub: h}
+		m.in = h.expect(place{true, uint32(p.Process), uint32(self)})
+		h.members = append(h.members, m)
+	}
+	members := h.members
+	h.mu.Unlock()
+	for _, m := range members {
+		h.wg.Go(func() { m.beat(status) })
+		h.wg.Go(m.listen)
+	}
+	h.wg.Go(h.monitor)
+}
+
+// member finds a process by its address, under the hub's lock.
+func (h *Hub) member(address string) *member {
+	for _, m := range h.members {
+		if m.Address == address {
+			return m
+		}
+	}
+	return nil
+}
+
+// Statuses tells what the other processes did when they were last heard.
+func (h *Hub) Statuses() (list []Status) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.members {
+		if m.heard && !m.left {
+			s := m.status
+			s.Peer, s.Silent = m.Peer, m.silent
+			s.Age += m.silent
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// Waits tells what the links of this process wait for.
+func (h *Hub) Waits() (list []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.links {
+		if tag := l.takes.Load(); tag != nil {
+			list = append(list, fmt.Sprintf("%q from %s", *tag, h.nameOf(l.address)))
+		}
+		if tag := l.sends.Load(); tag != nil {
+			list = append(list, fmt.Sprintf("room to send %q to %s", *tag, h.nameOf(l.address)))
+		}
+	}
+	return list
+}
+
+// interval is the time between two heartbeats.
+func (h *Hub) interval() time.Duration { return min(beatEvery, h.Silence/beatsInSilence) }
+
+// beat sends heartbeats until the hub ends. If they cannot be sent any more, the other direction
+// tells why.
+func (m *member) beat(status func() Status) {
+	h := m.hub
+	h.mu.Lock()
+	hello := &frame{kind: helloFrame, epoch: h.epoch, control: true, from: h.self,
+		to: uint32(m.Process), self: h.self, peer: uint32(m.Process)}
+	h.mu.Unlock()
+	conn, err := h.dial(h.ctx, m.Address, hello, func(err error) {
+		h.mu.Lock()
+		m.tried = err
+		h.mu.Unlock()
+	})
+	if err != nil {
+		m.lose(err)
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	every := time.NewTicker(h.interval())
+	defer every.Stop()
+	for number := uint64(1); ; number++ {
+		f := frame{kind: beatFrame, epoch: h.epoch, number: number, status: status()}
+		f.status.Phase = f.status.Phase[:min(len(f.status.Phase), maxStatus)]
+		f.status.Waits = f.status.Waits[:min(len(f.status.Waits), maxStatus)]
+		_ = conn.SetWriteDeadline(time.Now().Add(h.Silence))
+		if _, err := conn.Write(f.append(nil)); err != nil {
+			return
+		}
+		select {
+		case <-every.C:
+		case <-h.ctx.Done():
+			bye := frame{kind: byeFrame, epoch: h.epoch}
+			_ = conn.SetWriteDeadline(time.Now().Add(byeTime))
+			_, _ = conn.Write(bye.append(nil))
+			return
+		}
+	}
+}
+
+// listen takes the heartbeats of the other process.
+func (m *member) listen() {
+	h := m.hub
+	select {
+	case <-m.in.ready:
+	case <-h.ctx.Done():
+		return
+	}
+	conn := m.in.conn
+	stop := context.AfterFunc(h.ctx, func() { _ = conn.Close() })
+	defer stop()
+	defer func() { _ = conn.Close() }()
+	err := m.hear(conn)
+	if err == nil || h.ctx.Err() != nil {
+		return
+	}
+	if errors.Is(err, diag.New(diag.LinkLost, "")) {
+		// The process has ended. What it sent before, perhaps the reason, is still on its links, whose
+		// connections end by themselves after it.
+		h.mu.Lock()
+		m.closed = true
+		h.mu.Unlock()
+		select {
+		case <-time.After(deliverTime):
+		case <-h.ctx.Done():
+			return
+		}
+	}
+	m.lose(err)
+}
+
+// deliverTime is how long links go on after the end of the other process, for what is on its way.
+const deliverTime = 2 * time.Second
+
+// hear reads heartbeats until the other process says that it ends. It takes them no faster than
+// they may come, so that who sends more is held up by TCP.
+func (m *member) hear(conn net.Conn) error {
+	h := m.hub
+	pause := time.NewTicker(h.interval() / 16)
+	defer pause.Stop()
+	for last := uint64(0); ; {
+		f, err := readFrame(conn)
+		if _, coded := err.(*diag.Error); err != nil && !coded { //nolint:errorlint // made by readFrame
+			return m.gone(err)
+		}
+		switch {
+		case err != nil:
+			return err
+		case f.epoch != h.epoch:
+			return diag.New(diag.LinkVersion, "%s sends for another run", m)
+		case f.kind == byeFrame:
+			h.mu.Lock()
+			m.left = true
+			h.mu.Unlock()
+			return nil
+		case f.kind != beatFrame || f.number <= last:
+			return damaged("no heartbeat, or not the next one, from %s", m)
+		}
+		last = f.number
+		s := f.status
+		s.Age, s.Limit = clamp(s.Age), clamp(s.Limit)
+		h.mu.Lock()
+		m.heard, m.silent, m.status = true, 0, s
+		h.mu.Unlock()
+		select {
+		case <-pause.C:
+		case <-h.ctx.Done():
+			return nil
+		}
+	}
+}
+
+// gone describes the end of a control connection.
+func (m *member) gone(err error) error {
+	m.hub.mu.Lock()
+	defer m.hub.mu.Unlock()
+	e := diag.New(diag.LinkLost, "%s has gone away", m).Try(restart)
+	if m.heard {
+		e = e.Because("it was last in %s", m.status)
+	}
+	return e.Wrap(err)
+}
+
+// clamp keeps what another process says of times within what can be meant.
+func clamp(d time.Duration) time.Duration { return min(max(d, 0), 24*time.Hour) }
+
+// monitor counts how long the others have been silent. Only time counts in which this process was
+// awake: if it was stopped, or its host slept, its own ticks come late, and so did all heartbeats.
+func (h *Hub) monitor() {
+	every := h.interval() / 2
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ticks.C:
+		case <-h.ctx.Done():
+			return
+		}
+		now := time.Now()
+		awake := min(now.Sub(last), 2*every)
+		last = now
+		for _, m := range h.members { // does not change after Join
+			if err := m.wait(awake); err != nil {
+				m.lose(err)
+			}
+		}
+	}
+}
+
+// tellEvery is how often a process that is waited for is named.
+const tellEvery = 10 * time.Second
+
+// wait counts time in which nothing came, and gives an error when it has been too long.
+func (m *member) wait(awake time.Duration) error {
+	h := m.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.age += awake
+	m.silent += awake
+	switch {
+	case m.left || m.closed || m.lost != nil:
+	case !m.heard && m.age > h.Patience:
+		return diag.New(diag.LinkLost, "%s has not connected within %s", m, h.Patience).
+			Wrap(m.tried).Try(notThere)
+	case !m.heard:
+		if m.age-m.told > min(tellEvery, h.Patience/4) {
+			m.told = m.age
+			why := ""
+			if m.tried != nil {
+				why = ": " + m.tried.Error()
+			}
+			h.engine.events.Emit(event.Note{Text: fmt.Sprintf("waiting for %s, %s of at most %s%s", m,
+				m.age.Round(time.Second), h.Patience, why)})
+		}
+	case m.silent > h.Silence:
+		return diag.New(diag.LinkStalled, "%s has said nothing for %s", m,
+			m.silent.Round(100*time.Millisecond)).Because("it was last in %s", m.status).
+			Try("see whether that process is stopped, or its host or network hangs; then start all" +
+				" processes again: they go on from the newest checkpoint")
+	}
+	return nil
+}
+
+// lose ends all links to the process.
+func (m *member) lose(err error) {
+	h := m.hub
+	h.mu.Lock()
+	if m.lost != nil || m.left {
+		h.mu.Unlock()
+		return
+	}
+	m.lost = err
+	var links []*wireLink
+	for _, l := range h.links {
+		if l.address == m.Address {
+			links = append(links, l)
+		}
+	}
+	h.mu.Unlock()
+	for _, l := range links {
+		_ = l.fail(err)
+	}
+}

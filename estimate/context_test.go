@@ -1,0 +1,56 @@
+package estimate
+
+import (
+	"math"
+	"testing"
+
+	"github.com/deepwell/deepwell/plan"
+)
+
+// attentionOf is the seconds of attention of a plan of so many pieces, over the same tokens.
+func attentionOf(t *testing.T, profile string, cp plan.CP) float64 {
+	p := base()
+	p.FSDP.Size = 8 / cp.Size
+	p.CP, p.PP = cp, plan.PP{Size: 1, Schedule: "1f1b"}
+	p.Batch, p.Microbatches = 64, 8 // so that a device has as many tokens at a time
+	p.Cluster = "32xb200"
+	return mustPrice(t, estimator(t, "llama3.1-70b", p.Cluster, profile), p).Parts.Attention
+}
+
+// Context parallel plans of our own stack are priced by what their programs do: attention that is
+// gathered, or balanced, writes its scores; a ring in the order of the sequence calls cuDNN with
+// every piece, whole, so that each device does what the last one has to.
+func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
+	whole := attentionOf(t, "deepwell", plan.CP{Size: 1, Kind: "gather"})
+	for _, balance := range []bool{false, true} {
+		if got := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "gather", Balance: balance}); got < 3*whole {
+			t.Errorf("gathered, balance %v: %.3g s, whole sequences %.3g s", balance, got, whole)
+		}
+	}
+	ring := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring"})
+	if got, want := ring/whole, 15.0/8; math.Abs(got/want-1) > 0.01 {
+		t.Errorf("a ring has %.3f times the attention of whole sequences, want %.3f", got, want)
+	}
+	if got := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring", Balance: true}); got < 1.5*ring {
+		t.Errorf("a balanced ring, which writes its scores, takes %.3g s, one that does not %.3g s", got, ring)
+	}
+}
+
+// Other stacks skip what nobody sees: balanced pieces have the mean, and of pieces in order the last
+// has 2-1/cp times as much.
+func TestBalanceIsRead(t *testing.T) {
+	for _, profile := range []string{"megatron", "megatron-26.04", "torchtitan", "maxtext"} {
+		for _, kind := range []string{"gather", "ring"} {
+			for _, cp := range []int64{2, 8} {
+				even := attentionOf(t, profile, plan.CP{Size: cp, Kind: kind, Balance: true})
+				last := attentionOf(t, profile, plan.CP{Size: cp, Kind: kind})
+				if got, want := last/even, 2-1/float64(cp); math.Abs(got-want) > 1e-3 {
+					t.Errorf("%s, %s of %d: %.4f times the balanced attention, want %.4f", profile, kind, cp, got, want)
+				}
+			}
+		}
+	}
+	if got := lastKeys(8192, 1024, 2048); got != 1024 {
+		t.Errorf("the last piece sees %v keys of a window of 1024", got)
+	}
+}

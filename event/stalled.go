@@ -1,0 +1,22 @@
+package event
+
+import "fmt"
+
+// Stalled says that a phase of a run takes many times longer than usual, and that the run ends.
+type Stalled struct {
+	Step    int     `json:"step"`
+	Phase   string  `json:"phase"`
+	Seconds float64 `json:"seconds"` // that the phase has taken
+	Limit   float64 `json:"limit"`   // in seconds
+	Waits   string  `json:"waits"`   // what it waits for
+	Dump    string  `json:"dump,omitempty"`
+}
+
+// Kind implements Event.
+func (Stalled) Kind() string { return "stalled" }
+
+// Line implements Event.
+func (s Stalled) Line() string {
+	return fmt.Sprintf("step %s  stalled: %s takes longer than %.3g s, waiting for %s",
+		thousands(int64(s.Step)), s.Phase, s.Limit, s.Waits)
+}

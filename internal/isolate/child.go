@@ -1,0 +1,102 @@
+package isolate
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// verb is the one argument of a child. It stands in no help: people have nothing to say to it.
+const verb = "__compile"
+
+// answers is the descriptor that a child answers on.
+const answers = 3
+
+// Main must come first in the main function, or in TestMain, of a program that opens compilers
+// with Self. It returns unless the process was started as a child; then it compiles what it is
+// asked to and ends the process.
+func Main() {
+	if len(os.Args) == 2 && os.Args[1] == verb {
+		os.Exit(serve())
+	}
+}
+
+// serve answers requests until standard input ends.
+func serve() int {
+	var at syscall.Stat_t
+	if err := syscall.Fstat(answers, &at); err != nil || at.Mode&syscall.S_IFMT != syscall.S_IFIFO {
+		fmt.Fprint(os.Stderr, diag.New(diag.BadUsage, "%s is for deepwell itself", verb).
+			Try("deepwell compile --help").Format())
+		return int(diag.Usage)
+	}
+	syscall.CloseOnExec(answers) // ptxas must not keep the pipe open
+	out := os.NewFile(answers, "answers")
+	in := bufio.NewReaderSize(os.Stdin, 64<<10)
+	var hello greeting
+	if err := readLine(in, &hello); err != nil {
+		return int(diag.Usage)
+	}
+	c, err := hello.open(event.NewJSON(out, time.Now))
+	if err != nil {
+		return reply(out, answer{Error: diag.From(err)})
+	}
+	if status := reply(out, answer{Ready: true}); status != 0 {
+		return status
+	}
+	for s := range orders(in) {
+		r, err := c.Compile(context.Background(), s)
+		a := answer{Report: r}
+		if err != nil {
+			a = answer{Error: diag.From(err)}
+		}
+		if status := reply(out, a); status != 0 {
+			return status
+		}
+	}
+	return 0
+}
+
+// open loads what a greeting asks for.
+func (g greeting) open(events event.Sink) (*Compiler, error) {
+	if g.Version != wireVersion {
+		return nil, diag.New(diag.EngineAPI, "the binary that compiles speaks version %d of the "+
+			"protocol, not %d", wireVersion, g.Version).Try("use a deepwell of the same release")
+	}
+	cluster, err := machine.ParseCluster(g.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return Open(context.Background(), Options{Engines: g.Engines, Cluster: cluster,
+		WithoutCuDNN: g.WithoutCuDNN, Events: events})
+}
+
+// orders reads stages in the background, so that the end of the input ends the process in the
+// middle of a compile: nobody is left to hear of it.
+func orders(in *bufio.Reader) <-chan *program.Stage {
+	stages := make(chan *program.Stage)
+	go func() {
+		for {
+			s, err := receive(in)
+			if err != nil {
+				os.Exit(0)
+			}
+			stages <- s
+		}
+	}()
+	return stages
+}
+
+func reply(out *os.File, a answer) int {
+	if err := writeLine(out, a); err != nil {
+		return int(diag.Failed) // the parent is gone
+	}
+	return 0
+}

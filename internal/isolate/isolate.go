@@ -1,0 +1,112 @@
+package isolate
+
+import (
+	"context"
+	"io"
+	"os"
+	"time"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// Self is the path of the running binary, whatever became of its file.
+const Self = "/proc/self/exe"
+
+// Options say what is compiled for, and where.
+type Options struct {
+	// Child is the deepwell binary that compiles, or Self in a program whose main begins with Main;
+	// "" compiles in this process, which a crash of the compiler then ends.
+	Child string
+	// Engines is the folder of installed engines.
+	Engines string
+	// Cluster is compiled for; devices of the CPU are made here.
+	Cluster machine.Cluster
+	// WithoutCuDNN makes no cuDNN plans.
+	WithoutCuDNN bool
+	// Environ is the environment as the compiler reads it; nil is that of this process.
+	Environ []string
+	// Events hears of every stage that was compiled; nil is nobody.
+	Events event.Sink
+	// Log takes what the compiler logs in a child; nil is os.Stderr, where it logs in this process.
+	Log io.Writer
+}
+
+// A Compiler compiles stages for a cluster, one after the other.
+type Compiler struct {
+	compile func(context.Context, *program.Stage) (*engine.Report, error)
+	done    func()
+}
+
+// Open loads the compiler for the cluster.
+func Open(ctx context.Context, o Options) (*Compiler, error) {
+	if o.Events == nil {
+		o.Events = event.Discard
+	}
+	if o.Log == nil {
+		o.Log = os.Stderr
+	}
+	if o.Child != "" {
+		return openChild(ctx, o)
+	}
+	c, err := openHere(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	compile := c.compile
+	c.compile = func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+		r, err := compile(ctx, s)
+		if err == nil {
+			o.Events.Emit(event.Compiled{Stage: s.Name, Target: o.Cluster.Card.Name,
+				Devices: len(s.Devices), Seconds: r.Seconds})
+		}
+		return r, err
+	}
+	return c, nil
+}
+
+// Compile compiles one stage and says what came of it.
+func (c *Compiler) Compile(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+	return c.compile(ctx, s)
+}
+
+// Close ends the compiler.
+func (c *Compiler) Close() { c.done() }
+
+// openHere loads the compiler into this process: XLA for the described target, or the CPU engine
+// if the cluster is made of the local processor.
+func openHere(ctx context.Context, o Options) (*Compiler, error) {
+	t := o.Cluster.Target()
+	if !t.CPU() {
+		gpu, err := engine.OpenCompiler(ctx, o.Engines, o.WithoutCuDNN)
+		if err != nil {
+			return nil, err
+		}
+		compile := func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+			return gpu.Compile(ctx, s, t)
+		}
+		return &Compiler{compile, gpu.Close}, nil
+	}
+	cpu, err := engine.Open(ctx, "cpu",
+		engine.Options{Dir: o.Engines, Devices: o.Cluster.Count, Environ: o.Environ})
+	if err != nil {
+		return nil, err
+	}
+	compile := func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+		start := time.Now()
+		x, err := cpu.Compile(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		defer x.Free()
+		seconds := time.Since(start).Seconds()
+		r, err := x.Report()
+		if err == nil {
+			r.Seconds = seconds
+		}
+		return r, err
+	}
+	return &Compiler{compile, cpu.Close}, nil
+}

@@ -1,0 +1,6 @@
+// Package plainfile turns a name in a folder of ours into a plain file that may be written: never
+// through a symbolic link, which may lead to a file of the user's own, and never a pipe or device.
+//
+// Files that are replaced whole need no such care, since a rename replaces the link itself; see
+// internal/atomicfile.
+package plainfile

@@ -1,0 +1,64 @@
+package plainfile
+
+import (
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// Open opens a file for writing in place. Flags are those of [os.OpenFile]; os.O_TRUNC must not be
+// among them: a file is looked at before anything of it is changed. What is no plain file is
+// refused with code NotPlain; other errors are the system's.
+func Open(path string, flag int, mode os.FileMode) (*os.File, error) {
+	// A pipe must not make the call wait.
+	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, mode)
+	if err != nil {
+		if info, look := os.Lstat(path); look == nil && !info.Mode().IsRegular() {
+			return nil, refuse(path, info).Wrap(err)
+		}
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = refuse(path, info)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Create makes an empty file in the place of an old one. Other names of the old one, as a backup by
+// hard links has them, keep its contents.
+func Create(path string, mode os.FileMode) (*os.File, error) {
+	if info, err := os.Lstat(path); err == nil {
+		if !info.Mode().IsRegular() {
+			return nil, refuse(path, info)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+}
+
+// Shared reports whether a file has a second name.
+func Shared(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Nlink > 1
+}
+
+func refuse(path string, info fs.FileInfo) *diag.Error {
+	what := "not a plain file"
+	switch {
+	case info.Mode()&fs.ModeSymlink != 0:
+		what = "a symbolic link, and nothing is written through one"
+	case info.IsDir():
+		what = "a folder"
+	}
+	return diag.New(diag.NotPlain, "%s is %s", info.Name(), what).At("%s", path).
+		Try("move it away; the file is made anew")
+}

@@ -1,0 +1,73 @@
+package train_test
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/train"
+)
+
+// Three processes compare whole digests, pair by pair: none of them can make up for another, as
+// terms of a sum could. Each error names the processes and the facts that differ, and no others.
+func TestProcessesAgreeByDigest(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	e, err := engine.Open(ctx, "cpu", engine.Options{})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	for _, third := range []map[string]string{nil, {"engine": "another"}, {"build of Deepwell": "v2"},
+		{"model": "m2", "programs": "p2"}} {
+		var hubs [3]*engine.Hub
+		var addresses []string
+		for i := range hubs {
+			if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7, nil); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = hubs[i].Close() }()
+			addresses = append(addresses, hubs[i].Addr())
+		}
+		var errs [3]error
+		var all sync.WaitGroup
+		for self := range hubs {
+			facts := map[string]string{"build of Deepwell": "v1", "engine": "cpu", "model": "m", "programs": "p"}
+			if self == 2 {
+				maps.Copy(facts, third)
+			}
+			all.Go(func() {
+				errs[self] = train.Agree(ctx, &train.Processes{Self: self, Addresses: addresses,
+					Hub: hubs[self]}, e, facts)
+			})
+		}
+		all.Wait()
+		for self, err := range errs {
+			if len(third) == 0 {
+				if err != nil {
+					t.Errorf("process %d: %v", self, err)
+				}
+				continue
+			}
+			if err == nil || diag.From(err).Code != diag.PeersDiffer {
+				t.Errorf("%v: process %d: %v", third, self, err)
+				continue
+			}
+			text := err.Error()
+			for _, name := range []string{"engine", "build of Deepwell", "model", "programs"} {
+				if _, differs := third[name]; strings.Contains(text, "another "+name) != differs {
+					t.Errorf("%v: process %d: %v", third, self, err)
+				}
+			}
+			if strings.Contains(text, "process 2 (") != (self != 2) ||
+				strings.Contains(text, "process 1 (") != (self == 2) {
+				t.Errorf("%v: process %d names %v", third, self, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package train_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/train"
+)
+
+func (l *log) warnings() (list []string) {
+	for _, e := range l.list {
+		if w, ok := e.(event.Warning); ok {
+			list = append(list, w.Text)
+		}
+	}
+	return list
+}
+
+var errDisk = diag.New(diag.CheckpointWrite, "the disk is full")
+
+// A periodic save that fails is tried again and then warned about; the next one saves. The last one
+// is tried for longer, and ends the run.
+func TestFailedSaveIsAWarningUntilTheLast(t *testing.T) {
+	r := newRig(t)
+	out, l := t.TempDir(), &log{}
+	tr := r.start(out, counting{}, l, "steps=12")
+	defer tr.Close()
+	var waited []time.Duration
+	tr.Sleep = func(d time.Duration) { waited = append(waited, d) }
+	tries := map[int64]int{}
+	tr.Fail(func(_ string, step int64) error {
+		tries[step]++
+		if step == 10 || step == 5 && tries[step] < 3 || step == 12 && tries[step] < 6 {
+			return errDisk
+		}
+		return nil
+	})
+	if err := tr.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if tries[5] != 3 || tries[10] != 3 || tries[12] != 6 || len(waited) != 2+2+5 {
+		t.Errorf("tries %v, waits %v", tries, waited)
+	}
+	list := slices.DeleteFunc(l.warnings(), func(s string) bool { return strings.Contains(s, "trying again in") })
+	if len(list) != 1 || !strings.Contains(list[0], "step 10 is not saved, nothing is saved since step 5") {
+		t.Errorf("%q", list)
+	}
+	r.same(r.tensors(checkpoints(out)), func() map[string][]byte { // the state that is saved is whole
+		other := t.TempDir()
+		r.run(other, counting{}, "steps=12")
+		return r.tensors(checkpoints(other))
+	}())
+
+	l = &log{}
+	tr = r.start(t.TempDir(), counting{}, l, "steps=12")
+	defer tr.Close()
+	tr.Sleep = func(time.Duration) {}
+	tr.Fail(func(string, int64) error { return errDisk })
+	if err := tr.Run(t.Context()); !errors.Is(err, errDisk) {
+		t.Errorf("the last save failed: %v", err)
+	}
+	var again, given int
+	for _, text := range l.warnings() {
+		switch {
+		case strings.Contains(text, "trying again in"):
+			again++
+		case strings.Contains(text, "nothing is saved yet"):
+			given++
+		default:
+			t.Error(text)
+		}
+	}
+	if given != 2 || again == 0 || len(l.losses()) != 12 {
+		t.Errorf("%d warnings, %d of another try, %d steps", given, again, len(l.losses()))
+	}
+}
+
+// Only the newest rejected step is kept, and it can be replayed. Folders that runs did not make, and
+// what links lead to, stay.
+func TestRejectedStepsAreBounded(t *testing.T) {
+	r := newRig(t)
+	out, l := t.TempDir(), &log{}
+	tr := r.start(out, counting{}, l, "steps=9", "save.every=0")
+	defer tr.Close()
+	all := filepath.Join(out, "rejected")
+	foreign, linked := filepath.Join(all, "step-00000001"), t.TempDir()
+	for _, name := range []string{filepath.Join(foreign, "mine.txt"), filepath.Join(foreign, "batch.json"),
+		filepath.Join(linked, "batch.json")} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(linked, filepath.Join(all, "step-00000002")); err != nil {
+		t.Fatal(err)
+	}
+	tr.Poison(3, 5, 7)
+	if err := tr.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	rejected := l.rejected()
+	if len(rejected) != 3 {
+		t.Fatalf("%+v", rejected)
+	}
+	last := filepath.FromSlash(rejected[2].Replay)
+	if want := []string{"step-00000001", "step-00000002", filepath.Base(last)}; !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+	for _, name := range []string{filepath.Join(foreign, "mine.txt"), filepath.Join(linked, "batch.json")} {
+		if _, err := os.Stat(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if got, err := tr.Replay(t.Context(), last); err != nil || got.Step != rejected[2].Step {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// A disk without room for a rejected step, or one that fails, is a warning.
+func TestRejectedStepWithoutRoomIsAWarning(t *testing.T) {
+	r := newRig(t)
+	for name, fail := range map[string]func(tr *train.Trainer){
+		"full": func(tr *train.Trainer) { tr.Disk = func(string) (int64, error) { return 1000, nil } },
+		"failing": func(tr *train.Trainer) {
+			tr.Fail(func(dir string, _ int64) error {
+				if strings.Contains(dir, "rejected") {
+					return errDisk
+				}
+				return nil
+			})
+		},
+	} {
+		out, l := t.TempDir(), &log{}
+		tr := r.start(out, counting{}, l, "steps=6")
+		fail(tr)
+		tr.Poison(3)
+		if err := tr.Run(t.Context()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		tr.Close()
+		list := l.warnings()
+		if len(list) != 1 || !strings.Contains(list[0], "rejected step 3 is not kept for --replay") {
+			t.Errorf("%s: %q", name, list)
+		}
+		if rejected := l.rejected(); len(rejected) != 1 || rejected[0].Replay != "" {
+			t.Errorf("%s: %+v", name, rejected)
+		}
+		if entries, _ := os.ReadDir(filepath.Join(out, "rejected")); len(entries) != 0 {
+			t.Errorf("%s: left %v", name, entries)
+		}
+	}
+}
+
+// The disk is held to the checkpoints that the run will have at once.
+func TestDiskIsCheckedBeforeTraining(t *testing.T) {
+	r := newRig(t)
+	out := t.TempDir()
+	tr := r.start(out, counting{}, event.Discard, "steps=12", "save.keep=2")
+	defer tr.Close()
+	check := func(free int64, keep, every, until int) error {
+		rec := *tr.Recipe
+		rec.Save.Keep, rec.Save.Every = keep, every
+		return tr.Programs.FitsDisk(train.DiskCheck{Recipe: &rec, Until: until, Events: event.Discard,
+			Free: func(string) (int64, error) { return free, nil }})
+	}
+	atLeast := func(keep, every, until int) int64 {
+		low, high := int64(0), int64(1)<<40
+		for low < high {
+			middle := (low + high) / 2
+			switch err := check(middle, keep, every, until); {
+			case err == nil:
+				high = middle
+			case diag.From(err).Code == diag.HostDisk && diag.From(err).Class() == diag.NoFit:
+				low = middle + 1
+			default:
+				t.Fatal(err)
+			}
+		}
+		return low
+	}
+	one := atLeast(2, 0, 0) // one save, at the end
+	if one < 10_000 {
+		t.Fatalf("a checkpoint of %d bytes", one)
+	}
+	for _, c := range []struct {
+		keep, every, until int
+		want               int64
+	}{{2, 1, 0, 3}, {1, 1, 0, 2}, {5, 5, 0, 3}, {0, 1, 0, 2}, {2, 1, 2, 2}} {
+		if got := atLeast(c.keep, c.every, c.until); got != c.want*one {
+			t.Errorf("%+v: %d checkpoints", c, got/one)
+		}
+	}
+	if err := tr.Run(t.Context()); err != nil { // what is there is room, and a run that is done needs none
+		t.Fatal(err)
+	}
+	if got := atLeast(2, 1, 0); got != 0 {
+		t.Errorf("a run that is done needs %d bytes", got)
+	}
+	list, err := filepath.Glob(filepath.Join(out, ".deepwell-probe-*"))
+	if err != nil || len(list) > 0 {
+		t.Errorf("left %v", list)
+	}
+	if err := os.RemoveAll(checkpoints(out)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(checkpoints(out), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := check(1<<40, 2, 1, 0); !errors.Is(err, diag.New(diag.HostDisk, "")) {
+		t.Errorf("checkpoints is a file: %v", err)
+	}
+}

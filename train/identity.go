@@ -1,0 +1,423 @@
+package train
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/program"
+)
+
+// onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that says nothing.
+const onOneDevice = "one device"
+
+// planDigest names the plan of a run.
+func (p *Programs) planDigest() string {
+	if p.plan == nil {
+		return onOneDevice
+	}
+	how := *p.plan
+	how.Model = "" // a path, which may be another on each host; what is in it is compared by itself
+	return hashed(how.String())
+}
+
+// optionsDigest names the compile options of all programs, which their texts do not show.
+func (p *Programs) optionsDigest() string {
+	options := map[string]map[string]any{}
+	for _, s := range p.stages() {
+		options[s.Name] = s.Flags
+	}
+	text, err := json.Marshal(options)
+	if err != nil {
+		return err.Error() // options that no compiler takes either
+	}
+	return hashed(string(text))
+}
+
+func hashed(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// evalDigest names the rows of the validation, if they come from files of their own; those that are
+// held out of the training data are part of its digest.
+func (t *Trainer) evalDigest() string {
+	d, ok := t.Eval.(digested)
+	if !ok || d.Digest() == digest(t.Data) {
+		return ""
+	}
+	return d.Digest()
+}
+
+// sameRun refuses a checkpoint that is not of this run: of another recipe, data or model, or with
+// decisions that would be lost. It gives what the loop remembered.
+func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
+	m := c.Manifest
+	if err := t.Recipe.Resumable([]byte(m.Recipe), t.folder()); err != nil {
+		return nil, err
+	}
+	old := &memory{}
+	if err := json.Unmarshal(m.Extra[extraKey], old); err != nil {
+		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
+			m.Step).At("%s", t.folder()).Wrap(err)
+	}
+	if !adopt(t.Data, old.Data) {
+		return nil, diag.New(diag.RecipeChanged, "the data is not what it was when the run was saved").
+			At("%s", t.folder()).
+			Try("restore the files and the tokenizer, or give the new run another folder: --set out=NAME")
+	}
+	if err := t.sameModel(m.Model); err != nil {
+		return nil, err.At("%s", t.folder())
+	}
+	if old.Policy != "" && old.Policy != t.policy {
+		return nil, diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the"+
+			" run was saved").At("%s", t.folder()).
+			Try("restore it, or give the new run another folder: --set out=NAME")
+	}
+	if err := t.keepsDecisions(old.Precision); err != nil {
+		return nil, err
+	}
+	return old, t.fits(c)
+}
+
+// labels are members of a configuration that say nothing about what the model computes.
+var labels = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
+	"torch_dtype", "transformers_version"}
+
+// sameModel refuses the configuration of another model. Both are printed by this binary, so that
+// what an older one wrote differently does not count.
+func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
+	if len(saved) == 0 {
+		return nil
+	}
+	was, err := model.Parse(saved)
+	if err != nil {
+		return diag.New(diag.CheckpointDamaged, "the checkpoint's model cannot be read").Wrap(err)
+	}
+	old, err := members(was)
+	if err != nil {
+		return diag.From(err)
+	}
+	now, err := members(t.Config)
+	if err != nil {
+		return diag.From(err)
+	}
+	var changes, renamed []string
+	for _, key := range keysOf(old, now) {
+		a, b := old[key], now[key]
+		switch {
+		case bytes.Equal(a, b):
+		case !slices.Contains(labels, key):
+			changes = append(changes, key+" was "+orNone(a)+", now it is "+orNone(b))
+		case a != nil:
+			renamed = append(renamed, key+" was "+orNone(a)+", now it is "+orNone(b))
+		}
+	}
+	if len(changes) > 0 {
+		return diag.New(diag.RecipeChanged, "the model is not the one that was saved: %s",
+			strings.Join(changes, "; ")).
+			Try("restore its config.json, or give the new run another folder: --set out=NAME")
+	}
+	if len(renamed) > 0 {
+		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+			Text: "checkpoints will have what config.json says now: " + strings.Join(renamed, "; ")})
+	}
+	return nil
+}
+
+// members gives a configuration by key, each value in its only form.
+func members(c *model.Config) (list map[string]json.RawMessage, err error) {
+	text, err := c.Write()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, text); err != nil {
+		return nil, err
+	}
+	return list, json.Unmarshal(b.Bytes(), &list)
+}
+
+func orNone(value json.RawMessage) string { return cmp.Or(string(value), "not there") }
+
+// keysOf lists the keys of both, in order.
+func keysOf[V any](a, b map[string]V) []string {
+	all := map[string]V{}
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return slices.Sorted(maps.Keys(all))
+}
+
+// fits demands that a checkpoint has the tensors of the state, all of them and in their shapes: a
+// smaller model must not begin with the upper left corner of a larger one.
+func (t *Trainer) fits(c ckpt.Source) error {
+	left := map[string]ckpt.Tensor{}
+	for _, one := range c.Tensors() {
+		left[one.Name] = one
+	}
+	bad := func(format string, args ...any) error {
+		e := diag.New(diag.CheckpointTensor, format, args...).
+			Try("go on with the model and optimizer that wrote the checkpoint")
+		if c, ok := c.(*ckpt.Checkpoint); ok {
+			e = e.At("%s", c.Path())
+		}
+		return e
+	}
+	seen := map[string]bool{} // what two ranks have stands twice
+	for _, pc := range t.Programs.pieces() {
+		for _, one := range pc.tensors {
+			have, ok := left[one.Name]
+			switch {
+			case seen[one.Name]:
+				continue
+			case !ok:
+				return bad("the checkpoint has no tensor %q", one.Name)
+			case have.DType != one.DType || !slices.Equal(have.Shape, one.Shape):
+				return bad("the checkpoint has %q as %v %v, the model as %v %v", one.Name, have.DType,
+					have.Shape, one.DType, one.Shape)
+			}
+			seen[one.Name] = true
+			delete(left, one.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		return bad("the checkpoint has %q, and the model does not", name)
+	}
+	return nil
+}
+
+// keepsDecisions refuses to go on over pipeline stages with a run that computes otherwise than its
+// recipe says, since some products have fallen: stages are compiled for the recipe's policy, and
+// nothing watches them. If none has, what the watch knows is kept for a plan without stages.
+func (t *Trainer) keepsDecisions(saved json.RawMessage) error {
+	if t.Programs.Pipe == nil || len(saved) == 0 {
+		return nil
+	}
+	var old struct{ Works, Aim json.RawMessage }
+	if err := json.Unmarshal(saved, &old); err != nil {
+		return diag.New(diag.CheckpointDamaged, "what is known of products in few bits cannot be read").
+			At("%s", t.folder()).Wrap(err)
+	}
+	for _, text := range []json.RawMessage{old.Works, old.Aim} {
+		p, err := precision.Parse(text, "checkpoint")
+		if err != nil {
+			return err
+		}
+		if p.String() != t.Programs.Policy.String() {
+			return diag.New(diag.RecipeChanged, "the run has turned products to other formats than its"+
+				" recipe's, and pipeline stages cannot take that over").At("%s", t.folder()).
+				Try("go on with a plan without pipeline stages, or begin a new run: --set out=NAME")
+		}
+	}
+	t.carried = saved
+	t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+		Text: "products in few bits are not watched over pipeline stages; what is known of them is kept",
+		Fix:  "a plan without pipeline stages watches them"})
+	return nil
+}
+
+// compare warns of all that has changed since a checkpoint was written and may change bits, though
+// the run is the same. What an older checkpoint does not say is not compared.
+func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
+	if now := t.evalDigest(); old.Eval != "" && now != "" && now != old.Eval {
+		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+			Text: "eval.data is not what it was when the run was saved: validation losses from here on" +
+				" cannot be compared with those before", Fix: "restore the files, or compare anew"})
+	}
+	changes := t.otherPrograms(m.Programs, old)
+	var was engine.Identity
+	if err := json.Unmarshal(m.Engine, &was); err == nil {
+		changes = append(changes, otherEngine(was, t.Engine.Identity())...)
+	}
+	if old.Build != "" && t.Build != "" && old.Build != t.Build {
+		changes = append(changes, "Deepwell "+old.Build+" → "+t.Build)
+	}
+	if len(changes) > 0 {
+		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+			Text: "the run will not end with the same bits as one that was never stopped: " +
+				strings.Join(changes, "; "), Fix: "none is needed if equal bits are not"})
+	}
+}
+
+// otherPrograms tells what of the programs has changed.
+func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
+	now := t.Programs.Fingerprints()
+	var names []string
+	for _, name := range keysOf(was, now) {
+		if was[name] != now[name] {
+			names = append(names, name)
+		}
+	}
+	switch {
+	case len(was) == 0:
+		return nil
+	case len(names) > 0 && old.Plan != "" && old.Plan != t.Programs.planDigest():
+		return []string{"another plan"}
+	case len(names) > 3:
+		return []string{fmt.Sprintf("other programs (%s and %d more)", strings.Join(names[:3], ", "),
+			len(names)-3)}
+	case len(names) > 0:
+		return []string{fmt.Sprintf("other programs (%s)", strings.Join(names, ", "))}
+	case old.Options != "" && old.Options != t.Programs.optionsDigest():
+		return []string{"other compile options"}
+	}
+	return nil
+}
+
+// otherEngine tells what has changed between two engines.
+func otherEngine(was, now engine.Identity) (changes []string) {
+	version := func(i engine.Identity) string {
+		text := strings.TrimSpace(i.Name + " " + i.Version)
+		if len(i.PJRT) > 0 {
+			text += " (PJRT " + strings.Trim(strings.ReplaceAll(fmt.Sprint(i.PJRT), " ", "."), "[]") + ")"
+		}
+		return text
+	}
+	switch {
+	case was.Name != now.Name, was.Version != "" && was.Version != now.Version,
+		!slices.Equal(was.PJRT, now.PJRT):
+		changes = append(changes, "engine "+version(was)+" → "+version(now))
+	case was.Digest != "" && was.Digest != now.Digest:
+		changes = append(changes, "other files of engine "+version(now))
+	}
+	if was.Host != "" && was.Host != now.Host {
+		changes = append(changes, "another processor")
+	}
+	if was.Digest == "" {
+		return changes // written before environments were
+	}
+	before, after := was.Compared(), now.Compared()
+	for _, name := range keysOf(before, after) {
+		if a, b := before[name], after[name]; a != b {
+			changes = append(changes, fmt.Sprintf("%s %s → %s", name, cmp.Or(a, "unset"),
+				cmp.Or(b, "unset")))
+		}
+	}
+	return changes
+}
+
+// protocol is the version of what processes of a run say to each other.
+const protocol = 1
+
+// A fact is something that all processes of a run must have in common.
+type fact struct{ name, value string }
+
+// settled are the facts before a run begins.
+func (t *Trainer) settled() []fact {
+	if t.others == nil {
+		return nil
+	}
+	recipe := *t.Recipe
+	recipe.Out = "" // each may have a folder of its own
+	config, err := t.Config.Write()
+	if err != nil {
+		config = []byte(err.Error())
+	}
+	engine := t.Engine.Identity()
+	programs := t.Programs.Fingerprints() // of all ranks, whoever has them
+	return []fact{
+		{"recipe", recipe.String()},
+		{"plan", t.Programs.planDigest()},
+		{"until", fmt.Sprint(t.end())},
+		{"model", string(config)},
+		{"policy of precision", t.Programs.Policy.String()},
+		{"data", digest(t.Data)},
+		{"data of the validation", t.evalDigest()},
+		{"programs", fmt.Sprint(programs)}, // fmt prints maps in order
+		{"compile options", t.Programs.optionsDigest()},
+		{"engine", fmt.Sprint(engine.Name, engine.Version, engine.PJRT, engine.Digest)},
+		{"environment variables", fmt.Sprintf("%q", engine.Compared())},
+		{"build of Deepwell", fmt.Sprint(t.Build, protocol)},
+	}
+}
+
+// begun are the facts of the state that a run begins with.
+func (t *Trainer) begun() []fact {
+	return []fact{{"step", fmt.Sprint(t.step, t.updates)}, {"place in the data", fmt.Sprint(t.at)}}
+}
+
+// agree holds all processes to the same facts: each sends the SHA-256 of every fact to all others,
+// and compares. The error names what differs, and where.
+func (p *peers) agree(ctx context.Context, facts []fact) error {
+	if p == nil {
+		return nil
+	}
+	var mine []byte
+	for _, f := range facts {
+		sum := sha256.Sum256([]byte(f.value))
+		mine = append(mine, sum[:]...)
+	}
+	all, err := p.exchange(ctx, "facts", mine)
+	if err != nil {
+		return err
+	}
+	var differ []string
+	for n, theirs := range all {
+		var names []string
+		for i, f := range facts {
+			at := sha256.Size * i
+			if !bytes.Equal(mine[at:at+sha256.Size], theirs[at:at+sha256.Size]) {
+				names = append(names, f.name)
+			}
+		}
+		if len(names) > 0 {
+			differ = append(differ, fmt.Sprintf("process %d (%s) has another %s", n, p.Addresses[n],
+				strings.Join(names, ", another ")))
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	return diag.New(diag.PeersDiffer, "%s than this one, process %d", strings.Join(differ, "; "),
+		p.Self).Try("give all processes the same files, engine, environment and binary")
+}
+
+// exchange sends bytes, as many of them as all others send, to every process, and gives what each
+// has sent, in their order. The length must be a multiple of 4.
+func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	p.turn++
+	tag := fmt.Sprintf("%s %d", what, p.turn)
+	s := &program.Stage{Name: what, Devices: program.Devices{0}}
+	spec := program.Array{Name: what,
+		Global: dtype.Shape{Type: dtype.U32, Dims: []int64{int64(len(mine) / 4)}}}
+	a, err := p.engine.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return mine, nil })
+	if err != nil {
+		return nil, err
+	}
+	defer a.Free()
+	for _, l := range p.all() {
+		if err := l.Send(ctx, tag, a); err != nil {
+			return nil, err
+		}
+	}
+	all := make([][]byte, len(p.links))
+	for n, l := range p.links {
+		if all[n] = mine; l == nil {
+			continue
+		}
+		got, err := l.Recv(ctx, tag, s, spec)
+		if err != nil {
+			return nil, err
+		}
+		all[n], err = got.Read(ctx, 0)
+		got.Free()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,222 @@
+package train
+
+import (
+	"cmp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
+)
+
+// FitsHost returns an error if this process needs more memory than the tightest bound leaves. It
+// takes none itself, so a model that does not fit is refused before anything is filled. Devices of
+// the CPU engine live in the host's memory: what each of them holds is counted. needs is what the
+// compiler said of a program; nil is before compiling, when temporary memory is not known and only
+// what the run certainly holds is counted.
+func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Processes,
+	needs func(*program.Stage) Needs) error {
+	if len(bounds) == 0 {
+		return nil
+	}
+	compiled := needs != nil
+	if !compiled {
+		needs = func(*program.Stage) Needs { return Needs{} }
+	}
+	step, err := p.hostFootprint(processes, needs)
+	if err != nil {
+		return err
+	}
+	resident := step.State + step.Copies
+	fill, save := p.hostBuffers(processes)
+	need, why := step.Total()+step.Host, step.hostCauses()
+	for _, other := range []struct {
+		bytes int64
+		name  string
+	}{{fill, "buffers while the state is filled "},
+		{save, "state of the other processes while it is saved "}} {
+		if total := resident + other.bytes + step.hosted; total > need {
+			need, why = total, residentCauses(step)+" · "+other.name+event.Size(other.bytes)
+		}
+	}
+	tightest := slices.MinFunc(bounds, func(a, b room.Bound) int {
+		return cmp.Compare(a.Bytes, b.Bytes)
+	})
+	if need <= tightest.Bytes {
+		return nil
+	}
+	least := ""
+	if !compiled {
+		least = "at least "
+	}
+	return diag.New(diag.HostMemory, "the run needs %s%s of memory, and %s are left", least,
+		event.Size(need), event.Size(tightest.Bytes)).At("%s", tightest.Where).
+		Because("%s", why).Try("%s", smaller(r, resident > tightest.Bytes, step.Program > resident))
+}
+
+// smaller names the ways to a run that needs less memory. Settings that save activations are left
+// out where the state alone is too large, and come first where most of the memory is temporary.
+func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
+	var activations, state []string
+	if r.Micro > 1 {
+		activations = append(activations, "micro = 1")
+	}
+	if len(r.Recompute) == 0 {
+		activations = append(activations, `recompute = "full"`)
+	}
+	activations = append(activations, "a smaller seq")
+	if r.Optimizer.Moments == dtype.F32 {
+		state = append(state, `optimizer.moments = "bf16"`)
+	}
+	state = append(state, "a smaller model")
+	list := state
+	switch {
+	case stateAlone:
+	case temporary:
+		list = append(activations, state...)
+	default:
+		list = append(state, activations...)
+	}
+	return strings.Join(list, ", ") + ", or a plan whose pipeline stages are on several hosts" +
+		" (--plan, --peers)"
+}
+
+// hostFootprint adds up what all devices of this process hold at the worst moment of a step.
+func (p *Programs) hostFootprint(processes *Processes, needs func(*program.Stage) Needs) (
+	*Footprint, error) {
+	list, err := p.Footprints(needs)
+	if err != nil {
+		return nil, err
+	}
+	all := &Footprint{}
+	largest := int64(-1)
+	for _, f := range list {
+		devices := int64(0)
+		if p.Pipe == nil {
+			devices = int64(len(p.Gradient.Devices))
+		} else if processes.Hosts(f.Rank, len(list)) {
+			devices = int64(len(p.Pipe.Ranks[f.Rank].Devices))
+		}
+		all.State += devices * f.State
+		all.Copies += devices * f.Copies
+		all.Grads += devices * f.Grads
+		all.Residuals += devices * f.Residuals
+		all.Program += devices * f.Program
+		all.Host += devices * f.Host
+		all.hosted += devices * f.hosted
+		if f.Program > largest && devices > 0 {
+			largest, all.Largest = f.Program, f.Largest
+		}
+	}
+	return all, nil
+}
+
+func residentCauses(f *Footprint) string {
+	text := "parameters and optimizer state " + event.Size(f.State+f.hosted)
+	if f.Copies > 0 {
+		text += " · compute copies " + event.Size(f.Copies)
+	}
+	return text
+}
+
+func (f *Footprint) hostCauses() string {
+	text := residentCauses(f) + " · gradients " + event.Size(f.Grads)
+	if f.Residuals > 0 {
+		text += " · activations of microbatches in flight " + event.Size(f.Residuals)
+	}
+	if f.Program > 0 {
+		text += " · temporary memory of " + f.Largest + " " + event.Size(f.Program)
+	}
+	return text
+}
+
+// hostBuffers returns the memory that this process takes beside its state while the state is filled
+// and while it is saved, when there are no gradients. Filling builds a tensor whole on the host,
+// converts it, and leaves up to as much to the garbage collector. The process that writes
+// checkpoints first collects the state of all others.
+func (p *Programs) hostBuffers(processes *Processes) (fill, save int64) {
+	seen := map[string]bool{}
+	for _, pc := range p.pieces() {
+		if p.Pipe == nil || processes.Hosts(pc.home, len(p.Pipe.Ranks)) {
+			fill = max(fill, 2*pc.bytes())
+		} else if processes.Leads() && !seen[pc.name] {
+			save += pc.bytes()
+		}
+		seen[pc.name] = true
+	}
+	return fill, save
+}
+
+// fitsHost is FitsHost once the programs are compiled.
+func (t *Trainer) fitsHost() error {
+	if t.Memory == nil {
+		return nil
+	}
+	needs, err := t.needs()
+	if err != nil {
+		return err
+	}
+	return t.Programs.FitsHost(t.Memory(), t.Recipe, t.Processes, needs)
+}
+
+// needs reads what the compiler said of the programs of this process.
+func (t *Trainer) needs() (func(*program.Stage) Needs, error) {
+	byName := map[string]Needs{}
+	for _, x := range t.executables() {
+		m, err := x.Memory()
+		if err != nil {
+			return nil, err
+		}
+		byName[x.Stage().Name] = Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+	}
+	return func(s *program.Stage) Needs { return byName[s.Name] }, nil
+}
+
+// executables lists the compiled programs of a step in this process.
+func (t *Trainer) executables() (list []*engine.Executable) {
+	add := func(all ...*engine.Executable) {
+		for _, x := range all {
+			if x != nil {
+				list = append(list, x)
+			}
+		}
+	}
+	switch c := t.crew.(type) {
+	case *mesh:
+		add(c.x.gradient, c.x.accumulate, c.x.update)
+	case *ranks:
+		for _, r := range c.hosted {
+			if r == nil {
+				continue
+			}
+			add(r.zero, r.reduce, r.square, r.update)
+			for _, s := range r.stages {
+				add(s.Forward, s.Backward, s.Input, s.Weight)
+			}
+		}
+	}
+	return list
+}
+
+// A collector bounds the garbage that filling and saving the state leave. The state itself lies on
+// Go's heap, so by its own pace the garbage collector would wait until there is as much garbage as
+// state.
+type collector struct{ made, largest int64 }
+
+// garbageBytes is too little to collect for.
+const garbageBytes = 256 << 20
+
+// add counts buffers of a tensor that are not needed any more.
+func (c *collector) add(bytes int64) {
+	c.largest = max(c.largest, bytes)
+	if c.made += bytes; c.made > max(garbageBytes, c.largest) {
+		runtime.GC()
+		c.made = 0
+	}
+}

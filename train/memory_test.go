@@ -1,0 +1,149 @@
+package train_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+func bounds(bytes int64) []room.Bound {
+	return []room.Bound{{Bytes: bytes, Where: "a made-up host"}, {Bytes: 1 << 60, Where: "another"}}
+}
+
+// least finds the smallest room that a run is content with.
+func least(t *testing.T, fits func(bytes int64) error) int64 {
+	t.Helper()
+	low, high := int64(0), int64(1)<<40
+	for low < high {
+		middle := (low + high) / 2
+		switch err := fits(middle); {
+		case err == nil:
+			high = middle
+		case errors.Is(err, diag.New(diag.HostMemory, "")) && diag.From(err).Class() == diag.NoFit:
+			low = middle + 1
+		default:
+			t.Fatal(err)
+		}
+	}
+	return low
+}
+
+// A model of 8 billion parameters is refused in a small host, by what its state needs, without the
+// engine and without filling anything.
+func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
+	p, err := model.Find("llama3.1-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := recipe.Default()
+	r.Steps, r.Batch, r.Micro, r.Seq = 2, 1, 1, 64
+	programs, err := train.Write(p.Config, r, "cpu", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = programs.FitsHost(bounds(22<<30), r, nil, nil)
+	e := diag.From(err)
+	if err == nil || e.Code != diag.HostMemory || e.Class() != diag.NoFit {
+		t.Fatal(err)
+	}
+	for where, text := range map[string]string{e.What: "needs at least ", e.Where: "a made-up host",
+		e.Cause: "parameters and optimizer state 89.7 GiB", e.Fix: `optimizer.moments = "bf16"`} {
+		if !strings.Contains(where, text) {
+			t.Errorf("%q does not say %q", where, text)
+		}
+	}
+	if strings.Contains(e.Fix, "seq") {
+		t.Errorf("a smaller seq does not save state: %s", e.Fix)
+	}
+	// Masters and two moments in f32, copies and gradients of at least bf16.
+	n := p.Config.Count().Total
+	if low := least(t, func(b int64) error { return programs.FitsHost(bounds(b), r, nil, nil) }); low < 16*n ||
+		low > 20*n {
+		t.Errorf("it wants %d bytes for %d parameters", low, n)
+	}
+	if err := programs.FitsHost(nil, r, nil, nil); err != nil {
+		t.Errorf("nothing is known of the host: %v", err)
+	}
+}
+
+// What the compiler says comes on top, and a run that fits is left alone.
+func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
+	rig := newRig(t)
+	tr := rig.start(t.TempDir(), counting{}, event.Discard)
+	defer tr.Close()
+	before := least(t, func(b int64) error { return tr.Programs.FitsHost(bounds(b), tr.Recipe, nil, nil) })
+	after := least(t, func(b int64) error {
+		return tr.Programs.FitsHost(bounds(b), tr.Recipe, nil, func(s *program.Stage) train.Needs {
+			return train.Needs{Temp: 1 << 30}
+		})
+	})
+	if after < 1<<30 || before > 1<<20 || before < 1<<10 {
+		t.Errorf("%d bytes before compiling, %d after", before, after)
+	}
+	o := tr.Options
+	o.Memory = func() []room.Bound { return bounds(before) }
+	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
+		t.Errorf("temporary memory was not counted: %v", err)
+	}
+	live := rig.engine.LiveBytes()[0]
+	o.Memory = func() []room.Bound { return bounds(64) }
+	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
+		t.Errorf("a state in 64 bytes: %v", err)
+	}
+	if now := rig.engine.LiveBytes()[0]; now > live {
+		t.Errorf("a refused run has filled %d bytes", now-live)
+	}
+	o.Memory = func() []room.Bound { return bounds(1 << 30) }
+	again, err := train.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}
+
+// A process counts what it hosts; the one that writes checkpoints, the state of all others at a save.
+func TestMemoryIsThatOfTheProcess(t *testing.T) {
+	p, err := model.Find("llama3.1-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := *p.Config
+	c.Layers = 8
+	how := plantest.Row{Name: "1f1b", Apply: func(p *plan.Plan) {
+		p.PP = plan.PP{Size: 4, Schedule: "1f1b"}
+	}}.Plan(plantest.Size{Batch: 4, Micros: 4, Seq: 64})
+	r := train.RecipeOf(how)
+	r.Steps = 2
+	programs, err := train.Write(&c, r, "cpu", how)
+	if err != nil {
+		t.Fatal(err)
+	}
+	need := func(processes *train.Processes) int64 {
+		return least(t, func(b int64) error { return programs.FitsHost(bounds(b), r, processes, nil) })
+	}
+	whole, sum := need(nil), int64(0)
+	four := make([]string, 4)
+	for self := range four {
+		n := need(&train.Processes{Self: self, Addresses: four})
+		t.Logf("process %d of 4 needs %d of %d", self, n, whole)
+		if self > 0 {
+			sum += n
+		}
+		if self > 0 && n > whole/2 || self == 0 && n < whole/2 {
+			t.Errorf("process %d of 4 needs %d of %d", self, n, whole)
+		}
+	}
+	if sum > whole {
+		t.Errorf("three of four processes need %d, all in one %d", sum, whole)
+	}
+}

@@ -1,0 +1,130 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/deepwell/deepwell/ckpt"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+)
+
+// The waits before a save that failed is tried again. A disk that is full or out of file handles is
+// often only so for seconds. A periodic save may fail, since the next one tries again; the last one
+// of a run loses steps if it does, so it waits longer.
+var (
+	periodicWaits = []time.Duration{time.Second, 4 * time.Second}
+	lastWaits     = []time.Duration{time.Second, 4 * time.Second, 15 * time.Second, 40 * time.Second,
+		time.Minute}
+)
+
+// save writes a checkpoint of the steps that were done. If it is not the last one, a checkpoint
+// that cannot be written is a warning and the run goes on. All processes decide alike without a
+// word: writing is the leader's alone, and all others are done when they have sent their state.
+func (t *Trainer) save(ctx context.Context, last bool) error {
+	waits := periodicWaits
+	if last {
+		waits = lastWaits
+	}
+	err := t.saveTo(ctx, t.folder(), t.Recipe.Save.Keep, waits)
+	if err == nil || last || !writeFailed(err) {
+		return err
+	}
+	e := diag.From(err)
+	since := "nothing is saved yet"
+	if t.saved >= 0 {
+		since = fmt.Sprintf("nothing is saved since step %d", t.saved)
+	}
+	t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+		"step %d is not saved, %s: %s; the run goes on and tries again at the next save", t.step, since,
+		explain(e)), Fix: e.Fix})
+	return nil
+}
+
+func explain(e *diag.Error) string {
+	if e.Cause == "" {
+		return e.What
+	}
+	return e.What + " (" + e.Cause + ")"
+}
+
+// writeFailed tells an error of the disk, which may pass, from one of the state or of a link to
+// another process, which ends the run.
+func writeFailed(err error) bool {
+	switch diag.From(err).Code {
+	case diag.CheckpointWrite, diag.CheckpointBusy, diag.FileError,
+		diag.CheckpointDamaged: // a new checkpoint that reads back wrong
+		return true
+	}
+	return false
+}
+
+// saveTo writes a checkpoint into a folder, and tries again after each of the waits.
+func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time.Duration) error {
+	defer t.phase(phaseSave)()
+	defer t.span("save")()
+	start := t.Now()
+	m, err := t.meta()
+	if err != nil {
+		return err
+	}
+	s := t.snapshot(ctx)
+	if err := t.crew.collect(ctx, s); err != nil || !t.Processes.Leads() {
+		return err
+	}
+	own := dir == t.folder()
+	if own && t.saved == t.step {
+		return nil // a run that is asked to stop where it was just saved
+	}
+	err = t.write(ctx, dir, keep, m, s, waits)
+	if err != nil {
+		if !own && diag.From(err).Code == diag.CheckpointExists {
+			return nil // a step that was rejected before the run was stopped and resumed, too
+		}
+		return err
+	}
+	if own {
+		t.saved = t.step
+	}
+	t.Events.Emit(event.Saved{Step: t.step, Path: filepath.ToSlash(dir), Bytes: bytesOfAll(s),
+		Seconds: t.Now().Sub(start).Seconds()})
+	return nil
+}
+
+// write is saveTo once the leader has the whole state.
+func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, s *snapshot,
+	waits []time.Duration) error {
+	put, sleep := t.put, t.Sleep
+	if put == nil {
+		put = ckpt.Save
+	}
+	if sleep == nil {
+		sleep = time.Sleep
+	}
+	for try := 0; ; try++ {
+		end := t.phase(phaseSave) // each attempt has the time of a save
+		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.Events})
+		end()
+		switch {
+		case err == nil || try > 0 && diag.From(err).Code == diag.CheckpointExists:
+			return nil // the attempt before failed when the checkpoint was there and whole
+		case try == len(waits) || !writeFailed(err):
+			return err
+		}
+		e := diag.From(err)
+		t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+			"step %d is not saved yet: %s; trying again in %s", t.step, explain(e), waits[try]),
+			Fix: e.Fix})
+		sleep(waits[try])
+		s.rewind()
+	}
+}
+
+func bytesOfAll(s ckpt.Source) (bytes int64) {
+	for _, one := range s.Tensors() {
+		bytes += one.Bytes()
+	}
+	return bytes
+}

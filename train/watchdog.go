@@ -1,0 +1,284 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+)
+
+// leastStall is the shortest time after which anything counts as a stall. It is long against what a
+// busy host or a network file system makes a step wait, and short against what a hung night costs.
+const leastStall = time.Minute
+
+// The phases of a run. Each has a limit of its own, since each takes its own time.
+const (
+	phaseCompile  = "compile" // also after a fallback, and before an inspection
+	phaseBetween  = "between"
+	phaseVote     = "vote" // on whether to stop: waits for all processes
+	phaseData     = "data"
+	phaseStep     = "step"
+	phaseInspect  = "inspect" // a step that also measures rounding errors
+	phaseEvaluate = "evaluate"
+	phaseSave     = "save"
+)
+
+// generous is how many times the shortest limit a phase may take before anything is known of it.
+var generous = map[string]time.Duration{phaseCompile: 60, phaseBetween: 5, phaseVote: 1,
+	phaseData: 5, phaseStep: 1, phaseInspect: 10, phaseEvaluate: 10, phaseSave: 30}
+
+// A watchdog knows what a run does and since when, and calls it stalled when that takes many times
+// longer than usual. It is armed when the first step has been taken.
+//
+// Only time counts in which this process was awake: age grows by the watchdog's own ticks, which do
+// not come while the process is stopped or its host sleeps. So SIGCONT finds it as it was.
+type watchdog struct {
+	multiple float64       // of what is usual; 0 turns it off
+	least    time.Duration // shortest limit
+	now      event.Clock
+
+	mu       sync.Mutex
+	stack    []phase // the innermost last
+	part     string  // program at work; "" if none is known
+	step     int     // that is being taken, counted from 1
+	last     time.Time
+	stopping bool
+	history  map[string][]float64 // seconds of each phase, lately
+	alarm    *diag.Error
+}
+
+// A phase is something that a run does.
+type phase struct {
+	name  string
+	began time.Time
+	age   time.Duration // awake, without inner phases
+}
+
+func newWatchdog(multiple float64, least time.Duration, now event.Clock) *watchdog {
+	if least == 0 {
+		least = leastStall
+	}
+	w := &watchdog{multiple: multiple, least: least, now: now, history: map[string][]float64{}}
+	w.last = now()
+	w.stack = []phase{{name: phaseCompile, began: w.last}}
+	return w
+}
+
+// tick is how often the watchdog looks.
+func (w *watchdog) tick() time.Duration { return min(time.Second, w.least/16) }
+
+// enter begins a phase inside the one at work; the function that it returns ends it.
+func (w *watchdog) enter(name string, step int) (end func()) {
+	if w == nil { // of a trainer that makes branches alone
+		return func() {}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stack, w.step = append(w.stack, phase{name: name, began: w.now()}), step
+	depth := len(w.stack)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		took := w.now().Sub(w.stack[depth-1].began).Seconds()
+		w.history[name] = last(append(w.history[name], took))
+		w.stack = w.stack[:depth-1]
+	}
+}
+
+// runs says which program is at work until the function that it returns is called.
+func (w *watchdog) runs(program string) (end func()) {
+	if w == nil {
+		return func() {}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.part
+	w.part = program
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.part = before
+	}
+}
+
+// limit is how long the present phase may take; 0 is any time. others are the statuses of the other
+// processes.
+func (w *watchdog) limit(others []engine.Status) time.Duration {
+	name := w.stack[len(w.stack)-1].name
+	steps := w.history[phaseStep]
+	if w.multiple == 0 || len(steps) == 0 {
+		return 0
+	}
+	step := seconds(median(steps))
+	times := w.history[name]
+	limit := generous[name] * w.least
+	switch {
+	case name == phaseStep || name == phaseVote:
+		limit = max(limit, scale(w.multiple, step))
+	case len(times) == 0:
+		limit = max(limit, scale(10*w.multiple, step))
+	default:
+		limit = max(limit/3, w.least, scale(w.multiple, seconds(slices.Max(times))))
+	}
+	if waits := name == phaseStep || name == phaseVote || name == phaseData; w.stopping && waits {
+		limit = min(limit, max(w.least/3, 3*step)) // who asked to stop waits too
+	}
+	for _, o := range others { // one that saves makes all others wait in the next step
+		switch {
+		case o.Phase == phaseStep || o.Phase == phaseVote:
+		case o.Limit == 0:
+			return 0
+		default:
+			limit = max(limit, o.Limit+w.least/6)
+		}
+	}
+	return limit
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// scale multiplies, up to a time that nobody waits for.
+func scale(x float64, d time.Duration) time.Duration {
+	return time.Duration(min(x*float64(d), float64(1000*time.Hour)))
+}
+
+// look counts the time since the last look, and tells whether the run has stalled.
+func (w *watchdog) look(now time.Time, others []engine.Status) (engine.Status, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := &w.stack[len(w.stack)-1]
+	at.age += min(now.Sub(w.last), 2*w.tick())
+	w.last = now
+	limit := w.limit(others)
+	s := engine.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: limit}
+	if w.part != "" {
+		s.Waits = "the engine, program " + w.part
+	}
+	return s, limit > 0 && at.age > limit && w.alarm == nil
+}
+
+// status tells the other processes what this one does.
+func (t *Trainer) status() engine.Status {
+	w := t.watchdog
+	w.mu.Lock()
+	at := w.stack[len(w.stack)-1]
+	s := engine.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: w.limit(nil)}
+	if w.part != "" {
+		s.Waits = "the engine, program " + w.part
+	}
+	w.mu.Unlock()
+	if waits := t.Processes.Hub.Waits(); len(waits) > 0 {
+		s.Waits = strings.Join(waits, "; ")
+	}
+	return s
+}
+
+// phase begins a phase of the run.
+func (t *Trainer) phase(name string) (end func()) { return t.watchdog.enter(name, t.step+1) }
+
+// Run trains until the recipe's last step. It ends early if its context does: after the step that
+// has begun, with a checkpoint. A run that stalls ends with an error that says what it waited for.
+func (t *Trainer) Run(stop context.Context) error {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(stop)) // a step that began is ended
+	defer cancel(nil)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { t.guardAgainstStalls(stop, done, cancel) })
+	end := t.phase(phaseBetween)
+	err := t.run(ctx, stop)
+	end()
+	close(done)
+	wg.Wait()
+	if alarm := t.watchdog.alarm; err != nil && alarm != nil {
+		return alarm
+	}
+	return err
+}
+
+// guardAgainstStalls looks at the run from a goroutine of its own: the loop may be inside the
+// engine, where nothing can be canceled.
+func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
+	cancel context.CancelCauseFunc) {
+	w := t.watchdog
+	ticks := time.NewTicker(w.tick())
+	defer ticks.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticks.C:
+		}
+		if stop.Err() != nil {
+			w.mu.Lock()
+			w.stopping = true
+			w.mu.Unlock()
+		}
+		var others []engine.Status
+		if t.Processes != nil {
+			others = t.Processes.Hub.Statuses()
+		}
+		s, stalled := w.look(w.now(), others)
+		if stalled {
+			t.stall(s, others, cancel)
+			return
+		}
+	}
+}
+
+// stall says what the run waits for, ends what can be canceled, and lets the caller end the process
+// if that is not enough.
+func (t *Trainer) stall(s engine.Status, others []engine.Status, cancel context.CancelCauseFunc) {
+	if t.Processes != nil {
+		if waits := t.Processes.Hub.Waits(); len(waits) > 0 {
+			s.Waits = strings.Join(waits, "; ")
+		}
+	}
+	if s.Waits == "" {
+		s.Waits = s.Phase
+	}
+	dump := filepath.Join(t.Recipe.Out, fmt.Sprintf("stall-step-%08d-process-%d.txt", s.Step,
+		t.Processes.self()))
+	e := diag.New(diag.RunStalled, "%s of step %d takes longer than %s", s.Phase, s.Step,
+		s.Limit.Round(time.Second)).At("%s", t.Processes.whereabouts(t.Programs.Pipe)).
+		Because("it waits for %s%s", s.Waits, describe(others)).
+		Try("look at %s; then start the run again: it goes on from the newest checkpoint",
+			filepath.ToSlash(dump))
+	w := t.watchdog
+	w.mu.Lock()
+	w.alarm = e
+	w.mu.Unlock()
+	if t.OnStall != nil { // before anything that may hang too, as a disk
+		time.AfterFunc(w.least/6, func() { t.OnStall(e) })
+	}
+	cancel(e)
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s\n", e.Format())
+	_ = pprof.Lookup("goroutine").WriteTo(&text, 2)
+	if os.MkdirAll(t.Recipe.Out, 0o777) != nil ||
+		atomicfile.Write(dump, text.Bytes(), 0o666) != nil {
+		dump = ""
+	}
+	t.Events.Emit(event.Stalled{Step: int(s.Step), Phase: s.Phase, Seconds: s.Age.Seconds(),
+		Limit: s.Limit.Seconds(), Waits: s.Waits, Dump: filepath.ToSlash(dump)})
+}
+
+// describe tells what the other processes do.
+func describe(others []engine.Status) string {
+	var b strings.Builder
+	for _, o := range others {
+		fmt.Fprintf(&b, "\n%s is in %s, heard %s ago", o.Peer, o,
+			o.Silent.Round(100*time.Millisecond))
+	}
+	return b.String()
+}

@@ -1,0 +1,169 @@
+package train_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/train"
+)
+
+// A plug blocks one part of a step until it is pulled.
+type plug struct {
+	counting
+	step   int
+	part   string // "data" or the name of a span
+	pulled chan struct{}
+}
+
+func (p *plug) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
+	if p.part == "data" && at["count"] >= int64(p.step*rows) {
+		<-p.pulled
+	}
+	return p.counting.Take(at, rows, rank, ranks)
+}
+
+func (p *plug) Begin(step int, name string) func() {
+	if step == p.step && name == p.part {
+		<-p.pulled
+	}
+	return func() {}
+}
+
+// safeLog keeps events of several goroutines.
+type safeLog struct {
+	mu sync.Mutex
+	log
+}
+
+func (l *safeLog) Emit(e event.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log.Emit(e)
+}
+
+const watchedRecipe = `
+model = "config.json"
+steps = 400
+batch = 4
+seq = 12
+precision = "f32"
+[optimizer]
+rate = 1e-3
+warmup = 4
+[data]
+sources = ["none"]
+[eval]
+data = "1%"
+every = 100
+[save]
+every = 100
+keep = 1
+`
+
+func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options) *train.Trainer {
+	t.Helper()
+	out := t.TempDir()
+	rec, err := recipe.Parse([]byte(watchedRecipe), filepath.Join(out, "run.toml"), []string{"out=" + out}, os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Programs, err = train.Write(r.config, rec, "cpu", nil); err != nil {
+		t.Fatal(err)
+	}
+	o.Engine, o.Config, o.Recipe, o.Data, o.Eval, o.Now = r.engine, r.config, rec, rows, counting{}, time.Now
+	o.Init = func(p *model.Param, dst []float32) error { return model.Init(r.config, p, 3, dst) }
+	tr, err := train.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tr.Close)
+	return tr
+}
+
+// A step that hangs ends the run with status 5: the error names the phase and what it waits for,
+// goroutines are dumped into the run's folder, and where nothing can be canceled OnStall is called.
+func TestStalledStepEndsTheRun(t *testing.T) {
+	r := newRig(t)
+	for part, want := range map[string]string{"data": "data", "update": "the engine, program update",
+		"save": "the engine, program save"} {
+		t.Run(part, func(t *testing.T) {
+			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+			p := &plug{step: 200, part: part, pulled: make(chan struct{})}
+			if part == "save" {
+				p.step = 201 // the one after the step that was saved
+			}
+			events := &safeLog{}
+			called := make(chan error, 1)
+			tr := guarded(t, r, p, train.Options{Spans: p, Events: events, LeastStall: 100 * time.Millisecond,
+				OnStall: func(err error) {
+					close(p.pulled) // a command ends the process here
+					called <- err
+				}})
+			err := tr.Run(t.Context())
+			e := diag.From(err)
+			if e.Code != diag.RunStalled || e.Class() != diag.Stalled {
+				t.Fatalf("%v", err)
+			}
+			if got := <-called; !errors.Is(got, err) {
+				t.Errorf("OnStall got %v", got)
+			}
+			host, _ := os.Hostname()
+			if !strings.Contains(e.Cause, want) || e.Where != host || !strings.Contains(e.What, "of step 20") {
+				t.Errorf("the error says too little: %s", e.Format())
+			}
+			dumps, _ := filepath.Glob(filepath.Join(filepath.Dir(tr.Result().Checkpoints), "stall-*.txt"))
+			if len(dumps) != 1 {
+				t.Fatalf("dumps %v", dumps)
+			}
+			text, err := os.ReadFile(dumps[0])
+			if err != nil || !strings.Contains(string(text), "watchdog_test.go") {
+				t.Errorf("the dump does not have the goroutine that hangs (%v)", err)
+			}
+			found := false
+			for _, one := range events.list {
+				s, ok := one.(event.Stalled)
+				found = found || ok && s.Dump != "" && s.Step >= 200
+			}
+			if !found {
+				t.Error("no event of the stall")
+			}
+		})
+	}
+}
+
+// bursts is data of which some batches take ten times as long as the rest, and some much longer.
+type bursts struct{ counting }
+
+func (b bursts) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
+	if step := at["count"] / int64(rows); step%40 < 5 {
+		time.Sleep(20 * time.Millisecond)
+	}
+	return b.counting.Take(at, rows, rank, ranks)
+}
+
+// A run with bursts of load and saves raises no alarm; the limit is a second instead of a minute.
+func TestBurstsAreNoStalls(t *testing.T) {
+	r := newRig(t)
+	events := &safeLog{}
+	tr := guarded(t, r, bursts{}, train.Options{Events: events, LeastStall: 3 * time.Second})
+	if err := tr.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.list {
+		if s, ok := e.(event.Stalled); ok {
+			t.Errorf("a false alarm: %+v", s)
+		}
+	}
+}
