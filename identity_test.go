@@ -230,6 +230,7 @@ func layIdentity(t *testing.T) folder {
 type heard struct {
 	mu       sync.Mutex
 	warnings []string
+	steps    []event.Step
 	resumed  bool
 }
 
@@ -241,6 +242,8 @@ func (h *heard) Emit(e event.Event) {
 		h.warnings = append(h.warnings, e.Code+" "+e.Text)
 	case event.Resumed:
 		h.resumed = true
+	case event.Step:
+		h.steps = append(h.steps, e)
 	}
 }
 

@@ -1,0 +1,63 @@
+package deepwell_test
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/long"
+)
+
+// oldLoss bounds how far a resumed run's losses may be from those of the binary that began it,
+// relative: both sum the same f32 numbers, in an order that a later builder of programs may change.
+// Measured on one machine: 0.
+const oldLoss = 1e-5
+
+// Runs that commit 3c16e73 began go on with its losses: on one device in f32, in MXFP8, and over
+// two pipeline stages. testdata/runs/3c16e73/make.sh wrote them, and what that binary went on to say.
+func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
+	fixture := os.DirFS(filepath.Join("testdata", "runs", "3c16e73"))
+	for _, c := range []struct {
+		name string
+		job  deepwell.TrainJob
+	}{
+		{"one", deepwell.TrainJob{Set: []string{"precision=f32"}}},
+		{"few", deepwell.TrainJob{Set: []string{"precision=mxfp8"}}},
+		{"two", deepwell.TrainJob{Set: []string{"precision=f32", "micro=1"}, Plan: "stages.json"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.name != "one" {
+				long.Only(t)
+			}
+			f := folder{t, t.TempDir()}
+			if err := os.CopyFS(f.dir, fixture); err != nil {
+				t.Fatal(err)
+			}
+			var want []event.Step
+			if err := json.Unmarshal([]byte(f.read(c.name+".json")), &want); err != nil {
+				t.Fatal(err)
+			}
+			c.job.Set = append(c.job.Set, "out="+c.name)
+			c.job.Until = 6
+			h, err := f.train("", c.job)
+			if err != nil || !h.resumed {
+				t.Fatalf("resumed %v: %v", h.resumed, err)
+			}
+			if len(h.steps) != len(want) {
+				t.Fatalf("%d steps, the old binary made %d", len(h.steps), len(want))
+			}
+			for i, w := range want {
+				if got := h.steps[i]; got.Step != w.Step ||
+					!(math.Abs(float64(got.Loss-w.Loss)) <= oldLoss*math.Abs(float64(w.Loss))) {
+					t.Errorf("step %d has loss %v, the old binary's step %d has %v",
+						got.Step, got.Loss, w.Step, w.Loss)
+				}
+			}
+			t.Logf("warnings: %q", h.warnings)
+		})
+	}
+}
