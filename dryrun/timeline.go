@@ -140,17 +140,29 @@ func (t *Timeline) hold(rank int, tell func(at int64, m Memory)) {
 		}
 	}
 	tell(0, m)
-	for place, a := range t.Schedule.Lists[rank] {
-		span, stage := t.Spans[rank][place], &stages[a.Stage]
-		if a.Kind == schedule.Forward {
+	list := t.Schedule.Lists[rank]
+	for place, held := range t.Schedule.InFlight(rank) {
+		m.Residual = t.residual(rank, held)
+		if place > 0 {
+			m.Transient = 0
+			tell(t.Spans[rank][place-1].End, m)
+		}
+		stage := &stages[list[place].Stage]
+		if list[place].Kind == schedule.Forward {
 			m.Residual += stage.Residual
 		}
 		m.Transient = stage.Transient
-		tell(span.Start, m)
-		if a.Kind == schedule.Backward || a.Kind == schedule.Weight {
-			m.Residual -= stage.Residual
-		}
-		m.Transient = 0
-		tell(span.End, m)
+		tell(t.Spans[rank][place].Start, m)
 	}
+	m.Residual, m.Transient = 0, 0
+	tell(t.tails[rank].computed, m)
+}
+
+// residual is what microbatches in flight keep on a rank.
+func (t *Timeline) residual(rank int, held *schedule.InFlight) (sum int64) {
+	for turn, n := range held.Forward {
+		stage := &t.step.Stages[t.Schedule.Stage(rank, turn)]
+		sum += int64(n+held.Input[turn]) * stage.Residual
+	}
+	return sum
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/schedule"
 )
 
 // An Estimate is what a step of a plan takes.
@@ -140,15 +141,15 @@ type Estimator struct {
 	options Options
 	sigma   float64 // of the logarithm of a step
 
-	kept    map[cut]*priced
-	holds   map[shape][]int
-	replays *replays
-	room    []float64 // for walks over replays
-	loads   loads     // of the plan that is priced
-	parts   []Stage   // likewise
-	busy    []float64 // likewise, by rank
-	spans   map[timing]float64
-	own     *footprint.Predictor // of the memory of our own programs; nil until it is asked for
+	kept   map[cut]*priced
+	holds  map[shape][]int
+	orders *orders
+	player schedule.Player[float64]
+	loads  loads     // of the plan that is priced
+	parts  []Stage   // likewise
+	busy   []float64 // likewise, by rank
+	spans  map[timing]float64
+	own    *footprint.Predictor // of the memory of our own programs; nil until it is asked for
 
 	policy *precision.Policy // what our own programs compute in; nil if nothing is in blocks
 	word   price.Precision   // of all linear layers where there is no policy
@@ -167,7 +168,7 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 		return nil, err
 	}
 	e := &Estimator{config: c, cluster: cl, profile: prof, set: kernels.For(cl.Arch()),
-		replays: &replays{made: map[shape]replay{}}}
+		orders: &orders{made: map[shape]*schedule.Order{}}}
 	e.appraise()
 	e.classify()
 	e.forget()
@@ -189,7 +190,7 @@ func (e *Estimator) With(o Options) *Estimator {
 
 func (e *Estimator) forget() {
 	e.kept, e.holds = map[cut]*priced{}, map[shape][]int{}
-	e.room, e.own = nil, nil
+	e.player, e.own = schedule.Player[float64]{}, nil
 	e.loads, e.parts, e.busy, e.spans = loads{}, nil, nil, map[timing]float64{}
 }
 

@@ -184,7 +184,7 @@ func TestDirections(t *testing.T) {
 // The closed forms of pipelines against the simulator of package schedule.
 func TestMakespanIsThatOfTheSimulator(t *testing.T) {
 	worst := map[string]float64{}
-	e := &Estimator{replays: &replays{made: map[shape]replay{}}}
+	e := &Estimator{orders: &orders{made: map[shape]*schedule.Order{}}}
 	e.forget()
 	rapid.Check(t, func(r *rapid.T) {
 		name := rapid.SampledFrom(testSchedules).Draw(r, "schedule")

@@ -284,7 +284,7 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
 		if e.own, err = footprint.New(e.config, arch); err != nil {
 			return false, err
 		}
-		e.own.Share(&e.replays.walks)
+		e.own.Share(&e.orders.walks)
 		e.own.In(e.policy)
 	}
 	f, err := e.own.Predict(p)

@@ -3,9 +3,11 @@
 //
 // A model is cut into virtual stages, and a step's batch into microbatches. A [Schedule] has, for
 // each rank, a list of actions: run stage s forward for microbatch m, take its gradient, or take
-// the gradient of its input and of its weights apart. The list is all there is: [Schedule.Simulate]
-// gives it times, [Schedule.Peak] says what it holds, [Schedule.Steps] adds sends and receives for
-// the runtime, and [Timeline.SVG] draws it. None of them knows where the list came from.
+// the gradient of its input and of its weights apart. The list is all there is, and it has one
+// walker for time and one for memory: [Player.Play] gives the actions of its [Order] times, of
+// whole ticks ([Schedule.Simulate]) or of seconds; [Schedule.InFlight] counts what a rank holds
+// ([Schedule.Peak]). [Schedule.Steps] adds sends and receives for the runtime, and [Timeline.SVG]
+// draws it. None of them knows where the list came from.
 //
 // [New] makes the published ones. With P ranks, M microbatches, V virtual stages on a rank, and F,
 // I, W the times of one virtual stage, a step takes longer than the work of one rank by

@@ -49,11 +49,11 @@ func interleavedList(s *Schedule, rank int) []Action {
 	for k := range all + warmup {
 		if k < all {
 			turn, micro := visit(k)
-			actions = append(actions, Action{Forward, s.stage(rank, turn), micro})
+			actions = append(actions, Action{Forward, s.Stage(rank, turn), micro})
 		}
 		if k >= warmup {
 			turn, micro := visit(k - warmup)
-			actions = append(actions, Action{Backward, s.stage(rank, s.Virtual-1-turn), micro})
+			actions = append(actions, Action{Backward, s.Stage(rank, s.Virtual-1-turn), micro})
 		}
 	}
 	return actions

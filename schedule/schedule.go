@@ -76,8 +76,8 @@ func (s *Schedule) Rank(stage int) int {
 	return at
 }
 
-// stage is the virtual stage that a rank has in a turn; the inverse of Rank.
-func (s *Schedule) stage(rank, turn int) int {
+// Stage is the virtual stage that a rank has in a turn; the inverse of Rank.
+func (s *Schedule) Stage(rank, turn int) int {
 	if s.Layout == Vee && turn%2 == 1 {
 		rank = s.Ranks - 1 - rank
 	}
@@ -270,6 +270,6 @@ func (l *lister) write(m move) {
 		return
 	}
 	next := &l.next[m.kind][m.turn]
-	l.actions = append(l.actions, Action{m.kind, l.schedule.stage(l.rank, m.turn), *next})
+	l.actions = append(l.actions, Action{m.kind, l.schedule.Stage(l.rank, m.turn), *next})
 	*next++
 }

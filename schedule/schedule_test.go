@@ -240,7 +240,7 @@ func least(s *Schedule, c Costs) int64 {
 		if stage < s.Ranks { // the first stage of its rank
 			var work int64
 			for turn := range s.Virtual {
-				of := s.stage(s.Rank(stage), turn)
+				of := s.Stage(s.Rank(stage), turn)
 				work += int64(s.Micros) * (p[Forward][of] + p[Backward][of])
 			}
 			if split {
@@ -386,7 +386,7 @@ func TestLayouts(t *testing.T) {
 		s := &Schedule{Layout: layout, Shape: Shape{5, 4, 1}}
 		for rank := range s.Ranks {
 			for turn := range s.Virtual {
-				if got := s.Rank(s.stage(rank, turn)); got != rank {
+				if got := s.Rank(s.Stage(rank, turn)); got != rank {
 					t.Errorf("%s: turn %d of rank %d is on rank %d", layout, turn, rank, got)
 				}
 			}

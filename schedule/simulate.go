@@ -112,7 +112,8 @@ type Timeline struct {
 
 // Simulate works out when every action runs. The schedule must be valid.
 func (s *Schedule) Simulate(c Costs) (*Timeline, error) {
-	if err := s.wellFormed(); err != nil {
+	o, err := s.Order()
+	if err != nil {
 		return nil, err
 	}
 	p, err := c.prices(s.Shape)
@@ -120,28 +121,17 @@ func (s *Schedule) Simulate(c Costs) (*Timeline, error) {
 		return nil, err
 	}
 	t := &Timeline{Schedule: s, Spans: make([][]Span, s.Ranks), Busy: make([]int64, s.Ranks)}
-	total := 0
-	for _, list := range s.Lists {
-		total += len(list)
-	}
-	spans := make([]Span, total) // one piece of memory for all ranks
+	spans := make([]Span, len(o.Visits)) // one piece of memory for all ranks
 	for rank, list := range s.Lists {
 		t.Spans[rank], spans = spans[:len(list):len(list)], spans[len(list):]
 	}
-	free := make([]int64, s.Ranks)
-	err = s.run(c.Send, func(rank, place int, arrived int64) int64 {
-		a := s.Lists[rank][place]
-		start := max(free[rank], arrived)
-		end := start + p[a.Kind][a.Stage]
-		free[rank] = end
-		t.Busy[rank] += end - start
-		t.Spans[rank][place] = Span{start, end}
-		t.Makespan = max(t.Makespan, end)
-		return end
-	})
-	if err != nil {
-		return nil, err
-	}
+	var player Player[int64]
+	t.Makespan = player.Play(o, func(v *Visit) int64 { return p[v.Kind][v.Stage] },
+		func(_ *Visit, end int64) int64 { return end + c.Send },
+		func(v *Visit, at Times[int64]) {
+			t.Busy[v.Rank] += at.End - at.Start
+			t.Spans[v.Rank][v.Place] = Span{at.Start, at.End}
+		})
 	return t, nil
 }
 

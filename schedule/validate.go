@@ -12,10 +12,7 @@ import (
 // rank that has the stage; and whether no rank waits for what can never come. A schedule that has a
 // name of the table must hold no more than that schedule promises, and be that schedule.
 func (s *Schedule) Validate() error {
-	if err := s.wellFormed(); err != nil {
-		return err
-	}
-	if err := s.run(0, func(int, int, int64) int64 { return 0 }); err != nil {
+	if _, err := s.Order(); err != nil {
 		return err
 	}
 	if f, ok := lookup(s.Name); ok {
@@ -171,57 +168,7 @@ func (s *Schedule) feeds(a Action) int {
 	return -1
 }
 
-// run visits every action after all that it waits for, each rank in the order of its list. A visit
-// is told when what the action waits for has arrived, 0 if it waits for nothing, and tells when the
-// action is done; send is the time between two ranks. There is an error if ranks wait for each
-// other. An action is looked at once, and once more if its rank had to wait, so that the work
-// grows with the number of actions alone.
-func (s *Schedule) run(send int64, visit func(rank, place int, arrived int64) (done int64)) error {
-	rankOf := make([]int, s.Stages())
-	for stage := range rankOf {
-		rankOf[stage] = s.Rank(stage)
-	}
-	done := s.newClock()
-	place := make([]int, s.Ranks)
-	waits := make([]bool, s.Ranks)
-	ready := make([]int, s.Ranks)
-	for i := range ready {
-		ready[i] = s.Ranks - 1 - i // a stack, so that the first rank goes first
-	}
-	for len(ready) > 0 {
-		rank := ready[len(ready)-1]
-		ready = ready[:len(ready)-1]
-		for list := s.Lists[rank]; place[rank] < len(list); place[rank]++ {
-			a, arrived := list[place[rank]], int64(0)
-			if from, ok := s.needs(a); ok {
-				if arrived = *done.of(from); arrived < 0 {
-					waits[rank] = true
-					break
-				}
-				if rankOf[from.Stage] != rank {
-					arrived += send
-				}
-			}
-			end := visit(rank, place[rank], arrived)
-			if a.Kind == Weight {
-				continue
-			}
-			*done.of(a) = end
-			if to := s.feeds(a); to >= 0 && waits[rankOf[to]] {
-				waits[rankOf[to]] = false
-				ready = append(ready, rankOf[to])
-			}
-		}
-	}
-	for rank, at := range place {
-		if at < len(s.Lists[rank]) {
-			return s.stuck(rank, place)
-		}
-	}
-	return nil
-}
-
-// A clock notes a time for each forward and each gradient of the input; -1 is not yet.
+// A clock notes a number for each forward and each gradient of the input; -1 is not yet.
 type clock struct {
 	micros            int
 	forward, gradient []int64
@@ -265,60 +212,4 @@ func (s *Schedule) stuck(rank int, place []int) error {
 		At("rank %d, place %d", rank, place[rank]).
 		Because("%s", strings.Join(circle, "; ")).
 		Try(remedy)
-}
-
-// A Hold is what a microbatch keeps on its rank for the gradients, by virtual stage: one entry for
-// each, or a single one for all. The unit is the caller's, for instance bytes.
-type Hold struct {
-	Forward []int64 // from the forward to the input gradient
-	Input   []int64 // from the input gradient to the weight gradient
-}
-
-// A Peak is the moment at which a rank holds most.
-type Peak struct {
-	Total int64 // what it holds then
-	Place int   // the place in its list at which it comes to hold that much
-	// Forward and Input count the microbatches that are held, by the rank's turns: those that wait
-	// for their input gradient, and those that only wait for their weight gradient.
-	Forward, Input []int
-}
-
-// Peak finds the moment at which a rank holds most. It depends on the order of the rank's actions
-// alone, not on their times. The schedule must be valid.
-func (s *Schedule) Peak(rank int, h Hold) (Peak, error) {
-	forward, err := spread("what is held after the forward", h.Forward, s.Stages())
-	if err != nil {
-		return Peak{}, err
-	}
-	input, err := spread("what is held after the input gradient", h.Input, s.Stages())
-	if err != nil {
-		return Peak{}, err
-	}
-	held := Peak{Forward: make([]int, s.Virtual), Input: make([]int, s.Virtual)}
-	peak := Peak{Forward: make([]int, s.Virtual), Input: make([]int, s.Virtual)}
-	for place, a := range s.Lists[rank] {
-		turn := a.Stage / s.Ranks
-		first, then := forward[a.Stage], input[a.Stage]
-		switch a.Kind {
-		case Forward:
-			held.Forward[turn]++
-			held.Total += first
-		case Backward:
-			held.Forward[turn]--
-			held.Total -= first
-		case Input:
-			held.Forward[turn]--
-			held.Input[turn]++
-			held.Total += then - first
-		case Weight:
-			held.Input[turn]--
-			held.Total -= then
-		}
-		if held.Total > peak.Total {
-			peak.Total, peak.Place = held.Total, place
-			copy(peak.Forward, held.Forward)
-			copy(peak.Input, held.Input)
-		}
-	}
-	return peak, nil
 }

@@ -184,31 +184,30 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 	f.worst(r.Reduce, amount{}, needs(r.Reduce))
 	f.worst(r.Square, others, needs(r.Square))
 	f.worst(r.Update, amount{}, needs(r.Update))
-	var held amount
-	holds := map[int]*holds{}
-	for _, a := range p.Schedule.Lists[rank] {
-		s := p.Stages[a.Stage]
-		if holds[a.Stage] == nil {
-			if holds[a.Stage], err = s.holds(kept); err != nil {
-				return nil, err
-			}
+	turns := make([]*holds, p.Schedule.Virtual)
+	for turn := range turns {
+		if turns[turn], err = p.Stages[p.Schedule.Stage(rank, turn)].holds(kept); err != nil {
+			return nil, err
 		}
-		h := holds[a.Stage]
+	}
+	for place, micros := range p.Schedule.InFlight(rank) {
+		var held amount
+		for turn, h := range turns {
+			held = held.plus(h.forward, micros.Forward[turn]).plus(h.input, micros.Input[turn])
+		}
+		a := p.Schedule.Lists[rank][place]
+		s, h := p.Stages[a.Stage].Programs, turns[a.Stage/p.Schedule.Ranks]
 		switch a.Kind {
 		case schedule.Forward:
-			f.worst(s.Programs.Forward, held.plus(h.taken), needs(s.Programs.Forward))
-			held = held.plus(h.forward)
+			f.worst(s.Forward, held.plus(h.taken, 1), needs(s.Forward))
 		case schedule.Backward:
-			f.worst(s.Programs.Backward, held.plus(h.seeds), needs(s.Programs.Backward))
-			held = held.less(h.forward)
+			f.worst(s.Backward, held.plus(h.seeds, 1), needs(s.Backward))
 		case schedule.Input:
-			if s.Programs.Input != nil {
-				f.worst(s.Programs.Input, held.plus(h.seeds), needs(s.Programs.Input))
+			if s.Input != nil {
+				f.worst(s.Input, held.plus(h.seeds, 1), needs(s.Input))
 			}
-			held = held.plus(h.input).less(h.forward)
 		case schedule.Weight:
-			f.worst(s.Programs.Weight, held, needs(s.Programs.Weight))
-			held = held.less(h.input)
+			f.worst(s.Weight, held, needs(s.Weight))
 		}
 	}
 	return f, nil
@@ -222,9 +221,10 @@ type holds struct {
 	seeds   amount // what the stage after sends
 }
 
-func (n amount) plus(m amount) amount { return amount{n.device + m.device, n.host + m.host} }
-
-func (n amount) less(m amount) amount { return amount{n.device - m.device, n.host - m.host} }
+// plus adds an amount so many times.
+func (n amount) plus(m amount, times int) amount {
+	return amount{n.device + int64(times)*m.device, n.host + int64(times)*m.host}
+}
 
 // holds adds up the arguments of a stage's programs that belong to one microbatch.
 func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {

@@ -28,14 +28,13 @@ type event struct {
 // maxTurns bounds the virtual stages of a rank: more are not of use, since each sends.
 const maxTurns = 32
 
-// events are those of each rank that differ, and where each stage lies.
+// events are those of each rank that differ, and which stages it has.
 type events struct {
 	ranks [][]event
 	// even are those of a rank whose stages are alike: then it does not matter which of them holds a
 	// microbatch, and all are counted in the first turn.
 	even  [][]event
 	of    [][]int // stages of a rank
-	turn  []int   // of a stage on its rank
 	split bool
 }
 
@@ -81,32 +80,19 @@ func (p *Predictor) walk(pl *plan.Plan) (*events, error) {
 // eventsOf goes through the lists of a schedule.
 func eventsOf(s *schedule.Schedule) *events {
 	e := &events{ranks: make([][]event, s.Ranks), even: make([][]event, s.Ranks),
-		of: make([][]int, s.Ranks), turn: make([]int, s.Stages())}
-	for k := range e.turn {
-		rank := s.Rank(k)
-		e.turn[k] = len(e.of[rank])
-		e.of[rank] = append(e.of[rank], k)
-	}
+		of: make([][]int, s.Ranks)}
 	for rank, list := range s.Lists {
-		var now event
-		turns := len(e.of[rank])
-		for _, a := range list {
-			now.kind, now.stage = a.Kind, a.Stage
-			e.ranks[rank] = most(e.ranks[rank], &now, turns)
-			e.even[rank] = most(e.even[rank], now.joined(turns, e.of[rank][0]), 1)
-			t := e.turn[a.Stage]
-			switch a.Kind {
-			case schedule.Forward:
-				now.forward[t]++
-			case schedule.Backward:
-				now.forward[t]--
-			case schedule.Input:
-				now.forward[t]--
-				now.input[t]++
-				e.split = true
-			case schedule.Weight:
-				now.input[t]--
+		for turn := range s.Virtual {
+			e.of[rank] = append(e.of[rank], s.Stage(rank, turn))
+		}
+		for place, held := range s.InFlight(rank) {
+			now := event{kind: list[place].Kind, stage: list[place].Stage}
+			for turn := range s.Virtual {
+				now.forward[turn], now.input[turn] = int16(held.Forward[turn]), int16(held.Input[turn])
 			}
+			e.split = e.split || now.kind == schedule.Input
+			e.ranks[rank] = most(e.ranks[rank], &now, s.Virtual)
+			e.even[rank] = most(e.even[rank], now.joined(s.Virtual, e.of[rank][0]), 1)
 		}
 	}
 	return e
@@ -298,7 +284,7 @@ func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) *stages {
 	list := &p.list
 	list.kinds, list.of = list.kinds[:0], list.of[:0]
-	n := len(e.turn)
+	n := len(e.of) * len(e.of[0])
 	each, more, at := p.rounds/int64(n), p.rounds%int64(n), int64(0)
 	for k := range n {
 		rounds := each
