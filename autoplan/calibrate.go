@@ -1,13 +1,13 @@
 package autoplan
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // A Measurement is how long the steps of a run took that was predicted.
@@ -48,10 +48,8 @@ func NewMeasurement(seconds []float64) (m Measurement, ok bool) {
 
 // ParseCalibration reads what [Calibration.Marshal] writes.
 func ParseCalibration(text []byte, path string) (*Calibration, error) {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
 	c := &Calibration{}
-	err := d.Decode(c)
+	err := strictjson.Decode(text, c)
 	wrong := slices.ContainsFunc(c.Runs, func(m Measurement) bool {
 		return !(m.Predicted > 0) || !(m.Measured > 0) || !(m.Noise >= 0)
 	})

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 const (
@@ -215,9 +216,7 @@ func ParseManifest(text []byte) (*Manifest, error) {
 			Try("use the Deepwell that wrote it, or a newer one")
 	}
 	doc.Manifest = &Manifest{}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&doc); err != nil {
+	if err := strictjson.Decode(text, &doc); err != nil {
 		return nil, damaged("the manifest is not well formed").Because("%s", err)
 	}
 	m := doc.Manifest

@@ -1,11 +1,9 @@
 package machine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"runtime"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/nvml"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // schema is the version of the JSON form. A change that an older binary would misread raises it.
@@ -198,14 +197,9 @@ func Parse(data []byte) (*Machine, error) {
 		return nil, diag.New(diag.MachineVersion, "the machine file has version %d; this binary "+
 			"reads %d", head.Version, schema).Try("write it anew with deepwell probe")
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
 	m := &Machine{}
-	if err := d.Decode(m); err != nil {
+	if err := strictjson.Decode(data, m); err != nil {
 		return nil, bad(err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, bad(fmt.Errorf("something follows its end"))
 	}
 	if err := m.validate(); err != nil {
 		return nil, bad(err)

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -11,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // A place is where in a tokenizer.json something stands, spelled as jq spells it.
@@ -36,9 +36,7 @@ func damaged(at place, format string, args ...any) error {
 // read fills v from the JSON of a component. A field that v does not have is refused, because it
 // may change what the component does.
 func read(raw json.RawMessage, at place, v any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
+	if err := strictjson.Decode(raw, v); err != nil {
 		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 			return refuse(at, "the tokenizer has a setting %s that is not known", name)
 		}

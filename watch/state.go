@@ -1,13 +1,13 @@
 package watch
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"math"
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // version is that of the JSON form.
@@ -55,9 +55,7 @@ func (t *Watch) MarshalJSON() ([]byte, error) {
 // UnmarshalJSON reads what MarshalJSON wrote; the options stay.
 func (t *Watch) UnmarshalJSON(data []byte) error {
 	var st state
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&st); err != nil {
+	if err := strictjson.Decode(data, &st); err != nil {
 		return damaged("it is not JSON of a watch").Wrap(err)
 	}
 	if st.Version != version {
