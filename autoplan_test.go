@@ -47,14 +47,6 @@ func TestParseWhatIf(t *testing.T) {
 	}
 }
 
-func TestThousands(t *testing.T) {
-	for x, want := range map[float64]string{206_000: "206k", 2.74e6: "2.74M", 1.5e9: "1.5B", 12: "12"} {
-		if got := Thousands(x); got != want {
-			t.Errorf("%v is %s, not %s", x, got, want)
-		}
-	}
-}
-
 // The waterfall ends at the simulated step.
 func TestSettle(t *testing.T) {
 	parts := settle([]dryrun.Part{{Name: "attention", Seconds: 2}, {Name: "bubble", Seconds: 1}}, 3.5)

@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -332,7 +333,7 @@ func (r *rehearsal) report() *dryrun.Report {
 	}
 	if d.Budget.Tokens > 0 {
 		page.Facts = append(page.Facts, dryrun.Fact{Value: fmt.Sprintf("%.3g days", d.Bill.Days),
-			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", r.job.Tokens, Thousands(d.Bill.Money),
+			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", r.job.Tokens, human.Amount(d.Bill.Money),
 				d.Budget.Price)})
 	}
 	return page
@@ -345,26 +346,11 @@ func (r *rehearsal) fits() error {
 	}
 	m := r.done.Memory
 	return diag.New(diag.PlanNoFit, "the plan needs %.1f GiB on a device, which has %.1f",
-		gibOf(r.done.Peak), gibOf(r.done.Capacity)).At("%s", r.job.Plan).
+		human.InGiB(r.done.Peak), human.InGiB(r.done.Capacity)).At("%s", r.job.Plan).
 		Because("parameters %.1f · gradients %.1f · optimizer %.1f · activations %.1f · temp %.1f GiB",
-			gibOf(m.Params+m.Copies), gibOf(m.Grads), gibOf(m.Optimizer), gibOf(m.Activations),
-			gibOf(m.Temp+m.Runtime)).
+			human.InGiB(m.Params+m.Copies), human.InGiB(m.Grads), human.InGiB(m.Optimizer),
+			human.InGiB(m.Activations), human.InGiB(m.Temp+m.Runtime)).
 		Try("deepwell plan %s --cluster %s", r.done.Model, r.done.Cluster)
-}
-
-func gibOf(bytes int64) float64 { return float64(bytes) / (1 << 30) }
-
-// Thousands writes an amount with a letter: 206k, 1.2M.
-func Thousands(x float64) string {
-	for _, u := range []struct {
-		size   float64
-		letter string
-	}{{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "k"}} {
-		if x >= u.size {
-			return strconv.FormatFloat(x/u.size, 'g', 3, 64) + u.letter
-		}
-	}
-	return strconv.FormatFloat(x, 'g', 3, 64)
 }
 
 // parseTokens reads an amount such as 1T, 15.6T or 300B; here letters are powers of ten.

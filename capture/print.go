@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // WriteText writes the summary as a person reads it: a line of what it is, a table of its blocks,
@@ -25,15 +26,15 @@ func (s *Summary) WriteText(w io.Writer) error {
 	if s.Active != s.Parameters {
 		fmt.Fprintf(&b, ", %s active", short(s.Active))
 	}
-	fmt.Fprintf(&b, " · %s\n", plural(s.Layers, "layer"))
-	line("sizes", "hidden "+digits(s.Hidden), s.mlp(), "vocabulary "+digits(s.Vocab),
-		"context "+digits(s.Context), s.experts())
+	fmt.Fprintf(&b, " · %s\n", human.Count(s.Layers, "layer"))
+	line("sizes", "hidden "+human.Thousands(s.Hidden), s.mlp(), "vocabulary "+human.Thousands(s.Vocab),
+		"context "+human.Thousands(s.Context), s.experts())
 	line("attention", s.attention()...)
 	b.WriteByte('\n')
 	s.table(&b)
 	b.WriteByte('\n')
 	line("work", flops(s.Training)+" a token in training", flops(s.Forward)+" forward",
-		fmt.Sprintf("%s attention, in sequences of %s", percent(s.Attention), digits(s.Seq)))
+		fmt.Sprintf("%s attention, in sequences of %s", percent(s.Attention), human.Thousands(s.Seq)))
 	m := s.Memory
 	line("memory", event.Size(m.Sum())+" without activations", "bf16 weights "+event.Size(m.Weights),
 		"f32 gradients "+event.Size(m.Gradients))
@@ -47,7 +48,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 
 func (s *Summary) mlp() string {
 	c := s.config
-	text := fmt.Sprintf("MLP %s", digits(s.MLP))
+	text := fmt.Sprintf("MLP %s", human.Thousands(s.MLP))
 	if c.Gated {
 		text += " gated"
 	}
@@ -59,7 +60,7 @@ func (s *Summary) experts() string {
 	if m == nil {
 		return ""
 	}
-	return fmt.Sprintf("%d of %d experts of %s", m.TopK, m.Experts, digits(m.MLP))
+	return fmt.Sprintf("%d of %d experts of %s", m.TopK, m.Experts, human.Thousands(m.MLP))
 }
 
 func (s *Summary) attention() []string {
@@ -72,15 +73,15 @@ func (s *Summary) attention() []string {
 	}
 	switch {
 	case s.Windowed == s.Layers:
-		facts = append(facts, "window "+digits(s.Window))
+		facts = append(facts, "window "+human.Thousands(s.Window))
 	case s.Windowed > 0:
-		facts = append(facts, fmt.Sprintf("window %s in %d of %d layers", digits(s.Window), s.Windowed,
-			s.Layers))
+		facts = append(facts, fmt.Sprintf("window %s in %d of %d layers", human.Thousands(s.Window),
+			s.Windowed, s.Layers))
 	}
 	if c.Learned {
 		return append(facts, "learned positions")
 	}
-	return append(facts, "rotary, base "+digits(int64(c.Rope.Theta)))
+	return append(facts, "rotary, base "+human.Thousands(int64(c.Rope.Theta)))
 }
 
 func (s *Summary) table(b *strings.Builder) {
@@ -89,7 +90,7 @@ func (s *Summary) table(b *strings.Builder) {
 	row := func(r Block) {
 		tensors := "-" // of a model that is counted but not built
 		if r.Tensors > 0 {
-			tensors = digits(r.Tensors)
+			tensors = human.Thousands(r.Tensors)
 		}
 		fmt.Fprintf(b, "%-8s %8s %12s %8s\n", r.Tag, tensors, short(r.Parameters), percent(r.Share))
 	}
@@ -111,13 +112,13 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 	}
 	var types []string
 	for _, t := range slices.Sorted(maps.Keys(f.Types)) {
-		types = append(types, fmt.Sprintf("%s %s", digits(int64(f.Types[t])), t))
+		types = append(types, fmt.Sprintf("%s %s", human.Thousands(int64(f.Types[t])), t))
 	}
-	files := plural(int64(f.Files), "file")
+	files := human.Count(f.Files, "file")
 	if len(f.Missing) > 0 {
 		files = "an index without its files"
 	}
-	line("checkpoint", files, event.Size(f.Bytes), plural(int64(f.Tensors), "tensor"),
+	line("checkpoint", files, event.Size(f.Bytes), human.Count(f.Tensors, "tensor"),
 		strings.Join(types, ", "))
 	if len(f.Missing) > 0 {
 		line("missing", some(f.Missing))
@@ -130,7 +131,7 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 	}
 	var bad []string
 	for _, d := range f.NotFinite {
-		bad = append(bad, fmt.Sprintf("%s of %s", plural(d.Elements, "number"), d.Tensor))
+		bad = append(bad, fmt.Sprintf("%s of %s", human.Count(d.Elements, "number"), d.Tensor))
 	}
 	switch {
 	case len(bad) > 0:
@@ -174,20 +175,4 @@ func percent(f float64) string {
 		return "< 0.1 %"
 	}
 	return fmt.Sprintf("%.1f %%", 100*f)
-}
-
-func plural(n int64, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return digits(n) + " " + what
-}
-
-// digits writes a whole number in groups of three.
-func digits(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
@@ -66,7 +67,7 @@ func (d Damaged) String() string {
 	if d.Elements == 1 {
 		are = "is"
 	}
-	return fmt.Sprintf("%s holds %s that %s", d.Tensor, plural(d.Elements, "number"), are)
+	return fmt.Sprintf("%s holds %s that %s", d.Tensor, human.Count(d.Elements, "number"), are)
 }
 
 // NotFinite reads every tensor that the parameters are made of, at the speed of the disk or of
@@ -117,8 +118,8 @@ func (m *Model) notFinite(bad []Damaged) error {
 		for _, d := range bad {
 			total += d.Elements
 		}
-		e = e.Because("%s of %s tensors are not finite", plural(total, "number"),
-			digits(int64(len(bad))))
+		e = e.Because("%s of %s tensors are not finite", human.Count(total, "number"),
+			human.Thousands(int64(len(bad))))
 	}
 	return e.Try("take another copy of the weights, or an earlier checkpoint")
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/svg"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -16,42 +18,42 @@ const (
 )
 
 // memory draws what the rank with the highest peak holds over the step, and the peaks of all.
-func (p *page) memory(t *Timeline, capacity int64) {
+func (p page) memory(t *Timeline, capacity int64) {
 	_, rank := t.Peak()
-	p.head("Memory by cause", fmt.Sprintf(
+	p.Head("Memory by cause", fmt.Sprintf(
 		"What each device of rank %d holds over the step, the most of all ranks.", rank))
-	p.add(`<div class="key">`)
+	p.Add(`<div class="key">`)
 	for _, c := range causes {
-		p.add(`<span><i class="%s"></i>%s</span>`, c.class, c.word)
+		p.Add(`<span><i class="%s"></i>%s</span>`, c.class, c.word)
 	}
-	p.add("</div>")
+	p.Add("</div>")
 	peak, _ := t.Peak()
 	top := 1.1 * float64(max(peak.Total(), capacity, 1))
-	p.add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
-		px(plotLeft+plotWidth+plotRight), px(memoryHeight+axisHeight+8), rank)
+	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
+		svg.Px(plotLeft+plotWidth+plotRight), svg.Px(memoryHeight+axisHeight+8), rank)
 	at := func(bytes float64) float64 { return 8 + memoryHeight*(1-bytes/top) }
-	step := niceStep(top / (1 << 30) / 6)
+	step := svg.Step(top / (1 << 30) / 6)
 	for g := 0.0; g*(1<<30) < top; g += step {
 		y := at(g * (1 << 30))
-		p.add(`<path class="grid" d="M%s %sh%s"/><text x="%s" y="%s" class="end">%s</text>`,
-			px(plotLeft), px(y), px(plotWidth), px(plotLeft-8), px(y+4),
+		p.Add(`<path class="grid" d="M%s %sh%s"/><text x="%s" y="%s" class="end">%s</text>`,
+			svg.Px(plotLeft), svg.Px(y), svg.Px(plotWidth), svg.Px(plotLeft-8), svg.Px(y+4),
 			strconv.FormatFloat(g, 'g', 4, 64)+" GiB")
 	}
 	samples := buckets(t.Memory(rank), t.ticks)
 	below := make([]float64, len(samples))
 	for _, c := range causes {
-		p.add(`<path class="%s" d="%s"/>`, c.class, area(samples, below, func(m Memory) float64 {
+		p.Add(`<path class="%s" d="%s"/>`, c.class, area(samples, below, func(m Memory) float64 {
 			return float64(c.of(m))
 		}, at))
 	}
 	if capacity > 0 {
 		y := at(float64(capacity))
-		p.add(`<path class="cap" d="M%s %sh%s"/>`, px(plotLeft), px(y), px(plotWidth))
-		p.add(`<text x="%s" y="%s" class="capword end">a device has %s</text>`,
-			px(plotLeft+plotWidth-6), px(y-5), gib(capacity))
+		p.Add(`<path class="cap" d="M%s %sh%s"/>`, svg.Px(plotLeft), svg.Px(y), svg.Px(plotWidth))
+		p.Add(`<text x="%s" y="%s" class="capword end">a device has %s</text>`,
+			svg.Px(plotLeft+plotWidth-6), svg.Px(y-5), human.GiB(capacity))
 	}
 	p.timeAxis(schedule.Span{Start: 0, End: t.ticks}, memoryHeight+8)
-	p.add("</svg></figure>\n")
+	p.Add("</svg></figure>\n")
 	p.peaks(t, top)
 }
 
@@ -85,8 +87,8 @@ func area(samples []Memory, below []float64, of func(Memory) float64,
 	for i, m := range samples {
 		bottom := below[i]
 		below[i] += of(m)
-		from, to := px(plotLeft+float64(i)*width), px(plotLeft+float64(i+1)*width)
-		y, low := px(at(below[i])), px(at(bottom))
+		from, to := svg.Px(plotLeft+float64(i)*width), svg.Px(plotLeft+float64(i+1)*width)
+		y, low := svg.Px(at(below[i])), svg.Px(at(bottom))
 		up = append(up, from+" "+y, to+" "+y)
 		down = append(down, from+" "+low, to+" "+low)
 	}
@@ -100,22 +102,22 @@ func area(samples []Memory, below []float64, of func(Memory) float64,
 }
 
 // peaks writes a bar for each rank.
-func (p *page) peaks(t *Timeline, top float64) {
+func (p page) peaks(t *Timeline, top float64) {
 	if len(t.Ranks) < 2 {
 		return
 	}
-	p.add(`<div class="rows bars">`)
+	p.Add(`<div class="rows bars">`)
 	every := (len(t.Ranks) + maxRows - 1) / maxRows
 	for rank := 0; rank < len(t.Ranks); rank += every {
 		m := t.Ranks[rank].Peak
-		p.add(`<div>rank %d</div><div class="n">%s</div><div class="track">`, rank, gib(m.Total()))
+		p.Add(`<div>rank %d</div><div class="n">%s</div><div class="track">`, rank, human.GiB(m.Total()))
 		from := 0.0
 		for _, c := range causes {
 			width := 100 * float64(c.of(m)) / top
-			p.add(`<i class="%s" style="left:%.2f%%;width:%.2f%%"></i>`, c.class, from, width)
+			p.Add(`<i class="%s" style="left:%.2f%%;width:%.2f%%"></i>`, c.class, from, width)
 			from += width
 		}
-		p.add("</div>")
+		p.Add("</div>")
 	}
-	p.add("</div>\n")
+	p.Add("</div>\n")
 }

@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/svg"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -28,7 +30,7 @@ var classes = [4]string{"f", "b", "i", "w"}
 
 // pipeline draws when each rank does what: the whole step, or its start and its end, where more
 // would not be seen. What lies between repeats what is there.
-func (p *page) pipeline(t *Timeline) {
+func (p page) pipeline(t *Timeline) {
 	longest := 0
 	for _, list := range t.Schedule.Lists {
 		longest = max(longest, len(list))
@@ -41,17 +43,17 @@ func (p *page) pipeline(t *Timeline) {
 	if s.Ranks > maxRows {
 		text += fmt.Sprintf("; one rank in %d is shown", (s.Ranks+maxRows-1)/maxRows)
 	}
-	p.head("The pipeline", text+".")
-	p.add(`<div class="key">`)
+	p.Head("The pipeline", text+".")
+	p.Add(`<div class="key">`)
 	for kind, class := range classes {
 		if hasKind(s, schedule.Kind(kind)) {
-			p.add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, words[kind])
+			p.Add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, words[kind])
 		}
 	}
 	if t.tails[0].end() > t.tails[0].computed {
-		p.add(`<span><i class="c2"></i>gradients, optimizer and host at the end</span>`)
+		p.Add(`<span><i class="c2"></i>gradients, optimizer and host at the end</span>`)
 	}
-	p.add(`<span><i style="background:var(--track)"></i>idle</span></div>`)
+	p.Add(`<span><i style="background:var(--track)"></i>idle</span></div>`)
 	whole := schedule.Span{Start: 0, End: t.ticks}
 	if longest <= maxBoxes {
 		p.window(t, whole, "the whole step")
@@ -83,22 +85,22 @@ func (t *Timeline) opening(longest int) int64 {
 }
 
 // window draws what lies between two moments.
-func (p *page) window(t *Timeline, w schedule.Span, name string) {
+func (p page) window(t *Timeline, w schedule.Span, name string) {
 	every := (len(t.Spans) + maxRows - 1) / maxRows
 	rows := (len(t.Spans) + every - 1) / every
 	height := float64(rows)*(rowHeight+rowGap) + axisHeight
-	p.add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="pipeline, %s">`,
-		px(plotLeft+plotWidth+plotRight), px(height), name)
+	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="pipeline, %s">`,
+		svg.Px(plotLeft+plotWidth+plotRight), svg.Px(height), name)
 	boxes := map[string]*bytes.Buffer{}
 	var order []string
 	var numbers, names bytes.Buffer
 	for row := range rows {
 		rank := row * every
 		y := float64(row) * (rowHeight + rowGap)
-		fmt.Fprintf(&names, `<text x="%s" y="%s" class="end">rank %d</text>`, px(plotLeft-8),
-			px(y+13), rank)
+		fmt.Fprintf(&names, `<text x="%s" y="%s" class="end">rank %d</text>`, svg.Px(plotLeft-8),
+			svg.Px(y+13), rank)
 		fmt.Fprintf(&names, `<rect x="%s" y="%s" width="%s" height="%s" class="t"/>`,
-			px(plotLeft), px(y), px(plotWidth), px(rowHeight))
+			svg.Px(plotLeft), svg.Px(y), svg.Px(plotWidth), svg.Px(rowHeight))
 		for place, a := range t.Schedule.Lists[rank] {
 			x, width, ok := clip(t.Spans[rank][place], w)
 			if !ok {
@@ -113,30 +115,31 @@ func (p *page) window(t *Timeline, w schedule.Span, name string) {
 				b = &bytes.Buffer{}
 				boxes[class], order = b, append(order, class)
 			}
-			fmt.Fprintf(b, "M%s %sh%sv%sh-%[3]sz", px(x), px(y), px(max(0.3, width-0.6)), px(rowHeight))
+			fmt.Fprintf(b, "M%s %sh%sv%sh-%[3]sz", svg.Px(x), svg.Px(y), svg.Px(max(0.3, width-0.6)),
+				svg.Px(rowHeight))
 			if n := strconv.Itoa(a.Micro); numberFit*float64(len(n))+3 < width {
 				fmt.Fprintf(&numbers, `<text x="%s" y="%s" class="num">%s</text>`,
-					px(x+width/2), px(y+13), n)
+					svg.Px(x+width/2), svg.Px(y+13), n)
 			}
 		}
 		for _, x := range t.tails[rank].spans() {
 			if x, width, ok := clip(x, w); ok {
 				fmt.Fprintf(&names, `<rect x="%s" y="%s" width="%s" height="%s" class="c2"/>`,
-					px(x), px(y), px(max(0.3, width-0.6)), px(rowHeight))
+					svg.Px(x), svg.Px(y), svg.Px(max(0.3, width-0.6)), svg.Px(rowHeight))
 			}
 		}
 		if w.Start == 0 {
-			fmt.Fprintf(&names, `<text x="%s" y="%s">%.0f %%</text>`, px(plotLeft+plotWidth+6), px(y+13),
-				100*t.Ranks[rank].Busy/max(t.Step, 1e-12))
+			fmt.Fprintf(&names, `<text x="%s" y="%s">%.0f %%</text>`, svg.Px(plotLeft+plotWidth+6),
+				svg.Px(y+13), 100*t.Ranks[rank].Busy/max(t.Step, 1e-12))
 		}
 	}
 	p.Write(names.Bytes())
 	for _, class := range order {
-		p.add(`<path class="%s" d="%s"/>`, class, boxes[class])
+		p.Add(`<path class="%s" d="%s"/>`, class, boxes[class])
 	}
 	p.Write(numbers.Bytes())
 	p.timeAxis(w, height-axisHeight)
-	p.add("</svg></figure>\n")
+	p.Add("</svg></figure>\n")
 }
 
 // clip gives the part of a span that lies in a window, as place and width in the picture.
@@ -150,28 +153,14 @@ func clip(s, w schedule.Span) (x, width float64, ok bool) {
 }
 
 // timeAxis writes moments in steps of 1, 2 or 5 times a power of ten, at most nine of them.
-func (p *page) timeAxis(w schedule.Span, y float64) {
+func (p page) timeAxis(w schedule.Span, y float64) {
 	length := seconds(w.End - w.Start)
 	if length <= 0 {
 		return
 	}
-	step := niceStep(length / 9)
+	step := svg.Step(length / 9)
 	for i := math.Ceil(seconds(w.Start) / step); i*step <= seconds(w.End); i++ {
 		x := plotLeft + (i*step-seconds(w.Start))/length*plotWidth
-		p.add(`<text x="%s" y="%s" class="mid">%s</text>`, px(x), px(y+17), span(i*step))
+		p.Add(`<text x="%s" y="%s" class="mid">%s</text>`, svg.Px(x), svg.Px(y+17), human.Seconds(i*step))
 	}
 }
-
-// niceStep is the least of 1, 2 and 5 times a power of ten that is not less than x.
-func niceStep(x float64) float64 {
-	base := math.Pow(10, math.Floor(math.Log10(x)))
-	for _, m := range []float64{1, 2, 5} {
-		if m*base >= x {
-			return m * base
-		}
-	}
-	return 10 * base
-}
-
-// px writes a length with at most one decimal, which keeps a page of ten thousand boxes small.
-func px(x float64) string { return strconv.FormatFloat(math.Round(x*10)/10, 'f', -1, 64) }

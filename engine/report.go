@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/pjrt"
 )
 
@@ -70,7 +71,8 @@ func (r *Report) JSON() ([]byte, error) { return json.MarshalIndent(r, "", "  ")
 // String writes the report for people.
 func (r *Report) String() string {
 	var b strings.Builder
-	head := []string{thousands(int64(r.Devices)) + " " + strings.ToUpper(r.Target), "XLA " + r.Engine}
+	head := []string{human.Thousands(int64(r.Devices)) + " " + strings.ToUpper(r.Target),
+		"XLA " + r.Engine}
 	if r.CuDNN != "" {
 		head = append(head, "cuDNN "+r.CuDNN)
 	}
@@ -129,7 +131,7 @@ func (r *Report) kernels() []string {
 	}
 	var lines []string
 	for _, s := range sums {
-		line := fmt.Sprintf("%s × %s", s.target, thousands(s.count))
+		line := fmt.Sprintf("%s × %s", s.target, human.Thousands(s.count))
 		switch s.plan {
 		case hlo.PlanCompiled:
 			line += ", plan compiled"
@@ -172,8 +174,8 @@ func (r *Report) census() []string {
 		if s.async {
 			how = "asynchronous"
 		}
-		lines = append(lines, fmt.Sprintf("%s × %s in %s, %s, %s", s.kind, thousands(s.count), s.group,
-			event.Size(s.bytes), how))
+		lines = append(lines, fmt.Sprintf("%s × %s in %s, %s, %s", s.kind, human.Thousands(s.count),
+			s.group, event.Size(s.bytes), how))
 	}
 	return lines
 }
@@ -187,13 +189,4 @@ func (r *Report) asyncBytes() (async, all int64) {
 		}
 	}
 	return async, all
-}
-
-// thousands writes 65536 as 65,536.
-func thousands(n int64) string {
-	text := fmt.Sprint(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
 }

@@ -1,6 +1,10 @@
 package event
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/internal/human"
+)
 
 // Stalled says that a phase of a run takes many times longer than usual, and that the run ends.
 type Stalled struct {
@@ -18,5 +22,5 @@ func (Stalled) Kind() string { return "stalled" }
 // Line implements Event.
 func (s Stalled) Line() string {
 	return fmt.Sprintf("step %s  stalled: %s takes longer than %.3g s, waiting for %s",
-		thousands(int64(s.Step)), s.Phase, s.Limit, s.Waits)
+		human.Thousands(int64(s.Step)), s.Phase, s.Limit, s.Waits)
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // Step says that a step of training was taken. Figures that are not known are 0.
@@ -127,9 +129,10 @@ func (Weights) Kind() string { return "weights" }
 func (w Weights) Line() string {
 	switch w.From {
 	case FromFiles:
-		return fmt.Sprintf("weights: %s, %s tensors %s", w.Path, thousands(int64(w.Tensors)), w.DType)
+		return fmt.Sprintf("weights: %s, %s tensors %s", w.Path,
+			human.Thousands(int64(w.Tensors)), w.DType)
 	case FromCheckpoint:
-		return fmt.Sprintf("weights: %s, step %s", w.Path, thousands(int64(w.Step)))
+		return fmt.Sprintf("weights: %s, step %s", w.Path, human.Thousands(int64(w.Step)))
 	}
 	return fmt.Sprintf("weights: random, seed %d", w.Seed)
 }
@@ -142,14 +145,14 @@ func (s Step) Line() string { return s.text(nil, math.MaxInt) }
 
 // Line implements Event.
 func (e Eval) Line() string {
-	return fmt.Sprintf("step %s  eval %s on %s tokens", thousands(int64(e.Step)),
-		strings.TrimSpace(loss(e.Loss)), thousands(e.Tokens))
+	return fmt.Sprintf("step %s  eval %s on %s tokens", human.Thousands(int64(e.Step)),
+		strings.TrimSpace(loss(e.Loss)), human.Thousands(e.Tokens))
 }
 
 // Line implements Event.
 func (r Rejected) Line() string {
-	line := fmt.Sprintf("step %s  rejected: %s  loss %s  |g| %s", thousands(int64(r.Step)), r.Why,
-		strings.TrimSpace(loss(r.Loss)), strings.TrimSpace(significant(r.GradNorm)))
+	line := fmt.Sprintf("step %s  rejected: %s  loss %s  |g| %s", human.Thousands(int64(r.Step)),
+		r.Why, strings.TrimSpace(loss(r.Loss)), strings.TrimSpace(significant(r.GradNorm)))
 	if r.Replay != "" {
 		line += "  replay " + r.Replay
 	}
@@ -158,13 +161,13 @@ func (r Rejected) Line() string {
 
 // Line implements Event.
 func (s Saved) Line() string {
-	return fmt.Sprintf("step %s  saved %s  %s in %.1f s", thousands(int64(s.Step)), s.Path,
+	return fmt.Sprintf("step %s  saved %s  %s in %.1f s", human.Thousands(int64(s.Step)), s.Path,
 		Size(s.Bytes), s.Seconds)
 }
 
 // Line implements Event.
 func (r Resumed) Line() string {
-	return fmt.Sprintf("step %s  resumed from %s", thousands(int64(r.Step)), r.Path)
+	return fmt.Sprintf("step %s  resumed from %s", human.Thousands(int64(r.Step)), r.Path)
 }
 
 // Line implements Event.
@@ -176,7 +179,7 @@ func (p Profiled) Line() string {
 // fixed width, so that a line that is rewritten in place does not jump. Where the line is wider
 // than a terminal, what matters least is left out.
 func (s Step) text(eval *Eval, width int) string {
-	total := thousands(int64(s.Steps))
+	total := human.Thousands(int64(s.Steps))
 	part := func(known bool, format string, args ...any) string {
 		if !known {
 			return ""
@@ -187,11 +190,11 @@ func (s Step) text(eval *Eval, width int) string {
 		eval = &Eval{Step: -1}
 	}
 	parts := []string{
-		fmt.Sprintf("step %*s/%s", len(total), thousands(int64(s.Step)), total),
+		fmt.Sprintf("step %*s/%s", len(total), human.Thousands(int64(s.Step)), total),
 		"loss " + loss(s.Loss),
 		part(eval.Step >= 0, "eval %s", loss(eval.Loss)),
 		"|g| " + significant(s.GradNorm),
-		part(s.TokensPerSecond > 0, "%7s tok/s", thousands(int64(math.Round(s.TokensPerSecond)))),
+		part(s.TokensPerSecond > 0, "%7s tok/s", human.Thousands(int64(math.Round(s.TokensPerSecond)))),
 		part(s.MFU > 0, "MFU %2.0f %%", 100*s.MFU),
 		part(s.MemoryBytes > 0, "%8s", memory(s.MemoryBytes)),
 		part(s.ETASeconds > 0, "eta %-6s", remaining(s.ETASeconds)),
@@ -261,19 +264,6 @@ func remaining(seconds float64) string {
 		return fmt.Sprintf("%dm%02ds", m, s)
 	}
 	return fmt.Sprintf("%ds", s)
-}
-
-// thousands writes a number with commas: 50,000.
-func thousands(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, digits = "-", digits[1:]
-	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
 }
 
 // A figure is a number that JSON may not be able to write: a loss that is not finite is exactly

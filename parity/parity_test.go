@@ -12,23 +12,14 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/internal/stat"
 )
 
 var (
 	update = flag.Bool("update", false, "rewrite the golden files")
 	pages  = flag.String("pages", "", "a folder to write the page of the test to, to be looked at")
 )
-
-// The points are those of printed tables.
-func TestStudent(t *testing.T) {
-	for freedom, want := range map[int]float64{
-		1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 9: 1.8331, 30: 1.6973, 120: 1.6577,
-	} {
-		if got := student95(freedom); math.Abs(got-want) > 1e-4 { // the tables have four digits
-			t.Errorf("%d degrees of freedom: %.5f, want %.4f", freedom, got, want)
-		}
-	}
-}
 
 // A limit moves with its numbers and grows with their spread.
 func TestLimits(t *testing.T) {
@@ -48,7 +39,7 @@ func TestLimits(t *testing.T) {
 		if math.Abs(k.Lower-2*l.Lower-by) > tolerance || math.Abs(k.Upper-2*l.Upper-by) > tolerance {
 			t.Fatalf("%v became %v", l, k)
 		}
-		if m := mean(x); l.Lower > m+tolerance || l.Upper < m-tolerance {
+		if m := stat.Mean(x); l.Lower > m+tolerance || l.Upper < m-tolerance {
 			t.Fatalf("%v is not around %v", l, m)
 		}
 	})
@@ -71,7 +62,7 @@ func TestVerdict(t *testing.T) {
 		{"below in noise", []float64{0.01, 0.02, 0.015}, 0.2, NotResolved, "null reaches 0.2"},
 		{"one pair", []float64{0.01}, 0, NotResolved, "one pair"},
 	} {
-		one := Comparison{Gaps: c.gaps, Mean: mean(c.gaps), SD: deviation(c.gaps),
+		one := Comparison{Gaps: c.gaps, Mean: stat.Mean(c.gaps), SD: stat.Deviation(c.gaps),
 			Limits: limits(c.gaps), Bound: 0.25}
 		one.judge(c.noise)
 		if one.Is != c.want || !strings.Contains(one.Why, c.why) {

@@ -1,13 +1,13 @@
 package parity
 
 import (
-	"bytes"
 	_ "embed" // for the style of the page
 	"fmt"
-	"html"
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/deepwell/deepwell/internal/svg"
 )
 
 //go:embed report.css
@@ -16,20 +16,16 @@ var reportStyle string
 // HTML draws the page: verdicts, gaps and curves. It needs nothing from elsewhere, and follows a
 // dark background.
 func (r *Result) HTML() []byte {
-	p := &page{}
 	title := "Loss against BF16"
 	if r.Model != "" {
 		title = r.Model + ": loss against BF16"
 	}
-	p.add(`<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" `+
-		`content="width=device-width"><title>%s</title><style>%s</style><main>`,
-		html.EscapeString(title), reportStyle)
-	p.add("<h1>%s</h1><p>%s</p>\n", html.EscapeString(title), html.EscapeString(r.Line()))
+	p := page{svg.New(title, reportStyle, r.Line())}
 	p.table(r)
 	p.gaps(r)
 	p.losses(r)
-	p.add("<footer>%s</footer></main></html>\n", html.EscapeString(reading))
-	return p.Bytes()
+	p.Add("<footer>%s</footer>", svg.Text(reading))
+	return p.End()
 }
 
 // reading says how to read the page.
@@ -38,10 +34,7 @@ const reading = "Runs of a pair have the same seed and the same rows in the same
 	"against BF16 with weights changed by one part in 100,000: what it shows is noise. What is " +
 	"not resolved has not passed."
 
-// A page is HTML on its way.
-type page struct{ bytes.Buffer }
-
-func (p *page) add(format string, args ...any) { fmt.Fprintf(p, format, args...) }
+type page struct{ *svg.Page }
 
 // all lists what is compared with BF16: the null, noise, then formats.
 func (r *Result) all() []*Comparison {
@@ -55,15 +48,15 @@ func (r *Result) all() []*Comparison {
 	return list
 }
 
-func (p *page) table(r *Result) {
-	p.add(`<div class="scroll"><table><tr><th>against BF16<th>gap %%<th>sd<th>95 %% limits<th>bound` +
+func (p page) table(r *Result) {
+	p.Add(`<div class="scroll"><table><tr><th>against BF16<th>gap %%<th>sd<th>95 %% limits<th>bound` +
 		"<th>by pair<th>verdict</tr>\n")
 	for _, c := range r.all() {
 		var pairs []string
 		for _, g := range c.Gaps {
 			pairs = append(pairs, signed(g))
 		}
-		name := html.EscapeString(c.Name)
+		name := svg.Text(c.Name)
 		if c.Share > 0 {
 			name += fmt.Sprintf("<small>%.0f %% of the work of linear layers</small>", 100*c.Share)
 		}
@@ -71,12 +64,12 @@ func (p *page) table(r *Result) {
 		verdict := ""
 		if c.Is != "" {
 			verdict = fmt.Sprintf(`<b class="%s">%s</b><small>%s</small>`, class, c.Is,
-				html.EscapeString(c.Why))
+				svg.Text(c.Why))
 		}
-		p.add("<tr><td>%s<td>%s<td>%s<td>%s<td>%s<td>%s<td>%s</tr>\n", name, signed(c.Mean), c.spread(),
+		p.Add("<tr><td>%s<td>%s<td>%s<td>%s<td>%s<td>%s<td>%s</tr>\n", name, signed(c.Mean), c.spread(),
 			c.interval(), c.bound(), strings.Join(pairs, ", "), verdict)
 	}
-	p.add("</table></div>\n")
+	p.Add("</table></div>\n")
 }
 
 // A series is a curve on its way into a picture.
@@ -92,7 +85,7 @@ type series struct {
 func (r *Result) window() int { return max(1, min(tail, r.Steps/10)) }
 
 // gaps draws by how much the loss is worse, step by step, in the mean over pairs.
-func (p *page) gaps(r *Result) {
+func (p page) gaps(r *Result) {
 	var list []series
 	for i, c := range r.all() {
 		sum := make([]float64, r.Steps-r.window()+1)
@@ -104,13 +97,13 @@ func (p *page) gaps(r *Result) {
 		}
 		list = append(list, series{c.Name, i, sum, c.Bound})
 	}
-	p.add("<h2>The gap</h2><p>Percent of the loss in BF16, mean over pairs and over the %d steps "+
+	p.Add("<h2>The gap</h2><p>Percent of the loss in BF16, mean over pairs and over the %d steps "+
 		"before. Broken lines are bounds.</p>", r.window())
 	p.plot(r, list, true)
 }
 
 // losses draws the curves themselves.
-func (p *page) losses(r *Result) {
+func (p page) losses(r *Result) {
 	mean := func(curves [][]float64) []float64 {
 		sum := make([]float64, r.Steps-r.window()+1)
 		for _, curve := range curves {
@@ -126,7 +119,7 @@ func (p *page) losses(r *Result) {
 			list = append(list, series{c.Name, i, mean(c.Curves), 0})
 		}
 	}
-	p.add("<h2>The loss</h2><p>Mean over pairs and over the %d steps before.</p>", r.window())
+	p.Add("<h2>The loss</h2><p>Mean over pairs and over the %d steps before.</p>", r.window())
 	p.plot(r, list, false)
 }
 
@@ -154,7 +147,7 @@ const (
 )
 
 // plot draws series over the steps.
-func (p *page) plot(r *Result, list []series, zero bool) {
+func (p page) plot(r *Result, list []series, zero bool) {
 	low, high := math.Inf(1), math.Inf(-1)
 	see := func(v float64) { low, high = min(low, v), max(high, v) }
 	for _, s := range list {
@@ -174,32 +167,32 @@ func (p *page) plot(r *Result, list []series, zero bool) {
 	pad := (high - low) * 0.05
 	low, high = low-pad, high+pad
 	y := func(v float64) float64 { return plotTop + plotHeight*(high-v)/(high-low) }
-	p.add(`<div class="key">`)
+	p.Add(`<div class="key">`)
 	for _, s := range list {
-		p.add(`<span><i style="background:var(--s%d)"></i>%s</span>`, s.color%colors,
-			html.EscapeString(s.name))
+		p.Add(`<span><i style="background:var(--s%d)"></i>%s</span>`, s.color%colors,
+			svg.Text(s.name))
 	}
-	p.add(`</div><figure><svg viewBox="0 0 %s %s" role="img" aria-label="curves by step">`,
-		px(plotLeft+plotWidth+16), px(plotTop+plotHeight+26))
-	step := niceStep((high - low) / 6)
+	p.Add(`</div><figure><svg viewBox="0 0 %s %s" role="img" aria-label="curves by step">`,
+		svg.Px(plotLeft+plotWidth+16), svg.Px(plotTop+plotHeight+26))
+	step := svg.Step((high - low) / 6)
 	for i := math.Ceil(low / step); i*step <= high; i++ {
 		class := "grid"
 		if zero && i == 0 {
 			class = "zero"
 		}
-		p.add(`<path class="%s" d="M%s %sh%s"/><text class="end" x="%s" y="%s">%s</text>`, class,
-			px(plotLeft), px(y(i*step)), px(plotWidth), px(plotLeft-8), px(y(i*step)+4),
+		p.Add(`<path class="%s" d="M%s %sh%s"/><text class="end" x="%s" y="%s">%s</text>`, class,
+			svg.Px(plotLeft), svg.Px(y(i*step)), svg.Px(plotWidth), svg.Px(plotLeft-8), svg.Px(y(i*step)+4),
 			mark(i, step))
 	}
 	p.steps(r)
 	for _, s := range list {
 		if s.bound > 0 {
-			p.add(`<path class="bound" style="stroke:var(--s%d)" d="M%s %sh%s"/>`, s.color%colors,
-				px(plotLeft), px(y(s.bound)), px(plotWidth))
+			p.Add(`<path class="bound" style="stroke:var(--s%d)" d="M%s %sh%s"/>`, s.color%colors,
+				svg.Px(plotLeft), svg.Px(y(s.bound)), svg.Px(plotWidth))
 		}
 		p.curve(r, s, y)
 	}
-	p.add("</svg></figure>\n")
+	p.Add("</svg></figure>\n")
 }
 
 // place is where a step stands.
@@ -207,24 +200,24 @@ func (r *Result) place(step float64) float64 {
 	return plotLeft + plotWidth*step/float64(max(1, r.Steps))
 }
 
-func (p *page) steps(r *Result) {
-	every := max(1, niceStep(float64(r.Steps)/8))
+func (p page) steps(r *Result) {
+	every := max(1, svg.Step(float64(r.Steps)/8))
 	for s := 0.0; s <= float64(r.Steps); s += every {
-		p.add(`<text class="mid" x="%s" y="%s">%.0f</text>`, px(r.place(s)),
-			px(plotTop+plotHeight+18), s)
+		p.Add(`<text class="mid" x="%s" y="%s">%.0f</text>`, svg.Px(r.place(s)),
+			svg.Px(plotTop+plotHeight+18), s)
 	}
 }
 
-func (p *page) curve(r *Result, s series, y func(float64) float64) {
-	p.add(`<path class="curve" style="stroke:var(--s%d)" d="`, s.color%colors)
+func (p page) curve(r *Result, s series, y func(float64) float64) {
+	p.Add(`<path class="curve" style="stroke:var(--s%d)" d="`, s.color%colors)
 	every := (len(s.points) + mostPoints - 1) / mostPoints
 	first := r.Steps - len(s.points) + 1
 	word := "M"
 	for k := (len(s.points) - 1) % max(1, every); k < len(s.points); k += every {
-		p.add("%s%s %s", word, px(r.place(float64(first+k))), px(y(s.points[k])))
+		p.Add("%s%s %s", word, svg.Px(r.place(float64(first+k))), svg.Px(y(s.points[k])))
 		word = "L"
 	}
-	p.add(`"/>`)
+	p.Add(`"/>`)
 }
 
 // mark writes so many steps of an axis, with the digits that tell them apart.
@@ -235,17 +228,3 @@ func mark(i, step float64) string {
 	digits := max(0, int(math.Ceil(-math.Log10(step))))
 	return strings.Replace(strconv.FormatFloat(i*step, 'f', digits, 64), "-", "−", 1)
 }
-
-// niceStep is the least of 1, 2 and 5 times a power of ten that is not less than x.
-func niceStep(x float64) float64 {
-	base := math.Pow(10, math.Floor(math.Log10(x)))
-	for _, m := range []float64{1, 2, 5} {
-		if m*base >= x {
-			return m * base
-		}
-	}
-	return 10 * base
-}
-
-// px writes a length with at most one decimal.
-func px(x float64) string { return strconv.FormatFloat(math.Round(x*10)/10, 'f', -1, 64) }

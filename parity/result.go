@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/deepwell/deepwell/internal/stat"
 )
 
 // A Result is what the runs came to.
@@ -78,10 +80,10 @@ func (r *Result) judge() {
 func (r *Result) measure(c *Comparison) {
 	c.Gaps = nil
 	for pair, curve := range c.Curves {
-		base := mean(r.BF16[pair][r.Steps-r.Tail:])
-		c.Gaps = append(c.Gaps, 100*(mean(curve[r.Steps-r.Tail:])-base)/base)
+		base := stat.Mean(r.BF16[pair][r.Steps-r.Tail:])
+		c.Gaps = append(c.Gaps, 100*(stat.Mean(curve[r.Steps-r.Tail:])-base)/base)
 	}
-	c.Mean, c.SD, c.Limits = mean(c.Gaps), deviation(c.Gaps), limits(c.Gaps)
+	c.Mean, c.SD, c.Limits = stat.Mean(c.Gaps), stat.Deviation(c.Gaps), limits(c.Gaps)
 }
 
 func (c *Comparison) judge(noise float64) {
@@ -114,7 +116,7 @@ func (r *Result) Between(first, second string) (c Comparison, ok bool) {
 	for pair, g := range r.Formats[i].Gaps {
 		c.Gaps = append(c.Gaps, g-r.Formats[k].Gaps[pair])
 	}
-	c.Mean, c.SD, c.Limits = mean(c.Gaps), deviation(c.Gaps), limits(c.Gaps)
+	c.Mean, c.SD, c.Limits = stat.Mean(c.Gaps), stat.Deviation(c.Gaps), limits(c.Gaps)
 	return c, true
 }
 
@@ -156,7 +158,7 @@ func (r *Result) Write(w io.Writer) {
 // losses are those of BF16 at the end, by pair.
 func (r *Result) losses() (list []string) {
 	for _, curve := range r.BF16 {
-		list = append(list, fmt.Sprintf("%.4f", mean(curve[r.Steps-r.Tail:])))
+		list = append(list, fmt.Sprintf("%.4f", stat.Mean(curve[r.Steps-r.Tail:])))
 	}
 	return list
 }

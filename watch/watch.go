@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/stat"
 )
 
 // Options are the times of a watch.
@@ -156,19 +158,10 @@ func robust(list []float64) (m, deviation float64) {
 	for i := 1; i < len(list); i++ {
 		steps = append(steps, math.Abs(list[i]-list[i-1]))
 	}
-	return median(recent(list)), 1.4826 / math.Sqrt2 * median(steps)
+	return stat.Median(recent(list)), 1.4826 / math.Sqrt2 * stat.Median(steps)
 }
 
 func recent(list []float64) []float64 { return list[max(0, len(list)-least):] }
-
-func median(list []float64) float64 {
-	sorted := slices.Sorted(slices.Values(list))
-	n := len(sorted)
-	if n == 0 {
-		return 0
-	}
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
 
 // logNorm is the logarithm of a norm; a norm of zero counts as the smallest there is.
 func logNorm(v float64) float64 { return math.Log(max(v, math.SmallestNonzeroFloat32)) }
@@ -180,12 +173,12 @@ func (o *observation) wholeStep() {
 	switch {
 	case isFinite(s.Loss) && s.Loss > maxLoss:
 		o.spiked = true
-		o.refuse(Decision{Layer: -1, Signal: "loss", Value: s.Loss, Usual: median(recent(o.losses)),
+		o.refuse(Decision{Layer: -1, Signal: "loss", Value: s.Loss, Usual: stat.Median(recent(o.losses)),
 			Bound: maxLoss, Note: "the batch is skipped"})
 	case isFinite(s.GradNorm) && s.GradNorm > maxNorm:
 		o.spiked = true
 		o.refuse(Decision{Layer: -1, Signal: "gradient norm", Value: s.GradNorm,
-			Usual: math.Exp(median(recent(o.norms))), Bound: maxNorm, Note: "the batch is skipped"})
+			Usual: math.Exp(stat.Median(recent(o.norms))), Bound: maxNorm, Note: "the batch is skipped"})
 	}
 }
 

@@ -6,10 +6,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -52,10 +52,10 @@ func run(ctx context.Context) error {
 				}
 			}
 		}
-		ratio := median(seconds[65536]) / median(seconds[8])
+		ratio := stat.Median(seconds[65536]) / stat.Median(seconds[8])
 		worst = max(worst, ratio)
-		fmt.Printf("%-11s %8.2f %8.2f %8.2f %14.2f\n", card, median(seconds[8]), median(seconds[1024]),
-			median(seconds[65536]), ratio)
+		fmt.Printf("%-11s %8.2f %8.2f %8.2f %14.2f\n", card, stat.Median(seconds[8]),
+			stat.Median(seconds[1024]), stat.Median(seconds[65536]), ratio)
 	}
 	fmt.Printf("worst ratio %.2f\n\nattention forward and backward on 8 devices, temp bytes\n", worst)
 	fmt.Printf("%-11s %14s %14s\n", "card", "with cuDNN", "without")
@@ -84,10 +84,4 @@ func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (
 		return nil, err
 	}
 	return c.Compile(ctx, check.MXFP8(n), cluster.Target())
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }

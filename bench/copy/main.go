@@ -5,11 +5,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -75,17 +75,11 @@ func run(ctx context.Context) error {
 			}
 		}
 	}
-	plain := median(times["plain copy"])
+	plain := stat.Median(times["plain copy"])
 	for _, name := range []string{"plain copy", "to device, copied", "to device, lent", "to host"} {
-		m := median(times[name])
+		m := stat.Median(times[name])
 		fmt.Printf("%-18s %8.2f ms  %6.1f GB/s  %4.0f %% of a plain copy\n", name, m.Seconds()*1e3,
 			size/m.Seconds()/1e9, 100*plain.Seconds()/m.Seconds())
 	}
 	return nil
-}
-
-func median(v []time.Duration) time.Duration {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }

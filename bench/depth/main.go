@@ -7,11 +7,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
@@ -92,9 +92,9 @@ func compare(what string, few int64, c *model.Config, arch string, seq int,
 			seconds[layers] = append(seconds[layers], time.Since(start).Seconds())
 		}
 	}
-	ratio := median(seconds[deep]) / median(seconds[few])
+	ratio := stat.Median(seconds[deep]) / stat.Median(seconds[few])
 	fmt.Printf("%s: %d layers %.2f s, %d layers %.2f s, ratio %.2f (at most %.1f)\n", what, few,
-		median(seconds[few]), deep, median(seconds[deep]), ratio, bound)
+		stat.Median(seconds[few]), deep, stat.Median(seconds[deep]), ratio, bound)
 	return nil
 }
 
@@ -113,9 +113,4 @@ func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Sta
 		return nil, err
 	}
 	return p.Gradient, nil
-}
-
-func median(list []float64) float64 {
-	s := slices.Sorted(slices.Values(list))
-	return s[len(s)/2]
 }

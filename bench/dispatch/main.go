@@ -13,12 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime/pprof"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -122,16 +122,10 @@ func compare(ctx context.Context, s *side, jax *jaxProcess, name, mode string,
 			ours, theirs, ratios = append(ours, a), append(theirs, b), append(ratios, a/b)
 		}
 	}
-	ratio := median(ratios)
-	fmt.Printf("%-13s %-6s %9.1f µs %9.1f µs %8.2f\n", name, mode, median(ours)*1e6,
-		median(theirs)*1e6, ratio)
+	ratio := stat.Median(ratios)
+	fmt.Printf("%-13s %-6s %9.1f µs %9.1f µs %8.2f\n", name, mode, stat.Median(ours)*1e6,
+		stat.Median(theirs)*1e6, ratio)
 	return ratio, nil
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }
 
 // A side is Deepwell's program with its argument.

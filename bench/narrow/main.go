@@ -12,13 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/narrow"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -69,9 +69,9 @@ func run(ctx context.Context, dir string, size float64, turns int) error {
 	}
 	fmt.Printf("%.1f GB of bf16 on %d processors, the median of %d turns\n", size,
 		runtime.NumCPU(), turns)
-	plain := median(rates["plain copy"])
+	plain := stat.Median(rates["plain copy"])
 	for _, w := range ways {
-		r := median(rates[w.name])
+		r := stat.Median(rates[w.name])
 		fmt.Printf("%-12s %6.2f GB/s read and written  %4.0f %% of a plain copy  %.2f\n", w.name, r,
 			100*r/plain, rates[w.name])
 	}
@@ -190,11 +190,6 @@ func evict(dir string) error {
 		}
 	}
 	return nil
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
 }
 
 // peak is the most memory that the process ever had, as Linux counts it.

@@ -19,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -101,7 +102,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	fmt.Printf("%s, %d tokens a step, %d turns of %d steps\n", format, 256*rows, turns, each)
 	for _, s := range sides {
 		fmt.Printf("%-9s %6.1f ms by the clock, %6.1f ms of processors, medians\n", s.name,
-			1e3*median(s.steps[each:]), 1e3*median(s.busy[1:]))
+			1e3*stat.Median(s.steps[each:]), 1e3*stat.Median(s.busy[1:]))
 	}
 	clock := func(s *side) []float64 { return s.steps[each:] }
 	busy := func(s *side) []float64 { return s.busy[1:] }
@@ -123,7 +124,7 @@ func ratio(a, b *side, of func(*side) []float64) float64 {
 	for i, x := range of(a) {
 		list = append(list, x/other[i])
 	}
-	return median(list)
+	return stat.Median(list)
 }
 
 // begin makes a run; the side without monitors has programs without their results, and only the one
@@ -201,9 +202,4 @@ func cpu() float64 {
 		return 0
 	}
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
 }

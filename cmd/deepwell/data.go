@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // data groups the commands about text and tokens.
@@ -85,28 +86,16 @@ func (a *app) dataPeek() *cobra.Command {
 // showStats prints what the source has.
 func (a *app) showStats(p *deepwell.Peek) {
 	s := p.Source
-	fmt.Fprintf(a.stdout, "%s, %s, %s", count(s.Files, "file"), count(s.Documents, "document"),
-		count(s.Tokens, "token"))
+	fmt.Fprintf(a.stdout, "%s, %s, %s", human.Count(s.Files, "file"),
+		human.Count(s.Documents, "document"), human.Count(s.Tokens, "token"))
 	if s.Bytes > 0 {
 		fmt.Fprintf(a.stdout, " of %s (%.3f a byte)", event.Size(s.Bytes),
 			float64(s.Tokens)/float64(s.Bytes))
 	}
-	fmt.Fprintf(a.stdout, ", %s of %d\n", count(s.Rows, "row"), p.Seq)
+	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Rows, "row"), p.Seq)
 	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
-	fmt.Fprintf(a.stdout, "row %d: %s, %d of %s\n\n", p.Row, count(documents, "document"), p.Count,
-		count(int64(p.Seq), "label")+" learned")
-}
-
-// count writes a number with its noun.
-func count(n int64, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	digits := strconv.FormatInt(n, 10)
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return digits + " " + noun
+	fmt.Fprintf(a.stdout, "row %d: %s, %d of %s\n\n", p.Row, human.Count(documents, "document"),
+		p.Count, human.Count(int64(p.Seq), "label")+" learned")
 }
 
 // showIDs prints a table of the tokens.
@@ -198,8 +187,8 @@ func (a *app) dataTokenizer() *cobra.Command {
 				a.print(r)
 				return nil
 			}
-			fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path, count(int64(r.Tokens), "token"),
-				count(r.Texts, "text"), event.Size(r.Bytes))
+			fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path, human.Count(int64(r.Tokens), "token"),
+				human.Count(r.Texts, "text"), event.Size(r.Bytes))
 			if r.Tokens < job.Vocab {
 				fmt.Fprintf(a.stdout, "the text has no more to learn: %d were asked for\n", job.Vocab)
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 func (a *app) dryrun() *cobra.Command {
@@ -66,7 +67,7 @@ const shownParts = 6
 func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
 	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
-		d.High, grouped(int64(d.Rate)), 100*d.Bubble)
+		d.High, human.Thousands(int64(d.Rate)), 100*d.Bubble)
 	if job.WhatIf != "" {
 		fmt.Fprintf(w, "what if     %s\n", job.WhatIf)
 	}
@@ -100,7 +101,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 	}
 	if d.Budget.Tokens > 0 {
 		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", job.Tokens, days(d.Bill.Days),
-			deepwell.Thousands(d.Bill.Money), d.Budget.Price)
+			human.Amount(d.Bill.Money), d.Budget.Price)
 	}
 	for _, file := range d.Wrote {
 		fmt.Fprintf(w, "wrote %s\n", file)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/autoplan"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 func (a *app) plan() *cobra.Command {
@@ -107,11 +108,11 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 		writeToday(w, found.Today)
 	}
 	fmt.Fprintf(w, "%s, %s parameters · %s · %s plans, %s priced, in %.1f s\n", found.Model,
-		deepwell.Thousands(float64(found.Parameters)), clusterTitle(found.Cluster),
-		grouped(found.Space), grouped(found.Priced), found.Seconds)
+		human.Amount(float64(found.Parameters)), clusterTitle(found.Cluster),
+		human.Thousands(found.Space), human.Thousands(found.Priced), found.Seconds)
 	fmt.Fprintf(w, "global batch %s sequences of %s tokens, %s tokens a step\n",
-		grouped(best.Plan.Batch), grouped(best.Plan.Seq),
-		deepwell.Thousands(float64(best.Plan.Batch*best.Plan.Seq)))
+		human.Thousands(best.Plan.Batch), human.Thousands(best.Plan.Seq),
+		human.Amount(float64(best.Plan.Batch*best.Plan.Seq)))
 	if err := writeTable(w, found.Choices); err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 		" GiB\n", gib(m.Params+m.Copies), gib(m.Grads), gib(m.Optimizer), gib(m.Activations),
 		gib(m.Temp+m.Runtime))
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
-		deepwell.Thousands(found.Bill.Money))
+		human.Amount(found.Bill.Money))
 	if found.Emit != "" {
 		fmt.Fprintf(w, "\n%s", found.Emit)
 	}
@@ -141,8 +142,8 @@ func writeToday(w io.Writer, t *deepwell.Today) {
 		verdict = ", which does not fit"
 	}
 	fmt.Fprintf(w, "today: %s · %.3g s (%.3g–%.3g) · %s tok/s/GPU · %s of %s GiB%s · bubble %.1f %%\n",
-		t.File, d.Step, d.Low, d.High, grouped(int64(d.Rate)), gib(d.Peak), gib(d.Capacity), verdict,
-		100*d.Bubble)
+		t.File, d.Step, d.Low, d.High, human.Thousands(int64(d.Rate)), gib(d.Peak), gib(d.Capacity),
+		verdict, 100*d.Bubble)
 	for _, h := range t.Changes {
 		fmt.Fprintf(w, "  %+5.1f %%  %s  (%s GiB)\n", 100*(h.Step/d.Step-1), h.Change, gib(h.Peak))
 	}
@@ -176,7 +177,7 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
 			c.Plan.Rows()/rowRanks(c)), rematOf(c),
-			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), grouped(int64(c.Rate)),
+			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
 			gib(c.Peak)+" GiB", c.Why)
 		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
@@ -224,18 +225,9 @@ func gib(bytes int64) string {
 // days writes a time of days: 0.4 days, 82.3 days, 1,240 days.
 func days(n float64) string {
 	if n >= 99.95 {
-		return grouped(int64(math.Round(n))) + " days"
+		return human.Thousands(int64(math.Round(n))) + " days"
 	}
 	return strconv.FormatFloat(n, 'f', 1, 64) + " days"
-}
-
-// grouped writes a number with commas.
-func grouped(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }
 
 // clusterTitle spells 64xgb200 as people do.
@@ -245,5 +237,5 @@ func clusterTitle(cluster string) string {
 	if err != nil {
 		return cluster
 	}
-	return grouped(count) + " " + strings.ToUpper(card)
+	return human.Thousands(count) + " " + strings.ToUpper(card)
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/deepwell/deepwell/internal/stat"
 )
 
 // A Size is a model and a batch of it. Python sides read it as JSON.
@@ -102,8 +104,8 @@ func table(w io.Writer, s Size, rows []*Row, turns, steps int) {
 			ratio = append(ratio, t.Wall/rows[0].turns[1+i].Wall)
 		}
 		base := rows[0].least()
-		fmt.Fprintf(w, "%-28s %12.0f %10.0f %12.3f %13.2fx %13.2fx\n", r.Name, tokens/median(wall),
-			tokens/slices.Min(wall), slices.Min(cpu), median(ratio), slices.Min(cpu)/base)
+		fmt.Fprintf(w, "%-28s %12.0f %10.0f %12.3f %13.2fx %13.2fx\n", r.Name, tokens/stat.Median(wall),
+			tokens/slices.Min(wall), slices.Min(cpu), stat.Median(ratio), slices.Min(cpu)/base)
 	}
 }
 
@@ -131,10 +133,4 @@ func agree(s Size, rows []*Row) error {
 		}
 	}
 	return errors.Join(wrong...)
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }

@@ -1,0 +1,85 @@
+// Package human turns numbers into the text that people read.
+package human
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Thousands writes a number with commas: 50,000.
+func Thousands(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// Count writes a number with its noun: 1 file, 1,024 files.
+func Count[N int | int64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return Thousands(int64(n)) + " " + noun
+}
+
+// Amount writes a number with a letter: 206k, 1.2M.
+func Amount(x float64) string {
+	letter := ""
+	for _, next := range []string{"k", "M", "B", "T"} {
+		if x < 1e3 {
+			break
+		}
+		x, letter = x/1e3, next
+	}
+	return strconv.FormatFloat(x, 'g', 3, 64) + letter
+}
+
+// Seconds writes a time with three digits.
+func Seconds(s float64) string {
+	switch {
+	case s >= 0.9995:
+		return digits(s) + " s"
+	case s >= 1e-3:
+		return digits(1e3*s) + " ms"
+	case s > 0:
+		return fmt.Sprintf("%.3g µs", 1e6*s)
+	}
+	return "0 s"
+}
+
+// digits writes a number from 1 on with three digits, or all those before the point.
+func digits(x float64) string {
+	switch {
+	case x >= 100:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}
+
+// Percent writes a share: 12.5 %.
+func Percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
+
+// Signed writes a change as a share: +1.5 %, −1.5 %.
+func Signed(share float64) string { return Minus(fmt.Sprintf("%+.1f %%", 100*share)) }
+
+// Minus gives a number its minus sign in place of the hyphen.
+func Minus(number string) string { return strings.Replace(number, "-", "−", 1) }
+
+// InGiB is a number of bytes in GiB.
+func InGiB(bytes int64) float64 { return float64(bytes) / (1 << 30) }
+
+// GiB writes a number of bytes, in MiB where they are less than a tenth of a GiB.
+func GiB(bytes int64) string {
+	switch x := InGiB(bytes); {
+	case x >= 100:
+		return fmt.Sprintf("%.0f GiB", x)
+	case x >= 0.1:
+		return fmt.Sprintf("%.1f GiB", x)
+	default:
+		return fmt.Sprintf("%.1f MiB", 1024*x)
+	}
+}

@@ -1,0 +1,29 @@
+package human
+
+import "testing"
+
+func TestAmount(t *testing.T) {
+	for x, want := range map[float64]string{206_000: "206k", 2.74e6: "2.74M", 1.5e9: "1.5B", 12: "12"} {
+		if got := Amount(x); got != want {
+			t.Errorf("%v is %s, not %s", x, got, want)
+		}
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", -999: "-999", 1000: "1,000",
+		-1234567: "-1,234,567", 65536: "65,536"} {
+		if got := Thousands(n); got != want {
+			t.Errorf("%d is written %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for s, want := range map[float64]string{0: "0 s", 2.5e-7: "0.25 µs", 1e-3: "1.00 ms", 0.0123: "12.3 ms",
+		0.5: "500 ms", 0.9996: "1.00 s", 12.34: "12.3 s", 1234: "1234 s"} {
+		if got := Seconds(s); got != want {
+			t.Errorf("%v is written %s, want %s", s, got, want)
+		}
+	}
+}
