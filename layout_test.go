@@ -27,8 +27,12 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"diag", "dtype", "dtype/block", "schedule"},
-	{"internal/plainfile", "internal/strictjson", "internal/human", "internal/stat", "internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/folder", "safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ", "internal/stubcuda", "internal/nvml",
-		"internal/hlotest", "internal/hlo", "internal/pjrt", "internal/long", "internal/resident", "internal/tfevents", "internal/trace", "machine", "plugin"},
+	{"internal/plainfile", "internal/strictjson", "internal/human", "internal/stat",
+		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/folder",
+		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
+		"internal/stubcuda", "internal/nvml", "internal/hlotest", "internal/hlo",
+		"internal/pjrt", "internal/long", "internal/resident", "internal/tfevents",
+		"internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "watch"},
 	{"internal/isolate", "internal/turns", "capture", "plan", "internal/plantest", "kernels", "price",

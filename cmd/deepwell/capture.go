@@ -20,10 +20,8 @@ func (a *app) capture() *cobra.Command {
 		Example: "  deepwell capture llama3.1-8b --seq 8192\n" +
 			"  deepwell capture hf:Qwen/Qwen3-0.6B\n" +
 			"  deepwell capture ./my-model -o model.dw",
+		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "capture takes one model; %d were given", len(args))
-			}
 			job.Source = args[0]
 			return a.show(cmd, job)
 		},
@@ -42,22 +40,15 @@ func (a *app) show(cmd *cobra.Command, job deepwell.CaptureJob) error {
 	if job.Seq < 0 || job.Batch < 0 {
 		return usage(cmd, "sequences and batches are not negative")
 	}
-	env, err := a.env()
+	s, err := call(a, cmd, (*deepwell.Env).Capture, job)
 	if err != nil {
 		return err
 	}
-	s, err := env.Capture(cmd.Context(), job)
-	if err != nil {
+	return a.tell(map[string]any{"model": s}, func() error {
+		if err := s.WriteText(a.stdout); err != nil || job.Graph == "" {
+			return err
+		}
+		_, err := fmt.Fprintf(a.stdout, "wrote %s\n", job.Graph)
 		return err
-	}
-	a.finish()
-	if a.json {
-		a.print(map[string]any{"model": s})
-		return nil
-	}
-	if err := s.WriteText(a.stdout); err != nil || job.Graph == "" {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "wrote %s\n", job.Graph)
-	return nil
+	})
 }

@@ -1,8 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"text/tabwriter"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -13,26 +14,9 @@ import (
 
 // ckpt groups the commands about checkpoints on disk.
 func (a *app) ckpt() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "ckpt",
-		Short: "List, verify, compare and prune the checkpoints of a run",
-		Example: "  deepwell ckpt ls run/checkpoints\n" +
-			"  deepwell ckpt verify run/checkpoints",
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(a.ckptList(), a.ckptVerify(), a.ckptDiff(), a.ckptPrune())
-	return cmd
-}
-
-// takes demands so many arguments, named as the usage line names them.
-func takes(n int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
-			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
-		}
-		return nil
-	}
+	return group("ckpt", "List, verify, compare and prune the checkpoints of a run",
+		"  deepwell ckpt ls run/checkpoints\n  deepwell ckpt verify run/checkpoints",
+		a.ckptList(), a.ckptVerify(), a.ckptDiff(), a.ckptPrune())
 }
 
 func (a *app) ckptList() *cobra.Command {
@@ -43,11 +27,7 @@ func (a *app) ckptList() *cobra.Command {
 			"  deepwell ckpt ls run/checkpoints --json",
 		Args: takes(1, "the folder that a run writes its checkpoints into"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			list, err := env.ListCheckpoints(cmd.Context(), args[0])
+			list, err := call(a, cmd, (*deepwell.Env).ListCheckpoints, args[0])
 			if err != nil {
 				return err
 			}
@@ -64,11 +44,7 @@ func (a *app) ckptVerify() *cobra.Command {
 			"  deepwell ckpt verify run/checkpoints/step-00000120",
 		Args: takes(1, "a checkpoint, or a folder of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			list, err := env.VerifyCheckpoints(cmd.Context(), args[0])
+			list, err := call(a, cmd, (*deepwell.Env).VerifyCheckpoints, args[0])
 			if len(list) > 0 {
 				if err := a.printCheckpoints(list, "whole"); err != nil {
 					return err
@@ -81,22 +57,18 @@ func (a *app) ckptVerify() *cobra.Command {
 
 // printCheckpoints prints a table; well is what is said of one without fault.
 func (a *app) printCheckpoints(list []ckpt.Info, well string) error {
-	a.finish()
-	if a.json {
-		a.print(map[string]any{"checkpoints": list})
-		return nil
-	}
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "STEP\tSIZE\tFILES\tTENSORS\tSTATE")
-	for _, c := range list {
-		state := well
-		if c.Err != nil {
-			state = string(c.Err.Code) + " " + c.Err.What
-		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", c.Step, event.Size(c.Bytes), whole(int64(c.Files)),
-			whole(int64(c.Tensors)), state)
-	}
-	return w.Flush()
+	return a.tell(map[string]any{"checkpoints": list}, func() error {
+		return a.table("STEP\tSIZE\tFILES\tTENSORS\tSTATE", func(w io.Writer) {
+			for _, c := range list {
+				state := well
+				if c.Err != nil {
+					state = string(c.Err.Code) + " " + c.Err.What
+				}
+				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", c.Step, event.Size(c.Bytes),
+					whole(int64(c.Files)), whole(int64(c.Tensors)), state)
+			}
+		})
+	})
 }
 
 func (a *app) ckptDiff() *cobra.Command {
@@ -107,20 +79,10 @@ func (a *app) ckptDiff() *cobra.Command {
 			"  deepwell ckpt diff run/checkpoints other/checkpoints --json     # the newest of each",
 		Args: takes(2, "two checkpoints, or folders of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			env, err := a.env()
-			if err != nil {
-				return err
+			diff := func(e *deepwell.Env, ctx context.Context, _ any) (*deepwell.CheckpointDiff, error) {
+				return e.DiffCheckpoints(ctx, args[0], args[1])
 			}
-			d, err := env.DiffCheckpoints(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return err
-			}
-			a.finish()
-			if a.json {
-				a.print(d)
-				return nil
-			}
-			return a.printDiff(d)
+			return serve(a, cmd, diff, nil, a.printDiff)
 		},
 	}
 }
@@ -130,26 +92,25 @@ func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
 		fmt.Fprintf(a.stdout, "all %d tensors are bit-equal\n", d.Tensors)
 		return nil
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "TENSOR\tTYPE\tDIFFERENT\tMAX ABS\tMAX REL\tNO VALUE")
-	for _, t := range d.Differ {
-		switch {
-		case t.Comparable():
-			fmt.Fprintf(w, "%s\t%s\t%d\t%.3g\t%.3g\t%s\n", t.Name, t.A, t.Elements, t.MaxAbs,
-				t.MaxRel, whole(t.NoValue))
-		case t.B == "":
-			fmt.Fprintf(w, "%s\t%s\tonly in A\n", t.Name, t.A)
-		case t.A == "":
-			fmt.Fprintf(w, "%s\t%s\tonly in B\n", t.Name, t.B)
-		default:
-			fmt.Fprintf(w, "%s\t%s\tis %s in B\n", t.Name, t.A, t.B)
+	err := a.table("TENSOR\tTYPE\tDIFFERENT\tMAX ABS\tMAX REL\tNO VALUE", func(w io.Writer) {
+		for _, t := range d.Differ {
+			switch {
+			case t.Comparable():
+				fmt.Fprintf(w, "%s\t%s\t%d\t%.3g\t%.3g\t%s\n", t.Name, t.A, t.Elements, t.MaxAbs,
+					t.MaxRel, whole(t.NoValue))
+			case t.B == "":
+				fmt.Fprintf(w, "%s\t%s\tonly in A\n", t.Name, t.A)
+			case t.A == "":
+				fmt.Fprintf(w, "%s\t%s\tonly in B\n", t.Name, t.B)
+			default:
+				fmt.Fprintf(w, "%s\t%s\tis %s in B\n", t.Name, t.A, t.B)
+			}
 		}
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(a.stdout, "%d of %d tensors differ\n", len(d.Differ), d.Tensors)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "%d of %d tensors differ\n", len(d.Differ), d.Tensors)
-	return nil
+	return err
 }
 
 func (a *app) ckptPrune() *cobra.Command {
@@ -164,26 +125,23 @@ func (a *app) ckptPrune() *cobra.Command {
 			if !cmd.Flags().Changed("keep") {
 				return usage(cmd, "prune needs --keep: how many checkpoints stay")
 			}
-			env, err := a.env()
+			prune := func(e *deepwell.Env, ctx context.Context, dir string) ([]ckpt.Info, error) {
+				return e.PruneCheckpoints(ctx, dir, keep)
+			}
+			removed, err := call(a, cmd, prune, args[0])
 			if err != nil {
 				return err
 			}
-			removed, err := env.PruneCheckpoints(cmd.Context(), args[0], keep)
-			if err != nil {
-				return err
-			}
-			a.finish()
-			if a.json {
-				a.print(map[string]any{"removed": append([]ckpt.Info{}, removed...)})
+			all := map[string]any{"removed": append([]ckpt.Info{}, removed...)}
+			return a.tell(all, func() error {
+				for _, c := range removed {
+					fmt.Fprintf(a.stdout, "removed step %d, %s\n", c.Step, event.Size(c.Bytes))
+				}
+				if len(removed) == 0 {
+					fmt.Fprintln(a.stdout, "nothing to remove")
+				}
 				return nil
-			}
-			for _, c := range removed {
-				fmt.Fprintf(a.stdout, "removed step %d, %s\n", c.Step, event.Size(c.Bytes))
-			}
-			if len(removed) == 0 {
-				fmt.Fprintln(a.stdout, "nothing to remove")
-			}
-			return nil
+			})
 		},
 	}
 	cmd.Flags().IntVar(&keep, "keep", 0, "how many checkpoints stay, at least one")

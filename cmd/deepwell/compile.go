@@ -32,10 +32,8 @@ func (a *app) compile() *cobra.Command {
 			"  deepwell compile llama3.1-8b --cluster 8xb200 --seq 8192 --precision mxfp8\n" +
 			"  deepwell compile examples/plans/llama3.1-8b-8xb200.json\n" +
 			"  deepwell compile step.mlir --cluster 8xcpu",
+		Args: one("file or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "compile takes one file or model; %d were given", len(args))
-			}
 			job.Source = args[0]
 			if job.Cluster == "" && filepath.Ext(job.Source) != ".json" {
 				return usage(cmd, "compile needs to know for what: --cluster 8xb200")

@@ -18,16 +18,10 @@ import (
 
 // data groups the commands about text and tokens.
 func (a *app) data() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "data",
-		Short: "Look at data as training sees it, and train tokenizers on it",
-		Example: "  deepwell data peek corpus/ --tokenizer tokenizer.json\n" +
+	return group("data", "Look at data as training sees it, and train tokenizers on it",
+		"  deepwell data peek corpus/ --tokenizer tokenizer.json\n"+
 			"  deepwell data tokenizer 'corpus/**/*.txt' --vocab 4096 -o tokenizer.json",
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(a.dataPeek(), a.dataTokenizer())
-	return cmd
+		a.dataPeek(), a.dataTokenizer())
 }
 
 func (a *app) dataPeek() *cobra.Command {
@@ -42,33 +36,20 @@ func (a *app) dataPeek() *cobra.Command {
 			"between tokens, and ‥ is a token that ends within a character.",
 		Example: "  deepwell data peek corpus/ --tokenizer tokenizer.json --row 7\n" +
 			"  deepwell data peek chats.jsonl.zst --tokenizer Qwen3-8B/ --template chatml --ids",
+		Args: one("path"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "peek takes one path; %d were given", len(args))
-			}
 			if job.Tokenizer == "" {
 				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder that has one")
 			}
 			job.Source.Path, job.Source.Format = args[0], data.Format(format)
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			p, err := env.Peek(cmd.Context(), job)
-			if err != nil {
-				return err
-			}
-			a.finish()
-			if a.json {
-				a.print(p)
+			return serve(a, cmd, (*deepwell.Env).Peek, job, func(p *deepwell.Peek) error {
+				a.showStats(p)
+				if ids {
+					return a.showIDs(p)
+				}
+				a.showRow(p)
 				return nil
-			}
-			a.showStats(p)
-			if ids {
-				return a.showIDs(p)
-			}
-			a.showRow(p)
-			return nil
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -174,25 +155,15 @@ func (a *app) dataTokenizer() *cobra.Command {
 			for _, path := range args {
 				job.Sources = append(job.Sources, data.Source{Path: path})
 			}
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			r, err := env.TrainTokenizer(cmd.Context(), job)
-			if err != nil {
-				return err
-			}
-			a.finish()
-			if a.json {
-				a.print(r)
+			show := func(r *deepwell.TokenizerReport) error {
+				fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path,
+					human.Count(int64(r.Tokens), "token"), human.Count(r.Texts, "text"), event.Size(r.Bytes))
+				if r.Tokens < job.Vocab {
+					fmt.Fprintf(a.stdout, "the text has no more to learn: %d were asked for\n", job.Vocab)
+				}
 				return nil
 			}
-			fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path, human.Count(int64(r.Tokens), "token"),
-				human.Count(r.Texts, "text"), event.Size(r.Bytes))
-			if r.Tokens < job.Vocab {
-				fmt.Fprintf(a.stdout, "the text has no more to learn: %d were asked for\n", job.Vocab)
-			}
-			return nil
+			return serve(a, cmd, (*deepwell.Env).TrainTokenizer, job, show)
 		},
 	}
 	f := cmd.Flags()

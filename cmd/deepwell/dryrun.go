@@ -22,10 +22,8 @@ func (a *app) dryrun() *cobra.Command {
 		Example: "  deepwell dryrun plan.json --report report.html --trace trace.json\n" +
 			"  deepwell dryrun plan.json --tokens 15T --price 2.80\n" +
 			"  deepwell dryrun plan.json --what-if slow=1.2@0,links=2,jitter=0.05 --json",
+		Args: one("plan"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "dryrun takes one plan; %d were given", len(args))
-			}
 			job.Plan = args[0]
 			env, err := a.env()
 			if err != nil {

@@ -2,7 +2,7 @@ package main
 
 import (
 	"fmt"
-	"text/tabwriter"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -12,16 +12,9 @@ import (
 
 // engine groups the commands about engines on disk.
 func (a *app) engine() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "engine",
-		Short: "Install, list and remove the engines that compile and run programs",
-		Example: "  deepwell engine install cpu cuda13\n" +
-			"  deepwell engine list",
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(a.engineInstall(), a.engineList(), a.engineRemove())
-	return cmd
+	return group("engine", "Install, list and remove the engines that compile and run programs",
+		"  deepwell engine install cpu cuda13\n  deepwell engine list",
+		a.engineInstall(), a.engineList(), a.engineRemove())
 }
 
 func (a *app) engineInstall() *cobra.Command {
@@ -74,16 +67,13 @@ func (a *app) engineList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				a.print(map[string]any{"engines": all})
-				return nil
-			}
-			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "ENGINE\tVERSION\tSTATE\tWHAT IT DOES")
-			for _, s := range all {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, s.Version, state(s), s.Purpose)
-			}
-			return w.Flush()
+			return a.tell(map[string]any{"engines": all}, func() error {
+				return a.table("ENGINE\tVERSION\tSTATE\tWHAT IT DOES", func(w io.Writer) {
+					for _, s := range all {
+						fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, s.Version, state(s), s.Purpose)
+					}
+				})
+			})
 		},
 	}
 }

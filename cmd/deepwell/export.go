@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 func (a *app) export() *cobra.Command {
@@ -25,10 +26,8 @@ func (a *app) export() *cobra.Command {
 			"  deepwell export run/checkpoints/step-00000500 -o my-model --dtype bf16\n" +
 			"  deepwell export run -o my-model --to nvfp4\n" +
 			"  deepwell export hf:Qwen/Qwen3-0.6B -o qwen-f32",
+		Args: one("run, checkpoint or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "export takes one run, checkpoint or model; %d were given", len(args))
-			}
 			if job.Output == "" {
 				return usage(cmd, "export needs to know where to: -o FOLDER")
 			}
@@ -48,16 +47,7 @@ func (a *app) export() *cobra.Command {
 				return usage(cmd, "--dtype is f32, bf16 or f16, not %q", kind)
 			}
 			job.Source = args[0]
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			done, err := env.Export(cmd.Context(), job)
-			a.finish()
-			if err != nil {
-				return err
-			}
-			return a.exported(done)
+			return serve(a, cmd, (*deepwell.Env).Export, job, a.exported)
 		},
 	}
 	flags := cmd.Flags()
@@ -71,10 +61,6 @@ func (a *app) export() *cobra.Command {
 }
 
 func (a *app) exported(done *deepwell.Exported) error {
-	if a.json {
-		a.print(done)
-		return nil
-	}
 	what, kind := done.Name, done.Type
 	if r := done.Quantized; r != nil {
 		kind = r.Format.String() + " for " + r.Layout.String()
@@ -86,11 +72,8 @@ func (a *app) exported(done *deepwell.Exported) error {
 	if done.Step > 0 {
 		what += fmt.Sprintf(", step %d", done.Step)
 	}
-	files := "1 file"
-	if done.Files != 1 {
-		files = fmt.Sprintf("%d files", done.Files)
-	}
 	_, err := fmt.Fprintf(a.stdout, "%s · %s parameters · %s\nwrote %s · %s · %s\n", what,
-		billions(done.Parameters), kind, done.Output, files, event.Size(done.Bytes))
+		billions(done.Parameters), kind, done.Output, human.Count(done.Files, "file"),
+		event.Size(done.Bytes))
 	return err
 }

@@ -25,18 +25,11 @@ func (a *app) parity() *cobra.Command {
 		Example: "  deepwell parity run.toml --precision bf16,mxfp8,nvfp4 --report parity.html\n" +
 			"  deepwell parity run.toml --branch 120 --from run --pairs 5\n" +
 			"  deepwell parity run.toml --precision nvfp4,policy.json --bound policy.json=0.5",
+		Args: one("recipe"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "parity takes one recipe; %d were given", len(args))
-			}
 			job.Path = args[0]
 			outlivePipe()
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			r, err := env.Parity(cmd.Context(), job)
-			a.finish()
+			r, err := call(a, cmd, (*deepwell.Env).Parity, job)
 			if r == nil {
 				return err
 			}

@@ -29,28 +29,15 @@ func (a *app) plan() *cobra.Command {
 			"  deepwell plan llama3.1-8b --cluster 8xb200 --fix tp=2,recompute=none --top 3\n" +
 			"  deepwell plan llama3.1-405b --cluster 1024xgb200 --batch max=16Mtok --goal money --json\n" +
 			"  deepwell plan llama3.1-70b --cluster 64xgb200 --from megatron=args.txt --emit megatron",
+		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case len(args) != 1:
-				return usage(cmd, "plan takes one model; %d were given", len(args))
-			case job.Cluster == "":
+			if job.Cluster == "" {
 				return usage(cmd, "plan needs to know for what: --cluster 8xb200")
 			}
 			job.Source = args[0]
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			found, err := env.AutoPlan(cmd.Context(), job)
-			a.finish()
-			if err != nil {
-				return err
-			}
-			if a.json {
-				a.print(found)
-				return nil
-			}
-			return writePlans(a.stdout, found)
+			return serve(a, cmd, (*deepwell.Env).AutoPlan, job, func(found *deepwell.Planned) error {
+				return writePlans(a.stdout, found)
+			})
 		},
 	}
 	flags := cmd.Flags()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/narrow"
 )
 
@@ -27,10 +28,8 @@ func (a *app) quantize() *cobra.Command {
 		Example: "  deepwell quantize ./Llama-3.1-8B --to nvfp4 -o llama-nvfp4\n" +
 			"  deepwell quantize hf:Qwen/Qwen3-0.6B --to mxfp8 --layout modelopt -o qwen-mxfp8\n" +
 			"  deepwell quantize ./my-model --to nvfp4 --skip 'model.layers.31.*' -o out",
+		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usage(cmd, "quantize takes one model; %d were given", len(args))
-			}
 			if job.Output == "" {
 				return usage(cmd, "quantize needs to know where to: -o FOLDER")
 			}
@@ -42,16 +41,9 @@ func (a *app) quantize() *cobra.Command {
 				return err
 			}
 			job.Source = args[0]
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			r, err := env.Quantize(cmd.Context(), job)
-			a.finish()
-			if err != nil {
-				return err
-			}
-			return a.quantized(r, job.Output)
+			return serve(a, cmd, (*deepwell.Env).Quantize, job, func(r *narrow.Report) error {
+				return a.quantized(r, job.Output)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -93,19 +85,11 @@ func (n *narrowFlags) options() (o narrow.Options, err error) {
 }
 
 func (a *app) quantized(r *narrow.Report, output string) error {
-	if a.json {
-		a.print(r)
-		return nil
-	}
 	if err := r.WriteText(a.stdout); err != nil {
 		return err
 	}
-	files := "1 file"
-	if n := len(r.Files); n != 1 {
-		files = fmt.Sprintf("%d files", n)
-	}
 	_, err := fmt.Fprintf(a.stdout, "\nwrote %s · %s for %s · %s · %s, %.0f %% of %s\n", output,
-		r.Format, r.Layout, files, event.Size(r.BytesOut),
+		r.Format, r.Layout, human.Count(len(r.Files), "file"), event.Size(r.BytesOut),
 		100*float64(r.BytesOut)/float64(max(r.BytesIn, 1)), event.Size(r.BytesIn))
 	return err
 }

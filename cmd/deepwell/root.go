@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,6 +112,34 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return usage(cmd, "%s does not take %q", cmd.CommandPath(), args[0])
 }
 
+// one demands one argument, which has a noun.
+func one(noun string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usage(cmd, "%s takes one %s; %d were given", cmd.Name(), noun, len(args))
+		}
+		return nil
+	}
+}
+
+// takes demands so many arguments, named as the usage line names them.
+func takes(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
+		}
+		return nil
+	}
+}
+
+// group makes a command of nothing but commands.
+func group(use, short, example string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Example: example, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
 // env opens the user's folders, with a sink that suits where the output goes: a live line on a
 // terminal, plain lines in a pipe, and silence beside JSON.
 func (a *app) env() (*deepwell.Env, error) {
@@ -159,6 +188,46 @@ func (f filter) Emit(e event.Event) {
 	if f.keep(e) {
 		f.sink.Emit(e)
 	}
+}
+
+// call opens the user's folders, runs a verb of the library and wipes the live line.
+func call[J, R any](a *app, cmd *cobra.Command,
+	verb func(*deepwell.Env, context.Context, J) (R, error), job J) (R, error) {
+	env, err := a.env()
+	if err != nil {
+		var none R
+		return none, err
+	}
+	r, err := verb(env, cmd.Context(), job)
+	a.finish()
+	return r, err
+}
+
+// serve is most of a command: it calls a verb and tells its result.
+func serve[J, R any](a *app, cmd *cobra.Command,
+	verb func(*deepwell.Env, context.Context, J) (R, error), job J, text func(R) error) error {
+	r, err := call(a, cmd, verb, job)
+	if err != nil {
+		return err
+	}
+	return a.tell(r, func() error { return text(r) })
+}
+
+// tell prints a result: as JSON, or as text says it.
+func (a *app) tell(v any, text func() error) error {
+	if a.json {
+		a.print(v)
+		return nil
+	}
+	return text()
+}
+
+// table prints rows in columns; the cells of a row have tabs between them.
+func (a *app) table(head string, rows func(w io.Writer)) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, head)
+	rows(w)
+	return w.Flush()
 }
 
 // print writes a value as indented JSON.
