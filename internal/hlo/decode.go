@@ -75,12 +75,9 @@ type instructionGroup struct {
 // number into the upper half; older ones have numbers below 2³² that are unique in the module.
 func key(id int64) uint32 { return uint32(id) }
 
-func decodeWithConfig(msg []byte) (*program, error) {
+func decodeWithConfig(msg []byte) (p *program, err error) {
 	var module, config []byte
-	for f, err := range fields(msg) {
-		if err != nil {
-			return nil, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // hlo_module
 			module = f.b
@@ -88,14 +85,13 @@ func decodeWithConfig(msg []byte) (*program, error) {
 			config = f.b
 		}
 	}
-	p, err := decodeModule(module)
 	if err != nil {
 		return nil, err
 	}
-	for f, err := range fields(config) {
-		if err != nil {
-			return nil, err
-		}
+	if p, err = decodeModule(module); err != nil {
+		return nil, err
+	}
+	for f := range fields(config, &err) {
 		switch f.num {
 		case 4: // replica_count
 			p.replicas = max(f.int(), 0)
@@ -103,27 +99,22 @@ func decodeWithConfig(msg []byte) (*program, error) {
 			p.partitions = max(f.int(), 0)
 		}
 	}
-	return p, nil
+	return p, err
 }
 
-func decodeModule(msg []byte) (*program, error) {
-	p := &program{
+func decodeModule(msg []byte) (p *program, err error) {
+	p = &program{
 		byID:     map[int64]*computation{},
 		schedule: map[int64][]int64{},
 		parsed:   map[int64]backendConfig{},
 	}
-	for f, err := range fields(msg) {
-		if err == nil {
-			err = p.decodeField(f)
-		}
-		if err != nil {
-			return nil, err
-		}
+	for f := range fields(msg, &err) {
+		err = p.decodeField(f)
 	}
 	for _, c := range p.computations {
 		c.sort(p.schedule[c.id])
 	}
-	return p, nil
+	return p, err
 }
 
 func (p *program) decodeField(f field) (err error) {
@@ -157,98 +148,68 @@ func (p *program) decodeField(f field) (err error) {
 }
 
 // decodeSchedule reads HloScheduleProto, a map from computation to instructions.
-func (p *program) decodeSchedule(msg []byte) error {
-	for entry, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (p *program) decodeSchedule(msg []byte) (err error) {
+	for entry := range fields(msg, &err) {
 		var id int64
 		var order []int64
-		for f, err := range fields(entry.b) {
-			if err != nil {
-				return err
-			}
+		for f := range fields(entry.b, &err) {
 			switch f.num {
 			case 1: // key
 				id = f.int()
 			case 2: // value
-				for s, err := range fields(f.b) {
-					if err != nil {
-						return err
-					}
-					if s.num != 1 { // instruction_ids
-						continue
-					}
-					if order, err = appendInts(order, s); err != nil {
-						return err
+				for s := range fields(f.b, &err) {
+					if s.num == 1 { // instruction_ids
+						s.addTo(&order, &err)
 					}
 				}
 			}
 		}
 		p.schedule[id] = order
 	}
-	return nil
+	return err
 }
 
-func (p *program) decodeAliases(msg []byte) error {
-	for entry, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (p *program) decodeAliases(msg []byte) (err error) {
+	for entry := range fields(msg, &err) {
 		if entry.num != 1 { // entries
 			continue
 		}
 		var a rawAlias
-		for f, err := range fields(entry.b) {
-			if err != nil {
-				return err
-			}
+		for f := range fields(entry.b, &err) {
 			switch f.num {
 			case 1: // output_shape_index
-				a.result, err = appendInts(a.result, f)
+				f.addTo(&a.result, &err)
 			case 2: // parameter_number
 				a.param = f.int()
 			case 3: // parameter_shape_index
-				a.paramIndex, err = appendInts(a.paramIndex, f)
+				f.addTo(&a.paramIndex, &err)
 			case 4: // kind: 2 is MUST_ALIAS
 				a.must = f.int() == 2
-			}
-			if err != nil {
-				return err
 			}
 		}
 		p.aliases = append(p.aliases, a)
 	}
-	return nil
+	return err
 }
 
-func (p *program) decodeDonors(msg []byte) error {
-	for entry, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (p *program) decodeDonors(msg []byte) (err error) {
+	for entry := range fields(msg, &err) {
 		if entry.num != 1 { // entries
 			continue
 		}
 		var param int64
-		for f, err := range fields(entry.b) {
-			if err != nil {
-				return err
-			}
+		for f := range fields(entry.b, &err) {
 			if f.num == 1 { // parameter_number
 				param = f.int()
 			}
 		}
 		p.donors = append(p.donors, param)
 	}
-	return nil
+	return err
 }
 
-func (p *program) decodeAssignment(msg []byte) error {
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (p *program) decodeAssignment(msg []byte) (err error) {
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // replica_count
 			p.replicas = max(f.int(), 0)
@@ -256,23 +217,18 @@ func (p *program) decodeAssignment(msg []byte) error {
 			p.partitions = max(f.int(), 0)
 		}
 	}
-	return nil
+	return err
 }
 
-func decodeComputation(msg []byte) (*computation, error) {
-	c := &computation{}
-	for f, err := range fields(msg) {
-		if err != nil {
-			return nil, err
-		}
+func decodeComputation(msg []byte) (c *computation, err error) {
+	c = &computation{}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // name
 			c.name = f.text()
 		case 2: // instructions
-			i, err := decodeInstruction(f.b)
-			if err != nil {
-				return nil, err
-			}
+			var i *instruction
+			i, err = decodeInstruction(f.b)
 			c.list = append(c.list, i)
 		case 5: // id
 			c.id = f.int()
@@ -280,10 +236,10 @@ func decodeComputation(msg []byte) (*computation, error) {
 			c.rootID = f.int()
 		}
 	}
-	if len(c.list) == 0 {
-		return nil, fmt.Errorf("computation %q has no instructions", c.name)
+	if err == nil && len(c.list) == 0 {
+		err = fmt.Errorf("computation %q has no instructions", c.name)
 	}
-	return c, nil
+	return c, err
 }
 
 // find gives the instruction of that number, or nil.
@@ -316,20 +272,15 @@ func (c *computation) sort(order []int64) {
 	c.list = sorted
 }
 
-func decodeInstruction(msg []byte) (*instruction, error) {
-	i := &instruction{}
-	for f, err := range fields(msg) {
-		if err == nil {
-			err = i.decodeField(f)
-		}
-		if err != nil {
-			return nil, err
-		}
+func decodeInstruction(msg []byte) (i *instruction, err error) {
+	i = &instruction{}
+	for f := range fields(msg, &err) {
+		err = i.decodeField(f)
 	}
-	if i.opcode == "" {
-		return nil, fmt.Errorf("instruction %q has no opcode", i.name)
+	if err == nil && i.opcode == "" {
+		err = fmt.Errorf("instruction %q has no opcode", i.name)
 	}
-	return i, nil
+	return i, err
 }
 
 func (i *instruction) decodeField(f field) (err error) {
@@ -355,9 +306,9 @@ func (i *instruction) decodeField(f field) (err error) {
 	case 35: // id
 		i.id = f.int()
 	case 36: // operand_ids
-		i.operands, err = appendInts(i.operands, f)
+		f.addTo(&i.operands, &err)
 	case 38: // called_computation_ids
-		i.called, err = appendInts(i.called, f)
+		f.addTo(&i.called, &err)
 	case 43: // backend_config
 		i.config = f.b
 	case 99: // backend_config_payload
@@ -394,39 +345,27 @@ func (i *instruction) decodeGroup(f field) error {
 	return err
 }
 
-func (i *instruction) decodeMetadata(msg []byte) error {
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (i *instruction) decodeMetadata(msg []byte) (err error) {
+	for f := range fields(msg, &err) {
 		if f.num == 2 { // op_name
 			i.opName = f.text()
 		}
 	}
-	return nil
+	return err
 }
 
-func (i *instruction) decodeDot(msg []byte) error {
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
-		if f.num != 1 { // lhs_contracting_dimensions
-			continue
-		}
-		if i.contracting, err = appendInts(i.contracting, f); err != nil {
-			return err
+func (i *instruction) decodeDot(msg []byte) (err error) {
+	for f := range fields(msg, &err) {
+		if f.num == 1 { // lhs_contracting_dimensions
+			f.addTo(&i.contracting, &err)
 		}
 	}
-	return nil
+	return err
 }
 
 // decodePayload reads a Payload: the bytes themselves, or their number in the module's list.
-func (i *instruction) decodePayload(msg []byte) error {
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (i *instruction) decodePayload(msg []byte) (err error) {
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // value
 			i.config = f.b
@@ -434,7 +373,7 @@ func (i *instruction) decodePayload(msg []byte) error {
 			i.payload = f.int() + 1
 		}
 	}
-	return nil
+	return err
 }
 
 // result gives the shape of an instruction's result.

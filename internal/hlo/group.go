@@ -54,19 +54,13 @@ type tally struct {
 }
 
 // addGroup reads one ReplicaGroup.
-func (t *tally) addGroup(msg []byte) error {
+func (t *tally) addGroup(msg []byte) (err error) {
 	var n, last int64
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+	for f := range fields(msg, &err) {
 		if f.num != 1 { // replica_ids
 			continue
 		}
-		for id, err := range f.ints() {
-			if err != nil {
-				return err
-			}
+		for id := range f.ints(&err) {
 			if n > 0 {
 				t.step(id, last)
 			}
@@ -78,7 +72,7 @@ func (t *tally) addGroup(msg []byte) error {
 	}
 	t.count++
 	t.most = max(t.most, n)
-	return nil
+	return err
 }
 
 // step notes the distance between two neighbours in a group.
@@ -105,22 +99,17 @@ func (t *tally) group() Group {
 
 // decodeDeviceList reads a CollectiveDeviceListProto. Plugins before 2026 could put an iota list
 // into its field 2; newer ones have a field of the instruction for that.
-func decodeDeviceList(msg []byte) (Group, error) {
+func decodeDeviceList(msg []byte) (_ Group, err error) {
 	var t tally
-	for f, err := range fields(msg) {
-		if err != nil {
-			return Group{}, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // replica_groups
-			if err := t.addGroup(f.b); err != nil {
-				return Group{}, err
-			}
+			err = t.addGroup(f.b)
 		case 2: // iota_replica_group_list
 			return decodeIota(f.b)
 		}
 	}
-	return t.group(), nil
+	return t.group(), err
 }
 
 // A digit is one place of a mixed-radix number: how many values it has, and how far the device
@@ -129,25 +118,18 @@ type digit struct{ size, stride int64 }
 
 // decodeIota reads an IotaReplicaGroupListProto: the numbers 0, 1, 2, … laid out in an array,
 // transposed, and cut into groups of equal length.
-func decodeIota(msg []byte) (Group, error) {
-	var g Group
+func decodeIota(msg []byte) (g Group, err error) {
 	var dims, perm []int64
-	for f, err := range fields(msg) {
-		if err != nil {
-			return g, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // num_replica_groups
 			g.Count = max(f.int(), 0)
 		case 2: // num_devices_per_group
 			g.Size = max(f.int(), 0)
 		case 3: // iota_reshape_dims
-			dims, err = appendInts(dims, f)
+			f.addTo(&dims, &err)
 		case 4: // iota_transpose_perm
-			perm, err = appendInts(perm, f)
-		}
-		if err != nil {
-			return g, err
+			f.addTo(&perm, &err)
 		}
 	}
 	digits := rowMajor(dims)
@@ -157,7 +139,7 @@ func decodeIota(msg []byte) (Group, error) {
 	if turned, ok := permute(digits, perm); ok {
 		g.Stride = regular(turned, g.Size)
 	}
-	return g, nil
+	return g, err
 }
 
 // rowMajor gives the digits of an index into an array of these dimensions.
@@ -219,22 +201,20 @@ func fit(low digit, size int64) int64 {
 
 // decodeMeshAxes reads a MeshAxesReplicaGroupListProto: the devices form a mesh, and those that
 // differ only along the named axes are a group.
-func decodeMeshAxes(msg []byte) (Group, error) {
+func decodeMeshAxes(msg []byte) (_ Group, err error) {
 	var sizes []int64
 	var axes [][]byte
 	plain := true // the devices are numbered along the mesh
-	for f, err := range fields(msg) {
-		if err != nil {
-			return Group{}, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // mesh
-			if sizes, plain, err = decodeMesh(f.b); err != nil {
-				return Group{}, err
-			}
+			sizes, plain, err = decodeMesh(f.b)
 		case 2: // axes
 			axes = append(axes, f.b)
 		}
+	}
+	if err != nil {
+		return Group{}, err
 	}
 	mesh := rowMajor(sizes)
 	total, size := int64(1), int64(1)
@@ -260,17 +240,11 @@ func decodeMeshAxes(msg []byte) (Group, error) {
 // decodeMesh reads the sizes of a mesh's axes, and whether its devices are simply 0, 1, 2, ….
 func decodeMesh(msg []byte) (sizes []int64, plain bool, err error) {
 	plain = true
-	for f, err := range fields(msg) {
-		if err != nil {
-			return nil, false, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // axes
 			var size int64
-			for a, err := range fields(f.b) {
-				if err != nil {
-					return nil, false, err
-				}
+			for a := range fields(f.b, &err) {
 				if a.num == 2 { // size
 					size = a.int()
 				}
@@ -280,24 +254,18 @@ func decodeMesh(msg []byte) (sizes []int64, plain bool, err error) {
 			plain = false
 		}
 	}
-	return sizes, plain, nil
+	return sizes, plain, err
 }
 
 // decodeAxis reads an AxisRefProto: an axis of the mesh, or a part of one.
-func decodeAxis(msg []byte, mesh []digit) (digit, error) {
+func decodeAxis(msg []byte, mesh []digit) (_ digit, err error) {
 	var index, before, size int64
-	for f, err := range fields(msg) {
-		if err != nil {
-			return digit{}, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // mesh_axis_index
 			index = f.int()
 		case 2: // sub_axis_info
-			for s, err := range fields(f.b) {
-				if err != nil {
-					return digit{}, err
-				}
+			for s := range fields(f.b, &err) {
 				switch s.num {
 				case 1: // pre_size
 					before = s.int()
@@ -306,6 +274,9 @@ func decodeAxis(msg []byte, mesh []digit) (digit, error) {
 				}
 			}
 		}
+	}
+	if err != nil {
+		return digit{}, err
 	}
 	if index < 0 || index >= int64(len(mesh)) {
 		return digit{}, fmt.Errorf("a device group names axis %d of a mesh of %d", index, len(mesh))

@@ -60,33 +60,26 @@ type shape struct {
 
 func (s *shape) isTuple() bool { return s.typ == 13 }
 
-func decodeShape(msg []byte, depth int) (shape, error) {
-	var s shape
+func decodeShape(msg []byte, depth int) (s shape, err error) {
 	if depth > maxShapeDepth {
 		return s, fmt.Errorf("a shape is nested deeper than %d tuples", maxShapeDepth)
 	}
-	for f, err := range fields(msg) {
-		if err != nil {
-			return s, err
-		}
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 2: // element_type
 			s.typ = f.int()
 		case 3: // dimensions
-			if s.dims, err = appendInts(s.dims, f); err != nil {
-				return s, err
-			}
+			f.addTo(&s.dims, &err)
 		case 4: // tuple_shapes
-			elem, err := decodeShape(f.b, depth+1)
-			if err != nil {
-				return s, err
-			}
+			var elem shape
+			elem, err = decodeShape(f.b, depth+1)
 			s.elems = append(s.elems, elem)
 		case 5: // layout
-			if err := s.decodeLayout(f.b); err != nil {
-				return s, err
-			}
+			err = s.decodeLayout(f.b)
 		}
+	}
+	if err != nil {
+		return s, err
 	}
 	if max(len(s.dims), len(s.layout)) > maxRank {
 		return s, fmt.Errorf("a shape has %d dimensions", max(len(s.dims), len(s.layout)))
@@ -95,23 +88,18 @@ func decodeShape(msg []byte, depth int) (shape, error) {
 	return s, nil
 }
 
-func (s *shape) decodeLayout(msg []byte) error {
-	for f, err := range fields(msg) {
-		if err != nil {
-			return err
-		}
+func (s *shape) decodeLayout(msg []byte) (err error) {
+	for f := range fields(msg, &err) {
 		switch f.num {
 		case 1: // minor_to_major
-			if s.layout, err = appendInts(s.layout, f); err != nil {
-				return err
-			}
+			f.addTo(&s.layout, &err)
 		case 7: // element_size_in_bits
 			s.elemBits = f.int()
 		case 8: // memory_space
 			s.space = f.int()
 		}
 	}
-	return nil
+	return err
 }
 
 // measure sets the sizes of a shape whose elements are measured already.

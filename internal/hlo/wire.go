@@ -20,16 +20,17 @@ type field struct {
 	b   []byte // the value of a string, bytes, message or packed list
 }
 
-// fields walks through the fields of a message in the order of the bytes.
-func fields(msg []byte) iter.Seq2[field, error] {
-	return func(yield func(field, error) bool) {
+// fields walks through the fields of a message in the order of the bytes. It ends early, with err
+// set, where the bytes are not well formed, and after whoever walks has set err.
+func fields(msg []byte, err *error) iter.Seq[field] {
+	return func(yield func(field) bool) {
 		for len(msg) > 0 {
 			f, n := consume(msg)
 			if n < 0 {
-				yield(field{}, errWire)
+				*err = errWire
 				return
 			}
-			if !yield(f, nil) {
+			if !yield(f) || *err != nil {
 				return
 			}
 			msg = msg[n:]
@@ -65,20 +66,20 @@ func (f field) int() int64 { return int64(f.u) }
 func (f field) text() string { return strings.ToValidUTF8(string(f.b), "\uFFFD") }
 
 // ints walks through a list of integers, which one field holds packed or many fields hold one
-// by one.
-func (f field) ints() iter.Seq2[int64, error] {
-	return func(yield func(int64, error) bool) {
+// by one. It sets err as fields does.
+func (f field) ints(err *error) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
 		if f.typ == protowire.VarintType {
-			yield(f.int(), nil)
+			yield(f.int())
 			return
 		}
 		for rest := f.b; len(rest) > 0; {
 			u, n := protowire.ConsumeVarint(rest)
 			if n < 0 {
-				yield(0, errWire)
+				*err = errWire
 				return
 			}
-			if !yield(int64(u), nil) {
+			if !yield(int64(u)) {
 				return
 			}
 			rest = rest[n:]
@@ -86,13 +87,9 @@ func (f field) ints() iter.Seq2[int64, error] {
 	}
 }
 
-// appendInts adds the integers of f to list.
-func appendInts(list []int64, f field) ([]int64, error) {
-	for v, err := range f.ints() {
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, v)
+// addTo adds the integers of f to list.
+func (f field) addTo(list *[]int64, err *error) {
+	for v := range f.ints(err) {
+		*list = append(*list, v)
 	}
-	return list, nil
 }
