@@ -26,35 +26,54 @@ const maxInt = math.MaxInt32
 // maxFloat bounds every number, since masters are f32.
 const maxFloat = math.MaxFloat32
 
-func intKey(low int, at func(*Recipe) *int) field {
-	return field{
-		set: func(p *reader, v any) *problem {
-			n, ok := v.(int64)
-			switch {
-			case !ok:
-				return wrong("write a whole number", "it is %s, not a whole number", kind(v))
-			case n < int64(low) || n > maxInt:
-				return wrong(fmt.Sprintf("give it %d or more", low),
-					"%d is outside %d … %d", n, low, maxInt)
-			}
-			*at(p.r) = int(n)
-			return nil
-		},
-		get: func(r *Recipe) string { return strconv.Itoa(*at(r)) },
-	}
-}
+// maxDocument is the most that data.Options.Document takes, in MiB.
+const maxDocument = 1024
 
-func floatKey(low, high float64, at func(*Recipe) *float64) field {
+// of makes the field of a value that has one place in a Recipe.
+func of[T any](at func(*Recipe) *T, read func(any) (T, *problem), print func(T) string) field {
 	return field{
 		set: func(p *reader, v any) *problem {
-			f, bad := number(v, low, high)
+			x, bad := read(v)
 			if bad == nil {
-				*at(p.r) = f
+				*at(p.r) = x
 			}
 			return bad
 		},
-		get: func(r *Recipe) string { return float(*at(r)) },
+		get: func(r *Recipe) string { return print(*at(r)) },
 	}
+}
+
+func intKey(low, high int, at func(*Recipe) *int) field {
+	return of(at, func(v any) (int, *problem) {
+		n, ok := v.(int64)
+		switch {
+		case !ok:
+			return 0, wrong("write a whole number", "it is %s, not a whole number", kind(v))
+		case n > int64(high) && high < maxInt:
+			return 0, wrong(fmt.Sprintf("give it %d or less", high), "%d is outside %d … %d", n, low,
+				high)
+		case n < int64(low) || n > int64(high):
+			return 0, wrong(fmt.Sprintf("give it %d or more", low), "%d is outside %d … %d", n, low,
+				high)
+		}
+		return int(n), nil
+	}, strconv.Itoa)
+}
+
+func floatKey(low, high float64, at func(*Recipe) *float64) field {
+	return of(at, func(v any) (float64, *problem) { return number(v, low, high) }, float)
+}
+
+// factorKey reads a limit in multiples of what is usual: 0 for none, or one that is high enough.
+func factorKey(enough func(float64) bool, fix, otherwise string,
+	at func(*Recipe) *float64) field {
+	return of(at, func(v any) (float64, *problem) {
+		x, bad := number(v, 0, maxFloat)
+		if bad == nil && x != 0 && !enough(x) {
+			bad = wrong(fix, "%s would %s", float(x), otherwise)
+		}
+		return x, bad
+	}, float)
 }
 
 func number(v any, low, high float64) (float64, *problem) {
@@ -89,6 +108,8 @@ func pair(v any, low, high float64) (a, b float64, bad *problem) {
 	return a, b, bad
 }
 
+func printPair(a, b float64) string { return "[" + float(a) + ", " + float(b) + "]" }
+
 func rateKey() field {
 	return field{
 		set: func(p *reader, v any) *problem {
@@ -106,83 +127,23 @@ func rateKey() field {
 			o.Rate, o.Floor, p.hasFloor = rate, floor, true
 			return bad
 		},
-		get: func(r *Recipe) string {
-			return "[" + float(r.Optimizer.Rate) + ", " + float(r.Optimizer.Floor) + "]"
-		},
+		get: func(r *Recipe) string { return printPair(r.Optimizer.Rate, r.Optimizer.Floor) },
 	}
 }
 
 func betasKey() field {
 	const high = 0.999999 // a moment that never forgets has no bias correction
 	return field{
-		set: func(p *reader, v any) *problem {
-			b1, b2, bad := pair(v, 0, high)
-			p.r.Optimizer.Beta1, p.r.Optimizer.Beta2 = b1, b2
+		set: func(p *reader, v any) (bad *problem) {
+			p.r.Optimizer.Beta1, p.r.Optimizer.Beta2, bad = pair(v, 0, high)
 			return bad
 		},
-		get: func(r *Recipe) string {
-			return "[" + float(r.Optimizer.Beta1) + ", " + float(r.Optimizer.Beta2) + "]"
-		},
+		get: func(r *Recipe) string { return printPair(r.Optimizer.Beta1, r.Optimizer.Beta2) },
 	}
-}
-
-func spikeKey() field {
-	f := floatKey(0, maxFloat, func(r *Recipe) *float64 { return &r.Guard.Spike })
-	set := f.set
-	f.set = func(p *reader, v any) *problem {
-		if bad := set(p, v); bad != nil {
-			return bad
-		}
-		if s := p.r.Guard.Spike; s != 0 && s <= 1 {
-			return wrong("give it 2 or more, or 0", "%s would reject every second step", float(s))
-		}
-		return nil
-	}
-	return f
-}
-
-func stallKey() field {
-	f := floatKey(0, maxFloat, func(r *Recipe) *float64 { return &r.Guard.Stall })
-	set := f.set
-	f.set = func(p *reader, v any) *problem {
-		if bad := set(p, v); bad != nil {
-			return bad
-		}
-		if s := p.r.Guard.Stall; s != 0 && s < 2 {
-			return wrong("give it 5 or more, or 0", "%s would call an ordinary step a stall", float(s))
-		}
-		return nil
-	}
-	return f
-}
-
-func documentKey() field {
-	const most = 1024 // data.Options.Document takes no more
-	f := intKey(1, func(r *Recipe) *int { return &r.Data.DocumentMiB })
-	set := f.set
-	f.set = func(p *reader, v any) *problem {
-		if bad := set(p, v); bad != nil {
-			return bad
-		}
-		if n := p.r.Data.DocumentMiB; n > most {
-			return wrong(fmt.Sprintf("give it %d or less", most), "%d is outside 1 … %d", n, most)
-		}
-		return nil
-	}
-	return f
 }
 
 func wordKey(words []string, at func(*Recipe) *string) field {
-	return field{
-		set: func(p *reader, v any) *problem {
-			w, bad := word(v, words)
-			if bad == nil {
-				*at(p.r) = w
-			}
-			return bad
-		},
-		get: func(r *Recipe) string { return quote(*at(r)) },
-	}
+	return of(at, func(v any) (string, *problem) { return word(v, words) }, quote)
 }
 
 // word accepts one of the words.
@@ -209,18 +170,13 @@ var otherNames = map[string]string{"fp8": "mxfp8", "float8": "mxfp8", "fp4": "nv
 
 // typeKey reads a type in which something is kept.
 func typeKey(at func(*Recipe) *dtype.DType) field {
-	types := []dtype.DType{dtype.F32, dtype.BF16}
-	return field{
-		set: func(p *reader, v any) *problem {
-			s, bad := word(v, precisions[:len(types)])
-			if bad != nil {
-				return bad
-			}
-			*at(p.r) = types[slices.Index(precisions, s)]
-			return nil
-		},
-		get: func(r *Recipe) string { return quote(at(r).String()) },
-	}
+	return of(at, func(v any) (dtype.DType, *problem) {
+		s, bad := word(v, precisions[:2])
+		if bad != nil {
+			return dtype.Invalid, bad
+		}
+		return [...]dtype.DType{dtype.F32, dtype.BF16}[slices.Index(precisions, s)], nil
+	}, func(t dtype.DType) string { return quote(t.String()) })
 }
 
 // precisionKey reads a type, a format of products in few bits, which are those of a model in bf16,

@@ -66,12 +66,22 @@ func (r *Recipe) spell(key, path string) string {
 	return path
 }
 
+// pathKey reads a path, and sourceKey what is either a path or a name that another package knows.
 func pathKey(key string, at func(*Recipe) *string) field {
+	return placeKey(key, at, (*reader).complete)
+}
+
+func sourceKey(key string, at func(*Recipe) *string) field {
+	return placeKey(key, at, (*reader).source)
+}
+
+func placeKey(key string, at func(*Recipe) *string,
+	find func(p *reader, key, s string) (string, *problem)) field {
 	return field{
 		set: func(p *reader, v any) *problem {
 			s, bad := text(v)
 			if bad == nil {
-				*at(p.r), bad = p.complete(key, s)
+				*at(p.r), bad = find(p, key, s)
 			}
 			return bad
 		},
@@ -88,20 +98,6 @@ func text(v any) (string, *problem) {
 		return "", wrong("leave the key out, or give it a value", "it is empty")
 	}
 	return s, nil
-}
-
-// sourceKey reads what is either a path or a name that another package knows.
-func sourceKey(key string, at func(*Recipe) *string) field {
-	return field{
-		set: func(p *reader, v any) *problem {
-			s, bad := text(v)
-			if bad == nil {
-				*at(p.r), bad = p.source(key, s)
-			}
-			return bad
-		},
-		get: func(r *Recipe) string { return quote(r.spell(key, *at(r))) },
-	}
 }
 
 func (p *reader) source(key, s string) (string, *problem) {
@@ -232,31 +228,23 @@ func (p *reader) dataSource(v any) (Source, *problem) {
 }
 
 func printSources(r *Recipe) string {
-	var b strings.Builder
-	b.WriteByte('[')
-	for i, s := range r.Data.Sources {
-		if i > 0 {
-			b.WriteString(", ")
+	var list []string
+	for _, s := range r.Data.Sources {
+		text := quote(r.spell("data.sources", s.Path))
+		if s != (Source{Path: s.Path}) {
+			text = "{path = " + text
+			add := func(key, value string, given bool) {
+				if given {
+					text += ", " + key + " = " + value
+				}
+			}
+			add("name", quote(s.Name), s.Name != "")
+			add("weight", float(s.Weight), s.Weight != 0)
+			add("format", quote(s.Format), s.Format != "")
+			add("template", quote(s.Template), s.Template != "")
+			text += "}"
 		}
-		path := quote(r.spell("data.sources", s.Path))
-		if s == (Source{Path: s.Path}) {
-			b.WriteString(path)
-			continue
-		}
-		b.WriteString("{path = " + path)
-		if s.Name != "" {
-			b.WriteString(", name = " + quote(s.Name))
-		}
-		if s.Weight != 0 {
-			b.WriteString(", weight = " + float(s.Weight))
-		}
-		if s.Format != "" {
-			b.WriteString(", format = " + quote(s.Format))
-		}
-		if s.Template != "" {
-			b.WriteString(", template = " + quote(s.Template))
-		}
-		b.WriteByte('}')
+		list = append(list, text)
 	}
-	return b.String() + "]"
+	return "[" + strings.Join(list, ", ") + "]"
 }
