@@ -9,44 +9,14 @@ import (
 
 // A Format is how the arguments of a product are written with few bits: in blocks along what the
 // product sums over, each with a scale.
-type Format string
+type Format = dtype.Format
 
 // The formats. A linear carries that of its three products in the constants fprop, dgrad and wgrad;
 // where one is absent the arguments are as they are.
 const (
-	MXFP8 Format = "mxfp8" // E4M3, 32 to a scale that is a power of two
-	NVFP4 Format = "nvfp4" // E2M1, 16 to a scale in E4M3, under a scale for the tensor
+	MXFP8 = dtype.MXFP8
+	NVFP4 = dtype.NVFP4
 )
-
-// Block is the number of elements that share a scale, 1 where there are no blocks. Both sides of a
-// weight must be multiples of it: the forward product sums over one, that of the input's gradient
-// over the other.
-func (f Format) Block() int64 {
-	switch f {
-	case MXFP8:
-		return 32
-	case NVFP4:
-		return 16
-	}
-	return 1
-}
-
-// Codes and Scales are the types of elements and of scales. Values of these types travel as bytes,
-// and nothing is computed with them but a block_dot.
-func (f Format) Codes() dtype.DType {
-	if f == NVFP4 {
-		return dtype.F4E2M1FN
-	}
-	return dtype.F8E4M3FN
-}
-
-// Scales is the type of scales.
-func (f Format) Scales() dtype.DType {
-	if f == NVFP4 {
-		return dtype.F8E4M3FN
-	}
-	return dtype.F8E8M0FNU
-}
 
 // narrowKinds are the operations of products with few bits. What a linear asks for is written out
 // when its gradient has been taken, so only what the gradient keeps needs an operation before.

@@ -18,7 +18,7 @@ func BenchmarkEncode(b *testing.B) {
 	var buf buffers
 	for _, f := range []Format{MXFP8, NVFP4} {
 		b.Run(f.String(), func(b *testing.B) {
-			q, scale := make([]byte, band*f.bits()/8), make([]byte, band/f.block())
+			q, scale := make([]byte, band*f.blocks().Codes().Bits()/8), make([]byte, band/f.blocks().Block())
 			b.SetBytes(int64(len(raw)))
 			for b.Loop() {
 				if _, err := (coder{f, 17, 5, 0x20}).encode(q, scale, dtype.BF16, raw, &buf); err != nil {

@@ -61,7 +61,7 @@ func choose(s *source, o Options) ([]choice, error) {
 				used[k], c.format, c.kept = true, None, "--skip "+pattern
 			}
 		}
-		if size := c.format.block(); c.format != None && dims[1]%size != 0 {
+		if size := c.format.blocks().Block(); c.format != None && dims[1]%size != 0 {
 			c.format, c.kept = None, fmt.Sprintf("%d columns are no multiple of %d", dims[1], size)
 		}
 		if c.format == None && c.kept == "" {

@@ -117,13 +117,13 @@ func (j *job) hfQuantConfig() object {
 	q := object{"kv_cache_quant_algo": nil, "exclude_modules": kept}
 	if len(quantized) == 1 {
 		for f := range quantized {
-			q["quant_algo"], q["group_size"] = j.algo(f), f.block()
+			q["quant_algo"], q["group_size"] = j.algo(f), f.blocks().Block()
 		}
 	} else {
 		layers := object{}
 		for f, modules := range quantized {
 			for _, m := range modules {
-				layers[m] = object{"quant_algo": j.algo(f), "group_size": f.block()}
+				layers[m] = object{"quant_algo": j.algo(f), "group_size": f.blocks().Block()}
 			}
 		}
 		q["quant_algo"], q["quantized_layers"] = "MIXED_PRECISION", layers
@@ -148,7 +148,8 @@ func (j *job) modeloptConfig() object {
 		if len(quantized) > 1 {
 			targets = quantized[f]
 		}
-		args := object{"dynamic": false, "num_bits": f.bits(), "type": "float", "group_size": f.block()}
+		args := object{"dynamic": false, "num_bits": f.blocks().Codes().Bits(), "type": "float",
+			"group_size": f.blocks().Block()}
 		g := object{"targets": targets, "weights": args}
 		if j.algo(f) != "W4A16_NVFP4" {
 			g["input_activations"] = args

@@ -14,6 +14,7 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -54,21 +55,8 @@ func ParseFormat(name string) (Format, error) {
 	return None, unknown("format", name, formatNames[1:])
 }
 
-// block is the number of elements that share a scale.
-func (f Format) block() int64 {
-	if f == MXFP8 {
-		return 32
-	}
-	return 16
-}
-
-// bits is the size of an element.
-func (f Format) bits() int64 {
-	if f == MXFP8 {
-		return 8
-	}
-	return 4
-}
+// blocks says how large blocks, elements and scales are.
+func (f Format) blocks() dtype.Format { return dtype.Format(f.String()) }
 
 // A Layout is the family of loaders that a checkpoint is written for.
 type Layout uint8

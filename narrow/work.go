@@ -253,7 +253,7 @@ func (g *group) amax() float32 { return math.Float32frombits(g.largest.Load()) }
 
 func (w *blocks) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
 	from, n := w.part(piece)
-	size, bits := w.format.block(), w.format.bits()
+	size, bits := w.format.blocks().Block(), int64(w.format.blocks().Codes().Bits())
 	q, scale := grow(&b.q, n*bits/8), grow(&b.scale, n/size)
 	c := coder{format: w.format, every: w.every(), empty: w.empty()}
 	if w.group != nil {

@@ -189,7 +189,10 @@ func (p *Plan) Stages(layers int64) []int64 {
 // Block is the number of elements that share a scale in the products of linear layers, 0 if they
 // have none.
 func (p *Plan) Block() int64 {
-	return map[string]int64{"mxfp8": 32, "nvfp4": 16}[p.Precision]
+	if n := dtype.Format(p.Precision).Block(); n > 1 {
+		return n
+	}
+	return 0
 }
 
 // checkBlocks holds what a device has to whole blocks along what products sum over: a block that

@@ -1,6 +1,10 @@
 package price
 
-import "math"
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/dtype"
+)
 
 // Bytes is what an element takes, with its part of the scales of blocks.
 func (prec Precision) Bytes() float64 {
@@ -9,10 +13,8 @@ func (prec Precision) Bytes() float64 {
 		return 4
 	case FP8:
 		return 1
-	case MXFP8: // a scale for each 32
-		return 1 + 1.0/32
-	case NVFP4: // and for each 16
-		return 0.5 + 1.0/16
+	case MXFP8, NVFP4:
+		return dtype.Format(prec).Bytes()
 	}
 	return 2
 }
