@@ -87,7 +87,7 @@ func (e *engine) packages() []string {
 	return specs
 }
 
-func (w wheel) spec() string { return w.name + "==" + w.version }
+func (w wheel) spec() string { return w.Name + "==" + w.Version }
 
 // A Status tells about one engine without verifying it.
 type Status struct {
@@ -118,7 +118,7 @@ func (c *catalogue) list(dir string) ([]Status, error) {
 		s := Status{Name: e.name, Version: e.version, Purpose: e.purpose, Packages: e.packages(),
 			Available: pinned, Digest: tree}
 		for _, w := range e.wheels {
-			s.Download += w.pins[c.host].bytes
+			s.Download += w.Pins[c.host].Bytes
 		}
 		// An unreadable manifest means "not installed" here; Open gives the reason.
 		if m, err := readManifest(filepath.Join(dir, e.name)); err == nil && treeDigest(m.Files) == tree {

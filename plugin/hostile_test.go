@@ -117,14 +117,14 @@ func TestHostile(t *testing.T) {
 	rows = append(rows,
 		row{name: "wrong digest", want: diag.EngineDigest, mention: wheelName,
 			prepare: func(_ *testing.T, x *fixture) {
-				x.pin(func(p *pin) { p.sha256 = strings.Repeat("0", 64) })
+				x.pin(func(p *pin) { p.SHA256 = strings.Repeat("0", 64) })
 			}},
 		row{name: "wrong tree", want: diag.EngineDigest, mention: "alpha",
 			prepare: func(_ *testing.T, x *fixture) {
 				x.table.engines[0].trees["test/host"] = strings.Repeat("0", 64)
 			}},
 		row{name: "larger than pinned", want: diag.EngineArchive, mention: "over the pinned",
-			prepare: func(_ *testing.T, x *fixture) { x.pin(func(p *pin) { p.unpacked = 13_025 }) }},
+			prepare: func(_ *testing.T, x *fixture) { x.pin(func(p *pin) { p.Unpacked = 13_025 }) }},
 		row{name: "from another wheel", want: diag.BadInput, mention: "alpha-pjrt==1.0",
 			change: func(in *Installer, x *fixture) {
 				other := filepath.Join(x.home, "wheels", "beta-1.0-py3-none-any.whl")
@@ -157,7 +157,7 @@ func TestHostile(t *testing.T) {
 				if _, err := x.installer().Install(t.Context(), "alpha"); err != nil {
 					t.Fatal(err)
 				}
-				x.table.engines[0].wheels[0].version = "1.1"
+				x.table.engines[0].wheels[0].Version = "1.1"
 				_, err := x.table.open(t.Context(), x.dir, "alpha")
 				return err
 			}},
@@ -244,7 +244,7 @@ func TestHostile(t *testing.T) {
 
 // pin changes the pin of the only wheel.
 func (x *fixture) pin(change func(*pin)) {
-	pins := x.table.engines[0].wheels[0].pins
+	pins := x.table.engines[0].wheels[0].Pins
 	p := pins["test/host"]
 	change(&p)
 	pins["test/host"] = p

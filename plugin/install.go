@@ -137,7 +137,7 @@ func (in *Installer) fill(
 	}
 	var files []file
 	for _, w := range e.wheels {
-		p := w.pins[c.host]
+		p := w.Pins[c.host]
 		path, done, err := source(ctx, w, p)
 		if err != nil {
 			return nil, err
@@ -174,7 +174,7 @@ func (in *Installer) unpackWheel(
 		return nil, cannotRead(path, err)
 	}
 	return unpack(ctx, f, info.Size(), root, selection{
-		wheel: filepath.Base(path), keep: w.keep, maybe: keepAlways, limit: p.unpacked,
+		wheel: filepath.Base(path), keep: w.Keep, maybe: keepAlways, limit: p.Unpacked,
 		progress: func(done, total int64) {
 			in.emit(event.Progress{Task: "unpack " + w.spec(), Done: done, Total: total, Unit: "B"})
 		},

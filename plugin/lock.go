@@ -11,9 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/plainfile"
-	"golang.org/x/sys/unix"
 )
 
 // lockPoll is how often a waiting process looks again; flock has no wait with a deadline.

@@ -95,7 +95,7 @@ func (in *Installer) fromFiles() (source, error) {
 // isFile reports whether a file of that name should be the wheel. In the name of a wheel a run
 // of -, _ and . in the package's name is one _ (the specification of wheel file names).
 func (w wheel) isFile(name string) bool {
-	prefix := strings.ReplaceAll(w.name, "-", "_") + "-" + w.version + "-"
+	prefix := strings.ReplaceAll(w.Name, "-", "_") + "-" + w.Version + "-"
 	return strings.HasPrefix(strings.ToLower(name), prefix) && strings.HasSuffix(name, ".whl")
 }
 
@@ -107,10 +107,10 @@ func checkWheel(ctx context.Context, path string, w wheel, p pin) error {
 		return canceled(ctx.Err(), "checking %s", filepath.Base(path))
 	case err != nil:
 		return cannotRead(path, err)
-	case got != p.sha256:
+	case got != p.SHA256:
 		return diag.New(diag.EngineDigest, "%s has another SHA-256 than the pinned one",
 			filepath.Base(path)).At("%s", path).
-			Because("want %.12s, got %.12s", p.sha256, got).
+			Because("want %.12s, got %.12s", p.SHA256, got).
 			Try("fetch %s again; if it stays so, whoever serves it changed it", w.spec())
 	}
 	return nil
@@ -188,8 +188,8 @@ const progressEvery = 200 * time.Millisecond
 // watch tells how much of a wheel is in dir until the returned function is called.
 func (in *Installer) watch(dir string, w wheel, p pin) (stop func()) {
 	tell := func(done int64) {
-		in.emit(event.Progress{Task: "download " + w.spec(), Done: min(done, p.bytes),
-			Total: p.bytes, Unit: "B"})
+		in.emit(event.Progress{Task: "download " + w.spec(), Done: min(done, p.Bytes),
+			Total: p.Bytes, Unit: "B"})
 	}
 	tell(0)
 	quit := make(chan struct{})

@@ -17,12 +17,13 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/event"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 )
 
 // TestMain also is the process that the hostile tests start and kill.
@@ -104,8 +105,8 @@ func build(home string, data []byte) *fixture {
 	alpha := engine{
 		name: "alpha", version: "1.0", purpose: "tests", plugin: "alpha/alpha.so", data: "alpha",
 		wheels: []wheel{{
-			name: "alpha-pjrt", version: "1.0", keep: []string{"alpha/alpha.so", "alpha/bin/*"},
-			pins: map[string]pin{"test/host": {hex.EncodeToString(sum[:]), int64(len(data)), 20_000}},
+			Name: "alpha-pjrt", Version: "1.0", Keep: []string{"alpha/alpha.so", "alpha/bin/*"},
+			Pins: map[string]pin{"test/host": {hex.EncodeToString(sum[:]), int64(len(data)), 20_000}},
 		}},
 		trees: map[string]string{"test/host": treeDigest(files)},
 	}

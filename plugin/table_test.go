@@ -6,18 +6,23 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // TestTable holds the built-in table to its own rules.
 func TestTable(t *testing.T) {
 	digest := regexp.MustCompile(`^[0-9a-f]{64}$`)
+	if err := strictjson.Decode(wheelsText, new(map[string][]wheel)); err != nil {
+		t.Fatal("wheels.json: ", err)
+	}
 	names := map[string]bool{}
 	for _, e := range engines() {
 		if names[e.name] || e.name == "" || e.purpose == "" || e.plugin == "" || len(e.wheels) == 0 {
 			t.Errorf("engine %q: a name twice, or a field is missing", e.name)
 		}
 		names[e.name] = true
-		if e.version != e.wheels[0].version {
+		if e.version != e.wheels[0].Version {
 			t.Errorf("engine %q: version %s is not that of %s", e.name, e.version, e.wheels[0].spec())
 		}
 		if e.covers != "" && !names[e.covers] {
@@ -31,14 +36,14 @@ func TestTable(t *testing.T) {
 				t.Errorf("engine %q: bad tree for %s", e.name, host)
 			}
 			for _, w := range e.wheels {
-				p, pinned := w.pins[host]
-				if !pinned || !digest.MatchString(p.sha256) || p.bytes <= 0 || p.unpacked <= 0 {
+				p, pinned := w.Pins[host]
+				if !pinned || !digest.MatchString(p.SHA256) || p.Bytes <= 0 || p.Unpacked <= 0 {
 					t.Errorf("engine %q: %s is not pinned for %s", e.name, w.spec(), host)
 				}
 			}
 		}
 		for _, w := range e.wheels {
-			for _, pattern := range append(slices.Clone(w.keep), keepAlways...) {
+			for _, pattern := range append(slices.Clone(w.Keep), keepAlways...) {
 				if _, err := path.Match(pattern, ""); err != nil {
 					t.Errorf("%s: pattern %q: %v", w.spec(), pattern, err)
 				}
