@@ -99,52 +99,6 @@ func TestRoll(t *testing.T) {
 	}
 }
 
-func TestMXFP4ToNVFP4(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		n := rapid.IntRange(1, 6).Draw(r, "blocks")
-		low := rapid.IntRange(0, 254-17).Draw(r, "low")
-		q := rapid.SliceOfN(rapid.Byte(), 16*n, 16*n).Draw(r, "q")
-		scales := make([]byte, n)
-		for j := range scales {
-			scales[j] = byte(low + rapid.IntRange(0, 17).Draw(r, "scale"))
-		}
-		dst := make([]byte, 2*n)
-		out, err := MXFP4ToNVFP4(dst, q, scales)
-		if err != nil {
-			r.Fatal(err)
-		}
-		got := make([]float32, 32*n)
-		must(t, FromNVFP4(got, q, dst, out))
-		for i, f := range got {
-			elem := float64(dtype.F32FromE2M1(q[i/2] >> (i % 2 * 4)))
-			// float32 has no number above 2¹²⁸; MXFP4 does, with its largest scales.
-			want := float32(math.Ldexp(elem, int(scales[i/32])-127))
-			if f != want {
-				r.Fatalf("element %d of %v: %v, not %v", i, scales, f, want)
-			}
-		}
-	})
-	q := make([]byte, 32)
-	q[0], q[16] = 1, 1
-	dst := make([]byte, 4)
-	if _, err := MXFP4ToNVFP4(dst, q, []byte{100, 118}); err == nil {
-		t.Error("18 apart was taken")
-	}
-	if _, err := MXFP4ToNVFP4(dst, q, []byte{100, 0xff}); err == nil {
-		t.Error("a NaN was taken")
-	}
-	if _, err := MXFP4ToNVFP4(dst, q[:31], []byte{100, 100}); err == nil {
-		t.Error("half a block was taken")
-	}
-	q[16] = 0x88 // zeros, of which the scale does not matter
-	if out, err := MXFP4ToNVFP4(dst, q, []byte{100, 0xff}); err != nil || out != 0x1p-35 {
-		t.Errorf("a block of zeros: %v, %v", out, err)
-	}
-	if _, err := MXFP4ToNVFP4(dst, make([]byte, 32), []byte{1, 200}); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestSpread(t *testing.T) {
 	for _, n := range []int{0, 1, 31, 32, 1000} {
 		var sum atomic.Int64

@@ -2,7 +2,6 @@ package block
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/deepwell/deepwell/dtype"
 )
@@ -115,47 +114,4 @@ func checkSwizzle(tiled, scales []byte, rows, cols int) error {
 func swizzled(i, j, cols int) int {
 	tile := i/tileRows*((cols+tileCols-1)/tileCols) + j/tileCols
 	return tile*tileRows*tileCols + i%32*16 + i%tileRows/32*4 + j%tileCols
-}
-
-// MXFP4ToNVFP4 gives the NVFP4 scales of a tensor in MXFP4, whose elements stay as they are: q has
-// them, two to a byte, and scales an E8M0 for every 32. An NVFP4 scale is a power of two down to
-// 2⁻⁹ and up to 2⁸ here, so scales may differ by a factor of 2¹⁷ and are refused beyond; blocks of
-// zeros do not count. It also gives the scale of the tensor, which Global calls out.
-func MXFP4ToNVFP4(dst, q, scales []byte) (out float32, err error) {
-	const size = 32
-	if len(q) != len(scales)*size/2 || len(dst) != len(scales)*size/NVFP4Size {
-		return 0, fmt.Errorf("block: %d MXFP4 scales go with %d bytes and %d scales, not %d and %d",
-			len(scales), len(scales)*size/2, len(scales)*size/NVFP4Size, len(q), len(dst))
-	}
-	low, high := math.MaxInt, math.MinInt
-	for j, s := range scales {
-		if zeros(q[j*size/2 : (j+1)*size/2]) {
-			continue
-		}
-		if s == 0xff {
-			return 0, fmt.Errorf("block: the scale of MXFP4 block %d is NaN", j)
-		}
-		low, high = min(low, int(s)), max(high, int(s))
-	}
-	if high < 0 {
-		high = 127 // all is zero, and any scale will do
-	} else if high-low > 17 {
-		return 0, fmt.Errorf("block: MXFP4 scales from 2^%d to 2^%d: more than 17 apart do not "+
-			"go into NVFP4 unchanged", low-127, high-127)
-	}
-	for j, s := range scales {
-		k := min(max(int(s)-high+8, -9), 8)
-		b := dtype.E4M3FromF32(float32(math.Ldexp(1, k)))
-		dst[2*j], dst[2*j+1] = b, b
-	}
-	return float32(math.Ldexp(1, high-127-8)), nil
-}
-
-func zeros(q []byte) bool {
-	for _, b := range q {
-		if b&0x77 != 0 {
-			return false
-		}
-	}
-	return true
 }
