@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/program"
 )
 
 // ErrorSums is how many numbers tell what rounding did to an operand: how many elements became zero
@@ -147,7 +148,7 @@ func (e *expander) measure(all []Stat, sources []source) {
 		v = e.Concat(dimStat, parts...)
 	}
 	if v = e.JoinSums(v); e.err == nil {
-		v.Name = StatErrors
+		v.Name, v.Means = StatErrors, program.Stat.For("")
 		e.g.Results = append(e.g.Results, v)
 	}
 }

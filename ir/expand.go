@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/program"
 )
 
 // The inputs that stochastic rounding takes: seed and step of a run, and for each token its place
@@ -337,7 +338,7 @@ func (e *expander) asked(v *Value, q Quantize) []*Value {
 	w := want{from: v, how: q}
 	for i, suffix := range []string{"", ".scale", ".amax"}[:len(types)] {
 		w.values = append(w.values, &Value{Name: base + suffix, Type: types[i], Role: Param,
-			Source: v.Source})
+			Source: v.Source, Means: program.Copy.For(v.Name)})
 		e.names.used[base+suffix] = true
 	}
 	if e.inside {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Gradient is a graph and how its results depend on its inputs, as graphs that run one after the
@@ -128,7 +129,7 @@ func (d *differ) seed() []string {
 		if slices.Contains(names[:i], names[i]) {
 			names[i] = fmt.Sprintf("d%d.%s", i, v.Name)
 		}
-		d.accumulate(v, d.b.Input(names[i], Residual, t, ""))
+		d.accumulate(v, d.b.Input(names[i], Residual, t, "").As(program.Seed.For("")))
 	}
 	return names
 }
@@ -237,7 +238,7 @@ func (d *differ) use(v *Value) *Value {
 	op := v.def
 	switch {
 	case op == nil:
-		d.used[v] = d.b.Input(v.Name, v.Role, v.Type, v.Source)
+		d.used[v] = d.b.Like(v, v.Type)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
 		in := make([]*Value, len(op.In))
 		for i, x := range op.In {

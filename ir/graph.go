@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Graph is a program of one device: inputs, operations in an order in which they can run,
@@ -42,6 +43,9 @@ type Value struct {
 
 	// Source is what the value was called where it came from, such as a tensor's name in a checkpoint.
 	Source string
+
+	// Means says what an input or result is to those who run the graph; if it is empty, see Meaning.
+	Means program.Meaning
 
 	def *Op // what makes it; nil for inputs
 }
@@ -154,6 +158,40 @@ func (v *Value) Def() *Op { return v.def }
 
 // String writes the value as the text form refers to it.
 func (v *Value) String() string { return "%" + v.Name }
+
+// Meaning says what an input or result is to those who run the graph. What a graph does not say
+// follows from the roles of its inputs.
+func (v *Value) Meaning() program.Meaning {
+	switch {
+	case v.Means.Role != "" || v.def != nil:
+		return v.Means
+	case v.Role == Param:
+		return program.Meaning{Role: program.Param, Param: v.Name}
+	case v.Role == Residual:
+		return program.Meaning{Role: program.Residual}
+	}
+	return program.Meaning{Role: program.Batch}
+}
+
+// As says what a value means, and gives it back.
+func (v *Value) As(m program.Meaning) *Value {
+	v.Means = m
+	return v
+}
+
+// Donations pairs the inputs with the results that take their place, by name. A result of another
+// type has the meaning of the input and not its memory.
+func (g *Graph) Donations() map[string]string {
+	into := map[string]string{}
+	for _, v := range g.Results {
+		for _, from := range g.Inputs {
+			if from.Name == v.Means.Replaces && from.Type.Equal(v.Type) {
+				into[from.Name] = v.Name
+			}
+		}
+	}
+	return into
+}
 
 // Find gives the input or result of an operation with that name, or nil.
 func (g *Graph) Find(name string) *Value {

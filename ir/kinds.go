@@ -218,6 +218,11 @@ func (b *Builder) Input(name string, role Role, t Type, source string) *Value {
 	return v
 }
 
+// Like adds an input that is what an input of another graph is, of another type.
+func (b *Builder) Like(v *Value, t Type) *Value {
+	return b.Input(v.Name, v.Role, t, v.Source).As(v.Means)
+}
+
 // Err is the first error so far.
 func (b *Builder) Err() error { return b.err }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Stat is where to find, among the numbers that a graph reports of its products in few bits,
@@ -243,7 +244,7 @@ func (e *expander) report() []Stat {
 		if e.err != nil {
 			return nil
 		}
-		v.Name = name
+		v.Name, v.Means = name, program.Stat.For("")
 		e.g.Results = append(e.g.Results, v)
 	}
 	if t.what == ReportErrors {

@@ -61,7 +61,8 @@ func (c *carrier) values(list []*ir.Value) []*ir.Value {
 	out := make([]*ir.Value, len(list))
 	for i, v := range list {
 		if c.at[v] == nil {
-			c.at[v] = &ir.Value{Name: v.Name, Type: carried(v.Type), Role: v.Role, Source: v.Source}
+			c.at[v] = &ir.Value{Name: v.Name, Type: carried(v.Type), Role: v.Role, Source: v.Source,
+				Means: v.Means}
 		}
 		out[i] = c.at[v]
 	}

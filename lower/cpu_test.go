@@ -169,11 +169,11 @@ func smallStep(t *testing.T, products dtype.DType) (*ir.Graph, *model.Config, mo
 	return jointly(t, g), c, shape
 }
 
-func compileCPU(t *testing.T, e *engine.Engine, g *ir.Graph, donate map[string]string) (
+func compileCPU(t *testing.T, e *engine.Engine, g *ir.Graph) (
 	*engine.Executable, *kernels.Set) {
 	t.Helper()
 	set := kernels.For("cpu")
-	text, err := lower.Module(g, lower.Options{Kernels: set, Donate: donate})
+	text, err := lower.Module(g, lower.Options{Kernels: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestLogitsAreHeldOnce(t *testing.T) {
 	e := cpu(t)
 	for _, products := range []dtype.DType{dtype.Invalid, dtype.BF16} {
 		g, c, s := smallStep(t, products)
-		x, _ := compileCPU(t, e, g, nil)
+		x, _ := compileCPU(t, e, g)
 		memory, err := x.Memory()
 		if err != nil {
 			t.Fatal(err)
@@ -272,7 +272,7 @@ func TestUpdateCopiesNoState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, _ := compileCPU(t, e, g, optim.Donations(g))
+	x, _ := compileCPU(t, e, g)
 	memory, err := x.Memory()
 	if err != nil {
 		t.Fatal(err)
@@ -293,7 +293,6 @@ func TestUpdateCopiesNoState(t *testing.T) {
 		for _, name := range []string{optim.Fix1, optim.Fix2} {
 			inputs[name][0].Data[0] = 1.5
 		}
-		on.donate = optim.Donations(g)
 		on.compare(t, g, inputs, bound)
 	}
 }

@@ -75,8 +75,8 @@ func TestMoveWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	donate := map[string]string{"m": m1.Name, "v": v1.Name}
-	text, err := lower.Module(g, lower.Options{Kernels: kernels.For("sm_100"), Donate: donate})
+	m1.Means.Replaces, v1.Means.Replaces = "m", "v"
+	text, err := lower.Module(g, lower.Options{Kernels: kernels.For("sm_100")})
 	if err != nil {
 		t.Fatal(err)
 	}

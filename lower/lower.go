@@ -12,8 +12,6 @@ import (
 
 // Options say what the graph does not.
 type Options struct {
-	// Donate gives, by the name of an input, the name of the result that takes its place.
-	Donate map[string]string
 	// Kernels chooses what operations become; nil takes what every target runs.
 	Kernels *kernels.Set
 }
@@ -35,11 +33,11 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, replicas)
 	w.indent++
-	args, hosted := make([]string, len(g.Inputs)), g.Hosted()
+	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
 	for i, v := range g.Inputs {
 		w.at[v] = fmt.Sprintf("%%arg%d", i)
 		args[i] = fmt.Sprintf("%%arg%d: %s%s", i, tensor(v.Type),
-			attributes(w.donation(g, v, o), w.memory(hosted[v])))
+			attributes(aliased(g, into[v.Name]), w.memory(hosted[v])))
 	}
 	results, types := make([]string, len(g.Results)), make([]string, len(g.Results))
 	for i, v := range g.Results {
@@ -50,12 +48,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	w.indent++
 	if w.kernels != nil && w.kernels.OneResult() {
 		w.reuse = reuse(g, func(v *ir.Value) bool {
-			for _, into := range o.Donate {
-				if into == v.Name {
-					return true
-				}
-			}
-			return false
+			return into[v.Means.Replaces] == v.Name
 		})
 	}
 	w.ops(g)
@@ -88,18 +81,13 @@ func (w *writer) memory(hosted bool) string {
 	return fmt.Sprintf("mhlo.memory_kind = %q", w.kernels.HostMemory())
 }
 
-func (w *writer) donation(g *ir.Graph, v *ir.Value, o Options) string {
-	into := o.Donate[v.Name]
-	if into == "" {
+// aliased is the attribute of an argument whose place a result takes, "" if none does.
+func aliased(g *ir.Graph, result string) string {
+	at := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == result })
+	if result == "" || at < 0 {
 		return ""
 	}
-	for i, r := range g.Results {
-		if r.Name == into {
-			return fmt.Sprintf("tf.aliasing_output = %d : i32", i)
-		}
-	}
-	w.fail("%s is donated to %s, which is not a result", v, into)
-	return ""
+	return fmt.Sprintf("tf.aliasing_output = %d : i32", at)
 }
 
 func (w *writer) names(list []*ir.Value) string {

@@ -38,7 +38,6 @@ func cpu(t *testing.T) *engine.Engine {
 type engineWith struct {
 	*engine.Engine
 	kernels func() *kernels.Set
-	donate  map[string]string
 }
 
 func plain(e *engine.Engine) engineWith {
@@ -48,7 +47,7 @@ func plain(e *engine.Engine) engineWith {
 // run lowers a graph, compiles and runs it, and gives the results in float64.
 func (e engineWith) run(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array) [][]float64 {
 	t.Helper()
-	text, err := lower.Module(g, lower.Options{Kernels: e.kernels(), Donate: e.donate})
+	text, err := lower.Module(g, lower.Options{Kernels: e.kernels()})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}

@@ -1,6 +1,8 @@
 package lower
 
 import (
+	"cmp"
+
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/program"
@@ -8,7 +10,7 @@ import (
 
 // Stage writes a graph as a stage that an engine runs, on devices counted from 0: its arguments are
 // called as the graph's inputs, and its results as the graph's, but a result that takes the place
-// of an argument is called as the argument.
+// of an argument is called as the argument. What they are is what the graph says.
 func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 	text, err := Module(g, o)
 	if err != nil {
@@ -24,14 +26,14 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 		s.Devices = append(s.Devices, i)
 	}
 	g = asBytes(g)
-	keeps, hosted := map[string]string{}, g.Hosted()
+	into, hosted := g.Donations(), g.Hosted()
 	for _, v := range g.Inputs {
 		a := array(g, v)
 		if hosted[v] {
 			a.Memory = o.Kernels.HostMemory()
 		}
-		if into := o.Donate[v.Name]; into != "" {
-			a.Into, keeps[into] = v.Name, v.Name
+		if into[v.Name] != "" {
+			a.Into = v.Name
 		}
 		s.Args = append(s.Args, a)
 	}
@@ -40,9 +42,7 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 		if hosted[v] {
 			a.Memory = o.Kernels.HostMemory()
 		}
-		if keeps[v.Name] != "" {
-			a.Name = keeps[v.Name]
-		}
+		a.Name = cmp.Or(v.Means.Replaces, v.Name)
 		s.Results = append(s.Results, a)
 	}
 	return s, s.Validate()
@@ -51,7 +51,9 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 // array describes a value as a whole: what devices hold of it, times those that cut it. Terms of a
 // sum are described as copies, since no dimension is cut.
 func array(g *ir.Graph, v *ir.Value) program.Array {
-	a := program.Array{Name: v.Name, Global: dtype.Shape{Type: v.Type.Elem}}
+	is := v.Meaning()
+	a := program.Array{Name: v.Name, Global: dtype.Shape{Type: v.Type.Elem}, Role: is.Role,
+		Param: is.Param}
 	for _, d := range v.Type.Dims {
 		size := d.Size
 		var cut []string

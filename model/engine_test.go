@@ -50,8 +50,8 @@ func (l lab) quick(name string) lab {
 }
 
 // cpu lowers for the CPU, results into the place of arguments.
-func cpu(into map[string]string) lower.Options {
-	return lower.Options{Donate: into, Kernels: kernels.For("cpu")}
+func cpu() lower.Options {
+	return lower.Options{Kernels: kernels.For("cpu")}
 }
 
 // joint is the loss, the gradients and the logits as a program; the gradient of w is called g.w.
@@ -71,7 +71,7 @@ func (l lab) joint(t *testing.T, f *fixture, s model.Shape) (*ir.Graph, *rig.Pro
 			joint.Results = append(joint.Results, op.In[0])
 		}
 	}
-	return g, l.Compile(t, joint, cpu(nil), append(names, "logits")...)
+	return g, l.Compile(t, joint, cpu(), append(names, "logits")...)
 }
 
 // logits runs the scores of the fixture's batch.
@@ -81,7 +81,7 @@ func (l lab) logits(t *testing.T, f *fixture, s model.Shape) []float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l.Compile(t, g, cpu(nil)).Run(t, f.load(t, g))[0][0].Data
+	return l.Compile(t, g, cpu()).Run(t, f.load(t, g))[0][0].Data
 }
 
 // The whole way on the real engine: config.json and weights in, the graph lowered to StableHLO and
@@ -146,7 +146,7 @@ func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *rig.Program) (st
 	if err != nil {
 		t.Fatal(err)
 	}
-	update := l.Compile(t, ug, cpu(optim.Donations(ug)))
+	update := l.Compile(t, ug, cpu())
 	var state engine.State
 	defer state.Free()
 	inputs := f.load(t, g)

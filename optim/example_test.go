@@ -30,7 +30,7 @@ func ExampleOptimizer() {
 		fmt.Println(err)
 		return
 	}
-	into := optim.Donations(g)
+	into := g.Donations()
 	for _, v := range g.Inputs {
 		if into[v.Name] == "" {
 			fmt.Println("give", v.Name)

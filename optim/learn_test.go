@@ -37,7 +37,7 @@ func TestSmallModelLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, last := learn(t, grad, r.Compile(t, update, donated(update)), o, joint, list)
+	first, last := learn(t, grad, r.Compile(t, update, donated()), o, joint, list)
 	t.Logf("the loss went from %.3f to %.3f", first, last)
 	if last >= first/20 || math.IsNaN(last) {
 		t.Errorf("the loss went from %v to %v", first, last)

@@ -6,15 +6,15 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/program"
 )
 
 // An Optimizer builds the graph of one step and says what is kept between steps.
 type Optimizer interface {
 	// Update builds the graph of one step. Beside [Commit], [Rate], [Limit] and the numbers that
 	// Scalars names it takes, for every parameter w, the gradient "g.w", the master copy "w" in f32,
-	// and the state. Those with the role [ir.Param] are what [Donations] replaces. Its results are the
-	// new masters and states, then the model's copies "c.w" where it computes in another type, then
-	// [Norm] and [OK].
+	// and the state. Its results are the new masters and states, which take the place of the old
+	// ones, then the model's copies "c.w" where it computes in another type, then [Norm] and [OK].
 	Update(params []Param) (*ir.Graph, error)
 	// Part builds the update of some of the parameters, for devices that do not have the others: it
 	// takes the square of the norm of all gradients as [Square] instead of the norm of its own, and
@@ -60,19 +60,6 @@ type Slot struct {
 	Type ir.Type
 }
 
-// next is how the results that take the place of inputs are called: "next.w" that of "w".
-const next = "next."
-
-// Donations pairs the inputs of an update with the results that take their place, by the names of
-// the graph's values, as the lowering wants them.
-func Donations(g *ir.Graph) map[string]string {
-	into := map[string]string{}
-	for _, v := range g.Params() {
-		into[v.Name] = next + v.Name
-	}
-	return into
-}
-
 // A recipe is what sets one optimizer apart.
 type recipe struct {
 	name    string
@@ -100,7 +87,7 @@ func Squares(params []Param) (*ir.Graph, error) {
 	}
 	u := &update{Builder: ir.NewBuilder("squares")}
 	total, _ := u.square(params, u.gradients(params))
-	return u.Graph(named(total, Square))
+	return u.Graph(named(total, Square, program.Scalar))
 }
 
 func errNothing() error {
@@ -114,14 +101,14 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder(r.name), recipe: r, in: map[string]*ir.Value{}}
-	commit := u.Input(Commit, ir.Data, ir.Type{Elem: dtype.Pred}, "")
+	commit := u.scalar(Commit, dtype.Pred)
 	for _, name := range append([]string{Rate, Limit}, r.scalars...) {
-		u.in[name] = u.Input(name, ir.Data, ir.Type{Elem: dtype.F32}, "")
+		u.in[name] = u.scalar(name, dtype.F32)
 	}
 	grads := u.gradients(params)
 	var norm, watched *ir.Value
 	if part {
-		norm = u.Sqrt(u.Input(Square, ir.Data, ir.Type{Elem: dtype.F32}, ""))
+		norm = u.Sqrt(u.scalar(Square, dtype.F32))
 	} else {
 		norm, watched = u.square(params, grads)
 		norm = u.Sqrt(norm)
@@ -138,34 +125,36 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		slots := r.state(p)
 		old, wide := make([]*ir.Value, len(slots)), make([]*ir.Value, len(slots))
 		for k, s := range slots {
-			old[k] = u.Input(s.Name, ir.Param, s.Type, "")
+			old[k] = u.Input(s.Name, ir.Param, s.Type, "").As(program.Moment.For(p.Name))
 			wide[k] = u.Convert(old[k], dtype.F32)
 		}
 		w1, state := r.step(u, p, w, g, wide)
 		w1 = u.Select(ok, w1, w)
-		results = append(results, named(w1, next+p.Name))
+		results = append(results, replacing(w1, w))
 		for k, s := range slots {
 			v := u.Select(ok, u.Convert(state[k], s.Type.Elem), old[k])
-			results = append(results, named(v, next+s.Name))
+			results = append(results, replacing(v, old[k]))
 		}
 		if r.compute.Valid() && r.compute != dtype.F32 {
-			copies = append(copies, named(u.Convert(w1, r.compute), "c."+p.Name))
+			c := named(u.Convert(w1, r.compute), program.Copy.Of(p.Name), program.Copy)
+			c.Means.Param = p.Name
+			copies = append(copies, c)
 		}
 	}
 	results = append(results, copies...)
 	if watched != nil {
-		results = append(results, named(watched, Watch))
+		results = append(results, named(watched, Watch, program.Stat))
 	}
 	if !part {
-		results = append(results, named(norm, Norm))
+		results = append(results, named(norm, Norm, program.Scalar))
 	}
-	return u.Graph(append(results, named(ok, OK))...)
+	return u.Graph(append(results, named(ok, OK, program.Scalar))...)
 }
 
 // gradients takes those of all parameters, in f32.
 func (u *update) gradients(params []Param) (grads []*ir.Value) {
 	for _, p := range params {
-		g := u.Input("g."+p.Name, ir.Data, p.Type, "")
+		g := u.Input(program.Gradient.Of(p.Name), ir.Data, p.Type, "").As(program.Gradient.For(p.Name))
 		grads = append(grads, u.Convert(g, dtype.F32))
 	}
 	return grads
@@ -266,10 +255,21 @@ func (u *update) toward(a, b *ir.Value, part float64) *ir.Value {
 	return u.Add(a, u.Scale(u.Sub(b, a), part))
 }
 
+// scalar takes a number that the host gives.
+func (u *update) scalar(name string, elem dtype.DType) *ir.Value {
+	return u.Input(name, ir.Data, ir.Type{Elem: elem}, "").As(program.Scalar.For(""))
+}
+
 // named gives a result the name by which others know it.
-func named(v *ir.Value, name string) *ir.Value {
+func named(v *ir.Value, name string, role program.Role) *ir.Value {
 	v.Name = name
-	return v
+	return v.As(role.For(""))
+}
+
+// replacing gives a result that takes the place of an input.
+func replacing(v, old *ir.Value) *ir.Value {
+	v.Name = program.Next(old.Name)
+	return v.As(old.Meaning().Replacing(old.Name))
 }
 
 // as is a type with another kind of element.

@@ -104,7 +104,7 @@ func TestAgainstTorch(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			x := r.Compile(t, g, donated(g))
+			x := r.Compile(t, g, donated())
 			var state engine.State
 			defer state.Free()
 			for _, p := range c.params {
@@ -138,8 +138,8 @@ func TestAgainstTorch(t *testing.T) {
 }
 
 // donated lowers an update for the CPU, in place.
-func donated(g *ir.Graph) lower.Options {
-	return lower.Options{Donate: optim.Donations(g), Kernels: kernels.For("cpu")}
+func donated() lower.Options {
+	return lower.Options{Kernels: kernels.For("cpu")}
 }
 
 // scalars are the inputs of a step that counts.
@@ -258,7 +258,7 @@ func TestMomentsAreRoundedToNearestEven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := rig.Open(t, engine.Options{Devices: 1}).Compile(t, g, donated(g))
+	x := rig.Open(t, engine.Options{Devices: 1}).Compile(t, g, donated())
 	var state engine.State
 	defer state.Free()
 	for _, name := range []string{"w", "m.w", "v.w"} {
@@ -298,7 +298,7 @@ func TestRejectedStepLeavesEveryBit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			x := r.Compile(t, g, donated(g))
+			x := r.Compile(t, g, donated())
 			rapid.Check(t, func(t *rapid.T) { rejects(t, x, o) })
 		})
 	}

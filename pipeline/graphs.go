@@ -3,7 +3,6 @@ package pipeline
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
@@ -45,12 +44,6 @@ type Boundary struct {
 	Offload bool
 }
 
-// Accumulator is the name of what the gradients of a parameter are added to.
-func Accumulator(param string) string { return "g." + param }
-
-// next is the name of a result that takes the place of an input.
-func next(name string) string { return "next." + name }
-
 // Differentiate makes the graphs of a stage from what it computes forward. Gradients of parameters
 // are added to accumulators.
 func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
@@ -62,9 +55,10 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		}
 	}
 	inputs := slices.Clone(wrt)
+	var params []string
 	for _, v := range g.Params() {
-		wrt = append(wrt, v.Name)
-		out.Accumulators = append(out.Accumulators, Accumulator(v.Name))
+		wrt, params = append(wrt, v.Name), append(params, v.Name)
+		out.Accumulators = append(out.Accumulators, program.Gradient.Of(v.Name))
 	}
 	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms,
 		Offload: b.Offload})
@@ -88,11 +82,12 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	}
 	out.Forward = gr.Forward
 	out.Forward.Results = once(out.Forward.Results)
+	out.means(gr.Backward)
 	early, late, err := gr.Split()
 	if err != nil {
 		return nil, err
 	}
-	if out.Backward, err = b.finish(gr.Backward, inputs, out.Accumulators); err != nil {
+	if out.Backward, err = b.finish(gr.Backward, inputs, params); err != nil {
 		return nil, err
 	}
 	if len(early.Results) > 0 {
@@ -100,7 +95,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 			return nil, err
 		}
 	}
-	if out.Weight, err = b.finish(late, nil, out.Accumulators); err != nil {
+	if out.Weight, err = b.finish(late, nil, params); err != nil {
 		return nil, err
 	}
 	for _, name := range b.Inputs {
@@ -111,6 +106,28 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		out.Gradients = append(out.Gradients, gradient)
 	}
 	return out, nil
+}
+
+// means says what the inputs and results of the forward and backward pass are.
+func (gs *Graphs) means(backward *ir.Graph) {
+	for _, v := range slices.Concat(gs.Forward.Inputs, backward.Inputs) {
+		switch {
+		case slices.Contains(gs.Inputs, v.Name):
+			v.As(program.Activation.For(""))
+		case slices.Contains(gs.Ones, v.Name):
+			v.As(program.LossSeed.For(""))
+		}
+	}
+	for _, v := range gs.Forward.Results {
+		switch {
+		case slices.Contains(gs.Outputs, v.Name):
+			v.As(program.Activation.For(""))
+		case slices.Contains(gs.Results, v.Name):
+			v.As(program.Loss.For(""))
+		default:
+			v.As(program.Residual.For(""))
+		}
+	}
 }
 
 // inputGradient is the name of the gradient of an input, which is the same in Backward and Input.
@@ -130,7 +147,7 @@ func once(list []*ir.Value) []*ir.Value {
 // finish makes the results of a gradient's graph those of a program: first the gradients of inputs,
 // which get their names, then those of parameters, which are added to accumulators, then what an
 // early half hands to the late one, which keeps its names.
-func (at Boundary) finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph, error) {
+func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, error) {
 	results := g.Results
 	b := ir.Continue(g)
 	var out []*ir.Value
@@ -138,10 +155,10 @@ func (at Boundary) finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph
 		// A value of its own, even if the gradient is a seed as it came or is handed over as well.
 		out = append(out, b.Scale(v, 1))
 	}
-	for i, into := range accumulators {
+	for i, param := range params {
 		v := results[len(inputs)+i]
 		if at.Settle != nil {
-			v = at.Settle(b, strings.TrimPrefix(into, Accumulator("")), v)
+			v = at.Settle(b, param, v)
 		}
 		elem := at.Grads
 		if !elem.Valid() {
@@ -150,7 +167,8 @@ func (at Boundary) finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph
 		if v.Type.Elem != elem {
 			v = b.Convert(v, elem)
 		}
-		out = append(out, b.Add(b.Input(into, ir.Residual, v.Type, ""), v))
+		sum := b.Input(program.Gradient.Of(param), ir.Residual, v.Type, "")
+		out = append(out, b.Add(sum.As(program.Gradient.For(param)), v))
 	}
 	named := slices.Clone(out)
 	done, err := b.Graph(once(append(out, results[len(out):]...))...)
@@ -159,10 +177,15 @@ func (at Boundary) finish(g *ir.Graph, inputs, accumulators []string) (*ir.Graph
 	}
 	for i, v := range named {
 		if i < len(inputs) {
-			v.Name = inputGradient(inputs[i])
-		} else {
-			v.Name = next(accumulators[i-len(inputs)])
+			v.Name, v.Means = inputGradient(inputs[i]), program.Seed.For("")
+			continue
 		}
+		param := params[i-len(inputs)]
+		into := program.Gradient.Of(param)
+		v.Name, v.Means = program.Next(into), program.Gradient.For(param).Replacing(into)
+	}
+	for _, v := range done.Results[len(named):] {
+		v.As(program.Residual.For("")) // for the late half
 	}
 	return done, done.Verify()
 }
@@ -183,30 +206,21 @@ func (p *Programs) List() []*program.Stage {
 func (gs *Graphs) Lower(name string, devices program.Devices, split bool,
 	k *kernels.Set) (*Programs, error) {
 	p := &Programs{}
-	donate := map[string]string{}
-	for _, a := range gs.Accumulators {
-		donate[a] = next(a)
-	}
 	for _, x := range []struct {
 		kind  string
 		graph *ir.Graph
 		into  **program.Stage
 		want  bool
-		gives bool // gradients of parameters
 	}{
-		{"forward", gs.Forward, &p.Forward, true, false},
-		{"backward", gs.Backward, &p.Backward, !split, true},
-		{"input", gs.Input, &p.Input, split && gs.Input != nil, false},
-		{"weight", gs.Weight, &p.Weight, split, true},
+		{"forward", gs.Forward, &p.Forward, true},
+		{"backward", gs.Backward, &p.Backward, !split},
+		{"input", gs.Input, &p.Input, split && gs.Input != nil},
+		{"weight", gs.Weight, &p.Weight, split},
 	} {
 		if !x.want {
 			continue
 		}
-		o := lower.Options{Kernels: k}
-		if x.gives {
-			o.Donate = donate
-		}
-		s, err := lower.Stage(name+"."+x.kind, x.graph, o)
+		s, err := lower.Stage(name+"."+x.kind, x.graph, lower.Options{Kernels: k})
 		if err != nil {
 			return nil, err
 		}

@@ -55,6 +55,10 @@ type Array struct {
 	Memory string `json:"memory,omitempty"`
 	// Into names the result that takes the place of this argument: the argument is donated.
 	Into string `json:"into,omitempty"`
+	// Role says what the array is, and Param which parameter it belongs to. A program that was not
+	// written for a training step has none.
+	Role  Role   `json:"role,omitempty"`
+	Param string `json:"param,omitempty"`
 }
 
 // Validate reports the first contradiction in the program.

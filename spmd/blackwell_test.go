@@ -85,8 +85,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		graphs = graphs[:1] // the update has no attention
 	}
 	for _, g := range graphs {
-		stage, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For(cluster.Card.Arch),
-			Donate: s.Donations(g)})
+		stage, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For(cluster.Card.Arch)})
 		if err != nil {
 			t.Fatal(err)
 		}

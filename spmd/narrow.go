@@ -6,6 +6,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 )
 
 // dataAxes are those that cut the batch.
@@ -46,7 +47,7 @@ func (w *Blocks) expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error
 	w.watch = w.watch || tell != ir.ReportNothing
 	if Narrowed(g) {
 		var copies []ir.Copy
-		if copies, stats, err = ir.Expand(g, CopyOf, dataAxes, tell); err != nil {
+		if copies, stats, err = ir.Expand(g, program.Copy.Of, dataAxes, tell); err != nil {
 			return nil, err
 		}
 		w.narrow = true
@@ -69,22 +70,17 @@ func (w *Blocks) expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error
 	return stats, nil
 }
 
-// unused tells whether a result of an update is a copy that nobody takes.
-func (w *Blocks) unused(result string, params []string) bool {
-	if w == nil || !w.narrow {
-		return false
-	}
-	return slices.ContainsFunc(params, func(p string) bool {
-		return result == CopyOf(p) && !w.plain[p].Valid()
-	})
+// unused tells whether a result of an update is a copy of a whole parameter that nobody takes.
+func (w *Blocks) unused(is program.Meaning) bool {
+	return w != nil && w.narrow && is.Role == program.Copy && !w.plain[is.Param].Valid()
 }
 
 // make makes the copies of a parameter in blocks from what a device keeps of it. Where the loss
 // takes more than that, pieces are quantized before they are joined if that makes no difference.
-func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (out []*ir.Value,
-	names []string) {
+func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value,
+	l *Layout) (out []result) {
 	if w == nil {
-		return nil, nil
+		return nil
 	}
 	var amax *ir.Value
 	for _, c := range w.Copies {
@@ -96,13 +92,13 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value, l *Layout) (o
 			if join != "" && i < 2 {
 				v = b.AllGather(v, plan.FSDPAxis, join)
 			}
-			if slices.Contains(out, v) {
+			if slices.ContainsFunc(out, func(r result) bool { return r.v == v }) {
 				v = b.Scale(v, 1) // a result has one name
 			}
-			out, names = append(out, v), append(names, c.Names[i])
+			out = append(out, result{v, c.Names[i], program.Copy.For(param)})
 		}
 	}
-	return out, names
+	return out
 }
 
 // rounded makes a copy of what a device has of a parameter, and gives what was rounded as well, and
@@ -169,8 +165,7 @@ func (w *Blocks) inspection(mesh []ir.Axis, params []string,
 	if len(sums) > 1 {
 		all = b.Concat(all.Type.Dims[0].Name, sums...)
 	}
-	u := &sharder{b: b}
-	g, err := u.named([]*ir.Value{b.JoinSums(all)}, []string{CopyErrors})
+	g, err := named(b, []result{{b.JoinSums(all), CopyErrors, program.Stat.For("")}})
 	return g, places, err
 }
 
@@ -179,20 +174,20 @@ func (w *Blocks) inspection(mesh []ir.Axis, params []string,
 const Made = "stat.made"
 
 // told adds the report on copies that were made.
-func (w *Blocks) told(b *ir.Builder, out []*ir.Value, names []string) ([]*ir.Value, []string) {
+func (w *Blocks) told(b *ir.Builder, out []result) []result {
 	if w == nil || !w.watch {
-		return out, names
+		return out
 	}
 	var scales []*ir.Value
 	for _, name := range w.scales() {
-		if i := slices.Index(names, name); i >= 0 {
-			scales = append(scales, out[i])
+		if i := slices.IndexFunc(out, func(r result) bool { return r.name == name }); i >= 0 {
+			scales = append(scales, out[i].v)
 		}
 	}
 	if len(scales) == 0 {
-		return out, names
+		return out
 	}
-	return append(out, b.JoinStats(b.ScaleStats(scales...))), append(names, Made)
+	return append(out, result{b.JoinStats(b.ScaleStats(scales...)), Made, program.Stat.For("")})
 }
 
 // scales names those of the copies, in order.
@@ -223,8 +218,7 @@ func (w *Blocks) graph(mesh []ir.Axis, params []string,
 		return nil, nil
 	}
 	b := ir.NewBuilder("copies", mesh...)
-	var out []*ir.Value
-	var names []string
+	var out []result
 	for i, name := range params {
 		t, l := kept(i)
 		elem := w.plain[name]
@@ -234,20 +228,17 @@ func (w *Blocks) graph(mesh []ir.Axis, params []string,
 		}
 		t.Elem = dtype.F32
 		master := b.Input(name, ir.Param, t, "")
-		made, called := w.make(b, name, master, l)
-		out, names = append(out, made...), append(names, called...)
+		out = append(out, w.make(b, name, master, l)...)
 		if plain {
 			x := b.Convert(master, elem)
 			if l != nil && l.copied() {
 				x = b.AllGather(x, plan.FSDPAxis, l.Stored.Place.On(plan.FSDPAxis))
 			}
-			out, names = append(out, x), append(names, CopyOf(name))
+			out = append(out, result{x, program.Copy.Of(name), program.Copy.For(name)})
 		}
 	}
 	if len(out) == 0 {
 		return nil, nil
 	}
-	out, names = w.told(b, out, names)
-	u := &sharder{b: b}
-	return u.named(out, names)
+	return named(b, w.told(b, out))
 }

@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 )
 
@@ -139,7 +141,7 @@ func copiesOnly(t *testing.T, name string, s *spmd.Step) {
 	}
 	for _, g := range []*ir.Graph{s.Gradient, s.Accumulate, s.Evaluate} {
 		for _, c := range copies {
-			if g.Find(c.Param) != nil || g.Find(spmd.CopyOf(c.Param)) != nil {
+			if g.Find(c.Param) != nil || g.Find(program.Copy.Of(c.Param)) != nil {
 				t.Errorf("%s: %s takes %s itself", name, g.Name, c.Param)
 			}
 		}
@@ -156,7 +158,9 @@ func copiesOnly(t *testing.T, name string, s *spmd.Step) {
 					t.Errorf("%s: %s does not make %s", name, g.Name, made)
 				}
 			}
-			if slices.ContainsFunc(g.Results, func(v *ir.Value) bool { return v.Name == spmd.CopyOf(c.Param) }) {
+			if slices.ContainsFunc(g.Results, func(v *ir.Value) bool {
+				return v.Name == program.Copy.Of(c.Param)
+			}) {
 				t.Errorf("%s: %s makes a copy of %s that nobody takes", name, g.Name, c.Param)
 			}
 		}
@@ -184,7 +188,7 @@ func master(v *ir.Value) string {
 	for v.Def() != nil && v.Def().Kind == "convert" {
 		v = v.Def().In[0]
 	}
-	return spmd.Replaced(v.Name)
+	return cmp.Or(v.Means.Replaces, v.Name)
 }
 
 // source goes back over what only moves a value.

@@ -1,11 +1,10 @@
 package spmd
 
 import (
-	"slices"
-
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Held is a parameter of the stages of one rank of a pipeline.
@@ -25,8 +24,8 @@ type Part struct {
 	Zero *ir.Graph
 	// Reduce takes the gradients and leaves each device its piece of their sums over the rank's mesh.
 	Reduce *ir.Graph
-	// Square takes these, and of shared parameters those of the other rank ([OtherOf]), which it adds.
-	// It gives the sum of all squares that count here, [optim.Square].
+	// Square takes these, and of shared parameters those of the other rank, which it adds
+	// ([program.PeerGradient]). It gives the sum of all squares that count here, [optim.Square].
 	Square *ir.Graph
 	// Update takes the gradients and the sum of the squares of all ranks ([optim.Optimizer.Part]).
 	Update *ir.Graph
@@ -35,9 +34,6 @@ type Part struct {
 
 	Held []Held
 }
-
-// OtherOf is the name of the gradient of a shared parameter that the other rank has.
-func OtherOf(param string) string { return "o." + param }
 
 // NewPart builds the graphs of a rank, whose stages take the copies in blocks that they
 // asked for.
@@ -66,28 +62,25 @@ func NewPart(p *plan.Plan, o optim.Optimizer, held []Held, w *Blocks) (*Part, er
 
 func (t *Part) zero(e *ending) (err error) {
 	u := newSharder("zero", e.plan)
-	var out []*ir.Value
-	var names []string
+	var out []result
 	for _, p := range e.params {
-		out = append(out, u.b.Fill(p.Type, 0))
-		names = append(names, GradientOf(p.Name))
+		out = append(out, gradient(u.b.Fill(p.Type, 0), p.Name, false))
 	}
-	t.Zero, err = u.named(out, names)
+	t.Zero, err = named(u.b, out)
 	return err
 }
 
 func (t *Part) reduce(e *ending) (err error) {
 	u := newSharder("reduce", e.plan)
-	var out []*ir.Value
-	var names []string
+	var out []result
 	for i, p := range e.params {
 		g := e.reduced(u, i)
 		if g.Def() == nil {
 			g = u.b.Scale(g, 1) // a result of its own
 		}
-		out, names = append(out, g), append(names, gradientName(p.Name, true))
+		out = append(out, gradient(g, p.Name, true))
 	}
-	t.Reduce, err = u.named(out, names)
+	t.Reduce, err = named(u.b, out)
 	return err
 }
 
@@ -95,28 +88,28 @@ func (t *Part) reduce(e *ending) (err error) {
 func (e *ending) sum(u *sharder, i int) *ir.Value {
 	stored := e.layouts[i].Stored
 	t := ir.Type{Elem: e.params[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
-	return u.b.Input(GradientOf(e.params[i].Name), ir.Data, t, "")
+	return u.gradient(e.params[i].Name, t)
 }
 
 func (t *Part) square(e *ending) error {
 	u := newSharder("square", e.plan)
 	var counting []optim.Param
 	bound := map[string]binding{}
-	var out []*ir.Value
-	var names []string
+	var out []result
 	for i, p := range e.whole() {
 		h := t.Held[i]
 		if h.Counts {
 			counting = append(counting, p)
 		}
 		if !h.Shared {
-			bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
+			bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
 			continue
 		}
 		mine := e.sum(u, i)
-		both := u.b.Add(mine, u.b.Input(OtherOf(p.Name), ir.Data, mine.Type, ""))
-		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return both }
-		out, names = append(out, both), append(names, gradientName(p.Name, true))
+		other := u.b.Input(program.PeerGradient.Of(p.Name), ir.Data, mine.Type, "")
+		both := u.b.Add(mine, other.As(program.PeerGradient.For(p.Name)))
+		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return both }
+		out = append(out, gradient(both, p.Name, true))
 	}
 	whole, err := optim.Squares(counting)
 	if err != nil {
@@ -125,8 +118,8 @@ func (t *Part) square(e *ending) error {
 	if err := u.rebuild(whole, bound); err != nil {
 		return err
 	}
-	out, names = append(out, u.settled(u.at[whole.Results[0]])), append(names, optim.Square)
-	t.Square, err = u.named(out, names)
+	total := u.settled(u.at[whole.Results[0]])
+	t.Square, err = named(u.b, append(out, result{total, optim.Square, program.Scalar.For("")}))
 	return err
 }
 
@@ -138,7 +131,7 @@ func (t *Part) update(e *ending) error {
 	u := newSharder(whole.Name, e.plan)
 	bound := e.kept(u)
 	for i, p := range e.params {
-		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
+		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
 	}
 	if err := u.rebuild(whole, bound); err != nil {
 		return err
@@ -147,25 +140,4 @@ func (t *Part) update(e *ending) error {
 		t.Update, err = offloaded(t.Update)
 	}
 	return err
-}
-
-// Donations pairs the inputs of each graph with the results that take their place.
-func (t *Part) Donations(g *ir.Graph) map[string]string {
-	switch g {
-	case t.Update:
-		return optim.Donations(g)
-	case t.Reduce, t.Square:
-		into := map[string]string{}
-		for _, h := range t.Held {
-			from := g.Find(GradientOf(h.Name))
-			at := slices.IndexFunc(g.Results, func(v *ir.Value) bool {
-				return v.Name == gradientName(h.Name, true)
-			})
-			if from != nil && at >= 0 && from.Type.Equal(g.Results[at].Type) {
-				into[from.Name] = g.Results[at].Name
-			}
-		}
-		return into
-	}
-	return nil
 }

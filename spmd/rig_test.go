@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 )
 
@@ -115,7 +117,7 @@ func (r *rig) gradients(parts []map[string]*eval.Array) (float64, error) {
 		}
 		total += out[0][0].Data[0]
 		for k, p := range r.step.Params {
-			r.state[spmd.GradientOf(p.Name)] = out[1+k]
+			r.state[program.Gradient.Of(p.Name)] = out[1+k]
 		}
 	}
 	return total, nil
@@ -136,13 +138,8 @@ func (r *rig) update(n int, rate float64) (float64, error) {
 	}
 	norm := 0.0
 	for i, v := range g.Results {
-		switch {
-		case v.Name == optim.Norm:
+		if r.state[cmp.Or(v.Means.Replaces, v.Name)] = out[i]; v.Name == optim.Norm {
 			norm = out[i][0].Data[0]
-		case strings.HasPrefix(v.Name, "c."):
-			r.state[v.Name] = out[i]
-		default:
-			r.state[strings.TrimPrefix(v.Name, "next.")] = out[i]
 		}
 	}
 	return norm, nil
@@ -154,7 +151,7 @@ func (r *rig) wholes(grads bool) (map[string][]float64, error) {
 	for i, p := range r.step.Params {
 		name, t := p.Name, p.Type
 		if grads {
-			name = spmd.GradientOf(name)
+			name = program.Gradient.Of(name)
 		} else if r.sharding != nil {
 			t = r.sharding.Params[i].Stored
 		} else {

@@ -39,7 +39,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 				s.vocab = v.Type.Size(dimVocab)
 			}
 		}
-		s.at[v] = s.b.Input(v.Name, v.Role, t, v.Source)
+		s.at[v] = s.b.Like(v, t)
 	}
 	s.gatherStacks(loss)
 	if err := s.ops(loss); err != nil {

@@ -93,7 +93,7 @@ func (c *cutter) begin() {
 // use gives a value of the loss in the stage at work. Inputs come with their first use.
 func (c *cutter) use(v *ir.Value) *ir.Value {
 	if c.at[v] == nil && v.Def() == nil {
-		c.at[v] = c.b.Input(v.Name, v.Role, v.Type, v.Source)
+		c.at[v] = c.b.Like(v, v.Type)
 	}
 	if c.at[v] == nil && c.err == nil {
 		c.err = diag.New(diag.GraphInvalid, "%s is used by a stage that it is not handed to", v).
@@ -162,7 +162,7 @@ func (c *cutter) stack(v *ir.Value, from, n int64) *ir.Value {
 	t.Dims = slices.Clone(t.Dims)
 	t.Dims[0].Size = n
 	c.stage.Layers[v.Name] = [2]int64{from, from + n}
-	return c.b.Input(v.Name, v.Role, t, v.Source)
+	return c.b.Like(v, t)
 }
 
 // handOver ends a stage with a value, which the next one begins with.

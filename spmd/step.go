@@ -2,22 +2,16 @@ package spmd
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/program"
 )
 
 // Loss is the name of the loss among the results of a gradient, and of the graph that gives it
 // alone.
 const Loss = "loss"
-
-// GradientOf is the name of a parameter's gradient.
-func GradientOf(param string) string { return "g." + param }
-
-// CopyOf is the name of what a model computes with in the place of a parameter.
-func CopyOf(param string) string { return "c." + param }
 
 // Options say how a step is made.
 type Options struct {
@@ -116,7 +110,7 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	if err := s.blocks.Expand(s.Evaluate); err != nil {
 		return nil, err
 	}
-	s.Evaluate.Results[0].Name = Loss
+	s.Evaluate.Results[0].Name, s.Evaluate.Results[0].Means = Loss, program.Loss.For("")
 	s.copies(s.Evaluate)
 	if err := s.Evaluate.Verify(); err != nil {
 		return nil, err
@@ -184,7 +178,8 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		p.Type = v.Type
 		s.Params[i] = p
 		if onto {
-			v = b.Add(b.Input(GradientOf(p.Name), ir.Residual, p.Type, ""), v)
+			sum := b.Input(program.Gradient.Of(p.Name), ir.Residual, p.Type, "")
+			v = b.Add(sum.As(program.Gradient.For(p.Name)), v)
 		}
 		if slices.Contains(out, v) || v.Def() == nil {
 			v = b.Scale(v, 1) // a result has one name, and parameters that are added have one gradient
@@ -194,24 +189,13 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	if g, err = b.Graph(append(slices.Clone(out), results[own:]...)...); err != nil {
 		return nil, err
 	}
-	out[0].Name = Loss
+	out[0].Name, out[0].Means = Loss, program.Loss.For("")
 	for i, p := range s.Params {
-		out[1+i].Name = gradientName(p.Name, onto)
+		one := gradient(out[1+i], p.Name, onto)
+		one.v.Name, one.v.Means = one.name, one.is
 	}
 	return g, g.Verify()
 }
-
-// gradientName is that of a result: one that takes the place of an input of the same meaning cannot
-// have its name.
-func gradientName(param string, onto bool) string {
-	if onto {
-		return "next." + GradientOf(param)
-	}
-	return GradientOf(param)
-}
-
-// Replaced is the name of what a result takes the place of, or its own.
-func Replaced(result string) string { return strings.TrimPrefix(result, "next.") }
 
 // copies names the parameters of a graph that computes in another type than f32, or with more of a
 // parameter than a device keeps, as the copies that the update makes.
@@ -222,22 +206,7 @@ func (s *Step) copies(g *ir.Graph) {
 	}
 	for _, v := range g.Params() {
 		if v.Type.Elem != dtype.F32 && s.blocks.plain[v.Name].Valid() {
-			v.Name = CopyOf(v.Name)
+			copied(v)
 		}
 	}
-}
-
-// Donations pairs the inputs of each graph with the results that take their place.
-func (s *Step) Donations(g *ir.Graph) map[string]string {
-	switch g {
-	case s.Update:
-		return optim.Donations(g)
-	case s.Accumulate:
-		into := map[string]string{}
-		for _, p := range s.Params {
-			into[GradientOf(p.Name)] = gradientName(p.Name, true)
-		}
-		return into
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 )
 
@@ -94,7 +95,7 @@ func TestPartsAddUp(t *testing.T) {
 			out := run(t, g, params, inputs, got)
 			loss += out[0][0].Data[0]
 			for i, p := range parts.Params {
-				got[spmd.GradientOf(p.Name)] = out[1+i]
+				got[program.Gradient.Of(p.Name)] = out[1+i]
 			}
 		}
 		if d := math.Abs(loss - want[0][0].Data[0]); d > 1e-12 {
@@ -102,7 +103,7 @@ func TestPartsAddUp(t *testing.T) {
 		}
 		for i, p := range whole.Params {
 			for k, x := range want[1+i][0].Data {
-				if d := math.Abs(got[spmd.GradientOf(p.Name)][0].Data[k] - x); d > 1e-12 {
+				if d := math.Abs(got[program.Gradient.Of(p.Name)][0].Data[k] - x); d > 1e-12 {
 					t.Fatalf("the gradient of %s is off by %g", p.Name, d)
 				}
 			}
@@ -130,8 +131,8 @@ func TestOffloadedUpdate(t *testing.T) {
 			t.Fatal(err)
 		}
 		hosted := moved.Update.Hosted()
-		for from, to := range moved.Donations(moved.Update) {
-			master := moved.Update.Find(spmd.GradientOf(from)) != nil
+		for from, to := range moved.Update.Donations() {
+			master := moved.Update.Find(program.Gradient.Of(from)) != nil
 			want := !master || compute == dtype.BF16
 			if a, b := moved.Update.Find(from), moved.Update.Find(to); hosted[a] != want || hosted[b] != want {
 				t.Errorf("%s: %s and %s lie on the host: %v, %v", compute, from, to, hosted[a], hosted[b])
@@ -180,12 +181,12 @@ func TestStepsMeet(t *testing.T) {
 		for _, parts := range []int{1, 2} {
 			s := step(t, model.Shape{Batch: 1, Seq: 4, Elem: elem}, parts, false)
 			for i, p := range s.Params {
-				name := spmd.GradientOf(p.Name)
+				name := program.Gradient.Of(p.Name)
 				in := s.Update.Find(name)
 				if in == nil || !in.Type.Equal(s.Gradient.Results[1+i].Type) {
 					t.Errorf("%s %d: gradient %s goes into the update as %v", elem, parts, name, in)
 				}
-				if copied := s.Gradient.Find(spmd.CopyOf(p.Name)) != nil; copied != (elem != dtype.F32) {
+				if copied := s.Gradient.Find(program.Copy.Of(p.Name)) != nil; copied != (elem != dtype.F32) {
 					t.Errorf("%s: parameter %s has a copy: %v", elem, p.Name, copied)
 				}
 			}
@@ -193,10 +194,14 @@ func TestStepsMeet(t *testing.T) {
 				if g == nil {
 					continue
 				}
-				for from, to := range s.Donations(g) {
-					if a, b := g.Find(from), g.Find(to); a == nil || b == nil || !a.Type.Equal(b.Type) {
-						t.Errorf("%s: %s is donated to %s", g.Name, from, to)
+				into := g.Donations()
+				for _, v := range g.Results {
+					if from := v.Means.Replaces; from != "" && into[from] != v.Name {
+						t.Errorf("%s: %s does not take the place of %s", g.Name, v, from)
 					}
+				}
+				if donates := g == s.Update || g == s.Accumulate; donates != (len(into) > 0) {
+					t.Errorf("%s: donated are %v", g.Name, into)
 				}
 			}
 		}

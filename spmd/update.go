@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 )
 
 // copied tells whether the loss takes more of a parameter than a device keeps.
@@ -30,10 +31,32 @@ func (s *Sharding) Copies(graphs ...*ir.Graph) {
 		for _, v := range g.Params() {
 			l := s.layout(v.Name)
 			if l != nil && (v.Type.Elem != dtype.F32 || l.copied()) {
-				v.Name = CopyOf(v.Name)
+				copied(v)
 			}
 		}
 	}
+}
+
+// copied makes an input that is a parameter the copy of it that the model computes with.
+func copied(v *ir.Value) {
+	v.Name, v.Means = program.Copy.Of(v.Name), program.Copy.For(v.Name)
+}
+
+// A result is a value with the name and the meaning that it has outside its graph.
+type result struct {
+	v    *ir.Value
+	name string
+	is   program.Meaning
+}
+
+// gradient is the result that has a parameter's gradient; onto tells that it takes the place of an
+// input, whose name it cannot have inside the graph.
+func gradient(v *ir.Value, param string, onto bool) result {
+	name := program.Gradient.Of(param)
+	if onto {
+		return result{v, program.Next(name), program.Gradient.For(param).Replacing(name)}
+	}
+	return result{v, name, program.Gradient.For(param)}
 }
 
 // Scatter leaves each device its piece of the sum of a parameter's gradient, if the plan keeps
@@ -96,7 +119,7 @@ func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 		if piece := bound[v.Name]; piece != nil {
 			u.at[v] = piece(v)
 		} else {
-			u.at[v] = u.b.Input(v.Name, v.Role, v.Type, v.Source)
+			u.at[v] = u.b.Like(v, v.Type)
 		}
 	}
 	return u.ops(whole)
@@ -109,7 +132,7 @@ func (e *ending) kept(u *sharder) map[string]binding {
 		stored := e.layouts[i].Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
-			return u.b.Input(v.Name, v.Role, t, v.Source)
+			return u.b.Like(v, t)
 		}
 		bound[p.Name] = keep
 		for _, slot := range e.o.State(p) {
@@ -122,7 +145,7 @@ func (e *ending) kept(u *sharder) map[string]binding {
 // reduced takes a gradient and gives the device's piece of the sum of all terms.
 func (e *ending) reduced(u *sharder, i int) *ir.Value {
 	t := e.params[i].Type
-	g := u.b.Input(GradientOf(e.params[i].Name), ir.Data, t, "")
+	g := u.gradient(e.params[i].Name, t)
 	terms := func(share ir.Share) bool { return share.How == ir.Partial }
 	if slices.ContainsFunc(g.Type.Place, terms) {
 		g = u.b.Convert(g, e.plan.Types.Collectives)
@@ -130,6 +153,11 @@ func (e *ending) reduced(u *sharder, i int) *ir.Value {
 	l := &e.layouts[i]
 	g = u.conform(l.piecewise(u.b, e.plan, g), l.Stored.Place)
 	return u.b.Convert(g, t.Elem)
+}
+
+// gradient takes that of a parameter.
+func (u *sharder) gradient(param string, t ir.Type) *ir.Value {
+	return u.b.Input(program.Gradient.Of(param), ir.Data, t, "").As(program.Gradient.For(param))
 }
 
 // update builds the update of all parameters. On a mesh it is that of the whole parameters, rebuilt
@@ -150,7 +178,7 @@ func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
 	u := newSharder(whole.Name, e.plan)
 	bound := e.kept(u)
 	for i, p := range e.params {
-		bound[GradientOf(p.Name)] = func(*ir.Value) *ir.Value { return e.reduced(u, i) }
+		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return e.reduced(u, i) }
 	}
 	if err := u.rebuild(whole, bound); err != nil {
 		return nil, err
@@ -165,66 +193,64 @@ func (s *Step) withBlocks(g *ir.Graph) (*ir.Graph, error) {
 		return g, nil
 	}
 	b := ir.Continue(g)
-	var out []*ir.Value
-	var names []string
-	made := map[string]*ir.Value{}
+	var out []result
+	masters := map[string]*ir.Value{}
 	for _, v := range g.Results {
-		if made[v.Name] = v; !s.blocks.unused(v.Name, s.names()) {
-			out, names = append(out, v), append(names, v.Name)
+		if masters[v.Means.Replaces] = v; !s.blocks.unused(v.Means) {
+			out = append(out, result{v, v.Name, v.Means})
 		}
 	}
 	for _, p := range s.Params {
-		list, called := s.blocks.make(b, p.Name, made["next."+p.Name], nil)
-		out, names = append(out, list...), append(names, called...)
+		out = append(out, s.blocks.make(b, p.Name, masters[p.Name], nil)...)
 	}
-	out, names = s.blocks.told(b, out, names)
-	u := &sharder{b: b}
-	return u.named(out, names)
+	return named(b, s.blocks.told(b, out))
 }
 
 // results names what the update gives as the whole one does, and makes the copies that the loss
 // takes.
 func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
-	var out []*ir.Value
-	var names, params []string
-	for _, p := range e.params {
-		params = append(params, p.Name)
-	}
-	made := map[string]*ir.Value{}
+	var out []result
+	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; places in out
 	for _, v := range whole.Results {
 		x := u.settled(u.at[v])
-		if made[v.Name] = x; !e.blocks.unused(v.Name, params) {
-			out, names = append(out, x), append(names, v.Name)
-		}
-	}
-	for i, p := range e.params {
-		list, called := e.blocks.make(u.b, p.Name, made["next."+p.Name], &e.layouts[i])
-		out, names = append(out, list...), append(names, called...)
-		name := CopyOf(p.Name)
-		if !e.layouts[i].copied() || e.blocks.unused(name, params) {
+		masters[v.Means.Replaces] = x
+		if e.blocks.unused(v.Means) {
 			continue
 		}
-		from := made[name]
-		if from == nil {
-			from = made["next."+p.Name]
-			out, names = append(out, nil), append(names, name)
+		if v.Means.Role == program.Copy {
+			copies[v.Means.Param] = len(out)
+		}
+		out = append(out, result{x, v.Name, v.Means})
+	}
+	for i, p := range e.params {
+		out = append(out, e.blocks.make(u.b, p.Name, masters[p.Name], &e.layouts[i])...)
+		is := program.Copy.For(p.Name)
+		if !e.layouts[i].copied() || e.blocks.unused(is) {
+			continue
+		}
+		at, ok := copies[p.Name]
+		if !ok {
+			at = len(out)
+			out = append(out, result{masters[p.Name], program.Copy.Of(p.Name), is})
 		}
 		dim := e.layouts[i].Stored.Place.On(plan.FSDPAxis)
-		all := u.b.AllGather(from, plan.FSDPAxis, dim)
-		out[slices.Index(names, name)] = all
+		out[at].v = u.b.AllGather(out[at].v, plan.FSDPAxis, dim)
 	}
-	out, names = e.blocks.told(u.b, out, names)
-	return u.named(out, names)
+	return named(u.b, e.blocks.told(u.b, out))
 }
 
-// named ends a graph with results that have names.
-func (u *sharder) named(out []*ir.Value, names []string) (*ir.Graph, error) {
-	g, err := u.b.Graph(out...)
+// named ends a graph with results that have names and meanings.
+func named(b *ir.Builder, out []result) (*ir.Graph, error) {
+	values := make([]*ir.Value, len(out))
+	for i, one := range out {
+		values[i] = one.v
+	}
+	g, err := b.Graph(values...)
 	if err != nil {
 		return nil, err
 	}
-	for i, v := range out {
-		v.Name = names[i]
+	for _, one := range out {
+		one.v.Name, one.v.Means = one.name, one.is
 	}
 	return g, g.Verify()
 }
@@ -237,10 +263,10 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	at, fetch := map[*ir.Value]*ir.Value{}, offloadable(g)
 	stays, kept := map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}
 	for _, v := range g.Inputs {
-		at[v] = b.Input(v.Name, v.Role, v.Type, v.Source)
+		at[v] = b.Like(v, v.Type)
 	}
 	for _, v := range g.Results {
-		stays[v] = fetch[Replaced(v.Name)]
+		stays[v] = fetch[v.Means.Replaces]
 	}
 	var done []*ir.Value // put back, and nobody waited for it yet
 	for _, op := range g.Ops {
@@ -262,25 +288,26 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 			}
 		}
 	}
-	out, names := make([]*ir.Value, len(g.Results)), make([]string, len(g.Results))
+	out := make([]result, len(g.Results))
 	for i, v := range g.Results {
-		if out[i], names[i] = kept[v], v.Name; out[i] == nil {
-			out[i] = at[v]
+		if out[i] = (result{kept[v], v.Name, v.Means}); kept[v] == nil {
+			out[i].v = at[v]
 		}
 	}
-	u := &sharder{b: b}
-	return u.named(out, names)
+	return named(b, out)
 }
 
 // offloadable names the inputs of an update that nobody else takes.
 func offloadable(g *ir.Graph) map[string]bool {
-	given, list := map[string]bool{}, map[string]bool{}
+	copied, list := map[string]bool{}, map[string]bool{}
 	for _, v := range g.Results {
-		given[v.Name] = true
+		if v.Name == program.Copy.Of(v.Means.Param) { // not one in blocks
+			copied[v.Means.Param] = true
+		}
 	}
 	for _, v := range g.Params() {
-		master := g.Find(GradientOf(v.Name)) != nil
-		list[v.Name] = !master || given[CopyOf(v.Name)]
+		is := v.Meaning()
+		list[v.Name] = is.Role == program.Moment || copied[is.Param]
 	}
 	return list
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/spmd"
 )
 
 // A Branch is a run beside the run: it begins with a state of its own and takes rows and rates of
@@ -158,7 +157,7 @@ func (t *Trainer) depart(b Branch) error {
 func (m *mesh) disturb(ctx context.Context, change func(param string, grad []float32)) error {
 	update := m.t.Programs.Update
 	for _, p := range m.t.Programs.Step.Params {
-		name := spmd.GradientOf(p.Name)
+		name := program.Gradient.Of(p.Name)
 		bytes, err := m.state.Get(name).Read(ctx, 0)
 		if err != nil {
 			return err

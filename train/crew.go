@@ -248,7 +248,7 @@ func (m *mesh) quantize() error {
 	defer run.Free()
 	s := m.x.quantize.Stage()
 	for i, a := range run.Results {
-		if !isReport(s.Results[i].Name) {
+		if s.Results[i].Role == program.Copy {
 			run.Keep(&m.state, a)
 		}
 	}
@@ -303,7 +303,7 @@ func (m *mesh) gradients(ctx context.Context, b *data.Batch) (float64, error) {
 		total += loss
 		err = m.told.read(ctx, run, x.Stage(), first == 0)
 		for i, spec := range x.Stage().Results[1:] {
-			if first == 0 && !isReport(spec.Name) {
+			if first == 0 && spec.Role == program.Gradient {
 				run.Keep(&m.state, run.Results[1+i])
 			}
 		}
@@ -338,7 +338,7 @@ func (m *mesh) update(ctx context.Context, commit bool, rate, limit float64) (no
 		return 0, false, err
 	}
 	for _, p := range m.t.Programs.Step.Params {
-		m.state.Drop(spmd.GradientOf(p.Name))
+		m.state.Drop(program.Gradient.Of(p.Name))
 	}
 	return norm, ok, nil
 }

@@ -58,7 +58,7 @@ func (t *Trainer) Blocks(ctx context.Context) (map[string][]byte, error) {
 				}
 				n := len(data) / len(pc.tensors)
 				for k, one := range pc.tensors {
-					all[one.Name+strings.TrimPrefix(name, spmd.CopyOf(pc.name))] = data[k*n:][:n]
+					all[one.Name+strings.TrimPrefix(name, program.Copy.Of(pc.name))] = data[k*n:][:n]
 				}
 			}
 		}

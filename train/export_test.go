@@ -157,7 +157,7 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64,
 		if !pc.master || homes[pc.home] == nil {
 			continue
 		}
-		a := homes[pc.home].state.Get(spmd.GradientOf(pc.name))
+		a := homes[pc.home].state.Get(program.Gradient.Of(pc.name))
 		sum, err := summed(ctx, a, &pc, homes[pc.home].mesh, t.gradientType(&pc))
 		if err != nil {
 			return 0, nil, err

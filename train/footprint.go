@@ -9,7 +9,6 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
-	"github.com/deepwell/deepwell/spmd"
 )
 
 // A Footprint is what one device of a rank holds at the worst moment of a step, by cause.
@@ -81,7 +80,7 @@ func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, e
 		list := []*program.Stage{p.Gradient, p.Accumulate, p.Update}
 		list = slices.DeleteFunc(list, func(s *program.Stage) bool { return s == nil })
 		f := &Footprint{}
-		if _, err := f.resident(list); err != nil {
+		if err := f.resident(list); err != nil {
 			return nil, err
 		}
 		for _, s := range list {
@@ -121,9 +120,8 @@ func (n *amount) add(s *program.Stage, a program.Array) error {
 	return nil
 }
 
-// resident counts what programs find there from step to step, by the names of their arguments, and
-// returns these names.
-func (f *Footprint) resident(list []*program.Stage) (map[string]bool, error) {
+// resident counts what programs find there from step to step.
+func (f *Footprint) resident(list []*program.Stage) error {
 	seen := map[string]bool{}
 	for _, s := range list {
 		for _, a := range s.Args {
@@ -132,14 +130,14 @@ func (f *Footprint) resident(list []*program.Stage) (map[string]bool, error) {
 			}
 			var n amount
 			if err := n.add(s, a); err != nil {
-				return nil, err
+				return err
 			}
-			switch {
-			case strings.HasPrefix(a.Name, spmd.GradientOf("")):
+			switch a.Role {
+			case program.Gradient:
 				f.Grads += n.device
-			case strings.HasPrefix(a.Name, spmd.CopyOf("")):
+			case program.Copy:
 				f.Copies += n.device
-			case a.Into != "":
+			case program.Param, program.Moment:
 				f.State += n.device
 			default:
 				continue
@@ -148,7 +146,7 @@ func (f *Footprint) resident(list []*program.Stage) (map[string]bool, error) {
 			seen[a.Name] = true
 		}
 	}
-	return seen, nil
+	return nil
 }
 
 // worst keeps the moments at which residuals and a program need most on the device and on the host.
@@ -168,14 +166,13 @@ func (f *Footprint) worst(s *program.Stage, residuals amount, n Needs) {
 // footprint goes through the list of a rank and finds the moment at which it holds most.
 func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
-	kept, err := f.resident(p.Programs(rank))
-	if err != nil {
+	if err := f.resident(p.Programs(rank)); err != nil {
 		return nil, err
 	}
 	r := p.Ranks[rank]
 	var others amount // gradients of what is shared, from the other rank
 	for _, a := range r.Square.Args {
-		if strings.HasPrefix(a.Name, spmd.OtherOf("")) {
+		if a.Role == program.PeerGradient {
 			if err := others.add(r.Square, a); err != nil {
 				return nil, err
 			}
@@ -186,7 +183,8 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 	f.worst(r.Update, amount{}, needs(r.Update))
 	turns := make([]*holds, p.Schedule.Virtual)
 	for turn := range turns {
-		if turns[turn], err = p.Stages[p.Schedule.Stage(rank, turn)].holds(kept); err != nil {
+		var err error
+		if turns[turn], err = p.Stages[p.Schedule.Stage(rank, turn)].holds(); err != nil {
 			return nil, err
 		}
 	}
@@ -227,7 +225,7 @@ func (n amount) plus(m amount, times int) amount {
 }
 
 // holds adds up the arguments of a stage's programs that belong to one microbatch.
-func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
+func (s *PipeStage) holds() (*holds, error) {
 	sum := func(list []*program.Stage, seeds bool) (total amount, err error) {
 		seen := map[string]bool{}
 		for _, one := range list {
@@ -235,8 +233,7 @@ func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
 				continue
 			}
 			for _, a := range one.Args {
-				if seen[a.Name] || kept[a.Name] || s.shares(a.Name) ||
-					slices.Contains(s.Graphs.Seeds, a.Name) != seeds {
+				if seen[a.Name] || !ofMicrobatch(a.Role) || (a.Role == program.Seed) != seeds {
 					continue
 				}
 				seen[a.Name] = true
@@ -276,9 +273,11 @@ func (s *PipeStage) holds(kept map[string]bool) (*holds, error) {
 	return h, nil
 }
 
-// shares tells what all microbatches of a stage take alike: parameters, and the gradient of the
-// loss by itself.
-func (s *PipeStage) shares(name string) bool {
-	return slices.Contains(s.Graphs.Ones, name) ||
-		slices.ContainsFunc(s.Sharding.Params, func(l spmd.Layout) bool { return l.Name == name })
+// ofMicrobatch tells what each microbatch has of its own.
+func ofMicrobatch(role program.Role) bool {
+	switch role {
+	case program.Batch, program.Activation, program.Seed, program.Residual:
+		return true
+	}
+	return false
 }

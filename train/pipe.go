@@ -230,14 +230,11 @@ func (p *Programs) lowerRank(rank int, set *kernels.Set) error {
 			continue
 		}
 		s, err := lower.Stage(fmt.Sprintf("rank%d.%s", rank, one.graph.Name), one.graph,
-			lower.Options{Donate: r.Part.Donations(one.graph), Kernels: set})
+			lower.Options{Kernels: set})
 		if err != nil {
 			return err
 		}
 		s.Devices = r.Devices
-		for i, a := range s.Results { // a sum takes the place of its terms, of whatever form
-			s.Results[i].Name = spmd.Replaced(a.Name)
-		}
 		*one.into = s
 	}
 	p.exact(set, p.Pipe.Programs(rank))

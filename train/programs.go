@@ -312,7 +312,7 @@ func (p *Programs) lower(set *kernels.Set, how *plan.Plan, inspect bool) error {
 			continue
 		}
 		s, err := lower.Stage(one.graph.Name, one.graph,
-			lower.Options{Donate: p.Step.Donations(one.graph), Kernels: set})
+			lower.Options{Kernels: set})
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/pipeline"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/spmd"
 )
 
 // A ranks is a crew of a pipeline: the ranks that this process hosts.
@@ -338,7 +337,7 @@ func (c *ranks) update(ctx context.Context, commit bool, rate, limit float64) (n
 			return err
 		}
 		for _, h := range r.texts.Part.Held {
-			r.state.Drop(spmd.OtherOf(h.Name))
+			r.state.Drop(program.PeerGradient.Of(h.Name))
 		}
 		squares[r.number], err = scalar(ctx, r.state.Get(optim.Square))
 		return err
@@ -370,8 +369,8 @@ func (r *rank) exchange(ctx context.Context) error {
 			continue
 		}
 		s := r.square.Stage()
-		got, err := swap(ctx, link, r.state.Get(spmd.GradientOf(h.Name)), s,
-			s.Args[argument(s, spmd.OtherOf(h.Name))])
+		got, err := swap(ctx, link, r.state.Get(program.Gradient.Of(h.Name)), s,
+			s.Args[argument(s, program.PeerGradient.Of(h.Name))])
 		if err != nil {
 			return err
 		}
@@ -411,7 +410,7 @@ func (r *rank) finish(ctx context.Context, inputs map[string][]byte, square floa
 	defer run.Free()
 	_, ok, err := keepCopies(ctx, run, r.texts.Update, &r.state, r.takers)
 	for _, h := range r.texts.Part.Held {
-		r.state.Drop(spmd.GradientOf(h.Name))
+		r.state.Drop(program.Gradient.Of(h.Name))
 	}
 	r.state.Drop(optim.Square)
 	return ok, err

@@ -19,7 +19,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/room"
-	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/program"
 )
 
 // batchName is the file of a rejected step that has its rows.
@@ -177,7 +177,7 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 func (m *mesh) norms(ctx context.Context, r *Replay) error {
 	total := 0.0
 	for _, p := range m.t.Programs.Step.Params {
-		a := m.state.Get(spmd.GradientOf(p.Name))
+		a := m.state.Get(program.Gradient.Of(p.Name))
 		bytes, err := a.Read(ctx, 0)
 		if err != nil {
 			return err

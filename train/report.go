@@ -44,15 +44,14 @@ func (r *report) begin() {
 // figures count, and sums are added up.
 func (r *report) read(ctx context.Context, run *engine.Run, s *program.Stage, first bool) error {
 	for i, a := range run.Results {
-		name := s.Results[i].Name
-		if !isReport(name) {
+		if s.Results[i].Role != program.Stat {
 			continue
 		}
 		b, err := a.Read(ctx, 0)
 		if err != nil {
 			return err
 		}
-		switch name {
+		switch s.Results[i].Name {
 		case ir.StatScales:
 			r.scales = merged(r.scales, ints(b), first)
 		case ir.StatAmax:
@@ -116,15 +115,6 @@ func doubles(b []byte) []float64 {
 		list[i] = math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
 	}
 	return list
-}
-
-// isReport tells the results that report from those that a run keeps.
-func isReport(name string) bool {
-	switch name {
-	case ir.StatScales, ir.StatAmax, ir.StatErrors, spmd.Made, spmd.CopyErrors, optim.Watch:
-		return true
-	}
-	return false
 }
 
 // A reader makes samples of reports: it knows what stands where.

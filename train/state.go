@@ -108,7 +108,7 @@ func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 		if err := t.place(h, h.update, pc.name, &pc, data, kept); err != nil {
 			return err
 		}
-		name := spmd.CopyOf(pc.name)
+		name := program.Copy.Of(pc.name)
 		at := slices.IndexFunc(h.takers, func(s *program.Stage) bool { return argument(s, name) >= 0 })
 		if !pc.master || at < 0 {
 			continue

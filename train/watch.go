@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
-	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/watch"
 )
 
@@ -223,9 +222,11 @@ func (s *sentry) adopt(v *variant) error {
 	}
 	s.giveUp(s.looks)
 	s.looks, m.looks = nil, nil
-	for _, name := range m.state.Names() {
-		if strings.HasPrefix(name, spmd.CopyOf("")) {
-			m.state.Drop(name)
+	for _, one := range s.t.Programs.stages() {
+		for _, a := range one.Args {
+			if a.Role == program.Copy {
+				m.state.Drop(a.Name)
+			}
 		}
 	}
 	old := s.t.Programs

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
@@ -75,8 +74,7 @@ func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.We
 	if err != nil {
 		return nil, err
 	}
-	second, err := lower.Module(update, lower.Options{Kernels: kernels.For("cpu"),
-		Donate: optim.Donations(update)})
+	second, err := lower.Module(update, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +186,7 @@ func initial(v *ir.Value, w *turns.Weights) ([]float32, bool) {
 		}
 		return f, true
 	}
-	if strings.HasPrefix(v.Name, "m.") || strings.HasPrefix(v.Name, "v.") {
+	if v.Means.Role == program.Moment {
 		return make([]float32, n), true
 	}
 	return w.Param(v.Name, v.Type.Dims)
@@ -207,7 +205,7 @@ func (t *trainer) step() (float64, error) {
 	defer run.Free()
 	more := map[string]*engine.Array{}
 	for i, p := range t.params {
-		more["g."+p.Name] = run.Results[1+i]
+		more[program.Gradient.Of(p.Name)] = run.Results[1+i]
 	}
 	scalars := adamw.Scalars(t.steps)
 	scalars[optim.Commit], scalars[optim.Rate], scalars[optim.Limit] = 1, turns.Rate, math.Inf(1)
@@ -227,7 +225,7 @@ func (t *trainer) step() (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	for name, next := range optim.Donations(t.updateOf) {
+	for name, next := range t.updateOf.Donations() {
 		at := slices.IndexFunc(t.updateOf.Results, func(v *ir.Value) bool { return v.Name == next })
 		t.state[name].Free()
 		t.state[name] = done.Results[at]

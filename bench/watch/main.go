@@ -24,10 +24,8 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
-	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/train"
 	"github.com/deepwell/deepwell/watch"
 )
@@ -166,13 +164,11 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 // strip writes a program again without the results that report; the compiler drops what only they
 // need.
 func strip(p *train.Programs, g *ir.Graph, into **program.Stage) error {
-	reports := []string{ir.StatScales, ir.StatAmax, spmd.Made, optim.Watch}
 	all := g.Results
 	g.Results = slices.DeleteFunc(slices.Clone(all), func(v *ir.Value) bool {
-		return slices.Contains(reports, v.Name)
+		return v.Means.Role == program.Stat
 	})
-	s, err := lower.Stage(g.Name, g, lower.Options{Donate: p.Step.Donations(g),
-		Kernels: kernels.For("cpu")})
+	s, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For("cpu")})
 	g.Results = all
 	if err != nil {
 		return err
