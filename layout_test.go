@@ -37,7 +37,7 @@ var layers = [][]string{
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "watch"},
 	{"internal/isolate", "internal/turns", "capture", "plan", "internal/plantest", "kernels", "price",
 		"precision", "narrow", "internal/room"},
-	{"spmd", "estimate/footprint", "estimate"},
+	{"spmd", "cost", "estimate/footprint", "estimate"},
 	{"lower", "internal/check", "internal/rig", "dryrun"},
 	{"pipeline", "autoplan"},
 	{"train"},

@@ -2,7 +2,6 @@ package ir
 
 import (
 	"fmt"
-	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -12,14 +11,21 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// A kind is one row of the table of operations: how many results it has, what their types are, and
-// the gradient with respect to each argument.
+// A kind is how many results an operation has, what their types are, and the gradient with respect
+// to each argument.
 type kind struct {
 	results int // -1: as its body says
 	infer   func(g *Graph, op *Op) ([]Type, error)
 	// vjp gives, from the gradients of the results (nil where nothing depends on one), those of the
 	// arguments (nil where there is none). nil says that the kind has no gradient.
 	vjp func(d *differ, op *Op, dout []*Value) []*Value
+}
+
+// A row is a kind and its work: what the operation asks of a device; nil is what is fused with its
+// neighbours. The rules stand together (work.go).
+type row struct {
+	kind
+	work func(g *Graph, op *Op) Work
 }
 
 func (k kind) outs(op *Op) int {
@@ -36,25 +42,27 @@ func (k kind) outs(op *Op) int {
 // it.
 var kinds struct {
 	once  sync.Once
-	table map[string]kind
+	table map[string]row
 }
 
 // kindOf finds a row of the table.
-func kindOf(name string) (kind, bool) {
+func kindOf(name string) (row, bool) {
 	kinds.once.Do(func() { kinds.table = table() })
 	k, ok := kinds.table[name]
 	return k, ok
 }
 
-// table joins the groups. A new operation is a row of one, a builder method, and a row of the
-// interpreter.
-func table() map[string]kind {
-	t := map[string]kind{}
+// table joins the groups. A new operation is a row of one, a builder method, a row of the
+// interpreter, and, unless it is fused with its neighbours, a rule of its work.
+func table() map[string]row {
+	t, works := map[string]row{}, works()
 	for _, part := range []map[string]kind{
 		elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
 		narrowKinds(),
 	} {
-		maps.Copy(t, part)
+		for name, k := range part {
+			t[name] = row{k, works[name]}
+		}
 	}
 	return t
 }

@@ -26,6 +26,20 @@ func (s *Set) Unroll(layers int64) (bool, string) {
 	return true, "the gradient of a slice of a stack is written into the whole stack"
 }
 
+// Unrolled is Unroll under a plan, which may ask for a loop; nil is one device.
+func (s *Set) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool, string) {
+	unrolled, why := s.Unroll(layers)
+	switch {
+	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
+		return false, "stages and halves of a batch are made of a loop's body"
+	case unrolled && how.Offloads(plan.Activations):
+		return false, "what a loop stacks up goes to the host"
+	case recompute:
+		return false, "outside a loop XLA finds what is computed again, and keeps it"
+	}
+	return unrolled, why
+}
+
 // Types says what a model that computes in a precision keeps its values in, and what its products
 // take: a GPU reads and writes bf16 everywhere, while a CPU only multiplies in it, since it has no
 // other arithmetic of that type.

@@ -178,12 +178,19 @@ func (p *Plan) Stages(layers int64) []int64 {
 	}
 	list := make([]int64, n)
 	for i := range list {
-		list[i] = layers / n
-		if int64(i) < layers%n {
-			list[i]++
-		}
+		list[i] = Dealt(layers, int64(i), n)
 	}
 	return list
+}
+
+// Dealt is the number of layers that one of n stages has: those that come first have one more if
+// they do not come out even.
+func Dealt(layers, stage, n int64) int64 {
+	count := layers / n
+	if stage < layers%n {
+		count++
+	}
+	return count
 }
 
 // Block is the number of elements that share a scale in the products of linear layers, 0 if they

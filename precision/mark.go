@@ -110,3 +110,20 @@ func (m *marker) linear(op *ir.Op, w *model.Param) error {
 	}
 	return nil
 }
+
+// Apply cuts the loops over layers that differ, and marks the linear layers. It gives the graph and
+// the parameters that it then has.
+func (p *Policy) Apply(g *ir.Graph, params []model.Param) (*ir.Graph, []model.Param, error) {
+	if cuts := p.Cuts(params); len(cuts) > 0 {
+		var err error
+		if g, err = ir.Segment(g, cuts); err != nil {
+			return nil, nil, err
+		}
+		var parts []model.Param
+		for _, one := range params {
+			parts = append(parts, one.Cut(cuts)...)
+		}
+		params = parts
+	}
+	return g, params, p.Mark(g, params)
+}

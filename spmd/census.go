@@ -108,40 +108,29 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 			if rounds == 1 {
 				c.rename(op.Out, op.Body.Results)
 			}
-		case "all_reduce":
-			c.add(hlo.AllReduce, op, times, op.In[0].Type.Shape().Bytes())
-		case "all_gather":
-			if op.Tag == ir.Gather && c.alias[op.In[0]] != nil && c.again(op.In[0]) {
-				continue
-			}
-			c.add(hlo.AllGather, op, times, op.Out[0].Type.Shape().Bytes())
-			if back && op.In[0].Role == ir.Residual {
-				row := c.rows[key(hlo.AllGather, op.Axes())]
-				row.Twice, row.TwiceBytes = row.Twice+1, row.TwiceBytes+op.Out[0].Type.Shape().Bytes()
-			}
-		case "reduce_scatter":
-			c.add(hlo.ReduceScatter, op, times, op.In[0].Type.Shape().Bytes())
-		case "amax":
-			if len(op.Axes()) > 0 {
-				c.add(hlo.AllReduce, op, times, op.Out[0].Type.Shape().Bytes())
-			}
-		case "join_stats":
-			n := 2 * times // the largest, and the sums
-			if op.Attrs.Bool("sum") {
-				n = times
-			}
-			if len(op.Axes()) > 0 {
-				c.add(hlo.AllReduce, op, n, op.In[0].Type.Shape().Bytes())
-			}
-		case "attention", "attention_grad":
-			c.ring(op, times)
-		case "cross_entropy":
-			if len(op.Axes()) > 0 { // the largest; then the sum and the label's score together
-				rows := op.Out[0].Type.Shape().Bytes()
-				c.add(hlo.AllReduce, op, times, rows)
-				c.add(hlo.AllReduce, op, times, 2*rows)
+		default:
+			for _, send := range g.Work(op).Sends {
+				c.send(op, send, times, back)
 			}
 		}
+	}
+}
+
+// kindsOf gives the words of compiled programs for those of graphs.
+var kindsOf = map[string]hlo.Kind{"all_reduce": hlo.AllReduce, "all_gather": hlo.AllGather,
+	"reduce_scatter": hlo.ReduceScatter, ir.Permute: hlo.CollectivePermute}
+
+// send counts what an operation sends, unless XLA finds that it was sent before.
+func (c *census) send(op *ir.Op, s ir.Send, times int64, back bool) {
+	gathers := s.Kind == "all_gather"
+	known := !gathers || op.Tag == ir.Gather && c.alias[s.Of] != nil
+	if s.Of != nil && known && c.again(s.Of) {
+		return
+	}
+	c.count(kindsOf[s.Kind], s.Axes, times*s.Count, s.Bytes)
+	if gathers && back && s.Of.Role == ir.Residual {
+		row := c.rows[key(hlo.AllGather, s.Axes)]
+		row.Twice, row.TwiceBytes = row.Twice+1, row.TwiceBytes+s.Bytes
 	}
 }
 
@@ -163,29 +152,6 @@ func (c *census) again(v *ir.Value) bool {
 	was := c.sent[v]
 	c.sent[v] = true
 	return was
-}
-
-// ring counts how often keys and values are handed on, and in the gradient theirs: the first term
-// and the rounded sum at the end, and between them sums in f32.
-func (c *census) ring(op *ir.Op, times int64) {
-	axis := op.Attrs.Text("ring")
-	if axis == "" {
-		return
-	}
-	k, n := op.In[1].Type.Shape(), axisSize(c.mesh, axis)
-	for _, v := range op.In[1:3] {
-		if !c.again(v) { // the gradient of what is computed again sees what was handed on
-			c.count(hlo.CollectivePermute, []string{axis}, times*(n-1), k.Bytes())
-		}
-		if op.Kind == "attention_grad" {
-			c.count(hlo.CollectivePermute, []string{axis}, times*(n-2), 4*k.Elements())
-			c.count(hlo.CollectivePermute, []string{axis}, times*2, k.Bytes())
-		}
-	}
-}
-
-func (c *census) add(kind hlo.Kind, op *ir.Op, times, bytes int64) {
-	c.count(kind, slices.Sorted(slices.Values(op.Axes())), times, bytes)
 }
 
 // key tells rows apart.

@@ -24,10 +24,10 @@ type Layout struct {
 // The dimensions that tensor parallelism cuts, as models name them.
 const dimVocab, dimEmbed, dimMLP, dimBatch = "vocab", "embed", "mlp", "batch"
 
-// layoutOf decides how a parameter lies.
-func layoutOf(v *ir.Value, p *plan.Plan) Layout {
-	l := Layout{Name: v.Name, Whole: v.Type.Dims}
-	t := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}
+// LayoutOf decides how a parameter lies.
+func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
+	l := Layout{Name: name, Whole: whole.Dims}
+	t := ir.Type{Elem: whole.Elem, Dims: slices.Clone(whole.Dims)}
 	tp, fsdp := p.Size(plan.TensorAxis), p.Size(plan.FSDPAxis)
 	for i, d := range t.Dims {
 		if tp == 1 || !slices.Contains([]string{ir.Heads, ir.KVHeads, dimMLP, dimVocab}, d.Name) {

@@ -31,7 +31,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	for _, v := range loss.Inputs {
 		t := dataType(v.Type, p)
 		if v.Role == ir.Param {
-			l := layoutOf(v, p)
+			l := LayoutOf(v.Name, v.Type, p)
 			sh.Params = append(sh.Params, l)
 			t = l.Compute
 			s.params[v] = true

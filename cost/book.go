@@ -1,0 +1,213 @@
+package cost
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// A Cut is how the graph of a microbatch is sharded: all that a device's bill depends on beside the
+// model. Axes that only deal rows or pieces of parameters are not in it.
+type Cut struct {
+	Rows, Seq         int64 // rows of one device; Seq is the whole sequence
+	TP, CP            int64
+	Sequence, Overlap bool
+	Ring, Balance     bool
+	Params            dtype.DType
+	Again             Tags
+}
+
+// Tags is a set of tags, for keys of maps.
+type Tags uint16
+
+var tags = []ir.Tag{ir.Embed, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts, ir.Head}
+
+// TagsOf is the set of a list.
+func TagsOf(list []ir.Tag) (t Tags) {
+	for i, tag := range tags {
+		if slices.Contains(list, tag) {
+			t |= 1 << i
+		}
+	}
+	return t
+}
+
+// Has tells whether a tag is in the set.
+func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 }
+
+func (t Tags) list() (list []ir.Tag) {
+	for _, tag := range tags {
+		if t.Has(tag) {
+			list = append(list, tag)
+		}
+	}
+	return list
+}
+
+// CutOf is how a plan cuts a microbatch.
+func CutOf(p *plan.Plan) Cut {
+	ranks := max(p.DP, 1) * max(p.FSDP.Size, 1)
+	c := Cut{Rows: max(1, p.Rows()/ranks), Seq: p.Seq, TP: max(p.TP.Size, 1),
+		CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence, Overlap: p.TP.Overlap && p.TP.Size > 1,
+		Ring: p.CP.Kind == "ring", Balance: p.CP.Balance, Params: p.Types.Params,
+		Again: TagsOf(p.Recompute)}
+	if p.PP.Size <= 1 { // spmd.Train keeps the ends of the model, which are in no loop
+		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
+	}
+	return c
+}
+
+// A Part is the bill of one round of the layers' loop, or of an end of the model.
+type Part struct {
+	From, Rounds int64 // the rounds that are alike; 0 of an end
+	// Bytes of each buffer that a microbatch keeps: from the forward to the gradient of the input, of
+	// these those that the gradients of weights take, and what the gradient of the input leaves for
+	// them.
+	Kept, Late, Made []int64
+	// Cheap are those of Kept that fused operations make and fused operations take: a compiler that
+	// sees both may rather compute them again.
+	Cheap  []int64
+	Data   int64 // bytes of the batch's own numbers that gradients take
+	Params []Param
+	// Bytes of what flows between layers, the same whole where tp cuts the sequence, one of the MLP's
+	// values, and the head's result.
+	Flow, Whole, MLP, Logits int64
+	// Attention is that of the round, the first if there are several; nil in an end. Head is the last
+	// product of an end.
+	Attention, Head *Item
+
+	part *part
+	x    *scaler
+}
+
+// A Param is a parameter of a part, in elements of one round, before data axes cut it. What both
+// ends take is the embedding's.
+type Param struct {
+	Name     string
+	Elements int64
+}
+
+// A Bill is what a microbatch asks of one device, without what parameters ask that the data axes
+// share: their collectives follow from their layouts.
+type Bill struct {
+	Layers      []Part
+	Embed, Head Part
+}
+
+// A Book has the bills of a model on one kind of device, in one policy. It may be shared.
+type Book struct {
+	config *model.Config
+	set    *kernels.Set
+	policy *precision.Policy
+
+	mu     sync.Mutex
+	sheets map[Cut]*sheet
+	bills  map[Cut]*Bill
+}
+
+// New makes an empty book for an architecture ("cpu", or a card's); a nil policy is the model's own
+// type everywhere.
+func New(c *model.Config, arch string, policy *precision.Policy) *Book {
+	if policy != nil && !policy.Quantizes() {
+		policy = nil
+	}
+	return &Book{config: c, set: kernels.For(arch), policy: policy, sheets: map[Cut]*sheet{},
+		bills: map[Cut]*Bill{}}
+}
+
+// Bill gives the bill of a cut. It belongs to the book.
+func (b *Book) Bill(c Cut) (*Bill, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if bill := b.bills[c]; bill != nil {
+		return bill, nil
+	}
+	like := b.like(c)
+	s := b.sheets[like]
+	if s == nil {
+		var err error
+		if s, err = b.build(like); err != nil {
+			return nil, err
+		}
+		b.sheets[like] = s
+	}
+	bill := s.bill(c)
+	b.bills[c] = bill
+	return bill, nil
+}
+
+// like is the cut whose graph has the same operations, with other sizes: a graph does not depend on
+// how many rows there are, nor on how many devices share evenly what they share.
+func (b *Book) like(c Cut) Cut {
+	m := b.config
+	c.Rows = 1
+	if c.Overlap {
+		c.Rows = 2
+	}
+	even := m.Heads%c.TP == 0 && m.KVHeads%c.TP == 0 && m.MLP%c.TP == 0 && m.Vocab%c.TP == 0
+	if b.policy != nil { // whether pieces have whole blocks depends on their sizes
+		return c
+	}
+	if c.TP%2 == 0 && even {
+		c.TP = 2
+	}
+	if c.CP%2 == 0 {
+		c.CP = 2
+	}
+	return c
+}
+
+// build makes the graphs of a microbatch as training does, on a mesh without data axes.
+func (b *Book) build(c Cut) (*sheet, error) {
+	shape := model.Shape{Batch: c.Rows, Seq: c.Seq}
+	shape.Elem, shape.Products = b.set.Types(c.Params)
+	shape.Documents, _ = b.set.Documents()
+	g, err := b.config.Graph(shape)
+	if err != nil {
+		return nil, err
+	}
+	if b.policy != nil {
+		if g, _, err = b.policy.Apply(g, b.config.Params()); err != nil {
+			return nil, err
+		}
+	}
+	how := ir.GradPlan{Recompute: c.Again.list()}
+	if c.TP*c.CP > 1 {
+		p := plan.Default()
+		p.Seq, p.Batch, p.Microbatches = c.Seq, c.Rows, 1
+		p.TP = plan.TP{Size: c.TP, Sequence: c.Sequence, Overlap: c.Overlap}
+		p.CP = plan.CP{Size: c.CP, Kind: "gather", Balance: c.Balance}
+		if c.Ring {
+			p.CP.Kind = "ring"
+		}
+		p.Types.Params = c.Params
+		sh, err := spmd.Shard(g, p)
+		if err != nil {
+			return nil, err
+		}
+		g = sh.Graph
+		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
+	}
+	gr, err := ir.Grad(g, how)
+	if err != nil {
+		return nil, err
+	}
+	if b.policy != nil {
+		var blocks spmd.Blocks
+		for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
+			if err := blocks.Expand(g); err != nil {
+				return nil, err
+			}
+		}
+	}
+	s := newSheet(g, gr)
+	s.rows = c.Rows
+	return s, nil
+}

@@ -1,0 +1,133 @@
+package cost
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// A scaler gives values the sizes that they have on other devices.
+type scaler struct {
+	graph ir.Graph // only its mesh, as it is wanted
+	from  []ir.Axis
+	rows  [2]int64 // from, to
+	made  map[*ir.Value]*ir.Value
+}
+
+// batch is the dimension that rows are counted in.
+const batch = "batch"
+
+func (x *scaler) typed(t ir.Type) ir.Type {
+	t.Dims = slices.Clone(t.Dims)
+	for i := range t.Dims {
+		d := &t.Dims[i]
+		for _, s := range t.Place {
+			if s.How == d.Name {
+				at := slices.IndexFunc(x.from, func(a ir.Axis) bool { return a.Name == s.Axis })
+				d.Size = d.Size * x.from[at].Size / x.graph.Mesh[at].Size
+			}
+		}
+		if d.Name == batch {
+			d.Size = d.Size * x.rows[1] / x.rows[0]
+		}
+	}
+	return t
+}
+
+func (x *scaler) value(v *ir.Value) *ir.Value {
+	if x.made[v] == nil {
+		x.made[v] = &ir.Value{Name: v.Name, Type: x.typed(v.Type), Role: v.Role}
+	}
+	return x.made[v]
+}
+
+func (x *scaler) values(list []*ir.Value) []*ir.Value {
+	out := make([]*ir.Value, len(list))
+	for i, v := range list {
+		out[i] = x.value(v)
+	}
+	return out
+}
+
+func (x *scaler) bytes(list []*ir.Value) []int64 {
+	out := make([]int64, len(list))
+	for i, v := range list {
+		out[i] = x.value(v).Type.Shape().Bytes()
+	}
+	return out
+}
+
+// bill gives a sheet the sizes of a cut.
+func (s *sheet) bill(c Cut) *Bill {
+	x := &scaler{from: s.mesh, rows: [2]int64{s.rows, c.Rows}, made: map[*ir.Value]*ir.Value{}}
+	for _, a := range s.mesh {
+		switch a.Name {
+		case plan.TensorAxis:
+			a.Size = c.TP
+		case plan.ContextAxis:
+			a.Size = c.CP
+		}
+		x.graph.Mesh = append(x.graph.Mesh, a)
+	}
+	b := &Bill{Embed: s.embed.bill(x), Head: s.head.bill(x)}
+	for _, p := range s.layers {
+		b.Layers = append(b.Layers, p.bill(x))
+	}
+	return b
+}
+
+func (p *part) bill(x *scaler) Part {
+	out := Part{From: p.from, Rounds: p.rounds, Kept: x.bytes(p.kept), Late: x.bytes(p.late),
+		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x}
+	for _, n := range x.bytes(p.data) {
+		out.Data += n
+	}
+	for _, v := range p.params {
+		out.Params = append(out.Params, Param{v.Name, x.value(v).Type.Shape().Elements()})
+	}
+	for _, one := range []struct {
+		v    *ir.Value
+		into *int64
+	}{{p.flow, &out.Flow}, {p.whole, &out.Whole}, {p.mlp, &out.MLP}, {p.logits, &out.Logits}} {
+		if one.v != nil {
+			*one.into = x.value(one.v).Type.Shape().Bytes()
+		}
+	}
+	for _, e := range p.work[Forward] {
+		if e.op.Kind == "attention" && out.Attention == nil {
+			item := x.item(e)
+			out.Attention = &item
+		}
+		if e.op.Kind == "linear" && p.rounds == 0 {
+			item := x.item(e)
+			out.Head = &item
+		}
+	}
+	return out
+}
+
+// Items lists the work of a part by pass. It is worked out anew each time.
+func (p *Part) Items() (list [passes][]Item) {
+	x := *p.x // bills are shared
+	x.made = map[*ir.Value]*ir.Value{}
+	for pass := range list {
+		for _, e := range p.part.work[pass] {
+			if item := x.item(e); item.Class != ir.Fused {
+				list[pass] = append(list[pass], item)
+			}
+		}
+	}
+	return list
+}
+
+// item is the work of an entry in the sizes that are wanted.
+func (x *scaler) item(e entry) Item {
+	op := *e.op
+	op.In, op.Out = x.values(op.In), x.values(op.Out)
+	e.op, e.handed = &op, x.values(e.handed)
+	if e.reads != nil {
+		e.reads, e.writes = x.values(e.reads), x.values(e.writes)
+	}
+	return e.item(&x.graph, 1)
+}

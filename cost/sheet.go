@@ -1,0 +1,223 @@
+package cost
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+)
+
+// A Pass is which part of a step an item belongs to.
+type Pass int
+
+// The passes. What is computed again for the gradients belongs to the pass back that needs it.
+const (
+	Forward Pass = iota
+	Input        // the gradient of what came in
+	Weight       // the gradients of parameters
+	passes
+)
+
+// A sheet is the graph of one way of sharding, taken apart: entries by part and pass, and values
+// that are kept. Sizes are those of the devices that it was built for.
+type sheet struct {
+	mesh        []ir.Axis
+	rows        int64
+	layers      []*part // by loop
+	embed, head *part
+}
+
+// A part is some operations of a model: one loop's body, or what comes before or after the loops.
+type part struct {
+	from, rounds int64 // of the layers' loop
+	work         [passes][]entry
+	kept         []*ir.Value // of a round, from the forward to the input gradient
+	late         []*ir.Value // those of them that the weight gradient takes
+	cheap        []*ir.Value // those of them that fused operations make and take
+	made         []*ir.Value // what the input gradient leaves for the weight gradient
+	data         []*ir.Value // of the batch, that gradients take
+	params       []*ir.Value
+	// What flows between layers and where tp gathered it, a value of the MLP, the head's result.
+	flow, whole, mlp, logits *ir.Value
+	body                     *ir.Graph // forward
+}
+
+// newSheet takes the gradient of a loss apart, whose own graph has the parameters as they are, and
+// products that are not written out.
+func newSheet(loss *ir.Graph, gr *ir.Gradient) *sheet {
+	s := &sheet{mesh: gr.Forward.Mesh, embed: &part{}, head: &part{}}
+	s.forward(gr.Forward)
+	s.loss(loss)
+	s.backward(gr)
+	return s
+}
+
+// loss notes parameters, and the values by which XLA's buffers are counted.
+func (s *sheet) loss(g *ir.Graph) {
+	next := 0
+	for _, op := range g.Ops {
+		if op.Body != nil {
+			s.layers[next].flowing(op.Body)
+			s.layers[next].params = op.Body.Params()
+			next++
+		} else if op.Kind == "linear" && next > 0 {
+			s.head.logits = op.Out[0]
+		}
+		end := s.embed
+		if next > 0 {
+			end = s.head
+		}
+		for _, v := range op.In {
+			if op.Body == nil && v.Role == ir.Param && !slices.Contains(s.embed.params, v) &&
+				!slices.Contains(s.head.params, v) {
+				end.params = append(end.params, v)
+			}
+		}
+	}
+}
+
+// forward goes through the graph of the loss. Loops follow each other.
+func (s *sheet) forward(g *ir.Graph) {
+	var before, after []*ir.Op
+	for _, op := range g.Ops {
+		switch {
+		case op.Body != nil:
+			p := &part{rounds: op.Attrs.Int("n"), body: op.Body}
+			if n := len(s.layers); n > 0 {
+				p.from = s.layers[n-1].from + s.layers[n-1].rounds
+			}
+			p.work[Forward] = entries(op.Body, op.Body.Ops)
+			s.layers = append(s.layers, p)
+		case len(s.layers) == 0:
+			before = append(before, op)
+		default:
+			after = append(after, op)
+		}
+	}
+	s.embed.work[Forward], s.head.work[Forward] = entries(g, before), entries(g, after)
+}
+
+// flowing notes those of a layer.
+func (p *part) flowing(g *ir.Graph) {
+	p.flow = g.Inputs[0]
+	for _, op := range g.Ops {
+		switch {
+		case op.Kind == "linear" && op.Tag == ir.Attn && p.whole == nil:
+			p.whole = op.In[0]
+		case op.Kind == "linear" && op.Tag == ir.MLP && p.mlp == nil:
+			p.mlp = op.Out[0]
+		}
+	}
+}
+
+// backward goes through the gradient: the head first, then loops from the last to the first.
+func (s *sheet) backward(gr *ir.Gradient) {
+	g := gr.Backward
+	var before, after []*ir.Op
+	stacks := map[*ir.Value]bool{}
+	var flows []*ir.Value // what goes into the first loop back
+	next := len(s.layers)
+	for _, op := range g.Ops {
+		switch {
+		case op.Body != nil && next > 0:
+			next--
+			carries := int(op.Attrs.Int("carries"))
+			if flows == nil {
+				flows = op.In[:carries]
+			}
+			for _, v := range op.In[carries:] {
+				if stacks[v] = true; v.Role == ir.Data {
+					s.layers[next].data = append(s.layers[next].data, v)
+				}
+			}
+			s.layers[next].back(op)
+		case next == len(s.layers):
+			before = append(before, op)
+		default:
+			after = append(after, op)
+		}
+	}
+	for _, v := range g.Inputs {
+		switch {
+		case slices.Contains(gr.Seeds, v.Name) || v.Role == ir.Param || stacks[v]:
+		case v.Role == ir.Residual:
+			s.head.kept = append(s.head.kept, v)
+		case takes(after, v):
+			s.embed.data = append(s.embed.data, v)
+		default:
+			s.head.data = append(s.head.data, v)
+		}
+	}
+	s.head.split(g, before, nil, flows)
+	s.embed.work[Weight] = entries(g, after)
+}
+
+func takes(ops []*ir.Op, v *ir.Value) bool {
+	return slices.ContainsFunc(ops, func(op *ir.Op) bool { return slices.Contains(op.In, v) })
+}
+
+// back takes the body of a loop back apart.
+func (p *part) back(op *ir.Op) {
+	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	body := op.Body
+	for _, v := range body.Inputs[carries : carries+stacked] {
+		if v.Role != ir.Param {
+			p.kept = append(p.kept, v)
+		}
+	}
+	for _, v := range p.kept {
+		fused := func(op *ir.Op) bool { return op.Body == nil && body.Work(op).Class == ir.Fused }
+		made := p.body.Find(v.Name)
+		if made == nil || made.Def() == nil || !fused(made.Def()) ||
+			slices.Contains(views, made.Def().Kind) {
+			continue
+		}
+		if !slices.ContainsFunc(body.Ops, func(op *ir.Op) bool {
+			return slices.Contains(op.In, v) && !fused(op)
+		}) {
+			p.cheap = append(p.cheap, v)
+		}
+	}
+	p.split(body, body.Ops, body.Inputs[:carries], body.Results[:carries])
+}
+
+// split divides operations of a graph by whether the gradient that flows on needs them, and notes
+// what crosses over; the gradients that come in do, too.
+func (p *part) split(g *ir.Graph, ops []*ir.Op, in, flows []*ir.Value) {
+	need := map[*ir.Value]bool{}
+	for _, v := range flows {
+		need[v] = true
+	}
+	isEarly := map[*ir.Op]bool{}
+	for _, op := range slices.Backward(ops) {
+		if slices.ContainsFunc(op.Out, func(v *ir.Value) bool { return need[v] }) {
+			for _, v := range op.In {
+				need[v] = true
+			}
+			isEarly[op] = true
+		}
+	}
+	seen := map[*ir.Value]bool{}
+	for _, op := range ops {
+		if isEarly[op] {
+			continue
+		}
+		for _, v := range op.In {
+			switch {
+			case seen[v]:
+			case v.Def() != nil && isEarly[v.Def()] || slices.Contains(in, v):
+				p.made = append(p.made, v)
+			case v.Def() == nil && v.Role != ir.Param && slices.Contains(p.kept, v):
+				p.late = append(p.late, v)
+			}
+			seen[v] = true
+		}
+	}
+	// What both halves have of a kernel is computed with the first.
+	for _, e := range entries(g, ops) {
+		pass := Weight
+		if isEarly[e.op] || slices.ContainsFunc(e.ops, func(op *ir.Op) bool { return isEarly[op] }) {
+			pass = Input
+		}
+		p.work[pass] = append(p.work[pass], e)
+	}
+}

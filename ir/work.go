@@ -1,0 +1,209 @@
+package ir
+
+import "slices"
+
+// A Class is the kind of work that an operation is on a device.
+type Class uint8
+
+// The classes. Fused is what a compiler joins with its neighbours into one kernel that reads what
+// comes in and writes what goes out: alone it has no price.
+const (
+	Fused      Class = iota
+	Matmul           // Batch products of [M, K] and [K, N]
+	Attend           // attention of M queries of K elements, N keys, for Batch rows and heads
+	Streaming        // Bytes read and written, by a kernel of its own
+	Quantizing       // Bytes read to be written in blocks of Format
+	Sending          // collectives alone
+	Moving           // Bytes between the device and its host
+)
+
+// A Work is what one operation asks of a device, beside its shape rule and its gradient: a bill is
+// made of it (package cost).
+type Work struct {
+	Class          Class
+	Batch, M, K, N int64
+	Bytes          int64
+	Format         Format // of products and of what is quantized; "" is the type of the arguments
+	Sends          []Send
+}
+
+// A Send is tensors of one size that a device sends in an operation.
+type Send struct {
+	Kind string // all_reduce, all_gather, reduce_scatter or permute
+	Axes []string
+	// Count is how many there are, and Bytes the size of one, as the group sees the whole of it: the
+	// result of a gather, the argument of a scatter.
+	Count, Bytes int64
+	Of           *Value // what is sent, if it may be sent again; else nil
+}
+
+// Permute is the kind of a Send to one other device: rings have no operation of their own.
+const Permute = "permute"
+
+// Work tells what work an operation of the graph is.
+func (g *Graph) Work(op *Op) Work {
+	if k, ok := kindOf(op.Kind); ok && k.work != nil {
+		return k.work(g, op)
+	}
+	return Work{}
+}
+
+// works are the rules by kind; a kind that is not here is fused. [table] puts them into its rows.
+func works() map[string]func(*Graph, *Op) Work {
+	w := map[string]func(*Graph, *Op) Work{
+		"attention":          attentionWork,
+		"attention_grad":     attentionWork,
+		"cross_entropy":      crossEntropyWork,
+		"cross_entropy_grad": streams,
+		"embedding": func(_ *Graph, op *Op) Work { // the rows that are looked up, not the table
+			return Work{Class: Streaming, Bytes: 2 * bytesOf(op.Out[0])}
+		},
+		"embedding_dw": func(_ *Graph, op *Op) Work { // zeros are written, then rows added to
+			return Work{Class: Streaming, Bytes: 3*bytesOf(op.In[1]) + bytesOf(op.Out[0])}
+		},
+		"quantize": func(_ *Graph, op *Op) Work {
+			return Work{Class: Quantizing, Bytes: bytesOf(op.In[0]), Format: Format(op.Attrs.Text("format"))}
+		},
+		"amax":      amaxWork,
+		"block_dot": blockDotWork,
+		"block_dw":  blockDWWork,
+		"join_stats": func(_ *Graph, op *Op) Work {
+			n := int64(2) // the largest, and the sums
+			if op.Attrs.Bool("sum") {
+				n = 1
+			}
+			return sends(op, "all_reduce", n, bytesOf(op.In[0]))
+		},
+		"all_reduce": func(_ *Graph, op *Op) Work {
+			return sends(op, op.Kind, 1, bytesOf(op.In[0]))
+		},
+		"reduce_scatter": func(_ *Graph, op *Op) Work {
+			return sends(op, op.Kind, 1, bytesOf(op.In[0]))
+		},
+		"all_gather": func(_ *Graph, op *Op) Work {
+			w := sends(op, op.Kind, 1, bytesOf(op.Out[0]))
+			w.Sends[0].Of = op.In[0]
+			return w
+		},
+	}
+	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
+		w[kind] = func(_ *Graph, op *Op) Work {
+			return dotWork(op.In[0], op.In[1], op.Attrs.List("over"))
+		}
+	}
+	for _, kind := range []string{"rms_norm", "layer_norm", "softmax", "rope", "gather", "scatter",
+		"top_k", "scale_stats", "quantize_stats"} {
+		w[kind] = streams
+	}
+	for _, kind := range []string{"to_host", "to_device"} {
+		w[kind] = func(_ *Graph, op *Op) Work { return Work{Class: Moving, Bytes: bytesOf(op.In[0])} }
+	}
+	return w
+}
+
+func bytesOf(v *Value) int64 { return v.Type.Shape().Bytes() }
+
+// streams is a kernel that reads what comes in and writes what goes out.
+func streams(_ *Graph, op *Op) Work {
+	w := Work{Class: Streaming}
+	for _, v := range slices.Concat(op.In, op.Out) {
+		w.Bytes += bytesOf(v)
+	}
+	return w
+}
+
+// sends is one collective along the axes of an operation; without axes there is none.
+func sends(op *Op, kind string, count, bytes int64) Work {
+	if len(op.Axes()) == 0 {
+		return Work{}
+	}
+	axes := slices.Sorted(slices.Values(op.Axes()))
+	return Work{Class: Sending, Sends: []Send{{Kind: kind, Axes: axes, Count: count, Bytes: bytes}}}
+}
+
+// dotWork sums over some dimensions; others that both arguments have go side by side.
+func dotWork(a, b *Value, over []string) Work {
+	w := Work{Class: Matmul, Batch: 1, M: 1, K: 1, N: 1}
+	for _, d := range a.Type.Dims {
+		switch {
+		case slices.Contains(over, d.Name):
+			w.K *= d.Size
+		case b.Type.Index(d.Name) >= 0:
+			w.Batch *= d.Size
+		default:
+			w.M *= d.Size
+		}
+	}
+	for _, d := range b.Type.Dims {
+		if !slices.Contains(over, d.Name) && a.Type.Index(d.Name) < 0 {
+			w.N *= d.Size
+		}
+	}
+	return w
+}
+
+func blockDotWork(_ *Graph, op *Op) Work {
+	f, values, err := formatOf(op, "format")
+	if err != nil {
+		return Work{}
+	}
+	w := dotWork(op.In[0], op.In[values], op.Attrs.List("over"))
+	w.Format = f
+	return w
+}
+
+func blockDWWork(_ *Graph, op *Op) Work {
+	f, values, err := formatOf(op, "wgrad")
+	if err != nil {
+		return Work{}
+	}
+	w := dotWork(op.In[0], op.In[values], op.Attrs.List("over"))
+	w.Format = f
+	return w
+}
+
+// amaxWork reads a tensor, and devices that have pieces of it agree on one number.
+func amaxWork(_ *Graph, op *Op) Work {
+	w := sends(op, "all_reduce", 1, bytesOf(op.Out[0]))
+	w.Class, w.Bytes, w.Format = Quantizing, bytesOf(op.In[0]), NVFP4
+	return w
+}
+
+// crossEntropyWork reads the scores; where the vocabulary is cut, devices agree on the largest, and
+// then add up the sum and the label's score together.
+func crossEntropyWork(g *Graph, op *Op) Work {
+	w := streams(g, op)
+	if rows := bytesOf(op.Out[0]); len(op.Axes()) > 0 {
+		for _, bytes := range []int64{rows, 2 * rows} {
+			w.Sends = append(w.Sends, sends(op, "all_reduce", 1, bytes).Sends...)
+		}
+	}
+	return w
+}
+
+// attentionWork counts queries against all keys of the sequence: what a mask leaves out, and what a
+// kernel does nevertheless, is for those to say who know the kernel. In a ring a device hands its
+// keys and values on to the next, n-1 times; on the way back sums of their gradients go round in
+// f32, and the first term and the rounded sum at the end in the type of the keys.
+func attentionWork(g *Graph, op *Op) Work {
+	q, k := op.In[0].Type, op.In[1].Type
+	keys := allKeys(g, op).Size(Keys)
+	w := Work{Class: Attend, M: q.Size(Seq), K: q.Size(HeadDim), N: keys}
+	w.Batch = q.Shape().Elements() / max(w.M*w.K, 1)
+	axis := op.Attrs.Text("ring")
+	if axis == "" {
+		return w
+	}
+	n, elements := g.AxisSize(axis), k.Shape().Elements()
+	add := func(count, bytes int64, of *Value) {
+		w.Sends = append(w.Sends, Send{Permute, []string{axis}, count, bytes, of})
+	}
+	for _, v := range op.In[1:3] {
+		add(n-1, k.Shape().Bytes(), v)
+		if op.Kind == "attention_grad" {
+			add(n-2, 4*elements, nil)
+			add(2, k.Shape().Bytes(), nil)
+		}
+	}
+	return w
+}
