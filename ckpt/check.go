@@ -9,12 +9,12 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 const (
@@ -32,23 +32,14 @@ func damaged(format string, args ...any) *diag.Error {
 	return diag.New(diag.CheckpointDamaged, format, args...)
 }
 
-// quote makes a name from a file fit for a terminal.
-func quote(name string) string {
-	const most = 80 // columns, about a terminal's
-	if len(name) <= most {
-		return strconv.Quote(name)
-	}
-	return strconv.Quote(strings.ToValidUTF8(name[:most], "")) + "…"
-}
-
 func checkName(name string) error {
 	switch {
 	case name == "" || name == "__metadata__":
-		return fmt.Errorf("no tensor can be called %s", quote(name))
+		return fmt.Errorf("no tensor can be called %s", human.Quote(name))
 	case len(name) > maxName:
 		return fmt.Errorf("a name has %d bytes; at most %d are held", len(name), maxName)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-		return fmt.Errorf("the name %s is not printable UTF-8", quote(name))
+		return fmt.Errorf("the name %s is not printable UTF-8", human.Quote(name))
 	}
 	return nil
 }
@@ -69,19 +60,19 @@ func (m *Manifest) check() error {
 	for i, f := range m.Files {
 		switch {
 		case !fileName.MatchString(f.Name):
-			return fmt.Errorf("%s is not the name of a part file", quote(f.Name))
+			return fmt.Errorf("%s is not the name of a part file", human.Quote(f.Name))
 		case i > 0 && m.Files[i-1].Name >= f.Name:
 			return fmt.Errorf("the files are not in order at %s", f.Name)
 		case f.Header < 8 || f.Bytes < f.Header:
 			return fmt.Errorf("%s: a header of %d bytes in a file of %d", f.Name, f.Header, f.Bytes)
 		case !hexSHA256.MatchString(f.SHA256):
-			return fmt.Errorf("%s: %s is not a SHA-256", f.Name, quote(f.SHA256))
+			return fmt.Errorf("%s: %s is not a SHA-256", f.Name, human.Quote(f.SHA256))
 		}
 		files[f.Name] = &m.Files[i]
 	}
 	for i, t := range m.Tensors {
 		if i > 0 && m.Tensors[i-1].Name >= t.Name {
-			return fmt.Errorf("the tensors are not in order at %s", quote(t.Name))
+			return fmt.Errorf("the tensors are not in order at %s", human.Quote(t.Name))
 		}
 		if err := t.check(files); err != nil {
 			return err
@@ -98,17 +89,17 @@ func (m *Manifest) checkMeta() error {
 	}
 	for _, name := range names {
 		if !utf8.ValidString(name) {
-			return fmt.Errorf("%s is not UTF-8", quote(name))
+			return fmt.Errorf("%s is not UTF-8", human.Quote(name))
 		}
 	}
 	for name, state := range m.Random {
 		if state == nil {
-			return fmt.Errorf("the random state %s is missing", quote(name))
+			return fmt.Errorf("the random state %s is missing", human.Quote(name))
 		}
 	}
 	for name, raw := range m.Extra {
 		if len(raw) == 0 {
-			return fmt.Errorf("extra %s is empty", quote(name))
+			return fmt.Errorf("extra %s is empty", human.Quote(name))
 		}
 	}
 	for _, raw := range append(slices.Collect(maps.Values(m.Extra)), m.Engine, m.Model) {
@@ -132,26 +123,28 @@ func (t *Stored) check(files map[string]*File) error {
 		f := files[p.File]
 		switch {
 		case f == nil:
-			return fmt.Errorf("tensor %s: %s is not among the files", quote(t.Name), quote(p.File))
+			return fmt.Errorf("tensor %s: %s is not among the files", human.Quote(t.Name),
+				human.Quote(p.File))
 		case p.Bytes != t.sized(p.Size) || p.Bytes == 0:
-			return fmt.Errorf("tensor %s: part %v has %d bytes", quote(t.Name), p.Box, p.Bytes)
+			return fmt.Errorf("tensor %s: part %v has %d bytes", human.Quote(t.Name), p.Box, p.Bytes)
 		case p.Offset < f.Header || p.Offset > f.Bytes || p.Bytes > f.Bytes-p.Offset:
-			return fmt.Errorf("tensor %s: part %v is outside %s", quote(t.Name), p.Box, p.File)
+			return fmt.Errorf("tensor %s: part %v is outside %s", human.Quote(t.Name), p.Box, p.File)
 		case !hexSHA256.MatchString(p.SHA256):
-			return fmt.Errorf("tensor %s: %s is not a SHA-256", quote(t.Name), quote(p.SHA256))
+			return fmt.Errorf("tensor %s: %s is not a SHA-256", human.Quote(t.Name), human.Quote(p.SHA256))
 		case i > 0 && slices.Compare(t.Parts[i-1].Start, p.Start) >= 0:
-			return fmt.Errorf("tensor %s: its parts are not in order at %v", quote(t.Name), p.Box)
+			return fmt.Errorf("tensor %s: its parts are not in order at %v", human.Quote(t.Name), p.Box)
 		}
 		covered += p.Bytes
 		if covered > t.Bytes() {
-			return fmt.Errorf("tensor %s: its parts overlap", quote(t.Name))
+			return fmt.Errorf("tensor %s: its parts overlap", human.Quote(t.Name))
 		}
 	}
 	if a, b, ok := t.collision(); ok {
-		return fmt.Errorf("tensor %s: parts %v and %v overlap", quote(t.Name), a, b)
+		return fmt.Errorf("tensor %s: parts %v and %v overlap", human.Quote(t.Name), a, b)
 	}
 	if covered != t.Bytes() {
-		return fmt.Errorf("tensor %s: its parts hold %d of %d bytes", quote(t.Name), covered, t.Bytes())
+		return fmt.Errorf("tensor %s: its parts hold %d of %d bytes", human.Quote(t.Name), covered,
+			t.Bytes())
 	}
 	return nil
 }

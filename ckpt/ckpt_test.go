@@ -14,11 +14,12 @@ import (
 	"sync"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/safetensors"
-	"pgregory.net/rapid"
 )
 
 // code is what errors.Is compares with.

@@ -11,9 +11,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/google/go-cmp/cmp"
 )
 
 var update = flag.Bool("update", false, "write testdata/v1 again; only a new version may need it")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // A Difference is how one tensor of two sources differs; none is listed for a tensor that is
@@ -77,7 +78,7 @@ func (d *Difference) compare(ctx context.Context, t Tensor, a, b Source) error {
 	bufA, bufB := make([]byte, min(chunkBytes, t.Bytes())), make([]byte, min(chunkBytes, t.Bytes()))
 	for piece := range t.chunks(t.Box(), chunkBytes) {
 		if err := ctx.Err(); err != nil {
-			return diag.New(diag.Canceled, "stopped while comparing %s", quote(t.Name)).Wrap(err)
+			return diag.New(diag.Canceled, "stopped while comparing %s", human.Quote(t.Name)).Wrap(err)
 		}
 		n := t.sized(piece.Size)
 		if err := a.ReadSlice(t.Name, piece, bufA[:n]); err != nil {

@@ -5,8 +5,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/deepwell/deepwell/dtype"
 )
 
 func floats(b []byte, v ...float32) { dtype.F32.Encode(b, v) }

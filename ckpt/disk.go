@@ -9,10 +9,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/flock"
-	"golang.org/x/sys/unix"
 )
 
 // A disk is where every change of a folder is made, one operation at a time. A test stops it

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 const (
@@ -32,7 +33,7 @@ func (m *Memory) Add(t Tensor) ([]byte, error) {
 		m.place = map[string]int{}
 	}
 	if _, twice := m.place[t.Name]; twice {
-		return nil, diag.New(diag.CheckpointTensor, "tensor %s stands twice", quote(t.Name))
+		return nil, diag.New(diag.CheckpointTensor, "tensor %s stands twice", human.Quote(t.Name))
 	}
 	m.place[t.Name] = len(m.list)
 	m.list = append(m.list, t)
@@ -83,7 +84,7 @@ func checkSlice(t Tensor, box Box, buf []byte) error {
 	}
 	if want := t.sized(box.Size); int64(len(buf)) != want {
 		return diag.New(diag.CheckpointTensor, "tensor %s: %v takes %d bytes, the buffer has %d",
-			quote(t.Name), box, want, len(buf))
+			human.Quote(t.Name), box, want, len(buf))
 	}
 	return nil
 }
@@ -138,7 +139,7 @@ func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
 		}
 		if !w.same(h) {
 			return nil, diag.New(diag.CheckpointTensor,
-				"the checkpoint has %s as %v; %v is wanted", quote(s.Name), h, w).
+				"the checkpoint has %s as %v; %v is wanted", human.Quote(s.Name), h, w).
 				Try("resume with the model and optimizer that wrote it")
 		}
 		if err := h.checkBox(s.Box); err != nil {

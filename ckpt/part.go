@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -81,7 +82,7 @@ func header(parts []planned) ([]byte, error) {
 	at, seen, types := int64(0), map[string]bool{}, map[dtype.DType]string{}
 	for i, p := range parts {
 		if seen[p.key] {
-			return nil, diag.New(diag.CheckpointTensor, "two slices would be called %s", quote(p.key))
+			return nil, diag.New(diag.CheckpointTensor, "two slices would be called %s", human.Quote(p.key))
 		}
 		seen[p.key] = true
 		if types[p.tensor.DType] == "" {
@@ -174,7 +175,7 @@ func writePart(ctx context.Context, disk disk, f *os.File, p *planned, src Sourc
 		}
 		b := buf[:p.tensor.sized(piece.Size)]
 		if err := src.ReadSlice(p.tensor.Name, piece, b); err != nil {
-			return fmt.Errorf("read %s %v: %w", quote(p.tensor.Name), piece, err)
+			return fmt.Errorf("read %s %v: %w", human.Quote(p.tensor.Name), piece, err)
 		}
 		sum.Write(b)
 		if err := disk.writeAt(f, b, at); err != nil {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // A Checkpoint is one step on disk. It is a Source: any box of any tensor can be read, whatever
@@ -254,7 +255,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 	}
 	for _, t := range c.Manifest.Tensors {
 		for _, p := range t.Parts {
-			what := "tensor " + quote(t.Name)
+			what := "tensor " + human.Quote(t.Name)
 			if len(t.Parts) > 1 {
 				what += " " + p.String()
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // A Tensor is a name and the global shape, whoever holds which piece of it.
@@ -87,17 +88,17 @@ func checkTensor(t Tensor) error {
 		return err
 	}
 	if !t.DType.Valid() {
-		return fmt.Errorf("tensor %s has no element type", quote(t.Name))
+		return fmt.Errorf("tensor %s has no element type", human.Quote(t.Name))
 	}
 	if len(t.Shape) > maxRank {
 		return fmt.Errorf("tensor %s has %d dimensions; at most %d are held",
-			quote(t.Name), len(t.Shape), maxRank)
+			human.Quote(t.Name), len(t.Shape), maxRank)
 	}
 	total := uint64(t.DType.Bits())
 	for _, d := range t.Shape {
 		hi, lo := bits.Mul64(total, uint64(max(d, 1))) // a 0 must not hide an overflow beside it
 		if d < 0 || hi != 0 || lo > 1<<62 {
-			return fmt.Errorf("tensor %s: %v is not a shape that memory could hold", quote(t.Name), t)
+			return fmt.Errorf("tensor %s: %v is not a shape that memory could hold", human.Quote(t.Name), t)
 		}
 		total = lo
 	}
@@ -108,12 +109,12 @@ func checkTensor(t Tensor) error {
 func (t Tensor) checkBox(b Box) error {
 	if len(b.Start) != len(t.Shape) || len(b.Size) != len(t.Shape) {
 		return fmt.Errorf("tensor %s: a box of %d by %d numbers for %v",
-			quote(t.Name), len(b.Start), len(b.Size), t)
+			human.Quote(t.Name), len(b.Start), len(b.Size), t)
 	}
 	for i, d := range t.Shape {
 		if b.Start[i] < 0 || b.Size[i] < 0 || b.Start[i] > d || b.Size[i] > d-b.Start[i] {
 			return fmt.Errorf("tensor %s: %d elements from %d along dimension %d of %v",
-				quote(t.Name), b.Size[i], b.Start[i], i, t)
+				human.Quote(t.Name), b.Size[i], b.Start[i], i, t)
 		}
 	}
 	return t.checkBytes(b)
@@ -127,7 +128,7 @@ func (t Tensor) checkBytes(b Box) error {
 	last := len(t.Shape) - 1
 	if last < 0 || t.Shape[last]%2 != 0 || b.Start[last]%2 != 0 || b.Size[last]%2 != 0 {
 		return fmt.Errorf("tensor %s: %v of %v cuts a byte of %d-bit elements in two",
-			quote(t.Name), b, t, t.DType.Bits())
+			human.Quote(t.Name), b, t, t.DType.Bits())
 	}
 	return nil
 }
@@ -234,7 +235,7 @@ func (t Tensor) offset(at []int64, within Box) int64 {
 }
 
 func absent(name string, known []Tensor) *diag.Error {
-	err := diag.New(diag.CheckpointTensor, "no tensor is called %s", quote(name))
+	err := diag.New(diag.CheckpointTensor, "no tensor is called %s", human.Quote(name))
 	// Edit distance is for lists that a person could read.
 	if len(known) <= 5000 && len(name) <= 200 {
 		names := make([]string, len(known))
@@ -242,7 +243,7 @@ func absent(name string, known []Tensor) *diag.Error {
 			names[i] = t.Name
 		}
 		if near := diag.Nearest(name, names); near != "" {
-			err = err.Try("did you mean %s?", quote(near))
+			err = err.Try("did you mean %s?", human.Quote(near))
 		}
 	}
 	return err

@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // Options say how checkpoints are written.
@@ -224,7 +225,7 @@ func (d *Draft) record(file File, tensors []Tensor, parts []planned) error {
 			d.tensors[t.Name] = &Stored{Tensor: Tensor{t.Name, t.DType, slices.Clone(t.Shape)}}
 		} else if !known.same(t) {
 			return diag.New(diag.CheckpointTensor, "one writer has %s as %v, another as %v",
-				quote(t.Name), known, t)
+				human.Quote(t.Name), known, t)
 		}
 	}
 	for _, p := range parts {

@@ -395,10 +395,7 @@ func (it *item) noText(keys []string) error {
 		return e.Because("the document is empty")
 	}
 	e = e.Because("it has %s", strings.Join(shown(keys), ", "))
-	if near := diag.Nearest("text", keys); near != "" {
-		return e.Try("rename %q to \"text\"", near)
-	}
-	return e.Try(`rename the one with the text to "text"`)
+	return e.Meant("text", keys, `rename %q to "text"`, `rename the one with the text to "text"`)
 }
 
 // shown quotes names for a message, and leaves out what would fill the screen.

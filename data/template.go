@@ -54,11 +54,9 @@ func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error
 	}
 	shape, ok := templates[name]
 	if !ok {
-		e := diag.New(diag.BadInput, "there is no template %q", name)
-		if near := diag.Nearest(name, Templates()); near != "" {
-			return nil, e.Try("did you mean %s?", near)
-		}
-		return nil, e.Try("choose one of %s", strings.Join(Templates(), ", "))
+		return nil, diag.New(diag.BadInput, "there is no template %q", name).
+			Meant(name, Templates(), "did you mean %s?",
+				"choose one of "+strings.Join(Templates(), ", "))
 	}
 	c := &chatter{tokens: t, end: end, shape: shape, marks: map[string]int32{"{end}": end}}
 	for _, text := range []string{shape.open, shape.before, shape.after} {

@@ -63,6 +63,15 @@ func (e *Error) Try(format string, args ...any) *Error {
 	return &c
 }
 
+// Meant returns a copy of e whose fix is a known word that is near the typed one, as format says
+// it, or else otherwise.
+func (e *Error) Meant(typed string, known []string, format, otherwise string) *Error {
+	if near := Nearest(typed, known); near != "" {
+		return e.Try(format, near)
+	}
+	return e.Try("%s", otherwise)
+}
+
 // Wrap returns a copy of e that wraps err; the text of err becomes the cause if none was given
 // and it says more than the error itself.
 func (e *Error) Wrap(err error) *Error {

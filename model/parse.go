@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -217,10 +216,8 @@ func unknownFamily(in raw) error {
 				Try("deepwell plan %s --cluster 64xgb200", p.Name)
 		}
 	}
-	if near := diag.Nearest(in.ModelType, names); near != "" {
-		return e.Try("did you mean %s?", near)
-	}
-	return e.Try("use a model of one of these types: %s", strings.Join(names, ", "))
+	return e.Meant(in.ModelType, names, "did you mean %s?",
+		"use a model of one of these types: "+strings.Join(names, ", "))
 }
 
 // A reader fills a Config and keeps the first error.

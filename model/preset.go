@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -41,11 +40,8 @@ func Find(name string) (*Preset, error) {
 			}
 		}
 	}
-	e := bad("no preset is called %q", name)
-	if near := diag.Nearest(strings.ToLower(name), names); near != "" {
-		return nil, e.Try("did you mean %s?", near)
-	}
-	return nil, e.Try("deepwell models")
+	return nil, bad("no preset is called %q", name).
+		Meant(strings.ToLower(name), names, "did you mean %s?", "deepwell models")
 }
 
 // plain is a name without what people write differently.

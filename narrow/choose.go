@@ -198,11 +198,9 @@ func (o *Options) check(list []choice, used []bool) error {
 		if used[i] {
 			continue
 		}
-		e := diag.New(diag.BadUsage, "no linear layer matches %q", pattern)
-		if near := diag.Nearest(pattern, modules); near != "" {
-			return e.Try("did you mean %s?", near)
-		}
-		return e.Try("a pattern is a module's whole name, with * for any letters")
+		return diag.New(diag.BadUsage, "no linear layer matches %q", pattern).
+			Meant(pattern, modules, "did you mean %s?",
+				"a pattern is a module's whole name, with * for any letters")
 	}
 	if some || slices.ContainsFunc(list, func(c choice) bool { return c.kept == keptSource }) {
 		return nil

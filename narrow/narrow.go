@@ -90,11 +90,8 @@ func ParseLayout(name string) (Layout, error) {
 }
 
 func unknown(what, name string, names []string) error {
-	e := diag.New(diag.BadUsage, "there is no %s %q", what, name)
-	if near := diag.Nearest(name, names); near != "" {
-		return e.Try("did you mean %s?", near)
-	}
-	return e.Try("%s or %s", names[0], names[1])
+	return diag.New(diag.BadUsage, "there is no %s %q", what, name).
+		Meant(name, names, "did you mean %s?", names[0]+" or "+names[1])
 }
 
 // Options say what a checkpoint is turned into.

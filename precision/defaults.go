@@ -13,11 +13,8 @@ import (
 func Default(c *model.Config, precision string) (*Policy, error) {
 	f := Format(precision)
 	if !slices.Contains(formats, f) {
-		e := diag.New(diag.PolicyValue, "there is no policy for %q", precision)
-		if near := diag.Nearest(precision, names()); near != "" {
-			return nil, e.Try("did you mean %q?", near)
-		}
-		return nil, e.Try("take one of %s", strings.Join(names(), ", "))
+		return nil, diag.New(diag.PolicyValue, "there is no policy for %q", precision).
+			Meant(precision, names(), "did you mean %q?", "take one of "+strings.Join(names(), ", "))
 	}
 	p := &Policy{Layers: int(c.Layers)}
 	have := linears(c)

@@ -145,11 +145,8 @@ func (p *Policy) Check(c *model.Config) error {
 		for _, w := range r.Linears {
 			switch {
 			case !slices.Contains(words, w):
-				e := misfit("the model has no linear layer or part %q", w).At("rule %d", i+1)
-				if near := diag.Nearest(w, words); near != "" {
-					return e.Try("did you mean %q?", near)
-				}
-				return e.Try("it has %s", strings.Join(words, ", "))
+				return misfit("the model has no linear layer or part %q", w).At("rule %d", i+1).
+					Meant(w, words, "did you mean %q?", "it has "+strings.Join(words, ", "))
 			case slices.Contains(always, w) && r.Format != BF16:
 				return misfit("%s cannot be in %s", w, r.Format).At("rule %d", i+1).
 					Because("only linear layers of blocks are put into blocks with scales").

@@ -152,12 +152,8 @@ func Find(name string) (*Profile, error) {
 		}
 		names = append(names, p.Name)
 	}
-	e := diag.New(diag.BadInput, "there is no profile %q", name).
-		Try("take one of %s", strings.Join(names, ", "))
-	if near := diag.Nearest(name, names); near != "" {
-		return nil, e.Try("take %q", near)
-	}
-	return nil, e
+	return nil, diag.New(diag.BadInput, "there is no profile %q", name).
+		Meant(name, names, "take %q", "take one of "+strings.Join(names, ", "))
 }
 
 // Clone gives a copy whose constants can be changed.

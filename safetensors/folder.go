@@ -14,6 +14,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // The names that Hugging Face's libraries give to a model's files.
@@ -225,7 +226,7 @@ func aside(stem string) bool {
 }
 
 func (f *form) refuse(d *folder.Folder, name string) error {
-	return diag.New(diag.WeightsIncomplete, "the only weights here are %s", quote(name)).
+	return diag.New(diag.WeightsIncomplete, "the only weights here are %s", human.Quote(name)).
 		At("%s", d.Path("")).Because("it %s", f.what).Try("%s", f.fix)
 }
 
@@ -246,7 +247,7 @@ func some(names []string) string {
 	const most = 3
 	quoted := make([]string, 0, most+1)
 	for _, n := range names[:min(len(names), most)] {
-		quoted = append(quoted, quote(n))
+		quoted = append(quoted, human.Quote(n))
 	}
 	if len(names) > most {
 		quoted = append(quoted, "…")
@@ -283,7 +284,7 @@ func parseIndex(text string) ([]home, error) {
 	seen := map[string]bool{}
 	err := s.object(func(key string) error {
 		if seen[key] {
-			return damaged("the index holds %s twice", quote(key))
+			return damaged("the index holds %s twice", human.Quote(key))
 		}
 		seen[key] = true
 		if key != "weight_map" {
@@ -321,9 +322,10 @@ func checkFile(file string) error {
 	switch {
 	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file) ||
 		strings.ContainsFunc(file, unicode.IsControl) || len(file) > 255:
-		return damaged("the index names the file %s, which is no name within the folder", quote(file))
+		return damaged("the index names the file %s, which is no name within the folder",
+			human.Quote(file))
 	case !strings.HasSuffix(file, suffix):
-		return damaged("the index names the file %s, which is not safetensors", quote(file))
+		return damaged("the index names the file %s, which is not safetensors", human.Quote(file))
 	}
 	return nil
 }
@@ -335,11 +337,11 @@ func checkHomes(homes []home) error {
 	spelled := map[string]string{}
 	for i, h := range homes {
 		if i > 0 && homes[i-1].tensor == h.tensor {
-			return damaged("the index names tensor %s twice", quote(h.tensor))
+			return damaged("the index names tensor %s twice", human.Quote(h.tensor))
 		}
 		lower := strings.ToLower(h.file)
 		if first, ok := spelled[lower]; ok && first != h.file {
-			return damaged("the index spells one file %s and %s", quote(first), quote(h.file))
+			return damaged("the index spells one file %s and %s", human.Quote(first), human.Quote(h.file))
 		}
 		spelled[lower] = h.file
 	}
@@ -417,7 +419,7 @@ func (s *Set) gather(homes []home) error {
 				s.extra = append(s.extra, e.name)
 			case known.shard != sh:
 				return damaged("tensor %s is in two shards, %s and %s",
-					quote(e.name), base(known.shard.name), base(sh.name))
+					human.Quote(e.name), base(known.shard.name), base(sh.name))
 			}
 		}
 	}

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // The codes that this package's errors carry.
@@ -52,15 +52,6 @@ func damaged(format string, args ...any) *diag.Error {
 		Try("the file is damaged or not safetensors: fetch or write it again")
 }
 
-// quote makes a name from a file fit for a terminal: control characters escaped, long ones cut.
-func quote(name string) string {
-	const most = 80 // columns, about a terminal's
-	if len(name) <= most {
-		return strconv.Quote(name)
-	}
-	return strconv.Quote(strings.ToValidUTF8(name[:most], "")) + "…"
-}
-
 // within puts a tensor's name before what an error says.
 func within(err error, name string) error {
 	e, ok := errors.AsType[*diag.Error](err)
@@ -68,7 +59,7 @@ func within(err error, name string) error {
 		e = damaged("%s", err)
 	}
 	c := *e
-	c.What = "tensor " + quote(name) + ": " + e.What
+	c.What = "tensor " + human.Quote(name) + ": " + e.What
 	return &c
 }
 
@@ -102,7 +93,7 @@ func parseHeader(text string, data int64) ([]entry, map[string]string, error) {
 	slices.SortFunc(p.entries, func(a, b entry) int { return strings.Compare(a.name, b.name) })
 	for i := 1; i < len(p.entries); i++ {
 		if p.entries[i].name == p.entries[i-1].name {
-			return nil, nil, damaged("the name %s stands twice", quote(p.entries[i].name))
+			return nil, nil, damaged("the name %s stands twice", human.Quote(p.entries[i].name))
 		}
 	}
 	return p.entries, p.metadata, nil
@@ -139,9 +130,9 @@ func checkName(name string) error {
 	case len(name) > maxName:
 		return damaged("a name has %d bytes; at most %d are read", len(name), maxName)
 	case strings.ContainsFunc(name, unicode.IsControl):
-		return damaged("the name %s holds a control character", quote(name))
+		return damaged("the name %s holds a control character", human.Quote(name))
 	case !utf8.ValidString(name):
-		return damaged("the name %s is not UTF-8", quote(name))
+		return damaged("the name %s is not UTF-8", human.Quote(name))
 	}
 	return nil
 }
@@ -153,7 +144,7 @@ func (p *headerParser) readMetadata() error {
 	p.metadata = map[string]string{}
 	err := p.object(func(key string) error {
 		if _, twice := p.metadata[key]; twice {
-			return damaged("%s holds %s twice", metadataKey, quote(key))
+			return damaged("%s holds %s twice", metadataKey, human.Quote(key))
 		}
 		if len(p.metadata) == maxKeys {
 			return damaged("%s holds more than %d keys", metadataKey, maxKeys)
@@ -202,7 +193,7 @@ func (p *headerParser) tensor() (entry, error) {
 			}
 			return p.offsets(&e)
 		}
-		return damaged("%s is not a field of a tensor", quote(key))
+		return damaged("%s is not a field of a tensor", human.Quote(key))
 	})
 	switch {
 	case err != nil:
@@ -266,7 +257,7 @@ func cover(entries []entry, data int64) error {
 		case e.begin > at:
 			return within(damaged("the %d bytes before it belong to no tensor", e.begin-at), e.name)
 		case e.begin < at:
-			return within(damaged("it overlaps tensor %s", quote(entries[i-1].name)), e.name)
+			return within(damaged("it overlaps tensor %s", human.Quote(entries[i-1].name)), e.name)
 		}
 		at = e.end
 	}

@@ -61,14 +61,7 @@ func (s *scanner) found() string {
 
 // object calls field for every key; field must read the value.
 func (s *scanner) object(field func(key string) error) error {
-	if err := s.want('{'); err != nil {
-		return err
-	}
-	if s.next() == '}' {
-		s.at++
-		return nil
-	}
-	for {
+	return s.list('{', '}', func() error {
 		key, err := s.str()
 		if err != nil {
 			return err
@@ -76,25 +69,18 @@ func (s *scanner) object(field func(key string) error) error {
 		if err := s.want(':'); err != nil {
 			return err
 		}
-		if err := field(key); err != nil {
-			return err
-		}
-		if s.next() == '}' {
-			s.at++
-			return nil
-		}
-		if err := s.want(','); err != nil {
-			return err
-		}
-	}
+		return field(key)
+	})
 }
 
 // array calls item for every element; item must read it.
-func (s *scanner) array(item func() error) error {
-	if err := s.want('['); err != nil {
+func (s *scanner) array(item func() error) error { return s.list('[', ']', item) }
+
+func (s *scanner) list(begin, end byte, item func() error) error {
+	if err := s.want(begin); err != nil {
 		return err
 	}
-	if s.next() == ']' {
+	if s.next() == end {
 		s.at++
 		return nil
 	}
@@ -102,7 +88,7 @@ func (s *scanner) array(item func() error) error {
 		if err := item(); err != nil {
 			return err
 		}
-		if s.next() == ']' {
+		if s.next() == end {
 			s.at++
 			return nil
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // A Set is the tensors of one file, or of all files of one model, under one space of names. Its
@@ -114,14 +115,14 @@ func (s *Set) Tensor(name string) (Tensor, error) {
 	if e := find(s.entries, name); e != nil {
 		return Tensor{e}, nil
 	}
-	err := diag.New(codeFormat, "no tensor is called %s", quote(name))
+	err := diag.New(codeFormat, "no tensor is called %s", human.Quote(name))
 	if len(s.shards) > 0 {
 		err = err.At("%s", s.shards[0].name)
 	}
 	// Edit distance is for lists that a person could read: 5,000 names take some 30 ms.
 	if len(s.entries) <= 5000 && len(name) <= 200 {
 		if near := diag.Nearest(name, s.Names()); near != "" {
-			err = err.Try("did you mean %s?", quote(near))
+			err = err.Try("did you mean %s?", human.Quote(near))
 		}
 	}
 	return Tensor{}, err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // A Tensor is one tensor of a set. It is an [io.ReaderAt] over its own bytes.
@@ -49,7 +50,7 @@ func (t Tensor) Bytes() ([]byte, error) {
 	}
 	if t.Size() > maxCopy {
 		return nil, diag.New(diag.NotSupported,
-			"tensor %s has %d bytes and its file cannot be mapped", quote(t.Name()), t.Size()).
+			"tensor %s has %d bytes and its file cannot be mapped", human.Quote(t.Name()), t.Size()).
 			At("%s", t.e.shard.name).Try("read it in pieces")
 	}
 	p := make([]byte, t.Size())

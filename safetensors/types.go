@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // types are the element types of the format and ours. The order is that of the enumeration in the
@@ -50,7 +51,7 @@ func typeNamed(name string) (dtype.DType, error) {
 			"element type %s has no counterpart in Deepwell", name).
 			Try("convert the tensor to another element type")
 	}
-	err := damaged("%s is not an element type of the format", quote(name))
+	err := damaged("%s is not an element type of the format", human.Quote(name))
 	var names []string
 	for _, row := range types {
 		names = append(names, row.name)

@@ -20,6 +20,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/human"
 )
 
 // An Item is one tensor to write.
@@ -131,7 +132,7 @@ type meter struct {
 
 func (m *meter) mismatch(how string, it Item) error {
 	return diag.New(diag.BufferMismatch, "tensor %s: its source gave %s than the %d bytes of %v",
-		quote(it.Name), how, it.Shape.Bytes(), it.Shape)
+		human.Quote(it.Name), how, it.Shape.Bytes(), it.Shape)
 }
 
 var errOver = errors.New("more bytes than the tensor has")
@@ -229,7 +230,7 @@ func check(items []Item, metadata map[string]string) error {
 	}
 	for key, value := range metadata {
 		if !utf8.ValidString(key) || !utf8.ValidString(value) {
-			return diag.New(codeCaller, "the metadata %s is not UTF-8", quote(key))
+			return diag.New(codeCaller, "the metadata %s is not UTF-8", human.Quote(key))
 		}
 	}
 	return nil

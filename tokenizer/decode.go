@@ -296,16 +296,10 @@ func (b *builder) decoder(raw json.RawMessage, at place, alone bool) error {
 			Type     string
 			Decoders []json.RawMessage
 		}
-		if err := read(raw, at, &v); err != nil {
-			return err
-		}
 		d.kind = decodePieces
-		for i, raw := range v.Decoders {
-			if err := b.decoder(raw, at.key("decoders").item(i), alone && len(v.Decoders) == 1); err != nil {
-				return err
-			}
-		}
-		return nil
+		return sequence(raw, at, &v, &v.Decoders, "decoders", func(r json.RawMessage, at place) error {
+			return b.decoder(r, at, alone && len(v.Decoders) == 1)
+		})
 	case "ByteLevel", "Metaspace":
 		if !alone {
 			return late

@@ -45,6 +45,21 @@ func read(raw json.RawMessage, at place, v any) error {
 	return nil
 }
 
+// sequence reads a component that is a list of others, which stand under key, into v; take reads
+// each of them.
+func sequence(raw json.RawMessage, at place, v any, list *[]json.RawMessage, key string,
+	take func(json.RawMessage, place) error) error {
+	if err := read(raw, at, v); err != nil {
+		return err
+	}
+	for i, raw := range *list {
+		if err := take(raw, at.key(key).item(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // kind gives the type of a component; "" if it is absent.
 func kind(raw json.RawMessage, at place) (string, error) {
 	if len(raw) == 0 || string(raw) == "null" {
@@ -505,15 +520,7 @@ func (b *builder) postProcessors(raw json.RawMessage, at place) error {
 			Type       string
 			Processors []json.RawMessage
 		}
-		if err := read(raw, at, &v); err != nil {
-			return err
-		}
-		for i, raw := range v.Processors {
-			if err := b.postProcessors(raw, at.key("processors").item(i)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return sequence(raw, at, &v, &v.Processors, "processors", b.postProcessors)
 	case "TemplateProcessing":
 		return b.template(raw, at)
 	}

@@ -237,15 +237,7 @@ func (b *builder) normalizers(raw json.RawMessage, at place) error {
 			Type        string
 			Normalizers []json.RawMessage
 		}
-		if err := read(raw, at, &v); err != nil {
-			return err
-		}
-		for i, raw := range v.Normalizers {
-			if err := b.normalizers(raw, at.key("normalizers").item(i)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return sequence(raw, at, &v, &v.Normalizers, "normalizers", b.normalizers)
 	case "NFC", "NFD", "NFKC", "NFKD":
 		n = newForm(name[2] == 'K', name[len(name)-1] == 'C')
 	case "Prepend":

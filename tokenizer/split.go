@@ -211,15 +211,7 @@ func (b *builder) preTokenizers(raw json.RawMessage, at place) error {
 			Type          string
 			Pretokenizers []json.RawMessage
 		}
-		if err := read(raw, at, &v); err != nil {
-			return err
-		}
-		for i, raw := range v.Pretokenizers {
-			if err := b.preTokenizers(raw, at.key("pretokenizers").item(i)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return sequence(raw, at, &v, &v.Pretokenizers, "pretokenizers", b.preTokenizers)
 	case "ByteLevel":
 		return b.byteLevel(raw, at)
 	case "Metaspace":

@@ -25,14 +25,9 @@ func (a *app) dryrun() *cobra.Command {
 		Args: one("plan"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Plan = args[0]
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
-			ran, err := env.DryRun(cmd.Context(), job)
-			a.finish()
+			ran, err := call(a, cmd, (*deepwell.Env).DryRun, job)
 			// A plan that does not fit has a timeline all the same.
-			if ran.Timeline != nil {
+			if ran != nil && ran.Timeline != nil {
 				if a.json {
 					a.print(ran)
 				} else {

@@ -52,11 +52,9 @@ func (a *app) listModels() error {
 	for _, p := range model.Presets() {
 		rows = append(rows, newModelRow(p))
 	}
-	if a.json {
-		a.print(map[string]any{"models": rows})
-		return nil
-	}
-	return writeModels(a.stdout, rows)
+	return a.tell(map[string]any{"models": rows}, func() error {
+		return writeModels(a.stdout, rows)
+	})
 }
 
 // showModel shows a preset as capture does. Of one whose sizes are not public the row is all there
@@ -67,11 +65,9 @@ func (a *app) showModel(cmd *cobra.Command, name string) error {
 		return a.show(cmd, deepwell.CaptureJob{Source: "preset:" + name, Getenv: a.getenv})
 	}
 	row := newModelRow(*p)
-	if a.json {
-		a.print(map[string]any{"model": row})
-		return nil
-	}
-	return writeModels(a.stdout, []modelRow{row})
+	return a.tell(map[string]any{"model": row}, func() error {
+		return writeModels(a.stdout, []modelRow{row})
+	})
 }
 
 func newModelRow(p model.Preset) modelRow {

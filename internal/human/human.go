@@ -83,3 +83,12 @@ func GiB(bytes int64) string {
 		return fmt.Sprintf("%.1f MiB", 1024*x)
 	}
 }
+
+// Quote makes a name from a file fit for a terminal: control characters escaped, long ones cut.
+func Quote(name string) string {
+	const most = 80 // columns, about a terminal's
+	if len(name) <= most {
+		return strconv.Quote(name)
+	}
+	return strconv.Quote(strings.ToValidUTF8(name[:most], "")) + "…"
+}

@@ -54,31 +54,29 @@ func (x *Executable) Free() {
 }
 
 // Name is the name of the compiled module.
-func (x *Executable) Name() (name string, err error) {
+func (x *Executable) Name() (string, error) {
+	return ask(x, x.plugin.readText, executableName)
+}
+
+// ask reads a property of the C object.
+func ask[T any](x *Executable, read func(slot, unsafe.Pointer) (T, error), what slot) (v T,
+	err error) {
 	err = x.use(func(ptr unsafe.Pointer) (err error) {
-		name, err = x.plugin.readText(executableName, ptr)
+		v, err = read(what, ptr)
 		return err
 	})
-	return name, err
+	return v, err
 }
 
 // Fingerprint is the compiler's own identity of the program; not every platform has one.
-func (x *Executable) Fingerprint() (id string, err error) {
-	err = x.use(func(ptr unsafe.Pointer) (err error) {
-		id, err = x.plugin.readText(executableFingerprint, ptr)
-		return err
-	})
-	return id, err
+func (x *Executable) Fingerprint() (string, error) {
+	return ask(x, x.plugin.readText, executableFingerprint)
 }
 
 // Replicas is the number of devices that the program was compiled for.
-func (x *Executable) Replicas() (n int, err error) {
-	err = x.use(func(ptr unsafe.Pointer) error {
-		v, err := x.plugin.readNumber(executableReplicas, ptr)
-		n = int(v)
-		return err
-	})
-	return n, err
+func (x *Executable) Replicas() (int, error) {
+	n, err := ask(x, x.plugin.readNumber, executableReplicas)
+	return int(n), err
 }
 
 // CompiledMemory is what one device needs to run a program, in bytes, as the compiler counts it.
