@@ -31,7 +31,7 @@ var layers = [][]string{
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/folder",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "internal/hlo",
-		"internal/pjrt", "internal/long", "internal/resident", "internal/tfevents",
+		"internal/pjrt", "internal/long", "internal/strided", "internal/resident", "internal/tfevents",
 		"internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "watch"},

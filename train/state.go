@@ -149,42 +149,14 @@ func (t *Trainer) place(h *home, s *program.Stage, name string, pc *piece, data 
 	return nil
 }
 
-// cut takes a device's part of elements of 2 or 4 bytes.
+// cut takes a device's part of the bytes of a whole array.
 func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
 	n := int64(1)
 	for _, d := range whole {
 		n *= d.Size
 	}
-	if int64(len(data)) == 2*n {
-		return bytesOf(spmd.Cut(mesh, whole, words[uint16](data), part, device))
-	}
-	return bytesOf(spmd.Cut(mesh, whole, words[uint32](data), part, device))
-}
-
-// words reads whole numbers of 2 or 4 bytes.
-func words[E uint16 | uint32](data []byte) []E {
-	size := len(bytesOf(make([]E, 1)))
-	list := make([]E, len(data)/size)
-	for i := range list {
-		if size == 2 {
-			list[i] = E(binary.LittleEndian.Uint16(data[2*i:]))
-		} else {
-			list[i] = E(binary.LittleEndian.Uint32(data[4*i:]))
-		}
-	}
-	return list
-}
-
-// bytesOf writes whole numbers.
-func bytesOf[E uint16 | uint32](list []E) []byte {
-	out := engine.Aligned(binary.Size(list))
-	for i, x := range list {
-		if 2*len(list) == len(out) {
-			binary.LittleEndian.PutUint16(out[2*i:], uint16(x))
-		} else {
-			binary.LittleEndian.PutUint32(out[4*i:], uint32(x))
-		}
-	}
+	out := engine.Aligned(int(part.Shape().Elements() * (int64(len(data)) / n)))
+	spmd.CutBytes(out, data, mesh, whole, part, device)
 	return out
 }
 
@@ -331,32 +303,18 @@ func gather(ctx context.Context, a *engine.Array, pc *piece, mesh []ir.Axis) ([]
 	if pc.layout == nil {
 		return a.Read(ctx, 0)
 	}
-	n := pc.bytes() * 8 / int64(pc.elem.Bits())
-	narrow, wide := []uint16(nil), []uint32(nil)
-	if pc.elem.Bits() == 16 {
-		narrow = make([]uint16, n)
-	} else {
-		wide = make([]uint32, n)
-	}
-	part := pc.layout.Stored
+	whole := make([]byte, pc.bytes())
 	for device := range a.Parts() {
-		if !first(mesh, part, device) {
+		if !first(mesh, pc.layout.Stored, device) {
 			continue
 		}
-		b, err := a.Read(ctx, device)
+		part, err := a.Read(ctx, device)
 		if err != nil {
 			return nil, err
 		}
-		if narrow != nil {
-			spmd.Join(mesh, pc.layout.Whole, narrow, part, device, words[uint16](b))
-		} else {
-			spmd.Join(mesh, pc.layout.Whole, wide, part, device, words[uint32](b))
-		}
+		spmd.JoinBytes(whole, part, mesh, pc.layout.Whole, pc.layout.Stored, device)
 	}
-	if narrow != nil {
-		return bytesOf(narrow), nil
-	}
-	return bytesOf(wide), nil
+	return whole, nil
 }
 
 // first tells whether a device is the first of those that have the same part.
