@@ -337,9 +337,13 @@ func readLine(r *bufio.Reader, limit int) (line []byte, size int, err error) {
 		} else {
 			line = nil
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) || size > enough {
-			return line, size - len(part) + len(bytes.TrimRight(part, "\r\n")), err
+		if errors.Is(err, bufio.ErrBufferFull) {
+			if size <= enough {
+				continue
+			}
+			err = nil // the line is too long, and the file is not damaged
 		}
+		return line, size - len(part) + len(bytes.TrimRight(part, "\r\n")), err
 	}
 }
 

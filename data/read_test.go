@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -424,6 +425,19 @@ func TestLinesThatAreTooLong(t *testing.T) {
 		if _, err := tryOpen(t, Options{Sources: []Source{{Path: "x"}}, Document: n}); err == nil || !strings.Contains(err.Error(), "cannot have up to") {
 			t.Errorf("%d: %v", n, err)
 		}
+	}
+}
+
+// endless is a line without an end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// A line that is not read to its end is too long, and no damage.
+func TestALineWithoutEndIsTooLong(t *testing.T) {
+	line, size, err := readLine(bufio.NewReaderSize(endless{}, 1<<18), 1<<20)
+	if line != nil || size <= 1<<30 || err != nil {
+		t.Errorf("%d bytes of %d, %v", len(line), size, err)
 	}
 }
 

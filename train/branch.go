@@ -126,7 +126,7 @@ func (m *mesh) branch(ctx context.Context, b Branch, one taken) error {
 
 // depart fills the state that a branch begins with.
 func (t *Trainer) depart(b Branch) error {
-	read := b.initial
+	read := initial(b.Init)
 	if b.From != nil {
 		var old memory
 		if err := json.Unmarshal(b.From.Extra[extraKey], &old); err != nil {
@@ -140,17 +140,20 @@ func (t *Trainer) depart(b Branch) error {
 		if err := t.fits(b.From); err != nil {
 			return err
 		}
-		read = func(pc *piece, dst []byte) error { return pc.read(b.From, dst) }
+		tensors := t.Programs.tensors()
+		read = func(name string, _ *model.Param, dst []byte) error {
+			return b.From.ReadSlice(name, tensors[name].Box(), dst)
+		}
 	}
-	return t.fill(func(pc *piece, dst []byte) error {
-		if err := read(pc, dst); err != nil || !pc.master || b.Shift == nil {
+	return t.fill(t.computed(func(name string, param *model.Param, dst []byte) error {
+		if err := read(name, param, dst); err != nil || param == nil || b.Shift == nil {
 			return err
 		}
 		x := numbers(dst, dtype.F32)
-		b.Shift(pc.name, x)
+		b.Shift(name, x)
 		put(dst, x)
 		return nil
-	})
+	}))
 }
 
 // disturb changes the gradients of a step between its halves.
@@ -186,30 +189,4 @@ func (m *mesh) replace(s *program.Stage, name string, bytes []byte) error {
 		m.state.Put(a)
 	}
 	return err
-}
-
-// read takes a piece from a checkpoint.
-func (pc *piece) read(c ckpt.Source, dst []byte) error {
-	for _, one := range pc.tensors {
-		n := one.Bytes()
-		if err := c.ReadSlice(one.Name, one.Box(), dst[:n]); err != nil {
-			return err
-		}
-		dst = dst[n:]
-	}
-	return nil
-}
-
-// initial gives a piece as it is before training.
-func (b *Branch) initial(pc *piece, dst []byte) error {
-	if !pc.master {
-		clear(dst)
-		return nil
-	}
-	x := make([]float32, len(dst)/4)
-	if err := b.Init(pc.param, x); err != nil {
-		return err
-	}
-	put(dst, x)
-	return nil
 }

@@ -122,5 +122,5 @@ func (t *Trainer) load(c ckpt.Source) error {
 	if err := t.fits(c); err != nil {
 		return err
 	}
-	return t.fill(func(pc *piece, dst []byte) error { return pc.read(c, dst) })
+	return t.fill(c)
 }

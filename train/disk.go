@@ -57,7 +57,7 @@ func (p *Programs) FitsDisk(c DiskCheck) error {
 			event.Size(free)).At("%s", out).
 			Because("save.keep = %d needs room for %s%s more than are there, %d", c.Recipe.Save.Keep,
 				plural, event.Size(size), len(there)).
-			Try("%smake room, or use another disk: --set out=NAME", c.fewer(more))
+			Try("%smake room, or use another disk: --set out=NAME", c.fewer(there, free/size))
 	}
 	if all := int64(saves); c.Recipe.Save.Keep == 0 && free < all*size {
 		c.Events.Emit(event.Warning{Code: string(diag.HostDisk), Text: fmt.Sprintf(
@@ -67,9 +67,12 @@ func (p *Programs) FitsDisk(c DiskCheck) error {
 	return nil
 }
 
-// fewer names save.keep where it helps.
-func (c *DiskCheck) fewer(more int64) string {
-	if more > 1 && c.Recipe.Save.Keep != 1 {
+// fewer names save.keep where the disk has room for what it then needs.
+func (c *DiskCheck) fewer(there []ckpt.Info, fits int64) string {
+	r := *c.Recipe
+	r.Save.Keep = 1
+	least := &DiskCheck{Recipe: &r, Until: c.Until}
+	if _, more := least.saves(there); c.Recipe.Save.Keep != 1 && more <= fits {
 		return "save.keep = 1, "
 	}
 	return ""

@@ -204,6 +204,11 @@ func TestDiskIsCheckedBeforeTraining(t *testing.T) {
 			t.Errorf("%+v: %d checkpoints", c, got/one)
 		}
 	}
+	for free, named := range map[int64]bool{one - 1: false, 2*one - 1: false, 2 * one: true} {
+		if err := check(free, 2, 1, 0); strings.Contains(diag.From(err).Fix, "save.keep = 1") != named {
+			t.Errorf("%d bytes are left: %v", free, err)
+		}
+	}
 	if err := tr.Run(t.Context()); err != nil { // what is there is room, and a run that is done needs none
 		t.Fatal(err)
 	}

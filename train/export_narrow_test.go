@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 )
@@ -144,15 +145,11 @@ func (t *Trainer) State(ctx context.Context) (map[string][]byte, error) {
 
 // Restore goes on from another's state.
 func (t *Trainer) Restore(all map[string][]byte) error {
-	return t.fill(func(pc *piece, dst []byte) error {
-		for _, one := range pc.tensors {
-			b, n := all[one.Name], int(one.Bytes())
-			if len(b) != n {
-				return fmt.Errorf("the state has %d bytes of %s, not %d", len(b), one.Name, n)
-			}
-			copy(dst, b)
-			dst = dst[n:]
+	return t.fill(t.computed(func(name string, _ *model.Param, dst []byte) error {
+		if len(all[name]) != len(dst) {
+			return fmt.Errorf("the state has %d bytes of %s, not %d", len(all[name]), name, len(dst))
 		}
+		copy(dst, all[name])
 		return nil
-	})
+	}))
 }

@@ -40,7 +40,7 @@ func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Pr
 		bytes int64
 		name  string
 	}{{fill, "buffers while the state is filled "},
-		{save, "state of the other processes while it is saved "}} {
+		{save, "buffers while the state is saved "}} {
 		if total := resident + other.bytes + step.hosted; total > need {
 			need, why = total, residentCauses(step)+" · "+other.name+event.Size(other.bytes)
 		}
@@ -137,18 +137,24 @@ func (f *Footprint) hostCauses() string {
 }
 
 // hostBuffers returns the memory that this process takes beside its state while the state is filled
-// and while it is saved, when there are no gradients. Filling builds a tensor whole on the host,
-// converts it, and leaves up to as much to the garbage collector. The process that writes
-// checkpoints first collects the state of all others.
+// and while it is saved, when there are no gradients. Filling makes one tensor of a layer whole on
+// the host, as numbers and as bytes, and reads a device's box of it; what is not needed any more
+// waits for the garbage collector. Saving joins one array, of all layers, while its parts are read;
+// the process that writes checkpoints first collects the state of all others.
 func (p *Programs) hostBuffers(processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
+	joined := int64(0)
 	for _, pc := range p.pieces() {
 		if p.Pipe == nil || processes.Hosts(pc.home, len(p.Pipe.Ranks)) {
-			fill = max(fill, 2*pc.bytes())
+			fill = max(fill, 4*pc.tensors[0].Bytes())
+			joined = max(joined, 2*pc.bytes())
 		} else if processes.Leads() && !seen[pc.name] {
 			save += pc.bytes()
 		}
 		seen[pc.name] = true
+	}
+	if processes.Leads() {
+		save += joined
 	}
 	return fill, save
 }

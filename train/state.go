@@ -86,9 +86,14 @@ func (p *Programs) piecesOf(home int, one *model.Param, param optim.Param, l *sp
 // bytes is the size of one piece.
 func (pc *piece) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.tensors)) }
 
-// fill puts the state on the devices of this process: each piece as read gives it. Copies that the
-// model computes with are made of the masters.
-func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
+// A boxReader gives boxes of the tensors of a checkpoint, as a [ckpt.Source] does.
+type boxReader interface {
+	ReadSlice(name string, box ckpt.Box, dst []byte) error
+}
+
+// fill puts the state on the devices of this process: the box that each device has of a tensor, as
+// src gives it. Copies that the model computes with are made of the masters.
+func (t *Trainer) fill(src boxReader) error {
 	homes := t.crew.homes()
 	var garbage collector
 	for _, pc := range t.Programs.pieces() {
@@ -97,30 +102,165 @@ func (t *Trainer) fill(read func(pc *piece, dst []byte) error) error {
 			continue
 		}
 		garbage.add(pc.bytes())
-		data := engine.Aligned(int(pc.bytes()))
-		if err := read(&pc, data); err != nil {
-			return err
-		}
-		var kept, computed ir.Type
+		ways := []way{{stage: h.update, name: pc.name, elem: pc.elem}}
 		if pc.layout != nil {
-			kept, computed = pc.layout.Stored, pc.layout.Compute
-		}
-		if err := t.place(h, h.update, pc.name, &pc, data, kept); err != nil {
-			return err
+			ways[0].part = pc.layout.Stored
 		}
 		name := program.Copy.Of(pc.name)
 		at := slices.IndexFunc(h.takers, func(s *program.Stage) bool { return argument(s, name) >= 0 })
-		if !pc.master || at < 0 {
-			continue
+		if pc.master && at >= 0 {
+			ways = append(ways, way{stage: h.takers[at], name: name, elem: t.Programs.Shape.Elem})
+			if pc.layout != nil {
+				ways[1].part = pc.layout.Compute
+			}
 		}
-		if t.Programs.Shape.Elem != dtype.F32 {
-			data = narrow(data)
-		}
-		if err := t.place(h, h.takers[at], name, &pc, data, computed); err != nil {
+		if err := pc.readParts(src, h.mesh, ways); err != nil {
 			return err
+		}
+		for _, w := range ways {
+			if err := t.place(h, w); err != nil {
+				return err
+			}
 		}
 	}
 	return t.crew.quantize()
+}
+
+// A way is how the devices of a stage have a piece: the part of each, in its bytes.
+type way struct {
+	stage *program.Stage
+	name  string
+	elem  dtype.DType
+	part  ir.Type // zero on one device
+	parts [][]byte
+}
+
+// readParts reads the parts of all devices, tensor by tensor, so that a source that computes or
+// fetches a tensor does so once. Devices that have the same box get copies of it.
+func (pc *piece) readParts(src boxReader, mesh []ir.Axis, ways []way) error {
+	for k, one := range pc.tensors {
+		for i := range ways {
+			w := &ways[i]
+			if w.parts == nil {
+				w.parts = make([][]byte, len(w.stage.Devices))
+			}
+			for device := range w.parts {
+				if err := pc.readPart(src, one, k, mesh, w, device); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// readPart reads what a device has of the k-th tensor, which is f32 for a copy too.
+func (pc *piece) readPart(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *way,
+	device int) error {
+	dims, part := pc.param.Dims, w.part
+	if pc.layout != nil {
+		dims = pc.layout.Whole
+	} else {
+		part = ir.Type{Dims: dims}
+	}
+	if pc.param.Stacked() { // layers come first, and no axis cuts them
+		dims, part.Dims = dims[1:], part.Dims[1:]
+	}
+	size := part.Shape().Elements()
+	width := int64(w.elem.Bits() / 8)
+	if w.parts[device] == nil {
+		w.parts[device] = engine.Aligned(int(size * width * int64(len(pc.tensors))))
+	}
+	dst := w.parts[device][int64(k)*size*width:][:size*width]
+	box := spmd.BoxOf(mesh, dims, part, device)
+	for other := range device {
+		if slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
+			copy(dst, w.parts[other][int64(k)*size*width:])
+			return nil
+		}
+	}
+	wide := int64(one.DType.Bits() / 8)
+	read := make([]byte, one.Bytes()/max(product(one.Shape), 1)*product(box.Size))
+	if err := src.ReadSlice(one.Name, ckpt.Box{Start: box.Start, Size: box.Size}, read); err != nil {
+		return err
+	}
+	if wide != width {
+		read = narrow(read)
+	}
+	box.Take(dst, read, width)
+	return nil
+}
+
+func product(list []int64) int64 {
+	n := int64(1)
+	for _, x := range list {
+		n *= x
+	}
+	return n
+}
+
+// A computed boxReader makes a tensor whole when it is first asked for, and keeps it until the next.
+type computed struct {
+	tensors map[string]ckpt.Tensor
+	params  map[string]*model.Param // of masters
+	make    func(name string, param *model.Param, dst []byte) error
+	held    ckpt.Memory
+}
+
+// computed makes a boxReader of the state; param is nil for what the optimizer keeps.
+func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte) error) *computed {
+	c := &computed{tensors: t.Programs.tensors(), params: map[string]*model.Param{}, make: make}
+	for _, pc := range t.Programs.pieces() {
+		if !pc.master {
+			continue
+		}
+		layers := pc.param.Layers()
+		for k, one := range pc.tensors {
+			c.params[one.Name] = &layers[k]
+		}
+	}
+	return c
+}
+
+// tensors lists what a checkpoint of the state has, by name.
+func (p *Programs) tensors() map[string]ckpt.Tensor {
+	all := map[string]ckpt.Tensor{}
+	for _, pc := range p.pieces() {
+		for _, one := range pc.tensors {
+			all[one.Name] = one
+		}
+	}
+	return all
+}
+
+// ReadSlice implements boxReader.
+func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
+	if c.held.Bytes(name) == nil {
+		c.held = ckpt.Memory{}
+		whole, err := c.held.Add(c.tensors[name])
+		if err != nil {
+			return err
+		}
+		if err := c.make(name, c.params[name], whole); err != nil {
+			return err
+		}
+	}
+	return c.held.ReadSlice(name, box, dst)
+}
+
+// initial gives the state before training: what init makes of the masters, and zeros.
+func initial(init func(p *model.Param, dst []float32) error) func(string, *model.Param, []byte) error {
+	return func(_ string, p *model.Param, dst []byte) error {
+		if p == nil {
+			return nil
+		}
+		x := make([]float32, len(dst)/4)
+		if err := init(p, x); err != nil {
+			return err
+		}
+		put(dst, x)
+		return nil
+	}
 }
 
 // argument finds an argument of a stage, or gives -1.
@@ -128,19 +268,14 @@ func argument(s *program.Stage, name string) int {
 	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
 }
 
-// place puts one array of a stage into the state, on a mesh each device's part of it. The memory is
-// given away.
-func (t *Trainer) place(h *home, s *program.Stage, name string, pc *piece, data []byte,
-	part ir.Type) error {
-	i := argument(s, name)
+// place puts one array of a stage into the state, on each device its part. The memory is given away.
+func (t *Trainer) place(h *home, w way) error {
+	i := argument(w.stage, w.name)
 	if i < 0 {
-		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
+		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.stage.Name, w.name)
 	}
-	a, err := t.Engine.Place(s, s.Args[i], engine.Given, func(device int) ([]byte, error) {
-		if pc.layout == nil {
-			return data, nil
-		}
-		return cut(h.mesh, pc.layout.Whole, data, part, device), nil
+	a, err := t.Engine.Place(w.stage, w.stage.Args[i], engine.Given, func(device int) ([]byte, error) {
+		return w.parts[device], nil
 	})
 	if err != nil {
 		return err

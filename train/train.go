@@ -181,17 +181,7 @@ func (t *Trainer) begin(c *ckpt.Checkpoint, old *memory) error {
 	if c != nil {
 		return t.resume(c, old)
 	}
-	return t.fill(func(pc *piece, dst []byte) error {
-		if !pc.master {
-			return nil // zeros
-		}
-		x := make([]float32, len(dst)/4)
-		if err := t.Init(pc.param, x); err != nil {
-			return err
-		}
-		put(dst, x)
-		return nil
-	})
+	return t.fill(t.computed(initial(t.Init)))
 }
 
 // Close frees the programs and the state.

@@ -255,12 +255,10 @@ func (t *Trainer) rehouse(old *Programs) error {
 		}
 		h.state.Drop(pc.name)
 	}
-	return t.fill(func(pc *piece, dst []byte) error {
-		for _, one := range pc.tensors {
-			dst = dst[copy(dst, tensors[one.Name]):]
-		}
+	return t.fill(t.computed(func(name string, _ *model.Param, dst []byte) error {
+		copy(dst, tensors[name])
 		return nil
-	})
+	}))
 }
 
 // phase is what the watchdog takes a step for.
