@@ -12,11 +12,12 @@ import (
 type Box struct {
 	// Start and Size are the box in the dimensions of the whole.
 	Start, Size []int64
-	piece       []int64 // strides of the piece along the dimensions of the whole, in elements
+	// piece has the strides of the piece along the dimensions of the whole, in elements.
+	piece []int64
 }
 
-// BoxOf finds the box of a device. A dimension that several axes cut is cut by the first of the mesh
-// first.
+// BoxOf finds the box of a device. A dimension that several axes cut is cut by the first axis of
+// the mesh first.
 func BoxOf(mesh []ir.Axis, whole []ir.Dim, piece ir.Type, device int) Box {
 	n := len(whole)
 	b := Box{Start: make([]int64, n), Size: make([]int64, n), piece: make([]int64, n)}

@@ -199,7 +199,8 @@ func product(list []int64) int64 {
 	return n
 }
 
-// A computed boxReader makes a tensor whole when it is first asked for, and keeps it until the next.
+// A computed boxReader makes a tensor whole when it is first asked for, and keeps it until another
+// is.
 type computed struct {
 	tensors map[string]ckpt.Tensor
 	params  map[string]*model.Param // of masters
@@ -249,7 +250,8 @@ func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 }
 
 // initial gives the state before training: what init makes of the masters, and zeros.
-func initial(init func(p *model.Param, dst []float32) error) func(string, *model.Param, []byte) error {
+func initial(init func(p *model.Param, dst []float32) error) func(string, *model.Param,
+	[]byte) error {
 	return func(_ string, p *model.Param, dst []byte) error {
 		if p == nil {
 			return nil
@@ -268,7 +270,8 @@ func argument(s *program.Stage, name string) int {
 	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
 }
 
-// place puts one array of a stage into the state, on each device its part. The memory is given away.
+// place puts one array of a stage into the state, on each device its part. The memory is given
+// away.
 func (t *Trainer) place(h *home, w way) error {
 	i := argument(w.stage, w.name)
 	if i < 0 {

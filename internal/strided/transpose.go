@@ -44,9 +44,10 @@ func (c *copier) tiles(dst, panel []byte, rows, cols, dstStride int64) {
 	edge(dst[j*dstStride:], panel[j*w:], w, rows, cols-j, dstStride)
 }
 
-// transpose4 moves four columns of a panel of elements of four bytes: (i, j) lies at i·panelLine + 4j
-// of the source and at j·dstStride + 4i of the destination. Two rows are read at a time: two elements
-// are a word of 64 bits in either array. Arrays of a constant length need no checks of bounds.
+// transpose4 moves four columns of a panel of elements of four bytes: (i, j) lies at i·panelLine +
+// 4j of the source and at j·dstStride + 4i of the destination. Two rows are read at a time: two
+// elements are a word of 64 bits in either array. Arrays of a constant length need no checks of
+// bounds.
 func transpose4(dst, src []byte, dstStride int64) {
 	d0 := (*[4 * tile]byte)(dst)
 	d1 := (*[4 * tile]byte)(dst[dstStride:])
