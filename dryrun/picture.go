@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/deepwell/deepwell/internal/human"
@@ -65,12 +66,7 @@ func (p page) pipeline(t *Timeline) {
 }
 
 func hasKind(s *schedule.Schedule, k schedule.Kind) bool {
-	for _, a := range s.Lists[0] {
-		if a.Kind == k {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Lists[0], func(a schedule.Action) bool { return a.Kind == k })
 }
 
 // opening is how much of the step shows how it begins: until every rank has run for a while.

@@ -1,6 +1,7 @@
 package block
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"runtime"
@@ -108,10 +109,5 @@ func Spread(n, size int, f func(from, to int) error) error {
 		wg.Go(func() { errs[w] = f(min(w*step, n), min((w+1)*step, n)) })
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...) // the first
 }

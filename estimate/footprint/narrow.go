@@ -122,11 +122,8 @@ type few struct {
 
 // bits is the bytes of an element in a format, in 32nds.
 func bits(f precision.Format) int64 {
-	switch f {
-	case precision.MXFP8:
-		return 33
-	case precision.NVFP4:
-		return 18
+	if f.Block() > 1 {
+		return int64(32 * f.Bytes())
 	}
 	return 64
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -80,12 +81,7 @@ func Halves(ctx context.Context, e *engine.Engine, devices, rounds int) error {
 		wg.Go(func() { errs[h] = sumOn(ctx, e, program.Range(h*half, half), float64(h+1), rounds) })
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...) // the first
 }
 
 func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float64,
