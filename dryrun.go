@@ -20,6 +20,7 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A DryRunJob is a plan to be run without a machine.
@@ -37,20 +38,20 @@ type DryRunJob struct {
 
 // A DryRan is what a plan would do.
 type DryRan struct {
-	Model    string          `json:"model"`
-	Cluster  string          `json:"cluster"`
-	Stack    string          `json:"stack"`
-	Low      float64         `json:"low"` // nine in ten steps lie between Low and High
-	High     float64         `json:"high"`
-	Rate     float64         `json:"rate"` // tokens a second on each device
-	Peak     int64           `json:"peak"` // bytes of the worst rank
-	Capacity int64           `json:"capacity"`
-	Parts    []dryrun.Part   `json:"parts"`
-	Helps    []dryrun.Help   `json:"helps"`
-	Mishaps  []dryrun.Help   `json:"mishaps"`
-	Memory   estimate.Memory `json:"memory"`
-	Budget   dryrun.Budget   `json:"budget"`
-	Bill     dryrun.Bill     `json:"bill"`
+	Model    string         `json:"model"`
+	Cluster  string         `json:"cluster"`
+	Stack    string         `json:"stack"`
+	Low      float64        `json:"low"` // nine in ten steps lie between Low and High
+	High     float64        `json:"high"`
+	Rate     float64        `json:"rate"` // tokens a second on each device
+	Peak     int64          `json:"peak"` // bytes of the worst rank
+	Capacity int64          `json:"capacity"`
+	Parts    []dryrun.Part  `json:"parts"`
+	Helps    []dryrun.Help  `json:"helps"`
+	Mishaps  []dryrun.Help  `json:"mishaps"`
+	Memory   program.Memory `json:"memory"` // of the worst rank, at its worst moment
+	Budget   dryrun.Budget  `json:"budget"`
+	Bill     dryrun.Bill    `json:"bill"`
 	// Calibrated is how many runs corrected the prediction.
 	Calibrated int `json:"calibrated,omitempty"`
 	// Wrote are the files that were written.
@@ -344,12 +345,13 @@ func (r *rehearsal) fits() error {
 	if r.done.Capacity == 0 || r.done.Peak <= r.done.Capacity {
 		return nil
 	}
-	m := r.done.Memory
+	var causes []string
+	for _, c := range r.done.Memory.Causes() {
+		causes = append(causes, fmt.Sprintf("%s %.1f", c.Name, human.InGiB(c.Bytes)))
+	}
 	return diag.New(diag.PlanNoFit, "the plan needs %.1f GiB on a device, which has %.1f",
 		human.InGiB(r.done.Peak), human.InGiB(r.done.Capacity)).At("%s", r.job.Plan).
-		Because("parameters %.1f · gradients %.1f · optimizer %.1f · activations %.1f · temp %.1f GiB",
-			human.InGiB(m.Params+m.Copies), human.InGiB(m.Grads), human.InGiB(m.Optimizer),
-			human.InGiB(m.Activations), human.InGiB(m.Temp+m.Runtime)).
+		Because("%s GiB", strings.Join(causes, " · ")).
 		Try("deepwell plan %s --cluster %s", r.done.Model, r.done.Cluster)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Choice is a plan that was simulated, with what it trades.
@@ -26,6 +27,7 @@ type Choice struct {
 	High      float64         `json:"high"`
 	Rate      float64         `json:"rate"` // tokens a second for each device that is paid for
 	Peak      int64           `json:"peak"`
+	Memory    program.Memory  `json:"memory"` // of the worst rank, at its worst moment
 	Bubble    float64         `json:"bubble"` // share of the step
 	Why       string          `json:"why"`
 	// Policy is a line on what the products are computed in, and what that costs; empty if all are
@@ -49,10 +51,10 @@ func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 	replicas := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
 	s := &dryrun.Step{Schedule: list, Replicas: int(replicas), Rows: p.Rows() / max(replicas, 1),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
-		Host: e.Parts.Host, Policy: e.Narrow()}
-	for _, x := range e.Stages {
+		Host: e.Parts.Host, Policy: e.Narrow(), Ranks: e.Ranks}
+	for i, x := range e.Stages {
 		s.Stages = append(s.Stages, dryrun.Stage{Forward: x.Forward, Input: x.Input, Weight: x.Weight,
-			Send: x.Send, State: x.State, Grads: x.Grads, Residual: x.Residual, Transient: x.Transient})
+			Send: x.Send, Load: e.Loads[i]})
 	}
 	return s, nil
 }
@@ -139,7 +141,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		return Choice{}, err
 	}
 	p := *w.plans[c.count]
-	e.Stages = slices.Clone(e.Stages)
+	e = e.Clone()
 	s.job.Correction.Apply(&e)
 	step, err := StepOf(&p, e)
 	if err != nil {
@@ -153,7 +155,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	paid := s.job.paid(n)
 	p.Precision = told(s.job.Precisions[c.precision])
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Paid: paid,
-		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak,
+		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak, Memory: e.Memory,
 		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
 		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
 	if e.Step > 0 { // the interval is that of the closed form, moved along

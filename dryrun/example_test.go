@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -14,8 +15,12 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	stage := dryrun.Stage{Forward: 0.1, Input: 0.1, Weight: 0.1, State: 40 << 30, Residual: 5 << 30}
-	step := &dryrun.Step{Schedule: list, Stages: []dryrun.Stage{stage, stage, stage, stage}}
+	stage := dryrun.Stage{Forward: 0.1, Input: 0.1, Weight: 0.1,
+		Load: schedule.Load{Kept: 5 << 30}}
+	stage.Passing[schedule.Forward] = stage.Kept // while the pass runs that fills it
+	params := program.Memory{Params: 40 << 30}
+	step := &dryrun.Step{Schedule: list, Stages: []dryrun.Stage{stage, stage, stage, stage},
+		Ranks: []program.Memory{params, params, params, params}}
 	for _, what := range []dryrun.WhatIf{{}, {Slow: 1.2, Straggler: 2}} {
 		line, err := step.Run(what)
 		if err != nil {
@@ -24,7 +29,7 @@ func Example() {
 		}
 		peak, rank := line.Peak()
 		fmt.Printf("%.2f s, bubble %.1f %%, rank %d holds %d GiB\n", line.Step, 100*line.Bubble, rank,
-			peak.Total()>>30)
+			peak.Sum()>>30)
 	}
 	// Output:
 	// 3.30 s, bubble 27.3 %, rank 0 holds 60 GiB

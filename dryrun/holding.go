@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/svg"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -23,12 +24,12 @@ func (p page) memory(t *Timeline, capacity int64) {
 	p.Head("Memory by cause", fmt.Sprintf(
 		"What each device of rank %d holds over the step, the most of all ranks.", rank))
 	p.Add(`<div class="key">`)
-	for _, c := range causes {
-		p.Add(`<span><i class="%s"></i>%s</span>`, c.class, c.word)
+	for i, c := range shown(program.Memory{}) {
+		p.Add(`<span><i class="c%d"></i>%s</span>`, i+1, c.Name)
 	}
 	p.Add("</div>")
 	peak, _ := t.Peak()
-	top := 1.1 * float64(max(peak.Total(), capacity, 1))
+	top := 1.1 * float64(max(peak.Sum(), capacity, 1))
 	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
 		svg.Px(plotLeft+plotWidth+plotRight), svg.Px(memoryHeight+axisHeight+8), rank)
 	at := func(bytes float64) float64 { return 8 + memoryHeight*(1-bytes/top) }
@@ -41,10 +42,8 @@ func (p page) memory(t *Timeline, capacity int64) {
 	}
 	samples := buckets(t.Memory(rank), t.ticks)
 	below := make([]float64, len(samples))
-	for _, c := range causes {
-		p.Add(`<path class="%s" d="%s"/>`, c.class, area(samples, below, func(m Memory) float64 {
-			return float64(c.of(m))
-		}, at))
+	for i := range shown(program.Memory{}) {
+		p.Add(`<path class="c%d" d="%s"/>`, i+1, area(samples, below, i, at))
 	}
 	if capacity > 0 {
 		y := at(float64(capacity))
@@ -59,10 +58,10 @@ func (p page) memory(t *Timeline, capacity int64) {
 
 // buckets cuts the step into equal pieces and keeps the highest state of each. A piece in which
 // nothing changes goes on with what the last one ended with.
-func buckets(samples []Sample, end int64) []Memory {
-	list := make([]Memory, memoryBuckets)
+func buckets(samples []Sample, end int64) []program.Memory {
+	list := make([]program.Memory, memoryBuckets)
 	next := 0
-	var now Memory
+	var now program.Memory
 	for i := range list {
 		until := end / memoryBuckets * int64(i+1)
 		if i == memoryBuckets-1 {
@@ -71,7 +70,7 @@ func buckets(samples []Sample, end int64) []Memory {
 		list[i] = now
 		for ; next < len(samples) && samples[next].At < until; next++ {
 			now = samples[next].Memory
-			if now.Total() > list[i].Total() {
+			if now.Sum() > list[i].Sum() {
 				list[i] = now
 			}
 		}
@@ -80,13 +79,13 @@ func buckets(samples []Sample, end int64) []Memory {
 }
 
 // area is the outline of one cause on top of those below it, which it is then added to.
-func area(samples []Memory, below []float64, of func(Memory) float64,
+func area(samples []program.Memory, below []float64, cause int,
 	at func(float64) float64) string {
 	var up, down []string
 	width := plotWidth / float64(len(samples))
 	for i, m := range samples {
 		bottom := below[i]
-		below[i] += of(m)
+		below[i] += float64(shown(m)[cause].Bytes)
 		from, to := svg.Px(plotLeft+float64(i)*width), svg.Px(plotLeft+float64(i+1)*width)
 		y, low := svg.Px(at(below[i])), svg.Px(at(bottom))
 		up = append(up, from+" "+y, to+" "+y)
@@ -110,11 +109,11 @@ func (p page) peaks(t *Timeline, top float64) {
 	every := (len(t.Ranks) + maxRows - 1) / maxRows
 	for rank := 0; rank < len(t.Ranks); rank += every {
 		m := t.Ranks[rank].Peak
-		p.Add(`<div>rank %d</div><div class="n">%s</div><div class="track">`, rank, human.GiB(m.Total()))
+		p.Add(`<div>rank %d</div><div class="n">%s</div><div class="track">`, rank, human.GiB(m.Sum()))
 		from := 0.0
-		for _, c := range causes {
-			width := 100 * float64(c.of(m)) / top
-			p.Add(`<i class="%s" style="left:%.2f%%;width:%.2f%%"></i>`, c.class, from, width)
+		for i, c := range shown(m) {
+			width := 100 * float64(c.Bytes) / top
+			p.Add(`<i class="c%d" style="left:%.2f%%;width:%.2f%%"></i>`, i+1, from, width)
 			from += width
 		}
 		p.Add("</div>")

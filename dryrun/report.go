@@ -70,7 +70,7 @@ func (p page) tiles(r *Report) {
 		facts[0].Name = fmt.Sprintf("a step (90 %%: %s–%s)", human.Seconds(r.Low), human.Seconds(r.High))
 	}
 	peak, rank := t.Peak()
-	fact := Fact{fmt.Sprintf("peak, on rank %d", rank), human.GiB(peak.Total())}
+	fact := Fact{fmt.Sprintf("peak, on rank %d", rank), human.GiB(peak.Sum())}
 	if r.Capacity > 0 {
 		fact.Name = fmt.Sprintf("peak of %s, rank %d", human.GiB(r.Capacity), rank)
 	}

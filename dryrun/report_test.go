@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -18,11 +20,14 @@ var pages = flag.String("pages", "", "a folder to write the pages of the tests t
 func sample(t testing.TB, name string, shape schedule.Shape) *Report {
 	s := made(t, name, shape)
 	step := even(s, Stage{Forward: 8e-3, Input: 9e-3, Weight: 7.5e-3, Send: 3e-4,
-		State: 40 << 30 / int64(s.Virtual), Grads: 10 << 30 / int64(s.Virtual),
-		Residual: 20 << 30 / int64(s.Ranks*s.Virtual), Transient: 6 << 30})
+		Load: schedule.Steady(20<<30/int64(s.Ranks*s.Virtual), 6<<30)})
+	step.Ranks = slices.Repeat([]program.Memory{{Params: 10 << 30, Optimizer: 30 << 30, Grads: 10 << 30,
+		Temp: 5 << 30}}, s.Ranks)
 	step.Stages[0].Forward *= 1.1
 	step.Stages[len(step.Stages)-1].Forward *= 1.3
-	step.Stages[len(step.Stages)-1].Transient *= 3
+	for kind := range step.Stages[len(step.Stages)-1].Temp {
+		step.Stages[len(step.Stages)-1].Temp[kind] *= 3
+	}
 	step.Reduce, step.Update, step.Host, step.Replicas = 0.02, 0.03, 0.004, 8
 	line, err := step.Run(WhatIf{})
 	if err != nil {

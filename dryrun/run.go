@@ -61,6 +61,9 @@ func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
 	t := &Timeline{Schedule: list, step: s, Policy: s.Policy, send: p.send,
 		Ranks: make([]Rank, list.Ranks), Spans: make([][]schedule.Span, list.Ranks),
 		waits: make([]wait, list.Ranks), tails: make([]tail, list.Ranks)}
+	for i := range s.Stages {
+		t.loads = append(t.loads, s.Stages[i].Load)
+	}
 	spans := make([]schedule.Span, len(o.Visits))
 	for rank, l := range list.Lists {
 		t.Spans[rank], spans = spans[:len(l):len(l)], spans[len(l):]

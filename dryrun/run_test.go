@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -212,7 +213,8 @@ func TestJitterIsSeeded(t *testing.T) {
 func TestMemory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawn(t)
-		step := even(s, Stage{Forward: 1, Input: 1, Weight: 1, State: 1000, Grads: 100, Residual: 1})
+		step := even(s, Stage{Forward: 1, Input: 1, Weight: 1, Load: schedule.Steady(1, 0)})
+		step.Ranks = slices.Repeat([]program.Memory{{Params: 1000, Grads: 100, Host: 3}}, s.Ranks)
 		line, err := step.Run(WhatIf{})
 		if err != nil {
 			t.Fatal(err)
@@ -222,12 +224,12 @@ func TestMemory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			v := int64(s.Virtual)
-			if r.Peak != (Memory{State: 1000 * v, Grads: 100 * v, Residual: want.Total}) {
-				t.Fatalf("rank %d: %+v, want a residual of %d", rank, r.Peak, want.Total)
+			all := program.Memory{Params: 1000, Grads: 100, Host: 3, Activations: want.Total}
+			if r.Peak != all {
+				t.Fatalf("rank %d: %+v, want activations of %d", rank, r.Peak, want.Total)
 			}
 			samples := line.Memory(rank)
-			if samples[0].At != 0 || samples[len(samples)-1].Residual != 0 {
+			if samples[0].At != 0 || samples[len(samples)-1].Activations != 0 {
 				t.Fatalf("rank %d begins or ends with what is not empty: %v", rank, samples)
 			}
 			for i := 1; i < len(samples); i++ {
@@ -261,7 +263,7 @@ func TestRefusals(t *testing.T) {
 		"no schedule":    {&Step{}, WhatIf{}, diag.ScheduleCosts},
 		"no number":      {bad(func(t *Stage) { t.Send = math.NaN() }), WhatIf{}, diag.ScheduleCosts},
 		"negative time":  {bad(func(t *Stage) { t.Forward = -1 }), WhatIf{}, diag.ScheduleCosts},
-		"negative bytes": {bad(func(t *Stage) { t.State = -1 }), WhatIf{}, diag.ScheduleCosts},
+		"negative bytes": {bad(func(t *Stage) { t.Kept = -1 }), WhatIf{}, diag.ScheduleCosts},
 		"tail":           {&Step{Schedule: s, Stages: []Stage{good, good}, Host: math.Inf(1)}, WhatIf{}, diag.ScheduleCosts},
 		"no such rank":   {even(s, good), WhatIf{Slow: 2, Straggler: 2}, diag.BadInput},
 		"no seed":        {even(s, good), WhatIf{Jitter: 0.1}, diag.BadInput},
@@ -291,7 +293,8 @@ func TestBill(t *testing.T) {
 // large is what the issue asks to be simulated in 50 ms.
 func large(t testing.TB) *Step {
 	s := made(t, "zb-h1", schedule.Shape{Ranks: 64, Micros: 512})
-	return even(s, Stage{Forward: 1e-3, Input: 1.1e-3, Weight: 0.9e-3, Send: 1e-4, State: 1 << 34, Residual: 1 << 28, Transient: 1 << 30})
+	return even(s, Stage{Forward: 1e-3, Input: 1.1e-3, Weight: 0.9e-3, Send: 1e-4,
+		Load: schedule.Steady(1<<28, 1<<30)})
 }
 
 func TestLargeIsFast(t *testing.T) {
@@ -324,7 +327,8 @@ func BenchmarkRun(b *testing.B) {
 
 func TestTraceIsJSON(t *testing.T) {
 	s := made(t, "interleaved", schedule.Shape{Ranks: 2, Virtual: 2, Micros: 4})
-	line, err := even(s, Stage{Forward: 1e-3, Input: 1e-3, Weight: 1e-3, Send: 1e-4, State: 1 << 30, Residual: 1 << 28}).Run(WhatIf{})
+	line, err := even(s, Stage{Forward: 1e-3, Input: 1e-3, Weight: 1e-3, Send: 1e-4,
+		Load: schedule.Steady(1<<28, 0)}).Run(WhatIf{})
 	if err != nil {
 		t.Fatal(err)
 	}

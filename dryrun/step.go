@@ -3,8 +3,10 @@ package dryrun
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -17,16 +19,17 @@ type Stage struct {
 	// Send is the time that a result of the stage takes to another rank.
 	Send float64 `json:"send,omitempty"`
 
-	State     int64 `json:"state"`     // bytes that stay: parameters and what the optimizer keeps
-	Grads     int64 `json:"grads"`     // bytes of gradients that stay over the step
-	Residual  int64 `json:"residual"`  // bytes that a microbatch leaves for its gradients
-	Transient int64 `json:"transient"` // bytes that an action needs while it runs
+	// Load is what its microbatches hold on a device.
+	schedule.Load
 }
 
 // A Step is a schedule with prices.
 type Step struct {
 	Schedule *schedule.Schedule
 	Stages   []Stage // one for each virtual stage
+	// Ranks is what each rank holds on a device when no microbatch is there, at the end of its list:
+	// all but Activations, and as Temp what its last programs need. Empty is nothing.
+	Ranks []program.Memory
 	// Reduce, Update and Host follow a rank's last action, in seconds: what nothing hides of adding
 	// gradients up and gathering parameters, the optimizer, and what the host takes.
 	Reduce, Update, Host float64
@@ -83,9 +86,13 @@ func (s *Step) check(w WhatIf) error {
 					Try("give a time from 0 to %g s", maxSeconds)
 			}
 		}
-		if min(t.State, t.Grads, t.Residual, t.Transient) < 0 {
+		if min(t.Kept, t.Handed, slices.Min(t.Passing[:]), slices.Min(t.Temp[:])) < 0 {
 			return diag.New(diag.ScheduleCosts, "stage %d holds less than nothing", i)
 		}
+	}
+	if len(s.Ranks) > 0 && len(s.Ranks) != s.Schedule.Ranks {
+		return diag.New(diag.ScheduleCosts, "there is the memory of %d ranks; the schedule has %d",
+			len(s.Ranks), s.Schedule.Ranks).Try("give each rank what it holds, or none")
 	}
 	switch {
 	case !(w.Slow >= 0) || !(w.Links >= 0) || max(w.Slow, w.Links) > maxFactor:

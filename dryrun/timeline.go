@@ -1,6 +1,7 @@
 package dryrun
 
 import (
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -18,6 +19,7 @@ type Timeline struct {
 	send  []int64 // by stage
 	waits []wait
 	tails []tail
+	loads []schedule.Load // of stages
 }
 
 // A tail is what a rank does after its list: reductions, optimizer, host, one after the other.
@@ -44,28 +46,17 @@ func (x tail) spans() []schedule.Span {
 // A Rank is where the time of one rank goes, in seconds that sum up to the step, and the most that
 // it holds.
 type Rank struct {
-	Busy    float64 `json:"busy"`   // actions
-	Update  float64 `json:"update"` // optimizer
-	Links   float64 `json:"links"`  // waiting for results that are on their way
-	Reduce  float64 `json:"reduce"` // reductions that nothing hides
-	Host    float64 `json:"host"`
-	Waiting float64 `json:"waiting"` // waiting for other ranks: the bubble
-	Peak    Memory  `json:"peak"`
+	Busy    float64        `json:"busy"`   // actions
+	Update  float64        `json:"update"` // optimizer
+	Links   float64        `json:"links"`  // waiting for results that are on their way
+	Reduce  float64        `json:"reduce"` // reductions that nothing hides
+	Host    float64        `json:"host"`
+	Waiting float64        `json:"waiting"` // waiting for other ranks: the bubble
+	Peak    program.Memory `json:"peak"`
 }
 
 // Exposed is the communication between ranks that nothing hides.
 func (r Rank) Exposed() float64 { return r.Links + r.Reduce }
-
-// A Memory is what a rank holds on each of its devices at one moment, by cause.
-type Memory struct {
-	State     int64 `json:"state"`
-	Grads     int64 `json:"grads"`
-	Residual  int64 `json:"residual"`
-	Transient int64 `json:"transient"`
-}
-
-// Total is the sum of all causes.
-func (m Memory) Total() int64 { return m.State + m.Grads + m.Residual + m.Transient }
 
 // summary fills in what people read.
 func (t *Timeline) summary() {
@@ -87,10 +78,10 @@ func (t *Timeline) summary() {
 }
 
 // Peak is the most that any rank holds, and which.
-func (t *Timeline) Peak() (Memory, int) {
-	most, at := Memory{}, 0
+func (t *Timeline) Peak() (program.Memory, int) {
+	most, at := program.Memory{}, 0
 	for rank, r := range t.Ranks {
-		if r.Peak.Total() > most.Total() {
+		if r.Peak.Sum() > most.Sum() {
 			most, at = r.Peak, rank
 		}
 	}
@@ -100,14 +91,14 @@ func (t *Timeline) Peak() (Memory, int) {
 // A Sample is what a rank holds from a moment on.
 type Sample struct {
 	At int64 `json:"at"` // nanoseconds
-	Memory
+	program.Memory
 }
 
 // peak goes through a rank's list without keeping samples.
-func (t *Timeline) peak(rank int) Memory {
-	var most Memory
-	t.hold(rank, func(_ int64, m Memory) {
-		if m.Total() > most.Total() {
+func (t *Timeline) peak(rank int) program.Memory {
+	var most program.Memory
+	t.hold(rank, func(_ int64, m program.Memory) {
+		if m.Sum() > most.Sum() {
 			most = m
 		}
 	})
@@ -117,7 +108,7 @@ func (t *Timeline) peak(rank int) Memory {
 // Memory is what a rank holds over the step.
 func (t *Timeline) Memory(rank int) []Sample {
 	list := make([]Sample, 0, 2*len(t.Spans[rank])+1)
-	t.hold(rank, func(at int64, m Memory) {
+	t.hold(rank, func(at int64, m program.Memory) {
 		if n := len(list); n > 0 && list[n-1].At == at {
 			list[n-1].Memory = m // only the last state of a moment lasts
 			return
@@ -127,42 +118,30 @@ func (t *Timeline) Memory(rank int) []Sample {
 	return list
 }
 
-// hold tells what a rank holds as it changes. A microbatch holds its residual from the start of
-// its forward to the end of its weight gradient, since until then the program needs the inputs of
-// its linear layers.
-func (t *Timeline) hold(rank int, tell func(at int64, m Memory)) {
-	var m Memory
-	stages := t.step.Stages
-	for stage := range stages {
-		if t.Schedule.Rank(stage) == rank {
-			m.State += stages[stage].State
-			m.Grads += stages[stage].Grads
-		}
+// hold tells what a rank holds as it changes: what stays, what its microbatches hold
+// ([schedule.Schedule.InFlight]), and at the end what its last programs need.
+func (t *Timeline) hold(rank int, tell func(at int64, m program.Memory)) {
+	var end program.Memory
+	if len(t.step.Ranks) > 0 {
+		end = t.step.Ranks[rank]
 	}
+	m := end
+	m.Temp = 0
 	tell(0, m)
-	list := t.Schedule.Lists[rank]
+	list, stages := t.Schedule.Lists[rank], t.Schedule.Of(rank)
 	for place, held := range t.Schedule.InFlight(rank) {
-		m.Residual = t.residual(rank, held)
+		m.Activations = held.Bytes(stages, nil, t.loads)
 		if place > 0 {
-			m.Transient = 0
+			m.Temp = 0
 			tell(t.Spans[rank][place-1].End, m)
 		}
-		stage := &stages[list[place].Stage]
-		if list[place].Kind == schedule.Forward {
-			m.Residual += stage.Residual
-		}
-		m.Transient = stage.Transient
+		load := &t.loads[list[place].Stage]
+		m.Activations += load.Passing[list[place].Kind]
+		m.Temp = load.Temp[list[place].Kind]
 		tell(t.Spans[rank][place].Start, m)
 	}
-	m.Residual, m.Transient = 0, 0
-	tell(t.tails[rank].computed, m)
-}
-
-// residual is what microbatches in flight keep on a rank.
-func (t *Timeline) residual(rank int, held *schedule.InFlight) (sum int64) {
-	for turn, n := range held.Forward {
-		stage := &t.step.Stages[t.Schedule.Stage(rank, turn)]
-		sum += int64(n+held.Input[turn]) * stage.Residual
-	}
-	return sum
+	x := t.tails[rank]
+	tell(x.computed, end)
+	m.Activations, m.Temp = 0, 0
+	tell(x.computed+x.reduce+x.update, m)
 }

@@ -3,10 +3,12 @@ package dryrun
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/deepwell/deepwell/internal/trace"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -45,8 +47,8 @@ func (t *Timeline) Trace(w io.Writer) error {
 		}
 		for _, m := range t.Memory(rank) {
 			at = m.At
-			for _, cause := range causes {
-				out.Count(group, cause.word+" GiB", float64(cause.of(m.Memory))/(1<<30))
+			for _, cause := range shown(m.Memory) {
+				out.Count(group, cause.Name+" GiB", float64(cause.Bytes)/(1<<30))
 			}
 		}
 	}
@@ -63,15 +65,22 @@ func (x tail) parts() []part {
 	return []part{{"reduce gradients", x.reduce}, {"optimizer", x.update}, {"host", x.host}}
 }
 
-// causes names what memory is for, from the bottom of a picture to its top.
-var causes = []struct {
-	word, class string
-	of          func(Memory) int64
-}{
-	{"state", "c1", func(m Memory) int64 { return m.State }},
-	{"gradients", "c2", func(m Memory) int64 { return m.Grads }},
-	{"activations", "c3", func(m Memory) int64 { return m.Residual }},
-	{"temporary", "c4", func(m Memory) int64 { return m.Transient }},
+// shown is the causes of memory that are drawn, from the bottom of a picture to its top, by the
+// names that [program.Memory.Causes] has; classes are their colours.
+func shown(m program.Memory) (list [5]program.Cause) {
+	list = [5]program.Cause{{Name: "params"}, {Name: "optimizer"}, {Name: "gradients"},
+		{Name: "activations"}, {Name: "temp"}}
+	for _, c := range m.Causes() {
+		at := slices.IndexFunc(list[:], func(o program.Cause) bool { return o.Name == c.Name })
+		switch c.Name {
+		case "copies":
+			at = 0
+		case "runtime":
+			at = 4
+		}
+		list[at].Bytes += c.Bytes
+	}
+	return list
 }
 
 // A sendSpan is a result on its way.

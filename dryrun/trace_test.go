@@ -3,6 +3,8 @@ package dryrun
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/deepwell/deepwell/program"
 )
 
 // checkTrace holds a trace to the timeline: every action once, tracks whose spans follow each
@@ -46,7 +48,7 @@ func checkTrace(t *testing.T, text string, line *Timeline) {
 	if actions != want {
 		t.Errorf("%d actions, want %d", actions, want)
 	}
-	if len(counters) != len(causes)*len(line.Ranks) {
+	if len(counters) != len(shown(program.Memory{}))*len(line.Ranks) {
 		t.Errorf("%d counters", len(counters))
 	}
 }

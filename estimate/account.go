@@ -4,8 +4,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -109,84 +109,52 @@ type shape struct {
 	pipe, virtual, micros int64
 }
 
-// held is how many microbatches of a virtual stage each rank keeps at most.
-func (e *Estimator) held(name string, l *layout) ([]int, error) {
-	if l.pipe == 1 {
-		return oneHeld, nil
-	}
-	key := shape{name, l.pipe, l.virtual, l.micros}
-	if h := e.holds[key]; h != nil {
-		return h, nil
-	}
-	s := &schedule.Schedule{Name: name, Shape: schedule.Shape{Ranks: int(l.pipe),
-		Virtual: int(l.virtual), Micros: int(l.micros)}}
-	h := make([]int, l.pipe)
-	for r := range h {
-		n, ok := s.Holds(r)
-		if !ok { // the name is none; New says it better
-			_, err := (&plan.Plan{PP: plan.PP{Size: 2, Schedule: name}, Microbatches: 2}).Schedule()
-			return nil, err
-		}
-		h[r] = min(n, int(l.virtual*l.micros))
-	}
-	e.holds[key] = h
-	return h, nil
-}
-
-var oneHeld = []int{1}
-
 // remember works out the memory of every rank and keeps the worst.
-func (e *Estimator) remember(schedule string, est *Estimate, l *layout, loads *loads,
+func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads,
 	logits float64) error {
-	held, err := e.held(schedule, l)
+	if l.pipe == 1 {
+		name = "1f1b" // a plan without stages may name none
+	}
+	walk, err := e.orders.walks.Of(name, schedule.Shape{Ranks: int(l.pipe),
+		Virtual: int(l.virtual), Micros: int(l.micros)})
 	if err != nil {
 		return err
 	}
 	prof := e.prices.Profile()
 	transient := prof.Transient * l.tokens() * e.hidden() * 2
 	logits *= prof.Logits
-	for i, kind := range loads.of {
-		st := &est.Stages[i]
-		if i > 0 && kind == loads.of[i-1] {
-			before := &est.Stages[i-1]
-			st.State, st.Grads = before.State, before.Grads
-			st.Residual, st.Transient = before.Residual, before.Transient
-			continue
-		}
-		s := &loads.kinds[kind]
-		own := e.state(l, s)
+	kinds := make([]schedule.Load, len(loads.kinds))
+	for i := range loads.kinds {
+		s := &loads.kinds[i]
 		now := transient + s.dropped
 		if s.last {
 			now += logits
 		}
-		st.State, st.Grads = int64(own.sum()-own.grads), int64(own.grads)
-		st.Residual, st.Transient = int64(s.residual*prof.Saved), int64(now)
+		kinds[i] = schedule.Steady(int64(s.residual*prof.Saved), int64(now))
+	}
+	est.Loads, est.Ranks = make([]schedule.Load, len(loads.of)), e.ranks[:0]
+	for i, kind := range loads.of {
+		est.Loads[i] = kinds[kind]
 	}
 	for r := range int(l.pipe) {
 		var st state
-		var residual, temp float64
 		for turn := range int(l.virtual) {
-			s := loads.at(l.stage(r, turn))
-			own := e.state(l, s)
+			own := e.state(l, loads.at(l.stage(r, turn)))
 			st.params += own.params
 			st.copies += own.copies
 			st.grads += own.grads
 			st.optimizer += own.optimizer
-			now := transient + s.dropped
-			if s.last {
-				now += logits
-			}
-			residual += s.residual * prof.Saved
-			temp = max(temp, now)
 		}
-		activations := float64(held[r]) * residual / float64(l.virtual)
-		m := Memory{Params: int64(st.params), Copies: int64(st.copies), Grads: int64(st.grads),
-			Optimizer: int64(st.optimizer), Activations: int64(activations), Temp: int64(temp),
-			Runtime: int64(prof.Reserve)}
-		if sum := m.Sum(); sum > est.Peak {
-			est.Peak, est.Memory = sum, m
+		m := program.Memory{Params: int64(st.params), Copies: int64(st.copies), Grads: int64(st.grads),
+			Optimizer: int64(st.optimizer), Runtime: int64(prof.Reserve)}
+		if l.hosted {
+			m.Optimizer, m.Host = 0, m.Optimizer
 		}
+		est.Ranks = append(est.Ranks, m)
+		_, m.Activations, m.Temp = walk.Peak(r, loads.of, kinds)
+		est.worst(m)
 	}
+	e.ranks = est.Ranks
 	return nil
 }
 

@@ -74,6 +74,7 @@ type layout struct {
 	pipeAt                int64
 	fold                  int64 // size of the plan's own axis ep
 	vee                   bool  // stages go down the ranks and back up
+	hosted                bool  // the optimizer's state is on the host
 }
 
 // read spells a plan out. It looks at no more of a plan than it needs to price one that fits:
@@ -112,9 +113,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
 	l.again = tagSet(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
-	for _, o := range p.Offload {
-		l.offload = l.offload || o == "activations"
-	}
+	l.offload, l.hosted = p.Offloads(plan.Activations), p.Offloads(plan.OptimizerState)
 	if e.agrees {
 		l.ranks = ranks * l.context * l.tensor
 	}

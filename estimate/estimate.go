@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -19,14 +20,18 @@ import (
 // Step is the makespan of the pipeline, whose virtual stages are Stages, and Tail after it:
 // gradients and parameters on their way as far as no computation hides them, and the optimizer.
 type Estimate struct {
-	Step      float64 // seconds
-	Tail      float64 // seconds
-	Low, High float64 // seconds; nine in ten steps lie between them
-	Stages    []Stage // by virtual stage
-	Parts     Parts   // of Step
-	Peak      int64   // bytes of the worst rank
-	Memory    Memory  // of Peak
-	Policy    string  // a line on what products are computed in; empty if all are in one type
+	Step      float64        // seconds
+	Tail      float64        // seconds
+	Low, High float64        // seconds; nine in ten steps lie between them
+	Stages    []Stage        // by virtual stage
+	Parts     Parts          // of Step
+	Peak      int64          // bytes of the worst rank
+	Memory    program.Memory // of Peak
+	// Ranks is what each rank of the pipeline holds at the end of a step, when no microbatch is
+	// there, and Loads what microbatches hold before, by virtual stage. Both make Peak.
+	Ranks  []program.Memory
+	Loads  []schedule.Load
+	Policy string // a line on what products are computed in; empty if all are in one type
 	// Attention is the kernel of our own programs that was priced, as package kernels picks it, of
 	// the layer that has the slowest; empty for other stacks.
 	Attention string
@@ -40,10 +45,6 @@ type Stage struct {
 	Forward, Input, Weight float64
 	// Send is the seconds until the next stage has the result of this one.
 	Send float64
-	// State is parameters, their copies and the optimizer's, in bytes; Grads the gradients that are
-	// kept over the step. Residual is what one microbatch in flight keeps for its backward pass, and
-	// Transient what comes on top while one computes.
-	State, Grads, Residual, Transient int64
 }
 
 // Parts is the seconds of a step by cause, of the rank that works longest. They sum to the step.
@@ -79,22 +80,6 @@ func (e *Estimate) Narrow() string {
 	}
 	return fmt.Sprintf("%s; quantization takes %.1f %% of the step", e.Policy,
 		100*e.Parts.Quantize/max(e.Parts.Sum(), 1e-12))
-}
-
-// Memory is the bytes of a rank by cause, when it has most.
-type Memory struct {
-	Params      int64 // what the model computes with
-	Copies      int64 // whole parameters where they are kept in pieces, and other forms of them
-	Grads       int64
-	Optimizer   int64 // masters and moments
-	Activations int64 // of the microbatches in flight
-	Temp        int64 // of what is being computed
-	Runtime     int64 // of the stack itself: workspaces, communicators
-}
-
-// Sum is all of it.
-func (m Memory) Sum() int64 {
-	return m.Params + m.Copies + m.Grads + m.Optimizer + m.Activations + m.Temp + m.Runtime
 }
 
 // Options are what a plan cannot say yet.
@@ -142,12 +127,12 @@ type Estimator struct {
 	sigma   float64 // of the logarithm of a step
 
 	kept   map[cut]*priced
-	holds  map[shape][]int
 	orders *orders
 	player schedule.Player[float64]
-	loads  loads     // of the plan that is priced
-	parts  []Stage   // likewise
-	busy   []float64 // likewise, by rank
+	loads  loads            // of the plan that is priced
+	parts  []Stage          // likewise
+	ranks  []program.Memory // likewise
+	busy   []float64        // likewise, by rank
 	spans  map[timing]float64
 	own    *footprint.Predictor // of the memory of our own programs; nil until it is asked for
 
@@ -189,17 +174,22 @@ func (e *Estimator) With(o Options) *Estimator {
 }
 
 func (e *Estimator) forget() {
-	e.kept, e.holds = map[cut]*priced{}, map[shape][]int{}
+	e.kept = map[cut]*priced{}
 	e.player, e.own = schedule.Player[float64]{}, nil
-	e.loads, e.parts, e.busy, e.spans = loads{}, nil, nil, map[timing]float64{}
+	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
 }
 
 // Price works out a plan. It does not ask whether the plan can run or fits: see
 // [plan.Plan.Check] and Peak.
 func (e *Estimator) Price(p *plan.Plan) (Estimate, error) {
 	est, _, err := e.Within(p, Limits{})
-	est.Stages = slices.Clone(est.Stages)
-	return est, err
+	return est.Clone(), err
+}
+
+// Clone gives an estimate that stays as it is when the estimator prices again.
+func (e Estimate) Clone() Estimate {
+	e.Stages, e.Ranks, e.Loads = slices.Clone(e.Stages), slices.Clone(e.Ranks), slices.Clone(e.Loads)
+	return e
 }
 
 // Limits are what a plan must not exceed to be of use; 0 is no limit.
@@ -208,7 +198,7 @@ type Limits struct {
 	Step float64 // seconds
 }
 
-// Within prices a plan as Price does, but for two things: Stages are the estimator's own until it
+// Within prices a plan as Price does, but for two things: lists are the estimator's own until it
 // prices again, and of a plan that exceeds a limit no more is worked out than it takes to know
 // that. Then Within reports false, Step is what the plan takes at least, and all that follows from
 // the step is missing; Peak and Memory are always those of the plan.

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -126,8 +127,19 @@ func TestPartsSumToTheWhole(t *testing.T) {
 		layers := int64(0)
 		for _, s := range est.Stages {
 			layers += s.Layers
-			if s.Forward <= 0 || s.Input <= 0 || s.Weight < 0 || s.State <= 0 || s.Residual < 0 {
+			if s.Forward <= 0 || s.Input <= 0 || s.Weight < 0 {
 				r.Errorf("a stage is %+v", s)
+			}
+		}
+		for _, l := range est.Loads {
+			if l.Kept < 0 || l.Handed < 0 || slices.Min(l.Passing[:]) < 0 || slices.Min(l.Temp[:]) < 0 {
+				r.Errorf("a stage holds %+v", l)
+			}
+		}
+		for _, m := range est.Ranks {
+			if m.Params <= 0 || m.Optimizer <= 0 || m.Grads <= 0 || m.Activations != 0 ||
+				m.Sum() > est.Peak {
+				r.Errorf("a rank ends with %+v, the peak is %d", m, est.Peak)
 			}
 		}
 		if layers != made[name].config.Layers {

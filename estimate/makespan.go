@@ -3,7 +3,6 @@ package estimate
 import (
 	"sync"
 
-	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -13,7 +12,7 @@ import (
 type orders struct {
 	sync.Mutex
 	made  map[shape]*schedule.Order
-	walks footprint.Walks
+	walks schedule.Walks
 }
 
 // rounds is how many microbatches for each rank are walked over; what comes after repeats.

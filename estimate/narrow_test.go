@@ -246,7 +246,7 @@ func TestFewBitsKeepLess(t *testing.T) {
 				est := mustPrice(t, e, p)
 				m, was := est.Memory, last.Memory
 				if last.Step > 0 && (m.Optimizer != was.Optimizer || m.Grads != was.Grads ||
-					est.Stages[0].Residual <= last.Stages[0].Residual) {
+					est.Loads[0].Kept <= last.Loads[0].Kept) {
 					t.Errorf("%s, %d stages: %s %+v %+v, fewer bits %+v %+v", name, pipe, prec, m,
 						est.Stages[0], was, last.Stages[0])
 				}

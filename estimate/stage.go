@@ -6,6 +6,7 @@ import (
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A load is one virtual stage: its blocks added up.
@@ -272,7 +273,7 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
 	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
 	if e.profile.Name != price.Own || e.config.MoE != nil || e.config.MLA != nil || !known ||
-		len(p.Offload) > 0 || p.EP > 1 || o.Layers != nil || o.Ulysses || o.Plain || o.Predict > 0 {
+		p.EP > 1 || o.Layers != nil || o.Ulysses || o.Plain || o.Predict > 0 {
 		return false, nil
 	}
 	if e.own == nil {
@@ -291,16 +292,23 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	r := f.Peak()
-	m := Memory{Params: r.Copies, Grads: r.Grads, Optimizer: r.State, Activations: r.Residuals,
-		Temp: r.Program, Runtime: int64(e.prices.Profile().Reserve)}
-	if m.Params == 0 { // the masters are what the model computes with
-		m.Params, m.Optimizer = r.State/3, r.State-r.State/3
+	est.Loads = f.Loads
+	est.Ranks = e.ranks[:0]
+	for i := range f.Ranks {
+		r := &f.Ranks[i]
+		r.Runtime = int64(e.prices.Profile().Reserve)
+		end := r.Memory
+		end.Activations, end.Temp = 0, r.Update
+		est.Ranks = append(est.Ranks, end)
+		est.worst(r.Memory)
 	}
-	est.Memory, est.Peak = m, m.Sum()
-	for i := range est.Stages {
-		s, one := &est.Stages[i], &f.Stages[i]
-		s.State, s.Grads, s.Residual, s.Transient = one.State, one.Grads, one.Residual, one.Transient
-	}
+	e.ranks = est.Ranks
 	return true, nil
+}
+
+// worst keeps what the rank holds that holds most.
+func (e *Estimate) worst(m program.Memory) {
+	if sum := m.Sum(); sum > e.Peak {
+		e.Peak, e.Memory = sum, m
+	}
 }

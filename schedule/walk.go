@@ -1,6 +1,10 @@
 package schedule
 
-import "iter"
+import (
+	"iter"
+	"slices"
+	"sync"
+)
 
 // A Visit is one action of an [Order].
 type Visit struct {
@@ -203,4 +207,174 @@ func (s *Schedule) Peak(rank int, h Hold) (Peak, error) {
 		}
 	}
 	return peak, nil
+}
+
+// A Load is what the microbatches of one virtual stage hold on each of its devices, in bytes.
+type Load struct {
+	Kept   int64 // by one microbatch, from its forward pass to the gradient of its input
+	Handed int64 // by one microbatch, from the gradient of its input to that of the weights
+	// Passing is, by kind of action, what arrives for the action, or leaves it, and is in neither of
+	// the two while the action runs; Temp is what its program needs besides.
+	Passing, Temp [len(letters)]int64
+}
+
+// Steady is the load of a stage whose microbatches hold the same from the start of their forward
+// pass until all their gradients are there, and whose programs all need as much besides.
+func Steady(kept, temp int64) Load {
+	l := Load{Kept: kept, Handed: kept, Temp: [...]int64{temp, temp, temp, temp}}
+	l.Passing[Forward] = kept
+	return l
+}
+
+// Bytes adds up what the microbatches hold. Stages are those of the rank, and loads their loads;
+// kind says which one is a stage's, and is nil if each has its own.
+func (h *InFlight) Bytes(stages, kind []int, loads []Load) (n int64) {
+	for turn := range h.Forward {
+		at := stages[turn]
+		if kind != nil {
+			at = kind[at]
+		}
+		n += int64(h.Forward[turn])*loads[at].Kept + int64(h.Input[turn])*loads[at].Handed
+	}
+	return n
+}
+
+// Of lists the virtual stages of a rank.
+func (s *Schedule) Of(rank int) []int {
+	list := make([]int, s.Virtual)
+	for turn := range list {
+		list[turn] = s.Stage(rank, turn)
+	}
+	return list
+}
+
+// A Moment is an action of a rank, and what the rank holds before it.
+type Moment struct {
+	Kind  Kind
+	Stage int
+	InFlight
+}
+
+// A Walk is the moments of each rank at which it may hold most, whatever its loads are: for each
+// program of a rank, those at which it holds no less of anything than at any other.
+type Walk struct {
+	Stages [][]int // of each rank, in order
+	Split  bool    // gradients of inputs and weights are apart
+	ranks  [][]Moment
+	// even are the moments of a rank whose stages are alike: then it does not matter which of them
+	// holds a microbatch, and all are counted as the first.
+	even [][]Moment
+}
+
+// Walk goes through all lists.
+func (s *Schedule) Walk() *Walk {
+	w := &Walk{Stages: make([][]int, s.Ranks), ranks: make([][]Moment, s.Ranks),
+		even: make([][]Moment, s.Ranks)}
+	for rank := range s.Lists {
+		w.Stages[rank] = s.Of(rank)
+		for place, held := range s.InFlight(rank) {
+			a := s.Lists[rank][place]
+			m := &Moment{a.Kind, a.Stage, *held}
+			w.ranks[rank] = covering(w.ranks[rank], m)
+			w.even[rank] = covering(w.even[rank], m.joined(w.Stages[rank][0]))
+			w.Split = w.Split || a.Kind == Input
+		}
+	}
+	return w
+}
+
+// Peak gives the moment at which a rank holds most: arrays of microbatches, and what the program
+// needs besides that runs then. Loads and kind are as for [InFlight.Bytes].
+func (w *Walk) Peak(rank int, kind []int, loads []Load) (at *Moment, activations, temp int64) {
+	list, stages := w.ranks[rank], w.Stages[rank]
+	if kind != nil && !slices.ContainsFunc(stages, func(k int) bool {
+		return kind[k] != kind[stages[0]]
+	}) {
+		list, stages = w.even[rank], stages[:1]
+	}
+	for i := range list {
+		m := &list[i]
+		of := m.Stage
+		if kind != nil {
+			of = kind[of]
+		}
+		running := &loads[of]
+		a, t := m.Bytes(stages, kind, loads)+running.Passing[m.Kind], running.Temp[m.Kind]
+		if at == nil || a+t > activations+temp {
+			at, activations, temp = m, a, t
+		}
+	}
+	return at, activations, temp
+}
+
+// covering adds a moment to those of a rank, unless one that is there covers it, and takes out
+// those that it covers.
+func covering(list []Moment, m *Moment) []Moment {
+	for i := range list {
+		if list[i].covers(m) {
+			return list
+		}
+	}
+	list = slices.DeleteFunc(list, func(o Moment) bool { return m.covers(&o) })
+	return append(list, Moment{m.Kind, m.Stage,
+		InFlight{slices.Clone(m.Forward), slices.Clone(m.Input)}})
+}
+
+// joined counts all stages of the rank as the one that is given.
+func (m *Moment) joined(stage int) *Moment {
+	var forward, input int
+	for turn := range m.Forward {
+		forward += m.Forward[turn]
+		input += m.Input[turn]
+	}
+	return &Moment{m.Kind, stage, InFlight{[]int{forward}, []int{input}}}
+}
+
+// covers tells whether a moment of the same program needs no less, whatever microbatches hold.
+func (m *Moment) covers(o *Moment) bool {
+	if m.Kind != o.Kind || m.Stage != o.Stage {
+		return false
+	}
+	for turn := range m.Forward {
+		if m.Forward[turn] < o.Forward[turn] || m.Input[turn] < o.Input[turn] {
+			return false
+		}
+	}
+	return true
+}
+
+// Walks keeps the walks that were made, each once; many may ask at the same time.
+type Walks struct {
+	mu   sync.Mutex
+	made map[key]*Walk
+}
+
+type key struct {
+	name string
+	Shape
+}
+
+// enough is how many microbatches for each rank show what is held at most: what comes after
+// repeats. GPipe holds all that there are.
+const enough = 4
+
+// Of gives the walk of a schedule.
+func (w *Walks) Of(name string, shape Shape) (*Walk, error) {
+	if name != "gpipe" {
+		shape.Micros = min(shape.Micros, enough*shape.Ranks)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if walk := w.made[key{name, shape}]; walk != nil {
+		return walk, nil
+	}
+	s, err := New(name, shape)
+	if err != nil {
+		return nil, err
+	}
+	if w.made == nil {
+		w.made = map[key]*Walk{}
+	}
+	w.made[key{name, shape}] = s.Walk()
+	return w.made[key{name, shape}], nil
 }

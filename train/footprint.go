@@ -7,36 +7,29 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Footprint is what one device of a rank holds at the worst moment of a step, by cause.
+// A Footprint is what one device of a rank holds at the worst moment of a step, by cause; Host is
+// the worst moment of the host.
 type Footprint struct {
-	Rank      int    `json:"rank"`                // of the pipeline
-	State     int64  `json:"state"`               // masters and what the optimizer keeps
-	Copies    int64  `json:"copies"`              // that the model computes with
-	Grads     int64  `json:"grads"`               // kept between programs
-	Residuals int64  `json:"residuals,omitempty"` // of microbatches in flight, from the schedule
-	Program   int64  `json:"program"`             // temp + outputs − aliased of what runs then
-	Largest   string `json:"largest"`             // which one
-	Capacity  int64  `json:"capacity"`            // of the card; 0 if it is not known
-	Host      int64  `json:"host,omitempty"`      // in the memory of the host, at its worst moment
+	Rank int `json:"rank"` // of the pipeline
+	program.Memory
+	Largest  string `json:"largest"`  // the program that runs then
+	Capacity int64  `json:"capacity"` // of the card; 0 if it is not known
 
 	hosted int64 // the part of Host that stays from step to step
 }
 
-// Total is the sum of all causes on the device.
-func (f *Footprint) Total() int64 { return f.State + f.Copies + f.Grads + f.Residuals + f.Program }
-
 // causes lists what there is.
 func (f *Footprint) causes() string {
-	list := []string{"state " + event.Size(f.State), "copies " + event.Size(f.Copies),
-		"gradients " + event.Size(f.Grads)}
-	if f.Residuals > 0 {
-		list = append(list, "residuals "+event.Size(f.Residuals))
+	var list []string
+	for _, c := range f.Causes() {
+		list = append(list, c.Name+" "+event.Size(c.Bytes))
 	}
-	return strings.Join(append(list, f.Largest+" "+event.Size(f.Program)), " · ")
+	return strings.Join(list, " · ") + " in " + f.Largest
 }
 
 // String writes the footprint for people.
@@ -52,17 +45,17 @@ func (f *Footprint) String() string {
 	if f.Host > 0 {
 		host = "\n            on the host " + event.Size(f.Host)
 	}
-	return fmt.Sprintf("rank %-6d %s%s\n            %s%s\n", f.Rank, event.Size(f.Total()), verdict,
+	return fmt.Sprintf("rank %-6d %s%s\n            %s%s\n", f.Rank, event.Size(f.Sum()), verdict,
 		f.causes(), host)
 }
 
 // Fits reports whether a device can hold the step.
 func (f *Footprint) Fits() error {
-	if f.Capacity == 0 || f.Total() <= f.Capacity {
+	if f.Capacity == 0 || f.Sum() <= f.Capacity {
 		return nil
 	}
 	return diag.New(diag.TooLarge, "a step needs %s on each device of rank %d, which has %s",
-		event.Size(f.Total()), f.Rank, event.Size(f.Capacity)).Because("%s", f.causes()).
+		event.Size(f.Sum()), f.Rank, event.Size(f.Capacity)).Because("%s", f.causes()).
 		Try("more devices along fsdp or tp, more microbatches, or recompute")
 }
 
@@ -70,27 +63,12 @@ func (f *Footprint) Fits() error {
 // those that lie there.
 type Needs struct{ Temp, Output, Alias, Host int64 }
 
-// added is what a program adds while it runs.
-func (n Needs) added() int64 { return n.Temp + n.Output - n.Alias }
-
 // Footprints adds up what each rank holds on one of its devices; needs tells what the compiler said
 // of a program. Without a pipeline there is one rank.
 func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, error) {
 	if p.Pipe == nil {
-		list := []*program.Stage{p.Gradient, p.Accumulate, p.Update}
-		list = slices.DeleteFunc(list, func(s *program.Stage) bool { return s == nil })
-		f := &Footprint{}
-		if err := f.resident(list); err != nil {
-			return nil, err
-		}
-		for _, s := range list {
-			n := needs(s)
-			if s == p.Gradient { // the gradients that it gives are counted with those that are kept
-				n.Output = max(n.Alias, n.Output-f.Grads)
-			}
-			f.worst(s, amount{}, n)
-		}
-		return []*Footprint{f}, nil
+		f, err := p.footprint(needs)
+		return []*Footprint{f}, err
 	}
 	var all []*Footprint
 	for rank := range p.Pipe.Ranks {
@@ -101,6 +79,75 @@ func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, e
 		all = append(all, f)
 	}
 	return all, nil
+}
+
+// footprint is that of programs without stages.
+func (p *Programs) footprint(needs func(*program.Stage) Needs) (*Footprint, error) {
+	list := []*program.Stage{p.Gradient, p.Accumulate, p.Update}
+	list = slices.DeleteFunc(list, func(s *program.Stage) bool { return s == nil })
+	f := &Footprint{}
+	if err := f.resident(list, takenBy(p.Gradient)); err != nil {
+		return nil, err
+	}
+	residuals := residualsOf(p.Step.Gradient)
+	for _, s := range list {
+		n := needs(s)
+		var held amount
+		if s == p.Gradient { // the gradients that it gives are counted with those that are kept
+			n.Output = max(n.Alias, n.Output-f.Grads)
+		}
+		if s != p.Update { // loss and gradients are one program, in whose temp the residuals are
+			held = amount{min(n.Temp, residuals.device), residuals.host}
+			n.Temp -= held.device
+			n.Host = max(0, n.Host-held.host)
+		}
+		f.worst(s, held, n)
+	}
+	return f, nil
+}
+
+// residualsOf adds up what a graph of loss and gradients computes up to the loss and takes after
+// it, beside what it makes of parameters alone, which are gathered ones.
+func residualsOf(g *ir.Graph) (n amount) {
+	loss := slices.Index(g.Ops, g.Results[0].Def())
+	before := map[*ir.Value]bool{} // what depends on data
+	for _, v := range g.Inputs {
+		before[v] = v.Role == ir.Data
+	}
+	for _, op := range g.Ops[:loss+1] {
+		some := slices.ContainsFunc(op.In, func(v *ir.Value) bool { return before[v] })
+		for _, v := range op.Out {
+			before[v] = some
+		}
+	}
+	for _, v := range g.Inputs {
+		delete(before, v)
+	}
+	hosted := g.Hosted()
+	for _, op := range g.Ops[loss+1:] {
+		for _, v := range op.In {
+			switch {
+			case !before[v]:
+			case hosted[v]:
+				n.host += v.Type.Shape().Bytes()
+			default:
+				n.device += v.Type.Shape().Bytes()
+			}
+			delete(before, v)
+		}
+	}
+	return n
+}
+
+// takenBy tells which arguments programs take.
+func takenBy(list ...*program.Stage) map[string]bool {
+	taken := map[string]bool{}
+	for _, s := range list {
+		for _, a := range s.Args {
+			taken[a.Name] = true
+		}
+	}
+	return taken
 }
 
 // An amount is bytes of one device's part, in its own memory and on the host.
@@ -120,8 +167,9 @@ func (n *amount) add(s *program.Stage, a program.Array) error {
 	return nil
 }
 
-// resident counts what programs find there from step to step.
-func (f *Footprint) resident(list []*program.Stage) error {
+// resident counts what programs find there from step to step. Computes are the arguments of those
+// that compute with the model.
+func (f *Footprint) resident(list []*program.Stage, computes map[string]bool) error {
 	seen := map[string]bool{}
 	for _, s := range list {
 		for _, a := range s.Args {
@@ -136,9 +184,13 @@ func (f *Footprint) resident(list []*program.Stage) error {
 			case program.Gradient:
 				f.Grads += n.device
 			case program.Copy:
-				f.Copies += n.device
+				f.Params += n.device
 			case program.Param, program.Moment:
-				f.State += n.device
+				if computes[a.Name] {
+					f.Params += n.device
+				} else {
+					f.Optimizer += n.device
+				}
 			default:
 				continue
 			}
@@ -149,10 +201,17 @@ func (f *Footprint) resident(list []*program.Stage) error {
 	return nil
 }
 
-// worst keeps the moments at which residuals and a program need most on the device and on the host.
-func (f *Footprint) worst(s *program.Stage, residuals amount, n Needs) {
-	if residuals.device+n.added() > f.Residuals+f.Program || f.Largest == "" {
-		f.Residuals, f.Program, f.Largest = residuals.device, n.added(), s.Name
+// worst keeps the moments at which activations and a program need most on the device and on the
+// host. Results of a program are activations, but for those of the update.
+func (f *Footprint) worst(s *program.Stage, held amount, n Needs) {
+	temp := n.Temp
+	if given := n.Output - n.Alias; held == (amount{}) {
+		temp += given
+	} else {
+		held.device += given
+	}
+	if held.device+temp > f.Activations+f.Temp || f.Largest == "" {
+		f.Activations, f.Temp, f.Largest = held.device, temp, s.Name
 	}
 	var taken amount
 	for _, a := range s.Args {
@@ -160,13 +219,17 @@ func (f *Footprint) worst(s *program.Stage, residuals amount, n Needs) {
 			_ = taken.add(s, a) // resident has been through the same
 		}
 	}
-	f.Host = max(f.Host, f.hosted+residuals.host+max(0, n.Host-taken.host))
+	f.Host = max(f.Host, f.hosted+held.host+max(0, n.Host-taken.host))
 }
 
 // footprint goes through the list of a rank and finds the moment at which it holds most.
 func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
-	if err := f.resident(p.Programs(rank)); err != nil {
+	var computes []*program.Stage
+	for _, k := range p.Schedule.Of(rank) {
+		computes = append(computes, p.Stages[k].Programs.List()...)
+	}
+	if err := f.resident(p.Programs(rank), takenBy(computes...)); err != nil {
 		return nil, err
 	}
 	r := p.Ranks[rank]
@@ -189,24 +252,18 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 		}
 	}
 	for place, micros := range p.Schedule.InFlight(rank) {
-		var held amount
+		a := p.Schedule.Lists[rank][place]
+		t := p.Stages[a.Stage].Programs
+		one := [...]*program.Stage{schedule.Forward: t.Forward, schedule.Backward: t.Backward,
+			schedule.Input: t.Input, schedule.Weight: t.Weight}[a.Kind]
+		if one == nil {
+			continue
+		}
+		held := turns[a.Stage/p.Schedule.Ranks].passing(a.Kind)
 		for turn, h := range turns {
 			held = held.plus(h.forward, micros.Forward[turn]).plus(h.input, micros.Input[turn])
 		}
-		a := p.Schedule.Lists[rank][place]
-		s, h := p.Stages[a.Stage].Programs, turns[a.Stage/p.Schedule.Ranks]
-		switch a.Kind {
-		case schedule.Forward:
-			f.worst(s.Forward, held.plus(h.taken, 1), needs(s.Forward))
-		case schedule.Backward:
-			f.worst(s.Backward, held.plus(h.seeds, 1), needs(s.Backward))
-		case schedule.Input:
-			if s.Input != nil {
-				f.worst(s.Input, held.plus(h.seeds, 1), needs(s.Input))
-			}
-		case schedule.Weight:
-			f.worst(s.Weight, held, needs(s.Weight))
-		}
+		f.worst(one, held, needs(one))
 	}
 	return f, nil
 }
@@ -222,6 +279,17 @@ type holds struct {
 // plus adds an amount so many times.
 func (n amount) plus(m amount, times int) amount {
 	return amount{n.device + int64(times)*m.device, n.host + int64(times)*m.host}
+}
+
+// passing is what comes in for an action and is not held by its microbatch.
+func (h *holds) passing(k schedule.Kind) amount {
+	switch k {
+	case schedule.Forward:
+		return h.taken
+	case schedule.Backward, schedule.Input:
+		return h.seeds
+	}
+	return amount{}
 }
 
 // holds adds up the arguments of a stage's programs that belong to one microbatch.

@@ -64,7 +64,7 @@ func TestFootprintsAreWhatTheEngineCounts(t *testing.T) {
 			got := e.HighWater()
 			for rank, f := range want {
 				seen := got[rank*int(how.Devices())/len(want)]
-				ratio := float64(seen) / float64(f.Total())
+				ratio := float64(seen) / float64(f.Sum())
 				t.Logf("counted %s, %.3f of%s", event.Size(seen), ratio, f)
 				if !(ratio >= footprintFrom && ratio <= footprintTo) {
 					t.Errorf("the engine counts %.3f times what the formula says", ratio)

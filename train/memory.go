@@ -33,9 +33,9 @@ func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Pr
 	if err != nil {
 		return err
 	}
-	resident := step.State + step.Copies
+	resident := step.Params + step.Optimizer
 	fill, save := p.hostBuffers(processes)
-	need, why := step.Total()+step.Host, step.hostCauses()
+	need, why := step.Sum()+step.Host, step.hostCauses()
 	for _, other := range []struct {
 		bytes int64
 		name  string
@@ -57,7 +57,8 @@ func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Pr
 	}
 	return diag.New(diag.HostMemory, "the run needs %s%s of memory, and %s are left", least,
 		event.Size(need), event.Size(tightest.Bytes)).At("%s", tightest.Where).
-		Because("%s", why).Try("%s", smaller(r, resident > tightest.Bytes, step.Program > resident))
+		Because("%s", why).Try("%s", smaller(r, resident > tightest.Bytes,
+		step.Activations+step.Temp > resident))
 }
 
 // smaller names the ways to a run that needs less memory. Settings that save activations are left
@@ -103,35 +104,31 @@ func (p *Programs) hostFootprint(processes *Processes, needs func(*program.Stage
 		} else if processes.Hosts(f.Rank, len(list)) {
 			devices = int64(len(p.Pipe.Ranks[f.Rank].Devices))
 		}
-		all.State += devices * f.State
-		all.Copies += devices * f.Copies
+		all.Params += devices * f.Params
+		all.Optimizer += devices * f.Optimizer
 		all.Grads += devices * f.Grads
-		all.Residuals += devices * f.Residuals
-		all.Program += devices * f.Program
+		all.Activations += devices * f.Activations
+		all.Temp += devices * f.Temp
 		all.Host += devices * f.Host
 		all.hosted += devices * f.hosted
-		if f.Program > largest && devices > 0 {
-			largest, all.Largest = f.Program, f.Largest
+		if f.Temp > largest && devices > 0 {
+			largest, all.Largest = f.Temp, f.Largest
 		}
 	}
 	return all, nil
 }
 
 func residentCauses(f *Footprint) string {
-	text := "parameters and optimizer state " + event.Size(f.State+f.hosted)
-	if f.Copies > 0 {
-		text += " · compute copies " + event.Size(f.Copies)
-	}
-	return text
+	return "parameters and optimizer state " + event.Size(f.Params+f.Optimizer+f.hosted)
 }
 
 func (f *Footprint) hostCauses() string {
 	text := residentCauses(f) + " · gradients " + event.Size(f.Grads)
-	if f.Residuals > 0 {
-		text += " · activations of microbatches in flight " + event.Size(f.Residuals)
+	if f.Activations > 0 {
+		text += " · activations " + event.Size(f.Activations)
 	}
-	if f.Program > 0 {
-		text += " · temporary memory of " + f.Largest + " " + event.Size(f.Program)
+	if f.Temp > 0 {
+		text += " · temporary memory of " + f.Largest + " " + event.Size(f.Temp)
 	}
 	return text
 }

@@ -49,11 +49,11 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 		return *list[0]
 	}
 	before, after := account("sm_100"), account("sm_100", plan.OptimizerState)
-	if before.Host != 0 || after.State != 0 || after.Host != before.State ||
-		after.Copies != before.Copies || after.Grads != before.Grads {
+	if before.Host != 0 || after.Optimizer != 0 || after.Host != before.Optimizer ||
+		after.Params != before.Params || after.Grads != before.Grads {
 		t.Errorf("%+v became %+v", before, after)
 	}
-	if cpu := account("cpu", plan.OptimizerState); cpu.Host != 0 || cpu.State != before.State {
+	if cpu := account("cpu", plan.OptimizerState); cpu.Host != 0 || cpu.Optimizer != before.Optimizer {
 		t.Errorf("on a CPU the host is the device: %+v", cpu)
 	}
 	flag := "xla_gpu_enable_pipelined_host_offloading"
@@ -96,7 +96,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	before := compile()
 	after := compile(plan.Activations, plan.OptimizerState)
 	// XLA packs what is left a little differently: 64 MiB of it were seen.
-	if gone := before.Total() - after.Total(); gone < after.Host-(128<<20) {
+	if gone := before.Sum() - after.Sum(); gone < after.Host-(128<<20) {
 		t.Errorf("%s are on the host, but only %s less on the device", event.Size(after.Host), event.Size(gone))
 	}
 }

@@ -54,9 +54,9 @@ func TestPredictionsHold(t *testing.T) {
 		}
 		for i, want := range m.row.ranks {
 			got := f.Ranks[i]
-			if got.State != want.State || got.Copies != want.Copies || got.Grads != want.Grads {
-				t.Errorf("%s: rank %d keeps %d %d %d, predicted %d %d %d", m.row.key, i, want.State,
-					want.Copies, want.Grads, got.State, got.Copies, got.Grads)
+			if got.Params != want.Params || got.Optimizer != want.Optimizer || got.Grads != want.Grads {
+				t.Errorf("%s: rank %d keeps %d %d %d, predicted %d %d %d", m.row.key, i, want.Params,
+					want.Optimizer, want.Grads, got.Params, got.Optimizer, got.Grads)
 			}
 		}
 	}

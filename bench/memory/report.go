@@ -24,7 +24,7 @@ type miss struct {
 
 // off is how far the prediction of the peak is off, relative to what was compiled.
 func (m *miss) off() float64 {
-	return float64(m.got.Total()-m.want.Total()) / float64(m.want.Total())
+	return float64(m.got.Sum()-m.want.Sum()) / float64(m.want.Sum())
 }
 
 // predict gives the peak of a row, and the predictor's.
@@ -68,13 +68,14 @@ type cause struct {
 }
 
 var causes = []cause{
-	{"state", func(m *miss) int64 { return m.want.State }, func(m *miss) int64 { return m.got.State }},
-	{"copies", func(m *miss) int64 { return m.want.Copies },
-		func(m *miss) int64 { return m.got.Copies }},
+	{"params", func(m *miss) int64 { return m.want.Params },
+		func(m *miss) int64 { return m.got.Params }},
+	{"optimizer", func(m *miss) int64 { return m.want.Optimizer },
+		func(m *miss) int64 { return m.got.Optimizer }},
 	{"gradients", func(m *miss) int64 { return m.want.Grads },
 		func(m *miss) int64 { return m.got.Grads }},
-	{"residuals and program", func(m *miss) int64 { return m.want.Residuals + m.want.Program },
-		func(m *miss) int64 { return m.got.Residuals + m.got.Program }},
+	{"activations and temp", func(m *miss) int64 { return m.want.Activations + m.want.Temp },
+		func(m *miss) int64 { return m.got.Activations + m.got.Temp }},
 }
 
 // spread is the mean and the largest of the sizes of errors.
@@ -104,7 +105,7 @@ func report(w io.Writer, rows []*row, worst int) error {
 	fmt.Fprintf(w, "\n%-25s %8s %8s   of the whole\n", "cause", "mean", "maximum")
 	for _, c := range causes {
 		mean, most := spread(all, func(m *miss) float64 {
-			return float64(c.got(m)-c.want(m)) / float64(m.want.Total())
+			return float64(c.got(m)-c.want(m)) / float64(m.want.Sum())
 		})
 		fmt.Fprintf(w, "%-25s %7.2f%% %7.2f%%\n", c.name, 100*mean, 100*most)
 	}
@@ -122,7 +123,7 @@ func report(w io.Writer, rows []*row, worst int) error {
 
 // print writes a row with its programs.
 func (m *miss) print(w io.Writer) error {
-	fmt.Fprintf(w, "%+6.2f%% %.3f GB, largest %s; %s\n", 100*m.off(), gb(m.want.Total()),
+	fmt.Fprintf(w, "%+6.2f%% %.3f GB, largest %s; %s\n", 100*m.off(), gb(m.want.Sum()),
 		m.want.Largest, m.row.key)
 	needs, err := m.predictor.Needs(m.plan)
 	if err != nil {
@@ -130,7 +131,7 @@ func (m *miss) print(w io.Writer) error {
 	}
 	for _, n := range m.row.programs {
 		got := needs[n.name]
-		if max(n.Temp, got[0])*50 > m.want.Total() {
+		if max(n.Temp, got[0])*50 > m.want.Sum() {
 			fmt.Fprintf(w, "        %-16s temp %.3f GB, predicted %.3f; results %.3f GB, predicted %.3f\n",
 				n.name, gb(n.Temp), gb(got[0]), gb(n.Output-n.Alias), gb(got[1]))
 		}

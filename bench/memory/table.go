@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -40,17 +41,17 @@ func (r *row) add(name string, n train.Needs) {
 // peak is what the worst rank holds.
 func (r *row) peak() *train.Footprint {
 	return slices.MaxFunc(r.ranks, func(a, b *train.Footprint) int {
-		return int(min(max(a.Total()-b.Total(), -1), 1))
+		return int(min(max(a.Sum()-b.Sum(), -1), 1))
 	})
 }
 
-// record writes a row as fields: of a rank state, copies, gradients, residuals, program and the
-// name of the largest; of a program temp, output and alias.
+// record writes a row as fields: of a rank optimizer, params, gradients, activations, temp and the
+// program that runs then; of a program temp, output and alias.
 func (r *row) record() []string {
 	var ranks, programs []string
 	for _, f := range r.ranks {
-		ranks = append(ranks, fmt.Sprint(f.State, " ", f.Copies, " ", f.Grads, " ", f.Residuals, " ",
-			f.Program, " ", f.Largest))
+		ranks = append(ranks, fmt.Sprint(f.Optimizer, " ", f.Params, " ", f.Grads, " ", f.Activations,
+			" ", f.Temp, " ", f.Largest))
 	}
 	for _, p := range r.programs {
 		programs = append(programs, fmt.Sprint(p.name, " ", p.Temp, " ", p.Output, " ", p.Alias))
@@ -73,8 +74,9 @@ func parse(f []string) (*row, error) {
 		if !ok {
 			return nil, bad(text)
 		}
-		r.ranks = append(r.ranks, &train.Footprint{Rank: len(r.ranks), State: n[0], Copies: n[1],
-			Grads: n[2], Residuals: n[3], Program: n[4], Largest: w[5]})
+		r.ranks = append(r.ranks, &train.Footprint{Rank: len(r.ranks), Largest: w[5],
+			Memory: program.Memory{Optimizer: n[0], Params: n[1], Grads: n[2], Activations: n[3],
+				Temp: n[4]}})
 	}
 	for text := range strings.SplitSeq(f[4], "; ") {
 		w := strings.Fields(text)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -13,7 +14,8 @@ func TestRanksThatHoldTheSame(t *testing.T) {
 	var b bytes.Buffer
 	var list []*train.Footprint
 	for rank, state := range []int64{5, 7, 7, 7, 5} {
-		list = append(list, &train.Footprint{Rank: rank, State: state, Largest: "x"})
+		list = append(list, &train.Footprint{Rank: rank,
+			Memory: program.Memory{Optimizer: state}, Largest: "x"})
 	}
 	printRanks(&b, list)
 	if n := strings.Count(b.String(), "\nrank "); n != 2 || !strings.Contains(b.String(), "ranks 2 to 3") {

@@ -72,6 +72,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 		verdict = "does not fit"
 	}
 	fmt.Fprintf(w, "peak        %s of %s GiB   %s\n", gib(d.Peak), gib(d.Capacity), verdict)
+	fmt.Fprintf(w, "            %s GiB\n", causes(d.Memory))
 	if d.Policy != "" {
 		fmt.Fprintf(w, "precision   %s\n", d.Policy)
 	}

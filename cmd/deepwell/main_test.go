@@ -1,10 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -35,7 +38,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           filepath.Join("testdata", "script"),
 		UpdateScripts: *update,
-		Cmds:          map[string]func(*testscript.TestScript, bool, []string){"poison": poison},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"poison": poison, "onejson": oneJSON},
 		Condition: func(cond string) (bool, error) {
 			return cond == "nvmlstub" && stub != "" || cond == "long" && long.Enabled, nil
 		},
@@ -47,6 +51,22 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 	})
+}
+
+// oneJSON holds the last command's output to one JSON object that has the named members, and with
+// a negation to one that has none of them.
+func oneJSON(ts *testscript.TestScript, neg bool, args []string) {
+	text := json.NewDecoder(strings.NewReader(ts.ReadFile("stdout")))
+	var object map[string]any
+	ts.Check(text.Decode(&object))
+	if text.Decode(&object) != io.EOF {
+		ts.Fatalf("more than one JSON object")
+	}
+	for _, name := range args {
+		if _, ok := object[name]; ok == neg {
+			ts.Fatalf("member %q: %v", name, ok)
+		}
+	}
 }
 
 // poison makes the last element of a file of weights, in bf16 or f32, no number.

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/autoplan"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/program"
 )
 
 func (a *app) plan() *cobra.Command {
@@ -106,10 +107,7 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 	if found.Calibrated > 0 {
 		fmt.Fprintf(w, "calibrated by %s of this model on this card\n", runsOf(found.Calibrated))
 	}
-	m := best.Estimate.Memory
-	fmt.Fprintf(w, "peak of #1: params %s · gradients %s · optimizer %s · activations %s · temp %s"+
-		" GiB\n", gib(m.Params+m.Copies), gib(m.Grads), gib(m.Optimizer), gib(m.Activations),
-		gib(m.Temp+m.Runtime))
+	fmt.Fprintf(w, "peak of #1: %s GiB\n", causes(best.Memory))
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
 		human.Amount(found.Bill.Money))
 	if found.Emit != "" {
@@ -119,6 +117,15 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 		fmt.Fprintf(w, "wrote %s · next: %s\n", found.Output, found.Next)
 	}
 	return nil
+}
+
+// causes lists what a device's memory is for, in GiB.
+func causes(m program.Memory) string {
+	var list []string
+	for _, c := range m.Causes() {
+		list = append(list, c.Name+" "+gib(c.Bytes))
+	}
+	return strings.Join(list, " · ")
 }
 
 // writeToday tells what a person runs and what to change, the best first.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ type app struct {
 	json           bool
 	verbose        bool
 	finish         func() // wipes the live line
+	result         any    // what --json prints when the command has ended; nil if it gave nothing
 }
 
 // run executes one command line and gives the exit status.
@@ -41,6 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer,
 	err := root.ExecuteContext(ctx)
 	a.finish()
 	if err == nil {
+		a.flush(nil)
 		return 0
 	}
 	why, ok := errors.AsType[stopped](context.Cause(ctx))
@@ -55,7 +58,7 @@ func (a *app) fail(err error) int {
 	e := diag.From(err)
 	switch {
 	case a.json:
-		a.print(map[string]*diag.Error{"error": e})
+		a.flush(e)
 	case e.Class() == diag.Interrupted || e.Class() == diag.Terminated:
 		// It was asked for: no error, so no code.
 		fmt.Fprintln(a.stderr, strings.Join(slices.DeleteFunc([]string{e.What, e.Fix},
@@ -230,14 +233,40 @@ func (a *app) table(head string, rows func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// print writes a value as indented JSON.
-func (a *app) print(v any) {
-	js, err := json.MarshalIndent(v, "", "  ")
+// print keeps a value for the end of the command: --json promises one object, and a verb may still
+// fail after it has a result.
+func (a *app) print(v any) { a.result = v }
+
+// flush writes the result as indented JSON, an object with the error, if there is one, as its last
+// member.
+func (a *app) flush(failed *diag.Error) {
+	if a.result == nil && failed == nil {
+		return
+	}
+	js := []byte("{}")
+	var err error
+	if a.result != nil {
+		js, err = json.Marshal(a.result)
+	}
+	if failed != nil && err == nil {
+		var what []byte
+		if what, err = json.Marshal(failed); err == nil {
+			js = bytes.TrimSuffix(js, []byte("}"))
+			if len(js) > 1 {
+				js = append(js, ',')
+			}
+			js = fmt.Appendf(js, `"error":%s}`, what)
+		}
+	}
+	var out bytes.Buffer
+	if err == nil {
+		err = json.Indent(&out, js, "", "  ")
+	}
 	if err != nil {
 		fmt.Fprintln(a.stderr, diag.From(err).Format())
 		return
 	}
-	fmt.Fprintln(a.stdout, string(js))
+	fmt.Fprintln(a.stdout, out.String())
 }
 
 // help prints the help of a command, or with --json that of all commands as data.

@@ -151,7 +151,7 @@ func (g *gradient) cpuSet(weights int64, back bool) int64 {
 // unrolled tells whether the layers are written one after another (train.Write).
 func (p *Predictor) unrolled(pl *plan.Plan) bool {
 	return p.cpu && p.config.Layers <= 32 && len(pl.Recompute) == 0 &&
-		pl.PP.Size <= 1 && !pl.TP.Overlap
+		pl.PP.Size <= 1 && !pl.TP.Overlap && !pl.Offloads(plan.Activations)
 }
 
 // rounded adds the head's table, which products take in bf16 if it can be turned, and in the place

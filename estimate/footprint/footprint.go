@@ -7,37 +7,31 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/schedule"
 )
 
 // A Rank is what one device of a rank of the pipeline holds at the worst moment of a step, in
 // bytes.
 type Rank struct {
-	State     int64 // masters and what the optimizer keeps
-	Copies    int64 // that the model computes with
-	Grads     int64 // kept between programs
-	Residuals int64 // of microbatches in flight
-	Program   int64 // what the program adds that runs then
-	Largest   string
+	program.Memory
+	Largest string // the program that runs then
+	// Update is what the programs at the end of a step need, when no microbatch is there; 0 if that
+	// is less than what is needed at another time.
+	Update int64
 }
 
-// Total is the sum of all causes.
-func (r *Rank) Total() int64 { return r.State + r.Copies + r.Grads + r.Residuals + r.Program }
-
-// A Stage is what one virtual stage holds on a device, in bytes: what stays, what a microbatch
-// keeps from its forward pass on, and what comes on top while one is at work.
-type Stage struct{ State, Grads, Residual, Transient int64 }
-
-// A Footprint is what the devices of a plan hold.
+// A Footprint is what the devices of a plan hold: ranks at their worst moment, and virtual stages.
 type Footprint struct {
-	Ranks  []Rank
-	Stages []Stage
+	Ranks []Rank
+	Loads []schedule.Load
 }
 
 // Peak is the rank that holds most.
 func (f *Footprint) Peak() *Rank {
 	most := 0
 	for i := range f.Ranks {
-		if f.Ranks[i].Total() > f.Ranks[most].Total() {
+		if f.Ranks[i].Sum() > f.Ranks[most].Sum() {
 			most = i
 		}
 	}
@@ -64,7 +58,7 @@ type Predictor struct {
 	temps    map[programKey]int64
 	sized    map[programKey]*stage
 	updates  map[updateKey]int64
-	walks    *Walks
+	walks    *schedule.Walks
 	place    place
 
 	result Footprint // of the plan that is predicted, and what it is made of
@@ -82,7 +76,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
 		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
 		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, updates: map[updateKey]int64{},
-		walks: &Walks{}}
+		walks: &schedule.Walks{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -92,7 +86,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 }
 
 // Share has the predictor use schedules that others go through as well, at the same time or not.
-func (p *Predictor) Share(w *Walks) { p.walks = w }
+func (p *Predictor) Share(w *schedule.Walks) { p.walks = w }
 
 // lay lays all parameters out, once for each way.
 func (p *Predictor) lay(tp, fsdp int64) []param {
@@ -174,6 +168,7 @@ type way struct {
 	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
 	sharded         bool   // fsdp has devices
 	unrolled        bool   // layers are written one after another
+	offload, hosted bool   // activations, and what only the update takes, are on the host
 	link            link
 }
 
@@ -183,7 +178,9 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
 		parts:   pl.Microbatches,
 		spread:  max(pl.DP, 1)*s.cp > 1,
-		sharded: s.fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl)}
+		sharded: s.fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl),
+		offload: !p.cpu && pl.Offloads(plan.Activations),
+		hosted:  !p.cpu && pl.Offloads(plan.OptimizerState)} // on a CPU nothing is moved
 	if w.zero < 3 {
 		w.gather = "step"
 	}
@@ -223,8 +220,7 @@ func (w *way) grads(h *holding) int64 {
 }
 
 // Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
-// fits the model ([plan.Plan.Check]) and offloads nothing. The result is the predictor's own until
-// it predicts again.
+// fits the model ([plan.Plan.Check]). The result is the predictor's own until it predicts again.
 func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	if pl.PP.Size > 1 {
 		return p.pipeline(pl)
@@ -235,26 +231,53 @@ func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	list := p.held(&s, t)
 	var r Rank
 	r.resident(&w, list)
-	var most int64
-	for _, n := range p.programs(pl, &s, &w, t, list) {
-		r.worst(0, n)
-		if n.results == 0 {
-			most = max(most, n.temp)
+	needs := p.programs(pl, &s, &w, t, list)
+	end := len(needs) - 1 // the update
+	for _, n := range needs[:end] {
+		if n.temp > r.Temp || r.Largest == "" {
+			r.Temp, r.Largest = n.temp, n.name
 		}
 	}
-	g := gradient{p: p, s: &s, again: againOf(pl.Recompute), part: t}
-	kept := min(most, sum(g.kept()))
-	return Footprint{[]Rank{r}, []Stage{{r.State + r.Copies, r.Grads, kept, most - kept}}}, nil
+	// Loss and gradients are one program, in whose temp the residuals are.
+	g := gradient{p: p, s: &s, w: &w, again: againOf(pl.Recompute), part: t, params: list,
+		forward: true, backward: true}
+	r.Activations = min(r.Temp, g.residuals())
+	r.Temp -= r.Activations
+	l := schedule.Load{Kept: r.Activations}
+	l.Passing[schedule.Forward] = r.Activations
+	l.Temp[schedule.Forward], l.Temp[schedule.Backward] = r.Temp, r.Temp
+	r.end(needs[end])
+	return Footprint{[]Rank{r}, []schedule.Load{l}}, nil
 }
 
 // resident counts what stays from step to step.
 func (r *Rank) resident(w *way, list []holding) {
 	for i := range list {
 		h := &list[i]
-		r.State += h.stored() * 12 // master and two moments in f32
-		r.Copies += w.copies(h)
+		params, optimizer, host := w.state(h)
+		r.Params += params
+		r.Optimizer += optimizer
+		r.Host += host
 		r.Grads += w.grads(h)
 	}
+}
+
+// state is the bytes of what the model computes with, and of what only the update takes: two
+// moments, and the master where there is a copy of it. The latter may be on the host, but for
+// masters that copies in blocks are made of.
+func (w *way) state(h *holding) (params, optimizer, host int64) {
+	n := h.stored() * 4 // in f32
+	if params, optimizer = w.copies(h), 3*n; params == 0 {
+		params, optimizer = n, 2*n
+	}
+	if !w.hosted {
+		return params, optimizer, 0
+	}
+	stays := int64(0)
+	if h.few != nil {
+		stays = h.param.stored * (h.few.mx + h.few.nv) * 4
+	}
+	return params, stays, optimizer - stays
 }
 
 // A need is what a program adds to what is on the device while it runs: the temp that XLA reports,
@@ -265,9 +288,12 @@ type need struct {
 	results int64
 }
 
-func (r *Rank) worst(residuals int64, n need) {
-	if added := n.temp + n.results; residuals+added > r.Residuals+r.Program || r.Largest == "" {
-		r.Residuals, r.Program, r.Largest = residuals, added, n.name
+// end counts a program that runs when no microbatch is there.
+func (r *Rank) end(n need) {
+	added := n.temp + n.results
+	r.Update = max(r.Update, added)
+	if added > r.Activations+r.Temp {
+		r.Activations, r.Temp, r.Largest = 0, added, n.name
 	}
 }
 
@@ -289,7 +315,17 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []holding, sums b
 	for i := range list {
 		n.results += w.copies(&list[i])
 	}
-	n.temp = p.updateTemp(w, s, list, sums) + made(list)
+	n.temp = p.updateTemp(w, s, list, sums) + made(list) + w.fetched(list)
+	return n
+}
+
+// fetched is what an update has of state on the host: that of the parameter it is at, and of the
+// next one, which is on its way.
+func (w *way) fetched(list []holding) (n int64) {
+	for i := range list {
+		_, _, host := w.state(&list[i])
+		n = max(n, 2*host)
+	}
 	return n
 }
 

@@ -40,7 +40,7 @@ type programKey struct {
 }
 
 // splitBit is of keys of stages.
-const splitBit = 18
+const splitBit = 19
 
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
@@ -48,7 +48,8 @@ func (g *gradient) key() programKey {
 	k := programKey{g.s.rows, g.s.seq, g.part.rounds, g.s.tp, g.s.cp, g.s.fsdp, g.part.mix, 0}
 	for i, yes := range [...]bool{g.forward, g.backward, g.onto, p.TP.Sequence, p.TP.Overlap,
 		g.p.rounded(p), w.alone, w.unrolled, g.part.first, g.part.last, a.norm, a.attn, a.mlp, a.head,
-		w.gather == "micro", w.gather == "layer", p.CP.Kind == "ring", p.CP.Balance} {
+		w.gather == "micro", w.gather == "layer", p.CP.Kind == "ring", p.CP.Balance,
+		w.offload} {
 		if yes {
 			k.flags |= 1 << i
 		}
@@ -86,7 +87,7 @@ func (g *gradient) onGPU() int64 {
 	flow := g.s.values(g.s.piece, g.s.embed)
 	whole := g.s.values(g.s.tokens, g.s.embed)
 	logits := g.s.tokens * g.s.vocab * g.s.elem
-	if joint {
+	if joint && !g.w.offload {
 		for _, k := range g.kept() {
 			if g.plan.TP.Overlap { // each half of the batch has its own
 				k.bytes, k.count = k.bytes/2, 2*k.count

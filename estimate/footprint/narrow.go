@@ -213,8 +213,9 @@ func (s *sizes) keptIn(a again, c *class) []values {
 		ups = []string{"gate", "up"}
 	}
 	if !a.norm {
-		instead(0, s.piece, s.embed, false, "q", "k", "v")
-		instead(0, s.piece, s.embed, false, ups...)
+		// A half that is computed again begins with the norm's own result.
+		instead(0, s.piece, s.embed, a.attn, "q", "k", "v")
+		instead(0, s.piece, s.embed, a.mlp, ups...)
 	}
 	if !a.mlp {
 		instead(1, s.tokens, s.mlp, false, "down")

@@ -3,196 +3,57 @@ package footprint
 import (
 	"fmt"
 	"slices"
-	"sync"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
 )
-
-// A shape is a schedule and its size.
-type shape struct {
-	name                   string
-	ranks, virtual, micros int64
-}
-
-// An event is an action of a rank with what it holds then: by turn, microbatches between forward
-// and the input's gradient, and between that and the weights'.
-type event struct {
-	kind    schedule.Kind
-	stage   int
-	forward [maxTurns]int16
-	input   [maxTurns]int16
-}
-
-// maxTurns bounds the virtual stages of a rank: more are not of use, since each sends.
-const maxTurns = 32
-
-// events are those of each rank that differ, and which stages it has.
-type events struct {
-	ranks [][]event
-	// even are those of a rank whose stages are alike: then it does not matter which of them holds a
-	// microbatch, and all are counted in the first turn.
-	even  [][]event
-	of    [][]int // stages of a rank
-	split bool
-}
-
-// Walks are schedules that were gone through. Predictors may share them.
-type Walks struct {
-	mu   sync.Mutex
-	made map[shape]*events
-}
-
-// enough is how many microbatches for each rank show what is held at most: what comes after
-// repeats. GPipe holds all that there are.
-const enough = 4
-
-// walk goes through a schedule, once for each shape.
-func (p *Predictor) walk(pl *plan.Plan) (*events, error) {
-	key := shape{pl.PP.Schedule, pl.PP.Size, pl.PP.Virtual, pl.Microbatches}
-	if key.name != "gpipe" {
-		key.micros = min(key.micros, enough*key.ranks)
-	}
-	w := p.walks
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e := w.made[key]; e != nil {
-		return e, nil
-	}
-	short := *pl
-	short.Microbatches = key.micros
-	s, err := short.Schedule()
-	if err != nil {
-		return nil, err
-	}
-	if s.Virtual > maxTurns {
-		return nil, diag.New(diag.NotSupported, "%d virtual stages on a rank", s.Virtual).
-			Try("at most %d", maxTurns)
-	}
-	if w.made == nil {
-		w.made = map[shape]*events{}
-	}
-	w.made[key] = eventsOf(s)
-	return w.made[key], nil
-}
-
-// eventsOf goes through the lists of a schedule.
-func eventsOf(s *schedule.Schedule) *events {
-	e := &events{ranks: make([][]event, s.Ranks), even: make([][]event, s.Ranks),
-		of: make([][]int, s.Ranks)}
-	for rank, list := range s.Lists {
-		for turn := range s.Virtual {
-			e.of[rank] = append(e.of[rank], s.Stage(rank, turn))
-		}
-		for place, held := range s.InFlight(rank) {
-			now := event{kind: list[place].Kind, stage: list[place].Stage}
-			for turn := range s.Virtual {
-				now.forward[turn], now.input[turn] = int16(held.Forward[turn]), int16(held.Input[turn])
-			}
-			e.split = e.split || now.kind == schedule.Input
-			e.ranks[rank] = most(e.ranks[rank], &now, s.Virtual)
-			e.even[rank] = most(e.even[rank], now.joined(s.Virtual, e.of[rank][0]), 1)
-		}
-	}
-	return e
-}
-
-// most adds an event to those of a rank, of which it keeps only what may need most: an action at
-// which no less of anything is held stands for all others of the same program.
-func most(list []event, v *event, turns int) []event {
-	for i := range list {
-		if list[i].covers(v, turns) {
-			return list
-		}
-	}
-	kept := list[:0]
-	for i := range list {
-		if !v.covers(&list[i], turns) {
-			kept = append(kept, list[i])
-		}
-	}
-	return append(kept, *v)
-}
-
-// joined counts all turns as the first, whose stage is given.
-func (v *event) joined(turns, stage int) *event {
-	out := &event{kind: v.kind, stage: stage}
-	for t := range turns {
-		out.forward[0] += v.forward[t]
-		out.input[0] += v.input[t]
-	}
-	return out
-}
-
-// covers tells whether an event needs no less than another, whatever microbatches keep.
-func (v *event) covers(w *event, turns int) bool {
-	if v.kind != w.kind || v.stage != w.stage {
-		return false
-	}
-	for t := range turns {
-		if v.forward[t] < w.forward[t] || v.input[t] < w.input[t] {
-			return false
-		}
-	}
-	return true
-}
 
 // A stage is what one virtual stage has: bytes of a microbatch between its actions, and programs.
 type stage struct {
 	part
 	params                           []holding
-	taken, kept, handed, seeds       int64
+	load                             schedule.Load
 	forward, backward, input, weight need
 }
 
 // stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
 type stages struct {
 	kinds []stage
-	of    []int // the kind of each
+	loads []schedule.Load // of each kind
+	of    []int           // the kind of each
 }
 
 func (l *stages) at(k int) *stage { return &l.kinds[l.of[k]] }
 
-// even tells whether some stages are all alike.
-func (l *stages) even(some []int) bool {
-	for _, k := range some[1:] {
-		if l.of[k] != l.of[some[0]] {
-			return false
-		}
-	}
-	return true
+// walk goes through the plan's schedule.
+func (p *Predictor) walk(pl *plan.Plan) (*schedule.Walk, error) {
+	return p.walks.Of(pl.PP.Schedule, schedule.Shape{Ranks: int(pl.PP.Size),
+		Virtual: int(pl.PP.Virtual), Micros: int(pl.Microbatches)})
 }
 
 // pipeline predicts a plan with stages.
 func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
-	e, err := p.walk(pl)
+	walk, err := p.walk(pl)
 	if err != nil {
 		return Footprint{}, err
 	}
 	s := p.sizes(pl)
 	w := p.way(pl, &s)
-	list := p.stages(pl, &s, &w, e)
+	list := p.stages(pl, &s, &w, walk)
 	f := &p.result
-	f.Ranks = slices.Grow(f.Ranks[:0], len(e.ranks))[:len(e.ranks)]
-	f.Stages = slices.Grow(f.Stages[:0], len(list.of))[:len(list.of)]
-	for k, kind := range list.of {
-		if k > 0 && kind == list.of[k-1] {
-			f.Stages[k] = f.Stages[k-1]
-			continue
-		}
-		st := &list.kinds[kind]
-		var own Rank
-		own.resident(&w, st.params)
-		f.Stages[k] = Stage{own.State + own.Copies, own.Grads, st.kept, st.most()}
+	ranks := len(walk.Stages)
+	f.Ranks = slices.Grow(f.Ranks[:0], ranks)[:ranks]
+	f.Loads = f.Loads[:0]
+	for _, kind := range list.of {
+		f.Loads = append(f.Loads, list.loads[kind])
 	}
 	var still Rank // of the rank before, as long as no microbatch is there
 	var bound int64
 	for rank := range f.Ranks {
 		r := &f.Ranks[rank]
-		if rank == 0 || !e.alike(rank, list) {
+		if rank == 0 || !list.alike(walk.Stages[rank-1], walk.Stages[rank]) {
 			p.all = p.all[:0]
-			for _, k := range e.of[rank] {
+			for _, k := range walk.Stages[rank] {
 				p.all = join(p.all, list.at(k).params)
 			}
 			still = Rank{}
@@ -200,29 +61,23 @@ func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 			bound = w.updateBound(p.all)
 		}
 		*r = still
-		happened, of := e.ranks[rank], e.of[rank]
-		if list.even(of) {
-			happened, of = e.even[rank], of[:1]
-		}
-		for i := range happened {
-			happened[i].happen(r, list, of)
-		}
-		if bound > r.Residuals+r.Program { // else it is not worth asking
-			r.worst(0, p.reduce("reduce", &w, &s, p.all))
-			r.worst(0, p.update("adamw", &w, &s, p.all, false))
+		at, activations, temp := walk.Peak(rank, list.of, list.loads)
+		r.Activations, r.Temp, r.Largest = activations, temp, programNames[at.Kind]
+		if bound > activations+temp { // else it is not worth asking
+			r.end(p.reduce("reduce", &w, &s, p.all))
+			r.end(p.update("adamw", &w, &s, p.all, false))
 		}
 	}
 	return *f, nil
 }
 
-// alike tells whether a rank has the same parts of the model as the one before it.
-func (e *events) alike(rank int, list *stages) bool {
-	for i, k := range e.of[rank] {
-		if list.of[k] != list.of[e.of[rank-1][i]] {
-			return false
-		}
-	}
-	return true
+// programNames are those of a stage, by kind of action.
+var programNames = [...]string{schedule.Forward: "forward", schedule.Backward: "backward",
+	schedule.Input: "input", schedule.Weight: "weight"}
+
+// alike tells whether two ranks have the same parts of the model.
+func (l *stages) alike(one, other []int) bool {
+	return slices.EqualFunc(one, other, func(a, b int) bool { return l.of[a] == l.of[b] })
 }
 
 // join adds the parameters of a stage to those of its rank, which has a tied table once.
@@ -233,37 +88,6 @@ func join(all, more []holding) []holding {
 		}
 	}
 	return all
-}
-
-// happen adds up what the stages of a rank hold when an action is at work.
-func (v *event) happen(r *Rank, list *stages, of []int) {
-	held := int64(0)
-	for t, k := range of {
-		st := list.at(k)
-		held += int64(v.forward[t])*st.kept + int64(v.input[t])*st.handed
-	}
-	k := list.at(v.stage)
-	switch v.kind {
-	case schedule.Forward:
-		r.worst(held+k.taken, k.forward)
-	case schedule.Backward:
-		r.worst(held+k.seeds, k.backward)
-	case schedule.Input:
-		if k.input.name != "" {
-			r.worst(held+k.seeds, k.input)
-		}
-	case schedule.Weight:
-		r.worst(held, k.weight)
-	}
-}
-
-// most is what a stage needs at most while it is at work on a microbatch, beside what that keeps.
-func (st *stage) most() (n int64) {
-	n = st.taken + st.forward.temp + st.forward.results - st.kept
-	for _, one := range []need{st.backward, st.input, st.weight} {
-		n = max(n, st.seeds+one.temp+one.results)
-	}
-	return n
 }
 
 // reduce is the program that adds gradients up over the mesh of a rank.
@@ -281,10 +105,10 @@ func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 }
 
 // stages sizes the virtual stages. The result is the predictor's own until the next one.
-func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) *stages {
+func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *stages {
 	list := &p.list
-	list.kinds, list.of = list.kinds[:0], list.of[:0]
-	n := len(e.of) * len(e.of[0])
+	list.kinds, list.loads, list.of = list.kinds[:0], list.loads[:0], list.of[:0]
+	n := len(e.Stages) * len(e.Stages[0])
 	each, more, at := p.rounds/int64(n), p.rounds%int64(n), int64(0)
 	for k := range n {
 		rounds := each
@@ -294,7 +118,8 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *events) *stages {
 		t := p.part(at, rounds, k == 0, k == n-1)
 		at += rounds
 		if last := len(list.kinds) - 1; last < 0 || list.kinds[last].part != t {
-			list.kinds = append(list.kinds, *p.stage(pl, s, w, t, e.split))
+			list.kinds = append(list.kinds, *p.stage(pl, s, w, t, e.Split))
+			list.loads = append(list.loads, list.kinds[len(list.kinds)-1].load)
 		}
 		list.of = append(list.of, len(list.kinds)-1)
 	}
@@ -319,9 +144,10 @@ func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *
 	return st
 }
 
-// size works out what the stage takes, keeps and hands on, and its programs.
+// size works out what the stage takes, keeps and hands on, and its programs. What goes to the host
+// is counted nowhere.
 func (st *stage) size(g *gradient, split bool) {
-	p, s, w := g.p, g.s, g.w
+	p, s, l := g.p, g.s, &st.load
 	flow, ids := s.values(s.piece, s.embed), s.tokens*4
 	places := ids // positions
 	if p.cpu {
@@ -330,39 +156,72 @@ func (st *stage) size(g *gradient, split bool) {
 	if p.config.Learned && !st.first {
 		places -= ids
 	}
-	results := sum(g.kept())
-	st.kept, st.taken = results+places, places
+	taken, seeds, results := places, int64(0), g.residuals()+g.staying()
+	l.Kept = results + places
 	if st.first {
-		st.kept += ids
-		st.taken += ids
+		l.Kept += ids
+		taken += ids
 	} else {
-		st.taken += flow
+		taken += flow
 	}
 	if st.last {
-		last := flow + s.tokens*s.vocab*s.elem + 4*s.tokens
-		if !g.again.norm {
-			last += flow
-		}
-		st.kept += last + ids
-		st.taken += ids
-		results += last
+		l.Kept += ids
+		taken += ids
 	} else {
 		results += flow
-		st.seeds = flow
-	}
-	if g.stays() {
-		for i := range st.params {
-			h := &st.params[i]
-			if h.cut && (h.stack || st.last && (h.name != "embed" || p.config.Tied)) {
-				st.kept += h.whole() * w.elem
-				results += h.whole() * w.elem
-			}
-		}
+		seeds = flow
 	}
 	g.forward = true
 	st.forward = need{"forward", g.temp(), results}
 	g.forward, g.backward = false, true
 	st.back(g, flow, split)
+	st.charge(schedule.Forward, taken, st.forward)
+	st.charge(schedule.Backward, seeds, st.backward)
+	st.charge(schedule.Input, seeds, st.input)
+	st.charge(schedule.Weight, 0, st.weight)
+}
+
+// residuals is the bytes of what the way back takes from the way forward, beside parameters and
+// data: stacks of all layers, unless they are on the host, and what the head keeps.
+func (g *gradient) residuals() (n int64) {
+	s := g.s
+	if !g.w.offload {
+		n = sum(g.kept())
+	}
+	if g.part.last {
+		flow := s.values(s.piece, s.embed)
+		n += flow + s.tokens*s.vocab*s.elem + 4*s.tokens
+		switch {
+		case g.forward && g.backward && s.piece < s.tokens: // the head's input stays gathered
+			n += s.values(s.tokens, s.embed)
+		case !g.again.norm:
+			n += flow
+		}
+	}
+	return n
+}
+
+// staying is the bytes of gathered parameters that a stage hands from its way forward to its way
+// back.
+func (g *gradient) staying() (n int64) {
+	if !g.stays() {
+		return 0
+	}
+	for i := range g.params {
+		h := &g.params[i]
+		if h.cut && (h.stack || g.part.last && (h.name != "embed" || g.p.config.Tied)) {
+			n += h.whole() * g.w.elem
+		}
+	}
+	return n
+}
+
+// charge counts a program: what it takes beside what microbatches hold, what it gives, and its
+// temp.
+func (st *stage) charge(k schedule.Kind, taken int64, n need) {
+	if n.name != "" {
+		st.load.Passing[k], st.load.Temp[k] = taken+n.results, n.temp
+	}
 }
 
 // back sizes the programs of the way back: one, or two halves of it.
@@ -375,11 +234,11 @@ func (st *stage) back(g *gradient, flow int64, split bool) {
 	case !split:
 		st.backward = need{"backward", g.temp(), given}
 	case st.first: // there is no input to have a gradient
-		st.handed = st.kept
+		st.load.Handed = st.load.Kept
 		st.weight = need{"weight", g.temp(), 0}
 	default:
 		var made int64
-		st.handed, made = g.handed()
+		st.load.Handed, made = g.handed()
 		g.half = ofInput
 		st.input = need{"input", g.temp(), given + made}
 		g.half = ofWeights
@@ -408,6 +267,9 @@ func (g *gradient) handed() (all, made int64) {
 	part(a.attn, out, out)
 	rounds := g.part.rounds * s.layers
 	made, kept = made*rounds, kept*rounds
+	if g.w.offload { // what the forward pass stacked up is on the host
+		kept = 0
+	}
 	if g.part.last {
 		made += s.values(s.tokens, s.vocab) + 8*s.piece*s.embed
 		kept += flow
@@ -416,7 +278,8 @@ func (g *gradient) handed() (all, made int64) {
 }
 
 // stageNeeds lists the programs of all stages and ranks.
-func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way, e *events) (list []need) {
+func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way,
+	e *schedule.Walk) (list []need) {
 	stages := p.stages(pl, s, w, e)
 	for k := range stages.of {
 		st := stages.at(k)
@@ -425,9 +288,9 @@ func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way, e *events) (list
 			list = append(list, n)
 		}
 	}
-	for rank := range e.ranks {
+	for rank, of := range e.Stages {
 		var all []holding
-		for _, k := range e.of[rank] {
+		for _, k := range of {
 			all = join(all, stages.at(k).params)
 		}
 		name := fmt.Sprintf("rank%d.", rank)

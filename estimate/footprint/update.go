@@ -51,7 +51,7 @@ func (w *way) updateBound(list []holding) (n int64) {
 		h := &list[i]
 		n += h.stored()*(20+w.elem+w.sum+w.grad) + h.whole()*(w.elem+w.sum) + w.copies(h)
 	}
-	return n
+	return n + w.fetched(list)
 }
 
 // An updateKey is all that the buffers of an update depend on. The stages of a rank are told by how

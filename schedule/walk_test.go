@@ -1,10 +1,8 @@
-package footprint
+package schedule
 
 import (
 	"reflect"
 	"testing"
-
-	"github.com/deepwell/deepwell/schedule"
 )
 
 // After some microbatches for each rank, more of them hold no more.
@@ -22,16 +20,16 @@ func TestEnoughMicrobatches(t *testing.T) {
 				if !fits {
 					continue
 				}
-				var want *events
+				var want *Walk
 				for _, micros := range []int{enough * ranks, (enough + 3) * ranks, enough*ranks + 1} {
 					if name == "interleaved" && micros%ranks != 0 {
 						continue
 					}
-					s, err := schedule.New(name, schedule.Shape{Ranks: ranks, Virtual: virtual, Micros: micros})
+					s, err := New(name, Shape{Ranks: ranks, Virtual: virtual, Micros: micros})
 					if err != nil {
 						t.Fatal(err)
 					}
-					got := eventsOf(s)
+					got := s.Walk()
 					if want == nil {
 						want = got
 					}
