@@ -1,4 +1,5 @@
-// Command copy times 256 MB to a CPU device and back against a plain copy, in turns in one run.
+// Command copy times 256 MB to a CPU device and back, and cutting state for a device, against a
+// plain copy, in turns in one run.
 package main
 
 import (
@@ -81,5 +82,6 @@ func run(ctx context.Context) error {
 		fmt.Printf("%-18s %8.2f ms  %6.1f GB/s  %4.0f %% of a plain copy\n", name, m.Seconds()*1e3,
 			size/m.Seconds()/1e9, 100*plain.Seconds()/m.Seconds())
 	}
+	boxes()
 	return nil
 }

@@ -66,6 +66,13 @@ func TestCopyIsAnElementAtATime(t *testing.T) {
 		check(t, box([]int64{7, 301, 655}, []int64{6, 299, 653}, order, 1), 4)
 	}
 	check(t, box([]int64{1301, 1155}, []int64{1299, 1153}, []int{1, 0}, 1), 4)
+	// Whole tiles and panels, to the last byte of either array.
+	for _, n := range []int64{4, 32, 64, 1024, 2048, 4096} {
+		for _, width := range []int64{2, 4, 8} {
+			check(t, box([]int64{3, 64, n}, []int64{3, 64, n}, []int{0, 2, 1}, 0), width)
+			check(t, box([]int64{n, 96}, []int64{n, 32}, []int{1, 0}, 0), width)
+		}
+	}
 }
 
 func check(t interface{ Fatalf(string, ...any) }, axes []Axis, width int64) {

@@ -41,7 +41,9 @@ func (c *copier) tiles(dst, panel []byte, rows, cols, dstStride int64) {
 			transpose2(dst[j*dstStride:], panel[j*w:], dstStride)
 		}
 	}
-	edge(dst[j*dstStride:], panel[j*w:], w, rows, cols-j, dstStride)
+	if j < cols {
+		edge(dst[j*dstStride:], panel[j*w:], w, rows, cols-j, dstStride)
+	}
 }
 
 // transpose4 moves four columns of a panel of elements of four bytes: (i, j) lies at i·panelLine +
