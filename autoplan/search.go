@@ -383,7 +383,7 @@ func (w *worker) least(n node, c cut) float64 {
 		return n.bound // the family's first plan says as much
 	}
 	e, _, err := w.within(n, family{c, order{"1f1b", 1}}, w.searcher.variants[0],
-		estimate.Limits{Peak: 1})
+		estimate.Limits{Step: 1e-9, Brief: true}) // only the times of its stages are asked for
 	if err != nil {
 		return n.bound
 	}
@@ -460,7 +460,7 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 		limit /= s.money(n)
 	}
 	if step := limit * s.job.tokens(n.rows); !math.IsInf(step, 1) {
-		most.Step = step
+		most.Step, most.Brief = step, true
 	}
 	most.Peak = s.job.Capacity
 	return most

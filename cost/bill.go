@@ -79,7 +79,7 @@ func entries(g *ir.Graph, ops []*ir.Op) (list []entry) {
 		case g.Work(op).Class != ir.Fused:
 			list = append(list, entry{op: op, handed: handed})
 			if op.Attrs.Text("ring") != "" {
-				handed = append(handed[:len(handed):len(handed)], op.In[1:3]...)
+				handed = append(slices.Clip(handed), op.In[1:3]...)
 			}
 		default:
 			root[op] = op

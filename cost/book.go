@@ -83,8 +83,15 @@ type Part struct {
 	// product of an end.
 	Attention, Head *Item
 
-	part *part
-	x    *scaler
+	part  *part
+	x     *scaler
+	items *items
+}
+
+// items are worked out once.
+type items struct {
+	once sync.Once
+	list [passes][]Item
 }
 
 // A Param is a parameter of a part, in elements of one round, before data axes cut it. What both
@@ -108,6 +115,7 @@ type Book struct {
 	policy *precision.Policy
 
 	mu     sync.Mutex
+	losses map[Cut]*ir.Graph // of what is computed again none
 	sheets map[Cut]*sheet
 	bills  map[Cut]*Bill
 }
@@ -118,9 +126,12 @@ func New(c *model.Config, arch string, policy *precision.Policy) *Book {
 	if policy != nil && !policy.Quantizes() {
 		policy = nil
 	}
-	return &Book{config: c, set: kernels.For(arch), policy: policy, sheets: map[Cut]*sheet{},
-		bills: map[Cut]*Bill{}}
+	return &Book{config: c, set: kernels.For(arch), policy: policy, losses: map[Cut]*ir.Graph{},
+		sheets: map[Cut]*sheet{}, bills: map[Cut]*Bill{}}
 }
+
+// In tells whether the book is that of a policy.
+func (b *Book) In(policy *precision.Policy) bool { return b.policy == policy }
 
 // Bill gives the bill of a cut. It belongs to the book.
 func (b *Book) Bill(c Cut) (*Bill, error) {
@@ -152,8 +163,15 @@ func (b *Book) like(c Cut) Cut {
 		c.Rows = 2
 	}
 	even := m.Heads%c.TP == 0 && m.KVHeads%c.TP == 0 && m.MLP%c.TP == 0 && m.Vocab%c.TP == 0
-	if b.policy != nil { // whether pieces have whole blocks depends on their sizes
-		return c
+	if b.policy != nil { // pieces of whole blocks stay so where they are larger
+		whole := []int64{m.Hidden, m.MLP / c.TP, m.Heads * m.HeadDim / c.TP, m.KVHeads * m.HeadDim / c.TP,
+			c.Seq / (c.CP * c.TP)}
+		for _, n := range whole {
+			even = even && n%64 == 0
+		}
+		if !even {
+			return c
+		}
 	}
 	if c.TP%2 == 0 && even {
 		c.TP = 2
@@ -164,21 +182,22 @@ func (b *Book) like(c Cut) Cut {
 	return c
 }
 
-// build makes the graphs of a microbatch as training does, on a mesh without data axes.
-func (b *Book) build(c Cut) (*sheet, error) {
+// loss makes the graph of a microbatch as training does, on a mesh without data axes.
+func (b *Book) loss(c Cut) (*ir.Graph, error) {
+	c.Again = 0
+	if g := b.losses[c]; g != nil {
+		return g, nil
+	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq}
 	shape.Elem, shape.Products = b.set.Types(c.Params)
 	shape.Documents, _ = b.set.Documents()
 	g, err := b.config.Graph(shape)
+	if err == nil && b.policy != nil {
+		g, _, err = b.policy.Apply(g, b.config.Params())
+	}
 	if err != nil {
 		return nil, err
 	}
-	if b.policy != nil {
-		if g, _, err = b.policy.Apply(g, b.config.Params()); err != nil {
-			return nil, err
-		}
-	}
-	how := ir.GradPlan{Recompute: c.Again.list()}
 	if c.TP*c.CP > 1 {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches = c.Seq, c.Rows, 1
@@ -193,6 +212,19 @@ func (b *Book) build(c Cut) (*sheet, error) {
 			return nil, err
 		}
 		g = sh.Graph
+	}
+	b.losses[c] = g
+	return g, nil
+}
+
+// build takes the gradient of a microbatch and takes it apart.
+func (b *Book) build(c Cut) (*sheet, error) {
+	g, err := b.loss(c)
+	if err != nil {
+		return nil, err
+	}
+	how := ir.GradPlan{Recompute: c.Again.list()}
+	if c.TP*c.CP > 1 {
 		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
 	}
 	gr, err := ir.Grad(g, how)

@@ -79,7 +79,7 @@ func (s *sheet) bill(c Cut) *Bill {
 
 func (p *part) bill(x *scaler) Part {
 	out := Part{From: p.from, Rounds: p.rounds, Kept: x.bytes(p.kept), Late: x.bytes(p.late),
-		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x}
+		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x, items: &items{}}
 	for _, n := range x.bytes(p.data) {
 		out.Data += n
 	}
@@ -107,9 +107,14 @@ func (p *part) bill(x *scaler) Part {
 	return out
 }
 
-// Items lists the work of a part by pass. It is worked out anew each time.
-func (p *Part) Items() (list [passes][]Item) {
-	x := *p.x // bills are shared
+// Items lists the work of a part by pass, which is worked out when somebody asks for it.
+func (p *Part) Items() [passes][]Item {
+	p.items.once.Do(func() { p.items.list = p.work() })
+	return p.items.list
+}
+
+func (p *Part) work() (list [passes][]Item) {
+	x := *p.x
 	x.made = map[*ir.Value]*ir.Value{}
 	for pass := range list {
 		for _, e := range p.part.work[pass] {

@@ -110,8 +110,8 @@ type shape struct {
 }
 
 // remember works out the memory of every rank and keeps the worst.
-func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads,
-	logits float64) error {
+func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads, logits float64,
+	brief bool) error {
 	if l.pipe == 1 {
 		name = "1f1b" // a plan without stages may name none
 	}
@@ -123,7 +123,8 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 	prof := e.prices.Profile()
 	transient := prof.Transient * l.tokens() * e.hidden() * 2
 	logits *= prof.Logits
-	kinds := make([]schedule.Load, len(loads.kinds))
+	e.kindLoads = slices.Grow(e.kindLoads[:0], len(loads.kinds))[:len(loads.kinds)]
+	kinds := e.kindLoads
 	for i := range loads.kinds {
 		s := &loads.kinds[i]
 		now := transient + s.dropped
@@ -132,11 +133,16 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 		}
 		kinds[i] = schedule.Steady(int64(s.residual*prof.Saved), int64(now))
 	}
-	est.Loads, est.Ranks = make([]schedule.Load, len(loads.of)), e.ranks[:0]
-	for i, kind := range loads.of {
-		est.Loads[i] = kinds[kind]
+	est.Ranks = e.ranks[:0]
+	for _, kind := range loads.of {
+		if !brief {
+			est.Loads = append(est.Loads, kinds[kind])
+		}
 	}
 	for r := range int(l.pipe) {
+		if brief && walk.Follows(r, loads.of) {
+			continue
+		}
 		var st state
 		for turn := range int(l.virtual) {
 			own := e.state(l, loads.at(l.stage(r, turn)))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
@@ -126,15 +127,18 @@ type Estimator struct {
 	options Options
 	sigma   float64 // of the logarithm of a step
 
-	kept   map[cut]*priced
-	orders *orders
-	player schedule.Player[float64]
-	loads  loads            // of the plan that is priced
-	parts  []Stage          // likewise
-	ranks  []program.Memory // likewise
-	busy   []float64        // likewise, by rank
-	spans  map[timing]float64
-	own    *footprint.Predictor // of the memory of our own programs; nil until it is asked for
+	kept      map[cut]*priced
+	orders    *orders
+	player    schedule.Player[float64]
+	costs     [4][]float64     // of the stages of a plan that is played, by kind of action
+	loads     loads            // of the plan that is priced
+	parts     []Stage          // likewise
+	ranks     []program.Memory // likewise
+	busy      []float64        // likewise, by rank
+	kindLoads []schedule.Load  // likewise, by kind of stage
+	spans     map[timing]float64
+	book      *cost.Book
+	own       *footprint.Predictor // of the memory of our own programs; nil until it is asked for
 
 	policy *precision.Policy // what our own programs compute in; nil if nothing is in blocks
 	word   price.Precision   // of all linear layers where there is no policy
@@ -175,8 +179,9 @@ func (e *Estimator) With(o Options) *Estimator {
 
 func (e *Estimator) forget() {
 	e.kept = map[cut]*priced{}
-	e.player, e.own = schedule.Player[float64]{}, nil
+	e.player, e.own, e.costs = schedule.Player[float64]{}, nil, [4][]float64{}
 	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
+	e.kindLoads = nil
 }
 
 // Price works out a plan. It does not ask whether the plan can run or fits: see
@@ -196,35 +201,46 @@ func (e Estimate) Clone() Estimate {
 type Limits struct {
 	Peak int64   // bytes
 	Step float64 // seconds
+	// Brief leaves the memory out of a pipeline's plan whose step is over the limit already.
+	Brief bool
 }
 
 // Within prices a plan as Price does, but for two things: lists are the estimator's own until it
 // prices again, and of a plan that exceeds a limit no more is worked out than it takes to know
 // that. Then Within reports false, Step is what the plan takes at least, and all that follows from
-// the step is missing; Peak and Memory are always those of the plan.
+// the step is missing; Peak and Memory are those of the plan, but for Brief. With limits there are
+// no Loads, nor Ranks but the worst.
 func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool, err error) {
 	l, err := e.read(p)
 	if err != nil {
 		return est, false, err
 	}
 	est.Policy = e.said
-	blocks := e.blocks(&l.cut)
+	blocks, err := e.blocks(&l.cut)
+	if err != nil {
+		return est, false, err
+	}
 	est.Attention = blocks.attention
 	loads := e.stages(&l, blocks)
 	e.passes(&est, &l, loads)
-	own, err := e.compiled(p, &est)
+	e.work(&l, loads)
+	limited := most != (Limits{})
+	if l.pipe > 1 && limited {
+		est.Step = e.least(&l, est.Stages)
+		if most.Brief && most.Step > 0 && est.Step > most.Step {
+			return est, false, nil
+		}
+	}
+	own, err := e.compiled(p, &est, limited)
 	if err == nil && !own {
-		err = e.remember(p.PP.Schedule, &est, &l, loads, blocks.logits)
+		err = e.remember(p.PP.Schedule, &est, &l, loads, blocks.logits, limited)
 	}
 	if err != nil {
 		return est, false, err
 	}
-	e.work(&l, loads)
-	if l.pipe > 1 && (most.Peak > 0 || most.Step > 0) {
-		est.Step = e.least(&l, est.Stages)
-		if most.Peak > 0 && est.Peak > most.Peak || most.Step > 0 && est.Step > most.Step {
-			return est, false, nil
-		}
+	if l.pipe > 1 && limited &&
+		(most.Peak > 0 && est.Peak > most.Peak || most.Step > 0 && est.Step > most.Step) {
+		return est, false, nil
 	}
 	pipe, err := e.makespan(p.PP.Schedule, &l, est.Stages)
 	if err != nil {

@@ -14,20 +14,28 @@ type priced struct {
 }
 
 // blocks gives what the blocks cost under a cut, from what is kept if it is there.
-func (e *Estimator) blocks(c *cut) *priced {
+func (e *Estimator) blocks(c *cut) (*priced, error) {
 	if p := e.kept[*c]; p != nil {
-		return p
+		return p, nil
 	}
 	p := &priced{layers: make([]block, len(e.kinds))}
 	for k := range e.kinds {
-		p.layers[k] = e.layer(c, &e.kinds[k])
 		if p.attention != kernels.Plain {
 			p.attention = e.kernel(c, e.kinds[k].windowed)
 		}
 	}
-	e.ends(c, p)
+	if e.billed() {
+		if err := e.bill(c, p); err != nil {
+			return nil, err
+		}
+	} else {
+		for k := range e.kinds {
+			p.layers[k] = e.layer(c, &e.kinds[k])
+		}
+		e.ends(c, p)
+	}
 	e.kept[*c] = p
-	return p
+	return p, nil
 }
 
 func (e *Estimator) builder(c *cut) *builder {
@@ -70,14 +78,20 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 		whole.take(&part.b.block, c.again.has(part.tag))
 	}
 	e.gathered(c, &whole)
-	if c.offload {
-		t := e.prices.Offload(whole.residual)
-		whole.forward.offload += max(0, t-whole.forward.sum())
-		whole.input.offload += max(0, t-whole.input.sum()-whole.weight.sum())
-		whole.dropped += 2 * whole.residual // one layer on its way, one at work
-		whole.residual = 0
-	}
+	e.offloaded(c, &whole)
 	return whole
+}
+
+// offloaded moves what a layer keeps to the host, if the plan says so.
+func (e *Estimator) offloaded(c *cut, b *block) {
+	if !c.offload {
+		return
+	}
+	t := e.prices.Offload(b.residual)
+	b.forward.offload += max(0, t-b.forward.sum())
+	b.input.offload += max(0, t-b.input.sum()-b.weight.sum())
+	b.dropped += 2 * b.residual // one layer on its way, one at work
+	b.residual = 0
 }
 
 // halve has a module of a part computed again, and nothing else of it.

@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/deepwell/deepwell/schedule"
@@ -104,19 +105,16 @@ func (e *Estimator) pace(s shape, stages []Stage, send float64) (float64, error)
 	if err != nil {
 		return 0, err
 	}
-	return e.player.Play(o, func(v *schedule.Visit) float64 {
-		st := &stages[v.Stage]
-		switch v.Kind {
-		case schedule.Forward:
-			return st.Forward
-		case schedule.Input:
-			return st.Input
-		case schedule.Weight:
-			return st.Weight
-		default:
-			return st.Input + st.Weight
-		}
-	}, func(_ *schedule.Visit, end float64) float64 { return end + send }, nil), nil
+	for kind := range e.costs {
+		e.costs[kind] = slices.Grow(e.costs[kind][:0], len(stages))[:len(stages)]
+	}
+	for i := range stages {
+		st := &stages[i]
+		e.costs[schedule.Forward][i] = st.Forward
+		e.costs[schedule.Input][i], e.costs[schedule.Weight][i] = st.Input, st.Weight
+		e.costs[schedule.Backward][i] = st.Input + st.Weight
+	}
+	return e.player.Makespan(o, &e.costs, send), nil
 }
 
 // find gives the order of a shape, and makes it if it is not there.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
@@ -70,6 +71,9 @@ func (e *Estimator) classify() {
 		if p.Quantizes() {
 			e.policy, e.said, e.agrees = p, describe(p, c.Layers), p.Has(precision.NVFP4)
 		}
+	}
+	if e.billed() && (e.book == nil || !e.book.In(e.policy)) {
+		e.book = cost.New(c, e.cluster.Arch(), e.policy)
 	}
 	e.kinds, e.below = nil, nil
 	var in []formats // by layer

@@ -137,7 +137,10 @@ func TestGathersAreNarrow(t *testing.T) {
 		}
 		c := e.config
 		weights := float64(c.Hidden * (2*c.Heads*c.HeadDim + 2*c.KVHeads*c.HeadDim + 3*c.MLP))
-		blocks := e.blocks(&l.cut)
+		blocks, err := e.blocks(&l.cut)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for i := range blocks.layers {
 			b, want := &blocks.layers[i], row
 			if len(e.kinds[i].in) == 0 { // a layer that the policy keeps

@@ -59,11 +59,7 @@ func (e *Estimator) dealt(stage, stages int) int64 {
 			ends = 1
 		}
 	}
-	count := all / int64(stages)
-	if int64(stage) < all%int64(stages) {
-		count++
-	}
-	return count - ends
+	return plan.Dealt(all, int64(stage), int64(stages)) - ends
 }
 
 // alike tells whether the count layers from one place on are of the same kinds as those before.
@@ -133,8 +129,6 @@ func (s *load) times() (forward, input, weight float64) {
 
 // state is what a device keeps of a stage's parameters over the whole step, in bytes.
 type state struct{ params, copies, grads, optimizer float64 }
-
-func (s *state) sum() float64 { return s.params + s.copies + s.grads + s.optimizer }
 
 // state works out the bytes of parameters and their company.
 func (e *Estimator) state(l *layout, s *load) (m state) {
@@ -268,7 +262,7 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 // compiled gives the memory of an estimate, where the stack is our own and the plan is one that it
 // has programs for, as the compiler is expected to say it of these programs. It reports whether
 // that is so.
-func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
+func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool) (bool, error) {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
@@ -285,10 +279,14 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate) (bool, error) {
 		if e.own, err = footprint.New(e.config, arch); err != nil {
 			return false, err
 		}
-		e.own.Share(&e.orders.walks)
+		e.own.Share(&e.orders.walks, e.book)
 		e.own.In(e.policy)
 	}
-	f, err := e.own.Predict(p)
+	predict := e.own.Predict
+	if brief {
+		predict = e.own.Worst
+	}
+	f, err := predict(p)
 	if err != nil {
 		return false, err
 	}

@@ -101,13 +101,7 @@ type Player[T int64 | float64] struct{ done, arrived, free []T }
 // tell, if it is not nil, hears of every action in the order's turn.
 func (p *Player[T]) Play(o *Order, cost func(*Visit) T, sent func(v *Visit, end T) T,
 	tell func(*Visit, Times[T])) (makespan T) {
-	if n := len(o.Visits); len(p.done) < n {
-		p.done, p.arrived = make([]T, n), make([]T, n)
-	}
-	if len(p.free) < o.Ranks {
-		p.free = make([]T, o.Ranks)
-	}
-	clear(p.free)
+	p.reset(o)
 	for i := range o.Visits {
 		v := &o.Visits[i]
 		t := Times[T]{Free: p.free[v.Rank]}
@@ -130,6 +124,38 @@ func (p *Player[T]) Play(o *Order, cost func(*Visit) T, sent func(v *Visit, end 
 		}
 	}
 	return makespan
+}
+
+// Makespan is Play for who asks for nothing but the end: actions take what stands in cost for their
+// kind and stage, and results take send to another rank.
+func (p *Player[T]) Makespan(o *Order, cost *[len(letters)][]T, send T) (makespan T) {
+	p.reset(o)
+	for i := range o.Visits {
+		v := &o.Visits[i]
+		end := p.free[v.Rank]
+		if v.Needs >= 0 {
+			arrived := p.done[v.Needs]
+			if v.Far {
+				arrived += send
+			}
+			end = max(end, arrived)
+		}
+		end += cost[v.Kind][v.Stage]
+		p.free[v.Rank], p.done[i] = end, end
+		makespan = max(makespan, end)
+	}
+	return makespan
+}
+
+// reset makes room for an order.
+func (p *Player[T]) reset(o *Order) {
+	if n := len(o.Visits); len(p.done) < n {
+		p.done, p.arrived = make([]T, n), make([]T, n)
+	}
+	if len(p.free) < o.Ranks {
+		p.free = make([]T, o.Ranks)
+	}
+	clear(p.free)
 }
 
 // InFlight counts the microbatches that a rank holds for their gradients, by its turns: those
@@ -264,6 +290,7 @@ type Walk struct {
 	// even are the moments of a rank whose stages are alike: then it does not matter which of them
 	// holds a microbatch, and all are counted as the first.
 	even [][]Moment
+	less []bool // of a rank: it holds no more than the one before it
 }
 
 // Walk goes through all lists.
@@ -279,6 +306,7 @@ func (s *Schedule) Walk() *Walk {
 			w.even[rank] = covering(w.even[rank], m.joined(w.Stages[rank][0]))
 			w.Split = w.Split || a.Kind == Input
 		}
+		w.less = append(w.less, rank > 0 && w.covers(rank-1, rank))
 	}
 	return w
 }
@@ -305,6 +333,33 @@ func (w *Walk) Peak(rank int, kind []int, loads []Load) (at *Moment, activations
 		}
 	}
 	return at, activations, temp
+}
+
+// covers tells whether a rank never needs less than another that has the same parts of a model,
+// turn by turn.
+func (w *Walk) covers(rank, other int) bool {
+	for i := range w.ranks[other] {
+		m := w.ranks[other][i]
+		m.Stage = w.Stages[rank][slices.Index(w.Stages[other], m.Stage)]
+		if !slices.ContainsFunc(w.ranks[rank], func(o Moment) bool { return o.covers(&m) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Follows tells whether a rank never needs more than the one before it: the kinds of their stages
+// are the same, turn by turn, and so are the moments, with no more microbatches.
+func (w *Walk) Follows(rank int, kind []int) bool {
+	if rank == 0 || !w.less[rank] {
+		return false
+	}
+	for turn, k := range w.Stages[rank] {
+		if kind[k] != kind[w.Stages[rank-1][turn]] {
+			return false
+		}
+	}
+	return true
 }
 
 // covering adds a moment to those of a rank, unless one that is there covers it, and takes out

@@ -17,7 +17,6 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/resident"
 	"github.com/deepwell/deepwell/machine"
@@ -67,7 +66,7 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	host := price.NewShared(*m.Measured, runtime.NumCPU())
 	var rows []*row
 	for _, p := range draw(rand.New(rand.NewPCG(o.seed, 0)), c, o.plans) {
-		rows = append(rows, &row{plan: p, predicted: host.Seconds(estimate.Shared(c, p))})
+		rows = append(rows, &row{plan: p, predicted: host.Seconds(shared(c, p))})
 	}
 	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: devices})
 	if err != nil {

@@ -1,6 +1,9 @@
 package footprint
 
 import (
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -9,24 +12,22 @@ import (
 func (g *gradient) onCPU() int64 {
 	m := &space{}
 	joint := g.forward && g.backward
-	flow := g.s.values(g.s.piece, g.s.embed)
-	logits := g.s.values(g.s.tokens, g.s.vocab)
+	flow, logits := g.s.flow, g.s.logits
 	if joint {
-		kept := g.s.kept(g.again)
+		kept := g.s.kept(g.part)
+		layer := &g.s.bill.Layers[0]
 		switch {
 		case g.w.unrolled && !g.sharded(): // cheap functions are computed again, as nothing is stacked
-			kept[1].count -= 2
-		case g.w.unrolled && g.s.cp == 1: // XLA finds that scores are computed again, and keeps them
+			for _, n := range layer.Cheap {
+				at := slices.Index(kept, n*g.part.rounds)
+				kept = slices.Delete(kept, at, at+1)
+			}
+		case g.w.unrolled && g.s.CP == 1: // XLA finds that scores are computed again, and keeps them
 			n := g.pieces()
-			kept = append(kept, values{g.s.rows * g.s.count * g.s.seq * g.s.seq * 2 * (n + 1) / n, 1})
+			kept = append(kept, g.s.scores*2*(n+1)/n*g.part.rounds*g.p.slots)
 		}
-		for _, k := range kept {
-			if g.plan.TP.Overlap { // each half of the batch has its own
-				k.bytes, k.count = k.bytes/2, 2*k.count
-			}
-			for range k.count {
-				m.add(k.bytes*g.part.rounds*g.s.layers, atForward, atBackward)
-			}
+		for _, n := range kept {
+			m.add(n, atForward, atBackward)
 		}
 	}
 	if g.part.last {
@@ -38,9 +39,9 @@ func (g *gradient) onCPU() int64 {
 			m.add(logits, atLogits, to) // its gradient takes its place
 		}
 		m.add(logits/8, atLoss, atLoss) // kernels.Chunks
-		if g.s.tp > 1 {                 // a label may be of another device
+		if g.s.TP > 1 {                 // a label may be of another device
 			m.add(logits, atLoss, atLoss)
-			if g.p.config.Vocab%g.s.tp != 0 { // or of none
+			if g.p.config.Vocab%g.s.TP != 0 { // or of none
 				m.add(logits, atLoss, atLoss)
 			}
 			if g.plan.TP.Overlap && g.sharded() { // halves are joined
@@ -94,7 +95,7 @@ func (g *gradient) tables(m *space) {
 				to = atLogits
 			}
 			m.add(bytes, atGather, to)
-			m.list[len(m.list)-1].alone = g.s.tp > 1 // gradients of tables are settled before the loop
+			m.list[len(m.list)-1].alone = g.s.TP > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes
 		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it
 			m.add(bytes, atForward, atBackward)
@@ -118,46 +119,40 @@ func (g *gradient) tables(m *space) {
 	}
 }
 
-// pieces is how many parts of the queries attention takes one after another (kernels.Set.Pieces).
+// pieces is how many parts of the queries attention takes one after another.
 func (g *gradient) pieces() int64 {
-	most := int64(4)
-	if g.p.rounded(g.plan) {
-		most = 2
-	}
-	if g.s.cp > 1 {
-		return 1
-	}
-	return max(1, min(g.s.seq/64, most))
+	_, products := g.p.set.Types(g.s.Params)
+	queries := g.s.attention.In[0].Type.Size(ir.Seq)
+	keys := g.s.attention.In[1].Type.Size(ir.Keys)
+	return int64(len(g.p.set.Pieces(g.s.attention, products, queries, keys)))
 }
 
 // cpuSet is what one layer has while it computes.
 func (g *gradient) cpuSet(weights int64, back bool) int64 {
-	s := g.s
-	mlp, flow := s.values(s.tokens, s.mlp), s.values(s.tokens, s.embed)
-	scores := s.rows * s.count * s.seq / g.pieces() * s.seq * 4
+	mlp, flow, scores := g.s.mlp, g.s.whole, 4*g.s.scores/g.pieces()
 	if !back {
 		return 2*mlp + 3*flow + scores + weights/2
 	}
 	n := 2 * mlp
-	if g.again.mlp {
+	if g.s.again(ir.MLP) {
 		n = 5 * mlp
 	}
-	if g.w.gather != "layer" || !g.sharded() || !g.again.mlp {
+	if g.w.gather != "layer" || !g.sharded() || !g.s.again(ir.MLP) {
 		weights /= 2
 	}
 	return n + 4*flow + 2*scores + weights
 }
 
-// unrolled tells whether the layers are written one after another (train.Write).
+// unrolled tells whether the layers are written one after another.
 func (p *Predictor) unrolled(pl *plan.Plan) bool {
-	return p.cpu && p.config.Layers <= 32 && len(pl.Recompute) == 0 &&
-		pl.PP.Size <= 1 && !pl.TP.Overlap && !pl.Offloads(plan.Activations)
+	yes, _ := p.set.Unrolled(p.config.Layers, pl, len(pl.Recompute) > 0)
+	return yes
 }
 
 // rounded adds the head's table, which products take in bf16 if it can be turned, and in the place
 // of what was gathered if it was.
 func (g *gradient) rounded(m *space) {
 	if g.part.last && kernels.Split(g.s.vocab) > 0 && (!g.sharded() || g.w.gather != "layer") {
-		m.add(g.s.vocab*g.s.embed*2, atLogits, atHead)
+		m.add(g.s.vocab*g.p.config.Hidden*2, atLogits, atHead)
 	}
 }

@@ -3,6 +3,7 @@ package footprint
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
@@ -53,17 +54,20 @@ type Predictor struct {
 	rounds int64
 	narrow *narrow // the layers by what their products are in; nil if all are alike
 
-	laid     map[[2]int64][]param // by tp and fsdp
+	book     *cost.Book
+	laid     map[laying][]param
 	holdings map[held][]holding
 	temps    map[programKey]int64
-	sized    map[programKey]*stage
+	sized    map[cost.Cut]*sizes
+	staged   map[programKey]*stage
 	updates  map[updateKey]int64
+	deals    map[*schedule.Walk]*deal
+	ranks    map[shared][]holding
 	walks    *schedule.Walks
 	place    place
 
 	result Footprint // of the plan that is predicted, and what it is made of
 	list   stages
-	all    []holding
 	space  space
 }
 
@@ -74,9 +78,10 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	}
 	p := &Predictor{config: c, arch: arch, set: kernels.For(arch), cpu: arch == "cpu",
 		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
-		rounds: c.Layers, laid: map[[2]int64][]param{}, holdings: map[held][]holding{},
-		temps: map[programKey]int64{}, sized: map[programKey]*stage{}, updates: map[updateKey]int64{},
-		walks: &schedule.Walks{}}
+		rounds: c.Layers, book: cost.New(c, arch, nil), laid: map[laying][]param{},
+		holdings: map[held][]holding{}, temps: map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
+		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
+		deals: map[*schedule.Walk]*deal{}, ranks: map[shared][]holding{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -85,18 +90,31 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	return p, nil
 }
 
-// Share has the predictor use schedules that others go through as well, at the same time or not.
-func (p *Predictor) Share(w *schedule.Walks) { p.walks = w }
+// Share has the predictor use schedules that others go through as well, at the same time or not,
+// and the bills of a book, if there is one.
+func (p *Predictor) Share(w *schedule.Walks, b *cost.Book) {
+	p.walks = w
+	if b != nil {
+		p.book = b
+	}
+}
+
+// A laying is all that the layouts of parameters depend on.
+type laying struct{ tp, fsdp, block int64 }
+
+func layingOf(pl *plan.Plan) laying {
+	return laying{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
+}
 
 // lay lays all parameters out, once for each way.
-func (p *Predictor) lay(tp, fsdp int64) []param {
-	key := [2]int64{tp, fsdp}
+func (p *Predictor) lay(pl *plan.Plan) []param {
+	key := layingOf(pl)
 	if list := p.laid[key]; list != nil {
 		return list
 	}
 	list := make([]param, len(p.params))
 	for i := range p.params {
-		list[i] = lay(&p.params[i], tp, fsdp)
+		list[i] = lay(&p.params[i], pl)
 	}
 	p.laid[key] = list
 	return list
@@ -104,6 +122,7 @@ func (p *Predictor) lay(tp, fsdp int64) []param {
 
 // A part is what one virtual stage has: some rounds of the layers, and perhaps the ends.
 type part struct {
+	from        int64 // where layers differ; else 0
 	rounds      int64
 	first, last bool
 	mix         int // of layers in few bits and others
@@ -111,17 +130,17 @@ type part struct {
 
 // A held says whose parameters they are, and how they lie.
 type held struct {
-	tp, fsdp int64
+	laying
 	part
 }
 
 // held gives the parameters of a part, each with its number of layers.
-func (p *Predictor) held(s *sizes, t part) []holding {
-	key := held{s.tp, s.fsdp, t}
+func (p *Predictor) held(pl *plan.Plan, t part) []holding {
+	key := held{layingOf(pl), t}
 	if list := p.holdings[key]; list != nil {
 		return list
 	}
-	list := p.lay(key.tp, key.fsdp)
+	list := p.lay(pl)
 	out := make([]holding, 0, len(list))
 	for i := range list {
 		h := holding{param: &list[i], layers: 1}
@@ -167,18 +186,20 @@ type way struct {
 	parts           int64  // microbatches
 	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
 	sharded         bool   // fsdp has devices
-	unrolled        bool   // layers are written one after another
-	offload, hosted bool   // activations, and what only the update takes, are on the host
+	fsdp            int64
+	unrolled        bool // layers are written one after another
+	offload, hosted bool // activations, and what only the update takes, are on the host
 	link            link
 }
 
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
-	devices := s.tp * s.cp * s.fsdp * max(pl.DP, 1) * max(pl.PP.Size, 1)
+	fsdp := max(pl.FSDP.Size, 1)
+	devices := s.TP * s.CP * fsdp * max(pl.DP, 1) * max(pl.PP.Size, 1)
 	w := way{alone: devices == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
-		parts:   pl.Microbatches,
-		spread:  max(pl.DP, 1)*s.cp > 1,
-		sharded: s.fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl),
+		parts:  pl.Microbatches,
+		spread: max(pl.DP, 1)*s.CP > 1, fsdp: fsdp,
+		sharded: fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl),
 		offload: !p.cpu && pl.Offloads(plan.Activations),
 		hosted:  !p.cpu && pl.Offloads(plan.OptimizerState)} // on a CPU nothing is moved
 	if w.zero < 3 {
@@ -221,17 +242,26 @@ func (w *way) grads(h *holding) int64 {
 
 // Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
 // fits the model ([plan.Plan.Check]). The result is the predictor's own until it predicts again.
-func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
+func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) { return p.predict(pl, true) }
+
+// Worst is Predict for who asks for the peak alone: of ranks only those are there of which one
+// holds most, and no loads of a pipeline's stages.
+func (p *Predictor) Worst(pl *plan.Plan) (Footprint, error) { return p.predict(pl, false) }
+
+func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
 	if pl.PP.Size > 1 {
-		return p.pipeline(pl)
+		return p.pipeline(pl, every)
 	}
-	s := p.sizes(pl)
-	w := p.way(pl, &s)
+	s, err := p.sizes(pl)
+	if err != nil {
+		return Footprint{}, err
+	}
+	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
-	list := p.held(&s, t)
+	list := p.held(pl, t)
 	var r Rank
 	r.resident(&w, list)
-	needs := p.programs(pl, &s, &w, t, list)
+	needs := p.programs(pl, s, &w, t, list)
 	end := len(needs) - 1 // the update
 	for _, n := range needs[:end] {
 		if n.temp > r.Temp || r.Largest == "" {
@@ -239,8 +269,7 @@ func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 		}
 	}
 	// Loss and gradients are one program, in whose temp the residuals are.
-	g := gradient{p: p, s: &s, w: &w, again: againOf(pl.Recompute), part: t, params: list,
-		forward: true, backward: true}
+	g := gradient{p: p, s: s, w: &w, part: t, params: list, forward: true, backward: true}
 	r.Activations = min(r.Temp, g.residuals())
 	r.Temp -= r.Activations
 	l := schedule.Load{Kept: r.Activations}
@@ -299,8 +328,7 @@ func (r *Rank) end(n need) {
 
 // programs lists those of a plan without stages.
 func (p *Predictor) programs(pl *plan.Plan, s *sizes, w *way, t part, list []holding) []need {
-	g := gradient{p: p, s: s, w: w, again: againOf(pl.Recompute), part: t, params: list, plan: pl,
-		forward: true, backward: true}
+	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true}
 	needs := []need{{"gradient", g.temp(), 0}}
 	if w.parts > 1 {
 		g.onto = true
@@ -333,16 +361,19 @@ func (w *way) fetched(list []holding) (n int64) {
 // nothing. It is for holding the prediction to a compiler.
 func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	out := map[string][2]int64{}
-	s := p.sizes(pl)
-	w := p.way(pl, &s)
+	s, err := p.sizes(pl)
+	if err != nil {
+		return nil, err
+	}
+	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
-	all := p.programs(pl, &s, &w, t, p.held(&s, t))
+	all := p.programs(pl, s, &w, t, p.held(pl, t))
 	if pl.PP.Size > 1 {
 		e, err := p.walk(pl)
 		if err != nil {
 			return nil, err
 		}
-		all = p.stageNeeds(pl, &s, &w, e)
+		all = p.stageNeeds(pl, s, &w, e)
 	}
 	for _, n := range all {
 		out[n.name] = [2]int64{n.temp, n.results}

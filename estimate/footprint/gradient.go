@@ -3,6 +3,7 @@ package footprint
 import (
 	"strings"
 
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -13,7 +14,6 @@ type gradient struct {
 	s      *sizes
 	w      *way
 	plan   *plan.Plan
-	again  again
 	part   part
 	params []holding
 
@@ -33,23 +33,21 @@ const (
 
 // A programKey is all that the buffers of a gradient depend on.
 type programKey struct {
-	rows, seq, rounds int64
-	tp, cp, fsdp      int64
-	mix               int
-	flags             uint64
+	s     *sizes
+	fsdp  int64
+	part  part
+	flags uint64
 }
 
 // splitBit is of keys of stages.
-const splitBit = 19
+const splitBit = 9
 
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
-	p, w, a := g.plan, g.w, g.again
-	k := programKey{g.s.rows, g.s.seq, g.part.rounds, g.s.tp, g.s.cp, g.s.fsdp, g.part.mix, 0}
-	for i, yes := range [...]bool{g.forward, g.backward, g.onto, p.TP.Sequence, p.TP.Overlap,
-		g.p.rounded(p), w.alone, w.unrolled, g.part.first, g.part.last, a.norm, a.attn, a.mlp, a.head,
-		w.gather == "micro", w.gather == "layer", p.CP.Kind == "ring", p.CP.Balance,
-		w.offload} {
+	w := g.w
+	k := programKey{s: g.s, fsdp: w.fsdp, part: g.part}
+	for i, yes := range [...]bool{g.forward, g.backward, g.onto, g.p.rounded(g.plan), w.alone,
+		w.unrolled, w.gather == "micro", w.gather == "layer", w.offload} {
 		if yes {
 			k.flags |= 1 << i
 		}
@@ -84,17 +82,10 @@ func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step
 func (g *gradient) onGPU() int64 {
 	m := g.p.space.cleared()
 	joint := g.forward && g.backward
-	flow := g.s.values(g.s.piece, g.s.embed)
-	whole := g.s.values(g.s.tokens, g.s.embed)
-	logits := g.s.tokens * g.s.vocab * g.s.elem
+	flow, whole, logits := g.s.flow, g.s.whole, g.s.logits
 	if joint && !g.w.offload {
-		for _, k := range g.kept() {
-			if g.plan.TP.Overlap { // each half of the batch has its own
-				k.bytes, k.count = k.bytes/2, 2*k.count
-			}
-			for range k.count {
-				m.add(k.bytes, atForward, atBackward)
-			}
+		for _, n := range g.s.kept(g.part) {
+			m.add(n, atForward, atBackward)
 		}
 	}
 	if g.part.last {
@@ -131,11 +122,19 @@ func (g *gradient) onGPU() int64 {
 // product of queries, keys and values, which is one, before it is cut; without a loop products with
 // the same factor, before they are added to what is there.
 func (g *gradient) products(factor int64) int64 {
-	s := g.s
-	if g.part.rounds == 1 {
-		return s.ups*s.mlp*s.embed*g.w.elem + 2*factor
+	var ups, heads int64 // of weights that one factor goes into
+	for i := range g.params {
+		switch q := g.params[i].param; q.name[strings.LastIndexByte(q.name, '.')+1:] {
+		case "gate", "up":
+			ups += q.whole * g.w.elem
+		case "q", "k", "v":
+			heads += q.whole * g.w.elem
+		}
 	}
-	return (s.heads+2*s.keys)*s.embed*g.w.elem + factor
+	if g.part.rounds == 1 {
+		return ups + 2*factor
+	}
+	return heads + factor
 }
 
 // headGrad is the moment of the gradient of the head's weights: after the loop back, but where
@@ -161,9 +160,9 @@ func (g *gradient) stays() bool {
 func (g *gradient) recomputes(param string) bool {
 	switch param[strings.LastIndexByte(param, '.')+1:] {
 	case "q", "k", "v", "o":
-		return g.again.attn
+		return g.s.again(ir.Attn)
 	}
-	return g.again.mlp
+	return g.s.again(ir.MLP)
 }
 
 // weights adds the parameters that are gathered outside of the loop.
@@ -206,11 +205,10 @@ func (g *gradient) weights(m *space) {
 // forwardSet is what one layer has while it computes: the MLP's values, and the weights of the
 // layer and of the next; or, if attention writes its scores, these and their exponentials in f32.
 func (g *gradient) forwardSet(weights int64) int64 {
-	flow := g.s.values(g.s.tokens, g.s.embed)
-	n := g.s.values(g.s.tokens, g.s.mlp)*2 + 3*flow
+	n := 2*g.s.mlp + 3*g.s.whole
 	scores := int64(0)
 	if g.plain() {
-		scores = 8*g.scores() + 2*flow
+		scores = 8*g.s.scores + 2*g.s.whole
 	}
 	if g.w.gather == "layer" && g.sharded() {
 		return max(n, scores) + 2*weights
@@ -218,16 +216,7 @@ func (g *gradient) forwardSet(weights int64) int64 {
 	return max(n+weights/2, scores) // attention takes its weights as they are
 }
 
-func (g *gradient) sharded() bool { return g.s.fsdp > 1 }
-
-// scores is the number of those that attention has where it writes them.
-func (g *gradient) scores() int64 {
-	keys := g.s.seq * g.s.cp
-	if g.plan.CP.Kind == "ring" {
-		keys = g.s.seq
-	}
-	return g.s.rows * g.s.count * g.s.seq * keys
-}
+func (g *gradient) sharded() bool { return g.w.sharded }
 
 // plain tells whether some layer's attention is not cuDNN's.
 func (g *gradient) plain() bool {
@@ -239,20 +228,20 @@ func (g *gradient) plain() bool {
 
 // backwardSet is what one layer has on its way back.
 func (g *gradient) backwardSet(weights int64) int64 {
-	mlp, flow := g.s.values(g.s.tokens, g.s.mlp), g.s.values(g.s.tokens, g.s.embed)
+	mlp, flow := g.s.mlp, g.s.whole
 	n := 2 * mlp
 	gathers := g.w.gather != "step" && g.sharded()
 	switch {
 	case !gathers:
 		n += 12 * flow
-	case g.again.mlp:
+	case g.s.again(ir.MLP):
 		n += 5*mlp/2 + 8*flow
 	default:
 		n += 8 * flow
 	}
 	scores := int64(0)
 	if g.plain() { // and exponentials in f32, and their gradients; for products both are rounded
-		scores = 12*g.scores() + 8*flow
+		scores = 12*g.s.scores + 8*flow
 	}
 	if g.plan.TP.Overlap {
 		n, scores = n*3/5, scores*3/5
@@ -286,7 +275,7 @@ func (g *gradient) gradients(m *space) {
 			if g.p.cpu {
 				from = atEmbed
 			}
-		case g.p.cpu && (g.s.tp > 1 || g.p.config.Tied && g.w.gather == "micro"):
+		case g.p.cpu && (g.s.TP > 1 || g.p.config.Tied && g.w.gather == "micro"):
 			from = atHead
 		case g.p.cpu:
 			from = atTable

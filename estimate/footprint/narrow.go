@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/precision"
 )
 
@@ -25,7 +27,9 @@ func (p *Predictor) In(policy *precision.Policy) {
 			n.of[i] = at
 		}
 	}
-	p.narrow = n
+	if p.narrow = n; !p.book.In(policy) {
+		p.book = cost.New(p.config, p.arch, policy)
+	}
 }
 
 // The linear layers of a block, and their products, as places in a class.
@@ -79,7 +83,7 @@ type narrow struct {
 func (p *Predictor) part(from, rounds int64, first, last bool) part {
 	t := part{rounds: rounds, first: first, last: last}
 	if p.narrow != nil {
-		t.mix = p.narrow.mix(from*p.slots, (from+rounds)*p.slots)
+		t.from, t.mix = from, p.narrow.mix(from*p.slots, (from+rounds)*p.slots)
 	}
 	return t
 }
@@ -165,81 +169,6 @@ func (p *Predictor) fewOf(q *param, mix int) *few {
 	return &few{f.own / slots, f.forward / slots, f.backward / slots, f.mx / slots, f.nv / slots}
 }
 
-// kept lists what a part keeps of a microbatch for its backward pass: a value is a stack of all
-// layers of a class.
-func (g *gradient) kept() []values {
-	if g.part.mix == 0 {
-		list := g.s.kept(g.again)
-		for i := range list {
-			list[i].bytes *= g.part.rounds * g.s.layers
-		}
-		return list
-	}
-	var all []values
-	g.p.narrow.each(g.part.mix, func(c *class, layers int64) {
-		for _, k := range g.s.keptIn(g.again, c) {
-			all = append(all, values{k.bytes * layers, k.count})
-		}
-	})
-	return all
-}
-
-// keptIn is kept of a layer of a class: what only the gradient of a weight takes is kept as that
-// takes it, in few bits along the tokens. Attention takes its own result as it is, so that the copy
-// comes on top.
-func (s *sizes) keptIn(a again, c *class) []values {
-	list := s.kept(a)
-	if !c.narrows() {
-		return list
-	}
-	instead := func(at int, tokens, width int64, on bool, linears ...string) {
-		wide := false
-		var seen []precision.Format
-		for _, linear := range linears {
-			f := c.of(linear, wgrad)
-			if f == "" {
-				wide = true
-			} else if !slices.Contains(seen, f) {
-				seen = append(seen, f)
-				list = append(list, values{tokens * width / 32 * bits(f), 1})
-			}
-		}
-		if !wide && !on {
-			list[at].count--
-		}
-	}
-	ups := []string{"up"}
-	if s.ups == 2 {
-		ups = []string{"gate", "up"}
-	}
-	if !a.norm {
-		// A half that is computed again begins with the norm's own result.
-		instead(0, s.piece, s.embed, a.attn, "q", "k", "v")
-		instead(0, s.piece, s.embed, a.mlp, ups...)
-	}
-	if !a.mlp {
-		instead(1, s.tokens, s.mlp, false, "down")
-	}
-	if !a.attn {
-		instead(0, s.tokens, s.heads, true, "o")
-	}
-	return list
-}
-
-// thin is the bytes of something that the gradient of a weight takes, as it takes it; of layers
-// that differ in the mean.
-func (g *gradient) thin(bytes int64, linear string) int64 {
-	if g.part.mix == 0 {
-		return bytes
-	}
-	var sum, layers int64
-	g.p.narrow.each(g.part.mix, func(c *class, n int64) {
-		sum += n * bits(c.of(linear, wgrad))
-		layers += n
-	})
-	return bytes / 64 * sum / max(layers, 1) // a stage may have none
-}
-
 // layer is the bytes of the weights of one layer, as each pass takes them; of layers that differ
 // those that have most.
 func (g *gradient) layer() (forward, backward int64) {
@@ -257,7 +186,7 @@ func (g *gradient) layer() (forward, backward int64) {
 		rows := q.whole * few.forward / (32 * layers)
 		forward += rows
 		backward += q.whole * few.backward / (32 * layers)
-		if g.again.attn || g.again.mlp { // what is computed again takes rows
+		if g.s.again(ir.Attn) || g.s.again(ir.MLP) { // what is computed again takes rows
 			backward += rows
 		}
 	}
@@ -277,7 +206,7 @@ func (g *gradient) turned(m *space) {
 			continue
 		}
 		bytes := h.param.stored * (h.few.mx*bits(precision.MXFP8) + h.few.nv*bits(precision.NVFP4)) / 32
-		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.again.attn
+		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.s.again(ir.Attn)
 		switch linear {
 		case "o", "down":
 			if g.backward {
@@ -285,7 +214,7 @@ func (g *gradient) turned(m *space) {
 			}
 			continue
 		case "gate", "up":
-			again = g.again.mlp
+			again = g.s.again(ir.MLP)
 		}
 		to := atForward
 		if again && g.backward { // the rows are taken once more
@@ -319,13 +248,13 @@ func (g *gradient) blocks(m *space) {
 		g.turned(m)
 	}
 	var largest, most int64
-	mlp := g.s.values(g.s.tokens, g.s.mlp)
+	mlp := g.s.mlp
 	g.p.narrow.each(g.part.mix, func(c *class, layers int64) {
 		if !c.narrows() {
 			return
 		}
-		if !g.again.mlp {
-			largest = max(largest, g.s.tokens*g.s.mlp/32*bits(c.of("down", wgrad))*layers)
+		if !g.s.again(ir.MLP) {
+			largest = max(largest, mlp/g.s.elem/32*bits(c.of("down", wgrad))*layers)
 		}
 		each := int64(1)
 		if slices.ContainsFunc(c[:], func(list [3]precision.Format) bool {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -18,12 +19,45 @@ type stage struct {
 
 // stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
 type stages struct {
-	kinds []stage
+	*deal
+	kinds []*stage
 	loads []schedule.Load // of each kind
-	of    []int           // the kind of each
 }
 
-func (l *stages) at(k int) *stage { return &l.kinds[l.of[k]] }
+func (l *stages) at(k int) *stage { return l.kinds[l.of[k]] }
+
+// A deal is the stages of a schedule, as the model's layers are dealt to them.
+type deal struct {
+	parts []part // those that differ
+	of    []int  // the part of each stage
+	// leads are the ranks of which one holds most: all others follow one of them.
+	leads []int
+}
+
+// deal deals the layers, once for each walk.
+func (p *Predictor) deal(w *schedule.Walk) *deal {
+	if d := p.deals[w]; d != nil {
+		return d
+	}
+	d := &deal{}
+	n, at := int64(len(w.Stages)*len(w.Stages[0])), int64(0)
+	for k := range n {
+		rounds := plan.Dealt(p.rounds, k, n)
+		t := p.part(at, rounds, k == 0, k == n-1)
+		at += rounds
+		if last := len(d.parts) - 1; last < 0 || d.parts[last] != t {
+			d.parts = append(d.parts, t)
+		}
+		d.of = append(d.of, len(d.parts)-1)
+	}
+	for rank := range w.Stages {
+		if !w.Follows(rank, d.of) {
+			d.leads = append(d.leads, rank)
+		}
+	}
+	p.deals[w] = d
+	return d
+}
 
 // walk goes through the plan's schedule.
 func (p *Predictor) walk(pl *plan.Plan) (*schedule.Walk, error) {
@@ -31,54 +65,67 @@ func (p *Predictor) walk(pl *plan.Plan) (*schedule.Walk, error) {
 		Virtual: int(pl.PP.Virtual), Micros: int(pl.Microbatches)})
 }
 
-// pipeline predicts a plan with stages.
-func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
+// pipeline predicts a plan with stages: all ranks, or only those of which one holds most, without
+// the loads of stages.
+func (p *Predictor) pipeline(pl *plan.Plan, every bool) (Footprint, error) {
 	walk, err := p.walk(pl)
 	if err != nil {
 		return Footprint{}, err
 	}
-	s := p.sizes(pl)
-	w := p.way(pl, &s)
-	list := p.stages(pl, &s, &w, walk)
+	s, err := p.sizes(pl)
+	if err != nil {
+		return Footprint{}, err
+	}
+	w := p.way(pl, s)
+	list := p.stages(pl, s, &w, walk)
 	f := &p.result
-	ranks := len(walk.Stages)
-	f.Ranks = slices.Grow(f.Ranks[:0], ranks)[:ranks]
-	f.Loads = f.Loads[:0]
+	f.Ranks, f.Loads = f.Ranks[:0], f.Loads[:0]
+	if !every {
+		for _, rank := range list.leads {
+			f.Ranks = append(f.Ranks, p.rank(pl, s, &w, list, walk, rank))
+		}
+		return *f, nil
+	}
+	for rank := range walk.Stages {
+		f.Ranks = append(f.Ranks, p.rank(pl, s, &w, list, walk, rank))
+	}
 	for _, kind := range list.of {
 		f.Loads = append(f.Loads, list.loads[kind])
 	}
-	var still Rank // of the rank before, as long as no microbatch is there
-	var bound int64
-	for rank := range f.Ranks {
-		r := &f.Ranks[rank]
-		if rank == 0 || !list.alike(walk.Stages[rank-1], walk.Stages[rank]) {
-			p.all = p.all[:0]
-			for _, k := range walk.Stages[rank] {
-				p.all = join(p.all, list.at(k).params)
-			}
-			still = Rank{}
-			still.resident(&w, p.all)
-			bound = w.updateBound(p.all)
-		}
-		*r = still
-		at, activations, temp := walk.Peak(rank, list.of, list.loads)
-		r.Activations, r.Temp, r.Largest = activations, temp, programNames[at.Kind]
-		if bound > activations+temp { // else it is not worth asking
-			r.end(p.reduce("reduce", &w, &s, p.all))
-			r.end(p.update("adamw", &w, &s, p.all, false))
-		}
-	}
 	return *f, nil
+}
+
+// A shared is the parameters of a rank, by its stages and how they lie.
+type shared struct {
+	laying
+	deal *deal
+	rank int
+}
+
+// rank adds up what a rank holds.
+func (p *Predictor) rank(pl *plan.Plan, s *sizes, w *way, list *stages, walk *schedule.Walk,
+	rank int) (r Rank) {
+	key := shared{layingOf(pl), list.deal, rank}
+	all := p.ranks[key]
+	if all == nil {
+		for _, k := range walk.Stages[rank] {
+			all = join(all, list.at(k).params)
+		}
+		p.ranks[key] = all
+	}
+	r.resident(w, all)
+	at, activations, temp := walk.Peak(rank, list.of, list.loads)
+	r.Activations, r.Temp, r.Largest = activations, temp, programNames[at.Kind]
+	if w.updateBound(all) > activations+temp { // else it is not worth asking
+		r.end(p.reduce("reduce", w, s, all))
+		r.end(p.update("adamw", w, s, all, false))
+	}
+	return r
 }
 
 // programNames are those of a stage, by kind of action.
 var programNames = [...]string{schedule.Forward: "forward", schedule.Backward: "backward",
 	schedule.Input: "input", schedule.Weight: "weight"}
-
-// alike tells whether two ranks have the same parts of the model.
-func (l *stages) alike(one, other []int) bool {
-	return slices.EqualFunc(one, other, func(a, b int) bool { return l.of[a] == l.of[b] })
-}
 
 // join adds the parameters of a stage to those of its rank, which has a tied table once.
 func join(all, more []holding) []holding {
@@ -107,21 +154,10 @@ func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 // stages sizes the virtual stages. The result is the predictor's own until the next one.
 func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *stages {
 	list := &p.list
-	list.kinds, list.loads, list.of = list.kinds[:0], list.loads[:0], list.of[:0]
-	n := len(e.Stages) * len(e.Stages[0])
-	each, more, at := p.rounds/int64(n), p.rounds%int64(n), int64(0)
-	for k := range n {
-		rounds := each
-		if int64(k) < more { // as plan.Plan.Stages deals them
-			rounds++
-		}
-		t := p.part(at, rounds, k == 0, k == n-1)
-		at += rounds
-		if last := len(list.kinds) - 1; last < 0 || list.kinds[last].part != t {
-			list.kinds = append(list.kinds, *p.stage(pl, s, w, t, e.Split))
-			list.loads = append(list.loads, list.kinds[len(list.kinds)-1].load)
-		}
-		list.of = append(list.of, len(list.kinds)-1)
+	list.deal, list.kinds, list.loads = p.deal(e), list.kinds[:0], list.loads[:0]
+	for _, t := range list.parts {
+		st := p.stage(pl, s, w, t, e.Split)
+		list.kinds, list.loads = append(list.kinds, st), append(list.loads, st.load)
 	}
 	return list
 }
@@ -129,17 +165,17 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *s
 // stage sizes one, once for all that it depends on: what its programs do, and whether the way back
 // is cut in two.
 func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *stage {
-	g := gradient{p: p, s: s, w: w, again: againOf(pl.Recompute), part: t, plan: pl, onto: true}
+	g := gradient{p: p, s: s, w: w, part: t, plan: pl, onto: true}
 	key := g.key()
 	if split {
 		key.flags |= 1 << splitBit
 	}
-	st := p.sized[key]
+	st := p.staged[key]
 	if st == nil {
-		st = &stage{part: t, params: p.held(s, t)}
+		st = &stage{part: t, params: p.held(pl, t)}
 		g.params = st.params
 		st.size(&g, split)
-		p.sized[key] = st
+		p.staged[key] = st
 	}
 	return st
 }
@@ -147,34 +183,26 @@ func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *
 // size works out what the stage takes, keeps and hands on, and its programs. What goes to the host
 // is counted nowhere.
 func (st *stage) size(g *gradient, split bool) {
-	p, s, l := g.p, g.s, &st.load
-	flow, ids := s.values(s.piece, s.embed), s.tokens*4
-	places := ids // positions
-	if p.cpu {
-		places += ids // documents
-	}
-	if p.config.Learned && !st.first {
-		places -= ids
-	}
-	taken, seeds, results := places, int64(0), g.residuals()+g.staying()
-	l.Kept = results + places
+	s, l, b := g.s, &st.load, g.s.bill
+	taken, seeds, results := s.data(st.part), int64(0), g.residuals()+g.staying()
+	l.Kept = results + taken
 	if st.first {
-		l.Kept += ids
-		taken += ids
+		l.Kept += b.Embed.Data
+		taken += b.Embed.Data
 	} else {
-		taken += flow
+		taken += s.flow
 	}
 	if st.last {
-		l.Kept += ids
-		taken += ids
+		l.Kept += b.Head.Data
+		taken += b.Head.Data
 	} else {
-		results += flow
-		seeds = flow
+		results += s.flow
+		seeds = s.flow
 	}
 	g.forward = true
 	st.forward = need{"forward", g.temp(), results}
 	g.forward, g.backward = false, true
-	st.back(g, flow, split)
+	st.back(g, s.flow, split)
 	st.charge(schedule.Forward, taken, st.forward)
 	st.charge(schedule.Backward, seeds, st.backward)
 	st.charge(schedule.Input, seeds, st.input)
@@ -186,16 +214,15 @@ func (st *stage) size(g *gradient, split bool) {
 func (g *gradient) residuals() (n int64) {
 	s := g.s
 	if !g.w.offload {
-		n = sum(g.kept())
+		n = sum(s.kept(g.part))
 	}
 	if g.part.last {
-		flow := s.values(s.piece, s.embed)
-		n += flow + s.tokens*s.vocab*s.elem + 4*s.tokens
-		switch {
-		case g.forward && g.backward && s.piece < s.tokens: // the head's input stays gathered
-			n += s.values(s.tokens, s.embed)
-		case !g.again.norm:
-			n += flow
+		n += sum(s.bill.Head.Kept)
+		if g.forward && g.backward && s.flow < s.whole { // the head's input stays gathered
+			n += s.whole
+			if !s.again(ir.Norm) {
+				n -= s.flow
+			}
 		}
 	}
 	return n
@@ -247,32 +274,20 @@ func (st *stage) back(g *gradient, flow int64, split bool) {
 }
 
 // handed is what the gradient of weights takes of a microbatch, and what of it the gradient of the
-// input makes: the gradients of all products, in f32 of norms, and the other factor of each.
+// input makes.
 func (g *gradient) handed() (all, made int64) {
-	s, a := g.s, g.again
-	flow, whole := s.values(s.piece, s.embed), s.values(s.tokens, s.embed)
-	mlp, heads := s.values(s.tokens, s.mlp), s.values(s.tokens, s.heads)
-	made = 2*whole + s.ups*mlp + 16*s.piece*s.embed + 2*s.values(s.tokens, s.keys) + heads
 	var kept int64
-	part := func(again bool, before, after int64) {
-		if again {
-			made += after
-		} else {
-			kept += before
-		}
+	for i := range g.s.bill.Layers {
+		l, rounds := &g.s.bill.Layers[i], g.s.rounds(g.part, i)
+		made += rounds * sum(l.Made)
+		kept += rounds * sum(l.Late)
 	}
-	down, out := g.thin(mlp, "down"), g.thin(heads, "o")
-	part(a.mlp, down, mlp+down)
-	part(a.norm, g.thin(flow, "q")+g.thin(flow, "up"), g.thin(whole, "q")+g.thin(whole, "up"))
-	part(a.attn, out, out)
-	rounds := g.part.rounds * s.layers
-	made, kept = made*rounds, kept*rounds
 	if g.w.offload { // what the forward pass stacked up is on the host
 		kept = 0
 	}
 	if g.part.last {
-		made += s.values(s.tokens, s.vocab) + 8*s.piece*s.embed
-		kept += flow
+		made += sum(g.s.bill.Head.Made)
+		kept += sum(g.s.bill.Head.Late)
 	}
 	return made + kept, made
 }

@@ -63,7 +63,7 @@ type updateKey struct {
 }
 
 func (w *way) updateKey(s *sizes, list []holding, sums bool) updateKey {
-	k := updateKey{tp: s.tp, fsdp: s.fsdp}
+	k := updateKey{tp: s.TP, fsdp: w.fsdp}
 	var table, end bool
 	stack := ""
 	for i := range list {
@@ -137,7 +137,7 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding, sums bool) int64 {
 	m := p.space.cleared()
 	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut })
-	o := scheduler{link: w.link, devices: s.fsdp, all: all}
+	o := scheduler{link: w.link, devices: w.fsdp, all: all}
 	for i := range list {
 		if list[i].vector {
 			o.vectors++

@@ -1,4 +1,4 @@
-package estimate
+package main
 
 import (
 	"slices"
@@ -9,11 +9,11 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// Shared works out what a step of a plan asks of a host whose devices share its cores, as the
+// shared works out what a step of a plan asks of a host whose devices share its cores, as the
 // programs of our CPU engine do it in f32: all devices together. The numbers of this file were
 // counted in compiled programs: of a small model with one size doubled at a time, so that what
 // comes on top is due to that size.
-func Shared(c *model.Config, p *plan.Plan) price.Usage {
+func shared(c *model.Config, p *plan.Plan) price.Usage {
 	s := newSharing(c, p)
 	s.layers()
 	s.ends()

@@ -1,4 +1,4 @@
-package estimate
+package main
 
 import (
 	"testing"
@@ -21,7 +21,7 @@ func TestSharedOrder(t *testing.T) {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches = 128, 32, 4
 		change(p)
-		return host.Seconds(Shared(preset.Config, p))
+		return host.Seconds(shared(preset.Config, p))
 	}
 	fsdp := func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 8, Zero: 3, Gather: "step"} }
 	for name, pair := range map[string][2]func(p *plan.Plan){

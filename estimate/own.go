@@ -1,0 +1,237 @@
+package estimate
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+)
+
+// billed tells whether what is priced are our own programs, of a model that has a graph: then a
+// microbatch is priced by the bill of that graph. What has none yet, experts and latent attention,
+// and other stacks are priced by the closed forms of [builder].
+func (e *Estimator) billed() bool {
+	o := e.options
+	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && !o.Ulysses &&
+		!o.Plain && o.Predict == 0
+}
+
+// bill prices the blocks of a cut. Where rounds of the loop have several layers, each of these
+// costs their mean: no stage has a part of a round.
+func (e *Estimator) bill(c *cut, p *priced) error {
+	var again []ir.Tag
+	for _, tag := range []ir.Tag{ir.Norm, ir.Attn, ir.MLP, ir.Head} {
+		if c.again.has(tagSet([]ir.Tag{tag})) {
+			again = append(again, tag)
+		}
+	}
+	b, err := e.book.Bill(cost.Cut{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
+		Sequence: c.sequence, Overlap: c.overlap && c.tensor > 1, Ring: c.ring, Balance: c.balance,
+		Params: c.params, Again: cost.TagsOf(again)})
+	if err != nil {
+		return err
+	}
+	last := &b.Layers[len(b.Layers)-1]
+	slots := e.config.Layers / (last.From + last.Rounds)
+	for i := range b.Layers {
+		l := &b.Layers[i]
+		for k, below := range e.below {
+			if below[(l.From+1)*slots] > below[l.From*slots] {
+				p.layers[k] = e.part(c, l, e.kinds[k].in, float64(slots))
+				e.gathered(c, &p.layers[k])
+				e.offloaded(c, &p.layers[k])
+			}
+		}
+	}
+	p.embed, p.head = e.part(c, &b.Embed, nil, 1), e.part(c, &b.Head, nil, 1)
+	p.logits = float64(b.Head.Logits)
+	e.gathered(c, &p.embed)
+	e.gathered(c, &p.head)
+	return nil
+}
+
+// A pricer adds up the items of one part of the model.
+type pricer struct {
+	*builder
+	pass cost.Pass
+	// What is priced when a pass has been gone through, since a compiler joins it.
+	products      []joint
+	quantized     []joint
+	agree         []*ir.Value // sources of which devices find the largest
+	gathers, sums float64     // bytes along cp
+}
+
+// A joint is products that share a factor, or copies in blocks of one tensor.
+type joint struct {
+	of    *ir.Value
+	kind  string
+	into  *phase
+	work  ir.Work
+	sides float64
+}
+
+// joins finds what an item belongs to, or begins it.
+func joins(list *[]joint, item *cost.Item, into *phase) *joint {
+	for i := range *list {
+		j := &(*list)[i]
+		if j.of == item.Op.In[0] && j.kind == item.Kind && j.work.Format == item.Format {
+			return j
+		}
+	}
+	work := item.Work
+	work.N = 0
+	*list = append(*list, joint{of: item.Op.In[0], kind: item.Kind, into: into, work: work})
+	return &(*list)[len(*list)-1]
+}
+
+// part prices one of the layers of a round, of which there are slots, or an end of the model.
+func (e *Estimator) part(c *cut, l *cost.Part, in formats, slots float64) block {
+	b := &pricer{builder: e.builder(c)}
+	b.in = in
+	for pass, list := range l.Items() {
+		b.pass = cost.Pass(pass)
+		into := []*phase{&b.forward, &b.input, &b.weight}[pass]
+		for i := range list {
+			b.item(&list[i], into)
+		}
+		b.settle(into)
+		b.operations += float64(len(list))
+	}
+	for _, n := range l.Kept {
+		b.residual += float64(n)
+	}
+	for _, q := range l.Params {
+		b.dense += float64(q.Elements)
+		for name := range strings.SplitSeq(q.Name, ".") { // block.q, or block.q.from4
+			if _, ok := in[name]; ok {
+				b.weights(name, float64(q.Elements))
+			}
+		}
+	}
+	var one block
+	one.add(&b.block, 1/slots)
+	return one
+}
+
+// computedAgain are the kinds that a pass back has only where it computes something again.
+var computedAgain = []string{"linear", "attention", "rms_norm", "layer_norm", "embedding",
+	"cross_entropy"}
+
+// item adds one.
+func (b *pricer) item(item *cost.Item, into *phase) {
+	if b.pass != cost.Forward && slices.Contains(computedAgain, item.Kind) {
+		into = &b.again
+	}
+	switch item.Class {
+	case ir.Matmul:
+		if item.Format == "" && item.Batch == 1 { // XLA makes one product of those that share a factor
+			joins(&b.products, item, into).work.N += item.N
+		} else {
+			into.product += float64(item.Batch) * b.timed(item.Work)
+		}
+	case ir.Attend:
+		b.attends(item, into)
+	case ir.Streaming: // the stack's factor is for kernels that nobody counted; these are
+		into.stream += b.p.Stream(float64(item.Bytes)) / b.p.Profile().Stream
+	case ir.Quantizing:
+		if item.Kind == "quantize" {
+			joins(&b.quantized, item, into).sides++
+		} else if !slices.Contains(b.agree, item.Op.In[0]) {
+			b.agree = append(b.agree, item.Op.In[0])
+		}
+	}
+	for _, s := range item.Sends {
+		bytes := float64(s.Bytes * s.Count)
+		switch {
+		case s.Axes[0] == plan.TensorAxis:
+			hide := b.p.Profile().HideTensor
+			if b.c.overlap {
+				hide = max(hide, overlapHides)
+			}
+			into.tensor += (1 - hide) * b.p.Collective(sentAs[s.Kind], bytes, b.c.tensorGroup())
+		case s.Kind == "reduce_scatter":
+			b.sums += bytes
+		case s.Kind == ir.Permute: // as a gather that sends as much
+			b.gathers += bytes * float64(b.c.context) / float64(b.c.context-1)
+		default:
+			b.gathers += bytes
+		}
+	}
+}
+
+var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": price.AllReduce,
+	"reduce_scatter": price.ReduceScatter}
+
+// timed is the time of one product.
+func (b *pricer) timed(w ir.Work) float64 {
+	prec := price.Precision(w.Format)
+	if prec == "" {
+		prec = b.e.precision(b.c)
+	}
+	return b.p.Product(prec, float64(w.M), float64(w.K), float64(w.N))
+}
+
+// attends adds an attention as its kernel does it, with its gradient.
+func (b *pricer) attends(item *cost.Item, into *phase) {
+	q := item.Op.In[0].Type
+	heads := float64(q.Size(ir.Heads))
+	// With two halves of a batch there are two.
+	part := float64(item.Batch) / heads / float64(b.c.rows)
+	if item.Kind == "attention_grad" {
+		return // it came with the attention
+	}
+	one := b.e.builder(b.c)
+	one.scores(item.Op.Attrs.Int("window") > 0, heads, float64(item.K), float64(item.K))
+	into.attention += part * one.forward.attention
+	if b.pass == cost.Forward {
+		b.input.attention += part * one.input.attention
+	}
+	b.dropped += part * one.dropped
+	if b.c.ring && b.c.context > 1 {
+		// What each piece adds to results, and to gradients of queries, keys and values, is read, and
+		// joined in f32 (package lower).
+		joins := 10 * part * b.c.tokens() * float64(b.c.context-1)
+		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
+		b.stream(joins*heads*float64(item.K), joins*(heads+keys)*float64(item.K))
+	}
+}
+
+// agreed is how many sums over devices of largest magnitudes XLA has in one pass of a layer: it
+// joins those that are there at once (8b compiled for 8 B200).
+const agreed = 4
+
+// settle prices what was joined in a pass.
+func (b *pricer) settle(into *phase) {
+	for i := range b.products {
+		j := &b.products[i]
+		j.into.product += b.timed(j.work)
+	}
+	for i := range b.quantized {
+		if b.pass == cost.Input {
+			break // gradients of weights take others of the same
+		}
+		j := &b.quantized[i]
+		elem := float64(j.of.Type.Elem.Bits()) / 8
+		prec := price.Precision(j.work.Format)
+		j.into.quantize += b.p.Blocks(prec, float64(j.work.Bytes)/elem, elem, j.sides)
+	}
+	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())
+	if b.gathers+b.sums > 0 {
+		g, hide := b.c.contextGroup(), b.p.Profile().HideContext
+		if b.c.ring { // each piece travels while the one before is computed with
+			hide = max(hide, 0.8)
+		}
+		t := b.p.Collective(price.AllGather, b.gathers, g)
+		if b.sums > 0 {
+			t += b.p.Collective(price.ReduceScatter, b.sums, g)
+		}
+		into.context += max((1-hide)*t, t-into.attention)
+	}
+	if b.pass != cost.Input {
+		b.quantized = b.quantized[:0]
+	}
+	b.products, b.agree, b.gathers, b.sums = b.products[:0], b.agree[:0], 0, 0
+}
