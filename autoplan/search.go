@@ -451,7 +451,7 @@ func (s *searcher) beyond(c candidate, limit float64) bool {
 // only calm plans are of use, it is the step that tells which they are.
 func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 	if s.calm {
-		return most
+		return estimate.Limits{Brief: true}
 	}
 	if s.job.Goal == Memory {
 		limit = s.limit

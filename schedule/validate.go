@@ -110,11 +110,12 @@ func bit(k Kind) uint8 { return 1 << k }
 // wellOrdered checks one rank's list and notes in seen, by stage and microbatch, what was done.
 // A backward counts as both gradients.
 func (s *Schedule) wellOrdered(rank int, seen []uint8) error {
+	stages := s.Stages()
 	for place, a := range s.Lists[rank] {
 		if int(a.Kind) >= len(letters) {
 			return s.fault(rank, place, "is no action")
 		}
-		if a.Stage < 0 || a.Stage >= s.Stages() || a.Micro < 0 || a.Micro >= s.Micros {
+		if a.Stage < 0 || a.Stage >= stages || a.Micro < 0 || a.Micro >= s.Micros {
 			return s.fault(rank, place, "is outside %d stages and %d microbatches", s.Stages(), s.Micros)
 		}
 		if home := s.Rank(a.Stage); home != rank {

@@ -41,7 +41,16 @@ func (s *Schedule) Order() (*Order, error) {
 		total += len(list)
 	}
 	o := &Order{Ranks: s.Ranks, Visits: make([]Visit, 0, total)}
-	at := s.newClock() // where results stand in the order
+	// Where results stand in the order, from 1 on; 0 is not yet.
+	n := s.Stages() * s.Micros
+	both := make([]int32, 2*n)
+	at := func(a Action) *int32 {
+		i := a.Stage*s.Micros + a.Micro
+		if a.Kind != Forward {
+			i += n
+		}
+		return &both[i]
+	}
 	place := make([]int, s.Ranks)
 	waits := make([]bool, s.Ranks)
 	ready := make([]int, s.Ranks)
@@ -56,24 +65,25 @@ func (s *Schedule) Order() (*Order, error) {
 			v := Visit{Rank: int32(rank), Place: int32(place[rank]), Stage: int32(a.Stage), Needs: -1,
 				Kind: a.Kind}
 			if from, ok := s.needs(a); ok {
-				needs := *at.of(from)
-				if needs < 0 {
+				needs := *at(from)
+				if needs == 0 {
 					waits[rank] = true
 					break
 				}
-				v.Needs, v.Far = int32(needs), rankOf[from.Stage] != rank
+				v.Needs, v.Far = needs-1, rankOf[from.Stage] != rank
 			}
-			if a.Kind != Weight {
-				*at.of(a) = int64(len(o.Visits))
+			o.Visits = append(o.Visits, v)
+			if a.Kind == Weight {
+				continue
 			}
+			*at(a) = int32(len(o.Visits))
 			if to := s.feeds(a); to >= 0 {
-				v.Sends = rankOf[to] != rank
+				o.Visits[len(o.Visits)-1].Sends = rankOf[to] != rank
 				if waits[rankOf[to]] {
 					waits[rankOf[to]] = false
 					ready = append(ready, rankOf[to])
 				}
 			}
-			o.Visits = append(o.Visits, v)
 		}
 	}
 	for rank, at := range place {
