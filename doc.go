@@ -40,7 +40,8 @@
 //	   internal/room    files of a host → memory and disk that are left for this process
 //	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
-//	   estimate    a model, a plan and prices → time and memory of a step, in closed form
+//	   cost        a device's graph → its bill: products, streams, collectives, buffers
+//	   estimate    a plan, its bill and prices → time and memory of a step
 //	6  lower       per-device graph → StableHLO text
 //	   dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
 //	   internal/check   small programs whose answers are known
