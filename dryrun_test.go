@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell"
@@ -58,5 +59,37 @@ func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
 					exposed)
 			}
 		})
+	}
+}
+
+// What lower precision would save is among the advice where the card has it, and only there:
+// stranger A12.
+func TestLowerPrecisionIsAdvised(t *testing.T) {
+	for cluster, want := range map[string][]string{
+		"8xb200": {"--precision mxfp8; ", "--precision nvfp4; "}, "8xh100": nil} {
+		path := filepath.Join(t.TempDir(), "plan.json")
+		text := `{"model": "llama3.1-8b", "cluster": "` + cluster + `", "seq": 8192, "batch": 64,
+			"microbatches": 8, "fsdp": 8, "types": {"params": "bf16", "collectives": "bf16"}}`
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		ran, err := (&deepwell.Env{Events: event.Tee()}).DryRun(t.Context(),
+			deepwell.DryRunJob{Plan: path, Price: 3, Tokens: "1T"})
+		if ran.Timeline == nil {
+			t.Fatal(err)
+		}
+		var advised []string
+		for _, h := range ran.Helps {
+			if at := strings.Index(h.Change, "compare the losses"); at > 0 {
+				advised = append(advised, h.Change[:at])
+			}
+			if h.Step >= ran.Step {
+				t.Errorf("%s: %s takes %v s, the plan %v", cluster, h.Change, h.Step, ran.Step)
+			}
+		}
+		slices.Sort(advised)
+		if !slices.Equal(advised, want) {
+			t.Errorf("%s: advised %q, want %q", cluster, advised, want)
+		}
 	}
 }

@@ -341,3 +341,22 @@ func TestTraceIsJSON(t *testing.T) {
 	}
 	checkTrace(t, a.String(), line)
 }
+
+// A microbatch of one row has no half: planner bug 7.
+func TestHalvesOfOneSequenceAreNotOffered(t *testing.T) {
+	offered := func(rows int64) bool {
+		s := even(made(t, "1f1b", schedule.Shape{Ranks: 4, Micros: 4}),
+			Stage{Forward: 1, Input: 1, Weight: 1})
+		s.Rows = rows
+		helps, err := s.Helps()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(helps, func(h Help) bool {
+			return h.Change == "twice as many microbatches of half the size"
+		})
+	}
+	if offered(1) || offered(3) || !offered(2) {
+		t.Errorf("offered for 1, 2 and 3 rows: %v, %v, %v", offered(1), offered(2), offered(3))
+	}
+}

@@ -276,3 +276,24 @@ func runWaitsForTheLock(t *testing.T, cache string) {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }
+
+// A second Ctrl-C ends the process at once, with the status of a failure: 130 would say that all is
+// saved. It is said why.
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	if os.Getenv("DEEPWELL_TEST_SIGNALS") != "" {
+		ctx := untilSignal(t.Context(), os.Exit)
+		for range 2 {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			<-ctx.Done()
+		}
+		select {} // the second signal ends it
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestSecondSignalEndsAtOnce$")
+	cmd.Env = append(os.Environ(), "DEEPWELL_TEST_SIGNALS=1")
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "without a save") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

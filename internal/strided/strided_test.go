@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -30,9 +31,9 @@ func box(dims, sizes []int64, order []int, room int64) []Axis {
 		stride *= dims[i]
 	}
 	stride = 1
-	for i := len(order) - 1; i >= 0; i-- {
-		axes[order[i]].Dst = stride
-		stride *= sizes[order[i]] + room
+	for _, i := range slices.Backward(order) {
+		axes[i].Dst = stride
+		stride *= sizes[i] + room
 	}
 	return axes
 }

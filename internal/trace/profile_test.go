@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,5 +45,26 @@ func TestProfile(t *testing.T) {
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A profile of steps that were not run leaves no file behind, and says why: stranger A17.
+func TestProfileOfNoStepIsNone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "profile.json")
+	heard := &event.Recorder{}
+	p, err := Create(path, "20:30", heard, func() time.Time { return time.Unix(0, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Begin(1, "gradient")()
+	p.Emit(event.Step{Step: 1})
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("it left %s: %v", path, err)
+	}
+	if w, ok := heard.Events()[0].(event.Warning); !ok || !strings.Contains(w.Text, "no step of 20:30") {
+		t.Errorf("heard %v", heard.Events())
 	}
 }
