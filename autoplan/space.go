@@ -319,7 +319,8 @@ func (j *Job) variants() []variant {
 		}
 	}
 	var list []variant
-	// No program offloads yet (plan.Check), so that only those who ask for it get it.
+	// Offload is searched only if it is asked for: what the copies to and from the host take is
+	// priced with no program's figures behind it.
 	for _, off := range [][]string{nil, {"activations"}, {"optimizer"}, {"activations", "optimizer"}} {
 		if len(off) > 0 && j.Fixed["offload"] == "" {
 			continue

@@ -297,8 +297,8 @@ func TestRatesOfB200AreThoseOfTheReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Rates{BF16: 1.6e15, FP8: 3.2e15, FP4: 6.4e15, Attention: 1.12e15, Memory: 6e12,
-		NVLink: 650e9, Network: 45e9}
+	want := Rates{BF16: 0.485 * 2.25e15, FP8: 1.9 * 0.485 * 2.25e15, FP4: 1.9 * 1.8 * 0.485 * 2.25e15,
+		Attention: 1.12e15, Memory: 0.69 * 7.7e12, NVLink: 650e9, Network: 45e9}
 	rounded := r
 	for _, v := range []*float64{&rounded.BF16, &rounded.FP8, &rounded.FP4, &rounded.Attention,
 		&rounded.Memory, &rounded.NVLink, &rounded.Network} {

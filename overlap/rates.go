@@ -19,14 +19,12 @@ type Rates struct {
 	Network   float64 `json:"network"` // that it sends to other domains
 }
 
-// The part of a card's peak that programs reach. Products, attention, memory, NVLink and network
-// are the rates that overlap was measured with on a B200 (1.6 and 1.12 PFLOP/s, 6 TB/s, 650 and
-// 45 GB/s per GPU; the reference on overlap), over the catalogue's 2.25 PFLOP/s, 7.7 TB/s, 900 and
-// 50 GB/s. Other cards are taken to reach the same parts.
+// The part of a card's peak that programs reach in what [machine.Card.Reach] does not have:
+// attention, NVLink and network are the rates that overlap was measured with on a B200 (1.12
+// PFLOP/s, 650 and 45 GB/s per GPU; the reference on overlap), over the catalogue's 2.25 PFLOP/s,
+// 900 and 50 GB/s. Other cards are taken to reach the same parts.
 const (
-	productShare   = 1.6 / 2.25
 	attentionShare = 1.12 / 2.25
-	memoryShare    = 6.0 / 7.7
 	nvlinkShare    = 650.0 / 900
 	networkShare   = 45.0 / 50
 )
@@ -36,14 +34,23 @@ const (
 const pcieLane = 250e6
 
 // RatesOf gives the rates to expect of a card: the catalogue's peaks, each times the part of it
-// that programs reach on a B200.
+// that programs reach.
 func RatesOf(c machine.Card) (Rates, error) {
+	reach := c.Reach()
 	r := Rates{
-		BF16: c.Peak.BF16 * productShare, FP8: max(c.Peak.FP8, c.Peak.MXFP8) * productShare,
-		FP4: c.Peak.NVFP4 * productShare, Attention: c.Peak.BF16 * attentionShare,
-		Memory:  float64(c.MemoryBandwidth) * memoryShare,
+		BF16: c.Peak.BF16 * reach.BF16, Attention: c.Peak.BF16 * attentionShare,
+		Memory:  float64(c.MemoryBandwidth) * reach.Memory,
 		NVLink:  float64(c.NVLink) * nvlinkShare,
 		Network: float64(c.NIC) * networkShare,
+	}
+	switch {
+	case c.MXFP8:
+		r.FP8 = r.BF16 * reach.MXFP8
+	case c.Peak.FP8 > 0:
+		r.FP8 = r.BF16 * reach.FP8
+	}
+	if c.NVFP4 {
+		r.FP4 = r.BF16 * reach.NVFP4
 	}
 	if r.NVLink == 0 && c.PCIeGen > 0 {
 		r.NVLink = pcieLane * float64(int64(1)<<(c.PCIeGen-1)) * float64(c.PCIeLanes) * nvlinkShare

@@ -13,6 +13,7 @@ type Prices struct {
 	cluster machine.Cluster
 	profile *Profile
 
+	reach     machine.Reach
 	sustained float64  // operations a second of large products of BF16, for longer than a moment
 	bandwidth float64  // bytes a second
 	reached   float64  // bytes a second of a kernel that only moves them
@@ -31,16 +32,17 @@ func New(cl machine.Cluster, prof *Profile) *Prices {
 	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.Card.MemoryBandwidth), scale: 1,
 		slower: 1, uneven: new(sync.Map)}
 	c := cl.Card
-	p.sustained = sustained(c.Name) * c.Peak.BF16
+	p.reach = c.Reach()
+	p.sustained = p.reach.BF16 * c.Peak.BF16
 	if cl.CPU() {
 		p.sustained, p.bandwidth = cpuRate, cpuBandwidth
 	}
-	p.reached = p.bandwidth * reached(c.Arch)
+	p.reached = p.bandwidth * p.reach.Memory
 	arch := c.Arch
 	p.above = 1
 	if strings.HasPrefix(arch, "sm_10") { // the tables are b200's
 		arch = "sm_100"
-		p.above = max(1, p.sustained/(sustained("b200")*b200Peak))
+		p.above = max(1, p.sustained/(b200Reach*b200Peak))
 	}
 	p.tables[0] = times(arch, "bf16", c.Peak.BF16)
 	p.tables[1] = times(arch, "fp8", c.Peak.FP8)
@@ -73,52 +75,20 @@ const (
 // b200Peak is the operations a second of BF16 of the card that the tables were measured on.
 const b200Peak = 2250e12
 
-// sustained is the share of its peak in BF16 that a card keeps up in large products.
-//
-//   - b200: 1,090 of 2,250 TFLOP/s, the median of 515 shapes of SimuMax's table; smaller shapes
-//     reach 1,450 for a moment, as XLA's table has it, and the card then lowers its clock.
-//   - gb200, b300, gb300: times the ratios of equal plans in Megatron-Bridge's summary, 1.11 for
-//     b300 over b200 and 1.23 for gb300 over gb200.
-//   - others: what large products of cuBLAS reach; XLA's table has 0.70 for 4096³ on h100.
-func sustained(card string) float64 {
-	switch card {
-	case "b200", "gb200":
-		return 0.485
-	case "b300":
-		return 0.485 * 1.11
-	case "gb300":
-		return 0.485 * 1.23
-	case "a100":
-		return 0.80
-	case "rtx6000pro":
-		return 0.60
-	}
-	return 0.70
-}
+// b200Reach is the share of it that large products reach.
+var b200Reach = machine.Card{Name: "b200"}.Reach().BF16
 
-// reached is the share of its bandwidth that a card reaches in kernels that only move bytes: 5.3 of
-// 7.7 TB/s on b200 (hbm:default of SimuMax's table); older cards have less to reach.
-func reached(arch string) float64 {
-	if strings.HasPrefix(arch, "sm_1") {
-		return 0.69
-	}
-	return 0.85
-}
-
-// faster is how many times the rate of BF16 a precision reaches in large products. XLA's table has
-// 1.97 for FP8 (median of large shapes); blocks with scales lose a little of the rate of their
-// type, and FP4 is bound by what surrounds the product before it is twice FP8.
+// faster is how many times the rate of BF16 a precision reaches in large products.
 func (p *Prices) faster(prec Precision) float64 {
-	c := p.cluster.Card
 	switch {
 	case prec == F32 && !p.cluster.CPU():
 		return 0.5 // TF32
-	case prec == FP8 && c.Peak.FP8 > 0:
-		return 1.97
-	case prec == MXFP8 && c.MXFP8:
-		return 1.90
-	case prec == NVFP4 && c.NVFP4:
-		return 1.90 * min(1.8, c.Peak.NVFP4/c.Peak.MXFP8)
+	case prec == FP8:
+		return p.reach.FP8
+	case prec == MXFP8:
+		return p.reach.MXFP8
+	case prec == NVFP4:
+		return p.reach.NVFP4
 	}
 	return 1
 }
@@ -187,7 +157,7 @@ func (p *Prices) Attention(tokens, keys, heads, score, value float64, backward b
 		share = shares[i] * math.Pow(shares[i+1]/shares[i], w)
 	}
 	// The rate is relative to what the card sustains in products, and b200 is where it is known.
-	rate := share * p.sustained / sustained("b200")
+	rate := share * p.sustained / b200Reach
 	return p.profile.Attention * work / max(rate, 1)
 }
 

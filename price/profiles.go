@@ -61,6 +61,7 @@ func deepwell() Profile {
 	p.HideData, p.HideTensor = 0.87, 0.5
 	p.Quantize = 1 // the bytes of programs were counted: see Prices.Blocks
 	p.Logits = 2   // kept in f32 for the loss
+	p.Regather = true
 	return p
 }
 
@@ -75,6 +76,6 @@ func torchtitan() Profile {
 // maxtext runs on the same compiler as our own engine.
 func maxtext() Profile {
 	p := deepwell()
-	p.Name, p.Quantize = "maxtext", prior("").Quantize
+	p.Name, p.Quantize, p.Regather = "maxtext", prior("").Quantize, false
 	return p
 }

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/txtar"
+)
+
+// What docs/planning.md shows is what the commands print, but for the seconds that a search takes
+// and the plans that it prices, which depend on how its workers take turns; -update writes it anew.
+func TestPlanningShowsWhatCommandsPrint(t *testing.T) {
+	path, err := filepath.Abs(filepath.Join("..", "..", "docs", "planning.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := txtar.ParseFile(filepath.Join("testdata", "script", "plan.txtar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, f := range script.Files {
+		if f.Name == "args.txt" || f.Name == "run/events.jsonl" {
+			file := filepath.Join(dir, f.Name)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, f.Data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Chdir(dir)
+	block := regexp.MustCompile("(?ms)^```\n\\$ deepwell (.*?)\n(.*?)^```$")
+	taken := regexp.MustCompile(`, [0-9,]+ priced, in [0-9.]+ s`)
+	shown := block.ReplaceAllFunc(text, func(b []byte) []byte {
+		m := block.FindSubmatch(b)
+		var out bytes.Buffer
+		run(t.Context(), strings.Fields(string(m[1])), &out, &out, os.Getenv)
+		lines := strings.SplitAfter(out.String(), "\n")
+		kept := lines[:0]
+		for _, line := range lines { // told for every plan of a GPU; one place of the page says it
+			if !strings.HasPrefix(line, "warning: no document mask") {
+				kept = append(kept, line)
+			}
+		}
+		got := strings.Join(kept, "")
+		if taken.ReplaceAllString(got, "") == taken.ReplaceAllString(string(m[2]), "") {
+			return b
+		}
+		if !*update {
+			t.Errorf("deepwell %s prints\n%s\nnot\n%s", m[1], got, m[2])
+		}
+		return []byte("```\n$ deepwell " + string(m[1]) + "\n" + got + "```")
+	})
+	if *update {
+		if err := os.WriteFile(path, shown, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

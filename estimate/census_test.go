@@ -1,0 +1,81 @@
+package estimate
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/spmd"
+)
+
+// What tensor parallelism is charged for is what our programs send: as many gathers, scatters and
+// sums as the graph of a step has, each at the price of its size. The head's input is charged for
+// twice, as stages gather it, where one program has it gathered from the way forward.
+func TestTensorCollectivesAreTheGraphs(t *testing.T) {
+	prof, err := price.Find(price.Own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prof = prof.Clone()
+	prof.HideTensor = 0
+	for _, name := range []string{"llama3.1-8b", "qwen3-8b", "gpt2"} {
+		for _, tp := range []plan.TP{{Size: 2}, {Size: 4}, {Size: 2, Sequence: true},
+			{Size: 4, Sequence: true}} {
+			p := plan.Default()
+			p.Seq, p.Batch, p.Microbatches, p.TP = 1024, 1, 1, tp
+			p.Cluster = fmt.Sprintf("%dxb200", tp.Size)
+			p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+			e := estimator(t, name, p.Cluster, price.Own).Under(prof)
+			if err := p.Check(e.config); err != nil {
+				t.Fatal(err)
+			}
+			each := float64(p.Seq*p.Batch*e.config.Hidden) * 2
+			group := price.Group{Size: tp.Size, Stride: 1}
+			kinds := map[string]price.Kind{"all-gather": price.AllGather,
+				"reduce-scatter": price.ReduceScatter, "all-reduce": price.AllReduce}
+			want := 0.0
+			for _, row := range censusOf(t, e.config, p) {
+				count := math.Round(float64(row.Bytes) / each)
+				want += count * e.prices.Collective(kinds[string(row.Kind)], each, group)
+				if few := float64(row.Count) - count; few > 0 { // sums of the loss
+					bytes := (float64(row.Bytes) - count*each) / few
+					want += few * e.prices.Collective(kinds[string(row.Kind)], bytes, group)
+				}
+			}
+			got, once := mustPrice(t, e, p).Parts.Tensor, 0.0
+			if tp.Sequence {
+				once = e.prices.Collective(price.AllGather, each, group)
+			}
+			if got < want*(1-rounded) || got > (want+once)*(1+rounded) {
+				t.Errorf("%s %+v: priced %.6g s, the graph sends %.6g s", name, tp, got, want)
+			}
+		}
+	}
+}
+
+// rounded is what the sizes of a few small sums make of a step, as they are taken to be equal.
+const rounded = 5e-5
+
+// censusOf counts what the gradient of a plan sends along tp.
+func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic) {
+	t.Helper()
+	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh, err := spmd.Shard(g, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, err := spmd.Train(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1,
+		Optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Compute: p.Types.Params}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spmd.Census(step.Gradient)
+}
