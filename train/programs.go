@@ -146,15 +146,7 @@ func (w *order) write(policy *precision.Policy, inspect bool) (*Programs, error)
 	if err != nil {
 		return nil, err
 	}
-	unrolled, why := set.Unroll(c.Layers)
-	switch {
-	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
-		unrolled, why = false, "stages and halves of a batch are made of a loop's body"
-	case unrolled && how.Offloads(plan.Activations):
-		unrolled, why = false, "what a loop stacks up goes to the host"
-	case len(r.Recompute) > 0:
-		unrolled, why = false, "outside a loop XLA finds what is computed again, and keeps it"
-	}
+	unrolled, why := set.Unrolled(c.Layers, how, len(r.Recompute) > 0)
 	if unrolled {
 		if g, err = ir.Unroll(g); err != nil {
 			return nil, err
@@ -223,18 +215,9 @@ func (p *Programs) mark(g *ir.Graph, c *model.Config) (*ir.Graph, error) {
 				p.Shape.Seq, n).Try("seq a multiple of %d", n)
 		}
 	}
-	if cuts := p.Policy.Cuts(p.Params); len(cuts) > 0 {
-		var err error
-		if g, err = ir.Segment(g, cuts); err != nil {
-			return nil, err
-		}
-		var parts []model.Param
-		for _, one := range p.Params {
-			parts = append(parts, one.Cut(cuts)...)
-		}
-		p.Params = parts
-	}
-	return g, p.Policy.Mark(g, p.Params)
+	var err error
+	g, p.Params, err = p.Policy.Apply(g, p.Params)
+	return g, err
 }
 
 // note keeps what the kernels chose.
