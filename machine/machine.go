@@ -52,9 +52,6 @@ type Measured struct {
 	MatmulBF16   int64  `json:"matmul_bf16_flops,omitempty"`
 }
 
-// A Meter times the host. The caller connects one to an engine; this package only keeps the result.
-type Meter func(ctx context.Context) (Measured, error)
-
 // Options say what Probe looks at. The zero value is the host at hand.
 type Options struct {
 	Root     fs.FS    // the host's file system; nil means /
@@ -63,7 +60,9 @@ type Options struct {
 	NoGPU    bool     // leave the NVIDIA driver alone
 	Identify bool     // also record the host's name and the GPUs' UUIDs
 	Engines  []Engine // as the caller found them
-	Meter    Meter    // times the host, if set
+	// Meter times the host, if set. The caller connects one to an engine; this package only keeps the
+	// result.
+	Meter func(ctx context.Context) (Measured, error)
 }
 
 // Probe examines the host.
