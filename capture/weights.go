@@ -258,7 +258,7 @@ type Contents struct {
 	// Leftover lists all others.
 	Leftover []string `json:"leftover,omitempty"`
 	// Scanned says that the numbers were looked at, and NotFinite which tensors hold some that are
-	// infinite or no number. [Model.NotFinite] looks; opening a model does not.
+	// infinite or NaN. [Model.NotFinite] looks; opening a model does not.
 	Scanned   bool      `json:"scanned"`
 	NotFinite []Damaged `json:"not_finite,omitempty"`
 }

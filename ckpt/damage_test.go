@@ -330,7 +330,8 @@ func TestDamagedLinkIsReplaced(t *testing.T) {
 	}
 }
 
-// What has the name of a step and is none stops everybody who would begin anew, by name.
+// A file or folder that is named like a step and holds no checkpoint stops a run by name: nobody
+// begins anew beside it.
 func TestStepThatIsNoFolder(t *testing.T) {
 	for name, c := range map[string]struct {
 		lay  func(path string) error

@@ -215,7 +215,7 @@ func pruneFolder(ctx context.Context, dir string, keep int, o Options) ([]Info, 
 	}
 }
 
-// verdicts are those of steps that were hashed just now; nil is of one that is whole.
+// verdicts are the results of hashing steps just now, by step; nil means that a step is whole.
 type verdicts map[int64]*diag.Error
 
 // hash hashes steps, newest first, until one is whole.

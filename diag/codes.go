@@ -271,7 +271,7 @@ var catalogue = []row{
 		"model.layers.0.mlp.up_proj.weight is f8e4m3fn"},
 	{WeightQuantized, Usage, "weights are quantized already, in a way that is not turned into another",
 		"the weights are quantized already, by fp8"},
-	{WeightNotFinite, Numerics, "a weight is infinite or no number",
+	{WeightNotFinite, Numerics, "a weight is infinite or NaN",
 		"model.layers.3.mlp.up_proj.weight holds a number that is not finite"},
 	{FolderForeign, Usage, "an output folder holds other work, whole or half-written",
 		"the folder holds config.json, which is not of this work"},

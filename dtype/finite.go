@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// NotFinite counts the elements of a list, as it stands in a file, that are infinite or no number:
+// NotFinite counts the elements of a list, as it stands in a file, that are infinite or NaN:
 // those whose exponent has all its bits set. It looks at eight bytes at a time, so that memory and
 // not the processor is what it waits for. Types without such elements have none.
 func (d DType) NotFinite(src []byte) (n int64) {
