@@ -137,7 +137,8 @@ func (a *attack) pair(dir string, more ...string) ([2]*process, error) {
 	return both, nil
 }
 
-// reached is the step of the newest whole checkpoint, or 0. A damaged checkpoint counts as a failure.
+// reached is the step of the newest whole checkpoint, or 0. A damaged checkpoint counts as a
+// failure.
 func (a *attack) reached(dir string) int64 {
 	c, err := ckpt.Latest(a.ctx, filepath.Join(dir, "run", "checkpoints"), event.Discard)
 	if err != nil {
