@@ -29,7 +29,7 @@ var (
 	all  = flag.Bool("plans.all", false, "run every plan on the engine, not a sample")
 	some = flag.Int("plans.count", 1, "number of plans of each model in the sample")
 	like = flag.String("plans.like", "", "run the plans on the engine whose names match, not a sample")
-	seed = flag.Uint64("plans.seed", 0, "seed of the sample of plans; 0 takes one at random")
+	seed = flag.Uint64("plans.seed", 0, "seed of the sample of plans; 0 as internal/long has it")
 )
 
 // The bounds of the engine's f32 against one device's f32: other orders of summation. They are
@@ -206,10 +206,7 @@ func moved(after map[string][]float64, before map[string]*eval.Array) map[string
 func TestPlansOnTheEngine(t *testing.T) {
 	long.Only(t)
 	e := openEngine(t)
-	if *seed == 0 {
-		*seed = rand.Uint64()
-	}
-	t.Logf("-plans.seed=%d", *seed)
+	*seed = long.Seed(t, "plans.seed", *seed)
 	pick := rand.New(rand.NewPCG(*seed, 1))
 	for i, name := range []string{"llama", "qwen3"} {
 		c := shapes()[name]

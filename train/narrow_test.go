@@ -137,10 +137,7 @@ func TestNarrowPlansEndAlike(t *testing.T) {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}
 	t.Cleanup(e.Close)
-	if *plansSeed == 0 {
-		*plansSeed = rand.Uint64()
-	}
-	t.Logf("-plans.seed=%d", *plansSeed)
+	*plansSeed = long.Seed(t, "plans.seed", *plansSeed)
 	for k, format := range []ir.Format{ir.MXFP8, ir.NVFP4} {
 		for i, name := range []string{"llama", "qwen3"} {
 			t.Run(string(format)+"/"+name, func(t *testing.T) {

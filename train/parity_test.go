@@ -32,7 +32,7 @@ import (
 
 var (
 	plansLike = flag.String("plans.like", "", "run the plans whose names match")
-	plansSeed = flag.Uint64("plans.seed", 0, "seed of the random plans; 0 takes one at random")
+	plansSeed = flag.Uint64("plans.seed", 0, "seed of the random plans; 0 as internal/long has it")
 	plansAll  = flag.Bool("plans.all", false, "run every plan, not a selection that has every combination")
 	plansMore = flag.Int("plans.random", 2, "number of random plans of each model")
 )
@@ -380,10 +380,7 @@ func TestPlansEndAlike(t *testing.T) {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}
 	t.Cleanup(e.Close)
-	if *plansSeed == 0 {
-		*plansSeed = rand.Uint64()
-	}
-	t.Logf("-plans.seed=%d", *plansSeed)
+	*plansSeed = long.Seed(t, "plans.seed", *plansSeed)
 	pick := rand.New(rand.NewPCG(*plansSeed, 1))
 	for i, name := range []string{"llama", "qwen3"} {
 		p := parities(e)[name]

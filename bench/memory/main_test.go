@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	testSeed = flag.Uint64("memory.seed", 0, "seed of the rows to compile; 0 takes one at random")
+	testSeed = flag.Uint64("memory.seed", 0, "seed of the rows to compile; 0 as internal/long has it")
 	count    = flag.Int("memory.count", 10, "number of rows that are compiled")
 )
 
@@ -81,12 +81,7 @@ func TestTableIsOfTheGenerator(t *testing.T) {
 // Some rows, compiled again, are as the table has them.
 func TestCompiledAgain(t *testing.T) {
 	long.Only(t)
-	s := *testSeed
-	if s == 0 {
-		s = rand.Uint64()
-	}
-	t.Logf("-memory.seed %d", s)
-	r := rand.New(rand.NewPCG(s, 0))
+	r := rand.New(rand.NewPCG(long.Seed(t, "memory.seed", *testSeed), 0))
 	rows := rowsOf(t)
 	c, err := newCompiler("")
 	if err != nil {
