@@ -13,11 +13,7 @@ import (
 
 // fill compiles the combinations whose text contains only, and saves the table after each. Programs
 // that were compiled before are in the cache, so that after a change only what changed takes long.
-func fill(ctx context.Context, path, cache, only string, drawn uint64) error {
-	all, err := combinations(drawn)
-	if err != nil {
-		return err
-	}
+func fill(ctx context.Context, path, cache, only string, all []combination) error {
 	c, err := newCompiler(cache)
 	if err != nil {
 		return err

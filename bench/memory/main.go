@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -16,24 +17,40 @@ func main() {
 	again := flag.Bool("compile", false, "compile what the table does not have yet")
 	cache := flag.String("cache", "", "file that keeps what was compiled")
 	worst := flag.Int("worst", 10, "how many of the worst rows to print")
-	drawn := flag.Uint64("seed", seed, "seed of the plans that are compiled")
+	drawn := flag.Uint64("seed", 0, "seed of the plans that are compiled; 0 is the table's own")
+	held := flag.Bool("heldout", false, "the table of held-out plans instead of the one fitted")
 	only := flag.String("only", "", "compile the plans whose text contains this, instead of all")
 	flag.Parse()
-	if err := run(context.Background(), *dir, *again, *cache, *only, *drawn, *worst); err != nil {
+	s := fitted
+	if *held {
+		s = unseen
+	}
+	if err := run(context.Background(), s, *dir, *again, *cache, *only, *drawn, *worst); err != nil {
 		fmt.Fprintln(os.Stderr, "memory:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, dir string, again bool, cache, only string, drawn uint64,
+func run(ctx context.Context, s sample, dir string, again bool, cache, only string, drawn uint64,
 	worst int) error {
-	path := filepath.Join(dir, table)
+	path := filepath.Join(dir, s.table)
 	if again {
-		return fill(ctx, path, cache, only, drawn)
+		all, err := s.draw(cmp.Or(drawn, s.seed))
+		if err != nil {
+			return err
+		}
+		return fill(ctx, path, cache, only, all)
 	}
 	rows, err := read(path)
 	if err != nil {
 		return err
 	}
-	return report(os.Stdout, rows, worst)
+	if s.table == fitted.table {
+		return report(os.Stdout, rows, worst)
+	}
+	known, err := read(filepath.Join(dir, fitted.table))
+	if err != nil {
+		return err
+	}
+	return reportUnseen(os.Stdout, rows, known)
 }

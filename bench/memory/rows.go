@@ -45,10 +45,15 @@ type variant struct {
 	micros   int64
 }
 
-// combinations draws them, those of all clusters by turns, so that any first part of the list is a
-// fair sample.
+// combinations draws the plans that the predictor was read from.
 func combinations(seed uint64) ([]combination, error) {
-	wants := []want{{"cpu", 80, drawCPU}, {"b200", 88, drawB200}, {"rtx6000pro", 72, drawRTX}}
+	return deal(seed, []want{{"cpu", 80, drawCPU}, {"b200", 88, drawB200},
+		{"rtx6000pro", 72, drawRTX}})
+}
+
+// deal draws combinations, those of all clusters by turns, so that any first part of the list is a
+// fair sample.
+func deal(seed uint64, wants []want) ([]combination, error) {
 	lists := make([][]combination, len(wants))
 	for i, w := range wants {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
