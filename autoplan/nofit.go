@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plan"
 )
 
 // A change is one thing that a person can do about a job that no plan serves.
@@ -79,7 +80,7 @@ func (s *searcher) misfit() string {
 		}
 		product *= n
 		switch {
-		case axis == "tp" && !j.cutsHeads(n):
+		case axis == "tp" && !plan.FitsTP(j.Config, n):
 			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be dealt to tp %d", c.Heads,
 				c.KVHeads, c.MLP, n)
 		case axis == "tp" && n > int64(max(j.Cluster.Card.NVLinkDomain, 1)):

@@ -90,7 +90,7 @@ func (j *Job) meshes(n int64) []mesh {
 	var list []mesh
 	domain := int64(max(j.Cluster.Card.NVLinkDomain, 1))
 	for _, tp := range divisors(n, domain) {
-		if !j.Fixed.allows("tp", tp) || !j.cutsHeads(tp) {
+		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(c, tp) {
 			continue
 		}
 		for _, cp := range divisors(n/tp, max(1, j.Seq/leastPiece)) {
@@ -112,13 +112,6 @@ func (j *Job) meshes(n int64) []mesh {
 // leastPiece is the fewest tokens of a row that a device of cp should have: fewer make products
 // that are all overhead.
 const leastPiece = 512
-
-// cutsHeads reports whether heads and MLP can be dealt to tp devices, as plan.Check has it.
-func (j *Job) cutsHeads(tp int64) bool {
-	c := j.Config
-	experts := c.MoE == nil || c.MoE.MLP%tp == 0 && c.MoE.Shared%tp == 0
-	return c.Heads%tp == 0 && c.MLP%tp == 0 && (c.KVHeads%tp == 0 || tp%c.KVHeads == 0) && experts
-}
 
 func (j *Job) expertSizes(n int64) []int64 {
 	if j.Config.MoE == nil {
@@ -161,7 +154,7 @@ func (j *Job) divides(m mesh, prec price.Precision) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return j.Seq/j.pieces(m.cp)%n == 0 && j.Config.MLP/m.tp%n == 0
+	return plan.WholeBlocks(j.Config, n, j.Seq, j.pieces(m.cp), m.tp)
 }
 
 // context is how a plan cuts sequences. Our own programs hand keys round in the order of the
@@ -187,12 +180,7 @@ func (j *Job) context(cp int64) plan.CP {
 }
 
 // pieces is how many a sequence is cut into.
-func (j *Job) pieces(cp int64) int64 {
-	if j.context(cp).Balance {
-		return 2 * cp
-	}
-	return cp
-}
+func (j *Job) pieces(cp int64) int64 { return j.context(cp).Pieces() }
 
 // rowRanks is how many devices get rows of their own. Those of ep do: outside the experts they are
 // data parallel.

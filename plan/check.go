@@ -94,17 +94,21 @@ func (p *Plan) checkRows(*model.Config) *diag.Error {
 		Try(`"batch": %d`, (p.Batch+each-1)/each*each)
 }
 
+// FitsTP reports whether heads, MLP and experts of a model can be sharded over tp devices. Key
+// heads fewer than tp are copied.
+func FitsTP(c *model.Config, tp int64) bool {
+	experts := c.MoE == nil || c.MoE.MLP%tp == 0 && c.MoE.Shared%tp == 0
+	return c.Heads%tp == 0 && c.MLP%tp == 0 && (c.KVHeads%tp == 0 || tp%c.KVHeads == 0) && experts
+}
+
 func (p *Plan) checkTensor(c *model.Config) *diag.Error {
 	tp := p.Size(TensorAxis)
 	if tp == 1 {
 		return nil
 	}
-	fits := func(n int64) bool {
-		return c.Heads%n == 0 && c.MLP%n == 0 && (c.KVHeads%n == 0 || n%c.KVHeads == 0)
-	}
 	var good []string
 	for n := int64(1); n <= c.Heads && len(good) < 12; n++ {
-		if fits(n) {
+		if FitsTP(c, n) {
 			good = append(good, fmt.Sprint(n))
 		}
 	}
@@ -114,18 +118,27 @@ func (p *Plan) checkTensor(c *model.Config) *diag.Error {
 		return misfit("%d heads cannot be dealt to tp %d", c.Heads, tp).Try("%s", would)
 	case c.MLP%tp != 0:
 		return misfit("an MLP of %d cannot be cut by tp %d", c.MLP, tp).Try("%s", would)
-	case !fits(tp):
+	case c.KVHeads%tp != 0 && tp%c.KVHeads != 0:
 		return misfit("%d key heads can neither be dealt to tp %d nor copied evenly", c.KVHeads, tp).
+			Try("%s", would)
+	case !FitsTP(c, tp):
+		return misfit("experts with an MLP of %d cannot be cut by tp %d", c.MoE.MLP, tp).
 			Try("%s", would)
 	}
 	return nil
 }
 
-func (p *Plan) checkContext(*model.Config) *diag.Error {
-	pieces := p.Size(ContextAxis)
-	if p.CP.Balance {
-		pieces *= 2
+// Pieces is how many a sequence is cut into along cp: twice as many where a device has one from the
+// front and one from the back.
+func (a CP) Pieces() int64 {
+	if a.Balance {
+		return 2 * max(a.Size, 1)
 	}
+	return max(a.Size, 1)
+}
+
+func (p *Plan) checkContext(*model.Config) *diag.Error {
+	pieces := p.CP.Pieces()
 	if p.TP.Sequence {
 		pieces *= p.Size(TensorAxis)
 	}
@@ -213,25 +226,22 @@ func (p *Plan) checkBlocks(c *model.Config) *diag.Error {
 		return later("halves of a batch have other largest magnitudes than the batch").
 			Because("nvfp4 scales by the largest magnitude of a tensor").Try("leave tp.overlap out")
 	}
-	part := func(size int64, cuts ...int64) (int64, bool) {
-		for _, by := range cuts {
-			size /= by
-		}
-		return size, size%n == 0
-	}
-	pieces := p.Size(ContextAxis)
-	if p.CP.Balance {
-		pieces *= 2
-	}
-	if size, ok := part(p.Seq, pieces); !ok {
-		return misfit("a piece of %d tokens is not made of blocks of %d", size, n).
+	switch pieces, tp := p.CP.Pieces(), p.Size(TensorAxis); {
+	case WholeBlocks(c, n, p.Seq, pieces, tp):
+		return nil
+	case p.Seq/pieces%n != 0:
+		return misfit("a piece of %d tokens is not made of blocks of %d", p.Seq/pieces, n).
 			Try("seq a multiple of %d, or a smaller cp", n*pieces)
-	}
-	if size, ok := part(c.MLP, p.Size(TensorAxis)); !ok {
-		return misfit("%d of the MLP's %d elements are not made of blocks of %d", size, c.MLP, n).
+	default:
+		return misfit("%d of the MLP's %d elements are not made of blocks of %d", c.MLP/tp, c.MLP, n).
 			Try("a smaller tp")
 	}
-	return nil
+}
+
+// WholeBlocks reports whether what a device has is whole blocks of n elements along what products
+// sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
+func WholeBlocks(c *model.Config, n, seq, pieces, tp int64) bool {
+	return seq/pieces%n == 0 && c.MLP/tp%n == 0
 }
 
 // checkLater refuses by name what a plan can say and no program can be made of yet.
