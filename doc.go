@@ -24,6 +24,7 @@
 //	   ir/eval     the graph in float64, slowly: what gradients and lowerings are tested against
 //	   internal/irtest  graphs that use every operation, for tests
 //	   data        text files to rows of tokens; one position, whatever the number of ranks
+//	   link        messages and arrays between processes, authenticated; heartbeats
 //	3  engine      compile, cache, arrays, run; compile for machines that are not there
 //	   optim       AdamW, Muon and schedules as graph builders
 //	   model       architectures, presets, counts, parameters with their layouts

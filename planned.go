@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -278,7 +279,7 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	if err != nil {
 		return nil, err
 	}
-	hub, err := r.engine.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64(), secret)
+	hub, err := link.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64(), secret, r.early())
 	if err != nil {
 		return nil, err
 	}

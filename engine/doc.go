@@ -10,7 +10,7 @@
 // results can be handed on at once, and Wait is for those who need to know.
 //
 // A [Link] hands arrays from one stage to another: between devices of one client, between processes
-// over a network, or inside a program that both stages run.
+// over a [link.Wire], or inside a program that both stages run.
 //
 // A [Compiler] needs no device: it takes a [machine.Target] and compiles the real step for the
 // real cluster, and a [Report] says what the compiler made of it.

@@ -5,11 +5,12 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )
 
 // A Link is one end of a way between two stages: what one end sends the other receives, in the
-// order of sending. [Engine.Pipe] makes one between devices of a client, [Hub.Link] one between
+// order of sending. [Engine.Pipe] makes one between devices of a client, [Engine.Wired] one between
 // processes, and [Engine.Permute] one inside a program that both stages run.
 //
 // One goroutine may send while another receives. A link that has failed stays so.
@@ -113,7 +114,7 @@ func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
 	case <-p.out.shut:
 		return p.closed(tag)
 	case <-ctx.Done():
-		return stopped(ctx, "sending", tag)
+		return link.Stopped(ctx, "sending", tag)
 	}
 	c, err := p.engine.Copy(a, p.to)
 	if err != nil {
@@ -152,7 +153,7 @@ func (p *pipe) next(ctx context.Context, tag string) (parcel, error) {
 	case got := <-p.in.queue:
 		return got, nil
 	case <-ctx.Done():
-		return parcel{}, stopped(ctx, "receiving", tag)
+		return parcel{}, link.Stopped(ctx, "receiving", tag)
 	case <-p.in.shut:
 	}
 	select {
@@ -171,10 +172,6 @@ func (p *pipe) Close() error {
 
 func (p *pipe) closed(tag string) error {
 	return diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
-}
-
-func stopped(ctx context.Context, doing, tag string) error {
-	return diag.New(diag.Canceled, "stopped while %s %s", doing, tag).Wrap(ctx.Err())
 }
 
 // arrived holds an array that lies on the receiver's devices to what the receiver expects, and
@@ -200,4 +197,48 @@ func arrived(p parcel, tag string, s *program.Stage, spec program.Array) error {
 	}
 	a.spec = spec
 	return nil
+}
+
+// Wired makes a wire to another process carry arrays of this engine: their pieces go through the
+// host's memory.
+func (e *Engine) Wired(w *link.Wire) Link { return &wired{w, e} }
+
+type wired struct {
+	wire   *link.Wire
+	engine *Engine
+}
+
+func (w *wired) Meets() bool { return false }
+
+func (w *wired) Close() error { return w.wire.Close() }
+
+// Send waits for the array first: until something is sent, the link can go on after an error.
+func (w *wired) Send(ctx context.Context, tag string, a *Array) error {
+	if err := a.Await(ctx); err != nil {
+		return err
+	}
+	return w.wire.Send(ctx, tag, a.local, len(a.parts), func(i int, dst []byte) error {
+		return a.ReadInto(ctx, i, dst)
+	})
+}
+
+// Recv reads the bytes of each piece into the memory that becomes the array.
+func (w *wired) Recv(ctx context.Context, tag string, s *program.Stage,
+	spec program.Array) (a *Array, err error) {
+	local, err := s.Local(spec)
+	if err != nil {
+		return nil, err
+	}
+	err = w.wire.Recv(ctx, tag, local, len(s.Devices), func(next func([]byte) error) error {
+		a, err = w.engine.Place(s, spec, Given, func(int) ([]byte, error) {
+			data := Aligned(int(local.Bytes()))
+			return data, next(data)
+		})
+		return err
+	})
+	if err != nil && a != nil {
+		a.Free()
+		a = nil
+	}
+	return a, err
 }

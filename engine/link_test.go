@@ -3,10 +3,8 @@ package engine_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"net"
 	"slices"
@@ -21,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/rig"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -73,19 +72,21 @@ var links = map[string]func(t testing.TB, e *engine.Engine, n int) *bed{
 	},
 	"tcp": func(t testing.TB, e *engine.Engine, n int) *bed {
 		left, right := stagesOf(n)
-		one, two := listen(t, e, 1), listen(t, e, 1)
-		return &bed{e, left, right, one.Link(0, 1, two.Addr()), two.Link(1, 0, one.Addr())}
+		one, two := listen(t, nil), listen(t, nil)
+		return &bed{e, left, right, e.Wired(one.Wire(0, 1, two.Addr())),
+			e.Wired(two.Wire(1, 0, one.Addr()))}
 	},
 	"tls": func(t testing.TB, e *engine.Engine, n int) *bed {
 		left, right := stagesOf(n)
-		one, two := listenKey(t, e, 1, secret), listenKey(t, e, 1, secret)
-		return &bed{e, left, right, one.Link(0, 1, two.Addr()), two.Link(1, 0, one.Addr())}
+		one, two := listen(t, secret), listen(t, secret)
+		return &bed{e, left, right, e.Wired(one.Wire(0, 1, two.Addr())),
+			e.Wired(two.Wire(1, 0, one.Addr()))}
 	},
 }
 
-func listen(t testing.TB, e *engine.Engine, epoch uint64) *engine.Hub {
+func listen(t testing.TB, secret []byte) *link.Hub {
 	t.Helper()
-	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch, nil)
+	h, err := link.Listen(context.Background(), "127.0.0.1:0", 1, secret, event.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,16 +95,6 @@ func listen(t testing.TB, e *engine.Engine, epoch uint64) *engine.Hub {
 }
 
 var secret = []byte("0123456789abcdef0123456789abcdef")
-
-func listenKey(t testing.TB, e *engine.Engine, epoch uint64, secret []byte) *engine.Hub {
-	t.Helper()
-	h, err := e.Listen(context.Background(), "127.0.0.1:0", epoch, secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { h.Close() })
-	return h
-}
 
 func eachLink(t *testing.T, n int, test func(t *testing.T, b *bed)) {
 	e := cpu(t)
@@ -341,222 +332,6 @@ func TestPipePushesBack(t *testing.T) {
 	}
 }
 
-// wire is what a foreign process would write; see frame.go for the layout.
-func wire(version, kind byte, epoch uint64, body []byte) []byte {
-	b := append([]byte("DWLK"), version, 0, kind, 0)
-	b = binary.LittleEndian.AppendUint64(b, epoch)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
-	b = append(b, body...)
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-}
-
-func wireArray(tag string) []byte {
-	text := func(b []byte, s string) []byte {
-		return append(binary.LittleEndian.AppendUint16(b, uint16(len(s))), s...)
-	}
-	body := text(text(nil, tag), "f32")
-	body = binary.LittleEndian.AppendUint64(append(body, 1), 1000)
-	return wire(2, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
-}
-
-// wireHello is the body of a hello between two processes whose numbers are not known.
-func wireHello(way byte, from, to uint32) []byte {
-	body := []byte{way}
-	for _, x := range []uint32{from, to, 1<<32 - 1, 1<<32 - 1} {
-		body = binary.LittleEndian.AppendUint32(body, x)
-	}
-	return body
-}
-
-// stranger is a process that this test plays: it listens, welcomes with the given bytes whoever
-// connects, and connects itself as rank 1.
-func stranger(t *testing.T, hub *engine.Hub, welcome []byte) (link engine.Link, out net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	link = hub.Link(0, 1, l.Addr().String())
-	in, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { in.Close() })
-	if _, err := io.ReadFull(in, make([]byte, 41)); err != nil { // the hello
-		t.Fatal(err)
-	}
-	if _, err := in.Write(welcome); err != nil {
-		t.Fatal(err)
-	}
-	out, err = net.Dial("tcp", hub.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { out.Close() })
-	if _, err := out.Write(wire(2, 1, 1, wireHello(0, 1, 0))); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, 26)); err != nil {
-		t.Fatal(err)
-	}
-	return link, out
-}
-
-func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
-	e := cpu(t)
-	_, right := stagesOf(1)
-	piece := make([]byte, 4004) // with a checksum of 0, which is wrong
-	piece[0] = 1
-	fine := wire(2, 2, 1, []byte{0, 0})
-	for name, c := range map[string]struct {
-		welcome []byte
-		sends   []byte
-		closes  bool
-		want    diag.Code
-	}{
-		"another version":    {wire(1, 2, 1, []byte{0, 0}), nil, false, diag.LinkVersion},
-		"refused":            {wire(2, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
-		"not ours":           {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), nil, false, diag.LinkVersion},
-		"gone":               {fine, nil, true, diag.LinkLost},
-		"gone in a frame":    {fine, wireArray("x")[:30], true, diag.LinkLost},
-		"gone in a piece":    {fine, append(wireArray("x"), piece[:3000]...), true, diag.LinkLost},
-		"stuck in a piece":   {fine, append(wireArray("x"), piece[:3000]...), false, diag.LinkStalled},
-		"stuck in a frame":   {fine, wireArray("x")[:30], false, diag.LinkStalled},
-		"damaged":            {fine, append(wireArray("x"), piece...), false, diag.LinkData},
-		"damaged frame":      {fine, append(wireArray("x")[:40], piece...), false, diag.LinkData},
-		"another tag":        {fine, wireArray("y"), false, diag.LinkTag},
-		"another epoch":      {fine, wire(2, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false, diag.LinkVersion},
-		"bye":                {fine, wire(2, 4, 1, nil), false, diag.LinkLost},
-		"version in between": {fine, wire(7, 3, 1, nil), false, diag.LinkVersion},
-		"hello in between":   {fine, wire(2, 1, 1, wireHello(0, 1, 0)), false, diag.LinkData},
-	} {
-		t.Run(name, func(t *testing.T) {
-			hub := listen(t, e, 1)
-			hub.Patience = 100 * time.Millisecond
-			link, out := stranger(t, hub, c.welcome)
-			if _, err := out.Write(c.sends); err != nil {
-				t.Fatal(err)
-			}
-			if c.closes {
-				out.Close()
-			}
-			_, err := link.Recv(t.Context(), "x", right, vector)
-			if !errors.Is(err, diag.New(c.want, "")) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
-			if _, again := link.Recv(t.Context(), "x", right, vector); again == nil {
-				t.Error("a link that has failed goes on")
-			}
-		})
-	}
-	// Memory that a run still reads is live until the run's callback comes, on a thread of its own.
-	live := e.LiveBytes()
-	for end := time.Now().Add(5 * time.Second); slices.Max(live) > 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-		live = e.LiveBytes()
-	}
-	if slices.Max(live) > 0 {
-		t.Errorf("%v bytes are live after everything was freed", live)
-	}
-}
-
-// Processes of two runs do not take each other for their own, and a rank that is connected is not
-// replaced. Who holds the key is told that it is another run; a stranger is told nothing.
-func TestTCPKeepsRunsApart(t *testing.T) {
-	e := cpu(t)
-	left, _ := stagesOf(1)
-	a := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
-	defer a.Free()
-	one, two := listen(t, e, 1), listen(t, e, 2)
-	one.Patience = 200 * time.Millisecond
-	err := one.Link(0, 1, two.Addr()).Send(t.Context(), "x", a)
-	if !errors.Is(err, diag.New(diag.LinkLost, "")) || !strings.Contains(err.Error(), "without an answer") {
-		t.Errorf("another epoch: %v", err)
-	}
-	one, two = listenKey(t, e, 1, secret), listenKey(t, e, 2, secret)
-	err = one.Link(0, 1, two.Addr()).Send(t.Context(), "x", a)
-	if !errors.Is(err, diag.New(diag.LinkVersion, "")) || !strings.Contains(err.Error(), "different runs") {
-		t.Errorf("another epoch: %v", err)
-	}
-	third := listenKey(t, e, 1, secret)
-	first := one.Link(2, 3, third.Addr())
-	if err := first.Send(t.Context(), "x", a); err != nil {
-		t.Fatal(err)
-	}
-	second := one.Link(2, 3, third.Addr())
-	if err := second.Send(t.Context(), "x", a); !errors.Is(err, diag.New(diag.LinkVersion, "")) {
-		t.Errorf("a second connection of one rank: %v", err)
-	}
-}
-
-// A process that is not there yet is waited for; one that never comes is named.
-func TestTCPWaitsForThePeer(t *testing.T) {
-	e := cpu(t)
-	left, right := stagesOf(1)
-	one := listen(t, e, 1)
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := reserved.Addr().String()
-	reserved.Close()
-	link := one.Link(0, 1, address)
-	a := place(t, e, left, vector, func(int) []byte { return make([]byte, 4000) })
-	defer a.Free()
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := link.Send(t.Context(), "x", a); err != nil {
-			t.Error(err)
-		}
-	})
-	time.Sleep(30 * time.Millisecond)
-	two, err := e.Listen(t.Context(), address, 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer two.Close()
-	got, err := two.Link(1, 0, one.Addr()).Recv(t.Context(), "x", right, vector)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got.Free()
-	wg.Wait()
-	hub := listen(t, e, 1)
-	hub.Patience = 50 * time.Millisecond
-	err = hub.Link(0, 1, "127.0.0.1:1").Send(t.Context(), "x", a)
-	if !errors.Is(err, diag.New(diag.LinkLost, "")) {
-		t.Errorf("a process that never comes: %v", err)
-	}
-}
-
-// A sender whose receiver takes nothing is let go by its context and by the hub's patience.
-func TestTCPPushesBack(t *testing.T) {
-	e := cpu(t)
-	left, _ := stagesOf(1)
-	big := program.Array{Name: "x", Global: f32(8 << 20)} // more than the buffers of both sockets
-	a := place(t, e, left, big, func(int) []byte { return make([]byte, 32<<20) })
-	defer a.Free()
-	for name, c := range map[string]struct {
-		patience, timeout time.Duration
-		want              diag.Code
-	}{
-		"context":  {time.Minute, 100 * time.Millisecond, diag.Canceled},
-		"patience": {100 * time.Millisecond, time.Minute, diag.LinkStalled},
-	} {
-		one, two := listen(t, e, 1), listen(t, e, 1)
-		one.Patience = c.patience
-		link := one.Link(0, 1, two.Addr())
-		two.Link(1, 0, one.Addr())
-		ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
-		err := link.Send(ctx, "x", a)
-		cancel()
-		if !errors.Is(err, diag.New(c.want, "")) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // On Blackwell a permutation is asynchronous, a start and a done, where the program has something
 // to compute in between; alone it is one synchronous instruction. Both are compiled here, not run.
 func TestPermuteCompilesForBlackwell(t *testing.T) {
@@ -656,34 +431,4 @@ func BenchmarkTCP(b *testing.B) {
 		}
 		in.Close()
 	})
-}
-
-// A context that ends at the moment at which a link finds nobody is an error, whichever is first.
-func TestNobodyIsThere(t *testing.T) {
-	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Devices{0}}
-	spec := program.Array{Name: "x", Global: dtype.Shape{Type: dtype.U8, Dims: []int64{4}}}
-	a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, 4), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Free()
-	hub, err := e.Listen(t.Context(), "127.0.0.1:0", 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = hub.Close() }()
-	hub.Patience = 15 * time.Millisecond
-	var wg sync.WaitGroup
-	for i := range 100 {
-		l := hub.Link(0, 1+i, "127.0.0.1:1") // where nobody listens
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), hub.Patience+time.Duration(i-50)*20*time.Microsecond)
-			defer cancel()
-			if err := l.Send(ctx, "x", a); err == nil {
-				t.Error("something was sent to nobody")
-			}
-		})
-	}
-	wg.Wait()
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -191,7 +192,7 @@ func (l *permuteLink) Send(ctx context.Context, tag string, a *Array) error {
 	case <-l.shut:
 		return diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
 	case <-ctx.Done():
-		return stopped(ctx, "sending", tag)
+		return link.Stopped(ctx, "sending", tag)
 	}
 	return <-l.out.started // the receiver has the array and answers without waiting for anybody
 }
@@ -211,7 +212,7 @@ func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Stage,
 	case <-l.shut:
 		return nil, diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
 	case <-ctx.Done():
-		return nil, stopped(ctx, "receiving", tag)
+		return nil, link.Stopped(ctx, "receiving", tag)
 	}
 	// What is sent is held to what is expected before it is run: a program of another shape would
 	// leave the receivers with something else than they asked for.

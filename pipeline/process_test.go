@@ -14,6 +14,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/pipeline"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
@@ -26,7 +28,7 @@ const childEnv = "DEEPWELL_TEST_PIPELINE"
 // half is one of two processes with two ranks each, on two devices.
 type half struct {
 	engine *engine.Engine
-	hub    *engine.Hub
+	hub    *link.Hub
 	ranks  []pipeline.Rank
 	p      *pipeline.Pipeline
 }
@@ -40,7 +42,7 @@ func openHalf(ctx context.Context, name string, first int) (*half, error) {
 		return nil, err
 	}
 	h := &half{engine: e}
-	if h.hub, err = e.Listen(ctx, "127.0.0.1:0", 42, nil); err != nil {
+	if h.hub, err = link.Listen(ctx, "127.0.0.1:0", 42, nil, event.Discard); err != nil {
 		return nil, err
 	}
 	s, err := schedule.New(name, schedule.Shape{Ranks: 4, Micros: halfMicros})
@@ -63,7 +65,7 @@ func (h *half) join(name string, address string) (err error) {
 	for _, r := range h.ranks {
 		for other := range 4 {
 			if r.Links[other] == nil && other != r.Number {
-				r.Links[other] = h.hub.Link(r.Number, other, address)
+				r.Links[other] = h.engine.Wired(h.hub.Wire(r.Number, other, address))
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package train_test
 import (
 	"context"
 	"maps"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -25,10 +28,10 @@ func TestProcessesAgreeByDigest(t *testing.T) {
 	t.Cleanup(e.Close)
 	for _, third := range []map[string]string{nil, {"engine": "another"}, {"build of Deepwell": "v2"},
 		{"model": "m2", "programs": "p2"}} {
-		var hubs [3]*engine.Hub
+		var hubs [3]*link.Hub
 		var addresses []string
 		for i := range hubs {
-			if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7, nil); err != nil {
+			if hubs[i], err = link.Listen(ctx, "127.0.0.1:0", 7, nil, event.Discard); err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = hubs[i].Close() }()
@@ -69,5 +72,35 @@ func TestProcessesAgreeByDigest(t *testing.T) {
 				t.Errorf("%v: process %d names %v", third, self, err)
 			}
 		}
+	}
+}
+
+// Whatever the number of processes, each gets what every one has sent, in their order.
+func TestProcessesExchangeAlongATree(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for n := 1; n <= 8; n++ {
+		hubs, addresses := make([]*link.Hub, n), make([]string, n)
+		var want [][]byte
+		for i := range hubs {
+			var err error
+			if hubs[i], err = link.Listen(ctx, "127.0.0.1:0", 7, nil, event.Discard); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = hubs[i].Close() }()
+			addresses[i] = hubs[i].Addr()
+			want = append(want, []byte{byte(i), 9, byte(i * i)})
+		}
+		var all sync.WaitGroup
+		for self := range hubs {
+			all.Go(func() {
+				p := &train.Processes{Self: self, Addresses: addresses, Hub: hubs[self]}
+				got, err := train.Exchange(ctx, p, want[self])
+				if err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("process %d of %d has %v: %v", self, n, got, err)
+				}
+			})
+		}
+		all.Wait()
 	}
 }

@@ -290,22 +290,20 @@ var Swap = swap
 
 // Agree holds processes to the same facts.
 func Agree(ctx context.Context, p *Processes, e *engine.Engine, values map[string]string) error {
-	x := &peers{Processes: p, engine: e, links: make([]engine.Link, len(p.Addresses))}
-	for n, address := range p.Addresses {
-		if n != p.Self {
-			x.links[n] = p.Hub.Link(processLinks+p.Self, processLinks+n, address)
-		}
-	}
-	defer func() {
-		for _, l := range x.all() {
-			_ = l.Close()
-		}
-	}()
+	x := p.connect(e)
+	defer x.close()
 	var facts []fact
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		facts = append(facts, fact{name, values[name]})
 	}
 	return x.agree(ctx, facts)
+}
+
+// Exchange gives what every process has sent.
+func Exchange(ctx context.Context, p *Processes, mine []byte) ([][]byte, error) {
+	x := p.connect(nil)
+	defer x.close()
+	return x.exchange(ctx, "test", mine)
 }
 
 // Fail lets writing a checkpoint fail as the function says, before a byte is written.

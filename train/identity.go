@@ -14,12 +14,10 @@ import (
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
-	"github.com/deepwell/deepwell/program"
 )
 
 // onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that says nothing.
@@ -350,7 +348,7 @@ func (t *Trainer) begun() []fact {
 	return []fact{{"step", fmt.Sprint(t.step, t.updates)}, {"place in the data", fmt.Sprint(t.at)}}
 }
 
-// agree holds all processes to the same facts: each sends the SHA-256 of every fact to all others,
+// agree holds all processes to the same facts: each hears the SHA-256 of every fact of all others,
 // and compares. The error names what differs, and where.
 func (p *peers) agree(ctx context.Context, facts []fact) error {
 	if p == nil {
@@ -384,40 +382,4 @@ func (p *peers) agree(ctx context.Context, facts []fact) error {
 	}
 	return diag.New(diag.PeersDiffer, "%s than this one, process %d", strings.Join(differ, "; "),
 		p.Self).Try("give all processes the same files, engine, environment and binary")
-}
-
-// exchange sends bytes, as many of them as all others send, to every process, and gives what each
-// has sent, in their order. The length must be a multiple of 4.
-func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
-	p.turn++
-	tag := fmt.Sprintf("%s %d", what, p.turn)
-	s := &program.Stage{Name: what, Devices: program.Devices{0}}
-	spec := program.Array{Name: what,
-		Global: dtype.Shape{Type: dtype.U32, Dims: []int64{int64(len(mine) / 4)}}}
-	a, err := p.engine.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return mine, nil })
-	if err != nil {
-		return nil, err
-	}
-	defer a.Free()
-	for _, l := range p.all() {
-		if err := l.Send(ctx, tag, a); err != nil {
-			return nil, err
-		}
-	}
-	all := make([][]byte, len(p.links))
-	for n, l := range p.links {
-		if all[n] = mine; l == nil {
-			continue
-		}
-		got, err := l.Recv(ctx, tag, s, spec)
-		if err != nil {
-			return nil, err
-		}
-		all[n], err = got.Read(ctx, 0)
-		got.Free()
-		if err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
 }

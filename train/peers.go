@@ -6,19 +6,22 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )
 
 // Processes says how the ranks of a pipeline are dealt to processes: in order, as evenly as can be.
 // Each process has an engine of its own, whose devices are those of its ranks.
 type Processes struct {
-	Self      int         // which of them this process is
-	Addresses []string    // where the hub of each listens
-	Hub       *engine.Hub // of this process
+	Self      int       // which of them this process is
+	Addresses []string  // where the hub of each listens
+	Hub       *link.Hub // of this process
 }
 
 // Leads tells whether this process writes what a run leaves behind; nil is the only process.
@@ -41,10 +44,10 @@ func (p *Processes) self() int {
 }
 
 // others lists the other processes with the ranks that they host.
-func (p *Processes) others(ranks int) (list []engine.Peer) {
+func (p *Processes) others(ranks int) (list []link.Peer) {
 	for n, address := range p.Addresses {
 		if n != p.Self {
-			list = append(list, engine.Peer{Process: n, Address: address, Ranks: p.ranksOf(n, ranks)})
+			list = append(list, link.Peer{Process: n, Address: address, Ranks: p.ranksOf(n, ranks)})
 		}
 	}
 	return list
@@ -77,11 +80,12 @@ func (p *Processes) whereabouts(pipe *Pipe) string {
 		p.ranksOf(p.Self, len(pipe.Ranks)))
 }
 
-// A peers exchanges with the other processes of a run; nil is for a run in one process.
+// A peers exchanges with the other processes of a run; nil is for a run in one process. Short
+// messages go along a binary tree, in which process n hangs below (n-1)/2.
 type peers struct {
 	*Processes
 	engine *engine.Engine
-	links  []engine.Link // by process; nil is this one
+	wires  map[int]*link.Wire // by process: those beside this one in the tree, and for saves the first
 	turn   int
 }
 
@@ -92,27 +96,82 @@ const (
 )
 
 func newPeers(p *Processes, t *Trainer, ranks int) *peers {
-	x := &peers{Processes: p, engine: t.Engine, links: make([]engine.Link, len(p.Addresses))}
 	p.Hub.Join(p.Self, p.others(ranks), t.status)
+	return p.connect(t.Engine)
+}
+
+func (p *Processes) connect(e *engine.Engine) *peers {
+	x := &peers{Processes: p, engine: e, wires: map[int]*link.Wire{}}
 	for n, address := range p.Addresses {
-		if n != p.Self {
-			x.links[n] = p.Hub.Link(processLinks+p.Self, processLinks+n, address)
+		if n != p.Self && (p.Self == 0 || n == 0 || n == (p.Self-1)/2 || p.Self == (n-1)/2) {
+			x.wires[n] = p.Hub.Wire(processLinks+p.Self, processLinks+n, address)
 		}
 	}
 	return x
 }
 
-// all lists the links to other processes.
-func (p *peers) all() (list []engine.Link) {
-	if p == nil {
-		return nil
-	}
-	for _, l := range p.links {
-		if l != nil {
-			list = append(list, l)
+func (p *peers) close() {
+	if p != nil {
+		for _, w := range p.wires {
+			_ = w.Close()
 		}
 	}
+}
+
+// below lists the processes of a subtree: its root, then the subtrees of its children.
+func (p *Processes) below(root int) (list []int) {
+	if root < len(p.Addresses) {
+		list = append(append([]int{root}, p.below(2*root+1)...), p.below(2*root+2)...)
+	}
 	return list
+}
+
+// exchange gives what every process has sent, in their order; all send as many bytes. What a
+// subtree has goes up in the order of below, and what all have comes down.
+func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	p.turn++
+	tag := fmt.Sprintf("%s %d", what, p.turn)
+	sent := slices.Clone(mine)
+	hear := func(from, processes int) ([]byte, error) {
+		got, err := p.wires[from].Hear(ctx, tag)
+		if want := processes * len(mine); err == nil && len(got) != want {
+			err = diag.New(diag.LinkShape, "process %d sends %d bytes; %d are expected", from, len(got),
+				want).At("%s", tag)
+		}
+		return got, err
+	}
+	children := []int{2*p.Self + 1, 2*p.Self + 2}
+	for _, n := range children {
+		if subtree := p.below(n); len(subtree) > 0 {
+			theirs, err := hear(n, len(subtree))
+			if err != nil {
+				return nil, err
+			}
+			sent = append(sent, theirs...)
+		}
+	}
+	if p.Self > 0 {
+		parent := (p.Self - 1) / 2
+		err := p.wires[parent].Tell(ctx, tag, sent)
+		if err == nil {
+			sent, err = hear(parent, len(p.Addresses))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range children {
+		if n < len(p.Addresses) {
+			if err := p.wires[n].Tell(ctx, tag, sent); err != nil {
+				return nil, err
+			}
+		}
+	}
+	all := make([][]byte, len(p.Addresses))
+	for i, n := range p.below(0) {
+		all[n] = sent[i*len(mine) : (i+1)*len(mine)]
+	}
+	return all, nil
 }
 
 func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, ranks) }
@@ -136,7 +195,7 @@ func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices 
 // link makes this process's end of a link between a rank here and one elsewhere.
 func (p *peers) link(self, peer, way, ranks int) engine.Link {
 	address := p.Addresses[p.process(peer, ranks)]
-	return p.Hub.Link(wayLinks*way+self, wayLinks*way+peer, address)
+	return p.engine.Wired(p.Hub.Wire(wayLinks*way+self, wayLinks*way+peer, address))
 }
 
 // sum adds up a number over all processes, in their order, so that all get the same.
@@ -180,14 +239,14 @@ func (c *ranks) collect(ctx context.Context, s *snapshot) error {
 		case from == 0:
 		case from == c.peers.Self:
 			a := s.homes[pc.home].state.Get(pc.name)
-			if err := c.peers.links[0].Send(ctx, "save "+pc.name, a); err != nil {
+			if err := c.peers.engine.Wired(c.peers.wires[0]).Send(ctx, "save "+pc.name, a); err != nil {
 				return err
 			}
 		case c.peers.Self == 0:
 			on := *all[pc.home].Update
 			on.Devices = all[0].Update.Devices
 			at := argument(&on, pc.name)
-			a, err := c.peers.links[from].Recv(ctx, "save "+pc.name, &on, on.Args[at])
+			a, err := c.peers.engine.Wired(c.peers.wires[from]).Recv(ctx, "save "+pc.name, &on, on.Args[at])
 			if err != nil {
 				return err
 			}

@@ -16,8 +16,10 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/train"
@@ -53,7 +55,7 @@ func half(ctx context.Context, self int, model string, row plantest.Row, said fu
 		return nil, err
 	}
 	defer e.Close()
-	hub, err := e.Listen(ctx, "127.0.0.1:0", 7, nil)
+	hub, err := link.Listen(ctx, "127.0.0.1:0", 7, nil, event.Discard)
 	if err != nil {
 		return nil, err
 	}
@@ -200,9 +202,9 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 	t.Cleanup(e.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	var hubs [2]*engine.Hub
+	var hubs [2]*link.Hub
 	for i := range hubs {
-		if hubs[i], err = e.Listen(ctx, "127.0.0.1:0", 7, nil); err != nil {
+		if hubs[i], err = link.Listen(ctx, "127.0.0.1:0", 7, nil, event.Discard); err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = hubs[i].Close() }()
@@ -211,7 +213,7 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 	spec := program.Array{Name: "g", Global: dtype.Shape{Type: dtype.U8, Dims: []int64{n}}}
 	errs := make(chan error, 2)
 	for i := range hubs {
-		l := hubs[i].Link(i, 1-i, hubs[1-i].Addr())
+		l := e.Wired(hubs[i].Wire(i, 1-i, hubs[1-i].Addr()))
 		s := &program.Stage{Name: "s", Devices: program.Devices{i}}
 		a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, n), nil })
 		if err != nil {

@@ -190,9 +190,7 @@ func (t *Trainer) Close() {
 	if t.crew != nil {
 		t.crew.free()
 	}
-	for _, l := range t.others.all() {
-		_ = l.Close()
-	}
+	t.others.close()
 }
 
 // A Result is how far a run is.

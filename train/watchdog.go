@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/link"
 )
 
 // leastStall is the shortest time after which anything counts as a stall. It is long against what a
@@ -114,7 +114,7 @@ func (w *watchdog) runs(program string) (end func()) {
 
 // limit is how long the present phase may take; 0 is any time. others are the statuses of the other
 // processes.
-func (w *watchdog) limit(others []engine.Status) time.Duration {
+func (w *watchdog) limit(others []link.Status) time.Duration {
 	name := w.stack[len(w.stack)-1].name
 	steps := w.history[phaseStep]
 	if w.multiple == 0 || len(steps) == 0 {
@@ -154,14 +154,14 @@ func scale(x float64, d time.Duration) time.Duration {
 }
 
 // look counts the time since the last look, and tells whether the run has stalled.
-func (w *watchdog) look(now time.Time, others []engine.Status) (engine.Status, bool) {
+func (w *watchdog) look(now time.Time, others []link.Status) (link.Status, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := &w.stack[len(w.stack)-1]
 	at.age += min(now.Sub(w.last), 2*w.tick())
 	w.last = now
 	limit := w.limit(others)
-	s := engine.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: limit}
+	s := link.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: limit}
 	if w.part != "" {
 		s.Waits = "the engine, program " + w.part
 	}
@@ -169,11 +169,11 @@ func (w *watchdog) look(now time.Time, others []engine.Status) (engine.Status, b
 }
 
 // status tells the other processes what this one does.
-func (t *Trainer) status() engine.Status {
+func (t *Trainer) status() link.Status {
 	w := t.watchdog
 	w.mu.Lock()
 	at := w.stack[len(w.stack)-1]
-	s := engine.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: w.limit(nil)}
+	s := link.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: w.limit(nil)}
 	if w.part != "" {
 		s.Waits = "the engine, program " + w.part
 	}
@@ -224,7 +224,7 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 			w.stopping = true
 			w.mu.Unlock()
 		}
-		var others []engine.Status
+		var others []link.Status
 		if t.Processes != nil {
 			others = t.Processes.Hub.Statuses()
 		}
@@ -238,7 +238,7 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 
 // stall says what the run waits for, ends what can be canceled, and lets the caller end the process
 // if that is not enough.
-func (t *Trainer) stall(s engine.Status, others []engine.Status, cancel context.CancelCauseFunc) {
+func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.CancelCauseFunc) {
 	if t.Processes != nil {
 		if waits := t.Processes.Hub.Waits(); len(waits) > 0 {
 			s.Waits = strings.Join(waits, "; ")
@@ -274,7 +274,7 @@ func (t *Trainer) stall(s engine.Status, others []engine.Status, cancel context.
 }
 
 // describe tells what the other processes do.
-func describe(others []engine.Status) string {
+func describe(others []link.Status) string {
 	var b strings.Builder
 	for _, o := range others {
 		fmt.Fprintf(&b, "\n%s is in %s, heard %s ago", o.Peer, o,

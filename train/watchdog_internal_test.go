@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/link"
 )
 
 // A kennel moves a watchdog's clock by hand.
@@ -22,7 +22,7 @@ func newKennel(t *testing.T) *kennel {
 }
 
 // pass lets time go by with a look at every tick, and tells whether there was an alarm.
-func (k *kennel) pass(d time.Duration, others ...engine.Status) bool {
+func (k *kennel) pass(d time.Duration, others ...link.Status) bool {
 	k.t.Helper()
 	for end := k.at.Add(d); k.at.Before(end); {
 		k.at = k.at.Add(min(k.dog.tick(), end.Sub(k.at)))
@@ -37,7 +37,7 @@ func (k *kennel) pass(d time.Duration, others ...engine.Status) bool {
 func (k *kennel) sleep(d time.Duration) { k.at = k.at.Add(d) }
 
 // do passes through a phase.
-func (k *kennel) do(name string, d time.Duration, others ...engine.Status) bool {
+func (k *kennel) do(name string, d time.Duration, others ...link.Status) bool {
 	k.t.Helper()
 	defer k.dog.enter(name, 1)()
 	return k.pass(d, others...)
@@ -131,17 +131,17 @@ func TestWatchdogSleepsWithTheProcess(t *testing.T) {
 func TestWatchdogWaitsForProcessesThatSave(t *testing.T) {
 	k := newKennel(t)
 	k.steps(3)
-	saves := engine.Status{Phase: phaseSave, Limit: 10 * time.Minute}
+	saves := link.Status{Phase: phaseSave, Limit: 10 * time.Minute}
 	if k.do(phaseVote, 9*time.Minute, saves) {
 		t.Error("an alarm while the leader saves")
 	}
 	if !k.do(phaseVote, 11*time.Minute, saves) {
 		t.Error("no alarm long after the leader's own limit")
 	}
-	if k.do(phaseVote, time.Hour, engine.Status{Phase: phaseCompile}) {
+	if k.do(phaseVote, time.Hour, link.Status{Phase: phaseCompile}) {
 		t.Error("an alarm while another process compiles for the first time")
 	}
-	if !k.do(phaseVote, 2*time.Minute, engine.Status{Phase: phaseStep, Limit: time.Hour}) {
+	if !k.do(phaseVote, 2*time.Minute, link.Status{Phase: phaseStep, Limit: time.Hour}) {
 		t.Error("no alarm though the other process is in a step too")
 	}
 }

@@ -1,4 +1,4 @@
-package engine
+package link
 
 import (
 	"context"
@@ -124,7 +124,7 @@ func (h *Hub) Statuses() (list []Status) {
 func (h *Hub) Waits() (list []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, l := range h.links {
+	for _, l := range h.wires {
 		if tag := l.takes.Load(); tag != nil {
 			list = append(list, fmt.Sprintf("%q from %s", *tag, h.nameOf(l.address)))
 		}
@@ -308,7 +308,7 @@ func (m *member) wait(awake time.Duration) error {
 			if m.tried != nil {
 				why = ": " + m.tried.Error()
 			}
-			h.engine.events.Emit(event.Note{Text: fmt.Sprintf("waiting for %s, %s of at most %s%s", m,
+			h.events.Emit(event.Note{Text: fmt.Sprintf("waiting for %s, %s of at most %s%s", m,
 				m.age.Round(time.Second), h.Patience, why)})
 		}
 	case m.silent > h.Silence:
@@ -329,14 +329,11 @@ func (m *member) lose(err error) {
 		return
 	}
 	m.lost = err
-	var links []*wireLink
-	for _, l := range h.links {
-		if l.address == m.Address {
-			links = append(links, l)
-		}
-	}
+	wires := h.wires
 	h.mu.Unlock()
-	for _, l := range links {
-		_ = l.fail(err)
+	for _, w := range wires {
+		if w.address == m.Address {
+			_ = w.fail(err)
+		}
 	}
 }

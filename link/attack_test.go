@@ -1,4 +1,4 @@
-package engine_test
+package link_test
 
 import (
 	"context"
@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/link"
 )
 
 // cert derives the certificate that processes with a secret present; see secure.go.
@@ -149,46 +149,43 @@ func (f flipping) Write(p []byte) (int, error) {
 
 // A pair is two hubs that have joined, with a link between them.
 type pair struct {
-	engine   *engine.Engine
-	one, two *engine.Hub
-	a, b     engine.Link
+	one, two *link.Hub
+	a, b     *link.Wire
 }
 
-func join(t testing.TB, e *engine.Engine, secret []byte, silence time.Duration) *pair {
+func join(t testing.TB, secret []byte, silence time.Duration) *pair {
 	t.Helper()
-	p := &pair{engine: e, one: listenKey(t, e, attacked, secret), two: listenKey(t, e, attacked, secret)}
+	p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
 	p.connect(silence, p.one.Addr(), p.two.Addr())
 	return p
 }
 
 // connect joins the hubs, which find each other at the given addresses.
 func (p *pair) connect(silence time.Duration, one, two string) {
-	status := func() engine.Status { return engine.Status{Step: 3, Phase: "step"} }
+	status := func() link.Status { return link.Status{Step: 3, Phase: "step"} }
 	p.one.Silence, p.two.Silence = silence, silence
-	p.one.Join(0, []engine.Peer{{Process: 1, Address: two, Ranks: "pipeline rank 1"}}, status)
-	p.two.Join(1, []engine.Peer{{Process: 0, Address: one, Ranks: "pipeline rank 0"}}, status)
-	p.a, p.b = p.one.Link(0, 1, two), p.two.Link(1, 0, one)
+	p.one.Join(0, []link.Peer{{Process: 1, Address: two, Ranks: "pipeline rank 1"}}, status)
+	p.two.Join(1, []link.Peer{{Process: 0, Address: one, Ranks: "pipeline rank 0"}}, status)
+	p.a, p.b = p.one.Wire(0, 1, two), p.two.Wire(1, 0, one)
 }
 
 // works hands an array over, both ways.
 func (p *pair) works(t testing.TB) {
 	t.Helper()
-	left, right := stagesOf(1)
-	b := &bed{p.engine, left, right, p.a, p.b}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	for _, back := range []bool{false, true} {
-		got, err := b.hand(ctx, t, vector, back)
-		if err != nil {
+	for _, way := range [][2]*link.Wire{{p.a, p.b}, {p.b, p.a}} {
+		sent := make(chan error, 1)
+		go func() { sent <- send(ctx, way[0], vector) }()
+		if err := errors.Join(recv(ctx, way[1]), <-sent); err != nil {
 			t.Fatalf("the run does not go on: %v", err)
 		}
-		got.Free()
 	}
 }
 
 // Strangers and processes that misbehave are closed and told nothing of the run, which goes on.
 func TestAttacksAreRefused(t *testing.T) {
-	p := join(t, cpu(t), secret, 20*time.Second)
+	p := join(t, secret, 20*time.Second)
 	p.works(t)
 	t.Logf("%d attacks and floods below", len(attacks))
 	epoch := binary.LittleEndian.AppendUint64(nil, attacked)
@@ -231,7 +228,7 @@ func TestAttacksAreRefused(t *testing.T) {
 
 // Without a key only the epoch keeps strangers apart, who are not told it.
 func TestTheEpochIsNotTold(t *testing.T) {
-	p := join(t, cpu(t), nil, 20*time.Second)
+	p := join(t, nil, 20*time.Second)
 	for name, b := range map[string][]byte{
 		"another epoch":   wire(2, 1, 99, wireHello(0, 1, 0)),
 		"another version": wire(1, 1, 99, wireHello(0, 1, 0)),
@@ -258,8 +255,7 @@ func TestTheEpochIsNotTold(t *testing.T) {
 // 500 idle connections, and some that send a byte now and then, do not keep a process of the run
 // out, and take bounded memory and descriptors.
 func TestSlowStrangersDoNotBlockAHub(t *testing.T) {
-	e := cpu(t)
-	p := &pair{engine: e, one: listenKey(t, e, attacked, secret), two: listenKey(t, e, attacked, secret)}
+	p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -295,7 +291,7 @@ func TestSlowStrangersDoNotBlockAHub(t *testing.T) {
 }
 
 // evil is the second process of a run, played by the test: it holds the key.
-func evil(t *testing.T, e *engine.Engine) (hub *engine.Hub, link engine.Link, control net.Conn) {
+func evil(t *testing.T) (hub *link.Hub, w *link.Wire, control net.Conn) {
 	t.Helper()
 	config := clientOf(cert(t, secret))
 	config.ClientAuth = tls.RequireAnyClientCert
@@ -320,11 +316,11 @@ func evil(t *testing.T, e *engine.Engine) (hub *engine.Hub, link engine.Link, co
 			})
 		}
 	})
-	hub = listenKey(t, e, attacked, secret)
+	hub = listen(t, attacked, secret)
 	hub.Silence = 400 * time.Millisecond
-	hub.Join(0, []engine.Peer{{Process: 1, Address: l.Addr().String(), Ranks: "pipeline rank 1"}},
-		func() engine.Status { return engine.Status{} })
-	link = hub.Link(0, 1, l.Addr().String())
+	hub.Join(0, []link.Peer{{Process: 1, Address: l.Addr().String(), Ranks: "pipeline rank 1"}},
+		func() link.Status { return link.Status{} })
+	w = hub.Wire(0, 1, l.Addr().String())
 	control, err = tls.Dial("tcp", hub.Addr(), clientOf(cert(t, secret)))
 	if err != nil {
 		t.Fatal(err)
@@ -336,14 +332,12 @@ func evil(t *testing.T, e *engine.Engine) (hub *engine.Hub, link engine.Link, co
 	if _, err := io.ReadFull(control, make([]byte, 26)); err != nil {
 		t.Fatal(err)
 	}
-	return hub, link, control
+	return hub, w, control
 }
 
 // What a control connection must not send ends the links to its process, by name; absurd figures
 // and floods do no harm.
 func TestControlConnections(t *testing.T) {
-	e := cpu(t)
-	_, right := stagesOf(1)
 	for name, c := range map[string]struct {
 		sends func(c net.Conn)
 		want  diag.Code
@@ -366,7 +360,7 @@ func TestControlConnections(t *testing.T) {
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			hub, link, control := evil(t, e)
+			hub, w, control := evil(t)
 			c.sends(control)
 			if c.want == "" {
 				if s := hub.Statuses(); len(s) > 1 {
@@ -376,7 +370,7 @@ func TestControlConnections(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err := link.Recv(ctx, "x", right, vector)
+			err := recv(ctx, w)
 			if e := diag.From(err); e.Code != c.want {
 				t.Errorf("%v, want %s", err, c.want)
 			}
@@ -443,8 +437,7 @@ func newProxy(t *testing.T, to string) *proxy {
 
 // A network that swallows everything and keeps connections open is found by the silence.
 func TestBlackHoleIsFound(t *testing.T) {
-	e := cpu(t)
-	p := &pair{engine: e, one: listenKey(t, e, attacked, secret), two: listenKey(t, e, attacked, secret)}
+	p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
 	here, there := newProxy(t, p.one.Addr()), newProxy(t, p.two.Addr())
 	p.connect(time.Second, here.Addr().String(), there.Addr().String())
 	p.works(t)
@@ -453,13 +446,9 @@ func TestBlackHoleIsFound(t *testing.T) {
 	}
 	close(here.hole)
 	close(there.hole)
-	left, right := stagesOf(1)
-	for i, one := range []struct {
-		link engine.Link
-		s    *program.Stage
-	}{{p.a, left}, {p.b, right}} {
+	for i, w := range []*link.Wire{p.a, p.b} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		_, err := one.link.Recv(ctx, "x", one.s, vector)
+		err := recv(ctx, w)
 		cancel()
 		if want := fmt.Sprintf("process %d at 127.0.0.1", 1-i); diag.From(err).Code != diag.LinkStalled || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
@@ -469,13 +458,13 @@ func TestBlackHoleIsFound(t *testing.T) {
 
 // Only the loopback interface is listened at and dialed without a key.
 func TestWithoutAKeyOnlyLoopback(t *testing.T) {
-	e := cpu(t)
 	for _, address := range []string{":0", "0.0.0.0:0", "[::]:0"} {
-		if _, err := e.Listen(t.Context(), address, 1, nil); diag.From(err).Code != diag.LinkKey {
+		_, err := link.Listen(t.Context(), address, 1, nil, event.Discard)
+		if diag.From(err).Code != diag.LinkKey {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
-	h, err := e.Listen(t.Context(), "0.0.0.0:0", 1, secret)
+	h, err := link.Listen(t.Context(), "0.0.0.0:0", 1, secret, event.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -484,13 +473,11 @@ func TestWithoutAKeyOnlyLoopback(t *testing.T) {
 
 // A process that never comes is named by its address and ranks, and told of meanwhile.
 func TestAPeerThatNeverComesIsNamed(t *testing.T) {
-	e := cpu(t)
-	_, right := stagesOf(1)
-	h := listen(t, e, 1)
+	h := listen(t, 1, nil)
 	h.Patience, h.Silence = 300*time.Millisecond, 100*time.Millisecond
-	h.Join(0, []engine.Peer{{Process: 1, Address: "127.0.0.1:1", Ranks: "pipeline ranks 2, 3"}},
-		func() engine.Status { return engine.Status{} })
-	_, err := h.Link(1<<20, 1<<20+1, "127.0.0.1:1").Recv(t.Context(), "x", right, vector)
+	h.Join(0, []link.Peer{{Process: 1, Address: "127.0.0.1:1", Ranks: "pipeline ranks 2, 3"}},
+		func() link.Status { return link.Status{} })
+	err := recv(t.Context(), h.Wire(1<<20, 1<<20+1, "127.0.0.1:1"))
 	if diag.From(err).Code != diag.LinkLost || !strings.Contains(err.Error(), "process 1 at 127.0.0.1:1 (pipeline ranks 2, 3)") ||
 		strings.Contains(err.Error(), "1048") {
 		t.Errorf("%v", err)

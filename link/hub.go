@@ -1,4 +1,4 @@
-package engine
+package link
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type Hub struct {
 	// set before [Hub.Join].
 	Silence time.Duration
 
-	engine   *Engine
+	events   event.Sink
 	listener net.Listener
 	tls      *tls.Config // nil without a secret
 	epoch    uint64
@@ -38,7 +38,7 @@ type Hub struct {
 
 	mu      sync.Mutex
 	arrived map[place]*coming
-	links   []*wireLink
+	wires   []*Wire
 	pending []net.Conn // that have not said who they are, oldest first
 	warned  time.Time  // when a refusal was last told
 	self    uint32     // this process, once it has joined
@@ -78,9 +78,10 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 
 // Listen opens a hub at an address such as ":7000". All processes of a run give the same epoch, and
 // the same secret: 32 random bytes or more, from which the key of their certificate is derived.
-// Without a secret the address must be on the loopback interface.
-func (e *Engine) Listen(ctx context.Context, address string, epoch uint64, secret []byte) (*Hub,
-	error) {
+// Without a secret the address must be on the loopback interface. events hears of connections that
+// are refused and of processes that are waited for.
+func Listen(ctx context.Context, address string, epoch uint64, secret []byte,
+	events event.Sink) (*Hub, error) {
 	bad := func(err error) error {
 		return diag.New(diag.LinkLost, "cannot listen at %s", address).Wrap(err).
 			Try("give an address of this host that no other process uses").
@@ -90,7 +91,7 @@ func (e *Engine) Listen(ctx context.Context, address string, epoch uint64, secre
 	if err != nil {
 		return nil, bad(err)
 	}
-	h := &Hub{Patience: defaultPatience, Silence: defaultSilence, engine: e, epoch: epoch,
+	h := &Hub{Patience: defaultPatience, Silence: defaultSilence, events: events, epoch: epoch,
 		arrived: map[place]*coming{}, self: anyProcess,
 		slots: make(chan struct{}, 2*maxHandshakes)}
 	if len(secret) > 0 {
@@ -117,10 +118,10 @@ func (h *Hub) Close() error {
 	h.cancel(diag.New(diag.LinkLost, "the links of this process were closed"))
 	err := h.listener.Close()
 	h.mu.Lock()
-	links := h.links
+	wires := h.wires
 	h.mu.Unlock()
-	for _, l := range links {
-		err = errors.Join(err, l.Close())
+	for _, w := range wires {
+		err = errors.Join(err, w.Close())
 	}
 	h.wg.Wait()
 	h.mu.Lock()
@@ -192,7 +193,7 @@ func (h *Hub) warn(from net.Addr, err error) {
 	defer h.mu.Unlock()
 	if now := time.Now(); ok && h.ctx.Err() == nil && now.Sub(h.warned) > warnEvery {
 		h.warned = now
-		h.engine.events.Emit(event.Warning{Code: string(e.Code), Fix: e.Fix,
+		h.events.Emit(event.Warning{Code: string(e.Code), Fix: e.Fix,
 			Text: fmt.Sprintf("a connection from %s was refused: %s", from, e.What)})
 	}
 }
@@ -291,33 +292,33 @@ func (h *Hub) claim(conn net.Conn, at place) *coming {
 	return c
 }
 
-// Link makes this process's end of a link: self numbers the end here, peer the other one, in the
-// process whose hub listens at address. It returns at once; the first Send and Recv wait until the
-// other process is there.
-func (h *Hub) Link(self, peer int, address string) Link {
-	l := &wireLink{hub: h, address: address, dialed: make(chan struct{})}
-	l.ctx, l.cancel = context.WithCancelCause(h.ctx)
+// Wire makes this process's end of a link: self numbers the end here, peer the other one, in the
+// process whose hub listens at address. It returns at once; the first use waits until the other
+// process is there.
+func (h *Hub) Wire(self, peer int, address string) *Wire {
+	w := &Wire{hub: h, address: address, dialed: make(chan struct{})}
+	w.ctx, w.cancel = context.WithCancelCause(h.ctx)
 	h.mu.Lock()
-	l.in = h.expect(place{from: uint32(peer), to: uint32(self)})
-	h.links = append(h.links, l)
+	w.in = h.expect(place{from: uint32(peer), to: uint32(self)})
+	h.wires = append(h.wires, w)
 	hello := frame{kind: helloFrame, epoch: h.epoch, from: uint32(self), to: uint32(peer),
 		self: h.self, peer: anyProcess}
 	if m := h.member(address); m != nil {
 		hello.peer = uint32(m.Process)
 		if m.lost != nil {
-			l.cancel(m.lost)
+			w.cancel(m.lost)
 		}
 	}
 	h.mu.Unlock()
 	h.wg.Go(func() {
 		var err error
-		if l.out, err = h.dial(l.ctx, address, &hello, nil); err != nil {
-			l.cancel(err) // before anybody takes it that there is a connection
+		if w.out, err = h.dial(w.ctx, address, &hello, nil); err != nil {
+			w.cancel(err) // before anybody takes it that there is a connection
 		}
-		close(l.dialed)
+		close(w.dialed)
 		if err != nil {
-			_ = l.fail(err) // Send and Recv return it
+			_ = w.fail(err) // Send and Recv return it
 		}
 	})
-	return l
+	return w
 }
