@@ -83,7 +83,7 @@ func newBuilder(o *Options) (*builder, error) {
 func (b builder) with(template string) (*builder, error) {
 	b.template = template
 	b.chats, b.chatErr = newChatter(template, b.tokens, b.end)
-	if errors.Is(b.chatErr, diag.New(diag.BadInput, "")) { // there is no such template
+	if errors.Is(b.chatErr, diag.BadInput) { // there is no such template
 		return nil, b.chatErr
 	}
 	return &b, nil

@@ -241,7 +241,7 @@ func TestCacheIsTheSameBytesEveryTime(t *testing.T) {
 func TestCacheThatCannotBeWritten(t *testing.T) {
 	dir := write(t, map[string]string{"x": "the fox", "file": ""})
 	_, err := tryOpen(t, Options{Sources: []Source{{Path: filepath.Join(dir, "x")}}, Seq: 2, Cache: filepath.Join(dir, "file")})
-	if !errors.Is(err, diag.New(diag.DataCache, "")) || !strings.Contains(diag.From(err).Fix, "DEEPWELL_CACHE") {
+	if !errors.Is(err, diag.DataCache) || !strings.Contains(diag.From(err).Fix, "DEEPWELL_CACHE") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -261,7 +261,7 @@ func TestCacheThatIsCutOffInUse(t *testing.T) {
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Row("x", 90); !errors.Is(err, diag.New(diag.DataCache, "")) {
+	if _, err := l.Row("x", 90); !errors.Is(err, diag.DataCache) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -360,7 +360,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 		}
 	}
 	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutRows: 1 << 20})
-	if !errors.Is(err, diag.New(diag.DataEmpty, "")) {
+	if !errors.Is(err, diag.DataEmpty) {
 		t.Errorf("all rows held out: %v", err)
 	}
 }
@@ -431,7 +431,7 @@ func TestDataOfOneDocumentCannotBeHeldOut(t *testing.T) {
 	if _, _, err := one.Take(Position{}, 1, 0, 1); err != nil {
 		t.Errorf("after an old split was adopted: %v", err)
 	}
-	if !errors.Is(err, diag.New(diag.DataEmpty, "")) || !strings.Contains(diag.From(err).Fix, "eval.data") {
+	if !errors.Is(err, diag.DataEmpty) || !strings.Contains(diag.From(err).Fix, "eval.data") {
 		t.Errorf("one document: %v", err)
 	}
 	r := &event.Recorder{}
@@ -582,7 +582,7 @@ func TestStopsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Open(ctx, Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, "<|endoftext|>"), Seq: 8})
-	if !errors.Is(err, diag.New(diag.Canceled, "")) || !errors.Is(err, context.Canceled) {
+	if !errors.Is(err, diag.Canceled) || !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -136,18 +136,19 @@ func TestBadLinesAreNamed(t *testing.T) {
 	} {
 		dir := write(t, map[string]string{"x.jsonl": tt.text})
 		_, err := documents(t, Source{Path: dir}, "")
-		if !errors.Is(err, diag.New(diag.DataFormat, "")) || !strings.Contains(diag.From(err).Format(), tt.want) {
+		if !errors.Is(err, diag.DataFormat) || !strings.Contains(diag.From(err).Format(), tt.want) {
 			t.Errorf("%s: %v; want %s", tt.name, err, tt.want)
 		}
 	}
 	for name, text := range map[string]string{"x.jsonl.gz": gz, "x.jsonl.zst": zst} {
 		dir := write(t, map[string]string{name: text[:len(text)-6]})
 		_, err := documents(t, Source{Path: dir}, "")
-		if !errors.Is(err, diag.New(diag.DataFormat, "")) || !strings.Contains(diag.From(err).Format(), "cannot be unpacked") {
+		if !errors.Is(err, diag.DataFormat) ||
+			!strings.Contains(diag.From(err).Format(), "cannot be unpacked") {
 			t.Errorf("%s: %v", name, err)
 		}
 		dir = write(t, map[string]string{name: "no archive"})
-		if _, err := documents(t, Source{Path: dir}, ""); !errors.Is(err, diag.New(diag.DataFormat, "")) {
+		if _, err := documents(t, Source{Path: dir}, ""); !errors.Is(err, diag.DataFormat) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -171,7 +172,7 @@ func TestChatsShowWhatIsLearned(t *testing.T) {
 	}
 	// A tokenizer without the tokens of the template is refused, where chats are met.
 	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Template: "llama3"})
-	if !errors.Is(err, diag.New(diag.DataTokenizer, "")) || !strings.Contains(err.Error(), "x.jsonl:1") {
+	if !errors.Is(err, diag.DataTokenizer) || !strings.Contains(err.Error(), "x.jsonl:1") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}}); err != nil {
@@ -244,7 +245,7 @@ func TestParquet(t *testing.T) {
 		t.Errorf("got %q", got[1])
 	}
 	_, err = documents(t, Source{Path: filepath.Join("testdata", "other.parquet")}, "")
-	if !errors.Is(err, diag.New(diag.DataFormat, "")) || !strings.Contains(err.Error(), `"body", "title"`) {
+	if !errors.Is(err, diag.DataFormat) || !strings.Contains(err.Error(), `"body", "title"`) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -295,7 +296,7 @@ func TestDamagedParquet(t *testing.T) {
 	}
 	for _, damaged := range [][]byte{nil, raw[:10], raw[:len(raw)/2], append([]byte("PAR1"), raw[len(raw)/2:]...)} {
 		dir := write(t, map[string]string{"x.parquet": string(damaged)})
-		if _, err := documents(t, Source{Path: dir}, ""); !errors.Is(err, diag.New(diag.DataFormat, "")) {
+		if _, err := documents(t, Source{Path: dir}, ""); !errors.Is(err, diag.DataFormat) {
 			t.Errorf("%d bytes: %v", len(damaged), err)
 		}
 	}

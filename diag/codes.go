@@ -8,6 +8,9 @@ import (
 // A Code names one kind of failure for good: codes are never reused or renumbered.
 type Code string
 
+// Error makes a code a target of errors.Is: errors.Is(err, diag.LinkLost).
+func (c Code) Error() string { return string(c) }
+
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
 // 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,

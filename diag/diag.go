@@ -107,11 +107,13 @@ func (e *Error) Error() string {
 // Unwrap lets errors.Is and errors.As look through e.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is an Error of the same code, so that callers can test for a row of
-// the catalogue with errors.Is(err, diag.New(diag.EngineMissing, "")).
+// Is reports whether target is the error's code, or an Error of the same code, so that callers test
+// for a row of the catalogue with errors.Is(err, diag.EngineMissing).
 func (e *Error) Is(target error) bool {
-	t, ok := target.(*Error)
-	return ok && t.Code == e.Code
+	if t, ok := target.(*Error); ok {
+		return t.Code == e.Code
+	}
+	return target == e.Code
 }
 
 // Class gives the exit class that the catalogue has for the error's code, unless Exit set another.

@@ -53,7 +53,8 @@ func TestErrorSaysEverything(t *testing.T) {
 	if got := e.Format(); got != want {
 		t.Errorf("Format:\n%s\nwant:\n%s", got, want)
 	}
-	if !errors.Is(e, fs.ErrNotExist) || !errors.Is(fmt.Errorf("open: %w", e), New(EngineMissing, "")) {
+	if !errors.Is(e, fs.ErrNotExist) || !errors.Is(fmt.Errorf("open: %w", e), EngineMissing) ||
+		errors.Is(e, EngineLoad) {
 		t.Error("errors.Is does not see the wrapped error or the code")
 	}
 	if strings.Contains(e.Error(), "\n") {

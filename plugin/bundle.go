@@ -58,7 +58,7 @@ func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error)
 	if err == nil {
 		return c.bundle(dir, e, seals), nil
 	}
-	if errors.Is(err, diag.New(diag.EngineMissing, "")) {
+	if errors.Is(err, diag.EngineMissing) {
 		for i, other := range c.engines {
 			if other.covers != name {
 				continue

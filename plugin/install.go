@@ -66,8 +66,8 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 	case err == nil:
 		in.note("engine %q is already installed", name)
 		return c.bundle(dir, e, seals), nil
-	case errors.Is(err, diag.New(diag.EngineUntrusted, "")),
-		errors.Is(err, diag.New(diag.EngineExposed, "")):
+	case errors.Is(err, diag.EngineUntrusted),
+		errors.Is(err, diag.EngineExposed):
 		in.emit(event.Warning{Code: string(diag.From(err).Code),
 			Text: diag.From(err).What + "; installing it again"})
 	case ctx.Err() != nil:

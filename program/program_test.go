@@ -181,7 +181,7 @@ func TestValidateRefuses(t *testing.T) {
 	} {
 		s := &sample().Stages[0]
 		change(s)
-		if err := s.Validate(); !errors.Is(err, diag.New(diag.ProgramInvalid, "")) {
+		if err := s.Validate(); !errors.Is(err, diag.ProgramInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-var errMissing error = diag.New(diag.CheckpointMissing, "")
+var errMissing error = diag.CheckpointMissing
 
 // stalled is the exit status that asks for a restart.
 const stalled = int(diag.Stalled)

@@ -27,7 +27,7 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		start := time.Now()
 		r, err := c.compile(ctx, one)
 		fmt.Fprintf(os.Stderr, "%d %s %.0f s %v\n", i, one.key(), time.Since(start).Seconds(), err)
-		if e, ok := errors.AsType[*diag.Error](err); ok && e.Code == diag.TooLarge {
+		if errors.Is(err, diag.TooLarge) {
 			continue // XLA would compute some things again on its own: another program
 		}
 		if err != nil {

@@ -238,7 +238,7 @@ func TestCancelEndsTheChild(t *testing.T) {
 	}()
 	list := waitFor(t, pids)
 	cancel()
-	if err := <-ended; !errors.Is(err, diag.New(diag.Canceled, "")) || !errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, diag.Canceled) || !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	for _, pid := range list {

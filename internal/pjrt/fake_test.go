@@ -54,11 +54,11 @@ func TestWhatIsNotAPluginIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(dir, "none.so"), text, "libc.so.6", "/lib/x86_64-linux-gnu/libm.so.6"} {
-		if _, err := Load(path); !errors.Is(err, diag.New(diag.EngineLoad, "")) {
+		if _, err := Load(path); !errors.Is(err, diag.EngineLoad) {
 			t.Errorf("%s: %v", filepath.Base(path), err)
 		}
 	}
-	if _, err := Load(text, filepath.Join(dir, "needed.so")); !errors.Is(err, diag.New(diag.EngineLoad, "")) {
+	if _, err := Load(text, filepath.Join(dir, "needed.so")); !errors.Is(err, diag.EngineLoad) {
 		t.Errorf("missing preload: %v", err)
 	}
 }
@@ -75,7 +75,8 @@ func TestFunctionsBeyondTheTable(t *testing.T) {
 	}
 	defer c.Close()
 	err = c.UpdateProcesses(nil)
-	if !errors.Is(err, diag.New(diag.NotSupported, "")) || !strings.Contains(err.Error(), "UpdateGlobalProcessInfo") {
+	if !errors.Is(err, diag.NotSupported) ||
+		!strings.Contains(err.Error(), "UpdateGlobalProcessInfo") {
 		t.Errorf("got %v", err)
 	}
 }
