@@ -3,7 +3,6 @@ package lower
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -166,7 +165,7 @@ func (w *writer) cardElements(format ir.Format, codes val) val {
 	codes = w.rowMajor(codes) // or XLA:GPU turns elements of four bits, one by one
 	t := ir.Type{Elem: format.Codes(), Dims: append(slices.Clone(codes.t.Dims),
 		ir.Dim{Name: "half", Size: 2})}
-	v := w.emit(t, "stablehlo.bitcast_convert %s : (%s) -> %s", codes.name, tensor(codes.t), tensor(t))
+	v := w.apply(t, "stablehlo.bitcast_convert ", "", codes)
 	dims := slices.Clone(codes.t.Dims)
 	dims[len(dims)-1].Size *= 2
 	return w.reshape(v, ir.Type{Dims: dims})
@@ -175,14 +174,13 @@ func (w *writer) cardElements(format ir.Format, codes val) val {
 // rowMajor gives a value that lies in memory in the order of its dimensions: XLA:GPU chooses a
 // layout for what it makes, and moves what was made where another is asked for.
 func (w *writer) rowMajor(v val) val {
-	order := make([]string, len(v.t.Dims))
+	order := make([]int, len(v.t.Dims))
 	for i := range order {
-		order[i] = fmt.Sprint(len(order) - 1 - i)
+		order[i] = len(order) - 1 - i
 	}
-	layout := fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", strings.Join(order, ", "), len(order))
-	return w.emit(v.t, "stablehlo.custom_call @LayoutConstraint(%s) {api_version = 2 : i32, "+
-		"operand_layouts = [%s], result_layouts = [%[2]s]} : (%[3]s) -> %[3]s", v.name, layout,
-		tensor(v.t))
+	layout := fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", list(order), len(order))
+	return w.apply(v.t, "stablehlo.custom_call @LayoutConstraint(", fmt.Sprintf(
+		") {api_version = 2 : i32, operand_layouts = [%s], result_layouts = [%[1]s]}", layout), v)
 }
 
 // swizzled puts scales in the order in which tensor cores read them: tiles of 128 rows and 4

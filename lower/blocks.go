@@ -94,22 +94,16 @@ func rope(w *writer, op *ir.Op, in []val) []val {
 	pos := w.convert(in[1], dtype.F32)
 	at := ir.Type{Elem: dtype.F32, Dims: append(slices.Clone(pos.t.Dims), f.Dims...)}
 	angle := w.elementwise("multiply", w.as(pos, at), w.as(freq, at))
-	halves := ir.Type{
-		Elem: x.t.Elem,
-		Dims: append(slices.Clone(x.t.Dims[:len(x.t.Dims)-1]), f.Dims...),
-	}
+	halves := ir.Type{Elem: x.t.Elem, Dims: slices.Concat(x.t.Dims[:len(x.t.Dims)-1], f.Dims)}
 	cos := w.as(w.convert(w.elementwise("cosine", angle), x.t.Elem), halves)
 	sin := w.as(w.convert(w.elementwise("sine", angle), x.t.Elem), halves)
 	if op.Attrs.Bool("back") {
 		sin = w.elementwise("negate", sin)
 	}
 	a, b := w.slice(x, last.Name, 0, half), w.slice(x, last.Name, half, last.Size)
-	low := w.elementwise(
-		"subtract",
-		w.elementwise("multiply", a, cos),
-		w.elementwise("multiply", b, sin),
-	)
-	high := w.elementwise("add", w.elementwise("multiply", b, cos), w.elementwise("multiply", a, sin))
+	times := func(x, y val) val { return w.elementwise("multiply", x, y) }
+	low := w.elementwise("subtract", times(a, cos), times(b, sin))
+	high := w.elementwise("add", times(b, cos), times(a, sin))
 	return []val{w.concat(last.Name, x.t, low, high)}
 }
 
@@ -151,10 +145,9 @@ func (a *attendant) grouped(x val) val {
 	for _, d := range x.t.Dims {
 		if d.Name == ir.Heads {
 			t.Dims = append(t.Dims, ir.Dim{Name: ir.KVHeads, Size: kv})
-			if !a.alone || d.Size > kv {
-				t.Dims = append(t.Dims, ir.Dim{Name: share, Size: d.Size / kv})
+			if d = (ir.Dim{Name: share, Size: d.Size / kv}); a.alone && d.Size == 1 {
+				continue
 			}
-			continue
 		}
 		t.Dims = append(t.Dims, d)
 	}
@@ -163,18 +156,20 @@ func (a *attendant) grouped(x val) val {
 
 // ungrouped puts dimensions into a graph value's order and joins the heads again.
 func (a *attendant) ungrouped(x val, like ir.Type) val {
+	return a.w.reshape(a.w.transpose(x, a.split(like)), like)
+}
+
+// split lists a graph value's dimensions with the heads cut, which is how a product gives it.
+func (a *attendant) split(like ir.Type) []string {
 	var order []string
 	for _, d := range like.Dims {
-		if d.Name == ir.Heads {
-			order = append(order, ir.KVHeads)
-			if x.t.Index(share) >= 0 {
-				order = append(order, share)
-			}
-			continue
+		if d.Name != ir.Heads {
+			order = append(order, d.Name)
+		} else if order = append(order, ir.KVHeads); !a.alone || d.Size > a.k.t.Size(ir.KVHeads) {
+			order = append(order, share)
 		}
-		order = append(order, d.Name)
 	}
-	return a.w.reshape(a.w.transpose(x, order), like)
+	return order
 }
 
 // scores gives q·k in f32, capped and masked, and before the cap.
@@ -303,18 +298,21 @@ func (w *writer) lossOf(labels, top, total, at val) []val {
 }
 
 func crossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
-	return []val{w.scoreGrad(in[0], in[1], in[2], in[3], op.Attrs.Text("dim"))}
+	x := w.convert(in[0], dtype.F32)
+	label := func() val { return w.picked(x, in[1], op.Attrs.Text("dim")) }
+	return []val{w.scoreGrad(x, label, in, in[0].t.Elem)}
 }
 
-// scoreGrad gives the gradient of scores from labels, logarithms of sums and gradients of rows.
-func (w *writer) scoreGrad(scores, labels, lse, d val, dim string) val {
-	x := w.convert(scores, dtype.F32)
+// scoreGrad gives the gradient of scores x in f32, from a mask of the labels' places, and the
+// operation's labels, logarithms of sums and gradients of rows.
+func (w *writer) scoreGrad(x val, label func() val, in []val, to dtype.DType) val {
+	labels, lse, d := in[1], in[2], in[3]
 	p := w.elementwise("exponential", w.elementwise("subtract", x, w.as(lse, x.t)))
-	one := w.choose(w.picked(x, labels, dim), w.constant(x.t, 1), w.constant(x.t, 0))
+	one := w.choose(label(), w.constant(x.t, 1), w.constant(x.t, 0))
 	real := w.compare("GE", labels, w.constant(labels.t, 0))
 	d = w.choose(real, d, w.constant(d.t, 0))
 	g := w.elementwise("multiply", w.elementwise("subtract", p, one), w.as(d, x.t))
-	return w.convert(g, scores.t.Elem)
+	return w.convert(g, to)
 }
 
 // flat gives ids as a column, as gathers and scatters want them.
@@ -327,18 +325,9 @@ func embedding(w *writer, op *ir.Op, in []val) []val {
 	table, width := in[1], in[1].t.Dims[1]
 	ids := w.flat(in[0])
 	t := ir.Type{Elem: table.t.Elem, Dims: []ir.Dim{ids.t.Dims[0], width}}
-	rows := w.emit(
-		t,
-		`"stablehlo.gather"(%s, %s) {dimension_numbers = #stablehlo.gather<offset_dims = [1], `+
-			`collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, `+
-			`slice_sizes = array<i64: 1, %d>} : (%s, %s) -> %s`,
-		table.name,
-		ids.name,
-		width.Size,
-		tensor(table.t),
-		tensor(ids.t),
-		tensor(t),
-	)
+	rows := w.apply(t, `"stablehlo.gather"(`, fmt.Sprintf(`) {dimension_numbers = #stablehlo.gather<`+
+		`offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, `+
+		`slice_sizes = array<i64: 1, %d>}`, width.Size), table, ids)
 	return []val{w.reshape(rows, op.Out[0].Type)}
 }
 
@@ -347,10 +336,10 @@ func embeddingDW(w *writer, op *ir.Op, in []val) []val {
 	ids := w.flat(in[0])
 	dy := w.reshape(in[1], ir.Type{Elem: out.Elem, Dims: []ir.Dim{ids.t.Dims[0], out.Dims[1]}})
 	zero := w.constant(out, 0)
-	return []val{w.emit(out, `"stablehlo.scatter"(%s, %s, %s) (%s) {scatter_dimension_numbers = `+
-		`#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], `+
-		`scatter_dims_to_operand_dims = [0], index_vector_dim = 1>} : (%s, %s, %s) -> %s`, zero.name,
-		ids.name, dy.name, adder(out.Elem), tensor(out), tensor(ids.t), tensor(dy.t), tensor(out))}
+	return []val{w.apply(out, `"stablehlo.scatter"(`, `) (`+folder("add", out.Elem)+
+		`) {scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], `+
+		`inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}`,
+		zero, ids, dy)}
 }
 
 // onehot picks from, or adds into, the last dimension by comparing places: routers have few.
@@ -384,12 +373,12 @@ func topK(w *writer, op *ir.Op, in []val) []val {
 	at := w.iota(places, dim)
 	sorted := w.fresh()
 	e := x.t.Elem.MLIR()
+	_, types := spelled([]val{x, at})
 	w.line(`%s:2 = "stablehlo.sort"(%s, %s) ({`, sorted, x.name, at.name)
 	w.line("^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>, %%i: tensor<i32>, %%j: tensor<i32>):", e)
 	w.line("  %%c = stablehlo.compare GT, %%a, %%b : (tensor<%[1]s>, tensor<%[1]s>) -> tensor<i1>", e)
 	w.line("  stablehlo.return %%c : tensor<i1>")
-	w.line("}) {dimension = %d : i64, is_stable = true} : (%s, %s) -> (%s, %s)", x.t.Index(dim),
-		tensor(x.t), tensor(places), tensor(x.t), tensor(places))
+	w.line("}) {dimension = %d : i64, is_stable = true} : (%[2]s) -> (%[2]s)", x.t.Index(dim), types)
 	k := op.Attrs.Int("k")
 	values := w.slice(val{fmt.Sprintf("%s#0", sorted), x.t}, dim, 0, k)
 	return []val{values, w.slice(val{fmt.Sprintf("%s#1", sorted), places}, dim, 0, k)}

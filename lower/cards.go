@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -60,14 +59,9 @@ func (w *writer) scaleAll(op *ir.Op) {
 	if spread {
 		scales = append(scales, w.use(op.In[0]))
 	}
-	names, types := make([]string, len(scales)), make([]string, len(scales))
-	for i, v := range scales {
-		names[i], types[i] = v.name, tensor(v.t)
-	}
+	names, types := spelled(scales)
 	out := w.fresh()
-	list := strings.Join(types, ", ")
-	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", out, len(scales),
-		strings.Join(names, ", "), list)
+	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", out, len(scales), names, types)
 	behind := func(i int) val { return val{fmt.Sprintf("%s#%d", out, i), scales[i].t} }
 	for i, op := range ops {
 		if w.scales[op] = (scaled{w.use(op.In[0]), behind(i)}); spread {
@@ -78,12 +72,7 @@ func (w *writer) scaleAll(op *ir.Op) {
 
 // ready tells whether all arguments of an operation are there.
 func (w *writer) ready(op *ir.Op) bool {
-	for _, v := range op.In {
-		if w.at[v] == "" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(op.In, func(v *ir.Value) bool { return w.at[v] == "" })
 }
 
 // window is the size of what shares a scale: a block, or a tile.
@@ -173,17 +162,14 @@ func (q *quantizer) rows(scale val) val {
 // window gives the largest in windows that do not overlap.
 func (w *writer) window(v val, size map[string]int64) val {
 	t := ir.Type{Elem: v.t.Elem}
-	list := make([]string, len(v.t.Dims))
+	sizes := make([]int64, len(v.t.Dims))
 	for i, d := range v.t.Dims {
-		n := max(size[d.Name], 1)
-		list[i] = fmt.Sprint(n)
-		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: d.Size / n})
+		sizes[i] = max(size[d.Name], 1)
+		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: d.Size / sizes[i]})
 	}
-	sizes := strings.Join(list, ", ")
-	init := w.constant(ir.Type{Elem: v.t.Elem}, 0)
-	return w.emit(t, `"stablehlo.reduce_window"(%s, %s) <{window_dimensions = array<i64: %s>, `+
-		`window_strides = array<i64: %s>}> (%s) : (%s, %s) -> %s`, v.name, init.name, sizes, sizes,
-		folder("maximum", v.t.Elem), tensor(v.t), tensor(init.t), tensor(t))
+	return w.apply(t, `"stablehlo.reduce_window"(`, fmt.Sprintf(
+		`) <{window_dimensions = array<i64: %s>, window_strides = array<i64: %[1]s>}> (%s)`,
+		list(sizes), folder("maximum", v.t.Elem)), v, w.constant(ir.Type{Elem: v.t.Elem}, 0))
 }
 
 // powers is the scale of MXFP8 of the bits of a magnitude, in as many bits.

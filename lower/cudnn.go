@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -80,24 +79,15 @@ func headsFirst(t ir.Type) ir.Type {
 // the compiler sizes.
 func (w *writer) call(target, config string, in []val, inLayouts []string, out []ir.Type,
 	outLayouts []string) []val {
-	names, types := make([]string, len(in)), make([]string, len(in))
-	for i, v := range in {
-		names[i], types[i] = v.name, tensor(v.t)
-	}
-	results := make([]string, len(out))
-	for i, t := range out {
-		results[i] = tensor(t)
-	}
-	name := w.fresh()
-	w.line("%s:%d = stablehlo.custom_call @%s(%s) {api_version = 2 : i32, backend_config = %s, "+
-		"operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s, tensor<0xui8>)", name, len(out)+1,
-		target, strings.Join(names, ", "), config, strings.Join(inLayouts, ", "),
-		strings.Join(append(outLayouts, rowMajor1), ", "), strings.Join(types, ", "),
-		strings.Join(results, ", "))
-	vals := make([]val, len(out))
+	name, vals := w.fresh(), make([]val, len(out))
 	for i, t := range out {
 		vals[i] = val{fmt.Sprintf("%s#%d", name, i), t}
 	}
+	names, types := spelled(in)
+	_, results := spelled(vals)
+	w.line("%s:%d = stablehlo.custom_call @%s(%s) {api_version = 2 : i32, backend_config = %s, "+
+		"operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s, tensor<0xui8>)", name, len(out)+1,
+		target, names, config, list(inLayouts), list(append(outLayouts, rowMajor1)), types, results)
 	return vals
 }
 

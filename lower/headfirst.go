@@ -64,21 +64,6 @@ func (a *attendant) added(score val) val {
 	return w.elementwise("add", score, w.as(table, score.t))
 }
 
-// split lists a graph value's dimensions with the heads cut, which is how a product gives it.
-func (a *attendant) split(like ir.Type) []string {
-	var order []string
-	for _, d := range like.Dims {
-		if d.Name == ir.Heads {
-			if order = append(order, ir.KVHeads); d.Size > a.k.t.Size(ir.KVHeads) {
-				order = append(order, share)
-			}
-			continue
-		}
-		order = append(order, d.Name)
-	}
-	return order
-}
-
 // A memo is what attention keeps for its gradient: for each piece the exponentials of the scores
 // less the largest of their row, and the scores before their cap; and one over the sums. The
 // probabilities are never written: one factor for each row of a head's width does the same for

@@ -2,6 +2,7 @@ package lower
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -101,11 +102,7 @@ func (w *writer) names(list []*ir.Value) string {
 // ops writes the operations of a graph whose inputs have names already.
 func (w *writer) ops(g *ir.Graph) {
 	w.findTurns(g)
-	for _, op := range g.Ops {
-		for _, v := range op.In {
-			w.readers[v] = append(w.readers[v], op)
-		}
-	}
+	maps.Copy(w.readers, readersIn(g))
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			w.repeat(op)
@@ -113,6 +110,17 @@ func (w *writer) ops(g *ir.Graph) {
 			w.op(op)
 		}
 	}
+}
+
+// readersIn lists the operations of a graph by what they read.
+func readersIn(g *ir.Graph) map[*ir.Value][]*ir.Op {
+	readers := map[*ir.Value][]*ir.Op{}
+	for _, op := range g.Ops {
+		for _, v := range op.In {
+			readers[v] = append(readers[v], op)
+		}
+	}
+	return readers
 }
 
 // op writes one operation.
@@ -169,31 +177,19 @@ func (w *writer) repeat(op *ir.Op) {
 	for _, v := range op.Out[carries:] {
 		state = append(state, w.constant(v.Type, 0))
 	}
-	inner, heads, types := make(
-		[]val,
-		len(state),
-	), make(
-		[]string,
-		len(state),
-	), make(
-		[]string,
-		len(state),
-	)
+	inner, heads := make([]val, len(state)), make([]string, len(state))
 	for i, s := range state {
 		inner[i] = val{w.fresh(), s.t}
 		heads[i] = inner[i].name + " = " + s.name
-		types[i] = tensor(s.t)
 	}
 	loop := w.fresh()
-	w.line("%s:%d = stablehlo.while(%s) : %s", loop, len(state), strings.Join(heads, ", "),
-		strings.Join(types, ", "))
+	_, types := spelled(state)
+	w.line("%s:%d = stablehlo.while(%s) : %s", loop, len(state), list(heads), types)
 	w.indent++
 	w.line("cond {")
 	w.indent++
 	limit := w.constant(index, float64(n))
-	more := w.emit(ir.Type{Elem: predType}, "stablehlo.compare LT, %s, %s : (%s, %s) -> tensor<i1>",
-		inner[0].name, limit.name, tensor(index), tensor(index))
-	w.line("stablehlo.return %s : tensor<i1>", more.name)
+	w.line("stablehlo.return %s : tensor<i1>", w.compare("LT", inner[0], limit).name)
 	w.indent--
 	w.line("} do {")
 	w.indent++
@@ -201,8 +197,7 @@ func (w *writer) repeat(op *ir.Op) {
 	if op.Attrs.Bool("reverse") {
 		at = w.elementwise("subtract", w.constant(index, float64(n-1)), at)
 	}
-	next := w.round(op, inner, at, carries, stacked)
-	w.line("stablehlo.return %s : %s", strings.Join(next, ", "), strings.Join(types, ", "))
+	w.line("stablehlo.return %s : %s", list(w.round(op, inner, at, carries, stacked)), types)
 	w.indent--
 	w.line("}")
 	w.indent--
@@ -220,7 +215,7 @@ func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []s
 	for i, v := range op.Body.Inputs {
 		s := inner[1+i]
 		if i >= carries && i < carries+stacked {
-			s = w.layer(s, v.Type, at)
+			s = w.reshape(w.dynamicSlice(s, s.t.Dims[0].Name, at, 1), v.Type)
 		}
 		w.at[v] = s.name
 	}
@@ -243,51 +238,25 @@ func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []s
 	return next
 }
 
-// layer takes one round's slice of a stack.
-func (w *writer) layer(stack val, t ir.Type, at val) val {
-	starts, sizes, types := w.corner(stack.t, at)
-	sliced := ir.Type{Elem: t.Elem, Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, t.Dims...)}
-	s := w.emit(
-		sliced,
-		"stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s",
-		stack.name,
-		starts,
-		sizes,
-		tensor(stack.t),
-		types,
-		tensor(sliced),
-	)
-	return w.reshape(s, t)
-}
-
 // lay puts one round's value into its place of a stack.
 func (w *writer) lay(stack, v, at val) val {
-	starts, _, types := w.corner(stack.t, at)
-	one := w.reshape(v, ir.Type{Elem: v.t.Elem,
-		Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, v.t.Dims...)})
-	return w.emit(
-		stack.t,
-		"stablehlo.dynamic_update_slice %s, %s, %s : (%s, %s, %s) -> %s",
-		stack.name,
-		one.name,
-		starts,
-		tensor(stack.t),
-		tensor(one.t),
-		types,
-		tensor(stack.t),
-	)
+	starts := w.starts(stack.t, stack.t.Dims[0].Name, at)
+	one := w.reshape(v, ir.Type{Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, v.t.Dims...)})
+	in := append([]val{stack, one}, starts...)
+	return w.apply(stack.t, "stablehlo.dynamic_update_slice ", "", in...)
 }
 
-// corner spells where a round's slice begins, and its sizes.
-func (w *writer) corner(t ir.Type, at val) (starts, sizes, types string) {
-	zero := w.constant(at.t, 0)
-	var s, n, ty []string
-	for i, d := range t.Dims {
-		name, size := zero.name, d.Size
-		if i == 0 {
-			name, size = at.name, 1
-		}
-		s, n, ty = append(s, name), append(n, fmt.Sprint(size)), append(ty, tensor(at.t))
-	}
-	return strings.Join(s, ", "), strings.Join(n, ", "), strings.Join(ty, ", ")
+// starts is where a slice along one dimension begins, in each dimension.
+func (w *writer) starts(t ir.Type, dim string, at val) []val {
+	starts := slices.Repeat([]val{w.constant(at.t, 0)}, len(t.Dims))
+	starts[t.Index(dim)] = at
+	return starts
+}
+
+// dynamicSlice takes some of a dimension from a place on that the program finds out.
+func (w *writer) dynamicSlice(x val, dim string, at val, size int64) val {
+	t := ir.Type{Elem: x.t.Elem, Dims: slices.Clone(x.t.Dims)}
+	t.Dims[t.Index(dim)].Size = size
+	sizes := ", sizes = [" + list(t.Shape().Dims) + "]"
+	return w.apply(t, "stablehlo.dynamic_slice ", sizes, append([]val{x}, w.starts(t, dim, at)...)...)
 }

@@ -25,12 +25,7 @@ func (w *writer) findTurns(g *ir.Graph) {
 	if w.turns == nil {
 		w.turns = map[*ir.Op]*ir.Op{}
 	}
-	readers := map[*ir.Value][]*ir.Op{}
-	for _, op := range g.Ops {
-		for _, v := range op.In {
-			readers[v] = append(readers[v], op)
-		}
-	}
+	readers := readersIn(g)
 	for _, v := range g.Results {
 		readers[v] = append(readers[v], nil)
 	}
@@ -92,10 +87,9 @@ func chunkedCrossEntropy(w *writer, op *ir.Op, in []val) []val {
 	two := ir.Type{Elem: labels.t.Elem, Dims: []ir.Dim{rows, {Name: "place", Size: 2}}}
 	places := w.concat("place", two, w.iota(one, rows.Name), w.reshape(labels, one))
 	t := ir.Type{Elem: x.t.Elem, Dims: []ir.Dim{rows}}
-	at := w.emit(t, `"stablehlo.gather"(%s, %s) {dimension_numbers = #stablehlo.gather<`+
+	at := w.apply(t, `"stablehlo.gather"(`, `) {dimension_numbers = #stablehlo.gather<`+
 		`collapsed_slice_dims = [0, 1], start_index_map = [0, 1], index_vector_dim = 1>, `+
-		`slice_sizes = array<i64: 1, 1>} : (%s, %s) -> %s`,
-		x.name, places.name, tensor(x.t), tensor(places.t), tensor(t))
+		`slice_sizes = array<i64: 1, 1>}`, x, places)
 	out := w.lossOf(labels, top, total, at)
 	return []val{w.reshape(out[0], op.Out[0].Type), w.reshape(out[1], op.Out[1].Type)}
 }
@@ -114,7 +108,10 @@ func (w *writer) scoreRows(op *ir.Op, in []val) (x, labels val) {
 func rowsCrossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
 	x, labels := w.scoreRows(op, in)
 	row := ir.Type{Dims: labels.t.Dims}
-	g := w.scoreGrad(x, labels, w.reshape(in[2], row), w.reshape(in[3], row), "width")
+	rows := []val{x, labels, w.reshape(in[2], row), w.reshape(in[3], row)}
+	wide := w.convert(x, dtype.F32)
+	label := func() val { return w.picked(wide, labels, "width") }
+	g := w.scoreGrad(wide, label, rows, x.t.Elem)
 	t := ir.Type{Elem: g.t.Elem, Dims: inOrder(in[0].t, append(names(in[1].t), op.Attrs.Text("dim")))}
 	return []val{w.transpose(w.reshape(g, t), names(op.Out[0].Type))}
 }

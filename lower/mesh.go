@@ -17,10 +17,9 @@ func meshRules() map[string]rule {
 		},
 		"reduce_scatter": func(w *writer, op *ir.Op, in []val) []val {
 			out := op.Out[0].Type
-			return []val{w.emit(out,
-				`"stablehlo.reduce_scatter"(%s) (%s) {scatter_dimension = %d : i64, %s} : (%s) -> %s`,
-				in[0].name, folder("add", out.Elem), out.Index(op.Attrs.Text("dim")),
-				w.replicas(op.Axes()...), tensor(in[0].t), tensor(out))}
+			return []val{w.apply(out, `"stablehlo.reduce_scatter"(`, fmt.Sprintf(
+				`) (%s) {scatter_dimension = %d : i64, %s}`, folder("add", out.Elem),
+				out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...)), in[0])}
 		},
 		"all_gather": allGather,
 		"own_piece":  ownPiece,
@@ -41,9 +40,8 @@ func (w *writer) move(v val, to string) val {
 	if w.kernels.HostMemory() == "" {
 		return v
 	}
-	return w.emit(v.t, "stablehlo.custom_call @annotate_device_placement(%s) "+
-		`{has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "%s"}}`+
-		" : (%s) -> %s", v.name, to, tensor(v.t), tensor(v.t))
+	return w.apply(v.t, "stablehlo.custom_call @annotate_device_placement(", `) {has_side_effect = `+
+		`true, mhlo.frontend_attributes = {_xla_buffer_placement = "`+to+`"}}`, v)
 }
 
 // after gives a value that is not there before another is.
@@ -106,9 +104,8 @@ func folder(how string, d dtype.DType) string {
 func adder(d dtype.DType) string { return folder("add", d) }
 
 func (w *writer) allReduce(x val, how string, axes ...string) val {
-	t := tensor(x.t)
-	return w.emit(x.t, `"stablehlo.all_reduce"(%s) (%s) {%s} : (%s) -> %s`, x.name,
-		folder(how, x.t.Elem), w.replicas(axes...), t, t)
+	return w.apply(x.t, `"stablehlo.all_reduce"(`, fmt.Sprintf(") (%s) {%s}", folder(how, x.t.Elem),
+		w.replicas(axes...)), x)
 }
 
 // carriers are the whole numbers that carry types which XLA:CPU would widen on their way. A gather
@@ -129,8 +126,8 @@ func allGather(w *writer, op *ir.Op, in []val) []val {
 		ahead = `, mhlo.frontend_attributes = {is_pipelineable = "true"}`
 	}
 	t := ir.Type{Elem: as, Dims: out.Dims}
-	y := w.emit(t, `"stablehlo.all_gather"(%s) {all_gather_dim = %d : i64, %s%s} : (%s) -> %s`,
-		x.name, out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...), ahead, tensor(x.t), tensor(t))
+	y := w.apply(t, `"stablehlo.all_gather"(`, fmt.Sprintf(") {all_gather_dim = %d : i64, %s%s}",
+		out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...), ahead), x)
 	return []val{w.bits(y, out.Elem)}
 }
 
@@ -140,7 +137,7 @@ func (w *writer) bits(x val, as dtype.DType) val {
 		return x
 	}
 	t := ir.Type{Elem: as, Dims: x.t.Dims}
-	return w.emit(t, "stablehlo.bitcast_convert %s : (%s) -> %s", x.name, tensor(x.t), tensor(t))
+	return w.apply(t, "stablehlo.bitcast_convert ", "", x)
 }
 
 // along gives the number of devices along an axis, and the distance from one to the next.
@@ -174,21 +171,15 @@ func (w *writer) replicas(axes ...string) string {
 		*list = wider
 		stride *= a.Size
 	}
-	var b strings.Builder
+	groups := make([]string, len(first))
 	for i, f := range first {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteByte('[')
+		group := make([]int64, len(each))
 		for k, e := range each {
-			if k > 0 {
-				b.WriteString(", ")
-			}
-			fmt.Fprint(&b, f+e)
+			group[k] = f + e
 		}
-		b.WriteByte(']')
+		groups[i] = "[" + list(group) + "]"
 	}
-	text := fmt.Sprintf("dense<[%s]> : tensor<%dx%dxi64>", b.String(), len(first), len(each))
+	text := fmt.Sprintf("dense<[%s]> : tensor<%dx%dxi64>", list(groups), len(first), len(each))
 	return "replica_groups = " + w.alias(text)
 }
 
@@ -226,19 +217,7 @@ func (w *writer) first(axis string, size int64, as dtype.DType) val {
 func ownPiece(w *writer, op *ir.Op, in []val) []val {
 	out, dim := op.Out[0].Type, op.Attrs.Text("dim")
 	start := w.first(op.Attrs.Text("axis"), out.Size(dim), indexType)
-	zero := w.constant(start.t, 0)
-	var starts, sizes, types []string
-	for _, d := range out.Dims {
-		name := zero.name
-		if d.Name == dim {
-			name = start.name
-		}
-		starts, sizes = append(starts, name), append(sizes, fmt.Sprint(d.Size))
-		types = append(types, tensor(start.t))
-	}
-	return []val{w.emit(out, "stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s",
-		in[0].name, strings.Join(starts, ", "), strings.Join(sizes, ", "), tensor(in[0].t),
-		strings.Join(types, ", "), tensor(out))}
+	return []val{w.dynamicSlice(in[0], dim, start, out.Size(dim))}
 }
 
 // localIDs counts rows from the device's first; has says which rows are the device's.
@@ -298,18 +277,10 @@ func sharedCrossEntropy(w *writer, op *ir.Op, in []val) []val {
 	sums := w.allReduce(w.concat("pair", two, total, score), "add", op.Axes()...)
 	total = w.reshape(w.slice(sums, "pair", 0, 1), top.t)
 	score = w.reshape(w.slice(sums, "pair", 1, 2), top.t)
-	lse := w.elementwise("add", top, w.elementwise("log", total))
-	real := w.compare("GE", in[1], w.constant(in[1].t, 0))
-	loss := w.choose(real, w.elementwise("subtract", lse, score), w.constant(lse.t, 0))
-	return []val{loss, lse}
+	return w.lossOf(in[1], top, total, score)
 }
 
 func sharedCrossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
 	x, label := w.shares(op, in)
-	p := w.elementwise("exponential", w.elementwise("subtract", x, w.as(in[2], x.t)))
-	one := w.choose(label, w.constant(x.t, 1), w.constant(x.t, 0))
-	real := w.compare("GE", in[1], w.constant(in[1].t, 0))
-	d := w.choose(real, in[3], w.constant(in[3].t, 0))
-	g := w.elementwise("multiply", w.elementwise("subtract", p, one), w.as(d, x.t))
-	return []val{w.convert(g, in[0].t.Elem)}
+	return []val{w.scoreGrad(x, func() val { return label }, in, in[0].t.Elem)}
 }

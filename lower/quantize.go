@@ -163,10 +163,7 @@ func (q *quantizer) mxfp8(x val) (codes, scales val) {
 	w := q.w
 	bits, top := w.wideBits(x), w.top(x, inside)
 	sizes := w.with(bits, "and", magnitude)
-	scale := w.with(w.with(top, "add", 0x1fffff), "shift_right_logical", 23)
-	scale = w.with(w.with(scale, "maximum", 8), "subtract", 8)
-	scale = w.choose(w.least(top, infinity), w.constant(top.t, 254), scale)
-	scale = w.choose(w.least(top, infinity+1), w.constant(top.t, 255), scale)
+	scale := w.powers(top)
 	codes = w.nearest(q.scaled(sizes, scale), e4m3)
 	codes = w.elementwise("or", codes, w.signs(bits, 24))
 	codes = w.choose(w.as(w.least(scale, 255), codes.t), w.constant(codes.t, 0x7f), codes)

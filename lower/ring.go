@@ -53,8 +53,7 @@ func (r *ring) pass(x val) val {
 	if as, ok := carriers[elem.Bits()]; ok {
 		x = w.bits(x, as)
 	}
-	x = w.emit(x.t, `"stablehlo.collective_permute"(%s) {source_target_pairs = %s} : (%s) -> %s`,
-		x.name, to, tensor(x.t), tensor(x.t))
+	x = w.apply(x.t, `"stablehlo.collective_permute"(`, ") {source_target_pairs = "+to+"}", x)
 	return w.bits(x, elem)
 }
 
@@ -85,21 +84,7 @@ func (r *ring) owner(moves int64) val {
 func (r *ring) known(x val, owner val) val {
 	w := r.w
 	start := w.elementwise("multiply", owner, w.constant(owner.t, float64(r.each)))
-	zero := w.constant(start.t, 0)
-	t := ir.Type{Elem: x.t.Elem}
-	var starts, sizes, types []string
-	for _, d := range x.t.Dims {
-		name := zero.name
-		if d.Name == ir.Keys {
-			name, d.Size = start.name, r.each
-		}
-		t.Dims = append(t.Dims, d)
-		starts, sizes = append(starts, name), append(sizes, fmt.Sprint(d.Size))
-		types = append(types, tensor(start.t))
-	}
-	return w.emit(t, "stablehlo.dynamic_slice %s, %s, sizes = [%s] : (%s, %s) -> %s", x.name,
-		strings.Join(starts, ", "), strings.Join(sizes, ", "), tensor(x.t), strings.Join(types, ", "),
-		tensor(t))
+	return w.dynamicSlice(x, ir.Keys, start, r.each)
 }
 
 // piece gives the arguments of one piece: those of the operation with the keys that are here, and

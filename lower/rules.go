@@ -77,21 +77,13 @@ func elementRules() map[string]rule {
 
 // choose takes a where the mask holds and b elsewhere.
 func (w *writer) choose(mask, a, b val) val {
-	return w.emit(
-		a.t,
-		"stablehlo.select %s, %s, %s : %s, %s",
-		mask.name,
-		a.name,
-		b.name,
-		tensor(mask.t),
-		tensor(a.t),
-	)
+	return w.emit(a.t, "stablehlo.select %s, %s, %s : %s, %s", mask.name, a.name, b.name,
+		tensor(mask.t), tensor(a.t))
 }
 
 func (w *writer) compare(how string, a, b val) val {
 	t := ir.Type{Elem: predType, Dims: a.t.Dims}
-	return w.emit(t, "stablehlo.compare %s, %s, %s : (%s, %s) -> %s", how, a.name, b.name, tensor(a.t),
-		tensor(b.t), tensor(t))
+	return w.apply(t, "stablehlo.compare "+how+", ", "", a, b)
 }
 
 func (w *writer) iota(t ir.Type, dim string) val {
@@ -145,18 +137,11 @@ func (w *writer) padded(v val, dim string, before, after int64) val {
 	}
 	t := ir.Type{Elem: v.t.Elem, Dims: slices.Clone(v.t.Dims)}
 	t.Dims[t.Index(dim)].Size += before + after
-	var low, high, none []string
-	for _, d := range v.t.Dims {
-		l, h := int64(0), int64(0)
-		if d.Name == dim {
-			l, h = before, after
-		}
-		low, high, none = append(low, fmt.Sprint(l)), append(high, fmt.Sprint(h)), append(none, "0")
-	}
-	zero := w.constant(ir.Type{Elem: v.t.Elem}, 0)
-	return w.emit(t, "stablehlo.pad %s, %s, low = [%s], high = [%s], interior = [%s] : (%s, %s) -> %s",
-		v.name, zero.name, strings.Join(low, ", "), strings.Join(high, ", "),
-		strings.Join(none, ", "), tensor(v.t), tensor(zero.t), tensor(t))
+	none := make([]int64, len(t.Dims))
+	low, high := slices.Clone(none), slices.Clone(none)
+	low[t.Index(dim)], high[t.Index(dim)] = before, after
+	return w.apply(t, "stablehlo.pad ", fmt.Sprintf(", low = [%s], high = [%s], interior = [%s]",
+		list(low), list(high), list(none)), v, w.constant(ir.Type{Elem: v.t.Elem}, 0))
 }
 
 // narrow rounds an argument of a product to the type that the operation says, if it says one.
@@ -193,17 +178,10 @@ func (w *writer) slice(v val, dim string, from, to int64) val {
 		parts[i] = fmt.Sprintf("%d:%d", lo, hi)
 		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: hi - lo})
 	}
-	return w.emit(t, "stablehlo.slice %s [%s] : (%s) -> %s", v.name, strings.Join(parts, ", "),
-		tensor(v.t), tensor(t))
+	return w.apply(t, "stablehlo.slice ", " ["+list(parts)+"]", v)
 }
 
 func (w *writer) concat(dim string, t ir.Type, parts ...val) val {
-	list, types := make([]string, len(parts)), make([]string, len(parts))
-	for i, p := range parts {
-		list[i], types[i] = p.name, tensor(p.t)
-	}
 	t = ir.Type{Elem: parts[0].t.Elem, Dims: t.Dims}
-	return w.emit(t,
-		"stablehlo.concatenate %s, dim = %d : (%s) -> %s", strings.Join(list, ", "), t.Index(dim),
-		strings.Join(types, ", "), tensor(t))
+	return w.apply(t, "stablehlo.concatenate ", fmt.Sprintf(", dim = %d", t.Index(dim)), parts...)
 }

@@ -11,12 +11,7 @@ import "github.com/deepwell/deepwell/ir"
 //
 // It gives, by the value, the select to read.
 func reuse(g *ir.Graph, donated func(*ir.Value) bool) map[*ir.Value]*ir.Op {
-	readers := map[*ir.Value][]*ir.Op{}
-	for _, op := range g.Ops {
-		for _, v := range op.In {
-			readers[v] = append(readers[v], op)
-		}
-	}
+	readers := readersIn(g)
 	results := map[*ir.Value]bool{}
 	for _, v := range g.Results {
 		results[v] = true
@@ -78,10 +73,8 @@ func (w *writer) stored(v *ir.Value, by *ir.Op) val {
 		return w.use(v)
 	}
 	if w.at[store.Out[0]] == "" { // it comes later, but can come now
-		for _, x := range store.In {
-			if w.at[x] == "" {
-				return w.use(v)
-			}
+		if !w.ready(store) {
+			return w.use(v)
 		}
 		w.op(store)
 	}

@@ -85,5 +85,5 @@ func (q *quantizer) words(x, scale val, g grid) val {
 	word = w.rowMajor(w.transpose(word, order))
 	t := ir.Type{Elem: dtype.U8, Dims: append(slices.Clone(word.t.Dims),
 		ir.Dim{Name: inside, Size: q.block / 2})}
-	return w.emit(t, "stablehlo.bitcast_convert %s : (%s) -> %s", word.name, tensor(word.t), tensor(t))
+	return w.apply(t, "stablehlo.bitcast_convert ", "", word)
 }

@@ -75,13 +75,34 @@ func (w *writer) emit(t ir.Type, format string, args ...any) val {
 	return v
 }
 
+// apply writes an instruction on values: what stands before and after their names, then the types.
+func (w *writer) apply(t ir.Type, before, after string, in ...val) val {
+	names, types := spelled(in)
+	return w.emit(t, "%s%s%s : (%s) -> %s", before, names, after, types, tensor(t))
+}
+
+// spelled lists the names of values, and their types.
+func spelled(in []val) (names, types string) {
+	n, t := make([]string, len(in)), make([]string, len(in))
+	for i, v := range in {
+		n[i], t[i] = v.name, tensor(v.t)
+	}
+	return strings.Join(n, ", "), strings.Join(t, ", ")
+}
+
+// list spells things with commas between, as MLIR has them in brackets.
+func list[T any](things []T) string {
+	texts := make([]string, len(things))
+	for i, x := range things {
+		texts[i] = fmt.Sprint(x)
+	}
+	return strings.Join(texts, ", ")
+}
+
 // elementwise writes an instruction whose arguments and result all have one type.
 func (w *writer) elementwise(op string, args ...val) val {
-	names := make([]string, len(args))
-	for i, a := range args {
-		names[i] = a.name
-	}
-	return w.emit(args[0].t, "stablehlo.%s %s : %s", op, strings.Join(names, ", "), tensor(args[0].t))
+	names, _ := spelled(args)
+	return w.emit(args[0].t, "stablehlo.%s %s : %s", op, names, tensor(args[0].t))
 }
 
 // constant writes a number, as many times as a type has elements.
@@ -101,49 +122,23 @@ func number(d dtype.DType, value float64) string {
 		return map[dtype.DType]string{dtype.F32: "0xFF800000", dtype.BF16: "0xFF80",
 			dtype.F64: "0xFFF0000000000000", dtype.F16: "0xFC00"}[d]
 	}
-	text := fmt.Sprintf("%.17e", value)
-	return text
+	return fmt.Sprintf("%.17e", value)
 }
 
 // as repeats a value along the dimensions that a wider type has, matching dimensions by name.
 func (w *writer) as(v val, t ir.Type) val {
 	t = ir.Type{Elem: v.t.Elem, Dims: t.Dims}
-	if v.t.Shape().Equal(t.Shape()) && sameNames(v.t, t) {
+	if slices.Equal(v.t.Dims, t.Dims) {
 		return v
 	}
-	dims := make([]string, len(v.t.Dims))
+	dims := make([]int, len(v.t.Dims))
 	for i, d := range v.t.Dims {
-		dims[i] = fmt.Sprint(t.Index(d.Name))
+		dims[i] = t.Index(d.Name)
 	}
-	// broadcast_in_dim wants its dimensions in rising order.
-	if !rising(dims) {
-		v = w.transpose(v, inOrderOf(v.t, t))
-		return w.as(v, t)
+	if !slices.IsSorted(dims) { // as broadcast_in_dim wants them
+		return w.as(w.transpose(v, inOrderOf(v.t, t)), t)
 	}
-	return w.emit(t, "stablehlo.broadcast_in_dim %s, dims = [%s] : (%s) -> %s", v.name,
-		strings.Join(dims, ", "), tensor(v.t), tensor(t))
-}
-
-func sameNames(a, b ir.Type) bool {
-	for i, d := range a.Dims {
-		if b.Dims[i].Name != d.Name {
-			return false
-		}
-	}
-	return true
-}
-
-func rising(dims []string) bool {
-	last := -1
-	for _, text := range dims {
-		var n int
-		_, _ = fmt.Sscan(text, &n)
-		if n <= last {
-			return false
-		}
-		last = n
-	}
-	return true
+	return w.apply(t, "stablehlo.broadcast_in_dim ", ", dims = ["+list(dims)+"]", v)
 }
 
 // inOrderOf lists the dimensions of a in the order in which b has them.
@@ -160,19 +155,15 @@ func inOrderOf(a, b ir.Type) []string {
 // transpose puts dimensions into another order.
 func (w *writer) transpose(v val, order []string) val {
 	t := ir.Type{Elem: v.t.Elem}
-	perm := make([]string, len(order))
-	same := true
+	perm := make([]int, len(order))
 	for i, name := range order {
-		k := v.t.Index(name)
-		same = same && k == i
-		perm[i] = fmt.Sprint(k)
-		t.Dims = append(t.Dims, v.t.Dims[k])
+		perm[i] = v.t.Index(name)
+		t.Dims = append(t.Dims, v.t.Dims[perm[i]])
 	}
-	if same {
+	if slices.IsSorted(perm) {
 		return v
 	}
-	return w.emit(t, "stablehlo.transpose %s, dims = [%s] : (%s) -> %s", v.name,
-		strings.Join(perm, ", "), tensor(v.t), tensor(t))
+	return w.apply(t, "stablehlo.transpose ", ", dims = ["+list(perm)+"]", v)
 }
 
 // reshape changes the dimensions, not the order of elements.
@@ -181,7 +172,7 @@ func (w *writer) reshape(v val, t ir.Type) val {
 	if v.t.Shape().Equal(t.Shape()) {
 		return val{v.name, t}
 	}
-	return w.emit(t, "stablehlo.reshape %s : (%s) -> %s", v.name, tensor(v.t), tensor(t))
+	return w.apply(t, "stablehlo.reshape ", "", v)
 }
 
 // barrier gives a value that XLA neither looks through nor computes again.
@@ -218,38 +209,29 @@ func (w *writer) convert(v val, to dtype.DType) val {
 		return v
 	}
 	t := ir.Type{Elem: to, Dims: v.t.Dims}
-	return w.emit(t, "stablehlo.convert %s : (%s) -> %s", v.name, tensor(v.t), tensor(t))
+	return w.apply(t, "stablehlo.convert ", "", v)
 }
 
 // reduce folds dimensions with add or maximum.
 func (w *writer) reduce(v val, how string, start float64, over ...string) val {
 	t := ir.Type{Elem: v.t.Elem}
-	var dims []string
+	var dims []int
 	for i, d := range v.t.Dims {
 		if slices.Contains(over, d.Name) {
-			dims = append(dims, fmt.Sprint(i))
+			dims = append(dims, i)
 		} else {
 			t.Dims = append(t.Dims, d)
 		}
 	}
 	init := w.constant(ir.Type{Elem: v.t.Elem}, start)
-	return w.emit(
-		t,
-		"stablehlo.reduce(%s init: %s) applies stablehlo.%s across dimensions = [%s] : (%s, %s) -> %s",
-		v.name,
-		init.name,
-		how,
-		strings.Join(dims, ", "),
-		tensor(v.t),
-		tensor(init.t),
-		tensor(t),
-	)
+	return w.emit(t, "stablehlo.reduce(%s init: %s) applies stablehlo.%s across dimensions = [%s] "+
+		": (%s, %s) -> %s", v.name, init.name, how, list(dims), tensor(v.t), tensor(init.t), tensor(t))
 }
 
 // dot multiplies and sums over the named dimensions; other shared ones go side by side. The
 // result's dimensions come as StableHLO gives them: shared, then a's, then b's.
 func (w *writer) dot(a, b val, to dtype.DType, over ...string) val {
-	var batchA, batchB, sumA, sumB []string
+	var batchA, batchB, sumA, sumB []int
 	t := ir.Type{Elem: to}
 	for i, d := range a.t.Dims {
 		k := b.t.Index(d.Name)
@@ -257,28 +239,17 @@ func (w *writer) dot(a, b val, to dtype.DType, over ...string) val {
 			continue
 		}
 		if slices.Contains(over, d.Name) {
-			sumA, sumB = append(sumA, fmt.Sprint(i)), append(sumB, fmt.Sprint(k))
+			sumA, sumB = append(sumA, i), append(sumB, k)
 		} else {
-			batchA, batchB = append(batchA, fmt.Sprint(i)), append(batchB, fmt.Sprint(k))
+			batchA, batchB = append(batchA, i), append(batchB, k)
 			t.Dims = append(t.Dims, d)
 		}
 	}
-	for _, side := range []struct{ own, other ir.Type }{{a.t, b.t}, {b.t, a.t}} {
-		for _, d := range side.own.Dims {
-			if side.other.Index(d.Name) < 0 {
-				t.Dims = append(t.Dims, d)
-			}
-		}
-	}
+	t.Dims = slices.Concat(t.Dims, without(a.t.Dims, names(b.t)), without(b.t.Dims, names(a.t)))
 	batch := ""
 	if len(batchA) > 0 {
-		batch = fmt.Sprintf(
-			"batching_dims = [%s] x [%s], ",
-			strings.Join(batchA, ", "),
-			strings.Join(batchB, ", "),
-		)
+		batch = fmt.Sprintf(" batching_dims = [%s] x [%s],", list(batchA), list(batchB))
 	}
-	return w.emit(t, "stablehlo.dot_general %s, %s, %scontracting_dims = [%s] x [%s] : (%s, %s) -> %s",
-		a.name, b.name, batch, strings.Join(sumA, ", "), strings.Join(sumB, ", "),
-		tensor(a.t), tensor(b.t), tensor(t))
+	return w.apply(t, "stablehlo.dot_general ", fmt.Sprintf(",%s contracting_dims = [%s] x [%s]",
+		batch, list(sumA), list(sumB)), a, b)
 }
