@@ -27,7 +27,7 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"diag", "dtype", "dtype/block", "schedule"},
-	{"internal/plainfile", "internal/strictjson", "internal/human", "internal/stat",
+	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/folder",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "internal/hlo",

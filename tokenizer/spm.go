@@ -7,9 +7,8 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // A pieceModel is what matters here of sentencepiece_model.proto.
@@ -42,11 +41,11 @@ const (
 )
 
 type trainerSpec struct {
-	kind       uint64 // 1 unigram, 2 BPE, 3 words, 4 characters
-	suffix     bool   // blanks end words
+	kind       int64 // 1 unigram, 2 BPE, 3 words, 4 characters
+	suffix     bool  // blanks end words
 	fallback   bool
-	bos, eos   int32
-	unkSurface string
+	bos, eos   int64
+	unkSurface []byte
 }
 
 type normalSpec struct {
@@ -63,119 +62,40 @@ func badModel(format string, args ...any) *diag.Error {
 		Try("fetch the tokenizer.model again; if it is a tokenizer.json, it must begin with a brace")
 }
 
-// eachField calls f for each field of a message.
-func eachField(b []byte, f func(num protowire.Number, n uint64, text []byte) error) error {
-	for len(b) > 0 {
-		num, typ, k := protowire.ConsumeTag(b)
-		if k < 0 {
-			return badModel("this is not a SentencePiece model").Wrap(protowire.ParseError(k))
-		}
-		b = b[k:]
-		var n uint64
-		var text []byte
-		switch typ {
-		case protowire.VarintType:
-			n, k = protowire.ConsumeVarint(b)
-		case protowire.Fixed32Type:
-			var v uint32
-			v, k = protowire.ConsumeFixed32(b)
-			n = uint64(v)
-		case protowire.BytesType:
-			text, k = protowire.ConsumeBytes(b)
-		default:
-			k = protowire.ConsumeFieldValue(num, typ, b)
-		}
-		if k < 0 {
-			return badModel("this is not a SentencePiece model").Wrap(protowire.ParseError(k))
-		}
-		b = b[k:]
-		if err := f(num, n, text); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // readModelProto reads the message of a tokenizer.model.
 func readModelProto(data []byte) (*pieceModel, error) {
 	m := &pieceModel{
-		trainer: trainerSpec{kind: 1, bos: 1, eos: 2, unkSurface: " \u2047 "},
+		trainer: trainerSpec{kind: 1, bos: 1, eos: 2, unkSurface: []byte(" \u2047 ")},
 		normal:  normalSpec{dummyPrefix: true, squeeze: true, escape: true},
 	}
-	err := eachField(data, func(num protowire.Number, _ uint64, text []byte) error {
-		switch num {
-		case 1:
-			return m.readPiece(text)
-		case 2:
-			return m.readTrainer(text)
-		case 3:
-			return m.readNormal(text)
-		case 5:
-			return eachField(text, func(num protowire.Number, _ uint64, text []byte) error {
-				if num == 2 {
-					m.normal.denormal = text
-				}
-				return nil
-			})
-		}
-		return nil
-	})
-	return m, err
+	t, s := &m.trainer, &m.normal
+	err := wire.Into{
+		1: m.readPiece,
+		2: wire.Into{3: &t.kind, 24: &t.suffix, 35: &t.fallback, 41: &t.bos, 42: &t.eos,
+			44: &t.unkSurface},
+		3: wire.Into{2: &s.charsMap, 3: &s.dummyPrefix, 4: &s.squeeze, 5: &s.escape},
+		5: wire.Into{2: &s.denormal},
+	}.Read(data)
+	if err != nil {
+		return nil, badModel("this is not a SentencePiece model").Wrap(err)
+	}
+	return m, nil
 }
 
-func (m *pieceModel) readPiece(data []byte) error {
+func (m *pieceModel) readPiece(data []byte) (err error) {
 	p := piece{kind: pieceNormal}
-	err := eachField(data, func(num protowire.Number, n uint64, text []byte) error {
-		switch num {
+	for f := range wire.Fields(data, &err) {
+		switch f.Num {
 		case 1:
-			p.text = string(text)
+			p.text = string(f.B)
 		case 2:
-			p.score = math.Float32frombits(uint32(n))
+			p.score = math.Float32frombits(uint32(f.U))
 		case 3:
-			p.kind = pieceKind(n)
+			p.kind = pieceKind(f.U)
 		}
-		return nil
-	})
+	}
 	m.pieces = append(m.pieces, p)
 	return err
-}
-
-func (m *pieceModel) readTrainer(data []byte) error {
-	t := &m.trainer
-	return eachField(data, func(num protowire.Number, n uint64, text []byte) error {
-		switch num {
-		case 3:
-			t.kind = n
-		case 24:
-			t.suffix = n != 0
-		case 35:
-			t.fallback = n != 0
-		case 41:
-			t.bos = int32(n)
-		case 42:
-			t.eos = int32(n)
-		case 44:
-			t.unkSurface = string(text)
-		}
-		return nil
-	})
-}
-
-func (m *pieceModel) readNormal(data []byte) error {
-	s := &m.normal
-	return eachField(data, func(num protowire.Number, n uint64, text []byte) error {
-		switch num {
-		case 2:
-			s.charsMap = text
-		case 3:
-			s.dummyPrefix = n != 0
-		case 4:
-			s.squeeze = n != 0
-		case 5:
-			s.escape = n != 0
-		}
-		return nil
-	})
 }
 
 // parseModel reads a tokenizer.model.
@@ -276,7 +196,7 @@ func (m *pieceModel) vocabulary() *Tokenizer {
 	t.decode = decoder{
 		kind: decodeSPM, texts: t.tokens, blank: []byte(metaspace),
 		prefix: m.normal.dummyPrefix || m.normal.squeeze, once: !m.normal.squeeze,
-		unknown: m.trainer.unkSurface, unkID: m.unknown,
+		unknown: string(m.trainer.unkSurface), unkID: m.unknown,
 	}
 	if m.fallback != nil {
 		for c, id := range m.fallback {
@@ -286,11 +206,11 @@ func (m *pieceModel) vocabulary() *Tokenizer {
 	return t
 }
 
-func (m *pieceModel) known(id int32) int32 {
-	if id < 0 || int(id) >= len(m.pieces) {
+func (m *pieceModel) known(id int64) int32 {
+	if id < 0 || id >= int64(len(m.pieces)) {
 		return -1
 	}
-	return id
+	return int32(id)
 }
 
 // An spmNormal is the normalizer of a SentencePiece model: a map of characters, what is done to

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/wire"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // The field numbers in this file are those of xla/service/hlo.proto and, for the configuration,
@@ -77,29 +80,20 @@ func key(id int64) uint32 { return uint32(id) }
 
 func decodeWithConfig(msg []byte) (p *program, err error) {
 	var module, config []byte
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // hlo_module
-			module = f.b
-		case 2: // config
-			config = f.b
-		}
-	}
-	if err != nil {
+	if err := (wire.Into{1: &module, 2: &config}).Read(msg); err != nil { // hlo_module, config
 		return nil, err
 	}
 	if p, err = decodeModule(module); err != nil {
 		return nil, err
 	}
-	for f := range fields(config, &err) {
-		switch f.num {
-		case 4: // replica_count
-			p.replicas = max(f.int(), 0)
-		case 5: // num_partitions
-			p.partitions = max(f.int(), 0)
-		}
-	}
-	return p, err
+	return p, p.decodeCounts(config, 4, 5) // replica_count, num_partitions
+}
+
+// decodeCounts reads the numbers of replicas and partitions from two fields.
+func (p *program) decodeCounts(msg []byte, replicas, partitions protowire.Number) error {
+	err := wire.Into{replicas: &p.replicas, partitions: &p.partitions}.Read(msg)
+	p.replicas, p.partitions = max(p.replicas, 0), max(p.partitions, 0)
+	return err
 }
 
 func decodeModule(msg []byte) (p *program, err error) {
@@ -108,138 +102,73 @@ func decodeModule(msg []byte) (p *program, err error) {
 		schedule: map[int64][]int64{},
 		parsed:   map[int64]backendConfig{},
 	}
-	for f := range fields(msg, &err) {
-		err = p.decodeField(f)
-	}
+	err = wire.Into{
+		1:  &p.name,
+		3:  p.decodeComputation,
+		6:  &p.entryID,
+		7:  p.decodeSchedule,
+		8:  wire.Into{1: p.decodeAlias}, // input_output_alias: entries
+		18: wire.Into{1: p.decodeDonor}, // buffer_donor: entries
+		22: func(b []byte) error { // payloads
+			p.payloads = append(p.payloads, b)
+			return nil
+		},
+		// device_assignment, which a program without configuration may have
+		15: func(b []byte) error { return p.decodeCounts(b, 1, 2) },
+	}.Read(msg)
 	for _, c := range p.computations {
 		c.sort(p.schedule[c.id])
 	}
 	return p, err
 }
 
-func (p *program) decodeField(f field) (err error) {
-	switch f.num {
-	case 1: // name
-		p.name = f.text()
-	case 3: // computations
-		c, err := decodeComputation(f.b)
-		if err != nil {
-			return err
-		}
-		if p.byID[c.id] != nil {
-			return fmt.Errorf("two computations have number %d", c.id)
-		}
-		p.computations = append(p.computations, c)
-		p.byID[c.id] = c
-	case 6: // entry_computation_id
-		p.entryID = f.int()
-	case 7: // schedule
-		err = p.decodeSchedule(f.b)
-	case 8: // input_output_alias
-		err = p.decodeAliases(f.b)
-	case 15: // device_assignment, which a program without configuration may have
-		err = p.decodeAssignment(f.b)
-	case 18: // buffer_donor
-		err = p.decodeDonors(f.b)
-	case 22: // payloads
-		p.payloads = append(p.payloads, f.b)
-	}
-	return err
-}
-
 // decodeSchedule reads HloScheduleProto, a map from computation to instructions.
 func (p *program) decodeSchedule(msg []byte) (err error) {
-	for entry := range fields(msg, &err) {
+	for entry := range wire.Fields(msg, &err) {
 		var id int64
 		var order []int64
-		for f := range fields(entry.b, &err) {
-			switch f.num {
-			case 1: // key
-				id = f.int()
-			case 2: // value
-				for s := range fields(f.b, &err) {
-					if s.num == 1 { // instruction_ids
-						s.addTo(&order, &err)
-					}
-				}
-			}
-		}
+		// key, value: instruction_ids
+		err = wire.Into{1: &id, 2: wire.Into{1: &order}}.Read(entry.B)
 		p.schedule[id] = order
 	}
 	return err
 }
 
-func (p *program) decodeAliases(msg []byte) (err error) {
-	for entry := range fields(msg, &err) {
-		if entry.num != 1 { // entries
-			continue
-		}
-		var a rawAlias
-		for f := range fields(entry.b, &err) {
-			switch f.num {
-			case 1: // output_shape_index
-				f.addTo(&a.result, &err)
-			case 2: // parameter_number
-				a.param = f.int()
-			case 3: // parameter_shape_index
-				f.addTo(&a.paramIndex, &err)
-			case 4: // kind: 2 is MUST_ALIAS
-				a.must = f.int() == 2
-			}
-		}
-		p.aliases = append(p.aliases, a)
-	}
+func (p *program) decodeAlias(msg []byte) error {
+	var a rawAlias
+	var kind int64
+	// output_shape_index, parameter_number, parameter_shape_index
+	err := wire.Into{1: &a.result, 2: &a.param, 3: &a.paramIndex, 4: &kind}.Read(msg)
+	a.must = kind == 2 // MUST_ALIAS
+	p.aliases = append(p.aliases, a)
 	return err
 }
 
-func (p *program) decodeDonors(msg []byte) (err error) {
-	for entry := range fields(msg, &err) {
-		if entry.num != 1 { // entries
-			continue
-		}
-		var param int64
-		for f := range fields(entry.b, &err) {
-			if f.num == 1 { // parameter_number
-				param = f.int()
-			}
-		}
-		p.donors = append(p.donors, param)
-	}
+func (p *program) decodeDonor(msg []byte) error {
+	var param int64
+	err := wire.Into{1: &param}.Read(msg) // parameter_number
+	p.donors = append(p.donors, param)
 	return err
 }
 
-func (p *program) decodeAssignment(msg []byte) (err error) {
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // replica_count
-			p.replicas = max(f.int(), 0)
-		case 2: // computation_count
-			p.partitions = max(f.int(), 0)
-		}
+func (p *program) decodeComputation(msg []byte) error {
+	c := &computation{}
+	err := wire.Into{1: &c.name, 5: &c.id, 6: &c.rootID, 2: func(b []byte) error { // instructions
+		i, err := decodeInstruction(b)
+		c.list = append(c.list, i)
+		return err
+	}}.Read(msg)
+	switch {
+	case err != nil:
+		return err
+	case len(c.list) == 0:
+		return fmt.Errorf("computation %q has no instructions", c.name)
+	case p.byID[c.id] != nil:
+		return fmt.Errorf("two computations have number %d", c.id)
 	}
-	return err
-}
-
-func decodeComputation(msg []byte) (c *computation, err error) {
-	c = &computation{}
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // name
-			c.name = f.text()
-		case 2: // instructions
-			var i *instruction
-			i, err = decodeInstruction(f.b)
-			c.list = append(c.list, i)
-		case 5: // id
-			c.id = f.int()
-		case 6: // root_id
-			c.rootID = f.int()
-		}
-	}
-	if err == nil && len(c.list) == 0 {
-		err = fmt.Errorf("computation %q has no instructions", c.name)
-	}
-	return c, err
+	p.computations = append(p.computations, c)
+	p.byID[c.id] = c
+	return nil
 }
 
 // find gives the instruction of that number, or nil.
@@ -274,7 +203,7 @@ func (c *computation) sort(order []int64) {
 
 func decodeInstruction(msg []byte) (i *instruction, err error) {
 	i = &instruction{}
-	for f := range fields(msg, &err) {
+	for f := range wire.Fields(msg, &err) {
 		err = i.decodeField(f)
 	}
 	if err == nil && i.opcode == "" {
@@ -283,96 +212,73 @@ func decodeInstruction(msg []byte) (i *instruction, err error) {
 	return i, err
 }
 
-func (i *instruction) decodeField(f field) (err error) {
-	switch f.num {
+func (i *instruction) decodeField(f wire.Field) (err error) {
+	switch f.Num {
 	case 1: // name
-		i.name = f.text()
+		i.name = f.Text()
 	case 2: // opcode
-		i.opcode = f.text()
+		i.opcode = f.Text()
 	case 3: // shape
-		i.shape = f.b
+		i.shape = f.B
 	case 7: // metadata
-		err = i.decodeMetadata(f.b)
+		err = wire.Into{2: &i.opName}.Read(f.B)
 	case 9: // parameter_number
-		i.param = f.int()
+		i.param = f.Int()
 	case 13: // tuple_index
-		i.index = f.int()
+		i.index = f.Int()
 	case 14: // dimensions
 		i.split = true
 	case 28: // custom_call_target
-		i.target = f.text()
+		i.target = f.Text()
 	case 30: // dot_dimension_numbers
-		err = i.decodeDot(f.b)
+		err = wire.Into{1: &i.contracting}.Read(f.B) // lhs_contracting_dimensions
 	case 35: // id
-		i.id = f.int()
+		i.id = f.Int()
 	case 36: // operand_ids
-		f.addTo(&i.operands, &err)
+		f.AddTo(&i.operands, &err)
 	case 38: // called_computation_ids
-		f.addTo(&i.called, &err)
+		f.AddTo(&i.called, &err)
 	case 43: // backend_config
-		i.config = f.b
+		i.config = f.B
 	case 99: // backend_config_payload
-		err = i.decodePayload(f.b)
+		err = i.decodePayload(f.B)
 	case 26, 49, 52, 87, 92, 93:
 		err = i.decodeGroup(f)
 	}
 	return err
 }
 
-func (i *instruction) decodeGroup(f field) error {
+func (i *instruction) decodeGroup(f wire.Field) error {
 	if i.group == nil {
 		i.group = &instructionGroup{}
 	}
 	var g Group
 	var err error
-	switch f.num {
+	switch f.Num {
 	case 26: // channel_id
-		i.group.global = f.int() > 0
+		i.group.global = f.Int() > 0
 		return nil
 	case 49: // replica_groups
-		return i.group.old.addGroup(f.b)
+		return i.group.old.addGroup(f.B)
 	case 52: // source_target_pairs
 		i.group.pairs++
 		return nil
 	case 87: // collective_device_list
-		g, err = decodeDeviceList(f.b)
+		g, err = decodeDeviceList(f.B)
 	case 92: // iota_collective_device_list
-		g, err = decodeIota(f.b)
+		g, err = decodeIota(f.B)
 	case 93: // mesh_axes_replica_group_list
-		g, err = decodeMeshAxes(f.b)
+		g, err = decodeMeshAxes(f.B)
 	}
 	i.group.list = &g
 	return err
 }
 
-func (i *instruction) decodeMetadata(msg []byte) (err error) {
-	for f := range fields(msg, &err) {
-		if f.num == 2 { // op_name
-			i.opName = f.text()
-		}
-	}
-	return err
-}
-
-func (i *instruction) decodeDot(msg []byte) (err error) {
-	for f := range fields(msg, &err) {
-		if f.num == 1 { // lhs_contracting_dimensions
-			f.addTo(&i.contracting, &err)
-		}
-	}
-	return err
-}
-
 // decodePayload reads a Payload: the bytes themselves, or their number in the module's list.
 func (i *instruction) decodePayload(msg []byte) (err error) {
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // value
-			i.config = f.b
-		case 2: // id
-			i.payload = f.int() + 1
-		}
-	}
+	id := int64(-1)
+	err = wire.Into{1: &i.config, 2: &id}.Read(msg)
+	i.payload = id + 1
 	return err
 }
 

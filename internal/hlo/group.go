@@ -3,6 +3,8 @@ package hlo
 import (
 	"fmt"
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // A Group says which devices take part in a collective, without listing them: 65,536 devices
@@ -56,11 +58,11 @@ type tally struct {
 // addGroup reads one ReplicaGroup.
 func (t *tally) addGroup(msg []byte) (err error) {
 	var n, last int64
-	for f := range fields(msg, &err) {
-		if f.num != 1 { // replica_ids
+	for f := range wire.Fields(msg, &err) {
+		if f.Num != 1 { // replica_ids
 			continue
 		}
-		for id := range f.ints(&err) {
+		for id := range f.Ints(&err) {
 			if n > 0 {
 				t.step(id, last)
 			}
@@ -101,12 +103,12 @@ func (t *tally) group() Group {
 // into its field 2; newer ones have a field of the instruction for that.
 func decodeDeviceList(msg []byte) (_ Group, err error) {
 	var t tally
-	for f := range fields(msg, &err) {
-		switch f.num {
+	for f := range wire.Fields(msg, &err) {
+		switch f.Num {
 		case 1: // replica_groups
-			err = t.addGroup(f.b)
+			err = t.addGroup(f.B)
 		case 2: // iota_replica_group_list
-			return decodeIota(f.b)
+			return decodeIota(f.B)
 		}
 	}
 	return t.group(), err
@@ -120,18 +122,9 @@ type digit struct{ size, stride int64 }
 // transposed, and cut into groups of equal length.
 func decodeIota(msg []byte) (g Group, err error) {
 	var dims, perm []int64
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // num_replica_groups
-			g.Count = max(f.int(), 0)
-		case 2: // num_devices_per_group
-			g.Size = max(f.int(), 0)
-		case 3: // iota_reshape_dims
-			f.addTo(&dims, &err)
-		case 4: // iota_transpose_perm
-			f.addTo(&perm, &err)
-		}
-	}
+	// num_replica_groups, num_devices_per_group, iota_reshape_dims, iota_transpose_perm
+	err = wire.Into{1: &g.Count, 2: &g.Size, 3: &dims, 4: &perm}.Read(msg)
+	g.Count, g.Size = max(g.Count, 0), max(g.Size, 0)
 	digits := rowMajor(dims)
 	if len(dims) == 0 {
 		digits = rowMajor([]int64{satMul(g.Count, g.Size)})
@@ -205,12 +198,12 @@ func decodeMeshAxes(msg []byte) (_ Group, err error) {
 	var sizes []int64
 	var axes [][]byte
 	plain := true // the devices are numbered along the mesh
-	for f := range fields(msg, &err) {
-		switch f.num {
+	for f := range wire.Fields(msg, &err) {
+		switch f.Num {
 		case 1: // mesh
-			sizes, plain, err = decodeMesh(f.b)
+			sizes, plain, err = decodeMesh(f.B)
 		case 2: // axes
-			axes = append(axes, f.b)
+			axes = append(axes, f.B)
 		}
 	}
 	if err != nil {
@@ -240,15 +233,11 @@ func decodeMeshAxes(msg []byte) (_ Group, err error) {
 // decodeMesh reads the sizes of a mesh's axes, and whether its devices are simply 0, 1, 2, ….
 func decodeMesh(msg []byte) (sizes []int64, plain bool, err error) {
 	plain = true
-	for f := range fields(msg, &err) {
-		switch f.num {
+	for f := range wire.Fields(msg, &err) {
+		switch f.Num {
 		case 1: // axes
 			var size int64
-			for a := range fields(f.b, &err) {
-				if a.num == 2 { // size
-					size = a.int()
-				}
-			}
+			err = wire.Into{2: &size}.Read(f.B)
 			sizes = append(sizes, size)
 		case 2, 3: // device_ids, iota_transform
 			plain = false
@@ -260,21 +249,8 @@ func decodeMesh(msg []byte) (sizes []int64, plain bool, err error) {
 // decodeAxis reads an AxisRefProto: an axis of the mesh, or a part of one.
 func decodeAxis(msg []byte, mesh []digit) (_ digit, err error) {
 	var index, before, size int64
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // mesh_axis_index
-			index = f.int()
-		case 2: // sub_axis_info
-			for s := range fields(f.b, &err) {
-				switch s.num {
-				case 1: // pre_size
-					before = s.int()
-				case 2: // size
-					size = s.int()
-				}
-			}
-		}
-	}
+	// mesh_axis_index, sub_axis_info: pre_size, size
+	err = wire.Into{1: &index, 2: wire.Into{1: &before, 2: &size}}.Read(msg)
 	if err != nil {
 		return digit{}, err
 	}

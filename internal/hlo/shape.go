@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // Bounds on a shape, far above what compilers write: the deepest tuples are the results of
@@ -64,18 +65,19 @@ func decodeShape(msg []byte, depth int) (s shape, err error) {
 	if depth > maxShapeDepth {
 		return s, fmt.Errorf("a shape is nested deeper than %d tuples", maxShapeDepth)
 	}
-	for f := range fields(msg, &err) {
-		switch f.num {
+	for f := range wire.Fields(msg, &err) {
+		switch f.Num {
 		case 2: // element_type
-			s.typ = f.int()
+			s.typ = f.Int()
 		case 3: // dimensions
-			f.addTo(&s.dims, &err)
+			f.AddTo(&s.dims, &err)
 		case 4: // tuple_shapes
 			var elem shape
-			elem, err = decodeShape(f.b, depth+1)
+			elem, err = decodeShape(f.B, depth+1)
 			s.elems = append(s.elems, elem)
 		case 5: // layout
-			err = s.decodeLayout(f.b)
+			// minor_to_major, element_size_in_bits, memory_space
+			err = wire.Into{1: &s.layout, 7: &s.elemBits, 8: &s.space}.Read(f.B)
 		}
 	}
 	if err != nil {
@@ -86,20 +88,6 @@ func decodeShape(msg []byte, depth int) (s shape, err error) {
 	}
 	s.measure()
 	return s, nil
-}
-
-func (s *shape) decodeLayout(msg []byte) (err error) {
-	for f := range fields(msg, &err) {
-		switch f.num {
-		case 1: // minor_to_major
-			f.addTo(&s.layout, &err)
-		case 7: // element_size_in_bits
-			s.elemBits = f.int()
-		case 8: // memory_space
-			s.space = f.int()
-		}
-	}
-	return err
 }
 
 // measure sets the sizes of a shape whose elements are measured already.

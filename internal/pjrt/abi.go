@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"strings"
 	"unsafe"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -108,12 +109,25 @@ type one struct {
 	object unsafe.Pointer
 }
 
-// text is the argument of every call that takes an object and returns a string.
-type text struct {
+// A span is an array that C takes or gives, a pointer and a length.
+type span struct {
+	data unsafe.Pointer
+	len  uintptr
+}
+
+// spanOf is Go memory as C sees it; whoever passes it on keeps it alive.
+func spanOf[T any](s []T) span { return span{slicePointer(s), uintptr(len(s))} }
+
+func textSpan(s string) span { return span{stringPointer(s), uintptr(len(s))} }
+
+// String copies a string out of C memory.
+func (s span) String() string { return strings.Clone(unsafe.String((*byte)(s.data), int(s.len))) }
+
+// list is the argument of every call that takes an object and returns an array or a string.
+type list struct {
 	head
 	object unsafe.Pointer
-	data   unsafe.Pointer
-	len    uintptr
+	span
 }
 
 // number is the argument of every call that takes an object and returns a small integer, a flag
@@ -129,14 +143,6 @@ type related struct {
 	head
 	object unsafe.Pointer
 	result unsafe.Pointer
-}
-
-// list is the argument of every call that takes an object and returns an array.
-type list struct {
-	head
-	object unsafe.Pointer
-	items  unsafe.Pointer
-	len    uintptr
 }
 
 // counted is a list whose length comes before its items.
@@ -158,9 +164,8 @@ type copied struct {
 // serialized is the argument of calls that hand out bytes together with what frees them.
 type serialized struct {
 	head
-	object  unsafe.Pointer
-	data    unsafe.Pointer
-	len     uintptr
+	object unsafe.Pointer
+	span
 	backing unsafe.Pointer
 	deleter uintptr
 }
@@ -168,11 +173,10 @@ type serialized struct {
 // namedValue is PJRT_NamedValue: an option or an attribute.
 type namedValue struct {
 	head
-	name    unsafe.Pointer
-	nameLen uintptr
-	kind    int32
-	value   uintptr // a string, a list, an int64, a float or a bool, all in eight bytes
-	len     uintptr
+	name  span
+	kind  int32
+	value uintptr // a string, a list, an int64, a float or a bool, all in eight bytes
+	len   uintptr
 }
 
 const (
@@ -185,31 +189,26 @@ const (
 
 type clientCreateArgs struct {
 	head
-	options    unsafe.Pointer
-	numOptions uintptr
-	kvGet      uintptr
-	kvGetArg   uintptr
-	kvPut      uintptr
-	kvPutArg   uintptr
-	client     unsafe.Pointer
-	kvTryGet   uintptr
-	kvTryArg   uintptr
+	options  span
+	kvGet    uintptr
+	kvGetArg uintptr
+	kvPut    uintptr
+	kvPutArg uintptr
+	client   unsafe.Pointer
+	kvTryGet uintptr
+	kvTryArg uintptr
 }
 
 type programArgs struct {
 	head
-	code      unsafe.Pointer
-	codeLen   uintptr
-	format    unsafe.Pointer
-	formatLen uintptr
+	code, format span
 }
 
 type clientCompileArgs struct {
 	head
 	client     unsafe.Pointer
 	program    unsafe.Pointer
-	options    unsafe.Pointer
-	optionsLen uintptr
+	options    span
 	executable unsafe.Pointer
 }
 
@@ -217,19 +216,16 @@ type compileArgs struct {
 	head
 	topology   unsafe.Pointer
 	program    unsafe.Pointer
-	options    unsafe.Pointer
-	optionsLen uintptr
+	options    span
 	client     unsafe.Pointer
 	executable unsafe.Pointer
 }
 
 type topologyCreateArgs struct {
 	head
-	name       unsafe.Pointer
-	nameLen    uintptr
-	options    unsafe.Pointer
-	numOptions uintptr
-	topology   unsafe.Pointer
+	name     span
+	options  span
+	topology unsafe.Pointer
 }
 
 type onReadyArgs struct {
@@ -241,19 +237,17 @@ type onReadyArgs struct {
 
 type bufferFromHostArgs struct {
 	head
-	client     unsafe.Pointer
-	data       unsafe.Pointer
-	kind       int32
-	dims       unsafe.Pointer
-	numDims    uintptr
-	strides    unsafe.Pointer
-	numStrides uintptr
-	semantics  int32
-	device     unsafe.Pointer
-	memory     unsafe.Pointer
-	layout     unsafe.Pointer
-	done       unsafe.Pointer
-	buffer     unsafe.Pointer
+	client    unsafe.Pointer
+	data      unsafe.Pointer
+	kind      int32
+	dims      span
+	strides   span
+	semantics int32
+	device    unsafe.Pointer
+	memory    unsafe.Pointer
+	layout    unsafe.Pointer
+	done      unsafe.Pointer
+	buffer    unsafe.Pointer
 }
 
 // The promises about host memory that PJRT_HostBufferSemantics lets a caller make.
@@ -268,8 +262,7 @@ type toHostArgs struct {
 	head
 	buffer unsafe.Pointer
 	layout unsafe.Pointer
-	dst    unsafe.Pointer
-	dstLen uintptr
+	dst    span
 	event  unsafe.Pointer
 }
 
@@ -279,30 +272,28 @@ type layoutTiled struct {
 	head
 	tiled struct {
 		head
-		minorToMajor    unsafe.Pointer
-		minorToMajorLen uintptr
-		tileDims        unsafe.Pointer
-		tileDimLens     unsafe.Pointer
-		numTiles        uintptr
+		minorToMajor span
+		tileDims     unsafe.Pointer
+		tileDimLens  unsafe.Pointer
+		numTiles     uintptr
 	}
 	kind int32 // 0: tiled
 }
 
 type executeOptions struct {
 	head
-	sendCallbacks   unsafe.Pointer
-	recvCallbacks   unsafe.Pointer
-	numSend         uintptr
-	numRecv         uintptr
-	launchID        int32
-	nonDonatable    unsafe.Pointer
-	numNonDonatable uintptr
-	context         unsafe.Pointer
-	callLocation    unsafe.Pointer
-	numTasks        uintptr
-	taskIDs         unsafe.Pointer
-	incarnations    unsafe.Pointer
-	tail            [8]uintptr // multi-slice, output callbacks: unused
+	sendCallbacks unsafe.Pointer
+	recvCallbacks unsafe.Pointer
+	numSend       uintptr
+	numRecv       uintptr
+	launchID      int32
+	nonDonatable  span
+	context       unsafe.Pointer
+	callLocation  unsafe.Pointer
+	numTasks      uintptr
+	taskIDs       unsafe.Pointer
+	incarnations  unsafe.Pointer
+	tail          [8]uintptr // multi-slice, output callbacks: unused
 }
 
 type executeArgs struct {
@@ -353,31 +344,22 @@ type optionalInt struct {
 	set   bool
 }
 
-type outputDimsArgs struct {
+// outputArgs is the argument of calls that give a list for each result, with its length.
+type outputArgs struct {
 	head
 	executable unsafe.Pointer
 	outputs    uintptr
-	dims       unsafe.Pointer
-	dimLens    unsafe.Pointer
-}
-
-type outputKindsArgs struct {
-	head
-	executable unsafe.Pointer
-	outputs    uintptr
-	kinds      unsafe.Pointer
+	items      unsafe.Pointer
 	lens       unsafe.Pointer
 }
 
 type loadArgs struct {
 	head
-	client     unsafe.Pointer
-	data       unsafe.Pointer
-	len        uintptr
-	loaded     unsafe.Pointer
-	options    unsafe.Pointer
-	optionsLen uintptr
-	load       unsafe.Pointer
+	client  unsafe.Pointer
+	data    span
+	loaded  unsafe.Pointer
+	options span
+	load    unsafe.Pointer
 }
 
 type processInfo struct {
@@ -386,15 +368,13 @@ type processInfo struct {
 	incarnation uint64
 	state       int32
 	code        int32
-	message     unsafe.Pointer
-	messageLen  uintptr
+	message     span
 }
 
 type updateProcessesArgs struct {
 	head
 	client unsafe.Pointer
-	infos  unsafe.Pointer
-	num    uintptr
+	infos  span
 }
 
 // bufferTypes are the numbers of PJRT_Buffer_Type.

@@ -52,45 +52,31 @@ func (d *Device) newBuffer(ptr unsafe.Pointer, shape dtype.Shape, m *Memory) *Bu
 }
 
 // acquire lends the C object to one call; release gives it back.
-func (b *Buffer) acquire() (unsafe.Pointer, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.state != bufferLive {
-		return nil, b.gone()
-	}
-	b.uses++
-	return b.ptr, nil
-}
+func (b *Buffer) acquire() (unsafe.Pointer, error) { return b.take(0, bufferLive) }
 
 // lend is acquire for the start of a run; giveBack ends it.
-func (b *Buffer) lend() (unsafe.Pointer, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.state != bufferLive {
-		return nil, b.gone()
-	}
-	b.uses++
-	b.runs++
-	return b.ptr, nil
-}
+func (b *Buffer) lend() (unsafe.Pointer, error) { return b.take(1, bufferLive) }
 
 // donate lends the C object to a run that consumes it: from now on nobody else gets it. A buffer
 // that another run is being started with cannot be consumed: some of that run's devices would find
 // it and some not, and those that did would wait for the others.
-func (b *Buffer) donate() (unsafe.Pointer, error) {
+func (b *Buffer) donate() (unsafe.Pointer, error) { return b.take(1, bufferDonated) }
+
+// take lends the C object to a call, which may start a run, and leaves the buffer in a state.
+func (b *Buffer) take(runs int, state bufferState) (unsafe.Pointer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.state != bufferLive {
 		return nil, b.gone()
 	}
-	if b.runs > 0 {
+	if state == bufferDonated && b.runs > 0 {
 		return nil, diag.New(diag.BufferGone,
 			"a buffer %s of device %d is to be donated while another run is started with it",
 			b.shape, b.device.ID).Try("donate it when that run has been started")
 	}
-	b.state = bufferDonated
+	b.state = state
 	b.uses++
-	b.runs++
+	b.runs += runs
 	return b.ptr, nil
 }
 
@@ -221,7 +207,7 @@ func (c *Client) FromHost(data []byte, shape dtype.Shape, d *Device, kind string
 		done = pin.Unpin
 	}
 	a := bufferFromHostArgs{client: c.ptr, data: bytesPointer(data), kind: elementType,
-		dims: slicePointer(shape.Dims), numDims: uintptr(len(shape.Dims)), semantics: int32(mode)}
+		dims: spanOf(shape.Dims), semantics: int32(mode)}
 	if kind == "" {
 		a.device = d.ptr
 	} else {
@@ -296,9 +282,8 @@ func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
 	var layout layoutTiled
 	layout.size = unsafe.Sizeof(layout)
 	layout.tiled.size = unsafe.Sizeof(layout.tiled)
-	layout.tiled.minorToMajor, layout.tiled.minorToMajorLen = slicePointer(minorToMajor), uintptr(rank)
-	a := toHostArgs{buffer: ptr, layout: unsafe.Pointer(&layout),
-		dst: bytesPointer(dst), dstLen: uintptr(len(dst))}
+	layout.tiled.minorToMajor = spanOf(minorToMajor)
+	a := toHostArgs{buffer: ptr, layout: unsafe.Pointer(&layout), dst: spanOf(dst)}
 	// The plugin writes to dst until the event, so dst stays pinned even if ctx ends first.
 	pin := new(runtime.Pinner)
 	pin.Pin(unsafe.SliceData(dst))
@@ -353,11 +338,11 @@ func (b *Buffer) Await(ctx context.Context) error {
 	}
 	defer b.release()
 	p := b.device.client.plugin
-	r := related{object: ptr}
-	if err := call(p, bufferReadyEvent, &r); err != nil {
+	ready, err := p.readRelated(bufferReadyEvent, ptr)
+	if err != nil {
 		return err
 	}
-	e := &Event{plugin: p, ptr: r.result}
+	e := &Event{plugin: p, ptr: ready}
 	defer e.Free()
 	return e.Await(ctx)
 }

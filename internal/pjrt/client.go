@@ -59,7 +59,7 @@ func (p *Plugin) NewClient(options []Option, kv KV) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := clientCreateArgs{options: opts.pointer(), numOptions: opts.len()}
+	a := clientCreateArgs{options: spanOf(opts.values)}
 	c := &Client{plugin: p, byPtr: map[unsafe.Pointer]*Device{}}
 	if kv != nil {
 		cb := p.calls()
@@ -83,25 +83,11 @@ func (p *Plugin) NewClient(options []Option, kv KV) (*Client, error) {
 
 func (c *Client) describe() (err error) {
 	p := c.plugin
-	if c.platform, err = p.readText(clientPlatformName, c.ptr); err != nil {
-		return err
-	}
-	if c.version, err = p.readText(clientPlatformVersion, c.ptr); err != nil {
-		return err
-	}
-	process, err := p.readNumber(clientProcessIndex, c.ptr)
-	if err != nil {
-		return err
-	}
-	c.process = int(int32(process))
-	all, err := c.readList(clientDevices, c.ptr)
-	if err != nil {
-		return err
-	}
-	usable, err := c.readList(clientAddressable, c.ptr)
-	if err != nil {
-		return err
-	}
+	c.platform = get(&err, p.readText, clientPlatformName, c.ptr)
+	c.version = get(&err, p.readText, clientPlatformVersion, c.ptr)
+	c.process = get(&err, p.readInt, clientProcessIndex, c.ptr)
+	all := get(&err, p.readList, clientDevices, c.ptr)
+	usable := get(&err, p.readList, clientAddressable, c.ptr)
 	for _, ptr := range all {
 		d, err := c.newDevice(ptr, slices.Contains(usable, ptr))
 		if err != nil {
@@ -113,29 +99,20 @@ func (c *Client) describe() (err error) {
 			c.local = append(c.local, d)
 		}
 	}
-	return nil
+	return err
 }
 
-func (c *Client) newDevice(ptr unsafe.Pointer, usable bool) (*Device, error) {
+func (c *Client) newDevice(ptr unsafe.Pointer, usable bool) (d *Device, err error) {
 	p := c.plugin
-	r := related{object: ptr}
-	if err := call(p, deviceDescription, &r); err != nil {
-		return nil, err
-	}
-	d := &Device{client: c, ptr: ptr, LocalID: -1}
-	id, err := p.readNumber(descriptionID, r.result)
+	d = &Device{client: c, ptr: ptr, LocalID: -1}
+	about := get(&err, p.readRelated, deviceDescription, ptr)
+	d.ID = get(&err, p.readInt, descriptionID, about)
+	d.Process = get(&err, p.readInt, descriptionProcess, about)
+	d.Kind = get(&err, p.readText, descriptionKind, about)
 	if err != nil {
 		return nil, err
 	}
-	process, err := p.readNumber(descriptionProcess, r.result)
-	if err != nil {
-		return nil, err
-	}
-	d.ID, d.Process = int(int32(id)), int(int32(process))
-	if d.Kind, err = p.readText(descriptionKind, r.result); err != nil {
-		return nil, err
-	}
-	attrs := counted{object: r.result}
+	attrs := counted{object: about}
 	if err := call(p, descriptionAttributes, &attrs); err != nil {
 		return nil, err
 	}
@@ -143,44 +120,16 @@ func (c *Client) newDevice(ptr unsafe.Pointer, usable bool) (*Device, error) {
 	if !usable {
 		return d, nil
 	}
-	local, err := p.readNumber(deviceLocalID, ptr)
-	if err != nil {
-		return nil, err
-	}
-	d.LocalID = int(int32(local))
-	return d, d.readMemories()
-}
-
-func (d *Device) readMemories() error {
-	p := d.client.plugin
-	ptrs, err := d.client.readList(deviceMemories, d.ptr)
-	if err != nil {
-		return err
-	}
-	r := related{object: d.ptr}
-	if err := call(p, deviceDefaultMemory, &r); err != nil {
-		return err
-	}
-	for _, ptr := range ptrs {
-		kind, err := p.readText(memoryKind, ptr)
-		if err != nil {
-			return err
-		}
-		m := &Memory{Kind: kind, ptr: ptr}
+	d.LocalID = get(&err, p.readInt, deviceLocalID, ptr)
+	own := get(&err, p.readRelated, deviceDefaultMemory, ptr)
+	for _, ptr := range get(&err, p.readList, deviceMemories, ptr) {
+		m := &Memory{Kind: get(&err, p.readText, memoryKind, ptr), ptr: ptr}
 		d.memories = append(d.memories, m)
-		if ptr == r.result {
+		if ptr == own {
 			d.memory = m
 		}
 	}
-	return nil
-}
-
-func (c *Client) readList(s slot, object unsafe.Pointer) ([]unsafe.Pointer, error) {
-	a := list{object: object}
-	if err := call(c.plugin, s, &a); err != nil {
-		return nil, err
-	}
-	return slices.Clone(unsafe.Slice((*unsafe.Pointer)(a.items), int(a.len))), nil
+	return d, err
 }
 
 // Platform names the kind of devices, such as "cpu" or "cuda".
@@ -277,10 +226,10 @@ func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 	for i, in := range infos {
 		raw[i] = processInfo{size: unsafe.Sizeof(raw[i]), task: int32(in.Task),
 			incarnation: in.Incarnation, state: int32(in.State), code: int32(in.Code),
-			message: stringPointer(in.Message), messageLen: uintptr(len(in.Message))}
+			message: textSpan(in.Message)}
 	}
-	return call(c.plugin, clientUpdateProcesses,
-		&updateProcessesArgs{client: c.ptr, infos: slicePointer(raw), num: uintptr(len(raw))})
+	a := updateProcessesArgs{client: c.ptr, infos: spanOf(raw)}
+	return call(c.plugin, clientUpdateProcesses, &a)
 }
 
 // Close ends the client: calls on it are errors from now on. What it owns in C goes when the last

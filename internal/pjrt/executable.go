@@ -117,12 +117,12 @@ func (x *Executable) Optimized() (m *hlo.Module, err error) {
 		if err := call(x.plugin, executableOptimized, &a); err != nil {
 			return err
 		}
-		code := make([]byte, program.codeLen)
-		program.code = bytesPointer(code)
+		code := make([]byte, program.code.len)
+		program.code.data = bytesPointer(code)
 		if err := call(x.plugin, executableOptimized, &a); err != nil {
 			return err
 		}
-		m, err = hlo.Read(copyString(program.format, program.formatLen), code)
+		m, err = hlo.Read(program.format.String(), code)
 		return err
 	})
 	return m, err
@@ -145,26 +145,26 @@ func (x *Executable) Serialize() (data []byte, err error) {
 func (x *Executable) results() (shapes []dtype.Shape, memories []string, err error) {
 	err = x.use(func(ptr unsafe.Pointer) error {
 		// XLA:CPU does not tell: then all results lie in the default memory.
-		places := outputKindsArgs{executable: ptr}
+		places := outputArgs{executable: ptr}
 		if err := call(x.plugin, executableMemories, &places); err == nil {
-			kinds := unsafe.Slice((*unsafe.Pointer)(places.kinds), int(places.outputs))
+			kinds := unsafe.Slice((*unsafe.Pointer)(places.items), int(places.outputs))
 			for i, n := range unsafe.Slice((*uintptr)(places.lens), int(places.outputs)) {
-				memories = append(memories, copyString(kinds[i], n))
+				memories = append(memories, span{kinds[i], n}.String())
 			}
 		}
 		types := list{object: ptr}
 		if err := call(x.plugin, executableOutputTypes, &types); err != nil {
 			return err
 		}
-		dims := outputDimsArgs{executable: ptr}
+		dims := outputArgs{executable: ptr}
 		if err := call(x.plugin, executableOutputDims, &dims); err != nil {
 			return err
 		}
-		lens := unsafe.Slice((*uintptr)(dims.dimLens), int(dims.outputs))
+		lens := unsafe.Slice((*uintptr)(dims.lens), int(dims.outputs))
 		at := 0
-		for i, kind := range unsafe.Slice((*int32)(types.items), int(types.len)) {
+		for i, kind := range unsafe.Slice((*int32)(types.data), int(types.len)) {
 			n := int(lens[i])
-			all := unsafe.Slice((*int64)(dims.dims), at+n)
+			all := unsafe.Slice((*int64)(dims.items), at+n)
 			shapes = append(shapes, dtype.Shape{Type: typeOfBuffer(kind), Dims: slices.Clone(all[at:])})
 			at += n
 		}
@@ -192,8 +192,7 @@ func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := clientCompileArgs{client: c.ptr, program: unsafe.Pointer(program),
-		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	a := clientCompileArgs{client: c.ptr, program: unsafe.Pointer(program), options: spanOf(options)}
 	if err := call(c.plugin, clientCompile, &a); err != nil {
 		return nil, compileError(err)
 	}
@@ -211,8 +210,7 @@ func (c *Client) Load(data []byte, o CompileOptions, sig Signature) (*Loaded, er
 	if err != nil {
 		return nil, err
 	}
-	a := loadArgs{client: c.ptr, data: bytesPointer(data), len: uintptr(len(data)),
-		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	a := loadArgs{client: c.ptr, data: spanOf(data), options: spanOf(options)}
 	if err := call(c.plugin, deserializeAndLoad, &a); err != nil {
 		return nil, compileError(err)
 	}
@@ -223,9 +221,7 @@ func newProgram(code []byte) (*programArgs, error) {
 	if len(code) == 0 {
 		return nil, diag.New(diag.ProgramText, "the program is empty")
 	}
-	const format = "mlir"
-	p := &programArgs{code: bytesPointer(code), codeLen: uintptr(len(code)),
-		format: stringPointer(format), formatLen: uintptr(len(format))}
+	p := &programArgs{code: spanOf(code), format: textSpan("mlir")}
 	p.size = unsafe.Sizeof(*p)
 	return p, nil
 }
@@ -280,7 +276,7 @@ func (p *Plugin) NewTopology(options []Option) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := topologyCreateArgs{options: opts.pointer(), numOptions: opts.len()}
+	a := topologyCreateArgs{options: spanOf(opts.values)}
 	err = call(p, topologyCreate, &a)
 	runtime.KeepAlive(opts)
 	if err != nil {
@@ -316,8 +312,7 @@ func (t *Topology) Compile(code []byte, o CompileOptions) (*Executable, error) {
 	if t.ptr == nil {
 		return nil, diag.New(diag.BufferGone, "the topology was freed")
 	}
-	a := compileArgs{topology: t.ptr, program: unsafe.Pointer(program),
-		options: bytesPointer(options), optionsLen: uintptr(len(options))}
+	a := compileArgs{topology: t.ptr, program: unsafe.Pointer(program), options: spanOf(options)}
 	if err := call(t.plugin, compileTopology, &a); err != nil {
 		return nil, compileError(err)
 	}

@@ -38,12 +38,11 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 			x = nil
 		}
 	}()
-	r := related{object: ptr}
-	if err = call(c.plugin, loadedExecutable, &r); err != nil {
-		return x, err
+	program := get(&err, c.plugin.readRelated, loadedExecutable, ptr)
+	ptrs := get(&err, c.plugin.readList, loadedDevices, ptr)
+	if program != nil {
+		x.Executable = &Executable{plugin: c.plugin, ptr: program}
 	}
-	x.Executable = &Executable{plugin: c.plugin, ptr: r.result}
-	ptrs, err := c.readList(loadedDevices, ptr)
 	if err != nil {
 		return x, err
 	}
@@ -57,7 +56,7 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 		x.sig = *known
 		// The plugin writes as many results as it knows of, so a signature that says otherwise,
 		// from a damaged cache, must not size the memory it writes to.
-		n, err := c.plugin.readNumber(executableOutputs, r.result)
+		n, err := c.plugin.readNumber(executableOutputs, program)
 		if err != nil || int(n) != len(known.Results) || len(known.Donates) != len(known.Params) {
 			return x, diag.New(diag.CacheFailed, "the program and its description differ")
 		}
@@ -275,7 +274,7 @@ func (x *Loaded) lend(f *frame, args [][]*Buffer, keep []int) error {
 	for _, k := range keep {
 		f.keep = append(f.keep, int64(k))
 	}
-	f.options.nonDonatable, f.options.numNonDonatable = slicePointer(f.keep), uintptr(len(f.keep))
+	f.options.nonDonatable = spanOf(f.keep)
 	for d, list := range args {
 		if len(list) != len(params) {
 			return diag.New(diag.ArgumentCount, "the program takes %d arguments; device %d got %d",

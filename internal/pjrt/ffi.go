@@ -39,25 +39,21 @@ type Handler func(*Call) error
 
 // Layout of the typed FFI (xla/ffi/api/c_api.h, version 0.1 to 0.4; later versions append).
 type (
-	ffiHead struct {
-		size      uintptr
-		extension unsafe.Pointer
-	}
 	ffiArrayList struct { // XLA_FFI_Args and XLA_FFI_Rets
-		ffiHead
+		head
 		len   int64
 		types unsafe.Pointer
 		items unsafe.Pointer
 	}
 	ffiAttrs struct {
-		ffiHead
+		head
 		len   int64
 		types unsafe.Pointer
 		names unsafe.Pointer
 		items unsafe.Pointer
 	}
 	ffiFrame struct {
-		ffiHead
+		head
 		api   unsafe.Pointer
 		ctx   unsafe.Pointer
 		stage int32
@@ -66,7 +62,7 @@ type (
 		attrs ffiAttrs
 	}
 	ffiBuffer struct {
-		ffiHead
+		head
 		kind int32
 		data unsafe.Pointer
 		rank int64
@@ -79,33 +75,20 @@ type (
 		metadata *struct {
 			size    uintptr
 			version struct {
-				ffiHead
+				head
 				major, minor int32
 			}
 			traits uint32
 		}
-	}
-	ffiSpan struct {
-		data unsafe.Pointer
-		len  uintptr
 	}
 	ffiScalar struct {
 		kind  int32
 		value unsafe.Pointer
 	}
 	ffiErrorCreate struct {
-		ffiHead
+		head
 		message unsafe.Pointer
 		code    int32
-	}
-	ffiErrorDestroy struct {
-		ffiHead
-		status unsafe.Pointer
-	}
-	ffiOrdinal struct {
-		ffiHead
-		ctx     unsafe.Pointer
-		ordinal int32
 	}
 )
 
@@ -161,14 +144,11 @@ func (p *Plugin) Register(target, platform string, h Handler) error {
 	// This structure has no extension pointer, unlike all others.
 	a := struct {
 		size         uintptr
-		target       unsafe.Pointer
-		targetLen    uintptr
+		target       span
 		handler      uintptr
-		platform     unsafe.Pointer
-		platformLen  uintptr
+		platform     span
 		traits, _pad int32
-	}{target: stringPointer(target), targetLen: uintptr(len(target)), handler: entry,
-		platform: stringPointer(name), platformLen: uintptr(len(name))}
+	}{target: textSpan(target), handler: entry, platform: textSpan(name)}
 	a.size = unsafe.Sizeof(a)
 	status := first(purego.SyscallN(ffi.register[2], uintptr(unsafe.Pointer(&a))))
 	runtime.KeepAlive(name)
@@ -253,15 +233,15 @@ func (f *ffiFrame) device() int {
 	if fn == 0 {
 		return -1
 	}
-	a := ffiOrdinal{ctx: f.ctx}
+	a := number{object: f.ctx}
 	a.size = unsafe.Sizeof(a)
 	if status := first(purego.SyscallN(fn, uintptr(unsafe.Pointer(&a)))); status != 0 {
-		d := ffiErrorDestroy{status: pointer(status)}
+		d := one{object: pointer(status)}
 		d.size = unsafe.Sizeof(d)
 		purego.SyscallN(f.function(ffiSlotErrorDestroy), uintptr(unsafe.Pointer(&d)))
 		return -1
 	}
-	return int(a.ordinal)
+	return int(int32(a.value))
 }
 
 func (l *ffiArrayList) arrays(onHost bool) []HostArray {
@@ -284,14 +264,13 @@ func (a *ffiAttrs) read() map[string]any {
 	}
 	out := make(map[string]any, a.len)
 	types := unsafe.Slice((*int32)(a.types), int(a.len))
-	names := unsafe.Slice((**ffiSpan)(a.names), int(a.len))
+	names := unsafe.Slice((**span)(a.names), int(a.len))
 	items := unsafe.Slice((*unsafe.Pointer)(a.items), int(a.len))
 	for i, kind := range types {
-		name := copyString(names[i].data, names[i].len)
+		name := names[i].String()
 		switch kind {
 		case ffiAttrString:
-			s := (*ffiSpan)(items[i])
-			out[name] = copyString(s.data, s.len)
+			out[name] = (*span)(items[i]).String()
 		case ffiAttrScalar:
 			out[name] = readScalar((*ffiScalar)(items[i]))
 		}

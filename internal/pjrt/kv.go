@@ -23,11 +23,8 @@ type KV interface {
 	Put(key string, value []byte) error
 }
 
-type kvGetArgs struct {
-	head
-	key       unsafe.Pointer
-	keyLen    uintptr
-	timeoutMS int32
+// kvQuery is the end of what asks for a key: how to make an error, and the answer.
+type kvQuery struct {
 	makeError unsafe.Pointer
 	userArg   uintptr
 	// value is where C finds the answer. It is no Go pointer to the garbage collector: the slot is
@@ -35,56 +32,50 @@ type kvGetArgs struct {
 	value    uintptr
 	valueLen uintptr
 	release  uintptr
+}
+
+type kvGetArgs struct {
+	head
+	key       span
+	timeoutMS int32
+	kvQuery
 }
 
 type kvTryGetArgs struct {
 	head
-	key       unsafe.Pointer
-	keyLen    uintptr
-	makeError unsafe.Pointer
-	userArg   uintptr
-	// value is where C finds the answer. It is no Go pointer to the garbage collector: the slot is
-	// C's, and what C left in it must not be looked at.
-	value    uintptr
-	valueLen uintptr
-	release  uintptr
+	key span
+	kvQuery
 }
 
 type kvPutArgs struct {
 	head
-	key       unsafe.Pointer
-	keyLen    uintptr
-	value     unsafe.Pointer
-	valueLen  uintptr
-	makeError unsafe.Pointer
-	userArg   uintptr
+	key, value span
+	makeError  unsafe.Pointer
+	userArg    uintptr
 }
 
 func (c *callbacks) get(a *kvGetArgs) uintptr {
 	timeout := time.Duration(a.timeoutMS) * time.Millisecond
-	value, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
-		return store.Get(copyString(a.key, a.keyLen), timeout)
+	return c.answer(&a.kvQuery, func(store KV) ([]byte, error) {
+		return store.Get(a.key.String(), timeout)
 	})
-	if status == 0 {
-		a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
-	}
-	return status
 }
 
 func (c *callbacks) tryGet(a *kvTryGetArgs) uintptr {
-	value, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
-		return store.TryGet(copyString(a.key, a.keyLen))
-	})
+	return c.answer(&a.kvQuery, func(store KV) ([]byte, error) { return store.TryGet(a.key.String()) })
+}
+
+func (c *callbacks) answer(q *kvQuery, get func(KV) ([]byte, error)) uintptr {
+	value, status := c.ask(q.makeError, q.userArg, get)
 	if status == 0 {
-		a.value, a.valueLen, a.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
+		q.value, q.valueLen, q.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
 	}
 	return status
 }
 
 func (c *callbacks) put(a *kvPutArgs) uintptr {
 	_, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
-		value := []byte(copyString(a.value, a.valueLen))
-		return nil, store.Put(copyString(a.key, a.keyLen), value)
+		return nil, store.Put(a.key.String(), []byte(a.value.String()))
 	})
 	return status
 }

@@ -141,7 +141,7 @@ type named struct {
 func newNamed(options []Option) (*named, error) {
 	n := &named{}
 	for _, o := range options {
-		v := namedValue{name: stringPointer(o.Name), nameLen: uintptr(len(o.Name)), len: 1}
+		v := namedValue{name: textSpan(o.Name), len: 1}
 		v.size = unsafe.Sizeof(v)
 		n.keep = append(n.keep, o.Name, o.Value)
 		switch x := o.Value.(type) {
@@ -166,17 +166,14 @@ func newNamed(options []Option) (*named, error) {
 	return n, nil
 }
 
-func (n *named) pointer() unsafe.Pointer { return slicePointer(n.values) }
-func (n *named) len() uintptr            { return uintptr(len(n.values)) }
-
 // readNamed copies a list of attributes out of C memory.
 func readNamed(items unsafe.Pointer, n uintptr) map[string]any {
 	out := make(map[string]any, n)
 	for _, v := range unsafe.Slice((*namedValue)(items), int(n)) {
-		name := copyString(v.name, v.nameLen)
+		name := v.name.String()
 		switch v.kind {
 		case namedString:
-			out[name] = copyString(pointer(v.value), v.len)
+			out[name] = span{pointer(v.value), v.len}.String()
 		case namedInt64:
 			out[name] = int64(v.value)
 		case namedInt64List:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -232,13 +233,13 @@ func (p *Plugin) takeError(status unsafe.Pointer) error {
 }
 
 func (p *Plugin) readStatus(status unsafe.Pointer) *Status {
-	m := text{object: status}
+	m := list{object: status}
 	m.size = unsafe.Sizeof(m)
 	purego.SyscallN(p.function(errorMessage), uintptr(unsafe.Pointer(&m)))
 	c := number{object: status}
 	c.size = unsafe.Sizeof(c)
 	purego.SyscallN(p.function(errorGetCode), uintptr(unsafe.Pointer(&c)))
-	s := &Status{Code: int(c.value), Message: copyString(m.data, m.len)}
+	s := &Status{Code: int(c.value), Message: m.String()}
 	d := one{object: status}
 	d.size = unsafe.Sizeof(d)
 	purego.SyscallN(p.function(errorDestroy), uintptr(unsafe.Pointer(&d)))
@@ -247,11 +248,11 @@ func (p *Plugin) readStatus(status unsafe.Pointer) *Status {
 
 // readText runs a call that gives a string of an object.
 func (p *Plugin) readText(s slot, object unsafe.Pointer) (string, error) {
-	a := text{object: object}
+	a := list{object: object}
 	if err := call(p, s, &a); err != nil {
 		return "", err
 	}
-	return copyString(a.data, a.len), nil
+	return a.String(), nil
 }
 
 // readNumber runs a call that gives a small number of an object.
@@ -259,6 +260,26 @@ func (p *Plugin) readNumber(s slot, object unsafe.Pointer) (int64, error) {
 	a := number{object: object}
 	err := call(p, s, &a)
 	return a.value, err
+}
+
+// readInt is readNumber where C stores an int32.
+func (p *Plugin) readInt(s slot, object unsafe.Pointer) (int, error) {
+	n, err := p.readNumber(s, object)
+	return int(int32(n)), err
+}
+
+// readList runs a call that gives objects of an object.
+func (p *Plugin) readList(s slot, object unsafe.Pointer) ([]unsafe.Pointer, error) {
+	a := list{object: object}
+	err := call(p, s, &a)
+	return slices.Clone(unsafe.Slice((*unsafe.Pointer)(a.data), int(a.len))), err
+}
+
+// readRelated runs a call that gives another object of an object.
+func (p *Plugin) readRelated(s slot, object unsafe.Pointer) (unsafe.Pointer, error) {
+	a := related{object: object}
+	err := call(p, s, &a)
+	return a.result, err
 }
 
 // destroy runs a call that ends an object. Destructors only fail on misuse that the Go types
@@ -276,8 +297,13 @@ func pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.
 
 func first(r, _, _ uintptr) uintptr { return r }
 
-func copyString(data unsafe.Pointer, n uintptr) string {
-	return strings.Clone(unsafe.String((*byte)(data), int(n)))
+// get reads a property of an object, unless something was wrong before.
+func get[T any](err *error, read func(slot, unsafe.Pointer) (T, error), s slot,
+	object unsafe.Pointer) (v T) {
+	if *err == nil {
+		v, *err = read(s, object)
+	}
+	return v
 }
 
 func bytesPointer(b []byte) unsafe.Pointer     { return unsafe.Pointer(unsafe.SliceData(b)) }
