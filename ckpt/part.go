@@ -1,13 +1,10 @@
 package ckpt
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,63 +69,21 @@ func (d *Draft) plan(file string, have []Tensor, list []Slice) ([]planned, error
 	return parts, nil
 }
 
-// header writes the header of a part file, as the safetensors package would. That package writes a
-// whole file in order and hashes it once more; here parts are written at their places, side by
-// side, and each has a hash of its own.
+// header writes the header of a part file. Package safetensors writes a whole file in order and
+// hashes it once more; here parts are written at their places, side by side, and each has a hash of
+// its own.
 func header(parts []planned) ([]byte, error) {
-	var b bytes.Buffer
-	b.Write(make([]byte, 8))
-	b.WriteByte('{')
-	at, seen, types := int64(0), map[string]bool{}, map[dtype.DType]string{}
+	items, seen := make([]safetensors.Item, len(parts)), map[string]bool{}
 	for i, p := range parts {
 		if seen[p.key] {
 			return nil, diag.New(diag.CheckpointTensor, "two slices would be called %s", human.Quote(p.key))
 		}
 		seen[p.key] = true
-		if types[p.tensor.DType] == "" {
-			spelled, err := spelling(p.tensor.DType)
-			if err != nil {
-				return nil, err
-			}
-			types[p.tensor.DType] = spelled
-		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		key, err := json.Marshal(p.key)
-		if err != nil {
-			return nil, err
-		}
-		fmt.Fprintf(&b, `%s:{"dtype":%s,"shape":%s,"data_offsets":[%d,%d]}`, key,
-			types[p.tensor.DType], list(p.part.Size), at, at+p.part.Bytes)
-		at += p.part.Bytes
+		items[i] = safetensors.Item{Name: p.key, Data: safetensors.FromBytes(nil),
+			Shape: dtype.Shape{Type: p.tensor.DType, Dims: p.part.Size}}
 	}
-	b.WriteByte('}')
-	for b.Len()%8 != 0 {
-		b.WriteByte(' ')
-	}
-	binary.LittleEndian.PutUint64(b.Bytes(), uint64(b.Len()-8))
-	return b.Bytes(), nil
-}
-
-// spelling asks the safetensors package what its files call an element type, in quotes, so that
-// one package alone has the list. A type that the format does not have is its error.
-func spelling(d dtype.DType) (string, error) {
-	var b bytes.Buffer
-	_, err := safetensors.Write(&b, []safetensors.Item{{Name: "x",
-		Shape: dtype.Shape{Type: d, Dims: []int64{0}}, Data: safetensors.FromBytes(nil)}}, nil)
-	if err != nil {
-		return "", err
-	}
-	var head struct {
-		X struct {
-			DType json.RawMessage `json:"dtype"`
-		} `json:"x"`
-	}
-	if err := json.Unmarshal(b.Bytes()[8:], &head); err != nil {
-		return "", err
-	}
-	return string(head.X.DType), nil
+	head, _, err := safetensors.Header(items, nil)
+	return head, err
 }
 
 // writeFile writes and syncs one part file and fills in the hashes of its parts.

@@ -161,10 +161,8 @@ func (r *repeatGrad) back(dout []*Value) []*Value {
 	given := map[string]bool{}
 	// Gradients of the carries come first: each round takes them from the round after it.
 	var carryOut []*Value
-	for k, i := range r.wrt {
-		if i >= r.carries {
-			continue
-		}
+	own, stacked := r.parts()
+	for k, i := range r.wrt[:own] {
 		v := r.grad.Forward.Results[i]
 		seed := dout[i]
 		if seed == nil {
@@ -181,23 +179,14 @@ func (r *repeatGrad) back(dout []*Value) []*Value {
 	}
 	// What every round saw gets the sum of the gradients of all rounds.
 	names := newFresh(bw)
-	for k, i := range r.wrt {
-		if i < r.carries+r.stacked {
-			continue
-		}
-		t := bw.Results[k].Type
+	for _, v := range bw.Results[own+stacked:] {
+		t := v.Type
 		sum := &Value{Name: names.name("total"), Type: t, Role: Residual}
-		add := &Op{Kind: "add", In: []*Value{sum, bw.Results[k]}}
+		add := &Op{Kind: "add", In: []*Value{sum, v}}
 		add.Out = []*Value{{Name: names.name("add"), Type: t, def: add}}
 		nb.Inputs, nb.Ops = append(nb.Inputs, sum), append(slices.Clip(nb.Ops), add)
 		carries = append(carries, b.Fill(t, 0))
 		carryOut = append(carryOut, add.Out[0])
-	}
-	var laid []*Value
-	for k, i := range r.wrt {
-		if i >= r.carries && i < r.carries+r.stacked {
-			laid = append(laid, bw.Results[k])
-		}
 	}
 	for _, v := range bw.Inputs {
 		if given[v.Name] {
@@ -210,12 +199,23 @@ func (r *repeatGrad) back(dout []*Value) []*Value {
 		}
 	}
 	nb.Inputs = slices.Concat(nb.Inputs, stackIn, restIn)
-	nb.Results = append(carryOut, laid...)
+	nb.Results = append(carryOut, bw.Results[own:own+stacked]...)
 	a := attrs(map[string]any{"n": r.op.Attrs.Int("n"), "carries": len(carries),
 		"stacked": len(stacks), "reverse": !r.op.Attrs.Bool("reverse"),
 		"first": r.op.Attrs.get("first")})
 	out := b.op("repeat", a, nb, slices.Concat(carries, stacks, rest)...)
-	return r.deal(out, len(carries))
+	grads := make([]*Value, len(r.op.In))
+	for k, i := range slices.Concat(r.wrt[:own], r.wrt[own+stacked:], r.wrt[own:own+stacked]) {
+		grads[i] = out[k]
+	}
+	return grads
+}
+
+// parts counts, of the arguments that get a gradient, the carries and the stacks after them.
+func (r *repeatGrad) parts() (own, stacked int) {
+	own, _ = slices.BinarySearch(r.wrt, r.carries)
+	to, _ := slices.BinarySearch(r.wrt, r.carries+r.stacked)
+	return own, to - own
 }
 
 // source finds what an input of the backward body is in the outer backward graph.
@@ -237,30 +237,6 @@ func (r *repeatGrad) source(v *Value, dout []*Value) (outer *Value, stack bool) 
 		return nil, false
 	}
 	return r.d.use(r.op.In[i]), i >= r.carries && i < r.carries+r.stacked
-}
-
-// deal hands the results of the backward repeat to the arguments of the forward one.
-func (r *repeatGrad) deal(out []*Value, carries int) []*Value {
-	grads := make([]*Value, len(r.op.In))
-	at, stackAt := 0, carries
-	for _, part := range []func(i int) bool{
-		func(i int) bool { return i < r.carries },
-		func(i int) bool { return i >= r.carries+r.stacked },
-	} {
-		for _, i := range r.wrt {
-			if part(i) {
-				grads[i] = out[at]
-				at++
-			}
-		}
-	}
-	for _, i := range r.wrt {
-		if i >= r.carries && i < r.carries+r.stacked {
-			grads[i] = out[stackAt]
-			stackAt++
-		}
-	}
-	return grads
 }
 
 // dual is the type of a value's gradient.

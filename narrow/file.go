@@ -1,17 +1,11 @@
 package narrow
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -19,39 +13,17 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/safetensors"
 )
 
 // A file is one file of the output: what it holds, and where.
 type file struct {
 	name    string
 	works   []work
-	outputs []*output // in the order in which they stand
+	outputs map[string]*output // by name
 	header  []byte
 	size    int64
 	rows    []Tensor // when it is done
-}
-
-// typeNames are the element types that are written, as the format spells them, the widest first. In
-// this order, and by name within it, every tensor is aligned, and the reference library has the
-// same one (see package safetensors).
-var typeNames = []struct {
-	t    dtype.DType
-	name string
-}{
-	{dtype.U64, "U64"}, {dtype.S64, "I64"}, {dtype.F64, "F64"}, {dtype.C64, "C64"},
-	{dtype.F32, "F32"}, {dtype.U32, "U32"}, {dtype.S32, "I32"}, {dtype.BF16, "BF16"},
-	{dtype.F16, "F16"}, {dtype.U16, "U16"}, {dtype.S16, "I16"}, {dtype.F8E8M0FNU, "F8_E8M0"},
-	{dtype.F8E4M3FN, "F8_E4M3"}, {dtype.F8E5M2, "F8_E5M2"}, {dtype.S8, "I8"}, {dtype.U8, "U8"},
-	{dtype.F4E2M1FN, "F4"}, {dtype.Pred, "BOOL"},
-}
-
-func typeRank(t dtype.DType) int {
-	for i, row := range typeNames {
-		if row.t == t {
-			return i
-		}
-	}
-	return -1
 }
 
 // deal cuts the work into files, in its order.
@@ -82,47 +54,27 @@ func deal(works []work, limit int64) ([]*file, error) {
 	return files, nil
 }
 
-// arrange gives every output its place, and writes the header. Package safetensors writes files
+// arrange gives every output its place. Package safetensors writes files
 // from their beginning to their end; here the scales of a tensor are known with its elements, far
 // apart in the file, so pieces are written to where they belong.
 func (f *file) arrange() error {
+	f.outputs = map[string]*output{}
+	var items []safetensors.Item
 	for _, w := range f.works {
-		f.outputs = append(f.outputs, w.outputs()...)
-	}
-	slices.SortFunc(f.outputs, func(a, b *output) int {
-		return cmp.Or(cmp.Compare(typeRank(a.shape.Type), typeRank(b.shape.Type)),
-			strings.Compare(a.name, b.name))
-	})
-	var h bytes.Buffer
-	h.Write(make([]byte, 8))
-	h.WriteString(`{"__metadata__":{"format":"pt"}`)
-	at := int64(0)
-	for _, o := range f.outputs {
-		name, err := json.Marshal(o.name)
-		if err != nil {
-			return err
+		for _, o := range w.outputs() {
+			f.outputs[o.name] = o
+			items = append(items, safetensors.Item{Name: o.name, Shape: o.shape,
+				Data: safetensors.FromBytes(nil)})
 		}
-		rank := typeRank(o.shape.Type)
-		if rank < 0 {
-			return diag.New(diag.WeightType, "%s is %s, which is not written", o.name, o.shape.Type)
-		}
-		dims := strings.ReplaceAll(strings.Trim(fmt.Sprint(o.shape.Dims), "[]"), " ", ",")
-		end := at + o.shape.Bytes()
-		fmt.Fprintf(&h, `,%s:{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}`, name,
-			typeNames[rank].name, dims, at, end)
-		o.at, at = at, end
 	}
-	h.WriteByte('}')
-	for h.Len()%8 != 0 {
-		h.WriteByte(' ')
+	safetensors.Sort(items)
+	header, _, err := safetensors.Header(items, map[string]string{"format": "pt"})
+	f.header, f.size = header, int64(len(header))
+	for _, item := range items {
+		f.outputs[item.Name].at = f.size
+		f.size += item.Shape.Bytes()
 	}
-	binary.LittleEndian.PutUint64(h.Bytes(), uint64(h.Len()-8))
-	f.header = h.Bytes()
-	for _, o := range f.outputs {
-		o.at += int64(len(f.header))
-	}
-	f.size = int64(len(f.header)) + at
-	return nil
+	return err
 }
 
 // run writes the files that are not there yet. While the disk takes the end of one, the next is

@@ -150,14 +150,26 @@ func (m *meter) Write(p []byte) (int, error) {
 // arrange checks the items, orders them and writes the header. Wider element types come first:
 // the format has no padding between tensors, so this order alone keeps them aligned.
 func arrange(items []Item, metadata map[string]string) (layout, error) {
-	if err := check(items, metadata); err != nil {
-		return layout{}, err
-	}
 	items = slices.Clone(items)
+	Sort(items)
+	header, data, err := Header(items, metadata)
+	return layout{header, items, data, metadata}, err
+}
+
+// Sort puts tensors in the order of the reference library, in which all are aligned.
+func Sort(items []Item) {
 	slices.SortFunc(items, func(a, b Item) int {
 		return cmp.Or(cmp.Compare(typeRank(b.Shape.Type), typeRank(a.Shape.Type)),
 			strings.Compare(a.Name, b.Name))
 	})
+}
+
+// Header gives the beginning of a file whose tensors follow it in the order of the items, and the
+// bytes of these. It is for whoever does not write them one after the other; sources are not asked.
+func Header(items []Item, metadata map[string]string) (header []byte, data int64, err error) {
+	if err := check(items, metadata); err != nil {
+		return nil, 0, err
+	}
 	var h bytes.Buffer
 	h.Write(make([]byte, prefixBytes))
 	h.WriteByte('{')
@@ -174,7 +186,7 @@ func arrange(items []Item, metadata map[string]string) (layout, error) {
 	for _, it := range items {
 		size, _ := span(it.Shape)
 		if at+size < at {
-			return layout{}, diag.New(codeCaller, "the tensors' sizes overflow")
+			return nil, 0, diag.New(codeCaller, "the tensors' sizes overflow")
 		}
 		dims := make([]string, len(it.Shape.Dims))
 		for i, d := range it.Shape.Dims {
@@ -191,11 +203,11 @@ func arrange(items []Item, metadata map[string]string) (layout, error) {
 	}
 	n := h.Len() - prefixBytes
 	if n > maxHeader {
-		return layout{}, diag.New(codeCaller, "the header would have %d bytes; at most %d are read",
+		return nil, 0, diag.New(codeCaller, "the header would have %d bytes; at most %d are read",
 			n, maxHeader).Try("spread the tensors over several files")
 	}
 	binary.LittleEndian.PutUint64(h.Bytes(), uint64(n))
-	return layout{h.Bytes(), items, at, metadata}, nil
+	return h.Bytes(), at, nil
 }
 
 // check refuses what the reader would refuse.

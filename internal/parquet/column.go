@@ -99,35 +99,11 @@ const (
 
 func readHeader(t *thrift) (h header, err error) {
 	h.repEncoding, h.defCoding = rle, rle
-	numbers := func(to map[int]*int64) {
-		t.each(func(id int, typ byte) bool {
-			if p := to[id]; p != nil {
-				*p = t.int()
-				return true
-			}
-			h.plain = h.plain || id == 7 && typ == 2
-			return false
-		})
-	}
-	t.each(func(id int, _ byte) bool {
-		switch id {
-		case 1:
-			h.kind = t.int()
-		case 2:
-			h.size = t.int()
-		case 3:
-			h.packed = t.int()
-		case 5:
-			numbers(map[int]*int64{1: &h.values, 2: &h.encoding, 3: &h.defCoding, 4: &h.repEncoding})
-		case 7:
-			numbers(map[int]*int64{1: &h.values, 2: &h.encoding})
-		case 8:
-			numbers(map[int]*int64{1: &h.values, 4: &h.encoding, 5: &h.defs, 6: &h.reps})
-		default:
-			return false
-		}
-		return true
-	})
+	page := func(to map[int]any) func() { return func() { t.into(to) } }
+	t.into(map[int]any{1: &h.kind, 2: &h.size, 3: &h.packed,
+		5: page(map[int]any{1: &h.values, 2: &h.encoding, 3: &h.defCoding, 4: &h.repEncoding}),
+		7: page(map[int]any{1: &h.values, 2: &h.encoding}),
+		8: page(map[int]any{1: &h.values, 4: &h.encoding, 5: &h.defs, 6: &h.reps, 7: &h.plain})})
 	return h, t.failed()
 }
 

@@ -77,14 +77,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	}
 	f.footer = io.NewSectionReader(r, size-8-n, n)
 	var schema []element
-	err := f.metadata(func(t *thrift, id int) bool {
-		if id != 2 {
-			return false
-		}
-		schema = readSchema(t)
-		return true
-	})
-	if err != nil {
+	if err := f.metadata(2, func(t *thrift) { schema = readSchema(t) }); err != nil {
 		return nil, err
 	}
 	if err := f.leaves(schema); err != nil {
@@ -93,23 +86,20 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	return f, nil
 }
 
-// metadata walks over the fields of the footer.
-func (f *File) metadata(field func(t *thrift, id int) bool) error {
+// metadata reads one field of the footer.
+func (f *File) metadata(id int, read func(t *thrift)) error {
 	if _, err := f.footer.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
 	t := newThrift(f.footer, f.footer.Size())
-	t.each(func(id int, _ byte) bool { return field(t, id) })
+	t.into(map[int]any{id: func() { read(t) }})
 	return t.failed()
 }
 
 // Select finds where the values of some leaves are; Groups is known from then on.
 func (f *File) Select(leaves ...int) error {
 	f.selected = leaves
-	return f.metadata(func(t *thrift, id int) bool {
-		if id != 4 {
-			return false
-		}
+	return f.metadata(4, func(t *thrift) {
 		_, n := t.list()
 		if n > maxGroups {
 			t.fail(fmt.Errorf("it has %d row groups", n))
@@ -117,7 +107,6 @@ func (f *File) Select(leaves ...int) error {
 		for i := 0; i < n && t.err == nil; i++ {
 			f.group(t)
 		}
-		return true
 	})
 }
 
@@ -125,25 +114,17 @@ func (f *File) Select(leaves ...int) error {
 func (f *File) group(t *thrift) {
 	rows := int64(0)
 	chunks := make([]chunk, len(f.selected))
-	t.each(func(id int, _ byte) bool {
-		switch id {
-		case 1:
-			typ, n := t.list()
-			for i := 0; i < n && t.err == nil; i++ {
-				if k := slices.Index(f.selected, i); k >= 0 {
-					chunks[k] = readChunk(t)
-				} else {
-					t.skip(typ, 0)
-				}
+	t.into(map[int]any{3: &rows, 1: func() {
+		typ, n := t.list()
+		for i := 0; i < n && t.err == nil; i++ {
+			if k := slices.Index(f.selected, i); k >= 0 {
+				chunks[k] = readChunk(t)
+			} else {
+				t.skip(typ, 0)
 			}
-		case 3:
-			rows = max(0, t.int())
-		default:
-			return false
 		}
-		return true
-	})
-	f.Groups = append(f.Groups, rows)
+	}})
+	f.Groups = append(f.Groups, max(0, rows))
 	f.chunks = append(f.chunks, chunks)
 }
 
@@ -161,23 +142,7 @@ func readSchema(t *thrift) []element {
 	}
 	for i := 0; i < n && t.err == nil; i++ {
 		e := element{kind: -1}
-		t.each(func(id int, _ byte) bool {
-			switch id {
-			case 1:
-				e.kind = t.int()
-			case 2:
-				e.size = t.int()
-			case 3:
-				e.repeated = t.int()
-			case 4:
-				e.name = string(t.bytes(maxName))
-			case 5:
-				e.sons = t.int()
-			default:
-				return false
-			}
-			return true
-		})
+		t.into(map[int]any{1: &e.kind, 2: &e.size, 3: &e.repeated, 4: &e.name, 5: &e.sons})
 		list = append(list, e)
 	}
 	return list
@@ -253,26 +218,14 @@ func (f *File) Column(group, i int, limit int64) (*Column, error) {
 }
 
 func readChunk(t *thrift) (c chunk) {
-	t.each(func(id int, _ byte) bool {
-		switch id {
-		case 1:
-			if len(t.bytes(maxName)) > 0 {
-				t.fail(errors.New("its columns are in other files"))
-			}
-			return true
-		case 3:
-			c.found = true
-			t.each(func(id int, _ byte) bool {
-				to := map[int]*int64{4: &c.codec, 5: &c.values, 7: &c.size, 9: &c.data, 11: &c.dictionary}[id]
-				if to != nil {
-					*to = t.int()
-				}
-				return to != nil
-			})
-			return true
-		}
-		return false
-	})
+	var file string
+	t.into(map[int]any{1: &file, 3: func() {
+		c.found = true
+		t.into(map[int]any{4: &c.codec, 5: &c.values, 7: &c.size, 9: &c.data, 11: &c.dictionary})
+	}})
+	if file != "" {
+		t.fail(errors.New("its columns are in other files"))
+	}
 	return c
 }
 
@@ -365,8 +318,26 @@ func (t *thrift) list() (typ byte, n int) {
 	return b & 15, int(size)
 }
 
-// each calls field for each field of a struct; what it does not read is passed over.
-func (t *thrift) each(field func(id int, typ byte) bool) { t.fields(0, field) }
+// into reads a struct: by their numbers, fields go to a number, a text, or a function that reads
+// them; a flag is set if the field is there and false. What is not named is passed over.
+func (t *thrift) into(to map[int]any) {
+	t.fields(0, func(id int, typ byte) bool {
+		switch at := to[id].(type) {
+		case *int64:
+			*at = t.int()
+		case *string:
+			*at = string(t.bytes(maxName))
+		case *bool:
+			*at = *at || typ == 2
+			return false
+		case func():
+			at()
+		default:
+			return false
+		}
+		return true
+	})
+}
 
 func (t *thrift) fields(depth int, field func(id int, typ byte) bool) {
 	id := 0
