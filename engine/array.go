@@ -28,6 +28,15 @@ func (a *Array) Local() dtype.Shape { return a.local }
 // Parts is the number of pieces in this process.
 func (a *Array) Parts() int { return len(a.parts) }
 
+// Devices are the global numbers of the devices that the pieces in this process lie on.
+func (a *Array) Devices() program.Devices {
+	list := make(program.Devices, len(a.parts))
+	for i, b := range a.parts {
+		list[i] = b.Device().ID
+	}
+	return list
+}
+
 // Live reports whether every piece can still be used: a donated array is gone.
 func (a *Array) Live() bool {
 	for _, b := range a.parts {
@@ -87,7 +96,7 @@ const (
 )
 
 // Place puts an array on the devices of a stage: fill gives the dense row-major bytes of the
-// piece for the stage's i-th device. Pieces that the CPU engine can use in place, because they
+// piece for the stage's i-th device. Devices of other processes are left to those. Pieces that the CPU engine can use in place, because they
 // are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are not copied.
 func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
@@ -100,6 +109,9 @@ func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 	}
 	a := &Array{spec: spec, local: local}
 	for i, id := range s.Devices {
+		if e.remote(id) {
+			continue
+		}
 		d, err := e.device(id)
 		if err != nil {
 			a.Free()

@@ -59,6 +59,7 @@ type Engine struct {
 	platform string
 	plugin   *pjrt.Plugin
 	client   *pjrt.Client
+	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
 	cache    cas.Store
 	environ  *environ.Set
 	events   event.Sink
@@ -95,6 +96,13 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if e.client, err = p.NewClient(e.clientOptions(o), o.Store); err != nil {
 		return nil, diag.New(diag.EngineLoad, "engine %q cannot open its devices", name).Wrap(err).
 			Try("deepwell doctor")
+	}
+	e.devices = map[int]*pjrt.Device{}
+	for _, d := range e.client.Devices() {
+		e.devices[d.ID] = nil
+	}
+	for _, d := range e.client.Local() {
+		e.devices[d.ID] = d
 	}
 	return e, nil
 }
@@ -285,13 +293,17 @@ func (e *Engine) Close() { e.client.Close() }
 
 // device finds a local device by its global number.
 func (e *Engine) device(id int) (*pjrt.Device, error) {
-	for _, d := range e.client.Local() {
-		if d.ID == id {
-			return d, nil
-		}
+	if d := e.devices[id]; d != nil {
+		return d, nil
 	}
 	return nil, diag.New(diag.DeviceMismatch, "this process has no device %d; it has %s", id,
 		deviceNumbers(e.client.Local()))
+}
+
+// remote tells whether a device belongs to another process of this engine's client.
+func (e *Engine) remote(id int) bool {
+	d, known := e.devices[id]
+	return known && d == nil
 }
 
 func deviceNumbers(list []*pjrt.Device) program.Devices {

@@ -648,3 +648,34 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 		x.Free()
 	}
 }
+
+// A mesh over two processes is filled by both, each its own devices: what belongs to the other is
+// neither asked for nor placed, and an array tells where its pieces lie.
+func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
+	e := cpu(t)
+	e.Elsewhere(0, 1, 4, 5)
+	s := &program.Stage{Name: "s", Devices: program.Devices{2, 0, 3, 1}, Text: "-", Mesh: addOne(4).Mesh}
+	spec := program.Array{Name: "x", Global: f32(2)}
+	var asked []int
+	a, err := e.Place(s, spec, engine.Copied, func(i int) ([]byte, error) {
+		asked = append(asked, i)
+		return floats(float32(i), 7), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Free()
+	if !slices.Equal(asked, []int{0, 2}) || !slices.Equal(a.Devices(), program.Devices{2, 3}) {
+		t.Errorf("pieces %v were asked for, and lie on %v", asked, a.Devices())
+	}
+	for part, i := range []float32{0, 2} {
+		if got := read(t, a, part); !slices.Equal(got, []float32{i, 7}) {
+			t.Errorf("piece %d is %v", part, got)
+		}
+	}
+	s.Devices = program.Devices{2, 99, 3, 1}
+	_, err = e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return floats(1, 2), nil })
+	if diag.From(err).Code != diag.DeviceMismatch {
+		t.Errorf("a device of no process: %v", err)
+	}
+}

@@ -45,7 +45,7 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 		return nil, err
 	}
 	for _, id := range s.Devices {
-		if _, err := e.device(id); err != nil && len(e.client.Devices()) == len(e.client.Local()) {
+		if _, err := e.device(id); err != nil && !e.remote(id) {
 			return nil, err
 		}
 	}

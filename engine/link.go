@@ -229,7 +229,13 @@ func (w *wired) Recv(ctx context.Context, tag string, s *program.Stage,
 	if err != nil {
 		return nil, err
 	}
-	err = w.wire.Recv(ctx, tag, local, len(s.Devices), func(next func([]byte) error) error {
+	here := len(s.Devices) // as many as Place will fill
+	for _, id := range s.Devices {
+		if w.engine.remote(id) {
+			here--
+		}
+	}
+	err = w.wire.Recv(ctx, tag, local, here, func(next func([]byte) error) error {
 		a, err = w.engine.Place(s, spec, Given, func(int) ([]byte, error) {
 			data := Aligned(int(local.Bytes()))
 			return data, next(data)
