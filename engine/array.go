@@ -95,9 +95,10 @@ const (
 	Given  = pjrt.HostGiven
 )
 
-// Place puts an array on the devices of a stage: fill gives the dense row-major bytes of the
-// piece for the stage's i-th device. Devices of other processes are left to those. Pieces that the CPU engine can use in place, because they
-// are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are not copied.
+// Place puts an array on the devices of a stage that this process has: fill gives the dense
+// row-major bytes of the piece for the stage's i-th device. Pieces that the CPU engine can use in
+// place, because they are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are
+// not copied.
 func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
 	local, err := s.Local(spec)

@@ -176,6 +176,14 @@ const (
 	HeadDim = "head"
 )
 
+// The names of other dimensions that models have and plans cut.
+const (
+	Batch    = "batch"
+	Vocab    = "vocab"
+	EmbedDim = "embed"
+	MLPDim   = "mlp"
+)
+
 // Extras gives what an attention, or its gradient, takes beside queries, keys and the like: the
 // numbers of documents, then the places in the sequence, each of queries and of keys; none or two
 // of each.

@@ -469,7 +469,7 @@ func (e *expander) input(name string, t Type) *Value {
 // places gives, for the elements of a gradient, the rows and the columns where they stand in the
 // whole: rows are tokens of the batch of a step.
 func (e *expander) places(t Type) (rows, cols *Value) {
-	batch := []string{"batch", Seq}
+	batch := []string{Batch, Seq}
 	r := Type{Elem: dtype.S32}
 	for _, name := range batch {
 		d := Dim{name, t.Size(name)}
@@ -499,12 +499,13 @@ func (e *expander) places(t Type) (rows, cols *Value) {
 		n /= c.Dims[i].Size
 		cols = e.Split(cols, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
 	}
-	for _, s := range t.Place {
-		switch {
-		case c.Index(s.How) >= 0:
-			cols = e.OwnPiece(cols, s.Axis, s.How)
-		case rows.Type.Place.On(s.Axis) == "":
-			rows = e.OwnPiece(rows, s.Axis, s.How)
+	for _, a := range e.g.Mesh { // the first axis cuts first
+		switch how := t.Place.On(a.Name); {
+		case how == "":
+		case c.Index(how) >= 0:
+			cols = e.OwnPiece(cols, a.Name, how)
+		case rows.Type.Place.On(a.Name) == "":
+			rows = e.OwnPiece(rows, a.Name, how)
 		}
 	}
 	return rows, cols

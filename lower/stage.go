@@ -57,10 +57,10 @@ func array(g *ir.Graph, v *ir.Value) program.Array {
 	for _, d := range v.Type.Dims {
 		size := d.Size
 		var cut []string
-		for _, s := range v.Type.Place {
-			if s.How == d.Name {
-				cut = append(cut, s.Axis)
-				size *= g.AxisSize(s.Axis)
+		for _, a := range g.Mesh {
+			if v.Type.Place.On(a.Name) == d.Name {
+				cut = append(cut, a.Name)
+				size *= a.Size
 			}
 		}
 		a.Global.Dims = append(a.Global.Dims, size)

@@ -67,7 +67,7 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 			Try("use sequences of at most %d tokens", c.Context)
 	}
 	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, products: s.Products,
-		rows: []ir.Dim{{Name: "batch", Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
+		rows: []ir.Dim{{Name: ir.Batch, Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
 		at:   map[string]*ir.Value{}, documents: s.Documents}
 	if m.products == m.elem {
 		m.products = dtype.Invalid
@@ -122,7 +122,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	for _, s := range c.segments() {
 		x = m.repeat(s, params, x, at)
 	}
-	x = m.norm(x, "norm", dimEmbed)
+	x = m.norm(x, "norm", ir.EmbedDim)
 	y := m.head(x)
 	if withLoss {
 		y = m.loss(y, labels, share)
@@ -189,16 +189,16 @@ func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Va
 
 // block is one layer: what attention adds, then what the MLP adds.
 func (m *maker) block(s slot, x *ir.Value, at places) *ir.Value {
-	h := m.norm(x, s.name+".norm1", dimEmbed)
+	h := m.norm(x, s.name+".norm1", ir.EmbedDim)
 	h = m.attend(s, h, at)
 	if m.c.PostNorms {
-		h = m.norm(h, s.name+".post1", dimEmbed)
+		h = m.norm(h, s.name+".post1", ir.EmbedDim)
 	}
 	x = m.b.Add(x, h)
-	h = m.norm(x, s.name+".norm2", dimEmbed)
+	h = m.norm(x, s.name+".norm2", ir.EmbedDim)
 	h = m.feed(s, h)
 	if m.c.PostNorms {
-		h = m.norm(h, s.name+".post2", dimEmbed)
+		h = m.norm(h, s.name+".post2", ir.EmbedDim)
 	}
 	return m.b.Add(x, h)
 }
@@ -309,7 +309,7 @@ func (m *maker) head(x *ir.Value) (y *ir.Value) {
 func (m *maker) loss(logits, labels, share *ir.Value) (y *ir.Value) {
 	b := m.b
 	b.Tagged(ir.Head, func() {
-		y = b.Mul(b.Sum(b.CrossEntropy(logits, labels, dimVocab), "batch", ir.Seq), share)
+		y = b.Mul(b.Sum(b.CrossEntropy(logits, labels, ir.Vocab), ir.Batch, ir.Seq), share)
 	})
 	return y
 }

@@ -2,19 +2,14 @@ package model
 
 import "github.com/deepwell/deepwell/ir"
 
-// The names of dimensions beside those that attention knows.
-const (
-	dimEmbed = "embed"
-	dimMLP   = "mlp"
-	dimVocab = "vocab"
-	dimPlace = "place" // rows of the table of learned positions
-)
+// dimPlace is the dimension of the rows of the table of learned positions.
+const dimPlace = "place"
 
 // The dimensions of parameters.
 
-func (c *Config) embed() ir.Dim { return ir.Dim{Name: dimEmbed, Size: c.Hidden} }
-func (c *Config) mlp() ir.Dim   { return ir.Dim{Name: dimMLP, Size: c.MLP} }
-func (c *Config) vocab() ir.Dim { return ir.Dim{Name: dimVocab, Size: c.Vocab} }
+func (c *Config) embed() ir.Dim { return ir.Dim{Name: ir.EmbedDim, Size: c.Hidden} }
+func (c *Config) mlp() ir.Dim   { return ir.Dim{Name: ir.MLPDim, Size: c.MLP} }
+func (c *Config) vocab() ir.Dim { return ir.Dim{Name: ir.Vocab, Size: c.Vocab} }
 func (c *Config) head() ir.Dim  { return ir.Dim{Name: ir.HeadDim, Size: c.HeadDim} }
 func (c *Config) heads() ir.Dim { return ir.Dim{Name: ir.Heads, Size: c.Heads} }
 func (c *Config) kv() ir.Dim    { return ir.Dim{Name: ir.KVHeads, Size: c.KVHeads} }

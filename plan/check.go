@@ -16,8 +16,8 @@ import (
 // vocabulary that tp does not divide is padded, and stages may differ in their number of layers.
 func (p *Plan) Check(c *model.Config) error {
 	for _, check := range []func(*model.Config) *diag.Error{
-		p.checkOrder, p.checkDevices, p.checkRows, p.checkTensor, p.checkContext, p.checkStages,
-		p.checkLater, p.checkBlocks,
+		p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor, p.checkContext,
+		p.checkStages, p.checkBlocks,
 	} {
 		if err := check(c); err != nil {
 			return err
@@ -77,7 +77,7 @@ func (p *Plan) checkDevices(*model.Config) *diag.Error {
 }
 
 func (p *Plan) checkRows(*model.Config) *diag.Error {
-	ranks := p.Size(DataAxis) * p.Size(FSDPAxis)
+	ranks := p.Ranks()
 	if p.TP.Overlap && p.Size(TensorAxis) > 1 {
 		ranks *= 2 // halves of a batch
 	}

@@ -140,8 +140,21 @@ func Default() *Plan {
 
 // Size is the number of devices along an axis.
 func (p *Plan) Size(axis string) int64 {
-	n := map[string]int64{PipelineAxis: p.PP.Size, DataAxis: p.DP, FSDPAxis: p.FSDP.Size,
-		ContextAxis: p.CP.Size, ExpertAxis: p.EP, TensorAxis: p.TP.Size}[axis]
+	n := int64(1)
+	switch axis {
+	case PipelineAxis:
+		n = p.PP.Size
+	case DataAxis:
+		n = p.DP
+	case FSDPAxis:
+		n = p.FSDP.Size
+	case ContextAxis:
+		n = p.CP.Size
+	case ExpertAxis:
+		n = p.EP
+	case TensorAxis:
+		n = p.TP.Size
+	}
 	return max(n, 1)
 }
 

@@ -19,30 +19,32 @@ type Layout struct {
 	// Compute is what the loss takes of it: Stored, or with ZeRO 1 and 2 what all devices hold
 	// together.
 	Compute ir.Type
+	// Shards are the axes that cut Stored, and not what operations take of it, in the order of the
+	// mesh: the first cuts first. Before a use they are gathered, the last first.
+	Shards []ir.Share
 }
-
-// The dimensions that tensor parallelism cuts, as models name them.
-const dimVocab, dimEmbed, dimMLP, dimBatch = "vocab", "embed", "mlp", "batch"
 
 // LayoutOf decides how a parameter lies.
 func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	l := Layout{Name: name, Whole: whole.Dims}
 	t := ir.Type{Elem: whole.Elem, Dims: slices.Clone(whole.Dims)}
-	tp, fsdp := p.Size(plan.TensorAxis), p.Size(plan.FSDPAxis)
 	for i, d := range t.Dims {
-		if tp == 1 || !slices.Contains([]string{ir.Heads, ir.KVHeads, dimMLP, dimVocab}, d.Name) {
+		axes := p.Axes(whole.Dims, d.Name)
+		n := plan.Times(axes)
+		if d.Name == ir.Vocab {
+			d.Size = (d.Size + n - 1) / n * n
+		}
+		if d.Size%n != 0 { // key heads, fewer than devices: each takes what it needs of a copy
 			continue
 		}
-		if d.Name == dimVocab {
-			d.Size = (d.Size + tp - 1) / tp * tp
-		}
-		if d.Size%tp == 0 { // else key heads, fewer than devices: each takes what it needs of a copy
-			t.Dims[i].Size = d.Size / tp
-			t.Place = t.Place.With(plan.TensorAxis, d.Name)
+		t.Dims[i].Size = d.Size / n
+		for _, a := range axes {
+			t.Place = t.Place.With(a.Name, d.Name)
 		}
 	}
 	l.Compute = t
-	if at := fsdpDim(t, fsdp, max(p.Block(), 1)); at >= 0 {
+	shards := p.Shards()
+	if at := shardDim(t, plan.Times(shards), max(p.Block(), 1)); at >= 0 {
 		if t.Dims[0].Name == ir.Layer { // a table's rows stay first: they are looked up
 			end := at + 1
 			if headCount(t.Dims[at].Name) && end < len(t.Dims) && t.Dims[end].Name == ir.HeadDim {
@@ -53,8 +55,11 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 			l.Compute = t
 		}
 		t.Dims = slices.Clone(t.Dims)
-		t.Place = t.Place.With(plan.FSDPAxis, t.Dims[at].Name)
-		t.Dims[at].Size /= fsdp
+		for _, a := range shards {
+			t.Place = t.Place.With(a.Name, t.Dims[at].Name)
+			l.Shards = append(l.Shards, ir.Share{Axis: a.Name, How: t.Dims[at].Name})
+			t.Dims[at].Size /= a.Size
+		}
 	}
 	l.Stored = t
 	if p.FSDP.Zero == 3 && p.FSDP.Gather != "step" {
@@ -64,10 +69,10 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	return l
 }
 
-// fsdpDim finds the dimension of a matrix that FSDP cuts: the first that is whole and divisible
+// shardDim finds the dimension of a matrix that is sharded: the first that is whole and divisible
 // into pieces of whole blocks, or if there is none the first that is divisible. Vectors are not
 // worth cutting.
-func fsdpDim(t ir.Type, n, block int64) int {
+func shardDim(t ir.Type, n, block int64) int {
 	if n == 1 {
 		return -1
 	}
@@ -99,12 +104,12 @@ func fsdpDim(t ir.Type, n, block int64) int {
 
 func headCount(dim string) bool { return dim == ir.Heads || dim == ir.KVHeads }
 
-// LayerBytes is what a device keeps of the gradients of one layer, of the parameters that FSDP
-// cuts, in the type that they are sent in.
+// LayerBytes is what a device keeps of the gradients of one layer, of the parameters that are
+// sharded, in the type that they are sent in.
 func (s *Sharding) LayerBytes() int64 {
 	n := int64(0)
 	for _, l := range s.Params {
-		if l.Whole[0].Name == ir.Layer && l.Stored.Place.On(plan.FSDPAxis) != "" {
+		if l.Whole[0].Name == ir.Layer && len(l.Shards) > 0 {
 			n += l.Stored.Shape().Elements() / l.Whole[0].Size
 		}
 	}
@@ -121,9 +126,9 @@ func (s *Sharding) HandedBytes() int64 {
 	}
 	width := int64(0)
 	for _, l := range s.Params {
-		width = max(width, (ir.Type{Dims: l.Whole}).Size(dimEmbed))
+		width = max(width, (ir.Type{Dims: l.Whole}).Size(ir.EmbedDim))
 	}
-	rows := p.Rows() / (p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis))
+	rows := p.Rows() / p.Ranks()
 	tokens := rows * p.Seq / (tp * p.Size(plan.ContextAxis))
 	return tokens * width * int64(p.Types.Params.Bits()) / 8
 }

@@ -84,17 +84,17 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	}
 	var joined []*ir.Value
 	for i := range op.Out {
-		joined = append(joined, s.b.Rejoin([2]*ir.Value{out[2*i], out[2*i+1]}, dimBatch))
+		joined = append(joined, s.b.Rejoin([2]*ir.Value{out[2*i], out[2*i+1]}, ir.Batch))
 	}
 	return joined, nil
 }
 
 // parts gives a value in as many parts of its batch as a body works on, or as it is.
 func (s *sharder) parts(x *ir.Value, n int, stack bool) []*ir.Value {
-	if n == 1 || stack || x.Type.Index(dimBatch) < 0 {
+	if n == 1 || stack || x.Type.Index(ir.Batch) < 0 {
 		return []*ir.Value{x}
 	}
-	both := s.b.Halve(x, dimBatch)
+	both := s.b.Halve(x, ir.Batch)
 	return both[:]
 }
 

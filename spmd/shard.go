@@ -35,8 +35,8 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 			sh.Params = append(sh.Params, l)
 			t = l.Compute
 			s.params[v] = true
-			if v.Type.Size(dimVocab) != global(t, p.Mesh()).Size(dimVocab) {
-				s.vocab = v.Type.Size(dimVocab)
+			if v.Type.Size(ir.Vocab) != global(t, p.Mesh()).Size(ir.Vocab) {
+				s.vocab = v.Type.Size(ir.Vocab)
 			}
 		}
 		s.at[v] = s.b.Like(v, t)
@@ -54,28 +54,20 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	return sh, err
 }
 
-// dataType cuts what comes from the batch: rows by dp and fsdp, the sequence by cp, and what flows
-// between layers by tp, too, if there is sequence parallelism.
+// dataType cuts what comes from the batch, or from the stage before.
 func dataType(t ir.Type, p *plan.Plan) ir.Type {
 	out := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
-	cuts := []struct{ axis, dim string }{
-		{plan.DataAxis, dimBatch}, {plan.FSDPAxis, dimBatch}, {plan.ContextAxis, ir.Seq},
-	}
-	if p.TP.Sequence && flows(t) {
-		cuts = append(cuts, struct{ axis, dim string }{plan.TensorAxis, ir.Seq})
-	}
-	for _, one := range cuts {
-		i, n := t.Index(one.dim), p.Size(one.axis)
-		if i >= 0 && n > 1 {
-			out.Dims[i].Size /= n
-			out.Place = out.Place.With(one.axis, one.dim)
+	for i, d := range t.Dims {
+		for _, a := range p.Axes(t.Dims, d.Name) {
+			out.Dims[i].Size /= a.Size
+			out.Place = out.Place.With(a.Name, d.Name)
 		}
 	}
 	return out
 }
 
 // flows tells whether something flows between layers.
-func flows(t ir.Type) bool { return t.Index(ir.Seq) >= 0 && t.Index(dimEmbed) >= 0 }
+func flows(t ir.Type) bool { return t.Index(ir.Seq) >= 0 && t.Index(ir.EmbedDim) >= 0 }
 
 // A sharder rebuilds one graph, or one body.
 type sharder struct {
@@ -179,22 +171,22 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 		tag = ir.Gather
 	}
 	for _, v := range g.Inputs {
-		if x := s.at[v]; s.params[v] && x.Type.Place.On(plan.FSDPAxis) != "" {
-			s.b.Tagged(tag, func() { s.at[v] = s.weight(x, x.Type.Place.On(plan.FSDPAxis)) })
+		if s.params[v] {
+			s.b.Tagged(tag, func() { s.at[v] = s.weight(s.at[v]) })
 		}
 	}
 }
 
-// use gives a value of the old graph as operations take it: a parameter is whole along fsdp, and
-// has the key heads of the device's own query heads.
+// use gives a value of the old graph as operations take it: a parameter's shards are gathered, and
+// it has the key heads of the device's own query heads.
 func (s *sharder) use(v *ir.Value) *ir.Value {
 	x := s.at[v]
 	if !s.params[v] {
 		return x
 	}
-	if dim := x.Type.Place.On(plan.FSDPAxis); dim != "" {
+	if len(shards(x.Type, s.plan)) > 0 {
 		x = s.once(x, "whole", func() (y *ir.Value) {
-			s.b.Tagged(ir.Gather, func() { y = s.weight(x, dim) })
+			s.b.Tagged(ir.Gather, func() { y = s.weight(x) })
 			return y
 		})
 	}
@@ -213,13 +205,26 @@ func (s *sharder) use(v *ir.Value) *ir.Value {
 	return x
 }
 
+// shards lists the axes that cut a parameter beside those that cut it for operations.
+func shards(t ir.Type, p *plan.Plan) (list []ir.Share) {
+	for _, a := range p.Shards() {
+		if dim := t.Place.On(a.Name); dim != "" && !slices.Contains(p.Axes(t.Dims, dim), a) {
+			list = append(list, ir.Share{Axis: a.Name, How: dim})
+		}
+	}
+	return list
+}
+
 // weight gathers a parameter; one of a layer may be fetched while the layer before it computes.
-func (s *sharder) weight(x *ir.Value, dim string) *ir.Value {
+func (s *sharder) weight(x *ir.Value) *ir.Value {
 	sum := dtype.Invalid
 	if t := s.plan.Types.Collectives; t != x.Type.Elem {
 		sum = t
 	}
-	return s.b.Fetch(x, plan.FSDPAxis, dim, s.inside, sum)
+	for _, share := range slices.Backward(shards(x.Type, s.plan)) {
+		x = s.b.Fetch(x, share.Axis, share.How, s.inside, sum)
+	}
+	return x
 }
 
 // ops rebuilds the operations of a graph.
