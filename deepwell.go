@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // An Env is where the verbs work and whom they tell.
@@ -84,7 +84,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 	var cluster machine.Cluster
 	var from *source
 	var reports []*engine.Report
-	var foot []*train.Footprint
+	var foot []*step.Footprint
 	v.pass("read the cluster", func() (err error) {
 		cluster, err = clusterOf(job)
 		return err
@@ -136,7 +136,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 type Compilation struct {
 	Stages []*engine.Report `json:"stages"`
 	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
-	Ranks []*train.Footprint `json:"ranks,omitempty"`
+	Ranks []*step.Footprint `json:"ranks,omitempty"`
 	// Census tells that the programs of a plan send what the plan says, to the byte.
 	Census bool `json:"census,omitempty"`
 	// Warnings are what a run on the cluster would compute otherwise than one might think.

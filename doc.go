@@ -48,6 +48,7 @@
 //	   internal/check   small programs whose answers are known
 //	   internal/rig     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
+//	   step        a model, a plan and a policy → the programs of a step; its passes
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
 //	8  train       the loop, guards, checkpoints, replay; falls back where few bits do not do
 //	   parity      a recipe and several precisions → paired curves and a verdict

@@ -13,7 +13,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A handover is what another program must know to make the same run, beside its weights and
@@ -46,9 +46,9 @@ func (r *runner) handOver() error {
 	}
 	o := r.recipe.Optimizer
 	h := handover{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq, Beta1: o.Beta1,
-		Beta2: o.Beta2, Eps: train.AdamEps, Decay: o.Decay, Clip: o.Clip}
-	for step := range h.Steps {
-		h.Rates = append(h.Rates, train.Rate(r.recipe, step))
+		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.Decay, Clip: o.Clip}
+	for n := range h.Steps {
+		h.Rates = append(h.Rates, step.Rates(r.recipe).Rate(n))
 	}
 	text, err := json.Marshal(h)
 	if err == nil {

@@ -39,7 +39,7 @@ var layers = [][]string{
 		"precision", "narrow", "internal/room"},
 	{"spmd", "cost", "estimate/footprint", "estimate"},
 	{"lower", "internal/check", "internal/rig", "dryrun"},
-	{"pipeline", "autoplan"},
+	{"pipeline", "step", "autoplan"},
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",

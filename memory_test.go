@@ -22,7 +22,7 @@ import (
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // accounted are plans of every schedule and none, every recomputation, precision and offload, with
@@ -178,12 +178,13 @@ func accountsAgree(t *testing.T, config *model.Config, p *plan.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, err := train.Write(config, train.RecipeOf(p), "sm_100", p)
+	programs, err := step.Build(step.Spec{Config: config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+		Plan: p})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranks, err := programs.Footprints(func(s *program.Stage) train.Needs {
-		return train.Needs{Temp: foreseen[s.Name][0], Output: given(t, s)}
+	ranks, err := programs.Footprints(func(s *program.Stage) step.Needs {
+		return step.Needs{Temp: foreseen[s.Name][0], Output: given(t, s)}
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +193,7 @@ func accountsAgree(t *testing.T, config *model.Config, p *plan.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	split := programs.Pipe != nil && programs.Pipe.Split()
+	split := !programs.Joint() && programs.Schedule.Has(schedule.Input)
 	for i, r := range ranks {
 		got, want := r.Memory, want.Ranks[i].Memory
 		got.Host, want.Host = 0, 0 // of the compiler's account at its worst moment

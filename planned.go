@@ -24,6 +24,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -53,8 +54,8 @@ type source struct {
 	notes   []string
 	// warnings are what the numbers of a run depend on.
 	warnings []string
-	planned  *train.Programs // of a plan; else nil
-	sums     dtype.DType     // of what devices add up
+	planned  *step.Programs // of a plan; else nil
+	sums     dtype.DType    // of what devices add up
 	// twins names, for programs of a plan that stand for others of the same text, those others.
 	twins map[string][]string
 }
@@ -82,14 +83,14 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 // which the plan gets the word.
 func recipeOf(config *model.Config, p *plan.Plan, narrow string) (*recipe.Recipe, error) {
 	if p.Precision = narrow; !precision.IsFile(narrow) {
-		return train.RecipeOf(p), nil
+		return step.RecipeOf(p), nil
 	}
 	policy, err := precision.Load(config, narrow)
 	if err != nil {
 		return nil, err
 	}
 	p.Precision = string(policy.Narrowest())
-	r := train.RecipeOf(p)
+	r := step.RecipeOf(p)
 	r.Narrow = narrow
 	return r, nil
 }
@@ -101,7 +102,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 	if err != nil {
 		return nil, err
 	}
-	w, err := train.Write(config, r, c.Arch(), p)
+	w, err := step.Build(step.Spec{Config: config, Recipe: r, Arch: c.Arch(), Plan: p})
 	if err != nil {
 		return nil, err
 	}
@@ -110,16 +111,13 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 		warnings: w.Warnings, planned: w,
 		sums:  p.Types.Collectives,
 		twins: map[string][]string{}}
-	list := []*program.Stage{w.Gradient, w.Accumulate, w.Update}
-	if w.Pipe != nil {
-		if list, err = stagesOf(w.Pipe, c); err != nil {
-			return nil, err
-		}
+	list, err := modulesOf(w, c)
+	if err != nil {
+		return nil, err
 	}
 	first := map[string]string{} // by text
 	for _, s := range list {
 		switch {
-		case s == nil:
 		case first[s.Text] != "":
 			out.twins[first[s.Text]] = append(out.twins[first[s.Text]], s.Name)
 		default:
@@ -130,22 +128,24 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 	return out, out.program.Validate()
 }
 
-// stagesOf lists the programs of all ranks, each on devices counted from 0, since what is compiled
-// for one rank serves all that do the same; and what hands over between ranks on a cluster.
-func stagesOf(p *train.Pipe, c machine.Cluster) (list []*program.Stage, err error) {
-	for rank := range p.Ranks {
-		for _, s := range p.Programs(rank) {
-			one := *s
-			one.Devices = p.Ranks[0].Devices
-			list = append(list, &one)
+// modulesOf lists the programs of a step of all ranks, each on devices counted from 0, since what
+// is compiled for one rank serves all that do the same; and what hands over between ranks on a
+// cluster.
+func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Stage, err error) {
+	for _, row := range p.List {
+		if p.Joint() && (row.Kind == step.Evaluate || row.Kind == step.Quantize) {
+			continue // no part of a step
 		}
+		one := *row.Module
+		one.Devices = p.Ranks[0].Devices
+		list = append(list, &one)
 	}
-	if c.Target().CPU() {
+	if p.Joint() || c.Target().CPU() {
 		return list, nil // devices copy
 	}
-	hidden := p.Stages[0].Programs.Forward
+	hidden := p.OfStage(step.Forward, 0).Module
 	for _, a := range hidden.Results {
-		if a.Name != p.Stages[0].Graphs.Outputs[0] {
+		if a.Role != program.Activation {
 			continue
 		}
 		local, err := hidden.Local(a)
@@ -184,18 +184,18 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	if err != nil {
 		return nil, err
 	}
-	w, err := train.Write(preset.Config, r, c.Arch(), nil)
+	w, err := step.Build(step.Spec{Config: preset.Config, Recipe: r, Arch: c.Arch()})
 	if err != nil {
 		return nil, err
 	}
-	s := *w.Gradient
+	s := *w.Find(step.Gradient, 0).Module
 	s.Name = name
 	return &source{program: &program.Program{Name: name, Stages: []program.Stage{s}}, notes: w.Notes,
 		warnings: w.Warnings}, nil
 }
 
 // footprints adds up what the devices of a plan's ranks hold, by cause.
-func (x *source) footprints(reports []*engine.Report) ([]*train.Footprint, error) {
+func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error) {
 	byName := map[string]*engine.Report{}
 	for _, r := range reports {
 		byName[r.Stage] = r
@@ -203,9 +203,9 @@ func (x *source) footprints(reports []*engine.Report) ([]*train.Footprint, error
 			byName[twin] = r
 		}
 	}
-	list, err := x.planned.Footprints(func(s *program.Stage) train.Needs {
+	list, err := x.planned.Footprints(func(s *program.Stage) step.Needs {
 		m := byName[s.Name].Memory
-		return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		return step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	})
 	for _, f := range list {
 		f.Capacity = reports[0].CapacityBytes

@@ -29,6 +29,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/tokenizer"
 	"github.com/deepwell/deepwell/train"
 )
@@ -127,7 +128,7 @@ type runner struct {
 	spelled string // the tokenizer's file
 	rows    *data.Loader
 	held    *data.Loader
-	program *train.Programs
+	program *step.Programs
 	engine  *engine.Engine
 	// processes are those of the run; nil if there is one.
 	processes *train.Processes
@@ -285,7 +286,8 @@ func (r *runner) writePrograms() (err error) {
 			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
-	r.program, err = train.Write(r.model.Config, r.recipe, "cpu", r.plan)
+	r.program, err = step.Build(step.Spec{Config: r.model.Config, Recipe: r.recipe, Arch: "cpu",
+		Plan: r.plan})
 	if err != nil {
 		return err
 	}
@@ -301,7 +303,7 @@ func (r *runner) checkMemory() error {
 	if len(r.job.Peers) > 0 {
 		processes = &train.Processes{Self: r.job.Self, Addresses: r.job.Peers}
 	}
-	return r.program.FitsHost(hostMemory(), r.recipe, processes, nil)
+	return train.FitsHost(r.program, hostMemory(), r.recipe, processes, nil)
 }
 
 func hostMemory() []room.Bound { return room.Memory(os.DirFS("/")) }
@@ -376,7 +378,7 @@ func (r *runner) openFolder() (err error) {
 	if err := r.lockFolder(); err != nil {
 		return err
 	}
-	if err := r.program.FitsDisk(train.DiskCheck{Recipe: r.recipe, Until: r.job.Until,
+	if err := train.FitsDisk(r.program, train.DiskCheck{Recipe: r.recipe, Until: r.job.Until,
 		Free: room.Disk, Events: r.env.Events}); err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func CutOf(p *plan.Plan) Cut {
 		CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence, Overlap: p.TP.Overlap && p.TP.Size > 1,
 		Ring: p.CP.Kind == "ring", Balance: p.CP.Balance, Params: p.Types.Params,
 		Again: TagsOf(p.Recompute)}
-	if p.PP.Size <= 1 { // spmd.Train keeps the ends of the model, which are in no loop
+	if p.PP.Size <= 1 { // spmd.NewStep keeps the ends of the model, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}
 	return c
@@ -234,7 +234,7 @@ func (b *Book) build(c Cut) (*sheet, error) {
 	if b.policy != nil {
 		var blocks spmd.Blocks
 		for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
-			if err := blocks.Expand(g); err != nil {
+			if _, err := blocks.Expand(g, ir.ReportNothing); err != nil {
 				return nil, err
 			}
 		}

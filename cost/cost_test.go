@@ -232,7 +232,7 @@ func staged(t *testing.T, c *model.Config, cut cost.Cut, policy *precision.Polic
 		var blocks spmd.Blocks
 		var taken [2]int64
 		for i, one := range []*ir.Graph{gs.Backward, gs.Weight} {
-			if err := blocks.Expand(one); err != nil {
+			if _, err := blocks.Expand(one, ir.ReportNothing); err != nil {
 				t.Fatal(err)
 			}
 			for _, v := range one.Inputs {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/spmd"
@@ -72,8 +71,8 @@ func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic)
 	if err != nil {
 		t.Fatal(err)
 	}
-	step, err := spmd.Train(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1,
-		Optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Compute: p.Types.Params}})
+	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
+		&spmd.Blocks{})
 	if err != nil {
 		t.Fatal(err)
 	}

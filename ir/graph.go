@@ -180,12 +180,12 @@ func (v *Value) As(m program.Meaning) *Value {
 }
 
 // Donations pairs the inputs with the results that take their place, by name. A result of another
-// type has the meaning of the input and not its memory.
+// type has the meaning of the input and not its memory; terms of a sum and the sum have one.
 func (g *Graph) Donations() map[string]string {
 	into := map[string]string{}
 	for _, v := range g.Results {
 		for _, from := range g.Inputs {
-			if from.Name == v.Means.Replaces && from.Type.Equal(v.Type) {
+			if from.Name == v.Means.Replaces && dual(from.Type).Equal(dual(v.Type)) {
 				into[from.Name] = v.Name
 			}
 		}

@@ -79,15 +79,19 @@ type update struct {
 	in map[string]*ir.Value // the scalars
 }
 
-// Squares builds the graph that adds up the squares of gradients, for parts that must know the norm
-// of all of them before they update.
+// Squares builds the graph that adds up the squares of gradients as [Square], for parts that must
+// know the norm of all of them before they update, and gives [Watch] if some are watched.
 func Squares(params []Param) (*ir.Graph, error) {
 	if len(params) == 0 {
 		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder("squares")}
-	total, _ := u.square(params, u.gradients(params))
-	return u.Graph(named(total, Square, program.Scalar))
+	total, watched := u.square(params, u.gradients(params))
+	results := []*ir.Value{named(total, Square, program.Scalar)}
+	if watched != nil {
+		results = append(results, named(watched, Watch, program.Stat))
+	}
+	return u.Graph(results...)
 }
 
 func errNothing() error {

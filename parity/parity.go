@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -90,7 +91,7 @@ func Trunk(ctx context.Context, j Job) error {
 	r := *j.Recipe
 	r.Narrow, r.Optimizer.Schedule, r.Optimizer.Floor = "", "constant", r.Optimizer.Rate
 	r.Save.Every, r.Save.Keep = 0, 1
-	p, err := train.Write(j.Config, &r, "cpu", nil)
+	p, err := step.Build(step.Spec{Config: j.Config, Recipe: &r, Arch: "cpu"})
 	if err != nil {
 		return err
 	}
@@ -182,7 +183,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 
 // trainer compiles the programs of a policy.
 func (j *Job) trainer(ctx context.Context, policy *precision.Policy) (*train.Trainer, error) {
-	p, err := train.WriteIn(j.Config, j.Recipe, "cpu", nil, policy)
+	p, err := step.Build(step.Spec{Config: j.Config, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
 	if err != nil {
 		return nil, err
 	}
@@ -197,8 +198,8 @@ func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
 	for pair := range j.Pairs {
 		// The order of a branch is another than that of the trunk, whose seed is the recipe's.
 		seed := j.Recipe.Seed + pair
-		b.Steps, b.Rate = j.Recipe.Steps, schedule(func(step int) float64 {
-			return train.Rate(j.Recipe, step)
+		b.Steps, b.Rate = j.Recipe.Steps, schedule(func(n int) float64 {
+			return step.Rates(j.Recipe).Rate(n)
 		})
 		if j.Branch > 0 {
 			seed++

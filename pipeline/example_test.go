@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/pipeline"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
@@ -48,10 +49,18 @@ func Example() {
 		check(err)
 		graphs, err := pipeline.Differentiate(g, bound)
 		check(err)
-		texts, err := graphs.Lower(g.Name, program.Devices{i}, true, nil)
-		check(err)
-		stage, err := graphs.Compile(ctx, e, texts)
-		check(err)
+		compile := func(g *ir.Graph) *engine.Executable {
+			if g == nil { // nobody takes the gradient of the data
+				return nil
+			}
+			text, err := lower.Stage(g.Name, g, lower.Options{})
+			check(err)
+			text.Devices = program.Devices{i}
+			x, err := e.Compile(ctx, text)
+			check(err)
+			return x
+		}
+		stage := graphs.Stage(compile(graphs.Forward), nil, compile(graphs.Input), compile(graphs.Weight))
 		defer stage.Free()
 		state := &engine.State{}
 		defer state.Free()

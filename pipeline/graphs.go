@@ -1,14 +1,11 @@
 package pipeline
 
 import (
-	"context"
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
-	"github.com/deepwell/deepwell/kernels"
-	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -190,64 +187,9 @@ func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, erro
 	return done, done.Verify()
 }
 
-// Programs are the texts of a [Stage]; those that a schedule does not ask for are nil.
-type Programs struct {
-	Forward, Backward, Input, Weight *program.Stage
-}
-
-// List gives those that there are.
-func (p *Programs) List() []*program.Stage {
-	all := []*program.Stage{p.Forward, p.Backward, p.Input, p.Weight}
-	return slices.DeleteFunc(all, func(s *program.Stage) bool { return s == nil })
-}
-
-// Lower writes the programs for the devices of a rank: with split those of the two halves of the
-// gradient, else the joint one. The kernels are those of the devices.
-func (gs *Graphs) Lower(name string, devices program.Devices, split bool,
-	k *kernels.Set) (*Programs, error) {
-	p := &Programs{}
-	for _, x := range []struct {
-		kind  string
-		graph *ir.Graph
-		into  **program.Stage
-		want  bool
-	}{
-		{"forward", gs.Forward, &p.Forward, true},
-		{"backward", gs.Backward, &p.Backward, !split},
-		{"input", gs.Input, &p.Input, split && gs.Input != nil},
-		{"weight", gs.Weight, &p.Weight, split},
-	} {
-		if !x.want {
-			continue
-		}
-		s, err := lower.Stage(name+"."+x.kind, x.graph, lower.Options{Kernels: k})
-		if err != nil {
-			return nil, err
-		}
-		s.Devices = devices
-		*x.into = s
-	}
-	return p, nil
-}
-
-// Compile compiles the programs of a stage.
-func (gs *Graphs) Compile(ctx context.Context, e *engine.Engine, p *Programs) (*Stage, error) {
-	s := &Stage{Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
+// Stage gives the stage of compiled programs; those that a schedule does not ask for are nil.
+func (gs *Graphs) Stage(forward, backward, input, weight *engine.Executable) *Stage {
+	return &Stage{Forward: forward, Backward: backward, Input: input, Weight: weight,
+		Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
 		Results: gs.Results}
-	for _, x := range []struct {
-		text *program.Stage
-		into **engine.Executable
-	}{
-		{p.Forward, &s.Forward}, {p.Backward, &s.Backward}, {p.Input, &s.Input}, {p.Weight, &s.Weight},
-	} {
-		if x.text == nil {
-			continue
-		}
-		var err error
-		if *x.into, err = e.Compile(ctx, x.text); err != nil {
-			s.Free()
-			return nil, err
-		}
-	}
-	return s, nil
 }

@@ -32,7 +32,8 @@ type Stage struct {
 	// Gradients names, for each input, the result of Backward or Input that goes to the stage before;
 	// "" if there is none.
 	Gradients []string
-	// Results names the results of Forward that the caller gets, such as the loss.
+	// Results names the results of Forward that the caller gets, such as the loss. What programs
+	// report ([program.Stat]) the caller gets as well.
 	Results []string
 }
 
@@ -170,6 +171,8 @@ func misfit(format string, args ...any) *diag.Error {
 // A Result is something that a stage gives to the caller, who frees it.
 type Result struct {
 	Stage, Micro int
+	Program      string // the name of the module that gave it
+	Spec         program.Array
 	Array        *engine.Array
 }
 

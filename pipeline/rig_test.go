@@ -155,11 +155,7 @@ func hosted(ctx context.Context, e *engine.Engine, s *schedule.Schedule, ranks [
 				return nil, err
 			}
 			devices := program.Devices{device(r)}
-			texts, err := gs.Lower(graph.Name, devices, split, kernels.For("cpu"))
-			if err != nil {
-				return nil, err
-			}
-			st, err := gs.Compile(ctx, e, texts)
+			st, err := compiled(ctx, e, gs, graph.Name, devices, split)
 			if err != nil {
 				return nil, err
 			}
@@ -171,6 +167,35 @@ func hosted(ctx context.Context, e *engine.Engine, s *schedule.Schedule, ranks [
 		list = append(list, rank)
 	}
 	return list, nil
+}
+
+// compiled compiles the programs of a stage: with split those of the two halves of the gradient,
+// else the joint one.
+func compiled(ctx context.Context, e *engine.Engine, gs *pipeline.Graphs, name string,
+	devices program.Devices, split bool) (*pipeline.Stage, error) {
+	st := gs.Stage(nil, nil, nil, nil)
+	for _, x := range []struct {
+		kind  string
+		graph *ir.Graph
+		into  **engine.Executable
+		want  bool
+	}{
+		{"forward", gs.Forward, &st.Forward, true}, {"backward", gs.Backward, &st.Backward, !split},
+		{"input", gs.Input, &st.Input, split}, {"weight", gs.Weight, &st.Weight, split},
+	} {
+		if !x.want || x.graph == nil {
+			continue
+		}
+		text, err := lower.Stage(name+"."+x.kind, x.graph, lower.Options{Kernels: kernels.For("cpu")})
+		if err != nil {
+			return nil, err
+		}
+		text.Devices = devices
+		if *x.into, err = e.Compile(ctx, text); err != nil {
+			return nil, err
+		}
+	}
+	return st, nil
 }
 
 // keep puts what a stage's programs share into the state.

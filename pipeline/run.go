@@ -323,9 +323,10 @@ func (r *run) settle(a schedule.Action, st *program.Stage, results []*engine.Arr
 				handed[k] = x.hold()
 			}
 		}
-		if a.Kind == schedule.Forward && slices.Contains(s.Results, spec.Name) {
+		if spec.Role == program.Stat ||
+			a.Kind == schedule.Forward && slices.Contains(s.Results, spec.Name) {
 			x.hold() // for the caller, who frees the array
-			r.results = append(r.results, Result{a.Stage, a.Micro, results[i]})
+			r.results = append(r.results, Result{a.Stage, a.Micro, st.Name, spec, results[i]})
 		}
 		if needed[spec.Name] {
 			r.ledger.put(a.Stage, a.Micro, spec.Name, x.hold())

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -74,6 +75,13 @@ func (s *Schedule) Rank(stage int) int {
 		return s.Ranks - 1 - at
 	}
 	return at
+}
+
+// Has tells whether some rank has an action of a kind.
+func (s *Schedule) Has(k Kind) bool {
+	return slices.ContainsFunc(s.Lists, func(list []Action) bool {
+		return slices.ContainsFunc(list, func(a Action) bool { return a.Kind == k })
+	})
 }
 
 // Stage is the virtual stage that a rank has in a turn; the inverse of Rank.

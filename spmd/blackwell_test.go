@@ -72,7 +72,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		t.Fatal(err)
 	}
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1, Compute: p.Types.Params}
-	s, err := spmd.Train(sh.Graph, spmd.Options{Optimizer: o, Sharding: sh, Recompute: p.Recompute})
+	s, err := build(sh.Graph, spmd.Options{Optimizer: o, Sharding: sh, Recompute: p.Recompute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,11 +80,14 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 	if err != nil {
 		t.Fatal(err)
 	}
-	graphs := []*ir.Graph{s.Gradient, s.Update}
+	graphs := []*ir.Graph{s.Gradient, s.Reduce, s.Square, s.Update}
 	if p.CP.Kind == "ring" {
 		graphs = graphs[:1] // the update has no attention
 	}
 	for _, g := range graphs {
+		if g == nil {
+			continue // nothing to reduce
+		}
 		stage, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For(cluster.Card.Arch)})
 		if err != nil {
 			t.Fatal(err)

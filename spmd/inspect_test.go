@@ -29,7 +29,7 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 	if p != nil {
 		loss = r.sharding.Graph
 	}
-	r.step, err = spmd.Train(loss.Clone(), spmd.Options{Optimizer: optim.SGD{}, Parts: 1, Watch: true,
+	r.step, err = build(loss.Clone(), spmd.Options{Optimizer: optim.SGD{}, Parts: 1, Watch: true,
 		Inspect: true, Sharding: r.sharding, Params: map[string]optim.Param{}, Recompute: recompute})
 	if err != nil {
 		return nil, err

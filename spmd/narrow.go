@@ -33,18 +33,13 @@ type Blocks struct {
 	Copies []ir.Copy
 	plain  map[string]dtype.DType // parameters that some graph takes as they are
 	narrow bool
-	watch  bool // copies are reported on
+	// Watch has the copies reported on, and made even if none is quantized.
+	Watch bool
 }
 
-// Expand writes out products in few bits, if a graph asks for any, and remembers what it takes. Its
+// Expand writes quantized GEMMs out, if a graph asks for any, and remembers what it takes. Its
 // parameters must still have their own names.
-func (w *Blocks) Expand(g *ir.Graph) error {
-	_, err := w.expand(g, ir.ReportNothing)
-	return err
-}
-
-func (w *Blocks) expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error) {
-	w.watch = w.watch || tell != ir.ReportNothing
+func (w *Blocks) Expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error) {
 	if Narrowed(g) {
 		var copies []ir.Copy
 		if copies, stats, err = ir.Expand(g, program.Copy.Of, dataAxes, tell); err != nil {
@@ -107,7 +102,7 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value,
 func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Value) (x *ir.Value,
 	list []*ir.Value, join string) {
 	x = b.Convert(kept, c.Elem)
-	if l != nil && l.copied() {
+	if l.copied() {
 		join = l.Stored.Place.On(plan.FSDPAxis)
 	}
 	if join != "" && !c.Within(x.Type) {
@@ -132,16 +127,17 @@ type Measured struct{ At, Layers, Elements int64 }
 
 // inspection gives the graph that rounds the masters as copies are and tells the errors, and where
 // these stand, by the names of the copies' scales; nil if there are none in blocks.
-func (w *Blocks) inspection(mesh []ir.Axis, params []string,
-	kept func(i int) (ir.Type, *Layout)) (*ir.Graph, map[string]Measured, error) {
+func (w *Blocks) inspection(mesh []ir.Axis, held []Held) (*ir.Graph, map[string]Measured,
+	error) {
 	b, at, places := ir.NewBuilder("copies", mesh...), int64(0), map[string]Measured{}
 	var sums []*ir.Value
 	devices := int64(1)
 	for _, a := range mesh {
 		devices *= a.Size
 	}
-	for i, name := range params {
-		t, l := kept(i)
+	for i := range held {
+		name, l := held[i].Name, &held[i].Layout
+		t := l.Stored
 		t.Elem = dtype.F32
 		var master, amax *ir.Value
 		for _, c := range w.Copies {
@@ -170,12 +166,12 @@ func (w *Blocks) inspection(mesh []ir.Axis, params []string,
 }
 
 // Made is the result in which an update reports on the scales of the copies that it makes, in the
-// order of [Step.Made].
+// order of [Part.Made].
 const Made = "stat.made"
 
 // told adds the report on copies that were made.
 func (w *Blocks) told(b *ir.Builder, out []result) []result {
-	if w == nil || !w.watch {
+	if w == nil || !w.Watch {
 		return out
 	}
 	var scales []*ir.Value
@@ -198,40 +194,28 @@ func (w *Blocks) scales() (list []string) {
 	return list
 }
 
-// Made lists the scales that updates report on; a stack stands there once for each layer.
-func (s *Step) Made() (list []string) {
-	for _, name := range s.blocks.scales() {
-		for _, v := range s.Quantize.Results {
-			if v.Name == name {
-				list = append(list, slices.Repeat([]string{name}, int(v.Type.Told()))...)
-			}
-		}
-	}
-	return list
-}
-
 // graph gives that which makes all copies of the masters alone, for the beginning of a run and for
 // other programs that take its place; nil if there are none in blocks and nobody watches.
-func (w *Blocks) graph(mesh []ir.Axis, params []string,
-	kept func(i int) (ir.Type, *Layout)) (*ir.Graph, error) {
-	if w == nil || len(w.Copies) == 0 && !w.watch {
+func (w *Blocks) graph(mesh []ir.Axis, held []Held) (*ir.Graph, error) {
+	if w == nil || len(w.Copies) == 0 && !w.Watch {
 		return nil, nil
 	}
 	b := ir.NewBuilder("copies", mesh...)
 	var out []result
-	for i, name := range params {
-		t, l := kept(i)
+	for i := range held {
+		name, l := held[i].Name, &held[i].Layout
 		elem := w.plain[name]
-		plain := elem.Valid() && (elem != dtype.F32 || l != nil && l.copied())
+		plain := elem.Valid() && (elem != dtype.F32 || l.copied())
 		if !plain && !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool { return c.Param == name }) {
 			continue
 		}
+		t := l.Stored
 		t.Elem = dtype.F32
 		master := b.Input(name, ir.Param, t, "")
 		out = append(out, w.make(b, name, master, l)...)
 		if plain {
 			x := b.Convert(master, elem)
-			if l != nil && l.copied() {
+			if l.copied() {
 				x = b.AllGather(x, plan.FSDPAxis, l.Stored.Place.On(plan.FSDPAxis))
 			}
 			out = append(out, result{x, program.Copy.Of(name), program.Copy.For(name)})

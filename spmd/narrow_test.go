@@ -62,7 +62,7 @@ func narrowPlan(m mesh, format string, s plantest.Size) *plan.Plan {
 	return p
 }
 
-func narrowStep(c *model.Config, p *plan.Plan, unrolled bool) (*spmd.Step, *spmd.Sharding, error) {
+func narrowStep(c *model.Config, p *plan.Plan, unrolled bool) (*graphs, *spmd.Sharding, error) {
 	g, err := marked(c, p, dtype.BF16, unrolled)
 	if err != nil {
 		return nil, nil, err
@@ -71,7 +71,7 @@ func narrowStep(c *model.Config, p *plan.Plan, unrolled bool) (*spmd.Step, *spmd
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := spmd.Train(sh.Graph, spmd.Options{Optimizer: optim.SGD{}, Sharding: sh, Parts: 2,
+	s, err := build(sh.Graph, spmd.Options{Optimizer: optim.SGD{}, Sharding: sh, Parts: 2,
 		Recompute: p.Recompute, Params: map[string]optim.Param{}})
 	return s, sh, err
 }
@@ -133,7 +133,7 @@ func TestNarrowWeightsAreCopies(t *testing.T) {
 }
 
 // copiesOnly holds the graphs of a step to copies.
-func copiesOnly(t *testing.T, name string, s *spmd.Step) {
+func copiesOnly(t *testing.T, name string, s *graphs) {
 	t.Helper()
 	copies := s.Copies()
 	if want := 14 * 3; len(copies) != want && len(copies) != want/3 { // 7 weights, 2 orientations
@@ -202,7 +202,7 @@ func source(v *ir.Value) *ir.Value {
 // oneSided holds the loops of a step to what each pass reads: the forward pass copies that lie along
 // what it sums over, the backward pass the others, and of what layers kept nothing is quantized that
 // was kept as it was.
-func oneSided(t *testing.T, name string, s *spmd.Step) {
+func oneSided(t *testing.T, name string, s *graphs) {
 	t.Helper()
 	forward := map[string]string{"q": "embed", "k": "embed", "v": "embed", "o": "heads_head",
 		"gate": "embed", "up": "embed", "down": "mlp"}

@@ -56,7 +56,7 @@ func operands(g *ir.Graph, p *plan.Plan) (joint *ir.Graph, names []string, err e
 	if joint, err = gr.Joint(); err != nil {
 		return nil, nil, err
 	}
-	if err := new(spmd.Blocks).Expand(joint); err != nil {
+	if _, err := new(spmd.Blocks).Expand(joint, ir.ReportNothing); err != nil {
 		return nil, nil, err
 	}
 	for _, op := range joint.Ops {

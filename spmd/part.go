@@ -1,6 +1,8 @@
 package spmd
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
@@ -16,69 +18,123 @@ type Held struct {
 	Shared, Counts bool
 }
 
-// A Part is what one rank of a pipeline does at both ends of a step. Ranks know only the gradients
-// of their own stages, while the norm is that of all: so what is one program without a pipeline is
-// three here, between which ranks exchange the gradients of what they share, and one number.
-type Part struct {
-	// Zero gives the gradients that the stages add to: zeros.
-	Zero *ir.Graph
-	// Reduce takes the gradients and leaves each device its piece of their sums over the rank's mesh.
-	Reduce *ir.Graph
-	// Square takes these, and of shared parameters those of the other rank, which it adds
-	// ([program.PeerGradient]). It gives the sum of all squares that count here, [optim.Square].
-	Square *ir.Graph
-	// Update takes the gradients and the sum of the squares of all ranks ([optim.Optimizer.Part]).
-	Update *ir.Graph
-	// Quantize is as that of [Step].
-	Quantize *ir.Graph
-
-	Held []Held
+// An End says how an update is made.
+type End struct {
+	Plan      *plan.Plan // nil is one device
+	Optimizer optim.Optimizer
+	Blocks    *Blocks // the quantized copies that the update makes, as stages asked for them
+	// Zero asks for the graph that makes accumulators; Inspect for the one that measures the errors
+	// of copies.
+	Zero, Inspect bool
+	// State keeps what the optimizer keeps between updates in the memory of the host.
+	State bool
+	// Fused makes one graph of reduce, square and update, where no rank has to hear of another
+	// in between.
+	Fused bool
 }
 
-// NewPart builds the graphs of a rank, whose stages take the copies in blocks that they
-// asked for.
-func NewPart(p *plan.Plan, o optim.Optimizer, held []Held, w *Blocks) (*Part, error) {
-	e := &ending{plan: p, o: o, blocks: w}
-	var names []string
-	for _, h := range held {
-		e.params, e.layouts = append(e.params, h.Param), append(e.layouts, h.Layout)
-		names = append(names, h.Name)
+// A Part is what one rank of a pipeline does at both ends of a step; a mesh is a pipeline of one
+// rank. Ranks know only the gradients of their own stages, while the norm is that of all: so an
+// update is three programs, between which ranks exchange the gradients of what they share, and one
+// number.
+type Part struct {
+	// Zero gives the gradients that the stages add to: zeros. It is nil where the first microbatch
+	// gives them.
+	Zero *ir.Graph
+	// Reduce takes the gradients and leaves each device its piece of their sums over the rank's mesh;
+	// nil if they are that already, or if Update does it.
+	Reduce *ir.Graph
+	// Square takes these, and of shared parameters those of the other rank, which it adds
+	// ([program.PeerGradient]). It gives the sum of all squares that count here, [optim.Square]; nil
+	// if Update does it.
+	Square *ir.Graph
+	// Update takes the gradients and the sum of the squares of all ranks ([optim.Optimizer.Part]), or
+	// it is fused ([optim.Optimizer.Update]).
+	Update *ir.Graph
+	// Quantize makes the copies that the others take of the parameters; nil if they take none that
+	// are quantized.
+	Quantize *ir.Graph
+	// Inspect measures the errors of the quantized copies of the masters ([CopyErrors]), and Measured
+	// says where they stand, by the names of the copies' scales; nil if that was not asked for.
+	Inspect  *ir.Graph
+	Measured map[string]Measured
+
+	Holds []Held
+
+	blocks *Blocks
+}
+
+// NewPart builds the graphs of a rank.
+func NewPart(held []Held, o End) (*Part, error) {
+	if o.Plan == nil {
+		o.Plan = plan.Default()
 	}
-	part := &Part{Held: held}
-	var err error
-	part.Quantize, err = w.graph(p.Mesh(), names, func(i int) (ir.Type, *Layout) {
-		return held[i].Layout.Stored, &held[i].Layout
-	})
-	if err != nil {
-		return nil, err
+	e := &ending{End: o, held: held}
+	t := &Part{Holds: held, blocks: o.Blocks}
+	builds := []func(*ending) error{t.quantize, t.reduce, t.square, t.update}
+	if o.Fused {
+		builds = []func(*ending) error{t.quantize, t.fused}
 	}
-	for _, build := range []func(*ending) error{part.zero, part.reduce, part.square, part.update} {
+	if o.Zero {
+		builds = append(builds, t.zero)
+	}
+	for _, build := range builds {
 		if err := build(e); err != nil {
 			return nil, err
 		}
 	}
-	return part, nil
+	return t, nil
+}
+
+// quantize builds what makes copies of masters alone, and what measures their errors.
+func (t *Part) quantize(e *ending) (err error) {
+	if t.Quantize, err = e.Blocks.graph(e.Plan.Mesh(), e.held); err == nil && e.Inspect {
+		t.Inspect, t.Measured, err = e.Blocks.inspection(e.Plan.Mesh(), e.held)
+	}
+	return err
+}
+
+// Copies lists what the graphs of the rank take of parameters in blocks.
+func (t *Part) Copies() []ir.Copy { return t.blocks.Copies }
+
+// Made lists the scales that updates report on; a stack stands there once for each layer.
+func (t *Part) Made() (list []string) {
+	if t.Quantize == nil {
+		return nil
+	}
+	for _, name := range t.blocks.scales() {
+		for _, v := range t.Quantize.Results {
+			if v.Name == name {
+				list = append(list, slices.Repeat([]string{name}, int(v.Type.Told()))...)
+			}
+		}
+	}
+	return list
 }
 
 func (t *Part) zero(e *ending) (err error) {
-	u := newSharder("zero", e.plan)
+	u := newSharder("zero", e.Plan)
 	var out []result
-	for _, p := range e.params {
-		out = append(out, gradient(u.b.Fill(p.Type, 0), p.Name, false))
+	for _, h := range e.held {
+		out = append(out, gradient(u.b.Fill(h.Type, 0), h.Name, false))
 	}
 	t.Zero, err = named(u.b, out)
 	return err
 }
 
 func (t *Part) reduce(e *ending) (err error) {
-	u := newSharder("reduce", e.plan)
+	u := newSharder("reduce", e.Plan)
 	var out []result
-	for i, p := range e.params {
+	idle := true // nothing is to be done
+	for i, h := range e.held {
 		g := e.reduced(u, i)
-		if g.Def() == nil {
+		if idle = idle && g.Def() == nil; g.Def() == nil {
 			g = u.b.Scale(g, 1) // a result of its own
 		}
-		out = append(out, gradient(g, p.Name, true))
+		out = append(out, gradient(g, h.Name, true))
+	}
+	if idle {
+		return u.b.Err()
 	}
 	t.Reduce, err = named(u.b, out)
 	return err
@@ -86,18 +142,18 @@ func (t *Part) reduce(e *ending) (err error) {
 
 // sum takes a gradient as Reduce gives it.
 func (e *ending) sum(u *sharder, i int) *ir.Value {
-	stored := e.layouts[i].Stored
-	t := ir.Type{Elem: e.params[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
-	return u.gradient(e.params[i].Name, t)
+	stored := e.held[i].Layout.Stored
+	t := ir.Type{Elem: e.held[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
+	return u.gradient(e.held[i].Name, t)
 }
 
 func (t *Part) square(e *ending) error {
-	u := newSharder("square", e.plan)
+	u := newSharder("square", e.Plan)
 	var counting []optim.Param
 	bound := map[string]binding{}
 	var out []result
 	for i, p := range e.whole() {
-		h := t.Held[i]
+		h := e.held[i]
 		if h.Counts {
 			counting = append(counting, p)
 		}
@@ -118,25 +174,35 @@ func (t *Part) square(e *ending) error {
 	if err := u.rebuild(whole, bound); err != nil {
 		return err
 	}
-	total := u.settled(u.at[whole.Results[0]])
-	t.Square, err = named(u.b, append(out, result{total, optim.Square, program.Scalar.For("")}))
+	for _, v := range whole.Results {
+		out = append(out, result{u.settled(u.at[v]), v.Name, v.Means})
+	}
+	t.Square, err = named(u.b, out)
 	return err
 }
 
-func (t *Part) update(e *ending) error {
-	whole, err := e.o.Part(e.whole())
+// update builds that of a rank: the update of the whole parameters, rebuilt for what one device
+// keeps of them.
+func (t *Part) update(e *ending) error { return t.build(e, e.Optimizer.Part, e.sum) }
+
+// fused builds the update with what must be done before it.
+func (t *Part) fused(e *ending) error { return t.build(e, e.Optimizer.Update, e.reduced) }
+
+func (t *Part) build(e *ending, make func([]optim.Param) (*ir.Graph, error),
+	take func(u *sharder, i int) *ir.Value) error {
+	whole, err := make(e.whole())
 	if err != nil {
 		return err
 	}
-	u := newSharder(whole.Name, e.plan)
+	u := newSharder(whole.Name, e.Plan)
 	bound := e.kept(u)
-	for i, p := range e.params {
-		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return e.sum(u, i) }
+	for i, h := range e.held {
+		bound[program.Gradient.Of(h.Name)] = func(*ir.Value) *ir.Value { return take(u, i) }
 	}
 	if err := u.rebuild(whole, bound); err != nil {
 		return err
 	}
-	if t.Update, err = e.results(u, whole); err == nil && e.plan.Offloads(plan.OptimizerState) {
+	if t.Update, err = e.results(u, whole); err == nil && e.State {
 		t.Update, err = offloaded(t.Update)
 	}
 	return err

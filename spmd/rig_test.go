@@ -19,9 +19,26 @@ import (
 // A runner runs a graph on all devices of its mesh.
 type runner func(g *ir.Graph, in map[string][]*eval.Array) ([][]*eval.Array, error)
 
+// graphs are all of a step on one mesh.
+type graphs struct {
+	*spmd.Step
+	*spmd.Part
+}
+
+// build builds them for a loss.
+func build(loss *ir.Graph, o spmd.Options) (*graphs, error) {
+	w := &spmd.Blocks{}
+	s, err := spmd.NewStep(loss, o, w)
+	if err != nil {
+		return nil, err
+	}
+	p, err := spmd.NewPart(s.Held(), o.End(w))
+	return &graphs{s, p}, err
+}
+
 // A rig trains a model for a few steps with the graphs of one plan, or of one device.
 type rig struct {
-	step     *spmd.Step
+	step     *graphs
 	sharding *spmd.Sharding // nil for one device
 	mesh     []ir.Axis
 	whole    map[string]*eval.Array // what it begins with
@@ -52,7 +69,7 @@ func newRig(g *ir.Graph, p *plan.Plan, o optim.Optimizer, parts int, whole map[s
 		r.mesh = p.Mesh()
 	}
 	var err error
-	if r.step, err = spmd.Train(loss, opt); err != nil {
+	if r.step, err = build(loss, opt); err != nil {
 		return nil, err
 	}
 	r.begin()
@@ -131,15 +148,23 @@ func (r *rig) update(n int, rate float64) (float64, error) {
 	for name, x := range r.o.Scalars(n) {
 		scalars[name] = one(x)
 	}
-	g := r.step.Update
-	out, err := r.run(g, r.feed(g, scalars))
-	if err != nil {
-		return 0, err
-	}
 	norm := 0.0
-	for i, v := range g.Results {
-		if r.state[cmp.Or(v.Means.Replaces, v.Name)] = out[i]; v.Name == optim.Norm {
-			norm = out[i][0].Data[0]
+	for _, g := range []*ir.Graph{r.step.Reduce, r.step.Square, r.step.Update} {
+		if g == nil {
+			continue
+		}
+		out, err := r.run(g, r.feed(g, scalars))
+		if err != nil {
+			return 0, err
+		}
+		for i, v := range g.Results {
+			switch v.Name {
+			case optim.Norm:
+				norm = out[i][0].Data[0]
+			case optim.Square:
+				norm = math.Sqrt(out[i][0].Data[0])
+			}
+			r.state[cmp.Or(v.Means.Replaces, v.Name)] = out[i]
 		}
 	}
 	return norm, nil

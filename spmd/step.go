@@ -24,46 +24,49 @@ type Options struct {
 	Params map[string]optim.Param
 	// Sharding is how the loss was cut for a mesh; nil for one device.
 	Sharding *Sharding
-	// Watch lets the graphs report on their products in few bits; Inspect lets those that give
-	// gradients measure the errors of rounding as well.
+	// Watch lets the graphs report on their quantized GEMMs; Inspect lets those that give gradients
+	// measure the errors of rounding as well.
 	Watch, Inspect bool
 	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
 	// between updates, in the memory of the host.
 	Activations, State bool
+	// Split makes reduce, square and update of an update programs of their own on one device, too.
+	Split bool
 }
 
-// A Step is the graphs that train a model.
+// Report is what graphs that give gradients report.
+func (o *Options) Report() ir.Report {
+	switch {
+	case o.Inspect:
+		return ir.ReportErrors
+	case o.Watch:
+		return ir.ReportScales
+	}
+	return ir.ReportNothing
+}
+
+// A Step is the graphs that train a model whose forward and backward pass are one program.
 type Step struct {
 	// Gradient gives the loss and the gradient of every parameter.
 	Gradient *ir.Graph
 	// Accumulate takes gradients as well and gives them with those of another part of the batch added;
 	// nil if a step has one part.
 	Accumulate *ir.Graph
-	// Update changes parameters and state ([optim.Optimizer]).
-	Update *ir.Graph
 	// Evaluate gives the loss alone.
 	Evaluate *ir.Graph
-	// Quantize makes the copies in blocks that the others take of the parameters; nil if they take
-	// none.
-	Quantize *ir.Graph
+	// Stats says what stands where in the reports of Gradient and Accumulate.
+	Stats []ir.Stat
 	// Params are the parameters in the order of the update. Their types are those of the gradients,
 	// which on a mesh are terms of a sum that the update adds up.
 	Params []optim.Param
 
-	// Stats says what stands where in the reports of Gradient and Accumulate.
-	Stats []ir.Stat
-	// Inspect measures the errors of the copies in blocks of the masters ([CopyErrors]), and Measured
-	// says where they stand, by the names of the copies' scales; nil if that was not asked for.
-	Inspect  *ir.Graph
-	Measured map[string]Measured
-
-	tells    ir.Report
+	report   ir.Report
 	sharding *Sharding
-	blocks   Blocks
+	blocks   *Blocks
 }
 
-// Train builds the graphs for a loss, the only result of its graph.
-func Train(loss *ir.Graph, o Options) (*Step, error) {
+// NewStep builds the graphs of forward and backward pass of a loss, the only result of its graph.
+func NewStep(loss *ir.Graph, o Options, w *Blocks) (*Step, error) {
 	// What is no part of a loop's body stands in one program with its gradient: XLA would find that
 	// it is computed again, and keep it.
 	o.Recompute = slices.DeleteFunc(slices.Clone(o.Recompute), func(t ir.Tag) bool {
@@ -77,14 +80,8 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Step{sharding: o.Sharding}
-	switch {
-	case o.Inspect:
-		s.tells = ir.ReportErrors
-	case o.Watch:
-		s.tells = ir.ReportScales
-	}
-	s.blocks.watch = o.Watch
+	s := &Step{sharding: o.Sharding, report: o.Report(), blocks: w}
+	w.Watch = o.Watch
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
 		p.Watched = o.Watch && len(v.Type.Dims) > 1
@@ -107,44 +104,36 @@ func Train(loss *ir.Graph, o Options) (*Step, error) {
 	}
 	s.Evaluate = loss.Clone()
 	s.Evaluate.Name = "evaluate"
-	if err := s.blocks.Expand(s.Evaluate); err != nil {
+	if _, err := w.Expand(s.Evaluate, ir.ReportNothing); err != nil {
 		return nil, err
 	}
 	s.Evaluate.Results[0].Name, s.Evaluate.Results[0].Means = Loss, program.Loss.For("")
 	s.copies(s.Evaluate)
-	if err := s.Evaluate.Verify(); err != nil {
-		return nil, err
-	}
-	if s.Update, err = s.update(o.Optimizer); err != nil {
-		return nil, err
-	}
-	if o.State {
-		if s.Update, err = offloaded(s.Update); err != nil {
-			return nil, err
-		}
-	}
-	kept := func(i int) (ir.Type, *Layout) {
-		if s.sharding == nil {
-			return s.Params[i].Type, nil
-		}
-		return s.sharding.Params[i].Stored, &s.sharding.Params[i]
-	}
-	if s.Quantize, err = s.blocks.graph(loss.Mesh, s.names(), kept); err == nil && o.Inspect {
-		s.Inspect, s.Measured, err = s.blocks.inspection(loss.Mesh, s.names(), kept)
-	}
-	return s, err
+	return s, s.Evaluate.Verify()
 }
 
-// Copies lists what the graphs take of parameters in blocks.
-func (s *Step) Copies() []ir.Copy { return s.blocks.Copies }
-
-// names lists the parameters.
-func (s *Step) names() []string {
-	list := make([]string, len(s.Params))
+// Held lists the parameters for the update.
+func (s *Step) Held() []Held {
+	list := make([]Held, len(s.Params))
 	for i, p := range s.Params {
-		list[i] = p.Name
+		list[i] = Held{Param: p, Counts: true}
+		if s.sharding != nil {
+			list[i].Layout = s.sharding.Params[i]
+		} else {
+			list[i].Layout = Layout{Name: p.Name, Whole: p.Type.Dims, Stored: p.Type, Compute: p.Type}
+		}
 	}
 	return list
+}
+
+// End says how the update of a step is made.
+func (o *Options) End(w *Blocks) End {
+	e := End{Optimizer: o.Optimizer, Blocks: w, Inspect: o.Inspect, State: o.State,
+		Fused: o.Sharding == nil && !o.Split}
+	if o.Sharding != nil {
+		e.Plan = o.Sharding.Plan
+	}
+	return e
 }
 
 // gradient joins forward and backward pass and names what comes out; onto adds it to what came
@@ -155,7 +144,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	own := len(g.Results)
-	stats, err := s.blocks.expand(g, s.tells)
+	stats, err := s.blocks.Expand(g, s.report)
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-func step(t *testing.T, shape model.Shape, parts int, unroll bool) *spmd.Step {
+func step(t *testing.T, shape model.Shape, parts int, unroll bool) *graphs {
 	t.Helper()
 	text, err := os.ReadFile("../model/testdata/llama3/config.json")
 	if err != nil {
@@ -36,7 +36,7 @@ func step(t *testing.T, shape model.Shape, parts int, unroll bool) *spmd.Step {
 			t.Fatal(err)
 		}
 	}
-	s, err := spmd.Train(g, spmd.Options{Optimizer: optim.SGD{Compute: shape.Elem}, Parts: parts})
+	s, err := build(g, spmd.Options{Optimizer: optim.SGD{Compute: shape.Elem}, Parts: parts})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,12 +121,12 @@ func TestOffloadedUpdate(t *testing.T) {
 	for _, compute := range []dtype.DType{dtype.F32, dtype.BF16} {
 		o := spmd.Options{Optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
 			ClipNorm: 1, Compute: compute}}
-		plain, err := spmd.Train(c, o)
+		plain, err := build(c, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.State = true
-		moved, err := spmd.Train(c, o)
+		moved, err := build(c, o)
 		if err != nil {
 			t.Fatal(err)
 		}

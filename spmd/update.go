@@ -79,23 +79,21 @@ func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
 	return g
 }
 
-// An ending is what a mesh does with the gradients of a step: parameters and how they lie.
+// An ending builds the graphs of an update: parameters and how they lie.
 type ending struct {
-	plan    *plan.Plan
-	o       optim.Optimizer
-	params  []optim.Param // their types are those of the gradients
-	layouts []Layout
-	blocks  *Blocks
+	End
+	held []Held // the types of parameters are those of the gradients
 }
 
 // whole describes the parameters as all devices together have them.
 func (e *ending) whole() []optim.Param {
-	params := slices.Clone(e.params)
-	for i := range params {
-		t := global(e.layouts[i].Stored, e.plan.Mesh())
-		t.Elem = params[i].Type.Elem
+	params := make([]optim.Param, len(e.held))
+	for i, h := range e.held {
+		params[i] = h.Param
+		t := global(h.Layout.Stored, e.Plan.Mesh())
+		t.Elem = h.Type.Elem
 		params[i].Type = t
-		params[i].Group = axesOf(e.layouts[i].Stored.Place)
+		params[i].Group = axesOf(h.Layout.Stored.Place)
 	}
 	return params
 }
@@ -129,13 +127,13 @@ func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 func (e *ending) kept(u *sharder) map[string]binding {
 	bound := map[string]binding{}
 	for i, p := range e.whole() {
-		stored := e.layouts[i].Stored
+		stored := e.held[i].Layout.Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
 			return u.b.Like(v, t)
 		}
 		bound[p.Name] = keep
-		for _, slot := range e.o.State(p) {
+		for _, slot := range e.Optimizer.State(p) {
 			bound[slot.Name] = keep
 		}
 	}
@@ -144,66 +142,20 @@ func (e *ending) kept(u *sharder) map[string]binding {
 
 // reduced takes a gradient and gives the device's piece of the sum of all terms.
 func (e *ending) reduced(u *sharder, i int) *ir.Value {
-	t := e.params[i].Type
-	g := u.gradient(e.params[i].Name, t)
+	t := e.held[i].Type
+	g := u.gradient(e.held[i].Name, t)
 	terms := func(share ir.Share) bool { return share.How == ir.Partial }
 	if slices.ContainsFunc(g.Type.Place, terms) {
-		g = u.b.Convert(g, e.plan.Types.Collectives)
+		g = u.b.Convert(g, e.Plan.Types.Collectives)
 	}
-	l := &e.layouts[i]
-	g = u.conform(l.piecewise(u.b, e.plan, g), l.Stored.Place)
+	l := &e.held[i].Layout
+	g = u.conform(l.piecewise(u.b, e.Plan, g), l.Stored.Place)
 	return u.b.Convert(g, t.Elem)
 }
 
 // gradient takes that of a parameter.
 func (u *sharder) gradient(param string, t ir.Type) *ir.Value {
 	return u.b.Input(program.Gradient.Of(param), ir.Data, t, "").As(program.Gradient.For(param))
-}
-
-// update builds the update of all parameters. On a mesh it is that of the whole parameters, rebuilt
-// for what one device keeps of them.
-func (s *Step) update(o optim.Optimizer) (*ir.Graph, error) {
-	if s.sharding == nil {
-		g, err := o.Update(s.Params)
-		if err != nil {
-			return nil, err
-		}
-		return s.withBlocks(g)
-	}
-	e := &ending{s.sharding.Plan, o, s.Params, s.sharding.Params, &s.blocks}
-	whole, err := o.Update(e.whole())
-	if err != nil {
-		return nil, err
-	}
-	u := newSharder(whole.Name, e.plan)
-	bound := e.kept(u)
-	for i, p := range e.params {
-		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return e.reduced(u, i) }
-	}
-	if err := u.rebuild(whole, bound); err != nil {
-		return nil, err
-	}
-	return e.results(u, whole)
-}
-
-// withBlocks adds to an update on one device the copies in blocks, and takes away those that nobody
-// takes.
-func (s *Step) withBlocks(g *ir.Graph) (*ir.Graph, error) {
-	if !s.blocks.narrow {
-		return g, nil
-	}
-	b := ir.Continue(g)
-	var out []result
-	masters := map[string]*ir.Value{}
-	for _, v := range g.Results {
-		if masters[v.Means.Replaces] = v; !s.blocks.unused(v.Means) {
-			out = append(out, result{v, v.Name, v.Means})
-		}
-	}
-	for _, p := range s.Params {
-		out = append(out, s.blocks.make(b, p.Name, masters[p.Name], nil)...)
-	}
-	return named(b, s.blocks.told(b, out))
 }
 
 // results names what the update gives as the whole one does, and makes the copies that the loss
@@ -214,7 +166,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	for _, v := range whole.Results {
 		x := u.settled(u.at[v])
 		masters[v.Means.Replaces] = x
-		if e.blocks.unused(v.Means) {
+		if e.Blocks.unused(v.Means) {
 			continue
 		}
 		if v.Means.Role == program.Copy {
@@ -222,10 +174,11 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 		}
 		out = append(out, result{x, v.Name, v.Means})
 	}
-	for i, p := range e.params {
-		out = append(out, e.blocks.make(u.b, p.Name, masters[p.Name], &e.layouts[i])...)
+	for i := range e.held {
+		p := &e.held[i]
+		out = append(out, e.Blocks.make(u.b, p.Name, masters[p.Name], &p.Layout)...)
 		is := program.Copy.For(p.Name)
-		if !e.layouts[i].copied() || e.blocks.unused(is) {
+		if !p.Layout.copied() || e.Blocks.unused(is) {
 			continue
 		}
 		at, ok := copies[p.Name]
@@ -233,10 +186,10 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 			at = len(out)
 			out = append(out, result{masters[p.Name], program.Copy.Of(p.Name), is})
 		}
-		dim := e.layouts[i].Stored.Place.On(plan.FSDPAxis)
+		dim := p.Layout.Stored.Place.On(plan.FSDPAxis)
 		out[at].v = u.b.AllGather(out[at].v, plan.FSDPAxis, dim)
 	}
-	return named(u.b, e.blocks.told(u.b, out))
+	return named(u.b, e.Blocks.told(u.b, out))
 }
 
 // named ends a graph with results that have names and meanings.

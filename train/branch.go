@@ -9,10 +9,10 @@ import (
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A Branch is a run beside the run: it begins with a state of its own and takes rows and rates of
@@ -34,23 +34,19 @@ type Branch struct {
 	Done func(step int, loss float64)
 }
 
-// NewBranches is New for branches alone, on one device: it compiles the programs, and neither reads
-// nor writes the recipe's folder.
+// NewBranches is New for branches alone, in one process: it compiles the programs, and neither
+// reads nor writes the recipe's folder.
 func NewBranches(ctx context.Context, o Options) (*Trainer, error) {
-	if o.Programs.Pipe != nil || o.Programs.Sharding != nil {
-		return nil, diag.New(diag.PlanLater, "branches run on one device").Try("leave the plan away")
-	}
-	programs := *o.Programs
-	programs.Evaluate = nil // branches are not validated, and it takes long to compile
-	o.Programs = &programs
+	o.Programs = o.Programs.Without(step.Evaluate) // it takes long to compile
 	t := &Trainer{Options: o}
 	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
 	var err error
-	if t.crew, err = newMesh(ctx, t); err != nil {
+	if t.exec, err = newExecutor(ctx, t); err != nil {
 		return nil, err
 	}
+	t.gradients = t.exec.gradients
 	if err := t.fitsHost(); err != nil {
-		t.crew.free()
+		t.exec.free()
 		return nil, err
 	}
 	return t, nil
@@ -59,10 +55,6 @@ func NewBranches(ctx context.Context, o Options) (*Trainer, error) {
 // Branch makes the steps of a branch with programs that [NewBranches] compiled. It ends early, with
 // an error, at a step whose loss or gradient is not finite.
 func (t *Trainer) Branch(ctx context.Context, b Branch) error {
-	m, ok := t.crew.(*mesh)
-	if !ok {
-		return diag.New(diag.PlanLater, "branches run on one device").Try("leave the plan away")
-	}
 	r := *t.Recipe
 	r.Seed, r.Steps = b.Seed, b.Steps
 	t.Recipe, t.Data, t.schedule = &r, b.Data, b.Rate
@@ -86,7 +78,7 @@ func (t *Trainer) Branch(ctx context.Context, b Branch) error {
 		if t.step+1 < b.Steps {
 			next = t.prefetch(one.after)
 		}
-		if err := m.branch(ctx, b, one); err != nil {
+		if err := t.branch(ctx, b, one); err != nil {
 			return err
 		}
 	}
@@ -94,21 +86,23 @@ func (t *Trainer) Branch(ctx context.Context, b Branch) error {
 }
 
 // branch makes one step.
-func (m *mesh) branch(ctx context.Context, b Branch, one taken) error {
-	t := m.t
-	loss, err := m.gradients(ctx, one.batch)
+func (t *Trainer) branch(ctx context.Context, b Branch, one taken) error {
+	loss, err := t.gradients(ctx, one.batch)
 	if err != nil {
 		return err
 	}
+	if err := t.exec.reduce(ctx); err != nil {
+		return err
+	}
 	if b.Noise != nil {
-		if err := m.disturb(ctx, func(param string, grad []float32) {
+		if err := t.disturb(ctx, func(param string, grad []float32) {
 			b.Noise(t.step, param, grad)
 		}); err != nil {
 			return err
 		}
 	}
 	finite := !math.IsNaN(loss) && !math.IsInf(loss, 0)
-	norm, ok, err := m.update(ctx, finite, t.schedule.Rate(t.step), math.Inf(1))
+	norm, ok, err := t.exec.finish(ctx, finite, t.schedule.Rate(t.step), math.Inf(1))
 	if err != nil {
 		return err
 	}
@@ -140,7 +134,7 @@ func (t *Trainer) depart(b Branch) error {
 		if err := t.fits(b.From); err != nil {
 			return err
 		}
-		tensors := t.Programs.tensors()
+		tensors := tensors(t.Programs)
 		read = func(name string, _ *model.Param, dst []byte) error {
 			return b.From.ReadSlice(name, tensors[name].Box(), dst)
 		}
@@ -156,37 +150,39 @@ func (t *Trainer) depart(b Branch) error {
 	}))
 }
 
-// disturb changes the gradients of a step between its halves.
-func (m *mesh) disturb(ctx context.Context, change func(param string, grad []float32)) error {
-	update := m.t.Programs.Update
-	for _, p := range m.t.Programs.Step.Params {
-		name := program.Gradient.Of(p.Name)
-		bytes, err := m.state.Get(name).Read(ctx, 0)
+// disturb changes the gradients of a step between its halves. Those that two ranks have terms of
+// are changed where they count.
+func (t *Trainer) disturb(ctx context.Context, change func(param string, grad []float32)) error {
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.Programs) {
+		held := t.Programs.Ranks[pc.home].Counts(pc.name)
+		if !pc.master || held == nil {
+			continue
+		}
+		h := homes[pc.home]
+		x, err := t.reduced(ctx, h, &pc)
 		if err != nil {
 			return err
 		}
-		x := numbers(bytes, p.Type.Elem)
-		change(p.Name, x)
-		out := engine.Aligned(4 * len(x))
-		if put(out, x); p.Type.Elem != dtype.F32 {
-			out = narrow(out)
+		change(pc.param.Name, x)
+		var changed ckpt.Memory
+		for i, n := 0, len(x)/len(pc.tensors); i < len(pc.tensors); i++ {
+			whole, err := changed.Add(pc.tensors[i])
+			if err != nil {
+				return err
+			}
+			put(whole, x[i*n:][:n])
 		}
-		if err := m.replace(update, name, out); err != nil {
+		ways := []way{{stage: h.update, name: program.Gradient.Of(pc.name), elem: held.Type.Elem}}
+		if pc.layout != nil {
+			ways[0].part = pc.layout.Stored
+		}
+		if err := pc.readParts(&changed, h.mesh, ways); err != nil {
+			return err
+		}
+		if err := t.place(h, ways[0]); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (m *mesh) replace(s *program.Stage, name string, bytes []byte) error {
-	i := argument(s, name)
-	if i < 0 {
-		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", s.Name, name)
-	}
-	a, err := m.engine.Place(s, s.Args[i], engine.Given,
-		func(int) ([]byte, error) { return bytes, nil })
-	if err == nil {
-		m.state.Put(a)
-	}
-	return err
 }

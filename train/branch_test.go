@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -35,7 +36,7 @@ type rates struct {
 	first  int
 }
 
-func (r rates) Rate(step int) float64 { return train.Rate(r.recipe, r.first+step) }
+func (r rates) Rate(n int) float64 { return step.Rates(r.recipe).Rate(r.first + n) }
 
 // A branch that takes the rows and rates of the run it comes from is that run; it can be made
 // again, changed at its beginning or in its gradients, and leaves nothing behind.

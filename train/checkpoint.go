@@ -66,8 +66,8 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 		return m, err
 	}
 	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy,
-		Precision: t.carried, Eval: t.evalDigest(), Plan: t.Programs.planDigest(),
-		Options: t.Programs.optionsDigest(), Build: t.Build, OwesEval: t.owes}
+		Eval: t.evalDigest(), Plan: t.Programs.PlanDigest(),
+		Options: t.Programs.OptionsDigest(), Build: t.Build, OwesEval: t.owes}
 	if t.sentry != nil {
 		if remembered.Precision, err = t.sentry.shift(); err != nil {
 			return m, err
@@ -96,7 +96,7 @@ func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *memory, error)
 }
 
 // resume goes on with a checkpoint of this run.
-func (t *Trainer) resume(c *ckpt.Checkpoint, old *memory) error {
+func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *memory) error {
 	if err := t.load(c); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (t *Trainer) resume(c *ckpt.Checkpoint, old *memory) error {
 	if t.at == nil {
 		t.at = data.Position{}
 	}
-	if err := t.sentry.resume(old.Precision); err != nil {
+	if err := t.sentry.resume(ctx, old.Precision); err != nil {
 		return err
 	}
 	t.saved, t.owes = t.step, old.OwesEval

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A DiskCheck is what FitsDisk looks at: the run's folder, which exists, the last step that is
@@ -27,7 +28,7 @@ type DiskCheck struct {
 // FitsDisk returns an error if the run's folder cannot be written, or if its disk has no room for
 // the checkpoints that the run will hold at once. A checkpoint is removed only when a newer one is
 // whole, so there is one more than save.keep for a while. Checkpoints that are there count.
-func (p *Programs) FitsDisk(c DiskCheck) error {
+func FitsDisk(p *step.Programs, c DiskCheck) error {
 	out := c.Recipe.Out
 	dir := filepath.Join(out, "checkpoints")
 	for _, one := range []string{out, dir} {
@@ -35,7 +36,7 @@ func (p *Programs) FitsDisk(c DiskCheck) error {
 			return err
 		}
 	}
-	size := p.checkpointBytes()
+	size := checkpointBytes(p)
 	there, err := ckpt.List(dir)
 	if err != nil {
 		return err
@@ -106,9 +107,9 @@ func (c *DiskCheck) saves(there []ckpt.Info) (saves int, more int64) {
 const manifestBytes = 1 << 10
 
 // checkpointBytes is the size of one checkpoint.
-func (p *Programs) checkpointBytes() (bytes int64) {
+func checkpointBytes(p *step.Programs) (bytes int64) {
 	seen := map[string]bool{}
-	for _, pc := range p.pieces() {
+	for _, pc := range pieces(p) {
 		if !seen[pc.name] { // two ranks may have it
 			bytes += pc.bytes() + manifestBytes*int64(len(pc.tensors))
 		}

@@ -174,8 +174,9 @@ func TestDiskIsCheckedBeforeTraining(t *testing.T) {
 	check := func(free int64, keep, every, until int) error {
 		rec := *tr.Recipe
 		rec.Save.Keep, rec.Save.Every = keep, every
-		return tr.Programs.FitsDisk(train.DiskCheck{Recipe: &rec, Until: until, Events: event.Discard,
-			Free: func(string) (int64, error) { return free, nil }})
+		return train.FitsDisk(tr.Programs, train.DiskCheck{Recipe: &rec, Until: until,
+			Events: event.Discard,
+			Free:   func(string) (int64, error) { return free, nil }})
 	}
 	atLeast := func(keep, every, until int) int64 {
 		low, high := int64(0), int64(1)<<40

@@ -20,17 +20,18 @@ func Noise(x, dy Rounded, tokens int) float64 {
 // Inspected tells whether the errors of rounding were measured in the last step. If they were, what
 // the program that did sends must be what its graph says.
 func (t *Trainer) Inspected() (bool, error) {
-	if t.sentry.mesh.told.parts == 0 {
+	if _, inspected := t.sentry.reader.tellings(t.exec.told()); !inspected {
 		return false, nil
 	}
-	v := t.sentry.looks
-	m, err := v.x.gradient.Optimized()
-	if err != nil {
-		return true, err
-	}
-	list := spmd.Census(v.programs.Step.Gradient)
-	if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
-		return true, fmt.Errorf("an inspection: %s", off)
+	for row, x := range t.sentry.looks.x.rows {
+		m, err := x.Optimized()
+		if err != nil {
+			return true, err
+		}
+		list := spmd.Census(row.Graph)
+		if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
+			return true, fmt.Errorf("an inspection: %s", off)
+		}
 	}
 	return true, nil
 }

@@ -12,26 +12,21 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/step"
 )
 
 // Hasty lets the programs be compiled without optimization and by XLA's older emitters, in a third
 // of the time; but not updates: two ranks that have one table update it by programs of their own,
 // which then round alike only if they are compiled well (-plans.seed=1627554524673692800 on Qwen3).
-func (p *Programs) Hasty() {
-	updates := []*program.Stage{p.Update}
-	if p.Pipe != nil {
-		for _, r := range p.Pipe.Ranks {
-			updates = append(updates, r.Update)
-		}
-	}
-	for _, s := range p.stages() {
-		if slices.Contains(updates, s) {
+func Hasty(p *step.Programs) {
+	for _, row := range p.List {
+		if row.Kind == step.Update {
 			continue
 		}
 		flags := map[string]any{"xla_backend_optimization_level": int64(0),
 			"xla_cpu_use_fusion_emitters": false}
-		maps.Copy(flags, s.Flags)
-		s.Flags = flags
+		maps.Copy(flags, row.Module.Flags)
+		row.Module.Flags = flags
 	}
 }
 
@@ -40,13 +35,14 @@ func (p *Programs) Hasty() {
 // last. Names are those of checkpoints and the ends of the names of copies.
 func (t *Trainer) Blocks(ctx context.Context) (map[string][]byte, error) {
 	all := map[string][]byte{}
-	homes := t.crew.homes()
-	for _, pc := range t.Programs.pieces() {
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.Programs) {
 		h := homes[pc.home]
 		if !pc.master || h == nil {
 			continue
 		}
-		g, copies := t.Programs.copies(pc.home)
+		rank := t.Programs.Ranks[pc.home]
+		g, copies := rank.Quantize, rank.Copies()
 		for _, c := range copies {
 			if c.Param != pc.name {
 				continue
@@ -65,14 +61,6 @@ func (t *Trainer) Blocks(ctx context.Context) (map[string][]byte, error) {
 		}
 	}
 	return all, nil
-}
-
-// copies gives what makes those of a home, and a list of them.
-func (p *Programs) copies(home int) (*ir.Graph, []ir.Copy) {
-	if p.Pipe != nil {
-		return p.Pipe.Ranks[home].Part.Quantize, p.Pipe.Ranks[home].blocks.Copies
-	}
-	return p.Step.Quantize, p.Step.Copies()
 }
 
 // joined puts the pieces of a copy together.
@@ -120,13 +108,13 @@ func joined(ctx context.Context, h *home, name string, pc *piece, c *ir.Copy,
 }
 
 // Requantize makes the copies of weights again.
-func (t *Trainer) Requantize() error { return t.crew.quantize() }
+func (t *Trainer) Requantize() error { return t.exec.quantize() }
 
 // State gives what this process has of the state, by the names of checkpoints.
 func (t *Trainer) State(ctx context.Context) (map[string][]byte, error) {
 	all := map[string][]byte{}
-	homes := t.crew.homes()
-	for _, pc := range t.Programs.pieces() {
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.Programs) {
 		h := homes[pc.home]
 		if h == nil {
 			continue

@@ -2,10 +2,13 @@ package train
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
@@ -13,12 +16,12 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/watch"
 )
 
@@ -32,47 +35,40 @@ func (t *Trainer) Poison(steps ...int) {
 	}
 }
 
-// WriteWith is [WriteIn] with another optimizer than a recipe can name.
-func WriteWith(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precision.Policy,
-	o optim.Optimizer) (*Programs, error) {
-	return write(c, r, "cpu", how, policy,
-		func(*recipe.Recipe, dtype.DType) optim.Optimizer { return o }, nil)
-}
-
-// WriteFaulty is [WriteIn] with places for faults: around the linear layers with the weights of
+// WriteFaulty builds programs with places for faults: around the linear layers with the weights of
 // some names, what goes in is multiplied with the input fault.x, and the gradient of what comes out
 // twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
 func WriteFaulty(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precision.Policy,
-	weights ...string) (*Programs, error) {
-	return write(c, r, "cpu", how, policy, optimizerOf, func(g *ir.Graph) (*ir.Graph, error) {
-		return faulty(g, weights)
-	})
+	weights ...string) (*step.Programs, error) {
+	return step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
+		Edit: func(g *ir.Graph) (*ir.Graph, error) { return faulty(g, weights) }})
 }
 
 func faulty(g *ir.Graph, weights []string) (*ir.Graph, error) {
 	b, at := ir.NewBuilder(g.Name, g.Mesh...), map[*ir.Value]*ir.Value{}
 	for _, v := range g.Inputs {
-		at[v] = b.Input(v.Name, v.Role, v.Type, v.Source)
+		at[v] = b.Like(v, v.Type)
 	}
 	for _, op := range g.Ops {
 		in := make([]*ir.Value, len(op.In))
 		for i, v := range op.In {
 			in[i] = at[v]
 		}
-		site := op.Kind == "linear" && slices.Contains(weights, op.In[1].Name)
-		if site {
-			in[0] = b.Mul(in[0], b.Input(FaultX+op.In[1].Name, ir.Data, in[0].Type, ""))
+		attrs, body := op.Attrs, op.Body
+		switch {
+		case op.Kind == "repeat":
+			var err error
+			if attrs, body, in, err = faultyLoop(b, op, in, weights); err != nil {
+				return nil, err
+			}
+		case op.Kind == "linear" && slices.Contains(weights, op.In[1].Name):
+			x := b.Input(FaultX+op.In[1].Name, ir.Data, in[0].Type, "")
+			dy := b.Input(FaultDY+op.In[1].Name, ir.Data, op.Out[0].Type, "")
+			at[op.Out[0]] = faultyLinear(b, op, in, x, dy)
+			continue
 		}
-		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
+		for i, v := range b.Again(op, attrs, body, in...) {
 			at[op.Out[i]] = v
-		}
-		if site {
-			y := at[op.Out[0]]
-			f := b.Input(FaultDY+op.In[1].Name, ir.Data, y.Type, "")
-			kept, over := b.StopGradient(y), b.Relu(b.Shift(f, -1e30))
-			none := b.Sub(y, kept)
-			none = b.Sub(b.Mul(f, b.Mul(f, none)), b.Mul(over, b.Mul(over, none)))
-			at[op.Out[0]] = b.Add(kept, none)
 		}
 	}
 	var out []*ir.Value
@@ -82,78 +78,169 @@ func faulty(g *ir.Graph, weights []string) (*ir.Graph, error) {
 	return b.Graph(out...)
 }
 
+// faultyLinear writes a linear layer with the places for faults.
+func faultyLinear(b *ir.Builder, op *ir.Op, in []*ir.Value, x, dy *ir.Value) *ir.Value {
+	in = slices.Clone(in)
+	in[0] = b.Mul(in[0], x)
+	y := b.Again(op, op.Attrs, op.Body, in...)[0]
+	kept, over := b.StopGradient(y), b.Relu(b.Shift(dy, -1e30))
+	none := b.Sub(y, kept)
+	none = b.Sub(b.Mul(dy, b.Mul(dy, none)), b.Mul(over, b.Mul(over, none)))
+	return b.Add(kept, none)
+}
+
+// faultyLoop gives the body of a loop the places, which are stacks as the weights are.
+func faultyLoop(outer *ir.Builder, op *ir.Op, in []*ir.Value, weights []string) (ir.Attrs,
+	*ir.Graph, []*ir.Value, error) {
+	old := op.Body
+	b, at := ir.NewBuilder(old.Name, old.Mesh...), map[*ir.Value]*ir.Value{}
+	end := int(op.Attrs.Int("carries") + op.Attrs.Int("stacked"))
+	for _, v := range old.Inputs[:end] {
+		at[v] = b.Like(v, v.Type)
+	}
+	places, args := map[*ir.Op][2]*ir.Value{}, slices.Clone(in[:end])
+	for _, one := range old.Ops {
+		if one.Kind != "linear" {
+			continue
+		}
+		i := slices.Index(old.Inputs, one.In[1])
+		if i < 0 || !slices.ContainsFunc(weights, func(w string) bool {
+			stem, _, _ := strings.Cut(in[i].Name, ".from")
+			return w[:strings.LastIndexByte(w, '.')] == stem
+		}) {
+			continue
+		}
+		var two [2]*ir.Value
+		for k, t := range []ir.Type{one.In[0].Type, one.Out[0].Type} {
+			name := []string{FaultX, FaultDY}[k] + in[i].Name
+			two[k] = b.Input(name, ir.Data, t, "")
+			t.Dims = append([]ir.Dim{{Name: ir.Layer, Size: op.Attrs.Int("n")}}, t.Dims...)
+			args = append(args, outer.Input(name, ir.Data, t, ""))
+		}
+		places[one] = two
+	}
+	for _, v := range old.Inputs[end:] {
+		at[v] = b.Like(v, v.Type)
+	}
+	for _, one := range old.Ops {
+		inside := make([]*ir.Value, len(one.In))
+		for i, v := range one.In {
+			inside[i] = at[v]
+		}
+		if two, ok := places[one]; ok {
+			at[one.Out[0]] = faultyLinear(b, one, inside, two[0], two[1])
+			continue
+		}
+		for i, v := range b.Again(one, one.Attrs, one.Body, inside...) {
+			at[one.Out[i]] = v
+		}
+	}
+	var out []*ir.Value
+	for _, v := range old.Results {
+		out = append(out, at[v])
+	}
+	body, err := b.Graph(out...)
+	stacked := op.Attrs.Int("stacked") + int64(len(args)-end)
+	return op.Attrs.With("stacked", stacked), body, append(args, in[end:]...), err
+}
+
 // The first words of the names of the inputs that [WriteFaulty] adds.
 const FaultX, FaultDY = "fault.x.", "fault.dy."
 
-// Break does something before the gradients of each step, and between these and the update.
+// Break does something before the gradients of each step, and between these and the update. Places
+// for faults that have none yet are 1.
 func (t *Trainer) Break(before, between func(step int) error) {
-	m := t.sentry.mesh
-	t.crew = &broken{m, before, between}
-}
-
-// Wrapped gives what Break was told to do before a step.
-func (t *Trainer) Wrapped() func(step int) error {
-	return t.crew.(*broken).before //nolint:errcheck,forcetypeassert // a test knows
-}
-
-type broken struct {
-	*mesh
-	before, between func(step int) error
-}
-
-func (b *broken) gradients(ctx context.Context, batch *data.Batch) (float64, error) {
-	if err := b.before(b.t.step + 1); err != nil {
-		return 0, err
+	t.gradients = func(ctx context.Context, batch *data.Batch) (float64, error) {
+		if err := t.ones(); err != nil {
+			return 0, err
+		}
+		if err := before(t.step + 1); err != nil {
+			return 0, err
+		}
+		loss, err := t.exec.gradients(ctx, batch)
+		if err != nil {
+			return 0, err
+		}
+		return loss, between(t.step + 1)
 	}
-	loss, err := b.mesh.gradients(ctx, batch)
-	if err != nil {
-		return 0, err
+}
+
+func (t *Trainer) ones() error {
+	for _, row := range t.Programs.List {
+		for _, a := range row.Module.Args {
+			if !strings.Contains(a.Name, "fault.") || t.exec.ranks[row.Rank].state.Get(a.Name) != nil {
+				continue
+			}
+			if err := t.change(row, a, func(b []byte) {
+				for i := range len(b) / 4 {
+					binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(1))
+				}
+			}); err != nil {
+				return err
+			}
+		}
 	}
-	return loss, b.between(b.t.step + 1)
+	return nil
 }
 
 // Sample is what the watch was shown of the last step, less its loss.
 func (t *Trainer) Sample() *watch.Sample {
-	return t.sentry.reader.sample(t.step, 0, 0, &t.sentry.mesh.told)
+	return t.sentry.reader.sample(t.step, 0, 0, t.exec.told())
 }
 
-// Change changes the bytes of an argument of the gradient or of the update on the device; one that
-// the state does not have yet has bytes that are zero.
+// Change changes the bytes of an argument of a program on the devices, each of which has its own;
+// one that the state does not have yet has bytes that are zero. Over stages of one layer each,
+// "block.q.1" is what stage 1 has of block.q.
 func (t *Trainer) Change(name string, change func([]byte)) error {
-	m, p := t.sentry.mesh, t.Programs
-	for _, s := range []*program.Stage{p.Gradient, p.Update} {
-		i := argument(s, name)
-		if i < 0 {
-			continue
+	for _, row := range t.Programs.List {
+		for _, a := range row.Module.Args {
+			if a.Name == name || !t.Programs.Joint() && layered(a.Name) == name {
+				return t.change(row, a, change)
+			}
 		}
-		data, err := make([]byte, s.Args[i].Global.Bytes()), error(nil)
-		if a := m.state.Get(name); a != nil {
-			if data, err = a.Read(context.Background(), 0); err != nil {
-				return err
+	}
+	return fmt.Errorf("no program takes %s", name)
+}
+
+var stacked = regexp.MustCompile(`^(g\.)?s(\d+)\.(.*?)(\.from\d+)?$`)
+
+// layered gives the name on one device of what a stage of one layer has of a stack.
+func layered(name string) string { return stacked.ReplaceAllString(name, "$1$3.$2") }
+
+func (t *Trainer) change(row *step.Program, spec program.Array, change func([]byte)) error {
+	s, r := row.Module, t.exec.ranks[row.Rank]
+	local, err := s.Local(spec)
+	if err != nil {
+		return err
+	}
+	old := r.state.Get(spec.Name)
+	a, err := t.Engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
+		data := make([]byte, local.Bytes())
+		if old != nil {
+			var err error
+			if data, err = old.Read(context.Background(), device); err != nil {
+				return nil, err
 			}
 		}
 		change(data)
-		a, err := t.Engine.Place(s, s.Args[i], engine.Copied,
-			func(int) ([]byte, error) { return data, nil })
-		if err != nil {
-			return err
-		}
-		m.state.Put(a)
-		return nil
+		return data, nil
+	})
+	if err == nil {
+		r.state.Put(a)
 	}
-	return fmt.Errorf("no program takes %s", name)
+	return err
 }
 
 // Gradients makes the first half of a step: its loss and, by the names of checkpoints, what this
 // process has of its gradients.
 func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64,
 	grads map[string][]float64, err error) {
-	if loss, err = t.crew.gradients(ctx, b); err != nil {
+	if loss, err = t.gradients(ctx, b); err != nil {
 		return 0, nil, err
 	}
 	grads = map[string][]float64{}
-	homes := t.crew.homes()
-	for _, pc := range t.Programs.pieces() {
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.Programs) {
 		if !pc.master || homes[pc.home] == nil {
 			continue
 		}
@@ -179,16 +266,9 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64,
 
 // gradientType is that of a parameter's gradient between the halves of a step.
 func (t *Trainer) gradientType(pc *piece) ir.Type {
-	if t.Programs.Pipe != nil {
-		for _, h := range t.Programs.Pipe.Ranks[pc.home].Part.Held {
-			if h.Name == pc.name {
-				return h.Type
-			}
-		}
-	}
-	for _, p := range t.Programs.Step.Params {
-		if p.Name == pc.name {
-			return p.Type
+	for _, h := range t.Programs.Ranks[pc.home].Holds {
+		if h.Name == pc.name {
+			return h.Type
 		}
 	}
 	return ir.Type{}
@@ -221,21 +301,21 @@ func summed(ctx context.Context, a *engine.Array, pc *piece, mesh []ir.Axis,
 
 // Update makes the second half of a step.
 func (t *Trainer) Update(ctx context.Context, rate float64) (norm float64, ok bool, err error) {
-	norm, ok, err = t.crew.update(ctx, true, rate, math.Inf(1))
+	norm, ok, err = t.exec.update(ctx, true, rate, math.Inf(1))
 	t.updates++
 	return norm, ok, err
 }
 
 // Evaluate gives the loss of rows alone.
 func (t *Trainer) Evaluate(ctx context.Context, b *data.Batch) (float64, error) {
-	return t.crew.evaluate(ctx, b)
+	return t.exec.evaluate(ctx, b)
 }
 
 // Masters gives, by the names of checkpoints, what this process has of the parameters.
 func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 	all := map[string][]float64{}
-	homes := t.crew.homes()
-	for _, pc := range t.Programs.pieces() {
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.Programs) {
 		h := homes[pc.home]
 		if !pc.master || h == nil {
 			continue
@@ -261,7 +341,7 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 }
 
 // Footprints gives what ranks should hold, by what the compiler said of the programs at work.
-func (t *Trainer) Footprints() ([]*Footprint, error) {
+func (t *Trainer) Footprints() ([]*step.Footprint, error) {
 	needs, err := t.needs()
 	if err != nil {
 		return nil, err
@@ -272,7 +352,7 @@ func (t *Trainer) Footprints() ([]*Footprint, error) {
 // Census holds what the compiled programs send to their graphs.
 func (t *Trainer) Census() error {
 	graphs := t.Programs.Graphs()
-	for _, x := range t.executables() {
+	for _, x := range t.exec.x.list() {
 		m, err := x.Optimized()
 		if err != nil {
 			return err

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -17,39 +16,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/precision"
 )
-
-// onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that says nothing.
-const onOneDevice = "one device"
-
-// planDigest names the plan of a run.
-func (p *Programs) planDigest() string {
-	if p.plan == nil {
-		return onOneDevice
-	}
-	how := *p.plan
-	how.Model = "" // a path, which may be another on each host; what is in it is compared by itself
-	return hashed(how.String())
-}
-
-// optionsDigest names the compile options of all programs, which their texts do not show.
-func (p *Programs) optionsDigest() string {
-	options := map[string]map[string]any{}
-	for _, s := range p.stages() {
-		options[s.Name] = s.Flags
-	}
-	text, err := json.Marshal(options)
-	if err != nil {
-		return err.Error() // options that no compiler takes either
-	}
-	return hashed(string(text))
-}
-
-func hashed(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])
-}
 
 // evalDigest names the rows of the validation, if they come from files of their own; those that are
 // held out of the training data are part of its digest.
@@ -85,9 +52,6 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 		return nil, diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the"+
 			" run was saved").At("%s", t.folder()).
 			Try("restore it, or give the new run another folder: --set out=NAME")
-	}
-	if err := t.keepsDecisions(old.Precision); err != nil {
-		return nil, err
 	}
 	return old, t.fits(c)
 }
@@ -176,7 +140,7 @@ func (t *Trainer) fits(c ckpt.Source) error {
 		return e
 	}
 	seen := map[string]bool{} // what two ranks have stands twice
-	for _, pc := range t.Programs.pieces() {
+	for _, pc := range pieces(t.Programs) {
 		for _, one := range pc.tensors {
 			have, ok := left[one.Name]
 			switch {
@@ -195,36 +159,6 @@ func (t *Trainer) fits(c ckpt.Source) error {
 	for _, name := range slices.Sorted(maps.Keys(left)) {
 		return bad("the checkpoint has %q, and the model does not", name)
 	}
-	return nil
-}
-
-// keepsDecisions refuses to go on over pipeline stages with a run that computes otherwise than its
-// recipe says, since some products have fallen: stages are compiled for the recipe's policy, and
-// nothing watches them. If none has, what the watch knows is kept for a plan without stages.
-func (t *Trainer) keepsDecisions(saved json.RawMessage) error {
-	if t.Programs.Pipe == nil || len(saved) == 0 {
-		return nil
-	}
-	var old struct{ Works, Aim json.RawMessage }
-	if err := json.Unmarshal(saved, &old); err != nil {
-		return diag.New(diag.CheckpointDamaged, "what is known of products in few bits cannot be read").
-			At("%s", t.folder()).Wrap(err)
-	}
-	for _, text := range []json.RawMessage{old.Works, old.Aim} {
-		p, err := precision.Parse(text, "checkpoint")
-		if err != nil {
-			return err
-		}
-		if p.String() != t.Programs.Policy.String() {
-			return diag.New(diag.RecipeChanged, "the run has turned products to other formats than its"+
-				" recipe's, and pipeline stages cannot take that over").At("%s", t.folder()).
-				Try("go on with a plan without pipeline stages, or begin a new run: --set out=NAME")
-		}
-	}
-	t.carried = saved
-	t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
-		Text: "products in few bits are not watched over pipeline stages; what is known of them is kept",
-		Fix:  "a plan without pipeline stages watches them"})
 	return nil
 }
 
@@ -263,14 +197,14 @@ func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
 	switch {
 	case len(was) == 0:
 		return nil
-	case len(names) > 0 && old.Plan != "" && old.Plan != t.Programs.planDigest():
+	case len(names) > 0 && old.Plan != "" && old.Plan != t.Programs.PlanDigest():
 		return []string{"another plan"}
 	case len(names) > 3:
 		return []string{fmt.Sprintf("other programs (%s and %d more)", strings.Join(names[:3], ", "),
 			len(names)-3)}
 	case len(names) > 0:
 		return []string{fmt.Sprintf("other programs (%s)", strings.Join(names, ", "))}
-	case old.Options != "" && old.Options != t.Programs.optionsDigest():
+	case old.Options != "" && old.Options != t.Programs.OptionsDigest():
 		return []string{"other compile options"}
 	}
 	return nil
@@ -329,14 +263,14 @@ func (t *Trainer) settled() []fact {
 	programs := t.Programs.Fingerprints() // of all ranks, whoever has them
 	return []fact{
 		{"recipe", recipe.String()},
-		{"plan", t.Programs.planDigest()},
+		{"plan", t.Programs.PlanDigest()},
 		{"until", fmt.Sprint(t.end())},
 		{"model", string(config)},
 		{"policy of precision", t.Programs.Policy.String()},
 		{"data", digest(t.Data)},
 		{"data of the validation", t.evalDigest()},
 		{"programs", fmt.Sprint(programs)}, // fmt prints maps in order
-		{"compile options", t.Programs.optionsDigest()},
+		{"compile options", t.Programs.OptionsDigest()},
 		{"engine", fmt.Sprint(engine.Name, engine.Version, engine.PJRT, engine.Digest)},
 		{"environment variables", fmt.Sprintf("%q", engine.Compared())},
 		{"build of Deepwell", fmt.Sprint(t.Build, protocol)},

@@ -13,7 +13,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // The kernel of attention that a plan's price assumes is the one that its programs call: of context
@@ -82,7 +82,8 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 			if est.Attention != row.want {
 				t.Errorf("priced as %q, want %q", est.Attention, row.want)
 			}
-			programs, err := train.Write(preset.Config, train.RecipeOf(p), cluster.Arch(), p)
+			programs, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p),
+				Arch: cluster.Arch(), Plan: p})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,11 +8,11 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 )
 
 // FitsHost returns an error if this process needs more memory than the tightest bound leaves. It
@@ -20,29 +20,29 @@ import (
 // the CPU engine live in the host's memory: what each of them holds is counted. needs is what the
 // compiler said of a program; nil is before compiling, when temporary memory is not known and only
 // what the run certainly holds is counted.
-func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Processes,
-	needs func(*program.Stage) Needs) error {
+func FitsHost(p *step.Programs, bounds []room.Bound, r *recipe.Recipe, processes *Processes,
+	needs func(*program.Stage) step.Needs) error {
 	if len(bounds) == 0 {
 		return nil
 	}
 	compiled := needs != nil
 	if !compiled {
-		needs = func(*program.Stage) Needs { return Needs{} }
+		needs = func(*program.Stage) step.Needs { return step.Needs{} }
 	}
-	step, err := p.hostFootprint(processes, needs)
+	foot, err := hostFootprint(p, processes, needs)
 	if err != nil {
 		return err
 	}
-	resident := step.Params + step.Optimizer
-	fill, save := p.hostBuffers(processes)
-	need, why := step.Sum()+step.Host, step.hostCauses()
+	resident := foot.Params + foot.Optimizer
+	fill, save := hostBuffers(p, processes)
+	need, why := foot.Sum()+foot.Host, hostCauses(foot)
 	for _, other := range []struct {
 		bytes int64
 		name  string
 	}{{fill, "buffers while the state is filled "},
 		{save, "buffers while the state is saved "}} {
-		if total := resident + other.bytes + step.hosted; total > need {
-			need, why = total, residentCauses(step)+" · "+other.name+event.Size(other.bytes)
+		if total := resident + other.bytes + foot.Hosted; total > need {
+			need, why = total, residentCauses(foot)+" · "+other.name+event.Size(other.bytes)
 		}
 	}
 	tightest := slices.MinFunc(bounds, func(a, b room.Bound) int {
@@ -58,7 +58,7 @@ func (p *Programs) FitsHost(bounds []room.Bound, r *recipe.Recipe, processes *Pr
 	return diag.New(diag.HostMemory, "the run needs %s%s of memory, and %s are left", least,
 		event.Size(need), event.Size(tightest.Bytes)).At("%s", tightest.Where).
 		Because("%s", why).Try("%s", smaller(r, resident > tightest.Bytes,
-		step.Activations+step.Temp > resident))
+		foot.Activations+foot.Temp > resident))
 }
 
 // smaller names the ways to a run that needs less memory. Settings that save activations are left
@@ -89,20 +89,18 @@ func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 }
 
 // hostFootprint adds up what all devices of this process hold at the worst moment of a step.
-func (p *Programs) hostFootprint(processes *Processes, needs func(*program.Stage) Needs) (
-	*Footprint, error) {
+func hostFootprint(p *step.Programs, processes *Processes,
+	needs func(*program.Stage) step.Needs) (*step.Footprint, error) {
 	list, err := p.Footprints(needs)
 	if err != nil {
 		return nil, err
 	}
-	all := &Footprint{}
+	all := &step.Footprint{}
 	largest := int64(-1)
 	for _, f := range list {
 		devices := int64(0)
-		if p.Pipe == nil {
-			devices = int64(len(p.Gradient.Devices))
-		} else if processes.Hosts(f.Rank, len(list)) {
-			devices = int64(len(p.Pipe.Ranks[f.Rank].Devices))
+		if processes.Hosts(f.Rank, len(list)) {
+			devices = int64(len(p.Ranks[f.Rank].Devices))
 		}
 		all.Params += devices * f.Params
 		all.Optimizer += devices * f.Optimizer
@@ -110,7 +108,7 @@ func (p *Programs) hostFootprint(processes *Processes, needs func(*program.Stage
 		all.Activations += devices * f.Activations
 		all.Temp += devices * f.Temp
 		all.Host += devices * f.Host
-		all.hosted += devices * f.hosted
+		all.Hosted += devices * f.Hosted
 		if f.Temp > largest && devices > 0 {
 			largest, all.Largest = f.Temp, f.Largest
 		}
@@ -118,11 +116,11 @@ func (p *Programs) hostFootprint(processes *Processes, needs func(*program.Stage
 	return all, nil
 }
 
-func residentCauses(f *Footprint) string {
-	return "parameters and optimizer state " + event.Size(f.Params+f.Optimizer+f.hosted)
+func residentCauses(f *step.Footprint) string {
+	return "parameters and optimizer state " + event.Size(f.Params+f.Optimizer+f.Hosted)
 }
 
-func (f *Footprint) hostCauses() string {
+func hostCauses(f *step.Footprint) string {
 	text := residentCauses(f) + " · gradients " + event.Size(f.Grads)
 	if f.Activations > 0 {
 		text += " · activations " + event.Size(f.Activations)
@@ -138,11 +136,11 @@ func (f *Footprint) hostCauses() string {
 // the host, as numbers and as bytes, and reads a device's box of it; what is not needed any more
 // waits for the garbage collector. Saving joins one array, of all layers, while its parts are read;
 // the process that writes checkpoints first collects the state of all others.
-func (p *Programs) hostBuffers(processes *Processes) (fill, save int64) {
+func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
 	joined := int64(0)
-	for _, pc := range p.pieces() {
-		if p.Pipe == nil || processes.Hosts(pc.home, len(p.Pipe.Ranks)) {
+	for _, pc := range pieces(p) {
+		if processes.Hosts(pc.home, len(p.Ranks)) {
 			fill = max(fill, 4*pc.tensors[0].Bytes())
 			joined = max(joined, 2*pc.bytes())
 		} else if processes.Leads() && !seen[pc.name] {
@@ -165,46 +163,20 @@ func (t *Trainer) fitsHost() error {
 	if err != nil {
 		return err
 	}
-	return t.Programs.FitsHost(t.Memory(), t.Recipe, t.Processes, needs)
+	return FitsHost(t.Programs, t.Memory(), t.Recipe, t.Processes, needs)
 }
 
 // needs reads what the compiler said of the programs of this process.
-func (t *Trainer) needs() (func(*program.Stage) Needs, error) {
-	byName := map[string]Needs{}
-	for _, x := range t.executables() {
+func (t *Trainer) needs() (func(*program.Stage) step.Needs, error) {
+	byName := map[string]step.Needs{}
+	for _, x := range t.exec.x.list() {
 		m, err := x.Memory()
 		if err != nil {
 			return nil, err
 		}
-		byName[x.Stage().Name] = Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		byName[x.Stage().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	}
-	return func(s *program.Stage) Needs { return byName[s.Name] }, nil
-}
-
-// executables lists the compiled programs of a step in this process.
-func (t *Trainer) executables() (list []*engine.Executable) {
-	add := func(all ...*engine.Executable) {
-		for _, x := range all {
-			if x != nil {
-				list = append(list, x)
-			}
-		}
-	}
-	switch c := t.crew.(type) {
-	case *mesh:
-		add(c.x.gradient, c.x.accumulate, c.x.update)
-	case *ranks:
-		for _, r := range c.hosted {
-			if r == nil {
-				continue
-			}
-			add(r.zero, r.reduce, r.square, r.update)
-			for _, s := range r.stages {
-				add(s.Forward, s.Backward, s.Input, s.Weight)
-			}
-		}
-	}
-	return list
+	return func(s *program.Stage) step.Needs { return byName[s.Name] }, nil
 }
 
 // A collector bounds the garbage that filling and saving the state leave. The state itself lies on

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -47,11 +48,11 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 	}
 	r := recipe.Default()
 	r.Steps, r.Batch, r.Micro, r.Seq = 2, 1, 1, 64
-	programs, err := train.Write(p.Config, r, "cpu", nil)
+	programs, err := step.Build(step.Spec{Config: p.Config, Recipe: r, Arch: "cpu"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = programs.FitsHost(bounds(22<<30), r, nil, nil)
+	err = train.FitsHost(programs, bounds(22<<30), r, nil, nil)
 	e := diag.From(err)
 	if err == nil || e.Code != diag.HostMemory || e.Class() != diag.NoFit {
 		t.Fatal(err)
@@ -67,11 +68,13 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 	}
 	// Masters and two moments in f32, copies and gradients of at least bf16.
 	n := p.Config.Count().Total
-	if low := least(t, func(b int64) error { return programs.FitsHost(bounds(b), r, nil, nil) }); low < 16*n ||
+	if low := least(t, func(b int64) error {
+		return train.FitsHost(programs, bounds(b), r, nil, nil)
+	}); low < 16*n ||
 		low > 20*n {
 		t.Errorf("it wants %d bytes for %d parameters", low, n)
 	}
-	if err := programs.FitsHost(nil, r, nil, nil); err != nil {
+	if err := train.FitsHost(programs, nil, r, nil, nil); err != nil {
 		t.Errorf("nothing is known of the host: %v", err)
 	}
 }
@@ -81,10 +84,12 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 	rig := newRig(t)
 	tr := rig.start(t.TempDir(), counting{}, event.Discard)
 	defer tr.Close()
-	before := least(t, func(b int64) error { return tr.Programs.FitsHost(bounds(b), tr.Recipe, nil, nil) })
+	before := least(t, func(b int64) error {
+		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, nil)
+	})
 	after := least(t, func(b int64) error {
-		return tr.Programs.FitsHost(bounds(b), tr.Recipe, nil, func(s *program.Stage) train.Needs {
-			return train.Needs{Temp: 1 << 30}
+		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, func(s *program.Stage) step.Needs {
+			return step.Needs{Temp: 1 << 30}
 		})
 	})
 	if after < 1<<30 || before > 1<<20 || before < 1<<10 {
@@ -122,14 +127,16 @@ func TestMemoryIsThatOfTheProcess(t *testing.T) {
 	how := plantest.Row{Name: "1f1b", Apply: func(p *plan.Plan) {
 		p.PP = plan.PP{Size: 4, Schedule: "1f1b"}
 	}}.Plan(plantest.Size{Batch: 4, Micros: 4, Seq: 64})
-	r := train.RecipeOf(how)
+	r := step.RecipeOf(how)
 	r.Steps = 2
-	programs, err := train.Write(&c, r, "cpu", how)
+	programs, err := step.Build(step.Spec{Config: &c, Recipe: r, Arch: "cpu", Plan: how})
 	if err != nil {
 		t.Fatal(err)
 	}
 	need := func(processes *train.Processes) int64 {
-		return least(t, func(b int64) error { return programs.FitsHost(bounds(b), r, processes, nil) })
+		return least(t, func(b int64) error {
+			return train.FitsHost(programs, bounds(b), r, processes, nil)
+		})
 	}
 	whole, sum := need(nil), int64(0)
 	four := make([]string, 4)

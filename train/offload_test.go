@@ -11,11 +11,11 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // written gives the programs of the example for eight cards, with something offloaded.
-func written(t *testing.T, arch string, offload ...string) *train.Programs {
+func written(t *testing.T, arch string, offload ...string) *step.Programs {
 	t.Helper()
 	const path = "../examples/plans/llama3.1-8b-8xb200.json"
 	text, err := os.ReadFile(path)
@@ -31,7 +31,8 @@ func written(t *testing.T, arch string, offload ...string) *train.Programs {
 		t.Fatal(err)
 	}
 	p.Offload = offload
-	w, err := train.Write(preset.Config, train.RecipeOf(p), arch, p)
+	w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p),
+		Arch: arch, Plan: p})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +41,8 @@ func written(t *testing.T, arch string, offload ...string) *train.Programs {
 
 // What is offloaded leaves the account of the device for that of the host, by its bytes alone.
 func TestOffloadedBytesCountOnTheHost(t *testing.T) {
-	none := func(*program.Stage) train.Needs { return train.Needs{} }
-	account := func(arch string, offload ...string) train.Footprint {
+	none := func(*program.Stage) step.Needs { return step.Needs{} }
+	account := func(arch string, offload ...string) step.Footprint {
 		list, err := written(t, arch, offload...).Footprints(none)
 		if err != nil {
 			t.Fatal(err)
@@ -60,8 +61,9 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 		t.Errorf("on a CPU the host is the device: %+v, not %+v", cpu, before)
 	}
 	flag := "xla_gpu_enable_pipelined_host_offloading"
-	if w := written(t, "sm_100", plan.Activations); w.Gradient.Flags[flag] != true {
-		t.Errorf("the gradient is compiled with %v", w.Gradient.Flags)
+	w := written(t, "sm_100", plan.Activations)
+	if w.Find(step.Gradient, 0).Module.Flags[flag] != true {
+		t.Errorf("the gradient is compiled with %v", w.Find(step.Gradient, 0).Module.Flags)
 	}
 }
 
@@ -78,8 +80,9 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compile := func(offload ...string) *train.Footprint {
-		list, err := written(t, cluster.Card.Arch, offload...).Footprints(func(s *program.Stage) train.Needs {
+	compile := func(offload ...string) *step.Footprint {
+		w := written(t, cluster.Card.Arch, offload...)
+		list, err := w.Footprints(func(s *program.Stage) step.Needs {
 			r, err := c.Compile(t.Context(), s, cluster.Target())
 			if err != nil {
 				t.Fatal(err)
@@ -88,7 +91,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 				t.Errorf("%s: %d instructions again, %v", s.Name, r.Recomputed, r.Fits())
 			}
 			m := r.Memory
-			return train.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+			return step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 		})
 		if err != nil {
 			t.Fatal(err)

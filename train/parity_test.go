@@ -27,6 +27,7 @@ import (
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/schedule"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -148,12 +149,13 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
 			Format: precision.Format(p.narrow)}}
 	}
-	w, err := train.WriteWith(p.config, r, how, policy, p.optimizer)
+	w, err := step.Build(step.Spec{Config: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
+		Optimizer: p.optimizer})
 	if err != nil {
 		return nil, err
 	}
 	if p.hasty {
-		w.Hasty()
+		train.Hasty(w)
 	}
 	o.Engine, o.Config, o.Recipe, o.Programs, o.Events, o.Now = p.engine, p.config, r, w,
 		event.Discard, time.Now

@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
 )
 
 // Processes says how the ranks of a pipeline are dealt to processes: in order, as evenly as can be.
@@ -68,7 +69,7 @@ func (p *Processes) ranksOf(process, ranks int) string {
 }
 
 // whereabouts names this process, its host and its ranks.
-func (p *Processes) whereabouts(pipe *Pipe) string {
+func (p *Processes) whereabouts(ranks int) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "this host"
@@ -77,7 +78,7 @@ func (p *Processes) whereabouts(pipe *Pipe) string {
 		return host
 	}
 	return fmt.Sprintf("process %d at %s on %s (%s)", p.Self, p.Addresses[p.Self], host,
-		p.ranksOf(p.Self, len(pipe.Ranks)))
+		p.ranksOf(p.Self, ranks))
 }
 
 // A peers exchanges with the other processes of a run; nil is for a run in one process. Short
@@ -174,6 +175,29 @@ func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byt
 	return all, nil
 }
 
+// blobs is exchange for bytes of any length.
+func (p *peers) blobs(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	size := binary.LittleEndian.AppendUint32(nil, uint32(len(mine)))
+	sizes, err := p.exchange(ctx, what+" size", size)
+	if err != nil {
+		return nil, err
+	}
+	longest := uint32(0)
+	for _, b := range sizes {
+		longest = max(longest, binary.LittleEndian.Uint32(b))
+	}
+	padded := make([]byte, longest)
+	copy(padded, mine)
+	all, err := p.exchange(ctx, what, padded)
+	if err != nil {
+		return nil, err
+	}
+	for n := range all {
+		all[n] = all[n][:binary.LittleEndian.Uint32(sizes[n])]
+	}
+	return all, nil
+}
+
 func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, ranks) }
 
 // local gives the devices of a rank as this process counts them.
@@ -215,26 +239,26 @@ func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
 	return total, nil
 }
 
-// stop asks all processes.
-func (c *ranks) stop(ctx context.Context, wish bool) (bool, error) {
+// some tells whether something holds in any process; all get the same answer.
+func (p *peers) some(ctx context.Context, here bool) (bool, error) {
 	mine := 0.0
-	if wish {
+	if here {
 		mine = 1
 	}
-	all, err := c.peers.sum(ctx, mine)
+	all, err := p.sum(ctx, mine)
 	return all > 0, err
 }
 
 // collect sends the pieces of this process to the first, which reads them as they come: one piece
 // of the state at a time lies on its devices beside its own.
-func (c *ranks) collect(ctx context.Context, s *snapshot) error {
+func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	if c.peers == nil {
 		return nil
 	}
-	all := c.t.Programs.Pipe.Ranks
+	p := c.t.Programs
 	for i := range s.pieces {
 		pc := &s.pieces[i]
-		from := c.peers.process(pc.home, len(all))
+		from := c.peers.process(pc.home, len(p.Ranks))
 		switch {
 		case from == 0:
 		case from == c.peers.Self:
@@ -243,14 +267,14 @@ func (c *ranks) collect(ctx context.Context, s *snapshot) error {
 				return err
 			}
 		case c.peers.Self == 0:
-			on := *all[pc.home].Update
-			on.Devices = all[0].Update.Devices
+			on := *p.Find(step.Update, pc.home).Module
+			on.Devices = p.Find(step.Update, 0).Module.Devices
 			at := argument(&on, pc.name)
 			a, err := c.peers.engine.Wired(c.peers.wires[from]).Recv(ctx, "save "+pc.name, &on, on.Args[at])
 			if err != nil {
 				return err
 			}
-			data, err := gather(ctx, a, pc, c.hosted[0].mesh)
+			data, err := gather(ctx, a, pc, c.ranks[0].mesh)
 			a.Free()
 			if err != nil {
 				return err

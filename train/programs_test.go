@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // The gradients of a layer go as one, the two halves of a batch do not: at 64 cards the limit lies
@@ -36,11 +36,13 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := train.Write(preset.Config, train.RecipeOf(p), "sm_100", p)
+		w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+			Plan: p})
 		if err != nil {
 			t.Fatal(err)
 		}
-		limit, _ := w.Gradient.Flags["xla_gpu_reduce_scatter_combine_threshold_bytes"].(int64)
+		flags := w.Find(step.Gradient, 0).Module.Flags
+		limit, _ := flags["xla_gpu_reduce_scatter_combine_threshold_bytes"].(int64)
 		if limit < row.from || limit > row.to {
 			t.Errorf("%s: joined up to %d bytes, not from %d to %d", row.plan, limit, row.from, row.to)
 		}
@@ -63,7 +65,8 @@ func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
 		p.Seq, p.Batch, p.Microbatches = 1024, 8, 4
 		p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
 		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: gather}
-		w, err := train.Write(preset.Config, train.RecipeOf(p), "sm_100", p)
+		w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+			Plan: p})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,16 +99,16 @@ func TestPlansNameTheKey(t *testing.T) {
 	p := plan.Default()
 	p.Seq, p.Batch, p.Microbatches = 16, 4, 1
 	p.DP, p.Cluster = 2, "2xcpu"
-	r := train.RecipeOf(p)
+	r := step.RecipeOf(p)
 	r.Precision = dtype.BF16
-	_, err = train.Write(c, r, "cpu", p)
+	_, err = step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
 	if e := diag.From(err); e == nil || e.Fix !=
 		`--set precision=f32, or in the plan "types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}` {
 		t.Errorf("%v", err)
 	}
-	r = train.RecipeOf(p)
+	r = step.RecipeOf(p)
 	r.Seq = 32
-	_, err = train.Write(c, r, "cpu", p)
+	_, err = step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
 	if e := diag.From(err); e == nil || e.Fix != `--set seq=16, or in the plan "seq": 32` {
 		t.Errorf("%v", err)
 	}

@@ -13,8 +13,11 @@ import (
 // those of any run, and a run that is stopped anywhere ends with the same bits.
 func TestRepair(t *testing.T) {
 	long.Only(t)
+	over(t, "mxfp8", repaired)
+}
+
+func repaired(t *testing.T, p *post) {
 	const steps, last = 24, 18
-	p := newPost(t, openCPU(t, 1), "mxfp8", "q", "down")
 	plain := p.run(t.TempDir(), nil, steps).byStep()
 	whole, cut := t.TempDir(), t.TempDir()
 	log, got := p.run(whole, nil, steps, `precision=["mxfp8", 0.25]`), &log{}

@@ -39,7 +39,7 @@ func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, err
 		}
 	}
 	if dir == "" { // the other processes send their state all the same
-		return "", t.crew.collect(ctx, t.snapshot(ctx))
+		return "", t.exec.collect(ctx, t.snapshot(ctx))
 	}
 	err := t.saveTo(ctx, dir, 1, nil)
 	if err == nil || !writeFailed(err) {
@@ -73,7 +73,7 @@ func (t *Trainer) makeRoom(all, dir string, b *data.Batch) error {
 	}
 	c := DiskCheck{Recipe: t.Recipe, Until: t.Until}
 	_, more := c.saves(there)
-	need := (1 + more) * t.Programs.checkpointBytes()
+	need := (1 + more) * checkpointBytes(t.Programs)
 	if left, err := free(all); err == nil && left < need {
 		return diag.New(diag.HostDisk, "it and the next checkpoints need %s, and the disk has %s left",
 			event.Size(need), event.Size(left)).At("%s", all).Try("make room")
@@ -139,11 +139,9 @@ type ParamNorm struct {
 // Replay computes the gradients of a rejected step again, from the folder that the run wrote, and
 // changes nothing.
 func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
-	m, ok := t.crew.(*mesh)
-	// Gradients on a mesh are terms of sums that only updates add up.
-	if !ok || t.Programs.Sharding != nil {
-		return nil, diag.New(diag.PlanLater, "a step is replayed on one device").
-			Try("leave --plan away: checkpoints are the same for any number of devices")
+	if t.others != nil {
+		return nil, diag.New(diag.PlanLater, "a step is replayed in one process").
+			Try("leave --plan and --peers away: checkpoints are the same for any number of devices")
 	}
 	text, err := os.ReadFile(filepath.Join(dir, batchName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,30 +165,74 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 		return nil, err
 	}
 	r := &Replay{Step: int(c.Step) + 1}
-	if r.Loss, err = m.gradients(ctx, &b); err != nil {
+	if r.Loss, err = t.gradients(ctx, &b); err != nil {
 		return nil, err
 	}
-	return r, m.norms(ctx, r)
+	if err := t.exec.reduce(ctx); err != nil {
+		return nil, err
+	}
+	return r, t.norms(ctx, r)
 }
 
-// norms reads the gradients in the state.
-func (m *mesh) norms(ctx context.Context, r *Replay) error {
-	total := 0.0
-	for _, p := range m.t.Programs.Step.Params {
-		a := m.state.Get(program.Gradient.Of(p.Name))
-		bytes, err := a.Read(ctx, 0)
+// reduced reads the gradient of a parameter, after its rank has added it up.
+func (t *Trainer) reduced(ctx context.Context, h *home, pc *piece) ([]float32, error) {
+	one := *pc
+	for _, held := range t.Programs.Ranks[pc.home].Holds {
+		if held.Name == pc.name {
+			one.elem = held.Type.Elem
+		}
+	}
+	one.tensors = slices.Clone(pc.tensors)
+	for i := range one.tensors {
+		one.tensors[i].DType = one.elem
+	}
+	data, err := gather(ctx, h.state.Get(program.Gradient.Of(pc.name)), &one, h.mesh)
+	if err != nil {
+		return nil, err
+	}
+	return numbers(data, one.elem), nil
+}
+
+// norms reads the gradients in the state. What two ranks share, both have terms of; what stages
+// have of one stack of layers is one parameter.
+func (t *Trainer) norms(ctx context.Context, r *Replay) error {
+	homes := t.exec.homes()
+	shared, at := map[string][]float32{}, map[string]int{}
+	squares := map[string]float64{}
+	for _, pc := range pieces(t.Programs) {
+		if !pc.master {
+			continue
+		}
+		grad, err := t.reduced(ctx, homes[pc.home], &pc)
 		if err != nil {
 			return err
 		}
-		one, sum := ParamNorm{Name: p.Name}, 0.0
-		for _, x := range numbers(bytes, p.Type.Elem) {
+		if len(t.Programs.Users(pc.name)) > 1 {
+			if shared[pc.name] == nil {
+				shared[pc.name] = grad
+				continue
+			}
+			for i, x := range shared[pc.name] {
+				grad[i] += x
+			}
+		}
+		name := pc.param.Name
+		if _, ok := at[name]; !ok {
+			at[name] = len(r.Params)
+			r.Params = append(r.Params, ParamNorm{Name: name})
+		}
+		one := &r.Params[at[name]]
+		for _, x := range grad {
 			if math.IsNaN(float64(x)) || math.IsInf(float64(x), 0) {
 				one.Bad++
 			}
-			sum += float64(x) * float64(x)
+			squares[name] += float64(x) * float64(x)
 		}
-		one.Norm, total = math.Sqrt(sum), total+sum
-		r.Params = append(r.Params, one)
+	}
+	total := 0.0
+	for i := range r.Params {
+		square := squares[r.Params[i].Name]
+		r.Params[i].Norm, total = math.Sqrt(square), total+square
 	}
 	r.Norm = math.Sqrt(total)
 	slices.SortStableFunc(r.Params, func(a, b ParamNorm) int {

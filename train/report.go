@@ -13,76 +13,100 @@ import (
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/watch"
 )
 
-// A report is what the programs of a step told of their products in few bits.
+// A report is what the programs of a rank told of their quantized GEMMs in a step.
 type report struct {
-	scales  []int32   // ir.StatScales, of all parts of the step
-	amaxes  []float32 // ir.StatAmax, likewise
-	made    []int32   // spmd.Made, of the copies that the products read
-	squares []float32 // optim.Watch: square and zeros of each
+	Programs map[string]*counts // by name: those that give gradients
 
-	// errors are the sums of ir.StatErrors over all parts of the step, parts of them; none in a step
-	// that is not inspected.
-	errors []float64
-	parts  int
-	copies []float64 // spmd.CopyErrors, likewise
+	Made    []int32   // spmd.Made, of the copies that the GEMMs read
+	Next    []int32   // spmd.Made, of the copies that the GEMMs of the next step read
+	Squares []float32 // optim.Watch: square and zeros of each
+	Copies  []float64 // spmd.CopyErrors; none in a step that is not inspected
+}
 
-	next []int32 // spmd.Made, of the copies that the products of the next step read
+// counts are what one program told of all microbatches of a step: of scales and amaxes the largest,
+// of errors the sum.
+type counts struct {
+	Scales []int32   // ir.StatScales
+	Amaxes []float32 // ir.StatAmax
+	// Errors are the sums of ir.StatErrors over Parts microbatches; none in a step that is not
+	// inspected.
+	Errors []float64
+	Parts  int
 }
 
 // begin turns to the next step.
 func (r *report) begin() {
-	if r.next != nil {
-		r.made, r.next = r.next, nil
+	if r.Next != nil {
+		r.Made, r.Next = r.Next, nil
 	}
-	r.errors, r.parts, r.copies = nil, 0, nil
+	r.Programs, r.Copies = nil, nil
 }
 
-// read takes the reports among the results of a program. Of several parts of a step the largest
-// figures count, and sums are added up.
-func (r *report) read(ctx context.Context, run *engine.Run, s *program.Stage, first bool) error {
-	for i, a := range run.Results {
+// read takes the reports among the results of a program.
+func (r *report) read(ctx context.Context, name string, results []*engine.Array,
+	s *program.Stage) error {
+	for i, a := range results {
 		if s.Results[i].Role != program.Stat {
 			continue
 		}
-		b, err := a.Read(ctx, 0)
-		if err != nil {
+		if err := r.readOne(ctx, name, a, s.Results[i]); err != nil {
 			return err
-		}
-		switch s.Results[i].Name {
-		case ir.StatScales:
-			r.scales = merged(r.scales, ints(b), first)
-		case ir.StatAmax:
-			r.amaxes = merged(r.amaxes, floats(b), first)
-		case ir.StatErrors:
-			r.add(doubles(b))
-		case spmd.CopyErrors:
-			r.copies = doubles(b)
-		case spmd.Made:
-			r.next = ints(b)
-		case optim.Watch:
-			r.squares = floats(b)
 		}
 	}
 	return nil
 }
 
-// add adds the sums of another part of the step.
-func (r *report) add(sums []float64) {
-	if r.parts++; r.errors == nil {
-		r.errors = sums
-		return
+func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
+	spec program.Array) error {
+	b, err := a.Read(ctx, 0)
+	if err != nil {
+		return err
 	}
-	for i, x := range sums {
-		r.errors[i] += x
+	switch spec.Name {
+	case spmd.CopyErrors:
+		r.Copies = doubles(b)
+	case spmd.Made:
+		r.Next = ints(b)
+	case optim.Watch:
+		r.Squares = floats(b)
+	default:
+		if r.Programs == nil {
+			r.Programs = map[string]*counts{}
+		}
+		if r.Programs[name] == nil {
+			r.Programs[name] = &counts{}
+		}
+		r.Programs[name].add(spec.Name, b)
+	}
+	return nil
+}
+
+// add adds what a microbatch told.
+func (c *counts) add(name string, b []byte) {
+	switch name {
+	case ir.StatScales:
+		c.Scales = merged(c.Scales, ints(b))
+	case ir.StatAmax:
+		c.Amaxes = merged(c.Amaxes, floats(b))
+	case ir.StatErrors:
+		sums := doubles(b)
+		if c.Parts++; c.Errors == nil {
+			c.Errors = sums
+			return
+		}
+		for i, x := range sums {
+			c.Errors[i] += x
+		}
 	}
 }
 
 // merged keeps the larger of two lists of numbers; what is no number stays.
-func merged[E int32 | float32](old, now []E, first bool) []E {
-	if first || len(old) != len(now) {
+func merged[E int32 | float32](old, now []E) []E {
+	if len(old) != len(now) {
 		return now
 	}
 	for i, x := range now {
@@ -119,20 +143,23 @@ func doubles(b []byte) []float64 {
 
 // A reader makes samples of reports: it knows what stands where.
 type reader struct {
-	p    *Programs
-	made map[string]int64 // the place of the scales of a copy's first layer in what is made
-	all  int64            // scales that are made
-
-	looks *spmd.Step // of the programs that inspect
+	p     *step.Programs
+	looks *step.Programs     // that inspect
+	made  []map[string]int64 // by rank: the place of the scales of a copy's first layer in Made
+	all   []int64            // by rank: scales that are made
 }
 
-func newReader(p *Programs) *reader {
-	r := &reader{p: p, made: map[string]int64{}}
-	for _, name := range p.Step.Made() {
-		if _, ok := r.made[name]; !ok {
-			r.made[name] = r.all
+func newReader(p *step.Programs) *reader {
+	r := &reader{p: p}
+	for _, rank := range p.Ranks {
+		made, all := map[string]int64{}, int64(0)
+		for _, name := range rank.Made() {
+			if _, ok := made[name]; !ok {
+				made[name] = all
+			}
+			all++
 		}
-		r.all++
+		r.made, r.all = append(r.made, made), append(r.all, all)
 	}
 	return r
 }
@@ -143,28 +170,58 @@ type site struct {
 	slot  int
 }
 
+// A telling is one row of what a program reports on, and where it is told.
+type telling struct {
+	*ir.Stat
+	rank   int
+	report *report
+	counts *counts
+}
+
+// tellings lists what a step was told of, in the order of programs. inspected tells that errors of
+// rounding were measured.
+func (r *reader) tellings(told []*report) (list []telling, inspected bool) {
+	for _, one := range told {
+		for _, c := range one.Programs {
+			inspected = inspected || c.Parts > 0
+		}
+	}
+	programs := r.p
+	if inspected {
+		programs = r.looks // the same, and where errors stand
+	}
+	for _, row := range programs.List {
+		c := told[row.Rank].Programs[row.Module.Name]
+		if c == nil {
+			continue
+		}
+		for i := range row.Stats {
+			list = append(list, telling{&row.Stats[i], row.Rank, told[row.Rank], c})
+		}
+	}
+	return list, inspected
+}
+
 // sample tells what a step came to, linear layers in the order in which the forward pass runs them.
-func (r *reader) sample(step int, loss, norm float64, told *report) *watch.Sample {
+func (r *reader) sample(step int, loss, norm float64, told []*report) *watch.Sample {
 	s := &watch.Sample{Step: step, Loss: loss, GradNorm: norm, Finite: finite(loss) && finite(norm)}
 	found := map[site]*watch.Linear{}
-	r.norms(found, told.squares)
-	stats := r.p.Step.Stats
-	if told.parts > 0 {
-		stats = r.looks.Stats // the same, and where errors stand
+	for rank := range r.p.Ranks {
+		r.norms(found, rank, told[rank].Squares)
 	}
-	for i := range stats {
-		one := &stats[i]
+	list, inspected := r.tellings(told)
+	for _, one := range list {
 		for k := range one.Layers {
 			l := found[site{one.Layer + k, int(one.Slot)}]
 			// What a backward pass computes again is told twice.
-			if l != nil && len(told.scales) > 0 && !slices.ContainsFunc(l.Operands,
+			if l != nil && !slices.ContainsFunc(l.Operands,
 				func(o watch.Operand) bool { return o.Name == one.Operand }) {
-				l.Operands = append(l.Operands, r.operand(one, k, told))
+				l.Operands = append(l.Operands, r.operand(one, k))
 			}
 		}
 	}
-	if told.parts > 0 {
-		r.noises(found, told)
+	if inspected {
+		r.noises(found, list)
 	}
 	for layer := range int64(r.p.Policy.Layers) {
 		for slot := range precision.Slots() {
@@ -176,14 +233,14 @@ func (r *reader) sample(step int, loss, norm float64, told *report) *watch.Sampl
 	return s
 }
 
-// norms lists the linear layers with the norms of their gradients.
-func (r *reader) norms(found map[site]*watch.Linear, squares []float32) {
+// norms lists the linear layers of a rank with the norms of their gradients.
+func (r *reader) norms(found map[site]*watch.Linear, rank int, squares []float32) {
 	at := 0
-	for i, p := range r.p.Step.Params {
-		if !p.Watched {
+	for i, h := range r.p.Ranks[rank].Holds {
+		if !h.Watched || !h.Counts {
 			continue
 		}
-		one := &r.p.Params[i]
+		one := &r.p.Ranks[rank].Params[i]
 		layers := int64(1)
 		if one.Stacked() {
 			layers = one.Dims[0].Size
@@ -220,11 +277,12 @@ func (r *reader) norm(found map[site]*watch.Linear, p *model.Param, layer int64,
 // operand reads what was told of one copy of a tensor. A scale of MXFP8 is a power of two at or
 // above amax/448, so amax is known to a factor of two, of which the middle is taken. That is enough
 // to see it grow; weights grow by less before it matters, so theirs is left out.
-func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
+func (r *reader) operand(s telling, k int64) watch.Operand {
+	told := s.counts
 	l := watch.Unmeasured(0, "", s.Operand)
 	o := l.Operands[0]
-	top := float64(told.scales[s.Top+k*s.Stride])
-	sum, some := told.scales[s.Sum+k*s.Stride], told.scales[s.Some+k*s.Stride]
+	top := float64(told.Scales[s.Top+k*s.Stride])
+	sum, some := told.Scales[s.Sum+k*s.Stride], told.Scales[s.Some+k*s.Stride]
 	mean := float64(uint32(sum)) / float64(some)
 	weight := s.Operand == "w" || s.Operand == "wT"
 	switch {
@@ -236,7 +294,7 @@ func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 		}
 		o.Spread = top - mean
 	default:
-		if amax := float64(told.amaxes[s.Amax+k*s.AmaxStride]); finite(amax) {
+		if amax := float64(told.Amaxes[s.Amax+k*s.AmaxStride]); finite(amax) {
 			o.Amax = amax
 		} else {
 			o.NonFinite = 1
@@ -246,10 +304,10 @@ func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 	if some == 0 {
 		o.Spread = math.NaN()
 	}
-	if made, used, ok := r.sums(s, k, told); ok {
+	if made, used, ok := r.sums(s, k); ok {
 		o.Made, o.Used = checked(made), checked(used)
 	}
-	if e, ok := r.roundingOf(s, k, told); ok {
+	if e, ok := r.roundingOf(s, k); ok {
 		o.Underflow, o.Saturated = e.lost/e.elements, e.clamped/e.elements
 		if e.blocks > 0 {
 			o.Range = e.span / e.blocks
@@ -265,23 +323,24 @@ func (r *reader) operand(s *ir.Stat, k int64, told *report) watch.Operand {
 type rounding struct{ elements, lost, clamped, power, noise, span, blocks, length float64 }
 
 // roundingOf finds that of a layer, if it was measured and is made of numbers.
-func (r *reader) roundingOf(s *ir.Stat, k int64, told *report) (e rounding, ok bool) {
+func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
+	told, copies := s.counts, s.report.Copies
 	list, elements, length := make([]float64, ir.ErrorSums), int64(0), int64(0)
 	switch {
-	case told.parts == 0:
+	case told.Parts == 0:
 		return e, false
 	case s.Errors >= 0: // less what devices have copies of
 		for i := range list {
-			list[i] = told.errors[s.Errors+k*s.ErrorStride+int64(i)] / float64(s.Copies)
+			list[i] = told.Errors[s.Errors+k*s.ErrorStride+int64(i)] / float64(s.Copies)
 		}
-		elements, length = int64(told.parts)*s.Elements/s.Copies, int64(told.parts)*s.Length
-	case told.copies != nil:
-		m, found := r.looks.Measured[s.Copy]
+		elements, length = int64(told.Parts)*s.Elements/s.Copies, int64(told.Parts)*s.Length
+	case copies != nil:
+		m, found := r.looks.Ranks[s.rank].Measured[s.Copy]
 		if !found {
 			return e, false
 		}
 		for i := range list {
-			list[i] = told.copies[m.At+int64(i)*m.Layers+k]
+			list[i] = copies[m.At+int64(i)*m.Layers+k]
 		}
 		elements = m.Elements
 	}
@@ -297,13 +356,14 @@ func (r *reader) roundingOf(s *ir.Stat, k int64, told *report) (e rounding, ok b
 // the first term is the sum over tokens of ‖e‖²‖dy‖², which is taken as the product of the two
 // sums over T: as if large errors did not go with large gradients. Of the second it is the same.
 // Where layers compute halves of a batch apart, one is measured, and stands for both.
-func (r *reader) noises(found map[site]*watch.Linear, told *report) {
+func (r *reader) noises(found map[site]*watch.Linear, list []telling) {
 	arguments := map[site]*[2]rounding{} // xT and dyT
-	for i := range r.looks.Stats {
-		s := &r.looks.Stats[i]
+	parts := 0
+	for _, s := range list {
+		parts = max(parts, s.counts.Parts)
 		which := slices.Index([]string{"xT", "dyT"}, s.Operand)
 		for k := range s.Layers {
-			e, ok := r.roundingOf(s, k, told)
+			e, ok := r.roundingOf(s, k)
 			if which < 0 || !ok {
 				continue
 			}
@@ -314,7 +374,7 @@ func (r *reader) noises(found map[site]*watch.Linear, told *report) {
 			arguments[at][which] = e
 		}
 	}
-	tokens := float64(told.parts) * float64(r.p.Shape.Batch*r.p.Shape.Seq)
+	tokens := float64(parts) * float64(r.p.Shape.Batch*r.p.Shape.Seq)
 	for at, of := range arguments {
 		l := found[at]
 		if l == nil || of[0].length == 0 || of[1].length == 0 {
@@ -333,21 +393,22 @@ func noise(x, dy *rounding) float64 {
 }
 
 // sums gives those of the scales of a copy where they were made and where they are read.
-func (r *reader) sums(s *ir.Stat, k int64, told *report) (made, used int32, ok bool) {
-	i, ok := r.made[s.Copy]
-	if !ok || len(told.made) == 0 || len(told.scales) == 0 {
+func (r *reader) sums(s telling, k int64) (made, used int32, ok bool) {
+	i, ok := r.made[s.rank][s.Copy]
+	if !ok || len(s.report.Made) == 0 || len(s.counts.Scales) == 0 {
 		return 0, 0, false
 	}
 	// Of the sums over devices, those behind the largest bytes.
-	return told.made[3*r.all+r.all+i+k], told.scales[s.Sum+k*s.Stride], true
+	all := r.all[s.rank]
+	return s.report.Made[3*all+all+i+k], s.counts.Scales[s.Sum+k*s.Stride], true
 }
 
 // sound tells whether all scales of copies that are read are those that were made.
-func (r *reader) sound(told *report) bool {
-	for i := range r.p.Step.Stats {
-		s := &r.p.Step.Stats[i]
+func (r *reader) sound(told []*report) bool {
+	list, _ := r.tellings(told)
+	for _, s := range list {
 		for k := range s.Layers {
-			if made, used, ok := r.sums(s, k, told); ok && made != used {
+			if made, used, ok := r.sums(s, k); ok && made != used {
 				return false
 			}
 		}

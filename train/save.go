@@ -71,7 +71,7 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 		return err
 	}
 	s := t.snapshot(ctx)
-	if err := t.crew.collect(ctx, s); err != nil || !t.Processes.Leads() {
+	if err := t.exec.collect(ctx, s); err != nil || !t.Processes.Leads() {
 		return err
 	}
 	own := dir == t.folder()

@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A piece is one array of the state and the tensors of a checkpoint that it is made of: one, or one
@@ -40,29 +41,24 @@ type home struct {
 
 // pieces lists the whole state: masters, then what the optimizer keeps of each. What two ranks
 // have stands twice.
-func (p *Programs) pieces() []piece {
+func pieces(p *step.Programs) []piece {
 	var list []piece
-	if p.Pipe == nil {
-		for i := range p.Params {
-			var l *spmd.Layout
-			if p.Sharding != nil {
-				l = &p.Sharding.Params[i]
+	for rank, r := range p.Ranks {
+		for i := range r.Params {
+			h := &r.Holds[i]
+			l := &h.Layout
+			if p.Stages[0].Sharding == nil {
+				l = nil
 			}
-			list = append(list, p.piecesOf(0, &p.Params[i], p.Step.Params[i], l)...)
-		}
-		return list
-	}
-	for rank, r := range p.Pipe.Ranks {
-		for i := range r.params {
-			h := &r.Part.Held[i]
-			list = append(list, p.piecesOf(rank, &r.params[i], h.Param, &h.Layout)...)
+			list = append(list, piecesOf(p, rank, &r.Params[i], h.Param, l)...)
 		}
 	}
 	return list
 }
 
 // piecesOf lists what is kept of one parameter.
-func (p *Programs) piecesOf(home int, one *model.Param, param optim.Param, l *spmd.Layout) []piece {
+func piecesOf(p *step.Programs, home int, one *model.Param, param optim.Param,
+	l *spmd.Layout) []piece {
 	var list []piece
 	add := func(name, prefix string, elem dtype.DType) {
 		pc := piece{home: home, param: one, layout: l, name: name, master: prefix == "",
@@ -77,7 +73,7 @@ func (p *Programs) piecesOf(home int, one *model.Param, param optim.Param, l *sp
 		list = append(list, pc)
 	}
 	add(param.Name, "", dtype.F32)
-	for _, s := range p.optimizer.State(param) {
+	for _, s := range p.Optimizer.State(param) {
 		add(s.Name, s.Name[:len(s.Name)-len(param.Name)], s.Type.Elem)
 	}
 	return list
@@ -94,9 +90,9 @@ type boxReader interface {
 // fill puts the state on the devices of this process: the box that each device has of a tensor, as
 // src gives it. Copies that the model computes with are made of the masters.
 func (t *Trainer) fill(src boxReader) error {
-	homes := t.crew.homes()
+	homes := t.exec.homes()
 	var garbage collector
-	for _, pc := range t.Programs.pieces() {
+	for _, pc := range pieces(t.Programs) {
 		h := homes[pc.home]
 		if h == nil {
 			continue
@@ -123,7 +119,7 @@ func (t *Trainer) fill(src boxReader) error {
 			}
 		}
 	}
-	return t.crew.quantize()
+	return t.exec.quantize()
 }
 
 // A way is how the devices of a stage have a piece: the part of each, in its bytes.
@@ -210,8 +206,8 @@ type computed struct {
 
 // computed makes a boxReader of the state; param is nil for what the optimizer keeps.
 func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte) error) *computed {
-	c := &computed{tensors: t.Programs.tensors(), params: map[string]*model.Param{}, make: make}
-	for _, pc := range t.Programs.pieces() {
+	c := &computed{tensors: tensors(t.Programs), params: map[string]*model.Param{}, make: make}
+	for _, pc := range pieces(t.Programs) {
 		if !pc.master {
 			continue
 		}
@@ -224,9 +220,9 @@ func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte
 }
 
 // tensors lists what a checkpoint of the state has, by name.
-func (p *Programs) tensors() map[string]ckpt.Tensor {
+func tensors(p *step.Programs) map[string]ckpt.Tensor {
 	all := map[string]ckpt.Tensor{}
-	for _, pc := range p.pieces() {
+	for _, pc := range pieces(p) {
 		for _, one := range pc.tensors {
 			all[one.Name] = one
 		}
@@ -357,9 +353,9 @@ type place struct {
 }
 
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
-	s := &snapshot{ctx: ctx, homes: t.crew.homes(), where: map[string]place{},
+	s := &snapshot{ctx: ctx, homes: t.exec.homes(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
-	for _, pc := range t.Programs.pieces() {
+	for _, pc := range pieces(t.Programs) {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
 			continue // another rank has it as well
 		}

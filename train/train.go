@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/watch"
 )
 
@@ -43,7 +43,7 @@ type Options struct {
 	Engine   *engine.Engine
 	Config   *model.Config
 	Recipe   *recipe.Recipe
-	Programs *Programs
+	Programs *step.Programs
 	Data     Rows
 	Eval     Held // gives the rows of the validation loss; nil turns it off
 	// Init gives the parameters that a run begins with, if it does not go on with another.
@@ -95,7 +95,7 @@ type Spans interface {
 // A Trainer is a run at work.
 type Trainer struct {
 	Options
-	crew     crew
+	exec     *executor
 	others   *peers // the other processes of the run; nil if there are none
 	schedule optim.Schedule
 	guard    guard
@@ -105,9 +105,7 @@ type Trainer struct {
 	step    int // steps that were done, rejected ones included
 	updates int // updates that were accepted
 	at      data.Position
-	policy  string // the digest of the one of the recipe
-	// carried is what a checkpoint knows of products in few bits, where nothing watches them.
-	carried json.RawMessage
+	policy  string  // the digest of the one of the recipe
 	flops   float64 // of one token, forward and backward
 	pace    float64 // seconds of a step, lately
 	saved   int     // the step of the newest checkpoint of this run, or -1; only the leader knows
@@ -115,6 +113,8 @@ type Trainer struct {
 	last    Result
 
 	share func(labels int64) float64 // one over the labels of a step; a test poisons it
+	// gradients makes the first half of a step: the executor's, or a test's around it.
+	gradients func(ctx context.Context, b *data.Batch) (float64, error)
 	// put writes a checkpoint: ckpt.Save, or a test's.
 	put func(ctx context.Context, dir string, step int64, m ckpt.Meta, src ckpt.Source,
 		o ckpt.Options) error
@@ -123,7 +123,7 @@ type Trainer struct {
 // New compiles the programs and puts the state on the devices: that of the newest checkpoint in the
 // recipe's folder, or the initial one.
 func New(ctx context.Context, o Options) (*Trainer, error) {
-	t := &Trainer{Options: o, schedule: scheduleOf(o.Recipe),
+	t := &Trainer{Options: o, schedule: step.Rates(o.Recipe),
 		guard: guard{Factor: o.Recipe.Guard.Spike}, at: data.Position{}, saved: -1,
 		watchdog: newWatchdog(o.Recipe.Guard.Stall, o.LeastStall, time.Now)} // monotonic
 	sum := sha256.Sum256([]byte(o.Programs.Policy.String()))
@@ -132,7 +132,7 @@ func New(ctx context.Context, o Options) (*Trainer, error) {
 	forward := o.Config.Forward(int64(o.Recipe.Seq))
 	t.flops = 3 * (forward.Linear + forward.Square) // backward costs twice the forward
 	if o.Processes != nil {
-		t.others = newPeers(o.Processes, t, len(o.Programs.Pipe.Ranks))
+		t.others = newPeers(o.Processes, t, len(o.Programs.Ranks))
 	}
 	if err := t.start(ctx); err != nil {
 		t.Close()
@@ -158,28 +158,24 @@ func (t *Trainer) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if t.Programs.Pipe != nil {
-		t.crew, err = newRanks(ctx, t)
-	} else {
-		t.crew, err = newMesh(ctx, t)
-	}
-	if err != nil {
+	if t.exec, err = newExecutor(ctx, t); err != nil {
 		return err
 	}
+	t.gradients = t.exec.gradients
 	if err := t.fitsHost(); err != nil {
 		return err
 	}
 	t.sentry = newSentry(context.WithoutCancel(ctx), t)
-	if err = t.begin(c, old); err != nil {
+	if err = t.begin(ctx, c, old); err != nil {
 		return err
 	}
 	return t.others.agree(ctx, t.begun())
 }
 
 // begin fills the state: from a checkpoint, or as a run begins if there is none.
-func (t *Trainer) begin(c *ckpt.Checkpoint, old *memory) error {
+func (t *Trainer) begin(ctx context.Context, c *ckpt.Checkpoint, old *memory) error {
 	if c != nil {
-		return t.resume(c, old)
+		return t.resume(ctx, c, old)
 	}
 	return t.fill(t.computed(initial(t.Init)))
 }
@@ -187,8 +183,8 @@ func (t *Trainer) begin(c *ckpt.Checkpoint, old *memory) error {
 // Close frees the programs and the state.
 func (t *Trainer) Close() {
 	t.sentry.free()
-	if t.crew != nil {
-		t.crew.free()
+	if t.exec != nil {
+		t.exec.free()
 	}
 	t.others.close()
 }
@@ -234,7 +230,7 @@ func (t *Trainer) run(ctx, stop context.Context) error {
 	for t.step < t.end() {
 		start := t.Now()
 		end := t.phase(phaseVote)
-		stopping, err := t.crew.stop(ctx, stop.Err() != nil)
+		stopping, err := t.others.some(ctx, stop.Err() != nil)
 		end()
 		if err != nil || stopping {
 			return t.halt(ctx, stop, err)
@@ -320,21 +316,25 @@ func (t *Trainer) await(ctx context.Context, next <-chan taken) (taken, error) {
 
 // do makes one step: gradients of all parts, a look at the loss, the update.
 func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
-	if err := t.sentry.begin(); err != nil {
+	if err := t.sentry.begin(ctx); err != nil {
 		return err
 	}
 	defer t.phase(t.sentry.phase())()
-	loss, err := t.crew.gradients(ctx, b.batch)
+	loss, err := t.gradients(ctx, b.batch)
 	if err != nil {
 		return err
 	}
 	maxLoss, maxNorm := t.limits()
 	rate := t.schedule.Rate(t.step)
-	norm, ok, err := t.crew.update(ctx, loss <= maxLoss && t.sentry.sound(), rate, maxNorm)
+	sound, err := t.sentry.sound(ctx)
 	if err != nil {
 		return err
 	}
-	why, err := t.sentry.look(loss, norm)
+	norm, ok, err := t.exec.update(ctx, loss <= maxLoss && sound, rate, maxNorm)
+	if err != nil {
+		return err
+	}
+	why, err := t.sentry.look(ctx, loss, norm)
 	if err != nil {
 		return err
 	}
@@ -387,7 +387,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	rows := int64(t.Recipe.Micro)
 	for first := int64(0); first < min(t.Eval.EvalRows(), maxEvalRows); first += rows {
 		end := t.phase(phaseVote)
-		stopped, err := t.crew.stop(ctx, stop.Err() != nil)
+		stopped, err := t.others.some(ctx, stop.Err() != nil)
 		end()
 		if err != nil || stopped {
 			return stopped, err
@@ -397,7 +397,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 			return false, err
 		}
 		end = t.phase(phaseEvaluate) // each batch by itself
-		loss, err := t.crew.evaluate(ctx, b)
+		loss, err := t.exec.evaluate(ctx, b)
 		end()
 		if err != nil {
 			return false, err

@@ -22,6 +22,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -159,7 +160,7 @@ keep = 0
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	p, err := train.Write(r.config, rec, "cpu", r.plan)
+	p, err := step.Build(step.Spec{Config: r.config, Recipe: rec, Arch: "cpu", Plan: r.plan})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -1,17 +1,22 @@
 package train
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"sync"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/watch"
 )
 
@@ -31,7 +36,7 @@ const ahead = 50
 // everything in bf16 take their place: they are compiled when the run begins.
 type sentry struct {
 	t      *Trainer
-	mesh   *mesh
+	exec   *executor
 	watch  *watch.Watch
 	reader *reader
 	policy *precision.Policy // that is aimed at; the programs at work may be another's
@@ -49,18 +54,16 @@ type sentry struct {
 
 // A variant is the programs of a run under another policy.
 type variant struct {
-	programs *Programs
-	x        *executables
-	err      error
-	ready    chan struct{}
-	said     bool // that it could not be compiled
+	x     *compiled
+	err   error
+	ready chan struct{}
+	said  bool // that it could not be compiled
 }
 
 // newSentry begins to watch; nil if nothing is in few bits.
 func newSentry(ctx context.Context, t *Trainer) *sentry {
 	p := t.Programs
-	m, ok := t.crew.(*mesh)
-	if !ok || !p.Policy.Quantizes() {
+	if !p.Policy.Quantizes() {
 		return nil
 	}
 	o := watch.Defaults()
@@ -69,7 +72,7 @@ func newSentry(ctx context.Context, t *Trainer) *sentry {
 	} else {
 		o.Settle = max(o.Settle, t.Recipe.Optimizer.Warmup)
 	}
-	s := &sentry{t: t, mesh: m, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
+	s := &sentry{t: t, exec: t.exec, watch: watch.New(o), reader: newReader(p), policy: p.Policy}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.safe = s.compile(s.wide(), false)
 	return s
@@ -83,12 +86,17 @@ func (s *sentry) wide() *precision.Policy {
 // compile makes a variant in the background.
 func (s *sentry) compile(policy *precision.Policy, inspect bool) *variant {
 	v := &variant{ready: make(chan struct{})}
-	again, engine := s.t.Programs.again, s.t.Engine
+	now := s.t.Programs
 	go func() {
 		defer close(v.ready)
-		if v.programs, v.err = again(policy, inspect); v.err == nil {
-			v.x, v.err = v.programs.compile(s.ctx, engine)
+		programs, err := now.Again(policy, inspect)
+		if err == nil {
+			v.x, err = s.exec.compile(s.ctx, programs)
 		}
+		if err == nil {
+			err = v.x.join(s.exec)
+		}
+		v.err = err
 	}()
 	return v
 }
@@ -97,6 +105,16 @@ func (s *sentry) compile(policy *precision.Policy, inspect bool) *variant {
 func (v *variant) wait() error {
 	<-v.ready
 	return v.err
+}
+
+// ready waits for a variant in all processes, which all use it or all do not: bad tells why not.
+func (s *sentry) ready(ctx context.Context, v *variant) (bad, err error) {
+	bad = v.wait()
+	failed, err := s.exec.peers.some(ctx, bad != nil)
+	if failed && bad == nil {
+		bad = errors.New("another process could not")
+	}
+	return bad, err
 }
 
 // aim has the programs of the policy compiled, to be adopted before a step; what was aimed at
@@ -149,7 +167,7 @@ func (s *sentry) giveUp(v *variant) {
 }
 
 // begin puts the variant to work whose turn it is, before a step.
-func (s *sentry) begin() error {
+func (s *sentry) begin(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
@@ -157,23 +175,22 @@ func (s *sentry) begin() error {
 	if s.next != nil && s.t.step >= s.from {
 		v := s.next
 		s.next = nil
-		if err := s.adopt(v); err != nil {
+		if err := s.adopt(ctx, v); err != nil {
 			return err
 		}
 	}
-	s.inspect()
-	return nil
+	return s.inspect(ctx)
 }
 
 // inspect has the errors of rounding measured in the step to come, if it is that one's turn. The
 // step then waits for the programs that do it, as one waits for those of a new policy: what a run
 // measures, and so what it decides, must not depend on how long a compiler takes. It hardly ever
 // waits, for they are compiled in the background of the steps before.
-func (s *sentry) inspect() {
-	s.mesh.looks = nil
+func (s *sentry) inspect(ctx context.Context) error {
+	s.exec.looks = nil
 	step, policy := s.t.step+1, s.t.Programs.Policy
 	if !policy.Quantizes() {
-		return
+		return nil
 	}
 	turn := s.watch.Inspects(step)
 	next := s.watch.NextInspection(step)
@@ -182,19 +199,20 @@ func (s *sentry) inspect() {
 		s.looks = s.compile(policy, true)
 	}
 	if !turn {
-		return
+		return nil
 	}
 	end := s.t.phase(phaseCompile)
-	err := s.looks.wait()
+	bad, err := s.ready(ctx, s.looks)
 	end()
-	if err != nil {
-		if !s.looks.said {
-			s.warn("what rounding does is not measured: the programs that do could not be compiled", err)
-			s.looks.said = true
-		}
-		return
+	switch {
+	case err != nil:
+	case bad == nil:
+		s.exec.looks, s.reader.looks = s.looks.x, s.looks.x.programs
+	case !s.looks.said:
+		s.warn("what rounding does is not measured: the programs that do could not be compiled", bad)
+		s.looks.said = true
 	}
-	s.mesh.looks, s.reader.looks = s.looks.x, s.looks.programs.Step
+	return err
 }
 
 // warn says that something could not be compiled.
@@ -206,46 +224,55 @@ func (s *sentry) warn(what string, err error) {
 
 // adopt computes with other programs from now on. If they could not be compiled, the run goes on
 // with those that it has, and says so.
-func (s *sentry) adopt(v *variant) error {
+func (s *sentry) adopt(ctx context.Context, v *variant) error {
 	defer s.t.phase(phaseCompile)()
-	if err := v.wait(); err != nil {
+	bad, err := s.ready(ctx, v)
+	if err != nil {
+		return err
+	}
+	if bad != nil {
 		s.warn("programs of another precision could not be compiled, and the run goes on with those that"+
-			" it has", err)
+			" it has", bad)
 		return nil
 	}
-	m := s.mesh
-	if m.x == v.x {
+	c, old := s.exec, s.t.Programs
+	if c.x == v.x {
 		return nil
 	}
-	if m.x != s.safe.x {
-		m.x.free()
+	if c.x != s.safe.x {
+		c.x.free()
 	}
 	s.giveUp(s.looks)
-	s.looks, m.looks = nil, nil
-	for _, one := range s.t.Programs.stages() {
-		for _, a := range one.Args {
-			if a.Role == program.Copy {
-				m.state.Drop(a.Name)
+	s.looks, c.looks = nil, nil
+	for _, r := range c.hosted() {
+		for _, row := range old.OfRank(r.number) {
+			for _, a := range row.Module.Args {
+				if a.Role == program.Copy {
+					r.state.Drop(a.Name)
+				}
 			}
 		}
+		r.told = report{}
 	}
-	old := s.t.Programs
-	m.x, s.t.Programs, s.reader = v.x, v.programs, newReader(v.programs)
-	m.told = report{}
-	if !slices.EqualFunc(old.Params, v.programs.Params, func(a, b model.Param) bool {
+	c.x, s.t.Programs, s.reader = v.x, v.x.programs, newReader(v.x.programs)
+	if !slices.EqualFunc(old.Params, s.t.Programs.Params, func(a, b model.Param) bool {
 		return a.Name == b.Name && slices.Equal(a.Dims, b.Dims)
 	}) {
 		return s.t.rehouse(old)
 	}
-	return m.quantize()
+	return c.quantize()
 }
 
 // rehouse moves the state from the arrays of other programs, whose loops have other layers, to
 // those of the programs at work.
-func (t *Trainer) rehouse(old *Programs) error {
-	h := t.crew.homes()[0]
+func (t *Trainer) rehouse(old *step.Programs) error {
+	homes := t.exec.homes()
 	tensors := map[string][]byte{}
-	for _, pc := range old.pieces() {
+	for _, pc := range pieces(old) {
+		h := homes[pc.home]
+		if h == nil {
+			continue
+		}
 		data, err := gather(context.Background(), h.state.Get(pc.name), &pc, h.mesh)
 		if err != nil {
 			return err
@@ -263,14 +290,60 @@ func (t *Trainer) rehouse(old *Programs) error {
 
 // phase is what the watchdog takes a step for.
 func (s *sentry) phase() string {
-	if s != nil && s.mesh.looks != nil {
+	if s != nil && s.exec.looks != nil {
 		return phaseInspect
 	}
 	return phaseStep
 }
 
-// sound tells whether the scales that the products read are those that were made.
-func (s *sentry) sound() bool { return s == nil || s.reader.sound(&s.mesh.told) }
+// sound tells whether the scales that the GEMMs of all processes read are those that were made.
+func (s *sentry) sound(ctx context.Context) (bool, error) {
+	if s == nil {
+		return true, nil
+	}
+	bad, err := s.exec.peers.some(ctx, !s.reader.sound(s.exec.told()))
+	return !bad, err
+}
+
+// told gives the reports of the ranks; those of other processes are empty.
+func (c *executor) told() []*report {
+	list := make([]*report, len(c.ranks))
+	for n, r := range c.ranks {
+		if list[n] = new(report); r != nil {
+			list[n] = &r.told
+		}
+	}
+	return list
+}
+
+// toldByAll gives the reports of the ranks of all processes, so that all decide alike.
+func (c *executor) toldByAll(ctx context.Context) ([]*report, error) {
+	list := c.told()
+	if c.peers == nil {
+		return list, nil
+	}
+	var b bytes.Buffer
+	if err := gob.NewEncoder(&b).Encode(list); err != nil {
+		return nil, err
+	}
+	all, err := c.peers.blobs(ctx, "reports", b.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	for process, text := range all {
+		var theirs []*report
+		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&theirs); err != nil {
+			return nil, diag.New(diag.PeersDiffer, "the reports of process %d cannot be read",
+				process).Wrap(err)
+		}
+		for n := range list {
+			if c.peers.process(n, len(list)) == process {
+				list[n] = theirs[n]
+			}
+		}
+	}
+	return list, nil
+}
 
 // limits are the largest loss and norm that are no spikes.
 func (t *Trainer) limits() (loss, norm float64) {
@@ -284,12 +357,16 @@ func (t *Trainer) limits() (loss, norm float64) {
 
 // look judges a step by what its products told, and acts on it. It gives the reason why an update
 // was refused, if there is one.
-func (s *sentry) look(loss, norm float64) (why string, err error) {
+func (s *sentry) look(ctx context.Context, loss, norm float64) (why string, err error) {
 	if s == nil {
 		return "", nil
 	}
 	policy, falls, returns := s.policy, false, false
-	sample := s.reader.sample(s.t.step+1, loss, norm, &s.mesh.told)
+	told, err := s.exec.toldByAll(ctx)
+	if err != nil {
+		return "", err
+	}
+	sample := s.reader.sample(s.t.step+1, loss, norm, told)
 	for _, d := range s.watch.Observe(sample) {
 		s.t.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,
 			Linear: d.Linear, Product: d.Product, From: d.From, To: d.To, Signal: d.Signal,
@@ -306,7 +383,7 @@ func (s *sentry) look(loss, norm float64) (why string, err error) {
 		}
 	}
 	if falls {
-		err = s.adopt(s.safe)
+		err = s.adopt(ctx, s.safe)
 	}
 	if falls || returns {
 		s.aim(policy, s.t.step+patience)
@@ -330,7 +407,7 @@ func (s *sentry) free() {
 	}
 	s.cancel()
 	for _, v := range []*variant{s.safe, s.next, s.looks} {
-		if v != nil && v.wait() == nil && v.x != s.mesh.x {
+		if v != nil && v.wait() == nil && v.x != s.exec.x {
 			v.x.free()
 		}
 	}
@@ -360,7 +437,7 @@ func (s *sentry) shift() ([]byte, error) {
 
 // resume goes on where a run stood. The policy that the run was begun with is that of the recipe,
 // and both have it.
-func (s *sentry) resume(data []byte) error {
+func (s *sentry) resume(ctx context.Context, data []byte) error {
 	if s == nil || len(data) == 0 {
 		return nil
 	}
@@ -378,9 +455,9 @@ func (s *sentry) resume(data []byte) error {
 	}
 	switch {
 	case !works.Quantizes():
-		err = s.adopt(s.safe)
+		err = s.adopt(ctx, s.safe)
 	case works.String() != s.t.Programs.Policy.String():
-		err = s.adopt(s.compile(works, false))
+		err = s.adopt(ctx, s.compile(works, false))
 	}
 	if s.policy = aim; works.String() != aim.String() {
 		s.aim(aim, old.From)

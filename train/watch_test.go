@@ -1,7 +1,6 @@
 package train_test
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"flag"
@@ -76,6 +75,7 @@ type post struct {
 	watch  *watch.Options
 	until  int
 	plan   *plan.Plan
+	set    []string // of the recipe, for the plan
 	sites  []string // where there may be faults
 }
 
@@ -89,6 +89,30 @@ func newPost(t *testing.T, e *engine.Engine, format string, linears ...string) *
 	return &post{t: t, engine: e, config: c, watch: &quick, sites: sites,
 		policy: &precision.Policy{Layers: 2, Rules: []precision.Rule{{Linears: linears, To: 2,
 			Format: precision.Format(format), Why: "a test"}}}}
+}
+
+// over calls a test for one device, for two pipeline stages, and for two stages with the parameters
+// of each over two devices.
+func over(t *testing.T, format string, test func(t *testing.T, p *post)) {
+	t.Helper()
+	e := openCPU(t, 4)
+	for _, row := range []struct {
+		name       string
+		size, fsdp int64
+	}{{"one device", 1, 1}, {"stages", 2, 1}, {"stages fsdp", 2, 2}} {
+		t.Run(row.name, func(t *testing.T) {
+			p := newPost(t, e, format, "q", "down")
+			if row.size > 1 {
+				p.plan, p.set = plan.Default(), []string{"micro=2"}
+				p.plan.Seq, p.plan.Batch, p.plan.Microbatches = 32, 4, 2
+				p.plan.PP = plan.PP{Size: row.size, Schedule: "1f1b"}
+				p.plan.FSDP = plan.FSDP{Size: row.fsdp, Zero: 3, Gather: "layer"}
+				p.plan.Cluster = fmt.Sprintf("%dxcpu", row.size*row.fsdp)
+				p.plan.Precision, p.plan.Types.Params = format, dtype.BF16
+			}
+			test(t, p)
+		})
+	}
 }
 
 func openCPU(t *testing.T, devices int) *engine.Engine {
@@ -121,7 +145,8 @@ sources = ["none"]
 every = 0
 keep = 0
 `
-	set = append([]string{"out=" + out, "precision=" + string(p.policy.Rules[0].Format)}, set...)
+	set = slices.Concat([]string{"out=" + out, "precision=" + string(p.policy.Rules[0].Format)},
+		p.set, set)
 	rec, err := recipe.Parse([]byte(text), filepath.Join(out, "run.toml"), set, os.Getenv)
 	if err != nil {
 		p.t.Fatal(err)
@@ -235,17 +260,7 @@ func (p *post) breaks(tr *train.Trainer, f *fault) {
 			}
 		})
 	}
-	one := func(int) float64 { return 1 }
-	set := false
 	tr.Break(func(step int) error {
-		if !set {
-			set = true
-			for _, site := range p.sites {
-				if err := cmp.Or(fill(train.FaultX+site, one), fill(train.FaultDY+site, one)); err != nil {
-					return err
-				}
-			}
-		}
 		k := step - trained
 		if f == nil || k < 1 || k > f.steps+1 {
 			return nil
@@ -309,10 +324,12 @@ func (f *fault) where() (layer int, linear string) {
 // scales names the array that is changed.
 func (f *fault) scales(tr *train.Trainer) string {
 	layer, linear := f.where()
-	for _, s := range tr.Programs.Step.Stats {
-		here := s.Layer <= int64(layer) && int64(layer) < s.Layer+s.Layers
-		if here && s.Slot == int64(precision.Slot(linear)) && s.Operand == f.kind {
-			return s.Copy
+	for _, row := range tr.Programs.List {
+		for _, s := range row.Stats {
+			here := s.Layer <= int64(layer) && int64(layer) < s.Layer+s.Layers
+			if here && s.Slot == int64(precision.Slot(linear)) && s.Operand == f.kind {
+				return s.Copy
+			}
 		}
 	}
 	return ""
@@ -430,34 +447,38 @@ var watchAll = flag.Bool("watch.all", false,
 // checkpoint of it has anything that is no number.
 func TestFaults(t *testing.T) {
 	long.Only(t)
-	e := openCPU(t, 1)
 	for _, format := range []string{"mxfp8", "nvfp4"} {
 		t.Run(format, func(t *testing.T) {
-			p, base, calm := newPost(t, e, format, "q", "down"), t.TempDir(), t.TempDir()
-			p.run(base, nil, trained)
-			p.from(base, calm)
-			clean := p.run(calm, nil, trained+after).byStep()
-			for i, f := range faults(format) {
-				if !*watchAll && i%4 != 0 {
-					continue
-				}
-				t.Run(f.name+" "+f.site, func(t *testing.T) {
-					p, out := *p, t.TempDir()
-					p.t = t
-					p.from(base, out)
-					l := p.run(out, &f, trained+after, "save.every=1")
-					f.judge(t, l)
-					p.finite(out)
-					got, want, losses := 0.0, 0.0, l.byStep()
-					for step := trained + after - compared + 1; step <= trained+after; step++ {
-						got, want = got+losses[step], want+clean[step]
-					}
-					if off := got/want - 1; !(math.Abs(off) <= backWithin) {
-						t.Errorf("the last losses are off by %.2f %%", 100*off)
-					} else {
-						t.Logf("the last losses are off by %+.2f %%", 100*off)
-					}
-				})
+			over(t, format, func(t *testing.T, p *post) { p.faults(format) })
+		})
+	}
+}
+
+// faults makes the runs of a format: one without a fault, and one with each.
+func (p *post) faults(format string) {
+	base, calm := p.t.TempDir(), p.t.TempDir()
+	p.run(base, nil, trained)
+	p.from(base, calm)
+	clean := p.run(calm, nil, trained+after).byStep()
+	for i, f := range faults(format) {
+		if !*watchAll && i%4 != 0 {
+			continue
+		}
+		p.t.Run(f.name+" "+f.site, func(t *testing.T) {
+			p, out := *p, t.TempDir()
+			p.t = t
+			p.from(base, out)
+			l := p.run(out, &f, trained+after, "save.every=1")
+			f.judge(t, l)
+			p.finite(out)
+			got, want, losses := 0.0, 0.0, l.byStep()
+			for step := trained + after - compared + 1; step <= trained+after; step++ {
+				got, want = got+losses[step], want+clean[step]
+			}
+			if off := got/want - 1; !(math.Abs(off) <= backWithin) {
+				t.Errorf("the last losses are off by %.2f %%", 100*off)
+			} else {
+				t.Logf("the last losses are off by %+.2f %%", 100*off)
 			}
 		})
 	}
@@ -466,7 +487,11 @@ func TestFaults(t *testing.T) {
 // A run that is stopped while products fall and return, and resumed, ends with the same bits.
 func TestFallsResumeExactly(t *testing.T) {
 	long.Only(t)
-	p, base := newPost(t, openCPU(t, 1), "mxfp8", "q", "down"), t.TempDir()
+	over(t, "mxfp8", fallsResumeExactly)
+}
+
+func fallsResumeExactly(t *testing.T, p *post) {
+	base := t.TempDir()
 	p.run(base, nil, trained)
 	whole, cut := t.TempDir(), t.TempDir()
 	f := faults("mxfp8")[0]
@@ -497,9 +522,7 @@ func TestReports(t *testing.T) {
 	f := &fault{site: site, kind: "w"}
 	tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps), "save.every=1")
 	defer tr.Close()
-	p.breaks(tr, nil)
 	var norm, sum, grown float64
-	ones := tr.Wrapped()
 	tr.Break(func(step int) error {
 		switch step {
 		case 50: // all that goes in is twice itself
@@ -511,7 +534,7 @@ func TestReports(t *testing.T) {
 		case 60:
 			return tr.Change(f.scales(tr), func(b []byte) { b[9] ^= 1 })
 		}
-		return ones(step)
+		return nil
 	}, func(step int) error {
 		switch step {
 		case 55:

@@ -250,7 +250,7 @@ func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.Canc
 	dump := filepath.Join(t.Recipe.Out, fmt.Sprintf("stall-step-%08d-process-%d.txt", s.Step,
 		t.Processes.self()))
 	e := diag.New(diag.RunStalled, "%s of step %d takes longer than %s", s.Phase, s.Step,
-		s.Limit.Round(time.Second)).At("%s", t.Processes.whereabouts(t.Programs.Pipe)).
+		s.Limit.Round(time.Second)).At("%s", t.Processes.whereabouts(len(t.Programs.Ranks))).
 		Because("it waits for %s%s", s.Waits, describe(others)).
 		Try("look at %s; then start the run again: it goes on from the newest checkpoint",
 			filepath.ToSlash(dump))

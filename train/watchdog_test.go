@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -79,7 +80,8 @@ func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options) *train.Trai
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.Programs, err = train.Write(r.config, rec, "cpu", nil); err != nil {
+	o.Programs, err = step.Build(step.Spec{Config: r.config, Recipe: rec, Arch: "cpu"})
+	if err != nil {
 		t.Fatal(err)
 	}
 	o.Engine, o.Config, o.Recipe, o.Data, o.Eval, o.Now = r.engine, r.config, rec, rows, counting{}, time.Now

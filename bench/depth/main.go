@@ -18,7 +18,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 const (
@@ -108,9 +108,9 @@ func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Sta
 	} else {
 		r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	}
-	p, err := train.Write(&deep, r, arch, nil)
+	p, err := step.Build(step.Spec{Config: &deep, Recipe: r, Arch: arch})
 	if err != nil {
 		return nil, err
 	}
-	return p.Gradient, nil
+	return p.Find(step.Gradient, 0).Module, nil
 }

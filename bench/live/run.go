@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -41,7 +42,7 @@ func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.P
 	r.Precision, r.Recompute = dtype.F32, p.Recompute
 	r.Optimizer.Schedule, r.Optimizer.Warmup = "constant", 0
 	r.Save.Every, r.Eval.Every = 0, 0
-	programs, err := train.Write(c, r, "cpu", p)
+	programs, err := step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
 	if err != nil {
 		return nil, err
 	}

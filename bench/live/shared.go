@@ -36,7 +36,7 @@ type sharing struct {
 	rows                 float64 // likewise
 	between              float64 // what a device of tp does of all between products
 	block, vocab         float64 // parameters of a layer, and of the embedding
-	looped               bool    // layers are a loop's body (train.Write)
+	looped               bool    // layers are a loop's body (step.Build)
 	turns                float64 // virtual stages of a rank
 	split                bool    // the way back is two programs
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A compiler compiles the programs of combinations. What it has compiled once it keeps in a file,
@@ -25,20 +25,20 @@ import (
 type compiler struct {
 	gpu   *engine.Compiler
 	cpu   *engine.Engine
-	known map[string]train.Needs
+	known map[string]step.Needs
 	file  *os.File
 }
 
 // kept is a line of the file.
 type kept struct {
-	Key   string      `json:"key"`
-	Name  string      `json:"name"`
-	Needs train.Needs `json:"needs"`
+	Key   string     `json:"key"`
+	Name  string     `json:"name"`
+	Needs step.Needs `json:"needs"`
 }
 
 // newCompiler reads the file of what is known; "" keeps nothing.
 func newCompiler(path string) (*compiler, error) {
-	c := &compiler{known: map[string]train.Needs{}}
+	c := &compiler{known: map[string]step.Needs{}}
 	if path == "" {
 		return c, nil
 	}
@@ -78,12 +78,13 @@ func (c *compiler) close() {
 }
 
 // write makes the programs of a combination as deepwell compile does.
-func write(c combination) (*train.Programs, machine.Cluster, error) {
+func write(c combination) (*step.Programs, machine.Cluster, error) {
 	cluster, err := machine.ParseCluster(c.plan.Cluster)
 	if err != nil {
 		return nil, cluster, err
 	}
-	p, err := train.Write(c.config, train.RecipeOf(c.plan), cluster.Arch(), c.plan)
+	p, err := step.Build(step.Spec{Config: c.config, Recipe: step.RecipeOf(c.plan),
+		Arch: cluster.Arch(), Plan: c.plan})
 	return p, cluster, err
 }
 
@@ -95,15 +96,15 @@ func (c *compiler) compile(ctx context.Context, one combination) (*row, error) {
 	}
 	out := &row{key: one.key(), cluster: one.plan.Cluster, model: one.plan.Model}
 	var failed error
-	out.ranks, err = p.Footprints(func(s *program.Stage) train.Needs {
+	out.ranks, err = p.Footprints(func(s *program.Stage) step.Needs {
 		if failed != nil {
-			return train.Needs{}
+			return step.Needs{}
 		}
 		stage := *s
-		if p.Pipe != nil { // what is compiled for one rank serves all
-			stage.Devices = p.Pipe.Ranks[0].Devices
+		if !p.Joint() { // what is compiled for one rank serves all
+			stage.Devices = p.Ranks[0].Devices
 		}
-		var n train.Needs
+		var n step.Needs
 		if n, failed = c.needs(ctx, &stage, cluster); failed == nil {
 			out.add(s.Name, n)
 		}
@@ -116,7 +117,7 @@ func (c *compiler) compile(ctx context.Context, one combination) (*row, error) {
 }
 
 // needs compiles a program, unless it is known.
-func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Cluster) (n train.Needs,
+func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Cluster) (n step.Needs,
 	err error) {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%v\n%s", cl, len(s.Devices), s.Flags, s.Text))
 	key := hex.EncodeToString(sum[:12])
@@ -135,7 +136,7 @@ func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Clust
 	if r.Recomputed > 0 {
 		return n, diag.New(diag.TooLarge, "%s does not fit %s", s.Name, cl)
 	}
-	n = train.Needs{Temp: r.Memory.Temp, Output: r.Memory.Output, Alias: r.Memory.Alias,
+	n = step.Needs{Temp: r.Memory.Temp, Output: r.Memory.Output, Alias: r.Memory.Alias,
 		Host: r.Memory.Host}
 	c.known[key] = n
 	if c.file == nil {

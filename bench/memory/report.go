@@ -9,14 +9,14 @@ import (
 
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/machine"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A miss is what the compiler and the predictor say of a row.
 type miss struct {
 	row       *row
 	card      string
-	want      *train.Footprint // the rank that holds most
+	want      *step.Footprint // the rank that holds most
 	got       footprint.Rank
 	predictor *footprint.Predictor
 	combination

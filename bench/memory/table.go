@@ -10,7 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // table is the committed file of compiled figures.
@@ -21,26 +21,26 @@ var header = []string{"cluster", "model", "plan", "ranks", "programs"}
 // A row is what the compiler said of a combination.
 type row struct {
 	cluster, model, key string
-	ranks               []*train.Footprint
+	ranks               []*step.Footprint
 	programs            []need
 }
 
 // A need is that of one program.
 type need struct {
 	name string
-	train.Needs
+	step.Needs
 }
 
 // add keeps what a program needs, once.
-func (r *row) add(name string, n train.Needs) {
+func (r *row) add(name string, n step.Needs) {
 	if !slices.ContainsFunc(r.programs, func(x need) bool { return x.name == name }) {
 		r.programs = append(r.programs, need{name, n})
 	}
 }
 
 // peak is what the worst rank holds.
-func (r *row) peak() *train.Footprint {
-	return slices.MaxFunc(r.ranks, func(a, b *train.Footprint) int {
+func (r *row) peak() *step.Footprint {
+	return slices.MaxFunc(r.ranks, func(a, b *step.Footprint) int {
 		return int(min(max(a.Sum()-b.Sum(), -1), 1))
 	})
 }
@@ -74,7 +74,7 @@ func parse(f []string) (*row, error) {
 		if !ok {
 			return nil, bad(text)
 		}
-		r.ranks = append(r.ranks, &train.Footprint{Rank: len(r.ranks), Largest: w[5],
+		r.ranks = append(r.ranks, &step.Footprint{Rank: len(r.ranks), Largest: w[5],
 			Memory: program.Memory{Optimizer: n[0], Params: n[1], Grads: n[2], Activations: n[3],
 				Temp: n[4]}})
 	}
@@ -87,7 +87,7 @@ func parse(f []string) (*row, error) {
 		if !ok {
 			return nil, bad(text)
 		}
-		r.add(w[0], train.Needs{Temp: n[0], Output: n[1], Alias: n[2]})
+		r.add(w[0], step.Needs{Temp: n[0], Output: n[1], Alias: n[2]})
 	}
 	return r, nil
 }

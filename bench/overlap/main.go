@@ -20,7 +20,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 func main() {
@@ -112,11 +112,12 @@ func write(path string) (*program.Stage, machine.Cluster, error) {
 		return nil, none, err
 	}
 	defer func() { _ = m.Close() }()
-	w, err := train.Write(m.Config, train.RecipeOf(p), cluster.Card.Arch, p)
+	w, err := step.Build(step.Spec{Config: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.Card.Arch,
+		Plan: p})
 	if err != nil {
 		return nil, none, err
 	}
-	return w.Gradient, cluster, nil
+	return w.Find(step.Gradient, 0).Module, cluster, nil
 }
 
 // compile compiles a stage with the options of engine.Compiler, which gives away the account of a

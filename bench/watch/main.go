@@ -26,6 +26,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 	"github.com/deepwell/deepwell/watch"
 )
@@ -139,12 +140,12 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 	if err != nil {
 		return nil, err
 	}
-	p, err := train.Write(c, r, "cpu", nil)
+	p, err := step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu"})
 	if err != nil {
 		return nil, err
 	}
 	if s.name == "without" {
-		err = cmp.Or(strip(p, p.Step.Gradient, &p.Gradient), strip(p, p.Step.Update, &p.Update))
+		err = cmp.Or(strip(p.Find(step.Gradient, 0)), strip(p.Find(step.Update, 0)))
 		if err != nil {
 			return nil, err
 		}
@@ -163,17 +164,18 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 
 // strip writes a program again without the results that report; the compiler drops what only they
 // need.
-func strip(p *train.Programs, g *ir.Graph, into **program.Stage) error {
+func strip(p *step.Program) error {
+	g := p.Graph
 	all := g.Results
 	g.Results = slices.DeleteFunc(slices.Clone(all), func(v *ir.Value) bool {
 		return v.Means.Role == program.Stat
 	})
-	s, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For("cpu")})
+	s, err := lower.Stage(p.Module.Name, g, lower.Options{Kernels: kernels.For("cpu")})
 	g.Results = all
 	if err != nil {
 		return err
 	}
-	s.Flags, *into = (*into).Flags, s
+	s.Flags, p.Module = p.Module.Flags, s
 	return nil
 }
 

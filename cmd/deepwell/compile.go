@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 func (a *app) compile() *cobra.Command {
@@ -110,7 +110,7 @@ func parseValue(text string) any {
 }
 
 // printRanks tells what ranks hold, those that follow each other and hold the same once.
-func printRanks(w io.Writer, ranks []*train.Footprint) {
+func printRanks(w io.Writer, ranks []*step.Footprint) {
 	for i := 0; i < len(ranks); {
 		first, last := *ranks[i], i
 		for last+1 < len(ranks) {

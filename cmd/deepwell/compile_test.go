@@ -6,15 +6,15 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
+	"github.com/deepwell/deepwell/step"
 )
 
 // Ranks that hold the same stand once.
 func TestRanksThatHoldTheSame(t *testing.T) {
 	var b bytes.Buffer
-	var list []*train.Footprint
+	var list []*step.Footprint
 	for rank, state := range []int64{5, 7, 7, 7, 5} {
-		list = append(list, &train.Footprint{Rank: rank,
+		list = append(list, &step.Footprint{Rank: rank,
 			Memory: program.Memory{Optimizer: state}, Largest: "x"})
 	}
 	printRanks(&b, list)

@@ -261,9 +261,7 @@ func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
 	list := p.held(pl, t)
 	var r Rank
 	r.resident(&w, list)
-	needs := p.programs(pl, s, &w, t, list)
-	end := len(needs) - 1 // the update
-	for _, n := range needs[:end] {
+	for _, n := range p.gradients(pl, s, &w, t, list) {
 		if n.temp > r.Temp || r.Largest == "" {
 			r.Temp, r.Largest = n.temp, n.name
 		}
@@ -275,7 +273,9 @@ func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
 	l := schedule.Load{Kept: r.Activations}
 	l.Passing[schedule.Forward] = r.Activations
 	l.Temp[schedule.Forward], l.Temp[schedule.Backward] = r.Temp, r.Temp
-	r.end(needs[end])
+	for _, n := range p.ending("", s, &w, list) {
+		r.end(n)
+	}
 	return Footprint{[]Rank{r}, []schedule.Load{l}}, nil
 }
 
@@ -326,24 +326,33 @@ func (r *Rank) end(n need) {
 	}
 }
 
-// programs lists those of a plan without stages.
-func (p *Predictor) programs(pl *plan.Plan, s *sizes, w *way, t part, list []holding) []need {
+// gradients lists the programs of a plan without stages that give loss and gradients.
+func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []holding) []need {
 	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true}
 	needs := []need{{"gradient", g.temp(), 0}}
 	if w.parts > 1 {
 		g.onto = true
 		needs = append(needs, need{"accumulate", g.temp(), 0})
 	}
-	return append(needs, p.update("adamw", w, s, list, !w.alone))
+	return needs
+}
+
+// ending lists the programs of a rank at the end of a step. That which adds up squares needs next
+// to nothing.
+func (p *Predictor) ending(rank string, s *sizes, w *way, list []holding) (needs []need) {
+	if w.reduces(list) {
+		needs = append(needs, p.reduce(rank+"reduce", w, s, list))
+	}
+	return append(needs, p.update(rank+"adamw", w, s, list))
 }
 
 // update is the optimizer's program.
-func (p *Predictor) update(name string, w *way, s *sizes, list []holding, sums bool) need {
+func (p *Predictor) update(name string, w *way, s *sizes, list []holding) need {
 	n := need{name: name}
 	for i := range list {
 		n.results += w.copies(&list[i])
 	}
-	n.temp = p.updateTemp(w, s, list, sums) + made(list) + w.fetched(list)
+	n.temp = p.updateTemp(w, s, list) + made(list) + w.fetched(list)
 	return n
 }
 
@@ -367,7 +376,8 @@ func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	}
 	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
-	all := p.programs(pl, s, &w, t, p.held(pl, t))
+	list := p.held(pl, t)
+	all := append(p.gradients(pl, s, &w, t, list), p.ending("", s, &w, list)...)
 	if pl.PP.Size > 1 {
 		e, err := p.walk(pl)
 		if err != nil {

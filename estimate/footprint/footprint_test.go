@@ -9,7 +9,6 @@ import (
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
@@ -113,9 +112,8 @@ func agrees(t *testing.T, f *footprint.Predictor, c *model.Config, p *plan.Plan)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1, Compute: p.Types.Params}
-	step, err := spmd.Train(sh.Graph, spmd.Options{Optimizer: o, Sharding: sh,
-		Recompute: p.Recompute, Parts: 1})
+	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
+		&spmd.Blocks{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -137,8 +137,8 @@ func (o *scheduler) arrange() {
 	slices.Reverse(o.order)
 }
 
-// schedule gives all operations their moments, from first on.
-func (o *scheduler) schedule(first int) {
+// schedule gives all operations their moments.
+func (o *scheduler) schedule() {
 	o.now = 1
 	for i := len(o.all) - 1; i >= 0; i-- {
 		h := &o.all[i]
@@ -162,12 +162,11 @@ func (o *scheduler) schedule(first int) {
 	for more := true; more; {
 		_, more = o.fill()
 	}
-	last := first + o.now
 	for i := range o.all {
 		h := &o.all[i]
 		for _, at := range []*int{&h.update, &h.round, &h.send, &h.arrive, &h.back, &h.unturn, &h.copies,
 			&h.given} {
-			*at = last - *at
+			*at = o.now - *at
 		}
 	}
 }

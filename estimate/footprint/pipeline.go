@@ -117,8 +117,9 @@ func (p *Predictor) rank(pl *plan.Plan, s *sizes, w *way, list *stages, walk *sc
 	at, activations, temp := walk.Peak(rank, list.of, list.loads)
 	r.Activations, r.Temp, r.Largest = activations, temp, programNames[at.Kind]
 	if w.updateBound(all) > activations+temp { // else it is not worth asking
-		r.end(p.reduce("reduce", w, s, all))
-		r.end(p.update("adamw", w, s, all, false))
+		for _, n := range p.ending("", s, w, all) {
+			r.end(n)
+		}
 	}
 	return r
 }
@@ -137,15 +138,21 @@ func join(all, more []holding) []holding {
 	return all
 }
 
-// reduce is the program that adds gradients up over the mesh of a rank.
+// reduces tells whether gradients are terms of sums when the last microbatch is done.
+func (w *way) reduces(list []holding) bool {
+	return w.spread || w.sharded && slices.ContainsFunc(list, func(h holding) bool {
+		return !h.cut || w.zero < 2
+	})
+}
+
+// reduce is the program that adds gradients up over the mesh of a rank. A sum takes the place of
+// the device's term, unless it is a piece of what that is a term of.
 func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 	n := need{name: name}
 	for i := range list {
-		h := &list[i]
-		if !w.spread && (h.cut && w.zero >= 2 || !h.cut && !w.sharded) {
-			continue // it takes the place of its only term
+		if h := &list[i]; h.cut && w.zero < 2 {
+			n.results += h.stored() * w.grad
 		}
-		n.results += h.stored() * w.grad
 	}
 	n.temp = p.reduceTemp(w, s, list)
 	return n
@@ -308,9 +315,7 @@ func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way,
 		for _, k := range of {
 			all = join(all, stages.at(k).params)
 		}
-		name := fmt.Sprintf("rank%d.", rank)
-		list = append(list, p.reduce(name+"reduce", w, s, all),
-			p.update(name+"adamw", w, s, all, false))
+		list = append(list, p.ending(fmt.Sprintf("rank%d.", rank), s, w, all)...)
 	}
 	return list
 }

@@ -6,17 +6,17 @@ import (
 
 // updateTemp is what the optimizer's program has beside its results, where the model takes whole
 // copies of what is kept in pieces; else what is new is written where the old was.
-func (p *Predictor) updateTemp(w *way, s *sizes, list []holding, sums bool) int64 {
+func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 	switch {
 	case p.cpu || p.arch == "sm_120":
-		return p.updateMeans(w, list, sums)
+		return p.updateMeans(w, list)
 	case w.gather != "step" || !w.sharded:
 		return 0
 	}
-	key := w.updateKey(s, list, sums)
+	key := w.updateKey(s, list)
 	n, ok := p.updates[key]
 	if !ok {
-		n = p.updateBuffers(w, s, list, sums)
+		n = p.updateBuffers(w, s, list)
 		p.updates[key] = n
 	}
 	return n
@@ -26,15 +26,18 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding, sums bool) int6
 // pipeline.
 func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 	if p.cpu {
-		n := int64(0)
+		var scattered, summed int64
 		for i := range list {
-			if h := &list[i]; h.cut && w.zero < 2 {
-				n = max(n, 2*h.whole()*w.sum) // one is sent, one got ready
+			switch h := &list[i]; {
+			case h.cut && w.zero < 2: // one is sent, one got ready, and one has come
+				scattered = max(scattered, 3*h.whole()*w.sum)
+			case w.spread && !h.vector:
+				summed += h.stored() * 4
 			}
 		}
-		return n
+		return max(scattered, summed)
 	}
-	key := w.updateKey(s, list, true)
+	key := w.updateKey(s, list)
 	key.reduce = true
 	n, ok := p.updates[key]
 	if !ok {
@@ -62,7 +65,7 @@ type updateKey struct {
 	reduce                   bool
 }
 
-func (w *way) updateKey(s *sizes, list []holding, sums bool) updateKey {
+func (w *way) updateKey(s *sizes, list []holding) updateKey {
 	k := updateKey{tp: s.TP, fsdp: w.fsdp}
 	var table, end bool
 	stack := ""
@@ -79,7 +82,7 @@ func (w *way) updateKey(s *sizes, list []holding, sums bool) updateKey {
 			end = true
 		}
 	}
-	for i, yes := range [...]bool{table, end, sums, w.unrolled, w.spread, w.gather == "step",
+	for i, yes := range [...]bool{table, end, w.unrolled, w.spread, w.gather == "step",
 		w.link.counted, w.link.bytes == inHost} {
 		if yes {
 			k.flags |= 1 << i
@@ -94,7 +97,8 @@ func (w *way) updateKey(s *sizes, list []holding, sums bool) updateKey {
 // reduceBuffers lists the buffers of a program that adds gradients up: each is rounded while the
 // one before is on its way, and then sent; all that came back is brought to the form that is kept
 // at the end, in the same order. Until then results are room for others. With a second sum, along
-// dp or cp, XLA hides that one and waits for the first.
+// dp or cp, XLA hides that one and waits for the first. What is only summed along these is sent all
+// at once, and takes the place of its term.
 func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 	m := p.space.cleared()
 	all := sentOf(w, list)
@@ -104,17 +108,20 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 			h = &all[len(all)-1-i]
 		}
 		scattered := h.cut && w.zero < 2
-		if !scattered && !w.spread && (h.cut || !w.sharded) {
-			continue // it is there
-		}
 		made := 3 * h.turn
-		if scattered && w.spread {
+		if !scattered {
+			if w.spread || !h.cut && w.sharded {
+				m.add(h.sum, 0, 4*len(all))
+			}
+			continue
+		}
+		if w.spread {
 			m.add(h.terms, made, made+2)
-		} else if scattered {
+		} else {
 			m.add(h.terms, made, made+4)
 		}
 		h.given = made + 2
-		if scattered && h.turned || w.sum != w.grad {
+		if h.turned || w.sum != w.grad {
 			h.given = 3*len(all) + h.turn
 			m.add(h.sum, made+2, h.given)
 		}
@@ -132,9 +139,8 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 // weight is rounded and gathered, and turned back to where the old one was; moments are copied
 // there; and what was gathered is turned into the order that the model takes. In between, the
 // places of the old are room for others. A single layer needs no turning: it is updated in place
-// and gathered where it stays. Before, gradients that are not added up yet are rounded and sent,
-// one while the next is prepared.
-func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding, sums bool) int64 {
+// and gathered where it stays.
+func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding) int64 {
 	m := p.space.cleared()
 	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut })
 	o := scheduler{link: w.link, devices: w.fsdp, all: all}
@@ -144,21 +150,10 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding, sums bool) i
 		}
 	}
 	o.arrange()
-	first := 0
-	if sums && (w.zero < 2 || w.spread) {
-		first = len(all)
-	}
-	o.schedule(first)
+	o.schedule()
 	slices.SortFunc(all, func(a, b sent) int { return a.param - b.param })
 	for i := range all { // what is new
-		h := &all[i]
-		if first > 0 {
-			m.add(h.sum, h.turn, h.update)
-		}
-		if first > 0 && w.zero < 2 {
-			m.add(h.terms, h.turn, h.turn+1)
-		}
-		if h.turned {
+		if h := &all[i]; h.turned {
 			h.state(m)
 		}
 	}
@@ -200,14 +195,11 @@ func (h *sent) state(m *space) {
 
 // updateMeans is the temp of the update on the CPU and on sm_120. How much waits there is a mean
 // over the plans of bench/memory, which lie within a fifth of it.
-func (p *Predictor) updateMeans(w *way, list []holding, sums bool) int64 {
+func (p *Predictor) updateMeans(w *way, list []holding) int64 {
 	var all, stacks, largest, whole, second int64 // bytes of pieces in f32, of copies
-	var terms, table, turned int64
+	var table, turned int64
 	for i := range list {
 		h := &list[i]
-		if !h.vector {
-			terms += h.stored() * 4
-		}
 		if !w.copied(h.param) {
 			continue
 		}
@@ -229,16 +221,11 @@ func (p *Predictor) updateMeans(w *way, list []holding, sums bool) int64 {
 			second = max(second, h.whole()*w.elem)
 		}
 	}
-	if !p.cpu || !sums || !w.spread {
-		terms = 0
-	} else if w.sum != 4 && all == 0 { // rounded, and sums; one of both in the place of copies
-		terms *= 2
-	}
 	switch {
 	case all == 0:
-		return terms
+		return 0
 	case p.cpu:
-		return max(whole+max(largest, turned)+table, terms)
+		return whole + max(largest, turned) + table
 	}
 	n := min(stacks*4/3, 4*largest) + whole + second/2
 	if w.zero < 2 {

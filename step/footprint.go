@@ -1,4 +1,4 @@
-package train
+package step
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ type Footprint struct {
 	Largest  string `json:"largest"`  // the program that runs then
 	Capacity int64  `json:"capacity"` // of the card; 0 if it is not known
 
-	hosted int64 // the part of Host that stays from step to step
+	Hosted int64 `json:"-"` // the part of Host that stays from step to step
 }
 
 // causes lists what there is.
@@ -64,46 +64,17 @@ func (f *Footprint) Fits() error {
 type Needs struct{ Temp, Output, Alias, Host int64 }
 
 // Footprints adds up what each rank holds on one of its devices; needs tells what the compiler said
-// of a program. Without a pipeline there is one rank.
+// of a program.
 func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, error) {
-	if p.Pipe == nil {
-		f, err := p.footprint(needs)
-		return []*Footprint{f}, err
-	}
 	var all []*Footprint
-	for rank := range p.Pipe.Ranks {
-		f, err := p.Pipe.footprint(rank, needs)
+	for rank := range p.Ranks {
+		f, err := p.footprint(rank, needs)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, f)
 	}
 	return all, nil
-}
-
-// footprint is that of programs without stages.
-func (p *Programs) footprint(needs func(*program.Stage) Needs) (*Footprint, error) {
-	list := []*program.Stage{p.Gradient, p.Accumulate, p.Update}
-	list = slices.DeleteFunc(list, func(s *program.Stage) bool { return s == nil })
-	f := &Footprint{}
-	if err := f.resident(list, takenBy(p.Gradient)); err != nil {
-		return nil, err
-	}
-	residuals := residualsOf(p.Step.Gradient)
-	for _, s := range list {
-		n := needs(s)
-		var held amount
-		if s == p.Gradient { // the gradients that it gives are counted with those that are kept
-			n.Output = max(n.Alias, n.Output-f.Grads)
-		}
-		if s != p.Update { // loss and gradients are one program, in whose temp the residuals are
-			held = amount{min(n.Temp, residuals.device), residuals.host}
-			n.Temp -= held.device
-			n.Host = max(0, n.Host-held.host)
-		}
-		f.worst(s, held, n)
-	}
-	return f, nil
 }
 
 // residualsOf adds up what a graph of loss and gradients computes up to the loss and takes after
@@ -139,11 +110,14 @@ func residualsOf(g *ir.Graph) (n amount) {
 	return n
 }
 
-// takenBy tells which arguments programs take.
-func takenBy(list ...*program.Stage) map[string]bool {
+// takenBy tells which arguments the programs of stages take.
+func takenBy(list []*Program) map[string]bool {
 	taken := map[string]bool{}
-	for _, s := range list {
-		for _, a := range s.Args {
+	for _, one := range list {
+		if one.Stage < 0 {
+			continue
+		}
+		for _, a := range one.Module.Args {
 			taken[a.Name] = true
 		}
 	}
@@ -167,11 +141,12 @@ func (n *amount) add(s *program.Stage, a program.Array) error {
 	return nil
 }
 
-// resident counts what programs find there from step to step. Computes are the arguments of those
-// that compute with the model.
-func (f *Footprint) resident(list []*program.Stage, computes map[string]bool) error {
-	seen := map[string]bool{}
-	for _, s := range list {
+// resident counts what programs find there from step to step. Masters that stages compute with are
+// parameters, others the optimizer's.
+func (f *Footprint) resident(list []*Program) error {
+	seen, computes := map[string]bool{}, takenBy(list)
+	for _, one := range list {
+		s := one.Module
 		for _, a := range s.Args {
 			if seen[a.Name] {
 				continue
@@ -194,7 +169,7 @@ func (f *Footprint) resident(list []*program.Stage, computes map[string]bool) er
 			default:
 				continue
 			}
-			f.hosted += n.host
+			f.Hosted += n.host
 			seen[a.Name] = true
 		}
 	}
@@ -219,44 +194,64 @@ func (f *Footprint) worst(s *program.Stage, held amount, n Needs) {
 			_ = taken.add(s, a) // resident has been through the same
 		}
 	}
-	f.Host = max(f.Host, f.hosted+held.host+max(0, n.Host-taken.host))
+	f.Host = max(f.Host, f.Hosted+held.host+max(0, n.Host-taken.host))
 }
 
-// footprint goes through the list of a rank and finds the moment at which it holds most.
-func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
+// footprint finds the moment of a step at which a rank holds most.
+func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
-	var computes []*program.Stage
-	for _, k := range p.Schedule.Of(rank) {
-		computes = append(computes, p.Stages[k].Programs.List()...)
-	}
-	if err := f.resident(p.Programs(rank), takenBy(computes...)); err != nil {
+	if err := f.resident(p.OfRank(rank)); err != nil {
 		return nil, err
 	}
-	r := p.Ranks[rank]
-	var others amount // gradients of what is shared, from the other rank
-	for _, a := range r.Square.Args {
-		if a.Role == program.PeerGradient {
-			if err := others.add(r.Square, a); err != nil {
-				return nil, err
-			}
-		}
-	}
-	f.worst(r.Reduce, amount{}, needs(r.Reduce))
-	f.worst(r.Square, others, needs(r.Square))
-	f.worst(r.Update, amount{}, needs(r.Update))
-	turns := make([]*holds, p.Schedule.Virtual)
-	for turn := range turns {
-		var err error
-		if turns[turn], err = p.Stages[p.Schedule.Stage(rank, turn)].holds(); err != nil {
+	if !p.Joint() {
+		if err := p.microbatches(f, needs); err != nil {
 			return nil, err
 		}
 	}
-	for place, micros := range p.Schedule.InFlight(rank) {
-		a := p.Schedule.Lists[rank][place]
-		t := p.Stages[a.Stage].Programs
-		one := [...]*program.Stage{schedule.Forward: t.Forward, schedule.Backward: t.Backward,
-			schedule.Input: t.Input, schedule.Weight: t.Weight}[a.Kind]
-		if one == nil {
+	for _, one := range p.OfRank(rank) {
+		s, held := one.Module, amount{}
+		n := needs(s)
+		switch one.Kind {
+		case Gradient, Accumulate: // residuals are in the temporary memory of the only program
+			if one.Kind == Gradient { // its gradients are counted with those that are kept
+				n.Output = max(n.Alias, n.Output-f.Grads)
+			}
+			residuals := residualsOf(p.Find(Gradient, rank).Graph)
+			held = amount{min(n.Temp, residuals.device), residuals.host}
+			n.Temp -= held.device
+			n.Host = max(0, n.Host-held.host)
+		case Square: // gradients of what is shared, from the other rank
+			for _, a := range s.Args {
+				if a.Role == program.PeerGradient {
+					if err := held.add(s, a); err != nil {
+						return nil, err
+					}
+				}
+			}
+		case Reduce, Update:
+		default:
+			continue
+		}
+		f.worst(s, held, n)
+	}
+	return f, nil
+}
+
+// microbatches goes through the list of a rank.
+func (p *Programs) microbatches(f *Footprint, needs func(*program.Stage) Needs) error {
+	turns := make([]*holds, p.Schedule.Virtual)
+	for turn := range turns {
+		var err error
+		if turns[turn], err = p.holds(p.Schedule.Stage(f.Rank, turn)); err != nil {
+			return err
+		}
+	}
+	kinds := [...]Kind{schedule.Forward: Forward, schedule.Backward: Backward,
+		schedule.Input: Input, schedule.Weight: Weight}
+	for place, micros := range p.Schedule.InFlight(f.Rank) {
+		a := p.Schedule.Lists[f.Rank][place]
+		one := p.OfStage(kinds[a.Kind], a.Stage).module()
+		if one == nil { // a first stage has no gradient of its input
 			continue
 		}
 		held := turns[a.Stage/p.Schedule.Ranks].passing(a.Kind)
@@ -265,7 +260,7 @@ func (p *Pipe) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint
 		}
 		f.worst(one, held, needs(one))
 	}
-	return f, nil
+	return nil
 }
 
 // A holds is what one microbatch keeps on a device of a stage, in bytes.
@@ -293,8 +288,8 @@ func (h *holds) passing(k schedule.Kind) amount {
 }
 
 // holds adds up the arguments of a stage's programs that belong to one microbatch.
-func (s *PipeStage) holds() (*holds, error) {
-	sum := func(list []*program.Stage, seeds bool) (total amount, err error) {
+func (p *Programs) holds(stage int) (*holds, error) {
+	sum := func(seeds bool, list ...*program.Stage) (total amount, err error) {
 		seen := map[string]bool{}
 		for _, one := range list {
 			if one == nil {
@@ -312,29 +307,29 @@ func (s *PipeStage) holds() (*holds, error) {
 		}
 		return total, nil
 	}
-	h, t := &holds{}, s.Programs
-	early := t.Weight // as far as it takes what is there before the gradient of the input
-	if t.Input != nil && t.Weight != nil {
-		part := *t.Weight
+	of := func(k Kind) *program.Stage { return p.OfStage(k, stage).module() }
+	backward, input, weight := of(Backward), of(Input), of(Weight)
+	early := weight // as far as it takes what is there before the gradient of the input
+	if input != nil && weight != nil {
+		part := *weight
 		part.Args = slices.DeleteFunc(slices.Clone(part.Args), func(a program.Array) bool {
-			return slices.ContainsFunc(t.Input.Results, func(b program.Array) bool {
-				return a.Name == b.Name
-			})
+			return slices.ContainsFunc(input.Results, func(b program.Array) bool { return a.Name == b.Name })
 		})
 		early = &part
 	}
+	h := &holds{}
 	for _, x := range []struct {
 		into  *amount
-		list  []*program.Stage
 		seeds bool
+		list  []*program.Stage
 	}{
-		{&h.taken, []*program.Stage{t.Forward}, false},
-		{&h.forward, []*program.Stage{t.Backward, t.Input, early}, false},
-		{&h.input, []*program.Stage{t.Weight}, false},
-		{&h.seeds, []*program.Stage{t.Backward, t.Input}, true},
+		{&h.taken, false, []*program.Stage{of(Forward)}},
+		{&h.forward, false, []*program.Stage{backward, input, early}},
+		{&h.input, false, []*program.Stage{weight}},
+		{&h.seeds, true, []*program.Stage{backward, input}},
 	} {
 		var err error
-		if *x.into, err = sum(x.list, x.seeds); err != nil {
+		if *x.into, err = sum(x.seeds, x.list...); err != nil {
 			return nil, err
 		}
 	}

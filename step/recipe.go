@@ -1,0 +1,125 @@
+package step
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/recipe"
+)
+
+// RecipeOf gives the recipe that a plan by itself asks for: its sizes and types, and defaults.
+func RecipeOf(p *plan.Plan) *recipe.Recipe {
+	r := recipe.Default()
+	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Precision, r.Recompute = p.Types.Params, p.Recompute
+	if p.Precision != "bf16" {
+		r.Narrow = p.Precision
+	}
+	return r
+}
+
+// suits tells whether a plan has the word for a policy, and pieces of whole blocks of all formats
+// that it has.
+func suits(c *model.Config, how *plan.Plan, policy *precision.Policy) *diag.Error {
+	has := string(policy.Narrowest())
+	if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
+		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
+			has).Try(`"precision": "%s" in the plan`, has)
+	}
+	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
+		p := *how
+		if p.Precision = string(f); policy.Has(f) {
+			if err := p.Check(c); err != nil {
+				return diag.From(err)
+			}
+		}
+	}
+	return nil
+}
+
+// agree holds a plan to the recipe that it is to serve. Sizes and types stand in both, since each
+// can be read alone.
+func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
+	if err := p.Check(c); err != nil {
+		return err
+	}
+	bad := func(what string, have, want any, fix string) error {
+		return diag.New(diag.PlanMisfit, "the plan has %s %v, the recipe %v", what, have, want).
+			Try("%s", fix)
+	}
+	either := func(key string, have any, inPlan string) string {
+		return fmt.Sprintf("--set %s=%v, or in the plan %s", key, have, inPlan)
+	}
+	inPlan, inRecipe := cmp.Or(p.Precision, p.Types.Params.String()),
+		cmp.Or(r.Narrow, r.Precision.String())
+	switch {
+	case p.Batch != int64(r.Batch):
+		return bad("a batch of", p.Batch, r.Batch,
+			either("batch", p.Batch, fmt.Sprintf(`"batch": %d`, r.Batch)))
+	case p.Rows() != int64(r.Micro):
+		return bad("microbatches of", p.Rows(), r.Micro, either("micro", p.Rows(),
+			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Micro)))))
+	case !precision.IsFile(r.Narrow) && inPlan != inRecipe:
+		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
+	case p.Types.Params != r.Precision:
+		return bad("parameters of", p.Types.Params, r.Precision,
+			either("precision", p.Types.Params, inThePlan(r)))
+	case p.Seq != int64(r.Seq):
+		return bad("sequences of", p.Seq, r.Seq,
+			either("seq", p.Seq, fmt.Sprintf(`"seq": %d`, r.Seq)))
+	case len(p.Recompute) > 0 && !slices.Equal(p.Recompute, r.Recompute):
+		return bad("recompute", p.Recompute, r.Recompute,
+			"leave recompute out of the recipe, where the plan has it")
+	}
+	return nil
+}
+
+// inThePlan spells a recipe's precision as a plan does: the type of the parameters that GEMMs read,
+// and the format of quantized ones.
+func inThePlan(r *recipe.Recipe) string {
+	types := `"types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}`
+	switch {
+	case r.Narrow != "":
+		return fmt.Sprintf(`"precision": %q, %s`, r.Narrow, types)
+	case r.Precision == dtype.BF16:
+		return types
+	}
+	return "no types"
+}
+
+// optimizerOf reads the section [optimizer] for a model that keeps its values in elem.
+func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
+	o := r.Optimizer
+	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.Decay,
+		ClipNorm: o.Clip, Moments: o.Moments, Compute: elem}
+	if o.Name == "muon" {
+		return optim.Muon{AdamW: adam, Momentum: muonMomentum}
+	}
+	return adam
+}
+
+// muonMomentum is Jordan's (2024), whatever the betas of the parameters that AdamW updates.
+const muonMomentum = 0.95
+
+// AdamEps is what is added to the root of the second moment: PyTorch's and Megatron's.
+const AdamEps = 1e-8
+
+// Rates gives the learning rate by step, counted from 0.
+func Rates(r *recipe.Recipe) optim.Schedule {
+	o := r.Optimizer
+	switch o.Schedule {
+	case "wsd":
+		return optim.WSD{Peak: o.Rate, Floor: o.Floor, Warmup: o.Warmup, Decay: r.Steps / 5,
+			Steps: r.Steps}
+	case "constant":
+		return optim.WSD{Peak: o.Rate, Floor: o.Rate, Warmup: o.Warmup, Steps: r.Steps}
+	}
+	return optim.WarmupCosine{Peak: o.Rate, Floor: o.Floor, Warmup: o.Warmup, Steps: r.Steps}
+}

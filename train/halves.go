@@ -1,0 +1,383 @@
+package train
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
+)
+
+// gradients runs all microbatches of a step and gives its loss; the gradients stay on the devices.
+func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
+	at := c.x
+	if c.looks != nil {
+		at = c.looks
+	}
+	err = c.each(ctx, func(ctx context.Context, r *rank) error {
+		r.told.begin()
+		if c.looks != nil {
+			if err := r.keep(ctx, c.looks.of(step.Inspect, r), nil); err != nil {
+				return err
+			}
+		}
+		return r.keep(ctx, c.x.of(step.Zero, r), nil)
+	})
+	switch {
+	case err != nil:
+	case at.pipe == nil:
+		loss, err = c.joint(ctx, at, b)
+	default:
+		loss, err = c.pipelined(ctx, at, b)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return c.peers.sum(ctx, loss)
+}
+
+// joint runs programs that are forward and backward pass in one, a microbatch after the other.
+func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
+	err error) {
+	r := c.ranks[0]
+	for first := 0; first < b.Rows; first += c.t.Recipe.Micro {
+		x := at.of(step.Gradient, r)
+		if first > 0 {
+			x = at.of(step.Accumulate, r)
+		}
+		loss, err := c.microbatch(ctx, r, x, b, first)
+		if err != nil {
+			return 0, err
+		}
+		total += loss
+	}
+	return total, nil
+}
+
+func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable, b *data.Batch,
+	first int) (float64, error) {
+	end := c.t.span("place")
+	rows := r.batch(b, first, int(c.t.Programs.Shape.Batch), c.t.share(b.Total))
+	run, err := r.run(x, &r.state, rows)
+	end()
+	if err != nil {
+		return 0, err
+	}
+	defer run.Free()
+	defer c.t.span("gradient")()
+	loss, err := scalar(ctx, run.Results[0])
+	if err != nil {
+		return 0, err
+	}
+	for i, spec := range x.Stage().Results {
+		if first == 0 && spec.Role == program.Gradient {
+			run.Keep(&r.state, run.Results[i])
+		}
+	}
+	return loss, r.told.read(ctx, string(step.Gradient), run.Results, x.Stage())
+}
+
+// pipelined runs the microbatches through the stages, as the schedule says.
+func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (loss float64,
+	err error) {
+	defer c.t.span("gradient")()
+	share := c.t.share(b.Total)
+	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Stage,
+		spec program.Array) (*engine.Array, error) {
+		return c.data(stage, s, spec, b, micro*c.t.Recipe.Micro, share)
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer out.Free()
+	for _, one := range out.Results {
+		r := c.ranks[c.t.Programs.Stages[one.Stage].Rank]
+		if one.Spec.Role == program.Stat {
+			if err := r.told.readOne(ctx, one.Program, one.Array, one.Spec); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		x, err := scalar(ctx, one.Array)
+		if err != nil {
+			return 0, err
+		}
+		loss += x
+	}
+	return loss, nil
+}
+
+// data places what a stage takes of some rows of a batch.
+func (c *executor) data(stage int, s *program.Stage, spec program.Array, b *data.Batch, first int,
+	share float64) (*engine.Array, error) {
+	r := c.ranks[c.t.Programs.Stages[stage].Rank]
+	bytes, ok := r.batch(b, first, int(c.t.Programs.Shape.Batch), share)[spec.Name]
+	if !ok {
+		return nil, nil //nolint:nilnil // the pipeline says what is missing
+	}
+	return r.place(s, spec, bytes)
+}
+
+// quantize makes the quantized copies of the masters that programs take.
+func (c *executor) quantize() error {
+	return c.each(context.Background(), func(ctx context.Context, r *rank) error {
+		return r.keep(ctx, c.x.of(step.Quantize, r), nil)
+	})
+}
+
+// keep runs a program on the state, keeps all that it gives, and reads what it reports. nil is no
+// program.
+func (r *rank) keep(ctx context.Context, x *engine.Executable, inputs map[string][]byte) error {
+	if x == nil {
+		return nil
+	}
+	run, err := r.run(x, &r.state, inputs)
+	if err != nil {
+		return err
+	}
+	defer run.Free()
+	for i, spec := range x.Stage().Results {
+		if spec.Role != program.Stat {
+			run.Keep(&r.state, run.Results[i])
+		}
+	}
+	return r.told.read(ctx, "", run.Results, x.Stage())
+}
+
+// update changes the state if the step counts, and gives the norm of the gradients.
+func (c *executor) update(ctx context.Context, commit bool, rate, limit float64) (norm float64,
+	ok bool, err error) {
+	defer c.t.span("update")()
+	if err := c.reduce(ctx); err != nil {
+		return 0, false, err
+	}
+	return c.finish(ctx, commit, rate, limit)
+}
+
+// reduce leaves each device its piece of the gradients of its rank, summed over the rank's mesh.
+func (c *executor) reduce(ctx context.Context) error {
+	return c.each(ctx, func(ctx context.Context, r *rank) error {
+		return r.keep(ctx, c.x.of(step.Reduce, r), nil)
+	})
+}
+
+// finish exchanges the gradients of what ranks share and the squares of all, and updates.
+func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64) (norm float64,
+	ok bool, err error) {
+	squares := make([]float64, len(c.ranks))
+	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
+		square := c.x.of(step.Square, r)
+		if square == nil {
+			return nil
+		}
+		if err := r.exchange(ctx, c.t.Programs.Ranks[r.number], square.Stage()); err != nil {
+			return err
+		}
+		if err := r.keep(ctx, square, nil); err != nil {
+			return err
+		}
+		for _, h := range c.t.Programs.Ranks[r.number].Holds {
+			r.state.Drop(program.PeerGradient.Of(h.Name))
+		}
+		if len(c.ranks) > 1 { // else the number stays on the devices
+			squares[r.number], err = scalar(ctx, r.state.Get(optim.Square))
+		}
+		return err
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	total := 0.0
+	for _, x := range squares { // in the order of the ranks
+		total += x
+	}
+	if total, err = c.peers.sum(ctx, total); err != nil {
+		return 0, false, err
+	}
+	oks, norms := make([]bool, len(c.ranks)), make([]float64, len(c.ranks))
+	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
+		inputs := c.t.settings(commit, rate, limit)
+		if len(c.ranks) > 1 {
+			inputs[optim.Square] = number(total)
+		}
+		norms[r.number], oks[r.number], err = c.apply(ctx, r, inputs)
+		return err
+	})
+	if norm = norms[0]; len(c.ranks) > 1 {
+		norm = math.Sqrt(total)
+	}
+	ok = !slices.ContainsFunc(c.ranks, func(r *rank) bool { return r != nil && !oks[r.number] })
+	return norm, ok, err
+}
+
+// exchange sends the gradients of what the rank shares, and takes those of the other.
+func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Stage) error {
+	for _, h := range p.Holds {
+		link := r.shared[h.Name]
+		if link == nil {
+			continue
+		}
+		got, err := swap(ctx, link, r.state.Get(program.Gradient.Of(h.Name)), square,
+			square.Args[argument(square, program.PeerGradient.Of(h.Name))])
+		if err != nil {
+			return err
+		}
+		r.state.Put(got)
+	}
+	return nil
+}
+
+// swap sends an array and takes one at the same time: both ends do, and what is larger than the
+// buffers between them is only sent while the other takes.
+func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Stage,
+	spec program.Array) (*engine.Array, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sent := make(chan error, 1)
+	go func() { sent <- l.Send(ctx, mine.Name(), mine) }()
+	got, err := l.Recv(ctx, mine.Name(), s, spec)
+	if err != nil {
+		cancel()
+		<-sent
+		return nil, err
+	}
+	if err := <-sent; err != nil {
+		got.Free()
+		return nil, err
+	}
+	return got, nil
+}
+
+// apply runs the update of a rank, keeps the copies that it makes for the model, and drops the
+// gradients. It gives the norm if that does not take the squares of other ranks.
+func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte) (norm float64,
+	ok bool, err error) {
+	x := c.x.of(step.Update, r)
+	run, err := r.run(x, &r.state, inputs)
+	if err != nil {
+		return 0, false, err
+	}
+	defer run.Free()
+	if a := r.state.Get(optim.Square); a != nil {
+		square, err := scalar(ctx, a)
+		if err != nil {
+			return 0, false, err
+		}
+		norm = math.Sqrt(square)
+		r.state.Drop(optim.Square)
+	}
+	for i, a := range run.Results {
+		switch spec := x.Stage().Results[i]; {
+		case spec.Role == program.Copy:
+			run.Keep(&r.state, a)
+		case spec.Name == optim.Norm:
+			if norm, err = scalar(ctx, a); err != nil {
+				return 0, false, err
+			}
+		case spec.Name == optim.OK:
+			b, err := a.Read(ctx, 0)
+			if err != nil {
+				return 0, false, err
+			}
+			ok = b[0] != 0
+		}
+	}
+	for _, h := range c.t.Programs.Ranks[r.number].Holds {
+		r.state.Drop(program.Gradient.Of(h.Name))
+	}
+	return norm, ok, r.told.read(ctx, "", run.Results, x.Stage())
+}
+
+// evaluate gives the sum of the losses of all labels: it runs the stages forward, one after the
+// other.
+func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
+	p := c.t.Programs
+	loss := 0.0
+	var hidden *engine.Array
+	for k, s := range p.Stages {
+		r := c.ranks[s.Rank]
+		if r == nil {
+			continue
+		}
+		x := c.x.stage(step.Forward, k)
+		if p.Joint() {
+			x = c.x.stage(step.Evaluate, k)
+		}
+		if k > 0 && p.Stages[k-1].Rank != s.Rank {
+			at := slices.IndexFunc(x.Stage().Args, func(a program.Array) bool {
+				return a.Role == program.Activation
+			})
+			var err error
+			hidden, err = r.ends[p.Stages[k-1].Rank].Recv(ctx, "evaluate", x.Stage(), x.Stage().Args[at])
+			if err != nil {
+				return 0, err
+			}
+		}
+		out, err := c.forward(ctx, r, x, k, hidden, b)
+		if hidden != nil {
+			hidden.Free()
+		}
+		if err != nil {
+			return 0, err
+		}
+		hidden = out
+		switch {
+		case k == len(p.Stages)-1:
+			loss, err = scalar(ctx, out)
+			out.Free()
+		case p.Stages[k+1].Rank != s.Rank:
+			err = r.ends[p.Stages[k+1].Rank].Send(ctx, "evaluate", out)
+			out.Free()
+			hidden = nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return c.peers.sum(ctx, loss)
+}
+
+// forward runs one stage and gives what the next one takes, or the loss.
+func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k int,
+	hidden *engine.Array, b *data.Batch) (*engine.Array, error) {
+	st := x.Stage()
+	args := make([]*engine.Array, len(st.Args))
+	for i, spec := range st.Args {
+		if spec.Role == program.Activation {
+			args[i] = hidden
+		} else if args[i] = r.state.Get(spec.Name); args[i] == nil {
+			a, err := c.data(k, st, spec, b, 0, 1)
+			if err != nil {
+				return nil, err
+			}
+			if a == nil {
+				return nil, diag.New(diag.ArgumentCount, "stage %s needs %s, which nothing gives", st.Name,
+					spec.Name)
+			}
+			defer a.Free()
+			args[i] = a
+		}
+	}
+	run, err := x.Run(args...)
+	if err != nil {
+		return nil, err
+	}
+	if err := run.Wait(ctx); err != nil {
+		run.Free()
+		return nil, err
+	}
+	var out *engine.Array
+	for i, a := range run.Take() {
+		if role := st.Results[i].Role; role == program.Activation || role == program.Loss {
+			out = a
+		} else {
+			a.Free()
+		}
+	}
+	return out, nil
+}
