@@ -3,8 +3,6 @@ package autoplan
 import (
 	"context"
 	"fmt"
-
-	"github.com/deepwell/deepwell/estimate"
 )
 
 // A plan whose ranks wait for each other for a twentieth of the step or more is not put first if
@@ -22,13 +20,20 @@ const (
 	calmMeshes = 20
 )
 
-// calmer puts a plan with little bubble first, if one costs little more than the best.
-func (s *searcher) calmer(ctx context.Context, best []Choice) ([]Choice, error) {
+// calmer puts a plan with little bubble first, if one costs little more than the best. Least is the
+// best metric in closed form. Of what is simulated a plan may be told that is up to [same] beyond
+// another one, and it differs from its closed form by the margin at most, so that worse ones need
+// not be looked at. This does not hold for money, of which the metric counts other devices than the
+// bill does, nor for corrections, which are by precision.
+func (s *searcher) calmer(ctx context.Context, best []Choice, least float64) ([]Choice, error) {
 	if best[0].Bubble < muchBubble {
 		return best, nil
 	}
 	top := s.job.Top
 	s.calm, s.job.Top = true, max(top, calmMeshes)
+	if s.job.Goal != Money && s.job.Correction.Runs == 0 {
+		s.cap = least * worthCalm * same * same * Margin * Margin * Margin
+	}
 	defer func() { s.job.Top = top }()
 	found, err := s.run(ctx)
 	if err != nil {
@@ -62,20 +67,6 @@ func (s *searcher) worse(c, than Choice) float64 {
 		return than.Rate / c.Rate
 	}
 	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
-}
-
-// restless is the share of a step that ranks wait for each other in the mean, in closed form.
-func restless(e *estimate.Estimate, n node) float64 {
-	if n.pp == 1 {
-		return 0
-	}
-	busy := 0.0
-	for i := range e.Stages {
-		t := &e.Stages[i]
-		busy += t.Forward + t.Input + t.Weight
-	}
-	mean := float64(n.micros) * busy / float64(n.pp)
-	return (e.Step - e.Tail - e.Parts.Pipeline - mean) / e.Step
 }
 
 // settled says in the first plan's sentence what its little bubble costs, or that much of it could

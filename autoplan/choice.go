@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/schedule"
 )
 
 // A Choice is a plan that was simulated, with what it trades.
@@ -44,6 +45,10 @@ func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 	if err != nil {
 		return nil, err
 	}
+	return stepOf(p, e, list)
+}
+
+func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun.Step, error) {
 	if len(e.Stages) != list.Stages() {
 		return nil, diag.New(diag.Internal, "%d stages have prices; the plan has %d",
 			len(e.Stages), list.Stages())
@@ -143,11 +148,16 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	p := *w.plans[c.count]
 	e = e.Clone()
 	s.job.Correction.Apply(&e)
-	step, err := StepOf(&p, e)
+	list, order, err := w.schedule(&p)
 	if err != nil {
 		return Choice{}, err
 	}
-	line, err := step.Run(dryrun.WhatIf{})
+	step, err := stepOf(&p, e, list)
+	if err != nil {
+		return Choice{}, err
+	}
+	step.Order = order
+	line, err := step.Time()
 	if err != nil {
 		return Choice{}, err
 	}
@@ -162,6 +172,29 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
 	}
 	return x, nil
+}
+
+// A listed is the shape of a schedule.
+type listed struct {
+	plan.PP
+	micros int64
+}
+
+// schedule gives the schedule of a plan and its order, which plans often share.
+func (w *worker) schedule(p *plan.Plan) (*schedule.Schedule, *schedule.Order, error) {
+	key := listed{p.PP, p.Microbatches}
+	if w.schedules[key] == nil {
+		list, err := p.Schedule()
+		if err != nil {
+			return nil, nil, err
+		}
+		order, err := list.Order()
+		if err != nil {
+			return nil, nil, err
+		}
+		w.schedules[key], w.orders[key] = list, order
+	}
+	return w.schedules[key], w.orders[key], nil
 }
 
 // told is a precision as a plan says it: what the parameters are anyway goes without saying.

@@ -70,6 +70,8 @@ type Job struct {
 	Correction Correction
 	// Capacity is the bytes that a plan may use of a device; 0 means 95 % of what the card gives.
 	Capacity int64
+
+	pool pool // of the searches for the job; nil if none follows another
 }
 
 // A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, and zero,

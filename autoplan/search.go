@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/schedule"
 )
 
 // A Result is what a search found, the best first.
@@ -30,6 +31,7 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	j.pool = pool{}
 	if job.MaxBatch > 0 && j.Batch == 0 && j.Goal != Memory {
 		j.MaxBatch = j.enough(ctx)
 	}
@@ -48,7 +50,7 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	calm, err := s.calmer(ctx, choices)
+	calm, err := s.calmer(ctx, choices, found[0].metric)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +98,8 @@ type searcher struct {
 	most     int64 // plans that were priced in a walk over the nodes
 	// limit is the time for a token beyond which plans are of no use, where the goal is another.
 	limit float64
-	calm  bool // only plans with little bubble are of use
+	calm  bool    // only plans with little bubble are of use
+	cap   float64 // a metric that none of use exceeds; 0 if it is not known
 	// offloads says that variants may keep the optimizer's state on the host.
 	offloads bool
 }
@@ -110,6 +113,9 @@ type worker struct {
 	// nearest is the least that a plan has needed which did not fit.
 	nearest int64
 	reason  error // of a plan that has no price
+	// Of plans that were simulated.
+	schedules map[listed]*schedule.Schedule
+	orders    map[listed]*schedule.Order
 }
 
 // A candidate is a plan that fits, with what the goal makes of it.
@@ -146,7 +152,8 @@ func newSearcher(j Job) (*searcher, error) {
 		return slices.Contains(v.offload, "optimizer")
 	})
 	for range max(1, runtime.GOMAXPROCS(0)) {
-		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64})
+		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64,
+			schedules: map[listed]*schedule.Schedule{}, orders: map[listed]*schedule.Order{}})
 	}
 	for _, n := range s.counts {
 		if err := s.add(n); err != nil {
@@ -156,12 +163,23 @@ func newSearcher(j Job) (*searcher, error) {
 	return s, nil
 }
 
+// A pool has the pricers of searches for one job that follow each other, by cluster, and by worker
+// and precision: they keep what they worked out.
+type pool map[string][][]pricer
+
 // add gives the workers what they need for a number of devices.
 func (s *searcher) add(n int) error {
 	j := &s.job
 	cluster, err := j.clusterOf(n)
 	if err != nil {
 		return err
+	}
+	if kept := j.pool[cluster.String()]; kept != nil {
+		for i, w := range s.workers {
+			w.pricers = append(w.pricers, kept[i])
+			w.plans = append(w.plans, j.blank(cluster.String()))
+		}
+		return nil
 	}
 	base, err := estimate.New(j.Config, cluster, j.Profile)
 	if err != nil {
@@ -174,6 +192,9 @@ func (s *searcher) add(n int) error {
 		}
 		w.pricers = append(w.pricers, list)
 		w.plans = append(w.plans, j.blank(cluster.String()))
+		if j.pool != nil {
+			j.pool[cluster.String()] = append(j.pool[cluster.String()], list)
+		}
 	}
 	return nil
 }
@@ -270,7 +291,8 @@ func (w *worker) work(n node) float64 {
 	devices := int64(w.searcher.counts[n.count])
 	n.pp, n.data = 1, devices/n.tp/n.cp/n.ep
 	n.micros, n.rows = 1, n.rowRanks()*n.micro
-	e, err := w.price(n, family{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{})
+	e, _, err := w.within(n, family{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{},
+		estimate.Limits{Timed: true})
 	if err != nil {
 		return 0 // bounds nothing
 	}
@@ -319,6 +341,9 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 			return nil, diag.New(diag.Canceled, "stopped while searching").Wrap(err)
 		}
 		limit := b.limit()
+		if s.cap > 0 {
+			limit = min(limit, s.cap)
+		}
 		n := 0
 		for n < min(size, len(nodes)) && (s.job.Goal == Memory || nodes[n].bound <= limit) {
 			n++
@@ -451,7 +476,7 @@ func (s *searcher) beyond(c candidate, limit float64) bool {
 // only calm plans are of use, it is the step that tells which they are.
 func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 	if s.calm {
-		return estimate.Limits{Brief: true}
+		most.Waits = muchBubble * nearBubble
 	}
 	if s.job.Goal == Memory {
 		limit = s.limit
@@ -460,11 +485,14 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 		limit /= s.money(n)
 	}
 	if step := limit * s.job.tokens(n.rows); !math.IsInf(step, 1) {
-		most.Step, most.Brief = step, true
+		most.Step, most.Brief = step*(1+edge), true
 	}
 	most.Peak = s.job.Capacity
 	return most
 }
+
+// edge is more than the rounding of a limit.
+const edge = 1e-12
 
 // candidate prices a plan, as far as it can be of use.
 func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, bool) {
@@ -486,7 +514,7 @@ func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, b
 	if s.job.Goal == Memory {
 		c.metric = float64(e.Peak)
 	}
-	if s.calm && restless(&e, n) > muchBubble*nearBubble {
+	if s.calm && e.Waits > muchBubble*nearBubble {
 		return candidate{}, false
 	}
 	return c, true

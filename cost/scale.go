@@ -74,6 +74,7 @@ func (s *sheet) bill(c Cut) *Bill {
 	for _, p := range s.layers {
 		b.Layers = append(b.Layers, p.bill(x))
 	}
+	x.made = nil // a bill is kept, what it was made of need not be
 	return b
 }
 

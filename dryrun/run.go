@@ -3,6 +3,7 @@ package dryrun
 import (
 	"math"
 	"math/rand/v2"
+	"sync"
 
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -10,6 +11,20 @@ import (
 // Run works out when every action runs. With jitter and several replicas it draws each of them, 64
 // at most, and gives the timeline of the slowest, for which all others wait.
 func (s *Step) Run(w WhatIf) (*Timeline, error) {
+	t, err := s.run(w)
+	if err != nil {
+		return nil, err
+	}
+	for rank := range t.Ranks {
+		t.Ranks[rank].Peak = t.peak(rank)
+	}
+	return t, nil
+}
+
+// Time is Run on a day on which nothing goes wrong, without the memory of ranks.
+func (s *Step) Time() (*Timeline, error) { return s.run(WhatIf{}) }
+
+func (s *Step) run(w WhatIf) (*Timeline, error) {
 	if err := s.check(w); err != nil {
 		return nil, err
 	}
@@ -19,11 +34,14 @@ func (s *Step) Run(w WhatIf) (*Timeline, error) {
 			return nil, err
 		}
 		w.Links = 0
-		return slower.Run(w)
+		return slower.run(w)
 	}
-	o, err := s.Schedule.Order()
-	if err != nil {
-		return nil, err
+	o := s.Order
+	if o == nil {
+		var err error
+		if o, err = s.Schedule.Order(); err != nil {
+			return nil, err
+		}
 	}
 	p := s.prices(w)
 	slowest := s.once(o, p, w)
@@ -54,6 +72,9 @@ type wait struct {
 	links int64 // for a result that was done and on its way
 }
 
+// players keep their memory from one step to the next.
+var players = sync.Pool{New: func() any { return new(schedule.Player[int64]) }}
+
 // once simulates one pipeline. Each rank has a link down and one up the pipeline, on which results
 // travel one after the other.
 func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
@@ -68,6 +89,8 @@ func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
 	for rank, l := range list.Lists {
 		t.Spans[rank], spans = spans[:len(l):len(l)], spans[len(l):]
 	}
+	player := players.Get().(*schedule.Player[int64])
+	defer players.Put(player)
 	vary := func(t int64) int64 { return t }
 	if w.Jitter > 0 {
 		vary = jitter(w.Jitter, w.Random)
@@ -82,7 +105,6 @@ func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
 		*link = max(*link, end) + p.send[v.Stage]
 		return *link
 	}
-	var player schedule.Player[int64]
 	player.Play(o, cost, sent, func(v *schedule.Visit, at schedule.Times[int64]) {
 		t.Spans[v.Rank][v.Place] = schedule.Span{Start: at.Start, End: at.End}
 		w := &t.waits[v.Rank]

@@ -26,7 +26,8 @@ type Stage struct {
 // A Step is a schedule with prices.
 type Step struct {
 	Schedule *schedule.Schedule
-	Stages   []Stage // one for each virtual stage
+	Order    *schedule.Order // of Schedule; nil if nobody has made it yet
+	Stages   []Stage         // one for each virtual stage
 	// Ranks is what each rank holds on a device when no microbatch is there, at the end of its list:
 	// all but Activations, and as Temp what its last programs need. Empty is nothing.
 	Ranks []program.Memory

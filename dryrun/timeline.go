@@ -58,7 +58,7 @@ type Rank struct {
 // Exposed is the communication between ranks that nothing hides.
 func (r Rank) Exposed() float64 { return r.Links + r.Reduce }
 
-// summary fills in what people read.
+// summary fills in what people read of its times.
 func (t *Timeline) summary() {
 	t.Step = seconds(t.ticks)
 	waiting := int64(0)
@@ -70,7 +70,6 @@ func (t *Timeline) summary() {
 		idle := t.ticks - w.busy - w.links - (x.end() - x.computed)
 		r.Waiting = seconds(idle)
 		waiting += idle
-		r.Peak = t.peak(rank)
 	}
 	if t.ticks > 0 {
 		t.Bubble = float64(waiting) / float64(t.ticks) / float64(len(t.Ranks))

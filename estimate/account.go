@@ -29,7 +29,7 @@ func (l *layout) stage(rank, turn int) int {
 }
 
 // account divides the step by cause, seen from the rank that works longest.
-func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64) {
+func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64, longest tail) {
 	n := int(l.pipe)
 	worst := 0
 	for r := range e.busy {
@@ -39,7 +39,6 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 	}
 	m := float64(l.micros)
 	parts := &est.Parts
-	longest := e.longestTail(l, loads)
 	for turn := range int(l.virtual) {
 		parts.charge(loads.at(l.stage(worst, turn)), m)
 	}
@@ -51,8 +50,14 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 	}
 	parts.Data += longest.data
 	parts.Optimizer, parts.Host = longest.optimizer, longest.host
-	est.Tail = longest.data + longest.optimizer + longest.host
 	est.Step = pipe + est.Tail
+	if n > 1 {
+		busy := 0.0
+		for i := range est.Stages {
+			busy += est.Stages[i].both()
+		}
+		est.Waits = (est.Step - est.Tail - parts.Pipeline - m*busy/float64(n)) / est.Step
+	}
 }
 
 // longestTail is the end of the step of the rank that it keeps longest. A rank further down the
@@ -111,7 +116,7 @@ type shape struct {
 
 // remember works out the memory of every rank and keeps the worst.
 func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads, logits float64,
-	brief bool) error {
+	brief bool, most int64) error {
 	if l.pipe == 1 {
 		name = "1f1b" // a plan without stages may name none
 	}
@@ -131,6 +136,7 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 		if s.last {
 			now += logits
 		}
+		s.state = e.state(l, s)
 		kinds[i] = schedule.Steady(int64(s.residual*prof.Saved), int64(now))
 	}
 	est.Ranks = e.ranks[:0]
@@ -145,7 +151,7 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 		}
 		var st state
 		for turn := range int(l.virtual) {
-			own := e.state(l, loads.at(l.stage(r, turn)))
+			own := &loads.at(l.stage(r, turn)).state
 			st.params += own.params
 			st.copies += own.copies
 			st.grads += own.grads
@@ -158,7 +164,9 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 		}
 		est.Ranks = append(est.Ranks, m)
 		_, m.Activations, m.Temp = walk.Peak(r, loads.of, kinds)
-		est.worst(m)
+		if est.worst(m); most > 0 && est.Peak > most {
+			break
+		}
 	}
 	e.ranks = est.Ranks
 	return nil

@@ -23,6 +23,7 @@ import (
 type Estimate struct {
 	Step      float64        // seconds
 	Tail      float64        // seconds
+	Waits     float64        // the share of Step that ranks wait for each other, in the mean
 	Low, High float64        // seconds; nine in ten steps lie between them
 	Stages    []Stage        // by virtual stage
 	Parts     Parts          // of Step
@@ -128,6 +129,7 @@ type Estimator struct {
 	sigma   float64 // of the logarithm of a step
 
 	kept      map[cut]*priced
+	bare      map[cut]*priced // without fsdp
 	orders    *orders
 	player    schedule.Player[float64]
 	costs     [4][]float64     // of the stages of a plan that is played, by kind of action
@@ -178,7 +180,7 @@ func (e *Estimator) With(o Options) *Estimator {
 }
 
 func (e *Estimator) forget() {
-	e.kept = map[cut]*priced{}
+	e.kept, e.bare = map[cut]*priced{}, map[cut]*priced{}
 	e.player, e.own, e.costs = schedule.Player[float64]{}, nil, [4][]float64{}
 	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
 	e.kindLoads = nil
@@ -201,14 +203,19 @@ func (e Estimate) Clone() Estimate {
 type Limits struct {
 	Peak int64   // bytes
 	Step float64 // seconds
-	// Brief leaves the memory out of a pipeline's plan whose step is over the limit already.
+	// Waits is the share of the step of a pipeline that ranks may wait for each other. With it time is
+	// worked out before memory.
+	Waits float64
+	Timed bool // no memory is asked for
+	// Brief leaves out what is not needed to know that a plan exceeds a limit: the memory of one that
+	// is too slow, and of one that does not fit all but a rank that does not.
 	Brief bool
 }
 
 // Within prices a plan as Price does, but for two things: lists are the estimator's own until it
 // prices again, and of a plan that exceeds a limit no more is worked out than it takes to know
-// that. Then Within reports false, Step is what the plan takes at least, and all that follows from
-// the step is missing; Peak and Memory are those of the plan, but for Brief. With limits there are
+// that. Then Within reports false, Step is what the plan takes at least, and what follows from the
+// step may be missing; Peak and Memory are those of the plan, but for Brief. With limits there are
 // no Loads, nor Ranks but the worst.
 func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool, err error) {
 	l, err := e.read(p)
@@ -225,30 +232,61 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	e.passes(&est, &l, loads)
 	e.work(&l, loads)
 	limited := most != (Limits{})
-	if l.pipe > 1 && limited {
-		est.Step = e.least(&l, est.Stages)
-		if most.Brief && most.Step > 0 && est.Step > most.Step {
+	slow := func() bool { return most.Step > 0 && est.Step > most.Step }
+	if limited {
+		if est.Step = e.least(&l, est.Stages); most.Brief && slow() {
 			return est, false, nil
 		}
 	}
-	own, err := e.compiled(p, &est, limited)
-	if err == nil && !own {
-		err = e.remember(p.PP.Schedule, &est, &l, loads, blocks.logits, limited)
-	}
-	if err != nil {
-		return est, false, err
-	}
-	if l.pipe > 1 && limited &&
-		(most.Peak > 0 && est.Peak > most.Peak || most.Step > 0 && est.Step > most.Step) {
+	tail := e.longestTail(&l, loads)
+	est.Tail = tail.data + tail.optimizer + tail.host
+	if est.Step += est.Tail; most.Brief && slow() {
 		return est, false, nil
 	}
-	pipe, err := e.makespan(p.PP.Schedule, &l, est.Stages)
-	if err != nil {
+	// A closed form takes less than memory, playing a schedule takes more.
+	timed := most.Waits > 0 || most.Timed || closed(p.PP.Schedule, &l, est.Stages)
+	if timed {
+		if err := e.time(&est, p.PP.Schedule, &l, loads, tail); err != nil {
+			return est, false, err
+		}
+		if most.Brief && slow() || most.Waits > 0 && est.Waits > most.Waits || most.Timed {
+			return est, false, nil
+		}
+	}
+	if err := e.memory(p, &est, &l, loads, blocks.logits, most); err != nil {
 		return est, false, err
 	}
-	e.account(&est, &l, loads, pipe)
+	if most.Peak > 0 && est.Peak > most.Peak || slow() {
+		return est, false, nil
+	}
+	if !timed {
+		err = e.time(&est, p.PP.Schedule, &l, loads, tail)
+	}
 	e.interval(&est)
-	return est, true, nil
+	return est, err == nil, err
+}
+
+// time works out the step, and divides it by cause.
+func (e *Estimator) time(est *Estimate, name string, l *layout, loads *loads, t tail) error {
+	pipe, err := e.makespan(name, l, est.Stages)
+	if err == nil {
+		e.account(est, l, loads, pipe, t)
+	}
+	return err
+}
+
+// memory works out what ranks hold, all of them if there are no limits.
+func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads, logits float64,
+	most Limits) error {
+	limited, peak := most != (Limits{}), int64(0)
+	if most.Brief {
+		peak = most.Peak
+	}
+	own, err := e.compiled(p, est, limited, peak)
+	if err == nil && !own {
+		err = e.remember(p.PP.Schedule, est, l, loads, logits, limited, peak)
+	}
+	return err
 }
 
 // passes gives the times of the stages.

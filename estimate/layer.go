@@ -1,6 +1,8 @@
 package estimate
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/price"
 )
@@ -13,29 +15,48 @@ type priced struct {
 	attention   string  // its kernel in our own programs
 }
 
-// blocks gives what the blocks cost under a cut, from what is kept if it is there.
+// blocks gives what the blocks cost under a cut, from what is kept if it is there: with what fsdp
+// does, and without, which is what cuts share that differ in it alone.
 func (e *Estimator) blocks(c *cut) (*priced, error) {
 	if p := e.kept[*c]; p != nil {
 		return p, nil
 	}
-	p := &priced{layers: make([]block, len(e.kinds))}
+	alone := *c
+	alone.fsdp, alone.fsdpAt, alone.gather, alone.reduce = 0, 0, false, false
+	base := e.bare[alone]
+	if base == nil {
+		base = &priced{layers: make([]block, len(e.kinds))}
+		if err := e.build(&alone, base); err != nil {
+			return nil, err
+		}
+		e.bare[alone] = base
+	}
+	p := &priced{slices.Clone(base.layers), base.embed, base.head, base.logits, base.attention}
+	for k := range p.layers {
+		e.gathered(c, &p.layers[k])
+		e.offloaded(c, &p.layers[k])
+	}
+	e.gathered(c, &p.embed)
+	e.gathered(c, &p.head)
+	e.kept[*c] = p
+	return p, nil
+}
+
+// build prices the blocks of a cut without fsdp.
+func (e *Estimator) build(c *cut, p *priced) error {
 	for k := range e.kinds {
 		if p.attention != kernels.Plain {
 			p.attention = e.kernel(c, e.kinds[k].windowed)
 		}
 	}
 	if e.billed() {
-		if err := e.bill(c, p); err != nil {
-			return nil, err
-		}
-	} else {
-		for k := range e.kinds {
-			p.layers[k] = e.layer(c, &e.kinds[k])
-		}
-		e.ends(c, p)
+		return e.bill(c, p)
 	}
-	e.kept[*c] = p
-	return p, nil
+	for k := range e.kinds {
+		p.layers[k] = e.layer(c, &e.kinds[k])
+	}
+	e.ends(c, p)
+	return nil
 }
 
 func (e *Estimator) builder(c *cut) *builder {
@@ -77,8 +98,6 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 		}
 		whole.take(&part.b.block, c.again.has(part.tag))
 	}
-	e.gathered(c, &whole)
-	e.offloaded(c, &whole)
 	return whole
 }
 
@@ -172,8 +191,6 @@ func (e *Estimator) ends(c *cut, p *priced) {
 		head.forward.tensor += gather
 		head.input.tensor += gather + scatter
 	}
-	e.gathered(c, &embed.block)
-	e.gathered(c, &head.block)
 	p.embed, p.head = embed.block, head.block
 }
 

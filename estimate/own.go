@@ -41,15 +41,11 @@ func (e *Estimator) bill(c *cut, p *priced) error {
 		for k, below := range e.below {
 			if below[(l.From+1)*slots] > below[l.From*slots] {
 				p.layers[k] = e.part(c, l, e.kinds[k].in, float64(slots))
-				e.gathered(c, &p.layers[k])
-				e.offloaded(c, &p.layers[k])
 			}
 		}
 	}
 	p.embed, p.head = e.part(c, &b.Embed, nil, 1), e.part(c, &b.Head, nil, 1)
 	p.logits = float64(b.Head.Logits)
-	e.gathered(c, &p.embed)
-	e.gathered(c, &p.head)
 	return nil
 }
 

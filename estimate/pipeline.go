@@ -2,24 +2,25 @@ package estimate
 
 import "math"
 
+// closed tells whether the makespan of a pipeline is a closed form.
+func closed(name string, l *layout, stages []Stage) bool {
+	return l.pipe == 1 || name == "gpipe" || name == "1f1b" || name == "interleaved" && evenBut(stages)
+}
+
 // makespan is the time of a pipeline in seconds: a closed form where there is one.
 func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, error) {
-	m := float64(l.micros)
-	if l.pipe == 1 {
+	m, send := float64(l.micros), stages[0].Send
+	switch {
+	case !closed(name, l, stages):
+		return e.walked(name, l, stages, send)
+	case l.pipe == 1:
 		return m * stages[0].both(), nil
-	}
-	send := stages[0].Send
-	switch name {
-	case "gpipe":
+	case name == "gpipe":
 		return gpipe(stages, m, send), nil
-	case "1f1b":
+	case name == "1f1b":
 		return oneByOne(stages, l.micros, send), nil
-	case "interleaved":
-		if evenBut(stages) {
-			return turns(stages, l, m, send), nil
-		}
 	}
-	return e.walked(name, l, stages, send)
+	return turns(stages, l, m, send), nil
 }
 
 // evenBut reports whether the stages are equal but for the ends of the model: the first may be a

@@ -16,6 +16,7 @@ type load struct {
 	first, last  bool
 	device, host float64 // seconds of a microbatch
 	total        float64 // both together
+	state        state   // what its parameters take
 }
 
 // loads are the virtual stages of a pipeline. Most of them are alike, so that each kind is worked
@@ -262,7 +263,7 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 // compiled gives the memory of an estimate, where the stack is our own and the plan is one that it
 // has programs for, as the compiler is expected to say it of these programs. It reports whether
 // that is so.
-func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool) (bool, error) {
+func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool, most int64) (bool, error) {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
@@ -282,11 +283,14 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool) (bool, err
 		e.own.Share(&e.orders.walks, e.book)
 		e.own.In(e.policy)
 	}
-	predict := e.own.Predict
+	reserve := int64(e.prices.Profile().Reserve)
+	var f footprint.Footprint
+	var err error
 	if brief {
-		predict = e.own.Worst
+		f, err = e.own.Worst(p, max(0, most-reserve))
+	} else {
+		f, err = e.own.Predict(p)
 	}
-	f, err := predict(p)
 	if err != nil {
 		return false, err
 	}
@@ -294,7 +298,7 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool) (bool, err
 	est.Ranks = e.ranks[:0]
 	for i := range f.Ranks {
 		r := &f.Ranks[i]
-		r.Runtime = int64(e.prices.Profile().Reserve)
+		r.Runtime = reserve
 		end := r.Memory
 		end.Activations, end.Temp = 0, r.Update
 		est.Ranks = append(est.Ranks, end)

@@ -307,13 +307,15 @@ type Walk struct {
 func (s *Schedule) Walk() *Walk {
 	w := &Walk{Stages: make([][]int, s.Ranks), ranks: make([][]Moment, s.Ranks),
 		even: make([][]Moment, s.Ranks)}
+	joined := &Moment{InFlight: InFlight{make([]int, 1), make([]int, 1)}}
 	for rank := range s.Lists {
 		w.Stages[rank] = s.Of(rank)
 		for place, held := range s.InFlight(rank) {
 			a := s.Lists[rank][place]
 			m := &Moment{a.Kind, a.Stage, *held}
 			w.ranks[rank] = covering(w.ranks[rank], m)
-			w.even[rank] = covering(w.even[rank], m.joined(w.Stages[rank][0]))
+			m.join(joined, w.Stages[rank][0])
+			w.even[rank] = covering(w.even[rank], joined)
 			w.Split = w.Split || a.Kind == Input
 		}
 		w.less = append(w.less, rank > 0 && w.covers(rank-1, rank))
@@ -385,14 +387,13 @@ func covering(list []Moment, m *Moment) []Moment {
 		InFlight{slices.Clone(m.Forward), slices.Clone(m.Input)}})
 }
 
-// joined counts all stages of the rank as the one that is given.
-func (m *Moment) joined(stage int) *Moment {
-	var forward, input int
+// join counts all stages of the rank as the one that is given.
+func (m *Moment) join(into *Moment, stage int) {
+	into.Kind, into.Stage, into.Forward[0], into.Input[0] = m.Kind, stage, 0, 0
 	for turn := range m.Forward {
-		forward += m.Forward[turn]
-		input += m.Input[turn]
+		into.Forward[0] += m.Forward[turn]
+		into.Input[0] += m.Input[turn]
 	}
-	return &Moment{m.Kind, stage, InFlight{[]int{forward}, []int{input}}}
 }
 
 // covers tells whether a moment of the same program needs no less, whatever microbatches hold.
@@ -421,7 +422,7 @@ type key struct {
 
 // enough is how many microbatches for each rank show what is held at most: what comes after
 // repeats. GPipe holds all that there are.
-const enough = 4
+const enough = 2
 
 // Of gives the walk of a schedule.
 func (w *Walks) Of(name string, shape Shape) (*Walk, error) {

@@ -62,7 +62,6 @@ type Predictor struct {
 	staged   map[programKey]*stage
 	updates  map[updateKey]int64
 	deals    map[*schedule.Walk]*deal
-	ranks    map[shared][]holding
 	walks    *schedule.Walks
 	place    place
 
@@ -81,7 +80,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 		rounds: c.Layers, book: cost.New(c, arch, nil), laid: map[laying][]param{},
 		holdings: map[held][]holding{}, temps: map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
 		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
-		deals: map[*schedule.Walk]*deal{}, ranks: map[shared][]holding{}}
+		deals: map[*schedule.Walk]*deal{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -242,16 +241,25 @@ func (w *way) grads(h *holding) int64 {
 
 // Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
 // fits the model ([plan.Plan.Check]). The result is the predictor's own until it predicts again.
-func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) { return p.predict(pl, true) }
+func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
+	if pl.PP.Size > 1 {
+		return p.pipeline(pl)
+	}
+	return p.single(pl)
+}
 
 // Worst is Predict for who asks for the peak alone: of ranks only those are there of which one
-// holds most, and no loads of a pipeline's stages.
-func (p *Predictor) Worst(pl *plan.Plan) (Footprint, error) { return p.predict(pl, false) }
-
-func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
+// holds most, and no loads of a pipeline's stages. Of a pipeline with a rank that holds more than
+// most bytes, if most is not 0, there is only such a rank, as far as it takes to know that.
+func (p *Predictor) Worst(pl *plan.Plan, most int64) (Footprint, error) {
 	if pl.PP.Size > 1 {
-		return p.pipeline(pl, every)
+		return p.leads(pl, most)
 	}
+	return p.single(pl)
+}
+
+// single predicts a plan without stages.
+func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 	s, err := p.sizes(pl)
 	if err != nil {
 		return Footprint{}, err
@@ -259,8 +267,7 @@ func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
 	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
 	list := p.held(pl, t)
-	var r Rank
-	r.resident(&w, list)
+	r := Rank{Memory: w.resident(list)}
 	for _, n := range p.gradients(pl, s, &w, t, list) {
 		if n.temp > r.Temp || r.Largest == "" {
 			r.Temp, r.Largest = n.temp, n.name
@@ -280,15 +287,16 @@ func (p *Predictor) predict(pl *plan.Plan, every bool) (Footprint, error) {
 }
 
 // resident counts what stays from step to step.
-func (r *Rank) resident(w *way, list []holding) {
+func (w *way) resident(list []holding) (m program.Memory) {
 	for i := range list {
 		h := &list[i]
 		params, optimizer, host := w.state(h)
-		r.Params += params
-		r.Optimizer += optimizer
-		r.Host += host
-		r.Grads += w.grads(h)
+		m.Params += params
+		m.Optimizer += optimizer
+		m.Host += host
+		m.Grads += w.grads(h)
 	}
+	return m
 }
 
 // state is the bytes of what the model computes with, and of what only the update takes: two

@@ -40,14 +40,14 @@ type programKey struct {
 }
 
 // splitBit is of keys of stages.
-const splitBit = 9
+const splitBit = 10
 
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
 	w := g.w
 	k := programKey{s: g.s, fsdp: w.fsdp, part: g.part}
 	for i, yes := range [...]bool{g.forward, g.backward, g.onto, g.p.rounded(g.plan), w.alone,
-		w.unrolled, w.gather == "micro", w.gather == "layer", w.offload} {
+		w.unrolled, w.gather == "micro", w.gather == "layer", w.offload, w.hosted} {
 		if yes {
 			k.flags |= 1 << i
 		}

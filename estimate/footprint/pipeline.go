@@ -6,15 +6,20 @@ import (
 
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
 // A stage is what one virtual stage has: bytes of a microbatch between its actions, and programs.
 type stage struct {
 	part
-	params                           []holding
-	load                             schedule.Load
+	params []holding
+	stays  program.Memory // what its parameters take from step to step
+	bound  int64          // that programs at the end of a step do not exceed, for its parameters
+	load   schedule.Load  // without temp until it is complete
+
 	forward, backward, input, weight need
+	complete                         bool
 }
 
 // stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
@@ -65,63 +70,123 @@ func (p *Predictor) walk(pl *plan.Plan) (*schedule.Walk, error) {
 		Virtual: int(pl.PP.Virtual), Micros: int(pl.Microbatches)})
 }
 
-// pipeline predicts a plan with stages: all ranks, or only those of which one holds most, without
-// the loads of stages.
-func (p *Predictor) pipeline(pl *plan.Plan, every bool) (Footprint, error) {
-	walk, err := p.walk(pl)
+// pipeline predicts a plan with stages.
+func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
+	q, err := p.piped(pl)
 	if err != nil {
 		return Footprint{}, err
 	}
-	s, err := p.sizes(pl)
-	if err != nil {
-		return Footprint{}, err
-	}
-	w := p.way(pl, s)
-	list := p.stages(pl, s, &w, walk)
+	q.complete()
 	f := &p.result
 	f.Ranks, f.Loads = f.Ranks[:0], f.Loads[:0]
-	if !every {
-		for _, rank := range list.leads {
-			f.Ranks = append(f.Ranks, p.rank(pl, s, &w, list, walk, rank))
-		}
-		return *f, nil
+	for rank := range q.walk.Stages {
+		r, _ := q.rank(rank, 0)
+		f.Ranks = append(f.Ranks, r)
 	}
-	for rank := range walk.Stages {
-		f.Ranks = append(f.Ranks, p.rank(pl, s, &w, list, walk, rank))
-	}
-	for _, kind := range list.of {
-		f.Loads = append(f.Loads, list.loads[kind])
+	for _, kind := range q.of {
+		f.Loads = append(f.Loads, q.loads[kind])
 	}
 	return *f, nil
 }
 
-// A shared is the parameters of a rank, by its stages and how they lie.
-type shared struct {
-	laying
-	deal *deal
-	rank int
+// leads predicts the ranks of which one holds most. What takes least to know comes first.
+func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
+	q, err := p.piped(pl)
+	if err != nil {
+		return Footprint{}, err
+	}
+	f := &p.result
+	f.Ranks, f.Loads = f.Ranks[:0], nil
+	if most > 0 {
+		for _, rank := range q.deal.leads {
+			r, _ := q.owned(rank)
+			if r.Sum() <= most { // what microbatches hold, without what programs need
+				_, r.Activations, r.Temp = q.walk.Peak(rank, q.of, q.loads)
+			}
+			if r.Sum() > most {
+				f.Ranks = append(f.Ranks, r)
+				return *f, nil
+			}
+		}
+	}
+	q.complete()
+	for _, rank := range q.deal.leads {
+		r, over := q.rank(rank, most)
+		if over {
+			f.Ranks = append(f.Ranks[:0], r)
+			break
+		}
+		f.Ranks = append(f.Ranks, r)
+	}
+	return *f, nil
 }
 
-// rank adds up what a rank holds.
-func (p *Predictor) rank(pl *plan.Plan, s *sizes, w *way, list *stages, walk *schedule.Walk,
-	rank int) (r Rank) {
-	key := shared{layingOf(pl), list.deal, rank}
-	all := p.ranks[key]
-	if all == nil {
-		for _, k := range walk.Stages[rank] {
-			all = join(all, list.at(k).params)
-		}
-		p.ranks[key] = all
+// A piped is a plan with stages, as far as all its ranks share it.
+type piped struct {
+	p *Predictor
+	s *sizes
+	w way
+	*stages
+	plan *plan.Plan
+	walk *schedule.Walk
+}
+
+func (p *Predictor) piped(pl *plan.Plan) (q piped, err error) {
+	q = piped{p: p, plan: pl}
+	if q.walk, err = p.walk(pl); err != nil {
+		return q, err
 	}
-	r.resident(w, all)
-	at, activations, temp := walk.Peak(rank, list.of, list.loads)
+	if q.s, err = p.sizes(pl); err != nil {
+		return q, err
+	}
+	q.w = p.way(pl, q.s)
+	q.stages = p.stages(pl, q.s, &q.w, q.walk)
+	return q, nil
+}
+
+// owned adds up what stays on a rank from step to step, and what the programs at the end of a step
+// do not exceed.
+func (q *piped) owned(rank int) (r Rank, bound int64) {
+	var first, last bool
+	for _, k := range q.walk.Stages[rank] {
+		st := q.at(k)
+		first, last = first || st.first, last || st.last
+		r.Params += st.stays.Params
+		r.Optimizer += st.stays.Optimizer
+		r.Host += st.stays.Host
+		r.Grads += st.stays.Grads
+		bound += st.bound
+	}
+	if first && last && q.p.config.Tied { // it has the table once
+		list := q.params(rank)
+		r.Memory, bound = q.w.resident(list), q.w.updateBound(list)
+	}
+	return r, bound
+}
+
+// params are those of a rank, by its stages.
+func (q *piped) params(rank int) (list []holding) {
+	for _, k := range q.walk.Stages[rank] {
+		list = join(list, q.at(k).params)
+	}
+	return list
+}
+
+// rank adds up what a rank holds, and tells whether that is more than most bytes, if these are not
+// 0; then what the end of a step needs is left out.
+func (q *piped) rank(rank int, most int64) (r Rank, over bool) {
+	r, bound := q.owned(rank)
+	at, activations, temp := q.walk.Peak(rank, q.of, q.loads)
 	r.Activations, r.Temp, r.Largest = activations, temp, programNames[at.Kind]
-	if w.updateBound(all) > activations+temp { // else it is not worth asking
-		for _, n := range p.ending("", s, w, all) {
+	if most > 0 && r.Sum() > most {
+		return r, true
+	}
+	if bound > activations+temp { // else it is not worth asking
+		for _, n := range q.p.ending("", q.s, &q.w, q.params(rank)) {
 			r.end(n)
 		}
 	}
-	return r
+	return r, most > 0 && r.Sum() > most
 }
 
 // programNames are those of a stage, by kind of action.
@@ -182,13 +247,50 @@ func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *
 		st = &stage{part: t, params: p.held(pl, t)}
 		g.params = st.params
 		st.size(&g, split)
+		st.stays, st.bound = w.resident(st.params), w.updateBound(st.params)
 		p.staged[key] = st
 	}
 	return st
 }
 
-// size works out what the stage takes, keeps and hands on, and its programs. What goes to the host
-// is counted nowhere.
+// complete adds the temp of programs to what the stages hold.
+func (q *piped) complete() {
+	for i, st := range q.kinds {
+		if !st.complete {
+			g := gradient{p: q.p, s: q.s, w: &q.w, part: st.part, plan: q.plan, onto: true,
+				params: st.params}
+			st.complete = true
+			st.temps(&g)
+		}
+		q.loads[i] = st.load
+	}
+}
+
+// temps works out what each program of the stage needs besides. The way back of a first stage that
+// is cut in two is all in the half of weights: there is no input to have a gradient.
+func (st *stage) temps(g *gradient) {
+	g.forward = true
+	st.forward.temp = g.temp()
+	g.forward, g.backward = false, true
+	for _, n := range []struct {
+		need *need
+		half half
+	}{{&st.backward, both}, {&st.input, ofInput}, {&st.weight, ofWeights}} {
+		if n.need.name == "" {
+			continue
+		}
+		if g.half = n.half; st.first {
+			g.half = both
+		}
+		n.need.temp = g.temp()
+	}
+	l := &st.load
+	l.Temp = [...]int64{schedule.Forward: st.forward.temp, schedule.Backward: st.backward.temp,
+		schedule.Input: st.input.temp, schedule.Weight: st.weight.temp}
+}
+
+// size works out what the stage takes, keeps and hands on. What goes to the host is counted
+// nowhere.
 func (st *stage) size(g *gradient, split bool) {
 	s, l, b := g.s, &st.load, g.s.bill
 	taken, seeds, results := s.data(st.part), int64(0), g.residuals()+g.staying()
@@ -206,9 +308,7 @@ func (st *stage) size(g *gradient, split bool) {
 		results += s.flow
 		seeds = s.flow
 	}
-	g.forward = true
-	st.forward = need{"forward", g.temp(), results}
-	g.forward, g.backward = false, true
+	st.forward = need{"forward", 0, results}
 	st.back(g, s.flow, split)
 	st.charge(schedule.Forward, taken, st.forward)
 	st.charge(schedule.Backward, seeds, st.backward)
@@ -220,8 +320,10 @@ func (st *stage) size(g *gradient, split bool) {
 // data: stacks of all layers, unless they are on the host, and what the head keeps.
 func (g *gradient) residuals() (n int64) {
 	s := g.s
-	if !g.w.offload {
-		n = sum(s.kept(g.part))
+	for i := range s.bill.Layers {
+		if !g.w.offload {
+			n += s.rounds(g.part, i) * s.keeps[i]
+		}
 	}
 	if g.part.last {
 		n += sum(s.bill.Head.Kept)
@@ -250,11 +352,10 @@ func (g *gradient) staying() (n int64) {
 	return n
 }
 
-// charge counts a program: what it takes beside what microbatches hold, what it gives, and its
-// temp.
+// charge counts a program: what it takes beside what microbatches hold, and what it gives.
 func (st *stage) charge(k schedule.Kind, taken int64, n need) {
 	if n.name != "" {
-		st.load.Passing[k], st.load.Temp[k] = taken+n.results, n.temp
+		st.load.Passing[k] = taken + n.results
 	}
 }
 
@@ -266,17 +367,15 @@ func (st *stage) back(g *gradient, flow int64, split bool) {
 	}
 	switch {
 	case !split:
-		st.backward = need{"backward", g.temp(), given}
+		st.backward = need{"backward", 0, given}
 	case st.first: // there is no input to have a gradient
 		st.load.Handed = st.load.Kept
-		st.weight = need{"weight", g.temp(), 0}
+		st.weight = need{"weight", 0, 0}
 	default:
 		var made int64
 		st.load.Handed, made = g.handed()
-		g.half = ofInput
-		st.input = need{"input", g.temp(), given + made}
-		g.half = ofWeights
-		st.weight = need{"weight", g.temp(), 0}
+		st.input = need{"input", 0, given + made}
+		st.weight = need{"weight", 0, 0}
 	}
 }
 
@@ -303,6 +402,8 @@ func (g *gradient) handed() (all, made int64) {
 func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way,
 	e *schedule.Walk) (list []need) {
 	stages := p.stages(pl, s, w, e)
+	q := piped{p: p, s: s, w: *w, stages: stages, plan: pl}
+	q.complete()
 	for k := range stages.of {
 		st := stages.at(k)
 		for _, n := range []need{st.forward, st.backward, st.input, st.weight} {
@@ -310,12 +411,9 @@ func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way,
 			list = append(list, n)
 		}
 	}
-	for rank, of := range e.Stages {
-		var all []holding
-		for _, k := range of {
-			all = join(all, stages.at(k).params)
-		}
-		list = append(list, p.ending(fmt.Sprintf("rank%d.", rank), s, w, all)...)
+	q.walk = e
+	for rank := range e.Stages {
+		list = append(list, p.ending(fmt.Sprintf("rank%d.", rank), s, w, q.params(rank))...)
 	}
 	return list
 }

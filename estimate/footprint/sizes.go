@@ -51,6 +51,8 @@ type sizes struct {
 	flow, whole, mlp, logits, scores int64
 	attention                        *ir.Op
 	vocab                            int64 // columns of the head
+	// What a round of each loop keeps of a microbatch for its backward pass.
+	keeps []int64
 }
 
 func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
@@ -81,6 +83,9 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	}
 	if elem, _ := p.set.Types(cut.Params); elem != dtype.F32 {
 		s.elem = int64(elem.Bits()) / 8
+	}
+	for i := range bill.Layers {
+		s.keeps = append(s.keeps, sum(bill.Layers[i].Kept))
 	}
 	p.sized[cut] = s
 	return s, nil

@@ -1,0 +1,35 @@
+package autoplan
+
+import (
+	"testing"
+)
+
+// BenchmarkSearch tells the processor seconds of a search, and how many plans it priced in one.
+func BenchmarkSearch(b *testing.B) {
+	for _, c := range []struct {
+		name, model, cluster string
+		seq, tokens          int64
+	}{
+		{"405b-1024", "llama3.1-405b", "1024xgb200", 8192, 16 << 20},
+		{"405b-960", "llama3.1-405b", "960xb200", 8192, 16 << 20},
+		{"405b-100000", "llama3.1-405b", "100000xgb200", 8192, 0},
+		{"70b-256", "llama3.1-70b", "256xb200", 8192, 4 << 20},
+		{"8b-64", "llama3.1-8b", "64xb200", 8192, 4 << 20},
+		{"deepseek-1024", "deepseek-v3", "1024xgb200", 4096, 64 << 20},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			j := jobFor(b, c.model, c.cluster, c.seq, c.tokens)
+			before, priced := spent(b), int64(0)
+			for b.Loop() {
+				r, err := Search(b.Context(), j)
+				if err != nil {
+					b.Fatal(err)
+				}
+				priced += r.Priced
+			}
+			cpu := (spent(b) - before).Seconds()
+			b.ReportMetric(cpu/float64(b.N), "cpu-s/op")
+			b.ReportMetric(float64(priced)/cpu, "plans/cpu-s")
+		})
+	}
+}
