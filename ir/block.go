@@ -13,11 +13,11 @@ func blockKinds() map[string]kind {
 	return map[string]kind{
 		"rms_norm":       {1, inferNorm(1), rmsNormVJP},
 		"layer_norm":     {1, inferNorm(2), layerNormVJP},
-		"softmax":        {1, inferSoftmax, softmaxVJP},
-		"rope":           {1, inferRope, ropeVJP},
+		"softmax":        {1, takes(1, inferSoftmax), softmaxVJP},
+		"rope":           {1, takes(2, inferRope), ropeVJP},
 		"attention":      {2, inferAttention, attentionVJP},
 		"attention_grad": {3, inferAttentionGrad, nil},
-		"cross_entropy":  {2, inferCrossEntropy, crossEntropyVJP},
+		"cross_entropy":  {2, takes(2, inferCrossEntropy), crossEntropyVJP},
 		"cross_entropy_grad": {1, func(_ *Graph, op *Op) ([]Type, error) {
 			return []Type{op.In[0].Type}, arity(op, 4)
 		}, nil},
@@ -28,7 +28,7 @@ func blockKinds() map[string]kind {
 		"scatter": {1, inferScatter, func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.b.Gather(dy[0], d.use(op.In[1]), op.Attrs.Text("dim")), nil}
 		}},
-		"top_k": {2, inferTopK, func(d *differ, op *Op, dy []*Value) []*Value {
+		"top_k": {2, takes(1, inferTopK), func(d *differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
 			return []*Value{d.b.Scatter(dy[0], d.use(op.Out[1]), dim, op.In[0].Type.Size(dim))}
 		}},
@@ -37,10 +37,7 @@ func blockKinds() map[string]kind {
 
 // inferNorm is that of a norm over one whole dimension with so many weights along it.
 func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
-	return func(_ *Graph, op *Op) ([]Type, error) {
-		if err := arity(op, 1+weights); err != nil {
-			return nil, err
-		}
+	return takes(1+weights, func(_ *Graph, op *Op) ([]Type, error) {
 		x, dim := op.In[0].Type, op.Attrs.Text("dim")
 		if x.Index(dim) < 0 {
 			return nil, fmt.Errorf("%s has no %s", x, dim)
@@ -53,7 +50,7 @@ func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
 		}
 		place, err := keep(x, dim)
 		return []Type{{x.Elem, x.Dims, place}}, err
-	}
+	})
 }
 
 // rmsNormVJP: y = x r (w+s) with r = (mean x² + ε)^-½, so that with h = x r and g = dy (w+s):
@@ -99,9 +96,6 @@ func (d *differ) wide(v *Value) *Value {
 func (d *differ) narrow(g, like *Value) *Value { return d.b.Convert(g, like.Type.Elem) }
 
 func inferSoftmax(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, dim := op.In[0].Type, op.Attrs.Text("dim")
 	if x.Index(dim) < 0 {
 		return nil, fmt.Errorf("%s has no %s", x, dim)
@@ -118,9 +112,6 @@ func softmaxVJP(d *differ, op *Op, dy []*Value) []*Value {
 
 // inferRope rotates the halves of the last dimension by angles that grow with position.
 func inferRope(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	x, pos := op.In[0].Type, op.In[1].Type
 	if len(x.Dims) == 0 || x.Dims[len(x.Dims)-1].Size%2 != 0 {
 		return nil, fmt.Errorf("%s does not end in an even dimension", x)
@@ -334,9 +325,6 @@ func attentionVJP(d *differ, op *Op, dy []*Value) []*Value {
 // exponentials and the label's score; never the scores. Only so many scores as "valid" says count,
 // if it says so: the rest are there to make the number of scores divisible.
 func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	x, labels, dim := op.In[0].Type, op.In[1].Type, op.Attrs.Text("dim")
 	rows := Type{Elem: labels.Elem, Dims: without(x.Dims, dim)}
 	if x.Index(dim) < 0 || labels.Elem.Kind() != dtype.Signed ||
@@ -403,9 +391,6 @@ func inferScatter(_ *Graph, op *Op) ([]Type, error) {
 }
 
 func inferTopK(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, dim, k := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("k")
 	last := len(x.Dims) - 1
 	if last < 0 || x.Dims[last].Name != dim || k < 1 || k > x.Dims[last].Size {

@@ -12,18 +12,18 @@ import (
 // input gradient, weight gradient) may each have a precision of its own.
 func contractKinds() map[string]kind {
 	return map[string]kind{
-		"dot": {1, inferDot, func(d *differ, op *Op, dy []*Value) []*Value {
+		"dot": {1, takes(2, inferDot), func(d *differ, op *Op, dy []*Value) []*Value {
 			a, c := d.use(op.In[0]), d.use(op.In[1])
 			return []*Value{d.dotInto(dy[0], c, op.In[0]), d.dotInto(dy[0], a, op.In[1])}
 		}},
-		"linear": {1, inferDot, func(d *differ, op *Op, dy []*Value) []*Value {
+		"linear": {1, takes(2, inferDot), func(d *differ, op *Op, dy []*Value) []*Value {
 			w := d.use(op.In[1])
 			dx := d.b.one("linear_dx", op.Attrs.With("over", outOf(op)), dy[0], w)
 			return []*Value{d.order(dx, op.In[0]), d.order(d.weightGrad(op, dy[0]), op.In[1])}
 		}},
-		"linear_dx": {1, inferDot, nil},
-		"linear_dw": {1, inferDot, nil},
-		"embedding": {1, inferEmbedding, func(d *differ, op *Op, dy []*Value) []*Value {
+		"linear_dx": {1, takes(2, inferDot), nil},
+		"linear_dw": {1, takes(2, inferDot), nil},
+		"embedding": {1, takes(2, inferEmbedding), func(d *differ, op *Op, dy []*Value) []*Value {
 			t := Type{op.In[1].Type.Elem, op.In[1].Type.Dims, nil}
 			for _, s := range op.In[1].Type.Place {
 				if s.How == t.Dims[0].Name { // each device has its own rows
@@ -33,7 +33,7 @@ func contractKinds() map[string]kind {
 			a := attrs(map[string]any{"type": t.String()})
 			return []*Value{nil, d.b.one("embedding_dw", a, d.use(op.In[0]), dy[0])}
 		}},
-		"embedding_dw": {1, inferEmbeddingDW, nil},
+		"embedding_dw": {1, takes(2, inferEmbeddingDW), nil},
 	}
 }
 
@@ -50,9 +50,6 @@ func rowsOf(op *Op) []string {
 // inferDot gives the dimensions of the first argument, then those of the second it did not have,
 // less those summed over. Dimensions that both have and that are kept go side by side.
 func inferDot(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	a, b, over := op.In[0].Type, op.In[1].Type, op.Attrs.List("over")
 	for _, name := range over {
 		if a.Index(name) < 0 || b.Index(name) < 0 {
@@ -116,9 +113,6 @@ func dotPlace(a, b Type, over []string) (Placement, error) {
 // inferEmbedding gives rows of a table. A table whose rows are cut gives terms of a sum: a device
 // that lacks a row gives zeros.
 func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	ids, table := op.In[0].Type, op.In[1].Type
 	if ids.Elem.Kind() != dtype.Signed || len(table.Dims) != 2 {
 		return nil, fmt.Errorf("wants whole numbers and a table, got %s and %s", ids, table)
@@ -141,9 +135,6 @@ func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
 
 // inferEmbeddingDW sums the gradients of equal ids into the rows of a table.
 func inferEmbeddingDW(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	t, err := ParseType(op.Attrs.Text("type"))
 	if err != nil {
 		return nil, err

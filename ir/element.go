@@ -35,17 +35,17 @@ func elementKinds() map[string]kind {
 		"shift": {1, inferUnary("none"), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{dy[0]}
 		}},
-		"convert": {1, inferConvert, func(d *differ, op *Op, dy []*Value) []*Value {
+		"convert": {1, takes(1, inferConvert), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.b.Convert(dy[0], op.In[0].Type.Elem)}
 		}},
-		"select": {1, inferSelect, func(d *differ, op *Op, dy []*Value) []*Value {
+		"select": {1, takes(3, inferSelect), func(d *differ, op *Op, dy []*Value) []*Value {
 			mask, zero := d.use(op.In[0]), d.b.Fill(op.Out[0].Type, 0)
 			return []*Value{nil, d.fold(d.b.Select(mask, dy[0], zero), op.In[1]),
 				d.fold(d.b.Select(mask, zero, dy[0]), op.In[2])}
 		}},
-		"compare":       {1, inferCompare, nil},
-		"fill":          {1, inferFill, noGradients},
-		"iota":          {1, inferFill, noGradients},
+		"compare":       {1, takes(2, inferCompare), nil},
+		"fill":          {1, takes(0, inferFill), noGradients},
+		"iota":          {1, takes(0, inferFill), noGradients},
 		"stop_gradient": {1, inferUnary("sum"), noGradients},
 	}
 	for name, slope := range unaries() {
@@ -91,12 +91,9 @@ func unaries() map[string]func(d *differ, op *Op, dy *Value) *Value {
 }
 
 func inferElement(linear string) func(*Graph, *Op) ([]Type, error) {
-	return func(_ *Graph, op *Op) ([]Type, error) {
-		if err := arity(op, 2); err != nil {
-			return nil, err
-		}
+	return takes(2, func(_ *Graph, op *Op) ([]Type, error) {
 		return element(linear, op.In[0].Type, op.In[1].Type)
-	}
+	})
 }
 
 // element gives the type of an element-wise result: the dimensions of the argument that has more.
@@ -122,30 +119,21 @@ func element(linear string, types ...Type) ([]Type, error) {
 }
 
 func inferUnary(linear string) func(*Graph, *Op) ([]Type, error) {
-	return func(_ *Graph, op *Op) ([]Type, error) {
-		if err := arity(op, 1); err != nil {
-			return nil, err
-		}
+	return takes(1, func(_ *Graph, op *Op) ([]Type, error) {
 		if k := op.In[0].Type.Elem.Kind(); k != dtype.Float && linear == "none" {
 			return nil, fmt.Errorf("%s is not a number with a fraction", op.In[0].Type)
 		}
 		return element(linear, op.In[0].Type)
-	}
+	})
 }
 
 func inferConvert(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	to, err := dtype.Parse(op.Attrs.Text("to"))
 	t := op.In[0].Type
 	return []Type{{to, t.Dims, t.Place}}, err
 }
 
 func inferSelect(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 3); err != nil {
-		return nil, err
-	}
 	mask := op.In[0].Type
 	if mask.Elem != dtype.Pred {
 		return nil, fmt.Errorf("the mask is %s, not pred", mask)
@@ -159,9 +147,6 @@ func inferSelect(_ *Graph, op *Op) ([]Type, error) {
 }
 
 func inferCompare(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 2); err != nil {
-		return nil, err
-	}
 	switch how := op.Attrs.Text("how"); how {
 	case "eq", "ne", "lt", "le", "gt", "ge":
 	default:
@@ -177,9 +162,6 @@ func inferCompare(_ *Graph, op *Op) ([]Type, error) {
 
 // inferFill reads the type of a constant from its attributes.
 func inferFill(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 0); err != nil {
-		return nil, err
-	}
 	t, err := ParseType(op.Attrs.Text("type"))
 	if err != nil {
 		return nil, err

@@ -93,6 +93,16 @@ func arity(op *Op, n int) error {
 	return nil
 }
 
+// takes is a rule of types that is asked only about so many arguments.
+func takes(n int, infer func(*Graph, *Op) ([]Type, error)) func(*Graph, *Op) ([]Type, error) {
+	return func(g *Graph, op *Op) ([]Type, error) {
+		if err := arity(op, n); err != nil {
+			return nil, err
+		}
+		return infer(g, op)
+	}
+}
+
 // axesOf lists the mesh axes along which any of the types is not a copy.
 func axesOf(types ...Type) []string {
 	var list []string

@@ -13,7 +13,9 @@ import (
 func meshKinds() map[string]kind {
 	return map[string]kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
-		"all_reduce": {1, inferAllReduce, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
+		"all_reduce": {1, takes(1, inferAllReduce), func(_ *differ, _ *Op, dy []*Value) []*Value {
+			return dy
+		}},
 		"all_gather": {1, inferAllGather, func(d *differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
@@ -146,9 +148,6 @@ func (op *Op) Axes() []string {
 }
 
 func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	t := op.In[0].Type
 	for i, axis := range op.Axes() {
 		if how := t.Place.On(axis); how != Partial || slices.Contains(op.Axes()[:i], axis) {

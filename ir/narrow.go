@@ -23,12 +23,12 @@ const (
 func narrowKinds() map[string]kind {
 	return map[string]kind{
 		"quantize":  {2, inferQuantize, nil},
-		"amax":      {1, inferAmax, nil},
+		"amax":      {1, takes(1, inferAmax), nil},
 		"block_dot": {1, inferBlockDot, nil},
 		"block_dw":  {1, inferBlockDW, nil},
 		// Scales are bytes, of which the largest and the sum are told.
 		"scale_stats": {1, inferScaleStats, nil},
-		"join_stats":  {1, inferJoinStats, nil},
+		"join_stats":  {1, takes(1, inferJoinStats), nil},
 		// What rounding did to a source.
 		"quantize_stats": {1, inferQuantizeStats, nil},
 	}
@@ -147,9 +147,6 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 }
 
 func inferAmax(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x := op.In[0].Type
 	if _, err := keep(x); err != nil {
 		return nil, err

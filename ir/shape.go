@@ -8,30 +8,30 @@ import (
 // shapeKinds are the operations that move elements, and the reductions.
 func shapeKinds() map[string]kind {
 	return map[string]kind{
-		"transpose": {1, inferTranspose, func(d *differ, op *Op, dy []*Value) []*Value {
+		"transpose": {1, takes(1, inferTranspose), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.b.Transpose(dy[0], dimNames(op.In[0].Type.Dims)...)}
 		}},
-		"rename": {1, inferRename, func(d *differ, op *Op, dy []*Value) []*Value {
+		"rename": {1, takes(1, inferRename), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.b.Rename(dy[0], op.Attrs.Text("to"), op.Attrs.Text("from"))}
 		}},
-		"split": {1, inferSplit, func(d *differ, op *Op, dy []*Value) []*Value {
+		"split": {1, takes(1, inferSplit), func(d *differ, op *Op, dy []*Value) []*Value {
 			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
 			return []*Value{d.b.Merge(dy[0], op.Attrs.Text("dim"), major, minor)}
 		}},
-		"merge": {1, inferMerge, func(d *differ, op *Op, dy []*Value) []*Value {
+		"merge": {1, takes(1, inferMerge), func(d *differ, op *Op, dy []*Value) []*Value {
 			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
 			return []*Value{d.b.Split(dy[0], op.Attrs.Text("dim"), major, minor, op.In[0].Type.Size(minor))}
 		}},
-		"broadcast": {1, inferBroadcast, func(d *differ, op *Op, dy []*Value) []*Value {
+		"broadcast": {1, takes(1, inferBroadcast), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.order(d.b.Sum(dy[0], op.Attrs.Text("dim")), op.In[0])}
 		}},
-		"slice": {1, inferSlice, func(d *differ, op *Op, dy []*Value) []*Value {
+		"slice": {1, takes(1, inferSlice), func(d *differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
 			from, all := op.Attrs.Int("from"), op.In[0].Type.Size(dim)
 			high := all - from - dy[0].Type.Size(dim)
 			return []*Value{d.b.pad(dy[0], dim, from, high, op.Attrs.Bool("local"))}
 		}},
-		"pad": {1, inferPad, func(d *differ, op *Op, dy []*Value) []*Value {
+		"pad": {1, takes(1, inferPad), func(d *differ, op *Op, dy []*Value) []*Value {
 			dim, low := op.Attrs.Text("dim"), op.Attrs.Int("low")
 			to := low + op.In[0].Type.Size(dim)
 			return []*Value{d.b.slice(dy[0], dim, low, to, op.Attrs.Bool("local"))}
@@ -46,10 +46,10 @@ func shapeKinds() map[string]kind {
 			}
 			return parts
 		}},
-		"sum": {1, inferReduce, func(d *differ, op *Op, dy []*Value) []*Value {
+		"sum": {1, takes(1, inferReduce), func(d *differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.unreduce(dy[0], op)}
 		}},
-		"max": {1, inferReduce, func(d *differ, op *Op, dy []*Value) []*Value {
+		"max": {1, takes(1, inferReduce), func(d *differ, op *Op, dy []*Value) []*Value {
 			x := d.use(op.In[0])
 			top := d.unreduce(d.use(op.Out[0]), op)
 			isTop := d.b.Compare("eq", x, top)
@@ -59,9 +59,6 @@ func shapeKinds() map[string]kind {
 }
 
 func inferTranspose(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, order := op.In[0].Type, op.Attrs.List("order")
 	t := Type{Elem: x.Elem, Place: x.Place}
 	for _, name := range order {
@@ -91,9 +88,6 @@ func replaceDim(t Type, name string, cut string, by ...Dim) Type {
 }
 
 func inferRename(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, from, to := op.In[0].Type, op.Attrs.Text("from"), op.Attrs.Text("to")
 	if x.Index(from) < 0 {
 		return nil, fmt.Errorf("%s has no %s", x, from)
@@ -103,9 +97,6 @@ func inferRename(_ *Graph, op *Op) ([]Type, error) {
 
 // inferSplit cuts a dimension in two; along a mesh axis that cut it, the slower part stays cut.
 func inferSplit(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, dim, n := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("size")
 	if x.Index(dim) < 0 || n < 1 || x.Size(dim)%n != 0 {
 		return nil, fmt.Errorf("%s cannot have its %s split by %d", x, dim, n)
@@ -116,9 +107,6 @@ func inferSplit(_ *Graph, op *Op) ([]Type, error) {
 
 // inferMerge joins two neighbouring dimensions; only the slower may be cut.
 func inferMerge(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, major, minor := op.In[0].Type, op.Attrs.Text("major"), op.Attrs.Text("minor")
 	i := x.Index(major)
 	if i < 0 || i+1 >= len(x.Dims) || x.Dims[i+1].Name != minor {
@@ -137,9 +125,6 @@ func inferMerge(_ *Graph, op *Op) ([]Type, error) {
 }
 
 func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x := op.In[0].Type
 	at := op.Attrs.Int("at")
 	if at < 0 || at > int64(len(x.Dims)) {
@@ -174,9 +159,6 @@ func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 }
 
 func inferSlice(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, dim, from, to := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("from"), op.Attrs.Int("to")
 	if from < 0 || to < from || to > x.Size(dim) {
 		return nil, fmt.Errorf("%s has no %s from %d to %d", x, dim, from, to)
@@ -185,9 +167,6 @@ func inferSlice(_ *Graph, op *Op) ([]Type, error) {
 }
 
 func inferPad(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, low, high := op.In[0].Type, op.Attrs.Int("low"), op.Attrs.Int("high")
 	if low < 0 || high < 0 {
 		return nil, fmt.Errorf("cannot pad by %d and %d", low, high)
@@ -217,9 +196,6 @@ func inferConcat(_ *Graph, op *Op) ([]Type, error) {
 
 // inferReduce drops dimensions. A sum over one that is cut is a term of a sum; a maximum cannot be.
 func inferReduce(_ *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	x, over := op.In[0].Type, op.Attrs.List("over")
 	for _, name := range over {
 		if x.Index(name) < 0 {

@@ -76,9 +76,6 @@ func (t Type) Told() int64 {
 
 // inferJoinStats gives the largest of all devices, then the sum of all.
 func inferJoinStats(g *Graph, op *Op) ([]Type, error) {
-	if err := arity(op, 1); err != nil {
-		return nil, err
-	}
 	t, elem := op.In[0].Type, dtype.S32
 	if op.Attrs.Bool("sum") {
 		elem = dtype.F64

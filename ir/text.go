@@ -182,6 +182,23 @@ func (p *parser) accept(tok string) bool {
 	return false
 }
 
+// list reads items with commas between, up to what closes them.
+func (p *parser) list(end string, item func()) {
+	for first := true; p.err == nil && !p.accept(end); first = false {
+		if !first {
+			p.expect(",")
+		}
+		item()
+	}
+}
+
+// sized reads a name and its size: heads=8.
+func (p *parser) sized() (name string, size int64) {
+	name = p.name()
+	p.expect("=")
+	return name, p.whole()
+}
+
 func (p *parser) expect(tok string) {
 	if !p.accept(tok) {
 		p.fail("want %q, found %q", tok, p.s.TokenText())
@@ -227,15 +244,10 @@ func (p *parser) graph(depth int) *Graph {
 	g := &Graph{Name: p.name()}
 	if p.accept("mesh") {
 		p.expect("(")
-		for first := true; p.err == nil && !p.accept(")"); first = false {
-			if !first {
-				p.expect(",")
-			}
-			axis := Axis{Name: p.name()}
-			p.expect("=")
-			axis.Size = p.whole()
-			g.Mesh = append(g.Mesh, axis)
-		}
+		p.list(")", func() {
+			name, size := p.sized()
+			g.Mesh = append(g.Mesh, Axis{Name: name, Size: size})
+		})
 	}
 	p.expect("{")
 	known := map[string]*Value{}
@@ -348,12 +360,7 @@ func (p *parser) attr() any {
 		return true
 	case p.accept("["):
 		list := []string{}
-		for first := true; p.err == nil && !p.accept("]"); first = false {
-			if !first {
-				p.expect(",")
-			}
-			list = append(list, p.quoted())
-		}
+		p.list("]", func() { list = append(list, p.quoted()) })
 		return list
 	}
 	negative := p.accept("-")
@@ -382,22 +389,14 @@ func (p *parser) typ() Type {
 	}
 	t := Type{Elem: elem}
 	p.expect("[")
-	for first := true; p.err == nil && !p.accept("]"); first = false {
-		if !first {
-			p.expect(",")
-		}
-		d := Dim{Name: p.name()}
-		p.expect("=")
-		d.Size = p.whole()
-		t.Dims = append(t.Dims, d)
-	}
+	p.list("]", func() {
+		name, size := p.sized()
+		t.Dims = append(t.Dims, Dim{name, size})
+	})
 	// A brace after a type in a list of inputs begins a placement: bodies are announced by a word.
 	if p.tok == '{' {
 		p.next()
-		for first := true; p.err == nil && !p.accept("}"); first = false {
-			if !first {
-				p.expect(",")
-			}
+		p.list("}", func() {
 			s := Share{Axis: p.name()}
 			p.expect(":")
 			if p.accept(Partial) {
@@ -406,7 +405,7 @@ func (p *parser) typ() Type {
 				s.How = p.name()
 			}
 			t.Place = append(t.Place, s)
-		}
+		})
 		byAxis := func(a, b Share) int { return strings.Compare(a.Axis, b.Axis) }
 		if !slices.IsSortedFunc(t.Place, byAxis) {
 			p.fail("axes are not in order")

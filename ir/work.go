@@ -65,8 +65,8 @@ func works() map[string]func(*Graph, *Op) Work {
 			return Work{Class: Quantizing, Bytes: bytesOf(op.In[0]), Format: Format(op.Attrs.Text("format"))}
 		},
 		"amax":      amaxWork,
-		"block_dot": blockDotWork,
-		"block_dw":  blockDWWork,
+		"block_dot": blockWork("format"),
+		"block_dw":  blockWork("wgrad"),
 		"join_stats": func(_ *Graph, op *Op) Work {
 			n := int64(2) // the largest, and the sums
 			if op.Attrs.Bool("sum") {
@@ -142,24 +142,17 @@ func dotWork(a, b *Value, over []string) Work {
 	return w
 }
 
-func blockDotWork(_ *Graph, op *Op) Work {
-	f, values, err := formatOf(op, "format")
-	if err != nil {
-		return Work{}
+// blockWork is a product of two values in blocks; format is the attribute that says of which.
+func blockWork(format string) func(*Graph, *Op) Work {
+	return func(_ *Graph, op *Op) Work {
+		f, values, err := formatOf(op, format)
+		if err != nil {
+			return Work{}
+		}
+		w := dotWork(op.In[0], op.In[values], op.Attrs.List("over"))
+		w.Format = f
+		return w
 	}
-	w := dotWork(op.In[0], op.In[values], op.Attrs.List("over"))
-	w.Format = f
-	return w
-}
-
-func blockDWWork(_ *Graph, op *Op) Work {
-	f, values, err := formatOf(op, "wgrad")
-	if err != nil {
-		return Work{}
-	}
-	w := dotWork(op.In[0], op.In[values], op.Attrs.List("over"))
-	w.Format = f
-	return w
 }
 
 // amaxWork reads a tensor, and devices that have pieces of it agree on one number.

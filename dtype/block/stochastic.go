@@ -33,9 +33,7 @@ type Window struct {
 // Stochastic is NVFP4 with elements rounded up or down by chance, so that they are right on
 // average. Rows and columns are those of the matrix as it is stored: a transposed copy counts its
 // own.
-func Stochastic[T Number](
-	q, scales []byte, src []T, amax float32, key Key, at Window,
-) error {
+func Stochastic[T Number](q, scales []byte, src []T, amax float32, key Key, at Window) error {
 	if err := check("NVFP4", len(src), len(q), len(scales), NVFP4Size, 2); err != nil {
 		return err
 	}

@@ -164,59 +164,38 @@ var Probes = []Probe{
 	}},
 	{"dot", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		batch, k := D("batch", small(r, 3)), D("k", small(r, 4))
-		return b.Dot(
-			m.In("x", F32(batch, D("m", small(r, 3)), k)),
-			m.In("y", F32(batch, k, D("n", small(r, 3)))),
-			"k",
-		)
+		return b.Dot(m.In("x", F32(batch, D("m", small(r, 3)), k)),
+			m.In("y", F32(batch, k, D("n", small(r, 3)))), "k")
 	}},
 	{"linear", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		k := D("embed", small(r, 4))
-		return b.Linear(
-			m.In("x", F32(D("batch", small(r, 2)), D("seq", small(r, 3)), k)),
-			m.In("w", F32(k, D("mlp", small(r, 4)))),
-		)
+		return b.Linear(m.In("x", F32(D("batch", small(r, 2)), D("seq", small(r, 3)), k)),
+			m.In("w", F32(k, D("mlp", small(r, 4)))))
 	}},
 	{"linear, weight turned", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		k := D("embed", small(r, 4))
-		return b.Linear(
-			m.In("x", F32(D("rows", small(r, 3)), k)),
-			m.In("w", F32(D("mlp", small(r, 4)), k)),
-		)
+		return b.Linear(m.In("x", F32(D("rows", small(r, 3)), k)),
+			m.In("w", F32(D("mlp", small(r, 4)), k)))
 	}},
 	{"embedding", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		n := 2 + small(r, 4)
-		return b.Embedding(
-			m.IDs("ids", S32(D("batch", 2), D("seq", small(r, 4))), n),
-			m.In("table", F32(D("vocab", n), D("embed", small(r, 3)))),
-		)
+		return b.Embedding(m.IDs("ids", S32(D("batch", 2), D("seq", small(r, 4))), n),
+			m.In("table", F32(D("vocab", n), D("embed", small(r, 3)))))
 	}},
 	{"rms_norm", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		e := D("embed", 1+small(r, 4))
-		return b.RMSNorm(
-			m.In("x", F32(D("rows", small(r, 3)), e)),
-			m.In("w", F32(e)),
-			"embed",
-			1e-3,
-			float64(r.IntN(2)),
-		)
+		return b.RMSNorm(m.In("x", F32(D("rows", small(r, 3)), e)), m.In("w", F32(e)), "embed",
+			1e-3, float64(r.IntN(2)))
 	}},
 	{"layer_norm", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		e := D("embed", 2+small(r, 4))
-		return b.LayerNorm(
-			m.In("x", F32(D("rows", small(r, 3)), e)),
-			m.In("w", F32(e)),
-			m.In("b", F32(e)),
-			"embed",
-			1e-2,
-		)
+		return b.LayerNorm(m.In("x", F32(D("rows", small(r, 3)), e)), m.In("w", F32(e)),
+			m.In("b", F32(e)), "embed", 1e-2)
 	}},
 	{"rope", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		seq := D("seq", small(r, 4))
-		x := m.In(
-			"x",
-			F32(D("batch", small(r, 2)), seq, D("heads", small(r, 2)), D("head", 2*small(r, 3))),
-		)
+		x := m.In("x",
+			F32(D("batch", small(r, 2)), seq, D("heads", small(r, 2)), D("head", 2*small(r, 3))))
 		how := []ir.Rope{
 			{Theta: 10000},
 			{Theta: 500, Factor: 8, Low: 1, High: 4, Original: 16},
@@ -231,19 +210,13 @@ var Probes = []Probe{
 	{"attention, soft cap", false, attentionProbe(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5})},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))
-		return b.CrossEntropy(
-			m.In("x", F32(rows, vocab)),
-			m.IDs("labels", S32(rows), vocab.Size),
-			"vocab",
-		)
+		return b.CrossEntropy(m.In("x", F32(rows, vocab)), m.IDs("labels", S32(rows), vocab.Size),
+			"vocab")
 	}},
 	{"gather", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, n := D("rows", small(r, 3)), small(r, 5)
-		return b.Gather(
-			m.In("x", F32(rows, D("e", n))),
-			m.IDs("idx", S32(rows, D("e", small(r, 4))), n),
-			"e",
-		)
+		return b.Gather(m.In("x", F32(rows, D("e", n))),
+			m.IDs("idx", S32(rows, D("e", small(r, 4))), n), "e")
 	}},
 	{"scatter", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, k, n := D("rows", small(r, 3)), D("e", small(r, 4)), small(r, 5)

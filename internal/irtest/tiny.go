@@ -18,16 +18,10 @@ func Tiny(layers int64) (*ir.Graph, error) {
 	var h, y *ir.Value
 	body.Tagged(ir.Norm, func() { h = body.RMSNorm(x, scale, "embed", 1e-3, 0) })
 	body.Tagged(ir.Attn, func() {
-		q := body.Rope(
-			body.Split(body.Linear(h, wq), "proj", ir.Heads, ir.HeadDim, head),
-			pos,
-			ir.Rope{Theta: 100},
-		)
-		k := body.Rename(
-			body.Split(body.Linear(h, wk), "proj", ir.KVHeads, ir.HeadDim, head),
-			ir.Seq,
-			ir.Keys,
-		)
+		q := body.Rope(body.Split(body.Linear(h, wq), "proj", ir.Heads, ir.HeadDim, head), pos,
+			ir.Rope{Theta: 100})
+		k := body.Rename(body.Split(body.Linear(h, wk), "proj", ir.KVHeads, ir.HeadDim, head),
+			ir.Seq, ir.Keys)
 		o := body.Attend(q, k, k, ir.Attention{Scale: 0.7, Causal: true})
 		h = body.Add(x, body.Rename(body.Merge(o, "proj", ir.Heads, ir.HeadDim), "proj", "embed"))
 	})
@@ -51,9 +45,7 @@ func Tiny(layers int64) (*ir.Graph, error) {
 	var hidden, loss *ir.Value
 	b.Tagged(ir.Embed, func() { hidden = b.Embedding(ids, table) })
 	hidden = b.Repeat(layers, block, []*ir.Value{hidden}, stacks, []*ir.Value{shared, positions})[0]
-	b.Tagged(
-		ir.Head,
-		func() { loss = b.Sum(b.CrossEntropy(b.Linear(hidden, table), labels, "vocab"), ir.Seq) },
-	)
+	b.Tagged(ir.Head,
+		func() { loss = b.Sum(b.CrossEntropy(b.Linear(hidden, table), labels, "vocab"), ir.Seq) })
 	return b.Graph(loss)
 }

@@ -127,9 +127,7 @@ func (c *child) compile(ctx context.Context, s *program.Stage) (*engine.Report, 
 
 // ask sends a request and waits for the answer. A context that ends kills the child: nothing else
 // stops XLA in the middle of a compile.
-func (c *child) ask(
-	ctx context.Context, doing string, request any, text string,
-) (*answer, error) {
+func (c *child) ask(ctx context.Context, doing string, request any, text string) (*answer, error) {
 	stop := context.AfterFunc(ctx, c.kill)
 	defer stop()
 	sent := make(chan error, 1)
