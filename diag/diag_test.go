@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -42,6 +44,26 @@ func TestCodesAreUniqueAndExplained(t *testing.T) {
 			t.Errorf("%s lacks a meaning or an example", r.code)
 		}
 		seen[r.code] = true
+	}
+}
+
+// TestCodesHaveRows holds the constants and the lines of codes.tsv to each other.
+func TestCodesHaveRows(t *testing.T) {
+	text, err := os.ReadFile("codes.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var named, listed []string
+	for _, m := range regexp.MustCompile(`Code = "(DW[0-9]+)"`).FindAllStringSubmatch(string(text), -1) {
+		named = append(named, m[1])
+	}
+	for _, r := range catalogue {
+		listed = append(listed, string(r.code))
+	}
+	slices.Sort(named)
+	slices.Sort(listed)
+	if !slices.Equal(named, listed) {
+		t.Errorf("codes.go names %v, codes.tsv lists %v", named, listed)
 	}
 }
 

@@ -2,7 +2,7 @@
 // wrong, where, why, and what to type next.
 //
 // Every error that can reach a user is an [*Error]. Its code is a row of one catalogue
-// (codes.go), which also fixes the exit status of the program, so that a scheduler can tell a
+// (codes.tsv), which also fixes the exit status of the program, so that a scheduler can tell a
 // plan that does not fit (3) from a stall that a restart may cure (5). Code below the command
 // line returns such errors and never prints them; only the command prints, once.
 //
