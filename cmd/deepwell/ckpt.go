@@ -14,17 +14,11 @@ import (
 
 // ckpt groups the commands about checkpoints on disk.
 func (a *app) ckpt() *cobra.Command {
-	return group("ckpt", "List, verify, compare and prune the checkpoints of a run",
-		"  deepwell ckpt ls run/checkpoints\n  deepwell ckpt verify run/checkpoints",
-		a.ckptList(), a.ckptVerify(), a.ckptDiff(), a.ckptPrune())
+	return group("ckpt", a.ckptList(), a.ckptVerify(), a.ckptDiff(), a.ckptPrune())
 }
 
 func (a *app) ckptList() *cobra.Command {
-	return &cobra.Command{
-		Use:   "ls DIR",
-		Short: "List the checkpoints in a folder, with their sizes",
-		Example: "  deepwell ckpt ls run/checkpoints\n" +
-			"  deepwell ckpt ls run/checkpoints --json",
+	return documented("ckpt ls", &cobra.Command{
 		Args: takes(1, "the folder that a run writes its checkpoints into"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := call(a, cmd, (*deepwell.Env).ListCheckpoints, args[0])
@@ -33,15 +27,11 @@ func (a *app) ckptList() *cobra.Command {
 			}
 			return a.printCheckpoints(list, "complete")
 		},
-	}
+	})
 }
 
 func (a *app) ckptVerify() *cobra.Command {
-	return &cobra.Command{
-		Use:   "verify DIR|STEP",
-		Short: "Hash every byte of one checkpoint, or of every one in a folder",
-		Example: "  deepwell ckpt verify run/checkpoints\n" +
-			"  deepwell ckpt verify run/checkpoints/step-00000120",
+	return documented("ckpt verify", &cobra.Command{
 		Args: takes(1, "a checkpoint, or a folder of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := call(a, cmd, (*deepwell.Env).VerifyCheckpoints, args[0])
@@ -52,7 +42,7 @@ func (a *app) ckptVerify() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 }
 
 // printCheckpoints prints a table; well is what is said of one without fault.
@@ -72,11 +62,7 @@ func (a *app) printCheckpoints(list []ckpt.Info, well string) error {
 }
 
 func (a *app) ckptDiff() *cobra.Command {
-	return &cobra.Command{
-		Use:   "diff A B",
-		Short: "Tell which tensors of two checkpoints differ, and by how much",
-		Example: "  deepwell ckpt diff run/checkpoints/step-00000110 run/checkpoints/step-00000120\n" +
-			"  deepwell ckpt diff run/checkpoints other/checkpoints --json     # the newest of each",
+	return documented("ckpt diff", &cobra.Command{
 		Args: takes(2, "two checkpoints, or folders of them"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			diff := func(e *deepwell.Env, ctx context.Context, _ any) (*deepwell.CheckpointDiff, error) {
@@ -84,7 +70,7 @@ func (a *app) ckptDiff() *cobra.Command {
 			}
 			return serve(a, cmd, diff, nil, a.printDiff)
 		},
-	}
+	})
 }
 
 func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
@@ -115,11 +101,7 @@ func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
 
 func (a *app) ckptPrune() *cobra.Command {
 	var keep int
-	cmd := &cobra.Command{
-		Use:   "prune DIR",
-		Short: "Remove the oldest checkpoints; the newest that is whole always stays",
-		Example: "  deepwell ckpt prune run/checkpoints --keep 3\n" +
-			"  deepwell ckpt prune run/checkpoints --keep 1 --json",
+	cmd := documented("ckpt prune", &cobra.Command{
 		Args: takes(1, "the folder that a run writes its checkpoints into"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !cmd.Flags().Changed("keep") {
@@ -143,7 +125,7 @@ func (a *app) ckptPrune() *cobra.Command {
 				return nil
 			})
 		},
-	}
+	})
 	cmd.Flags().IntVar(&keep, "keep", 0, "how many checkpoints stay, at least one")
 	return cmd
 }

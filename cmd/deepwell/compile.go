@@ -16,22 +16,7 @@ import (
 func (a *app) compile() *cobra.Command {
 	job := deepwell.CompileJob{}
 	var sets []string
-	cmd := &cobra.Command{
-		Use:   "compile FILE|PLAN|MODEL --cluster NxCARD",
-		Short: "Compile a program for a cluster with the real compiler; no GPU is needed",
-		Long: "Compile reads a StableHLO module written for one device, or a program file, or writes\n" +
-			"the programs of a plan, or the step of a model that is named (on one device every\n" +
-			"block is recomputed; on several parameters are cut over them), compiles them for\n" +
-			"every device, and tells seconds, memory by kind, the kernels that are called, and the\n" +
-			"collectives with their groups, bytes and whether they are asynchronous. Of a plan it\n" +
-			"tells what a device holds, and that the programs send what the plan says. It ends\n" +
-			"with status 3 if the program does not fit the card.",
-		Example: "  deepwell compile examples/mxfp8.mlir --cluster 8xb200\n" +
-			"  deepwell compile examples/mxfp8.mlir --cluster 65536xgb300 --json\n" +
-			"  deepwell compile llama3.1-8b --cluster 1xb200 --seq 8192\n" +
-			"  deepwell compile llama3.1-8b --cluster 8xb200 --seq 8192 --precision mxfp8\n" +
-			"  deepwell compile examples/plans/llama3.1-8b-8xb200.json\n" +
-			"  deepwell compile step.mlir --cluster 8xcpu",
+	cmd := documented("compile", &cobra.Command{
 		Args: one("file or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Source = args[0]
@@ -65,7 +50,7 @@ func (a *app) compile() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "",
 		"what to compile for, such as 8xb200, 64xgb200 or 8xcpu")

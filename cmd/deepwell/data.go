@@ -18,24 +18,14 @@ import (
 
 // data groups the commands about text and tokens.
 func (a *app) data() *cobra.Command {
-	return group("data", "Look at data as training sees it, and train tokenizers on it",
-		"  deepwell data peek corpus/ --tokenizer tokenizer.json\n"+
-			"  deepwell data tokenizer 'corpus/**/*.txt' --vocab 4096 -o tokenizer.json",
-		a.dataPeek(), a.dataTokenizer())
+	return group("data", a.dataPeek(), a.dataTokenizer())
 }
 
 func (a *app) dataPeek() *cobra.Command {
 	job := deepwell.PeekJob{}
 	var format string
 	var ids bool
-	cmd := &cobra.Command{
-		Use:   "peek PATH",
-		Short: "Print a row of tokens with its loss mask and documents, and what the source has",
-		Long: "Peek tokenizes a file, a folder or a pattern as a training run does, and prints a row.\n" +
-			"Tokens that are not learned are dim on a terminal and in [brackets] elsewhere; bars stand\n" +
-			"between tokens, and ‥ is a token that ends within a character.",
-		Example: "  deepwell data peek corpus/ --tokenizer tokenizer.json --row 7\n" +
-			"  deepwell data peek chats.jsonl.zst --tokenizer Qwen3-8B/ --template chatml --ids",
+	cmd := documented("data peek", &cobra.Command{
 		Args: one("path"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Tokenizer == "" {
@@ -51,7 +41,7 @@ func (a *app) dataPeek() *cobra.Command {
 				return nil
 			})
 		},
-	}
+	})
 	f := cmd.Flags()
 	f.StringVar(&job.Tokenizer, "tokenizer", "", "tokenizer.json or .model, or a folder with one")
 	f.IntVar(&job.Seq, "seq", 128, "tokens in a row")
@@ -143,11 +133,7 @@ func visible(text string) string {
 
 func (a *app) dataTokenizer() *cobra.Command {
 	job := deepwell.TokenizerJob{}
-	cmd := &cobra.Command{
-		Use:   "tokenizer PATH...",
-		Short: "Train a byte-level BPE on text and write a tokenizer.json that Hugging Face loads",
-		Example: "  deepwell data tokenizer corpus/ --vocab 4096 -o tokenizer.json\n" +
-			"  deepwell data tokenizer 'src/**/*.go' chats.jsonl --special '<|end|>' -o tok/tokenizer.json",
+	cmd := documented("data tokenizer", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(cmd, "tokenizer needs the path of some text")
@@ -165,7 +151,7 @@ func (a *app) dataTokenizer() *cobra.Command {
 			}
 			return serve(a, cmd, (*deepwell.Env).TrainTokenizer, job, show)
 		},
-	}
+	})
 	f := cmd.Flags()
 	f.IntVar(&job.Vocab, "vocab", 4096, "tokens at most")
 	f.StringArrayVar(&job.Special, "special", []string{"<|endoftext|>"},

@@ -29,14 +29,7 @@ type sinkFunc func(event.Event)
 func (f sinkFunc) Emit(e event.Event) { f(e) }
 
 func (a *app) doctor() *cobra.Command {
-	return &cobra.Command{
-		Use:   "doctor",
-		Short: "Check everything that the other commands need, by using it",
-		Long: "Doctor verifies the installed engines, compares driver and cuDNN with what is known to\n" +
-			"work, runs collectives and Go functions on 8 CPU devices, compiles for Blackwell, and\n" +
-			"names the one thing to change.",
-		Example: "  deepwell doctor\n" +
-			"  deepwell doctor --json",
+	return documented("doctor", &cobra.Command{
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			env, err := a.env()
@@ -60,5 +53,5 @@ func (a *app) doctor() *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 }

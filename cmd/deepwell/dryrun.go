@@ -13,15 +13,7 @@ import (
 
 func (a *app) dryrun() *cobra.Command {
 	job := deepwell.DryRunJob{}
-	cmd := &cobra.Command{
-		Use:   "dryrun PLAN",
-		Short: "Run a plan through the simulator: time, bubbles, memory, money, what would help",
-		Long: "Dryrun prices a plan, simulates its schedule action by action, and tells where time\n" +
-			"and memory go and what would help most. Nothing is compiled or run. It ends with\n" +
-			"status 3 if the plan does not fit the card.",
-		Example: "  deepwell dryrun plan.json --report report.html --trace trace.json\n" +
-			"  deepwell dryrun plan.json --tokens 15T --price 2.80\n" +
-			"  deepwell dryrun plan.json --what-if slow=1.2@0,links=2,jitter=0.05 --json",
+	cmd := documented("dryrun", &cobra.Command{
 		Args: one("plan"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Plan = args[0]
@@ -36,7 +28,7 @@ func (a *app) dryrun() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&job.Report, "report", "", "where a page with pictures goes, such as report.html")
 	flags.StringVar(&job.Trace, "trace", "", "where a trace for Perfetto goes, such as trace.json")

@@ -12,18 +12,12 @@ import (
 
 // engine groups the commands about engines on disk.
 func (a *app) engine() *cobra.Command {
-	return group("engine", "Install, list and remove the engines that compile and run programs",
-		"  deepwell engine install cpu cuda13\n  deepwell engine list",
-		a.engineInstall(), a.engineList(), a.engineRemove())
+	return group("engine", a.engineInstall(), a.engineList(), a.engineRemove())
 }
 
 func (a *app) engineInstall() *cobra.Command {
 	var from []string
-	cmd := &cobra.Command{
-		Use:   "install NAME...",
-		Short: "Fetch engines with your pip, check them against their pinned SHA-256, unpack them",
-		Example: "  deepwell engine install cpu cuda13\n" +
-			"  deepwell engine install cuda13 --from wheels/     # on a machine without a network",
+	cmd := documented("engine install", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(cmd, "install needs the name of an engine: %v", plugin.Names())
@@ -45,18 +39,14 @@ func (a *app) engineInstall() *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 	cmd.Flags().StringArrayVar(&from, "from", nil,
 		"a wheel, or a folder of wheels, to take instead of asking pip")
 	return cmd
 }
 
 func (a *app) engineList() *cobra.Command {
-	return &cobra.Command{
-		Use:   "list",
-		Short: "List the engines that there are and those that are installed",
-		Example: "  deepwell engine list\n" +
-			"  deepwell engine list --json",
+	return documented("engine list", &cobra.Command{
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			env, err := a.env()
@@ -75,7 +65,7 @@ func (a *app) engineList() *cobra.Command {
 				})
 			})
 		},
-	}
+	})
 }
 
 func state(s plugin.Status) string {
@@ -91,11 +81,7 @@ func state(s plugin.Status) string {
 }
 
 func (a *app) engineRemove() *cobra.Command {
-	return &cobra.Command{
-		Use:   "remove NAME...",
-		Short: "Remove engines from this machine",
-		Example: "  deepwell engine remove cuda13\n" +
-			"  deepwell engine remove cpu cuda13-run",
+	return documented("engine remove", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(cmd, "remove needs the name of an engine: %v", plugin.Names())
@@ -114,5 +100,5 @@ func (a *app) engineRemove() *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 }

@@ -15,17 +15,7 @@ func (a *app) export() *cobra.Command {
 	job := deepwell.ExportJob{Getenv: a.getenv}
 	var kind string
 	var target narrowFlags
-	cmd := &cobra.Command{
-		Use:   "export RUN|CHECKPOINT|MODEL -o FOLDER",
-		Short: "Write a checkpoint as a Hugging Face folder that transformers loads",
-		Long: "Export takes the newest checkpoint of a run, or the one that is named, checks every\n" +
-			"byte of it, and writes config.json, weights and tokenizer. A model with weights is taken\n" +
-			"too, to write it in another element type. Elements are rounded to the nearest. With --to\n" +
-			"the weights are quantized after that, as deepwell quantize does it; the rest is bf16.",
-		Example: "  deepwell export run -o my-model\n" +
-			"  deepwell export run/checkpoints/step-00000500 -o my-model --dtype bf16\n" +
-			"  deepwell export run -o my-model --to nvfp4\n" +
-			"  deepwell export hf:Qwen/Qwen3-0.6B -o qwen-f32",
+	cmd := documented("export", &cobra.Command{
 		Args: one("run, checkpoint or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Output == "" {
@@ -49,7 +39,7 @@ func (a *app) export() *cobra.Command {
 			job.Source = args[0]
 			return serve(a, cmd, (*deepwell.Env).Export, job, a.exported)
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringVarP(&job.Output, "output", "o", "", "the folder to write; it must be new or empty")
 	flags.StringVar(&kind, "dtype", "",

@@ -30,11 +30,7 @@ type modelRow struct {
 }
 
 func (a *app) models() *cobra.Command {
-	return &cobra.Command{
-		Use:   "models [NAME]",
-		Short: "List the models that are known by name, or tell what one of them is",
-		Example: "  deepwell models\n" +
-			"  deepwell models llama3.1-8b --json",
+	return documented("models", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch len(args) {
 			case 0:
@@ -44,7 +40,7 @@ func (a *app) models() *cobra.Command {
 			}
 			return usage(cmd, "models takes one name at most; %d were given", len(args))
 		},
-	}
+	})
 }
 
 func (a *app) listModels() error {

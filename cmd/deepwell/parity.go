@@ -10,21 +10,7 @@ import (
 
 func (a *app) parity() *cobra.Command {
 	job := deepwell.ParityJob{}
-	cmd := &cobra.Command{
-		Use:   "parity RUN.toml",
-		Short: "Compare precisions by the loss that a recipe reaches with them",
-		Long: "Parity trains the same in several precisions: same seeds, same rows, same order.\n" +
-			"The gap is the mean loss of the last 50 steps against BF16's, and a verdict holds its\n" +
-			"95 % limit over all pairs to a bound. BF16 runs twice, the second time with weights\n" +
-			"changed by one part in 100,000: small runs drift apart by themselves, and this\n" +
-			"shows by how much.\n\n" +
-			"From scratch, a pair needs a rate at which the null stays below a fifth of the bound. With\n" +
-			"--branch, pairs go on from one trained state while the rate falls to zero, which resolves\n" +
-			"gaps a hundred times smaller. The command ends with status 4 if a bound is missed or if the\n" +
-			"runs do not show that it is met.",
-		Example: "  deepwell parity run.toml --precision bf16,mxfp8,nvfp4 --report parity.html\n" +
-			"  deepwell parity run.toml --branch 120 --from run --pairs 5\n" +
-			"  deepwell parity run.toml --precision nvfp4,policy.json --bound policy.json=0.5",
+	cmd := documented("parity", &cobra.Command{
 		Args: one("recipe"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Path = args[0]
@@ -43,7 +29,7 @@ func (a *app) parity() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringSliceVar(&job.Precisions, "precision", []string{"bf16", "mxfp8", "nvfp4"},
 		"what to compare: bf16, mxfp8, nvfp4, or files of policies")

@@ -18,18 +18,7 @@ import (
 
 func (a *app) plan() *cobra.Command {
 	job := deepwell.PlanJob{}
-	cmd := &cobra.Command{
-		Use:   "plan MODEL --cluster NxCARD",
-		Short: "Find the best ways to train a model on a cluster, with time, memory and money",
-		Long: "Plan searches the sizes of all axes, how state is cut, schedules, microbatches and\n" +
-			"what is recomputed, and tells the best plans with the interval that nine in ten steps\n" +
-			"lie in. Figures are predictions. It ends with status 3, and the smallest change that\n" +
-			"helps, if nothing fits.",
-		Example: "  deepwell plan llama3.1-70b --cluster 64xgb200 --batch 4Mtok -o plan.json\n" +
-			"  deepwell plan deepseek-v3 --cluster 1024xgb200 --batch 64Mtok --precision mxfp8\n" +
-			"  deepwell plan llama3.1-8b --cluster 8xb200 --fix tp=2,recompute=none --top 3\n" +
-			"  deepwell plan llama3.1-405b --cluster 1024xgb200 --batch max=16Mtok --goal money --json\n" +
-			"  deepwell plan llama3.1-70b --cluster 64xgb200 --from megatron=args.txt --emit megatron",
+	cmd := documented("plan", &cobra.Command{
 		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Cluster == "" {
@@ -40,7 +29,7 @@ func (a *app) plan() *cobra.Command {
 				return writePlans(a.stdout, found)
 			})
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "", "what to plan for, such as 64xgb200")
 	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a row (default 8192, or the model's context)")

@@ -14,17 +14,7 @@ import (
 
 func (a *app) policy() *cobra.Command {
 	var job deepwell.PolicyJob
-	cmd := &cobra.Command{
-		Use:   "policy MODEL PRECISION",
-		Short: "Tell what each linear layer is computed in and why, as a file to edit",
-		Long: "Policy tells what bf16, mxfp8 or nvfp4 stand for: the format of each product of each\n" +
-			"linear layer of a model, by rules of which the last one decides, each with its reason.\n" +
-			"With -o it writes them as a file. Edit it, and give it where the word would stand: as\n" +
-			"precision in run.toml, and as --precision of plan, dryrun, compile and parity. Given a\n" +
-			"file here, it checks it against the model.",
-		Example: "  deepwell policy llama3.1-8b nvfp4\n" +
-			"  deepwell policy llama3.1-8b nvfp4 -o policy.json\n" +
-			"  deepwell plan llama3.1-8b --cluster 8xb200 --precision policy.json",
+	cmd := documented("policy", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return usage(cmd, "policy takes a model and a precision; %d words were given", len(args))
@@ -41,7 +31,7 @@ func (a *app) policy() *cobra.Command {
 			}
 			return a.tellPolicy(p, share, job)
 		},
-	}
+	})
 	cmd.Flags().StringVarP(&job.Output, "output", "o", "", "the file to write")
 	return cmd
 }

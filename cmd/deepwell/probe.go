@@ -11,14 +11,7 @@ import (
 func (a *app) probe() *cobra.Command {
 	var measure bool
 	var out string
-	cmd := &cobra.Command{
-		Use:   "probe",
-		Short: "Tell what this machine has: processor, memory, GPUs, links, network cards, engines",
-		Long: "Probe reads the processor and memory, NVIDIA devices through NVML with their links and\n" +
-			"which of MXFP8 and NVFP4 they have, network cards, and the topology with bandwidths.\n" +
-			"It needs neither a GPU nor a driver, and it records no host names.",
-		Example: "  deepwell probe\n" +
-			"  deepwell probe --measure -o machine.json",
+	cmd := documented("probe", &cobra.Command{
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			env, err := a.env()
@@ -45,7 +38,7 @@ func (a *app) probe() *cobra.Command {
 			}
 			return m.WriteTable(a.stdout)
 		},
-	}
+	})
 	cmd.Flags().BoolVar(&measure, "measure", false,
 		"also time products, copies and sums through the CPU engine")
 	cmd.Flags().StringVarP(&out, "output", "o", "", "also write machine.json to this file")

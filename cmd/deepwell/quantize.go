@@ -15,19 +15,7 @@ import (
 func (a *app) quantize() *cobra.Command {
 	job := deepwell.QuantizeJob{Getenv: a.getenv}
 	var target narrowFlags
-	cmd := &cobra.Command{
-		Use:   "quantize MODEL --to FORMAT -o FOLDER",
-		Short: "Write a Hugging Face checkpoint with weights in MXFP8 or NVFP4",
-		Long: "Quantize reads a folder that transformers loads, tensor by tensor, and writes it with\n" +
-			"the weights of linear layers in MXFP8 or NVFP4, by the names that the loaders of\n" +
-			"compressed-tensors or modelopt expect. Embeddings, head, norms and routers stay as they\n" +
-			"are. Experts in MXFP4 (gpt-oss) become NVFP4 without loss. It says how much of each layer\n" +
-			"is lost; quantize.json says it of each tensor.\n\n" +
-			"No activations are seen, so NVFP4 is of weights alone, unless --input-amax says how large\n" +
-			"activations get. Work that was stopped goes on where it stopped: give the same command.",
-		Example: "  deepwell quantize ./Llama-3.1-8B --to nvfp4 -o llama-nvfp4\n" +
-			"  deepwell quantize hf:Qwen/Qwen3-0.6B --to mxfp8 --layout modelopt -o qwen-mxfp8\n" +
-			"  deepwell quantize ./my-model --to nvfp4 --skip 'model.layers.31.*' -o out",
+	cmd := documented("quantize", &cobra.Command{
 		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Output == "" {
@@ -45,7 +33,7 @@ func (a *app) quantize() *cobra.Command {
 				return a.quantized(r, job.Output)
 			})
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringVarP(&job.Output, "output", "o", "",
 		"the folder to write: new, empty, or where the same command stopped")

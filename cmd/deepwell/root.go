@@ -70,21 +70,12 @@ func (a *app) fail(err error) int {
 }
 
 func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "deepwell",
-		Short: "From a model to a trained checkpoint on NVIDIA Blackwell",
-		Long: "Deepwell takes a Transformer or mixture-of-experts model to a trained checkpoint on\n" +
-			"NVIDIA Blackwell. Today it trains on the CPU engine, from text to a folder that\n" +
-			"transformers loads, and compiles the real program for the real cluster on a machine\n" +
-			"with no GPU.",
-		Example: "  deepwell engine install cpu cuda13\n" +
-			"  deepwell train run.toml\n" +
-			"  deepwell compile examples/mxfp8.mlir --cluster 64xgb200",
+	root := documented("deepwell", &cobra.Command{
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	})
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
@@ -136,9 +127,9 @@ func takes(n int, what string) cobra.PositionalArgs {
 }
 
 // group makes a command of nothing but commands.
-func group(use, short, example string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Example: example, Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+func group(name string, commands ...*cobra.Command) *cobra.Command {
+	cmd := documented(name, &cobra.Command{Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }})
 	cmd.AddCommand(commands...)
 	return cmd
 }
@@ -271,10 +262,7 @@ func (a *app) flush(failed *diag.Error) {
 
 // help prints the help of a command, or with --json that of all commands as data.
 func (a *app) help(root *cobra.Command) *cobra.Command {
-	return &cobra.Command{
-		Use:     "help [COMMAND]",
-		Short:   "Tell how a command is used; --json tells it to a program",
-		Example: "  deepwell help compile\n  deepwell help --json",
+	return documented("help", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if a.json {
 				a.print(describe(root))
@@ -286,7 +274,7 @@ func (a *app) help(root *cobra.Command) *cobra.Command {
 			}
 			return found.Help()
 		},
-	}
+	})
 }
 
 // A commandHelp is one command as data.

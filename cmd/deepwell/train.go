@@ -16,28 +16,7 @@ import (
 func (a *app) train() *cobra.Command {
 	job := deepwell.TrainJob{}
 	example := false
-	cmd := &cobra.Command{
-		Use:   "train RUN.toml",
-		Short: "Train a model as a recipe says, from the newest checkpoint of its folder on",
-		Long: "Train reads a recipe, tokenizes its text once, and trains on the CPU engine. A run\n" +
-			"that was stopped or killed goes on from its newest checkpoint when the same command is\n" +
-			"given again, and ends with the same bits. A step whose loss or gradient is not finite,\n" +
-			"or a spike, does not count: it is written down, and --replay shows what was wrong.\n\n" +
-			"The run's folder has checkpoints, events.jsonl, and files for TensorBoard. One process at\n" +
-			"a time trains in it.\n\n" +
-			"Processes of one run on several hosts (--peers) speak TLS 1.3 and know each other by a\n" +
-			"key that all of them share. Make one, and copy it to every host:\n\n" +
-			"  head -c 32 /dev/urandom > run.key; chmod 600 run.key\n\n" +
-			"Ctrl-C, SIGTERM and SIGHUP stop a run after the step that has begun, with a checkpoint; a\n" +
-			"second one stops it at once, without. Exit status: 0 done, 130 stopped by Ctrl-C and saved,\n" +
-			"143 stopped by SIGTERM or SIGHUP and saved, 5 start it again (another process of the run\n" +
-			"went away or hung), 4 the numerics guard gave up, 3 does not fit, 2 usage, 1 failed.",
-		Example: "  deepwell train --example > run.toml\n" +
-			"  deepwell train run.toml --set steps=500 --set optimizer.rate=1e-3\n" +
-			"  deepwell train run.toml --plan plan.json\n" +
-			"  deepwell train run.toml --plan plan.json --peers a:7000,b:7000 --self 0" +
-			" --key-file run.key\n" +
-			"  deepwell train run.toml --profile 10:13",
+	cmd := documented("train", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if example {
 				_, err := io.WriteString(a.stdout, recipe.Example())
@@ -64,7 +43,7 @@ func (a *app) train() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 	flags := cmd.Flags()
 	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
 	flags.StringVar(&job.Plan, "plan", "", "a plan that spreads the model over several devices")
