@@ -9,7 +9,7 @@ import (
 func Reference() string {
 	var b strings.Builder
 	b.WriteString("# run.toml\n\n" +
-		"Printed from `recipe/keys.go`; `go test ./recipe -update` writes it.\n\n" +
+		"Printed from `recipe/keys.txt`; `go test ./recipe -update` writes it.\n\n" +
 		"A recipe tells `deepwell train` everything about a run. `deepwell train --example` prints " +
 		"one with\nevery key. A relative path starts at the folder of run.toml; `$NAME` and " +
 		"`${NAME}` in a path come from\nthe environment, `~/` is the home folder and `$$` a " +

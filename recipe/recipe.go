@@ -14,7 +14,7 @@ import (
 )
 
 // A Recipe is what run.toml says, with every default filled in and every path complete. The table
-// in keys.go tells what each field means.
+// in keys.txt tells what each field means.
 type Recipe struct {
 	Model     string // preset, hf:org/name, or a path
 	Init      string // "random", "weights", or "" for weights if the source has them

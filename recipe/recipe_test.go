@@ -355,8 +355,8 @@ func TestMovedRunIsTheSame(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	keys := Keys()
-	if len(keys) > maxKeys {
-		t.Errorf("%d keys, more than %d", len(keys), maxKeys)
+	if len(keys) > maxKeys || len(keys) != len(bindings) {
+		t.Errorf("%d keys for %d fields; at most %d", len(keys), len(bindings), maxKeys)
 	}
 	seen := map[string]bool{}
 	for _, k := range keys {
