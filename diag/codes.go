@@ -157,7 +157,8 @@ type row struct {
 //go:embed codes.tsv
 var codesText string
 
-// catalogue is the only table of codes, a line of codes.tsv each; docs/errors.md is printed from it.
+// catalogue is the only table of codes, one to a line of codes.tsv; docs/errors.md is printed from
+// it.
 var catalogue = func() (rows []row) {
 	for line := range strings.Lines(codesText) {
 		cells := strings.Split(strings.TrimSuffix(line, "\n"), "\t")

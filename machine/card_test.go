@@ -47,10 +47,10 @@ func TestCatalogueIsConsistent(t *testing.T) {
 			}
 			seen[s] = c.Name
 		}
-		if found, err := FindCard(c.device.name); err != nil || found.Name != c.Name {
-			t.Errorf("the driver's name %q finds %q, %v", c.device.name, found.Name, err)
+		if found, err := FindCard(c.device.Name); err != nil || found.Name != c.Name {
+			t.Errorf("the driver's name %q finds %q, %v", c.device.Name, found.Name, err)
 		}
-		cc := fmt.Sprintf("%d.%d", c.device.major, c.device.minor)
+		cc := fmt.Sprintf("%d.%d", c.device.Major, c.device.Minor)
 		if strings.TrimSuffix(c.ComputeCapability, "a") != cc ||
 			c.Arch != "sm_"+strings.ReplaceAll(cc, ".", "") {
 			t.Errorf("%s: %s, %s and %s do not agree", c.Name, c.ComputeCapability, c.Arch, cc)
@@ -59,13 +59,13 @@ func TestCatalogueIsConsistent(t *testing.T) {
 			t.Errorf("%s: %d of %d bytes are usable", c.Name, c.UsableBytes, c.MemoryBytes)
 		}
 		// XLA's bandwidth comes from clock and bus, the other from the data sheet.
-		if r := float64(c.device.bandwidth) / float64(c.MemoryBandwidth); r < 0.98 || r > 1.02 {
+		if r := float64(c.device.Bandwidth) / float64(c.MemoryBandwidth); r < 0.98 || r > 1.02 {
 			t.Errorf("%s: two bandwidths %.3f apart", c.Name, r)
 		}
-		if (c.NVLink > 0) != (c.device.links > 0) || (c.NVLink > 0) != (c.NVLinkDomain > 1) {
+		if (c.NVLink > 0) != (c.device.Links > 0) || (c.NVLink > 0) != (c.NVLinkDomain > 1) {
 			t.Errorf("%s: has NVLink and has not", c.Name)
 		}
-		if blackwell := c.device.major >= 10; c.MXFP8 != blackwell || c.NVFP4 != blackwell ||
+		if blackwell := c.device.Major >= 10; c.MXFP8 != blackwell || c.NVFP4 != blackwell ||
 			(c.Peak.MXFP8 > 0) != blackwell || (c.Peak.NVFP4 > 0) != blackwell {
 			t.Errorf("%s: block formats do not agree with its chip", c.Name)
 		}
@@ -76,12 +76,12 @@ func TestCatalogueIsConsistent(t *testing.T) {
 // clock as XLA has them, and the published peak.
 func TestTensorPeaksFollowFromRates(t *testing.T) {
 	for _, c := range Cards() {
-		for _, r := range c.device.matrix {
-			if r.primitive != 16 { // BF16
+		for _, r := range c.device.Matrix {
+			if r.Primitive != 16 { // BF16
 				continue
 			}
 			d := c.device
-			peak := 2 * float64(d.cores*r.units*r.ops) * float64(d.tensorClock) * 1e9
+			peak := 2 * float64(d.Cores*r.Units*r.Ops) * float64(d.TensorClock) * 1e9
 			if ratio := peak / c.Peak.BF16; ratio < 0.97 || ratio > 1.03 {
 				t.Errorf("%s: rates give %.0f TFLOP/s, data sheet %.0f", c.Name, peak/1e12,
 					c.Peak.BF16/1e12)
@@ -263,7 +263,7 @@ func TestConfigText(t *testing.T) {
 			t.Errorf("%s: unbalanced, or without a cuDNN:\n%s", c.Name, text)
 		}
 		extension := "feature_extension: NONE"
-		if c.device.major >= 9 {
+		if c.device.Major >= 9 {
 			extension = "feature_extension: ACCELERATED_FEATURES"
 		}
 		if !strings.Contains(text, extension) {

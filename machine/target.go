@@ -54,53 +54,53 @@ func (t Target) ConfigText(cudnnVersion string) string {
 	w := &protoText{}
 	w.open("gpu_device_info")
 	w.device(t.Card)
-	w.units("scalar_unit_description", d.scalar, d.clock, d.clock)
-	w.units("matrix_unit_description", d.matrix, d.tensorClock, d.clock)
+	w.units("scalar_unit_description", d.Scalar, d.Clock, d.Clock)
+	w.units("matrix_unit_description", d.Matrix, d.TensorClock, d.Clock)
 	w.text("driver_version", cudaVersion)
 	w.text("runtime_version", cudaVersion)
 	w.text("compile_time_toolkit_version", cudaVersion)
 	w.text("dnn_version", threeNumbers(cudnnVersion))
 	w.text("cub_version", cubVersion)
-	if d.links > 0 {
+	if d.Links > 0 {
 		w.open("device_interconnect_info")
-		w.number("active_links", int64(d.links))
+		w.number("active_links", int64(d.Links))
 		w.close()
 	}
 	w.close()
 	w.text("platform_name", "CUDA")
-	w.text("device_description_str", d.name)
+	w.text("device_description_str", d.Name)
 	return w.String()
 }
 
 func (w *protoText) device(c Card) {
 	d := c.device
-	w.text("name", d.name)
+	w.text("name", d.Name)
 	w.text("device_vendor", "NVIDIA Corporation")
 	w.text("platform_version", "Compute Capability "+c.ComputeCapability)
-	if d.memoryClock > 0 {
+	if d.MemoryClock > 0 {
 		w.text("model_str", fmt.Sprintf(
 			"sm_%s with %dB RAM, %d cores, %dKHz clock, %dKHz mem clock, %dB L2$",
-			c.ComputeCapability, c.UsableBytes, d.cores, khz(d.clock), khz(d.memoryClock), d.l2))
+			c.ComputeCapability, c.UsableBytes, d.Cores, khz(d.Clock), khz(d.MemoryClock), d.L2))
 	}
 	w.number("threads_per_block_limit", 1024)
 	w.number("threads_per_warp", 32)
 	w.number("shared_memory_per_block", 49152)
-	w.number("shared_memory_per_core", int64(d.shared))
-	w.number("threads_per_core_limit", int64(d.threads))
-	w.number("core_count", int64(d.cores))
-	w.number("fpus_per_core", int64(d.fpus))
+	w.number("shared_memory_per_core", int64(d.Shared))
+	w.number("threads_per_core_limit", int64(d.Threads))
+	w.number("core_count", int64(d.Cores))
+	w.number("fpus_per_core", int64(d.FPUs))
 	w.number("block_dim_limit_x", 1<<31-1)
 	w.number("block_dim_limit_y", 65535)
 	w.number("block_dim_limit_z", 65535)
-	w.number("memory_bandwidth", d.bandwidth)
-	w.number("l2_cache_size", d.l2)
-	w.float("clock_rate_ghz", d.clock)
+	w.number("memory_bandwidth", d.Bandwidth)
+	w.number("l2_cache_size", d.L2)
+	w.float("clock_rate_ghz", d.Clock)
 	w.number("device_memory_size", c.UsableBytes)
-	w.number("shared_memory_per_block_optin", int64(d.sharedOptin))
+	w.number("shared_memory_per_block_optin", int64(d.SharedOptin))
 	w.open("cuda_compute_capability")
-	w.number("major", int64(d.major))
-	w.number("minor", int64(d.minor))
-	w.word("feature_extension", featureExtension(d.major))
+	w.number("major", int64(d.Major))
+	w.number("minor", int64(d.Minor))
+	w.word("feature_extension", featureExtension(d.Major))
 	w.close()
 	w.number("registers_per_core_limit", 65536)
 	w.number("registers_per_block_limit", 65536)
@@ -108,13 +108,13 @@ func (w *protoText) device(c Card) {
 	w.number("thread_dim_limit_y", 1024)
 	w.number("thread_dim_limit_z", 64)
 	w.number("device_address_bits", 64)
-	w.number("pcie_bandwidth", d.pcie)
-	if d.ecc {
+	w.number("pcie_bandwidth", d.PCIe)
+	if d.ECC {
 		w.word("ecc_enabled", "true")
 	}
-	w.float("mem_clock_ghz", d.memoryClock)
+	w.float("mem_clock_ghz", d.MemoryClock)
 	w.number("reserved_shared_memory_per_block", 1024)
-	w.number("max_blocks_per_multiprocessor", int64(d.blocks))
+	w.number("max_blocks_per_multiprocessor", int64(d.Blocks))
 	w.number("collective_memory_granularity", 2<<20)
 }
 
@@ -189,15 +189,15 @@ func (w *protoText) units(name string, rates []rate, clock, slow float32) {
 	w.open(name)
 	for _, r := range rates {
 		at := clock
-		if r.primitive == float64Type {
+		if r.Primitive == float64Type {
 			at = slow
 		}
 		w.open("rate_infos")
-		w.number("key", int64(r.primitive))
+		w.number("key", int64(r.Primitive))
 		w.open("value")
 		w.float("clock_rate_ghz", at)
-		w.number("units_per_core", int64(r.units))
-		w.number("ops_per_clock", int64(r.ops))
+		w.number("units_per_core", int64(r.Units))
+		w.number("ops_per_clock", int64(r.Ops))
 		w.close()
 		w.close()
 	}

@@ -70,8 +70,8 @@ func find(name string) *row {
 // whole binds a value that must not change when a run is resumed.
 func whole(f field) binding { return binding{f, f.get} }
 
-// free binds a value that may change when a run is resumed: it decides how long, how often or where,
-// and not what is computed.
+// free binds a value that may change when a run is resumed: it decides how long, how often or
+// where, and not what is computed.
 func free(f field) binding { return binding{field: f} }
 
 // The words that keys may have.
