@@ -192,6 +192,8 @@ func stopped() []change {
 			text: "TF_XLA_FLAGS"},
 		{name: "NVIDIA_TF32_OVERRIDE", env: "NVIDIA_TF32_OVERRIDE=1", text: "OVERRIDE unset → 1"},
 		{name: "CUBLAS", env: "CUBLAS_WORKSPACE_CONFIG=:16:8", text: "CONFIG unset → :16:8"},
+		{name: "more steps", job: set("steps=12", "optimizer.warmup=9"),
+			text: "steps was 9 when the run was saved, now it is 12"},
 		{name: "LD_PRELOAD", env: "LD_PRELOAD=/nowhere/lib.so", text: "LD_PRELOAD unset → /nowhere"},
 		{name: "NCCL", env: "NCCL_ALGO=Tree", text: "NCCL_ALGO unset → Tree"},
 	}

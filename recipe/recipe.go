@@ -140,11 +140,16 @@ func (r *Recipe) Fingerprint() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
+// Saved reads the recipe of a run that was saved, the text of [Recipe.String] found at path.
+// Spellings count, not places: names that stood for a place then may be unset now.
+func Saved(text []byte, path string) (*Recipe, error) {
+	return Parse(text, path, nil, func(string) string { return "unset" })
+}
+
 // Resumable reports whether r may go on with a run that was saved with the given recipe, the text
 // of [Recipe.String] found at path; if not, it names the keys that changed.
 func (r *Recipe) Resumable(saved []byte, path string) error {
-	// Spellings are compared, not places: names that stood for a place then may be unset now.
-	old, err := Parse(saved, path, nil, func(string) string { return "unset" })
+	old, err := Saved(saved, path)
 	if err != nil {
 		return err
 	}

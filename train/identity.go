@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/recipe"
 )
 
 // evalDigest names the rows of the validation, if they come from files of their own; those that are
@@ -170,6 +171,9 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 			Text: "eval.data is not what it was when the run was saved: validation losses from here on" +
 				" cannot be compared with those before", Fix: "restore the files, or compare anew"})
 	}
+	if was, err := recipe.Saved([]byte(m.Recipe), t.folder()); err == nil {
+		t.otherLength(was.Steps)
+	}
 	changes := t.otherPrograms(m.Programs, old)
 	var was engine.Identity
 	if err := json.Unmarshal(m.Engine, &was); err == nil {
@@ -183,6 +187,25 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 			Text: "the run will not end with the same bits as one that was never stopped: " +
 				strings.Join(changes, "; "), Fix: "none is needed if equal bits are not"})
 	}
+}
+
+// otherLength warns of a run that became longer or shorter where that changes what steps compute:
+// the learning rate falls, or forward products return to bf16, by the share of steps done.
+func (t *Trainer) otherLength(was int) {
+	now, what := t.Recipe.Steps, ""
+	switch {
+	case was == now:
+		return
+	case t.Recipe.Optimizer.Schedule != "constant":
+		what = "the learning rate follows " + t.Recipe.Optimizer.Schedule + " over the new length"
+	case t.Recipe.Repair > 0:
+		what = "the last steps in bf16 begin elsewhere"
+	default:
+		return
+	}
+	t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+		Text: fmt.Sprintf("steps was %d when the run was saved, now it is %d: from here on %s", was, now,
+			what), Fix: "none is needed if that is meant; schedule = \"constant\" does not depend on it"})
 }
 
 // otherPrograms tells what of the programs has changed.
