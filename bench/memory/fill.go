@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -11,15 +12,23 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// fill compiles the combinations whose text contains only, and saves the table after each. Programs
-// that were compiled before are in the cache, so that after a change only what changed takes long.
+// fill compiles the combinations whose text contains only, puts them in the place of the table's
+// rows, and saves it after each. Programs that were compiled before are in the cache, so that after
+// a change only what changed takes long.
 func fill(ctx context.Context, path, cache, only string, all []combination) error {
 	c, err := newCompiler(cache)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	var rows []*row
+	old, err := read(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	known := map[string]*row{}
+	for _, r := range old {
+		known[r.key] = r
+	}
 	for i, one := range all {
 		if !strings.Contains(one.key(), only) {
 			continue
@@ -27,13 +36,19 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		start := time.Now()
 		r, err := c.compile(ctx, one)
 		fmt.Fprintf(os.Stderr, "%d %s %.0f s %v\n", i, one.key(), time.Since(start).Seconds(), err)
-		if errors.Is(err, diag.TooLarge) {
-			continue // XLA would compute some things again on its own: another program
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, diag.TooLarge) {
 			return err
 		}
-		rows = append(rows, r)
+		known[one.key()] = r
+		if err != nil { // XLA would compute some things again on its own: another program
+			delete(known, one.key())
+		}
+		var rows []*row
+		for _, c := range all {
+			if r := known[c.key()]; r != nil {
+				rows = append(rows, r)
+			}
+		}
 		if err := save(path, rows); err != nil {
 			return err
 		}
