@@ -2,17 +2,18 @@ package strided
 
 import "encoding/binary"
 
-// tile is the side of a square that is transposed at once. Its rows are first copied next to each
-// other: where the source's rows are a power of two apart, their lines would share one set of the
-// cache and evict each other before they are read to their end.
-const tile = 32
+// tile is how many rows are transposed at once: four lines of the cache in the destination, for
+// elements of four bytes. The rows are first copied next to each other: where the source's rows are
+// a power of two apart, their lines would share one set of the cache and evict each other before
+// they are read to their end.
+const tile = 64
 
 // transposes tells whether there is a loop for the width of elements.
 func (c *copier) transposes() bool { return c.width == 2 || c.width == 4 }
 
 // panelBytes is how much of a row is copied at once, so that the processor sees that it is read in
 // order and fetches ahead; the rest of a line of the panel keeps lines out of each other's sets.
-const panelBytes, panelLine = 4096, 4096 + 64
+const panelBytes, panelLine = 1024, 1024 + 64
 
 func (c *copier) transpose(dst, src []byte) {
 	w := c.width
@@ -55,9 +56,9 @@ func transpose4(dst, src []byte, dstStride int64) {
 	d1 := (*[4 * tile]byte)(dst[dstStride:])
 	d2 := (*[4 * tile]byte)(dst[2*dstStride:])
 	d3 := (*[4 * tile]byte)(dst[3*dstStride:])
+	rows := (*[(tile-1)*panelLine + 16]byte)(src)
 	for i := range tile / 2 {
-		a := (*[16]byte)(src[2*i*panelLine:])
-		b := (*[16]byte)(src[(2*i+1)*panelLine:])
+		a, b := rows[2*i*panelLine:][:16], rows[2*i*panelLine+panelLine:][:16]
 		a0, a1 := binary.LittleEndian.Uint64(a[:8]), binary.LittleEndian.Uint64(a[8:])
 		b0, b1 := binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])
 		binary.LittleEndian.PutUint64(d0[8*i:], a0&0xffffffff|b0<<32)
@@ -73,9 +74,10 @@ func transpose2(dst, src []byte, dstStride int64) {
 	d1 := (*[2 * tile]byte)(dst[dstStride:])
 	d2 := (*[2 * tile]byte)(dst[2*dstStride:])
 	d3 := (*[2 * tile]byte)(dst[3*dstStride:])
+	rows := (*[(tile-1)*panelLine + 8]byte)(src)
 	for i := range tile / 2 {
-		a := binary.LittleEndian.Uint64(src[2*i*panelLine:])
-		b := binary.LittleEndian.Uint64(src[(2*i+1)*panelLine:])
+		a := binary.LittleEndian.Uint64(rows[2*i*panelLine:])
+		b := binary.LittleEndian.Uint64(rows[2*i*panelLine+panelLine:])
 		binary.LittleEndian.PutUint32(d0[4*i:], uint32(a&0xffff|b<<16))
 		binary.LittleEndian.PutUint32(d1[4*i:], uint32(a>>16&0xffff|b&0xffff0000))
 		binary.LittleEndian.PutUint32(d2[4*i:], uint32(a>>32&0xffff|b>>16&0xffff0000))
