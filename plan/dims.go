@@ -45,6 +45,16 @@ func (p *Plan) Axes(dims []ir.Dim, dim string) (list []ir.Axis) {
 	return list
 }
 
+// DataAxes names the axes that cut the rows and tokens of a batch.
+func DataAxes() (list []string) {
+	for _, c := range cuts {
+		if (c.dim == ir.Batch || c.dim == ir.Seq) && c.with == "" {
+			list = append(list, c.axes...)
+		}
+	}
+	return list
+}
+
 // Shards lists the axes that cut what a device keeps of a parameter, in the order of the mesh.
 func (p *Plan) Shards() []ir.Axis {
 	return slices.DeleteFunc(p.Mesh(), func(a ir.Axis) bool {

@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/spmd"
 )
@@ -18,11 +20,13 @@ import (
 func twoAxes() (rows []mesh) {
 	swapped := []string{plan.PipelineAxis, plan.DataAxis, plan.ExpertAxis, plan.FSDPAxis,
 		plan.ContextAxis, plan.TensorAxis}
-	for _, gather := range []string{"layer", "micro", "step"} {
-		how := plan.FSDP{Size: 2, Zero: 3, Gather: gather}
+	for _, how := range []plan.FSDP{{Size: 2, Zero: 3, Gather: "layer"},
+		{Size: 2, Zero: 3, Gather: "micro"}, {Size: 2, Zero: 3, Gather: "step"},
+		{Size: 2, Zero: 1, Gather: "step"}, {Size: 2, Zero: 2, Gather: "step"}} {
 		for _, order := range [][]string{nil, swapped} {
 			for tp := int64(1); tp <= 2; tp++ {
-				rows = append(rows, mesh{Name: "two axes " + how.Gather, Apply: func(p *plan.Plan) {
+				name := fmt.Sprint("two axes ", how, order, tp)
+				rows = append(rows, mesh{Name: name, Apply: func(p *plan.Plan) {
 					p.FSDP, p.EP, p.TP, p.Order = how, 2, plan.TP{Size: tp, Sequence: true}, order
 				}})
 			}
@@ -67,6 +71,12 @@ func TestTwoAxesShardOneDimension(t *testing.T) {
 			t.Errorf("%s: %s is off by %g", m.Name, where, d)
 		}
 	}
+}
+
+// Steps of an optimizer end where those of one device end.
+func TestTrainingWithTwoAxesAgrees(t *testing.T) {
+	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 0.5}
+	trainingAgrees(t, shapes()["llama"], o, "adamw", 1, every(twoAxes(), 3))
 }
 
 // Whatever axes cut a parameter, its devices' pieces make up the whole, each element once for every

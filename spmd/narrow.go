@@ -9,9 +9,6 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// dataAxes are those that cut the batch.
-var dataAxes = []string{plan.DataAxis, plan.FSDPAxis, plan.ContextAxis}
-
 // Narrowed tells whether a graph asks for products in few bits.
 func Narrowed(g *ir.Graph) bool {
 	return slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
@@ -42,7 +39,7 @@ type Blocks struct {
 func (w *Blocks) Expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error) {
 	if Narrowed(g) {
 		var copies []ir.Copy
-		if copies, stats, err = ir.Expand(g, program.Copy.Of, dataAxes, tell); err != nil {
+		if copies, stats, err = ir.Expand(g, program.Copy.Of, plan.DataAxes(), tell); err != nil {
 			return nil, err
 		}
 		w.narrow = true
@@ -84,8 +81,8 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value,
 		}
 		_, list, join := rounded(b, &c, kept, l, &amax)
 		for i, v := range list {
-			if join != "" && i < 2 {
-				v = b.AllGather(v, plan.FSDPAxis, join)
+			if join && i < 2 {
+				v = l.gather(b, v)
 			}
 			if slices.ContainsFunc(out, func(r result) bool { return r.v == v }) {
 				v = b.Scale(v, 1) // a result has one name
@@ -97,16 +94,13 @@ func (w *Blocks) make(b *ir.Builder, param string, kept *ir.Value,
 }
 
 // rounded makes a copy of what a device has of a parameter, and gives what was rounded as well, and
-// the dimension along which pieces are to be joined yet. The largest magnitude of NVFP4 is one for
+// whether its shards are to be gathered yet. The largest magnitude of NVFP4 is one for
 // all copies of a weight, in whatever orientation.
 func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Value) (x *ir.Value,
-	list []*ir.Value, join string) {
-	x = b.Convert(kept, c.Elem)
-	if l.copied() {
-		join = l.Stored.Place.On(plan.FSDPAxis)
-	}
-	if join != "" && !c.Within(x.Type) {
-		x, join = b.AllGather(x, plan.FSDPAxis, join), ""
+	list []*ir.Value, join bool) {
+	x, join = b.Convert(kept, c.Elem), l.copied()
+	if join && !c.Within(x.Type) {
+		x, join = l.gather(b, x), false
 	}
 	how := c.Quantize
 	if how.Format == ir.NVFP4 {
@@ -216,7 +210,7 @@ func (w *Blocks) graph(mesh []ir.Axis, held []Held) (*ir.Graph, error) {
 		if plain {
 			x := b.Convert(master, elem)
 			if l.copied() {
-				x = b.AllGather(x, plan.FSDPAxis, l.Stored.Place.On(plan.FSDPAxis))
+				x = l.gather(b, x)
 			}
 			out = append(out, result{x, program.Copy.Of(name), program.Copy.For(name)})
 		}

@@ -70,13 +70,21 @@ func (s *Sharding) Scatter(b *ir.Builder, param string, g *ir.Value) *ir.Value {
 
 // piecewise adds up terms along the axes that cut what is kept.
 func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
-	for _, share := range slices.Clone(g.Type.Place) {
-		if dim := l.Stored.Place.On(share.Axis); share.How == ir.Partial && dim != "" {
+	for _, a := range p.Mesh() {
+		if dim := l.Stored.Place.On(a.Name); dim != "" && g.Type.Place.On(a.Name) == ir.Partial {
 			g = b.Convert(g, p.Types.Collectives)
-			g = b.ReduceScatter(g, share.Axis, dim)
+			g = b.ReduceScatter(g, a.Name, dim)
 		}
 	}
 	return g
+}
+
+// gather joins the shards of what a device keeps of a parameter.
+func (l *Layout) gather(b *ir.Builder, x *ir.Value) *ir.Value {
+	for _, s := range slices.Backward(l.Shards) {
+		x = b.AllGather(x, s.Axis, s.How)
+	}
+	return x
 }
 
 // An ending builds the graphs of an update: parameters and how they lie.
@@ -186,8 +194,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 			at = len(out)
 			out = append(out, result{masters[p.Name], program.Copy.Of(p.Name), is})
 		}
-		dim := p.Layout.Stored.Place.On(plan.FSDPAxis)
-		out[at].v = u.b.AllGather(out[at].v, plan.FSDPAxis, dim)
+		out[at].v = p.Layout.gather(u.b, out[at].v)
 	}
 	return named(u.b, e.Blocks.told(u.b, out))
 }

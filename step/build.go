@@ -448,8 +448,8 @@ func (b *builder) add(p *Program, want bool) (err error) {
 func flags(set *kernels.Set, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
 	if s != nil {
 		list = set.Joined(s.LayerBytes(), s.HandedBytes())
-		fsdp := s.Plan.Size(plan.FSDPAxis)
-		list = set.Gathered(list, s.LayerBytes()*fsdp, fsdp)
+		shards := plan.Times(s.Plan.Shards())
+		list = set.Gathered(list, s.LayerBytes()*shards, shards)
 	}
 	if how.Offloads(plan.Activations) {
 		list = set.Offloading(list)
