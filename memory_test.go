@@ -178,7 +178,7 @@ func accountsAgree(t *testing.T, config *model.Config, p *plan.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, err := step.Build(step.Spec{Config: config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+	programs, err := step.Build(step.Spec{Model: config, Recipe: step.RecipeOf(p), Arch: "sm_100",
 		Plan: p})
 	if err != nil {
 		t.Fatal(err)

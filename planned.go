@@ -102,7 +102,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 	if err != nil {
 		return nil, err
 	}
-	w, err := step.Build(step.Spec{Config: config, Recipe: r, Arch: c.Arch(), Plan: p})
+	w, err := step.Build(step.Spec{Model: config, Recipe: r, Arch: c.Arch(), Plan: p})
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	if err != nil {
 		return nil, err
 	}
-	w, err := step.Build(step.Spec{Config: preset.Config, Recipe: r, Arch: c.Arch()})
+	w, err := step.Build(step.Spec{Model: preset.Config, Recipe: r, Arch: c.Arch()})
 	if err != nil {
 		return nil, err
 	}

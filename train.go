@@ -286,7 +286,7 @@ func (r *runner) writePrograms() (err error) {
 			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
-	r.program, err = step.Build(step.Spec{Config: r.model.Config, Recipe: r.recipe, Arch: "cpu",
+	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe, Arch: "cpu",
 		Plan: r.plan})
 	if err != nil {
 		return err

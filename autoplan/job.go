@@ -45,6 +45,12 @@ const Margin = 1.01
 // simulated is how many plans the simulator runs again.
 const simulated = 100
 
+// facts are the sizes of the model.
+func (j *Job) facts() *model.Facts {
+	f := j.Config.Facts()
+	return &f
+}
+
 // A Job is what to plan for.
 type Job struct {
 	Model   string // the model's name, for the plan

@@ -80,7 +80,7 @@ func (s *searcher) misfit() string {
 		}
 		product *= n
 		switch {
-		case axis == "tp" && !plan.FitsTP(j.Config, n):
+		case axis == "tp" && !plan.FitsTP(j.facts(), n):
 			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be dealt to tp %d", c.Heads,
 				c.KVHeads, c.MLP, n)
 		case axis == "tp" && n > int64(max(j.Cluster.Card.NVLinkDomain, 1)):

@@ -90,7 +90,7 @@ func (j *Job) meshes(n int64) []mesh {
 	var list []mesh
 	domain := int64(max(j.Cluster.Card.NVLinkDomain, 1))
 	for _, tp := range divisors(n, domain) {
-		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(c, tp) {
+		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(j.facts(), tp) {
 			continue
 		}
 		for _, cp := range divisors(n/tp, max(1, j.Seq/leastPiece)) {
@@ -154,7 +154,7 @@ func (j *Job) divides(m mesh, prec price.Precision) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return plan.WholeBlocks(j.Config, n, j.Seq, j.pieces(m.cp), m.tp)
+	return plan.WholeBlocks(j.facts(), n, j.Seq, j.pieces(m.cp), m.tp)
 }
 
 // context is how a plan cuts sequences. Our own programs hand keys round in the order of the

@@ -66,7 +66,7 @@ type Activation string
 const (
 	SiLU  Activation = "silu"
 	GELU  Activation = "gelu_tanh"
-	ReLU2 Activation = "relu2"
+	relu2 Activation = "relu2"
 )
 
 // An MoE is the experts of a model whose MLP is chosen token by token. Biases that only balance the
@@ -129,7 +129,7 @@ func (c *Config) Check() error {
 		return bad("scores are multiplied by %v", c.AttnScale)
 	case c.AttnCap < 0 || c.LogitCap < 0:
 		return bad("scores are bounded by %v and logits by %v", c.AttnCap, c.LogitCap)
-	case !slices.Contains([]Activation{SiLU, GELU, ReLU2}, c.Activation):
+	case !slices.Contains([]Activation{SiLU, GELU, relu2}, c.Activation):
 		return bad("there is no activation %q", c.Activation)
 	}
 	return nil

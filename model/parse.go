@@ -418,7 +418,7 @@ func (r *reader) activation(byDefault string, v *string) Activation {
 	case "gelu_new", "gelu_pytorch_tanh", "gelu_fast":
 		return GELU
 	case "relu2":
-		return ReLU2
+		return relu2
 	default:
 		r.fail("hidden_act", "the activation %q is not supported", name)
 		return ""

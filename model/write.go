@@ -90,7 +90,7 @@ func (c *Config) activationName() string {
 			return "gelu_new"
 		}
 		return "gelu_pytorch_tanh"
-	case ReLU2:
+	case relu2:
 		return "relu2"
 	}
 	return "silu"

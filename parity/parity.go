@@ -91,7 +91,7 @@ func Trunk(ctx context.Context, j Job) error {
 	r := *j.Recipe
 	r.Narrow, r.Optimizer.Schedule, r.Optimizer.Floor = "", "constant", r.Optimizer.Rate
 	r.Save.Every, r.Save.Keep = 0, 1
-	p, err := step.Build(step.Spec{Config: j.Config, Recipe: &r, Arch: "cpu"})
+	p, err := step.Build(step.Spec{Model: j.Config, Recipe: &r, Arch: "cpu"})
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 
 // trainer compiles the programs of a policy.
 func (j *Job) trainer(ctx context.Context, policy *precision.Policy) (*train.Trainer, error) {
-	p, err := step.Build(step.Spec{Config: j.Config, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
+	p, err := step.Build(step.Spec{Model: j.Config, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
 	if err != nil {
 		return nil, err
 	}

@@ -14,12 +14,13 @@ import (
 // Check reports the first thing that keeps the plan from training a model on its cluster, and what
 // would fit. Sizes that are only awkward are not in its way: key heads fewer than tp are copied, a
 // vocabulary that tp does not divide is padded, and stages may differ in their number of layers.
-func (p *Plan) Check(c *model.Config) error {
-	for _, check := range []func(*model.Config) *diag.Error{
+func (p *Plan) Check(m model.Model) error {
+	c := m.Facts()
+	for _, check := range []func(*model.Facts) *diag.Error{
 		p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor, p.checkContext,
 		p.checkStages, p.checkBlocks,
 	} {
-		if err := check(c); err != nil {
+		if err := check(&c); err != nil {
 			return err
 		}
 	}
@@ -34,7 +35,7 @@ func later(format string, args ...any) *diag.Error {
 	return diag.New(diag.PlanLater, format, args...)
 }
 
-func (p *Plan) checkOrder(*model.Config) *diag.Error {
+func (p *Plan) checkOrder(*model.Facts) *diag.Error {
 	place := map[string]int{}
 	for i, axis := range p.axes() {
 		place[axis] = i
@@ -51,7 +52,7 @@ func (p *Plan) checkOrder(*model.Config) *diag.Error {
 	return nil
 }
 
-func (p *Plan) checkDevices(*model.Config) *diag.Error {
+func (p *Plan) checkDevices(*model.Facts) *diag.Error {
 	cluster, err := machine.ParseCluster(p.Cluster)
 	if err != nil {
 		return diag.From(err)
@@ -76,7 +77,7 @@ func (p *Plan) checkDevices(*model.Config) *diag.Error {
 	return e.Try("choose sizes whose product is %d", have)
 }
 
-func (p *Plan) checkRows(*model.Config) *diag.Error {
+func (p *Plan) checkRows(*model.Facts) *diag.Error {
 	ranks := p.Ranks()
 	if p.TP.Overlap && p.Size(TensorAxis) > 1 {
 		ranks *= 2 // halves of a batch
@@ -96,12 +97,12 @@ func (p *Plan) checkRows(*model.Config) *diag.Error {
 
 // FitsTP reports whether heads, MLP and experts of a model can be sharded over tp devices. Key
 // heads fewer than tp are copied.
-func FitsTP(c *model.Config, tp int64) bool {
+func FitsTP(c *model.Facts, tp int64) bool {
 	experts := c.MoE == nil || c.MoE.MLP%tp == 0 && c.MoE.Shared%tp == 0
 	return c.Heads%tp == 0 && c.MLP%tp == 0 && (c.KVHeads%tp == 0 || tp%c.KVHeads == 0) && experts
 }
 
-func (p *Plan) checkTensor(c *model.Config) *diag.Error {
+func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	tp := p.Size(TensorAxis)
 	if tp == 1 {
 		return nil
@@ -137,7 +138,7 @@ func (a CP) Pieces() int64 {
 	return max(a.Size, 1)
 }
 
-func (p *Plan) checkContext(*model.Config) *diag.Error {
+func (p *Plan) checkContext(*model.Facts) *diag.Error {
 	pieces := p.CP.Pieces()
 	if p.TP.Sequence {
 		pieces *= p.Size(TensorAxis)
@@ -149,7 +150,7 @@ func (p *Plan) checkContext(*model.Config) *diag.Error {
 		Try(`"seq": %d`, (p.Seq+pieces-1)/pieces*pieces)
 }
 
-func (p *Plan) checkStages(c *model.Config) *diag.Error {
+func (p *Plan) checkStages(c *model.Facts) *diag.Error {
 	if p.Size(PipelineAxis) == 1 {
 		if p.PP.Virtual > 1 {
 			return misfit("virtual stages need a pp of more than 1")
@@ -217,7 +218,7 @@ func (p *Plan) Block() int64 {
 
 // checkBlocks holds what a device has to whole blocks along what products sum over: a block that
 // two devices share would have another scale than on one.
-func (p *Plan) checkBlocks(c *model.Config) *diag.Error {
+func (p *Plan) checkBlocks(c *model.Facts) *diag.Error {
 	n := p.Block()
 	if n == 0 {
 		return nil
@@ -240,12 +241,12 @@ func (p *Plan) checkBlocks(c *model.Config) *diag.Error {
 
 // WholeBlocks reports whether what a device has is whole blocks of n elements along what products
 // sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
-func WholeBlocks(c *model.Config, n, seq, pieces, tp int64) bool {
+func WholeBlocks(c *model.Facts, n, seq, pieces, tp int64) bool {
 	return seq/pieces%n == 0 && c.MLP/tp%n == 0
 }
 
 // checkLater refuses by name what a plan can say and no program can be made of yet.
-func (p *Plan) checkLater(c *model.Config) *diag.Error {
+func (p *Plan) checkLater(c *model.Facts) *diag.Error {
 	switch {
 	case c.MoE != nil || c.MLA != nil:
 		return later("models with experts or latent attention cannot be cut yet")

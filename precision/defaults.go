@@ -10,14 +10,15 @@ import (
 )
 
 // Default gives the policy that a word for a precision stands for: bf16, mxfp8 or nvfp4.
-func Default(c *model.Config, precision string) (*Policy, error) {
+func Default(m model.Model, precision string) (*Policy, error) {
 	f := Format(precision)
 	if !slices.Contains(formats, f) {
 		return nil, diag.New(diag.PolicyValue, "there is no policy for %q", precision).
 			Meant(precision, names(), "did you mean %q?", "take one of "+strings.Join(names(), ", "))
 	}
+	c := m.Facts()
 	p := &Policy{Layers: int(c.Layers)}
-	have := linears(c)
+	have := linears(m)
 	p.keep(have)
 	switch f {
 	case BF16:
@@ -32,10 +33,10 @@ func Default(c *model.Config, precision string) (*Policy, error) {
 	case NVFP4:
 		p.all(have, NVFP4, "NVIDIA's recipe: 16x16 tiles of weights, Hadamard transforms before and"+
 			" stochastic rounding of gradients (arXiv 2509.25149).")
-		p.narrow(c)
+		p.narrow(&c)
 	}
 	p.uneven(have, f)
-	return p, p.Check(c)
+	return p, p.Check(m)
 }
 
 func names() (list []string) {
@@ -81,7 +82,7 @@ func (p *Policy) add(words []string, from int, f Format, why string) {
 // 4.1), and even at test size only this part of the recipe shows in the loss (reference/
 // parity_notes.md 3). The attention of models with experts: the same table has queries, keys,
 // values, projections and latent projections in BF16.
-func (p *Policy) narrow(c *model.Config) {
+func (p *Policy) narrow(c *model.Facts) {
 	if c.MoE != nil {
 		p.add([]string{"attn"}, 0, BF16, "Models with experts keep attention and its latent"+
 			" projections, as the 120B model that was trained longest in NVFP4 (arXiv 2604.12374).")

@@ -21,12 +21,13 @@ type linear struct {
 }
 
 // linears lists those of a model, with the output layer and the router.
-func linears(c *model.Config) []linear {
+func linears(m model.Model) []linear {
+	c := m.Facts()
 	if c.MoE != nil || c.MLA != nil {
-		return uncommon(c)
+		return uncommon(&c)
 	}
 	var list []linear
-	for _, p := range c.Params() {
+	for _, p := range m.Params() {
 		if !p.Stacked() || len(p.Shape) != 2 {
 			continue
 		}
@@ -39,16 +40,16 @@ func linears(c *model.Config) []linear {
 		}
 		list = append(list, l)
 	}
-	return append(list, output(c))
+	return append(list, output(&c))
 }
 
-func output(c *model.Config) linear {
+func output(c *model.Facts) linear {
 	return linear{name: "head", tag: ir.Head, in: c.Hidden, out: c.Vocab, times: 1}
 }
 
 // uncommon lists those of models that have no list of parameters yet: [model.Config.Count] counts
 // the same ones.
-func uncommon(c *model.Config) []linear {
+func uncommon(c *model.Facts) []linear {
 	moe := model.MoE{Dense: c.Layers}
 	if c.MoE != nil {
 		moe = *c.MoE
@@ -79,7 +80,7 @@ func uncommon(c *model.Config) []linear {
 }
 
 // gated lists the linear layers of an MLP.
-func gated(c *model.Config, tag ir.Tag, prefix string, size int64, times float64,
+func gated(c *model.Facts, tag ir.Tag, prefix string, size int64, times float64,
 	layers []int) (list []linear) {
 	if size == 0 || len(layers) == 0 {
 		return nil
@@ -105,9 +106,9 @@ func (l *linear) fits(f Format) bool {
 
 // Share gives the part of the work of all linear layers, the output layer among them, that is done
 // in each format. The parts add up to 1; the products of attention are not counted.
-func (p *Policy) Share(c *model.Config) map[Format]float64 {
+func (p *Policy) Share(m model.Model) map[Format]float64 {
 	share, sum := map[Format]float64{}, 0.0
-	for _, l := range linears(c) {
+	for _, l := range linears(m) {
 		// Each of the three products multiplies and adds in·out times for a token.
 		work := float64(l.in) * float64(l.out) * l.times
 		layers := l.layers
@@ -128,12 +129,13 @@ func (p *Policy) Share(c *model.Config) map[Format]float64 {
 }
 
 // Check reports the first thing that keeps a policy from being one of a model.
-func (p *Policy) Check(c *model.Config) error {
+func (p *Policy) Check(m model.Model) error {
+	c := m.Facts()
 	if int64(p.Layers) != c.Layers {
 		return misfit("the policy is for %d layers; the model has %d", p.Layers, c.Layers).
 			Try(`"layers": %d`, c.Layers)
 	}
-	have := linears(c)
+	have := linears(m)
 	var words []string // that rules may use
 	for _, l := range have {
 		words = append(words, string(l.tag), l.name)

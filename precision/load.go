@@ -16,9 +16,9 @@ func IsFile(name string) bool { return strings.HasSuffix(name, ".json") }
 const maxText = 4 << 20
 
 // Load gives the policy that a word stands for ([Default]), or that a file has, for a model.
-func Load(c *model.Config, name string) (*Policy, error) {
+func Load(m model.Model, name string) (*Policy, error) {
 	if !IsFile(name) {
-		return Default(c, name)
+		return Default(m, name)
 	}
 	text, err := folder.ReadPlain(name, maxText)
 	if err != nil {
@@ -28,7 +28,7 @@ func Load(c *model.Config, name string) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.Check(c); err != nil {
+	if err := p.Check(m); err != nil {
 		e := diag.From(err)
 		return nil, e.At("%s", strings.TrimSuffix(name+", "+e.Where, ", "))
 	}

@@ -23,7 +23,7 @@ import (
 
 // A Spec is what programs are built for.
 type Spec struct {
-	Config *model.Config
+	Model  model.Model
 	Recipe *recipe.Recipe
 	Arch   string            // of the devices
 	Plan   *plan.Plan        // nil is one device
@@ -70,12 +70,12 @@ var passes = []struct {
 func Build(s Spec) (*Programs, error) {
 	if s.Policy == nil {
 		var err error
-		s.Policy, err = precision.Load(s.Config, cmp.Or(s.Recipe.Narrow, string(precision.BF16)))
+		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.Narrow, string(precision.BF16)))
 		if err != nil {
 			return nil, err
 		}
 		if s.Plan != nil && precision.IsFile(s.Recipe.Narrow) {
-			if err := suits(s.Config, s.Plan, s.Policy); err != nil {
+			if err := suits(s.Model, s.Plan, s.Policy); err != nil {
 				return nil, err.At("%s", s.Recipe.Narrow)
 			}
 		}
@@ -85,7 +85,7 @@ func Build(s Spec) (*Programs, error) {
 
 func (s Spec) build() (*Programs, error) {
 	b := &builder{Spec: s, kernels: kernels.For(s.Arch), Programs: &Programs{Policy: s.Policy,
-		Plan: s.Plan, Params: s.Config.Params(), spec: s}}
+		Plan: s.Plan, Params: s.Model.Params(), spec: s}}
 	for _, pass := range passes {
 		if err := pass.run(b); err != nil {
 			return nil, err
@@ -101,7 +101,7 @@ func (s Spec) build() (*Programs, error) {
 func (b *builder) check() error {
 	r := b.Recipe
 	if b.Spec.Plan != nil {
-		if err := agree(b.Config, r, b.Spec.Plan); err != nil {
+		if err := agree(b.Model, r, b.Spec.Plan); err != nil {
 			return err
 		}
 	}
@@ -124,13 +124,14 @@ func (b *builder) check() error {
 }
 
 func (b *builder) graph() (err error) {
-	b.loss, err = b.Config.Graph(b.Shape)
+	b.loss, err = b.Model.Graph(b.Shape)
 	return err
 }
 
 // layers writes the layers one after another where the target runs them faster so.
 func (b *builder) layers() error {
-	unrolled, why := b.kernels.Unrolled(b.Config.Layers, b.Spec.Plan, len(b.Recipe.Recompute) > 0)
+	unrolled, why := b.kernels.Unrolled(b.Model.Facts().Layers, b.Spec.Plan,
+		len(b.Recipe.Recompute) > 0)
 	if !unrolled {
 		b.Notes = append(b.Notes, "layers: a loop, "+why)
 		return nil
@@ -152,7 +153,7 @@ func (b *builder) mark() error {
 	if !policy.Quantizes() {
 		return nil
 	}
-	if err := policy.Check(b.Config); err != nil {
+	if err := policy.Check(b.Model); err != nil {
 		return err
 	}
 	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {

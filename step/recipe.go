@@ -27,7 +27,7 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 
 // suits tells whether a plan has the word for a policy, and pieces of whole blocks of all formats
 // that it has.
-func suits(c *model.Config, how *plan.Plan, policy *precision.Policy) *diag.Error {
+func suits(m model.Model, how *plan.Plan, policy *precision.Policy) *diag.Error {
 	has := string(policy.Narrowest())
 	if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
 		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
@@ -36,7 +36,7 @@ func suits(c *model.Config, how *plan.Plan, policy *precision.Policy) *diag.Erro
 	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
 		p := *how
 		if p.Precision = string(f); policy.Has(f) {
-			if err := p.Check(c); err != nil {
+			if err := p.Check(m); err != nil {
 				return diag.From(err)
 			}
 		}
@@ -46,8 +46,8 @@ func suits(c *model.Config, how *plan.Plan, policy *precision.Policy) *diag.Erro
 
 // agree holds a plan to the recipe that it is to serve. Sizes and types stand in both, since each
 // can be read alone.
-func agree(c *model.Config, r *recipe.Recipe, p *plan.Plan) error {
-	if err := p.Check(c); err != nil {
+func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
+	if err := p.Check(m); err != nil {
 		return err
 	}
 	bad := func(what string, have, want any, fix string) error {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
@@ -44,11 +45,74 @@ func build(t *testing.T, p *plan.Plan, arch string) *step.Programs {
 	if p.Check(c) != nil { // blocks do not fit its pieces
 		return nil
 	}
-	programs, err := step.Build(step.Spec{Config: c, Recipe: step.RecipeOf(p), Arch: arch, Plan: p})
+	programs, err := step.Build(step.Spec{Model: c, Recipe: step.RecipeOf(p), Arch: arch, Plan: p})
 	if err != nil {
 		t.Fatalf("%s: %v", p, err)
 	}
 	return programs
+}
+
+// foreign is a model that no configuration makes: a graph of its own, with one more operation.
+type foreign struct{ from *model.Config }
+
+func (m foreign) Params() []model.Param { return m.from.Params() }
+func (m foreign) Facts() model.Facts    { return m.from.Facts() }
+
+func (m foreign) Graph(s model.Shape) (*ir.Graph, error) {
+	g, err := m.from.Graph(s)
+	if err != nil {
+		return nil, err
+	}
+	b := ir.NewBuilder("foreign")
+	at := map[*ir.Value]*ir.Value{}
+	for _, v := range g.Inputs {
+		at[v] = b.Like(v, v.Type)
+	}
+	for _, op := range g.Ops {
+		in := make([]*ir.Value, len(op.In))
+		for i, v := range op.In {
+			in[i] = at[v]
+		}
+		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
+			at[op.Out[i]] = v
+		}
+	}
+	return b.Graph(b.Scale(at[g.Results[0]], 0.5))
+}
+
+// Programs are built of any graph with parameters and facts, on one device, a mesh and a pipeline.
+func TestProgramsOfAModelThatIsNoConfig(t *testing.T) {
+	c, err := model.Parse([]byte(small))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func(p *plan.Plan){
+		func(*plan.Plan) {},
+		func(p *plan.Plan) { p.FSDP.Size, p.TP = 2, plan.TP{Size: 2, Sequence: true} },
+		func(p *plan.Plan) { p.PP = plan.PP{Size: 2, Schedule: "1f1b"} },
+	} {
+		p := plantest.Row{Apply: change}.Plan(size)
+		of := func(m model.Model) *step.Programs {
+			w, err := step.Build(step.Spec{Model: m, Recipe: step.RecipeOf(p), Arch: "cpu", Plan: p})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w
+		}
+		theirs, ours := of(foreign{c}), of(c)
+		if len(theirs.List) != len(ours.List) || len(theirs.List) == 0 {
+			t.Errorf("%d programs, and %d of a configuration", len(theirs.List), len(ours.List))
+		}
+		changed := 0
+		for i, one := range theirs.List {
+			if one.Module.Text != ours.List[i].Module.Text {
+				changed++
+			}
+		}
+		if changed == 0 {
+			t.Error("the model's own graph is not in any program")
+		}
+	}
 }
 
 // Every array of every program has a role, and what is neither the host's nor kept from step to

@@ -40,7 +40,7 @@ func (t *Trainer) Poison(steps ...int) {
 // twice with the input fault.dy. Of 1e38 in the latter a gradient becomes no number.
 func WriteFaulty(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *precision.Policy,
 	weights ...string) (*step.Programs, error) {
-	return step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
+	return step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
 		Edit: func(g *ir.Graph) (*ir.Graph, error) { return faulty(g, weights) }})
 }
 

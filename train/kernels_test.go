@@ -82,7 +82,7 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 			if est.Attention != row.want {
 				t.Errorf("priced as %q, want %q", est.Attention, row.want)
 			}
-			programs, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p),
+			programs, err := step.Build(step.Spec{Model: preset.Config, Recipe: step.RecipeOf(p),
 				Arch: cluster.Arch(), Plan: p})
 			if err != nil {
 				t.Fatal(err)

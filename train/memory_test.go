@@ -48,7 +48,7 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 	}
 	r := recipe.Default()
 	r.Steps, r.Batch, r.Micro, r.Seq = 2, 1, 1, 64
-	programs, err := step.Build(step.Spec{Config: p.Config, Recipe: r, Arch: "cpu"})
+	programs, err := step.Build(step.Spec{Model: p.Config, Recipe: r, Arch: "cpu"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestMemoryIsThatOfTheProcess(t *testing.T) {
 	}}.Plan(plantest.Size{Batch: 4, Micros: 4, Seq: 64})
 	r := step.RecipeOf(how)
 	r.Steps = 2
-	programs, err := step.Build(step.Spec{Config: &c, Recipe: r, Arch: "cpu", Plan: how})
+	programs, err := step.Build(step.Spec{Model: &c, Recipe: r, Arch: "cpu", Plan: how})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func written(t *testing.T, arch string, offload ...string) *step.Programs {
 		t.Fatal(err)
 	}
 	p.Offload = offload
-	w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p),
+	w, err := step.Build(step.Spec{Model: preset.Config, Recipe: step.RecipeOf(p),
 		Arch: arch, Plan: p})
 	if err != nil {
 		t.Fatal(err)

@@ -149,7 +149,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
 			Format: precision.Format(p.narrow)}}
 	}
-	w, err := step.Build(step.Spec{Config: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
+	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
 		Optimizer: p.optimizer})
 	if err != nil {
 		return nil, err

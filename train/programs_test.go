@@ -36,7 +36,7 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+		w, err := step.Build(step.Spec{Model: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
 			Plan: p})
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +65,7 @@ func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
 		p.Seq, p.Batch, p.Microbatches = 1024, 8, 4
 		p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
 		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: gather}
-		w, err := step.Build(step.Spec{Config: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
+		w, err := step.Build(step.Spec{Model: preset.Config, Recipe: step.RecipeOf(p), Arch: "sm_100",
 			Plan: p})
 		if err != nil {
 			t.Fatal(err)
@@ -101,14 +101,14 @@ func TestPlansNameTheKey(t *testing.T) {
 	p.DP, p.Cluster = 2, "2xcpu"
 	r := step.RecipeOf(p)
 	r.Precision = dtype.BF16
-	_, err = step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
+	_, err = step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})
 	if e := diag.From(err); e == nil || e.Fix !=
 		`--set precision=f32, or in the plan "types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}` {
 		t.Errorf("%v", err)
 	}
 	r = step.RecipeOf(p)
 	r.Seq = 32
-	_, err = step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
+	_, err = step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})
 	if e := diag.From(err); e == nil || e.Fix != `--set seq=16, or in the plan "seq": 32` {
 		t.Errorf("%v", err)
 	}

@@ -80,7 +80,7 @@ func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options) *train.Trai
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Programs, err = step.Build(step.Spec{Config: r.config, Recipe: rec, Arch: "cpu"})
+	o.Programs, err = step.Build(step.Spec{Model: r.config, Recipe: rec, Arch: "cpu"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Sta
 	} else {
 		r.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	}
-	p, err := step.Build(step.Spec{Config: &deep, Recipe: r, Arch: arch})
+	p, err := step.Build(step.Spec{Model: &deep, Recipe: r, Arch: arch})
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.P
 	r.Precision, r.Recompute = dtype.F32, p.Recompute
 	r.Optimizer.Schedule, r.Optimizer.Warmup = "constant", 0
 	r.Save.Every, r.Eval.Every = 0, 0
-	programs, err := step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
+	programs, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})
 	if err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func write(c combination) (*step.Programs, machine.Cluster, error) {
 	if err != nil {
 		return nil, cluster, err
 	}
-	p, err := step.Build(step.Spec{Config: c.config, Recipe: step.RecipeOf(c.plan),
+	p, err := step.Build(step.Spec{Model: c.config, Recipe: step.RecipeOf(c.plan),
 		Arch: cluster.Arch(), Plan: c.plan})
 	return p, cluster, err
 }

@@ -45,7 +45,7 @@ func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.We
 		Clip: turns.Clip, Moments: dtype.F32}
 	r.Save.Every, r.Eval.Every = 0, 0
 	c := turns.Config(s)
-	programs, err := step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu", Plan: p})
+	programs, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})
 	if err != nil {
 		return nil, err
 	}

@@ -112,7 +112,7 @@ func write(path string) (*program.Stage, machine.Cluster, error) {
 		return nil, none, err
 	}
 	defer func() { _ = m.Close() }()
-	w, err := step.Build(step.Spec{Config: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.Card.Arch,
+	w, err := step.Build(step.Spec{Model: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.Card.Arch,
 		Plan: p})
 	if err != nil {
 		return nil, none, err

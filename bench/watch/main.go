@@ -140,7 +140,7 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 	if err != nil {
 		return nil, err
 	}
-	p, err := step.Build(step.Spec{Config: c, Recipe: r, Arch: "cpu"})
+	p, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu"})
 	if err != nil {
 		return nil, err
 	}
