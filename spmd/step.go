@@ -30,8 +30,6 @@ type Options struct {
 	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
 	// between updates, in the memory of the host.
 	Activations, State bool
-	// Split makes reduce, square and update of an update programs of their own on one device, too.
-	Split bool
 }
 
 // Report is what graphs that give gradients report.
@@ -129,7 +127,7 @@ func (s *Step) Held() []Held {
 // End says how the update of a step is made.
 func (o *Options) End(w *Blocks) End {
 	e := End{Optimizer: o.Optimizer, Blocks: w, Inspect: o.Inspect, State: o.State,
-		Fused: o.Sharding == nil && !o.Split}
+		Fused: o.Sharding == nil}
 	if o.Sharding != nil {
 		e.Plan = o.Sharding.Plan
 	}

@@ -34,10 +34,6 @@ type Spec struct {
 	Optimizer optim.Optimizer
 	Edit      func(*ir.Graph) (*ir.Graph, error)
 
-	// Split makes reduce, square and update programs of their own on one device as well. Elsewhere
-	// they are.
-	Split bool
-
 	inspect bool
 }
 
@@ -235,8 +231,7 @@ func (b *builder) options() spmd.Options {
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
 		Parts: b.Recipe.Batch / b.Recipe.Micro, Params: map[string]optim.Param{},
 		Watch: b.Recipe.Narrow != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
-		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState),
-		Split: b.Split}
+		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 }
 
 // differentiate takes the gradient of each stage and writes quantized GEMMs out.
