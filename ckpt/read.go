@@ -13,6 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A Checkpoint is one step on disk. It is a Source: any box of any tensor can be read, whatever
@@ -266,7 +267,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 	err := parallel(ctx, 0, len(all), verifyBytes, func(i int, buf []byte) error {
 		p := all[i]
 		sum := sha256.New()
-		from := stopper{ctx, io.NewSectionReader(c.files[p.file], p.offset, p.length)}
+		from := plainfile.Until(ctx, io.NewSectionReader(c.files[p.file], p.offset, p.length))
 		n, err := io.CopyBuffer(writerOnly{sum}, from, buf)
 		switch {
 		case ctx.Err() != nil:
@@ -306,19 +307,6 @@ func locateFirst(bad []error, path string) error {
 		first = first.Because("%d more parts are damaged", more)
 	}
 	return first.At("%s", path)
-}
-
-// stopper ends a long read when the context does.
-type stopper struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (s stopper) Read(p []byte) (int, error) {
-	if err := s.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return s.r.Read(p)
 }
 
 // writerOnly hides ReadFrom, so that the buffer that is given is the one that is used.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A Format says how documents are written in a file.
@@ -326,7 +327,7 @@ func (f *file) digest(ctx context.Context, now func() time.Time) error {
 		}
 		stamp, changed, before := stampOf(in)
 		quiet = quiet && before == nil && now().Sub(changed) > settled
-		n, err := io.Copy(h, &stoppable{ctx, in})
+		n, err := io.Copy(h, plainfile.Until(ctx, in))
 		again, _, after := stampOf(in)
 		quiet = quiet && after == nil && again == stamp
 		in.Close()
@@ -365,19 +366,6 @@ func (f *file) recall(known map[string][sha256.Size]byte) bool {
 		f.sum, f.stamp = sum, stamp
 	}
 	return ok
-}
-
-// A stoppable reader ends with the context.
-type stoppable struct {
-	ctx context.Context
-	io.Reader
-}
-
-func (s *stoppable) Read(b []byte) (int, error) {
-	if err := s.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return s.Reader.Read(b)
 }
 
 // unchanged reports an error if a file was written since it was listed.

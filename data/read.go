@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/plainfile"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -145,7 +146,7 @@ func unpack(ctx context.Context, f *file) (in *counted, r io.Reader, done func()
 	}
 	in = &counted{File: opened}
 	done = func() { opened.Close() }
-	r = &stoppable{ctx, in}
+	r = plainfile.Until(ctx, in)
 	switch {
 	case strings.HasSuffix(f.path, ".gz"):
 		r, err = gzip.NewReader(bufio.NewReaderSize(r, 1<<16))

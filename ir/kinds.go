@@ -321,7 +321,7 @@ func (b *Builder) fail(err error) {
 		if !ok {
 			break
 		}
-		if fn := runtime.FuncForPC(pc); fn != nil && !isOwn(fn.Name()) {
+		if fn := runtime.FuncForPC(pc); fn != nil && !strings.HasPrefix(fn.Name(), ownPackage) {
 			e = e.At("%s:%d", filepath.Base(file), line)
 			break
 		}
@@ -330,7 +330,3 @@ func (b *Builder) fail(err error) {
 }
 
 const ownPackage = "github.com/deepwell/deepwell/ir.(*Builder)"
-
-func isOwn(function string) bool {
-	return len(function) >= len(ownPackage) && function[:len(ownPackage)] == ownPackage
-}

@@ -8,13 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/flock"
 )
 
 // An outFolder is the folder that is written. While the work goes on, its folder .quantize holds
@@ -211,18 +209,7 @@ func acquire(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if slices.ContainsFunc([]error{unix.ENOTSUP, unix.ENOSYS, unix.EBADF}, func(e error) bool {
-		return errors.Is(err, e)
-	}) {
-		err = nil // a file system without locks, as some network disks
-	}
-	if err != nil {
+	if err := flock.Try(f); err != nil {
 		f.Close()
 		return nil, diag.New(diag.CheckpointBusy, "another process is writing into %s", dir).
 			Wrap(err).Try("wait for it, or name another folder")

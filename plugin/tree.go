@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // manifestName is the file beside the engine's own files that lists them.
@@ -232,19 +233,8 @@ func hashFile(ctx context.Context, name string) (digest string, sealed seal, err
 		return "", seal{}, err
 	}
 	hash := sha256.New()
-	buf := make([]byte, chunk)
-	for {
-		if err := ctx.Err(); err != nil {
-			return "", seal{}, err
-		}
-		n, err := f.Read(buf)
-		hash.Write(buf[:n])
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return "", seal{}, err
-		}
+	if _, err := io.CopyBuffer(hash, plainfile.Until(ctx, f), make([]byte, chunk)); err != nil {
+		return "", seal{}, err
 	}
 	if info, err = f.Stat(); err != nil {
 		return "", seal{}, err

@@ -101,6 +101,15 @@ func retry(flock flocker, f *os.File) error {
 	}
 }
 
+// Try takes the lock of an open file or folder, until it is closed, or fails at once. Where there
+// are no locks it takes none.
+func Try(f *os.File) error {
+	if err := retry(unix.Flock, f); !unsupported(err) {
+		return err
+	}
+	return nil
+}
+
 // unsupported tells a file system without locks, as some network disks are.
 func unsupported(err error) bool {
 	return slices.ContainsFunc([]error{unix.ENOTSUP, unix.ENOSYS, unix.EBADF},

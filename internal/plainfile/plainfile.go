@@ -1,6 +1,8 @@
 package plainfile
 
 import (
+	"context"
+	"io"
 	"io/fs"
 	"os"
 	"syscall"
@@ -61,4 +63,19 @@ func refuse(path string, info fs.FileInfo) *diag.Error {
 	}
 	return diag.New(diag.NotPlain, "%s is %s", info.Name(), what).At("%s", path).
 		Try("move it away; the file is made anew")
+}
+
+// Until gives a reader that ends with the context's error when the context does.
+func Until(ctx context.Context, r io.Reader) io.Reader { return &until{ctx, r} }
+
+type until struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (u *until) Read(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return u.r.Read(p)
 }
