@@ -101,8 +101,6 @@ func folder(how string, d dtype.DType) string {
 		"  stablehlo.return %%c : tensor<%[1]s>\n}", d.MLIR(), how)
 }
 
-func adder(d dtype.DType) string { return folder("add", d) }
-
 func (w *writer) allReduce(x val, how string, axes ...string) val {
 	return w.apply(x.t, `"stablehlo.all_reduce"(`, fmt.Sprintf(") (%s) {%s}", folder(how, x.t.Elem),
 		w.replicas(axes...)), x)
