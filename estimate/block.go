@@ -243,16 +243,6 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	b.residual += kept
 }
 
-// Bytes of memory for each score that attention of our own programs writes, as counted in
-// compiled ones (llama3.1-8b on 8 B200, cp 4, in bf16): forward the product writes f32, its largest
-// is sought, exponentials are written and summed, divided and rounded, and multiplied with values;
-// back the scores and the gradients of their exponentials are products in f32, both are rounded,
-// one of them turned, and all three products read what is rounded.
-const (
-	writtenForward, roundedForward   = 20.0, 2.0 // bytes in f32, and times those of the type
-	writtenBackward, roundedBackward = 16.0, 7.0
-)
-
 // written is attention of our own programs where cuDNN has none: every query meets every key of the
 // sequence, seen or not, and the backward pass makes the scores again. With a ring it is as much in
 // more pieces. The stack's factor on streams is for kernels that nobody counted; these were.
@@ -267,10 +257,11 @@ func (b *builder) written(heads, score, value float64) {
 	stream := func(bytes float64) float64 {
 		return b.p.Stream(square*bytes) / b.p.Profile().Stream
 	}
+	forward, backward := b.e.set.Written(elem)
 	scores := batch * b.p.Product(prec, queries, score, seq)
 	values := batch * b.p.Product(prec, queries, seq, value)
-	b.forward.attention += scores + values + stream(writtenForward+roundedForward*elem)
-	b.input.attention += 3*scores + 2*values + stream(writtenBackward+roundedBackward*elem)
+	b.forward.attention += scores + values + stream(forward)
+	b.input.attention += 3*scores + 2*values + stream(backward)
 	b.dropped += 2 * square * 4
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
@@ -260,11 +262,11 @@ func (b *builder) blocks(x source, cut, back float64, outs []out) {
 					sides++
 				}
 			}
-			b.input.quantize += b.p.Blocks(f, back*o.width/cut, 2, sides)
-			b.operations += sides / 2 * f.Kernels()
+			b.input.quantize += b.quantized(f, back*o.width/cut, 2, sides)
+			b.operations += sides / 2 * b.quantizing(f).Count
 			gradients += sides
 		}
-		both := b.p.Blocks(f, x.tokens*x.width, 2, rows+cols)
+		both := b.quantized(f, x.tokens*x.width, 2, rows+cols)
 		b.forward.quantize += both
 		if rows+cols > 0 {
 			b.forward.data += b.agree(f)
@@ -272,10 +274,20 @@ func (b *builder) blocks(x source, cut, back float64, outs []out) {
 		if gradients > 0 {
 			b.input.data += b.agree(f)
 		}
-		b.operations += (rows + cols) / 2 * f.Kernels()
+		b.operations += (rows + cols) / 2 * b.quantizing(f).Count
 		// What is computed again needs no copy for the gradient of the weights the first time.
-		b.later += both - b.p.Blocks(f, x.tokens*x.width, 2, rows)
+		b.later += both - b.quantized(f, x.tokens*x.width, 2, rows)
 	}
+}
+
+// quantizing is the work of our own kernels that write a format.
+func (b *builder) quantizing(f price.Precision) kernels.Quantizing {
+	return b.e.set.Quantizing(dtype.Format(f))
+}
+
+// quantized is the time in which they write elements of wide bytes in so many orientations.
+func (b *builder) quantized(f price.Precision, elements, wide, sides float64) float64 {
+	return b.p.Blocks(b.quantizing(f).Bytes(elements, wide, sides))
 }
 
 // agree is the time in which devices agree on the largest magnitudes of an input, or of the
@@ -312,7 +324,7 @@ func (b *builder) stocked(name string, elements float64) (s stock) {
 			}
 		}
 		s.own += elements * sides * f.Bytes()
-		s.made += b.p.Blocks(f, elements, 4, sides)
+		s.made += b.quantized(f, elements, 4, sides)
 	}
 	return s
 }

@@ -212,7 +212,7 @@ func (b *pricer) settle(into *phase) {
 		j := &b.quantized[i]
 		elem := float64(j.of.Type.Elem.Bits()) / 8
 		prec := price.Precision(j.work.Format)
-		j.into.quantize += b.p.Blocks(prec, float64(j.work.Bytes)/elem, elem, j.sides)
+		j.into.quantize += b.builder.quantized(prec, float64(j.work.Bytes)/elem, elem, j.sides)
 	}
 	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())
 	if b.gathers+b.sums > 0 {

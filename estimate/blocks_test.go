@@ -1,0 +1,32 @@
+package estimate
+
+import (
+	"math"
+	"testing"
+
+	"github.com/deepwell/deepwell/price"
+)
+
+// Quantization moves the bytes that compiled programs were seen to move, at the card's bandwidth.
+func TestBlocks(t *testing.T) {
+	e := estimator(t, "llama3.1-8b", "8xb200", "deepwell")
+	b := e.builder(&cut{})
+	const n = 1 << 26
+	rate := 1 / (e.prices.Stream(1) / e.prices.Profile().Stream)
+	for _, row := range []struct {
+		precision   price.Precision
+		wide, sides float64
+		bytes       float64 // of an element
+	}{
+		{price.MXFP8, 2, 2, 1.54 * (2 + 2*33.0/32)},
+		{price.MXFP8, 2, 1, 1.54 * (2 + 33.0/32)},
+		{price.MXFP8, 4, 2, 1.54 * (4 + 2*33.0/32)},
+		{price.NVFP4, 2, 2, 1.47 * (2*2 + 2*9.0/16)},
+		{price.NVFP4, 2, 0, 0}, {price.BF16, 2, 2, 0}, {price.F32, 4, 2, 0},
+	} {
+		want := row.bytes * n / rate
+		if got := b.quantized(row.precision, n, row.wide, row.sides); math.Abs(got-want) > 1e-12 {
+			t.Errorf("%+v: %v s, not %v", row, got, want)
+		}
+	}
+}
