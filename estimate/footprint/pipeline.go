@@ -98,7 +98,7 @@ func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 	f := &p.result
 	f.Ranks, f.Loads = f.Ranks[:0], nil
 	if most > 0 {
-		for _, rank := range q.deal.leads {
+		for _, rank := range q.leads {
 			r, _ := q.owned(rank)
 			if r.Sum() <= most { // what microbatches hold, without what programs need
 				_, r.Activations, r.Temp = q.walk.Peak(rank, q.of, q.loads)
@@ -110,7 +110,7 @@ func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 		}
 	}
 	q.complete()
-	for _, rank := range q.deal.leads {
+	for _, rank := range q.leads {
 		r, over := q.rank(rank, most)
 		if over {
 			f.Ranks = append(f.Ranks[:0], r)
