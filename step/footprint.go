@@ -197,6 +197,10 @@ func (f *Footprint) worst(s *program.Stage, held amount, n Needs) {
 	f.Host = max(f.Host, f.Hosted+held.host+max(0, n.Host-taken.host))
 }
 
+// atOnce are the kinds of programs that a step runs while no microbatch of a pipeline is on its
+// way, and that need memory of their own.
+var atOnce = []Kind{Gradient, Accumulate, Reduce, Square, Update}
+
 // footprint finds the moment of a step at which a rank holds most.
 func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
@@ -209,6 +213,9 @@ func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footp
 		}
 	}
 	for _, one := range p.OfRank(rank) {
+		if !slices.Contains(atOnce, one.Kind) {
+			continue
+		}
 		s, held := one.Module, amount{}
 		n := needs(s)
 		switch one.Kind {
@@ -228,9 +235,6 @@ func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footp
 					}
 				}
 			}
-		case Reduce, Update:
-		default:
-			continue
 		}
 		f.worst(s, held, n)
 	}
