@@ -49,6 +49,11 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 	if err := t.sameModel(m.Model); err != nil {
 		return nil, err.At("%s", t.folder())
 	}
+	if len(old.Precision) > 0 && !t.Programs.Policy.Quantizes() {
+		return nil, diag.New(diag.RecipeChanged, "the checkpoint has decisions on products in few bits,"+
+			" and this run computes none in them").At("%s", t.folder()).
+			Try("restore precision, or give the new run another folder: --set out=NAME")
+	}
 	if old.Policy != "" && old.Policy != t.policy {
 		return nil, diag.New(diag.RecipeChanged, "the policy of precision is not what it was when the"+
 			" run was saved").At("%s", t.folder()).
