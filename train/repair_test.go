@@ -13,7 +13,12 @@ import (
 // those of any run, and a run that is stopped anywhere ends with the same bits.
 func TestRepair(t *testing.T) {
 	long.Only(t)
-	over(t, "mxfp8", repaired)
+	over(t, "mxfp8", func(t *testing.T, p *post) {
+		if p.plan != nil && !*watchAll {
+			t.Skip("six runs over stages take minutes: -watch.all, as in .ci/full")
+		}
+		repaired(t, p)
+	})
 }
 
 func repaired(t *testing.T, p *post) {
