@@ -135,7 +135,7 @@ func (p *Programs) OfStage(kind Kind, stage int) *Program {
 	return nil
 }
 
-// Module gives the module of a program, nil of none.
+// module gives the module of a program; a nil program has none.
 func (p *Program) module() *program.Stage {
 	if p == nil {
 		return nil

@@ -39,9 +39,8 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		if err != nil && !errors.Is(err, diag.TooLarge) {
 			return err
 		}
-		known[one.key()] = r
-		if err != nil { // XLA would compute some things again on its own: another program
-			delete(known, one.key())
+		if known[one.key()] = r; err != nil {
+			delete(known, one.key()) // XLA would rematerialize on its own: another program
 		}
 		var rows []*row
 		for _, c := range all {

@@ -19,18 +19,19 @@ type sample struct {
 	draw  func(seed uint64) ([]combination, error)
 }
 
-// The predictor was read from fitted; unseen holds it to plans of other kinds.
+// The predictor's constants were fitted on the rows of fitted; those of unseen are held out, and of
+// other kinds.
 var (
 	fitted = sample{table, seed, combinations}
 	unseen = sample{"testdata/heldout.csv", heldOutSeed, heldOut}
 )
 
-// heldOutSeed is that of the committed held-out table. It was drawn once, the plans were compiled
-// before a prediction of any was looked at, and no constant of the predictor was read from them.
+// heldOutSeed is the seed of the committed held-out table. Its plans were drawn once and compiled
+// before a prediction of any was looked at; no constant of the predictor was fitted on them.
 const heldOutSeed = 20261116
 
-// heldOut draws plans of the kinds that the other table lacks: few bits, offload, zero-bubble
-// schedules, and more of tp. One plan a family, so that no two rows share their programs.
+// heldOut draws plans of the kinds that the fitted table lacks: quantized, offloaded, with
+// zero-bubble schedules, and more of them with tp. One plan a family: no two rows share programs.
 func heldOut(seed uint64) ([]combination, error) {
 	return deal(seed, []want{{"cpu", 20, mixed(drawCPU)}, {"b200", 28, mixed(drawB200)},
 		{"rtx6000pro", 24, mixed(drawRTX)}})
@@ -81,8 +82,9 @@ func (m *miss) resident() float64 {
 	return float64(m.want.Params + m.want.Optimizer + m.want.Grads)
 }
 
-// reportUnseen prints the errors on held-out rows, each over 5 %, and beside them those of the
-// simplest guess: what is resident times what the median of the fitted table takes of it.
+// reportUnseen prints the errors on the held-out rows, the rows that are off by more than 5 %, and
+// the error of the simplest baseline: resident bytes times the median of peak over resident bytes
+// in the fitted table.
 func reportUnseen(w io.Writer, rows, known []*row) error {
 	all, err := misses(rows)
 	if err != nil {
@@ -108,12 +110,13 @@ func reportUnseen(w io.Writer, rows, known []*row) error {
 		name string
 		is   func(m *miss) bool
 	}{
-		{"few bits", func(m *miss) bool { return m.plan.Precision != "" }},
+		{"quantized", func(m *miss) bool { return m.plan.Precision != "" }},
 		{"offload", func(m *miss) bool { return m.plan.Offload != nil }},
 		{"zero-bubble", func(m *miss) bool {
 			return m.plan.PP.Size > 1 && m.plan.PP.Schedule[:2] == "zb"
 		}},
 		{"tp", func(m *miss) bool { return m.plan.TP.Size > 1 }},
+		{"bf16 or f32", func(m *miss) bool { return m.plan.Precision == "" }},
 		{"cpu", func(m *miss) bool { return m.card == "cpu" }},
 		{"b200", func(m *miss) bool { return m.card == "b200" }},
 		{"rtx6000pro", func(m *miss) bool { return m.card == "rtx6000pro" }},
