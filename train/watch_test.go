@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -308,9 +309,14 @@ func (f *fault) before(tr *train.Trainer, fill func(string, func(int) float64) e
 		return fill(train.FaultDY+f.site, only(math.Sqrt(level), func(i int) bool { return i%32 == 5 }))
 	case "nan dy":
 		return fill(train.FaultDY+f.site, only(1e38, place))
-	case "w", "wT": // a bit of a scale of the copy that fprop or dgrad reads
+	case "w", "wT":
+		// A bit of a scale of the copy that fprop or dgrad reads, on one device: the checksum is the sum
+		// of all devices' bytes, in which a bit that is set on one and cleared on another cancels.
 		if !over {
-			return tr.Change(f.scales(tr), func(b []byte) { b[7] ^= 1 << int(level) })
+			var once sync.Once
+			return tr.Change(f.scales(tr), func(b []byte) {
+				once.Do(func() { b[7] ^= 1 << int(level) })
+			})
 		}
 	}
 	return nil
