@@ -53,7 +53,7 @@ func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun
 		return nil, diag.New(diag.Internal, "%d stages have prices; the plan has %d",
 			len(e.Stages), list.Stages())
 	}
-	replicas := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	replicas := p.Ranks()
 	s := &dryrun.Step{Schedule: list, Replicas: int(replicas), Rows: p.Rows() / max(replicas, 1),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
 		Host: e.Parts.Host, Policy: e.Narrow(), Ranks: e.Ranks}

@@ -49,7 +49,7 @@ func (e *emitter) lacks(stack, format string, args ...any) {
 
 // rowsOf is the rows of a microbatch on a device, and the devices that have rows of their own.
 func rowsOf(p *plan.Plan) (micro, ranks int64) {
-	ranks = p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	ranks = p.Ranks()
 	return p.Rows() / ranks, ranks
 }
 

@@ -195,7 +195,7 @@ func (f *Foreign) dealExperts(s *settings, data, ep int64) int64 {
 // deal works out the microbatches from the rows of one on a device.
 func (f *Foreign) deal(s *settings, micro int64) {
 	p := f.Plan
-	ranks := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	ranks := p.Ranks()
 	each := ranks * max(1, micro)
 	if p.Batch%each != 0 && s.err == nil {
 		s.err = diag.New(diag.PlanMisfit, "%d rows cannot be dealt to %d devices by %d", p.Batch, ranks,
@@ -303,9 +303,8 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	}
 	p.Seq = s.number("seq_len", p.Seq)
 	local := s.number("local_batch_size", s.number("batch_size", 1))
-	ranks := p.DP * shard * max(1, p.EP)
 	if p.Batch = s.number("global_batch_size", -1); p.Batch < 1 {
-		p.Batch = local * ranks
+		p.Batch = local * p.Ranks()
 	}
 	if p.PP.Size > 1 {
 		local = s.number("pipeline_parallel_microbatch_size", 1)

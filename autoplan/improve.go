@@ -70,7 +70,7 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 // fixedOf is a plan as what is fixed.
 func fixedOf(p *plan.Plan) Fixed {
 	n := func(x int64) string { return strconv.FormatInt(max(x, 1), 10) }
-	ranks := p.Size(plan.DataAxis) * p.Size(plan.FSDPAxis) * p.Size(plan.ExpertAxis)
+	ranks := p.Ranks()
 	f := Fixed{"tp": n(p.TP.Size), "cp": n(p.CP.Size), "ep": n(p.EP), "pp": n(p.PP.Size),
 		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "micro": n(p.Rows() / ranks), "recompute": "none"}
 	if p.FSDP.Size > 1 {

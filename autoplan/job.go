@@ -159,7 +159,11 @@ func (f Fixed) String() string {
 
 // size is a number that must be so, and whether there is one.
 func (f Fixed) size(name string) (int64, bool) {
-	n, err := strconv.ParseInt(f[name], 10, 64)
+	text, fixed := f[name]
+	if !fixed {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
 	return n, err == nil
 }
 

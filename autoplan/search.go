@@ -11,6 +11,8 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -20,6 +22,9 @@ type Result struct {
 	Choices []Choice `json:"plans"`
 	Space   int64    `json:"space"`  // plans that there are
 	Priced  int64    `json:"priced"` // those that had to be priced, not counting any twice
+	// Weighed counts those that were priced or that a bound left out, of nodes that were gone through:
+	// plans of nodes whose own bound was too high, and of a second walk, are not in it.
+	Weighed int64 `json:"-"`
 	// Warnings are what to know of the first plan.
 	Warnings []event.Warning `json:"warnings,omitempty"`
 }
@@ -58,7 +63,7 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	settled(calm, choices[0], s.calm)
 	choices = calm
 	best := &choices[0]
-	return &Result{Choices: choices, Space: s.space, Priced: s.most,
+	return &Result{Choices: choices, Space: s.space, Priced: s.most, Weighed: s.weighed,
 		Warnings: j.Warnings(best.Plan, &best.Estimate)}, nil
 }
 
@@ -85,6 +90,7 @@ func (j Job) enough(ctx context.Context) int64 {
 // A pricer is the estimator, or in tests what stands for it.
 type pricer interface {
 	Within(*plan.Plan, estimate.Limits) (e estimate.Estimate, whole bool, err error)
+	Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error)
 }
 
 // A searcher is a search on its way.
@@ -92,24 +98,29 @@ type searcher struct {
 	job      Job
 	counts   []int
 	variants []variant
+	tags     [][]ir.Tag // of the variants
 	workers  []*worker
 	nodes    []node
 	space    int64
 	most     int64 // plans that were priced in a walk over the nodes
+	weighed  int64 // plans that were priced or left out by a bound in it
 	// limit is the time for a token beyond which plans are of no use, where the goal is another.
 	limit float64
-	calm  bool    // only plans with little bubble are of use
-	cap   float64 // a metric that none of use exceeds; 0 if it is not known
-	// offloads says that variants may keep the optimizer's state on the host.
-	offloads bool
+	calm  bool             // only plans with little bubble are of use
+	cap   float64          // a metric that none of use exceeds; 0 if it is not known
+	homes map[[4]int64]int // the worker that knows nodes of a kind
 }
 
 // A worker prices plans. Each has estimators of its own, which keep what they worked out.
 type worker struct {
 	searcher *searcher
-	pricers  [][]pricer // by number of devices and precision
+	base     []*estimate.Estimator // by precision
+	pricers  [][]pricer            // by number of devices and precision
 	plans    []*plan.Plan
 	priced   int64
+	left     int64 // plans that a bound left out
+	// floors bound the plans of one cut of a node by variant; 0 is not worked out yet.
+	floors []float64
 	// nearest is the least that a plan has needed which did not fit.
 	nearest int64
 	reason  error // of a plan that has no price
@@ -142,17 +153,18 @@ func (c candidate) compare(o candidate) int {
 }
 
 func newSearcher(j Job) (*searcher, error) {
-	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1)}
+	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{}}
 	s.variants = s.job.variants()
+	for _, v := range s.variants {
+		s.tags = append(s.tags, v.tags)
+	}
 	if len(s.variants) == 0 {
 		return nil, diag.New(diag.BadUsage, "the model has nothing to recompute that is called %s",
 			j.Fixed["recompute"]).Try("--fix recompute=none")
 	}
-	s.offloads = slices.ContainsFunc(s.variants, func(v variant) bool {
-		return slices.Contains(v.offload, "optimizer")
-	})
 	for range max(1, runtime.GOMAXPROCS(0)) {
 		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64,
+			floors:    make([]float64, len(s.variants)),
 			schedules: map[listed]*schedule.Schedule{}, orders: map[listed]*schedule.Order{}})
 	}
 	for _, n := range s.counts {
@@ -181,14 +193,15 @@ func (s *searcher) add(n int) error {
 		}
 		return nil
 	}
-	base, err := estimate.New(j.Config, cluster, j.Profile)
-	if err != nil {
-		return err
+	if s.workers[0].base == nil {
+		if err := s.base(cluster); err != nil {
+			return err
+		}
 	}
 	for _, w := range s.workers {
 		var list []pricer
-		for _, p := range j.Precisions {
-			list = append(list, base.With(estimate.Options{Precision: p, Policy: j.Policies[p]}))
+		for _, e := range w.base {
+			list = append(list, e.On(cluster))
 		}
 		w.pricers = append(w.pricers, list)
 		w.plans = append(w.plans, j.blank(cluster.String()))
@@ -199,11 +212,20 @@ func (s *searcher) add(n int) error {
 	return nil
 }
 
-func (s *searcher) priced() (n int64) {
-	for _, w := range s.workers {
-		n += w.priced
+// base makes an estimator of each precision for each worker. Those of other numbers of devices come
+// from it, so that graphs are built once.
+func (s *searcher) base(cluster machine.Cluster) error {
+	e, err := estimate.New(s.job.Config, cluster, s.job.Profile)
+	if err != nil {
+		return err
 	}
-	return n
+	for _, p := range s.job.Precisions {
+		one := e.With(estimate.Options{Precision: p, Policy: s.job.Policies[p]})
+		for _, w := range s.workers {
+			w.base = append(w.base, one.Beside())
+		}
+	}
+	return nil
 }
 
 // run goes through the nodes. A goal of memory needs to know the fastest plan first.
@@ -221,10 +243,12 @@ func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 		s.expand()
 	}
 	defer func() {
-		s.most = max(s.most, s.priced())
+		priced, left := int64(0), int64(0)
 		for _, w := range s.workers {
-			w.priced = 0
+			priced, left = priced+w.priced, left+w.left
+			w.priced, w.left = 0, 0
 		}
+		s.most, s.weighed = max(s.most, priced), max(s.weighed, priced+left)
 	}()
 	return s.explore(ctx)
 }
@@ -363,14 +387,37 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 func (s *searcher) round(nodes []node, limit float64) [][]candidate {
 	lists := make([][]candidate, len(nodes))
 	var wg sync.WaitGroup
-	for k, w := range s.workers {
+	for k, mine := range s.dealt(nodes) {
 		wg.Go(func() {
-			for i := k; i < len(nodes); i += len(s.workers) {
-				lists[i] = w.explore(nodes[i], limit)
+			for _, i := range mine {
+				lists[i] = s.workers[k].explore(nodes[i], limit)
 			}
 		})
 	}
 	wg.Wait()
+	return lists
+}
+
+// dealt gives each worker its nodes. Those whose microbatches are cut alike share bills, prices and
+// programs, so that they go to the same worker, unless it has its share already.
+func (s *searcher) dealt(nodes []node) [][]int {
+	lists := make([][]int, len(s.workers))
+	for i, n := range nodes {
+		key := [4]int64{n.tp, n.cp, n.micro, int64(n.precision)}
+		k, known := s.homes[key]
+		if !known || len(lists[k]) > len(nodes)/len(lists) {
+			k = 0
+			for other := range lists {
+				if len(lists[other]) < len(lists[k]) {
+					k = other
+				}
+			}
+		}
+		if !known {
+			s.homes[key] = k
+		}
+		lists[k] = append(lists[k], i)
+	}
 	return lists
 }
 
@@ -384,11 +431,14 @@ func (w *worker) explore(n node, limit float64) []candidate {
 	var list []candidate
 	orders := s.job.orders(n)
 	for _, c := range s.job.cuts(n.mesh) {
-		if s.job.Goal != Memory && w.least(n, c) > limit {
+		clear(w.floors)
+		if w.slow(n, c, 0, limit) {
+			w.left += int64(len(orders) * len(s.variants))
 			continue
 		}
 		for _, o := range orders {
 			if o.name == "1f1b" && s.job.Goal != Memory && n.filled() > limit {
+				w.left += int64(len(s.variants))
 				continue
 			}
 			for _, found := range w.family(n, family{c, o}, limit) {
@@ -401,13 +451,25 @@ func (w *worker) explore(n node, limit float64) []candidate {
 	return list[:min(len(list), perNode)]
 }
 
-// least bounds all plans of a node with one cut: what the ranks of a pipeline have to do in the
-// mean, with what the cut adds to it. More virtual stages only make more parts of the same work.
-func (w *worker) least(n node, c cut) float64 {
-	if n.pp == 1 {
-		return n.bound // the family's first plan says as much
+// slow tells whether all plans of a node with one cut and one variant are of no use, whatever their
+// schedules are.
+func (w *worker) slow(n node, c cut, v int, limit float64) bool {
+	if w.searcher.job.Goal == Memory {
+		return false
 	}
-	e, _, err := w.within(n, family{c, order{"1f1b", 1}}, w.searcher.variants[0],
+	if w.floors[v] == 0 {
+		w.floors[v] = w.least(n, c, v) * (1 - reordered)
+	}
+	return w.floors[v] > limit
+}
+
+// least bounds all plans of a node with one cut and one variant: what the ranks of a pipeline have
+// to do in the mean. More virtual stages only make more parts of the same work.
+func (w *worker) least(n node, c cut, v int) float64 {
+	if n.pp == 1 {
+		return n.bound // there is one schedule: the plan itself says as much
+	}
+	e, _, err := w.within(n, family{c, order{"1f1b", 1}}, w.searcher.variants[v],
 		estimate.Limits{Step: 1e-9, Brief: true}) // only the times of its stages are asked for
 	if err != nil {
 		return n.bound
@@ -430,6 +492,8 @@ func (n node) filled() float64 {
 func (w *worker) family(n node, f family, limit float64) []candidate {
 	s := w.searcher
 	fastest, ok := w.candidate(n, f, 0, limit)
+	before := w.priced
+	defer func() { w.left += int64(len(s.variants)-1) - (w.priced - before) }()
 	switch {
 	case !ok || s.beyond(fastest, limit) || fastest.part && fastest.peak <= s.job.Capacity:
 		return nil
@@ -437,6 +501,9 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 		return []candidate{fastest}
 	}
 	if fastest.stays > s.job.Capacity || s.job.Goal == Memory && float64(fastest.stays) > limit {
+		return nil
+	}
+	if fastest.peak > s.job.Capacity && w.exceeds(n, f, limit) {
 		return nil
 	}
 	var list []candidate
@@ -448,6 +515,10 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 		}
 		c := fastest
 		if v > 0 {
+			if w.slow(n, f.cut, v, limit) {
+				ruled = append(ruled, set)
+				continue
+			}
 			if c, ok = w.candidate(n, f, v, limit); !ok {
 				continue
 			}
@@ -462,6 +533,22 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 		}
 	}
 	return list
+}
+
+// exceeds tells whether no plan of a family fits that is not too slow; the first one does not fit.
+func (w *worker) exceeds(n node, f family, limit float64) bool {
+	s, p, which := w.searcher, w.plans[n.count], uint32(0)
+	for v := 1; v < len(s.variants); v++ {
+		if !w.slow(n, f.cut, v, limit) {
+			which |= 1 << v
+		}
+	}
+	if which == 0 {
+		return true
+	}
+	s.job.fill(p, n, f, s.variants[0])
+	over, err := w.pricers[n.count][n.precision].Exceeds(p, s.tags, which, s.job.Capacity)
+	return over && err == nil
 }
 
 // beyond reports whether a plan, and all that take longer, are of no use.
@@ -491,8 +578,11 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 	return most
 }
 
-// edge is more than the rounding of a limit.
-const edge = 1e-12
+// edge is more than the rounding of a limit, reordered more than that of sums in another order.
+const (
+	edge      = 1e-12
+	reordered = 1e-9
+)
 
 // candidate prices a plan, as far as it can be of use.
 func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, bool) {
@@ -507,9 +597,6 @@ func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, b
 	}
 	c := candidate{node: n, family: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
 		stays: e.Peak - e.Memory.Activations - e.Memory.Temp, part: !whole}
-	if len(s.variants[v].offload) == 0 && s.offloads {
-		c.stays -= e.Memory.Optimizer
-	}
 	c.metric = s.perToken(n, c.step)
 	if s.job.Goal == Memory {
 		c.metric = float64(e.Peak)

@@ -200,7 +200,8 @@ func everyPlan(s *searcher) candidate {
 	return best
 }
 
-// A node's bound is below the time of each of its plans, and recomputing more takes no less.
+// Bounds of a node, and of a variant for all schedules, are below the time of each of their plans,
+// recomputing more takes no less, and no family is left out for its memory of which a plan fits.
 func TestBoundsHold(t *testing.T) {
 	for _, row := range []struct {
 		name      string
@@ -225,20 +226,26 @@ func TestBoundsHold(t *testing.T) {
 				continue
 			}
 			for _, c := range s.job.cuts(n.mesh) {
-				least := w.least(n, c)
+				least := make([]float64, len(s.variants))
+				for v := range least {
+					least[v] = w.least(n, c, v)
+				}
 				for _, o := range s.job.orders(n) {
-					times := make([]float64, len(s.variants))
+					times, leanest := make([]float64, len(s.variants)), int64(math.MaxInt64)
 					for v := range s.variants {
 						x, ok := w.candidate(n, family{c, o}, v, math.Inf(1))
 						if !ok {
 							t.Fatalf("%+v has no price: %v", n, w.reason)
 						}
 						times[v] = x.metric
-						if low := max(n.bound, least); x.metric < low*(1-rounding) {
+						if low := max(n.bound, least[v]); x.metric < low*(1-rounding) {
 							t.Fatalf("%+v %+v takes %v, less than its bound %v", n, x.family, x.metric, low)
 						}
 						if o.name == "1f1b" && x.peak <= j.Capacity && x.metric < n.filled()*(1-rounding) {
 							t.Fatalf("%+v %+v takes %v, less than 1F1B's bound %v", n, x.family, x.metric, n.filled())
+						}
+						if v > 0 { // of the first it is known before
+							leanest = min(leanest, x.peak)
 						}
 						if x.stays > x.peak {
 							t.Fatalf("%+v: what stays is more than the peak", x)
@@ -250,6 +257,11 @@ func TestBoundsHold(t *testing.T) {
 							}
 						}
 					}
+					s.job.Capacity = leanest
+					if w.exceeds(n, family{c, o}, math.Inf(1)) {
+						t.Fatalf("%+v %+v exceeds %d bytes, in which a plan of it fits", n, o, leanest)
+					}
+					s.job.Capacity = math.MaxInt64
 				}
 			}
 		}

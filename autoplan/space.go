@@ -171,7 +171,7 @@ func (j *Job) context(cp int64) plan.CP {
 		if slices.Equal(j.Precisions, []price.Precision{price.F32}) {
 			elem = dtype.F32
 		}
-		a := kernels.Planned(j.Config, slices.Contains(j.Config.Windowed, true), elem, ring)
+		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, ring)
 		if kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a); kernel == kernels.CuDNN {
 			return ring
 		}

@@ -53,8 +53,7 @@ func (t Tags) list() (list []ir.Tag) {
 
 // CutOf is how a plan cuts a microbatch.
 func CutOf(p *plan.Plan) Cut {
-	ranks := max(p.DP, 1) * max(p.FSDP.Size, 1)
-	c := Cut{Rows: max(1, p.Rows()/ranks), Seq: p.Seq, TP: max(p.TP.Size, 1),
+	c := Cut{Rows: max(1, p.Rows()/p.Ranks()), Seq: p.Seq, TP: max(p.TP.Size, 1),
 		CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence, Overlap: p.TP.Overlap && p.TP.Size > 1,
 		Ring: p.CP.Kind == "ring", Balance: p.CP.Balance, Params: p.Types.Params,
 		Again: TagsOf(p.Recompute)}
@@ -110,7 +109,7 @@ type Bill struct {
 
 // A Book has the bills of a model on one kind of device, in one policy. It may be shared.
 type Book struct {
-	config *model.Config
+	model  model.Model
 	set    *kernels.Set
 	policy *precision.Policy
 
@@ -122,11 +121,11 @@ type Book struct {
 
 // New makes an empty book for an architecture ("cpu", or a card's); a nil policy is the model's own
 // type everywhere.
-func New(c *model.Config, arch string, policy *precision.Policy) *Book {
+func New(m model.Model, arch string, policy *precision.Policy) *Book {
 	if policy != nil && !policy.Quantizes() {
 		policy = nil
 	}
-	return &Book{config: c, set: kernels.For(arch), policy: policy, losses: map[Cut]*ir.Graph{},
+	return &Book{model: m, set: kernels.For(arch), policy: policy, losses: map[Cut]*ir.Graph{},
 		sheets: map[Cut]*sheet{}, bills: map[Cut]*Bill{}}
 }
 
@@ -157,7 +156,7 @@ func (b *Book) Bill(c Cut) (*Bill, error) {
 // like is the cut whose graph has the same operations, with other sizes: a graph does not depend on
 // how many rows there are, nor on how many devices share evenly what they share.
 func (b *Book) like(c Cut) Cut {
-	m := b.config
+	m := b.model.Facts()
 	c.Rows = 1
 	if c.Overlap {
 		c.Rows = 2
@@ -191,9 +190,9 @@ func (b *Book) loss(c Cut) (*ir.Graph, error) {
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq}
 	shape.Elem, shape.Products = b.set.Types(c.Params)
 	shape.Documents, _ = b.set.Documents()
-	g, err := b.config.Graph(shape)
+	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {
-		g, _, err = b.policy.Apply(g, b.config.Params())
+		g, _, err = b.policy.Apply(g, b.model.Params())
 	}
 	if err != nil {
 		return nil, err

@@ -9,16 +9,6 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// rank is the rank that has a virtual stage.
-func (l *layout) rank(stage int) int {
-	n := int(l.pipe)
-	turn, at := stage/n, stage%n
-	if l.vee && turn%2 == 1 {
-		return n - 1 - at
-	}
-	return at
-}
-
 // stage is the virtual stage that a rank has in a turn.
 func (l *layout) stage(rank, turn int) int {
 	n := int(l.pipe)
@@ -67,6 +57,10 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	slack, most := 0.0, math.Inf(-1)
 	var was share
 	for r := range int(l.pipe) {
+		if r > 0 && l.follows(r, loads) {
+			slack += loads.at(r).total
+			continue
+		}
 		var is share
 		window := 0.0
 		for turn := range int(l.virtual) {
@@ -89,6 +83,16 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 		slack += loads.at(r).total
 	}
 	return longest
+}
+
+// follows tells whether a rank has the same stages as the one before it.
+func (l *layout) follows(r int, loads *loads) bool {
+	for turn := range int(l.virtual) {
+		if loads.of[l.stage(r, turn)] != loads.of[l.stage(r-1, turn)] {
+			return false
+		}
+	}
+	return true
 }
 
 // charge adds m microbatches of a stage.

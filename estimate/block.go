@@ -275,7 +275,7 @@ func (e *Estimator) kernel(c *cut, windowed bool) string {
 	if c.ring {
 		how.Kind = "ring"
 	}
-	kernel, _ := e.set.Attention(kernels.Planned(e.config, windowed, c.params, how))
+	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, how))
 	return kernel
 }
 

@@ -97,7 +97,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	if e.config.MoE == nil {
 		l.expert, l.etp = 1, 1
 	}
-	ranks := l.data * l.shard * l.fold
+	ranks := p.Ranks()
 	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {
 		return l, diag.New(diag.PlanMisfit, "a batch of %d sequences does not divide into %d "+
 			"microbatches", p.Batch, p.Microbatches).

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/cost"
-	"github.com/deepwell/deepwell/estimate/footprint"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -130,6 +130,8 @@ type Estimator struct {
 
 	kept      map[cut]*priced
 	bare      map[cut]*priced // without fsdp
+	leans     map[leanCut]*priced
+	deals     map[int]*deal // by number of stages
 	orders    *orders
 	player    schedule.Player[float64]
 	costs     [4][]float64     // of the stages of a plan that is played, by kind of action
@@ -140,7 +142,7 @@ type Estimator struct {
 	kindLoads []schedule.Load  // likewise, by kind of stage
 	spans     map[timing]float64
 	book      *cost.Book
-	own       *footprint.Predictor // of the memory of our own programs; nil until it is asked for
+	own       *own
 
 	policy *precision.Policy // what our own programs compute in; nil if nothing is in blocks
 	word   price.Precision   // of all linear layers where there is no policy
@@ -179,9 +181,28 @@ func (e *Estimator) With(o Options) *Estimator {
 	return &n
 }
 
+// On gives an estimator of the same things on another number of the same devices, for whoever uses
+// e: they share the bills of graphs, schedules, and what is known of the memory of programs.
+func (e *Estimator) On(cl machine.Cluster) *Estimator {
+	n := *e
+	n.cluster = cl
+	n.appraise()
+	n.forget()
+	n.own = e.own
+	return &n
+}
+
+// Beside gives an estimator of the same things that may run beside e.
+func (e *Estimator) Beside() *Estimator {
+	n := *e
+	n.forget()
+	return &n
+}
+
 func (e *Estimator) forget() {
-	e.kept, e.bare = map[cut]*priced{}, map[cut]*priced{}
-	e.player, e.own, e.costs = schedule.Player[float64]{}, nil, [4][]float64{}
+	e.deals = map[int]*deal{}
+	e.kept, e.bare, e.leans = map[cut]*priced{}, map[cut]*priced{}, map[leanCut]*priced{}
+	e.player, e.own, e.costs = schedule.Player[float64]{}, &own{}, [4][]float64{}
 	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
 	e.kindLoads = nil
 }
@@ -266,6 +287,30 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	return est, err == nil, err
 }
 
+// Exceeds tells whether a plan needs more than most bytes whichever of some sets of tags it
+// recomputes: of the list those whose bits are set. A plan of which it does not say so may still
+// need more.
+func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error) {
+	if e.compilable(p) {
+		own, err := e.predictor()
+		if err != nil {
+			return false, err
+		}
+		return own.Exceeds(p, tags, which, max(0, most-e.reserve()))
+	}
+	l, err := e.read(p)
+	if err != nil {
+		return false, err
+	}
+	blocks, err := e.leanest(&l.cut, tags, which)
+	if err != nil {
+		return false, err
+	}
+	var est Estimate
+	err = e.remember(p.PP.Schedule, &est, &l, e.stages(&l, blocks), blocks.logits, true, most)
+	return est.Peak > most, err
+}
+
 // time works out the step, and divides it by cause.
 func (e *Estimator) time(est *Estimate, name string, l *layout, loads *loads, t tail) error {
 	pipe, err := e.makespan(name, l, est.Stages)
@@ -282,11 +327,10 @@ func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads,
 	if most.Brief {
 		peak = most.Peak
 	}
-	own, err := e.compiled(p, est, limited, peak)
-	if err == nil && !own {
-		err = e.remember(p.PP.Schedule, est, l, loads, logits, limited, peak)
+	if e.compilable(p) {
+		return e.compiled(p, est, limited, peak)
 	}
-	return err
+	return e.remember(p.PP.Schedule, est, l, loads, logits, limited, peak)
 }
 
 // passes gives the times of the stages.
@@ -314,8 +358,10 @@ func (e *Estimator) passes(est *Estimate, l *layout, loads *loads) {
 func (e *Estimator) work(l *layout, loads *loads) {
 	e.busy = slices.Grow(e.busy[:0], int(l.pipe))[:l.pipe]
 	clear(e.busy)
-	for i := range loads.of {
-		e.busy[l.rank(i)] += loads.at(i).total
+	for turn := range int(l.virtual) {
+		for r := range e.busy {
+			e.busy[r] += loads.at(l.stage(r, turn)).total
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package estimate
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/price"
 )
@@ -40,6 +41,49 @@ func (e *Estimator) blocks(c *cut) (*priced, error) {
 	e.gathered(c, &p.head)
 	e.kept[*c] = p
 	return p, nil
+}
+
+// A leanCut is a cut under any of some sets of tags: a list, by its address, and which of it.
+type leanCut struct {
+	cut
+	list  *[]ir.Tag
+	which uint32
+}
+
+// leanest gives blocks that keep no more than those do that recompute any of the sets.
+func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, error) {
+	key := leanCut{*c, &tags[0], which}
+	key.again = 0
+	if p := e.leans[key]; p != nil {
+		return p, nil
+	}
+	var least *priced
+	for i, set := range tags {
+		if which&(1<<i) == 0 {
+			continue
+		}
+		with := *c
+		with.again = tagSet(set)
+		p, err := e.blocks(&with)
+		if err != nil {
+			return nil, err
+		}
+		if least == nil {
+			least = &priced{slices.Clone(p.layers), p.embed, p.head, p.logits, p.attention}
+		}
+		for k := range p.layers {
+			least.layers[k].lower(&p.layers[k])
+		}
+		least.embed.lower(&p.embed)
+		least.head.lower(&p.head)
+	}
+	e.leans[key] = least
+	return least, nil
+}
+
+// lower has a block keep no more than another one does.
+func (b *block) lower(o *block) {
+	b.residual, b.dropped = min(b.residual, o.residual), min(b.dropped, o.dropped)
 }
 
 // build prices the blocks of a cut without fsdp.

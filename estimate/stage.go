@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"math"
+	"slices"
 
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/plan"
@@ -31,20 +32,37 @@ func (l *loads) at(stage int) *load { return &l.kinds[l.of[stage]] }
 // stages adds the blocks up for every virtual stage. The result is the estimator's own until it
 // prices again.
 func (e *Estimator) stages(l *layout, p *priced) *loads {
-	n := int(l.pipe * l.virtual)
-	list := &e.loads
-	list.kinds, list.of = list.kinds[:0], list.of[:0]
-	at := int64(0)
-	for i := range n {
-		count := e.dealt(i, n)
-		if i < 2 || i == n-1 || !e.alike(list.kinds[len(list.kinds)-1].layers, at, count) {
-			list.kinds = append(list.kinds, load{layers: count, first: i == 0, last: i == n-1})
-			e.fill(&list.kinds[len(list.kinds)-1], p, at, count)
-		}
-		list.of = append(list.of, len(list.kinds)-1)
-		at += count
+	list, d := &e.loads, e.deal(int(l.pipe*l.virtual))
+	list.kinds, list.of = slices.Grow(list.kinds[:0], len(d.parts))[:len(d.parts)], d.of
+	for i, t := range d.parts {
+		list.kinds[i] = load{layers: t.layers, first: i == 0, last: i == len(d.parts)-1}
+		e.fill(&list.kinds[i], p, t.at, t.layers)
 	}
 	return list
+}
+
+// A deal is how the layers of a model are dealt to a number of stages.
+type deal struct {
+	parts []struct{ at, layers int64 } // of stages that differ, from where they begin
+	of    []int                        // the part of each stage
+}
+
+// deal deals the layers, once for each number.
+func (e *Estimator) deal(n int) *deal {
+	if d := e.deals[n]; d != nil {
+		return d
+	}
+	d, at, last := &deal{}, int64(0), int64(0)
+	for i := range n {
+		count := e.dealt(i, n)
+		if i < 2 || i == n-1 || !e.alike(last, at, count) {
+			d.parts = append(d.parts, struct{ at, layers int64 }{at, count})
+		}
+		d.of = append(d.of, len(d.parts)-1)
+		at, last = at+count, count
+	}
+	e.deals[n] = d
+	return d
 }
 
 // dealt is the number of layers of a stage: those that come first have one more if they do not come
@@ -260,52 +278,60 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	return t
 }
 
-// compiled gives the memory of an estimate, where the stack is our own and the plan is one that it
-// has programs for, as the compiler is expected to say it of these programs. It reports whether
-// that is so.
-func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool, most int64) (bool, error) {
+// own predicts the memory of our own programs, once it is asked for.
+type own struct{ *footprint.Predictor }
+
+// compilable tells whether the stack is our own and the plan is one that it has programs for.
+func (e *Estimator) compilable(p *plan.Plan) bool {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
-	if e.profile.Name != price.Own || e.config.MoE != nil || e.config.MLA != nil || !known ||
-		p.EP > 1 || o.Layers != nil || o.Ulysses || o.Plain || o.Predict > 0 {
-		return false, nil
-	}
-	if e.own == nil {
-		arch := e.cluster.Card.Arch
-		if e.cluster.CPU() {
-			arch = "cpu"
-		}
-		var err error
-		if e.own, err = footprint.New(e.config, arch); err != nil {
-			return false, err
+	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && known &&
+		p.EP <= 1 && o.Layers == nil && !o.Ulysses && !o.Plain && o.Predict == 0
+}
+
+// predictor gives what predicts the memory of our own programs.
+func (e *Estimator) predictor() (_ *footprint.Predictor, err error) {
+	if e.own.Predictor == nil {
+		if e.own.Predictor, err = footprint.New(e.config, e.cluster.Arch()); err != nil {
+			return nil, err
 		}
 		e.own.Share(&e.orders.walks, e.book)
 		e.own.In(e.policy)
 	}
-	reserve := int64(e.prices.Profile().Reserve)
+	return e.own.Predictor, nil
+}
+
+// reserve is the bytes of a device that no program gets.
+func (e *Estimator) reserve() int64 { return int64(e.prices.Profile().Reserve) }
+
+// compiled gives the memory of a plan as the compiler is expected to say it of our own programs.
+func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool, most int64) error {
+	own, err := e.predictor()
+	if err != nil {
+		return err
+	}
 	var f footprint.Footprint
-	var err error
 	if brief {
-		f, err = e.own.Worst(p, max(0, most-reserve))
+		f, err = own.Worst(p, max(0, most-e.reserve()))
 	} else {
-		f, err = e.own.Predict(p)
+		f, err = own.Predict(p)
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	est.Loads = f.Loads
 	est.Ranks = e.ranks[:0]
 	for i := range f.Ranks {
 		r := &f.Ranks[i]
-		r.Runtime = reserve
+		r.Runtime = e.reserve()
 		end := r.Memory
 		end.Activations, end.Temp = 0, r.Update
 		est.Ranks = append(est.Ranks, end)
 		est.worst(r.Memory)
 	}
 	e.ranks = est.Ranks
-	return true, nil
+	return nil
 }
 
 // worst keeps what the rank holds that holds most.

@@ -62,7 +62,7 @@ func (s *Set) Documents() (bool, string) {
 // Planned is the attention of a model's layers, with a window or without, that computes in a type
 // and whose sequences a plan cuts so. It says what package spmd writes into the graph of the plan,
 // so that what is chosen can be priced before there is one.
-func Planned(c *model.Config, windowed bool, elem dtype.DType, cut plan.CP) Attention {
+func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP) Attention {
 	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0}
 	if c.MLA != nil {
 		a.Head = c.MLA.NoPE + c.MLA.Rope

@@ -16,7 +16,8 @@ type Facts struct {
 	Vocab, Hidden, Layers int64
 	Heads, KVHeads        int64
 	HeadDim, MLP          int64
-	Context               int64
+	Context, Window       int64   // Window is 0 where no layer has one
+	AttnCap               float64 // 0 for none
 	Gated                 bool
 	MoE                   *MoE
 	MLA                   *MLA
@@ -25,6 +26,6 @@ type Facts struct {
 // Facts implements [Model].
 func (c *Config) Facts() Facts {
 	return Facts{Vocab: c.Vocab, Hidden: c.Hidden, Layers: c.Layers, Heads: c.Heads,
-		KVHeads: c.KVHeads, HeadDim: c.HeadDim, MLP: c.MLP, Context: c.Context, Gated: c.Gated,
-		MoE: c.MoE, MLA: c.MLA}
+		KVHeads: c.KVHeads, HeadDim: c.HeadDim, MLP: c.MLP, Context: c.Context, Window: c.Window,
+		AttnCap: c.AttnCap, Gated: c.Gated, MoE: c.MoE, MLA: c.MLA}
 }

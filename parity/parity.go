@@ -59,9 +59,9 @@ var bounds = map[precision.Format]struct{ branch, scratch float64 }{
 }
 
 // Bound gives the bound of a policy: that of the narrowest format it uses.
-func Bound(c *model.Config, p *precision.Policy, branch bool) float64 {
+func Bound(m model.Model, p *precision.Policy, branch bool) float64 {
 	bound := 0.0
-	for f := range p.Share(c) {
+	for f := range p.Share(m) {
 		one := bounds[f].scratch
 		if branch {
 			one = bounds[f].branch

@@ -63,7 +63,18 @@ func (p *Plan) Shards() []ir.Axis {
 }
 
 // Ranks is the number of devices that have rows of their own.
-func (p *Plan) Ranks() int64 { return Times(p.Axes([]ir.Dim{{Name: ir.Batch}}, ir.Batch)) }
+func (p *Plan) Ranks() int64 {
+	n := int64(1)
+	for _, c := range cuts {
+		if c.dim != ir.Batch {
+			continue
+		}
+		for _, axis := range c.axes {
+			n *= p.Size(axis)
+		}
+	}
+	return n
+}
 
 // Times is the number of devices along some axes.
 func Times(axes []ir.Axis) int64 {

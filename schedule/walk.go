@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"iter"
+	"math"
 	"slices"
 	"sync"
 )
@@ -260,6 +261,23 @@ func Steady(kept, temp int64) Load {
 	l := Load{Kept: kept, Handed: kept, Temp: [...]int64{temp, temp, temp, temp}}
 	l.Passing[Forward] = kept
 	return l
+}
+
+// Most is a load that no other exceeds.
+func Most() (l Load) {
+	l.Kept, l.Handed = math.MaxInt64, math.MaxInt64
+	for i := range l.Passing {
+		l.Passing[i], l.Temp[i] = math.MaxInt64, math.MaxInt64
+	}
+	return l
+}
+
+// Lower has a load be no more than another one is, item by item.
+func (l *Load) Lower(o *Load) {
+	l.Kept, l.Handed = min(l.Kept, o.Kept), min(l.Handed, o.Handed)
+	for i := range l.Passing {
+		l.Passing[i], l.Temp[i] = min(l.Passing[i], o.Passing[i]), min(l.Temp[i], o.Temp[i])
+	}
 }
 
 // Bytes adds up what the microbatches hold. Stages are those of the rank, and loads their loads;

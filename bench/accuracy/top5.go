@@ -121,7 +121,7 @@ func (k *placing) place(list []autoplan.Choice) {
 // and takes twice as many of them has the same work, and only more to send: both are one plan, of
 // which the better stands first.
 func work(p *plan.Plan) string {
-	ranks, zero := max(p.DP, 1)*max(p.FSDP.Size, 1)*max(p.EP, 1), p.FSDP.Zero
+	ranks, zero := p.Ranks(), p.FSDP.Zero
 	if p.FSDP.Size <= 1 { // there is nothing to cut, as with an optimizer that cuts its state alone
 		zero = 1
 	}

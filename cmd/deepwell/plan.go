@@ -159,17 +159,12 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 			row = append(row, strconv.FormatInt(max(1, axes[i].size(c)), 10))
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
-			c.Plan.Rows()/rowRanks(c)), rematOf(c),
+			c.Plan.Rows()/c.Plan.Ranks()), rematOf(c),
 			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
 			gib(c.Peak)+" GiB", c.Why)
 		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
 	return t.Flush()
-}
-
-// rowRanks is how many devices have rows of their own.
-func rowRanks(c autoplan.Choice) int64 {
-	return max(c.Plan.DP, 1) * max(c.Plan.FSDP.Size, 1) * max(c.Plan.EP, 1)
 }
 
 func scheduleOf(c autoplan.Choice) string {

@@ -221,7 +221,7 @@ func (g *gradient) sharded() bool { return g.w.sharded }
 // plain tells whether some layer's attention is not cuDNN's.
 func (g *gradient) plain() bool {
 	p := g.p
-	a := kernels.Planned(p.config, p.windowed, g.plan.Types.Params, g.plan.CP)
+	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP)
 	kernel, _ := p.set.Attention(a)
 	return kernel != kernels.CuDNN
 }

@@ -98,15 +98,9 @@ func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 	f := &p.result
 	f.Ranks, f.Loads = f.Ranks[:0], nil
 	if most > 0 {
-		for _, rank := range q.leads {
-			r, _ := q.owned(rank)
-			if r.Sum() <= most { // what microbatches hold, without what programs need
-				_, r.Activations, r.Temp = q.walk.Peak(rank, q.of, q.loads)
-			}
-			if r.Sum() > most {
-				f.Ranks = append(f.Ranks, r)
-				return *f, nil
-			}
+		if r, over := q.exceeds(most); over {
+			f.Ranks = append(f.Ranks, r)
+			return *f, nil
 		}
 	}
 	q.complete()
@@ -119,6 +113,77 @@ func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 		f.Ranks = append(f.Ranks, r)
 	}
 	return *f, nil
+}
+
+// exceeds finds a rank that holds more than most bytes already without what its programs need.
+func (q *piped) exceeds(most int64) (r Rank, over bool) {
+	for _, rank := range q.leads {
+		r, _ = q.owned(rank)
+		if r.Sum() <= most { // what microbatches hold
+			_, r.Activations, r.Temp = q.walk.Peak(rank, q.of, q.loads)
+		}
+		if r.Sum() > most {
+			return r, true
+		}
+	}
+	return Rank{}, false
+}
+
+// Exceeds tells whether a plan with stages needs more than most bytes whichever of some sets of
+// tags it recomputes: of the list those whose bits are set. Each of its stages is taken to hold the
+// least that it does with any of them.
+func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
+	most int64) (bool, error) {
+	if pl.PP.Size <= 1 {
+		return false, nil
+	}
+	q, err := p.piped(pl)
+	if err != nil {
+		return false, err
+	}
+	for i, t := range q.parts {
+		if q.kinds[i], err = p.leanest(pl, q.kinds[i], t, q.walk.Split, tags, which); err != nil {
+			return false, err
+		}
+		q.loads[i] = q.kinds[i].load
+	}
+	_, over := q.exceeds(most)
+	return over, nil
+}
+
+// A lean is a stage under any of some sets of tags: a list, by its address, and which of it.
+type lean struct {
+	st    *stage // under another set
+	list  *[]ir.Tag
+	which uint32
+}
+
+// leanest is a stage that holds no more than one does with any of the sets.
+func (p *Predictor) leanest(pl *plan.Plan, st *stage, t part, split bool,
+	tags [][]ir.Tag, which uint32) (*stage, error) {
+	key := lean{st, &tags[0], which}
+	if found := p.leans[key]; found != nil {
+		return found, nil
+	}
+	own := *pl
+	least := *st
+	least.load = schedule.Most()
+	for i := range tags {
+		if which&(1<<i) == 0 {
+			continue
+		}
+		own.Recompute = tags[i]
+		s, err := p.sizes(&own)
+		if err != nil {
+			return nil, err
+		}
+		w := p.way(&own, s)
+		with := stage{part: t, params: st.params}
+		with.size(&gradient{p: p, s: s, w: &w, part: t, plan: &own, onto: true, params: st.params}, split)
+		least.load.Lower(&with.load)
+	}
+	p.leans[key] = &least
+	return &least, nil
 }
 
 // A piped is a plan with stages, as far as all its ranks share it.

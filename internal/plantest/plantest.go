@@ -161,7 +161,7 @@ func (r Row) Plan(s Size) *plan.Plan {
 	p := plan.Default()
 	p.Seq, p.Batch, p.Microbatches = s.Seq, s.Batch, s.Micros
 	r.Apply(p)
-	if p.TP.Overlap && p.Rows()/(p.Size(plan.DataAxis)*p.Size(plan.FSDPAxis)) < 2 {
+	if p.TP.Overlap && p.Rows()/p.Ranks() < 2 {
 		p.TP.Overlap = false // nothing to halve
 	}
 	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
