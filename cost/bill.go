@@ -26,7 +26,7 @@ func of(g *ir.Graph, times int64) (list []Item) {
 	}
 	for _, op := range g.Ops {
 		if op.Body != nil {
-			list = append(list, of(op.Body, times*op.Attrs.Int("n"))...)
+			list = append(list, of(op.Body, times*op.Loop().N)...)
 		}
 	}
 	return list

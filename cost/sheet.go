@@ -81,7 +81,7 @@ func (s *sheet) forward(g *ir.Graph) {
 	for _, op := range g.Ops {
 		switch {
 		case op.Body != nil:
-			p := &part{rounds: op.Attrs.Int("n"), body: op.Body}
+			p := &part{rounds: op.Loop().N, body: op.Body}
 			if n := len(s.layers); n > 0 {
 				p.from = s.layers[n-1].from + s.layers[n-1].rounds
 			}
@@ -120,16 +120,16 @@ func (s *sheet) backward(gr *ir.Gradient) {
 		switch {
 		case op.Body != nil && next > 0:
 			next--
-			carries := int(op.Attrs.Int("carries"))
+			l := op.Loop()
 			if flows == nil {
-				flows = op.In[:carries]
+				flows = l.Carries
 			}
-			for _, v := range op.In[carries:] {
+			for _, v := range slices.Concat(l.Stacks, l.Invariants) {
 				if stacks[v] = true; v.Role == ir.Data {
 					s.layers[next].data = append(s.layers[next].data, v)
 				}
 			}
-			s.layers[next].back(op)
+			s.layers[next].back(l)
 		case next == len(s.layers):
 			before = append(before, op)
 		default:
@@ -156,10 +156,9 @@ func takes(ops []*ir.Op, v *ir.Value) bool {
 }
 
 // back takes the body of a loop back apart.
-func (p *part) back(op *ir.Op) {
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
-	body := op.Body
-	for _, v := range body.Inputs[carries : carries+stacked] {
+func (p *part) back(l ir.Loop) {
+	body, carries := l.Body, len(l.Carries)
+	for _, v := range body.Inputs[carries : carries+len(l.Stacks)] {
 		if v.Role != ir.Param {
 			p.kept = append(p.kept, v)
 		}

@@ -187,11 +187,13 @@ func (e *expander) gauged(g *gauge) *Value {
 		e.err = g.b.err
 		return v
 	}
-	t := Type{v.Type.Elem, append([]Dim{{Layer, g.loop.Attrs.Int("n")}}, v.Type.Dims...), nil}
-	out := &Value{Name: e.names.name("told"), Type: t, def: g.loop}
-	g.loop.Body.Results = append(g.loop.Body.Results, v)
-	g.loop.Out = append(g.loop.Out, out)
-	return e.Merge(out, dimStat, Layer, dimStat)
+	return e.Merge(e.stacked(g.loop, v), dimStat, Layer, dimStat)
+}
+
+// stacked lets a loop stack up a value of its body that is told.
+func (e *expander) stacked(loop *Op, v *Value) *Value {
+	loop.Body.Results = append(loop.Body.Results, v)
+	return loop.gives(e.names.name("told"), v.Type.Stacked(loop.Loop().N))
 }
 
 // shares gives how many elements all devices have of a value, how many devices have the same, and

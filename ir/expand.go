@@ -384,18 +384,17 @@ func (e *expander) loop(op *Op) {
 		e.err = inner.err
 		return
 	}
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
 	for _, w := range inner.wants {
 		var given []*Value
-		stack := true
+		l, stack := op.Loop(), true
 		switch {
 		case w.noise == InputNoise:
-			given = []*Value{e.noises(op)}
+			given = []*Value{e.noises(l)}
 		case w.noise != "":
 			given, stack = []*Value{e.input(w.noise, w.values[0].Type)}, false
 		default:
 			i := slices.Index(op.Body.Inputs, w.from)
-			stack = i < carries+stacked
+			stack = l.IsStack(i)
 			given = e.narrowed(op.In[i], w.how)
 		}
 		if e.err != nil {
@@ -403,13 +402,12 @@ func (e *expander) loop(op *Op) {
 		}
 		at := len(op.In)
 		if stack {
-			at = carries + stacked
-			stacked += len(given)
+			at -= len(l.Invariants)
+			op.Attrs = op.Attrs.With("stacked", len(l.Stacks)+len(given))
 		}
 		op.In = slices.Insert(op.In, at, given...)
 		op.Body.Inputs = slices.Insert(op.Body.Inputs, at, w.values...)
 	}
-	op.Attrs = op.Attrs.With("stacked", stacked)
 	if e.teller != nil && e.err == nil {
 		e.listen(op, inner)
 	}
@@ -433,8 +431,8 @@ func (e *expander) noise(layer int64, known bool) *Value {
 }
 
 // noises stacks up what the rounds of a loop take.
-func (e *expander) noises(op *Op) *Value {
-	n, first := op.Attrs.Int("n"), op.Attrs.Int("first")
+func (e *expander) noises(l Loop) *Value {
+	n, first := l.N, l.First
 	layers := Type{Elem: dtype.S32, Dims: []Dim{{Layer, n}, {InputNoise, 1}}}
 	both := e.Broadcast(e.input(InputNoise, Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, 2}}}), 0,
 		Dim{Layer, n})
@@ -539,13 +537,13 @@ func (g *Graph) prune() {
 func (op *Op) pruneLoop() {
 	inputs := slices.Clone(op.Body.Inputs)
 	op.Body.prune() // drops parameters
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
-	left := stacked
+	l := op.Loop()
+	left := len(l.Stacks)
 	var in []*Value
 	for i, v := range inputs {
 		if slices.Contains(op.Body.Inputs, v) {
 			in = append(in, op.In[i])
-		} else if i < carries+stacked {
+		} else if l.IsStack(i) {
 			left--
 		}
 	}

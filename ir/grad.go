@@ -400,8 +400,7 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 // fetched is a value from the host, moved once more: to hand it over would keep it on the device.
 func (v *Value) fetched(from *Value) *Value {
 	op := &Op{Kind: v.def.Kind, Tag: v.def.Tag, In: []*Value{from}}
-	op.Out = []*Value{{Name: v.Name, Type: v.Type, Source: v.Source, def: op}}
-	return op.Out[0]
+	return op.gives(v.Name, v.Type)
 }
 
 // mark finds what the early results need. Of a repeat they may need the carries only.
@@ -440,7 +439,6 @@ func (c *cutter) repeatNeeds(op *Op, k int) bool {
 
 // bodyCutter divides a repeat's body: a carry is early if any round's early results may need it.
 func (c *cutter) bodyCutter(op *Op) *cutter {
-	carries := int(op.Attrs.Int("carries"))
 	lateAt := make([]bool, len(op.Out))
 	for i, v := range op.Out {
 		lateAt[i] = !c.early[v]
@@ -449,7 +447,7 @@ func (c *cutter) bodyCutter(op *Op) *cutter {
 		inner := newCutter(op.Body, func(i int) bool { return lateAt[i] })
 		inner.mark()
 		changed := false
-		for i := range carries {
+		for i := range op.Loop().Carries {
 			if lateAt[i] && inner.early[op.Body.Inputs[i]] {
 				lateAt[i], changed = false, true
 			}
@@ -463,13 +461,12 @@ func (c *cutter) bodyCutter(op *Op) *cutter {
 // cutRepeat makes two repeats of one: the first has the early carries and stacks up what the
 // second, which has the late carries and lays down the late stacks, takes over.
 func (c *cutter) cutRepeat(op *Op) (first, second *Op) {
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	whole := op.Loop()
 	inner := c.bodyCutter(op)
 	lateAt := inner.late
 	early, late, crossing := inner.cut(op.Body.Name+"_input", op.Body.Name+"_weight")
-	n := op.Attrs.Int("n")
 	// A carry of the first that the second reads is another value in every round: it is stacked too.
-	for i, v := range op.Body.Inputs[:carries] {
+	for i, v := range op.Body.Inputs[:len(whole.Carries)] {
 		if !lateAt(i) && slices.Contains(late.Inputs, v) {
 			twin := &Value{Name: v.Name, Type: v.Type, Role: Residual}
 			replace(late, v, twin)
@@ -489,29 +486,26 @@ func (c *cutter) cutRepeat(op *Op) (first, second *Op) {
 		half.Out = append(half.Out, v)
 	}
 	for _, v := range crossing {
-		t := Type{v.Type.Elem, append([]Dim{{Layer, n}}, v.Type.Dims...), v.Type.Place}
-		stack := &Value{Name: c.names.name("kept"), Type: t, def: first}
-		first.Out = append(first.Out, stack)
-		c.early[stack] = true
+		c.early[first.gives(c.names.name("kept"), v.Type.Stacked(whole.N))] = true
 	}
 	kept := first.Out[len(first.Out)-len(crossing):]
-	first.arrange(op, carries, stacked, nil, nil)
-	second.arrange(op, carries, stacked, crossing, kept)
+	first.arrange(whole, nil, nil)
+	second.arrange(whole, crossing, kept)
 	return first, second
 }
 
 // arrange gives one half of a repeat its arguments, in the order that a repeat has them, and the
 // body's inputs in the same order.
-func (half *Op) arrange(whole *Op, carries, stacked int, crossing, kept []*Value) {
+func (half *Op) arrange(whole Loop, crossing, kept []*Value) {
 	var in, body [3][]*Value
 	for k, v := range whole.Body.Inputs {
 		if !slices.Contains(half.Body.Inputs, v) {
 			continue
 		}
 		part := 2
-		if k < carries {
+		if whole.IsCarry(k) {
 			part = 0
-		} else if k < carries+stacked {
+		} else if whole.IsStack(k) {
 			part = 1
 		}
 		in[part], body[part] = append(in[part], whole.In[k]), append(body[part], v)
@@ -522,7 +516,7 @@ func (half *Op) arrange(whole *Op, carries, stacked int, crossing, kept []*Value
 	}
 	half.In = slices.Concat(in[0], in[1], in[2])
 	half.Body.Inputs = slices.Concat(body[0], body[1], body[2])
-	half.Attrs = whole.Attrs.With("carries", len(in[0])).With("stacked", len(in[1]))
+	half.Attrs = loopAttrs(whole.Attrs, len(in[0]), len(in[1]))
 }
 
 // replace puts one value in the place of another.
@@ -576,8 +570,7 @@ func (gr *Gradient) Joint() (*Graph, error) {
 			continue
 		}
 		one := &Op{Kind: "fill", Attrs: attrs(map[string]any{"type": v.Type.String(), "value": 1.0})}
-		one.Out = []*Value{{Name: v.Name, Type: v.Type, def: one}}
-		replace(b, v, one.Out[0])
+		replace(b, v, one.gives(v.Name, v.Type))
 		j.Ops = append(j.Ops, one)
 	}
 	for _, op := range b.Ops {

@@ -310,7 +310,7 @@ func short(kind string) string {
 	return kind
 }
 
-// fail keeps the first error with the first line outside this package.
+// fail keeps the first error with the first line outside the methods of this package.
 func (b *Builder) fail(err error) {
 	if b.err != nil {
 		return
@@ -329,4 +329,4 @@ func (b *Builder) fail(err error) {
 	b.err = e
 }
 
-const ownPackage = "github.com/deepwell/deepwell/ir.(*Builder)"
+const ownPackage = "github.com/deepwell/deepwell/ir.(*"

@@ -110,7 +110,7 @@ func (g *Graph) verifyMemory() error {
 			if hosted[v] && !in[i] {
 				return fmt.Errorf("%s takes %s, which lies on the host", op.Kind, v)
 			}
-			if op.Kind == "repeat" && i < int(op.Attrs.Int("carries")) && in[i] != out[i] {
+			if op.Kind == "repeat" && op.Loop().IsCarry(i) && in[i] != out[i] {
 				return fmt.Errorf("carry %d of %s goes in and comes out of another memory", i, op.Kind)
 			}
 		}

@@ -256,16 +256,13 @@ func (e *expander) listen(op *Op, inner *expander) {
 	if e.err = inner.err; e.err != nil {
 		return
 	}
-	n := op.Attrs.Int("n")
+	l := op.Loop()
 	one := told{stats: inner.teller.stats, codes: inner.teller.codes, loop: op}
 	for k, v := range []*Value{scales, amaxes} {
 		if v == nil {
 			continue
 		}
-		t := Type{v.Type.Elem, append([]Dim{{Layer, n}}, v.Type.Dims...), nil}
-		out := &Value{Name: e.names.name("told"), Type: t, def: op}
-		op.Body.Results, op.Out = append(op.Body.Results, v), append(op.Out, out)
-		if k == 0 {
+		if out := e.stacked(op, v); k == 0 {
 			one.scales = out
 		} else {
 			one.amaxes = out
@@ -274,7 +271,7 @@ func (e *expander) listen(op *Op, inner *expander) {
 	for i := range one.stats {
 		s := &one.stats[i]
 		s.Copy = op.outside(s.Copy)
-		s.Layer, s.Layers = op.Attrs.Int("first"), n
+		s.Layer, s.Layers = l.First, l.N
 		s.Stride, s.AmaxStride = int64(3*len(inner.teller.scales)), int64(len(inner.teller.amaxes))
 	}
 	e.teller.inner = append(e.teller.inner, one)

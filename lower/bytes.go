@@ -30,8 +30,9 @@ func asBytes(g *ir.Graph) *ir.Graph {
 	if !hasNarrow(g) {
 		return g
 	}
-	c := &carrier{at: map[*ir.Value]*ir.Value{}}
-	return c.graph(g)
+	g = g.Clone()
+	carry(g)
+	return g
 }
 
 func hasNarrow(g *ir.Graph) bool {
@@ -41,32 +42,18 @@ func hasNarrow(g *ir.Graph) bool {
 	})
 }
 
-type carrier struct{ at map[*ir.Value]*ir.Value }
-
-func (c *carrier) graph(g *ir.Graph) *ir.Graph {
-	h := &ir.Graph{Name: g.Name, Mesh: g.Mesh, Inputs: c.values(g.Inputs)}
+// carry gives the values of a graph, and of bodies, the types in which they are carried.
+func carry(g *ir.Graph) {
+	values := slices.Clone(g.Inputs)
 	for _, op := range g.Ops {
-		to := &ir.Op{Kind: op.Kind, In: c.values(op.In), Attrs: packedAttrs(op), Tag: op.Tag}
-		if op.Body != nil {
-			to.Body = c.graph(op.Body)
+		op.Attrs = packedAttrs(op) // by the types as they are
+		if values = append(values, op.Out...); op.Body != nil {
+			carry(op.Body)
 		}
-		to.Out = c.values(op.Out)
-		h.Ops = append(h.Ops, to)
 	}
-	h.Results = c.values(g.Results)
-	return h
-}
-
-func (c *carrier) values(list []*ir.Value) []*ir.Value {
-	out := make([]*ir.Value, len(list))
-	for i, v := range list {
-		if c.at[v] == nil {
-			c.at[v] = &ir.Value{Name: v.Name, Type: carried(v.Type), Role: v.Role, Source: v.Source,
-				Means: v.Means}
-		}
-		out[i] = c.at[v]
+	for _, v := range values {
+		v.Type = carried(v.Type)
 	}
-	return out
 }
 
 // packedAttrs are the constants of an operation that counts along a dimension which is packed.

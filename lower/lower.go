@@ -167,8 +167,7 @@ func (w *writer) rule(op *ir.Op) rule {
 
 // repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.
 func (w *writer) repeat(op *ir.Op) {
-	n, carries := op.Attrs.Int("n"), int(op.Attrs.Int("carries"))
-	stacked := int(op.Attrs.Int("stacked"))
+	l, carries := op.Loop(), len(op.Loop().Carries)
 	index := ir.Type{Elem: indexType}
 	state := []val{w.constant(index, 0)}
 	for _, v := range op.In {
@@ -188,16 +187,16 @@ func (w *writer) repeat(op *ir.Op) {
 	w.indent++
 	w.line("cond {")
 	w.indent++
-	limit := w.constant(index, float64(n))
+	limit := w.constant(index, float64(l.N))
 	w.line("stablehlo.return %s : tensor<i1>", w.compare("LT", inner[0], limit).name)
 	w.indent--
 	w.line("} do {")
 	w.indent++
 	at := inner[0]
-	if op.Attrs.Bool("reverse") {
-		at = w.elementwise("subtract", w.constant(index, float64(n-1)), at)
+	if l.Reverse {
+		at = w.elementwise("subtract", w.constant(index, float64(l.N-1)), at)
 	}
-	w.line("stablehlo.return %s : %s", list(w.round(op, inner, at, carries, stacked)), types)
+	w.line("stablehlo.return %s : %s", list(w.round(l, inner, at)), types)
 	w.indent--
 	w.line("}")
 	w.indent--
@@ -211,28 +210,29 @@ func (w *writer) repeat(op *ir.Op) {
 }
 
 // round writes one round of a loop: slices of the stacks, the body, and what it stacks up.
-func (w *writer) round(op *ir.Op, inner []val, at val, carries, stacked int) []string {
-	for i, v := range op.Body.Inputs {
+func (w *writer) round(l ir.Loop, inner []val, at val) []string {
+	carries := len(l.Carries)
+	for i, v := range l.Body.Inputs {
 		s := inner[1+i]
-		if i >= carries && i < carries+stacked {
+		if l.IsStack(i) {
 			s = w.reshape(w.dynamicSlice(s, s.t.Dims[0].Name, at, 1), v.Type)
 		}
 		w.at[v] = s.name
 	}
 	masks, tops := w.masks, w.tops
 	w.masks, w.tops = map[string]val{}, map[string]val{}
-	w.ops(op.Body)
+	w.ops(l.Body)
 	w.masks, w.tops = masks, tops
 	one := w.constant(at.t, 1)
 	next := []string{w.elementwise("add", inner[0], one).name}
-	for _, v := range op.Body.Results[:carries] {
+	for _, v := range l.Body.Results[:carries] {
 		next = append(next, w.use(v).name)
 	}
-	for _, s := range inner[1+carries : 1+len(op.In)] {
+	for _, s := range inner[1+carries : 1+len(l.In)] {
 		next = append(next, s.name)
 	}
-	for i, v := range op.Body.Results[carries:] {
-		stack := inner[1+len(op.In)+i]
+	for i, v := range l.Body.Results[carries:] {
+		stack := inner[1+len(l.In)+i]
 		next = append(next, w.lay(stack, w.use(v), at).name)
 	}
 	return next

@@ -100,12 +100,12 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 	for _, op := range g.Ops {
 		switch op.Kind {
 		case "repeat":
-			rounds := op.Attrs.Int("n")
-			if rounds == 1 {
+			l := op.Loop()
+			if l.N == 1 {
 				c.rename(op.Body.Inputs, op.In)
 			}
-			c.graph(op.Body, times*rounds, op.Attrs.Bool("reverse"))
-			if rounds == 1 {
+			c.graph(op.Body, times*l.N, l.Reverse)
+			if l.N == 1 {
 				c.rename(op.Out, op.Body.Results)
 			}
 		default:

@@ -19,14 +19,14 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 			if v.Def() == nil || v.Def().Kind != "rename" {
 				continue
 			}
-			x := inner.at[v.Def().In[0]]
+			x := inner.At[v.Def().In[0]]
 			if outer[x] == nil || outer[x].Type.Place.On(cp) != ir.Seq ||
 				inner.ready[x.Name+wholeSequence] != nil {
 				continue
 			}
 			whole := s.gather(outer[x], cp)
 			more = append(more, whole)
-			inner.ready[x.Name+wholeSequence] = inner.b.Input(x.Name+".whole", ir.Data, whole.Type, "")
+			inner.ready[x.Name+wholeSequence] = inner.Input(x.Name+".whole", ir.Data, whole.Type, "")
 		}
 	}
 	return more
@@ -35,11 +35,11 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 // repeat rebuilds a loop; what goes round is placed alike in every round. With overlap the body
 // works on two halves of the batch, which do not wait for each other; weights are gathered once.
 func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
+	l := op.Loop()
 	inner := newSharder(op.Body.Name, s.plan)
 	inner.vocab, inner.inside = s.vocab, true
 	parts := 1
-	if s.plan.TP.Overlap && s.plan.Size(plan.TensorAxis) > 1 && carries == len(op.Out) {
+	if s.plan.TP.Overlap && s.plan.Size(plan.TensorAxis) > 1 && len(l.Carries) == len(op.Out) {
 		parts = 2
 	}
 	at := make([]map[*ir.Value]*ir.Value, parts)
@@ -50,19 +50,19 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	outer := map[*ir.Value]*ir.Value{}
 	for i, v := range op.Body.Inputs {
 		x := s.settled(in[i])
-		if i < carries {
+		if l.IsCarry(i) {
 			x = s.flowing(x)
 		}
-		stack := i >= carries && i < carries+stacked
+		stack := l.IsStack(i)
 		for h, piece := range s.parts(x, parts, stack) {
 			t, name := piece.Type, v.Name
 			if stack {
-				t = ir.Type{Elem: t.Elem, Dims: t.Dims[1:], Place: t.Place}
+				t = t.Slice()
 			}
 			if h > 0 {
 				name += ".half"
 			}
-			y := inner.b.Input(name, v.Role, t, v.Source)
+			y := inner.Input(name, v.Role, t, v.Source)
 			args, outer[y] = append(args, piece), piece
 			for k := h; k < parts; k++ { // what is not cut in halves is seen by both
 				at[k][v] = y
@@ -70,21 +70,21 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		}
 		inner.params[v] = v.Role == ir.Param
 	}
-	results, err := s.halves(op, inner, at, outer, &args)
+	results, err := s.halves(l, inner, at, outer, &args)
 	if err != nil {
 		return nil, err
 	}
-	body, err := inner.b.Graph(results...)
+	body, err := inner.Graph(results...)
 	if err != nil {
 		return nil, err
 	}
-	out := s.b.Again(op, op.Attrs.With("carries", carries*parts), body, args...)
+	out := s.Again(op, op.Attrs.With("carries", len(l.Carries)*parts), body, args...)
 	if parts == 1 {
 		return out, nil
 	}
 	var joined []*ir.Value
 	for i := range op.Out {
-		joined = append(joined, s.b.Rejoin([2]*ir.Value{out[2*i], out[2*i+1]}, ir.Batch))
+		joined = append(joined, s.Rejoin([2]*ir.Value{out[2*i], out[2*i+1]}, ir.Batch))
 	}
 	return joined, nil
 }
@@ -94,30 +94,29 @@ func (s *sharder) parts(x *ir.Value, n int, stack bool) []*ir.Value {
 	if n == 1 || stack || x.Type.Index(ir.Batch) < 0 {
 		return []*ir.Value{x}
 	}
-	both := s.b.Halve(x, ir.Batch)
+	both := s.Halve(x, ir.Batch)
 	return both[:]
 }
 
 // halves builds a body once for each part of the batch.
-func (s *sharder) halves(op *ir.Op, inner *sharder, at []map[*ir.Value]*ir.Value,
+func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value,
 	outer map[*ir.Value]*ir.Value, args *[]*ir.Value) ([]*ir.Value, error) {
-	carries := int(op.Attrs.Int("carries"))
 	for h := range at {
-		inner.at = at[h]
-		*args = append(*args, s.documents(op.Body, inner, outer)...)
+		inner.At = at[h]
+		*args = append(*args, s.documents(l.Body, inner, outer)...)
 	}
-	results := make([]*ir.Value, len(op.Body.Results)*len(at))
+	results := make([]*ir.Value, len(l.Body.Results)*len(at))
 	for h := range at {
-		inner.at = at[h]
-		if err := inner.ops(op.Body); err != nil {
+		inner.At = at[h]
+		if err := inner.ops(l.Body); err != nil {
 			return nil, err
 		}
-		for i, v := range op.Body.Results {
+		for i, v := range l.Body.Results {
 			k := i*len(at) + h
-			if i < carries {
-				results[k] = inner.conform(inner.at[v], at[h][op.Body.Inputs[i]].Type.Place)
+			if l.IsCarry(i) {
+				results[k] = inner.conform(inner.At[v], at[h][l.Body.Inputs[i]].Type.Place)
 			} else {
-				results[k] = inner.settled(inner.at[v])
+				results[k] = inner.settled(inner.At[v])
 			}
 		}
 	}

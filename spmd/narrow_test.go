@@ -211,7 +211,7 @@ func oneSided(t *testing.T, name string, s *graphs) {
 			if op.Kind != "repeat" {
 				continue
 			}
-			back := op.Attrs.Bool("reverse")
+			back := op.Loop().Reverse
 			for _, v := range op.In {
 				words := strings.Split(v.Name, ".") // c.block.q.mxfp8.embed
 				if len(words) < 5 || words[0] != "c" {
@@ -221,12 +221,12 @@ func oneSided(t *testing.T, name string, s *graphs) {
 					t.Errorf("%s: a loop of %s, backward %v, takes %s", name, g.Name, back, v.Name)
 				}
 			}
-			carries := int(op.Attrs.Int("carries"))
+			l := op.Loop()
 			for _, inner := range op.Body.Ops {
 				if inner.Kind != "quantize" || !back {
 					continue
 				}
-				if i := slices.Index(op.Body.Inputs, source(inner.In[0])); i >= carries {
+				if i := slices.Index(op.Body.Inputs, source(inner.In[0])); i >= 0 && !l.IsCarry(i) {
 					t.Errorf("%s: the backward pass quantizes %s, which was kept", name, inner.In[0])
 				}
 			}

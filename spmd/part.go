@@ -116,9 +116,9 @@ func (t *Part) zero(e *ending) (err error) {
 	u := newSharder("zero", e.Plan)
 	var out []result
 	for _, h := range e.held {
-		out = append(out, gradient(u.b.Fill(h.Type, 0), h.Name, false))
+		out = append(out, gradient(u.Fill(h.Type, 0), h.Name, false))
 	}
-	t.Zero, err = named(u.b, out)
+	t.Zero, err = named(u.Builder, out)
 	return err
 }
 
@@ -129,14 +129,14 @@ func (t *Part) reduce(e *ending) (err error) {
 	for i, h := range e.held {
 		g := e.reduced(u, i)
 		if idle = idle && g.Def() == nil; g.Def() == nil {
-			g = u.b.Scale(g, 1) // a result of its own
+			g = u.Scale(g, 1) // a result of its own
 		}
 		out = append(out, gradient(g, h.Name, true))
 	}
 	if idle {
-		return u.b.Err()
+		return u.Err()
 	}
-	t.Reduce, err = named(u.b, out)
+	t.Reduce, err = named(u.Builder, out)
 	return err
 }
 
@@ -162,8 +162,8 @@ func (t *Part) square(e *ending) error {
 			continue
 		}
 		mine := e.sum(u, i)
-		other := u.b.Input(program.PeerGradient.Of(p.Name), ir.Data, mine.Type, "")
-		both := u.b.Add(mine, other.As(program.PeerGradient.For(p.Name)))
+		other := u.Input(program.PeerGradient.Of(p.Name), ir.Data, mine.Type, "")
+		both := u.Add(mine, other.As(program.PeerGradient.For(p.Name)))
 		bound[program.Gradient.Of(p.Name)] = func(*ir.Value) *ir.Value { return both }
 		out = append(out, gradient(both, p.Name, true))
 	}
@@ -175,9 +175,9 @@ func (t *Part) square(e *ending) error {
 		return err
 	}
 	for _, v := range whole.Results {
-		out = append(out, result{u.settled(u.at[v]), v.Name, v.Means})
+		out = append(out, result{u.settled(u.At[v]), v.Name, v.Means})
 	}
-	t.Square, err = named(u.b, out)
+	t.Square, err = named(u.Builder, out)
 	return err
 }
 

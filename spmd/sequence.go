@@ -38,16 +38,16 @@ func (s *sharder) places(dim string, n int64) *ir.Value {
 		return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
 	}
 	if !s.plan.CP.Balance {
-		s.ready[key] = s.b.Iota(run(n), dim)
+		s.ready[key] = s.Iota(run(n), dim)
 		return s.ready[key]
 	}
 	var list []*ir.Value
 	order := chunks(s.plan)
 	each := n / int64(len(order))
 	for _, c := range order {
-		list = append(list, s.b.Add(s.b.Iota(run(each), dim), s.b.Fill(run(each), float64(c*each))))
+		list = append(list, s.Add(s.Iota(run(each), dim), s.Fill(run(each), float64(c*each))))
 	}
-	s.ready[key] = s.b.Concat(dim, list...)
+	s.ready[key] = s.Concat(dim, list...)
 	return s.ready[key]
 }
 
@@ -85,7 +85,7 @@ func (s *sharder) keys(v *ir.Value) *ir.Value {
 	if def := v.Def(); def != nil && def.Kind == "rename" {
 		if whole := s.ready[def.In[0].Name+wholeSequence]; whole != nil {
 			return s.once(v, "gather "+plan.ContextAxis, func() *ir.Value {
-				return s.b.Rename(whole, ir.Seq, ir.Keys)
+				return s.Rename(whole, ir.Seq, ir.Keys)
 			})
 		}
 		if from := def.In[0]; from.Def() == nil { // the same in all layers, where there is no loop

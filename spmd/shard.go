@@ -39,7 +39,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 				s.vocab = v.Type.Size(ir.Vocab)
 			}
 		}
-		s.at[v] = s.b.Like(v, t)
+		s.At[v] = s.Like(v, t)
 	}
 	s.gatherStacks(loss)
 	if err := s.ops(loss); err != nil {
@@ -47,10 +47,10 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	}
 	var out []*ir.Value
 	for _, v := range loss.Results {
-		out = append(out, s.flowing(s.settled(s.at[v])))
+		out = append(out, s.flowing(s.settled(s.At[v])))
 	}
 	var err error
-	sh.Graph, err = s.b.Graph(out...)
+	sh.Graph, err = s.Graph(out...)
 	return sh, err
 }
 
@@ -71,19 +71,18 @@ func flows(t ir.Type) bool { return t.Index(ir.Seq) >= 0 && t.Index(ir.EmbedDim)
 
 // A sharder rebuilds one graph, or one body.
 type sharder struct {
+	*ir.Rewriter
 	plan   *plan.Plan
 	mesh   []ir.Axis
-	b      *ir.Builder
-	at     map[*ir.Value]*ir.Value // values of the old graph in the new one
-	params map[*ir.Value]bool      // inputs of the old graph that are parameters
-	ready  map[string]*ir.Value    // values that were brought into place before, by what was done
-	vocab  int64                   // tokens that count, where the vocabulary was padded
-	inside bool                    // a body, not the whole
+	params map[*ir.Value]bool   // inputs of the old graph that are parameters
+	ready  map[string]*ir.Value // values that were brought into place before, by what was done
+	vocab  int64                // tokens that count, where the vocabulary was padded
+	inside bool                 // a body, not the whole
 }
 
 func newSharder(name string, p *plan.Plan) *sharder {
-	return &sharder{plan: p, mesh: p.Mesh(), b: ir.NewBuilder(name, p.Mesh()...),
-		at: map[*ir.Value]*ir.Value{}, params: map[*ir.Value]bool{}, ready: map[string]*ir.Value{}}
+	return &sharder{plan: p, mesh: p.Mesh(), Rewriter: ir.NewRewriter(name, p.Mesh()...),
+		params: map[*ir.Value]bool{}, ready: map[string]*ir.Value{}}
 }
 
 // once does something to a value the first time, and remembers it.
@@ -98,14 +97,14 @@ func (s *sharder) once(v *ir.Value, what string, do func() *ir.Value) *ir.Value 
 // gather joins the pieces of a value along an axis. Who needs the whole again gathers it again.
 func (s *sharder) gather(v *ir.Value, axis string) *ir.Value {
 	return s.once(v, "gather "+axis, func() (y *ir.Value) {
-		s.b.Tagged(ir.Gather, func() { y = s.b.AllGather(v, axis, v.Type.Place.On(axis)) })
+		s.Tagged(ir.Gather, func() { y = s.AllGather(v, axis, v.Type.Place.On(axis)) })
 		return y
 	})
 }
 
 // own takes the device's piece of a copy.
 func (s *sharder) own(v *ir.Value, axis, dim string) *ir.Value {
-	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.b.OwnPiece(v, axis, dim) })
+	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.OwnPiece(v, axis, dim) })
 }
 
 // settled gives a value whose terms are summed up. With sequence parallelism the sum of what flows
@@ -132,14 +131,14 @@ func (s *sharder) settle(v *ir.Value, into func(axis string) string) *ir.Value {
 			continue
 		}
 		v = s.once(v, "scatter "+share.Axis+" "+dim, func() *ir.Value {
-			return s.b.ReduceScatter(v, share.Axis, dim)
+			return s.ReduceScatter(v, share.Axis, dim)
 		})
 	}
 	if len(whole) == 0 {
 		return v
 	}
 	return s.once(v, fmt.Sprint("reduce ", whole), func() *ir.Value {
-		return s.b.AllReduce(v, whole...)
+		return s.AllReduce(v, whole...)
 	})
 }
 
@@ -172,7 +171,7 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 	}
 	for _, v := range g.Inputs {
 		if s.params[v] {
-			s.b.Tagged(tag, func() { s.at[v] = s.weight(s.at[v]) })
+			s.Tagged(tag, func() { s.At[v] = s.weight(s.At[v]) })
 		}
 	}
 }
@@ -180,24 +179,24 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 // use gives a value of the old graph as operations take it: a parameter's shards are gathered, and
 // it has the key heads of the device's own query heads.
 func (s *sharder) use(v *ir.Value) *ir.Value {
-	x := s.at[v]
+	x := s.At[v]
 	if !s.params[v] {
 		return x
 	}
 	if len(shards(x.Type, s.plan)) > 0 {
 		x = s.once(x, "whole", func() (y *ir.Value) {
-			s.b.Tagged(ir.Gather, func() { y = s.weight(x) })
+			s.Tagged(ir.Gather, func() { y = s.weight(x) })
 			return y
 		})
 	}
 	tp, kv := s.plan.Size(plan.TensorAxis), x.Type.Size(ir.KVHeads)
 	if tp > 1 && kv > 0 && x.Type.Place.On(plan.TensorAxis) == "" {
 		x = s.once(x, "kv", func() (y *ir.Value) {
-			s.b.Tagged(ir.Gather, func() {
+			s.Tagged(ir.Gather, func() {
 				at := x.Type.Index(ir.KVHeads) + 1
-				y = s.b.Broadcast(x, at, ir.Dim{Name: "copies", Size: tp / kv})
-				y = s.b.Merge(y, ir.KVHeads, ir.KVHeads, "copies")
-				y = s.b.OwnPiece(y, plan.TensorAxis, ir.KVHeads)
+				y = s.Broadcast(x, at, ir.Dim{Name: "copies", Size: tp / kv})
+				y = s.Merge(y, ir.KVHeads, ir.KVHeads, "copies")
+				y = s.OwnPiece(y, plan.TensorAxis, ir.KVHeads)
 			})
 			return y
 		})
@@ -222,7 +221,7 @@ func (s *sharder) weight(x *ir.Value) *ir.Value {
 		sum = t
 	}
 	for _, share := range slices.Backward(shards(x.Type, s.plan)) {
-		x = s.b.Fetch(x, share.Axis, share.How, s.inside, sum)
+		x = s.Fetch(x, share.Axis, share.How, s.inside, sum)
 	}
 	return x
 }
@@ -233,24 +232,22 @@ func (s *sharder) ops(g *ir.Graph) error {
 		in := make([]*ir.Value, len(op.In))
 		for i, v := range op.In {
 			if op.Kind == "repeat" {
-				in[i] = s.at[v] // a body gathers what it needs
+				in[i] = s.At[v] // a body gathers what it needs
 			} else {
-				s.b.Tagged(op.Tag, func() { in[i] = s.use(v) })
+				s.Tagged(op.Tag, func() { in[i] = s.use(v) })
 			}
 		}
 		var out []*ir.Value
 		var err error
-		s.b.Tagged(op.Tag, func() { out, err = s.op(op, in) })
+		s.Tagged(op.Tag, func() { out, err = s.op(op, in) })
 		if err != nil {
 			return err
 		}
-		if err := s.b.Err(); err != nil {
+		if err := s.Err(); err != nil {
 			return diag.From(err).Because("%s of %s cannot be cut for %d devices", op.Kind, g.Name,
 				s.plan.Devices())
 		}
-		for i, v := range op.Out {
-			s.at[v] = out[i]
-		}
+		s.Set(op.Out, out)
 	}
 	return nil
 }
@@ -280,7 +277,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	default:
 		in = s.allSettled(in)
 	}
-	return s.b.Again(op, a, nil, in...), nil
+	return s.Again(op, a, nil, in...), nil
 }
 
 func (s *sharder) allSettled(in []*ir.Value) []*ir.Value {

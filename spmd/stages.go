@@ -51,7 +51,7 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 	rounds, want := int64(0), int64(0)
 	for _, op := range loss.Ops {
 		if op.Kind == "repeat" {
-			rounds += op.Attrs.Int("n")
+			rounds += op.Loop().N
 		}
 	}
 	for _, n := range counts {
@@ -67,7 +67,7 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 			c.copy(op, op.Attrs, nil, c.uses(op.In))
 			continue
 		}
-		c.rounds(op)
+		c.rounds(op.Loop())
 	}
 	return c.end()
 }
@@ -77,29 +77,27 @@ type cutter struct {
 	loss   *ir.Graph
 	left   []int64 // rounds that stages still want, the one at work first
 	stages []*Stage
-	b      *ir.Builder
-	at     map[*ir.Value]*ir.Value
+	b      *ir.Rewriter // of the stage at work
 	stage  *Stage
 	err    error
 }
 
 // begin opens a stage.
 func (c *cutter) begin() {
-	c.b = ir.NewBuilder(c.loss.Name)
-	c.at = map[*ir.Value]*ir.Value{}
+	c.b = ir.NewRewriter(c.loss.Name)
 	c.stage = &Stage{Layers: map[string][2]int64{}}
 }
 
 // use gives a value of the loss in the stage at work. Inputs come with their first use.
 func (c *cutter) use(v *ir.Value) *ir.Value {
-	if c.at[v] == nil && v.Def() == nil {
-		c.at[v] = c.b.Like(v, v.Type)
+	if c.b.At[v] == nil && v.Def() == nil {
+		c.b.Inputs(v)
 	}
-	if c.at[v] == nil && c.err == nil {
+	if c.b.At[v] == nil && c.err == nil {
 		c.err = diag.New(diag.GraphInvalid, "%s is used by a stage that it is not handed to", v).
 			At("graph %s", c.loss.Name)
 	}
-	return c.at[v]
+	return c.b.At[v]
 }
 
 func (c *cutter) uses(list []*ir.Value) []*ir.Value {
@@ -111,44 +109,34 @@ func (c *cutter) uses(list []*ir.Value) []*ir.Value {
 }
 
 func (c *cutter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {
-	if c.err != nil {
-		return
-	}
-	for i, v := range c.b.Again(op, a, body, in...) {
-		c.at[op.Out[i]] = v
+	if c.err == nil {
+		c.b.Set(op.Out, c.b.Again(op, a, body, in...))
 	}
 }
 
 // rounds deals the rounds of a loop to the stages.
-func (c *cutter) rounds(op *ir.Op) {
-	carries, stacked := int(op.Attrs.Int("carries")), int(op.Attrs.Int("stacked"))
-	if carries != 1 || len(op.Out) != 1 {
-		c.err = diag.New(diag.GraphInvalid, "a loop hands over %d values, not 1", len(op.Out)).
+func (c *cutter) rounds(l ir.Loop) {
+	if len(l.Carries) != 1 || len(l.Out) != 1 {
+		c.err = diag.New(diag.GraphInvalid, "a loop hands over %d values, not 1", len(l.Out)).
 			At("graph %s", c.loss.Name)
 	}
-	hidden := op.In[0]
-	for from, n := int64(0), op.Attrs.Int("n"); from < n && c.err == nil; {
+	hidden := l.In[0]
+	for from := int64(0); from < l.N && c.err == nil; {
 		if c.left[0] == 0 {
 			c.handOver(hidden)
 		}
-		take := min(c.left[0], n-from)
-		var in []*ir.Value
-		for i, v := range op.In {
-			switch {
-			case i == 0:
-				in = append(in, c.use(hidden))
-			case i < 1+stacked:
-				in = append(in, c.stack(v, from, take))
-			default:
-				in = append(in, c.use(v))
-			}
+		take := min(c.left[0], l.N-from)
+		in := []*ir.Value{c.use(hidden)}
+		for _, v := range l.Stacks {
+			in = append(in, c.stack(v, from, take))
 		}
-		a := op.Attrs.With("n", take)
-		if first := op.Attrs.Int("first") + from; first > 0 {
+		in = append(in, c.uses(l.Invariants)...)
+		a := l.Attrs.With("n", take)
+		if first := l.First + from; first > 0 {
 			a = a.With("first", first)
 		}
-		c.copy(op, a, op.Body.Clone(), in)
-		hidden = op.Out[0]
+		c.copy(l.Op, a, l.Body.Clone(), in)
+		hidden = l.Out[0]
 		from, c.left[0] = from+take, c.left[0]-take
 	}
 }
@@ -158,20 +146,16 @@ func (c *cutter) stack(v *ir.Value, from, n int64) *ir.Value {
 	if v.Def() != nil {
 		return c.use(v) // refused there
 	}
-	t := v.Type
-	t.Dims = slices.Clone(t.Dims)
-	t.Dims[0].Size = n
 	c.stage.Layers[v.Name] = [2]int64{from, from + n}
-	return c.b.Like(v, t)
+	return c.b.Like(v, v.Type.Slice().Stacked(n))
 }
 
 // handOver ends a stage with a value, which the next one begins with.
 func (c *cutter) handOver(v *ir.Value) {
 	c.finish(c.use(v))
 	c.left = c.left[1:]
-	t := v.Type
 	c.begin()
-	c.at[v] = c.b.Input(Hidden, ir.Data, t, "")
+	c.b.At[v] = c.b.Input(Hidden, ir.Data, v.Type, "")
 }
 
 func (c *cutter) finish(results ...*ir.Value) {
@@ -184,13 +168,6 @@ func (c *cutter) finish(results ...*ir.Value) {
 
 // end finishes the last stage and finds what stages share.
 func (c *cutter) end() ([]*Stage, error) {
-	var results []*ir.Value
-	for _, v := range c.loss.Results {
-		results = append(results, c.use(v))
-	}
-	c.finish(results...)
-	if c.err != nil {
-		return nil, c.err
-	}
-	return c.stages, nil
+	c.finish(c.uses(c.loss.Results)...)
+	return c.stages, c.err
 }

@@ -123,9 +123,9 @@ type binding func(whole *ir.Value) *ir.Value
 func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 	for _, v := range whole.Inputs {
 		if piece := bound[v.Name]; piece != nil {
-			u.at[v] = piece(v)
+			u.At[v] = piece(v)
 		} else {
-			u.at[v] = u.b.Like(v, v.Type)
+			u.Inputs(v)
 		}
 	}
 	return u.ops(whole)
@@ -138,7 +138,7 @@ func (e *ending) kept(u *sharder) map[string]binding {
 		stored := e.held[i].Layout.Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
-			return u.b.Like(v, t)
+			return u.Like(v, t)
 		}
 		bound[p.Name] = keep
 		for _, slot := range e.Optimizer.State(p) {
@@ -154,16 +154,16 @@ func (e *ending) reduced(u *sharder, i int) *ir.Value {
 	g := u.gradient(e.held[i].Name, t)
 	terms := func(share ir.Share) bool { return share.How == ir.Partial }
 	if slices.ContainsFunc(g.Type.Place, terms) {
-		g = u.b.Convert(g, e.Plan.Types.Collectives)
+		g = u.Convert(g, e.Plan.Types.Collectives)
 	}
 	l := &e.held[i].Layout
-	g = u.conform(l.piecewise(u.b, e.Plan, g), l.Stored.Place)
-	return u.b.Convert(g, t.Elem)
+	g = u.conform(l.piecewise(u.Builder, e.Plan, g), l.Stored.Place)
+	return u.Convert(g, t.Elem)
 }
 
 // gradient takes that of a parameter.
 func (u *sharder) gradient(param string, t ir.Type) *ir.Value {
-	return u.b.Input(program.Gradient.Of(param), ir.Data, t, "").As(program.Gradient.For(param))
+	return u.Input(program.Gradient.Of(param), ir.Data, t, "").As(program.Gradient.For(param))
 }
 
 // results names what the update gives as the whole one does, and makes the copies that the loss
@@ -172,7 +172,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	var out []result
 	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; places in out
 	for _, v := range whole.Results {
-		x := u.settled(u.at[v])
+		x := u.settled(u.At[v])
 		masters[v.Means.Replaces] = x
 		if e.Blocks.unused(v.Means) {
 			continue
@@ -184,7 +184,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	}
 	for i := range e.held {
 		p := &e.held[i]
-		out = append(out, e.Blocks.make(u.b, p.Name, masters[p.Name], &p.Layout)...)
+		out = append(out, e.Blocks.make(u.Builder, p.Name, masters[p.Name], &p.Layout)...)
 		is := program.Copy.For(p.Name)
 		if !p.Layout.copied() || e.Blocks.unused(is) {
 			continue
@@ -194,9 +194,9 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 			at = len(out)
 			out = append(out, result{masters[p.Name], program.Copy.Of(p.Name), is})
 		}
-		out[at].v = p.Layout.gather(u.b, out[at].v)
+		out[at].v = p.Layout.gather(u.Builder, out[at].v)
 	}
-	return named(u.b, e.Blocks.told(u.b, out))
+	return named(u.Builder, e.Blocks.told(u.Builder, out))
 }
 
 // named ends a graph with results that have names and meanings.
@@ -219,30 +219,25 @@ func named(b *ir.Builder, out []result) (*ir.Graph, error) {
 // the optimizer keeps beside the masters, and those masters of which the model takes copies. One
 // parameter is fetched when another has been updated, so that the device has room for few.
 func offloaded(g *ir.Graph) (*ir.Graph, error) {
-	b := ir.NewBuilder(g.Name, g.Mesh...)
-	at, fetch := map[*ir.Value]*ir.Value{}, offloadable(g)
+	b, fetch := ir.NewRewriter(g.Name, g.Mesh...), offloadable(g)
 	stays, kept := map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}
-	for _, v := range g.Inputs {
-		at[v] = b.Like(v, v.Type)
-	}
+	b.Inputs(g.Inputs...)
 	for _, v := range g.Results {
 		stays[v] = fetch[v.Means.Replaces]
 	}
 	var done []*ir.Value // put back, and nobody waited for it yet
 	for _, op := range g.Ops {
-		in := make([]*ir.Value, len(op.In))
-		for i, v := range op.In {
+		for _, v := range op.In {
 			if v.Def() == nil && fetch[v.Name] {
 				var after *ir.Value
 				if len(done) > 0 {
 					after, done = done[0], done[1:]
 				}
-				at[v], fetch[v.Name] = b.ToDevice(at[v], after), false
+				b.At[v], fetch[v.Name] = b.ToDevice(b.At[v], after), false
 			}
-			in[i] = at[v]
 		}
-		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
-			if at[op.Out[i]] = v; stays[op.Out[i]] {
+		for i, v := range b.Copy(op) {
+			if stays[op.Out[i]] {
 				kept[op.Out[i]] = b.ToHost(v)
 				done = append(done, kept[op.Out[i]])
 			}
@@ -251,10 +246,10 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	out := make([]result, len(g.Results))
 	for i, v := range g.Results {
 		if out[i] = (result{kept[v], v.Name, v.Means}); kept[v] == nil {
-			out[i].v = at[v]
+			out[i].v = b.At[v]
 		}
 	}
-	return named(b, out)
+	return named(b.Builder, out)
 }
 
 // offloadable names the inputs of an update that nobody else takes.

@@ -184,7 +184,7 @@ func (b *builder) stages() error {
 	rounds := int64(0)
 	for _, op := range b.loss.Ops {
 		if op.Kind == "repeat" {
-			rounds += op.Attrs.Int("n")
+			rounds += op.Loop().N
 		}
 	}
 	cuts, err := spmd.Stages(b.loss, how.Stages(rounds))

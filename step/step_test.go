@@ -63,21 +63,12 @@ func (m foreign) Graph(s model.Shape) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := ir.NewBuilder("foreign")
-	at := map[*ir.Value]*ir.Value{}
-	for _, v := range g.Inputs {
-		at[v] = b.Like(v, v.Type)
-	}
-	for _, op := range g.Ops {
-		in := make([]*ir.Value, len(op.In))
-		for i, v := range op.In {
-			in[i] = at[v]
+	return ir.Rewrite(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		if op.Out[0] != g.Results[0] {
+			return nil
 		}
-		for i, v := range b.Again(op, op.Attrs, op.Body, in...) {
-			at[op.Out[i]] = v
-		}
-	}
-	return b.Graph(b.Scale(at[g.Results[0]], 0.5))
+		return []*ir.Value{r.Scale(r.Copy(op)[0], 0.5)}
+	})
 }
 
 // Programs are built of any graph with parameters and facts, on one device, a mesh and a pipeline.

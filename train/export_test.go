@@ -45,103 +45,71 @@ func WriteFaulty(c *model.Config, r *recipe.Recipe, how *plan.Plan, policy *prec
 }
 
 func faulty(g *ir.Graph, weights []string) (*ir.Graph, error) {
-	b, at := ir.NewBuilder(g.Name, g.Mesh...), map[*ir.Value]*ir.Value{}
-	for _, v := range g.Inputs {
-		at[v] = b.Like(v, v.Type)
-	}
-	for _, op := range g.Ops {
-		in := make([]*ir.Value, len(op.In))
-		for i, v := range op.In {
-			in[i] = at[v]
+	return ir.Rewrite(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		if op.Kind == "repeat" {
+			return faultyLoop(r, op.Loop(), weights)
 		}
-		attrs, body := op.Attrs, op.Body
-		switch {
-		case op.Kind == "repeat":
-			var err error
-			if attrs, body, in, err = faultyLoop(b, op, in, weights); err != nil {
-				return nil, err
-			}
-		case op.Kind == "linear" && slices.Contains(weights, op.In[1].Name):
-			x := b.Input(FaultX+op.In[1].Name, ir.Data, in[0].Type, "")
-			dy := b.Input(FaultDY+op.In[1].Name, ir.Data, op.Out[0].Type, "")
-			at[op.Out[0]] = faultyLinear(b, op, in, x, dy)
-			continue
+		if op.Kind != "linear" || !slices.Contains(weights, op.In[1].Name) {
+			return nil
 		}
-		for i, v := range b.Again(op, attrs, body, in...) {
-			at[op.Out[i]] = v
-		}
-	}
-	var out []*ir.Value
-	for _, v := range g.Results {
-		out = append(out, at[v])
-	}
-	return b.Graph(out...)
+		x := r.Input(FaultX+op.In[1].Name, ir.Data, op.In[0].Type, "")
+		dy := r.Input(FaultDY+op.In[1].Name, ir.Data, op.Out[0].Type, "")
+		return faultyLinear(r, op, x, dy)
+	})
 }
 
 // faultyLinear writes a linear layer with the places for faults.
-func faultyLinear(b *ir.Builder, op *ir.Op, in []*ir.Value, x, dy *ir.Value) *ir.Value {
-	in = slices.Clone(in)
-	in[0] = b.Mul(in[0], x)
-	y := b.Again(op, op.Attrs, op.Body, in...)[0]
-	kept, over := b.StopGradient(y), b.Relu(b.Shift(dy, -1e30))
-	none := b.Sub(y, kept)
-	none = b.Sub(b.Mul(dy, b.Mul(dy, none)), b.Mul(over, b.Mul(over, none)))
-	return b.Add(kept, none)
+func faultyLinear(r *ir.Rewriter, op *ir.Op, x, dy *ir.Value) []*ir.Value {
+	in := r.Uses(op.In)
+	in[0] = r.Mul(in[0], x)
+	y := r.Again(op, op.Attrs, op.Body, in...)[0]
+	kept, over := r.StopGradient(y), r.Relu(r.Shift(dy, -1e30))
+	none := r.Sub(y, kept)
+	none = r.Sub(r.Mul(dy, r.Mul(dy, none)), r.Mul(over, r.Mul(over, none)))
+	return []*ir.Value{r.Add(kept, none)}
 }
 
 // faultyLoop gives the body of a loop the places, which are stacks as the weights are.
-func faultyLoop(outer *ir.Builder, op *ir.Op, in []*ir.Value, weights []string) (ir.Attrs,
-	*ir.Graph, []*ir.Value, error) {
-	old := op.Body
-	b, at := ir.NewBuilder(old.Name, old.Mesh...), map[*ir.Value]*ir.Value{}
-	end := int(op.Attrs.Int("carries") + op.Attrs.Int("stacked"))
-	for _, v := range old.Inputs[:end] {
-		at[v] = b.Like(v, v.Type)
-	}
-	places, args := map[*ir.Op][2]*ir.Value{}, slices.Clone(in[:end])
-	for _, one := range old.Ops {
+func faultyLoop(outer *ir.Rewriter, l ir.Loop, weights []string) []*ir.Value {
+	r := ir.NewRewriter(l.Body.Name, l.Body.Mesh...)
+	end := len(l.In) - len(l.Invariants)
+	r.Inputs(l.Body.Inputs[:end]...)
+	places, args := map[*ir.Op][2]*ir.Value{}, outer.Uses(l.In)
+	stacks := len(l.Stacks)
+	for _, one := range l.Body.Ops {
 		if one.Kind != "linear" {
 			continue
 		}
-		i := slices.Index(old.Inputs, one.In[1])
+		i := slices.Index(l.Body.Inputs, one.In[1])
 		if i < 0 || !slices.ContainsFunc(weights, func(w string) bool {
-			stem, _, _ := strings.Cut(in[i].Name, ".from")
+			stem, _, _ := strings.Cut(l.In[i].Name, ".from")
 			return w[:strings.LastIndexByte(w, '.')] == stem
 		}) {
 			continue
 		}
 		var two [2]*ir.Value
 		for k, t := range []ir.Type{one.In[0].Type, one.Out[0].Type} {
-			name := []string{FaultX, FaultDY}[k] + in[i].Name
-			two[k] = b.Input(name, ir.Data, t, "")
-			t.Dims = append([]ir.Dim{{Name: ir.Layer, Size: op.Attrs.Int("n")}}, t.Dims...)
-			args = append(args, outer.Input(name, ir.Data, t, ""))
+			name := []string{FaultX, FaultDY}[k] + l.In[i].Name
+			two[k] = r.Input(name, ir.Data, t, "")
+			stack := outer.Input(name, ir.Data, t.Stacked(l.N), "")
+			args = slices.Insert(args, len(l.Carries)+stacks, stack)
+			stacks++
 		}
 		places[one] = two
 	}
-	for _, v := range old.Inputs[end:] {
-		at[v] = b.Like(v, v.Type)
-	}
-	for _, one := range old.Ops {
-		inside := make([]*ir.Value, len(one.In))
-		for i, v := range one.In {
-			inside[i] = at[v]
-		}
+	r.Inputs(l.Body.Inputs[end:]...)
+	for _, one := range l.Body.Ops {
 		if two, ok := places[one]; ok {
-			at[one.Out[0]] = faultyLinear(b, one, inside, two[0], two[1])
-			continue
-		}
-		for i, v := range b.Again(one, one.Attrs, one.Body, inside...) {
-			at[one.Out[i]] = v
+			r.Set(one.Out, faultyLinear(r, one, two[0], two[1]))
+		} else {
+			r.Copy(one)
 		}
 	}
-	var out []*ir.Value
-	for _, v := range old.Results {
-		out = append(out, at[v])
+	body, err := r.Graph(r.Uses(l.Body.Results)...)
+	if err != nil {
+		panic(err) // a test's own graph
 	}
-	body, err := b.Graph(out...)
-	stacked := op.Attrs.Int("stacked") + int64(len(args)-end)
-	return op.Attrs.With("stacked", stacked), body, append(args, in[end:]...), err
+	return outer.Again(l.Op, l.Attrs.With("stacked", stacks), body, args...)
 }
 
 // The first words of the names of the inputs that [WriteFaulty] adds.

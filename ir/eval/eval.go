@@ -107,8 +107,7 @@ func (m *machine) run(op *ir.Op) error {
 
 // repeat runs a body round by round.
 func (m *machine) repeat(op *ir.Op) error {
-	n, carries := int(op.Attrs.Int("n")), int(op.Attrs.Int("carries"))
-	stacked := int(op.Attrs.Int("stacked"))
+	l, carries := op.Loop(), len(op.Loop().Carries)
 	for _, v := range op.Out[carries:] {
 		m.at[v] = m.each(func(int) *Array { return New(v.Type) })
 	}
@@ -116,17 +115,14 @@ func (m *machine) repeat(op *ir.Op) error {
 	for i := range state {
 		state[i] = m.at[op.In[i]]
 	}
-	for round := range n {
-		layer := round
-		if op.Attrs.Bool("reverse") {
-			layer = n - 1 - round
-		}
+	for round := range l.N {
+		layer := int(l.Layer(round))
 		inputs := map[string][]*Array{}
 		for i, v := range op.Body.Inputs {
 			switch {
-			case i < carries:
+			case l.IsCarry(i):
 				inputs[v.Name] = state[i]
-			case i < carries+stacked:
+			case l.IsStack(i):
 				inputs[v.Name] = m.each(func(d int) *Array {
 					return layerOf(m.at[op.In[i]][d], v.Type, layer)
 				})

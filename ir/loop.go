@@ -1,0 +1,59 @@
+package ir
+
+// Layer is the name of the dimension along which a repeat stacks.
+const Layer = "layer"
+
+// A Loop is a repeat: its body runs N times. Its arguments, and the inputs of the body, come in
+// three parts; the body's results are the carries, and what is stacked up round by round.
+type Loop struct {
+	*Op
+	N       int64 // rounds
+	First   int64 // the layer of the first round
+	Reverse bool  // slices are taken, and laid down, from the last to the first
+
+	Carries    []*Value // what each round takes from the one before
+	Stacks     []*Value // [Layer, ...], of which each round gets its own slice
+	Invariants []*Value // what every round sees
+}
+
+// Loop views a repeat.
+func (op *Op) Loop() Loop {
+	a := op.Attrs
+	c, s := a.Int("carries"), a.Int("carries")+a.Int("stacked")
+	return Loop{Op: op, N: a.Int("n"), First: a.Int("first"), Reverse: a.Bool("reverse"),
+		Carries: op.In[:c:c], Stacks: op.In[c:s:s], Invariants: op.In[s:]}
+}
+
+// IsCarry and IsStack tell whether an argument, by its place, is one.
+func (l Loop) IsCarry(i int) bool { return i < len(l.Carries) }
+
+// IsStack: see IsCarry.
+func (l Loop) IsStack(i int) bool { return !l.IsCarry(i) && i < len(l.Carries)+len(l.Stacks) }
+
+// Layer is the layer whose slices a round takes.
+func (l Loop) Layer(round int64) int64 {
+	if l.Reverse {
+		return l.N - 1 - round
+	}
+	return round
+}
+
+// Stacked is the type of n values of a type, one for each round of a loop.
+func (t Type) Stacked(n int64) Type {
+	return Type{t.Elem, append([]Dim{{Layer, n}}, t.Dims...), t.Place}
+}
+
+// Slice is the type of what one round gets of a stack.
+func (t Type) Slice() Type { return Type{t.Elem, t.Dims[1:], t.Place} }
+
+// loopAttrs are the constants of a repeat with so many carries and stacks.
+func loopAttrs(a Attrs, carries, stacks int) Attrs {
+	return a.With("carries", carries).With("stacked", stacks)
+}
+
+// gives adds a result to an operation that no builder makes.
+func (op *Op) gives(name string, t Type) *Value {
+	v := &Value{Name: name, Type: t, def: op}
+	op.Out = append(op.Out, v)
+	return v
+}

@@ -1,0 +1,178 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Rewriter builds a graph out of the operations of another.
+type Rewriter struct {
+	*Builder
+	At map[*Value]*Value // what stands in the new graph for a value of the old one
+}
+
+// NewRewriter begins a graph for one device of a mesh.
+func NewRewriter(name string, mesh ...Axis) *Rewriter {
+	return &Rewriter{NewBuilder(name, mesh...), map[*Value]*Value{}}
+}
+
+// Inputs takes over inputs as they are.
+func (r *Rewriter) Inputs(list ...*Value) {
+	for _, v := range list {
+		r.At[v] = r.Like(v, v.Type)
+	}
+}
+
+// Uses gives what stands for values.
+func (r *Rewriter) Uses(list []*Value) []*Value {
+	out := make([]*Value, len(list))
+	for i, v := range list {
+		out[i] = r.At[v]
+	}
+	return out
+}
+
+// Set lets values stand for others, in their order, and gives them back.
+func (r *Rewriter) Set(old, now []*Value) []*Value {
+	for i, v := range now {
+		r.At[old[i]] = v
+	}
+	return now
+}
+
+// Copy adds an operation of the old graph, with what stands for its arguments.
+func (r *Rewriter) Copy(op *Op) []*Value {
+	return r.Set(op.Out, r.Again(op, op.Attrs, op.Body, r.Uses(op.In)...))
+}
+
+// Rewrite copies a graph. Where another gives the results of an operation they stand for its own;
+// where it gives nil, or is nil, the operation is copied.
+func Rewrite(g *Graph, another func(r *Rewriter, op *Op) []*Value) (*Graph, error) {
+	r := NewRewriter(g.Name, g.Mesh...)
+	r.Inputs(g.Inputs...)
+	for _, op := range g.Ops {
+		if another == nil || r.Set(op.Out, another(r, op)) == nil {
+			r.Copy(op)
+		}
+	}
+	return r.Graph(r.Uses(g.Results)...)
+}
+
+// LayerName is the name of one layer of a stack that was unrolled.
+func LayerName(stack string, layer int) string { return fmt.Sprintf("%s.%d", stack, layer) }
+
+// SegmentName is the name of what stands for some layers of a stack, from one of them on.
+func SegmentName(stack string, from int64) string {
+	if from == 0 {
+		return stack
+	}
+	return fmt.Sprintf("%s.from%d", stack, from)
+}
+
+// Unroll writes the rounds of every repeat one after another, and makes of each stack that goes
+// into one an input for each round: stack w becomes w.0, w.1 and so on. On a CPU the gradient of a
+// slice of a stack costs more than the stack saves; short stacks are faster without.
+//
+// It is for graphs before their gradient is taken: a repeat must take its stacks from inputs, and
+// must not stack anything up.
+func Unroll(g *Graph) (*Graph, error) {
+	d := dealer{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}
+	return d.graph(g)
+}
+
+// Segment cuts every repeat before the given rounds, and each stack that goes into one with it, so
+// that what follows can treat layers differently. It is for graphs as those of [Unroll].
+func Segment(g *Graph, before []int64) (*Graph, error) {
+	d := dealer{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, before, false}
+	return d.graph(g)
+}
+
+// A dealer writes loops, and the stacks that go into them, in parts.
+type dealer struct {
+	*Rewriter
+	parts  map[*Value][]*Value // of stacks, by run
+	before []int64             // the rounds before which loops are cut
+	unroll bool                // cuts before every round, and leaves no loop
+}
+
+// runs gives the rounds of each part of a loop of n: from, to.
+func (d *dealer) runs(n int64) (list [][2]int64) {
+	from := int64(0)
+	for at := int64(1); at <= n; at++ {
+		if d.unroll || at == n || slices.Contains(d.before, at) {
+			list, from = append(list, [2]int64{from, at}), at
+		}
+	}
+	return list
+}
+
+func (d *dealer) graph(g *Graph) (*Graph, error) {
+	rounds := map[*Value]int64{} // of stacks
+	for _, op := range g.Ops {
+		if op.Kind == "repeat" {
+			for _, v := range op.Loop().Stacks {
+				rounds[v] = op.Loop().N
+			}
+		}
+	}
+	for _, v := range g.Inputs {
+		if rounds[v] == 0 {
+			d.Inputs(v)
+			continue
+		}
+		for _, run := range d.runs(rounds[v]) {
+			name, t := LayerName(v.Name, int(run[0])), v.Type.Slice()
+			if !d.unroll {
+				name, t = SegmentName(v.Name, run[0]), t.Stacked(run[1]-run[0])
+			}
+			d.parts[v] = append(d.parts[v], d.Input(name, v.Role, t, v.Source))
+		}
+	}
+	for _, op := range g.Ops {
+		if op.Kind != "repeat" {
+			d.Copy(op)
+			continue
+		}
+		if err := d.loop(op.Loop()); err != nil {
+			return nil, diag.New(diag.GraphInvalid, "cannot cut a loop: %v", err).At("graph %s", g.Name)
+		}
+	}
+	return d.Graph(d.Uses(g.Results)...)
+}
+
+// loop writes a loop once for each run of its rounds.
+func (d *dealer) loop(l Loop) error {
+	carries := len(l.Carries)
+	if len(l.Out) > carries {
+		return fmt.Errorf("a repeat stacks up %s", l.Out[carries])
+	}
+	in, runs := d.Uses(l.In), d.runs(l.N)
+	for k := range runs {
+		k = int(Loop{N: int64(len(runs)), Reverse: l.Reverse}.Layer(int64(k)))
+		for i, v := range l.Stacks {
+			if d.parts[v] == nil {
+				return fmt.Errorf("stack %s is not an input", v)
+			}
+			in[carries+i] = d.parts[v][k]
+		}
+		if !d.unroll {
+			from, to := runs[k][0], runs[k][1]
+			a := l.Attrs.With("n", to-from).With("first", l.First+from)
+			copy(in, d.Again(l.Op, a, l.Body.Clone(), in...))
+			continue
+		}
+		round := Rewriter{d.Builder, map[*Value]*Value{}}
+		round.Set(l.Body.Inputs, in)
+		for _, op := range l.Body.Ops {
+			if op.Kind == "repeat" {
+				return fmt.Errorf("a repeat stands in a repeat")
+			}
+			round.Copy(op)
+		}
+		copy(in, round.Uses(l.Body.Results))
+	}
+	d.Set(l.Out, in[:carries])
+	return nil
+}
