@@ -9,29 +9,29 @@ import (
 )
 
 // blockKinds are the operations that Transformers are made of.
-func blockKinds() map[string]kind {
-	return map[string]kind{
-		"rms_norm":       {1, inferNorm(1), rmsNormVJP},
-		"layer_norm":     {1, inferNorm(2), layerNormVJP},
-		"softmax":        {1, takes(1, inferSoftmax), softmaxVJP},
-		"rope":           {1, takes(2, inferRope), ropeVJP},
-		"attention":      {2, inferAttention, attentionVJP},
-		"attention_grad": {3, inferAttentionGrad, nil},
-		"cross_entropy":  {2, takes(2, inferCrossEntropy), crossEntropyVJP},
+func blockKinds() map[string]Kind {
+	return map[string]Kind{
+		"rms_norm":       {1, inferNorm(1), rmsNormVJP, streams},
+		"layer_norm":     {1, inferNorm(2), layerNormVJP, streams},
+		"softmax":        {1, takes(1, inferSoftmax), softmaxVJP, streams},
+		"rope":           {1, takes(2, inferRope), ropeVJP, streams},
+		"attention":      {2, inferAttention, attentionVJP, attentionWork},
+		"attention_grad": {3, inferAttentionGrad, nil, attentionWork},
+		"cross_entropy":  {2, takes(2, inferCrossEntropy), crossEntropyVJP, crossEntropyWork},
 		"cross_entropy_grad": {1, func(_ *Graph, op *Op) ([]Type, error) {
 			return []Type{op.In[0].Type}, arity(op, 4)
-		}, nil},
-		"gather": {1, inferGather, func(d *differ, op *Op, dy []*Value) []*Value {
+		}, nil, streams},
+		"gather": {1, inferGather, func(d *Differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
-			return []*Value{d.b.Scatter(dy[0], d.use(op.In[1]), dim, op.In[0].Type.Size(dim)), nil}
-		}},
-		"scatter": {1, inferScatter, func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Gather(dy[0], d.use(op.In[1]), op.Attrs.Text("dim")), nil}
-		}},
-		"top_k": {2, takes(1, inferTopK), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Scatter(dy[0], d.Use(op.In[1]), dim, op.In[0].Type.Size(dim)), nil}
+		}, streams},
+		"scatter": {1, inferScatter, func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Gather(dy[0], d.Use(op.In[1]), op.Attrs.Text("dim")), nil}
+		}, streams},
+		"top_k": {2, takes(1, inferTopK), func(d *Differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
-			return []*Value{d.b.Scatter(dy[0], d.use(op.Out[1]), dim, op.In[0].Type.Size(dim))}
-		}},
+			return []*Value{d.Scatter(dy[0], d.Use(op.Out[1]), dim, op.In[0].Type.Size(dim))}
+		}, streams},
 	}
 }
 
@@ -55,9 +55,9 @@ func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
 
 // rmsNormVJP: y = x r (w+s) with r = (mean x² + ε)^-½, so that with h = x r and g = dy (w+s):
 // dx = r (g - h mean(g h)), dw = Σ dy h (Zhang and Sennrich, 2019).
-func rmsNormVJP(d *differ, op *Op, dy []*Value) []*Value {
-	b, dim := d.b, op.Attrs.Text("dim")
-	x, w, dout := d.wide(d.use(op.In[0])), d.wide(d.use(op.In[1])), d.wide(dy[0])
+func rmsNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	b, dim := d.Builder, op.Attrs.Text("dim")
+	x, w, dout := d.wide(d.Use(op.In[0])), d.wide(d.Use(op.In[1])), d.wide(dy[0])
 	n := float64(x.Type.Size(dim))
 	r := b.Rsqrt(b.Shift(b.Scale(b.Sum(b.Mul(x, x), dim), 1/n), op.Attrs.Float("eps")))
 	if s := op.Attrs.Float("shift"); s != 0 {
@@ -70,9 +70,9 @@ func rmsNormVJP(d *differ, op *Op, dy []*Value) []*Value {
 
 // layerNormVJP: the same with the mean taken off: dx = r (g - mean g - h mean(g h)) (Ba et al.,
 // 2016).
-func layerNormVJP(d *differ, op *Op, dy []*Value) []*Value {
-	b, dim := d.b, op.Attrs.Text("dim")
-	x, w, dout := d.wide(d.use(op.In[0])), d.wide(d.use(op.In[1])), d.wide(dy[0])
+func layerNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	b, dim := d.Builder, op.Attrs.Text("dim")
+	x, w, dout := d.wide(d.Use(op.In[0])), d.wide(d.Use(op.In[1])), d.wide(dy[0])
 	n := float64(x.Type.Size(dim))
 	mean := func(v *Value) *Value { return b.Scale(b.Sum(v, dim), 1/n) }
 	c := b.Sub(x, mean(x))
@@ -85,15 +85,15 @@ func layerNormVJP(d *differ, op *Op, dy []*Value) []*Value {
 
 // wide gives a value in f32 if its type is narrower: norms and their gradients are computed so, and
 // rounded once, as PyTorch does. What is kept for the gradient stays narrow.
-func (d *differ) wide(v *Value) *Value {
+func (d *Differ) wide(v *Value) *Value {
 	if v.Type.Elem == dtype.F64 {
 		return v
 	}
-	return d.b.Convert(v, dtype.F32)
+	return d.Convert(v, dtype.F32)
 }
 
 // narrow gives a gradient the element type of its value.
-func (d *differ) narrow(g, like *Value) *Value { return d.b.Convert(g, like.Type.Elem) }
+func (d *Differ) narrow(g, like *Value) *Value { return d.Convert(g, like.Type.Elem) }
 
 func inferSoftmax(_ *Graph, op *Op) ([]Type, error) {
 	x, dim := op.In[0].Type, op.Attrs.Text("dim")
@@ -104,10 +104,10 @@ func inferSoftmax(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{{x.Elem, x.Dims, place}}, err
 }
 
-func softmaxVJP(d *differ, op *Op, dy []*Value) []*Value {
-	y := d.use(op.Out[0])
-	inner := d.b.Sum(d.b.Mul(dy[0], y), op.Attrs.Text("dim"))
-	return []*Value{d.b.Mul(y, d.b.Sub(dy[0], inner))}
+func softmaxVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	y := d.Use(op.Out[0])
+	inner := d.Sum(d.Mul(dy[0], y), op.Attrs.Text("dim"))
+	return []*Value{d.Mul(y, d.Sub(dy[0], inner))}
 }
 
 // inferRope rotates the halves of the last dimension by angles that grow with position.
@@ -129,9 +129,9 @@ func inferRope(_ *Graph, op *Op) ([]Type, error) {
 }
 
 // ropeVJP: a rotation's transpose is the rotation back.
-func ropeVJP(d *differ, op *Op, dy []*Value) []*Value {
+func ropeVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	a := op.Attrs.With("back", !op.Attrs.Bool("back"))
-	return []*Value{d.b.one("rope", a, dy[0], d.use(op.In[1])), nil}
+	return []*Value{d.one("rope", a, dy[0], d.Use(op.In[1])), nil}
 }
 
 // RopeFrequencies are the angles by position of a rope operation, a number for each pair of
@@ -305,16 +305,16 @@ func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{q, k, v}, nil
 }
 
-func attentionVJP(d *differ, op *Op, dy []*Value) []*Value {
+func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return nil
 	}
-	in := []*Value{d.use(op.In[0]), d.use(op.In[1]), d.use(op.In[2]), d.use(op.Out[0]),
-		d.use(op.Out[1]), dy[0]}
+	in := []*Value{d.Use(op.In[0]), d.Use(op.In[1]), d.Use(op.In[2]), d.Use(op.Out[0]),
+		d.Use(op.Out[1]), dy[0]}
 	for _, extra := range op.In[3:] {
-		in = append(in, d.use(extra))
+		in = append(in, d.Use(extra))
 	}
-	return d.b.op("attention_grad", op.Attrs, nil, in...)
+	return d.op("attention_grad", op.Attrs, nil, in...)
 }
 
 // inferCrossEntropy gives the loss of each row and the logarithm of its sum of exponentials, which
@@ -345,12 +345,12 @@ func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t, t}, err
 }
 
-func crossEntropyVJP(d *differ, op *Op, dy []*Value) []*Value {
+func crossEntropyVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return make([]*Value, 2)
 	}
-	in := []*Value{d.use(op.In[0]), d.use(op.In[1]), d.use(op.Out[1]), dy[0]}
-	return []*Value{d.b.op("cross_entropy_grad", op.Attrs, nil, in...)[0], nil}
+	in := []*Value{d.Use(op.In[0]), d.Use(op.In[1]), d.Use(op.Out[1]), dy[0]}
+	return []*Value{d.op("cross_entropy_grad", op.Attrs, nil, in...)[0], nil}
 }
 
 // indexed checks a value and whole numbers that pick along its last dimension.

@@ -10,20 +10,20 @@ import (
 // contractKinds are the products. A dot multiplies over the dimensions that both arguments have and
 // sums over the named ones; a linear is the dot of a model's weight, whose three products (forward,
 // input gradient, weight gradient) may each have a precision of its own.
-func contractKinds() map[string]kind {
-	return map[string]kind{
-		"dot": {1, takes(2, inferDot), func(d *differ, op *Op, dy []*Value) []*Value {
-			a, c := d.use(op.In[0]), d.use(op.In[1])
+func contractKinds() map[string]Kind {
+	return map[string]Kind{
+		"dot": {1, takes(2, inferDot), func(d *Differ, op *Op, dy []*Value) []*Value {
+			a, c := d.Use(op.In[0]), d.Use(op.In[1])
 			return []*Value{d.dotInto(dy[0], c, op.In[0]), d.dotInto(dy[0], a, op.In[1])}
-		}},
-		"linear": {1, takes(2, inferDot), func(d *differ, op *Op, dy []*Value) []*Value {
-			w := d.use(op.In[1])
-			dx := d.b.one("linear_dx", op.Attrs.With("over", outOf(op)), dy[0], w)
+		}, dots},
+		"linear": {1, takes(2, inferDot), func(d *Differ, op *Op, dy []*Value) []*Value {
+			w := d.Use(op.In[1])
+			dx := d.one("linear_dx", op.Attrs.With("over", outOf(op)), dy[0], w)
 			return []*Value{d.order(dx, op.In[0]), d.order(d.weightGrad(op, dy[0]), op.In[1])}
-		}},
-		"linear_dx": {1, takes(2, inferDot), nil},
-		"linear_dw": {1, takes(2, inferDot), nil},
-		"embedding": {1, takes(2, inferEmbedding), func(d *differ, op *Op, dy []*Value) []*Value {
+		}, dots},
+		"linear_dx": {1, takes(2, inferDot), nil, dots},
+		"linear_dw": {1, takes(2, inferDot), nil, dots},
+		"embedding": {1, takes(2, inferEmbedding), func(d *Differ, op *Op, dy []*Value) []*Value {
 			t := Type{op.In[1].Type.Elem, op.In[1].Type.Dims, nil}
 			for _, s := range op.In[1].Type.Place {
 				if s.How == t.Dims[0].Name { // each device has its own rows
@@ -31,9 +31,9 @@ func contractKinds() map[string]kind {
 				}
 			}
 			a := attrs(map[string]any{"type": t.String()})
-			return []*Value{nil, d.b.one("embedding_dw", a, d.use(op.In[0]), dy[0])}
-		}},
-		"embedding_dw": {1, takes(2, inferEmbeddingDW), nil},
+			return []*Value{nil, d.one("embedding_dw", a, d.Use(op.In[0]), dy[0])}
+		}, embeddingWork},
+		"embedding_dw": {1, takes(2, inferEmbeddingDW), nil, embeddingDWWork},
 	}
 }
 

@@ -8,84 +8,84 @@ import (
 
 // elementKinds are the operations that work element by element. Arguments may lack dimensions that
 // another has; they are repeated along those.
-func elementKinds() map[string]kind {
-	t := map[string]kind{
-		"add": {1, inferElement("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
+func elementKinds() map[string]Kind {
+	t := map[string]Kind{
+		"add": {1, inferElement("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.fold(dy[0], op.In[0]), d.fold(dy[0], op.In[1])}
-		}},
-		"sub": {1, inferElement("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.fold(dy[0], op.In[0]), d.fold(d.b.Neg(dy[0]), op.In[1])}
-		}},
-		"mul": {1, inferElement("product"), func(d *differ, op *Op, dy []*Value) []*Value {
-			x, y := d.use(op.In[0]), d.use(op.In[1])
-			return []*Value{d.fold(d.b.Mul(dy[0], y), op.In[0]), d.fold(d.b.Mul(dy[0], x), op.In[1])}
-		}},
-		"div": {1, inferElement("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+		}, nil},
+		"sub": {1, inferElement("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.fold(dy[0], op.In[0]), d.fold(d.Neg(dy[0]), op.In[1])}
+		}, nil},
+		"mul": {1, inferElement("product"), func(d *Differ, op *Op, dy []*Value) []*Value {
+			x, y := d.Use(op.In[0]), d.Use(op.In[1])
+			return []*Value{d.fold(d.Mul(dy[0], y), op.In[0]), d.fold(d.Mul(dy[0], x), op.In[1])}
+		}, nil},
+		"div": {1, inferElement("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			// d(x/y) = dx/y - x/y · dy/y
-			y, q := d.use(op.In[1]), d.use(op.Out[0])
-			dx := d.b.Div(dy[0], y)
-			return []*Value{d.fold(dx, op.In[0]), d.fold(d.b.Neg(d.b.Mul(dx, q)), op.In[1])}
-		}},
-		"neg": {1, inferUnary("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Neg(dy[0])}
-		}},
-		"scale": {1, inferUnary("sum"), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Scale(dy[0], op.Attrs.Float("by"))}
-		}},
-		"shift": {1, inferUnary("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+			y, q := d.Use(op.In[1]), d.Use(op.Out[0])
+			dx := d.Div(dy[0], y)
+			return []*Value{d.fold(dx, op.In[0]), d.fold(d.Neg(d.Mul(dx, q)), op.In[1])}
+		}, nil},
+		"neg": {1, inferUnary("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Neg(dy[0])}
+		}, nil},
+		"scale": {1, inferUnary("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Scale(dy[0], op.Attrs.Float("by"))}
+		}, nil},
+		"shift": {1, inferUnary("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{dy[0]}
-		}},
-		"convert": {1, takes(1, inferConvert), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Convert(dy[0], op.In[0].Type.Elem)}
-		}},
-		"select": {1, takes(3, inferSelect), func(d *differ, op *Op, dy []*Value) []*Value {
-			mask, zero := d.use(op.In[0]), d.b.Fill(op.Out[0].Type, 0)
-			return []*Value{nil, d.fold(d.b.Select(mask, dy[0], zero), op.In[1]),
-				d.fold(d.b.Select(mask, zero, dy[0]), op.In[2])}
-		}},
-		"compare":       {1, takes(2, inferCompare), nil},
-		"fill":          {1, takes(0, inferFill), noGradients},
-		"iota":          {1, takes(0, inferFill), noGradients},
-		"stop_gradient": {1, inferUnary("sum"), noGradients},
+		}, nil},
+		"convert": {1, takes(1, inferConvert), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Convert(dy[0], op.In[0].Type.Elem)}
+		}, nil},
+		"select": {1, takes(3, inferSelect), func(d *Differ, op *Op, dy []*Value) []*Value {
+			mask, zero := d.Use(op.In[0]), d.Fill(op.Out[0].Type, 0)
+			return []*Value{nil, d.fold(d.Select(mask, dy[0], zero), op.In[1]),
+				d.fold(d.Select(mask, zero, dy[0]), op.In[2])}
+		}, nil},
+		"compare":       {1, takes(2, inferCompare), nil, nil},
+		"fill":          {1, takes(0, inferFill), noGradients, nil},
+		"iota":          {1, takes(0, inferFill), noGradients, nil},
+		"stop_gradient": {1, inferUnary("sum"), noGradients, nil},
 	}
 	for name, slope := range unaries() {
-		t[name] = kind{1, inferUnary("none"), func(d *differ, op *Op, dy []*Value) []*Value {
+		t[name] = Kind{1, inferUnary("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{slope(d, op, dy[0])}
-		}}
+		}, nil}
 	}
 	return t
 }
 
-func noGradients(_ *differ, op *Op, _ []*Value) []*Value { return make([]*Value, len(op.In)) }
+func noGradients(_ *Differ, op *Op, _ []*Value) []*Value { return make([]*Value, len(op.In)) }
 
 // unaries are functions of one number, each with its gradient.
-func unaries() map[string]func(d *differ, op *Op, dy *Value) *Value {
-	return map[string]func(d *differ, op *Op, dy *Value) *Value{
-		"exp": func(d *differ, op *Op, dy *Value) *Value { return d.b.Mul(dy, d.use(op.Out[0])) },
-		"log": func(d *differ, op *Op, dy *Value) *Value { return d.b.Div(dy, d.use(op.In[0])) },
-		"sqrt": func(d *differ, op *Op, dy *Value) *Value {
-			return d.b.Scale(d.b.Div(dy, d.use(op.Out[0])), 0.5)
+func unaries() map[string]func(d *Differ, op *Op, dy *Value) *Value {
+	return map[string]func(d *Differ, op *Op, dy *Value) *Value{
+		"exp": func(d *Differ, op *Op, dy *Value) *Value { return d.Mul(dy, d.Use(op.Out[0])) },
+		"log": func(d *Differ, op *Op, dy *Value) *Value { return d.Div(dy, d.Use(op.In[0])) },
+		"sqrt": func(d *Differ, op *Op, dy *Value) *Value {
+			return d.Scale(d.Div(dy, d.Use(op.Out[0])), 0.5)
 		},
-		"rsqrt": func(d *differ, op *Op, dy *Value) *Value {
-			y := d.use(op.Out[0]) // d x^-1/2 = -1/2 x^-3/2
-			return d.b.Scale(d.b.Mul(dy, d.b.Mul(y, d.b.Mul(y, y))), -0.5)
+		"rsqrt": func(d *Differ, op *Op, dy *Value) *Value {
+			y := d.Use(op.Out[0]) // d x^-1/2 = -1/2 x^-3/2
+			return d.Scale(d.Mul(dy, d.Mul(y, d.Mul(y, y))), -0.5)
 		},
-		"sin": func(d *differ, op *Op, dy *Value) *Value { return d.b.Mul(dy, d.b.Cos(d.use(op.In[0]))) },
-		"cos": func(d *differ, op *Op, dy *Value) *Value {
-			return d.b.Neg(d.b.Mul(dy, d.b.Sin(d.use(op.In[0]))))
+		"sin": func(d *Differ, op *Op, dy *Value) *Value { return d.Mul(dy, d.Cos(d.Use(op.In[0]))) },
+		"cos": func(d *Differ, op *Op, dy *Value) *Value {
+			return d.Neg(d.Mul(dy, d.Sin(d.Use(op.In[0]))))
 		},
-		"tanh": func(d *differ, op *Op, dy *Value) *Value {
-			y := d.use(op.Out[0])
-			return d.b.Sub(dy, d.b.Mul(dy, d.b.Mul(y, y)))
+		"tanh": func(d *Differ, op *Op, dy *Value) *Value {
+			y := d.Use(op.Out[0])
+			return d.Sub(dy, d.Mul(dy, d.Mul(y, y)))
 		},
-		"sigmoid": func(d *differ, op *Op, dy *Value) *Value {
-			y := d.use(op.Out[0])
-			return d.b.Mul(dy, d.b.Sub(y, d.b.Mul(y, y)))
+		"sigmoid": func(d *Differ, op *Op, dy *Value) *Value {
+			y := d.Use(op.Out[0])
+			return d.Mul(dy, d.Sub(y, d.Mul(y, y)))
 		},
-		"relu": func(d *differ, op *Op, dy *Value) *Value {
-			x := d.use(op.In[0])
-			zero := d.b.Fill(x.Type, 0)
-			return d.b.Select(d.b.Compare("gt", x, zero), dy, zero)
+		"relu": func(d *Differ, op *Op, dy *Value) *Value {
+			x := d.Use(op.In[0])
+			zero := d.Fill(x.Type, 0)
+			return d.Select(d.Compare("gt", x, zero), dy, zero)
 		},
 	}
 }

@@ -40,8 +40,8 @@ type Copy struct {
 // after its own, and the list says what stands where in them.
 func Expand(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
 	[]Stat, error) {
-	e := &expander{Builder: Continue(g), called: called, data: data, copies: &[]Copy{},
-		at: map[*Value]*Value{}, known: map[string][]*Value{}}
+	e := &expander{Rewriter: Rewriter{Continue(g), map[*Value]*Value{}}, called: called, data: data,
+		copies: &[]Copy{}, known: map[string][]*Value{}}
 	if tell != ReportNothing {
 		e.teller = &teller{what: tell}
 	}
@@ -62,11 +62,10 @@ func Expand(g *Graph, called func(param string) string, data []string, tell Repo
 
 // An expander rewrites one graph or one body.
 type expander struct {
-	*Builder
+	Rewriter
 	called func(string) string
 	data   []string
 	copies *[]Copy
-	at     map[*Value]*Value   // values in the place of others
 	known  map[string][]*Value // what was quantized, by value and manner
 	wants  []want              // of a body: inputs that the loop must give it
 	teller *teller             // nil if nothing is reported
@@ -83,39 +82,19 @@ type want struct {
 
 // walk goes through the operations in order; those that stay keep their names.
 func (e *expander) walk() {
-	old := e.g.Ops
-	e.g.Ops = nil
-	for _, op := range old {
-		for i, v := range op.In {
-			if now := e.at[v]; now != nil {
-				op.In[i] = now
-			}
-		}
-		var now *Value
+	e.inPlace(func(op *Op) []*Value {
 		switch {
 		case op.Kind == "linear" && op.Attrs.Text("fprop") != "":
-			now = e.forward(op)
+			return []*Value{e.forward(op)}
 		case op.Kind == "linear_dx" && op.Attrs.Text("dgrad") != "":
-			now = e.inputGrad(op)
+			return []*Value{e.inputGrad(op)}
 		case op.Kind == "block_dw":
-			now = e.weightGrad(op)
+			return []*Value{e.weightGrad(op)}
 		case op.Kind == "repeat":
 			e.loop(op)
 		}
-		if e.err != nil {
-			return
-		}
-		if now == nil {
-			e.g.Ops = append(e.g.Ops, op)
-			continue
-		}
-		now.Name, e.at[op.Out[0]] = op.Out[0].Name, now
-	}
-	for i, v := range e.g.Results {
-		if now := e.at[v]; now != nil {
-			e.g.Results[i] = now
-		}
-	}
+		return nil
+	})
 	e.g.Ops = adjoin(e.g.Ops)
 }
 
@@ -374,8 +353,8 @@ func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
 
 // loop rewrites a body, and gives it what it asks for.
 func (e *expander) loop(op *Op) {
-	inner := &expander{Builder: Continue(op.Body), called: e.called, data: e.data, copies: e.copies,
-		at: map[*Value]*Value{}, known: map[string][]*Value{}, inside: true}
+	inner := &expander{Rewriter: Rewriter{Continue(op.Body), map[*Value]*Value{}}, called: e.called,
+		data: e.data, copies: e.copies, known: map[string][]*Value{}, inside: true}
 	if e.teller != nil {
 		inner.teller = &teller{}
 	}

@@ -40,7 +40,10 @@ type GradPlan struct {
 
 // Grad takes the gradient of a graph's results.
 func Grad(g *Graph, p GradPlan) (*Gradient, error) {
-	fwd := g.Clone()
+	fwd, err := WriteOut(g.Clone(), func(r *Row) bool { return r.Gradient == nil })
+	if err != nil {
+		return nil, err
+	}
 	d := newDiffer(fwd, p)
 	wrt, err := d.inputs(p.Wrt)
 	if err != nil {
@@ -55,10 +58,10 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 			out[i] = d.settled(v)
 		}
 		if out[i] == nil {
-			out[i] = d.b.Fill(v.Type, 0)
+			out[i] = d.Fill(v.Type, 0)
 		}
 	}
-	bw, err := d.b.Graph(out...)
+	bw, err := d.Graph(out...)
 	if err != nil {
 		return nil, err
 	}
@@ -78,9 +81,9 @@ func dualPlace(p Placement) Placement {
 	return q
 }
 
-// A differ builds the backward graph of a forward one.
-type differ struct {
-	b         *Builder
+// A Differ builds the backward graph of a forward one.
+type Differ struct {
+	*Builder  // of the backward graph
 	fwd       *Graph
 	recompute []Tag
 	terms     bool
@@ -92,16 +95,16 @@ type differ struct {
 	blocks    map[string][]*Value // forward values in blocks, by format and name
 }
 
-func newDiffer(fwd *Graph, p GradPlan) *differ {
-	d := &differ{b: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
+func newDiffer(fwd *Graph, p GradPlan) *Differ {
+	d := &Differ{Builder: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
 		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{},
 		used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
-	d.b.names = newFresh(fwd)
+	d.names = newFresh(fwd)
 	return d
 }
 
-func (d *differ) inputs(names []string) ([]*Value, error) {
+func (d *Differ) inputs(names []string) ([]*Value, error) {
 	if names == nil {
 		return d.fwd.Params(), nil
 	}
@@ -117,7 +120,7 @@ func (d *differ) inputs(names []string) ([]*Value, error) {
 }
 
 // seed makes an input for the gradient of each result. A value that is two results gets the sum.
-func (d *differ) seed() []string {
+func (d *Differ) seed() []string {
 	names := make([]string, len(d.fwd.Results))
 	for i, v := range d.fwd.Results {
 		if !d.needs[v] {
@@ -129,13 +132,13 @@ func (d *differ) seed() []string {
 		if slices.Contains(names[:i], names[i]) {
 			names[i] = fmt.Sprintf("d%d.%s", i, v.Name)
 		}
-		d.accumulate(v, d.b.Input(names[i], Residual, t, "").As(program.Seed.For("")))
+		d.accumulate(v, d.Input(names[i], Residual, t, "").As(program.Seed.For("")))
 	}
 	return names
 }
 
 // mark finds the values that depend on the inputs in question.
-func (d *differ) mark(wrt []*Value) {
+func (d *Differ) mark(wrt []*Value) {
 	for _, v := range wrt {
 		d.needs[v] = true
 	}
@@ -150,7 +153,7 @@ func (d *differ) mark(wrt []*Value) {
 }
 
 // reaches tells whether an argument of an operation needs a gradient.
-func (d *differ) reaches(op *Op) bool {
+func (d *Differ) reaches(op *Op) bool {
 	return slices.ContainsFunc(op.In, func(v *Value) bool { return d.needs[v] })
 }
 
@@ -160,8 +163,8 @@ var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split",
 	"broadcast", "slice", "pad", "concat", "convert", "to_host", "to_device"}
 
 // backward walks through the operations from the last to the first.
-func (d *differ) backward() {
-	for i := len(d.fwd.Ops) - 1; i >= 0 && d.b.err == nil; i-- {
+func (d *Differ) backward() {
+	for i := len(d.fwd.Ops) - 1; i >= 0 && d.err == nil; i-- {
 		op := d.fwd.Ops[i]
 		dout := make([]*Value, len(op.Out))
 		any := false
@@ -176,13 +179,13 @@ func (d *differ) backward() {
 		if !any || !d.reaches(op) {
 			continue
 		}
-		spec, _ := kindOf(op.Kind)
-		if spec.vjp == nil {
-			d.b.fail(fmt.Errorf("%s has no gradient", op.Kind))
+		gradient := op.spec().Gradient
+		if gradient == nil {
+			d.fail(fmt.Errorf("%s has no gradient", op.Kind))
 			return
 		}
-		d.b.Tagged(op.Tag, func() {
-			for k, g := range spec.vjp(d, op, dout) {
+		d.Tagged(op.Tag, func() {
+			for k, g := range gradient(d, op, dout) {
 				if g != nil && k < len(op.In) && d.needs[op.In[k]] {
 					d.accumulate(op.In[k], g)
 				}
@@ -192,7 +195,7 @@ func (d *differ) backward() {
 }
 
 // accumulate adds a gradient to what a value has.
-func (d *differ) accumulate(v, g *Value) {
+func (d *Differ) accumulate(v, g *Value) {
 	old := d.grads[v]
 	if old == nil {
 		d.grads[v] = g
@@ -201,11 +204,11 @@ func (d *differ) accumulate(v, g *Value) {
 	if !old.Type.Place.Equal(g.Type.Place) {
 		old, g = d.reduce(old, v), d.reduce(g, v)
 	}
-	d.grads[v] = d.b.Add(old, g)
+	d.grads[v] = d.Add(old, g)
 }
 
 // settled gives a value's gradient with the placement that it must have.
-func (d *differ) settled(v *Value) *Value {
+func (d *Differ) settled(v *Value) *Value {
 	g := d.grads[v]
 	if g == nil {
 		return nil
@@ -216,7 +219,7 @@ func (d *differ) settled(v *Value) *Value {
 }
 
 // reduce sums what is still in terms over the axes along which the value itself has copies.
-func (d *differ) reduce(g, v *Value) *Value {
+func (d *Differ) reduce(g, v *Value) *Value {
 	var axes []string
 	for _, s := range g.Type.Place {
 		if s.How == Partial && dualPlace(v.Type.Place).On(s.Axis) != Partial {
@@ -226,38 +229,36 @@ func (d *differ) reduce(g, v *Value) *Value {
 	if len(axes) == 0 {
 		return g
 	}
-	return d.b.AllReduce(g, axes...)
+	return d.AllReduce(g, axes...)
 }
 
 // use gives a forward value inside the backward graph: an input that both graphs have, a constant,
 // a value that is computed again, or one that was kept.
-func (d *differ) use(v *Value) *Value {
+func (d *Differ) Use(v *Value) *Value {
 	if u := d.used[v]; u != nil {
 		return u
 	}
 	op := v.def
 	switch {
 	case op == nil:
-		d.used[v] = d.b.Like(v, v.Type)
+		d.used[v] = d.Like(v, v.Type)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
 		in := make([]*Value, len(op.In))
 		for i, x := range op.In {
-			in[i] = d.use(x)
+			in[i] = d.Use(x)
 		}
-		d.b.Tagged(op.Tag, func() {
-			for i, u := range d.b.op(op.Kind, op.Attrs, op.Body, in...) {
-				d.used[op.Out[i]] = u
-			}
-		})
+		for i, u := range d.Again(op, op.Attrs, op.Body, in...) {
+			d.used[op.Out[i]] = u
+		}
 	default:
 		d.residuals = append(d.residuals, v)
-		d.used[v] = d.b.Input(v.Name, Residual, v.Type, v.Source)
+		d.used[v] = d.Input(v.Name, Residual, v.Type, v.Source)
 	}
 	return d.used[v]
 }
 
 // fold sums a gradient over the dimensions along which an argument was repeated.
-func (d *differ) fold(g, like *Value) *Value {
+func (d *Differ) fold(g, like *Value) *Value {
 	var over []string
 	for _, dim := range g.Type.Dims {
 		if like.Type.Index(dim.Name) < 0 {
@@ -265,30 +266,30 @@ func (d *differ) fold(g, like *Value) *Value {
 		}
 	}
 	if len(over) > 0 {
-		g = d.b.Sum(g, over...)
+		g = d.Sum(g, over...)
 	}
 	return d.order(g, like)
 }
 
 // order puts dimensions into the order of another value.
-func (d *differ) order(g, like *Value) *Value {
-	return d.b.Transpose(g, dimNames(like.Type.Dims)...)
+func (d *Differ) order(g, like *Value) *Value {
+	return d.Transpose(g, dimNames(like.Type.Dims)...)
 }
 
 // dotInto is the gradient of one argument of a dot: the product with the other argument, summed
 // over everything that the argument does not have.
-func (d *differ) dotInto(dy, other, like *Value) *Value {
+func (d *Differ) dotInto(dy, other, like *Value) *Value {
 	var over []string
 	for _, dim := range dy.Type.Dims {
 		if like.Type.Index(dim.Name) < 0 && other.Type.Index(dim.Name) >= 0 {
 			over = append(over, dim.Name)
 		}
 	}
-	return d.fold(d.b.Dot(dy, other, over...), like)
+	return d.fold(d.Dot(dy, other, over...), like)
 }
 
 // unreduce repeats the gradient of a reduction along the dimensions that were reduced.
-func (d *differ) unreduce(g *Value, op *Op) *Value {
+func (d *Differ) unreduce(g *Value, op *Op) *Value {
 	x := op.In[0].Type
 	for i, dim := range x.Dims {
 		if !slices.Contains(op.Attrs.List("over"), dim.Name) {
@@ -301,7 +302,7 @@ func (d *differ) unreduce(g *Value, op *Op) *Value {
 			}
 		}
 		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "cut": cut}
-		g = d.b.one("broadcast", attrs(a), g)
+		g = d.one("broadcast", attrs(a), g)
 	}
 	return g
 }

@@ -52,12 +52,14 @@ type Value struct {
 
 // An Op is one operation.
 type Op struct {
-	Kind  string // a row of the table of kinds
+	Kind  string // a row of a [Table]
 	In    []*Value
 	Out   []*Value
 	Attrs Attrs
 	Tag   Tag
 	Body  *Graph // of a repeat
+
+	row *Row // of the table that it was built of
 }
 
 // A Tag says which part of a block an operation belongs to: what is recomputed, and what gets which
@@ -362,7 +364,7 @@ func (g *Graph) Clone() *Graph {
 		c.Inputs = append(c.Inputs, twin(v, nil))
 	}
 	for _, op := range g.Ops {
-		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In)}
+		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In), row: op.row}
 		if op.Body != nil {
 			n.Body = op.Body.Clone()
 		}

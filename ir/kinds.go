@@ -2,6 +2,7 @@ package ir
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -11,69 +12,88 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// A kind is how many results an operation has, what their types are, and the gradient with respect
-// to each argument.
-type kind struct {
-	results int // -1: as its body says
-	infer   func(g *Graph, op *Op) ([]Type, error)
-	// vjp gives, from the gradients of the results (nil where nothing depends on one), those of the
-	// arguments (nil where there is none). nil says that the kind has no gradient.
-	vjp func(d *differ, op *Op, dout []*Value) []*Value
+// A Kind is what an operation is: how many results it has, what their types are, the gradient with
+// respect to each argument, and the work that it asks of a device.
+type Kind struct {
+	Results int // -1: as its body says
+	Infer   func(g *Graph, op *Op) ([]Type, error)
+	// Gradient gives, from the gradients of the results (nil where nothing depends on one), those of
+	// the arguments (nil where there is none). nil says that the kind has none of its own.
+	Gradient func(d *Differ, op *Op, dout []*Value) []*Value
+	// Work is nil for what is fused with its neighbours.
+	Work func(g *Graph, op *Op) Work
 }
 
-// A row is a kind and its work: what the operation asks of a device; nil is what is fused with its
-// neighbours. The rules stand together (work.go).
-type row struct {
-	kind
-	work func(g *Graph, op *Op) Work
+// A Row is an operation of a table. An operation that another package adds says by Lower what it is
+// in operations that everybody knows: the interpreter and the lowering write it out, and so does
+// the gradient if it has none of its own. Lower is nil for those of this package, which have a row
+// each in ir/eval and in lower.
+type Row struct {
+	Kind
+	Lower func(b *Builder, op *Op) []*Value
 }
 
-func (k kind) outs(op *Op) int {
-	if k.results >= 0 {
-		return k.results
+// A Table says what operations there are, by name.
+type Table map[string]*Row
+
+// With gives a table with more rows.
+func (t Table) With(rows Table) Table {
+	t = maps.Clone(t)
+	maps.Copy(t, rows)
+	return t
+}
+
+// operations is the table of this package. It is made at first use, because gradients build
+// operations, which look at it.
+var operations struct {
+	once  sync.Once
+	table Table
+}
+
+// Operations is the table of this package: a new operation is a row of one of its groups, and a
+// builder method.
+func Operations() Table {
+	operations.once.Do(func() {
+		operations.table = Table{}
+		for _, group := range []map[string]Kind{
+			elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
+			narrowKinds(),
+		} {
+			for name, k := range group {
+				operations.table[name] = &Row{Kind: k}
+			}
+		}
+	})
+	return operations.table
+}
+
+// spec is the row of an operation: the one it was built of, or that of this package.
+func (op *Op) spec() *Row {
+	if op.row != nil {
+		return op.row
 	}
-	if op.Body == nil {
+	return Operations()[op.Kind]
+}
+
+// outs is the number of an operation's results.
+func (op *Op) outs() int {
+	switch {
+	case op.spec() == nil:
+		return 0
+	case op.spec().Results >= 0:
+		return op.spec().Results
+	case op.Body == nil:
 		return 1
 	}
 	return len(op.Body.Results)
 }
 
-// kinds is the table. It is made at first use, because gradients build operations, which look at
-// it.
-var kinds struct {
-	once  sync.Once
-	table map[string]row
-}
-
-// kindOf finds a row of the table.
-func kindOf(name string) (row, bool) {
-	kinds.once.Do(func() { kinds.table = table() })
-	k, ok := kinds.table[name]
-	return k, ok
-}
-
-// table joins the groups. A new operation is a row of one, a builder method, a row of the
-// interpreter, and, unless it is fused with its neighbours, a rule of its work.
-func table() map[string]row {
-	t, works := map[string]row{}, works()
-	for _, part := range []map[string]kind{
-		elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
-		narrowKinds(),
-	} {
-		for name, k := range part {
-			t[name] = row{k, works[name]}
-		}
-	}
-	return t
-}
-
 // infer gives the types of an operation's results, or what is wrong with its arguments.
 func (g *Graph) infer(op *Op) ([]Type, error) {
-	spec, ok := kindOf(op.Kind)
-	if !ok {
+	if op.spec() == nil {
 		return nil, fmt.Errorf("there is no operation %q", op.Kind)
 	}
-	types, err := spec.infer(g, op)
+	types, err := op.spec().Infer(g, op)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +223,7 @@ func joined(names []string) string { return strings.Join(names, ", ") }
 type Builder struct {
 	g     *Graph
 	names *fresh
+	table Table // nil is that of this package
 	tag   Tag
 	err   error
 }
@@ -211,6 +232,13 @@ type Builder struct {
 func NewBuilder(name string, mesh ...Axis) *Builder {
 	g := &Graph{Name: name, Mesh: mesh}
 	return &Builder{g: g, names: newFresh(g)}
+}
+
+// Builder begins a graph of the operations of a table. What rewrites the graph knows them from it.
+func (t Table) Builder(name string, mesh ...Axis) *Builder {
+	b := NewBuilder(name, mesh...)
+	b.table = t
+	return b
 }
 
 // Continue goes on with a graph: what is added comes after what it has, and Graph gives it new
@@ -253,39 +281,41 @@ func (b *Builder) Graph(results ...*Value) (*Graph, error) {
 	return b.g, b.g.Verify()
 }
 
-// op adds an operation of a kind of the table; its types are inferred.
+// Op adds an operation of the builder's table: how one is added that has no method here.
+func (b *Builder) Op(kind string, constants map[string]any, in ...*Value) []*Value {
+	return b.op(kind, attrs(constants), nil, in...)
+}
+
 func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
-	spec, ok := kindOf(kind)
-	if !ok {
-		b.fail(fmt.Errorf("there is no operation %q", kind))
-		return nil
-	}
-	op := &Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body}
+	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, row: b.table[kind]})
+}
+
+// Again adds an operation like op with other arguments, constants or body; its tag is op's.
+func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
+	return b.add(&Op{Kind: op.Kind, In: in, Attrs: a, Tag: op.Tag, Body: body, row: op.row})
+}
+
+// add adds an operation; the types of its results are inferred.
+func (b *Builder) add(op *Op) []*Value {
 	if b.err != nil {
-		return b.dead(spec.outs(op))
+		return b.dead(op.outs())
 	}
-	for i, v := range in {
+	for i, v := range op.In {
 		if v == nil {
-			b.fail(fmt.Errorf("%s: argument %d is nil", kind, i))
-			return b.dead(spec.outs(op))
+			b.fail(fmt.Errorf("%s: argument %d is nil", op.Kind, i))
+			return b.dead(op.outs())
 		}
 	}
 	types, err := b.g.infer(op)
 	if err != nil {
-		b.fail(fmt.Errorf("%s: %w", kind, err))
-		return b.dead(spec.outs(op))
+		b.fail(fmt.Errorf("%s: %w", op.Kind, err))
+		return b.dead(op.outs())
 	}
 	for _, t := range types {
-		op.Out = append(op.Out, &Value{Name: b.names.name(short(kind)), Type: t, def: op})
+		op.gives(b.names.name(short(op.Kind)), t)
 	}
 	b.g.Ops = append(b.g.Ops, op)
 	return op.Out
-}
-
-// Again adds an operation like op with other arguments, constants or body; its tag is op's.
-func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) (out []*Value) {
-	b.Tagged(op.Tag, func() { out = b.op(op.Kind, a, body, in...) })
-	return out
 }
 
 // one adds an operation with one result.

@@ -10,31 +10,31 @@ import (
 // meshKinds are the operations that change where values lie. The collectives change a placement;
 // each is the transpose of another, so the gradient of a device's program is a device's program.
 // The moves change the memory of a device's part; gradients stay in the device's own.
-func meshKinds() map[string]kind {
-	return map[string]kind{
+func meshKinds() map[string]Kind {
+	return map[string]Kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
-		"all_reduce": {1, takes(1, inferAllReduce), func(_ *differ, _ *Op, dy []*Value) []*Value {
+		"all_reduce": {1, takes(1, inferAllReduce), func(_ *Differ, _ *Op, dy []*Value) []*Value {
 			return dy
-		}},
-		"all_gather": {1, inferAllGather, func(d *differ, op *Op, dy []*Value) []*Value {
+		}, reduceWork},
+		"all_gather": {1, inferAllGather, func(d *Differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
 				if sum, err := dtype.Parse(op.Attrs.Text("sum")); err == nil {
-					dy[0] = d.b.Convert(dy[0], sum)
+					dy[0] = d.Convert(dy[0], sum)
 				}
-				return []*Value{d.b.ReduceScatter(dy[0], axis, dim)}
+				return []*Value{d.ReduceScatter(dy[0], axis, dim)}
 			}
-			return []*Value{d.b.OwnPiece(dy[0], axis, dim)}
-		}},
-		"reduce_scatter": {1, inferReduceScatter, func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
-		}},
+			return []*Value{d.OwnPiece(dy[0], axis, dim)}
+		}, gatherWork},
+		"reduce_scatter": {1, inferReduceScatter, func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
+		}, reduceWork},
 		// Taking one's own piece of a copy; the pieces of the gradient together are the gradient.
-		"own_piece": {1, inferOwnPiece, func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
-		}},
-		"to_host":   {1, inferMove, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
-		"to_device": {1, inferMove, func(_ *differ, _ *Op, dy []*Value) []*Value { return dy }},
+		"own_piece": {1, inferOwnPiece, func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
+		}, nil},
+		"to_host":   {1, inferMove, func(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }, moveWork},
+		"to_device": {1, inferMove, func(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }, moveWork},
 	}
 }
 

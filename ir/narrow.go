@@ -20,17 +20,17 @@ const (
 
 // narrowKinds are the operations of products with few bits. What a linear asks for is written out
 // when its gradient has been taken, so only what the gradient keeps needs an operation before.
-func narrowKinds() map[string]kind {
-	return map[string]kind{
-		"quantize":  {2, inferQuantize, nil},
-		"amax":      {1, takes(1, inferAmax), nil},
-		"block_dot": {1, inferBlockDot, nil},
-		"block_dw":  {1, inferBlockDW, nil},
+func narrowKinds() map[string]Kind {
+	return map[string]Kind{
+		"quantize":  {2, inferQuantize, nil, quantizeWork},
+		"amax":      {1, takes(1, inferAmax), nil, amaxWork},
+		"block_dot": {1, inferBlockDot, nil, blockWork("format")},
+		"block_dw":  {1, inferBlockDW, nil, blockWork("wgrad")},
 		// Scales are bytes, of which the largest and the sum are told.
-		"scale_stats": {1, inferScaleStats, nil},
-		"join_stats":  {1, takes(1, inferJoinStats), nil},
+		"scale_stats": {1, inferScaleStats, nil, streams},
+		"join_stats":  {1, takes(1, inferJoinStats), nil, joinWork},
 		// What rounding did to a source.
-		"quantize_stats": {1, inferQuantizeStats, nil},
+		"quantize_stats": {1, inferQuantizeStats, nil, streams},
 	}
 }
 
@@ -213,32 +213,32 @@ func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
 
 // weightGrad is the gradient of a linear's weight. With few bits the input is kept in blocks, which
 // is all that the gradient reads of it.
-func (d *differ) weightGrad(op *Op, dy *Value) *Value {
+func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 	rows := rowsOf(op)
 	a := op.Attrs.With("over", rows)
 	f := Format(a.Text("wgrad"))
 	if f == "" {
-		return d.b.one("linear_dw", a, d.use(op.In[0]), dy)
+		return d.one("linear_dw", a, d.Use(op.In[0]), dy)
 	}
 	// The result comes out in the order of the weight, or it would have to be turned.
 	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
 	var in []*Value
 	for _, v := range d.narrowed(op.In[0], f, rows) {
-		in = append(in, d.use(v))
+		in = append(in, d.Use(v))
 	}
-	return d.b.one("block_dw", a, append(in, dy)...)
+	return d.one("block_dw", a, append(in, dy)...)
 }
 
 // narrowed adds to the forward graph what the gradient keeps of a linear's input. Where pieces were
 // joined it is the pieces that are kept, and joined again.
-func (d *differ) narrowed(x *Value, f Format, rows []string) []*Value {
+func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
 	how := Quantize{Format: f, Along: rows, Hadamard: f == NVFP4}
 	key := string(f) + " " + x.Name
 	if list := d.blocks[key]; list != nil {
 		return list
 	}
 	b := Continue(d.fwd)
-	b.names = d.b.names // what is kept is an input of the backward graph by the same name
+	b.names = d.names // what is kept is an input of the backward graph by the same name
 	var list []*Value
 	if op := x.def; op != nil && op.Kind == "all_gather" && op.Tag == Gather &&
 		how.Within(op.In[0].Type) {
@@ -256,8 +256,8 @@ func (d *differ) narrowed(x *Value, f Format, rows []string) []*Value {
 		}
 		b.Tagged(tag, func() { list = b.Narrow(x, how) })
 	}
-	if b.err != nil && d.b.err == nil {
-		d.b.err = b.err
+	if b.err != nil && d.err == nil {
+		d.err = b.err
 	}
 	if d.blocks == nil {
 		d.blocks = map[string][]*Value{}

@@ -7,8 +7,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-func repeatKinds() map[string]kind {
-	return map[string]kind{"repeat": {-1, inferRepeat, repeatVJP}}
+func repeatKinds() map[string]Kind {
+	return map[string]Kind{"repeat": {-1, inferRepeat, repeatVJP, nil}}
 }
 
 func inferRepeat(g *Graph, op *Op) ([]Type, error) {
@@ -65,10 +65,10 @@ func (b *Builder) Repeat(n int64, body *Graph, carries, stacked, rest []*Value) 
 // repeatVJP turns a repeat into one that also stacks up what the gradient needs, and adds a repeat
 // that goes back over the stacks: its carries are the gradients of the carries, and sums of the
 // gradients of what every round saw; it lays down the gradients of the stacks.
-func repeatVJP(d *differ, op *Op, dout []*Value) []*Value {
+func repeatVJP(d *Differ, op *Op, dout []*Value) []*Value {
 	r := &repeatGrad{d: d, Loop: op.Loop()}
 	if err := r.differentiate(); err != nil {
-		d.b.fail(err)
+		d.fail(err)
 		return make([]*Value, len(op.In))
 	}
 	return r.back(dout)
@@ -76,7 +76,7 @@ func repeatVJP(d *differ, op *Op, dout []*Value) []*Value {
 
 type repeatGrad struct {
 	Loop
-	d    *differ
+	d    *Differ
 	wrt  []int // arguments that get a gradient
 	grad *Gradient
 	kept map[string]*Value // stacks of residuals, by the name they have in the body
@@ -108,7 +108,7 @@ func (r *repeatGrad) differentiate() error {
 	for _, v := range grad.Forward.Results[len(body.Results):] {
 		stack := r.gives(names.name("kept"), v.Type.Stacked(r.N))
 		r.kept[v.Name] = stack
-		r.d.b.names.used[stack.Name] = true
+		r.d.names.used[stack.Name] = true
 	}
 	if r.d.offload {
 		r.toHost(grad.Forward.Results[len(body.Results):])
@@ -136,7 +136,7 @@ func (r *repeatGrad) toHost(kept []*Value) {
 
 // back builds the repeat that goes in reverse.
 func (r *repeatGrad) back(dout []*Value) []*Value {
-	b, bw := r.d.b, r.grad.Backward
+	b, bw := r.d.Builder, r.grad.Backward
 	nb := &Graph{Name: bw.Name, Mesh: bw.Mesh, Ops: bw.Ops}
 	var carries, stacks, rest []*Value // in the outer graph
 	var stackIn, restIn []*Value       // the same in the body
@@ -202,20 +202,20 @@ func (r *repeatGrad) source(v *Value, dout []*Value) (outer *Value, stack bool) 
 	for i, name := range r.grad.Seeds { // the gradient of something that the body stacked up
 		if name == v.Name && !r.IsCarry(i) {
 			if dout[i] == nil {
-				return r.d.b.Fill(dual(r.Out[i].Type), 0), true
+				return r.d.Fill(dual(r.Out[i].Type), 0), true
 			}
 			return dout[i], true
 		}
 	}
 	if kept := r.kept[v.Name]; kept != nil {
-		return r.d.use(kept), true
+		return r.d.Use(kept), true
 	}
 	i := slices.IndexFunc(r.Body.Inputs, func(in *Value) bool { return in.Name == v.Name })
 	if i < 0 {
-		r.d.b.fail(fmt.Errorf("the gradient of the body asks for %s", v))
+		r.d.fail(fmt.Errorf("the gradient of the body asks for %s", v))
 		return nil, false
 	}
-	return r.d.use(r.In[i]), r.IsStack(i)
+	return r.d.Use(r.In[i]), r.IsStack(i)
 }
 
 // dual is the type of a value's gradient.

@@ -60,6 +60,71 @@ func Rewrite(g *Graph, another func(r *Rewriter, op *Op) []*Value) (*Graph, erro
 	return r.Graph(r.Uses(g.Results)...)
 }
 
+// inPlace goes through the operations of the builder's own graph, with what stands for their
+// arguments. Where another gives results they take the place of the operation's own, and their
+// names; where it gives nil the operation stays as it is.
+func (r *Rewriter) inPlace(another func(op *Op) []*Value) {
+	old := r.g.Ops
+	r.g.Ops = nil
+	for _, op := range old {
+		r.swap(op.In)
+		before := len(r.g.Ops)
+		out := another(op)
+		if r.err != nil {
+			return
+		}
+		if out == nil {
+			r.g.Ops = append(r.g.Ops, op)
+		}
+		for i, v := range out {
+			if v.def == nil || slices.Contains(r.g.Ops[:before], v.def) { // it has a name
+				v = r.one("transpose", attrs(map[string]any{"order": dimNames(v.Type.Dims)}), v)
+			}
+			v.Name, v.Means, r.At[op.Out[i]] = op.Out[i].Name, op.Out[i].Means, v
+		}
+	}
+	r.swap(r.g.Results)
+}
+
+// swap puts what stands for values in their places.
+func (r *Rewriter) swap(list []*Value) {
+	for i, v := range list {
+		if now := r.At[v]; now != nil {
+			list[i] = now
+		}
+	}
+}
+
+// WriteOut gives a graph in which the operations that say by their rows what they are in others are
+// written out, those of them that are asked for. Values keep their names.
+func WriteOut(g *Graph, asked func(*Row) bool) (*Graph, error) {
+	is := func(op *Op) bool {
+		row := op.spec()
+		return row != nil && row.Lower != nil && asked(row)
+	}
+	if !g.has(is) {
+		return g, nil
+	}
+	r := Rewriter{Continue(g.Clone()), map[*Value]*Value{}}
+	r.inPlace(func(op *Op) (out []*Value) {
+		if op.Body != nil && r.err == nil {
+			op.Body, r.err = WriteOut(op.Body, asked)
+		}
+		if is(op) {
+			r.Tagged(op.Tag, func() { out = op.spec().Lower(r.Builder, op) })
+		}
+		return out
+	})
+	return r.Graph(r.g.Results...)
+}
+
+// has tells whether a graph, or a body, has an operation.
+func (g *Graph) has(is func(*Op) bool) bool {
+	return slices.ContainsFunc(g.Ops, func(op *Op) bool {
+		return is(op) || op.Body != nil && op.Body.has(is)
+	})
+}
+
 // LayerName is the name of one layer of a stack that was unrolled.
 func LayerName(stack string, layer int) string { return fmt.Sprintf("%s.%d", stack, layer) }
 

@@ -6,55 +6,55 @@ import (
 )
 
 // shapeKinds are the operations that move elements, and the reductions.
-func shapeKinds() map[string]kind {
-	return map[string]kind{
-		"transpose": {1, takes(1, inferTranspose), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Transpose(dy[0], dimNames(op.In[0].Type.Dims)...)}
-		}},
-		"rename": {1, takes(1, inferRename), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.b.Rename(dy[0], op.Attrs.Text("to"), op.Attrs.Text("from"))}
-		}},
-		"split": {1, takes(1, inferSplit), func(d *differ, op *Op, dy []*Value) []*Value {
+func shapeKinds() map[string]Kind {
+	return map[string]Kind{
+		"transpose": {1, takes(1, inferTranspose), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Transpose(dy[0], dimNames(op.In[0].Type.Dims)...)}
+		}, nil},
+		"rename": {1, takes(1, inferRename), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Rename(dy[0], op.Attrs.Text("to"), op.Attrs.Text("from"))}
+		}, nil},
+		"split": {1, takes(1, inferSplit), func(d *Differ, op *Op, dy []*Value) []*Value {
 			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
-			return []*Value{d.b.Merge(dy[0], op.Attrs.Text("dim"), major, minor)}
-		}},
-		"merge": {1, takes(1, inferMerge), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Merge(dy[0], op.Attrs.Text("dim"), major, minor)}
+		}, nil},
+		"merge": {1, takes(1, inferMerge), func(d *Differ, op *Op, dy []*Value) []*Value {
 			major, minor := op.Attrs.Text("major"), op.Attrs.Text("minor")
-			return []*Value{d.b.Split(dy[0], op.Attrs.Text("dim"), major, minor, op.In[0].Type.Size(minor))}
-		}},
-		"broadcast": {1, takes(1, inferBroadcast), func(d *differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.order(d.b.Sum(dy[0], op.Attrs.Text("dim")), op.In[0])}
-		}},
-		"slice": {1, takes(1, inferSlice), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Split(dy[0], op.Attrs.Text("dim"), major, minor, op.In[0].Type.Size(minor))}
+		}, nil},
+		"broadcast": {1, takes(1, inferBroadcast), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.order(d.Sum(dy[0], op.Attrs.Text("dim")), op.In[0])}
+		}, nil},
+		"slice": {1, takes(1, inferSlice), func(d *Differ, op *Op, dy []*Value) []*Value {
 			dim := op.Attrs.Text("dim")
 			from, all := op.Attrs.Int("from"), op.In[0].Type.Size(dim)
 			high := all - from - dy[0].Type.Size(dim)
-			return []*Value{d.b.pad(dy[0], dim, from, high, op.Attrs.Bool("local"))}
-		}},
-		"pad": {1, takes(1, inferPad), func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.pad(dy[0], dim, from, high, op.Attrs.Bool("local"))}
+		}, nil},
+		"pad": {1, takes(1, inferPad), func(d *Differ, op *Op, dy []*Value) []*Value {
 			dim, low := op.Attrs.Text("dim"), op.Attrs.Int("low")
 			to := low + op.In[0].Type.Size(dim)
-			return []*Value{d.b.slice(dy[0], dim, low, to, op.Attrs.Bool("local"))}
-		}},
-		"concat": {1, inferConcat, func(d *differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.slice(dy[0], dim, low, to, op.Attrs.Bool("local"))}
+		}, nil},
+		"concat": {1, inferConcat, func(d *Differ, op *Op, dy []*Value) []*Value {
 			dim, at := op.Attrs.Text("dim"), int64(0)
 			var parts []*Value
 			for _, x := range op.In {
 				n := x.Type.Size(dim)
-				parts = append(parts, d.b.slice(dy[0], dim, at, at+n, op.Attrs.Bool("local")))
+				parts = append(parts, d.slice(dy[0], dim, at, at+n, op.Attrs.Bool("local")))
 				at += n
 			}
 			return parts
-		}},
-		"sum": {1, takes(1, inferReduce), func(d *differ, op *Op, dy []*Value) []*Value {
+		}, nil},
+		"sum": {1, takes(1, inferReduce), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.unreduce(dy[0], op)}
-		}},
-		"max": {1, takes(1, inferReduce), func(d *differ, op *Op, dy []*Value) []*Value {
-			x := d.use(op.In[0])
-			top := d.unreduce(d.use(op.Out[0]), op)
-			isTop := d.b.Compare("eq", x, top)
-			return []*Value{d.b.Select(isTop, d.unreduce(dy[0], op), d.b.Fill(x.Type, 0))}
-		}},
+		}, nil},
+		"max": {1, takes(1, inferReduce), func(d *Differ, op *Op, dy []*Value) []*Value {
+			x := d.Use(op.In[0])
+			top := d.unreduce(d.Use(op.Out[0]), op)
+			isTop := d.Compare("eq", x, top)
+			return []*Value{d.Select(isTop, d.unreduce(dy[0], op), d.Fill(x.Type, 0))}
+		}, nil},
 	}
 }
 

@@ -110,8 +110,12 @@ func attrText(v any) string {
 }
 
 // Parse reads what [Graph.String] writes, and verifies it.
-func Parse(text string) (*Graph, error) {
+func Parse(text string) (*Graph, error) { return Operations().Parse(text) }
+
+// Parse reads a graph of the operations of a table.
+func (t Table) Parse(text string) (*Graph, error) {
 	p := newParser(text)
+	p.table = t
 	g := p.graph(0)
 	if p.err == nil && p.tok != scanner.EOF {
 		p.fail("something follows the graph")
@@ -140,6 +144,8 @@ type parser struct {
 	s   scanner.Scanner
 	tok rune
 	err error
+
+	table Table
 }
 
 // maxNesting bounds bodies within bodies.
@@ -316,7 +322,7 @@ func (p *parser) op(g *Graph, known map[string]*Value, depth int) {
 	}
 	p.expect("=")
 	op.Kind = p.name()
-	if _, ok := kindOf(op.Kind); !ok {
+	if op.row = p.table[op.Kind]; op.row == nil {
 		p.fail("there is no operation %q", op.Kind)
 	}
 	p.expect("(")

@@ -42,64 +42,41 @@ const Permute = "permute"
 
 // Work tells what work an operation of the graph is.
 func (g *Graph) Work(op *Op) Work {
-	if k, ok := kindOf(op.Kind); ok && k.work != nil {
-		return k.work(g, op)
+	if row := op.spec(); row != nil && row.Work != nil {
+		return row.Work(g, op)
 	}
 	return Work{}
 }
 
-// works are the rules by kind; a kind that is not here is fused. [table] puts them into its rows.
-func works() map[string]func(*Graph, *Op) Work {
-	w := map[string]func(*Graph, *Op) Work{
-		"attention":          attentionWork,
-		"attention_grad":     attentionWork,
-		"cross_entropy":      crossEntropyWork,
-		"cross_entropy_grad": streams,
-		"embedding": func(_ *Graph, op *Op) Work { // the rows that are looked up, not the table
-			return Work{Class: Streaming, Bytes: 2 * bytesOf(op.Out[0])}
-		},
-		"embedding_dw": func(_ *Graph, op *Op) Work { // zeros are written, then rows added to
-			return Work{Class: Streaming, Bytes: 3*bytesOf(op.In[1]) + bytesOf(op.Out[0])}
-		},
-		"quantize": func(_ *Graph, op *Op) Work {
-			return Work{Class: Quantizing, Bytes: bytesOf(op.In[0]), Format: Format(op.Attrs.Text("format"))}
-		},
-		"amax":      amaxWork,
-		"block_dot": blockWork("format"),
-		"block_dw":  blockWork("wgrad"),
-		"join_stats": func(_ *Graph, op *Op) Work {
-			n := int64(2) // the largest, and the sums
-			if op.Attrs.Bool("sum") {
-				n = 1
-			}
-			return sends(op, "all_reduce", n, bytesOf(op.In[0]))
-		},
-		"all_reduce": func(_ *Graph, op *Op) Work {
-			return sends(op, op.Kind, 1, bytesOf(op.In[0]))
-		},
-		"reduce_scatter": func(_ *Graph, op *Op) Work {
-			return sends(op, op.Kind, 1, bytesOf(op.In[0]))
-		},
-		"all_gather": func(_ *Graph, op *Op) Work {
-			w := sends(op, op.Kind, 1, bytesOf(op.Out[0]))
-			w.Sends[0].Of = op.In[0]
-			return w
-		},
+func embeddingWork(_ *Graph, op *Op) Work { // the rows that are looked up, not the table
+	return Work{Class: Streaming, Bytes: 2 * bytesOf(op.Out[0])}
+}
+
+func embeddingDWWork(_ *Graph, op *Op) Work { // zeros are written, then rows added to
+	return Work{Class: Streaming, Bytes: 3*bytesOf(op.In[1]) + bytesOf(op.Out[0])}
+}
+
+func quantizeWork(_ *Graph, op *Op) Work {
+	return Work{Class: Quantizing, Bytes: bytesOf(op.In[0]), Format: Format(op.Attrs.Text("format"))}
+}
+
+func joinWork(_ *Graph, op *Op) Work {
+	n := int64(2) // the largest, and the sums
+	if op.Attrs.Bool("sum") {
+		n = 1
 	}
-	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
-		w[kind] = func(_ *Graph, op *Op) Work {
-			return dotWork(op.In[0], op.In[1], op.Attrs.List("over"))
-		}
-	}
-	for _, kind := range []string{"rms_norm", "layer_norm", "softmax", "rope", "gather", "scatter",
-		"top_k", "scale_stats", "quantize_stats"} {
-		w[kind] = streams
-	}
-	for _, kind := range []string{"to_host", "to_device"} {
-		w[kind] = func(_ *Graph, op *Op) Work { return Work{Class: Moving, Bytes: bytesOf(op.In[0])} }
-	}
+	return sends(op, "all_reduce", n, bytesOf(op.In[0]))
+}
+
+func reduceWork(_ *Graph, op *Op) Work { return sends(op, op.Kind, 1, bytesOf(op.In[0])) }
+
+func gatherWork(_ *Graph, op *Op) Work {
+	w := sends(op, op.Kind, 1, bytesOf(op.Out[0]))
+	w.Sends[0].Of = op.In[0]
 	return w
 }
+
+func moveWork(_ *Graph, op *Op) Work { return Work{Class: Moving, Bytes: bytesOf(op.In[0])} }
 
 func bytesOf(v *Value) int64 { return v.Type.Shape().Bytes() }
 
@@ -120,6 +97,8 @@ func sends(op *Op, kind string, count, bytes int64) Work {
 	axes := slices.Sorted(slices.Values(op.Axes()))
 	return Work{Class: Sending, Sends: []Send{{Kind: kind, Axes: axes, Count: count, Bytes: bytes}}}
 }
+
+func dots(_ *Graph, op *Op) Work { return dotWork(op.In[0], op.In[1], op.Attrs.List("over")) }
 
 // dotWork sums over some dimensions; others that both arguments have go side by side.
 func dotWork(a, b *Value, over []string) Work {

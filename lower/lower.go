@@ -23,6 +23,10 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
+	g, err := ir.WriteOut(g, func(*ir.Row) bool { return true })
+	if err != nil {
+		return "", err
+	}
 	g = asBytes(g)
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels,
 		memos: map[*ir.Value]memo{}, masks: map[string]val{}, laid: map[*ir.Value]laid{},

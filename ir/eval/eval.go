@@ -21,6 +21,10 @@ func New(t ir.Type) *Array { return &Array{t, make([]float64, t.Shape().Elements
 // Run runs a graph: inputs[name][device] are what each device of the mesh is given, the last axis
 // fastest. The result is results[i][device].
 func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
+	g, err := ir.WriteOut(g, func(*ir.Row) bool { return true })
+	if err != nil {
+		return nil, err
+	}
 	m := &machine{mesh: g.Mesh, devices: 1, at: map[*ir.Value][]*Array{}}
 	for _, a := range g.Mesh {
 		m.devices *= int(a.Size)
