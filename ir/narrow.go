@@ -286,7 +286,7 @@ func (g *Graph) Count(kind string) (n int64) {
 		case op.Kind == kind:
 			n++
 		case op.Body != nil:
-			n += op.Attrs.Int("n") * op.Body.Count(kind)
+			n += op.Loop().N * op.Body.Count(kind)
 		}
 	}
 	return n

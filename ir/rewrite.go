@@ -225,7 +225,7 @@ func (d *dealer) loop(l Loop) error {
 		if !d.unroll {
 			from, to := runs[k][0], runs[k][1]
 			a := l.Attrs.With("n", to-from).With("first", l.First+from)
-			copy(in, d.Again(l.Op, a, l.Body.Clone(), in...))
+			copy(in, d.Again(l.Op, a, l.Body.Clone(), slices.Clone(in)...))
 			continue
 		}
 		round := Rewriter{d.Builder, map[*Value]*Value{}}

@@ -1,5 +1,6 @@
-// Package kernels turns an operation and a target into the kernel that computes it, and says why.
+// Package kernels turns a target into what its compiler and its libraries take, and says why.
 //
-// The choice is made here and nowhere else, so that a lowering only prints and a person can read
-// what became of a model: which attention is cuDNN's and which is not, and for what reason.
+// What kernels there are is a table of package lower, whose rows ask here. What was taken is kept,
+// so that a person can read what became of a model: which attention is cuDNN's and which is not,
+// and for what reason.
 package kernels

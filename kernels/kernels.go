@@ -3,7 +3,6 @@ package kernels
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -44,44 +43,17 @@ type Set struct {
 // For gives the chooser of a target by its architecture.
 func For(arch string) *Set { return &Set{arch: arch} }
 
-// Pick says what an operation becomes, and remembers it.
-func (s *Set) Pick(op *ir.Op) string {
-	c := Choice{op.Kind, Plain, ""}
-	switch {
-	case op.Kind == "attention" || op.Kind == "attention_grad":
-		c = s.attends(op)
-	case s.arch == "cpu" && (op.Kind == "dot" || strings.HasPrefix(op.Kind, "linear")):
-		c = Choice{op.Kind, Matrix, "XLA:CPU turns wider products by copies"}
-	case s.arch == "cpu" && op.Kind == "cross_entropy":
-		c = Choice{op.Kind, Chunked, "the exponentials of all scores would be as large as the scores"}
-	case s.arch == "cpu" && op.Kind == "cross_entropy_grad":
-		c = Choice{op.Kind, Chunked, "as a matrix it takes the place of the scores"}
-	case s.arch == "cpu" && op.Kind == "sum" && len(op.Out[0].Type.Dims) == 0 &&
-		op.In[0].Type.Shape().Elements() > FoldAbove:
-		c = Choice{op.Kind, Folded, "XLA:CPU writes what it sums first, unless it sums whole vectors"}
-	case op.Kind == "quantize":
-		c = Choice{op.Kind, Windowed, "two kernels of plain operations; one of Triton's would read once"}
-		if s.arch == "cpu" {
-			c = Choice{op.Kind, Plain, "rounded as it lies; scales are made of bits"}
-		}
-	case op.Kind == "block_dot":
-		c = s.blockDot(op)
+// Arch is the architecture; "" of nil, which stands for what every target runs.
+func (s *Set) Arch() string {
+	if s == nil {
+		return ""
 	}
-	if c.Why != "" {
-		s.note(c)
-	}
-	return c.Kernel
+	return s.arch
 }
 
-// blockDot chooses for a product of values in blocks.
-func (s *Set) blockDot(op *ir.Op) Choice {
-	if s.arch == "cpu" {
-		return Choice{op.Kind, Matrix, "the CPU multiplies bf16, in which the numbers are exact"}
-	}
-	if !slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.arch) {
-		return Choice{op.Kind, Plain, fmt.Sprintf("%s has no products of blocks", s.arch)}
-	}
-	return Choice{op.Kind, CuDNN, "cuDNN multiplies blocks"}
+// Blocks reports whether cards multiply values in blocks.
+func (s *Set) Blocks() bool {
+	return slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.Arch())
 }
 
 // OneResult reports whether the target writes one result at a time, so that what two results have
@@ -119,25 +91,24 @@ func (s *Set) Attention(a Attention) (kernel, why string) {
 	return CuDNN, "cuDNN has it for this shape"
 }
 
-// attends reads an attention, or its gradient, off a graph.
-func (s *Set) attends(op *ir.Op) Choice {
+// Attends is Attention of an operation: an attention, or its gradient.
+func (s *Set) Attends(op *ir.Op) (kernel, why string) {
 	q := op.In[0].Type
 	segments, places := op.Extras()
 	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
 		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
 		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",
 		Balanced: op.Attrs.Bool("balanced")}
-	c := Choice{Kind: op.Kind}
-	c.Kernel, c.Why = s.Attention(a)
+	kernel, why = s.Attention(a)
 	names := make([]string, len(q.Dims))
 	for i, d := range q.Dims {
 		names[i] = d.Name
 	}
 	batched := len(names) == 4 && slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim})
-	if c.Kernel == CuDNN && !batched {
-		c.Kernel, c.Why = Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
+	if kernel == CuDNN && !batched {
+		return Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
 	}
-	return c
+	return kernel, why
 }
 
 // againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 )
 
 // What must be moved in memory beside a product decides how it is written.
@@ -112,7 +113,7 @@ func TestOtherTargetsStayPlain(t *testing.T) {
 	op := attention(t, 256, 256, ir.Attention{Scale: 1, Causal: true})
 	for arch, want := range map[string]string{"cpu": kernels.HeadFirst, "sm_100": kernels.Plain} {
 		s := kernels.For(arch)
-		if got := s.Pick(op); got != want {
+		if got := lower.Kernel(s, op); got != want {
 			t.Errorf("%s: %s, want %s", arch, got, want)
 		}
 		if !slices.ContainsFunc(s.Choices(), func(c kernels.Choice) bool { return c.Kernel == want }) {

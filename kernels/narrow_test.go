@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 )
 
 // Products of blocks are cuDNN's where cards have them, and each choice has a reason.
@@ -29,7 +30,7 @@ func TestBlocks(t *testing.T) {
 	} {
 		s := kernels.For(row.arch)
 		for _, op := range g.Ops {
-			got := s.Pick(op)
+			got := lower.Kernel(s, op)
 			if op.Kind == "quantize" && got != row.quantize || op.Kind == "block_dot" && got != row.product {
 				t.Errorf("%s: %s becomes %s", row.arch, op.Kind, got)
 			}

@@ -34,23 +34,23 @@ type Way struct {
 func (s *Set) Product(f Form) Way {
 	way := Way{Swap: f.NFirst}
 	if f.Elem != dtype.BF16 {
-		s.note(Choice{"product", "f32", "every form of it is fast"})
+		s.Note(Choice{"product", "f32", "every form of it is fast"})
 		return way
 	}
 	if f.M == 1 || f.N == 1 || f.K == 1 {
-		s.note(Choice{"product", "f32", "YNNPACK has no bf16 product with a side of 1"})
+		s.Note(Choice{"product", "f32", "YNNPACK has no bf16 product with a side of 1"})
 		way.Wide = true
 		return way
 	}
 	way = f.cheapest()
 	switch {
 	case !way.Turn:
-		s.note(Choice{"product", "bf16", "what is summed over stands last already"})
+		s.Note(Choice{"product", "bf16", "what is summed over stands last already"})
 	case Split(f.K) == 0:
-		s.note(Choice{"product", "f32", "what has no divisors cannot be turned"})
+		s.Note(Choice{"product", "f32", "what has no divisors cannot be turned"})
 		return Way{Swap: f.NFirst, Wide: true}
 	default:
-		s.note(Choice{"product", "bf16, turned", "YNNPACK wants what is summed over last"})
+		s.Note(Choice{"product", "bf16, turned", "YNNPACK wants what is summed over last"})
 	}
 	return way
 }
@@ -138,7 +138,7 @@ func (s *Set) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Pie
 	if !op.Attrs.Bool("causal") || op.Attrs.Bool("placed") || queries != keys || n < 2 {
 		return []Piece{{0, queries, 0, keys}}
 	}
-	s.note(Choice{"attention", "in pieces", "keys that no query of a piece sees are left out"})
+	s.Note(Choice{"attention", "in pieces", "keys that no query of a piece sees are left out"})
 	var list []Piece
 	for i := range n {
 		p := Piece{From: queries * i / n, To: queries * (i + 1) / n}
@@ -151,8 +151,11 @@ func (s *Set) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Pie
 	return list
 }
 
-// note keeps a choice, once.
-func (s *Set) note(c Choice) {
+// Note keeps a choice, once, if it has a reason and somebody asks.
+func (s *Set) Note(c Choice) {
+	if s == nil || c.Why == "" {
+		return
+	}
 	if s.seen == nil {
 		s.seen = map[string]bool{}
 	}

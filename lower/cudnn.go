@@ -12,11 +12,6 @@ import (
 
 // cudnnRules are the calls of cuDNN. Data of attention is batch, seq, heads, head; cuDNN's results
 // have heads before seq, and the layouts that the call states make that a mere view.
-func cudnnRules() map[string]rule {
-	return map[string]rule{"attention": cudnnAttention, "attention_grad": cudnnAttentionGrad,
-		"block_dot": cudnnBlockDot}
-}
-
 const (
 	rowMajor4 = "dense<[3, 2, 1, 0]> : tensor<4xindex>"
 	headFirst = "dense<[3, 1, 2, 0]> : tensor<4xindex>"

@@ -28,9 +28,9 @@ func Module(g *ir.Graph, o Options) (string, error) {
 		return "", err
 	}
 	g = asBytes(g)
-	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), kernels: o.Kernels,
-		memos: map[*ir.Value]memo{}, masks: map[string]val{}, laid: map[*ir.Value]laid{},
-		scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{},
+	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
+		kernels: o.Kernels, memos: map[*ir.Value]memo{}, masks: map[string]val{},
+		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{},
 		tops: map[string]val{}}
 	replicas := int64(1)
 	for _, a := range g.Mesh {
@@ -146,25 +146,14 @@ func (w *writer) op(op *ir.Op) {
 	}
 }
 
-// rule finds what writes an operation, by the kernel that was chosen for it.
+// rule finds what writes an operation, by the kernel that is taken for it.
 func (w *writer) rule(op *ir.Op) rule {
-	if rule := sharedRule(op); rule != nil {
-		return rule
-	}
 	if why := unwritten(op); why != "" {
 		w.fail("%s", why)
 		return nil
 	}
-	if w.kernels == nil {
-		return w.rules[op.Kind]
-	}
-	switch w.kernels.Pick(op) {
-	case kernels.CuDNN:
-		return cudnnRules()[op.Kind]
-	case kernels.Windowed:
-		return windowed
-	case kernels.Matrix, kernels.HeadFirst, kernels.Chunked, kernels.Folded:
-		return matrixRules()[op.Kind]
+	if k := pick(w.table, w.kernels, op); k != nil {
+		return k.print
 	}
 	return w.rules[op.Kind]
 }

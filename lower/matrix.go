@@ -8,16 +8,8 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// matrixRules are what operations become on the CPU: products are those of plain matrices, as
-// [kernels.Set.Product] says.
-func matrixRules() map[string]rule {
-	return map[string]rule{
-		"dot": matrix, "linear": matrix, "linear_dx": matrix, "linear_dw": matrix,
-		"attention": firstAttention, "attention_grad": firstAttentionGrad,
-		"cross_entropy": chunkedCrossEntropy, "cross_entropy_grad": rowsCrossEntropyGrad,
-		"sum": foldedSum, "block_dot": blockDot,
-	}
-}
+// turnable are the kinds whose kernels read turns.
+var turnable = []string{"dot", "linear", "linear_dx", "linear_dw", "block_dot"}
 
 // findTurns finds the products that only a transpose reads: a product can give its result either
 // way round, and a transpose of its own would be one more pass through memory.
@@ -30,7 +22,7 @@ func (w *writer) findTurns(g *ir.Graph) {
 		readers[v] = append(readers[v], nil)
 	}
 	for _, op := range g.Ops {
-		if matrixRules()[op.Kind] == nil || len(op.Out) != 1 {
+		if !slices.Contains(turnable, op.Kind) {
 			continue
 		}
 		if by := readers[op.Out[0]]; len(by) == 1 && by[0] != nil && by[0].Kind == "transpose" {
@@ -39,6 +31,7 @@ func (w *writer) findTurns(g *ir.Graph) {
 	}
 }
 
+// matrix is a product of plain matrices, as [kernels.Set.Product] says.
 func matrix(w *writer, op *ir.Op, in []val) []val {
 	out := op.Out[0]
 	turn := w.turns[op]

@@ -52,38 +52,6 @@ func (w *writer) after(v, other val) val {
 	return val{pair + "#0", v.t}
 }
 
-// sharedRule writes operations on something that the devices of an axis share by a dimension which
-// the operation counts along.
-func sharedRule(op *ir.Op) rule {
-	switch op.Kind {
-	case "embedding":
-		if _, cut := sharer(op.In[1].Type, op.In[1].Type.Dims[0].Name); cut {
-			return sharedEmbedding
-		}
-	case "embedding_dw":
-		if _, cut := sharer(op.Out[0].Type, op.Out[0].Type.Dims[0].Name); cut {
-			return sharedEmbeddingDW
-		}
-	case "cross_entropy":
-		if len(op.Axes()) > 0 {
-			return sharedCrossEntropy
-		}
-	case "cross_entropy_grad":
-		if len(op.Axes()) > 0 {
-			return sharedCrossEntropyGrad
-		}
-	case "attention":
-		if op.Attrs.Text("ring") != "" {
-			return ringAttention
-		}
-	case "attention_grad":
-		if op.Attrs.Text("ring") != "" {
-			return ringAttentionGrad
-		}
-	}
-	return nil
-}
-
 // sharer is the axis that cuts a dimension.
 func sharer(t ir.Type, dim string) (axis string, cut bool) {
 	for _, s := range t.Place {

@@ -32,7 +32,11 @@ func newRing(w *writer, op *ir.Op) *ring {
 	segments, _ := op.Extras()
 	r.plain = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
 		op.Attrs.Int("window") == 0
-	r.cudnn = w.kernels != nil && w.kernels.Pick(op) == kernels.CuDNN && r.plain
+	if w.kernels != nil {
+		kernel, why := w.kernels.Attends(op)
+		w.kernels.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
+		r.cudnn = kernel == kernels.CuDNN && r.plain
+	}
 	return r
 }
 

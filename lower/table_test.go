@@ -21,7 +21,9 @@ func hardTanh(gradient bool) ir.Table {
 		return []*ir.Value{clip(b, op.In[0])}
 	}}
 	row.Results = 1
-	row.Infer = func(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) { return []ir.Type{op.In[0].Type}, nil }
+	row.Infer = func(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+		return []ir.Type{op.In[0].Type}, nil
+	}
 	row.Work = func(*ir.Graph, *ir.Op) ir.Work { return ir.Work{Class: ir.Streaming, Bytes: 7} }
 	if gradient {
 		row.Gradient = func(d *ir.Differ, op *ir.Op, dy []*ir.Value) []*ir.Value {

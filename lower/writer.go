@@ -17,6 +17,7 @@ type writer struct {
 	passed  map[string]val
 	groups  []string // of devices that meet in collectives, each written once
 	rules   map[string]rule
+	table   []kernel
 	kernels *kernels.Set
 	at      map[*ir.Value]string
 	turns   map[*ir.Op]*ir.Op    // products, and the transposes that alone read them
