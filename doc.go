@@ -46,7 +46,7 @@
 //	6  lower       per-device graph → StableHLO text
 //	   dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
 //	   internal/check   small programs whose answers are known
-//	   internal/rig     graphs to numbers on the CPU engine, for tests
+//	   internal/enginetest     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
 //	   step        a model, a plan and a policy → the programs of a step; its passes
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out

@@ -19,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 )
 
@@ -269,7 +270,7 @@ func (f folder) train(cache string, job deepwell.TrainJob) (*heard, error) {
 // Whatever changes while a run is stopped, resuming it is refused or warns. What is refused leaves
 // the run's folder as it was.
 func TestNoChangeIsSilent(t *testing.T) {
-	base, cache := layIdentity(t), t.TempDir()
+	base, cache := layIdentity(t), enginetest.Caches(t)
 	if _, err := base.train(cache, deepwell.TrainJob{}); err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +336,7 @@ func TestNoProcessDiffers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("two processes for each row")
 	}
-	cache := t.TempDir()
+	cache := enginetest.Caches(t)
 	for _, c := range []change{
 		{name: "nothing"},
 		{name: "other angles", edit: config("10000.0", "999.0"), text: "another model, another programs"},

@@ -17,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 )
 
@@ -120,7 +121,7 @@ func TestKilledRunsEndAlike(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a dozen processes")
 	}
-	cache := t.TempDir()
+	cache := enginetest.Caches(t)
 	whole, killed := lay(t, t.TempDir()), lay(t, t.TempDir())
 	start := time.Now()
 	cmd, out := trainChild(t, whole, cache)

@@ -38,7 +38,7 @@ var layers = [][]string{
 	{"internal/isolate", "internal/turns", "capture", "plan", "internal/plantest", "kernels", "price",
 		"precision", "narrow", "internal/room"},
 	{"spmd", "cost", "estimate/footprint", "estimate"},
-	{"lower", "internal/check", "internal/rig", "dryrun"},
+	{"lower", "internal/check", "internal/enginetest", "dryrun"},
 	{"pipeline", "step", "autoplan"},
 	{"train"},
 	{"parity"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 )
 
@@ -43,7 +44,7 @@ func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 			}
 			c.job.Set = append(c.job.Set, "out="+c.name)
 			c.job.Until = 6
-			h, err := f.train("", c.job)
+			h, err := f.train(enginetest.Caches(t), c.job)
 			if err != nil || !h.resumed {
 				t.Fatalf("resumed %v: %v", h.resumed, err)
 			}

@@ -21,7 +21,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/check"
-	"github.com/deepwell/deepwell/internal/rig"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -36,7 +36,12 @@ func cpu(t testing.TB, o ...func(*engine.Options)) *engine.Engine {
 	for _, set := range o {
 		set(&options)
 	}
-	return rig.Open(t, options).Engine
+	e, err := engine.Open(t.Context(), "cpu", options)
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	return e
 }
 
 func f32(dims ...int64) dtype.Shape { return dtype.Shape{Type: dtype.F32, Dims: dims} }
@@ -49,7 +54,7 @@ func floats(values ...float32) []byte {
 
 func read(t testing.TB, a *engine.Array, i int) []float32 {
 	t.Helper()
-	b := rig.Bytes(t, a, i)
+	b := enginetest.Bytes(t, a, i)
 	v := make([]float32, len(b)/4)
 	dtype.F32.Decode(v, b)
 	return v
@@ -89,13 +94,13 @@ func counter(t *testing.T) (*engine.Executable, *engine.State, *engine.Array) {
 	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
 	ones := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 	t.Cleanup(ones.Free)
-	return rig.Stage(t, e, s), state, ones
+	return enginetest.Stage(t, e, s), state, ones
 }
 
 func TestStateStaysOnTheDevices(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x := rig.Stage(t, e, s)
+	x := enginetest.Stage(t, e, s)
 	var state engine.State
 	defer state.Free()
 	state.Put(place(t, e, s, s.Args[0], func(i int) []byte { return floats(float32(i), 0, 0, 0) }))
@@ -211,7 +216,7 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	}
 	// A donated step: argument and result share memory, so only the other argument adds.
 	add := addOne(1)
-	x := rig.Stage(t, e, add)
+	x := enginetest.Stage(t, e, add)
 	m, err := x.Memory()
 	if err != nil {
 		t.Fatal(err)
@@ -348,7 +353,7 @@ func TestStageIsHeldToItsText(t *testing.T) {
 // Runs that nobody waits for gave their events and their part of the ledger back never.
 func TestRunsThatNobodyWaitsFor(t *testing.T) {
 	e := cpu(t)
-	x := rig.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
+	x := enginetest.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
 	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 512) })
 	defer arg.Free()
 	before := fmt.Sprint(e.LiveBytes())
@@ -384,7 +389,7 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	}
 	text := "module @m {func.func @main(%v0: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {\n" +
 		body.String() + "return %v8 : tensor<1500x1500xf32>}}"
-	x := rig.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
+	x := enginetest.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
 	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)
@@ -438,7 +443,7 @@ func.func @main(%x: tensor<128xf32>) -> tensor<128xf32> {
 // process after 40 s, with the seventh run. Now each begins when the one before is done.
 func TestManyQueuedCollectives(t *testing.T) {
 	e := cpu(t)
-	x := rig.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
+	x := enginetest.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
 	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(i int) []byte {
 		return append(floats(float32(i)), make([]byte, 508)...)
 	})
@@ -486,7 +491,7 @@ func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tenso
   %r = stablehlo.add %w, %w : tensor<1048576xf32>
   return %r : tensor<1048576xf32>
 }}`}
-	x := rig.Stage(t, e, s)
+	x := enginetest.Stage(t, e, s)
 	data := make([]byte, 4*n)
 	fill := func(v float32) []byte {
 		dtype.F32.Encode(data, slices.Repeat([]float32{v}, n))
@@ -544,7 +549,7 @@ func TestCanceledWaitReturns(t *testing.T) {
 	text := `module @m {func.func @main(%x: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<1500x1500xf32>, tensor<1500x1500xf32>) -> tensor<1500x1500xf32>
   return %a : tensor<1500x1500xf32>}}`
-	x := rig.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
+	x := enginetest.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
 	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)

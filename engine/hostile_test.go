@@ -13,8 +13,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/pjrt"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -39,7 +39,7 @@ type scene struct {
 func newScene(t *testing.T, e *engine.Engine) *scene {
 	t.Helper()
 	s := addOne(devices)
-	sc := &scene{t: t, e: e, s: s, x: rig.Stage(t, e, s),
+	sc := &scene{t: t, e: e, s: s, x: enginetest.Stage(t, e, s),
 		w: place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) }),
 		v: place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })}
 	t.Cleanup(sc.w.Free)
@@ -419,7 +419,7 @@ func TestHostileUse(t *testing.T) {
 func TestConcurrentMisuse(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x := rig.Stage(t, e, s)
+	x := enginetest.Stage(t, e, s)
 	for range 20 {
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
 		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })

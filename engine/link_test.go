@@ -17,8 +17,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/hlo"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )
@@ -338,7 +338,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("loads the compiler")
 	}
-	c := rig.Cards(t, true)
+	c := enginetest.Cards(t, true)
 	piece := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
 	alone, err := engine.PermuteStage(piece, program.Range(0, 32), program.Range(32, 32))
 	if err != nil {
@@ -346,7 +346,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	}
 	beside := &program.FromText("beside", besideWork(alone.Text), 64).Stages[0]
 	for _, s := range []*program.Stage{alone, beside} {
-		r := rig.Report(t, c, s, "64xb200")
+		r := enginetest.Report(t, c, s, "64xb200")
 		if len(r.Collectives) != 1 {
 			t.Fatalf("collectives %v", r.Collectives)
 		}

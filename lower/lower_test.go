@@ -12,6 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
@@ -26,7 +27,8 @@ const bound = 2e-5
 
 func cpu(t *testing.T) *engine.Engine {
 	t.Helper()
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1})
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1,
+		Cache: enginetest.Cache()})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
@@ -19,7 +20,8 @@ import (
 // Every layout, lowered with its collectives and run on two devices, gives on each device what the
 // interpreter gives; and the compiled program has the collectives that the graph has.
 func TestLayoutsOnTwoDevices(t *testing.T) {
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: irtest.LayoutDevices})
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{
+		Devices: irtest.LayoutDevices, Cache: enginetest.Cache()})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}

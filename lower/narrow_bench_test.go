@@ -9,8 +9,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -91,7 +91,7 @@ func BenchmarkQuantize(b *testing.B) {
 }
 
 func measure(b *testing.B, g *ir.Graph) {
-	r := rig.Open(b, engine.Options{Devices: 1})
+	r := enginetest.Open(b, engine.Options{Devices: 1})
 	r.Flags = kernels.For("cpu").Exact(nil)
 	p := r.Compile(b, g, lower.Options{Kernels: kernels.For("cpu")})
 	data := randomInputs(rand.New(rand.NewPCG(1, 2)), g)

@@ -11,9 +11,9 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -26,7 +26,7 @@ func optimized(t *testing.T, c *engine.Compiler, s *program.Stage, cluster strin
 	t.Helper()
 	dir := t.TempDir()
 	s.Flags = kernels.For("sm_100").Exact(map[string]any{"xla_dump_to": dir, "xla_dump_hlo_as_text": true})
-	r := rig.Report(t, c, s, cluster)
+	r := enginetest.Report(t, c, s, cluster)
 	files, err := filepath.Glob(filepath.Join(dir, "*gpu_after_optimizations.txt"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("the compiler wrote %v, %v", files, err)
@@ -103,7 +103,7 @@ func shapeBytes(text string) (list []float64) {
 // of reading each source once (for NVFP4 twice: its largest magnitude must be known first) and
 // writing both copies.
 func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
-	c := rig.Cards(t, false)
+	c := enginetest.Cards(t, false)
 	for _, row := range []struct {
 		cluster       string
 		format        ir.Format
@@ -168,7 +168,7 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 
 // The scales that we hand to cuDNN lie as those that XLA makes for its own block-scaled product.
 func TestScalesLieAsXLAsOwn(t *testing.T) {
-	c := rig.Cards(t, false)
+	c := enginetest.Cards(t, false)
 	const rows, in, out = 1024, 2048, 640
 	own := `module @own {
   func.func @main(%x: tensor<1024x2048xf8E4M3FN>, %w: tensor<640x2048xf8E4M3FN>,

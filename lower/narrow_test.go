@@ -9,9 +9,9 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -19,9 +19,9 @@ import (
 )
 
 // narrowRig runs products with few bits as training does on a CPU.
-func narrowRig(t rig.T, devices int) *rig.Rig {
+func narrowRig(t enginetest.T, devices int) *enginetest.Rig {
 	t.Helper()
-	r := rig.Open(t, engine.Options{Devices: devices})
+	r := enginetest.Open(t, engine.Options{Devices: devices})
 	r.Flags = kernels.For("cpu").Exact(nil)
 	return r
 }
@@ -43,7 +43,7 @@ func packed(a *eval.Array) []byte {
 }
 
 // ran runs a compiled graph and gives the bytes of its results, by device.
-func ran(t *testing.T, r *rig.Rig, p *rig.Program, g *ir.Graph,
+func ran(t *testing.T, r *enginetest.Rig, p *enginetest.Program, g *ir.Graph,
 	inputs map[string][]*eval.Array) [][][]byte {
 	t.Helper()
 	var args []*engine.Array
@@ -65,7 +65,7 @@ func ran(t *testing.T, r *rig.Rig, p *rig.Program, g *ir.Graph,
 	out := make([][][]byte, len(run.Results))
 	for i, a := range run.Results {
 		for d := range p.Stage().Devices {
-			out[i] = append(out[i], rig.Bytes(t, a, d))
+			out[i] = append(out[i], enginetest.Bytes(t, a, d))
 		}
 	}
 	return out
@@ -352,10 +352,10 @@ func TestBlockDotAgreesWithTheInterpreter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		near := func(p *rig.Program) {
+		near := func(p *enginetest.Program) {
 			t.Helper()
 			for i, list := range p.Run(t, in) {
-				if d := rig.Distance(list[0].Data, want[i][0].Data); d > bound {
+				if d := enginetest.Distance(list[0].Data, want[i][0].Data); d > bound {
 					t.Errorf("%s: result %d is off by %g", f, i, d)
 				}
 			}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -36,9 +36,9 @@ const (
 var families = []string{"gemma2", "gpt2", "llama3", "mistral", "phi3", "qwen3"}
 
 // A lab runs graphs on one engine.
-type lab struct{ *rig.Rig }
+type lab struct{ *enginetest.Rig }
 
-func newLab(t *testing.T) lab { return lab{rig.Open(t, engine.Options{Devices: 1})} }
+func newLab(t *testing.T) lab { return lab{enginetest.Open(t, engine.Options{Devices: 1})} }
 
 // quick spends little on the machine code of programs that run a few times: it halves the time of
 // the tests. One family does without, so that what is compiled for real is tested too.
@@ -46,7 +46,8 @@ func (l lab) quick(name string) lab {
 	if name == "llama3" {
 		return l
 	}
-	return lab{&rig.Rig{Engine: l.Engine, Flags: map[string]any{"xla_backend_optimization_level": 0}}}
+	return lab{&enginetest.Rig{Engine: l.Engine,
+		Flags: map[string]any{"xla_backend_optimization_level": 0}}}
 }
 
 // cpu lowers for the CPU, results into the place of arguments.
@@ -55,13 +56,13 @@ func cpu() lower.Options {
 }
 
 // joint is the loss, the gradients and the logits as a program; the gradient of w is called g.w.
-func (l lab) joint(t *testing.T, f *fixture, s model.Shape) (*ir.Graph, *rig.Program) {
+func (l lab) joint(t *testing.T, f *fixture, s model.Shape) (*ir.Graph, *enginetest.Program) {
 	t.Helper()
 	g, err := f.c.Graph(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	gr, joint := rig.Joint(t, g)
+	gr, joint := enginetest.Joint(t, g)
 	names := []string{"loss"}
 	for _, v := range gr.Wrt {
 		names = append(names, "g."+v.Name)
@@ -100,17 +101,17 @@ func TestEngineAgainstTransformers(t *testing.T) {
 			l, f := l.quick(name), readFixture(t, dir)
 			others := !slices.Contains(families, name)
 			if others && !long.Enabled { // their gradients are held to it in f64
-				if d := rig.Distance(l.logits(t, f, shape), f.want["logits"]); !(d <= logitBound) {
+				if d := enginetest.Distance(l.logits(t, f, shape), f.want["logits"]); !(d <= logitBound) {
 					t.Errorf("logits are off by %.2g", d)
 				}
 				return
 			}
 			g, grad := l.joint(t, f, shape)
 			out := grad.Run(t, f.load(t, g))
-			loss, worst, where := rig.Distance(out[0][0].Data, f.want["loss"]), 0.0, ""
-			logits := rig.Distance(out[len(out)-1][0].Data, f.want["logits"])
+			loss, worst, where := enginetest.Distance(out[0][0].Data, f.want["loss"]), 0.0, ""
+			logits := enginetest.Distance(out[len(out)-1][0].Data, f.want["logits"])
 			for name, got := range f.exported(t, out[1:]) {
-				if d := rig.Distance(got, f.want["grad."+name]); !(d <= worst) {
+				if d := enginetest.Distance(got, f.want["grad."+name]); !(d <= worst) {
 					worst, where = d, name
 				}
 			}
@@ -133,7 +134,7 @@ func TestEngineAgainstTransformers(t *testing.T) {
 
 // curve trains as the fixture's torch.optim.AdamW did, and gives the step whose loss is farthest
 // off.
-func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *rig.Program) (step int,
+func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *enginetest.Program) (step int,
 	worst float64) {
 	t.Helper()
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 1}
@@ -165,7 +166,7 @@ func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *rig.Program) (st
 		}
 		data[model.InputShare] = []float64{share(data[model.InputLabels])}
 		out := grad.Step(t, &state, data)
-		if d := rig.Distance(out["loss"], []float64{want}); !(d <= worst) {
+		if d := enginetest.Distance(out["loss"], []float64{want}); !(d <= worst) {
 			step, worst = i, d
 		}
 		delete(out, "loss")
@@ -207,11 +208,11 @@ func TestBF16AgainstTransformers(t *testing.T) {
 			} {
 				g, x := l.joint(t, f, shape)
 				out := x.Run(t, f.load(t, g))
-				check(prefix+" logits", rig.Distance(out[len(out)-1][0].Data, f.want["logits"]),
+				check(prefix+" logits", enginetest.Distance(out[len(out)-1][0].Data, f.want["logits"]),
 					f.want[prefix+".error.logits"][0])
 				var ours, theirs []float64
 				for name, got := range f.exported(t, out[1:]) {
-					ours = append(ours, rig.Distance(got, f.want["grad."+name]))
+					ours = append(ours, enginetest.Distance(got, f.want["grad."+name]))
 					theirs = append(theirs, f.want[prefix+".error.grad."+name][0])
 				}
 				check(prefix+" gradients", rootMeanSquare(ours), rootMeanSquare(theirs))

@@ -11,7 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/rig"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -208,7 +208,7 @@ func TestFixturesSeeEverySwitch(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := rig.Distance(out[0][0].Data, f.want["logits"]); d < 10*logitBound {
+			if d := enginetest.Distance(out[0][0].Data, f.want["logits"]); d < 10*logitBound {
 				t.Errorf("%s does not notice %s: %.1g", name, what, d)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/rig"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -55,8 +55,8 @@ type fixture struct {
 func readFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
 	return &fixture{parseFile(t, filepath.Join(dir, "config.json")),
-		rig.Tensors(t, filepath.Join(dir, "model.safetensors")),
-		rig.Tensors(t, filepath.Join(dir, "expected.safetensors"))}
+		enginetest.Tensors(t, filepath.Join(dir, "model.safetensors")),
+		enginetest.Tensors(t, filepath.Join(dir, "expected.safetensors"))}
 }
 
 // load fills the inputs of a graph with the weights and the batch.
@@ -113,7 +113,7 @@ func TestAgainstTransformers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			logits := rig.Distance(out[0][0].Data, f.want["logits"])
+			logits := enginetest.Distance(out[0][0].Data, f.want["logits"])
 			if !(logits < logitBound) {
 				t.Errorf("logits are off by %.2g", logits)
 			}
@@ -181,7 +181,7 @@ func (f *fixture) gradients(t *testing.T) (loss, worst float64, where string) {
 			t.Errorf("%s is not exported", name)
 			continue
 		}
-		if d := rig.Distance(exported[name], f.want["grad."+name]); !(d <= worst) {
+		if d := enginetest.Distance(exported[name], f.want["grad."+name]); !(d <= worst) {
 			worst, where = d, name
 		}
 	}

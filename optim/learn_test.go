@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -23,14 +23,14 @@ func TestSmallModelLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gr, joint := rig.Joint(t, g)
+	gr, joint := enginetest.Joint(t, g)
 	var list []optim.Param
 	results := []string{"loss"}
 	for _, v := range gr.Wrt {
 		list = append(list, optim.Param{Name: v.Name, Type: v.Type})
 		results = append(results, "g."+v.Name)
 	}
-	r := rig.Open(t, engine.Options{Devices: 1})
+	r := enginetest.Open(t, engine.Options{Devices: 1})
 	grad := r.Compile(t, joint, lower.Options{Kernels: kernels.For("cpu")}, results...)
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 1}
 	update, err := o.Update(list)
@@ -45,7 +45,7 @@ func TestSmallModelLearns(t *testing.T) {
 }
 
 // learn takes 120 steps and gives the first loss and the last.
-func learn(t *testing.T, grad, step *rig.Program, o optim.Optimizer, joint *ir.Graph,
+func learn(t *testing.T, grad, step *enginetest.Program, o optim.Optimizer, joint *ir.Graph,
 	list []optim.Param) (first, last float64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(8, 8))

@@ -13,7 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/rig"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -83,7 +83,7 @@ func taken(f map[string][]float64, prefix string, p optim.Param) []float64 {
 // layers are stacked or not.
 func TestAgainstTorch(t *testing.T) {
 	t.Parallel()
-	r := rig.Open(t, engine.Options{Devices: 1})
+	r := enginetest.Open(t, engine.Options{Devices: 1})
 	muon := optim.Muon{AdamW: adamw, Momentum: 0.95}
 	narrow := muon
 	narrow.Products = dtype.BF16
@@ -99,7 +99,7 @@ func TestAgainstTorch(t *testing.T) {
 		{"muon_bf16", narrow, params, muonBF16Bound},
 	} {
 		t.Run(fmt.Sprintf("%s/%d", c.fixture, len(c.params)), func(t *testing.T) {
-			f := rig.Tensors(t, "testdata/"+c.fixture+".safetensors")
+			f := enginetest.Tensors(t, "testdata/"+c.fixture+".safetensors")
 			g, err := c.o.Update(c.params)
 			if err != nil {
 				t.Fatal(err)
@@ -123,10 +123,10 @@ func TestAgainstTorch(t *testing.T) {
 				if out[optim.OK][0] != 1 {
 					t.Fatalf("step %d was rejected", i+1)
 				}
-				norms = max(norms, rig.Distance(out[optim.Norm], f["norms"][i:i+1]))
+				norms = max(norms, enginetest.Distance(out[optim.Norm], f["norms"][i:i+1]))
 				for _, p := range c.params {
 					want := taken(f, fmt.Sprintf("%d.", i+1), p)
-					worst = max(worst, rig.Distance(rig.Read(t, state.Get(p.Name), 0), want))
+					worst = max(worst, enginetest.Distance(enginetest.Read(t, state.Get(p.Name), 0), want))
 				}
 			}
 			t.Logf("parameters are off by at most %.1e, norms by %.1e", worst, norms)
@@ -258,7 +258,7 @@ func TestMomentsAreRoundedToNearestEven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := rig.Open(t, engine.Options{Devices: 1}).Compile(t, g, donated())
+	x := enginetest.Open(t, engine.Options{Devices: 1}).Compile(t, g, donated())
 	var state engine.State
 	defer state.Free()
 	for _, name := range []string{"w", "m.w", "v.w"} {
@@ -270,11 +270,11 @@ func TestMomentsAreRoundedToNearestEven(t *testing.T) {
 	in["g.w"] = []float64{2 + 2/256., 2 + 6/256., 2 + 2/256. + 1e-5, 2 + 6/256. - 1e-5}
 	out := x.Step(t, &state, in)
 	want := []float64{1, 1 + 4/256., 1 + 2/256., 1 + 2/256.}
-	if got := rig.Read(t, state.Get("m.w"), 0); !slices.Equal(got, want) {
+	if got := enginetest.Read(t, state.Get("m.w"), 0); !slices.Equal(got, want) {
 		t.Errorf("the moment is %v, want %v", got, want)
 	}
 	if want := []float64{-0.5, -0.5, -0.5, -0.5}; !slices.Equal(out["c.w"], want) {
-		t.Errorf("the model's copy is %v for %v", out["c.w"], rig.Read(t, state.Get("w"), 0))
+		t.Errorf("the model's copy is %v for %v", out["c.w"], enginetest.Read(t, state.Get("w"), 0))
 	}
 }
 
@@ -291,7 +291,7 @@ func optimizers() map[string]optim.Optimizer {
 // and says so; any other changes the state.
 func TestRejectedStepLeavesEveryBit(t *testing.T) {
 	t.Parallel()
-	r := rig.Open(t, engine.Options{Devices: 1})
+	r := enginetest.Open(t, engine.Options{Devices: 1})
 	for name, o := range optimizers() {
 		t.Run(name, func(t *testing.T) {
 			g, err := o.Update(params)
@@ -304,7 +304,7 @@ func TestRejectedStepLeavesEveryBit(t *testing.T) {
 	}
 }
 
-func rejects(t *rapid.T, x *rig.Program, o optim.Optimizer) {
+func rejects(t *rapid.T, x *enginetest.Program, o optim.Optimizer) {
 	rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 	var state engine.State
 	defer state.Free()
@@ -357,7 +357,7 @@ func rejects(t *rapid.T, x *rig.Program, o optim.Optimizer) {
 	}
 	same := true
 	for name, b := range before {
-		same = same && slices.Equal(b, rig.Bytes(t, state.Get(name), 0))
+		same = same && slices.Equal(b, enginetest.Bytes(t, state.Get(name), 0))
 	}
 	if same == want {
 		t.Fatalf("%s: the state is the same: %v", why, same)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -27,23 +28,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		child()
 	}
-	dir, err := os.MkdirTemp("", "pipeline")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv(cacheEnv, dir)
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(dir)
-		os.Exit(code)
-	}))
+	goleak.VerifyTestMain(m)
 }
 
 // open shares compiled programs between tests and processes: many schedules have the same stages.
 func open(ctx context.Context, devices int) (*engine.Engine, error) {
-	return engine.Open(ctx, "cpu", engine.Options{Devices: devices, Cache: os.Getenv(cacheEnv)})
+	return engine.Open(ctx, "cpu", engine.Options{Devices: devices, Cache: enginetest.Cache()})
 }
-
-const cacheEnv = "DEEPWELL_TEST_CACHE"
 
 func cpu(t testing.TB, devices int) *engine.Engine {
 	t.Helper()

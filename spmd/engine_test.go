@@ -14,6 +14,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
@@ -62,7 +63,8 @@ func newDevice(t *testing.T, e *engine.Engine, set *kernels.Set) *device {
 }
 
 func openEngine(t *testing.T) *engine.Engine {
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8})
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8,
+		Cache: enginetest.Cache()})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -95,21 +96,14 @@ func (l *log) losses() (list []float64) {
 	return list
 }
 
-// cache is where the tests of this package find each other's programs.
-var cache string
+// cache is where the tests find each other's programs, and those of a second process.
+var cache = enginetest.Cache()
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		child()
 	}
-	dir, err := os.MkdirTemp("", "deepwell-train-")
-	if err != nil {
-		panic(err)
-	}
-	cache = dir
-	status := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(status)
+	os.Exit(m.Run())
 }
 
 // A rig is what all runs of a test share.

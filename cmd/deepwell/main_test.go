@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/plugin"
@@ -46,6 +47,9 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("DEEPWELL_HOME", filepath.Dir(engines))
 			env.Setenv("DEEPWELL_CACHE", filepath.Join(env.WorkDir, "cache"))
+			if err := enginetest.Share(filepath.Join(env.WorkDir, "cache")); err != nil {
+				return err
+			}
 			env.Setenv("EXAMPLES", examples)
 			env.Setenv("NVMLSTUBDIR", stub)
 			return nil

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/plugin"
 )
 
@@ -156,7 +157,7 @@ func (d *desk) checkpoints(out string) int {
 
 // What happens to runs that are processes of their own, as users start them.
 func TestProcesses(t *testing.T) {
-	cache := t.TempDir() // programs are compiled once
+	cache := enginetest.Caches(t)
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, string)

@@ -7,9 +7,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/long"
-	"github.com/deepwell/deepwell/internal/rig"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const devices = 8
 
 func cpu(t *testing.T) *engine.Engine {
-	return rig.Open(t, engine.Options{Devices: devices}).Engine
+	return enginetest.Open(t, engine.Options{Devices: devices}).Engine
 }
 
 func TestCollectives(t *testing.T) {
@@ -76,7 +76,7 @@ func cards() []string {
 func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Stage, card string,
 	n int) *engine.Report {
 	t.Helper()
-	return rig.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, card))
+	return enginetest.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, card))
 }
 
 func plansOf(r *engine.Report) map[string]hlo.Plan {
@@ -88,7 +88,7 @@ func plansOf(r *engine.Report) map[string]hlo.Plan {
 }
 
 func TestMXFP8CompilesForEveryBlackwell(t *testing.T) {
-	with, without := rig.Cards(t, false), rig.Cards(t, true)
+	with, without := enginetest.Cards(t, false), enginetest.Cards(t, true)
 	const call = "__cudnn$blockScaledDot"
 	for _, card := range blackwell {
 		bare := compile(t, without, MXFP8, card, 8)
@@ -115,7 +115,7 @@ func TestMXFP8CompilesForEveryBlackwell(t *testing.T) {
 }
 
 func TestAttentionCompilesForEveryBlackwell(t *testing.T) {
-	with, without := rig.Cards(t, false), rig.Cards(t, true)
+	with, without := enginetest.Cards(t, false), enginetest.Cards(t, true)
 	for _, card := range blackwell {
 		r, bare := compile(t, with, Attention, card, 8), compile(t, without, Attention, card, 8)
 		for _, call := range []string{"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} {

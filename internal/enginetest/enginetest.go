@@ -1,9 +1,14 @@
-package rig
+package enginetest
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
+	"testing"
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
@@ -29,9 +34,41 @@ type Rig struct {
 	Flags  map[string]any // of the compiler
 }
 
-// Open gives the CPU engine, which is closed with the test.
+// Cache is where tests keep compiled programs from one run to the next, and find those of other
+// packages; the engine bounds its size. Without it the tests compile for twenty minutes.
+func Cache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "" // no cache
+	}
+	return filepath.Join(dir, "deepwell-test")
+}
+
+// Share lets a folder of caches have the compiled programs of all tests, and of tests before;
+// whatever else it caches is its own.
+func Share(dir string) error {
+	shared := filepath.Join(Cache(), "programs")
+	if err := errors.Join(os.MkdirAll(shared, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
+		return err
+	}
+	return os.Symlink(shared, filepath.Join(dir, "programs"))
+}
+
+// Caches is a folder of caches of a test's own, less the programs, which it shares.
+func Caches(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := Share(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Open gives the CPU engine, which is closed with the test. Its cache is Cache unless the test
+// names one.
 func Open(t T, o engine.Options) *Rig {
 	t.Helper()
+	o.Cache = cmp.Or(o.Cache, Cache())
 	e, err := engine.Open(context.Background(), "cpu", o)
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
