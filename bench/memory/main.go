@@ -18,12 +18,16 @@ func main() {
 	cache := flag.String("cache", "", "file that keeps what was compiled")
 	worst := flag.Int("worst", 10, "how many of the worst rows to print")
 	drawn := flag.Uint64("seed", 0, "seed of the plans that are compiled; 0 is the table's own")
-	held := flag.Bool("heldout", false, "the table of held-out plans instead of the one fitted")
+	kinds := flag.Bool("mixed", false, "the table of plans of other kinds instead of the one fitted")
+	held := flag.Bool("heldout", false, "the table of such plans that no constant was fitted on")
 	only := flag.String("only", "", "compile the plans whose text contains this, instead of all")
 	flag.Parse()
 	s := fitted
-	if *held {
+	switch {
+	case *held:
 		s = unseen
+	case *kinds:
+		s = seen
 	}
 	if err := run(context.Background(), s, *dir, *again, *cache, *only, *drawn, *worst); err != nil {
 		fmt.Fprintln(os.Stderr, "memory:", err)
@@ -52,5 +56,5 @@ func run(ctx context.Context, s sample, dir string, again bool, cache, only stri
 	if err != nil {
 		return err
 	}
-	return reportUnseen(os.Stdout, rows, known)
+	return reportMixed(os.Stdout, rows, known)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/step"
 )
 
@@ -40,6 +41,13 @@ func predict(r *row) (*miss, error) {
 	p, err := footprint.New(c.config, cluster.Arch())
 	if err != nil {
 		return nil, err
+	}
+	if c.plan.Precision != "" { // the policy that step.Build takes where none is given
+		policy, err := precision.Default(c.config, c.plan.Precision)
+		if err != nil {
+			return nil, err
+		}
+		p.In(policy)
 	}
 	f, err := p.Predict(c.plan)
 	if err != nil {

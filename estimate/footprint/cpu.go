@@ -82,7 +82,7 @@ func (g *gradient) tables(m *space) {
 		if !g.gathered(h.param) {
 			continue
 		}
-		bytes := h.whole() * g.w.elem
+		bytes := g.taken(h)
 		turned := int64(0)
 		if h.first > 0 || h.stack {
 			turned = bytes

@@ -145,11 +145,11 @@ func (p *Predictor) held(pl *plan.Plan, t part) []holding {
 	for i := range list {
 		h := holding{param: &list[i], layers: 1}
 		switch {
+		case list[i].stack && t.mix > 0:
+			out = p.segments(out, h.param, t.mix)
+			continue
 		case list[i].stack:
 			h.layers = t.rounds
-			if t.mix > 0 {
-				h.few = p.fewOf(h.param, t.mix)
-			}
 		case list[i].name == "embed":
 			if !t.first && (!t.last || !p.config.Tied) {
 				continue
@@ -171,6 +171,7 @@ func (p *Predictor) held(pl *plan.Plan, t part) []holding {
 type holding struct {
 	*param
 	layers int64
+	class  int  // of its layers, where a policy has several
 	few    *few // of copies in few bits; nil if there are none
 }
 
@@ -221,9 +222,9 @@ func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
 func (w *way) copies(h *holding) int64 {
 	switch {
 	case h.few != nil && w.copied(h.param):
-		return h.param.whole * h.few.own / 32
+		return h.param.whole*h.few.own/32 + h.few.amaxes
 	case h.few != nil:
-		return h.param.stored * h.few.own / 32
+		return h.param.stored*h.few.own/32 + h.few.amaxes
 	case w.copied(h.param):
 		return h.whole() * w.elem
 	case w.elem != 4:
@@ -347,10 +348,13 @@ func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []ho
 }
 
 // ending lists the programs of a rank at the end of a step. That which adds up squares needs next
-// to nothing.
+// to nothing, but for that of a policy on the CPU.
 func (p *Predictor) ending(rank string, s *sizes, w *way, list []holding) (needs []need) {
 	if w.reduces(list) {
 		needs = append(needs, p.reduce(rank+"reduce", w, s, list))
+	}
+	if n := p.squares(list); n > 0 {
+		needs = append(needs, need{rank + "square", n, 0})
 	}
 	return append(needs, p.update(rank+"adamw", w, s, list))
 }
@@ -361,7 +365,10 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []holding) need {
 	for i := range list {
 		n.results += w.copies(&list[i])
 	}
-	n.temp = p.updateTemp(w, s, list) + made(list) + w.fetched(list)
+	n.temp = p.updateTemp(w, s, list) + p.made(w, list) + w.fetched(list)
+	if w.alone { // the squares are added up in the same program
+		n.temp = max(n.temp, p.squares(list)-n.results)
+	}
 	return n
 }
 

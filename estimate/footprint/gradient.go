@@ -124,11 +124,15 @@ func (g *gradient) onGPU() int64 {
 func (g *gradient) products(factor int64) int64 {
 	var ups, heads int64 // of weights that one factor goes into
 	for i := range g.params {
-		switch q := g.params[i].param; q.name[strings.LastIndexByte(q.name, '.')+1:] {
+		h := &g.params[i]
+		if i > 0 && h.param == g.params[i-1].param { // layers that differ have as many weights
+			continue
+		}
+		switch h.name[strings.LastIndexByte(h.name, '.')+1:] {
 		case "gate", "up":
-			ups += q.whole * g.w.elem
+			ups += h.param.whole * g.w.elem
 		case "q", "k", "v":
-			heads += q.whole * g.w.elem
+			heads += h.param.whole * g.w.elem
 		}
 	}
 	if g.part.rounds == 1 {
@@ -165,6 +169,21 @@ func (g *gradient) recomputes(param string) bool {
 	return g.s.again(ir.MLP)
 }
 
+// taken is the bytes of what the program takes of a parameter, whole.
+func (g *gradient) taken(h *holding) int64 {
+	switch {
+	case h.few == nil:
+		return h.whole() * g.w.elem
+	case g.forward && g.backward:
+		return h.param.whole * h.few.own / 32
+	case g.forward:
+		return h.param.whole * h.few.forward / 32
+	case g.recomputes(h.name):
+		return h.param.whole * (h.few.forward + h.few.backward) / 32
+	}
+	return h.param.whole * h.few.backward / 32
+}
+
 // weights adds the parameters that are gathered outside of the loop.
 func (g *gradient) weights(m *space) {
 	for i := range g.params {
@@ -172,19 +191,7 @@ func (g *gradient) weights(m *space) {
 		if !g.gathered(h.param) {
 			continue
 		}
-		bytes := h.whole() * g.w.elem
-		switch {
-		case h.few == nil:
-		case g.forward && g.backward:
-			bytes = h.param.whole * h.few.own / 32
-		case g.forward:
-			bytes = h.param.whole * h.few.forward / 32
-		default:
-			bytes = h.param.whole * h.few.backward / 32
-			if g.recomputes(h.name) {
-				bytes += h.param.whole * h.few.forward / 32
-			}
-		}
+		bytes := g.taken(h)
 		switch {
 		case g.stays() && !g.forward || g.half == ofWeights:
 		case h.stack && g.w.gather == "micro":
@@ -283,8 +290,9 @@ func (g *gradient) gradients(m *space) {
 			from = g.headGrad()
 		}
 		kept := grown == h.stored() || g.w.zero < 2 // in the form that it comes in
-		if h.stack && (g.w.unrolled || g.part.rounds == 1 && g.onto && kept) {
-			continue // a loop of one round is none: what it gives is added at once
+		single := h.layers == 1 && (g.onto && kept || g.p.cpu && g.part.rounds > 1)
+		if h.stack && (g.w.unrolled || single) {
+			continue // a loop of one round is none: what it gives is added, or sent, at once
 		}
 		if !h.stack && h.name != "embed" && g.half == ofWeights && g.onto && kept && !g.p.cpu {
 			continue // the product itself adds to what is there

@@ -15,7 +15,8 @@ func (p *Predictor) In(policy *precision.Policy) {
 	if policy == nil || !policy.Quantizes() {
 		return
 	}
-	n := &narrow{of: make([]int, p.config.Layers), mixes: map[[2]int64]int{}, counts: [][]int64{nil}}
+	n := &narrow{of: make([]int, p.config.Layers), slots: int(p.slots), mixes: map[[2]int64]int{},
+		counts: [][]int64{nil}}
 	for _, s := range policy.Segments() {
 		c := classOf(policy, s.From)
 		at := slices.Index(n.classes, c)
@@ -75,8 +76,9 @@ func (c *class) narrows() bool { return *c != class{} }
 type narrow struct {
 	classes []class
 	of      []int // by layer
+	slots   int   // layers of a round
 	mixes   map[[2]int64]int
-	counts  [][]int64 // of layers by class, for each mix
+	counts  [][]int64 // of layers by place in a round and class, for each mix
 }
 
 // part is some rounds of the layers, from one on, and perhaps the ends.
@@ -94,9 +96,9 @@ func (n *narrow) mix(from, to int64) int {
 	if at, ok := n.mixes[key]; ok {
 		return at
 	}
-	counts := make([]int64, len(n.classes))
-	for _, c := range n.of[from:min(to, int64(len(n.of)))] {
-		counts[c]++
+	counts := make([]int64, n.slots*len(n.classes))
+	for i, c := range n.of[from:min(to, int64(len(n.of)))] {
+		counts[i%n.slots*len(n.classes)+c]++
 	}
 	at := slices.IndexFunc(n.counts, func(x []int64) bool { return slices.Equal(x, counts) })
 	if at < 0 {
@@ -109,7 +111,12 @@ func (n *narrow) mix(from, to int64) int {
 
 // each goes through the classes of a mix.
 func (n *narrow) each(mix int, visit func(c *class, layers int64)) {
-	for i, layers := range n.counts[mix] {
+	counts := n.counts[mix]
+	for i := range n.classes {
+		layers := int64(0)
+		for at := i; at < len(counts); at += len(n.classes) {
+			layers += counts[at]
+		}
 		if layers > 0 {
 			visit(&n.classes[i], layers)
 		}
@@ -117,11 +124,13 @@ func (n *narrow) each(mix int, visit func(c *class, layers int64)) {
 }
 
 // A few is the bytes of an element of a weight, summed over the layers of a holding, in 32nds: of
-// all copies that are kept, and of those that the forward and the backward pass take. Made is, of
-// the layers, those that an update writes in MXFP8, and in NVFP4.
+// all copies that are kept, and of those that the forward and the backward pass take. Mx and nv
+// are, of the layers, those that an update writes in MXFP8 and in NVFP4; amaxes the bytes of what
+// NVFP4 scales whole layers by.
 type few struct {
 	own, forward, backward int64
 	mx, nv                 int64
+	amaxes                 int64
 }
 
 // bits is the bytes of an element in a format, in 32nds.
@@ -132,62 +141,76 @@ func bits(f precision.Format) int64 {
 	return 64
 }
 
-// fewOf adds up the copies of a parameter; nil if none is in few bits.
-func (p *Predictor) fewOf(q *param, mix int) *few {
+// segments adds the stacks that a policy cuts a parameter's into, one for each class of layers
+// ([precision.Policy.Apply]).
+func (p *Predictor) segments(list []holding, q *param, mix int) []holding {
+	n := p.narrow
+	for i := range n.classes {
+		if layers := n.counts[mix][q.slot*len(n.classes)+i]; layers > 0 {
+			list = append(list, holding{q, layers, i, n.classes[i].few(q, layers)})
+		}
+	}
+	return list
+}
+
+// few adds up the copies of a parameter of some layers; nil if none is in few bits.
+func (c *class) few(q *param, layers int64) *few {
 	linear := q.name[strings.LastIndexByte(q.name, '.')+1:]
 	if q.vector || !slices.Contains(blockLinears, linear) {
 		return nil
 	}
-	var f few
-	some, slots := false, p.slots
-	p.narrow.each(mix, func(c *class, layers int64) {
-		forward, backward := c.of(linear, fprop), c.of(linear, dgrad)
-		own := int64(0)
-		if forward == "" || backward == "" {
-			own = bits("")
-		}
-		for _, one := range []precision.Format{forward, backward} {
-			if one != "" {
-				own += bits(one)
-				some = true
-			}
-		}
-		f.own += layers * own
-		f.forward += layers * bits(forward)
-		f.backward += layers * bits(backward)
-		switch {
-		case forward == precision.MXFP8 || backward == precision.MXFP8:
-			f.mx += layers
-		case forward != "" || backward != "":
-			f.nv += layers
-		}
-	})
-	if !some {
+	forward, backward := c.of(linear, fprop), c.of(linear, dgrad)
+	if forward == "" && backward == "" {
 		return nil
 	}
-	// A parameter is one of a round's layers, where rounds have several.
-	return &few{f.own / slots, f.forward / slots, f.backward / slots, f.mx / slots, f.nv / slots}
+	f := few{forward: layers * bits(forward), backward: layers * bits(backward)}
+	if forward == "" || backward == "" {
+		f.own = layers * bits("")
+	}
+	for _, one := range []precision.Format{forward, backward} {
+		if one != "" {
+			f.own += layers * bits(one)
+		}
+		if one == precision.NVFP4 {
+			f.amaxes += 4 * layers
+		}
+	}
+	if f.nv = layers; forward == precision.MXFP8 || backward == precision.MXFP8 {
+		f.mx, f.nv = layers, 0
+	}
+	return &f
 }
 
 // layer is the bytes of the weights of one layer, as each pass takes them; of layers that differ
 // those that have most.
 func (g *gradient) layer() (forward, backward int64) {
+	var each [2][]int64 // by class
+	add := func(pass, class int, bytes int64) {
+		for len(each[pass]) <= class {
+			each[pass] = append(each[pass], 0)
+		}
+		each[pass][class] += bytes
+	}
 	for i := range g.params {
-		q := g.params[i].param
-		if !q.stack || q.vector {
+		h := &g.params[i]
+		if !h.stack || h.vector {
 			continue
 		}
-		few, layers := g.params[i].few, g.params[i].layers
-		if few == nil || few.mx+few.nv < layers {
-			forward += q.whole * g.w.elem
-			backward += q.whole * g.w.elem
+		if h.few == nil {
+			add(0, h.class, h.param.whole*g.w.elem)
+			add(1, h.class, h.param.whole*g.w.elem)
 			continue
 		}
-		rows := q.whole * few.forward / (32 * layers)
-		forward += rows
-		backward += q.whole * few.backward / (32 * layers)
+		rows := h.param.whole * h.few.forward / (32 * h.layers)
+		add(0, h.class, rows)
+		add(1, h.class, h.param.whole*h.few.backward/(32*h.layers))
 		if g.s.again(ir.Attn) || g.s.again(ir.MLP) { // what is computed again takes rows
-			backward += rows
+			add(1, h.class, rows)
+		}
+	}
+	for pass, into := range []*int64{&forward, &backward} {
+		for _, n := range each[pass] {
+			*into = max(*into, n)
 		}
 	}
 	return forward, backward
@@ -226,13 +249,40 @@ func (g *gradient) turned(m *space) {
 	}
 }
 
-// made is what an update has besides that writes weights in few bits: of MXFP8 new masters wait in
-// f32 until all scales are there, and perhaps a moment (4.1 bytes for an element of 70b over 32
-// devices, 7.7 of 8b over 8); of NVFP4 the rounded weights (2.1 of 8b).
-func made(list []holding) (bytes int64) {
+// made is what an update has besides that writes weights in few bits. Of MXFP8 new masters and
+// moments wait in f32 until the old ones are read by all, since a fusion that turns weights does
+// not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory, more where
+// what was gathered is turned as well. Of NVFP4 the rounded weights wait (2.1), but for pieces of 2 GiB and
+// more, which are fused otherwise. On the CPU it is what one orientation takes.
+func (p *Predictor) made(w *way, list []holding) (bytes int64) {
+	each := int64(8)
+	if w.gather == "step" && w.sharded {
+		each = 10
+	}
 	for i := range list {
-		if h := &list[i]; h.few != nil {
-			bytes += h.param.stored * (6*h.few.mx + 17*h.few.nv/8)
+		switch h := &list[i]; {
+		case h.few == nil:
+		case p.cpu:
+			bytes += h.param.stored * (h.few.mx + 5*h.few.nv/4)
+		case h.stored()*4 < 1<<31:
+			bytes += h.param.stored * (each*h.few.mx + 17*h.few.nv/8)
+		default:
+			bytes += h.param.stored * each * h.few.mx
+		}
+	}
+	return bytes
+}
+
+// squares is what the program that adds up the squares of gradients has under a policy, which
+// watches the gradients of each layer ([optim.Param]): XLA:CPU writes the squares of stacks, and
+// which of their elements are zero, both in f32, before it adds them up.
+func (p *Predictor) squares(list []holding) (bytes int64) {
+	if p.narrow == nil || !p.cpu {
+		return 0
+	}
+	for i := range list {
+		if h := &list[i]; h.stack {
+			bytes += 8 * h.stored()
 		}
 	}
 	return bytes

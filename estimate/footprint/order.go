@@ -63,6 +63,7 @@ type sent struct {
 	cut                   bool
 	turned                bool // it is sent in another order than it is kept in
 	table                 bool // and its update is computed in that order
+	few                   bool // its copies are quantized
 
 	update, round, send, arrive int // the new weight and moments; it is rounded; it is on its way
 	back, unturn, copies, given int // to where the old was: weight, moments; what the model takes
@@ -80,7 +81,8 @@ func sentOf(w *way, list []holding) []sent {
 		turned := h.cut && (h.layers > 1 || !h.stack && h.first > 0)
 		all = append(all, sent{param: i, piece: h.stored() * 4, rounded: h.stored() * w.elem,
 			whole: h.whole() * w.elem, terms: h.whole() * w.sum, sum: h.stored() * w.sum,
-			result: h.stored() * w.grad, cut: h.cut, turned: turned, table: turned && !h.stack})
+			result: h.stored() * w.grad, cut: h.cut, turned: turned, table: turned && !h.stack,
+			few: h.few != nil})
 		switch {
 		case !h.stack || h.param.stored < widest:
 		case h.param.stored > widest:

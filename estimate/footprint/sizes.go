@@ -15,6 +15,7 @@ import (
 type param struct {
 	name   string
 	stack  bool
+	slot   int   // of a stack, which of a round's layers it has
 	vector bool  // a norm or a bias: not worth cutting
 	whole  int64 // after tp
 	stored int64 // after fsdp, too
@@ -29,7 +30,7 @@ func lay(q *model.Param, p *plan.Plan) param {
 		dims = dims[1:]
 	}
 	l := spmd.LayoutOf(q.Name, ir.Type{Elem: dtype.F32, Dims: dims}, p)
-	out := param{name: q.Name, stack: q.Stacked(), vector: len(q.Shape) < 2,
+	out := param{name: q.Name, stack: q.Stacked(), vector: len(q.Shape) < 2, slot: int(q.First),
 		stored: l.Stored.Shape().Elements()}
 	out.whole = out.stored
 	if dim := l.Stored.Place.On(plan.FSDPAxis); dim != "" {

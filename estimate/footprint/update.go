@@ -35,6 +35,9 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 				summed += h.stored() * 4
 			}
 		}
+		if w.spread && w.grad < 4 {
+			summed = p.widened(list)
+		}
 		return max(scattered, summed)
 	}
 	key := w.updateKey(s, list)
@@ -45,6 +48,19 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 		p.updates[key] = n
 	}
 	return n
+}
+
+// widened is what XLA:CPU has while it adds up gradients of less than f32: all terms and all sums
+// in f32, which find room where terms were and where rounded sums will be.
+func (p *Predictor) widened(list []holding) int64 {
+	m := p.space.cleared()
+	for i := range list {
+		h := &list[i]
+		m.add(h.stored()*4, i, len(list))
+		m.add(h.stored()*4, len(list), len(list)+1+i)
+		m.host(h.stored()*2, i, len(list)+1+i)
+	}
+	return m.peak()
 }
 
 // updateBound is what neither an update nor the program before it can need more than: all that they
@@ -61,6 +77,7 @@ func (w *way) updateBound(list []holding) (n int64) {
 // many there are and by all their layers, since they have as many each, or one more.
 type updateKey struct {
 	tp, fsdp, stages, layers int64
+	few                      int64 // layers with copies in few bits
 	flags                    uint64
 	reduce                   bool
 }
@@ -75,6 +92,9 @@ func (w *way) updateKey(s *sizes, list []holding) updateKey {
 			stack = h.name
 			k.stages++
 			k.layers += h.layers
+			if h.few != nil {
+				k.few += h.layers
+			}
 		case h.stack:
 		case h.name == "embed":
 			table = true
@@ -142,7 +162,7 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 // and gathered where it stays.
 func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding) int64 {
 	m := p.space.cleared()
-	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut })
+	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut || h.few })
 	o := scheduler{link: w.link, devices: w.fsdp, all: all}
 	for i := range list {
 		if list[i].vector {
@@ -200,7 +220,7 @@ func (p *Predictor) updateMeans(w *way, list []holding) int64 {
 	var table, turned int64
 	for i := range list {
 		h := &list[i]
-		if !w.copied(h.param) {
+		if !w.copied(h.param) || h.few != nil { // what is quantized is small when it is sent
 			continue
 		}
 		piece := h.stored() * 4
