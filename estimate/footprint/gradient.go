@@ -75,6 +75,16 @@ func (g *gradient) temp() int64 {
 	return n
 }
 
+// first is the class of the part's first layers.
+func (g *gradient) first() int {
+	for i := range g.params {
+		if g.params[i].stack {
+			return g.params[i].class
+		}
+	}
+	return 0
+}
+
 // gathered tells whether a parameter is gathered by the program.
 func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step" }
 
@@ -84,8 +94,15 @@ func (g *gradient) onGPU() int64 {
 	joint := g.forward && g.backward
 	flow, whole, logits := g.s.flow, g.s.whole, g.s.logits
 	if joint && !g.w.offload {
-		for _, n := range g.s.kept(g.part) {
-			m.add(n, atForward, atBackward)
+		to := atBackward
+		for i := range g.s.bill.Layers { // the last loop is the first one back
+			for _, n := range g.s.keptBy(nil, g.part, i) {
+				m.add(n, atForward, to)
+			}
+			// Of plans that gather by layers the peaks are those of all that is kept.
+			if g.s.rounds(g.part, i) > 0 && (g.w.gather != "layer" || !g.sharded()) {
+				to = atSegment
+			}
 		}
 	}
 	if g.part.last {
@@ -103,11 +120,14 @@ func (g *gradient) onGPU() int64 {
 		g.blocks(m)
 	}
 	forward, backward := g.layer()
+	if g.w.offload {
+		g.moved(m)
+	}
 	if g.forward {
 		m.add(g.forwardSet(forward), atForward, atForward)
 	}
 	if g.backward && g.half != ofWeights {
-		m.add(g.backwardSet(backward), atBackward, atBackward)
+		m.add(g.backwardSet(backward), atSegment, atBackward)
 	}
 	if g.half == ofWeights {
 		m.add(g.products(whole), atBackward, atBackward)
@@ -116,6 +136,32 @@ func (g *gradient) onGPU() int64 {
 		g.gradients(m)
 	}
 	return m.peak()
+}
+
+// moved adds what is on its way where residuals are on the host: forward those of a layer and of
+// the one before, backward some of the next; and gathered weights of a layer in the model's own
+// type, since with copies to wait for XLA sends for them earlier.
+func (g *gradient) moved(m *space) {
+	var kept, late, weights int64
+	for i := range g.s.bill.Layers {
+		if g.s.rounds(g.part, i) > 0 {
+			kept, late = max(kept, g.s.keeps[i]), max(late, sum(g.s.bill.Layers[i].Late))
+		}
+	}
+	for i := range g.params {
+		if h := &g.params[i]; h.stack && h.few == nil && h.cut && g.w.gather == "layer" {
+			weights += h.param.whole * g.w.elem
+		}
+	}
+	if g.forward {
+		m.add(kept*5/3, atForward, atForward)
+	}
+	if g.backward && g.half != ofWeights {
+		m.add(kept/3+weights*3/2, atSegment, atBackward)
+	}
+	if g.half == ofWeights {
+		m.add(2*late, atBackward, atBackward)
+	}
 }
 
 // products is what the half of weights has beside gradients, one factor at least: in a loop the
@@ -276,6 +322,8 @@ func (g *gradient) gradients(m *space) {
 		switch {
 		case h.stack && g.p.cpu: // zeros that gradients are added to are made early
 			from = atGather
+		case h.stack && h.class > g.first():
+			from = atSegment
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			from = atEmbedGrad

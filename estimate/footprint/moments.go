@@ -14,7 +14,8 @@ const (
 	atLoss             // its gradient by logits
 	atHead             // by what came in
 	atTable            // on the CPU, by the head's weights
-	atBackward         // the loop back
+	atSegment          // the loops back of layers that differ from the first
+	atBackward         // the loop back, or the last of them
 	atHeadGrad         // on a GPU, by the head's weights
 	atEmbedGrad        // by the table
 	atSettle           // gradients are brought to the form that they are kept in, one moment for each

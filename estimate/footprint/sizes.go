@@ -96,11 +96,16 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 // part's rounds of one loop.
 func (s *sizes) kept(t part) (list []int64) {
 	for i := range s.bill.Layers {
-		layer, rounds := &s.bill.Layers[i], s.rounds(t, i)
-		for _, n := range layer.Kept {
-			if rounds > 0 {
-				list = append(list, n*rounds)
-			}
+		list = s.keptBy(list, t, i)
+	}
+	return list
+}
+
+// keptBy adds what the rounds of one loop keep.
+func (s *sizes) keptBy(list []int64, t part, loop int) []int64 {
+	if rounds := s.rounds(t, loop); rounds > 0 {
+		for _, n := range s.bill.Layers[loop].Kept {
+			list = append(list, n*rounds)
 		}
 	}
 	return list

@@ -248,8 +248,5 @@ func (p *Predictor) updateMeans(w *way, list []holding) int64 {
 		return whole + max(largest, turned) + table
 	}
 	n := min(stacks*4/3, 4*largest) + whole + second/2
-	if w.zero < 2 {
-		n = max(n, 8*all/5)
-	}
 	return n
 }
