@@ -345,6 +345,16 @@ func (g *gradient) gradients(m *space) {
 		if !h.stack && h.name != "embed" && g.half == ofWeights && g.onto && kept && !g.p.cpu {
 			continue // the product itself adds to what is there
 		}
+		if !h.stack && g.onto && kept && g.p.cpu && !h.vector {
+			if g.part.first && !g.part.last {
+				continue // rows are added where they stay
+			}
+			if g.half == ofWeights { // when all stacks are settled
+				last := atSettle + len(g.params)
+				m.add(grown*elem, last, last)
+				continue
+			}
+		}
 		result := g.w.grads(h)
 		same := elem == g.w.grad && !g.onto && kept
 		if same { // it is written where it stays

@@ -252,8 +252,8 @@ func (g *gradient) turned(m *space) {
 // made is what an update has besides that writes weights in few bits. Of MXFP8 new masters and
 // moments wait in f32 until the old ones are read by all, since a fusion that turns weights does
 // not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory, more where
-// what was gathered is turned as well. Of NVFP4 the rounded weights wait (2.1), but for pieces of 2 GiB and
-// more, which are fused otherwise. On the CPU it is what one orientation takes.
+// what was gathered is turned as well. Of NVFP4 the rounded weights wait (2.1), but for pieces of
+// 2 GiB and more, which are fused otherwise. On the CPU it is what one orientation takes.
 func (p *Predictor) made(w *way, list []holding) (bytes int64) {
 	each := int64(8)
 	if w.gather == "step" && w.sharded {
