@@ -148,15 +148,15 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	p := *w.plans[c.count]
 	e = e.Clone()
 	s.job.Correction.Apply(&e)
-	list, order, err := w.schedule(&p)
+	o, err := s.schedule(&p)
 	if err != nil {
 		return Choice{}, err
 	}
-	step, err := stepOf(&p, e, list)
+	step, err := stepOf(&p, e, o.list)
 	if err != nil {
 		return Choice{}, err
 	}
-	step.Order = order
+	step.Order = o.order
 	line, err := step.Time()
 	if err != nil {
 		return Choice{}, err
@@ -180,21 +180,27 @@ type listed struct {
 	micros int64
 }
 
+// An ordered is a schedule and its order.
+type ordered struct {
+	list  *schedule.Schedule
+	order *schedule.Order
+}
+
 // schedule gives the schedule of a plan and its order, which plans often share.
-func (w *worker) schedule(p *plan.Plan) (*schedule.Schedule, *schedule.Order, error) {
+func (s *searcher) schedule(p *plan.Plan) (o ordered, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	key := listed{p.PP, p.Microbatches}
-	if w.schedules[key] == nil {
-		list, err := p.Schedule()
-		if err != nil {
-			return nil, nil, err
-		}
-		order, err := list.Order()
-		if err != nil {
-			return nil, nil, err
-		}
-		w.schedules[key], w.orders[key] = list, order
+	if found, ok := s.lists[key]; ok {
+		return found, nil
 	}
-	return w.schedules[key], w.orders[key], nil
+	if o.list, err = p.Schedule(); err != nil {
+		return o, err
+	}
+	if o.order, err = o.list.Order(); err == nil {
+		s.lists[key] = o
+	}
+	return o, err
 }
 
 // told is a precision as a plan says it: what the parameters are anyway goes without saying.

@@ -14,7 +14,6 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/schedule"
 )
 
 // A Result is what a search found, the best first.
@@ -109,6 +108,8 @@ type searcher struct {
 	calm  bool             // only plans with little bubble are of use
 	cap   float64          // a metric that none of use exceeds; 0 if it is not known
 	homes map[[4]int64]int // the worker that knows nodes of a kind
+	mu    sync.Mutex
+	lists map[listed]ordered // schedules of plans that were simulated
 }
 
 // A worker prices plans. Each has estimators of its own, which keep what they worked out.
@@ -124,9 +125,6 @@ type worker struct {
 	// nearest is the least that a plan has needed which did not fit.
 	nearest int64
 	reason  error // of a plan that has no price
-	// Of plans that were simulated.
-	schedules map[listed]*schedule.Schedule
-	orders    map[listed]*schedule.Order
 }
 
 // A candidate is a plan that fits, with what the goal makes of it.
@@ -153,7 +151,8 @@ func (c candidate) compare(o candidate) int {
 }
 
 func newSearcher(j Job) (*searcher, error) {
-	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{}}
+	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{},
+		lists: map[listed]ordered{}}
 	s.variants = s.job.variants()
 	for _, v := range s.variants {
 		s.tags = append(s.tags, v.tags)
@@ -164,8 +163,7 @@ func newSearcher(j Job) (*searcher, error) {
 	}
 	for range max(1, runtime.GOMAXPROCS(0)) {
 		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64,
-			floors:    make([]float64, len(s.variants)),
-			schedules: map[listed]*schedule.Schedule{}, orders: map[listed]*schedule.Order{}})
+			floors: make([]float64, len(s.variants))})
 	}
 	for _, n := range s.counts {
 		if err := s.add(n); err != nil {
@@ -519,6 +517,9 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 				ruled = append(ruled, set)
 				continue
 			}
+			if w.over(n, f, v, 0) {
+				continue
+			}
 			if c, ok = w.candidate(n, f, v, limit); !ok {
 				continue
 			}
@@ -537,16 +538,25 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 
 // exceeds tells whether no plan of a family fits that is not too slow; the first one does not fit.
 func (w *worker) exceeds(n node, f family, limit float64) bool {
-	s, p, which := w.searcher, w.plans[n.count], uint32(0)
-	for v := 1; v < len(s.variants); v++ {
-		if !w.slow(n, f.cut, v, limit) {
-			which |= 1 << v
-		}
-	}
-	if which == 0 {
+	s := w.searcher
+	all := uint32(1)<<len(s.variants) - 2
+	if all == 0 || w.over(n, f, 0, all) {
 		return true
 	}
-	s.job.fill(p, n, f, s.variants[0])
+	which := all
+	for v := 1; v < len(s.variants); v++ {
+		if w.slow(n, f.cut, v, limit) {
+			which &^= 1 << v
+		}
+	}
+	return which == 0 || which != all && w.over(n, f, 0, which)
+}
+
+// over tells whether a plan does not fit already by what bounds its memory, or, if some variants are
+// named, none of these in its place.
+func (w *worker) over(n node, f family, v int, which uint32) bool {
+	s, p := w.searcher, w.plans[n.count]
+	s.job.fill(p, n, f, s.variants[v])
 	over, err := w.pricers[n.count][n.precision].Exceeds(p, s.tags, which, s.job.Capacity)
 	return over && err == nil
 }

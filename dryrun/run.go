@@ -11,7 +11,7 @@ import (
 // Run works out when every action runs. With jitter and several replicas it draws each of them, 64
 // at most, and gives the timeline of the slowest, for which all others wait.
 func (s *Step) Run(w WhatIf) (*Timeline, error) {
-	t, err := s.run(w)
+	t, err := s.run(w, true)
 	if err != nil {
 		return nil, err
 	}
@@ -21,10 +21,10 @@ func (s *Step) Run(w WhatIf) (*Timeline, error) {
 	return t, nil
 }
 
-// Time is Run on a day on which nothing goes wrong, without the memory of ranks.
-func (s *Step) Time() (*Timeline, error) { return s.run(WhatIf{}) }
+// Time is Run on a day on which nothing goes wrong, without the memory of ranks and without spans.
+func (s *Step) Time() (*Timeline, error) { return s.run(WhatIf{}, false) }
 
-func (s *Step) run(w WhatIf) (*Timeline, error) {
+func (s *Step) run(w WhatIf, spans bool) (*Timeline, error) {
 	if err := s.check(w); err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func (s *Step) run(w WhatIf) (*Timeline, error) {
 			return nil, err
 		}
 		w.Links = 0
-		return slower.run(w)
+		return slower.run(w, spans)
 	}
 	o := s.Order
 	if o == nil {
@@ -44,12 +44,12 @@ func (s *Step) run(w WhatIf) (*Timeline, error) {
 		}
 	}
 	p := s.prices(w)
-	slowest := s.once(o, p, w)
+	slowest := s.once(o, p, w, spans)
 	for range min(s.Replicas, maxReplicas) - 1 {
 		if w.Jitter == 0 {
 			break
 		}
-		if t := s.once(o, p, w); t.ticks > slowest.ticks {
+		if t := s.once(o, p, w, spans); t.ticks > slowest.ticks {
 			slowest = t
 		}
 	}
@@ -77,17 +77,19 @@ var players = sync.Pool{New: func() any { return new(schedule.Player[int64]) }}
 
 // once simulates one pipeline. Each rank has a link down and one up the pipeline, on which results
 // travel one after the other.
-func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
+func (s *Step) once(o *schedule.Order, p prices, w WhatIf, spans bool) *Timeline {
 	list := s.Schedule
 	t := &Timeline{Schedule: list, step: s, Policy: s.Policy, send: p.send,
-		Ranks: make([]Rank, list.Ranks), Spans: make([][]schedule.Span, list.Ranks),
+		Ranks: make([]Rank, list.Ranks),
 		waits: make([]wait, list.Ranks), tails: make([]tail, list.Ranks)}
 	for i := range s.Stages {
 		t.loads = append(t.loads, s.Stages[i].Load)
 	}
-	spans := make([]schedule.Span, len(o.Visits))
-	for rank, l := range list.Lists {
-		t.Spans[rank], spans = spans[:len(l):len(l)], spans[len(l):]
+	if spans {
+		all := make([]schedule.Span, len(o.Visits))
+		for _, l := range list.Lists {
+			t.Spans, all = append(t.Spans, all[:len(l):len(l)]), all[len(l):]
+		}
 	}
 	player := players.Get().(*schedule.Player[int64])
 	defer players.Put(player)
@@ -106,7 +108,9 @@ func (s *Step) once(o *schedule.Order, p prices, w WhatIf) *Timeline {
 		return *link
 	}
 	player.Play(o, cost, sent, func(v *schedule.Visit, at schedule.Times[int64]) {
-		t.Spans[v.Rank][v.Place] = schedule.Span{Start: at.Start, End: at.End}
+		if spans {
+			t.Spans[v.Rank][v.Place] = schedule.Span{Start: at.Start, End: at.End}
+		}
 		w := &t.waits[v.Rank]
 		w.busy += at.End - at.Start
 		if at.Arrived > at.Free {

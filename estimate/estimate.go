@@ -288,8 +288,8 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 }
 
 // Exceeds tells whether a plan needs more than most bytes whichever of some sets of tags it
-// recomputes: of the list those whose bits are set. A plan of which it does not say so may still
-// need more.
+// recomputes: of the list those whose bits are set, or, if none is, its own. A plan of which it
+// does not say so may still need more.
 func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error) {
 	if e.compilable(p) {
 		own, err := e.predictor()

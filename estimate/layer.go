@@ -52,6 +52,9 @@ type leanCut struct {
 
 // leanest gives blocks that keep no more than those do that recompute any of the sets.
 func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, error) {
+	if which == 0 {
+		return e.blocks(c)
+	}
 	key := leanCut{*c, &tags[0], which}
 	key.again = 0
 	if p := e.leans[key]; p != nil {

@@ -130,8 +130,8 @@ func (q *piped) exceeds(most int64) (r Rank, over bool) {
 }
 
 // Exceeds tells whether a plan with stages needs more than most bytes whichever of some sets of
-// tags it recomputes: of the list those whose bits are set. Each of its stages is taken to hold the
-// least that it does with any of them.
+// tags it recomputes: of the list those whose bits are set, or, if none is, its own. Each of its
+// stages is taken to hold the least that it does with any of them.
 func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
 	most int64) (bool, error) {
 	if pl.PP.Size <= 1 {
@@ -142,6 +142,9 @@ func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
 		return false, err
 	}
 	for i, t := range q.parts {
+		if which == 0 {
+			break
+		}
 		if q.kinds[i], err = p.leanest(pl, q.kinds[i], t, q.walk.Split, tags, which); err != nil {
 			return false, err
 		}
