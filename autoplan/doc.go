@@ -17,9 +17,11 @@
 //     The same bound, with what cutting the state adds to it, holds for all schedules of a node.
 //   - Plans of a node that differ only in what is recomputed or offloaded are a family. Both can
 //     only add time, so the plan of the family that does neither bounds all of it, and once a plan
-//     fits, or is too slow, those that do all that it does and more need not be looked at.
+//     fits, or is too slow, those that do all that it does and more need not be looked at. What the
+//     ranks have to do in the mean bounds the time of a variant for all schedules of a cut.
 //   - Recomputing changes nothing about the parameters, gradients and state that a rank keeps. A
-//     family in which these do not fit has no plan that does.
+//     family in which these do not fit has no plan that does; nor has one that does not fit with
+//     each stage holding the least that it holds in any variant which is not too slow.
 //
 // "The best found" is the worst of the meshes that will be told, and a margin of [Margin] on top,
 // since the simulator may put plans in another order than the closed forms: what it can move by is

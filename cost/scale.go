@@ -13,13 +13,23 @@ type scaler struct {
 	from  []ir.Axis
 	rows  [2]int64 // from, to
 	made  map[*ir.Value]*ir.Value
+	room  []ir.Value // for the next ones
+	dims  []ir.Dim   // likewise
 }
+
+// atOnce is how many values a scaler makes room for.
+const atOnce = 64
 
 // batch is the dimension that rows are counted in.
 const batch = "batch"
 
 func (x *scaler) typed(t ir.Type) ir.Type {
-	t.Dims = slices.Clone(t.Dims)
+	n := len(t.Dims)
+	if len(x.dims) < n {
+		x.dims = make([]ir.Dim, 4*atOnce+n)
+	}
+	copy(x.dims, t.Dims)
+	t.Dims, x.dims = x.dims[:n:n], x.dims[n:]
 	for i := range t.Dims {
 		d := &t.Dims[i]
 		for _, s := range t.Place {
@@ -36,10 +46,17 @@ func (x *scaler) typed(t ir.Type) ir.Type {
 }
 
 func (x *scaler) value(v *ir.Value) *ir.Value {
-	if x.made[v] == nil {
-		x.made[v] = &ir.Value{Name: v.Name, Type: x.typed(v.Type), Role: v.Role}
+	if found := x.made[v]; found != nil {
+		return found
 	}
-	return x.made[v]
+	if len(x.room) == 0 {
+		x.room = make([]ir.Value, atOnce)
+	}
+	to := &x.room[0]
+	x.room = x.room[1:]
+	to.Name, to.Type, to.Role = v.Name, x.typed(v.Type), v.Role
+	x.made[v] = to
+	return to
 }
 
 func (x *scaler) values(list []*ir.Value) []*ir.Value {
@@ -74,7 +91,7 @@ func (s *sheet) bill(c Cut) *Bill {
 	for _, p := range s.layers {
 		b.Layers = append(b.Layers, p.bill(x))
 	}
-	x.made = nil // a bill is kept, what it was made of need not be
+	x.made, x.room, x.dims = nil, nil, nil // a bill is kept, what it was made of need not be
 	return b
 }
 
@@ -116,7 +133,7 @@ func (p *Part) Items() [passes][]Item {
 
 func (p *Part) work() (list [passes][]Item) {
 	x := *p.x
-	x.made = map[*ir.Value]*ir.Value{}
+	x.made = make(map[*ir.Value]*ir.Value, atOnce)
 	for pass := range list {
 		for _, e := range p.part.work[pass] {
 			if item := x.item(e); item.Class != ir.Fused {

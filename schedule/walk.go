@@ -326,16 +326,18 @@ func (s *Schedule) Walk() *Walk {
 	w := &Walk{Stages: make([][]int, s.Ranks), ranks: make([][]Moment, s.Ranks),
 		even: make([][]Moment, s.Ranks)}
 	joined := &Moment{InFlight: InFlight{make([]int, 1), make([]int, 1)}}
+	each, even := make(frontier, len(letters)*s.Virtual), make(frontier, len(letters))
 	for rank := range s.Lists {
 		w.Stages[rank] = s.Of(rank)
 		for place, held := range s.InFlight(rank) {
 			a := s.Lists[rank][place]
 			m := &Moment{a.Kind, a.Stage, *held}
-			w.ranks[rank] = covering(w.ranks[rank], m)
+			each.add(int(a.Kind)*s.Virtual+a.Stage/s.Ranks, place, m)
 			m.join(joined, w.Stages[rank][0])
-			w.even[rank] = covering(w.even[rank], joined)
+			even.add(int(a.Kind), place, joined)
 			w.Split = w.Split || a.Kind == Input
 		}
+		w.ranks[rank], w.even[rank] = each.take(), even.take()
 		w.less = append(w.less, rank > 0 && w.covers(rank-1, rank))
 	}
 	return w
@@ -392,17 +394,46 @@ func (w *Walk) Follows(rank int, kind []int) bool {
 	return true
 }
 
-// covering adds a moment to those of a rank, unless one that is there covers it, and takes out
-// those that it covers.
-func covering(list []Moment, m *Moment) []Moment {
+// A frontier is the moments of a rank that no other covers, by program, each with its place.
+type frontier [][]placed
+
+type placed struct {
+	Moment
+	place int
+}
+
+// add adds a moment of a program, unless one that is there covers it, and takes out those that it
+// covers.
+func (f frontier) add(program, place int, m *Moment) {
+	list := f[program]
 	for i := range list {
 		if list[i].covers(m) {
-			return list
+			return
 		}
 	}
-	list = slices.DeleteFunc(list, func(o Moment) bool { return m.covers(&o) })
-	return append(list, Moment{m.Kind, m.Stage,
-		InFlight{slices.Clone(m.Forward), slices.Clone(m.Input)}})
+	kept := list[:0]
+	var room InFlight // of one that is taken out
+	for _, o := range list {
+		if m.covers(&o.Moment) {
+			room = o.InFlight
+			continue
+		}
+		kept = append(kept, o)
+	}
+	m = &Moment{m.Kind, m.Stage, InFlight{append(room.Forward[:0], m.Forward...),
+		append(room.Input[:0], m.Input...)}}
+	f[program] = append(kept, placed{*m, place})
+}
+
+// take gives all moments in the order of their places, and leaves none.
+func (f frontier) take() (list []Moment) {
+	all := slices.Concat(f...)
+	clear(f)
+	slices.SortFunc(all, func(a, b placed) int { return a.place - b.place })
+	for i := range all {
+		list = append(list, all[i].Moment)
+	}
+	return list
 }
 
 // join counts all stages of the rank as the one that is given.

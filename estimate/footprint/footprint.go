@@ -61,7 +61,7 @@ type Predictor struct {
 	sized    map[cost.Cut]*sizes
 	staged   map[programKey]*stage
 	updates  map[updateKey]int64
-	leans    map[lean]*stage
+	leans    map[lean]schedule.Load
 	deals    map[*schedule.Walk]*deal
 	walks    *schedule.Walks
 	place    place
@@ -81,7 +81,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 		rounds: c.Layers, book: cost.New(c, arch, nil), laid: map[laying][]param{},
 		holdings: map[held][]holding{}, temps: map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
 		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
-		deals: map[*schedule.Walk]*deal{}, leans: map[lean]*stage{}}
+		deals: map[*schedule.Walk]*deal{}, leans: map[lean]schedule.Load{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size

@@ -145,32 +145,39 @@ func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
 		if which == 0 {
 			break
 		}
-		if q.kinds[i], err = p.leanest(pl, q.kinds[i], t, q.walk.Split, tags, which); err != nil {
+		if q.loads[i], err = q.leanest(t, q.kinds[i].params, tags, which); err != nil {
 			return false, err
 		}
-		q.loads[i] = q.kinds[i].load
 	}
 	_, over := q.exceeds(most)
 	return over, nil
 }
 
-// A lean is a stage under any of some sets of tags: a list, by its address, and which of it.
+// A lean is all that the load of a stage depends on, under any of some sets of tags: a list, by its
+// address, and which of it.
 type lean struct {
-	st    *stage // under another set
-	list  *[]ir.Tag
-	which uint32
+	s              *sizes // under the plan's own
+	part           part
+	split, offload bool
+	fsdp           int64 // 0 if no gathered parameters stay
+	list           *[]ir.Tag
+	which          uint32
 }
 
-// leanest is a stage that holds no more than one does with any of the sets.
-func (p *Predictor) leanest(pl *plan.Plan, st *stage, t part, split bool,
-	tags [][]ir.Tag, which uint32) (*stage, error) {
-	key := lean{st, &tags[0], which}
-	if found := p.leans[key]; found != nil {
+// leanest is a load that is no more than that of a stage with any of the sets.
+func (q *piped) leanest(t part, params []holding, tags [][]ir.Tag,
+	which uint32) (least schedule.Load, err error) {
+	p := q.p
+	key := lean{s: q.s, part: t, split: q.walk.Split, offload: q.w.offload, list: &tags[0],
+		which: which}
+	if q.w.gather == "micro" {
+		key.fsdp = q.w.fsdp
+	}
+	if found, ok := p.leans[key]; ok {
 		return found, nil
 	}
-	own := *pl
-	least := *st
-	least.load = schedule.Most()
+	least = schedule.Most()
+	own := *q.plan
 	for i := range tags {
 		if which&(1<<i) == 0 {
 			continue
@@ -178,15 +185,16 @@ func (p *Predictor) leanest(pl *plan.Plan, st *stage, t part, split bool,
 		own.Recompute = tags[i]
 		s, err := p.sizes(&own)
 		if err != nil {
-			return nil, err
+			return least, err
 		}
 		w := p.way(&own, s)
-		with := stage{part: t, params: st.params}
-		with.size(&gradient{p: p, s: s, w: &w, part: t, plan: &own, onto: true, params: st.params}, split)
-		least.load.Lower(&with.load)
+		st := stage{part: t, params: params}
+		st.size(&gradient{p: p, s: s, w: &w, part: t, plan: &own, onto: true, params: params},
+			key.split)
+		least.Lower(&st.load)
 	}
-	p.leans[key] = &least
-	return &least, nil
+	p.leans[key] = least
+	return least, nil
 }
 
 // A piped is a plan with stages, as far as all its ranks share it.
