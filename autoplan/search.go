@@ -552,8 +552,8 @@ func (w *worker) exceeds(n node, f family, limit float64) bool {
 	return which == 0 || which != all && w.over(n, f, 0, which)
 }
 
-// over tells whether a plan does not fit already by what bounds its memory, or, if some variants are
-// named, none of these in its place.
+// over tells whether a plan does not fit already by what bounds its memory, or, if some variants
+// are named, none of these in its place.
 func (w *worker) over(n node, f family, v int, which uint32) bool {
 	s, p := w.searcher, w.plans[n.count]
 	s.job.fill(p, n, f, s.variants[v])
