@@ -61,6 +61,7 @@ type Engine struct {
 	client   *pjrt.Client
 	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
 	cache    cas.Store
+	programs loadedPrograms
 	environ  *environ.Set
 	events   event.Sink
 }

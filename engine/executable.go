@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
@@ -26,7 +27,8 @@ import (
 type Executable struct {
 	engine  *Engine
 	stage   program.Stage
-	loaded  *pjrt.Loaded
+	loaded  *shared
+	freed   atomic.Bool
 	scratch sync.Pool // of [][]*pjrt.Buffer
 }
 
@@ -57,17 +59,20 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	key := cas.Key([]byte(cacheVersion), []byte(e.digest), []byte(hostID()), e.environ.Key(),
 		[]byte(s.Text), encoded)
 	start := time.Now()
-	loaded := e.fromCache(key, options)
-	cached := loaded != nil
-	if !cached {
-		if loaded, err = e.client.Compile([]byte(s.Text), options); err != nil {
-			return nil, err
+	loaded, cached := e.programs.take(key), true
+	if loaded == nil {
+		one := e.fromCache(key, options)
+		if cached = one != nil; !cached {
+			if one, err = e.client.Compile([]byte(s.Text), options); err != nil {
+				return nil, err
+			}
+			e.toCache(key, one)
 		}
-		e.toCache(key, loaded)
+		loaded = e.programs.put(key, one)
 	}
 	x := &Executable{engine: e, stage: *s, loaded: loaded}
 	if err := x.check(); err != nil {
-		loaded.Free()
+		x.Free()
 		return nil, err
 	}
 	e.events.Emit(event.Compiled{Stage: s.Name, Target: e.platform, Devices: len(s.Devices),
@@ -189,13 +194,35 @@ func (x *Executable) compare(what string, specs []program.Array, shapes []dtype.
 func (x *Executable) Stage() *program.Stage { return &x.stage }
 
 // Memory is the compiler's account of what a run needs on each device.
-func (x *Executable) Memory() (pjrt.CompiledMemory, error) { return x.loaded.Memory() }
+func (x *Executable) Memory() (pjrt.CompiledMemory, error) {
+	if err := x.alive(); err != nil {
+		return pjrt.CompiledMemory{}, err
+	}
+	return x.loaded.Memory()
+}
 
 // Optimized is the program as the compiler left it.
-func (x *Executable) Optimized() (*hlo.Module, error) { return x.loaded.Optimized() }
+func (x *Executable) Optimized() (*hlo.Module, error) {
+	if err := x.alive(); err != nil {
+		return nil, err
+	}
+	return x.loaded.Optimized()
+}
 
 // Free ends the executable; runs that have started go on.
-func (x *Executable) Free() { x.loaded.Free() }
+func (x *Executable) Free() {
+	if !x.freed.Swap(true) {
+		x.engine.programs.release(x.loaded)
+	}
+}
+
+// alive is an error once the executable was freed: others may go on with its program.
+func (x *Executable) alive() error {
+	if x.freed.Load() {
+		return diag.New(diag.BufferGone, "the executable of stage %s was freed", x.stage.Name)
+	}
+	return nil
+}
 
 // A Run is a stage at work.
 type Run struct {
@@ -209,6 +236,9 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 	if len(args) != len(x.stage.Args) {
 		return nil, diag.New(diag.ArgumentCount, "stage %s takes %d arguments; %d were given",
 			x.stage.Name, len(x.stage.Args), len(args))
+	}
+	if err := x.alive(); err != nil {
+		return nil, err
 	}
 	devices := x.loaded.Devices()
 	lists, _ := x.scratch.Get().([][]*pjrt.Buffer)

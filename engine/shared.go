@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"sync"
+
+	"github.com/deepwell/deepwell/internal/pjrt"
+)
+
+// loadedPrograms are the programs that an engine has on its devices, by their keys in the compile
+// cache. Variants of a step (another precision policy, an inspection) differ in some of their
+// programs; what they have in common is compiled and loaded once, and goes with its last user.
+type loadedPrograms struct {
+	mu  sync.Mutex
+	all map[string]*shared
+}
+
+// A shared is a loaded program and how many executables run it.
+type shared struct {
+	*pjrt.Loaded
+	key   string
+	users int
+}
+
+// take gives the program of a key to one more user, nil if it is not loaded.
+func (l *loadedPrograms) take(key string) *shared {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.all[key]
+	if s != nil {
+		s.users++
+	}
+	return s
+}
+
+// put gives a program that was compiled or read from the cache to its first user. If another
+// goroutine was first, the program is that one's.
+func (l *loadedPrograms) put(key string, x *pjrt.Loaded) *shared {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.all[key]
+	if s != nil {
+		x.Free()
+	} else {
+		s = &shared{Loaded: x, key: key}
+		if l.all == nil {
+			l.all = map[string]*shared{}
+		}
+		l.all[key] = s
+	}
+	s.users++
+	return s
+}
+
+// release ends one user's use.
+func (l *loadedPrograms) release(s *shared) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.users--; s.users == 0 {
+		delete(l.all, s.key)
+		s.Free()
+	}
+}

@@ -1,0 +1,65 @@
+package engine_test
+
+import (
+	"testing"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+)
+
+// compiledEvents counts programs that were compiled and that were not.
+type compiledEvents struct{ fresh, cached int }
+
+func (c *compiledEvents) Emit(e event.Event) {
+	if one, ok := e.(event.Compiled); ok && one.Cached {
+		c.cached++
+	} else if ok {
+		c.fresh++
+	}
+}
+
+// Executables of one program share what the compiler made, without a cache on disk; each ends on its
+// own, and the program is compiled again only when all have ended.
+func TestVariantsShareTheirPrograms(t *testing.T) {
+	var count compiledEvents
+	e := cpu(t, func(o *engine.Options) { o.Events = &count })
+	compile := func() *engine.Executable {
+		x, err := e.Compile(t.Context(), addOne(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	runs := func(x *engine.Executable) error {
+		s := x.Stage()
+		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
+		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
+		defer w.Free()
+		defer v.Free()
+		run, err := x.Run(w, v)
+		if err != nil {
+			return err
+		}
+		defer run.Free()
+		return run.Wait(t.Context())
+	}
+	first, second := compile(), compile()
+	first.Free()
+	first.Free() // twice does nothing
+	if err := runs(first); diag.From(err) == nil || diag.From(err).Code != diag.BufferGone {
+		t.Errorf("a freed executable runs: %v", err)
+	}
+	if err := runs(second); err != nil {
+		t.Errorf("the other does not run: %v", err)
+	}
+	second.Free()
+	third := compile()
+	defer third.Free()
+	if err := runs(third); err != nil {
+		t.Error(err)
+	}
+	if count.fresh != 2 || count.cached != 1 {
+		t.Errorf("%d were compiled, %d shared", count.fresh, count.cached)
+	}
+}
