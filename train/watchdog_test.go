@@ -108,7 +108,7 @@ func TestStalledStepEndsTheRun(t *testing.T) {
 			}
 			events := &safeLog{}
 			called := make(chan error, 1)
-			tr := guarded(t, r, p, train.Options{Spans: p, Events: events, LeastStall: 100 * time.Millisecond,
+			tr := guarded(t, r, p, train.Options{Spans: p, Events: events, LeastStall: time.Second,
 				OnStall: func(err error) {
 					close(p.pulled) // a command ends the process here
 					called <- err
