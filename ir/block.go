@@ -229,8 +229,8 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 		k.Index(Keys) < 0 {
 		return nil, fmt.Errorf("%s cannot attend to %s", q, k)
 	}
-	rows := without(q.Dims, HeadDim)
-	if !slices.Equal(without(q.Dims, Seq, Heads, HeadDim), without(k.Dims, Keys, KVHeads, HeadDim)) {
+	rows := Without(q.Dims, HeadDim)
+	if !slices.Equal(Without(q.Dims, Seq, Heads, HeadDim), Without(k.Dims, Keys, KVHeads, HeadDim)) {
 		return nil, fmt.Errorf("%s and %s differ in their other dimensions", q, k)
 	}
 	for _, axis := range axesOf(q, k, v) {
@@ -256,7 +256,7 @@ func inferSegments(g *Graph, op *Op, segments []*Value) error {
 		if i == 1 {
 			x = allKeys(g, op)
 		}
-		want := Type{Elem: dtype.S32, Dims: without(x.Dims, name, HeadDim)}
+		want := Type{Elem: dtype.S32, Dims: Without(x.Dims, name, HeadDim)}
 		for _, share := range x.Place {
 			if share.How != name {
 				want.Place = want.Place.With(share.Axis, share.How)
@@ -326,7 +326,7 @@ func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 // if it says so: the rest are there to make the number of scores divisible.
 func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	x, labels, dim := op.In[0].Type, op.In[1].Type, op.Attrs.Text("dim")
-	rows := Type{Elem: labels.Elem, Dims: without(x.Dims, dim)}
+	rows := Type{Elem: labels.Elem, Dims: Without(x.Dims, dim)}
 	if x.Index(dim) < 0 || labels.Elem.Kind() != dtype.Signed ||
 		!slices.Equal(rows.Dims, labels.Dims) {
 		return nil, fmt.Errorf("%s are not labels of %s over %s", labels, x, dim)

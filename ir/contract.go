@@ -40,11 +40,11 @@ func contractKinds() map[string]Kind {
 // outOf lists the dimensions of a linear's result that come from the weight, rowsOf those that come
 // from the input: what the two gradients sum over.
 func outOf(op *Op) []string {
-	return dimNames(without(op.In[1].Type.Dims, op.Attrs.List("over")...))
+	return Names(Without(op.In[1].Type.Dims, op.Attrs.List("over")...))
 }
 
 func rowsOf(op *Op) []string {
-	return dimNames(without(op.In[0].Type.Dims, op.Attrs.List("over")...))
+	return Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
 }
 
 // inferDot gives the dimensions of the first argument, then those of the second it did not have,
@@ -71,8 +71,8 @@ func inferDot(_ *Graph, op *Op) ([]Type, error) {
 			return nil, err
 		}
 	}
-	t := Type{Elem: elem, Dims: without(a.Dims, over...)}
-	t.Dims = append(t.Dims, without(b.Dims, append(dimNames(a.Dims), over...)...)...)
+	t := Type{Elem: elem, Dims: Without(a.Dims, over...)}
+	t.Dims = append(t.Dims, Without(b.Dims, append(Names(a.Dims), over...)...)...)
 	var err error
 	t.Place, err = dotPlace(a, b, over)
 	return []Type{t}, err

@@ -286,7 +286,7 @@ func (q Quantize) Within(t Type) bool {
 	if last := q.Along[len(q.Along)-1]; t.Size(last) == 0 || t.Size(last)%q.Format.Block() != 0 {
 		return false
 	}
-	others := without(t.Dims, q.Along...)
+	others := Without(t.Dims, q.Along...)
 	return !q.Tile || len(others) > 0 && others[len(others)-1].Size%q.Format.Block() == 0
 }
 
@@ -462,7 +462,7 @@ func (e *expander) places(t Type) (rows, cols *Value) {
 		r.Dims = append(r.Dims, d)
 	}
 	rows = e.input(InputRows, r)
-	c, n := Type{Elem: dtype.S32, Dims: without(t.Dims, batch...)}, int64(1)
+	c, n := Type{Elem: dtype.S32, Dims: Without(t.Dims, batch...)}, int64(1)
 	for i, d := range c.Dims {
 		for _, s := range t.Place {
 			if s.How == d.Name {

@@ -273,7 +273,7 @@ func (d *Differ) fold(g, like *Value) *Value {
 
 // order puts dimensions into the order of another value.
 func (d *Differ) order(g, like *Value) *Value {
-	return d.Transpose(g, dimNames(like.Type.Dims)...)
+	return d.Transpose(g, Names(like.Type.Dims)...)
 }
 
 // dotInto is the gradient of one argument of a dot: the product with the other argument, summed

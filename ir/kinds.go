@@ -196,8 +196,8 @@ func sameDims(a, b Type) error {
 	return fmt.Errorf("%s and %s differ in shape", a, b)
 }
 
-// without gives the dimensions less some.
-func without(dims []Dim, names ...string) []Dim {
+// Without gives the dimensions less some.
+func Without(dims []Dim, names ...string) []Dim {
 	var list []Dim
 	for _, d := range dims {
 		if !slices.Contains(names, d.Name) {
@@ -207,8 +207,8 @@ func without(dims []Dim, names ...string) []Dim {
 	return list
 }
 
-// dimNames lists names, for attributes.
-func dimNames(dims []Dim) []string {
+// Names lists those of dimensions.
+func Names(dims []Dim) []string {
 	list := make([]string, len(dims))
 	for i, d := range dims {
 		list[i] = d.Name

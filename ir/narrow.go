@@ -127,7 +127,7 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	if op.Attrs.Bool("hadamard") && (f != NVFP4 || op.Attrs.Bool("tile")) {
 		return nil, fmt.Errorf("%s is not spread before it is written in %s or in tiles", x, f)
 	}
-	dims := without(x.Dims, along...)
+	dims := Without(x.Dims, along...)
 	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
 		return nil, fmt.Errorf("%s has no tiles of %d along %v", x, f.Block(), along)
 	}
@@ -179,7 +179,7 @@ func inferBlockDot(g *Graph, op *Op) ([]Type, error) {
 		if codes.Elem != f.Codes() || scales.Elem != f.Scales() || len(codes.Dims) < len(over) {
 			return nil, fmt.Errorf("%s and %s are not %s", codes, scales, f)
 		}
-		tail := dimNames(codes.Dims[len(codes.Dims)-len(over):])
+		tail := Names(codes.Dims[len(codes.Dims)-len(over):])
 		if !slices.Equal(tail, over) {
 			return nil, fmt.Errorf("%s does not have %v last", codes, over)
 		}

@@ -78,7 +78,7 @@ func (r *Rewriter) inPlace(another func(op *Op) []*Value) {
 		}
 		for i, v := range out {
 			if v.def == nil || slices.Contains(r.g.Ops[:before], v.def) { // it has a name
-				v = r.one("transpose", attrs(map[string]any{"order": dimNames(v.Type.Dims)}), v)
+				v = r.one("transpose", attrs(map[string]any{"order": Names(v.Type.Dims)}), v)
 			}
 			v.Name, v.Means, r.At[op.Out[i]] = op.Out[i].Name, op.Out[i].Means, v
 		}

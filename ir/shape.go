@@ -9,7 +9,7 @@ import (
 func shapeKinds() map[string]Kind {
 	return map[string]Kind{
 		"transpose": {1, takes(1, inferTranspose), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.Transpose(dy[0], dimNames(op.In[0].Type.Dims)...)}
+			return []*Value{d.Transpose(dy[0], Names(op.In[0].Type.Dims)...)}
 		}, nil},
 		"rename": {1, takes(1, inferRename), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.Rename(dy[0], op.Attrs.Text("to"), op.Attrs.Text("from"))}
@@ -202,7 +202,7 @@ func inferReduce(_ *Graph, op *Op) ([]Type, error) {
 			return nil, fmt.Errorf("%s has no %s", x, name)
 		}
 	}
-	t := Type{Elem: x.Elem, Dims: without(x.Dims, over...), Place: x.Place}
+	t := Type{Elem: x.Elem, Dims: Without(x.Dims, over...), Place: x.Place}
 	for _, s := range x.Place {
 		switch cut := slices.Contains(over, s.How); {
 		case op.Kind != "sum" && (cut || s.How == Partial):
@@ -216,7 +216,7 @@ func inferReduce(_ *Graph, op *Op) ([]Type, error) {
 
 // Transpose puts the dimensions into another order.
 func (b *Builder) Transpose(x *Value, order ...string) *Value {
-	if x != nil && slices.Equal(dimNames(x.Type.Dims), order) {
+	if x != nil && slices.Equal(Names(x.Type.Dims), order) {
 		return x
 	}
 	return b.one("transpose", attrs(map[string]any{"order": order}), x)

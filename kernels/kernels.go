@@ -100,10 +100,7 @@ func (s *Set) Attends(op *ir.Op) (kernel, why string) {
 		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",
 		Balanced: op.Attrs.Bool("balanced")}
 	kernel, why = s.Attention(a)
-	names := make([]string, len(q.Dims))
-	for i, d := range q.Dims {
-		names[i] = d.Name
-	}
+	names := ir.Names(q.Dims)
 	batched := len(names) == 4 && slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim})
 	if kernel == CuDNN && !batched {
 		return Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)

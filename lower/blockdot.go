@@ -15,15 +15,15 @@ func blockDot(w *writer, op *ir.Op, in []val) []val {
 	a := w.argument(format, op.In[0], in[1])
 	b := w.argument(format, op.In[n], in[n+1])
 	out, over := op.Out[0], op.Attrs.List("over")
-	turn := w.turns[op]
+	turn := w.turnOf(op)
 	if turn != nil {
 		out = turn.Out[0]
 	}
 	var v val
 	if w.kernels != nil && w.kernels.OneResult() {
-		v = w.product(a, b, dtype.F32, names(out.Type), over...)
+		v = w.product(a, b, dtype.F32, ir.Names(out.Type.Dims), over...)
 	} else {
-		v = w.transpose(w.dot(a, b, dtype.F32, over...), names(out.Type))
+		v = w.transpose(w.dot(a, b, dtype.F32, over...), ir.Names(out.Type.Dims))
 	}
 	if format == ir.NVFP4 {
 		v = w.unscaled(v, w.grid(in[2]).out, w.grid(in[n+2]).out)
@@ -70,7 +70,7 @@ func (w *writer) numbers(format ir.Format, codes, scales val) val {
 	}
 	v = w.elementwise("multiply", v, w.as(by, v.t))
 	at := v.t.Index(inside)
-	dims := slices.Clone(without(v.t.Dims, []string{inside}))
+	dims := slices.Clone(ir.Without(v.t.Dims, inside))
 	dims[at-1].Size *= v.t.Dims[at].Size
 	return w.reshape(w.convert(v, dtype.BF16), ir.Type{Dims: dims})
 }

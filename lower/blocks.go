@@ -250,7 +250,7 @@ func attentionGrad(w *writer, op *ir.Op, in []val) []val {
 	p := w.elementwise("exponential", w.elementwise("subtract", score, w.as(stat, score.t)))
 	dv := w.dot(w.convert(p, short.t.Elem), short, elem, ir.Seq, share)
 	dp := w.dot(short, a.v, dtype.F32, ir.HeadDim)
-	dp = w.transpose(dp, names(p.t))
+	dp = w.transpose(dp, ir.Names(p.t.Dims))
 	inner := w.reduce(w.convert(w.elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
 	ds := w.elementwise("multiply", p, w.elementwise("subtract", dp, w.as(inner, p.t)))
 	ds = a.slope(ds, raw)

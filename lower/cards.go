@@ -20,7 +20,7 @@ func windowed(w *writer, op *ir.Op, in []val) []val {
 	}
 	q := newQuantizer(w, op)
 	x, scale := w.scales[op].source, q.rows(w.scales[op].scale)
-	order := append(dimNames(without(x.t.Dims, q.along)), q.along...)
+	order := append(ir.Names(ir.Without(x.t.Dims, q.along...)), q.along...)
 	var codes val
 	switch {
 	case q.format == ir.MXFP8:
@@ -102,12 +102,7 @@ func (q *quantizer) tops() val {
 func (q *quantizer) heldTops() val {
 	x := q.op.In[0]
 	key := fmt.Sprint(x.Name, " ", q.window(), q.hadamard) // maps are printed in order
-	if v, ok := q.w.tops[key]; ok {
-		return v
-	}
-	v := q.w.barrier(q.tops())
-	q.w.tops[key] = v
-	return v
+	return q.w.once("tops "+key, func() val { return q.w.barrier(q.tops()) })
 }
 
 // cardAmax is the largest of what the blocks are found to have, if the same value is quantized.
@@ -152,9 +147,9 @@ func (q *quantizer) rows(scale val) val {
 	}
 	at := scale.t.Index(q.lastKept().Name)
 	t := ir.Type{Dims: cutDim(scale.t.Dims, at, 1, "row")}
-	one := q.w.reshape(scale, ir.Type{Dims: without(t.Dims, []string{"row"})})
+	one := q.w.reshape(scale, ir.Type{Dims: ir.Without(t.Dims, "row")})
 	t.Dims[at+1].Size = q.block
-	dims := without(t.Dims, []string{"row"})
+	dims := ir.Without(t.Dims, "row")
 	dims[at].Size *= q.block
 	return q.w.reshape(q.w.as(one, t), ir.Type{Dims: dims})
 }

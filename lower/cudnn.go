@@ -95,7 +95,7 @@ func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
 	out := w.call("__cudnn$fmhaSoftmax", config, in, []string{rowMajor4, rowMajor4, rowMajor4},
 		[]ir.Type{o, stat}, []string{headFirst, rowMajor3})
 	for i := range out {
-		out[i] = w.transpose(out[i], names(op.Out[i].Type))
+		out[i] = w.transpose(out[i], ir.Names(op.Out[i].Type.Dims))
 	}
 	return out
 }
@@ -108,13 +108,13 @@ func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 		"bmm2_grad_gemm2_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
 	})
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
-	stat := w.transpose(in[4], names(headsFirst(in[4].t)))
+	stat := w.transpose(in[4], ir.Names(headsFirst(in[4].t).Dims))
 	dq, dk, dv := headsFirst(op.Out[0].Type), headsFirst(op.Out[1].Type), headsFirst(op.Out[2].Type)
 	out := w.call("__cudnn$fmhaSoftmaxBackward", config, []val{q, k, v, stat, do, o},
 		[]string{rowMajor4, rowMajor4, rowMajor4, rowMajor3, rowMajor4, rowMajor4},
 		[]ir.Type{dq, dk, dv}, []string{headFirst, headFirst, headFirst})
 	for i := range out {
-		out[i] = w.transpose(out[i], names(op.Out[i].Type))
+		out[i] = w.transpose(out[i], ir.Names(op.Out[i].Type.Dims))
 	}
 	return out
 }

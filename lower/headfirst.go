@@ -33,7 +33,7 @@ func newHeadFirst(w *writer, op *ir.Op, in []val) *attendant {
 	a.times = func(x, y val, to dtype.DType, over ...string) val {
 		b := newSide(x, y.t, over)
 		c := newSide(y, x.t, over)
-		return w.product(x, y, to, dimNames(slices.Concat(b.batch, b.free, c.free)), over...)
+		return w.product(x, y, to, ir.Names(slices.Concat(b.batch, b.free, c.free)), over...)
 	}
 	return a
 }
@@ -52,14 +52,14 @@ func (a *attendant) added(score val) val {
 	}
 	key := fmt.Sprint(t, a.op.Attrs.Bool("causal"), a.op.Attrs.Int("window"), a.segments,
 		a.places, a.ahead)
-	table, ok := w.masks[key]
-	if !ok {
-		sees := a.sees(t)
-		if sees.name == "" {
-			return score
+	table := w.once("mask "+key, func() (table val) {
+		if sees := a.sees(t); sees.name != "" {
+			table = w.barrier(w.choose(sees, w.constant(t, 0), w.constant(t, unseen)))
 		}
-		table = w.barrier(w.choose(sees, w.constant(t, 0), w.constant(t, unseen)))
-		w.masks[key] = table
+		return table
+	})
+	if table.name == "" { // all see all
+		return score
 	}
 	return w.elementwise("add", score, w.as(table, score.t))
 }
@@ -179,7 +179,7 @@ func firstAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 // turned is then the narrow one.
 func (a *attendant) overRows(x, y val) val {
 	b := newSide(x, y.t, []string{share, ir.Seq})
-	order := append(dimNames(b.batch), ir.HeadDim, ir.Keys)
+	order := append(ir.Names(b.batch), ir.HeadDim, ir.Keys)
 	return a.w.product(x, y, dtype.F32, order, share, ir.Seq)
 }
 

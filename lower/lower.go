@@ -29,9 +29,8 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	g = asBytes(g)
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
-		kernels: o.Kernels, memos: map[*ir.Value]memo{}, masks: map[string]val{},
-		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{},
-		tops: map[string]val{}}
+		kernels: o.Kernels, memos: map[*ir.Value]memo{}, known: map[string]val{},
+		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{}}
 	replicas := int64(1)
 	for _, a := range g.Mesh {
 		replicas *= a.Size
@@ -105,7 +104,6 @@ func (w *writer) names(list []*ir.Value) string {
 
 // ops writes the operations of a graph whose inputs have names already.
 func (w *writer) ops(g *ir.Graph) {
-	w.findTurns(g)
 	maps.Copy(w.readers, readersIn(g))
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
@@ -116,10 +114,10 @@ func (w *writer) ops(g *ir.Graph) {
 	}
 }
 
-// readersIn lists the operations of a graph by what they read.
+// readersIn lists the operations of a graph by what they read; its end reads the results.
 func readersIn(g *ir.Graph) map[*ir.Value][]*ir.Op {
 	readers := map[*ir.Value][]*ir.Op{}
-	for _, op := range g.Ops {
+	for _, op := range append(slices.Clip(g.Ops), &ir.Op{Kind: "return", In: g.Results}) {
 		for _, v := range op.In {
 			readers[v] = append(readers[v], op)
 		}
@@ -212,10 +210,10 @@ func (w *writer) round(l ir.Loop, inner []val, at val) []string {
 		}
 		w.at[v] = s.name
 	}
-	masks, tops := w.masks, w.tops
-	w.masks, w.tops = map[string]val{}, map[string]val{}
+	outer := w.known
+	w.known = map[string]val{}
 	w.ops(l.Body)
-	w.masks, w.tops = masks, tops
+	w.known = outer
 	one := w.constant(at.t, 1)
 	next := []string{w.elementwise("add", inner[0], one).name}
 	for _, v := range l.Body.Results[:carries] {

@@ -8,37 +8,23 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// turnable are the kinds whose kernels read turns.
-var turnable = []string{"dot", "linear", "linear_dx", "linear_dw", "block_dot"}
-
-// findTurns finds the products that only a transpose reads: a product can give its result either
-// way round, and a transpose of its own would be one more pass through memory.
-func (w *writer) findTurns(g *ir.Graph) {
-	if w.turns == nil {
-		w.turns = map[*ir.Op]*ir.Op{}
+// turnOf gives the transpose that alone reads a product, or nil: a product can give its result
+// either way round, and a transpose of its own would be one more pass through memory.
+func (w *writer) turnOf(product *ir.Op) *ir.Op {
+	if by := w.readers[product.Out[0]]; len(by) == 1 && by[0].Kind == "transpose" {
+		return by[0]
 	}
-	readers := readersIn(g)
-	for _, v := range g.Results {
-		readers[v] = append(readers[v], nil)
-	}
-	for _, op := range g.Ops {
-		if !slices.Contains(turnable, op.Kind) {
-			continue
-		}
-		if by := readers[op.Out[0]]; len(by) == 1 && by[0] != nil && by[0].Kind == "transpose" {
-			w.turns[op] = by[0]
-		}
-	}
+	return nil
 }
 
 // matrix is a product of plain matrices, as [kernels.Set.Product] says.
 func matrix(w *writer, op *ir.Op, in []val) []val {
 	out := op.Out[0]
-	turn := w.turns[op]
+	turn := w.turnOf(op)
 	if turn != nil {
 		out = turn.Out[0]
 	}
-	v := w.product(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Type.Elem, names(out.Type),
+	v := w.product(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Type.Elem, ir.Names(out.Type.Dims),
 		op.Attrs.List("over")...)
 	return w.turnedOut(op, turn, v)
 }
@@ -92,7 +78,7 @@ func chunkedCrossEntropy(w *writer, op *ir.Op, in []val) []val {
 // take their place in memory.
 func (w *writer) scoreRows(op *ir.Op, in []val) (x, labels val) {
 	dim := op.Attrs.Text("dim")
-	x = w.transpose(in[0], append(names(in[1].t), dim))
+	x = w.transpose(in[0], append(ir.Names(in[1].t.Dims), dim))
 	rows := ir.Dim{Name: "rows", Size: in[1].t.Shape().Elements()}
 	x = w.reshape(x, ir.Type{Dims: []ir.Dim{rows, {Name: "width", Size: x.t.Size(dim)}}})
 	return x, w.reshape(in[1], ir.Type{Dims: []ir.Dim{rows}})
@@ -105,8 +91,8 @@ func rowsCrossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
 	wide := w.convert(x, dtype.F32)
 	label := func() val { return w.picked(wide, labels, "width") }
 	g := w.scoreGrad(wide, label, rows, x.t.Elem)
-	t := ir.Type{Elem: g.t.Elem, Dims: inOrder(in[0].t, append(names(in[1].t), op.Attrs.Text("dim")))}
-	return []val{w.transpose(w.reshape(g, t), names(op.Out[0].Type))}
+	t := ir.Type{Elem: g.t.Elem, Dims: inOrder(in[0].t, append(ir.Names(in[1].t.Dims), op.Attrs.Text("dim")))}
+	return []val{w.transpose(w.reshape(g, t), ir.Names(op.Out[0].Type.Dims))}
 }
 
 // foldedSum sums all of a large value by parts that lie side by side: XLA:CPU then sums whole
@@ -120,7 +106,7 @@ func foldedSum(w *writer, op *ir.Op, in []val) []val {
 		v = w.reshape(v, ir.Type{Dims: parts})
 		v = w.barrier(w.reduce(v, "add", 0, "fold")) // or XLA joins the sums again
 	}
-	return []val{w.reduce(v, "add", 0, names(v.t)...)}
+	return []val{w.reduce(v, "add", 0, ir.Names(v.t.Dims)...)}
 }
 
 // A side is one argument of a product, with its dimensions in three groups.
@@ -166,7 +152,7 @@ func (w *writer) flatten(s *side, batch, over []ir.Dim) (v val, last bool) {
 			return w.grouped(v, last, count(batch), count(s.free), count(over)), last
 		}
 	}
-	v = w.turn(v, dimNames(slices.Concat(batch, s.free, over)))
+	v = w.turn(v, ir.Names(slices.Concat(batch, s.free, over)))
 	return w.grouped(v, true, count(batch), count(s.free), count(over)), true
 }
 
@@ -198,8 +184,8 @@ func (w *writer) product(x, y val, to dtype.DType, order []string, over ...strin
 	// The argument that stands first decides the order of what both have.
 	p, aLast := w.flatten(a, a.batch, a.over)
 	q, bLast := w.flatten(b, a.batch, a.over)
-	straight := dimNames(slices.Concat(a.batch, a.free, b.free))
-	swapped := dimNames(slices.Concat(a.batch, b.free, a.free))
+	straight := ir.Names(slices.Concat(a.batch, a.free, b.free))
+	swapped := ir.Names(slices.Concat(a.batch, b.free, a.free))
 	way := w.kernels.Product(kernels.Form{Batch: count(a.batch), M: count(a.free), N: count(b.free),
 		K: count(a.over), Elem: x.t.Elem, ALast: aLast, BLast: bLast,
 		NFirst: !slices.Equal(order, straight) && slices.Equal(order, swapped)})
@@ -214,7 +200,7 @@ func (w *writer) product(x, y val, to dtype.DType, order []string, over ...strin
 	}
 	if way.Turn && !aLast {
 		n := len(p.t.Dims)
-		swap := names(p.t)
+		swap := ir.Names(p.t.Dims)
 		swap[n-1], swap[n-2] = swap[n-2], swap[n-1]
 		p = w.turn(p, swap)
 	}
@@ -237,14 +223,12 @@ func (w *writer) product(x, y val, to dtype.DType, order []string, over ...strin
 	return w.transpose(v, order)
 }
 
-func dimNames(dims []ir.Dim) []string { return names(ir.Type{Dims: dims}) }
-
 // turn puts dimensions into another order by a copy that XLA does not fold into the product before
 // or after it: a transpose of an argument would send the product to the slow path, and one of a
 // result fails when it runs ("Unsupported element type for DotThunk"). A dimension in two parts
 // hides what it is.
 func (w *writer) turn(v val, order []string) val {
-	if slices.Equal(names(v.t), order) {
+	if slices.Equal(ir.Names(v.t.Dims), order) {
 		return v
 	}
 	t := ir.Type{Elem: v.t.Elem, Dims: inOrder(v.t, order)}

@@ -109,7 +109,7 @@ func (q *quantizer) e2m1(v val, pick func(val) val) val {
 func (w *writer) packed(code val) val {
 	at := code.t.Index(inside)
 	pairs := w.reshape(code, ir.Type{Dims: cutDim(code.t.Dims, at, 2, "half")})
-	half := ir.Type{Dims: without(pairs.t.Dims, []string{"half"})}
+	half := ir.Type{Dims: ir.Without(pairs.t.Dims, "half")}
 	low := w.reshape(w.slice(pairs, "half", 0, 1), half)
 	high := w.reshape(w.slice(pairs, "half", 1, 2), half)
 	return w.elementwise("or", low, w.with(high, "shift_left", 4))
@@ -185,7 +185,7 @@ func (w *writer) hadamard(x val, dim string) val {
 	x = w.convert(x, dtype.BF16)
 	groups := w.reshape(x, ir.Type{Dims: cutDim(x.t.Dims, x.t.Index(dim), 16, "of16")})
 	all := ir.Type{Elem: dtype.F32, Dims: groups.t.Dims}
-	one := ir.Type{Dims: without(groups.t.Dims, []string{"of16"})}
+	one := ir.Type{Dims: ir.Without(groups.t.Dims, "of16")}
 	terms := make([]val, 16)
 	for i := range terms {
 		v := w.convert(w.reshape(w.slice(groups, "of16", int64(i), int64(i)+1), one), dtype.F32)
@@ -244,7 +244,7 @@ func amax(w *writer, op *ir.Op, in []val) []val {
 	default:
 		top = w.with(w.wideBits(x), "and", magnitude)
 	}
-	top = w.reduce(top, "maximum", 0, dimNames(without(top.t.Dims, names(out)))...)
+	top = w.reduce(top, "maximum", 0, ir.Names(ir.Without(top.t.Dims, ir.Names(out.Dims)...))...)
 	if axes := op.Axes(); len(axes) > 0 {
 		top = w.allReduce(top, "maximum", axes...)
 	}

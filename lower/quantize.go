@@ -41,12 +41,12 @@ type laid struct{ codes, scales val }
 // anybody wants them.
 func quantize(w *writer, op *ir.Op, in []val) []val {
 	q := newQuantizer(w, op)
-	order := append(dimNames(without(in[0].t.Dims, q.along)), q.along...)
+	order := append(ir.Names(ir.Without(in[0].t.Dims, q.along...)), q.along...)
 	x := in[0]
 	if q.hadamard {
 		x = w.held(w.hadamard(x, q.last()))
 	}
-	turned := !slices.Equal(names(x.t), order)
+	turned := !slices.Equal(ir.Names(x.t.Dims), order)
 	x = q.blocks(x)
 	var codes, scales val
 	switch q.format {
@@ -74,18 +74,11 @@ func (w *writer) oneResult() bool { return w.kernels == nil || w.kernels.OneResu
 // merged joins the dimension inside blocks with the one that it was cut from, and puts all in
 // order.
 func (w *writer) merged(v val, order []string, t ir.Type) val {
-	dims := without(v.t.Dims, []string{inside})
+	dims := ir.Without(v.t.Dims, inside)
 	for i, d := range dims {
 		dims[i].Size = t.Size(d.Name)
 	}
 	return w.transpose(w.reshape(v, ir.Type{Dims: dims}), order)
-}
-
-// without lists the dimensions that are not named.
-func without(dims []ir.Dim, names []string) []ir.Dim {
-	return slices.DeleteFunc(slices.Clone(dims), func(d ir.Dim) bool {
-		return slices.Contains(names, d.Name)
-	})
 }
 
 // A quantizer writes one quantize.
@@ -109,7 +102,7 @@ func (q *quantizer) last() string { return q.along[len(q.along)-1] }
 
 // lastKept is the last dimension of the source that is not summed over: tiles lie along it, too.
 func (q *quantizer) lastKept() ir.Dim {
-	kept := without(q.op.In[0].Type.Dims, q.along)
+	kept := ir.Without(q.op.In[0].Type.Dims, q.along...)
 	return kept[len(kept)-1]
 }
 
@@ -135,7 +128,7 @@ func (w *writer) top(x val, dim string) val {
 	if x.t.Index(dim) == len(x.t.Dims)-1 || !w.oneResult() {
 		return w.reduce(w.with(w.wideBits(x), "and", magnitude), "maximum", 0, dim)
 	}
-	rest := ir.Type{Dims: without(x.t.Dims, []string{dim})}
+	rest := ir.Type{Dims: ir.Without(x.t.Dims, dim)}
 	var parts []val
 	for i := range x.t.Size(dim) {
 		part := w.reshape(w.slice(x, dim, i, i+1), rest)

@@ -64,16 +64,7 @@ func (r *ring) pass(x val) val {
 // passOnce is pass of something that attention and its gradient hand on alike, where both stand in
 // one loop or function: it is sent once.
 func (r *ring) passOnce(x val) val {
-	if r.w.passed == nil {
-		r.w.passed = map[string]val{}
-	}
-	key := x.name + " " + r.axis
-	y, ok := r.w.passed[key]
-	if !ok {
-		y = r.pass(x)
-		r.w.passed[key] = y
-	}
-	return y
+	return r.w.once("pass "+x.name+" "+r.axis, func() val { return r.pass(x) })
 }
 
 // owner is the place of the device whose keys are here after so many moves.

@@ -97,7 +97,7 @@ func shapeRules() map[string]rule {
 	dot := func(w *writer, op *ir.Op, in []val) []val {
 		out := op.Out[0].Type
 		v := w.dot(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Elem, op.Attrs.List("over")...)
-		return []val{w.transpose(v, names(out))}
+		return []val{w.transpose(v, ir.Names(out.Dims))}
 	}
 	return map[string]rule{
 		"split": reshape, "merge": reshape, "rename": reshape,
@@ -155,14 +155,6 @@ func (w *writer) narrow(op *ir.Op, x val) val {
 
 // lowest stands for minus infinity, which MLIR spells by its bits.
 const lowest = -1e301
-
-func names(t ir.Type) []string {
-	list := make([]string, len(t.Dims))
-	for i, d := range t.Dims {
-		list[i] = d.Name
-	}
-	return list
-}
 
 func (w *writer) slice(v val, dim string, from, to int64) val {
 	if from == 0 && to == v.t.Size(dim) {

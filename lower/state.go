@@ -12,17 +12,12 @@ import "github.com/deepwell/deepwell/ir"
 // It gives, by the value, the select to read.
 func reuse(g *ir.Graph, donated func(*ir.Value) bool) map[*ir.Value]*ir.Op {
 	readers := readersIn(g)
-	results := map[*ir.Value]bool{}
-	for _, v := range g.Results {
-		results[v] = true
-	}
 	into := map[*ir.Value]*ir.Op{}
 	for _, op := range g.Ops {
-		if op.Kind != "select" || !results[op.Out[0]] || !donated(op.Out[0]) {
+		if op.Kind != "select" || !donated(op.Out[0]) {
 			continue
 		}
-		s := &selected{results: results, by: op.In[0], readers: readers, at: op,
-			seen: map[*ir.Value]bool{}}
+		s := &selected{by: op.In[0], readers: readers, at: op, seen: map[*ir.Value]bool{}}
 		if v := op.In[1]; len(readers[v]) > 1 && v != op.In[2] && s.only(v) {
 			into[v] = op
 		}
@@ -32,9 +27,8 @@ func reuse(g *ir.Graph, donated func(*ir.Value) bool) map[*ir.Value]*ir.Op {
 
 // selected tells what is seen only where a mask holds.
 type selected struct {
-	results map[*ir.Value]bool // of the graph
-	by      *ir.Value          // the mask
-	at      *ir.Op             // the select that stores the value in question
+	by      *ir.Value // the mask
+	at      *ir.Op    // the select that stores the value in question
 	readers map[*ir.Value][]*ir.Op
 	seen    map[*ir.Value]bool
 }
@@ -46,14 +40,11 @@ func (s *selected) only(v *ir.Value) bool {
 		return true
 	}
 	s.seen[v] = true
-	if s.results[v] {
-		return false
-	}
 	for _, op := range s.readers[v] {
 		if op == s.at {
 			continue
 		}
-		if op.Kind == "repeat" || len(op.Out) != 1 || op.Out[0] == s.by {
+		if op.Kind == "repeat" || len(op.Out) != 1 || op.Out[0] == s.by { // the end has no results
 			return false
 		}
 		if op.Kind == "select" && op.In[0] == s.by && op.In[1] == v && op.In[2] != v {

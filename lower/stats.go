@@ -15,7 +15,7 @@ func scaleStats(w *writer, op *ir.Op, in []val) []val {
 	for _, v := range in {
 		x := w.convert(v, dtype.S32)
 		each := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: "stat", Size: x.t.Told()}}}
-		over := names(x.t)
+		over := ir.Names(x.t.Dims)
 		if each.Dims[0].Size > 1 {
 			over = over[1:]
 		}
@@ -93,10 +93,10 @@ func newGauge(w *writer, op *ir.Op, in []val) *gauge {
 	if q.hadamard {
 		x = w.hadamard(x, q.last())
 	}
-	order := append(dimNames(without(x.t.Dims, q.along)), q.along...)
+	order := append(ir.Names(ir.Without(x.t.Dims, q.along...)), q.along...)
 	l, ok := w.laid[op.In[1]]
 	switch {
-	case ok && slices.Equal(names(x.t), order):
+	case ok && slices.Equal(ir.Names(x.t.Dims), order):
 		// The sums read them, and do not round all again. Whole numbers are the same however they are
 		// come by, so that this makes no difference to the product.
 		codes, scales = w.held(l.codes), l.scales
@@ -153,7 +153,7 @@ func (g *gauge) squares(v val) val {
 // sum adds up what the blocks of each layer have.
 func (g *gauge) sum(v val) val {
 	v = g.w.convert(v, dtype.F64)
-	over := names(v.t)
+	over := ir.Names(v.t.Dims)
 	if g.layers > 1 {
 		over = over[1:]
 	}

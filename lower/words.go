@@ -61,7 +61,7 @@ func (q *quantizer) topsSpread() val {
 
 // whole leaves out the dimension of 1 of parts.
 func (q *quantizer) whole(v val) val {
-	return q.w.reshape(v, ir.Type{Dims: without(v.t.Dims, []string{inside})})
+	return q.w.reshape(v, ir.Type{Dims: ir.Without(v.t.Dims, inside)})
 }
 
 // words gives the codes of blocks, as bytes with what is summed over last.
@@ -81,7 +81,7 @@ func (q *quantizer) words(x, scale val, g grid) val {
 	word = w.choose(w.as(none, word.t), sevens, word)
 	// As it lies first, or XLA:GPU would turn each of the elements.
 	word = w.rowMajor(q.whole(word))
-	order := append(dimNames(without(word.t.Dims, q.along)), q.along...)
+	order := append(ir.Names(ir.Without(word.t.Dims, q.along...)), q.along...)
 	word = w.rowMajor(w.transpose(word, order))
 	t := ir.Type{Elem: dtype.U8, Dims: append(slices.Clone(word.t.Dims),
 		ir.Dim{Name: inside, Size: q.block / 2})}

@@ -14,24 +14,21 @@ import (
 type writer struct {
 	b       strings.Builder
 	mesh    []ir.Axis
-	passed  map[string]val
 	groups  []string // of devices that meet in collectives, each written once
 	rules   map[string]rule
 	table   []kernel
 	kernels *kernels.Set
 	at      map[*ir.Value]string
-	turns   map[*ir.Op]*ir.Op    // products, and the transposes that alone read them
 	memos   map[*ir.Value]memo   // what attentions keep, by their results
 	reuse   map[*ir.Value]*ir.Op // values that are read from what was stored
 	laid    map[*ir.Value]laid   // values in blocks as they lie, by their codes
 	scales  map[*ir.Op]scaled    // sources and scales of quantizes
 	holds   []string             // the types of what is held
 	readers map[*ir.Value][]*ir.Op
-	// masks of attentions and tops of blocks are those of the function or body that is being written.
-	masks, tops map[string]val
-	next        int
-	indent      int
-	err         error
+	known   map[string]val // what was written once, of the function or body that is being written
+	next    int
+	indent  int
+	err     error
 }
 
 func (w *writer) line(format string, args ...any) {
@@ -67,6 +64,17 @@ func (w *writer) use(v *ir.Value) val {
 		w.fail("%s was not lowered", v)
 	}
 	return val{name, v.Type}
+}
+
+// once writes something the first time, and gives it again where the same is asked for in the same
+// function or body.
+func (w *writer) once(key string, write func() val) val {
+	v, ok := w.known[key]
+	if !ok {
+		v = write()
+		w.known[key] = v
+	}
+	return v
 }
 
 // emit writes one instruction with one result.
@@ -246,7 +254,8 @@ func (w *writer) dot(a, b val, to dtype.DType, over ...string) val {
 			t.Dims = append(t.Dims, d)
 		}
 	}
-	t.Dims = slices.Concat(t.Dims, without(a.t.Dims, names(b.t)), without(b.t.Dims, names(a.t)))
+	t.Dims = slices.Concat(t.Dims, ir.Without(a.t.Dims, ir.Names(b.t.Dims)...),
+		ir.Without(b.t.Dims, ir.Names(a.t.Dims)...))
 	batch := ""
 	if len(batchA) > 0 {
 		batch = fmt.Sprintf(" batching_dims = [%s] x [%s],", list(batchA), list(batchB))

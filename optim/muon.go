@@ -103,9 +103,9 @@ func (o Muon) orthogonal(u *update, x *ir.Value) (y *ir.Value, larger int64) {
 		a, c = c, a
 	}
 	larger = flat.Type.Size(c)
-	order := names(flat.Type)
+	order := ir.Names(flat.Type.Dims)
 	turned := u.Rename(u.Rename(flat, a, short), c, long)
-	side := append(without(names(turned.Type), short, long), short, long)
+	side := append(without(ir.Names(turned.Type.Dims), short, long), short, long)
 	z := o.rounds(u, u.Transpose(turned, side...))
 	z = u.Transpose(u.Rename(u.Rename(z, short, a), long, c), order...)
 	for i, names := range s {

@@ -172,7 +172,7 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 	var list []*ir.Value
 	squares := map[string]*ir.Value{}
 	for i, p := range params {
-		over := names(p.Type)
+		over := ir.Names(p.Type.Dims)
 		layers := p.Watched && len(over) > 0 && over[0] == ir.Layer
 		if layers {
 			over = over[1:]
@@ -279,14 +279,6 @@ func replacing(v, old *ir.Value) *ir.Value {
 // as is a type with another kind of element.
 func as(t ir.Type, elem dtype.DType) ir.Type {
 	return ir.Type{Elem: elem, Dims: t.Dims, Place: t.Place}
-}
-
-func names(t ir.Type) []string {
-	list := make([]string, len(t.Dims))
-	for i, d := range t.Dims {
-		list[i] = d.Name
-	}
-	return list
 }
 
 // SGD moves against the gradient, and keeps nothing.

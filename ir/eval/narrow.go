@@ -48,11 +48,7 @@ func source(op *ir.Op, x *Array, order []string) []float32 {
 func quantize(op *ir.Op, in, out []*Array) {
 	format, n := ir.Format(op.Attrs.Text("format")), int64(len(in[0].Data))
 	dims := out[0].Type.Dims
-	var order []string
-	for _, d := range dims {
-		order = append(order, d.Name)
-	}
-	src := source(op, in[0], order)
+	src := source(op, in[0], ir.Names(dims))
 	scales := make([]byte, n/format.Block())
 	if format == ir.MXFP8 {
 		codes := make([]byte, n)
@@ -256,11 +252,7 @@ func (m *machine) joinStats(op *ir.Op, in []*Array) []*Array {
 // quantizeStats compares a source with the numbers that codes and scales stand for.
 func quantizeStats(op *ir.Op, in, out []*Array) {
 	format := ir.Format(op.Attrs.Text("format"))
-	var order []string
-	for _, d := range in[1].Type.Dims {
-		order = append(order, d.Name)
-	}
-	src, got := source(op, in[0], order), numbers(format, in[1], in[2])
+	src, got := source(op, in[0], ir.Names(in[1].Type.Dims)), numbers(format, in[1], in[2])
 	layers, most := int(in[0].Type.Told()), 0x7e
 	if format == ir.NVFP4 {
 		most = 7
