@@ -35,7 +35,7 @@
 //	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
 //	   internal/isolate  stages and a cluster → reports, from a process that may crash
 //	   plan        how a model is spread over devices → plan.json
-//	   kernels     what an operation becomes on a target, and why
+//	   kernels     what a target takes, for the table of kernels in lower
 //	   precision   a word for a precision → what each product of a model is computed in
 //	   narrow      a checkpoint → one whose weights are quantized
 //	   internal/room    files of a host → memory and disk that are left for this process

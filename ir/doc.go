@@ -13,7 +13,11 @@
 //
 // Graphs are made with a [Builder], which keeps the first error with the place in the caller's
 // source and goes on, so that model code reads as mathematics and one check ends it. They print and
-// parse themselves.
+// parse themselves. What copies a graph with changes is a [Rewriter]; [Op.Loop] views a repeat.
+//
+// An operation is a row of a [Table]: its shape rule, its gradient, and its work. Operations of this
+// package have one row more in ir/eval and in lower; another package adds rows to a table of its
+// own ([Table.With]), which say what they are in known operations.
 //
 // [Grad] takes the gradient of a graph as three graphs: forward, which also gives what the others
 // need; the gradient of the inputs; and the gradient of the parameters, which may run later. What

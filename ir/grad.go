@@ -232,7 +232,7 @@ func (d *Differ) reduce(g, v *Value) *Value {
 	return d.AllReduce(g, axes...)
 }
 
-// use gives a forward value inside the backward graph: an input that both graphs have, a constant,
+// Use gives a forward value inside the backward graph: an input that both graphs have, a constant,
 // a value that is computed again, or one that was kept.
 func (d *Differ) Use(v *Value) *Value {
 	if u := d.used[v]; u != nil {

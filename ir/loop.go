@@ -24,10 +24,10 @@ func (op *Op) Loop() Loop {
 		Carries: op.In[:c:c], Stacks: op.In[c:s:s], Invariants: op.In[s:]}
 }
 
-// IsCarry and IsStack tell whether an argument, by its place, is one.
+// IsCarry tells whether an argument, by its place, is a carry.
 func (l Loop) IsCarry(i int) bool { return i < len(l.Carries) }
 
-// IsStack: see IsCarry.
+// IsStack tells whether an argument, by its place, is a stack.
 func (l Loop) IsStack(i int) bool { return !l.IsCarry(i) && i < len(l.Carries)+len(l.Stacks) }
 
 // Layer is the layer whose slices a round takes.

@@ -8,49 +8,47 @@ import (
 )
 
 // blockKernels are those of the operations that Transformers are made of.
-func blockKernels() map[string]kernel {
-	return map[string]kernel{
-		"rms_norm": func(op *ir.Op, in, out []*Array) {
-			rows(op, in[0], out[0], func(x, y []float64) {
-				square := 0.0
-				for _, v := range x {
-					square += v * v
-				}
-				r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
-				for i, v := range x {
-					y[i] = v * r * (in[1].Data[i] + op.Attrs.Float("shift"))
-				}
-			})
-		},
-		"layer_norm": func(op *ir.Op, in, out []*Array) {
-			rows(op, in[0], out[0], func(x, y []float64) {
-				mean, square := 0.0, 0.0
-				for _, v := range x {
-					mean += v / float64(len(x))
-				}
-				for _, v := range x {
-					square += (v - mean) * (v - mean)
-				}
-				r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
-				for i, v := range x {
-					y[i] = (v-mean)*r*in[1].Data[i] + in[2].Data[i]
-				}
-			})
-		},
-		"softmax": func(op *ir.Op, in, out []*Array) {
-			rows(op, in[0], out[0], func(x, y []float64) {
-				lse := logSumExp(x)
-				for i, v := range x {
-					y[i] = math.Exp(v - lse)
-				}
-			})
-		},
-		"rope":               rope,
-		"attention":          attention,
-		"attention_grad":     attentionGrad,
-		"cross_entropy":      crossEntropy,
-		"cross_entropy_grad": crossEntropyGrad,
-	}
+var blockKernels = map[string]kernel{
+	"rms_norm": func(op *ir.Op, in, out []*Array) {
+		rows(op, in[0], out[0], func(x, y []float64) {
+			square := 0.0
+			for _, v := range x {
+				square += v * v
+			}
+			r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
+			for i, v := range x {
+				y[i] = v * r * (in[1].Data[i] + op.Attrs.Float("shift"))
+			}
+		})
+	},
+	"layer_norm": func(op *ir.Op, in, out []*Array) {
+		rows(op, in[0], out[0], func(x, y []float64) {
+			mean, square := 0.0, 0.0
+			for _, v := range x {
+				mean += v / float64(len(x))
+			}
+			for _, v := range x {
+				square += (v - mean) * (v - mean)
+			}
+			r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
+			for i, v := range x {
+				y[i] = (v-mean)*r*in[1].Data[i] + in[2].Data[i]
+			}
+		})
+	},
+	"softmax": func(op *ir.Op, in, out []*Array) {
+		rows(op, in[0], out[0], func(x, y []float64) {
+			lse := logSumExp(x)
+			for i, v := range x {
+				y[i] = math.Exp(v - lse)
+			}
+		})
+	},
+	"rope":               rope,
+	"attention":          attention,
+	"attention_grad":     attentionGrad,
+	"cross_entropy":      crossEntropy,
+	"cross_entropy_grad": crossEntropyGrad,
 }
 
 // rows hands out each line of x along the operation's dimension, and takes the line of y.

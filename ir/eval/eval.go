@@ -80,12 +80,11 @@ func (m *machine) run(op *ir.Op) error {
 		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
 		return nil
 	}
-	f := kernels[op.Kind]
-	if f == nil {
-		f = blockKernels()[op.Kind]
-	}
-	if f == nil {
-		f = narrowKernels()[op.Kind]
+	var f kernel
+	for _, group := range []map[string]kernel{kernels, blockKernels, narrowKernels} {
+		if group[op.Kind] != nil {
+			f = group[op.Kind]
+		}
 	}
 	if f == nil {
 		return fmt.Errorf("the interpreter does not know it")

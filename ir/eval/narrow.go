@@ -12,10 +12,8 @@ import (
 // Codes and scales are held as their codes, one to a place: 0x7e is the largest E4M3.
 
 // narrowKernels are the products with few bits.
-func narrowKernels() map[string]kernel {
-	return map[string]kernel{"quantize": quantize, "block_dot": blockDot, "scale_stats": scaleStats,
-		"quantize_stats": quantizeStats}
-}
+var narrowKernels = map[string]kernel{"quantize": quantize, "block_dot": blockDot,
+	"scale_stats": scaleStats, "quantize_stats": quantizeStats}
 
 // source gives a value as a quantizer sees it, in float32 and in the order of the result.
 func source(op *ir.Op, x *Array, order []string) []float32 {
