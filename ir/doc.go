@@ -15,7 +15,7 @@
 // source and goes on, so that model code reads as mathematics and one check ends it. They print and
 // parse themselves. What copies a graph with changes is a [Rewriter]; [Op.Loop] views a repeat.
 //
-// An operation is a row of a [Table]: its shape rule, its gradient, and its work. Operations of this
+// An operation is a row of a [Table]: its shape rule, its gradient, and its work. Those of this
 // package have one row more in ir/eval and in lower; another package adds rows to a table of its
 // own ([Table.With]), which say what they are in known operations.
 //

@@ -91,7 +91,8 @@ func rowsCrossEntropyGrad(w *writer, op *ir.Op, in []val) []val {
 	wide := w.convert(x, dtype.F32)
 	label := func() val { return w.picked(wide, labels, "width") }
 	g := w.scoreGrad(wide, label, rows, x.t.Elem)
-	t := ir.Type{Elem: g.t.Elem, Dims: inOrder(in[0].t, append(ir.Names(in[1].t.Dims), op.Attrs.Text("dim")))}
+	order := append(ir.Names(in[1].t.Dims), op.Attrs.Text("dim"))
+	t := ir.Type{Elem: g.t.Elem, Dims: inOrder(in[0].t, order)}
 	return []val{w.transpose(w.reshape(g, t), ir.Names(op.Out[0].Type.Dims))}
 }
 
