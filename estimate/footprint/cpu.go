@@ -152,7 +152,9 @@ func (p *Predictor) unrolled(pl *plan.Plan) bool {
 // rounded adds the head's table, which products take in bf16 if it can be turned, and in the place
 // of what was gathered if it was.
 func (g *gradient) rounded(m *space) {
-	if g.part.last && kernels.Split(g.s.vocab) > 0 && (!g.sharded() || g.w.gather != "layer") {
+	joint := g.forward && g.backward
+	if g.part.last && g.half != ofWeights && kernels.Split(g.s.vocab) > 0 &&
+		(!g.sharded() || g.w.gather != "layer" || !joint) {
 		m.add(g.s.vocab*g.p.config.Hidden*2, atLogits, atHead)
 	}
 }

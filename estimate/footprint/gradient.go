@@ -130,7 +130,7 @@ func (g *gradient) onGPU() int64 {
 		m.add(g.backwardSet(backward), atSegment, atBackward)
 	}
 	if g.half == ofWeights {
-		m.add(g.products(whole), atBackward, atBackward)
+		m.add(g.products(whole)+g.turnedFactors(), atBackward, atBackward)
 	}
 	if g.backward && g.half != ofInput {
 		g.gradients(m)
@@ -366,7 +366,8 @@ func (g *gradient) gradients(m *space) {
 			m.host(result, -1, at)
 		}
 		if grown != h.stored() && g.w.zero >= 2 {
-			if g.p.cpu && (h.stack || h.first > 0) { // brought into the order that is sent
+			// Brought into the order that is sent, and rounded.
+			if g.p.cpu && (h.stack || h.first > 0 || g.w.sum < g.w.elem && g.half != ofWeights) {
 				m.add(grown*g.w.elem, at, at)
 			}
 			if g.onto || g.w.sum != g.w.grad { // what comes back

@@ -249,6 +249,25 @@ func (g *gradient) turned(m *space) {
 	}
 }
 
+// turnedFactors is what the half of weights has of the factors of products in MXFP8, whose blocks
+// go along tokens: XLA turns stacks of all layers before the loop, which is about half of what the
+// gradient of the input left.
+func (g *gradient) turnedFactors() (bytes int64) {
+	if g.part.mix == 0 || g.part.first {
+		return 0
+	}
+	mx := false
+	g.p.narrow.each(g.part.mix, func(c *class, _ int64) {
+		mx = mx || c.of("down", wgrad) == precision.MXFP8
+	})
+	for i := range g.s.bill.Layers {
+		if l, rounds := &g.s.bill.Layers[i], g.s.rounds(g.part, i); mx {
+			bytes += rounds * sum(l.Made) / 2
+		}
+	}
+	return bytes
+}
+
 // made is what an update has besides that writes weights in few bits. Of MXFP8 new masters and
 // moments wait in f32 until the old ones are read by all, since a fusion that turns weights does
 // not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory, more where
