@@ -51,7 +51,7 @@ func TestPredictionsHold(t *testing.T) {
 // What lies on a device from step to step is exact for plans of all kinds, and so are the results
 // of programs that take the place of nothing: only temp is a model.
 func TestAllButTempIsExact(t *testing.T) {
-	for _, s := range []sample{fitted, seen} {
+	for _, s := range []sample{fitted, seen, unseen} {
 		all, err := misses(rowsOf(t, s))
 		if err != nil {
 			t.Fatal(err)
@@ -97,7 +97,7 @@ func (m *miss) checkResults(t *testing.T) {
 
 // Each table has what its generator draws, in its order, but for plans that do not fit their cards.
 func TestTablesAreOfTheirGenerators(t *testing.T) {
-	for _, s := range []sample{fitted, seen} {
+	for _, s := range []sample{fitted, seen, unseen} {
 		all, err := s.draw(s.seed)
 		if err != nil {
 			t.Fatal(err)
