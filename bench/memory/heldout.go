@@ -22,7 +22,7 @@ type sample struct {
 // The constants of the predictor were fitted on the rows of fitted. Those of mixed have plans of
 // other kinds; its model of quantized plans was mended by them, so that they count as seen. Those
 // of unseen were drawn like these and compiled before a prediction of any was looked at: no
-// constant is of them.
+// constant is of them. Until -compile has been through all of them, it has the first of each card.
 var (
 	fitted = sample{table, seed, combinations}
 	seen   = sample{"testdata/mixed.csv", 20261116, others}

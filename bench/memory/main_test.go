@@ -46,6 +46,12 @@ func TestPredictionsHold(t *testing.T) {
 	if mean > meanBound || most > mostBound {
 		t.Errorf("off by %.2f %% in the mean and %.2f %% at most", 100*mean, 100*most)
 	}
+	if all, err = misses(rowsOf(t, seen)); err != nil {
+		t.Fatal(err)
+	}
+	if mean, _ := spread(all, (*miss).off); mean > meanBound {
+		t.Errorf("off by %.2f %% in the mean over plans of other kinds", 100*mean)
+	}
 }
 
 // What lies on a device from step to step is exact for plans of all kinds, and so are the results
