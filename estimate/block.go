@@ -1,8 +1,7 @@
 package estimate
 
 import (
-	"math"
-
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -207,13 +206,13 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	if windowed {
 		window = float64(b.e.config.Window)
 	}
-	seen := keys(float64(b.c.seq), window)
+	seen := ir.MeanKeys(float64(b.c.seq), window)
 	switch piece := float64(b.c.seq) / float64(b.c.context); {
 	case b.c.context == 1 || b.e.options.Ulysses:
 	case kernel == kernels.CuDNN:
 		// A ring that is not balanced (package lower): its own piece under the mask, and all others
 		// whole, whether the queries see them or not.
-		seen = keys(piece, piece) + float64(b.c.seq) - piece
+		seen = ir.MeanKeys(piece, piece) + float64(b.c.seq) - piece
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, piece)
 	}
@@ -364,11 +363,5 @@ func (e *Estimator) precision(c *cut) price.Precision {
 // lastKeys is the mean of keys for queries of the last piece of a row: where devices have pieces in
 // the order of the row, all wait for it. Under a causal mask that is 2-1/cp times the mean.
 func lastKeys(seq, window, piece float64) float64 {
-	return (seq*keys(seq, window) - (seq-piece)*keys(seq-piece, window)) / piece
-}
-
-// keys is the mean number of keys that a query of a row sees under its mask.
-func keys(seq, window float64) float64 {
-	w := math.Min(seq, window)
-	return (w*(w+1)/2 + (seq-w)*w) / seq
+	return (seq*ir.MeanKeys(seq, window) - (seq-piece)*ir.MeanKeys(seq-piece, window)) / piece
 }

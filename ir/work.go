@@ -179,3 +179,10 @@ func attentionWork(g *Graph, op *Op) Work {
 	}
 	return w
 }
+
+// MeanKeys is the mean number of keys that a query of a causal row of seq tokens sees if it looks
+// back over window of them: the first see 1, 2, ..., all others window.
+func MeanKeys(seq, window float64) float64 {
+	w := min(seq, window)
+	return (w*(w+1)/2 + (seq-w)*w) / seq
+}

@@ -127,8 +127,7 @@ func (c *Config) keys(layer, seq int64) float64 {
 	if c.windowed(layer) {
 		w = min(seq, c.Window)
 	}
-	// The first w queries see 1, 2, ... w keys, all others w.
-	return (float64(w)*float64(w+1)/2 + float64(seq-w)*float64(w)) / float64(seq)
+	return ir.MeanKeys(float64(seq), float64(w))
 }
 
 // Sum is linear layers and attention under its masks.
