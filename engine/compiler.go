@@ -178,6 +178,9 @@ func (c *Compiler) options(s *program.Stage, t machine.Target) pjrt.CompileOptio
 
 // Report says what the local compiler made of an executable of this engine.
 func (x *Executable) Report() (*Report, error) {
+	if err := x.alive(); err != nil {
+		return nil, err
+	}
 	t := machine.Target{Partitions: 1, HostsPerPartition: 1, DevicesPerHost: len(x.stage.Devices)}
 	t.Card.Name = x.engine.platform
 	r, err := newReport(x.loaded.Executable, &x.stage, t)

@@ -36,11 +36,9 @@ func (l *loadedPrograms) take(key string) *shared {
 // goroutine was first, the program is that one's.
 func (l *loadedPrograms) put(key string, x *pjrt.Loaded) *shared {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	s := l.all[key]
-	if s != nil {
-		x.Free()
-	} else {
+	first := s == nil
+	if first {
 		s = &shared{Loaded: x, key: key}
 		if l.all == nil {
 			l.all = map[string]*shared{}
@@ -48,15 +46,23 @@ func (l *loadedPrograms) put(key string, x *pjrt.Loaded) *shared {
 		l.all[key] = s
 	}
 	s.users++
+	l.mu.Unlock()
+	if !first {
+		x.Free()
+	}
 	return s
 }
 
 // release ends one user's use.
 func (l *loadedPrograms) release(s *shared) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.users--; s.users == 0 {
+	s.users--
+	last := s.users == 0
+	if last {
 		delete(l.all, s.key)
-		s.Free()
+	}
+	l.mu.Unlock()
+	if last {
+		s.Free() // which waits for runs that begin, and nobody else has to
 	}
 }

@@ -41,50 +41,45 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 	return c.peers.sum(ctx, loss)
 }
 
-// joint runs programs that are forward and backward pass in one, a microbatch after the other. All
-// are started before the loss of the first is read: devices do not wait for the host in between.
+// joint runs programs that are forward and backward pass in one, a microbatch after the other.
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
-	r, runs := c.ranks[0], []*engine.Run(nil)
-	defer func() {
-		for _, run := range runs {
-			run.Free()
-		}
-	}()
-	of := func(k int) *engine.Executable {
-		if k > 0 {
-			return at.of(step.Accumulate, r)
-		}
-		return at.of(step.Gradient, r)
-	}
-	end := c.t.span("place")
+	r := c.ranks[0]
 	for first := 0; first < b.Rows; first += c.t.Recipe.Micro {
-		x := of(len(runs))
-		rows := r.batch(b, first, int(c.t.Programs.Shape.Batch), c.t.share(b.Total))
-		run, err := r.run(x, &r.state, rows)
-		if err != nil {
-			return 0, err
+		x := at.of(step.Gradient, r)
+		if first > 0 {
+			x = at.of(step.Accumulate, r)
 		}
-		for i, spec := range x.Stage().Results {
-			if first == 0 && spec.Role == program.Gradient {
-				run.Keep(&r.state, run.Results[i])
-			}
-		}
-		runs = append(runs, run)
-	}
-	end()
-	defer c.t.span("gradient")()
-	for k, run := range runs {
-		loss, err := scalar(ctx, run.Results[0])
+		loss, err := c.microbatch(ctx, r, x, b, first)
 		if err != nil {
 			return 0, err
 		}
 		total += loss
-		if err := r.told.read(ctx, string(step.Gradient), run.Results, of(k).Stage()); err != nil {
-			return 0, err
-		}
 	}
 	return total, nil
+}
+
+func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable, b *data.Batch,
+	first int) (float64, error) {
+	end := c.t.span("place")
+	rows := r.batch(b, first, int(c.t.Programs.Shape.Batch), c.t.share(b.Total))
+	run, err := r.run(x, &r.state, rows)
+	end()
+	if err != nil {
+		return 0, err
+	}
+	defer run.Free()
+	defer c.t.span("gradient")()
+	loss, err := scalar(ctx, run.Results[0])
+	if err != nil {
+		return 0, err
+	}
+	for i, spec := range x.Stage().Results {
+		if first == 0 && spec.Role == program.Gradient {
+			run.Keep(&r.state, run.Results[i])
+		}
+	}
+	return loss, r.told.read(ctx, string(step.Gradient), run.Results, x.Stage())
 }
 
 // pipelined runs the microbatches through the stages, as the schedule says.

@@ -47,6 +47,9 @@ func Cache() string {
 // Share lets a folder of caches have the compiled programs of all tests, and of tests before;
 // whatever else it caches is its own.
 func Share(dir string) error {
+	if Cache() == "" {
+		return nil
+	}
 	shared := filepath.Join(Cache(), "programs")
 	if err := errors.Join(os.MkdirAll(shared, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
 		return err
