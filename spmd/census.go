@@ -21,9 +21,10 @@ type Traffic struct {
 	// group sees the whole of it: the result of a gather, the argument of a scatter.
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
-	// Twice and TwiceBytes are those among them that a loop back makes of what a loop forward gathered
-	// already, in one round. A compiler that takes the last round of the one and the first of the
-	// other out of their loops, to fetch ahead, finds that they are the same.
+	// Twice and TwiceBytes are those among them that XLA:GPU may find out to be needless. Those that a
+	// loop back makes of what a loop forward gathered already, in one round: a compiler that takes the
+	// last round of the one and the first of the other out of their loops, to fetch ahead, finds that
+	// they are the same. And sums of what all devices have copies of: those are products.
 	Twice      int64 `json:"twice,omitempty"`
 	TwiceBytes int64 `json:"twice_bytes,omitempty"`
 }
@@ -68,8 +69,8 @@ func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType
 	for _, k := range slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got))) {
 		g, w := got[k], want[k]
 		less := volume{w.count - g.count, w.bytes - g.bytes}
-		if t := twice[k]; !cpu && less.count > 0 && less.count <= t.count && less.bytes > 0 &&
-			less.bytes <= t.bytes {
+		counted := less.count > 0 && less.count <= twice[k].count || k.kind == hlo.AllReduce
+		if !cpu && counted && less.bytes > 0 && less.bytes <= twice[k].bytes {
 			continue
 		}
 		sum := k.kind == hlo.AllReduce || k.kind == hlo.ReduceScatter
@@ -110,7 +111,7 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 			}
 		default:
 			for _, send := range g.Work(op).Sends {
-				c.send(op, send, times, back)
+				c.send(g, op, send, times, back)
 			}
 		}
 	}
@@ -121,17 +122,37 @@ var kindsOf = map[string]hlo.Kind{"all_reduce": hlo.AllReduce, "all_gather": hlo
 	"reduce_scatter": hlo.ReduceScatter, ir.Permute: hlo.CollectivePermute}
 
 // send counts what an operation sends, unless XLA finds that it was sent before.
-func (c *census) send(op *ir.Op, s ir.Send, times int64, back bool) {
+func (c *census) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back bool) {
 	gathers := s.Kind == "all_gather"
 	known := !gathers || op.Tag == ir.Gather && c.alias[s.Of] != nil
 	if s.Of != nil && known && c.again(s.Of) {
 		return
 	}
 	c.count(kindsOf[s.Kind], s.Axes, times*s.Count, s.Bytes)
-	if gathers && back && s.Of.Role == ir.Residual {
-		row := c.rows[key(hlo.AllGather, s.Axes)]
-		row.Twice, row.TwiceBytes = row.Twice+1, row.TwiceBytes+s.Bytes
+	needless := int64(0)
+	switch {
+	case gathers && back && s.Of.Role == ir.Residual:
+		needless = 1
+	case op.Kind == "join_stats" && replicated(g, op, s.Axes):
+		needless = times * s.Count
+	default:
+		return
 	}
+	row := c.rows[key(kindsOf[s.Kind], s.Axes)]
+	row.Twice, row.TwiceBytes = row.Twice+needless, row.TwiceBytes+needless*s.Bytes
+}
+
+// replicated tells whether all devices along some axes report on the same bytes, having gathered
+// them.
+func replicated(g *ir.Graph, join *ir.Op, axes []string) bool {
+	stats := join.In[0].Def()
+	return stats != nil && !slices.ContainsFunc(stats.In, func(v *ir.Value) bool {
+		if v.Def() == nil {
+			return true
+		}
+		sends := g.Work(v.Def()).Sends
+		return len(sends) != 1 || sends[0].Kind != "all_gather" || !slices.Equal(sends[0].Axes, axes)
+	})
 }
 
 // rename says what values are.

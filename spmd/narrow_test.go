@@ -341,7 +341,7 @@ func TestNarrowPlansAgreeWithOneDevice(t *testing.T) {
 	switch {
 	case *all:
 	case long.Enabled:
-		rows = append(combine(1), every(combine(2), 9)...)
+		rows = append(combine(1), every(combine(2), 18)...)
 	default: // the interpreter is slow
 		c, size.Batch = blocky(32, 1), 2
 		rows = slices.DeleteFunc(rows, func(m mesh) bool { return m.Name != "zero3 sp" })

@@ -49,6 +49,9 @@ func TestInspectionChangesNothing(t *testing.T) {
 		{name: "fsdp", format: "mxfp8", plan: spread},
 		{name: "fsdp", format: "nvfp4", plan: spread},
 	} {
+		if !*watchAll && (one.name != "loop" && one.format == "nvfp4" || one.name == "two parts") {
+			continue // in MXFP8, or in a loop
+		}
 		t.Run(one.name+" "+one.format, func(t *testing.T) {
 			var states [2]map[string][]byte
 			var losses [2][]float64

@@ -13,7 +13,7 @@ import (
 
 var (
 	testSeed = flag.Uint64("memory.seed", 0, "seed of the rows to compile; 0 as internal/long has it")
-	count    = flag.Int("memory.count", 10, "number of rows that are compiled")
+	count    = flag.Int("memory.count", 5, "number of rows that are compiled")
 )
 
 // The bounds that the issue sets for the predicted peak.
