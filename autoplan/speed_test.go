@@ -31,7 +31,7 @@ func BenchmarkSearch(b *testing.B) {
 			}
 			cpu := (spent(b) - before).Seconds()
 			b.ReportMetric(cpu/float64(b.N), "cpu-s/op")
-			b.ReportMetric(float64(weighed)/cpu, "plans/cpu-s")
+			b.ReportMetric(float64(weighed)/cpu, "weighed/cpu-s")
 			b.ReportMetric(float64(priced)/cpu, "priced/cpu-s")
 		})
 	}

@@ -27,13 +27,7 @@ const bound = 2e-5
 
 func cpu(t *testing.T) *engine.Engine {
 	t.Helper()
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1,
-		Cache: enginetest.Cache()})
-	if err != nil {
-		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
-	}
-	t.Cleanup(e.Close)
-	return e
+	return enginetest.Open(t, engine.Options{Devices: 1}).Engine
 }
 
 // engineWith is an engine and the kernels to lower with.

@@ -20,12 +20,7 @@ import (
 // Every layout, lowered with its collectives and run on two devices, gives on each device what the
 // interpreter gives; and the compiled program has the collectives that the graph has.
 func TestLayoutsOnTwoDevices(t *testing.T) {
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{
-		Devices: irtest.LayoutDevices, Cache: enginetest.Cache()})
-	if err != nil {
-		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
-	}
-	defer e.Close()
+	e := enginetest.Open(t, engine.Options{Devices: irtest.LayoutDevices}).Engine
 	r := rand.New(rand.NewPCG(2, 3))
 	whole := map[string]*eval.Array{}
 	for _, name := range []string{"w1", "w2", "x"} {

@@ -63,13 +63,7 @@ func newDevice(t *testing.T, e *engine.Engine, set *kernels.Set) *device {
 }
 
 func openEngine(t *testing.T) *engine.Engine {
-	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8,
-		Cache: enginetest.Cache()})
-	if err != nil {
-		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
-	}
-	t.Cleanup(func() { e.Close() })
-	return e
+	return enginetest.Open(t, engine.Options{Devices: 8}).Engine
 }
 
 func (d *device) compile(g *ir.Graph) (*engine.Executable, error) {
