@@ -74,7 +74,7 @@ func (m *Manifest) check() error {
 		if i > 0 && m.Tensors[i-1].Name >= t.Name {
 			return fmt.Errorf("the tensors are not in order at %s", human.Quote(t.Name))
 		}
-		if err := t.check(files); err != nil {
+		if err := t.check(files, m.partial); err != nil {
 			return err
 		}
 	}
@@ -110,8 +110,9 @@ func (m *Manifest) checkMeta() error {
 	return nil
 }
 
-// check demands that the parts are well formed and cover the tensor, each element once.
-func (t *Stored) check(files map[string]*File) error {
+// check demands that the parts are well formed and cover the tensor, each element once; those of
+// one writer need not cover it.
+func (t *Stored) check(files map[string]*File, partial bool) error {
 	if err := checkTensor(t.Tensor); err != nil {
 		return err
 	}
@@ -142,7 +143,7 @@ func (t *Stored) check(files map[string]*File) error {
 	if a, b, ok := t.collision(); ok {
 		return fmt.Errorf("tensor %s: parts %v and %v overlap", human.Quote(t.Name), a, b)
 	}
-	if covered != t.Bytes() {
+	if covered != t.Bytes() && !partial {
 		return fmt.Errorf("tensor %s: its parts hold %d of %d bytes", human.Quote(t.Name), covered,
 			t.Bytes())
 	}

@@ -132,7 +132,7 @@ func unwritten(err error, dir string, step, needed int64) error {
 		var st unix.Statfs_t
 		if unix.Statfs(dir, &st) == nil {
 			// The half-written step is removed before anybody reads this.
-			half := filepath.Join(dir, tempPrefix+stepName(step))
+			half := filepath.Join(dir, tempName(step, ""))
 			left = event.Size(int64(st.Bavail*uint64(st.Bsize)) + allocated(half))
 		}
 		e = diag.New(diag.CheckpointWrite, "step %d needs %s, the disk has %s left", step, size, left).

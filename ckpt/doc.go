@@ -18,9 +18,11 @@
 //	run/.lock                             held by the process that writes
 //	run/step-00000120/manifest.json       what is where, with a SHA-256 of every part
 //	run/step-00000120/part-00000.safetensors
-//	run/.tmp-step-00000130/               a save under way, or one that was killed
+//	run/.tmp-step-00000130/               a save under way, or one that was killed; of several
+//	                                      processes with a mark behind its name
 //
-// Each writer of a [Draft] has a part file of its own, and the manifest says which box of which
+// Each writer of a [Draft] has a part file of its own, writers in other processes included
+// ([Join]), and the manifest says which box of which
 // tensor lies where. The boxes of a tensor cover it exactly once; how they were cut says nothing
 // about how they can be read, so a state written by 8 ranks is read by 3. Part files are
 // safetensors, so any tool can look into one.

@@ -63,6 +63,7 @@ func clean(d disk, dir string) error {
 		if !temp {
 			name, temp = strings.CutPrefix(e.Name(), oldPrefix)
 		}
+		name, _, _ = strings.Cut(name, ".") // a mark
 		if _, ok := parseStep(name); !temp || !ok || !e.IsDir() {
 			continue
 		}

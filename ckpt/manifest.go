@@ -30,6 +30,8 @@ type Manifest struct {
 	Meta
 	Files   []File   `json:"files"`   // by name
 	Tensors []Stored `json:"tensors"` // by name
+
+	partial bool // the share of one writer: its parts need not cover a tensor
 }
 
 // A Meta is what a run needs beside its tensors to go on as if it had never stopped.
@@ -195,7 +197,9 @@ func list(numbers []int64) string {
 
 // ParseManifest reads what Encode prints, and nothing else: a doubled, unknown or misspelled
 // member does not come back as it was read, and every byte is under the seal.
-func ParseManifest(text []byte) (*Manifest, error) {
+func ParseManifest(text []byte) (*Manifest, error) { return parseManifest(text, false) }
+
+func parseManifest(text []byte, partial bool) (*Manifest, error) {
 	if err := unsealed(text); err != nil {
 		return nil, err
 	}
@@ -215,7 +219,7 @@ func ParseManifest(text []byte) (*Manifest, error) {
 			"the checkpoint has version %d; this binary reads %d", probe.Version, version).
 			Try("use the Deepwell that wrote it, or a newer one")
 	}
-	doc.Manifest = &Manifest{}
+	doc.Manifest = &Manifest{partial: partial}
 	if err := strictjson.Decode(text, &doc); err != nil {
 		return nil, damaged("the manifest is not well formed").Because("%s", err)
 	}

@@ -29,11 +29,14 @@ type Options struct {
 	Workers int
 	// Events hears progress and warnings.
 	Events event.Sink
+	// Mark is a word that no other draft has, for one that other processes write to as well ([Join]).
+	Mark string
+	// Needed is the bytes of the whole step, where they are known beforehand, for messages.
+	Needed int64
 
-	disk   disk
-	chunk  int64         // buffer of a worker, in tests
-	wait   time.Duration // for the folder's lock, in tests; 0 is lockWait
-	needed int64         // bytes of the whole step, where they are known beforehand
+	disk  disk
+	chunk int64         // buffer of a worker, in tests
+	wait  time.Duration // for the folder's lock, in tests; 0 is lockWait
 }
 
 // Save writes one checkpoint of everything that src holds. When it returns, the step survives a
@@ -43,13 +46,13 @@ type Options struct {
 func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o Options) error {
 	for _, t := range src.Tensors() {
 		if checkTensor(t) == nil {
-			o.needed += t.Bytes()
+			o.Needed += t.Bytes()
 		}
 	}
 	d, err := Begin(ctx, dir, step, o)
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointExists &&
-			same(ctx, filepath.Join(dir, stepName(step)), meta, src) {
+			Has(ctx, dir, step, meta, src) {
 			return nil
 		}
 		return err
@@ -61,9 +64,9 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	return d.Commit(ctx, meta)
 }
 
-// same tells whether a checkpoint is what would be written in its place.
-func same(ctx context.Context, path string, meta Meta, src Source) bool {
-	c, err := Open(path)
+// Has tells whether the checkpoint of a step is there and is what would be written in its place.
+func Has(ctx context.Context, dir string, step int64, meta Meta, src Source) bool {
+	c, err := Open(filepath.Join(dir, stepName(step)))
 	if err != nil {
 		return false
 	}
@@ -77,7 +80,7 @@ func same(ctx context.Context, path string, meta Meta, src Source) bool {
 
 // A Draft is a checkpoint under way: each of any number of writers adds its slices, and one of
 // them commits. It holds the folder's lock until Commit or Abort. Writers are goroutines of one
-// process today; writers on other hosts will need only a way to send what record takes.
+// process, or processes that see the same folder ([Join]).
 type Draft struct {
 	dir, temp string
 	step      int64
@@ -98,7 +101,7 @@ func Begin(ctx context.Context, dir string, step int64, o Options) (_ *Draft, er
 	if step < 0 || step > maxStep {
 		return nil, diag.New(diag.BadUsage, "step %d is not between 0 and %d", step, int64(maxStep))
 	}
-	fail := func(err error) error { return unwritten(err, dir, step, o.needed) }
+	fail := func(err error) error { return unwritten(err, dir, step, o.Needed) }
 	if err := makeFolder(o.disk, dir); err != nil {
 		return nil, fail(err)
 	}
@@ -117,7 +120,7 @@ func Begin(ctx context.Context, dir string, step int64, o Options) (_ *Draft, er
 	if err := vacate(ctx, dir, step, o); err != nil {
 		return nil, fail(err)
 	}
-	temp := filepath.Join(dir, tempPrefix+stepName(step))
+	temp := filepath.Join(dir, tempName(step, o.Mark))
 	if err := o.disk.mkdir(temp); err != nil {
 		return nil, fail(err)
 	}
@@ -189,7 +192,7 @@ func (d *Draft) Abort() {
 // Write adds the slices of one writer as a part file of its own; nil means every tensor of src,
 // whole. Writers are numbered from 0, each number is used once, and several may write at once.
 func (d *Draft) Write(ctx context.Context, writer int, src Source, list []Slice) error {
-	name := fmt.Sprintf("part-%05d.safetensors", writer)
+	name := partFile(writer)
 	if !fileName.MatchString(name) {
 		return diag.New(diag.BadUsage, "%d is not the number of a writer", writer)
 	}
@@ -209,7 +212,7 @@ func (d *Draft) Write(ctx context.Context, writer int, src Source, list []Slice)
 		file.Bytes += parts[i].part.Bytes
 	}
 	if err := d.writeFile(ctx, file, head, parts, src); err != nil {
-		return unwritten(err, d.dir, d.step, max(d.opts.needed, file.Bytes))
+		return unwritten(err, d.dir, d.step, max(d.opts.Needed, file.Bytes))
 	}
 	return d.record(file, src.Tensors(), parts)
 }
@@ -220,17 +223,25 @@ func (d *Draft) record(file File, tensors []Tensor, parts []planned) error {
 	defer d.mu.Unlock()
 	d.files = append(d.files, file)
 	for _, t := range tensors {
-		known := d.tensors[t.Name]
-		if known == nil {
-			d.tensors[t.Name] = &Stored{Tensor: Tensor{t.Name, t.DType, slices.Clone(t.Shape)}}
-		} else if !known.same(t) {
-			return diag.New(diag.CheckpointTensor, "one writer has %s as %v, another as %v",
-				human.Quote(t.Name), known, t)
+		if err := d.know(t); err != nil {
+			return err
 		}
 	}
 	for _, p := range parts {
 		s := d.tensors[p.tensor.Name]
 		s.Parts = append(s.Parts, p.part)
+	}
+	return nil
+}
+
+// know notes a tensor of which a writer has parts.
+func (d *Draft) know(t Tensor) error {
+	known := d.tensors[t.Name]
+	if known == nil {
+		d.tensors[t.Name] = &Stored{Tensor: Tensor{t.Name, t.DType, slices.Clone(t.Shape)}}
+	} else if !known.same(t) {
+		return diag.New(diag.CheckpointTensor, "one writer has %s as %v, another as %v",
+			human.Quote(t.Name), known, t)
 	}
 	return nil
 }
@@ -300,18 +311,10 @@ func (d *Draft) retire(ctx context.Context) error {
 
 func (d *Draft) commit(text []byte) error {
 	disk := d.opts.disk
-	f, err := disk.create(filepath.Join(d.temp, manifestName))
-	if err != nil {
+	if err := d.bare(); err != nil {
 		return err
 	}
-	if err := disk.writeAt(f, text, 0); err != nil {
-		f.Close()
-		return err
-	}
-	if err := disk.sync(f); err != nil {
-		return err
-	}
-	if err := disk.syncDir(d.temp); err != nil {
+	if err := d.put(manifestName, text); err != nil {
 		return err
 	}
 	if err := disk.rename(d.temp, filepath.Join(d.dir, stepName(d.step))); err != nil {

@@ -271,7 +271,7 @@ func otherEngine(was, now engine.Identity) (changes []string) {
 }
 
 // protocol is the version of what processes of a run say to each other.
-const protocol = 1
+const protocol = 2 // 2: each process saves its own
 
 // A fact is something that all processes of a run must have in common.
 type fact struct{ name, value string }

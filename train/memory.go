@@ -135,7 +135,7 @@ func hostCauses(f *step.Footprint) string {
 // and while it is saved, when there are no gradients. Filling makes one tensor of a layer whole on
 // the host, as numbers and as bytes, and reads a device's box of it; what is not needed any more
 // waits for the garbage collector. Saving joins one array, of all layers, while its parts are read;
-// the process that writes checkpoints first collects the state of all others.
+// the leader has to be able to collect the state of the others, if one does not see its folder.
 func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
 	joined := int64(0)
@@ -148,10 +148,7 @@ func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 		}
 		seen[pc.name] = true
 	}
-	if processes.Leads() {
-		save += joined
-	}
-	return fill, save
+	return fill, save + joined
 }
 
 // fitsHost is FitsHost once the programs are compiled.

@@ -32,21 +32,23 @@ const batchName = "batch.json"
 func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, error) {
 	all := filepath.Join(t.Recipe.Out, "rejected")
 	dir := filepath.Join(all, fmt.Sprintf("step-%08d", t.step+1))
+	var full error
 	if t.Processes.Leads() {
-		if err := t.makeRoom(all, dir, b); err != nil {
-			t.warnRejected(err)
-			dir = ""
+		if full = t.makeRoom(all, dir, b); full != nil {
+			t.warnRejected(full)
 		}
 	}
-	if dir == "" { // the other processes send their state all the same
-		return "", t.exec.collect(ctx, t.snapshot(ctx))
+	if none, err := t.exec.peers.some(ctx, full != nil); none || err != nil {
+		return "", err
 	}
 	err := t.saveTo(ctx, dir, 1, nil)
 	if err == nil || !writeFailed(err) {
 		return filepath.ToSlash(dir), err
 	}
-	t.warnRejected(err)
-	removeRejected(all)
+	if t.Processes.Leads() {
+		t.warnRejected(err)
+		removeRejected(all)
+	}
 	return "", nil
 }
 

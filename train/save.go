@@ -21,8 +21,8 @@ var (
 )
 
 // save writes a checkpoint of the steps that were done. If it is not the last one, a checkpoint
-// that cannot be written is a warning and the run goes on. All processes decide alike without a
-// word: writing is the leader's alone, and all others are done when they have sent their state.
+// that cannot be written is a warning and the run goes on. All processes decide alike, by the error
+// that all of them are told (see together).
 func (t *Trainer) save(ctx context.Context, last bool) error {
 	waits := periodicWaits
 	if last {
@@ -31,6 +31,9 @@ func (t *Trainer) save(ctx context.Context, last bool) error {
 	err := t.saveTo(ctx, t.folder(), t.Recipe.Save.Keep, waits)
 	if err == nil || last || !writeFailed(err) {
 		return err
+	}
+	if !t.Processes.Leads() {
+		return nil
 	}
 	e := diag.From(err)
 	since := "nothing is saved yet"
@@ -70,14 +73,14 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	if err != nil {
 		return err
 	}
-	s := t.snapshot(ctx)
-	if err := t.exec.collect(ctx, s); err != nil || !t.Processes.Leads() {
+	own := dir == t.folder()
+	// A run that is asked to stop where it was just saved has nothing to write. Before its first step
+	// only the processes that see the folder know of it.
+	fresh, err := t.exec.peers.some(ctx, !own || t.saved != t.step)
+	if err != nil || !fresh {
 		return err
 	}
-	own := dir == t.folder()
-	if own && t.saved == t.step {
-		return nil // a run that is asked to stop where it was just saved
-	}
+	s := t.snapshot(ctx)
 	err = t.write(ctx, dir, keep, m, s, waits)
 	if err != nil {
 		if !own && diag.From(err).Code == diag.CheckpointExists {
@@ -88,16 +91,23 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	if own {
 		t.saved = t.step
 	}
+	if !t.Processes.Leads() {
+		return nil
+	}
 	t.Events.Emit(event.Saved{Step: t.step, Path: filepath.ToSlash(dir), Bytes: bytesOfAll(s),
 		Seconds: t.Now().Sub(start).Seconds()})
 	return nil
 }
 
-// write is saveTo once the leader has the whole state.
+// write is saveTo once it is known what to write: in one process, or in all of them together.
 func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, s *snapshot,
 	waits []time.Duration) error {
-	put, sleep := t.put, t.Sleep
-	if put == nil {
+	put, sleep := t.put, t.Sleep // tests have their own
+	switch {
+	case put != nil:
+	case t.exec.peers != nil:
+		put = t.together
+	default:
 		put = ckpt.Save
 	}
 	if sleep == nil {
@@ -108,15 +118,16 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.Events})
 		end()
 		switch {
-		case err == nil || try > 0 && diag.From(err).Code == diag.CheckpointExists:
-			return nil // the attempt before failed when the checkpoint was there and whole
+		case err == nil:
+			return nil
 		case try == len(waits) || !writeFailed(err):
 			return err
 		}
-		e := diag.From(err)
-		t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
-			"step %d is not saved yet: %s; trying again in %s", t.step, explain(e), waits[try]),
-			Fix: e.Fix})
+		if e := diag.From(err); t.Processes.Leads() {
+			t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+				"step %d is not saved yet: %s; trying again in %s", t.step, explain(e), waits[try]),
+				Fix: e.Fix})
+		}
 		sleep(waits[try])
 		s.rewind()
 	}

@@ -108,7 +108,7 @@ type Trainer struct {
 	policy  string  // the digest of the one of the recipe
 	flops   float64 // of one token, forward and backward
 	pace    float64 // seconds of a step, lately
-	saved   int     // the step of the newest checkpoint of this run, or -1; only the leader knows
+	saved   int     // the step of the newest checkpoint of this run, or -1
 	owes    bool    // the validation of the last step was not made, or given up for a stop
 	last    Result
 
