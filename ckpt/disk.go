@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -131,9 +132,7 @@ func unwritten(err error, dir string, step, needed int64) error {
 		left := "less"
 		var st unix.Statfs_t
 		if unix.Statfs(dir, &st) == nil {
-			// The half-written step is removed before anybody reads this.
-			half := filepath.Join(dir, tempName(step, ""))
-			left = event.Size(int64(st.Bavail*uint64(st.Bsize)) + allocated(half))
+			left = event.Size(int64(st.Bavail*uint64(st.Bsize)) + unfinished(dir, step))
 		}
 		e = diag.New(diag.CheckpointWrite, "step %d needs %s, the disk has %s left", step, size, left).
 			Try("make room, or keep fewer: deepwell ckpt prune %s --keep 1", dir)
@@ -147,14 +146,28 @@ func unwritten(err error, dir string, step, needed int64) error {
 	return e.At("%s", dir).Wrap(err)
 }
 
-// allocated is what the files of a folder take of the disk.
-func allocated(dir string) (bytes int64) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		var st unix.Stat_t
-		if unix.Lstat(filepath.Join(dir, e.Name()), &st) == nil {
-			bytes += st.Blocks * 512
+// unfinished is what a half-written step takes of the disk, which is removed before anybody reads
+// of it.
+func unfinished(dir string, step int64) (bytes int64) {
+	drafts, _ := os.ReadDir(dir)
+	for _, d := range drafts {
+		if !strings.HasPrefix(d.Name(), tempName(step, "")) {
+			continue
+		}
+		entries, _ := os.ReadDir(filepath.Join(dir, d.Name()))
+		for _, e := range entries {
+			var st unix.Stat_t
+			if unix.Lstat(filepath.Join(dir, d.Name(), e.Name()), &st) == nil {
+				bytes += st.Blocks * 512
+			}
 		}
 	}
 	return bytes
+}
+
+// flush asks the kernel to begin writing a range to disk and does not wait. The disk then works
+// while the next chunk is read and hashed, and the sync at the end finds little left to do. Where
+// the file system cannot, the sync does it all.
+func flush(f *os.File, at, n int64) {
+	_ = unix.SyncFileRange(int(f.Fd()), at, n, unix.SYNC_FILE_RANGE_WRITE)
 }

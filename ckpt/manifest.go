@@ -195,10 +195,9 @@ func list(numbers []int64) string {
 	return string(append(b, ']'))
 }
 
-// ParseManifest reads what Encode prints, and nothing else: a doubled, unknown or misspelled
-// member does not come back as it was read, and every byte is under the seal.
-func ParseManifest(text []byte) (*Manifest, error) { return parseManifest(text, false) }
-
+// parseManifest reads what Encode prints, and nothing else: a doubled, unknown or misspelled
+// member does not come back as it was read, and every byte is under the seal. A partial one is the
+// share of one writer.
 func parseManifest(text []byte, partial bool) (*Manifest, error) {
 	if err := unsealed(text); err != nil {
 		return nil, err

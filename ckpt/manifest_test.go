@@ -59,7 +59,7 @@ func TestHostileManifests(t *testing.T) {
 			t.Errorf("%s: %q is not in the manifest", name, c.from)
 			continue
 		}
-		_, err := ParseManifest(reseal([]byte(strings.Replace(good, c.from, c.to, 1))))
+		_, err := parseManifest(reseal([]byte(strings.Replace(good, c.from, c.to, 1))), false)
 		if !errors.Is(err, code(diag.CheckpointDamaged)) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", name, err, c.says)
 		}
@@ -81,14 +81,14 @@ func TestContradictionsAreNotWritten(t *testing.T) {
 		"version":         func(m *Manifest) { m.Version = 2 },
 		"random state":    func(m *Manifest) { m.Random["dropout"] = nil },
 	} {
-		m, err := ParseManifest(v1(t))
+		m, err := parseManifest(v1(t), false)
 		must(t, err)
 		change(m)
 		if text, err := m.Encode(); err == nil {
 			t.Errorf("%s: written as\n%s", name, text)
 		}
 		if text, err := m.print(); err == nil {
-			if _, err := ParseManifest(text); err == nil {
+			if _, err := parseManifest(text, false); err == nil {
 				t.Errorf("%s: read", name)
 			}
 		}
@@ -123,7 +123,7 @@ func FuzzManifest(f *testing.F) {
 		if sealed && len(text) >= len(seal([32]byte{})) {
 			text = reseal(text)
 		}
-		m, err := ParseManifest(text)
+		m, err := parseManifest(text, false)
 		if err != nil {
 			if e := diag.From(err); e.Code != diag.CheckpointDamaged && e.Code != diag.CheckpointVersion {
 				t.Fatalf("code %s: %v", e.Code, e)

@@ -98,7 +98,7 @@ func readManifest(root *os.Root) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ParseManifest(text)
+	return parseManifest(text, false)
 }
 
 // openPlain opens a plain file of the folder without waiting on a pipe. os.Root follows no link out

@@ -52,7 +52,7 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	d, err := Begin(ctx, dir, step, o)
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointExists &&
-			Has(ctx, dir, step, meta, src) {
+			meta.Saved(ctx, dir, step, src) {
 			return nil
 		}
 		return err
@@ -64,8 +64,8 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	return d.Commit(ctx, meta)
 }
 
-// Has tells whether the checkpoint of a step is there and is what would be written in its place.
-func Has(ctx context.Context, dir string, step int64, meta Meta, src Source) bool {
+// Saved tells whether the checkpoint of a step is there and is what would be written in its place.
+func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) bool {
 	c, err := Open(filepath.Join(dir, stepName(step)))
 	if err != nil {
 		return false

@@ -250,8 +250,8 @@ func (p *peers) some(ctx context.Context, here bool) (bool, error) {
 }
 
 // collect sends the pieces of this process to the first, which reads them as they come: one piece
-// of the state at a time lies on its devices beside its own. It is for processes that do not see the
-// leader's folder.
+// of the state at a time lies on its devices beside its own. It is for processes that do not see
+// the leader's folder.
 func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	if c.peers == nil {
 		return nil

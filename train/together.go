@@ -87,7 +87,7 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 		if err := t.exec.collect(ctx, s); err != nil {
 			return nil, "", err
 		}
-		same, err := p.some(ctx, p.Self == 0 && ckpt.Has(ctx, dir, step, m, s))
+		same, err := p.some(ctx, p.Self == 0 && m.Saved(ctx, dir, step, s))
 		if same || err != nil {
 			return nil, "", err
 		}
