@@ -128,7 +128,7 @@ func load(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bundle, 
 	if err != nil {
 		return nil, nil, err
 	}
-	bundle, err := Verify(ctx, dir, name)
+	bundle, err := installed(ctx, dir, name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -149,15 +149,15 @@ func engineDir(dir string) (string, error) {
 	return plugin.DefaultDir(os.Getenv)
 }
 
-// verified remembers the bundles that this process has verified: hashing 1.7 GB takes a second,
-// and a library that is in memory does not change when its file does.
+// verified remembers the bundles that this process has verified: a library that is in memory does
+// not change when its file does.
 var verified = struct {
 	sync.Mutex
 	bundles map[string]*plugin.Bundle
 }{bundles: map[string]*plugin.Bundle{}}
 
-// Verify finds an installed engine in dir and hashes its files, once in a process.
-func Verify(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
+// installed finds an installed engine in dir and verifies its files, once in a process.
+func installed(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
 	verified.Lock()
 	defer verified.Unlock()
 	if b := verified.bundles[dir+"\x00"+name]; b != nil {

@@ -38,14 +38,20 @@ type Bundle struct {
 	seals []seal // of the files and folders, as Open found them
 }
 
-// Open finds an installed engine in dir and verifies every file of it. The error is DW2002 if the
-// engine is not installed, DW2012 if its files are not the pinned ones, and DW2013 if others could
-// change them. Ask Bundle.Loaded when the libraries are loaded.
+// Open finds an installed engine in dir and verifies its files: it hashes those that were changed
+// since they were hashed last, as the kernel tells. The error is DW2002 if the engine is not
+// installed, DW2012 if its files are not the pinned ones, and DW2013 if others could change them.
+// Ask Bundle.Loaded when the libraries are loaded.
 func Open(ctx context.Context, dir, name string) (*Bundle, error) {
-	return builtin().open(ctx, dir, name)
+	return builtin().open(ctx, dir, name, false)
 }
 
-func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error) {
+// Verify is Open, but hashes every file: it finds what a disk has lost as well.
+func Verify(ctx context.Context, dir, name string) (*Bundle, error) {
+	return builtin().open(ctx, dir, name, true)
+}
+
+func (c *catalogue) open(ctx context.Context, dir, name string, all bool) (*Bundle, error) {
 	e, err := c.find(name)
 	if err != nil {
 		return nil, err
@@ -54,7 +60,7 @@ func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot find the folder %s", dir).Wrap(err)
 	}
-	seals, err := c.verify(ctx, filepath.Join(dir, e.name), e)
+	seals, err := c.verify(ctx, filepath.Join(dir, e.name), e, all)
 	if err == nil {
 		return c.bundle(dir, e, seals), nil
 	}
@@ -63,7 +69,7 @@ func (c *catalogue) open(ctx context.Context, dir, name string) (*Bundle, error)
 			if other.covers != name {
 				continue
 			}
-			seals, err := c.verify(ctx, filepath.Join(dir, other.name), &c.engines[i])
+			seals, err := c.verify(ctx, filepath.Join(dir, other.name), &c.engines[i], all)
 			if err == nil {
 				return c.bundle(dir, &c.engines[i], seals), nil
 			}

@@ -151,6 +151,7 @@ func (c *catalogue) remove(dir, name string) error {
 		return err
 	}
 	defer held.release()
+	_ = os.Remove(recordPath(dir, name)) // of files that are gone
 	if err := retire(dir, name); err != nil {
 		return cannotWrite(err)
 	}

@@ -98,7 +98,7 @@ func TestHostile(t *testing.T) {
 					t.Fatal(err)
 				}
 				change(t, filepath.Join(x.dir, "alpha"))
-				_, err := x.table.open(t.Context(), x.dir, "alpha")
+				_, err := x.table.open(t.Context(), x.dir, "alpha", false)
 				return err
 			}}
 	}
@@ -149,7 +149,7 @@ func TestHostile(t *testing.T) {
 			prepare: func(t *testing.T, x *fixture) { x.write(t, filepath.Dir(x.dir), []byte("x")) }},
 		row{name: "not installed", want: diag.EngineMissing, mention: "deepwell engine install alpha",
 			act: func(t *testing.T, x *fixture) error {
-				_, err := x.table.open(t.Context(), x.dir, "alpha")
+				_, err := x.table.open(t.Context(), x.dir, "alpha", false)
 				return err
 			}},
 		row{name: "another release", want: diag.EngineMissing, mention: "alpha-pjrt==1.1",
@@ -158,7 +158,7 @@ func TestHostile(t *testing.T) {
 					t.Fatal(err)
 				}
 				x.table.engines[0].wheels[0].Version = "1.1"
-				_, err := x.table.open(t.Context(), x.dir, "alpha")
+				_, err := x.table.open(t.Context(), x.dir, "alpha", false)
 				return err
 			}},
 
@@ -360,7 +360,7 @@ func killed(t *testing.T, x *fixture) error {
 	if all, err := x.table.list(x.dir); err != nil || all[0].Installed {
 		t.Errorf("looks installed: %+v, %v", all, err)
 	}
-	_, opened := x.table.open(t.Context(), x.dir, "alpha")
+	_, opened := x.table.open(t.Context(), x.dir, "alpha", false)
 	if _, err := x.installer().Install(t.Context(), "alpha"); err != nil {
 		t.Error(err)
 	}

@@ -61,7 +61,7 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 	if err := sweep(dir, name); err != nil {
 		return nil, err
 	}
-	seals, err := c.verify(ctx, filepath.Join(dir, name), e)
+	seals, err := c.verify(ctx, filepath.Join(dir, name), e, true)
 	switch {
 	case err == nil:
 		in.note("engine %q is already installed", name)
@@ -77,7 +77,7 @@ func (in *Installer) Install(ctx context.Context, name string) (*Bundle, error) 
 		return nil, err
 	}
 	// What was just written is hashed as at every start, so that what is loaded can be held to it.
-	if seals, err = c.verify(ctx, filepath.Join(dir, name), e); err != nil {
+	if seals, err = c.verify(ctx, filepath.Join(dir, name), e, true); err != nil {
 		return nil, err
 	}
 	return c.bundle(dir, e, seals), nil

@@ -202,7 +202,7 @@ func TestInstall(t *testing.T) {
 		note.Text != `engine "alpha" is already installed` {
 		t.Errorf("second installation said %+v", last(seen))
 	}
-	opened, err := x.table.open(t.Context(), x.dir, "alpha")
+	opened, err := x.table.open(t.Context(), x.dir, "alpha", false)
 	if err != nil || !cmp.Equal(opened, b, unsealed) {
 		t.Errorf("open: %+v, %v", opened, err)
 	}
@@ -222,7 +222,7 @@ func TestMend(t *testing.T) {
 	if err := os.Remove(filepath.Join(x.dir, "alpha", "extra.so")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.table.open(t.Context(), x.dir, "alpha"); err != nil {
+	if _, err := x.table.open(t.Context(), x.dir, "alpha", false); err != nil {
 		t.Error(err)
 	}
 	warned := slices.ContainsFunc(seen.Events(), func(e event.Event) bool {
@@ -240,7 +240,7 @@ func TestCovers(t *testing.T) {
 	if _, err := x.installer().Install(t.Context(), "alpha-run"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := x.table.open(t.Context(), x.dir, "alpha"); err != nil || b.Name != "alpha-run" {
+	if b, err := x.table.open(t.Context(), x.dir, "alpha", false); err != nil || b.Name != "alpha-run" {
 		t.Errorf("opened %+v, %v", b, err)
 	}
 }
@@ -394,7 +394,8 @@ func FuzzUnpack(f *testing.F) {
 			if _, err := checkNames(inner, files); err != nil {
 				t.Fatal(err)
 			}
-			if _, changed, err := checkBytes(t.Context(), inner, files); changed != "" || err != nil {
+			_, changed, err := checkBytes(t.Context(), inner, files, record{})
+			if changed != "" || err != nil {
 				t.Fatal(changed, err)
 			}
 		}

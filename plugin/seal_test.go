@@ -75,7 +75,7 @@ func TestChangedWhileHashed(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			x, plugin := withEngine(t)
 			ctx := &busyContext{Context: t.Context(), do: swaps(t, plugin)[how]}
-			_, err := x.table.open(ctx, x.dir, "alpha")
+			_, err := x.table.open(ctx, x.dir, "alpha", false)
 			if e := diag.From(err); e == nil || e.Code != diag.EngineUntrusted ||
 				!strings.Contains(e.What, "alpha.so") {
 				t.Errorf("a file that changed while it was hashed: %v", err)
@@ -103,7 +103,7 @@ func TestChangedBeforeLoaded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x, plugin := withEngine(t)
-			b, err := x.table.open(t.Context(), x.dir, "alpha")
+			b, err := x.table.open(t.Context(), x.dir, "alpha", false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -131,7 +131,7 @@ func TestMapped(t *testing.T) {
 	if ok, err := mapped(plugin); ok || err != nil {
 		t.Errorf("a file that is not loaded: %t, %v", ok, err)
 	}
-	b, err := x.table.open(t.Context(), x.dir, "alpha")
+	b, err := x.table.open(t.Context(), x.dir, "alpha", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestExposed(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			x, _ := withEngine(t)
 			row.change(t, x)
-			_, err := x.table.open(t.Context(), x.dir, "alpha")
+			_, err := x.table.open(t.Context(), x.dir, "alpha", false)
 			e := diag.From(err)
 			if e == nil || e.Code != diag.EngineExposed || !strings.Contains(e.Format(), row.words) {
 				t.Errorf("want %s with %q, got %v", diag.EngineExposed, row.words, err)
@@ -203,7 +203,7 @@ func TestExposed(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(x.dir), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.table.open(t.Context(), x.dir, "alpha"); err != nil {
+	if _, err := x.table.open(t.Context(), x.dir, "alpha", false); err != nil {
 		t.Error(fmt.Errorf("below a folder that all can write: %w", err))
 	}
 	// Installing mends what is in the engine's own folder.
@@ -211,7 +211,7 @@ func TestExposed(t *testing.T) {
 	if _, err := x.installer().Install(t.Context(), "alpha"); err != nil {
 		t.Error(err)
 	}
-	if _, err := x.table.open(t.Context(), x.dir, "alpha"); err != nil {
+	if _, err := x.table.open(t.Context(), x.dir, "alpha", false); err != nil {
 		t.Error(err)
 	}
 }

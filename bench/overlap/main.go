@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/capture"
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/machine"
@@ -51,7 +50,7 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 	if err != nil {
 		return err
 	}
-	bundle, err := engine.Verify(ctx, dir, "cuda13")
+	bundle, err := plugin.Open(ctx, dir, "cuda13")
 	if err != nil {
 		return err
 	}
