@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -128,10 +129,7 @@ func (e *expander) measure(all []Stat, sources []source) {
 		if v == nil {
 			continue
 		}
-		from := int64(0)
-		for _, p := range parts {
-			from += p.Type.Dims[0].Size
-		}
+		from := lists.Sum(parts, func(p *Value) int64 { return p.Type.Dims[0].Size })
 		parts = append(parts, v)
 		for i := range all {
 			if at[i] == g {

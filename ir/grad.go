@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -72,13 +73,7 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 // dualPlace is the placement of a value's gradient: copies have equal gradients, pieces have
 // theirs, and every term of a sum has the gradient of the sum.
 func dualPlace(p Placement) Placement {
-	var q Placement
-	for _, s := range p {
-		if s.How != Partial {
-			q = append(q, s)
-		}
-	}
-	return q
+	return lists.Filter(p, func(s Share) bool { return s.How != Partial })
 }
 
 // A Differ builds the backward graph of a forward one.
@@ -243,10 +238,7 @@ func (d *Differ) Use(v *Value) *Value {
 	case op == nil:
 		d.used[v] = d.Like(v, v.Type)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
-		in := make([]*Value, len(op.In))
-		for i, x := range op.In {
-			in[i] = d.Use(x)
-		}
+		in := lists.Map(op.In, d.Use)
 		for i, u := range d.Again(op, op.Attrs, op.Body, in...) {
 			d.used[op.Out[i]] = u
 		}
@@ -440,10 +432,7 @@ func (c *cutter) repeatNeeds(op *Op, k int) bool {
 
 // bodyCutter divides a repeat's body: a carry is early if any round's early results may need it.
 func (c *cutter) bodyCutter(op *Op) *cutter {
-	lateAt := make([]bool, len(op.Out))
-	for i, v := range op.Out {
-		lateAt[i] = !c.early[v]
-	}
+	lateAt := lists.Map(op.Out, func(v *Value) bool { return !c.early[v] })
 	for { // a carry that an early result needs is early in the rounds before, and so on
 		inner := newCutter(op.Body, func(i int) bool { return lateAt[i] })
 		inner.mark()
@@ -547,13 +536,7 @@ func inputsOf(g *Graph, all []*Value) []*Value {
 	for _, v := range g.Results {
 		read[v] = true
 	}
-	var list []*Value
-	for _, v := range all {
-		if read[v] {
-			list = append(list, v)
-		}
-	}
-	return list
+	return lists.Filter(all, func(v *Value) bool { return read[v] })
 }
 
 // Joint gives forward and backward as one graph: the results of the graph, then the gradients. The
@@ -593,12 +576,7 @@ func (g *Graph) gathered(op *Op) *Op {
 	if op.Tag != Gather {
 		return nil
 	}
-	for _, old := range g.Ops {
-		if old.Tag == Gather && sameOp(old, op) {
-			return old
-		}
-	}
-	return nil
+	return lists.Find(g.Ops, func(old *Op) bool { return old.Tag == Gather && sameOp(old, op) })
 }
 
 // sameOp tells whether two operations compute the same of the same.

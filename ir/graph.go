@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -214,13 +215,7 @@ func (g *Graph) Find(name string) *Value {
 
 // Params are the inputs of that role.
 func (g *Graph) Params() []*Value {
-	var list []*Value
-	for _, v := range g.Inputs {
-		if v.Role == Param {
-			list = append(list, v)
-		}
-	}
-	return list
+	return lists.Filter(g.Inputs, func(v *Value) bool { return v.Role == Param })
 }
 
 // AxisSize is the number of devices along an axis of the mesh, 1 if there is no such axis.
@@ -354,11 +349,7 @@ func (g *Graph) Clone() *Graph {
 		return &n
 	}
 	list := func(vs []*Value) []*Value {
-		out := make([]*Value, len(vs))
-		for i, v := range vs {
-			out[i] = at[v]
-		}
-		return out
+		return lists.Map(vs, func(v *Value) *Value { return at[v] })
 	}
 	for _, v := range g.Inputs {
 		c.Inputs = append(c.Inputs, twin(v, nil))

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Kind is what an operation is: how many results it has, what their types are, the gradient with
@@ -198,22 +199,12 @@ func sameDims(a, b Type) error {
 
 // Without gives the dimensions less some.
 func Without(dims []Dim, names ...string) []Dim {
-	var list []Dim
-	for _, d := range dims {
-		if !slices.Contains(names, d.Name) {
-			list = append(list, d)
-		}
-	}
-	return list
+	return lists.Filter(dims, func(d Dim) bool { return !slices.Contains(names, d.Name) })
 }
 
 // Names lists those of dimensions.
 func Names(dims []Dim) []string {
-	list := make([]string, len(dims))
-	for i, d := range dims {
-		list[i] = d.Name
-	}
-	return list
+	return lists.Map(dims, func(d Dim) string { return d.Name })
 }
 
 func joined(names []string) string { return strings.Join(names, ", ") }

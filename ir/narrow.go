@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Format is how the arguments of a product are written with few bits: in blocks along what the
@@ -76,10 +77,7 @@ func (b *Builder) Amax(x *Value, along []string, hadamard bool) *Value {
 	if b.err != nil || x == nil {
 		return b.one("amax", nil, x)
 	}
-	var axes []string
-	for _, s := range x.Type.Place {
-		axes = append(axes, s.Axis)
-	}
+	axes := lists.Map(x.Type.Place, func(s Share) string { return s.Axis })
 	a := map[string]any{"axes": axes, "hadamard": hadamard}
 	if hadamard {
 		a["along"] = along
@@ -222,10 +220,7 @@ func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 	}
 	// The result comes out in the order of the weight, or it would have to be turned.
 	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
-	var in []*Value
-	for _, v := range d.narrowed(op.In[0], f, rows) {
-		in = append(in, d.Use(v))
-	}
+	in := lists.Map(d.narrowed(op.In[0], f, rows), d.Use)
 	return d.one("block_dw", a, append(in, dy)...)
 }
 

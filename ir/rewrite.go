@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Rewriter builds a graph out of the operations of another.
@@ -27,11 +28,7 @@ func (r *Rewriter) Inputs(list ...*Value) {
 
 // Uses gives what stands for values.
 func (r *Rewriter) Uses(list []*Value) []*Value {
-	out := make([]*Value, len(list))
-	for i, v := range list {
-		out[i] = r.At[v]
-	}
-	return out
+	return lists.Map(list, func(v *Value) *Value { return r.At[v] })
 }
 
 // Set lets values stand for others, in their order, and gives them back.

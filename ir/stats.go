@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -107,10 +108,7 @@ func (b *Builder) JoinStats(stats *Value) *Value {
 
 // axes lists those of the mesh.
 func (b *Builder) axes() (list []string) {
-	for _, a := range b.g.Mesh {
-		list = append(list, a.Name)
-	}
-	return list
+	return lists.Map(b.g.Mesh, func(a Axis) string { return a.Name })
 }
 
 // A teller collects what a graph reports.
@@ -177,10 +175,7 @@ func (e *expander) numbers() (scales, amaxes *Value) {
 		t.stats[i].Sum = t.stats[i].Top + int64(len(t.scales))
 		t.stats[i].Some = t.stats[i].Sum + int64(len(t.scales))
 	}
-	var parts []*Value
-	for _, v := range t.amaxes {
-		parts = append(parts, e.Broadcast(v, 0, Dim{dimStat, 1}))
-	}
+	parts := lists.Map(t.amaxes, func(v *Value) *Value { return e.Broadcast(v, 0, Dim{dimStat, 1}) })
 	switch len(parts) {
 	case 0:
 	case 1:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // String writes the graph as text that [Parse] reads back.
@@ -47,10 +48,7 @@ func (op *Op) print(b *strings.Builder, indent string) {
 	if op.Tag != "" {
 		fmt.Fprintf(b, " @%s", op.Tag)
 	}
-	types := make([]string, len(op.Out))
-	for i, v := range op.Out {
-		types[i] = v.Type.String()
-	}
+	types := lists.Map(op.Out, func(v *Value) string { return v.Type.String() })
 	fmt.Fprintf(b, " : %s", strings.Join(types, ", "))
 	if op.Body != nil {
 		b.WriteString(" body\n")
@@ -70,10 +68,7 @@ func (a Attrs) String() string {
 }
 
 func values(list []*Value) string {
-	names := make([]string, len(list))
-	for i, v := range list {
-		names[i] = v.String()
-	}
+	names := lists.Map(list, func(v *Value) string { return v.String() })
 	return strings.Join(names, ", ")
 }
 
@@ -100,10 +95,7 @@ func attrText(v any) string {
 	case string:
 		return strconv.Quote(x)
 	case []string:
-		quoted := make([]string, len(x))
-		for i, s := range x {
-			quoted[i] = strconv.Quote(s)
-		}
+		quoted := lists.Map(x, strconv.Quote)
 		return "[" + strings.Join(quoted, ", ") + "]"
 	}
 	return "?"

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Dim is one dimension of a value: what it counts, and how many there are on this device.
@@ -48,12 +49,7 @@ func (p Placement) On(axis string) string {
 
 // With gives the placement with one axis changed; "" makes it copies.
 func (p Placement) With(axis, how string) Placement {
-	var q Placement
-	for _, s := range p {
-		if s.Axis != axis {
-			q = append(q, s)
-		}
-	}
+	q := lists.Filter(p, func(s Share) bool { return s.Axis != axis })
 	if how != "" {
 		q = append(q, Share{axis, how})
 	}
@@ -69,10 +65,7 @@ func (p Placement) String() string {
 	if len(p) == 0 {
 		return ""
 	}
-	parts := make([]string, len(p))
-	for i, s := range p {
-		parts[i] = s.Axis + ": " + s.How
-	}
+	parts := lists.Map(p, func(s Share) string { return s.Axis + ": " + s.How })
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 

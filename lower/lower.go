@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 )
@@ -95,10 +96,7 @@ func aliased(g *ir.Graph, result string) string {
 }
 
 func (w *writer) names(list []*ir.Value) string {
-	names := make([]string, len(list))
-	for i, v := range list {
-		names[i] = w.use(v).name
-	}
+	names := lists.Map(list, func(v *ir.Value) string { return w.use(v).name })
 	return strings.Join(names, ", ")
 }
 
@@ -132,10 +130,7 @@ func (w *writer) op(op *ir.Op) {
 		w.fail("there is no rule for %s", op.Kind)
 		return
 	}
-	in := make([]val, len(op.In))
-	for i, v := range op.In {
-		in[i] = w.stored(v, op)
-	}
+	in := lists.Map(op.In, func(v *ir.Value) val { return w.stored(v, op) })
 	for i, v := range rule(w, op, in) {
 		if !v.t.Shape().Equal(op.Out[i].Type.Shape()) {
 			w.fail("%s became %s, not %s", op.Kind, v.t, op.Out[i].Type)

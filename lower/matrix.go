@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 )
@@ -254,9 +255,5 @@ func (w *writer) turn(v val, order []string) val {
 
 // inOrder lists the dimensions of a type in an order.
 func inOrder(t ir.Type, order []string) []ir.Dim {
-	dims := make([]ir.Dim, len(order))
-	for i, name := range order {
-		dims[i] = t.Dims[t.Index(name)]
-	}
-	return dims
+	return lists.Map(order, func(name string) ir.Dim { return t.Dims[t.Index(name)] })
 }

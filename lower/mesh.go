@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -139,10 +140,7 @@ func (w *writer) replicas(axes ...string) string {
 	}
 	groups := make([]string, len(first))
 	for i, f := range first {
-		group := make([]int64, len(each))
-		for k, e := range each {
-			group[k] = f + e
-		}
+		group := lists.Map(each, func(e int64) int64 { return f + e })
 		groups[i] = "[" + list(group) + "]"
 	}
 	text := fmt.Sprintf("dense<[%s]> : tensor<%dx%dxi64>", list(groups), len(first), len(each))

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 )
@@ -101,10 +102,7 @@ func spelled(in []val) (names, types string) {
 
 // list spells things with commas between, as MLIR has them in brackets.
 func list[T any](things []T) string {
-	texts := make([]string, len(things))
-	for i, x := range things {
-		texts[i] = fmt.Sprint(x)
-	}
+	texts := lists.Map(things, func(x T) string { return fmt.Sprint(x) })
 	return strings.Join(texts, ", ")
 }
 
@@ -140,10 +138,7 @@ func (w *writer) as(v val, t ir.Type) val {
 	if slices.Equal(v.t.Dims, t.Dims) {
 		return v
 	}
-	dims := make([]int, len(v.t.Dims))
-	for i, d := range v.t.Dims {
-		dims[i] = t.Index(d.Name)
-	}
+	dims := lists.Map(v.t.Dims, func(d ir.Dim) int { return t.Index(d.Name) })
 	if !slices.IsSorted(dims) { // as broadcast_in_dim wants them
 		return w.as(w.transpose(v, inOrderOf(v.t, t)), t)
 	}

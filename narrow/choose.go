@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -134,11 +135,7 @@ func siblings(module string) []string {
 	at := strings.LastIndexByte(module, '.') + 1
 	for _, set := range fused {
 		if slices.Contains(set, module[at:]) {
-			names := make([]string, len(set))
-			for i, n := range set {
-				names[i] = module[:at] + n
-			}
-			return names
+			return lists.Map(set, func(n string) string { return module[:at] + n })
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -31,10 +32,7 @@ func deal(works []work, limit int64) ([]*file, error) {
 	var files []*file
 	held := int64(0)
 	for _, w := range works {
-		size := int64(0)
-		for _, o := range w.outputs() {
-			size += o.shape.Bytes()
-		}
+		size := lists.Sum(w.outputs(), func(o *output) int64 { return o.shape.Bytes() })
 		if len(files) == 0 || held > 0 && size > limit-held {
 			files, held = append(files, &file{}), 0
 		}
@@ -221,10 +219,7 @@ func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) 
 		return nil, err
 	}
 	list := f.tasks()
-	found := make([][]sums, len(f.works))
-	for i, w := range f.works {
-		found[i] = make([]sums, w.pieces())
-	}
+	found := lists.Map(f.works, func(w work) []sums { return make([]sums, w.pieces()) })
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var next atomic.Int64

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -145,10 +146,7 @@ func (s *source) digest() (string, error) {
 
 // bytes is the size of all tensors.
 func (s *source) bytes() (n int64) {
-	for _, t := range s.tensors {
-		n += t.Size()
-	}
-	return n
+	return lists.Sum(s.tensors, func(t safetensors.Tensor) int64 { return t.Size() })
 }
 
 func (s *source) tensor(name string) (safetensors.Tensor, bool) {

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -142,10 +143,5 @@ func (o Muon) rounds(u *update, x *ir.Value) *ir.Value {
 
 // without gives the names less two.
 func without(list []string, a, b string) (rest []string) {
-	for _, name := range list {
-		if name != a && name != b {
-			rest = append(rest, name)
-		}
-	}
-	return rest
+	return lists.Filter(list, func(name string) bool { return name != a && name != b })
 }

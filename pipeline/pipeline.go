@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -210,10 +211,7 @@ func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 	step := p.step
 	p.step++
 	var wg sync.WaitGroup
-	runs := make([]*run, len(p.ranks))
-	for i, r := range p.ranks {
-		runs[i] = r.start(ctx, cancel, &wg, step, data)
-	}
+	runs := lists.Map(p.ranks, func(r *rank) *run { return r.start(ctx, cancel, &wg, step, data) })
 	for _, r := range runs {
 		wg.Go(func() {
 			if err := r.all(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // The names that Hugging Face's libraries give to a model's files.
@@ -70,10 +71,7 @@ func modelNames(path string, isDir bool) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make([]string, len(homes))
-	for i, h := range homes {
-		names[i] = h.tensor
-	}
+	names := lists.Map(homes, func(h home) string { return h.tensor })
 	return names, nil
 }
 
@@ -360,10 +358,7 @@ func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
 			_ = set.Close()
 		}
 	}()
-	var files []string
-	for _, h := range homes {
-		files = append(files, h.file)
-	}
+	files := lists.Map(homes, func(h home) string { return h.file })
 	slices.Sort(files)
 	files = slices.Compact(files)
 	names, err := d.Names()

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Set is the tensors of one file, or of all files of one model, under one space of names. Its
@@ -80,11 +81,7 @@ func Names(path string) ([]string, error) {
 
 // Names lists the tensors, sorted.
 func (s *Set) Names() []string {
-	names := make([]string, len(s.entries))
-	for i, e := range s.entries {
-		names[i] = e.name
-	}
-	return names
+	return lists.Map(s.entries, func(e entry) string { return e.name })
 }
 
 // Extra lists the tensors, sorted, that stand in a shard but not in the index. They are not in
@@ -140,9 +137,6 @@ func find(entries []entry, name string) *entry {
 
 // Close unmaps and closes the files. Every view that Tensor.Bytes gave is dead from then on.
 func (s *Set) Close() error {
-	var errs []error
-	for _, sh := range s.shards {
-		errs = append(errs, sh.close())
-	}
+	errs := lists.Map(s.shards, func(sh *shard) error { return sh.close() })
 	return errors.Join(errs...)
 }

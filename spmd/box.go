@@ -3,6 +3,7 @@ package spmd
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strided"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -64,9 +65,7 @@ func (b Box) Put(box, piece []byte, width int64) {
 }
 
 func sizes(dims []ir.Dim) (list, zeros []int64) {
-	for _, d := range dims {
-		list = append(list, d.Size)
-	}
+	list = lists.Map(dims, func(d ir.Dim) int64 { return d.Size })
 	return list, make([]int64, len(dims))
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
@@ -15,12 +16,9 @@ func Narrowed(g *ir.Graph) bool {
 		if op.Body != nil && Narrowed(op.Body) {
 			return true
 		}
-		for _, product := range []string{"fprop", "dgrad", "wgrad"} {
-			if op.Attrs.Text(product) != "" {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc([]string{"fprop", "dgrad", "wgrad"}, func(product string) bool {
+			return op.Attrs.Text(product) != ""
+		})
 	})
 }
 
@@ -182,10 +180,7 @@ func (w *Blocks) told(b *ir.Builder, out []result) []result {
 
 // scales names those of the copies, in order.
 func (w *Blocks) scales() (list []string) {
-	for _, c := range w.Copies {
-		list = append(list, c.Names[1])
-	}
-	return list
+	return lists.Map(w.Copies, func(c ir.Copy) string { return c.Names[1] })
 }
 
 // graph gives that which makes all copies of the masters alone, for the beginning of a run and for

@@ -3,6 +3,7 @@ package spmd
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
@@ -114,10 +115,7 @@ func (t *Part) Made() (list []string) {
 
 func (t *Part) zero(e *ending) (err error) {
 	u := newSharder("zero", e.Plan)
-	var out []result
-	for _, h := range e.held {
-		out = append(out, gradient(u.Fill(h.Type, 0), h.Name, false))
-	}
+	out := lists.Map(e.held, func(h Held) result { return gradient(u.Fill(h.Type, 0), h.Name, false) })
 	t.Zero, err = named(u.Builder, out)
 	return err
 }

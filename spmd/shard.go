@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -281,11 +282,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 }
 
 func (s *sharder) allSettled(in []*ir.Value) []*ir.Value {
-	out := make([]*ir.Value, len(in))
-	for i, v := range in {
-		out[i] = s.settled(v)
-	}
-	return out
+	return lists.Map(in, s.settled)
 }
 
 // alike brings the arguments of an element-wise operation to one placement.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -101,11 +102,7 @@ func (c *cutter) use(v *ir.Value) *ir.Value {
 }
 
 func (c *cutter) uses(list []*ir.Value) []*ir.Value {
-	out := make([]*ir.Value, len(list))
-	for i, v := range list {
-		out[i] = c.use(v)
-	}
-	return out
+	return lists.Map(list, c.use)
 }
 
 func (c *cutter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
@@ -108,10 +109,7 @@ func (e *ending) whole() []optim.Param {
 
 // axesOf names the axes that cut something, as one word.
 func axesOf(place ir.Placement) string {
-	var names []string
-	for _, s := range place {
-		names = append(names, s.Axis)
-	}
+	names := lists.Map(place, func(s ir.Share) string { return s.Axis })
 	return strings.Join(names, " ")
 }
 
@@ -201,10 +199,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 
 // named ends a graph with results that have names and meanings.
 func named(b *ir.Builder, out []result) (*ir.Graph, error) {
-	values := make([]*ir.Value, len(out))
-	for i, one := range out {
-		values[i] = one.v
-	}
+	values := lists.Map(out, func(one result) *ir.Value { return one.v })
 	g, err := b.Graph(values...)
 	if err != nil {
 		return nil, err

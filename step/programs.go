@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
@@ -107,32 +108,19 @@ func (p *Programs) Joint() bool { return p.Schedule == nil }
 // Find gives the program of a kind that a rank has around the microbatches, or its only stage has;
 // nil if there is none.
 func (p *Programs) Find(kind Kind, rank int) *Program {
-	for _, one := range p.List {
-		if one.Kind == kind && one.Rank == rank {
-			return one
-		}
-	}
-	return nil
+	return lists.Find(p.List, func(one *Program) bool { return one.Kind == kind && one.Rank == rank })
 }
 
 // OfRank lists the programs of a rank.
 func (p *Programs) OfRank(rank int) (list []*Program) {
-	for _, one := range p.List {
-		if one.Rank == rank {
-			list = append(list, one)
-		}
-	}
-	return list
+	return lists.Filter(p.List, func(one *Program) bool { return one.Rank == rank })
 }
 
 // OfStage gives the program of a kind that a virtual stage has, or nil.
 func (p *Programs) OfStage(kind Kind, stage int) *Program {
-	for _, one := range p.List {
-		if one.Kind == kind && one.Stage == stage {
-			return one
-		}
-	}
-	return nil
+	return lists.Find(p.List, func(one *Program) bool {
+		return one.Kind == kind && one.Stage == stage
+	})
 }
 
 // module gives the module of a program; a nil program has none.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/deepwell/deepwell/internal/wire"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // The field numbers in this file are those of xla/service/hlo.proto and, for the configuration,
@@ -349,12 +351,7 @@ func parseConfig(text []byte) backendConfig {
 
 // params gives the parameters of a computation in the order of their numbers.
 func (c *computation) params() ([]*instruction, error) {
-	var list []*instruction
-	for _, i := range c.list {
-		if i.opcode == "parameter" {
-			list = append(list, i)
-		}
-	}
+	list := lists.Filter(c.list, func(i *instruction) bool { return i.opcode == "parameter" })
 	slices.SortStableFunc(list, func(a, b *instruction) int { return cmp.Compare(a.param, b.param) })
 	for n, i := range list {
 		if i.param != int64(n) {

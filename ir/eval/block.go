@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -11,10 +12,7 @@ import (
 var blockKernels = map[string]kernel{
 	"rms_norm": func(op *ir.Op, in, out []*Array) {
 		rows(op, in[0], out[0], func(x, y []float64) {
-			square := 0.0
-			for _, v := range x {
-				square += v * v
-			}
+			square := lists.Sum(x, func(v float64) float64 { return v * v })
 			r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
 			for i, v := range x {
 				y[i] = v * r * (in[1].Data[i] + op.Attrs.Float("shift"))

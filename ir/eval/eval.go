@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -47,10 +48,7 @@ func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
 			return nil, fmt.Errorf("eval: %s: %w", op.Kind, err)
 		}
 	}
-	out := make([][]*Array, len(g.Results))
-	for i, v := range g.Results {
-		out[i] = m.at[v]
-	}
+	out := lists.Map(g.Results, func(v *ir.Value) []*Array { return m.at[v] })
 	return out, nil
 }
 
@@ -93,10 +91,7 @@ func (m *machine) run(op *ir.Op) error {
 		m.at[v] = make([]*Array, m.devices)
 	}
 	for d := range m.devices {
-		in := make([]*Array, len(op.In))
-		for i, v := range op.In {
-			in[i] = &Array{v.Type, m.at[v][d].Data}
-		}
+		in := lists.Map(op.In, func(v *ir.Value) *Array { return &Array{v.Type, m.at[v][d].Data} })
 		m.localize(op, in, d)
 		out := make([]*Array, len(op.Out))
 		for i, v := range op.Out {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -114,10 +115,7 @@ func (m *machine) ring(op *ir.Op) {
 	}
 	terms := make([][]*Array, len(op.Out))
 	for d := range m.devices {
-		in := make([]*Array, len(op.In))
-		for i, v := range op.In {
-			in[i] = &Array{v.Type, m.at[v][d].Data}
-		}
+		in := lists.Map(op.In, func(v *ir.Value) *Array { return &Array{v.Type, m.at[v][d].Data} })
 		in[1], in[2] = all(op.In[1], d), all(op.In[2], d)
 		out := make([]*Array, len(op.Out))
 		for i, v := range op.Out {

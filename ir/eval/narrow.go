@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/dtype/block"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -29,10 +30,7 @@ func source(op *ir.Op, x *Array, order []string) []float32 {
 		}
 	})
 	if op.Attrs.Bool("hadamard") {
-		bits := make([]uint16, len(out))
-		for i, f := range out {
-			bits[i] = dtype.BF16FromF32(f)
-		}
+		bits := lists.Map(out, dtype.BF16FromF32)
 		if err := block.Hadamard(bits, bits); err != nil {
 			return nil
 		}
@@ -159,10 +157,7 @@ func (m *machine) amax(op *ir.Op, in []*Array) []*Array {
 	local := m.each(func(d int) *Array {
 		out := New(op.Out[0].Type)
 		x := &Array{op.In[0].Type, in[d].Data}
-		var order []string
-		for _, dim := range x.Type.Dims {
-			order = append(order, dim.Name)
-		}
+		order := lists.Map(x.Type.Dims, func(dim ir.Dim) string { return dim.Name })
 		if along := op.Attrs.List("along"); len(along) > 0 {
 			last := along[len(along)-1]
 			order = append(slices.DeleteFunc(order, func(s string) bool { return s == last }), last)

@@ -1,0 +1,43 @@
+// Package lists turns a list into another, or into a sum: what package slices of the standard
+// library leaves to loops.
+package lists
+
+// Map gives what f makes of each element.
+func Map[E, T any](list []E, f func(E) T) []T {
+	if list == nil {
+		return nil
+	}
+	out := make([]T, len(list))
+	for i, v := range list {
+		out[i] = f(v)
+	}
+	return out
+}
+
+// Filter gives the elements that f holds for; nil if there are none.
+func Filter[E any](list []E, f func(E) bool) (out []E) {
+	for _, v := range list {
+		if f(v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// Sum adds what f makes of each element.
+func Sum[E any, N int | int64 | uint64 | float64](list []E, f func(E) N) (sum N) {
+	for _, v := range list {
+		sum += f(v)
+	}
+	return sum
+}
+
+// Find gives the first element that f holds for, or the zero value.
+func Find[E any](list []E, f func(E) bool) (found E) {
+	for _, v := range list {
+		if f(v) {
+			return v
+		}
+	}
+	return found
+}
