@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/ir"
@@ -58,7 +59,12 @@ func TestParallelPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page(t, "docs/parallel.svg", string(line.SVG()))
+	second := dryrun.Stage{Forward: 1, Input: 1, Weight: 1}
+	drawn, err := (&dryrun.Step{Schedule: s, Stages: []dryrun.Stage{second, second}}).Run(dryrun.WhatIf{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page(t, "docs/parallel.svg", string(drawn.SVG()))
 	page(t, "docs/parallel.md", parallelPage(pagePlan, sh.Graph, s, line))
 }
 
@@ -80,7 +86,11 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %s |\n", row.Kind, strings.Join(row.Axes, ", "), row.Group,
 			row.Count, event.Size(row.Bytes))
 	}
-	idle, total := line.Bubble()
+	total := line.Makespan * int64(s.Ranks)
+	idle := total
+	for _, busy := range line.Busy {
+		idle -= busy
+	}
 	fmt.Fprintf(&b, "\n## The schedule\n\n![1F1B over two stages](parallel.svg)\n\n```\n%s```\n\n"+
 		"%d of %d ticks are idle, as (P-1)(F+I+W) a rank says.\n\n## Run it\n\n"+
 		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs the list on "+

@@ -31,7 +31,7 @@ func (p page) memory(t *Timeline, capacity int64) {
 	peak, _ := t.Peak()
 	top := 1.1 * float64(max(peak.Sum(), capacity, 1))
 	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
-		svg.Px(plotLeft+plotWidth+plotRight), svg.Px(memoryHeight+axisHeight+8), rank)
+		svg.Px(pictureWidth), svg.Px(memoryHeight+axisHeight+8), rank)
 	at := func(bytes float64) float64 { return 8 + memoryHeight*(1-bytes/top) }
 	step := svg.Step(top / (1 << 30) / 6)
 	for g := 0.0; g*(1<<30) < top; g += step {

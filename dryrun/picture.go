@@ -20,6 +20,9 @@ const (
 	rowHeight  = 18.0
 	rowGap     = 3.0
 	axisHeight = 26.0
+	headHeight = 46.0 // of a picture by itself
+
+	pictureWidth = plotLeft + plotWidth + plotRight
 
 	maxRows   = 32  // ranks that are drawn; of more, every n-th
 	maxBoxes  = 280 // actions of a row of the whole step; beyond, its start and its end are drawn
@@ -36,18 +39,10 @@ func (p page) pipeline(t *Timeline) {
 	for _, list := range t.Schedule.Lists {
 		longest = max(longest, len(list))
 	}
-	s := t.Schedule
-	text := fmt.Sprintf("%s: %d ranks, %d microbatches", s.Name, s.Ranks, s.Micros)
-	if s.Virtual > 1 {
-		text += fmt.Sprintf(", %d virtual stages on a rank, later ones paler", s.Virtual)
-	}
-	if s.Ranks > maxRows {
-		text += fmt.Sprintf("; one rank in %d is shown", (s.Ranks+maxRows-1)/maxRows)
-	}
-	p.Head("The pipeline", text+".")
+	p.Head("The pipeline", t.title()+".")
 	p.Add(`<div class="key">`)
 	for kind, class := range classes {
-		if hasKind(s, schedule.Kind(kind)) {
+		if t.has(schedule.Kind(kind)) {
 			p.Add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, words[kind])
 		}
 	}
@@ -65,8 +60,44 @@ func (p page) pipeline(t *Timeline) {
 	p.window(t, schedule.Span{Start: t.ticks - n, End: t.ticks}, "end of the step")
 }
 
-func hasKind(s *schedule.Schedule, k schedule.Kind) bool {
-	return slices.ContainsFunc(s.Lists[0], func(a schedule.Action) bool { return a.Kind == k })
+// title says what is drawn.
+func (t *Timeline) title() string {
+	s := t.Schedule
+	text := fmt.Sprintf("%s: %d ranks, %d microbatches", s.Name, s.Ranks, s.Micros)
+	if s.Virtual > 1 {
+		text += fmt.Sprintf(", %d virtual stages on a rank, later ones paler", s.Virtual)
+	}
+	if s.Ranks > maxRows {
+		text += fmt.Sprintf("; one rank in %d is shown", (s.Ranks+maxRows-1)/maxRows)
+	}
+	return text
+}
+
+func (t *Timeline) has(k schedule.Kind) bool {
+	return slices.ContainsFunc(t.Schedule.Lists[0], func(a schedule.Action) bool {
+		return a.Kind == k
+	})
+}
+
+// SVG draws the whole step as a picture that needs no page around it.
+func (t *Timeline) SVG() []byte {
+	p := page{&svg.Page{}}
+	title, body := svg.Text(t.title()), page{&svg.Page{}}
+	height := body.rows(t, schedule.Span{Start: 0, End: t.ticks}) + headHeight
+	p.Add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %s %s" role="img" `+
+		`aria-labelledby="title"><title id="title">%s</title><style>%s</style>`+
+		`<rect width="100%%" height="100%%" style="fill:var(--paper)"/><text x="%s" y="16">%[3]s</text>`,
+		svg.Px(pictureWidth), svg.Px(height), title, reportStyle, svg.Px(plotLeft))
+	x := plotLeft
+	for kind, class := range classes {
+		if t.has(schedule.Kind(kind)) {
+			p.Add(`<rect x="%s" y="24" width="13" height="13" class="%s"/><text x="%s" y="35">%s</text>`,
+				svg.Px(x), class, svg.Px(x+19), words[kind])
+			x += 19 + numberFit*float64(len(words[kind])) + 16
+		}
+	}
+	p.Add(`<g transform="translate(0 %s)">%s</g></svg>`+"\n", svg.Px(headHeight), body)
+	return p.Bytes()
 }
 
 // opening is how much of the step shows how it begins: until every rank has run for a while.
@@ -82,11 +113,17 @@ func (t *Timeline) opening(longest int) int64 {
 
 // window draws what lies between two moments.
 func (p page) window(t *Timeline, w schedule.Span, name string) {
+	body := page{&svg.Page{}}
+	height := body.rows(t, w)
+	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="pipeline, %s">%s</svg></figure>`+
+		"\n", svg.Px(pictureWidth), svg.Px(height), name, body)
+}
+
+// rows draws a row for each rank, and the time below; it gives their height.
+func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 	every := (len(t.Spans) + maxRows - 1) / maxRows
 	rows := (len(t.Spans) + every - 1) / every
-	height := float64(rows)*(rowHeight+rowGap) + axisHeight
-	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="pipeline, %s">`,
-		svg.Px(plotLeft+plotWidth+plotRight), svg.Px(height), name)
+	height = float64(rows)*(rowHeight+rowGap) + axisHeight
 	boxes := map[string]*bytes.Buffer{}
 	var order []string
 	var numbers, names bytes.Buffer
@@ -135,7 +172,7 @@ func (p page) window(t *Timeline, w schedule.Span, name string) {
 	}
 	p.Write(numbers.Bytes())
 	p.timeAxis(w, height-axisHeight)
-	p.Add("</svg></figure>\n")
+	return height
 }
 
 // clip gives the part of a span that lies in a window, as place and width in the picture.

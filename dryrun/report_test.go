@@ -2,7 +2,10 @@ package dryrun
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
 	"flag"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +16,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
+
+var update = flag.Bool("update", false, "rewrite the committed files")
 
 var pages = flag.String("pages", "", "a folder to write the pages of the tests to, to be looked at")
 
@@ -82,5 +87,73 @@ func TestReport(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Pictures of schedules whose stages all cost a second stay as they are; go test -update draws them
+// again.
+func TestDrawings(t *testing.T) {
+	for _, name := range []string{"1f1b", "zb-v"} {
+		s := made(t, name, schedule.Shape{Ranks: 4, Micros: 8})
+		line, err := even(s, Stage{Forward: 1, Input: 1, Weight: 1}).Run(WhatIf{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, path := line.SVG(), filepath.Join("testdata", name+"-4x8.svg")
+		if *update {
+			if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got, 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is drawn in another way than %s; run go test ./dryrun -update", name, path)
+		}
+	}
+}
+
+// Drawings stay well formed where the name is odd, nothing takes time, or there is very much.
+func TestOddDrawings(t *testing.T) {
+	own := *made(t, "gpipe", schedule.Shape{Ranks: 2, Micros: 2})
+	own.Name = `<&">`
+	for _, step := range []*Step{
+		even(&own, Stage{Forward: 1, Input: 1, Weight: 1}),
+		even(&own, Stage{}),
+		even(&own, Stage{Forward: 599.999_999_999, Input: 3e-9, Weight: 1e-9}),
+		even(made(t, "interleaved", schedule.Shape{Ranks: 8, Virtual: 4, Micros: 64}),
+			Stage{Forward: 1, Input: 0.9, Weight: 1.1}),
+	} {
+		line, err := step.Run(WhatIf{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wellFormed(t, line.SVG())
+	}
+}
+
+// wellFormed reads the drawing as XML and looks for its accessible name.
+func wellFormed(t *testing.T, svg []byte) {
+	t.Helper()
+	titles := 0
+	for dec := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		token, err := dec.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, svg)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "title" {
+			titles++
+		}
+	}
+	if titles == 0 || !bytes.Contains(svg, []byte(`role="img" aria-labelledby="title"`)) {
+		t.Error("the drawing has no name for those who do not see it")
+	}
+	if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
+		t.Error("a length is no number")
 	}
 }

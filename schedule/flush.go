@@ -13,16 +13,8 @@ func gpipe() family {
 			l.repeat(s.Micros, backward(0))
 			return l.actions
 		},
-		holds:  func(shape Shape, _ int) int { return shape.Micros },
-		bubble: flush,
+		holds: func(shape Shape, _ int) int { return shape.Micros },
 	}
-}
-
-// flush is the bubble of GPipe and of 1F1B: the first microbatch must pass the other ranks before
-// the last rank can begin, and the last one's gradient must pass them back. GPipe (section 2.3)
-// writes it as a share, (P-1)/(M+P-1).
-func flush(shape Shape, c unit) (int64, bool) {
-	return int64(shape.Ranks-1) * (c.forward + c.input + c.weight), true
 }
 
 // oneFOneB runs a gradient as soon as there is one, so that a rank holds no more microbatches than
@@ -37,7 +29,6 @@ func oneFOneB() family {
 			l.repeat(s.Micros, forward(0), backward(0))
 			return l.actions
 		},
-		holds:  func(shape Shape, rank int) int { return min(shape.Micros, shape.Ranks-rank) },
-		bubble: flush,
+		holds: func(shape Shape, rank int) int { return min(shape.Micros, shape.Ranks-rank) },
 	}
 }

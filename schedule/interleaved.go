@@ -26,7 +26,6 @@ func interleaved() family {
 		holds: func(shape Shape, rank int) int {
 			return min(shape.Micros*shape.Virtual, interleavedWarmup(shape, rank)+1)
 		},
-		bubble: flush, // in the times of a virtual stage, which are 1/V of the rank's
 	}
 }
 

@@ -107,9 +107,6 @@ type family struct {
 	// holds is the most microbatches that a rank holds between forward and weight gradient, counted
 	// for each virtual stage.
 	holds func(shape Shape, rank int) int
-	// bubble is the closed form of the step's time less the work of one rank, and whether there is
-	// one for these times.
-	bubble func(shape Shape, c unit) (int64, bool)
 }
 
 // families is the table of schedules: a new one is a row here and a file.
@@ -200,29 +197,6 @@ func (s Shape) check() error {
 			s.Ranks, s.Virtual, s.Micros).Try("make larger microbatches")
 	}
 	return nil
-}
-
-// Holds is the closed form of the most microbatches that the rank holds between forward and weight
-// gradient, counted for each virtual stage, and whether the schedule's name has one.
-// [Schedule.Validate] holds the lists to it.
-func (s *Schedule) Holds(rank int) (int, bool) {
-	f, ok := lookup(s.Name)
-	if !ok {
-		return 0, false
-	}
-	return f.holds(s.Shape, rank), true
-}
-
-// Bubble is the closed form of what one step takes longer than the work of one rank, in ticks, and
-// whether the authors of the schedule give one that holds for these costs: sending must be free and
-// all stages must cost the same.
-func (s *Schedule) Bubble(c Costs) (int64, bool) {
-	f, ok := lookup(s.Name)
-	u, even := c.unit()
-	if !ok || !even {
-		return 0, false
-	}
-	return f.bubble(s.Shape, u)
 }
 
 // A move is the next microbatch of one kind in one of the rank's turns.

@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,8 +12,6 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 )
-
-var update = flag.Bool("update", false, "rewrite the committed files")
 
 // A failer is a test, a benchmark or a property.
 type failer interface {

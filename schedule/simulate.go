@@ -23,26 +23,6 @@ func Even(forward, input, weight int64) Costs {
 	return Costs{Forward: []int64{forward}, Input: []int64{input}, Weight: []int64{weight}}
 }
 
-// A unit is the costs of one stage where all cost the same.
-type unit struct{ forward, input, weight int64 }
-
-func (c Costs) unit() (unit, bool) {
-	if c.Send != 0 {
-		return unit{}, false
-	}
-	for _, list := range [][]int64{c.Forward, c.Input, c.Weight} {
-		if len(list) == 0 {
-			return unit{}, false
-		}
-		for _, t := range list {
-			if t != list[0] {
-				return unit{}, false
-			}
-		}
-	}
-	return unit{c.Forward[0], c.Input[0], c.Weight[0]}, true
-}
-
 // prices are Costs spread out: the time of every kind for every stage.
 type prices [len(letters)][]int64
 
@@ -133,38 +113,4 @@ func (s *Schedule) Simulate(c Costs) (*Timeline, error) {
 			t.Spans[v.Rank][v.Place] = Span{at.Start, at.End}
 		})
 	return t, nil
-}
-
-// Bubble is the time that ranks are idle in the step, as an exact share: idle of total ticks,
-// summed over ranks.
-func (t *Timeline) Bubble() (idle, total int64) {
-	total = t.Makespan * int64(len(t.Busy))
-	idle = total
-	for _, busy := range t.Busy {
-		idle -= busy
-	}
-	return idle, total
-}
-
-// Share is [Timeline.Bubble] as a number from 0 to 1.
-func (t *Timeline) Share() float64 {
-	idle, total := t.Bubble()
-	if total == 0 {
-		return 0
-	}
-	return float64(idle) / float64(total)
-}
-
-// Idle is the time that a rank is idle in the step.
-func (t *Timeline) Idle(rank int) int64 { return t.Makespan - t.Busy[rank] }
-
-// Stalled is the time that a rank is idle between its own first and last action. The papers on
-// zero bubbles count this and not [Timeline.Idle]: they let a rank begin the next step while others
-// are still in this one.
-func (t *Timeline) Stalled(rank int) int64 {
-	spans := t.Spans[rank]
-	if len(spans) == 0 {
-		return 0
-	}
-	return spans[len(spans)-1].End - spans[0].Start - t.Busy[rank]
 }

@@ -1,13 +1,7 @@
 package schedule
 
 import (
-	"bytes"
 	"encoding/json"
-	"encoding/xml"
-	"errors"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -118,12 +112,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q is read as %q (%v)", text, s, err)
 		}
 		valid := s.Validate() == nil
-		line, err := s.Simulate(Even(1, 2, 3))
-		if valid && err != nil {
+		if _, err := s.Simulate(Even(1, 2, 3)); valid && err != nil {
 			t.Fatalf("a valid schedule does not run: %v", err)
-		}
-		if err == nil {
-			_ = line.SVG()
 		}
 		if steps, err := s.Steps(Even(1, 0, 3), 1); valid && err != nil {
 			t.Fatalf("a valid schedule has no steps: %v", err)
@@ -133,66 +123,4 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
-}
-
-func TestDrawings(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		shape Shape
-	}{
-		{"1f1b", Shape{4, 1, 8}},
-		{"zb-v", Shape{4, 2, 8}},
-	} {
-		got := mustSimulate(t, mustNew(t, c.name, c.shape), Even(1, 1, 1)).SVG()
-		path := filepath.Join("testdata", c.name+"-4x8.svg")
-		if *update {
-			if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got, 0o644)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s is drawn in another way than %s; run go test ./schedule -update", c.name, path)
-		}
-	}
-}
-
-// Drawings stay well formed where the name is odd, nothing takes time, or there is very much.
-func TestOddDrawings(t *testing.T) {
-	own := clone(mustNew(t, "gpipe", Shape{2, 1, 2}), `<&">`)
-	for _, line := range []*Timeline{
-		mustSimulate(t, own, Even(1, 1, 1)),
-		mustSimulate(t, own, Even(0, 0, 0)),
-		mustSimulate(t, own, Even(1_000_000_007, 3, 1)),
-		mustSimulate(t, mustNew(t, "interleaved", Shape{8, 4, 64}), Even(1000, 900, 1100)),
-	} {
-		wellFormed(t, line.SVG())
-	}
-}
-
-// wellFormed reads the drawing as XML and looks for its accessible name.
-func wellFormed(t *testing.T, svg []byte) {
-	t.Helper()
-	titles := 0
-	for dec := xml.NewDecoder(bytes.NewReader(svg)); ; {
-		token, err := dec.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("%v in\n%s", err, svg)
-		}
-		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "title" {
-			titles++
-		}
-	}
-	if titles == 0 || !bytes.Contains(svg, []byte(`role="img" aria-labelledby="title desc"`)) {
-		t.Error("the drawing has no name for those who do not see it")
-	}
-	if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
-		t.Error("a length is no number")
-	}
 }

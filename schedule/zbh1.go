@@ -17,19 +17,6 @@ func zeroBubbleH1() family {
 			l.repeat(s.Micros, input(0), weight(0))
 			return l.actions
 		},
-		holds:  func(shape Shape, _ int) int { return min(shape.Micros, shape.Ranks) },
-		bubble: zeroBubbleH1Bubble,
+		holds: func(shape Shape, _ int) int { return min(shape.Micros, shape.Ranks) },
 	}
-}
-
-// zeroBubbleH1Bubble is (P-1)(F+I-W), which the paper gives in table 2, where the weight gradient
-// is not the longest part and there are as many microbatches as ranks. We found that a weight
-// gradient longer than that does not help further, and that of M < P microbatches only M-1
-// weight gradients can fill the bubble.
-func zeroBubbleH1Bubble(shape Shape, c unit) (int64, bool) {
-	ranks, micros := int64(shape.Ranks), int64(shape.Micros)
-	if micros < ranks {
-		return (ranks-1)*(c.forward+c.input) - (micros-1)*c.weight, c.weight <= min(c.forward, c.input)
-	}
-	return (ranks - 1) * max(c.forward, c.input, c.forward+c.input-c.weight), true
 }

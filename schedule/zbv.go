@@ -8,19 +8,9 @@ package schedule
 func zeroBubbleV() family {
 	return family{
 		name: "zb-v", layout: Vee, least: 2, most: 2,
-		list:   zeroBubbleVList,
-		holds:  func(shape Shape, _ int) int { return min(2*shape.Micros, 2*shape.Ranks) },
-		bubble: zeroBubbleVBubble,
+		list:  zeroBubbleVList,
+		holds: func(shape Shape, _ int) int { return min(2*shape.Micros, 2*shape.Ranks) },
 	}
-}
-
-// zeroBubbleVBubble is the time until the first microbatch has come to the last rank. The paper
-// calls the bubble zero because it counts from each rank's own first action ([Timeline.Stalled]);
-// counted from the first action of all, the last rank must wait that long. We found that this needs
-// 2P-2 microbatches, and that there is no gap on any rank from 2P-1 on.
-func zeroBubbleVBubble(shape Shape, c unit) (int64, bool) {
-	equal := c.forward == c.input && c.input == c.weight
-	return int64(shape.Ranks-1) * c.forward, equal && shape.Micros >= 2*shape.Ranks-2
 }
 
 // zeroBubbleVList follows the first microbatch with equal actions: how many forwards of the way
