@@ -11,85 +11,6 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// raw is config.json as Hugging Face writes it: the keys that change the mathematics, under all the
-// names they have had. What is not here is not looked at.
-type raw struct {
-	ModelType     string   `json:"model_type"`
-	Architectures []string `json:"architectures"`
-
-	VocabSize    *int64 `json:"vocab_size"`
-	HiddenSize   *int64 `json:"hidden_size"`
-	Layers       *int64 `json:"num_hidden_layers"`
-	Heads        *int64 `json:"num_attention_heads"`
-	KVHeads      *int64 `json:"num_key_value_heads"`
-	HeadDim      *int64 `json:"head_dim"`
-	Intermediate *int64 `json:"intermediate_size"`
-	MaxPositions *int64 `json:"max_position_embeddings"`
-	NEmbd        *int64 `json:"n_embd"`
-	NLayer       *int64 `json:"n_layer"`
-	NHead        *int64 `json:"n_head"`
-	NInner       *int64 `json:"n_inner"`
-	NPositions   *int64 `json:"n_positions"`
-	MaxWindow    *int64 `json:"max_window_layers"`
-	Pattern      *int64 `json:"sliding_window_pattern"`
-	OldPattern   *int64 `json:"_sliding_window_pattern"`
-
-	SlidingWindow    maybe[int64]   `json:"sliding_window"`
-	AttnCap          maybe[float64] `json:"attn_logit_softcapping"`
-	LogitCap         maybe[float64] `json:"final_logit_softcapping"`
-	UseSlidingWindow *bool          `json:"use_sliding_window"`
-	LayerTypes       []string       `json:"layer_types"`
-
-	HiddenAct          *string `json:"hidden_act"`
-	HiddenActivation   *string `json:"hidden_activation"`
-	ActivationFunction *string `json:"activation_function"`
-
-	RMSEps       *float64 `json:"rms_norm_eps"`
-	LayerNormEps *float64 `json:"layer_norm_epsilon"`
-	NormEps      *float64 `json:"norm_eps"`
-
-	Theta      *float64        `json:"rope_theta"`
-	LocalTheta *float64        `json:"rope_local_base_freq"`
-	Scaling    json.RawMessage `json:"rope_scaling"`
-	Parameters json.RawMessage `json:"rope_parameters"`
-	Partial    *float64        `json:"partial_rotary_factor"`
-
-	AttentionBias  *bool    `json:"attention_bias"`
-	MLPBias        *bool    `json:"mlp_bias"`
-	Tied           *bool    `json:"tie_word_embeddings"`
-	QueryScalar    *float64 `json:"query_pre_attn_scalar"`
-	BOS            *int64   `json:"bos_token_id"`
-	EOS            ids      `json:"eos_token_id"`
-	Bidirectional  *bool    `json:"use_bidirectional_attention"`
-	ScaleWeights   *bool    `json:"scale_attn_weights"`
-	ScaleByLayer   *bool    `json:"scale_attn_by_inverse_layer_idx"`
-	CrossAttention *bool    `json:"add_cross_attention"`
-
-	Quantization json.RawMessage `json:"quantization_config"`
-	TextConfig   json.RawMessage `json:"text_config"`
-}
-
-// maybe is a value where null says something else than a missing key, for which transformers has a
-// default.
-type maybe[T any] struct {
-	said  bool
-	value *T
-}
-
-// UnmarshalJSON reads the value or null.
-func (m *maybe[T]) UnmarshalJSON(b []byte) error {
-	m.said = true
-	return json.Unmarshal(b, &m.value)
-}
-
-// or gives a missing key its default; null is nil.
-func (m maybe[T]) or(byDefault T) *T {
-	if !m.said {
-		return &byDefault
-	}
-	return m.value
-}
-
 // ids is one number or a list of them.
 type ids []int64
 
@@ -108,53 +29,53 @@ func (l *ids) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// families gives, for each model_type that can be read, what is true of all its models and what
-// transformers assumes where a key is missing.
-func families() map[string]func(*reader) {
-	return map[string]func(*reader){
-		"llama":       (*reader).llama,
-		"mistral":     (*reader).mistral,
-		"qwen2":       (*reader).qwen2,
-		"qwen3":       (*reader).qwen3,
-		"gemma2":      (*reader).gemma2,
-		"gemma3_text": (*reader).gemma3,
-		"phi3":        (*reader).phi3,
-		"gpt2":        (*reader).gpt2,
-		"nemotron":    (*reader).nemotron,
-	}
+// An arch is a model_type that can be read: its class in transformers, which config.json mentions,
+// and what is true of all its models and what transformers assumes where a key is missing.
+type arch struct {
+	class string
+	read  func(*reader)
+}
+
+var archs = map[string]arch{
+	"llama":       {"LlamaForCausalLM", (*reader).llama},
+	"mistral":     {"MistralForCausalLM", (*reader).mistral},
+	"qwen2":       {"Qwen2ForCausalLM", (*reader).qwen2},
+	"qwen3":       {"Qwen3ForCausalLM", (*reader).qwen3},
+	"gemma2":      {"Gemma2ForCausalLM", (*reader).gemma2},
+	"gemma3_text": {"Gemma3ForCausalLM", (*reader).gemma3},
+	"phi3":        {"Phi3ForCausalLM", (*reader).phi3},
+	"gpt2":        {"GPT2LMHeadModel", (*reader).gpt2},
+	"nemotron":    {"NemotronForCausalLM", (*reader).nemotron},
 }
 
 // Parse reads a Hugging Face config.json.
 func Parse(text []byte) (*Config, error) {
-	var in raw
 	if key := twice(text); key != "" {
 		return nil, bad("the key %q stands twice", key).At("config.json").
 			Because("which of the two counts is decided otherwise by every program that reads it").
 			Try("remove one of them")
 	}
-	if err := json.Unmarshal(text, &in); err != nil {
-		e := bad("config.json is not what Hugging Face writes")
-		e.Err, e.Cause = err, err.Error()
-		return nil, e
+	r := &reader{c: &Config{}}
+	r.foreign("", json.Unmarshal(text, &r.keys))
+	r.c.Arch = get(r, "", "model_type")
+	class := get(r, []string{""}, "architectures")
+	own, ok := archs[r.c.Arch]
+	if !ok && r.err == nil {
+		return nil, r.unknownFamily()
 	}
-	family, ok := families()[in.ModelType]
-	if !ok {
-		return nil, unknownFamily(in)
-	}
-	r := &reader{in: in, c: &Config{Arch: in.ModelType, BOS: -1}}
 	r.sizes()
-	family(r)
-	if set(in.Quantization) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	own.read(r)
+	if find[any](r, "quantization_config") != nil {
 		r.fail("quantization_config", "quantized weights cannot be trained; take the original model")
 	}
-	if class := classes()[in.ModelType]; len(in.Architectures) > 0 && in.Architectures[0] != class {
-		r.fail("architectures", "a model of class %s is not supported; of its type, %s is",
-			in.Architectures[0], class)
+	if len(class) > 0 && class[0] != "" && class[0] != own.class {
+		r.fail("architectures", "a model of class %s is not supported; of its type, %s is", class[0],
+			own.class)
 	}
-	if in.BOS != nil {
-		r.c.BOS = *in.BOS
-	}
-	r.c.EOS = in.EOS
+	r.c.BOS, r.c.EOS = get(r, int64(-1), "bos_token_id"), get[ids](r, nil, "eos_token_id")
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -200,29 +121,30 @@ func twice(text []byte) string {
 	}
 }
 
-func unknownFamily(in raw) error {
-	names := slices.Sorted(maps.Keys(families()))
-	e := bad("model_type %q is not one that can be built", in.ModelType).At("key model_type")
-	if in.ModelType == "" {
+func (r *reader) unknownFamily() error {
+	names, own := slices.Sorted(maps.Keys(archs)), r.c.Arch
+	e := bad("model_type %q is not one that can be built", own).At("key model_type")
+	if own == "" {
 		e = bad("config.json has no model_type").At("key model_type")
 	}
-	if set(in.TextConfig) {
+	if find[any](r, "text_config") != nil {
 		e.Cause = "the text model is inside text_config, beside parts for other inputs"
 	}
 	// Mixtral is one letter from Mistral, and another model: a type that is known has no other name.
 	for _, p := range Presets() {
-		if p.Config != nil && p.Config.Arch == in.ModelType {
+		if p.Config != nil && p.Config.Arch == own {
 			return e.Because("it is known by its sizes only, for deepwell plan and deepwell dryrun").
 				Try("deepwell plan %s --cluster 64xgb200", p.Name)
 		}
 	}
-	return e.Meant(in.ModelType, names, "did you mean %s?",
+	return e.Meant(own, names, "did you mean %s?",
 		"use a model of one of these types: "+strings.Join(names, ", "))
 }
 
-// A reader fills a Config and keeps the first error.
+// A reader fills a Config from the keys of config.json that change the mathematics, under all the
+// names they have had, and keeps the first error. Keys that nobody asks for are not looked at.
 type reader struct {
-	in     raw
+	keys   map[string]json.RawMessage
 	c      *Config
 	window *int64 // of layers that have one
 	err    error
@@ -234,70 +156,114 @@ func (r *reader) fail(key, format string, args ...any) {
 	}
 }
 
-// need reads a number that has no default.
-func (r *reader) need(key string, v ...*int64) int64 {
-	for _, p := range v {
-		if p != nil {
-			return *p
+// foreign notes that a key, or the whole file for "", is not of the form that it should have.
+func (r *reader) foreign(key string, err error) {
+	if err == nil || r.err != nil {
+		return
+	}
+	e := bad("config.json is not what Hugging Face writes")
+	if key != "" {
+		e = e.At("key %s of config.json", key)
+	}
+	e.Err, e.Cause = err, err.Error()
+	r.err = e
+}
+
+// find reads the first of some keys that is there and not null; nil if none is.
+func find[T any](r *reader, keys ...string) *T {
+	for _, key := range keys {
+		if text := r.keys[key]; set(text) {
+			var v T
+			r.foreign(key, json.Unmarshal(text, &v))
+			return &v
 		}
 	}
-	r.fail(key, "config.json does not say %s", key)
-	return 0
+	return nil
+}
+
+// get is find with a default.
+func get[T any](r *reader, byDefault T, keys ...string) T { return or(find[T](r, keys...), byDefault) }
+
+// unlessNull is find with a default for keys where null says something else than a missing one.
+func unlessNull[T any](r *reader, byDefault T, key string) *T {
+	if _, said := r.keys[key]; !said {
+		return &byDefault
+	}
+	return find[T](r, key)
+}
+
+// need reads a number that has no default.
+func (r *reader) need(keys ...string) int64 {
+	v := find[int64](r, keys...)
+	if v == nil {
+		r.fail(keys[0], "config.json does not say %s", keys[0])
+	}
+	return or(v, 0)
 }
 
 // sizes reads what every family has. Sizes that do not make sense are left to Check.
 func (r *reader) sizes() {
-	in, c := r.in, r.c
-	c.Vocab = r.need("vocab_size", in.VocabSize)
-	c.Hidden = r.need("hidden_size", in.HiddenSize, in.NEmbd)
-	c.Layers = r.need("num_hidden_layers", in.Layers, in.NLayer)
-	c.Heads = r.need("num_attention_heads", in.Heads, in.NHead)
-	c.KVHeads = or(in.KVHeads, c.Heads)
-	c.Context = r.need("max_position_embeddings", in.MaxPositions, in.NPositions)
-	if r.in.ModelType != "gpt2" {
-		c.MLP = r.need("intermediate_size", in.Intermediate)
+	c := r.c
+	c.Vocab = r.need("vocab_size")
+	c.Hidden = r.need("hidden_size", "n_embd")
+	c.Layers = r.need("num_hidden_layers", "n_layer")
+	c.Heads = r.need("num_attention_heads", "n_head")
+	c.KVHeads = get(r, c.Heads, "num_key_value_heads")
+	c.Context = r.need("max_position_embeddings", "n_positions")
+	if c.Arch != "gpt2" {
+		c.MLP = r.need("intermediate_size")
 	}
 	if r.err == nil && (c.Heads < 1 || c.Layers < 1 || c.Layers > maxLayers) {
 		r.fail("num_hidden_layers", "%d layers of %d heads", c.Layers, c.Heads)
+	}
+	if r.err != nil {
 		return
 	}
-	if c.Heads > 0 {
-		c.HeadDim = or(in.HeadDim, c.Hidden/c.Heads)
-	}
-	if r.err == nil && in.HeadDim == nil && c.Hidden%c.Heads != 0 {
+	if find[int64](r, "head_dim") == nil && c.Hidden%c.Heads != 0 {
 		r.fail("num_attention_heads", "a hidden size of %d is not %d heads", c.Hidden, c.Heads)
 	}
-	c.Rotary = c.HeadDim
-	c.AttnScale = 1 / math.Sqrt(float64(c.HeadDim))
-	c.Norm.Eps = or(in.RMSEps, 1e-6)
-	c.Tied = or(in.Tied, false)
+	r.heads(c.Hidden / c.Heads)
+	c.Norm.Eps = get(r, 1e-6, "rms_norm_eps")
+	c.Tied = get(r, false, "tie_word_embeddings")
+}
+
+// heads reads the size of a head, which all of it turns with.
+func (r *reader) heads(byDefault int64) {
+	c := r.c
+	c.HeadDim = get(r, byDefault, "head_dim")
+	c.Rotary, c.AttnScale = c.HeadDim, 1/math.Sqrt(float64(c.HeadDim))
+}
+
+// gated is an MLP with a gate, and biases reads those of attention.
+func (r *reader) gated() {
+	r.c.Gated, r.c.Activation = true, r.activation("silu", "hidden_act")
+}
+
+func (r *reader) biases() {
+	r.c.QKVBias = get(r, false, "attention_bias")
+	r.c.OutBias = r.c.QKVBias
 }
 
 func (r *reader) llama() {
-	c := r.c
-	c.Gated, c.Activation = true, r.activation("silu", r.in.HiddenAct)
-	bias := or(r.in.AttentionBias, false)
-	c.QKVBias, c.OutBias, c.MLPBias = bias, bias, or(r.in.MLPBias, false)
+	r.gated()
+	r.biases()
+	r.c.MLPBias = get(r, false, "mlp_bias")
 	r.rope(10000)
 }
 
 func (r *reader) mistral() {
-	r.c.Gated, r.c.Activation = true, r.activation("silu", r.in.HiddenAct)
+	r.gated()
 	r.shared()
 	r.rope(10000)
-	r.window = r.in.SlidingWindow.or(4096)
+	r.window = unlessNull[int64](r, 4096, "sliding_window")
 	r.windows(func(int64) bool { return r.window != nil })
 }
 
 // shared asks for the number of key heads in families for which transformers assumes one.
-func (r *reader) shared() {
-	if r.in.KVHeads == nil {
-		r.fail("num_key_value_heads", "config.json does not say num_key_value_heads")
-	}
-}
+func (r *reader) shared() { r.need("num_key_value_heads") }
 
 func (r *reader) qwen2() {
-	r.c.Gated, r.c.Activation = true, r.activation("silu", r.in.HiddenAct)
+	r.gated()
 	r.c.QKVBias = true
 	r.shared()
 	r.rope(10000)
@@ -305,12 +271,10 @@ func (r *reader) qwen2() {
 }
 
 func (r *reader) qwen3() {
-	c := r.c
-	c.Gated, c.Activation, c.QKNorm = true, r.activation("silu", r.in.HiddenAct), true
-	c.QKVBias = or(r.in.AttentionBias, false)
-	c.OutBias = c.QKVBias
-	c.HeadDim = or(r.in.HeadDim, 128) // transformers' own default
-	c.Rotary, c.AttnScale = c.HeadDim, 1/math.Sqrt(float64(c.HeadDim))
+	r.gated()
+	r.biases()
+	r.c.QKNorm = true
+	r.heads(128) // transformers' own default
 	r.shared()
 	r.rope(10000)
 	r.upperWindows()
@@ -318,10 +282,10 @@ func (r *reader) qwen3() {
 
 // upperWindows gives layers from max_window_layers on a window, where it is used at all.
 func (r *reader) upperWindows() {
-	if or(r.in.UseSlidingWindow, false) {
-		r.window = r.in.SlidingWindow.or(4096)
+	if get(r, false, "use_sliding_window") {
+		r.window = unlessNull[int64](r, 4096, "sliding_window")
 	}
-	from := or(r.in.MaxWindow, 28) // transformers' own default
+	from := get(r, int64(28), "max_window_layers") // transformers' own default
 	r.windows(func(i int64) bool { return r.window != nil && i >= from })
 }
 
@@ -337,7 +301,7 @@ func (r *reader) gemma3() {
 	r.caps(0, 0)
 	r.c.QKNorm = true
 	r.rope(1e6)
-	every := or(r.in.Pattern, or(r.in.OldPattern, 6))
+	every := get(r, int64(6), "sliding_window_pattern", "_sliding_window_pattern")
 	if every < 1 {
 		r.fail("sliding_window_pattern", "sliding_window_pattern is %d", every)
 		return
@@ -347,72 +311,65 @@ func (r *reader) gemma3() {
 
 // gemma is what Gemma 2 and 3 share. Where keys are missing they take the values of transformers.
 func (r *reader) gemma() {
-	c, in := r.c, r.in
+	c := r.c
 	c.Gated, c.PostNorms, c.ScaledEmbed, c.Norm.Shift = true, true, true, 1
-	c.Activation = r.activation("gelu_pytorch_tanh", in.HiddenActivation)
-	c.Tied = or(in.Tied, true)
-	c.HeadDim = or(in.HeadDim, 256)
-	c.Rotary, c.AttnScale = c.HeadDim, 1/math.Sqrt(or(in.QueryScalar, 256))
-	bias := or(in.AttentionBias, false)
-	c.QKVBias, c.OutBias = bias, bias
-	if or(in.Bidirectional, false) {
+	c.Activation = r.activation("gelu_pytorch_tanh", "hidden_activation")
+	c.Tied = get(r, true, "tie_word_embeddings")
+	r.heads(256)
+	c.AttnScale = 1 / math.Sqrt(get(r, 256.0, "query_pre_attn_scalar"))
+	r.biases()
+	if get(r, false, "use_bidirectional_attention") {
 		r.fail("use_bidirectional_attention", "attention that sees what follows is not supported")
 	}
 	r.shared()
-	if r.window = in.SlidingWindow.value; r.window == nil {
-		r.fail("sliding_window", "config.json does not say sliding_window")
-	}
+	window := r.need("sliding_window")
+	r.window = &window
 }
 
 // caps reads the bounds of scores and logits; null is none.
 func (r *reader) caps(scores, logits float64) {
-	r.c.AttnCap = or(r.in.AttnCap.or(scores), 0)
-	r.c.LogitCap = or(r.in.LogitCap.or(logits), 0)
+	r.c.AttnCap = or(unlessNull(r, scores, "attn_logit_softcapping"), 0)
+	r.c.LogitCap = or(unlessNull(r, logits, "final_logit_softcapping"), 0)
 }
 
 func (r *reader) phi3() {
-	c := r.c
-	c.Gated, c.Activation = true, r.activation("silu", r.in.HiddenAct)
-	c.Norm.Eps = or(r.in.RMSEps, 1e-5)
+	r.gated()
+	r.c.Norm.Eps = get(r, 1e-5, "rms_norm_eps")
 	r.rope(10000)
-	r.window = r.in.SlidingWindow.value
+	r.window = find[int64](r, "sliding_window")
 	r.windows(func(int64) bool { return r.window != nil })
 }
 
 func (r *reader) gpt2() {
-	c, in := r.c, r.in
-	c.Learned, c.Rotary, c.Tied = true, 0, or(in.Tied, true)
-	c.Norm = Norm{Layer: true, Eps: or(in.LayerNormEps, 1e-5)}
-	c.KVHeads, c.MLP = c.Heads, or(in.NInner, 4*c.Hidden)
-	c.Activation = r.activation("gelu_new", in.ActivationFunction)
+	c := r.c
+	c.Learned, c.Rotary, c.Tied = true, 0, get(r, true, "tie_word_embeddings")
+	c.Norm = Norm{Layer: true, Eps: get(r, 1e-5, "layer_norm_epsilon")}
+	c.KVHeads, c.MLP = c.Heads, get(r, 4*c.Hidden, "n_inner")
+	c.Activation = r.activation("gelu_new", "activation_function")
 	c.QKVBias, c.OutBias, c.MLPBias = true, true, true
-	if !or(in.ScaleWeights, true) {
+	if !get(r, true, "scale_attn_weights") {
 		c.AttnScale = 1
 	}
-	if or(in.ScaleByLayer, false) {
+	if get(r, false, "scale_attn_by_inverse_layer_idx") {
 		r.fail("scale_attn_by_inverse_layer_idx", "scores that depend on the layer are not supported")
 	}
-	if or(in.CrossAttention, false) {
+	if get(r, false, "add_cross_attention") {
 		r.fail("add_cross_attention", "attention to another model is not supported")
 	}
 }
 
 func (r *reader) nemotron() {
 	c := r.c
-	c.Norm = Norm{Layer: true, Eps: or(r.in.NormEps, 1e-5), Shift: 1}
-	c.Activation = r.activation("relu2", r.in.HiddenAct)
-	bias := or(r.in.AttentionBias, false)
-	c.QKVBias, c.OutBias, c.MLPBias = bias, bias, or(r.in.MLPBias, false)
-	if r.in.Partial == nil {
-		half := 0.5 // transformers' own default
-		r.in.Partial = &half
-	}
+	c.Norm = Norm{Layer: true, Eps: get(r, 1e-5, "norm_eps"), Shift: 1}
+	c.Activation = r.activation("relu2", "hidden_act")
+	r.biases()
+	c.MLPBias = get(r, false, "mlp_bias")
 	r.rope(10000)
 }
 
 // activation translates a name.
-func (r *reader) activation(byDefault string, v *string) Activation {
-	switch name := or(v, byDefault); name {
+func (r *reader) activation(byDefault, key string) Activation {
+	switch name := get(r, byDefault, key); name {
 	case "silu", "swish":
 		return SiLU
 	case "gelu_new", "gelu_pytorch_tanh", "gelu_fast":
@@ -427,7 +384,7 @@ func (r *reader) activation(byDefault string, v *string) Activation {
 
 // windows says which layers have one. A list of layer types, which newer files have, comes first.
 func (r *reader) windows(rule func(layer int64) bool) {
-	c, types := r.c, r.in.LayerTypes
+	c, types := r.c, get[[]string](r, nil, "layer_types")
 	if r.err != nil {
 		return
 	}
@@ -470,24 +427,28 @@ type scaling struct {
 
 // rope reads the rotary angles of both kinds of layers.
 func (r *reader) rope(theta float64) {
-	c, in := r.c, r.in
-	theta = or(in.Theta, theta)
-	partial := or(in.Partial, 1)
+	c, parameters := r.c, r.keys["rope_parameters"]
+	theta = get(r, theta, "rope_theta")
+	whole := 1.0
+	if c.Arch == "nemotron" {
+		whole = 0.5 // transformers' own default
+	}
+	partial := get(r, whole, "partial_rotary_factor")
 	switch byKind := r.byKind(); {
 	case byKind != nil: // a set of parameters for each kind of layer
 		c.Rope, _ = r.angles("rope_parameters", byKind["full_attention"], theta)
 		c.LocalRope, _ = r.angles("rope_parameters", byKind["sliding_attention"], 10000)
-	case set(in.Parameters):
+	case set(parameters):
 		var own *float64
-		c.Rope, own = r.angles("rope_parameters", in.Parameters, theta)
+		c.Rope, own = r.angles("rope_parameters", parameters, theta)
 		c.LocalRope, partial = c.Rope, or(own, partial)
 	default:
-		c.Rope, _ = r.angles("rope_scaling", in.Scaling, theta)
+		c.Rope, _ = r.angles("rope_scaling", r.keys["rope_scaling"], theta)
 		c.LocalRope = c.Rope
 	}
-	if in.ModelType == "gemma3_text" && r.byKind() == nil {
+	if c.Arch == "gemma3_text" && r.byKind() == nil {
 		// Older files scale the angles of whole attention only.
-		c.LocalRope = ir.Rope{Theta: or(in.LocalTheta, 10000)}
+		c.LocalRope = ir.Rope{Theta: get(r, 10000.0, "rope_local_base_freq")}
 	}
 	c.Rotary = int64(float64(c.HeadDim) * partial)
 }
@@ -495,10 +456,8 @@ func (r *reader) rope(theta float64) {
 // byKind is rope_parameters where it has a set for each kind of layer, else nil.
 func (r *reader) byKind() map[string]json.RawMessage {
 	var sets map[string]json.RawMessage
-	if !set(r.in.Parameters) || json.Unmarshal(r.in.Parameters, &sets) != nil {
-		return nil
-	}
-	if !set(sets["full_attention"]) && !set(sets["sliding_attention"]) {
+	if json.Unmarshal(r.keys["rope_parameters"], &sets) != nil ||
+		!set(sets["full_attention"]) && !set(sets["sliding_attention"]) {
 		return nil
 	}
 	return sets

@@ -8,22 +8,13 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// classes are the names of the families' classes in transformers, which config.json mentions.
-func classes() map[string]string {
-	return map[string]string{
-		"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-		"qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
-		"phi3": "Phi3ForCausalLM", "gpt2": "GPT2LMHeadModel", "nemotron": "NemotronForCausalLM",
-	}
-}
-
 // Write gives the configuration as a config.json that transformers reads, and that [Parse] reads
 // back to the same. Dropout, which Deepwell does not train with, is written as none.
 func (c *Config) Write() ([]byte, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	class := classes()[c.Arch]
+	class := archs[c.Arch].class
 	if class == "" || c.MoE != nil || c.MLA != nil {
 		return nil, diag.New(diag.NotSupported, "a config.json of type %q cannot be written", c.Arch)
 	}
