@@ -24,16 +24,6 @@ type Diagnosis struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// Healthy reports whether every check passed.
-func (d *Diagnosis) Healthy() bool {
-	for _, c := range d.Checks {
-		if !c.OK {
-			return false
-		}
-	}
-	return true
-}
-
 // Err is nil for a healthy machine, and else the error that ends the command.
 func (d *Diagnosis) Err() error {
 	failed := 0

@@ -6,30 +6,12 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// An Item is work that a device does, Count times.
+// An Item is work that a device does.
 type Item struct {
 	ir.Work
-	Kind  string // of the operation; "fused" for several that are one kernel
-	Tag   ir.Tag
-	Count int64
-	Op    *ir.Op // nil if it is fused
-}
-
-// Of lists what one run of a graph does on one device, loops multiplied out.
-func Of(g *ir.Graph) []Item { return of(g, 1) }
-
-func of(g *ir.Graph, times int64) (list []Item) {
-	for _, e := range entries(g, g.Ops) {
-		if item := e.item(g, times); item.Class != ir.Fused {
-			list = append(list, item)
-		}
-	}
-	for _, op := range g.Ops {
-		if op.Body != nil {
-			list = append(list, of(op.Body, times*op.Loop().N)...)
-		}
-	}
-	return list
+	Kind string // of the operation; "fused" for several that are one kernel
+	Tag  ir.Tag
+	Op   *ir.Op // nil if it is fused
 }
 
 // An entry is an operation of its own, or several that are fused: what the kernel reads and writes.
@@ -41,13 +23,13 @@ type entry struct {
 }
 
 // item is the work of an entry in a graph whose mesh is that of g.
-func (e *entry) item(g *ir.Graph, times int64) Item {
+func (e *entry) item(g *ir.Graph) Item {
 	if e.reads == nil {
 		w := g.Work(e.op)
 		w.Sends = slices.DeleteFunc(w.Sends, func(s ir.Send) bool {
 			return s.Kind == ir.Permute && slices.Contains(e.handed, s.Of)
 		})
-		return Item{w, e.op.Kind, e.op.Tag, times, e.op}
+		return Item{w, e.op.Kind, e.op.Tag, e.op}
 	}
 	w := ir.Work{Class: ir.Streaming}
 	for _, v := range slices.Concat(e.reads, e.writes) {
@@ -55,7 +37,7 @@ func (e *entry) item(g *ir.Graph, times int64) Item {
 			w.Bytes += v.Type.Shape().Bytes()
 		}
 	}
-	return Item{w, "fused", e.op.Tag, times, nil}
+	return Item{w, "fused", e.op.Tag, nil}
 }
 
 // views only say how values are to be read, or are constants: by themselves they are no kernel.

@@ -31,8 +31,8 @@ var tags = []ir.Tag{ir.Embed, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts, i
 
 // TagsOf is the set of a list.
 func TagsOf(list []ir.Tag) (t Tags) {
-	for i, tag := range tags {
-		if slices.Contains(list, tag) {
+	for _, tag := range list {
+		if i := slices.Index(tags, tag); i >= 0 {
 			t |= 1 << i
 		}
 	}

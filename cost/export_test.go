@@ -17,3 +17,17 @@ func Built(c *model.Config, cut Cut) (*Bill, error) {
 
 // List gives the tags of a set.
 func (t Tags) List() []ir.Tag { return t.list() }
+
+// Of visits what one run of a graph does on one device, and how often.
+func Of(g *ir.Graph, times int64, visit func(Item, int64)) {
+	for _, e := range entries(g, g.Ops) {
+		if item := e.item(g); item.Class != ir.Fused {
+			visit(item, times)
+		}
+	}
+	for _, op := range g.Ops {
+		if op.Body != nil {
+			Of(op.Body, times*op.Loop().N, visit)
+		}
+	}
+}

@@ -152,5 +152,5 @@ func (x *scaler) item(e entry) Item {
 	if e.reads != nil {
 		e.reads, e.writes = x.values(e.reads), x.values(e.writes)
 	}
-	return e.item(&x.graph, 1)
+	return e.item(&x.graph)
 }

@@ -112,7 +112,7 @@ func TestTimesSumUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		for rank, r := range line.Ranks {
-			sum := r.Busy + r.Update + r.Exposed() + r.Host + r.Waiting
+			sum := r.Busy + r.Update + r.Links + r.Reduce + r.Host + r.Waiting
 			if math.Abs(sum-line.Step) > sumTolerance {
 				t.Fatalf("rank %d sums up to %v of %v", rank, sum, line.Step)
 			}

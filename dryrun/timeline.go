@@ -55,9 +55,6 @@ type Rank struct {
 	Peak    program.Memory `json:"peak"`
 }
 
-// Exposed is the communication between ranks that nothing hides.
-func (r Rank) Exposed() float64 { return r.Links + r.Reduce }
-
 // summary fills in what people read of its times.
 func (t *Timeline) summary() {
 	t.Step = seconds(t.ticks)

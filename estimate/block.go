@@ -4,6 +4,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -65,7 +66,7 @@ type builder struct {
 	e  *Estimator
 	c  *cut
 	p  *price.Prices
-	in formats // of the layer; nil where one precision is that of all
+	in precision.Layer // nil where one precision is that of all
 	block
 	seen map[[2]float64]bool // shapes of weights
 }
@@ -120,10 +121,10 @@ func (b *builder) tensorEnds(in, out []string) {
 		return seen * b.p.Collective(price.AllGather, values*width, g)
 	}
 	scatter := seen * b.p.Collective(price.ReduceScatter, bytes, g)
-	b.forward.tensor += gather(b.sent(in, fprop)) + scatter
-	b.input.tensor += gather(b.sent(out, dgrad, wgrad)) + scatter
+	b.forward.tensor += gather(b.sent(in, precision.Fprop)) + scatter
+	b.input.tensor += gather(b.sent(out, precision.Dgrad, precision.Wgrad)) + scatter
 	if b.p.Profile().Regather {
-		b.input.tensor += gather(b.sent(in, wgrad))
+		b.input.tensor += gather(b.sent(in, precision.Wgrad))
 	}
 }
 

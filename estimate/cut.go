@@ -3,9 +3,9 @@ package estimate
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 )
@@ -20,46 +20,12 @@ type cut struct {
 	sequence, overlap             bool
 	ring, balance                 bool
 	offload                       bool
-	again                         tags
+	again                         cost.Tags
 	params                        dtype.DType
 	grads                         dtype.DType
 	wire                          dtype.DType
 	gather, reduce                bool  // parameters and gradients travel in every microbatch
 	ranks                         int64 // that have a piece of a tensor, where it matters
-}
-
-// tags is a set of the parts of a block.
-type tags uint8
-
-const (
-	tagNorm tags = 1 << iota
-	tagAttn
-	tagMLP
-	tagRouter
-	tagExperts
-	tagHead
-)
-
-func (t tags) has(u tags) bool { return t&u != 0 }
-
-func tagSet(list []ir.Tag) (t tags) {
-	for _, tag := range list {
-		switch tag {
-		case ir.Norm:
-			t |= tagNorm
-		case ir.Attn:
-			t |= tagAttn
-		case ir.MLP:
-			t |= tagMLP
-		case ir.Router:
-			t |= tagRouter
-		case ir.Experts:
-			t |= tagExperts
-		case ir.Head:
-			t |= tagHead
-		}
-	}
-	return t
 }
 
 // A layout is the sizes of a plan, spelled out: the axes and where the devices of each lie.
@@ -111,7 +77,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.rows, l.seq = p.Rows()/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
-	l.again = tagSet(p.Recompute)
+	l.again = cost.TagsOf(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
 	l.offload, l.hosted = p.Offloads(plan.Activations), p.Offloads(plan.OptimizerState)
 	if e.agrees {
@@ -134,30 +100,30 @@ func (l *layout) strides(p *plan.Plan) {
 		order = defaultOrder
 	}
 	for _, axis := range slices.Backward(order) {
-		switch axis {
-		case plan.TensorAxis:
-			l.tensorAt = at
-			at *= l.tensor
-		case plan.ExpertAxis:
-			l.expertAt = at
-			at *= l.fold
-		case plan.ContextAxis:
-			l.contextAt = at
-			at *= l.context
-		case plan.FSDPAxis:
-			l.shardAt = at
-			at *= l.shard
-		case plan.DataAxis:
-			l.dataAt = at
-			at *= l.data
-		case plan.PipelineAxis:
-			l.pipeAt = at
-			at *= l.pipe
-		}
+		size, stride := l.axis(axis)
+		*stride = at
+		at *= size
 	}
 	if l.fold == 1 { // folded over the axes of the model's other part
 		l.expertAt = 1
 	}
+}
+
+// axis is the size of one, and where its stride goes.
+func (l *layout) axis(name string) (size int64, stride *int64) {
+	switch name {
+	case plan.TensorAxis:
+		return l.tensor, &l.tensorAt
+	case plan.ExpertAxis:
+		return l.fold, &l.expertAt
+	case plan.ContextAxis:
+		return l.context, &l.contextAt
+	case plan.FSDPAxis:
+		return l.shard, &l.shardAt
+	case plan.DataAxis:
+		return l.data, &l.dataAt
+	}
+	return l.pipe, &l.pipeAt
 }
 
 var defaultOrder = []string{plan.PipelineAxis, plan.DataAxis, plan.FSDPAxis, plan.ContextAxis,

@@ -3,6 +3,7 @@ package estimate
 import (
 	"math"
 
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -57,11 +58,13 @@ func (b *builder) experts() {
 // expert adds a linear layer [rows,k]·[k,n] of the experts that a device has.
 func (b *builder) expert(name string, local, rows, k, n float64) {
 	prec := b.e.precision(b.c)
-	each := [productCount]price.Precision{prec, prec, prec}
-	if b.in != nil {
-		for product := range each {
-			each[product] = b.in.of(name, product)
+	each := func(product string) price.Precision {
+		if b.in != nil {
+			return b.format(name, product)
 		}
+		return prec
+	}
+	if b.in != nil {
 		tokens := local * rows
 		b.blocks(source{k, tokens}, 1, tokens, []out{{name, n}})
 		s := b.stocked(name, local*k*n)
@@ -70,9 +73,9 @@ func (b *builder) expert(name string, local, rows, k, n float64) {
 		b.forward.quantize += b.p.Quantize(prec, local*rows*k, 2)
 		b.input.quantize += b.p.Quantize(prec, local*rows*n, 2)
 	}
-	b.forward.product += b.p.Grouped(each[fprop], local, rows, k, n, false)
-	b.input.product += b.p.Grouped(each[dgrad], local, rows, n, k, false)
-	b.weight.product += b.p.Grouped(each[wgrad], local, k, rows, n, true)
+	b.forward.product += b.p.Grouped(each(precision.Fprop), local, rows, k, n, false)
+	b.input.product += b.p.Grouped(each(precision.Dgrad), local, rows, n, k, false)
+	b.weight.product += b.p.Grouped(each(precision.Wgrad), local, k, rows, n, true)
 	b.block.experts += local * k * n
 	b.shape(k, n)
 }

@@ -3,6 +3,7 @@ package estimate
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/price"
@@ -66,7 +67,7 @@ func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, err
 			continue
 		}
 		with := *c
-		with.again = tagSet(set)
+		with.again = cost.TagsOf(set)
 		p, err := e.blocks(&with)
 		if err != nil {
 			return nil, err
@@ -116,34 +117,35 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 	norms.in, attn.in, mlp.in = k.in, k.in, k.in
 	mlp.seen = attn.seen // buffers are shared by equal shapes
 	attn.attention(k.windowed)
-	second := tagMLP
+	second := ir.MLP
 	if k.sparse {
 		norms.norms("router")
 		mlp.experts()
-		second = tagExperts
+		second = ir.Experts
 	} else {
 		norms.norms(norms.ups("")...)
 		mlp.mlp(float64(e.config.MLP))
 	}
 	input := c.piece() * e.hidden() * 2 // what comes into each half
 	whole := block{residual: input, shapes: attn.shapes + mlp.shapes}
-	all := tagNorm | tagAttn | second
+	all := cost.TagsOf([]ir.Tag{ir.Norm, ir.Attn, second})
 	modules := e.prices.Profile().Modules && c.again&all != all
-	if c.again.has(tagAttn) && !modules {
+	if c.again.Has(ir.Attn) && !modules {
 		whole.dropped += input
 	} else {
 		whole.residual += input
 	}
 	for _, part := range []struct {
 		b   *builder
-		tag tags
-	}{{norms, tagNorm}, {attn, tagAttn}, {mlp, second}} {
-		if modules && part.tag&(tagAttn|tagExperts) != 0 && c.again.has(part.tag) {
+		tag ir.Tag
+	}{{norms, ir.Norm}, {attn, ir.Attn}, {mlp, second}} {
+		if module := part.tag == ir.Attn || part.tag == ir.Experts; modules && module &&
+			c.again.Has(part.tag) {
 			part.b.halve()
 			whole.take(&part.b.block, false)
 			continue
 		}
-		whole.take(&part.b.block, c.again.has(part.tag))
+		whole.take(&part.b.block, c.again.Has(part.tag))
 	}
 	return whole
 }

@@ -13,51 +13,19 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// The products of a linear layer, as places in a list.
-const (
-	fprop = iota
-	dgrad
-	wgrad
-	productCount
-)
+// products are those of a linear layer.
+var products = []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
 
-// formats is what the products of a layer are computed in, by the name of the linear layer in a
-// policy. What is not there is in bf16. nil is a layer whose products are all in the precision of
-// the options, priced as other stacks are.
-type formats map[string][productCount]price.Precision
-
-// of gives the format of a product.
-func (f formats) of(linear string, product int) price.Precision {
-	if list, ok := f[linear]; ok {
-		return list[product]
-	}
-	return price.BF16
-}
-
-// linearNames are the linear layers that a policy may put into blocks (package precision).
-var linearNames = []string{"q", "k", "v", "o", "q_down", "q_up", "kv_down", "kv_up", "gate", "up",
-	"down", "shared_gate", "shared_up", "shared_down", "expert_gate", "expert_up", "expert_down"}
-
-// formatsOf reads a policy for one layer. A layer all in bf16 has an empty list.
-func formatsOf(p *precision.Policy, layer int) formats {
-	f := formats{}
-	for _, name := range linearNames {
-		var list [productCount]price.Precision
-		for i, product := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
-			list[i] = price.Precision(p.Of(layer, name, product))
-		}
-		if list != [productCount]price.Precision{price.BF16, price.BF16, price.BF16} {
-			f[name] = list
-		}
-	}
-	return f
+// format gives that of a product of a linear layer.
+func (b *builder) format(linear, product string) price.Precision {
+	return price.Precision(b.in.Of(linear, product))
 }
 
 // A kind is layers that cost the same.
 type kind struct {
 	windowed bool // attention sees a window
 	sparse   bool // the MLP is experts
-	in       formats
+	in       precision.Layer
 }
 
 func (k *kind) equal(o *kind) bool {
@@ -78,11 +46,11 @@ func (e *Estimator) classify() {
 		e.book = cost.New(c, e.cluster.Arch(), e.policy)
 	}
 	e.kinds, e.below = nil, nil
-	var in []formats // by layer
+	var in []precision.Layer
 	if e.policy != nil {
-		in = make([]formats, c.Layers)
+		in = make([]precision.Layer, c.Layers)
 		for _, s := range e.policy.Segments() {
-			f := formatsOf(e.policy, s.From)
+			f := e.policy.Layer(s.From)
 			for i := s.From; i < s.To && i < len(in); i++ {
 				in[i] = f
 			}
@@ -138,7 +106,7 @@ func describe(p *precision.Policy, layers int64) string {
 	for _, f := range []precision.Format{precision.NVFP4, precision.MXFP8} {
 		n := int64(0)
 		for layer := range int(layers) {
-			if has(p, layer, f) {
+			if p.Layer(layer).Has(f) {
 				some[layer] = true
 				n++
 			}
@@ -155,17 +123,6 @@ func describe(p *precision.Policy, layers int64) string {
 		words = append(words, "the others")
 	}
 	return strings.Join(words, ", ") + ", embedding and head in bf16"
-}
-
-func has(p *precision.Policy, layer int, f precision.Format) bool {
-	for _, name := range linearNames {
-		for _, product := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
-			if p.Of(layer, name, product) == f {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // A stock is what weights in blocks take more than bf16, or less where it is negative: bytes of all
@@ -213,33 +170,29 @@ func (b *builder) join(m float64, x source, cut, back float64, outs ...out) {
 
 // products adds the three products of linear layers with one input of k elements.
 func (b *builder) products(m, k, cut float64, outs []out) {
-	var wide [productCount]float64 // widths of what stays in bf16
-	for _, o := range outs {
-		n := o.width / cut
-		for product := range wide {
-			f := b.in.of(o.name, product)
-			if f == price.BF16 {
-				wide[product] += n
-				continue
+	for _, product := range products {
+		wide := 0.0 // width of what stays in bf16
+		for _, o := range outs {
+			if f := b.format(o.name, product); f == price.BF16 {
+				wide += o.width / cut
+			} else {
+				b.product(product, f, m, k, o.width/cut)
 			}
-			b.product(product, f, m, k, n)
 		}
-	}
-	for product, n := range wide {
-		if n > 0 {
-			b.product(product, price.BF16, m, k, n)
+		if wide > 0 {
+			b.product(product, price.BF16, m, k, wide)
 		}
 	}
 }
 
 // product adds one of the products of a layer [m,k]·[k,n].
-func (b *builder) product(which int, f price.Precision, m, k, n float64) {
+func (b *builder) product(which string, f price.Precision, m, k, n float64) {
 	switch which {
-	case fprop:
+	case precision.Fprop:
 		b.forward.product += b.p.Product(f, m, k, n)
-	case dgrad:
+	case precision.Dgrad:
 		b.input.product += b.p.Product(f, m, n, k)
-	case wgrad:
+	case precision.Wgrad:
 		b.weight.product += b.p.Product(f, n, m, k)
 	}
 }
@@ -250,15 +203,15 @@ func (b *builder) blocks(x source, cut, back float64, outs []out) {
 	for _, f := range []price.Precision{price.MXFP8, price.NVFP4} {
 		rows, cols, gradients := 0.0, 0.0, 0.0
 		for _, o := range outs {
-			if b.in.of(o.name, fprop) == f {
+			if b.format(o.name, precision.Fprop) == f {
 				rows = 1
 			}
-			if b.in.of(o.name, wgrad) == f {
+			if b.format(o.name, precision.Wgrad) == f {
 				cols = 1
 			}
 			sides := 0.0
-			for _, product := range []int{dgrad, wgrad} {
-				if b.in.of(o.name, product) == f {
+			for _, product := range products[1:] {
+				if b.format(o.name, product) == f {
 					sides++
 				}
 			}
@@ -309,7 +262,7 @@ func (b *builder) weights(name string, elements float64) {
 }
 
 func (b *builder) stocked(name string, elements float64) (s stock) {
-	forward, backward := b.in.of(name, fprop), b.in.of(name, dgrad)
+	forward, backward := b.format(name, precision.Fprop), b.format(name, precision.Dgrad)
 	s.forward = elements * (forward.Bytes() - 2)
 	s.backward = elements * (backward.Bytes() - 2)
 	s.own = -2 * elements
@@ -331,7 +284,7 @@ func (b *builder) stocked(name string, elements float64) (s stock) {
 
 // sent is the bytes of an element of something that linear layers multiply and devices gather
 // first: a copy for each format that its products want, each orientation by itself.
-func (b *builder) sent(names []string, products ...int) float64 {
+func (b *builder) sent(names []string, products ...string) float64 {
 	if b.in == nil {
 		return 2
 	}
@@ -340,19 +293,14 @@ func (b *builder) sent(names []string, products ...int) float64 {
 	for _, product := range products {
 		var seen []price.Precision
 		for _, name := range names {
-			f := b.in.of(name, product)
-			known := false
-			for _, s := range seen {
-				known = known || s == f
-			}
-			switch {
-			case known:
+			switch f := b.format(name, product); {
+			case slices.Contains(seen, f):
 			case f == price.BF16:
 				wide = true
 			default:
 				bytes += f.Bytes()
 			}
-			seen = append(seen, f)
+			seen = append(seen, b.format(name, product))
 		}
 	}
 	if wide {
@@ -383,5 +331,5 @@ func (b *builder) keeps(n float64, names ...string) float64 {
 	if b.in == nil {
 		return b.kept(n)
 	}
-	return n * b.sent(names, wgrad)
+	return n * b.sent(names, precision.Wgrad)
 }

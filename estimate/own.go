@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -19,18 +20,15 @@ func (e *Estimator) billed() bool {
 		!o.Plain && o.Predict == 0
 }
 
+// noBill are tags of which a bill has nothing that is computed again.
+var noBill = cost.TagsOf([]ir.Tag{ir.Embed, ir.Router, ir.Experts})
+
 // bill prices the blocks of a cut. Where rounds of the loop have several layers, each of these
 // costs their mean: no stage has a part of a round.
 func (e *Estimator) bill(c *cut, p *priced) error {
-	var again []ir.Tag
-	for _, tag := range []ir.Tag{ir.Norm, ir.Attn, ir.MLP, ir.Head} {
-		if c.again.has(tagSet([]ir.Tag{tag})) {
-			again = append(again, tag)
-		}
-	}
 	b, err := e.book.Bill(cost.Cut{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Sequence: c.sequence, Overlap: c.overlap && c.tensor > 1, Ring: c.ring, Balance: c.balance,
-		Params: c.params, Again: cost.TagsOf(again)})
+		Params: c.params, Again: c.again &^ noBill})
 	if err != nil {
 		return err
 	}
@@ -84,7 +82,7 @@ func joins(list *[]joint, item *cost.Item, into *phase) *joint {
 }
 
 // part prices one of the layers of a round, of which there are slots, or an end of the model.
-func (e *Estimator) part(c *cut, l *cost.Part, in formats, slots float64) block {
+func (e *Estimator) part(c *cut, l *cost.Part, in precision.Layer, slots float64) block {
 	b := &pricer{builder: e.builder(c)}
 	b.in = in
 	for pass, list := range l.Items() {
@@ -102,7 +100,7 @@ func (e *Estimator) part(c *cut, l *cost.Part, in formats, slots float64) block 
 	for _, q := range l.Params {
 		b.dense += float64(q.Elements)
 		for name := range strings.SplitSeq(q.Name, ".") { // block.q, or block.q.from4
-			if _, ok := in[name]; ok {
+			if slices.ContainsFunc(products, func(p string) bool { return in[[2]string{name, p}] != "" }) {
 				b.weights(name, float64(q.Elements))
 			}
 		}

@@ -13,7 +13,7 @@ import (
 // one for each layer of a stack.
 //
 // An element of the parameter is an element of one of the tensors: a range of the tensor's rows or
-// columns, transposed or not, and stacked. [Param.Forward] and [Param.Inverse] say which; reading
+// columns, transposed or not, and stacked. [Param.Inverse] says which; reading
 // and writing a checkpoint are [Take] and [Put].
 type Param struct {
 	Name string   // of the input of the graph
@@ -139,19 +139,6 @@ func (p *Param) matrix() (cols, row0, rows1, col0, cols1 int64) {
 		return cols, p.From, p.To - p.From, 0, cols
 	}
 	return cols, 0, rows, p.From, p.To - p.From
-}
-
-// Forward says where element i of the parameter stands: at place j of tensor t, both counted from 0
-// in the order of rows.
-func (p *Param) Forward(i int64) (t int, j int64) {
-	part := p.part()
-	t, i = int(i/part), i%part
-	cols, row0, rows, col0, width := p.matrix()
-	r, c := i/width, i%width
-	if p.Transposed {
-		r, c = i%rows, i/rows
-	}
-	return t, (row0+r)*cols + col0 + c
 }
 
 // Inverse says which element of the parameter stands at place j of tensor t, if it is one of its.

@@ -1,6 +1,8 @@
 package precision
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -78,6 +80,31 @@ func (p *Policy) Of(layer int, linear, product string) Format {
 	}
 	return BF16
 }
+
+// A Layer is what the products of one layer are computed in, by linear layer and product; what is
+// not there is in BF16.
+type Layer map[[2]string]Format
+
+// Layer gives the formats of a layer.
+func (p *Policy) Layer(layer int) Layer {
+	l := Layer{}
+	for linear := range tagged {
+		for _, product := range products {
+			if f := p.Of(layer, linear, product); f != BF16 {
+				l[[2]string{linear, product}] = f
+			}
+		}
+	}
+	return l
+}
+
+// Of gives the format of a product.
+func (l Layer) Of(linear, product string) Format {
+	return cmp.Or(l[[2]string{linear, product}], BF16)
+}
+
+// Has reports whether any product has a format, which is not BF16.
+func (l Layer) Has(f Format) bool { return slices.Contains(slices.Collect(maps.Values(l)), f) }
 
 // Why gives the reason of the rule that decides, or "" where there is none.
 func (p *Policy) Why(layer int, linear, product string) string {

@@ -102,11 +102,11 @@ type transfer struct {
 
 // transfers gives, by receiving rank, what it receives, in the order in which it should.
 func (s *Schedule) transfers(t *Timeline, capacity int) [][]transfer {
-	starts := s.newClock()
+	starts := results[int64](s)
 	for rank, list := range s.Lists {
 		for place, a := range list {
 			if a.Kind != Weight {
-				*starts.of(a) = t.Spans[rank][place].Start
+				*starts(a) = t.Spans[rank][place].Start
 			}
 		}
 	}
@@ -122,7 +122,7 @@ func (s *Schedule) transfers(t *Timeline, capacity int) [][]transfer {
 			to := s.Rank(stage)
 			user := Action{a.Kind, stage, a.Micro}
 			channels[to] = append(channels[to], transfer{a, from,
-				sendAt(t.Spans[from][place].End), receiveFor(*starts.of(user))})
+				sendAt(t.Spans[from][place].End), receiveFor(*starts(user))})
 		}
 		for to, channel := range channels {
 			hurry(channel, capacity)

@@ -169,26 +169,17 @@ func (s *Schedule) feeds(a Action) int {
 	return -1
 }
 
-// A clock notes a number for each forward and each gradient of the input; -1 is not yet.
-type clock struct {
-	micros            int
-	forward, gradient []int64
-}
-
-func (s *Schedule) newClock() clock {
+// results makes room for a number for each forward and each gradient of an input.
+func results[T any](s *Schedule) func(Action) *T {
 	n := s.Stages() * s.Micros
-	times := make([]int64, 2*n)
-	for i := range times {
-		times[i] = -1
+	list := make([]T, 2*n)
+	return func(a Action) *T {
+		at := a.Stage*s.Micros + a.Micro
+		if a.Kind != Forward {
+			at += n
+		}
+		return &list[at]
 	}
-	return clock{s.Micros, times[:n], times[n:]}
-}
-
-func (c clock) of(a Action) *int64 {
-	if a.Kind == Forward {
-		return &c.forward[a.Stage*c.micros+a.Micro]
-	}
-	return &c.gradient[a.Stage*c.micros+a.Micro]
 }
 
 // stuck describes a circle of ranks that wait for each other. Every stuck rank waits for one that

@@ -42,16 +42,7 @@ func (s *Schedule) Order() (*Order, error) {
 		total += len(list)
 	}
 	o := &Order{Ranks: s.Ranks, Visits: make([]Visit, 0, total)}
-	// Where results stand in the order, from 1 on; 0 is not yet.
-	n := s.Stages() * s.Micros
-	both := make([]int32, 2*n)
-	at := func(a Action) *int32 {
-		i := a.Stage*s.Micros + a.Micro
-		if a.Kind != Forward {
-			i += n
-		}
-		return &both[i]
-	}
+	at := results[int32](s) // where they stand in the order, from 1 on; 0 is not yet
 	place := make([]int, s.Ranks)
 	waits := make([]bool, s.Ranks)
 	ready := make([]int, s.Ranks)

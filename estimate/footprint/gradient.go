@@ -201,7 +201,7 @@ func (g *gradient) headGrad() int {
 func (g *gradient) stays() bool {
 	few := false
 	if g.p.narrow != nil {
-		g.p.narrow.each(g.part.mix, func(c *class, _ int64) { few = few || c.narrows() })
+		g.p.narrow.each(g.part.mix, func(c class, _ int64) { few = few || len(c) > 0 })
 	}
 	return g.w.gather == "micro" && !few
 }

@@ -1,6 +1,7 @@
 package footprint
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -18,8 +19,8 @@ func (p *Predictor) In(policy *precision.Policy) {
 	n := &narrow{of: make([]int, p.config.Layers), slots: int(p.slots), mixes: map[[2]int64]int{},
 		counts: [][]int64{nil}}
 	for _, s := range policy.Segments() {
-		c := classOf(policy, s.From)
-		at := slices.Index(n.classes, c)
+		c := policy.Layer(s.From)
+		at := slices.IndexFunc(n.classes, func(o class) bool { return maps.Equal(o, c) })
 		if at < 0 {
 			at = len(n.classes)
 			n.classes = append(n.classes, c)
@@ -33,43 +34,8 @@ func (p *Predictor) In(policy *precision.Policy) {
 	}
 }
 
-// The linear layers of a block, and their products, as places in a class.
-var (
-	blockLinears  = []string{"q", "k", "v", "o", "gate", "up", "down"}
-	blockProducts = []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
-)
-
-const (
-	fprop = iota
-	dgrad
-	wgrad
-)
-
-// A class is the formats of a layer, by linear layer and product; what is in the model's own type
-// is empty.
-type class [7][3]precision.Format
-
-func classOf(p *precision.Policy, layer int) (c class) {
-	for i, linear := range blockLinears {
-		for j, product := range blockProducts {
-			if f := p.Of(layer, linear, product); f != precision.BF16 {
-				c[i][j] = f
-			}
-		}
-	}
-	return c
-}
-
-// of gives the format of a product of a parameter, which is named as the model names it.
-func (c *class) of(linear string, product int) precision.Format {
-	if i := slices.Index(blockLinears, linear); i >= 0 {
-		return c[i][product]
-	}
-	return ""
-}
-
-// narrows tells whether any of the products of a layer is in few bits.
-func (c *class) narrows() bool { return *c != class{} }
+// A class is the formats of layers that are alike.
+type class = precision.Layer
 
 // A narrow is the layers of a model by class. Parts of a model that have as many of each class need
 // the same: each such mix has a number, and 0 is that of a model without a policy.
@@ -110,7 +76,7 @@ func (n *narrow) mix(from, to int64) int {
 }
 
 // each goes through the classes of a mix.
-func (n *narrow) each(mix int, visit func(c *class, layers int64)) {
+func (n *narrow) each(mix int, visit func(c class, layers int64)) {
 	counts := n.counts[mix]
 	for i := range n.classes {
 		layers := int64(0)
@@ -118,7 +84,7 @@ func (n *narrow) each(mix int, visit func(c *class, layers int64)) {
 			layers += counts[at]
 		}
 		if layers > 0 {
-			visit(&n.classes[i], layers)
+			visit(n.classes[i], layers)
 		}
 	}
 }
@@ -147,28 +113,25 @@ func (p *Predictor) segments(list []holding, q *param, mix int) []holding {
 	n := p.narrow
 	for i := range n.classes {
 		if layers := n.counts[mix][q.slot*len(n.classes)+i]; layers > 0 {
-			list = append(list, holding{q, layers, i, n.classes[i].few(q, layers)})
+			list = append(list, holding{q, layers, i, fewOf(n.classes[i], q, layers)})
 		}
 	}
 	return list
 }
 
-// few adds up the copies of a parameter of some layers; nil if none is in few bits.
-func (c *class) few(q *param, layers int64) *few {
+// fewOf adds up the copies of a parameter of some layers; nil if none is in few bits.
+func fewOf(c class, q *param, layers int64) *few {
 	linear := q.name[strings.LastIndexByte(q.name, '.')+1:]
-	if q.vector || !slices.Contains(blockLinears, linear) {
-		return nil
-	}
-	forward, backward := c.of(linear, fprop), c.of(linear, dgrad)
-	if forward == "" && backward == "" {
+	forward, backward := c.Of(linear, precision.Fprop), c.Of(linear, precision.Dgrad)
+	if q.vector || forward == precision.BF16 && backward == precision.BF16 {
 		return nil
 	}
 	f := few{forward: layers * bits(forward), backward: layers * bits(backward)}
-	if forward == "" || backward == "" {
-		f.own = layers * bits("")
+	if forward == precision.BF16 || backward == precision.BF16 {
+		f.own = layers * bits(precision.BF16)
 	}
 	for _, one := range []precision.Format{forward, backward} {
-		if one != "" {
+		if one != precision.BF16 {
 			f.own += layers * bits(one)
 		}
 		if one == precision.NVFP4 {
@@ -257,8 +220,8 @@ func (g *gradient) turnedFactors() (bytes int64) {
 		return 0
 	}
 	mx := false
-	g.p.narrow.each(g.part.mix, func(c *class, _ int64) {
-		mx = mx || c.of("down", wgrad) == precision.MXFP8
+	g.p.narrow.each(g.part.mix, func(c class, _ int64) {
+		mx = mx || c.Of("down", precision.Wgrad) == precision.MXFP8
 	})
 	for i := range g.s.bill.Layers {
 		if l, rounds := &g.s.bill.Layers[i], g.s.rounds(g.part, i); mx {
@@ -318,17 +281,15 @@ func (g *gradient) blocks(m *space) {
 	}
 	var largest, most int64
 	mlp := g.s.mlp
-	g.p.narrow.each(g.part.mix, func(c *class, layers int64) {
-		if !c.narrows() {
+	g.p.narrow.each(g.part.mix, func(c class, layers int64) {
+		if len(c) == 0 {
 			return
 		}
 		if !g.s.again(ir.MLP) {
-			largest = max(largest, mlp/g.s.elem/32*bits(c.of("down", wgrad))*layers)
+			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
 		}
 		each := int64(1)
-		if slices.ContainsFunc(c[:], func(list [3]precision.Format) bool {
-			return slices.Contains(list[:], precision.NVFP4)
-		}) {
+		if c.Has(precision.NVFP4) {
 			each = 7
 		}
 		most = max(most, each*mlp)
