@@ -101,7 +101,8 @@ func TestDrawings(t *testing.T) {
 		}
 		got, path := line.SVG(), filepath.Join("testdata", name+"-4x8.svg")
 		if *update {
-			if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got, 0o644)); err != nil {
+			err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got, 0o644))
+			if err != nil {
 				t.Fatal(err)
 			}
 		}
