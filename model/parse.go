@@ -182,7 +182,9 @@ func find[T any](r *reader, keys ...string) *T {
 }
 
 // get is find with a default.
-func get[T any](r *reader, byDefault T, keys ...string) T { return or(find[T](r, keys...), byDefault) }
+func get[T any](r *reader, byDefault T, keys ...string) T {
+	return or(find[T](r, keys...), byDefault)
+}
 
 // unlessNull is find with a default for keys where null says something else than a missing one.
 func unlessNull[T any](r *reader, byDefault T, key string) *T {
