@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // blockKinds are the operations that Transformers are made of.
@@ -207,15 +208,16 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
 		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
 	}
-	if len(segments) > 0 {
-		if err := inferSegments(g, op, segments); err != nil {
-			return nil, err
-		}
+	if err := inferBeside(g, op, "segments", segments, func(x Type, i int) []Dim {
+		return Without(x.Dims, []string{Heads, KVHeads}[i], HeadDim)
+	}); err != nil {
+		return nil, err
 	}
-	if places != nil {
-		if err := inferPlaces(g, op, places); err != nil {
-			return nil, err
-		}
+	if err := inferBeside(g, op, "places", places, func(x Type, i int) []Dim {
+		name := []string{Seq, Keys}[i]
+		return []Dim{{name, x.Size(name)}}
+	}); err != nil {
+		return nil, err
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
 	if err := sameDims(k, v); err != nil {
@@ -248,43 +250,19 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	return []Type{q, {dtype.F32, rows, q.Place}}, nil
 }
 
-// inferSegments checks the numbers of documents that queries and keys belong to, which stand where
-// queries and keys do.
-func inferSegments(g *Graph, op *Op, segments []*Value) error {
-	for i, name := range []string{Heads, KVHeads} {
-		x, s := op.In[i].Type, segments[i].Type
-		if i == 1 {
-			x = allKeys(g, op)
-		}
-		want := Type{Elem: dtype.S32, Dims: Without(x.Dims, name, HeadDim)}
-		for _, share := range x.Place {
-			if share.How != name {
-				want.Place = want.Place.With(share.Axis, share.How)
-			}
-		}
-		if !s.Equal(want) {
-			return fmt.Errorf("the segments of %s are %s, not %s", x, s, want)
-		}
-	}
-	return nil
-}
-
-// inferPlaces checks the places in the sequence of queries and keys, which tell who comes before
-// whom where a device does not have all queries.
-func inferPlaces(g *Graph, op *Op, places []*Value) error {
-	for i, name := range []string{Seq, Keys} {
+// inferBeside checks what stands beside queries and keys, with some of their dimensions and cut as
+// they are: the numbers of documents that they belong to, and their places in the sequence, which
+// tell who comes before whom where a device does not have all queries.
+func inferBeside(g *Graph, op *Op, what string, pair []*Value, dims func(Type, int) []Dim) error {
+	for i, v := range pair {
 		x := op.In[i].Type
 		if i == 1 {
 			x = allKeys(g, op)
 		}
-		want := Type{Elem: dtype.S32, Dims: []Dim{{name, x.Size(name)}}}
-		for _, s := range x.Place {
-			if s.How == name {
-				want.Place = want.Place.With(s.Axis, name)
-			}
-		}
-		if !places[i].Type.Equal(want) {
-			return fmt.Errorf("the places of %s are %s, not %s", x, places[i].Type, want)
+		want := Type{Elem: dtype.S32, Dims: dims(x, i)}
+		want.Place = lists.Filter(x.Place, func(s Share) bool { return want.Index(s.How) >= 0 })
+		if !v.Type.Equal(want) {
+			return fmt.Errorf("the %s of %s are %s, not %s", what, x, v.Type, want)
 		}
 	}
 	return nil
@@ -309,12 +287,9 @@ func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return nil
 	}
-	in := []*Value{d.Use(op.In[0]), d.Use(op.In[1]), d.Use(op.In[2]), d.Use(op.Out[0]),
-		d.Use(op.Out[1]), dy[0]}
-	for _, extra := range op.In[3:] {
-		in = append(in, d.Use(extra))
-	}
-	return d.op("attention_grad", op.Attrs, nil, in...)
+	in := lists.Map(slices.Concat(op.In[:3], op.Out), d.Use)
+	extras := lists.Map(op.In[3:], d.Use)
+	return d.op("attention_grad", op.Attrs, nil, slices.Concat(in, dy[:1], extras)...)
 }
 
 // inferCrossEntropy gives the loss of each row and the logarithm of its sum of exponentials, which
@@ -410,10 +385,7 @@ func inferTopK(_ *Graph, op *Op) ([]Type, error) {
 
 // RMSNorm divides x by its root mean square along a dimension and multiplies by w + shift.
 func (b *Builder) RMSNorm(x, w *Value, dim string, eps, shift float64) *Value {
-	a := map[string]any{"dim": dim, "eps": eps}
-	if shift != 0 {
-		a["shift"] = shift
-	}
+	a := map[string]any{"dim": dim, "eps": eps, "shift": some(shift)}
 	return b.one("rms_norm", attrs(a), x, w)
 }
 
@@ -433,14 +405,8 @@ type Rope struct{ Theta, Factor, Low, High, Original float64 }
 
 // Rope rotates the halves of x's last dimension by position.
 func (b *Builder) Rope(x, pos *Value, r Rope) *Value {
-	a := map[string]any{"theta": r.Theta}
-	for key, v := range map[string]float64{
-		"factor": r.Factor, "low": r.Low, "high": r.High, "original": r.Original,
-	} {
-		if v != 0 {
-			a[key] = v
-		}
-	}
+	a := map[string]any{"theta": r.Theta, "factor": some(r.Factor), "low": some(r.Low),
+		"high": some(r.High), "original": some(r.Original)}
 	return b.one("rope", attrs(a), x, pos)
 }
 
@@ -464,22 +430,14 @@ type Attention struct {
 
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
-	a := map[string]any{"scale": how.Scale, "causal": how.Causal}
-	if how.Window > 0 {
-		a["window"] = how.Window
-	}
-	if how.SoftCap > 0 {
-		a["softcap"] = how.SoftCap
-	}
-	if how.Products.Valid() {
-		a["in"] = how.Products.String()
-	}
+	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.Products),
+		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
+		"placed": how.Places != nil}
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)
 	}
 	if how.Places != nil {
-		a["placed"] = true
 		in = append(in, how.Places, how.KeyPlaces)
 	}
 	return b.op("attention", attrs(a), nil, in...)[0]

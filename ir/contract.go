@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // contractKinds are the products. A dot multiplies over the dimensions that both arguments have and
@@ -24,12 +25,10 @@ func contractKinds() map[string]Kind {
 		"linear_dx": {1, takes(2, inferDot), nil, dots},
 		"linear_dw": {1, takes(2, inferDot), nil, dots},
 		"embedding": {1, takes(2, inferEmbedding), func(d *Differ, op *Op, dy []*Value) []*Value {
-			t := Type{op.In[1].Type.Elem, op.In[1].Type.Dims, nil}
-			for _, s := range op.In[1].Type.Place {
-				if s.How == t.Dims[0].Name { // each device has its own rows
-					t.Place = t.Place.With(s.Axis, s.How)
-				}
-			}
+			t := op.In[1].Type
+			t.Place = lists.Filter(t.Place, func(s Share) bool { // each device has its own rows
+				return s.How == t.Dims[0].Name
+			})
 			a := attrs(map[string]any{"type": t.String()})
 			return []*Value{nil, d.one("embedding_dw", a, d.Use(op.In[0]), dy[0])}
 		}, embeddingWork},
@@ -41,10 +40,6 @@ func contractKinds() map[string]Kind {
 // from the input: what the two gradients sum over.
 func outOf(op *Op) []string {
 	return Names(Without(op.In[1].Type.Dims, op.Attrs.List("over")...))
-}
-
-func rowsOf(op *Op) []string {
-	return Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
 }
 
 // inferDot gives the dimensions of the first argument, then those of the second it did not have,
@@ -165,17 +160,8 @@ func (b *Builder) LinearIn(x, w *Value, products dtype.DType) *Value {
 	if b.err != nil || x == nil || w == nil {
 		return b.one("linear", nil, x, w)
 	}
-	a := map[string]any{}
-	if products.Valid() {
-		a["in"] = products.String()
-	}
-	var over []string
-	for _, d := range w.Type.Dims {
-		if x.Type.Index(d.Name) >= 0 {
-			over = append(over, d.Name)
-		}
-	}
-	a["over"] = over
+	over := lists.Filter(w.Type.Dims, func(d Dim) bool { return x.Type.Index(d.Name) >= 0 })
+	a := map[string]any{"in": spelled(products), "over": Names(over)}
 	return b.one("linear", attrs(a), x, w)
 }
 

@@ -23,9 +23,7 @@ const ErrorSums = 6
 // it was rounded and list what came of it: [ErrorSums] numbers, of a stack each for all layers.
 // Where a Hadamard transform came before the rounding, what it gave is the source.
 func (b *Builder) QuantizeStats(x *Value, q Quantize, list ...*Value) *Value {
-	a := map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
-		"hadamard": q.Hadamard}
-	return b.one("quantize_stats", attrs(a), append([]*Value{x}, list...)...)
+	return b.one("quantize_stats", q.attrs(), append([]*Value{x}, list...)...)
 }
 
 func inferQuantizeStats(g *Graph, op *Op) ([]Type, error) {
@@ -37,8 +35,7 @@ func inferQuantizeStats(g *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	x := op.In[0]
-	types, err := quantized(g, x, Quantize{Format: f, Along: op.Attrs.List("along"),
-		Tile: op.Attrs.Bool("tile")})
+	types, err := quantized(g, x, quantizeOf(op))
 	if err != nil {
 		return nil, err
 	}
@@ -141,11 +138,7 @@ func (e *expander) measure(all []Stat, sources []source) {
 	if len(parts) == 0 {
 		return
 	}
-	v := parts[0]
-	if len(parts) > 1 {
-		v = e.Concat(dimStat, parts...)
-	}
-	if v = e.JoinSums(v); e.err == nil {
+	if v := e.JoinSums(e.Together(dimStat, parts)); e.err == nil {
 		v.Name, v.Means = StatErrors, program.Stat.For("")
 		e.g.Results = append(e.g.Results, v)
 	}
@@ -156,10 +149,7 @@ func (g *gauge) place(op *Op) int64 {
 	if i := slices.Index(g.made, op); i >= 0 {
 		return int64(i)
 	}
-	a := op.Attrs
-	q := Quantize{Format: Format(a.Text("format")), Along: a.List("along"), Tile: a.Bool("tile"),
-		Hadamard: a.Bool("hadamard")}
-	list := op.Out
+	q, list := quantizeOf(op), op.Out
 	if q.Format == NVFP4 {
 		list = append(slices.Clone(list), op.In[1])
 	}
@@ -177,10 +167,7 @@ func (e *expander) gauged(g *gauge) *Value {
 	if len(g.sums) == 0 || e.err != nil {
 		return nil
 	}
-	v := g.sums[0]
-	if len(g.sums) > 1 {
-		v = g.b.Concat(dimStat, g.sums...)
-	}
+	v := g.b.Together(dimStat, g.sums)
 	if g.loop == nil || g.b.err != nil {
 		e.err = g.b.err
 		return v

@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -85,9 +86,9 @@ func (e *expander) walk() {
 	e.inPlace(func(op *Op) []*Value {
 		switch {
 		case op.Kind == "linear" && op.Attrs.Text("fprop") != "":
-			return []*Value{e.forward(op)}
+			return []*Value{e.product(op, "fprop", "x", "w")}
 		case op.Kind == "linear_dx" && op.Attrs.Text("dgrad") != "":
-			return []*Value{e.inputGrad(op)}
+			return []*Value{e.product(op, "dgrad", "dy", "wT")}
 		case op.Kind == "block_dw":
 			return []*Value{e.weightGrad(op)}
 		case op.Kind == "repeat":
@@ -103,12 +104,12 @@ func (e *expander) walk() {
 func adjoin(ops []*Op) []*Op {
 	var out []*Op
 	done := map[*Op]bool{}
-	put := func(op *Op) {
-		if done[op] {
-			return
+	put := func(list ...*Op) {
+		for _, op := range list {
+			if !done[op] {
+				done[op], out = true, append(out, op)
+			}
 		}
-		done[op] = true
-		out = append(out, op)
 	}
 	for i, op := range ops {
 		if op.Kind != "quantize" || done[op] {
@@ -121,15 +122,11 @@ func adjoin(ops []*Op) []*Op {
 				continue
 			}
 			if first, ok := before(other, done); ok {
-				for _, one := range first {
-					put(one)
-				}
+				put(first...)
 				list = append(list, other)
 			}
 		}
-		for _, one := range list {
-			put(one)
-		}
+		put(list...)
 	}
 	return out
 }
@@ -154,30 +151,23 @@ func before(op *Op, done map[*Op]bool) (list []*Op, ok bool) {
 	return list, true
 }
 
-func (e *expander) forward(op *Op) (y *Value) {
-	f, over := Format(op.Attrs.Text("fprop")), op.Attrs.List("over")
+// product is that of a linear, forward or for the gradient of its input; its operands are told by
+// the names x and w.
+func (e *expander) product(op *Op, format, x, w string) (y *Value) {
+	f, over := Format(op.Attrs.Text(format)), op.Attrs.List("over")
 	e.Tagged(op.Tag, func() {
-		x := e.narrowed(op.In[0], Quantize{Format: f, Along: over})
-		w := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f == NVFP4})
-		e.tell(op, "x", f, x, "")
-		kept, name := e.local(w)
-		e.tell(op, "w", f, kept, name)
-		y = e.BlockDot(f, x, w, over, op.Out[0].Type.Elem)
+		how := Quantize{Format: f, Along: over}
+		if format == "dgrad" {
+			how = e.noisy(op, how, 0)
+		}
+		a := e.narrowed(op.In[0], how)
+		b := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f == NVFP4})
+		e.tell(op, x, f, a, "")
+		kept, name := e.local(b)
+		e.tell(op, w, f, kept, name)
+		y = e.BlockDot(f, a, b, over, op.Out[0].Type.Elem)
 	})
 	return y
-}
-
-func (e *expander) inputGrad(op *Op) (dx *Value) {
-	f, over := Format(op.Attrs.Text("dgrad")), op.Attrs.List("over")
-	e.Tagged(op.Tag, func() {
-		dy := e.narrowed(op.In[0], e.noisy(op, Quantize{Format: f, Along: over}, 0))
-		w := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f == NVFP4})
-		e.tell(op, "dy", f, dy, "")
-		kept, name := e.local(w)
-		e.tell(op, "wT", f, kept, name)
-		dx = e.BlockDot(f, dy, w, over, op.Out[0].Type.Elem)
-	})
-	return dx
 }
 
 func (e *expander) weightGrad(op *Op) (dw *Value) {
@@ -310,10 +300,11 @@ func (e *expander) asked(v *Value, q Quantize) []*Value {
 		e.fail(err)
 		return nil
 	}
-	base := e.called(v.Name) + "." + string(q.Format) + "." + strings.Join(q.Along, "_")
-	if e.inside {
-		base = v.Name + "." + string(q.Format) + "." + strings.Join(q.Along, "_")
+	base := v.Name
+	if !e.inside {
+		base = e.called(v.Name)
 	}
+	base += "." + string(q.Format) + "." + strings.Join(q.Along, "_")
 	w := want{from: v, how: q}
 	for i, suffix := range []string{"", ".scale", ".amax"}[:len(types)] {
 		w.values = append(w.values, &Value{Name: base + suffix, Type: types[i], Role: Param,
@@ -326,17 +317,15 @@ func (e *expander) asked(v *Value, q Quantize) []*Value {
 	}
 	e.g.Inputs = append(e.g.Inputs, w.values...)
 	c := Copy{Param: v.Name, Elem: v.Type.Elem, Quantize: q}
-	for _, x := range w.values {
-		c.Names = append(c.Names, x.Name)
-	}
+	c.Names = lists.Map(w.values, func(x *Value) string { return x.Name })
 	*e.copies = append(*e.copies, c)
 	return w.values
 }
 
 // quantized gives the types of a value in blocks.
 func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
-	op := &Op{Kind: "quantize", In: []*Value{v}, Attrs: attrs(map[string]any{
-		"format": string(q.Format), "along": q.Along, "tile": q.Tile})}
+	q.Hadamard = false
+	op := &Op{Kind: "quantize", In: []*Value{v}, Attrs: q.attrs()}
 	if q.Format == NVFP4 {
 		op.In = append(op.In, &Value{Type: Type{Elem: dtype.F32}})
 	}
@@ -495,8 +484,7 @@ func (g *Graph) prune() {
 	for _, v := range g.Results {
 		read[v] = true
 	}
-	for i := len(g.Ops) - 1; i >= 0; i-- {
-		op := g.Ops[i]
+	for i, op := range slices.Backward(g.Ops) {
 		if !slices.ContainsFunc(op.Out, func(v *Value) bool { return read[v] }) {
 			g.Ops[i] = nil
 			continue

@@ -70,10 +70,11 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 	return &Gradient{Forward: fwd, Backward: bw, Seeds: seeds, Wrt: wrt}, fwd.Verify()
 }
 
-// dualPlace is the placement of a value's gradient: copies have equal gradients, pieces have
+// dual is the type of a value's gradient: copies have equal gradients, pieces have
 // theirs, and every term of a sum has the gradient of the sum.
-func dualPlace(p Placement) Placement {
-	return lists.Filter(p, func(s Share) bool { return s.How != Partial })
+func dual(t Type) Type {
+	t.Place = lists.Filter(t.Place, func(s Share) bool { return s.How != Partial })
+	return t
 }
 
 // A Differ builds the backward graph of a forward one.
@@ -121,13 +122,11 @@ func (d *Differ) seed() []string {
 		if !d.needs[v] {
 			continue
 		}
-		t := v.Type
-		t.Place = dualPlace(t.Place)
 		names[i] = "d." + v.Name
 		if slices.Contains(names[:i], names[i]) {
 			names[i] = fmt.Sprintf("d%d.%s", i, v.Name)
 		}
-		d.accumulate(v, d.Input(names[i], Residual, t, "").As(program.Seed.For("")))
+		d.accumulate(v, d.Input(names[i], Residual, dual(v.Type), "").As(program.Seed.For("")))
 	}
 	return names
 }
@@ -197,34 +196,25 @@ func (d *Differ) accumulate(v, g *Value) {
 		return
 	}
 	if !old.Type.Place.Equal(g.Type.Place) {
-		old, g = d.reduce(old, v), d.reduce(g, v)
+		old, g = d.reduce(old), d.reduce(g)
 	}
 	d.grads[v] = d.Add(old, g)
 }
 
 // settled gives a value's gradient with the placement that it must have.
 func (d *Differ) settled(v *Value) *Value {
-	g := d.grads[v]
-	if g == nil {
-		return nil
+	if d.grads[v] != nil {
+		d.grads[v] = d.reduce(d.grads[v])
 	}
-	g = d.reduce(g, v)
-	d.grads[v] = g
-	return g
+	return d.grads[v]
 }
 
-// reduce sums what is still in terms over the axes along which the value itself has copies.
-func (d *Differ) reduce(g, v *Value) *Value {
-	var axes []string
-	for _, s := range g.Type.Place {
-		if s.How == Partial && dualPlace(v.Type.Place).On(s.Axis) != Partial {
-			axes = append(axes, s.Axis)
-		}
+// reduce sums what is still in terms.
+func (d *Differ) reduce(g *Value) *Value {
+	if axes := g.Type.Place.Axes(Partial); len(axes) > 0 {
+		return d.AllReduce(g, axes...)
 	}
-	if len(axes) == 0 {
-		return g
-	}
-	return d.AllReduce(g, axes...)
+	return g
 }
 
 // Use gives a forward value inside the backward graph: an input that both graphs have, a constant,
@@ -251,13 +241,7 @@ func (d *Differ) Use(v *Value) *Value {
 
 // fold sums a gradient over the dimensions along which an argument was repeated.
 func (d *Differ) fold(g, like *Value) *Value {
-	var over []string
-	for _, dim := range g.Type.Dims {
-		if like.Type.Index(dim.Name) < 0 {
-			over = append(over, dim.Name)
-		}
-	}
-	if len(over) > 0 {
+	if over := Names(Without(g.Type.Dims, Names(like.Type.Dims)...)); len(over) > 0 {
 		g = d.Sum(g, over...)
 	}
 	return d.order(g, like)
@@ -271,13 +255,10 @@ func (d *Differ) order(g, like *Value) *Value {
 // dotInto is the gradient of one argument of a dot: the product with the other argument, summed
 // over everything that the argument does not have.
 func (d *Differ) dotInto(dy, other, like *Value) *Value {
-	var over []string
-	for _, dim := range dy.Type.Dims {
-		if like.Type.Index(dim.Name) < 0 && other.Type.Index(dim.Name) >= 0 {
-			over = append(over, dim.Name)
-		}
-	}
-	return d.fold(d.Dot(dy, other, over...), like)
+	over := lists.Filter(Without(dy.Type.Dims, Names(like.Type.Dims)...), func(dim Dim) bool {
+		return other.Type.Index(dim.Name) >= 0
+	})
+	return d.fold(d.Dot(dy, other, Names(over)...), like)
 }
 
 // unreduce repeats the gradient of a reduction along the dimensions that were reduced.
@@ -287,13 +268,7 @@ func (d *Differ) unreduce(g *Value, op *Op) *Value {
 		if !slices.Contains(op.Attrs.List("over"), dim.Name) {
 			continue
 		}
-		var cut []string
-		for _, s := range x.Place {
-			if s.How == dim.Name {
-				cut = append(cut, s.Axis)
-			}
-		}
-		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "cut": cut}
+		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "cut": x.Place.Axes(dim.Name)}
 		g = d.one("broadcast", attrs(a), g)
 	}
 	return g

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
@@ -122,6 +123,22 @@ func attrs(m map[string]any) Attrs {
 	return list
 }
 
+// some leaves out what is zero.
+func some[T comparable](v T) any {
+	if v == *new(T) {
+		return nil
+	}
+	return v
+}
+
+// spelled is the name of an element type, "" for Invalid.
+func spelled(t dtype.DType) string {
+	if !t.Valid() {
+		return ""
+	}
+	return t.String()
+}
+
 func (a Attrs) get(key string) any {
 	for _, x := range a {
 		if x.Key == key {
@@ -220,12 +237,30 @@ func (g *Graph) Params() []*Value {
 
 // AxisSize is the number of devices along an axis of the mesh, 1 if there is no such axis.
 func (g *Graph) AxisSize(axis string) int64 {
-	for _, a := range g.Mesh {
+	size, _ := Along(g.Mesh, axis)
+	return size
+}
+
+// Along gives how many devices stand along an axis of a mesh, and how far apart; 1 and 1 if there
+// is no such axis. Devices are numbered along the last axis first.
+func Along(mesh []Axis, axis string) (size, stride int64) {
+	stride = 1
+	for _, a := range slices.Backward(mesh) {
 		if a.Name == axis {
-			return a.Size
+			return a.Size, stride
 		}
+		stride *= a.Size
 	}
-	return 1
+	return 1, 1
+}
+
+// Devices is how many a mesh has.
+func Devices(mesh []Axis) int64 {
+	n := int64(1)
+	for _, a := range mesh {
+		n *= a.Size
+	}
+	return n
 }
 
 // fresh gives names that a graph does not have yet.

@@ -16,7 +16,7 @@ func meshKinds() map[string]Kind {
 		"all_reduce": {1, takes(1, inferAllReduce), func(_ *Differ, _ *Op, dy []*Value) []*Value {
 			return dy
 		}, reduceWork},
-		"all_gather": {1, inferAllGather, func(d *Differ, op *Op, dy []*Value) []*Value {
+		"all_gather": {1, inferPiece("", true), func(d *Differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
 				if sum, err := dtype.Parse(op.Attrs.Text("sum")); err == nil {
@@ -26,11 +26,11 @@ func meshKinds() map[string]Kind {
 			}
 			return []*Value{d.OwnPiece(dy[0], axis, dim)}
 		}, gatherWork},
-		"reduce_scatter": {1, inferReduceScatter, func(d *Differ, op *Op, dy []*Value) []*Value {
+		"reduce_scatter": {1, inferPiece(Partial, false), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
 		}, reduceWork},
 		// Taking one's own piece of a copy; the pieces of the gradient together are the gradient.
-		"own_piece": {1, inferOwnPiece, func(d *Differ, op *Op, dy []*Value) []*Value {
+		"own_piece": {1, inferPiece("", false), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
 		}, nil},
 		"to_host":   {1, inferMove, func(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }, moveWork},
@@ -123,21 +123,6 @@ func (g *Graph) verifyMemory() error {
 	return nil
 }
 
-// along reads the axis of a collective and checks how its argument is placed along it.
-func along(op *Op, how string) (t Type, axis, dim string, err error) {
-	if err := arity(op, 1); err != nil {
-		return t, "", "", err
-	}
-	t, axis, dim = op.In[0].Type, op.Attrs.Text("axis"), op.Attrs.Text("dim")
-	if how == "dim" {
-		how = dim
-	}
-	if got := t.Place.On(axis); got != how {
-		err = fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, got, how)
-	}
-	return t, axis, dim, err
-}
-
 // Axes lists the axes of the mesh that a collective goes along: one, or several for a sum. It is
 // nil for other operations.
 func (op *Op) Axes() []string {
@@ -163,36 +148,25 @@ func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-func inferAllGather(g *Graph, op *Op) ([]Type, error) {
-	t, axis, dim, err := along(op, "dim")
-	if err != nil {
-		return nil, err
-	}
-	return []Type{piece(t, axis, dim, "", g.AxisSize(axis), 1)}, nil
-}
-
-func inferReduceScatter(g *Graph, op *Op) ([]Type, error) {
-	t, axis, dim, err := along(op, Partial)
-	if err != nil {
-		return nil, err
-	}
-	return pieces(g, t, axis, dim)
-}
-
-func inferOwnPiece(g *Graph, op *Op) ([]Type, error) {
-	t, axis, dim, err := along(op, "")
-	if err != nil {
-		return nil, err
-	}
-	return pieces(g, t, axis, dim)
-}
-
-func pieces(g *Graph, t Type, axis, dim string) ([]Type, error) {
-	n := g.AxisSize(axis)
-	if t.Index(dim) < 0 || t.Size(dim)%n != 0 {
-		return nil, fmt.Errorf("%s cannot be cut along %s in %d", t, dim, n)
-	}
-	return []Type{piece(t, axis, dim, dim, 1, n)}, nil
+// inferPiece is the rule of what joins the pieces of a dimension along an axis, and of what cuts it
+// into pieces, where the argument is placed as how says.
+func inferPiece(how string, join bool) func(*Graph, *Op) ([]Type, error) {
+	return takes(1, func(g *Graph, op *Op) ([]Type, error) {
+		t, axis, dim, how := op.In[0].Type, op.Attrs.Text("axis"), op.Attrs.Text("dim"), how
+		if join {
+			how = dim
+		}
+		got, n := t.Place.On(axis), g.AxisSize(axis)
+		switch {
+		case got != how:
+			return nil, fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, got, how)
+		case join:
+			return []Type{piece(t, axis, dim, "", n, 1)}, nil
+		case t.Index(dim) < 0 || t.Size(dim)%n != 0:
+			return nil, fmt.Errorf("%s cannot be cut along %s in %d", t, dim, n)
+		}
+		return []Type{piece(t, axis, dim, dim, 1, n)}, nil
+	})
 }
 
 // piece gives a type whose dimension is times or by as long, with another placement along the axis.
@@ -228,10 +202,7 @@ func (b *Builder) AllGather(x *Value, axis, dim string) *Value {
 // so. The terms of its gradient are converted to sum before they are added up and scattered;
 // Invalid leaves them as they are.
 func (b *Builder) Fetch(x *Value, axis, dim string, ahead bool, sum dtype.DType) *Value {
-	a := map[string]any{"axis": axis, "dim": dim, "prefetch": ahead}
-	if sum.Valid() {
-		a["sum"] = sum.String()
-	}
+	a := map[string]any{"axis": axis, "dim": dim, "prefetch": ahead, "sum": spelled(sum)}
 	return b.one("all_gather", attrs(a), x)
 }
 

@@ -63,13 +63,25 @@ func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
 	if q.Noise != nil {
 		in = append(in, q.Noise, q.Rows, q.Cols)
 	}
-	a := map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
-		"hadamard": q.Hadamard, "stochastic": q.Noise != nil}
+	a := q.attrs()
 	if q.Noise != nil {
-		a["tensor"] = q.Tensor
+		a = a.With("stochastic", true).With("tensor", q.Tensor)
 	}
-	out := b.op("quantize", attrs(a), nil, in...)
+	out := b.op("quantize", a, nil, in...)
 	return out[0], out[1]
+}
+
+// attrs are the constants of what quantizes, or tells what that did.
+func (q Quantize) attrs() Attrs {
+	return attrs(map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
+		"hadamard": q.Hadamard})
+}
+
+// quantizeOf reads them.
+func quantizeOf(op *Op) Quantize {
+	a := op.Attrs
+	return Quantize{Format: Format(a.Text("format")), Along: a.List("along"), Tile: a.Bool("tile"),
+		Hadamard: a.Bool("hadamard")}
 }
 
 // Amax gives the largest magnitude of a value over all devices, for each layer if it is a stack.
@@ -212,7 +224,7 @@ func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
 // weightGrad is the gradient of a linear's weight. With few bits the input is kept in blocks, which
 // is all that the gradient reads of it.
 func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
-	rows := rowsOf(op)
+	rows := Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
 	a := op.Attrs.With("over", rows)
 	f := Format(a.Text("wgrad"))
 	if f == "" {

@@ -217,6 +217,3 @@ func (r *repeatGrad) source(v *Value, dout []*Value) (outer *Value, stack bool) 
 	}
 	return r.d.Use(r.In[i]), r.IsStack(i)
 }
-
-// dual is the type of a value's gradient.
-func dual(t Type) Type { return Type{t.Elem, t.Dims, dualPlace(t.Place)} }

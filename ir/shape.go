@@ -280,6 +280,17 @@ func (b *Builder) Concat(dim string, parts ...*Value) *Value {
 	return b.one("concat", attrs(map[string]any{"dim": dim}), parts...)
 }
 
+// Together is Concat of any number of parts: nil of none, and of one the part itself.
+func (b *Builder) Together(dim string, parts []*Value) *Value {
+	switch len(parts) {
+	case 0:
+		return nil
+	case 1:
+		return parts[0]
+	}
+	return b.Concat(dim, parts...)
+}
+
 // Sum adds up over dimensions.
 func (b *Builder) Sum(x *Value, over ...string) *Value {
 	return b.one("sum", attrs(map[string]any{"over": over}), x)

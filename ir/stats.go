@@ -176,14 +176,7 @@ func (e *expander) numbers() (scales, amaxes *Value) {
 		t.stats[i].Some = t.stats[i].Sum + int64(len(t.scales))
 	}
 	parts := lists.Map(t.amaxes, func(v *Value) *Value { return e.Broadcast(v, 0, Dim{dimStat, 1}) })
-	switch len(parts) {
-	case 0:
-	case 1:
-		amaxes = parts[0]
-	default:
-		amaxes = e.Concat(dimStat, parts...)
-	}
-	return scales, amaxes
+	return scales, e.Together(dimStat, parts)
 }
 
 // report ends a graph: what loops and the graph itself tell becomes results.
@@ -221,10 +214,8 @@ func (e *expander) report() []Stat {
 		if len(both[k]) == 0 {
 			continue
 		}
-		v := both[k][0]
-		if len(both[k]) > 1 {
-			v = e.Concat(dimStat, both[k]...)
-		} else if v.def == nil || slices.Contains(e.g.Results, v) {
+		v := e.Together(dimStat, both[k])
+		if v.def == nil || slices.Contains(e.g.Results, v) {
 			v = e.Add(v, e.Fill(v.Type, 0))
 		}
 		if name == StatScales {

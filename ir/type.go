@@ -47,6 +47,12 @@ func (p Placement) On(axis string) string {
 	return ""
 }
 
+// Axes are those along which a value is shared in one way.
+func (p Placement) Axes(how string) []string {
+	shares := lists.Filter(p, func(s Share) bool { return s.How == how })
+	return lists.Map(shares, func(s Share) string { return s.Axis })
+}
+
 // With gives the placement with one axis changed; "" makes it copies.
 func (p Placement) With(axis, how string) Placement {
 	q := lists.Filter(p, func(s Share) bool { return s.Axis != axis })

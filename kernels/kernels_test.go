@@ -2,13 +2,11 @@ package kernels_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
-	"github.com/deepwell/deepwell/lower"
 )
 
 // What must be moved in memory beside a product decides how it is written.
@@ -104,23 +102,6 @@ func TestChunksCoverARow(t *testing.T) {
 		}
 		if at != width || n > 8 {
 			t.Errorf("%d: %d chunks end at %d", width, n, at)
-		}
-	}
-}
-
-// The choice for the CPU does not reach other targets.
-func TestOtherTargetsStayPlain(t *testing.T) {
-	op := attention(t, 256, 256, ir.Attention{Scale: 1, Causal: true})
-	for arch, want := range map[string]string{"cpu": kernels.HeadFirst, "sm_100": kernels.Plain} {
-		s := kernels.For(arch)
-		if got := lower.Kernel(s, op); got != want {
-			t.Errorf("%s: %s, want %s", arch, got, want)
-		}
-		if !slices.ContainsFunc(s.Choices(), func(c kernels.Choice) bool { return c.Kernel == want }) {
-			t.Errorf("%s: %v says nothing of it", arch, s.Choices())
-		}
-		if s.OneResult() != (arch == "cpu") {
-			t.Errorf("%s: results one at a time: %v", arch, s.OneResult())
 		}
 	}
 }

@@ -59,14 +59,6 @@ func kernelTable() []kernel {
 	}
 }
 
-// Kernel says what an operation becomes on a target, and notes why.
-func Kernel(s *kernels.Set, op *ir.Op) string {
-	if k := pick(kernelTable(), s, op); k != nil {
-		return k.name
-	}
-	return kernels.Plain
-}
-
 func pick(table []kernel, s *kernels.Set, op *ir.Op) *kernel {
 	for i, k := range table {
 		if k.kind != op.Kind {

@@ -32,11 +32,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
 		kernels: o.Kernels, memos: map[*ir.Value]memo{}, known: map[string]val{},
 		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{}}
-	replicas := int64(1)
-	for _, a := range g.Mesh {
-		replicas *= a.Size
-	}
-	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, replicas)
+	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, ir.Devices(g.Mesh))
 	w.indent++
 	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
 	for i, v := range g.Inputs {

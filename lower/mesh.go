@@ -107,18 +107,6 @@ func (w *writer) bits(x val, as dtype.DType) val {
 	return w.apply(t, "stablehlo.bitcast_convert ", "", x)
 }
 
-// along gives the number of devices along an axis, and the distance from one to the next.
-func (w *writer) along(axis string) (size, stride int64) {
-	stride = 1
-	for _, a := range slices.Backward(w.mesh) {
-		if a.Name == axis {
-			return a.Size, stride
-		}
-		stride *= a.Size
-	}
-	return 1, 1
-}
-
 // replicas names the groups of devices that meet along some axes. A group list is as long as the
 // mesh is large, so each is written once, before the module.
 func (w *writer) replicas(axes ...string) string {
@@ -169,7 +157,7 @@ func (w *writer) aliases() string {
 // first is where the device's own piece of a dimension begins, if an axis cuts it in pieces of
 // that size.
 func (w *writer) first(axis string, size int64, as dtype.DType) val {
-	n, stride := w.along(axis)
+	n, stride := ir.Along(w.mesh, axis)
 	id := ir.Type{Elem: dtype.U32}
 	place := w.emit(id, "stablehlo.replica_id : tensor<ui32>")
 	place = w.elementwise("divide", place, w.constant(id, float64(stride)))

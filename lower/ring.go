@@ -28,7 +28,7 @@ type ring struct {
 
 func newRing(w *writer, op *ir.Op) *ring {
 	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
-	r.size, _ = w.along(r.axis)
+	r.size, _ = ir.Along(w.mesh, r.axis)
 	segments, _ := op.Extras()
 	r.plain = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
 		op.Attrs.Int("window") == 0
@@ -43,11 +43,8 @@ func newRing(w *writer, op *ir.Op) *ring {
 // pass hands a value on to the next device.
 func (r *ring) pass(x val) val {
 	w, elem := r.w, x.t.Elem
-	_, stride := w.along(r.axis)
-	total := int64(1)
-	for _, a := range w.mesh {
-		total *= a.Size
-	}
+	_, stride := ir.Along(w.mesh, r.axis)
+	total := ir.Devices(w.mesh)
 	pairs := make([]string, total)
 	for d := range total {
 		place := d / stride % r.size

@@ -17,31 +17,28 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 		return nil, err
 	}
 	s := &program.Stage{Name: name, Text: text}
-	devices := 1
 	for _, a := range g.Mesh {
 		s.Mesh = append(s.Mesh, program.Axis{Name: a.Name, Size: int(a.Size)})
-		devices *= int(a.Size)
 	}
-	for i := range devices {
-		s.Devices = append(s.Devices, i)
-	}
+	s.Devices = program.Range(0, int(ir.Devices(g.Mesh)))
 	g = asBytes(g)
 	into, hosted := g.Donations(), g.Hosted()
-	for _, v := range g.Inputs {
+	array := func(v *ir.Value) program.Array {
 		a := array(g, v)
 		if hosted[v] {
 			a.Memory = o.Kernels.HostMemory()
 		}
+		return a
+	}
+	for _, v := range g.Inputs {
+		a := array(v)
 		if into[v.Name] != "" {
 			a.Into = v.Name
 		}
 		s.Args = append(s.Args, a)
 	}
 	for _, v := range g.Results {
-		a := array(g, v)
-		if hosted[v] {
-			a.Memory = o.Kernels.HostMemory()
-		}
+		a := array(v)
 		a.Name = cmp.Or(v.Means.Replaces, v.Name)
 		s.Results = append(s.Results, a)
 	}

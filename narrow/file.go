@@ -2,7 +2,6 @@ package narrow
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -41,10 +40,7 @@ func deal(works []work, limit int64) ([]*file, error) {
 		held += size
 	}
 	for i, f := range files {
-		f.name = "model.safetensors"
-		if len(files) > 1 {
-			f.name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(files))
-		}
+		f.name = safetensors.FileName(i, len(files))
 		if err := f.arrange(); err != nil {
 			return nil, err
 		}

@@ -111,33 +111,13 @@ func mend[T block.Number](q, scale []byte, x []T, out float32, empty byte) {
 			return
 		}
 		k += next
-		spread(wide[:], x[k*16:])
+		block.Widen(wide[:], x[k*16:])
 		if wide == [16]float32{} { // its elements are zero already
 			scale[k] = empty
 			continue
 		}
 		scale[k] = smallest
-		pack(q[k*8:][:8], wide[:], min(1/(dtype.F32FromE4M3(scale[k])*out), math.MaxFloat32))
-	}
-}
-
-// pack encodes one block of 16.
-func pack(q []byte, x []float32, factor float32) {
-	for i := range q {
-		low := dtype.E2M1FromF32(x[2*i] * factor)
-		q[i] = low | dtype.E2M1FromF32(x[2*i+1]*factor)<<4
-	}
-}
-
-// spread brings the numbers of one block to float32.
-func spread[T block.Number](dst []float32, src []T) {
-	switch src := any(src).(type) {
-	case []uint16:
-		for i, v := range src[:len(dst)] {
-			dst[i] = math.Float32frombits(uint32(v) << 16)
-		}
-	case []float32:
-		copy(dst, src)
+		block.Pack(q[k*8:][:8], wide[:], min(1/(dtype.F32FromE4M3(scale[k])*out), math.MaxFloat32))
 	}
 }
 
@@ -171,7 +151,7 @@ func compare8[T block.Number](s *sums, q, scale []byte, x []T, every int) {
 	for k := 0; k < len(scale); k += every {
 		e := scale[k]
 		s.n += 32
-		spread(wide[:], x[k*32:])
+		block.Widen(wide[:], x[k*32:])
 		codes := q[k*32:][:32]
 		for i, c := range codes {
 			back[i] = table[c]
@@ -209,7 +189,7 @@ func compare4[T block.Number](s *sums, q, scale []byte, x []T, out float32, ever
 	for k := 0; k < len(scale); k += every {
 		e := scale[k]
 		s.n += 16
-		spread(wide[:], x[k*16:])
+		block.Widen(wide[:], x[k*16:])
 		codes := q[k*8:][:8]
 		for i, c := range codes {
 			back[2*i], back[2*i+1] = table[c][0], table[c][1]

@@ -227,12 +227,6 @@ func (w *experts) putScalars(f io.WriterAt, outs []*output, global float32) erro
 	return putScalar(f, outs[1], globalScale(w.layout, w.inputAmax))
 }
 
-func (w *experts) row(s sums) Tensor {
-	return Tensor{Name: w.tensor.Name(), Type: dtype.U8, Shape: w.tensor.Shape().Dims, Format: NVFP4,
-		Compared: s.n, SNR: decibel(s.power, s.noise), Power: s.power, Noise: s.noise,
-		Amax: float64(s.amax), Zeros: share(s.zeros, s.n), Underflow: share(s.empty-s.zeros, s.n)}
-}
-
 // largestExponent is the largest scale of a block that is not all zero, as E8M0; 127 for none.
 func largestExponent(q, exponents []byte) int {
 	most := -1
@@ -280,8 +274,8 @@ func turn(q, scale, exponents []byte, most int) (sums, error) {
 		}
 		if int(e)-most+8 < -9 && !blank(codes) {
 			factor := float32(math.Ldexp(1, int(e)-most+17))
-			pack(codes[:8], x[:16], factor)
-			pack(codes[8:], x[16:], factor)
+			block.Pack(codes[:8], x[:16], factor)
+			block.Pack(codes[8:], x[16:], factor)
 			for i, v := range x {
 				back := float64(dtype.F32FromE2M1(codes[i/2]>>(4*(i%2)))) / float64(factor)
 				s.noise += (float64(v) - back) * (float64(v) - back) * unit * unit
@@ -344,9 +338,4 @@ func (w *biases) do(_ int, b *buffers, f io.WriterAt) (sums, error) {
 		}
 	}
 	return sums{}, nil
-}
-
-func (w *biases) row(sums) Tensor {
-	shape := w.tensor.Shape()
-	return Tensor{Name: w.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Kept: w.kept}
 }

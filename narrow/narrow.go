@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -259,7 +258,7 @@ func (j *job) finish(f *outFolder) (*Report, error) {
 	}
 	slices.SortFunc(r.Tensors, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
 	if len(j.files) > 1 {
-		if err := f.write(indexName, index(j.files)); err != nil {
+		if err := f.write(safetensors.IndexName, index(j.files)); err != nil {
 			return nil, err
 		}
 	}
@@ -288,10 +287,7 @@ func (j *job) finish(f *outFolder) (*Report, error) {
 	return r, f.clear()
 }
 
-const (
-	reportName = "quantize.json"
-	indexName  = "model.safetensors.index.json"
-)
+const reportName = "quantize.json"
 
 // index is the map from tensors to files, in the form of transformers.
 func index(files []*file) []byte {
@@ -303,12 +299,7 @@ func index(files []*file) []byte {
 			total += o.shape.Bytes()
 		}
 	}
-	text, err := json.MarshalIndent(map[string]any{
-		"metadata": map[string]int64{"total_size": total}, "weight_map": homes}, "", "  ")
-	if err != nil { // strings and whole numbers can always be written
-		panic(err)
-	}
-	return append(text, '\n')
+	return safetensors.Index(homes, total)
 }
 
 func unwritten(path string, err error) error {

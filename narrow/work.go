@@ -144,11 +144,6 @@ func (k *keep) learned() bool {
 		!strings.HasPrefix(k.kept, "--skip ")
 }
 
-func (k *keep) row(sums) Tensor {
-	shape := k.tensor.Shape()
-	return Tensor{Name: k.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Kept: k.kept}
-}
-
 // A group is weights that share a global scale.
 type group struct {
 	members []*blocks
@@ -339,16 +334,19 @@ func globalScale(l Layout, amax float32) float32 {
 	return out
 }
 
+// row is what the report says of a tensor; what is kept has no sums.
+func (c choice) row(s sums) Tensor {
+	shape := c.tensor.Shape()
+	return Tensor{Name: c.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Format: c.format,
+		Kept: c.kept, Compared: s.n, SNR: decibel(s.power, s.noise), Power: s.power, Noise: s.noise,
+		Amax: float64(s.amax), Zeros: share(s.zeros, s.n), Underflow: share(s.empty-s.zeros, s.n)}
+}
+
 func (w *blocks) row(s sums) Tensor {
-	shape := w.tensor.Shape()
-	t := Tensor{Name: w.tensor.Name(), Type: shape.Type, Shape: shape.Dims, Format: w.format,
-		Compared: s.n, Amax: float64(s.amax), Zeros: share(s.zeros, s.n),
-		Underflow: share(s.empty-s.zeros, s.n),
-		Power:     s.power, Noise: s.noise}
+	t := w.choice.row(s)
 	if w.group != nil {
 		t.GlobalScale = float64(globalScale(w.layout, w.group.amax()))
 	}
-	t.SNR = decibel(s.power, s.noise)
 	return t
 }
 

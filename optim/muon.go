@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -106,7 +105,7 @@ func (o Muon) orthogonal(u *update, x *ir.Value) (y *ir.Value, larger int64) {
 	larger = flat.Type.Size(c)
 	order := ir.Names(flat.Type.Dims)
 	turned := u.Rename(u.Rename(flat, a, short), c, long)
-	side := append(without(ir.Names(turned.Type.Dims), short, long), short, long)
+	side := append(ir.Names(ir.Without(turned.Type.Dims, short, long)), short, long)
 	z := o.rounds(u, u.Transpose(turned, side...))
 	z = u.Transpose(u.Rename(u.Rename(z, short, a), long, c), order...)
 	for i, names := range s {
@@ -139,9 +138,4 @@ func (o Muon) rounds(u *update, x *ir.Value) *ir.Value {
 		x = u.Add(u.Scale(x, quintic1), u.Dot(poly, u.Rename(x, short, short2), short2))
 	}
 	return u.Convert(x, dtype.F32)
-}
-
-// without gives the names less two.
-func without(list []string, a, b string) (rest []string) {
-	return lists.Filter(list, func(name string) bool { return name != a && name != b })
 }

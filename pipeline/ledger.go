@@ -50,9 +50,9 @@ type holding struct {
 	peak   Usage
 }
 
-func newLedger(stages []int) *ledger {
+func newLedger(stages map[int]*stage) *ledger {
 	l := &ledger{held: map[int]*holding{}}
-	for _, s := range stages {
+	for s := range stages {
 		l.held[s] = &holding{micros: map[int]map[string]*item{}, peak: Usage{Stage: s}}
 	}
 	return l

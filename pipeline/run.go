@@ -49,11 +49,7 @@ func (p packet) drop() {
 // connection, nor may one peer's results wait behind those of another.
 func (r *rank) start(ctx context.Context, cancel context.CancelCauseFunc, wg *sync.WaitGroup,
 	step int, data Data) *run {
-	var numbers []int
-	for n := range r.stages {
-		numbers = append(numbers, n)
-	}
-	x := &run{rank: r, ctx: ctx, step: step, data: data, ledger: newLedger(numbers),
+	x := &run{rank: r, ctx: ctx, step: step, data: data, ledger: newLedger(r.stages),
 		outbox: map[schedule.Action][]*item{}, out: map[int]chan packet{}, in: map[int]chan packet{}}
 	coming := map[int][]schedule.Action{}
 	for _, s := range r.steps {

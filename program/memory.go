@@ -1,5 +1,7 @@
 package program
 
+import "github.com/deepwell/deepwell/internal/lists"
+
 // Memory is the bytes that one device holds at one moment, by cause. All accounts of memory, those
 // that are predicted and those of compiled programs, use these causes and their names.
 type Memory struct {
@@ -37,11 +39,7 @@ func (m Memory) Causes() []Cause {
 	list := []Cause{{"params", m.Params}, {"copies", m.Copies}, {"gradients", m.Grads},
 		{"optimizer", m.Optimizer}, {"activations", m.Activations}, {"temp", m.Temp},
 		{"runtime", m.Runtime}}
-	kept := list[:0]
-	for _, c := range list {
-		if c.Bytes > 0 || c.Name != "copies" && c.Name != "runtime" {
-			kept = append(kept, c)
-		}
-	}
-	return kept
+	return lists.Filter(list, func(c Cause) bool {
+		return c.Bytes > 0 || c.Name != "copies" && c.Name != "runtime"
+	})
 }

@@ -2,7 +2,6 @@ package program
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"regexp"
 	"slices"
@@ -155,17 +154,14 @@ func (s *Stage) checkDonations(bad func(string, ...any) error) error {
 			return bad("argument %s is donated to %s, which is not a result", a.Name, a.Into)
 		case taken[a.Into] != "":
 			return bad("arguments %s and %s are donated to the same result", taken[a.Into], a.Name)
-		case !s.Results[at].Global.Equal(a.Global) || !sameSplit(s.Results[at].Split, a.Split):
+		case !s.Results[at].Global.Equal(a.Global) ||
+			!slices.EqualFunc(s.Results[at].Split, a.Split, slices.Equal[[]string]):
 			return bad("argument %s and the result %s that takes its place differ in shape or split",
 				a.Name, a.Into)
 		}
 		taken[a.Into] = a.Name
 	}
 	return nil
-}
-
-func sameSplit(a, b [][]string) bool {
-	return slices.EqualFunc(a, b, slices.Equal[[]string])
 }
 
 // Local is the shape of the piece of a that one device holds.
@@ -241,7 +237,5 @@ func (p *Program) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("sha256:%s", hex.EncodeToString(hashOf(b))), nil
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(b)), nil
 }
-
-func hashOf(b []byte) []byte { h := sha256.Sum256(b); return h[:] }

@@ -47,32 +47,21 @@ func openModel(path string, isDir bool) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := openShard(d.Path(file), f)
-	if err != nil {
-		return nil, err
-	}
-	return &Set{shards: []*shard{s}, entries: s.entries}, nil
+	return alone(openShard(d.Path(file), f))
 }
 
-func modelNames(path string, isDir bool) ([]string, error) {
+// indexed lists the tensors of a model that has an index, by the index alone; nil of others.
+func indexed(path string, isDir bool) ([]string, error) {
 	d, file, err := locateModel(path, isDir)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
 	if !isIndex(file) {
-		set, err := openModel(path, isDir)
-		if err != nil {
-			return nil, err
-		}
-		return set.Names(), set.Close()
+		return nil, nil
 	}
 	homes, err := readIndex(d, file)
-	if err != nil {
-		return nil, err
-	}
-	names := lists.Map(homes, func(h home) string { return h.tensor })
-	return names, nil
+	return lists.Map(homes, func(h home) string { return h.tensor }), err
 }
 
 // locateModel finds the one file to start from: a file of tensors or an index.
@@ -112,8 +101,8 @@ func choose(d *folder.Folder) (string, error) {
 	switch {
 	case has[modelName+suffix]:
 		return modelName + suffix, nil
-	case has[modelName+indexSuffix]:
-		return modelName + indexSuffix, nil
+	case has[IndexName]:
+		return IndexName, nil
 	}
 	if missing, of := gaps(files); len(missing) > 0 {
 		return "", unfetched(d, missing, of)
@@ -124,7 +113,7 @@ func choose(d *folder.Folder) (string, error) {
 	case len(files) > 1:
 		return "", diag.New(diag.WeightsIncomplete, "%d files of tensors and no index: %s",
 			len(files), some(files)).At("%s", d.Path("")).
-			Try("fetch %s, or name one file", modelName+indexSuffix)
+			Try("fetch %s, or name one file", IndexName)
 	case len(foreign) > 0:
 		return "", formOf(foreign[0]).refuse(d, foreign[0])
 	case fetching(d.Path("")):
@@ -132,7 +121,7 @@ func choose(d *folder.Folder) (string, error) {
 			At("%s", d.Path(".cache/huggingface/download")).Try("finish the download")
 	}
 	return "", diag.New(diag.ModelMissing, "no file of tensors is here").At("%s", d.Path("")).
-		Try("give the folder that holds %s or %s", modelName+suffix, modelName+indexSuffix)
+		Try("give the folder that holds %s or %s", modelName+suffix, IndexName)
 }
 
 // unfetched is the error where some of a model's shards are here.

@@ -80,7 +80,7 @@ func FuzzIndex(f *testing.F) {
 		for _, h := range homes {
 			files[h.tensor] = h.file
 		}
-		if back, err := parseIndex(string(index(files, 1))); err != nil || !slices.Equal(back, homes) {
+		if back, err := parseIndex(string(Index(files, 1))); err != nil || !slices.Equal(back, homes) {
 			t.Errorf("%q came back as %q, %v", homes, back, err)
 		}
 	})

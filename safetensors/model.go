@@ -39,10 +39,7 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 	homes := map[string]string{}
 	total := int64(0)
 	for i, l := range parts {
-		name := modelName + suffix
-		if len(parts) > 1 {
-			name = fmt.Sprintf("%s-%05d-of-%05d%s", modelName, i+1, len(parts), suffix)
-		}
+		name := FileName(i, len(parts))
 		f, err := l.writeFile(filepath.Join(dir, name))
 		if err != nil {
 			return nil, unwritten(err, filepath.Join(dir, name))
@@ -55,8 +52,8 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 	}
 	if len(parts) > 1 {
 		// The index is the mark of a whole model: the shards' names are on disk before it.
-		path := filepath.Join(dir, modelName+indexSuffix)
-		if err := atomicfile.Write(path, index(homes, total), 0o644); err != nil {
+		path := filepath.Join(dir, IndexName)
+		if err := atomicfile.Write(path, Index(homes, total), 0o644); err != nil {
 			return nil, unwritten(err, dir)
 		}
 	}
@@ -100,7 +97,7 @@ func vacant(dir string) error {
 	}
 	i := slices.IndexFunc(entries, func(e fs.DirEntry) bool {
 		name := e.Name()
-		return name == modelName+suffix || name == modelName+indexSuffix ||
+		return name == modelName+suffix || name == IndexName ||
 			strings.HasPrefix(name, modelName+"-") && strings.HasSuffix(name, suffix)
 	})
 	if i >= 0 {
@@ -110,8 +107,19 @@ func vacant(dir string) error {
 	return nil
 }
 
-// index writes the map from tensors to files in the form of transformers: two spaces, sorted.
-func index(homes map[string]string, total int64) []byte {
+// FileName is what transformers calls the i-th of n files of a model.
+func FileName(i, n int) string {
+	if n == 1 {
+		return modelName + suffix
+	}
+	return fmt.Sprintf("%s-%05d-of-%05d%s", modelName, i+1, n, suffix)
+}
+
+// IndexName is what transformers calls the map from tensors to files.
+const IndexName = modelName + indexSuffix
+
+// Index writes the map from tensors to files in the form of transformers: two spaces, sorted.
+func Index(homes map[string]string, total int64) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "{\n  \"metadata\": {\n    \"total_size\": %d\n  },\n  \"weight_map\": {", total)
 	comma := ""

@@ -44,7 +44,11 @@ func Open(path string) (*Set, error) {
 		f.Close()
 		return openModel(path, info.IsDir())
 	}
-	s, err := openShard(path, f)
+	return alone(openShard(path, f))
+}
+
+// alone is the set of one file.
+func alone(s *shard, err error) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -54,11 +58,10 @@ func Open(path string) (*Set, error) {
 // Parse reads a file that is in memory; name is what errors call it. The set's views share data.
 func Parse(name string, data []byte) (*Set, error) {
 	s, err := newShard(name, bytes.NewReader(data), int64(len(data)))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		s.memory = data
 	}
-	s.memory = data
-	return &Set{shards: []*shard{s}, entries: s.entries}, nil
+	return alone(s, err)
 }
 
 // Names lists a model's tensors from its index alone where it has one, so that a model whose
@@ -70,7 +73,9 @@ func Names(path string) ([]string, error) {
 	}
 	f.Close()
 	if info.IsDir() || isIndex(path) {
-		return modelNames(path, info.IsDir())
+		if names, err := indexed(path, info.IsDir()); names != nil || err != nil {
+			return names, err
+		}
 	}
 	set, err := Open(path)
 	if err != nil {

@@ -28,7 +28,8 @@ func BoxOf(mesh []ir.Axis, whole []ir.Dim, piece ir.Type, device int) Box {
 		at := int64(0)
 		for _, a := range mesh {
 			if piece.Place.On(a.Name) == d.Name {
-				at = at*a.Size + coordinate(mesh, a.Name, device)
+				size, stride := ir.Along(mesh, a.Name)
+				at = at*size + int64(device)/stride%size
 			}
 		}
 		b.Start[i] = at * d.Size
@@ -56,12 +57,6 @@ func (b Box) axes(shape, start []int64) (at int64, axes []strided.Axis) {
 func (b Box) Take(piece, box []byte, width int64) {
 	_, axes := b.axes(b.Size, b.Start)
 	strided.Copy(piece, box, width, axes)
-}
-
-// Put is the inverse of Take.
-func (b Box) Put(box, piece []byte, width int64) {
-	_, axes := b.axes(b.Size, b.Start)
-	strided.Copy(box, piece, width, strided.Swap(axes))
 }
 
 func sizes(dims []ir.Dim) (list, zeros []int64) {
@@ -97,16 +92,4 @@ func Cut[E any](mesh []ir.Axis, whole []ir.Dim, data []E, piece ir.Type, device 
 func Join[E any](mesh []ir.Axis, whole []ir.Dim, data []E, piece ir.Type, device int, part []E) {
 	at, axes := BoxOf(mesh, whole, piece, device).axes(sizes(whole))
 	strided.Each(axes, func(to, from int64) { data[at+to] = part[from] })
-}
-
-// coordinate is the place of a device along an axis of the mesh, the last axis fastest.
-func coordinate(mesh []ir.Axis, axis string, device int) int64 {
-	stride := int64(1)
-	for _, a := range slices.Backward(mesh) {
-		if a.Name == axis {
-			return int64(device) / stride % a.Size
-		}
-		stride *= a.Size
-	}
-	return 0
 }

@@ -185,10 +185,7 @@ func (c *census) count(kind hlo.Kind, axes []string, times, bytes int64) {
 	if c.rows[key] == nil {
 		c.rows[key] = &Traffic{Kind: kind, Axes: axes, Group: groupOf(c.mesh, axes)}
 		if kind == hlo.CollectivePermute { // every device sends to one
-			c.rows[key].Group = hlo.Group{Pairs: 1}
-			for _, a := range c.mesh {
-				c.rows[key].Group.Pairs *= a.Size
-			}
+			c.rows[key].Group = hlo.Group{Pairs: ir.Devices(c.mesh)}
 		}
 	}
 	c.rows[key].Count += times

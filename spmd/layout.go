@@ -139,17 +139,9 @@ func global(t ir.Type, mesh []ir.Axis) ir.Type {
 	w := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
 	for _, s := range t.Place {
 		if i := t.Index(s.How); i >= 0 {
-			w.Dims[i].Size *= axisSize(mesh, s.Axis)
+			size, _ := ir.Along(mesh, s.Axis)
+			w.Dims[i].Size *= size
 		}
 	}
 	return w
-}
-
-func axisSize(mesh []ir.Axis, axis string) int64 {
-	for _, a := range mesh {
-		if a.Name == axis {
-			return a.Size
-		}
-	}
-	return 1
 }

@@ -123,10 +123,6 @@ func (w *Blocks) inspection(mesh []ir.Axis, held []Held) (*ir.Graph, map[string]
 	error) {
 	b, at, places := ir.NewBuilder("copies", mesh...), int64(0), map[string]Measured{}
 	var sums []*ir.Value
-	devices := int64(1)
-	for _, a := range mesh {
-		devices *= a.Size
-	}
 	for i := range held {
 		name, l := held[i].Name, &held[i].Layout
 		t := l.Stored
@@ -141,7 +137,7 @@ func (w *Blocks) inspection(mesh []ir.Axis, held []Held) (*ir.Graph, map[string]
 			}
 			x, list, _ := rounded(b, &c, master, l, &amax)
 			sums = append(sums, b.QuantizeStats(x, c.Quantize, list...))
-			m := Measured{at, x.Type.Told(), devices * x.Type.Shape().Elements() / x.Type.Told()}
+			m := Measured{at, x.Type.Told(), ir.Devices(mesh) * x.Type.Shape().Elements() / x.Type.Told()}
 			places[c.Names[1]] = m
 			at += ir.ErrorSums * m.Layers
 		}
@@ -149,11 +145,8 @@ func (w *Blocks) inspection(mesh []ir.Axis, held []Held) (*ir.Graph, map[string]
 	if len(sums) == 0 || b.Err() != nil {
 		return nil, nil, b.Err()
 	}
-	all := sums[0]
-	if len(sums) > 1 {
-		all = b.Concat(all.Type.Dims[0].Name, sums...)
-	}
-	g, err := named(b, []result{{b.JoinSums(all), CopyErrors, program.Stat.For("")}})
+	all := b.JoinSums(b.Together(sums[0].Type.Dims[0].Name, sums))
+	g, err := named(b, []result{{all, CopyErrors, program.Stat.For("")}})
 	return g, places, err
 }
 

@@ -49,15 +49,7 @@ const Hidden = "hidden"
 // rounds.
 func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 	c := &cutter{loss: loss, left: slices.Clone(counts)}
-	rounds, want := int64(0), int64(0)
-	for _, op := range loss.Ops {
-		if op.Kind == "repeat" {
-			rounds += op.Loop().N
-		}
-	}
-	for _, n := range counts {
-		want += n
-	}
+	rounds, want := Rounds(loss), lists.Sum(counts, func(n int64) int64 { return n })
 	if rounds != want || slices.Min(append([]int64{1}, counts...)) < 1 || len(counts) == 0 {
 		return nil, diag.New(diag.PlanMisfit, "%d rounds of layers cannot be dealt as %v", rounds,
 			counts).At("graph %s", loss.Name)
@@ -71,6 +63,16 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 		c.rounds(op.Loop())
 	}
 	return c.end()
+}
+
+// Rounds is how many layers the loops of a graph go through.
+func Rounds(g *ir.Graph) (n int64) {
+	for _, op := range g.Ops {
+		if op.Kind == "repeat" {
+			n += op.Loop().N
+		}
+	}
+	return n
 }
 
 // A cutter walks through a loss and builds one stage after another.

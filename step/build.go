@@ -181,13 +181,7 @@ func (b *builder) stages() error {
 	if b.Schedule, err = how.Schedule(); err != nil {
 		return err
 	}
-	rounds := int64(0)
-	for _, op := range b.loss.Ops {
-		if op.Kind == "repeat" {
-			rounds += op.Loop().N
-		}
-	}
-	cuts, err := spmd.Stages(b.loss, how.Stages(rounds))
+	cuts, err := spmd.Stages(b.loss, how.Stages(spmd.Rounds(b.loss)))
 	if err != nil {
 		return err
 	}

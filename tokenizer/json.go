@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -109,26 +110,18 @@ func parseJSON(data []byte) (*Tokenizer, error) {
 	}
 	b := &builder{bpe: &bpe{unknown: -1}}
 	var config modelFile
-	if err := readModel(f.Model, &config); err != nil {
-		return nil, err
-	}
-	if err := b.normalizers(f.Normalizer, ".normalizer"); err != nil {
-		return nil, err
-	}
-	if err := b.preTokenizers(f.PreTokenizer, ".pre_tokenizer"); err != nil {
-		return nil, err
-	}
-	if err := b.vocabulary(&config, f.AddedTokens); err != nil {
-		return nil, err
-	}
-	if err := b.bpe.build(&config); err != nil {
-		return nil, err
-	}
-	if err := b.decoders(f.Decoder, ".decoder"); err != nil {
-		return nil, err
-	}
-	if err := b.postProcessors(f.PostProcessor, ".post_processor"); err != nil {
-		return nil, err
+	for _, build := range []func() error{
+		func() error { return readModel(f.Model, &config) },
+		func() error { return b.normalizers(f.Normalizer, ".normalizer") },
+		func() error { return b.preTokenizers(f.PreTokenizer, ".pre_tokenizer") },
+		func() error { return b.vocabulary(&config, f.AddedTokens) },
+		func() error { return b.bpe.build(&config) },
+		func() error { return b.decoders(f.Decoder, ".decoder") },
+		func() error { return b.postProcessors(f.PostProcessor, ".post_processor") },
+	} {
+		if err := build(); err != nil {
+			return nil, err
+		}
 	}
 	b.finish(f.AddedTokens)
 	return b.t, nil
@@ -361,20 +354,7 @@ func (m *bpe) build(f *modelFile) error {
 
 // buildChars finds the tokens that are characters, and those that spell bytes.
 func (m *bpe) buildChars(f *modelFile) {
-	m.chars = make(map[rune]int32)
-	for i := range m.ascii {
-		m.ascii[i] = -1
-	}
-	for token, id := range f.Vocab {
-		r, n := utf8.DecodeRuneInString(token)
-		if n == 0 || n != len(token) {
-			continue
-		}
-		m.chars[r] = id
-		if r < utf8.RuneSelf {
-			m.ascii[r] = id
-		}
-	}
+	m.setChars(maps.All(f.Vocab))
 	if f.ByteFallback == nil || !*f.ByteFallback {
 		return
 	}
@@ -383,6 +363,21 @@ func (m *bpe) buildChars(f *modelFile) {
 		m.fallback[c] = -1
 		if id, ok := f.Vocab[byteToken(byte(c))]; ok {
 			m.fallback[c] = id
+		}
+	}
+}
+
+// setChars finds the tokens that are one character.
+func (m *bpe) setChars(tokens iter.Seq2[string, int32]) {
+	m.chars = make(map[rune]int32)
+	for i := range m.ascii {
+		m.ascii[i] = -1
+	}
+	for token, id := range tokens {
+		if r, n := utf8.DecodeRuneInString(token); n > 0 && n == len(token) {
+			if m.chars[r] = id; r < utf8.RuneSelf {
+				m.ascii[r] = id
+			}
 		}
 	}
 }

@@ -10,22 +10,12 @@ import (
 // one pass without allocation.
 type scanner struct {
 	table  *classTable
-	kind   scanKind
+	how    func(s *scanner, b []byte, i int) int
+	some   bool  // most of a text is no match
 	digits int   // the longest run of digits that is one match
 	word   class // what a word is made of
 	suffix bool  // an English contraction belongs to the word before it
 }
-
-type scanKind uint8
-
-const (
-	scanGPT2     scanKind = iota
-	scanCL100K            // GPT-4, Llama 3, Qwen
-	scanO200K             // GPT-4o, Mistral Nemo: words also end where capitals begin
-	scanDeepSeek          // the last of its three patterns
-	scanNumber            // \p{N}, \p{N}{1,3}
-	scanKana              // DeepSeek's second pattern
-)
 
 const (
 	gpt2Pattern   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
@@ -44,32 +34,32 @@ var patterns = []struct {
 	text string
 	scan scanner
 }{
-	{gpt2Pattern, scanner{kind: scanGPT2, word: letters}},
-	{llama3Pattern, scanner{kind: scanCL100K, digits: 3, word: letters}},
+	{gpt2Pattern, scanner{how: (*scanner).gpt2, word: letters}},
+	{llama3Pattern, scanner{how: (*scanner).cl100k, digits: 3, word: letters}},
 	{`'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|` +
-		`\s*[\r\n]|\s+(?!\S)|\s+`, scanner{kind: scanCL100K, digits: 3, word: letters}},
+		`\s*[\r\n]|\s+(?!\S)|\s+`, scanner{how: (*scanner).cl100k, digits: 3, word: letters}},
 	// Qwen 2 and 3.
 	{`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|` +
 		` ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-		scanner{kind: scanCL100K, digits: 1, word: letters}},
+		scanner{how: (*scanner).cl100k, digits: 1, word: letters}},
 	// Qwen 3.5.
 	{`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|` +
 		` ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-		scanner{kind: scanCL100K, digits: 1, word: letters | mark}},
+		scanner{how: (*scanner).cl100k, digits: 1, word: letters | mark}},
 	// GPT-4o, Llama 4.
 	{capitals + `*` + smalls + `+` + contractions + `|` + capitals + `+` + smalls + `*` +
 		contractions + `|\p{N}{1,3}|` + o200kTail,
-		scanner{kind: scanO200K, digits: 3, word: letters, suffix: true}},
+		scanner{how: (*scanner).o200k, digits: 3, word: letters, suffix: true}},
 	// Mistral's tekken.
 	{capitals + `*` + smalls + `+|` + capitals + `+` + smalls + `*|\p{N}|` + o200kTail,
-		scanner{kind: scanO200K, digits: 1, word: letters}},
+		scanner{how: (*scanner).o200k, digits: 1, word: letters}},
 	// DeepSeek 3; its file has the two line ends as themselves.
 	{"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?" +
 		"[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-		scanner{kind: scanDeepSeek, word: letters | mark}},
-	{`[一-龥぀-ゟ゠-ヿ]+`, scanner{kind: scanKana}},
-	{`\p{N}{1,3}`, scanner{kind: scanNumber, digits: 3}},
-	{`\p{N}`, scanner{kind: scanNumber, digits: 1}},
+		scanner{how: (*scanner).deepSeek, word: letters | mark}},
+	{`[一-龥぀-ゟ゠-ヿ]+`, scanner{how: (*scanner).kana, some: true}},
+	{`\p{N}{1,3}`, scanner{how: (*scanner).number, some: true, digits: 3}},
+	{`\p{N}`, scanner{how: (*scanner).number, some: true, digits: 1}},
 }
 
 // findScanner gives the scanner for a pattern, or nil.
@@ -85,22 +75,7 @@ func findScanner(text string) *scanner {
 }
 
 // match gives the end of the match that begins at b[i], or 0 if none does.
-func (s *scanner) match(b []byte, i int) int {
-	switch s.kind {
-	case scanGPT2:
-		return s.gpt2(b, i)
-	case scanCL100K:
-		return s.cl100k(b, i)
-	case scanO200K:
-		return s.o200k(b, i)
-	case scanDeepSeek:
-		return s.deepSeek(b, i)
-	case scanNumber:
-		return s.number(b, i)
-	default:
-		return s.kana(b, i)
-	}
-}
+func (s *scanner) match(b []byte, i int) int { return s.how(s, b, i) }
 
 func (s *scanner) gpt2(b []byte, i int) int {
 	if b[i] == '\'' {

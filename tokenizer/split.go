@@ -85,7 +85,7 @@ func (s *scratch) cutFrom(k int, part []byte, first bool) {
 func (s *scratch) cutWords(k int, scan *scanner, part []byte, first bool) {
 	last := k+1 == len(s.t.steps)
 	start := 0 // of what did not match
-	if scan.kind != scanNumber && scan.kind != scanKana {
+	if !scan.some {
 		s.inner = false // a piece is cut only where the pattern cuts
 	}
 	for i := 0; i < len(part); {
@@ -444,7 +444,8 @@ func (t *Tokenizer) normalSides(l, r []byte) (left, right []byte, ok bool) {
 			}
 			l, r = n.normalize(nil, l), n.normalize(nil, r)
 		case *spmNormal:
-			if n.user != nil && n.user.touches(l, r) || n.chars != nil && n.chars.spans(l, r) {
+			if n.user != nil && n.user.touches(l, r) ||
+				n.chars != nil && spans(l, r, func(b []byte) int { _, k := n.chars.longest(b); return k }) {
 				return nil, nil, false
 			}
 			l, r = n.within(nil, l, false, false), n.within(nil, r, false, false)
@@ -487,7 +488,7 @@ func (st *step) sides(l, r []byte) (left, right []byte, split, ok bool) {
 	if !cuts {
 		return nil, nil, false, false
 	}
-	if st.scan.kind == scanNumber || st.scan.kind == scanKana {
+	if st.scan.some {
 		return l, r, false, st.behavior == isolated && (t.of(last)|t.of(first))&number == 0 &&
 			(first == ' ' || last == '\n')
 	}
@@ -510,7 +511,7 @@ func cutsModel(m model, l, r []byte) bool {
 	case *userSplit:
 		return !m.user.touches(l, r) && cutsModel(m.rest, l, r)
 	case *unigram:
-		return !m.trie.spans(l, r)
+		return !spans(l, r, func(b []byte) int { n, _ := m.trie.longest(b); return n })
 	}
 	return false
 }
@@ -526,21 +527,11 @@ func (m *matcher) touches(l, r []byte) bool {
 	return false
 }
 
-// spans reports whether a string of the set stands across a place.
-func (m *matcher) spans(l, r []byte) bool {
+// spans reports whether something that has a length where it begins stands across a place.
+func spans(l, r []byte, length func([]byte) int) bool {
 	both := slices.Concat(l, r)
 	for i := range l {
-		if n, _ := m.longest(both[i:]); i+n > len(l) {
-			return true
-		}
-	}
-	return false
-}
-
-func (m *charsMap) spans(l, r []byte) bool {
-	both := slices.Concat(l, r)
-	for i := range l {
-		if _, n := m.longest(both[i:]); i+n > len(l) {
+		if i+length(both[i:]) > len(l) {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"math"
 	"slices"
 	"unicode/utf8"
@@ -407,28 +408,18 @@ func (u *userSplit) encode(s *scratch, dst []int32, text []byte) []int32 {
 // bpe makes the merges of a BPE model: two pieces merge if they are a piece together, and the
 // better its score the sooner.
 func (m *pieceModel) bpe(ids map[string]int32) (model, error) {
-	b := &bpe{unknown: m.unknown, fuse: true, fallback: m.fallback, chars: make(map[rune]int32)}
-	for i := range b.ascii {
-		b.ascii[i] = -1
-	}
+	b := &bpe{unknown: m.unknown, fuse: true, fallback: m.fallback}
+	normal := make(map[string]int32, len(m.pieces))
 	for i, p := range m.pieces {
-		if r, n := utf8.DecodeRuneInString(p.text); n == len(p.text) && p.kind == pieceNormal {
-			b.chars[r] = int32(i)
-			if r < utf8.RuneSelf {
-				b.ascii[r] = int32(i)
-			}
+		if p.kind == pieceNormal {
+			normal[p.text] = int32(i)
 		}
 	}
+	b.setChars(maps.All(normal))
 	if err := m.merge(b, ids); err != nil {
 		return nil, err
 	}
-	b.buildCut(func(yield func(string) bool) {
-		for _, p := range m.pieces {
-			if p.kind == pieceNormal && !yield(p.text) {
-				return
-			}
-		}
-	})
+	b.buildCut(maps.Keys(normal))
 	if m.user == nil {
 		return b, nil
 	}

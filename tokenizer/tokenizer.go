@@ -304,14 +304,15 @@ func (s *scratch) encode(text string, literal bool) {
 		s.part(s.text, literal, begins, s.at.More)
 		return
 	}
-	s.t.raw.cut(s.text, literal,
-		func(id int32) {
-			s.inner = false
-			s.out = append(s.out, id)
-		},
-		func(part []byte, at int) {
-			s.part(part, literal, begins && at == 0, s.at.More && at+len(part) == len(s.text))
-		})
+	s.t.raw.cut(s.text, literal, s.token, func(part []byte, at int) {
+		s.part(part, literal, begins && at == 0, s.at.More && at+len(part) == len(s.text))
+	})
+}
+
+// token puts out an added token.
+func (s *scratch) token(id int32) {
+	s.inner = false
+	s.out = append(s.out, id)
 }
 
 // part encodes a part of a text between added tokens; first tells that the text begins with it, and
@@ -344,12 +345,9 @@ func (s *scratch) part(part []byte, literal, first, more bool) {
 		s.cutFrom(0, part, first)
 		return
 	}
-	s.t.cooked.cut(part, literal,
-		func(id int32) {
-			s.inner = false
-			s.out = append(s.out, id)
-		},
-		func(part []byte, at int) { s.cutFrom(0, part, first && at == 0) })
+	s.t.cooked.cut(part, literal, s.token, func(part []byte, at int) {
+		s.cutFrom(0, part, first && at == 0)
+	})
 }
 
 // appendValid appends text with U+FFFD for each maximal sequence of bytes that is not UTF-8: one

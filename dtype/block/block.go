@@ -33,8 +33,8 @@ const (
 	avx512
 )
 
-// widen brings numbers to float32.
-func widen[T Number](dst []float32, src []T) {
+// Widen brings numbers to float32.
+func Widen[T Number](dst []float32, src []T) {
 	switch src := any(src).(type) {
 	case []float32:
 		copy(dst, src)

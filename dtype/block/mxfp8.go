@@ -32,7 +32,7 @@ func mxfp8[T Number](on level, q, scales []byte, src []T) {
 // mxfp8Block is what kernels are compared with.
 func mxfp8Block[T Number](q []byte, src []T) (scale byte) {
 	var x [MXFP8Size]float32
-	widen(x[:], src)
+	Widen(x[:], src)
 	scale, factor := mxfp8Scale(largest(x[:]))
 	if scale == 0xff {
 		for i := range q {

@@ -58,17 +58,17 @@ func nvfp4[T Number](on level, q, scales []byte, src []T, g grid) {
 		if done < len(scales) {
 			at = done * NVFP4Size
 			var x [NVFP4Size]float32
-			widen(x[:], src[at:at+NVFP4Size])
+			Widen(x[:], src[at:at+NVFP4Size])
 			scale, factor := g.scale(largest(x[:]))
 			scales[done] = scale
-			nearest(q[at/2:at/2+NVFP4Size/2], &x, factor)
+			Pack(q[at/2:at/2+NVFP4Size/2], x[:], factor)
 			done++
 		}
 	}
 }
 
-// nearest writes the elements of a block. A NaN in x makes factor one, and all elements 7.
-func nearest(q []byte, x *[NVFP4Size]float32, factor float32) {
+// Pack writes the elements of a block. A NaN in x makes factor one, and all elements 7.
+func Pack(q []byte, x []float32, factor float32) {
 	for i := range q {
 		q[i] = dtype.E2M1FromF32(x[2*i]*factor) | dtype.E2M1FromF32(x[2*i+1]*factor)<<4
 	}
@@ -90,14 +90,14 @@ func NVFP4Tiles[T Number](q, scales []byte, src []T, rows, cols int, amax float3
 			var tile [NVFP4Size][NVFP4Size]float32
 			var most uint32
 			for r := range tile {
-				widen(tile[r][:], src[(r0+r)*cols+c:][:NVFP4Size])
+				Widen(tile[r][:], src[(r0+r)*cols+c:][:NVFP4Size])
 				most = max(most, largest(tile[r][:]))
 			}
 			scale, factor := g.scale(most)
 			for r := range tile {
 				at := (r0+r)*cols + c
 				scales[at/NVFP4Size] = scale
-				nearest(q[at/2:at/2+NVFP4Size/2], &tile[r], factor)
+				Pack(q[at/2:at/2+NVFP4Size/2], tile[r][:], factor)
 			}
 		}
 	}

@@ -135,7 +135,7 @@ func hadamardDigest(t *testing.T, x []float32, rows, cols int) string {
 	q, scales := make([]byte, n/2), make([]byte, n/16)
 	must(t, NVFP4(q, scales, turned, Amax(turned)))
 	wide := make([]float32, n)
-	widen(wide, turned)
+	Widen(wide, turned)
 	return digest(words(wide), q, scales)
 }
 

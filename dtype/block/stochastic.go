@@ -50,7 +50,7 @@ func Stochastic[T Number](q, scales []byte, src []T, amax float32, key Key, at W
 		line := mix((at.Row + uint32(r)) ^ key.A)
 		for c := 0; c < at.Cols; c += NVFP4Size {
 			i := r*at.Cols + c
-			widen(x[:], src[i:i+NVFP4Size])
+			Widen(x[:], src[i:i+NVFP4Size])
 			scale, factor := g.scale(largest(x[:]))
 			scales[i/NVFP4Size] = scale
 			chance(q[i/2:i/2+NVFP4Size/2], &x, factor, line^key.B, at.Col+uint32(c))

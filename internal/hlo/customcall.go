@@ -2,6 +2,7 @@ package hlo
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -15,15 +16,11 @@ const (
 	PlanCompiled             // the plan is there and its workspace is in the memory statistics
 )
 
+var planNames = []string{"unknown", "missing", "compiled"}
+
 // String gives "unknown", "missing" or "compiled".
 func (p Plan) String() string {
-	switch p {
-	case PlanMissing:
-		return "missing"
-	case PlanCompiled:
-		return "compiled"
-	}
-	return "unknown"
+	return planNames[p]
 }
 
 // MarshalText writes the plan into JSON as String does.
@@ -31,13 +28,12 @@ func (p Plan) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // UnmarshalText reads what MarshalText writes.
 func (p *Plan) UnmarshalText(text []byte) error {
-	for _, known := range []Plan{PlanUnknown, PlanMissing, PlanCompiled} {
-		if known.String() == string(text) {
-			*p = known
-			return nil
-		}
+	i := slices.Index(planNames, string(text))
+	if i < 0 {
+		return fmt.Errorf("there is no plan %q", text)
 	}
-	return fmt.Errorf("there is no plan %q", text)
+	*p = Plan(i)
+	return nil
 }
 
 // A CustomCall is one call of a kernel that the compiler did not write.
@@ -90,10 +86,8 @@ func (p *program) customCall(s step) (CustomCall, error) {
 // workspace finds the scratch memory of a library call: u8 for cuDNN, s8 for cuBLAS. Other
 // calls may return bytes that are data.
 func workspace(target string, result *shape) (int64, bool) {
-	if !strings.HasPrefix(target, "__cudnn$") && !strings.HasPrefix(target, "__cublas$") {
-		return 0, false
-	}
-	if !result.isTuple() || len(result.elems) < 2 {
+	ours := strings.HasPrefix(target, "__cudnn$") || strings.HasPrefix(target, "__cublas$")
+	if !ours || !result.isTuple() || len(result.elems) < 2 {
 		return 0, false
 	}
 	last := result.elems[len(result.elems)-1]

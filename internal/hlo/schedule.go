@@ -203,7 +203,7 @@ func product(result, lhs *shape, contracting []int64) int64 {
 func elements(dims []int64) int64 {
 	n := int64(1)
 	for _, d := range dims {
-		n = satMul(n, max(d, 0))
+		n = satMul(n, max(d, 0)) // an unbounded dimension is the least int64
 	}
 	return n
 }

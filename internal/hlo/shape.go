@@ -110,10 +110,7 @@ func (s *shape) measure() {
 	if each == 0 {
 		return
 	}
-	n := int64(1)
-	for _, d := range s.dims {
-		n = satMul(n, max(d, 0)) // an unbounded dimension is the least int64
-	}
+	n := elements(s.dims)
 	if s.elemBits > 0 {
 		total := satMul(n, s.elemBits)
 		s.bytes = total/8 + min(total%8, 1)

@@ -35,34 +35,30 @@ type Maker struct {
 	IDs func(name string, t ir.Type, below int64) *ir.Value
 }
 
-func unaryProbe(f func(b *ir.Builder, x *ir.Value) *ir.Value) Build {
+// V is short for the rows below.
+type V = *ir.Value
+
+func unary(f func(b *ir.Builder, x *ir.Value) *ir.Value) Build {
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		return f(b, m.In("x", F32(D("a", small(r, 3)), D("b", small(r, 4)))))
 	}
 }
 
-func attentionProbe(how ir.Attention) Build {
+func attend(how ir.Attention, documents bool) Build {
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
+		how := how
+		if documents {
+			how.Segments = m.IDs("segments", S32(D("batch", batch), D(ir.Seq, seq)), 3)
+			how.KeySegments = b.Rename(how.Segments, ir.Seq, ir.Keys)
+		}
 		q := m.In("q", F32(D("batch", batch), D(ir.Seq, seq), D(ir.Heads, kv*share), D(ir.HeadDim, d)))
 		kt := F32(D("batch", batch), D(ir.Keys, seq), D(ir.KVHeads, kv), D(ir.HeadDim, d))
 		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
 	}
 }
 
-// documents puts a row of several documents before an attention.
-func documents(how ir.Attention) Build {
-	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
-		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
-		how.Segments = m.IDs("segments", S32(D("batch", batch), D(ir.Seq, seq)), 3)
-		how.KeySegments = b.Rename(how.Segments, ir.Seq, ir.Keys)
-		q := m.In("q", F32(D("batch", batch), D(ir.Seq, seq), D(ir.Heads, kv*share), D(ir.HeadDim, d)))
-		kt := F32(D("batch", batch), D(ir.Keys, seq), D(ir.KVHeads, kv), D(ir.HeadDim, d))
-		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
-	}
-}
-
-func binaryProbe(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
+func binary(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		a, c := D("a", small(r, 3)), D("c", small(r, 4))
 		y := F32(c)
@@ -75,84 +71,40 @@ func binaryProbe(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
 
 // Probes has every operation that a gradient flows through.
 var Probes = []Probe{
-	{"add", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Add(x, y) })},
-	{"sub", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Sub(x, y) })},
-	{"mul", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Mul(x, y) })},
-	{"div", true, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value { return b.Div(x, y) })},
-	{"select", false, binaryProbe(func(b *ir.Builder, x, y *ir.Value) *ir.Value {
+	{"add", false, binary((*ir.Builder).Add)},
+	{"sub", false, binary((*ir.Builder).Sub)},
+	{"mul", false, binary((*ir.Builder).Mul)},
+	{"div", true, binary((*ir.Builder).Div)},
+	{"select", false, binary(func(b *ir.Builder, x, y V) V {
 		return b.Select(b.Compare("lt", x, y), x, b.Mul(y, y))
 	})},
-	{"neg", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Neg(x) })},
-	{
-		"scale",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Scale(x, 1.7) }),
-	},
-	{
-		"shift",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Shift(x, 0.3) }),
-	},
-	{"exp", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Exp(x) })},
-	{"log", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Log(x) })},
-	{"sqrt", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sqrt(x) })},
-	{"rsqrt", true, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Rsqrt(x) })},
-	{"sin", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sin(x) })},
-	{"cos", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Cos(x) })},
-	{"tanh", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Tanh(x) })},
-	{"sigmoid", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sigmoid(x) })},
-	{
-		"relu",
-		true,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Relu(b.Shift(x, -1)) }),
-	},
-	{"silu", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Silu(x) })},
-	{"gelu", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Gelu(x) })},
-	{"convert", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value {
+	{"neg", false, unary((*ir.Builder).Neg)},
+	{"scale", false, unary(func(b *ir.Builder, x V) V { return b.Scale(x, 1.7) })},
+	{"shift", false, unary(func(b *ir.Builder, x V) V { return b.Shift(x, 0.3) })},
+	{"exp", false, unary((*ir.Builder).Exp)},
+	{"log", true, unary((*ir.Builder).Log)},
+	{"sqrt", true, unary((*ir.Builder).Sqrt)},
+	{"rsqrt", true, unary((*ir.Builder).Rsqrt)},
+	{"sin", false, unary((*ir.Builder).Sin)},
+	{"cos", false, unary((*ir.Builder).Cos)},
+	{"tanh", false, unary((*ir.Builder).Tanh)},
+	{"sigmoid", false, unary((*ir.Builder).Sigmoid)},
+	{"relu", true, unary(func(b *ir.Builder, x V) V { return b.Relu(b.Shift(x, -1)) })},
+	{"silu", false, unary((*ir.Builder).Silu)},
+	{"gelu", false, unary((*ir.Builder).Gelu)},
+	{"convert", false, unary(func(b *ir.Builder, x V) V {
 		return b.Convert(b.Convert(x, dtype.F64), dtype.F32)
 	})},
-	{
-		"transpose",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Transpose(x, "b", "a") }),
-	},
-	{
-		"rename",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Rename(x, "b", "c") }),
-	},
-	{
-		"broadcast",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Broadcast(x, 1, D("n", 3)) }),
-	},
-	{
-		"slice",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Slice(x, "b", 0, 1) }),
-	},
-	{
-		"pad",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Pad(x, "b", 1, 2) }),
-	},
-	{
-		"concat",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Concat("b", x, b.Mul(x, x)) }),
-	},
-	{
-		"sum",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Sum(b.Mul(x, x), "a") }),
-	},
-	{"max", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Max(x, "b") })},
-	{
-		"softmax",
-		false,
-		unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value { return b.Softmax(x, "b") }),
-	},
-	{"to_host and to_device", false, unaryProbe(func(b *ir.Builder, x *ir.Value) *ir.Value {
+	{"transpose", false, unary(func(b *ir.Builder, x V) V { return b.Transpose(x, "b", "a") })},
+	{"rename", false, unary(func(b *ir.Builder, x V) V { return b.Rename(x, "b", "c") })},
+	{"broadcast", false, unary(func(b *ir.Builder, x V) V { return b.Broadcast(x, 1, D("n", 3)) })},
+	{"slice", false, unary(func(b *ir.Builder, x V) V { return b.Slice(x, "b", 0, 1) })},
+	{"pad", false, unary(func(b *ir.Builder, x V) V { return b.Pad(x, "b", 1, 2) })},
+	{"concat", false, unary(func(b *ir.Builder, x V) V { return b.Concat("b", x, b.Mul(x, x)) })},
+	{"sum", false, unary(func(b *ir.Builder, x V) V { return b.Sum(b.Mul(x, x), "a") })},
+	{"max", false, unary(func(b *ir.Builder, x V) V { return b.Max(x, "b") })},
+	{"softmax", false, unary(func(b *ir.Builder, x V) V { return b.Softmax(x, "b") })},
+	{"to_host and to_device", false, unary(func(b *ir.Builder, x V) V {
 		first := b.ToHost(b.Mul(x, x))
 		y := b.ToDevice(first, nil)
 		return b.Add(y, b.ToDevice(b.ToHost(b.Neg(x)), first))
@@ -203,11 +155,11 @@ var Probes = []Probe{
 		}
 		return b.Rope(x, m.IDs("pos", S32(seq), 50), how[r.IntN(3)])
 	}},
-	{"attention", false, attentionProbe(ir.Attention{Scale: 0.7})},
-	{"attention, causal", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true})},
-	{"attention, window", false, attentionProbe(ir.Attention{Scale: 0.5, Causal: true, Window: 2})},
-	{"attention, documents", false, documents(ir.Attention{Scale: 0.5, Causal: true})},
-	{"attention, soft cap", false, attentionProbe(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5})},
+	{"attention", false, attend(ir.Attention{Scale: 0.7}, false)},
+	{"attention, causal", false, attend(ir.Attention{Scale: 0.5, Causal: true}, false)},
+	{"attention, window", false, attend(ir.Attention{Scale: 0.5, Causal: true, Window: 2}, false)},
+	{"attention, documents", false, attend(ir.Attention{Scale: 0.5, Causal: true}, true)},
+	{"attention, soft cap", false, attend(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5}, false)},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))
 		return b.CrossEntropy(m.In("x", F32(rows, vocab)), m.IDs("labels", S32(rows), vocab.Size),

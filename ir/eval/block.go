@@ -11,7 +11,7 @@ import (
 // blockKernels are those of the operations that Transformers are made of.
 var blockKernels = map[string]kernel{
 	"rms_norm": func(op *ir.Op, in, out []*Array) {
-		rows(op, in[0], out[0], func(x, y []float64) {
+		rows(op, in[0], out[0], func(_ int, x, y []float64) {
 			square := lists.Sum(x, func(v float64) float64 { return v * v })
 			r := 1 / math.Sqrt(square/float64(len(x))+op.Attrs.Float("eps"))
 			for i, v := range x {
@@ -20,7 +20,7 @@ var blockKernels = map[string]kernel{
 		})
 	},
 	"layer_norm": func(op *ir.Op, in, out []*Array) {
-		rows(op, in[0], out[0], func(x, y []float64) {
+		rows(op, in[0], out[0], func(_ int, x, y []float64) {
 			mean, square := 0.0, 0.0
 			for _, v := range x {
 				mean += v / float64(len(x))
@@ -35,7 +35,7 @@ var blockKernels = map[string]kernel{
 		})
 	},
 	"softmax": func(op *ir.Op, in, out []*Array) {
-		rows(op, in[0], out[0], func(x, y []float64) {
+		rows(op, in[0], out[0], func(_ int, x, y []float64) {
 			lse := logSumExp(x)
 			for i, v := range x {
 				y[i] = math.Exp(v - lse)
@@ -50,14 +50,14 @@ var blockKernels = map[string]kernel{
 }
 
 // rows hands out each line of x along the operation's dimension, and takes the line of y.
-func rows(op *ir.Op, x, y *Array, f func(x, y []float64)) {
+func rows(op *ir.Op, x, y *Array, f func(row int, x, y []float64)) {
 	k := x.Type.Index(op.Attrs.Text("dim"))
 	stride := int64(1)
 	for _, d := range x.Type.Dims[k+1:] {
 		stride *= d.Size
 	}
 	n := x.Type.Dims[k].Size
-	line, result := make([]float64, n), make([]float64, n)
+	line, result, row := make([]float64, n), make([]float64, n), 0
 	for first := range int64(len(x.Data)) {
 		if first/stride%n != 0 {
 			continue
@@ -65,7 +65,8 @@ func rows(op *ir.Op, x, y *Array, f func(x, y []float64)) {
 		for i := range n {
 			line[i] = x.Data[first+i*stride]
 		}
-		f(line, result)
+		f(row, line, result)
+		row++
 		for i := range n {
 			y.Data[first+i*stride] = result[i]
 		}
@@ -241,7 +242,7 @@ func attentionGrad(op *ir.Op, in, out []*Array) {
 }
 
 func crossEntropy(op *ir.Op, in, out []*Array) {
-	eachRow(op, in[0], func(row int, logits []float64, _ func(int, float64)) {
+	rows(op, in[0], New(in[0].Type), func(row int, logits, _ []float64) {
 		lse := logSumExp(logits)
 		out[1].Data[row] = lse
 		if label := int(in[1].Data[row]); label >= 0 {
@@ -251,7 +252,7 @@ func crossEntropy(op *ir.Op, in, out []*Array) {
 }
 
 func crossEntropyGrad(op *ir.Op, in, out []*Array) {
-	eachRow(op, in[0], func(row int, logits []float64, set func(int, float64)) {
+	rows(op, in[0], out[0], func(row int, logits, dlogits []float64) {
 		label := int(in[1].Data[row])
 		for i, v := range logits {
 			g := math.Exp(v - in[2].Data[row])
@@ -261,29 +262,7 @@ func crossEntropyGrad(op *ir.Op, in, out []*Array) {
 			if label < 0 {
 				g = 0
 			}
-			set(i, g*in[3].Data[row])
+			dlogits[i] = g * in[3].Data[row]
 		}
-	}, out[0])
-}
-
-// eachRow hands out the logits of each row, in the order of the rows, and a way to write them back.
-func eachRow(op *ir.Op, x *Array, f func(row int, line []float64, set func(int, float64)),
-	into ...*Array) {
-	dim := op.Attrs.Text("dim")
-	k := x.Type.Index(dim)
-	var other ir.Type
-	for i, d := range x.Type.Dims {
-		if i != k {
-			other.Dims = append(other.Dims, d)
-		}
-	}
-	line := make([]float64, x.Type.Dims[k].Size)
-	walk(other, func(at []int64, row int) {
-		full := append(append(append([]int64{}, at[:k]...), 0), at[k:]...)
-		place := func(i int) int64 { full[k] = int64(i); return offset(x.Type, full) }
-		for i := range line {
-			line[i] = x.Data[place(i)]
-		}
-		f(row, line, func(i int, v float64) { into[0].Data[place(i)] = v })
 	})
 }

@@ -26,10 +26,7 @@ func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{mesh: g.Mesh, devices: 1, at: map[*ir.Value][]*Array{}}
-	for _, a := range g.Mesh {
-		m.devices *= int(a.Size)
-	}
+	m := &machine{mesh: g.Mesh, devices: int(ir.Devices(g.Mesh)), at: map[*ir.Value][]*Array{}}
 	for _, v := range g.Inputs {
 		list := inputs[v.Name]
 		if len(list) != m.devices {
@@ -167,18 +164,10 @@ func (m *machine) group(op *ir.Op, device int) []int {
 
 // along is group for one axis.
 func (m *machine) along(axis string, device int) []int {
-	stride, size := 1, 1
-	for _, a := range slices.Backward(m.mesh) {
-		if a.Name == axis {
-			size = int(a.Size)
-			break
-		}
-		stride *= int(a.Size)
-	}
-	first := device - device/stride%size*stride
-	list := make([]int, size)
+	size, stride := ir.Along(m.mesh, axis)
+	list, step := make([]int, size), int(stride)
 	for i := range list {
-		list[i] = first + i*stride
+		list[i] = device + (i-device/step%len(list))*step
 	}
 	return list
 }
@@ -192,11 +181,7 @@ var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
 	},
 	"all_gather": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
-			out, at := New(op.Out[0].Type), int64(0)
-			for _, from := range m.group(op, d) {
-				at = paste(out, &Array{op.In[0].Type, in[from].Data}, op.Attrs.Text("dim"), at)
-			}
-			return out
+			return gathered(op.In[0], in, m.group(op, d), op.Attrs.Text("dim"))
 		})
 	},
 	"reduce_scatter": func(m *machine, op *ir.Op, in []*Array) []*Array {
@@ -259,6 +244,17 @@ func paste(out, part *Array, dim string, at int64) int64 {
 	return at + part.Type.Size(dim)
 }
 
+// gathered joins the pieces of a value that a group of devices has.
+func gathered(v *ir.Value, pieces []*Array, group []int, dim string) *Array {
+	t, at := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}, int64(0)
+	t.Dims[t.Index(dim)].Size *= int64(len(group))
+	whole := New(t)
+	for _, from := range group {
+		at = paste(whole, &Array{v.Type, pieces[from].Data}, dim, at)
+	}
+	return whole
+}
+
 // walk visits every place of a type, in memory order.
 func walk(t ir.Type, visit func(at []int64, i int)) {
 	at := make([]int64, len(t.Dims))
@@ -297,21 +293,19 @@ func pickOffset(x, t ir.Type, at []int64) int64 {
 type kernel func(op *ir.Op, in, out []*Array)
 
 var kernels = map[string]kernel{
-	"add":  binary(func(a, b float64) float64 { return a + b }),
-	"sub":  binary(func(a, b float64) float64 { return a - b }),
-	"mul":  binary(func(a, b float64) float64 { return a * b }),
-	"div":  binary(func(a, b float64) float64 { return a / b }),
-	"neg":  unary(func(x float64) float64 { return -x }),
-	"exp":  unary(math.Exp),
-	"log":  unary(math.Log),
-	"sqrt": unary(math.Sqrt),
-	"sin":  unary(math.Sin),
-	"cos":  unary(math.Cos),
-	"tanh": unary(math.Tanh),
-	"relu": unary(func(x float64) float64 { return math.Max(x, 0) }),
-	"rsqrt": unary(func(x float64) float64 {
-		return 1 / math.Sqrt(x)
-	}),
+	"add":           binary(func(a, b float64) float64 { return a + b }),
+	"sub":           binary(func(a, b float64) float64 { return a - b }),
+	"mul":           binary(func(a, b float64) float64 { return a * b }),
+	"div":           binary(func(a, b float64) float64 { return a / b }),
+	"neg":           unary(func(x float64) float64 { return -x }),
+	"exp":           unary(math.Exp),
+	"log":           unary(math.Log),
+	"sqrt":          unary(math.Sqrt),
+	"sin":           unary(math.Sin),
+	"cos":           unary(math.Cos),
+	"tanh":          unary(math.Tanh),
+	"relu":          unary(func(x float64) float64 { return math.Max(x, 0) }),
+	"rsqrt":         unary(func(x float64) float64 { return 1 / math.Sqrt(x) }),
 	"sigmoid":       unary(func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }),
 	"convert":       unary(func(x float64) float64 { return x }),
 	"stop_gradient": unary(func(x float64) float64 { return x }),
@@ -374,25 +368,19 @@ func binary(f func(a, b float64) float64) kernel {
 	}
 }
 
+var comparisons = map[string]func(a, b float64) bool{
+	"eq": func(a, b float64) bool { return a == b },
+	"ne": func(a, b float64) bool { return a != b },
+	"lt": func(a, b float64) bool { return a < b },
+	"le": func(a, b float64) bool { return a <= b },
+	"gt": func(a, b float64) bool { return a > b },
+	"ge": func(a, b float64) bool { return a >= b },
+}
+
 func compare(op *ir.Op, in, out []*Array) {
 	t := out[0].Type
 	walk(t, func(at []int64, i int) {
-		a, b, yes := pick(in[0], t, at), pick(in[1], t, at), false
-		switch op.Attrs.Text("how") {
-		case "eq":
-			yes = a == b
-		case "ne":
-			yes = a != b
-		case "lt":
-			yes = a < b
-		case "le":
-			yes = a <= b
-		case "gt":
-			yes = a > b
-		case "ge":
-			yes = a >= b
-		}
-		if yes {
+		if comparisons[op.Attrs.Text("how")](pick(in[0], t, at), pick(in[1], t, at)) {
 			out[0].Data[i] = 1
 		}
 	})

@@ -76,15 +76,7 @@ func ban(x *Array, dim string, from int64) {
 func (m *machine) crossEntropy(op *ir.Op) {
 	dim := op.Attrs.Text("dim")
 	whole := m.each(func(d int) *Array {
-		t := op.In[0].Type
-		axis := op.Axes()[0]
-		group := m.along(axis, d)
-		wide := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
-		wide.Dims[t.Index(dim)].Size *= int64(len(group))
-		x, at := New(wide), int64(0)
-		for _, from := range group {
-			at = paste(x, &Array{t, m.at[op.In[0]][from].Data}, dim, at)
-		}
+		x := gathered(op.In[0], m.at[op.In[0]], m.group(op, d), dim)
 		if valid := op.Attrs.Int("valid"); valid > 0 {
 			ban(x, dim, valid)
 		}
@@ -103,16 +95,7 @@ func (m *machine) crossEntropy(op *ir.Op) {
 // of their gradients come together where they came from.
 func (m *machine) ring(op *ir.Op) {
 	axis := op.Attrs.Text("ring")
-	all := func(v *ir.Value, d int) *Array {
-		group := m.along(axis, d)
-		t := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}
-		t.Dims[t.Index(ir.Keys)].Size *= int64(len(group))
-		whole, at := New(t), int64(0)
-		for _, from := range group {
-			at = paste(whole, &Array{v.Type, m.at[v][from].Data}, ir.Keys, at)
-		}
-		return whole
-	}
+	all := func(v *ir.Value, d int) *Array { return gathered(v, m.at[v], m.along(axis, d), ir.Keys) }
 	terms := make([][]*Array, len(op.Out))
 	for d := range m.devices {
 		in := lists.Map(op.In, func(v *ir.Value) *Array { return &Array{v.Type, m.at[v][d].Data} })

@@ -1,14 +1,56 @@
-package kernels_test
+package lower
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
-	"github.com/deepwell/deepwell/lower"
 )
+
+// kernelOf says what an operation becomes on a target, and notes why.
+func kernelOf(s *kernels.Set, op *ir.Op) string {
+	if k := pick(kernelTable(), s, op); k != nil {
+		return k.name
+	}
+	return kernels.Plain
+}
+
+// The choice for the CPU does not reach other targets.
+func TestOtherTargetsStayPlain(t *testing.T) {
+	op := causal(t, 256)
+	for arch, want := range map[string]string{"cpu": kernels.HeadFirst, "sm_100": kernels.Plain} {
+		s := kernels.For(arch)
+		if got := kernelOf(s, op); got != want {
+			t.Errorf("%s: %s, want %s", arch, got, want)
+		}
+		if !slices.ContainsFunc(s.Choices(), func(c kernels.Choice) bool { return c.Kernel == want }) {
+			t.Errorf("%s: %v says nothing of it", arch, s.Choices())
+		}
+		if s.OneResult() != (arch == "cpu") {
+			t.Errorf("%s: results one at a time: %v", arch, s.OneResult())
+		}
+	}
+}
+
+// causal is the operation of a causal attention of so many rows.
+func causal(t *testing.T, rows int64) *ir.Op {
+	t.Helper()
+	b := ir.NewBuilder("attention")
+	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+	in := func(name string, dims ...ir.Dim) *ir.Value {
+		return b.Input(name, ir.Data, ir.Type{Elem: dtype.F32, Dims: dims}, "")
+	}
+	q := in("q", d(ir.Seq, rows), d(ir.Heads, 2), d(ir.HeadDim, 4))
+	k := in("k", d(ir.Keys, rows), d(ir.KVHeads, 2), d(ir.HeadDim, 4))
+	g, err := b.Graph(b.Attend(q, k, k, ir.Attention{Scale: 1, Causal: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g.Ops[0]
+}
 
 // Products of blocks are cuDNN's where cards have them, and each choice has a reason.
 func TestBlocks(t *testing.T) {
@@ -30,7 +72,7 @@ func TestBlocks(t *testing.T) {
 	} {
 		s := kernels.For(row.arch)
 		for _, op := range g.Ops {
-			got := lower.Kernel(s, op)
+			got := kernelOf(s, op)
 			if op.Kind == "quantize" && got != row.quantize || op.Kind == "block_dot" && got != row.product {
 				t.Errorf("%s: %s becomes %s", row.arch, op.Kind, got)
 			}
