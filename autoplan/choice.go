@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/program"
@@ -79,10 +80,8 @@ func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, e
 		})
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if err := cmp.Or(errs...); err != nil {
+		return nil, err
 	}
 	order := make([]int, len(found))
 	for i := range order {
@@ -217,12 +216,7 @@ const noticed = 0.01
 // explain writes the trade-off of each plan in a sentence: the first by what it is like, the others
 // by how they differ from it.
 func explain(list []Choice, j Job) {
-	least := 0
-	for i, c := range list {
-		if c.Peak < list[least].Peak {
-			least = i
-		}
-	}
+	least := lists.Most(list, func(c Choice) int64 { return -c.Peak })
 	for i := range list {
 		c := &list[i]
 		var words []string

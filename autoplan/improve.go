@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -40,12 +43,8 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 			return nil, err
 		}
 		c := j
-		c.Fixed = Fixed{}
-		for name, value := range all {
-			if !slices.Contains(g, name) {
-				c.Fixed[name] = value
-			}
-		}
+		c.Fixed = maps.Clone(all)
+		maps.DeleteFunc(c.Fixed, func(name, _ string) bool { return slices.Contains(g, name) })
 		found := c.try(ctx)
 		if found == nil {
 			continue
@@ -82,11 +81,7 @@ func fixedOf(p *plan.Plan) Fixed {
 			f["virtual"] = strconv.Itoa(s.Virtual)
 		}
 	}
-	var tags []string
-	for _, t := range p.Recompute {
-		tags = append(tags, string(t))
-	}
-	if len(tags) > 0 {
+	if tags := lists.Map(p.Recompute, func(t ir.Tag) string { return string(t) }); len(tags) > 0 {
 		f["recompute"] = strings.Join(tags, "+")
 	}
 	if len(p.Offload) > 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -85,8 +86,12 @@ type Job struct {
 // last two are lists with a plus between, or none.
 type Fixed map[string]string
 
-// keys of a Fixed with what their values look like.
-var keys = []struct{ name, kind string }{
+// A key of a Fixed has a name, and says what its values look like.
+type key struct{ name, kind string }
+
+func (k key) String() string { return k.name }
+
+var keys = []key{
 	{"tp", "size"}, {"cp", "size"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
 	{"micro", "size"}, {"recompute", "list"}, {"offload", "list"},
@@ -100,10 +105,10 @@ func ParseFixed(text string) (Fixed, error) {
 			continue
 		}
 		name, value, ok := strings.Cut(item, "=")
-		at := slices.IndexFunc(keys, func(k struct{ name, kind string }) bool { return k.name == name })
+		at := slices.IndexFunc(keys, func(k key) bool { return k.name == name })
 		if at < 0 || !ok || value == "" {
 			return nil, diag.New(diag.BadUsage, "%q fixes nothing", item).
-				Try("write one of %s, such as tp=8", strings.Join(keyNames(), ", "))
+				Try("write one of %s, such as tp=8", strings.Join(lists.Map(keys, key.String), ", "))
 		}
 		if err := checkFixed(name, keys[at].kind, value); err != nil {
 			return nil, err
@@ -111,14 +116,6 @@ func ParseFixed(text string) (Fixed, error) {
 		f[name] = value
 	}
 	return f, nil
-}
-
-func keyNames() []string {
-	var names []string
-	for _, k := range keys {
-		names = append(names, k.name)
-	}
-	return names
 }
 
 func checkFixed(name, kind, value string) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
@@ -154,9 +155,7 @@ func newSearcher(j Job) (*searcher, error) {
 	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{},
 		lists: map[listed]ordered{}}
 	s.variants = s.job.variants()
-	for _, v := range s.variants {
-		s.tags = append(s.tags, v.tags)
-	}
+	s.tags = lists.Map(s.variants, func(v variant) []ir.Tag { return v.tags })
 	if len(s.variants) == 0 {
 		return nil, diag.New(diag.BadUsage, "the model has nothing to recompute that is called %s",
 			j.Fixed["recompute"]).Try("--fix recompute=none")
@@ -197,10 +196,7 @@ func (s *searcher) add(n int) error {
 		}
 	}
 	for _, w := range s.workers {
-		var list []pricer
-		for _, e := range w.base {
-			list = append(list, e.On(cluster))
-		}
+		list := lists.Map(w.base, func(e *estimate.Estimator) pricer { return e.On(cluster) })
 		w.pricers = append(w.pricers, list)
 		w.plans = append(w.plans, j.blank(cluster.String()))
 		if j.pool != nil {
@@ -383,40 +379,35 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 
 // round explores some nodes at once. What a node gives depends on the limit alone.
 func (s *searcher) round(nodes []node, limit float64) [][]candidate {
-	lists := make([][]candidate, len(nodes))
+	found := make([][]candidate, len(nodes))
 	var wg sync.WaitGroup
 	for k, mine := range s.dealt(nodes) {
 		wg.Go(func() {
 			for _, i := range mine {
-				lists[i] = s.workers[k].explore(nodes[i], limit)
+				found[i] = s.workers[k].explore(nodes[i], limit)
 			}
 		})
 	}
 	wg.Wait()
-	return lists
+	return found
 }
 
 // dealt gives each worker its nodes. Those whose microbatches are cut alike share bills, prices and
 // programs, so that they go to the same worker, unless it has its share already.
 func (s *searcher) dealt(nodes []node) [][]int {
-	lists := make([][]int, len(s.workers))
+	dealt := make([][]int, len(s.workers))
 	for i, n := range nodes {
 		key := [4]int64{n.tp, n.cp, n.micro, int64(n.precision)}
 		k, known := s.homes[key]
-		if !known || len(lists[k]) > len(nodes)/len(lists) {
-			k = 0
-			for other := range lists {
-				if len(lists[other]) < len(lists[k]) {
-					k = other
-				}
-			}
+		if !known || len(dealt[k]) > len(nodes)/len(dealt) {
+			k = lists.Most(dealt, func(l []int) int { return -len(l) })
 		}
 		if !known {
 			s.homes[key] = k
 		}
-		lists[k] = append(lists[k], i)
+		dealt[k] = append(dealt[k], i)
 	}
-	return lists
+	return dealt
 }
 
 // perNode is how many plans a node gives: some that differ little, since the simulator may prefer
@@ -472,11 +463,7 @@ func (w *worker) least(n node, c cut, v int) float64 {
 	if err != nil {
 		return n.bound
 	}
-	sum := 0.0
-	for i := range e.Stages {
-		s := &e.Stages[i]
-		sum += s.Forward + s.Input + s.Weight
-	}
+	sum := lists.Sum(e.Stages, func(s estimate.Stage) float64 { return s.Forward + s.Input + s.Weight })
 	return w.searcher.perToken(n, sum*float64(n.micros)/float64(n.pp))
 }
 

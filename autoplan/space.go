@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
@@ -120,13 +121,9 @@ func (j *Job) expertSizes(n int64) []int64 {
 		}
 		return nil
 	}
-	var list []int64
-	for _, ep := range divisors(n, j.Config.MoE.Experts) {
-		if j.Config.MoE.Experts%ep == 0 && j.Fixed.allows("ep", ep) {
-			list = append(list, ep)
-		}
-	}
-	return list
+	return lists.Filter(divisors(n, j.Config.MoE.Experts), func(ep int64) bool {
+		return j.Config.MoE.Experts%ep == 0 && j.Fixed.allows("ep", ep)
+	})
 }
 
 // batches lists the rows of a microbatch on a device of a mesh, and the rows of the step with it.

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -45,13 +46,10 @@ func Accompany(dir, from string, only ...string) error {
 	if err != nil {
 		return err
 	}
-	var names []string
-	for _, name := range there {
-		if slices.Contains(companions, name) && (only == nil || slices.Contains(only, name)) &&
-			f.Has(name) { // not a link that leads out
-			names = append(names, name)
-		}
-	}
+	names := lists.Filter(there, func(name string) bool {
+		return slices.Contains(companions, name) && (only == nil || slices.Contains(only, name)) &&
+			f.Has(name) // not a link that leads out
+	})
 	if f.Has(templatesName) && only == nil {
 		sub, err := folder.Open(f.Path(templatesName))
 		if err != nil {

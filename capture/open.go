@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -154,10 +155,8 @@ func unknown(source string) error {
 
 // nearest lists up to three presets that a typed name may have meant, the best first.
 func nearest(typed string) string {
-	var names, found []string
-	for _, p := range model.Presets() {
-		names = append(names, p.Name)
-	}
+	names := lists.Map(model.Presets(), func(p model.Preset) string { return p.Name })
+	var found []string
 	for range 3 {
 		best := diag.Nearest(strings.ToLower(typed), names)
 		if best == "" {

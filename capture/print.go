@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // WriteText writes the summary as a person reads it: a line of what it is, a table of its blocks,
@@ -129,10 +130,9 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 	if len(f.Leftover) > 0 {
 		line("left over", some(f.Leftover))
 	}
-	var bad []string
-	for _, d := range f.NotFinite {
-		bad = append(bad, fmt.Sprintf("%s of %s", human.Count(d.Elements, "number"), d.Tensor))
-	}
+	bad := lists.Map(f.NotFinite, func(d Damaged) string {
+		return fmt.Sprintf("%s of %s", human.Count(d.Elements, "number"), d.Tensor)
+	})
 	switch {
 	case len(bad) > 0:
 		line("not finite", some(bad))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
@@ -115,10 +116,7 @@ func (m *Model) NotFinite(ctx context.Context) ([]Damaged, error) {
 func (m *Model) notFinite(bad []Damaged) error {
 	e := diag.New(diag.WeightNotFinite, "%s not finite", bad[0]).At("%s", m.Folder)
 	if len(bad) > 1 {
-		total := int64(0)
-		for _, d := range bad {
-			total += d.Elements
-		}
+		total := lists.Sum(bad, func(d Damaged) int64 { return d.Elements })
 		e = e.Because("%s of %s tensors are not finite", human.Count(total, "number"),
 			human.Thousands(int64(len(bad))))
 	}

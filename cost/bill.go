@@ -3,6 +3,7 @@ package cost
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -111,8 +112,5 @@ func entries(g *ir.Graph, ops []*ir.Op) (list []entry) {
 			}
 		}
 	}
-	for _, e := range order {
-		list = append(list, *e)
-	}
-	return list
+	return append(list, lists.Map(order, func(e *entry) entry { return *e })...)
 }

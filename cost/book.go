@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
@@ -42,14 +43,7 @@ func TagsOf(list []ir.Tag) (t Tags) {
 // Has tells whether a tag is in the set.
 func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 }
 
-func (t Tags) list() (list []ir.Tag) {
-	for _, tag := range tags {
-		if t.Has(tag) {
-			list = append(list, tag)
-		}
-	}
-	return list
-}
+func (t Tags) list() []ir.Tag { return lists.Filter(tags, t.Has) }
 
 // CutOf is how a plan cuts a microbatch.
 func CutOf(p *plan.Plan) Cut {
@@ -165,10 +159,7 @@ func (b *Book) like(c Cut) Cut {
 	if b.policy != nil { // pieces of whole blocks stay so where they are larger
 		whole := []int64{m.Hidden, m.MLP / c.TP, m.Heads * m.HeadDim / c.TP, m.KVHeads * m.HeadDim / c.TP,
 			c.Seq / (c.CP * c.TP)}
-		for _, n := range whole {
-			even = even && n%64 == 0
-		}
-		if !even {
+		if even = even && !slices.ContainsFunc(whole, func(n int64) bool { return n%64 != 0 }); !even {
 			return c
 		}
 	}

@@ -3,6 +3,7 @@ package cost
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -59,20 +60,10 @@ func (x *scaler) value(v *ir.Value) *ir.Value {
 	return to
 }
 
-func (x *scaler) values(list []*ir.Value) []*ir.Value {
-	out := make([]*ir.Value, len(list))
-	for i, v := range list {
-		out[i] = x.value(v)
-	}
-	return out
-}
+func (x *scaler) values(list []*ir.Value) []*ir.Value { return lists.Map(list, x.value) }
 
 func (x *scaler) bytes(list []*ir.Value) []int64 {
-	out := make([]int64, len(list))
-	for i, v := range list {
-		out[i] = x.value(v).Type.Shape().Bytes()
-	}
-	return out
+	return lists.Map(list, func(v *ir.Value) int64 { return x.value(v).Type.Shape().Bytes() })
 }
 
 // bill gives a sheet the sizes of a cut.
@@ -88,9 +79,7 @@ func (s *sheet) bill(c Cut) *Bill {
 		x.graph.Mesh = append(x.graph.Mesh, a)
 	}
 	b := &Bill{Embed: s.embed.bill(x), Head: s.head.bill(x)}
-	for _, p := range s.layers {
-		b.Layers = append(b.Layers, p.bill(x))
-	}
+	b.Layers = lists.Map(s.layers, func(p *part) Part { return p.bill(x) })
 	x.made, x.room, x.dims = nil, nil, nil // a bill is kept, what it was made of need not be
 	return b
 }
@@ -98,12 +87,10 @@ func (s *sheet) bill(c Cut) *Bill {
 func (p *part) bill(x *scaler) Part {
 	out := Part{From: p.from, Rounds: p.rounds, Kept: x.bytes(p.kept), Late: x.bytes(p.late),
 		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x, items: &items{}}
-	for _, n := range x.bytes(p.data) {
-		out.Data += n
-	}
-	for _, v := range p.params {
-		out.Params = append(out.Params, Param{v.Name, x.value(v).Type.Shape().Elements()})
-	}
+	out.Data = lists.Sum(x.bytes(p.data), func(n int64) int64 { return n })
+	out.Params = lists.Map(p.params, func(v *ir.Value) Param {
+		return Param{v.Name, x.value(v).Type.Shape().Elements()}
+	})
 	for _, one := range []struct {
 		v    *ir.Value
 		into *int64

@@ -3,6 +3,7 @@ package cost
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -158,11 +159,9 @@ func takes(ops []*ir.Op, v *ir.Value) bool {
 // back takes the body of a loop back apart.
 func (p *part) back(l ir.Loop) {
 	body, carries := l.Body, len(l.Carries)
-	for _, v := range body.Inputs[carries : carries+len(l.Stacks)] {
-		if v.Role != ir.Param {
-			p.kept = append(p.kept, v)
-		}
-	}
+	p.kept = lists.Filter(body.Inputs[carries:carries+len(l.Stacks)], func(v *ir.Value) bool {
+		return v.Role != ir.Param
+	})
 	for _, v := range p.kept {
 		fused := func(op *ir.Op) bool { return op.Body == nil && body.Work(op).Class == ir.Fused }
 		made := p.body.Find(v.Name)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/svg"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -35,10 +36,7 @@ var classes = [4]string{"f", "b", "i", "w"}
 // pipeline draws when each rank does what: the whole step, or its start and its end, where more
 // would not be seen. What lies between repeats what is there.
 func (p page) pipeline(t *Timeline) {
-	longest := 0
-	for _, list := range t.Schedule.Lists {
-		longest = max(longest, len(list))
-	}
+	longest := lists.Max(t.Schedule.Lists, 0, func(l []schedule.Action) int { return len(l) })
 	p.Head("The pipeline", t.title()+".")
 	p.Add(`<div class="key">`)
 	for kind, class := range classes {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/svg"
 )
 
@@ -90,10 +91,7 @@ func (p page) tiles(r *Report) {
 const least = 0.0005
 
 func (p page) waterfall(r *Report) {
-	total := 0.0
-	for _, x := range r.Parts {
-		total += x.Seconds
-	}
+	total := lists.Sum(r.Parts, func(x Part) float64 { return x.Seconds })
 	if total <= 0 {
 		return
 	}
@@ -126,10 +124,7 @@ func (p page) helps(title, text string, list []Help, step float64) {
 		return
 	}
 	p.Head(title, text)
-	widest := 0.01
-	for _, h := range list {
-		widest = max(widest, math.Abs(h.Step/step-1))
-	}
+	widest := lists.Max(list, 0.01, func(h Help) float64 { return math.Abs(h.Step/step - 1) })
 	p.Add(`<div class="rows">`)
 	for _, h := range list {
 		change := h.Step/step - 1

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -82,9 +83,7 @@ func (s *Step) once(o *schedule.Order, p prices, w WhatIf, spans bool) *Timeline
 	t := &Timeline{Schedule: list, step: s, Policy: s.Policy, send: p.send,
 		Ranks: make([]Rank, list.Ranks),
 		waits: make([]wait, list.Ranks), tails: make([]tail, list.Ranks)}
-	for i := range s.Stages {
-		t.loads = append(t.loads, s.Stages[i].Load)
-	}
+	t.loads = lists.Map(s.Stages, func(x Stage) schedule.Load { return x.Load })
 	if spans {
 		all := make([]schedule.Span, len(o.Visits))
 		for _, l := range list.Lists {

@@ -1,6 +1,7 @@
 package dryrun
 
 import (
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -75,13 +76,8 @@ func (t *Timeline) summary() {
 
 // Peak is the most that any rank holds, and which.
 func (t *Timeline) Peak() (program.Memory, int) {
-	most, at := program.Memory{}, 0
-	for rank, r := range t.Ranks {
-		if r.Peak.Sum() > most.Sum() {
-			most, at = r.Peak, rank
-		}
-	}
-	return most, at
+	at := lists.Most(t.Ranks, func(r Rank) int64 { return r.Peak.Sum() })
+	return t.Ranks[at].Peak, at
 }
 
 // A Sample is what a rank holds from a moment on.

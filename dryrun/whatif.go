@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/schedule"
 )
 
@@ -119,11 +120,5 @@ func (s *Step) slowestRank() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	at := 0
-	for rank, r := range t.Ranks {
-		if r.Busy > t.Ranks[at].Busy {
-			at = rank
-		}
-	}
-	return at, nil
+	return lists.Most(t.Ranks, func(r Rank) float64 { return r.Busy }), nil
 }

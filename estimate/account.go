@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
@@ -21,12 +22,7 @@ func (l *layout) stage(rank, turn int) int {
 // account divides the step by cause, seen from the rank that works longest.
 func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64, longest tail) {
 	n := int(l.pipe)
-	worst := 0
-	for r := range e.busy {
-		if e.busy[r] > e.busy[worst] {
-			worst = r
-		}
-	}
+	worst := slices.Index(e.busy, slices.Max(e.busy))
 	m := float64(l.micros)
 	parts := &est.Parts
 	for turn := range int(l.virtual) {
@@ -42,10 +38,7 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 	parts.Optimizer, parts.Host = longest.optimizer, longest.host
 	est.Step = pipe + est.Tail
 	if n > 1 {
-		busy := 0.0
-		for i := range est.Stages {
-			busy += est.Stages[i].both()
-		}
+		busy := lists.Sum(est.Stages, Stage.both)
 		est.Waits = (est.Step - est.Tail - parts.Pipeline - m*busy/float64(n)) / est.Step
 	}
 }

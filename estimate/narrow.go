@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
@@ -151,10 +152,7 @@ type source struct{ width, tokens float64 }
 // the tokens of their gradients that a device has when it writes them in blocks. In bf16 XLA makes
 // one product of them all, while each has its own in blocks.
 func (b *builder) join(m float64, x source, cut, back float64, outs ...out) {
-	all := 0.0
-	for _, o := range outs {
-		all += o.width
-	}
+	all := lists.Sum(outs, func(o out) float64 { return o.width })
 	if b.in == nil {
 		b.linear(b.e.precision(b.c), m, x.width, all/cut)
 		return

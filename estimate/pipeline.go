@@ -98,7 +98,7 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 }
 
 // both is a forward and a backward pass.
-func (s *Stage) both() float64 { return s.Forward + s.Input + s.Weight }
+func (s Stage) both() float64 { return s.Forward + s.Input + s.Weight }
 
 // turns is interleaved 1F1B of stages of which at most the last is longer: a rank works from the
 // moment when the first microbatch reaches it until what is left is the way back of the last one.

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Card is one kind of accelerator, as the catalogue knows it. Zero values mean "not known",
@@ -58,10 +59,7 @@ func FindCard(name string) (Card, error) {
 			return c, nil
 		}
 	}
-	names := make([]string, len(cards))
-	for i, c := range cards {
-		names[i] = c.Name
-	}
+	names := lists.Map(cards, func(c Card) string { return c.Name })
 	err := diag.New(diag.CardUnknown, "no card is called %q", name).
 		Try("take one of %s", strings.Join(names, ", "))
 	if near := nearestCard(wanted, cards); near != "" {

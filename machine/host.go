@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Host is the computer around the accelerators.
@@ -80,10 +82,7 @@ func (t tree) list(dir string) []string {
 	if err != nil {
 		return nil
 	}
-	names := make([]string, len(entries))
-	for i, e := range entries {
-		names[i] = e.Name()
-	}
+	names := lists.Map(entries, fs.DirEntry.Name)
 	slices.SortFunc(names, natural)
 	return names
 }
@@ -177,11 +176,7 @@ func parseCPUInfo(text string) CPU {
 		c.Model = armParts[part]
 	}
 	c.Sockets, c.Cores = len(sockets), len(cores)
-	for _, f := range flags {
-		if has[f] {
-			c.Flags = append(c.Flags, f)
-		}
-	}
+	c.Flags = lists.Filter(flags, func(f string) bool { return has[f] })
 	return c
 }
 

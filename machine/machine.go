@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/nvml"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
@@ -126,10 +127,7 @@ func (m *Machine) remark(s *nvml.Snapshot, bus int, why string) {
 	if err := CheckDriver("cuda13", m.Driver); err != nil && len(m.GPUs) > 0 {
 		note("%s", diag.From(err).What)
 	}
-	most := 0
-	for _, g := range m.GPUs {
-		most = max(most, activeLinks(g))
-	}
+	most := lists.Max(m.GPUs, 0, activeLinks)
 	for i, g := range m.GPUs {
 		for _, f := range s.Devices[i].Faults {
 			note("gpu%d: %v", i, f)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/nvml"
 )
 
@@ -189,11 +190,5 @@ func (t *Topology) switched(gpu string) int64 {
 }
 
 func (t *Topology) sum(match func(Edge) bool) int64 {
-	var total int64
-	for _, e := range t.Edges {
-		if match(e) {
-			total += e.BytesPerSecond
-		}
-	}
-	return total
+	return lists.Sum(lists.Filter(t.Edges, match), func(e Edge) int64 { return e.BytesPerSecond })
 }

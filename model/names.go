@@ -1,6 +1,9 @@
 package model
 
-import "github.com/deepwell/deepwell/ir"
+import (
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+)
 
 // dimPlace is the dimension of the rows of the table of learned positions.
 const dimPlace = "place"
@@ -96,12 +99,8 @@ func (w *writer) add(name string, tag ir.Tag, source string, like Param) {
 
 // matrix is a tensor that is a parameter as it stands.
 func matrix(dims ...ir.Dim) Param {
-	p := Param{Dims: dims}
-	for _, d := range dims {
-		p.Shape = append(p.Shape, d.Size)
-	}
-	p.To = p.Shape[0]
-	return p
+	shape := lists.Map(dims, func(d ir.Dim) int64 { return d.Size })
+	return Param{Dims: dims, Shape: shape, To: shape[0]}
 }
 
 // block appends the parameters of a layer.
@@ -181,9 +180,5 @@ func (w *writer) linears(n names, tag ir.Tag, bias bool, parts ...part) {
 }
 
 func elements(dims []ir.Dim) int64 {
-	n := int64(1)
-	for _, d := range dims {
-		n *= d.Size
-	}
-	return n
+	return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -113,13 +114,7 @@ func (p *Param) Layers() []Param {
 }
 
 // Size is the number of elements.
-func (p *Param) Size() int64 {
-	n := int64(1)
-	for _, d := range p.Dims {
-		n *= d.Size
-	}
-	return n
-}
+func (p *Param) Size() int64 { return elements(p.Dims) }
 
 // part is the number of elements that come from one tensor.
 func (p *Param) part() int64 {
@@ -172,10 +167,7 @@ const tile = 64
 
 // move copies what a parameter and one of its tensors share, in either direction.
 func move[E any](p *Param, t int, param, tensor []E, take bool) error {
-	whole := int64(1)
-	for _, n := range p.Shape {
-		whole *= n
-	}
+	whole := lists.Product(p.Shape, func(n int64) int64 { return n })
 	if int64(len(param)) != p.Size() || int64(len(tensor)) != whole || t < 0 ||
 		int64(t) >= p.Size()/p.part() {
 		return diag.New(diag.BadInput, "parameter %s has %d elements and its tensors %d, not %d and %d",

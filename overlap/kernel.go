@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A cost is what one kernel computes and moves.
@@ -75,11 +76,8 @@ func slicing(opcode string) bool {
 	return opcode == "dynamic-slice" || opcode == "slice" || opcode == "gather"
 }
 
-func bytesOf(list []hlo.Value) (n int64) {
-	for _, v := range list {
-		n += v.Bytes
-	}
-	return n
+func bytesOf(list []hlo.Value) int64 {
+	return lists.Sum(list, func(v hlo.Value) int64 { return v.Bytes })
 }
 
 // payload leaves out the scratch memory of a library call, the last of its results.
@@ -140,10 +138,7 @@ func fusedBytes(c *hlo.Computation) (n int64) {
 	if c.Body[c.Root].Opcode == "tuple" {
 		roots = c.Body[c.Root].Operands
 	}
-	for _, at := range roots {
-		n += writtenBytes(c, at)
-	}
-	return n
+	return n + lists.Sum(roots, func(at int) int64 { return writtenBytes(c, at) })
 }
 
 // readBytes is what is read of one value: all of it, unless everyone takes slices of it or puts

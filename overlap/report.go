@@ -2,11 +2,13 @@ package overlap
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -128,13 +130,8 @@ func (p *player) report(m *hlo.Module) (*Report, error) {
 	}
 	slices.SortStableFunc(out.Traffic, func(a, b Traffic) int { return cmp.Compare(b.Wire, a.Wire) })
 	slices.SortStableFunc(out.Waits, func(a, b Wait) int { return cmp.Compare(b.Exposed, a.Exposed) })
-	for _, l := range p.rounds {
-		out.Loops = append(out.Loops, *l)
-	}
-	for note := range p.notes {
-		out.Notes = append(out.Notes, note)
-	}
-	slices.Sort(out.Notes)
+	out.Loops = lists.Map(p.rounds, func(l *Loop) Loop { return *l })
+	out.Notes = slices.Sorted(maps.Keys(p.notes))
 	return out, nil
 }
 

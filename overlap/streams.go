@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A span is a time in which a collective has a stream.
@@ -140,9 +141,7 @@ func (p *player) send(c *hlo.Computation, i *hlo.Instruction, list []hlo.Collect
 	w := p.wire.travel(list, stream)
 	s := p.site(c, i, list, w.fabric)
 	f := flight{site: s, stream: stream, products: p.products}
-	for _, one := range list {
-		f.bytes += float64(one.Bytes())
-	}
+	f.bytes = lists.Sum(list, func(c hlo.Collective) float64 { return float64(c.Bytes()) })
 	s.Count += p.weight
 	s.Bytes += f.bytes * p.weight
 	s.Wire += w.seconds * p.weight

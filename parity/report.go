@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/svg"
 )
 
@@ -39,11 +40,10 @@ type page struct{ *svg.Page }
 // all lists what is compared with BF16: the null, noise, then formats.
 func (r *Result) all() []*Comparison {
 	list := []*Comparison{&r.Null}
-	for i := range r.Matched {
-		list = append(list, &r.Matched[i])
-	}
-	for i := range r.Formats {
-		list = append(list, &r.Formats[i])
+	for _, more := range [][]Comparison{r.Matched, r.Formats} {
+		for i := range more {
+			list = append(list, &more[i])
+		}
 	}
 	return list
 }
@@ -52,10 +52,6 @@ func (p page) table(r *Result) {
 	p.Add(`<div class="scroll"><table><tr><th>against BF16<th>gap %%<th>sd<th>95 %% limits<th>bound` +
 		"<th>by pair<th>verdict</tr>\n")
 	for _, c := range r.all() {
-		var pairs []string
-		for _, g := range c.Gaps {
-			pairs = append(pairs, signed(g))
-		}
 		name := svg.Text(c.Name)
 		if c.Share > 0 {
 			name += fmt.Sprintf("<small>%.0f %% of the work of linear layers</small>", 100*c.Share)
@@ -67,7 +63,7 @@ func (p page) table(r *Result) {
 				svg.Text(c.Why))
 		}
 		p.Add("<tr><td>%s<td>%s<td>%s<td>%s<td>%s<td>%s<td>%s</tr>\n", name, signed(c.Mean), c.spread(),
-			c.interval(), c.bound(), strings.Join(pairs, ", "), verdict)
+			c.interval(), c.bound(), strings.Join(lists.Map(c.Gaps, signed), ", "), verdict)
 	}
 	p.Add("</table></div>\n")
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/stat"
 )
 
@@ -61,18 +62,12 @@ const quiet = 0.2
 
 // judge computes the gaps and says what they mean.
 func (r *Result) judge() {
-	r.measure(&r.Null)
-	for i := range r.Matched {
-		r.measure(&r.Matched[i])
-	}
-	noise := 0.0
-	for _, g := range r.Null.Gaps {
-		noise = max(noise, math.Abs(g))
-	}
-	for i := range r.Formats {
-		c := &r.Formats[i]
+	for _, c := range r.all() {
 		r.measure(c)
-		c.judge(noise)
+	}
+	noise := lists.Max(r.Null.Gaps, 0, math.Abs)
+	for i := range r.Formats {
+		r.Formats[i].judge(noise)
 	}
 }
 
@@ -139,28 +134,20 @@ func (r *Result) Write(w io.Writer) {
 	fmt.Fprintln(w, r.Line())
 	fmt.Fprintf(w, "%-26s %8s %7s %17s %6s  %s\n", "against bf16", "gap %", "sd", "95 % limits",
 		"bound", "verdict")
-	row := func(c *Comparison) {
+	for _, c := range r.all() {
 		line := fmt.Sprintf("%-26s %8s %7s %17s %6s  %s", c.Name, signed(c.Mean), c.spread(),
 			c.interval(), c.bound(), c.verdict())
 		fmt.Fprintln(w, strings.TrimRight(line, " "))
-	}
-	row(&r.Null)
-	for i := range r.Matched {
-		row(&r.Matched[i])
-	}
-	for i := range r.Formats {
-		row(&r.Formats[i])
 	}
 	fmt.Fprintf(w, "gap: mean loss of the last %d steps, %% of bf16's (%s); limits are one-sided\n",
 		r.Tail, strings.Join(r.losses(), ", "))
 }
 
 // losses are those of BF16 at the end, by pair.
-func (r *Result) losses() (list []string) {
-	for _, curve := range r.BF16 {
-		list = append(list, fmt.Sprintf("%.4f", stat.Mean(curve[r.Steps-r.Tail:])))
-	}
-	return list
+func (r *Result) losses() []string {
+	return lists.Map(r.BF16, func(curve []float64) string {
+		return fmt.Sprintf("%.4f", stat.Mean(curve[r.Steps-r.Tail:]))
+	})
 }
 
 // signed writes percents with a sign, and none for what is rounded to nothing.

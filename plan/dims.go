@@ -3,6 +3,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -66,11 +67,8 @@ func (p *Plan) Shards() []ir.Axis {
 func (p *Plan) Ranks() int64 {
 	n := int64(1)
 	for _, c := range cuts {
-		if c.dim != ir.Batch {
-			continue
-		}
-		for _, axis := range c.axes {
-			n *= p.Size(axis)
+		if c.dim == ir.Batch {
+			n *= lists.Product(c.axes, p.Size)
 		}
 	}
 	return n
@@ -78,9 +76,5 @@ func (p *Plan) Ranks() int64 {
 
 // Times is the number of devices along some axes.
 func Times(axes []ir.Axis) int64 {
-	n := int64(1)
-	for _, a := range axes {
-		n *= a.Size
-	}
-	return n
+	return lists.Product(axes, func(a ir.Axis) int64 { return a.Size })
 }

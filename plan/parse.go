@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/schedule"
@@ -56,9 +57,7 @@ func (r reader) fields(p *Plan) []field {
 			r.count("virtual", &p.PP.Virtual)),
 		r.word("precision", &p.Precision, precisions),
 		{Name: "recompute", Read: func() {
-			for _, tag := range r.Words("", recompute) {
-				p.Recompute = append(p.Recompute, ir.Tag(tag))
-			}
+			p.Recompute = lists.Map(r.Words("", recompute), func(s string) ir.Tag { return ir.Tag(s) })
 		}},
 		r.count("seq", &p.Seq),
 		r.axis("tp", &p.TP.Size, r.flag("overlap", &p.TP.Overlap),

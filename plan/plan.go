@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -171,11 +172,7 @@ func (p *Plan) Mesh() []ir.Axis {
 
 // Devices is the number of devices of the whole plan.
 func (p *Plan) Devices() int64 {
-	n := int64(1)
-	for _, axis := range order {
-		n *= p.Size(axis)
-	}
-	return n
+	return lists.Product(order, p.Size)
 }
 
 // Straddles names the axes of which each group could lie within an NVLink domain of so many

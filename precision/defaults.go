@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -39,12 +40,7 @@ func Default(m model.Model, precision string) (*Policy, error) {
 	return p, p.Check(m)
 }
 
-func names() (list []string) {
-	for _, f := range formats {
-		list = append(list, string(f))
-	}
-	return list
-}
+func names() []string { return lists.Map(formats, func(f Format) string { return string(f) }) }
 
 // keep says what is in BF16 whatever the precision.
 func (p *Policy) keep(have []linear) {

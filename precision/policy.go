@@ -72,13 +72,21 @@ var tagged = map[string]string{
 // checkpoint names it (block.q, block3.q, block.q.7) or by the last word alone. What has no layer,
 // as the output layer has none, is in BF16.
 func (p *Policy) Of(layer int, linear, product string) Format {
-	linear = last(linear)
-	for _, r := range slices.Backward(p.Rules) {
-		if r.covers(layer, linear, product) {
-			return r.Format
-		}
+	if r := p.rule(layer, linear, product); r != nil {
+		return r.Format
 	}
 	return BF16
+}
+
+// rule is the one that decides; nil if there is none.
+func (p *Policy) rule(layer int, linear, product string) *Rule {
+	linear = last(linear)
+	for i := range slices.Backward(p.Rules) {
+		if p.Rules[i].covers(layer, linear, product) {
+			return &p.Rules[i]
+		}
+	}
+	return nil
 }
 
 // A Layer is what the products of one layer are computed in, by linear layer and product; what is
@@ -108,11 +116,8 @@ func (l Layer) Has(f Format) bool { return slices.Contains(slices.Collect(maps.V
 
 // Why gives the reason of the rule that decides, or "" where there is none.
 func (p *Policy) Why(layer int, linear, product string) string {
-	linear = last(linear)
-	for _, r := range slices.Backward(p.Rules) {
-		if r.covers(layer, linear, product) {
-			return r.Why
-		}
+	if r := p.rule(layer, linear, product); r != nil {
+		return r.Why
 	}
 	return ""
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Marshal writes the policy as [Parse] reads it, one form for one policy: a line for each key, so
@@ -61,11 +63,7 @@ func (r *Rule) Span(layers int) string {
 }
 
 func quoteAll(list []string) string {
-	quoted := make([]string, len(list))
-	for i, s := range list {
-		quoted[i] = quote(s)
-	}
-	return "[" + strings.Join(quoted, ", ") + "]"
+	return "[" + strings.Join(lists.Map(list, quote), ", ") + "]"
 }
 
 // quote is a text as JSON has it, with < and & as they are.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Kind is what one action computes.
@@ -115,21 +116,11 @@ func families() []family {
 }
 
 // Names lists the schedules that New makes.
-func Names() []string {
-	var names []string
-	for _, f := range families() {
-		names = append(names, f.name)
-	}
-	return names
-}
+func Names() []string { return lists.Map(families(), func(f family) string { return f.name }) }
 
 func lookup(name string) (family, bool) {
-	for _, f := range families() {
-		if f.name == name {
-			return f, true
-		}
-	}
-	return family{}, false
+	f := lists.Find(families(), func(f family) bool { return f.name == name })
+	return f, f.name != ""
 }
 
 // maxActions bounds a schedule: 64 ranks with 8 virtual stages and 512 microbatches in three

@@ -73,10 +73,7 @@ func (s *Schedule) wellFormed() error {
 		return diag.New(diag.ScheduleInvalid, "there are %d lists for %d ranks", len(s.Lists), s.Ranks).
 			Try("give each rank its list")
 	}
-	all := 0
-	for _, list := range s.Lists {
-		all += len(list)
-	}
+	all := s.actions()
 	// The lists are counted before memory is taken for them, since a text may promise too much.
 	if least := 2 * s.Stages() * s.Micros; all < least {
 		return diag.New(diag.ScheduleInvalid, "there are %d actions; %d stages and %d microbatches need "+

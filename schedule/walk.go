@@ -5,7 +5,14 @@ import (
 	"math"
 	"slices"
 	"sync"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
+
+// actions counts those of all lists.
+func (s *Schedule) actions() int {
+	return lists.Sum(s.Lists, func(l []Action) int { return len(l) })
+}
 
 // A Visit is one action of an [Order].
 type Visit struct {
@@ -37,11 +44,7 @@ func (s *Schedule) Order() (*Order, error) {
 	for stage := range rankOf {
 		rankOf[stage] = s.Rank(stage)
 	}
-	total := 0
-	for _, list := range s.Lists {
-		total += len(list)
-	}
-	o := &Order{Ranks: s.Ranks, Visits: make([]Visit, 0, total)}
+	o := &Order{Ranks: s.Ranks, Visits: make([]Visit, 0, s.actions())}
 	at := results[int32](s) // where they stand in the order, from 1 on; 0 is not yet
 	place := make([]int, s.Ranks)
 	waits := make([]bool, s.Ranks)
@@ -397,10 +400,8 @@ type placed struct {
 // covers.
 func (f frontier) add(program, place int, m *Moment) {
 	list := f[program]
-	for i := range list {
-		if list[i].covers(m) {
-			return
-		}
+	if slices.ContainsFunc(list, func(o placed) bool { return o.covers(m) }) {
+		return
 	}
 	kept := list[:0]
 	var room InFlight // of one that is taken out
@@ -417,14 +418,11 @@ func (f frontier) add(program, place int, m *Moment) {
 }
 
 // take gives all moments in the order of their places, and leaves none.
-func (f frontier) take() (list []Moment) {
+func (f frontier) take() []Moment {
 	all := slices.Concat(f...)
 	clear(f)
 	slices.SortFunc(all, func(a, b placed) int { return a.place - b.place })
-	for i := range all {
-		list = append(list, all[i].Moment)
-	}
-	return list
+	return lists.Map(all, func(p placed) Moment { return p.Moment })
 }
 
 // join counts all stages of the rank as the one that is given.

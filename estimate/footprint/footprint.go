@@ -5,6 +5,7 @@ import (
 
 	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -30,13 +31,7 @@ type Footprint struct {
 
 // Peak is the rank that holds most.
 func (f *Footprint) Peak() *Rank {
-	most := 0
-	for i := range f.Ranks {
-		if f.Ranks[i].Sum() > f.Ranks[most].Sum() {
-			most = i
-		}
-	}
-	return &f.Ranks[most]
+	return &f.Ranks[lists.Most(f.Ranks, func(r Rank) int64 { return r.Sum() })]
 }
 
 // A Predictor knows one model on one kind of device. It keeps what it worked out, so that it is not

@@ -3,6 +3,8 @@ package footprint
 import (
 	"cmp"
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // The moments of a program that gives gradients, in their order.
@@ -71,10 +73,7 @@ func (m *space) peak() int64 {
 	if len(m.hosts) > 0 {
 		m.lodge()
 	}
-	last := 0
-	for i := range m.list {
-		last = max(last, m.list[i].to)
-	}
+	last := lists.Max(m.list, 0, func(b buffer) int { return b.to })
 	m.change = slices.Grow(m.change[:0], last+2)[:last+2]
 	clear(m.change)
 	for i := range m.list {
@@ -115,11 +114,5 @@ func (m *space) lodge() {
 
 // free tells whether no guest of a host is there at the same time as another buffer.
 func (m *space) free(host int, b *buffer) bool {
-	list := m.guests[host]
-	for i := range list {
-		if list[i].meets(b) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(m.guests[host], func(g buffer) bool { return g.meets(b) })
 }

@@ -171,12 +171,7 @@ func (g *gradient) layer() (forward, backward int64) {
 			add(1, h.class, rows)
 		}
 	}
-	for pass, into := range []*int64{&forward, &backward} {
-		for _, n := range each[pass] {
-			*into = max(*into, n)
-		}
-	}
-	return forward, backward
+	return slices.Max(append(each[0], 0)), slices.Max(append(each[1], 0))
 }
 
 // turned adds copies of weights that fsdp cut along what a product sums over, which stands last:
@@ -224,8 +219,8 @@ func (g *gradient) turnedFactors() (bytes int64) {
 		mx = mx || c.Of("down", precision.Wgrad) == precision.MXFP8
 	})
 	for i := range g.s.bill.Layers {
-		if l, rounds := &g.s.bill.Layers[i], g.s.rounds(g.part, i); mx {
-			bytes += rounds * sum(l.Made) / 2
+		if mx {
+			bytes += g.s.rounds(g.part, i) * sum(g.s.bill.Layers[i].Made) / 2
 		}
 	}
 	return bytes

@@ -5,6 +5,7 @@ import (
 
 	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -85,9 +86,7 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	if elem, _ := p.set.Types(cut.Params); elem != dtype.F32 {
 		s.elem = int64(elem.Bits()) / 8
 	}
-	for i := range bill.Layers {
-		s.keeps = append(s.keeps, sum(bill.Layers[i].Kept))
-	}
+	s.keeps = lists.Map(bill.Layers, func(l cost.Part) int64 { return sum(l.Kept) })
 	p.sized[cut] = s
 	return s, nil
 }
@@ -128,12 +127,7 @@ func (s *sizes) rounds(t part, loop int) int64 {
 }
 
 // sum adds up the bytes of a list.
-func sum(list []int64) (n int64) {
-	for _, k := range list {
-		n += k
-	}
-	return n
-}
+func sum(list []int64) int64 { return lists.Sum(list, func(n int64) int64 { return n }) }
 
 // has tells whether parts of a block are computed again.
 func (s *sizes) again(tag ir.Tag) bool { return s.Again.Has(tag) }

@@ -41,3 +41,30 @@ func Find[E any](list []E, f func(E) bool) (found E) {
 	}
 	return found
 }
+
+// Product multiplies what f makes of each element.
+func Product[E any, N int | int64 | float64](list []E, f func(E) N) N {
+	product := N(1)
+	for _, v := range list {
+		product *= f(v)
+	}
+	return product
+}
+
+// Most is the place of the first element of which f makes the largest number; 0 of an empty list.
+func Most[E any, N int | int64 | float64](list []E, f func(E) N) (at int) {
+	for i := range list {
+		if f(list[i]) > f(list[at]) {
+			at = i
+		}
+	}
+	return at
+}
+
+// Max is the largest number that f makes of an element, or least.
+func Max[E any, N int | int64 | float64](list []E, least N, f func(E) N) N {
+	for _, v := range list {
+		least = max(least, f(v))
+	}
+	return least
+}

@@ -21,6 +21,11 @@ func TestLists(t *testing.T) {
 	if got := lists.Find([]int{1, 2, 4}, even); got != 2 || lists.Find([]int{1}, even) != 0 {
 		t.Errorf("Find gives %d", got)
 	}
+	same := func(n int) int { return n }
+	if p, at, most := lists.Product([]int{2, 3}, same), lists.Most([]int{1, 5, 2, 5}, same),
+		lists.Max([]int{1, 5, 2}, 3, same); p != 6 || at != 1 || most != 5 {
+		t.Errorf("Product, Most and Max give %d, %d and %d", p, at, most)
+	}
 	if got := lists.Sum([]int{1, 2, 4}, func(n int) int64 { return int64(n) }); got != 7 {
 		t.Errorf("Sum gives %d", got)
 	}
