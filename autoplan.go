@@ -77,12 +77,8 @@ const (
 // AutoPlan searches the plans of a model on a cluster and writes the best.
 func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 	v := e.begin(ctx, "plan")
-	var search autoplan.Job
 	done := &Planned{Output: job.Output}
-	v.pass("read the model and the cluster", func() (err error) {
-		search, err = job.read()
-		return err
-	})
+	search := get(v, "read the model and the cluster", job.read)
 	v.pass("calibrate", func() error {
 		c, err := calibrate(job.Calibrate, search.Profile.Name)
 		if err == nil {
@@ -92,9 +88,8 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 		return err
 	})
 	if job.From != "" {
-		v.pass("price what is run today", func() (err error) {
-			done.Today, err = job.today(ctx, &search)
-			return err
+		done.Today = get(v, "price what is run today", func() (*Today, error) {
+			return job.today(ctx, &search)
 		})
 	}
 	v.pass("search", func() (err error) {
@@ -119,22 +114,18 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 	done.Bill = dryrun.Budget{Tokens: usualTokens, Price: usualPrice, Devices: best.Paid,
 		Batch: float64(best.Plan.Batch * best.Plan.Seq)}.Bill(best.Step)
 	if job.Emit != "" {
-		v.pass("write it for "+job.Emit, func() (err error) {
-			done.Emit, err = autoplan.Emit(job.Emit, best.Plan, best.Precision, best.Estimate.Stages)
-			return err
+		done.Emit = get(v, "write it for "+job.Emit, func() (string, error) {
+			return autoplan.Emit(job.Emit, best.Plan, best.Precision, best.Estimate.Stages)
 		})
 	}
 	if job.Output != "" {
 		done.Next = job.next(best, &search)
 		v.pass("write the plan", func() error {
 			text, err := best.Plan.Marshal()
-			if err != nil {
-				return err
+			if err == nil {
+				err = unwritten(atomicfile.Write(job.Output, text, 0o644), "the plan", job.Output)
 			}
-			if err := atomicfile.Write(job.Output, text, 0o644); err != nil {
-				return diag.New(diag.FileError, "cannot write the plan").At("%s", job.Output).Wrap(err)
-			}
-			return nil
+			return err
 		})
 	}
 	return done, v.err

@@ -88,10 +88,7 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 		return nil, err
 	}
 	out := filepath.Join(dir, calibrationFile)
-	if err := atomicfile.Write(out, text, 0o644); err != nil {
-		return nil, diag.New(diag.FileError, "cannot write the calibration").At("%s", out).Wrap(err)
-	}
-	return c, nil
+	return c, unwritten(atomicfile.Write(out, text, 0o644), "the calibration", out)
 }
 
 // stepsOf reads the seconds of a run's steps from its events.

@@ -28,11 +28,9 @@ type CaptureJob struct {
 // configuration asks for.
 func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, error) {
 	v := e.begin(ctx, "capture")
-	var m *capture.Model
 	var s *capture.Summary
-	v.pass("find the model", func() (err error) {
-		m, err = capture.Open(job.Source, capture.Options{Getenv: job.Getenv})
-		return err
+	m := get(v, "find the model", func() (*capture.Model, error) {
+		return capture.Open(job.Source, capture.Options{Getenv: job.Getenv})
 	})
 	if v.err != nil {
 		return nil, v.err

@@ -14,8 +14,7 @@ import (
 // ListCheckpoints tells of every checkpoint in a folder, oldest first, without hashing it.
 func (e *Env) ListCheckpoints(ctx context.Context, dir string) ([]ckpt.Info, error) {
 	v := e.begin(ctx, "ckpt ls")
-	var list []ckpt.Info
-	v.pass("read the manifests", func() (err error) { list, err = checkpointsIn(dir); return err })
+	list := get(v, "read the manifests", func() ([]ckpt.Info, error) { return checkpointsIn(dir) })
 	return list, v.err
 }
 
@@ -23,14 +22,11 @@ func (e *Env) ListCheckpoints(ctx context.Context, dir string) ([]ckpt.Info, err
 // error in the list, and one error tells how many they are.
 func (e *Env) VerifyCheckpoints(ctx context.Context, path string) ([]ckpt.Info, error) {
 	v := e.begin(ctx, "ckpt verify")
-	var list []ckpt.Info
-	v.pass("read the manifests", func() (err error) {
+	list := get(v, "read the manifests", func() ([]ckpt.Info, error) {
 		if isStep(path) {
-			list, err = oneCheckpoint(path)
-		} else {
-			list, err = checkpointsIn(path)
+			return oneCheckpoint(path)
 		}
-		return err
+		return checkpointsIn(path)
 	})
 	damaged := 0
 	v.pass("hash every byte", func() error {
@@ -82,10 +78,9 @@ type CheckpointDiff struct {
 // newest in it.
 func (e *Env) DiffCheckpoints(ctx context.Context, a, b string) (*CheckpointDiff, error) {
 	v := e.begin(ctx, "ckpt diff")
-	var ca, cb *ckpt.Checkpoint
 	d := &CheckpointDiff{}
-	v.pass("open "+a, func() (err error) { ca, err = e.mustOpen(ctx, a); return err })
-	v.pass("open "+b, func() (err error) { cb, err = e.mustOpen(ctx, b); return err })
+	ca := get(v, "open "+a, func() (*ckpt.Checkpoint, error) { return e.mustOpen(ctx, a) })
+	cb := get(v, "open "+b, func() (*ckpt.Checkpoint, error) { return e.mustOpen(ctx, b) })
 	v.pass("compare", func() (err error) {
 		d.A, d.B = ca.Path(), cb.Path()
 		names := map[string]bool{}
@@ -108,10 +103,8 @@ func (e *Env) DiffCheckpoints(ctx context.Context, a, b string) (*CheckpointDiff
 // PruneCheckpoints removes the oldest checkpoints of a folder and tells which.
 func (e *Env) PruneCheckpoints(ctx context.Context, dir string, keep int) ([]ckpt.Info, error) {
 	v := e.begin(ctx, "ckpt prune")
-	var removed []ckpt.Info
-	v.pass("hash the newest, remove the oldest", func() (err error) {
-		removed, err = ckpt.Prune(ctx, stepsFolder(dir), keep, e.Events)
-		return err
+	removed := get(v, "hash the newest, remove the oldest", func() ([]ckpt.Info, error) {
+		return ckpt.Prune(ctx, stepsFolder(dir), keep, e.Events)
 	})
 	return removed, v.err
 }

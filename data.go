@@ -49,30 +49,24 @@ type PeekToken struct {
 // Peek tokenizes data as a training run does and shows one row.
 func (e *Env) Peek(ctx context.Context, job PeekJob) (*Peek, error) {
 	v := e.begin(ctx, "data")
-	var tok *tokenizer.Tokenizer
-	var loader *data.Loader
-	var peek *Peek
-	v.pass("read the tokenizer", func() (err error) {
-		tok, err = tokenizer.Load(job.Tokenizer)
-		return err
+	tok := get(v, "read the tokenizer", func() (*tokenizer.Tokenizer, error) {
+		return tokenizer.Load(job.Tokenizer)
 	})
-	v.pass("read the data", func() (err error) {
+	loader := get(v, "read the data", func() (*data.Loader, error) {
 		o := data.Options{Sources: []data.Source{job.Source}, Tokenizer: tok, Seq: job.Seq,
 			End: job.End, Events: e.Events}
 		if e.Cache != "" {
 			o.Cache = filepath.Join(e.Cache, "tokens")
 		}
-		loader, err = data.Open(ctx, o)
-		return err
+		return data.Open(ctx, o)
 	})
-	v.pass("take a row", func() error {
+	peek := get(v, "take a row", func() (*Peek, error) {
 		stats := loader.Stats()[0]
 		batch, err := loader.Row(stats.Name, job.Row)
 		if err != nil {
-			return errors.Join(err, loader.Close())
+			return nil, errors.Join(err, loader.Close())
 		}
-		peek = newPeek(tok, stats, batch, job.Row)
-		return loader.Close()
+		return newPeek(tok, stats, batch, job.Row), loader.Close()
 	})
 	return peek, v.err
 }
@@ -114,17 +108,13 @@ func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerR
 	report := &TokenizerReport{Path: job.Out}
 	config := tokenizerConfig{Class: "PreTrainedTokenizerFast"}
 	beside := filepath.Join(filepath.Dir(job.Out), "tokenizer_config.json")
-	var file []byte
 	v.pass("look at what is there", func() error {
 		if len(job.Special) > 0 {
 			config.EOS = job.Special[0]
 		}
 		return config.mayReplace(beside)
 	})
-	v.pass("read the text and learn", func() (err error) {
-		file, err = e.learn(ctx, job, report)
-		return err
-	})
+	file := get(v, "read the text and learn", func() ([]byte, error) { return e.learn(ctx, job, report) })
 	v.pass("write the tokenizer", func() error {
 		t, err := tokenizer.Parse(file)
 		if err != nil {
@@ -138,10 +128,7 @@ func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerR
 		if err == nil {
 			err = atomicfile.Write(beside, config.encode(), 0o644)
 		}
-		if err != nil {
-			return diag.New(diag.FileError, "cannot write the tokenizer").At("%s", job.Out).Wrap(err)
-		}
-		return nil
+		return unwritten(err, "the tokenizer", job.Out)
 	})
 	return report, v.err
 }

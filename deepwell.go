@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/step"
@@ -58,12 +59,11 @@ func (e *Env) Install(ctx context.Context, name string, from []string) (*plugin.
 func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine,
 	error) {
 	v := e.begin(ctx, "probe")
-	var m *machine.Machine
-	v.pass("list engines", func() (err error) { o.Engines, err = e.engines(); return err })
+	o.Engines = get(v, "list engines", e.engines)
 	if measure {
 		o.Meter = e.meter
 	}
-	v.pass("examine the host", func() (err error) { m, err = machine.Probe(ctx, o); return err })
+	m := get(v, "examine the host", func() (*machine.Machine, error) { return machine.Probe(ctx, o) })
 	return m, v.err
 }
 
@@ -81,24 +81,17 @@ type CompileJob struct {
 // not be at hand, and reports what came of it.
 func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error) {
 	v := e.begin(ctx, "compile")
-	var cluster machine.Cluster
-	var from *source
-	var reports []*engine.Report
 	var foot []*step.Footprint
-	v.pass("read the cluster", func() (err error) {
-		cluster, err = clusterOf(job)
-		return err
-	})
-	v.pass("read the program", func() (err error) {
-		from, err = readSource(job, cluster)
+	cluster := get(v, "read the cluster", func() (machine.Cluster, error) { return clusterOf(job) })
+	from := get(v, "read the program", func() (*source, error) {
+		from, err := readSource(job, cluster)
 		if err == nil {
 			e.warn(from.warnings)
 		}
-		return err
+		return from, err
 	})
-	v.pass("compile the stages", func() (err error) {
-		reports, err = e.compileStages(ctx, from.program, cluster, job)
-		return err
+	reports := get(v, "compile the stages", func() ([]*engine.Report, error) {
+		return e.compileStages(ctx, from.program, cluster, job)
 	})
 	v.pass("compare with the card's memory", func() error {
 		if len(reports) > 0 {
@@ -190,14 +183,29 @@ func (v *verb) pass(name string, run func() error) {
 	v.err = run()
 }
 
+// get runs a pass that makes something; after an earlier error it gives the zero value.
+func get[T any](v *verb, name string, run func() (T, error)) (out T) {
+	v.pass(name, func() (err error) {
+		out, err = run()
+		return err
+	})
+	return out
+}
+
+// unwritten is the error for a file that cannot be written; nil if err is.
+func unwritten(err error, what, where string) error {
+	if err == nil {
+		return nil
+	}
+	return diag.New(diag.FileError, "cannot write %s", what).At("%s", where).Wrap(err)
+}
+
 func (e *Env) engines() ([]machine.Engine, error) {
 	all, err := plugin.List(e.Engines)
 	if err != nil {
 		return nil, err
 	}
-	var list []machine.Engine
-	for _, s := range all {
-		list = append(list, machine.Engine{Name: s.Name, Version: s.Version, Installed: s.Installed})
-	}
-	return list, nil
+	return lists.Map(all, func(s plugin.Status) machine.Engine {
+		return machine.Engine{Name: s.Name, Version: s.Version, Installed: s.Installed}
+	}), nil
 }

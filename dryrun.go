@@ -17,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -207,10 +208,7 @@ const usualSeed = 1
 
 // settle gives the bubble what the simulated step has more or less than the closed form.
 func settle(parts []dryrun.Part, step float64) []dryrun.Part {
-	sum := 0.0
-	for _, p := range parts {
-		sum += p.Seconds
-	}
+	sum := lists.Sum(parts, func(p dryrun.Part) float64 { return p.Seconds })
 	for i := range parts {
 		if parts[i].Name == "bubble" {
 			parts[i].Seconds = max(0, parts[i].Seconds+step-sum)
@@ -345,10 +343,9 @@ func (r *rehearsal) fits() error {
 	if r.done.Capacity == 0 || r.done.Peak <= r.done.Capacity {
 		return nil
 	}
-	var causes []string
-	for _, c := range r.done.Memory.Causes() {
-		causes = append(causes, fmt.Sprintf("%s %.1f", c.Name, human.InGiB(c.Bytes)))
-	}
+	causes := lists.Map(r.done.Memory.Causes(), func(c program.Cause) string {
+		return fmt.Sprintf("%s %.1f", c.Name, human.InGiB(c.Bytes))
+	})
 	return diag.New(diag.PlanNoFit, "the plan needs %.1f GiB on a device, which has %.1f",
 		human.InGiB(r.done.Peak), human.InGiB(r.done.Capacity)).At("%s", r.job.Plan).
 		Because("%s GiB", strings.Join(causes, " · ")).

@@ -11,6 +11,8 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/narrow"
 )
@@ -48,11 +50,9 @@ type Exported struct {
 // transformers loads.
 func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 	v := e.begin(ctx, "export")
-	var x *exporter
 	done := &Exported{Output: filepath.ToSlash(job.Output)}
-	v.pass("open the weights and check them", func() (err error) {
-		x, err = e.openExport(ctx, job)
-		return err
+	x := get(v, "open the weights and check them", func() (*exporter, error) {
+		return e.openExport(ctx, job)
 	})
 	if v.err != nil {
 		return nil, v.err
@@ -64,16 +64,10 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 	done.Type = job.Type.String()
 	folder := job.Output
 	if job.Narrow != nil {
-		v.pass("make the folder ready", func() (err error) {
-			folder, err = beforeNarrow(job.Output)
-			return err
-		})
+		folder = get(v, "make the folder ready", func() (string, error) { return beforeNarrow(job.Output) })
 	}
 	v.pass("write the folder", func() error {
-		files := job.Tokenizer
-		if files == "" {
-			files = x.files
-		}
+		files := cmp.Or(job.Tokenizer, x.files)
 		list, err := capture.Export(folder, x.config, capture.ExportOptions{Type: job.Type,
 			Files: files, Config: x.source}, x.read)
 		for _, f := range list {
@@ -179,10 +173,7 @@ func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 	return &exporter{name: filepath.Base(run), step: c.Step, config: config, files: run,
 		source: source, dtype: capture.DTypeOf(source),
 		read: func(p *model.Param, dst []float32) error {
-			var shape []int64
-			for _, d := range p.Dims {
-				shape = append(shape, d.Size)
-			}
+			shape := lists.Map(p.Dims, func(d ir.Dim) int64 { return d.Size })
 			t, ok := tensors[p.Name]
 			if !ok || t.DType != dtype.F32 || !slices.Equal(t.Shape, shape) {
 				return diag.New(diag.CheckpointTensor, "the checkpoint has no %s of f32%v", p.Name, shape).

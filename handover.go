@@ -57,10 +57,7 @@ func (r *runner) handOver() error {
 	if err == nil {
 		err = atomicfile.WriteFunc(filepath.Join(dir, "batches.bin"), 0o666, r.writeBatches)
 	}
-	if err != nil {
-		return diag.New(diag.FileError, "cannot write the handover").At("%s", dir).Wrap(err)
-	}
-	return nil
+	return unwritten(err, "the handover", dir)
 }
 
 func (r *runner) writeBatches(w io.Writer) error {

@@ -157,10 +157,8 @@ func (p *pairing) write() error {
 	if p.job.Report == "" {
 		return nil
 	}
-	if err := atomicfile.Write(p.job.Report, p.result.HTML(), 0o644); err != nil {
-		return diag.New(diag.FileError, "cannot write the report").At("%s", p.job.Report).Wrap(err)
-	}
-	return nil
+	err := atomicfile.Write(p.job.Report, p.result.HTML(), 0o644)
+	return unwritten(err, "the report", p.job.Report)
 }
 
 // verdict is an error where a bound is not met.

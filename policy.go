@@ -22,7 +22,6 @@ type PolicyJob struct {
 func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 	share map[precision.Format]float64, err error) {
 	v := e.begin(ctx, "policy")
-	var config *model.Config
 	v.pass("check the file's name", func() error {
 		if job.Output == "" || precision.IsFile(job.Output) {
 			return nil
@@ -30,13 +29,9 @@ func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 		return diag.New(diag.BadUsage, "%s would be taken for a word, not for a policy", job.Output).
 			Try("-o %s.json", job.Output)
 	})
-	v.pass("find the model", func() (err error) {
-		config, err = configOf(job.Source)
-		return err
-	})
-	v.pass("read the policy", func() (err error) {
-		p, err = precision.Load(config, job.Precision)
-		return err
+	config := get(v, "find the model", func() (*model.Config, error) { return configOf(job.Source) })
+	p = get(v, "read the policy", func() (*precision.Policy, error) {
+		return precision.Load(config, job.Precision)
 	})
 	v.pass("add up the work", func() error {
 		share = p.Share(config)
@@ -45,13 +40,10 @@ func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 	if job.Output != "" {
 		v.pass("write the file", func() error {
 			text, err := p.Marshal()
-			if err != nil {
-				return err
+			if err == nil {
+				err = unwritten(atomicfile.Write(job.Output, text, 0o666), "the policy", job.Output)
 			}
-			if err := atomicfile.Write(job.Output, text, 0o666); err != nil {
-				return diag.New(diag.FileError, "cannot write the policy").At("%s", job.Output).Wrap(err)
-			}
-			return nil
+			return err
 		})
 	}
 	return p, share, v.err

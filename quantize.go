@@ -1,6 +1,7 @@
 package deepwell
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -29,23 +30,16 @@ type QuantizeJob struct {
 // job that was stopped goes on where it stopped.
 func (e *Env) Quantize(ctx context.Context, job QuantizeJob) (*narrow.Report, error) {
 	v := e.begin(ctx, "quantize")
-	var folder string
-	var report *narrow.Report
-	v.pass("find the checkpoint", func() (err error) {
-		folder, err = quantizeFrom(job)
-		return err
-	})
+	folder := get(v, "find the checkpoint", func() (string, error) { return quantizeFrom(job) })
 	if job.Policy != "" {
-		v.pass("read the policy", func() (err error) {
-			job.Options.Policy, err = policyOf(job.Policy, job.Options.To)
-			return err
+		job.Options.Policy = get(v, "read the policy", func() (narrow.Policy, error) {
+			return policyOf(job.Policy, job.Options.To)
 		})
 	}
-	v.pass("quantize its weights", func() (err error) {
+	report := get(v, "quantize its weights", func() (*narrow.Report, error) {
 		o := job.Options
 		o.Events = e.Events
-		report, err = narrow.Quantize(ctx, folder, job.Output, o)
-		return err
+		return narrow.Quantize(ctx, folder, job.Output, o)
 	})
 	return report, v.err
 }
@@ -114,11 +108,7 @@ func policyOf(path string, to narrow.Format) (narrow.Policy, error) {
 		case precision.MXFP8:
 			return narrow.MXFP8, ""
 		}
-		why := p.Why(layer, linear, precision.Fprop)
-		if why == "" {
-			why = "the policy does not name it"
-		}
-		return narrow.None, why
+		return narrow.None, cmp.Or(p.Why(layer, linear, precision.Fprop), "the policy does not name it")
 	}, nil
 }
 

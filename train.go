@@ -99,9 +99,8 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 	v.pass("compile and fill the state", func() error { return r.start(ctx) })
 	v.pass("keep what the run is made of", r.keepInputs)
 	if job.Replay != "" {
-		v.pass("replay the step", func() (err error) {
-			done.Replay, err = r.trainer.Replay(ctx, job.Replay)
-			return err
+		done.Replay = get(v, "replay the step", func() (*train.Replay, error) {
+			return r.trainer.Replay(ctx, job.Replay)
 		})
 		return done, v.err
 	}

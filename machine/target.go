@@ -2,6 +2,7 @@ package machine
 
 import (
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -50,78 +51,43 @@ func (t Target) ConfigText(cudnnVersion string) string {
 	if t.CPU() {
 		return ""
 	}
-	d := t.Card.device
-	w := &protoText{}
-	w.open("gpu_device_info")
-	w.device(t.Card)
-	w.units("scalar_unit_description", d.Scalar, d.Clock, d.Clock)
-	w.units("matrix_unit_description", d.Matrix, d.TensorClock, d.Clock)
-	w.text("driver_version", cudaVersion)
-	w.text("runtime_version", cudaVersion)
-	w.text("compile_time_toolkit_version", cudaVersion)
-	w.text("dnn_version", threeNumbers(cudnnVersion))
-	w.text("cub_version", cubVersion)
-	if d.Links > 0 {
-		w.open("device_interconnect_info")
-		w.number("active_links", int64(d.Links))
-		w.close()
-	}
-	w.close()
-	w.text("platform_name", "CUDA")
-	w.text("device_description_str", d.Name)
-	return w.String()
-}
-
-func (w *protoText) device(c Card) {
-	d := c.device
-	w.text("name", d.Name)
-	w.text("device_vendor", "NVIDIA Corporation")
-	w.text("platform_version", "Compute Capability "+c.ComputeCapability)
+	c, d := t.Card, t.Card.device
+	model := ""
 	if d.MemoryClock > 0 {
-		w.text("model_str", fmt.Sprintf(
-			"sm_%s with %dB RAM, %d cores, %dKHz clock, %dKHz mem clock, %dB L2$",
-			c.ComputeCapability, c.UsableBytes, d.Cores, khz(d.Clock), khz(d.MemoryClock), d.L2))
+		model = fmt.Sprintf("sm_%s with %dB RAM, %d cores, %dKHz clock, %dKHz mem clock, %dB L2$",
+			c.ComputeCapability, c.UsableBytes, d.Cores, khz(d.Clock), khz(d.MemoryClock), d.L2)
 	}
-	w.number("threads_per_block_limit", 1024)
-	w.number("threads_per_warp", 32)
-	w.number("shared_memory_per_block", 49152)
-	w.number("shared_memory_per_core", int64(d.Shared))
-	w.number("threads_per_core_limit", int64(d.Threads))
-	w.number("core_count", int64(d.Cores))
-	w.number("fpus_per_core", int64(d.FPUs))
-	w.number("block_dim_limit_x", 1<<31-1)
-	w.number("block_dim_limit_y", 65535)
-	w.number("block_dim_limit_z", 65535)
-	w.number("memory_bandwidth", d.Bandwidth)
-	w.number("l2_cache_size", d.L2)
-	w.float("clock_rate_ghz", d.Clock)
-	w.number("device_memory_size", c.UsableBytes)
-	w.number("shared_memory_per_block_optin", int64(d.SharedOptin))
-	w.open("cuda_compute_capability")
-	w.number("major", int64(d.Major))
-	w.number("minor", int64(d.Minor))
-	w.word("feature_extension", featureExtension(d.Major))
-	w.close()
-	w.number("registers_per_core_limit", 65536)
-	w.number("registers_per_block_limit", 65536)
-	w.number("thread_dim_limit_x", 1024)
-	w.number("thread_dim_limit_y", 1024)
-	w.number("thread_dim_limit_z", 64)
-	w.number("device_address_bits", 64)
-	w.number("pcie_bandwidth", d.PCIe)
-	if d.ECC {
-		w.word("ecc_enabled", "true")
+	cuda := message{{"major", d.Major}, {"minor", d.Minor},
+		{"feature_extension", featureExtension(d.Major)}}
+	info := message{{"name", d.Name}, {"device_vendor", "NVIDIA Corporation"},
+		{"platform_version", "Compute Capability " + c.ComputeCapability}, {"model_str", model},
+		{"threads_per_block_limit", 1024}, {"threads_per_warp", 32}, {"shared_memory_per_block", 49152},
+		{"shared_memory_per_core", d.Shared}, {"threads_per_core_limit", d.Threads},
+		{"core_count", d.Cores}, {"fpus_per_core", d.FPUs}, {"block_dim_limit_x", 1<<31 - 1},
+		{"block_dim_limit_y", 65535}, {"block_dim_limit_z", 65535}, {"memory_bandwidth", d.Bandwidth},
+		{"l2_cache_size", d.L2}, {"clock_rate_ghz", d.Clock}, {"device_memory_size", c.UsableBytes},
+		{"shared_memory_per_block_optin", d.SharedOptin}, {"cuda_compute_capability", cuda},
+		{"registers_per_core_limit", 65536}, {"registers_per_block_limit", 65536},
+		{"thread_dim_limit_x", 1024}, {"thread_dim_limit_y", 1024}, {"thread_dim_limit_z", 64},
+		{"device_address_bits", 64}, {"pcie_bandwidth", d.PCIe}, {"ecc_enabled", d.ECC},
+		{"mem_clock_ghz", d.MemoryClock}, {"reserved_shared_memory_per_block", 1024},
+		{"max_blocks_per_multiprocessor", d.Blocks}, {"collective_memory_granularity", 2 << 20},
+		{"scalar_unit_description", units(d.Scalar, d.Clock, d.Clock)},
+		{"matrix_unit_description", units(d.Matrix, d.TensorClock, d.Clock)},
+		{"driver_version", cudaVersion}, {"runtime_version", cudaVersion},
+		{"compile_time_toolkit_version", cudaVersion}, {"dnn_version", threeNumbers(cudnnVersion)},
+		{"cub_version", cubVersion}}
+	if d.Links > 0 {
+		info = append(info, field{"device_interconnect_info", message{{"active_links", d.Links}}})
 	}
-	w.float("mem_clock_ghz", d.MemoryClock)
-	w.number("reserved_shared_memory_per_block", 1024)
-	w.number("max_blocks_per_multiprocessor", int64(d.Blocks))
-	w.number("collective_memory_granularity", 2<<20)
+	return message{{"gpu_device_info", info}, {"platform_name", "CUDA"},
+		{"device_description_str", d.Name}}.text("")
 }
 
 // featureExtension is what XLA takes on a real card (GetComputeCapability in cuda_executor.cc): the
 // chip's own instructions from sm_90 on. Its file for rtx6000pro says NONE, which would compile
 // another program than the card runs.
-func featureExtension(major int) string {
+func featureExtension(major int) word {
 	if major >= 9 {
 		return "ACCELERATED_FEATURES"
 	}
@@ -144,62 +110,52 @@ func threeNumbers(version string) string {
 
 func khz(ghz float32) int64 { return int64(float64(ghz)*1e6 + 0.5) }
 
-// A protoText writes fields in the order they come; a zero is left out, as proto3 does.
-type protoText struct {
-	strings.Builder
-	depth int
-}
-
-func (w *protoText) line(format string, args ...any) {
-	w.WriteString(strings.Repeat("  ", w.depth))
-	fmt.Fprintf(w, format+"\n", args...)
-}
-
-func (w *protoText) open(name string) {
-	w.line("%s {", name)
-	w.depth++
-}
-
-func (w *protoText) close() {
-	w.depth--
-	w.line("}")
-}
-
-func (w *protoText) text(name, value string) { w.line("%s: %q", name, value) }
-
-func (w *protoText) word(name, value string) { w.line("%s: %s", name, value) }
-
-func (w *protoText) number(name string, value int64) {
-	if value != 0 {
-		w.line("%s: %d", name, value)
+// A message is the fields of a proto in the order in which they are written; a zero is left out, as
+// proto3 does. A word is written without quotes.
+type (
+	message []field
+	field   struct {
+		name  string
+		value any
 	}
+	word string
+)
+
+// text writes a message with so much before each line.
+func (m message) text(before string) string {
+	var b strings.Builder
+	for _, f := range m {
+		switch v := f.value.(type) {
+		case message:
+			if len(v) > 0 {
+				fmt.Fprintf(&b, "%s%s {\n%s%[1]s}\n", before, f.name, v.text(before+"  "))
+			}
+		case float32:
+			if v != 0 {
+				fmt.Fprintf(&b, "%s%s: %s\n", before, f.name, strconv.FormatFloat(float64(v), 'g', -1, 32))
+			}
+		case string:
+			if v != "" {
+				fmt.Fprintf(&b, "%s%s: %q\n", before, f.name, v)
+			}
+		default:
+			if !reflect.ValueOf(v).IsZero() {
+				fmt.Fprintf(&b, "%s%s: %v\n", before, f.name, v)
+			}
+		}
+	}
+	return b.String()
 }
 
-func (w *protoText) float(name string, value float32) {
-	if value != 0 {
-		w.line("%s: %s", name, strconv.FormatFloat(float64(value), 'g', -1, 32))
-	}
-}
-
-// units writes a map of rates by type; double precision runs at the slow clock.
-func (w *protoText) units(name string, rates []rate, clock, slow float32) {
-	if len(rates) == 0 {
-		return
-	}
-	w.open(name)
+// units gives rates by type; double precision runs at the slow clock.
+func units(rates []rate, clock, slow float32) (list message) {
 	for _, r := range rates {
 		at := clock
 		if r.Primitive == float64Type {
 			at = slow
 		}
-		w.open("rate_infos")
-		w.number("key", int64(r.Primitive))
-		w.open("value")
-		w.float("clock_rate_ghz", at)
-		w.number("units_per_core", int64(r.Units))
-		w.number("ops_per_clock", int64(r.Ops))
-		w.close()
-		w.close()
+		list = append(list, field{"rate_infos", message{{"key", r.Primitive}, {"value", message{
+			{"clock_rate_ghz", at}, {"units_per_core", r.Units}, {"ops_per_clock", r.Ops}}}}})
 	}
-	w.close()
+	return list
 }
