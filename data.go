@@ -114,7 +114,9 @@ func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerR
 		}
 		return config.mayReplace(beside)
 	})
-	file := get(v, "read the text and learn", func() ([]byte, error) { return e.learn(ctx, job, report) })
+	file := get(v, "read the text and learn", func() ([]byte, error) {
+		return e.learn(ctx, job, report)
+	})
 	v.pass("write the tokenizer", func() error {
 		t, err := tokenizer.Parse(file)
 		if err != nil {

@@ -64,7 +64,9 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 	done.Type = job.Type.String()
 	folder := job.Output
 	if job.Narrow != nil {
-		folder = get(v, "make the folder ready", func() (string, error) { return beforeNarrow(job.Output) })
+		folder = get(v, "make the folder ready", func() (string, error) {
+			return beforeNarrow(job.Output)
+		})
 	}
 	v.pass("write the folder", func() error {
 		files := cmp.Or(job.Tokenizer, x.files)

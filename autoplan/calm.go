@@ -66,7 +66,7 @@ func (s *searcher) worse(c, than Choice) float64 {
 	case Money:
 		return than.Rate / c.Rate
 	}
-	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
+	return c.slower(&than)
 }
 
 // settled says in the first plan's sentence what its little bubble costs, or that much of it could
@@ -75,7 +75,7 @@ func settled(list []Choice, best Choice, searched bool) {
 	switch first := &list[0]; {
 	case !searched:
 	case first.Bubble < muchBubble:
-		slow := best.Rate*float64(best.Paid)/(first.Rate*float64(first.Paid)) - 1
+		slow := first.slower(&best) - 1
 		first.Why += fmt.Sprintf("; chosen over a plan with %.1f %% bubble, for %.1f %% of time",
 			100*best.Bubble, 100*slow)
 	default:

@@ -245,23 +245,22 @@ func explain(list []Choice, j Job) {
 
 // against is how a plan compares with the best by time.
 func (c *Choice) against(first *Choice, goal Goal) string {
-	slow := first.Rate*float64(first.Paid)/(c.Rate*float64(c.Paid)) - 1
+	slow, words := c.slower(first), [3]string{"slower", "faster", "as fast"}
 	if goal == Money {
-		switch slow = first.Rate/c.Rate - 1; {
-		case slow >= 0.0005:
-			return fmt.Sprintf("%.1f %% dearer", 100*slow)
-		case slow <= -0.0005:
-			return fmt.Sprintf("%.1f %% cheaper", -100*slow)
-		}
-		return "as cheap"
+		slow, words = first.Rate/c.Rate, [3]string{"dearer", "cheaper", "as cheap"}
 	}
-	switch {
+	switch slow--; {
 	case slow >= 0.0005:
-		return fmt.Sprintf("%.1f %% slower", 100*slow)
+		return fmt.Sprintf("%.1f %% %s", 100*slow, words[0])
 	case slow <= -0.0005:
-		return fmt.Sprintf("%.1f %% faster", -100*slow)
+		return fmt.Sprintf("%.1f %% %s", -100*slow, words[1])
 	}
-	return "as fast"
+	return words[2]
+}
+
+// slower is how many times as long a token takes as with another plan.
+func (c *Choice) slower(than *Choice) float64 {
+	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
 }
 
 // costs are what the plan pays most for, the largest first; what a first plan does not pay for is

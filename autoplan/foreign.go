@@ -42,7 +42,7 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	if s.err != nil {
 		return nil, s.err
 	}
-	f.Plan.Precision = told(f.Precision)
+	f.Plan.Precision, f.Plan.CP.Balance = told(f.Precision), f.Plan.CP.Size > 1
 	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
 		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
 			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.Card.Name)
@@ -56,6 +56,13 @@ type settings struct {
 	path      string
 	arguments bool // of a command: what is not there is off
 	err       *diag.Error
+}
+
+// fail keeps the first error.
+func (s *settings) fail(err *diag.Error) {
+	if s.err == nil {
+		s.err = err.At("%s", s.path)
+	}
 }
 
 // parseSettings reads names and values from any of the forms that such files have: arguments with
@@ -133,8 +140,8 @@ func (s *settings) number(name string, without int64) int64 {
 	}
 	x, err := strconv.ParseFloat(text, 64)
 	n := int64(x)
-	if (err != nil || float64(n) != x || n < -1 || n > 1<<24) && s.err == nil {
-		s.err = diag.New(diag.BadInput, "%s is %q, which is no size", name, text).At("%s", s.path)
+	if err != nil || float64(n) != x || n < -1 || n > 1<<24 {
+		s.fail(diag.New(diag.BadInput, "%s is %q, which is no size", name, text))
 	}
 	return n
 }
@@ -182,10 +189,8 @@ func (f *Foreign) dealExperts(s *settings, data, ep int64) int64 {
 		return data
 	}
 	if data%ep != 0 {
-		if s.err == nil {
-			s.err = diag.New(diag.PlanLater, "experts over %d devices where %d have rows of their own",
-				ep, data).At("%s", s.path).Try("an ep that divides %d", data)
-		}
+		s.fail(diag.New(diag.PlanLater, "experts over %d devices where %d have rows of their own",
+			ep, data).Try("an ep that divides %d", data))
 		return data
 	}
 	f.Plan.EP = ep
@@ -197,9 +202,9 @@ func (f *Foreign) deal(s *settings, micro int64) {
 	p := f.Plan
 	ranks := p.Ranks()
 	each := ranks * max(1, micro)
-	if p.Batch%each != 0 && s.err == nil {
-		s.err = diag.New(diag.PlanMisfit, "%d rows cannot be dealt to %d devices by %d", p.Batch, ranks,
-			micro).At("%s", s.path)
+	if p.Batch%each != 0 {
+		s.fail(diag.New(diag.PlanMisfit, "%d rows cannot be dealt to %d devices by %d", p.Batch, ranks,
+			micro))
 		return
 	}
 	p.Microbatches = max(1, p.Batch/each)
@@ -223,7 +228,6 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	p.TP = plan.TP{Size: s.number("tensor_model_parallel_size", 1)}
 	p.TP.Sequence = p.TP.Size > 1 && s.yes("sequence_parallel")
 	p.CP = plan.CP{Size: s.number("context_parallel_size", 1), Kind: "ring"}
-	p.CP.Balance = p.CP.Size > 1
 	pp := s.number("pipeline_model_parallel_size", 1)
 	virtual := s.number("virtual_pipeline_model_parallel_size",
 		s.number("num_virtual_stages_per_pipeline_rank", 1))
@@ -278,7 +282,6 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	p.TP = plan.TP{Size: s.number("tensor_parallel_degree", 1)}
 	p.TP.Sequence = p.TP.Size > 1
 	p.CP = plan.CP{Size: s.number("context_parallel_degree", 1), Kind: "gather"}
-	p.CP.Balance = p.CP.Size > 1
 	p.PP = plan.PP{Size: s.number("pipeline_parallel_degree", 1), Schedule: "1f1b", Virtual: 1}
 	switch name := strings.ToLower(s.values["pipeline_parallel_schedule"]); {
 	case strings.Contains(name, "zbv"):
@@ -326,7 +329,6 @@ func readMaxText(s *settings, f *Foreign, j Job) {
 		s.product("tensor_sequence_parallelism")}
 	p.TP.Sequence = s.product("tensor_sequence_parallelism") > 1
 	p.CP = plan.CP{Size: s.product("context_parallelism"), Kind: "gather"}
-	p.CP.Balance = p.CP.Size > 1
 	virtual := max(1, s.number("num_pipeline_repeats", 1))
 	p.PP = plan.PP{Size: s.product("pipeline_parallelism"), Virtual: virtual, Schedule: "gpipe"}
 	if virtual > 1 {

@@ -151,36 +151,26 @@ func (j Job) changes() []change {
 	}
 	if j.Batch > 0 {
 		// A batch that all devices share as rows can be dealt in every way that theirs can.
-		each := int64(j.Cluster.Count)
-		for _, rows := range []int64{(j.Batch + each - 1) / each * each} {
-			if rows != j.Batch {
-				c := j
-				c.Batch = rows
-				list = append(list, change{fmt.Sprintf("--batch %d", rows), c})
-			}
+		each, c := int64(j.Cluster.Count), j
+		if c.Batch = (j.Batch + each - 1) / each * each; c.Batch != j.Batch {
+			list = append(list, change{fmt.Sprintf("--batch %d", c.Batch), c})
+		}
+	}
+	on := func(n int, card string) {
+		if c, err := j.on(n, card); err == nil {
+			list = append(list, change{"--cluster " + c.Cluster.String(), c})
 		}
 	}
 	for n := 2; n <= 64 && j.Cluster.Count*n <= 1_000_000; n *= 2 {
-		if c, err := j.on(j.Cluster.Count*n, j.Cluster.Card.Name); err == nil {
-			list = append(list, change{"--cluster " + c.Cluster.String(), c})
-		}
+		on(j.Cluster.Count*n, j.Cluster.Card.Name)
 	}
-	return append(list, j.cards()...)
-}
-
-// cards are the same number of devices with more memory, the least first.
-func (j Job) cards() []change {
-	cards := machine.Cards()
+	cards := machine.Cards() // with more memory, the least first
 	slices.SortStableFunc(cards, func(a, b machine.Card) int {
 		return int((a.UsableBytes - b.UsableBytes) >> 20)
 	})
-	var list []change
 	for _, card := range cards {
-		if card.UsableBytes <= j.Cluster.Card.UsableBytes {
-			continue
-		}
-		if c, err := j.on(j.Cluster.Count, card.Name); err == nil {
-			list = append(list, change{"--cluster " + c.Cluster.String(), c})
+		if card.UsableBytes > j.Cluster.Card.UsableBytes {
+			on(j.Cluster.Count, card.Name)
 		}
 	}
 	return list

@@ -463,7 +463,7 @@ func (w *worker) least(n node, c cut, v int) float64 {
 	if err != nil {
 		return n.bound
 	}
-	sum := lists.Sum(e.Stages, func(s estimate.Stage) float64 { return s.Forward + s.Input + s.Weight })
+	sum := lists.Sum(e.Stages, estimate.Stage.Both)
 	return w.searcher.perToken(n, sum*float64(n.micros)/float64(n.pp))
 }
 

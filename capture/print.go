@@ -121,22 +121,14 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 	}
 	line("checkpoint", files, event.Size(f.Bytes), human.Count(f.Tensors, "tensor"),
 		strings.Join(types, ", "))
-	if len(f.Missing) > 0 {
-		line("missing", some(f.Missing))
-	}
-	if len(f.Unused) > 0 {
-		line("unused", some(f.Unused))
-	}
-	if len(f.Leftover) > 0 {
-		line("left over", some(f.Leftover))
-	}
+	line("missing", some(f.Missing))
+	line("unused", some(f.Unused))
+	line("left over", some(f.Leftover))
 	bad := lists.Map(f.NotFinite, func(d Damaged) string {
 		return fmt.Sprintf("%s of %s", human.Count(d.Elements, "number"), d.Tensor)
 	})
-	switch {
-	case len(bad) > 0:
-		line("not finite", some(bad))
-	case !f.Scanned && len(f.Missing) == 0:
+	line("not finite", some(bad))
+	if len(bad) == 0 && !f.Scanned && len(f.Missing) == 0 {
 		line("numbers", "not looked at; --scan finds those that are not finite")
 	}
 }

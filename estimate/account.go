@@ -38,7 +38,7 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 	parts.Optimizer, parts.Host = longest.optimizer, longest.host
 	est.Step = pipe + est.Tail
 	if n > 1 {
-		busy := lists.Sum(est.Stages, Stage.both)
+		busy := lists.Sum(est.Stages, Stage.Both)
 		est.Waits = (est.Step - est.Tail - parts.Pipeline - m*busy/float64(n)) / est.Step
 	}
 }

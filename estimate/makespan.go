@@ -37,7 +37,7 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	for r := range int(l.pipe) {
 		busy := 0.0
 		for turn := range int(l.virtual) {
-			busy += stages[l.stage(r, turn)].both()
+			busy += stages[l.stage(r, turn)].Both()
 		}
 		busiest = max(busiest, busy)
 	}

@@ -79,7 +79,7 @@ func TestLastStageIsSlow(t *testing.T) {
 	e := estimator(t, "llama3.1-70b", "64xb200", "deepwell")
 	p := base()
 	p.TP, p.PP.Size, p.Microbatches, p.Batch = plan.TP{}, 8, 32, 256
-	both := func(est Estimate, stage int) float64 { return est.Stages[stage].both() }
+	both := func(est Estimate, stage int) float64 { return est.Stages[stage].Both() }
 	recipe := mustPrice(t, e.With(Options{Precision: price.NVFP4}), p)
 	whole := mustPrice(t, e.With(Options{Policy: all(e.config, precision.NVFP4)}), p)
 	bf16 := mustPrice(t, e.With(Options{Precision: price.BF16}), p)

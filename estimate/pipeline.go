@@ -14,7 +14,7 @@ func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, e
 	case !closed(name, l, stages):
 		return e.walked(name, l, stages, send)
 	case l.pipe == 1:
-		return m * stages[0].both(), nil
+		return m * stages[0].Both(), nil
 	case name == "gpipe":
 		return gpipe(stages, m, send), nil
 	case name == "1f1b":
@@ -27,14 +27,14 @@ func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, e
 // little longer by the embedding, the last by the head.
 func evenBut(stages []Stage) bool {
 	last := len(stages) - 1
-	inner := stages[min(1, last)].both()
+	inner := stages[min(1, last)].Both()
 	for i := 1; i < last; i++ {
-		if d := stages[i].both() - inner; math.Abs(d) > 1e-3*inner {
+		if d := stages[i].Both() - inner; math.Abs(d) > 1e-3*inner {
 			return false
 		}
 	}
-	first := stages[0].both() / inner
-	return first > 0.999 && first < 1.03 && stages[last].both() > 0.999*inner
+	first := stages[0].Both() / inner
+	return first > 0.999 && first < 1.03 && stages[last].Both() > 0.999*inner
 }
 
 // gpipe does all forward passes, then all backward passes: each is a line of stages that the
@@ -64,11 +64,11 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 	m := float64(micros)
 	whole := 2 * send * float64(last)
 	for i := range stages {
-		whole += stages[i].both()
+		whole += stages[i].Both()
 	}
 	longest, before := whole, 0.0
 	for s := range stages {
-		t, f, w := stages[s].both(), stages[s].Forward, float64(last-s)
+		t, f, w := stages[s].Both(), stages[s].Forward, float64(last-s)
 		rest := max(m-1-w, 0)
 		longest = max(longest, before+m*t, whole+(m-1)*(t-f)+rest*f, whole+(m-1)*f+rest*(t-f))
 		before += t + 2*send
@@ -81,7 +81,7 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 		}
 		sum = 0
 		for s := e; s >= 0; s-- {
-			sum += stages[s].both()
+			sum += stages[s].Both()
 			n := int64(e - s + 1)
 			if n > rest {
 				break
@@ -92,13 +92,13 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 				break // longer rounds are means of shorter ones
 			}
 		}
-		after += stages[e].both() + 2*send
+		after += stages[e].Both() + 2*send
 	}
 	return longest
 }
 
-// both is a forward and a backward pass.
-func (s Stage) both() float64 { return s.Forward + s.Input + s.Weight }
+// Both is a forward and a backward pass.
+func (s Stage) Both() float64 { return s.Forward + s.Input + s.Weight }
 
 // turns is interleaved 1F1B of stages of which at most the last is longer: a rank works from the
 // moment when the first microbatch reaches it until what is left is the way back of the last one.
@@ -110,14 +110,14 @@ func turns(stages []Stage, l *layout, m, send float64) float64 {
 	for r := range n {
 		busy := 0.0
 		for i := r; i < len(stages); i += n {
-			busy += stages[i].both()
+			busy += stages[i].Both()
 		}
 		sends := r
 		if r == n-1 {
 			sends = len(stages) - 1
 		}
 		longest = max(longest, m*busy+before+2*send*float64(sends))
-		before += stages[r].both()
+		before += stages[r].Both()
 	}
 	return longest
 }

@@ -78,35 +78,19 @@ func (p *printer) table(rows [][]string) {
 
 func (m *Machine) printHost(p *printer) {
 	h := m.Host
-	kernel := h.Kernel
-	if kernel != "" {
-		kernel = "Linux " + kernel
-	}
-	p.line("host", h.Name, h.OS, kernel, h.Arch)
+	p.line("host", h.Name, h.OS, some(h.Kernel != "", "Linux %s", h.Kernel), h.Arch)
 	model := h.CPU.Model
 	if model != "" && h.CPU.Sockets > 1 {
 		model = fmt.Sprintf("%d x %s", h.CPU.Sockets, model)
 	}
 	p.line("cpu", model, plural(h.CPU.Cores, "core"), plural(h.CPU.Threads, "thread"),
 		strings.Join(h.CPU.Flags, " "))
-	facts := []string{event.Size(h.MemoryBytes)}
-	if h.AvailableBytes > 0 {
-		facts = append(facts, event.Size(h.AvailableBytes)+" available")
-	}
-	if h.LimitBytes > 0 {
-		facts = append(facts, "limited to "+event.Size(h.LimitBytes))
-	}
-	if len(h.NUMA) > 1 {
-		facts = append(facts, plural(len(h.NUMA), "NUMA node"))
-	}
-	if h.HugePages > 0 {
-		facts = append(facts, fmt.Sprintf("%d huge pages of %s", h.HugePages,
-			event.Size(h.HugePageBytes)))
-	}
-	p.line("memory", facts...)
-	if m.Driver != "" {
-		p.line("driver", m.Driver, "CUDA "+m.CUDA)
-	}
+	p.line("memory", event.Size(h.MemoryBytes),
+		some(h.AvailableBytes > 0, "%s available", event.Size(h.AvailableBytes)),
+		some(h.LimitBytes > 0, "limited to %s", event.Size(h.LimitBytes)),
+		some(len(h.NUMA) > 1, "%s", plural(len(h.NUMA), "NUMA node")),
+		some(h.HugePages > 0, "%d huge pages of %s", h.HugePages, event.Size(h.HugePageBytes)))
+	p.line("driver", m.Driver, some(m.Driver != "", "CUDA %s", m.CUDA))
 }
 
 func (m *Machine) printGPUs(p *printer) {
@@ -220,33 +204,21 @@ func (m *Machine) printRest(p *printer) {
 	}
 }
 
-func measure(name, rate string) string {
-	if rate == "" {
+// some writes a fact, if there is one.
+func some(there bool, format string, args ...any) string {
+	if !there {
 		return ""
 	}
-	return name + " " + rate
+	return fmt.Sprintf(format, args...)
 }
 
-func size(bytes int64) string {
-	if bytes == 0 {
-		return ""
-	}
-	return event.Size(bytes)
-}
+func measure(name, rate string) string { return some(rate != "", "%s %s", name, rate) }
 
-func node(n int) string {
-	if n < 0 {
-		return ""
-	}
-	return strconv.Itoa(n)
-}
+func size(bytes int64) string { return some(bytes != 0, "%s", event.Size(bytes)) }
 
-func pcieText(gen, lanes int) string {
-	if gen == 0 || lanes == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d.0 x%d", gen, lanes)
-}
+func node(n int) string { return some(n >= 0, "%d", n) }
+
+func pcieText(gen, lanes int) string { return some(gen*lanes != 0, "%d.0 x%d", gen, lanes) }
 
 // linkText tells the links that are up: 18 x 50.0 GB/s.
 func linkText(g GPU) string {
@@ -265,18 +237,12 @@ func linkText(g GPU) string {
 
 // rateText writes bytes a second in decimal units, as links and memories are sold.
 func rateText(bytes int64) string {
-	if bytes == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%.1f GB/s", float64(bytes)/1e9)
+	return some(bytes != 0, "%.1f GB/s", float64(bytes)/1e9)
 }
 
 func flopText(flops int64) string {
-	switch {
-	case flops == 0:
-		return ""
-	case flops < 1e12:
-		return fmt.Sprintf("%.1f GFLOP/s", float64(flops)/1e9)
+	if flops < 1e12 {
+		return some(flops != 0, "%.1f GFLOP/s", float64(flops)/1e9)
 	}
 	return fmt.Sprintf("%.1f TFLOP/s", float64(flops)/1e12)
 }

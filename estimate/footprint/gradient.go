@@ -45,17 +45,26 @@ const splitBit = 10
 // key writes the yes and no of a program as bits, and its small numbers after them.
 func (g *gradient) key() programKey {
 	w := g.w
-	k := programKey{s: g.s, fsdp: w.fsdp, part: g.part}
-	for i, yes := range [...]bool{g.forward, g.backward, g.onto, g.p.rounded(g.plan), w.alone,
-		w.unrolled, w.gather == "micro", w.gather == "layer", w.offload, w.hosted} {
+	return programKey{s: g.s, fsdp: w.fsdp, part: g.part, flags: bitsOf(g.forward, g.backward, g.onto,
+		g.p.rounded(g.plan), w.alone, w.unrolled, w.gather == "micro", w.gather == "layer", w.offload,
+		w.hosted) | small(w.elem, w.grad, w.sum, int64(w.zero), int64(g.half))}
+}
+
+// bitsOf writes yes and no as bits, fewer than 20; small writes numbers below 16 after them.
+func bitsOf(list ...bool) (bits uint64) {
+	for i, yes := range list {
 		if yes {
-			k.flags |= 1 << i
+			bits |= 1 << i
 		}
 	}
-	for i, n := range [...]int64{w.elem, w.grad, w.sum, int64(w.zero), int64(g.half)} {
-		k.flags |= uint64(n) << (20 + 4*i)
+	return bits
+}
+
+func small(list ...int64) (bits uint64) {
+	for i, n := range list {
+		bits |= uint64(n) << (20 + 4*i)
 	}
-	return k
+	return bits
 }
 
 // temp is what XLA allocates for the program beside arguments and results. It is worked out once:

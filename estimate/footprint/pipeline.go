@@ -18,8 +18,8 @@ type stage struct {
 	bound  int64          // that programs at the end of a step do not exceed, for its parameters
 	load   schedule.Load  // without temp until it is complete
 
-	forward, backward, input, weight need
-	complete                         bool
+	programs [len(programNames)]need // by kind of action; those that the stage has are named
+	complete bool
 }
 
 // stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
@@ -345,24 +345,18 @@ func (q *piped) complete() {
 // temps works out what each program of the stage needs besides. The way back of a first stage that
 // is cut in two is all in the half of weights: there is no input to have a gradient.
 func (st *stage) temps(g *gradient) {
-	g.forward = true
-	st.forward.temp = g.temp()
-	g.forward, g.backward = false, true
-	for _, n := range []struct {
-		need *need
-		half half
-	}{{&st.backward, both}, {&st.input, ofInput}, {&st.weight, ofWeights}} {
-		if n.need.name == "" {
+	for k := range st.programs {
+		if st.programs[k].name == "" {
 			continue
 		}
-		if g.half = n.half; st.first {
-			g.half = both
+		g.forward, g.backward = k == int(schedule.Forward), k != int(schedule.Forward)
+		g.half = both
+		if !st.first {
+			g.half = [...]half{schedule.Input: ofInput, schedule.Weight: ofWeights}[k]
 		}
-		n.need.temp = g.temp()
+		st.programs[k].temp = g.temp()
+		st.load.Temp[k] = st.programs[k].temp
 	}
-	l := &st.load
-	l.Temp = [...]int64{schedule.Forward: st.forward.temp, schedule.Backward: st.backward.temp,
-		schedule.Input: st.input.temp, schedule.Weight: st.weight.temp}
 }
 
 // size works out what the stage takes, keeps and hands on. What goes to the host is counted
@@ -384,12 +378,14 @@ func (st *stage) size(g *gradient, split bool) {
 		results += s.flow
 		seeds = s.flow
 	}
-	st.forward = need{"forward", 0, results}
-	st.back(g, s.flow, split)
-	st.charge(schedule.Forward, taken, st.forward)
-	st.charge(schedule.Backward, seeds, st.backward)
-	st.charge(schedule.Input, seeds, st.input)
-	st.charge(schedule.Weight, 0, st.weight)
+	st.has(schedule.Forward, taken, results)
+	st.back(g, s.flow, seeds, split)
+}
+
+// has notes a program: what it takes beside what microbatches hold, and what it gives.
+func (st *stage) has(k schedule.Kind, taken, results int64) {
+	st.programs[k] = need{programNames[k], 0, results}
+	st.load.Passing[k] = taken + results
 }
 
 // residuals is the bytes of what the way back takes from the way forward, beside parameters and
@@ -428,30 +424,23 @@ func (g *gradient) staying() (n int64) {
 	return n
 }
 
-// charge counts a program: what it takes beside what microbatches hold, and what it gives.
-func (st *stage) charge(k schedule.Kind, taken int64, n need) {
-	if n.name != "" {
-		st.load.Passing[k] = taken + n.results
-	}
-}
-
 // back sizes the programs of the way back: one, or two halves of it.
-func (st *stage) back(g *gradient, flow int64, split bool) {
+func (st *stage) back(g *gradient, flow, seeds int64, split bool) {
 	given := flow
 	if st.first {
 		given = 0
 	}
 	switch {
 	case !split:
-		st.backward = need{"backward", 0, given}
+		st.has(schedule.Backward, seeds, given)
 	case st.first: // there is no input to have a gradient
 		st.load.Handed = st.load.Kept
-		st.weight = need{"weight", 0, 0}
+		st.has(schedule.Weight, 0, 0)
 	default:
 		var made int64
 		st.load.Handed, made = g.handed()
-		st.input = need{"input", 0, given + made}
-		st.weight = need{"weight", 0, 0}
+		st.has(schedule.Input, seeds, given+made)
+		st.has(schedule.Weight, 0, 0)
 	}
 }
 
@@ -482,7 +471,7 @@ func (p *Predictor) stageNeeds(pl *plan.Plan, s *sizes, w *way,
 	q.complete()
 	for k := range stages.of {
 		st := stages.at(k)
-		for _, n := range []need{st.forward, st.backward, st.input, st.weight} {
+		for _, n := range st.programs {
 			n.name = fmt.Sprintf("stage%d.%s", k, n.name)
 			list = append(list, n)
 		}

@@ -102,15 +102,8 @@ func (w *way) updateKey(s *sizes, list []holding) updateKey {
 			end = true
 		}
 	}
-	for i, yes := range [...]bool{table, end, w.unrolled, w.spread, w.gather == "step",
-		w.link.counted, w.link.bytes == inHost} {
-		if yes {
-			k.flags |= 1 << i
-		}
-	}
-	for i, n := range [...]int64{w.elem, w.sum, w.grad, int64(w.zero)} {
-		k.flags |= uint64(n) << (10 + 4*i)
-	}
+	k.flags = bitsOf(table, end, w.unrolled, w.spread, w.gather == "step", w.link.counted,
+		w.link.bytes == inHost) | small(w.elem, w.sum, w.grad, int64(w.zero))
 	return k
 }
 
