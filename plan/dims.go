@@ -67,8 +67,10 @@ func (p *Plan) Shards() []ir.Axis {
 func (p *Plan) Ranks() int64 {
 	n := int64(1)
 	for _, c := range cuts {
-		if c.dim == ir.Batch {
-			n *= lists.Product(c.axes, p.Size)
+		for _, axis := range c.axes {
+			if c.dim == ir.Batch {
+				n *= p.Size(axis)
+			}
 		}
 	}
 	return n
