@@ -251,7 +251,9 @@ func TestMakespanIsThatOfTheSimulator(t *testing.T) {
 		off := math.Abs(got/want - 1)
 		worst[name] = max(worst[name], off)
 		if *survey && off > 0.015 {
-			t.Logf("%s P%d V%d m%d layers %d head %.2f I %.2f W %.2f send/stage %.3f: %+.2f %%", name, l.pipe, l.virtual, l.micros, layers, head, input, weight, send/stages[0].Both(), 100*(got/want-1))
+			t.Logf("%s P%d V%d m%d layers %d head %.2f I %.2f W %.2f "+
+				"send/stage %.3f: %+.2f %%", name, l.pipe, l.virtual, l.micros, layers, head, input, weight,
+				send/stages[0].Both(), 100*(got/want-1))
 		}
 		if off > 0.01 && !*survey {
 			r.Errorf("%s: %.4f s, the simulator says %.4f (%+.2f %%)", name, got, want, 100*(got/want-1))
