@@ -480,10 +480,7 @@ func (e *expander) places(t Type) (rows, cols *Value) {
 // prune drops operations whose results nobody reads, and inputs of loops and parameters of graphs
 // that nobody takes.
 func (g *Graph) prune() {
-	read := map[*Value]bool{}
-	for _, v := range g.Results {
-		read[v] = true
-	}
+	read := lists.Set(g.Results)
 	for i, op := range slices.Backward(g.Ops) {
 		if !slices.ContainsFunc(op.Out, func(v *Value) bool { return read[v] }) {
 			g.Ops[i] = nil

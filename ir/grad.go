@@ -502,14 +502,11 @@ func replace(g *Graph, from, to *Value) {
 
 // inputsOf lists those of some inputs that a graph reads, in their order.
 func inputsOf(g *Graph, all []*Value) []*Value {
-	read := map[*Value]bool{}
+	read := lists.Set(g.Results)
 	for _, op := range g.Ops {
 		for _, v := range op.In {
 			read[v] = true
 		}
-	}
-	for _, v := range g.Results {
-		read[v] = true
 	}
 	return lists.Filter(all, func(v *Value) bool { return read[v] })
 }

@@ -386,17 +386,13 @@ func (g *Graph) Clone() *Graph {
 	list := func(vs []*Value) []*Value {
 		return lists.Map(vs, func(v *Value) *Value { return at[v] })
 	}
-	for _, v := range g.Inputs {
-		c.Inputs = append(c.Inputs, twin(v, nil))
-	}
+	c.Inputs = lists.Map(g.Inputs, func(v *Value) *Value { return twin(v, nil) })
 	for _, op := range g.Ops {
 		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In), row: op.row}
 		if op.Body != nil {
 			n.Body = op.Body.Clone()
 		}
-		for _, v := range op.Out {
-			n.Out = append(n.Out, twin(v, n))
-		}
+		n.Out = lists.Map(op.Out, func(v *Value) *Value { return twin(v, n) })
 		c.Ops = append(c.Ops, n)
 	}
 	c.Results = list(g.Results)

@@ -288,14 +288,11 @@ func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
 
 // add adds an operation; the types of its results are inferred.
 func (b *Builder) add(op *Op) []*Value {
+	if i := slices.Index(op.In, nil); i >= 0 {
+		b.fail(fmt.Errorf("%s: argument %d is nil", op.Kind, i))
+	}
 	if b.err != nil {
 		return b.dead(op.outs())
-	}
-	for i, v := range op.In {
-		if v == nil {
-			b.fail(fmt.Errorf("%s: argument %d is nil", op.Kind, i))
-			return b.dead(op.outs())
-		}
 	}
 	types, err := b.g.infer(op)
 	if err != nil {

@@ -289,29 +289,27 @@ func (p *parser) define(v *Value, known map[string]*Value) {
 // uses reads %a, %b, … of values that are known.
 func (p *parser) uses(known map[string]*Value) []*Value {
 	var list []*Value
-	for {
-		p.expect("%")
-		name := p.name()
+	p.names(func(name string) {
 		if p.err == nil && known[name] == nil {
 			p.fail("%%%s is not made before it is used", name)
 		}
 		list = append(list, known[name])
-		if !p.accept(",") {
-			return list
-		}
+	})
+	return list
+}
+
+// names reads %a, %b, …
+func (p *parser) names(each func(name string)) {
+	for more := true; more; more = p.accept(",") {
+		p.expect("%")
+		each(p.name())
 	}
 }
 
 // op reads %a, %b = kind(%c) key=value @tag : type, type [body graph].
 func (p *parser) op(g *Graph, known map[string]*Value, depth int) {
 	op := &Op{}
-	for {
-		p.expect("%")
-		op.Out = append(op.Out, &Value{Name: p.name(), def: op})
-		if !p.accept(",") {
-			break
-		}
-	}
+	p.names(func(name string) { op.Out = append(op.Out, &Value{Name: name, def: op}) })
 	p.expect("=")
 	op.Kind = p.name()
 	if op.row = p.table[op.Kind]; op.row == nil {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -91,9 +92,15 @@ func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
 		"bmm1_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
 		"bmm2_dot_dimension_numbers": newProduct("3", "1", "1", "2"),
 	})
-	o, stat := headsFirst(op.Out[0].Type), headsFirst(op.Out[1].Type)
-	out := w.call("__cudnn$fmhaSoftmax", config, in, []string{rowMajor4, rowMajor4, rowMajor4},
-		[]ir.Type{o, stat}, []string{headFirst, rowMajor3})
+	return w.fmha("__cudnn$fmhaSoftmax", config, op, in, []string{rowMajor4, rowMajor4, rowMajor4},
+		[]string{headFirst, rowMajor3})
+}
+
+// fmha calls cuDNN, whose results have heads before the sequence.
+func (w *writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
+	outLayouts []string) []val {
+	types := lists.Map(op.Out, func(v *ir.Value) ir.Type { return headsFirst(v.Type) })
+	out := w.call(target, config, in, inLayouts, types, outLayouts)
 	for i := range out {
 		out[i] = w.transpose(out[i], ir.Names(op.Out[i].Type.Dims))
 	}
@@ -109,12 +116,7 @@ func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 	})
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
 	stat := w.transpose(in[4], ir.Names(headsFirst(in[4].t).Dims))
-	dq, dk, dv := headsFirst(op.Out[0].Type), headsFirst(op.Out[1].Type), headsFirst(op.Out[2].Type)
-	out := w.call("__cudnn$fmhaSoftmaxBackward", config, []val{q, k, v, stat, do, o},
+	return w.fmha("__cudnn$fmhaSoftmaxBackward", config, op, []val{q, k, v, stat, do, o},
 		[]string{rowMajor4, rowMajor4, rowMajor4, rowMajor3, rowMajor4, rowMajor4},
-		[]ir.Type{dq, dk, dv}, []string{headFirst, headFirst, headFirst})
-	for i := range out {
-		out[i] = w.transpose(out[i], ir.Names(op.Out[i].Type.Dims))
-	}
-	return out
+		[]string{headFirst, headFirst, headFirst})
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 )
@@ -12,12 +13,9 @@ import (
 // first puts a value's heads before its rows: what stands side by side, key heads, their share of
 // query heads, rows, and the elements of a head if it has them.
 func (a *attendant) first(x val) val {
-	var order []string
-	for _, d := range x.t.Dims {
-		if !slices.Contains([]string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim}, d.Name) {
-			order = append(order, d.Name)
-		}
-	}
+	order := lists.Pick(x.t.Dims, func(d ir.Dim) (string, bool) {
+		return d.Name, !slices.Contains([]string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim}, d.Name)
+	})
 	for _, name := range []string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim} {
 		if x.t.Index(name) >= 0 {
 			order = append(order, name)

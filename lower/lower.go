@@ -152,9 +152,7 @@ func (w *writer) repeat(op *ir.Op) {
 	l, carries := op.Loop(), len(op.Loop().Carries)
 	index := ir.Type{Elem: indexType}
 	state := []val{w.constant(index, 0)}
-	for _, v := range op.In {
-		state = append(state, w.use(v))
-	}
+	state = append(state, lists.Map(op.In, w.use)...)
 	for _, v := range op.Out[carries:] {
 		state = append(state, w.constant(v.Type, 0))
 	}

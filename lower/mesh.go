@@ -119,9 +119,7 @@ func (w *writer) replicas(axes ...string) string {
 		}
 		var wider []int64
 		for k := range a.Size {
-			for _, d := range *list {
-				wider = append(wider, d+k*stride)
-			}
+			wider = append(wider, lists.Map(*list, func(d int64) int64 { return d + k*stride })...)
 		}
 		*list = wider
 		stride *= a.Size

@@ -147,13 +147,7 @@ func (w *writer) as(v val, t ir.Type) val {
 
 // inOrderOf lists the dimensions of a in the order in which b has them.
 func inOrderOf(a, b ir.Type) []string {
-	var order []string
-	for _, d := range b.Dims {
-		if a.Index(d.Name) >= 0 {
-			order = append(order, d.Name)
-		}
-	}
-	return order
+	return lists.Pick(b.Dims, func(d ir.Dim) (string, bool) { return d.Name, a.Index(d.Name) >= 0 })
 }
 
 // transpose puts dimensions into another order.

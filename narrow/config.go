@@ -59,20 +59,15 @@ var compressedFormats = map[Format]string{
 
 func (j *job) compressedConfig() object {
 	quantized, kept := j.layers()
-	groups := object{}
-	format := ""
-	for i, f := range slices.Sorted(maps.Keys(quantized)) {
-		targets := []string{"Linear"}
-		format = compressedFormats[f]
-		if len(quantized) > 1 {
-			targets, format = quantized[f], "mixed-precision"
+	format := "mixed-precision"
+	groups := groupsOf(quantized, func(f Format) object {
+		if len(quantized) == 1 {
+			format = compressedFormats[f]
 		}
-		groups["group_"+string(rune('0'+i))] = object{
-			"targets": targets, "weights": j.compressedArgs(f, false),
+		return object{"weights": j.compressedArgs(f, false),
 			"input_activations":  j.compressedArgs(f, true),
-			"output_activations": nil, "format": compressedFormats[f],
-		}
-	}
+			"output_activations": nil, "format": compressedFormats[f]}
+	})
 	return object{"quant_method": "compressed-tensors", "format": format, "config_groups": groups,
 		"ignore": kept, "kv_cache_scheme": nil, "quantization_status": "compressed",
 		"global_compression_ratio": nil, "version": ctVersion}
@@ -142,20 +137,27 @@ func (j *job) modeloptConfig() object {
 	} else {
 		c["group_size"] = q["group_size"]
 	}
-	groups := object{}
-	for i, f := range slices.Sorted(maps.Keys(quantized)) {
-		targets := []string{"Linear"}
-		if len(quantized) > 1 {
-			targets = quantized[f]
-		}
+	c["config_groups"] = groupsOf(quantized, func(f Format) object {
 		args := object{"dynamic": false, "num_bits": f.blocks().Codes().Bits(), "type": "float",
 			"group_size": f.blocks().Block()}
-		g := object{"targets": targets, "weights": args}
+		g := object{"weights": args}
 		if j.algo(f) != "W4A16_NVFP4" {
 			g["input_activations"] = args
 		}
+		return g
+	})
+	return c
+}
+
+// groupsOf lists the groups of a configuration: a format each, with the layers that have it.
+func groupsOf(quantized map[Format][]string, group func(f Format) object) object {
+	groups := object{}
+	for i, f := range slices.Sorted(maps.Keys(quantized)) {
+		g := group(f)
+		if g["targets"] = quantized[f]; len(quantized) == 1 {
+			g["targets"] = []string{"Linear"}
+		}
 		groups["group_"+string(rune('0'+i))] = g
 	}
-	c["config_groups"] = groups
-	return c
+	return groups
 }

@@ -23,14 +23,11 @@ import (
 // gate_up_proj. Each expert has its own global scale. modelopt has one tensor BASE for all of them,
 // [experts, columns/2, rows], with BASE_weight_scale and one BASE_weight_scale_2.
 type experts struct {
-	choice
+	matrix
 	base       string
-	layout     Layout
-	inputAmax  float32
 	scales     safetensors.Tensor
 	count      int64
 	rows, cols int64
-	outs       []*output // by expert, then by matrix: q, scale, global, input
 	once       sync.Once
 	most       int // largest exponent of all, for modelopt
 	mostErr    error
@@ -52,8 +49,8 @@ func (j *job) experts(c choice) (*experts, error) {
 			Try("--to nvfp4")
 	}
 	c.format, c.kept, c.module = NVFP4, "", base
-	w := &experts{choice: c, base: base, layout: j.Layout, inputAmax: j.InputAmax, scales: scales,
-		count: dims[0], rows: dims[1], cols: dims[2] * 32}
+	w := &experts{matrix: matrix{choice: c, layout: j.Layout, inputAmax: j.InputAmax}, base: base,
+		scales: scales, count: dims[0], rows: dims[1], cols: dims[2] * 32}
 	if j.Layout == ModelOpt {
 		w.stack()
 	} else {
@@ -64,33 +61,18 @@ func (j *job) experts(c choice) (*experts, error) {
 
 // stack lays out modelopt's tensors.
 func (w *experts) stack() {
-	shape := func(t dtype.DType, dims ...int64) dtype.Shape { return dtype.Shape{Type: t, Dims: dims} }
-	w.outs = []*output{
-		{name: w.base, shape: shape(dtype.U8, w.count, w.cols/2, w.rows)},
-		{name: w.base + "_weight_scale", shape: shape(dtype.F8E4M3FN, w.count, w.cols/16, w.rows)},
-		{name: w.base + "_weight_scale_2", shape: shape(dtype.F32)},
-	}
+	w.add(w.base, dtype.U8, w.count, w.cols/2, w.rows)
+	w.add(w.base+"_weight_scale", dtype.F8E4M3FN, w.count, w.cols/16, w.rows)
+	w.add(w.base+"_weight_scale_2", dtype.F32)
 	if w.inputAmax > 0 {
-		w.outs = append(w.outs, &output{name: w.base + "_input_scale", shape: shape(dtype.F32)})
+		w.add(w.base+"_input_scale", dtype.F32)
 	}
 }
 
 // separate lays out compressed-tensors' tensors.
 func (w *experts) separate() {
-	shape := func(t dtype.DType, dims ...int64) dtype.Shape { return dtype.Shape{Type: t, Dims: dims} }
-	rows := w.rows / int64(len(w.parts()))
-	for e := range w.count {
-		for _, part := range w.parts() {
-			m := w.name(e, part)
-			w.outs = append(w.outs,
-				&output{name: m + ".weight_packed", shape: shape(dtype.U8, rows, w.cols/2)},
-				&output{name: m + ".weight_scale", shape: shape(dtype.F8E4M3FN, rows, w.cols/16)},
-				&output{name: m + ".weight_global_scale", shape: shape(dtype.F32, 1)})
-			if w.inputAmax > 0 {
-				w.outs = append(w.outs,
-					&output{name: m + ".input_global_scale", shape: shape(dtype.F32, 1)})
-			}
-		}
+	for _, name := range w.modules() {
+		w.nvfp4(name, w.rows/int64(len(w.parts())), w.cols)
 	}
 }
 
@@ -104,8 +86,6 @@ func expertParts(base string) []string {
 	return []string{base[strings.LastIndexByte(base, '.')+1:]}
 }
 
-func (w *experts) name(expert int64, part string) string { return expertName(w.base, expert, part) }
-
 func expertName(base string, expert int64, part string) string {
 	return fmt.Sprintf("%s.%d.%s", base[:strings.LastIndexByte(base, '.')], expert, part)
 }
@@ -118,13 +98,11 @@ func (w *experts) modules() []string {
 	var list []string
 	for e := range w.count {
 		for _, part := range w.parts() {
-			list = append(list, w.name(e, part))
+			list = append(list, expertName(w.base, e, part))
 		}
 	}
 	return list
 }
-
-func (w *experts) outputs() []*output { return w.outs }
 
 func (w *experts) pieces() int { return int(w.count) }
 
@@ -218,13 +196,6 @@ func every(dst, src []byte, row, from, n int) []byte {
 		copy(dst[i*row:(i+1)*row], src[(i*n+from)*row:])
 	}
 	return dst
-}
-
-func (w *experts) putScalars(f io.WriterAt, outs []*output, global float32) error {
-	if err := putScalar(f, outs[0], global); err != nil || len(outs) == 1 {
-		return err
-	}
-	return putScalar(f, outs[1], globalScale(w.layout, w.inputAmax))
 }
 
 // largestExponent is the largest scale of a block that is not all zero, as E8M0; 127 for none.

@@ -155,50 +155,53 @@ type group struct {
 
 // A blocks is a matrix that is quantized.
 type blocks struct {
-	choice
-	layout           Layout
-	inputAmax        float32
-	group            *group // nil for MXFP8
-	q, scale         *output
-	global, activate *output    // nil where there is none
-	kept             [][]uint16 // pieces on the shelf
+	matrix
+	group *group     // nil for MXFP8
+	kept  [][]uint16 // pieces on the shelf
 }
 
-// newBlocks lays out what a matrix becomes. The names are those of the package comment.
-func newBlocks(c choice, o Options) *blocks {
-	dims := c.tensor.Shape().Dims
-	shape := func(t dtype.DType, cols int64) dtype.Shape {
-		return dtype.Shape{Type: t, Dims: []int64{dims[0], cols}}
-	}
-	w := &blocks{choice: c, layout: o.Layout, inputAmax: o.InputAmax}
-	if c.format == MXFP8 {
-		w.q = &output{name: c.module + ".weight", shape: shape(dtype.F8E4M3FN, dims[1])}
-		w.scale = &output{name: c.module + ".weight_scale", shape: shape(dtype.U8, dims[1]/32)}
-		return w
-	}
-	w.scale = &output{name: c.module + ".weight_scale", shape: shape(dtype.F8E4M3FN, dims[1]/16)}
-	one := dtype.Shape{Type: dtype.F32} // modelopt's are scalars
+// A matrix is what becomes elements, scales and, in NVFP4, the global scale of the weights and
+// that of the activations, if it is known.
+type matrix struct {
+	choice
+	layout    Layout
+	inputAmax float32
+	outs      []*output // in that order, for one matrix after the other
+}
+
+func (m *matrix) outputs() []*output { return m.outs }
+
+// add lays out a tensor.
+func (m *matrix) add(name string, t dtype.DType, dims ...int64) {
+	m.outs = append(m.outs, &output{name: name, shape: dtype.Shape{Type: t, Dims: dims}})
+}
+
+// nvfp4 lays out what a layer becomes. The names are those of the package comment.
+func (m *matrix) nvfp4(module string, rows, cols int64) {
+	var one []int64 // modelopt's are scalars
 	packed, global, input := ".weight", ".weight_scale_2", ".input_scale"
-	if o.Layout == CompressedTensors {
-		one.Dims = []int64{1}
+	if m.layout == CompressedTensors {
+		one = []int64{1}
 		packed, global, input = ".weight_packed", ".weight_global_scale", ".input_global_scale"
 	}
-	w.q = &output{name: c.module + packed, shape: shape(dtype.U8, dims[1]/2)}
-	w.global = &output{name: c.module + global, shape: one}
-	if o.InputAmax > 0 {
-		w.activate = &output{name: c.module + input, shape: one}
+	m.add(module+packed, dtype.U8, rows, cols/2)
+	m.add(module+".weight_scale", dtype.F8E4M3FN, rows, cols/16)
+	m.add(module+global, dtype.F32, one...)
+	if m.inputAmax > 0 {
+		m.add(module+input, dtype.F32, one...)
 	}
-	return w
 }
 
-func (w *blocks) outputs() []*output {
-	list := []*output{w.q, w.scale}
-	for _, o := range []*output{w.global, w.activate} {
-		if o != nil {
-			list = append(list, o)
-		}
+func newBlocks(c choice, o Options) *blocks {
+	dims := c.tensor.Shape().Dims
+	w := &blocks{matrix: matrix{choice: c, layout: o.Layout, inputAmax: o.InputAmax}}
+	if c.format == MXFP8 {
+		w.add(c.module+".weight", dtype.F8E4M3FN, dims...)
+		w.add(c.module+".weight_scale", dtype.U8, dims[0], dims[1]/32)
+	} else {
+		w.nvfp4(c.module, dims[0], dims[1])
 	}
-	return list
+	return w
 }
 
 // part is the elements of one piece. Blocks do not go beyond a row, and a row holds whole blocks,
@@ -263,13 +266,13 @@ func (w *blocks) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
 			At("%s, elements %d to %d", w.tensor.File(), from, from+n).
 			Try("take an earlier checkpoint, or keep the layer: --skip %s", w.module)
 	}
-	if err := w.q.put(f, q, from*bits/8); err != nil {
+	if err := w.outs[0].put(f, q, from*bits/8); err != nil {
 		return s, err
 	}
-	if err := w.scale.put(f, scale, from/size); err != nil || piece > 0 {
+	if err := w.outs[1].put(f, scale, from/size); err != nil || piece > 0 || w.group == nil {
 		return s, err
 	}
-	return s, w.scalars(f)
+	return s, w.putScalars(f, w.outs[2:], globalScale(w.layout, w.group.amax()))
 }
 
 // encode reads a piece, or takes it from the shelf, and quantizes it.
@@ -307,18 +310,12 @@ func (w *blocks) empty() byte {
 	return 0x38 // 1
 }
 
-// scalars writes the global scales.
-func (w *blocks) scalars(f io.WriterAt) error {
-	if w.global == nil {
-		return nil
-	}
-	if err := putScalar(f, w.global, globalScale(w.layout, w.group.amax())); err != nil {
+// putScalars writes the global scales of one matrix.
+func (m *matrix) putScalars(f io.WriterAt, outs []*output, global float32) error {
+	if err := putScalar(f, outs[0], global); err != nil || len(outs) == 1 {
 		return err
 	}
-	if w.activate == nil {
-		return nil
-	}
-	return putScalar(f, w.activate, globalScale(w.layout, w.inputAmax))
+	return putScalar(f, outs[1], globalScale(m.layout, m.inputAmax))
 }
 
 func putScalar(f io.WriterAt, o *output, v float32) error {

@@ -153,10 +153,7 @@ func gaps(files []string) (missing []string, of int) {
 
 // without lists what is wanted and not there.
 func without(want, there []string) []string {
-	has := map[string]bool{}
-	for _, name := range there {
-		has[name] = true
-	}
+	has := lists.Set(there)
 	return slices.DeleteFunc(slices.Clone(want), func(name string) bool { return has[name] })
 }
 
@@ -233,9 +230,7 @@ func escape(path string) string {
 func some(names []string) string {
 	const most = 3
 	quoted := make([]string, 0, most+1)
-	for _, n := range names[:min(len(names), most)] {
-		quoted = append(quoted, human.Quote(n))
-	}
+	quoted = append(quoted, lists.Map(names[:min(len(names), most)], human.Quote)...)
 	if len(names) > most {
 		quoted = append(quoted, "…")
 	}

@@ -350,7 +350,7 @@ func (b *builder) lower() error {
 				continue
 			}
 			from := len(b.List)
-			if err := b.lowerStage(k, s); err != nil {
+			if err := b.add(rank, k, b.ofStage(s)); err != nil {
 				return err
 			}
 			list := flags(b.kernels, s.Sharding, b.Spec.Plan)
@@ -360,19 +360,14 @@ func (b *builder) lower() error {
 				}
 			}
 		}
-		for _, row := range []struct {
-			kind  Kind
-			graph *ir.Graph
-			want  bool
-		}{
-			{Zero, r.Zero, !b.inspect}, {Reduce, r.Reduce, !b.inspect}, {Square, r.Square, !b.inspect},
-			{Update, r.Update, !b.inspect}, {Quantize, r.Quantize, !b.inspect},
-			{Inspect, r.Inspect, b.inspect},
-		} {
-			if err := b.add(&Program{Kind: row.kind, Rank: rank, Stage: -1, Graph: row.graph},
-				row.want); err != nil {
-				return err
-			}
+		rows := []*Program{{Kind: Zero, Graph: r.Zero}, {Kind: Reduce, Graph: r.Reduce},
+			{Kind: Square, Graph: r.Square}, {Kind: Update, Graph: r.Update},
+			{Kind: Quantize, Graph: r.Quantize}}
+		if b.inspect {
+			rows = []*Program{{Kind: Inspect, Graph: r.Inspect}}
+		}
+		if err := b.add(rank, -1, rows); err != nil {
+			return err
 		}
 	}
 	if b.Programs.Policy.Quantizes() { // the compiler must not round otherwise than programs say
@@ -383,54 +378,48 @@ func (b *builder) lower() error {
 	return nil
 }
 
-// lowerStage writes the programs of a stage: those that its schedule asks for.
-func (b *builder) lowerStage(k int, s *Stage) error {
-	type row struct {
-		kind  Kind
-		graph *ir.Graph
-		want  bool
-	}
-	var rows []row
-	if s.Joint != nil {
-		rows = []row{{Gradient, s.Joint.Gradient, true}, {Accumulate, s.Joint.Accumulate, true},
-			{Evaluate, s.Joint.Evaluate, !b.inspect}}
-	} else {
-		split := b.Schedule.Has(schedule.Input)
-		rows = []row{{Forward, s.Graphs.Forward, true}, {Backward, s.Graphs.Backward, !split},
-			{Input, s.Graphs.Input, split}, {Weight, s.Graphs.Weight, split}}
-	}
-	for _, one := range rows {
-		p := &Program{Kind: one.kind, Rank: s.Rank, Stage: k, Graph: one.graph, Stats: s.stats[one.graph]}
-		if s.Joint != nil && one.kind != Evaluate {
-			p.Stats = s.Joint.Stats
+// ofStage are the programs of a stage: those that its schedule asks for.
+func (b *builder) ofStage(s *Stage) []*Program {
+	if j := s.Joint; j != nil {
+		rows := []*Program{{Kind: Gradient, Graph: j.Gradient, Stats: j.Stats},
+			{Kind: Accumulate, Graph: j.Accumulate, Stats: j.Stats},
+			{Kind: Evaluate, Graph: j.Evaluate}}
+		if b.inspect {
+			return rows[:2]
 		}
-		if err := b.add(p, one.want); err != nil {
-			return err
-		}
+		return rows
 	}
-	return nil
+	g, of := s.Graphs, func(kind Kind, g *ir.Graph) *Program {
+		return &Program{Kind: kind, Graph: g, Stats: s.stats[g]}
+	}
+	if b.Schedule.Has(schedule.Input) {
+		return []*Program{of(Forward, g.Forward), of(Input, g.Input), of(Weight, g.Weight)}
+	}
+	return []*Program{of(Forward, g.Forward), of(Backward, g.Backward)}
 }
 
-// add lowers a program of the table, if there is such a graph and it is wanted. Where there is one
-// rank, programs are called as their graphs are.
-func (b *builder) add(p *Program, want bool) (err error) {
-	if p.Graph == nil || !want {
-		return nil
+// add lowers programs, as far as there are such graphs. Where there is one rank, they are called as
+// their graphs are.
+func (b *builder) add(rank, stage int, list []*Program) (err error) {
+	for _, p := range list {
+		if p.Graph == nil {
+			continue
+		}
+		name := p.Graph.Name
+		switch p.Rank, p.Stage = rank, stage; {
+		case b.Joint():
+		case stage < 0:
+			name = fmt.Sprintf("rank%d.%s", rank, name)
+		default:
+			name = fmt.Sprintf("stage%d.%s", stage, p.Kind)
+		}
+		p.Module, err = lower.Stage(name, p.Graph, lower.Options{Kernels: b.kernels})
+		if err != nil {
+			return err
+		}
+		p.Module.Devices = b.Ranks[rank].Devices
+		b.List = append(b.List, p)
 	}
-	name := p.Graph.Name
-	switch {
-	case b.Joint():
-	case p.Stage < 0:
-		name = fmt.Sprintf("rank%d.%s", p.Rank, name)
-	default:
-		name = fmt.Sprintf("stage%d.%s", p.Stage, p.Kind)
-	}
-	p.Module, err = lower.Stage(name, p.Graph, lower.Options{Kernels: b.kernels})
-	if err != nil {
-		return err
-	}
-	p.Module.Devices = b.Ranks[p.Rank].Devices
-	b.List = append(b.List, p)
 	return nil
 }
 

@@ -16,6 +16,9 @@ func NewKey(seed, step, tensor uint32) Key {
 	return Key{a, mix(a ^ 0x85ebca6b)}
 }
 
+// Round rounds one number of E2M1's range at a place of the whole matrix.
+func (k Key) Round(v float32, row, col uint32) byte { return roll(v, mix(mix(row^k.A)^k.B^col)) }
+
 // mix is the finalizer of MurmurHash3: every bit of its argument changes half of the result's.
 func mix(h uint32) uint32 {
 	h = (h ^ h>>16) * 0x85ebca6b

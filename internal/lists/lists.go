@@ -68,3 +68,22 @@ func Max[E any, N int | int64 | float64](list []E, least N, f func(E) N) N {
 	}
 	return least
 }
+
+// Pick gives what f makes of the elements that it says so of; nil if there are none.
+func Pick[E, T any](list []E, f func(E) (T, bool)) (out []T) {
+	for _, v := range list {
+		if x, ok := f(v); ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Set holds the elements.
+func Set[K comparable](list []K) map[K]bool {
+	out := make(map[K]bool, len(list))
+	for _, v := range list {
+		out[v] = true
+	}
+	return out
+}

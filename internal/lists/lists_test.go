@@ -18,6 +18,13 @@ func TestLists(t *testing.T) {
 		lists.Filter([]int{1}, even) != nil {
 		t.Errorf("Filter gives %v", got)
 	}
+	if got := lists.Pick([]int{1, 2, 4}, func(n int) (int, bool) { return -n, even(n) }); !slices.Equal(
+		got, []int{-2, -4}) {
+		t.Errorf("Pick gives %v", got)
+	}
+	if got := lists.Set([]int{1, 2, 1}); len(got) != 2 || !got[1] || !got[2] {
+		t.Errorf("Set gives %v", got)
+	}
 	if got := lists.Find([]int{1, 2, 4}, even); got != 2 || lists.Find([]int{1}, even) != 0 {
 		t.Errorf("Find gives %d", got)
 	}

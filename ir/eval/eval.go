@@ -56,22 +56,16 @@ type machine struct {
 }
 
 func (m *machine) run(op *ir.Op) error {
-	if op.Kind == "repeat" {
+	switch f := collectives[op.Kind]; {
+	case op.Kind == "repeat":
 		return m.repeat(op)
-	}
-	if op.Kind == "cross_entropy" && len(op.Axes()) > 0 {
+	case op.Kind == "cross_entropy" && len(op.Axes()) > 0:
 		m.crossEntropy(op)
 		return nil
-	}
-	if op.Attrs.Text("ring") != "" {
+	case op.Attrs.Text("ring") != "":
 		m.ring(op)
 		return nil
-	}
-	if op.Kind == "amax" {
-		m.at[op.Out[0]] = m.amax(op, m.at[op.In[0]])
-		return nil
-	}
-	if f := collectives[op.Kind]; f != nil {
+	case f != nil:
 		m.at[op.Out[0]] = f(m, op, m.at[op.In[0]])
 		return nil
 	}
@@ -173,6 +167,7 @@ func (m *machine) along(axis string, device int) []int {
 }
 
 var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
+	"amax":       (*machine).amax,
 	"join_stats": (*machine).joinStats,
 	"all_reduce": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {

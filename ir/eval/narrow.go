@@ -123,33 +123,8 @@ func dither(op *ir.Op, in []*Array, out *Array, from int, x []float32, scales []
 		row := uint32(int64(pick(rows, out.Type, at)))
 		col := uint32(int64(pick(cols, out.Type, at)))
 		factor := min(1/(dtype.F32FromE4M3(scales[(i-from)/16])*back), math.MaxFloat32)
-		h := mix(mix(row^key.A) ^ col ^ key.B)
-		out.Data[i] = float64(round(x[i-from]*factor, float32(h>>8)*0x1p-24))
+		out.Data[i] = float64(key.Round(x[i-from]*factor, row, col))
 	})
-}
-
-// mix is the last step of MurmurHash3.
-func mix(h uint32) uint32 {
-	h = (h ^ h>>16) * 0x85ebca6b
-	h = (h ^ h>>13) * 0xc2b2ae35
-	return h ^ h>>16
-}
-
-// round goes to the element of E2M1 below or above, by a number from 0 to 1.
-func round(v, u float32) byte {
-	if v != v {
-		return 7
-	}
-	sign := byte(math.Float32bits(v)>>28) & 8
-	a, step := min(float32(math.Abs(float64(v))), 6), float32(2)
-	if a < 4 {
-		step = 1
-	}
-	if a < 2 {
-		step = 0.5
-	}
-	q := float32(math.Floor(float64(float32(a/step)+u))) * step
-	return sign | dtype.E2M1FromF32(min(q, 6))
 }
 
 // amax is the largest magnitude on all devices; what is not finite makes it no number.
@@ -157,7 +132,7 @@ func (m *machine) amax(op *ir.Op, in []*Array) []*Array {
 	local := m.each(func(d int) *Array {
 		out := New(op.Out[0].Type)
 		x := &Array{op.In[0].Type, in[d].Data}
-		order := lists.Map(x.Type.Dims, func(dim ir.Dim) string { return dim.Name })
+		order := ir.Names(x.Type.Dims)
 		if along := op.Attrs.List("along"); len(along) > 0 {
 			last := along[len(along)-1]
 			order = append(slices.DeleteFunc(order, func(s string) bool { return s == last }), last)
