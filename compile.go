@@ -115,7 +115,8 @@ func at(err error, path string) error {
 func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.Cluster,
 	job CompileJob) ([]*engine.Report, error) {
 	compiler, err := isolate.Open(ctx, isolate.Options{Child: e.Child, Engines: e.Engines,
-		Environ: e.Environ, Cluster: c, WithoutCuDNN: job.WithoutCuDNN, Events: e.Events})
+		Environ: e.Environ, Cluster: c, Cache: e.Cache, WithoutCuDNN: job.WithoutCuDNN,
+		Events: e.Events})
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/cas"
 	"github.com/deepwell/deepwell/internal/environ"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
@@ -19,9 +21,11 @@ import (
 
 // A Compiler compiles for GPUs that are not at hand. It needs no driver.
 type Compiler struct {
-	plugin *pjrt.Plugin
-	bundle *plugin.Bundle
-	cudnn  string // version of the cuDNN that plans are made with, "" for none
+	plugin  *pjrt.Plugin
+	bundle  *plugin.Bundle
+	cudnn   string // version of the cuDNN that plans are made with, "" for none
+	cache   cache
+	environ *environ.Set
 
 	mu         sync.Mutex
 	topologies map[string]*pjrt.Topology // by what they describe
@@ -30,18 +34,20 @@ type Compiler struct {
 // compilerEngine is the engine that compiles for NVIDIA cards.
 const compilerEngine = "cuda13"
 
-// OpenCompiler loads the CUDA engine from dir ("" is the user's folder) for compiling only. With
-// withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their workspace is
-// missing from the memory that is reported.
-func OpenCompiler(ctx context.Context, dir string, withoutCuDNN bool) (*Compiler, error) {
-	if _, err := environ.Read(os.Environ()); err != nil {
-		return nil, err
-	}
-	p, bundle, err := load(ctx, compilerEngine, dir)
+// OpenCompiler loads the CUDA engine for compiling only; of the options Dir, Cache and Events
+// count. With withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their workspace
+// is missing from the memory that is reported.
+func OpenCompiler(ctx context.Context, o Options, withoutCuDNN bool) (*Compiler, error) {
+	variables, err := environ.Read(os.Environ())
 	if err != nil {
 		return nil, err
 	}
-	c := &Compiler{plugin: p, bundle: bundle, cudnn: bundle.CuDNN}
+	p, bundle, err := load(ctx, compilerEngine, o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Compiler{plugin: p, bundle: bundle, cudnn: bundle.CuDNN, cache: newCache(o),
+		environ: variables}
 	// cuDNN asks libcuda while it plans; where there is neither a driver nor a stand-in (Arm hosts
 	// without a GPU) the compile goes without plans, and the report says so.
 	if withoutCuDNN || bundle.Stub == "" && !bundle.Driver {
@@ -50,7 +56,8 @@ func OpenCompiler(ctx context.Context, dir string, withoutCuDNN bool) (*Compiler
 	return c, nil
 }
 
-// Compile compiles one stage for the target and says what came of it.
+// Compile compiles one stage for the target, or takes what came of it from the cache, and says what
+// that was.
 func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Target) (*Report,
 	error) {
 	if err := ctx.Err(); err != nil {
@@ -63,19 +70,8 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
 			len(s.Devices), t.Card.Title, n)
 	}
-	topology, err := c.describe(t)
+	x, cached, err := c.compiled(s, t)
 	if err != nil {
-		return nil, err
-	}
-	start := time.Now()
-	x, err := topology.Compile([]byte(s.Text), c.options(s, t))
-	if err != nil {
-		return nil, err
-	}
-	defer x.Free()
-	seconds := time.Since(start).Seconds()
-	// XLA opens cuDNN and starts ptxas by their names as it compiles.
-	if err := c.bundle.Unchanged(); err != nil {
 		return nil, err
 	}
 	r, err := newReport(x, s, t)
@@ -91,15 +87,74 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		again.Flags[disablePasses] = "rematerialization"
 		return c.Compile(ctx, &again, t)
 	}
-	code, err := x.Serialize()
-	if err != nil {
-		return nil, err
-	}
-	r.Seconds, r.Engine, r.CuDNN = seconds, compilerEngine+" "+c.bundle.Version, c.cudnn
-	r.ExecutableBytes = int64(len(code))
+	r.Engine, r.CuDNN = compilerEngine+" "+c.bundle.Version, c.cudnn
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
+	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
+		Seconds: r.Seconds, Cached: cached})
 	return r, nil
+}
+
+// compiled is what XLA made of a program, as far as a report needs it.
+type compiled struct {
+	Memory    pjrt.CompiledMemory
+	Bytes     int64   // of the executable
+	Seconds   float64 // that the compile took
+	Format    string  // of the optimized program
+	optimized []byte
+}
+
+// describeExecutable asks an executable for what a report needs.
+func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
+	if c.Memory, err = x.Memory(); err == nil {
+		c.Format, c.optimized, err = x.OptimizedBytes()
+	}
+	return c, err
+}
+
+// compiled compiles a stage, unless the cache has what came of it. What is kept is XLA's own word:
+// reports are made of it anew.
+func (c *Compiler) compiled(s *program.Stage, t machine.Target) (x compiled, cached bool,
+	err error) {
+	options := c.options(s, t)
+	encoded, err := options.Encode()
+	if err != nil {
+		return x, false, err
+	}
+	key := cas.Key([]byte(cacheVersion), []byte(c.bundle.Digest), []byte(c.cudnn), c.environ.Key(),
+		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(s.Text), encoded)
+	cached = c.cache.get(key, &x, func(code []byte) error {
+		x.optimized = code
+		return nil
+	})
+	if cached {
+		return x, true, nil
+	}
+	topology, err := c.describe(t)
+	if err != nil {
+		return x, false, err
+	}
+	start := time.Now()
+	made, err := topology.Compile([]byte(s.Text), options)
+	if err != nil {
+		return x, false, err
+	}
+	defer made.Free()
+	seconds := time.Since(start).Seconds()
+	// XLA opens cuDNN and starts ptxas by their names as it compiles.
+	if err := c.bundle.Unchanged(); err != nil {
+		return x, false, err
+	}
+	if x, err = describeExecutable(made); err != nil {
+		return x, false, err
+	}
+	code, err := made.Serialize()
+	if err != nil {
+		return x, false, err
+	}
+	x.Seconds, x.Bytes = seconds, int64(len(code))
+	c.cache.keep(key, x, func() ([]byte, error) { return x.optimized, nil })
+	return x, false, nil
 }
 
 // disablePasses is the option by which a program is compiled again if XLA repeats instructions on
@@ -183,25 +238,25 @@ func (x *Executable) Report() (*Report, error) {
 	}
 	t := machine.Target{Partitions: 1, HostsPerPartition: 1, DevicesPerHost: len(x.stage.Devices)}
 	t.Card.Name = x.engine.platform
-	r, err := newReport(x.loaded.Executable, &x.stage, t)
+	made, err := describeExecutable(x.loaded.Executable)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newReport(made, &x.stage, t)
 	if err == nil {
 		r.Engine = x.engine.name + " " + x.engine.version
 	}
 	return r, err
 }
 
-func newReport(x *pjrt.Executable, s *program.Stage, t machine.Target) (*Report, error) {
-	memory, err := x.Memory()
-	if err != nil {
-		return nil, err
-	}
-	m, err := x.Optimized()
+func newReport(x compiled, s *program.Stage, t machine.Target) (*Report, error) {
+	m, err := hlo.Read(x.Format, x.optimized)
 	if err != nil {
 		return nil, err
 	}
 	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
-		Topology: t.Topology(), Memory: memory, CapacityBytes: t.MemoryBytes(),
-		CustomCalls: m.CustomCalls(), Collectives: m.Collectives(), Recomputed: len(m.Remat())}
+		Topology: t.Topology(), Memory: x.Memory, CapacityBytes: t.MemoryBytes(),
+		Seconds: x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(), Collectives: m.Collectives(), Recomputed: len(m.Remat())}
 	if r.Recomputed > 0 {
 		r.Notes = append(r.Notes,
 			"the compiler recomputes to save memory, which the plan did not ask for")

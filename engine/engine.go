@@ -6,13 +6,11 @@ import (
 	"encoding/hex"
 	"maps"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/cas"
 	"github.com/deepwell/deepwell/internal/environ"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/plugin"
@@ -60,7 +58,7 @@ type Engine struct {
 	plugin   *pjrt.Plugin
 	client   *pjrt.Client
 	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
-	cache    cas.Store
+	cache    cache
 	programs loadedPrograms
 	environ  *environ.Set
 	events   event.Sink
@@ -84,7 +82,7 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest,
-		platform: platformOf(name), plugin: p, cache: programsIn(o.Cache), environ: variables,
+		platform: platformOf(name), plugin: p, cache: newCache(o), environ: variables,
 		events: o.Events}
 	if e.events == nil {
 		e.events = event.Discard
@@ -106,15 +104,6 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 		e.devices[d.ID] = d
 	}
 	return e, nil
-}
-
-// programsIn is the store of compiled programs in a folder of caches, which may be a folder that
-// the user has other things in.
-func programsIn(caches string) cas.Store {
-	if caches == "" {
-		return cas.Store{}
-	}
-	return cas.Open(filepath.Join(caches, "programs"))
 }
 
 // maxCPUDevices bounds the virtual devices of a process: XLA makes a thread for each, and ends the

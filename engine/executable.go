@@ -1,13 +1,8 @@
 package engine
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"sync"
@@ -32,12 +27,6 @@ type Executable struct {
 	scratch sync.Pool // of [][]*pjrt.Buffer
 }
 
-// cacheVersion changes when what is cached, or what its key is made of, changes.
-const cacheVersion = "3"
-
-// cacheLimit bounds the compile cache: some hundred steps of large models.
-const cacheLimit = 10 << 30
-
 // Compile compiles a stage for the devices it names, or takes it from the cache.
 func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, error) {
 	if err := ctx.Err(); err != nil {
@@ -61,12 +50,17 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	start := time.Now()
 	loaded, cached := e.programs.take(key), true
 	if loaded == nil {
-		one := e.fromCache(key, options)
-		if cached = one != nil; !cached {
+		var sig pjrt.Signature
+		var one *pjrt.Loaded
+		cached = e.cache.get(key, &sig, func(code []byte) (err error) {
+			one, err = e.client.Load(code, options, sig)
+			return err
+		})
+		if !cached {
 			if one, err = e.client.Compile([]byte(s.Text), options); err != nil {
 				return nil, err
 			}
-			e.toCache(key, one)
+			e.cache.keep(key, one.Signature(), one.Serialize)
 		}
 		loaded = e.programs.put(key, one)
 	}
@@ -78,70 +72,6 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	e.events.Emit(event.Compiled{Stage: s.Name, Target: e.platform, Devices: len(s.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return x, nil
-}
-
-// fromCache loads a compiled program, or returns nil: whatever is wrong with the cache, the
-// program can be compiled again.
-func (e *Engine) fromCache(key string, o pjrt.CompileOptions) *pjrt.Loaded {
-	entry, err := e.cache.Get(key)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, cas.ErrDamaged) {
-			e.warnCache(err, "")
-		}
-		return nil
-	}
-	sig, code, err := decodeEntry(entry)
-	if err != nil {
-		e.warnCache(err, "")
-		return nil
-	}
-	loaded, err := e.client.Load(code, o, sig)
-	if err != nil {
-		e.warnCache(err, "")
-		return nil
-	}
-	return loaded
-}
-
-func (e *Engine) toCache(key string, x *pjrt.Loaded) {
-	code, err := x.Serialize()
-	if err == nil {
-		var entry []byte
-		if entry, err = encodeEntry(x.Signature(), code); err == nil {
-			err = e.cache.Put(key, entry)
-		}
-	}
-	if err == nil {
-		err = e.cache.Trim(cacheLimit)
-	}
-	if err != nil {
-		e.warnCache(err, "set DEEPWELL_CACHE to a folder that can be written")
-	}
-}
-
-// warnCache says that an entry could not be used; the program is compiled all the same.
-func (e *Engine) warnCache(err error, fix string) {
-	e.events.Emit(event.Warning{Code: string(diag.CacheFailed),
-		Text: fmt.Sprintf("the compile cache was not used: %v", err), Fix: fix})
-}
-
-// encodeEntry writes the length of the signature, the signature as JSON, and the program.
-func encodeEntry(sig pjrt.Signature, code []byte) ([]byte, error) {
-	js, err := json.Marshal(sig)
-	if err != nil {
-		return nil, err
-	}
-	out := binary.LittleEndian.AppendUint32(nil, uint32(len(js)))
-	return append(append(out, js...), code...), nil
-}
-
-func decodeEntry(b []byte) (sig pjrt.Signature, code []byte, err error) {
-	if len(b) < 4 || int(binary.LittleEndian.Uint32(b)) > len(b)-4 {
-		return sig, nil, errors.New("the cached program is cut off")
-	}
-	n := int(binary.LittleEndian.Uint32(b))
-	err = json.NewDecoder(bytes.NewReader(b[4 : 4+n])).Decode(&sig)
-	return sig, b[4+n:], err
 }
 
 // check holds the stage's own description to what was compiled. A stage without one gets it from

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
@@ -32,11 +32,7 @@ func attentionGraph(t *testing.T, elem dtype.DType, how ir.Attention) *ir.Graph 
 // On Blackwell attention and its gradient become calls of cuDNN, with real plans; what cuDNN lacks
 // does not, and the reason is told.
 func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
-	c, err := engine.OpenCompiler(t.Context(), "", false)
-	if err != nil {
-		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
-	}
-	defer c.Close()
+	c := enginetest.Cards(t, false)
 	for _, row := range []struct {
 		name, cluster string
 		elem          dtype.DType

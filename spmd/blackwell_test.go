@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -25,11 +26,7 @@ var planFile = flag.String("plans.file", "", "compile the plan in this file for 
 // bytes alone.
 func TestCensusOnBlackwell(t *testing.T) {
 	long.Only(t)
-	c, err := engine.OpenCompiler(t.Context(), "", false)
-	if err != nil {
-		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
-	}
-	defer c.Close()
+	c := enginetest.Cards(t, false)
 	small := *shapes()["llama"]
 	small.Hidden, small.Heads, small.KVHeads, small.HeadDim, small.MLP = 256, 8, 2, 64, 512
 	small.Vocab, small.Rotary = 1001, 64

@@ -4,8 +4,8 @@ import (
 	"os"
 	"testing"
 
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -71,11 +71,7 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 // host (docs/decisions/0016-offload.md).
 func TestOffloadOnBlackwell(t *testing.T) {
 	long.Only(t)
-	c, err := engine.OpenCompiler(t.Context(), "", false)
-	if err != nil {
-		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
-	}
-	defer c.Close()
+	c := enginetest.Cards(t, false)
 	cluster, err := machine.ParseCluster("8xb200")
 	if err != nil {
 		t.Fatal(err)

@@ -25,12 +25,12 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	with, err := engine.OpenCompiler(ctx, "", false)
+	with, err := engine.OpenCompiler(ctx, engine.Options{}, false)
 	if err != nil {
 		return err
 	}
 	defer with.Close()
-	without, err := engine.OpenCompiler(ctx, "", true)
+	without, err := engine.OpenCompiler(ctx, engine.Options{}, true)
 	if err != nil {
 		return err
 	}

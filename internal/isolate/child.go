@@ -74,7 +74,7 @@ func (g greeting) open(events event.Sink) (*Compiler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Open(context.Background(), Options{Engines: g.Engines, Cluster: cluster,
+	return Open(context.Background(), Options{Engines: g.Engines, Cluster: cluster, Cache: g.Cache,
 		WithoutCuDNN: g.WithoutCuDNN, Events: events})
 }
 

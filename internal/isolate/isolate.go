@@ -24,6 +24,8 @@ type Options struct {
 	Engines string
 	// Cluster is compiled for; devices of the CPU are made here.
 	Cluster machine.Cluster
+	// Cache is the folder of caches; "" compiles everything.
+	Cache string
 	// WithoutCuDNN makes no cuDNN plans.
 	WithoutCuDNN bool
 	// Environ is the environment as the compiler reads it; nil is that of this process.
@@ -51,20 +53,7 @@ func Open(ctx context.Context, o Options) (*Compiler, error) {
 	if o.Child != "" {
 		return openChild(ctx, o)
 	}
-	c, err := openHere(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	compile := c.compile
-	c.compile = func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
-		r, err := compile(ctx, s)
-		if err == nil {
-			o.Events.Emit(event.Compiled{Stage: s.Name, Target: o.Cluster.Card.Name,
-				Devices: len(s.Devices), Seconds: r.Seconds})
-		}
-		return r, err
-	}
-	return c, nil
+	return openHere(ctx, o)
 }
 
 // Compile compiles one stage and says what came of it.
@@ -79,8 +68,9 @@ func (c *Compiler) Close() { c.done() }
 // if the cluster is made of the local processor.
 func openHere(ctx context.Context, o Options) (*Compiler, error) {
 	t := o.Cluster.Target()
+	open := engine.Options{Dir: o.Engines, Cache: o.Cache, Environ: o.Environ, Events: o.Events}
 	if !t.CPU() {
-		gpu, err := engine.OpenCompiler(ctx, o.Engines, o.WithoutCuDNN)
+		gpu, err := engine.OpenCompiler(ctx, open, o.WithoutCuDNN)
 		if err != nil {
 			return nil, err
 		}
@@ -89,8 +79,8 @@ func openHere(ctx context.Context, o Options) (*Compiler, error) {
 		}
 		return &Compiler{compile, gpu.Close}, nil
 	}
-	cpu, err := engine.Open(ctx, "cpu",
-		engine.Options{Dir: o.Engines, Devices: o.Cluster.Count, Environ: o.Environ})
+	open.Devices = o.Cluster.Count
+	cpu, err := engine.Open(ctx, "cpu", open)
 	if err != nil {
 		return nil, err
 	}

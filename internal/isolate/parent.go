@@ -50,8 +50,8 @@ func openChild(ctx context.Context, o Options) (*Compiler, error) {
 			Try("look at the limits of processes, memory and open files: ulimit -a")
 	}
 	_, err := c.ask(ctx, "while it was opened", greeting{Version: wireVersion, Engines: o.Engines,
-		Cluster:      fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.Card.Name),
-		WithoutCuDNN: o.WithoutCuDNN}, "")
+		Cluster: fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.Card.Name),
+		Cache:   o.Cache, WithoutCuDNN: o.WithoutCuDNN}, "")
 	if err != nil {
 		c.close()
 		return nil, err

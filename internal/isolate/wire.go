@@ -24,6 +24,7 @@ type greeting struct {
 	Version      int    `json:"v"`
 	Engines      string `json:"engines"`
 	Cluster      string `json:"cluster"` // NxCARD
+	Cache        string `json:"cache,omitempty"`
 	WithoutCuDNN bool   `json:"without_cudnn,omitempty"`
 }
 

@@ -109,7 +109,16 @@ func (x *Executable) Memory() (m CompiledMemory, err error) {
 }
 
 // Optimized reads the program as the compiler left it.
-func (x *Executable) Optimized() (m *hlo.Module, err error) {
+func (x *Executable) Optimized() (*hlo.Module, error) {
+	format, code, err := x.OptimizedBytes()
+	if err != nil {
+		return nil, err
+	}
+	return hlo.Read(format, code)
+}
+
+// OptimizedBytes gives the program as the compiler left it, in a format that [hlo.Read] knows.
+func (x *Executable) OptimizedBytes() (format string, code []byte, err error) {
 	err = x.use(func(ptr unsafe.Pointer) error {
 		var program programArgs
 		program.size = unsafe.Sizeof(program)
@@ -117,15 +126,15 @@ func (x *Executable) Optimized() (m *hlo.Module, err error) {
 		if err := call(x.plugin, executableOptimized, &a); err != nil {
 			return err
 		}
-		code := make([]byte, program.code.len)
+		code = make([]byte, program.code.len)
 		program.code.data = bytesPointer(code)
 		if err := call(x.plugin, executableOptimized, &a); err != nil {
 			return err
 		}
-		m, err = hlo.Read(program.format.String(), code)
-		return err
+		format = program.format.String()
+		return nil
 	})
-	return m, err
+	return format, code, err
 }
 
 // Serialize writes the executable as bytes that the same version of the plugin can load again.

@@ -1,0 +1,101 @@
+package engine
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/cas"
+)
+
+// cacheVersion changes when what is cached, or what its key is made of, changes.
+const cacheVersion = "3"
+
+// cacheLimit bounds the compile cache: some hundred steps of large models.
+const cacheLimit = 10 << 30
+
+// A cache keeps what compilers made, by everything that they made it of. Whatever is wrong with it,
+// a program can be compiled again, so it warns and never fails. An entry is the length of a head,
+// the head as JSON, and bytes of the compiler.
+type cache struct {
+	store  cas.Store
+	events event.Sink
+}
+
+// newCache is the cache in the user's folder of caches, which has other things in it.
+func newCache(o Options) cache {
+	c := cache{events: o.Events}
+	if c.events == nil {
+		c.events = event.Discard
+	}
+	if o.Cache != "" {
+		c.store = cas.Open(filepath.Join(o.Cache, "programs"))
+	}
+	return c
+}
+
+// get reads an entry's head, hands its bytes to use, and tells whether both went well.
+func (c cache) get(key string, head any, use func(code []byte) error) bool {
+	entry, err := c.store.Get(key)
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, cas.ErrDamaged) {
+		return false
+	}
+	if err == nil {
+		var code []byte
+		if code, err = decodeEntry(entry, head); err == nil {
+			err = use(code)
+		}
+	}
+	if err != nil {
+		c.warn(err, "")
+	}
+	return err == nil
+}
+
+// keep stores an entry.
+func (c cache) keep(key string, head any, bytes func() ([]byte, error)) {
+	if c.store == (cas.Store{}) {
+		return
+	}
+	code, err := bytes()
+	if err == nil {
+		var entry []byte
+		if entry, err = encodeEntry(head, code); err == nil {
+			err = c.store.Put(key, entry)
+		}
+	}
+	if err == nil {
+		err = c.store.Trim(cacheLimit)
+	}
+	if err != nil {
+		c.warn(err, "set DEEPWELL_CACHE to a folder that can be written")
+	}
+}
+
+// warn says that an entry could not be used.
+func (c cache) warn(err error, fix string) {
+	c.events.Emit(event.Warning{Code: string(diag.CacheFailed),
+		Text: fmt.Sprintf("the compile cache was not used: %v", err), Fix: fix})
+}
+
+func encodeEntry(head any, code []byte) ([]byte, error) {
+	js, err := json.Marshal(head)
+	if err != nil {
+		return nil, err
+	}
+	out := binary.LittleEndian.AppendUint32(nil, uint32(len(js)))
+	return append(append(out, js...), code...), nil
+}
+
+func decodeEntry(b []byte, head any) (code []byte, err error) {
+	if len(b) < 4 || int(binary.LittleEndian.Uint32(b)) > len(b)-4 {
+		return nil, errors.New("the cached program is cut off")
+	}
+	n := 4 + int(binary.LittleEndian.Uint32(b))
+	return b[n:], json.Unmarshal(b[4:n], head)
+}

@@ -1,0 +1,73 @@
+package engine_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/enginetest"
+)
+
+// heard keeps what an engine says.
+type heard struct {
+	compiled []event.Compiled
+	warnings []event.Warning
+}
+
+func (h *heard) Emit(e event.Event) {
+	switch e := e.(type) {
+	case event.Compiled:
+		h.compiled = append(h.compiled, e)
+	case event.Warning:
+		h.warnings = append(h.warnings, e)
+	}
+}
+
+// A program that was compiled for cards is not compiled again, by another compiler either; its
+// report is the same. What is asked for otherwise, and an entry that is damaged, is compiled.
+func TestCompilesForCardsAreKept(t *testing.T) {
+	dir, said := t.TempDir(), &heard{}
+	report := func(cluster string, withoutCuDNN bool) *engine.Report {
+		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, Events: said},
+			withoutCuDNN)
+		if err != nil {
+			t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
+		}
+		defer c.Close()
+		return enginetest.Report(t, c, check.MXFP8(8), cluster)
+	}
+	last := func(cached bool, warnings int, why string) {
+		t.Helper()
+		if e := said.compiled[len(said.compiled)-1]; e.Cached != cached || len(said.warnings) != warnings {
+			t.Errorf("%s: cached is %v, %v", why, e.Cached, said.warnings)
+		}
+	}
+	first := report("8xb200", false)
+	last(false, 0, "the first")
+	if again := report("8xb200", false); !reflect.DeepEqual(first, again) {
+		t.Errorf("the report is %+v, it was %+v", again, first)
+	}
+	last(true, 0, "the same")
+	report("8xb200", true)
+	last(false, 0, "without cuDNN")
+	report("8xrtx6000pro", false)
+	last(false, 0, "another card")
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		return os.Truncate(path, 1000)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := report("8xb200", false); again.Memory != first.Memory {
+		t.Errorf("memory is %v, it was %v", again.Memory, first.Memory)
+	}
+	last(false, 1, "damaged")
+}
