@@ -29,6 +29,7 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 	for _, r := range old {
 		known[r.key] = r
 	}
+	var failed []error
 	for i, one := range all {
 		if !strings.Contains(one.key(), only) {
 			continue
@@ -37,7 +38,8 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		r, err := c.compile(ctx, one)
 		fmt.Fprintf(os.Stderr, "%d %s %.0f s %v\n", i, one.key(), time.Since(start).Seconds(), err)
 		if err != nil && !errors.Is(err, diag.TooLarge) {
-			return err
+			failed = append(failed, fmt.Errorf("%d: %w", i, err)) // a fault of ours; the others go on
+			continue
 		}
 		if known[one.key()] = r; err != nil {
 			delete(known, one.key()) // XLA would rematerialize on its own: another program
@@ -52,5 +54,5 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 			return err
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
