@@ -117,7 +117,9 @@ func (r *repeatGrad) differentiate() error {
 	return nil
 }
 
-// toHost moves what a round keeps to the host, and back in the round that takes it.
+// toHost moves what a round keeps to the host, and back in the round that takes it. If there is but
+// one round, source moves it before: XLA unrolls such a loop, makes a bitcast of the slice on the
+// host and refuses it, since a bitcast cannot change the memory.
 func (r *repeatGrad) toHost(kept []*Value) {
 	fwd, bw := r.grad.Forward, r.grad.Backward
 	there, back := newFresh(fwd), newFresh(bw)
@@ -126,6 +128,9 @@ func (r *repeatGrad) toHost(kept []*Value) {
 		op := &Op{Kind: "to_host", In: []*Value{v}}
 		kept[i] = op.gives(there.name("host"), v.Type)
 		fwd.Ops = append(fwd.Ops, op)
+		if r.N == 1 {
+			continue
+		}
 		in, inputs := bw.Find(v.Name), slices.Clone(bw.Inputs)
 		op = &Op{Kind: "to_device", In: []*Value{in}}
 		replace(bw, in, op.gives(back.name("kept"), v.Type))
@@ -208,7 +213,11 @@ func (r *repeatGrad) source(v *Value, dout []*Value) (outer *Value, stack bool) 
 		}
 	}
 	if kept := r.kept[v.Name]; kept != nil {
-		return r.d.Use(kept), true
+		outer = r.d.Use(kept)
+		if r.d.offload && r.N == 1 {
+			outer = r.d.ToDevice(outer, nil)
+		}
+		return outer, true
 	}
 	i := slices.IndexFunc(r.Body.Inputs, func(in *Value) bool { return in.Name == v.Name })
 	if i < 0 {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/long"
@@ -100,5 +101,37 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	// XLA packs what is left a little differently: 64 MiB of it were seen.
 	if gone := before.Sum() - after.Sum(); gone < after.Host-(128<<20) {
 		t.Errorf("%s are on the host, but only %s less on the device", event.Size(after.Host), event.Size(gone))
+	}
+}
+
+// A stage of one layer is a loop of one round, which XLA unrolls: what comes from the host is moved
+// before it is sliced, or "Bitcast cannot have different memory spaces" ends the compile.
+func TestOffloadOfOneLayer(t *testing.T) {
+	c := enginetest.Cards(t, false)
+	cluster, err := machine.ParseCluster("2xb200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, err := model.Find("llama3.2-1b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := *small.Config
+	config.Layers, config.Vocab = 2, 1024
+	p := plan.Default()
+	p.Model, p.Cluster = "small", "2xb200"
+	p.Seq, p.Batch, p.Microbatches = 1024, 4, 4
+	p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p.Offload = []string{plan.Activations}
+	w, err := step.Build(step.Spec{Model: &config, Recipe: step.RecipeOf(p),
+		Arch: cluster.Card.Arch, Plan: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range w.List {
+		if _, err := c.Compile(t.Context(), one.Module, cluster.Target()); err != nil {
+			t.Errorf("%s: %v", one.Module.Name, err)
+		}
 	}
 }
