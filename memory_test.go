@@ -134,7 +134,7 @@ func TestMemoryIsOneAccount(t *testing.T) {
 	config.Layers = 16
 	all := accounted()
 	for i, p := range all {
-		if !long.Enabled && i%5 != 0 {
+		if !long.Enabled && i%17 != 0 {
 			continue
 		}
 		t.Run(strings.Join(strings.Fields(p.String()), ""), func(t *testing.T) {

@@ -121,9 +121,7 @@ func TestHelpIsComplete(t *testing.T) {
 }
 
 func TestBinaryIsSmall(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the binary")
-	}
+	long.Only(t) // builds the binary
 	out := filepath.Join(t.TempDir(), "deepwell")
 	cmd := exec.Command("go", "build", "-o", out, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "CC=/nonexistent/cc")
