@@ -256,7 +256,8 @@ func newReport(x compiled, s *program.Stage, t machine.Target) (*Report, error) 
 	}
 	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
 		Topology: t.Topology(), Memory: x.Memory, CapacityBytes: t.MemoryBytes(),
-		Seconds: x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(), Collectives: m.Collectives(), Recomputed: len(m.Remat())}
+		Seconds: x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(),
+		Collectives: m.Collectives(), Recomputed: len(m.Remat())}
 	if r.Recomputed > 0 {
 		r.Notes = append(r.Notes,
 			"the compiler recomputes to save memory, which the plan did not ask for")
