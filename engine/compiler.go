@@ -35,8 +35,8 @@ type Compiler struct {
 const compilerEngine = "cuda13"
 
 // OpenCompiler loads the CUDA engine for compiling only; of the options Dir, Cache and Events
-// count. With withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their workspace
-// is missing from the memory that is reported.
+// count. With withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their
+// workspace is missing from the memory that is reported.
 func OpenCompiler(ctx context.Context, o Options, withoutCuDNN bool) (*Compiler, error) {
 	variables, err := environ.Read(os.Environ())
 	if err != nil {
