@@ -1,6 +1,9 @@
 package model
 
-import "github.com/deepwell/deepwell/ir"
+import (
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+)
 
 // A Count is how many parameters a model has.
 type Count struct {
@@ -31,58 +34,44 @@ func (c *Config) Count() Count {
 	return n
 }
 
-// countExperts counts models that have no list of parameters yet: RMS norms, gated experts, and
-// rotary positions, as all of them have.
+// countExperts counts models that have no list of parameters yet: their linear layers, RMS norms,
+// and rotary positions, as all of them have.
 func (c *Config) countExperts() Count {
-	attn, attnRest := c.attention()
 	n := Count{Embed: c.Vocab * c.Hidden}
 	if !c.Tied {
 		n.Head = n.Embed
 	}
-	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(attn+attnRest+2*c.Hidden)
-	m := c.experts()
-	sparse := c.Layers - m.Dense
-	router, expert := m.Experts*c.Hidden, 3*c.Hidden*m.MLP
-	if m.Bias {
-		router, expert = router+m.Experts, expert+2*m.MLP+c.Hidden
+	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(c.besides()+2*c.Hidden)
+	n.Active = n.Total
+	for _, l := range Linears(c) {
+		size := l.In * l.Out
+		if c.MoE != nil && c.MoE.Bias && (l.Tag == ir.Router || l.Tag == ir.Experts) {
+			size += l.Out
+		}
+		n.Total += int64(len(l.Layers)) * size * l.Copies
+		n.Active += int64(len(l.Layers)) * size * l.Times
 	}
-	n.Total += m.Dense*3*c.Hidden*c.MLP + sparse*(3*c.Hidden*m.Shared+router)
-	n.Active = n.Total + sparse*m.TopK*expert
-	n.Total += sparse * m.Experts * expert
 	return n
 }
 
-// experts is the MoE of the model, or one whose layers are all dense.
-func (c *Config) experts() MoE {
-	if c.MoE == nil {
-		return MoE{Dense: c.Layers}
-	}
-	return *c.MoE
-}
-
-// attention counts the parameters of one layer's attention: those of linear layers, and the rest.
-func (c *Config) attention() (linear, rest int64) {
+// besides counts the parameters of one layer's attention that are not those of linear layers.
+func (c *Config) besides() (n int64) {
 	if a := c.MLA; a != nil {
-		query := c.Heads * (a.NoPE + a.Rope)
-		linear = c.Hidden*a.QRank + a.QRank*query + c.Hidden*(a.KVRank+a.Rope) +
-			a.KVRank*c.Heads*(a.NoPE+a.Value) + c.Heads*a.Value*c.Hidden
-		return linear, a.QRank + a.KVRank // norms of the low ranks
+		return a.QRank + a.KVRank // norms of the low ranks
 	}
-	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
-	linear = 2*c.Hidden*q + 2*c.Hidden*kv
 	if c.QKVBias {
-		rest += q + 2*kv
+		n += (c.Heads + 2*c.KVHeads) * c.HeadDim
 	}
 	if c.OutBias {
-		rest += c.Hidden
+		n += c.Hidden
 	}
 	if c.QKNorm {
-		rest += 2 * c.HeadDim
+		n += 2 * c.HeadDim
 	}
 	if c.MoE != nil && c.MoE.Sinks {
-		rest += c.Heads
+		n += c.Heads
 	}
-	return linear, rest
+	return n
 }
 
 // Flops is the work of one token: two operations for each product and its sum.
@@ -97,19 +86,9 @@ type Flops struct {
 
 // Forward gives the work of one token of a sequence, the mean over its places.
 func (c *Config) Forward(seq int64) Flops {
-	m := c.experts()
-	attn, _ := c.attention()
-	mats := float64(2)
-	if c.Gated {
-		mats = 3
-	}
-	h := float64(c.Hidden)
-	weights := float64(c.Layers)*float64(attn) + mats*h*float64(m.Dense*c.MLP) +
-		float64(c.Vocab)*h
-	if c.MoE != nil {
-		seen := mats*float64(m.TopK*m.MLP+m.Shared) + float64(m.Experts)
-		weights += float64(c.Layers-m.Dense) * h * seen
-	}
+	weights := lists.Sum(Linears(c), func(l Linear) float64 {
+		return float64(l.In*l.Out*l.Times) * float64(max(1, len(l.Layers)))
+	})
 	perKey := 4 * float64(c.Heads*c.HeadDim)
 	if a := c.MLA; a != nil {
 		perKey = 2 * float64(c.Heads*(a.NoPE+a.Rope+a.Value))

@@ -19,7 +19,7 @@ func Default(m model.Model, precision string) (*Policy, error) {
 	}
 	c := m.Facts()
 	p := &Policy{Layers: int(c.Layers)}
-	have := linears(m)
+	have := model.Linears(m)
 	p.keep(have)
 	switch f {
 	case BF16:
@@ -43,21 +43,21 @@ func Default(m model.Model, precision string) (*Policy, error) {
 func names() []string { return lists.Map(formats, func(f Format) string { return string(f) }) }
 
 // keep says what is in BF16 whatever the precision.
-func (p *Policy) keep(have []linear) {
+func (p *Policy) keep(have []model.Linear) {
 	words := []string{"embed", "norm"}
 	for _, l := range have {
-		if slices.Contains(always, l.name) {
-			words = append(words, l.name)
+		if slices.Contains(always, l.Name) {
+			words = append(words, l.Name)
 		}
 	}
 	p.add(words, 0, BF16, "Embeddings, norms, router and head, as the products of attention itself,"+
 		" are never put into blocks with scales: both recipes of NVIDIA keep them.")
 }
 
-func (p *Policy) all(have []linear, f Format, why string) {
+func (p *Policy) all(have []model.Linear, f Format, why string) {
 	var tags []string
 	for _, l := range have {
-		if tag := tagged[l.name]; tag != "" && !slices.Contains(tags, tag) {
+		if tag := tagged[l.Name]; tag != "" && !slices.Contains(tags, tag) {
 			tags = append(tags, tag)
 		}
 	}
@@ -91,24 +91,24 @@ func (p *Policy) narrow(c *model.Facts) {
 
 // uneven keeps weights that blocks do not divide: they would have to be padded, and what is so
 // small gains nothing.
-func (p *Policy) uneven(have []linear, f Format) {
+func (p *Policy) uneven(have []model.Linear, f Format) {
 	done := map[[3]int64]bool{}
 	for _, l := range have {
-		shape := [3]int64{l.in, l.out, l.head}
-		if tagged[l.name] == "" || l.fits(f) || done[shape] {
+		shape := [3]int64{l.In, l.Out, l.Head}
+		if tagged[l.Name] == "" || fits(&l, f) || done[shape] {
 			continue
 		}
 		done[shape] = true
 		var words []string
 		for _, other := range have {
-			if tagged[other.name] != "" && shape == [3]int64{other.in, other.out, other.head} &&
-				!slices.Contains(words, other.name) {
-				words = append(words, other.name)
+			if tagged[other.Name] != "" && shape == [3]int64{other.In, other.Out, other.Head} &&
+				!slices.Contains(words, other.Name) {
+				words = append(words, other.Name)
 			}
 		}
-		what := fmt.Sprintf("A weight of %d × %d", l.in, l.out)
-		if l.head%f.Block() != 0 {
-			what = fmt.Sprintf("A head of %d", l.head)
+		what := fmt.Sprintf("A weight of %d × %d", l.In, l.Out)
+		if l.Head%f.Block() != 0 {
+			what = fmt.Sprintf("A head of %d", l.Head)
 		}
 		p.add(words, 0, BF16, fmt.Sprintf("%s is not made of blocks of %d.", what, f.Block()))
 	}
