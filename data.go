@@ -1,7 +1,6 @@
 package deepwell
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -16,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -127,8 +127,8 @@ func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerR
 		if err == nil {
 			err = atomicfile.Write(job.Out, file, 0o644)
 		}
-		if err == nil {
-			err = atomicfile.Write(beside, config.encode(), 0o644)
+		if text, _ := strictjson.Encode(config); err == nil { // strings always encode
+			err = atomicfile.Write(beside, text, 0o644)
 		}
 		return unwritten(err, "the tokenizer", job.Out)
 	})
@@ -165,15 +165,6 @@ func (e *Env) learn(ctx context.Context, job TokenizerJob, r *TokenizerReport) (
 type tokenizerConfig struct {
 	EOS   string `json:"eos_token,omitempty"`
 	Class string `json:"tokenizer_class"`
-}
-
-func (c tokenizerConfig) encode() []byte {
-	var b bytes.Buffer
-	w := json.NewEncoder(&b)
-	w.SetEscapeHTML(false) // names of tokens are in angle brackets
-	w.SetIndent("", "  ")
-	_ = w.Encode(c) // strings always encode
-	return b.Bytes()
 }
 
 // mayReplace refuses to write over the settings of another tokenizer: they say more than ours.

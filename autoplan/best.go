@@ -32,8 +32,6 @@ func (c candidate) label() labelKey {
 	return labelKey{c.tp, c.ep, c.pp, c.cp * c.data, c.micros, c.count, c.precision}
 }
 
-func newBest(top int) *best { return &best{top: top, meshes: map[meshKey]candidate{}} }
-
 // limit is what a plan must not exceed to be of use: the best of the mesh that would be told last,
 // and a margin.
 func (b *best) limit() float64 {
@@ -56,10 +54,4 @@ func (b *best) add(list []candidate) {
 			b.meshes[c.key()] = c
 		}
 	}
-}
-
-// list gives the best n.
-func (b *best) list(n int) []candidate {
-	slices.SortFunc(b.found, candidate.compare)
-	return b.found[:min(n, len(b.found))]
 }

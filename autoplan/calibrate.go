@@ -1,7 +1,6 @@
 package autoplan
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
 
@@ -63,8 +62,7 @@ func ParseCalibration(text []byte, path string) (*Calibration, error) {
 // Marshal writes the calibration as JSON.
 func (c *Calibration) Marshal() ([]byte, error) {
 	c.Version = calibrationVersion
-	text, err := json.MarshalIndent(c, "", "  ")
-	return append(text, '\n'), err
+	return strictjson.Encode(c)
 }
 
 // A Correction is what measurements say of predictions: these are to be multiplied by Factor, and

@@ -140,7 +140,7 @@ func (c *candidate) simpler(o *candidate) bool {
 // choice prices a candidate once more and simulates it.
 func (w *worker) choice(c candidate) (Choice, error) {
 	s := w.searcher
-	e, err := w.price(c.node, c.family, s.variants[c.variant])
+	e, _, err := w.within(c.node, c.family, s.variants[c.variant], estimate.Limits{})
 	if err != nil {
 		return Choice{}, err
 	}

@@ -318,12 +318,6 @@ func (w *worker) work(n node) float64 {
 	return max(0, p.Sum()-p.Bubble-p.Pipeline-p.Data-p.Offload-p.Optimizer-p.Host-p.Recompute)
 }
 
-// price works out one plan. Its stages are the pricer's until the next one.
-func (w *worker) price(n node, f family, v variant) (estimate.Estimate, error) {
-	e, _, err := w.within(n, f, v, estimate.Limits{})
-	return e, err
-}
-
 // within works out a plan as far as it is of use.
 func (w *worker) within(n node, f family, v variant, most estimate.Limits) (e estimate.Estimate,
 	whole bool, err error) {
@@ -345,7 +339,7 @@ const (
 
 // explore takes the nodes in the order of their bounds until none can be of use.
 func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
-	b := newBest(s.job.Top)
+	b := &best{top: s.job.Top, meshes: map[meshKey]candidate{}}
 	size := firstRound
 	nodes := s.nodes
 	if s.job.Goal == Memory {
@@ -374,7 +368,8 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 		}
 		nodes, size = nodes[n:], min(2*size, lastRound)
 	}
-	return b.list(simulated), nil
+	slices.SortFunc(b.found, candidate.compare)
+	return b.found[:min(simulated, len(b.found))], nil
 }
 
 // round explores some nodes at once. What a node gives depends on the limit alone.

@@ -225,6 +225,10 @@ func (j *Job) orders(n node) []order {
 		return []order{{"1f1b", 0}}
 	}
 	var list []order
+	stages := j.Config.Layers // that a model can be cut into: one for each, and for ends that count
+	if j.Profile.Ends {
+		stages += 2
+	}
 	for _, name := range schedule.Names() {
 		can := j.can().schedules
 		if can != nil && !slices.Contains(can, name) || !j.Fixed.allowsWord("schedule", name) ||
@@ -242,22 +246,13 @@ func (j *Job) orders(n node) []order {
 			}
 		}
 		for _, v := range virtuals {
-			fits := n.pp*v <= j.stages() && (name != "interleaved" || n.micros%n.pp == 0)
+			fits := n.pp*v <= stages && (name != "interleaved" || n.micros%n.pp == 0)
 			if fits && j.Fixed.allows("virtual", v) {
 				list = append(list, order{name, v})
 			}
 		}
 	}
 	return list
-}
-
-// stages is how many a model can be cut into: one for each layer, and for the ends where they
-// count.
-func (j *Job) stages() int64 {
-	if j.Profile.Ends {
-		return j.Config.Layers + 2
-	}
-	return j.Config.Layers
 }
 
 // An ability is what a stack can do of all that a plan can say.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -115,7 +117,7 @@ func WithDType(config []byte, t dtype.DType) ([]byte, error) {
 		return nil, err
 	}
 	setDType(c, t)
-	return encode(c)
+	return strictjson.Encode(c)
 }
 
 func setDType(c map[string]any, t dtype.DType) {
@@ -134,15 +136,6 @@ func object(text []byte) (c map[string]any, err error) {
 	return c, err
 }
 
-func encode(c map[string]any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	err := enc.Encode(c)
-	return b.Bytes(), err
-}
-
 // configOf writes the config.json of an export: the one that the model came with, where it says the
 // same model, with all that Deepwell does not understand; else one of our own.
 func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
@@ -150,7 +143,7 @@ func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if back, err := model.Parse(source); source == nil || err != nil || !alike(back, c) {
+	if back, err := model.Parse(source); source == nil || err != nil || !reflect.DeepEqual(back, c) {
 		return WithDType(own, t)
 	}
 	out, err := object(source)
@@ -166,13 +159,7 @@ func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
 	}
 	delete(out, "auto_map") // code that is not copied
 	setDType(out, t)
-	return encode(out)
-}
-
-func alike(a, b *model.Config) bool {
-	x, errA := json.Marshal(a)
-	y, errB := json.Marshal(b)
-	return errA == nil && errB == nil && bytes.Equal(x, y)
+	return strictjson.Encode(out)
 }
 
 // Source gives the config.json that the model came with, and the element type that it has: what the

@@ -96,16 +96,14 @@ type spelling struct{ from, to, head string }
 
 // spellings are those in use. The files of GPT-2 on the Hub, and models saved without their output
 // layer, lack the first word; text models cut out of those that also see have one more.
-func spellings() []spelling {
-	return []spelling{{}, {from: "transformer."}, {from: "model."},
-		{from: "model.", to: "language_model.model.", head: "language_model."},
-		{from: "model.", to: "model.language_model."}}
-}
+var spellings = []spelling{{}, {from: "transformer."}, {from: "model."},
+	{from: "model.", to: "language_model.model.", head: "language_model."},
+	{from: "model.", to: "model.language_model."}}
 
 // spellingOf tells by the first parameter, the table of tokens, how names are spelled.
 func spellingOf(c *model.Config, names []string) spelling {
 	params := c.Params()
-	for _, s := range spellings() {
+	for _, s := range spellings {
 		if len(params) == 0 {
 			break
 		}

@@ -142,7 +142,7 @@ func (s *sheet) backward(gr *ir.Gradient) {
 		case slices.Contains(gr.Seeds, v.Name) || v.Role == ir.Param || stacks[v]:
 		case v.Role == ir.Residual:
 			s.head.kept = append(s.head.kept, v)
-		case takes(after, v):
+		case slices.ContainsFunc(after, func(op *ir.Op) bool { return slices.Contains(op.In, v) }):
 			s.embed.data = append(s.embed.data, v)
 		default:
 			s.head.data = append(s.head.data, v)
@@ -150,10 +150,6 @@ func (s *sheet) backward(gr *ir.Gradient) {
 	}
 	s.head.split(g, before, nil, flows)
 	s.embed.work[Weight] = entries(g, after)
-}
-
-func takes(ops []*ir.Op, v *ir.Value) bool {
-	return slices.ContainsFunc(ops, func(op *ir.Op) bool { return slices.Contains(op.In, v) })
 }
 
 // back takes the body of a loop back apart.

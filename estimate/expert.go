@@ -52,7 +52,9 @@ func (b *builder) experts() {
 	// One grouped call starts a product for each expert from the host's side, which costs a fifth
 	// of a framework's operation, in two layers and three passes.
 	b.operations += b.p.Profile().Experts + 6*0.2*local
-	b.sharedEnds()
+	if m.Shared > 0 { // what every token sees, where tp cuts it
+		b.tensorEnds(b.ups("shared_"), []string{"shared_down"})
+	}
 }
 
 // expert adds a linear layer [rows,k]·[k,n] of the experts that a device has.
@@ -88,13 +90,6 @@ func (b *builder) router(tokens, count float64) {
 	b.weight.product += t
 	b.stream(tokens*count*4*4, tokens*count*4*4)
 	b.dense += b.h() * count
-}
-
-// sharedEnds are the collectives of what every token sees, where tp cuts it.
-func (b *builder) sharedEnds() {
-	if b.e.config.MoE.Shared > 0 {
-		b.tensorEnds(b.ups("shared_"), []string{"shared_down"})
-	}
 }
 
 // expertEnds are the two exchanges of each pass. Between domains a token goes once to each domain

@@ -47,12 +47,12 @@ type Peaks struct {
 }
 
 // Cards lists the catalogue, newest chips first.
-func Cards() []Card { return catalogue() }
+func Cards() []Card { return slices.Clone(cards()) }
 
 // FindCard finds a card by its name or by any other spelling in use: "b200", "B200-SXM" and the
 // driver's "NVIDIA B200" are one card.
 func FindCard(name string) (Card, error) {
-	cards := catalogue()
+	cards := cards()
 	wanted := fold(name)
 	for _, c := range cards {
 		if wanted == c.Name || slices.Contains(c.aliases, wanted) {

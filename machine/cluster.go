@@ -86,7 +86,7 @@ func explain(text, name string, count int, unknown error) error {
 		return clusterError(text, turned)
 	}
 	err := diag.From(unknown)
-	if near := nearestCard(fold(name), catalogue()); near != "" {
+	if near := nearestCard(fold(name), cards()); near != "" {
 		return err.Try("--cluster %dx%s", count, near)
 	}
 	if strings.ContainsAny(text, "0123456789") && strings.ContainsAny(text, "*:, ") {

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,7 +36,7 @@ func CheckDriver(engine, version string) error {
 				Try("install the NVIDIA driver, release %s or newer, and start again", branch)
 		}
 		oldest, _ := versionNumbers(r.oldest)
-		if less(got, oldest) {
+		if slices.Compare(got, oldest) < 0 {
 			return diag.New(diag.EngineLoad, "driver %s is too old for %s: update to >= %s",
 				version, r.engine, r.oldest).
 				Try("update the NVIDIA driver to release %s or newer and reboot", branch)
@@ -44,6 +45,7 @@ func CheckDriver(engine, version string) error {
 	return nil
 }
 
+// versionNumbers reads a version; zeros at its end, which may be missing, are left out.
 func versionNumbers(version string) ([]int, bool) {
 	var numbers []int
 	for part := range strings.SplitSeq(strings.TrimSpace(version), ".") {
@@ -53,22 +55,8 @@ func versionNumbers(version string) ([]int, bool) {
 		}
 		numbers = append(numbers, n)
 	}
-	return numbers, true
-}
-
-// less compares versions number by number; a missing number is a zero.
-func less(a, b []int) bool {
-	for i := range max(len(a), len(b)) {
-		var x, y int
-		if i < len(a) {
-			x = a[i]
-		}
-		if i < len(b) {
-			y = b[i]
-		}
-		if x != y {
-			return x < y
-		}
+	for n := len(numbers); n > 0 && numbers[n-1] == 0; n-- {
+		numbers = numbers[:n-1]
 	}
-	return false
+	return numbers, true
 }

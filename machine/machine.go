@@ -158,18 +158,9 @@ func activeLinks(g GPU) int {
 func (m *Machine) Marshal() ([]byte, error) {
 	c := *m
 	// Lists that a program iterates over are never null.
-	if c.GPUs == nil {
-		c.GPUs = []GPU{}
-	}
-	if c.NICs == nil {
-		c.NICs = []NIC{}
-	}
-	if c.Topology.Nodes == nil {
-		c.Topology.Nodes = []Node{}
-	}
-	if c.Topology.Edges == nil {
-		c.Topology.Edges = []Edge{}
-	}
+	c.GPUs, c.NICs = append([]GPU{}, c.GPUs...), append([]NIC{}, c.NICs...)
+	c.Topology.Nodes = append([]Node{}, c.Topology.Nodes...)
+	c.Topology.Edges = append([]Edge{}, c.Topology.Edges...)
 	b, err := json.MarshalIndent(&c, "", " ")
 	if err != nil {
 		return nil, err

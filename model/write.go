@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"reflect"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // Write gives the configuration as a config.json that transformers reads, and that [Parse] reads
@@ -38,11 +40,10 @@ func (c *Config) Write() ([]byte, error) {
 		c.writeRope(m)
 		c.writeWindows(m)
 	}
-	text, err := json.MarshalIndent(m, "", "  ")
+	text, err := strictjson.Encode(m)
 	if err != nil {
 		return nil, err
 	}
-	text = append(text, '\n')
 	return text, c.same(text)
 }
 
@@ -50,15 +51,10 @@ func (c *Config) Write() ([]byte, error) {
 // family it names.
 func (c *Config) same(text []byte) error {
 	back, err := Parse(text)
-	if err != nil {
-		return err
-	}
-	a, _ := json.Marshal(c)
-	b, _ := json.Marshal(back)
-	if string(a) != string(b) {
+	if err == nil && !reflect.DeepEqual(c, back) {
 		return bad("no model of type %s has this configuration", c.Arch)
 	}
-	return nil
+	return err
 }
 
 // A number is written with a point: transformers 5 refuses 30 where it wants 30.0.

@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // An outFolder is the folder that is written. While the work goes on, its folder .quantize holds
@@ -169,14 +170,11 @@ func (f *outFolder) write(name string, text []byte) error {
 }
 
 func (f *outFolder) writeJSON(name string, v any) error {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
+	text, err := strictjson.Encode(v)
+	if err != nil {
 		return err
 	}
-	return f.write(name, b.Bytes())
+	return f.write(name, text)
 }
 
 // readJSON reads a file that may not be there.

@@ -1,13 +1,12 @@
 package plan
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -229,12 +228,7 @@ func (p *Plan) Marshal() ([]byte, error) {
 	if slices.Equal(q.Order, order) {
 		q.Order = nil
 	}
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	err := e.Encode(q)
-	return b.Bytes(), err
+	return strictjson.Encode(q)
 }
 
 // String is the JSON form.

@@ -2,12 +2,12 @@ package precision
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // Marshal writes the policy as [Parse] reads it, one form for one policy: a line for each key, so
@@ -68,11 +68,6 @@ func quoteAll(list []string) string {
 
 // quote is a text as JSON has it, with < and & as they are.
 func quote(s string) string {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(s); err != nil {
-		return `""` // a string can always be encoded
-	}
-	return strings.TrimSpace(b.String())
+	text, _ := strictjson.Encode(s) // a string can always be encoded
+	return strings.TrimSpace(string(text))
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
-	"github.com/deepwell/deepwell/plan"
 )
 
 // onCPU lists the buffers that XLA:CPU has.
@@ -141,12 +140,6 @@ func (g *gradient) cpuSet(weights int64, back bool) int64 {
 		weights /= 2
 	}
 	return n + 4*flow + 2*scores + weights
-}
-
-// unrolled tells whether the layers are written one after another.
-func (p *Predictor) unrolled(pl *plan.Plan) bool {
-	yes, _ := p.set.Unrolled(p.config.Layers, pl, len(pl.Recompute) > 0)
-	return yes
 }
 
 // rounded adds the head's table, which products take in bf16 if it can be turned, and in the place

@@ -195,9 +195,10 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
 		parts:  pl.Microbatches,
 		spread: max(pl.DP, 1)*s.CP > 1, fsdp: fsdp,
-		sharded: fsdp > 1, unrolled: p.unrolled(pl), link: p.link(pl),
+		sharded: fsdp > 1, link: p.link(pl),
 		offload: !p.cpu && pl.Offloads(plan.Activations),
 		hosted:  !p.cpu && pl.Offloads(plan.OptimizerState)} // on a CPU nothing is moved
+	w.unrolled, _ = p.set.Unrolled(p.config.Layers, pl, len(pl.Recompute) > 0)
 	if w.zero < 3 {
 		w.gather = "step"
 	}

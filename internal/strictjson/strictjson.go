@@ -30,6 +30,16 @@ func Decode(data []byte, v any) error {
 	return nil
 }
 
+// Encode writes a document as people read it: by lines, with < and & as they are.
+func Encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return b.Bytes(), err
+}
+
 // A Format names a kind of document, and the codes of its errors.
 type Format struct {
 	Name             string // such as "plan"
