@@ -121,7 +121,7 @@ func (p *pairing) prepare(ctx context.Context) {
 	w.Rows = func(seed int) (train.Rows, error) { return p.rowsOf(ctx, seed) }
 	w.Init = func(seed int, one *model.Param, dst []float32) error {
 		if p.random {
-			return model.Init(p.model.Config, one, uint64(seed), dst)
+			return p.model.Config.Init(one, uint64(seed), dst)
 		}
 		return p.model.Read(one, dst)
 	}

@@ -569,7 +569,7 @@ func (r *runner) init(p *model.Param, dst []float32) error {
 	case r.lack != nil:
 		return r.lack
 	case r.random:
-		return model.Init(r.model.Config, p, uint64(r.recipe.Seed), dst)
+		return r.model.Config.Init(p, uint64(r.recipe.Seed), dst)
 	}
 	return r.model.Read(p, dst)
 }

@@ -43,7 +43,7 @@ func (c *Config) countExperts() Count {
 	}
 	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(c.besides()+2*c.Hidden)
 	n.Active = n.Total
-	for _, l := range Linears(c) {
+	for _, l := range c.linears() {
 		size := l.In * l.Out
 		if c.MoE != nil && c.MoE.Bias && (l.Tag == ir.Router || l.Tag == ir.Experts) {
 			size += l.Out
@@ -52,6 +52,11 @@ func (c *Config) countExperts() Count {
 		n.Active += int64(len(l.Layers)) * size * l.Times
 	}
 	return n
+}
+
+func (c *Config) linears() []Linear {
+	f := c.Facts()
+	return f.Linears(c.Params())
 }
 
 // besides counts the parameters of one layer's attention that are not those of linear layers.
@@ -86,7 +91,7 @@ type Flops struct {
 
 // Forward gives the work of one token of a sequence, the mean over its places.
 func (c *Config) Forward(seq int64) Flops {
-	weights := lists.Sum(Linears(c), func(l Linear) float64 {
+	weights := lists.Sum(c.linears(), func(l Linear) float64 {
 		return float64(l.In*l.Out*l.Times) * float64(max(1, len(l.Layers)))
 	})
 	perKey := 4 * float64(c.Heads*c.HeadDim)

@@ -22,7 +22,7 @@ const initStd = 0.02
 //
 // A value depends on the seed, the name of the tensor in a checkpoint and the place in that tensor,
 // and on nothing else: stacked or not, cut or whole, on any processor, weights are the same bits.
-func Init(c *Config, p *Param, seed uint64, dst []float32) error {
+func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 	if int64(len(dst)) != p.Size() {
 		return diag.New(diag.BufferMismatch, "parameter %s has %d elements, its buffer %d",
 			p.Name, p.Size(), len(dst))

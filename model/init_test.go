@@ -85,7 +85,7 @@ func TestInitValues(t *testing.T) {
 	c.Layers, c.Hidden, c.MLP, c.Heads, c.KVHeads, c.HeadDim, c.Vocab = 2, 4, 8, 2, 2, 2, 5
 	for _, p := range c.Params() {
 		dst := make([]float32, p.Size())
-		if err := Init(&c, &p, 1, dst); err != nil {
+		if err := c.Init(&p, 1, dst); err != nil {
 			t.Fatal(err)
 		}
 		if want, ok := initValues[p.Name]; ok && !slices.Equal(dst[:4], want) {
@@ -122,12 +122,12 @@ func TestInitIsOfTheTensor(t *testing.T) {
 		}
 		for _, p := range c.Params() {
 			whole := make([]float32, p.Size())
-			if err := Init(&c, &p, 42, whole); err != nil {
+			if err := c.Init(&p, 42, whole); err != nil {
 				t.Fatal(err)
 			}
 			for i, layer := range p.Layers() {
 				got := make([]float32, layer.Size())
-				if err := Init(&c, &layer, 42, got); err != nil {
+				if err := c.Init(&layer, 42, got); err != nil {
 					t.Fatal(err)
 				}
 				if !slices.Equal(got, whole[int64(i)*layer.Size():][:layer.Size()]) {
@@ -187,7 +187,7 @@ func TestInitEnds(t *testing.T) {
 func TestInitWantsTheRightSize(t *testing.T) {
 	p, _ := Find("gpt2")
 	params := p.Config.Params()
-	if Init(p.Config, &params[0], 1, make([]float32, 3)) == nil {
+	if p.Config.Init(&params[0], 1, make([]float32, 3)) == nil {
 		t.Error("a buffer of 3 elements is taken")
 	}
 }
@@ -202,7 +202,7 @@ func BenchmarkInit(b *testing.B) {
 		dst := make([]float32, one.Size())
 		b.Run(param.Name, func(b *testing.B) {
 			for b.Loop() {
-				if err := Init(p.Config, &one, 1, dst); err != nil {
+				if err := p.Config.Init(&one, 1, dst); err != nil {
 					b.Fatal(err)
 				}
 			}

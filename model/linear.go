@@ -18,11 +18,10 @@ type Linear struct {
 	Layers        []int // none where it stands outside of layers
 }
 
-// Linears lists those of a model, with the output layer and the router.
-func Linears(m Model) []Linear {
-	c := m.Facts()
-	list := uncommon(&c)
-	for _, p := range m.Params() {
+// Linears lists those of a model with some parameters, with the output layer and the router.
+func (c *Facts) Linears(params []Param) []Linear {
+	list := c.uncommon()
+	for _, p := range params {
 		if !p.Stacked() || len(p.Shape) != 2 {
 			continue
 		}
@@ -41,7 +40,7 @@ func Linears(m Model) []Linear {
 }
 
 // uncommon lists those of models that have no list of parameters yet.
-func uncommon(c *Facts) (list []Linear) {
+func (c *Facts) uncommon() (list []Linear) {
 	if c.MoE == nil && c.MLA == nil {
 		return nil
 	}

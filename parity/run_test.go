@@ -67,7 +67,7 @@ func TestRun(t *testing.T) {
 		Formats: []parity.Format{{Name: "mxfp8", Policy: policy, Bound: bound}},
 		Rows:    func(seed int) (train.Rows, error) { return counting(seed), nil },
 		Init: func(seed int, p *model.Param, dst []float32) error {
-			return model.Init(c, p, uint64(seed), dst)
+			return c.Init(p, uint64(seed), dst)
 		},
 		Events: event.Discard, Now: func() time.Time { return time.Unix(0, 0) }}
 	if err := parity.Trunk(t.Context(), job); err != nil {

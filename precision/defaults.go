@@ -19,7 +19,7 @@ func Default(m model.Model, precision string) (*Policy, error) {
 	}
 	c := m.Facts()
 	p := &Policy{Layers: int(c.Layers)}
-	have := model.Linears(m)
+	have := c.Linears(m.Params())
 	p.keep(have)
 	switch f {
 	case BF16:

@@ -18,7 +18,8 @@ func fits(l *model.Linear, f Format) bool {
 // in each format. The parts add up to 1; the products of attention are not counted.
 func (p *Policy) Share(m model.Model) map[Format]float64 {
 	share, sum := map[Format]float64{}, 0.0
-	for _, l := range model.Linears(m) {
+	c := m.Facts()
+	for _, l := range c.Linears(m.Params()) {
 		// Each of the three products multiplies and adds in·out times for a token.
 		work := float64(l.In) * float64(l.Out) * float64(l.Times)
 		layers := l.Layers
@@ -45,7 +46,7 @@ func (p *Policy) Check(m model.Model) error {
 		return misfit("the policy is for %d layers; the model has %d", p.Layers, c.Layers).
 			Try(`"layers": %d`, c.Layers)
 	}
-	have := model.Linears(m)
+	have := c.Linears(m.Params())
 	var words []string // that rules may use
 	for _, l := range have {
 		words = append(words, string(l.Tag), l.Name)

@@ -93,7 +93,7 @@ func TestBranch(t *testing.T) {
 		t.Errorf("without a gradient: %v, want %v", got, want)
 	}
 	scratch := train.Branch{Steps: 24, Rate: rates{o.Recipe, 0}, Data: counting{},
-		Init: func(p *model.Param, dst []float32) error { return model.Init(r.config, p, 3, dst) }}
+		Init: func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }}
 	if got := run(scratch); !slices.Equal(got, l.losses()) {
 		t.Errorf("from scratch the branch has %v, the run %v", got, l.losses())
 	}

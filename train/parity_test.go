@@ -160,7 +160,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o.Engine, o.Config, o.Recipe, o.Programs, o.Events, o.Now = p.engine, p.config, r, w,
 		event.Discard, time.Now
 	o.Init = func(one *model.Param, dst []float32) error {
-		if err := model.Init(p.config, one, 3, dst); err != nil {
+		if err := p.config.Init(one, 3, dst); err != nil {
 			return err
 		}
 		for i := range dst { // of a size that makes every part of the model count

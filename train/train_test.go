@@ -162,7 +162,7 @@ keep = 0
 	tr, err := train.New(r.t.Context(), train.Options{Engine: r.engine, Config: r.config, Recipe: rec,
 		Programs: p, Data: rows, Eval: counting{}, Events: events,
 		Now:  func() time.Time { clock = clock.Add(time.Second); return clock },
-		Init: func(p *model.Param, dst []float32) error { return model.Init(r.config, p, 3, dst) }})
+		Init: func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -163,7 +163,7 @@ keep = 0
 	rows.seq, rows.vocab = rec.Seq, int(p.config.Vocab)
 	tr, err := train.New(p.t.Context(), train.Options{Engine: p.engine, Config: p.config, Recipe: rec,
 		Programs: programs, Data: rows, Events: events, Now: time.Now, Watch: p.watch, Until: p.until,
-		Init: func(q *model.Param, dst []float32) error { return model.Init(p.config, q, 3, dst) }})
+		Init: func(q *model.Param, dst []float32) error { return p.config.Init(q, 3, dst) }})
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options) *train.Trai
 		t.Fatal(err)
 	}
 	o.Engine, o.Config, o.Recipe, o.Data, o.Eval, o.Now = r.engine, r.config, rec, rows, counting{}, time.Now
-	o.Init = func(p *model.Param, dst []float32) error { return model.Init(r.config, p, 3, dst) }
+	o.Init = func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }
 	tr, err := train.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

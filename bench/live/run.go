@@ -56,7 +56,7 @@ func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.P
 	}
 	n.trainer, err = train.New(ctx, train.Options{Engine: e, Config: c, Recipe: r,
 		Programs: programs, Data: n, Events: n, Now: time.Now,
-		Init: func(p *model.Param, dst []float32) error { return model.Init(c, p, weights, dst) }})
+		Init: func(p *model.Param, dst []float32) error { return c.Init(p, weights, dst) }})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(n.out))
 	}

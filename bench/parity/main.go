@@ -80,7 +80,7 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	job.Recipe = recipeOf(o)
 	job.Init = func(seed int, p *model.Param, dst []float32) error {
-		return model.Init(job.Config, p, uint64(seed), dst)
+		return job.Config.Init(p, uint64(seed), dst)
 	}
 	open := newRows(ctx, o)
 	defer open.close()

@@ -159,7 +159,7 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 	return train.New(ctx, train.Options{Watch: &times,
 		Engine: e, Config: c, Recipe: r, Programs: p,
 		Data: words{int(c.Vocab)}, Events: s, Now: time.Now,
-		Init: func(q *model.Param, dst []float32) error { return model.Init(c, q, 1, dst) }})
+		Init: func(q *model.Param, dst []float32) error { return c.Init(q, 1, dst) }})
 }
 
 // strip writes a program again without the results that report; the compiler drops what only they
