@@ -1,14 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
+	"slices"
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 func (a *app) dryrun() *cobra.Command {
@@ -68,22 +71,15 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 	if d.Policy != "" {
 		fmt.Fprintf(w, "precision   %s\n", d.Policy)
 	}
-	for i, p := range largest(d.Parts) {
-		label := ""
-		if i == 0 {
-			label = "time"
-		}
+	label := "time"
+	for _, p := range largest(d.Parts) {
 		fmt.Fprintf(w, "%-11s %5.1f %%  %s\n", label, 100*p.Seconds/d.Step, p.Name)
+		label = ""
 	}
-	for i, h := range d.Helps {
-		if i >= 3 {
-			break
-		}
-		label := ""
-		if i == 0 {
-			label = "would help"
-		}
+	label = "would help"
+	for _, h := range d.Helps[:min(3, len(d.Helps))] {
 		fmt.Fprintf(w, "%-11s %+5.1f %%  %s\n", label, 100*(h.Step/d.Step-1), h.Change)
+		label = ""
 	}
 	if d.Budget.Tokens > 0 {
 		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", job.Tokens, days(d.Bill.Days),
@@ -97,15 +93,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 
 // largest gives the causes that matter, the largest first.
 func largest(parts []dryrun.Part) []dryrun.Part {
-	list := make([]dryrun.Part, 0, len(parts))
-	for _, p := range parts {
-		at := len(list)
-		for at > 0 && list[at-1].Seconds < p.Seconds {
-			at--
-		}
-		if p.Seconds > 0 {
-			list = append(list[:at], append([]dryrun.Part{p}, list[at:]...)...)
-		}
-	}
+	list := lists.Filter(parts, func(p dryrun.Part) bool { return p.Seconds > 0 })
+	slices.SortStableFunc(list, func(a, b dryrun.Part) int { return cmp.Compare(b.Seconds, a.Seconds) })
 	return list[:min(len(list), shownParts)]
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -44,10 +45,7 @@ func (a *app) models() *cobra.Command {
 }
 
 func (a *app) listModels() error {
-	var rows []modelRow
-	for _, p := range model.Presets() {
-		rows = append(rows, newModelRow(p))
-	}
+	rows := lists.Map(model.Presets(), newModelRow)
 	return a.tell(map[string]any{"models": rows}, func() error {
 		return writeModels(a.stdout, rows)
 	})

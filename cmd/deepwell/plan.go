@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -14,6 +15,9 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/autoplan"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -72,17 +76,12 @@ func runsOf(n int) string {
 }
 
 // axes are the columns of sizes. Some are shown only where a plan has more than 1.
-var axes = []struct {
+var axes = []axis{{plan.DataAxis, false}, {plan.FSDPAxis, true}, {plan.TensorAxis, true},
+	{plan.ContextAxis, false}, {plan.ExpertAxis, false}, {plan.PipelineAxis, true}}
+
+type axis struct {
 	name   string
 	always bool
-	size   func(autoplan.Choice) int64
-}{
-	{"dp", false, func(c autoplan.Choice) int64 { return c.Plan.DP }},
-	{"fsdp", true, func(c autoplan.Choice) int64 { return c.Plan.FSDP.Size }},
-	{"tp", true, func(c autoplan.Choice) int64 { return c.Plan.TP.Size }},
-	{"cp", false, func(c autoplan.Choice) int64 { return c.Plan.CP.Size }},
-	{"ep", false, func(c autoplan.Choice) int64 { return c.Plan.EP }},
-	{"pp", true, func(c autoplan.Choice) int64 { return c.Plan.PP.Size }},
 }
 
 func writePlans(w io.Writer, found *deepwell.Planned) error {
@@ -116,10 +115,7 @@ func writePlans(w io.Writer, found *deepwell.Planned) error {
 
 // causes lists what a device's memory is for, in GiB.
 func causes(m program.Memory) string {
-	var list []string
-	for _, c := range m.Causes() {
-		list = append(list, c.Name+" "+gib(c.Bytes))
-	}
+	list := lists.Map(m.Causes(), func(c program.Cause) string { return c.Name + " " + gib(c.Bytes) })
 	return strings.Join(list, " · ")
 }
 
@@ -142,27 +138,22 @@ func writeToday(w io.Writer, t *deepwell.Today) {
 }
 
 func writeTable(w io.Writer, choices []autoplan.Choice) error {
-	var shown []int
-	for i, axis := range axes {
-		show := axis.always
-		for _, c := range choices {
-			show = show || axis.size(c) > 1
-		}
-		if show {
-			shown = append(shown, i)
-		}
-	}
+	shown := lists.Filter(axes, func(a axis) bool {
+		return a.always || slices.ContainsFunc(choices, func(c autoplan.Choice) bool {
+			return c.Plan.Size(a.name) > 1
+		})
+	})
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	head := []string{"#"}
-	for _, i := range shown {
-		head = append(head, axes[i].name)
+	for _, a := range shown {
+		head = append(head, a.name)
 	}
 	head = append(head, "schedule", "micro", "remat", "step (90 %)", "tok/s/GPU", "peak", "why")
 	fmt.Fprintln(t, strings.Join(head, "\t"))
 	for n, c := range choices {
 		row := []string{strconv.Itoa(n + 1)}
-		for _, i := range shown {
-			row = append(row, strconv.FormatInt(max(1, axes[i].size(c)), 10))
+		for _, a := range shown {
+			row = append(row, strconv.FormatInt(c.Plan.Size(a.name), 10))
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
 			c.Plan.Rows()/c.Plan.Ranks()), rematOf(c),
@@ -185,10 +176,7 @@ func scheduleOf(c autoplan.Choice) string {
 }
 
 func rematOf(c autoplan.Choice) string {
-	var words []string
-	for _, t := range c.Plan.Recompute {
-		words = append(words, string(t))
-	}
+	words := lists.Map(c.Plan.Recompute, func(t ir.Tag) string { return string(t) })
 	for _, o := range c.Plan.Offload {
 		words = append(words, "offload "+o)
 	}

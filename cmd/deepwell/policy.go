@@ -1,10 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -51,17 +52,13 @@ func (a *app) tellPolicy(p *precision.Policy, share map[precision.Format]float64
 	}
 	fmt.Fprintf(a.stdout, "%s in %s: of the work of linear layers %s\n\n", job.Source, job.Precision,
 		strings.Join(parts, ", "))
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "linear layers\tlayers\tproducts\tformat\twhy")
-	for _, r := range p.Rules {
-		products := strings.Join(r.Products, ", ")
-		if products == "" {
-			products = "all"
+	err := a.table("linear layers\tlayers\tproducts\tformat\twhy", func(w io.Writer) {
+		for _, r := range p.Rules {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", strings.Join(r.Linears, ", "), r.Span(p.Layers),
+				cmp.Or(strings.Join(r.Products, ", "), "all"), r.Format, r.Why)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", strings.Join(r.Linears, ", "), r.Span(p.Layers),
-			products, r.Format, r.Why)
-	}
-	if err := w.Flush(); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	if job.Output != "" {

@@ -20,6 +20,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/isolate"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // An app is one invocation of the program.
@@ -95,10 +96,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	var names []string
-	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
-	}
+	names := lists.Map(cmd.Commands(), (*cobra.Command).Name)
 	if near := diag.Nearest(args[0], names); near != "" {
 		return diag.New(diag.BadUsage, "%s has no command %q", cmd.CommandPath(), args[0]).
 			Try("%s %s", cmd.CommandPath(), near)
