@@ -55,10 +55,7 @@ func quantizeFrom(job QuantizeJob) (string, error) {
 		return "", err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.Check(); err != nil {
-		return "", err
-	}
-	return m.Folder, nil
+	return m.Folder, m.Check()
 }
 
 // beforeNarrow gives the folder that an export is written to before it is quantized: within that of

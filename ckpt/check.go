@@ -15,6 +15,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 const (
@@ -158,18 +159,12 @@ func (t *Stored) collision() (a, b Box, found bool) {
 	}
 	along, most := 0, 0
 	for d := range t.Shape {
-		starts := map[int64]bool{}
-		for _, p := range t.Parts {
-			starts[p.Start[d]] = true
-		}
+		starts := lists.Set(lists.Map(t.Parts, func(p Part) int64 { return p.Start[d] }))
 		if len(starts) > most {
 			along, most = d, len(starts)
 		}
 	}
-	boxes := make([]Box, len(t.Parts))
-	for i, p := range t.Parts {
-		boxes[i] = p.Box
-	}
+	boxes := lists.Map(t.Parts, func(p Part) Box { return p.Box })
 	slices.SortFunc(boxes, func(a, b Box) int { return cmp.Compare(a.Start[along], b.Start[along]) })
 	var open []Box
 	for _, b := range boxes {

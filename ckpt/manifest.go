@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
@@ -79,11 +80,7 @@ type Part struct {
 
 // Bytes is the size of all part files.
 func (m *Manifest) Bytes() int64 {
-	n := int64(0)
-	for _, f := range m.Files {
-		n += f.Bytes
-	}
-	return n
+	return lists.Sum(m.Files, func(f File) int64 { return f.Bytes })
 }
 
 // Encode prints the manifest: the same manifest always gives the same bytes. One that contradicts

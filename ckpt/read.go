@@ -13,6 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
@@ -154,11 +155,7 @@ func (c *Checkpoint) Close() error {
 
 // Tensors implements Source.
 func (c *Checkpoint) Tensors() []Tensor {
-	list := make([]Tensor, len(c.Manifest.Tensors))
-	for i, t := range c.Manifest.Tensors {
-		list[i] = t.Tensor
-	}
-	return list
+	return lists.Map(c.Manifest.Tensors, func(t Stored) Tensor { return t.Tensor })
 }
 
 // ReadSlice implements Source. It reads through the file, not through mapped memory: a file that

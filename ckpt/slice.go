@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Tensor is a name and the global shape, whoever holds which piece of it.
@@ -238,10 +239,7 @@ func absent(name string, known []Tensor) *diag.Error {
 	err := diag.New(diag.CheckpointTensor, "no tensor is called %s", human.Quote(name))
 	// Edit distance is for lists that a person could read.
 	if len(known) <= 5000 && len(name) <= 200 {
-		names := make([]string, len(known))
-		for i, t := range known {
-			names[i] = t.Name
-		}
+		names := lists.Map(known, func(t Tensor) string { return t.Name })
 		if near := diag.Nearest(name, names); near != "" {
 			err = err.Try("did you mean %s?", human.Quote(near))
 		}

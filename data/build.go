@@ -18,6 +18,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -207,12 +208,7 @@ func (b *builder) digest(ctx context.Context, s Source, files []*file) error {
 	name := sha256.Sum256([]byte(root))
 	path := filepath.Join(b.dir, fmt.Sprintf("%x%s", name[:16], sumsSuffix))
 	known := readSums(path)
-	var unread []*file
-	for _, f := range files {
-		if !f.recall(known) {
-			unread = append(unread, f)
-		}
-	}
+	unread := lists.Filter(files, func(f *file) bool { return !f.recall(known) })
 	if len(unread) == 0 {
 		return nil
 	}
@@ -238,10 +234,7 @@ func (b *builder) build(ctx context.Context, path string, key cacheKey, name str
 	if b.tokens.Size() <= 1<<16 {
 		width = 2
 	}
-	total := int64(0)
-	for _, f := range files {
-		total += f.size
-	}
+	total := lists.Sum(files, func(f *file) int64 { return f.size })
 	return writeCache(path, width, key, func(w *cacheWriter) error {
 		err := b.each(ctx, files, func(c *chunk) error {
 			w.text += c.text

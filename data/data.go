@@ -13,6 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -250,39 +251,24 @@ func (l *Loader) weights() []float64 {
 
 // Close gives back what the caches hold. The loader must not be used any more.
 func (l *Loader) Close() error {
-	var errs []error
-	for _, s := range l.sources {
-		errs = append(errs, s.release())
-	}
+	errs := lists.Map(l.sources, func(s *source) error { return s.release() })
 	l.sources = nil
 	return errors.Join(errs...)
 }
 
 // Stats describes the sources, by name.
 func (l *Loader) Stats() []Stats {
-	var list []Stats
-	for _, s := range l.sources {
-		list = append(list, s.stats)
-	}
-	return list
+	return lists.Map(l.sources, func(s *source) Stats { return s.stats })
 }
 
 // Rows counts the rows to train on, of all sources.
 func (l *Loader) Rows() int64 {
-	n := int64(0)
-	for _, s := range l.sources {
-		n += s.stats.Rows
-	}
-	return n
+	return lists.Sum(l.sources, func(s *source) int64 { return s.stats.Rows })
 }
 
 // Tokens counts the tokens of all sources.
 func (l *Loader) Tokens() int64 {
-	n := int64(0)
-	for _, s := range l.sources {
-		n += s.tokens
-	}
-	return n
+	return lists.Sum(l.sources, func(s *source) int64 { return s.tokens })
 }
 
 // Digest names all that decides which rows come in which order: contents, tokenizer, options,

@@ -17,6 +17,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
@@ -206,10 +207,7 @@ func missing(p string) error {
 	if err != nil {
 		return e.Try("the folder %s is not there either", filepath.Dir(p))
 	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
+	names := lists.Map(entries, func(entry os.DirEntry) string { return entry.Name() })
 	if near := diag.Nearest(filepath.Base(p), names); near != "" {
 		return e.Try("did you mean %s?", filepath.Join(filepath.Dir(p), near))
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Ignored is the label of a token from which nothing is learned.
@@ -124,11 +125,7 @@ func (l *Loader) taken(at Position) (taken []int64, total int64, err error) {
 }
 
 func (l *Loader) names() []string {
-	var names []string
-	for _, s := range l.sources {
-		names = append(names, fmt.Sprintf("%q", s.stats.Name))
-	}
-	return names
+	return lists.Map(l.sources, func(s *source) string { return fmt.Sprintf("%q", s.stats.Name) })
 }
 
 // batch fills in the rows of a rank and counts those of all. A cache file that is cut off while it

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/parquet"
 )
 
@@ -29,10 +30,7 @@ func readParquet(ctx context.Context, f *file, emit func(item) error) error {
 	if err != nil {
 		return bad(err)
 	}
-	paths := make([][]string, len(pf.Leaves))
-	for i, leaf := range pf.Leaves {
-		paths[i] = leaf.Path
-	}
+	paths := lists.Map(pf.Leaves, func(leaf parquet.Leaf) []string { return leaf.Path })
 	leaves, chat, err := parquetLeaves(f, paths)
 	if err != nil {
 		return err

@@ -458,10 +458,7 @@ func parseChat(raw json.RawMessage) ([]message, error) {
 	if err == nil && len(chat) == 0 {
 		err = errors.New("there are none")
 	}
-	if err != nil {
-		return nil, err
-	}
-	return chat, nil
+	return chat, err
 }
 
 // errNoList says that JSON is not a list of objects.

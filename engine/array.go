@@ -2,9 +2,11 @@ package engine
 
 import (
 	"context"
+	"slices"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/program"
 )
@@ -30,21 +32,12 @@ func (a *Array) Parts() int { return len(a.parts) }
 
 // Devices are the global numbers of the devices that the pieces in this process lie on.
 func (a *Array) Devices() program.Devices {
-	list := make(program.Devices, len(a.parts))
-	for i, b := range a.parts {
-		list[i] = b.Device().ID
-	}
-	return list
+	return lists.Map(a.parts, func(b *pjrt.Buffer) int { return b.Device().ID })
 }
 
 // Live reports whether every piece can still be used: a donated array is gone.
 func (a *Array) Live() bool {
-	for _, b := range a.parts {
-		if !b.Live() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(a.parts, func(b *pjrt.Buffer) bool { return !b.Live() })
 }
 
 // Free gives the memory of all pieces back.

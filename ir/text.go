@@ -109,11 +109,8 @@ func (t Table) Parse(text string) (*Graph, error) {
 	p := newParser(text)
 	p.table = t
 	g := p.graph(0)
-	if p.err == nil && p.tok != scanner.EOF {
-		p.fail("something follows the graph")
-	}
-	if p.err != nil {
-		return nil, p.err
+	if err := p.end("graph"); err != nil {
+		return nil, err
 	}
 	return g, g.Verify()
 }
@@ -122,11 +119,8 @@ func (t Table) Parse(text string) (*Graph, error) {
 func ParseType(text string) (Type, error) {
 	p := newParser(text)
 	t := p.typ()
-	if p.err == nil && p.tok != scanner.EOF {
-		p.fail("something follows the type")
-	}
-	if p.err != nil {
-		return Type{}, fmt.Errorf("%q is not a type: %w", text, p.err)
+	if err := p.end("type"); err != nil {
+		return Type{}, fmt.Errorf("%q is not a type: %w", text, err)
 	}
 	return t, t.check()
 }
@@ -169,6 +163,14 @@ func (p *parser) fail(format string, args ...any) {
 		p.err = diag.New(diag.GraphText, format, args...).At("line %d, column %d", p.s.Line, p.s.Column)
 		p.tok = scanner.EOF
 	}
+}
+
+// end gives the first error, or says that something follows.
+func (p *parser) end(what string) error {
+	if p.err == nil && p.tok != scanner.EOF {
+		p.fail("something follows the %s", what)
+	}
+	return p.err
 }
 
 // accept takes a token if it is the one.

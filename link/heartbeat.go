@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Peer is another process of a run, as people know it.
@@ -97,12 +98,7 @@ func (h *Hub) Join(self int, peers []Peer, status func() Status) {
 
 // member finds a process by its address, under the hub's lock.
 func (h *Hub) member(address string) *member {
-	for _, m := range h.members {
-		if m.Address == address {
-			return m
-		}
-	}
-	return nil
+	return lists.Find(h.members, func(m *member) bool { return m.Address == address })
 }
 
 // Statuses tells what the other processes did when they were last heard.

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/precision"
@@ -245,10 +246,7 @@ func nudge(param string, x []float32) {
 
 // shake adds an error of a share of its norm to the gradient of a linear layer's weight.
 func shake(step int, param string, grad []float32, share float64) {
-	sum := 0.0
-	for _, g := range grad {
-		sum += float64(g) * float64(g)
-	}
+	sum := lists.Sum(grad, func(g float32) float64 { return float64(g) * float64(g) })
 	size := share * math.Sqrt(sum/float64(len(grad)))
 	random := rand.New(rand.NewPCG(nameSeed(param), uint64(step)))
 	for i := range grad {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // DefaultDir is the folder that engines are installed in: $DEEPWELL_HOME/engines, else
@@ -36,11 +37,7 @@ func DefaultDir(getenv func(string) string) (string, error) {
 func Names() []string { return builtin().names() }
 
 func (c *catalogue) names() []string {
-	names := make([]string, len(c.engines))
-	for i, e := range c.engines {
-		names[i] = e.name
-	}
-	return names
+	return lists.Map(c.engines, func(e engine) string { return e.name })
 }
 
 // find looks a name up in the table and makes sure that the engine is pinned for this host.
@@ -80,11 +77,7 @@ func (e *engine) hosts() []string {
 
 // packages lists the wheels of an engine as pip spells them.
 func (e *engine) packages() []string {
-	specs := make([]string, len(e.wheels))
-	for i, w := range e.wheels {
-		specs[i] = w.spec()
-	}
-	return specs
+	return lists.Map(e.wheels, func(w wheel) string { return w.spec() })
 }
 
 func (w wheel) spec() string { return w.Name + "==" + w.Version }

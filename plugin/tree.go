@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
@@ -49,10 +50,7 @@ func treeDigest(files []file) string {
 func byPath(a, b file) int { return cmp.Compare(a.Path, b.Path) }
 
 func (m manifest) bytes() (total int64) {
-	for _, f := range m.Files {
-		total += f.Bytes
-	}
-	return total
+	return lists.Sum(m.Files, func(f file) int64 { return f.Bytes })
 }
 
 // readManifest reads the manifest of the engine in folder. The error is fs.ErrNotExist if there

@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -241,10 +242,7 @@ func (p *reader) products(v any) *problem {
 
 func recomputeKey() field {
 	const fix = `write "none", "full" or a list such as ["attn", "mlp"]`
-	var names []string
-	for _, t := range tags {
-		names = append(names, string(t))
-	}
+	names := lists.Map(tags, func(t ir.Tag) string { return string(t) })
 	return field{
 		set: func(p *reader, v any) *problem {
 			list, ok := v.([]any)
@@ -327,9 +325,6 @@ func quote(s string) string {
 }
 
 func join[S ~string](list []S, by string) string {
-	texts := make([]string, len(list))
-	for i, s := range list {
-		texts[i] = string(s)
-	}
+	texts := lists.Map(list, func(s S) string { return string(s) })
 	return strings.Join(texts, by)
 }

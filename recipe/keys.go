@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -39,11 +40,7 @@ type field struct {
 
 // Keys lists the keys of run.toml in the order of the reference page.
 func Keys() []Key {
-	keys := make([]Key, len(table))
-	for i, k := range table {
-		keys[i] = k.Key
-	}
-	return keys
+	return lists.Map(table, func(k *row) Key { return k.Key })
 }
 
 // section is the part of the name before the dot; "" stands above the first section.
@@ -59,12 +56,7 @@ func (r *row) section() string {
 func (r *row) short() string { return r.Name[strings.IndexByte(r.Name, '.')+1:] }
 
 func find(name string) *row {
-	for _, r := range table {
-		if r.Name == name {
-			return r
-		}
-	}
-	return nil
+	return lists.Find(table, func(r *row) bool { return r.Name == name })
 }
 
 // whole binds a value that must not change when a run is resumed.

@@ -162,35 +162,22 @@ func (p *headerParser) readMetadata() error {
 // tensor reads the value of one name.
 func (p *headerParser) tensor() (entry, error) {
 	var e entry
-	const all = 7
-	seen := 0
-	once := func(bit int, key string) error {
-		if seen&bit != 0 {
+	seen := make([]string, 0, 4)
+	err := p.object(func(key string) error {
+		if slices.Contains(seen, key) {
 			return damaged("%s stands twice", key)
 		}
-		seen |= bit
-		return nil
-	}
-	err := p.object(func(key string) error {
+		seen = append(seen, key)
 		switch key {
 		case "dtype":
-			if err := once(1, key); err != nil {
-				return err
-			}
 			name, err := p.str()
 			if err == nil {
 				e.shape.Type, err = typeNamed(name)
 			}
 			return err
 		case "shape":
-			if err := once(2, key); err != nil {
-				return err
-			}
 			return p.shape(&e)
 		case "data_offsets":
-			if err := once(4, key); err != nil {
-				return err
-			}
 			return p.offsets(&e)
 		}
 		return damaged("%s is not a field of a tensor", human.Quote(key))
@@ -198,7 +185,7 @@ func (p *headerParser) tensor() (entry, error) {
 	switch {
 	case err != nil:
 		return e, err
-	case seen != all:
+	case len(seen) < 3:
 		return e, damaged("dtype, shape or data_offsets is missing")
 	}
 	size, err := span(e.shape)

@@ -42,7 +42,7 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 		name := FileName(i, len(parts))
 		f, err := l.writeFile(filepath.Join(dir, name))
 		if err != nil {
-			return nil, unwritten(err, filepath.Join(dir, name))
+			return nil, err
 		}
 		files = append(files, f)
 		total += l.data
@@ -52,12 +52,9 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 	}
 	if len(parts) > 1 {
 		// The index is the mark of a whole model: the shards' names are on disk before it.
-		path := filepath.Join(dir, IndexName)
-		if err := atomicfile.Write(path, Index(homes, total), 0o644); err != nil {
-			return nil, unwritten(err, dir)
-		}
+		err = atomicfile.Write(filepath.Join(dir, IndexName), Index(homes, total), 0o644)
 	}
-	return files, nil
+	return files, unwritten(err, dir)
 }
 
 // deal cuts the items into files.

@@ -50,10 +50,7 @@ func Write(w io.Writer, items []Item, metadata map[string]string) (File, error) 
 		return File{}, err
 	}
 	f, err := l.write(w)
-	if err != nil {
-		return File{}, unwritten(err, "the tensors")
-	}
-	return f, nil
+	return f, unwritten(err, "the tensors")
 }
 
 // WriteFile puts one file in place when it is whole and on disk.
@@ -62,15 +59,11 @@ func WriteFile(path string, items []Item, metadata map[string]string) (File, err
 	if err != nil {
 		return File{}, err
 	}
-	f, err := l.writeFile(path)
-	if err != nil {
-		return File{}, unwritten(err, path)
-	}
-	return f, nil
+	return l.writeFile(path)
 }
 
 func unwritten(err error, path string) error {
-	if _, ok := errors.AsType[*diag.Error](err); ok {
+	if _, ok := errors.AsType[*diag.Error](err); ok || err == nil {
 		return err
 	}
 	return diag.New(codeFile, "cannot write %s", path).Wrap(err)
@@ -90,7 +83,7 @@ func (l layout) writeFile(path string) (f File, err error) {
 		return err
 	})
 	f.Name = filepath.Base(path)
-	return f, err
+	return f, unwritten(err, path)
 }
 
 func (l layout) write(w io.Writer) (File, error) {

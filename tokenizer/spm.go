@@ -129,10 +129,8 @@ func parseModel(data []byte) (*Tokenizer, error) {
 		t.model = m.unigram()
 		return t, nil
 	}
-	if t.model, err = m.bpe(t.ids); err != nil {
-		return nil, err
-	}
-	return t, nil
+	t.model, err = m.bpe(t.ids)
+	return t, err
 }
 
 // check looks at each piece as SentencePiece does when it loads a model.

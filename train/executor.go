@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/pipeline"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
@@ -68,12 +69,7 @@ func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 
 // hosted lists the ranks of this process.
 func (c *executor) hosted() (list []*rank) {
-	for _, r := range c.ranks {
-		if r != nil {
-			list = append(list, r)
-		}
-	}
-	return list
+	return lists.Filter(c.ranks, func(r *rank) bool { return r != nil })
 }
 
 // A compiled is a table of programs on an engine: those of this process's ranks.

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/recipe"
 )
@@ -216,12 +217,7 @@ func (t *Trainer) otherLength(was int) {
 // otherPrograms tells what of the programs has changed.
 func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
 	now := t.Programs.Fingerprints()
-	var names []string
-	for _, name := range keysOf(was, now) {
-		if was[name] != now[name] {
-			names = append(names, name)
-		}
-	}
+	names := lists.Filter(keysOf(was, now), func(name string) bool { return was[name] != now[name] })
 	switch {
 	case len(was) == 0:
 		return nil

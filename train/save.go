@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // The waits before a save that failed is tried again. A disk that is full or out of file handles is
@@ -134,8 +135,5 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 }
 
 func bytesOfAll(s ckpt.Source) (bytes int64) {
-	for _, one := range s.Tensors() {
-		bytes += one.Bytes()
-	}
-	return bytes
+	return lists.Sum(s.Tensors(), func(one ckpt.Tensor) int64 { return one.Bytes() })
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // ErrDamaged says that an entry was there but its contents are not what was stored. It is also
@@ -94,10 +95,7 @@ func (s Store) Trim(limit int64) error {
 	if err != nil {
 		return err
 	}
-	var total int64
-	for _, e := range all {
-		total += e.size
-	}
+	total := lists.Sum(all, func(e entry) int64 { return e.size })
 	slices.SortFunc(all, func(a, b entry) int {
 		return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path))
 	})

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Allow is the variable that lists refused variables which the user wants all the same.
@@ -154,12 +155,7 @@ func (s *Set) Recorded() map[string]string {
 
 // Allowed names the refused variables that the user insists on.
 func (s *Set) Allowed() (names []string) {
-	for _, v := range s.variables {
-		if v.role == refuse {
-			names = append(names, v.name)
-		}
-	}
-	return names
+	return lists.Pick(s.variables, func(v variable) (string, bool) { return v.name, v.role == refuse })
 }
 
 // Compares tells whether a variable must be the same wherever a run goes on, and in all of its

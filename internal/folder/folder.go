@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Folder opens files that may not leave it.
@@ -66,10 +67,7 @@ func (f *Folder) Names() ([]string, error) {
 	if err != nil {
 		return nil, unreadable(f.path, err)
 	}
-	names := make([]string, len(entries))
-	for i, e := range entries {
-		names[i] = e.Name()
-	}
+	names := lists.Map(entries, func(e fs.DirEntry) string { return e.Name() })
 	return names, nil
 }
 

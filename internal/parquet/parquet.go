@@ -80,10 +80,7 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 	if err := f.metadata(2, func(t *thrift) { schema = readSchema(t) }); err != nil {
 		return nil, err
 	}
-	if err := f.leaves(schema); err != nil {
-		return nil, err
-	}
-	return f, nil
+	return f, f.leaves(schema)
 }
 
 // metadata reads one field of the footer.
