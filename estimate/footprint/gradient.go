@@ -347,6 +347,11 @@ func (g *gradient) gradients(m *space) {
 			from = g.headGrad()
 		}
 		kept := grown == h.stored() || g.w.zero < 2 // in the form that it comes in
+		if g.p.cpu && h.stack && h.layers == 1 && g.part.rounds == 1 && g.onto && kept {
+			m.add(grown*elem, atSettle, at) // XLA:CPU has all products before it adds the first
+			at++
+			continue
+		}
 		single := h.layers == 1 && (g.onto && kept || g.p.cpu && g.part.rounds > 1)
 		if h.stack && (g.w.unrolled || single) {
 			continue // a loop of one round is none: what it gives is added, or sent, at once

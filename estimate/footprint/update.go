@@ -25,6 +25,9 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 // reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
 // pipeline.
 func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
+	if p.cpu && w.zero < 2 && w.sum < w.grad {
+		return p.promoted(w, list)
+	}
 	if p.cpu {
 		var scattered, summed int64
 		for i := range list {
@@ -48,6 +51,21 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 		p.updates[key] = n
 	}
 	return n
+}
+
+// promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it
+// computes such a sum in f32, so that all terms are rounded first, at full width, then all are sent,
+// and then all that came is rounded into results, which are room for others until then.
+func (p *Predictor) promoted(w *way, list []holding) int64 {
+	m, n := p.space.cleared(), len(list)
+	for i := range list {
+		if h := &list[i]; h.cut {
+			m.add(h.whole()*4, i, n+i)
+			m.add(h.stored()*4, n+i, 2*n+i)
+			m.host(h.stored()*w.grad, -1, 2*n+i)
+		}
+	}
+	return m.peak()
 }
 
 // widened is what XLA:CPU has while it adds up gradients of less than f32: all terms and all sums
