@@ -208,8 +208,9 @@ func (g *gradient) turned(m *space) {
 }
 
 // turnedFactors is what the half of weights has of the factors of products in MXFP8, whose blocks
-// go along tokens: XLA turns stacks of all layers before the loop, which is about half of what the
-// gradient of the input left.
+// go along tokens: XLA turns stacks of all layers before the loop. They are the gradients of the
+// residual stream behind attention and MLP, of queries, keys and values, and of gate and up; what
+// attention gave, gate and up themselves, if they are recomputed; else the bytes that were kept.
 func (g *gradient) turnedFactors() (bytes int64) {
 	if g.part.mix == 0 || g.part.first {
 		return 0
@@ -218,10 +219,23 @@ func (g *gradient) turnedFactors() (bytes int64) {
 	g.p.narrow.each(g.part.mix, func(c class, _ int64) {
 		mx = mx || c.Of("down", precision.Wgrad) == precision.MXFP8
 	})
-	for i := range g.s.bill.Layers {
-		if mx {
-			bytes += g.s.rounds(g.part, i) * sum(g.s.bill.Layers[i].Made) / 2
-		}
+	if !mx {
+		return 0
+	}
+	c, s := g.p.config, g.s
+	head := c.HeadDim * s.whole / c.Hidden / s.TP
+	round := 2*s.whole + 2*s.mlp + (c.Heads+2*c.KVHeads)*head
+	if s.again(ir.MLP) {
+		round += 2 * s.mlp
+	}
+	if s.again(ir.Attn) {
+		round += c.Heads * head
+	}
+	if !s.again(ir.Norm) {
+		round += s.flow
+	}
+	for i := range s.bill.Layers {
+		bytes += s.rounds(g.part, i) * round
 	}
 	return bytes
 }
