@@ -54,8 +54,8 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 }
 
 // promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it
-// computes such a sum in f32, so that all terms are rounded first, at full width, then all are sent,
-// and then all that came is rounded into results, which are room for others until then.
+// computes such a sum in f32, so that all terms are rounded first, at full width, then all are
+// sent, and then all that came is rounded into results, which are room for others until then.
 func (p *Predictor) promoted(w *way, list []holding) int64 {
 	m, n := p.space.cleared(), len(list)
 	for i := range list {
