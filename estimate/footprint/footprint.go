@@ -103,16 +103,9 @@ func layingOf(pl *plan.Plan) laying {
 
 // lay lays all parameters out, once for each way.
 func (p *Predictor) lay(pl *plan.Plan) []param {
-	key := layingOf(pl)
-	if list := p.laid[key]; list != nil {
-		return list
-	}
-	list := make([]param, len(p.params))
-	for i := range p.params {
-		list[i] = lay(&p.params[i], pl)
-	}
-	p.laid[key] = list
-	return list
+	return lists.Kept(p.laid, layingOf(pl), func() []param {
+		return lists.Map(p.params, func(q model.Param) param { return lay(&q, pl) })
+	})
 }
 
 // A part is what one virtual stage has: some rounds of the layers, and perhaps the ends.

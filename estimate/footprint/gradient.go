@@ -3,6 +3,7 @@ package footprint
 import (
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
@@ -70,18 +71,12 @@ func small(list ...int64) (bits uint64) {
 // temp is what XLA allocates for the program beside arguments and results. It is worked out once:
 // plans of a search differ in what it does not depend on more often than in what it does.
 func (g *gradient) temp() int64 {
-	key := g.key()
-	if n, ok := g.p.temps[key]; ok {
-		return n
-	}
-	n := int64(0)
-	if g.p.cpu {
-		n = g.onCPU()
-	} else {
-		n = g.onGPU()
-	}
-	g.p.temps[key] = n
-	return n
+	return lists.Kept(g.p.temps, g.key(), func() int64 {
+		if g.p.cpu {
+			return g.onCPU()
+		}
+		return g.onGPU()
+	})
 }
 
 // first is the class of the part's first layers.

@@ -2,6 +2,8 @@ package footprint
 
 import (
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // updateTemp is what the optimizer's program has beside its results, where the model takes whole
@@ -13,13 +15,9 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 	case w.gather != "step" || !w.sharded:
 		return 0
 	}
-	key := w.updateKey(s, list)
-	n, ok := p.updates[key]
-	if !ok {
-		n = p.updateBuffers(w, s, list)
-		p.updates[key] = n
-	}
-	return n
+	return lists.Kept(p.updates, w.updateKey(s, list), func() int64 {
+		return p.updateBuffers(w, s, list)
+	})
 }
 
 // reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
@@ -45,12 +43,7 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 	}
 	key := w.updateKey(s, list)
 	key.reduce = true
-	n, ok := p.updates[key]
-	if !ok {
-		n = p.reduceBuffers(w, list)
-		p.updates[key] = n
-	}
-	return n
+	return lists.Kept(p.updates, key, func() int64 { return p.reduceBuffers(w, list) })
 }
 
 // promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it

@@ -1,5 +1,5 @@
-// Package lists turns a list into another, or into a sum: what package slices of the standard
-// library leaves to loops.
+// Package lists turns a list into another, or into a sum, and keeps what was made for a key: what
+// packages slices and maps of the standard library leave to loops.
 package lists
 
 // Map gives what f makes of each element.
@@ -40,6 +40,16 @@ func Find[E any](list []E, f func(E) bool) (found E) {
 		}
 	}
 	return found
+}
+
+// Kept gives what a map has for a key, and makes it first if it is not there.
+func Kept[K comparable, V any](in map[K]V, key K, create func() V) V {
+	v, ok := in[key]
+	if !ok {
+		v = create()
+		in[key] = v
+	}
+	return v
 }
 
 // Product multiplies what f makes of each element.
