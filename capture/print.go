@@ -135,20 +135,10 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 
 // short writes a number of parameters with the usual letters.
 func short(n int64) string {
-	f := float64(n)
-	switch {
-	case n < 1e3:
+	if n < 1e3 {
 		return strconv.FormatInt(n, 10)
-	case n < 1e6:
-		return fmt.Sprintf("%.1fk", f/1e3)
-	case n < 1e9:
-		return fmt.Sprintf("%.1fM", f/1e6)
-	case n < 1e11:
-		return fmt.Sprintf("%.2fB", f/1e9)
-	case n < 1e12:
-		return fmt.Sprintf("%.1fB", f/1e9)
 	}
-	return fmt.Sprintf("%.2fT", f/1e12)
+	return human.Parameters(n, 1)
 }
 
 // flops writes a number of operations.

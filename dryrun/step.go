@@ -141,7 +141,6 @@ func seconds(t int64) float64 { return float64(t) / 1e9 }
 type prices struct {
 	action [4][]int64
 	send   []int64
-	rank   []int // of each stage
 	// reduce and host are the same for every rank; update is by rank.
 	reduce, host int64
 	update       []int64
@@ -149,7 +148,7 @@ type prices struct {
 
 func (s *Step) prices(w WhatIf) prices {
 	n := len(s.Stages)
-	p := prices{send: make([]int64, n), rank: make([]int, n), host: ticks(s.Host),
+	p := prices{send: make([]int64, n), host: ticks(s.Host),
 		update: make([]int64, s.Schedule.Ranks)}
 	for k := range p.action {
 		p.action[k] = make([]int64, n)
@@ -165,8 +164,7 @@ func (s *Step) prices(w WhatIf) prices {
 		p.update[rank] = ticks(factor(rank) * s.Update)
 	}
 	for i, t := range s.Stages {
-		p.rank[i] = s.Schedule.Rank(i)
-		slow := factor(p.rank[i])
+		slow := factor(s.Schedule.Rank(i))
 		p.action[schedule.Forward][i] = ticks(slow * t.Forward)
 		p.action[schedule.Input][i] = ticks(slow * t.Input)
 		p.action[schedule.Weight][i] = ticks(slow * t.Weight)

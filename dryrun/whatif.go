@@ -18,16 +18,6 @@ func (s *Step) Helps() ([]Help, error) {
 		return nil, err
 	}
 	var list []Help
-	try := func(change string, step *Step) error {
-		if step == nil {
-			return nil
-		}
-		t, err := step.Run(WhatIf{})
-		if err == nil && float64(t.ticks) < 0.999*float64(now.ticks) {
-			list = append(list, Help{Change: change, Step: t.Step})
-		}
-		return err
-	}
 	// Only what a person can change is tried; autoplan.Improve tries other plans and precisions.
 	for _, c := range []struct {
 		change string
@@ -36,8 +26,15 @@ func (s *Step) Helps() ([]Help, error) {
 		{"stages of equal work", s.balanced()},
 		{"twice as many microbatches of half the size", s.finer()},
 	} {
-		if err := try(c.change, c.step); err != nil {
+		if c.step == nil {
+			continue
+		}
+		t, err := c.step.Run(WhatIf{})
+		if err != nil {
 			return nil, err
+		}
+		if float64(t.ticks) < 0.999*float64(now.ticks) {
+			list = append(list, Help{Change: c.change, Step: t.Step})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Help) int { return cmp.Compare(a.Step, b.Step) })

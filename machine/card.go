@@ -84,14 +84,11 @@ func nearestCard(wanted string, cards []Card) string {
 // maker's name.
 func fold(name string) string {
 	name = strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'A' && r <= 'Z':
-			return r - 'A' + 'a'
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
 			return r
 		}
 		return -1
-	}, name)
+	}, strings.ToLower(name))
 	return strings.TrimPrefix(name, "nvidia")
 }
 

@@ -1,9 +1,11 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -136,13 +138,7 @@ func newGPU(index int, d nvml.Device, s *nvml.Snapshot, t tree, nics []NIC, iden
 }
 
 func onOff(s nvml.State) string {
-	switch s {
-	case nvml.On:
-		return "on"
-	case nvml.Off:
-		return "off"
-	}
-	return ""
+	return map[nvml.State]string{nvml.On: "on", nvml.Off: "off"}[s]
 }
 
 // formats says what the tensor cores of a compute capability multiply.
@@ -200,14 +196,13 @@ func bundle(links []nvml.Link, s *nvml.Snapshot) []Link {
 				b.BytesPerSecond = n
 			}
 		}
-		i := 0
-		for i < len(out) && (Link{out[i].Count, b.Version, b.BytesPerSecond, b.To}) != out[i] {
-			i++
-		}
-		if i == len(out) {
-			out = append(out, b)
-		} else {
+		if i := slices.IndexFunc(out, func(o Link) bool {
+			o.Count = 1
+			return o == b
+		}); i >= 0 {
 			out[i].Count++
+		} else {
+			out = append(out, b)
 		}
 	}
 	return out
@@ -219,13 +214,8 @@ func destination(l nvml.Link, s *nvml.Snapshot) string {
 			return fmt.Sprintf("gpu%d", i)
 		}
 	}
-	switch l.Remote {
-	case nvml.RemoteSwitch:
-		return "switch"
-	case nvml.RemoteCPU:
-		return "cpu"
-	}
-	return "unknown"
+	known := map[nvml.Remote]string{nvml.RemoteSwitch: "switch", nvml.RemoteCPU: "cpu"}
+	return cmp.Or(known[l.Remote], "unknown")
 }
 
 // onBus counts the NVIDIA GPUs that the PCI bus has, driver or not: devices of vendor 0x10de that

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 )
@@ -128,19 +129,10 @@ func heads(r modelRow) string {
 }
 
 func billions(n int64) string {
-	switch {
-	case n == 0:
+	if n == 0 {
 		return "-"
-	case n < 1e6:
-		return fmt.Sprintf("%.1fk", float64(n)/1e3)
-	case n < 1e9:
-		return fmt.Sprintf("%.0fM", float64(n)/1e6)
-	case n < 1e11:
-		return fmt.Sprintf("%.2fB", float64(n)/1e9)
-	case n < 1e12:
-		return fmt.Sprintf("%.1fB", float64(n)/1e9)
 	}
-	return fmt.Sprintf("%.2fT", float64(n)/1e12)
+	return human.Parameters(n, 0)
 }
 
 func whole(n int64) string {

@@ -36,6 +36,20 @@ func Amount(x float64) string {
 	return strconv.FormatFloat(x, 'g', 3, 64) + letter
 }
 
+// Parameters writes how many a model has: 8.03B, with so many digits of millions after the point.
+func Parameters(n int64, digits int) string {
+	for _, unit := range []struct {
+		below, of float64
+		digits    int
+		letter    string
+	}{{1e6, 1e3, 1, "k"}, {1e9, 1e6, digits, "M"}, {1e11, 1e9, 2, "B"}, {1e12, 1e9, 1, "B"}} {
+		if float64(n) < unit.below {
+			return strconv.FormatFloat(float64(n)/unit.of, 'f', unit.digits, 64) + unit.letter
+		}
+	}
+	return fmt.Sprintf("%.2fT", float64(n)/1e12)
+}
+
 // Seconds writes a time with three digits.
 func Seconds(s float64) string {
 	switch {

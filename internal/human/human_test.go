@@ -27,3 +27,15 @@ func TestSeconds(t *testing.T) {
 		}
 	}
 }
+
+func TestParameters(t *testing.T) {
+	for n, want := range map[int64]string{1_500: "1.5k", 124_400_000: "124M", 8_030_000_000: "8.03B",
+		405_850_000_000: "405.9B", 1_026_000_000_000: "1.03T"} {
+		if got := Parameters(n, 0); got != want {
+			t.Errorf("%d is %s, want %s", n, got, want)
+		}
+	}
+	if got := Parameters(124_440_000, 1); got != "124.4M" {
+		t.Error(got)
+	}
+}
