@@ -300,7 +300,7 @@ func (p *parser) uses(known map[string]*Value) []*Value {
 	return list
 }
 
-// names reads %a, %b, …
+// names reads %a, %b and so on.
 func (p *parser) names(each func(name string)) {
 	for more := true; more; more = p.accept(",") {
 		p.expect("%")
