@@ -89,11 +89,7 @@ func (g *gradient) tables(m *space) {
 		switch {
 		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
 		case h.stack && g.w.gather == "micro":
-			to := atBackward
-			if !g.backward {
-				to = atLogits
-			}
-			m.add(bytes, atGather, to)
+			m.add(bytes, atGather, g.lastTaken(h))
 			m.list[len(m.list)-1].alone = g.s.TP > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes
 		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it

@@ -89,6 +89,17 @@ func (g *gradient) first() int {
 	return 0
 }
 
+// lastTaken is when weights that were gathered for all layers are taken last.
+func (g *gradient) lastTaken(h *holding) int {
+	switch {
+	case !g.backward:
+		return atLogits
+	case h.class > g.first():
+		return atSegment
+	}
+	return atBackward
+}
+
 // gathered tells whether a parameter is gathered by the program.
 func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step" }
 
@@ -245,11 +256,7 @@ func (g *gradient) weights(m *space) {
 		switch {
 		case g.stays() && !g.forward || g.half == ofWeights:
 		case h.stack && g.w.gather == "micro":
-			to := atBackward
-			if !g.backward {
-				to = atLogits
-			}
-			m.add(bytes, atEmbed, to)
+			m.add(bytes, atEmbed, g.lastTaken(h))
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			m.add(bytes, atEmbed, atEmbed)
