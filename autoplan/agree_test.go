@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -54,9 +55,9 @@ func holdsWhatItsEstimateSays(t *testing.T, p *plan.Plan, est estimate.Estimate,
 // The closed form and the simulator agree on 1,000 random plans of models with and without experts,
 // on time nearly, on memory exactly.
 func TestClosedFormAgreesWithSimulator(t *testing.T) {
-	want := 1000
-	if testing.Short() {
-		want = 100
+	want := 200
+	if long.Enabled {
+		want = 1000
 	}
 	random := rand.New(rand.NewPCG(20261115, 6))
 	prof, err := price.Find("deepwell")

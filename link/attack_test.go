@@ -441,7 +441,8 @@ func TestBlackHoleIsFound(t *testing.T) {
 	here, there := newProxy(t, p.one.Addr()), newProxy(t, p.two.Addr())
 	p.connect(time.Second, here.Addr().String(), there.Addr().String())
 	p.works(t)
-	for end := time.Now().Add(20 * time.Second); len(p.one.Statuses()) == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(20 * time.Second); min(len(p.one.Statuses()), len(p.two.Statuses())) == 0 &&
+		time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	close(here.hole)
