@@ -19,13 +19,16 @@ func main() {
 	worst := flag.Int("worst", 10, "how many of the worst rows to print")
 	drawn := flag.Uint64("seed", 0, "seed of the plans that are compiled; 0 is the table's own")
 	kinds := flag.Bool("mixed", false, "the table of plans of other kinds instead of the one fitted")
-	held := flag.Bool("heldout", false, "the table of such plans that no constant was fitted on")
+	last := flag.Bool("mended", false, "the table of such plans that were held out before")
+	held := flag.Bool("heldout", false, "the table of such plans that nothing was fitted on")
 	only := flag.String("only", "", "compile the plans whose text contains this, instead of all")
 	flag.Parse()
 	s := fitted
 	switch {
 	case *held:
 		s = unseen
+	case *last:
+		s = mended
 	case *kinds:
 		s = seen
 	}

@@ -46,7 +46,7 @@ func TestPredictionsHold(t *testing.T) {
 	if mean > meanBound || most > mostBound {
 		t.Errorf("off by %.2f %% in the mean and %.2f %% at most", 100*mean, 100*most)
 	}
-	if all, err = misses(rowsOf(t, seen)); err != nil {
+	if all, err = misses(append(rowsOf(t, seen), rowsOf(t, mended)...)); err != nil {
 		t.Fatal(err)
 	}
 	if mean, _ := spread(all, (*miss).off); mean > meanBound {
@@ -57,7 +57,7 @@ func TestPredictionsHold(t *testing.T) {
 // What lies on a device from step to step is exact for plans of all kinds, and so are the results
 // of programs that take the place of nothing: only temp is a model.
 func TestAllButTempIsExact(t *testing.T) {
-	for _, s := range []sample{fitted, seen, unseen} {
+	for _, s := range []sample{fitted, seen, mended, unseen} {
 		all, err := misses(rowsOf(t, s))
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +103,8 @@ func (m *miss) checkResults(t *testing.T) {
 
 // Each table has what its generator draws, in its order, but for plans that do not fit their cards.
 func TestTablesAreOfTheirGenerators(t *testing.T) {
-	for _, s := range []sample{fitted, seen, unseen} {
+	known := map[string]bool{}
+	for _, s := range []sample{fitted, seen, mended, unseen} {
 		all, err := s.draw(s.seed)
 		if err != nil {
 			t.Fatal(err)
@@ -119,6 +120,10 @@ func TestTablesAreOfTheirGenerators(t *testing.T) {
 				t.Fatalf("%s: the generator does not draw, or not in this place, %s", s.table, r.key)
 			}
 			at += n + 1
+			if known[r.key] {
+				t.Errorf("%s: a plan is in another table too: %s", s.table, r.key)
+			}
+			known[r.key] = true
 		}
 	}
 }
