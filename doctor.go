@@ -13,7 +13,6 @@ import (
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/machine"
-	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -123,7 +122,7 @@ func (e *Env) checks() (list []checkup, done func()) {
 
 func (e *Env) installed(name string) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
-		b, err := plugin.Verify(ctx, e.Engines, name)
+		b, err := engine.Verify(ctx, e.Engines, name)
 		if err != nil {
 			return "", err
 		}
@@ -147,7 +146,7 @@ func (e *Env) driver(ctx context.Context) (string, error) {
 // cudnn tells which version plans are made with, and how. The version is the pinned one, which the
 // digest has proved: the plugin asks for at least 9.23, and 9.27.0 failed on a key it did not know.
 func (e *Env) cudnn(ctx context.Context) (string, error) {
-	b, err := plugin.Open(ctx, e.Engines, "cuda13")
+	b, err := engine.Verify(ctx, e.Engines, "cuda13")
 	if err != nil {
 		return "", err
 	}

@@ -152,7 +152,8 @@ func (j Job) changes() []change {
 	if j.Batch > 0 {
 		// A batch that all devices share as rows can be dealt in every way that theirs can.
 		each, c := int64(j.Cluster.Count), j
-		if c.Batch = (j.Batch + each - 1) / each * each; c.Batch != j.Batch {
+		c.Batch = (j.Batch + each - 1) / each * each
+		if c.Batch != j.Batch {
 			list = append(list, change{fmt.Sprintf("--batch %d", c.Batch), c})
 		}
 	}

@@ -151,7 +151,7 @@ func unwritten(err error, dir string, step, needed int64) error {
 func unfinished(dir string, step int64) (bytes int64) {
 	drafts, _ := os.ReadDir(dir)
 	for _, d := range drafts {
-		if !strings.HasPrefix(d.Name(), tempName(step, "")) {
+		if own := tempName(step, ""); d.Name() != own && !strings.HasPrefix(d.Name(), own+".") {
 			continue
 		}
 		entries, _ := os.ReadDir(filepath.Join(dir, d.Name()))

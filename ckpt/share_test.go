@@ -83,7 +83,10 @@ func TestProcessesShareADraft(t *testing.T) {
 	if err != nil || !slices.Equal(names, want) {
 		t.Errorf("the folder has %v, %v", names, err)
 	}
-	has := func(m ckpt.Meta, src ckpt.Source) bool { return m.Saved(t.Context(), dir, 7, src) }
+	has := func(m ckpt.Meta, src ckpt.Source) bool {
+		same, err := m.Saved(t.Context(), dir, 7, src)
+		return same && err == nil
+	}
 	all := shareOf(t, "a", "b", "c")
 	if !has(meta, all) || has(ckpt.Meta{Seed: 4}, all) || has(meta, a) {
 		t.Error("what the checkpoint has is not told from what it has not")

@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -51,9 +52,12 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	}
 	d, err := Begin(ctx, dir, step, o)
 	if err != nil {
-		if diag.From(err).Code == diag.CheckpointExists &&
-			meta.Saved(ctx, dir, step, src) {
-			return nil
+		if diag.From(err).Code == diag.CheckpointExists {
+			same, failed := meta.Saved(ctx, dir, step, src)
+			if same {
+				return nil
+			}
+			err = cmp.Or(failed, err)
 		}
 		return err
 	}
@@ -65,17 +69,18 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 }
 
 // Saved tells whether the checkpoint of a step is there and is what would be written in its place.
-func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) bool {
+// The error is that of reading one of the two.
+func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) (bool, error) {
 	c, err := Open(filepath.Join(dir, stepName(step)))
 	if err != nil {
-		return false
+		return false, nil // what cannot be opened is another
 	}
 	defer func() { _ = c.Close() }() // it was only read
 	if c.Seed != meta.Seed || !maps.Equal(c.Data, meta.Data) {
-		return false
+		return false, nil
 	}
 	differ, err := Diff(ctx, c, src)
-	return err == nil && len(differ) == 0
+	return err == nil && len(differ) == 0, err
 }
 
 // A Draft is a checkpoint under way: each of any number of writers adds its slices, and one of

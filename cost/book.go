@@ -159,7 +159,7 @@ func (b *Book) like(c Cut) Cut {
 	if b.policy != nil { // pieces of whole blocks stay so where they are larger
 		whole := []int64{m.Hidden, m.MLP / c.TP, m.Heads * m.HeadDim / c.TP, m.KVHeads * m.HeadDim / c.TP,
 			c.Seq / (c.CP * c.TP)}
-		if even = even && !slices.ContainsFunc(whole, func(n int64) bool { return n%64 != 0 }); !even {
+		if !even || slices.ContainsFunc(whole, func(n int64) bool { return n%64 != 0 }) {
 			return c
 		}
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"strings"
@@ -70,6 +71,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
 			len(s.Devices), t.Card.Title, n)
 	}
+	start := time.Now()
 	x, cached, err := c.compiled(s, t)
 	if err != nil {
 		return nil, err
@@ -91,7 +93,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
 	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
-		Seconds: r.Seconds, Cached: cached})
+		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return r, nil
 }
 
@@ -121,7 +123,8 @@ func (c *Compiler) compiled(s *program.Stage, t machine.Target) (x compiled, cac
 	if err != nil {
 		return x, false, err
 	}
-	key := cas.Key([]byte(cacheVersion), []byte(c.bundle.Digest), []byte(c.cudnn), c.environ.Key(),
+	key := cas.Key([]byte(cacheVersion), []byte(c.bundle.Digest), []byte(c.cudnn),
+		fmt.Append(nil, c.bundle.Driver), c.environ.Key(), // cuDNN asks libcuda while it plans
 		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(s.Text), encoded)
 	cached = c.cache.get(key, &x, func(code []byte) error {
 		x.optimized = code

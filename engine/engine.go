@@ -117,7 +117,7 @@ func load(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bundle, 
 	if err != nil {
 		return nil, nil, err
 	}
-	bundle, err := installed(ctx, dir, name)
+	bundle, err := verify(ctx, dir, name, plugin.Open)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -145,14 +145,21 @@ var verified = struct {
 	bundles map[string]*plugin.Bundle
 }{bundles: map[string]*plugin.Bundle{}}
 
-// installed finds an installed engine in dir and verifies its files, once in a process.
-func installed(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
+// Verify finds an installed engine in dir and hashes all its files, unless this process has
+// verified it already.
+func Verify(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
+	return verify(ctx, dir, name, plugin.Verify)
+}
+
+func verify(ctx context.Context, dir, name string,
+	open func(ctx context.Context, dir, name string) (*plugin.Bundle, error)) (*plugin.Bundle,
+	error) {
 	verified.Lock()
 	defer verified.Unlock()
 	if b := verified.bundles[dir+"\x00"+name]; b != nil {
 		return b, nil
 	}
-	b, err := plugin.Open(ctx, dir, name)
+	b, err := open(ctx, dir, name)
 	if err == nil {
 		verified.bundles[dir+"\x00"+name] = b
 	}

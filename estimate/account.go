@@ -22,7 +22,7 @@ func (l *layout) stage(rank, turn int) int {
 // account divides the step by cause, seen from the rank that works longest.
 func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64, longest tail) {
 	n := int(l.pipe)
-	worst := slices.Index(e.busy, slices.Max(e.busy))
+	worst := lists.Most(e.busy, func(seconds float64) float64 { return seconds })
 	m := float64(l.micros)
 	parts := &est.Parts
 	for turn := range int(l.virtual) {

@@ -139,8 +139,8 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 		b   *builder
 		tag ir.Tag
 	}{{norms, ir.Norm}, {attn, ir.Attn}, {mlp, second}} {
-		if module := part.tag == ir.Attn || part.tag == ir.Experts; modules && module &&
-			c.again.Has(part.tag) {
+		module := part.tag == ir.Attn || part.tag == ir.Experts
+		if modules && module && c.again.Has(part.tag) {
 			part.b.halve()
 			whole.take(&part.b.block, false)
 			continue

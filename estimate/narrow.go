@@ -291,14 +291,15 @@ func (b *builder) sent(names []string, products ...string) float64 {
 	for _, product := range products {
 		var seen []price.Precision
 		for _, name := range names {
-			switch f := b.format(name, product); {
+			f := b.format(name, product)
+			switch {
 			case slices.Contains(seen, f):
 			case f == price.BF16:
 				wide = true
 			default:
 				bytes += f.Bytes()
 			}
-			seen = append(seen, b.format(name, product))
+			seen = append(seen, f)
 		}
 	}
 	if wide {

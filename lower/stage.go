@@ -23,7 +23,7 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 	s.Devices = program.Range(0, int(ir.Devices(g.Mesh)))
 	g = asBytes(g)
 	into, hosted := g.Donations(), g.Hosted()
-	array := func(v *ir.Value) program.Array {
+	described := func(v *ir.Value) program.Array {
 		a := array(g, v)
 		if hosted[v] {
 			a.Memory = o.Kernels.HostMemory()
@@ -31,14 +31,14 @@ func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
 		return a
 	}
 	for _, v := range g.Inputs {
-		a := array(v)
+		a := described(v)
 		if into[v.Name] != "" {
 			a.Into = v.Name
 		}
 		s.Args = append(s.Args, a)
 	}
 	for _, v := range g.Results {
-		a := array(v)
+		a := described(v)
 		a.Name = cmp.Or(v.Means.Replaces, v.Name)
 		s.Results = append(s.Results, a)
 	}

@@ -58,7 +58,7 @@ func Parse(text []byte) (*Config, error) {
 	r := &reader{c: &Config{}}
 	r.foreign("", json.Unmarshal(text, &r.keys))
 	r.c.Arch = get(r, "", "model_type")
-	class := get(r, []string{""}, "architectures")
+	class := get[[]string](r, nil, "architectures")
 	own, ok := archs[r.c.Arch]
 	if !ok && r.err == nil {
 		return nil, r.unknownFamily()
@@ -71,7 +71,7 @@ func Parse(text []byte) (*Config, error) {
 	if find[any](r, "quantization_config") != nil {
 		r.fail("quantization_config", "quantized weights cannot be trained; take the original model")
 	}
-	if len(class) > 0 && class[0] != "" && class[0] != own.class {
+	if len(class) > 0 && class[0] != own.class {
 		r.fail("architectures", "a model of class %s is not supported; of its type, %s is", class[0],
 			own.class)
 	}

@@ -112,6 +112,7 @@ func TestParseIsStrict(t *testing.T) {
 		{"llama3.1-8b", keys{"model_type": "mamba"}, "model_type"},
 		{"llama3.1-8b", keys{"model_type": nil}, "model_type"},
 		{"llama3.1-8b", keys{"architectures": []string{"LlamaForSequenceClassification"}}, "architectures"},
+		{"llama3.1-8b", keys{"architectures": []string{""}}, "architectures"},
 		{"llama3.1-8b", keys{"hidden_act": "gelu"}, "hidden_act"},
 		{"llama3.1-8b", keys{"vocab_size": nil}, "vocab_size"},
 		{"llama3.1-8b", keys{"hidden_size": 4097}, "num_attention_heads"},

@@ -59,7 +59,10 @@ var compressedFormats = map[Format]string{
 
 func (j *job) compressedConfig() object {
 	quantized, kept := j.layers()
-	format := "mixed-precision"
+	format := ""
+	if len(quantized) > 1 {
+		format = "mixed-precision"
+	}
 	groups := groupsOf(quantized, func(f Format) object {
 		if len(quantized) == 1 {
 			format = compressedFormats[f]

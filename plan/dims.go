@@ -67,10 +67,11 @@ func (p *Plan) Shards() []ir.Axis {
 func (p *Plan) Ranks() int64 {
 	n := int64(1)
 	for _, c := range cuts {
+		if c.dim != ir.Batch {
+			continue
+		}
 		for _, axis := range c.axes {
-			if c.dim == ir.Batch {
-				n *= p.Size(axis)
-			}
+			n *= p.Size(axis)
 		}
 	}
 	return n

@@ -21,9 +21,9 @@ type record struct {
 	Files   map[string]stamp `json:"files"` // by slash path
 }
 
-// A stamp is a seal in a record.
+// A stamp is a seal in a record, without the number of the device: hosts that share a folder by NFS
+// number it each in their own way.
 type stamp struct {
-	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
 	Size  int64  `json:"size"`
 	Mtime int64  `json:"mtime"` // nanoseconds since 1970, as ctime
@@ -41,7 +41,7 @@ const (
 func recordPath(dir, engine string) string { return filepath.Join(dir, "."+engine+".verified") }
 
 func (s seal) stamp() stamp {
-	return stamp{s.dev, s.ino, s.size, nanoseconds(s.mtime), nanoseconds(s.ctime)}
+	return stamp{s.ino, s.size, nanoseconds(s.mtime), nanoseconds(s.ctime)}
 }
 
 func nanoseconds(t syscall.Timespec) int64 { return t.Sec*1e9 + t.Nsec }

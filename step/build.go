@@ -406,7 +406,8 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 			continue
 		}
 		name := p.Graph.Name
-		switch p.Rank, p.Stage = rank, stage; {
+		p.Rank, p.Stage = rank, stage
+		switch {
 		case b.Joint():
 		case stage < 0:
 			name = fmt.Sprintf("rank%d.%s", rank, name)

@@ -87,8 +87,11 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 		if err := t.exec.collect(ctx, s); err != nil {
 			return nil, "", err
 		}
-		same, err := p.some(ctx, p.Self == 0 && m.Saved(ctx, dir, step, s))
-		if same || err != nil {
+		here := false
+		if p.Self == 0 { // if it cannot be read, all are told that it is there
+			here, _ = m.Saved(ctx, dir, step, s)
+		}
+		if same, err := p.some(ctx, here); same || err != nil {
 			return nil, "", err
 		}
 	}

@@ -38,7 +38,11 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		r, err := c.compile(ctx, one)
 		fmt.Fprintf(os.Stderr, "%d %s %.0f s %v\n", i, one.key(), time.Since(start).Seconds(), err)
 		if err != nil && !errors.Is(err, diag.TooLarge) {
+			if errors.Is(err, diag.EngineMissing) || ctx.Err() != nil {
+				return err
+			}
 			failed = append(failed, fmt.Errorf("%d: %w", i, err)) // a fault of ours; the others go on
+			delete(known, one.key())
 			continue
 		}
 		if known[one.key()] = r; err != nil {

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
-	"slices"
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/dryrun"

@@ -350,9 +350,15 @@ func (st *stage) temps(g *gradient) {
 			continue
 		}
 		g.forward, g.backward = k == int(schedule.Forward), k != int(schedule.Forward)
-		g.half = both
-		if !st.first {
-			g.half = [...]half{schedule.Input: ofInput, schedule.Weight: ofWeights}[k]
+		switch kind := schedule.Kind(k); {
+		case st.first:
+			g.half = both
+		case kind == schedule.Input:
+			g.half = ofInput
+		case kind == schedule.Weight:
+			g.half = ofWeights
+		default:
+			g.half = both
 		}
 		st.programs[k].temp = g.temp()
 		st.load.Temp[k] = st.programs[k].temp

@@ -23,9 +23,6 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 // reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
 // pipeline.
 func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
-	if p.cpu && w.zero < 2 && w.sum < w.grad {
-		return p.promoted(w, list)
-	}
 	if p.cpu {
 		var scattered, summed int64
 		for i := range list {
@@ -38,6 +35,9 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 		}
 		if w.spread && w.grad < 4 {
 			summed = p.widened(list)
+		}
+		if w.zero < 2 && w.sum < w.grad {
+			scattered = p.promoted(w, list)
 		}
 		return max(scattered, summed)
 	}

@@ -42,3 +42,28 @@ func TestProgramsOfAPipeline(t *testing.T) {
 		}
 	}
 }
+
+// A sum over copies that fsdp does not cut has its buffers on the CPU whatever the ZeRO stage of an
+// axis of one device is said to be.
+func TestSumsOfCopiesAreCounted(t *testing.T) {
+	needs := func(fsdp plan.FSDP) int64 {
+		p := plan.Default()
+		p.Model, p.Cluster = "gpt2", "4xcpu"
+		p.Seq, p.Batch, p.Microbatches, p.DP, p.FSDP = 128, 8, 4, 2, fsdp
+		p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
+		p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+		f, err := footprint.New(config(t, p.Model), "cpu")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := f.Needs(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all["rank0.reduce"][0]
+	}
+	want := needs(plan.Default().FSDP)
+	if got := needs(plan.FSDP{Size: 1, Zero: 1, Gather: "step"}); got != want || want == 0 {
+		t.Errorf("the sum needs %d bytes with zero 1, %d without", got, want)
+	}
+}

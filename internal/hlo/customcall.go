@@ -20,6 +20,9 @@ var planNames = []string{"unknown", "missing", "compiled"}
 
 // String gives "unknown", "missing" or "compiled".
 func (p Plan) String() string {
+	if int(p) >= len(planNames) {
+		p = PlanUnknown
+	}
 	return planNames[p]
 }
 

@@ -160,8 +160,9 @@ func (m *machine) group(op *ir.Op, device int) []int {
 func (m *machine) along(axis string, device int) []int {
 	size, stride := ir.Along(m.mesh, axis)
 	list, step := make([]int, size), int(stride)
+	first := device - device/step%len(list)*step
 	for i := range list {
-		list[i] = device + (i-device/step%len(list))*step
+		list[i] = first + i*step
 	}
 	return list
 }
