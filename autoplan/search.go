@@ -264,7 +264,11 @@ func (s *searcher) expand() {
 					orders := int64(len(s.job.orders(nd)))
 					s.space += cuts * orders * int64(len(s.variants))
 					key := [6]int64{m.tp, m.cp, m.ep, b[0], int64(precision), int64(at)}
-					each := lists.Kept(work, key, func() float64 { return w.work(nd) })
+					each, known := work[key]
+					if !known {
+						each = w.work(nd)
+						work[key] = each
+					}
 					nd.bound = s.perToken(nd, float64(nd.micros)*each/float64(m.pp))
 					if cuts*orders > 0 {
 						s.nodes = append(s.nodes, nd)

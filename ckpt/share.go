@@ -176,7 +176,8 @@ func (d *Draft) Whole(list []Tensor) error {
 	for _, t := range list {
 		if d.tensors[t.Name] == nil {
 			return diag.New(diag.CheckpointWrite, "no process has written %s of step %d", t.Name, d.step).
-				At("%s", d.dir)
+				At("%s", d.dir).
+				Try("start the run again: it goes on from the newest checkpoint")
 		}
 	}
 	return nil

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/cas"
+	"github.com/deepwell/deepwell/internal/environ"
 )
 
 // cacheVersion changes when what is cached, or what its key is made of, changes.
@@ -35,6 +37,19 @@ func newCache(o Options) cache {
 	}
 	if o.Cache != "" {
 		c.store = cas.Open(filepath.Join(o.Cache, "programs"))
+	}
+	return c
+}
+
+// unlessDumped gives an empty cache where XLA is to write files as it compiles, as flags or the
+// environment say: a program that comes out of the cache writes none.
+func (c cache) unlessDumped(flags map[string]any, variables *environ.Set) cache {
+	dumps := variables.Dumps()
+	for name := range flags {
+		dumps = dumps || strings.HasPrefix(name, environ.DumpFlags)
+	}
+	if dumps {
+		c.store = cas.Store{}
 	}
 	return c
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/engine"
@@ -49,7 +50,12 @@ func TestCompilesForCardsAreKept(t *testing.T) {
 	}
 	first := report("8xb200", false)
 	last(false, 0, "the first")
-	if again := report("8xb200", false); !reflect.DeepEqual(first, again) {
+	again := report("8xb200", false)
+	if first.Cached || !again.Cached || !strings.Contains(again.String(), " s · from the cache\n") {
+		t.Errorf("cached is %v and then %v:\n%s", first.Cached, again.Cached, again)
+	}
+	again.Cached = false
+	if !reflect.DeepEqual(first, again) {
 		t.Errorf("the report is %+v, it was %+v", again, first)
 	}
 	last(true, 0, "the same")
@@ -70,4 +76,33 @@ func TestCompilesForCardsAreKept(t *testing.T) {
 		t.Errorf("memory is %v, it was %v", again.Memory, first.Memory)
 	}
 	last(false, 1, "damaged")
+}
+
+// XLA writes the files it is asked for each time, not only when the cache is empty.
+func TestDumpsAreWrittenEachTime(t *testing.T) {
+	dir, dumps := t.TempDir(), filepath.Join(t.TempDir(), "dumps")
+	written := func(target string) {
+		t.Helper()
+		if list, err := os.ReadDir(dumps); err != nil || len(list) == 0 {
+			t.Errorf("%s: %d files were written: %v", target, len(list), err)
+		}
+		if err := os.RemoveAll(dumps); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		s := addOne(devices)
+		s.Flags = map[string]any{"xla_dump_to": dumps}
+		enginetest.Stage(t, cpu(t, func(o *engine.Options) { o.Cache = dir }), s)
+		written("cpu")
+		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir}, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = check.MXFP8(8)
+		s.Flags = map[string]any{"xla_dump_to": dumps}
+		enginetest.Report(t, c, s, "8xb200")
+		c.Close()
+		written("b200")
+	}
 }

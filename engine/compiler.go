@@ -89,7 +89,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Targ
 		again.Flags[disablePasses] = "rematerialization"
 		return c.Compile(ctx, &again, t)
 	}
-	r.Engine, r.CuDNN = compilerEngine+" "+c.bundle.Version, c.cudnn
+	r.Engine, r.CuDNN, r.Cached = compilerEngine+" "+c.bundle.Version, c.cudnn, cached
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
 	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
@@ -126,7 +126,8 @@ func (c *Compiler) compiled(s *program.Stage, t machine.Target) (x compiled, cac
 	key := cas.Key([]byte(cacheVersion), []byte(c.bundle.Digest), []byte(c.cudnn),
 		fmt.Append(nil, c.bundle.Driver), c.environ.Key(), // cuDNN asks libcuda while it plans
 		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(s.Text), encoded)
-	cached = c.cache.get(key, &x, func(code []byte) error {
+	kept := c.cache.unlessDumped(options.Flags, c.environ)
+	cached = kept.get(key, &x, func(code []byte) error {
 		x.optimized = code
 		return nil
 	})
@@ -156,7 +157,7 @@ func (c *Compiler) compiled(s *program.Stage, t machine.Target) (x compiled, cac
 		return x, false, err
 	}
 	x.Seconds, x.Bytes = seconds, int64(len(code))
-	c.cache.keep(key, x, func() ([]byte, error) { return x.optimized, nil })
+	kept.keep(key, x, func() ([]byte, error) { return x.optimized, nil })
 	return x, false, nil
 }
 

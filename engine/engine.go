@@ -145,8 +145,9 @@ var verified = struct {
 	bundles map[string]*plugin.Bundle
 }{bundles: map[string]*plugin.Bundle{}}
 
-// Verify finds an installed engine in dir and hashes all its files, unless this process has
-// verified it already.
+// Verify finds an installed engine in dir and hashes all its files. If this process has verified or
+// opened the engine already, it gives the bundle of then and reads nothing: opening has hashed the
+// files that changed since they were hashed last.
 func Verify(ctx context.Context, dir, name string) (*plugin.Bundle, error) {
 	return verify(ctx, dir, name, plugin.Verify)
 }

@@ -254,6 +254,9 @@ func TestCompileCacheKnowsTheEnvironment(t *testing.T) {
 		{[]string{"HOME=/"}, false}, // finds nothing of the first
 		{[]string{"NCCL_ALGO=Ring"}, true},
 		{[]string{"NVIDIA_TF32_OVERRIDE=1"}, false},
+		{[]string{"NVIDIA_TF32_OVERRIDE=1"}, true},
+		{[]string{"DEEPWELL_ALLOW_ENV=XLA_FLAGS", "XLA_FLAGS=--xla_dump_to=x"}, false},
+		{[]string{"DEEPWELL_ALLOW_ENV=XLA_FLAGS", "XLA_FLAGS=--xla_dump_to=x"}, false}, // no file is lost
 	} {
 		events := &event.Recorder{}
 		e := cpu(t, func(o *engine.Options) { o.Cache, o.Events, o.Environ = dir, events, row.environ })

@@ -52,7 +52,8 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	if loaded == nil {
 		var sig pjrt.Signature
 		var one *pjrt.Loaded
-		cached = e.cache.get(key, &sig, func(code []byte) (err error) {
+		kept := e.cache.unlessDumped(s.Flags, e.environ)
+		cached = kept.get(key, &sig, func(code []byte) (err error) {
 			one, err = e.client.Load(code, options, sig)
 			return err
 		})
@@ -60,7 +61,7 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 			if one, err = e.client.Compile([]byte(s.Text), options); err != nil {
 				return nil, err
 			}
-			e.cache.keep(key, one.Signature(), one.Serialize)
+			kept.keep(key, one.Signature(), one.Serialize)
 		}
 		loaded = e.programs.put(key, one)
 	}

@@ -27,8 +27,9 @@ type Report struct {
 	Topology string `json:"topology"`
 	Engine   string `json:"engine"`
 	CuDNN    string `json:"cudnn,omitempty"` // version that plans were made with
-	// Seconds is how long the compile took.
+	// Seconds is how long the compile took: of a report that came from the cache, the compile of then.
 	Seconds float64 `json:"seconds"`
+	Cached  bool    `json:"cached,omitempty"`
 	// Memory is what one device needs; CapacityBytes what it has, 0 if unknown.
 	Memory        pjrt.CompiledMemory `json:"memory"`
 	CapacityBytes int64               `json:"capacity,omitempty"`
@@ -77,6 +78,9 @@ func (r *Report) String() string {
 		head = append(head, "cuDNN "+r.CuDNN)
 	}
 	head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
+	if r.Cached {
+		head = append(head, "from the cache")
+	}
 	fmt.Fprintln(&b, strings.Join(head, " · "))
 	m := r.Memory
 	need := r.need()

@@ -101,9 +101,19 @@ func layingOf(pl *plan.Plan) laying {
 	return laying{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
 }
 
+// once gives what a map has for a key, and makes it first if it is not there.
+func once[K comparable, V any](in map[K]V, key K, create func() V) V {
+	v, ok := in[key]
+	if !ok {
+		v = create()
+		in[key] = v
+	}
+	return v
+}
+
 // lay lays all parameters out, once for each way.
 func (p *Predictor) lay(pl *plan.Plan) []param {
-	return lists.Kept(p.laid, layingOf(pl), func() []param {
+	return once(p.laid, layingOf(pl), func() []param {
 		return lists.Map(p.params, func(q model.Param) param { return lay(&q, pl) })
 	})
 }

@@ -3,7 +3,6 @@ package footprint
 import (
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
@@ -71,7 +70,7 @@ func small(list ...int64) (bits uint64) {
 // temp is what XLA allocates for the program beside arguments and results. It is worked out once:
 // plans of a search differ in what it does not depend on more often than in what it does.
 func (g *gradient) temp() int64 {
-	return lists.Kept(g.p.temps, g.key(), func() int64 {
+	return once(g.p.temps, g.key(), func() int64 {
 		if g.p.cpu {
 			return g.onCPU()
 		}

@@ -1,10 +1,6 @@
 package footprint
 
-import (
-	"slices"
-
-	"github.com/deepwell/deepwell/internal/lists"
-)
+import "slices"
 
 // updateTemp is what the optimizer's program has beside its results, where the model takes whole
 // copies of what is kept in pieces; else what is new is written where the old was.
@@ -15,7 +11,7 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 	case w.gather != "step" || !w.sharded:
 		return 0
 	}
-	return lists.Kept(p.updates, w.updateKey(s, list), func() int64 {
+	return once(p.updates, w.updateKey(s, list), func() int64 {
 		return p.updateBuffers(w, s, list)
 	})
 }
@@ -43,7 +39,7 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 	}
 	key := w.updateKey(s, list)
 	key.reduce = true
-	return lists.Kept(p.updates, key, func() int64 { return p.reduceBuffers(w, list) })
+	return once(p.updates, key, func() int64 { return p.reduceBuffers(w, list) })
 }
 
 // promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it

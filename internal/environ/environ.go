@@ -15,6 +15,9 @@ import (
 // Allow is the variable that lists refused variables which the user wants all the same.
 const Allow = "DEEPWELL_ALLOW_ENV"
 
+// DumpFlags is how the names of XLA's flags begin that write files as it compiles.
+const DumpFlags = "xla_dump"
+
 // A role is what is done about a variable that is set.
 type role int
 
@@ -66,6 +69,7 @@ var table = []struct {
 // A Set is what of an environment may change numbers.
 type Set struct {
 	variables []variable // by name
+	dumps     bool       // one asks XLA to write what it compiles into files
 }
 
 type variable struct {
@@ -96,10 +100,12 @@ func Read(environ []string) (*Set, error) {
 					Try("unset %s; or export %s=%s to have it in the checkpoints and in the key of compiled"+
 						" programs", name, Allow, name)
 			}
+			var flags string
 			var err error
-			if value, err = contents(name, value); err != nil {
+			if value, flags, err = contents(name, value); err != nil {
 				return nil, err
 			}
+			s.dumps = s.dumps || strings.Contains(flags, DumpFlags)
 		}
 		s.variables = append(s.variables, variable{name, value, what})
 	}
@@ -117,20 +123,20 @@ func judge(name string) (role, string) {
 	return ignore, ""
 }
 
-// contents adds the digest of a file of flags to its name: XLA takes a value that does not begin
-// with a dash for the name of a file.
-func contents(name, value string) (string, error) {
+// contents gives the flags of a variable. It adds the digest of a file of flags to its name: XLA
+// takes a value that does not begin with a dash for the name of a file.
+func contents(name, value string) (recorded, flags string, err error) {
 	path := strings.TrimSpace(value)
 	if strings.HasPrefix(path, "-") {
-		return value, nil
+		return value, value, nil
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", diag.New(diag.EnvRefused, "the variable %s names a file that cannot be read", name).
+		return "", "", diag.New(diag.EnvRefused, "the variable %s names a file that cannot be read", name).
 			At("%s", path).Wrap(err).Try("unset %s", name)
 	}
 	sum := sha256.Sum256(text)
-	return path + " sha256:" + hex.EncodeToString(sum[:]), nil
+	return path + " sha256:" + hex.EncodeToString(sum[:]), string(text), nil
 }
 
 // Key is a part of the key of a compiled program; it is empty if no variable counts.
@@ -143,6 +149,9 @@ func (s *Set) Key() []byte {
 	}
 	return b
 }
+
+// Dumps tells whether the flags of an allowed variable make XLA write files as it compiles.
+func (s *Set) Dumps() bool { return s.dumps }
 
 // Recorded are the variables that a checkpoint is to know.
 func (s *Set) Recorded() map[string]string {

@@ -76,6 +76,10 @@ func TestAllowedVariablesAreKeyed(t *testing.T) {
 	if bytes.Equal(write("--a=1").Key(), write("--a=2").Key()) {
 		t.Error("a file of flags changes, and the key does not")
 	}
+	if one.Dumps() || !read("XLA_FLAGS=--a=1 --xla_dump_to=d").Dumps() || write("--a=1").Dumps() ||
+		!write("--xla_dump_hlo_as_text").Dumps() {
+		t.Error("flags by which XLA writes files are not known by their name")
+	}
 	if _, err := Read([]string{"XLA_FLAGS=/nowhere/flags", Allow + "=XLA_FLAGS"}); err == nil {
 		t.Error("a file of flags that is not there is taken")
 	}

@@ -1,5 +1,5 @@
-// Package lists turns a list into another, or into a sum, and keeps what was made for a key: what
-// packages slices and maps of the standard library leave to loops.
+// Package lists turns a list into another, or into a sum: what package slices of the standard
+// library leaves to loops.
 package lists
 
 // Map gives what f makes of each element.
@@ -42,16 +42,6 @@ func Find[E any](list []E, f func(E) bool) (found E) {
 	return found
 }
 
-// Kept gives what a map has for a key, and makes it first if it is not there.
-func Kept[K comparable, V any](in map[K]V, key K, create func() V) V {
-	v, ok := in[key]
-	if !ok {
-		v = create()
-		in[key] = v
-	}
-	return v
-}
-
 // Product multiplies what f makes of each element.
 func Product[E any, N int | int64 | float64](list []E, f func(E) N) N {
 	product := N(1)
@@ -63,9 +53,10 @@ func Product[E any, N int | int64 | float64](list []E, f func(E) N) N {
 
 // Most is the place of the first element of which f makes the largest number; 0 of an empty list.
 func Most[E any, N int | int64 | float64](list []E, f func(E) N) (at int) {
-	for i := range list {
-		if f(list[i]) > f(list[at]) {
-			at = i
+	var most N
+	for i, v := range list {
+		if n := f(v); i == 0 || n > most {
+			at, most = i, n
 		}
 	}
 	return at

@@ -29,16 +29,14 @@ func TestLists(t *testing.T) {
 		t.Errorf("Find gives %d", got)
 	}
 	same := func(n int) int { return n }
-	kept := map[string]int{"a": 1}
-	for range 2 {
-		a := lists.Kept(kept, "a", func() int { return 2 })
-		if b := lists.Kept(kept, "b", func() int { return 3 - len(kept) }); a != 1 || b != 2 {
-			t.Errorf("Kept gives %d and %d", a, b)
-		}
-	}
 	if p, at, most := lists.Product([]int{2, 3}, same), lists.Most([]int{1, 5, 2, 5}, same),
 		lists.Max([]int{1, 5, 2}, 3, same); p != 6 || at != 1 || most != 5 {
 		t.Errorf("Product, Most and Max give %d, %d and %d", p, at, most)
+	}
+	calls := 0
+	if at := lists.Most([]int{-2, -1}, func(n int) int { calls++; return n }); at != 1 || calls != 2 ||
+		lists.Most(nil, same) != 0 {
+		t.Errorf("Most gives %d after %d calls", at, calls)
 	}
 	if got := lists.Sum([]int{1, 2, 4}, func(n int) int64 { return int64(n) }); got != 7 {
 		t.Errorf("Sum gives %d", got)
