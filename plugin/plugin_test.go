@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -90,6 +91,7 @@ type fixture struct {
 	dir    string // engines
 	wheels string // holds the wheel
 	table  *catalogue
+	ahead  time.Duration // of the clock that the table reads
 }
 
 // build makes a fixture around the bytes of a wheel, pinned as they are.
@@ -112,10 +114,11 @@ func build(home string, data []byte) *fixture {
 	}
 	more := alpha
 	more.name, more.covers = "alpha-run", "alpha"
-	return &fixture{home: home, dir: filepath.Join(home, "data", "engines"),
-		wheels: filepath.Join(home, "wheels"),
-		table: &catalogue{engines: []engine{alpha, more}, host: "test/host",
-			driver: func() bool { return false }}}
+	x := &fixture{home: home, dir: filepath.Join(home, "data", "engines"),
+		wheels: filepath.Join(home, "wheels")}
+	x.table = &catalogue{engines: []engine{alpha, more}, host: "test/host",
+		driver: func() bool { return false }, now: func() time.Time { return time.Now().Add(x.ahead) }}
+	return x
 }
 
 func newFixture(t *testing.T, data []byte) *fixture {

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
@@ -52,6 +53,7 @@ type catalogue struct {
 	engines []engine
 	host    string
 	driver  func() bool // whether this host has a real NVIDIA driver
+	now     func() time.Time
 }
 
 func builtin() *catalogue {
@@ -59,6 +61,7 @@ func builtin() *catalogue {
 		engines: engines(),
 		host:    runtime.GOOS + "/" + runtime.GOARCH,
 		driver:  hostHasDriver,
+		now:     time.Now,
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -108,7 +107,7 @@ func (c *catalogue) verify(ctx context.Context, folder string, e *engine, all bo
 		return nil, untrusted("%s", err)
 	}
 	kept := recordPath(filepath.Dir(folder), e.name)
-	known, began := record{}, time.Now()
+	known, began := record{}, c.now()
 	if !all {
 		known = readRecord(kept, e.trees[c.host])
 	}

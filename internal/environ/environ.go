@@ -132,8 +132,8 @@ func contents(name, value string) (recorded, flags string, err error) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", "", diag.New(diag.EnvRefused, "the variable %s names a file that cannot be read", name).
-			At("%s", path).Wrap(err).Try("unset %s", name)
+		return "", "", diag.New(diag.EnvRefused, "the variable %s names a file that cannot be read",
+			name).At("%s", path).Wrap(err).Try("unset %s", name)
 	}
 	sum := sha256.Sum256(text)
 	return path + " sha256:" + hex.EncodeToString(sum[:]), string(text), nil
