@@ -3,7 +3,6 @@ package deepwell
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"go/ast"
 	"go/doc"
 	"go/parser"
@@ -16,17 +15,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/recipe"
 )
-
-var update = flag.Bool("update", false, "rewrite the committed lists")
 
 const module = "github.com/deepwell/deepwell"
 
 // layers is the house: a package imports only from rows above its own, or packages of its own row
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
-	{"internal/lists", "diag", "dtype", "dtype/block", "schedule"},
+	{"internal/lists", "internal/golden", "diag", "dtype", "dtype/block", "schedule"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/folder",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
@@ -243,18 +241,7 @@ func TestDependenciesAreListed(t *testing.T) {
 		slices.Sort(foreign)
 		got := strings.Join(foreign, "\n") + "\n"
 		path := filepath.Join(filepath.FromSlash(binary), "deps.txt")
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got != string(want) {
-			t.Errorf("%s links other packages than %s says; run go test . -run Dependencies -update", binary, path)
-		}
+		golden.Compare(t, path, []byte(got)) // go test . -run Dependencies -update
 	}
 }
 

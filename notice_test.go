@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/deepwell/deepwell/internal/golden"
 )
 
 // licensed are the modules that a binary links, by path, with the folder that their license is in.
@@ -95,16 +97,5 @@ func TestNoticeListsLinkedModules(t *testing.T) {
 				strings.Trim(strings.Join(lines, "\n"), "\n"))
 		}
 	}
-	if *update {
-		if err := os.WriteFile("NOTICE", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile("NOTICE")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(have) != b.String() {
-		t.Error("NOTICE does not list what is linked; run go test . -run Notice -update")
-	}
+	golden.Compare(t, "NOTICE", []byte(b.String())) // go test . -run Notice -update
 }

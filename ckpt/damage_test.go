@@ -3,7 +3,6 @@ package ckpt
 import (
 	"bytes"
 	"crypto/sha256"
-	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,14 +14,13 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write testdata/v1 again; only a new version may need it")
 
 // testdata/v1 was written by the first form of this package and must be readable for ever.
 func TestVersionOneOpens(t *testing.T) {
 	dir := filepath.Join("testdata", "v1")
-	if *update {
+	if golden.Update() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,10 +21,9 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/tokenizer"
 )
-
-var update = flag.Bool("update", false, "write testdata/tokenizer.json")
 
 func pack(t testing.TB, text string) (gz, zst string) {
 	t.Helper()
@@ -183,7 +181,7 @@ func TestChatsShowWhatIsLearned(t *testing.T) {
 // Chats give the ids and the mask that transformers gives for the same template.
 func TestChatsAreThoseOfTheLibrary(t *testing.T) {
 	path := filepath.Join("testdata", "tokenizer.json")
-	if *update {
+	if golden.Update() {
 		text := strings.Repeat("the quick brown fox jumps over the lazy dog. user assistant system first second\n\n", 9)
 		file, err := tokenizer.Train(slices.Values([]string{text}), 320, special...)
 		if err != nil {

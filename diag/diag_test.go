@@ -3,7 +3,6 @@ package diag
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,24 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/deepwell/deepwell/internal/golden"
 )
 
-var update = flag.Bool("update", false, "rewrite docs/errors.md")
-
 func TestCatalogueIsWritten(t *testing.T) {
-	path := filepath.Join("..", "docs", "errors.md")
-	if *update {
-		if err := os.WriteFile(path, []byte(Catalogue()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != Catalogue() {
-		t.Error("docs/errors.md is stale; run go test ./diag -update")
-	}
+	golden.Compare(t, filepath.Join("..", "docs", "errors.md"), []byte(Catalogue()))
 }
 
 func TestCodesAreUniqueAndExplained(t *testing.T) {

@@ -13,11 +13,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
-
-var update = flag.Bool("update", false, "rewrite the committed files")
 
 var pages = flag.String("pages", "", "a folder to write the pages of the tests to, to be looked at")
 
@@ -99,20 +98,7 @@ func TestDrawings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, path := line.SVG(), filepath.Join("testdata", name+"-4x8.svg")
-		if *update {
-			err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got, 0o644))
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s is drawn in another way than %s; run go test ./dryrun -update", name, path)
-		}
+		golden.Compare(t, filepath.Join("testdata", name+"-4x8.svg"), line.SVG())
 	}
 }
 

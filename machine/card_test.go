@@ -2,9 +2,7 @@ package machine
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -13,27 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares got with a file of testdata, or writes it.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; run go test ./machine -update\ngot:\n%s", file, got)
-	}
-}
 
 func TestCatalogueIsConsistent(t *testing.T) {
 	seen := map[string]string{}
@@ -237,7 +216,8 @@ func TestConfigText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, name+".txtpb", newCluster(card, 8).Target().ConfigText("9.24.1.1"))
+		golden.Compare(t, filepath.Join("testdata", name+".txtpb"),
+			[]byte(newCluster(card, 8).Target().ConfigText("9.24.1.1")))
 	}
 	lines := regexp.MustCompile(
 		`^( *)([a-z0-9_]+ \{|\}|[a-z0-9_]+: ("[^"\\]*"|[-0-9.e+]+|true|[A-Z_]+))$`)

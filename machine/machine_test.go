@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/internal/nvml"
 )
 
@@ -77,8 +78,8 @@ func TestGoldens(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, tt.name+".json", string(data))
-			golden(t, tt.name+".txt", m.String())
+			golden.Compare(t, filepath.Join("testdata", tt.name+".json"), data)
+			golden.Compare(t, filepath.Join("testdata", tt.name+".txt"), []byte(m.String()))
 			again, err := Parse(data)
 			if err != nil {
 				t.Fatal(err)

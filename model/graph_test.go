@@ -1,10 +1,8 @@
 package model_test
 
 import (
-	"flag"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,29 +10,11 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares text with a committed file.
-func golden(t *testing.T, path string, got []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != string(want) {
-		t.Errorf("%s differs; run go test -update and look at the difference. Got:\n%s", path, got)
-	}
-}
 
 // The graphs of a plain model and of the one with most in it are committed, to be read.
 func TestGraphText(t *testing.T) {
@@ -44,7 +24,7 @@ func TestGraphText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, filepath.Join("testdata", name, "graph.txt"), []byte(g.String()))
+		golden.Compare(t, filepath.Join("testdata", name, "graph.txt"), []byte(g.String()))
 		back, err := ir.Parse(g.String())
 		if err != nil || back.String() != g.String() {
 			t.Errorf("the graph of %s does not come back: %v", name, err)

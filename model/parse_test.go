@@ -12,6 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/model"
 	"github.com/google/go-cmp/cmp"
 )
@@ -216,7 +217,7 @@ func TestWrittenFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, filepath.Join(dir, "written.json"), text)
+		golden.Compare(t, filepath.Join(dir, "written.json"), text)
 	}
 }
 

@@ -2,7 +2,6 @@ package overlap
 
 import (
 	"encoding/json"
-	"flag"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,11 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/machine"
 )
-
-var update = flag.Bool("update", false, "write the goldens")
 
 // even are rates that make the arithmetic of the tests plain: a product of two squares takes 4 s, the
 // ring of a gather among 8 takes 7 s over NVLink and ten times that over the network, and memory
@@ -342,19 +340,7 @@ func TestCompiledPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			path := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(path, []byte(r.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), r.String()); diff != "" {
-				t.Error(diff)
-			}
+			golden.Compare(t, filepath.Join("testdata", name+".golden"), []byte(r.String()))
 			text, err := r.JSON()
 			if err != nil {
 				t.Fatal(err)

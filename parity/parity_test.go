@@ -13,13 +13,11 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/internal/stat"
 )
 
-var (
-	update = flag.Bool("update", false, "rewrite the golden files")
-	pages  = flag.String("pages", "", "a folder to write the page of the test to, to be looked at")
-)
+var pages = flag.String("pages", "", "a folder to write the page of the test to, to be looked at")
 
 // A limit moves with its numbers and grows with their spread.
 func TestLimits(t *testing.T) {
@@ -104,22 +102,7 @@ func sample() *Result {
 func TestTable(t *testing.T) {
 	var b bytes.Buffer
 	sample().Write(&b)
-	path := filepath.Join("testdata", "table.txt")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, b.Bytes(), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b.String() != string(want) {
-		t.Errorf("the table is\n%s, want\n%s", &b, want)
-	}
+	golden.Compare(t, filepath.Join("testdata", "table.txt"), b.Bytes())
 }
 
 func TestReport(t *testing.T) {

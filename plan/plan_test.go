@@ -2,7 +2,6 @@ package plan_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,12 +12,11 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // A plan prints as it was written, and a printed plan reads back as itself.
 func TestGolden(t *testing.T) {
@@ -37,7 +35,7 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if *update && filepath.Dir(path) == "testdata" {
+		if golden.Update() && filepath.Dir(path) == "testdata" {
 			if err := os.WriteFile(path, []byte(p.String()), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -2,7 +2,6 @@ package precision_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"math"
@@ -15,11 +14,10 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func preset(t testing.TB, name string) *model.Config {
 	t.Helper()
@@ -57,18 +55,7 @@ func TestGolden(t *testing.T) {
 	} {
 		p := policy(t, row.c, row.word)
 		path := filepath.Join("testdata", row.file)
-		if *update {
-			if err := os.WriteFile(path, []byte(p.String()), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if p.String() != string(want) {
-			t.Errorf("%s is now\n%s", path, p)
-		}
+		want := golden.Compare(t, path, []byte(p.String()))
 		q, err := precision.Parse(want, path)
 		if err != nil || q.String() != p.String() || q.Check(row.c) != nil {
 			t.Errorf("%s reads back as %v: %v, %v", path, q, err, q.Check(row.c))

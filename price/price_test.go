@@ -1,19 +1,16 @@
 package price
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/machine"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func cluster(t testing.TB, text string) machine.Cluster {
 	t.Helper()
@@ -266,22 +263,7 @@ func TestGolden(t *testing.T) {
 		fmt.Fprintf(&b, "  stream 1 GiB %s  offload 1 GiB %s  quantize 64 Mi %s\n", us(p.Stream(1<<30)),
 			us(p.Offload(1<<30)), us(p.Quantize(MXFP8, 1<<26, 2)))
 	}
-	file := filepath.Join("testdata", "prices.txt")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b.String() != string(want) {
-		t.Errorf("%s differs; run go test ./price -update\n%s", file, b.String())
-	}
+	golden.Compare(t, filepath.Join("testdata", "prices.txt"), []byte(b.String()))
 }
 
 func ExamplePrices_Collective() {

@@ -2,9 +2,7 @@ package program
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -13,9 +11,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata")
 
 func f32(dims ...int64) dtype.Shape { return dtype.Shape{Type: dtype.F32, Dims: dims} }
 
@@ -41,18 +38,7 @@ func TestFileRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	const path = "testdata/v1.program"
-	if *update {
-		if err := os.WriteFile(path, b, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	old, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(old), string(b)); diff != "" {
-		t.Errorf("the file of version 1 is written differently now:\n%s", diff)
-	}
+	old := golden.Compare(t, path, b)
 	got, err := Parse(old)
 	if err != nil {
 		t.Fatal(err)

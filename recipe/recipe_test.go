@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,10 +13,9 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/ir"
 )
-
-var update = flag.Bool("update", false, "rewrite the committed files")
 
 // maxKeys is the limit of the design: a recipe is read by people.
 const maxKeys = 28
@@ -386,18 +384,7 @@ func TestPagesAreWritten(t *testing.T) {
 		filepath.Join("..", "docs", "run.toml.md"): Reference(),
 		filepath.Join("testdata", "example.toml"):  Example(),
 	} {
-		if *update {
-			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if string(got) != text {
-			t.Errorf("%s is stale; run go test ./recipe -update", path)
-		}
+		golden.Compare(t, path, []byte(text))
 	}
 }
 

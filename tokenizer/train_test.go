@@ -3,7 +3,6 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"maps"
 	"os"
 	"slices"
@@ -13,9 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/trained.json")
 
 // trainTexts are the texts that make.py gives to the library's trainer.
 func trainTexts(t *testing.T) []string {
@@ -33,19 +31,7 @@ func TestTrainWritesTheGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const path = "testdata/trained.json"
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Error("the trained tokenizer is not the golden one; if that is right, run go test -update, then make.py")
-	}
+	golden.Compare(t, "testdata/trained.json", got) // after -update run make.py
 }
 
 func TestTrainLearnsWhatTheLibraryLearns(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/tools/txtar"
+
+	"github.com/deepwell/deepwell/internal/golden"
 )
 
 // What docs/planning.md shows is what the commands print, but for the seconds that a search takes
@@ -56,12 +58,12 @@ func TestPlanningShowsWhatCommandsPrint(t *testing.T) {
 		if taken.ReplaceAllString(got, "") == taken.ReplaceAllString(string(m[2]), "") {
 			return b
 		}
-		if !*update {
+		if !golden.Update() {
 			t.Errorf("deepwell %s prints\n%s\nnot\n%s", m[1], got, m[2])
 		}
 		return []byte("```\n$ deepwell " + string(m[1]) + "\n" + got + "```")
 	})
-	if *update {
+	if golden.Update() {
 		if err := os.WriteFile(path, shown, 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,6 @@
 package hlo
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,9 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "write the goldens")
 
 func fixture(t testing.TB, name string) *Module {
 	t.Helper()
@@ -85,19 +83,7 @@ func TestFixturesMatchGoldens(t *testing.T) {
 	for _, name := range fixtureNames(t) {
 		t.Run(name, func(t *testing.T) {
 			got := summary(fixture(t, name))
-			path := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("go test -update if this is meant (-want +got):\n%s", diff)
-			}
+			golden.Compare(t, filepath.Join("testdata", name+".golden"), []byte(got))
 		})
 	}
 }

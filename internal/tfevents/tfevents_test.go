@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"flag"
 	"math"
 	"os"
 	"path/filepath"
@@ -16,9 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the files in testdata; then run testdata/read.py")
 
 // clock ticks one second and a bit at every look.
 func clock() event.Clock {
@@ -88,7 +86,7 @@ func want() map[string][][2]float64 {
 func TestTensorBoardReadsIt(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir)
-	if *update {
+	if golden.Update() {
 		old, _ := filepath.Glob("testdata/run/*")
 		for _, path := range old {
 			os.Remove(path)

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,9 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/steps.json")
 
 func clock() func() time.Time {
 	at := time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
@@ -51,19 +48,7 @@ func TestGolden(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join("testdata", "steps.json")
-	if *update {
-		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(b.Bytes(), want) {
-		t.Errorf("another trace than %s; go test ./internal/trace -update", path)
-	}
+	golden.Compare(t, filepath.Join("testdata", "steps.json"), b.Bytes())
 	check(t, b.Bytes())
 }
 
