@@ -1,15 +1,13 @@
 package event
 
 import (
-	"encoding/json"
 	"fmt"
+	"reflect"
 	"time"
 )
 
 // An Event is one fact. Its exported fields are its JSON form.
 type Event interface {
-	// Kind names the type in JSON, for good.
-	Kind() string
 	// Line tells the fact in one line for people; "" keeps it out of plain output.
 	Line() string
 }
@@ -84,55 +82,35 @@ type Unknown struct {
 	Raw  []byte `json:"-"`
 }
 
-// kinds reads back every kind: a new kind is a type above and a row here.
-var kinds = map[string]func([]byte) (Event, error){
-	"phase":     as[Phase],
-	"progress":  as[Progress],
-	"note":      as[Note],
-	"warning":   as[Warning],
-	"installed": as[Installed],
-	"compiled":  as[Compiled],
-	"checked":   as[Checked],
-	"step":      as[Step],
-	"eval":      as[Eval],
-	"rejected":  as[Rejected],
-	"precision": as[Precision],
-	"saved":     as[Saved],
-	"resumed":   as[Resumed],
-	"profiled":  as[Profiled],
-	"weights":   as[Weights],
-	"stalled":   as[Stalled],
+// kinds names every type in JSON, for good: a new kind is a type above and a row here.
+var kinds = map[string]reflect.Type{
+	"phase":     reflect.TypeFor[Phase](),
+	"progress":  reflect.TypeFor[Progress](),
+	"note":      reflect.TypeFor[Note](),
+	"warning":   reflect.TypeFor[Warning](),
+	"installed": reflect.TypeFor[Installed](),
+	"compiled":  reflect.TypeFor[Compiled](),
+	"checked":   reflect.TypeFor[Checked](),
+	"step":      reflect.TypeFor[Step](),
+	"eval":      reflect.TypeFor[Eval](),
+	"rejected":  reflect.TypeFor[Rejected](),
+	"precision": reflect.TypeFor[Precision](),
+	"saved":     reflect.TypeFor[Saved](),
+	"resumed":   reflect.TypeFor[Resumed](),
+	"profiled":  reflect.TypeFor[Profiled](),
+	"weights":   reflect.TypeFor[Weights](),
+	"stalled":   reflect.TypeFor[Stalled](),
 }
 
-func as[E Event](line []byte) (Event, error) {
-	var e E
-	err := json.Unmarshal(line, &e)
-	return e, err
+// kindOf is the name of an event's type.
+func kindOf(e Event) string {
+	for name, t := range kinds {
+		if t == reflect.TypeOf(e) {
+			return name
+		}
+	}
+	return ""
 }
-
-// Kind implements Event.
-func (Phase) Kind() string { return "phase" }
-
-// Kind implements Event.
-func (Progress) Kind() string { return "progress" }
-
-// Kind implements Event.
-func (Note) Kind() string { return "note" }
-
-// Kind implements Event.
-func (Warning) Kind() string { return "warning" }
-
-// Kind implements Event.
-func (Installed) Kind() string { return "installed" }
-
-// Kind implements Event.
-func (Compiled) Kind() string { return "compiled" }
-
-// Kind implements Event.
-func (Checked) Kind() string { return "checked" }
-
-// Kind implements Event.
-func (u Unknown) Kind() string { return u.Name }
 
 // Line implements Event.
 func (p Phase) Line() string { return p.Verb + ": " + p.Name }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -121,7 +122,7 @@ func encode(e Event, at time.Time) (string, error) {
 	if u, ok := e.(Unknown); ok {
 		return string(u.Raw), nil
 	}
-	head, err := json.Marshal(header{version, at.UTC(), e.Kind()})
+	head, err := json.Marshal(header{version, at.UTC(), kindOf(e)})
 	if err != nil {
 		return "", err
 	}
@@ -177,12 +178,13 @@ func decode(line []byte) (Record, error) {
 	if h.Version > version {
 		return Record{}, fmt.Errorf("version %d is newer than %d", h.Version, version)
 	}
-	read, known := kinds[h.Kind]
+	t, known := kinds[h.Kind]
 	if !known {
 		return Record{h.Time, Unknown{h.Kind, bytes.TrimSpace(line)}}, nil
 	}
-	e, err := read(line)
-	return Record{h.Time, e}, err
+	v := reflect.New(t)
+	err := json.Unmarshal(line, v.Interface())
+	return Record{h.Time, v.Elem().Interface().(Event)}, err
 }
 
 // A Live sink keeps the newest progress or step on the last line of a terminal and prints every

@@ -16,9 +16,6 @@ type Stalled struct {
 	Dump    string  `json:"dump,omitempty"`
 }
 
-// Kind implements Event.
-func (Stalled) Kind() string { return "stalled" }
-
 // Line implements Event.
 func (s Stalled) Line() string {
 	return fmt.Sprintf("step %s  stalled: %s takes longer than %.3g s, waiting for %s",

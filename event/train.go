@@ -15,8 +15,6 @@ import (
 type Step struct {
 	Step            int     `json:"step"` // counted from 1: how many steps have been taken
 	Steps           int     `json:"steps"`
-	Loss            float64 `json:"loss"`
-	GradNorm        float64 `json:"grad_norm"`
 	Rate            float64 `json:"rate"`
 	Tokens          int64   `json:"tokens"` // of the whole run so far
 	TokensPerSecond float64 `json:"tokens_per_second"`
@@ -24,23 +22,25 @@ type Step struct {
 	MemoryBytes     int64   `json:"memory_bytes,omitempty"`
 	MFU             float64 `json:"mfu,omitempty"` // share of the machine's peak, from 0 to 1
 	ETASeconds      float64 `json:"eta_seconds,omitempty"`
+	Loss            Figure  `json:"loss"`
+	GradNorm        Figure  `json:"grad_norm"`
 }
 
 // Eval says what the loss is on text that is not trained on.
 type Eval struct {
-	Step   int     `json:"step"`
-	Loss   float64 `json:"loss"`
-	Tokens int64   `json:"tokens"` // that the loss is the mean of
+	Step   int    `json:"step"`
+	Tokens int64  `json:"tokens"` // that the loss is the mean of
+	Loss   Figure `json:"loss"`
 }
 
 // Rejected says that a guard refused a step: the state is what it was before. Replay is the file
 // that holds what is needed to take the step again and look at it.
 type Rejected struct {
-	Step     int     `json:"step"`
-	Loss     float64 `json:"loss"`
-	GradNorm float64 `json:"grad_norm"`
-	Why      string  `json:"why"`
-	Replay   string  `json:"replay,omitempty"`
+	Step     int    `json:"step"`
+	Why      string `json:"why"`
+	Replay   string `json:"replay,omitempty"`
+	Loss     Figure `json:"loss"`
+	GradNorm Figure `json:"grad_norm"`
 }
 
 // Precision says that a product of a layer is computed in another format from now on, or that
@@ -101,29 +101,8 @@ type Profiled struct {
 	Path string `json:"path"`
 }
 
-// Kind implements Event.
-func (Step) Kind() string { return "step" }
-
-// Kind implements Event.
-func (Eval) Kind() string { return "eval" }
-
-// Kind implements Event.
-func (Rejected) Kind() string { return "rejected" }
-
-// Kind implements Event.
-func (Precision) Kind() string { return "precision" }
-
 // Line implements Event.
 func (p Precision) Line() string { return p.Text }
-
-// Kind implements Event.
-func (Saved) Kind() string { return "saved" }
-
-// Kind implements Event.
-func (Resumed) Kind() string { return "resumed" }
-
-// Kind implements Event.
-func (Weights) Kind() string { return "weights" }
 
 // Line implements Event.
 func (w Weights) Line() string {
@@ -136,9 +115,6 @@ func (w Weights) Line() string {
 	}
 	return fmt.Sprintf("weights: random, seed %d", w.Seed)
 }
-
-// Kind implements Event.
-func (Profiled) Kind() string { return "profiled" }
 
 // Line implements Event.
 func (s Step) Line() string { return s.text(nil, math.MaxInt) }
@@ -220,12 +196,12 @@ func joined(parts []string) string {
 }
 
 // loss writes a loss in six columns, enough for the logarithm of any vocabulary.
-func loss(f float64) string { return fmt.Sprintf("%6.3f", f) }
+func loss(f Figure) string { return fmt.Sprintf("%6.3f", f) }
 
 // significant writes a norm in five columns: 0.041, 0.410, 41.2, 4120.
-func significant(f float64) string {
-	switch a := math.Abs(f); {
-	case math.IsNaN(f) || math.IsInf(f, 0):
+func significant(f Figure) string {
+	switch a := math.Abs(float64(f)); {
+	case math.IsNaN(a) || math.IsInf(a, 0):
 		return fmt.Sprintf("%5.0f", f)
 	case a >= 1e5 || a < 5e-4 && a > 0:
 		return fmt.Sprintf("%5.0e", f)
@@ -266,86 +242,24 @@ func remaining(seconds float64) string {
 	return fmt.Sprintf("%ds", s)
 }
 
-// A figure is a number that JSON may not be able to write: a loss that is not finite is exactly
+// A Figure is a number that JSON may not be able to write: a loss that is not finite is exactly
 // what a reader looks for, and becomes "NaN", "+Inf" or "-Inf".
-type figure float64
+type Figure float64
 
-func (f figure) MarshalJSON() ([]byte, error) {
+// MarshalJSON implements json.Marshaler.
+func (f Figure) MarshalJSON() ([]byte, error) {
 	if v := float64(f); math.IsNaN(v) || math.IsInf(v, 0) {
 		return strconv.AppendQuote(nil, strconv.FormatFloat(v, 'g', -1, 64)), nil
 	}
 	return json.Marshal(float64(f))
 }
 
-func (f *figure) UnmarshalJSON(b []byte) error {
+// UnmarshalJSON implements json.Unmarshaler.
+func (f *Figure) UnmarshalJSON(b []byte) error {
 	v, err := strconv.ParseFloat(strings.Trim(string(b), `"`), 64)
 	if string(b) != "null" {
-		*f = figure(v)
+		*f = Figure(v)
 		return err
 	}
 	return nil
-}
-
-// The shadows have the figures of a kind in place of its numbers.
-type (
-	plainStep     Step
-	plainEval     Eval
-	plainRejected Rejected
-
-	shadowStep struct {
-		plainStep
-		Loss     figure `json:"loss"`
-		GradNorm figure `json:"grad_norm"`
-	}
-	shadowEval struct {
-		plainEval
-		Loss figure `json:"loss"`
-	}
-	shadowRejected struct {
-		plainRejected
-		Loss     figure `json:"loss"`
-		GradNorm figure `json:"grad_norm"`
-	}
-)
-
-// MarshalJSON writes figures that are not finite, too.
-func (s Step) MarshalJSON() ([]byte, error) {
-	return json.Marshal(shadowStep{plainStep(s), figure(s.Loss), figure(s.GradNorm)})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (s *Step) UnmarshalJSON(b []byte) error {
-	var w shadowStep
-	err := json.Unmarshal(b, &w)
-	*s = Step(w.plainStep)
-	s.Loss, s.GradNorm = float64(w.Loss), float64(w.GradNorm)
-	return err
-}
-
-// MarshalJSON writes figures that are not finite, too.
-func (e Eval) MarshalJSON() ([]byte, error) {
-	return json.Marshal(shadowEval{plainEval(e), figure(e.Loss)})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (e *Eval) UnmarshalJSON(b []byte) error {
-	var w shadowEval
-	err := json.Unmarshal(b, &w)
-	*e = Eval(w.plainEval)
-	e.Loss = float64(w.Loss)
-	return err
-}
-
-// MarshalJSON writes figures that are not finite, too.
-func (r Rejected) MarshalJSON() ([]byte, error) {
-	return json.Marshal(shadowRejected{plainRejected(r), figure(r.Loss), figure(r.GradNorm)})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (r *Rejected) UnmarshalJSON(b []byte) error {
-	var w shadowRejected
-	err := json.Unmarshal(b, &w)
-	*r = Rejected(w.plainRejected)
-	r.Loss, r.GradNorm = float64(w.Loss), float64(w.GradNorm)
-	return err
 }

@@ -24,8 +24,8 @@ func TestLines(t *testing.T) {
 	}{
 		{samples[7], "step  1,240/50,000  loss  2.317  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h"},
 		{Step{Step: 3, Steps: 10, Loss: 10.8, GradNorm: 12.34}, "step  3/10  loss 10.800  |g|  12.3"},
-		{Eval{1200, 2.341, 65536}, "step 1,200  eval 2.341 on 65,536 tokens"},
-		{Rejected{7, math.NaN(), 4e9, "the loss is not finite", ""}, "step 7  rejected: the loss is not finite  loss NaN  |g| 4e+09"},
+		{Eval{1200, 65536, 2.341}, "step 1,200  eval 2.341 on 65,536 tokens"},
+		{Rejected{7, "the loss is not finite", "", Figure(math.NaN()), 4e9}, "step 7  rejected: the loss is not finite  loss NaN  |g| 4e+09"},
 		{Saved{1000, "run/step-1000", 3 << 30, 12.34}, "step 1,000  saved run/step-1000  3.0 GiB in 12.3 s"},
 		{Resumed{1000, "run/step-1000"}, "step 1,000  resumed from run/step-1000"},
 		{Weights{From: FromFiles, Path: "./shard", Tensors: 1026, DType: "bf16"}, "weights: ./shard, 1,026 tensors bf16"},
@@ -45,10 +45,10 @@ func TestStepDoesNotJump(t *testing.T) {
 		any := func(name string, low, high float64) float64 {
 			return math.Pow(10, rapid.Float64Range(low, high).Draw(t, name))
 		}
-		s := Step{Step: rapid.IntRange(0, 50000).Draw(t, "step"), Steps: 50000, Loss: any("loss", -2, 1.9),
-			GradNorm: any("norm", -9, 12), TokensPerSecond: any("speed", 0, 5.9), MFU: any("mfu", -2, -0.01),
+		s := Step{Step: rapid.IntRange(0, 50000).Draw(t, "step"), Steps: 50000, Loss: Figure(any("loss", -2, 1.9)),
+			GradNorm: Figure(any("norm", -9, 12)), TokensPerSecond: any("speed", 0, 5.9), MFU: any("mfu", -2, -0.01),
 			MemoryBytes: int64(any("memory", 0, 14)), ETASeconds: any("eta", 0, 12)}
-		got, _, _ := strings.Cut(s.text(&Eval{Loss: any("eval", -2, 1.9)}, math.MaxInt), "  eta")
+		got, _, _ := strings.Cut(s.text(&Eval{Loss: Figure(any("eval", -2, 1.9))}, math.MaxInt), "  eta")
 		want, _, _ := strings.Cut(samples[7].(Step).text(&Eval{Loss: 2}, math.MaxInt), "  eta")
 		if len(got) != len(want) {
 			t.Fatalf("%q is not as long as %q", got, want)
@@ -83,7 +83,7 @@ func run(steps int, seconds float64) []Event {
 	for i := range steps {
 		events = append(events, Step{Step: i + 1, Steps: steps, Loss: 2, Seconds: seconds})
 		if i == steps/2 {
-			events = append(events, Eval{i + 1, 1.5, 10})
+			events = append(events, Eval{i + 1, 10, 1.5})
 		}
 	}
 	return events
@@ -131,9 +131,9 @@ func TestLiveStep(t *testing.T) {
 
 func TestFiguresThatAreNotFinite(t *testing.T) {
 	for _, e := range []Event{
-		Step{Step: 1, Loss: math.Inf(-1), GradNorm: math.NaN(), Rate: 1},
-		Eval{1, math.Inf(1), 3},
-		Rejected{1, math.NaN(), math.Inf(1), "why", ""},
+		Step{Step: 1, Loss: Figure(math.Inf(-1)), GradNorm: Figure(math.NaN()), Rate: 1},
+		Eval{1, 3, Figure(math.Inf(1))},
+		Rejected{1, "why", "", Figure(math.NaN()), Figure(math.Inf(1))},
 		Step{Step: 2, Loss: 1e-300, GradNorm: 0.1},
 	} {
 		line, err := encode(e, fixed())
@@ -144,7 +144,8 @@ func TestFiguresThatAreNotFinite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(e, rec.Event, cmp.Comparer(func(a, b float64) bool {
+		if diff := cmp.Diff(e, rec.Event, cmp.Comparer(func(f, g Figure) bool {
+			a, b := float64(f), float64(g)
 			return math.Float64bits(a) == math.Float64bits(b) || math.IsNaN(a) && math.IsNaN(b)
 		})); diff != "" {
 			t.Error(diff)
@@ -272,9 +273,9 @@ func TestCurve(t *testing.T) {
 			}
 			until := rapid.IntRange(at+1, steps).Draw(t, "until")
 			for i := at; i < until; i++ {
-				sink.Emit(Step{Step: i + 1, Steps: steps, Loss: float64(i)})
+				sink.Emit(Step{Step: i + 1, Steps: steps, Loss: Figure(i)})
 				if (i+1)%4 == 0 {
-					sink.Emit(Eval{Step: i + 1, Loss: float64(i)})
+					sink.Emit(Eval{Step: i + 1, Loss: Figure(i)})
 				}
 			}
 			if at = until; at < steps {

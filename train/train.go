@@ -364,8 +364,8 @@ func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64, why s
 			return err
 		}
 	}
-	t.Events.Emit(event.Rejected{Step: t.step + 1, Loss: loss,
-		GradNorm: norm, Why: why, Replay: replay})
+	t.Events.Emit(event.Rejected{Step: t.step + 1, Loss: event.Figure(loss),
+		GradNorm: event.Figure(norm), Why: why, Replay: replay})
 	t.advance(b)
 	if t.guard.Rejected < maxRejected {
 		return nil
@@ -406,16 +406,16 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	}
 	t.last.Eval = sum / max(1, float64(labels))
 	t.owes = false
-	t.Events.Emit(event.Eval{Step: t.step, Loss: t.last.Eval, Tokens: labels})
+	t.Events.Emit(event.Eval{Step: t.step, Loss: event.Figure(t.last.Eval), Tokens: labels})
 	return false, nil
 }
 
 // tell emits what a step came to.
 func (t *Trainer) tell(loss, norm, rate float64, b *data.Batch, took time.Duration) {
 	tokens := b.Rows * b.Seq
-	e := event.Step{Step: t.step, Steps: t.Recipe.Steps, Loss: loss,
-		GradNorm: norm, Rate: rate, Tokens: int64(t.step) * int64(tokens), Seconds: took.Seconds(),
-		MemoryBytes: t.memory()}
+	e := event.Step{Step: t.step, Steps: t.Recipe.Steps, Loss: event.Figure(loss),
+		GradNorm: event.Figure(norm), Rate: rate, Tokens: int64(t.step) * int64(tokens),
+		Seconds: took.Seconds(), MemoryBytes: t.memory()}
 	if s := took.Seconds(); s > 0 {
 		e.TokensPerSecond = float64(tokens) / s
 		if t.Peak > 0 {

@@ -90,7 +90,7 @@ func (l *log) calm(t *testing.T) {
 func (l *log) losses() (list []float64) {
 	for _, e := range l.list {
 		if s, ok := e.(event.Step); ok {
-			list = append(list, s.Loss)
+			list = append(list, float64(s.Loss))
 		}
 	}
 	return list

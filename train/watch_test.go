@@ -427,7 +427,7 @@ func (l *log) byStep() map[int]float64 {
 	all := map[int]float64{}
 	for _, e := range l.list {
 		if s, ok := e.(event.Step); ok {
-			all[s.Step] = s.Loss
+			all[s.Step] = float64(s.Loss)
 		}
 	}
 	return all

@@ -121,7 +121,7 @@ func read(r *bufio.Reader) (curve []point, err error) {
 	if first[0] == '{' {
 		steps, _, err := event.Curve(r)
 		for _, s := range steps {
-			curve = append(curve, point{s.Step, s.Loss})
+			curve = append(curve, point{s.Step, float64(s.Loss)})
 		}
 		return curve, err
 	}

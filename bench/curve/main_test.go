@@ -25,7 +25,7 @@ func TestRun(t *testing.T) {
 	var b strings.Builder
 	sink := event.NewJSON(&b, func() time.Time { return time.Unix(0, 0) })
 	for i, loss := range []float64{8, 6, 4, 2} {
-		sink.Emit(event.Step{Step: i + 1, Loss: loss})
+		sink.Emit(event.Step{Step: i + 1, Loss: event.Figure(loss)})
 	}
 	ours := write(t, "events.jsonl", b.String())
 	for _, c := range []struct {

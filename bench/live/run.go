@@ -97,7 +97,7 @@ func (n *runner) Emit(e event.Event) {
 		return
 	}
 	if n.loss == 0 {
-		n.loss = s.Loss
+		n.loss = float64(s.Loss)
 	}
 	used := processor()
 	if n.used > 0 {

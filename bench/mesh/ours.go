@@ -91,7 +91,7 @@ func (t *trainer) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posi
 // Emit implements event.Sink.
 func (t *trainer) Emit(e event.Event) {
 	if s, ok := e.(event.Step); ok {
-		t.loss <- s.Loss
+		t.loss <- float64(s.Loss)
 	}
 }
 

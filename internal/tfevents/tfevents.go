@@ -65,7 +65,7 @@ func (w *Writer) Emit(e event.Event) {
 	defer w.mu.Unlock()
 	switch e := e.(type) {
 	case event.Step:
-		values := []scalar{{"train/loss", e.Loss}, {"train/grad_norm", e.GradNorm},
+		values := []scalar{{"train/loss", float64(e.Loss)}, {"train/grad_norm", float64(e.GradNorm)},
 			{"train/rate", e.Rate}, {"train/tokens_per_second", e.TokensPerSecond}}
 		if e.MFU > 0 {
 			values = append(values, scalar{"train/mfu", e.MFU})
@@ -75,7 +75,7 @@ func (w *Writer) Emit(e event.Event) {
 		}
 		w.record(e.Step, summary(values))
 	case event.Eval:
-		w.record(e.Step, summary([]scalar{{"eval/loss", e.Loss}}))
+		w.record(e.Step, summary([]scalar{{"eval/loss", float64(e.Loss)}}))
 	case event.Resumed:
 		w.begin(e.Step + 1)
 	}

@@ -40,10 +40,10 @@ func write(t *testing.T, dir string) {
 			if !resumed {
 				loss += 0.25 // so that what was taken back can be told from what counts
 			}
-			w.Emit(event.Step{Step: s, Steps: 8, Loss: loss, GradNorm: 0.5 * float64(s), Rate: 3e-4,
+			w.Emit(event.Step{Step: s, Steps: 8, Loss: event.Figure(loss), GradNorm: event.Figure(0.5 * float64(s)), Rate: 3e-4,
 				TokensPerSecond: 4010, MFU: 0.375, MemoryBytes: 3 << 29})
 			if s%2 == 0 {
-				w.Emit(event.Eval{Step: s, Loss: loss + 1, Tokens: 10})
+				w.Emit(event.Eval{Step: s, Loss: event.Figure(loss + 1), Tokens: 10})
 			}
 		}
 		w.Emit(event.Note{Text: "no curve"})
@@ -164,7 +164,7 @@ func TestErrorsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.f.Close()
-	w.Emit(event.Eval{Step: 1, Loss: math.NaN()})
+	w.Emit(event.Eval{Step: 1, Loss: event.Figure(math.NaN())})
 	if w.Close() == nil {
 		t.Error("a lost figure is not told")
 	}
