@@ -104,6 +104,9 @@ var kinds = map[string]reflect.Type{
 
 // kindOf is the name of an event's type.
 func kindOf(e Event) string {
+	if u, ok := e.(Unknown); ok {
+		return u.Name
+	}
 	for name, t := range kinds {
 		if t == reflect.TypeOf(e) {
 			return name

@@ -332,7 +332,7 @@ func plans(p *parity, pick *rand.Rand, all bool) []plantest.Row {
 	}
 	rows = slices.Concat(rows, plantest.Larger(), plantest.Recomputations(), plantest.Offloads())
 	for range *plansMore {
-		rows = append(rows, plantest.Random(pick, p.config, p.size, 8))
+		rows = append(rows, randomRow(pick, p.config, p.size, 8))
 	}
 	return rows
 }
@@ -421,5 +421,41 @@ func TestPlansEndAlike(t *testing.T) {
 				p.compare(t, row.Name, got)
 			}
 		})
+	}
+}
+
+// randomRow draws a plan for a model, of at most so many devices.
+func randomRow(r *rand.Rand, c *model.Config, s plantest.Size, devices int64) plantest.Row {
+	pick := func(list ...int64) int64 { return list[r.IntN(len(list))] }
+	for {
+		p := plan.Plan{DP: pick(1, 1, 2), PP: plan.PP{Size: pick(1, 2, 2, 4),
+			Schedule: schedule.Names()[r.IntN(len(schedule.Names()))]}}
+		p.FSDP = plan.FSDP{Size: pick(1, 2, 2, 4), Zero: 1 + r.IntN(3), Gather: "step"}
+		if p.FSDP.Zero == 3 {
+			p.FSDP.Gather = []string{"layer", "micro", "step"}[r.IntN(3)]
+		}
+		p.TP = plan.TP{Size: pick(1, 2, 4), Sequence: r.IntN(2) == 0}
+		p.TP.Overlap = p.TP.Size > 1 && p.TP.Sequence && r.IntN(2) == 0
+		p.CP = plan.CP{Size: pick(1, 2), Kind: []string{"gather", "ring"}[r.IntN(2)],
+			Balance: r.IntN(2) == 0}
+		for _, tag := range []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head} {
+			if r.IntN(3) == 0 {
+				p.Recompute = append(p.Recompute, tag)
+			}
+		}
+		for _, what := range []string{plan.Activations, plan.OptimizerState} {
+			if r.IntN(4) == 0 {
+				p.Offload = append(p.Offload, what)
+			}
+		}
+		row := plantest.Row{Apply: func(q *plan.Plan) {
+			q.Offload = p.Offload
+			q.DP, q.PP, q.FSDP, q.TP, q.CP, q.Recompute = p.DP, p.PP, p.FSDP, p.TP, p.CP, p.Recompute
+		}}
+		row.Name = fmt.Sprintf("dp %d, fsdp %v, tp %v, cp %v, pp %v, recompute %v, offload %v", p.DP,
+			p.FSDP, p.TP, p.CP, p.PP, p.Recompute, p.Offload)
+		if q := row.Plan(s); q.Devices() > 1 && q.Devices() <= devices && q.Check(c) == nil {
+			return row
+		}
 	}
 }

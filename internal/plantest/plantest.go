@@ -2,12 +2,10 @@ package plantest
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/ir"
-	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -166,40 +164,4 @@ func (r Row) Plan(s Size) *plan.Plan {
 	}
 	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
 	return p
-}
-
-// Random draws a plan for a model, of at most so many devices.
-func Random(r *rand.Rand, c *model.Config, s Size, devices int64) Row {
-	pick := func(list ...int64) int64 { return list[r.IntN(len(list))] }
-	for {
-		p := plan.Plan{DP: pick(1, 1, 2), PP: plan.PP{Size: pick(1, 2, 2, 4),
-			Schedule: schedule.Names()[r.IntN(len(schedule.Names()))]}}
-		p.FSDP = plan.FSDP{Size: pick(1, 2, 2, 4), Zero: 1 + r.IntN(3), Gather: "step"}
-		if p.FSDP.Zero == 3 {
-			p.FSDP.Gather = []string{"layer", "micro", "step"}[r.IntN(3)]
-		}
-		p.TP = plan.TP{Size: pick(1, 2, 4), Sequence: r.IntN(2) == 0}
-		p.TP.Overlap = p.TP.Size > 1 && p.TP.Sequence && r.IntN(2) == 0
-		p.CP = plan.CP{Size: pick(1, 2), Kind: []string{"gather", "ring"}[r.IntN(2)],
-			Balance: r.IntN(2) == 0}
-		for _, tag := range []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head} {
-			if r.IntN(3) == 0 {
-				p.Recompute = append(p.Recompute, tag)
-			}
-		}
-		for _, what := range []string{plan.Activations, plan.OptimizerState} {
-			if r.IntN(4) == 0 {
-				p.Offload = append(p.Offload, what)
-			}
-		}
-		row := Row{Apply: func(q *plan.Plan) {
-			q.Offload = p.Offload
-			q.DP, q.PP, q.FSDP, q.TP, q.CP, q.Recompute = p.DP, p.PP, p.FSDP, p.TP, p.CP, p.Recompute
-		}}
-		row.Name = fmt.Sprintf("dp %d, fsdp %v, tp %v, cp %v, pp %v, recompute %v, offload %v", p.DP,
-			p.FSDP, p.TP, p.CP, p.PP, p.Recompute, p.Offload)
-		if q := row.Plan(s); q.Devices() > 1 && q.Devices() <= devices && q.Check(c) == nil {
-			return row
-		}
-	}
 }
