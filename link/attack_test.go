@@ -457,6 +457,41 @@ func TestBlackHoleIsFound(t *testing.T) {
 	}
 }
 
+// A process that connects and is silent before its first heartbeat is found as soon as one that is
+// silent later; one from which no connection gets through, when the hub's patience ends.
+func TestSilenceFromTheStartIsFound(t *testing.T) {
+	find := func(t *testing.T, h *link.Hub, w *link.Wire, code diag.Code, process int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		err := recv(ctx, w)
+		if want := fmt.Sprintf("process %d at 127.0.0.1", process); diag.From(err).Code != code ||
+			!strings.Contains(err.Error(), want) || len(h.Statuses()) > 0 {
+			t.Errorf("%v, want %s of %s; statuses %v", err, code, want, h.Statuses())
+		}
+	}
+	t.Run("connected", func(t *testing.T) {
+		one, two, end := listen(t, attacked, secret), listen(t, attacked, secret), make(chan struct{})
+		t.Cleanup(func() { close(end) })
+		one.Silence = time.Second
+		one.Join(0, []link.Peer{{Process: 1, Address: two.Addr()}},
+			func() link.Status { return link.Status{} })
+		two.Join(1, []link.Peer{{Process: 0, Address: one.Addr()}},
+			func() link.Status { <-end; return link.Status{} })
+		find(t, one, one.Wire(0, 1, two.Addr()), diag.LinkStalled, 1)
+	})
+	t.Run("black hole", func(t *testing.T) {
+		p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
+		here, there := newProxy(t, p.one.Addr()), newProxy(t, p.two.Addr())
+		close(here.hole)
+		close(there.hole)
+		p.one.Patience, p.two.Patience = time.Second, time.Second
+		p.connect(time.Second, here.Addr().String(), there.Addr().String())
+		find(t, p.one, p.a, diag.LinkLost, 1)
+		find(t, p.two, p.b, diag.LinkLost, 0)
+	})
+}
+
 // Only the loopback interface is listened at and dialed without a key.
 func TestWithoutAKeyOnlyLoopback(t *testing.T) {
 	for _, address := range []string{":0", "0.0.0.0:0", "[::]:0"} {

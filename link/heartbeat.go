@@ -62,10 +62,11 @@ type member struct {
 	hub *Hub
 
 	in     *coming
+	joined bool          // its control connection has come: heartbeats follow, whatever it does
 	heard  bool          // a heartbeat has come
 	left   bool          // it said that it ends
 	closed bool          // its control connection has ended
-	silent time.Duration // that this process was awake since the last heartbeat
+	silent time.Duration // that this process was awake since the last heartbeat, or the connection
 	age    time.Duration // that this process was awake since the join
 	told   time.Duration // the age at which somebody was told that it is missing
 	tried  error         // why it could not be reached lately
@@ -182,6 +183,9 @@ func (m *member) listen() {
 		return
 	}
 	conn := m.in.conn
+	h.mu.Lock()
+	m.joined, m.silent = true, 0
+	h.mu.Unlock()
 	stop := context.AfterFunc(h.ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer func() { _ = conn.Close() }()
@@ -294,10 +298,10 @@ func (m *member) wait(awake time.Duration) error {
 	m.silent += awake
 	switch {
 	case m.left || m.closed || m.lost != nil:
-	case !m.heard && m.age > h.Patience:
+	case !m.joined && m.age > h.Patience:
 		return diag.New(diag.LinkLost, "%s has not connected within %s", m, h.Patience).
 			Wrap(m.tried).Try(notThere)
-	case !m.heard:
+	case !m.joined:
 		if m.age-m.told > min(tellEvery, h.Patience/4) {
 			m.told = m.age
 			why := ""
@@ -308,8 +312,12 @@ func (m *member) wait(awake time.Duration) error {
 				m.age.Round(time.Second), h.Patience, why)})
 		}
 	case m.silent > h.Silence:
+		was := "it has connected, and sent no heartbeat yet"
+		if m.heard {
+			was = "it was last in " + m.status.String()
+		}
 		return diag.New(diag.LinkStalled, "%s has said nothing for %s", m,
-			m.silent.Round(100*time.Millisecond)).Because("it was last in %s", m.status).
+			m.silent.Round(100*time.Millisecond)).Because("%s", was).
 			Try("see whether that process is stopped, or its host or network hangs; then start all" +
 				" processes again: they go on from the newest checkpoint")
 	}
