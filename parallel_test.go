@@ -1,7 +1,6 @@
 package deepwell_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -64,8 +64,8 @@ func TestParallelPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page(t, "docs/parallel.svg", string(drawn.SVG()))
-	page(t, "docs/parallel.md", parallelPage(pagePlan, sh.Graph, s, line))
+	golden.Compare(t, "docs/parallel.svg", drawn.SVG())
+	golden.Compare(t, "docs/parallel.md", []byte(parallelPage(pagePlan, sh.Graph, s, line)))
 }
 
 func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) string {
@@ -100,21 +100,4 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		"GPU yet.\n", s,
 		idle, total)
 	return b.String()
-}
-
-// page compares a file with what it should be, or rewrites it.
-func page(t *testing.T, path, want string) {
-	t.Helper()
-	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
-		if err := os.WriteFile(path, []byte(want), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(have) != want {
-		t.Errorf("%s is not what the code shows; run go test . -run Page -update", path)
-	}
 }

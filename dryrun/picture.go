@@ -133,7 +133,8 @@ func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 		fmt.Fprintf(&names, `<rect x="%s" y="%s" width="%s" height="%s" class="t"/>`,
 			svg.Px(plotLeft), svg.Px(y), svg.Px(plotWidth), svg.Px(rowHeight))
 		for place, a := range t.Schedule.Lists[rank] {
-			x, width, ok := clip(t.Spans[rank][place], w)
+			at := t.Spans[rank][place]
+			x, width, ok := clip(at, w)
 			if !ok {
 				continue
 			}
@@ -149,8 +150,9 @@ func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 			fmt.Fprintf(b, "M%s %sh%sv%sh-%[3]sz", svg.Px(x), svg.Px(y), svg.Px(max(0.3, width-0.6)),
 				svg.Px(rowHeight))
 			if n := strconv.Itoa(a.Micro); numberFit*float64(len(n))+3 < width {
-				fmt.Fprintf(&numbers, `<text x="%s" y="%s" class="num">%s</text>`,
-					svg.Px(x+width/2), svg.Px(y+13), n)
+				fmt.Fprintf(&numbers, `<text x="%s" y="%s" class="num"><title>%s, %s to %s</title>%s</text>`,
+					svg.Px(x+width/2), svg.Px(y+13), a, human.Seconds(seconds(at.Start)),
+					human.Seconds(seconds(at.End)), n)
 			}
 		}
 		for _, x := range t.tails[rank].spans() {

@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -33,6 +34,11 @@ func (t *Trainer) Poison(steps ...int) {
 		}
 		return 1 / max(1, float64(labels))
 	}
+}
+
+// TimeStalls gives the watchdog, which has seen nothing yet, another clock.
+func (t *Trainer) TimeStalls(now event.Clock) {
+	t.watchdog = newWatchdog(t.Recipe.Guard.Stall, t.LeastStall, now)
 }
 
 // WriteFaulty builds programs with places for faults: around the linear layers with the weights of
