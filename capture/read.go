@@ -1,19 +1,18 @@
 package capture
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/parallel"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
@@ -42,7 +41,7 @@ func (m *Model) read(p *model.Param, dst []float32, size int64) error {
 	if err != nil {
 		return err
 	}
-	err = spread(len(blocks), func() func(int) error {
+	err = parallel.Each(runtime.GOMAXPROCS(0), len(blocks), func() func(int) error {
 		w := &worker{p: p, dst: dst}
 		return func(i int) error { return w.read(blocks[i]) }
 	})
@@ -90,7 +89,7 @@ func (m *Model) NotFinite(ctx context.Context) ([]Damaged, error) {
 		}
 		list = append(list, blocks...)
 	}
-	err := spread(len(list), func() func(int) error {
+	err := parallel.Each(runtime.GOMAXPROCS(0), len(list), func() func(int) error {
 		var w worker
 		return func(i int) error {
 			if err := ctx.Err(); err != nil {
@@ -121,33 +120,6 @@ func (m *Model) notFinite(bad []Damaged) error {
 			human.Thousands(int64(len(bad))))
 	}
 	return e.Try("take another copy of the weights, or an earlier checkpoint")
-}
-
-// spread runs jobs 0 to n-1 on all processors; start makes what one worker keeps between jobs.
-// It ends at an error: of those that happened, that of the first job.
-func spread(n int, start func() func(int) error) error {
-	var (
-		next   atomic.Int64
-		failed atomic.Bool
-		wg     sync.WaitGroup
-		errs   = make([]error, n)
-	)
-	for range min(runtime.GOMAXPROCS(0), n) {
-		wg.Go(func() {
-			run := start()
-			for !failed.Load() {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				if errs[i] = run(i); errs[i] != nil {
-					failed.Store(true)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return cmp.Or(errs...) // the first
 }
 
 // A block is some rows of the box of a tensor that is a parameter's.

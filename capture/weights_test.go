@@ -393,25 +393,6 @@ func TestElementTypes(t *testing.T) {
 	}
 }
 
-func TestSpreadGivesTheFirstError(t *testing.T) {
-	for range 20 {
-		err := spread(100, func() func(int) error {
-			return func(i int) error {
-				if i >= 3 {
-					return fmt.Errorf("job %d", i)
-				}
-				return nil
-			}
-		})
-		if err == nil || err.Error() != "job 3" {
-			t.Fatal(err)
-		}
-	}
-	if err := spread(0, nil); err != nil {
-		t.Error(err)
-	}
-}
-
 func BenchmarkRead(b *testing.B) {
 	const n = 4096
 	dir := b.TempDir()

@@ -240,7 +240,7 @@ func load(ctx context.Context, dst *Memory, src Source, list []Slice) error {
 	for i, t := range tensors {
 		largest = max(largest, t.sized(list[i].Box.Size))
 	}
-	return parallel(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
+	return spread(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
 		t := tensors[i]
 		for piece := range t.chunks(list[i].Box, int64(len(buf))) {
 			part := buf[:t.sized(piece.Size)]

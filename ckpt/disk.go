@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A disk is where every change of a folder is made, one operation at a time. A test stops it
@@ -59,7 +60,7 @@ func (d disk) writeAt(f *os.File, p []byte, at int64) error {
 	return d.do("write", f.Name(), func() error {
 		n, err := f.WriteAt(p, at)
 		if n >= flushBytes {
-			flush(f, at, int64(n))
+			plainfile.Flush(f, at, int64(n))
 		}
 		return err
 	})
@@ -163,11 +164,4 @@ func unfinished(dir string, step int64) (bytes int64) {
 		}
 	}
 	return bytes
-}
-
-// flush asks the kernel to begin writing a range to disk and does not wait. The disk then works
-// while the next chunk is read and hashed, and the sync at the end finds little left to do. Where
-// the file system cannot, the sync does it all.
-func flush(f *os.File, at, n int64) {
-	_ = unix.SyncFileRange(int(f.Fd()), at, n, unix.SYNC_FILE_RANGE_WRITE)
 }

@@ -3,10 +3,10 @@ package ckpt
 import (
 	"context"
 	"runtime"
-	"sync"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/parallel"
 )
 
 const (
@@ -88,46 +88,24 @@ func byName(list []Tensor) map[string]Tensor {
 	return m
 }
 
-// parallel does n tasks in order on a few workers, each with a buffer of its own. It gives the
+// spread does n tasks in order on a few workers, each with a buffer of its own. It gives the
 // error of the earliest task that failed, so that the answer does not depend on timing.
-func parallel(ctx context.Context, workers, n int, buffer int64,
+func spread(ctx context.Context, workers, n int, buffer int64,
 	task func(i int, buf []byte) error) error {
 	if workers <= 0 {
 		workers = min(runtime.GOMAXPROCS(0), maxWorkers)
 	}
-	var (
-		mu     sync.Mutex
-		next   int
-		failed = n
-		first  error
-		wg     sync.WaitGroup
-	)
-	take := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		if next >= failed || ctx.Err() != nil {
-			return -1
-		}
-		next++
-		return next - 1
-	}
-	for range min(workers, n) {
-		wg.Go(func() {
-			buf := make([]byte, buffer)
-			for i := take(); i >= 0; i = take() {
-				if err := task(i, buf); err != nil {
-					mu.Lock()
-					if i < failed {
-						failed, first = i, err
-					}
-					mu.Unlock()
-				}
+	err := parallel.Each(workers, n, func() func(int) error {
+		buf := make([]byte, buffer)
+		return func(i int) error {
+			if err := ctx.Err(); err != nil {
+				return err
 			}
-		})
+			return task(i, buf)
+		}
+	})
+	if ctx.Err() != nil {
+		return diag.New(diag.Canceled, "stopped between two slices").Wrap(ctx.Err())
 	}
-	wg.Wait()
-	if err := ctx.Err(); err != nil {
-		return diag.New(diag.Canceled, "stopped between two slices").Wrap(err)
-	}
-	return first
+	return err
 }

@@ -98,7 +98,7 @@ func (d *Draft) writeFile(ctx context.Context, file File, head []byte, parts []p
 		total: file.Bytes}
 	err = disk.writeAt(f, head, 0)
 	if err == nil {
-		err = parallel(ctx, d.opts.Workers, len(parts), d.buffer(parts), func(i int, buf []byte) error {
+		err = spread(ctx, d.opts.Workers, len(parts), d.buffer(parts), func(i int, buf []byte) error {
 			return writePart(ctx, disk, f, &parts[i], src, buf, bar)
 		})
 	}

@@ -261,7 +261,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 		}
 	}
 	bad := make([]error, len(all))
-	err := parallel(ctx, 0, len(all), verifyBytes, func(i int, buf []byte) error {
+	err := spread(ctx, 0, len(all), verifyBytes, func(i int, buf []byte) error {
 		p := all[i]
 		sum := sha256.New()
 		from := plainfile.Until(ctx, io.NewSectionReader(c.files[p.file], p.offset, p.length))

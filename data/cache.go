@@ -18,8 +18,11 @@ import (
 	"path/filepath"
 	"sort"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A cache file holds the tokens of a source, all numbers little-endian:
@@ -161,8 +164,8 @@ func openCache(path string, key cacheKey) (*cache, error) {
 // contents maps a file, or reads it where that cannot be done.
 func contents(f *os.File, size int) ([]byte, func() error, error) {
 	if size > 0 {
-		if raw, err := mapFile(f, size); err == nil {
-			return raw, func() error { return unmapFile(raw) }, nil
+		if raw, err := plainfile.Map(f, size); err == nil {
+			return raw, func() error { return unix.Munmap(raw) }, nil
 		}
 	}
 	raw := make([]byte, size)

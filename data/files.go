@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -15,9 +16,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/parallel"
 	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
@@ -279,34 +283,18 @@ func match(pattern, parts []string, prefix bool) bool {
 // digest reads all files and fills in their sums, several at once.
 func digest(ctx context.Context, task string, files []*file, events event.Sink,
 	now func() time.Time) error {
-	total, done := int64(0), int64(0)
-	for _, f := range files {
-		total += f.size
-	}
+	total, done := lists.Sum(files, func(f *file) int64 { return f.size }), int64(0)
 	var mu sync.Mutex
-	var first error
-	work := make(chan *file)
-	var wg sync.WaitGroup
-	for range min(len(files), runtime.GOMAXPROCS(0)) {
-		wg.Go(func() {
-			for f := range work {
-				err := f.digest(ctx, now)
-				mu.Lock()
-				if first == nil {
-					first = err
-				}
-				done += f.size
-				events.Emit(event.Progress{Task: task, Done: done, Total: total, Unit: "B"})
-				mu.Unlock()
-			}
-		})
-	}
-	for _, f := range files {
-		work <- f
-	}
-	close(work)
-	wg.Wait()
-	return first
+	return parallel.Each(runtime.GOMAXPROCS(0), len(files), func() func(int) error {
+		return func(i int) error {
+			err := files[i].digest(ctx, now)
+			mu.Lock()
+			defer mu.Unlock()
+			done += files[i].size
+			events.Emit(event.Progress{Task: task, Done: done, Total: total, Unit: "B"})
+			return err
+		}
+	})
 }
 
 // settled is how long ago a file must have been changed for its sum to be remembered. A change that
@@ -341,6 +329,21 @@ func (f *file) digest(ctx context.Context, now func() time.Time) error {
 		f.stamp = strings.Join(stamps, ",")
 	}
 	return nil
+}
+
+// stampOf tells a file, and a state of it, from all others: every write changes the time of its
+// inode. It also gives the time of the last change.
+func stampOf(f *os.File) (stamp string, changed time.Time, err error) {
+	var s unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &s); err != nil {
+		return "", changed, err
+	}
+	m, c := time.Unix(s.Mtim.Unix()), time.Unix(s.Ctim.Unix())
+	if changed = m; c.After(m) {
+		changed = c
+	}
+	stamp = fmt.Sprintf("%d:%d:%d:%d:%d", s.Dev, s.Ino, s.Size, m.UnixNano(), c.UnixNano())
+	return stamp, changed, nil
 }
 
 // recall takes the sum of a file from those that are known, if it has not changed since.

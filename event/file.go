@@ -50,7 +50,7 @@ func open(path string) (*os.File, error) {
 			return nil, err
 		}
 		info, err := f.Stat()
-		if err == nil && !plainfile.Shared(info) {
+		if err == nil && plainfile.Links(info) == 1 {
 			return f, nil
 		}
 		if err == nil {

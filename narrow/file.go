@@ -13,6 +13,8 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/parallel"
+	"github.com/deepwell/deepwell/internal/plainfile"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -218,26 +220,22 @@ func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) 
 	found := lists.Map(f.works, func(w work) []sums { return make([]sums, w.pieces()) })
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var next atomic.Int64
-	var wg sync.WaitGroup
 	disk := &flusher{f: to}
-	for range min(j.Workers, len(list)) {
-		wg.Go(func() {
-			b := buffers{shelf: j.shelf}
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(list) {
-					return
-				}
-				if err := j.task(ctx, list[i], found, &b, disk); err != nil {
-					cancel(err)
-				}
+	err := parallel.Each(j.Workers, len(list), func() func(int) error {
+		b := buffers{shelf: j.shelf}
+		return func(i int) error {
+			err := context.Cause(ctx)
+			if err == nil {
+				err = j.task(ctx, list[i], found, &b, disk)
 			}
-		})
-	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+			if err != nil {
+				cancel(err) // for those that wait for it
+			}
+			return err
+		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	rows := make([]Tensor, len(f.works))
 	for i, w := range f.works {
@@ -248,6 +246,18 @@ func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) 
 		rows[i] = w.row(all)
 	}
 	return rows, nil
+}
+
+// A flusher writes pieces, and has the disk begin with the large ones at once.
+type flusher struct{ f *os.File }
+
+// WriteAt writes a piece to its place.
+func (w *flusher) WriteAt(p []byte, at int64) (int, error) {
+	n, err := w.f.WriteAt(p, at)
+	if err == nil && n >= band/4 {
+		plainfile.Flush(w.f, at, int64(n))
+	}
+	return n, err
 }
 
 func (j *job) task(ctx context.Context, t task, found [][]sums, b *buffers, to io.WriterAt) error {

@@ -10,7 +10,10 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A shard is one file: its header, and two ways to its bytes.
@@ -149,7 +152,7 @@ func openShard(name string, f *os.File) (_ *shard, err error) {
 	if s.size <= math.MaxInt {
 		// A file that cannot be mapped (no address space, a file system without mmap) is
 		// read through the file instead.
-		s.memory, _ = mapFile(f, int(s.size))
+		s.memory, _ = plainfile.Map(f, int(s.size))
 	}
 	if after, err := f.Stat(); err != nil || after.Size() != s.size {
 		_ = s.unmap()
@@ -163,7 +166,7 @@ func (s *shard) unmap() error {
 	if s.file == nil || s.memory == nil {
 		return nil
 	}
-	return unmapFile(s.memory)
+	return unix.Munmap(s.memory)
 }
 
 func (s *shard) close() error {

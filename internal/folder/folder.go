@@ -11,6 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/plainfile"
 )
 
 // A Folder opens files that may not leave it.
@@ -86,7 +87,7 @@ func (f *Folder) File(name string) (*os.File, error) {
 		return nil, e.At("%s", f.Path(name))
 	}
 	var e *diag.Error
-	switch names := links(info); {
+	switch names := plainfile.Links(info); {
 	case info.IsDir():
 		e = diag.New(diag.BadInput, "not a plain file but a folder")
 	case names > 1:

@@ -2,5 +2,5 @@
 // through a symbolic link, which may lead to a file of the user's own, and never a pipe or device.
 //
 // Files that are replaced whole need no such care, since a rename replaces the link itself; see
-// internal/atomicfile.
+// internal/atomicfile. What files need of the kernel beside package os is here too.
 package plainfile

@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/deepwell/deepwell/diag"
 )
 
@@ -47,10 +49,25 @@ func Create(path string, mode os.FileMode) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 }
 
-// Shared reports whether a file has a second name.
-func Shared(info fs.FileInfo) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Nlink > 1
+// Links counts the names that a file has.
+func Links(info fs.FileInfo) uint64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Nlink
+	}
+	return 1
+}
+
+// Map maps a file that is only read. What is mapped stays until unix.Munmap, whatever becomes of
+// the file's name.
+func Map(f *os.File, size int) ([]byte, error) {
+	return unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+}
+
+// Flush asks the kernel to begin writing a range to disk and does not wait. The disk then works
+// while the next piece is made, and the sync at the end finds little left to do. Where the file
+// system cannot, the sync does it all.
+func Flush(f *os.File, at, n int64) {
+	_ = unix.SyncFileRange(int(f.Fd()), at, n, unix.SYNC_FILE_RANGE_WRITE)
 }
 
 func refuse(path string, info fs.FileInfo) *diag.Error {
