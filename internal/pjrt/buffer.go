@@ -291,7 +291,7 @@ func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
 		pin.Unpin()
 		return err
 	}
-	done := &Event{plugin: p, ptr: a.event}
+	done := p.newEvent(a.event)
 	defer done.Free()
 	err = done.Await(ctx)
 	if ctx.Err() == nil {
@@ -342,7 +342,7 @@ func (b *Buffer) Await(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e := &Event{plugin: p, ptr: ready}
+	e := p.newEvent(ready)
 	defer e.Free()
 	return e.Await(ctx)
 }

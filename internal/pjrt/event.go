@@ -12,45 +12,52 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// An Event is something that a device will finish. It must be freed.
-type Event struct {
+// An object is something of the plugin's that ends with free, and that nobody uses after it.
+type object struct {
 	plugin *Plugin
-	mu     sync.Mutex
+	what   string // for people: "event"
+	mu     sync.RWMutex
 	ptr    unsafe.Pointer
 }
 
-// Ready reports whether the event has happened.
-func (e *Event) Ready() (bool, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ptr == nil {
-		return false, diag.New(diag.BufferGone, "the event was freed")
+// use calls fn with the pointer, which is not freed meanwhile.
+func (o *object) use(fn func(unsafe.Pointer) error) error {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if o.ptr == nil {
+		return diag.New(diag.BufferGone, "the %s was freed", o.what)
 	}
-	v, err := e.plugin.readNumber(eventIsReady, e.ptr)
-	return v != 0, err
+	return fn(o.ptr)
+}
+
+// free ends the object; a second free does nothing.
+func (o *object) free(destroy slot) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.plugin.destroy(destroy, o.ptr)
+	o.ptr = nil
+}
+
+// An Event is something that a device will finish. It must be freed.
+type Event struct{ object }
+
+func (p *Plugin) newEvent(ptr unsafe.Pointer) *Event {
+	return &Event{object{plugin: p, what: "event", ptr: ptr}}
 }
 
 // OnReady calls fn once, with the error of what was waited for, from a thread of the plugin.
 // fn must not block.
 func (e *Event) OnReady(fn func(error)) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ptr == nil {
-		return diag.New(diag.BufferGone, "the event was freed")
-	}
-	return e.plugin.onReady(e.ptr, fn)
+	return e.use(func(ptr unsafe.Pointer) error { return e.plugin.onReady(ptr, fn) })
 }
 
 // Await waits until the event has happened and returns the error of what it stands for. It
 // returns early, with the context's error, when ctx ends; the work itself goes on.
 func (e *Event) Await(ctx context.Context) error {
 	if ctx.Done() == nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.ptr == nil {
-			return diag.New(diag.BufferGone, "the event was freed")
-		}
-		return call(e.plugin, eventAwait, &one{object: e.ptr})
+		return e.use(func(ptr unsafe.Pointer) error {
+			return call(e.plugin, eventAwait, &one{object: ptr})
+		})
 	}
 	done := make(chan error, 1)
 	if err := e.OnReady(func(err error) { done <- err }); err != nil {
@@ -65,12 +72,7 @@ func (e *Event) Await(ctx context.Context) error {
 }
 
 // Free ends the event; a second Free does nothing.
-func (e *Event) Free() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.plugin.destroy(eventDestroy, e.ptr)
-	e.ptr = nil
-}
+func (e *Event) Free() { e.free(eventDestroy) }
 
 // A flight is what is left to wait for of a run: an event for each of its devices. It does not
 // keep the results alive.

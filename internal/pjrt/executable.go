@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -17,10 +16,10 @@ import (
 
 // An Executable is a compiled program. It can be examined and written to disk; only a [Loaded]
 // one can run.
-type Executable struct {
-	plugin *Plugin
-	mu     sync.RWMutex
-	ptr    unsafe.Pointer
+type Executable struct{ object }
+
+func (p *Plugin) newExecutable(ptr unsafe.Pointer) *Executable {
+	return &Executable{object{plugin: p, what: "executable", ptr: ptr}}
 }
 
 // A Signature is what a program takes and gives, for one device.
@@ -35,23 +34,8 @@ type Signature struct {
 	Alone bool
 }
 
-// use runs fn with the C object, or fails if the executable was freed.
-func (x *Executable) use(fn func(unsafe.Pointer) error) error {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if x.ptr == nil {
-		return diag.New(diag.BufferGone, "the executable was freed")
-	}
-	return fn(x.ptr)
-}
-
 // Free ends the executable; a second Free does nothing.
-func (x *Executable) Free() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.plugin.destroy(executableDestroy, x.ptr)
-	x.ptr = nil
-}
+func (x *Executable) Free() { x.free(executableDestroy) }
 
 // Name is the name of the compiled module.
 func (x *Executable) Name() (string, error) {
@@ -193,11 +177,7 @@ func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
 			return nil, diag.New(diag.DeviceMismatch, "there is no device %d", id)
 		}
 	}
-	options, err := o.Encode()
-	if err != nil {
-		return nil, err
-	}
-	program, err := newProgram(code)
+	options, program, err := newProgram(code, o)
 	if err != nil {
 		return nil, err
 	}
@@ -226,13 +206,16 @@ func (c *Client) Load(data []byte, o CompileOptions, sig Signature) (*Loaded, er
 	return c.newLoaded(a.loaded, &sig)
 }
 
-func newProgram(code []byte) (*programArgs, error) {
-	if len(code) == 0 {
-		return nil, diag.New(diag.ProgramText, "the program is empty")
+func newProgram(code []byte, o CompileOptions) (options []byte, p *programArgs, err error) {
+	if options, err = o.Encode(); err != nil {
+		return nil, nil, err
 	}
-	p := &programArgs{code: spanOf(code), format: textSpan("mlir")}
+	if len(code) == 0 {
+		return nil, nil, diag.New(diag.ProgramText, "the program is empty")
+	}
+	p = &programArgs{code: spanOf(code), format: textSpan("mlir")}
 	p.size = unsafe.Sizeof(*p)
-	return p, nil
+	return options, p, nil
 }
 
 // compileError tells a fault in the program's text or options from a failure of the compiler.
@@ -272,11 +255,7 @@ func findLocation(message string) (where, what string, found bool) {
 }
 
 // A Topology describes devices that need not be at hand, to compile for.
-type Topology struct {
-	plugin *Plugin
-	mu     sync.RWMutex
-	ptr    unsafe.Pointer
-}
+type Topology struct{ object }
 
 // NewTopology describes devices by options: for the CUDA plugin "target_config", the card as a
 // text proto, and "topology", partitions x hosts x devices.
@@ -291,47 +270,37 @@ func (p *Plugin) NewTopology(options []Option) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Topology{plugin: p, ptr: a.topology}, nil
+	return &Topology{object{plugin: p, what: "topology", ptr: a.topology}}, nil
 }
 
 // Devices is the number of devices described.
-func (t *Topology) Devices() (int, error) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.ptr == nil {
-		return 0, diag.New(diag.BufferGone, "the topology was freed")
-	}
-	a := list{object: t.ptr}
-	err := call(t.plugin, topologyDescriptions, &a)
-	return int(a.len), err
+func (t *Topology) Devices() (n int, err error) {
+	err = t.use(func(ptr unsafe.Pointer) error {
+		a := list{object: ptr}
+		err := call(t.plugin, topologyDescriptions, &a)
+		n = int(a.len)
+		return err
+	})
+	return n, err
 }
 
 // Compile compiles for the described devices, without any of them.
-func (t *Topology) Compile(code []byte, o CompileOptions) (*Executable, error) {
-	options, err := o.Encode()
+func (t *Topology) Compile(code []byte, o CompileOptions) (x *Executable, err error) {
+	options, program, err := newProgram(code, o)
 	if err != nil {
 		return nil, err
 	}
-	program, err := newProgram(code)
+	err = t.use(func(ptr unsafe.Pointer) error {
+		a := compileArgs{topology: ptr, program: unsafe.Pointer(program), options: spanOf(options)}
+		err := call(t.plugin, compileTopology, &a)
+		x = t.plugin.newExecutable(a.executable)
+		return err
+	})
 	if err != nil {
-		return nil, err
-	}
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.ptr == nil {
-		return nil, diag.New(diag.BufferGone, "the topology was freed")
-	}
-	a := compileArgs{topology: t.ptr, program: unsafe.Pointer(program), options: spanOf(options)}
-	if err := call(t.plugin, compileTopology, &a); err != nil {
 		return nil, compileError(err)
 	}
-	return &Executable{plugin: t.plugin, ptr: a.executable}, nil
+	return x, nil
 }
 
 // Free ends the topology; a second Free does nothing.
-func (t *Topology) Free() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.plugin.destroy(topologyDestroy, t.ptr)
-	t.ptr = nil
-}
+func (t *Topology) Free() { t.free(topologyDestroy) }

@@ -41,7 +41,7 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	program := get(&err, c.plugin.readRelated, loadedExecutable, ptr)
 	ptrs := get(&err, c.plugin.readList, loadedDevices, ptr)
 	if program != nil {
-		x.Executable = &Executable{plugin: c.plugin, ptr: program}
+		x.Executable = c.plugin.newExecutable(program)
 	}
 	if err != nil {
 		return x, err

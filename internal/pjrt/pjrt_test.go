@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
@@ -166,6 +167,16 @@ func TestCompileRunSerializeLoad(t *testing.T) {
 	}
 }
 
+// Ready reports whether the event has happened.
+func (e *Event) Ready() (ready bool, err error) {
+	err = e.use(func(ptr unsafe.Pointer) error {
+		v, err := e.plugin.readNumber(eventIsReady, ptr)
+		ready = v != 0
+		return err
+	})
+	return ready, err
+}
+
 func TestEvents(t *testing.T) {
 	c := newCPU(t, 1)
 	b, err := c.FromHost(make([]byte, 8), dtype.Shape{Type: dtype.F32, Dims: []int64{2}}, c.Local()[0], "", HostCopied)
@@ -180,7 +191,7 @@ func TestEvents(t *testing.T) {
 	if err := call(c.plugin, bufferReadyEvent, &r); err != nil {
 		t.Fatal(err)
 	}
-	e := &Event{plugin: c.plugin, ptr: r.result}
+	e := c.plugin.newEvent(r.result)
 	done := make(chan error, 1)
 	if err := e.OnReady(func(err error) { done <- err }); err != nil {
 		t.Fatal(err)
