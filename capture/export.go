@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"path/filepath"
@@ -35,12 +36,7 @@ type Reader func(p *model.Param, dst []float32) error
 // config.json comes last, so that a folder that has one is whole. Parameters are asked for one at a
 // time, layer by layer ([model.Param.Layers]), in the order of tensors in the files.
 func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safetensors.File, error) {
-	if o.Type == dtype.Invalid {
-		o.Type = dtype.F32
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = 5e9
-	}
+	o.Type, o.MaxBytes = cmp.Or(o.Type, dtype.F32), cmp.Or(o.MaxBytes, 5e9)
 	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16}, o.Type) {
 		return nil, diag.New(diag.WeightType, "weights are not written as %s", o.Type).
 			Try("f32, bf16 or f16")

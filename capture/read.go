@@ -206,14 +206,14 @@ func (w *worker) read(b block) error {
 		shape.Type.Decode(w.dst[first:first+n], w.bytes)
 		return nil
 	}
-	w.rows = grow(w.rows, n)
+	w.rows = slices.Grow(w.rows[:0], int(n))[:n]
 	shape.Type.Decode(w.rows, w.bytes)
 	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, To: b.rows, Transposed: true,
 		Dims: []ir.Dim{{Name: "block", Size: n}}}
 	if b.whole {
 		return model.Take(&part, 0, w.dst[first:first+n], w.rows)
 	}
-	w.turn = grow(w.turn, n)
+	w.turn = slices.Grow(w.turn[:0], int(n))[:n]
 	if err := model.Take(&part, 0, w.turn, w.rows); err != nil {
 		return err
 	}
@@ -229,18 +229,11 @@ func (w *worker) read(b block) error {
 
 // load reads the bytes of a block.
 func (w *worker) load(b block) error {
-	w.bytes = grow(w.bytes, b.tensor.Shape().Type.Bytes(b.rows*b.cols))
+	n := b.tensor.Shape().Type.Bytes(b.rows * b.cols)
+	w.bytes = slices.Grow(w.bytes[:0], int(n))[:n]
 	start, size := []int64{b.row}, []int64{b.rows}
 	if b.wide {
 		start, size = append(start, b.col), append(size, b.cols)
 	}
 	return b.tensor.ReadSlice(w.bytes, start, size)
-}
-
-// grow gives a buffer of n elements, the old one where it is large enough.
-func grow[E any](buf []E, n int64) []E {
-	if int64(cap(buf)) < n {
-		return make([]E, n)
-	}
-	return buf[:n]
 }

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 
@@ -77,9 +78,7 @@ const defaultSeq = 8192
 // shorter.
 func (m *Model) Summary(seq int64) *Summary {
 	c := m.Config
-	if seq == 0 {
-		seq = min(defaultSeq, c.Context)
-	}
+	seq = cmp.Or(seq, min(defaultSeq, c.Context))
 	n := c.Count()
 	s := &Summary{Name: m.Name, Family: c.Arch, Note: m.Note, Parameters: n.Total, Active: n.Active,
 		Layers: c.Layers, Hidden: c.Hidden, MLP: c.MLP, Vocab: c.Vocab, Context: c.Context,

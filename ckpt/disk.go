@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,10 +100,7 @@ const (
 
 // acquire takes the folder's lock, waiting for whoever has it.
 func acquire(ctx context.Context, dir string, o Options) (*flock.Lock, error) {
-	limit := o.wait
-	if limit == 0 {
-		limit = lockWait
-	}
+	limit := cmp.Or(o.wait, lockWait)
 	l, err := flock.Take(ctx, filepath.Join(dir, lockName), limit, func(held *flock.Held) {
 		o.Events.Emit(event.Warning{Code: string(diag.CheckpointBusy),
 			Text: fmt.Sprintf("%s is writing checkpoints into %s; waiting for it", held, dir)})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 const (
@@ -42,12 +43,7 @@ func steps(dir string) ([]int64, error) {
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
-	var list []int64
-	for _, e := range entries {
-		if step, ok := parseStep(e.Name()); ok {
-			list = append(list, step)
-		}
-	}
+	list := lists.Pick(entries, func(e os.DirEntry) (int64, bool) { return parseStep(e.Name()) })
 	slices.SortFunc(list, func(a, b int64) int { return cmp.Compare(b, a) })
 	return list, nil
 }
@@ -79,9 +75,7 @@ func clean(d disk, dir string) error {
 // damaged (CheckpointDamaged) are different errors; a version that this binary does not know is
 // not damage, and no reason to go back.
 func Latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, error) {
-	if events == nil {
-		events = event.Discard
-	}
+	events = cmp.Or(events, event.Discard)
 	// A step can be pruned between the look at the folder and the opening; then look again.
 	for attempt := 0; ; attempt++ {
 		c, err := latest(ctx, dir, events)
@@ -121,9 +115,7 @@ func latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, er
 		}
 		events.Emit(event.Warning{Code: string(e.Code),
 			Text: fmt.Sprintf("step %d is damaged and passed over: %s", step, e.What)})
-		if first == nil {
-			first = e
-		}
+		first = cmp.Or(first, e)
 	}
 	if first != nil {
 		return nil, damaged("all %d checkpoints in %s are damaged", len(list), dir).
@@ -175,13 +167,10 @@ func Prune(ctx context.Context, dir string, keep int, events event.Sink) ([]Info
 	if keep < 1 {
 		return nil, diag.New(diag.BadUsage, "keep %d checkpoints? At least one stays", keep)
 	}
-	if events == nil {
-		events = event.Discard
-	}
 	if _, err := os.Stat(dir); err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
-	return pruneFolder(ctx, dir, keep, Options{Events: events})
+	return pruneFolder(ctx, dir, keep, Options{Events: cmp.Or(events, event.Discard)})
 }
 
 // pruneFolder hashes before it takes the lock, which a run may want, and looks with the lock
@@ -240,7 +229,7 @@ func (v verdicts) hash(ctx context.Context, dir string, list []int64) error {
 func (v verdicts) of(ctx context.Context, info *Info) error {
 	e, ok := v[info.Step]
 	if !ok {
-		e = verdict(verifyAt(ctx, info.Path))
+		e = diag.From(verifyAt(ctx, info.Path))
 		if e != nil && e.Code != diag.CheckpointDamaged {
 			return e
 		}
@@ -317,12 +306,4 @@ func (o *Options) linked(step int64, path string) {
 		o.Events.Emit(event.Warning{Code: string(diag.CheckpointLink), Text: fmt.Sprintf(
 			"step %d stays: it is a link", step), Fix: "remove " + path + " and what it leads to by hand"})
 	}
-}
-
-// verdict is diag.From with a nil that stays nil in an interface.
-func verdict(err error) *diag.Error {
-	if err == nil {
-		return nil
-	}
-	return diag.From(err)
 }

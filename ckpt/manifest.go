@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
@@ -121,10 +121,10 @@ func (m *Manifest) print() ([]byte, error) {
 	for i, t := range m.Tensors {
 		p.b.WriteString(`{"name":`)
 		p.value(t.Name)
-		fmt.Fprintf(&p.b, `,"dtype":"%v","shape":%s,"parts":[`, t.DType, list(t.Shape))
+		fmt.Fprintf(&p.b, `,"dtype":"%v","shape":%s,"parts":[`, t.DType, dtype.List(t.Shape))
 		for j, part := range t.Parts {
 			fmt.Fprintf(&p.b, "\n"+` {"start":%s,"size":%s,"file":"%s","offset":%d,"bytes":%d,`+
-				`"sha256":"%s"}`, list(part.Start), list(part.Size), part.File, part.Offset,
+				`"sha256":"%s"}`, dtype.List(part.Start), dtype.List(part.Size), part.File, part.Offset,
 				part.Bytes, part.SHA256)
 			if j < len(t.Parts)-1 {
 				p.b.WriteByte(',')
@@ -179,17 +179,6 @@ func (p *printer) end(i, n int) {
 		p.b.WriteByte(',')
 	}
 	p.b.WriteByte('\n')
-}
-
-func list(numbers []int64) string {
-	b := []byte{'['}
-	for i, n := range numbers {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(b, n, 10)
-	}
-	return string(append(b, ']'))
 }
 
 // parseManifest reads what Encode prints, and nothing else: a doubled, unknown or misspelled

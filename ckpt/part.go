@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -111,14 +112,8 @@ func (d *Draft) writeFile(ctx context.Context, file File, head []byte, parts []p
 
 // buffer is how much of a tensor is in memory at a time.
 func (d *Draft) buffer(parts []planned) int64 {
-	largest := int64(0)
-	for _, p := range parts {
-		largest = max(largest, p.part.Bytes)
-	}
-	if d.opts.chunk > 0 {
-		return d.opts.chunk
-	}
-	return min(largest, chunkBytes)
+	largest := lists.Max(parts, 0, func(p planned) int64 { return p.part.Bytes })
+	return cmp.Or(d.opts.chunk, min(largest, chunkBytes))
 }
 
 func writePart(ctx context.Context, disk disk, f *os.File, p *planned, src Source, buf []byte,

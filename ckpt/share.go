@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,9 +45,7 @@ func tempName(step int64, mark string) string {
 // and neither commits nor removes anything. If the folder is not the one that the other process
 // sees, or may not be written, Join fails.
 func Join(dir string, step int64, mark string, writer int, o Options) (*Draft, error) {
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
+	o.Events = cmp.Or(o.Events, event.Discard)
 	d := &Draft{dir: dir, temp: filepath.Join(dir, tempName(step, mark)), step: step, opts: o,
 		tensors: map[string]*Stored{}}
 	if err := d.put(joinedName(writer), nil); err != nil {

@@ -3,8 +3,6 @@ package ckpt
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -100,9 +98,7 @@ type Draft struct {
 // Begin starts a checkpoint in dir, which is made if it is not there, and removes what a killed
 // writer left. A step that is there and whole is not written again; a damaged one is replaced.
 func Begin(ctx context.Context, dir string, step int64, o Options) (_ *Draft, err error) {
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
+	o.Events = cmp.Or(o.Events, event.Discard)
 	if step < 0 || step > maxStep {
 		return nil, diag.New(diag.BadUsage, "step %d is not between 0 and %d", step, int64(maxStep))
 	}
@@ -209,9 +205,7 @@ func (d *Draft) Write(ctx context.Context, writer int, src Source, list []Slice)
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(head)
-	file := File{Name: name, Header: int64(len(head)), Bytes: int64(len(head)),
-		SHA256: hex.EncodeToString(sum[:])}
+	file := File{Name: name, Header: int64(len(head)), Bytes: int64(len(head)), SHA256: hashOf(head)}
 	for i := range parts {
 		parts[i].part.Offset = file.Bytes
 		file.Bytes += parts[i].part.Bytes
@@ -300,14 +294,14 @@ func (d *Draft) retire(ctx context.Context) error {
 	}
 	if err == nil {
 		err = verifyAt(ctx, filepath.Join(d.dir, stepName(d.step)))
-		if e := verdict(err); e != nil && e.Code == diag.CheckpointDamaged {
+		if e := diag.From(err); e != nil && e.Code == diag.CheckpointDamaged {
 			return e
 		}
 	}
 	if err == nil {
 		_, err = prune(ctx, d.dir, d.opts.Keep, verdicts{d.step: nil}, d.opts)
 	}
-	if e := verdict(err); e != nil {
+	if e := diag.From(err); e != nil {
 		d.opts.Events.Emit(event.Warning{Code: string(e.Code),
 			Text: "old checkpoints stay: " + e.What, Fix: e.Fix})
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -413,12 +414,10 @@ func (b *builder) document(c *chunk, it *item) error {
 			return diag.From(b.chatErr).At("%s", it.where)
 		}
 		if c.learned == nil {
-			c.learned = trues(nil, from)
+			c.learned = slices.Repeat([]bool{true}, from)
 		}
 		c.tokens, c.learned = b.chats.append(c.tokens, c.learned, it.chat)
-		for _, m := range it.chat {
-			c.text += int64(len(m.Content))
-		}
+		c.text += int64(spoken(it.chat))
 	case it.ids != nil:
 		for _, id := range it.ids {
 			if id < 0 || int(id) >= b.tokens.Size() {
@@ -469,15 +468,8 @@ func (b *builder) piece(c *chunk, it *item) (ends bool) {
 		l.any, l.last = true, c.tokens[len(c.tokens)-1]
 	}
 	if c.learned != nil {
-		c.learned = trues(c.learned, len(c.tokens)-from)
+		c.learned = append(c.learned, slices.Repeat([]bool{true}, len(c.tokens)-from)...)
 	}
 	_, _ = io.WriteString(l.hash, it.text) // a hash takes all
 	return !l.more && l.any
-}
-
-func trues(dst []bool, n int) []bool {
-	for range n {
-		dst = append(dst, true)
-	}
-	return dst
 }

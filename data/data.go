@@ -100,9 +100,7 @@ type Loader struct {
 
 // Open reads the sources, from their caches if they were read before.
 func Open(ctx context.Context, o Options) (_ *Loader, err error) {
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
+	o.Events = cmp.Or(o.Events, event.Discard)
 	if o.Seq < 1 || o.Seq > 1<<30 {
 		return nil, diag.New(diag.BadInput, "a row cannot have %d tokens", o.Seq)
 	}

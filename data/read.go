@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plainfile"
 	"github.com/deepwell/deepwell/tokenizer"
 )
@@ -74,11 +75,7 @@ type longText struct {
 
 // size tells how much work an item is, in bytes.
 func (it *item) size() int {
-	n := len(it.text) + len(it.line) + 4*len(it.ids)
-	for _, m := range it.chat {
-		n += len(m.Content)
-	}
-	return n
+	return len(it.text) + len(it.line) + 4*len(it.ids) + spoken(it.chat)
 }
 
 // hash names the contents of a document that was parsed: the words, whatever file, format or
@@ -352,6 +349,11 @@ func readLine(r *bufio.Reader, limit int) (line []byte, size int, err error) {
 type message struct {
 	Role    string
 	Content string
+}
+
+// spoken counts the bytes of what the messages say.
+func spoken(chat []message) int {
+	return lists.Sum(chat, func(m message) int { return len(m.Content) })
 }
 
 // parse makes text or a chat of a line of JSON.

@@ -129,10 +129,7 @@ func (d DType) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads a name from JSON and TOML.
-func (d *DType) UnmarshalText(text []byte) error {
-	got, err := Parse(string(text))
-	if err == nil {
-		*d = got
-	}
+func (d *DType) UnmarshalText(text []byte) (err error) {
+	*d, err = Parse(string(text))
 	return err
 }

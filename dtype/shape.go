@@ -30,12 +30,11 @@ func (s Shape) Equal(t Shape) bool { return s.Type == t.Type && slices.Equal(s.D
 
 // String writes the shape as HLO does: f32[8,128].
 func (s Shape) String() string {
-	dims := make([]string, len(s.Dims))
-	for i, d := range s.Dims {
-		dims[i] = strconv.FormatInt(d, 10)
-	}
-	return s.Type.String() + "[" + strings.Join(dims, ",") + "]"
+	return s.Type.String() + List(s.Dims)
 }
+
+// List prints dimensions as [8,128], which JSON reads as well.
+func List(dims []int64) string { return strings.ReplaceAll(fmt.Sprint(dims), " ", ",") }
 
 // MLIR writes the shape as StableHLO does: tensor<8x128xf32>.
 func (s Shape) MLIR() string {
@@ -82,10 +81,7 @@ func (s Shape) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads what MarshalText writes.
-func (s *Shape) UnmarshalText(text []byte) error {
-	got, err := ParseShape(string(text))
-	if err == nil {
-		*s = got
-	}
+func (s *Shape) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseShape(string(text))
 	return err
 }

@@ -2,6 +2,7 @@ package event
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -100,9 +101,7 @@ func (f *File) Emit(e Event) {
 	if err != nil {
 		f.torn++
 	}
-	if f.err == nil {
-		f.err = err
-	}
+	f.err = cmp.Or(f.err, err)
 }
 
 // mend takes away the part of a line that was left when a write failed, and tells how many events

@@ -36,11 +36,7 @@ type Wire struct {
 }
 
 // peer names the process at the other end.
-func (w *Wire) peer() string {
-	w.hub.mu.Lock()
-	defer w.hub.mu.Unlock()
-	return w.hub.nameOf(w.address)
-}
+func (w *Wire) peer() string { return w.hub.name(w.address) }
 
 // fail ends the link and gives the error that Send and Recv return from now on.
 func (w *Wire) fail(err error) error {

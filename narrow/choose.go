@@ -1,6 +1,7 @@
 package narrow
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -216,10 +217,7 @@ func kept(list []choice) string {
 		}
 	}
 	slices.SortFunc(reasons, func(a, b string) int {
-		if d := counts[b] - counts[a]; d != 0 {
-			return d
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
 	})
 	for i, r := range reasons {
 		reasons[i] = fmt.Sprintf("%s: %d", r, counts[r])

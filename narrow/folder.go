@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
@@ -103,13 +104,9 @@ func (f *outFolder) names() ([]string, error) {
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", f.dir).Wrap(err)
 	}
-	var names []string
-	for _, e := range entries {
-		if e.Name() != StateName {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
+	return lists.Pick(entries, func(e os.DirEntry) (string, bool) {
+		return e.Name(), e.Name() != StateName
+	}), nil
 }
 
 func (f *outFolder) begin(key string) error {

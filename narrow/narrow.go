@@ -171,9 +171,7 @@ func (o *Options) defaults() error {
 	}
 	o.MaxBytes = cmp.Or(o.MaxBytes, 5e9)
 	o.Workers = cmp.Or(o.Workers, 2*runtime.GOMAXPROCS(0))
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
+	o.Events = cmp.Or(o.Events, event.Discard)
 	return nil
 }
 

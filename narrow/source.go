@@ -2,6 +2,7 @@ package narrow
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -95,10 +96,8 @@ func (s *source) method(f *folder.Folder) error {
 	if s.mxfp4 = method == "mxfp4"; s.mxfp4 {
 		return nil
 	}
-	if method == "" {
-		method = "a method without a name"
-	}
-	return diag.New(diag.WeightQuantized, "the weights are quantized already, by %s", method).
+	return diag.New(diag.WeightQuantized, "the weights are quantized already, by %s",
+		cmp.Or(method, "a method without a name")).
 		At("%s", f.Path(configName)).
 		Because("what one rounding has lost, another cannot find again").
 		Try("take the checkpoint that this one was made of")

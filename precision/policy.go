@@ -203,16 +203,7 @@ func (p *Policy) Segments() []Segment {
 	return list
 }
 
-func (p *Policy) alike(a, b int) bool {
-	for linear := range tagged {
-		for _, product := range products {
-			if p.Of(a, linear, product) != p.Of(b, linear, product) {
-				return false
-			}
-		}
-	}
-	return true
-}
+func (p *Policy) alike(a, b int) bool { return maps.Equal(p.Layer(a), p.Layer(b)) }
 
 // Has reports whether any product has a format.
 func (p *Policy) Has(f Format) bool {

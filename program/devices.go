@@ -67,11 +67,8 @@ func ParseDevices(text string) (Devices, error) {
 func (d Devices) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Devices) UnmarshalText(text []byte) error {
-	got, err := ParseDevices(string(text))
-	if err == nil {
-		*d = got
-	}
+func (d *Devices) UnmarshalText(text []byte) (err error) {
+	*d, err = ParseDevices(string(text))
 	return err
 }
 

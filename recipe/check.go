@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // fill sets the fields that the document gives, and those that follow from others.
@@ -152,10 +153,9 @@ func (p *reader) report() error {
 		return nil
 	}
 	slices.SortStableFunc(p.errs, func(a, b found) int { return a.line - b.line })
-	var others []string
-	for _, f := range p.errs[1:] {
-		others = append(others, fmt.Sprintf("also %s: %s; %s", f.err.Where, f.err.What, f.err.Fix))
-	}
+	others := lists.Map(p.errs[1:], func(f found) string {
+		return fmt.Sprintf("also %s: %s; %s", f.err.Where, f.err.What, f.err.Fix)
+	})
 	e := p.errs[0].err
 	if len(others) > 0 {
 		e = e.Because("%s", strings.Join(others, "\n"))

@@ -15,6 +15,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A reader checks one document and fills in one recipe.
@@ -251,13 +252,8 @@ func suggest(name string) string {
 		}
 	}
 	if best == nil {
-		var here, all []string
-		for _, r := range table {
-			all = append(all, r.Name)
-			if r.section() == section {
-				here = append(here, r.Name)
-			}
-		}
+		here := lists.Pick(table, func(r *row) (string, bool) { return r.Name, r.section() == section })
+		all := lists.Map(table, func(r *row) string { return r.Name })
 		near := cmp.Or(diag.Nearest(name, here), diag.Nearest(name, all))
 		best = find(near)
 	}
@@ -278,13 +274,7 @@ func suggest(name string) string {
 }
 
 func keysOf(section string) []string {
-	var keys []string
-	for _, r := range table {
-		if r.section() == section {
-			keys = append(keys, r.short())
-		}
-	}
-	return keys
+	return lists.Pick(table, func(r *row) (string, bool) { return r.short(), r.section() == section })
 }
 
 func sections() []string {

@@ -95,12 +95,10 @@ func (s *Set) Extra() []string { return slices.Clone(s.extra) }
 
 // Files lists the files in the order of their names.
 func (s *Set) Files() []File {
-	files := make([]File, len(s.shards))
-	for i, sh := range s.shards {
-		files[i] = File{Name: base(sh.name), Bytes: sh.size, Tensors: len(sh.entries),
+	return lists.Map(s.shards, func(sh *shard) File {
+		return File{Name: base(sh.name), Bytes: sh.size, Tensors: len(sh.entries),
 			Metadata: maps.Clone(sh.metadata)}
-	}
-	return files
+	})
 }
 
 // Shape gives a tensor's element type and dimensions; it touches no data and works after Close.

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Tensor is one tensor of a set. It is an [io.ReaderAt] over its own bytes.
@@ -226,13 +227,15 @@ func (b box) plane(dst, buf []byte, begin int64, read func([]byte, int64) error)
 	return nil
 }
 
+type elementType struct {
+	name string
+	dtype.DType
+}
+
 // types are the element types of the format and ours. The order is that of the enumeration in the
 // reference library (safetensors 0.8.0, tensor.rs), which sorts a file's tensors by it: an
 // element type never stands before one that needs less alignment.
-var types = [...]struct {
-	name string
-	dtype.DType
-}{
+var types = []elementType{
 	{"BOOL", dtype.Pred},
 	{"F4", dtype.F4E2M1FN},
 	{"U8", dtype.U8},
@@ -258,10 +261,8 @@ var foreign = []string{"F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 
 // typeNamed finds the element type that a header names.
 func typeNamed(name string) (dtype.DType, error) {
-	for _, row := range types {
-		if row.name == name {
-			return row.DType, nil
-		}
+	if i := slices.IndexFunc(types, func(t elementType) bool { return t.name == name }); i >= 0 {
+		return types[i].DType, nil
 	}
 	if slices.Contains(foreign, name) {
 		return dtype.Invalid, diag.New(codeFormat,
@@ -269,10 +270,7 @@ func typeNamed(name string) (dtype.DType, error) {
 			Try("convert the tensor to another element type")
 	}
 	err := damaged("%s is not an element type of the format", human.Quote(name))
-	var names []string
-	for _, row := range types {
-		names = append(names, row.name)
-	}
+	names := lists.Map(types, func(t elementType) string { return t.name })
 	if near := diag.Nearest(name, names); near != "" {
 		err = err.Because("the format spells one %s", near)
 	}
@@ -281,12 +279,7 @@ func typeNamed(name string) (dtype.DType, error) {
 
 // typeRank gives an element type's place in the table, -1 where the format has no such type.
 func typeRank(t dtype.DType) int {
-	for i, row := range types {
-		if row.DType == t {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(types, func(row elementType) bool { return row.DType == t })
 }
 
 // maxRank bounds the dimensions of a tensor; NumPy 2 has the same bound (NPY_MAXDIMS).

@@ -13,7 +13,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -181,12 +180,8 @@ func Header(items []Item, metadata map[string]string) (header []byte, data int64
 		if at+size < at {
 			return nil, 0, diag.New(codeCaller, "the tensors' sizes overflow")
 		}
-		dims := make([]string, len(it.Shape.Dims))
-		for i, d := range it.Shape.Dims {
-			dims[i] = strconv.FormatInt(d, 10)
-		}
-		fmt.Fprintf(&h, `%s%s:{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}`, comma,
-			encode(it.Name), types[typeRank(it.Shape.Type)].name, strings.Join(dims, ","), at, at+size)
+		fmt.Fprintf(&h, `%s%s:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, comma,
+			encode(it.Name), types[typeRank(it.Shape.Type)].name, dtype.List(it.Shape.Dims), at, at+size)
 		comma = ","
 		at += size
 	}

@@ -218,15 +218,8 @@ func (m *bpe) char(b []byte) (id int32, n int) {
 
 // spelled reports whether each byte of a character has a token.
 func (m *bpe) spelled(c []byte) bool {
-	if m.fallback == nil {
-		return false
-	}
-	for _, b := range c {
-		if m.fallback[b] < 0 {
-			return false
-		}
-	}
-	return true
+	return m.fallback != nil &&
+		!slices.ContainsFunc(c, func(b byte) bool { return m.fallback[b] < 0 })
 }
 
 // maxScan is the longest word in which the lowest rank is looked for pair by pair, and not with a

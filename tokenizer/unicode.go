@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // unicodeText has one class or mapping a line; testdata/make.py writes it by asking the library.
@@ -116,11 +118,7 @@ func hexRune(s string) rune {
 }
 
 func hexRunes(s string) []rune {
-	var out []rune
-	for part := range strings.SplitSeq(s, "+") {
-		out = append(out, hexRune(part))
-	}
-	return out
+	return lists.Map(strings.Split(s, "+"), hexRune)
 }
 
 func eachRune(entry string, f func(rune)) {

@@ -1,6 +1,7 @@
 package isolate
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -44,12 +45,7 @@ type Compiler struct {
 
 // Open loads the compiler for the cluster.
 func Open(ctx context.Context, o Options) (*Compiler, error) {
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
-	if o.Log == nil {
-		o.Log = os.Stderr
-	}
+	o.Events, o.Log = cmp.Or(o.Events, event.Discard), cmp.Or[io.Writer](o.Log, os.Stderr)
 	if o.Child != "" {
 		return openChild(ctx, o)
 	}

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,10 +17,7 @@ const soname = "libnvidia-ml.so.1"
 // Read loads NVML from path, or by its soname where path is empty, and takes a snapshot. It
 // answers [ErrNoLibrary] when there is nothing to load and an [*Error] when NVML refuses to start.
 func Read(path string) (*Snapshot, error) {
-	if path == "" {
-		path = soname
-	}
-	library, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	library, err := purego.Dlopen(cmp.Or(path, soname), purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoLibrary, err)
 	}
@@ -372,10 +370,7 @@ func (r *reader) pair(a, b handle) (level Level, linked bool) {
 // address spells the place as sysfs does: NVML writes a domain of eight digits in capitals, Linux
 // one of four in small letters. An all-ones or all-zero answer means that the driver hides it.
 func (p *pciInfo) address() string {
-	id := strings.ToLower(text(p.busID[:]))
-	if id == "" {
-		id = strings.ToLower(text(p.busLegacy[:]))
-	}
+	id := strings.ToLower(cmp.Or(text(p.busID[:]), text(p.busLegacy[:])))
 	if domain, rest, ok := strings.Cut(id, ":"); ok && len(domain) == 8 && domain[:4] == "0000" {
 		id = domain[4:] + ":" + rest
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/snappy"
@@ -127,7 +128,7 @@ func (c *Column) readPage() error {
 		c.in.discard(uint64(h.packed))
 		return c.in.failed()
 	}
-	c.raw = room(c.raw, h.packed)
+	c.raw = slices.Grow(c.raw[:0], int(h.packed))[:h.packed]
 	if _, err := io.ReadFull(c.in.r, c.raw); err != nil {
 		return err
 	}
@@ -144,14 +145,6 @@ func (c *Column) readPage() error {
 		return c.readData(h)
 	}
 	return fmt.Errorf("it has a page of type %d", h.kind)
-}
-
-// room gives a buffer of a size, an old one if it is large enough.
-func room(b []byte, n int64) []byte {
-	if int64(cap(b)) < n {
-		return make([]byte, n)
-	}
-	return b[:n]
 }
 
 func (c *Column) readDictionary(h header) (err error) {
@@ -263,7 +256,7 @@ func (c *Column) unpack(dst, src []byte, size int64) ([]byte, error) {
 		}
 		return src, nil
 	}
-	dst = room(dst, size)
+	dst = slices.Grow(dst[:0], int(size))[:size]
 	if size == 0 {
 		return dst, nil
 	}

@@ -9,6 +9,7 @@ package parquet
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -237,11 +238,7 @@ func newThrift(r io.Reader, size int64) *thrift {
 	return &thrift{r: bufio.NewReaderSize(r, 1<<12), left: size}
 }
 
-func (t *thrift) fail(err error) {
-	if t.err == nil {
-		t.err = err
-	}
-}
+func (t *thrift) fail(err error) { t.err = cmp.Or(t.err, err) }
 
 func (t *thrift) failed() error {
 	if errors.Is(t.err, io.EOF) {
@@ -255,9 +252,7 @@ func (t *thrift) byte() byte {
 		return 0
 	}
 	b, err := t.r.ReadByte()
-	if err != nil {
-		t.fail(err)
-	}
+	t.fail(err)
 	if t.left--; t.left < 0 {
 		t.fail(io.ErrUnexpectedEOF)
 	}
@@ -292,9 +287,8 @@ func (t *thrift) bytes(most int64) []byte {
 		return nil
 	}
 	b := make([]byte, n)
-	if _, err := io.ReadFull(t.r, b); err != nil {
-		t.fail(err)
-	}
+	_, err := io.ReadFull(t.r, b)
+	t.fail(err)
 	t.left -= int64(n)
 	return b
 }
@@ -404,8 +398,7 @@ func (t *thrift) discard(n uint64) {
 	if t.err != nil {
 		return
 	}
-	if _, err := t.r.Discard(int(n)); err != nil {
-		t.fail(err)
-	}
+	_, err := t.r.Discard(int(n))
+	t.fail(err)
 	t.left -= int64(n)
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Client is a process's view of the devices of one platform.
@@ -161,10 +162,8 @@ func (d *Device) Memories() []string {
 }
 
 func (d *Device) findMemory(kind string) (*Memory, error) {
-	for _, m := range d.memories {
-		if m.Kind == kind {
-			return m, nil
-		}
+	if m := lists.Find(d.memories, func(m *Memory) bool { return m.Kind == kind }); m != nil {
+		return m, nil
 	}
 	return nil, diag.New(diag.DeviceMismatch, "device %d has no memory of kind %q; it has %v",
 		d.ID, kind, d.Memories())

@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -135,9 +136,7 @@ func (f *flight) take() []unsafe.Pointer {
 func (f *flight) landed(d int, err error) {
 	f.x.devices[d].account(-f.x.temp)
 	f.mu.Lock()
-	if f.failed == nil {
-		f.failed = err
-	}
+	f.failed = cmp.Or(f.failed, err)
 	f.left--
 	last := f.left == 0
 	f.mu.Unlock()

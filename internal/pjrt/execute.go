@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A Loaded is an executable on its devices, ready to run.
@@ -46,9 +47,7 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	if err != nil {
 		return x, err
 	}
-	for _, p := range ptrs {
-		x.devices = append(x.devices, c.byPtr[p])
-	}
+	x.devices = lists.Map(ptrs, func(p unsafe.Pointer) *Device { return c.byPtr[p] })
 	x.ordered = slices.SortedFunc(slices.Values(x.devices), func(a, b *Device) int {
 		return cmp.Compare(a.ID, b.ID)
 	})
@@ -63,9 +62,7 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	} else if x.sig, err = x.readSignature(); err != nil {
 		return x, err
 	}
-	for _, s := range x.sig.Results {
-		x.results += s.Bytes()
-	}
+	x.results = lists.Sum(x.sig.Results, dtype.Shape.Bytes)
 	if m, err := x.Memory(); err == nil {
 		x.temp = m.Temp
 	}

@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -185,10 +186,7 @@ func call[T any](p *Plugin, s slot, args *T) error {
 	*(*uintptr)(unsafe.Pointer(args)) = unsafe.Sizeof(*args)
 	fn := p.function(s)
 	if fn == 0 {
-		name := slotNames[s]
-		if name == "" {
-			name = fmt.Sprintf("function %d", s)
-		}
+		name := cmp.Or(slotNames[s], fmt.Sprintf("function %d", s))
 		return diag.New(diag.NotSupported, "this plugin (PJRT %d.%d) has no %s", p.major, p.minor, name)
 	}
 	status := first(purego.SyscallN(fn, uintptr(unsafe.Pointer(args))))

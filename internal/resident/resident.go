@@ -3,6 +3,7 @@ package resident
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -34,10 +35,7 @@ func Exec() error {
 
 // settled tells whether an environment has settings of glibc's allocator.
 func settled(env []string) bool {
-	for _, kv := range env {
-		if strings.HasPrefix(kv, "MALLOC_") || strings.HasPrefix(kv, variable+"=") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(env, func(kv string) bool {
+		return strings.HasPrefix(kv, "MALLOC_") || strings.HasPrefix(kv, variable+"=")
+	})
 }

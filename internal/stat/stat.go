@@ -4,6 +4,8 @@ package stat
 import (
 	"math"
 	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Median is the middle of a sample, or the mean of the two in the middle; 0 without one.
@@ -18,11 +20,7 @@ func Median[T ~int64 | ~float64](list []T) T {
 
 // Mean is the mean of a sample.
 func Mean(list []float64) float64 {
-	sum := 0.0
-	for _, v := range list {
-		sum += v
-	}
-	return sum / float64(len(list))
+	return lists.Sum(list, func(v float64) float64 { return v }) / float64(len(list))
 }
 
 // Deviation is the standard deviation of a sample, 0 for one number.
@@ -30,10 +28,8 @@ func Deviation(list []float64) float64 {
 	if len(list) < 2 {
 		return 0
 	}
-	m, sum := Mean(list), 0.0
-	for _, v := range list {
-		sum += (v - m) * (v - m)
-	}
+	m := Mean(list)
+	sum := lists.Sum(list, func(v float64) float64 { return (v - m) * (v - m) })
 	return math.Sqrt(sum / float64(len(list)-1))
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Decode fills v from a document that a program wrote: v has a field for every key, and nothing
@@ -170,10 +171,7 @@ func (r *Reader) Members(fields ...Field) {
 }
 
 func (r *Reader) unknown(key string, fields []Field) {
-	var names []string
-	for _, f := range fields {
-		names = append(names, f.Name)
-	}
+	names := lists.Map(fields, func(f Field) string { return f.Name })
 	r.Fail(r.format.Key, "there is no key %q", r.Key)
 	r.near(key, names)
 	r.Fix("the keys here are %s", strings.Join(names, ", "))

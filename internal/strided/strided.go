@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // An Axis is one dimension of a box: its length, and the strides of the source and of the
@@ -25,11 +27,7 @@ func Copy(dst, src []byte, width int64, axes []Axis) {
 
 // Swap gives the copy back: what was the source is the destination.
 func Swap(axes []Axis) []Axis {
-	back := make([]Axis, len(axes))
-	for i, a := range axes {
-		back[i] = Axis{N: a.N, Src: a.Dst, Dst: a.Src}
-	}
-	return back
+	return lists.Map(axes, func(a Axis) Axis { return Axis{N: a.N, Src: a.Dst, Dst: a.Src} })
 }
 
 // Each visits the places of the elements of a box, in elements.
