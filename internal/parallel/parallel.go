@@ -1,4 +1,4 @@
-// Package parallel runs a list of jobs on a few workers.
+// Package parallel turns a list of jobs into the work of a few goroutines.
 package parallel
 
 import (
