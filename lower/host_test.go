@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -88,5 +89,43 @@ func TestMoveWaits(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in\n%s", want, text)
 		}
+	}
+}
+
+// On a CPU a graph that moves state between memories is the program of one that does not: the
+// update reads its moment back from where it was stored, and overwrites it in place.
+func TestMovesAreNothingOnACPU(t *testing.T) {
+	program := func(moves bool) string {
+		b := ir.NewBuilder("update")
+		typ := irtest.F32(irtest.D("n", 4))
+		ok := b.Input("ok", ir.Data, ir.Type{Elem: dtype.Pred}, "")
+		w, m := b.Input("w", ir.Param, typ, ""), b.Input("m", ir.Param, typ, "")
+		to, from := b.ToHost, func(x *ir.Value) *ir.Value { return b.ToDevice(x, nil) }
+		if !moves {
+			to = func(x *ir.Value) *ir.Value { return x }
+			from = to
+		}
+		old, was := from(m), from(w)
+		m1 := b.Scale(old, 0.5)
+		w1 := to(b.Select(ok, b.Sub(was, m1), was))
+		m1 = to(b.Select(ok, m1, old))
+		g, err := b.Graph(w1, m1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w1.Name, w1.Means.Replaces = "w1", "w"
+		m1.Name, m1.Means.Replaces = "m1", "m"
+		text, err := lower.Module(g, lower.Options{Kernels: kernels.For("cpu")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	plain := program(false)
+	if !strings.Contains(plain, "optimization_barrier") { // or the test shows nothing
+		t.Errorf("the moment is not read back:\n%s", plain)
+	}
+	if got := program(true); got != plain {
+		t.Errorf("with moves:\n%s\nwithout:\n%s", got, plain)
 	}
 }

@@ -29,6 +29,9 @@ func Module(g *ir.Graph, o Options) (string, error) {
 		return "", err
 	}
 	g = asBytes(g)
+	if o.Kernels.HostMemory() == "" {
+		g = unmoved(g)
+	}
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
 		kernels: o.Kernels, memos: map[*ir.Value]memo{}, known: map[string]val{},
 		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{}}

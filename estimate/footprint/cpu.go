@@ -26,7 +26,7 @@ func (g *gradient) onCPU() int64 {
 			kept = append(kept, g.s.scores*2*(n+1)/n*g.part.rounds*g.p.slots)
 		}
 		for _, n := range kept {
-			m.add(n, atForward, atBackward)
+			g.layered(m, n, false)
 		}
 	}
 	if g.part.last {
@@ -67,9 +67,38 @@ func (g *gradient) onCPU() int64 {
 		g.gradients(m)
 	}
 	if g.w.unrolled {
-		m.hosts = nil
+		g.results(m)
 	}
 	return m.peak()
+}
+
+// layered adds what stays of a stack from the pass forward to the one back, in layers if they are
+// written one after another.
+func (g *gradient) layered(m *space, bytes int64, alone bool) {
+	n := int64(1)
+	if g.w.unrolled {
+		n = g.part.rounds * g.p.slots
+	}
+	for range n {
+		m.list = append(m.list, buffer{bytes / n, atForward, atBackward, alone})
+	}
+}
+
+// results adds the places of gradients of layers that are written one after another: each is room
+// for others until the layer's own is scattered. Where nothing is gathered by layers they are taken
+// at once.
+func (g *gradient) results(m *space) {
+	m.hosts = nil
+	if g.w.gather != "layer" || !g.sharded() || g.onto {
+		return
+	}
+	for i := range g.params {
+		if h := &g.params[i]; h.stack {
+			for range h.layers {
+				m.host(g.w.grads(h)/h.layers, -1, atSettle)
+			}
+		}
+	}
 }
 
 // tables adds the parameters that are gathered outside of the loop. One that is not cut along its
@@ -93,7 +122,10 @@ func (g *gradient) tables(m *space) {
 			m.list[len(m.list)-1].alone = g.s.TP > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes
 		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it
-			m.add(bytes, atForward, atBackward)
+			if g.p.rounded(g.plan) { // as it was sent: GEMMs take it so
+				bytes = h.whole() * g.w.sum
+			}
+			g.layered(m, bytes, g.p.rounded(g.plan))
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
 			m.add(bytes+turned, atEmbed, atEmbed)

@@ -254,6 +254,10 @@ func (g *gradient) weights(m *space) {
 		bytes := g.taken(h)
 		switch {
 		case g.stays() && !g.forward || g.half == ofWeights:
+		case h.stack && g.w.gather == "micro" && h.few != nil && g.forward && g.backward &&
+			!g.recomputes(h.name): // each pass has its own copy
+			m.add(h.param.whole*h.few.forward/32, atEmbed, atLogits)
+			m.add(h.param.whole*h.few.backward/32, atTable, g.lastTaken(h))
 		case h.stack && g.w.gather == "micro":
 			m.add(bytes, atEmbed, g.lastTaken(h))
 		case h.stack:

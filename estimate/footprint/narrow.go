@@ -240,28 +240,48 @@ func (g *gradient) turnedFactors() (bytes int64) {
 	return bytes
 }
 
-// made is what an update has besides that writes weights in few bits. Of MXFP8 new masters and
-// moments wait in f32 until the old ones are read by all, since a fusion that turns weights does
-// not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory, more where
-// what was gathered is turned as well. Of NVFP4 the rounded weights wait (2.1), but for pieces of
-// 2 GiB and more, which are fused otherwise. On the CPU it is what one orientation takes.
-func (p *Predictor) made(w *way, list []holding) (bytes int64) {
+// made is what an update has besides that quantizes weights.
+func (p *Predictor) made(w *way, list []holding) int64 {
+	mx, nv := p.quantized(w, list)
+	return mx + nv
+}
+
+// quantized is what an update has besides that quantizes weights, by format. Of MXFP8 new masters
+// and moments wait in f32 until the old ones are read by all, since a fusion that transposes
+// weights does not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory,
+// more where what was gathered is transposed as well. On one device only one stack waits, and two
+// where fsdp does not shard them on sm_100, or where they have 2 GiB and more, which XLA fuses
+// otherwise. Of NVFP4 the rounded weights wait (2.1), but for those of 2 GiB and more. On the CPU
+// it is what one orientation takes.
+func (p *Predictor) quantized(w *way, list []holding) (mx, nv int64) {
 	each := int64(8)
 	if w.gather == "step" && w.sharded {
 		each = 10
 	}
+	var largest int64 // in f32
 	for i := range list {
 		switch h := &list[i]; {
 		case h.few == nil:
 		case p.cpu:
-			bytes += h.param.stored * (h.few.mx + 5*h.few.nv/4)
-		case h.stored()*4 < 1<<31:
-			bytes += h.param.stored * (each*h.few.mx + 17*h.few.nv/8)
+			mx += h.param.stored * (h.few.mx + 5*h.few.nv/4)
 		default:
-			bytes += h.param.stored * each * h.few.mx
+			if mx += h.param.stored * each * h.few.mx; h.few.mx > 0 {
+				largest = max(largest, h.stored()*4)
+			}
+			if h.stored()*4 < 1<<31 {
+				nv += h.param.stored * 17 * h.few.nv / 8
+			}
 		}
 	}
-	return bytes
+	switch {
+	case p.cpu:
+	case w.alone:
+		mx = largest
+	case w.gather == "step" && w.sharded:
+	case largest >= 1<<31 || !w.sharded && p.arch != "sm_120":
+		mx = min(mx, largest*13/6)
+	}
+	return mx, nv
 }
 
 // squares is what the program that adds up the squares of gradients has under a policy, which

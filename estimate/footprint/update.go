@@ -75,9 +75,10 @@ func (p *Predictor) widened(list []holding) int64 {
 func (w *way) updateBound(list []holding) (n int64) {
 	for i := range list {
 		h := &list[i]
-		n += h.stored()*(20+w.elem+w.sum+w.grad) + h.whole()*(w.elem+w.sum) + w.copies(h)
+		_, _, host := w.state(h)
+		n += h.stored()*(20+w.elem+w.sum+w.grad) + h.whole()*(w.elem+w.sum) + w.copies(h) + 2*host
 	}
-	return n + w.fetched(list)
+	return n
 }
 
 // An updateKey is all that the buffers of an update depend on. The stages of a rank are told by how
