@@ -534,7 +534,7 @@ func TestReports(t *testing.T) {
 	p, l := newPost(t, openCPU(t, 1), "mxfp8", "down"), &log{}
 	p.config.Layers, p.policy.Layers, p.policy.Rules[0].To, p.sites = 1, 1, 1, []string{site}
 	f := &fault{site: site, kind: "w"}
-	tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps), "save.every=1")
+	tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps))
 	defer tr.Close()
 	var norm, sum, grown float64
 	tr.Break(func(step int) error {
