@@ -246,9 +246,10 @@ func (x *Executable) Report() (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	made.Seconds = x.loaded.seconds
 	r, err := newReport(made, &x.stage, t)
 	if err == nil {
-		r.Engine = x.engine.name + " " + x.engine.version
+		r.Engine, r.Cached = x.engine.name+" "+x.engine.version, x.cached
 	}
 	return r, err
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -279,6 +280,7 @@ func TestCompileCacheKnowsTheEnvironment(t *testing.T) {
 
 func TestCompileCache(t *testing.T) {
 	dir := t.TempDir()
+	var reports []*engine.Report
 	compile := func(name string) (cached bool, warnings int) {
 		t.Helper()
 		events := &event.Recorder{}
@@ -289,6 +291,11 @@ func TestCompileCache(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		defer x.Free()
+		r, err := x.Report()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		reports = append(reports, r)
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
 		in := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
 		defer in.Free()
@@ -322,6 +329,13 @@ func TestCompileCache(t *testing.T) {
 	}
 	if cached, warnings := compile("second"); !cached || warnings != 0 {
 		t.Errorf("second compile: cached %v, %d warnings", cached, warnings)
+	}
+	first, second := reports[0], *reports[1]
+	if first.Cached || !second.Cached || first.Seconds <= 0 {
+		t.Errorf("cached is %v and then %v, %v s", first.Cached, second.Cached, first.Seconds)
+	}
+	if second.Cached = false; !reflect.DeepEqual(first, &second) {
+		t.Errorf("the report is %+v, it was %+v", second, first)
 	}
 	if err := os.WriteFile(entries()[0], []byte("garbage"), 0o644); err != nil {
 		t.Fatal(err)

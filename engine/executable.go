@@ -23,8 +23,15 @@ type Executable struct {
 	engine  *Engine
 	stage   program.Stage
 	loaded  *shared
+	cached  bool // not compiled for this one
 	freed   atomic.Bool
 	scratch sync.Pool // of [][]*pjrt.Buffer
+}
+
+// A programHead is what the cache keeps beside a serialized program.
+type programHead struct {
+	pjrt.Signature
+	Seconds float64 // that the compile took
 }
 
 // Compile compiles a stage for the devices it names, or takes it from the cache.
@@ -50,22 +57,23 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	start := time.Now()
 	loaded, cached := e.programs.take(key), true
 	if loaded == nil {
-		var sig pjrt.Signature
+		var head programHead
 		var one *pjrt.Loaded
 		kept := e.cache.unlessDumped(s.Flags, e.environ)
-		cached = kept.get(key, &sig, func(code []byte) (err error) {
-			one, err = e.client.Load(code, options, sig)
+		cached = kept.get(key, &head, func(code []byte) (err error) {
+			one, err = e.client.Load(code, options, head.Signature)
 			return err
 		})
 		if !cached {
 			if one, err = e.client.Compile([]byte(s.Text), options); err != nil {
 				return nil, err
 			}
-			kept.keep(key, one.Signature(), one.Serialize)
+			head = programHead{one.Signature(), time.Since(start).Seconds()}
+			kept.keep(key, head, one.Serialize)
 		}
-		loaded = e.programs.put(key, one)
+		loaded = e.programs.put(key, one, head.Seconds)
 	}
-	x := &Executable{engine: e, stage: *s, loaded: loaded}
+	x := &Executable{engine: e, stage: *s, loaded: loaded, cached: cached}
 	if err := x.check(); err != nil {
 		x.Free()
 		return nil, err

@@ -77,7 +77,9 @@ func (r *Report) String() string {
 	if r.CuDNN != "" {
 		head = append(head, "cuDNN "+r.CuDNN)
 	}
-	head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
+	if r.Seconds > 0 { // entries of older caches do not tell
+		head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
+	}
 	if r.Cached {
 		head = append(head, "from the cache")
 	}

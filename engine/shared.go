@@ -17,8 +17,9 @@ type loadedPrograms struct {
 // A shared is a loaded program and how many executables run it.
 type shared struct {
 	*pjrt.Loaded
-	key   string
-	users int
+	key     string
+	users   int
+	seconds float64 // that the compile took
 }
 
 // take gives the program of a key to one more user, nil if it is not loaded.
@@ -34,12 +35,12 @@ func (l *loadedPrograms) take(key string) *shared {
 
 // put gives a program that was compiled or read from the cache to its first user. If another
 // goroutine was first, the program is that one's.
-func (l *loadedPrograms) put(key string, x *pjrt.Loaded) *shared {
+func (l *loadedPrograms) put(key string, x *pjrt.Loaded, seconds float64) *shared {
 	l.mu.Lock()
 	s := l.all[key]
 	first := s == nil
 	if first {
-		s = &shared{Loaded: x, key: key}
+		s = &shared{Loaded: x, key: key, seconds: seconds}
 		if l.all == nil {
 			l.all = map[string]*shared{}
 		}
