@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
@@ -18,7 +19,7 @@ import (
 // Stages that run one after another, forward and then backward, each on a mesh of its own, give the
 // loss and the gradients of one device.
 func TestStagesAgreeWithOneDevice(t *testing.T) {
-	for _, row := range []struct {
+	for k, row := range []struct {
 		model  string
 		counts []int64
 	}{
@@ -42,7 +43,10 @@ func TestStagesAgreeWithOneDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range append(plantest.Meshes(), mesh{Name: "one", Apply: func(*plan.Plan) {}}) {
+		for i, m := range append(plantest.Meshes(), mesh{Name: "one", Apply: func(*plan.Plan) {}}) {
+			if !long.Enabled && (i+k)%2 > 0 { // each mesh with some of the rows
+				continue
+			}
 			got, err := runStages(stages, newPlan(m), ordered(whole, newPlan(m)))
 			if err != nil {
 				t.Errorf("%s %v, %s: %v", row.model, row.counts, m.Name, err)
