@@ -50,7 +50,11 @@ var archs = map[string]arch{
 
 // Parse reads a Hugging Face config.json.
 func Parse(text []byte) (*Config, error) {
-	if key := twice(text); key != "" {
+	key := ""
+	if json.Valid(text) {
+		key = twice(json.NewDecoder(bytes.NewReader(text)))
+	}
+	if key != "" {
 		return nil, bad("the key %q stands twice", key).At("config.json").
 			Because("which of the two counts is decided otherwise by every program that reads it").
 			Try("remove one of them")
@@ -82,43 +86,29 @@ func Parse(text []byte) (*Config, error) {
 	return r.c, r.c.Check()
 }
 
-// twice finds a key that stands twice in one object of a JSON text; "" if there is none, or if the
-// text is not JSON, which who reads it says better.
-func twice(text []byte) string {
-	type object struct {
-		keys  map[string]bool // nil for an array
-		value bool            // the next token is a value
+// twice finds a key that one object of the next value has two times, at any depth; encoding/json
+// takes the last without a word. The text must be JSON.
+func twice(dec *json.Decoder) string {
+	open, _ := dec.Token()
+	if open != json.Delim('{') && open != json.Delim('[') {
+		return ""
 	}
-	var open []object
-	dec := json.NewDecoder(bytes.NewReader(text))
-	for {
-		token, err := dec.Token()
-		if err != nil {
-			return ""
-		}
-		if n := len(open); n > 0 && open[n-1].keys != nil && !open[n-1].value {
-			if key, ok := token.(string); ok {
-				if open[n-1].keys[key] {
-					return key
-				}
-				open[n-1].keys[key], open[n-1].value = true, true
-				continue
+	seen := map[string]bool{}
+	for dec.More() {
+		if open == json.Delim('{') {
+			token, _ := dec.Token()
+			key, _ := token.(string)
+			if seen[key] {
+				return key
 			}
+			seen[key] = true
 		}
-		switch token {
-		case json.Delim('{'):
-			open = append(open, object{keys: map[string]bool{}})
-			continue
-		case json.Delim('['):
-			open = append(open, object{})
-			continue
-		case json.Delim('}'), json.Delim(']'):
-			open = open[:len(open)-1]
-		}
-		if n := len(open); n > 0 {
-			open[n-1].value = false
+		if key := twice(dec); key != "" {
+			return key
 		}
 	}
+	_, _ = dec.Token() // the bracket
+	return ""
 }
 
 func (r *reader) unknownFamily() error {

@@ -35,6 +35,11 @@ func above(m *measured, bound float64) verdict {
 	return verdict{out: m.value > bound, bound: bound}
 }
 
+// rises is above, once the history speaks.
+func rises(m *measured, bound float64) verdict {
+	return verdict{out: m.learned && m.value > bound, bound: bound}
+}
+
 func below(m *measured, bound float64) verdict {
 	return verdict{out: m.value < bound, bound: bound}
 }
@@ -92,23 +97,15 @@ func (l *Linear) values() [7]float64 {
 // judgeAmax: largest of clean runs 1.6, 1.14 and 3.8 times the median.
 func judgeAmax(m *measured) verdict {
 	factor := [tensors]float64{opX: 4, opW: 1.5, opDY: 16}[m.operand%tensors]
-	v := above(m, m.usual*math.Pow(factor, float64(1+m.rung)))
-	v.out = v.out && m.learned && m.usual > 0
+	v := rises(m, m.usual*math.Pow(factor, float64(1+m.rung)))
+	v.out = v.out && m.usual > 0
 	return v
 }
 
 // judgeSpread: largest drift of clean runs 2.6, of dy.
-func judgeSpread(m *measured) verdict {
-	v := above(m, m.usual+3.5*float64(1+m.rung))
-	v.out = v.out && m.learned
-	return v
-}
+func judgeSpread(m *measured) verdict { return rises(m, m.usual+3.5*float64(1+m.rung)) }
 
-func judgeRange(m *measured) verdict {
-	v := above(m, m.usual+3)
-	v.out = v.out && m.learned
-	return v
-}
+func judgeRange(m *measured) verdict { return rises(m, m.usual+3) }
 
 // judgeSaturated: a scale that is rounded up never clamps, so MXFP8 that does is broken. NVFP4's
 // scales are rounded to nearest and clamp 3.0 to 5.6 % in health, those of weights, with 256
@@ -123,28 +120,21 @@ func judgeSaturated(m *measured) verdict {
 	if m.operand%tensors == opW {
 		least = 0.01
 	}
-	v := above(m, max(least, 1.5*m.usual))
-	v.out = v.out && m.learned
-	return v
+	return rises(m, max(least, 1.5*m.usual))
 }
 
 // judgeUnderflow: NVFP4 has tensors with 5 to 8 % in health, and others with 29 to 53 %, such as
 // the product inside a SwiGLU; nothing was seen between.
 func judgeUnderflow(m *measured) verdict {
-	var bound float64
 	switch {
 	case m.format == mxfp8 && m.operand == opDY+tensors:
-		bound = max(0.03, 10*m.usual)
+		return rises(m, max(0.03, 10*m.usual))
 	case m.format == mxfp8:
-		bound = max(0.005, 10*m.usual)
+		return rises(m, max(0.005, 10*m.usual))
 	case m.usual < 0.10:
-		bound = 0.15
-	default:
-		bound = max(0.65, m.usual+0.20)
+		return rises(m, 0.15)
 	}
-	v := above(m, bound)
-	v.out = v.out && m.learned
-	return v
+	return rises(m, max(0.65, m.usual+0.20))
 }
 
 // judgeSNR: that of MXFP8 hardly depends on the data (31.0 to 32.0 dB of all operands), so that a
@@ -180,19 +170,14 @@ func judgeNorm(m *measured) verdict {
 
 // judgeZeros: at most 0.006 % in clean runs with SwiGLU. Models whose activation is zero for half
 // of its arguments have zeros of their own, which the median knows.
-func judgeZeros(m *measured) verdict {
-	v := above(m, max(0.001, 3*m.usual))
-	v.out = v.out && m.learned
-	return v
-}
+func judgeZeros(m *measured) verdict { return rises(m, max(0.001, 3*m.usual)) }
 
 func judgeRows(m *measured) verdict {
-	v := above(m, 0)
-	v.now = true
 	if m.usual > 0 { // channels that are dead in any precision
-		v = above(m, 2*m.usual+0.01)
+		return rises(m, 2*m.usual+0.01)
 	}
-	v.out = v.out && m.learned
+	v := rises(m, 0)
+	v.now = true
 	return v
 }
 

@@ -3,33 +3,11 @@ package hlotest
 import (
 	"fmt"
 
-	"google.golang.org/protobuf/encoding/protowire"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // A Msg is a protocol buffer message under construction.
-type Msg []byte
-
-// Int adds a field that is a whole number.
-func (m Msg) Int(num protowire.Number, v int64) Msg {
-	return protowire.AppendVarint(protowire.AppendTag(m, num, protowire.VarintType), uint64(v))
-}
-
-// Bytes adds a field that is bytes, or another message.
-func (m Msg) Bytes(num protowire.Number, b []byte) Msg {
-	return protowire.AppendBytes(protowire.AppendTag(m, num, protowire.BytesType), b)
-}
-
-// Text adds a field that is a string.
-func (m Msg) Text(num protowire.Number, s string) Msg { return m.Bytes(num, []byte(s)) }
-
-// Packed adds a field that is a list of whole numbers.
-func (m Msg) Packed(num protowire.Number, list ...int64) Msg {
-	var b []byte
-	for _, v := range list {
-		b = protowire.AppendVarint(b, uint64(v))
-	}
-	return m.Bytes(num, b)
-}
+type Msg = wire.Msg
 
 // Element types as XLA numbers them.
 const (

@@ -124,15 +124,25 @@ type calls struct {
 	Fabric        func(handle, *fabricInfo) int32             `nvml:"DeviceGetGpuFabricInfoV"`
 }
 
-// bind fills every function whose symbol the library has.
-func (c *calls) bind(library uintptr) {
+// bind fills every function. One whose symbol the library lacks answers codeNoFunction.
+func (c *calls) bind(library uintptr) (missing []string) {
 	v := reflect.ValueOf(c).Elem()
 	for i := range v.NumField() {
 		symbol := "nvml" + v.Type().Field(i).Tag.Get("nvml")
 		if address, err := purego.Dlsym(library, symbol); err == nil && address != 0 {
 			purego.RegisterFunc(v.Field(i).Addr().Interface(), address)
+			continue
 		}
+		missing = append(missing, symbol)
+		v.Field(i).Set(reflect.MakeFunc(v.Field(i).Type(), func([]reflect.Value) []reflect.Value {
+			answer := reflect.New(v.Field(i).Type().Out(0)).Elem()
+			if answer.CanInt() {
+				answer.SetInt(codeNoFunction)
+			}
+			return []reflect.Value{answer}
+		}))
 	}
+	return missing
 }
 
 // text is the C string at the start of a buffer.

@@ -23,16 +23,15 @@ func Read(path string) (*Snapshot, error) {
 	}
 	defer func() { _ = purego.Dlclose(library) }()
 	r := &reader{}
-	r.bind(library)
-	if r.Init == nil || r.Count == nil || r.ByIndex == nil {
+	missing := r.bind(library)
+	needed := []string{"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"}
+	if slices.ContainsFunc(needed, func(s string) bool { return slices.Contains(missing, s) }) {
 		return nil, fmt.Errorf("%w: it lacks nvmlInit_v2 or the list of devices", ErrNoLibrary)
 	}
 	if code := r.Init(); code != 0 {
 		return nil, r.failure("nvmlInit_v2", code)
 	}
-	if r.Shutdown != nil {
-		defer r.Shutdown()
-	}
+	defer r.Shutdown()
 	return r.snapshot()
 }
 
@@ -43,11 +42,7 @@ type reader struct {
 }
 
 func (r *reader) failure(call string, code int32) *Error {
-	said := "unknown error"
-	if r.ErrorString != nil {
-		said = r.ErrorString(code)
-	}
-	return &Error{Call: call, Code: int(code), Text: said}
+	return &Error{Call: call, Code: int(code), Text: cmp.Or(r.ErrorString(code), "unknown error")}
 }
 
 func (r *reader) snapshot() (*Snapshot, error) {
@@ -55,11 +50,9 @@ func (r *reader) snapshot() (*Snapshot, error) {
 		Driver: r.system(r.DriverVersion),
 		NVML:   r.system(r.NVMLVersion),
 	}
-	if r.CUDAVersion != nil {
-		var v int32
-		if r.CUDAVersion(&v) == 0 {
-			s.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
-		}
+	var v int32
+	if r.CUDAVersion(&v) == 0 {
+		s.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 	}
 	var n uint32
 	if code := r.Count(&n); code != 0 {
@@ -84,7 +77,7 @@ func (r *reader) snapshot() (*Snapshot, error) {
 
 func (r *reader) system(ask func(*byte, uint32) int32) string {
 	var buffer [versionSize]byte
-	if ask == nil || ask(&buffer[0], versionSize) != 0 {
+	if ask(&buffer[0], versionSize) != 0 {
 		return ""
 	}
 	return text(buffer[:])
@@ -103,17 +96,13 @@ func (r *reader) ok(d *Device, call string, code int32) bool {
 func (r *reader) device(h handle, d *Device) {
 	d.Name = r.label(r.Name, h, nameSize)
 	d.UUID = r.label(r.UUID, h, uuidSize)
-	if r.PCI != nil {
-		var p pciInfo
-		if r.ok(d, "nvmlDeviceGetPciInfo_v3", r.PCI(h, &p)) {
-			d.PCI = p.address()
-		}
+	var p pciInfo
+	if r.ok(d, "nvmlDeviceGetPciInfo_v3", r.PCI(h, &p)) {
+		d.PCI = p.address()
 	}
-	if r.Capability != nil {
-		var major, minor int32
-		if r.ok(d, "nvmlDeviceGetCudaComputeCapability", r.Capability(h, &major, &minor)) {
-			d.Major, d.Minor = int(major), int(minor)
-		}
+	var major, minor int32
+	if r.ok(d, "nvmlDeviceGetCudaComputeCapability", r.Capability(h, &major, &minor)) {
+		d.Major, d.Minor = int(major), int(minor)
 	}
 	r.memory(h, d)
 	for _, q := range []struct {
@@ -130,7 +119,7 @@ func (r *reader) device(h handle, d *Device) {
 		{r.clock(clockMemory), "nvmlDeviceGetMaxClockInfo", &d.MemoryClockMHz},
 	} {
 		var v uint32
-		if q.ask != nil && r.ok(d, q.name, q.ask(h, &v)) {
+		if r.ok(d, q.name, q.ask(h, &v)) {
 			*q.to = int(v)
 		}
 	}
@@ -143,45 +132,38 @@ func (r *reader) device(h handle, d *Device) {
 
 func (r *reader) label(ask func(handle, *byte, uint32) int32, h handle, size uint32) string {
 	buffer := make([]byte, size)
-	if ask == nil || ask(h, &buffer[0], size) != 0 {
+	if ask(h, &buffer[0], size) != 0 {
 		return ""
 	}
 	return text(buffer)
 }
 
 func (r *reader) clock(kind uint32) func(handle, *uint32) int32 {
-	if r.MaxClock == nil {
-		return nil
-	}
 	return func(h handle, v *uint32) int32 { return r.MaxClock(h, kind, v) }
 }
 
 // memory prefers the second version, which does not count the driver's own part as used.
 func (r *reader) memory(h handle, d *Device) {
-	if r.Memory2 != nil {
-		m := memory2{version: versioned(unsafe.Sizeof(memory2{}), 2)}
-		if r.ok(d, "nvmlDeviceGetMemoryInfo_v2", r.Memory2(h, &m)) {
-			d.TotalBytes, d.ReservedBytes, d.FreeBytes = int64(m.total), int64(m.reserved), int64(m.free)
-			return
-		}
+	m := memory2{version: versioned(unsafe.Sizeof(memory2{}), 2)}
+	if r.ok(d, "nvmlDeviceGetMemoryInfo_v2", r.Memory2(h, &m)) {
+		d.TotalBytes, d.ReservedBytes, d.FreeBytes = int64(m.total), int64(m.reserved), int64(m.free)
+		return
 	}
-	if r.Memory1 != nil {
-		var m memory1
-		if r.ok(d, "nvmlDeviceGetMemoryInfo", r.Memory1(h, &m)) {
-			d.TotalBytes, d.FreeBytes = int64(m.total), int64(m.free)
-		}
+	var old memory1
+	if r.ok(d, "nvmlDeviceGetMemoryInfo", r.Memory1(h, &old)) {
+		d.TotalBytes, d.FreeBytes = int64(old.total), int64(old.free)
 	}
 }
 
 func (r *reader) modes(h handle, d *Device) {
 	var now, pending uint32
-	if r.ECC != nil && r.ok(d, "nvmlDeviceGetEccMode", r.ECC(h, &now, &pending)) {
+	if r.ok(d, "nvmlDeviceGetEccMode", r.ECC(h, &now, &pending)) {
 		d.ECC = state(now)
 	}
-	if r.MIGMode != nil && r.ok(d, "nvmlDeviceGetMigMode", r.MIGMode(h, &now, &pending)) {
+	if r.ok(d, "nvmlDeviceGetMigMode", r.MIGMode(h, &now, &pending)) {
 		d.MIG = state(now)
 	}
-	if r.Persistence != nil && r.ok(d, "nvmlDeviceGetPersistenceMode", r.Persistence(h, &now)) {
+	if r.ok(d, "nvmlDeviceGetPersistenceMode", r.Persistence(h, &now)) {
 		d.Persistence = state(now)
 	}
 }
@@ -196,12 +178,11 @@ func state(v uint32) State {
 // affinity reads bit sets: 16 words hold 1,024 CPUs, more than any host of today has.
 func (r *reader) affinity(h handle, d *Device) {
 	var set [16]uint64
-	if r.CPUAffinity != nil &&
-		r.ok(d, "nvmlDeviceGetCpuAffinity", r.CPUAffinity(h, uint32(len(set)), &set[0])) {
+	if r.ok(d, "nvmlDeviceGetCpuAffinity", r.CPUAffinity(h, uint32(len(set)), &set[0])) {
 		d.CPUs = members(set[:])
 	}
 	set = [16]uint64{}
-	if r.NodeAffinity != nil && r.ok(d, "nvmlDeviceGetMemoryAffinity",
+	if r.ok(d, "nvmlDeviceGetMemoryAffinity",
 		r.NodeAffinity(h, uint32(len(set)), &set[0], scopeNode)) {
 		if nodes := members(set[:]); len(nodes) > 0 {
 			d.NUMA = nodes[0]
@@ -222,7 +203,7 @@ func members(set []uint64) []int {
 }
 
 func (r *reader) instances(h handle, d *Device) {
-	if d.MIG != On || r.MIGMax == nil || r.MIGByIndex == nil {
+	if d.MIG != On {
 		return
 	}
 	var n uint32
@@ -240,7 +221,7 @@ func (r *reader) instances(h handle, d *Device) {
 			UUID: r.label(r.UUID, part, uuidSize),
 		}
 		var a attributes
-		if r.Attributes != nil && r.ok(d, "nvmlDeviceGetAttributes_v2", r.Attributes(part, &a)) {
+		if r.ok(d, "nvmlDeviceGetAttributes_v2", r.Attributes(part, &a)) {
 			in.MemoryBytes = int64(a.memoryMiB) << 20
 			in.GPUSlices, in.ComputeSlices = int(a.gpuSlices), int(a.computeSlices)
 			in.Multiprocessors = int(a.multiprocessors)
@@ -250,9 +231,6 @@ func (r *reader) instances(h handle, d *Device) {
 }
 
 func (r *reader) links(h handle, d *Device) {
-	if r.LinkState == nil {
-		return
-	}
 	count := uint32(maxLinks)
 	if v, ok := r.field(h, fieldLinkCount, 0); ok {
 		count = min(count, uint32(v))
@@ -260,7 +238,7 @@ func (r *reader) links(h handle, d *Device) {
 	for i := range count {
 		var active uint32
 		code := r.LinkState(h, i, &active)
-		if code == codeInvalid || code == codeNotSupported {
+		if code == codeInvalid || code == codeNotSupported || code == codeNoFunction {
 			return // past the last link, or a card without NVLink
 		}
 		if r.ok(d, "nvmlDeviceGetNvLinkState", code) {
@@ -278,7 +256,7 @@ func (r *reader) link(h handle, i uint32, active bool) Link {
 		return l
 	}
 	var version uint32
-	if r.LinkVersion != nil && r.LinkVersion(h, i, &version) == 0 && int(version) < len(generations) {
+	if r.LinkVersion(h, i, &version) == 0 && int(version) < len(generations) {
 		l.Version = generations[version]
 	}
 	if v, ok := r.field(h, fieldLinkSpeed, i); ok {
@@ -287,7 +265,7 @@ func (r *reader) link(h handle, i uint32, active bool) Link {
 		l.MBps = int(v)
 	}
 	var kind int32
-	if r.LinkKind != nil && r.LinkKind(h, i, &kind) == 0 {
+	if r.LinkKind(h, i, &kind) == 0 {
 		switch kind { // nvmlIntNvLinkDeviceType_t
 		case 0:
 			l.Remote = RemoteGPU
@@ -298,16 +276,13 @@ func (r *reader) link(h handle, i uint32, active bool) Link {
 		}
 	}
 	var p pciInfo
-	if r.LinkRemote != nil && r.LinkRemote(h, i, &p) == 0 {
+	if r.LinkRemote(h, i, &p) == 0 {
 		l.PCI = p.address()
 	}
 	return l
 }
 
 func (r *reader) field(h handle, id, scope uint32) (uint64, bool) {
-	if r.Fields == nil {
-		return 0, false
-	}
 	f := fieldValue{field: id, scope: scope}
 	if r.Fields(h, 1, &f) != 0 || f.result != 0 {
 		return 0, false
@@ -322,9 +297,6 @@ func (r *reader) field(h handle, id, scope uint32) (uint64, bool) {
 }
 
 func (r *reader) fabric(h handle, d *Device) {
-	if r.Fabric == nil {
-		return
-	}
 	f := fabricInfo{version: versioned(unsafe.Sizeof(fabricInfo{}), 2)}
 	if !r.ok(d, "nvmlDeviceGetGpuFabricInfoV", r.Fabric(h, &f)) || f.state == 0 {
 		return // state 0: the card has no fabric to register with
@@ -360,10 +332,10 @@ func (r *reader) pair(a, b handle) (level Level, linked bool) {
 		return level, false // one of them could not be opened
 	}
 	var v int32
-	if r.Ancestor != nil && r.Ancestor(a, b, &v) == 0 {
+	if r.Ancestor(a, b, &v) == 0 {
 		level = Level(v)
 	}
-	linked = r.P2P != nil && r.P2P(a, b, p2pNVLink, &v) == 0 && v == 0 // NVML_P2P_STATUS_OK
+	linked = r.P2P(a, b, p2pNVLink, &v) == 0 && v == 0 // NVML_P2P_STATUS_OK
 	return level, linked
 }
 

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // CompileOptions say for what devices, and how, a program is compiled.
@@ -62,67 +64,43 @@ func (o CompileOptions) Encode() ([]byte, error) {
 	if len(o.Devices) == 0 {
 		return nil, diag.New(diag.CompileOption, "a program needs at least one device")
 	}
-	var ids []byte
-	for _, d := range o.Devices {
-		ids = protowire.AppendVarint(ids, uint64(d))
-	}
-	var computed []byte
-	computed = appendBytes(computed, computedIDs, ids)
-	var assign []byte
-	assign = appendInt(assign, assignReplicas, int64(len(o.Devices)))
-	assign = appendInt(assign, assignParts, 1)
-	assign = appendBytes(assign, assignComputed, computed)
-
-	var build []byte
-	build = appendInt(build, buildOrdinal, -1)
-	build = appendInt(build, buildReplicas, int64(len(o.Devices)))
-	build = appendInt(build, buildPartitions, 1)
-	build = appendBytes(build, buildAssignment, assign)
+	n := int64(len(o.Devices))
+	ids := lists.Map(o.Devices, func(d int) int64 { return int64(d) })
+	assign := wire.Msg(nil).Int(assignReplicas, n).Int(assignParts, 1).
+		Bytes(assignComputed, wire.Msg(nil).Packed(computedIDs, ids...))
+	build := wire.Msg(nil).Int(buildOrdinal, -1).Int(buildReplicas, n).Int(buildPartitions, 1).
+		Bytes(buildAssignment, assign)
 	if o.DeviceMemory > 0 {
-		build = appendInt(build, buildMemory, o.DeviceMemory)
+		build = build.Int(buildMemory, o.DeviceMemory)
 	}
 	if o.Effort > 0 {
-		build = appendInt(build, buildEffort, int64(o.Effort))
+		build = build.Int(buildEffort, int64(o.Effort))
 	}
-	out := appendBytes(nil, optBuild, build)
+	out := wire.Msg(nil).Bytes(optBuild, build)
 	for _, name := range slices.Sorted(maps.Keys(o.Flags)) {
 		value, err := encodeFlag(name, o.Flags[name])
 		if err != nil {
 			return nil, err
 		}
-		entry := appendBytes(nil, 1, []byte(name))
-		out = appendBytes(out, optOverrides, appendBytes(entry, 2, value))
+		out = out.Bytes(optOverrides, wire.Msg(nil).Text(1, name).Bytes(2, value))
 	}
 	return out, nil
 }
 
-func encodeFlag(name string, value any) ([]byte, error) {
+func encodeFlag(name string, value any) (m wire.Msg, err error) {
 	switch v := value.(type) {
 	case string:
-		return appendBytes(nil, overrideString, []byte(v)), nil
+		return m.Text(overrideString, v), nil
 	case bool:
-		return appendInt(nil, overrideBool, int64(protowire.EncodeBool(v))), nil
+		return m.Int(overrideBool, int64(protowire.EncodeBool(v))), nil
 	case int:
-		return appendInt(nil, overrideInt, int64(v)), nil
+		return m.Int(overrideInt, int64(v)), nil
 	case int64:
-		return appendInt(nil, overrideInt, v), nil
+		return m.Int(overrideInt, v), nil
 	case float64:
-		return appendDouble(nil, overrideDouble, v), nil
+		return m.Double(overrideDouble, v), nil
 	}
 	return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", name, value)
-}
-
-func appendInt(b []byte, n protowire.Number, v int64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), uint64(v))
-}
-
-func appendDouble(b []byte, n protowire.Number, v float64) []byte {
-	b = protowire.AppendTag(b, n, protowire.Fixed64Type)
-	return protowire.AppendFixed64(b, math.Float64bits(v))
-}
-
-func appendBytes(b []byte, n protowire.Number, v []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
 }
 
 // An Option is a named value that a plugin takes when a client or a topology is created. The

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/wire"
 )
 
 // A Writer is a [event.Sink] that writes the figures of a run to one file of a log folder.
@@ -86,7 +86,7 @@ func (w *Writer) Emit(e event.Event) {
 func (w *Writer) begin(step int) {
 	if !w.began {
 		w.began = true
-		w.write(message(w.now(), step, fieldSession, sessionStart()))
+		w.write(message(w.now(), step, fieldSession, wire.Msg(nil).Int(sessionStatus, statusStart)))
 	}
 }
 
@@ -139,19 +139,16 @@ const (
 	valueSimple  protowire.Number = 2
 
 	sessionStatus protowire.Number = 1
-	statusStart   uint64           = 1
+	statusStart                    = 1
 )
 
 // message builds an Event with one field beside its time and step.
 func message(at time.Time, step int, field protowire.Number, body []byte) []byte {
-	b := protowire.AppendTag(nil, fieldTime, protowire.Fixed64Type)
-	b = protowire.AppendFixed64(b, math.Float64bits(float64(at.UnixNano())/1e9))
+	m := wire.Msg(nil).Double(fieldTime, float64(at.UnixNano())/1e9)
 	if step != 0 {
-		b = protowire.AppendTag(b, fieldStep, protowire.VarintType)
-		b = protowire.AppendVarint(b, uint64(step))
+		m = m.Int(fieldStep, int64(step))
 	}
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	return protowire.AppendBytes(b, body)
+	return m.Bytes(field, body)
 }
 
 type scalar struct {
@@ -159,20 +156,10 @@ type scalar struct {
 	value float64
 }
 
-func summary(values []scalar) []byte {
-	var b []byte
+func summary(values []scalar) (m wire.Msg) {
 	for _, v := range values {
-		one := protowire.AppendTag(nil, valueTag, protowire.BytesType)
-		one = protowire.AppendString(one, v.tag)
-		one = protowire.AppendTag(one, valueSimple, protowire.Fixed32Type)
-		one = protowire.AppendFixed32(one, math.Float32bits(float32(v.value)))
-		b = protowire.AppendTag(b, summaryValue, protowire.BytesType)
-		b = protowire.AppendBytes(b, one)
+		one := wire.Msg(nil).Text(valueTag, v.tag).Float(valueSimple, float32(v.value))
+		m = m.Bytes(summaryValue, one)
 	}
-	return b
-}
-
-func sessionStart() []byte {
-	b := protowire.AppendTag(nil, sessionStatus, protowire.VarintType)
-	return protowire.AppendVarint(b, statusStart)
+	return m
 }

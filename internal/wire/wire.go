@@ -1,4 +1,5 @@
-// Package wire turns the bytes of a protocol buffer into Go values, by the numbers of its fields.
+// Package wire turns the bytes of a protocol buffer into Go values and back, by the numbers of its
+// fields.
 package wire
 
 import (
