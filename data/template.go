@@ -2,6 +2,7 @@ package data
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,8 +61,8 @@ func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error
 	}
 	c := &chatter{tokens: t, end: end, shape: shape, marks: map[string]int32{"{end}": end}}
 	for _, text := range []string{shape.open, shape.before, shape.after} {
-		for part := range pieces(text) {
-			if !isMark(part) || part == "{end}" {
+		for _, part := range pieces(text) {
+			if !marks.MatchString(part) || part == "{end}" {
 				continue
 			}
 			id, ok := t.ID(part)
@@ -76,35 +77,23 @@ func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error
 	return c, nil
 }
 
-func isMark(part string) bool {
-	return strings.HasPrefix(part, "<|") && strings.HasSuffix(part, "|>") || part == "{end}"
-}
+// marks are the tokens that a template names.
+var marks = regexp.MustCompile(`\{end\}|<\|.*?\|>`)
 
 // pieces cuts a text of a template into marks and what stands between them.
-func pieces(text string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for text != "" {
-			cut := len(text)
-			switch {
-			case strings.HasPrefix(text, "{end}"):
-				cut = len("{end}")
-			case strings.HasPrefix(text, "<|"):
-				if i := strings.Index(text, "|>"); i >= 0 {
-					cut = i + 2
-				}
-			default:
-				for _, mark := range []string{"{end}", "<|"} {
-					if i := strings.Index(text, mark); i >= 0 {
-						cut = min(cut, i)
-					}
-				}
-			}
-			if !yield(text[:cut]) {
-				return
-			}
-			text = text[cut:]
+func pieces(text string) (list []string) {
+	at := 0
+	for _, mark := range marks.FindAllStringIndex(text, -1) {
+		if at < mark[0] {
+			list = append(list, text[at:mark[0]])
 		}
+		list = append(list, text[mark[0]:mark[1]])
+		at = mark[1]
 	}
+	if at < len(text) {
+		list = append(list, text[at:])
+	}
+	return list
 }
 
 // append writes a chat behind ids. learned has a flag for each of them: set for what an assistant
@@ -127,8 +116,8 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 		}
 	}
 	write := func(shape, role string) {
-		for part := range pieces(shape) {
-			if !isMark(part) {
+		for _, part := range pieces(shape) {
+			if !marks.MatchString(part) {
 				text += strings.ReplaceAll(part, "{role}", role)
 				continue
 			}
@@ -166,8 +155,8 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 
 // cutMark cuts a text behind its first mark.
 func cutMark(text string) (mark, rest string) {
-	for part := range pieces(text) {
-		return part, text[len(part):]
+	if list := pieces(text); len(list) > 0 {
+		mark = list[0]
 	}
-	return "", ""
+	return mark, text[len(mark):]
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Step says that a step of training was taken. Figures that are not known are 0.
@@ -185,14 +186,7 @@ func (s Step) text(eval *Eval, width int) string {
 }
 
 func joined(parts []string) string {
-	var b strings.Builder
-	for _, p := range parts {
-		if p != "" && b.Len() > 0 {
-			b.WriteString("  ")
-		}
-		b.WriteString(p)
-	}
-	return b.String()
+	return strings.Join(lists.Filter(parts, func(p string) bool { return p != "" }), "  ")
 }
 
 // loss writes a loss in six columns, enough for the logarithm of any vocabulary.

@@ -12,10 +12,7 @@ import (
 // second dimension counts where an array has both.
 //
 // Outside the experts ep is data parallel.
-var cuts = []struct {
-	dim, with string
-	axes      []string
-}{
+var cuts = []cut{
 	{dim: ir.Batch, axes: []string{DataAxis, FSDPAxis, ExpertAxis}},
 	{dim: ir.Seq, axes: []string{ContextAxis}},
 	{dim: ir.Seq, with: ir.EmbedDim, axes: []string{TensorAxis}}, // with sequence parallelism
@@ -23,6 +20,11 @@ var cuts = []struct {
 	{dim: ir.KVHeads, axes: []string{TensorAxis}},
 	{dim: ir.MLPDim, axes: []string{TensorAxis}},
 	{dim: ir.Vocab, axes: []string{TensorAxis}},
+}
+
+type cut struct {
+	dim, with string
+	axes      []string
 }
 
 // sharded are the axes that also cut what a device keeps of a parameter between its uses, along a
@@ -65,16 +67,8 @@ func (p *Plan) Shards() []ir.Axis {
 
 // Ranks is the number of devices that have rows of their own.
 func (p *Plan) Ranks() int64 {
-	n := int64(1)
-	for _, c := range cuts {
-		if c.dim != ir.Batch {
-			continue
-		}
-		for _, axis := range c.axes {
-			n *= p.Size(axis)
-		}
-	}
-	return n
+	rows := lists.Find(cuts, func(c cut) bool { return c.dim == ir.Batch })
+	return lists.Product(rows.axes, p.Size)
 }
 
 // Times is the number of devices along some axes.

@@ -71,15 +71,3 @@ func (d *Devices) UnmarshalText(text []byte) (err error) {
 	*d, err = ParseDevices(string(text))
 	return err
 }
-
-// duplicate finds a device that stands twice, or -1.
-func (d Devices) duplicate() int {
-	seen := make(map[int]bool, len(d))
-	for _, id := range d {
-		if seen[id] {
-			return id
-		}
-		seen[id] = true
-	}
-	return -1
-}

@@ -97,13 +97,15 @@ func (s *Stage) Validate() error {
 	if err := s.checkMesh(bad); err != nil {
 		return err
 	}
+	seen := map[int]bool{}
 	for _, id := range s.Devices {
-		if id < 0 {
+		switch {
+		case id < 0:
 			return bad("there is no device %d", id)
+		case seen[id]:
+			return bad("device %d stands twice", id)
 		}
-	}
-	if dup := s.Devices.duplicate(); dup >= 0 {
-		return bad("device %d stands twice", dup)
+		seen[id] = true
 	}
 	for _, list := range [][]Array{s.Args, s.Results} {
 		names := map[string]bool{}
