@@ -79,13 +79,8 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 	v := e.begin(ctx, "plan")
 	done := &Planned{Output: job.Output}
 	search := get(v, "read the model and the cluster", job.read)
-	v.pass("calibrate", func() error {
-		c, err := calibrate(job.Calibrate, search.Profile.Name)
-		if err == nil {
-			search.Correction = c.For(&search)
-			done.Calibrated = search.Correction.Runs
-		}
-		return err
+	done.Calibrated = get(v, "calibrate", func() (int, error) {
+		return calibrate(job.Calibrate, &search)
 	})
 	if job.From != "" {
 		done.Today = get(v, "price what is run today", func() (*Today, error) {

@@ -3,7 +3,6 @@ package deepwell
 import (
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/deepwell/deepwell/autoplan"
 	"github.com/deepwell/deepwell/diag"
@@ -16,30 +15,29 @@ import (
 // calibrationFile is what a calibration is called in the folder of its run.
 const calibrationFile = "calibration.json"
 
-// calibrate reads calibrations, and makes those of runs: names with commas between, each a file or
-// the folder of a run. stack is whose prices the runs are held to.
-func calibrate(names, stack string) (*autoplan.Calibration, error) {
-	if names == "" {
-		return nil, nil
-	}
-	all := &autoplan.Calibration{}
-	for name := range strings.SplitSeq(names, ",") {
+// calibrate corrects a search by calibrations, and makes those of runs: names with commas between,
+// each a file or the folder of a run. It gives how many runs the correction is by.
+func calibrate(names string, s *autoplan.Job) (int, error) {
+	var all autoplan.Calibration
+	for _, name := range commas(names) {
 		info, err := os.Stat(name)
 		if err != nil {
-			return nil, diag.New(diag.FileError, "cannot read what to calibrate by").At("%s", name).
-				Wrap(err)
+			return 0, diag.New(diag.FileError, "cannot read what to calibrate by").At("%s", name).Wrap(err)
 		}
 		read := readCalibration
-		if info.IsDir() {
-			read = func(name string) (*autoplan.Calibration, error) { return calibrateRun(name, stack) }
+		if info.IsDir() { // held to the prices of the same stack
+			read = func(name string) (*autoplan.Calibration, error) {
+				return calibrateRun(name, s.Profile.Name)
+			}
 		}
 		c, err := read(name)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
 		all.Runs = append(all.Runs, c.Runs...)
 	}
-	return all, nil
+	s.Correction = all.For(s)
+	return s.Correction.Runs, nil
 }
 
 func readCalibration(path string) (*autoplan.Calibration, error) {

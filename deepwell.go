@@ -47,10 +47,8 @@ func NewEnv(getenv func(string) string, events event.Sink) (*Env, error) {
 func (e *Env) Install(ctx context.Context, name string, from []string) (*plugin.Bundle, error) {
 	v := e.begin(ctx, "install")
 	in := &plugin.Installer{Dir: e.Engines, From: from, Events: e.Events}
-	var bundle *plugin.Bundle
-	v.pass("fetch, check and unpack", func() (err error) {
-		bundle, err = in.Install(ctx, name)
-		return err
+	bundle := get(v, "fetch, check and unpack", func() (*plugin.Bundle, error) {
+		return in.Install(ctx, name)
 	})
 	return bundle, v.err
 }
@@ -107,7 +105,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error)
 	})
 	if from != nil && from.planned != nil {
 		v.pass("hold the programs to the plan", func() error {
-			return from.keepsToPlan(reports, cluster.Target().CPU())
+			return from.keepsToPlan(reports, cluster.CPU())
 		})
 		v.pass("add up what a device holds", func() (err error) {
 			foot, err = from.footprints(reports)

@@ -121,11 +121,7 @@ func (r *rehearsal) read() (err error) {
 	if r.what, err = parseWhatIf(r.job.WhatIf); err != nil {
 		return err
 	}
-	c, err := calibrate(r.job.Calibrate, s.Profile.Name)
-	if err == nil {
-		s.Correction = c.For(s)
-		r.done.Calibrated = s.Correction.Runs
-	}
+	r.done.Calibrated, err = calibrate(r.job.Calibrate, s)
 	return err
 }
 
@@ -296,28 +292,24 @@ func (r *rehearsal) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Help, er
 }
 
 func (r *rehearsal) write() error {
-	if r.job.Report != "" {
-		if err := atomicfile.Write(r.job.Report, r.report().HTML(), 0o644); err != nil {
-			return diag.New(diag.FileError, "cannot write the report").At("%s", r.job.Report).Wrap(err).
-				Try("--report FILE in a folder that is there and can be written")
+	for _, file := range []struct {
+		name, path string
+		write      func(io.Writer) error
+	}{{"report", r.job.Report, r.page}, {"trace", r.job.Trace, r.done.Trace}} {
+		if file.path == "" {
+			continue
 		}
-		r.done.Wrote = append(r.done.Wrote, r.job.Report)
-	}
-	if r.job.Trace != "" {
-		err := atomicfile.WriteFunc(r.job.Trace, 0o644, func(w io.Writer) error {
-			return r.done.Trace(w)
-		})
-		if err != nil {
-			return diag.New(diag.FileError, "cannot write the trace").At("%s", r.job.Trace).Wrap(err).
-				Try("--trace FILE in a folder that is there and can be written")
+		if err := atomicfile.WriteFunc(file.path, 0o644, file.write); err != nil {
+			return diag.New(diag.FileError, "cannot write the %s", file.name).At("%s", file.path).Wrap(err).
+				Try("--%s FILE in a folder that is there and can be written", file.name)
 		}
-		r.done.Wrote = append(r.done.Wrote, r.job.Trace)
+		r.done.Wrote = append(r.done.Wrote, file.path)
 	}
 	return nil
 }
 
-// report is the page of the dry run.
-func (r *rehearsal) report() *dryrun.Report {
+// page writes the page of the dry run.
+func (r *rehearsal) page(w io.Writer) error {
 	d := r.done
 	card := r.search.Cluster.Card
 	text, _ := r.plan.Marshal() // it was read from a text
@@ -335,7 +327,8 @@ func (r *rehearsal) report() *dryrun.Report {
 			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", r.job.Tokens, human.Amount(d.Bill.Money),
 				d.Budget.Price)})
 	}
-	return page
+	_, err := w.Write(page.HTML())
+	return err
 }
 
 // fits is an error where a device has too little memory; what was written stays.

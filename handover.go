@@ -12,7 +12,6 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/step"
 )
 
@@ -38,9 +37,8 @@ func (r *runner) handOver() error {
 			At("%s: optimizer.name", r.job.Path)
 	}
 	dir := r.job.Handover
-	read := func(p *model.Param, dst []float32) error { return r.init(p, dst) }
 	_, err := capture.Export(filepath.Join(dir, "init"), r.model.Config,
-		capture.ExportOptions{Type: dtype.F32}, read)
+		capture.ExportOptions{Type: dtype.F32}, r.init)
 	if err != nil {
 		return err
 	}

@@ -163,7 +163,7 @@ func (p *pairing) write() error {
 
 // verdict is an error where a bound is not met.
 func (p *pairing) verdict() error {
-	var unproven *diag.Error
+	var unproven error
 	for _, c := range p.result.Formats {
 		switch {
 		case c.Is == parity.Missed:
@@ -180,10 +180,7 @@ func (p *pairing) verdict() error {
 				Because("the gap is %s", gapText(c)).Try("%s", fix)
 		}
 	}
-	if unproven != nil {
-		return unproven
-	}
-	return nil
+	return unproven
 }
 
 func gapText(c parity.Comparison) string {

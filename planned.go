@@ -34,15 +34,9 @@ const maxText = 4 << 20
 
 // isPlan tells a plan from other files by its members.
 func isPlan(source string) bool {
-	if !strings.HasSuffix(source, ".json") {
-		return false
-	}
 	text, err := folder.ReadPlain(source, maxText)
-	if err != nil {
-		return false
-	}
 	var members map[string]json.RawMessage
-	if json.Unmarshal(text, &members) != nil {
+	if !strings.HasSuffix(source, ".json") || err != nil || json.Unmarshal(text, &members) != nil {
 		return false
 	}
 	return members["microbatches"] != nil || members["cluster"] != nil || members["fsdp"] != nil
@@ -140,7 +134,7 @@ func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Stage, err 
 		one.Devices = p.Ranks[0].Devices
 		list = append(list, &one)
 	}
-	if p.Joint() || c.Target().CPU() {
+	if p.Joint() || c.CPU() {
 		return list, nil // devices copy
 	}
 	hidden := p.OfStage(step.Forward, 0).Module

@@ -59,7 +59,7 @@ func OpenCompiler(ctx context.Context, o Options, withoutCuDNN bool) (*Compiler,
 
 // Compile compiles one stage for the target, or takes what came of it from the cache, and says what
 // that was.
-func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Target) (*Report,
+func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Cluster) (*Report,
 	error) {
 	if err := ctx.Err(); err != nil {
 		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
@@ -116,7 +116,7 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 
 // compiled compiles a stage, unless the cache has what came of it. What is kept is XLA's own word:
 // reports are made of it anew.
-func (c *Compiler) compiled(s *program.Stage, t machine.Target) (x compiled, cached bool,
+func (c *Compiler) compiled(s *program.Stage, t machine.Cluster) (x compiled, cached bool,
 	err error) {
 	options := c.options(s, t)
 	encoded, err := options.Encode()
@@ -169,7 +169,7 @@ const disablePasses = "xla_disable_hlo_passes"
 
 // describe makes the topology of a target, once: all stages of a program have the same, and
 // describing 65,536 devices takes 0.1 s.
-func (c *Compiler) describe(t machine.Target) (*pjrt.Topology, error) {
+func (c *Compiler) describe(t machine.Cluster) (*pjrt.Topology, error) {
 	config, shape := t.ConfigText(c.bundle.CuDNN), t.Topology()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *Compiler) Close() {
 // options are the flags of the stage on top of what every compile without a device needs and of
 // the set that hid most communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
-func (c *Compiler) options(s *program.Stage, t machine.Target) pjrt.CompileOptions {
+func (c *Compiler) options(s *program.Stage, t machine.Cluster) pjrt.CompileOptions {
 	flags := map[string]any{
 		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
 		"xla_gpu_autotune_level":   0,
@@ -240,7 +240,7 @@ func (x *Executable) Report() (*Report, error) {
 	if err := x.alive(); err != nil {
 		return nil, err
 	}
-	t := machine.Target{Partitions: 1, HostsPerPartition: 1, DevicesPerHost: len(x.stage.Devices)}
+	t := machine.Cluster{Domains: 1, HostsPerDomain: 1, DevicesPerHost: len(x.stage.Devices)}
 	t.Card.Name = x.engine.platform
 	made, err := describeExecutable(x.loaded.Executable)
 	if err != nil {
@@ -254,7 +254,7 @@ func (x *Executable) Report() (*Report, error) {
 	return r, err
 }
 
-func newReport(x compiled, s *program.Stage, t machine.Target) (*Report, error) {
+func newReport(x compiled, s *program.Stage, t machine.Cluster) (*Report, error) {
 	m, err := hlo.Read(x.Format, x.optimized)
 	if err != nil {
 		return nil, err

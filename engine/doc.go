@@ -12,7 +12,7 @@
 // A [Link] hands arrays from one stage to another: between devices of one client, between processes
 // over a [link.Wire], or inside a program that both stages run.
 //
-// A [Compiler] needs no device: it takes a [machine.Target] and compiles the real step for the
+// A [Compiler] needs no device: it takes a [machine.Cluster] and compiles the real step for the
 // real cluster, and a [Report] says what the compiler made of it.
 //
 // The engine never sees a graph or a plan.

@@ -65,7 +65,7 @@ func (sc *scene) compileForCards(text string, n int) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0], cluster.Target())
+	_, err = c.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0], cluster)
 	return err
 }
 

@@ -14,7 +14,7 @@ func blockKinds() map[string]Kind {
 	return map[string]Kind{
 		"rms_norm":       {1, inferNorm(1), rmsNormVJP, streams},
 		"layer_norm":     {1, inferNorm(2), layerNormVJP, streams},
-		"softmax":        {1, takes(1, inferSoftmax), softmaxVJP, streams},
+		"softmax":        {1, inferNorm(0), softmaxVJP, streams},
 		"rope":           {1, takes(2, inferRope), ropeVJP, streams},
 		"attention":      {2, inferAttention, attentionVJP, attentionWork},
 		"attention_grad": {3, inferAttentionGrad, nil, attentionWork},
@@ -95,15 +95,6 @@ func (d *Differ) wide(v *Value) *Value {
 
 // narrow gives a gradient the element type of its value.
 func (d *Differ) narrow(g, like *Value) *Value { return d.Convert(g, like.Type.Elem) }
-
-func inferSoftmax(_ *Graph, op *Op) ([]Type, error) {
-	x, dim := op.In[0].Type, op.Attrs.Text("dim")
-	if x.Index(dim) < 0 {
-		return nil, fmt.Errorf("%s has no %s", x, dim)
-	}
-	place, err := keep(x, dim)
-	return []Type{{x.Elem, x.Dims, place}}, err
-}
 
 func softmaxVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	y := d.Use(op.Out[0])
@@ -420,10 +411,6 @@ type Attention struct {
 	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
 	// keys of its own document only. Both or neither are given.
 	Segments, KeySegments *Value
-	// Places and KeyPlaces are the places of queries and keys in the sequence. Without them the first
-	// query and the first key stand at the same place, and the others follow. Both or neither are
-	// given.
-	Places, KeyPlaces *Value
 	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
 	Products dtype.DType
 }
@@ -431,14 +418,10 @@ type Attention struct {
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.Products),
-		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
-		"placed": how.Places != nil}
+		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0))}
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)
-	}
-	if how.Places != nil {
-		in = append(in, how.Places, how.KeyPlaces)
 	}
 	return b.op("attention", attrs(a), nil, in...)[0]
 }

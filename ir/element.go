@@ -26,15 +26,9 @@ func elementKinds() map[string]Kind {
 			dx := d.Div(dy[0], y)
 			return []*Value{d.fold(dx, op.In[0]), d.fold(d.Neg(d.Mul(dx, q)), op.In[1])}
 		}, nil},
-		"neg": {1, inferUnary("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.Neg(dy[0])}
-		}, nil},
-		"scale": {1, inferUnary("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.Scale(dy[0], op.Attrs.Float("by"))}
-		}, nil},
-		"shift": {1, inferUnary("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{dy[0]}
-		}, nil},
+		"neg":   {1, inferUnary("sum"), linearVJP, nil},
+		"scale": {1, inferUnary("sum"), linearVJP, nil},
+		"shift": {1, inferUnary("none"), sameGradient, nil},
 		"convert": {1, takes(1, inferConvert), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.Convert(dy[0], op.In[0].Type.Elem)}
 		}, nil},
@@ -54,6 +48,14 @@ func elementKinds() map[string]Kind {
 		}, nil}
 	}
 	return t
+}
+
+// sameGradient is that of what leaves numbers, or their differences, as they are.
+func sameGradient(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }
+
+// linearVJP is that of an operation that is its own gradient.
+func linearVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	return d.Again(op, op.Attrs, nil, dy[0])
 }
 
 func noGradients(_ *Differ, op *Op, _ []*Value) []*Value { return make([]*Value, len(op.In)) }

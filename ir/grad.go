@@ -106,11 +106,11 @@ func (d *Differ) inputs(names []string) ([]*Value, error) {
 	}
 	var list []*Value
 	for _, name := range names {
-		i := slices.IndexFunc(d.fwd.Inputs, func(v *Value) bool { return v.Name == name })
-		if i < 0 {
+		v := lists.Find(d.fwd.Inputs, func(v *Value) bool { return v.Name == name })
+		if v == nil {
 			return nil, diag.New(diag.GraphInvalid, "graph %s has no input %q", d.fwd.Name, name)
 		}
-		list = append(list, d.fwd.Inputs[i])
+		list = append(list, v)
 	}
 	return list, nil
 }
@@ -310,7 +310,7 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 		switch {
 		case !c.isEarly(op):
 			late.Ops = append(late.Ops, op)
-		case op.Kind == "repeat" && !c.isAllEarly(op):
+		case op.Kind == "repeat" && slices.ContainsFunc(op.Out, func(v *Value) bool { return !c.early[v] }):
 			first, second := c.cutRepeat(op)
 			early.Ops, late.Ops = append(early.Ops, first), append(late.Ops, second)
 		default:
@@ -339,8 +339,9 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 			return v
 		}
 		if handed[v] == nil && v.def.Kind == "to_device" {
-			handed[v] = v.fetched(hand(v.def.In[0]))
-			fetched = append(fetched, handed[v].def)
+			// From the host once more: to hand it over would keep it on the device.
+			op := &Op{Kind: v.def.Kind, Tag: v.def.Tag, In: []*Value{hand(v.def.In[0])}}
+			handed[v], fetched = op.gives(v.Name, v.Type), append(fetched, op)
 		}
 		if handed[v] == nil {
 			handed[v] = &Value{Name: v.Name, Type: v.Type, Role: Residual, Source: v.Source}
@@ -365,12 +366,6 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 	return early, late, crossing
 }
 
-// fetched is a value from the host, moved once more: to hand it over would keep it on the device.
-func (v *Value) fetched(from *Value) *Value {
-	op := &Op{Kind: v.def.Kind, Tag: v.def.Tag, In: []*Value{from}}
-	return op.gives(v.Name, v.Type)
-}
-
 // mark finds what the early results need. Of a repeat they may need the carries only.
 func (c *cutter) mark() {
 	for i, v := range c.g.Results {
@@ -382,8 +377,13 @@ func (c *cutter) mark() {
 		if !c.isEarly(op) {
 			continue
 		}
+		var inner *cutter // of a repeat
+		if op.Kind == "repeat" {
+			inner = c.bodyCutter(op)
+			inner.mark()
+		}
 		for k, v := range op.In {
-			if op.Kind != "repeat" || c.repeatNeeds(op, k) {
+			if inner == nil || inner.early[op.Body.Inputs[k]] {
 				c.early[v] = true
 			}
 		}
@@ -392,17 +392,6 @@ func (c *cutter) mark() {
 
 func (c *cutter) isEarly(op *Op) bool {
 	return slices.ContainsFunc(op.Out, func(v *Value) bool { return c.early[v] })
-}
-
-func (c *cutter) isAllEarly(op *Op) bool {
-	return !slices.ContainsFunc(op.Out, func(v *Value) bool { return !c.early[v] })
-}
-
-// repeatNeeds tells whether the early results of a repeat's body need its k-th input.
-func (c *cutter) repeatNeeds(op *Op, k int) bool {
-	inner := c.bodyCutter(op)
-	inner.mark()
-	return inner.early[op.Body.Inputs[k]]
 }
 
 // bodyCutter divides a repeat's body: a carry is early if any round's early results may need it.

@@ -256,11 +256,7 @@ func Along(mesh []Axis, axis string) (size, stride int64) {
 
 // Devices is how many a mesh has.
 func Devices(mesh []Axis) int64 {
-	n := int64(1)
-	for _, a := range mesh {
-		n *= a.Size
-	}
-	return n
+	return lists.Product(mesh, func(a Axis) int64 { return a.Size })
 }
 
 // fresh gives names that a graph does not have yet.

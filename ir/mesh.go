@@ -13,9 +13,7 @@ import (
 func meshKinds() map[string]Kind {
 	return map[string]Kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
-		"all_reduce": {1, takes(1, inferAllReduce), func(_ *Differ, _ *Op, dy []*Value) []*Value {
-			return dy
-		}, reduceWork},
+		"all_reduce": {1, takes(1, inferAllReduce), sameGradient, reduceWork},
 		"all_gather": {1, inferPiece("", true), func(d *Differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
@@ -26,26 +24,26 @@ func meshKinds() map[string]Kind {
 			}
 			return []*Value{d.OwnPiece(dy[0], axis, dim)}
 		}, gatherWork},
-		"reduce_scatter": {1, inferPiece(Partial, false), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
-		}, reduceWork},
+		"reduce_scatter": {1, inferPiece(Partial, false), pieceVJP, reduceWork},
 		// Taking one's own piece of a copy; the pieces of the gradient together are the gradient.
-		"own_piece": {1, inferPiece("", false), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
-		}, nil},
-		"to_host":   {1, inferMove, func(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }, moveWork},
-		"to_device": {1, inferMove, func(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }, moveWork},
+		"own_piece": {1, inferPiece("", false), pieceVJP, nil},
+		"to_host":   {1, inferMove, sameGradient, moveWork},
+		"to_device": {1, inferMove, sameGradient, moveWork},
 	}
+}
+
+// pieceVJP is that of what leaves each device a piece.
+func pieceVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
 }
 
 // inferMove leaves the type as it is: [Graph.Hosted] tells where a value lies. A move to the device
 // may have a second argument, which it waits for.
 func inferMove(_ *Graph, op *Op) ([]Type, error) {
-	if op.Kind == "to_device" && len(op.In) == 2 {
-		return []Type{op.In[0].Type}, nil
-	}
-	if err := arity(op, 1); err != nil {
-		return nil, err
+	if op.Kind != "to_device" || len(op.In) != 2 {
+		if err := arity(op, 1); err != nil {
+			return nil, err
+		}
 	}
 	return []Type{op.In[0].Type}, nil
 }

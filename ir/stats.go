@@ -244,15 +244,11 @@ func (e *expander) listen(op *Op, inner *expander) {
 	}
 	l := op.Loop()
 	one := told{stats: inner.teller.stats, codes: inner.teller.codes, loop: op}
-	for k, v := range []*Value{scales, amaxes} {
-		if v == nil {
-			continue
-		}
-		if out := e.stacked(op, v); k == 0 {
-			one.scales = out
-		} else {
-			one.amaxes = out
-		}
+	if scales != nil {
+		one.scales = e.stacked(op, scales)
+	}
+	if amaxes != nil {
+		one.amaxes = e.stacked(op, amaxes)
 	}
 	for i := range one.stats {
 		s := &one.stats[i]

@@ -22,10 +22,7 @@ func (g *Graph) String() string {
 func (g *Graph) print(b *strings.Builder, indent string) {
 	fmt.Fprintf(b, "%sgraph %s", indent, g.Name)
 	if len(g.Mesh) > 0 {
-		axes := make([]string, len(g.Mesh))
-		for i, a := range g.Mesh {
-			axes[i] = a.Name + "=" + strconv.FormatInt(a.Size, 10)
-		}
+		axes := lists.Map(g.Mesh, func(a Axis) string { return fmt.Sprintf("%s=%d", a.Name, a.Size) })
 		fmt.Fprintf(b, " mesh(%s)", strings.Join(axes, ", "))
 	}
 	b.WriteString(" {\n")
@@ -39,7 +36,8 @@ func (g *Graph) print(b *strings.Builder, indent string) {
 	for _, op := range g.Ops {
 		op.print(b, indent+"  ")
 	}
-	fmt.Fprintf(b, "%s  return%s\n%s}\n", indent, prefixed(" ", g.Results), indent)
+	end := strings.TrimRight(indent+"  return "+values(g.Results), " ")
+	fmt.Fprintf(b, "%s\n%s}\n", end, indent)
 }
 
 func (op *Op) print(b *strings.Builder, indent string) {
@@ -70,13 +68,6 @@ func (a Attrs) String() string {
 func values(list []*Value) string {
 	names := lists.Map(list, func(v *Value) string { return v.String() })
 	return strings.Join(names, ", ")
-}
-
-func prefixed(prefix string, list []*Value) string {
-	if len(list) == 0 {
-		return ""
-	}
-	return prefix + values(list)
 }
 
 // attrText writes a constant so that its kind can be told: 1 is whole, 1.0 is not, "1" is a word.

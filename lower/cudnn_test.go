@@ -65,7 +65,7 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				r, err := c.Compile(t.Context(), &program.FromText("attention", text, 1).Stages[0], cluster.Target())
+				r, err := c.Compile(t.Context(), &program.FromText("attention", text, 1).Stages[0], cluster)
 				if err != nil {
 					t.Fatalf("%v\n%s", err, text)
 				}

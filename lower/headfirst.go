@@ -13,14 +13,9 @@ import (
 // first puts a value's heads before its rows: what stands side by side, key heads, their share of
 // query heads, rows, and the elements of a head if it has them.
 func (a *attendant) first(x val) val {
-	order := lists.Pick(x.t.Dims, func(d ir.Dim) (string, bool) {
-		return d.Name, !slices.Contains([]string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim}, d.Name)
-	})
-	for _, name := range []string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim} {
-		if x.t.Index(name) >= 0 {
-			order = append(order, name)
-		}
-	}
+	last := []string{ir.KVHeads, share, ir.Seq, ir.Keys, ir.HeadDim}
+	has := func(name string) bool { return x.t.Index(name) >= 0 }
+	order := append(ir.Names(ir.Without(x.t.Dims, last...)), lists.Filter(last, has)...)
 	return a.w.turn(x, order)
 }
 

@@ -100,12 +100,11 @@ func attends(name string) func(*kernels.Set, *ir.Op) (string, bool) {
 }
 
 func rowsShared(_ *kernels.Set, op *ir.Op) (string, bool) {
-	table := op.Out[0]
+	table := op.Out[0].Type
 	if op.Kind == "embedding" {
-		table = op.In[1]
+		table = op.In[1].Type
 	}
-	_, shared := sharer(table.Type, table.Type.Dims[0].Name)
-	return "", shared
+	return "", len(table.Place.Axes(table.Dims[0].Name)) > 0
 }
 
 func scoresShared(_ *kernels.Set, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }

@@ -134,11 +134,7 @@ func newSide(v val, other ir.Type, over []string) *side {
 }
 
 func count(dims []ir.Dim) int64 {
-	n := int64(1)
-	for _, d := range dims {
-		n *= d.Size
-	}
-	return n
+	return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
 }
 
 // flatten gives the argument as [batch, free, over] or [batch, over, free], whichever it is

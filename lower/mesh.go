@@ -53,16 +53,6 @@ func (w *writer) after(v, other val) val {
 	return val{pair + "#0", v.t}
 }
 
-// sharer is the axis that cuts a dimension.
-func sharer(t ir.Type, dim string) (axis string, cut bool) {
-	for _, s := range t.Place {
-		if s.How == dim {
-			return s.Axis, true
-		}
-	}
-	return "", false
-}
-
 // folder is the region of a collective that joins values.
 func folder(how string, d dtype.DType) string {
 	return fmt.Sprintf("{\n^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>):\n"+
@@ -172,7 +162,7 @@ func ownPiece(w *writer, op *ir.Op, in []val) []val {
 
 // localIDs counts rows from the device's first; has says which rows are the device's.
 func (w *writer) localIDs(ids val, table ir.Type) (local, has val) {
-	axis, _ := sharer(table, table.Dims[0].Name)
+	axis := table.Place.Axes(table.Dims[0].Name)[0]
 	n := table.Dims[0].Size
 	start := w.as(w.first(axis, n, ids.t.Elem), ids.t)
 	local = w.elementwise("subtract", ids, start)

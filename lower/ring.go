@@ -105,6 +105,18 @@ func (r *ring) whole(moves int64) *ir.Op {
 	return &op
 }
 
+// part computes with the keys and values that are here after some moves. A kernel that needs no
+// extras takes what is here; else all of in is taken, cut to the keys of their owner.
+func (r *ring) part(moves int64, in, here []val, cudnn, plain rule) []val {
+	switch {
+	case r.cudnn:
+		return cudnn(r.w, r.whole(moves), here)
+	case r.plain:
+		return plain(r.w, r.whole(moves), here)
+	}
+	return plain(r.w, r.op, r.piece(in, here[1], here[2], r.owner(moves)))
+}
+
 // behind tells, after some moves, whether the keys that are here stand before the queries, as big
 // as a type: a device's queries follow those of the devices before it.
 func (r *ring) behind(moves int64, like ir.Type) val {
@@ -121,15 +133,7 @@ func ringAttention(w *writer, op *ir.Op, in []val) []val {
 		if moves > 0 {
 			k, v = r.passOnce(k), r.passOnce(v)
 		}
-		var part []val
-		switch {
-		case r.cudnn:
-			part = cudnnAttention(w, r.whole(moves), []val{in[0], k, v})
-		case r.plain:
-			part = attention(w, r.whole(moves), []val{in[0], k, v})
-		default:
-			part = attention(w, op, r.piece(in, k, v, r.owner(moves)))
-		}
+		part := r.part(moves, in, []val{in[0], k, v}, cudnnAttention, attention)
 		if r.plain && moves > 0 {
 			seen := r.behind(moves, part[1].t)
 			part[1] = w.choose(seen, part[1], w.constant(part[1].t, unseen))
@@ -160,16 +164,8 @@ func ringAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 			k, v = r.passOnce(k), r.passOnce(v)
 			sums[1], sums[2] = r.pass(sums[1]), r.pass(sums[2])
 		}
-		var part []val
 		here := append([]val{in[0], k, v}, in[3:6]...)
-		switch {
-		case r.cudnn:
-			part = cudnnAttentionGrad(w, r.whole(moves), here)
-		case r.plain:
-			part = attentionGrad(w, r.whole(moves), here)
-		default:
-			part = attentionGrad(w, op, r.piece(in, k, v, r.owner(moves)))
-		}
+		part := r.part(moves, in, here, cudnnAttentionGrad, attentionGrad)
 		for i, g := range part {
 			if moves > 0 { // the first term is sent as it is; sums have more digits
 				if g = w.convert(g, dtype.F32); r.plain {

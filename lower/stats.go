@@ -35,17 +35,16 @@ func scaleStats(w *writer, op *ir.Op, in []val) []val {
 
 // joinStats takes two collectives, or one for sums alone, however many products report.
 func joinStats(w *writer, op *ir.Op, in []val) []val {
-	top, sum := in[0], in[0]
-	if op.Attrs.Bool("sum") {
-		if len(op.Axes()) > 0 {
-			sum = w.allReduce(sum, "add", op.Axes()...)
+	joined := func(how string) val {
+		if len(op.Axes()) == 0 {
+			return in[0]
 		}
-		return []val{sum}
+		return w.allReduce(in[0], how, op.Axes()...)
 	}
-	if len(op.Axes()) > 0 {
-		top = w.allReduce(in[0], "maximum", op.Axes()...)
-		sum = w.allReduce(in[0], "add", op.Axes()...)
+	if op.Attrs.Bool("sum") {
+		return []val{joined("add")}
 	}
+	top, sum := joined("maximum"), joined("add")
 	return []val{w.concat("stat", op.Out[0].Type, top, sum)}
 }
 

@@ -158,7 +158,7 @@ func TestClusterShapes(t *testing.T) {
 			t.Errorf("%q: %v", tt.text, err)
 			continue
 		}
-		target := c.Target()
+		target := c
 		if target.Topology() != tt.topology || c.Note != tt.note || target.Devices() != c.Count {
 			t.Errorf("%q: %s with note %q", tt.text, target.Topology(), c.Note)
 		}
@@ -172,19 +172,19 @@ func TestClusterSplitIsBest(t *testing.T) {
 		card := rapid.SampledFrom(cards).Draw(t, "card")
 		count := rapid.IntRange(1, 3000).Draw(t, "count")
 		c := newCluster(card, count)
-		if again, err := ParseCluster(c.String()); err != nil || again.Target().Topology() !=
-			c.Target().Topology() {
+		if again, err := ParseCluster(c.String()); err != nil || again.Topology() !=
+			c.Topology() {
 			t.Fatalf("%s reads back as %v, %v", c, again, err)
 		}
 		hosts := max(1, card.NVLinkDomain/card.GPUsPerHost)
 		if c.Domains*c.HostsPerDomain*c.DevicesPerHost != count ||
 			c.DevicesPerHost > card.GPUsPerHost || c.HostsPerDomain > hosts {
-			t.Fatalf("%s became %s", c, c.Target().Topology())
+			t.Fatalf("%s became %s", c, c.Topology())
 		}
 		for d := 1; d <= min(card.GPUsPerHost, count); d++ {
 			for h := 1; h <= hosts; h++ {
 				if count%(d*h) == 0 && d*h > c.HostsPerDomain*c.DevicesPerHost {
-					t.Fatalf("%s became %s; domains of %d are possible", c, c.Target().Topology(), d*h)
+					t.Fatalf("%s became %s; domains of %d are possible", c, c.Topology(), d*h)
 				}
 			}
 		}
@@ -217,12 +217,12 @@ func TestConfigText(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden.Compare(t, filepath.Join("testdata", name+".txtpb"),
-			[]byte(newCluster(card, 8).Target().ConfigText("9.24.1.1")))
+			[]byte(newCluster(card, 8).ConfigText("9.24.1.1")))
 	}
 	lines := regexp.MustCompile(
 		`^( *)([a-z0-9_]+ \{|\}|[a-z0-9_]+: ("[^"\\]*"|[-0-9.e+]+|true|[A-Z_]+))$`)
 	for _, c := range Cards() {
-		text := newCluster(c, 8).Target().ConfigText("")
+		text := newCluster(c, 8).ConfigText("")
 		depth := 0
 		for line := range strings.Lines(text) {
 			m := lines.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
@@ -250,7 +250,7 @@ func TestConfigText(t *testing.T) {
 			t.Errorf("%s lacks %s", c.Name, extension)
 		}
 	}
-	if text := newCluster(cpuCard(), 8).Target().ConfigText("9.24.1"); text != "" {
+	if text := newCluster(cpuCard(), 8).ConfigText("9.24.1"); text != "" {
 		t.Errorf("a processor has the text %q", text)
 	}
 }
@@ -292,7 +292,7 @@ func TestCheckDriver(t *testing.T) {
 
 func ExampleParseCluster() {
 	c, _ := ParseCluster("64xGB200-NVL72")
-	fmt.Println(c, "on", c.Hosts(), "hosts, topology", c.Target().Topology())
+	fmt.Println(c, "on", c.Hosts(), "hosts, topology", c.Topology())
 
 	_, err := ParseCluster("b200x8")
 	fmt.Print(diag.From(err).Format())

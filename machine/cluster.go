@@ -210,11 +210,3 @@ func (c Cluster) Arch() string {
 
 // String gives the cluster as the command line spells it.
 func (c Cluster) String() string { return fmt.Sprintf("%dx%s", c.Count, c.Card.Name) }
-
-// Target is what a compiler must be told of the cluster.
-func (c Cluster) Target() Target {
-	return Target{
-		Card: c.Card, Partitions: c.Domains, HostsPerPartition: c.HostsPerDomain,
-		DevicesPerHost: c.DevicesPerHost,
-	}
-}

@@ -7,29 +7,18 @@ import (
 	"strings"
 )
 
-// A Target is what XLA is told in order to compile for hardware that is not there. A partition is
-// what XLA calls the hosts that share a fast interconnect: one NVLink domain.
-type Target struct {
-	Card              Card
-	Partitions        int
-	HostsPerPartition int
-	DevicesPerHost    int
-}
-
 // Topology gives the shape as the plugin's option "topology" takes it: partitions x hosts in one x
-// devices in a host.
-func (t Target) Topology() string {
-	return fmt.Sprintf("%dx%dx%d", t.Partitions, t.HostsPerPartition, t.DevicesPerHost)
+// devices in a host. A partition is what XLA calls the hosts that share a fast interconnect: one
+// NVLink domain.
+func (t Cluster) Topology() string {
+	return fmt.Sprintf("%dx%dx%d", t.Domains, t.HostsPerDomain, t.DevicesPerHost)
 }
 
-// Devices is the number of devices of the whole target.
-func (t Target) Devices() int { return t.Partitions * t.HostsPerPartition * t.DevicesPerHost }
-
-// CPU reports whether the target is the local processor, which needs no description.
-func (t Target) CPU() bool { return t.Card.Name == "cpu" }
+// Devices is how many the topology has.
+func (t Cluster) Devices() int { return t.Hosts() * t.DevicesPerHost }
 
 // MemoryBytes is the memory that a program may use on each device; 0 for the processor.
-func (t Target) MemoryBytes() int64 { return t.Card.UsableBytes }
+func (t Cluster) MemoryBytes() int64 { return t.Card.UsableBytes }
 
 // Versions of CUDA that a target claims. The plugin is the CUDA 13 build, and on a card it finds at
 // least these; the files that XLA ships say 12.8, which keeps 32-byte vectors off on sm_100
@@ -47,7 +36,7 @@ const oldestCuDNN = "9.10.0"
 // "target_config". XLA decides by cudnnVersion which of cuDNN's products a program may use, so it
 // must be the version that will be loaded: "9.24.1" or a wheel's "9.24.1.1". With "" the target
 // claims the oldest release that has block-scaled products. The text of a CPU target is empty.
-func (t Target) ConfigText(cudnnVersion string) string {
+func (t Cluster) ConfigText(cudnnVersion string) string {
 	if t.CPU() {
 		return ""
 	}

@@ -30,13 +30,13 @@ const (
 	twoDomains = 16
 )
 
-func target(t testing.TB, devices int) machine.Target {
+func target(t testing.TB, devices int) machine.Cluster {
 	t.Helper()
 	c, err := machine.ParseCluster(map[int]string{8: "8xb200", 16: "16xb200", 64: "64xb200"}[devices])
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Target()
+	return c
 }
 
 func mustRead(t testing.TB, m *hlo.Module, devices int) *Report {
@@ -336,7 +336,7 @@ func TestCompiledPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := Read(m, c.Target(), rates)
+			r, err := Read(m, c, rates)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -96,7 +96,7 @@ type Wait struct {
 
 // Read plays the schedule of an optimized program for a target and says what of its communication
 // the compute hides.
-func Read(m *hlo.Module, t machine.Target, r Rates) (*Report, error) {
+func Read(m *hlo.Module, t machine.Cluster, r Rates) (*Report, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}

@@ -22,9 +22,9 @@ type wire struct {
 	domain  int64 // devices that NVLink joins, which have numbers in a row
 }
 
-func newWire(m *hlo.Module, t machine.Target, r Rates) wire {
+func newWire(m *hlo.Module, t machine.Cluster, r Rates) wire {
 	n := max(m.NumReplicas, 1) * max(m.NumPartitions, 1)
-	return wire{rates: r, devices: n, domain: int64(t.HostsPerPartition) * int64(t.DevicesPerHost)}
+	return wire{rates: r, devices: n, domain: int64(t.HostsPerDomain) * int64(t.DevicesPerHost)}
 }
 
 // A way is how one instruction's tensors travel.

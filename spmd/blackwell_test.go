@@ -94,7 +94,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 			"xla_gpu_collective_domain_assignment": "scale_up_fabric",
 			"xla_gpu_enable_triton_gemm":           false,
 		}
-		r, err := c.Compile(t.Context(), stage, cluster.Target())
+		r, err := c.Compile(t.Context(), stage, cluster)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -30,25 +31,19 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 
 // places counts the places of a sequence in the order in which the devices hold them.
 func (s *sharder) places(dim string, n int64) *ir.Value {
-	key := "places " + dim
-	if s.ready[key] != nil {
-		return s.ready[key]
-	}
-	run := func(n int64) ir.Type {
-		return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
-	}
-	if !s.plan.CP.Balance {
-		s.ready[key] = s.Iota(run(n), dim)
-		return s.ready[key]
-	}
-	var list []*ir.Value
-	order := chunks(s.plan)
-	each := n / int64(len(order))
-	for _, c := range order {
-		list = append(list, s.Add(s.Iota(run(each), dim), s.Fill(run(each), float64(c*each))))
-	}
-	s.ready[key] = s.Concat(dim, list...)
-	return s.ready[key]
+	return lists.Kept(s.ready, "places "+dim, func() *ir.Value {
+		run := func(n int64) ir.Type {
+			return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
+		}
+		if !s.plan.CP.Balance {
+			return s.Iota(run(n), dim)
+		}
+		order := chunks(s.plan)
+		each := n / int64(len(order))
+		return s.Concat(dim, lists.Map(order, func(c int64) *ir.Value {
+			return s.Add(s.Iota(run(each), dim), s.Fill(run(each), float64(c*each)))
+		})...)
+	})
 }
 
 // chunks gives the order of the pieces of a sequence. With balance device i has pieces i and, from

@@ -88,11 +88,7 @@ func newSharder(name string, p *plan.Plan) *sharder {
 
 // once does something to a value the first time, and remembers it.
 func (s *sharder) once(v *ir.Value, what string, do func() *ir.Value) *ir.Value {
-	key := v.Name + " " + what
-	if s.ready[key] == nil {
-		s.ready[key] = do()
-	}
-	return s.ready[key]
+	return lists.Kept(s.ready, v.Name+" "+what, do)
 }
 
 // gather joins the pieces of a value along an axis. Who needs the whole again gathers it again.

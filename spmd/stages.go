@@ -62,7 +62,8 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 		}
 		c.rounds(op.Loop())
 	}
-	return c.end()
+	c.finish(c.uses(loss.Results)...)
+	return c.stages, c.err
 }
 
 // Rounds is how many layers the loops of a graph go through.
@@ -163,10 +164,4 @@ func (c *cutter) finish(results ...*ir.Value) {
 	}
 	c.stage.Graph, c.err = c.b.Graph(results...)
 	c.stages = append(c.stages, c.stage)
-}
-
-// end finishes the last stage and finds what stages share.
-func (c *cutter) end() ([]*Stage, error) {
-	c.finish(c.uses(c.loss.Results)...)
-	return c.stages, c.err
 }

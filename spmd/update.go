@@ -102,15 +102,10 @@ func (e *ending) whole() []optim.Param {
 		t := global(h.Layout.Stored, e.Plan.Mesh())
 		t.Elem = h.Type.Elem
 		params[i].Type = t
-		params[i].Group = axesOf(h.Layout.Stored.Place)
+		axes := lists.Map(h.Layout.Stored.Place, func(s ir.Share) string { return s.Axis })
+		params[i].Group = strings.Join(axes, " ")
 	}
 	return params
-}
-
-// axesOf names the axes that cut something, as one word.
-func axesOf(place ir.Placement) string {
-	names := lists.Map(place, func(s ir.Share) string { return s.Axis })
-	return strings.Join(names, " ")
 }
 
 // A binding gives what stands on a device for an input of the whole.

@@ -80,7 +80,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	compile := func(offload ...string) *step.Footprint {
 		w := written(t, cluster.Card.Arch, offload...)
 		list, err := w.Footprints(func(s *program.Stage) step.Needs {
-			r, err := c.Compile(t.Context(), s, cluster.Target())
+			r, err := c.Compile(t.Context(), s, cluster)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -130,7 +130,7 @@ func TestOffloadOfOneLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, one := range w.List {
-		if _, err := c.Compile(t.Context(), one.Module, cluster.Target()); err != nil {
+		if _, err := c.Compile(t.Context(), one.Module, cluster); err != nil {
 			t.Errorf("%s: %v", one.Module.Name, err)
 		}
 	}

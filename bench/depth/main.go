@@ -50,7 +50,7 @@ func run(ctx context.Context) error {
 	}
 	err = compare(
 		"b200, layers of llama3.1-8b, bf16, 8,192 tokens, all recomputed", 4, big.Config, "sm_100", 8192,
-		func(s *program.Stage) error { _, err := gpu.Compile(ctx, s, cluster.Target()); return err })
+		func(s *program.Stage) error { _, err := gpu.Compile(ctx, s, cluster); return err })
 	if err != nil {
 		return err
 	}

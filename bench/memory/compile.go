@@ -157,7 +157,7 @@ func (c *compiler) onGPU(ctx context.Context, s *program.Stage,
 			return nil, err
 		}
 	}
-	return c.gpu.Compile(ctx, s, cl.Target())
+	return c.gpu.Compile(ctx, s, cl)
 }
 
 // cpuDevices is the most that a plan for the CPU has here.

@@ -64,7 +64,7 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 			return err
 		}
 		start := time.Now()
-		m, err := compile(xla, bundle, stage, cluster.Target(), flags)
+		m, err := compile(xla, bundle, stage, cluster, flags)
 		if err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 		if err != nil {
 			return err
 		}
-		r, err := overlap.Read(m, cluster.Target(), rates)
+		r, err := overlap.Read(m, cluster, rates)
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func write(path string) (*program.Stage, machine.Cluster, error) {
 
 // compile compiles a stage with the options of engine.Compiler, which gives away the account of a
 // program but not its schedule. cuDNN's plans are left out: they do not change the schedule.
-func compile(xla *pjrt.Plugin, b *plugin.Bundle, s *program.Stage, t machine.Target,
+func compile(xla *pjrt.Plugin, b *plugin.Bundle, s *program.Stage, t machine.Cluster,
 	flags map[string]any) (*hlo.Module, error) {
 	topology, err := xla.NewTopology([]pjrt.Option{
 		{Name: "target_config", Value: t.ConfigText(b.CuDNN)},

@@ -27,16 +27,11 @@ func (a *app) compile() *cobra.Command {
 			if job.Flags, err = parseSets(cmd, sets); err != nil {
 				return err
 			}
-			env, err := a.env()
-			if err != nil {
+			made, err := call(a, cmd, (*deepwell.Env).Compile, job)
+			if made == nil || len(made.Stages) == 0 { // one that does not fit has a report all the same
 				return err
 			}
-			made, err := env.Compile(cmd.Context(), job)
-			a.finish()
-			// A program that does not fit has a report all the same.
-			if a.json && len(made.Stages) > 0 {
-				a.print(made)
-			} else {
+			if a.print(made); !a.json {
 				for _, r := range made.Stages {
 					if len(made.Stages) > 1 {
 						fmt.Fprintln(a.stdout, r.Stage)

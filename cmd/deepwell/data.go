@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -71,16 +71,15 @@ func (a *app) showStats(p *deepwell.Peek) {
 
 // showIDs prints a table of the tokens.
 func (a *app) showIDs(p *deepwell.Peek) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "DOCUMENT\tPOSITION\tID\tLEARNED\tTEXT")
-	for _, t := range p.Tokens {
-		learned := "-"
-		if t.Learned {
-			learned = "yes"
+	return a.table("DOCUMENT\tPOSITION\tID\tLEARNED\tTEXT", func(w io.Writer) {
+		for _, t := range p.Tokens {
+			learned := "-"
+			if t.Learned {
+				learned = "yes"
+			}
+			fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%q\n", t.Document, t.Position, t.ID, learned, t.Text)
 		}
-		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%q\n", t.Document, t.Position, t.ID, learned, t.Text)
-	}
-	return w.Flush()
+	})
 }
 
 // showRow prints the text of the tokens.

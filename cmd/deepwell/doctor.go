@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
+	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/event"
 )
 
@@ -23,35 +25,23 @@ func (a *app) checksTo(others event.Sink) event.Sink {
 	})
 }
 
-// A sinkFunc is a function that takes events.
-type sinkFunc func(event.Event)
-
-func (f sinkFunc) Emit(e event.Event) { f(e) }
-
 func (a *app) doctor() *cobra.Command {
 	return documented("doctor", &cobra.Command{
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			env, err := a.env()
+			check := func(e *deepwell.Env, ctx context.Context, _ any) (*deepwell.Diagnosis, error) {
+				e.Events = a.checksTo(e.Events)
+				return e.Doctor(ctx)
+			}
+			d, err := call(a, cmd, check, nil)
 			if err != nil {
 				return err
 			}
-			env.Events = a.checksTo(env.Events)
-			d, err := env.Doctor(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if a.json {
-				a.print(d)
-			}
-			if err := d.Err(); err != nil {
-				return err
-			}
-			if !a.json {
-				a.finish()
+			a.print(d)
+			if err = d.Err(); err == nil && !a.json {
 				fmt.Fprintln(a.stdout, "all well: nothing to change")
 			}
-			return nil
+			return err
 		},
 	})
 }

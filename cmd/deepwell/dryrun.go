@@ -22,12 +22,11 @@ func (a *app) dryrun() *cobra.Command {
 			job.Plan = args[0]
 			ran, err := call(a, cmd, (*deepwell.Env).DryRun, job)
 			// A plan that does not fit has a timeline all the same.
-			if ran != nil && ran.Timeline != nil {
-				if a.json {
-					a.print(ran)
-				} else {
-					writeDryRun(a.stdout, ran, job)
-				}
+			if ran == nil || ran.Timeline == nil {
+				return err
+			}
+			if a.print(ran); !a.json {
+				writeDryRun(a.stdout, ran, job)
 			}
 			return err
 		},

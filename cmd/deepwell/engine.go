@@ -34,9 +34,7 @@ func (a *app) engineInstall() *cobra.Command {
 				}
 				done = append(done, event.Installed{Engine: b.Name, Digest: b.Digest})
 			}
-			if a.json {
-				a.print(map[string]any{"installed": done})
-			}
+			a.print(map[string]any{"installed": done})
 			return nil
 		},
 	})
@@ -95,9 +93,7 @@ func (a *app) engineRemove() *cobra.Command {
 					return err
 				}
 			}
-			if a.json {
-				a.print(map[string]any{"removed": args})
-			}
+			a.print(map[string]any{"removed": args})
 			return nil
 		},
 	})

@@ -19,8 +19,7 @@ func (a *app) parity() *cobra.Command {
 			if r == nil {
 				return err
 			}
-			if a.json {
-				a.print(r)
+			if a.print(r); a.json {
 				return err
 			}
 			r.Write(a.stdout)

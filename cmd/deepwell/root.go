@@ -159,38 +159,32 @@ func (a *app) sink() event.Sink {
 
 // quiet keeps the names of passes for -v, and everything but warnings away from JSON users.
 func (a *app) quiet(s event.Sink) event.Sink {
-	return filter{s, func(e event.Event) bool {
+	return sinkFunc(func(e event.Event) {
+		keep := !a.json
 		switch e.(type) {
 		case event.Phase, event.Compiled:
-			return a.verbose
+			keep = a.verbose
 		case event.Warning:
-			return true
+			keep = true
 		}
-		return !a.json
-	}}
+		if keep {
+			s.Emit(e)
+		}
+	})
 }
 
-// A filter passes some events on.
-type filter struct {
-	sink event.Sink
-	keep func(event.Event) bool
-}
+// A sinkFunc is a function that takes events.
+type sinkFunc func(event.Event)
 
-func (f filter) Emit(e event.Event) {
-	if f.keep(e) {
-		f.sink.Emit(e)
-	}
-}
+func (f sinkFunc) Emit(e event.Event) { f(e) }
 
 // call opens the user's folders, runs a verb of the library and wipes the live line.
 func call[J, R any](a *app, cmd *cobra.Command,
-	verb func(*deepwell.Env, context.Context, J) (R, error), job J) (R, error) {
+	verb func(*deepwell.Env, context.Context, J) (R, error), job J) (r R, err error) {
 	env, err := a.env()
-	if err != nil {
-		var none R
-		return none, err
+	if err == nil {
+		r, err = verb(env, cmd.Context(), job)
 	}
-	r, err := verb(env, cmd.Context(), job)
 	a.finish()
 	return r, err
 }
@@ -207,8 +201,7 @@ func serve[J, R any](a *app, cmd *cobra.Command,
 
 // tell prints a result: as JSON, or as text says it.
 func (a *app) tell(v any, text func() error) error {
-	if a.json {
-		a.print(v)
+	if a.print(v); a.json {
 		return nil
 	}
 	return text()
@@ -222,9 +215,13 @@ func (a *app) table(head string, rows func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// print keeps a value for the end of the command: --json promises one object, and a verb may still
-// fail after it has a result.
-func (a *app) print(v any) { a.result = v }
+// print keeps a value for the end of the command, if it is to be JSON: --json promises one object,
+// and a verb may still fail after it has a result.
+func (a *app) print(v any) {
+	if a.json {
+		a.result = v
+	}
+}
 
 // flush writes the result as indented JSON, an object with the error, if there is one, as its last
 // member.
@@ -262,15 +259,13 @@ func (a *app) flush(failed *diag.Error) {
 func (a *app) help(root *cobra.Command) *cobra.Command {
 	return documented("help", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if a.json {
-				a.print(describe(root))
-				return nil
-			}
-			found, rest, err := root.Find(args)
-			if err != nil || len(rest) > 0 {
-				return usage(root, "there is no command %q", strings.Join(args, " "))
-			}
-			return found.Help()
+			return a.tell(describe(root), func() error {
+				found, rest, err := root.Find(args)
+				if err != nil || len(rest) > 0 {
+					return usage(root, "there is no command %q", strings.Join(args, " "))
+				}
+				return found.Help()
+			})
 		},
 	})
 }

@@ -27,21 +27,13 @@ func (a *app) train() *cobra.Command {
 			}
 			job.Path = args[0]
 			outlivePipe()
-			env, err := a.env()
-			if err != nil {
-				return err
-			}
 			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
-			done, err := env.Train(cmd.Context(), job)
-			a.finish()
-			switch {
-			case err != nil:
-			case a.json:
-				a.print(done)
-			case done.Replay != nil:
-				printReplay(a.stdout, done.Replay)
-			}
-			return err
+			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.Trained) error {
+				if done.Replay != nil {
+					printReplay(a.stdout, done.Replay)
+				}
+				return nil
+			})
 		},
 	})
 	flags := cmd.Flags()

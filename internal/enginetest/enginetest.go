@@ -199,7 +199,7 @@ func Report(t T, c *engine.Compiler, s *program.Stage, cluster string) *engine.R
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := c.Compile(t.Context(), s, target.Target())
+	r, err := c.Compile(t.Context(), s, target)
 	if err != nil {
 		t.Fatalf("%s: %v", cluster, err)
 	}

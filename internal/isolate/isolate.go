@@ -62,7 +62,7 @@ func (c *Compiler) Close() { c.done() }
 // openHere loads the compiler into this process: XLA for the described target, or the CPU engine
 // if the cluster is made of the local processor.
 func openHere(ctx context.Context, o Options) (*Compiler, error) {
-	t := o.Cluster.Target()
+	t := o.Cluster
 	open := engine.Options{Dir: o.Engines, Cache: o.Cache, Environ: o.Environ, Events: o.Events}
 	if !t.CPU() {
 		gpu, err := engine.OpenCompiler(ctx, open, o.WithoutCuDNN)

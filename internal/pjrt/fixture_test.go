@@ -140,7 +140,7 @@ func compileB200(t *testing.T, text []byte, o CompileOptions) *hlo.Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target := cluster.Target()
+	target := cluster
 	topology, err := p.NewTopology([]Option{{"target_config", target.ConfigText(b.CuDNN)}, {"topology", target.Topology()}})
 	if err != nil {
 		t.Fatal(err)

@@ -235,7 +235,7 @@ func TestTopologyIsFreedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target := cluster.Target()
+	target := cluster
 	topology, err := p.NewTopology([]Option{{"target_config", target.ConfigText(b.CuDNN)}, {"topology", target.Topology()}})
 	if err != nil {
 		t.Fatal(err)
