@@ -76,12 +76,9 @@ func divisors(n, most int64) []int64 {
 			list = append(list, n/d)
 		}
 	}
+	list = slices.DeleteFunc(list, func(d int64) bool { return d > most })
 	slices.Sort(list)
-	end := 0
-	for end < len(list) && list[end] <= most {
-		end++
-	}
-	return list[:end]
+	return list
 }
 
 // meshes lists the meshes of n devices. Tensor parallel ranks stay within an NVLink domain, pieces

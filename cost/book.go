@@ -43,8 +43,6 @@ func TagsOf(list []ir.Tag) (t Tags) {
 // Has tells whether a tag is in the set.
 func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 }
 
-func (t Tags) list() []ir.Tag { return lists.Filter(tags, t.Has) }
-
 // CutOf is how a plan cuts a microbatch.
 func CutOf(p *plan.Plan) Cut {
 	c := Cut{Rows: max(1, p.Rows()/p.Ranks()), Seq: p.Seq, TP: max(p.TP.Size, 1),
@@ -213,7 +211,7 @@ func (b *Book) build(c Cut) (*sheet, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := ir.GradPlan{Recompute: c.Again.list()}
+	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has)}
 	if c.TP*c.CP > 1 {
 		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
 	}

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 )
@@ -16,7 +17,7 @@ func Built(c *model.Config, cut Cut) (*Bill, error) {
 }
 
 // List gives the tags of a set.
-func (t Tags) List() []ir.Tag { return t.list() }
+func (t Tags) List() []ir.Tag { return lists.Filter(tags, t.Has) }
 
 // Of visits what one run of a graph does on one device, and how often.
 func Of(g *ir.Graph, times int64, visit func(Item, int64)) {

@@ -20,7 +20,7 @@ const (
 
 // memory draws what the rank with the highest peak holds over the step, and the peaks of all.
 func (p page) memory(t *Timeline, capacity int64) {
-	_, rank := t.Peak()
+	peak, rank := t.Peak()
 	p.Head("Memory by cause", fmt.Sprintf(
 		"What each device of rank %d holds over the step, the most of all ranks.", rank))
 	p.Add(`<div class="key">`)
@@ -28,7 +28,6 @@ func (p page) memory(t *Timeline, capacity int64) {
 		p.Add(`<span><i class="c%d"></i>%s</span>`, i+1, c.Name)
 	}
 	p.Add("</div>")
-	peak, _ := t.Peak()
 	top := 1.1 * float64(max(peak.Sum(), capacity, 1))
 	p.Add(`<figure><svg viewBox="0 0 %s %s" role="img" aria-label="memory of rank %d over the step">`,
 		svg.Px(pictureWidth), svg.Px(memoryHeight+axisHeight+8), rank)

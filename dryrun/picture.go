@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 
 	"github.com/deepwell/deepwell/internal/human"
@@ -40,7 +39,7 @@ func (p page) pipeline(t *Timeline) {
 	p.Head("The pipeline", t.title()+".")
 	p.Add(`<div class="key">`)
 	for kind, class := range classes {
-		if t.has(schedule.Kind(kind)) {
+		if t.Schedule.Has(schedule.Kind(kind)) {
 			p.Add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, words[kind])
 		}
 	}
@@ -71,12 +70,6 @@ func (t *Timeline) title() string {
 	return text
 }
 
-func (t *Timeline) has(k schedule.Kind) bool {
-	return slices.ContainsFunc(t.Schedule.Lists[0], func(a schedule.Action) bool {
-		return a.Kind == k
-	})
-}
-
 // SVG draws the whole step as a picture that needs no page around it.
 func (t *Timeline) SVG() []byte {
 	p := page{&svg.Page{}}
@@ -88,7 +81,7 @@ func (t *Timeline) SVG() []byte {
 		svg.Px(pictureWidth), svg.Px(height), title, reportStyle, svg.Px(plotLeft))
 	x := plotLeft
 	for kind, class := range classes {
-		if t.has(schedule.Kind(kind)) {
+		if t.Schedule.Has(schedule.Kind(kind)) {
 			p.Add(`<rect x="%s" y="24" width="13" height="13" class="%s"/><text x="%s" y="35">%s</text>`,
 				svg.Px(x), class, svg.Px(x+19), words[kind])
 			x += 19 + numberFit*float64(len(words[kind])) + 16

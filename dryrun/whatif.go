@@ -83,10 +83,11 @@ func (s *Step) finer() *Step {
 // Mishaps works out what the step would take if one thing were worse. Random gives a new source of
 // random numbers with the same seed each time.
 func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
-	slowest, err := s.slowestRank()
+	now, err := s.Run(WhatIf{})
 	if err != nil {
 		return nil, err
 	}
+	slowest := lists.Most(now.Ranks, func(r Rank) float64 { return r.Busy })
 	var list []Help
 	type mishap struct {
 		change string
@@ -109,13 +110,4 @@ func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
 		list = append(list, Help{Change: c.change, Step: t.Step})
 	}
 	return list, nil
-}
-
-// slowestRank is the rank that works longest, whose delay costs most.
-func (s *Step) slowestRank() (int, error) {
-	t, err := s.Run(WhatIf{})
-	if err != nil {
-		return 0, err
-	}
-	return lists.Most(t.Ranks, func(r Rank) float64 { return r.Busy }), nil
 }

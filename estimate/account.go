@@ -49,9 +49,8 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	slack, most := 0.0, math.Inf(-1)
 	var was share
-	for r := range int(l.pipe) {
+	for r := 0; r < int(l.pipe); slack, r = slack+loads.at(r).total, r+1 {
 		if r > 0 && l.follows(r, loads) {
-			slack += loads.at(r).total
 			continue
 		}
 		var is share
@@ -62,7 +61,6 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 			window += s.total
 		}
 		if r > 0 && is == was { // as much to do as the rank before, and more room for it
-			slack += loads.at(r).total
 			continue
 		}
 		was = is
@@ -73,7 +71,6 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 			longest.data -= hidden
 			longest.optimizer = max(0, longest.optimizer-(slack-hidden))
 		}
-		slack += loads.at(r).total
 	}
 	return longest
 }

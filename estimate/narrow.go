@@ -47,22 +47,12 @@ func (e *Estimator) classify() {
 		e.book = cost.New(c, e.cluster.Arch(), e.policy)
 	}
 	e.kinds, e.below = nil, nil
-	var in []precision.Layer
-	if e.policy != nil {
-		in = make([]precision.Layer, c.Layers)
-		for _, s := range e.policy.Segments() {
-			f := e.policy.Layer(s.From)
-			for i := s.From; i < s.To && i < len(in); i++ {
-				in[i] = f
-			}
-		}
-	}
 	of := make([]int, c.Layers)
 	for i := range c.Layers {
 		k := kind{windowed: c.Windowed != nil && c.Windowed[i],
 			sparse: c.MoE != nil && i >= c.MoE.Dense}
-		if in != nil {
-			k.in = in[i]
+		if e.policy != nil {
+			k.in = e.policy.Layer(int(i))
 		}
 		at := slices.IndexFunc(e.kinds, func(o kind) bool { return k.equal(&o) })
 		if at < 0 {

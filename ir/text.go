@@ -197,33 +197,27 @@ func (p *parser) expect(tok string) {
 }
 
 func (p *parser) name() string {
-	text := p.s.TokenText()
-	if p.tok != scanner.Ident {
-		p.fail("want a name, found %q", text)
-		return ""
-	}
-	p.next()
-	return text
+	return token(p, scanner.Ident, "a name", func(text string) (string, error) { return text, nil })
 }
 
 func (p *parser) whole() int64 {
-	n, err := strconv.ParseInt(p.s.TokenText(), 10, 64)
-	if p.tok != scanner.Int || err != nil {
-		p.fail("want a whole number, found %q", p.s.TokenText())
-		return 0
-	}
-	p.next()
-	return n
+	return token(p, scanner.Int, "a whole number", func(text string) (int64, error) {
+		return strconv.ParseInt(text, 10, 64)
+	})
 }
 
-func (p *parser) quoted() string {
-	text, err := strconv.Unquote(p.s.TokenText())
-	if p.tok != scanner.String || err != nil {
-		p.fail("want a string, found %q", p.s.TokenText())
-		return ""
+func (p *parser) quoted() string { return token(p, scanner.String, "a string", strconv.Unquote) }
+
+// token takes a token of a kind, as read makes of it.
+func token[T any](p *parser, kind rune, what string, read func(string) (T, error)) (none T) {
+	text := p.s.TokenText()
+	v, err := read(text)
+	if p.tok != kind || err != nil {
+		p.fail("want %s, found %q", what, text)
+		return none
 	}
 	p.next()
-	return text
+	return v
 }
 
 // graph reads graph NAME [mesh(...)] { inputs, operations, return }.

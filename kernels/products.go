@@ -55,29 +55,21 @@ func (s *Set) Product(f Form) Way {
 	return way
 }
 
-// turned is the number of elements of the argument that comes first.
-func (f Form) turned(swap bool) int64 {
-	if swap {
-		return f.N * f.K
-	}
-	return f.M * f.K
-}
-
 // cheapest compares what must be moved in memory beside the product: the argument that is turned,
 // in bf16, and the result if it comes out the wrong way, in f32.
 func (f Form) cheapest() Way {
-	cost := func(swap bool) (Way, int64) {
-		way, bytes := Way{Swap: swap}, int64(0)
-		if last := f.ALast && !swap || f.BLast && swap; !last {
-			way.Turn, bytes = true, 2*f.turned(swap)
+	cost := func(swap, last bool, side int64) (Way, int64) {
+		way, bytes := Way{Swap: swap, Turn: !last}, int64(0)
+		if way.Turn {
+			bytes = 2 * side * f.K
 		}
 		if swap != f.NFirst {
 			bytes += 4 * f.M * f.N
 		}
 		return way, bytes
 	}
-	straight, a := cost(false)
-	swapped, b := cost(true)
+	straight, a := cost(false, f.ALast, f.M)
+	swapped, b := cost(true, f.BLast, f.N)
 	if b < a || b == a && f.NFirst {
 		return swapped
 	}

@@ -56,7 +56,8 @@ func Module(g *ir.Graph, o Options) (string, error) {
 		})
 	}
 	w.ops(g)
-	w.line("return %s : %s", w.names(g.Results), strings.Join(types, ", "))
+	names, _ := spelled(lists.Map(g.Results, w.use))
+	w.line("return %s : %s", names, strings.Join(types, ", "))
 	w.indent--
 	w.line("}")
 	w.holders()
@@ -92,11 +93,6 @@ func aliased(g *ir.Graph, result string) string {
 		return ""
 	}
 	return fmt.Sprintf("tf.aliasing_output = %d : i32", at)
-}
-
-func (w *writer) names(list []*ir.Value) string {
-	names := lists.Map(list, func(v *ir.Value) string { return w.use(v).name })
-	return strings.Join(names, ", ")
 }
 
 // ops writes the operations of a graph whose inputs have names already.

@@ -16,7 +16,8 @@ type grid struct{ in, out val }
 // grid gives a tensor of zeros the factor 1.
 func (w *writer) grid(top val) grid {
 	bits := w.bits(top, dtype.U32)
-	in := w.rounded(w.elementwise("divide", w.constant(f64(top.t), 2688), w.exact(bits)))
+	reach := w.constant(ir.Type{Elem: dtype.F64, Dims: top.t.Dims}, 2688)
+	in := w.rounded(w.elementwise("divide", reach, w.exact(bits)))
 	most := w.constant(in.t, math.MaxFloat32)
 	in = w.choose(w.compare("GT", in, most), most, in)
 	none := w.elementwise("or", w.compare("EQ", in, w.constant(in.t, 0)),
@@ -24,8 +25,6 @@ func (w *writer) grid(top val) grid {
 	in = w.choose(none, w.constant(in.t, 1), in)
 	return grid{in, w.rounded(w.elementwise("divide", w.constant(in.t, 1), in))}
 }
-
-func f64(t ir.Type) ir.Type { return ir.Type{Elem: dtype.F64, Dims: t.Dims} }
 
 // exact gives in float64 the numbers that bits of magnitudes stand for.
 func (w *writer) exact(bits val) val {

@@ -140,14 +140,10 @@ func (w *writer) as(v val, t ir.Type) val {
 	}
 	dims := lists.Map(v.t.Dims, func(d ir.Dim) int { return t.Index(d.Name) })
 	if !slices.IsSorted(dims) { // as broadcast_in_dim wants them
-		return w.as(w.transpose(v, inOrderOf(v.t, t)), t)
+		order := lists.Filter(ir.Names(t.Dims), func(name string) bool { return v.t.Index(name) >= 0 })
+		return w.as(w.transpose(v, order), t)
 	}
 	return w.apply(t, "stablehlo.broadcast_in_dim ", ", dims = ["+list(dims)+"]", v)
-}
-
-// inOrderOf lists the dimensions of a in the order in which b has them.
-func inOrderOf(a, b ir.Type) []string {
-	return lists.Pick(b.Dims, func(d ir.Dim) (string, bool) { return d.Name, a.Index(d.Name) >= 0 })
 }
 
 // transpose puts dimensions into another order.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -117,19 +118,9 @@ type Reach struct {
 // Memory is 5.3 of 7.7 TB/s on b200 (hbm:default of SimuMax's table); older cards have less to
 // reach.
 func (c Card) Reach() Reach {
-	r := Reach{BF16: 0.70, FP8: 1, MXFP8: 1, NVFP4: 1, Memory: 0.85}
-	switch c.Name {
-	case "b200", "gb200":
-		r.BF16 = 0.485
-	case "b300":
-		r.BF16 = 0.485 * 1.11
-	case "gb300":
-		r.BF16 = 0.485 * 1.23
-	case "a100":
-		r.BF16 = 0.80
-	case "rtx6000pro":
-		r.BF16 = 0.60
-	}
+	sustained := map[string]float64{"b200": 0.485, "gb200": 0.485, "b300": 0.485 * 1.11,
+		"gb300": 0.485 * 1.23, "a100": 0.80, "rtx6000pro": 0.60}[c.Name]
+	r := Reach{BF16: cmp.Or(sustained, 0.70), FP8: 1, MXFP8: 1, NVFP4: 1, Memory: 0.85}
 	if c.Peak.FP8 > 0 {
 		r.FP8 = 1.97
 	}

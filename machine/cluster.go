@@ -202,9 +202,6 @@ func (c Cluster) CPU() bool { return c.Card.Name == "cpu" }
 
 // Arch names the kind of its devices as kernels are chosen for it.
 func (c Cluster) Arch() string {
-	if c.CPU() {
-		return "cpu"
-	}
 	return c.Card.Arch
 }
 

@@ -108,14 +108,12 @@ func operandBits(c *hlo.Computation, i *hlo.Instruction) int {
 			}
 		}
 	}
-	if len(i.Operands) == 0 {
-		return 16
+	if len(i.Operands) > 0 {
+		if from := c.Body[i.Operands[0]].Results; len(from) > 0 {
+			return from[0].Shape.Type.Bits()
+		}
 	}
-	from := c.Body[i.Operands[0]].Results
-	if len(from) == 0 {
-		return 16
-	}
-	return from[0].Shape.Type.Bits()
+	return 16
 }
 
 // fusedBytes counts what a fused computation reads of its parameters and writes of its results.

@@ -29,10 +29,7 @@ func (p *player) gathers(body *hlo.Computation) []Gather {
 			}
 			g := row(c, p.wire.travel(rows, domain).fabric)
 			g.Bytes += c.ResultBytes
-			if ahead[n] == nil {
-				continue
-			}
-			if ahead[n][k] || ahead[n][wholeTuple] {
+			if ahead[[2]int{n, k}] || ahead[[2]int{n, wholeTuple}] {
 				g.Ahead += c.ResultBytes
 			}
 		}
@@ -45,24 +42,17 @@ const wholeTuple = -1
 
 // carried finds the starts of collectives whose results a body hands to its next round, and which
 // of their tensors.
-func carried(body *hlo.Computation) map[int]map[int]bool {
-	found := map[int]map[int]bool{}
+func carried(body *hlo.Computation) map[[2]int]bool {
+	found := map[[2]int]bool{}
 	if body.Root < 0 || body.Body[body.Root].Opcode != "tuple" {
 		return found
 	}
 	used := elementsUsed(body)
 	for element, at := range body.Body[body.Root].Operands {
-		if !used[element] {
-			continue
+		if used[element] {
+			start, tensor := origin(body, at) // -1 if there is none
+			found[[2]int{start, tensor}] = true
 		}
-		start, tensor := origin(body, at)
-		if start < 0 {
-			continue
-		}
-		if found[start] == nil {
-			found[start] = map[int]bool{}
-		}
-		found[start][tensor] = true
 	}
 	return found
 }

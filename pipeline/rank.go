@@ -36,13 +36,8 @@ func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
 	if spec.State == nil {
 		return nil, misfit("rank %d has no state", spec.Number)
 	}
-	at := 0
-	for number := range c.Schedule.Stages() {
-		if c.Schedule.Rank(number) == spec.Number {
-			s := newStage(spec.Stages[at], number, c.Schedule.Micros)
-			r.stages[number] = s
-			at++
-		}
+	for at, number := range c.Schedule.Of(spec.Number) {
+		r.stages[number] = newStage(spec.Stages[at], number, c.Schedule.Micros)
 	}
 	for _, step := range steps {
 		if err := r.check(step); err != nil {
@@ -58,11 +53,9 @@ func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
 }
 
 func newStage(spec *Stage, number, micros int) *stage {
-	s := &stage{Stage: spec, number: number, joint: make([]bool, micros)}
-	s.afterJoint = arguments(spec.Backward)
-	s.afterSplit = arguments(spec.Input, spec.Weight)
-	s.afterInput = arguments(spec.Weight)
-	return s
+	return &stage{Stage: spec, number: number, joint: make([]bool, micros),
+		afterJoint: arguments(spec.Backward), afterSplit: arguments(spec.Input, spec.Weight),
+		afterInput: arguments(spec.Weight)}
 }
 
 // arguments is the set of names that programs take.
@@ -203,17 +196,9 @@ func (c *Config) stage(number int) *Stage {
 	}
 	home := c.Schedule.Rank(number)
 	for i := range c.Ranks {
-		if c.Ranks[i].Number != home {
-			continue
-		}
-		at := 0
-		for before := range number {
-			if c.Schedule.Rank(before) == home {
-				at++
-			}
-		}
-		if at < len(c.Ranks[i].Stages) {
-			return c.Ranks[i].Stages[at]
+		r, at := &c.Ranks[i], slices.Index(c.Schedule.Of(home), number)
+		if r.Number == home && at < len(r.Stages) {
+			return r.Stages[at]
 		}
 	}
 	return nil
@@ -257,14 +242,12 @@ func (s *stage) handed(k schedule.Kind) []string {
 // taken finds the stage of this rank that an action feeds, and the names under which it takes the
 // results.
 func (r *rank) taken(a schedule.Action) (*stage, []string) {
-	if a.Kind == schedule.Forward {
-		if s := r.stages[a.Stage+1]; s != nil {
-			return s, s.Inputs
-		}
-		return nil, nil
-	}
-	if s := r.stages[a.Stage-1]; s != nil && a.Kind != schedule.Weight {
-		return s, s.Seeds
+	next, before := r.stages[a.Stage+1], r.stages[a.Stage-1]
+	switch {
+	case a.Kind == schedule.Forward && next != nil:
+		return next, next.Inputs
+	case a.Kind != schedule.Forward && a.Kind != schedule.Weight && before != nil:
+		return before, before.Seeds
 	}
 	return nil, nil
 }

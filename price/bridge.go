@@ -1,5 +1,7 @@
 package price
 
+import "cmp"
+
 // A Bridge is Megatron-Bridge with Megatron-Core and Transformer Engine, as numbers. Unlike other
 // stacks it was measured on many cards and in many precisions, so that the profile of a run
 // follows from these and from what the run is: see [Bridge.Profile]. Most multiply a price, as in
@@ -88,15 +90,8 @@ func (b *Bridge) Profile(r Run) *Profile {
 	p := &made
 	p.Name, p.Source = "megatron-bridge", "bench/accuracy on 146 runs of Megatron-Bridge 26.02-26.08"
 	p.Ends = true
-	slow := 1.0
-	switch r.Card {
-	case "b200":
-		slow = 1 / b.B200
-	case "b300":
-		slow = 1 / b.B300
-	case "gb300":
-		slow = 1 / b.GB300
-	}
+	faster := map[string]float64{"b200": b.B200, "b300": b.B300, "gb300": b.GB300}[r.Card]
+	slow := 1 / cmp.Or(faster, 1)
 	routed := b.Routed
 	p.Product, p.Grouped = b.MXFP8*slow, b.Grouped
 	switch r.Precision {

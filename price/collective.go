@@ -3,6 +3,7 @@ package price
 import (
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // A Kind is what a collective does. Bytes are always those of the whole: what a device has after
@@ -23,17 +24,9 @@ const (
 	groups = 7 // sizes 1, 2, 4 ... 64
 )
 
-func (k Kind) index() int {
-	switch k {
-	case AllGather:
-		return 0
-	case ReduceScatter:
-		return 1
-	case AllReduce:
-		return 2
-	}
-	return 3
-}
+func (k Kind) index() int { return slices.Index(tabled, k) }
+
+var tabled = []Kind{AllGather, ReduceScatter, AllReduce, AllToAll}
 
 // A Group is devices that take part in a collective: Size of them, Stride apart in the order in
 // which the cluster numbers them.
@@ -51,9 +44,9 @@ func (p *Prices) connect() {
 	if c.Name == "a100" {
 		p.scale = 450.0 / 300.0 // bytes a second of one direction
 	}
-	for _, kind := range []Kind{AllGather, ReduceScatter, AllReduce, AllToAll} {
+	for i, kind := range tabled {
 		// A size that was not measured takes that of the next smaller one, or the smallest.
-		list := &p.links[kind.index()]
+		list := &p.links[i]
 		var last *curve
 		for g := range groups {
 			if found := curves()[link{like, kind, 1 << g}]; found != nil {

@@ -202,11 +202,7 @@ func (b *builder) shard() (err error) {
 		size = int(how.Devices()) / ranks
 	}
 	for rank := range ranks {
-		r := &Rank{Devices: program.Range(rank*size, size)}
-		if how != nil {
-			r.Mesh = how.Mesh()
-		}
-		b.Ranks = append(b.Ranks, r)
+		b.Ranks = append(b.Ranks, &Rank{Devices: program.Range(rank*size, size)})
 	}
 	if how == nil || how.Devices() == 1 {
 		return nil

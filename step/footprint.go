@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
@@ -25,10 +26,9 @@ type Footprint struct {
 
 // causes lists what there is.
 func (f *Footprint) causes() string {
-	var list []string
-	for _, c := range f.Causes() {
-		list = append(list, c.Name+" "+event.Size(c.Bytes))
-	}
+	list := lists.Map(f.Causes(), func(c program.Cause) string {
+		return c.Name + " " + event.Size(c.Bytes)
+	})
 	return strings.Join(list, " · ") + " in " + f.Largest
 }
 

@@ -85,7 +85,6 @@ type Stage struct {
 // A Rank is what the devices of one pipeline rank do before and after the microbatches.
 type Rank struct {
 	Devices program.Devices
-	Mesh    []ir.Axis
 	Params  []model.Param // in the order of Part.Holds
 	*spmd.Part
 
@@ -150,9 +149,14 @@ func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, err
 
 // Graphs gives what each program computes, by the name of its module.
 func (p *Programs) Graphs() map[string]*ir.Graph {
-	all := map[string]*ir.Graph{}
+	return byName(p, func(one *Program) *ir.Graph { return one.Graph })
+}
+
+// byName gives what f makes of each program, by the name of its module.
+func byName[T any](p *Programs, f func(*Program) T) map[string]T {
+	all := map[string]T{}
 	for _, one := range p.List {
-		all[one.Module.Name] = one.Graph
+		all[one.Module.Name] = f(one)
 	}
 	return all
 }
@@ -173,11 +177,7 @@ func (p *Programs) Users(name string) (list []int) {
 
 // Fingerprints name the texts of the programs, for checkpoints.
 func (p *Programs) Fingerprints() map[string]string {
-	list := map[string]string{}
-	for _, one := range p.List {
-		list[one.Module.Name] = hashed(one.Module.Text)
-	}
-	return list
+	return byName(p, func(one *Program) string { return hashed(one.Module.Text) })
 }
 
 // onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that says nothing.
@@ -195,11 +195,7 @@ func (p *Programs) PlanDigest() string {
 
 // OptionsDigest names the compile options of all programs, which their texts do not show.
 func (p *Programs) OptionsDigest() string {
-	options := map[string]map[string]any{}
-	for _, one := range p.List {
-		options[one.Module.Name] = one.Module.Flags
-	}
-	text, err := json.Marshal(options)
+	text, err := json.Marshal(byName(p, func(one *Program) map[string]any { return one.Module.Flags }))
 	if err != nil {
 		return err.Error() // options that no compiler takes either
 	}

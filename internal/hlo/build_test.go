@@ -286,7 +286,7 @@ func TestOnlyWhatIsReachedAndRunCounts(t *testing.T) {
 		t.Errorf("remat %v", got)
 	}
 	want := "[{all-reduce 1} {call 1} {fusion.remat 1} {negate 1} {parameter 2}]"
-	if got := fmt.Sprint(m.Ops()); got != want {
+	if got := fmt.Sprint(m.ops()); got != want {
 		t.Error(got)
 	}
 }

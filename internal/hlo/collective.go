@@ -89,11 +89,7 @@ func (p *program) collectives(s step) ([]Collective, error) {
 	if !ok {
 		return nil, nil
 	}
-	operands, err := s.operandShapes()
-	if err != nil {
-		return nil, err
-	}
-	result, err := s.result()
+	operands, result, err := s.shapes()
 	if err != nil {
 		return nil, err
 	}
@@ -158,22 +154,22 @@ func resultShapes(kind Kind, start bool, s *shape) []shape {
 	return []shape{*s}
 }
 
-// operandShapes decodes the shapes of an instruction's operands.
-func (s step) operandShapes() ([]*shape, error) {
-	list := make([]*shape, 0, len(s.operands))
+// shapes decodes those of an instruction's operands and of its result.
+func (s step) shapes() (operands []*shape, result *shape, err error) {
 	for _, id := range s.operands {
 		i := s.in.find(id)
 		if i == nil {
-			return nil, fmt.Errorf("instruction %q has operand %d, which is not in %q",
+			return nil, nil, fmt.Errorf("instruction %q has operand %d, which is not in %q",
 				s.name, id, s.in.name)
 		}
 		sh, err := i.result()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		list = append(list, sh)
+		operands = append(operands, sh)
 	}
-	return list, nil
+	result, err = s.result()
+	return operands, result, err
 }
 
 // groupOf gives the devices of a collective. One that names none takes all.

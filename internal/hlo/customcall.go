@@ -66,16 +66,12 @@ func (p *program) customCall(s step) (CustomCall, error) {
 		Target: s.target, Count: s.in.runs, TripUnknown: s.in.tripUnknown, Branch: s.in.branch,
 		Name: s.name, In: s.in.name, OpName: s.opName,
 	}
-	operands, err := s.operandShapes()
+	operands, result, err := s.shapes()
 	if err != nil {
 		return c, err
 	}
 	for _, o := range operands {
 		c.OperandBytes = satAdd(c.OperandBytes, o.bytes)
-	}
-	result, err := s.result()
-	if err != nil {
-		return c, err
 	}
 	c.ResultBytes = result.bytes
 	if w, ok := workspace(s.target, result); ok {

@@ -2,8 +2,10 @@ package hlo
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,8 +65,8 @@ func summary(m *Module) string {
 			c.OperandBytes, c.ResultBytes, c.Workspace, c.Plan, c.In, c.Name,
 			mark(c.TripUnknown, " trip-unknown"), mark(c.Branch, " branch"))
 	}
-	for _, o := range m.Ops() {
-		fmt.Fprintf(&b, "op %s %dx\n", o.Opcode, o.Count)
+	for _, o := range m.ops() {
+		fmt.Fprintf(&b, "op %s %dx\n", o.opcode, o.count)
 	}
 	for _, r := range m.Remat() {
 		fmt.Fprintf(&b, "remat %s\n", r)
@@ -305,8 +307,8 @@ func TestBytesAgreeWithMemoryStatistics(t *testing.T) {
 
 func TestOpsMultiplyLoops(t *testing.T) {
 	ops := map[string]int64{}
-	for _, o := range fixture(t, "cpu_loop").Ops() {
-		ops[o.Opcode] = o.Count
+	for _, o := range fixture(t, "cpu_loop").ops() {
+		ops[o.opcode] = o.count
 	}
 	// Two products and one tanh a layer; the condition is compared once more to end the loop.
 	for op, want := range map[string]int64{"dot": 12, "tanh": 6, "while": 1, "compare": 7} {
@@ -333,4 +335,26 @@ func ExampleModule_Collectives() {
 	// Output:
 	// 6 × all-gather of f32[128,1024] over 1 group of 8
 	// 6 × reduce-scatter of f32[1024,1024] over 1 group of 8
+}
+
+// An opCount is how often instructions of one opcode run in one run of the program.
+type opCount struct {
+	opcode string
+	count  int64
+}
+
+// ops counts the instructions that the program reaches, by opcode.
+func (m *Module) ops() (list []opCount) {
+	counts := map[string]int64{}
+	for _, c := range m.schedule.program.computations {
+		for _, i := range c.list {
+			if c.visited == done {
+				counts[i.opcode] = satAdd(counts[i.opcode], c.runs)
+			}
+		}
+	}
+	for _, op := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, opCount{op, counts[op]})
+	}
+	return list
 }

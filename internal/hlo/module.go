@@ -27,7 +27,6 @@ type Module struct {
 
 	collectives []Collective
 	calls       []CustomCall
-	ops         []OpCount
 	remat       []string
 	schedule    *lazySchedule
 }
@@ -52,12 +51,6 @@ type Alias struct {
 	Result int  // index into Results
 	Param  int  // index into Params
 	Must   bool // the caller has to donate the parameter; otherwise it may
-}
-
-// An OpCount is how often instructions of one opcode run in one run of the program.
-type OpCount struct {
-	Opcode string `json:"opcode"`
-	Count  int64  `json:"count"`
 }
 
 // Read decodes an optimized program in one of PJRT's formats: "hlo_with_config", which today's
@@ -155,9 +148,7 @@ func (s *shape) value() Value {
 
 // setAccount fills in what the methods give out.
 func (m *Module) setAccount(p *program, steps []step) error {
-	ops := map[string]int64{}
 	for _, s := range steps {
-		ops[s.opcode] = satAdd(ops[s.opcode], s.in.runs)
 		if strings.Contains(s.name, ".remat") {
 			m.remat = append(m.remat, s.name)
 		}
@@ -175,10 +166,6 @@ func (m *Module) setAccount(p *program, steps []step) error {
 		}
 	}
 	settlePlans(m.calls)
-	for op, n := range ops {
-		m.ops = append(m.ops, OpCount{op, n})
-	}
-	slices.SortFunc(m.ops, func(a, b OpCount) int { return strings.Compare(a.Opcode, b.Opcode) })
 	return nil
 }
 
@@ -188,10 +175,6 @@ func (m *Module) Collectives() []Collective { return slices.Clone(m.collectives)
 
 // CustomCalls lists the calls of library kernels in the order of execution.
 func (m *Module) CustomCalls() []CustomCall { return slices.Clone(m.calls) }
-
-// Ops counts the instructions by opcode, sorted by name. What is inside a fusion counts, and so
-// does the fusion; the instructions of a computation that is applied to elements do not.
-func (m *Module) Ops() []OpCount { return slices.Clone(m.ops) }
 
 // Remat lists the instructions that XLA added to compute something a second time because it
 // thought that memory would not suffice. Deepwell's plans decide on recomputation themselves, so

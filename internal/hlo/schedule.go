@@ -112,16 +112,12 @@ func (b *scheduler) instruction(out *Instruction, s step, at map[*instruction]in
 	if s.opcode == "parameter" {
 		out.Index = int(s.param)
 	}
-	result, err := s.result()
+	operands, result, err := s.shapes()
 	if err != nil {
 		return err
 	}
 	for _, leaf := range result.flatten() {
 		out.Results = append(out.Results, leaf.value())
-	}
-	operands, err := s.operandShapes()
-	if err != nil {
-		return err
 	}
 	for _, id := range s.operands {
 		out.Operands = append(out.Operands, at[s.in.find(id)])

@@ -74,10 +74,7 @@ func rows(op *ir.Op, x, y *Array, f func(row int, x, y []float64)) {
 }
 
 func logSumExp(x []float64) float64 {
-	top, total := math.Inf(-1), 0.0
-	for _, v := range x {
-		top = math.Max(top, v)
-	}
+	top, total := slices.Max(x), 0.0
 	if math.IsInf(top, -1) {
 		return top
 	}
