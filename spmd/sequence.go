@@ -31,7 +31,7 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 
 // places counts the places of a sequence in the order in which the devices hold them.
 func (s *sharder) places(dim string, n int64) *ir.Value {
-	return lists.Kept(s.ready, "places "+dim, func() *ir.Value {
+	return s.kept("places "+dim, func() *ir.Value {
 		run := func(n int64) ir.Type {
 			return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
 		}

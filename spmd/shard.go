@@ -88,7 +88,14 @@ func newSharder(name string, p *plan.Plan) *sharder {
 
 // once does something to a value the first time, and remembers it.
 func (s *sharder) once(v *ir.Value, what string, do func() *ir.Value) *ir.Value {
-	return lists.Kept(s.ready, v.Name+" "+what, do)
+	return s.kept(v.Name+" "+what, do)
+}
+
+func (s *sharder) kept(key string, do func() *ir.Value) *ir.Value {
+	if s.ready[key] == nil {
+		s.ready[key] = do()
+	}
+	return s.ready[key]
 }
 
 // gather joins the pieces of a value along an axis. Who needs the whole again gathers it again.
