@@ -306,11 +306,12 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 	c.mark()
 	early = &Graph{Name: earlyName, Mesh: c.g.Mesh}
 	late = &Graph{Name: lateName, Mesh: c.g.Mesh}
+	isLate := func(v *Value) bool { return !c.early[v] }
 	for _, op := range c.g.Ops {
 		switch {
 		case !c.isEarly(op):
 			late.Ops = append(late.Ops, op)
-		case op.Kind == "repeat" && slices.ContainsFunc(op.Out, func(v *Value) bool { return !c.early[v] }):
+		case op.Kind == "repeat" && slices.ContainsFunc(op.Out, isLate):
 			first, second := c.cutRepeat(op)
 			early.Ops, late.Ops = append(early.Ops, first), append(late.Ops, second)
 		default:

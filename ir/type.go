@@ -77,7 +77,9 @@ func (p Placement) String() string {
 
 // String writes f32[batch=2, seq=16]{dp: batch}.
 func (t Type) String() string {
-	parts := lists.Map(t.Dims, func(d Dim) string { return d.Name + "=" + strconv.FormatInt(d.Size, 10) })
+	parts := lists.Map(t.Dims, func(d Dim) string {
+		return d.Name + "=" + strconv.FormatInt(d.Size, 10)
+	})
 	return t.Elem.String() + "[" + strings.Join(parts, ", ") + "]" + t.Place.String()
 }
 
