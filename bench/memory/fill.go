@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
 )
 
-// fill compiles the combinations whose text contains only, puts them in the place of the table's
+// fill compiles the combinations whose text matches only, puts them in the place of the table's
 // rows, and saves it after each. Programs that were compiled before are in the cache, so that after
 // a change only what changed takes long.
 func fill(ctx context.Context, path, cache, only string, all []combination) error {
+	wanted, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
 	c, err := newCompiler(cache)
 	if err != nil {
 		return err
@@ -31,7 +35,7 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 	}
 	var failed []error
 	for i, one := range all {
-		if !strings.Contains(one.key(), only) {
+		if !wanted.MatchString(one.key()) {
 			continue
 		}
 		start := time.Now()

@@ -21,7 +21,7 @@ func main() {
 	kinds := flag.Bool("mixed", false, "the table of plans of other kinds instead of the one fitted")
 	last := flag.Bool("mended", false, "the table of such plans that were held out before")
 	held := flag.Bool("heldout", false, "the table of such plans that nothing was fitted on")
-	only := flag.String("only", "", "compile the plans whose text contains this, instead of all")
+	only := flag.String("only", "", "compile the plans whose text matches this, instead of all")
 	flag.Parse()
 	s := fitted
 	switch {

@@ -18,9 +18,10 @@ var (
 
 // The bounds that the issue sets for the predicted peak.
 const (
-	leastRows = 200
-	meanBound = 0.02
-	mostBound = 0.05
+	leastRows    = 200
+	leastHeldOut = 60
+	meanBound    = 0.02
+	mostBound    = 0.05
 )
 
 func rowsOf(t *testing.T, s sample) []*row {
@@ -51,6 +52,12 @@ func TestPredictionsHold(t *testing.T) {
 	}
 	if mean, _ := spread(all, (*miss).off); mean > meanBound {
 		t.Errorf("off by %.2f %% in the mean over plans of other kinds", 100*mean)
+	}
+	if all, err = misses(rowsOf(t, unseen)); err != nil {
+		t.Fatal(err)
+	}
+	if mean, _ := spread(all, (*miss).off); mean > meanBound || len(all) < leastHeldOut {
+		t.Errorf("off by %.2f %% in the mean over %d held-out plans", 100*mean, len(all))
 	}
 }
 
