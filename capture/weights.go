@@ -175,6 +175,9 @@ func (m *Model) Check() error {
 	return nil
 }
 
+// readable are the types that weights are read from.
+var readable = []dtype.DType{dtype.F32, dtype.BF16, dtype.F16, dtype.F64}
+
 // fits compares one tensor of a checkpoint with what a parameter asks of it.
 func (m *Model) fits(p *model.Param, name string) error {
 	if m.weights == nil {
@@ -185,7 +188,7 @@ func (m *Model) fits(p *model.Param, name string) error {
 		return err
 	}
 	s := t.Shape()
-	if !readable(s.Type) {
+	if !slices.Contains(readable, s.Type) {
 		e := diag.New(diag.WeightType, "%s is %s", name, s.Type).At("%s", m.where(t.File()))
 		if s.Type.Bits() <= 8 {
 			e = e.Because("weights of 8 and 4 bits with scales of their own are not read yet")
@@ -348,8 +351,4 @@ func (m *Model) useless(name string) bool {
 	}
 	return m.Config.Arch == "gpt2" &&
 		(strings.HasSuffix(name, ".attn.bias") || strings.HasSuffix(name, ".attn.masked_bias"))
-}
-
-func readable(t dtype.DType) bool {
-	return slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16, dtype.F64}, t)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
 	"github.com/deepwell/deepwell/internal/plainfile"
 )
@@ -73,21 +74,9 @@ func (d disk) sync(f *os.File) error {
 	return errors.Join(err, f.Close())
 }
 
-// syncDir makes the names in a folder outlive a power cut. Some file systems cannot; they keep
-// what they can.
+// syncDir makes the names in a folder outlive a power cut.
 func (d disk) syncDir(path string) error {
-	return d.do("syncdir", path, func() error {
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		err = f.Sync()
-		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EINVAL) {
-			return nil
-		}
-		return err
-	})
+	return d.do("syncdir", path, func() error { return atomicfile.SyncDir(path) })
 }
 
 const (

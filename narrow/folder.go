@@ -154,11 +154,6 @@ func (f *outFolder) has(want *file) bool {
 	return true
 }
 
-// mark says that a file is in place.
-func (f *outFolder) mark(done *file) error {
-	return f.writeJSON(filepath.Join(StateName, done.name+".json"), done.rows)
-}
-
 func (f *outFolder) write(name string, text []byte) error {
 	if err := atomicfile.Write(f.path(name), text, 0o644); err != nil {
 		return unwritten(f.path(name), err)

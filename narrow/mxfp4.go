@@ -54,7 +54,9 @@ func (j *job) experts(c choice) (*experts, error) {
 	if j.Layout == ModelOpt {
 		w.stack()
 	} else {
-		w.separate()
+		for _, name := range w.modules() { // each expert's matrices by themselves
+			w.nvfp4(name, w.rows/int64(len(w.parts())), w.cols)
+		}
 	}
 	return w, nil
 }
@@ -66,13 +68,6 @@ func (w *experts) stack() {
 	w.add(w.base+"_weight_scale_2", dtype.F32)
 	if w.inputAmax > 0 {
 		w.add(w.base+"_input_scale", dtype.F32)
-	}
-}
-
-// separate lays out compressed-tensors' tensors.
-func (w *experts) separate() {
-	for _, name := range w.modules() {
-		w.nvfp4(name, w.rows/int64(len(w.parts())), w.cols)
 	}
 }
 

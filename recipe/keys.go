@@ -81,7 +81,7 @@ var (
 var bindings = map[string]binding{
 	"model":     whole(sourceKey("model", func(r *Recipe) *string { return &r.Model })),
 	"init":      whole(wordKey(inits, func(r *Recipe) *string { return &r.Init })),
-	"out":       free(pathKey("out", func(r *Recipe) *string { return &r.Out })),
+	"out":       free(placeKey("out", func(r *Recipe) *string { return &r.Out }, (*reader).complete)),
 	"seed":      whole(intKey(0, maxInt, func(r *Recipe) *int { return &r.Seed })),
 	"steps":     free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Steps })),
 	"batch":     whole(intKey(1, maxInt, func(r *Recipe) *int { return &r.Batch })),

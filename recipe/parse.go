@@ -177,7 +177,7 @@ func (p *reader) override(doc map[string]any, text string) error {
 				Try("quote it for the shell: --set '%s'", text)
 		}
 		v = value
-	} else if r := find(name); r != nil && v != value && textual(r.Type) {
+	} else if r := find(name); r != nil && v != value && slices.Contains(textual, r.Type) {
 		if _, isText := v.(string); !isText {
 			v = value // a name or path that looks like a number
 		}
@@ -199,10 +199,8 @@ func (p *reader) override(doc map[string]any, text string) error {
 	return nil
 }
 
-// textual tells whether a type has only strings, so that an override needs no quotes.
-func textual(typ string) bool {
-	return slices.Contains([]string{"string", "path", "source", "path or share"}, typ)
-}
+// textual are the types that have only strings, so that an override needs no quotes.
+var textual = []string{"string", "path", "source", "path or share"}
 
 // flatten gives the values by their full names and refuses names that there are not.
 func (p *reader) flatten(doc map[string]any) map[string]any {
@@ -259,7 +257,10 @@ func suggest(name string) string {
 	}
 	switch {
 	case best == nil && slices.Contains(sections(), section):
-		return fmt.Sprintf("[%s] has %s", section, strings.Join(keysOf(section), ", "))
+		keys := lists.Pick(table, func(r *row) (string, bool) {
+			return r.short(), r.section() == section
+		})
+		return fmt.Sprintf("[%s] has %s", section, strings.Join(keys, ", "))
 	case best == nil:
 		if near := diag.Nearest(name, sections()); near != "" {
 			return fmt.Sprintf("did you mean [%s]?", near)
@@ -271,10 +272,6 @@ func suggest(name string) string {
 		return fmt.Sprintf("did you mean %q? It stands above the first [section]", best.short())
 	}
 	return fmt.Sprintf("did you mean %q in section [%s]?", best.short(), best.section())
-}
-
-func keysOf(section string) []string {
-	return lists.Pick(table, func(r *row) (string, bool) { return r.short(), r.section() == section })
 }
 
 func sections() []string {

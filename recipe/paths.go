@@ -66,11 +66,6 @@ func (r *Recipe) spell(key, path string) string {
 	return path
 }
 
-// pathKey reads a path, and sourceKey what is either a path or a name that another package knows.
-func pathKey(key string, at func(*Recipe) *string) field {
-	return placeKey(key, at, (*reader).complete)
-}
-
 func sourceKey(key string, at func(*Recipe) *string) field {
 	return placeKey(key, at, (*reader).source)
 }

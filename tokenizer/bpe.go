@@ -78,11 +78,6 @@ func (t *pairTable) put(a, b, rank, id int32) {
 	*t.slot(pairKey(a, b)) = pairSlot{pairKey(a, b), rank, id}
 }
 
-func (t *pairTable) get(a, b int32) (rank, id int32) {
-	s := t.slot(pairKey(a, b))
-	return s.rank, s.id
-}
-
 // encode appends the tokens of a word, or of a text that is not cut into words.
 func (m *bpe) encode(s *scratch, dst []int32, text []byte) []int32 {
 	if m.cut == nil {
@@ -230,8 +225,8 @@ const maxScan = 64
 type pending struct{ rank, id int32 }
 
 func (m *bpe) pending(a, b int32) pending {
-	rank, id := m.merges.get(a, b)
-	return pending{rank, id}
+	s := m.merges.slot(pairKey(a, b))
+	return pending{s.rank, s.id}
 }
 
 // mergeShort merges in place.

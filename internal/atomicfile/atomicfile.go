@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 )
 
 // Write replaces path by data. The new file has the mode less the process's umask.
@@ -42,7 +43,7 @@ func WriteFunc(path string, mode os.FileMode, fill func(io.Writer) error) (err e
 	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return SyncDir(filepath.Dir(path))
 }
 
 // create makes a file beside path. Unlike os.CreateTemp it lets the umask decide who may read it:
@@ -59,15 +60,16 @@ func create(path string, mode os.FileMode) (*os.File, error) {
 	}
 }
 
-// syncDir makes a rename outlive a power cut. Some file systems cannot; they keep what they can.
-func syncDir(dir string) error {
+// SyncDir makes the names in a folder outlive a power cut. Some file systems cannot; they keep what
+// they can.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
 	if err := d.Sync(); err != nil && !errors.Is(err, errors.ErrUnsupported) &&
-		!errors.Is(err, os.ErrInvalid) {
+		!errors.Is(err, syscall.EINVAL) {
 		return err
 	}
 	return nil

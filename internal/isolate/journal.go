@@ -90,8 +90,3 @@ func (j *journal) reason() string {
 	}
 	return strings.TrimSpace(j.before)
 }
-
-// mentions tells whether the account of a crash has a word in it.
-func (j *journal) mentions(word string) bool {
-	return strings.Contains(strings.Join(j.kept, "\n"), word)
-}

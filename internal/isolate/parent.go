@@ -191,7 +191,8 @@ func (c *child) crash(doing string) error {
 	case how == "SIGABRT" && cause == "":
 		cause = "it gave no reason"
 	}
-	if flags := os.Getenv("XLA_FLAGS"); flags != "" && c.log.mentions("XLA_FLAGS") {
+	if flags := os.Getenv("XLA_FLAGS"); flags != "" &&
+		strings.Contains(strings.Join(c.log.kept, "\n"), "XLA_FLAGS") {
 		fix = "unset XLA_FLAGS, or mend what it says: " + flags
 	}
 	e := diag.New(diag.CompilerCrashed, "the compiler crashed (%s) %s", how, doing).

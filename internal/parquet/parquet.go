@@ -89,7 +89,7 @@ func (f *File) metadata(id int, read func(t *thrift)) error {
 	if _, err := f.footer.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	t := newThrift(f.footer, f.footer.Size())
+	t := &thrift{r: bufio.NewReaderSize(f.footer, 1<<12), left: f.footer.Size()}
 	t.into(map[int]any{id: func() { read(t) }})
 	return t.failed()
 }
@@ -232,10 +232,6 @@ type thrift struct {
 	r    *bufio.Reader
 	left int64 // bytes that there can be
 	err  error
-}
-
-func newThrift(r io.Reader, size int64) *thrift {
-	return &thrift{r: bufio.NewReaderSize(r, 1<<12), left: size}
 }
 
 func (t *thrift) fail(err error) { t.err = cmp.Or(t.err, err) }

@@ -186,7 +186,9 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 	defer x.frames.Put(f)
 	defer f.releaseAll()
 	if err := x.lend(f, args, keep); err != nil {
-		f.restoreDonated()
+		for _, b := range f.donated {
+			b.restore()
+		}
 		return nil, err
 	}
 	f.options.launchID = x.client.launches.Add(1)
@@ -324,12 +326,6 @@ func (f *frame) releaseAll() {
 	clear(f.lent)
 	clear(f.donated)
 	f.lent, f.donated = f.lent[:0], f.donated[:0]
-}
-
-func (f *frame) restoreDonated() {
-	for _, b := range f.donated {
-		b.restore()
-	}
 }
 
 // settleDonated finds out, after a run that could not be started, which of the buffers it was to
