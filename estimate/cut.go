@@ -14,7 +14,7 @@ import (
 // their blocks, so it is the key of what an estimator keeps.
 type cut struct {
 	rows, seq                     int64 // of a microbatch on one device
-	tensor, context, expert       int64
+	tensor, context, expert, etp  int64
 	tensorAt, contextAt, expertAt int64 // strides
 	fsdp, fsdpAt                  int64 // of what travels in every microbatch
 	sequence, overlap             bool
@@ -56,12 +56,12 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.data, l.shard, l.zero, l.whole = one(p.DP), one(p.FSDP.Size), p.FSDP.Zero, p.FSDP.Gather
 	l.fold = one(p.EP)
 	l.tensor, l.context = one(p.TP.Size), one(p.CP.Size)
-	l.expert = l.fold
+	l.expert, l.etp = l.fold, one(e.options.ExpertTensor)
 	if e.options.ExpertRanks > 0 {
 		l.expert = e.options.ExpertRanks
 	}
 	if e.config.MoE == nil {
-		l.expert = 1
+		l.expert, l.etp = 1, 1
 	}
 	ranks := p.Ranks()
 	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {

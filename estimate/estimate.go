@@ -95,9 +95,13 @@ type Options struct {
 	// ExpertRanks is the number of devices that the experts are dealt to. 0 means the plan's axis
 	// ep. Megatron folds it over dp, cp and tp: then ep is 1 in the plan and more here.
 	ExpertRanks int64
+	// ExpertTensor is how many devices share one expert; 0 means 1.
+	ExpertTensor int64
 	// Capacity is how many times its even share an expert takes before it drops tokens, with each
 	// one padded to it; 0 means that nothing is dropped.
 	Capacity float64
+	// Imbalance is how many times its even share the busiest device's experts get; 0 means 1.
+	Imbalance float64
 	// Predict is the number of layers that predict further tokens.
 	Predict int64
 	// Layers says how many layers each virtual stage has, where a person laid them out.

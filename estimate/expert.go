@@ -13,14 +13,16 @@ func (b *builder) experts() {
 	m := b.e.config.MoE
 	own := b.c.tokens() / float64(b.c.tensor) // tokens that this device sends
 	count, top := float64(m.Experts), float64(m.TopK)
-	ranks := float64(b.c.expert)
+	ranks, etp := float64(b.c.expert), float64(b.c.etp)
 	local := count / ranks
+	imbalance := max(b.e.options.Imbalance, 1)
 	each := own * top / count // tokens of one expert from one device
 	if f := b.e.options.Capacity; f > 0 {
-		each = math.Ceil(each * f)
+		each, imbalance = math.Ceil(each*f), 1
 	}
 	sent := each * count // tokens that leave, with copies
-	rows, size := each*ranks, float64(m.MLP)
+	rows := each * ranks * etp * imbalance
+	size := float64(m.MLP) / etp
 	ups := 1.0
 	if b.e.config.Gated {
 		ups = 2
@@ -42,7 +44,7 @@ func (b *builder) experts() {
 		tokens += 2 * b.h()
 	}
 	b.residual += got*(tokens+2*ups*size+b.keeps(size, "expert_down")) + own*count*8
-	b.expertEnds(sent * b.h() * 2)
+	b.expertEnds(sent*b.h()*2, imbalance)
 	b.router(own, count)
 	if m.Shared > 0 {
 		b.gated("shared_", b.c.tokens(), float64(m.Shared)/float64(b.c.tensor), true)
@@ -92,11 +94,11 @@ func (b *builder) router(tokens, count float64) {
 
 // expertEnds are the two exchanges of each pass. Between domains a token goes once to each domain
 // that has one of its experts, not once to each expert, and is copied inside.
-func (b *builder) expertEnds(bytes float64) {
+func (b *builder) expertEnds(bytes, imbalance float64) {
 	if b.c.expert == 1 {
 		return
 	}
-	t := 2 * b.p.Collective(price.AllToAll, bytes, b.c.expertGroup())
+	t := 2 * imbalance * b.p.Collective(price.AllToAll, bytes, b.c.expertGroup())
 	seen := 1 - b.p.Profile().HideExpert
 	b.forward.expert += seen * t
 	b.input.expert += seen * t

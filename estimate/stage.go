@@ -203,7 +203,7 @@ func (e *Estimator) shards(l *layout) (dense, experts float64) {
 	experts = dense
 	if e.config.MoE != nil {
 		all := float64(l.shard * l.context * l.tensor * l.fold)
-		experts = max(1, all/float64(l.expert))
+		experts = max(1, all/float64(l.expert*l.etp))
 	}
 	return dense, experts
 }
@@ -238,7 +238,7 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	if prof.Sharded && l.fold > 1 {
 		group.Stride = min(group.Stride, l.expertAt)
 	}
-	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert}
+	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
 	sum := 0.0
 	scatter := func(params, few float64, g price.Group) {
 		if l.zero < 2 {

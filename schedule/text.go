@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -72,4 +73,79 @@ func (s *Schedule) String() string {
 		b = append(b, '\n')
 	}
 	return string(b)
+}
+
+// Parse reads what [Schedule.String] prints. Lines that are empty or begin with # are passed over.
+// The schedule is well formed, but may contradict itself: see [Schedule.Validate].
+func Parse(text []byte) (*Schedule, error) {
+	var s *Schedule
+	line := 0
+	for raw := range bytes.Lines(text) {
+		line++
+		fields := strings.Fields(string(raw))
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		var err error
+		if s == nil {
+			s, err = parseHeader(fields)
+		} else {
+			err = s.parseList(fields)
+		}
+		if err != nil {
+			return nil, diag.From(err).At("line %d", line)
+		}
+	}
+	if s == nil {
+		return nil, diag.New(diag.ScheduleText, "the text holds no schedule").
+			Try("begin with a line such as: schedule 1f1b: 4 ranks, 1 virtual, 8 micros, loop")
+	}
+	if len(s.Lists) != s.Ranks {
+		return nil, diag.New(diag.ScheduleText, "there are %d lists for %d ranks",
+			len(s.Lists), s.Ranks).Try("give each rank its line")
+	}
+	return s, nil
+}
+
+// parseHeader reads the words of the first line.
+func parseHeader(words []string) (*Schedule, error) {
+	bad := diag.New(diag.ScheduleText, "%q is no head of a schedule", strings.Join(words, " ")).
+		Try("write it as in: schedule 1f1b: 4 ranks, 1 virtual, 8 micros, loop")
+	if len(words) != 9 || words[0] != "schedule" {
+		return nil, bad
+	}
+	name, colon := strings.CutSuffix(words[1], ":")
+	s := &Schedule{Name: name, Layout: Layout(words[8])}
+	ok := colon && name != "" && words[3] == "ranks," && words[5] == "virtual," &&
+		words[7] == "micros," && (s.Layout == Loop || s.Layout == Vee)
+	for i, n := range []*int{&s.Ranks, &s.Virtual, &s.Micros} {
+		var isNumber bool
+		*n, isNumber = number(words[2+2*i])
+		ok = ok && isNumber
+	}
+	if !ok {
+		return nil, bad
+	}
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// parseList reads the words of the next rank's line.
+func (s *Schedule) parseList(words []string) error {
+	if want := fmt.Sprintf("%d:", len(s.Lists)); words[0] != want || len(s.Lists) >= s.Ranks {
+		return diag.New(diag.ScheduleText, "%q is no list of the next rank", words[0]).
+			Try("begin the line of each rank, in order, with its number and a colon")
+	}
+	list := make([]Action, 0, len(words)-1)
+	for _, word := range words[1:] {
+		a, err := parseAction(word)
+		if err != nil {
+			return err
+		}
+		list = append(list, a)
+	}
+	s.Lists = append(s.Lists, list)
+	return nil
 }
