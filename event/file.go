@@ -33,11 +33,7 @@ func Open(path string, now Clock) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	end, err := whole(f)
-	if err == nil {
-		err = f.Truncate(end)
-	}
-	if err != nil {
+	if err := trim(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &File{f: f, now: now}, nil
@@ -66,24 +62,24 @@ func open(path string) (*os.File, error) {
 	}
 }
 
-// whole finds where the last complete line of a file ends, reading from its end.
-func whole(f *os.File) (int64, error) {
+// trim cuts a file behind its last complete line, which it finds reading from the end.
+func trim(f *os.File) error {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	block := make([]byte, 4096)
 	for end > 0 {
 		part := block[:min(end, int64(len(block)))]
 		if _, err := f.ReadAt(part, end-int64(len(part))); err != nil {
-			return 0, err
+			return err
 		}
 		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
-			return end - int64(len(part)) + int64(i) + 1, nil
+			return f.Truncate(end - int64(len(part)) + int64(i) + 1)
 		}
 		end -= int64(len(part))
 	}
-	return 0, nil
+	return f.Truncate(0)
 }
 
 // Emit implements Sink. A line is written at once and whole: a kill of the process loses nothing
@@ -107,11 +103,7 @@ func (f *File) Emit(e Event) {
 // mend takes away the part of a line that was left when a write failed, and tells how many events
 // are missing.
 func (f *File) mend() error {
-	end, err := whole(f.f)
-	if err == nil {
-		err = f.f.Truncate(end)
-	}
-	if err != nil {
+	if err := trim(f.f); err != nil {
 		return err
 	}
 	text, err := encode(Warning{Text: fmt.Sprintf("%d events could not be written here: %v", f.torn,

@@ -199,9 +199,7 @@ func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
 	for pair := range j.Pairs {
 		// The order of a branch is another than that of the trunk, whose seed is the recipe's.
 		seed := j.Recipe.Seed + pair
-		b.Steps, b.Rate = j.Recipe.Steps, schedule(func(n int) float64 {
-			return step.Rates(j.Recipe).Rate(n)
-		})
+		b.Steps, b.Rate = j.Recipe.Steps, step.Rates(j.Recipe)
 		if j.Branch > 0 {
 			seed++
 			b.From, b.Steps = j.From, j.Branch
@@ -226,11 +224,6 @@ func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
 	}
 	return all, nil
 }
-
-// A schedule is a function as an [optim.Schedule].
-type schedule func(step int) float64
-
-func (s schedule) Rate(step int) float64 { return s(step) }
 
 // nudge changes weights by a hundred-thousandth of themselves, up or down by chance.
 func nudge(param string, x []float32) {
