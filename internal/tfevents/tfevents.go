@@ -139,8 +139,10 @@ const (
 	valueSimple  protowire.Number = 2
 
 	sessionStatus protowire.Number = 1
-	statusStart                    = 1
 )
+
+// statusStart is SessionLog.START.
+const statusStart = 1
 
 // message builds an Event with one field beside its time and step.
 func message(at time.Time, step int, field protowire.Number, body []byte) []byte {
