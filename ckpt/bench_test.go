@@ -77,7 +77,7 @@ func BenchmarkVerify(b *testing.B) {
 func BenchmarkLoad(b *testing.B) {
 	c, m := benchOpen(b)
 	for b.Loop() {
-		must(b, load(context.Background(), m, c, nil))
+		must(b, Copy(context.Background(), m, c, nil))
 	}
 }
 

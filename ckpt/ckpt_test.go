@@ -19,7 +19,6 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -223,82 +222,6 @@ func writeAll(t rapid.TB, dir string, src *Memory, writers [][]Slice, o Options)
 	}
 }
 
-// load moves slices from a source into memory; nil means every tensor of it, whole. The source
-// must hold each with the same element type and shape, and may hold more.
-func load(ctx context.Context, dst *Memory, src Source, list []Slice) error {
-	want, have := dst.Tensors(), src.Tensors()
-	if list == nil {
-		for _, t := range want {
-			list = append(list, Slice{t.Name, t.Box()})
-		}
-	}
-	tensors, err := match(list, want, have)
-	if err != nil {
-		return err
-	}
-	largest := int64(0)
-	for i, t := range tensors {
-		largest = max(largest, t.sized(list[i].Box.Size))
-	}
-	return spread(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
-		t := tensors[i]
-		for piece := range t.chunks(list[i].Box, int64(len(buf))) {
-			part := buf[:t.sized(piece.Size)]
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := src.ReadSlice(t.Name, piece, part); err != nil {
-				return err
-			}
-			if err := dst.write(t.Name, piece, part); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// match finds the tensor of every slice and demands that both sides mean the same by it.
-func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
-	wanted, held := byName(want), byName(have)
-	tensors := make([]Tensor, len(list))
-	for i, s := range list {
-		w, ok := wanted[s.Name]
-		if !ok {
-			return nil, absent(s.Name, want)
-		}
-		h, ok := held[s.Name]
-		if !ok {
-			return nil, absent(s.Name, have)
-		}
-		if !w.same(h) {
-			return nil, diag.New(diag.CheckpointTensor,
-				"the checkpoint has %s as %v; %v is wanted", human.Quote(s.Name), h, w).
-				Try("resume with the model and optimizer that wrote it")
-		}
-		if err := h.checkBox(s.Box); err != nil {
-			return nil, diag.New(diag.CheckpointTensor, "%s", err)
-		}
-		tensors[i] = h
-	}
-	return tensors, nil
-}
-
-// write is the other way round than ReadSlice.
-func (m *Memory) write(name string, box Box, src []byte) error {
-	i, ok := m.place[name]
-	if !ok {
-		return absent(name, m.list)
-	}
-	if err := checkSlice(m.list[i], box, src); err != nil {
-		return err
-	}
-	return m.list[i].eachRun(box, m.list[i].Box(), box, func(from, to, n int64) error {
-		copy(m.data[i][from:from+n], src[to:to+n])
-		return nil
-	})
-}
-
 // sameState copies a checkpoint into fresh memory and compares every byte.
 func sameState(t rapid.TB, c *Checkpoint, want *Memory) {
 	t.Helper()
@@ -308,7 +231,7 @@ func sameState(t rapid.TB, c *Checkpoint, want *Memory) {
 			t.Fatal(err)
 		}
 	}
-	if err := load(context.Background(), got, c, nil); err != nil {
+	if err := Copy(context.Background(), got, c, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, x := range want.Tensors() {
@@ -469,7 +392,7 @@ func TestCopySays(t *testing.T) {
 		`"embed" as f32[12,4]; f32[4,12] is`:    {"embed", dtype.F32, []int64{4, 12}},
 		`"embed" as f32[12,4]; bf16[12,4] is w`: {"embed", dtype.BF16, []int64{12, 4}},
 	} {
-		e := wantCode(t, load(t.Context(), state(t, 1, x), c, nil), diag.CheckpointTensor)
+		e := wantCode(t, Copy(t.Context(), state(t, 1, x), c, nil), diag.CheckpointTensor)
 		if !bytes.Contains([]byte(e.What), []byte(name)) {
 			t.Errorf("%q does not say %q", e.What, name)
 		}

@@ -17,7 +17,7 @@ const (
 	maxWorkers = 8
 )
 
-// A Memory is tensors in host memory: a Source. The zero value holds none.
+// A Memory is tensors in host memory: a Source and a Sink. The zero value holds none.
 type Memory struct {
 	list  []Tensor
 	data  [][]byte
@@ -42,7 +42,7 @@ func (m *Memory) Add(t Tensor) ([]byte, error) {
 	return b, nil
 }
 
-// Tensors implements Source.
+// Tensors implements Source and Sink.
 func (m *Memory) Tensors() []Tensor { return m.list }
 
 // Bytes gives a tensor's bytes, not a copy of them; nil if there is no such tensor.
@@ -55,16 +55,25 @@ func (m *Memory) Bytes(name string) []byte {
 
 // ReadSlice implements Source.
 func (m *Memory) ReadSlice(name string, box Box, dst []byte) error {
+	return m.move(name, box, dst, func(own, other []byte) { copy(other, own) })
+}
+
+// WriteSlice implements Sink.
+func (m *Memory) WriteSlice(name string, box Box, src []byte) error {
+	return m.move(name, box, src, func(own, other []byte) { copy(own, other) })
+}
+
+func (m *Memory) move(name string, box Box, buf []byte, move func(own, other []byte)) error {
 	i, ok := m.place[name]
 	if !ok {
 		return absent(name, m.list)
 	}
 	t, own := m.list[i], m.data[i]
-	if err := checkSlice(t, box, dst); err != nil {
+	if err := checkSlice(t, box, buf); err != nil {
 		return err
 	}
 	return t.eachRun(box, t.Box(), box, func(from, to, n int64) error {
-		copy(dst[to:to+n], own[from:from+n])
+		move(own[from:from+n], buf[to:to+n])
 		return nil
 	})
 }
@@ -78,6 +87,67 @@ func checkSlice(t Tensor, box Box, buf []byte) error {
 			human.Quote(t.Name), box, want, len(buf))
 	}
 	return nil
+}
+
+// Copy moves slices from a source into a sink; nil means every tensor of the sink, whole. The
+// source must hold each with the same element type and shape, and may hold more.
+func Copy(ctx context.Context, dst Sink, src Source, list []Slice) error {
+	want, have := dst.Tensors(), src.Tensors()
+	if list == nil {
+		for _, t := range want {
+			list = append(list, Slice{t.Name, t.Box()})
+		}
+	}
+	tensors, err := match(list, want, have)
+	if err != nil {
+		return err
+	}
+	largest := int64(0)
+	for i, t := range tensors {
+		largest = max(largest, t.sized(list[i].Box.Size))
+	}
+	return spread(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
+		t := tensors[i]
+		for piece := range t.chunks(list[i].Box, int64(len(buf))) {
+			part := buf[:t.sized(piece.Size)]
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := src.ReadSlice(t.Name, piece, part); err != nil {
+				return err
+			}
+			if err := dst.WriteSlice(t.Name, piece, part); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// match finds the tensor of every slice and demands that both sides mean the same by it.
+func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
+	wanted, held := byName(want), byName(have)
+	tensors := make([]Tensor, len(list))
+	for i, s := range list {
+		w, ok := wanted[s.Name]
+		if !ok {
+			return nil, absent(s.Name, want)
+		}
+		h, ok := held[s.Name]
+		if !ok {
+			return nil, absent(s.Name, have)
+		}
+		if !w.same(h) {
+			return nil, diag.New(diag.CheckpointTensor,
+				"the checkpoint has %s as %v; %v is wanted", human.Quote(s.Name), h, w).
+				Try("resume with the model and optimizer that wrote it")
+		}
+		if err := h.checkBox(s.Box); err != nil {
+			return nil, diag.New(diag.CheckpointTensor, "%s", err)
+		}
+		tensors[i] = h
+	}
+	return tensors, nil
 }
 
 func byName(list []Tensor) map[string]Tensor {

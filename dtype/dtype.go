@@ -76,6 +76,15 @@ var table = [...]info{
 	F4E2M1FN:  {"f4e2m1fn", "f4E2M1FN", 4, Float},
 }
 
+// All lists every valid element type.
+func All() []DType {
+	all := make([]DType, 0, len(table)-1)
+	for d := Pred; int(d) < len(table); d++ {
+		all = append(all, d)
+	}
+	return all
+}
+
 // Parse finds the type of a name in either spelling: "bf16", "f8e4m3fn" or StableHLO's "f8E4M3FN".
 func Parse(name string) (DType, error) {
 	for d, row := range table {

@@ -45,6 +45,22 @@ func E2M1FromF32(f float32) byte {
 	return sign | byte(rounded(min(magnitude, 0x40c00000), 0x3f800000, 22, 149))
 }
 
+// E8M0FromF32 rounds a scale up to a power of two, so that what is divided by it never grows past
+// the largest element. 2⁻¹²⁷ is the smallest, infinity becomes the largest, 2¹²⁷, and what is
+// negative or no number becomes NaN, 0xff.
+func E8M0FromF32(f float32) byte {
+	switch bits := math.Float32bits(f); {
+	case f != f || f < 0:
+		return 0xff
+	case bits&0x7fffffff <= 0x400000:
+		return 0
+	case bits < 0x800000: // subnormal, and above 2⁻¹²⁷
+		return 1
+	default:
+		return byte(min((bits+0x7fffff)>>23, 0xfe))
+	}
+}
+
 // Narrow converts as XLA and ml_dtypes do: to the nearest, ties to even, and what is too large
 // becomes NaN in F8E4M3FN, infinity in F8E5M2, 6 in F4E2M1FN and NaN in F8E8M0FNU, which has no
 // zero either. What a NaN becomes in F4E2M1FN is left open there; here it is 6. It gives 0 for

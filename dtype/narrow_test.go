@@ -130,7 +130,7 @@ func TestSaturationIsTheOnlyDifference(t *testing.T) {
 func TestScalesRoundUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := math.Float32frombits(rapid.Uint32Range(0, 0x7f000000).Draw(t, "bits"))
-		b := e8m0FromF32(f)
+		b := E8M0FromF32(f)
 		if up := F32FromE8M0(b); up < f {
 			t.Fatalf("%v became %v", f, up)
 		}
@@ -143,33 +143,8 @@ func TestScalesRoundUp(t *testing.T) {
 		0: 0, 0x1p-127: 0, 0x1.000004p-127: 1, 0x1p127: 0xfe, 0x1.8p127: 0xfe, inf: 0xfe, -1: 0xff, -inf: 0xff,
 		float32(math.NaN()): 0xff,
 	} {
-		if got := e8m0FromF32(f); got != want {
+		if got := E8M0FromF32(f); got != want {
 			t.Errorf("%v is %#x, not %#x", f, got, want)
-		}
-	}
-}
-
-// e8m0FromF32 rounds a scale up to a power of two, so that what is divided by it never grows past
-// the largest element. 2⁻¹²⁷ is the smallest, infinity becomes the largest, 2¹²⁷, and what is
-// negative or no number becomes NaN, 0xff.
-func e8m0FromF32(f float32) byte {
-	switch bits := math.Float32bits(f); {
-	case f != f || f < 0:
-		return 0xff
-	case bits&0x7fffffff <= 0x400000:
-		return 0
-	case bits < 0x800000: // subnormal, and above 2⁻¹²⁷
-		return 1
-	default:
-		return byte(min((bits+0x7fffff)>>23, 0xfe))
-	}
-}
-
-func TestE8M0Corners(t *testing.T) {
-	nan, inf := float32(math.NaN()), float32(math.Inf(1))
-	for f, want := range map[float32]byte{nan: 0xff, inf: 0xfe, 0: 0, 0x1p-127: 0, 0x1.000004p-127: 1} {
-		if got := e8m0FromF32(f); got != want {
-			t.Errorf("%v becomes %#x, not %#x", f, got, want)
 		}
 	}
 }

@@ -102,8 +102,8 @@ var kinds = map[string]reflect.Type{
 	"stalled":   reflect.TypeFor[Stalled](),
 }
 
-// kindOf is the name of an event's type.
-func kindOf(e Event) string {
+// Kind names an event's type as JSON does; it is "" for a type that is not in the table.
+func Kind(e Event) string {
 	if u, ok := e.(Unknown); ok {
 		return u.Name
 	}

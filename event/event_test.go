@@ -43,9 +43,9 @@ var samples = []Event{
 func TestEveryKindIsSampled(t *testing.T) {
 	seen := map[string]bool{}
 	for _, e := range samples {
-		seen[kindOf(e)] = true
-		if got, want := kinds[kindOf(e)], reflect.TypeOf(e); got != want {
-			t.Errorf("kind %s makes %v, want %v", kindOf(e), got, want)
+		seen[Kind(e)] = true
+		if got, want := kinds[Kind(e)], reflect.TypeOf(e); got != want {
+			t.Errorf("kind %s makes %v, want %v", Kind(e), got, want)
 		}
 	}
 	if len(seen) != len(kinds) {
@@ -86,7 +86,7 @@ func TestOldFileStillReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		kindsSeen = append(kindsSeen, kindOf(rec.Event))
+		kindsSeen = append(kindsSeen, Kind(rec.Event))
 	}
 	if want := []string{"phase", "compiled", "from-the-future", "step", "eval", "rejected", "saved", "resumed",
 		"profiled"}; !cmp.Equal(kindsSeen, want) {
@@ -181,7 +181,7 @@ func TestFileMendsATornLine(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, text)
 		}
-		kinds = append(kinds, kindOf(rec.Event))
+		kinds = append(kinds, Kind(rec.Event))
 	}
 	if got := strings.Join(kinds, " "); got != "saved warning saved" || !strings.Contains(string(text), "3 events could not be written here") {
 		t.Errorf("%s in\n%s", got, text)

@@ -122,7 +122,7 @@ func encode(e Event, at time.Time) (string, error) {
 	if u, ok := e.(Unknown); ok {
 		return string(u.Raw), nil
 	}
-	head, err := json.Marshal(header{version, at.UTC(), kindOf(e)})
+	head, err := json.Marshal(header{version, at.UTC(), Kind(e)})
 	if err != nil {
 		return "", err
 	}

@@ -126,7 +126,7 @@ func TestEveryTypeHasItsPlace(t *testing.T) {
 			t.Errorf("%s stands after a wider type", row.name)
 		}
 	}
-	for d := dtype.Pred; d.Valid(); d++ {
+	for _, d := range dtype.All() {
 		_, err := Write(io.Discard, []Item{{"x", dtype.Shape{Type: d, Dims: []int64{0}}, FromBytes(nil)}}, nil)
 		if ok := err == nil; ok != seen[d] {
 			t.Errorf("%v: written: %v, of the format: %v", d, ok, seen[d])

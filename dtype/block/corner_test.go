@@ -114,6 +114,11 @@ func cornerScaleEnds(t *testing.T) {
 }
 
 func cornerScaleEncode(t *testing.T) {
+	equal(t, "NaN", dtype.E8M0FromF32(nan), 0xff)
+	equal(t, "infinity", dtype.E8M0FromF32(inf), 0xfe)
+	equal(t, "zero", dtype.E8M0FromF32(0), 0)
+	equal(t, "2^-127", dtype.E8M0FromF32(0x1p-127), 0)
+	equal(t, "more than 2^-127", dtype.E8M0FromF32(0x1.000004p-127), 1)
 	q, scale := eight(t, inf, math.MaxFloat32, 1, -inf)
 	equal(t, "scale with an infinity", scale, 0xfe)
 	equal(t, "block with an infinity", [4]byte(q), [4]byte{0x7e, 0x40, 0, 0xfe})
