@@ -34,9 +34,12 @@ const maxText = 4 << 20
 
 // isPlan tells a plan from other files by its members.
 func isPlan(source string) bool {
+	if !strings.HasSuffix(source, ".json") {
+		return false // unread: weights and the like are large
+	}
 	text, err := folder.ReadPlain(source, maxText)
 	var members map[string]json.RawMessage
-	if !strings.HasSuffix(source, ".json") || err != nil || json.Unmarshal(text, &members) != nil {
+	if err != nil || json.Unmarshal(text, &members) != nil {
 		return false
 	}
 	return members["microbatches"] != nil || members["cluster"] != nil || members["fsdp"] != nil

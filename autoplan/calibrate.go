@@ -76,6 +76,9 @@ type Correction struct {
 // For gives the correction of a job: from runs of the same model on the same card with the same
 // stack.
 func (c *Calibration) For(j *Job) Correction {
+	if c == nil {
+		return Correction{}
+	}
 	sum, noise, n := 0.0, 0.0, 0
 	for _, m := range c.Runs {
 		if m.Model == j.Model && m.Card == j.Cluster.Card.Name && m.Stack == j.Profile.Name {

@@ -13,6 +13,9 @@ import (
 // less than what plans of one model differ by.
 func TestCalibrationNarrows(t *testing.T) {
 	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
+	if c := (*Calibration)(nil).For(&j); c != (Correction{}) {
+		t.Errorf("without measurements: %v", c)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		sigma := rapid.Float64Range(0.01, 0.3).Draw(t, "sigma")
 		ratio := rapid.Float64Range(0.5, 2).Draw(t, "ratio")

@@ -2,6 +2,7 @@ package diag
 
 import (
 	_ "embed" // for the catalogue
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -175,4 +176,16 @@ func (c Code) class() Class {
 		}
 	}
 	return Failed
+}
+
+// Catalogue prints every code with its exit class, meaning and an example, as docs/errors.md.
+func Catalogue() string {
+	var b strings.Builder
+	b.WriteString("# Error codes\n\n" +
+		"Printed from `diag/codes.tsv`; `go test ./diag -update` writes it.\n\n")
+	b.WriteString("| code | exit | meaning | example |\n|---|---|---|---|\n")
+	for _, r := range catalogue {
+		fmt.Fprintf(&b, "| %s | %d | %s | %s |\n", r.code, r.class, r.meaning, r.example)
+	}
+	return b.String()
 }

@@ -129,7 +129,10 @@ func (d DType) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads a name from JSON and TOML.
-func (d *DType) UnmarshalText(text []byte) (err error) {
-	*d, err = Parse(string(text))
+func (d *DType) UnmarshalText(text []byte) error {
+	parsed, err := Parse(string(text))
+	if err == nil {
+		*d = parsed
+	}
 	return err
 }

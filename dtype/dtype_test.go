@@ -50,6 +50,11 @@ func TestShapeRoundTrip(t *testing.T) {
 		if err := json.Unmarshal(js, &back); err != nil || back.String() != s.String() {
 			t.Fatalf("%s came back as %v: %v", js, back, err)
 		}
+		kind := s.Type
+		if s.UnmarshalText([]byte("f32[")) == nil || kind.UnmarshalText([]byte("no")) == nil ||
+			s.String() != back.String() || kind != back.Type {
+			t.Fatalf("an error leaves %v and %v of %v", s, kind, back)
+		}
 	})
 }
 

@@ -81,7 +81,10 @@ func (s Shape) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads what MarshalText writes.
-func (s *Shape) UnmarshalText(text []byte) (err error) {
-	*s, err = ParseShape(string(text))
+func (s *Shape) UnmarshalText(text []byte) error {
+	parsed, err := ParseShape(string(text))
+	if err == nil {
+		*s = parsed
+	}
 	return err
 }

@@ -104,6 +104,7 @@ var kinds = map[string]reflect.Type{
 
 // Kind names an event's type as JSON does; it is "" for a type that is not in the table.
 func Kind(e Event) string {
+	e = pointed(e)
 	if u, ok := e.(Unknown); ok {
 		return u.Name
 	}
@@ -113,6 +114,16 @@ func Kind(e Event) string {
 		}
 	}
 	return ""
+}
+
+// pointed gives the event that a pointer points to, and any other event as it is.
+func pointed(e Event) Event {
+	if v := reflect.ValueOf(e); v.Kind() == reflect.Pointer && !v.IsNil() {
+		if at, ok := v.Elem().Interface().(Event); ok {
+			return at
+		}
+	}
+	return e
 }
 
 // Line implements Event.

@@ -75,6 +75,28 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
+type ownEvent struct{}
+
+func (ownEvent) Line() string { return "own" }
+
+// A pointer is written as what it points to; a type that has no kind is refused, and never written
+// with an empty one.
+func TestKindsOfPointersAndStrangers(t *testing.T) {
+	step := Step{Step: 3}
+	plain, err := encode(step, fixed())
+	if pointer, err2 := encode(&step, fixed()); err != nil || err2 != nil || pointer != plain {
+		t.Errorf("%s and %s: %v %v", plain, pointer, err, err2)
+	}
+	if Kind(&step) != "step" || Kind(&Unknown{Name: "new"}) != "new" {
+		t.Errorf("%q and %q", Kind(&step), Kind(&Unknown{Name: "new"}))
+	}
+	for _, e := range []Event{nil, ownEvent{}, &ownEvent{}, (*Step)(nil)} {
+		if text, err := encode(e, fixed()); err == nil || Kind(e) != "" {
+			t.Errorf("%T: %q, kind %q", e, text, Kind(e))
+		}
+	}
+}
+
 func TestOldFileStillReads(t *testing.T) {
 	f, err := os.Open("testdata/v1.jsonl")
 	if err != nil {

@@ -119,10 +119,15 @@ func (l *lines) Emit(e Event) {
 
 // encode joins the header and the event's own fields into one object.
 func encode(e Event, at time.Time) (string, error) {
+	e = pointed(e)
 	if u, ok := e.(Unknown); ok {
 		return string(u.Raw), nil
 	}
-	head, err := json.Marshal(header{version, at.UTC(), Kind(e)})
+	kind := Kind(e)
+	if kind == "" { // a line without one would make the file unreadable
+		return "", fmt.Errorf("event: %T is not a kind of event", e)
+	}
+	head, err := json.Marshal(header{version, at.UTC(), kind})
 	if err != nil {
 		return "", err
 	}

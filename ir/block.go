@@ -411,6 +411,10 @@ type Attention struct {
 	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
 	// keys of its own document only. Both or neither are given.
 	Segments, KeySegments *Value
+	// Places and KeyPlaces are the places of queries and keys in the sequence. Without them the first
+	// query and the first key stand at the same place, and the others follow. Both or neither are
+	// given.
+	Places, KeyPlaces *Value
 	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
 	Products dtype.DType
 }
@@ -418,10 +422,14 @@ type Attention struct {
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.Products),
-		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0))}
+		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
+		"placed": how.Places != nil}
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)
+	}
+	if how.Places != nil {
+		in = append(in, how.Places, how.KeyPlaces)
 	}
 	return b.op("attention", attrs(a), nil, in...)[0]
 }

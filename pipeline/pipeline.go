@@ -84,6 +84,9 @@ type Config struct {
 	Schedule *schedule.Schedule
 	// Ranks are those that this process hosts.
 	Ranks []Rank
+	// Costs say what actions take, for the order in which results are received
+	// ([schedule.Schedule.Steps]). Without any, all actions take the same.
+	Costs schedule.Costs
 	// Capacity is how many results may wait for one rank between it and another; 0 means 4. It must
 	// be the same in all processes. Links that meet have none.
 	Capacity int
@@ -116,6 +119,11 @@ type Pipeline struct {
 // New checks that the programs fit the schedule.
 func New(c Config) (*Pipeline, error) {
 	c.Capacity, c.Ahead = cmp.Or(c.Capacity, defaultCapacity), cmp.Or(c.Ahead, defaultAhead)
+	if len(c.Costs.Forward) == 0 {
+		send := c.Costs.Send
+		c.Costs = schedule.Even(1, 1, 1)
+		c.Costs.Send = send
+	}
 	if err := c.Schedule.Validate(); err != nil {
 		return nil, err
 	}
@@ -135,7 +143,7 @@ func New(c Config) (*Pipeline, error) {
 	case meets > 0:
 		c.Capacity = 0
 	}
-	steps, err := c.Schedule.Steps(schedule.Even(1, 1, 1), c.Capacity)
+	steps, err := c.Schedule.Steps(c.Costs, c.Capacity)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,13 @@ const (
 	groups = 7 // sizes 1, 2, 4 ... 64
 )
 
-func (k Kind) index() int { return slices.Index(tabled, k) }
+// index is the row of a kind in the table; one that is not there has AllToAll's.
+func (k Kind) index() int {
+	if i := slices.Index(tabled, k); i >= 0 {
+		return i
+	}
+	return slices.Index(tabled, AllToAll)
+}
 
 var tabled = []Kind{AllGather, ReduceScatter, AllReduce, AllToAll}
 

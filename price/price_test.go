@@ -212,6 +212,9 @@ func TestGroupsThatStraddleDomainsAreSlow(t *testing.T) {
 			t.Errorf("%s of 24 takes %.3g s in domains of 72", kind, b)
 		}
 	}
+	if other := even.Collective("broadcast", 256<<20, Group{32, 1}); !(other > 0) {
+		t.Errorf("a kind that is not in the table takes %v s", other)
+	}
 }
 
 func TestProfilesSayWhereTheyComeFrom(t *testing.T) {

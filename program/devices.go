@@ -67,7 +67,10 @@ func ParseDevices(text string) (Devices, error) {
 func (d Devices) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Devices) UnmarshalText(text []byte) (err error) {
-	*d, err = ParseDevices(string(text))
+func (d *Devices) UnmarshalText(text []byte) error {
+	parsed, err := ParseDevices(string(text))
+	if err == nil {
+		*d = parsed
+	}
 	return err
 }

@@ -384,6 +384,8 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []holding) need {
 // Beside them are weights that wait to be quantized: of NVFP4 as without offload, of MXFP8 two and
 // a half times the largest, more where it is gathered or where a rank has several stages. The
 // factors were read from 30 compiled updates (bench/memory), which lie within a quarter of them.
+// Others lie further off: of ZeRO 1 in MXFP8 on an RTX PRO 6000, held out, this predicts 1.9 and
+// 2.5 times what two compiled updates have (docs/results/memory.txt).
 func (p *Predictor) fetched(w *way, list []holding) int64 {
 	var plain, quantized, mx, stages int64
 	for i := range list {

@@ -84,7 +84,8 @@ type fabricInfo struct {
 func versioned(size uintptr, version uint32) uint32 { return uint32(size) | version<<24 }
 
 // calls are the functions of the library, each bound to the symbol in its tag with "nvml" before
-// it, or left nil where the driver has none. An int32 result is an nvmlReturn_t.
+// it, or, where the driver has none, a function that answers codeNoFunction. An int32
+// result is an nvmlReturn_t.
 type calls struct {
 	Init          func() int32                                `nvml:"Init_v2"`
 	Shutdown      func() int32                                `nvml:"Shutdown"`

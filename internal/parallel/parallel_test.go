@@ -19,6 +19,11 @@ func TestEachGivesTheFirstError(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := Each(0, 1, func() func(int) error {
+		return func(i int) error { return fmt.Errorf("job %d", i) }
+	}); err == nil {
+		t.Error("no worker, and no error")
+	}
 	if err := Each(8, 0, nil); err != nil {
 		t.Error(err)
 	}

@@ -52,7 +52,7 @@ func Create(path string, mode os.FileMode) (*os.File, error) {
 // Links counts the names that a file has.
 func Links(info fs.FileInfo) uint64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Nlink
+		return uint64(st.Nlink) //nolint:unconvert // uint32 on arm64
 	}
 	return 1
 }
