@@ -135,18 +135,21 @@ func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 			if turn := a.Stage / t.Schedule.Ranks; turn > 0 {
 				class += fmt.Sprintf(" v%d", 1+(turn-1)%3)
 			}
-			b := boxes[class]
+			box := fmt.Sprintf("M%s %sh%sv%sh-%[3]sz", svg.Px(x), svg.Px(y),
+				svg.Px(max(0.3, width-0.6)), svg.Px(rowHeight))
+			if n := strconv.Itoa(a.Micro); numberFit*float64(len(n))+3 < width {
+				fmt.Fprintf(&numbers, `<path class="%s" d="%s"><title>%s, %s to %s</title></path>`+
+					`<text x="%s" y="%s" class="num">%s</text>`, class, box, a,
+					human.Seconds(seconds(at.Start)), human.Seconds(seconds(at.End)),
+					svg.Px(x+width/2), svg.Px(y+13), n)
+				continue
+			}
+			b := boxes[class] // too narrow to point at: one path for all
 			if b == nil {
 				b = &bytes.Buffer{}
 				boxes[class], order = b, append(order, class)
 			}
-			fmt.Fprintf(b, "M%s %sh%sv%sh-%[3]sz", svg.Px(x), svg.Px(y), svg.Px(max(0.3, width-0.6)),
-				svg.Px(rowHeight))
-			if n := strconv.Itoa(a.Micro); numberFit*float64(len(n))+3 < width {
-				fmt.Fprintf(&numbers, `<text x="%s" y="%s" class="num"><title>%s, %s to %s</title>%s</text>`,
-					svg.Px(x+width/2), svg.Px(y+13), a, human.Seconds(seconds(at.Start)),
-					human.Seconds(seconds(at.End)), n)
-			}
+			b.WriteString(box)
 		}
 		for _, x := range t.tails[rank].spans() {
 			if x, width, ok := clip(x, w); ok {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
@@ -16,7 +15,7 @@ import (
 )
 
 // cacheVersion changes when what is cached, or what its key is made of, changes.
-const cacheVersion = "3"
+const cacheVersion = "4"
 
 // cacheLimit bounds the compile cache: some hundred steps of large models.
 const cacheLimit = 10 << 30
@@ -44,14 +43,18 @@ func newCache(o Options) cache {
 // unlessDumped gives an empty cache where XLA is to write files as it compiles, as flags or the
 // environment say: a program that comes out of the cache writes none.
 func (c cache) unlessDumped(flags map[string]any, variables *environ.Set) cache {
-	dumps := variables.Dumps()
-	for name := range flags {
-		dumps = dumps || strings.HasPrefix(name, environ.DumpFlags)
-	}
-	if dumps {
+	if dumps(flags, variables) {
 		c.store = cas.Store{}
 	}
 	return c
+}
+
+func dumps(flags map[string]any, variables *environ.Set) bool {
+	found := variables.Dumps()
+	for name := range flags {
+		found = found || environ.DumpFlags(name)
+	}
+	return found
 }
 
 // get reads an entry's head, hands its bytes to use, and tells whether both went well.

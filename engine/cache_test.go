@@ -93,8 +93,11 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 	for range 2 {
 		s := addOne(devices)
 		s.Flags = map[string]any{"xla_dump_to": dumps}
-		enginetest.Stage(t, cpu(t, func(o *engine.Options) { o.Cache = dir }), s)
+		e := cpu(t, func(o *engine.Options) { o.Cache = dir })
+		enginetest.Stage(t, e, s)
 		written("cpu")
+		enginetest.Stage(t, e, s) // which the engine has loaded
+		written("cpu again")
 		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir}, true)
 		if err != nil {
 			t.Fatal(err)

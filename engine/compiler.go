@@ -240,7 +240,8 @@ func (x *Executable) Report() (*Report, error) {
 	if err := x.alive(); err != nil {
 		return nil, err
 	}
-	t := machine.Cluster{Domains: 1, HostsPerDomain: 1, DevicesPerHost: len(x.stage.Devices)}
+	n := len(x.stage.Devices)
+	t := machine.Cluster{Count: n, Domains: 1, HostsPerDomain: 1, DevicesPerHost: n}
 	t.Card.Name = x.engine.platform
 	made, err := describeExecutable(x.loaded.Executable)
 	if err != nil {

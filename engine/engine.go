@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -310,6 +312,16 @@ func deviceNumbers(list []*pjrt.Device) program.Devices {
 		ids = append(ids, d.ID)
 	}
 	return ids
+}
+
+// hostKey is what of its host a program may depend on. XLA cuts CPU code into tasks for as many
+// threads as the process may use processors, or as there are devices if these are more.
+func (e *Engine) hostKey() []byte {
+	if e.platform != "cpu" {
+		return []byte(hostID())
+	}
+	return fmt.Appendf(nil, "%s, %d processors, %d devices", hostID(), runtime.NumCPU(),
+		len(e.devices))
 }
 
 // hostID identifies the processor that CPU code is compiled for: code for one may not run on

@@ -52,10 +52,14 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	if err != nil {
 		return nil, err
 	}
-	key := cas.Key([]byte(cacheVersion), []byte(e.digest), []byte(hostID()), e.environ.Key(),
+	key := cas.Key([]byte(cacheVersion), []byte(e.digest), e.hostKey(), e.environ.Key(),
 		[]byte(s.Text), encoded)
 	start := time.Now()
-	loaded, cached := e.programs.take(key), true
+	var loaded *shared
+	if !dumps(s.Flags, e.environ) { // a program that is loaded already writes no files
+		loaded = e.programs.take(key)
+	}
+	cached := true
 	if loaded == nil {
 		var head programHead
 		var one *pjrt.Loaded

@@ -77,9 +77,7 @@ func (r *Report) String() string {
 	if r.CuDNN != "" {
 		head = append(head, "cuDNN "+r.CuDNN)
 	}
-	if r.Seconds > 0 { // entries of older caches do not tell
-		head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
-	}
+	head = append(head, fmt.Sprintf("%.2f s", r.Seconds))
 	if r.Cached {
 		head = append(head, "from the cache")
 	}

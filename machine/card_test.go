@@ -162,6 +162,9 @@ func TestClusterShapes(t *testing.T) {
 		if target.Topology() != tt.topology || c.Note != tt.note || target.Devices() != c.Count {
 			t.Errorf("%q: %s with note %q", tt.text, target.Topology(), c.Note)
 		}
+		if byHand := (Cluster{Card: c.Card, Count: c.Count}); byHand.Topology() != tt.topology {
+			t.Errorf("%q made by hand: %s", tt.text, byHand.Topology())
+		}
 	}
 }
 

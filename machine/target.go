@@ -11,11 +11,14 @@ import (
 // devices in a host. A partition is what XLA calls the hosts that share a fast interconnect: one
 // NVLink domain.
 func (t Cluster) Topology() string {
+	if t.Hosts() == 0 && t.Card.GPUsPerHost > 0 { // made by hand, with Count alone
+		t = newCluster(t.Card, t.Count)
+	}
 	return fmt.Sprintf("%dx%dx%d", t.Domains, t.HostsPerDomain, t.DevicesPerHost)
 }
 
-// Devices is how many the topology has.
-func (t Cluster) Devices() int { return t.Hosts() * t.DevicesPerHost }
+// Devices is how many the cluster has: Count.
+func (t Cluster) Devices() int { return t.Count }
 
 // MemoryBytes is the memory that a program may use on each device; 0 for the processor.
 func (t Cluster) MemoryBytes() int64 { return t.Card.UsableBytes }

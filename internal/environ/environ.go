@@ -15,8 +15,11 @@ import (
 // Allow is the variable that lists refused variables which the user wants all the same.
 const Allow = "DEEPWELL_ALLOW_ENV"
 
-// DumpFlags is how the names of XLA's flags begin that write files as it compiles.
-const DumpFlags = "xla_dump"
+// DumpFlags tells whether a text has the name of a flag of XLA that writes files as it compiles,
+// such as xla_dump_to or xla_gpu_dump_autotune_results_to.
+func DumpFlags(text string) bool {
+	return strings.Contains(text, "xla_dump") || strings.Contains(text, "_dump_")
+}
 
 // A role is what is done about a variable that is set.
 type role int
@@ -59,7 +62,7 @@ var table = []struct {
 	{"LD_PRELOAD", key, "replaces functions, those of libm included; allocators are common, so it is" +
 		" not refused"},
 	{"LD_AUDIT", key, "as LD_PRELOAD"},
-	{"NPROC", record, "is the number of XLA's threads on a CPU, by which it may cut sums"},
+	{"NPROC", key, "is the number of XLA's threads on a CPU, by which it may cut sums"},
 	{"NCCL_DEBUG*", ignore, "logs"},
 	{"NCCL_SOCKET_*", note, "names an interface of the host"},
 	{"NCCL_IB_*", note, "names adapters of the host"},
@@ -105,7 +108,7 @@ func Read(environ []string) (*Set, error) {
 			if value, flags, err = contents(name, value); err != nil {
 				return nil, err
 			}
-			s.dumps = s.dumps || strings.Contains(flags, DumpFlags)
+			s.dumps = s.dumps || DumpFlags(flags)
 		}
 		s.variables = append(s.variables, variable{name, value, what})
 	}

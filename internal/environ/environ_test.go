@@ -27,6 +27,7 @@ func TestEveryVariableHasARole(t *testing.T) {
 		{set: "TF_CUDNN_DETERMINISTIC=1", keyed: true, compared: true, recorded: true},
 		{set: "CUDNN_FRONTEND_X=1", keyed: true, compared: true, recorded: true},
 		{set: "LD_PRELOAD=/lib/x.so", keyed: true, compared: true, recorded: true},
+		{set: "NPROC=4", keyed: true, compared: true, recorded: true},
 		{set: "NCCL_ALGO=Ring", compared: true, recorded: true},
 		{set: "NCCL_SOCKET_IFNAME=eth0", recorded: true},
 		{set: "NCCL_DEBUG=INFO"}, {set: "CUBLAS_LOGINFO_DBG=1"}, {set: "TF_CPP_MIN_LOG_LEVEL=0"},
@@ -77,7 +78,8 @@ func TestAllowedVariablesAreKeyed(t *testing.T) {
 		t.Error("a file of flags changes, and the key does not")
 	}
 	if one.Dumps() || !read("XLA_FLAGS=--a=1 --xla_dump_to=d").Dumps() || write("--a=1").Dumps() ||
-		!write("--xla_dump_hlo_as_text").Dumps() {
+		!write("--xla_dump_hlo_as_text").Dumps() ||
+		!read("XLA_FLAGS=--xla_gpu_dump_autotune_results_to=f").Dumps() {
 		t.Error("flags by which XLA writes files are not known by their name")
 	}
 	if _, err := Read([]string{"XLA_FLAGS=/nowhere/flags", Allow + "=XLA_FLAGS"}); err == nil {
