@@ -119,7 +119,7 @@ func Kind(e Event) string {
 // pointed gives the event that a pointer points to, and any other event as it is.
 func pointed(e Event) Event {
 	if v := reflect.ValueOf(e); v.Kind() == reflect.Pointer && !v.IsNil() {
-		if at, ok := v.Elem().Interface().(Event); ok {
+		if at, ok := reflect.TypeAssert[Event](v.Elem()); ok {
 			return at
 		}
 	}
