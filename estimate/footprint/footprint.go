@@ -222,8 +222,10 @@ func (w *way) copies(h *holding) int64 {
 	switch {
 	case h.few != nil && w.copied(h.param):
 		return h.param.whole*h.few.own/32 + h.few.amaxes
-	case h.few != nil:
+	case h.few != nil && h.few.shard == h.few.own:
 		return h.param.stored*h.few.own/32 + h.few.amaxes
+	case h.few != nil:
+		return h.param.stored * h.few.shard / 32
 	case w.copied(h.param):
 		return h.whole() * w.elem
 	case w.elem != 4:
@@ -312,7 +314,7 @@ func (w *way) state(h *holding) (params, optimizer, host int64) {
 		return params, optimizer, 0
 	}
 	stays := int64(0)
-	if h.few != nil {
+	if h.few != nil && (h.ragged == "" || w.copied(h.param)) {
 		stays = h.param.stored * (h.few.mx + h.few.nv) * 4
 	}
 	return params, stays, optimizer - stays

@@ -95,6 +95,7 @@ func (n *narrow) each(mix int, visit func(c class, layers int64)) {
 // NVFP4 scales whole layers by.
 type few struct {
 	own, forward, backward int64
+	shard                  int64 // of copies that are made of a shard: own, but for ragged ones
 	mx, nv                 int64
 	amaxes                 int64
 }
@@ -119,6 +120,10 @@ func (p *Predictor) segments(list []holding, q *param, mix int) []holding {
 	return list
 }
 
+// fprop is the dimension that the forward GEMM of a linear layer sums over, where fsdp may cut it.
+var fprop = map[string]string{"q": ir.EmbedDim, "k": ir.EmbedDim, "v": ir.EmbedDim,
+	"gate": ir.EmbedDim, "up": ir.EmbedDim, "o": ir.Heads, "down": ir.MLPDim}
+
 // fewOf adds up the copies of a parameter of some layers; nil if none is in few bits.
 func fewOf(c class, q *param, layers int64) *few {
 	linear := q.name[strings.LastIndexByte(q.name, '.')+1:]
@@ -137,6 +142,16 @@ func fewOf(c class, q *param, layers int64) *few {
 		if one == precision.NVFP4 {
 			f.amaxes += 4 * layers
 		}
+	}
+	f.shard = f.own
+	switch along := fprop[linear]; { // of a ragged shard the other orientation is made, if it can be
+	case q.ragged == "":
+	case forward == precision.NVFP4 || backward == precision.NVFP4:
+		f.shard = layers * bits(precision.BF16) // tiles go both ways, and have no amax yet
+	case q.ragged == along:
+		f.shard = layers * (bits(precision.BF16) + bits(backward))
+	default:
+		f.shard = layers * (bits(precision.BF16) + bits(forward))
 	}
 	if f.nv = layers; forward == precision.MXFP8 || backward == precision.MXFP8 {
 		f.mx, f.nv = layers, 0

@@ -81,3 +81,21 @@ func TestStagesOfAPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A shard of 2560/32 elements has no whole blocks of 32: it is gathered in bf16, quantized along
+// the other dimension only, and its master may lie on the host. The compiled programs of this plan
+// keep so many bytes.
+func TestCopiesOfRaggedShards(t *testing.T) {
+	c := config(t, "qwen3-4b")
+	p := plan.Default()
+	p.Seq, p.Batch, p.FSDP = 2048, 32, plan.FSDP{Size: 32, Zero: 3, Gather: "micro"}
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p.Precision, p.Offload = "mxfp8", []string{plan.Activations, plan.OptimizerState}
+	got, err := under(t, c, "mxfp8").Predict(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := got.Ranks[0]; r.Params != 357445632 || r.Optimizer != 47185920 {
+		t.Errorf("parameters %d, optimizer %d", r.Params, r.Optimizer)
+	}
+}

@@ -22,6 +22,9 @@ type param struct {
 	stored int64 // after fsdp, too
 	cut    bool  // by fsdp
 	first  int   // dimension that fsdp cuts, for what is moved to the front
+	// ragged is the name of that dimension if a shard of it has no whole blocks of the format: then
+	// shards are gathered in bf16, and quantized along it when they are whole.
+	ragged string
 }
 
 // lay says how a parameter lies.
@@ -37,6 +40,11 @@ func lay(q *model.Param, p *plan.Plan) param {
 	if dim := l.Stored.Place.On(plan.FSDPAxis); dim != "" {
 		out.cut, out.whole = true, out.stored*p.FSDP.Size
 		out.first = slices.IndexFunc(dims, func(d ir.Dim) bool { return d.Name == dim })
+		block := p.Block()
+		if last := dim != ir.Heads && dim != ir.KVHeads; last && block > 0 &&
+			dims[out.first].Size/p.FSDP.Size%block != 0 {
+			out.ragged = dim
+		}
 	}
 	return out
 }
