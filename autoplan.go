@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -50,22 +50,22 @@ type Planned struct {
 	Seconds    float64 `json:"-"` // that the search took
 	*autoplan.Result
 	// Bill is what a trillion tokens cost with the best plan at 3 dollars for a device and hour.
-	Bill   dryrun.Bill `json:"bill"`
-	Output string      `json:"output,omitempty"`
-	Next   string      `json:"next,omitempty"` // the command that goes on with the plan
-	Today  *Today      `json:"today,omitempty"`
+	Bill    dryrun.Bill   `json:"bill"`
+	Output  string        `json:"output,omitempty"`
+	Next    string        `json:"next,omitempty"` // the command that goes on with the plan
+	Current *CurrentSetup `json:"today,omitempty"`
 	// Calibrated is how many runs corrected the predictions.
 	Calibrated int    `json:"calibrated,omitempty"`
 	Emit       string `json:"emit,omitempty"` // the best plan as another stack takes it
 }
 
-// A Today is what a person runs, and what changes would bring.
-type Today struct {
-	File    string        `json:"file"`
-	Choice  *DryRan       `json:"figures"`
-	Plan    *plan.Plan    `json:"plan"`
-	Changes []dryrun.Help `json:"changes"`
-	Notes   []string      `json:"notes,omitempty"`
+// A CurrentSetup is what a person runs, and what changes would bring.
+type CurrentSetup struct {
+	File    string              `json:"file"`
+	Choice  *DryRan             `json:"figures"`
+	Plan    *plan.Plan          `json:"plan"`
+	Changes []dryrun.Suggestion `json:"changes"`
+	Notes   []string            `json:"notes,omitempty"`
 }
 
 // The budget that a plan is told for when nobody names one.
@@ -83,8 +83,8 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 		return calibrate(job.Calibrate, &search)
 	})
 	if job.From != "" {
-		done.Today = get(v, "price what is run today", func() (*Today, error) {
-			return job.today(ctx, &search)
+		done.Current = get(v, "price what is run today", func() (*CurrentSetup, error) {
+			return job.currentSetup(ctx, &search)
 		})
 	}
 	v.pass("search", func() (err error) {
@@ -126,15 +126,15 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 	return done, v.err
 }
 
-// today reads and prices what is run today. The search goes on with its rows and its precision,
-// unless the job names others.
-func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
+// currentSetup reads and prices what is run today. The search goes on with its rows and its
+// precision, unless the job names others.
+func (job PlanJob) currentSetup(ctx context.Context, s *autoplan.Job) (*CurrentSetup, error) {
 	stack, path, ok := strings.Cut(job.From, "=")
 	if !ok {
 		return nil, diag.New(diag.BadUsage, "--from takes STACK=FILE, not %q", job.From).
 			Try("--from megatron=args.txt")
 	}
-	text, err := folder.ReadPlain(path, maxText)
+	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read what is run today").At("%s", path).Wrap(err)
 	}
@@ -151,7 +151,7 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 	if job.Precision == "" {
 		s.Precisions = []price.Precision{f.Precision}
 	}
-	r := &rehearsal{job: DryRunJob{Plan: path}, done: &DryRan{}, plan: f.Plan, search: *s}
+	r := &dryRunner{job: DryRunJob{Plan: path}, done: &DryRan{}, plan: f.Plan, search: *s}
 	r.search.Precisions, r.search.Policies = []price.Precision{f.Precision}, nil
 	r.search.Seq, r.search.Batch = f.Plan.Seq, f.Plan.Batch
 	r.prepare()
@@ -161,7 +161,7 @@ func (job PlanJob) today(ctx context.Context, s *autoplan.Job) (*Today, error) {
 	if err := r.simulate(); err != nil {
 		return nil, err
 	}
-	t := &Today{File: path, Choice: r.done, Plan: f.Plan, Notes: f.Notes}
+	t := &CurrentSetup{File: path, Choice: r.done, Plan: f.Plan, Notes: f.Notes}
 	t.Changes, err = autoplan.Improve(ctx, r.search, f.Plan, r.done.Step)
 	return t, err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -41,7 +41,7 @@ func calibrate(names string, s *autoplan.Job) (int, error) {
 }
 
 func readCalibration(path string) (*autoplan.Calibration, error) {
-	text, err := folder.ReadPlain(path, maxText)
+	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the calibration").At("%s", path).Wrap(err)
 	}
@@ -67,7 +67,7 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 		return nil, diag.New(diag.FileError, "the run's folder has no plan").At("%s", path).Wrap(err).
 			Try("copy the plan that the run was started with to %s", path)
 	}
-	r := &rehearsal{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
+	r := &dryRunner{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
 	if file := filepath.Join(dir, policyFile); stack == "" || stack == price.Own {
 		if _, err := os.Stat(file); err == nil {
 			r.job.Precision = file

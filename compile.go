@@ -14,8 +14,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/isolate"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
@@ -71,7 +71,7 @@ func readProgram(path string, n int) (*program.Program, error) {
 	case !info.Mode().IsRegular() || info.Size() > maxProgram:
 		return nil, diag.New(diag.BadInput, "%s is not a file of program text", path)
 	}
-	data, err := folder.ReadPlain(path, maxProgram)
+	data, err := safedir.ReadPlain(path, maxProgram)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/tokenizer"
 )
@@ -169,7 +169,7 @@ type tokenizerConfig struct {
 
 // mayReplace refuses to write over the settings of another tokenizer: they say more than ours.
 func (tokenizerConfig) mayReplace(path string) error {
-	text, err := folder.ReadPlain(path, maxText)
+	text, err := safedir.ReadPlain(path, maxText)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/check"
 	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/isolate"
+	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -104,16 +104,16 @@ func (e *Env) checks() (list []checkup, done func()) {
 		{"driver", e.driver},
 		{"cudnn", e.cudnn},
 		{"collectives", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
-			n, err := check.Collectives(ctx, eng, checkDevices)
+			n, err := selftest.Collectives(ctx, eng, checkDevices)
 			return fmt.Sprintf("%d programs right on %d CPU devices: f32, bf16, FP8 and FP4 bytes",
 				n, checkDevices), err
 		})},
 		{"halves", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
 			return "two executables at once on halves of the devices, 50 runs each",
-				check.Halves(ctx, eng, checkDevices, 50)
+				selftest.Halves(ctx, eng, checkDevices, 50)
 		})},
 		{"go functions", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
-			n, err := check.Handler(ctx, eng, checkDevices, 1000)
+			n, err := selftest.Handler(ctx, eng, checkDevices, 1000)
 			return fmt.Sprintf("called %d times from programs on %d devices", n, checkDevices), err
 		})},
 		{"blackwell", e.blackwell},
@@ -169,7 +169,7 @@ func (e *Env) blackwell(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	for _, stage := range []func(int) *program.Stage{check.MXFP8, check.Attention} {
+	for _, stage := range []func(int) *program.Stage{selftest.MXFP8, selftest.Attention} {
 		r, err := c.Compile(ctx, stage(cluster.Count))
 		if err != nil {
 			return "", err

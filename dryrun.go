@@ -39,20 +39,20 @@ type DryRunJob struct {
 
 // A DryRan is what a plan would do.
 type DryRan struct {
-	Model    string         `json:"model"`
-	Cluster  string         `json:"cluster"`
-	Stack    string         `json:"stack"`
-	Low      float64        `json:"low"` // nine in ten steps lie between Low and High
-	High     float64        `json:"high"`
-	Rate     float64        `json:"rate"` // tokens a second on each device
-	Peak     int64          `json:"peak"` // bytes of the worst rank
-	Capacity int64          `json:"capacity"`
-	Parts    []dryrun.Part  `json:"parts"`
-	Helps    []dryrun.Help  `json:"helps"`
-	Mishaps  []dryrun.Help  `json:"mishaps"`
-	Memory   program.Memory `json:"memory"` // of the worst rank, at its worst moment
-	Budget   dryrun.Budget  `json:"budget"`
-	Bill     dryrun.Bill    `json:"bill"`
+	Model     string              `json:"model"`
+	Cluster   string              `json:"cluster"`
+	Stack     string              `json:"stack"`
+	Low       float64             `json:"low"` // nine in ten steps lie between Low and High
+	High      float64             `json:"high"`
+	Rate      float64             `json:"rate"` // tokens a second on each device
+	Peak      int64               `json:"peak"` // bytes of the worst rank
+	Capacity  int64               `json:"capacity"`
+	Parts     []dryrun.Part       `json:"parts"`
+	Helps     []dryrun.Suggestion `json:"helps"`
+	Scenarios []dryrun.Suggestion `json:"mishaps"`
+	Memory    program.Memory      `json:"memory"` // of the worst rank, at its worst moment
+	Budget    dryrun.Budget       `json:"budget"`
+	Bill      dryrun.Bill         `json:"bill"`
 	// Calibrated is how many runs corrected the prediction.
 	Calibrated int `json:"calibrated,omitempty"`
 	// Wrote are the files that were written.
@@ -65,7 +65,7 @@ type DryRan struct {
 // DryRun prices a plan, runs it through the simulator, and tells where its time and memory go.
 func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
 	v := e.begin(ctx, "dryrun")
-	r := &rehearsal{job: job, done: &DryRan{}}
+	r := &dryRunner{job: job, done: &DryRan{}}
 	v.pass("read the plan", r.read)
 	v.pass("price it", r.price)
 	v.pass("simulate", r.simulate)
@@ -78,8 +78,8 @@ func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
 	return r.done, v.err
 }
 
-// A rehearsal is a dry run while it is put together.
-type rehearsal struct {
+// A dryRunner is a dry run while it is put together.
+type dryRunner struct {
 	job    DryRunJob
 	done   *DryRan
 	plan   *plan.Plan
@@ -91,7 +91,7 @@ type rehearsal struct {
 	what      dryrun.WhatIf
 }
 
-func (r *rehearsal) read() (err error) {
+func (r *dryRunner) read() (err error) {
 	if r.plan, err = readPlan(r.job.Plan); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (r *rehearsal) read() (err error) {
 }
 
 // prepare fills in what the plan and the search say already.
-func (r *rehearsal) prepare() {
+func (r *dryRunner) prepare() {
 	s := &r.search
 	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
 	r.done.Capacity = s.Cluster.Card.UsableBytes
@@ -134,7 +134,7 @@ func (r *rehearsal) prepare() {
 		Batch: float64(r.plan.Batch * r.plan.Seq)}
 }
 
-func (r *rehearsal) price() error {
+func (r *dryRunner) price() error {
 	if n := r.plan.Devices(); n != int64(r.search.Cluster.Count) {
 		return diag.New(diag.PlanMisfit, "the axes make %d devices; the cluster has %d", n,
 			r.search.Cluster.Count).At("%s", r.job.Plan)
@@ -153,7 +153,7 @@ func (r *rehearsal) price() error {
 }
 
 // estimate prices the plan with transfers that take so many times as long.
-func (r *rehearsal) estimate(links float64) (estimate.Estimate, error) {
+func (r *dryRunner) estimate(links float64) (estimate.Estimate, error) {
 	o := estimate.Options{Links: links}
 	if len(r.search.Precisions) > 0 {
 		o.Precision = r.search.Precisions[0]
@@ -165,7 +165,7 @@ func (r *rehearsal) estimate(links float64) (estimate.Estimate, error) {
 }
 
 // slower is the step with transfers that take so many times as long.
-func (r *rehearsal) slower(links float64) (*dryrun.Step, error) {
+func (r *dryRunner) slower(links float64) (*dryrun.Step, error) {
 	priced, err := r.estimate(links)
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (r *rehearsal) slower(links float64) (*dryrun.Step, error) {
 	return autoplan.StepOf(r.plan, priced)
 }
 
-func (r *rehearsal) simulate() (err error) {
+func (r *dryRunner) simulate() (err error) {
 	if r.step, err = autoplan.StepOf(r.plan, r.priced); err != nil {
 		return err
 	}
@@ -195,7 +195,7 @@ func (r *rehearsal) simulate() (err error) {
 	d.Bill = d.Budget.Bill(d.Step)
 	d.Parts = settle(d.Parts, d.Step)
 	seed := func() *rand.Rand { return rand.New(rand.NewPCG(usualSeed, 0)) }
-	d.Mishaps, err = r.step.Mishaps(seed)
+	d.Scenarios, err = r.step.Scenarios(seed)
 	return err
 }
 
@@ -230,7 +230,7 @@ func partsOf(e estimate.Estimate) []dryrun.Part {
 
 // improve asks the simulator and the search what would help. Under a what-if nobody is asked: the
 // search knows no slow links or ranks.
-func (r *rehearsal) improve(ctx context.Context) error {
+func (r *dryRunner) improve(ctx context.Context) error {
 	if r.job.WhatIf != "" || r.search.Cluster.CPU() {
 		return nil // CPU devices stand in for others: no plan is searched for them
 	}
@@ -251,7 +251,7 @@ func (r *rehearsal) improve(ctx context.Context) error {
 		return err
 	}
 	r.done.Helps = slices.Concat(plans, helps, lower)
-	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Help) int {
+	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Suggestion) int {
 		return cmp.Compare(a.Step, b.Step)
 	})
 	return nil
@@ -262,7 +262,7 @@ const worthwhile = 0.995
 
 // lowerPrecision is what the same plan takes with its linear layers in formats that the GPU has and
 // the plan does not use.
-func (r *rehearsal) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Help, err error) {
+func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggestion, err error) {
 	if list := r.search.Precisions; len(list) != 1 || list[0] != price.BF16 {
 		return nil, nil
 	}
@@ -284,14 +284,14 @@ func (r *rehearsal) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Help, er
 			return nil, err
 		}
 		if t.Step < worthwhile*now.Step {
-			list = append(list, dryrun.Help{Step: t.Step, Peak: priced.Peak,
+			list = append(list, dryrun.Suggestion{Step: t.Step, Peak: priced.Peak,
 				Change: fmt.Sprintf("--precision %s; compare the losses with deepwell parity", p)})
 		}
 	}
 	return list, nil
 }
 
-func (r *rehearsal) write() error {
+func (r *dryRunner) write() error {
 	for _, file := range []struct {
 		name, path string
 		write      func(io.Writer) error
@@ -309,7 +309,7 @@ func (r *rehearsal) write() error {
 }
 
 // page writes the page of the dry run.
-func (r *rehearsal) page(w io.Writer) error {
+func (r *dryRunner) page(w io.Writer) error {
 	d := r.done
 	card := r.search.Cluster.Card
 	text, _ := r.plan.Marshal() // it was read from a text
@@ -318,7 +318,7 @@ func (r *rehearsal) page(w io.Writer) error {
 		Line: fmt.Sprintf("%d rows of %d tokens a step, prices of %s", r.plan.Batch, r.plan.Seq,
 			d.Stack),
 		Timeline: d.Timeline, Low: d.Low, High: d.High, Capacity: d.Capacity, Parts: d.Parts,
-		Helps: d.Helps, WhatIfs: d.Mishaps, Plan: string(text),
+		Helps: d.Helps, WhatIfs: d.Scenarios, Plan: string(text),
 		Facts: []dryrun.Fact{{Name: "tokens a second and device", Value: fmt.Sprintf("%.0f", d.Rate)}},
 		Notes: []string{"Predicted, not measured: nothing was run."},
 	}
@@ -332,7 +332,7 @@ func (r *rehearsal) page(w io.Writer) error {
 }
 
 // fits is an error where a device has too little memory; what was written stays.
-func (r *rehearsal) fits() error {
+func (r *dryRunner) fits() error {
 	if r.done.Capacity == 0 || r.done.Peak <= r.done.Capacity {
 		return nil
 	}

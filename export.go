@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/narrow"
+	"github.com/deepwell/deepwell/quantize"
 )
 
 // An ExportJob is what to write as a Hugging Face folder.
@@ -28,9 +28,9 @@ type ExportJob struct {
 	Type dtype.DType
 	// Tokenizer is the folder that the tokenizer is copied from; "" is the run's or the model's own.
 	Tokenizer string
-	// Narrow says what the weights are quantized to; nil for weights of the type above.
-	Narrow *narrow.Options
-	Getenv func(string) string
+	// Quantize says what the weights are quantized to; nil for weights of the type above.
+	Quantize *quantize.Options
+	Getenv   func(string) string
 }
 
 // An Exported tells what was written.
@@ -43,7 +43,7 @@ type Exported struct {
 	Bytes      int64  `json:"bytes"`
 	Output     string `json:"output"`
 	// Quantized tells what became of the weights, where they were quantized.
-	Quantized *narrow.Report `json:"quantized,omitempty"`
+	Quantized *quantize.Report `json:"quantized,omitempty"`
 }
 
 // Export writes the newest checkpoint of a run, or another source of weights, as a folder that
@@ -63,9 +63,9 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 	}
 	done.Type = job.Type.String()
 	folder := job.Output
-	if job.Narrow != nil {
+	if job.Quantize != nil {
 		folder = get(v, "make the folder ready", func() (string, error) {
-			return beforeNarrow(job.Output)
+			return beforeQuantizing(job.Output)
 		})
 	}
 	v.pass("write the folder", func() error {
@@ -77,8 +77,8 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
 		}
 		return err
 	})
-	if job.Narrow != nil {
-		v.pass("quantize its weights", func() error { return e.narrow(ctx, job, folder, done) })
+	if job.Quantize != nil {
+		v.pass("quantize its weights", func() error { return e.quantizeExport(ctx, job, folder, done) })
 	}
 	if v.err != nil {
 		return nil, v.err

@@ -20,7 +20,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // A change is something that is no longer what it was: between the stop of a run and its resuming,
@@ -279,7 +279,7 @@ func TestNoChangeIsSilent(t *testing.T) {
 	}
 	for i, c := range stopped() {
 		t.Run(c.name, func(t *testing.T) {
-			if c.code == "" && i%4 != 0 && !long.Enabled {
+			if c.code == "" && i%4 != 0 && !slowtest.Enabled {
 				t.Skip("what is warned about goes on to train: the rest with -tags long")
 			}
 			f := folder{t, t.TempDir()}
@@ -351,7 +351,7 @@ func TestNoProcessDiffers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.name != "nothing" && c.name != "other angles" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			first, second := layIdentity(t), layIdentity(t)
 			if c.edit != nil {

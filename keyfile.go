@@ -12,7 +12,8 @@ const (
 	// arrival is how many times its patience a run waits at the start for processes that have not
 	// connected: they read data and compile before.
 	arrival = 30
-	// minKey has as many bits as the key that is derived from it; more than maxKey is some other file.
+	// minKey has as many bits as the key that is derived from it; more than maxKey is some other
+	// file.
 	minKey, maxKey = 32, 1 << 20
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // victim is how a test tells a child of its own binary to train.
@@ -129,10 +129,10 @@ func TestKilledRunsEndAlike(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	alone := time.Since(start)
-	seed := long.Seed(t, "seed", 0)
+	seed := slowtest.Seed(t, "seed", 0)
 	r := rand.New(rand.NewPCG(seed, 0))
 	kills, resumed, log, most := 0, 0, "", 4
-	if long.Enabled {
+	if slowtest.Enabled {
 		most = 10
 	}
 	for {

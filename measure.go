@@ -8,7 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -32,7 +32,7 @@ func (e *Env) meter(ctx context.Context) (machine.Measured, error) {
 	square := func(t dtype.DType) dtype.Shape { return dtype.Shape{Type: t, Dims: []int64{mat, mat}} }
 	long := dtype.Shape{Type: dtype.F32, Dims: []int64{vector}}
 	one := func(text string) *program.Stage { return &program.FromText("measure", text, 1).Stages[0] }
-	sum, err := check.Sum(long, program.Range(0, devices))
+	sum, err := selftest.Sum(long, program.Range(0, devices))
 	if err != nil {
 		return m, err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -134,7 +134,7 @@ func TestMemoryIsOneAccount(t *testing.T) {
 	config.Layers = 16
 	all := accounted()
 	for i, p := range all {
-		if !long.Enabled && i%17 != 0 {
+		if !slowtest.Enabled && i%17 != 0 {
 			continue
 		}
 		t.Run(strings.Join(strings.Fields(p.String()), ""), func(t *testing.T) {

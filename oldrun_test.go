@@ -10,7 +10,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // oldLoss bounds how far a resumed run's losses may be from those of the binary that began it,
@@ -19,7 +19,8 @@ import (
 const oldLoss = 1e-5
 
 // Runs that commit 3c16e73 began go on with its losses: on one device in f32, in MXFP8, and over
-// two pipeline stages. testdata/runs/3c16e73/make.sh wrote them, and what that binary went on to say.
+// two pipeline stages. testdata/runs/3c16e73/make.sh wrote them, and what that binary went on to
+// say.
 func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 	fixture := os.DirFS(filepath.Join("testdata", "runs", "3c16e73"))
 	for _, c := range []struct {
@@ -32,7 +33,7 @@ func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.name != "one" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			f := folder{t, t.TempDir()}
 			if err := os.CopyFS(f.dir, fixture); err != nil {

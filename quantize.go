@@ -10,16 +10,16 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
-	"github.com/deepwell/deepwell/narrow"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/quantize"
 )
 
 // A QuantizeJob is a checkpoint to write with quantized weights.
 type QuantizeJob struct {
 	Source  string // a folder that transformers loads, or what capture finds one by
 	Output  string // a new folder, or one that the same job was stopped in
-	Options narrow.Options
+	Options quantize.Options
 	// Policy is the file of a policy of training: what it computes forward in BF16 is kept, and no
 	// layer gets a narrower format than it has there. "" is for none.
 	Policy string
@@ -28,18 +28,18 @@ type QuantizeJob struct {
 
 // Quantize writes a checkpoint with weights in a narrow format, by the names that loaders expect. A
 // job that was stopped goes on where it stopped.
-func (e *Env) Quantize(ctx context.Context, job QuantizeJob) (*narrow.Report, error) {
+func (e *Env) Quantize(ctx context.Context, job QuantizeJob) (*quantize.Report, error) {
 	v := e.begin(ctx, "quantize")
 	folder := get(v, "find the checkpoint", func() (string, error) { return quantizeFrom(job) })
 	if job.Policy != "" {
-		job.Options.Policy = get(v, "read the policy", func() (narrow.Policy, error) {
+		job.Options.Policy = get(v, "read the policy", func() (quantize.Policy, error) {
 			return policyOf(job.Policy, job.Options.To)
 		})
 	}
-	report := get(v, "quantize its weights", func() (*narrow.Report, error) {
+	report := get(v, "quantize its weights", func() (*quantize.Report, error) {
 		o := job.Options
 		o.Events = e.Events
-		return narrow.Quantize(ctx, folder, job.Output, o)
+		return quantize.Quantize(ctx, folder, job.Output, o)
 	})
 	return report, v.err
 }
@@ -58,11 +58,11 @@ func quantizeFrom(job QuantizeJob) (string, error) {
 	return m.Folder, m.Check()
 }
 
-// beforeNarrow gives the folder that an export is written to before it is quantized: within that of
-// the output, where it goes away with the rest of unfinished work. What an export that was stopped
-// left there is made again.
-func beforeNarrow(output string) (string, error) {
-	state := filepath.Join(output, narrow.StateName)
+// beforeQuantizing gives the folder that an export is written to before it is quantized: within
+// that of the output, where it goes away with the rest of unfinished work. What an export that was
+// stopped left there is made again.
+func beforeQuantizing(output string) (string, error) {
+	state := filepath.Join(output, quantize.StateName)
 	entries, err := os.ReadDir(output)
 	if _, begun := os.Stat(state); err == nil && len(entries) > 0 && begun != nil {
 		return "", diag.New(diag.FolderForeign, "the folder holds %s already", entries[0].Name()).
@@ -75,11 +75,12 @@ func beforeNarrow(output string) (string, error) {
 	return folder, nil
 }
 
-// narrow quantizes what an export wrote.
-func (e *Env) narrow(ctx context.Context, job ExportJob, folder string, done *Exported) error {
-	o := *job.Narrow
+// quantizeExport quantizes what an export wrote.
+func (e *Env) quantizeExport(ctx context.Context, job ExportJob, folder string,
+	done *Exported) error {
+	o := *job.Quantize
 	o.Events = e.Events
-	r, err := narrow.Quantize(ctx, folder, job.Output, o)
+	r, err := quantize.Quantize(ctx, folder, job.Output, o)
 	if err != nil {
 		return err
 	}
@@ -88,8 +89,8 @@ func (e *Env) narrow(ctx context.Context, job ExportJob, folder string, done *Ex
 }
 
 // policyOf reads a policy of training as one for a checkpoint.
-func policyOf(path string, to narrow.Format) (narrow.Policy, error) {
-	text, err := folder.ReadPlain(path, maxText)
+func policyOf(path string, to quantize.Format) (quantize.Policy, error) {
+	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	}
@@ -97,22 +98,23 @@ func policyOf(path string, to narrow.Format) (narrow.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(module string, _, _ int64) (narrow.Format, string) {
+	return func(module string, _, _ int64) (quantize.Format, string) {
 		layer, linear := layerOf(module)
 		switch p.Of(layer, linear, precision.Fprop) {
 		case precision.NVFP4:
 			return to, ""
 		case precision.MXFP8:
-			return narrow.MXFP8, ""
+			return quantize.MXFP8, ""
 		}
-		return narrow.None, cmp.Or(p.Why(layer, linear, precision.Fprop), "the policy does not name it")
+		return quantize.None, cmp.Or(p.Why(layer, linear, precision.Fprop), "the policy does not name it")
 	}, nil
 }
 
-// words are the names of linear layers in checkpoints that differ from a policy's by more than an
-// ending. Where a checkpoint has several in one, the first decides.
-var words = map[string]string{"w1": "gate", "w3": "up", "w2": "down", "qkv": "q", "gate_up": "gate",
-	"q_a": "q_down", "q_b": "q_up", "kv_a_proj_with_mqa": "kv_down", "kv_b": "kv_up", "dense": "o"}
+// linearNames are the names of linear layers in checkpoints that differ from a policy's by more
+// than an ending. Where a checkpoint has several in one, the first decides.
+var linearNames = map[string]string{"w1": "gate", "w3": "up", "w2": "down", "qkv": "q",
+	"gate_up": "gate",
+	"q_a":     "q_down", "q_b": "q_up", "kv_a_proj_with_mqa": "kv_down", "kv_b": "kv_up", "dense": "o"}
 
 // layerOf gives the number of the layer that a module is in, -1 for none, and a policy's word for
 // it.
@@ -126,7 +128,7 @@ func layerOf(module string) (layer int, linear string) {
 		}
 	}
 	linear = strings.TrimSuffix(parts[len(parts)-1], "_proj")
-	if w, ok := words[linear]; ok {
+	if w, ok := linearNames[linear]; ok {
 		linear = w
 	}
 	switch {

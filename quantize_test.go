@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/deepwell/deepwell/narrow"
+	"github.com/deepwell/deepwell/quantize"
 )
 
 // The names of a checkpoint are found in a policy, and nothing gets narrower than it has there.
@@ -19,32 +19,32 @@ func TestPolicyOfCheckpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, to := range []narrow.Format{narrow.NVFP4, narrow.MXFP8} {
+	for _, to := range []quantize.Format{quantize.NVFP4, quantize.MXFP8} {
 		p, err := policyOf(path, to)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, row := range []struct {
 			module string
-			want   narrow.Format
+			want   quantize.Format
 			why    string
 		}{
 			{"model.layers.0.self_attn.q_proj", to, ""},
-			{"model.layers.3.self_attn.q_proj", narrow.None, "the last"},
-			{"model.layers.3.self_attn.qkv_proj", narrow.None, "the last"},
+			{"model.layers.3.self_attn.q_proj", quantize.None, "the last"},
+			{"model.layers.3.self_attn.qkv_proj", quantize.None, "the last"},
 			{"model.layers.3.mlp.gate_up_proj", to, ""},
-			{"model.layers.3.mlp.down_proj", narrow.MXFP8, ""},
+			{"model.layers.3.mlp.down_proj", quantize.MXFP8, ""},
 			{"model.layers.1.block_sparse_moe.experts.7.w1", to, ""},
 			{"model.layers.1.mlp.shared_expert.down_proj", to, ""},
-			{"model.layers.0.mixer.in_proj", narrow.None, "the policy does not name it"},
-			{"lm_head", narrow.None, "the policy does not name it"},
+			{"model.layers.0.mixer.in_proj", quantize.None, "the policy does not name it"},
+			{"lm_head", quantize.None, "the policy does not name it"},
 		} {
 			if got, why := p(row.module, 1, 1); got != row.want || why != row.why {
 				t.Errorf("%s to %s: %s %q, want %s %q", row.module, to, got, why, row.want, row.why)
 			}
 		}
 	}
-	if _, err := policyOf(filepath.Join(t.TempDir(), "none"), narrow.NVFP4); err == nil {
+	if _, err := policyOf(filepath.Join(t.TempDir(), "none"), quantize.NVFP4); err == nil {
 		t.Error("a policy that is not there was read")
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
 	"github.com/deepwell/deepwell/model"
@@ -42,8 +42,8 @@ type TrainJob struct {
 	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
 	Replay  string   // the folder of a rejected step to compute again, instead of training
-	// Peers are the addresses of all processes of a run, in order, and Self which of them this is: the
-	// ranks of a plan's pipeline are dealt to them. None is one process.
+	// Peers are the addresses of all processes of a run, in order, and Self which of them this is:
+	// the ranks of a plan's pipeline are dealt to them. None is one process.
 	Peers []string
 	Self  int
 	// KeyFile has the secret that all of them share; without one they are on one host.
@@ -54,9 +54,9 @@ type TrainJob struct {
 	// OnStall is called if a run has stalled and does not end within seconds, being stuck where
 	// nothing can be canceled. A command ends the process there.
 	OnStall func(error) `json:"-"`
-	// Handover is a new folder for another program that is to train the same, instead of training:
-	// the first weights, the batches and the settings.
-	Handover string
+	// ReferenceRun is a new folder for another program that is to train the same, instead of
+	// training: the first weights, the batches and the settings.
+	ReferenceRun string
 }
 
 // A Trained is what came of a TrainJob: how far the run is, or what a replayed step showed.
@@ -88,7 +88,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 	v.pass("find the model", r.findModelOrCheckpoint)
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
-	if job.Handover != "" {
+	if job.ReferenceRun != "" {
 		v.pass("write what another program needs", r.handOver)
 		return done, v.err
 	}
@@ -142,7 +142,7 @@ type runner struct {
 }
 
 func (r *runner) readRecipe() (err error) {
-	text, err := folder.ReadPlain(r.job.Path, maxText)
+	text, err := safedir.ReadPlain(r.job.Path, maxText)
 	if err != nil {
 		e := diag.New(diag.FileError, "cannot read the recipe").At("%s", r.job.Path).Wrap(err)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -453,7 +453,7 @@ func (r *runner) keepInputs() error {
 			return err
 		}
 	}
-	if precision.IsFile(r.recipe.Narrow) { // likewise
+	if precision.IsFile(r.recipe.Products) { // likewise
 		if err := r.keep(policyFile, []byte(r.program.Policy.String())); err != nil {
 			return err
 		}
@@ -468,7 +468,7 @@ const maxTokenizer = 256 << 20
 // under the same name, in a folder that no run has been in, is not replaced.
 func (r *runner) keep(name string, text []byte) error {
 	path := filepath.Join(r.recipe.Out, name)
-	have, err := folder.ReadPlain(path, maxTokenizer) // a pipe there must not stop the run
+	have, err := safedir.ReadPlain(path, maxTokenizer) // a pipe there must not stop the run
 	if !r.wasRun && !errors.Is(err, fs.ErrNotExist) && (err != nil || !bytes.Equal(have, text)) {
 		return diag.New(diag.FolderForeign, "the folder holds another %s, which no run wrote", name).
 			At("%s", r.recipe.Out).Try("give the run a folder of its own: --set out=NAME")
@@ -485,7 +485,7 @@ func (r *runner) keep(name string, text []byte) error {
 func (r *runner) keepTokenizer() error {
 	dir, base := filepath.Split(r.spelled)
 	for _, name := range []string{base, "tokenizer_config.json", "special_tokens_map.json"} {
-		text, err := folder.ReadPlain(filepath.Join(dir, name), maxTokenizer)
+		text, err := safedir.ReadPlain(filepath.Join(dir, name), maxTokenizer)
 		if errors.Is(err, fs.ErrNotExist) && name != base {
 			continue
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/estimate"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
@@ -37,7 +37,7 @@ func randomPlan(r *rand.Rand, j *Job) (*plan.Plan, bool) {
 	}
 	variants := s.job.variants()
 	p := j.blank(j.Cluster.String())
-	f := family{cuts[pick(len(cuts))], orders[pick(len(orders))]}
+	f := layoutOption{cuts[pick(len(cuts))], orders[pick(len(orders))]}
 	j.fill(p, n, f, variants[pick(len(variants))])
 	return p, true
 }
@@ -56,7 +56,7 @@ func holdsWhatItsEstimateSays(t *testing.T, p *plan.Plan, est estimate.Estimate,
 // on time nearly, on memory exactly.
 func TestClosedFormAgreesWithSimulator(t *testing.T) {
 	want := 200
-	if long.Enabled {
+	if slowtest.Enabled {
 		want = 1000
 	}
 	random := rand.New(rand.NewPCG(20261115, 6))
@@ -151,9 +151,9 @@ func tell(t *testing.T, name string, list []float64) {
 	}
 }
 
-// The best plan of a large dense model is one whose attention cuDNN has: context parallel plans that
-// compile to plain attention once were told to be fastest for 405B on 1,024 GB200, and were half
-// as slow again. Long sequences get a plan that a person would take.
+// The best plan of a large dense model is one whose attention cuDNN has: context parallel plans
+// that compile to plain attention once were told to be fastest for 405B on 1,024 GB200, and were
+// half as slow again. Long sequences get a plan that a person would take.
 func TestContextParallelPlansCallCuDNN(t *testing.T) {
 	for _, row := range []struct {
 		model, cluster string

@@ -57,7 +57,7 @@ func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun
 	replicas := p.Ranks()
 	s := &dryrun.Step{Schedule: list, Replicas: int(replicas), Rows: p.Rows() / max(replicas, 1),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
-		Host: e.Parts.Host, Policy: e.Narrow(), Ranks: e.Ranks}
+		Host: e.Parts.Host, Policy: e.QuantizedLine(), Ranks: e.Ranks}
 	for i, x := range e.Stages {
 		s.Stages = append(s.Stages, dryrun.Stage{Forward: x.Forward, Input: x.Input, Weight: x.Weight,
 			Send: x.Send, Load: e.Loads[i]})
@@ -140,7 +140,7 @@ func (c *candidate) simpler(o *candidate) bool {
 // choice prices a candidate once more and simulates it.
 func (w *worker) choice(c candidate) (Choice, error) {
 	s := w.searcher
-	e, _, err := w.within(c.node, c.family, s.variants[c.variant], estimate.Limits{})
+	e, _, err := w.within(c.node, c.layoutOption, s.variants[c.variant], estimate.Limits{})
 	if err != nil {
 		return Choice{}, err
 	}
@@ -162,7 +162,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	}
 	n := s.counts[c.count]
 	paid := s.job.paid(n)
-	p.Precision = told(s.job.Precisions[c.precision])
+	p.Precision = precisionName(s.job.Precisions[c.precision])
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Paid: paid,
 		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak, Memory: e.Memory,
 		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
@@ -202,8 +202,9 @@ func (s *searcher) schedule(p *plan.Plan) (o ordered, err error) {
 	return o, err
 }
 
-// told is a precision as a plan says it: what the parameters are anyway goes without saying.
-func told(p price.Precision) string {
+// precisionName is a precision as a plan says it: what the parameters are anyway goes without
+// saying.
+func precisionName(p price.Precision) string {
 	if p == price.F32 || p == price.BF16 {
 		return ""
 	}

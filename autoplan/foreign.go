@@ -42,7 +42,7 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	if s.err != nil {
 		return nil, s.err
 	}
-	f.Plan.Precision, f.Plan.CP.Balance = told(f.Precision), f.Plan.CP.Size > 1
+	f.Plan.Precision, f.Plan.CP.Balance = precisionName(f.Precision), f.Plan.CP.Size > 1
 	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
 		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
 			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.Card.Name)
@@ -168,8 +168,8 @@ func everything(j Job) []ir.Tag {
 	return tags
 }
 
-// narrow is a precision that is spelled in a name.
-func narrow(text string, without price.Precision) price.Precision {
+// parsePrecision is a precision that is spelled in a name.
+func parsePrecision(text string, without price.Precision) price.Precision {
 	text = strings.ToLower(text)
 	for _, p := range []struct {
 		part string
@@ -183,8 +183,8 @@ func narrow(text string, without price.Precision) price.Precision {
 	return without
 }
 
-// dealExperts gives ep its part of the data axis: other stacks fold it over that.
-func (f *Foreign) dealExperts(s *settings, data, ep int64) int64 {
+// foldExperts gives ep its part of the data axis: other stacks fold it over that.
+func (f *Foreign) foldExperts(s *settings, data, ep int64) int64 {
 	if ep <= 1 {
 		return data
 	}
@@ -197,8 +197,8 @@ func (f *Foreign) dealExperts(s *settings, data, ep int64) int64 {
 	return data / ep
 }
 
-// deal works out the microbatches from the rows of one on a device.
-func (f *Foreign) deal(s *settings, micro int64) {
+// splitBatch works out the microbatches from the rows of one on a device.
+func (f *Foreign) splitBatch(s *settings, micro int64) {
 	p := f.Plan
 	ranks := p.Ranks()
 	each := ranks * max(1, micro)
@@ -244,7 +244,7 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	p.Seq = s.number("seq_length", p.Seq)
 	p.Batch = s.number("global_batch_size", p.Batch)
 	others := max(1, p.TP.Size) * max(1, p.CP.Size) * max(1, pp)
-	data := f.dealExperts(s, max(1, int64(j.Cluster.Count)/others),
+	data := f.foldExperts(s, max(1, int64(j.Cluster.Count)/others),
 		s.number("expert_model_parallel_size", 1))
 	// Megatron-Bridge cuts the optimizer's state unless told not to, Megatron-LM if told to.
 	value, told := s.values["use_distributed_optimizer"]
@@ -254,7 +254,7 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	} else {
 		p.DP = data
 	}
-	f.deal(s, s.number("micro_batch_size", 1))
+	f.splitBatch(s, s.number("micro_batch_size", 1))
 	switch {
 	case s.has("recompute_granularity", "full"):
 		p.Recompute = everything(j)
@@ -274,7 +274,7 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	if s.values["fp8_format"] != "" || s.values["fp8"] != "" {
 		format += "fp8"
 	}
-	f.Precision = narrow(format+s.values["mixed_precision"], price.BF16)
+	f.Precision = parsePrecision(format+s.values["mixed_precision"], price.BF16)
 }
 
 func readTorchtitan(s *settings, f *Foreign, j Job) {
@@ -297,7 +297,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	if shard < 1 {
 		shard = max(1, int64(j.Cluster.Count)/others/p.DP)
 	}
-	shard = f.dealExperts(s, shard, s.number("expert_parallel_degree", 1))
+	shard = f.foldExperts(s, shard, s.number("expert_parallel_degree", 1))
 	p.FSDP = plan.FSDP{Size: shard, Zero: 3, Gather: "layer"}
 	keep := s.has("fsdp_reshard_after_forward", "never") ||
 		p.PP.Size > 1 && !s.has("fsdp_reshard_after_forward", "always")
@@ -312,7 +312,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	if p.PP.Size > 1 {
 		local = s.number("pipeline_parallel_microbatch_size", 1)
 	}
-	f.deal(s, local)
+	f.splitBatch(s, local)
 	switch {
 	case s.has("mode", "full"):
 		p.Recompute = everything(j)
@@ -320,7 +320,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 		p.Recompute = []ir.Tag{ir.Norm}
 		f.Notes = append(f.Notes, "selective checkpointing is taken for recomputing norms")
 	}
-	f.Precision = narrow(s.values["converters"]+s.values["recipe_name"], price.BF16)
+	f.Precision = parsePrecision(s.values["converters"]+s.values["recipe_name"], price.BF16)
 }
 
 func readMaxText(s *settings, f *Foreign, j Job) {
@@ -363,5 +363,5 @@ func readMaxText(s *settings, f *Foreign, j Job) {
 		p.Recompute = []ir.Tag{ir.Norm, ir.MLP}
 		f.Notes = append(f.Notes, "remat_policy "+policy+" is taken for recomputing norms and MLP")
 	}
-	f.Precision = narrow(s.values["quantization"], price.BF16)
+	f.Precision = parsePrecision(s.values["quantization"], price.BF16)
 }

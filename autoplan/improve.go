@@ -30,14 +30,15 @@ var groups = [][]string{
 // Improve looks for better plans than one of the job's, near it and far: it lets go of a few keys
 // at a time and searches. Step is what the plan takes; changes that save less than half a
 // hundredth are left out.
-func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun.Help, error) {
+func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun.Suggestion,
+	error) {
 	j, err := job.filled()
 	if err != nil {
 		return nil, err
 	}
 	j.Goal, j.Top, j.Batch, j.Devices = Time, 1, p.Batch, int(p.Devices())
 	all := fixedOf(p)
-	var list []dryrun.Help
+	var list []dryrun.Suggestion
 	for _, g := range groups {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -54,15 +55,17 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 			continue
 		}
 		better := c.blank(p.Cluster)
-		c.fill(better, found.node, found.family, c.variants()[found.variant])
+		c.fill(better, found.node, found.layoutOption, c.variants()[found.variant])
 		change := differences(p, better)
-		told := func(h dryrun.Help) bool { return h.Change == change }
+		told := func(h dryrun.Suggestion) bool { return h.Change == change }
 		if change == "" || slices.ContainsFunc(list, told) {
 			continue
 		}
-		list = append(list, dryrun.Help{Change: change, Step: e.Step, Peak: found.peak})
+		list = append(list, dryrun.Suggestion{Change: change, Step: e.Step, Peak: found.peak})
 	}
-	slices.SortStableFunc(list, func(a, b dryrun.Help) int { return cmp.Compare(a.Step, b.Step) })
+	slices.SortStableFunc(list, func(a, b dryrun.Suggestion) int {
+		return cmp.Compare(a.Step, b.Step)
+	})
 	return list, nil
 }
 

@@ -56,7 +56,7 @@ func (s *searcher) lean(ctx context.Context) {
 				}
 				for _, c := range s.job.cuts(n.mesh) {
 					for _, o := range s.job.orders(n) {
-						e, _, err := w.within(n, family{c, o}, s.variants[last], estimate.Limits{Peak: 1})
+						e, _, err := w.within(n, layoutOption{c, o}, s.variants[last], estimate.Limits{Peak: 1})
 						if err == nil {
 							w.nearest = min(w.nearest, e.Peak)
 						}

@@ -22,8 +22,8 @@ type Result struct {
 	Choices []Choice `json:"plans"`
 	Space   int64    `json:"space"`  // plans that there are
 	Priced  int64    `json:"priced"` // those that had to be priced, not counting any twice
-	// Weighed counts those that were priced or that a bound left out, of nodes that were gone through:
-	// plans of nodes whose own bound was too high, and of a second walk, are not in it.
+	// Weighed counts those that were priced or that a bound left out, of nodes that were gone
+	// through: plans of nodes whose own bound was too high, and of a second walk, are not in it.
 	Weighed int64 `json:"-"`
 	// Warnings are what to know of the first plan.
 	Warnings []event.Warning `json:"warnings,omitempty"`
@@ -55,12 +55,12 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	calm, err := s.calmer(ctx, choices, found[0].metric)
+	calm, err := s.lowBubble(ctx, choices, found[0].metric)
 	if err != nil {
 		return nil, err
 	}
 	explain(calm, j)
-	settled(calm, choices[0], s.calm)
+	explainBubble(calm, choices[0], s.calm)
 	choices = calm
 	best := &choices[0]
 	return &Result{Choices: choices, Space: s.space, Priced: s.most, Weighed: s.weighed,
@@ -131,7 +131,7 @@ type worker struct {
 // A candidate is a plan that fits, with what the goal makes of it.
 type candidate struct {
 	node
-	family
+	layoutOption
 	variant int
 	metric  float64
 	step    float64
@@ -309,7 +309,7 @@ func (w *worker) work(n node) float64 {
 	devices := int64(w.searcher.counts[n.count])
 	n.pp, n.data = 1, devices/n.tp/n.cp/n.ep
 	n.micros, n.rows = 1, n.rowRanks()*n.micro
-	e, _, err := w.within(n, family{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{},
+	e, _, err := w.within(n, layoutOption{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{},
 		estimate.Limits{Timed: true})
 	if err != nil {
 		return 0 // bounds nothing
@@ -319,8 +319,8 @@ func (w *worker) work(n node) float64 {
 }
 
 // within works out a plan as far as it is of use.
-func (w *worker) within(n node, f family, v variant, most estimate.Limits) (e estimate.Estimate,
-	whole bool, err error) {
+func (w *worker) within(n node, f layoutOption, v variant,
+	most estimate.Limits) (e estimate.Estimate, whole bool, err error) {
 	p := w.plans[n.count]
 	w.searcher.job.fill(p, n, f, v)
 	e, whole, err = w.pricers[n.count][n.precision].Within(p, most)
@@ -425,7 +425,7 @@ func (w *worker) explore(n node, limit float64) []candidate {
 				w.left += int64(len(s.variants))
 				continue
 			}
-			for _, found := range w.family(n, family{c, o}, limit) {
+			for _, found := range w.priceOption(n, layoutOption{c, o}, limit) {
 				list = append(list, found)
 				limit = min(limit, found.metric*Margin)
 			}
@@ -453,7 +453,7 @@ func (w *worker) least(n node, c cut, v int) float64 {
 	if n.pp == 1 {
 		return n.bound // there is one schedule: the plan itself says as much
 	}
-	e, _, err := w.within(n, family{c, order{"1f1b", 1}}, w.searcher.variants[v],
+	e, _, err := w.within(n, layoutOption{c, order{"1f1b", 1}}, w.searcher.variants[v],
 		estimate.Limits{Step: 1e-9, Brief: true}) // only the times of its stages are asked for
 	if err != nil {
 		return n.bound
@@ -468,8 +468,8 @@ func (n node) filled() float64 {
 	return n.bound * float64(n.micros+n.pp-1) / float64(n.micros)
 }
 
-// family prices the plans of a family that can be of use.
-func (w *worker) family(n node, f family, limit float64) []candidate {
+// priceOption prices the plans of a layout option that can be of use.
+func (w *worker) priceOption(n node, f layoutOption, limit float64) []candidate {
 	s := w.searcher
 	fastest, ok := w.candidate(n, f, 0, limit)
 	before := w.priced
@@ -519,7 +519,7 @@ func (w *worker) family(n node, f family, limit float64) []candidate {
 }
 
 // exceeds tells whether no plan of a family fits that is not too slow; the first one does not fit.
-func (w *worker) exceeds(n node, f family, limit float64) bool {
+func (w *worker) exceeds(n node, f layoutOption, limit float64) bool {
 	s := w.searcher
 	all := uint32(1)<<len(s.variants) - 2
 	if all == 0 || w.over(n, f, 0, all) {
@@ -536,7 +536,7 @@ func (w *worker) exceeds(n node, f family, limit float64) bool {
 
 // over tells whether a plan does not fit already by what bounds its memory, or, if some variants
 // are named, none of these in its place.
-func (w *worker) over(n node, f family, v int, which uint32) bool {
+func (w *worker) over(n node, f layoutOption, v int, which uint32) bool {
 	s, p := w.searcher, w.plans[n.count]
 	s.job.fill(p, n, f, s.variants[v])
 	over, err := w.pricers[n.count][n.precision].Exceeds(p, s.tags, which, s.job.Capacity)
@@ -577,7 +577,7 @@ const (
 )
 
 // candidate prices a plan, as far as it can be of use.
-func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, bool) {
+func (w *worker) candidate(n node, f layoutOption, v int, limit float64) (candidate, bool) {
 	s := w.searcher
 	w.priced++
 	e, whole, err := w.within(n, f, s.variants[v], s.limits(n, limit))
@@ -587,7 +587,7 @@ func (w *worker) candidate(n node, f family, v int, limit float64) (candidate, b
 	if e.Peak > s.job.Capacity {
 		w.nearest = min(w.nearest, e.Peak)
 	}
-	c := candidate{node: n, family: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
+	c := candidate{node: n, layoutOption: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
 		stays: e.Peak - e.Memory.Activations - e.Memory.Temp, part: !whole}
 	c.metric = s.perToken(n, c.step)
 	if s.job.Goal == Memory {

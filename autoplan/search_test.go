@@ -12,7 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/price"
@@ -81,7 +81,7 @@ func TestKnownModels(t *testing.T) {
 				t.Skip("takes time")
 			}
 			if c.long {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			j := jobFor(t, c.model, c.cluster, c.seq, c.tokens)
 			start, before := time.Now(), spent(t)
@@ -92,7 +92,7 @@ func TestKnownModels(t *testing.T) {
 			cpu := spent(t) - before
 			show(t, r, time.Since(start), cpu)
 			// The detector of races makes everything ten times as slow.
-			if cpu.Seconds() > cores*c.seconds && !long.Raced {
+			if cpu.Seconds() > cores*c.seconds && !slowtest.Raced {
 				t.Errorf("%v of processors, more than %v s on %d cores", cpu, c.seconds, cores)
 			}
 			for i, x := range r.Choices {
@@ -113,8 +113,8 @@ func TestKnownModels(t *testing.T) {
 // However few plans are told, the first has little bubble where that costs little. With two the
 // closed form's candidates near 5 % once crowded the others out.
 func TestFewPlansAreCalm(t *testing.T) {
-	long.Only(t)
-	if testing.Short() || long.Raced {
+	slowtest.Only(t)
+	if testing.Short() || slowtest.Raced {
 		t.Skip("takes time")
 	}
 	j := jobFor(t, "deepseek-v3", "1024xgb200", 4096, 64<<20)
@@ -131,8 +131,8 @@ func TestFewPlansAreCalm(t *testing.T) {
 
 // What is pruned cannot be best: pricing every plan of the space finds none better.
 func TestPruningIsExact(t *testing.T) {
-	long.Only(t)
-	if long.Raced {
+	slowtest.Only(t)
+	if slowtest.Raced {
 		t.Skip("one worker prices every plan; there is nothing to race")
 	}
 	for _, c := range []struct {
@@ -177,8 +177,8 @@ func TestPruningIsExact(t *testing.T) {
 	}
 }
 
-// everyPlan prices all plans of the searcher's space and gives the best. It also holds the bounds to
-// what they promise.
+// everyPlan prices all plans of the searcher's space and gives the best. It also holds the bounds
+// to what they promise.
 func everyPlan(s *searcher) candidate {
 	w := s.workers[0]
 	best := candidate{metric: math.Inf(1)}
@@ -186,7 +186,7 @@ func everyPlan(s *searcher) candidate {
 		for _, c := range s.job.cuts(n.mesh) {
 			for _, o := range s.job.orders(n) {
 				for v := range s.variants {
-					x, ok := w.candidate(n, family{c, o}, v, math.Inf(1))
+					x, ok := w.candidate(n, layoutOption{c, o}, v, math.Inf(1))
 					if !ok || x.peak > s.job.Capacity || s.beyond(x, math.Inf(1)) {
 						continue
 					}
@@ -233,16 +233,16 @@ func TestBoundsHold(t *testing.T) {
 				for _, o := range s.job.orders(n) {
 					times, leanest := make([]float64, len(s.variants)), int64(math.MaxInt64)
 					for v := range s.variants {
-						x, ok := w.candidate(n, family{c, o}, v, math.Inf(1))
+						x, ok := w.candidate(n, layoutOption{c, o}, v, math.Inf(1))
 						if !ok {
 							t.Fatalf("%+v has no price: %v", n, w.reason)
 						}
 						times[v] = x.metric
 						if low := max(n.bound, least[v]); x.metric < low*(1-rounding) {
-							t.Fatalf("%+v %+v takes %v, less than its bound %v", n, x.family, x.metric, low)
+							t.Fatalf("%+v %+v takes %v, less than its bound %v", n, x.layoutOption, x.metric, low)
 						}
 						if o.name == "1f1b" && x.peak <= j.Capacity && x.metric < n.filled()*(1-rounding) {
-							t.Fatalf("%+v %+v takes %v, less than 1F1B's bound %v", n, x.family, x.metric, n.filled())
+							t.Fatalf("%+v %+v takes %v, less than 1F1B's bound %v", n, x.layoutOption, x.metric, n.filled())
 						}
 						if v > 0 { // of the first it is known before
 							leanest = min(leanest, x.peak)
@@ -258,7 +258,7 @@ func TestBoundsHold(t *testing.T) {
 						}
 					}
 					s.job.Capacity = leanest
-					if w.exceeds(n, family{c, o}, math.Inf(1)) {
+					if w.exceeds(n, layoutOption{c, o}, math.Inf(1)) {
 						t.Fatalf("%+v %+v exceeds %d bytes, in which a plan of it fits", n, o, leanest)
 					}
 					s.job.Capacity = math.MaxInt64
@@ -421,7 +421,7 @@ func BenchmarkPrice(b *testing.B) {
 			for b.Loop() {
 				n := s.nodes[priced*7919%len(s.nodes)]
 				cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
-				f := family{cuts[priced%len(cuts)], orders[priced%len(orders)]}
+				f := layoutOption{cuts[priced%len(cuts)], orders[priced%len(orders)]}
 				if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
 					b.Fatal("no price")
 				}
@@ -432,8 +432,8 @@ func BenchmarkPrice(b *testing.B) {
 	}
 }
 
-// Numbers of devices with few divisors leave few idle: 1,000 B200 once meant 768 of them, though 960
-// are 17 % faster, and 1,000,000 left 213,568 idle. What is idle is paid for, and a warning.
+// Numbers of devices with few divisors leave few idle: 1,000 B200 once meant 768 of them, though
+// 960 are 17 % faster, and 1,000,000 left 213,568 idle. What is idle is paid for, and a warning.
 func TestFewDevicesAreLeftIdle(t *testing.T) {
 	for _, c := range []struct {
 		cluster string

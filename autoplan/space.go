@@ -47,8 +47,8 @@ type order struct {
 	virtual int64
 }
 
-// A family is the plans of a node that differ in what is recomputed and offloaded.
-type family struct {
+// A layoutOption is the plans of a node that differ in what is recomputed and offloaded.
+type layoutOption struct {
 	cut
 	order
 }
@@ -141,14 +141,14 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 // divides reports whether a device's piece of what products sum over is whole blocks of a
 // precision, as our own programs want it ([plan.Plan.Check]); other stacks pad.
 func (j *Job) divides(m mesh, prec price.Precision) bool {
-	n := (&plan.Plan{Precision: told(prec)}).Block()
+	n := (&plan.Plan{Precision: precisionName(prec)}).Block()
 	if p := j.Policies[prec]; p != nil && p.Has(precision.MXFP8) {
 		n = max(n, precision.MXFP8.Block())
 	}
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return plan.WholeBlocks(j.facts(), n, j.Seq, j.pieces(m.cp), m.tp)
+	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, j.pieces(m.cp), m.tp)
 }
 
 // context is how a plan cuts sequences. Our own programs hand keys round in the order of the
@@ -321,7 +321,7 @@ func (j *Job) variants() []variant {
 }
 
 // fill writes a plan of a node into p, which is used again and again.
-func (j *Job) fill(p *plan.Plan, n node, f family, v variant) {
+func (j *Job) fill(p *plan.Plan, n node, f layoutOption, v variant) {
 	p.Seq, p.Batch, p.Microbatches = j.Seq, n.rows, n.micros
 	p.DP, p.EP = f.dp, n.ep
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}

@@ -13,8 +13,8 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/model"
 )
@@ -39,7 +39,7 @@ const (
 // Accompany copies the files that belong to a model beside its weights and configuration, such as
 // tokenizer and chat templates, from one folder to another; only those named, if any are.
 func Accompany(dir, from string, only ...string) error {
-	f, err := folder.Open(from)
+	f, err := safedir.Open(from)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func Accompany(dir, from string, only ...string) error {
 			f.Has(name) // not a link that leads out
 	})
 	if f.Has(templatesName) && only == nil {
-		sub, err := folder.Open(f.Path(templatesName))
+		sub, err := safedir.Open(f.Path(templatesName))
 		if err != nil {
 			return err
 		}

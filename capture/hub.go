@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 )
 
 // repoName is what the Hub takes as the name of a repository (validate_repo_id of huggingface_hub
@@ -83,7 +83,7 @@ func openHub(name string, o Options) (*Model, error) {
 // resolve gives the commit of a revision whose snapshot is in a repository's folder, or "".
 func resolve(dir, revision string) string {
 	commit := revision
-	if f, err := folder.Open(dir); err == nil {
+	if f, err := safedir.Open(dir); err == nil {
 		defer f.Close()
 		if text, err := f.Read("refs/"+revision, 256); err == nil {
 			commit = strings.TrimSpace(string(text))

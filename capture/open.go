@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -169,7 +169,7 @@ func nearest(typed string) string {
 }
 
 // readConfig reads a config.json.
-func readConfig(f *folder.Folder, name string) (*model.Config, []byte, error) {
+func readConfig(f *safedir.Folder, name string) (*model.Config, []byte, error) {
 	text, err := f.Read(name, maxConfig)
 	if err != nil {
 		return nil, nil, err
@@ -197,7 +197,7 @@ func openFile(path string) (*Model, error) {
 		return nil, diag.New(diag.BadInput, "%s is not a model", path).
 			Try("give a folder with %s, or such a file", configName)
 	}
-	f, err := folder.Open(dir)
+	f, err := safedir.Open(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func alone(dir string) *diag.Error {
 // openFolder reads the configuration of a folder and the headers of its weights. fetch is the
 // command that brings missing files.
 func openFolder(dir, name, fetch string) (*Model, error) {
-	f, err := folder.Open(dir)
+	f, err := safedir.Open(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +253,7 @@ func openFolder(dir, name, fetch string) (*Model, error) {
 }
 
 // noConfig is the error for a folder without a configuration, with what is there instead.
-func (m *Model) noConfig(f *folder.Folder) error {
+func (m *Model) noConfig(f *safedir.Folder) error {
 	e := diag.New(diag.BadInput, "the folder has no %s", configName).At("%s", m.Folder)
 	if m.fetch != "" {
 		return e.Try("%s", m.fetch)

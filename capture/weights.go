@@ -10,8 +10,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
 )
@@ -25,7 +25,7 @@ const (
 
 // openWeights opens the files of weights. A folder without weights is a model all the same; where
 // some are missing their names are taken from the index, and [Model.Lack] says what is wrong.
-func (m *Model) openWeights(f *folder.Folder) (err error) {
+func (m *Model) openWeights(f *safedir.Folder) (err error) {
 	if m.weights, err = safetensors.Open(m.Folder); err == nil {
 		m.tensors = m.weights.Names()
 		m.spelling = spellingOf(m.Config, m.tensors)
@@ -54,7 +54,7 @@ func (m *Model) openWeights(f *folder.Folder) (err error) {
 }
 
 // readIndex takes the names of tensors from the index, and lists the files that are not here.
-func (m *Model) readIndex(f *folder.Folder) error {
+func (m *Model) readIndex(f *safedir.Folder) error {
 	// Package safetensors reads the index strictly; after that, this sees what it saw.
 	names, err := safetensors.Names(filepath.Join(m.Folder, indexName))
 	if err != nil {

@@ -141,18 +141,18 @@ func writePart(ctx context.Context, disk disk, f *os.File, p *planned, src Sourc
 // A progress bar tells of every twentieth of the work, or of every 256 MiB if that is more: a
 // checkpoint is one line of a log, not a thousand.
 type progress struct {
-	mu                sync.Mutex
-	events            event.Sink
-	task              string
-	done, told, total int64
+	mu                    sync.Mutex
+	events                event.Sink
+	task                  string
+	done, reported, total int64
 }
 
 func (p *progress) add(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += n
-	if p.done-p.told >= max(p.total/20, 256<<20) {
-		p.told = p.done
+	if p.done-p.reported >= max(p.total/20, 256<<20) {
+		p.reported = p.done
 		p.events.Emit(event.Progress{Task: p.task, Done: p.done, Total: p.total, Unit: "B"})
 	}
 }

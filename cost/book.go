@@ -61,7 +61,7 @@ type Part struct {
 	// Bytes of each buffer that a microbatch keeps: from the forward to the gradient of the input, of
 	// these those that the gradients of weights take, and what the gradient of the input leaves for
 	// them.
-	Kept, Late, Made []int64
+	Residuals, Late, Made []int64
 	// Cheap are those of Kept that fused operations make and fused operations take: a compiler that
 	// sees both may rather compute them again.
 	Cheap  []int64
@@ -102,7 +102,7 @@ type Bill struct {
 // A Book has the bills of a model on one kind of device, in one policy. It may be shared.
 type Book struct {
 	model  model.Model
-	set    *kernels.Set
+	set    *kernels.Selector
 	policy *precision.Policy
 
 	mu     sync.Mutex
@@ -220,7 +220,7 @@ func (b *Book) build(c Cut) (*sheet, error) {
 		return nil, err
 	}
 	if b.policy != nil {
-		var blocks spmd.Blocks
+		var blocks spmd.QuantizedCopies
 		for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
 			if _, err := blocks.Expand(g, ir.ReportNothing); err != nil {
 				return nil, err

@@ -126,7 +126,7 @@ func TestBillsScale(t *testing.T) {
 func text(b *cost.Bill) string {
 	var s strings.Builder
 	for _, p := range append([]cost.Part{b.Embed, b.Head}, b.Layers...) {
-		fmt.Fprintln(&s, p.From, p.Rounds, p.Kept, p.Cheap, p.Late, p.Made, p.Data, p.Flow, p.Whole,
+		fmt.Fprintln(&s, p.From, p.Rounds, p.Residuals, p.Cheap, p.Late, p.Made, p.Data, p.Flow, p.Whole,
 			p.MLP, p.Logits)
 		for _, list := range p.Items() {
 			for _, item := range list {
@@ -167,11 +167,11 @@ func TestStagesKeepWhatTheBillSays(t *testing.T) {
 					for i := range bill.Layers {
 						l := &bill.Layers[i]
 						n := max(0, min(l.From+l.Rounds, 2*int64(k)+2)-max(l.From, 2*int64(k)))
-						kept += n * sum(l.Kept)
+						kept += n * sum(l.Residuals)
 						handed += n * (sum(l.Late) + sum(l.Made))
 					}
 					if k == 2 {
-						kept += sum(bill.Head.Kept)
+						kept += sum(bill.Head.Residuals)
 						handed += sum(bill.Head.Late) + sum(bill.Head.Made)
 					}
 					if kept != want[0] || k > 0 && max(handed-want[1], want[1]-handed) > scalars {
@@ -194,8 +194,8 @@ func sum(list []int64) (n int64) {
 	return n
 }
 
-// staged builds three stages of two layers as train does, and adds up what their gradients take of a
-// microbatch beside data: all together, and the gradient of the weights.
+// staged builds three stages of two layers as train does, and adds up what their gradients take of
+// a microbatch beside data: all together, and the gradient of the weights.
 func staged(t *testing.T, c *model.Config, cut cost.Cut, policy *precision.Policy) (list [][2]int64) {
 	t.Helper()
 	p := plan.Default()
@@ -229,7 +229,7 @@ func staged(t *testing.T, c *model.Config, cut cost.Cut, policy *precision.Polic
 		if err != nil {
 			t.Fatal(err)
 		}
-		var blocks spmd.Blocks
+		var blocks spmd.QuantizedCopies
 		var taken [2]int64
 		for i, one := range []*ir.Graph{gs.Backward, gs.Weight} {
 			if _, err := blocks.Expand(one, ir.ReportNothing); err != nil {

@@ -34,7 +34,7 @@ func (x *scaler) typed(t ir.Type) ir.Type {
 	for i := range t.Dims {
 		d := &t.Dims[i]
 		for _, s := range t.Place {
-			if s.How == d.Name {
+			if s.Dim == d.Name {
 				at := slices.IndexFunc(x.from, func(a ir.Axis) bool { return a.Name == s.Axis })
 				d.Size = d.Size * x.from[at].Size / x.graph.Mesh[at].Size
 			}
@@ -85,7 +85,7 @@ func (s *sheet) bill(c Cut) *Bill {
 }
 
 func (p *part) bill(x *scaler) Part {
-	out := Part{From: p.from, Rounds: p.rounds, Kept: x.bytes(p.kept), Late: x.bytes(p.late),
+	out := Part{From: p.from, Rounds: p.rounds, Residuals: x.bytes(p.residuals), Late: x.bytes(p.late),
 		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x, items: &items{}}
 	out.Data = lists.Sum(x.bytes(p.data), func(n int64) int64 { return n })
 	out.Params = lists.Map(p.params, func(v *ir.Value) Param {

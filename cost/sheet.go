@@ -31,7 +31,7 @@ type sheet struct {
 type part struct {
 	from, rounds int64 // of the layers' loop
 	work         [passes][]entry
-	kept         []*ir.Value // of a round, from the forward to the input gradient
+	residuals    []*ir.Value // of a round, from the forward to the input gradient
 	late         []*ir.Value // those of them that the weight gradient takes
 	cheap        []*ir.Value // those of them that fused operations make and take
 	made         []*ir.Value // what the input gradient leaves for the weight gradient
@@ -141,7 +141,7 @@ func (s *sheet) backward(gr *ir.Gradient) {
 		switch {
 		case slices.Contains(gr.Seeds, v.Name) || v.Role == ir.Param || stacks[v]:
 		case v.Role == ir.Residual:
-			s.head.kept = append(s.head.kept, v)
+			s.head.residuals = append(s.head.residuals, v)
 		case slices.ContainsFunc(after, func(op *ir.Op) bool { return slices.Contains(op.In, v) }):
 			s.embed.data = append(s.embed.data, v)
 		default:
@@ -155,10 +155,10 @@ func (s *sheet) backward(gr *ir.Gradient) {
 // back takes the body of a loop back apart.
 func (p *part) back(l ir.Loop) {
 	body, carries := l.Body, len(l.Carries)
-	p.kept = lists.Filter(body.Inputs[carries:carries+len(l.Stacks)], func(v *ir.Value) bool {
+	p.residuals = lists.Filter(body.Inputs[carries:carries+len(l.Stacks)], func(v *ir.Value) bool {
 		return v.Role != ir.Param
 	})
-	for _, v := range p.kept {
+	for _, v := range p.residuals {
 		fused := func(op *ir.Op) bool { return op.Body == nil && body.Work(op).Class == ir.Fused }
 		made := p.body.Find(v.Name)
 		if made == nil || made.Def() == nil || !fused(made.Def()) ||
@@ -200,7 +200,7 @@ func (p *part) split(g *ir.Graph, ops []*ir.Op, in, flows []*ir.Value) {
 			case seen[v]:
 			case v.Def() != nil && isEarly[v.Def()] || slices.Contains(in, v):
 				p.made = append(p.made, v)
-			case v.Def() == nil && v.Role != ir.Param && slices.Contains(p.kept, v):
+			case v.Def() == nil && v.Role != ir.Param && slices.Contains(p.residuals, v):
 				p.late = append(p.late, v)
 			}
 			seen[v] = true

@@ -76,16 +76,16 @@ type Stats struct {
 	Bytes     int64  `json:"bytes"`  // of text; 0 if the files have tokens only
 	Tokens    int64  `json:"tokens"` // with those that close documents
 	Rows      int64  `json:"rows"`   // to train on
-	Held      int64  `json:"held"`   // rows that were held out
+	HeldOut   int64  `json:"held"`   // rows that were held out
 	Cached    bool   `json:"cached"` // whether the tokens were there already
 }
 
 // A source is an open Source.
 type source struct {
 	*cache
-	path        string
-	stats       Stats
-	train, held stream // what is trained on, and what was held out
+	path           string
+	stats          Stats
+	train, heldOut stream // what is trained on, and what was held out
 }
 
 // A Loader gives rows of tokens. Any number of goroutines may use it at once.
@@ -150,7 +150,7 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 // was asked for. Data of one document cannot be split, and serves only runs that [Loader.Adopt] it.
 func (l *Loader) Ready() error {
 	if l.unsplit == nil {
-		l.warnHeld()
+		l.warnHeldOut()
 	}
 	return l.unsplit
 }
@@ -159,7 +159,7 @@ func (l *Loader) Ready() error {
 // and the digest of that.
 func (l *Loader) arrange(split int) (err error) {
 	o := &l.options
-	if !l.holds() {
+	if !l.holdsOut() {
 		split = splitRows // without a holdout there is no difference, and old digests hold
 	}
 	h := sha256.New()
@@ -178,8 +178,8 @@ func (l *Loader) arrange(split int) (err error) {
 		}
 		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.key, s.stats.Rows)
 	}
-	if l.holds() && l.EvalRows() == 0 {
-		return l.nothingHeld()
+	if l.holdsOut() && l.EvalRows() == 0 {
+		return l.nothingHeldOut()
 	}
 	if l.shares, err = newShares(l.weights()); err != nil {
 		return err

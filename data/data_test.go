@@ -323,14 +323,14 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 		o.Sources, o.Seq, o.Shuffle = []Source{{Path: dir}}, 8, false
 		l := open(t, o)
 		stats := l.Stats()[0]
-		if stats.Held < max(1, o.HoldoutRows) || l.EvalRows() != stats.Held {
-			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Rows(), stats.Held, l.EvalRows())
+		if stats.HeldOut < max(1, o.HoldoutRows) || l.EvalRows() != stats.HeldOut {
+			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Rows(), stats.HeldOut, l.EvalRows())
 		}
-		b, err := l.Eval(0, int(stats.Held)+2, 0, 1)
+		b, err := l.Eval(0, int(stats.HeldOut)+2, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tail := b.Labels[stats.Held*8:]; slices.Max(tail) != Ignored || b.Count > stats.Held*8 {
+		if tail := b.Labels[stats.HeldOut*8:]; slices.Max(tail) != Ignored || b.Count > stats.HeldOut*8 {
 			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
 		}
 		held := taken(t, l, b)
@@ -369,8 +369,8 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 func heldTexts(l *Loader) []string {
 	var list []string
 	for _, s := range l.sources {
-		for i, r := range s.held.runs {
-			for d := r.document; s.start(d) < s.held.end(i); d++ {
+		for i, r := range s.heldOut.runs {
+			for d := r.document; s.start(d) < s.heldOut.end(i); d++ {
 				var ids []int32
 				for at := s.start(d); at < s.start(d+1); at++ {
 					ids = append(ids, s.token(at))
@@ -605,7 +605,7 @@ func TestDocumentsInSeveralSourcesAreOnOneSide(t *testing.T) {
 			{Name: "b", Path: write(t, large)}, {Name: "c", Path: write(t, map[string]string{"x": alone})}}})
 		held, trained := map[uint64]bool{}, map[uint64]bool{}
 		for _, s := range l.sources {
-			for _, h := range hashesOf(s, &s.held) {
+			for _, h := range hashesOf(s, &s.heldOut) {
 				held[h] = true
 			}
 			for _, h := range hashesOf(s, &s.train) {

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // childLimit is the address space of a child: enough for a test binary, and far below what the
@@ -25,8 +25,8 @@ import (
 const childLimit = 6 << 30
 
 // readInChild tokenizes a file in a process of its own and gives what that said, and its largest
-// resident set in bytes. The token cache, which is mapped, does not count: it is a file, whose pages
-// the kernel takes back when it needs them.
+// resident set in bytes. The token cache, which is mapped, does not count: it is a file, whose
+// pages the kernel takes back when it needs them.
 func readInChild(t *testing.T, path string) (out string, rss int64) {
 	t.Helper()
 	var b bytes.Buffer
@@ -43,7 +43,7 @@ func readInChild(t *testing.T, path string) (out string, rss int64) {
 		var tokens, sys int64
 		_, _ = fmt.Sscanf(counts, "%d tokens, heap %d", &tokens, &sys)
 		rss = max(rss-2*tokens, sys) // a token has two bytes
-		if long.Raced {
+		if slowtest.Raced {
 			rss = sys // the resident set holds the race detector's shadow of it as well
 		}
 	}
@@ -127,7 +127,7 @@ func TestBombsAreReadInBoundedMemory(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), b.name)
 			size := 20 << 20
-			if long.Enabled {
+			if slowtest.Enabled {
 				size = b.size
 			}
 			packedFile(t, path, b.head, b.text, b.tail, size)
@@ -147,7 +147,7 @@ func TestBombsAreReadInBoundedMemory(t *testing.T) {
 // What is just within the limit is read, below 1 GiB.
 func TestDocumentsAtTheLimitTakeBoundedMemory(t *testing.T) {
 	for _, b := range bombs {
-		if b.want == "done:" && !long.Enabled {
+		if b.want == "done:" && !slowtest.Enabled {
 			continue // it is read in pieces here as well
 		}
 		t.Run(b.name, func(t *testing.T) {

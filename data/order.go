@@ -239,20 +239,20 @@ func (l *Loader) divide(s *source, split int, shared *claims) error {
 			seq, seq+1).Try("use more text, or shorter rows")
 	}
 	switch {
-	case !l.holds():
-		s.train, s.held = all, stream{}
-		st.Rows, st.Held = rows, 0
+	case !l.holdsOut():
+		s.train, s.heldOut = all, stream{}
+		st.Rows, st.HeldOut = rows, 0
 	case split == splitRows:
-		st.Held = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
-		st.Rows = rows - st.Held
-		s.train, s.held = all, stream{}
+		st.HeldOut = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
+		st.Rows = rows - st.HeldOut
+		s.train, s.heldOut = all, stream{}
 		if first := st.Rows * int64(seq); st.Rows > 0 {
 			d := s.documentAt(first)
-			s.held = stream{s.cache, []run{{0, first, d}}, s.tokens - first}
+			s.heldOut = stream{s.cache, []run{{0, first, d}}, s.tokens - first}
 		}
 	default:
 		s.hold(l.bound(s), shared)
-		st.Rows, st.Held = s.train.rows(seq), s.held.rows(seq)
+		st.Rows, st.HeldOut = s.train.rows(seq), s.heldOut.rows(seq)
 	}
 	switch {
 	case st.Rows < 1:
@@ -272,7 +272,7 @@ func (l *Loader) bound(s *source) uint64 {
 	}
 	bound := threshold(l.options.HoldoutShare)
 	want := max(1, l.options.HoldoutRows)*int64(l.options.Seq) + 1
-	for s.heldTokens(bound) < want && bound < math.MaxUint64 {
+	for s.heldOutTokens(bound) < want && bound < math.MaxUint64 {
 		bound = s.raised(bound, want)
 	}
 	return bound
@@ -281,14 +281,14 @@ func (l *Loader) bound(s *source) uint64 {
 // claims are documents whose side is decided by another source than the one that they are in, by
 // their hashes: sources have bounds of their own, and a document may be in several.
 type claims struct {
-	held  map[uint64]bool // by a source with a higher bound
-	train map[uint64]bool // the only document of a source, which cannot be held out
+	heldOut map[uint64]bool // by a source with a higher bound
+	train   map[uint64]bool // the only document of a source, which cannot be held out
 }
 
 // claim finds them. Only documents beyond the share are kept in memory, which are few: a source's
 // bound is raised to fill some rows, not more.
 func (l *Loader) claim() *claims {
-	c := &claims{held: map[uint64]bool{}, train: map[uint64]bool{}}
+	c := &claims{heldOut: map[uint64]bool{}, train: map[uint64]bool{}}
 	if len(l.sources) < 2 {
 		return c
 	}
@@ -301,7 +301,7 @@ func (l *Loader) claim() *claims {
 		bound := l.bound(s)
 		for d := int64(0); bound > least && d < s.documents; d++ {
 			if h := s.hash(d); h >= least && h < bound {
-				c.held[h] = true
+				c.heldOut[h] = true
 			}
 		}
 	}
@@ -310,25 +310,25 @@ func (l *Loader) claim() *claims {
 
 // hold holds out the documents whose hash is below a bound, or that another source holds out.
 func (s *source) hold(bound uint64, shared *claims) {
-	s.train, s.held = stream{cache: s.cache}, stream{cache: s.cache}
+	s.train, s.heldOut = stream{cache: s.cache}, stream{cache: s.cache}
 	from := int64(0) // of the run at hand
 	for d := int64(0); s.documents > 1 && d < s.documents; d++ {
-		if h := s.hash(d); h >= bound && !shared.held[h] || shared.train[h] {
+		if h := s.hash(d); h >= bound && !shared.heldOut[h] || shared.train[h] {
 			continue
 		}
 		s.train.add(from, d)
-		if n := len(s.held.runs); n > 0 && from == d {
-			s.held.length += s.start(d+1) - s.start(d) // the neighbour was held out too
+		if n := len(s.heldOut.runs); n > 0 && from == d {
+			s.heldOut.length += s.start(d+1) - s.start(d) // the neighbour was held out too
 		} else {
-			s.held.add(d, d+1)
+			s.heldOut.add(d, d+1)
 		}
 		from = d + 1
 	}
 	s.train.add(from, s.documents)
 }
 
-// heldTokens counts the tokens of the documents whose hash is below a bound.
-func (s *source) heldTokens(bound uint64) int64 {
+// heldOutTokens counts the tokens of the documents whose hash is below a bound.
+func (s *source) heldOutTokens(bound uint64) int64 {
 	n := int64(0)
 	for d := range s.documents {
 		if s.hash(d) < bound {
@@ -377,19 +377,19 @@ func (s *source) noText() error {
 		Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
 }
 
-// nothingHeld says that no document could be held out.
-func (l *Loader) nothingHeld() error {
+// nothingHeldOut says that no document could be held out.
+func (l *Loader) nothingHeldOut() error {
 	return diag.New(diag.DataEmpty, "no document can be held out").At("%s", l.sources[0].path).
 		Because("whole documents are, and the data is a single one, or all but one are too short").
 		Try("name other text to validate on: eval.data = \"PATH\"; or write each document into a file, " +
 			"or a line of jsonl, of its own")
 }
 
-// warnHeld says that more is held out than was asked for, as in data of few documents.
-func (l *Loader) warnHeld() {
+// warnHeldOut says that more is held out than was asked for, as in data of few documents.
+func (l *Loader) warnHeldOut() {
 	share := l.options.HoldoutShare
 	for _, s := range l.sources {
-		held := float64(s.held.length) / float64(s.tokens)
+		held := float64(s.heldOut.length) / float64(s.tokens)
 		if share > 0 && held > 0.1 && held > 3*share {
 			l.options.Events.Emit(event.Warning{Code: string(diag.DataEmpty), Text: fmt.Sprintf(
 				"%s: %.0f%% of the tokens are held out, not %.3g%%: whole documents are, and there are %d; "+

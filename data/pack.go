@@ -212,18 +212,18 @@ func (r rowAt) fill(b *Batch, i int, joined bool) {
 func (l *Loader) EvalRows() int64 {
 	n := int64(0)
 	for _, s := range l.sources {
-		_, rows := s.evaluated(l.holds())
+		_, rows := s.evaluated(l.holdsOut())
 		n += rows
 	}
 	return n
 }
 
-func (l *Loader) holds() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
+func (l *Loader) holdsOut() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
 
 // evaluated gives what Eval takes of a source, and its rows.
 func (s *source) evaluated(held bool) (*stream, int64) {
 	if held {
-		return &s.held, s.stats.Held
+		return &s.heldOut, s.stats.HeldOut
 	}
 	return &s.train, s.stats.Rows
 }
@@ -249,7 +249,7 @@ func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
 
 func (l *Loader) evalRow(row int64) rowAt {
 	for _, s := range l.sources {
-		stream, rows := s.evaluated(l.holds())
+		stream, rows := s.evaluated(l.holdsOut())
 		if row < rows {
 			return rowAt{stream, row}
 		}
@@ -265,13 +265,13 @@ func (l *Loader) Row(source string, row int64) (*Batch, error) {
 		if s.stats.Name != source {
 			continue
 		}
-		if last := s.stats.Rows + s.stats.Held - 1; row < 0 || row > last {
+		if last := s.stats.Rows + s.stats.HeldOut - 1; row < 0 || row > last {
 			return nil, diag.New(diag.BadInput, "there is no row %d: the last one is %d", row, last).
 				Try("count from 0")
 		}
 		at := rowAt{&s.train, row}
 		if row >= s.stats.Rows {
-			at = rowAt{&s.held, row - s.stats.Rows}
+			at = rowAt{&s.heldOut, row - s.stats.Rows}
 		}
 		return l.batch([]rowAt{at}, 0, 1)
 	}

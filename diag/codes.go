@@ -86,8 +86,8 @@ const (
 	WeightQuantized Code = "DW2705"
 	WeightNotFinite Code = "DW2706"
 	FolderForeign   Code = "DW2707"
-	// WeightsIncomplete is for what looks like weights and cannot be read as such, which must never be
-	// taken for no weights at all.
+	// WeightsIncomplete is for what looks like weights and cannot be read as such, which must never
+	// be taken for no weights at all.
 	WeightsIncomplete Code = "DW2708"
 
 	DataMissing   Code = "DW2801"

@@ -16,8 +16,8 @@ func Example() {
 		return
 	}
 	stage := dryrun.Stage{Forward: 0.1, Input: 0.1, Weight: 0.1,
-		Load: schedule.Load{Kept: 5 << 30}}
-	stage.Passing[schedule.Forward] = stage.Kept // while the pass runs that fills it
+		Load: schedule.Load{Residuals: 5 << 30}}
+	stage.Passing[schedule.Forward] = stage.Residuals // while the pass runs that fills it
 	params := program.Memory{Params: 40 << 30}
 	step := &dryrun.Step{Schedule: list, Stages: []dryrun.Stage{stage, stage, stage, stage},
 		Ranks: []program.Memory{params, params, params, params}}

@@ -40,7 +40,7 @@ func (p page) pipeline(t *Timeline) {
 	p.Add(`<div class="key">`)
 	for kind, class := range classes {
 		if t.Schedule.Has(schedule.Kind(kind)) {
-			p.Add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, words[kind])
+			p.Add(`<span><i style="background:var(--%s)"></i>%s</span>`, class, kindNames[kind])
 		}
 	}
 	if t.tails[0].end() > t.tails[0].computed {
@@ -83,8 +83,8 @@ func (t *Timeline) SVG() []byte {
 	for kind, class := range classes {
 		if t.Schedule.Has(schedule.Kind(kind)) {
 			p.Add(`<rect x="%s" y="24" width="13" height="13" class="%s"/><text x="%s" y="35">%s</text>`,
-				svg.Px(x), class, svg.Px(x+19), words[kind])
-			x += 19 + numberFit*float64(len(words[kind])) + 16
+				svg.Px(x), class, svg.Px(x+19), kindNames[kind])
+			x += 19 + numberFit*float64(len(kindNames[kind])) + 16
 		}
 	}
 	p.Add(`<g transform="translate(0 %s)">%s</g></svg>`+"\n", svg.Px(headHeight), body)

@@ -21,11 +21,11 @@ type Report struct {
 	Timeline *Timeline
 	// Low and High are the ends of the interval that nine in ten steps lie in; 0 if not known.
 	Low, High float64
-	Capacity  int64  // bytes of a device; 0 if not known
-	Facts     []Fact // shown large, such as the price of all tokens
-	Parts     []Part // of the step, which they sum up to
-	Helps     []Help // what would change the step, the best first
-	WhatIfs   []Help // what may go wrong
+	Capacity  int64        // bytes of a device; 0 if not known
+	Facts     []Fact       // shown large, such as the price of all tokens
+	Parts     []Part       // of the step, which they sum up to
+	Helps     []Suggestion // what would change the step, the best first
+	WhatIfs   []Suggestion // what may go wrong
 	Notes     []string
 	Plan      string // the text of the plan
 }
@@ -39,8 +39,8 @@ type Part struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// A Help is a change and what a step would take with it.
-type Help struct {
+// A Suggestion is a change and what a step would take with it.
+type Suggestion struct {
 	Change string  `json:"change"`
 	Step   float64 `json:"step"`
 	Peak   int64   `json:"peak,omitempty"` // bytes of the worst rank; 0 if it does not change
@@ -119,12 +119,12 @@ func (p page) row(name, value, share, class string, from, width float64) {
 }
 
 // helps writes changes with bars of what they save or cost.
-func (p page) helps(title, text string, list []Help, step float64) {
+func (p page) helps(title, text string, list []Suggestion, step float64) {
 	if len(list) == 0 || step <= 0 {
 		return
 	}
 	p.Head(title, text)
-	widest := lists.Max(list, 0.01, func(h Help) float64 { return math.Abs(h.Step/step - 1) })
+	widest := lists.Max(list, 0.01, func(h Suggestion) float64 { return math.Abs(h.Step/step - 1) })
 	p.Add(`<div class="rows">`)
 	for _, h := range list {
 		change := h.Step/step - 1

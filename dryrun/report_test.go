@@ -46,7 +46,7 @@ func sample(t testing.TB, name string, shape schedule.Shape) *Report {
 	if r.Helps, err = step.Helps(); err != nil {
 		t.Fatal(err)
 	}
-	if r.WhatIfs, err = step.Mishaps(func() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }); err != nil {
+	if r.WhatIfs, err = step.Scenarios(func() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }); err != nil {
 		t.Fatal(err)
 	}
 	return r

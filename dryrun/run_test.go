@@ -264,7 +264,7 @@ func TestRefusals(t *testing.T) {
 		"no schedule":    {&Step{}, WhatIf{}, diag.ScheduleCosts},
 		"no number":      {bad(func(t *Stage) { t.Send = math.NaN() }), WhatIf{}, diag.ScheduleCosts},
 		"negative time":  {bad(func(t *Stage) { t.Forward = -1 }), WhatIf{}, diag.ScheduleCosts},
-		"negative bytes": {bad(func(t *Stage) { t.Kept = -1 }), WhatIf{}, diag.ScheduleCosts},
+		"negative bytes": {bad(func(t *Stage) { t.Residuals = -1 }), WhatIf{}, diag.ScheduleCosts},
 		"tail":           {&Step{Schedule: s, Stages: []Stage{good, good}, Host: math.Inf(1)}, WhatIf{}, diag.ScheduleCosts},
 		"no such rank":   {even(s, good), WhatIf{Slow: 2, Straggler: 2}, diag.BadInput},
 		"no seed":        {even(s, good), WhatIf{Jitter: 0.1}, diag.BadInput},
@@ -362,7 +362,7 @@ func TestHalvesOfOneSequenceAreNotOffered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.ContainsFunc(helps, func(h Help) bool {
+		return slices.ContainsFunc(helps, func(h Suggestion) bool {
 			return h.Change == "twice as many microbatches of half the size"
 		})
 	}

@@ -37,8 +37,9 @@ type Step struct {
 	// Replicas is how many copies of the pipeline reduce their gradients together, and so wait for
 	// the slowest of them; 0 is one.
 	Replicas int
-	// Slower gives the step with every transfer between devices so many times as long. Stages have the
-	// collectives inside them in their times, so that only who priced them can say; nil if nobody can.
+	// Slower gives the step with every transfer between devices so many times as long. Stages have
+	// the collectives inside them in their times, so that only who priced them can say; nil if nobody
+	// can.
 	Slower func(links float64) (*Step, error)
 	// Rows is the sequences of a microbatch on a device; 0 is not known. One cannot be halved.
 	Rows int64
@@ -87,7 +88,7 @@ func (s *Step) check(w WhatIf) error {
 					Try("give a time from 0 to %g s", maxSeconds)
 			}
 		}
-		if min(t.Kept, t.Handed, slices.Min(t.Passing[:]), slices.Min(t.Temp[:])) < 0 {
+		if min(t.Residuals, t.Handed, slices.Min(t.Passing[:]), slices.Min(t.Temp[:])) < 0 {
 			return diag.New(diag.ScheduleCosts, "stage %d holds less than nothing", i)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// words are the names of kinds that people see, in the order of the constants.
-var words = [4]string{"forward", "backward", "input gradient", "weight gradient"}
+// kindNames are the names of kinds that people see, in the order of the constants.
+var kindNames = [4]string{"forward", "backward", "input gradient", "weight gradient"}
 
 // Trace writes the timeline as a file that Perfetto and Chrome open: for each rank a track of its
 // actions and one of its sends, and a counter of what it holds by cause, in GiB.
@@ -28,7 +28,7 @@ func (t *Timeline) Trace(w io.Writer) error {
 		actions := out.Track(group, "actions")
 		for place, a := range list {
 			span := t.Spans[rank][place]
-			actions.Add(fmt.Sprintf("%s %d", words[a.Kind], a.Micro), moment(span.Start),
+			actions.Add(fmt.Sprintf("%s %d", kindNames[a.Kind], a.Micro), moment(span.Start),
 				moment(span.End), trace.Arg{Name: "stage", Value: a.Stage},
 				trace.Arg{Name: "microbatch", Value: a.Micro})
 		}

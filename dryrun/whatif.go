@@ -12,12 +12,12 @@ import (
 
 // Helps works out what the step would take if one thing were better, the best first. What saves
 // less than a thousandth is left out.
-func (s *Step) Helps() ([]Help, error) {
+func (s *Step) Helps() ([]Suggestion, error) {
 	now, err := s.Run(WhatIf{})
 	if err != nil {
 		return nil, err
 	}
-	var list []Help
+	var list []Suggestion
 	// Only what a person can change is tried; autoplan.Improve tries other plans and precisions.
 	for _, c := range []struct {
 		change string
@@ -34,10 +34,10 @@ func (s *Step) Helps() ([]Help, error) {
 			return nil, err
 		}
 		if float64(t.ticks) < 0.999*float64(now.ticks) {
-			list = append(list, Help{Change: c.change, Step: t.Step})
+			list = append(list, Suggestion{Change: c.change, Step: t.Step})
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Help) int { return cmp.Compare(a.Step, b.Step) })
+	slices.SortStableFunc(list, func(a, b Suggestion) int { return cmp.Compare(a.Step, b.Step) })
 	return list, nil
 }
 
@@ -80,15 +80,15 @@ func (s *Step) finer() *Step {
 	return &x
 }
 
-// Mishaps works out what the step would take if one thing were worse. Random gives a new source of
-// random numbers with the same seed each time.
-func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
+// Scenarios works out what the step would take if one thing were worse. Random gives a new source
+// of random numbers with the same seed each time.
+func (s *Step) Scenarios(random func() *rand.Rand) ([]Suggestion, error) {
 	now, err := s.Run(WhatIf{})
 	if err != nil {
 		return nil, err
 	}
 	slowest := lists.Most(now.Ranks, func(r Rank) float64 { return r.Busy })
-	var list []Help
+	var list []Suggestion
 	type mishap struct {
 		change string
 		what   WhatIf
@@ -107,7 +107,7 @@ func (s *Step) Mishaps(random func() *rand.Rand) ([]Help, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, Help{Change: c.change, Step: t.Step})
+		list = append(list, Suggestion{Change: c.change, Step: t.Step})
 	}
 	return list, nil
 }

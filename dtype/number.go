@@ -179,8 +179,8 @@ func F32FromF16(h uint16) float32 {
 // those whose exponent has all its bits set. It looks at eight bytes at a time, so that memory and
 // not the processor is what it waits for. Types without such elements have none.
 func (d DType) NotFinite(src []byte) (n int64) {
-	// With its exponent alone, an element plus the exponent's lowest bit reaches the place of the sign
-	// exactly where all bits of the exponent are set, and no sum leaves its element.
+	// With its exponent alone, an element plus the exponent's lowest bit reaches the place of the
+	// sign exactly where all bits of the exponent are set, and no sum leaves its element.
 	var exponent, lowest uint64
 	switch d {
 	case F64:

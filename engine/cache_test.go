@@ -10,8 +10,8 @@ import (
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/check"
 	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/selftest"
 )
 
 // heard keeps what an engine says.
@@ -40,7 +40,7 @@ func TestCompilesForCardsAreKept(t *testing.T) {
 			t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
 		}
 		defer c.Close()
-		return enginetest.Report(t, c, check.MXFP8(8), cluster)
+		return enginetest.Report(t, c, selftest.MXFP8(8), cluster)
 	}
 	last := func(cached bool, warnings int, why string) {
 		t.Helper()
@@ -102,7 +102,7 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s = check.MXFP8(8)
+		s = selftest.MXFP8(8)
 		s.Flags = map[string]any{"xla_dump_to": dumps}
 		enginetest.Report(t, c, s, "8xb200")
 		c.Close()

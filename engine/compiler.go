@@ -216,8 +216,8 @@ func (c *Compiler) options(s *program.Stage, t machine.Cluster) pjrt.CompileOpti
 		"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
 		// Collectives inside an NVLink domain do not wait behind those between hosts.
 		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
-		// No kernels of XLA's own for small sums inside an NVLink domain: the compiler aborts on a sum of
-		// one number over the 64 devices of a GB200 domain ("size mismatch when packing elements").
+		// No kernels of XLA's own for small sums inside an NVLink domain: the compiler aborts on a sum
+		// of one number over the 64 devices of a GB200 domain ("size mismatch when packing elements").
 		"xla_gpu_experimental_use_collective_kernels": "",
 	}
 	if arch := t.Card.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {

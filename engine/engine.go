@@ -29,8 +29,8 @@ type Options struct {
 	// and nothing else there is touched. "" turns the compile cache off.
 	Cache string
 	// Environ is the environment of the process, which the engine's libraries read whatever stands
-	// here; nil is [os.Environ]. Variables that change numbers are refused, or part of the cache's key
-	// and of the engine's [Identity].
+	// here; nil is [os.Environ]. Variables that change numbers are refused, or part of the cache's
+	// key and of the engine's [Identity].
 	Environ []string
 	// Events hears of compiles and of a cache that cannot be used.
 	Events event.Sink

@@ -21,9 +21,9 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/check"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/selftest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -627,14 +627,14 @@ func residentBytes(t testing.TB) int64 {
 
 func TestGoFunctionsInsidePrograms(t *testing.T) {
 	e := cpu(t)
-	if _, err := check.Handler(t.Context(), e, devices, 1000); err != nil {
+	if _, err := selftest.Handler(t.Context(), e, devices, 1000); err != nil {
 		t.Fatal(err)
 	}
 	before, calls := residentBytes(t), 10_000
-	if long.Enabled {
+	if slowtest.Enabled {
 		calls = 100_000
 	}
-	n, err := check.Handler(t.Context(), e, devices, calls)
+	n, err := selftest.Handler(t.Context(), e, devices, calls)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,8 @@ type Report struct {
 	Topology string `json:"topology"`
 	Engine   string `json:"engine"`
 	CuDNN    string `json:"cudnn,omitempty"` // version that plans were made with
-	// Seconds is how long the compile took: of a report that came from the cache, the compile of then.
+	// Seconds is how long the compile took: of a report that came from the cache, the compile of
+	// then.
 	Seconds float64 `json:"seconds"`
 	Cached  bool    `json:"cached,omitempty"`
 	// Memory is what one device needs; CapacityBytes what it has, 0 if unknown.

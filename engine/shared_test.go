@@ -19,8 +19,8 @@ func (c *compiledEvents) Emit(e event.Event) {
 	}
 }
 
-// Executables of one program share what the compiler made, without a cache on disk; each ends on its
-// own, and the program is compiled again only when all have ended.
+// Executables of one program share what the compiler made, without a cache on disk; each ends on
+// its own, and the program is compiled again only when all have ended.
 func TestVariantsShareTheirPrograms(t *testing.T) {
 	var count compiledEvents
 	e := cpu(t, func(o *engine.Options) { o.Events = &count })

@@ -88,7 +88,7 @@ func (l *layout) follows(r int, loads *loads) bool {
 // charge adds m microbatches of a stage.
 func (p *Parts) charge(s *load, m float64) {
 	for _, f := range []*phase{&s.forward, &s.input, &s.weight} {
-		p.Compute += m * f.product
+		p.Compute += m * f.gemm
 		p.Attention += m * f.attention
 		p.Memory += m * f.stream
 		p.Quantize += m * f.quantize
@@ -173,8 +173,8 @@ func (e *Estimator) interval(est *Estimate) {
 	est.Low, est.High = est.Step/f, est.Step*f
 }
 
-// doubt is the standard deviation of the logarithm of a step.
-func (e *Estimator) doubt() float64 {
+// logSigma is the standard deviation of the logarithm of a step.
+func (e *Estimator) logSigma() float64 {
 	err := &e.prices.Profile().Error
 	sigma := err.Dense
 	if e.config.MoE != nil {

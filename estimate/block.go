@@ -10,13 +10,13 @@ import (
 
 // A phase is the seconds of one pass over a block, by cause.
 type phase struct {
-	product, attention, stream, quantize float64
-	tensor, context, expert, data        float64
-	offload                              float64
+	gemm, attention, stream, quantize float64
+	tensor, context, expert, data     float64
+	offload                           float64
 }
 
 func (p *phase) add(q *phase, n float64) {
-	p.product += n * q.product
+	p.gemm += n * q.gemm
 	p.attention += n * q.attention
 	p.stream += n * q.stream
 	p.quantize += n * q.quantize
@@ -28,23 +28,23 @@ func (p *phase) add(q *phase, n float64) {
 }
 
 func (p *phase) sum() float64 {
-	return p.product + p.attention + p.stream + p.quantize + p.tensor + p.context + p.expert +
+	return p.gemm + p.attention + p.stream + p.quantize + p.tensor + p.context + p.expert +
 		p.data + p.offload
 }
 
 // A block is what one layer, the embedding or the head costs for one microbatch on one device.
 type block struct {
-	forward, input, weight phase
-	again                  phase   // what the backward pass computes once more
-	part                   phase   // of forward, what a module that is computed again does
-	modules                float64 // of residual, the bytes that such a module does not keep
-	operations             float64 // that the host starts, forward and backward
-	residual               float64 // bytes that are kept for the backward pass
-	dropped                float64 // bytes that come back while the block is computed again
-	dense, experts         float64 // parameters on one device, before dp and fsdp cut them
-	shapes                 float64 // bytes of one buffer for each distinct shape of weight
-	few, fewExperts        stock   // of weights in blocks, beyond bf16
-	later                  float64 // of forward.quantize, what can wait for the backward pass
+	forward, input, weight     phase
+	again                      phase      // what the backward pass computes once more
+	part                       phase      // of forward, what a module that is computed again does
+	modules                    float64    // of residual, the bytes that such a module does not keep
+	operations                 float64    // that the host starts, forward and backward
+	residual                   float64    // bytes that are kept for the backward pass
+	dropped                    float64    // bytes that come back while the block is computed again
+	dense, experts             float64    // parameters on one device, before dp and fsdp cut them
+	shapes                     float64    // bytes of one buffer for each distinct shape of weight
+	quantWeights, quantExperts quantBytes // of weights in blocks, beyond bf16
+	later                      float64    // of forward.quantize, what can wait for the backward pass
 }
 
 func (b *block) add(c *block, n float64) {
@@ -57,8 +57,8 @@ func (b *block) add(c *block, n float64) {
 	b.dropped = max(b.dropped, c.dropped)
 	b.dense += n * c.dense
 	b.experts += n * c.experts
-	b.few.add(&c.few, n)
-	b.fewExperts.add(&c.fewExperts, n)
+	b.quantWeights.add(&c.quantWeights, n)
+	b.quantExperts.add(&c.quantExperts, n)
 }
 
 // A builder adds up one part of a block: attention, MLP, experts, the ends of the model.
@@ -73,9 +73,9 @@ type builder struct {
 
 // linear is a layer [m,k]·[k,n] with its gradients.
 func (b *builder) linear(prec price.Precision, m, k, n float64) {
-	b.forward.product += b.p.Product(prec, m, k, n)
-	b.input.product += b.p.Product(prec, m, n, k)
-	b.weight.product += b.p.Product(prec, n, m, k)
+	b.forward.gemm += b.p.GEMM(prec, m, k, n)
+	b.input.gemm += b.p.GEMM(prec, m, n, k)
+	b.weight.gemm += b.p.GEMM(prec, n, m, k)
 	b.forward.quantize += b.p.Quantize(prec, m*k, 2)
 	b.input.quantize += b.p.Quantize(prec, m*n, 2)
 	b.dense += k * n
@@ -171,7 +171,7 @@ func (b *builder) attention(windowed bool) {
 		b.operations += 25
 	}
 	b.join(tokens, source{heads * value / tp, tokens}, 1, piece, out{"o", b.h()})
-	if n := b.keeps(1, "o"); n != 2 { // attention keeps its result for itself
+	if n := b.wgradBytes(1, "o"); n != 2 { // attention keeps its result for itself
 		b.residual += tokens * heads * value / tp * n
 	}
 	b.scores(windowed, heads/tp, score, value)
@@ -192,7 +192,7 @@ func (b *builder) norms(second ...string) {
 	if b.e.config.MLA != nil {
 		first = []string{"q_down", "kv_down"}
 	}
-	b.residual += piece * (b.keeps(b.h(), first...) + b.keeps(b.h(), second...))
+	b.residual += piece * (b.wgradBytes(b.h(), first...) + b.wgradBytes(b.h(), second...))
 	b.dense += 2 * b.h()
 }
 
@@ -230,8 +230,8 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	seq := float64(b.c.seq)
 	square := tokens * seq * heads
 	batch := heads * tokens / seq
-	products := batch * (b.p.Product(price.BF16, seq, score, seq) +
-		b.p.Product(price.BF16, seq, seq, value))
+	products := batch * (b.p.GEMM(price.BF16, seq, score, seq) +
+		b.p.GEMM(price.BF16, seq, seq, value))
 	b.forward.attention += products + b.p.Stream(square*2*5.5)
 	b.input.attention += 2*products + b.p.Stream(square*2*7)
 	kept := square * 5 // scores, mask of dropout, and what is multiplied with values
@@ -258,8 +258,8 @@ func (b *builder) written(heads, score, value float64) {
 		return b.p.Stream(square*bytes) / b.p.Profile().Stream
 	}
 	forward, backward := b.e.set.Written(elem)
-	scores := batch * b.p.Product(prec, queries, score, seq)
-	values := batch * b.p.Product(prec, queries, seq, value)
+	scores := batch * b.p.GEMM(prec, queries, score, seq)
+	values := batch * b.p.GEMM(prec, queries, seq, value)
 	b.forward.attention += scores + values + stream(forward)
 	b.input.attention += 3*scores + 2*values + stream(backward)
 	b.dropped += 2 * square * 4
@@ -334,13 +334,13 @@ func (b *builder) gated(prefix string, tokens, size float64, keep bool) {
 	b.join(tokens, source{size, tokens}, 1, piece, out{prefix + "down", b.h()})
 	b.stream(tokens*size*2*read, tokens*size*2*back)
 	if keep {
-		b.residual += tokens * (2*ups*size + b.keeps(size, prefix+"down"))
+		b.residual += tokens * (2*ups*size + b.wgradBytes(size, prefix+"down"))
 	}
 }
 
-// kept is the bytes of n elements that linear layers keep of what they multiply with.
-func (b *builder) kept(n float64) float64 {
-	if !b.p.Profile().Narrow {
+// residualBytes is the bytes of n elements that linear layers keep of what they multiply with.
+func (b *builder) residualBytes(n float64) float64 {
+	if !b.p.Profile().QuantizedInputs {
 		return 2 * n
 	}
 	switch prec := b.e.precision(b.c); prec {

@@ -72,7 +72,7 @@ func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic)
 		t.Fatal(err)
 	}
 	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
-		&spmd.Blocks{})
+		&spmd.QuantizedCopies{})
 	if err != nil {
 		t.Fatal(err)
 	}

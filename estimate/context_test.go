@@ -36,8 +36,8 @@ func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	}
 }
 
-// Other stacks skip what nobody sees: balanced pieces have the mean, and of pieces in order the last
-// has 2-1/cp times as much.
+// Other stacks skip what nobody sees: balanced pieces have the mean, and of pieces in order the
+// last has 2-1/cp times as much.
 func TestBalanceIsRead(t *testing.T) {
 	for _, profile := range []string{"megatron", "megatron-26.04", "torchtitan", "maxtext"} {
 		for _, kind := range []string{"gather", "ring"} {

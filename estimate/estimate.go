@@ -74,9 +74,9 @@ func (p Parts) Sum() float64 {
 		p.Context + p.Expert + p.Pipeline + p.Bubble + p.Data + p.Offload + p.Optimizer + p.Host
 }
 
-// Narrow says in a line what products are computed in and what it costs to write numbers in blocks;
-// it is empty if none are.
-func (e *Estimate) Narrow() string {
+// QuantizedLine says in a line what products are computed in and what it costs to write numbers in
+// blocks; it is empty if none are.
+func (e *Estimate) QuantizedLine() string {
 	if e.Policy == "" {
 		return ""
 	}
@@ -124,30 +124,30 @@ type Estimator struct {
 	cluster machine.Cluster
 	profile *price.Profile // as it was given; prices are under what it is for this run
 	prices  *price.Prices
-	set     *kernels.Set // what our own programs' attention becomes on the cluster
+	set     *kernels.Selector // what our own programs' attention becomes on the cluster
 	options Options
 	sigma   float64 // of the logarithm of a step
 
-	kept      map[cut]*priced
-	bare      map[cut]*priced // without fsdp
-	leans     map[leanCut]*priced
-	deals     map[int]*deal // by number of stages
-	orders    *orders
-	player    schedule.Player[float64]
-	costs     [4][]float64     // of the stages of a plan that is played, by kind of action
-	loads     loads            // of the plan that is priced
-	parts     []Stage          // likewise
-	ranks     []program.Memory // likewise
-	busy      []float64        // likewise, by rank
-	kindLoads []schedule.Load  // likewise, by kind of stage
-	spans     map[timing]float64
-	book      *cost.Book
-	own       *own
+	blockCosts map[cut]*priced
+	bare       map[cut]*priced // without fsdp
+	leans      map[leanCut]*priced
+	splits     map[int]*layerSplit // by number of stages
+	orders     *orders
+	player     schedule.Player[float64]
+	costs      [4][]float64     // of the stages of a plan that is played, by kind of action
+	loads      loads            // of the plan that is priced
+	parts      []Stage          // likewise
+	ranks      []program.Memory // likewise
+	busy       []float64        // likewise, by rank
+	kindLoads  []schedule.Load  // likewise, by kind of stage
+	spans      map[timing]float64
+	book       *cost.Book
+	own        *own
 
-	policy *precision.Policy // what our own programs compute in; nil if nothing is in blocks
-	word   price.Precision   // of all linear layers where there is no policy
-	said   string            // of the policy, in a line
-	agrees bool              // the policy has NVFP4, whose scales all devices agree on
+	policy     *precision.Policy // what our own programs compute in; nil if nothing is in blocks
+	word       price.Precision   // of all linear layers where there is no policy
+	policyLine string            // of the policy, in a line
+	agrees     bool              // the policy has NVFP4, whose scales all devices agree on
 	// kinds are those of layers, below how many of each stand before a place, and lastKind is that
 	// of the last layer.
 	kinds    []kind
@@ -162,7 +162,7 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 	}
 	e := &Estimator{config: c, cluster: cl, profile: prof, set: kernels.For(cl.Arch()),
 		orders: &orders{made: map[shape]*schedule.Order{}}}
-	e.appraise()
+	e.loadPrices()
 	e.classify()
 	e.forget()
 	return e, nil
@@ -173,9 +173,9 @@ func (e *Estimator) With(o Options) *Estimator {
 	n := *e
 	n.options = o
 	if n.profile.For(n.run()) != n.profile || o.Links != e.options.Links {
-		n.appraise()
+		n.loadPrices()
 	}
-	n.sigma = n.doubt()
+	n.sigma = n.logSigma()
 	n.classify()
 	n.forget()
 	return &n
@@ -186,7 +186,7 @@ func (e *Estimator) With(o Options) *Estimator {
 func (e *Estimator) On(cl machine.Cluster) *Estimator {
 	n := *e
 	n.cluster = cl
-	n.appraise()
+	n.loadPrices()
 	n.forget()
 	n.own = e.own
 	return &n
@@ -200,8 +200,8 @@ func (e *Estimator) Beside() *Estimator {
 }
 
 func (e *Estimator) forget() {
-	e.deals = map[int]*deal{}
-	e.kept, e.bare, e.leans = map[cut]*priced{}, map[cut]*priced{}, map[leanCut]*priced{}
+	e.splits = map[int]*layerSplit{}
+	e.blockCosts, e.bare, e.leans = map[cut]*priced{}, map[cut]*priced{}, map[leanCut]*priced{}
 	e.player, e.own, e.costs = schedule.Player[float64]{}, &own{}, [4][]float64{}
 	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
 	e.kindLoads = nil
@@ -224,8 +224,8 @@ func (e Estimate) Clone() Estimate {
 type Limits struct {
 	Peak int64   // bytes
 	Step float64 // seconds
-	// Waits is the share of the step of a pipeline that ranks may wait for each other. With it time is
-	// worked out before memory.
+	// Waits is the share of the step of a pipeline that ranks may wait for each other. With it time
+	// is worked out before memory.
 	Waits float64
 	Timed bool // no memory is asked for
 	// Brief leaves out what is not needed to know that a plan exceeds a limit: the memory of one that
@@ -243,8 +243,8 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	if err != nil {
 		return est, false, err
 	}
-	est.Policy = e.said
-	blocks, err := e.blocks(&l.cut)
+	est.Policy = e.policyLine
+	blocks, err := e.blockCost(&l.cut)
 	if err != nil {
 		return est, false, err
 	}
@@ -384,19 +384,19 @@ const rounding = 1e-9
 func (e *Estimator) Under(prof *price.Profile) *Estimator {
 	n := *e
 	n.profile = prof
-	n.appraise()
+	n.loadPrices()
 	n.classify()
 	n.forget()
 	return &n
 }
 
-// appraise takes the prices of the profile for what is estimated.
-func (e *Estimator) appraise() {
+// loadPrices takes the prices of the profile for what is estimated.
+func (e *Estimator) loadPrices() {
 	e.prices = price.New(e.cluster, e.profile.For(e.run()))
 	if f := e.options.Links; f > 0 && f != 1 {
 		e.prices = e.prices.Slower(f)
 	}
-	e.sigma = e.doubt()
+	e.sigma = e.logSigma()
 }
 
 // run is what the constants of a stack may depend on.

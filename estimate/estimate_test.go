@@ -132,7 +132,7 @@ func TestPartsSumToTheWhole(t *testing.T) {
 			}
 		}
 		for _, l := range est.Loads {
-			if l.Kept < 0 || l.Handed < 0 || slices.Min(l.Passing[:]) < 0 || slices.Min(l.Temp[:]) < 0 {
+			if l.Residuals < 0 || l.Handed < 0 || slices.Min(l.Passing[:]) < 0 || slices.Min(l.Temp[:]) < 0 {
 				r.Errorf("a stage holds %+v", l)
 			}
 		}

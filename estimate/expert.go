@@ -37,13 +37,13 @@ func (b *builder) experts() {
 	b.stream(got*size*2*(ups+1), got*size*2*(2*ups+1))
 	b.part.stream = b.p.Stream(got * size * 2 * (ups + 1))
 	b.part.quantize = b.p.Quantize(b.e.precision(b.c), got*size, 2)
-	b.modules = got * b.keeps(size, "expert_down")
-	b.stream(sent*b.h()*2*4, sent*b.h()*2*4) // into the order of experts and back
-	tokens := b.keeps(b.h(), "expert_up")    // of one row, as the first product has it
+	b.modules = got * b.wgradBytes(size, "expert_down")
+	b.stream(sent*b.h()*2*4, sent*b.h()*2*4)   // into the order of experts and back
+	tokens := b.wgradBytes(b.h(), "expert_up") // of one row, as the first product has it
 	if !b.p.Profile().Permuted {
 		tokens += 2 * b.h()
 	}
-	b.residual += got*(tokens+2*ups*size+b.keeps(size, "expert_down")) + own*count*8
+	b.residual += got*(tokens+2*ups*size+b.wgradBytes(size, "expert_down")) + own*count*8
 	b.expertEnds(sent*b.h()*2, imbalance)
 	b.router(own, count)
 	if m.Shared > 0 {
@@ -68,26 +68,26 @@ func (b *builder) expert(name string, local, rows, k, n float64) {
 	}
 	if b.in != nil {
 		tokens := local * rows
-		b.blocks(source{k, tokens}, 1, tokens, []out{{name, n}})
+		b.quantizeCost(source{k, tokens}, 1, tokens, []out{{name, n}})
 		s := b.stocked(name, local*k*n)
-		b.fewExperts.add(&s, 1)
+		b.quantExperts.add(&s, 1)
 	} else {
 		b.forward.quantize += b.p.Quantize(prec, local*rows*k, 2)
 		b.input.quantize += b.p.Quantize(prec, local*rows*n, 2)
 	}
-	b.forward.product += b.p.Grouped(each(precision.Fprop), local, rows, k, n, false)
-	b.input.product += b.p.Grouped(each(precision.Dgrad), local, rows, n, k, false)
-	b.weight.product += b.p.Grouped(each(precision.Wgrad), local, k, rows, n, true)
+	b.forward.gemm += b.p.Grouped(each(precision.Fprop), local, rows, k, n, false)
+	b.input.gemm += b.p.Grouped(each(precision.Dgrad), local, rows, n, k, false)
+	b.weight.gemm += b.p.Grouped(each(precision.Wgrad), local, k, rows, n, true)
 	b.block.experts += local * k * n
 	b.shape(k, n)
 }
 
 // router is a product with a narrow result, and small kernels over scores.
 func (b *builder) router(tokens, count float64) {
-	t := b.p.Product(price.F32, tokens, b.h(), count)
-	b.forward.product += t
-	b.input.product += t
-	b.weight.product += t
+	t := b.p.GEMM(price.F32, tokens, b.h(), count)
+	b.forward.gemm += t
+	b.input.gemm += t
+	b.weight.gemm += t
 	b.stream(tokens*count*4*4, tokens*count*4*4)
 	b.dense += b.h() * count
 }

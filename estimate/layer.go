@@ -17,10 +17,10 @@ type priced struct {
 	attention   string  // its kernel in our own programs
 }
 
-// blocks gives what the blocks cost under a cut, from what is kept if it is there: with what fsdp
-// does, and without, which is what cuts share that differ in it alone.
-func (e *Estimator) blocks(c *cut) (*priced, error) {
-	if p := e.kept[*c]; p != nil {
+// blockCost gives what the blocks cost under a cut, from what is kept if it is there: with what
+// fsdp does, and without, which is what cuts share that differ in it alone.
+func (e *Estimator) blockCost(c *cut) (*priced, error) {
+	if p := e.blockCosts[*c]; p != nil {
 		return p, nil
 	}
 	alone := *c
@@ -40,7 +40,7 @@ func (e *Estimator) blocks(c *cut) (*priced, error) {
 	}
 	e.gathered(c, &p.embed)
 	e.gathered(c, &p.head)
-	e.kept[*c] = p
+	e.blockCosts[*c] = p
 	return p, nil
 }
 
@@ -54,7 +54,7 @@ type leanCut struct {
 // leanest gives blocks that keep no more than those do that recompute any of the sets.
 func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, error) {
 	if which == 0 {
-		return e.blocks(c)
+		return e.blockCost(c)
 	}
 	key := leanCut{*c, &tags[0], which}
 	key.again = 0
@@ -68,7 +68,7 @@ func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, err
 		}
 		with := *c
 		with.again = cost.TagsOf(set)
-		p, err := e.blocks(&with)
+		p, err := e.blockCost(&with)
 		if err != nil {
 			return nil, err
 		}
@@ -201,8 +201,8 @@ func (e *Estimator) gathered(c *cut, b *block) {
 		gather := func(few float64) float64 {
 			return e.prices.Collective(price.AllGather, params*wide+few, c.fsdpGroup())
 		}
-		b.forward.data += exposed(gather(b.few.forward+b.fewExperts.forward), b.forward.sum())
-		b.input.data += exposed(gather(b.few.backward+b.fewExperts.backward), b.input.sum()/2)
+		b.forward.data += exposed(gather(b.quantWeights.forward+b.quantExperts.forward), b.forward.sum())
+		b.input.data += exposed(gather(b.quantWeights.backward+b.quantExperts.backward), b.input.sum()/2)
 	}
 	if c.reduce {
 		reduce := e.prices.Collective(price.ReduceScatter, params*wire, c.fsdpGroup())

@@ -94,13 +94,13 @@ func (e *Estimator) part(c *cut, l *cost.Part, in precision.Layer, slots float64
 		b.settle(into)
 		b.operations += float64(len(list))
 	}
-	for _, n := range l.Kept {
+	for _, n := range l.Residuals {
 		b.residual += float64(n)
 	}
 	for _, q := range l.Params {
 		b.dense += float64(q.Elements)
 		for name := range strings.SplitSeq(q.Name, ".") { // block.q, or block.q.from4
-			if slices.ContainsFunc(products, func(p string) bool { return in[[2]string{name, p}] != "" }) {
+			if slices.ContainsFunc(gemms, func(p string) bool { return in[[2]string{name, p}] != "" }) {
 				b.weights(name, float64(q.Elements))
 			}
 		}
@@ -124,7 +124,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 		if item.Format == "" && item.Batch == 1 { // XLA makes one product of those that share a factor
 			joins(&b.products, item, into).work.N += item.N
 		} else {
-			into.product += float64(item.Batch) * b.timed(item.Work)
+			into.gemm += float64(item.Batch) * b.timed(item.Work)
 		}
 	case ir.Attend:
 		b.attends(item, into)
@@ -165,7 +165,7 @@ func (b *pricer) timed(w ir.Work) float64 {
 	if prec == "" {
 		prec = b.e.precision(b.c)
 	}
-	return b.p.Product(prec, float64(w.M), float64(w.K), float64(w.N))
+	return b.p.GEMM(prec, float64(w.M), float64(w.K), float64(w.N))
 }
 
 // attends adds an attention as its kernel does it, with its gradient.
@@ -201,7 +201,7 @@ const agreed = 4
 func (b *pricer) settle(into *phase) {
 	for i := range b.products {
 		j := &b.products[i]
-		j.into.product += b.timed(j.work)
+		j.into.gemm += b.timed(j.work)
 	}
 	for i := range b.quantized {
 		if b.pass == cost.Input {

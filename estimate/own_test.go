@@ -11,9 +11,9 @@ import (
 
 // A layer of our own programs by the bill of its graph costs what the closed form of a layer says,
 // but for what the graph knows better: the gradients of the inputs of q, k and v, and of gate and
-// up, are products of their own, which cost more where they are small (13 % for 8b over tp 8, 2 % for
-// 405b); and with a cut sequence the inputs of products are gathered once more for the gradients of
-// weights: 6 gathers and 4 scatters a layer, as the census has it (package cost).
+// up, are products of their own, which cost more where they are small (13 % for 8b over tp 8, 2 %
+// for 405b); and with a cut sequence the inputs of products are gathered once more for the
+// gradients of weights: 6 gathers and 4 scatters a layer, as the census has it (package cost).
 func TestBillAgainstClosedForm(t *testing.T) {
 	for _, name := range []string{"llama3.1-8b", "llama3.1-70b", "llama3.1-405b"} {
 		for _, tp := range []plan.TP{{}, {Size: 4}, {Size: 4, Sequence: true}, {Size: 8, Sequence: true}} {
@@ -26,7 +26,7 @@ func TestBillAgainstClosedForm(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				all, err := e.blocks(&l.cut)
+				all, err := e.blockCost(&l.cut)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -36,9 +36,9 @@ func TestBillAgainstClosedForm(t *testing.T) {
 					got, want float64
 					more      float64 // how much more it may be
 				}{
-					{"products forward", got.forward.product, want.forward.product, 0},
-					{"products of inputs", got.input.product, want.input.product, 0.15},
-					{"products of weights", got.weight.product, want.weight.product, 1e-3},
+					{"products forward", got.forward.gemm, want.forward.gemm, 0},
+					{"products of inputs", got.input.gemm, want.input.gemm, 0.15},
+					{"products of weights", got.weight.gemm, want.weight.gemm, 1e-3},
 					{"attention", got.forward.attention, want.forward.attention, 0},
 					{"its gradient", got.input.attention, want.input.attention, 0},
 					{"collectives of tp forward", got.forward.tensor, want.forward.tensor, 0},

@@ -20,7 +20,7 @@ func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, e
 	case name == "1f1b":
 		return oneByOne(stages, l.micros, send), nil
 	}
-	return turns(stages, l, m, send), nil
+	return interleavedTime(stages, l, m, send), nil
 }
 
 // evenBut reports whether the stages are equal but for the ends of the model: the first may be a
@@ -100,11 +100,11 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 // Both is a forward and a backward pass.
 func (s Stage) Both() float64 { return s.Forward + s.Input + s.Weight }
 
-// turns is interleaved 1F1B of stages of which at most the last is longer: a rank works from the
-// moment when the first microbatch reaches it until what is left is the way back of the last one.
-// While the pipeline fills and drains, a microbatch comes round to a rank just when it has done the
-// others of its group, so that every send on the way through all stages is waited for.
-func turns(stages []Stage, l *layout, m, send float64) float64 {
+// interleavedTime is interleaved 1F1B of stages of which at most the last is longer: a rank works
+// from the moment when the first microbatch reaches it until what is left is the way back of the
+// last one. While the pipeline fills and drains, a microbatch comes round to a rank just when it
+// has done the others of its group, so that every send on the way through all stages is waited for.
+func interleavedTime(stages []Stage, l *layout, m, send float64) float64 {
 	n := int(l.pipe)
 	longest, before := 0.0, 0.0
 	for r := range n {

@@ -32,7 +32,7 @@ func (l *loads) at(stage int) *load { return &l.kinds[l.of[stage]] }
 // stages adds the blocks up for every virtual stage. The result is the estimator's own until it
 // prices again.
 func (e *Estimator) stages(l *layout, p *priced) *loads {
-	list, d := &e.loads, e.deal(int(l.pipe*l.virtual))
+	list, d := &e.loads, e.split(int(l.pipe*l.virtual))
 	list.kinds, list.of = slices.Grow(list.kinds[:0], len(d.parts))[:len(d.parts)], d.of
 	for i, t := range d.parts {
 		list.kinds[i] = load{layers: t.layers, first: i == 0, last: i == len(d.parts)-1}
@@ -41,18 +41,18 @@ func (e *Estimator) stages(l *layout, p *priced) *loads {
 	return list
 }
 
-// A deal is how the layers of a model are dealt to a number of stages.
-type deal struct {
+// A layerSplit is how the layers of a model are dealt to a number of stages.
+type layerSplit struct {
 	parts []struct{ at, layers int64 } // of stages that differ, from where they begin
 	of    []int                        // the part of each stage
 }
 
-// deal deals the layers, once for each number.
-func (e *Estimator) deal(n int) *deal {
-	if d := e.deals[n]; d != nil {
+// split deals the layers, once for each number.
+func (e *Estimator) split(n int) *layerSplit {
+	if d := e.splits[n]; d != nil {
 		return d
 	}
-	d, at, last := &deal{}, int64(0), int64(0)
+	d, at, last := &layerSplit{}, int64(0), int64(0)
 	for i := range n {
 		count := e.dealt(i, n)
 		if i < 2 || i == n-1 || !e.alike(last, at, count) {
@@ -61,7 +61,7 @@ func (e *Estimator) deal(n int) *deal {
 		d.of = append(d.of, len(d.parts)-1)
 		at, last = at+count, count
 	}
-	e.deals[n] = d
+	e.splits[n] = d
 	return d
 }
 
@@ -165,7 +165,7 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 	}
 	params := s.dense + s.experts
 	if params > 0 { // copies in blocks take the place of bf16's
-		wide += (s.few.own + s.fewExperts.own) / params
+		wide += (s.quantWeights.own + s.quantExperts.own) / params
 	}
 	shard, expertShard := e.shards(l)
 	cutDense := s.dense/shard + s.experts/expertShard
@@ -213,16 +213,16 @@ type tail struct{ data, optimizer, host float64 }
 
 // A share is the parameters of a rank, before fsdp cuts them, and its copies in blocks.
 type share struct {
-	dense, experts  float64
-	few, fewExperts stock
+	dense, experts             float64
+	quantWeights, quantExperts quantBytes
 }
 
 // add counts those of a stage.
 func (s *share) add(b *block) {
 	s.dense += b.dense
 	s.experts += b.experts
-	s.few.add(&b.few, 1)
-	s.fewExperts.add(&b.fewExperts, 1)
+	s.quantWeights.add(&b.quantWeights, 1)
+	s.quantExperts.add(&b.quantExperts, 1)
 }
 
 // tail prices the end of the step on one rank, from all of its stages.
@@ -248,8 +248,8 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 			sum += e.prices.Collective(price.AllGather, params*wide+few, g)
 		}
 	}
-	scatter(dense, of.few.own, group)
-	scatter(experts, of.fewExperts.own, expertGroup)
+	scatter(dense, of.quantWeights.own, group)
+	scatter(experts, of.quantExperts.own, expertGroup)
 	// Copies that no shard spans add their gradients up.
 	copies, stride := l.data, l.dataAt
 	if !prof.Sharded && l.fold > 1 {
@@ -273,7 +273,7 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	// the norm reads gradients once more, and the next step's are set to zero.
 	t.optimizer = e.prices.Optimizer(own*(38+4) + (dense+experts)*4)
 	// Weights are written in blocks once a step, by the device that updates them.
-	t.optimizer += of.few.made/shard + of.fewExperts.made/expertShard
+	t.optimizer += of.quantWeights.made/shard + of.quantExperts.made/expertShard
 	t.host = prof.Step
 	return t
 }

@@ -26,8 +26,8 @@ func contractKinds() map[string]Kind {
 		"linear_dw": {1, takes(2, inferDot), nil, dots},
 		"embedding": {1, takes(2, inferEmbedding), func(d *Differ, op *Op, dy []*Value) []*Value {
 			t := op.In[1].Type
-			t.Place = lists.Filter(t.Place, func(s Share) bool { // each device has its own rows
-				return s.How == t.Dims[0].Name
+			t.Place = lists.Filter(t.Place, func(s AxisSharding) bool { // each device has its own rows
+				return s.Dim == t.Dims[0].Name
 			})
 			a := attrs(map[string]any{"type": t.String()})
 			return []*Value{nil, d.one("embedding_dw", a, d.Use(op.In[0]), dy[0])}
@@ -139,8 +139,8 @@ func inferEmbeddingDW(_ *Graph, op *Op) ([]Type, error) {
 		t.Place = t.Place.With(s.Axis, Partial) // each device has some of the ids
 	}
 	for _, s := range op.In[1].Type.Place {
-		if ids.Index(s.How) < 0 {
-			t.Place = t.Place.With(s.Axis, s.How)
+		if ids.Index(s.Dim) < 0 {
+			t.Place = t.Place.With(s.Axis, s.Dim)
 		}
 	}
 	return []Type{t}, nil

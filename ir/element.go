@@ -169,7 +169,7 @@ func inferFill(_ *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	for _, s := range t.Place {
-		if s.How == Partial && op.Attrs.Float("value") != 0 || s.How == op.Attrs.Text("dim") {
+		if s.Dim == Partial && op.Attrs.Float("value") != 0 || s.Dim == op.Attrs.Text("dim") {
 			return nil, fmt.Errorf("%s cannot be a constant", t)
 		}
 	}

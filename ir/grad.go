@@ -34,8 +34,8 @@ type GradPlan struct {
 	// Terms leaves the gradients of parameters as terms of a sum along the axes along which the
 	// devices saw different data, for whoever adds up several gradients before they are reduced.
 	Terms bool
-	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes them
-	// to the round back that takes them.
+	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes
+	// them to the round back that takes them.
 	Offload bool
 }
 
@@ -73,7 +73,7 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 // dual is the type of a value's gradient: copies have equal gradients, pieces have
 // theirs, and every term of a sum has the gradient of the sum.
 func dual(t Type) Type {
-	t.Place = lists.Filter(t.Place, func(s Share) bool { return s.How != Partial })
+	t.Place = lists.Filter(t.Place, func(s AxisSharding) bool { return s.Dim != Partial })
 	return t
 }
 
@@ -88,7 +88,7 @@ type Differ struct {
 	grads     map[*Value]*Value   // gradients so far, in the backward graph
 	used      map[*Value]*Value   // forward values, in the backward graph
 	residuals []*Value            // forward values that are kept
-	blocks    map[string][]*Value // forward values in blocks, by format and name
+	quantized map[string][]*Value // forward values in blocks, by format and name
 }
 
 func newDiffer(fwd *Graph, p GradPlan) *Differ {

@@ -43,7 +43,8 @@ type Value struct {
 	Type Type
 	Role Role // of inputs
 
-	// Source is what the value was called where it came from, such as a tensor's name in a checkpoint.
+	// Source is what the value was called where it came from, such as a tensor's name in a
+	// checkpoint.
 	Source string
 
 	// Means says what an input or result is to those who run the graph; if it is empty, see Meaning.
@@ -288,6 +289,17 @@ func (f *fresh) name(base string) string {
 	}
 	f.used[name] = true
 	return name
+}
+
+// value names a result of an operation: all_gather_1, all_gather_2 and so on, as inputs are not.
+func (f *fresh) value(kind string) string {
+	for {
+		f.next[kind]++
+		if name := fmt.Sprintf("%s_%d", kind, f.next[kind]); !f.used[name] {
+			f.used[name] = true
+			return name
+		}
+	}
 }
 
 // Verify reports the first thing that is wrong: a value used before it is made or from elsewhere, a

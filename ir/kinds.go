@@ -58,7 +58,7 @@ func Operations() Table {
 		operations.table = Table{}
 		for _, group := range []map[string]Kind{
 			elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
-			narrowKinds(),
+			quantizeKinds(),
 		} {
 			for name, k := range group {
 				operations.table[name] = &Row{Kind: k}
@@ -179,11 +179,11 @@ func spread(linear string, types ...Type) (Placement, error) {
 // dimensions but some, which must be whole: a norm, a softmax.
 func keep(t Type, whole ...string) (Placement, error) {
 	for _, s := range t.Place {
-		if s.How == Partial {
+		if s.Dim == Partial {
 			return nil, fmt.Errorf("along %s the argument is a term of a sum that was not reduced", s.Axis)
 		}
-		if slices.Contains(whole, s.How) {
-			return nil, fmt.Errorf("along %s the argument is cut by %s, which must be whole", s.Axis, s.How)
+		if slices.Contains(whole, s.Dim) {
+			return nil, fmt.Errorf("along %s the argument is cut by %s, which must be whole", s.Axis, s.Dim)
 		}
 	}
 	return t.Place, nil
@@ -300,7 +300,7 @@ func (b *Builder) add(op *Op) []*Value {
 		return b.dead(op.outs())
 	}
 	for _, t := range types {
-		op.gives(b.names.name(short(op.Kind)), t)
+		op.gives(b.names.value(op.Kind), t)
 	}
 	b.g.Ops = append(b.g.Ops, op)
 	return op.Out
@@ -318,14 +318,6 @@ func (b *Builder) dead(n int) []*Value {
 		out[i] = &Value{Name: "dead"}
 	}
 	return out
-}
-
-// short is the beginning of a kind, as the name of its results.
-func short(kind string) string {
-	if len(kind) > 4 {
-		return kind[:4]
-	}
-	return kind
 }
 
 // fail keeps the first error with the first line outside the methods of this package.

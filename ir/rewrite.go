@@ -140,19 +140,19 @@ func SegmentName(stack string, from int64) string {
 // It is for graphs before their gradient is taken: a repeat must take its stacks from inputs, and
 // must not stack anything up.
 func Unroll(g *Graph) (*Graph, error) {
-	d := dealer{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}
+	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}
 	return d.graph(g)
 }
 
 // Segment cuts every repeat before the given rounds, and each stack that goes into one with it, so
 // that what follows can treat layers differently. It is for graphs as those of [Unroll].
 func Segment(g *Graph, before []int64) (*Graph, error) {
-	d := dealer{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, before, false}
+	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, before, false}
 	return d.graph(g)
 }
 
-// A dealer writes loops, and the stacks that go into them, in parts.
-type dealer struct {
+// A segmenter writes loops, and the stacks that go into them, in parts.
+type segmenter struct {
 	*Rewriter
 	parts  map[*Value][]*Value // of stacks, by run
 	before []int64             // the rounds before which loops are cut
@@ -160,7 +160,7 @@ type dealer struct {
 }
 
 // runs gives the rounds of each part of a loop of n: from, to.
-func (d *dealer) runs(n int64) (list [][2]int64) {
+func (d *segmenter) runs(n int64) (list [][2]int64) {
 	from := int64(0)
 	for at := int64(1); at <= n; at++ {
 		if d.unroll || at == n || slices.Contains(d.before, at) {
@@ -170,7 +170,7 @@ func (d *dealer) runs(n int64) (list [][2]int64) {
 	return list
 }
 
-func (d *dealer) graph(g *Graph) (*Graph, error) {
+func (d *segmenter) graph(g *Graph) (*Graph, error) {
 	rounds := map[*Value]int64{} // of stacks
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
@@ -205,7 +205,7 @@ func (d *dealer) graph(g *Graph) (*Graph, error) {
 }
 
 // loop writes a loop once for each run of its rounds.
-func (d *dealer) loop(l Loop) error {
+func (d *segmenter) loop(l Loop) error {
 	carries := len(l.Carries)
 	if len(l.Out) > carries {
 		return fmt.Errorf("a repeat stacks up %s", l.Out[carries])

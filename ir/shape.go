@@ -80,7 +80,7 @@ func replaceDim(t Type, name string, cut string, by ...Dim) Type {
 	out := Type{Elem: t.Elem, Place: t.Place}
 	out.Dims = slices.Concat(t.Dims[:i], by, t.Dims[i+1:])
 	for _, s := range t.Place {
-		if s.How == name {
+		if s.Dim == name {
 			out.Place = out.Place.With(s.Axis, cut)
 		}
 	}
@@ -113,7 +113,7 @@ func inferMerge(_ *Graph, op *Op) ([]Type, error) {
 		return nil, fmt.Errorf("%s does not have %s just before %s", x, major, minor)
 	}
 	for _, s := range x.Place {
-		if s.How == minor {
+		if s.Dim == minor {
 			return nil, fmt.Errorf("along %s %s is cut, so it cannot be merged into %s", s.Axis,
 				minor, major)
 		}
@@ -149,7 +149,7 @@ func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 		return nil, fmt.Errorf("%s cannot have %s=%d", x, dim, size)
 	}
 	for _, s := range x.Place {
-		if s.How == dim && !local {
+		if s.Dim == dim && !local {
 			return nil, fmt.Errorf("along %s %s is cut", s.Axis, dim)
 		}
 	}
@@ -204,8 +204,8 @@ func inferReduce(_ *Graph, op *Op) ([]Type, error) {
 	}
 	t := Type{Elem: x.Elem, Dims: Without(x.Dims, over...), Place: x.Place}
 	for _, s := range x.Place {
-		switch cut := slices.Contains(over, s.How); {
-		case op.Kind != "sum" && (cut || s.How == Partial):
+		switch cut := slices.Contains(over, s.Dim); {
+		case op.Kind != "sum" && (cut || s.Dim == Partial):
 			return nil, fmt.Errorf("along %s the maximum is not that of all", s.Axis)
 		case cut:
 			t.Place = t.Place.With(s.Axis, Partial)

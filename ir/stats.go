@@ -20,10 +20,10 @@ type Stat struct {
 	Operand string
 	Format  Format
 	Scales  int64 // bytes on one device
-	// Top, Sum and Some are the places of the largest scale byte, of the sum of all, and of the number
-	// that are not zero, on all devices, in the result [StatScales] for the first layer; the next
-	// one's are Stride on. Amax is the place of the largest magnitude in [StatAmax], -1 if there is
-	// none.
+	// Top, Sum and Some are the places of the largest scale byte, of the sum of all, and of the
+	// number that are not zero, on all devices, in the result [StatScales] for the first layer; the
+	// next one's are Stride on. Amax is the place of the largest magnitude in [StatAmax], -1 if there
+	// is none.
 	Top, Sum, Some, Amax int64
 	Stride, AmaxStride   int64
 	Copy                 string // the input that holds the scales of a weight
@@ -59,7 +59,7 @@ func inferScaleStats(_ *Graph, op *Op) ([]Type, error) {
 		if b := v.Type.Elem.Bits(); b != 8 {
 			return nil, fmt.Errorf("%s is not made of bytes", v.Type)
 		}
-		n += v.Type.Told()
+		n += v.Type.StackDepth()
 	}
 	if n == 0 {
 		return nil, fmt.Errorf("takes scales")
@@ -67,8 +67,8 @@ func inferScaleStats(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{{Elem: dtype.S32, Dims: []Dim{{dimStat, 3 * n}}}}, nil
 }
 
-// Told is how many layers a report on scales of a type tells apart: those of a stack.
-func (t Type) Told() int64 {
+// StackDepth is how many layers a report on scales of a type tells apart: those of a stack.
+func (t Type) StackDepth() int64 {
 	if len(t.Dims) > 0 && t.Dims[0].Name == Layer {
 		return t.Dims[0].Size
 	}
@@ -111,27 +111,27 @@ func (b *Builder) axes() (list []string) {
 	return lists.Map(b.g.Mesh, func(a Axis) string { return a.Name })
 }
 
-// A teller collects what a graph reports.
-type teller struct {
+// A statsCollector collects what a graph reports.
+type statsCollector struct {
 	what   Report
 	stats  []Stat
 	codes  []*Value // of stats
 	scales []*Value // of this graph or body, each once
 	amaxes []*Value
-	inner  []told // of loops
+	inner  []collected // of loops
 }
 
-// told is what one loop reports.
-type told struct {
+// collected is what one loop reports.
+type collected struct {
 	scales, amaxes *Value // stacked; amaxes may be nil
 	stats          []Stat
 	codes          []*Value // in the body
 	loop           *Op
 }
 
-// tell notes that a product reads an operand.
-func (e *expander) tell(op *Op, operand string, f Format, list []*Value, copied string) {
-	if e.teller == nil || e.err != nil {
+// record notes that a product reads an operand.
+func (e *quantLowering) record(op *Op, operand string, f Format, list []*Value, copied string) {
+	if e.stats == nil || e.err != nil {
 		return
 	}
 	s := Stat{Layer: op.Attrs.Int("layer"), Layers: 1, Slot: op.Attrs.Int("slot"), Operand: operand,
@@ -143,16 +143,16 @@ func (e *expander) tell(op *Op, operand string, f Format, list []*Value, copied 
 		*all = append(*all, v)
 		return int64(len(*all) - 1)
 	}
-	s.Top = place(&e.teller.scales, list[1])
+	s.Top = place(&e.stats.scales, list[1])
 	if len(list) > 2 {
-		s.Amax = place(&e.teller.amaxes, list[2])
+		s.Amax = place(&e.stats.amaxes, list[2])
 	}
-	e.teller.stats, e.teller.codes = append(e.teller.stats, s), append(e.teller.codes, list[0])
+	e.stats.stats, e.stats.codes = append(e.stats.stats, s), append(e.stats.codes, list[0])
 }
 
 // local gives the scales of a weight as the device has them before pieces are joined, and the input
 // that they are.
-func (e *expander) local(list []*Value) ([]*Value, string) {
+func (e *quantLowering) local(list []*Value) ([]*Value, string) {
 	v := list[1]
 	for v.def != nil && v.def.Kind != "quantize" {
 		v = v.def.In[0]
@@ -166,8 +166,8 @@ func (e *expander) local(list []*Value) ([]*Value, string) {
 }
 
 // numbers gives the reports of one graph or body as two lists of numbers, nil if there are none.
-func (e *expander) numbers() (scales, amaxes *Value) {
-	t := e.teller
+func (e *quantLowering) numbers() (scales, amaxes *Value) {
+	t := e.stats
 	if len(t.scales) > 0 {
 		scales = e.ScaleStats(t.scales...)
 	}
@@ -180,8 +180,8 @@ func (e *expander) numbers() (scales, amaxes *Value) {
 }
 
 // report ends a graph: what loops and the graph itself tell becomes results.
-func (e *expander) report() []Stat {
-	t := e.teller
+func (e *quantLowering) report() []Stat {
+	t := e.stats
 	scales, amaxes := e.numbers()
 	var all []Stat
 	var both [2][]*Value
@@ -197,7 +197,7 @@ func (e *expander) report() []Stat {
 		both[k], at[k] = append(both[k], v), at[k]+v.Type.Dims[0].Size
 		return from
 	}
-	list := append([]told{{scales, amaxes, t.stats, t.codes, nil}}, t.inner...)
+	list := append([]collected{{scales, amaxes, t.stats, t.codes, nil}}, t.inner...)
 	var sources []source
 	for _, one := range list {
 		from, amaxFrom := add(0, one.scales), add(1, one.amaxes)
@@ -237,13 +237,13 @@ func (e *expander) report() []Stat {
 }
 
 // listen lets a loop stack up what its body tells.
-func (e *expander) listen(op *Op, inner *expander) {
+func (e *quantLowering) listen(op *Op, inner *quantLowering) {
 	scales, amaxes := inner.numbers()
 	if e.err = inner.err; e.err != nil {
 		return
 	}
 	l := op.Loop()
-	one := told{stats: inner.teller.stats, codes: inner.teller.codes, loop: op}
+	one := collected{stats: inner.stats.stats, codes: inner.stats.codes, loop: op}
 	if scales != nil {
 		one.scales = e.stacked(op, scales)
 	}
@@ -254,9 +254,9 @@ func (e *expander) listen(op *Op, inner *expander) {
 		s := &one.stats[i]
 		s.Copy = op.outside(s.Copy)
 		s.Layer, s.Layers = l.First, l.N
-		s.Stride, s.AmaxStride = int64(3*len(inner.teller.scales)), int64(len(inner.teller.amaxes))
+		s.Stride, s.AmaxStride = int64(3*len(inner.stats.scales)), int64(len(inner.stats.amaxes))
 	}
-	e.teller.inner = append(e.teller.inner, one)
+	e.stats.inner = append(e.stats.inner, one)
 }
 
 // outside gives the name outside of a loop of what an input of its body is a layer of, or "" if it

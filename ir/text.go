@@ -380,16 +380,16 @@ func (p *parser) typ() Type {
 	if p.tok == '{' {
 		p.next()
 		p.list("}", func() {
-			s := Share{Axis: p.name()}
+			s := AxisSharding{Axis: p.name()}
 			p.expect(":")
 			if p.accept(Partial) {
-				s.How = Partial
+				s.Dim = Partial
 			} else {
-				s.How = p.name()
+				s.Dim = p.name()
 			}
 			t.Place = append(t.Place, s)
 		})
-		byAxis := func(a, b Share) int { return strings.Compare(a.Axis, b.Axis) }
+		byAxis := func(a, b AxisSharding) int { return strings.Compare(a.Axis, b.Axis) }
 		if !slices.IsSortedFunc(t.Place, byAxis) {
 			p.fail("axes are not in order")
 		}

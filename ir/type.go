@@ -26,12 +26,12 @@ type Type struct {
 // A Placement says, for each axis of the mesh that a value does not simply copy, how the devices
 // along it share the value: the name of the dimension that they cut, or [Partial] where each holds
 // a term of a sum. An axis that is not listed holds copies. The list is sorted by axis.
-type Placement []Share
+type Placement []AxisSharding
 
-// A Share is the placement along one axis of the mesh.
-type Share struct {
+// An AxisSharding is the placement along one axis of the mesh.
+type AxisSharding struct {
 	Axis string
-	How  string // a dimension's name, or Partial
+	Dim  string // a dimension's name, or Partial
 }
 
 // Partial is the Share of values that are terms of a sum over the devices of an axis.
@@ -41,7 +41,7 @@ const Partial = "+"
 func (p Placement) On(axis string) string {
 	for _, s := range p {
 		if s.Axis == axis {
-			return s.How
+			return s.Dim
 		}
 	}
 	return ""
@@ -49,17 +49,17 @@ func (p Placement) On(axis string) string {
 
 // Axes are those along which a value is shared in one way.
 func (p Placement) Axes(how string) []string {
-	shares := lists.Filter(p, func(s Share) bool { return s.How == how })
-	return lists.Map(shares, func(s Share) string { return s.Axis })
+	shares := lists.Filter(p, func(s AxisSharding) bool { return s.Dim == how })
+	return lists.Map(shares, func(s AxisSharding) string { return s.Axis })
 }
 
 // With gives the placement with one axis changed; "" makes it copies.
 func (p Placement) With(axis, how string) Placement {
-	q := lists.Filter(p, func(s Share) bool { return s.Axis != axis })
+	q := lists.Filter(p, func(s AxisSharding) bool { return s.Axis != axis })
 	if how != "" {
-		q = append(q, Share{axis, how})
+		q = append(q, AxisSharding{axis, how})
 	}
-	slices.SortFunc(q, func(a, b Share) int { return strings.Compare(a.Axis, b.Axis) })
+	slices.SortFunc(q, func(a, b AxisSharding) int { return strings.Compare(a.Axis, b.Axis) })
 	return q
 }
 
@@ -71,7 +71,7 @@ func (p Placement) String() string {
 	if len(p) == 0 {
 		return ""
 	}
-	parts := lists.Map(p, func(s Share) string { return s.Axis + ": " + s.How })
+	parts := lists.Map(p, func(s AxisSharding) string { return s.Axis + ": " + s.Dim })
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 
@@ -124,8 +124,8 @@ func (t Type) check() error {
 		}
 	}
 	for _, s := range t.Place {
-		if s.How != Partial && t.Index(s.How) < 0 {
-			return fmt.Errorf("axis %s cuts %q, which %s does not have", s.Axis, s.How, t)
+		if s.Dim != Partial && t.Index(s.Dim) < 0 {
+			return fmt.Errorf("axis %s cuts %q, which %s does not have", s.Axis, s.Dim, t)
 		}
 	}
 	return nil

@@ -33,18 +33,18 @@ type Choice struct {
 	Why    string `json:"why"`
 }
 
-// A Set chooses for one target and keeps what it chose.
-type Set struct {
+// A Selector chooses for one target and keeps what it chose.
+type Selector struct {
 	arch    string // "cpu", or a card's such as "sm_100"
 	choices []Choice
 	seen    map[string]bool
 }
 
 // For gives the chooser of a target by its architecture.
-func For(arch string) *Set { return &Set{arch: arch} }
+func For(arch string) *Selector { return &Selector{arch: arch} }
 
 // Arch is the architecture; "" of nil, which stands for what every target runs.
-func (s *Set) Arch() string {
+func (s *Selector) Arch() string {
 	if s == nil {
 		return ""
 	}
@@ -52,16 +52,16 @@ func (s *Set) Arch() string {
 }
 
 // Blocks reports whether cards multiply values in blocks.
-func (s *Set) Blocks() bool {
+func (s *Selector) Blocks() bool {
 	return slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.Arch())
 }
 
-// OneResult reports whether the target writes one result at a time, so that what two results have
-// in common is better read back than computed twice.
-func (s *Set) OneResult() bool { return s.arch == "cpu" }
+// FusesOneOutput reports whether the target writes one result at a time, so that what two results
+// have in common is better read back than computed twice.
+func (s *Selector) FusesOneOutput() bool { return s.arch == "cpu" }
 
 // Choices lists what was chosen, each once, in the order of the program.
-func (s *Set) Choices() []Choice { return slices.Clone(s.choices) }
+func (s *Selector) Choices() []Choice { return slices.Clone(s.choices) }
 
 // An Attention is what the choice of its kernel depends on, whether a graph says it or a plan of
 // which there is no graph yet.
@@ -78,7 +78,7 @@ type Attention struct {
 }
 
 // Attention says what an attention becomes, and why.
-func (s *Set) Attention(a Attention) (kernel, why string) {
+func (s *Selector) Attention(a Attention) (kernel, why string) {
 	switch {
 	case s.arch == "cpu" && a.Ring:
 		return Plain, "the CPU has no cuDNN; pieces of a ring are joined as they come"
@@ -92,7 +92,7 @@ func (s *Set) Attention(a Attention) (kernel, why string) {
 }
 
 // Attends is Attention of an operation: an attention, or its gradient.
-func (s *Set) Attends(op *ir.Op) (kernel, why string) {
+func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	q := op.In[0].Type
 	segments, places := op.Extras()
 	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
@@ -110,7 +110,7 @@ func (s *Set) Attends(op *ir.Op) (kernel, why string) {
 
 // againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
 // those of XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
-func (s *Set) againstCuDNN(a Attention) string {
+func (s *Selector) againstCuDNN(a Attention) string {
 	switch {
 	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
 		return fmt.Sprintf("not tried on %s", s.arch)

@@ -13,37 +13,37 @@ import (
 func TestProduct(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		form kernels.Form
-		want kernels.Way
+		form kernels.MatmulShape
+		want kernels.MatmulStrategy
 	}{
 		{"f32 takes every form",
-			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32}, kernels.Way{}},
+			kernels.MatmulShape{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32}, kernels.MatmulStrategy{}},
 		{"f32, the other way round",
-			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32, NFirst: true},
-			kernels.Way{Swap: true}},
+			kernels.MatmulShape{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.F32, NFirst: true},
+			kernels.MatmulStrategy{Swap: true}},
 		{"forward",
-			kernels.Form{Batch: 1, M: 2048, N: 1536, K: 384, Elem: dtype.BF16, ALast: true},
-			kernels.Way{}},
+			kernels.MatmulShape{Batch: 1, M: 2048, N: 1536, K: 384, Elem: dtype.BF16, ALast: true},
+			kernels.MatmulStrategy{}},
 		{"the gradient of [in, out]: the input is turned, be it wider or not",
-			kernels.Form{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.BF16},
-			kernels.Way{Turn: true}},
+			kernels.MatmulShape{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.BF16},
+			kernels.MatmulStrategy{Transpose: true}},
 		{"the gradient of [out, in]: the output's side is turned",
-			kernels.Form{Batch: 1, M: 1536, N: 384, K: 2048, Elem: dtype.BF16, NFirst: true},
-			kernels.Way{Swap: true, Turn: true}},
+			kernels.MatmulShape{Batch: 1, M: 1536, N: 384, K: 2048, Elem: dtype.BF16, NFirst: true},
+			kernels.MatmulStrategy{Swap: true, Transpose: true}},
 		{"the gradient of a table: turning the result is cheaper than turning the scores",
-			kernels.Form{Batch: 1, M: 384, N: 40960, K: 20480, Elem: dtype.BF16, NFirst: true},
-			kernels.Way{Turn: true}},
-		{"one row", kernels.Form{Batch: 1, M: 1, N: 64, K: 64, Elem: dtype.BF16, ALast: true},
-			kernels.Way{Wide: true}},
+			kernels.MatmulShape{Batch: 1, M: 384, N: 40960, K: 20480, Elem: dtype.BF16, NFirst: true},
+			kernels.MatmulStrategy{Transpose: true}},
+		{"one row", kernels.MatmulShape{Batch: 1, M: 1, N: 64, K: 64, Elem: dtype.BF16, ALast: true},
+			kernels.MatmulStrategy{Wide: true}},
 		{"what cannot be cut cannot be turned",
-			kernels.Form{Batch: 1, M: 64, N: 64, K: 37, Elem: dtype.BF16}, kernels.Way{Wide: true}},
+			kernels.MatmulShape{Batch: 1, M: 64, N: 64, K: 37, Elem: dtype.BF16}, kernels.MatmulStrategy{Wide: true}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := kernels.For("cpu")
-			if got := s.Product(row.form); got != row.want {
+			if got := s.Matmul(row.form); got != row.want {
 				t.Errorf("got %+v, want %+v", got, row.want)
 			}
-			s.Product(row.form)
+			s.Matmul(row.form)
 			if list := s.Choices(); len(list) != 1 || list[0].Why == "" {
 				t.Errorf("the choice was kept as %v", list)
 			}

@@ -15,7 +15,7 @@ const maxUnrolled = 32
 
 // Unroll says whether a model's layers are written one after another, each with weights of its own,
 // or as a loop over stacks, and why.
-func (s *Set) Unroll(layers int64) (bool, string) {
+func (s *Selector) Unroll(layers int64) (bool, string) {
 	switch {
 	case s.arch != "cpu":
 		return false, "a loop compiles as fast for 126 layers as for 4"
@@ -27,7 +27,7 @@ func (s *Set) Unroll(layers int64) (bool, string) {
 }
 
 // Unrolled is Unroll under a plan, which may ask for a loop; nil is one device.
-func (s *Set) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool, string) {
+func (s *Selector) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool, string) {
 	unrolled, why := s.Unroll(layers)
 	switch {
 	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
@@ -43,7 +43,7 @@ func (s *Set) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool, stri
 // Types says what a model that computes in a precision keeps its values in, and what its products
 // take: a GPU reads and writes bf16 everywhere, while a CPU only multiplies in it, since it has no
 // other arithmetic of that type.
-func (s *Set) Types(precision dtype.DType) (elem, products dtype.DType) {
+func (s *Selector) Types(precision dtype.DType) (elem, products dtype.DType) {
 	if s.arch == "cpu" && precision != dtype.F32 {
 		return dtype.F32, precision
 	}
@@ -51,7 +51,7 @@ func (s *Set) Types(precision dtype.DType) (elem, products dtype.DType) {
 }
 
 // Documents says whether the documents that share a row are kept apart, and why or why not.
-func (s *Set) Documents() (bool, string) {
+func (s *Selector) Documents() (bool, string) {
 	if s.arch == "cpu" {
 		return true, "attention compares the numbers of documents"
 	}
@@ -85,7 +85,7 @@ const xlaJoins = 30 << 20
 // them all early in the backward body, and nothing is left to hide behind its second half (405b on
 // 64 B200: 69 % of the communication hidden, 93 % with it; docs/results/overlap.txt). It must not
 // join what tensor parallelism hands on in two halves, handed bytes together; 0 is none.
-func (s *Set) Joined(layer, handed int64) map[string]any {
+func (s *Selector) Joined(layer, handed int64) map[string]any {
 	limit := layer * 6 / 5
 	if s.arch == "cpu" || limit <= xlaJoins || handed > 0 && limit >= handed {
 		return nil
@@ -97,7 +97,7 @@ func (s *Set) Joined(layer, handed int64) map[string]any {
 // one gather, where so many devices meet that small gathers take as long as large ones: 405b over
 // 128 devices, 88.1 % of the communication hidden, 92.0 % with it; over 8 devices 92.9 % and 89.3 %
 // (docs/results/overlap.txt).
-func (s *Set) Gathered(flags map[string]any, layer, devices int64) map[string]any {
+func (s *Selector) Gathered(flags map[string]any, layer, devices int64) map[string]any {
 	if s.arch == "cpu" || devices < manyDevices {
 		return flags
 	}
@@ -109,7 +109,7 @@ const manyDevices = 32
 
 // HostMemory is what PJRT calls the memory of the host that a device reaches by itself; "" where
 // the device has no other. A program without kernels, which every target runs, has none either.
-func (s *Set) HostMemory() string {
+func (s *Selector) HostMemory() string {
 	if s == nil || s.arch == "cpu" {
 		return ""
 	}
@@ -119,7 +119,7 @@ func (s *Set) HostMemory() string {
 // Offloading adds the compile options of programs that keep activations on the host: copies of one
 // layer run beside the compute of the next. Without it the schedule waits for them: 405b on 64
 // B200, 61.1 % of the communication hidden, 91.3 % with it (docs/decisions/0016-offload.md).
-func (s *Set) Offloading(flags map[string]any) map[string]any {
+func (s *Selector) Offloading(flags map[string]any) map[string]any {
 	if s.arch == "cpu" {
 		return flags
 	}
@@ -129,7 +129,7 @@ func (s *Set) Offloading(flags map[string]any) map[string]any {
 // Exact adds the compile option of programs that write numbers of few bits: a value that a graph
 // rounds to bf16 is rounded, and not kept in f32 where two kernels are joined, or the bytes would
 // depend on what was joined.
-func (s *Set) Exact(flags map[string]any) map[string]any {
+func (s *Selector) Exact(flags map[string]any) map[string]any {
 	return with(flags, "xla_allow_excess_precision", false)
 }
 

@@ -8,31 +8,33 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A Form is a product of matrices to choose for: batches of [M, K] times [K, N], each argument with
-// what is summed over last or before last, and the result with M before N or after it.
-type Form struct {
+// A MatmulShape is a product of matrices to choose for: batches of [M, K] times [K, N], each
+// argument with what is summed over last or before last, and the result with M before N or after
+// it.
+type MatmulShape struct {
 	Batch, M, N, K int64
 	Elem           dtype.DType // of the arguments
 	ALast, BLast   bool        // what is summed over stands last in the first, second argument
 	NFirst         bool        // the result is wanted as [N, M]
 }
 
-// A Way is how a product is written.
-type Way struct {
+// A MatmulStrategy is how a product is written.
+type MatmulStrategy struct {
 	// Swap puts the second argument first, which gives the result as [N, M].
 	Swap bool
-	// Turn writes the argument that comes first once more, so that what is summed over stands last.
-	Turn bool
+	// Transpose writes the argument that comes first once more, so that what is summed over stands
+	// last.
+	Transpose bool
 	// Wide makes the product in f32, of arguments that were rounded before.
 	Wide bool
 }
 
-// Product says how to write a product. On the CPU f32 products go to Eigen or YNNPACK, which take
+// Matmul says how to write a product. On the CPU f32 products go to Eigen or YNNPACK, which take
 // every form. Those of bf16 are five times as fast, if YNNPACK takes them: batches first, more than
 // one row and column, and what is summed over last in the first argument; others are computed in
 // f32 (XLA's ynn_support.cc; measured in docs/decisions/0014-cpu-lowering.md).
-func (s *Set) Product(f Form) Way {
-	way := Way{Swap: f.NFirst}
+func (s *Selector) Matmul(f MatmulShape) MatmulStrategy {
+	way := MatmulStrategy{Swap: f.NFirst}
 	if f.Elem != dtype.BF16 {
 		s.Note(Choice{"product", "f32", "every form of it is fast"})
 		return way
@@ -44,11 +46,11 @@ func (s *Set) Product(f Form) Way {
 	}
 	way = f.cheapest()
 	switch {
-	case !way.Turn:
+	case !way.Transpose:
 		s.Note(Choice{"product", "bf16", "what is summed over stands last already"})
 	case Split(f.K) == 0:
 		s.Note(Choice{"product", "f32", "what has no divisors cannot be turned"})
-		return Way{Swap: f.NFirst, Wide: true}
+		return MatmulStrategy{Swap: f.NFirst, Wide: true}
 	default:
 		s.Note(Choice{"product", "bf16, turned", "YNNPACK wants what is summed over last"})
 	}
@@ -57,10 +59,10 @@ func (s *Set) Product(f Form) Way {
 
 // cheapest compares what must be moved in memory beside the product: the argument that is turned,
 // in bf16, and the result if it comes out the wrong way, in f32.
-func (f Form) cheapest() Way {
-	cost := func(swap, last bool, side int64) (Way, int64) {
-		way, bytes := Way{Swap: swap, Turn: !last}, int64(0)
-		if way.Turn {
+func (f MatmulShape) cheapest() MatmulStrategy {
+	cost := func(swap, last bool, side int64) (MatmulStrategy, int64) {
+		way, bytes := MatmulStrategy{Swap: swap, Transpose: !last}, int64(0)
+		if way.Transpose {
 			bytes = 2 * side * f.K
 		}
 		if swap != f.NFirst {
@@ -122,7 +124,7 @@ type Piece struct{ From, To, Low, High int64 }
 // sees are not computed. With places of their own the queries stand in any order. Fewer than
 // pieceRows queries are not worth a product of their own, and products in bf16 cost so little that
 // two pieces are better than four.
-func (s *Set) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Piece {
+func (s *Selector) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Piece {
 	n := min(queries/pieceRows, mostPieces)
 	if products != dtype.F32 {
 		n = min(n, 2)
@@ -144,7 +146,7 @@ func (s *Set) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Pie
 }
 
 // Note keeps a choice, once, if it has a reason and somebody asks.
-func (s *Set) Note(c Choice) {
+func (s *Selector) Note(c Choice) {
 	if s == nil || c.Why == "" {
 		return
 	}

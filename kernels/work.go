@@ -12,13 +12,13 @@ type Quantizing struct {
 	// moved is how many times the bytes that must be moved compiled programs move (docs/precision.md,
 	// TestProductsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and 1.56.
 	moved float64
-	// Count is how many kernels there are: one for scales and one for codes, and for NVFP4 the largest
-	// magnitude and its sum over devices besides.
+	// Count is how many kernels there are: one for scales and one for codes, and for NVFP4 the
+	// largest magnitude and its sum over devices besides.
 	Count float64
 }
 
 // Quantizing is how our own programs write a format on the target.
-func (s *Set) Quantizing(f dtype.Format) Quantizing {
+func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 	switch f {
 	case dtype.MXFP8:
 		return Quantizing{f.Bytes(), 1, 1.54, 2}
@@ -42,4 +42,6 @@ func (q Quantizing) Bytes(elements, wide, sides float64) float64 {
 // rounded, and multiplied with values; back the scores and the gradients of their exponentials are
 // products in f32, both are rounded, one of them turned, and all three products read what is
 // rounded.
-func (s *Set) Written(elem float64) (forward, backward float64) { return 20 + 2*elem, 16 + 7*elem }
+func (s *Selector) Written(elem float64) (forward, backward float64) {
+	return 20 + 2*elem, 16 + 7*elem
+}

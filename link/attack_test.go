@@ -21,7 +21,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/link"
 )
 
@@ -199,7 +199,7 @@ func TestAttacksAreRefused(t *testing.T) {
 			_ = raw.SetDeadline(time.Now().Add(30 * time.Second))
 			if !a.key {
 				a.do(t, raw)
-				if !long.Enabled { // else the hub's own deadline ends it, after 10 s
+				if !slowtest.Enabled { // else the hub's own deadline ends it, after 10 s
 					_ = raw.(*net.TCPConn).CloseWrite()
 				}
 				rest, _ := io.ReadAll(raw)

@@ -61,17 +61,17 @@ type member struct {
 	Peer
 	hub *Hub
 
-	in     *coming
-	joined bool          // its control connection has come: heartbeats follow, whatever it does
-	heard  bool          // a heartbeat has come
-	left   bool          // it said that it ends
-	closed bool          // its control connection has ended
-	silent time.Duration // that this process was awake since the last heartbeat, or the connection
-	age    time.Duration // that this process was awake since the join
-	told   time.Duration // the age at which somebody was told that it is missing
-	tried  error         // why it could not be reached lately
-	status Status
-	lost   error
+	in       *coming
+	joined   bool          // its control connection has come: heartbeats follow, whatever it does
+	heard    bool          // a heartbeat has come
+	left     bool          // it said that it ends
+	closed   bool          // its control connection has ended
+	silent   time.Duration // that this process was awake since the last heartbeat, or the connection
+	age      time.Duration // that this process was awake since the join
+	reported time.Duration // the age at which somebody was told that it is missing
+	tried    error         // why it could not be reached lately
+	status   Status
+	lost     error
 }
 
 // Join opens a control connection to and from each of the other processes. From then on heartbeats
@@ -302,8 +302,8 @@ func (m *member) wait(awake time.Duration) error {
 		return diag.New(diag.LinkLost, "%s has not connected within %s", m, h.Patience).
 			Wrap(m.tried).Try(notThere)
 	case !m.joined:
-		if m.age-m.told > min(tellEvery, h.Patience/4) {
-			m.told = m.age
+		if m.age-m.reported > min(tellEvery, h.Patience/4) {
+			m.reported = m.age
 			why := ""
 			if m.tried != nil {
 				why = ": " + m.tried.Error()

@@ -15,20 +15,20 @@ func blockDot(w *writer, op *ir.Op, in []val) []val {
 	a := w.argument(format, op.In[0], in[1])
 	b := w.argument(format, op.In[n], in[n+1])
 	out, over := op.Out[0], op.Attrs.List("over")
-	turn := w.turnOf(op)
+	turn := w.transposeOf(op)
 	if turn != nil {
 		out = turn.Out[0]
 	}
 	var v val
-	if w.kernels != nil && w.kernels.OneResult() {
-		v = w.product(a, b, dtype.F32, ir.Names(out.Type.Dims), over...)
+	if w.kernels != nil && w.kernels.FusesOneOutput() {
+		v = w.matmul(a, b, dtype.F32, ir.Names(out.Type.Dims), over...)
 	} else {
 		v = w.transpose(w.dot(a, b, dtype.F32, over...), ir.Names(out.Type.Dims))
 	}
 	if format == ir.NVFP4 {
 		v = w.unscaled(v, w.grid(in[2]).out, w.grid(in[n+2]).out)
 	}
-	return w.turnedOut(op, turn, w.convert(v, out.Type.Elem))
+	return w.transposedOut(op, turn, w.convert(v, out.Type.Elem))
 }
 
 // unscaled takes the factors of two whole tensors back from their product, one after the other:
@@ -44,7 +44,7 @@ func (w *writer) unscaled(v, a, b val) val {
 // argument gives the numbers of an argument, in the order in which they were written if that was in
 // this function.
 func (w *writer) argument(format ir.Format, codes *ir.Value, scales val) val {
-	if l, ok := w.laid[codes]; ok {
+	if l, ok := w.quantized[codes]; ok {
 		return w.numbers(format, l.codes, l.scales)
 	}
 	v := w.use(codes)

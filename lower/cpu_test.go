@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/irtest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -46,7 +46,7 @@ func jointly(t *testing.T, g *ir.Graph) *ir.Graph {
 // program and, where the backward pass takes something over, in two.
 func TestCPUKernelsAgreeWithTheInterpreter(t *testing.T) {
 	e := cpu(t)
-	on := engineWith{Engine: e, kernels: func() *kernels.Set { return kernels.For("cpu") }}
+	on := engineWith{Engine: e, kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	for _, p := range irtest.Probes {
 		if !touched(p.Name) {
 			continue
@@ -76,8 +76,8 @@ func touched(name string) bool {
 // Products in bf16 are those of f32 within their rounding, whatever side must be turned and
 // whatever cannot be.
 func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
-	long.Only(t)
-	on := engineWith{Engine: cpu(t), kernels: func() *kernels.Set { return kernels.For("cpu") }}
+	slowtest.Only(t)
+	on := engineWith{Engine: cpu(t), kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	d := irtest.D
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, row := range []struct {
@@ -170,7 +170,7 @@ func smallStep(t *testing.T, products dtype.DType) (*ir.Graph, *model.Config, mo
 }
 
 func compileCPU(t *testing.T, e *engine.Engine, g *ir.Graph) (
-	*engine.Executable, *kernels.Set) {
+	*engine.Executable, *kernels.Selector) {
 	t.Helper()
 	set := kernels.For("cpu")
 	text, err := lower.Module(g, lower.Options{Kernels: set})
@@ -280,7 +280,7 @@ func TestUpdateCopiesNoState(t *testing.T) {
 	if state := p.Type.Shape().Bytes(); memory.Temp >= state {
 		t.Errorf("the update needs %d bytes beside its arguments; a copy of a state is %d", memory.Temp, state)
 	}
-	on := engineWith{Engine: e, kernels: func() *kernels.Set { return kernels.For("cpu") }}
+	on := engineWith{Engine: e, kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, commit := range []float64{0, 1} {
 		inputs := randomInputs(r, g)
@@ -288,9 +288,9 @@ func TestUpdateCopiesNoState(t *testing.T) {
 			inputs["v.w"][0].Data[i] = math.Abs(v)
 		}
 		inputs[optim.Commit][0].Data[0] = commit
-		inputs[optim.Limit][0].Data[0] = 1e30
-		inputs[optim.Rate][0].Data[0] = 0.1
-		for _, name := range []string{optim.Fix1, optim.Fix2} {
+		inputs[optim.MaxNorm][0].Data[0] = 1e30
+		inputs[optim.LR][0].Data[0] = 0.1
+		for _, name := range []string{optim.BiasCorrection1, optim.BiasCorrection2} {
 			inputs[name][0].Data[0] = 1.5
 		}
 		on.compare(t, g, inputs, bound)

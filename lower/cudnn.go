@@ -20,21 +20,21 @@ const (
 	rowMajor1 = "dense<0> : tensor<1xindex>"
 )
 
-// product are the dimension numbers of one matrix product inside a call.
-type product struct {
+// matmul are the dimension numbers of one matrix product inside a call.
+type matmul struct {
 	LHSContracting []string `json:"lhs_contracting_dimensions"`
 	RHSContracting []string `json:"rhs_contracting_dimensions"`
 	LHSBatch       []string `json:"lhs_batch_dimensions"`
 	RHSBatch       []string `json:"rhs_batch_dimensions"`
 }
 
-func newProduct(lc, rc, lb, rb string) product {
-	return product{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
+func newMatmul(lc, rc, lb, rb string) matmul {
+	return matmul{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
 }
 
 // config spells a call's backend config as MLIR wants it: JSON inside a string. Names are those of
 // CudnnfMHABackendConfig in XLA's backend_configs.proto.
-func (w *writer) config(op *ir.Op, products map[string]product) string {
+func (w *writer) config(op *ir.Op, products map[string]matmul) string {
 	q, k := op.In[0].Type, op.In[1].Type
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
 	mask := "NO_MASK"
@@ -88,9 +88,9 @@ func (w *writer) call(target, config string, in []val, inLayouts []string, out [
 }
 
 func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
-	config := w.config(op, map[string]product{
-		"bmm1_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
-		"bmm2_dot_dimension_numbers": newProduct("3", "1", "1", "2"),
+	config := w.config(op, map[string]matmul{
+		"bmm1_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
+		"bmm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
 	})
 	return w.fmha("__cudnn$fmhaSoftmax", config, op, in, []string{rowMajor4, rowMajor4, rowMajor4},
 		[]string{headFirst, rowMajor3})
@@ -108,11 +108,11 @@ func (w *writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
 }
 
 func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
-	config := w.config(op, map[string]product{
-		"bmm1_grad_gemm1_dot_dimension_numbers": newProduct("2", "1", "1", "2"),
-		"bmm1_grad_gemm2_dot_dimension_numbers": newProduct("3", "1", "1", "2"),
-		"bmm2_grad_gemm1_dot_dimension_numbers": newProduct("2", "1", "1", "2"),
-		"bmm2_grad_gemm2_dot_dimension_numbers": newProduct("3", "3", "2", "2"),
+	config := w.config(op, map[string]matmul{
+		"bmm1_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),
+		"bmm1_grad_gemm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
+		"bmm2_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),
+		"bmm2_grad_gemm2_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
 	})
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
 	stat := w.transpose(in[4], ir.Names(headsFirst(in[4].t).Dims))

@@ -7,7 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/hlo"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -52,7 +52,7 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 				t.Fatal(err)
 			}
 			if row.name != "causal" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			gr, err := ir.Grad(attentionGraph(t, row.elem, row.how), ir.GradPlan{})
 			if err != nil {

@@ -23,7 +23,7 @@ func TestHostMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, row := range []struct {
-		kernels *kernels.Set
+		kernels *kernels.Selector
 		memory  string
 	}{{kernels.For("sm_100"), "pinned_host"}, {kernels.For("cpu"), ""}, {nil, ""}} {
 		forward, err := lower.Stage("forward", gr.Forward, lower.Options{Kernels: row.kernels})

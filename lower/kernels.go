@@ -12,7 +12,7 @@ import (
 type kernel struct {
 	name  string
 	kind  string
-	why   func(s *kernels.Set, op *ir.Op) (reason string, takes bool)
+	why   func(s *kernels.Selector, op *ir.Op) (reason string, takes bool)
 	print rule
 }
 
@@ -35,10 +35,10 @@ func kernelTable() []kernel {
 		{kernels.Plain, "attention", attends(kernels.Plain), attention},
 		{kernels.Plain, "attention_grad", attends(kernels.Plain), attentionGrad},
 
-		{kernels.Matrix, "dot", wideProducts, matrix},
-		{kernels.Matrix, "linear", wideProducts, matrix},
-		{kernels.Matrix, "linear_dx", wideProducts, matrix},
-		{kernels.Matrix, "linear_dw", wideProducts, matrix},
+		{kernels.Matrix, "dot", wideMatmuls, matrix},
+		{kernels.Matrix, "linear", wideMatmuls, matrix},
+		{kernels.Matrix, "linear_dx", wideMatmuls, matrix},
+		{kernels.Matrix, "linear_dw", wideMatmuls, matrix},
 		{kernels.Chunked, "cross_entropy", onCPU("the exponentials of all scores would be as large " +
 			"as the scores"), chunkedCrossEntropy},
 		{kernels.Chunked, "cross_entropy_grad", onCPU("as a matrix it takes the place of the scores"),
@@ -50,16 +50,16 @@ func kernelTable() []kernel {
 			"read once"), windowed},
 		{kernels.Matrix, "block_dot", onCPU("the CPU multiplies bf16, in which the numbers are exact"),
 			blockDot},
-		{kernels.CuDNN, "block_dot", func(s *kernels.Set, _ *ir.Op) (string, bool) {
+		{kernels.CuDNN, "block_dot", func(s *kernels.Selector, _ *ir.Op) (string, bool) {
 			return "cuDNN multiplies blocks", s.Blocks()
 		}, cudnnBlockDot},
-		{kernels.Plain, "block_dot", func(s *kernels.Set, _ *ir.Op) (string, bool) {
+		{kernels.Plain, "block_dot", func(s *kernels.Selector, _ *ir.Op) (string, bool) {
 			return fmt.Sprintf("%s has no products of blocks", s.Arch()), s.Arch() != ""
 		}, blockDot},
 	}
 }
 
-func pick(table []kernel, s *kernels.Set, op *ir.Op) *kernel {
+func pick(table []kernel, s *kernels.Selector, op *ir.Op) *kernel {
 	for i, k := range table {
 		if k.kind != op.Kind {
 			continue
@@ -72,25 +72,25 @@ func pick(table []kernel, s *kernels.Set, op *ir.Op) *kernel {
 	return nil
 }
 
-func onCPU(why string) func(*kernels.Set, *ir.Op) (string, bool) {
-	return func(s *kernels.Set, _ *ir.Op) (string, bool) { return why, s.Arch() == "cpu" }
+func onCPU(why string) func(*kernels.Selector, *ir.Op) (string, bool) {
+	return func(s *kernels.Selector, _ *ir.Op) (string, bool) { return why, s.Arch() == "cpu" }
 }
 
-func onCard(why string) func(*kernels.Set, *ir.Op) (string, bool) {
-	return func(s *kernels.Set, _ *ir.Op) (string, bool) {
+func onCard(why string) func(*kernels.Selector, *ir.Op) (string, bool) {
+	return func(s *kernels.Selector, _ *ir.Op) (string, bool) {
 		return why, s.Arch() != "cpu" && s.Arch() != ""
 	}
 }
 
-var wideProducts = onCPU("XLA:CPU turns wider products by copies")
+var wideMatmuls = onCPU("XLA:CPU turns wider products by copies")
 
-func largeSum(s *kernels.Set, op *ir.Op) (string, bool) {
+func largeSum(s *kernels.Selector, op *ir.Op) (string, bool) {
 	return "XLA:CPU writes what it sums first, unless it sums whole vectors", s.Arch() == "cpu" &&
 		len(op.Out[0].Type.Dims) == 0 && op.In[0].Type.Shape().Elements() > kernels.FoldAbove
 }
 
-func attends(name string) func(*kernels.Set, *ir.Op) (string, bool) {
-	return func(s *kernels.Set, op *ir.Op) (string, bool) {
+func attends(name string) func(*kernels.Selector, *ir.Op) (string, bool) {
+	return func(s *kernels.Selector, op *ir.Op) (string, bool) {
 		if s == nil {
 			return "", false
 		}
@@ -99,7 +99,7 @@ func attends(name string) func(*kernels.Set, *ir.Op) (string, bool) {
 	}
 }
 
-func rowsShared(_ *kernels.Set, op *ir.Op) (string, bool) {
+func rowsShared(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	table := op.Out[0].Type
 	if op.Kind == "embedding" {
 		table = op.In[1].Type
@@ -107,6 +107,8 @@ func rowsShared(_ *kernels.Set, op *ir.Op) (string, bool) {
 	return "", len(table.Place.Axes(table.Dims[0].Name)) > 0
 }
 
-func scoresShared(_ *kernels.Set, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }
+func scoresShared(_ *kernels.Selector, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }
 
-func keysShared(_ *kernels.Set, op *ir.Op) (string, bool) { return "", op.Attrs.Text("ring") != "" }
+func keysShared(_ *kernels.Selector, op *ir.Op) (string, bool) {
+	return "", op.Attrs.Text("ring") != ""
+}

@@ -11,7 +11,7 @@ import (
 )
 
 // kernelOf says what an operation becomes on a target, and notes why.
-func kernelOf(s *kernels.Set, op *ir.Op) string {
+func kernelOf(s *kernels.Selector, op *ir.Op) string {
 	if k := pick(kernelTable(), s, op); k != nil {
 		return k.name
 	}
@@ -29,8 +29,8 @@ func TestOtherTargetsStayPlain(t *testing.T) {
 		if !slices.ContainsFunc(s.Choices(), func(c kernels.Choice) bool { return c.Kernel == want }) {
 			t.Errorf("%s: %v says nothing of it", arch, s.Choices())
 		}
-		if s.OneResult() != (arch == "cpu") {
-			t.Errorf("%s: results one at a time: %v", arch, s.OneResult())
+		if s.FusesOneOutput() != (arch == "cpu") {
+			t.Errorf("%s: results one at a time: %v", arch, s.FusesOneOutput())
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestBlocks(t *testing.T) {
 		Dims: []ir.Dim{{Name: "rows", Size: 64}, {Name: "embed", Size: 32}}}, "")
 	w := b.Rename(x, "rows", "out")
 	how := ir.Quantize{Format: ir.MXFP8, Along: []string{"embed"}}
-	y := b.BlockDot(ir.MXFP8, b.Narrow(x, how), b.Narrow(w, how), []string{"embed"}, dtype.BF16)
+	y := b.BlockDot(ir.MXFP8, b.QuantizeAll(x, how), b.QuantizeAll(w, how), []string{"embed"}, dtype.BF16)
 	g, err := b.Graph(y)
 	if err != nil {
 		t.Fatal(err)

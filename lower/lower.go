@@ -15,7 +15,7 @@ import (
 // Options say what the graph does not.
 type Options struct {
 	// Kernels chooses what operations become; nil takes what every target runs.
-	Kernels *kernels.Set
+	Kernels *kernels.Selector
 }
 
 // Module writes a graph as a StableHLO module whose main function takes the graph's inputs and
@@ -34,7 +34,8 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
 		kernels: o.Kernels, memos: map[*ir.Value]memo{}, known: map[string]val{},
-		laid: map[*ir.Value]laid{}, scales: map[*ir.Op]scaled{}, readers: map[*ir.Value][]*ir.Op{}}
+		quantized: map[*ir.Value]quantized{}, scales: map[*ir.Op]scaled{},
+		readers: map[*ir.Value][]*ir.Op{}}
 	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, ir.Devices(g.Mesh))
 	w.indent++
 	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
@@ -50,7 +51,7 @@ func Module(g *ir.Graph, o Options) (string, error) {
 	}
 	w.line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
 	w.indent++
-	if w.kernels != nil && w.kernels.OneResult() {
+	if w.kernels != nil && w.kernels.FusesOneOutput() {
 		w.reuse = reuse(g, func(v *ir.Value) bool {
 			return into[v.Means.Replaces] == v.Name
 		})

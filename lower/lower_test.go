@@ -33,11 +33,11 @@ func cpu(t *testing.T) *engine.Engine {
 // engineWith is an engine and the kernels to lower with.
 type engineWith struct {
 	*engine.Engine
-	kernels func() *kernels.Set
+	kernels func() *kernels.Selector
 }
 
 func plain(e *engine.Engine) engineWith {
-	return engineWith{Engine: e, kernels: func() *kernels.Set { return nil }}
+	return engineWith{Engine: e, kernels: func() *kernels.Selector { return nil }}
 }
 
 // run lowers a graph, compiles and runs it, and gives the results in float64.
@@ -244,7 +244,7 @@ func TestModelAgreesWithTheInterpreter(t *testing.T) {
 		inputs[v.Name] = []*eval.Array{a}
 	}
 	plain(e).forwardAndBackward(t, g, inputs)
-	on := engineWith{Engine: e, kernels: func() *kernels.Set { return kernels.For("cpu") }}
+	on := engineWith{Engine: e, kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	on.forwardAndBackward(t, g, inputs)
 	if g, err = ir.Unroll(g); err != nil {
 		t.Fatal(err)

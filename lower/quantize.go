@@ -7,10 +7,10 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// narrowRules are the operations of products with few bits. Scales are made of the bits of numbers,
-// as whole numbers: XLA:CPU takes subnormal numbers for zero, and its maximum drops what is no
-// number, while the largest bits of a block keep it.
-func narrowRules() map[string]rule {
+// quantizeRules are the operations of products with few bits. Scales are made of the bits of
+// numbers, as whole numbers: XLA:CPU takes subnormal numbers for zero, and its maximum drops what
+// is no number, while the largest bits of a block keep it.
+func quantizeRules() map[string]rule {
 	return map[string]rule{"quantize": quantize, "amax": amax, "block_dot": blockDot,
 		"scale_stats": scaleStats, "join_stats": joinStats, "quantize_stats": quantizeStats}
 }
@@ -33,9 +33,9 @@ func (w *writer) with(v val, how string, n uint32) val {
 // float sees bits as a float32.
 func (w *writer) float(v val) val { return w.bits(v, dtype.F32) }
 
-// A laid is a value in blocks as it was written, before it was put in order: codes one to a byte,
-// and scales. A product in the same function reads it either way round.
-type laid struct{ codes, scales val }
+// A quantized is a value in blocks as it was written, before it was put in order: codes one to a
+// byte, and scales. A product in the same function reads it either way round.
+type quantized struct{ codes, scales val }
 
 // quantize writes codes and scales for a CPU: it rounds a source as it lies and turns bytes, if
 // anybody wants them.
@@ -61,7 +61,7 @@ func quantize(w *writer, op *ir.Op, in []val) []val {
 	if turned {
 		codes, scales = w.held(codes), w.held(scales)
 	}
-	w.laid[op.Out[0]] = laid{codes, scales}
+	w.quantized[op.Out[0]] = quantized{codes, scales}
 	if q.format == ir.NVFP4 {
 		codes = w.packed(codes)
 	}
@@ -69,7 +69,7 @@ func quantize(w *writer, op *ir.Op, in []val) []val {
 }
 
 // oneResult tells a target that writes one result at a time.
-func (w *writer) oneResult() bool { return w.kernels == nil || w.kernels.OneResult() }
+func (w *writer) oneResult() bool { return w.kernels == nil || w.kernels.FusesOneOutput() }
 
 // merged joins the dimension inside blocks with the one that it was cut from, and puts all in
 // order.

@@ -22,7 +22,7 @@ type rule func(w *writer, op *ir.Op, in []val) []val
 func table() map[string]rule {
 	t := elementRules()
 	for _, part := range []map[string]rule{shapeRules(), blockRules(), meshRules(),
-		narrowRules()} {
+		quantizeRules()} {
 		maps.Copy(t, part)
 	}
 	return t

@@ -14,7 +14,7 @@ func scaleStats(w *writer, op *ir.Op, in []val) []val {
 	var tops, sums, some []val
 	for _, v := range in {
 		x := w.convert(v, dtype.S32)
-		each := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: "stat", Size: x.t.Told()}}}
+		each := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: "stat", Size: x.t.StackDepth()}}}
 		over := ir.Names(x.t.Dims)
 		if each.Dims[0].Size > 1 {
 			over = over[1:]
@@ -87,13 +87,13 @@ type gauge struct {
 }
 
 func newGauge(w *writer, op *ir.Op, in []val) *gauge {
-	q, g := newQuantizer(w, op), &gauge{w: w, layers: in[0].t.Told()}
+	q, g := newQuantizer(w, op), &gauge{w: w, layers: in[0].t.StackDepth()}
 	x, codes, scales := in[0], in[1], in[2]
 	if q.hadamard {
 		x = w.hadamard(x, q.last())
 	}
 	order := append(ir.Names(ir.Without(x.t.Dims, q.along...)), q.along...)
-	l, ok := w.laid[op.In[1]]
+	l, ok := w.quantized[op.In[1]]
 	switch {
 	case ok && slices.Equal(ir.Names(x.t.Dims), order):
 		// The sums read them, and do not round all again. Whole numbers are the same however they are

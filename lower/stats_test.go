@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -24,7 +24,7 @@ const most = 64
 func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
 	r := narrowRig(t, 1)
 	for i, q := range quantizings() {
-		if !q.quick && !long.Enabled {
+		if !q.quick && !slowtest.Enabled {
 			continue
 		}
 		t.Run(q.name, func(t *testing.T) {

@@ -13,23 +13,23 @@ import (
 
 // A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
 type writer struct {
-	b       strings.Builder
-	mesh    []ir.Axis
-	groups  []string // of devices that meet in collectives, each written once
-	rules   map[string]rule
-	table   []kernel
-	kernels *kernels.Set
-	at      map[*ir.Value]string
-	memos   map[*ir.Value]memo   // what attentions keep, by their results
-	reuse   map[*ir.Value]*ir.Op // values that are read from what was stored
-	laid    map[*ir.Value]laid   // values in blocks as they lie, by their codes
-	scales  map[*ir.Op]scaled    // sources and scales of quantizes
-	holds   []string             // the types of what is held
-	readers map[*ir.Value][]*ir.Op
-	known   map[string]val // what was written once, of the function or body that is being written
-	next    int
-	indent  int
-	err     error
+	b         strings.Builder
+	mesh      []ir.Axis
+	groups    []string // of devices that meet in collectives, each written once
+	rules     map[string]rule
+	table     []kernel
+	kernels   *kernels.Selector
+	at        map[*ir.Value]string
+	memos     map[*ir.Value]memo      // what attentions keep, by their results
+	reuse     map[*ir.Value]*ir.Op    // values that are read from what was stored
+	quantized map[*ir.Value]quantized // values in blocks as they lie, by their codes
+	scales    map[*ir.Op]scaled       // sources and scales of quantizes
+	holds     []string                // the types of what is held
+	readers   map[*ir.Value][]*ir.Op
+	known     map[string]val // what was written once, of the function or body that is being written
+	next      int
+	indent    int
+	err       error
 }
 
 func (w *writer) line(format string, args ...any) {

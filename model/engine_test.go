@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -21,14 +21,14 @@ import (
 // PyTorch's own.
 const (
 	engineLossBound = 1e-5
-	// curveBound holds for the loss of every step. Both sides round to f32 in another order, and a step
-	// of AdamW makes the sign of a gradient matter more than its size; 4e-7 was seen.
+	// curveBound holds for the loss of every step. Both sides round to f32 in another order, and a
+	// step of AdamW makes the sign of a gradient matter more than its size; 4e-7 was seen.
 	curveBound = 1e-5
 	// roughBound is how much larger our error in bf16 may be than PyTorch's, each against the truth:
 	// that of the logits, and the root of the mean square of those of the gradients of all tensors.
-	// Both sides round as often and as far, but not the same sums, so the errors are two draws from one
-	// hat, and 0.7 to 1.1 was seen. More would say that something is rounded here that is not there:
-	// norms and sums made in bf16 gave up to 1.6.
+	// Both sides round as often and as far, but not the same sums, so the errors are two draws from
+	// one hat, and 0.7 to 1.1 was seen. More would say that something is rounded here that is not
+	// there: norms and sums made in bf16 gave up to 1.6.
 	roughBound = 1.25
 )
 
@@ -100,7 +100,7 @@ func TestEngineAgainstTransformers(t *testing.T) {
 			t.Parallel()
 			l, f := l.quick(name), readFixture(t, dir)
 			others := !slices.Contains(families, name)
-			if others && !long.Enabled { // their gradients are held to it in f64
+			if others && !slowtest.Enabled { // their gradients are held to it in f64
 				if d := enginetest.Distance(l.logits(t, f, shape), f.want["logits"]); !(d <= logitBound) {
 					t.Errorf("logits are off by %.2g", d)
 				}
@@ -171,8 +171,8 @@ func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *enginetest.Progr
 		}
 		delete(out, "loss")
 		delete(out, "logits")
-		out[optim.Commit], out[optim.Limit] = []float64{1}, []float64{math.Inf(1)}
-		out[optim.Rate] = []float64{f.want["curve.rate"][i]}
+		out[optim.Commit], out[optim.MaxNorm] = []float64{1}, []float64{math.Inf(1)}
+		out[optim.LR] = []float64{f.want["curve.rate"][i]}
 		for name, v := range o.Scalars(i + 1) {
 			out[name] = []float64{v}
 		}
@@ -192,7 +192,7 @@ func TestBF16AgainstTransformers(t *testing.T) {
 	for _, name := range families {
 		t.Run(name, func(t *testing.T) {
 			if name != "llama3" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			t.Parallel()
 			f := readFixture(t, filepath.Join("testdata", name))

@@ -66,7 +66,8 @@ func TestCountsAreThePublishedOnes(t *testing.T) {
 	}
 }
 
-// What papers and names say, in billions, rounded as they round (and once cut off: 1.75 is called 1.7).
+// What papers and names say, in billions, rounded as they round (and once cut off: 1.75 is called
+// 1.7).
 func TestCountsAreNearTheirNames(t *testing.T) {
 	for name, want := range map[string][2]float64{
 		"deepseek-v3": {671, 37}, "deepseek-v2": {236, 21}, "kimi-k2": {1026, 32.6},

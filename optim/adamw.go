@@ -11,8 +11,8 @@ import (
 // where the model computes in another type, it gets a copy that the update makes.
 type AdamW struct {
 	Beta1, Beta2, Eps, Decay float64
-	// ClipNorm is the largest norm that the gradients of all parameters together may have; larger ones
-	// are scaled down to it. 0 turns clipping off.
+	// ClipNorm is the largest norm that the gradients of all parameters together may have; larger
+	// ones are scaled down to it. 0 turns clipping off.
 	ClipNorm float64
 	// Compute is the type of the model's copies; Invalid or F32 makes none.
 	Compute dtype.DType
@@ -28,7 +28,8 @@ func (o AdamW) Update(params []Param) (*ir.Graph, error) { return o.recipe().bui
 func (o AdamW) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
 
 func (o AdamW) recipe() recipe {
-	return recipe{name: "adamw", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
+	return recipe{name: "adamw", scalars: []string{BiasCorrection1, BiasCorrection2},
+		clip: o.ClipNorm, decay: o.Decay,
 		compute: o.Compute, state: o.State, step: o.step}
 }
 
@@ -37,8 +38,8 @@ func (o AdamW) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.
 	[]*ir.Value) {
 	m := u.toward(state[0], g, 1-o.Beta1)
 	v := u.Add(u.Scale(state[1], o.Beta2), u.Mul(u.Scale(g, 1-o.Beta2), g))
-	size := u.Mul(u.in[Rate], u.in[Fix1])
-	root := u.Mul(u.Sqrt(v), u.Sqrt(u.in[Fix2]))
+	size := u.Mul(u.in[LR], u.in[BiasCorrection1])
+	root := u.Mul(u.Sqrt(v), u.Sqrt(u.in[BiasCorrection2]))
 	move := u.Div(u.Mul(m, size), u.Shift(root, o.Eps))
 	return u.Sub(u.decayed(p, w), move), []*ir.Value{m, v}
 }
@@ -56,7 +57,7 @@ func (o AdamW) State(p Param) []Slot {
 func (o AdamW) Scalars(update int) map[string]float64 {
 	t := float64(update)
 	return map[string]float64{
-		Fix1: 1 / (1 - math.Pow(o.Beta1, t)),
-		Fix2: 1 / (1 - math.Pow(o.Beta2, t)),
+		BiasCorrection1: 1 / (1 - math.Pow(o.Beta1, t)),
+		BiasCorrection2: 1 / (1 - math.Pow(o.Beta2, t)),
 	}
 }

@@ -36,7 +36,8 @@ func (o Muon) Update(params []Param) (*ir.Graph, error) { return o.recipe().buil
 func (o Muon) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
 
 func (o Muon) recipe() recipe {
-	return recipe{name: "muon", scalars: []string{Fix1, Fix2}, clip: o.ClipNorm, decay: o.Decay,
+	return recipe{name: "muon", scalars: []string{BiasCorrection1, BiasCorrection2},
+		clip: o.ClipNorm, decay: o.Decay,
 		compute: o.Compute, state: o.State, step: o.step}
 }
 
@@ -83,7 +84,7 @@ func (o Muon) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.V
 	ahead := u.toward(g, m, o.Momentum)
 	straight, larger := o.orthogonal(u, ahead)
 	scale := likeAdamW * math.Sqrt(float64(larger))
-	move := u.Mul(straight, u.Scale(u.in[Rate], scale))
+	move := u.Mul(straight, u.Scale(u.in[LR], scale))
 	return u.Sub(u.decayed(p, w), move), []*ir.Value{m}
 }
 

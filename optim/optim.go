@@ -11,14 +11,14 @@ import (
 
 // An Optimizer builds the graph of one step and says what is kept between steps.
 type Optimizer interface {
-	// Update builds the graph of one step. Beside [Commit], [Rate], [Limit] and the numbers that
+	// Update builds the graph of one step. Beside [Commit], [LR], [MaxNorm] and the numbers that
 	// Scalars names it takes, for every parameter w, the gradient "g.w", the master copy "w" in f32,
 	// and the state. Its results are the new masters and states, which take the place of the old
 	// ones, then the model's copies "c.w" where it computes in another type, then [Norm] and [OK].
 	Update(params []Param) (*ir.Graph, error)
 	// Part builds the update of some of the parameters, for devices that do not have the others: it
-	// takes the square of the norm of all gradients as [Square] instead of the norm of its own, and
-	// does not give it back ([Squares]).
+	// takes the square of the norm of all gradients as [GradSquare] instead of the norm of its own,
+	// and does not give it back ([Squares]).
 	Part(params []Param) (*ir.Graph, error)
 	// State lists what is kept for a parameter beside its master copy. All of it begins as zeros.
 	State(p Param) []Slot
@@ -29,15 +29,15 @@ type Optimizer interface {
 
 // The names of the inputs and results of an update that belong to no parameter.
 const (
-	Commit = "commit"    // input, pred: whether the step counts, as far as the host knows
-	Rate   = "rate"      // input, f32: the learning rate of the step
-	Limit  = "limit"     // input, f32: the largest norm that is no spike; +Inf lets every number pass
-	Fix1   = "fix1"      // input, f32, of AdamW and Muon: 1/(1 - Beta1^t), against the moment's bias
-	Fix2   = "fix2"      // input, f32, of AdamW and Muon: 1/(1 - Beta2^t)
-	Norm   = "grad_norm" // result, f32: the norm of all gradients together, before clipping
-	Square = "square"    // f32: the square of that norm, or of a part's; input of a part's update
-	OK     = "ok"        // result, pred: whether the state changed
-	Watch  = "watch"     // result, f32: of gradients that are watched, in order, squares and zeros
+	Commit          = "commit"    // input, pred: whether the step counts, as far as the host knows
+	LR              = "rate"      // input, f32: the learning rate of the step
+	MaxNorm         = "limit"     // input, f32: a larger norm is a spike; +Inf accepts all
+	BiasCorrection1 = "fix1"      // input, f32, of AdamW and Muon: 1/(1 - Beta1^t)
+	BiasCorrection2 = "fix2"      // input, f32, of AdamW and Muon: 1/(1 - Beta2^t)
+	Norm            = "grad_norm" // result, f32: the norm of all gradients together, before clipping
+	GradSquare      = "square"    // f32: the square of that norm; input of a part's update
+	OK              = "ok"        // result, pred: whether the state changed
+	GradStats       = "watch"     // result, f32: squares and zeros of gradients with Stats
 )
 
 // A Param is a parameter to be updated.
@@ -49,9 +49,9 @@ type Param struct {
 	// Group names those that devices share in the same way: the squares of their gradients are added
 	// up before those of others, so that devices exchange one number for all of them.
 	Group string
-	// Watched asks for the square of the norm of its own gradient, and for the number of its elements
+	// Stats asks for the square of the norm of its own gradient, and for the number of its elements
 	// that are zero, of each layer if it is a stack.
-	Watched bool
+	Stats bool
 }
 
 // A Slot is one tensor that an optimizer keeps for a parameter.
@@ -79,17 +79,17 @@ type update struct {
 	in map[string]*ir.Value // the scalars
 }
 
-// Squares builds the graph that adds up the squares of gradients as [Square], for parts that must
-// know the norm of all of them before they update, and gives [Watch] if some are watched.
+// Squares builds the graph that adds up the squares of gradients as [GradSquare], for parts that
+// must know the norm of all of them before they update, and gives [GradStats] if some are watched.
 func Squares(params []Param) (*ir.Graph, error) {
 	if len(params) == 0 {
 		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder("squares")}
 	total, watched := u.square(params, u.gradients(params))
-	results := []*ir.Value{named(total, Square, program.Scalar)}
+	results := []*ir.Value{named(total, GradSquare, program.Scalar)}
 	if watched != nil {
-		results = append(results, named(watched, Watch, program.Stat))
+		results = append(results, named(watched, GradStats, program.Stat))
 	}
 	return u.Graph(results...)
 }
@@ -106,13 +106,13 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 	}
 	u := &update{Builder: ir.NewBuilder(r.name), recipe: r, in: map[string]*ir.Value{}}
 	commit := u.scalar(Commit, dtype.Pred)
-	for _, name := range append([]string{Rate, Limit}, r.scalars...) {
+	for _, name := range append([]string{LR, MaxNorm}, r.scalars...) {
 		u.in[name] = u.scalar(name, dtype.F32)
 	}
 	grads := u.gradients(params)
 	var norm, watched *ir.Value
 	if part {
-		norm = u.Sqrt(u.scalar(Square, dtype.F32))
+		norm = u.Sqrt(u.scalar(GradSquare, dtype.F32))
 	} else {
 		norm, watched = u.square(params, grads)
 		norm = u.Sqrt(norm)
@@ -147,7 +147,7 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 	}
 	results = append(results, copies...)
 	if watched != nil {
-		results = append(results, named(watched, Watch, program.Stat))
+		results = append(results, named(watched, GradStats, program.Stat))
 	}
 	if !part {
 		results = append(results, named(norm, Norm, program.Scalar))
@@ -173,7 +173,7 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 	squares := map[string]*ir.Value{}
 	for i, p := range params {
 		over := ir.Names(p.Type.Dims)
-		layers := p.Watched && len(over) > 0 && over[0] == ir.Layer
+		layers := p.Stats && len(over) > 0 && over[0] == ir.Layer
 		if layers {
 			over = over[1:]
 		}
@@ -184,7 +184,7 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.V
 			zeros := u.Rename(u.zeros(grads[i], over), ir.Layer, each)
 			list = append(list, u.pair(s, zeros, s.Type.Dims[0]))
 			s = u.Sum(s, each)
-		case p.Watched:
+		case p.Stats:
 			list = append(list, u.pair(s, u.zeros(grads[i], over), ir.Dim{Name: each, Size: 1}))
 		}
 		if sum := squares[p.Group]; sum != nil {
@@ -228,7 +228,7 @@ func (u *update) pair(a, b *ir.Value, each ir.Dim) *ir.Value {
 // the CPU loses what is no number (reference/parity_notes.md, traps).
 func (u *update) accept(commit, norm *ir.Value) *ir.Value {
 	finite := u.Compare("le", norm, u.Fill(norm.Type, math.MaxFloat32))
-	within := u.Compare("le", norm, u.in[Limit])
+	within := u.Compare("le", norm, u.in[MaxNorm])
 	ok := u.Select(finite, within, finite) // both
 	return u.Select(commit, ok, commit)
 }
@@ -250,7 +250,7 @@ func (u *update) decayed(p Param, w *ir.Value) *ir.Value {
 	if !p.Decay || u.decay == 0 {
 		return w
 	}
-	return u.Mul(w, u.Shift(u.Scale(u.in[Rate], -u.decay), 1))
+	return u.Mul(w, u.Shift(u.Scale(u.in[LR], -u.decay), 1))
 }
 
 // toward gives the point that part of the way from a to b: a + part·(b - a), in that order, since
@@ -297,7 +297,7 @@ func (o SGD) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(p
 func (o SGD) recipe() recipe {
 	return recipe{name: "sgd", clip: o.ClipNorm, decay: o.Decay, compute: o.Compute, state: o.State,
 		step: func(u *update, p Param, w, g *ir.Value, _ []*ir.Value) (*ir.Value, []*ir.Value) {
-			return u.Sub(u.decayed(p, w), u.Mul(g, u.in[Rate])), nil
+			return u.Sub(u.decayed(p, w), u.Mul(g, u.in[LR])), nil
 		}}
 }
 

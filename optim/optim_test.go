@@ -49,8 +49,8 @@ const (
 	adamwBound = 1e-6
 	// 15 products of f32 follow one another in a step; 1.2e-7 was seen.
 	muonBound = 1e-6
-	// The products are rounded to bf16 (2^-9), and the quintic's slope at 0 is 3.4 in each of 5 rounds;
-	// a step is some hundredth of the parameter. 4.5e-4 was seen.
+	// The products are rounded to bf16 (2^-9), and the quintic's slope at 0 is 3.4 in each of 5
+	// rounds; a step is some hundredth of the parameter. 4.5e-4 was seen.
 	muonBF16Bound = 2e-3
 )
 
@@ -144,7 +144,7 @@ func donated() lower.Options {
 
 // scalars are the inputs of a step that counts.
 func scalars(o optim.Optimizer, update int, rate float64) map[string][]float64 {
-	in := map[string][]float64{optim.Commit: {1}, optim.Rate: {rate}, optim.Limit: {math.Inf(1)}}
+	in := map[string][]float64{optim.Commit: {1}, optim.LR: {rate}, optim.MaxNorm: {math.Inf(1)}}
 	for name, v := range o.Scalars(update) {
 		in[name] = []float64{v}
 	}
@@ -171,7 +171,7 @@ func TestAdamWAgainstItsFormulas(t *testing.T) {
 	}
 	for step := 1; step <= 5; step++ {
 		rate, norm := 0.01*float64(step), 0.0
-		in := map[string][]float64{optim.Commit: {1}, optim.Rate: {rate}, optim.Limit: {math.Inf(1)}}
+		in := map[string][]float64{optim.Commit: {1}, optim.LR: {rate}, optim.MaxNorm: {math.Inf(1)}}
 		for _, p := range params {
 			for range state[p.Name] {
 				v := r.NormFloat64()
@@ -238,8 +238,8 @@ func TestMuonEvensOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := runEval(t, g, map[string][]float64{optim.Commit: {1}, optim.Rate: {1},
-		optim.Limit: {math.Inf(1)}, optim.Fix1: {1}, optim.Fix2: {1},
+	out := runEval(t, g, map[string][]float64{optim.Commit: {1}, optim.LR: {1},
+		optim.MaxNorm: {math.Inf(1)}, optim.BiasCorrection1: {1}, optim.BiasCorrection2: {1},
 		"w": make([]float64, 6), "m.w": make([]float64, 6), "g.w": {100, 0, 0, 0, 0, -3}})
 	// 0.2·√3 is the step of a singular value of 1; the quintic leaves between 0.7 and 1.2.
 	for i, want := range []float64{-1, 0, 0, 0, 0, 1} {
@@ -343,9 +343,9 @@ func rejects(t *rapid.T, x *enginetest.Program, o optim.Optimizer) {
 		at[rapid.IntRange(0, len(at)-1).Draw(t, "element")] = rapid.SampledFrom([]float64{math.NaN(),
 			math.Inf(1), math.Inf(-1), 1e30}).Draw(t, "poison") // the square of 1e30 is infinite in f32
 	case "spike":
-		in[optim.Limit] = []float64{0.999 * math.Sqrt(square)}
+		in[optim.MaxNorm] = []float64{0.999 * math.Sqrt(square)}
 	case "within":
-		in[optim.Limit] = []float64{1.001 * math.Sqrt(square)}
+		in[optim.MaxNorm] = []float64{1.001 * math.Sqrt(square)}
 	}
 	for name, list := range grads {
 		in["g."+name] = list

@@ -16,9 +16,9 @@ import (
 	"github.com/deepwell/deepwell/machine"
 )
 
-// even are rates that make the arithmetic of the tests plain: a product of two squares takes 4 s, the
-// ring of a gather among 8 takes 7 s over NVLink and ten times that over the network, and memory
-// takes no time worth counting.
+// even are rates that make the arithmetic of the tests plain: a product of two squares takes 4 s,
+// the ring of a gather among 8 takes 7 s over NVLink and ten times that over the network, and
+// memory takes no time worth counting.
 func even() Rates {
 	const bytes = 2.0 * side * side
 	return Rates{BF16: bytes * side / 4, Attention: 1, Memory: 1e18, NVLink: bytes / 8,

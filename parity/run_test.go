@@ -10,7 +10,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/parity"
 	"github.com/deepwell/deepwell/precision"
@@ -39,7 +39,7 @@ func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posi
 
 // A small model branches off a state that was trained here; the same job gives the same bytes.
 func TestRun(t *testing.T) {
-	long.Only(t) // compiles programs
+	slowtest.Only(t) // compiles programs
 	e, err := engine.Open(t.Context(), "cpu", engine.Options{Cache: enginetest.Cache()})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/pipeline"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
@@ -121,7 +121,7 @@ const idleBound = 0.05
 // What the runtime adds to a schedule is small: with programs that only sleep, so that eight
 // devices need no more than two cores, devices are idle as much as the schedule says.
 func TestIdleShareIsTheSchedules(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	const ranks, micros = 8, 8
 	e := cpu(t, ranks)
 	var d *diary

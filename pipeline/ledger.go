@@ -37,13 +37,13 @@ func (x *item) bytes() int64 { return x.array.Local().Bytes() }
 // A ledger is what the microbatches of a rank hold, by virtual stage. It counts what stays from one
 // action to another; what is under way between ranks belongs to the links.
 type ledger struct {
-	held  map[int]*holding // by stage
-	total int64
-	most  int64
+	stages map[int]*stageArrays // by stage
+	total  int64
+	most   int64
 }
 
-// A holding is what a stage holds.
-type holding struct {
+// A stageArrays is what a stage holds.
+type stageArrays struct {
 	micros map[int]map[string]*item
 	begun  int // microbatches that have gone forward and still wait for a gradient
 	bytes  int64
@@ -51,21 +51,21 @@ type holding struct {
 }
 
 func newLedger(stages map[int]*stage) *ledger {
-	l := &ledger{held: map[int]*holding{}}
+	l := &ledger{stages: map[int]*stageArrays{}}
 	for s := range stages {
-		l.held[s] = &holding{micros: map[int]map[string]*item{}, peak: Usage{Stage: s}}
+		l.stages[s] = &stageArrays{micros: map[int]map[string]*item{}, peak: Usage{Stage: s}}
 	}
 	return l
 }
 
 // get finds what a microbatch has, or nil.
 func (l *ledger) get(stage, micro int, name string) *item {
-	return l.held[stage].micros[micro][name]
+	return l.stages[stage].micros[micro][name]
 }
 
 // put gives a microbatch an item, which the ledger now holds.
 func (l *ledger) put(stage, micro int, name string, x *item) {
-	h := l.held[stage]
+	h := l.stages[stage]
 	if h.micros[micro] == nil {
 		h.micros[micro] = map[string]*item{}
 	}
@@ -77,7 +77,7 @@ func (l *ledger) put(stage, micro int, name string, x *item) {
 	l.total += x.bytes()
 }
 
-func (l *ledger) remove(h *holding, micro int, name string) {
+func (l *ledger) remove(h *stageArrays, micro int, name string) {
 	x := h.micros[micro][name]
 	h.bytes -= x.bytes()
 	l.total -= x.bytes()
@@ -87,7 +87,7 @@ func (l *ledger) remove(h *holding, micro int, name string) {
 
 // keep drops everything of a microbatch that is not needed any more.
 func (l *ledger) keep(stage, micro int, needed map[string]bool) {
-	h := l.held[stage]
+	h := l.stages[stage]
 	for name := range h.micros[micro] {
 		if !needed[name] {
 			l.remove(h, micro, name)
@@ -100,7 +100,7 @@ func (l *ledger) keep(stage, micro int, needed map[string]bool) {
 
 // mark notes what is held between two actions.
 func (l *ledger) mark() {
-	for _, h := range l.held {
+	for _, h := range l.stages {
 		h.peak.Bytes = max(h.peak.Bytes, h.bytes)
 		h.peak.Micros = max(h.peak.Micros, h.begun)
 	}
@@ -109,7 +109,7 @@ func (l *ledger) mark() {
 
 func (l *ledger) usage() []Usage {
 	var list []Usage
-	for _, h := range l.held {
+	for _, h := range l.stages {
 		list = append(list, h.peak)
 	}
 	return list
@@ -117,7 +117,7 @@ func (l *ledger) usage() []Usage {
 
 // free drops everything.
 func (l *ledger) free() {
-	for stage, h := range l.held {
+	for stage, h := range l.stages {
 		for micro := range h.micros {
 			l.keep(stage, micro, nil)
 		}

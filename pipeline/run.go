@@ -240,7 +240,7 @@ func (r *run) deliver(a schedule.Action, items []*item) {
 // compute starts an action on the devices.
 func (r *run) compute(a schedule.Action) error {
 	s := r.stages[a.Stage]
-	held := r.ledger.held[a.Stage]
+	held := r.ledger.stages[a.Stage]
 	if x, _ := s.program(a.Kind); x != nil {
 		args, err := r.arguments(a, x)
 		if err != nil {
@@ -251,7 +251,7 @@ func (r *run) compute(a schedule.Action) error {
 			return err
 		}
 		r.pending = append(r.pending, flying{a, started})
-		if err := r.settle(a, x.Stage(), started.Take()); err != nil {
+		if err := r.place(a, x.Stage(), started.Take()); err != nil {
 			return err
 		}
 	}
@@ -300,8 +300,8 @@ func (r *run) missing(spec program.Array) error {
 		Try("put it into the rank's state, or let the data function place it")
 }
 
-// settle puts the results of an action where they belong.
-func (r *run) settle(a schedule.Action, st *program.Stage, results []*engine.Array) error {
+// place puts the results of an action where they belong.
+func (r *run) place(a schedule.Action, st *program.Stage, results []*engine.Array) error {
 	s := r.stages[a.Stage]
 	names, needed := s.handed(a.Kind), s.needed(a.Kind, a.Micro)
 	var handed []*item

@@ -18,7 +18,7 @@ func (p *Plan) Check(m model.Model) error {
 	c := m.Facts()
 	for _, check := range []func(*model.Facts) *diag.Error{
 		p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor, p.checkContext,
-		p.checkStages, p.checkBlocks,
+		p.checkStages, p.checkScaleBlocks,
 	} {
 		if err := check(&c); err != nil {
 			return err
@@ -216,9 +216,9 @@ func (p *Plan) Block() int64 {
 	return 0
 }
 
-// checkBlocks holds what a device has to whole blocks along what products sum over: a block that
-// two devices share would have another scale than on one.
-func (p *Plan) checkBlocks(c *model.Facts) *diag.Error {
+// checkScaleBlocks holds what a device has to whole blocks along what products sum over: a block
+// that two devices share would have another scale than on one.
+func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	n := p.Block()
 	if n == 0 {
 		return nil
@@ -228,7 +228,7 @@ func (p *Plan) checkBlocks(c *model.Facts) *diag.Error {
 			Because("nvfp4 scales by the largest magnitude of a tensor").Try("leave tp.overlap out")
 	}
 	switch pieces, tp := p.CP.Pieces(), p.Size(TensorAxis); {
-	case WholeBlocks(c, n, p.Seq, pieces, tp):
+	case WholeScaleBlocks(c, n, p.Seq, pieces, tp):
 		return nil
 	case p.Seq/pieces%n != 0:
 		return misfit("a piece of %d tokens is not made of blocks of %d", p.Seq/pieces, n).
@@ -239,9 +239,9 @@ func (p *Plan) checkBlocks(c *model.Facts) *diag.Error {
 	}
 }
 
-// WholeBlocks reports whether what a device has is whole blocks of n elements along what products
-// sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
-func WholeBlocks(c *model.Facts, n, seq, pieces, tp int64) bool {
+// WholeScaleBlocks reports whether what a device has is whole blocks of n elements along what
+// products sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
+func WholeScaleBlocks(c *model.Facts, n, seq, pieces, tp int64) bool {
 	return seq/pieces%n == 0 && c.MLP/tp%n == 0
 }
 

@@ -75,8 +75,8 @@ func unpack(
 
 // A meter counts the bytes that pass and tells the count every few megabytes and at the end.
 type meter struct {
-	done, told, total int64
-	tell              func(done, total int64)
+	done, reported, total int64
+	tell                  func(done, total int64)
 }
 
 // meterStep is at most some ten lines a second in a log of events, at the speed of inflating.
@@ -84,8 +84,8 @@ const meterStep = 16 << 20
 
 func (m *meter) Write(p []byte) (int, error) {
 	m.done += int64(len(p))
-	if m.tell != nil && (m.done-m.told >= meterStep || m.done == m.total) {
-		m.told = m.done
+	if m.tell != nil && (m.done-m.reported >= meterStep || m.done == m.total) {
+		m.reported = m.done
 		m.tell(m.done, m.total)
 	}
 	return len(p), nil

@@ -34,7 +34,7 @@ func Default(m model.Model, precision string) (*Policy, error) {
 	case NVFP4:
 		p.all(have, NVFP4, "NVIDIA's recipe: 16x16 tiles of weights, Hadamard transforms before and"+
 			" stochastic rounding of gradients (arXiv 2509.25149).")
-		p.narrow(&c)
+		p.keepSensitive(&c)
 	}
 	p.uneven(have, f)
 	return p, p.Check(m)
@@ -71,14 +71,14 @@ func (p *Policy) add(words []string, from int, f Format, why string) {
 	p.Rules = append(p.Rules, Rule{Linears: words, From: from, To: p.Layers, Format: f, Why: why})
 }
 
-// narrow keeps what numbers of four bits do not carry.
+// keepSensitive keeps what numbers of four bits do not carry.
 //
 // The last blocks: 15 % of them, rounded up, which is 14 of the 88 layers of the 120B model that
 // was trained longest so (arXiv 2604.12374, table 3). All blocks in FP4 diverge (arXiv 2509.25149,
 // 4.1), and even at test size only this part of the recipe shows in the loss (reference/
 // parity_notes.md 3). The attention of models with experts: the same table has queries, keys,
 // values, projections and latent projections in BF16.
-func (p *Policy) narrow(c *model.Facts) {
+func (p *Policy) keepSensitive(c *model.Facts) {
 	if c.MoE != nil {
 		p.add([]string{"attn"}, 0, BF16, "Models with experts keep attention and its latent"+
 			" projections, as the 120B model that was trained longest in NVFP4 (arXiv 2604.12374).")

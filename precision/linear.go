@@ -27,7 +27,7 @@ func (p *Policy) Share(m model.Model) map[Format]float64 {
 			layers = []int{-1}
 		}
 		for _, layer := range layers {
-			for _, product := range products {
+			for _, product := range gemms {
 				share[p.Of(layer, l.Name, product)] += work
 				sum += work
 			}
@@ -78,7 +78,7 @@ func (p *Policy) Check(m model.Model) error {
 func (p *Policy) divides(have []model.Linear) error {
 	for _, l := range have {
 		for _, layer := range l.Layers {
-			for _, product := range products {
+			for _, product := range gemms {
 				if f := p.Of(layer, l.Name, product); !fits(&l, f) {
 					return misfit("%s of layer %d is %d × %d, which is not made of blocks of %d", l.Name,
 						layer, l.In, l.Out, f.Block()).At("%s of %s", product, l.Name).

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -20,7 +20,7 @@ func Load(m model.Model, name string) (*Policy, error) {
 	if !IsFile(name) {
 		return Default(m, name)
 	}
-	text, err := folder.ReadPlain(name, maxText)
+	text, err := safedir.ReadPlain(name, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the policy").At("%s", name).Wrap(err)
 	}

@@ -90,7 +90,7 @@ func (m *marker) linear(op *ir.Op, w *model.Param) error {
 		layers = w.Dims[0].Size
 	}
 	marked := false
-	for _, product := range products {
+	for _, product := range gemms {
 		f := m.policy.Of(int(w.First), name, product)
 		for i := range layers {
 			if other := m.policy.Of(int(w.First+i*w.Step), name, product); other != f {

@@ -75,11 +75,11 @@ func (r reader) rule() (rule Rule) {
 		}},
 		field{Name: "layers", Must: true, Read: func() { rule.From, rule.To = r.span() }},
 		field{Name: "products", Read: func() {
-			rule.Products = r.words("", products)
+			rule.Products = r.words("", gemms)
 			slices.SortFunc(rule.Products, func(a, b string) int {
-				return cmp.Compare(slices.Index(products, a), slices.Index(products, b))
+				return cmp.Compare(slices.Index(gemms, a), slices.Index(gemms, b))
 			})
-			if len(rule.Products) == len(products) {
+			if len(rule.Products) == len(gemms) {
 				rule.Products = nil
 			}
 		}},

@@ -157,11 +157,11 @@ func TestShare(t *testing.T) {
 	}
 	c := preset(t, "llama3.1-8b")
 	p := policy(t, c, "mxfp8")
-	fprop := p.Repair().Share(c)[precision.MXFP8] / p.Share(c)[precision.MXFP8]
+	fprop := p.FinalBF16().Share(c)[precision.MXFP8] / p.Share(c)[precision.MXFP8]
 	if math.Abs(fprop-2.0/3) > 1e-9 {
 		t.Errorf("without the forward products %g of the work stays", fprop)
 	}
-	if once := p.Repair(); once.Repair() != once {
+	if once := p.FinalBF16(); once.FinalBF16() != once {
 		t.Error("what is repaired is repaired again")
 	}
 }
@@ -418,7 +418,7 @@ func TestLoad(t *testing.T) {
 	}{
 		{"bf16", precision.BF16}, {"mxfp8", precision.MXFP8}, {"nvfp4", precision.NVFP4},
 		{file("usual.json", usual.String()), precision.NVFP4},
-		{file("hidden.json", usual.Repair().Fall(0, "q", precision.Dgrad, precision.MXFP8, "A test.").String()),
+		{file("hidden.json", usual.FinalBF16().Fall(0, "q", precision.Dgrad, precision.MXFP8, "A test.").String()),
 			precision.NVFP4},
 		{file("shadowed.json", `{"version": 1, "layers": 32, "rules": [
 {"linears": ["attn", "mlp"], "layers": "all", "format": "nvfp4", "why": "First."},

@@ -19,9 +19,11 @@ func (prec Precision) Bytes() float64 {
 	return 2
 }
 
-// Blocks is the time in which our own programs write tensors in blocks with scales, by the bytes
-// that their kernels move ([kernels.Quantizing]).
-func (p *Prices) Blocks(bytes float64) float64 { return p.profile.Quantize * bytes / p.reached }
+// QuantizeBytes is the time in which our own programs write tensors in blocks with scales, by the
+// bytes that their kernels move ([kernels.Quantizing]).
+func (p *Prices) QuantizeBytes(bytes float64) float64 {
+	return p.profile.Quantize * bytes / p.reached
+}
 
 // Agree is the time in which the devices of a group find the largest of a number that each has. It
 // is a collective of no bytes; between domains a tree takes a round for each doubling.

@@ -93,14 +93,14 @@ func (b *Bridge) Profile(r Run) *Profile {
 	faster := map[string]float64{"b200": b.B200, "b300": b.B300, "gb300": b.GB300}[r.Card]
 	slow := 1 / cmp.Or(faster, 1)
 	routed := b.Routed
-	p.Product, p.Grouped = b.MXFP8*slow, b.Grouped
+	p.GEMM, p.Grouped = b.MXFP8*slow, b.Grouped
 	switch r.Precision {
 	case FP8:
-		p.Product = b.FP8 * slow
+		p.GEMM = b.FP8 * slow
 	case NVFP4:
-		p.Product = b.NVFP4 * slow
+		p.GEMM = b.NVFP4 * slow
 	case BF16, F32, "":
-		p.Product, p.Grouped, routed = b.BF16*slow, b.GroupedBF16, b.RoutedBF16
+		p.GEMM, p.Grouped, routed = b.BF16*slow, b.GroupedBF16, b.RoutedBF16
 	}
 	p.Attention = b.Attention * slow
 	if r.Head > 0 && r.Head < 128 { // exponentials bound it, and there are as many for small heads

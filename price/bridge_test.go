@@ -42,10 +42,10 @@ func TestFor(t *testing.T) {
 	}
 	dense := Run{Card: "gb300", Precision: NVFP4, Head: 128}
 	a, b := old.For(dense), now.For(dense)
-	if a.Product != b.Product || a.Stream != b.Stream {
+	if a.GEMM != b.GEMM || a.Stream != b.Stream {
 		t.Error("dense models differ between releases")
 	}
-	if a.Product == old.Product || a.Name != old.Name {
+	if a.GEMM == old.GEMM || a.Name != old.Name {
 		t.Errorf("the profile of a run is that of no run, or has lost its name: %+v", a)
 	}
 	if again := a.For(dense); again != a {

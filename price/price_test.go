@@ -31,10 +31,10 @@ func find(t testing.TB, name string) *Profile {
 }
 
 func TestTablesAreWhole(t *testing.T) {
-	if n := len(products()); n != 6 {
+	if n := len(gemmRates()); n != 6 {
 		t.Errorf("%d tables of products, want those of 2 architectures and 3 types", n)
 	}
-	for key, g := range products() {
+	for key, g := range gemmRates() {
 		for i := range g {
 			for j := range g[i] {
 				for k, v := range g[i][j] {
@@ -60,7 +60,7 @@ func TestTablesAreWhole(t *testing.T) {
 // The table of sm_90 has rates of FP8 that the card cannot have.
 func TestRatesAreBoundedByThePeak(t *testing.T) {
 	h100 := cluster(t, "8xh100").Card
-	over, g := 0, products()[[2]string{"sm_90", "fp8"}]
+	over, g := 0, gemmRates()[[2]string{"sm_90", "fp8"}]
 	for i := range g {
 		for j := range g[i] {
 			for _, v := range g[i][j] {
@@ -89,7 +89,7 @@ func TestNoProductIsFasterThanItsPeak(t *testing.T) {
 					peak = c.Peak.BF16 // computed as BF16
 				}
 				n := 16384.0
-				if rate := 2 * n * n * n / p.Product(prec, n, n, n); rate > peak {
+				if rate := 2 * n * n * n / p.GEMM(prec, n, n, n); rate > peak {
 					t.Errorf("%s %s %s: %.0f TFLOP/s", c.Name, prof.Name, prec, rate/1e12)
 				}
 			}
@@ -112,9 +112,9 @@ func TestMonotone(t *testing.T) {
 				r.Errorf("%s: %v, then %v", what, less, more)
 			}
 		}
-		check("product m", p.Product(prec, m, k, n), p.Product(prec, m*more, k, n))
-		check("product k", p.Product(prec, m, k, n), p.Product(prec, m, k*more, n))
-		check("product n", p.Product(prec, m, k, n), p.Product(prec, m, k, n*more))
+		check("product m", p.GEMM(prec, m, k, n), p.GEMM(prec, m*more, k, n))
+		check("product k", p.GEMM(prec, m, k, n), p.GEMM(prec, m, k*more, n))
+		check("product n", p.GEMM(prec, m, k, n), p.GEMM(prec, m, k, n*more))
 		check("grouped", p.Grouped(prec, experts, m, k, n, false),
 			p.Grouped(prec, experts, m*more, k, n, false))
 		check("weights", p.Grouped(prec, experts, m, k, n, true),
@@ -198,8 +198,8 @@ func TestTheWorstGroupCounts(t *testing.T) {
 	})
 }
 
-// An exchange among groups that straddle two NVLink domains is as slow as the network: in domains of
-// 72 groups of 32 once were priced as if each lay in one domain.
+// An exchange among groups that straddle two NVLink domains is as slow as the network: in domains
+// of 72 groups of 32 once were priced as if each lay in one domain.
 func TestGroupsThatStraddleDomainsAreSlow(t *testing.T) {
 	even := New(cluster(t, "512xgb200"), find(t, "deepwell")) // 8 domains of 64
 	uneven := New(cluster(t, "576xgb200"), find(t, "deepwell"))
@@ -233,8 +233,8 @@ func TestProfilesSayWhereTheyComeFrom(t *testing.T) {
 	}
 	a := find(t, "megatron")
 	b := a.Clone()
-	b.Product, b.Error.Cards[0] = 2, "cpu"
-	if a.Product == 2 || a.Error.Cards[0] == "cpu" {
+	b.GEMM, b.Error.Cards[0] = 2, "cpu"
+	if a.GEMM == 2 || a.Error.Cards[0] == "cpu" {
 		t.Error("a clone shares what it should not")
 	}
 }
@@ -249,8 +249,8 @@ func TestGolden(t *testing.T) {
 		fmt.Fprintf(&b, "%s\n", name)
 		for _, n := range []float64{512, 4096, 16384} {
 			fmt.Fprintf(&b, "  product %5.0f³   bf16 %s  fp8 %s  mxfp8 %s  nvfp4 %s\n", n,
-				us(p.Product(BF16, n, n, n)), us(p.Product(FP8, n, n, n)),
-				us(p.Product(MXFP8, n, n, n)), us(p.Product(NVFP4, n, n, n)))
+				us(p.GEMM(BF16, n, n, n)), us(p.GEMM(FP8, n, n, n)),
+				us(p.GEMM(MXFP8, n, n, n)), us(p.GEMM(NVFP4, n, n, n)))
 		}
 		fmt.Fprintf(&b, "  32 experts of 1024x7168x4096 %s  weights %s\n",
 			us(p.Grouped(BF16, 32, 1024, 7168, 4096, false)),

@@ -93,15 +93,15 @@ func (p *Prices) faster(prec Precision) float64 {
 	return 1
 }
 
-// Product is the time of [m,k]·[k,n]. It is no faster than the table of small shapes, than what the
+// GEMM is the time of [m,k]·[k,n]. It is no faster than the table of small shapes, than what the
 // card sustains, and than its memory.
-func (p *Prices) Product(prec Precision, m, k, n float64) float64 {
+func (p *Prices) GEMM(prec Precision, m, k, n float64) float64 {
 	work := 2 * m * k * n
 	if work == 0 {
 		return 0
 	}
 	faster := p.faster(prec)
-	t := p.profile.Product * work / (p.sustained * faster)
+	t := p.profile.GEMM * work / (p.sustained * faster)
 	at := 0
 	if faster > 1 {
 		at = 1
@@ -125,7 +125,7 @@ func (p *Prices) Grouped(prec Precision, experts, m, k, n float64, weight bool) 
 	if weight {
 		t = 0.91*work + 1.10*(bytes+6*m*n)/p.bandwidth
 	}
-	return p.profile.Product * p.profile.Grouped * experts * t
+	return p.profile.GEMM * p.profile.Grouped * experts * t
 }
 
 // The shares of the peak that attention reaches on b200, by heads times tokens over 4,096 as powers

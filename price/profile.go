@@ -25,7 +25,7 @@ type Profile struct {
 	Name   string
 	Source string // where its constants come from
 
-	Product   float64 // products of linear layers, at the rate that a card sustains
+	GEMM      float64 // products of linear layers, at the rate that a card sustains
 	Grouped   float64 // products of experts, on top of Product
 	Attention float64 // attention, at the rates of the table
 	Stream    float64 // bytes through memory, at the card's bandwidth
@@ -67,10 +67,10 @@ type Profile struct {
 	// Weight and Gradient are the bytes of a parameter in all forms that the model computes with, and
 	// of its gradient, where the stack does not do as the plan says; 0 means that it does.
 	Weight, Gradient float64
-	// Narrow says that inputs of linear layers are kept in the type they are multiplied in, as
-	// Transformer Engine does, and Permuted that tokens are sorted as they are exchanged, so that
+	// QuantizedInputs says that inputs of linear layers are kept in the type they are multiplied in,
+	// as Transformer Engine does, and Permuted that tokens are sorted as they are exchanged, so that
 	// they are kept once and not before and after.
-	Narrow, Permuted bool
+	QuantizedInputs, Permuted bool
 	// Modules says that attn and experts recompute no more than Megatron's modules of that kind do:
 	// projections out of the latent space or attention itself, and the function between the
 	// products of experts. With norms and the other half recomputed too, it is the whole layer.
@@ -125,7 +125,7 @@ type Effect struct {
 // Effects lists the constants that can be fitted, one for each effect.
 func (p *Profile) Effects() []Effect {
 	return []Effect{
-		{"product", &p.Product, 1.05, 0.06, "cards slow down under load for longer than a benchmark"},
+		{"product", &p.GEMM, 1.05, 0.06, "cards slow down under load for longer than a benchmark"},
 		{"grouped", &p.Grouped, 1, 0.1, "experts are smaller and uneven"},
 		{"attention", &p.Attention, 1.05, 0.1, "as product"},
 		{"stream", &p.Stream, 1.4, 0.4, "more kernels than the closed form counts"},

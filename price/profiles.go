@@ -25,11 +25,11 @@ func prior(name string) Profile {
 func megatron() Profile {
 	p := prior("megatron")
 	p.Source = "bench/accuracy on the 43 B200 runs of SimuMax v1.2 (2026), all rows"
-	p.Product, p.Grouped, p.Attention, p.Stream = 1.067, 1.091, 1.049, 1.486
+	p.GEMM, p.Grouped, p.Attention, p.Stream = 1.067, 1.091, 1.049, 1.486
 	p.Link, p.Exchange, p.Latency, p.Gradients = 0.9478, 1.129, 0.8456, 1.026
 	p.Optimizer, p.Operation, p.Experts = 1.592, 9.204e-5, 118.7
 	p.Dummy, p.Regather, p.Sharded, p.Vocab = true, true, true, 128
-	p.Saved, p.Transient, p.Narrow = 0.9906, 3.313, true
+	p.Saved, p.Transient, p.QuantizedInputs = 0.9906, 3.313, true
 	p.Error = Error{Dense: 0.0251, Expert: 0.0251, Model: 0.0351, Beyond: 0.10,
 		Models: []Known{{"llama3-70b", 8192, 28672, 0}, {"deepseek-v2", 5120, 1536, 160},
 			{"deepseek-v3", 7168, 2048, 256}, {"llama3.1-405b", 16384, 53248, 0}},
@@ -41,7 +41,7 @@ func megatron() Profile {
 func megatron2022() Profile {
 	p := prior("megatron-2022")
 	p.Source = "bench/accuracy on the 8 A100 runs of arXiv 2205.05198, all rows"
-	p.Product, p.Stream, p.Link, p.Network = 1.064, 1.063, 1.060, 1.224
+	p.GEMM, p.Stream, p.Link, p.Network = 1.064, 1.063, 1.060, 1.224
 	p.Operation = 1.110e-4
 	p.Regather, p.Sharded, p.Vocab = true, true, 128
 	p.Error = Error{Dense: 0.0407, Expert: 0.10, Model: 0.0564, Beyond: 0.10,

@@ -42,8 +42,8 @@ const gridSide = 5
 
 type grid [gridSide][gridSide][gridSide]float64
 
-// products are the rates by architecture and type, in operations a second.
-var products = sync.OnceValue(func() map[[2]string]*grid {
+// gemmRates are the rates by architecture and type, in operations a second.
+var gemmRates = sync.OnceValue(func() map[[2]string]*grid {
 	list := map[[2]string]*grid{}
 	for i, row := range cells(matmulText) {
 		key := [2]string{row[0], row[1]}
@@ -62,7 +62,7 @@ var products = sync.OnceValue(func() map[[2]string]*grid {
 // measured faster than a part of it is noise. No rate is above the peak of the card; the table of
 // sm_90 has 2,593 TFLOP/s for FP8, where 1,979 can be.
 func times(arch, kind string, peak float64) *grid {
-	rates := products()[[2]string{arch, kind}]
+	rates := gemmRates()[[2]string{arch, kind}]
 	if rates == nil {
 		return nil
 	}

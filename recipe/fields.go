@@ -185,7 +185,7 @@ func typeKey(at func(*Recipe) *dtype.DType) field {
 func precisionKey() field {
 	return field{
 		set: func(p *reader, v any) *problem {
-			p.r.Repair = 0
+			p.r.FinalBF16 = 0
 			if list, ok := v.([]any); ok {
 				if len(list) != 2 {
 					return wrong(`write ["nvfp4", 0.15]`, "it is a list of %d, not of two", len(list))
@@ -194,19 +194,19 @@ func precisionKey() field {
 				if bad != nil {
 					return bad
 				}
-				v, p.r.Repair = list[0], part
+				v, p.r.FinalBF16 = list[0], part
 			}
-			bad := p.products(v)
-			if bad == nil && p.r.Repair > 0 && p.r.Narrow == "" {
+			bad := p.gemmPrecision(v)
+			if bad == nil && p.r.FinalBF16 > 0 && p.r.Products == "" {
 				bad = wrong(`write ["nvfp4", 0.15]`, "%s has no fewer bits than bf16", p.r.Precision)
 			}
 			return bad
 		},
 		get: func(r *Recipe) string {
-			if r.Repair > 0 {
-				return "[" + r.products() + ", " + float(r.Repair) + "]"
+			if r.FinalBF16 > 0 {
+				return "[" + r.gemmPrecision() + ", " + float(r.FinalBF16) + "]"
 			}
-			return r.products()
+			return r.gemmPrecision()
 		},
 	}
 }
@@ -214,28 +214,28 @@ func precisionKey() field {
 // precision is the key of what products are computed in, under which paths are remembered.
 const precision = "precision"
 
-// products spells what products are computed in.
-func (r *Recipe) products() string {
-	return quote(cmp.Or(r.spell(precision, r.Narrow), r.Precision.String()))
+// gemmPrecision spells what products are computed in.
+func (r *Recipe) gemmPrecision() string {
+	return quote(cmp.Or(r.spell(precision, r.Products), r.Precision.String()))
 }
 
-// products reads what products are computed in.
-func (p *reader) products(v any) *problem {
+// gemmPrecision reads what products are computed in.
+func (p *reader) gemmPrecision(v any) *problem {
 	if path, ok := v.(string); ok && strings.HasSuffix(path, ".json") {
 		full, bad := p.complete(precision, path)
-		p.r.Precision, p.r.Narrow = dtype.BF16, full
+		p.r.Precision, p.r.Products = dtype.BF16, full
 		return bad
 	}
 	s, bad := word(v, precisions)
 	if bad != nil {
 		return bad
 	}
-	p.r.Precision, p.r.Narrow = dtype.BF16, ""
+	p.r.Precision, p.r.Products = dtype.BF16, ""
 	switch s {
 	case "f32":
 		p.r.Precision = dtype.F32
 	case "mxfp8", "nvfp4":
-		p.r.Narrow = s
+		p.r.Products = s
 	}
 	return nil
 }

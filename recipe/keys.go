@@ -87,7 +87,7 @@ var bindings = map[string]binding{
 	"batch":     whole(intKey(1, maxInt, func(r *Recipe) *int { return &r.Batch })),
 	"micro":     free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Micro })),
 	"seq":       whole(intKey(2, maxInt, func(r *Recipe) *int { return &r.Seq })),
-	"precision": {precisionKey(), (*Recipe).products},
+	"precision": {precisionKey(), (*Recipe).gemmPrecision},
 	"recompute": free(recomputeKey()),
 	"optimizer.name": whole(wordKey(optimizers,
 		func(r *Recipe) *string { return &r.Optimizer.Name })),

@@ -25,12 +25,12 @@ type Recipe struct {
 	Micro     int
 	Seq       int
 	Precision dtype.DType
-	// Narrow is the format of the products of linear layers, "mxfp8" or "nvfp4", if it is not
+	// Products is the format of the products of linear layers, "mxfp8" or "nvfp4", if it is not
 	// Precision, or the path of a policy that says it layer by layer.
-	Narrow string
-	// Repair is the last part of the steps in which forward products have no fewer bits than
+	Products string
+	// FinalBF16 is the last part of the steps in which forward products have no fewer bits than
 	// Precision.
-	Repair    float64
+	FinalBF16 float64
 	Recompute []ir.Tag
 
 	Optimizer Optimizer

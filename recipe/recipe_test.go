@@ -273,9 +273,9 @@ func TestPrecisions(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if r.Narrow != row.narrow || r.Repair != row.repair ||
+		if r.Products != row.narrow || r.FinalBF16 != row.repair ||
 			!strings.Contains(r.String(), "precision = "+row.text+"\n") {
-			t.Errorf("%s: %q, %v in\n%s", row.text, r.Narrow, r.Repair, r)
+			t.Errorf("%s: %q, %v in\n%s", row.text, r.Products, r.FinalBF16, r)
 		}
 	}
 	parse := func(precision string) *Recipe {
@@ -474,8 +474,8 @@ func ExampleParse() {
 	//   fix    did you mean "rate"?
 }
 
-// What people type, and what they should be told. Letters alone suggest f32 for fp8 and a folder for
-// a share.
+// What people type, and what they should be told. Letters alone suggest f32 for fp8 and a folder
+// for a share.
 func TestSlips(t *testing.T) {
 	const rest = "\nmodel = \"m\"\nsteps = 1\n[data]\nsources = [\"a\"]\n"
 	for text, want := range map[string]string{

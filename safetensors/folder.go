@@ -13,9 +13,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/safedir"
 )
 
 // The names that Hugging Face's libraries give to a model's files.
@@ -61,16 +61,16 @@ func indexed(path string, isDir bool) ([]string, error) {
 		return nil, nil
 	}
 	homes, err := readIndex(d, file)
-	return lists.Map(homes, func(h home) string { return h.tensor }), err
+	return lists.Map(homes, func(h location) string { return h.tensor }), err
 }
 
 // locateModel finds the one file to start from: a file of tensors or an index.
-func locateModel(path string, isDir bool) (*folder.Folder, string, error) {
+func locateModel(path string, isDir bool) (*safedir.Folder, string, error) {
 	dir, file := path, ""
 	if !isDir {
 		dir, file = filepath.Dir(path), filepath.Base(path)
 	}
-	d, err := folder.Open(dir)
+	d, err := safedir.Open(dir)
 	if err == nil && isDir {
 		if file, err = choose(d); err != nil {
 			d.Close()
@@ -82,7 +82,7 @@ func locateModel(path string, isDir bool) (*folder.Folder, string, error) {
 // choose decides what of a folder is its weights. It is the one place that knows: what it refuses
 // with diag.WeightsIncomplete looks like weights and must never be taken for none, and
 // diag.ModelMissing says that nothing here looks like weights.
-func choose(d *folder.Folder) (string, error) {
+func choose(d *safedir.Folder) (string, error) {
 	names, err := d.Names()
 	if err != nil {
 		return "", err
@@ -125,7 +125,7 @@ func choose(d *folder.Folder) (string, error) {
 }
 
 // unfetched is the error where some of a model's shards are here.
-func unfetched(d *folder.Folder, missing []string, of int) error {
+func unfetched(d *safedir.Folder, missing []string, of int) error {
 	return diag.New(diag.WeightsIncomplete, "%d of %d shards are missing: %s", len(missing), of,
 		some(missing)).At("%s", d.Path("")).Try("finish the download")
 }
@@ -209,7 +209,7 @@ func aside(stem string) bool {
 	return slices.Contains([]string{"train", "val", "valid", "test", "eval", "tokens", "data"}, stem)
 }
 
-func (f *form) refuse(d *folder.Folder, name string) error {
+func (f *form) refuse(d *safedir.Folder, name string) error {
 	return diag.New(diag.WeightsIncomplete, "the only weights here are %s", human.Quote(name)).
 		At("%s", d.Path("")).Because("it %s", f.what).Try("%s", f.fix)
 }
@@ -237,11 +237,11 @@ func some(names []string) string {
 	return strings.Join(quoted, ", ")
 }
 
-// A home is one line of an index: the tensor, and the file that holds it.
-type home struct{ tensor, file string }
+// A location is one line of an index: the tensor, and the file that holds it.
+type location struct{ tensor, file string }
 
 // readIndex gives an index sorted by tensor.
-func readIndex(d *folder.Folder, file string) ([]home, error) {
+func readIndex(d *safedir.Folder, file string) ([]location, error) {
 	text, err := d.Read(file, maxIndex)
 	if err != nil {
 		return nil, err
@@ -254,7 +254,7 @@ func readIndex(d *folder.Folder, file string) ([]home, error) {
 }
 
 // parseIndex reads {"metadata": anything, "weight_map": {tensor: file}}.
-func parseIndex(text string) ([]home, error) {
+func parseIndex(text string) ([]location, error) {
 	switch {
 	case len(text) > maxIndex:
 		return nil, damaged("the index has more than %d bytes", maxIndex)
@@ -262,7 +262,7 @@ func parseIndex(text string) ([]home, error) {
 		return nil, damaged("the index is not UTF-8")
 	}
 	s := scanner{text: text}
-	var homes []home
+	var homes []location
 	seen := map[string]bool{}
 	err := s.object(func(key string) error {
 		if seen[key] {
@@ -277,7 +277,7 @@ func parseIndex(text string) ([]home, error) {
 			if err != nil {
 				return err
 			}
-			homes = append(homes, home{tensor, file})
+			homes = append(homes, location{tensor, file})
 			if err := checkName(tensor); err != nil {
 				return err
 			}
@@ -314,8 +314,8 @@ func checkFile(file string) error {
 
 // checkHomes sorts by tensor and refuses doubled tensors, and files whose names differ only in
 // case, which are one file on some disks and two on others.
-func checkHomes(homes []home) error {
-	slices.SortFunc(homes, func(a, b home) int { return strings.Compare(a.tensor, b.tensor) })
+func checkHomes(homes []location) error {
+	slices.SortFunc(homes, func(a, b location) int { return strings.Compare(a.tensor, b.tensor) })
 	spelled := map[string]string{}
 	for i, h := range homes {
 		if i > 0 && homes[i-1].tensor == h.tensor {
@@ -331,7 +331,7 @@ func checkHomes(homes []home) error {
 }
 
 // openIndex opens every shard of an index and demands that they keep its promises.
-func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
+func openIndex(d *safedir.Folder, file string) (_ *Set, err error) {
 	homes, err := readIndex(d, file)
 	if err != nil {
 		return nil, err
@@ -342,7 +342,7 @@ func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
 			_ = set.Close()
 		}
 	}()
-	files := lists.Map(homes, func(h home) string { return h.file })
+	files := lists.Map(homes, func(h location) string { return h.file })
 	slices.Sort(files)
 	files = slices.Compact(files)
 	names, err := d.Names()
@@ -373,7 +373,7 @@ func openIndex(d *folder.Folder, file string) (_ *Set, err error) {
 }
 
 // gather fills the set with what the index names.
-func (s *Set) gather(homes []home) error {
+func (s *Set) gather(homes []location) error {
 	byFile := map[string]*shard{}
 	for _, sh := range s.shards {
 		byFile[base(sh.name)] = sh

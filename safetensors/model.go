@@ -28,7 +28,7 @@ type Options struct {
 // dealt to files in the order of their names. A folder that holds a model already is refused:
 // files of two models must never mix, and a crash between two of them would leave just that.
 func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
-	parts, err := deal(items, opts)
+	parts, err := splitFiles(items, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 	return files, unwritten(err, dir)
 }
 
-// deal cuts the items into files.
-func deal(items []Item, opts Options) ([]layout, error) {
+// splitFiles cuts the items into files.
+func splitFiles(items []Item, opts Options) ([]layout, error) {
 	if opts.MaxBytes < 0 {
 		return nil, diag.New(codeCaller, "files of at most %d bytes", opts.MaxBytes)
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/folder"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/safedir"
 )
 
 // A Set is the tensors of one file, or of all files of one model, under one space of names. Its
@@ -36,7 +36,7 @@ type File struct {
 // names. In a folder, model.safetensors comes before model.safetensors.index.json, as in
 // transformers, and both before the only other file of tensors.
 func Open(path string) (*Set, error) {
-	f, info, err := folder.Peek(path, os.OpenFile)
+	f, info, err := safedir.Peek(path, os.OpenFile)
 	if err != nil {
 		return nil, locate(err, path)
 	}
@@ -67,7 +67,7 @@ func Parse(name string, data []byte) (*Set, error) {
 // Names lists a model's tensors from its index alone where it has one, so that a model whose
 // shards were never fetched can be listed, and from the header of its only file otherwise.
 func Names(path string) ([]string, error) {
-	f, info, err := folder.Peek(path, os.OpenFile)
+	f, info, err := safedir.Peek(path, os.OpenFile)
 	if err != nil {
 		return nil, locate(err, path)
 	}

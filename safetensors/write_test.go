@@ -258,7 +258,7 @@ func TestShardingKeepsEverything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		items, data := drawItems(t)
 		limit := rapid.Int64Range(0, 200).Draw(t, "limit")
-		parts, err := deal(items, Options{MaxBytes: limit})
+		parts, err := splitFiles(items, Options{MaxBytes: limit})
 		if err != nil {
 			t.Fatal(err)
 		}

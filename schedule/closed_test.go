@@ -71,7 +71,7 @@ func (s *Schedule) Holds(rank int) (int, bool) {
 	if !ok {
 		return 0, false
 	}
-	return f.holds(s.Shape, rank), true
+	return f.inFlight(s.Shape, rank), true
 }
 
 // Bubble is the closed form of what one step takes longer than the work of one rank, in ticks, and

@@ -4,8 +4,8 @@ package schedule
 // is the simplest schedule and holds the whole batch. The paper draws the gradients in the reverse
 // order of the forwards; here, as in all other schedules, a stage takes microbatches in order both
 // ways, which takes the same time.
-func gpipe() family {
-	return family{
+func gpipe() kind {
+	return kind{
 		name: "gpipe", layout: Loop, least: 1, most: 1,
 		list: func(s *Schedule, rank int) []Action {
 			l := s.lister(rank, 2)
@@ -13,15 +13,15 @@ func gpipe() family {
 			l.repeat(s.Micros, backward(0))
 			return l.actions
 		},
-		holds: func(shape Shape, _ int) int { return shape.Micros },
+		inFlight: func(shape Shape, _ int) int { return shape.Micros },
 	}
 }
 
 // oneFOneB runs a gradient as soon as there is one, so that a rank holds no more microbatches than
 // there are ranks below it (PipeDream-flush: Narayanan et al., 2021, arXiv 2006.09503; in
 // Megatron-LM, arXiv 2104.04473, section 2.2). The bubble is that of GPipe.
-func oneFOneB() family {
-	return family{
+func oneFOneB() kind {
+	return kind{
 		name: "1f1b", layout: Loop, least: 1, most: 1,
 		list: func(s *Schedule, rank int) []Action {
 			l := s.lister(rank, 2)
@@ -29,6 +29,6 @@ func oneFOneB() family {
 			l.repeat(s.Micros, forward(0), backward(0))
 			return l.actions
 		},
-		holds: func(shape Shape, rank int) int { return min(shape.Micros, shape.Ranks-rank) },
+		inFlight: func(shape Shape, rank int) int { return min(shape.Micros, shape.Ranks-rank) },
 	}
 }

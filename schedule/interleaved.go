@@ -6,8 +6,8 @@ import "github.com/deepwell/deepwell/diag"
 // arXiv 2104.04473, section 2.2): a microbatch comes by several times, each time for less work, and
 // the bubble shrinks with the number of virtual stages. Microbatches go in groups of as many as
 // there are ranks, a group through all virtual stages before the next.
-func interleaved() family {
-	return family{
+func interleaved() kind {
+	return kind{
 		name: "interleaved", layout: Loop, least: 2,
 		check: func(shape Shape) error {
 			over := shape.Micros % shape.Ranks
@@ -23,7 +23,7 @@ func interleaved() family {
 			return e.Try("set %d microbatches", shape.Ranks)
 		},
 		list: interleavedList,
-		holds: func(shape Shape, rank int) int {
+		inFlight: func(shape Shape, rank int) int {
 			return min(shape.Micros*shape.Virtual, interleavedWarmup(shape, rank)+1)
 		},
 	}

@@ -93,10 +93,10 @@ func (s *Schedule) Stage(rank, turn int) int {
 	return turn*s.Ranks + rank
 }
 
-// A family is one published way to order a pipeline, with what its authors promise of it. The
+// A kind is one published way to order a pipeline, with what its authors promise of it. The
 // closed forms hold when every virtual stage costs the same and sending is free; times are those of
 // one virtual stage.
-type family struct {
+type kind struct {
 	name   string
 	layout Layout
 	// virtual bounds the virtual stages of a rank; most is 0 where there is no bound.
@@ -105,21 +105,21 @@ type family struct {
 	check func(Shape) error
 	// list gives the actions of one rank in order.
 	list func(s *Schedule, rank int) []Action
-	// holds is the most microbatches that a rank holds between forward and weight gradient, counted
-	// for each virtual stage.
-	holds func(shape Shape, rank int) int
+	// inFlight is the most microbatches that a rank holds between forward and weight gradient,
+	// counted for each virtual stage.
+	inFlight func(shape Shape, rank int) int
 }
 
-// families is the table of schedules: a new one is a row here and a file.
-func families() []family {
-	return []family{gpipe(), oneFOneB(), interleaved(), zeroBubbleH1(), zeroBubbleV()}
+// kinds is the table of schedules: a new one is a row here and a file.
+func kinds() []kind {
+	return []kind{gpipe(), oneFOneB(), interleaved(), zeroBubbleH1(), zeroBubbleV()}
 }
 
 // Names lists the schedules that New makes.
-func Names() []string { return lists.Map(families(), func(f family) string { return f.name }) }
+func Names() []string { return lists.Map(kinds(), func(f kind) string { return f.name }) }
 
-func lookup(name string) (family, bool) {
-	f := lists.Find(families(), func(f family) bool { return f.name == name })
+func lookup(name string) (kind, bool) {
+	f := lists.Find(kinds(), func(f kind) bool { return f.name == name })
 	return f, f.name != ""
 }
 
@@ -153,7 +153,7 @@ func New(name string, shape Shape) (*Schedule, error) {
 }
 
 // fits says why the family has no schedule of that shape.
-func (f family) fits(shape Shape) error {
+func (f kind) fits(shape Shape) error {
 	if err := shape.check(); err != nil {
 		return err
 	}

@@ -16,13 +16,13 @@ func (s *Schedule) Validate() error {
 		return err
 	}
 	if f, ok := lookup(s.Name); ok {
-		return s.keeps(f)
+		return s.checkKind(f)
 	}
 	return nil
 }
 
-// keeps checks a schedule against the family whose name it has.
-func (s *Schedule) keeps(f family) error {
+// checkKind checks a schedule against the family whose name it has.
+func (s *Schedule) checkKind(f kind) error {
 	if err := f.fits(s.Shape); err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (s *Schedule) keeps(f family) error {
 		if err != nil {
 			return err
 		}
-		if most := f.holds(s.Shape, rank); peak.Total > int64(most) {
+		if most := f.inFlight(s.Shape, rank); peak.Total > int64(most) {
 			return s.fault(rank, peak.Place, "makes the rank hold %d microbatches, more than the %d of %s",
 				peak.Total, most, s.Name)
 		}

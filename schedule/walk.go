@@ -242,8 +242,8 @@ func (s *Schedule) Peak(rank int, h Hold) (Peak, error) {
 
 // A Load is what the microbatches of one virtual stage hold on each of its devices, in bytes.
 type Load struct {
-	Kept   int64 // by one microbatch, from its forward pass to the gradient of its input
-	Handed int64 // by one microbatch, from the gradient of its input to that of the weights
+	Residuals int64 // by one microbatch, from its forward pass to the gradient of its input
+	Handed    int64 // by one microbatch, from the gradient of its input to that of the weights
 	// Passing is, by kind of action, what arrives for the action, or leaves it, and is in neither of
 	// the two while the action runs; Temp is what its program needs besides.
 	Passing, Temp [len(letters)]int64
@@ -252,14 +252,14 @@ type Load struct {
 // Steady is the load of a stage whose microbatches hold the same from the start of their forward
 // pass until all their gradients are there, and whose programs all need as much besides.
 func Steady(kept, temp int64) Load {
-	l := Load{Kept: kept, Handed: kept, Temp: [...]int64{temp, temp, temp, temp}}
+	l := Load{Residuals: kept, Handed: kept, Temp: [...]int64{temp, temp, temp, temp}}
 	l.Passing[Forward] = kept
 	return l
 }
 
 // Most is a load that no other exceeds.
 func Most() (l Load) {
-	l.Kept, l.Handed = math.MaxInt64, math.MaxInt64
+	l.Residuals, l.Handed = math.MaxInt64, math.MaxInt64
 	for i := range l.Passing {
 		l.Passing[i], l.Temp[i] = math.MaxInt64, math.MaxInt64
 	}
@@ -268,7 +268,7 @@ func Most() (l Load) {
 
 // Lower has a load be no more than another one is, item by item.
 func (l *Load) Lower(o *Load) {
-	l.Kept, l.Handed = min(l.Kept, o.Kept), min(l.Handed, o.Handed)
+	l.Residuals, l.Handed = min(l.Residuals, o.Residuals), min(l.Handed, o.Handed)
 	for i := range l.Passing {
 		l.Passing[i], l.Temp[i] = min(l.Passing[i], o.Passing[i]), min(l.Temp[i], o.Temp[i])
 	}
@@ -282,7 +282,7 @@ func (h *InFlight) Bytes(stages, kind []int, loads []Load) (n int64) {
 		if kind != nil {
 			at = kind[at]
 		}
-		n += int64(h.Forward[turn])*loads[at].Kept + int64(h.Input[turn])*loads[at].Handed
+		n += int64(h.Forward[turn])*loads[at].Residuals + int64(h.Input[turn])*loads[at].Handed
 	}
 	return n
 }

@@ -5,8 +5,8 @@ package schedule
 // last microbatch runs back faster; the weight gradients that were put off fill the time that
 // 1F1B leaves empty. They are put off only so far that no rank holds more than the first one does
 // under 1F1B.
-func zeroBubbleH1() family {
-	return family{
+func zeroBubbleH1() kind {
+	return kind{
 		name: "zb-h1", layout: Loop, least: 1, most: 1,
 		list: func(s *Schedule, rank int) []Action {
 			l := s.lister(rank, 3)
@@ -17,6 +17,6 @@ func zeroBubbleH1() family {
 			l.repeat(s.Micros, input(0), weight(0))
 			return l.actions
 		},
-		holds: func(shape Shape, _ int) int { return min(shape.Micros, shape.Ranks) },
+		inFlight: func(shape Shape, _ int) int { return min(shape.Micros, shape.Ranks) },
 	}
 }

@@ -5,11 +5,11 @@ package schedule
 // while the forwards still come down, and in the time of three equal actions every rank finds work
 // without a gap. A rank holds twice as many virtual stages as there are ranks, each of half the
 // size: as much as the first rank under 1F1B.
-func zeroBubbleV() family {
-	return family{
+func zeroBubbleV() kind {
+	return kind{
 		name: "zb-v", layout: Vee, least: 2, most: 2,
-		list:  zeroBubbleVList,
-		holds: func(shape Shape, _ int) int { return min(2*shape.Micros, 2*shape.Ranks) },
+		list:     zeroBubbleVList,
+		inFlight: func(shape Shape, _ int) int { return min(2*shape.Micros, 2*shape.Ranks) },
 	}
 }
 

@@ -55,7 +55,7 @@ func TestTwoAxesShardOneDimension(t *testing.T) {
 		}
 		both := 0
 		for _, l := range sh.Params {
-			if len(l.Shards) == 2 && l.Shards[0].How == l.Shards[1].How {
+			if len(l.Shards) == 2 && l.Shards[0].Dim == l.Shards[1].Dim {
 				both++
 			}
 		}
@@ -92,12 +92,12 @@ func TestPiecesMakeUpTheWhole(t *testing.T) {
 		l, mesh := spmd.LayoutOf("w", whole, p), p.Mesh()
 		var axes []string
 		for _, a := range mesh {
-			if slices.ContainsFunc(l.Shards, func(s ir.Share) bool { return s.Axis == a.Name }) {
+			if slices.ContainsFunc(l.Shards, func(s ir.AxisSharding) bool { return s.Axis == a.Name }) {
 				axes = append(axes, a.Name)
 			}
 		}
 		for i, s := range l.Shards {
-			if s.Axis != axes[i] || l.Stored.Place.On(s.Axis) != s.How || l.Compute.Place.On(s.Axis) == "" &&
+			if s.Axis != axes[i] || l.Stored.Place.On(s.Axis) != s.Dim || l.Compute.Place.On(s.Axis) == "" &&
 				p.FSDP.Gather == "layer" {
 				t.Fatalf("shards %v of %v on mesh %v", l.Shards, l.Stored, mesh)
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -25,7 +25,7 @@ var planFile = flag.String("plans.file", "", "compile the plan in this file for 
 // groups, tensors and bytes. XLA:GPU may join the arguments of sums, so those are held to their
 // bytes alone.
 func TestCensusOnBlackwell(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	c := enginetest.Cards(t, false)
 	small := *shapes()["llama"]
 	small.Hidden, small.Heads, small.KVHeads, small.HeadDim, small.MLP = 256, 8, 2, 64, 512

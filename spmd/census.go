@@ -21,10 +21,10 @@ type Traffic struct {
 	// group sees the whole of it: the result of a gather, the argument of a scatter.
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
-	// Twice and TwiceBytes are those among them that XLA:GPU may find out to be needless. Those that a
-	// loop back makes of what a loop forward gathered already, in one round: a compiler that takes the
-	// last round of the one and the first of the other out of their loops, to fetch ahead, finds that
-	// they are the same. And sums of what all devices have copies of: those are products.
+	// Twice and TwiceBytes are those among them that XLA:GPU may find out to be needless. Those that
+	// a loop back makes of what a loop forward gathered already, in one round: a compiler that takes
+	// the last round of the one and the first of the other out of their loops, to fetch ahead, finds
+	// that they are the same. And sums of what all devices have copies of: those are products.
 	Twice      int64 `json:"twice,omitempty"`
 	TwiceBytes int64 `json:"twice_bytes,omitempty"`
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -47,12 +47,12 @@ type device struct {
 	t        *testing.T
 	e        *engine.Engine
 	compiled map[*ir.Graph]*engine.Executable
-	set      *kernels.Set
+	set      *kernels.Selector
 	plant    func(text string) string // a fault in what is compiled, for tests of tests
 	loose    bool                     // sums are of bf16
 }
 
-func newDevice(t *testing.T, e *engine.Engine, set *kernels.Set) *device {
+func newDevice(t *testing.T, e *engine.Engine, set *kernels.Selector) *device {
 	d := &device{t: t, e: e, compiled: map[*ir.Graph]*engine.Executable{}, set: set}
 	t.Cleanup(func() {
 		for _, x := range d.compiled {
@@ -200,9 +200,9 @@ func moved(after map[string][]float64, before map[string]*eval.Array) map[string
 // On the engine, three steps of plans end where those of one device end, and the compiled programs
 // have the collectives that the graphs have. Which plans is drawn by a seed that is printed.
 func TestPlansOnTheEngine(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	e := openEngine(t)
-	*seed = long.Seed(t, "plans.seed", *seed)
+	*seed = slowtest.Seed(t, "plans.seed", *seed)
 	pick := rand.New(rand.NewPCG(*seed, 1))
 	for i, name := range []string{"llama", "qwen3"} {
 		c := shapes()[name]
@@ -243,7 +243,7 @@ func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimi
 		t.Fatal(err)
 	}
 	for i, m := range rows {
-		var set *kernels.Set
+		var set *kernels.Selector
 		if i%2 == 1 {
 			set = kernels.For("cpu")
 		}
@@ -279,7 +279,7 @@ func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimi
 // A model in bf16 trains on a mesh as it does on one device, but for the rounding of bf16; gathers
 // send two bytes for a number, on the CPU as on Blackwell.
 func TestBF16OnTheEngine(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	c := shapes()["llama"]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.BF16})
 	if err != nil {

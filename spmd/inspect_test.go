@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/optim"
@@ -78,7 +78,7 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 // Inspections measure the same in a loop, which stacks its numbers up, with what is computed again,
 // without loops and on many devices, which add theirs up: each operand of every product once.
 func TestInspectionsAgree(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	c, size := blocky(32, 2), plantest.Size{Batch: 2, Micros: 1, Seq: 64}
 	for _, format := range narrowFormats {
 		row := mesh{Apply: func(p *plan.Plan) {

@@ -21,7 +21,7 @@ type Layout struct {
 	Compute ir.Type
 	// Shards are the axes that cut Stored, and not what operations take of it, in the order of the
 	// mesh: the first cuts first. Before a use they are gathered, the last first.
-	Shards []ir.Share
+	Shards []ir.AxisSharding
 }
 
 // LayoutOf decides how a parameter lies.
@@ -57,7 +57,7 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 		t.Dims = slices.Clone(t.Dims)
 		for _, a := range shards {
 			t.Place = t.Place.With(a.Name, t.Dims[at].Name)
-			l.Shards = append(l.Shards, ir.Share{Axis: a.Name, How: t.Dims[at].Name})
+			l.Shards = append(l.Shards, ir.AxisSharding{Axis: a.Name, Dim: t.Dims[at].Name})
 			t.Dims[at].Size /= a.Size
 		}
 	}
@@ -85,7 +85,7 @@ func shardDim(t ir.Type, n, block int64) int {
 			continue // heads and the elements of a head are one side of a matrix
 		}
 		sides++
-		cut := slices.ContainsFunc(t.Place, func(s ir.Share) bool { return s.How == d.Name })
+		cut := slices.ContainsFunc(t.Place, func(s ir.AxisSharding) bool { return s.Dim == d.Name })
 		if !cut && d.Size%n == 0 && first < 0 {
 			first = i
 		}
@@ -138,7 +138,7 @@ func (s *Sharding) HandedBytes() int64 {
 func global(t ir.Type, mesh []ir.Axis) ir.Type {
 	w := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
 	for _, s := range t.Place {
-		if i := t.Index(s.How); i >= 0 {
+		if i := t.Index(s.Dim); i >= 0 {
 			size, _ := ir.Along(mesh, s.Axis)
 			w.Dims[i].Size *= size
 		}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/kernels"
@@ -38,8 +38,8 @@ func product(from, to ir.Dim, s plantest.Size, f string) (*ir.Graph, error) {
 	return b.Graph(loss)
 }
 
-// operands gives a graph of a product's gradients that also gives all that it quantizes, in the order
-// of the names.
+// operands gives a graph of a product's gradients that also gives all that it quantizes, in the
+// order of the names.
 func operands(g *ir.Graph, p *plan.Plan) (joint *ir.Graph, names []string, err error) {
 	how := ir.GradPlan{Wrt: []string{"x", "w"}}
 	if p != nil {
@@ -56,7 +56,7 @@ func operands(g *ir.Graph, p *plan.Plan) (joint *ir.Graph, names []string, err e
 	if joint, err = gr.Joint(); err != nil {
 		return nil, nil, err
 	}
-	if _, err := new(spmd.Blocks).Expand(joint, ir.ReportNothing); err != nil {
+	if _, err := new(spmd.QuantizedCopies).Expand(joint, ir.ReportNothing); err != nil {
 		return nil, nil, err
 	}
 	for _, op := range joint.Ops {
@@ -83,7 +83,7 @@ func bytesOf(t *testing.T, e *engine.Engine, g *ir.Graph, names []string, p *pla
 		t.Fatal(err)
 	}
 	s.Flags = kernels.For("cpu").Exact(nil)
-	if !long.Enabled {
+	if !slowtest.Enabled {
 		s.Flags["xla_backend_optimization_level"] = int64(0) // compiles in half of the time
 	}
 	x, err := e.Compile(t.Context(), s)
@@ -133,7 +133,7 @@ func joinedBytes(t *testing.T, mesh []ir.Axis, part ir.Type, a *engine.Array) []
 	for i, d := range dims {
 		for _, s := range part.Place {
 			for _, axis := range mesh {
-				if s.How == d.Name && axis.Name == s.Axis {
+				if s.Dim == d.Name && axis.Name == s.Axis {
 					dims[i].Size *= axis.Size
 				}
 			}
@@ -169,13 +169,13 @@ func TestNarrowOperandsAreTheSameBytes(t *testing.T) {
 		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
 		p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "ring"}
 	}}}
-	if long.Enabled {
+	if slowtest.Enabled {
 		size.Batch, rows = 4, append(combine(2), rows...)
 	}
 	embed, mlp := ir.Dim{Name: "embed", Size: 64}, ir.Dim{Name: "mlp", Size: 128}
 	for k, format := range narrowFormats {
 		for i, sides := range [][2]ir.Dim{{embed, mlp}, {mlp, embed}} {
-			if !long.Enabled && i != k {
+			if !slowtest.Enabled && i != k {
 				continue
 			}
 			g, err := product(sides[0], sides[1], size, format)

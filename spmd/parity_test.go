@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -226,7 +226,7 @@ func TestPlansAgreeWithOneDevice(t *testing.T) {
 	switch {
 	case testing.Short():
 		axes = 1
-	case long.Enabled || *all:
+	case slowtest.Enabled || *all:
 		axes = 3
 	}
 	for name, c := range shapes() {
@@ -361,7 +361,7 @@ func TestTrainingAgreesWithOneDevice(t *testing.T) {
 	for _, name := range names(optimizers) {
 		o := optimizers[name]
 		for parts := 1; parts <= 2; parts++ {
-			if !long.Enabled && (name != "adamw" || parts == 1) {
+			if !slowtest.Enabled && (name != "adamw" || parts == 1) {
 				continue
 			}
 			step := map[string]int{"adamw": 7, "sgd": 11, "muon": 17}[name]

@@ -10,8 +10,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Held is a parameter of the stages of one rank of a pipeline.
-type Held struct {
+// A RankParam is a parameter of the stages of one rank of a pipeline.
+type RankParam struct {
 	optim.Param // its type is that of the gradient that the stages add up
 	Layout      Layout
 	// Shared tells that another rank has it, too, and Counts that its gradient counts here when the
@@ -23,7 +23,7 @@ type Held struct {
 type End struct {
 	Plan      *plan.Plan // nil is one device
 	Optimizer optim.Optimizer
-	Blocks    *Blocks // the quantized copies that the update makes, as stages asked for them
+	Copies    *QuantizedCopies // the quantized copies that the update makes, as stages asked for them
 	// Zero asks for the graph that makes accumulators; Inspect for the one that measures the errors
 	// of copies.
 	Zero, Inspect bool
@@ -60,21 +60,21 @@ type Part struct {
 	Inspect  *ir.Graph
 	Measured map[string]Measured
 
-	Holds []Held
+	RankParams []RankParam
 
-	blocks *Blocks
+	copies *QuantizedCopies
 }
 
 // NewPart builds the graphs of a rank.
-func NewPart(held []Held, o End) (*Part, error) {
+func NewPart(held []RankParam, o End) (*Part, error) {
 	if o.Plan == nil {
 		o.Plan = plan.Default()
 	}
-	e := &ending{End: o, held: held}
-	t := &Part{Holds: held, blocks: o.Blocks}
-	builds := []func(*ending) error{t.quantize, t.reduce, t.square, t.update}
+	e := &updateBuilder{End: o, params: held}
+	t := &Part{RankParams: held, copies: o.Copies}
+	builds := []func(*updateBuilder) error{t.quantize, t.reduce, t.square, t.update}
 	if o.Fused {
-		builds = []func(*ending) error{t.quantize, t.fused}
+		builds = []func(*updateBuilder) error{t.quantize, t.fused}
 	}
 	if o.Zero {
 		builds = append(builds, t.zero)
@@ -88,43 +88,45 @@ func NewPart(held []Held, o End) (*Part, error) {
 }
 
 // quantize builds what makes copies of masters alone, and what measures their errors.
-func (t *Part) quantize(e *ending) (err error) {
-	if t.Quantize, err = e.Blocks.graph(e.Plan.Mesh(), e.held); err == nil && e.Inspect {
-		t.Inspect, t.Measured, err = e.Blocks.inspection(e.Plan.Mesh(), e.held)
+func (t *Part) quantize(e *updateBuilder) (err error) {
+	if t.Quantize, err = e.Copies.graph(e.Plan.Mesh(), e.params); err == nil && e.Inspect {
+		t.Inspect, t.Measured, err = e.Copies.inspection(e.Plan.Mesh(), e.params)
 	}
 	return err
 }
 
 // Copies lists what the graphs of the rank take of parameters in blocks.
-func (t *Part) Copies() []ir.Copy { return t.blocks.Copies }
+func (t *Part) Copies() []ir.Copy { return t.copies.Copies }
 
 // Made lists the scales that updates report on; a stack stands there once for each layer.
 func (t *Part) Made() (list []string) {
 	if t.Quantize == nil {
 		return nil
 	}
-	for _, name := range t.blocks.scales() {
+	for _, name := range t.copies.scales() {
 		for _, v := range t.Quantize.Results {
 			if v.Name == name {
-				list = append(list, slices.Repeat([]string{name}, int(v.Type.Told()))...)
+				list = append(list, slices.Repeat([]string{name}, int(v.Type.StackDepth()))...)
 			}
 		}
 	}
 	return list
 }
 
-func (t *Part) zero(e *ending) (err error) {
+func (t *Part) zero(e *updateBuilder) (err error) {
 	u := newSharder("zero", e.Plan)
-	out := lists.Map(e.held, func(h Held) result { return gradient(u.Fill(h.Type, 0), h.Name, false) })
+	out := lists.Map(e.params, func(h RankParam) result {
+		return gradient(u.Fill(h.Type, 0), h.Name, false)
+	})
 	t.Zero, err = named(u.Builder, out)
 	return err
 }
 
-func (t *Part) reduce(e *ending) (err error) {
+func (t *Part) reduce(e *updateBuilder) (err error) {
 	u := newSharder("reduce", e.Plan)
 	var out []result
 	idle := true // nothing is to be done
-	for i, h := range e.held {
+	for i, h := range e.params {
 		g := e.reduced(u, i)
 		if idle = idle && g.Def() == nil; g.Def() == nil {
 			g = u.Scale(g, 1) // a result of its own
@@ -139,19 +141,19 @@ func (t *Part) reduce(e *ending) (err error) {
 }
 
 // sum takes a gradient as Reduce gives it.
-func (e *ending) sum(u *sharder, i int) *ir.Value {
-	stored := e.held[i].Layout.Stored
-	t := ir.Type{Elem: e.held[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
-	return u.gradient(e.held[i].Name, t)
+func (e *updateBuilder) sum(u *sharder, i int) *ir.Value {
+	stored := e.params[i].Layout.Stored
+	t := ir.Type{Elem: e.params[i].Type.Elem, Dims: stored.Dims, Place: stored.Place}
+	return u.gradient(e.params[i].Name, t)
 }
 
-func (t *Part) square(e *ending) error {
+func (t *Part) square(e *updateBuilder) error {
 	u := newSharder("square", e.Plan)
 	var counting []optim.Param
 	bound := map[string]binding{}
 	var out []result
 	for i, p := range e.whole() {
-		h := e.held[i]
+		h := e.params[i]
 		if h.Counts {
 			counting = append(counting, p)
 		}
@@ -173,7 +175,7 @@ func (t *Part) square(e *ending) error {
 		return err
 	}
 	for _, v := range whole.Results {
-		out = append(out, result{u.settled(u.At[v]), v.Name, v.Means})
+		out = append(out, result{u.reduced(u.At[v]), v.Name, v.Means})
 	}
 	t.Square, err = named(u.Builder, out)
 	return err
@@ -181,20 +183,20 @@ func (t *Part) square(e *ending) error {
 
 // update builds that of a rank: the update of the whole parameters, rebuilt for what one device
 // keeps of them.
-func (t *Part) update(e *ending) error { return t.build(e, e.Optimizer.Part, e.sum) }
+func (t *Part) update(e *updateBuilder) error { return t.build(e, e.Optimizer.Part, e.sum) }
 
 // fused builds the update with what must be done before it.
-func (t *Part) fused(e *ending) error { return t.build(e, e.Optimizer.Update, e.reduced) }
+func (t *Part) fused(e *updateBuilder) error { return t.build(e, e.Optimizer.Update, e.reduced) }
 
-func (t *Part) build(e *ending, make func([]optim.Param) (*ir.Graph, error),
+func (t *Part) build(e *updateBuilder, make func([]optim.Param) (*ir.Graph, error),
 	take func(u *sharder, i int) *ir.Value) error {
 	whole, err := make(e.whole())
 	if err != nil {
 		return err
 	}
 	u := newSharder(whole.Name, e.Plan)
-	bound := e.kept(u)
-	for i, h := range e.held {
+	bound := e.bindState(u)
+	for i, h := range e.params {
 		bound[program.Gradient.Of(h.Name)] = func(*ir.Value) *ir.Value { return take(u, i) }
 	}
 	if err := u.rebuild(whole, bound); err != nil {

@@ -22,7 +22,7 @@ func TestReportsOnCopiesMayStayUnsent(t *testing.T) {
 		{"pieces", true, false, false}} {
 		b := ir.NewBuilder("update", ir.Axis{Name: "fsdp", Size: 8})
 		x := b.Input("scales", ir.Data, ir.Type{Elem: dtype.F8E4M3FN, Place: ir.Placement{
-			{Axis: "fsdp", How: "embed"}}, Dims: []ir.Dim{{Name: "rows", Size: 4}, {Name: "embed", Size: 2}}}, "")
+			{Axis: "fsdp", Dim: "embed"}}, Dims: []ir.Dim{{Name: "rows", Size: 4}, {Name: "embed", Size: 2}}}, "")
 		if !c.cut {
 			x = b.AllGather(x, "fsdp", "embed")
 		}

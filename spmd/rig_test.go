@@ -27,12 +27,12 @@ type graphs struct {
 
 // build builds them for a loss.
 func build(loss *ir.Graph, o spmd.Options) (*graphs, error) {
-	w := &spmd.Blocks{}
+	w := &spmd.QuantizedCopies{}
 	s, err := spmd.NewStep(loss, o, w)
 	if err != nil {
 		return nil, err
 	}
-	p, err := spmd.NewPart(s.Held(), o.End(w))
+	p, err := spmd.NewPart(s.RankParams(), o.End(w))
 	return &graphs{s, p}, err
 }
 
@@ -143,8 +143,8 @@ func (r *rig) gradients(parts []map[string]*eval.Array) (float64, error) {
 // update changes the state and gives the norm of the gradients.
 func (r *rig) update(n int, rate float64) (float64, error) {
 	one := func(x float64) *eval.Array { return &eval.Array{Data: []float64{x}} }
-	scalars := map[string]*eval.Array{optim.Commit: one(1), optim.Rate: one(rate),
-		optim.Limit: one(math.MaxFloat32)}
+	scalars := map[string]*eval.Array{optim.Commit: one(1), optim.LR: one(rate),
+		optim.MaxNorm: one(math.MaxFloat32)}
 	for name, x := range r.o.Scalars(n) {
 		scalars[name] = one(x)
 	}
@@ -161,7 +161,7 @@ func (r *rig) update(n int, rate float64) (float64, error) {
 			switch v.Name {
 			case optim.Norm:
 				norm = out[i][0].Data[0]
-			case optim.Square:
+			case optim.GradSquare:
 				norm = math.Sqrt(out[i][0].Data[0])
 			}
 			r.state[cmp.Or(v.Means.Replaces, v.Name)] = out[i]

@@ -10,7 +10,7 @@ import (
 // attend lets the queries of a piece of the sequence see the keys of all of it, gathered or handed
 // round, and tells them where they stand.
 func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
-	in = s.allSettled(in)
+	in = s.allReduced(in)
 	cp := plan.ContextAxis
 	if in[0].Type.Place.On(cp) != ir.Seq {
 		return in, op.Attrs
@@ -31,7 +31,7 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 
 // places counts the places of a sequence in the order in which the devices hold them.
 func (s *sharder) places(dim string, n int64) *ir.Value {
-	return s.kept("places "+dim, func() *ir.Value {
+	return s.cached("places "+dim, func() *ir.Value {
 		run := func(n int64) ir.Type {
 			return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
 		}
@@ -137,7 +137,7 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	var args []*ir.Value
 	outer := map[*ir.Value]*ir.Value{}
 	for i, v := range op.Body.Inputs {
-		x := s.settled(in[i])
+		x := s.reduced(in[i])
 		if l.IsCarry(i) {
 			x = s.flowing(x)
 		}
@@ -204,7 +204,7 @@ func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value
 			if l.IsCarry(i) {
 				results[k] = inner.conform(inner.At[v], at[h][l.Body.Inputs[i]].Type.Place)
 			} else {
-				results[k] = inner.settled(inner.At[v])
+				results[k] = inner.reduced(inner.At[v])
 			}
 		}
 	}

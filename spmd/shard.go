@@ -48,7 +48,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	}
 	var out []*ir.Value
 	for _, v := range loss.Results {
-		out = append(out, s.flowing(s.settled(s.At[v])))
+		out = append(out, s.flowing(s.reduced(s.At[v])))
 	}
 	var err error
 	sh.Graph, err = s.Graph(out...)
@@ -88,10 +88,10 @@ func newSharder(name string, p *plan.Plan) *sharder {
 
 // once does something to a value the first time, and remembers it.
 func (s *sharder) once(v *ir.Value, what string, do func() *ir.Value) *ir.Value {
-	return s.kept(v.Name+" "+what, do)
+	return s.cached(v.Name+" "+what, do)
 }
 
-func (s *sharder) kept(key string, do func() *ir.Value) *ir.Value {
+func (s *sharder) cached(key string, do func() *ir.Value) *ir.Value {
 	if s.ready[key] == nil {
 		s.ready[key] = do()
 	}
@@ -111,10 +111,10 @@ func (s *sharder) own(v *ir.Value, axis, dim string) *ir.Value {
 	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.OwnPiece(v, axis, dim) })
 }
 
-// settled gives a value whose terms are summed up. With sequence parallelism the sum of what flows
+// reduced gives a value whose terms are summed up. With sequence parallelism the sum of what flows
 // between layers is left in pieces of the sequence.
-func (s *sharder) settled(v *ir.Value) *ir.Value {
-	return s.settle(v, func(axis string) string {
+func (s *sharder) reduced(v *ir.Value) *ir.Value {
+	return s.reduce(v, func(axis string) string {
 		if axis == plan.TensorAxis && s.plan.TP.Sequence && flows(v.Type) {
 			return ir.Seq
 		}
@@ -122,11 +122,11 @@ func (s *sharder) settled(v *ir.Value) *ir.Value {
 	})
 }
 
-// settle sums up terms; into says by which dimension the sum is cut along an axis.
-func (s *sharder) settle(v *ir.Value, into func(axis string) string) *ir.Value {
+// reduce sums up terms; into says by which dimension the sum is cut along an axis.
+func (s *sharder) reduce(v *ir.Value, into func(axis string) string) *ir.Value {
 	var whole []string
 	for _, share := range slices.Clone(v.Type.Place) {
-		if share.How != ir.Partial {
+		if share.Dim != ir.Partial {
 			continue
 		}
 		dim := into(share.Axis)
@@ -148,7 +148,7 @@ func (s *sharder) settle(v *ir.Value, into func(axis string) string) *ir.Value {
 
 // conform brings a value to a placement.
 func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
-	v = s.settle(v, want.On)
+	v = s.reduce(v, want.On)
 	for _, a := range s.mesh {
 		switch has, to := v.Type.Place.On(a.Name), want.On(a.Name); {
 		case has == to:
@@ -170,7 +170,7 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 		return
 	}
 	var tag ir.Tag
-	if s.plan.Size(plan.PipelineAxis) > 1 && Narrowed(g) {
+	if s.plan.Size(plan.PipelineAxis) > 1 && Quantizes(g) {
 		tag = ir.Gather
 	}
 	for _, v := range g.Inputs {
@@ -209,10 +209,10 @@ func (s *sharder) use(v *ir.Value) *ir.Value {
 }
 
 // shards lists the axes that cut a parameter beside those that cut it for operations.
-func shards(t ir.Type, p *plan.Plan) (list []ir.Share) {
+func shards(t ir.Type, p *plan.Plan) (list []ir.AxisSharding) {
 	for _, a := range p.Shards() {
 		if dim := t.Place.On(a.Name); dim != "" && !slices.Contains(p.Axes(t.Dims, dim), a) {
-			list = append(list, ir.Share{Axis: a.Name, How: dim})
+			list = append(list, ir.AxisSharding{Axis: a.Name, Dim: dim})
 		}
 	}
 	return list
@@ -225,7 +225,7 @@ func (s *sharder) weight(x *ir.Value) *ir.Value {
 		sum = t
 	}
 	for _, share := range slices.Backward(shards(x.Type, s.plan)) {
-		x = s.Fetch(x, share.Axis, share.How, s.inside, sum)
+		x = s.Fetch(x, share.Axis, share.Dim, s.inside, sum)
 	}
 	return x
 }
@@ -271,7 +271,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	case "attention":
 		in, a = s.attend(op, in)
 	case "cross_entropy":
-		in = s.allSettled(in)
+		in = s.allReduced(in)
 		if dim := a.Text("dim"); in[0].Type.Place.On(plan.TensorAxis) == dim {
 			a = a.With("axis", plan.TensorAxis)
 			if s.vocab > 0 {
@@ -279,13 +279,13 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 			}
 		}
 	default:
-		in = s.allSettled(in)
+		in = s.allReduced(in)
 	}
 	return s.Again(op, a, nil, in...), nil
 }
 
-func (s *sharder) allSettled(in []*ir.Value) []*ir.Value {
-	return lists.Map(in, s.settled)
+func (s *sharder) allReduced(in []*ir.Value) []*ir.Value {
+	return lists.Map(in, s.reduced)
 }
 
 // alike brings the arguments of an element-wise operation to one placement.
@@ -308,14 +308,14 @@ func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 		for i, v := range out {
 			if how := v.Type.Place.On(a.Name); how == ir.Partial && !linear {
 				if cut != "" && v.Type.Index(cut) >= 0 {
-					out[i] = s.settle(v, func(axis string) string {
+					out[i] = s.reduce(v, func(axis string) string {
 						if axis == a.Name {
 							return cut
 						}
 						return ""
 					})
 				} else {
-					out[i] = s.settled(v)
+					out[i] = s.reduced(v)
 				}
 			}
 		}
@@ -348,7 +348,7 @@ func (s *sharder) sameTerms(in []*ir.Value) bool {
 // sides or on none. Of two dimensions that one axis cuts, that of the activation is gathered, since
 // weights stay where they are.
 func (s *sharder) factors(kind string, in []*ir.Value) []*ir.Value {
-	x, y := s.settled(in[0]), s.settled(in[1])
+	x, y := s.reduced(in[0]), s.reduced(in[1])
 	for _, a := range s.mesh {
 		has, other := x.Type.Place.On(a.Name), y.Type.Place.On(a.Name)
 		switch {

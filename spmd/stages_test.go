@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
 	"github.com/deepwell/deepwell/model"
@@ -44,7 +44,7 @@ func TestStagesAgreeWithOneDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, m := range append(plantest.Meshes(), mesh{Name: "one", Apply: func(*plan.Plan) {}}) {
-			if !long.Enabled && (i+k)%2 > 0 { // each mesh with some of the rows
+			if !slowtest.Enabled && (i+k)%2 > 0 { // each mesh with some of the rows
 				continue
 			}
 			got, err := runStages(stages, newPlan(m), ordered(whole, newPlan(m)))

@@ -47,8 +47,8 @@ func (o *Options) Report() ir.Report {
 type Step struct {
 	// Gradient gives the loss and the gradient of every parameter.
 	Gradient *ir.Graph
-	// Accumulate takes gradients as well and gives them with those of another part of the batch added;
-	// nil if a step has one part.
+	// Accumulate takes gradients as well and gives them with those of another part of the batch
+	// added; nil if a step has one part.
 	Accumulate *ir.Graph
 	// Evaluate gives the loss alone.
 	Evaluate *ir.Graph
@@ -60,11 +60,11 @@ type Step struct {
 
 	report   ir.Report
 	sharding *Sharding
-	blocks   *Blocks
+	quant    *QuantizedCopies
 }
 
 // NewStep builds the graphs of forward and backward pass of a loss, the only result of its graph.
-func NewStep(loss *ir.Graph, o Options, w *Blocks) (*Step, error) {
+func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	// What is no part of a loop's body stands in one program with its gradient: XLA would find that
 	// it is computed again, and keep it.
 	o.Recompute = slices.DeleteFunc(slices.Clone(o.Recompute), func(t ir.Tag) bool {
@@ -78,11 +78,11 @@ func NewStep(loss *ir.Graph, o Options, w *Blocks) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Step{sharding: o.Sharding, report: o.Report(), blocks: w}
+	s := &Step{sharding: o.Sharding, report: o.Report(), quant: w}
 	w.Watch = o.Watch
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
-		p.Watched = o.Watch && len(v.Type.Dims) > 1
+		p.Stats = o.Watch && len(v.Type.Dims) > 1
 		p.Name, p.Type = v.Name, gr.Backward.Results[i].Type
 		switch {
 		case o.Sharding != nil:
@@ -110,11 +110,11 @@ func NewStep(loss *ir.Graph, o Options, w *Blocks) (*Step, error) {
 	return s, s.Evaluate.Verify()
 }
 
-// Held lists the parameters for the update.
-func (s *Step) Held() []Held {
-	list := make([]Held, len(s.Params))
+// RankParams lists the parameters for the update.
+func (s *Step) RankParams() []RankParam {
+	list := make([]RankParam, len(s.Params))
 	for i, p := range s.Params {
-		list[i] = Held{Param: p, Counts: true}
+		list[i] = RankParam{Param: p, Counts: true}
 		if s.sharding != nil {
 			list[i].Layout = s.sharding.Params[i]
 		} else {
@@ -125,8 +125,8 @@ func (s *Step) Held() []Held {
 }
 
 // End says how the update of a step is made.
-func (o *Options) End(w *Blocks) End {
-	e := End{Optimizer: o.Optimizer, Blocks: w, Inspect: o.Inspect, State: o.State,
+func (o *Options) End(w *QuantizedCopies) End {
+	e := End{Optimizer: o.Optimizer, Copies: w, Inspect: o.Inspect, State: o.State,
 		Fused: o.Sharding == nil}
 	if o.Sharding != nil {
 		e.Plan = o.Sharding.Plan
@@ -142,7 +142,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	own := len(g.Results)
-	stats, err := s.blocks.Expand(g, s.report)
+	stats, err := s.quant.Expand(g, s.report)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +192,7 @@ func (s *Step) copies(g *ir.Graph) {
 		return
 	}
 	for _, v := range g.Params() {
-		if v.Type.Elem != dtype.F32 && s.blocks.plain[v.Name].Valid() {
+		if v.Type.Elem != dtype.F32 && s.quant.plain[v.Name].Valid() {
 			copied(v)
 		}
 	}

@@ -83,26 +83,26 @@ func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
 // gather joins the shards of what a device keeps of a parameter.
 func (l *Layout) gather(b *ir.Builder, x *ir.Value) *ir.Value {
 	for _, s := range slices.Backward(l.Shards) {
-		x = b.AllGather(x, s.Axis, s.How)
+		x = b.AllGather(x, s.Axis, s.Dim)
 	}
 	return x
 }
 
-// An ending builds the graphs of an update: parameters and how they lie.
-type ending struct {
+// An updateBuilder builds the graphs of an update: parameters and how they lie.
+type updateBuilder struct {
 	End
-	held []Held // the types of parameters are those of the gradients
+	params []RankParam // the types of parameters are those of the gradients
 }
 
 // whole describes the parameters as all devices together have them.
-func (e *ending) whole() []optim.Param {
-	params := make([]optim.Param, len(e.held))
-	for i, h := range e.held {
+func (e *updateBuilder) whole() []optim.Param {
+	params := make([]optim.Param, len(e.params))
+	for i, h := range e.params {
 		params[i] = h.Param
 		t := global(h.Layout.Stored, e.Plan.Mesh())
 		t.Elem = h.Type.Elem
 		params[i].Type = t
-		axes := lists.Map(h.Layout.Stored.Place, func(s ir.Share) string { return s.Axis })
+		axes := lists.Map(h.Layout.Stored.Place, func(s ir.AxisSharding) string { return s.Axis })
 		params[i].Group = strings.Join(axes, " ")
 	}
 	return params
@@ -124,11 +124,11 @@ func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 	return u.ops(whole)
 }
 
-// kept binds parameters and what the optimizer keeps of them to a device's pieces.
-func (e *ending) kept(u *sharder) map[string]binding {
+// bindState binds parameters and what the optimizer keeps of them to a device's pieces.
+func (e *updateBuilder) bindState(u *sharder) map[string]binding {
 	bound := map[string]binding{}
 	for i, p := range e.whole() {
-		stored := e.held[i].Layout.Stored
+		stored := e.params[i].Layout.Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
 			return u.Like(v, t)
@@ -142,14 +142,14 @@ func (e *ending) kept(u *sharder) map[string]binding {
 }
 
 // reduced takes a gradient and gives the device's piece of the sum of all terms.
-func (e *ending) reduced(u *sharder, i int) *ir.Value {
-	t := e.held[i].Type
-	g := u.gradient(e.held[i].Name, t)
-	terms := func(share ir.Share) bool { return share.How == ir.Partial }
+func (e *updateBuilder) reduced(u *sharder, i int) *ir.Value {
+	t := e.params[i].Type
+	g := u.gradient(e.params[i].Name, t)
+	terms := func(share ir.AxisSharding) bool { return share.Dim == ir.Partial }
 	if slices.ContainsFunc(g.Type.Place, terms) {
 		g = u.Convert(g, e.Plan.Types.Collectives)
 	}
-	l := &e.held[i].Layout
+	l := &e.params[i].Layout
 	g = u.conform(l.piecewise(u.Builder, e.Plan, g), l.Stored.Place)
 	return u.Convert(g, t.Elem)
 }
@@ -161,13 +161,13 @@ func (u *sharder) gradient(param string, t ir.Type) *ir.Value {
 
 // results names what the update gives as the whole one does, and makes the copies that the loss
 // takes.
-func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
+func (e *updateBuilder) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	var out []result
 	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; places in out
 	for _, v := range whole.Results {
-		x := u.settled(u.At[v])
+		x := u.reduced(u.At[v])
 		masters[v.Means.Replaces] = x
-		if e.Blocks.unused(v.Means) {
+		if e.Copies.unused(v.Means) {
 			continue
 		}
 		if v.Means.Role == program.Copy {
@@ -175,11 +175,11 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 		}
 		out = append(out, result{x, v.Name, v.Means})
 	}
-	for i := range e.held {
-		p := &e.held[i]
-		out = append(out, e.Blocks.make(u.Builder, p.Name, masters[p.Name], &p.Layout)...)
+	for i := range e.params {
+		p := &e.params[i]
+		out = append(out, e.Copies.make(u.Builder, p.Name, masters[p.Name], &p.Layout)...)
 		is := program.Copy.For(p.Name)
-		if !p.Layout.copied() || e.Blocks.unused(is) {
+		if !p.Layout.copied() || e.Copies.unused(is) {
 			continue
 		}
 		at, ok := copies[p.Name]
@@ -189,7 +189,7 @@ func (e *ending) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 		}
 		out[at].v = p.Layout.gather(u.Builder, out[at].v)
 	}
-	return named(u.Builder, e.Blocks.told(u.Builder, out))
+	return named(u.Builder, e.Copies.withStats(u.Builder, out))
 }
 
 // named ends a graph with results that have names and meanings.

@@ -41,7 +41,7 @@ type Spec struct {
 type builder struct {
 	Spec
 	*Programs
-	kernels *kernels.Set
+	kernels *kernels.Selector
 	loss    *ir.Graph // until it is cut into stages
 }
 
@@ -66,13 +66,13 @@ var passes = []struct {
 func Build(s Spec) (*Programs, error) {
 	if s.Policy == nil {
 		var err error
-		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.Narrow, string(precision.BF16)))
+		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.Products, string(precision.BF16)))
 		if err != nil {
 			return nil, err
 		}
-		if s.Plan != nil && precision.IsFile(s.Recipe.Narrow) {
+		if s.Plan != nil && precision.IsFile(s.Recipe.Products) {
 			if err := suits(s.Model, s.Plan, s.Policy); err != nil {
-				return nil, err.At("%s", s.Recipe.Narrow)
+				return nil, err.At("%s", s.Recipe.Products)
 			}
 		}
 	}
@@ -220,7 +220,7 @@ func (b *builder) options() spmd.Options {
 	how := b.Spec.Plan
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
 		Parts: b.Recipe.Batch / b.Recipe.Micro, Params: map[string]optim.Param{},
-		Watch: b.Recipe.Narrow != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
+		Watch: b.Recipe.Products != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
 		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 }
 
@@ -228,7 +228,7 @@ func (b *builder) options() spmd.Options {
 func (b *builder) differentiate() (err error) {
 	o := b.options()
 	for k, s := range b.Stages {
-		w := &b.Ranks[s.Rank].blocks
+		w := &b.Ranks[s.Rank].copies
 		w.Watch = o.Watch
 		if !b.Joint() {
 			if err := s.differentiate(k == 0, k == len(b.Stages)-1, b.Spec.Plan, o.Recompute); err != nil {
@@ -269,7 +269,7 @@ func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.T
 }
 
 // expand writes quantized GEMMs out, and names what graphs take in the place of parameters.
-func (s *Stage) expand(w *spmd.Blocks, report ir.Report) (err error) {
+func (s *Stage) expand(w *spmd.QuantizedCopies, report ir.Report) (err error) {
 	s.stats = map[*ir.Graph][]ir.Stat{}
 	for _, one := range []*ir.Graph{s.Graphs.Forward, s.Graphs.Backward, s.Graphs.Input,
 		s.Graphs.Weight} {
@@ -288,14 +288,14 @@ func (s *Stage) expand(w *spmd.Blocks, report ir.Report) (err error) {
 func (b *builder) update() (err error) {
 	o := b.options()
 	for rank, r := range b.Ranks {
-		var held []spmd.Held
+		var held []spmd.RankParam
 		if b.Joint() {
 			o.Sharding = b.Stages[0].Sharding
-			held, r.Params = b.Stages[0].Joint.Held(), b.Params
+			held, r.Params = b.Stages[0].Joint.RankParams(), b.Params
 		} else {
 			held = b.hold(rank, o.Watch)
 		}
-		end := o.End(&r.blocks)
+		end := o.End(&r.copies)
 		if !b.Joint() {
 			end.Plan, end.Zero, end.Fused = b.Spec.Plan, true, false
 		}
@@ -308,7 +308,7 @@ func (b *builder) update() (err error) {
 
 // hold finds the parameters of a rank. One that two of its stages use is held once, since both add
 // to one gradient; one that another rank uses as well counts in the first.
-func (b *builder) hold(rank int, watch bool) (held []spmd.Held) {
+func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 	byName := map[string]model.Param{}
 	for _, one := range b.Params {
 		byName[one.Name] = one
@@ -319,7 +319,7 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.Held) {
 			continue
 		}
 		for i, l := range s.Sharding.Params {
-			if slices.ContainsFunc(held, func(h spmd.Held) bool { return h.Name == l.Name }) {
+			if slices.ContainsFunc(held, func(h spmd.RankParam) bool { return h.Name == l.Name }) {
 				continue
 			}
 			one := byName[s.cut.Unnumbered(l.Name)]
@@ -329,9 +329,9 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.Held) {
 			r.Params = append(r.Params, one)
 			users := b.Users(l.Name)
 			sum := s.Graphs.Backward.Find(s.Graphs.Accumulators[i])
-			held = append(held, spmd.Held{
+			held = append(held, spmd.RankParam{
 				Param: optim.Param{Name: l.Name, Type: sum.Type, Tag: one.Tag, Decay: len(one.Shape) > 1,
-					Watched: watch && len(sum.Type.Dims) > 1},
+					Stats: watch && len(sum.Type.Dims) > 1},
 				Layout: l, Shared: len(users) > 1, Counts: users[0] == rank})
 		}
 	}
@@ -421,7 +421,7 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 }
 
 // flags are the compile options of what takes gradients.
-func flags(set *kernels.Set, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
+func flags(set *kernels.Selector, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
 	if s != nil {
 		list = set.Joined(s.LayerBytes(), s.HandedBytes())
 		shards := plan.Times(s.Plan.Shards())

@@ -243,10 +243,10 @@ func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footp
 
 // microbatches goes through the list of a rank.
 func (p *Programs) microbatches(f *Footprint, needs func(*program.Stage) Needs) error {
-	turns := make([]*holds, p.Schedule.Virtual)
+	turns := make([]*microbatchBytes, p.Schedule.Virtual)
 	for turn := range turns {
 		var err error
-		if turns[turn], err = p.holds(p.Schedule.Stage(f.Rank, turn)); err != nil {
+		if turns[turn], err = p.microbatchBytes(p.Schedule.Stage(f.Rank, turn)); err != nil {
 			return err
 		}
 	}
@@ -267,8 +267,8 @@ func (p *Programs) microbatches(f *Footprint, needs func(*program.Stage) Needs) 
 	return nil
 }
 
-// A holds is what one microbatch keeps on a device of a stage, in bytes.
-type holds struct {
+// A microbatchBytes is what one microbatch keeps on a device of a stage, in bytes.
+type microbatchBytes struct {
 	taken   amount // for the forward: what the stage before sent, and data
 	forward amount // from the forward to the gradient of the input
 	input   amount // from there to the gradient of the weights
@@ -281,7 +281,7 @@ func (n amount) plus(m amount, times int) amount {
 }
 
 // passing is what comes in for an action and is not held by its microbatch.
-func (h *holds) passing(k schedule.Kind) amount {
+func (h *microbatchBytes) passing(k schedule.Kind) amount {
 	switch k {
 	case schedule.Forward:
 		return h.taken
@@ -291,8 +291,8 @@ func (h *holds) passing(k schedule.Kind) amount {
 	return amount{}
 }
 
-// holds adds up the arguments of a stage's programs that belong to one microbatch.
-func (p *Programs) holds(stage int) (*holds, error) {
+// microbatchBytes adds up the arguments of a stage's programs that belong to one microbatch.
+func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 	sum := func(seeds bool, list ...*program.Stage) (total amount, err error) {
 		seen := map[string]bool{}
 		for _, one := range list {
@@ -321,7 +321,7 @@ func (p *Programs) holds(stage int) (*holds, error) {
 		})
 		early = &part
 	}
-	h := &holds{}
+	h := &microbatchBytes{}
 	for _, x := range []struct {
 		into  *amount
 		seeds bool

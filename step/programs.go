@@ -88,13 +88,13 @@ type Rank struct {
 	Params  []model.Param // in the order of Part.Holds
 	*spmd.Part
 
-	blocks spmd.Blocks // the quantized copies that the stages take
+	copies spmd.QuantizedCopies // the quantized copies that the stages take
 }
 
 // Counts finds a parameter whose gradient counts in this rank, by name; nil if it does not.
-func (r *Rank) Counts(param string) *spmd.Held {
-	for i := range r.Holds {
-		if h := &r.Holds[i]; h.Name == param && h.Counts {
+func (r *Rank) Counts(param string) *spmd.RankParam {
+	for i := range r.RankParams {
+		if h := &r.RankParams[i]; h.Name == param && h.Counts {
 			return h
 		}
 	}

@@ -20,7 +20,7 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
 	r.Precision, r.Recompute = p.Types.Params, p.Recompute
 	if p.Precision != "bf16" {
-		r.Narrow = p.Precision
+		r.Products = p.Precision
 	}
 	return r
 }
@@ -58,7 +58,7 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 		return fmt.Sprintf("--set %s=%v, or in the plan %s", key, have, inPlan)
 	}
 	inPlan, inRecipe := cmp.Or(p.Precision, p.Types.Params.String()),
-		cmp.Or(r.Narrow, r.Precision.String())
+		cmp.Or(r.Products, r.Precision.String())
 	switch {
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch,
@@ -66,7 +66,7 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	case p.Rows() != int64(r.Micro):
 		return bad("microbatches of", p.Rows(), r.Micro, either("micro", p.Rows(),
 			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Micro)))))
-	case !precision.IsFile(r.Narrow) && inPlan != inRecipe:
+	case !precision.IsFile(r.Products) && inPlan != inRecipe:
 		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
 	case p.Types.Params != r.Precision:
 		return bad("parameters of", p.Types.Params, r.Precision,
@@ -86,8 +86,8 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 func inThePlan(r *recipe.Recipe) string {
 	types := `"types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}`
 	switch {
-	case r.Narrow != "":
-		return fmt.Sprintf(`"precision": %q, %s`, r.Narrow, types)
+	case r.Products != "":
+		return fmt.Sprintf(`"precision": %q, %s`, r.Products, types)
 	case r.Precision == dtype.BF16:
 		return types
 	}

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -111,11 +111,11 @@ func TestProgramsOfAModelThatIsNoConfig(t *testing.T) {
 // step another program gives: of the rank, or of a stage beside it.
 func TestEveryArrayHasARole(t *testing.T) {
 	built, least := 0, 10
-	if long.Enabled {
+	if slowtest.Enabled {
 		least = 30
 	}
 	for i, p := range plans() {
-		if !long.Enabled && i%3 != 0 {
+		if !slowtest.Enabled && i%3 != 0 {
 			continue
 		}
 		programs := build(t, p, []string{"cpu", "sm_100"}[i%2])

@@ -110,7 +110,8 @@ func TestFilesThatAreNotTokenizers(t *testing.T) {
 	}
 }
 
-// The first piece of this model has 123 bytes, so that the file begins like JSON after a blank line.
+// The first piece of this model has 123 bytes, so that the file begins like JSON after a blank
+// line.
 func TestModelThatLooksLikeJSON(t *testing.T) {
 	if isPieceModel([]byte("\n{\"model\": 1}")) || isPieceModel([]byte("\n {}")) || !isPieceModel([]byte("\n{\nxyz")) {
 		t.Error("the formats are mixed up")

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/folder"
+	"github.com/deepwell/deepwell/internal/safedir"
 )
 
 // A Tokenizer is a vocabulary and the rules to spell text with it. It does not change, and any
@@ -73,7 +73,7 @@ func Load(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := folder.ReadPlain(path, maxFile)
+	data, err := safedir.ReadPlain(path, maxFile)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read the tokenizer").At("%s", path).Wrap(err).
 			Try("name a tokenizer.json, a tokenizer.model or a folder that has one")
@@ -135,7 +135,7 @@ func isPieceModel(data []byte) bool {
 // readConfig takes the tokens that begin and end a text from a tokenizer_config.json, if there is
 // one. Its other settings belong to another library.
 func (t *Tokenizer) readConfig(path string) error {
-	data, err := folder.ReadPlain(path, maxFile)
+	data, err := safedir.ReadPlain(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -155,11 +155,11 @@ func (t *Trainer) depart(b Branch) error {
 func (t *Trainer) disturb(ctx context.Context, change func(param string, grad []float32)) error {
 	homes := t.exec.homes()
 	for _, pc := range pieces(t.Programs) {
-		held := t.Programs.Ranks[pc.home].Counts(pc.name)
+		held := t.Programs.Ranks[pc.rank].Counts(pc.name)
 		if !pc.master || held == nil {
 			continue
 		}
-		h := homes[pc.home]
+		h := homes[pc.rank]
 		x, err := t.reduced(ctx, h, &pc)
 		if err != nil {
 			return err

@@ -68,8 +68,8 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy,
 		Eval: t.evalDigest(), Plan: t.Programs.PlanDigest(),
 		Options: t.Programs.OptionsDigest(), Build: t.Build, OwesEval: t.owes}
-	if t.sentry != nil {
-		if remembered.Precision, err = t.sentry.shift(); err != nil {
+	if t.controller != nil {
+		if remembered.Precision, err = t.controller.shift(); err != nil {
 			return m, err
 		}
 	}
@@ -105,7 +105,7 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *memory) e
 	if t.at == nil {
 		t.at = data.Position{}
 	}
-	if err := t.sentry.resume(ctx, old.Precision); err != nil {
+	if err := t.controller.resume(ctx, old.Precision); err != nil {
 		return err
 	}
 	t.saved, t.owes = t.step, old.OwesEval

@@ -82,8 +82,8 @@ func TestFailedSaveIsAWarningUntilTheLast(t *testing.T) {
 	}
 }
 
-// Only the newest rejected step is kept, and it can be replayed. Folders that runs did not make, and
-// what links lead to, stay.
+// Only the newest rejected step is kept, and it can be replayed. Folders that runs did not make,
+// and what links lead to, stay.
 func TestRejectedStepsAreBounded(t *testing.T) {
 	r := newRig(t)
 	out, l := t.TempDir(), &log{}

@@ -17,17 +17,17 @@ import (
 // of a pipeline; a mesh is a pipeline of one rank and one stage, whose forward and backward pass
 // are one program.
 type executor struct {
-	t     *Trainer
-	x     *compiled // at work
-	looks *compiled // gives the gradients of this step in the place of x, and inspects; or nil
-	ranks []*rank   // by number; nil is in another process
-	links []engine.Link
-	peers *peers // the other processes; nil if there are none
+	t      *Trainer
+	x      *compiled // at work
+	probes *compiled // gives the gradients of this step in the place of x, and inspects; or nil
+	ranks  []*rank   // by number; nil is in another process
+	links  []engine.Link
+	peers  *peers // the other processes; nil if there are none
 }
 
 // A rank is the devices of one rank of the pipeline.
 type rank struct {
-	*feed
+	*inputFeed
 	number  int
 	devices program.Devices // as this process counts them
 	state   engine.State
@@ -61,7 +61,7 @@ func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 	}
 	for n, r := range c.ranks {
 		if r != nil {
-			r.feed = newFeed(t, p.Plan, p.OfRank(n))
+			r.inputFeed = newInputFeed(t, p.Plan, p.OfRank(n))
 		}
 	}
 	return c, c.seeds()
@@ -201,7 +201,7 @@ func (c *executor) connect() error {
 	}
 	way := 0 // the same in all processes
 	for n, r := range p.Ranks {
-		for _, h := range r.Holds {
+		for _, h := range r.RankParams {
 			users := p.Users(h.Name)
 			switch {
 			case len(users) < 2 || users[0] != n:
@@ -250,13 +250,13 @@ func (c *executor) link(a, b, way int) (left, right engine.Link, err error) {
 }
 
 // homes says where the pieces of the state are, by rank; nil is in another process.
-func (c *executor) homes() []*home {
-	list := make([]*home, len(c.ranks))
+func (c *executor) homes() []*stateShard {
+	list := make([]*stateShard, len(c.ranks))
 	for n, r := range c.ranks {
 		if r == nil {
 			continue
 		}
-		h := &home{state: &r.state, mesh: r.mesh}
+		h := &stateShard{state: &r.state, mesh: r.mesh}
 		for _, row := range c.t.Programs.OfRank(n) {
 			switch {
 			case row.Kind == step.Update:

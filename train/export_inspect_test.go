@@ -20,10 +20,10 @@ func Noise(x, dy Rounded, tokens int) float64 {
 // Inspected tells whether the errors of rounding were measured in the last step. If they were, what
 // the program that did sends must be what its graph says.
 func (t *Trainer) Inspected() (bool, error) {
-	if _, inspected := t.sentry.reader.tellings(t.exec.told()); !inspected {
+	if _, inspected := t.controller.reader.tellings(t.exec.reports()); !inspected {
 		return false, nil
 	}
-	for row, x := range t.sentry.looks.x.rows {
+	for row, x := range t.controller.probes.x.rows {
 		m, err := x.Optimized()
 		if err != nil {
 			return true, err

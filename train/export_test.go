@@ -19,14 +19,15 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/watch"
 )
 
-// Poison makes the loss of some steps NaN: of all steps if the first is negative, of none if it is 0.
+// Poison makes the loss of some steps NaN: of all steps if the first is negative, of none if it is
+// 0.
 func (t *Trainer) Poison(steps ...int) {
 	t.share = func(labels int64) float64 {
 		if steps[0] < 0 || slices.Contains(steps, t.step+1) {
@@ -158,8 +159,8 @@ func (t *Trainer) ones() error {
 }
 
 // Sample is what the watch was shown of the last step, less its loss.
-func (t *Trainer) Sample() *watch.Sample {
-	return t.sentry.reader.sample(t.step, 0, 0, t.exec.told())
+func (t *Trainer) Sample() *monitor.Sample {
+	return t.controller.reader.sample(t.step, 0, 0, t.exec.reports())
 }
 
 // Change changes the bytes of an argument of a program on the devices, each of which has its own;
@@ -215,11 +216,11 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64,
 	grads = map[string][]float64{}
 	homes := t.exec.homes()
 	for _, pc := range pieces(t.Programs) {
-		if !pc.master || homes[pc.home] == nil {
+		if !pc.master || homes[pc.rank] == nil {
 			continue
 		}
-		a := homes[pc.home].state.Get(program.Gradient.Of(pc.name))
-		sum, err := summed(ctx, a, &pc, homes[pc.home].mesh, t.gradientType(&pc))
+		a := homes[pc.rank].state.Get(program.Gradient.Of(pc.name))
+		sum, err := summed(ctx, a, &pc, homes[pc.rank].mesh, t.gradientType(&pc))
 		if err != nil {
 			return 0, nil, err
 		}
@@ -239,8 +240,8 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64,
 }
 
 // gradientType is that of a parameter's gradient between the halves of a step.
-func (t *Trainer) gradientType(pc *piece) ir.Type {
-	for _, h := range t.Programs.Ranks[pc.home].Holds {
+func (t *Trainer) gradientType(pc *stateTensor) ir.Type {
+	for _, h := range t.Programs.Ranks[pc.rank].RankParams {
 		if h.Name == pc.name {
 			return h.Type
 		}
@@ -249,7 +250,7 @@ func (t *Trainer) gradientType(pc *piece) ir.Type {
 }
 
 // summed joins pieces and adds up terms.
-func summed(ctx context.Context, a *engine.Array, pc *piece, mesh []ir.Axis,
+func summed(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axis,
 	part ir.Type) ([]float64, error) {
 	dims := pc.param.Dims
 	if pc.layout != nil {
@@ -290,7 +291,7 @@ func (t *Trainer) Masters(ctx context.Context) (map[string][]float64, error) {
 	all := map[string][]float64{}
 	homes := t.exec.homes()
 	for _, pc := range pieces(t.Programs) {
-		h := homes[pc.home]
+		h := homes[pc.rank]
 		if !pc.master || h == nil {
 			continue
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/train"
 )
@@ -160,8 +160,8 @@ func (f *fault) before(tr *train.Trainer, fill func(string, func(int) float64) e
 	case "nan dy":
 		return fill(train.FaultDY+f.site, only(1e38, place))
 	case "w", "wT":
-		// A bit of a scale of the copy that fprop or dgrad reads, on one device: the checksum is the sum
-		// of all devices' bytes, in which a bit that is set on one and cleared on another cancels.
+		// A bit of a scale of the copy that fprop or dgrad reads, on one device: the checksum is the
+		// sum of all devices' bytes, in which a bit that is set on one and cleared on another cancels.
 		if !over {
 			var once sync.Once
 			return tr.Change(f.scales(tr), func(b []byte) {
@@ -306,7 +306,7 @@ var watchAll = flag.Bool("watch.all", false,
 // layer fall back, the run goes on, and its loss comes back to that of a run without the fault. No
 // checkpoint of it has anything that is no number.
 func TestFaults(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	for _, format := range []string{"mxfp8", "nvfp4"} {
 		t.Run(format, func(t *testing.T) {
 			over(t, format, func(t *testing.T, p *post) { p.faults(format) })
@@ -350,7 +350,7 @@ func (p *post) faults(format string) {
 
 // A run that is stopped while products fall and return, and resumed, ends with the same bits.
 func TestFallsResumeExactly(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	over(t, "mxfp8", fallsResumeExactly)
 }
 

@@ -6,8 +6,8 @@ import (
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
@@ -22,7 +22,7 @@ const footprintFrom, footprintTo = 0.97, 1.06
 
 // What a rank holds by the formula is what the engine counts on its devices while a step runs.
 func TestFootprintsAreWhatTheEngineCounts(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 4, Cache: cache})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)

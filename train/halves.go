@@ -16,13 +16,13 @@ import (
 // gradients runs all microbatches of a step and gives its loss; the gradients stay on the devices.
 func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
 	at := c.x
-	if c.looks != nil {
-		at = c.looks
+	if c.probes != nil {
+		at = c.probes
 	}
 	err = c.each(ctx, func(ctx context.Context, r *rank) error {
 		r.told.begin()
-		if c.looks != nil {
-			if err := r.keep(ctx, c.looks.of(step.Inspect, r), nil); err != nil {
+		if c.probes != nil {
+			if err := r.keep(ctx, c.probes.of(step.Inspect, r), nil); err != nil {
 				return err
 			}
 		}
@@ -181,11 +181,11 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 		if err := r.keep(ctx, square, nil); err != nil {
 			return err
 		}
-		for _, h := range c.t.Programs.Ranks[r.number].Holds {
+		for _, h := range c.t.Programs.Ranks[r.number].RankParams {
 			r.state.Drop(program.PeerGradient.Of(h.Name))
 		}
 		if len(c.ranks) > 1 { // else the number stays on the devices
-			squares[r.number], err = scalar(ctx, r.state.Get(optim.Square))
+			squares[r.number], err = scalar(ctx, r.state.Get(optim.GradSquare))
 		}
 		return err
 	})
@@ -203,7 +203,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		inputs := c.t.settings(commit, rate, limit)
 		if len(c.ranks) > 1 {
-			inputs[optim.Square] = number(total)
+			inputs[optim.GradSquare] = number(total)
 		}
 		norms[r.number], oks[r.number], err = c.apply(ctx, r, inputs)
 		return err
@@ -217,7 +217,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 
 // exchange sends the gradients of what the rank shares, and takes those of the other.
 func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Stage) error {
-	for _, h := range p.Holds {
+	for _, h := range p.RankParams {
 		link := r.shared[h.Name]
 		if link == nil {
 			continue
@@ -263,13 +263,13 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 		return 0, false, err
 	}
 	defer run.Free()
-	if a := r.state.Get(optim.Square); a != nil {
+	if a := r.state.Get(optim.GradSquare); a != nil {
 		square, err := scalar(ctx, a)
 		if err != nil {
 			return 0, false, err
 		}
 		norm = math.Sqrt(square)
-		r.state.Drop(optim.Square)
+		r.state.Drop(optim.GradSquare)
 	}
 	for i, a := range run.Results {
 		switch spec := x.Stage().Results[i]; {
@@ -287,7 +287,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 			ok = b[0] != 0
 		}
 	}
-	for _, h := range c.t.Programs.Ranks[r.number].Holds {
+	for _, h := range c.t.Programs.Ranks[r.number].RankParams {
 		r.state.Drop(program.Gradient.Of(h.Name))
 	}
 	return norm, ok, r.told.read(ctx, "", run.Results, x.Stage())

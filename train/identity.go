@@ -204,7 +204,7 @@ func (t *Trainer) otherLength(was int) {
 		return
 	case t.Recipe.Optimizer.Schedule != "constant":
 		what = "the learning rate follows " + t.Recipe.Optimizer.Schedule + " over the new length"
-	case t.Recipe.Repair > 0:
+	case t.Recipe.FinalBF16 > 0:
 		what = "the last steps in bf16 begin elsewhere"
 	default:
 		return

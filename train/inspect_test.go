@@ -13,10 +13,10 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/train"
-	"github.com/deepwell/deepwell/watch"
 )
 
 // onlyDown leaves some layers, of which one linear is in few bits: what compiles in the least time,
@@ -30,7 +30,7 @@ func (p *post) onlyDown(layers int) *post {
 // An inspected step is an ordinary one, to the last bit: losses, parameters and moments are the
 // same.
 func TestInspectionChangesNothing(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	e := openCPU(t, 2)
 	spread := plan.Default()
 	spread.Seq, spread.Batch, spread.Cluster, spread.FSDP.Size = 32, 4, "2xcpu", 2
@@ -60,7 +60,7 @@ func TestInspectionChangesNothing(t *testing.T) {
 				if p.onlyDown(1); one.name == "loop" {
 					p.onlyDown(2)
 				}
-				p.watch = &watch.Options{Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
+				p.watch = &monitor.Options{Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
 				if !one.sites {
 					p.sites = nil
 				}
@@ -100,13 +100,13 @@ func TestInspectionChangesNothing(t *testing.T) {
 // alarm (reference/parity_notes.md, 4).
 func TestInspectionsOfCleanRuns(t *testing.T) {
 	for _, format := range []string{"mxfp8", "nvfp4"} {
-		if format == "nvfp4" && !long.Enabled {
+		if format == "nvfp4" && !slowtest.Enabled {
 			continue
 		}
 		t.Run(format, func(t *testing.T) {
 			p, l, steps := newPost(t, openCPU(t, 1), format, "q", "down"), &log{}, 64
-			p.watch = &watch.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4, Inspect: 3}
-			if long.Enabled {
+			p.watch = &monitor.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4, Inspect: 3}
+			if slowtest.Enabled {
 				steps = 202
 			} else {
 				p.onlyDown(1)
@@ -164,7 +164,7 @@ func TestInspectionFindsUnderflow(t *testing.T) {
 	const site, steps, bad = "block.down.0", 61, 56
 	for _, every := range []int{0, 3} {
 		p, l := newPost(t, e, "mxfp8", "down").onlyDown(1), &log{}
-		p.watch = &watch.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
+		p.watch = &monitor.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
 		tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps))
 		defer tr.Close()
 		tr.Break(func(step int) error {

@@ -140,7 +140,7 @@ func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
 	joined := int64(0)
 	for _, pc := range pieces(p) {
-		if processes.Hosts(pc.home, len(p.Ranks)) {
+		if processes.Hosts(pc.rank, len(p.Ranks)) {
 			fill = max(fill, 4*pc.tensors[0].Bytes())
 			joined = max(joined, 2*pc.bytes())
 		} else if processes.Leads() && !seen[pc.name] {

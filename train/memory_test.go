@@ -116,7 +116,8 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 	again.Close()
 }
 
-// A process counts what it hosts; the one that writes checkpoints, the state of all others at a save.
+// A process counts what it hosts; the one that writes checkpoints, the state of all others at a
+// save.
 func TestMemoryIsThatOfTheProcess(t *testing.T) {
 	p, err := model.Find("llama3.1-8b")
 	if err != nil {

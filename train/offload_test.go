@@ -7,7 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -71,7 +71,7 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 // Compiled for cards, offload makes the steps of 8B on eight of them smaller, by what lies on the
 // host (docs/decisions/0016-offload.md).
 func TestOffloadOnBlackwell(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	c := enginetest.Cards(t, false)
 	cluster, err := machine.ParseCluster("8xb200")
 	if err != nil {

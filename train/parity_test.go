@@ -18,8 +18,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
@@ -133,7 +133,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		r.Micro = int(s.Batch / s.Micros)
 	}
 	if p.narrow != "" && !p.wide {
-		r.Precision, r.Narrow = dtype.BF16, p.narrow
+		r.Precision, r.Products = dtype.BF16, p.narrow
 	}
 	if how != nil {
 		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
@@ -375,14 +375,14 @@ func TestPlansCoverTheAxes(t *testing.T) {
 // long is drawn by a seed that is printed.
 func TestPlansEndAlike(t *testing.T) {
 	if *plansLike == "" {
-		long.Only(t) // compiles programs for many devices
+		slowtest.Only(t) // compiles programs for many devices
 	}
 	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 8, Cache: cache})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
 	}
 	t.Cleanup(e.Close)
-	*plansSeed = long.Seed(t, "plans.seed", *plansSeed)
+	*plansSeed = slowtest.Seed(t, "plans.seed", *plansSeed)
 	pick := rand.New(rand.NewPCG(*plansSeed, 1))
 	for i, name := range []string{"llama", "qwen3"} {
 		p := parities(e)[name]
@@ -394,15 +394,15 @@ func TestPlansEndAlike(t *testing.T) {
 				rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
 					return !regexp.MustCompile(*plansLike).MatchString(r.Name)
 				})
-			case long.Enabled && !*plansAll: // every second on either model
+			case slowtest.Enabled && !*plansAll: // every second on either model
 				turn := -1
 				rows = slices.DeleteFunc(rows, func(plantest.Row) bool {
 					turn++
 					return turn%2 == i
 				})
-			case !long.Enabled && name == "llama":
+			case !slowtest.Enabled && name == "llama":
 				t.Skip("with -tags long")
-			case !long.Enabled:
+			case !slowtest.Enabled:
 				rows = rows[len(rows)-1:]
 			}
 			if len(rows) == 0 {

@@ -259,16 +259,16 @@ func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	p := c.t.Programs
 	for i := range s.pieces {
 		pc := &s.pieces[i]
-		from := c.peers.process(pc.home, len(p.Ranks))
+		from := c.peers.process(pc.rank, len(p.Ranks))
 		switch {
 		case from == 0:
 		case from == c.peers.Self:
-			a := s.homes[pc.home].state.Get(pc.name)
+			a := s.homes[pc.rank].state.Get(pc.name)
 			if err := c.peers.engine.Wired(c.peers.wires[0]).Send(ctx, "save "+pc.name, a); err != nil {
 				return err
 			}
 		case c.peers.Self == 0:
-			on := *p.Find(step.Update, pc.home).Module
+			on := *p.Find(step.Update, pc.rank).Module
 			on.Devices = p.Find(step.Update, 0).Module.Devices
 			at := argument(&on, pc.name)
 			a, err := c.peers.engine.Wired(c.peers.wires[from]).Recv(ctx, "save "+pc.name, &on, on.Args[at])

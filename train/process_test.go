@@ -17,8 +17,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
@@ -113,7 +113,7 @@ func child() {
 // Two processes with four devices each, which hand over to each other by TCP, end where one device
 // ends.
 func TestTwoProcessesEndAlike(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 1, Cache: cache})
 	if err != nil {
 		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)

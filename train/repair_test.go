@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // The last part of a run that is to be repaired computes forward in bf16, the steps before are
 // those of any run, and a run that is stopped anywhere ends with the same bits.
 func TestRepair(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	over(t, "mxfp8", repaired)
 }
 

@@ -177,9 +177,9 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 }
 
 // reduced reads the gradient of a parameter, after its rank has added it up.
-func (t *Trainer) reduced(ctx context.Context, h *home, pc *piece) ([]float32, error) {
+func (t *Trainer) reduced(ctx context.Context, h *stateShard, pc *stateTensor) ([]float32, error) {
 	one := *pc
-	for _, held := range t.Programs.Ranks[pc.home].Holds {
+	for _, held := range t.Programs.Ranks[pc.rank].RankParams {
 		if held.Name == pc.name {
 			one.elem = held.Type.Elem
 		}
@@ -205,7 +205,7 @@ func (t *Trainer) norms(ctx context.Context, r *Replay) error {
 		if !pc.master {
 			continue
 		}
-		grad, err := t.reduced(ctx, homes[pc.home], &pc)
+		grad, err := t.reduced(ctx, homes[pc.rank], &pc)
 		if err != nil {
 			return err
 		}

@@ -11,10 +11,10 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/precision"
+	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/watch"
 )
 
 // A report is what the programs of a rank told of their quantized GEMMs in a step.
@@ -71,7 +71,7 @@ func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 		r.Copies = doubles(b)
 	case spmd.Made:
 		r.Next = ints(b)
-	case optim.Watch:
+	case optim.GradStats:
 		r.Squares = floats(b)
 	default:
 		if r.Programs == nil {
@@ -143,10 +143,10 @@ func doubles(b []byte) []float64 {
 
 // A reader makes samples of reports: it knows what stands where.
 type reader struct {
-	p     *step.Programs
-	looks *step.Programs     // that inspect
-	made  []map[string]int64 // by rank: the place of the scales of a copy's first layer in Made
-	all   []int64            // by rank: scales that are made
+	p      *step.Programs
+	probes *step.Programs     // that inspect
+	made   []map[string]int64 // by rank: the place of the scales of a copy's first layer in Made
+	all    []int64            // by rank: scales that are made
 }
 
 func newReader(p *step.Programs) *reader {
@@ -188,7 +188,7 @@ func (r *reader) tellings(told []*report) (list []telling, inspected bool) {
 	}
 	programs := r.p
 	if inspected {
-		programs = r.looks // the same, and where errors stand
+		programs = r.probes // the same, and where errors stand
 	}
 	for _, row := range programs.List {
 		c := told[row.Rank].Programs[row.Module.Name]
@@ -203,9 +203,9 @@ func (r *reader) tellings(told []*report) (list []telling, inspected bool) {
 }
 
 // sample tells what a step came to, linear layers in the order in which the forward pass runs them.
-func (r *reader) sample(step int, loss, norm float64, told []*report) *watch.Sample {
-	s := &watch.Sample{Step: step, Loss: loss, GradNorm: norm, Finite: finite(loss) && finite(norm)}
-	found := map[site]*watch.Linear{}
+func (r *reader) sample(step int, loss, norm float64, told []*report) *monitor.Sample {
+	s := &monitor.Sample{Step: step, Loss: loss, GradNorm: norm, Finite: finite(loss) && finite(norm)}
+	found := map[site]*monitor.Linear{}
 	for rank := range r.p.Ranks {
 		r.norms(found, rank, told[rank].Squares)
 	}
@@ -215,7 +215,7 @@ func (r *reader) sample(step int, loss, norm float64, told []*report) *watch.Sam
 			l := found[site{one.Layer + k, int(one.Slot)}]
 			// What a backward pass computes again is told twice.
 			if l != nil && !slices.ContainsFunc(l.Operands,
-				func(o watch.Operand) bool { return o.Name == one.Operand }) {
+				func(o monitor.Operand) bool { return o.Name == one.Operand }) {
 				l.Operands = append(l.Operands, r.operand(one, k))
 			}
 		}
@@ -234,10 +234,10 @@ func (r *reader) sample(step int, loss, norm float64, told []*report) *watch.Sam
 }
 
 // norms lists the linear layers of a rank with the norms of their gradients.
-func (r *reader) norms(found map[site]*watch.Linear, rank int, squares []float32) {
+func (r *reader) norms(found map[site]*monitor.Linear, rank int, squares []float32) {
 	at := 0
-	for i, h := range r.p.Ranks[rank].Holds {
-		if !h.Watched || !h.Counts {
+	for i, h := range r.p.Ranks[rank].RankParams {
+		if !h.Stats || !h.Counts {
 			continue
 		}
 		one := &r.p.Ranks[rank].Params[i]
@@ -255,14 +255,14 @@ func (r *reader) norms(found map[site]*watch.Linear, rank int, squares []float32
 }
 
 // norm notes the square of the norm of a gradient of some size, and how much of it is zero.
-func (r *reader) norm(found map[site]*watch.Linear, p *model.Param, layer int64, told []float32,
+func (r *reader) norm(found map[site]*monitor.Linear, p *model.Param, layer int64, told []float32,
 	size int64) {
 	slot := precision.Slot(p.Stem())
 	if slot < 0 {
 		return
 	}
 	name := precision.Slots()[slot]
-	l := watch.Unmeasured(int(layer), name)
+	l := monitor.Unmeasured(int(layer), name)
 	of := func(product string) string { return string(r.p.Policy.Of(int(layer), name, product)) }
 	l.Fprop, l.Dgrad, l.Wgrad = of(precision.Fprop), of(precision.Dgrad), of(precision.Wgrad)
 	if x := float64(told[0]); finite(x) {
@@ -277,9 +277,9 @@ func (r *reader) norm(found map[site]*watch.Linear, p *model.Param, layer int64,
 // operand reads what was told of one copy of a tensor. A scale of MXFP8 is a power of two at or
 // above amax/448, so amax is known to a factor of two, of which the middle is taken. That is enough
 // to see it grow; weights grow by less before it matters, so theirs is left out.
-func (r *reader) operand(s telling, k int64) watch.Operand {
+func (r *reader) operand(s telling, k int64) monitor.Operand {
 	told := s.counts
-	l := watch.Unmeasured(0, "", s.Operand)
+	l := monitor.Unmeasured(0, "", s.Operand)
 	o := l.Operands[0]
 	top := float64(told.Scales[s.Top+k*s.Stride])
 	sum, some := told.Scales[s.Sum+k*s.Stride], told.Scales[s.Some+k*s.Stride]
@@ -335,7 +335,7 @@ func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
 		}
 		elements, length = int64(told.Parts)*s.Elements/s.Copies, int64(told.Parts)*s.Length
 	case copies != nil:
-		m, found := r.looks.Ranks[s.rank].Measured[s.Copy]
+		m, found := r.probes.Ranks[s.rank].Measured[s.Copy]
 		if !found {
 			return e, false
 		}
@@ -356,7 +356,7 @@ func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
 // the first term is the sum over tokens of ‖e‖²‖dy‖², which is taken as the product of the two
 // sums over T: as if large errors did not go with large gradients. Of the second it is the same.
 // Where layers compute halves of a batch apart, one is measured, and stands for both.
-func (r *reader) noises(found map[site]*watch.Linear, list []telling) {
+func (r *reader) noises(found map[site]*monitor.Linear, list []telling) {
 	arguments := map[site]*[2]rounding{} // xT and dyT
 	parts := 0
 	for _, s := range list {

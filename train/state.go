@@ -19,10 +19,10 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A piece is one array of the state and the tensors of a checkpoint that it is made of: one, or one
-// for each layer of a stack, in order.
-type piece struct {
-	home    int // the rank of a pipeline that has it
+// A stateTensor is one array of the state and the tensors of a checkpoint that it is made of: one,
+// or one for each layer of a stack, in order.
+type stateTensor struct {
+	rank    int // the rank of a pipeline that has it
 	param   *model.Param
 	layout  *spmd.Layout // how it lies on a mesh; nil on one device
 	name    string       // of the array
@@ -31,8 +31,8 @@ type piece struct {
 	tensors []ckpt.Tensor
 }
 
-// A home is where pieces of the state live: on one mesh, or on one rank of a pipeline.
-type home struct {
+// A stateShard is where pieces of the state live: on one mesh, or on one rank of a pipeline.
+type stateShard struct {
 	state  *engine.State
 	update *program.Stage
 	takers []*program.Stage // what computes with copies of the masters
@@ -41,11 +41,11 @@ type home struct {
 
 // pieces lists the whole state: masters, then what the optimizer keeps of each. What two ranks
 // have stands twice.
-func pieces(p *step.Programs) []piece {
-	var list []piece
+func pieces(p *step.Programs) []stateTensor {
+	var list []stateTensor
 	for rank, r := range p.Ranks {
 		for i := range r.Params {
-			h := &r.Holds[i]
+			h := &r.RankParams[i]
 			l := &h.Layout
 			if p.Stages[0].Sharding == nil {
 				l = nil
@@ -58,10 +58,10 @@ func pieces(p *step.Programs) []piece {
 
 // piecesOf lists what is kept of one parameter.
 func piecesOf(p *step.Programs, home int, one *model.Param, param optim.Param,
-	l *spmd.Layout) []piece {
-	var list []piece
+	l *spmd.Layout) []stateTensor {
+	var list []stateTensor
 	add := func(name, prefix string, elem dtype.DType) {
-		pc := piece{home: home, param: one, layout: l, name: name, master: prefix == "",
+		pc := stateTensor{rank: home, param: one, layout: l, name: name, master: prefix == "",
 			elem: elem}
 		for _, layer := range one.Layers() {
 			t := ckpt.Tensor{Name: prefix + layer.Name, DType: elem}
@@ -80,7 +80,7 @@ func piecesOf(p *step.Programs, home int, one *model.Param, param optim.Param,
 }
 
 // bytes is the size of one piece.
-func (pc *piece) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.tensors)) }
+func (pc *stateTensor) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.tensors)) }
 
 // A boxReader gives boxes of the tensors of a checkpoint, as a [ckpt.Source] does.
 type boxReader interface {
@@ -93,7 +93,7 @@ func (t *Trainer) fill(src boxReader) error {
 	homes := t.exec.homes()
 	var garbage collector
 	for _, pc := range pieces(t.Programs) {
-		h := homes[pc.home]
+		h := homes[pc.rank]
 		if h == nil {
 			continue
 		}
@@ -133,7 +133,7 @@ type way struct {
 
 // readParts reads the parts of all devices, tensor by tensor, so that a source that computes or
 // fetches a tensor does so once. Devices that have the same box get copies of it.
-func (pc *piece) readParts(src boxReader, mesh []ir.Axis, ways []way) error {
+func (pc *stateTensor) readParts(src boxReader, mesh []ir.Axis, ways []way) error {
 	for k, one := range pc.tensors {
 		for i := range ways {
 			w := &ways[i]
@@ -151,7 +151,7 @@ func (pc *piece) readParts(src boxReader, mesh []ir.Axis, ways []way) error {
 }
 
 // readPart reads what a device has of the k-th tensor, which is f32 for a copy too.
-func (pc *piece) readPart(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *way,
+func (pc *stateTensor) readPart(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *way,
 	device int) error {
 	dims, part := pc.param.Dims, w.part
 	if pc.layout != nil {
@@ -176,18 +176,18 @@ func (pc *piece) readPart(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis,
 		}
 	}
 	wide := int64(one.DType.Bits() / 8)
-	read := make([]byte, one.Bytes()/max(product(one.Shape), 1)*product(box.Size))
+	read := make([]byte, one.Bytes()/max(times(one.Shape), 1)*times(box.Size))
 	if err := src.ReadSlice(one.Name, ckpt.Box{Start: box.Start, Size: box.Size}, read); err != nil {
 		return err
 	}
 	if wide != width {
-		read = narrow(read)
+		read = roundBF16(read)
 	}
 	box.Take(dst, read, width)
 	return nil
 }
 
-func product(list []int64) int64 {
+func times(list []int64) int64 {
 	n := int64(1)
 	for _, x := range list {
 		n *= x
@@ -268,7 +268,7 @@ func argument(s *program.Stage, name string) int {
 
 // place puts one array of a stage into the state, on each device its part. The memory is given
 // away.
-func (t *Trainer) place(h *home, w way) error {
+func (t *Trainer) place(h *stateShard, w way) error {
 	i := argument(w.stage, w.name)
 	if i < 0 {
 		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.stage.Name, w.name)
@@ -317,8 +317,8 @@ func numbers(b []byte, elem dtype.DType) []float32 {
 	return list
 }
 
-// narrow rounds f32 to the nearest bf16, to even in the middle.
-func narrow(data []byte) []byte {
+// roundBF16 rounds f32 to the nearest bf16, to even in the middle.
+func roundBF16(data []byte) []byte {
 	out := engine.Aligned(len(data) / 2)
 	for i, x := range numbers(data, dtype.F32) {
 		b := math.Float32bits(x)
@@ -335,8 +335,8 @@ func narrow(data []byte) []byte {
 // A snapshot gives the state to a checkpoint, array by array.
 type snapshot struct {
 	ctx    context.Context
-	homes  []*home
-	pieces []piece
+	homes  []*stateShard
+	pieces []stateTensor
 	where  map[string]place // of tensors
 
 	mu   sync.Mutex
@@ -348,7 +348,7 @@ type snapshot struct {
 }
 
 type place struct {
-	piece *piece
+	piece *stateTensor
 	layer int
 }
 
@@ -411,20 +411,20 @@ func offset(t ckpt.Tensor, box ckpt.Box) (bytes int64, ok bool) {
 }
 
 // array reads an array from the device, and keeps it until all of its tensors were taken.
-func (s *snapshot) array(pc *piece) ([]byte, error) {
+func (s *snapshot) array(pc *stateTensor) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if data := s.held[pc.name]; data != nil {
 		return data, nil
 	}
 	var a *engine.Array
-	if h := s.homes[pc.home]; h != nil {
+	if h := s.homes[pc.rank]; h != nil {
 		a = h.state.Get(pc.name)
 	}
 	if a == nil {
 		return nil, diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
 	}
-	data, err := gather(s.ctx, a, pc, s.homes[pc.home].mesh)
+	data, err := gather(s.ctx, a, pc, s.homes[pc.rank].mesh)
 	if err != nil {
 		return nil, err
 	}
@@ -433,7 +433,7 @@ func (s *snapshot) array(pc *piece) ([]byte, error) {
 }
 
 // gather reads an array from the devices that have different parts of it.
-func gather(ctx context.Context, a *engine.Array, pc *piece, mesh []ir.Axis) ([]byte, error) {
+func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axis) ([]byte, error) {
 	if pc.layout == nil {
 		return a.Read(ctx, 0)
 	}
@@ -473,7 +473,7 @@ func (s *snapshot) rewind() {
 	}
 }
 
-func (s *snapshot) release(pc *piece, bytes int) {
+func (s *snapshot) release(pc *stateTensor, bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent[pc.name] {

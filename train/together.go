@@ -127,7 +127,7 @@ type own struct{ *snapshot }
 // Tensors implements ckpt.Source.
 func (o own) Tensors() (list []ckpt.Tensor) {
 	for _, pc := range o.pieces {
-		if o.homes[pc.home] != nil {
+		if o.homes[pc.rank] != nil {
 			list = append(list, pc.tensors...)
 		}
 	}

@@ -18,9 +18,9 @@ import (
 	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/watch"
 )
 
 // Rows is where a run takes its data from; a [data.Loader] is one.
@@ -28,8 +28,8 @@ type Rows interface {
 	Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error)
 }
 
-// Held is where the rows of the validation come from; a [data.Loader] is one.
-type Held interface {
+// EvalSource is where the rows of the validation come from; a [data.Loader] is one.
+type EvalSource interface {
 	EvalRows() int64
 	Eval(first int64, rows, rank, ranks int) (*data.Batch, error)
 }
@@ -45,7 +45,7 @@ type Options struct {
 	Recipe   *recipe.Recipe
 	Programs *step.Programs
 	Data     Rows
-	Eval     Held // gives the rows of the validation loss; nil turns it off
+	Eval     EvalSource // gives the rows of the validation loss; nil turns it off
 	// Init gives the parameters that a run begins with, if it does not go on with another.
 	Init func(p *model.Param, dst []float32) error
 
@@ -54,9 +54,9 @@ type Options struct {
 	// Ahead is how many actions a rank of a pipeline may have queued ([pipeline.Config]).
 	Ahead int
 
-	// Watch are the times of the watch over products in few bits; nil takes those of a run from the
+	// Monitor are the times of the watch over products in few bits; nil takes those of a run from the
 	// beginning.
-	Watch *watch.Options
+	Monitor *monitor.Options
 
 	// Build names this build of Deepwell, which all processes of a run must have; "" if it is not
 	// known.
@@ -95,12 +95,12 @@ type Spans interface {
 // A Trainer is a run at work.
 type Trainer struct {
 	Options
-	exec     *executor
-	others   *peers // the other processes of the run; nil if there are none
-	schedule optim.Schedule
-	guard    guard
-	watchdog *watchdog
-	sentry   *sentry // nil if no product is in few bits
+	exec       *executor
+	others     *peers // the other processes of the run; nil if there are none
+	schedule   optim.Schedule
+	guard      guard
+	watchdog   *watchdog
+	controller *precisionController // nil if no product is in few bits
 
 	step    int // steps that were done, rejected ones included
 	updates int // updates that were accepted
@@ -165,7 +165,7 @@ func (t *Trainer) start(ctx context.Context) error {
 	if err := t.fitsHost(); err != nil {
 		return err
 	}
-	t.sentry = newSentry(context.WithoutCancel(ctx), t)
+	t.controller = newPrecisionController(context.WithoutCancel(ctx), t)
 	if err = t.begin(ctx, c, old); err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (t *Trainer) begin(ctx context.Context, c *ckpt.Checkpoint, old *memory) er
 
 // Close frees the programs and the state.
 func (t *Trainer) Close() {
-	t.sentry.free()
+	t.controller.free()
 	if t.exec != nil {
 		t.exec.free()
 	}
@@ -316,17 +316,17 @@ func (t *Trainer) await(ctx context.Context, next <-chan taken) (taken, error) {
 
 // do makes one step: gradients of all parts, a look at the loss, the update.
 func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
-	if err := t.sentry.begin(ctx); err != nil {
+	if err := t.controller.begin(ctx); err != nil {
 		return err
 	}
-	defer t.phase(t.sentry.phase())()
+	defer t.phase(t.controller.phase())()
 	loss, err := t.gradients(ctx, b.batch)
 	if err != nil {
 		return err
 	}
 	maxLoss, maxNorm := t.limits()
 	rate := t.schedule.Rate(t.step)
-	sound, err := t.sentry.sound(ctx)
+	sound, err := t.controller.sound(ctx)
 	if err != nil {
 		return err
 	}
@@ -334,7 +334,7 @@ func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 	if err != nil {
 		return err
 	}
-	why, err := t.sentry.look(ctx, loss, norm)
+	why, err := t.controller.look(ctx, loss, norm)
 	if err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func (t *Trainer) do(ctx context.Context, b taken, start time.Time) error {
 	t.last.Loss = loss
 	t.updates++
 	t.advance(b)
-	t.tell(loss, norm, rate, b.batch, t.Now().Sub(start))
+	t.report(loss, norm, rate, b.batch, t.Now().Sub(start))
 	return nil
 }
 
@@ -410,8 +410,8 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	return false, nil
 }
 
-// tell emits what a step came to.
-func (t *Trainer) tell(loss, norm, rate float64, b *data.Batch, took time.Duration) {
+// report emits what a step came to.
+func (t *Trainer) report(loss, norm, rate float64, b *data.Batch, took time.Duration) {
 	tokens := b.Rows * b.Seq
 	e := event.Step{Step: t.step, Steps: t.Recipe.Steps, Loss: event.Figure(loss),
 		GradNorm: event.Figure(norm), Rate: rate, Tokens: int64(t.step) * int64(tokens),

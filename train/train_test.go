@@ -19,7 +19,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
@@ -325,7 +325,7 @@ func TestLearns(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(set), func(t *testing.T) {
 			if len(set) > 0 && set[0] != "precision=bf16" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			r := &rig{t, r.engine, r.config, nil}
 			l := r.run(t.TempDir(), counting{}, append(set, "steps=60")...)
@@ -378,7 +378,7 @@ func TestPlansTrainAlike(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if row.name != "fsdp 2, tp 2" {
-				long.Only(t)
+				slowtest.Only(t)
 			}
 			p := plan.Default()
 			p.Seq, p.Batch = 12, 4
@@ -482,7 +482,7 @@ func TestPoisonIsRejected(t *testing.T) {
 // The same on ranks of a pipeline whose model computes with copies: a step that is no number leaves
 // every bit, and the run goes on.
 func TestPoisonIsRejectedByAllRanks(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	r := newRig(t)
 	c := *r.config
 	c.Layers, c.Tied = 2, true

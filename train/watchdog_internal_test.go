@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/link"
 )
 
@@ -168,7 +168,7 @@ func TestWatchdogRaisesNoFalseAlarm(t *testing.T) {
 		if bad {
 			t.Fatalf("an alarm in step %d", i)
 		}
-		if i > 200 && !long.Enabled && testing.Short() {
+		if i > 200 && !slowtest.Enabled && testing.Short() {
 			return
 		}
 	}

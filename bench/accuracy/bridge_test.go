@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/price"
@@ -134,7 +134,7 @@ func TestVerdicts(t *testing.T) {
 
 // TestPlacing looks for one of NVIDIA's plans in a search.
 func TestPlacing(t *testing.T) {
-	if testing.Short() || !long.Enabled {
+	if testing.Short() || !slowtest.Enabled {
 		t.Skip("a second of searches")
 	}
 	rows, err := mbridge()
@@ -173,7 +173,7 @@ func TestNine(t *testing.T) {
 
 // TestBridgeGoals holds one split to the goals; the command makes all of them.
 func TestBridgeGoals(t *testing.T) {
-	if testing.Short() || !long.Enabled {
+	if testing.Short() || !slowtest.Enabled {
 		t.Skip("fits 25 constants")
 	}
 	b, err := newBridge()
@@ -240,7 +240,7 @@ func TestKendall(t *testing.T) {
 
 // TestSweepGoals holds one draw to the goals; the command makes all of them.
 func TestSweepGoals(t *testing.T) {
-	if testing.Short() || !long.Enabled {
+	if testing.Short() || !slowtest.Enabled {
 		t.Skip("fits 23 constants")
 	}
 	w, err := newSweep()

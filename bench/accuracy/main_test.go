@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 
 	"github.com/deepwell/deepwell/price"
 )
@@ -47,7 +47,7 @@ func TestShippedConstants(t *testing.T) {
 
 // The goals that the published figures of other planners set, or what was reached.
 func TestGoals(t *testing.T) {
-	if testing.Short() || !long.Enabled {
+	if testing.Short() || !slowtest.Enabled {
 		t.Skip("a few seconds of fits")
 	}
 	for _, tt := range []struct {

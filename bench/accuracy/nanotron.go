@@ -173,7 +173,7 @@ func (k *sweepStack) effects() []price.Effect {
 func (k *sweepStack) profile(base *price.Profile, s *sweepRow) *price.Profile {
 	p := base.Clone()
 	tp := float64(s.tp)
-	p.Product = k.product * (1 + k.thin*tp/float64(8*s.config.Hidden))
+	p.GEMM = k.product * (1 + k.thin*tp/float64(8*s.config.Hidden))
 	p.Attention, p.Stream, p.Link, p.Network = k.attention, k.stream, k.link, 1.2
 	p.Latency, p.Optimizer, p.Hosted, p.Regather = 1, 1, 1+k.hosted, false
 	if s.tp > 8 {

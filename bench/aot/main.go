@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/machine"
 )
@@ -64,11 +64,11 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		real, err := with.Compile(ctx, check.Attention(8), c)
+		real, err := with.Compile(ctx, selftest.Attention(8), c)
 		if err != nil {
 			return err
 		}
-		bare, err := without.Compile(ctx, check.Attention(8), c)
+		bare, err := without.Compile(ctx, selftest.Attention(8), c)
 		if err != nil {
 			return err
 		}
@@ -83,5 +83,5 @@ func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (
 	if err != nil {
 		return nil, err
 	}
-	return c.Compile(ctx, check.MXFP8(n), cluster)
+	return c.Compile(ctx, selftest.MXFP8(n), cluster)
 }

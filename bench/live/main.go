@@ -18,7 +18,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/resident"
+	"github.com/deepwell/deepwell/internal/malloc"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -34,7 +34,7 @@ type options struct {
 
 func main() {
 	// Before anything else: the process begins again with memory that stays.
-	if err := resident.Exec(); err != nil {
+	if err := malloc.Exec(); err != nil {
 		fmt.Fprintln(os.Stderr, "live: memory is not kept between runs:", err)
 	}
 	var o options

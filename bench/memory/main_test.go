@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 var (
@@ -137,8 +137,8 @@ func TestTablesAreOfTheirGenerators(t *testing.T) {
 
 // Some rows, compiled again, are as the table has them.
 func TestCompiledAgain(t *testing.T) {
-	long.Only(t)
-	r := rand.New(rand.NewPCG(long.Seed(t, "memory.seed", *testSeed), 0))
+	slowtest.Only(t)
+	r := rand.New(rand.NewPCG(slowtest.Seed(t, "memory.seed", *testSeed), 0))
 	rows := rowsOf(t, fitted)
 	c, err := newCompiler("")
 	if err != nil {
@@ -160,11 +160,11 @@ func TestCompiledAgain(t *testing.T) {
 	}
 }
 
-// slack is by how much sizes may differ from the table, of which 1 % is half of what predictions may
-// miss in the mean, and little what counts as nothing beside the largest size of a row. The table was
-// compiled before XLA's own kernels for small sums were turned off (engine/compiler.go); since then
-// a few programs differ, by 512 bytes to 0.62 %, and an update of 27 GiB needs 0.6 MiB of temp
-// where it had 1.2.
+// slack is by how much sizes may differ from the table, of which 1 % is half of what predictions
+// may miss in the mean, and little what counts as nothing beside the largest size of a row. The
+// table was compiled before XLA's own kernels for small sums were turned off (engine/compiler.go);
+// since then a few programs differ, by 512 bytes to 0.62 %, and an update of 27 GiB needs 0.6 MiB
+// of temp where it had 1.2.
 const slack, little = 0.01, 1e-4
 
 // alike compares records, sizes with some slack.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/resident"
-	"github.com/deepwell/deepwell/internal/turns"
+	"github.com/deepwell/deepwell/internal/abtest"
+	"github.com/deepwell/deepwell/internal/malloc"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -25,7 +25,7 @@ var jaxSide string
 const devices = 8
 
 // size is the smaller model of bench/step.
-var size = turns.Size{Name: "13M", Vocab: 4096, Hidden: 384, Layers: 6, Heads: 6, Batch: 8,
+var size = abtest.Size{Name: "13M", Vocab: 4096, Hidden: 384, Layers: 6, Heads: 6, Batch: 8,
 	Seq: 256}
 
 // A layout is how the model is spread: by a plan in Deepwell, by a mesh in JAX.
@@ -47,7 +47,7 @@ type options struct {
 
 func main() {
 	// Before anything else: the process begins again with memory that stays.
-	if err := resident.Exec(); err != nil {
+	if err := malloc.Exec(); err != nil {
 		fmt.Fprintln(os.Stderr, "mesh: memory is not kept between runs:", err)
 	}
 	var o options
@@ -90,7 +90,7 @@ func run(ctx context.Context, o options) error {
 }
 
 // planOf is the plan of a layout. The types stay f32: a CPU only multiplies in bf16.
-func planOf(s turns.Size, l layout, way string) *plan.Plan {
+func planOf(s abtest.Size, l layout, way string) *plan.Plan {
 	gather, more, _ := strings.Cut(way, "+")
 	p := plan.Default()
 	p.Cluster = fmt.Sprintf("%dxcpu", devices)
@@ -102,13 +102,13 @@ func planOf(s turns.Size, l layout, way string) *plan.Plan {
 }
 
 // compare lets the sides of one layout take turns.
-func compare(ctx context.Context, e *engine.Engine, s turns.Size, l layout, o options) error {
-	w, err := turns.NewWeights(s)
+func compare(ctx context.Context, e *engine.Engine, s abtest.Size, l layout, o options) error {
+	w, err := abtest.NewWeights(s)
 	if err != nil {
 		return err
 	}
 	defer w.Remove()
-	var rows []*turns.Row
+	var rows []*abtest.Row
 	defer func() {
 		for _, r := range rows {
 			r.Side.Stop()
@@ -119,19 +119,19 @@ func compare(ctx context.Context, e *engine.Engine, s turns.Size, l layout, o op
 		if err != nil {
 			return err
 		}
-		rows = append(rows, &turns.Row{Name: l.name + " deepwell " + way, Side: p})
+		rows = append(rows, &abtest.Row{Name: l.name + " deepwell " + way, Side: p})
 	}
 	for way := range strings.SplitSeq(o.ways, ",") {
 		if o.jax == "" || way == "" {
 			continue
 		}
 		s.Mode = fmt.Sprintf("%s %d %d", way, l.fsdp, l.tp)
-		p, err := turns.Start(o.jax, jaxSide, s, w, o.kept,
+		p, err := abtest.Start(o.jax, jaxSide, s, w, o.kept,
 			fmt.Sprintf("XLA_FLAGS=--xla_force_host_platform_device_count=%d", devices))
 		if err != nil {
 			return err
 		}
-		rows = append(rows, &turns.Row{Name: l.name + " jax " + way, Side: p})
+		rows = append(rows, &abtest.Row{Name: l.name + " jax " + way, Side: p})
 	}
-	return turns.Compare(os.Stdout, s, rows, o.turns, o.steps)
+	return abtest.Compare(os.Stdout, s, rows, o.turns, o.steps)
 }

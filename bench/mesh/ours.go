@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/turns"
+	"github.com/deepwell/deepwell/internal/abtest"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
@@ -25,14 +25,14 @@ type trainer struct {
 	t    *train.Trainer
 	out  string
 	seq  int
-	rows *turns.Weights
+	rows *abtest.Weights
 
 	begin chan bool // a step may begin; closed to end the run
 	loss  chan float64
 	done  chan error // what the run ended with; closed after it
 }
 
-func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights,
+func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.Weights,
 	p *plan.Plan) (*trainer, error) {
 	r := recipe.Default()
 	r.Steps, r.Batch, r.Micro, r.Seq = 1<<30, int(s.Batch), int(s.Batch), int(s.Seq)
@@ -40,11 +40,11 @@ func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.We
 	if s.DType == "bf16" {
 		r.Precision = dtype.BF16
 	}
-	r.Optimizer = recipe.Optimizer{Name: "adamw", Rate: turns.Rate, Floor: turns.Rate,
-		Schedule: "constant", Decay: turns.Decay, Beta1: turns.Beta1, Beta2: turns.Beta2,
-		Clip: turns.Clip, Moments: dtype.F32}
+	r.Optimizer = recipe.Optimizer{Name: "adamw", Rate: abtest.Rate, Floor: abtest.Rate,
+		Schedule: "constant", Decay: abtest.Decay, Beta1: abtest.Beta1, Beta2: abtest.Beta2,
+		Clip: abtest.Clip, Moments: dtype.F32}
 	r.Save.Every, r.Eval.Every = 0, 0
-	c := turns.Config(s)
+	c := abtest.Config(s)
 	programs, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})
 	if err != nil {
 		return nil, err
@@ -95,8 +95,8 @@ func (t *trainer) Emit(e event.Event) {
 	}
 }
 
-// Turn implements turns.Side.
-func (t *trainer) Turn(steps int) (turns.Turn, error) { return turns.Take(steps, t.step) }
+// Turn implements abtest.Side.
+func (t *trainer) Turn(steps int) (abtest.Turn, error) { return abtest.Take(steps, t.step) }
 
 func (t *trainer) step() (float64, error) {
 	select {
@@ -112,7 +112,7 @@ func (t *trainer) step() (float64, error) {
 	}
 }
 
-// Stop implements turns.Side.
+// Stop implements abtest.Side.
 func (t *trainer) Stop() {
 	close(t.begin)
 	<-t.done

@@ -11,11 +11,11 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/resident"
-	"github.com/deepwell/deepwell/internal/turns"
+	"github.com/deepwell/deepwell/internal/abtest"
+	"github.com/deepwell/deepwell/internal/malloc"
 )
 
-var sizes = []turns.Size{
+var sizes = []abtest.Size{
 	{Name: "13M", Vocab: 4096, Hidden: 384, Layers: 6, Heads: 6, Batch: 8, Seq: 256},
 	{Name: "60M", Vocab: 8192, Hidden: 768, Layers: 8, Heads: 12, Batch: 4, Seq: 256},
 	{Name: "tiny", Vocab: 512, Hidden: 128, Layers: 2, Heads: 2, Batch: 2, Seq: 128},
@@ -31,7 +31,7 @@ type options struct {
 
 func main() {
 	// Before anything else: the process begins again with memory that stays.
-	if err := resident.Exec(); err != nil {
+	if err := malloc.Exec(); err != nil {
 		fmt.Fprintln(os.Stderr, "step: memory is not kept between runs:", err)
 	}
 	var o options
@@ -71,8 +71,8 @@ func run(ctx context.Context, o options) error {
 }
 
 // compare lets all sides of one size take turns.
-func compare(ctx context.Context, e *engine.Engine, s turns.Size, o options) error {
-	w, err := turns.NewWeights(s)
+func compare(ctx context.Context, e *engine.Engine, s abtest.Size, o options) error {
+	w, err := abtest.NewWeights(s)
 	if err != nil {
 		return err
 	}
@@ -86,5 +86,5 @@ func compare(ctx context.Context, e *engine.Engine, s turns.Size, o options) err
 	if err != nil {
 		return err
 	}
-	return turns.Compare(os.Stdout, s, rows, o.turns, o.steps)
+	return abtest.Compare(os.Stdout, s, rows, o.turns, o.steps)
 }

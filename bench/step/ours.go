@@ -12,7 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/turns"
+	"github.com/deepwell/deepwell/internal/abtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -21,8 +21,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-var adamw = optim.AdamW{Beta1: turns.Beta1, Beta2: turns.Beta2, Eps: turns.Eps,
-	Decay: turns.Decay, ClipNorm: turns.Clip}
+var adamw = optim.AdamW{Beta1: abtest.Beta1, Beta2: abtest.Beta2, Eps: abtest.Eps,
+	Decay: abtest.Decay, ClipNorm: abtest.Clip}
 
 // A trainer is Deepwell's side: the gradient and the update as two programs, the state on the
 // device.
@@ -38,12 +38,12 @@ type trainer struct {
 }
 
 // graphs builds the gradient and the update.
-func graphs(s turns.Size) (grad, update *ir.Graph, params []optim.Param, err error) {
+func graphs(s abtest.Size) (grad, update *ir.Graph, params []optim.Param, err error) {
 	shape := model.Shape{Batch: s.Batch, Seq: s.Seq, Elem: dtype.F32}
 	if s.DType == "bf16" {
 		shape.Products = dtype.BF16
 	}
-	g, err := turns.Config(s).Graph(shape)
+	g, err := abtest.Config(s).Graph(shape)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -64,7 +64,7 @@ func graphs(s turns.Size) (grad, update *ir.Graph, params []optim.Param, err err
 	return grad, update, params, err
 }
 
-func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights,
+func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.Weights,
 	dump string) (*trainer, error) {
 	grad, update, params, err := graphs(s)
 	if err != nil {
@@ -91,8 +91,8 @@ func newTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.We
 }
 
 // oldTrainer runs programs that were written before. They take and give the same.
-func oldTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights, dir string) (
-	*trainer, error) {
+func oldTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.Weights,
+	dir string) (*trainer, error) {
 	grad, update, params, err := graphs(s)
 	if err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func oldTrainer(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.We
 }
 
 // begin compiles and places the state.
-func (t *trainer) begin(grad, update string, w *turns.Weights) (err error) {
+func (t *trainer) begin(grad, update string, w *abtest.Weights) (err error) {
 	if t.grad, err = t.compile("grad", grad); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (t *trainer) place(x *engine.Executable, arg int, elem dtype.DType,
 }
 
 // initial gives the first value of what stays on the device.
-func initial(v *ir.Value, w *turns.Weights) ([]float32, bool) {
+func initial(v *ir.Value, w *abtest.Weights) ([]float32, bool) {
 	n := int(v.Type.Shape().Elements())
 	whole := func(list []int32) []float32 {
 		f := make([]float32, n)
@@ -192,8 +192,8 @@ func initial(v *ir.Value, w *turns.Weights) ([]float32, bool) {
 	return w.Param(v.Name, v.Type.Dims)
 }
 
-// Turn implements turns.Side.
-func (t *trainer) Turn(steps int) (turns.Turn, error) { return turns.Take(steps, t.step) }
+// Turn implements abtest.Side.
+func (t *trainer) Turn(steps int) (abtest.Turn, error) { return abtest.Take(steps, t.step) }
 
 // step makes one step and gives its loss.
 func (t *trainer) step() (float64, error) {
@@ -208,7 +208,7 @@ func (t *trainer) step() (float64, error) {
 		more[program.Gradient.Of(p.Name)] = run.Results[1+i]
 	}
 	scalars := adamw.Scalars(t.steps)
-	scalars[optim.Commit], scalars[optim.Rate], scalars[optim.Limit] = 1, turns.Rate, math.Inf(1)
+	scalars[optim.Commit], scalars[optim.LR], scalars[optim.MaxNorm] = 1, abtest.Rate, math.Inf(1)
 	for i, v := range t.updateOf.Inputs {
 		value, ok := scalars[v.Name]
 		if !ok {
@@ -250,7 +250,7 @@ func (t *trainer) args(g *ir.Graph, more map[string]*engine.Array) []*engine.Arr
 	return in
 }
 
-// Stop implements turns.Side.
+// Stop implements abtest.Side.
 func (t *trainer) Stop() {
 	for _, a := range t.state {
 		a.Free()

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/turns"
+	"github.com/deepwell/deepwell/internal/abtest"
 )
 
 //go:embed jax_side.py
@@ -17,21 +17,21 @@ var jaxSide string
 var torchSide string
 
 // sides starts everyone who takes part; those that were started are returned with an error, too.
-func sides(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights, o options) (
-	[]*turns.Row, error) {
-	var rows []*turns.Row
-	add := func(name string, make func() (turns.Side, error)) error {
+func sides(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.Weights, o options) (
+	[]*abtest.Row, error) {
+	var rows []*abtest.Row
+	add := func(name string, make func() (abtest.Side, error)) error {
 		x, err := make()
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		rows = append(rows, &turns.Row{Name: name, Side: x})
+		rows = append(rows, &abtest.Row{Name: name, Side: x})
 		return nil
 	}
-	err := add("deepwell", func() (turns.Side, error) { return newTrainer(ctx, e, s, w, o.dump) })
+	err := add("deepwell", func() (abtest.Side, error) { return newTrainer(ctx, e, s, w, o.dump) })
 	for also := range strings.SplitSeq(o.also, ",") {
 		if name, dir, ok := strings.Cut(also, "="); ok && err == nil {
-			err = add(name, func() (turns.Side, error) { return oldTrainer(ctx, e, s, w, dir) })
+			err = add(name, func() (abtest.Side, error) { return oldTrainer(ctx, e, s, w, dir) })
 		}
 	}
 	for _, p := range []struct{ name, python, script, mode string }{
@@ -47,8 +47,8 @@ func sides(ctx context.Context, e *engine.Engine, s turns.Size, w *turns.Weights
 				continue
 			}
 			s.Mode = p.mode
-			err = add(name, func() (turns.Side, error) {
-				return turns.Start(p.python, p.script, s, w, kept)
+			err = add(name, func() (abtest.Side, error) {
+				return abtest.Start(p.python, p.script, s, w, kept)
 			})
 		}
 	}

@@ -24,11 +24,11 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
-	"github.com/deepwell/deepwell/watch"
 )
 
 const config = `{"model_type": "llama", "vocab_size": 1024, "hidden_size": 256,
@@ -111,7 +111,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	}
 	percent("reports", sides[0], sides[1], 1)
 	percent("an inspection", sides[2], sides[0], 1)
-	every := watch.Defaults().Inspect
+	every := monitor.Defaults().Inspect
 	percent(fmt.Sprintf("one in %d steps", every), sides[2], sides[0], every)
 	return nil
 }
@@ -150,13 +150,13 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 			return nil, err
 		}
 	}
-	times := watch.Defaults()
+	times := monitor.Defaults()
 	if times.Inspect = 0; s.name == "inspected" {
 		// Every step, and nothing that it says is compared with steps in which the model moves fast: a
 		// product that falls back would be computed in other programs.
 		times.Settle, times.Inspect, times.Learn = 0, 1, steps+1
 	}
-	return train.New(ctx, train.Options{Watch: &times,
+	return train.New(ctx, train.Options{Monitor: &times,
 		Engine: e, Config: c, Recipe: r, Programs: p,
 		Data: words{int(c.Vocab)}, Events: s, Now: time.Now,
 		Init: func(q *model.Param, dst []float32) error { return c.Init(q, 1, dst) }})

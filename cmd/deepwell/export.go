@@ -26,7 +26,7 @@ func (a *app) export() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if job.Narrow = &o; kind != "" && kind != "bf16" {
+				if job.Quantize = &o; kind != "" && kind != "bf16" {
 					return usage(cmd, "what --to does not quantize is written as bf16, not %s: loaders compute "+
 						"in bf16", kind)
 				}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 const hangRecipe = `model = "./config.json"
@@ -167,7 +167,7 @@ func freePorts(t *testing.T, n int) (list []string) {
 // A process that is stopped is found within 10 s: the other one ends with status 5 and names it by
 // address and ranks. Before there were heartbeats, it waited for ever.
 func TestStoppedPeerIsFound(t *testing.T) {
-	long.Only(t) // eight seconds of silence are eight seconds
+	slowtest.Only(t) // eight seconds of silence are eight seconds
 	t.Parallel()
 	dir, command := hangBed(t)
 	at := freePorts(t, 2)
@@ -199,7 +199,7 @@ func TestStoppedPeerIsFound(t *testing.T) {
 // Two processes that are suspended together for longer than the patience, as on a laptop that
 // sleeps, and one that is suspended for less, go on as if nothing had been.
 func TestSuspendedRunGoesOn(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	t.Parallel()
 	dir, command := hangBed(t)
 	at := freePorts(t, 2)

@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/deepwell/deepwell/internal/isolate"
-	"github.com/deepwell/deepwell/internal/resident"
+	"github.com/deepwell/deepwell/internal/malloc"
 )
 
 func main() {
@@ -15,7 +15,7 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "train" {
 		// Memory that stays made steps 1.4 to 1.6 times as fast (reference/xla_cpu_speed.md); without
 		// it a run only takes longer.
-		_ = resident.Exec()
+		_ = malloc.Exec()
 	}
 	ctx := untilSignal(context.Background(), os.Exit)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr, os.Getenv))

@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/internal/isolate"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/plugin"
 )
 
@@ -40,7 +40,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"poison": poison, "onejson": oneJSON},
 		Condition: func(cond string) (bool, error) {
-			return cond == "nvmlstub" && stub != "" || cond == "long" && long.Enabled, nil
+			return cond == "nvmlstub" && stub != "" || cond == "long" && slowtest.Enabled, nil
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("DEEPWELL_HOME", filepath.Dir(engines))
@@ -119,7 +119,7 @@ func TestHelpIsComplete(t *testing.T) {
 }
 
 func TestBinaryIsSmall(t *testing.T) {
-	long.Only(t) // builds the binary
+	slowtest.Only(t) // builds the binary
 	out := filepath.Join(t.TempDir(), "deepwell")
 	cmd := exec.Command("go", "build", "-o", out, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "CC=/nonexistent/cc")

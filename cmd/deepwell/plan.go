@@ -86,8 +86,8 @@ type axis struct {
 
 func writePlans(w io.Writer, found *deepwell.Planned) error {
 	best := found.Choices[0]
-	if found.Today != nil {
-		writeToday(w, found.Today)
+	if found.Current != nil {
+		writeToday(w, found.Current)
 	}
 	fmt.Fprintf(w, "%s, %s parameters · %s · %s plans, %s priced, in %.1f s\n", found.Model,
 		human.Amount(float64(found.Parameters)), clusterTitle(found.Cluster),
@@ -120,7 +120,7 @@ func causes(m program.Memory) string {
 }
 
 // writeToday tells what a person runs and what to change, the best first.
-func writeToday(w io.Writer, t *deepwell.Today) {
+func writeToday(w io.Writer, t *deepwell.CurrentSetup) {
 	d := t.Choice
 	verdict := ""
 	if d.Peak > d.Capacity {

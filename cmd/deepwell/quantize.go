@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
-	"github.com/deepwell/deepwell/narrow"
+	"github.com/deepwell/deepwell/quantize"
 )
 
 func (a *app) quantize() *cobra.Command {
@@ -29,7 +29,7 @@ func (a *app) quantize() *cobra.Command {
 				return err
 			}
 			job.Source = args[0]
-			return serve(a, cmd, (*deepwell.Env).Quantize, job, func(r *narrow.Report) error {
+			return serve(a, cmd, (*deepwell.Env).Quantize, job, func(r *quantize.Report) error {
 				return a.quantized(r, job.Output)
 			})
 		},
@@ -61,18 +61,18 @@ func (n *narrowFlags) bind(cmd *cobra.Command) {
 		"largest activation; makes NVFP4 quantize activations too")
 }
 
-func (n *narrowFlags) options() (o narrow.Options, err error) {
-	if o.To, err = narrow.ParseFormat(n.to); err != nil {
+func (n *narrowFlags) options() (o quantize.Options, err error) {
+	if o.To, err = quantize.ParseFormat(n.to); err != nil {
 		return o, err
 	}
-	if o.Layout, err = narrow.ParseLayout(n.layout); err != nil {
+	if o.Layout, err = quantize.ParseLayout(n.layout); err != nil {
 		return o, err
 	}
 	o.Skip, o.InputAmax = n.skip, float32(min(n.inputAmax, math.MaxFloat32))
 	return o, nil
 }
 
-func (a *app) quantized(r *narrow.Report, output string) error {
+func (a *app) quantized(r *quantize.Report, output string) error {
 	if err := r.WriteText(a.stdout); err != nil {
 		return err
 	}

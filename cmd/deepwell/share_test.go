@@ -9,14 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // Of two processes that see one folder, each writes the part of a checkpoint that its ranks have;
 // if each has a folder of its own, the first writes all of it. Both are the checkpoint of one
 // process, and a run goes on from either.
 func TestProcessesSaveTheirOwn(t *testing.T) {
-	long.Only(t) // six processes
+	slowtest.Only(t) // six processes
 	t.Parallel()
 	dir, command := hangBed(t)
 	run := func(steps int, outs ...string) {

@@ -50,7 +50,7 @@ func (a *app) train() *cobra.Command {
 	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
 	flags.StringVar(&job.Replay, "replay", "",
 		"compute the gradients of a rejected step again, from the folder that the run wrote")
-	flags.StringVar(&job.Handover, "handover", "",
+	flags.StringVar(&job.ReferenceRun, "handover", "",
 		"write first weights, batches and settings into a folder, for another program to train the same")
 	flags.BoolVar(&example, "example", false, "print a recipe with every key explained")
 	return cmd

@@ -85,7 +85,7 @@ func cornerSaturation(t *testing.T) {
 		-1e9: {0xfe, 0xff},
 	} {
 		equal(t, "saturating", dtype.E4M3FromF32(f), want[0])
-		equal(t, "as ml_dtypes", dtype.F8E4M3FN.Narrow(f), want[1])
+		equal(t, "as ml_dtypes", dtype.F8E4M3FN.Round(f), want[1])
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/long"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // kinds of random numbers: what training has, what only bits can be, and what lies near the edges.
@@ -39,7 +39,7 @@ func TestKernelsAgree(t *testing.T) {
 }
 
 func TestKernelsAgreeOnTenMillionBlocks(t *testing.T) {
-	long.Only(t)
+	slowtest.Only(t)
 	compareKernels(t, 10_000_000/len(kinds)+1)
 }
 

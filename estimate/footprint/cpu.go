@@ -13,7 +13,7 @@ func (g *gradient) onCPU() int64 {
 	joint := g.forward && g.backward
 	flow, logits := g.s.flow, g.s.logits
 	if joint {
-		kept := g.s.kept(g.part)
+		kept := g.s.residuals(g.part)
 		layer := &g.s.bill.Layers[0]
 		switch {
 		case g.w.unrolled && !g.sharded(): // cheap functions are computed again, as nothing is stacked

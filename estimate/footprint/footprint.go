@@ -39,7 +39,7 @@ func (f *Footprint) Peak() *Rank {
 type Predictor struct {
 	config *model.Config
 	arch   string // as kernels.For takes it
-	set    *kernels.Set
+	set    *kernels.Selector
 	cpu    bool
 	params []model.Param
 	// windowed says that some layers have a window. All others have cuDNN's attention where they do.
@@ -47,17 +47,17 @@ type Predictor struct {
 
 	slots  int64 // layers in a round of the loop
 	rounds int64
-	narrow *narrow // the layers by what their products are in; nil if all are alike
+	quant  *quantLayers // the layers by what their products are in; nil if all are alike
 
 	book     *cost.Book
-	laid     map[laying][]param
-	holdings map[held][]holding
+	layouts  map[shardKey][]param
+	holdings map[holdingKey][]resident
 	temps    map[programKey]int64
 	sized    map[cost.Cut]*sizes
 	staged   map[programKey]*stage
 	updates  map[updateKey]int64
 	leans    map[lean]schedule.Load
-	deals    map[*schedule.Walk]*deal
+	splits   map[*schedule.Walk]*layerSplit
 	walks    *schedule.Walks
 	place    place
 
@@ -73,10 +73,11 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	}
 	p := &Predictor{config: c, arch: arch, set: kernels.For(arch), cpu: arch == "cpu",
 		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
-		rounds: c.Layers, book: cost.New(c, arch, nil), laid: map[laying][]param{},
-		holdings: map[held][]holding{}, temps: map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
+		rounds: c.Layers, book: cost.New(c, arch, nil), layouts: map[shardKey][]param{},
+		holdings: map[holdingKey][]resident{},
+		temps:    map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
 		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
-		deals: map[*schedule.Walk]*deal{}, leans: map[lean]schedule.Load{}}
+		splits: map[*schedule.Walk]*layerSplit{}, leans: map[lean]schedule.Load{}}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -94,11 +95,11 @@ func (p *Predictor) Share(w *schedule.Walks, b *cost.Book) {
 	}
 }
 
-// A laying is all that the layouts of parameters depend on.
-type laying struct{ tp, fsdp, block int64 }
+// A shardKey is all that the layouts of parameters depend on.
+type shardKey struct{ tp, fsdp, block int64 }
 
-func layingOf(pl *plan.Plan) laying {
-	return laying{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
+func shardKeyOf(pl *plan.Plan) shardKey {
+	return shardKey{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
 }
 
 // once gives what a map has for a key, and makes it first if it is not there.
@@ -113,7 +114,7 @@ func once[K comparable, V any](in map[K]V, key K, create func() V) V {
 
 // lay lays all parameters out, once for each way.
 func (p *Predictor) lay(pl *plan.Plan) []param {
-	return once(p.laid, layingOf(pl), func() []param {
+	return once(p.layouts, shardKeyOf(pl), func() []param {
 		return lists.Map(p.params, func(q model.Param) param { return lay(&q, pl) })
 	})
 }
@@ -126,22 +127,22 @@ type part struct {
 	mix         int // of layers in few bits and others
 }
 
-// A held says whose parameters they are, and how they lie.
-type held struct {
-	laying
+// A holdingKey says whose parameters they are, and how they lie.
+type holdingKey struct {
+	shardKey
 	part
 }
 
-// held gives the parameters of a part, each with its number of layers.
-func (p *Predictor) held(pl *plan.Plan, t part) []holding {
-	key := held{layingOf(pl), t}
+// residents gives the parameters of a part, each with its number of layers.
+func (p *Predictor) residents(pl *plan.Plan, t part) []resident {
+	key := holdingKey{shardKeyOf(pl), t}
 	if list := p.holdings[key]; list != nil {
 		return list
 	}
 	list := p.lay(pl)
-	out := make([]holding, 0, len(list))
+	out := make([]resident, 0, len(list))
 	for i := range list {
-		h := holding{param: &list[i], layers: 1}
+		h := resident{param: &list[i], layers: 1}
 		switch {
 		case list[i].stack && t.mix > 0:
 			out = p.segments(out, h.param, t.mix)
@@ -165,16 +166,16 @@ func (p *Predictor) held(pl *plan.Plan, t part) []holding {
 	return out
 }
 
-// A holding is a parameter and how many layers of it there are.
-type holding struct {
+// A resident is a parameter and how many layers of it there are.
+type resident struct {
 	*param
 	layers int64
-	class  int  // of its layers, where a policy has several
-	few    *few // of copies in few bits; nil if there are none
+	class  int          // of its layers, where a policy has several
+	quant  *quantWeight // of copies in few bits; nil if there are none
 }
 
-func (h *holding) whole() int64  { return h.param.whole * h.layers }
-func (h *holding) stored() int64 { return h.param.stored * h.layers }
+func (h *resident) whole() int64  { return h.param.whole * h.layers }
+func (h *resident) stored() int64 { return h.param.stored * h.layers }
 
 // A way is how a plan treats parameters.
 type way struct {
@@ -218,14 +219,14 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
 
 // copies is the bytes of what the loss takes in the place of a parameter.
-func (w *way) copies(h *holding) int64 {
+func (w *way) copies(h *resident) int64 {
 	switch {
-	case h.few != nil && w.copied(h.param):
-		return h.param.whole*h.few.own/32 + h.few.amaxes
-	case h.few != nil && h.few.shard == h.few.own:
-		return h.param.stored*h.few.own/32 + h.few.amaxes
-	case h.few != nil:
-		return h.param.stored * h.few.shard / 32
+	case h.quant != nil && w.copied(h.param):
+		return h.param.whole*h.quant.own/32 + h.quant.amaxes
+	case h.quant != nil && h.quant.shard == h.quant.own:
+		return h.param.stored*h.quant.own/32 + h.quant.amaxes
+	case h.quant != nil:
+		return h.param.stored * h.quant.shard / 32
 	case w.copied(h.param):
 		return h.whole() * w.elem
 	case w.elem != 4:
@@ -235,7 +236,7 @@ func (w *way) copies(h *holding) int64 {
 }
 
 // grads is the bytes of a gradient that is kept.
-func (w *way) grads(h *holding) int64 {
+func (w *way) grads(h *resident) int64 {
 	if w.zero >= 2 {
 		return h.stored() * w.grad
 	}
@@ -269,7 +270,7 @@ func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 	}
 	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
-	list := p.held(pl, t)
+	list := p.residents(pl, t)
 	r := Rank{Memory: w.resident(list)}
 	for _, n := range p.gradients(pl, s, &w, t, list) {
 		if n.temp > r.Temp || r.Largest == "" {
@@ -280,7 +281,7 @@ func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 	g := gradient{p: p, s: s, w: &w, part: t, params: list, forward: true, backward: true}
 	r.Activations = min(r.Temp, g.residuals())
 	r.Temp -= r.Activations
-	l := schedule.Load{Kept: r.Activations}
+	l := schedule.Load{Residuals: r.Activations}
 	l.Passing[schedule.Forward] = r.Activations
 	l.Temp[schedule.Forward], l.Temp[schedule.Backward] = r.Temp, r.Temp
 	for _, n := range p.ending("", s, &w, list) {
@@ -290,7 +291,7 @@ func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 }
 
 // resident counts what stays from step to step.
-func (w *way) resident(list []holding) (m program.Memory) {
+func (w *way) resident(list []resident) (m program.Memory) {
 	for i := range list {
 		h := &list[i]
 		params, optimizer, host := w.state(h)
@@ -305,7 +306,7 @@ func (w *way) resident(list []holding) (m program.Memory) {
 // state is the bytes of what the model computes with, and of what only the update takes: two
 // moments, and the master where there is a copy of it. The latter may be on the host, but for
 // masters that copies in blocks are made of.
-func (w *way) state(h *holding) (params, optimizer, host int64) {
+func (w *way) state(h *resident) (params, optimizer, host int64) {
 	n := h.stored() * 4 // in f32
 	if params, optimizer = w.copies(h), 3*n; params == 0 {
 		params, optimizer = n, 2*n
@@ -314,8 +315,8 @@ func (w *way) state(h *holding) (params, optimizer, host int64) {
 		return params, optimizer, 0
 	}
 	stays := int64(0)
-	if h.few != nil && (h.ragged == "" || w.copied(h.param)) {
-		stays = h.param.stored * (h.few.mx + h.few.nv) * 4
+	if h.quant != nil && (h.ragged == "" || w.copied(h.param)) {
+		stays = h.param.stored * (h.quant.mx + h.quant.nv) * 4
 	}
 	return params, stays, optimizer - stays
 }
@@ -338,7 +339,7 @@ func (r *Rank) end(n need) {
 }
 
 // gradients lists the programs of a plan without stages that give loss and gradients.
-func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []holding) []need {
+func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []resident) []need {
 	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true}
 	needs := []need{{"gradient", g.temp(), 0}}
 	if w.parts > 1 {
@@ -350,7 +351,7 @@ func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []ho
 
 // ending lists the programs of a rank at the end of a step. That which adds up squares needs next
 // to nothing, but for that of a policy on the CPU.
-func (p *Predictor) ending(rank string, s *sizes, w *way, list []holding) (needs []need) {
+func (p *Predictor) ending(rank string, s *sizes, w *way, list []resident) (needs []need) {
 	if w.reduces(list) {
 		needs = append(needs, p.reduce(rank+"reduce", w, s, list))
 	}
@@ -361,7 +362,7 @@ func (p *Predictor) ending(rank string, s *sizes, w *way, list []holding) (needs
 }
 
 // update is the optimizer's program.
-func (p *Predictor) update(name string, w *way, s *sizes, list []holding) need {
+func (p *Predictor) update(name string, w *way, s *sizes, list []resident) need {
 	n := need{name: name}
 	for i := range list {
 		n.results += w.copies(&list[i])
@@ -388,14 +389,14 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []holding) need {
 // factors were read from 30 compiled updates (bench/memory), which lie within a quarter of them.
 // Others lie further off: of ZeRO 1 in MXFP8 on an RTX PRO 6000, held out, this predicts 1.9 and
 // 2.5 times what two compiled updates have (docs/results/memory.txt).
-func (p *Predictor) fetched(w *way, list []holding) int64 {
+func (p *Predictor) fetched(w *way, list []resident) int64 {
 	var plain, quantized, mx, stages int64
 	for i := range list {
 		h := &list[i]
 		_, _, host := w.state(h)
 		piece := h.stored() * 4
 		switch {
-		case h.few != nil:
+		case h.quant != nil:
 			quantized = max(quantized, 2*host)
 		case w.copied(h.param):
 			plain = max(plain, 4*piece+h.whole()*w.elem)
@@ -403,7 +404,7 @@ func (p *Predictor) fetched(w *way, list []holding) int64 {
 			plain = max(plain, 2*host)
 		}
 		switch {
-		case h.few == nil || h.few.mx == 0 || piece < mx:
+		case h.quant == nil || h.quant.mx == 0 || piece < mx:
 		case piece > mx:
 			mx, stages = piece, 1
 		default:
@@ -435,7 +436,7 @@ func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	}
 	w := p.way(pl, s)
 	t := p.part(0, p.rounds, true, true)
-	list := p.held(pl, t)
+	list := p.residents(pl, t)
 	all := append(p.gradients(pl, s, &w, t, list), p.ending("", s, &w, list)...)
 	if pl.PP.Size > 1 {
 		e, err := p.walk(pl)

@@ -5,8 +5,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate/footprint"
-	"github.com/deepwell/deepwell/internal/long"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -77,7 +77,7 @@ func shapes() map[string]*model.Config {
 // and in CI every three together.
 func TestGraphsAgree(t *testing.T) {
 	axes := 1
-	if long.Enabled {
+	if slowtest.Enabled {
 		axes = 3
 	}
 	rows := append(plantest.Combine(axes, plantest.Meshes()...), plantest.Larger()...)
@@ -113,7 +113,7 @@ func agrees(t *testing.T, f *footprint.Predictor, c *model.Config, p *plan.Plan)
 		t.Fatal(err)
 	}
 	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
-		&spmd.Blocks{})
+		&spmd.QuantizedCopies{})
 	if err != nil {
 		t.Fatal(err)
 	}

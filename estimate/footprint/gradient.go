@@ -15,7 +15,7 @@ type gradient struct {
 	w      *way
 	plan   *plan.Plan
 	part   part
-	params []holding
+	params []resident
 
 	forward, backward bool
 	half              half
@@ -89,7 +89,7 @@ func (g *gradient) first() int {
 }
 
 // lastTaken is when weights that were gathered for all layers are taken last.
-func (g *gradient) lastTaken(h *holding) int {
+func (g *gradient) lastTaken(h *resident) int {
 	switch {
 	case !g.backward:
 		return atLogits
@@ -110,7 +110,7 @@ func (g *gradient) onGPU() int64 {
 	if joint && !g.w.offload {
 		to := atBackward
 		for i := range g.s.bill.Layers { // the last loop is the first one back
-			for _, n := range g.s.keptBy(nil, g.part, i) {
+			for _, n := range g.s.residualsOf(nil, g.part, i) {
 				m.add(n, atForward, to)
 			}
 			// Of plans that gather by layers the peaks are those of all that is kept.
@@ -131,7 +131,7 @@ func (g *gradient) onGPU() int64 {
 	}
 	g.weights(m)
 	if g.part.mix > 0 {
-		g.blocks(m)
+		g.quantized(m)
 	}
 	forward, backward := g.layer()
 	if g.w.offload {
@@ -144,7 +144,7 @@ func (g *gradient) onGPU() int64 {
 		m.add(g.backwardSet(backward), atSegment, atBackward)
 	}
 	if g.half == ofWeights {
-		m.add(g.products(whole)+g.turnedFactors(), atBackward, atBackward)
+		m.add(g.wgradTemp(whole)+g.transposedFactors(), atBackward, atBackward)
 	}
 	if g.backward && g.half != ofInput {
 		g.gradients(m)
@@ -159,11 +159,11 @@ func (g *gradient) moved(m *space) {
 	var kept, late, weights int64
 	for i := range g.s.bill.Layers {
 		if g.s.rounds(g.part, i) > 0 {
-			kept, late = max(kept, g.s.keeps[i]), max(late, sum(g.s.bill.Layers[i].Late))
+			kept, late = max(kept, g.s.residualBytes[i]), max(late, sum(g.s.bill.Layers[i].Late))
 		}
 	}
 	for i := range g.params {
-		if h := &g.params[i]; h.stack && h.few == nil && h.cut && g.w.gather == "layer" {
+		if h := &g.params[i]; h.stack && h.quant == nil && h.cut && g.w.gather == "layer" {
 			weights += h.param.whole * g.w.elem
 		}
 	}
@@ -178,10 +178,10 @@ func (g *gradient) moved(m *space) {
 	}
 }
 
-// products is what the half of weights has beside gradients, one factor at least: in a loop the
+// wgradTemp is what the half of weights has beside gradients, one factor at least: in a loop the
 // product of queries, keys and values, which is one, before it is cut; without a loop products with
 // the same factor, before they are added to what is there.
-func (g *gradient) products(factor int64) int64 {
+func (g *gradient) wgradTemp(factor int64) int64 {
 	var ups, heads int64 // of weights that one factor goes into
 	for i := range g.params {
 		h := &g.params[i]
@@ -214,8 +214,8 @@ func (g *gradient) headGrad() int {
 // few bits the two take different copies, and each gathers its own.
 func (g *gradient) stays() bool {
 	few := false
-	if g.p.narrow != nil {
-		g.p.narrow.each(g.part.mix, func(c class, _ int64) { few = few || len(c) > 0 })
+	if g.p.quant != nil {
+		g.p.quant.each(g.part.mix, func(c class, _ int64) { few = few || len(c) > 0 })
 	}
 	return g.w.gather == "micro" && !few
 }
@@ -230,18 +230,18 @@ func (g *gradient) recomputes(param string) bool {
 }
 
 // taken is the bytes of what the program takes of a parameter, whole.
-func (g *gradient) taken(h *holding) int64 {
+func (g *gradient) taken(h *resident) int64 {
 	switch {
-	case h.few == nil:
+	case h.quant == nil:
 		return h.whole() * g.w.elem
 	case g.forward && g.backward:
-		return h.param.whole * h.few.own / 32
+		return h.param.whole * h.quant.own / 32
 	case g.forward:
-		return h.param.whole * h.few.forward / 32
+		return h.param.whole * h.quant.forward / 32
 	case g.recomputes(h.name):
-		return h.param.whole * (h.few.forward + h.few.backward) / 32
+		return h.param.whole * (h.quant.forward + h.quant.backward) / 32
 	}
-	return h.param.whole * h.few.backward / 32
+	return h.param.whole * h.quant.backward / 32
 }
 
 // weights adds the parameters that are gathered outside of the loop.
@@ -254,10 +254,10 @@ func (g *gradient) weights(m *space) {
 		bytes := g.taken(h)
 		switch {
 		case g.stays() && !g.forward || g.half == ofWeights:
-		case h.stack && g.w.gather == "micro" && h.few != nil && g.forward && g.backward &&
+		case h.stack && g.w.gather == "micro" && h.quant != nil && g.forward && g.backward &&
 			!g.recomputes(h.name): // each pass has its own copy
-			m.add(h.param.whole*h.few.forward/32, atEmbed, atLogits)
-			m.add(h.param.whole*h.few.backward/32, atTable, g.lastTaken(h))
+			m.add(h.param.whole*h.quant.forward/32, atEmbed, atLogits)
+			m.add(h.param.whole*h.quant.backward/32, atTable, g.lastTaken(h))
 		case h.stack && g.w.gather == "micro":
 			m.add(bytes, atEmbed, g.lastTaken(h))
 		case h.stack:

@@ -13,7 +13,7 @@ import (
 // A stage is what one virtual stage has: bytes of a microbatch between its actions, and programs.
 type stage struct {
 	part
-	params []holding
+	params []resident
 	stays  program.Memory // what its parameters take from step to step
 	bound  int64          // that programs at the end of a step do not exceed, for its parameters
 	load   schedule.Load  // without temp until it is complete
@@ -24,27 +24,27 @@ type stage struct {
 
 // stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
 type stages struct {
-	*deal
+	*layerSplit
 	kinds []*stage
 	loads []schedule.Load // of each kind
 }
 
 func (l *stages) at(k int) *stage { return l.kinds[l.of[k]] }
 
-// A deal is the stages of a schedule, as the model's layers are dealt to them.
-type deal struct {
+// A layerSplit is the stages of a schedule, as the model's layers are dealt to them.
+type layerSplit struct {
 	parts []part // those that differ
 	of    []int  // the part of each stage
 	// leads are the ranks of which one holds most: all others follow one of them.
 	leads []int
 }
 
-// deal deals the layers, once for each walk.
-func (p *Predictor) deal(w *schedule.Walk) *deal {
-	if d := p.deals[w]; d != nil {
+// split deals the layers, once for each walk.
+func (p *Predictor) split(w *schedule.Walk) *layerSplit {
+	if d := p.splits[w]; d != nil {
 		return d
 	}
-	d := &deal{}
+	d := &layerSplit{}
 	n, at := int64(len(w.Stages)*len(w.Stages[0])), int64(0)
 	for k := range n {
 		rounds := plan.Dealt(p.rounds, k, n)
@@ -60,7 +60,7 @@ func (p *Predictor) deal(w *schedule.Walk) *deal {
 			d.leads = append(d.leads, rank)
 		}
 	}
-	p.deals[w] = d
+	p.splits[w] = d
 	return d
 }
 
@@ -165,7 +165,7 @@ type lean struct {
 }
 
 // leanest is a load that is no more than that of a stage with any of the sets.
-func (q *piped) leanest(t part, params []holding, tags [][]ir.Tag,
+func (q *piped) leanest(t part, params []resident, tags [][]ir.Tag,
 	which uint32) (least schedule.Load, err error) {
 	p := q.p
 	key := lean{s: q.s, part: t, split: q.walk.Split, offload: q.w.offload, list: &tags[0],
@@ -241,7 +241,7 @@ func (q *piped) owned(rank int) (r Rank, bound int64) {
 }
 
 // params are those of a rank, by its stages.
-func (q *piped) params(rank int) (list []holding) {
+func (q *piped) params(rank int) (list []resident) {
 	for _, k := range q.walk.Stages[rank] {
 		list = join(list, q.at(k).params)
 	}
@@ -270,9 +270,9 @@ var programNames = [...]string{schedule.Forward: "forward", schedule.Backward: "
 	schedule.Input: "input", schedule.Weight: "weight"}
 
 // join adds the parameters of a stage to those of its rank, which has a tied table once.
-func join(all, more []holding) []holding {
+func join(all, more []resident) []resident {
 	for _, h := range more {
-		if h.stack || !slices.ContainsFunc(all, func(x holding) bool { return x.name == h.name }) {
+		if h.stack || !slices.ContainsFunc(all, func(x resident) bool { return x.name == h.name }) {
 			all = append(all, h)
 		}
 	}
@@ -280,15 +280,15 @@ func join(all, more []holding) []holding {
 }
 
 // reduces tells whether gradients are terms of sums when the last microbatch is done.
-func (w *way) reduces(list []holding) bool {
-	return w.spread || w.sharded && slices.ContainsFunc(list, func(h holding) bool {
+func (w *way) reduces(list []resident) bool {
+	return w.spread || w.sharded && slices.ContainsFunc(list, func(h resident) bool {
 		return !h.cut || w.zero < 2
 	})
 }
 
 // reduce is the program that adds gradients up over the mesh of a rank. A sum takes the place of
 // the device's term, unless it is a piece of what that is a term of.
-func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
+func (p *Predictor) reduce(name string, w *way, s *sizes, list []resident) need {
 	n := need{name: name}
 	for i := range list {
 		if h := &list[i]; h.cut && w.zero < 2 {
@@ -302,7 +302,7 @@ func (p *Predictor) reduce(name string, w *way, s *sizes, list []holding) need {
 // stages sizes the virtual stages. The result is the predictor's own until the next one.
 func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *stages {
 	list := &p.list
-	list.deal, list.kinds, list.loads = p.deal(e), list.kinds[:0], list.loads[:0]
+	list.layerSplit, list.kinds, list.loads = p.split(e), list.kinds[:0], list.loads[:0]
 	for _, t := range list.parts {
 		st := p.stage(pl, s, w, t, e.Split)
 		list.kinds, list.loads = append(list.kinds, st), append(list.loads, st.load)
@@ -320,7 +320,7 @@ func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *
 	}
 	st := p.staged[key]
 	if st == nil {
-		st = &stage{part: t, params: p.held(pl, t)}
+		st = &stage{part: t, params: p.residents(pl, t)}
 		g.params = st.params
 		st.size(&g, split)
 		st.stays, st.bound = w.resident(st.params), w.updateBound(st.params)
@@ -370,15 +370,15 @@ func (st *stage) temps(g *gradient) {
 func (st *stage) size(g *gradient, split bool) {
 	s, l, b := g.s, &st.load, g.s.bill
 	taken, seeds, results := s.data(st.part), int64(0), g.residuals()+g.staying()
-	l.Kept = results + taken
+	l.Residuals = results + taken
 	if st.first {
-		l.Kept += b.Embed.Data
+		l.Residuals += b.Embed.Data
 		taken += b.Embed.Data
 	} else {
 		taken += s.flow
 	}
 	if st.last {
-		l.Kept += b.Head.Data
+		l.Residuals += b.Head.Data
 		taken += b.Head.Data
 	} else {
 		results += s.flow
@@ -400,11 +400,11 @@ func (g *gradient) residuals() (n int64) {
 	s := g.s
 	for i := range s.bill.Layers {
 		if !g.w.offload {
-			n += s.rounds(g.part, i) * s.keeps[i]
+			n += s.rounds(g.part, i) * s.residualBytes[i]
 		}
 	}
 	if g.part.last {
-		n += sum(s.bill.Head.Kept)
+		n += sum(s.bill.Head.Residuals)
 		if g.forward && g.backward && s.flow < s.whole { // the head's input stays gathered
 			n += s.whole
 			if !s.again(ir.Norm) {
@@ -440,7 +440,7 @@ func (st *stage) back(g *gradient, flow, seeds int64, split bool) {
 	case !split:
 		st.has(schedule.Backward, seeds, given)
 	case st.first: // there is no input to have a gradient
-		st.load.Handed = st.load.Kept
+		st.load.Handed = st.load.Residuals
 		st.has(schedule.Weight, 0, 0)
 	default:
 		var made int64

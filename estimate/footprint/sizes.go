@@ -62,7 +62,7 @@ type sizes struct {
 	attention                        *ir.Op
 	vocab                            int64 // columns of the head
 	// What a round of each loop keeps of a microbatch for its backward pass.
-	keeps []int64
+	residualBytes []int64
 }
 
 func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
@@ -94,24 +94,24 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	if elem, _ := p.set.Types(cut.Params); elem != dtype.F32 {
 		s.elem = int64(elem.Bits()) / 8
 	}
-	s.keeps = lists.Map(bill.Layers, func(l cost.Part) int64 { return sum(l.Kept) })
+	s.residualBytes = lists.Map(bill.Layers, func(l cost.Part) int64 { return sum(l.Residuals) })
 	p.sized[cut] = s
 	return s, nil
 }
 
-// kept lists what a part keeps of a microbatch for its backward pass: each buffer is a stack of the
-// part's rounds of one loop.
-func (s *sizes) kept(t part) (list []int64) {
+// residuals lists what a part keeps of a microbatch for its backward pass: each buffer is a stack
+// of the part's rounds of one loop.
+func (s *sizes) residuals(t part) (list []int64) {
 	for i := range s.bill.Layers {
-		list = s.keptBy(list, t, i)
+		list = s.residualsOf(list, t, i)
 	}
 	return list
 }
 
-// keptBy adds what the rounds of one loop keep.
-func (s *sizes) keptBy(list []int64, t part, loop int) []int64 {
+// residualsOf adds what the rounds of one loop keep.
+func (s *sizes) residualsOf(list []int64, t part, loop int) []int64 {
 	if rounds := s.rounds(t, loop); rounds > 0 {
-		for _, n := range s.bill.Layers[loop].Kept {
+		for _, n := range s.bill.Layers[loop].Residuals {
 			list = append(list, n*rounds)
 		}
 	}

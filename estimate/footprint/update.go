@@ -4,7 +4,7 @@ import "slices"
 
 // updateTemp is what the optimizer's program has beside its results, where the model takes whole
 // copies of what is kept in pieces; else what is new is written where the old was.
-func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
+func (p *Predictor) updateTemp(w *way, s *sizes, list []resident) int64 {
 	switch {
 	case p.cpu || p.arch == "sm_120":
 		return p.updateMeans(w, list)
@@ -18,7 +18,7 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []holding) int64 {
 
 // reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
 // pipeline.
-func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
+func (p *Predictor) reduceTemp(w *way, s *sizes, list []resident) int64 {
 	if p.cpu {
 		var scattered, summed int64
 		for i := range list {
@@ -45,7 +45,7 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []holding) int64 {
 // promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it
 // computes such a sum in f32, so that all terms are rounded first, at full width, then all are
 // sent, and then all that came is rounded into results, which are room for others until then.
-func (p *Predictor) promoted(w *way, list []holding) int64 {
+func (p *Predictor) promoted(w *way, list []resident) int64 {
 	m, n := p.space.cleared(), len(list)
 	for i := range list {
 		if h := &list[i]; h.cut {
@@ -59,7 +59,7 @@ func (p *Predictor) promoted(w *way, list []holding) int64 {
 
 // widened is what XLA:CPU has while it adds up gradients of less than f32: all terms and all sums
 // in f32, which find room where terms were and where rounded sums will be.
-func (p *Predictor) widened(list []holding) int64 {
+func (p *Predictor) widened(list []resident) int64 {
 	m := p.space.cleared()
 	for i := range list {
 		h := &list[i]
@@ -72,7 +72,7 @@ func (p *Predictor) widened(list []holding) int64 {
 
 // updateBound is what neither an update nor the program before it can need more than: all that they
 // ever have, at once.
-func (w *way) updateBound(list []holding) (n int64) {
+func (w *way) updateBound(list []resident) (n int64) {
 	for i := range list {
 		h := &list[i]
 		_, _, host := w.state(h)
@@ -85,12 +85,12 @@ func (w *way) updateBound(list []holding) (n int64) {
 // many there are and by all their layers, since they have as many each, or one more.
 type updateKey struct {
 	tp, fsdp, stages, layers int64
-	few                      int64 // layers with copies in few bits
+	quantized                int64 // layers with copies in few bits
 	flags                    uint64
 	reduce                   bool
 }
 
-func (w *way) updateKey(s *sizes, list []holding) updateKey {
+func (w *way) updateKey(s *sizes, list []resident) updateKey {
 	k := updateKey{tp: s.TP, fsdp: w.fsdp}
 	var table, end bool
 	stack := ""
@@ -100,8 +100,8 @@ func (w *way) updateKey(s *sizes, list []holding) updateKey {
 			stack = h.name
 			k.stages++
 			k.layers += h.layers
-			if h.few != nil {
-				k.few += h.layers
+			if h.quant != nil {
+				k.quantized += h.layers
 			}
 		case h.stack:
 		case h.name == "embed":
@@ -120,7 +120,7 @@ func (w *way) updateKey(s *sizes, list []holding) updateKey {
 // at the end, in the same order. Until then results are room for others. With a second sum, along
 // dp or cp, XLA hides that one and waits for the first. What is only summed along these is sent all
 // at once, and takes the place of its term.
-func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
+func (p *Predictor) reduceBuffers(w *way, list []resident) int64 {
 	m := p.space.cleared()
 	all := sentOf(w, list)
 	for i := range all {
@@ -142,7 +142,7 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 			m.add(h.terms, made, made+4)
 		}
 		h.given = made + 2
-		if h.turned || w.sum != w.grad {
+		if h.transposed || w.sum != w.grad {
 			h.given = 3*len(all) + h.turn
 			m.add(h.sum, made+2, h.given)
 		}
@@ -161,9 +161,9 @@ func (p *Predictor) reduceBuffers(w *way, list []holding) int64 {
 // there; and what was gathered is turned into the order that the model takes. In between, the
 // places of the old are room for others. A single layer needs no turning: it is updated in place
 // and gathered where it stays.
-func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding) int64 {
+func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 	m := p.space.cleared()
-	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut || h.few })
+	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut || h.quantized })
 	o := scheduler{link: w.link, devices: w.fsdp, all: all}
 	for i := range list {
 		if list[i].vector {
@@ -174,7 +174,7 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding) int64 {
 	o.schedule()
 	slices.SortFunc(all, func(a, b sent) int { return a.param - b.param })
 	for i := range all { // what is new
-		if h := &all[i]; h.turned {
+		if h := &all[i]; h.transposed {
 			h.state(m)
 		}
 	}
@@ -183,12 +183,12 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []holding) int64 {
 		if w.elem != 4 {
 			m.add(h.rounded, h.round, h.arrive)
 		}
-		if h.turned {
+		if h.transposed {
 			m.add(h.whole, h.send, h.given)
 		}
 	}
 	for i := range all {
-		if h := &all[i]; h.turned {
+		if h := &all[i]; h.transposed {
 			m.host(h.whole, -1, h.given)
 		} else {
 			m.host(h.whole, -1, h.send)
@@ -216,12 +216,12 @@ func (h *sent) state(m *space) {
 
 // updateMeans is the temp of the update on the CPU and on sm_120. How much waits there is a mean
 // over the plans of bench/memory, which lie within a fifth of it.
-func (p *Predictor) updateMeans(w *way, list []holding) int64 {
+func (p *Predictor) updateMeans(w *way, list []resident) int64 {
 	var all, stacks, largest, whole, second int64 // bytes of pieces in f32, of copies
 	var table, turned int64
 	for i := range list {
 		h := &list[i]
-		if !w.copied(h.param) || h.few != nil { // what is quantized is small when it is sent
+		if !w.copied(h.param) || h.quant != nil { // what is quantized is small when it is sent
 			continue
 		}
 		piece := h.stored() * 4

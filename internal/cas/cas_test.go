@@ -100,8 +100,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// What is not the store's own stays, and does not count: files of a user in the same folder, however
-// large and old, and whatever links lead to.
+// What is not the store's own stays, and does not count: files of a user in the same folder,
+// however large and old, and whatever links lead to.
 func TestTrimRemovesOnlyEntries(t *testing.T) {
 	base := t.TempDir()
 	s := Open(filepath.Join(base, "cache"))

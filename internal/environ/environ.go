@@ -43,7 +43,8 @@ var table = []struct {
 		" that XLA does not know ends the process"},
 	{"TF_XLA_FLAGS", refuse, "as XLA_FLAGS"},
 	{"XLA_*", key, "XLA reads others as well, and new versions new ones"},
-	// Switches that XLA inherits from TensorFlow, one by one: Terraform has TF_ as well, with secrets.
+	// Switches that XLA inherits from TensorFlow, one by one: Terraform has TF_ as well, with
+	// secrets.
 	{"TF_DETERMINISTIC_OPS", key, "chooses algorithms"},
 	{"TF_CUDNN_*", key, "chooses algorithms"},
 	{"TF_CUBLAS_*", key, "chooses algorithms"},

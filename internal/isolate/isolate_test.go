@@ -23,7 +23,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/check"
+	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 )
@@ -84,7 +84,7 @@ func stage(name, text string) *program.Stage {
 // A child reports what the compiler in this process does, to the byte, and tells the same events
 // and errors.
 func TestChildReportsTheSame(t *testing.T) {
-	flagged := check.MXFP8(8)
+	flagged := selftest.MXFP8(8)
 	flagged.Flags = map[string]any{"xla_gpu_enable_triton_gemm": true, "xla_gpu_autotune_level": 0,
 		"xla_gpu_all_reduce_combine_threshold_bytes": int64(1 << 20)}
 	odd := stage("odd", text("tensor<4xf32>"))
@@ -212,7 +212,8 @@ func waitFor(t *testing.T, pids string) []int {
 	return nil
 }
 
-// buried waits until a process is gone; a zombie is, of a container whose first process buries none.
+// buried waits until a process is gone; a zombie is, of a container whose first process buries
+// none.
 func buried(t *testing.T, pid int) {
 	t.Helper()
 	for range 3000 {
@@ -289,7 +290,7 @@ func TestEndOfInputEndsTheChild(t *testing.T) {
 	if a, err := listen(bufio.NewReader(r), event.Discard); err != nil || !a.Ready {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	slow := stage("slow", check.MXFP8(1).Text)
+	slow := stage("slow", selftest.MXFP8(1).Text)
 	o, err := newOrder(slow)
 	if err != nil {
 		t.Fatal(err)

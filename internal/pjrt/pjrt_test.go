@@ -289,8 +289,8 @@ func TestCompileOptionsEncoding(t *testing.T) {
 	}
 }
 
-// A buffer that a run is being started with cannot be consumed by another: some devices of the first
-// would find it, the others would wait for them in a collective until XLA ends the process.
+// A buffer that a run is being started with cannot be consumed by another: some devices of the
+// first would find it, the others would wait for them in a collective until XLA ends the process.
 func TestLentBufferCannotBeDonated(t *testing.T) {
 	c := newCPU(t, 1)
 	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{2}}
@@ -362,8 +362,8 @@ func TestCloseBeforeFree(t *testing.T) {
 	}
 }
 
-// The last to leave a closed client may be a callback on the client's own thread. To destroy the client
-// there waited for that thread, for ever.
+// The last to leave a closed client may be a callback on the client's own thread. To destroy the
+// client there waited for that thread, for ever.
 func TestLastToLeaveIsACallback(t *testing.T) {
 	p, _ := real(t, "cpu")
 	const slow = `module @slow {

@@ -80,7 +80,7 @@ func TestErrorsAreThoseOfTheBlocks(t *testing.T) {
 			b := ir.NewBuilder("errors")
 			x := b.Input("x", ir.Data, irtest.F32(irtest.D("rows", 4), irtest.D("embed", cols)), "")
 			q := ir.Quantize{Format: f, Along: []string{"embed"}}
-			g, err := b.Graph(b.QuantizeStats(x, q, b.Narrow(x, q)...))
+			g, err := b.Graph(b.QuantizeStats(x, q, b.QuantizeAll(x, q)...))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -70,7 +70,7 @@ func (m *machine) run(op *ir.Op) error {
 		return nil
 	}
 	var f kernel
-	for _, group := range []map[string]kernel{kernels, blockKernels, narrowKernels} {
+	for _, group := range []map[string]kernel{kernels, blockKernels, quantizeKernels} {
 		if group[op.Kind] != nil {
 			f = group[op.Kind]
 		}

@@ -44,7 +44,7 @@ func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.Copy) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copies, _, err := ir.Expand(joint, func(param string) string { return "c." + param }, nil,
+	copies, _, err := ir.LowerQuantized(joint, func(param string) string { return "c." + param }, nil,
 		ir.ReportNothing)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func copied(t *testing.T, copies []ir.Copy, inputs map[string][]*eval.Array) {
 	for _, c := range copies {
 		b := ir.NewBuilder("copies")
 		w := b.Input(c.Param, ir.Param, inputs[c.Param][0].Type, "")
-		g, err := b.Graph(b.Narrow(w, c.Quantize)...)
+		g, err := b.Graph(b.QuantizeAll(w, c.Quantize)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,8 +324,8 @@ func bigFill(g *ir.Graph, layers int) map[string][]*eval.Array {
 	return inputs
 }
 
-// A loop, the same loop cut in two, one that computes its layers again in the backward pass, and its
-// layers one by one round alike: losses and gradients are the same to the last bit.
+// A loop, the same loop cut in two, one that computes its layers again in the backward pass, and
+// its layers one by one round alike: losses and gradients are the same to the last bit.
 func TestExpandedLoopsRoundAlike(t *testing.T) {
 	const layers = 3
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {

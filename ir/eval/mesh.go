@@ -11,7 +11,7 @@ import (
 // own is the place of a device along the axis that cuts a dimension of a type, 0 if none does.
 func (m *machine) own(t ir.Type, dim string, device int) (place int64, axis string) {
 	for _, s := range t.Place {
-		if s.How == dim {
+		if s.Dim == dim {
 			return int64(slices.Index(m.along(s.Axis, device), device)), s.Axis
 		}
 	}

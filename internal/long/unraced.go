@@ -1,6 +1,0 @@
-//go:build !race
-
-package long
-
-// Raced tells whether the race detector is on: it takes five to ten times the memory and the time.
-const Raced = false

@@ -1,0 +1,6 @@
+//go:build long
+
+package slowtest
+
+// Enabled tells whether the tag is given.
+const Enabled = true

@@ -1,0 +1,517 @@
+package ir
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/program"
+)
+
+// The inputs that stochastic rounding takes: seed and step of a run, and for each token its place
+// in the batch of a step, so that the numbers drawn do not depend on who draws them.
+const (
+	InputNoise = "noise"
+	InputRows  = "rows"
+)
+
+// A Copy is a weight in blocks, which a graph takes in the place of the parameter. Its quantization
+// was moved out of the graph: it is done once for an update, not once for each part of a step.
+type Copy struct {
+	Param string      // the parameter's name
+	Names []string    // of the inputs: codes, scales and for NVFP4 the largest magnitude
+	Elem  dtype.DType // what the parameter is rounded to first
+	Quantize
+}
+
+// LowerQuantized writes out the products that linears ask for in few bits: their arguments are
+// quantized, each once for an orientation and from what it was before, and multiplied as block_dot.
+//
+// What can be quantized before devices join their pieces is, so that they send few bits; and what
+// is a parameter, or the pieces of one, is not quantized at all but asked for as a [Copy], whose
+// inputs call called by the name of the parameter. data lists the axes of the mesh that cut the
+// batch.
+//
+// It is for graphs whose gradient has been taken, or will not be. The graph is changed.
+//
+// The graph may report on what it rounds: results [StatScales], [StatAmax] and [StatErrors] come
+// after its own, and the list says what stands where in them.
+func LowerQuantized(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
+	[]Stat, error) {
+	e := &quantLowering{Rewriter: Rewriter{Continue(g), map[*Value]*Value{}}, called: called,
+		data:   data,
+		copies: &[]Copy{}, known: map[string][]*Value{}}
+	if tell != ReportNothing {
+		e.stats = &statsCollector{what: tell}
+	}
+	e.walk()
+	var stats []Stat
+	if e.stats != nil && e.err == nil {
+		stats = e.report()
+	}
+	if e.err != nil {
+		return nil, nil, e.err
+	}
+	g.prune()
+	if err := g.Verify(); err != nil {
+		return nil, nil, diag.From(err).Because("narrow products of %s were written out", g.Name)
+	}
+	return *e.copies, stats, nil
+}
+
+// A quantLowering rewrites one graph or one body.
+type quantLowering struct {
+	Rewriter
+	called func(string) string
+	data   []string
+	copies *[]Copy
+	known  map[string][]*Value // what was quantized, by value and manner
+	wants  []want              // of a body: inputs that the loop must give it
+	stats  *statsCollector     // nil if nothing is reported
+	inside bool
+}
+
+// A want is something that a body asks its loop for.
+type want struct {
+	from   *Value   // an input of the body, or nil
+	how    Quantize // what is wanted of it in blocks
+	values []*Value // the inputs that stand for it
+	noise  string   // or one of the inputs of stochastic rounding
+}
+
+// walk goes through the operations in order; those that stay keep their names.
+func (e *quantLowering) walk() {
+	e.inPlace(func(op *Op) []*Value {
+		switch {
+		case op.Kind == "linear" && op.Attrs.Text("fprop") != "":
+			return []*Value{e.gemm(op, "fprop", "x", "w")}
+		case op.Kind == "linear_dx" && op.Attrs.Text("dgrad") != "":
+			return []*Value{e.gemm(op, "dgrad", "dy", "wT")}
+		case op.Kind == "block_dw":
+			return []*Value{e.weightGrad(op)}
+		case op.Kind == "repeat":
+			e.loop(op)
+		}
+		return nil
+	})
+	e.g.Ops = adjoin(e.g.Ops)
+}
+
+// adjoin puts the quantizations of one value next to each other: a card then reads it as often as
+// one of them does (kernels, Windowed), and the value itself is not needed for longer.
+func adjoin(ops []*Op) []*Op {
+	var out []*Op
+	done := map[*Op]bool{}
+	put := func(list ...*Op) {
+		for _, op := range list {
+			if !done[op] {
+				done[op], out = true, append(out, op)
+			}
+		}
+	}
+	for i, op := range ops {
+		if op.Kind != "quantize" || done[op] {
+			put(op)
+			continue
+		}
+		list := []*Op{op}
+		for _, other := range ops[i+1:] {
+			if other.Kind != "quantize" || done[other] || other.In[0] != op.In[0] {
+				continue
+			}
+			if first, ok := before(other, done); ok {
+				put(first...)
+				list = append(list, other)
+			}
+		}
+		put(list...)
+	}
+	return out
+}
+
+// before lists what an operation waits for, in order, if all of it is there already or costs next
+// to nothing.
+func before(op *Op, done map[*Op]bool) (list []*Op, ok bool) {
+	for _, v := range op.In {
+		def := v.def
+		if def == nil || done[def] || slices.Contains(list, def) {
+			continue
+		}
+		if !slices.Contains([]string{"amax", "iota", "split", "own_piece", "concat", "fill"}, def.Kind) {
+			return nil, false
+		}
+		first, ok := before(def, done)
+		if !ok {
+			return nil, false
+		}
+		list = append(append(list, first...), def)
+	}
+	return list, true
+}
+
+// gemm is that of a linear, forward or for the gradient of its input; its operands are told by
+// the names x and w.
+func (e *quantLowering) gemm(op *Op, format, x, w string) (y *Value) {
+	f, over := Format(op.Attrs.Text(format)), op.Attrs.List("over")
+	e.Tagged(op.Tag, func() {
+		how := Quantize{Format: f, Along: over}
+		if format == "dgrad" {
+			how = e.noisy(op, how, 0)
+		}
+		a := e.narrowed(op.In[0], how)
+		b := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f == NVFP4})
+		e.record(op, x, f, a, "")
+		kept, name := e.local(b)
+		e.record(op, w, f, kept, name)
+		y = e.BlockDot(f, a, b, over, op.Out[0].Type.Elem)
+	})
+	return y
+}
+
+func (e *quantLowering) weightGrad(op *Op) (dw *Value) {
+	f, over := Format(op.Attrs.Text("wgrad")), op.Attrs.List("over")
+	last := len(op.In) - 1
+	e.Tagged(op.Tag, func() {
+		how := e.noisy(op, Quantize{Format: f, Along: over, Hadamard: f == NVFP4}, 1)
+		dy := e.narrowed(op.In[last], how)
+		x, y := op.In[:last], dy
+		e.record(op, "xT", f, x, "")
+		e.record(op, "dyT", f, y, "")
+		if op.Attrs.Bool("swap") {
+			x, y = y, x
+		}
+		dw = e.BlockDot(f, x, y, over, op.Out[0].Type.Elem)
+	})
+	return dw
+}
+
+// noisy makes the rounding of a gradient stochastic where the format wants it. The products of a
+// layer are numbered in pairs: one for the gradient of the input, one for that of the weight.
+func (e *quantLowering) noisy(op *Op, q Quantize, which int64) Quantize {
+	if q.Format != NVFP4 {
+		return q
+	}
+	q.Noise = e.noise(op.Attrs.Int("layer"), op.Attrs.get("layer") != nil)
+	q.Tensor = 2*op.Attrs.Int("slot") + which
+	return q
+}
+
+// narrowed gives a value in blocks: before pieces are joined if that makes no difference, and if it
+// is a parameter as an input of its own.
+func (e *quantLowering) narrowed(v *Value, q Quantize) []*Value {
+	if e.err != nil {
+		return nil
+	}
+	key := v.Name + " " + q.key()
+	if list := e.known[key]; list != nil {
+		return list
+	}
+	var list []*Value
+	op := v.def
+	switch {
+	case op == nil && v.Role == Param:
+		list = e.asked(v, q)
+	case e.moves(op, q):
+		list = slices.Clone(e.narrowed(op.In[0], q))
+		if e.err != nil {
+			return nil
+		}
+		for i, piece := range list[:2] {
+			list[i] = e.Again(op, moved(op, piece), nil, piece)[0]
+		}
+	default:
+		if q.Noise != nil {
+			q.Rows, q.Cols = e.places(v.Type)
+		}
+		list = e.QuantizeAll(v, q)
+	}
+	e.known[key] = list
+	return list
+}
+
+// key tells manners apart.
+func (q Quantize) key() string {
+	words := append([]string{string(q.Format)}, q.Along...)
+	if q.Tile {
+		words = append(words, "tile")
+	}
+	if q.Hadamard {
+		words = append(words, "hadamard")
+	}
+	if q.Noise != nil {
+		words = append(words, "noise", strconv.FormatInt(q.Tensor, 10))
+	}
+	return strings.Join(words, " ")
+}
+
+// moves tells whether an operation only moves what can be quantized before: a join of pieces, or
+// what deals key heads to the devices that need them.
+func (e *quantLowering) moves(op *Op, q Quantize) bool {
+	if op == nil || op.Tag != Gather && !weighs(op) {
+		return false
+	}
+	from := op.In[0].Type
+	switch op.Kind {
+	case "all_gather":
+		return q.Within(from)
+	case "own_piece":
+		return q.Within(op.Out[0].Type)
+	case "broadcast": // of whole blocks and tiles
+		return q.Within(from)
+	case "merge": // copies with what they are copies of
+		def := op.In[0].def
+		return def != nil && def.Kind == "broadcast" && e.moves(def, q)
+	}
+	return false
+}
+
+// weighs tells whether an operation joins the pieces of a parameter.
+func weighs(op *Op) bool { return op.Kind == "all_gather" && op.In[0].Role == Param }
+
+// Within tells whether blocks and tiles lie within what a device has of a value, so that it makes
+// no difference whether it is written in blocks before or after pieces are joined.
+func (q Quantize) Within(t Type) bool {
+	if last := q.Along[len(q.Along)-1]; t.Size(last) == 0 || t.Size(last)%q.Format.Block() != 0 {
+		return false
+	}
+	others := Without(t.Dims, q.Along...)
+	return !q.Tile || len(others) > 0 && others[len(others)-1].Size%q.Format.Block() == 0
+}
+
+// moved gives the constants of a move for codes or scales, whose dimensions are in another order.
+// The gradient of what moves is another's business.
+func moved(op *Op, piece *Value) Attrs {
+	switch op.Kind {
+	case "all_gather":
+		return op.Attrs.With("sum", "")
+	case "broadcast": // copies stand behind what they are copies of
+		before := op.Out[0].Type.Dims[op.Attrs.Int("at")-1].Name
+		return op.Attrs.With("at", int64(piece.Type.Index(before)+1))
+	}
+	return op.Attrs
+}
+
+// asked gives inputs that stand for a parameter in blocks.
+func (e *quantLowering) asked(v *Value, q Quantize) []*Value {
+	types, err := quantized(e.g, v, q)
+	if err != nil {
+		e.fail(err)
+		return nil
+	}
+	base := v.Name
+	if !e.inside {
+		base = e.called(v.Name)
+	}
+	base += "." + string(q.Format) + "." + strings.Join(q.Along, "_")
+	w := want{from: v, how: q}
+	for i, suffix := range []string{"", ".scale", ".amax"}[:len(types)] {
+		w.values = append(w.values, &Value{Name: base + suffix, Type: types[i], Role: Param,
+			Source: v.Source, Means: program.Copy.For(v.Name)})
+		e.names.used[base+suffix] = true
+	}
+	if e.inside {
+		e.wants = append(e.wants, w)
+		return w.values
+	}
+	e.g.Inputs = append(e.g.Inputs, w.values...)
+	c := Copy{Param: v.Name, Elem: v.Type.Elem, Quantize: q}
+	c.Names = lists.Map(w.values, func(x *Value) string { return x.Name })
+	*e.copies = append(*e.copies, c)
+	return w.values
+}
+
+// quantized gives the types of a value in blocks.
+func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
+	q.Hadamard = false
+	op := &Op{Kind: "quantize", In: []*Value{v}, Attrs: q.attrs()}
+	if q.Format == NVFP4 {
+		op.In = append(op.In, &Value{Type: Type{Elem: dtype.F32}})
+	}
+	types, err := inferQuantize(g, op)
+	if err != nil || q.Format != NVFP4 {
+		return types, err
+	}
+	largest := Type{Elem: dtype.F32}
+	if len(v.Type.Dims) > 0 && v.Type.Dims[0].Name == Layer {
+		largest.Dims = v.Type.Dims[:1]
+	}
+	return append(types, largest), nil
+}
+
+// loop rewrites a body, and gives it what it asks for.
+func (e *quantLowering) loop(op *Op) {
+	inner := &quantLowering{Rewriter: Rewriter{Continue(op.Body), map[*Value]*Value{}},
+		called: e.called,
+		data:   e.data, copies: e.copies, known: map[string][]*Value{}, inside: true}
+	if e.stats != nil {
+		inner.stats = &statsCollector{}
+	}
+	inner.walk()
+	if inner.err != nil {
+		e.err = inner.err
+		return
+	}
+	for _, w := range inner.wants {
+		var given []*Value
+		l, stack := op.Loop(), true
+		switch {
+		case w.noise == InputNoise:
+			given = []*Value{e.noises(l)}
+		case w.noise != "":
+			given, stack = []*Value{e.input(w.noise, w.values[0].Type)}, false
+		default:
+			i := slices.Index(op.Body.Inputs, w.from)
+			stack = l.IsStack(i)
+			given = e.narrowed(op.In[i], w.how)
+		}
+		if e.err != nil {
+			return
+		}
+		at := len(op.In)
+		if stack {
+			at -= len(l.Invariants)
+			op.Attrs = op.Attrs.With("stacked", len(l.Stacks)+len(given))
+		}
+		op.In = slices.Insert(op.In, at, given...)
+		op.Body.Inputs = slices.Insert(op.Body.Inputs, at, w.values...)
+	}
+	if e.stats != nil && e.err == nil {
+		e.listen(op, inner)
+	}
+}
+
+// noise gives seed, step and layer. In a body the layer is another in every round.
+func (e *quantLowering) noise(layer int64, known bool) *Value {
+	dim := func(n int64) Type {
+		return Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, n}}}
+	}
+	if e.inside && !known {
+		return e.wanted(InputNoise, dim(3))
+	}
+	key := "noise " + strconv.FormatInt(layer, 10)
+	if list := e.known[key]; list != nil {
+		return list[0]
+	}
+	v := e.Concat(InputNoise, e.input(InputNoise, dim(2)), e.Fill(dim(1), float64(layer)))
+	e.known[key] = []*Value{v}
+	return v
+}
+
+// noises stacks up what the rounds of a loop take.
+func (e *quantLowering) noises(l Loop) *Value {
+	n, first := l.N, l.First
+	layers := Type{Elem: dtype.S32, Dims: []Dim{{Layer, n}, {InputNoise, 1}}}
+	both := e.Broadcast(e.input(InputNoise, Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, 2}}}), 0,
+		Dim{Layer, n})
+	count := e.Add(e.Iota(layers, Layer), e.Fill(layers, float64(first)))
+	return e.Concat(InputNoise, both, count)
+}
+
+// wanted asks for an input of a body once.
+func (e *quantLowering) wanted(name string, t Type) *Value {
+	for _, w := range e.wants {
+		if w.noise == name {
+			return w.values[0]
+		}
+	}
+	v := &Value{Name: name, Type: t, Role: Data}
+	e.names.used[name] = true
+	e.wants = append(e.wants, want{noise: name, values: []*Value{v}})
+	return v
+}
+
+// input finds an input that is no parameter, or adds it.
+func (e *quantLowering) input(name string, t Type) *Value {
+	if v := e.g.Find(name); v != nil {
+		return v
+	}
+	if e.inside {
+		return e.wanted(name, t)
+	}
+	return e.Input(name, Data, t, "")
+}
+
+// places gives, for the elements of a gradient, the rows and the columns where they stand in the
+// whole: rows are tokens of the batch of a step.
+func (e *quantLowering) places(t Type) (rows, cols *Value) {
+	batch := []string{Batch, Seq}
+	r := Type{Elem: dtype.S32}
+	for _, name := range batch {
+		d := Dim{name, t.Size(name)}
+		for _, s := range t.Place {
+			switch {
+			case s.Dim != name:
+			case slices.Contains(e.data, s.Axis):
+				r.Place = r.Place.With(s.Axis, name)
+			default:
+				d.Size *= e.g.AxisSize(s.Axis)
+			}
+		}
+		r.Dims = append(r.Dims, d)
+	}
+	rows = e.input(InputRows, r)
+	c, n := Type{Elem: dtype.S32, Dims: Without(t.Dims, batch...)}, int64(1)
+	for i, d := range c.Dims {
+		for _, s := range t.Place {
+			if s.Dim == d.Name {
+				c.Dims[i].Size *= e.g.AxisSize(s.Axis)
+			}
+		}
+		n *= c.Dims[i].Size
+	}
+	cols = e.Iota(Type{Elem: dtype.S32, Dims: []Dim{{c.Dims[0].Name, n}}}, c.Dims[0].Name)
+	for i, d := range c.Dims[1:] {
+		n /= c.Dims[i].Size
+		cols = e.Split(cols, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
+	}
+	for _, a := range e.g.Mesh { // the first axis cuts first
+		switch how := t.Place.On(a.Name); {
+		case how == "":
+		case c.Index(how) >= 0:
+			cols = e.OwnPiece(cols, a.Name, how)
+		case rows.Type.Place.On(a.Name) == "":
+			rows = e.OwnPiece(rows, a.Name, how)
+		}
+	}
+	return rows, cols
+}
+
+// prune drops operations whose results nobody reads, and inputs of loops and parameters of graphs
+// that nobody takes.
+func (g *Graph) prune() {
+	read := lists.Set(g.Results)
+	for i, op := range slices.Backward(g.Ops) {
+		if !slices.ContainsFunc(op.Out, func(v *Value) bool { return read[v] }) {
+			g.Ops[i] = nil
+			continue
+		}
+		if op.Kind == "repeat" {
+			op.pruneLoop()
+		}
+		for _, v := range op.In {
+			read[v] = true
+		}
+	}
+	g.Ops = slices.DeleteFunc(g.Ops, func(op *Op) bool { return op == nil })
+	g.Inputs = slices.DeleteFunc(g.Inputs, func(v *Value) bool { return v.Role == Param && !read[v] })
+}
+
+// pruneLoop drops what a body does not read of what every round, or one round, is given.
+func (op *Op) pruneLoop() {
+	inputs := slices.Clone(op.Body.Inputs)
+	op.Body.prune() // drops parameters
+	l := op.Loop()
+	left := len(l.Stacks)
+	var in []*Value
+	for i, v := range inputs {
+		if slices.Contains(op.Body.Inputs, v) {
+			in = append(in, op.In[i])
+		} else if l.IsStack(i) {
+			left--
+		}
+	}
+	op.In, op.Attrs = in, op.Attrs.With("stacked", left)
+}

@@ -1,0 +1,300 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+)
+
+// A Format is how the arguments of a product are written with few bits: in blocks along what the
+// product sums over, each with a scale.
+type Format = dtype.Format
+
+// The formats. A linear carries that of its three products in the constants fprop, dgrad and wgrad;
+// where one is absent the arguments are as they are.
+const (
+	MXFP8 = dtype.MXFP8
+	NVFP4 = dtype.NVFP4
+)
+
+// quantizeKinds are the operations of products with few bits. What a linear asks for is written out
+// when its gradient has been taken, so only what the gradient keeps needs an operation before.
+func quantizeKinds() map[string]Kind {
+	return map[string]Kind{
+		"quantize":  {2, inferQuantize, nil, quantizeWork},
+		"amax":      {1, takes(1, inferAmax), nil, amaxWork},
+		"block_dot": {1, inferBlockDot, nil, blockWork("format")},
+		"block_dw":  {1, inferBlockDW, nil, blockWork("wgrad")},
+		// Scales are bytes, of which the largest and the sum are told.
+		"scale_stats": {1, inferScaleStats, nil, streams},
+		"join_stats":  {1, takes(1, inferJoinStats), nil, joinWork},
+		// What rounding did to a source.
+		"quantize_stats": {1, inferQuantizeStats, nil, streams},
+	}
+}
+
+// A Quantize says how a value is written in blocks.
+type Quantize struct {
+	Format Format
+	// Along lists the dimensions that the product sums over. They come last in what is written, and
+	// blocks lie along the last of them.
+	Along []string
+	// Tile gives one scale to 16 by 16 elements, so that a weight is the same in both orientations.
+	Tile bool
+	// Hadamard spreads outliers over 16 elements before they are rounded.
+	Hadamard bool
+	// Amax is the largest magnitude of the tensor, which NVFP4 wants.
+	Amax *Value
+	// Noise, the seed and the step of a run, makes rounding stochastic; Tensor numbers what is
+	// rounded, and Rows and Cols are the places of its elements in the whole: Rows has the dimensions
+	// of the batch, Cols the others.
+	Noise, Rows, Cols *Value
+	Tensor            int64
+}
+
+// Quantize writes a value in blocks: codes and scales.
+func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
+	in := []*Value{x}
+	if q.Format == NVFP4 {
+		in = append(in, q.Amax)
+	}
+	if q.Noise != nil {
+		in = append(in, q.Noise, q.Rows, q.Cols)
+	}
+	a := q.attrs()
+	if q.Noise != nil {
+		a = a.With("stochastic", true).With("tensor", q.Tensor)
+	}
+	out := b.op("quantize", a, nil, in...)
+	return out[0], out[1]
+}
+
+// attrs are the constants of what quantizes, or tells what that did.
+func (q Quantize) attrs() Attrs {
+	return attrs(map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
+		"hadamard": q.Hadamard})
+}
+
+// quantizeOf reads them.
+func quantizeOf(op *Op) Quantize {
+	a := op.Attrs
+	return Quantize{Format: Format(a.Text("format")), Along: a.List("along"), Tile: a.Bool("tile"),
+		Hadamard: a.Bool("hadamard")}
+}
+
+// Amax gives the largest magnitude of a value over all devices, for each layer if it is a stack.
+func (b *Builder) Amax(x *Value, along []string, hadamard bool) *Value {
+	if b.err != nil || x == nil {
+		return b.one("amax", nil, x)
+	}
+	axes := lists.Map(x.Type.Place, func(s AxisSharding) string { return s.Axis })
+	a := map[string]any{"axes": axes, "hadamard": hadamard}
+	if hadamard {
+		a["along"] = along
+	}
+	return b.one("amax", attrs(a), x)
+}
+
+// BlockDot is the product of two values in blocks, codes and scales and for NVFP4 the largest
+// magnitude of each, summed over the named dimensions.
+func (b *Builder) BlockDot(f Format, x, y []*Value, over []string, to dtype.DType) *Value {
+	a := map[string]any{"format": string(f), "over": over, "to": to.String()}
+	return b.one("block_dot", attrs(a), slices.Concat(x, y)...)
+}
+
+// formatOf reads the format of an operation, and the number of values that one argument takes.
+func formatOf(op *Op, key string) (f Format, values int, err error) {
+	switch f = Format(op.Attrs.Text(key)); f {
+	case MXFP8:
+		return f, 2, nil
+	case NVFP4:
+		return f, 3, nil
+	}
+	return f, 0, fmt.Errorf("there is no format %q", f)
+}
+
+func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
+	f, values, err := formatOf(op, "format")
+	if err != nil {
+		return nil, err
+	}
+	n := values - 1
+	if op.Attrs.Bool("stochastic") {
+		n += 3
+	}
+	if err := arity(op, n); err != nil {
+		return nil, err
+	}
+	x, along := op.In[0].Type, op.Attrs.List("along")
+	if _, err := keep(x); err != nil {
+		return nil, err
+	}
+	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
+		return nil, fmt.Errorf("%s cannot be written in blocks along %v", x, along)
+	}
+	if op.Attrs.Bool("hadamard") && (f != NVFP4 || op.Attrs.Bool("tile")) {
+		return nil, fmt.Errorf("%s is not spread before it is written in %s or in tiles", x, f)
+	}
+	dims := Without(x.Dims, along...)
+	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
+		return nil, fmt.Errorf("%s has no tiles of %d along %v", x, f.Block(), along)
+	}
+	for _, name := range along {
+		if x.Index(name) < 0 {
+			return nil, fmt.Errorf("%s has no %s", x, name)
+		}
+		dims = append(dims, Dim{name, x.Size(name)})
+	}
+	last := len(dims) - 1
+	if dims[last].Size%f.Block() != 0 {
+		return nil, fmt.Errorf("%s has no blocks of %d along %s", x, f.Block(), dims[last].Name)
+	}
+	scales := slices.Clone(dims)
+	scales[last].Size /= f.Block()
+	return []Type{{f.Codes(), dims, x.Place}, {f.Scales(), scales, x.Place}}, nil
+}
+
+func inferAmax(_ *Graph, op *Op) ([]Type, error) {
+	x := op.In[0].Type
+	if _, err := keep(x); err != nil {
+		return nil, err
+	}
+	for _, s := range x.Place {
+		if !slices.Contains(op.Axes(), s.Axis) {
+			return nil, fmt.Errorf("%s is cut along %s, which is left out", x, s.Axis)
+		}
+	}
+	t := Type{Elem: dtype.F32}
+	if len(x.Dims) > 0 && x.Dims[0].Name == Layer {
+		t.Dims = x.Dims[:1]
+	}
+	return []Type{t}, nil
+}
+
+// inferBlockDot is inferDot of the codes, which have what is summed over last.
+func inferBlockDot(g *Graph, op *Op) ([]Type, error) {
+	f, values, err := formatOf(op, "format")
+	if err != nil {
+		return nil, err
+	}
+	if err := arity(op, 2*values); err != nil {
+		return nil, err
+	}
+	over := op.Attrs.List("over")
+	var sides []*Value
+	for i := range 2 {
+		codes, scales := op.In[i*values].Type, op.In[i*values+1].Type
+		if codes.Elem != f.Codes() || scales.Elem != f.Scales() || len(codes.Dims) < len(over) {
+			return nil, fmt.Errorf("%s and %s are not %s", codes, scales, f)
+		}
+		tail := Names(codes.Dims[len(codes.Dims)-len(over):])
+		if !slices.Equal(tail, over) {
+			return nil, fmt.Errorf("%s does not have %v last", codes, over)
+		}
+		want := slices.Clone(codes.Dims)
+		want[len(want)-1].Size /= f.Block()
+		if !slices.Equal(want, scales.Dims) || !scales.Place.Equal(codes.Place) {
+			return nil, fmt.Errorf("%s are not the scales of %s", scales, codes)
+		}
+		sides = append(sides, op.In[i*values])
+	}
+	return inferDot(g, &Op{Kind: "dot", In: sides, Attrs: op.Attrs})
+}
+
+// inferBlockDW is the gradient of a weight from the input that was kept in blocks.
+func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
+	_, values, err := formatOf(op, "wgrad")
+	if err != nil {
+		return nil, err
+	}
+	if err := arity(op, values+1); err != nil {
+		return nil, err
+	}
+	dy := op.In[values]
+	x := &Value{Type: Type{dy.Type.Elem, op.In[0].Type.Dims, op.In[0].Type.Place}}
+	in := []*Value{x, dy}
+	if op.Attrs.Bool("swap") {
+		slices.Reverse(in)
+	}
+	return inferDot(g, &Op{Kind: "dot", In: in, Attrs: op.Attrs})
+}
+
+// weightGrad is the gradient of a linear's weight. With few bits the input is kept in blocks, which
+// is all that the gradient reads of it.
+func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
+	rows := Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
+	a := op.Attrs.With("over", rows)
+	f := Format(a.Text("wgrad"))
+	if f == "" {
+		return d.one("linear_dw", a, d.Use(op.In[0]), dy)
+	}
+	// The result comes out in the order of the weight, or it would have to be turned.
+	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
+	in := lists.Map(d.narrowed(op.In[0], f, rows), d.Use)
+	return d.one("block_dw", a, append(in, dy)...)
+}
+
+// narrowed adds to the forward graph what the gradient keeps of a linear's input. Where pieces were
+// joined it is the pieces that are kept, and joined again.
+func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
+	how := Quantize{Format: f, Along: rows, Hadamard: f == NVFP4}
+	key := string(f) + " " + x.Name
+	if list := d.quantized[key]; list != nil {
+		return list
+	}
+	b := Continue(d.fwd)
+	b.names = d.names // what is kept is an input of the backward graph by the same name
+	var list []*Value
+	if op := x.def; op != nil && op.Kind == "all_gather" && op.Tag == Gather &&
+		how.Within(op.In[0].Type) {
+		axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
+		list = slices.Clone(d.narrowed(op.In[0], f, rows))
+		b.Tagged(Gather, func() {
+			for i, v := range list[:2] {
+				list[i] = b.AllGather(v, axis, dim)
+			}
+		})
+	} else {
+		tag := Tag("")
+		if op != nil {
+			tag = op.Tag
+		}
+		b.Tagged(tag, func() { list = b.QuantizeAll(x, how) })
+	}
+	if b.err != nil && d.err == nil {
+		d.err = b.err
+	}
+	if d.quantized == nil {
+		d.quantized = map[string][]*Value{}
+	}
+	d.quantized[key] = list
+	return list
+}
+
+// QuantizeAll quantizes a value and gives all that a product takes of it; for NVFP4 the largest
+// magnitude is the third.
+func (b *Builder) QuantizeAll(x *Value, q Quantize) []*Value {
+	if q.Format == NVFP4 && q.Amax == nil {
+		q.Amax = b.Amax(x, q.Along, q.Hadamard)
+	}
+	codes, scales := b.Quantize(x, q)
+	if q.Format == NVFP4 {
+		return []*Value{codes, scales, q.Amax}
+	}
+	return []*Value{codes, scales}
+}
+
+// Count gives how often operations of a kind run, those of loops as often as these go round.
+func (g *Graph) Count(kind string) (n int64) {
+	for _, op := range g.Ops {
+		switch {
+		case op.Kind == kind:
+			n++
+		case op.Body != nil:
+			n += op.Loop().N * op.Body.Count(kind)
+		}
+	}
+	return n
+}

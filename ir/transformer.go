@@ -1,0 +1,466 @@
+package ir
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+)
+
+// blockKinds are the operations that Transformers are made of.
+func blockKinds() map[string]Kind {
+	return map[string]Kind{
+		"rms_norm":       {1, inferNorm(1), rmsNormVJP, streams},
+		"layer_norm":     {1, inferNorm(2), layerNormVJP, streams},
+		"softmax":        {1, inferNorm(0), softmaxVJP, streams},
+		"rope":           {1, takes(2, inferRope), ropeVJP, streams},
+		"attention":      {2, inferAttention, attentionVJP, attentionWork},
+		"attention_grad": {3, inferAttentionGrad, nil, attentionWork},
+		"cross_entropy":  {2, takes(2, inferCrossEntropy), crossEntropyVJP, crossEntropyWork},
+		"cross_entropy_grad": {1, func(_ *Graph, op *Op) ([]Type, error) {
+			return []Type{op.In[0].Type}, arity(op, 4)
+		}, nil, streams},
+		"gather": {1, inferGather, func(d *Differ, op *Op, dy []*Value) []*Value {
+			dim := op.Attrs.Text("dim")
+			return []*Value{d.Scatter(dy[0], d.Use(op.In[1]), dim, op.In[0].Type.Size(dim)), nil}
+		}, streams},
+		"scatter": {1, inferScatter, func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{d.Gather(dy[0], d.Use(op.In[1]), op.Attrs.Text("dim")), nil}
+		}, streams},
+		"top_k": {2, takes(1, inferTopK), func(d *Differ, op *Op, dy []*Value) []*Value {
+			dim := op.Attrs.Text("dim")
+			return []*Value{d.Scatter(dy[0], d.Use(op.Out[1]), dim, op.In[0].Type.Size(dim))}
+		}, streams},
+	}
+}
+
+// inferNorm is that of a norm over one whole dimension with so many weights along it.
+func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
+	return takes(1+weights, func(_ *Graph, op *Op) ([]Type, error) {
+		x, dim := op.In[0].Type, op.Attrs.Text("dim")
+		if x.Index(dim) < 0 {
+			return nil, fmt.Errorf("%s has no %s", x, dim)
+		}
+		for _, w := range op.In[1:] {
+			want := Type{Elem: x.Elem, Dims: []Dim{{dim, x.Size(dim)}}}
+			if !w.Type.Equal(want) {
+				return nil, fmt.Errorf("a weight is %s, not %s", w.Type, want)
+			}
+		}
+		place, err := keep(x, dim)
+		return []Type{{x.Elem, x.Dims, place}}, err
+	})
+}
+
+// rmsNormVJP: y = x r (w+s) with r = (mean x² + ε)^-½, so that with h = x r and g = dy (w+s):
+// dx = r (g - h mean(g h)), dw = Σ dy h (Zhang and Sennrich, 2019).
+func rmsNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	b, dim := d.Builder, op.Attrs.Text("dim")
+	x, w, dout := d.wide(d.Use(op.In[0])), d.wide(d.Use(op.In[1])), d.wide(dy[0])
+	n := float64(x.Type.Size(dim))
+	r := b.Rsqrt(b.Shift(b.Scale(b.Sum(b.Mul(x, x), dim), 1/n), op.Attrs.Float("eps")))
+	if s := op.Attrs.Float("shift"); s != 0 {
+		w = b.Shift(w, s)
+	}
+	h, g := b.Mul(x, r), b.Mul(dout, w)
+	dx := b.Mul(b.Sub(g, b.Mul(h, b.Scale(b.Sum(b.Mul(g, h), dim), 1/n))), r)
+	return []*Value{d.roundLike(dx, op.In[0]), d.roundLike(d.fold(b.Mul(dout, h), op.In[1]), op.In[1])}
+}
+
+// layerNormVJP: the same with the mean taken off: dx = r (g - mean g - h mean(g h)) (Ba et al.,
+// 2016).
+func layerNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	b, dim := d.Builder, op.Attrs.Text("dim")
+	x, w, dout := d.wide(d.Use(op.In[0])), d.wide(d.Use(op.In[1])), d.wide(dy[0])
+	n := float64(x.Type.Size(dim))
+	mean := func(v *Value) *Value { return b.Scale(b.Sum(v, dim), 1/n) }
+	c := b.Sub(x, mean(x))
+	r := b.Rsqrt(b.Shift(mean(b.Mul(c, c)), op.Attrs.Float("eps")))
+	h, g := b.Mul(c, r), b.Mul(dout, w)
+	dx := b.Mul(b.Sub(b.Sub(g, mean(g)), b.Mul(h, mean(b.Mul(g, h)))), r)
+	return []*Value{d.roundLike(dx, op.In[0]), d.roundLike(d.fold(b.Mul(dout, h), op.In[1]), op.In[1]),
+		d.roundLike(d.fold(dout, op.In[2]), op.In[2])}
+}
+
+// wide gives a value in f32 if its type is narrower: norms and their gradients are computed so, and
+// rounded once, as PyTorch does. What is kept for the gradient stays narrow.
+func (d *Differ) wide(v *Value) *Value {
+	if v.Type.Elem == dtype.F64 {
+		return v
+	}
+	return d.Convert(v, dtype.F32)
+}
+
+// roundLike gives a gradient the element type of its value.
+func (d *Differ) roundLike(g, like *Value) *Value { return d.Convert(g, like.Type.Elem) }
+
+func softmaxVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	y := d.Use(op.Out[0])
+	inner := d.Sum(d.Mul(dy[0], y), op.Attrs.Text("dim"))
+	return []*Value{d.Mul(y, d.Sub(dy[0], inner))}
+}
+
+// inferRope rotates the halves of the last dimension by angles that grow with position.
+func inferRope(_ *Graph, op *Op) ([]Type, error) {
+	x, pos := op.In[0].Type, op.In[1].Type
+	if len(x.Dims) == 0 || x.Dims[len(x.Dims)-1].Size%2 != 0 {
+		return nil, fmt.Errorf("%s does not end in an even dimension", x)
+	}
+	if pos.Elem.Kind() != dtype.Signed {
+		return nil, fmt.Errorf("positions are whole numbers, not %s", pos)
+	}
+	for _, d := range pos.Dims {
+		if x.Size(d.Name) != d.Size {
+			return nil, fmt.Errorf("%s and positions %s differ in %s", x, pos, d.Name)
+		}
+	}
+	place, err := keep(x, x.Dims[len(x.Dims)-1].Name)
+	return []Type{{x.Elem, x.Dims, place}}, err
+}
+
+// ropeVJP: a rotation's transpose is the rotation back.
+func ropeVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	a := op.Attrs.With("back", !op.Attrs.Bool("back"))
+	return []*Value{d.one("rope", a, dy[0], d.Use(op.In[1])), nil}
+}
+
+// RopeFrequencies are the angles by position of a rope operation, a number for each pair of
+// elements (Su et al., 2021), scaled as Llama 3.1 does where the operation says so: long waves are
+// stretched by the factor, short ones kept, and those between blended.
+func RopeFrequencies(op *Op) []float64 {
+	t := op.In[0].Type
+	n := t.Dims[len(t.Dims)-1].Size
+	f := make([]float64, n/2)
+	factor, original := op.Attrs.Float("factor"), op.Attrs.Float("original")
+	low, high := op.Attrs.Float("low"), op.Attrs.Float("high")
+	for i := range f {
+		f[i] = math.Pow(op.Attrs.Float("theta"), -2*float64(i)/float64(n))
+		switch wave := 2 * math.Pi / f[i]; {
+		case factor == 0:
+		case original == 0 || wave > original/low:
+			f[i] /= factor
+		case wave > original/high:
+			blend := (original/wave - low) / (high - low)
+			f[i] *= (1-blend)/factor + blend
+		}
+	}
+	return f
+}
+
+// The names of the dimensions that attention gives a meaning to. Queries have Seq and Heads, keys
+// and values Keys and KVHeads; all end in HeadDim, and other dimensions go side by side.
+const (
+	Seq     = "seq"
+	Keys    = "keys"
+	Heads   = "heads"
+	KVHeads = "kv"
+	HeadDim = "head"
+)
+
+// The names of other dimensions that models have and plans cut.
+const (
+	Batch    = "batch"
+	Vocab    = "vocab"
+	EmbedDim = "embed"
+	MLPDim   = "mlp"
+)
+
+// Extras gives what an attention, or its gradient, takes beside queries, keys and the like: the
+// numbers of documents, then the places in the sequence, each of queries and of keys; none or two
+// of each.
+func (op *Op) Extras() (segments, places []*Value) {
+	first := 3
+	if op.Kind == "attention_grad" {
+		first = 6
+	}
+	rest := op.In[min(first, len(op.In)):]
+	if op.Attrs.Bool("placed") && len(rest) >= 2 {
+		return rest[:len(rest)-2], rest[len(rest)-2:]
+	}
+	return rest, nil
+}
+
+// allKeys is the type of the keys that queries see. In a ring each device has a piece of them, and
+// hands it on to the next until all have seen all; the documents and places of keys are not handed
+// on, everyone has them.
+func allKeys(g *Graph, op *Op) Type {
+	k := op.In[1].Type
+	if ring := op.Attrs.Text("ring"); ring != "" && k.Place.On(ring) == Keys {
+		return piece(k, ring, Keys, "", g.AxisSize(ring), 1)
+	}
+	return k
+}
+
+func inferAttention(g *Graph, op *Op) ([]Type, error) {
+	segments, places := op.Extras()
+	pairs := len(segments) == 0 || len(segments) == 2
+	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
+		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
+	}
+	if err := inferBeside(g, op, "segments", segments, func(x Type, i int) []Dim {
+		return Without(x.Dims, []string{Heads, KVHeads}[i], HeadDim)
+	}); err != nil {
+		return nil, err
+	}
+	if err := inferBeside(g, op, "places", places, func(x Type, i int) []Dim {
+		name := []string{Seq, Keys}[i]
+		return []Dim{{name, x.Size(name)}}
+	}); err != nil {
+		return nil, err
+	}
+	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
+	if err := sameDims(k, v); err != nil {
+		return nil, err
+	}
+	if q.Elem != k.Elem || k.Elem != v.Elem {
+		return nil, fmt.Errorf("%s, %s and %s differ in element type", q, k, v)
+	}
+	kv, heads := k.Size(KVHeads), q.Size(Heads)
+	if kv == 0 || heads%kv != 0 || q.Size(HeadDim) != k.Size(HeadDim) || q.Index(Seq) < 0 ||
+		k.Index(Keys) < 0 {
+		return nil, fmt.Errorf("%s cannot attend to %s", q, k)
+	}
+	rows := Without(q.Dims, HeadDim)
+	if !slices.Equal(Without(q.Dims, Seq, Heads, HeadDim), Without(k.Dims, Keys, KVHeads, HeadDim)) {
+		return nil, fmt.Errorf("%s and %s differ in their other dimensions", q, k)
+	}
+	for _, axis := range axesOf(q, k, v) {
+		s, t, u := q.Place.On(axis), k.Place.On(axis), v.Place.On(axis)
+		byHeads := s == Heads && t == KVHeads && u == KVHeads
+		byPlace := s == Seq && t == "" && u == "" && places != nil
+		if axis == op.Attrs.Text("ring") {
+			byPlace = s == Seq && t == Keys && u == Keys && places != nil
+		}
+		split := s == Partial || s == HeadDim || s == Seq || s == Keys
+		if !byHeads && !byPlace && (s != t || t != u || split) {
+			return nil, fmt.Errorf("along %s queries are placed %q, keys %q, values %q", axis, s, t, u)
+		}
+	}
+	return []Type{q, {dtype.F32, rows, q.Place}}, nil
+}
+
+// inferBeside checks what stands beside queries and keys, with some of their dimensions and cut as
+// they are: the numbers of documents that they belong to, and their places in the sequence, which
+// tell who comes before whom where a device does not have all queries.
+func inferBeside(g *Graph, op *Op, what string, pair []*Value, dims func(Type, int) []Dim) error {
+	for i, v := range pair {
+		x := op.In[i].Type
+		if i == 1 {
+			x = allKeys(g, op)
+		}
+		want := Type{Elem: dtype.S32, Dims: dims(x, i)}
+		want.Place = lists.Filter(x.Place, func(s AxisSharding) bool { return want.Index(s.Dim) >= 0 })
+		if !v.Type.Equal(want) {
+			return fmt.Errorf("the %s of %s are %s, not %s", what, x, v.Type, want)
+		}
+	}
+	return nil
+}
+
+// inferAttentionGrad gives the types of queries, keys and values; where devices have different
+// queries of the same keys, each has a term of the keys' gradient.
+func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
+	if segments, _ := op.Extras(); len(op.In) < 6 || len(segments) != 0 && len(segments) != 2 {
+		return nil, fmt.Errorf("takes six arguments and pairs, got %d", len(op.In))
+	}
+	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
+	for _, s := range q.Place {
+		if s.Dim == Seq && s.Axis != op.Attrs.Text("ring") {
+			k.Place, v.Place = k.Place.With(s.Axis, Partial), v.Place.With(s.Axis, Partial)
+		}
+	}
+	return []Type{q, k, v}, nil
+}
+
+func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	if dy[0] == nil {
+		return nil
+	}
+	in := lists.Map(slices.Concat(op.In[:3], op.Out), d.Use)
+	extras := lists.Map(op.In[3:], d.Use)
+	return d.op("attention_grad", op.Attrs, nil, slices.Concat(in, dy[:1], extras)...)
+}
+
+// inferCrossEntropy gives the loss of each row and the logarithm of its sum of exponentials, which
+// is all that the gradient needs beside the logits. A negative label has no loss.
+//
+// Along the axis that the operation names, if it names one, each device has some of the scores of
+// every row. The devices exchange three numbers of a row, the largest score, the sum of the
+// exponentials and the label's score; never the scores. Only so many scores as "valid" says count,
+// if it says so: the rest are there to make the number of scores divisible.
+func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
+	x, labels, dim := op.In[0].Type, op.In[1].Type, op.Attrs.Text("dim")
+	rows := Type{Elem: labels.Elem, Dims: Without(x.Dims, dim)}
+	if x.Index(dim) < 0 || labels.Elem.Kind() != dtype.Signed ||
+		!slices.Equal(rows.Dims, labels.Dims) {
+		return nil, fmt.Errorf("%s are not labels of %s over %s", labels, x, dim)
+	}
+	if axis := op.Attrs.Text("axis"); axis != "" {
+		if x.Place.On(axis) != dim {
+			return nil, fmt.Errorf("along %s the scores %s are not cut by %s", axis, x, dim)
+		}
+		x.Place = x.Place.With(axis, "")
+	}
+	place, err := keep(x, dim)
+	if err == nil && !place.Equal(labels.Place) {
+		err = fmt.Errorf("%s and labels %s are placed differently", x, labels)
+	}
+	t := Type{dtype.F32, rows.Dims, place}
+	return []Type{t, t}, err
+}
+
+func crossEntropyVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	if dy[0] == nil {
+		return make([]*Value, 2)
+	}
+	in := []*Value{d.Use(op.In[0]), d.Use(op.In[1]), d.Use(op.Out[1]), dy[0]}
+	return []*Value{d.op("cross_entropy_grad", op.Attrs, nil, in...)[0], nil}
+}
+
+// indexed checks a value and whole numbers that pick along its last dimension.
+func indexed(op *Op) (x, idx Type, dim string, err error) {
+	if err := arity(op, 2); err != nil {
+		return x, idx, "", err
+	}
+	x, idx, dim = op.In[0].Type, op.In[1].Type, op.Attrs.Text("dim")
+	last := len(x.Dims) - 1
+	if last < 0 || x.Dims[last].Name != dim || len(idx.Dims) != len(x.Dims) ||
+		!slices.Equal(x.Dims[:last], idx.Dims[:last]) || idx.Dims[last].Name != dim ||
+		idx.Elem.Kind() != dtype.Signed {
+		return x, idx, dim, fmt.Errorf("%s do not pick from %s along %s", idx, x, dim)
+	}
+	if _, err := keep(x, dim); err != nil {
+		return x, idx, dim, err
+	}
+	if !x.Place.Equal(idx.Place) {
+		return x, idx, dim, fmt.Errorf("%s and %s are placed differently", x, idx)
+	}
+	return x, idx, dim, nil
+}
+
+func inferGather(_ *Graph, op *Op) ([]Type, error) {
+	x, idx, _, err := indexed(op)
+	return []Type{{x.Elem, idx.Dims, x.Place}}, err
+}
+
+func inferScatter(_ *Graph, op *Op) ([]Type, error) {
+	x, idx, dim, err := indexed(op)
+	if err != nil {
+		return nil, err
+	}
+	if err := sameDims(Type{Dims: x.Dims}, Type{Dims: idx.Dims}); err != nil {
+		return nil, err
+	}
+	return resized(x, dim, op.Attrs.Int("size"), false)
+}
+
+func inferTopK(_ *Graph, op *Op) ([]Type, error) {
+	x, dim, k := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("k")
+	last := len(x.Dims) - 1
+	if last < 0 || x.Dims[last].Name != dim || k < 1 || k > x.Dims[last].Size {
+		return nil, fmt.Errorf("%s does not end in %s of at least %d", x, dim, k)
+	}
+	if _, err := keep(x, dim); err != nil {
+		return nil, err
+	}
+	values, err := resized(x, dim, k, false)
+	if err != nil {
+		return nil, err
+	}
+	index := values[0]
+	index.Elem = dtype.S32
+	return []Type{values[0], index}, nil
+}
+
+// RMSNorm divides x by its root mean square along a dimension and multiplies by w + shift.
+func (b *Builder) RMSNorm(x, w *Value, dim string, eps, shift float64) *Value {
+	a := map[string]any{"dim": dim, "eps": eps, "shift": some(shift)}
+	return b.one("rms_norm", attrs(a), x, w)
+}
+
+// LayerNorm takes mean and deviation off x along a dimension, then multiplies by w and adds bias.
+func (b *Builder) LayerNorm(x, w, bias *Value, dim string, eps float64) *Value {
+	return b.one("layer_norm", attrs(map[string]any{"dim": dim, "eps": eps}), x, w, bias)
+}
+
+// Softmax makes x positive with sum 1 along a dimension.
+func (b *Builder) Softmax(x *Value, dim string) *Value {
+	return b.one("softmax", attrs(map[string]any{"dim": dim}), x)
+}
+
+// A Rope is how positions turn into angles. Factor and the rest are Llama 3.1's scaling; with
+// Factor alone all waves are stretched.
+type Rope struct{ Theta, Factor, Low, High, Original float64 }
+
+// Rope rotates the halves of x's last dimension by position.
+func (b *Builder) Rope(x, pos *Value, r Rope) *Value {
+	a := map[string]any{"theta": r.Theta, "factor": some(r.Factor), "low": some(r.Low),
+		"high": some(r.High), "original": some(r.Original)}
+	return b.one("rope", attrs(a), x, pos)
+}
+
+// An Attention is how queries see keys. Window is how many keys back a query sees, itself included;
+// SoftCap bounds scores by tanh; 0 turns either off.
+type Attention struct {
+	Scale   float64
+	Causal  bool
+	Window  int64
+	SoftCap float64
+	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
+	// keys of its own document only. Both or neither are given.
+	Segments, KeySegments *Value
+	// Places and KeyPlaces are the places of queries and keys in the sequence. Without them the first
+	// query and the first key stand at the same place, and the others follow. Both or neither are
+	// given.
+	Places, KeyPlaces *Value
+	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
+	Products dtype.DType
+}
+
+// Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
+func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
+	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.Products),
+		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
+		"placed": how.Places != nil}
+	in := []*Value{q, k, v}
+	if how.Segments != nil {
+		in = append(in, how.Segments, how.KeySegments)
+	}
+	if how.Places != nil {
+		in = append(in, how.Places, how.KeyPlaces)
+	}
+	return b.op("attention", attrs(a), nil, in...)[0]
+}
+
+// CrossEntropy gives the loss of each row of logits against its label.
+func (b *Builder) CrossEntropy(logits, labels *Value, dim string) *Value {
+	return b.op("cross_entropy", attrs(map[string]any{"dim": dim}), nil, logits, labels)[0]
+}
+
+// Gather picks along the last dimension of x.
+func (b *Builder) Gather(x, idx *Value, dim string) *Value {
+	return b.one("gather", attrs(map[string]any{"dim": dim}), x, idx)
+}
+
+// Scatter adds the elements of x into size places along the last dimension.
+func (b *Builder) Scatter(x, idx *Value, dim string, size int64) *Value {
+	return b.one("scatter", attrs(map[string]any{"dim": dim, "size": size}), x, idx)
+}
+
+// TopK gives the k largest along the last dimension, the largest first, and where they were.
+func (b *Builder) TopK(x *Value, dim string, k int64) (values, places *Value) {
+	out := b.op("top_k", attrs(map[string]any{"dim": dim, "k": k}), nil, x)
+	return out[0], out[1]
+}
+
+// Silu gives x·sigmoid(x).
+func (b *Builder) Silu(x *Value) *Value { return b.Mul(x, b.Sigmoid(x)) }
+
+// Gelu gives x·sigmoid(2·0.79788(x + 0.044715x³)), the tanh form of Hendrycks and Gimpel (2016).
+func (b *Builder) Gelu(x *Value) *Value {
+	const c = 1.5957691216057308 // 2·√(2/π)
+	inner := b.Mul(x, b.Shift(b.Scale(b.Mul(x, x), 0.044715), 1))
+	return b.Mul(x, b.Sigmoid(b.Scale(inner, c)))
+}

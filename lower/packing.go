@@ -1,0 +1,88 @@
+package lower
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// carried is the type of a value in a program: numbers of few bits, with which nothing computes but
+// a block_dot, travel as bytes, those of four bits two to a byte along the last dimension. So
+// whatever moves values, arguments and collectives and loops, knows only bytes.
+func carried(t ir.Type) ir.Type {
+	switch t.Elem {
+	case dtype.F8E4M3FN, dtype.F8E8M0FNU:
+		t.Elem = dtype.U8
+	case dtype.F4E2M1FN:
+		t.Elem = dtype.U8
+		if n := len(t.Dims); n > 0 {
+			t.Dims = slices.Clone(t.Dims)
+			t.Dims[n-1].Size /= 2
+		}
+	}
+	return t
+}
+
+// asBytes gives a graph in which every value has the type in which it is carried: what a rule sees
+// of an operation is what the program has.
+func asBytes(g *ir.Graph) *ir.Graph {
+	if !hasPacked(g) {
+		return g
+	}
+	g = g.Clone()
+	carry(g)
+	return g
+}
+
+func hasPacked(g *ir.Graph) bool {
+	narrow := func(v *ir.Value) bool { return carried(v.Type).Elem != v.Type.Elem }
+	return slices.ContainsFunc(g.Inputs, narrow) || slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
+		return slices.ContainsFunc(op.Out, narrow) || op.Body != nil && hasPacked(op.Body)
+	})
+}
+
+// carry gives the values of a graph, and of bodies, the types in which they are carried.
+func carry(g *ir.Graph) {
+	values := slices.Clone(g.Inputs)
+	for _, op := range g.Ops {
+		op.Attrs = packedAttrs(op) // by the types as they are
+		if values = append(values, op.Out...); op.Body != nil {
+			carry(op.Body)
+		}
+	}
+	for _, v := range values {
+		v.Type = carried(v.Type)
+	}
+}
+
+// packedAttrs are the constants of an operation that counts along a dimension which is packed.
+func packedAttrs(op *ir.Op) ir.Attrs {
+	if op.Kind != "slice" && op.Kind != "pad" {
+		return op.Attrs
+	}
+	t, a := op.In[0].Type, op.Attrs
+	if t.Elem != dtype.F4E2M1FN || t.Index(a.Text("dim")) != len(t.Dims)-1 {
+		return a
+	}
+	for _, key := range []string{"from", "to", "low", "high"} {
+		if n := a.Int(key); n != 0 {
+			a = a.With(key, n/2)
+		}
+	}
+	return a
+}
+
+// unwritten says why an operation cannot be lowered: products with few bits are first written out
+// as quantize and block_dot.
+func unwritten(op *ir.Op) string {
+	if op.Kind == "block_dw" {
+		return "block_dw is not written out: package precision makes a block_dot of it"
+	}
+	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad"}[op.Kind]
+	if f := op.Attrs.Text(key); key != "" && f != "" {
+		return op.Kind + " asks for " + f + " and is not written out: package precision makes a " +
+			"block_dot of it"
+	}
+	return ""
+}

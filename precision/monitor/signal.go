@@ -1,0 +1,208 @@
+package monitor
+
+import "math"
+
+// A signal is a number that is followed for every operand, or for every linear layer.
+type signal struct {
+	name string
+	// tensor says that the number is one of the tensor, whatever it is rounded to: its history
+	// outlives a change of format, and both products that read the tensor are concerned.
+	tensor bool
+	judge  func(m *measured) verdict
+}
+
+// measured is a value and what is known about where it comes from.
+type measured struct {
+	value   float64
+	usual   float64 // from its history
+	learned bool    // the history is long enough to speak
+	format  string  // that the copy was rounded to, or that of the product
+	operand int     // -1 for a linear layer's own signals
+	// rung is how many times the product has fallen. What is a matter of the tensor looks the same
+	// from every format, so it has to become as much worse again before the next fall.
+	rung int
+}
+
+// A verdict is the bound of a value, and whether it was crossed.
+type verdict struct {
+	out   bool
+	bound float64
+	now   bool // one sample is proof
+	warn  bool // not to be acted on
+}
+
+func above(m *measured, bound float64) verdict {
+	return verdict{out: m.value > bound, bound: bound}
+}
+
+// rises is above, once the history speaks.
+func rises(m *measured, bound float64) verdict {
+	return verdict{out: m.learned && m.value > bound, bound: bound}
+}
+
+func below(m *measured, bound float64) verdict {
+	return verdict{out: m.value < bound, bound: bound}
+}
+
+// The signals of operands, then those of linear layers. The numbers in the functions below are the
+// column "suggested alarm" of reference/parity_notes.md 4, where the values of clean runs stand
+// beside them.
+var operandSignals = []signal{
+	{"amax", true, judgeAmax},
+	{"spread", true, judgeSpread},
+	{"range", false, judgeRange},
+	{"saturated", false, judgeSaturated},
+	{"underflow", false, judgeUnderflow},
+	{"snr", false, judgeSNR},
+}
+
+var linearSignals = []signal{
+	{"dw norm", true, judgeNorm},
+	{"dw zeros", false, judgeZeros},
+	{"dw zero rows", false, judgeRows},
+	{"gradient to noise", false, judgeNoise},
+	{"fprop error", false, judgeError},
+	{"dgrad error", false, judgeError},
+	{"wgrad error", false, judgeError},
+}
+
+// measuredAlways are the signals of operands that every sample has, the first ones. The others, and
+// the noise of gradients, are of the errors of rounding, which few samples have.
+const measuredAlways = 2
+
+// Places in linearSignals.
+const (
+	dwNorm = iota
+	dwZeros
+	dwRows
+	dwNoise
+	dwErrors // of fprop, then dgrad, then wgrad
+)
+
+func (o *Operand) values() [6]float64 {
+	return [...]float64{o.Amax, o.Spread, o.Range, o.Saturated, o.Underflow, o.SNR}
+}
+
+func (l *Linear) values() [7]float64 {
+	share := func(n, of int64) float64 {
+		if of <= 0 {
+			return math.NaN()
+		}
+		return float64(n) / float64(of)
+	}
+	return [...]float64{l.Norm, share(l.Zeros, l.Count), share(l.ZeroRows, l.Rows), l.GradToNoise,
+		l.FpropError, l.DgradError, l.WgradError}
+}
+
+// judgeAmax: largest of clean runs 1.6, 1.14 and 3.8 times the median.
+func judgeAmax(m *measured) verdict {
+	factor := [tensors]float64{opX: 4, opW: 1.5, opDY: 16}[m.operand%tensors]
+	v := rises(m, m.usual*math.Pow(factor, float64(1+m.rung)))
+	v.out = v.out && m.usual > 0
+	return v
+}
+
+// judgeSpread: largest drift of clean runs 2.6, of dy.
+func judgeSpread(m *measured) verdict { return rises(m, m.usual+3.5*float64(1+m.rung)) }
+
+func judgeRange(m *measured) verdict { return rises(m, m.usual+3) }
+
+// judgeSaturated: a scale that is rounded up never clamps, so MXFP8 that does is broken. NVFP4's
+// scales are rounded to nearest and clamp 3.0 to 5.6 % in health, those of weights, with 256
+// elements each, 0.2 to 0.3 %. The factor of the own median is for tensors of another kind.
+func judgeSaturated(m *measured) verdict {
+	if m.format == mxfp8 {
+		v := above(m, 0)
+		v.now = true
+		return v
+	}
+	least := 0.08
+	if m.operand%tensors == opW {
+		least = 0.01
+	}
+	return rises(m, max(least, 1.5*m.usual))
+}
+
+// judgeUnderflow: NVFP4 has tensors with 5 to 8 % in health, and others with 29 to 53 %, such as
+// the product inside a SwiGLU; nothing was seen between.
+func judgeUnderflow(m *measured) verdict {
+	switch {
+	case m.format == mxfp8 && m.operand == opDY+tensors:
+		return rises(m, max(0.03, 10*m.usual))
+	case m.format == mxfp8:
+		return rises(m, max(0.005, 10*m.usual))
+	case m.usual < 0.10:
+		return rises(m, 0.15)
+	}
+	return rises(m, max(0.65, m.usual+0.20))
+}
+
+// judgeSNR: that of MXFP8 hardly depends on the data (31.0 to 32.0 dB of all operands), so that a
+// floor serves until the history is there. That of NVFP4 does. Noise that is larger than the tensor
+// is proof in any case: scales are broken.
+func judgeSNR(m *measured) verdict {
+	if m.value < 0 {
+		return verdict{out: true, now: true}
+	}
+	less := 1.5
+	if m.operand%tensors == opW {
+		less = 0.5
+	}
+	switch {
+	case m.learned:
+		return below(m, m.usual-less)
+	case m.format == mxfp8:
+		return below(m, 29.5)
+	}
+	return verdict{}
+}
+
+// judgeNorm: clean runs stay within 0.35 and 2.8 over 50 steps.
+func judgeNorm(m *measured) verdict {
+	factor := math.Pow(16, float64(1+m.rung))
+	v := above(m, m.usual*factor)
+	if m.value < m.usual {
+		v = below(m, m.usual/factor)
+	}
+	v.out = v.out && m.learned && m.usual > 0
+	return v
+}
+
+// judgeZeros: at most 0.006 % in clean runs with SwiGLU. Models whose activation is zero for half
+// of its arguments have zeros of their own, which the median knows.
+func judgeZeros(m *measured) verdict { return rises(m, max(0.001, 3*m.usual)) }
+
+func judgeRows(m *measured) verdict {
+	if m.usual > 0 { // channels that are dead in any precision
+		return rises(m, 2*m.usual+0.01)
+	}
+	v := rises(m, 0)
+	v.now = true
+	return v
+}
+
+// judgeNoise: below √3 the error of FP4 outweighs what it learns (arXiv 2505.19115). Clean runs
+// have 23 or more in MXFP8, and in NVFP4 5.4, falling as training goes on.
+func judgeNoise(m *measured) verdict {
+	if v := below(m, math.Sqrt(3)); v.out {
+		return v
+	}
+	bound := 3.5
+	if m.format == mxfp8 {
+		bound = 12
+	}
+	v := below(m, bound)
+	v.warn = true
+	return v
+}
+
+func judgeError(m *measured) verdict {
+	most := 0.35
+	if m.format == mxfp8 {
+		most = 0.08
+	}
+	if m.learned {
+		most = min(2.5*m.usual, max(most, 1.5*m.usual))
+	}
+	return above(m, most)
+}

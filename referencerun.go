@@ -1,0 +1,77 @@
+package deepwell
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"path/filepath"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/step"
+)
+
+// A referenceRun is what another program must know to make the same run, beside its weights and
+// batches; bench/curve/torch_run.py reads it.
+type referenceRun struct {
+	Steps int       `json:"steps"`
+	Batch int       `json:"batch"`
+	Seq   int       `json:"seq"`
+	Rates []float64 `json:"rates"`
+	Beta1 float64   `json:"beta1"`
+	Beta2 float64   `json:"beta2"`
+	Eps   float64   `json:"eps"`
+	Decay float64   `json:"decay"`
+	Clip  float64   `json:"clip"`
+}
+
+// handOver writes init, a Hugging Face folder; run.json; and batches.bin: for each step ids,
+// labels, positions and segments as whole numbers of 32 bits.
+func (r *runner) handOver() error {
+	if r.recipe.Optimizer.Name != "adamw" {
+		return diag.New(diag.NotSupported, "only runs with AdamW can be handed over").
+			At("%s: optimizer.name", r.job.Path)
+	}
+	dir := r.job.ReferenceRun
+	_, err := capture.Export(filepath.Join(dir, "init"), r.model.Config,
+		capture.ExportOptions{Type: dtype.F32}, r.init)
+	if err != nil {
+		return err
+	}
+	o := r.recipe.Optimizer
+	h := referenceRun{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq, Beta1: o.Beta1,
+		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.Decay, Clip: o.Clip}
+	for n := range h.Steps {
+		h.Rates = append(h.Rates, step.Rates(r.recipe).Rate(n))
+	}
+	text, err := json.Marshal(h)
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(dir, "run.json"), text, 0o666)
+	}
+	if err == nil {
+		err = atomicfile.WriteFunc(filepath.Join(dir, "batches.bin"), 0o666, r.writeBatches)
+	}
+	return unwritten(err, "the handover", dir)
+}
+
+func (r *runner) writeBatches(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	at := data.Position{}
+	for range r.recipe.Steps {
+		b, after, err := r.rows.Take(at, r.recipe.Batch, 0, 1)
+		if err != nil {
+			return err
+		}
+		at = after
+		for _, list := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments} {
+			if err := binary.Write(out, binary.LittleEndian, list); err != nil {
+				return err
+			}
+		}
+	}
+	return out.Flush()
+}
