@@ -89,18 +89,18 @@ func (s *Step) Scenarios(random func() *rand.Rand) ([]Suggestion, error) {
 	}
 	slowest := lists.Most(now.Ranks, func(r Rank) float64 { return r.Busy })
 	var list []Suggestion
-	type mishap struct {
+	type scenario struct {
 		change string
 		what   WhatIf
 	}
-	all := []mishap{
+	all := []scenario{
 		{fmt.Sprintf("pipeline rank %d is 10 %% slower", slowest),
 			WhatIf{Slow: 1.1, Straggler: slowest}},
 		{"times vary by 2 %", WhatIf{Jitter: 0.02, Random: random()}},
 		{"times vary by 10 %", WhatIf{Jitter: 0.1, Random: random()}},
 	}
 	if s.Slower != nil {
-		all = append(all, mishap{"links half as fast", WhatIf{Links: 2}})
+		all = append(all, scenario{"links half as fast", WhatIf{Links: 2}})
 	}
 	for _, c := range all {
 		t, err := s.Run(c.what)
