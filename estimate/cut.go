@@ -79,7 +79,9 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
 	l.again = cost.TagsOf(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
-	l.offload, l.hosted = p.Offloads(plan.Activations), p.Offloads(plan.OptimizerState)
+	if !e.cluster.CPU() { // whose memory is the host's
+		l.offload, l.hosted = p.Offloads(plan.Activations), p.Offloads(plan.OptimizerState)
+	}
 	if e.agrees {
 		l.ranks = ranks * l.context * l.tensor
 	}

@@ -278,6 +278,23 @@ func TestPricesOfPlansThatDoNotFit(t *testing.T) {
 	}
 }
 
+// Masters and moments on the host cross its link in every step: 12 bytes an element each way, which
+// takes longer than an update in the memory of the device. On a CPU nothing is moved.
+func TestOffloadedOptimizerTakesTime(t *testing.T) {
+	e := estimator(t, "llama3.1-8b", "8xb200", "deepwell")
+	p := plan.Default()
+	p.Cluster, p.Seq, p.Batch, p.FSDP = "8xb200", 4096, 8, plan.FSDP{Size: 8, Zero: 3, Gather: "layer"}
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	plain := mustPrice(t, e, p)
+	p.Offload = []string{plan.OptimizerState}
+	moved := mustPrice(t, e, p)
+	link := e.prices.Offload(8.03e9 / 8 * 12)
+	if got := moved.Parts.Optimizer; math.Abs(got/link-1) > 0.01 || got <= plain.Parts.Optimizer {
+		t.Errorf("the optimizer takes %g s, %g s in the device's memory, its bytes %g s", got,
+			plain.Parts.Optimizer, link)
+	}
+}
+
 func BenchmarkPrice(b *testing.B) {
 	e := estimator(b, "deepseek-v3", "1024xgb200", "deepwell")
 	p := plan.Default()

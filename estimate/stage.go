@@ -274,6 +274,9 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	t.optimizer = e.prices.Optimizer(own*(38+4) + (dense+experts)*4)
 	// Weights are written in blocks once a step, by the device that updates them.
 	t.optimizer += of.quantWeights.made/shard + of.quantExperts.made/expertShard
+	if l.hosted { // masters and moments cross the host's link, both ways at once, beside updates
+		t.optimizer = max(t.optimizer, e.prices.Offload(own*12))
+	}
 	t.host = prof.Step
 	return t
 }
