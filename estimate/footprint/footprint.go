@@ -171,7 +171,7 @@ type resident struct {
 	*param
 	layers int64
 	class  int          // of its layers, where a policy has several
-	quant  *quantWeight // of copies in few bits; nil if there are none
+	quant  *quantWeight // its quantized copies; nil if there are none
 }
 
 func (h *resident) whole() int64  { return h.param.whole * h.layers }
@@ -382,31 +382,32 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []resident) need 
 	return n
 }
 
-// fetched is what an update has whose state is on the host: that of the parameter it is at, and of
-// the next one, which is on its way. Of what is gathered it has less of the next, but the result.
-// Beside them are weights that wait to be quantized: of NVFP4 as without offload, of MXFP8 two and
-// a half times the largest, more where it is gathered or where a rank has several stages. The
-// factors were read from 30 compiled updates (bench/memory), which lie within a quarter of them.
-// Others lie further off: of ZeRO 1 in MXFP8 on an RTX PRO 6000, held out, this predicts 1.9 and
-// 2.5 times what two compiled updates have (docs/results/memory.txt).
+// fetched is the temp of an update whose optimizer state is on the host: the state of the current
+// parameter and of the next one, which is being fetched; for a parameter that is gathered four
+// times its shard in f32, and the result. Beside them weights wait to be quantized: for NVFP4 as
+// many as without offload, for MXFP8 2.5 times the largest stack in f32, more if it is gathered or
+// if the rank has several stages. The factors were read from 30 compiled updates (bench/memory),
+// which lie within a quarter of them. Others lie further off: for ZeRO 1 in MXFP8 on an RTX PRO
+// 6000, held out, this predicts 1.9 and 2.5 times what two compiled updates have
+// (docs/results/memory.txt).
 func (p *Predictor) fetched(w *way, list []resident) int64 {
 	var plain, quantized, mx, stages int64
 	for i := range list {
 		h := &list[i]
 		_, _, host := w.state(h)
-		piece := h.stored() * 4
+		shard := h.stored() * 4
 		switch {
 		case h.quant != nil:
 			quantized = max(quantized, 2*host)
 		case w.copied(h.param):
-			plain = max(plain, 4*piece+h.whole()*w.elem)
+			plain = max(plain, 4*shard+h.whole()*w.elem)
 		default:
 			plain = max(plain, 2*host)
 		}
 		switch {
-		case h.quant == nil || h.quant.mx == 0 || piece < mx:
-		case piece > mx:
-			mx, stages = piece, 1
+		case h.quant == nil || h.quant.mx == 0 || shard < mx:
+		case shard > mx:
+			mx, stages = shard, 1
 		default:
 			stages++
 		}

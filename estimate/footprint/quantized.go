@@ -120,11 +120,11 @@ func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 	return list
 }
 
-// fprop is the dimension that the forward GEMM of a linear layer sums over, where fsdp may cut it.
+// fprop is the dimension that the forward GEMM of a linear layer sums over, where fsdp may shard it.
 var fprop = map[string]string{"q": ir.EmbedDim, "k": ir.EmbedDim, "v": ir.EmbedDim,
 	"gate": ir.EmbedDim, "up": ir.EmbedDim, "o": ir.Heads, "down": ir.MLPDim}
 
-// quantWeightOf adds up the copies of a parameter of some layers; nil if none is in few bits.
+// quantWeightOf adds up the copies of a parameter of some layers; nil if none is quantized.
 func quantWeightOf(c class, q *param, layers int64) *quantWeight {
 	linear := q.name[strings.LastIndexByte(q.name, '.')+1:]
 	forward, backward := c.Of(linear, precision.Fprop), c.Of(linear, precision.Dgrad)

@@ -85,7 +85,7 @@ func (w *way) updateBound(list []resident) (n int64) {
 // many there are and by all their layers, since they have as many each, or one more.
 type updateKey struct {
 	tp, fsdp, stages, layers int64
-	quantized                int64 // layers with copies in few bits
+	quantized                int64 // layers with quantized copies
 	flags                    uint64
 	reduce                   bool
 }
