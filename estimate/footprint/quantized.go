@@ -120,7 +120,7 @@ func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 	return list
 }
 
-// fprop is the dimension that the forward GEMM of a linear layer sums over, where fsdp may shard it.
+// fprop is the dimension that the forward GEMM of a linear layer sums over, if fsdp may shard it.
 var fprop = map[string]string{"q": ir.EmbedDim, "k": ir.EmbedDim, "v": ir.EmbedDim,
 	"gate": ir.EmbedDim, "up": ir.EmbedDim, "o": ir.Heads, "down": ir.MLPDim}
 
