@@ -1,37 +1,81 @@
 package dtype
 
-// A Format is a way to write numbers with few bits: codes in blocks that share a scale. This is the
-// one place that says how large these are; other names of formats stand for none.
+import "slices"
+
+// A Format is a block-scaled number format: low-precision elements, each block of which shares a
+// scale. This table is the only place that says how a format is made; a name that has no row, such
+// as "bf16", is not a quantized format.
 type Format string
 
-// The formats.
+// The formats that have a row.
 const (
-	MXFP8 Format = "mxfp8" // E4M3, 32 to a scale that is a power of two
-	NVFP4 Format = "nvfp4" // E2M1, 16 to a scale in E4M3, under a scale for the tensor
+	MXFP8 Format = "mxfp8" // OCP MX: E4M3 elements, a power-of-two scale for 32 of them
+	NVFP4 Format = "nvfp4" // E2M1 elements, an E4M3 scale for 16 of them, an f32 scale for the tensor
 )
 
-// formats has a block's elements, and the types of its elements and of its scale.
-var formats = map[Format]struct {
-	block         int64
+// formatRow describes one format. The last four say how training uses it (NVIDIA's NVFP4 recipe,
+// arXiv 2509.25149; MXFP8 needs none of them).
+type formatRow struct {
+	name          Format
+	block         int64 // elements that share a scale
 	codes, scales DType
-}{
-	MXFP8: {32, F8E4M3FN, F8E8M0FNU},
-	NVFP4: {16, F4E2M1FN, F8E4M3FN},
+	tensorScale   bool // a second scale for the whole tensor, derived from its amax
+	tile          bool // weights have block × block tiles, so that both orientations agree
+	hadamard      bool // wgrad inputs go through a Hadamard transform first
+	stochastic    bool // gradients are rounded stochastically
 }
 
-// Block is the number of elements that share a scale, 1 where there are no blocks. Both sides of a
-// weight must be multiples of it: the forward product sums over one, that of the input's gradient
-// over the other.
-func (f Format) Block() int64 { return max(1, formats[f].block) }
+// formats lists the formats, the one with more bits first.
+var formats = []formatRow{
+	{name: MXFP8, block: 32, codes: F8E4M3FN, scales: F8E8M0FNU},
+	{name: NVFP4, block: 16, codes: F4E2M1FN, scales: F8E4M3FN,
+		tensorScale: true, tile: true, hadamard: true, stochastic: true},
+}
 
-// Codes is the type of elements. Values of this type and of [Format.Scales] travel as bytes, and
-// nothing is computed with them but a block_dot.
-func (f Format) Codes() DType { return formats[f].codes }
+// Formats lists the quantized formats, the one with more bits first.
+func Formats() []Format {
+	list := make([]Format, len(formats))
+	for i, r := range formats {
+		list[i] = r.name
+	}
+	return list
+}
 
-// Scales is the type of scales.
-func (f Format) Scales() DType { return formats[f].scales }
+func (f Format) row() formatRow {
+	if i := slices.IndexFunc(formats, func(r formatRow) bool { return r.name == f }); i >= 0 {
+		return formats[i]
+	}
+	return formatRow{block: 1}
+}
 
-// Bytes is what an element takes with its part of the scale.
+// Quantized reports whether f is a format of this table.
+func (f Format) Quantized() bool { return f.row().name != "" }
+
+// Block is the number of elements that share a scale; 1 if f is not quantized. Both dimensions of a
+// weight must be multiples of it: fprop sums over one, dgrad over the other.
+func (f Format) Block() int64 { return f.row().block }
+
+// Codes is the element type. Programs carry elements and scales as bytes; only block_dot computes
+// with them.
+func (f Format) Codes() DType { return f.row().codes }
+
+// Scales is the type of a block's scale.
+func (f Format) Scales() DType { return f.row().scales }
+
+// TensorScale reports whether a tensor has a second scale, derived from its amax. A quantized
+// operand is then three values: codes, scales and amax.
+func (f Format) TensorScale() bool { return f.row().tensorScale }
+
+// Tiles reports whether weights are quantized in block × block tiles.
+func (f Format) Tiles() bool { return f.row().tile }
+
+// Hadamard reports whether wgrad inputs are transformed before they are quantized.
+func (f Format) Hadamard() bool { return f.row().hadamard }
+
+// Stochastic reports whether gradients are rounded stochastically.
+func (f Format) Stochastic() bool { return f.row().stochastic }
+
+// Bytes is the size of an element with its share of the block's scale.
 func (f Format) Bytes() float64 {
 	return (float64(f.Codes().Bits()) + float64(f.Scales().Bits())/float64(f.Block())) / 8
 }

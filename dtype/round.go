@@ -131,3 +131,50 @@ func F32FromE2M1(b byte) float32 {
 	return [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6,
 		float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}[b&15]
 }
+
+// FromCode widens one element of 8 bits or fewer, in the low bits of a byte; NaN for other types.
+func (d DType) FromCode(b byte) float32 {
+	switch d {
+	case F8E4M3FN:
+		return F32FromE4M3(b)
+	case F8E5M2:
+		return F32FromE5M2(b)
+	case F8E8M0FNU:
+		return F32FromE8M0(b)
+	case F4E2M1FN:
+		return F32FromE2M1(b)
+	}
+	return float32(math.NaN())
+}
+
+// MaxCode is the code of the largest finite element of 8 bits or fewer; 0 for other types.
+func (d DType) MaxCode() byte {
+	switch d {
+	case F8E4M3FN:
+		return 0x7e // 448
+	case F8E5M2:
+		return 0x7b // 57344
+	case F8E8M0FNU:
+		return 0xfe // 2¹²⁷
+	case F4E2M1FN:
+		return 7 // 6
+	}
+	return 0
+}
+
+// Saturate rounds to the nearest element of 8 bits or fewer, ties to even, and what is beyond the
+// largest finite one becomes that, as the satfinite conversions of GPUs do. It gives 0 for other
+// types.
+func (d DType) Saturate(f float32) byte {
+	switch d {
+	case F8E4M3FN:
+		return E4M3FromF32(f)
+	case F8E5M2:
+		return E5M2FromF32(f)
+	case F8E8M0FNU:
+		return E8M0FromF32(f)
+	case F4E2M1FN:
+		return E2M1FromF32(f)
+	}
+	return 0
+}

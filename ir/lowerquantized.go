@@ -162,7 +162,7 @@ func (e *quantLowering) gemm(op *Op, format, x, w string) (y *Value) {
 			how = e.noisy(op, how, 0)
 		}
 		a := e.narrowed(op.In[0], how)
-		b := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f == NVFP4})
+		b := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f.Tiles()})
 		e.record(op, x, f, a, "")
 		kept, name := e.local(b)
 		e.record(op, w, f, kept, name)
@@ -175,7 +175,7 @@ func (e *quantLowering) weightGrad(op *Op) (dw *Value) {
 	f, over := Format(op.Attrs.Text("wgrad")), op.Attrs.List("over")
 	last := len(op.In) - 1
 	e.Tagged(op.Tag, func() {
-		how := e.noisy(op, Quantize{Format: f, Along: over, Hadamard: f == NVFP4}, 1)
+		how := e.noisy(op, Quantize{Format: f, Along: over, Hadamard: f.Hadamard()}, 1)
 		dy := e.narrowed(op.In[last], how)
 		x, y := op.In[:last], dy
 		e.record(op, "xT", f, x, "")
@@ -191,7 +191,7 @@ func (e *quantLowering) weightGrad(op *Op) (dw *Value) {
 // noisy makes the rounding of a gradient stochastic where the format wants it. The products of a
 // layer are numbered in pairs: one for the gradient of the input, one for that of the weight.
 func (e *quantLowering) noisy(op *Op, q Quantize, which int64) Quantize {
-	if q.Format != NVFP4 {
+	if !q.Format.Stochastic() {
 		return q
 	}
 	q.Noise = e.noise(op.Attrs.Int("layer"), op.Attrs.get("layer") != nil)
@@ -327,11 +327,11 @@ func (e *quantLowering) asked(v *Value, q Quantize) []*Value {
 func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
 	q.Hadamard = false
 	op := &Op{Kind: "quantize", In: []*Value{v}, Attrs: q.attrs()}
-	if q.Format == NVFP4 {
+	if q.Format.TensorScale() {
 		op.In = append(op.In, &Value{Type: Type{Elem: dtype.F32}})
 	}
 	types, err := inferQuantize(g, op)
-	if err != nil || q.Format != NVFP4 {
+	if err != nil || !q.Format.TensorScale() {
 		return types, err
 	}
 	largest := Type{Elem: dtype.F32}

@@ -150,7 +150,7 @@ func (g *gauge) place(op *Op) int64 {
 		return int64(i)
 	}
 	q, list := quantizeOf(op), op.Out
-	if q.Format == NVFP4 {
+	if q.Format.TensorScale() {
 		list = append(slices.Clone(list), op.In[1])
 	}
 	g.b.Tagged(op.Tag, func() { g.sums = append(g.sums, g.b.QuantizeStats(op.In[0], q, list...)) })

@@ -57,7 +57,7 @@ type Quantize struct {
 // Quantize writes a value in blocks: codes and scales.
 func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
 	in := []*Value{x}
-	if q.Format == NVFP4 {
+	if q.Format.TensorScale() {
 		in = append(in, q.Amax)
 	}
 	if q.Noise != nil {
@@ -106,13 +106,13 @@ func (b *Builder) BlockDot(f Format, x, y []*Value, over []string, to dtype.DTyp
 
 // formatOf reads the format of an operation, and the number of values that one argument takes.
 func formatOf(op *Op, key string) (f Format, values int, err error) {
-	switch f = Format(op.Attrs.Text(key)); f {
-	case MXFP8:
-		return f, 2, nil
-	case NVFP4:
+	switch f = Format(op.Attrs.Text(key)); {
+	case !f.Quantized():
+		return f, 0, fmt.Errorf("there is no format %q", f)
+	case f.TensorScale():
 		return f, 3, nil
 	}
-	return f, 0, fmt.Errorf("there is no format %q", f)
+	return f, 2, nil
 }
 
 func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
@@ -134,7 +134,7 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
 		return nil, fmt.Errorf("%s cannot be written in blocks along %v", x, along)
 	}
-	if op.Attrs.Bool("hadamard") && (f != NVFP4 || op.Attrs.Bool("tile")) {
+	if op.Attrs.Bool("hadamard") && (!f.Hadamard() || op.Attrs.Bool("tile")) {
 		return nil, fmt.Errorf("%s is not spread before it is written in %s or in tiles", x, f)
 	}
 	dims := Without(x.Dims, along...)
@@ -239,7 +239,7 @@ func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 // narrowed adds to the forward graph what the gradient keeps of a linear's input. Where pieces were
 // joined it is the pieces that are kept, and joined again.
 func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
-	how := Quantize{Format: f, Along: rows, Hadamard: f == NVFP4}
+	how := Quantize{Format: f, Along: rows, Hadamard: f.Hadamard()}
 	key := string(f) + " " + x.Name
 	if list := d.quantized[key]; list != nil {
 		return list
@@ -276,11 +276,11 @@ func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
 // QuantizeAll quantizes a value and gives all that a product takes of it; for NVFP4 the largest
 // magnitude is the third.
 func (b *Builder) QuantizeAll(x *Value, q Quantize) []*Value {
-	if q.Format == NVFP4 && q.Amax == nil {
+	if q.Format.TensorScale() && q.Amax == nil {
 		q.Amax = b.Amax(x, q.Along, q.Hadamard)
 	}
 	codes, scales := b.Quantize(x, q)
-	if q.Format == NVFP4 {
+	if q.Format.TensorScale() {
 		return []*Value{codes, scales, q.Amax}
 	}
 	return []*Value{codes, scales}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -22,7 +23,10 @@ const (
 	NVFP4 Format = ir.NVFP4
 )
 
-var formats = []Format{BF16, MXFP8, NVFP4}
+// Formats lists bf16 and the quantized formats, the one with more bits first.
+func Formats() []Format { return slices.Clone(formats) }
+
+var formats = append([]Format{BF16}, dtype.Formats()...)
 
 // The products of a linear layer.
 const (
@@ -225,4 +229,4 @@ func (p *Policy) any(is func(product string, f Format) bool) bool {
 }
 
 // Quantizes reports whether any product has a format with blocks.
-func (p *Policy) Quantizes() bool { return p.Has(MXFP8) || p.Has(NVFP4) }
+func (p *Policy) Quantizes() bool { return slices.ContainsFunc(dtype.Formats(), p.Has) }

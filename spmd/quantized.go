@@ -101,7 +101,7 @@ func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Val
 		x, join = l.gather(b, x), false
 	}
 	how := c.Quantize
-	if how.Format == ir.NVFP4 {
+	if how.Format.TensorScale() {
 		if *amax == nil {
 			*amax = b.Amax(x, how.Along, false)
 		}

@@ -152,7 +152,7 @@ func (b *builder) mark() error {
 	if err := policy.Check(b.Model); err != nil {
 		return err
 	}
-	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
+	for _, f := range dtype.Formats() {
 		if n := f.Block(); policy.Has(f) && b.Shape.Seq%n != 0 {
 			return diag.New(diag.PolicyMisfit, "rows of %d tokens are not made of blocks of %d",
 				b.Shape.Seq, n).Try("seq a multiple of %d", n)

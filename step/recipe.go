@@ -33,7 +33,7 @@ func suits(m model.Model, how *plan.Plan, policy *precision.Policy) *diag.Error 
 		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
 			has).Try(`"precision": "%s" in the plan`, has)
 	}
-	for _, f := range []precision.Format{precision.MXFP8, precision.NVFP4} {
+	for _, f := range dtype.Formats() {
 		p := *how
 		if p.Precision = string(f); policy.Has(f) {
 			if err := p.Check(m); err != nil {

@@ -286,11 +286,12 @@ func (r *reader) operand(s telling, k int64) monitor.Operand {
 	mean := float64(uint32(sum)) / float64(some)
 	weight := s.Operand == "w" || s.Operand == "wT"
 	switch {
-	case s.Format == ir.MXFP8 && top >= 0xfe:
+	case !s.Format.TensorScale() && top >= 0xfe:
 		o.NonFinite = 1
-	case s.Format == ir.MXFP8:
+	case !s.Format.TensorScale(): // a power of two at or above amax over the largest element
 		if !weight {
-			o.Amax = 448 * math.Exp2(top-127.5)
+			most := s.Format.Codes()
+			o.Amax = float64(most.FromCode(most.MaxCode())) * math.Exp2(top-127.5)
 		}
 		o.Spread = top - mean
 	default:

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -45,7 +46,7 @@ func (a *app) tellPolicy(p *precision.Policy, share map[precision.Format]float64
 		return nil
 	}
 	var parts []string
-	for _, f := range []precision.Format{precision.NVFP4, precision.MXFP8, precision.BF16} {
+	for _, f := range slices.Backward(precision.Formats()) {
 		if share[f] > 0 {
 			parts = append(parts, fmt.Sprintf("%s %.1f %%", f, 100*share[f]))
 		}

@@ -1,7 +1,9 @@
 package block
 
 import (
+	"bytes"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -107,9 +109,9 @@ func cornerScaleEnds(t *testing.T) {
 	if f := dtype.F32FromE8M0(0xff); f == f {
 		t.Errorf("0xff: %v", f)
 	}
-	_, factor := mxfp8Scale(infinity)
+	_, factor := powerScale(infinity, 448)
 	equal(t, "reciprocal of 0xfe", math.Float32bits(factor), 0x00400000)
-	_, factor = mxfp8Scale(0)
+	_, factor = powerScale(0, 448)
 	equal(t, "reciprocal of 0x00", factor, 0x1p127)
 }
 
@@ -317,6 +319,39 @@ func cornerRefusal(t *testing.T) {
 	} {
 		if err == nil {
 			t.Errorf("%s was taken", what)
+		}
+	}
+}
+
+// The generic path rounds as the kernel of MXFP8 does, and its scales keep the largest element of
+// each element type in range.
+func TestEncode(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	src := make([]float32, 32*64)
+	for i := range src {
+		src[i] = float32(math.Ldexp(r.NormFloat64(), r.IntN(60)-30))
+	}
+	src[40], src[100], src[200] = float32(math.NaN()), float32(math.Inf(-1)), 0
+	q, scales := make([]byte, len(src)), make([]byte, len(src)/32)
+	if err := MXFP8(q, scales, src); err != nil {
+		t.Fatal(err)
+	}
+	for i := range scales {
+		one := make([]byte, 32)
+		s := encodeBlock(dtype.F8E4M3FN, one, src[32*i:][:32])
+		if s != scales[i] || !bytes.Equal(one, q[32*i:][:32]) {
+			t.Errorf("block %d: %d %v, MXFP8 has %d %v", i, s, one, scales[i], q[32*i:][:32])
+		}
+	}
+	for _, elem := range []dtype.DType{dtype.F8E5M2, dtype.F4E2M1FN} {
+		most := elem.FromCode(elem.MaxCode())
+		for _, x := range []float32{most, most * 0.99, most * 1.01, 3, 1e-30} {
+			one := make([]byte, 1)
+			s := encodeBlock(elem, one, []float32{x})
+			got := elem.FromCode(one[0]) * dtype.F32FromE8M0(s)
+			if math.Abs(float64(got-x)) > 0.26*float64(x) {
+				t.Errorf("%s: %g became %g", elem, x, got)
+			}
 		}
 	}
 }

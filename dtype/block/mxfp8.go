@@ -1,8 +1,6 @@
 package block
 
 import (
-	"math"
-
 	"github.com/deepwell/deepwell/dtype"
 )
 
@@ -33,7 +31,7 @@ func mxfp8[T Number](on level, q, scales []byte, src []T) {
 func mxfp8Block[T Number](q []byte, src []T) (scale byte) {
 	var x [MXFP8Size]float32
 	Widen(x[:], src)
-	scale, factor := mxfp8Scale(largest(x[:]))
+	scale, factor := powerScale(largest(x[:]), 448)
 	if scale == 0xff {
 		for i := range q {
 			q[i] = 0x7f
@@ -44,20 +42,6 @@ func mxfp8Block[T Number](q []byte, src []T) (scale byte) {
 		q[i] = dtype.E4M3FromF32(f * factor)
 	}
 	return scale
-}
-
-// mxfp8Scale gives the scale of a block whose greatest magnitude has the bits amax, and what its
-// numbers are multiplied by. The scale is amax/448 rounded up: 448 is 1.75·2⁸, so the exponent
-// grows by one where the fraction is above 1.75, and by adding 2²¹-1 such a fraction carries.
-func mxfp8Scale(amax uint32) (scale byte, factor float32) {
-	switch {
-	case amax > infinity:
-		return 0xff, float32(math.NaN())
-	case amax == infinity:
-		return 0xfe, 0x1p-127
-	}
-	s := max((amax+0x1fffff)>>23, 8) - 8
-	return byte(s), math.Float32frombits((254 - s) << 23)
 }
 
 // FromMXFP8 gives the numbers that MXFP8's blocks stand for. All are exact, but for those below

@@ -46,9 +46,9 @@ func quantize(op *ir.Op, in, out []*Array) {
 	dims := out[0].Type.Dims
 	src := source(op, in[0], ir.Names(dims))
 	scales := make([]byte, n/format.Block())
-	if format == ir.MXFP8 {
+	if !format.TensorScale() {
 		codes := make([]byte, n)
-		must(block.MXFP8(codes, scales, src))
+		must(block.Encode(format, codes, scales, src))
 		put(out[0], codes)
 		put(out[1], scales)
 		return
@@ -162,11 +162,7 @@ func numbers(format ir.Format, codes, scales *Array) *Array {
 	out := &Array{codes.Type, make([]float64, len(codes.Data))}
 	for i, c := range codes.Data {
 		s := byte(scales.Data[int64(i)/format.Block()])
-		if format == ir.MXFP8 {
-			out.Data[i] = float64(dtype.F32FromE4M3(byte(c))) * float64(dtype.F32FromE8M0(s))
-		} else {
-			out.Data[i] = float64(dtype.F32FromE2M1(byte(c))) * float64(dtype.F32FromE4M3(s))
-		}
+		out.Data[i] = float64(format.Codes().FromCode(byte(c))) * float64(format.Scales().FromCode(s))
 	}
 	return out
 }
@@ -174,7 +170,7 @@ func numbers(format ir.Format, codes, scales *Array) *Array {
 func blockDot(op *ir.Op, in, out []*Array) {
 	format, n := ir.Format(op.Attrs.Text("format")), len(in)/2
 	dot(op, []*Array{numbers(format, in[0], in[1]), numbers(format, in[n], in[n+1])}, out)
-	if format != ir.NVFP4 {
+	if !format.TensorScale() {
 		return
 	}
 	_, a := block.Global(float32(in[2].Data[0]))
@@ -221,14 +217,11 @@ func (m *machine) joinStats(op *ir.Op, in []*Array) []*Array {
 func quantizeStats(op *ir.Op, in, out []*Array) {
 	format := ir.Format(op.Attrs.Text("format"))
 	src, got := source(op, in[0], ir.Names(in[1].Type.Dims)), numbers(format, in[1], in[2])
-	layers, most := int(in[0].Type.StackDepth()), 0x7e
-	if format == ir.NVFP4 {
-		most = 7
-	}
+	layers, most := int(in[0].Type.StackDepth()), int(format.Codes().MaxCode())
 	part, size := len(src)/layers, int(format.Block())
 	for l := range layers {
 		back := 1.0
-		if format == ir.NVFP4 {
+		if format.TensorScale() {
 			_, g := block.Global(float32(in[3].Data[l]))
 			back = float64(g)
 		}
