@@ -14,10 +14,11 @@
 //	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of cards and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
+//	   hlo         XLA's optimized program → its collectives, kernel calls and schedule
 //	   internal/   atomicfile, plainfile (nothing is written through a link), flock, folder (files
-//	               that do not lead out of one), cas, nvml, stubcuda, hlo (reads optimized
-//	               programs; hlotest writes them for tests), pjrt (the C
-//	               interface; nothing else knows an offset), resident (memory that stays),
+//	               that do not lead out of one), cas, nvml, stubcuda, hlotest (writes
+//	               optimized programs for tests), pjrt (the C interface;
+//	               nothing else knows an offset), resident (memory that stays),
 //	               tfevents (for TensorBoard), trace (for Perfetto), parquet (texts of columns)
 //	2  program     what an engine runs: stages, text, arguments, donation, devices
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient

@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/machine"

@@ -28,7 +28,7 @@ var layers = [][]string{
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
-		"internal/stubcuda", "internal/nvml", "internal/hlotest", "internal/hlo",
+		"internal/stubcuda", "internal/nvml", "internal/hlotest", "hlo",
 		"internal/pjrt", "internal/slowtest", "internal/strided", "internal/malloc", "internal/tfevents",
 		"internal/trace", "machine", "plugin"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data", "link"},

@@ -25,6 +25,7 @@ import (
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
@@ -305,7 +306,7 @@ func (r *runner) checkMemory() error {
 	return train.FitsHost(r.program, hostMemory(), r.recipe, processes, nil)
 }
 
-func hostMemory() []room.Bound { return room.Memory(os.DirFS("/")) }
+func hostMemory() []machine.MemoryLimit { return room.Memory(os.DirFS("/")) }
 
 func (r *runner) openEngine(ctx context.Context) (err error) {
 	devices := 1

@@ -77,16 +77,23 @@ func (a *Array) ReadInto(ctx context.Context, i int, dst []byte) error {
 	return a.parts[i].ToHost(ctx, dst)
 }
 
-// A Source is who owns the host memory that an array is made from.
-type Source = pjrt.HostMode
+// A Source is the ownership of the host memory that an array is made from.
+type Source int
 
-// The sources: memory that is copied, memory that is lent for as long as the array lives, and
-// memory that is given away, so that donation may write to it.
+// The sources, from the safest to the cheapest.
 const (
-	Copied = pjrt.HostCopied
-	Lent   = pjrt.HostShared
-	Given  = pjrt.HostGiven
+	// Copied memory may change as soon as [Engine.Place] returns.
+	Copied Source = iota
+	// Lent memory may be used in place, without a copy: it must not change while the array lives.
+	// The engine never writes to it.
+	Lent
+	// Given memory belongs to the array from now on: a run to which the array is donated writes
+	// its result there.
+	Given
 )
+
+// hostModes are PJRT's semantics of host memory, by Source.
+var hostModes = []pjrt.HostMode{pjrt.HostCopied, pjrt.HostShared, pjrt.HostGiven}
 
 // Place puts an array on the devices of a stage that this process has: fill gives the dense
 // row-major bytes of the piece for the stage's i-th device. Pieces that the CPU engine can use in
@@ -94,6 +101,10 @@ const (
 // not copied.
 func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
+	if from < 0 || int(from) >= len(hostModes) {
+		return nil, diag.New(diag.BufferMismatch, "there is no source of host memory %d", from).
+			Try("use engine.Copied, Lent or Given")
+	}
 	local, err := s.Local(spec)
 	if err != nil {
 		return nil, err
@@ -116,7 +127,7 @@ func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 			a.Free()
 			return nil, err
 		}
-		b, err := e.client.FromHost(data, local, d, spec.Memory, from)
+		b, err := e.client.FromHost(data, local, d, spec.Memory, hostModes[from])
 		if err != nil {
 			a.Free()
 			return nil, diag.From(err).At("array %s, device %d", spec.Name, id)

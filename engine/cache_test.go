@@ -34,8 +34,8 @@ func (h *heard) Emit(e event.Event) {
 func TestCompilesForCardsAreKept(t *testing.T) {
 	dir, said := t.TempDir(), &heard{}
 	report := func(cluster string, withoutCuDNN bool) *engine.Report {
-		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, Events: said},
-			withoutCuDNN)
+		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, Events: said,
+			WithoutCuDNN: withoutCuDNN})
 		if err != nil {
 			t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
 		}
@@ -98,7 +98,7 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 		written("cpu")
 		enginetest.Stage(t, e, s) // which the engine has loaded
 		written("cpu again")
-		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir}, true)
+		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, WithoutCuDNN: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/cas"
 	"github.com/deepwell/deepwell/internal/environ"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
@@ -35,10 +35,9 @@ type Compiler struct {
 // compilerEngine is the engine that compiles for NVIDIA cards.
 const compilerEngine = "cuda13"
 
-// OpenCompiler loads the CUDA engine for compiling only; of the options Dir, Cache and Events
-// count. With withoutCuDNN no cuDNN plan is made: calls of cuDNN are names only, and their
-// workspace is missing from the memory that is reported.
-func OpenCompiler(ctx context.Context, o Options, withoutCuDNN bool) (*Compiler, error) {
+// OpenCompiler loads the CUDA engine for compiling only. It uses the options Dir, Cache, Events and
+// WithoutCuDNN.
+func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 	variables, err := environ.Read(os.Environ())
 	if err != nil {
 		return nil, err
@@ -51,7 +50,7 @@ func OpenCompiler(ctx context.Context, o Options, withoutCuDNN bool) (*Compiler,
 		environ: variables}
 	// cuDNN asks libcuda while it plans; where there is neither a driver nor a stand-in (Arm hosts
 	// without a GPU) the compile goes without plans, and the report says so.
-	if withoutCuDNN || bundle.Stub == "" && !bundle.Driver {
+	if o.WithoutCuDNN || bundle.Stub == "" && !bundle.Driver {
 		c.cudnn = ""
 	}
 	return c, nil
@@ -99,7 +98,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Clus
 
 // compiled is what XLA made of a program, as far as a report needs it.
 type compiled struct {
-	Memory    pjrt.CompiledMemory
+	Memory    Memory
 	Bytes     int64   // of the executable
 	Seconds   float64 // that the compile took
 	Format    string  // of the optimized program
@@ -108,7 +107,9 @@ type compiled struct {
 
 // describeExecutable asks an executable for what a report needs.
 func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
-	if c.Memory, err = x.Memory(); err == nil {
+	m, err := x.Memory()
+	c.Memory = Memory(m)
+	if err == nil {
 		c.Format, c.optimized, err = x.OptimizedBytes()
 	}
 	return c, err

@@ -10,10 +10,12 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/environ"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
@@ -40,16 +42,21 @@ type Options struct {
 	Store       Store
 	// MemoryFraction is the part of a GPU's memory that the engine takes; 0 leaves it to XLA.
 	MemoryFraction float32
+	// WithoutCuDNN makes a [Compiler] skip cuDNN's plans: cuDNN calls are compiled as names only,
+	// and reported memory lacks their workspace.
+	WithoutCuDNN bool
 }
 
-// A Store lets the processes of one client exchange small values.
-type Store = pjrt.KV
-
-// A Handler is a Go function that programs call by name.
-type Handler = pjrt.Handler
-
-// A Call is what a Handler gets.
-type Call = pjrt.Call
+// A Store is the key-value store through which the processes of one client find each other. Its
+// methods are called from threads of the engine, several at the same time.
+type Store interface {
+	// Get waits up to timeout for a key to be put.
+	Get(key string, timeout time.Duration) ([]byte, error)
+	// TryGet returns at once; the error of a missing key is fs.ErrNotExist.
+	TryGet(key string) ([]byte, error)
+	// Put stores a value.
+	Put(key string, value []byte) error
+}
 
 // An Engine runs programs on the devices of this process.
 type Engine struct {
@@ -255,15 +262,29 @@ func (e *Engine) Extensions() []string {
 	return names
 }
 
-// Register makes a Go function callable by the engine's programs, as a custom call of that name
-// with api_version 4. A name can be registered once in a process.
-func (e *Engine) Register(target string, h Handler) error {
-	return e.plugin.Register(target, e.platform, h)
+// A Process is the state of one of the processes that share a client ([Options].Nodes).
+type Process struct {
+	Node        int    // as in its Options
+	Incarnation uint64 // another value than before means that the process was restarted
+	Connected   bool
+	// Err is why a process that is not Connected failed; nil means that it left.
+	Err error
 }
 
-// UpdateProcesses tells a client of several processes which of them live.
-func (e *Engine) UpdateProcesses(infos []pjrt.ProcessInfo) error {
-	return e.client.UpdateProcesses(infos)
+// UpdateProcesses tells the client which processes are alive. Collectives with a process that is
+// not fail instead of waiting for it.
+func (e *Engine) UpdateProcesses(list []Process) error {
+	return e.client.UpdateProcesses(lists.Map(list, func(p Process) pjrt.ProcessInfo {
+		info := pjrt.ProcessInfo{Task: p.Node, Incarnation: p.Incarnation,
+			State: pjrt.ProcessConnected}
+		if !p.Connected {
+			info.State = pjrt.ProcessDisconnected
+		}
+		if !p.Connected && p.Err != nil {
+			info.State, info.Message = pjrt.ProcessFailed, p.Err.Error()
+		}
+		return info
+	}))
 }
 
 // LiveBytes is, for each local device, what arrays and unfinished runs hold.

@@ -647,7 +647,7 @@ func TestGoFunctionsInsidePrograms(t *testing.T) {
 
 func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 	e := cpu(t)
-	for name, h := range map[string]engine.Handler{
+	for name, h := range map[string]func(*engine.Call) error{
 		"test.error": func(*engine.Call) error { return errors.New("no thanks") },
 		"test.panic": func(*engine.Call) error { panic("at the disco") },
 	} {

@@ -12,8 +12,8 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/cas"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/program"
 )
@@ -137,11 +137,12 @@ func (x *Executable) compare(what string, specs []program.Array, shapes []dtype.
 func (x *Executable) Stage() *program.Stage { return &x.stage }
 
 // Memory is the compiler's account of what a run needs on each device.
-func (x *Executable) Memory() (pjrt.CompiledMemory, error) {
+func (x *Executable) Memory() (Memory, error) {
 	if err := x.alive(); err != nil {
-		return pjrt.CompiledMemory{}, err
+		return Memory{}, err
 	}
-	return x.loaded.Memory()
+	m, err := x.loaded.Memory()
+	return Memory(m), err
 }
 
 // Optimized is the program as the compiler left it.

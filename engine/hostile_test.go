@@ -57,7 +57,7 @@ func (sc *scene) compile(text string, n int) error {
 
 // compileForCards compiles for the eight cards of a host.
 func (sc *scene) compileForCards(text string, n int) error {
-	c, err := engine.OpenCompiler(sc.t.Context(), engine.Options{}, true)
+	c, err := engine.OpenCompiler(sc.t.Context(), engine.Options{WithoutCuDNN: true})
 	if err != nil {
 		return err
 	}

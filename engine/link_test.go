@@ -17,8 +17,8 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/program"
 )

@@ -9,9 +9,8 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/human"
-	"github.com/deepwell/deepwell/internal/pjrt"
 )
 
 // reportVersion is that of the JSON form.
@@ -32,8 +31,8 @@ type Report struct {
 	Seconds float64 `json:"seconds"`
 	Cached  bool    `json:"cached,omitempty"`
 	// Memory is what one device needs; CapacityBytes what it has, 0 if unknown.
-	Memory        pjrt.CompiledMemory `json:"memory"`
-	CapacityBytes int64               `json:"capacity,omitempty"`
+	Memory        Memory `json:"memory"`
+	CapacityBytes int64  `json:"capacity,omitempty"`
 	// ExecutableBytes is the size of the compiled program itself, cuDNN's plans included.
 	ExecutableBytes int64            `json:"executable_bytes,omitempty"`
 	CustomCalls     []hlo.CustomCall `json:"custom_calls"`
@@ -42,6 +41,20 @@ type Report struct {
 	Recomputed int      `json:"recomputed,omitempty"`
 	Notes      []string `json:"notes,omitempty"`
 }
+
+// Memory is what one device needs to run a program, in bytes, by the compiler's count.
+type Memory struct {
+	Code     int64 `json:"code"`
+	Argument int64 `json:"argument"`
+	Output   int64 `json:"output"`
+	Alias    int64 `json:"alias"` // the part of Output that reuses donated arguments
+	Temp     int64 `json:"temp"`
+	Peak     int64 `json:"peak"`
+	Host     int64 `json:"host"` // host memory: arguments, outputs and temp together
+}
+
+// Total is what must be free on the device: XLA's own Peak can be below what is allocated.
+func (m Memory) Total() int64 { return m.Argument + m.Output - m.Alias + m.Temp }
 
 // need is what must be free on the device. Where something lies on the host, XLA's peak counts
 // arguments there, too.

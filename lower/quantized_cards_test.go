@@ -11,8 +11,8 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"

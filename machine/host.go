@@ -29,6 +29,12 @@ type Host struct {
 	TransparentHP  string `json:"transparent_huge_pages,omitempty"` // always, madvise or never
 }
 
+// A MemoryLimit is one limit on the host memory that this process may still allocate.
+type MemoryLimit struct {
+	Bytes int64  // still free
+	Where string // what sets the limit, for people
+}
+
 // A CPU is the processors of a host taken together.
 type CPU struct {
 	Model   string   `json:"model,omitempty"`

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/hlotest"
 )
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/lists"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/golden"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -320,7 +320,7 @@ func TestCompiledPrograms(t *testing.T) {
 	for _, name := range []string{"b200_pipelined", "b200_attention_plan", "b200_branch",
 		"b200_exchange", "b200_mxfp8_1024"} {
 		t.Run(name, func(t *testing.T) {
-			code, err := os.ReadFile(filepath.Join("..", "internal", "hlo", "testdata", name+".hlo"))
+			code, err := os.ReadFile(filepath.Join("..", "hlo", "testdata", name+".hlo"))
 			if err != nil {
 				t.Fatal(err)
 			}

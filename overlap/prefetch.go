@@ -3,7 +3,7 @@ package overlap
 import (
 	"slices"
 
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 )
 
 // gathers tells, for each kind of group, how much a round of a loop gathers and how much of that is

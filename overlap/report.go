@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 )

@@ -1,7 +1,7 @@
 package overlap
 
 import (
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/machine"
 )
 

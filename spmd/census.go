@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/ir"
 )
 

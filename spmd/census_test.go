@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/spmd"
 )
 

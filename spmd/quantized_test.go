@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"

@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
@@ -20,8 +20,8 @@ import (
 // the CPU engine live in the host's memory: what each of them holds is counted. needs is what the
 // compiler said of a program; nil is before compiling, when temporary memory is not known and only
 // what the run certainly holds is counted.
-func FitsHost(p *step.Programs, bounds []room.Bound, r *recipe.Recipe, processes *Processes,
-	needs func(*program.Stage) step.Needs) error {
+func FitsHost(p *step.Programs, bounds []machine.MemoryLimit, r *recipe.Recipe,
+	processes *Processes, needs func(*program.Stage) step.Needs) error {
 	if len(bounds) == 0 {
 		return nil
 	}
@@ -45,7 +45,7 @@ func FitsHost(p *step.Programs, bounds []room.Bound, r *recipe.Recipe, processes
 			need, why = total, residentCauses(foot)+" · "+other.name+event.Size(other.bytes)
 		}
 	}
-	tightest := slices.MinFunc(bounds, func(a, b room.Bound) int {
+	tightest := slices.MinFunc(bounds, func(a, b machine.MemoryLimit) int {
 		return cmp.Compare(a.Bytes, b.Bytes)
 	})
 	if need <= tightest.Bytes {

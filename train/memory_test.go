@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/plantest"
-	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
@@ -17,8 +17,8 @@ import (
 	"github.com/deepwell/deepwell/train"
 )
 
-func bounds(bytes int64) []room.Bound {
-	return []room.Bound{{Bytes: bytes, Where: "a made-up host"}, {Bytes: 1 << 60, Where: "another"}}
+func bounds(bytes int64) []machine.MemoryLimit {
+	return []machine.MemoryLimit{{Bytes: bytes, Where: "a made-up host"}, {Bytes: 1 << 60, Where: "another"}}
 }
 
 // least finds the smallest room that a run is content with.
@@ -96,19 +96,19 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 		t.Errorf("%d bytes before compiling, %d after", before, after)
 	}
 	o := tr.Options
-	o.Memory = func() []room.Bound { return bounds(before) }
+	o.Memory = func() []machine.MemoryLimit { return bounds(before) }
 	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
 		t.Errorf("temporary memory was not counted: %v", err)
 	}
 	live := rig.engine.LiveBytes()[0]
-	o.Memory = func() []room.Bound { return bounds(64) }
+	o.Memory = func() []machine.MemoryLimit { return bounds(64) }
 	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
 		t.Errorf("a state in 64 bytes: %v", err)
 	}
 	if now := rig.engine.LiveBytes()[0]; now > live {
 		t.Errorf("a refused run has filled %d bytes", now-live)
 	}
-	o.Memory = func() []room.Bound { return bounds(1 << 30) }
+	o.Memory = func() []machine.MemoryLimit { return bounds(1 << 30) }
 	again, err := train.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

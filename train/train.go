@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/precision/monitor"
@@ -63,7 +63,7 @@ type Options struct {
 	Build string
 
 	// Memory reads what bounds the memory of this process; nil leaves it unchecked.
-	Memory func() []room.Bound
+	Memory func() []machine.MemoryLimit
 	// Disk reads the room that a folder's disk has left; nil asks the system.
 	Disk func(dir string) (int64, error)
 	// Sleep waits before a save that failed is tried again; nil is time.Sleep.

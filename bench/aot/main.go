@@ -25,12 +25,12 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	with, err := engine.OpenCompiler(ctx, engine.Options{}, false)
+	with, err := engine.OpenCompiler(ctx, engine.Options{})
 	if err != nil {
 		return err
 	}
 	defer with.Close()
-	without, err := engine.OpenCompiler(ctx, engine.Options{}, true)
+	without, err := engine.OpenCompiler(ctx, engine.Options{WithoutCuDNN: true})
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	gpu, err := engine.OpenCompiler(ctx, engine.Options{}, false)
+	gpu, err := engine.OpenCompiler(ctx, engine.Options{})
 	if err != nil {
 		return err
 	}

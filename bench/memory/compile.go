@@ -153,7 +153,7 @@ func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Clust
 func (c *compiler) onGPU(ctx context.Context, s *program.Stage,
 	cl machine.Cluster) (r *engine.Report, err error) {
 	if c.gpu == nil {
-		if c.gpu, err = engine.OpenCompiler(ctx, engine.Options{}, false); err != nil {
+		if c.gpu, err = engine.OpenCompiler(ctx, engine.Options{}); err != nil {
 			return nil, err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/capture"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/overlap"

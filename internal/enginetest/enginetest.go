@@ -184,7 +184,8 @@ func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[
 // Cards gives the compiler for NVIDIA's cards, which is closed with the test.
 func Cards(t T, withoutCuDNN bool) *engine.Compiler {
 	t.Helper()
-	c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: Cache()}, withoutCuDNN)
+	c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: Cache(),
+		WithoutCuDNN: withoutCuDNN})
 	if err != nil {
 		t.Fatalf("the tests need the CUDA compiler (deepwell engine install cuda13): %v", err)
 	}

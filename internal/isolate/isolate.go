@@ -63,9 +63,10 @@ func (c *Compiler) Close() { c.done() }
 // if the cluster is made of the local processor.
 func openHere(ctx context.Context, o Options) (*Compiler, error) {
 	t := o.Cluster
-	open := engine.Options{Dir: o.Engines, Cache: o.Cache, Environ: o.Environ, Events: o.Events}
+	open := engine.Options{Dir: o.Engines, Cache: o.Cache, Environ: o.Environ, Events: o.Events,
+		WithoutCuDNN: o.WithoutCuDNN}
 	if !t.CPU() {
-		gpu, err := engine.OpenCompiler(ctx, open, o.WithoutCuDNN)
+		gpu, err := engine.OpenCompiler(ctx, open)
 		if err != nil {
 			return nil, err
 		}

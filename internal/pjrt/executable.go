@@ -11,7 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 )
 
 // An Executable is a compiled program. It can be examined and written to disk; only a [Loaded]
@@ -65,17 +65,14 @@ func (x *Executable) Replicas() (int, error) {
 
 // CompiledMemory is what one device needs to run a program, in bytes, as the compiler counts it.
 type CompiledMemory struct {
-	Code     int64 `json:"code"`
-	Argument int64 `json:"argument"`
-	Output   int64 `json:"output"`
-	Alias    int64 `json:"alias"` // the part of Output that takes the place of donated arguments
-	Temp     int64 `json:"temp"`
-	Peak     int64 `json:"peak"`
-	Host     int64 `json:"host"` // the same in host memory, all together
+	Code     int64
+	Argument int64
+	Output   int64
+	Alias    int64 // the part of Output that reuses donated arguments
+	Temp     int64
+	Peak     int64
+	Host     int64 // host memory: arguments, outputs and temp together
 }
-
-// Total is what must be free on the device: XLA's own Peak can be below what is allocated.
-func (m CompiledMemory) Total() int64 { return m.Argument + m.Output - m.Alias + m.Temp }
 
 // Memory reads the compiler's account of the memory that a run needs.
 func (x *Executable) Memory() (m CompiledMemory, err error) {

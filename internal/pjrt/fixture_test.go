@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/deepwell/deepwell/internal/hlo"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -92,7 +92,7 @@ func account(m *hlo.Module) map[row]int {
 
 func fixture(t *testing.T, name string) *hlo.Module {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("..", "hlo", "testdata", name+".hlo"))
+	b, err := os.ReadFile(filepath.Join("..", "..", "hlo", "testdata", name+".hlo"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func fixture(t *testing.T, name string) *hlo.Module {
 // source reads a program and fills in the number of replicas and the group of all of them.
 func source(t *testing.T, name string, replicas int) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("..", "hlo", "testdata", "source", name+".mlir"))
+	b, err := os.ReadFile(filepath.Join("..", "..", "hlo", "testdata", "source", name+".mlir"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,30 +10,29 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-)
 
-// A Bound is one limit on the memory of this process.
-type Bound struct {
-	Bytes int64  // still free
-	Where string // what sets the limit, for people
-}
+	"github.com/deepwell/deepwell/machine"
+)
 
 // Memory reads what bounds the memory that this process may still take, tightest first: what the
 // host has available, what each control group above the process leaves (cgroup v1 and v2), and what
 // ulimit -v leaves of the address space. It returns none where the files are not there, as on a
 // system that is not Linux.
-func Memory(root fs.FS) []Bound {
-	var list []Bound
+func Memory(root fs.FS) []machine.MemoryLimit {
+	var list []machine.MemoryLimit
 	if free, ok := field(root, "proc/meminfo", "MemAvailable:"); ok {
-		list = append(list, Bound{free, "the host: MemAvailable in /proc/meminfo"})
+		list = append(list, machine.MemoryLimit{Bytes: free,
+			Where: "the host: MemAvailable in /proc/meminfo"})
 	}
 	list = append(list, groups(root)...)
 	if limit, ok := addressSpace(root); ok {
 		used, _ := field(root, "proc/self/status", "VmSize:")
-		list = append(list, Bound{max(0, limit-used),
-			fmt.Sprintf("the address space of this process: ulimit -v %d", limit>>10)})
+		list = append(list, machine.MemoryLimit{Bytes: max(0, limit-used),
+			Where: fmt.Sprintf("the address space of this process: ulimit -v %d", limit>>10)})
 	}
-	slices.SortStableFunc(list, func(a, b Bound) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	slices.SortStableFunc(list, func(a, b machine.MemoryLimit) int {
+		return cmp.Compare(a.Bytes, b.Bytes)
+	})
 	return list
 }
 
@@ -65,8 +64,8 @@ var versions = []version{
 
 // groups reads the limits of the process's control group and of those above it, as far as the mount
 // shows them: a container often sees its own group as the root.
-func groups(root fs.FS) []Bound {
-	var list []Bound
+func groups(root fs.FS) []machine.MemoryLimit {
+	var list []machine.MemoryLimit
 	for _, v := range versions {
 		group, ok := v.group(text(root, "proc/self/cgroup"))
 		if !ok {
@@ -124,20 +123,20 @@ func (v version) mount(lines string) (top, at string) {
 }
 
 // bound reads what one group leaves. File cache counts as free: the kernel drops it first.
-func (v version) bound(root fs.FS, dir string) (Bound, bool) {
+func (v version) bound(root fs.FS, dir string) (machine.MemoryLimit, bool) {
 	limit, err := strconv.ParseInt(text(root, path.Join(dir, v.limit)), 10, 64)
 	if err != nil || limit >= unlimited { // v2 writes max
-		return Bound{}, false
+		return machine.MemoryLimit{}, false
 	}
 	used, err := strconv.ParseInt(text(root, path.Join(dir, v.used)), 10, 64)
 	if err != nil {
-		return Bound{}, false
+		return machine.MemoryLimit{}, false
 	}
 	stat := path.Join(dir, "memory.stat")
 	a, _ := field(root, stat, v.inactive)
 	b, _ := field(root, stat, v.active)
-	return Bound{max(0, limit-max(0, used-a-b)),
-		fmt.Sprintf("the control group: /%s is %d", path.Join(dir, v.limit), limit)}, true
+	where := fmt.Sprintf("the control group: /%s is %d", path.Join(dir, v.limit), limit)
+	return machine.MemoryLimit{Bytes: max(0, limit-max(0, used-a-b)), Where: where}, true
 }
 
 // addressSpace reads RLIMIT_AS; ok is false where there is none.

@@ -7,8 +7,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/enginetest"
-	"github.com/deepwell/deepwell/internal/hlo"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/program"
 )
