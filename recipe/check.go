@@ -15,7 +15,8 @@ func (p *reader) fill(values map[string]any) {
 	for _, k := range table {
 		v, given := values[k.Name]
 		if !given {
-			if k.Default == "" {
+			if inCode := k.Name == "model" || k.Name == "data.sources"; k.Default == "" &&
+				!(p.saved && inCode) {
 				p.missing(k)
 			}
 			continue

@@ -28,6 +28,7 @@ type reader struct {
 	set       map[string]string // key → the override that gave it
 	errs      []found
 	hasFloor  bool // optimizer.rate names the last rate, too
+	saved     bool // model and data.sources may be missing
 
 	// Where in data.sources a problem was seen: the element and the key in it.
 	item int
@@ -45,9 +46,15 @@ type found struct {
 // values of the document and meet the same checks.
 func Parse(data []byte, path string, overrides []string,
 	getenv func(string) string) (*Recipe, error) {
+	return parse(data, path, overrides, getenv, false)
+}
+
+func parse(data []byte, path string, overrides []string, getenv func(string) string,
+	saved bool) (*Recipe, error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // the byte order mark of some editors
 	p := &reader{path: path, dir: filepath.Dir(path), getenv: getenv, r: Default(),
-		lines: strings.Split(string(data), "\n"), at: map[string]int{}, set: map[string]string{}}
+		saved: saved, lines: strings.Split(string(data), "\n"),
+		at: map[string]int{}, set: map[string]string{}}
 	p.r.written = map[spelling]string{}
 	doc := map[string]any{}
 	if err := toml.Unmarshal(data, &doc); err != nil {

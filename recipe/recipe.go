@@ -122,7 +122,8 @@ func (r *Recipe) String() string {
 			section = s
 			fmt.Fprintf(&b, "\n[%s]\n", s)
 		}
-		if value := k.get(r); value != `""` { // a default that only words can say
+		// "" is a default that only words can say, and [] are the sources of a recipe without data.
+		if value := k.get(r); value != `""` && value != "[]" {
 			fmt.Fprintf(&b, "%s = %s\n", k.short(), value)
 		}
 	}
@@ -141,9 +142,17 @@ func (r *Recipe) Fingerprint() string {
 }
 
 // Saved reads the recipe of a run that was saved, the text of [Recipe.String] found at path.
-// Spellings count, not places: names that stood for a place then may be unset now.
+// Spellings count, not places: names that stood for a place then may be unset now. A run that was
+// described in code may lack model and data.sources, since it brings its own.
 func Saved(text []byte, path string) (*Recipe, error) {
-	return Parse(text, path, nil, func(string) string { return "unset" })
+	return parse(text, path, nil, func(string) string { return "unset" }, true)
+}
+
+// Check reports the first value of a recipe made in code that run.toml could not have. Model and
+// data sources may be empty.
+func (r *Recipe) Check() error {
+	_, err := Saved([]byte(r.String()), "recipe")
+	return err
 }
 
 // Resumable reports whether r may go on with a run that was saved with the given recipe, the text

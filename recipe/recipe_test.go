@@ -504,3 +504,24 @@ func TestSlips(t *testing.T) {
 		t.Errorf("two changes: %v", e)
 	}
 }
+
+// A recipe made in code needs neither a model nor data, and is read back from its text.
+func TestRecipeInCode(t *testing.T) {
+	r := Default()
+	r.Steps, r.Batch, r.Micro, r.Seq, r.Optimizer.Warmup = 20, 4, 2, 16, 5
+	if err := r.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Resumable([]byte(r.String()), "saved"); err != nil {
+		t.Error(err)
+	}
+	other := *r
+	other.Seq = 32
+	if err := other.Resumable([]byte(r.String()), "saved"); err == nil {
+		t.Error("another sequence length resumes")
+	}
+	r.Micro = 3
+	if err := r.Check(); err == nil {
+		t.Error("3 does not divide 4")
+	}
+}
