@@ -23,11 +23,9 @@ import (
 )
 
 // code is what errors.Is compares with.
-func code(c diag.Code) error { return diag.New(c, "") }
-
 func wantCode(t testing.TB, err error, c diag.Code) *diag.Error {
 	t.Helper()
-	if !errors.Is(err, code(c)) {
+	if !errors.Is(err, c) {
 		t.Fatalf("error %v, want %s", err, c)
 	}
 	return diag.From(err)
@@ -424,7 +422,7 @@ func TestWritersMustCover(t *testing.T) {
 			err = d.Commit(t.Context(), Meta{})
 		}
 		d.Abort()
-		if !errors.Is(err, code(diag.CheckpointTensor)) {
+		if !errors.Is(err, diag.CheckpointTensor) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -102,7 +102,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 		mid += len(hidden(t, dir))
 		var warned heard
 		c, err := Latest(t.Context(), dir, &warned)
-		if errors.Is(err, code(diag.CheckpointMissing)) && reached == 0 {
+		if errors.Is(err, diag.CheckpointMissing) && reached == 0 {
 			continue
 		}
 		if err != nil || len(warned.list) > 0 {

@@ -9,4 +9,6 @@
 //	return diag.New(diag.EngineMissing, "engine %q is not installed", name).
 //		At("%s", dir).
 //		Try("deepwell engine install %s", name)
+//
+// A program that handles errors tests for a code: errors.Is(err, diag.EngineMissing).
 package diag

@@ -362,7 +362,7 @@ func TestStageIsHeldToItsText(t *testing.T) {
 	} {
 		s := addOne(devices)
 		change(s)
-		if _, err := e.Compile(t.Context(), s); !errors.Is(err, diag.New(diag.ProgramInvalid, "")) {
+		if _, err := e.Compile(t.Context(), s); !errors.Is(err, diag.ProgramInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -424,7 +424,7 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	time.Sleep(5 * time.Millisecond) // the other waiter is in C by now
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := run.Wait(ctx); !errors.Is(err, diag.New(diag.Canceled, "")) {
+	if err := run.Wait(ctx); !errors.Is(err, diag.Canceled) {
 		t.Errorf("the deadline did not hold: %v", err)
 	}
 	wg.Wait()
@@ -577,7 +577,7 @@ func TestCanceledWaitReturns(t *testing.T) {
 	defer run.Free()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := run.Wait(ctx); !errors.Is(err, diag.New(diag.Canceled, "")) {
+	if err := run.Wait(ctx); !errors.Is(err, diag.Canceled) {
 		t.Errorf("canceled wait: %v", err)
 	}
 	if err := run.Wait(context.Background()); err != nil {
@@ -667,7 +667,7 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 			err = run.Wait(t.Context())
 			run.Free()
 		}
-		if !errors.Is(err, diag.New(diag.HandlerFailed, "")) || !strings.Contains(err.Error(), name) {
+		if !errors.Is(err, diag.HandlerFailed) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 		a.Free()

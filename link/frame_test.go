@@ -92,7 +92,7 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 	b := frames[0].append(nil)
 	b[4] = 9
 	_, err := readFrame(bytes.NewReader(b))
-	if !errors.Is(err, diag.New(diag.LinkVersion, "")) {
+	if !errors.Is(err, diag.LinkVersion) {
 		t.Errorf("version 9: %v", err)
 	}
 }

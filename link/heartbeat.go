@@ -193,7 +193,7 @@ func (m *member) listen() {
 	if err == nil || h.ctx.Err() != nil {
 		return
 	}
-	if errors.Is(err, diag.New(diag.LinkLost, "")) {
+	if errors.Is(err, diag.LinkLost) {
 		// The process has ended. What it sent before, perhaps the reason, is still on its links, whose
 		// connections end by themselves after it.
 		h.mu.Lock()

@@ -210,7 +210,7 @@ func (h *Hub) welcome(raw net.Conn) error {
 		return err
 	}
 	hello, err := readFrame(conn)
-	if errors.Is(err, diag.New(diag.LinkVersion, "")) {
+	if errors.Is(err, diag.LinkVersion) {
 		answer := frame{kind: welcomeFrame, refusal: "version"} // the header says which; no epoch
 		_, _ = conn.Write(answer.append(nil))
 		return err

@@ -213,7 +213,7 @@ func TestErrorsEndEverything(t *testing.T) {
 			if c.want != diag.Canceled {
 				ctx = t.Context()
 			}
-			if _, err := p.Run(ctx, c.data); !errors.Is(err, diag.New(c.want, "")) {
+			if _, err := p.Run(ctx, c.data); !errors.Is(err, c.want) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 			for _, r := range ranks {
@@ -269,7 +269,7 @@ func TestMisfitsAreNamed(t *testing.T) {
 			stages := ranks[1].Stages
 			change(&c)
 			_, err = pipeline.New(c)
-			if !errors.Is(err, diag.New(diag.PipelineStage, "")) {
+			if !errors.Is(err, diag.PipelineStage) {
 				t.Errorf("%v", err)
 			}
 			ranks[1].State, ranks[1].Stages = state, stages

@@ -74,7 +74,7 @@ func TestParseRefusesByName(t *testing.T) {
 		"no such into": {edit(`"into": "w"`, `"into": "v"`), diag.ProgramInvalid},
 	} {
 		_, err := Parse([]byte(c.file))
-		if !errors.Is(err, diag.New(c.code, "")) {
+		if !errors.Is(err, c.code) {
 			t.Errorf("%s: %v, want %s", name, err, c.code)
 		}
 	}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 )
 
@@ -201,7 +200,7 @@ func afterClose(t testing.TB, set *Set, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := diag.New(codeClosed, "")
+	gone := codeClosed
 	if _, err := tensor.Bytes(); !errors.Is(err, gone) {
 		t.Errorf("Bytes after Close: %v", err)
 	}
@@ -328,7 +327,7 @@ func TestFileThatBecomesShorterIsAnErrorNotASignal(t *testing.T) {
 		"ReadSlice": func() error { return tensor.ReadSlice(make([]byte, 10), []int64{n - 10}, []int64{10}) },
 		"CopyTo":    func() error { return tensor.CopyTo(io.Discard) },
 	} {
-		if err := use(); !errors.Is(err, diag.New(codeFile, "")) || !strings.Contains(err.Error(), "shorter") {
+		if err := use(); !errors.Is(err, codeFile) || !strings.Contains(err.Error(), "shorter") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -422,7 +421,7 @@ func TestManyReadersAndOneClose(t *testing.T) {
 					return
 				}
 				buf := make([]byte, tensor.Size())
-				if _, err := tensor.ReadAt(buf, 0); err != nil && !errors.Is(err, diag.New(codeClosed, "")) {
+				if _, err := tensor.ReadAt(buf, 0); err != nil && !errors.Is(err, codeClosed) {
 					t.Error(err)
 				}
 			}

@@ -76,7 +76,7 @@ func sound(s *Schedule) bool {
 func TestFaultsAreFound(t *testing.T) {
 	fails := func(t *rapid.T, s *Schedule, fault string) {
 		err := s.Validate()
-		if !errors.Is(err, diag.New(diag.ScheduleInvalid, "")) {
+		if !errors.Is(err, diag.ScheduleInvalid) {
 			t.Fatalf("%s is not found in\n%s%v", fault, s, err)
 		}
 		if e := diag.From(err); e.Fix == "" {

@@ -226,7 +226,7 @@ func TestDiskIsCheckedBeforeTraining(t *testing.T) {
 	if err := os.WriteFile(checkpoints(out), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := check(1<<40, 2, 1, 0); !errors.Is(err, diag.New(diag.HostDisk, "")) {
+	if err := check(1<<40, 2, 1, 0); !errors.Is(err, diag.HostDisk) {
 		t.Errorf("checkpoints is a file: %v", err)
 	}
 }

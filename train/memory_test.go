@@ -30,7 +30,7 @@ func least(t *testing.T, fits func(bytes int64) error) int64 {
 		switch err := fits(middle); {
 		case err == nil:
 			high = middle
-		case errors.Is(err, diag.New(diag.HostMemory, "")) && diag.From(err).Class() == diag.NoFit:
+		case errors.Is(err, diag.HostMemory) && diag.From(err).Class() == diag.NoFit:
 			low = middle + 1
 		default:
 			t.Fatal(err)
@@ -97,12 +97,12 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 	}
 	o := tr.Options
 	o.Memory = func() []machine.MemoryLimit { return bounds(before) }
-	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
+	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
 		t.Errorf("temporary memory was not counted: %v", err)
 	}
 	live := rig.engine.LiveBytes()[0]
 	o.Memory = func() []machine.MemoryLimit { return bounds(64) }
-	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.New(diag.HostMemory, "")) {
+	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
 		t.Errorf("a state in 64 bytes: %v", err)
 	}
 	if now := rig.engine.LiveBytes()[0]; now > live {

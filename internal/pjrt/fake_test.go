@@ -41,7 +41,7 @@ func TestVersionsOutsideTheRangeAreRefused(t *testing.T) {
 		{[]string{"-DMAJOR=1", "-DMINOR=90"}, diag.EngineAPI},
 	} {
 		_, err := Load(fake(t, c.flags...))
-		if c.code == "" && err != nil || c.code != "" && !errors.Is(err, diag.New(c.code, "")) {
+		if c.code == "" && err != nil || c.code != "" && !errors.Is(err, c.code) {
 			t.Errorf("%v: %v, want %q", c.flags, err, c.code)
 		}
 	}
