@@ -232,19 +232,10 @@ func (j *Job) orders(n node) []order {
 			name == "gpipe" && can == nil && j.Fixed["schedule"] != name {
 			continue
 		}
-		virtuals := []int64{1}
-		switch name {
-		case "zb-v":
-			virtuals = []int64{2}
-		case "interleaved":
-			virtuals = []int64{2, 3, 4, 5, 6, 8}
-			if most := j.can().virtual; most > 0 {
-				virtuals = virtuals[:most-1]
-			}
-		}
-		for _, v := range virtuals {
-			fits := n.pp*v <= stages && (name != "interleaved" || n.micros%n.pp == 0)
-			if fits && j.Fixed.allows("virtual", v) {
+		for _, v := range []int64{1, 2, 3, 4, 5, 6, 8} { // virtual stages on a rank
+			shape := schedule.Shape{Ranks: int(n.pp), Virtual: int(v), Micros: int(n.micros)}
+			if most := int64(j.can().virtual); n.pp*v <= stages && (most == 0 || v <= most) &&
+				j.Fixed.allows("virtual", v) && schedule.Fits(name, shape) == nil {
 				list = append(list, order{name, v})
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/schedule"
 )
 
 // A cut is how a block lies on the devices of a stage. Plans that share it share the prices of
@@ -50,8 +51,8 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.pipe, l.virtual, l.micros = one(p.PP.Size), one(p.PP.Virtual), one(p.Microbatches)
 	if l.pipe == 1 {
 		l.virtual = 1
-	} else if p.PP.Virtual == 0 && (p.PP.Schedule == "interleaved" || p.PP.Schedule == "zb-v") {
-		l.virtual = 2
+	} else if p.PP.Virtual == 0 {
+		l.virtual = int64(schedule.MinVirtual(p.PP.Schedule))
 	}
 	l.data, l.shard, l.zero, l.whole = one(p.DP), one(p.FSDP.Size), p.FSDP.Zero, p.FSDP.Gather
 	l.fold = one(p.EP)
@@ -85,7 +86,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	if e.agrees {
 		l.ranks = ranks * l.context * l.tensor
 	}
-	l.vee = l.pipe > 1 && p.PP.Schedule == "zb-v"
+	l.vee = l.pipe > 1 && schedule.LayoutOf(p.PP.Schedule) == schedule.Vee
 	l.strides(p)
 	if l.shard > 1 && l.zero >= 2 {
 		l.fsdp, l.fsdpAt, l.reduce = l.shard, l.shardAt, true

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -111,15 +112,35 @@ type kind struct {
 }
 
 // kinds is the table of schedules: a new one is a row here and a file.
-func kinds() []kind {
-	return []kind{gpipe(), oneFOneB(), interleaved(), zeroBubbleH1(), zeroBubbleV()}
-}
+var kinds = []kind{gpipe(), oneFOneB(), interleaved(), zeroBubbleH1(), zeroBubbleV()}
 
 // Names lists the schedules that New makes.
-func Names() []string { return lists.Map(kinds(), func(f kind) string { return f.name }) }
+func Names() []string { return lists.Map(kinds, func(f kind) string { return f.name }) }
+
+// LayoutOf is the layout of a schedule; Loop if there is none of that name.
+func LayoutOf(name string) Layout {
+	f, _ := lookup(name)
+	return cmp.Or(f.layout, Loop)
+}
+
+// MinVirtual is the fewest virtual stages that a schedule gives a rank, which is what a plan has
+// that names none.
+func MinVirtual(name string) int {
+	f, _ := lookup(name)
+	return max(1, f.least)
+}
+
+// Fits says why a schedule cannot have a shape; nil if it can.
+func Fits(name string, shape Shape) error {
+	f, ok := lookup(name)
+	if !ok {
+		return unknown(name)
+	}
+	return f.fits(shape)
+}
 
 func lookup(name string) (kind, bool) {
-	f := lists.Find(kinds(), func(f kind) bool { return f.name == name })
+	f := lists.Find(kinds, func(f kind) bool { return f.name == name })
 	return f, f.name != ""
 }
 
@@ -132,12 +153,7 @@ const maxActions = 1 << 26
 func New(name string, shape Shape) (*Schedule, error) {
 	f, ok := lookup(name)
 	if !ok {
-		e := diag.New(diag.ScheduleUnknown, "there is no schedule %q", name).
-			Try("write one of %s", strings.Join(Names(), ", "))
-		if near := diag.Nearest(name, Names()); near != "" {
-			e = e.Try("write %q", near)
-		}
-		return nil, e
+		return nil, unknown(name)
 	}
 	if shape.Virtual == 0 {
 		shape.Virtual = f.least
@@ -150,6 +166,15 @@ func New(name string, shape Shape) (*Schedule, error) {
 		s.Lists[rank] = f.list(s, rank)
 	}
 	return s, nil
+}
+
+func unknown(name string) error {
+	e := diag.New(diag.ScheduleUnknown, "there is no schedule %q", name).
+		Try("write one of %s", strings.Join(Names(), ", "))
+	if near := diag.Nearest(name, Names()); near != "" {
+		e = e.Try("write %q", near)
+	}
+	return e
 }
 
 // fits says why the family has no schedule of that shape.

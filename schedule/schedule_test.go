@@ -104,7 +104,7 @@ func TestClosedForms(t *testing.T) {
 			}
 		}
 	}
-	for _, f := range kinds() {
+	for _, f := range kinds {
 		for ranks := 1; ranks <= 9; ranks++ {
 			for micros := 1; micros <= 20; micros++ {
 				for virtual := f.least; virtual <= max(f.least, min(f.most, 3)); virtual++ {
