@@ -207,7 +207,7 @@ batch = 4
 seq = 16
 precision = "f32"
 [optimizer]
-rate = 1e-2
+lr = 1e-2
 [data]
 sources = ["text"]
 tokenizer = "tokenizer.json"

@@ -54,7 +54,7 @@ batch = 4
 seq = 16
 precision = "f32"
 [optimizer]
-rate = 1e-2
+lr = 1e-2
 warmup = 4
 [data]
 sources = ["text"]

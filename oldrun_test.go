@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell"
@@ -29,7 +30,7 @@ func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 	}{
 		{"one", deepwell.TrainJob{Set: []string{"precision=f32"}}},
 		{"few", deepwell.TrainJob{Set: []string{"precision=mxfp8"}}},
-		{"two", deepwell.TrainJob{Set: []string{"precision=f32", "micro=1"}, Plan: "stages.json"}},
+		{"two", deepwell.TrainJob{Set: []string{"precision=f32", "microbatch=1"}, Plan: "stages.json"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.name != "one" {
@@ -37,6 +38,12 @@ func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 			}
 			f := folder{t, t.TempDir()}
 			if err := os.CopyFS(f.dir, fixture); err != nil {
+				t.Fatal(err)
+			}
+			// run.toml is the user's, who has to rename its keys; the stored recipe keeps the old ones.
+			toml := filepath.Join(f.dir, "run.toml")
+			text := strings.Replace(f.read("run.toml"), "rate = ", "lr = ", 1)
+			if err := os.WriteFile(toml, []byte(text), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			var want []event.Step

@@ -174,7 +174,7 @@ func (p *pairing) verdict() error {
 		case c.Is == parity.NotResolved && unproven == nil:
 			fix := "more --pairs, or --branch 120, which resolves smaller gaps"
 			if p.job.Branch > 0 {
-				fix = "more --pairs, or a lower optimizer.rate"
+				fix = "more --pairs, or a lower optimizer.lr"
 			}
 			unproven = diag.New(diag.ParityUnproven, "%s is not resolved: %s", c.Name, c.Why).
 				Because("the gap is %s", gapText(c)).Try("%s", fix)

@@ -44,7 +44,7 @@ func (r *runner) handOver() error {
 	}
 	o := r.recipe.Optimizer
 	h := referenceRun{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq, Beta1: o.Beta1,
-		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.Decay, Clip: o.Clip}
+		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.WeightDecay, Clip: o.MaxGradNorm}
 	for n := range h.Steps {
 		h.Rates = append(h.Rates, step.Rates(r.recipe).Rate(n))
 	}

@@ -206,8 +206,8 @@ func (r *runner) readPlan() (err error) {
 		return err
 	}
 	// What the recipe leaves open the plan decides.
-	if r.recipe.Micro == r.recipe.Batch {
-		r.recipe.Micro = int(r.plan.Rows())
+	if r.recipe.Microbatch == r.recipe.Batch {
+		r.recipe.Microbatch = int(r.plan.Rows())
 	}
 	if len(r.recipe.Recompute) == 0 {
 		r.recipe.Recompute = r.plan.Recompute

@@ -161,9 +161,9 @@ func TestContextParallelPlansCallCuDNN(t *testing.T) {
 		rate           float64 // tokens a second of each device, at least
 		fixed          Fixed
 	}{
-		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 380, Fixed{"cp": "2", "pp": "32", "micro": "1"}},
+		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 380, Fixed{"cp": "2", "pp": "32", "microbatch": "1"}},
 		// Meta measured about 94 with TP 8, CP 16, PP 16 (arXiv 2407.21783); 7 was told.
-		{"llama3.1-405b", "16384xh100", 131072, 16 << 20, 50, Fixed{"tp": "8", "micro": "1"}},
+		{"llama3.1-405b", "16384xh100", 131072, 16 << 20, 50, Fixed{"tp": "8", "microbatch": "1"}},
 	} {
 		j := jobFor(t, row.model, row.cluster, row.seq, row.tokens)
 		j.Fixed = row.fixed

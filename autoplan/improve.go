@@ -18,13 +18,13 @@ import (
 
 // groups are the keys that are let go of together when a plan is to be improved.
 var groups = [][]string{
-	{"micro"},
+	{"microbatch"},
 	{"recompute"},
 	{"schedule", "virtual"},
 	{"dp", "fsdp", "zero", "gather"},
 	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"},
 	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule",
-		"virtual", "micro", "recompute"},
+		"virtual", "microbatch", "recompute"},
 }
 
 // Improve looks for better plans than one of the job's, near it and far: it lets go of a few keys
@@ -74,7 +74,7 @@ func fixedOf(p *plan.Plan) Fixed {
 	n := func(x int64) string { return strconv.FormatInt(max(x, 1), 10) }
 	ranks := p.Ranks()
 	f := Fixed{"tp": n(p.TP.Size), "cp": n(p.CP.Size), "ep": n(p.EP), "pp": n(p.PP.Size),
-		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "micro": n(p.Rows() / ranks), "recompute": "none"}
+		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "microbatch": n(p.Rows() / ranks), "recompute": "none"}
 	if p.FSDP.Size > 1 {
 		f["zero"], f["gather"] = strconv.Itoa(p.FSDP.Zero), p.FSDP.Gather
 	}

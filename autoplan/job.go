@@ -82,8 +82,8 @@ type Job struct {
 }
 
 // A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, and zero,
-// gather, virtual, schedule, micro (rows of a microbatch on a device), recompute and offload. The
-// last two are lists with a plus between, or none.
+// gather, virtual, schedule, microbatch (sequences per microbatch on a device), recompute and
+// offload. The last two are lists with a plus between, or none; recompute may also be full.
 type Fixed map[string]string
 
 // A key of a Fixed has a name, and says what its values look like.
@@ -94,7 +94,7 @@ func (k key) String() string { return k.name }
 var keys = []key{
 	{"tp", "size"}, {"cp", "size"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
-	{"micro", "size"}, {"recompute", "list"}, {"offload", "list"},
+	{"microbatch", "size"}, {"recompute", "list"}, {"offload", "list"},
 }
 
 // ParseFixed reads NAME=VALUE with commas between, such as tp=8,pp=4,recompute=attn+mlp.
@@ -105,9 +105,13 @@ func ParseFixed(text string) (Fixed, error) {
 			continue
 		}
 		name, value, ok := strings.Cut(item, "=")
+		if name == "micro" {
+			return nil, diag.New(diag.BadUsage, "--fix micro is now --fix microbatch").
+				Try("--fix microbatch=%s", value)
+		}
 		at := slices.IndexFunc(keys, func(k key) bool { return k.name == name })
 		if at < 0 || !ok || value == "" {
-			return nil, diag.New(diag.BadUsage, "%q fixes nothing", item).
+			return nil, diag.New(diag.BadUsage, "invalid --fix %q", item).
 				Try("write one of %s, such as tp=8", strings.Join(lists.Map(keys, key.String), ", "))
 		}
 		if err := checkFixed(name, keys[at].kind, value); err != nil {
@@ -125,7 +129,7 @@ func checkFixed(name, kind, value string) error {
 	switch kind {
 	case "size":
 		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < 1 || n > 1<<24 {
-			return diag.New(diag.BadUsage, "%s=%s is no size", name, value).Try("%s=1", name)
+			return diag.New(diag.BadUsage, "invalid size %s=%s", name, value).Try("%s=1", name)
 		}
 	case "word":
 		if !slices.Contains(known, value) {
@@ -133,10 +137,13 @@ func checkFixed(name, kind, value string) error {
 				Try("write one of %s", strings.Join(known, ", "))
 		}
 	case "list":
+		if name == "recompute" && value == "full" {
+			return nil
+		}
 		for word := range strings.SplitSeq(value, "+") {
 			if value != "none" && !slices.Contains(known, word) {
 				return diag.New(diag.BadUsage, "%s cannot have %q", name, word).
-					Try("write none, or some of %s with + between", strings.Join(known, ", "))
+					Try("write none, or one or more of %s, joined with +", strings.Join(known, ", "))
 			}
 		}
 	}

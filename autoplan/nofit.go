@@ -51,7 +51,7 @@ func (s *searcher) lean(ctx context.Context) {
 		wait.Go(func() {
 			for i := k; i < len(s.nodes) && ctx.Err() == nil; i += len(s.workers) {
 				n := s.nodes[i]
-				if _, fixed := s.job.Fixed["micro"]; n.micro > 1 && !fixed {
+				if _, fixed := s.job.Fixed["microbatch"]; n.micro > 1 && !fixed {
 					continue
 				}
 				for _, c := range s.job.cuts(n.mesh) {

@@ -293,7 +293,7 @@ func TestSameInputSameOutput(t *testing.T) {
 func TestFixedIsKept(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 4<<20)
 	var err error
-	if j.Fixed, err = ParseFixed("tp=4,pp=2,schedule=1f1b,recompute=attn+norm,micro=1"); err != nil {
+	if j.Fixed, err = ParseFixed("tp=4,pp=2,schedule=1f1b,recompute=attn+norm,microbatch=1"); err != nil {
 		t.Fatal(err)
 	}
 	r, err := Search(t.Context(), j)
@@ -302,14 +302,17 @@ func TestFixedIsKept(t *testing.T) {
 	}
 	for _, c := range r.Choices {
 		f := fixedOf(c.Plan)
-		if f["tp"] != "4" || f["pp"] != "2" || f["schedule"] != "1f1b" || f["micro"] != "1" || len(c.Plan.Recompute) != 2 {
+		if f["tp"] != "4" || f["pp"] != "2" || f["schedule"] != "1f1b" || f["microbatch"] != "1" || len(c.Plan.Recompute) != 2 {
 			t.Errorf("%v", f)
 		}
 	}
-	if text := j.Fixed.String(); text != "tp=4,pp=2,schedule=1f1b,micro=1,recompute=attn+norm" {
+	if text := j.Fixed.String(); text != "tp=4,pp=2,schedule=1f1b,microbatch=1,recompute=attn+norm" {
 		t.Errorf("%q", text)
 	}
-	for _, bad := range []string{"tp", "tp=0", "tp=x", "gather=all", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
+	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).variants()[0].tags, everything(j)) {
+		t.Errorf("recompute=full: %v", err)
+	}
+	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
 		if _, err := ParseFixed(bad); diag.From(err) == nil || diag.From(err).Code != diag.BadUsage {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -379,7 +382,7 @@ func TestGoals(t *testing.T) {
 
 func TestImprove(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 4<<20)
-	j.Fixed = Fixed{"recompute": "norm+attn+mlp", "pp": "4", "schedule": "1f1b", "micro": "1"}
+	j.Fixed = Fixed{"recompute": "norm+attn+mlp", "pp": "4", "schedule": "1f1b", "microbatch": "1"}
 	r, err := Search(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
@@ -446,7 +449,7 @@ func TestFewDevicesAreLeftIdle(t *testing.T) {
 		}
 	}
 	j := jobFor(t, "llama3.1-405b", "1000xb200", 8192, 16<<20)
-	j.Fixed = Fixed{"tp": "8", "cp": "1", "micro": "1"}
+	j.Fixed = Fixed{"tp": "8", "cp": "1", "microbatch": "1"}
 	r, err := Search(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
@@ -539,7 +542,7 @@ func TestOnePlanIsToldOnce(t *testing.T) {
 // Money is not saved by noise: half the devices must save a hundredth.
 func TestMoneyIsWorthTime(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "512xb200", 8192, 4<<20)
-	j.Goal, j.Fixed = Money, Fixed{"cp": "1", "micro": "1"}
+	j.Goal, j.Fixed = Money, Fixed{"cp": "1", "microbatch": "1"}
 	r, err := Search(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)
@@ -597,7 +600,7 @@ func TestAdviceIsNotEmpty(t *testing.T) {
 	if j.Profile, err = price.Find("megatron"); err != nil {
 		t.Fatal(err)
 	}
-	j.Fixed = Fixed{"tp": "8", "pp": "4", "schedule": "1f1b", "micro": "1"}
+	j.Fixed = Fixed{"tp": "8", "pp": "4", "schedule": "1f1b", "microbatch": "1"}
 	r, err := Search(t.Context(), j)
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package autoplan
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -131,7 +132,7 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 		if rows == 0 {
 			rows = j.MaxBatch / (ranks * micro) * ranks * micro
 		}
-		if rows > 0 && rows%(ranks*micro) == 0 && j.Fixed.allows("micro", micro) {
+		if rows > 0 && rows%(ranks*micro) == 0 && j.Fixed.allows("microbatch", micro) {
 			list = append(list, [2]int64{micro, rows})
 		}
 	}
@@ -286,6 +287,11 @@ func (j *Job) variants() []variant {
 			tags = append(tags, append(slices.Clone(t), "experts"))
 		}
 	}
+	fixed := maps.Clone(j.Fixed)
+	if fixed["recompute"] == "full" {
+		tags := lists.Map(everything(*j), func(t ir.Tag) string { return string(t) })
+		fixed["recompute"] = strings.Join(tags, "+")
+	}
 	var list []variant
 	// Offload is searched only if it is asked for: what the copies to and from the host take is
 	// priced with no program's figures behind it.
@@ -294,7 +300,7 @@ func (j *Job) variants() []variant {
 			continue
 		}
 		for _, t := range tags {
-			if !j.Fixed.allowsList("recompute", t) || !j.Fixed.allowsList("offload", off) {
+			if !fixed.allowsList("recompute", t) || !fixed.allowsList("offload", off) {
 				continue
 			}
 			v := variant{offload: off}

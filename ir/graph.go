@@ -83,6 +83,10 @@ const (
 	Gather Tag = "gather"
 )
 
+// BlockTags are the parts of a Transformer block: "full" activation checkpointing recomputes all
+// of them.
+var BlockTags = []Tag{Norm, Attn, MLP, Router, Experts}
+
 var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
 // Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a

@@ -90,7 +90,7 @@ var noises = []struct {
 // when it has risen, and leaves it in the recipe's folder. What is there already is gone on with.
 func Trunk(ctx context.Context, j Job) error {
 	r := *j.Recipe
-	r.Products, r.Optimizer.Schedule, r.Optimizer.Floor = "", "constant", r.Optimizer.Rate
+	r.Products, r.Optimizer.Schedule, r.Optimizer.MinLR = "", "constant", r.Optimizer.LR
 	r.Save.Every, r.Save.Keep = 0, 1
 	p, err := step.Build(step.Spec{Model: j.Config, Recipe: &r, Arch: "cpu"})
 	if err != nil {
@@ -118,7 +118,7 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 			Try("--set precision=bf16")
 	}
 	r := &Result{Parameters: j.Config.Count().Total, Pairs: j.Pairs, Batch: j.Recipe.Batch,
-		Seq: j.Recipe.Seq, Rate: j.Recipe.Optimizer.Rate, Seed: j.Recipe.Seed, Steps: j.Recipe.Steps}
+		Seq: j.Recipe.Seq, Rate: j.Recipe.Optimizer.LR, Seed: j.Recipe.Seed, Steps: j.Recipe.Steps}
 	if j.Branch > 0 {
 		r.Branch, r.Steps, r.From = true, j.Branch, j.From.Step
 	}
@@ -203,7 +203,7 @@ func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
 		if j.Branch > 0 {
 			seed++
 			b.From, b.Steps = j.From, j.Branch
-			b.Rate = optim.WSD{Peak: j.Recipe.Optimizer.Rate, Decay: j.Branch, Steps: j.Branch}
+			b.Rate = optim.WSD{Peak: j.Recipe.Optimizer.LR, Decay: j.Branch, Steps: j.Branch}
 		}
 		rows, err := j.Rows(seed)
 		if err != nil {

@@ -53,8 +53,8 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := recipe.Default()
-	r.Out, r.Steps, r.Batch, r.Micro, r.Seq = t.TempDir(), 3, 2, 2, 32
-	r.Optimizer.Rate, r.Optimizer.Warmup = 1e-2, 1
+	r.Out, r.Steps, r.Batch, r.Microbatch, r.Seq = t.TempDir(), 3, 2, 2, 32
+	r.Optimizer.LR, r.Optimizer.Warmup = 1e-2, 1
 	policy, err := precision.Default(c, "mxfp8")
 	if err != nil {
 		t.Fatal(err)

@@ -56,9 +56,7 @@ func (r reader) fields(p *Plan) []field {
 		r.axis("pp", &p.PP.Size, r.word("schedule", &p.PP.Schedule, schedule.Names()),
 			r.count("virtual", &p.PP.Virtual)),
 		r.word("precision", &p.Precision, precisions),
-		{Name: "recompute", Read: func() {
-			p.Recompute = lists.Map(r.Words("", recompute), func(s string) ir.Tag { return ir.Tag(s) })
-		}},
+		{Name: "recompute", Read: func() { p.Recompute = r.recompute() }},
 		r.count("seq", &p.Seq),
 		r.axis("tp", &p.TP.Size, r.flag("overlap", &p.TP.Overlap),
 			r.flag("sequence", &p.TP.Sequence)),
@@ -71,6 +69,19 @@ func (r reader) fields(p *Plan) []field {
 				r.Fail(diag.PlanVersion, "the plan has version %d; this binary reads %d", v, Version)
 			}
 		}},
+	}
+}
+
+// recompute reads "none", "full" or a list of tags, as run.toml has them.
+func (r reader) recompute() []ir.Tag {
+	switch t := r.Next(); t {
+	case "none":
+		return nil
+	case "full":
+		return slices.Clone(ir.BlockTags)
+	default:
+		words := r.AsWords(t, `"none", "full" or a list of `+strings.Join(recompute, ", "), recompute)
+		return lists.Map(words, func(s string) ir.Tag { return ir.Tag(s) })
 	}
 }
 

@@ -41,7 +41,8 @@ type Plan struct {
 	PP   PP    `json:"pp,omitzero"`
 	EP   int64 `json:"ep,omitzero"` // room for experts, which are refused for now
 
-	// Recompute lists the parts of a block that the backward pass computes again.
+	// Recompute lists the parts of a block that the backward pass recomputes (activation
+	// checkpointing). The file may also say "none" or "full".
 	Recompute []ir.Tag `json:"recompute,omitempty"`
 	// Offload lists what is kept in the memory of the host: activations, optimizer.
 	Offload []string `json:"offload,omitempty"`

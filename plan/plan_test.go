@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,7 +78,7 @@ func TestRefusedText(t *testing.T) {
 		{`{"tp": {"sequence": 1}}`, diag.PlanValue, "true or false"},
 		{`{"pp": {"schedule": "1fb1"}}`, diag.PlanValue, `did you mean "1f1b"?`},
 		{`{"recompute": ["attn", "attn"]}`, diag.PlanValue, "twice"},
-		{`{"recompute": "attn"}`, diag.PlanValue, "a list"},
+		{`{"recompute": "attn"}`, diag.PlanValue, `"none", "full" or a list of`},
 		{`{"offload": ["activation"]}`, diag.PlanValue, `did you mean "activations"?`},
 		{`{"types": {"params": "f16"}}`, diag.PlanValue, "f32, bf16"},
 		{`{"order": ["tp", "xp"]}`, diag.PlanValue, "one of"},
@@ -175,6 +176,16 @@ func TestPrintsAndParsesItself(t *testing.T) {
 			t.Fatalf("%s became %s", p, q)
 		}
 	})
+}
+
+// plan.json and run.toml have the same words for what is recomputed.
+func TestRecomputeWords(t *testing.T) {
+	for text, want := range map[string][]ir.Tag{`"none"`: nil, `"full"`: ir.BlockTags, `["attn"]`: {ir.Attn}} {
+		p, err := plan.Parse([]byte(`{"version": 1, "recompute": `+text+`}`), "plan.json")
+		if err != nil || !slices.Equal(p.Recompute, want) {
+			t.Errorf("%s: %v, %v", text, p, err)
+		}
+	}
 }
 
 func FuzzParse(f *testing.F) {

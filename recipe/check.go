@@ -29,15 +29,15 @@ func (p *reader) fill(values map[string]any) {
 		// The default is relative to the folder of run.toml, like any other path.
 		p.r.Out, _ = p.complete("out", p.r.Out)
 	}
-	if _, given := values["micro"]; !given {
-		p.r.Micro = p.r.Batch
+	if _, given := values["microbatch"]; !given {
+		p.r.Microbatch = p.r.Batch
 	}
 	o := &p.r.Optimizer
 	if _, given := values["optimizer.warmup"]; !given {
 		o.Warmup = min(o.Warmup, p.r.Steps)
 	}
-	if o.Schedule == "constant" && !p.hasFloor {
-		o.Floor = o.Rate
+	if o.Schedule == "constant" && !p.hasMinLR {
+		o.MinLR = o.LR
 	}
 }
 
@@ -71,10 +71,10 @@ func (p *reader) check() {
 		return
 	}
 	r, o := p.r, p.r.Optimizer
-	if r.Batch%r.Micro != 0 {
-		p.fail(diag.RecipeValue, "micro",
-			fmt.Sprintf("micro = %d does not divide batch = %d", r.Micro, r.Batch),
-			fmt.Sprintf("set micro to %d", divisor(r.Batch, r.Micro)))
+	if r.Batch%r.Microbatch != 0 {
+		p.fail(diag.RecipeValue, "microbatch",
+			fmt.Sprintf("microbatch = %d does not divide batch = %d", r.Microbatch, r.Batch),
+			fmt.Sprintf("set microbatch to %d", divisor(r.Batch, r.Microbatch)))
 	}
 	if o.Warmup > r.Steps {
 		p.fail(diag.RecipeValue, "optimizer.warmup",
@@ -82,10 +82,10 @@ func (p *reader) check() {
 			fmt.Sprintf("set warmup to %d, or steps to more", r.Steps/10))
 	}
 	p.checkSources()
-	if o.Schedule == "constant" && o.Floor != o.Rate {
-		p.fail(diag.RecipeValue, "optimizer.rate",
-			fmt.Sprintf("a constant rate cannot go from %s to %s", float(o.Rate), float(o.Floor)),
-			fmt.Sprintf("set rate to %s, or schedule to \"cosine\"", float(o.Rate)))
+	if o.Schedule == "constant" && o.MinLR != o.LR {
+		p.fail(diag.RecipeValue, "optimizer.lr",
+			fmt.Sprintf("a constant learning rate cannot go from %s to %s", float(o.LR), float(o.MinLR)),
+			fmt.Sprintf("set lr to %s, or schedule to \"cosine\"", float(o.LR)))
 	}
 }
 

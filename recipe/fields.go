@@ -111,24 +111,23 @@ func pair(v any, low, high float64) (a, b float64, bad *problem) {
 
 func printPair(a, b float64) string { return "[" + float(a) + ", " + float(b) + "]" }
 
-func rateKey() field {
+func lrKey() field {
 	return field{
 		set: func(p *reader, v any) *problem {
 			o := &p.r.Optimizer
 			if _, list := v.([]any); !list {
-				rate, bad := number(v, 0, 10)
-				o.Rate, o.Floor = rate, floorShare*rate
+				lr, bad := number(v, 0, 10)
+				o.LR, o.MinLR = lr, minShare*lr
 				return bad
 			}
-			rate, floor, bad := pair(v, 0, 10)
-			if bad == nil && floor > rate {
-				bad = wrong("put the highest rate first", "the last rate, %s, is above the highest, %s",
-					float(floor), float(rate))
+			lr, low, bad := pair(v, 0, 10)
+			if bad == nil && low > lr {
+				bad = wrong("write [lr, min_lr]", "min_lr, %s, is above lr, %s", float(low), float(lr))
 			}
-			o.Rate, o.Floor, p.hasFloor = rate, floor, true
+			o.LR, o.MinLR, p.hasMinLR = lr, low, true
 			return bad
 		},
-		get: func(r *Recipe) string { return printPair(r.Optimizer.Rate, r.Optimizer.Floor) },
+		get: func(r *Recipe) string { return printPair(r.Optimizer.LR, r.Optimizer.MinLR) },
 	}
 }
 
@@ -250,7 +249,7 @@ func recomputeKey() field {
 			case v == "none":
 				p.r.Recompute = nil
 			case v == "full":
-				p.r.Recompute = slices.Clone(blockTags)
+				p.r.Recompute = slices.Clone(ir.BlockTags)
 			case !ok:
 				return wrong(fix, "it is %s, not %q, %q or a list", kind(v), "none", "full")
 			}
@@ -269,7 +268,7 @@ func recomputeKey() field {
 			switch {
 			case len(r.Recompute) == 0:
 				return `"none"`
-			case slices.Equal(r.Recompute, blockTags):
+			case slices.Equal(r.Recompute, ir.BlockTags):
 				return `"full"`
 			}
 			return `["` + join(r.Recompute, `", "`) + `"]`

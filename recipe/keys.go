@@ -11,7 +11,7 @@ import (
 
 // A Key is one key of run.toml, as the reference page shows it.
 type Key struct {
-	Name    string // with its section: optimizer.rate
+	Name    string // with its section: optimizer.lr
 	Type    string
 	Default string // as TOML, or in words; "" if it must be given
 	Doc     string
@@ -74,33 +74,32 @@ var (
 	formats    = []string{"text", "jsonl", "parquet", "megatron"}
 	precisions = []string{"f32", "bf16", "mxfp8", "nvfp4"}
 	tags       = []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts, ir.Head}
-	blockTags  = []ir.Tag{ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts}
 )
 
 // bindings say for each key how it is read and printed, and what of it a resumed run must keep.
 var bindings = map[string]binding{
-	"model":     whole(sourceKey("model", func(r *Recipe) *string { return &r.Model })),
-	"init":      whole(wordKey(inits, func(r *Recipe) *string { return &r.Init })),
-	"out":       free(placeKey("out", func(r *Recipe) *string { return &r.Out }, (*reader).complete)),
-	"seed":      whole(intKey(0, maxInt, func(r *Recipe) *int { return &r.Seed })),
-	"steps":     free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Steps })),
-	"batch":     whole(intKey(1, maxInt, func(r *Recipe) *int { return &r.Batch })),
-	"micro":     free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Micro })),
-	"seq":       whole(intKey(2, maxInt, func(r *Recipe) *int { return &r.Seq })),
-	"precision": {precisionKey(), (*Recipe).gemmPrecision},
-	"recompute": free(recomputeKey()),
+	"model":      whole(sourceKey("model", func(r *Recipe) *string { return &r.Model })),
+	"init":       whole(wordKey(inits, func(r *Recipe) *string { return &r.Init })),
+	"out":        free(placeKey("out", func(r *Recipe) *string { return &r.Out }, (*reader).complete)),
+	"seed":       whole(intKey(0, maxInt, func(r *Recipe) *int { return &r.Seed })),
+	"steps":      free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Steps })),
+	"batch":      whole(intKey(1, maxInt, func(r *Recipe) *int { return &r.Batch })),
+	"microbatch": free(intKey(1, maxInt, func(r *Recipe) *int { return &r.Microbatch })),
+	"seq":        whole(intKey(2, maxInt, func(r *Recipe) *int { return &r.Seq })),
+	"precision":  {precisionKey(), (*Recipe).gemmPrecision},
+	"recompute":  free(recomputeKey()),
 	"optimizer.name": whole(wordKey(optimizers,
 		func(r *Recipe) *string { return &r.Optimizer.Name })),
-	"optimizer.rate": whole(rateKey()),
+	"optimizer.lr": whole(lrKey()),
 	"optimizer.schedule": whole(wordKey(schedules,
 		func(r *Recipe) *string { return &r.Optimizer.Schedule })),
 	"optimizer.warmup": whole(intKey(0, maxInt,
 		func(r *Recipe) *int { return &r.Optimizer.Warmup })),
-	"optimizer.decay": whole(floatKey(0, 1,
-		func(r *Recipe) *float64 { return &r.Optimizer.Decay })),
+	"optimizer.weight_decay": whole(floatKey(0, 1,
+		func(r *Recipe) *float64 { return &r.Optimizer.WeightDecay })),
 	"optimizer.betas": whole(betasKey()),
-	"optimizer.clip": whole(floatKey(0, maxFloat,
-		func(r *Recipe) *float64 { return &r.Optimizer.Clip })),
+	"optimizer.max_grad_norm": whole(floatKey(0, maxFloat,
+		func(r *Recipe) *float64 { return &r.Optimizer.MaxGradNorm })),
 	"optimizer.moments": whole(typeKey(
 		func(r *Recipe) *dtype.DType { return &r.Optimizer.Moments })),
 	"data.sources": whole(sourcesKey()),
@@ -118,6 +117,15 @@ var bindings = map[string]binding{
 	"guard.stall": free(factorKey(func(x float64) bool { return x >= 2 },
 		"give it 5 or more, or 0", "call an ordinary step a stall",
 		func(r *Recipe) *float64 { return &r.Guard.Stall })),
+}
+
+// renamed gives the present name of keys that had another one. Recipes that runs have stored under
+// old names are still read ([Saved]); in run.toml and in overrides they are errors.
+var renamed = map[string]string{
+	"micro":           "microbatch",
+	"optimizer.rate":  "optimizer.lr",
+	"optimizer.decay": "optimizer.weight_decay",
+	"optimizer.clip":  "optimizer.max_grad_norm",
 }
 
 //go:embed keys.txt

@@ -27,8 +27,8 @@ type reader struct {
 	at        map[string]int    // key → its line, from 1
 	set       map[string]string // key → the override that gave it
 	errs      []found
-	hasFloor  bool // optimizer.rate names the last rate, too
-	saved     bool // model and data.sources may be missing
+	hasMinLR  bool // optimizer.lr is a pair
+	saved     bool // stored by a run: renamed keys are read, model and data.sources may be missing
 
 	// Where in data.sources a problem was seen: the element and the key in it.
 	item int
@@ -42,7 +42,7 @@ type found struct {
 }
 
 // Parse reads a recipe. Errors name path, the file that the text is from; relative paths are taken
-// from its folder, and getenv fills in $NAME. Overrides, such as "optimizer.rate=3e-4", replace
+// from its folder, and getenv fills in $NAME. Overrides, such as "optimizer.lr=3e-4", replace
 // values of the document and meet the same checks.
 func Parse(data []byte, path string, overrides []string,
 	getenv func(string) string) (*Recipe, error) {
@@ -170,7 +170,7 @@ func (p *reader) override(doc map[string]any, text string) error {
 	name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 	if !ok || name == "" {
 		return diag.New(diag.BadUsage, "--set %s has no value", text).
-			Try("--set KEY=VALUE, for example --set optimizer.rate=3e-4")
+			Try("--set KEY=VALUE, for example --set optimizer.lr=3e-4")
 	}
 	if !utf8.ValidString(text) {
 		return diag.New(diag.BadUsage, "--set %q is not UTF-8", text).Try("use UTF-8")
@@ -230,8 +230,14 @@ func (p *reader) flatten(doc map[string]any) map[string]any {
 }
 
 func (p *reader) accept(values map[string]any, name string, v any) {
-	if find(name) != nil {
-		values[name] = v
+	now := cmp.Or(renamed[name], name)
+	switch {
+	case now != name && !p.saved:
+		p.fail(diag.RecipeKey, name, fmt.Sprintf("%s is now %s", name, now),
+			fmt.Sprintf("write %s", now))
+		return
+	case find(now) != nil:
+		values[now] = v
 		return
 	}
 	what := fmt.Sprintf("there is no key %q", name)

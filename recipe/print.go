@@ -13,7 +13,7 @@ func Reference() string {
 		"A recipe tells `deepwell train` everything about a run. `deepwell train --example` prints " +
 		"one with\nevery key. A relative path starts at the folder of run.toml; `$NAME` and " +
 		"`${NAME}` in a path come from\nthe environment, `~/` is the home folder and `$$` a " +
-		"dollar. `--set optimizer.rate=1e-3` replaces one\nvalue for one run.\n\n" +
+		"dollar. `--set optimizer.lr=1e-3` replaces one\nvalue for one run.\n\n" +
 		"A run that is resumed keeps its recipe: only the keys marked † may change.\n")
 	section := "-"
 	for _, k := range table {

@@ -16,15 +16,15 @@ import (
 // A Recipe is what run.toml says, with every default filled in and every path complete. The table
 // in keys.txt tells what each field means.
 type Recipe struct {
-	Model     string // preset, hf:org/name, or a path
-	Init      string // "random", "weights", or "" for weights if the source has them
-	Out       string
-	Seed      int
-	Steps     int
-	Batch     int
-	Micro     int
-	Seq       int
-	Precision dtype.DType
+	Model      string // preset, hf:org/name, or a path
+	Init       string // "random", "weights", or "" for weights if the source has them
+	Out        string
+	Seed       int
+	Steps      int
+	Batch      int
+	Microbatch int
+	Seq        int
+	Precision  dtype.DType
 	// Products is the format of the products of linear layers, "mxfp8" or "nvfp4", if it is not
 	// Precision, or the path of a policy that says it layer by layer.
 	Products string
@@ -42,15 +42,15 @@ type Recipe struct {
 	written map[spelling]string
 }
 
-// An Optimizer is the section [optimizer]. Floor is a rate, not a share of one.
+// An Optimizer is the section [optimizer]. MinLR is the final learning rate, not a share of LR.
 type Optimizer struct {
 	Name         string // "adamw" or "muon"
-	Rate, Floor  float64
+	LR, MinLR    float64
 	Schedule     string // "cosine", "wsd" or "constant"
 	Warmup       int
-	Decay        float64 // of weights
+	WeightDecay  float64
 	Beta1, Beta2 float64
-	Clip         float64
+	MaxGradNorm  float64
 	Moments      dtype.DType
 }
 
@@ -94,8 +94,8 @@ type spelling struct{ key, path string }
 func Default() *Recipe {
 	return &Recipe{
 		Out: "run", Precision: dtype.BF16,
-		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine",
-			Warmup: defaultWarmup, Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1,
+		Optimizer: Optimizer{Name: "adamw", LR: 3e-4, MinLR: 3e-5, Schedule: "cosine",
+			Warmup: defaultWarmup, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, MaxGradNorm: 1,
 			Moments: dtype.F32},
 		Data:  Data{DocumentMiB: 16},
 		Eval:  Eval{Every: 100},
@@ -108,9 +108,9 @@ func Default() *Recipe {
 // 1/(1-0.95) = 20 steps.
 const defaultWarmup = 100
 
-// floorShare is what the rate falls to by default, as a share of its peak: where the cosine of
-// Hoffmann et al. (2022) ends.
-const floorShare = 0.1
+// minShare is the default min_lr as a share of the peak: where the cosine of Hoffmann et al. (2022)
+// ends.
+const minShare = 0.1
 
 // String gives the recipe as TOML with all values in the order of the table, and paths as they were
 // written. The same recipe gives the same bytes, and Parse reads it back.
@@ -141,8 +141,8 @@ func (r *Recipe) Fingerprint() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Saved reads the recipe of a run that was saved, the text of [Recipe.String] found at path.
-// Spellings count, not places: names that stood for a place then may be unset now. A run that was
+// Saved reads the recipe that a run stored, the text of [Recipe.String] found at path. Keys may
+// have names of older versions, $NAME in a path need not be set any more, and a run that was
 // described in code may lack model and data.sources, since it brings its own.
 func Saved(text []byte, path string) (*Recipe, error) {
 	return parse(text, path, nil, func(string) string { return "unset" }, true)

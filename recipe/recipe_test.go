@@ -38,10 +38,10 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Recipe{
-		Model: "gpt2", Out: filepath.FromSlash("runs/x/run"), Steps: 1000, Batch: 16, Micro: 16,
+		Model: "gpt2", Out: filepath.FromSlash("runs/x/run"), Steps: 1000, Batch: 16, Microbatch: 16,
 		Seq: 128, Precision: dtype.BF16,
-		Optimizer: Optimizer{Name: "adamw", Rate: 3e-4, Floor: 3e-5, Schedule: "cosine", Warmup: 100,
-			Decay: 0.1, Beta1: 0.9, Beta2: 0.95, Clip: 1, Moments: dtype.F32},
+		Optimizer: Optimizer{Name: "adamw", LR: 3e-4, MinLR: 3e-5, Schedule: "cosine", Warmup: 100,
+			WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, MaxGradNorm: 1, Moments: dtype.F32},
 		Data:  Data{Sources: []Source{{Path: filepath.FromSlash("runs/x/a.txt")}}, DocumentMiB: 16},
 		Eval:  Eval{Every: 100},
 		Save:  Save{Every: 500, Keep: 2},
@@ -61,18 +61,18 @@ out = "${DATA}/out$$"
 seed = 7
 steps = 100_000
 batch = 512
-micro = 8
+microbatch = 8
 seq = 8192
 precision = "f32"
 recompute = ["attn", "mlp", "attn"]
 [optimizer]
 name = "muon"
-rate = [2e-2, 0]
+lr = [2e-2, 0]
 schedule = "wsd"
 warmup = 2000
-decay = 0
+weight_decay = 0
 betas = [0.95, 0.99]
-clip = 0
+max_grad_norm = 0
 moments = "bf16"
 [data]
 tokenizer = "~/tok/tokenizer.json"
@@ -96,15 +96,15 @@ keep = 0
 spike = 0
 stall = 0
 `
-	r, err := Parse([]byte(text), "run.toml", []string{"seq=4096", "optimizer.clip=0.5", "model=base/x"}, getenv)
+	r, err := Parse([]byte(text), "run.toml", []string{"seq=4096", "optimizer.max_grad_norm=0.5", "model=base/x"}, getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &Recipe{
-		Model: "base/x", Init: "random", Out: "/corpora/out$", Seed: 7, Steps: 100000, Batch: 512, Micro: 8,
+		Model: "base/x", Init: "random", Out: "/corpora/out$", Seed: 7, Steps: 100000, Batch: 512, Microbatch: 8,
 		Seq: 4096, Precision: dtype.F32, Recompute: []ir.Tag{ir.Attn, ir.MLP},
-		Optimizer: Optimizer{Name: "muon", Rate: 2e-2, Schedule: "wsd", Warmup: 2000,
-			Beta1: 0.95, Beta2: 0.99, Clip: 0.5, Moments: dtype.BF16},
+		Optimizer: Optimizer{Name: "muon", LR: 2e-2, Schedule: "wsd", Warmup: 2000,
+			Beta1: 0.95, Beta2: 0.99, MaxGradNorm: 0.5, Moments: dtype.BF16},
 		Data: Data{Tokenizer: "/home/ada/tok/tokenizer.json", DocumentMiB: 64, Sources: []Source{
 			{Path: "/corpora/books.jsonl.zst", Weight: 3},
 			{Path: "chat", Name: "talk", Weight: 0.5, Format: "jsonl", Template: "chatml"}}},
@@ -148,30 +148,35 @@ func TestMistakes(t *testing.T) {
 			`below [data]`}},
 		{"near", smallest + "tokeniser = \"x\"\n", nil, diag.RecipeKey,
 			[]string{`there is no key "data.tokeniser"`, "dir/run.toml:7 tokeniser = ", `did you mean "tokenizer"?`}},
-		{"name of others", smallest + "[optimizer]\nlr = 1e-3\n", nil, diag.RecipeKey,
-			[]string{`"optimizer.lr"`, "run.toml:8 lr = 1e-3", `did you mean "rate"?`}},
-		{"below a section", smallest + "micro = 2\n", nil, diag.RecipeKey,
-			[]string{`"data.micro"`, `did you mean "micro"? It stands above the first [section]`}},
+		{"name of others", smallest + "[optimizer]\nlearning_rate = 1e-3\n", nil, diag.RecipeKey,
+			[]string{`"optimizer.learning_rate"`, "run.toml:8 learning_rate = 1e-3", `did you mean "lr"?`}},
+		{"renamed", smallest + "[optimizer]\nrate = 1e-3\nclip = 2\n", nil, diag.RecipeKey,
+			[]string{"optimizer.rate is now optimizer.lr", "run.toml:8 rate = 1e-3", "write optimizer.lr",
+				"optimizer.clip is now optimizer.max_grad_norm"}},
+		{"renamed override", smallest, []string{"micro=4"}, diag.RecipeKey,
+			[]string{"micro is now microbatch", "--set micro=4"}},
+		{"below a section", smallest + "microbatch = 2\n", nil, diag.RecipeKey,
+			[]string{`"data.microbatch"`, `did you mean "microbatch"? It stands above the first [section]`}},
 		{"above the sections", "rate = 1\n" + smallest, nil, diag.RecipeKey,
-			[]string{"run.toml:1 rate = 1", `did you mean "rate" in section [optimizer]?`}},
+			[]string{"run.toml:1 rate = 1", `did you mean "lr" in section [optimizer]?`}},
 		{"section", smallest + "[optimiser]\nrate = 1\n", nil, diag.RecipeKey,
 			[]string{"there is no section [optimiser]", "run.toml:7 [optimiser]", "did you mean [optimizer]?"}},
 		{"section as key", "optimizer = \"adamw\"\n" + smallest, nil, diag.RecipeKey,
 			[]string{"optimizer is a section", "run.toml:1", "write [optimizer]"}},
-		{"far", smallest + "[optimizer]\nxyzzyxyzzy = 1\n", nil, diag.RecipeKey, []string{"[optimizer] has name, rate,"}},
+		{"far", smallest + "[optimizer]\nxyzzyxyzzy = 1\n", nil, diag.RecipeKey, []string{"[optimizer] has name, lr,"}},
 		{"type", strings.Replace(smallest, "16", `"16"`, 1), nil, diag.RecipeValue,
 			[]string{`batch: it is the string "16", not a whole number`, "run.toml:3"}},
 		{"fraction", strings.Replace(smallest, "16", `1.5`, 1), nil, diag.RecipeValue, []string{"the number 1.5"}},
 		{"range", strings.Replace(smallest, "16", `0`, 1), nil, diag.RecipeValue, []string{"0 is outside 1", "1 or more"}},
-		{"nan", smallest + "[optimizer]\ndecay = nan\n", nil, diag.RecipeValue, []string{"NaN is outside 0.0 … 1.0"}},
+		{"nan", smallest + "[optimizer]\nweight_decay = nan\n", nil, diag.RecipeValue, []string{"NaN is outside 0.0 … 1.0"}},
 		{"word", smallest + "[optimizer]\nname = \"adam\"\n", nil, diag.RecipeValue,
 			[]string{`"adam" is not one of adamw, muon`, `write "adamw"`}},
 		{"pair", smallest + "[optimizer]\nbetas = [0.9]\n", nil, diag.RecipeValue, []string{"a list of 1, not a pair"}},
-		{"rates", smallest + "[optimizer]\nrate = [1e-4, 1e-3]\n", nil, diag.RecipeValue, []string{"highest rate first"}},
-		{"constant", smallest + "[optimizer]\nrate = [1e-3, 1e-4]\nschedule = \"constant\"\n", nil, diag.RecipeValue,
+		{"rates", smallest + "[optimizer]\nlr = [1e-4, 1e-3]\n", nil, diag.RecipeValue, []string{"write [lr, min_lr]"}},
+		{"constant", smallest + "[optimizer]\nlr = [1e-3, 1e-4]\nschedule = \"constant\"\n", nil, diag.RecipeValue,
 			[]string{"run.toml:8", "0.001 to 0.0001"}},
-		{"micro", "micro = 3\n" + smallest, nil, diag.RecipeValue,
-			[]string{"micro = 3 does not divide batch = 16", "run.toml:1 micro = 3", "set micro to 2"}},
+		{"microbatch", "microbatch = 3\n" + smallest, nil, diag.RecipeValue,
+			[]string{"microbatch = 3 does not divide batch = 16", "run.toml:1 microbatch = 3", "set microbatch to 2"}},
 		{"warmup", smallest + "[optimizer]\nwarmup = 2000\n", nil, diag.RecipeValue,
 			[]string{"warmup = 2000 is more than steps = 1000"}},
 		{"recompute", "recompute = [\"attention\"]\n" + smallest, nil, diag.RecipeValue, []string{`"none", "full"`}},
@@ -202,12 +207,12 @@ func TestMistakes(t *testing.T) {
 			diag.RecipeValue, []string{`two templates, "chatml" and "plain"`, "run.toml:8"}},
 		{"share", smallest + "[eval]\ndata = \"99%\"\n", nil, diag.RecipeValue, []string{`such as "1%"`}},
 		{"override key", smallest, []string{"optimizer.learning_rate=1"}, diag.RecipeKey,
-			[]string{"--set optimizer.learning_rate=1", `did you mean "rate"?`}},
+			[]string{"--set optimizer.learning_rate=1", `did you mean "lr"?`}},
 		{"override value", smallest, []string{"steps=many"}, diag.RecipeValue, []string{"--set steps=many", `the string "many"`}},
 		{"override form", smallest, []string{"steps"}, diag.BadUsage, []string{"KEY=VALUE"}},
 		{"override bytes", smallest, []string{"model=a\xff"}, diag.BadUsage, []string{"not UTF-8"}},
 		{"override quotes", smallest, []string{"data.sources=[a.txt]"}, diag.RecipeText, []string{"quote it"}},
-		{"override clash", smallest, []string{"micro=5"}, diag.RecipeValue, []string{"--set micro=5", "set micro to 4"}},
+		{"override clash", smallest, []string{"microbatch=5"}, diag.RecipeValue, []string{"--set microbatch=5", "set microbatch to 4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse([]byte(c.text), "dir/run.toml", c.set, getenv)
@@ -244,14 +249,14 @@ func TestAllMistakesAreTold(t *testing.T) {
 }
 
 func TestOverridesNeedNoQuotes(t *testing.T) {
-	set := []string{"model=llama3.1-8b", "out=2026", "eval.data=2%", "optimizer.rate=[1e-3, 1e-5]", "recompute=full",
+	set := []string{"model=llama3.1-8b", "out=2026", "eval.data=2%", "optimizer.lr=[1e-3, 1e-5]", "recompute=full",
 		`data.sources=["b", {path = "c", format = "text"}]`}
 	r, err := Parse([]byte(smallest), "run.toml", set, getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Model != "llama3.1-8b" || r.Out != "2026" || r.Eval.Share != 0.02 || r.Optimizer.Floor != 1e-5 ||
-		len(r.Data.Sources) != 2 || len(r.Recompute) != len(blockTags) {
+	if r.Model != "llama3.1-8b" || r.Out != "2026" || r.Eval.Share != 0.02 || r.Optimizer.MinLR != 1e-5 ||
+		len(r.Data.Sources) != 2 || len(r.Recompute) != len(ir.BlockTags) {
 		t.Errorf("got %+v", r)
 	}
 	same(t, r)
@@ -301,10 +306,10 @@ func TestResume(t *testing.T) {
 	}
 	for _, k := range table {
 		change := map[string]string{
-			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "batch": "32", "micro": "4",
-			"seq": "64", "precision": "f32", "recompute": "full", "optimizer.name": "muon", "optimizer.rate": "1e-3",
-			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.decay": "0", "optimizer.betas": "[0.8, 0.9]",
-			"optimizer.clip": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json", "data.document_mib": "7",
+			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "batch": "32", "microbatch": "4",
+			"seq": "64", "precision": "f32", "recompute": "full", "optimizer.name": "muon", "optimizer.lr": "1e-3",
+			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.weight_decay": "0", "optimizer.betas": "[0.8, 0.9]",
+			"optimizer.max_grad_norm": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json", "data.document_mib": "7",
 			"eval.data": "held.txt", "eval.every": "7", "save.every": "7", "save.keep": "7", "guard.spike": "7", "guard.stall": "7",
 		}[k.Name]
 		r, err := Parse([]byte(smallest), "run.toml", []string{k.Name + "=" + change}, getenv)
@@ -327,6 +332,31 @@ func TestResume(t *testing.T) {
 	}
 	if err := r.Resumable([]byte(base.String()), "x"); err == nil {
 		t.Error("a share that is held out of the training data changed, and the run goes on")
+	}
+}
+
+// A run that stored its recipe under old keys is the same run; a run.toml with them is refused.
+func TestOldKeysOfAStoredRecipe(t *testing.T) {
+	now := "microbatch = 4\n" + smallest + "[optimizer]\nlr = [1e-3, 1e-4]\nweight_decay = 0.2\nmax_grad_norm = 2.0\n"
+	r, err := Parse([]byte(now), "run.toml", nil, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := strings.NewReplacer("microbatch =", "micro =", "weight_decay =", "decay =", "max_grad_norm =", "clip =",
+		"lr =", "rate =").Replace(r.String())
+	if err := r.Resumable([]byte(old), "run"); err != nil {
+		t.Errorf("old keys: %v", err)
+	}
+	was, err := Saved([]byte(old), "run")
+	if err != nil || was.String() != r.String() || was.Fingerprint() != r.Fingerprint() {
+		t.Errorf("old keys are another recipe: %v\n%s", err, was)
+	}
+	if err := r.Resumable([]byte(strings.Replace(old, "clip = 2.0", "clip = 3.0", 1)), "run"); err == nil ||
+		!strings.Contains(err.Error(), "optimizer.max_grad_norm was 3.0") {
+		t.Errorf("a change under an old key: %v", err)
+	}
+	if _, err := Parse([]byte(old), "run.toml", nil, getenv); diag.From(err) == nil || diag.From(err).Code != diag.RecipeKey {
+		t.Errorf("old keys in run.toml: %v", err)
 	}
 }
 
@@ -401,7 +431,7 @@ func TestExample(t *testing.T) {
 		}
 		plain = append(plain, line)
 	}
-	all, err := Parse([]byte(strings.Join(plain, "")), "run.toml", []string{"micro=32"}, getenv)
+	all, err := Parse([]byte(strings.Join(plain, "")), "run.toml", []string{"microbatch=32"}, getenv)
 	if err != nil {
 		t.Fatal(diag.From(err).Format())
 	}
@@ -418,15 +448,15 @@ func TestRoundTrip(t *testing.T) {
 		if rapid.Bool().Draw(t, "init") {
 			r.Init = rapid.SampledFrom(inits).Draw(t, "init")
 		}
-		r.Micro = rapid.IntRange(1, 1000).Draw(t, "micro")
-		r.Batch = r.Micro * rapid.IntRange(1, 1000).Draw(t, "times")
+		r.Microbatch = rapid.IntRange(1, 1000).Draw(t, "microbatch")
+		r.Batch = r.Microbatch * rapid.IntRange(1, 1000).Draw(t, "times")
 		r.Steps = rapid.IntRange(100, maxInt).Draw(t, "steps")
 		r.Seq = rapid.IntRange(2, maxInt).Draw(t, "seq")
 		distinct := rapid.SliceOfNDistinct(rapid.SampledFrom(tags), 0, 4, rapid.ID[ir.Tag])
 		r.Recompute = distinct.Draw(t, "tags")
-		r.Optimizer.Rate = rapid.Float64Range(0, 10).Draw(t, "rate")
-		r.Optimizer.Floor = r.Optimizer.Rate * rapid.Float64Range(0, 1).Draw(t, "floor")
-		r.Optimizer.Clip = rapid.Float64Range(0, 1e30).Draw(t, "clip")
+		r.Optimizer.LR = rapid.Float64Range(0, 10).Draw(t, "lr")
+		r.Optimizer.MinLR = r.Optimizer.LR * rapid.Float64Range(0, 1).Draw(t, "min_lr")
+		r.Optimizer.MaxGradNorm = rapid.Float64Range(0, 1e30).Draw(t, "max_grad_norm")
 		r.Eval.Every = rapid.IntRange(0, 100).Draw(t, "every")
 		for range rapid.IntRange(1, 3).Draw(t, "sources") {
 			r.Data.Sources = append(r.Data.Sources, Source{Path: path.Draw(t, "path"),
@@ -446,7 +476,7 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add([]byte(smallest), "optimizer.rate=3e-4")
+	f.Add([]byte(smallest), "optimizer.lr=3e-4")
 	f.Add([]byte(Example()), "data.sources=['a']")
 	f.Add([]byte("[[data.sources]]\n\"pa\\u0074h\" = 'x'\n[[data.sources]]\nformat=1979-05-27"), "a.b.c=1")
 	f.Add([]byte("a.\"b.c\".'d' = {x = [{y = 1}, [2]]}\n[a.q]\n[[z.z]]\n"), "x=\n[a]\ny=1")
@@ -466,12 +496,12 @@ func FuzzParse(f *testing.F) {
 
 func ExampleParse() {
 	_, err := Parse([]byte("model = \"llama3.1-8b\"\nsteps = 500\nbatch = 64\nseq = 4096\n"+
-		"[optimizer]\nlr = 1e-3\n[data]\nsources = [\"books.jsonl\"]\n"), "run.toml", nil, os.Getenv)
+		"[optimizer]\nlearning_rate = 1e-3\n[data]\nsources = [\"books.jsonl\"]\n"), "run.toml", nil, os.Getenv)
 	os.Stdout.WriteString(diag.From(err).Format())
 	// Output:
-	// DW2602 there is no key "optimizer.lr"
-	//   where  run.toml:6 lr = 1e-3
-	//   fix    did you mean "rate"?
+	// DW2602 there is no key "optimizer.learning_rate"
+	//   where  run.toml:6 learning_rate = 1e-3
+	//   fix    did you mean "lr"?
 }
 
 // What people type, and what they should be told. Letters alone suggest f32 for fp8 and a folder
@@ -508,7 +538,7 @@ func TestSlips(t *testing.T) {
 // A recipe made in code needs neither a model nor data, and is read back from its text.
 func TestRecipeInCode(t *testing.T) {
 	r := Default()
-	r.Steps, r.Batch, r.Micro, r.Seq, r.Optimizer.Warmup = 20, 4, 2, 16, 5
+	r.Steps, r.Batch, r.Microbatch, r.Seq, r.Optimizer.Warmup = 20, 4, 2, 16, 5
 	if err := r.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -520,7 +550,7 @@ func TestRecipeInCode(t *testing.T) {
 	if err := other.Resumable([]byte(r.String()), "saved"); err == nil {
 		t.Error("another sequence length resumes")
 	}
-	r.Micro = 3
+	r.Microbatch = 3
 	if err := r.Check(); err == nil {
 		t.Error("3 does not divide 4")
 	}

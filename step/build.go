@@ -105,7 +105,7 @@ func (b *builder) check() error {
 		return diag.New(diag.NotSupported, "a model cannot be trained in %s", r.Precision).
 			Try("f32 or bf16")
 	}
-	b.Shape = model.Shape{Batch: int64(r.Micro), Seq: int64(r.Seq)}
+	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq)}
 	apart, why := b.kernels.Documents()
 	if b.Shape.Documents = apart; apart {
 		b.Notes = append(b.Notes, why)
@@ -219,7 +219,7 @@ func (b *builder) shard() (err error) {
 func (b *builder) options() spmd.Options {
 	how := b.Spec.Plan
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
-		Parts: b.Recipe.Batch / b.Recipe.Micro, Params: map[string]optim.Param{},
+		Parts: b.Recipe.Batch / b.Recipe.Microbatch, Params: map[string]optim.Param{},
 		Watch: b.Recipe.Products != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
 		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 }

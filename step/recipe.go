@@ -17,7 +17,7 @@ import (
 // RecipeOf gives the recipe that a plan by itself asks for: its sizes and types, and defaults.
 func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Batch, r.Microbatch, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
 	r.Precision, r.Recompute = p.Types.Params, p.Recompute
 	if p.Precision != "bf16" {
 		r.Products = p.Precision
@@ -63,9 +63,9 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch,
 			either("batch", p.Batch, fmt.Sprintf(`"batch": %d`, r.Batch)))
-	case p.Rows() != int64(r.Micro):
-		return bad("microbatches of", p.Rows(), r.Micro, either("micro", p.Rows(),
-			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Micro)))))
+	case p.Rows() != int64(r.Microbatch):
+		return bad("microbatches of", p.Rows(), r.Microbatch, either("microbatch", p.Rows(),
+			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Microbatch)))))
 	case !precision.IsFile(r.Products) && inPlan != inRecipe:
 		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
 	case p.Types.Params != r.Precision:
@@ -97,8 +97,8 @@ func inThePlan(r *recipe.Recipe) string {
 // optimizerOf reads the section [optimizer] for a model that keeps its values in elem.
 func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
 	o := r.Optimizer
-	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.Decay,
-		ClipNorm: o.Clip, Moments: o.Moments, Compute: elem}
+	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.WeightDecay,
+		ClipNorm: o.MaxGradNorm, Moments: o.Moments, Compute: elem}
 	if o.Name == "muon" {
 		return optim.Muon{AdamW: adam, Momentum: muonMomentum}
 	}
@@ -116,10 +116,10 @@ func Rates(r *recipe.Recipe) optim.Schedule {
 	o := r.Optimizer
 	switch o.Schedule {
 	case "wsd":
-		return optim.WSD{Peak: o.Rate, Floor: o.Floor, Warmup: o.Warmup, Decay: r.Steps / 5,
+		return optim.WSD{Peak: o.LR, Floor: o.MinLR, Warmup: o.Warmup, Decay: r.Steps / 5,
 			Steps: r.Steps}
 	case "constant":
-		return optim.WSD{Peak: o.Rate, Floor: o.Rate, Warmup: o.Warmup, Steps: r.Steps}
+		return optim.WSD{Peak: o.LR, Floor: o.LR, Warmup: o.Warmup, Steps: r.Steps}
 	}
-	return optim.WarmupCosine{Peak: o.Rate, Floor: o.Floor, Warmup: o.Warmup, Steps: r.Steps}
+	return optim.WarmupCosine{Peak: o.LR, Floor: o.MinLR, Warmup: o.Warmup, Steps: r.Steps}
 }

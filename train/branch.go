@@ -108,7 +108,7 @@ func (t *Trainer) branch(ctx context.Context, b Branch, one taken) error {
 	}
 	if !ok {
 		return diag.New(diag.TrainingLost, "step %d of a branch has a loss of %g and a gradient of %g",
-			t.step+1, loss, norm).Try("lower optimizer.rate")
+			t.step+1, loss, norm).Try("lower optimizer.lr")
 	}
 	t.updates++
 	t.advance(one)

@@ -45,7 +45,7 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
-	for first := 0; first < b.Rows; first += c.t.Recipe.Micro {
+	for first := 0; first < b.Rows; first += c.t.Recipe.Microbatch {
 		x := at.of(step.Gradient, r)
 		if first > 0 {
 			x = at.of(step.Accumulate, r)
@@ -89,7 +89,7 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 	share := c.t.share(b.Total)
 	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Stage,
 		spec program.Array) (*engine.Array, error) {
-		return c.data(stage, s, spec, b, micro*c.t.Recipe.Micro, share)
+		return c.data(stage, s, spec, b, micro*c.t.Recipe.Microbatch, share)
 	})
 	if err != nil {
 		return 0, err

@@ -43,7 +43,7 @@ func TestInspectionChangesNothing(t *testing.T) {
 	}{
 		{name: "one device", format: "mxfp8", sites: true},
 		{name: "one device", format: "nvfp4"},
-		{name: "two parts", format: "mxfp8", set: []string{"micro=2"}},
+		{name: "two parts", format: "mxfp8", set: []string{"microbatch=2"}},
 		{name: "loop", format: "mxfp8", set: []string{"recompute=full"}},
 		{name: "loop", format: "nvfp4", set: []string{"recompute=full"}},
 		{name: "fsdp", format: "mxfp8", plan: spread},

@@ -65,8 +65,8 @@ func FitsHost(p *step.Programs, bounds []machine.MemoryLimit, r *recipe.Recipe,
 // out where the state alone is too large, and come first where most of the memory is temporary.
 func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 	var activations, state []string
-	if r.Micro > 1 {
-		activations = append(activations, "micro = 1")
+	if r.Microbatch > 1 {
+		activations = append(activations, "microbatch = 1")
 	}
 	if len(r.Recompute) == 0 {
 		activations = append(activations, `recompute = "full"`)

@@ -47,7 +47,7 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := recipe.Default()
-	r.Steps, r.Batch, r.Micro, r.Seq = 2, 1, 1, 64
+	r.Steps, r.Batch, r.Microbatch, r.Seq = 2, 1, 1, 64
 	programs, err := step.Build(step.Spec{Model: p.Config, Recipe: r, Arch: "cpu"})
 	if err != nil {
 		t.Fatal(err)

@@ -127,16 +127,16 @@ func (p *parity) plan(row plantest.Row) *plan.Plan {
 func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o train.Options) (*train.Trainer, error) {
 	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
+	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision, r.Recompute = dtype.F32, nil
 	if p.narrow != "" {
-		r.Micro = int(s.Batch / s.Micros)
+		r.Microbatch = int(s.Batch / s.Micros)
 	}
 	if p.narrow != "" && !p.wide {
 		r.Precision, r.Products = dtype.BF16, p.narrow
 	}
 	if how != nil {
-		r.Micro, r.Recompute = int(how.Rows()), how.Recompute
+		r.Microbatch, r.Recompute = int(how.Rows()), how.Recompute
 	}
 	if p.narrow != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
 		r.Recompute = []ir.Tag{ir.Embed} // nothing, but layers are a loop, which compiles in less time
@@ -192,8 +192,8 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o train.Options) (*his
 			return nil, err
 		}
 	}
-	for first := 0; first < int(p.size.Batch); first += t.Recipe.Micro {
-		loss, err := t.Evaluate(ctx, part(p.rows(99, p.size), first, t.Recipe.Micro))
+	for first := 0; first < int(p.size.Batch); first += t.Recipe.Microbatch {
+		loss, err := t.Evaluate(ctx, part(p.rows(99, p.size), first, t.Recipe.Microbatch))
 		if err != nil {
 			return nil, err
 		}

@@ -105,7 +105,7 @@ func over(t *testing.T, format string, test func(t *testing.T, p *post)) {
 		t.Run(row.name, func(t *testing.T) {
 			p := newPost(t, e, format, "q", "down")
 			if row.size > 1 {
-				p.plan, p.set = plan.Default(), []string{"micro=2"}
+				p.plan, p.set = plan.Default(), []string{"microbatch=2"}
 				p.plan.Seq, p.plan.Batch, p.plan.Microbatches = 32, 4, 2
 				p.plan.PP = plan.PP{Size: row.size, Schedule: "1f1b"}
 				p.plan.FSDP = plan.FSDP{Size: row.fsdp, Zero: 3, Gather: "layer"}
@@ -138,7 +138,7 @@ steps = 60
 batch = 4
 seq = 32
 [optimizer]
-rate = 3e-3
+lr = 3e-3
 warmup = 10
 schedule = "constant"
 [data]

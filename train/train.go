@@ -372,7 +372,7 @@ func (t *Trainer) reject(ctx context.Context, b taken, loss, norm float64, why s
 	}
 	return diag.New(diag.TrainingLost, "%d steps in a row were rejected; the last because %s",
 		t.guard.Rejected, why).At("step %d", t.step).
-		Try("look at the first of them with --replay, lower optimizer.rate, or look at the data")
+		Try("look at the first of them with --replay, lower optimizer.lr, or look at the data")
 }
 
 // validate gives the loss over the held-out rows. It asks between any two parts whether the run is
@@ -384,7 +384,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	defer t.span("validate")()
 	t.owes = true
 	sum, labels := 0.0, int64(0)
-	rows := int64(t.Recipe.Micro)
+	rows := int64(t.Recipe.Microbatch)
 	for first := int64(0); first < min(t.Eval.EvalRows(), maxEvalRows); first += rows {
 		end := t.phase(phaseVote)
 		stopped, err := t.others.some(ctx, stop.Err() != nil)

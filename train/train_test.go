@@ -138,7 +138,7 @@ batch = 4
 seq = 12
 precision = "f32"
 [optimizer]
-rate = 1e-2
+lr = 1e-2
 warmup = 4
 [data]
 sources = ["none"]
@@ -250,7 +250,7 @@ func (s stopping) Eval(first int64, rows, rank, ranks int) (*data.Batch, error) 
 // ends as one that was left alone.
 func TestStopInValidation(t *testing.T) {
 	r := newRig(t)
-	out, set := t.TempDir(), []string{"micro=2", "steps=6", "eval.every=4", "save.every=0"}
+	out, set := t.TempDir(), []string{"microbatch=2", "steps=6", "eval.every=4", "save.every=0"}
 	ctx, cancel := context.WithCancel(t.Context())
 	read, l := 0, &log{}
 	tr := r.start(out, counting{}, l, set...)
@@ -292,7 +292,7 @@ func TestOtherCheckpointInTheWay(t *testing.T) {
 	r := newRig(t)
 	set := []string{"steps=6", "save.every=2"}
 	out, other := t.TempDir(), t.TempDir()
-	r.run(other, counting{}, append(set, "optimizer.rate=1e-3")...)
+	r.run(other, counting{}, append(set, "optimizer.lr=1e-3")...)
 	l := &log{}
 	tr := r.start(out, counting{}, l, set...)
 	from := filepath.Join(checkpoints(other), "step-00000004")
@@ -320,7 +320,7 @@ func TestOtherCheckpointInTheWay(t *testing.T) {
 func TestLearns(t *testing.T) {
 	r := newRig(t)
 	for _, set := range [][]string{
-		{}, {"micro=2"}, {"precision=bf16"}, {"optimizer.name=muon", "recompute=full"},
+		{}, {"microbatch=2"}, {"precision=bf16"}, {"optimizer.name=muon", "recompute=full"},
 		{"optimizer.moments=bf16"},
 	} {
 		t.Run(fmt.Sprint(set), func(t *testing.T) {
@@ -353,7 +353,7 @@ func TestLearns(t *testing.T) {
 func TestPartsAreTheWhole(t *testing.T) {
 	r := newRig(t)
 	whole := r.run(t.TempDir(), counting{}).losses()
-	parts := r.run(t.TempDir(), counting{}, "micro=1").losses()
+	parts := r.run(t.TempDir(), counting{}, "microbatch=1").losses()
 	for i, want := range whole {
 		if d := math.Abs(parts[i]-want) / want; d > 1e-4 {
 			t.Errorf("step %d: loss %v in parts, %v as a whole", i+1, parts[i], want)
@@ -493,9 +493,9 @@ func TestPoisonIsRejectedByAllRanks(t *testing.T) {
 	r = &rig{t, r.engine, &c, p}
 	const flat = "optimizer.schedule=constant"
 	out := t.TempDir()
-	r.run(filepath.Join(out, "clean"), counting{}, "steps=3", "micro=2", flat, "optimizer.warmup=0")
+	r.run(filepath.Join(out, "clean"), counting{}, "steps=3", "microbatch=2", flat, "optimizer.warmup=0")
 	l := &log{}
-	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=5", "save.every=1", "micro=2", flat,
+	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=5", "save.every=1", "microbatch=2", flat,
 		"optimizer.warmup=0")
 	defer tr.Close()
 	tr.Poison(4)

@@ -86,7 +86,7 @@ batch = 4
 seq = 12
 precision = "f32"
 [optimizer]
-rate = 1e-3
+lr = 1e-3
 warmup = 4
 [data]
 sources = ["none"]

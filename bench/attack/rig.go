@@ -25,7 +25,7 @@ seq = 16
 precision = "f32"
 init = "random"
 [optimizer]
-rate = 1e-2
+lr = 1e-2
 warmup = 4
 [data]
 sources = ["text"]

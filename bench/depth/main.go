@@ -102,7 +102,7 @@ func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Sta
 	deep := *c
 	deep.Layers = layers
 	r := recipe.Default()
-	r.Batch, r.Micro, r.Seq = 1, 1, seq
+	r.Batch, r.Microbatch, r.Seq = 1, 1, seq
 	if arch == "cpu" {
 		r.Precision = dtype.F32
 	} else {

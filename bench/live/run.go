@@ -38,7 +38,7 @@ const weights = 7
 func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.Plan) (*runner,
 	error) {
 	r := recipe.Default()
-	r.Steps, r.Batch, r.Micro, r.Seq = 1<<30, batch, int(p.Rows()), seq
+	r.Steps, r.Batch, r.Microbatch, r.Seq = 1<<30, batch, int(p.Rows()), seq
 	r.Precision, r.Recompute = dtype.F32, p.Recompute
 	r.Optimizer.Schedule, r.Optimizer.Warmup = "constant", 0
 	r.Save.Every, r.Eval.Every = 0, 0

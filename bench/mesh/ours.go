@@ -35,14 +35,14 @@ type trainer struct {
 func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.Weights,
 	p *plan.Plan) (*trainer, error) {
 	r := recipe.Default()
-	r.Steps, r.Batch, r.Micro, r.Seq = 1<<30, int(s.Batch), int(s.Batch), int(s.Seq)
+	r.Steps, r.Batch, r.Microbatch, r.Seq = 1<<30, int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision = dtype.F32
 	if s.DType == "bf16" {
 		r.Precision = dtype.BF16
 	}
-	r.Optimizer = recipe.Optimizer{Name: "adamw", Rate: abtest.Rate, Floor: abtest.Rate,
-		Schedule: "constant", Decay: abtest.Decay, Beta1: abtest.Beta1, Beta2: abtest.Beta2,
-		Clip: abtest.Clip, Moments: dtype.F32}
+	r.Optimizer = recipe.Optimizer{Name: "adamw", LR: abtest.Rate, MinLR: abtest.Rate,
+		Schedule: "constant", WeightDecay: abtest.Decay, Beta1: abtest.Beta1, Beta2: abtest.Beta2,
+		MaxGradNorm: abtest.Clip, Moments: dtype.F32}
 	r.Save.Every, r.Eval.Every = 0, 0
 	c := abtest.Config(s)
 	programs, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "cpu", Plan: p})

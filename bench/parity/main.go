@@ -204,8 +204,8 @@ func recipeOf(o options) *recipe.Recipe {
 	r := recipe.Default()
 	r.Model, r.Out = "llama-"+o.size, filepath.Join(o.work, fmt.Sprintf("state-%s-%g", o.size, o.rate))
 	r.Data.Sources = []recipe.Source{{Path: "golang.org/x/tools"}} // a run that goes on compares them
-	r.Seed, r.Steps, r.Batch, r.Micro, r.Seq = o.seed, o.steps, o.batch, o.batch, 128
-	r.Optimizer.Rate, r.Optimizer.Floor, r.Optimizer.Warmup = o.rate, o.rate/10, o.warmup
+	r.Seed, r.Steps, r.Batch, r.Microbatch, r.Seq = o.seed, o.steps, o.batch, o.batch, 128
+	r.Optimizer.LR, r.Optimizer.MinLR, r.Optimizer.Warmup = o.rate, o.rate/10, o.warmup
 	return r
 }
 

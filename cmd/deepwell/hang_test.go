@@ -22,13 +22,13 @@ const hangRecipe = `model = "./config.json"
 init = "random"
 steps = 1000000
 batch = 2
-micro = 1
+microbatch = 1
 seq = 8
 precision = "f32"
 [optimizer]
 warmup = 1
 schedule = "constant"
-rate = 1e-6
+lr = 1e-6
 [data]
 sources = ["text"]
 tokenizer = "tokenizer.json"

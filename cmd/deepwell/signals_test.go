@@ -23,7 +23,7 @@ steps = 200000
 batch = 2
 seq = 8
 [optimizer]
-rate = 1e-6
+lr = 1e-6
 [data]
 sources = ["text"]
 tokenizer = "tokenizer.json"

@@ -184,8 +184,10 @@ func (r *Reader) near(typed string, known []string) {
 }
 
 // List reads a list; item reads the i-th of its values.
-func (r *Reader) List(want string, item func(i int)) {
-	if t := r.Next(); t != json.Delim('[') {
+func (r *Reader) List(want string, item func(i int)) { r.asList(r.Next(), want, item) }
+
+func (r *Reader) asList(t json.Token, want string, item func(i int)) {
+	if t != json.Delim('[') {
 		r.Wrong(t, want)
 		return
 	}
@@ -242,7 +244,12 @@ func (r *Reader) Word(known []string) string {
 
 // Words reads a list of different words, which want spells; "" if the known words do.
 func (r *Reader) Words(want string, known []string) (list []string) {
-	r.List(cmp.Or(want, "a list of "+strings.Join(known, ", ")), func(int) {
+	return r.AsWords(r.Next(), want, known)
+}
+
+// AsWords is [Reader.Words] after its first token has been read.
+func (r *Reader) AsWords(t json.Token, want string, known []string) (list []string) {
+	r.asList(t, cmp.Or(want, "a list of "+strings.Join(known, ", ")), func(int) {
 		s := r.Word(known)
 		if slices.Contains(list, s) {
 			r.Fail(r.format.Value, "%s has %q twice", r.Key, s)
