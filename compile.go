@@ -122,8 +122,8 @@ func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.C
 	}
 	defer compiler.Close()
 	var reports []*engine.Report
-	for i := range p.Stages {
-		s := p.Stages[i]
+	for i := range p.Modules {
+		s := p.Modules[i]
 		if len(job.Flags) > 0 {
 			s.Flags = maps.Clone(s.Flags)
 			if s.Flags == nil {

@@ -169,7 +169,7 @@ func (e *Env) blackwell(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	for _, stage := range []func(int) *program.Stage{selftest.MXFP8, selftest.Attention} {
+	for _, stage := range []func(int) *program.Module{selftest.MXFP8, selftest.Attention} {
 		r, err := c.Compile(ctx, stage(cluster.Count))
 		if err != nil {
 			return "", err

@@ -31,14 +31,16 @@ func (e *Env) meter(ctx context.Context) (machine.Measured, error) {
 	)
 	square := func(t dtype.DType) dtype.Shape { return dtype.Shape{Type: t, Dims: []int64{mat, mat}} }
 	long := dtype.Shape{Type: dtype.F32, Dims: []int64{vector}}
-	one := func(text string) *program.Stage { return &program.FromText("measure", text, 1).Stages[0] }
+	one := func(text string) *program.Module {
+		return &program.FromText("measure", text, 1).Modules[0]
+	}
 	sum, err := selftest.Sum(long, program.Range(0, devices))
 	if err != nil {
 		return m, err
 	}
 	for _, row := range []struct {
 		into   *int64
-		stage  *program.Stage
+		stage  *program.Module
 		shape  dtype.Shape
 		amount int64
 	}{
@@ -74,7 +76,7 @@ func negateText(s dtype.Shape) string {
 }
 
 // timeProgram gives the best of some runs: noise only ever adds.
-func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Stage,
+func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Module,
 	shape dtype.Shape) (time.Duration, error) {
 	x, err := eng.Compile(ctx, stage)
 	if err != nil {
@@ -82,7 +84,7 @@ func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Stage,
 	}
 	defer x.Free()
 	data := engine.Aligned(int(shape.Bytes()))
-	arg, err := eng.Place(x.Stage(), x.Stage().Args[0], engine.Lent,
+	arg, err := eng.Place(x.Module(), x.Module().Args[0], engine.Lent,
 		func(int) ([]byte, error) { return data, nil })
 	if err != nil {
 		return 0, err
@@ -106,7 +108,7 @@ func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Stage,
 
 func timeCopies(ctx context.Context, eng *engine.Engine, shape dtype.Shape) (to, from int64,
 	err error) {
-	stage := &program.Stage{Name: "copy", Devices: program.Range(0, 1), Text: "-"}
+	stage := &program.Module{Name: "copy", Devices: program.Range(0, 1), Text: "-"}
 	spec := program.Array{Name: "x", Global: shape}
 	data, back := engine.Aligned(int(shape.Bytes())), engine.Aligned(int(shape.Bytes()))
 	bestTo, bestFrom := time.Hour, time.Hour

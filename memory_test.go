@@ -103,7 +103,7 @@ func TestDryRunHoldsWhatThePlanSays(t *testing.T) {
 }
 
 // given is what a program gives that takes the place of nothing, in bytes of one device.
-func given(t *testing.T, s *program.Stage) (n int64) {
+func given(t *testing.T, s *program.Module) (n int64) {
 	t.Helper()
 	count := func(list []program.Array, sign int64, some func(a program.Array) bool) {
 		for _, a := range list {
@@ -177,7 +177,7 @@ func accountsAgree(t *testing.T, config *model.Config, p *plan.Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranks, err := programs.Footprints(func(s *program.Stage) step.Needs {
+	ranks, err := programs.Footprints(func(s *program.Module) step.Needs {
 		return step.Needs{Temp: foreseen[s.Name][0], Output: given(t, s)}
 	})
 	if err != nil {

@@ -119,7 +119,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 			out.twins[first[s.Text]] = append(out.twins[first[s.Text]], s.Name)
 		default:
 			first[s.Text] = s.Name
-			out.program.Stages = append(out.program.Stages, *s)
+			out.program.Modules = append(out.program.Modules, *s)
 		}
 	}
 	return out, out.program.Validate()
@@ -128,7 +128,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 // modulesOf lists the programs of a step of all ranks, each on devices counted from 0, since what
 // is compiled for one rank serves all that do the same; and what hands over between ranks on a
 // cluster.
-func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Stage, err error) {
+func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Module, err error) {
 	for _, row := range p.List {
 		if p.Joint() && (row.Kind == step.Evaluate || row.Kind == step.Quantize) {
 			continue // no part of a step
@@ -149,7 +149,7 @@ func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Stage, err 
 		if err != nil {
 			return nil, err
 		}
-		s, err := engine.PermuteStage(local, p.Ranks[0].Devices, p.Ranks[1].Devices)
+		s, err := engine.PermuteModule(local, p.Ranks[0].Devices, p.Ranks[1].Devices)
 		if err != nil {
 			return nil, err
 		}
@@ -187,7 +187,7 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	}
 	s := *w.Find(step.Gradient, 0).Module
 	s.Name = name
-	return &source{program: &program.Program{Name: name, Stages: []program.Stage{s}}, notes: w.Notes,
+	return &source{program: &program.Program{Name: name, Modules: []program.Module{s}}, notes: w.Notes,
 		warnings: w.Warnings}, nil
 }
 
@@ -200,7 +200,7 @@ func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error)
 			byName[twin] = r
 		}
 	}
-	list, err := x.planned.Footprints(func(s *program.Stage) step.Needs {
+	list, err := x.planned.Footprints(func(s *program.Module) step.Needs {
 		m := byName[s.Name].Memory
 		return step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	})

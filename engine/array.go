@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// An Array is something with a global name that lies in pieces on the devices of a stage.
+// An Array is something with a global name that lies in pieces on the devices of a module.
 type Array struct {
 	spec  program.Array
 	local dtype.Shape
@@ -21,7 +21,7 @@ type Array struct {
 // Name is the global name.
 func (a *Array) Name() string { return a.spec.Name }
 
-// Spec describes the array as the stage that it was made for does.
+// Spec describes the array as the module that it was made for does.
 func (a *Array) Spec() program.Array { return a.spec }
 
 // Local is the shape of each piece.
@@ -95,11 +95,11 @@ const (
 // hostModes are PJRT's semantics of host memory, by Source.
 var hostModes = []pjrt.HostMode{pjrt.HostCopied, pjrt.HostShared, pjrt.HostGiven}
 
-// Place puts an array on the devices of a stage that this process has: fill gives the dense
-// row-major bytes of the piece for the stage's i-th device. Pieces that the CPU engine can use in
+// Place puts an array on the devices of a module that this process has: fill gives the dense
+// row-major bytes of the piece for the module's i-th device. Pieces that the CPU engine can use in
 // place, because they are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are
 // not copied.
-func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
+func (e *Engine) Place(s *program.Module, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
 	if from < 0 || int(from) >= len(hostModes) {
 		return nil, diag.New(diag.BufferMismatch, "there is no source of host memory %d", from).
@@ -110,7 +110,7 @@ func (e *Engine) Place(s *program.Stage, spec program.Array, from Source,
 		return nil, err
 	}
 	if len(s.Devices) == 0 {
-		return nil, diag.New(diag.ProgramInvalid, "stage %s has no devices", s.Name)
+		return nil, diag.New(diag.ProgramInvalid, "module %s has no devices", s.Name)
 	}
 	a := &Array{spec: spec, local: local}
 	for i, id := range s.Devices {

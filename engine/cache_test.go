@@ -94,9 +94,9 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 		s := addOne(devices)
 		s.Flags = map[string]any{"xla_dump_to": dumps}
 		e := cpu(t, func(o *engine.Options) { o.Cache = dir })
-		enginetest.Stage(t, e, s)
+		enginetest.Compile(t, e, s)
 		written("cpu")
-		enginetest.Stage(t, e, s) // which the engine has loaded
+		enginetest.Compile(t, e, s) // which the engine has loaded
 		written("cpu again")
 		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, WithoutCuDNN: true})
 		if err != nil {

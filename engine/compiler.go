@@ -56,9 +56,9 @@ func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 	return c, nil
 }
 
-// Compile compiles one stage for the target, or takes what came of it from the cache, and says what
-// that was.
-func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Cluster) (*Report,
+// Compile compiles one module for the target cluster, or reads the result from the cache, and
+// reports memory, kernels and collectives.
+func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Cluster) (*Report,
 	error) {
 	if err := ctx.Err(); err != nil {
 		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
@@ -67,7 +67,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Stage, t machine.Clus
 		return nil, err
 	}
 	if n := t.Devices(); len(s.Devices) > n {
-		return nil, diag.New(diag.DeviceMismatch, "stage %s runs on %d devices; %s has %d", s.Name,
+		return nil, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d", s.Name,
 			len(s.Devices), t.Card.Title, n)
 	}
 	start := time.Now()
@@ -115,9 +115,9 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 	return c, err
 }
 
-// compiled compiles a stage, unless the cache has what came of it. What is kept is XLA's own word:
+// compiled compiles a module, unless the cache has what came of it. What is kept is XLA's own word:
 // reports are made of it anew.
-func (c *Compiler) compiled(s *program.Stage, t machine.Cluster) (x compiled, cached bool,
+func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, cached bool,
 	err error) {
 	options := c.options(s, t)
 	encoded, err := options.Encode()
@@ -168,7 +168,7 @@ func (c *Compiler) compiled(s *program.Stage, t machine.Cluster) (x compiled, ca
 // say what is computed again.
 const disablePasses = "xla_disable_hlo_passes"
 
-// describe makes the topology of a target, once: all stages of a program have the same, and
+// describe makes the topology of a target, once: all modules of a program have the same, and
 // describing 65,536 devices takes 0.1 s.
 func (c *Compiler) describe(t machine.Cluster) (*pjrt.Topology, error) {
 	config, shape := t.ConfigText(c.bundle.CuDNN), t.Topology()
@@ -201,10 +201,10 @@ func (c *Compiler) Close() {
 	c.topologies = nil
 }
 
-// options are the flags of the stage on top of what every compile without a device needs and of
+// options are the flags of the module on top of what every compile without a device needs and of
 // the set that hid most communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
-func (c *Compiler) options(s *program.Stage, t machine.Cluster) pjrt.CompileOptions {
+func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOptions {
 	flags := map[string]any{
 		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
 		"xla_gpu_autotune_level":   0,
@@ -241,7 +241,7 @@ func (x *Executable) Report() (*Report, error) {
 	if err := x.alive(); err != nil {
 		return nil, err
 	}
-	n := len(x.stage.Devices)
+	n := len(x.module.Devices)
 	t := machine.Cluster{Count: n, Domains: 1, HostsPerDomain: 1, DevicesPerHost: n}
 	t.Card.Name = x.engine.platform
 	made, err := describeExecutable(x.loaded.Executable)
@@ -249,14 +249,14 @@ func (x *Executable) Report() (*Report, error) {
 		return nil, err
 	}
 	made.Seconds = x.loaded.seconds
-	r, err := newReport(made, &x.stage, t)
+	r, err := newReport(made, &x.module, t)
 	if err == nil {
 		r.Engine, r.Cached = x.engine.name+" "+x.engine.version, x.cached
 	}
 	return r, err
 }
 
-func newReport(x compiled, s *program.Stage, t machine.Cluster) (*Report, error) {
+func newReport(x compiled, s *program.Module, t machine.Cluster) (*Report, error) {
 	m, err := hlo.Read(x.Format, x.optimized)
 	if err != nil {
 		return nil, err

@@ -63,13 +63,13 @@ func read(t testing.TB, a *engine.Array, i int) []float32 {
 }
 
 // addOne is a step that adds a vector to a resident one, in place.
-func addOne(n int) *program.Stage {
+func addOne(n int) *program.Module {
 	spec := func(name string) program.Array {
 		return program.Array{Name: name, Global: f32(int64(4 * n)), Split: [][]string{{"dp"}}}
 	}
 	w := spec("w")
 	w.Into = "w"
-	return &program.Stage{Name: "add", Devices: program.Range(0, n), Mesh: []program.Axis{{Name: "dp", Size: n}},
+	return &program.Module{Name: "add", Devices: program.Range(0, n), Mesh: []program.Axis{{Name: "dp", Size: n}},
 		Args: []program.Array{w, spec("x")}, Results: []program.Array{spec("w")},
 		Text: fmt.Sprintf(`module @add attributes {mhlo.num_replicas = %d : i32} {
 func.func @main(%%w: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -78,7 +78,7 @@ func.func @main(%%w: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %%x: tensor<4
 }}`, n)}
 }
 
-func place(t testing.TB, e *engine.Engine, s *program.Stage, spec program.Array, fill func(i int) []byte) *engine.Array {
+func place(t testing.TB, e *engine.Engine, s *program.Module, spec program.Array, fill func(i int) []byte) *engine.Array {
 	t.Helper()
 	a, err := e.Place(s, spec, engine.Copied, func(i int) ([]byte, error) { return fill(i), nil })
 	if err != nil {
@@ -96,13 +96,13 @@ func counter(t *testing.T) (*engine.Executable, *engine.State, *engine.Array) {
 	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
 	ones := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 	t.Cleanup(ones.Free)
-	return enginetest.Stage(t, e, s), state, ones
+	return enginetest.Compile(t, e, s), state, ones
 }
 
 func TestStateStaysOnTheDevices(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x := enginetest.Stage(t, e, s)
+	x := enginetest.Compile(t, e, s)
 	var state engine.State
 	defer state.Free()
 	state.Put(place(t, e, s, s.Args[0], func(i int) []byte { return floats(float32(i), 0, 0, 0) }))
@@ -129,7 +129,7 @@ func TestStateStaysOnTheDevices(t *testing.T) {
 
 func TestArraysMoveBetweenDevices(t *testing.T) {
 	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Range(0, 2), Text: "-"}
+	s := &program.Module{Name: "s", Devices: program.Range(0, 2), Text: "-"}
 	spec := program.Array{Name: "x", Global: f32(2)}
 	a := place(t, e, s, spec, func(i int) []byte { return floats(float32(i), 7) })
 	defer a.Free()
@@ -148,7 +148,7 @@ func TestArraysMoveBetweenDevices(t *testing.T) {
 
 func TestHostMemoryKinds(t *testing.T) {
 	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	for _, kind := range e.Devices()[0].Memories {
 		spec := program.Array{Name: "x", Global: f32(2), Memory: kind}
 		a := place(t, e, s, spec, func(int) []byte { return floats(3, 4) })
@@ -162,7 +162,7 @@ func TestHostMemoryKinds(t *testing.T) {
 // Every element type goes to a device and comes back as it was, FP4 two to a byte.
 func TestEveryElementTypeRoundTrips(t *testing.T) {
 	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	for _, d := range dtype.All() {
 		spec := program.Array{Name: "x", Global: dtype.Shape{Type: d, Dims: []int64{3, 5}}}
 		want := make([]byte, spec.Global.Bytes())
@@ -185,7 +185,7 @@ func TestEveryElementTypeRoundTrips(t *testing.T) {
 
 func TestZeroCopyUsesTheMemoryInPlace(t *testing.T) {
 	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	spec := program.Array{Name: "x", Global: f32(1 << 20)}
 	data := engine.Aligned(int(spec.Global.Bytes()))
 	a, err := e.Place(s, spec, engine.Lent, func(int) ([]byte, error) { return data, nil })
@@ -202,7 +202,7 @@ func TestZeroCopyUsesTheMemoryInPlace(t *testing.T) {
 
 func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	e := cpu(t)
-	s := &program.Stage{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	before := e.LiveBytes()[0]
 	e.ResetHighWater()
 	spec := program.Array{Name: "x", Global: f32(1000)}
@@ -218,7 +218,7 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	}
 	// A donated step: argument and result share memory, so only the other argument adds.
 	add := addOne(1)
-	x := enginetest.Stage(t, e, add)
+	x := enginetest.Compile(t, e, add)
 	m, err := x.Memory()
 	if err != nil {
 		t.Fatal(err)
@@ -355,10 +355,10 @@ func TestCompileCache(t *testing.T) {
 
 func TestStageIsHeldToItsText(t *testing.T) {
 	e := cpu(t)
-	for name, change := range map[string]func(*program.Stage){
-		"argument missing": func(s *program.Stage) { s.Args = s.Args[:1] },
-		"result shape":     func(s *program.Stage) { s.Args[0].Into = ""; s.Results[0].Global = f32(8 * devices) },
-		"not donated":      func(s *program.Stage) { s.Args[0].Into = "" },
+	for name, change := range map[string]func(*program.Module){
+		"argument missing": func(s *program.Module) { s.Args = s.Args[:1] },
+		"result shape":     func(s *program.Module) { s.Args[0].Into = ""; s.Results[0].Global = f32(8 * devices) },
+		"not donated":      func(s *program.Module) { s.Args[0].Into = "" },
 	} {
 		s := addOne(devices)
 		change(s)
@@ -371,8 +371,8 @@ func TestStageIsHeldToItsText(t *testing.T) {
 // Runs that nobody waits for gave their events and their part of the ledger back never.
 func TestRunsThatNobodyWaitsFor(t *testing.T) {
 	e := cpu(t)
-	x := enginetest.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
-	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 512) })
+	x := enginetest.Compile(t, e, &program.FromText("m", sumOverAll, devices).Modules[0])
+	arg := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 512) })
 	defer arg.Free()
 	before := fmt.Sprint(e.LiveBytes())
 	var last *engine.Run
@@ -407,8 +407,8 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	}
 	text := "module @m {func.func @main(%v0: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {\n" +
 		body.String() + "return %v8 : tensor<1500x1500xf32>}}"
-	x := enginetest.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
-	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
+	x := enginetest.Compile(t, e, &program.FromText("m", text, 1).Modules[0])
+	a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)
 	if err != nil {
@@ -461,8 +461,8 @@ func.func @main(%x: tensor<128xf32>) -> tensor<128xf32> {
 // process after 40 s, with the seventh run. Now each begins when the one before is done.
 func TestManyQueuedCollectives(t *testing.T) {
 	e := cpu(t)
-	x := enginetest.Stage(t, e, &program.FromText("m", sumOverAll, devices).Stages[0])
-	arg := place(t, e, x.Stage(), x.Stage().Args[0], func(i int) []byte {
+	x := enginetest.Compile(t, e, &program.FromText("m", sumOverAll, devices).Modules[0])
+	arg := place(t, e, x.Module(), x.Module().Args[0], func(i int) []byte {
 		return append(floats(float32(i)), make([]byte, 508)...)
 	})
 	defer arg.Free()
@@ -503,13 +503,13 @@ func TestStagedMemoryIsNotSharedByLiveArrays(t *testing.T) {
 	const n = 1 << 20
 	spec := program.Array{Name: "w", Global: f32(n), Into: "w"}
 	result := program.Array{Name: "w", Global: f32(n)}
-	s := &program.Stage{Name: "double", Devices: program.Range(0, 1), Args: []program.Array{spec},
+	s := &program.Module{Name: "double", Devices: program.Range(0, 1), Args: []program.Array{spec},
 		Results: []program.Array{result}, Text: `module @m {
 func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tensor<1048576xf32> {
   %r = stablehlo.add %w, %w : tensor<1048576xf32>
   return %r : tensor<1048576xf32>
 }}`}
-	x := enginetest.Stage(t, e, s)
+	x := enginetest.Compile(t, e, s)
 	data := make([]byte, 4*n)
 	fill := func(v float32) []byte {
 		dtype.F32.Encode(data, slices.Repeat([]float32{v}, n))
@@ -542,13 +542,13 @@ func TestFreeWhileRunning(t *testing.T) {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
   %b = stablehlo.dot_general %a, %x, contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
   return %b : tensor<512x512xf32>}}`
-	s := &program.FromText("m", text, 1).Stages[0]
+	s := &program.FromText("m", text, 1).Modules[0]
 	for range 20 {
 		x, err := e.Compile(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 512*512*4) })
+		a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 512*512*4) })
 		run, err := x.Run(a)
 		if err != nil {
 			t.Fatal(err)
@@ -567,8 +567,8 @@ func TestCanceledWaitReturns(t *testing.T) {
 	text := `module @m {func.func @main(%x: tensor<1500x1500xf32>) -> tensor<1500x1500xf32> {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<1500x1500xf32>, tensor<1500x1500xf32>) -> tensor<1500x1500xf32>
   return %a : tensor<1500x1500xf32>}}`
-	x := enginetest.Stage(t, e, &program.FromText("m", text, 1).Stages[0])
-	a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
+	x := enginetest.Compile(t, e, &program.FromText("m", text, 1).Modules[0])
+	a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
 	run, err := x.Run(a)
 	if err != nil {
@@ -657,11 +657,11 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 		text := fmt.Sprintf(`module @m {func.func @main(%%x: tensor<4xf32>) -> tensor<4xf32> {
   %%r = stablehlo.custom_call @%s(%%x) {api_version = 4 : i32} : (tensor<4xf32>) -> tensor<4xf32>
   return %%r : tensor<4xf32>}}`, name)
-		x, err := e.Compile(t.Context(), &program.FromText("m", text, 1).Stages[0])
+		x, err := e.Compile(t.Context(), &program.FromText("m", text, 1).Modules[0])
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := place(t, e, x.Stage(), x.Stage().Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
+		a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
 		run, err := x.Run(a)
 		if err == nil {
 			err = run.Wait(t.Context())
@@ -680,7 +680,7 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
 	e := cpu(t)
 	e.Elsewhere(0, 1, 4, 5)
-	s := &program.Stage{Name: "s", Devices: program.Devices{2, 0, 3, 1}, Text: "-", Mesh: addOne(4).Mesh}
+	s := &program.Module{Name: "s", Devices: program.Devices{2, 0, 3, 1}, Text: "-", Mesh: addOne(4).Mesh}
 	spec := program.Array{Name: "x", Global: f32(2)}
 	var asked []int
 	a, err := e.Place(s, spec, engine.Copied, func(i int) ([]byte, error) {

@@ -18,7 +18,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer e.Close()
-	stage := &program.Stage{
+	stage := &program.Module{
 		Name: "sum", Devices: program.Range(0, 2),
 		Mesh:    []program.Axis{{Name: "dp", Size: 2}},
 		Args:    []program.Array{{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{4}}, Split: [][]string{{"dp"}}}},

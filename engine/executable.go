@@ -18,10 +18,10 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// An Executable is a stage on its devices, ready to run.
+// An Executable is a module on its devices, ready to run.
 type Executable struct {
 	engine  *Engine
-	stage   program.Stage
+	module  program.Module
 	loaded  *shared
 	cached  bool // not compiled for this one
 	freed   atomic.Bool
@@ -34,8 +34,8 @@ type programHead struct {
 	Seconds float64 // that the compile took
 }
 
-// Compile compiles a stage for the devices it names, or takes it from the cache.
-func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, error) {
+// Compile compiles a module for the devices it names, or takes it from the cache.
+func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
 	}
@@ -77,7 +77,7 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 		}
 		loaded = e.programs.put(key, one, head.Seconds)
 	}
-	x := &Executable{engine: e, stage: *s, loaded: loaded, cached: cached}
+	x := &Executable{engine: e, module: *s, loaded: loaded, cached: cached}
 	if err := x.check(); err != nil {
 		x.Free()
 		return nil, err
@@ -87,10 +87,10 @@ func (e *Engine) Compile(ctx context.Context, s *program.Stage) (*Executable, er
 	return x, nil
 }
 
-// check holds the stage's own description to what was compiled. A stage without one gets it from
+// check holds the module's own description to what was compiled. A module without one gets it from
 // the compiled program.
 func (x *Executable) check() error {
-	sig, s := x.loaded.Signature(), &x.stage
+	sig, s := x.loaded.Signature(), &x.module
 	if s.Args == nil && s.Results == nil {
 		for i, shape := range sig.Params {
 			s.Args = append(s.Args, program.Array{Name: fmt.Sprintf("arg%d", i), Global: shape})
@@ -108,8 +108,8 @@ func (x *Executable) check() error {
 	}
 	for i, a := range s.Args {
 		if donated := a.Into != ""; donated != sig.Donates[i] {
-			return diag.New(diag.ProgramInvalid, "argument %s: the stage says donated=%v, its text %v",
-				a.Name, donated, sig.Donates[i]).At("stage %s", s.Name)
+			return diag.New(diag.ProgramInvalid, "argument %s: the module says donated=%v, its text %v",
+				a.Name, donated, sig.Donates[i]).At("module %s", s.Name)
 		}
 	}
 	return nil
@@ -117,24 +117,24 @@ func (x *Executable) check() error {
 
 func (x *Executable) compare(what string, specs []program.Array, shapes []dtype.Shape) error {
 	if len(specs) != len(shapes) {
-		return diag.New(diag.ProgramInvalid, "the stage lists %d %ss, its text has %d", len(specs), what,
-			len(shapes)).At("stage %s", x.stage.Name)
+		return diag.New(diag.ProgramInvalid, "the module lists %d %ss, its text has %d", len(specs), what,
+			len(shapes)).At("module %s", x.module.Name)
 	}
 	for i, spec := range specs {
-		local, err := x.stage.Local(spec)
+		local, err := x.module.Local(spec)
 		if err != nil {
 			return err
 		}
 		if !local.Equal(shapes[i]) {
 			return diag.New(diag.ProgramInvalid, "%s %s is %s on a device; the text has %s", what,
-				spec.Name, local, shapes[i]).At("stage %s", x.stage.Name)
+				spec.Name, local, shapes[i]).At("module %s", x.module.Name)
 		}
 	}
 	return nil
 }
 
-// Stage describes what the executable runs, with its arguments and results.
-func (x *Executable) Stage() *program.Stage { return &x.stage }
+// Module describes what the executable runs, with its arguments and results.
+func (x *Executable) Module() *program.Module { return &x.module }
 
 // Memory is the compiler's account of what a run needs on each device.
 func (x *Executable) Memory() (Memory, error) {
@@ -163,23 +163,23 @@ func (x *Executable) Free() {
 // alive is an error once the executable was freed: others may go on with its program.
 func (x *Executable) alive() error {
 	if x.freed.Load() {
-		return diag.New(diag.BufferGone, "the executable of stage %s was freed", x.stage.Name)
+		return diag.New(diag.BufferGone, "the executable of module %s was freed", x.module.Name)
 	}
 	return nil
 }
 
-// A Run is a stage at work.
+// A Run is a module at work.
 type Run struct {
 	Results []*Array
 	run     *pjrt.Run
 	kept    map[*Array]bool // results that a State owns now
 }
 
-// Run starts the stage with arguments in its order. Donated arguments are consumed.
+// Run starts the module with arguments in its order. Donated arguments are consumed.
 func (x *Executable) Run(args ...*Array) (*Run, error) {
-	if len(args) != len(x.stage.Args) {
-		return nil, diag.New(diag.ArgumentCount, "stage %s takes %d arguments; %d were given",
-			x.stage.Name, len(x.stage.Args), len(args))
+	if len(args) != len(x.module.Args) {
+		return nil, diag.New(diag.ArgumentCount, "module %s takes %d arguments; %d were given",
+			x.module.Name, len(x.module.Args), len(args))
 	}
 	if err := x.alive(); err != nil {
 		return nil, err
@@ -202,8 +202,8 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 	for i, a := range args {
 		if a == nil || len(a.parts) != len(devices) {
 			return nil, diag.New(diag.ArgumentCount,
-				"argument %s of stage %s must have a piece on each of %d devices",
-				x.stage.Args[i].Name, x.stage.Name, len(devices))
+				"argument %s of module %s must have a piece on each of %d devices",
+				x.module.Args[i].Name, x.module.Name, len(devices))
 		}
 		for d := range devices {
 			lists[d][i] = a.parts[d]
@@ -213,8 +213,8 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Run{run: run, Results: make([]*Array, len(x.stage.Results))}
-	arrays := make([]Array, len(x.stage.Results))
+	r := &Run{run: run, Results: make([]*Array, len(x.module.Results))}
+	arrays := make([]Array, len(x.module.Results))
 	parts := make([]*pjrt.Buffer, len(devices)*len(arrays))
 	for i := range arrays {
 		own := parts[:len(devices):len(devices)]
@@ -222,7 +222,7 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 		for d := range devices {
 			own[d] = run.Outputs[d][i]
 		}
-		arrays[i] = Array{spec: x.stage.Results[i], local: own[0].Shape(), parts: own}
+		arrays[i] = Array{spec: x.module.Results[i], local: own[0].Shape(), parts: own}
 		r.Results[i] = &arrays[i]
 	}
 	return r, nil
@@ -322,29 +322,31 @@ func (st *State) Free() {
 	st.arrays = nil
 }
 
-// Step runs a stage on the state: each argument is the given input of its name, or else what the
+// Step runs a module on the state: each argument is the given input of its name, or else what the
 // state keeps under it. Results that take the place of donated arguments go back into the state;
 // the caller owns the others.
 func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
-	args := make([]*Array, len(x.stage.Args))
-	for i, spec := range x.stage.Args {
+	args := make([]*Array, len(x.module.Args))
+	for i, spec := range x.module.Args {
 		at := slices.IndexFunc(inputs, func(a *Array) bool { return a != nil && a.Name() == spec.Name })
 		if at >= 0 {
 			args[i] = inputs[at]
 		} else if args[i] = st.Get(spec.Name); args[i] == nil {
-			return nil, diag.New(diag.ArgumentCount, "stage %s needs %s, which is neither given nor kept",
-				x.stage.Name, spec.Name)
+			return nil, diag.New(diag.ArgumentCount, "module %s needs %s, which is neither given nor kept",
+				x.module.Name, spec.Name)
 		}
 	}
 	r, err := x.Run(args...)
 	if err != nil {
 		return nil, err
 	}
-	for _, spec := range x.stage.Args {
+	for _, spec := range x.module.Args {
 		if spec.Into == "" {
 			continue
 		}
-		at := slices.IndexFunc(x.stage.Results, func(a program.Array) bool { return a.Name == spec.Into })
+		at := slices.IndexFunc(x.module.Results, func(a program.Array) bool {
+			return a.Name == spec.Into
+		})
 		r.Keep(st, r.Results[at])
 	}
 	return r, nil

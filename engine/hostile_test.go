@@ -30,7 +30,7 @@ const identity = "  return %x : tensor<4xf32>"
 type scene struct {
 	t *testing.T
 	e *engine.Engine
-	s *program.Stage     // adds x to w on 8 devices, w donated
+	s *program.Module    // adds x to w on 8 devices, w donated
 	x *engine.Executable // s compiled
 	w *engine.Array
 	v *engine.Array
@@ -39,7 +39,7 @@ type scene struct {
 func newScene(t *testing.T, e *engine.Engine) *scene {
 	t.Helper()
 	s := addOne(devices)
-	sc := &scene{t: t, e: e, s: s, x: enginetest.Stage(t, e, s),
+	sc := &scene{t: t, e: e, s: s, x: enginetest.Compile(t, e, s),
 		w: place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) }),
 		v: place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })}
 	t.Cleanup(sc.w.Free)
@@ -48,7 +48,7 @@ func newScene(t *testing.T, e *engine.Engine) *scene {
 }
 
 func (sc *scene) compile(text string, n int) error {
-	x, err := sc.e.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0])
+	x, err := sc.e.Compile(sc.t.Context(), &program.FromText("m", text, n).Modules[0])
 	if err == nil {
 		x.Free()
 	}
@@ -65,12 +65,12 @@ func (sc *scene) compileForCards(text string, n int) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Compile(sc.t.Context(), &program.FromText("m", text, n).Stages[0], cluster)
+	_, err = c.Compile(sc.t.Context(), &program.FromText("m", text, n).Modules[0], cluster)
 	return err
 }
 
 func (sc *scene) flag(name string, value any) error {
-	s := program.FromText("m", module(identity), 1).Stages[0]
+	s := program.FromText("m", module(identity), 1).Modules[0]
 	s.Flags = map[string]any{name: value}
 	x, err := sc.e.Compile(sc.t.Context(), &s)
 	if err == nil {
@@ -143,13 +143,13 @@ var hostile = []struct {
 		return sc.flag("xla_cpu_enable_fast_math", "perhaps")
 	}},
 	{"device that is not there", diag.DeviceMismatch, "device 99", func(sc *scene) error {
-		s := program.FromText("m", module(identity), 1).Stages[0]
+		s := program.FromText("m", module(identity), 1).Modules[0]
 		s.Devices = program.Devices{99}
 		_, err := sc.e.Compile(sc.t.Context(), &s)
 		return err
 	}},
 	{"device twice", diag.ProgramInvalid, "twice", func(sc *scene) error {
-		s := program.FromText("m", module(identity), 2).Stages[0]
+		s := program.FromText("m", module(identity), 2).Modules[0]
 		s.Devices = program.Devices{1, 1}
 		_, err := sc.e.Compile(sc.t.Context(), &s)
 		return err
@@ -318,12 +318,12 @@ var hostile = []struct {
 	{"a result that no memory holds", diag.OutOfMemory, "memory", func(sc *scene) error {
 		x, err := sc.e.Compile(sc.t.Context(), &program.FromText("m", "module @m {\nfunc.func @main(%x: tensor<f32>) "+
 			"-> tensor<17592186044416xf32> {\n  %r = stablehlo.broadcast_in_dim %x, dims = [] : "+
-			"(tensor<f32>) -> tensor<17592186044416xf32>\n  return %r : tensor<17592186044416xf32>\n}\n}\n", 1).Stages[0])
+			"(tensor<f32>) -> tensor<17592186044416xf32>\n  return %r : tensor<17592186044416xf32>\n}\n}\n", 1).Modules[0])
 		if err != nil {
 			return err
 		}
 		defer x.Free()
-		a := place(sc.t, sc.e, x.Stage(), x.Stage().Args[0], func(int) []byte { return floats(1) })
+		a := place(sc.t, sc.e, x.Module(), x.Module().Args[0], func(int) []byte { return floats(1) })
 		defer a.Free()
 		run, err := x.Run(a)
 		if err != nil {
@@ -333,7 +333,7 @@ var hostile = []struct {
 		return run.Wait(sc.t.Context())
 	}},
 	{"a stage without devices", diag.ProgramInvalid, "no devices", func(sc *scene) error {
-		_, err := sc.e.Place(&program.Stage{Name: "s"}, program.Array{Name: "x", Global: f32(4)}, engine.Copied,
+		_, err := sc.e.Place(&program.Module{Name: "s"}, program.Array{Name: "x", Global: f32(4)}, engine.Copied,
 			func(int) ([]byte, error) { return make([]byte, 16), nil })
 		return err
 	}},
@@ -419,7 +419,7 @@ func TestHostileUse(t *testing.T) {
 func TestConcurrentMisuse(t *testing.T) {
 	e := cpu(t)
 	s := addOne(devices)
-	x := enginetest.Stage(t, e, s)
+	x := enginetest.Compile(t, e, s)
 	for range 20 {
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
 		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })

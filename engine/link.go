@@ -20,7 +20,7 @@ type Link interface {
 	Send(ctx context.Context, tag string, a *Array) error
 	// Recv takes the next array, which must have the tag and the shape that spec has on each device
 	// of s, and places it there. The array may still be on its way to the devices.
-	Recv(ctx context.Context, tag string, s *program.Stage, spec program.Array) (*Array, error)
+	Recv(ctx context.Context, tag string, s *program.Module, spec program.Array) (*Array, error)
 	// Meets reports whether Send and Recv wait for each other. Then each end must call them in the
 	// order that both have agreed on, sends and receives alike.
 	Meets() bool
@@ -128,7 +128,7 @@ func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
 	return nil
 }
 
-func (p *pipe) Recv(ctx context.Context, tag string, s *program.Stage,
+func (p *pipe) Recv(ctx context.Context, tag string, s *program.Module,
 	spec program.Array) (*Array, error) {
 	got, err := p.next(ctx, tag)
 	if err != nil {
@@ -176,7 +176,7 @@ func (p *pipe) closed(tag string) error {
 
 // arrived holds an array that lies on the receiver's devices to what the receiver expects, and
 // describes it as the receiver does.
-func arrived(p parcel, tag string, s *program.Stage, spec program.Array) error {
+func arrived(p parcel, tag string, s *program.Module, spec program.Array) error {
 	a := p.array
 	local, err := s.Local(spec)
 	switch {
@@ -223,7 +223,7 @@ func (w *wired) Send(ctx context.Context, tag string, a *Array) error {
 }
 
 // Recv reads the bytes of each piece into the memory that becomes the array.
-func (w *wired) Recv(ctx context.Context, tag string, s *program.Stage,
+func (w *wired) Recv(ctx context.Context, tag string, s *program.Module,
 	spec program.Array) (a *Array, err error) {
 	local, err := s.Local(spec)
 	if err != nil {

@@ -26,16 +26,16 @@ import (
 // A bed is two stages of two devices each, of one engine, with a link between them.
 type bed struct {
 	engine      *engine.Engine
-	left, right *program.Stage
+	left, right *program.Module
 	a, b        engine.Link
 }
 
-func stagesOf(n int) (left, right *program.Stage) {
-	return &program.Stage{Name: "left", Devices: program.Range(0, n), Text: "-"},
-		&program.Stage{Name: "right", Devices: program.Range(4, n), Text: "-"}
+func stagesOf(n int) (left, right *program.Module) {
+	return &program.Module{Name: "left", Devices: program.Range(0, n), Text: "-"},
+		&program.Module{Name: "right", Devices: program.Range(4, n), Text: "-"}
 }
 
-func (b *bed) place(t testing.TB, s *program.Stage, spec program.Array) *engine.Array {
+func (b *bed) place(t testing.TB, s *program.Module, spec program.Array) *engine.Array {
 	t.Helper()
 	local, err := s.Local(spec)
 	if err != nil {
@@ -169,7 +169,7 @@ func TestLinksHandOverEveryElementType(t *testing.T) {
 func TestLinksKeepOrder(t *testing.T) {
 	eachLink(t, 1, func(t *testing.T, b *bed) {
 		const rounds = 30
-		way := func(from, to engine.Link, s, into *program.Stage) {
+		way := func(from, to engine.Link, s, into *program.Module) {
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for i := range rounds {
@@ -340,12 +340,12 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	}
 	c := enginetest.Cards(t, true)
 	piece := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
-	alone, err := engine.PermuteStage(piece, program.Range(0, 32), program.Range(32, 32))
+	alone, err := engine.PermuteModule(piece, program.Range(0, 32), program.Range(32, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside := &program.FromText("beside", besideWork(alone.Text), 64).Stages[0]
-	for _, s := range []*program.Stage{alone, beside} {
+	beside := &program.FromText("beside", besideWork(alone.Text), 64).Modules[0]
+	for _, s := range []*program.Module{alone, beside} {
 		r := enginetest.Report(t, c, s, "64xb200")
 		if len(r.Collectives) != 1 {
 			t.Fatalf("collectives %v", r.Collectives)

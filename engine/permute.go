@@ -12,13 +12,13 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// PermuteStage is the program with which the devices of one stage hand pieces of the given shape
+// PermuteModule is the program with which the devices of one stage hand pieces of the given shape
 // to those of another: device from[i] sends to to[i]. All of them run it, senders and receivers;
 // what the receivers give and what the senders get is not looked at.
 //
 // Floats travel as unsigned integers of their size, so that every backend moves their bytes as they
 // are.
-func PermuteStage(piece dtype.Shape, from, to program.Devices) (*program.Stage, error) {
+func PermuteModule(piece dtype.Shape, from, to program.Devices) (*program.Module, error) {
 	if len(from) != len(to) || len(from) == 0 {
 		return nil, diag.New(diag.ProgramInvalid, "%d devices cannot hand pieces to %d", len(from),
 			len(to)).Try("give both stages as many devices")
@@ -51,7 +51,7 @@ func PermuteStage(piece dtype.Shape, from, to program.Devices) (*program.Stage, 
   }
 }
 `, 2*n, outer, into, arg, strings.Join(pairs, ", "), n, inner, back, result)
-	s := &program.Stage{Name: "permute", Text: text,
+	s := &program.Module{Name: "permute", Text: text,
 		Devices: append(append(program.Devices{}, from...), to...),
 		Args:    []program.Array{{Name: "sent", Global: piece}},
 		Results: []program.Array{{Name: "received", Global: piece}}}
@@ -61,13 +61,13 @@ func PermuteStage(piece dtype.Shape, from, to program.Devices) (*program.Stage, 
 // unsigned has the integer type of each size of float.
 var unsigned = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16, 32: dtype.U32, 64: dtype.U64}
 
-// Permute makes both ends of a link that runs [PermuteStage] on the devices of both stages. It is
+// Permute makes both ends of a link that runs [PermuteModule] on the devices of both stages. It is
 // for clients of several processes, in which each process has one of the ends and uses only that
 // one; where all devices belong to this process, the ends meet here.
 //
 // It was run on CPU devices of one client, and compiled for Blackwell, where it has not been run.
 func (e *Engine) Permute(left, right program.Devices) (atLeft, atRight Link, err error) {
-	if _, err := PermuteStage(dtype.Shape{Type: dtype.U8}, left, right); err != nil {
+	if _, err := PermuteModule(dtype.Shape{Type: dtype.U8}, left, right); err != nil {
 		return nil, nil, err
 	}
 	local := true
@@ -123,7 +123,7 @@ func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation,
 	if known := m.programs[key]; known != nil {
 		return known, nil
 	}
-	s, err := PermuteStage(piece, m.from, m.to)
+	s, err := PermuteModule(piece, m.from, m.to)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation,
 	}
 	p := &permutation{x: x}
 	if _, err := m.engine.device(m.to[0]); err == nil {
-		receivers := &program.Stage{Name: "blank", Devices: m.to}
+		receivers := &program.Module{Name: "blank", Devices: m.to}
 		zero := make([]byte, piece.Bytes())
 		p.blank, err = m.engine.Place(receivers, s.Args[0], Copied,
 			func(int) ([]byte, error) { return zero, nil })
@@ -152,7 +152,7 @@ func (m *meeting) run(ctx context.Context, piece dtype.Shape, sent *Array) (*Arr
 	if err != nil {
 		return nil, err
 	}
-	arg := &Array{spec: p.x.stage.Args[0], local: piece}
+	arg := &Array{spec: p.x.module.Args[0], local: piece}
 	if sent != nil {
 		arg.parts = append(arg.parts, sent.parts...)
 	}
@@ -197,7 +197,7 @@ func (l *permuteLink) Send(ctx context.Context, tag string, a *Array) error {
 	return <-l.out.started // the receiver has the array and answers without waiting for anybody
 }
 
-func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Stage,
+func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Module,
 	spec program.Array) (*Array, error) {
 	local, err := s.Local(spec)
 	if err != nil {
@@ -233,7 +233,7 @@ func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Stage,
 
 // take runs the program for the receivers.
 func (l *permuteLink) take(ctx context.Context, p parcel, tag string, local dtype.Shape,
-	s *program.Stage, spec program.Array) (*Array, error) {
+	s *program.Module, spec program.Array) (*Array, error) {
 	got, err := l.in.run(ctx, local, p.array)
 	if err != nil {
 		return nil, err

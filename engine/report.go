@@ -16,7 +16,7 @@ import (
 // reportVersion is that of the JSON form.
 const reportVersion = 1
 
-// A Report says what a compiler made of one stage: memory by kind, the kernels it calls and the
+// A Report says what a compiler made of one module: memory by kind, the kernels it calls and the
 // collectives it issues. It prints itself for people and, as JSON, for programs.
 type Report struct {
 	Version  int    `json:"version"`
@@ -65,7 +65,7 @@ func (r *Report) need() int64 {
 	return max(r.Memory.Total(), r.Memory.Peak)
 }
 
-// Fits reports whether the stage fits the device: everything that is allocated counts, because
+// Fits reports whether the module fits the device: everything that is allocated counts, because
 // XLA's own peak can be below it.
 func (r *Report) Fits() error {
 	need := r.need()
@@ -73,8 +73,8 @@ func (r *Report) Fits() error {
 		return nil
 	}
 	m := r.Memory
-	return diag.New(diag.TooLarge, "stage %s needs %s, %s has %s", r.Stage, event.Size(need), r.Target,
-		event.Size(r.CapacityBytes)).
+	return diag.New(diag.TooLarge, "module %s needs %s, %s has %s", r.Stage,
+		event.Size(need), r.Target, event.Size(r.CapacityBytes)).
 		Because("arguments %s · outputs %s · in place %s · temp %s", event.Size(m.Argument),
 			event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp)).
 		Try("donate arguments, recompute, or cut the program over more devices")

@@ -32,7 +32,7 @@ func TestVariantsShareTheirPrograms(t *testing.T) {
 		return x
 	}
 	runs := func(x *engine.Executable) error {
-		s := x.Stage()
+		s := x.Module()
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
 		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 		defer w.Free()

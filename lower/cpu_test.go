@@ -173,11 +173,11 @@ func compileCPU(t *testing.T, e *engine.Engine, g *ir.Graph) (
 	*engine.Executable, *kernels.Selector) {
 	t.Helper()
 	set := kernels.For("cpu")
-	text, err := lower.Module(g, lower.Options{Kernels: set})
+	text, err := lower.StableHLO(g, lower.Options{Kernels: set})
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := e.Compile(t.Context(), &program.FromText(g.Name, text, 1).Stages[0])
+	x, err := e.Compile(t.Context(), &program.FromText(g.Name, text, 1).Modules[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestEveryRoundedProductIsYNNPACKs(t *testing.T) {
 	e := cpu(t)
 	g, _, _ := smallStep(t, dtype.BF16)
 	set := kernels.For("cpu")
-	text, err := lower.Module(g, lower.Options{Kernels: set})
+	text, err := lower.StableHLO(g, lower.Options{Kernels: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestEveryRoundedProductIsYNNPACKs(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	stage := &program.FromText("step", text, 1).Stages[0]
+	stage := &program.FromText("step", text, 1).Modules[0]
 	stage.Flags = map[string]any{"xla_dump_to": dir, "xla_dump_hlo_as_text": true}
 	x, err := e.Compile(t.Context(), stage)
 	if err != nil {

@@ -61,11 +61,11 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 			set := kernels.For(cluster.Card.Arch)
 			calls := 0
 			for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
-				text, err := lower.Module(g, lower.Options{Kernels: set})
+				text, err := lower.StableHLO(g, lower.Options{Kernels: set})
 				if err != nil {
 					t.Fatal(err)
 				}
-				r, err := c.Compile(t.Context(), &program.FromText("attention", text, 1).Stages[0], cluster)
+				r, err := c.Compile(t.Context(), &program.FromText("attention", text, 1).Modules[0], cluster)
 				if err != nil {
 					t.Fatalf("%v\n%s", err, text)
 				}

@@ -26,11 +26,11 @@ func TestHostMemory(t *testing.T) {
 		kernels *kernels.Selector
 		memory  string
 	}{{kernels.For("sm_100"), "pinned_host"}, {kernels.For("cpu"), ""}, {nil, ""}} {
-		forward, err := lower.Stage("forward", gr.Forward, lower.Options{Kernels: row.kernels})
+		forward, err := lower.Module("forward", gr.Forward, lower.Options{Kernels: row.kernels})
 		if err != nil {
 			t.Fatal(err)
 		}
-		backward, err := lower.Stage("backward", gr.Backward, lower.Options{Kernels: row.kernels})
+		backward, err := lower.Module("backward", gr.Backward, lower.Options{Kernels: row.kernels})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestMoveWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	m1.Means.Replaces, v1.Means.Replaces = "m", "v"
-	text, err := lower.Module(g, lower.Options{Kernels: kernels.For("sm_100")})
+	text, err := lower.StableHLO(g, lower.Options{Kernels: kernels.For("sm_100")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestMovesAreNothingOnACPU(t *testing.T) {
 		}
 		w1.Name, w1.Means.Replaces = "w1", "w"
 		m1.Name, m1.Means.Replaces = "m1", "m"
-		text, err := lower.Module(g, lower.Options{Kernels: kernels.For("cpu")})
+		text, err := lower.StableHLO(g, lower.Options{Kernels: kernels.For("cpu")})
 		if err != nil {
 			t.Fatal(err)
 		}

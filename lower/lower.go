@@ -18,9 +18,9 @@ type Options struct {
 	Kernels *kernels.Selector
 }
 
-// Module writes a graph as a StableHLO module whose main function takes the graph's inputs and
+// StableHLO writes a graph as a StableHLO module whose main function takes the graph's inputs and
 // gives its results, in order.
-func Module(g *ir.Graph, o Options) (string, error) {
+func StableHLO(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}

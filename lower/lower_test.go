@@ -43,11 +43,11 @@ func plain(e *engine.Engine) engineWith {
 // run lowers a graph, compiles and runs it, and gives the results in float64.
 func (e engineWith) run(t *testing.T, g *ir.Graph, inputs map[string][]*eval.Array) [][]float64 {
 	t.Helper()
-	text, err := lower.Module(g, lower.Options{Kernels: e.kernels()})
+	text, err := lower.StableHLO(g, lower.Options{Kernels: e.kernels()})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}
-	x, err := e.Compile(t.Context(), &program.FromText("probe", text, 1).Stages[0])
+	x, err := e.Compile(t.Context(), &program.FromText("probe", text, 1).Modules[0])
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, g, text)
 	}
@@ -61,7 +61,7 @@ func (e engineWith) execute(t *testing.T, x *engine.Executable, g *ir.Graph,
 	t.Helper()
 	var args []*engine.Array
 	for i, v := range g.Inputs {
-		a, err := e.Place(x.Stage(), x.Stage().Args[i], engine.Copied,
+		a, err := e.Place(x.Module(), x.Module().Args[i], engine.Copied,
 			func(int) ([]byte, error) { return encode(v.Type.Elem, inputs[v.Name][0].Data), nil })
 		if err != nil {
 			t.Fatal(err)
@@ -267,7 +267,7 @@ func TestDepthIsOneLoop(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := lower.Module(g, lower.Options{})
+		text, err := lower.StableHLO(g, lower.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,18 +59,18 @@ func runOnMesh(t *testing.T, e *engine.Engine, g *ir.Graph, inputs map[string][]
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := lower.Module(g, lower.Options{})
+	text, err := lower.StableHLO(g, lower.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := e.Compile(t.Context(), &program.FromText("step", text, irtest.LayoutDevices).Stages[0])
+	x, err := e.Compile(t.Context(), &program.FromText("step", text, irtest.LayoutDevices).Modules[0])
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	defer x.Free()
 	var args []*engine.Array
 	for i, v := range g.Inputs {
-		a, err := e.Place(x.Stage(), x.Stage().Args[i], engine.Copied, func(d int) ([]byte, error) {
+		a, err := e.Place(x.Module(), x.Module().Args[i], engine.Copied, func(d int) ([]byte, error) {
 			return encode(v.Type.Elem, inputs[v.Name][d].Data), nil
 		})
 		if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // optimized compiles a stage for a cluster and gives the report and the program that XLA made.
-func optimized(t *testing.T, c *engine.Compiler, s *program.Stage, cluster string) (*engine.Report, string) {
+func optimized(t *testing.T, c *engine.Compiler, s *program.Module, cluster string) (*engine.Report, string) {
 	t.Helper()
 	dir := t.TempDir()
 	s.Flags = kernels.For("sm_100").Exact(map[string]any{"xla_dump_to": dir, "xla_dump_hlo_as_text": true})
@@ -131,7 +131,7 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 			}
 			set := kernels.For(cluster.Card.Arch)
 			g := products(t, row.format, dtype.BF16, row.rows, row.in, row.out)
-			s, err := lower.Stage("linear", g, lower.Options{Kernels: set})
+			s, err := lower.Module("linear", g, lower.Options{Kernels: set})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -194,12 +194,12 @@ func TestScalesLieAsXLAsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := lower.Module(g, lower.Options{Kernels: kernels.For("sm_100")})
+	text, err := lower.StableHLO(g, lower.Options{Kernels: kernels.For("sm_100")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, want := optimized(t, c, &program.FromText("own", own, 1).Stages[0], "1xb200")
-	_, got := optimized(t, c, &program.FromText("ours", text, 1).Stages[0], "1xb200")
+	_, want := optimized(t, c, &program.FromText("own", own, 1).Modules[0], "1xb200")
+	_, got := optimized(t, c, &program.FromText("ours", text, 1).Modules[0], "1xb200")
 	if w, g := swizzles(want), swizzles(got); len(w) != 2 || strings.Join(w, "\n") != strings.Join(g, "\n") {
 		t.Errorf("XLA turns scales as %q, we as %q", w, g)
 	}

@@ -77,7 +77,7 @@ func TestGatheredBlocksAreThoseOfTheWhole(t *testing.T) {
 				}
 			}
 		}
-		if spec := p.Stage().Results[0]; spec.Global.Type != dtype.U8 {
+		if spec := p.Module().Results[0]; spec.Global.Type != dtype.U8 {
 			t.Errorf("codes are told as %s", spec.Global)
 		}
 	}

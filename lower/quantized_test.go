@@ -49,7 +49,7 @@ func ran(t *testing.T, r *enginetest.Rig, p *enginetest.Program, g *ir.Graph,
 	var args []*engine.Array
 	for i, v := range g.Inputs {
 		list := inputs[v.Name]
-		a, err := r.Engine.Place(p.Stage(), p.Stage().Args[i], engine.Copied,
+		a, err := r.Engine.Place(p.Module(), p.Module().Args[i], engine.Copied,
 			func(d int) ([]byte, error) { return packed(list[d%len(list)]), nil })
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func ran(t *testing.T, r *enginetest.Rig, p *enginetest.Program, g *ir.Graph,
 	defer run.Free()
 	out := make([][][]byte, len(run.Results))
 	for i, a := range run.Results {
-		for d := range p.Stage().Devices {
+		for d := range p.Module().Devices {
 			out[i] = append(out[i], enginetest.Bytes(t, a, d))
 		}
 	}

@@ -88,7 +88,7 @@ func TestATableWithAnotherOperation(t *testing.T) {
 				t.Errorf("own gradient %v: d/dx at %v is %v, not %v", own, x[i], d, want[i])
 			}
 		}
-		text, err := lower.Module(joint, lower.Options{Kernels: kernels.For("cpu")})
+		text, err := lower.StableHLO(joint, lower.Options{Kernels: kernels.For("cpu")})
 		if err != nil || !strings.Contains(text, "stablehlo.maximum") {
 			t.Errorf("the program: %v\n%s", err, text)
 		}

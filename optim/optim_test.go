@@ -309,7 +309,7 @@ func rejects(t *rapid.T, x *enginetest.Program, o optim.Optimizer) {
 	var state engine.State
 	defer state.Free()
 	before := map[string][]byte{}
-	for _, a := range x.Stage().Args {
+	for _, a := range x.Module().Args {
 		if a.Into == "" {
 			continue
 		}

@@ -35,7 +35,7 @@ func Example() {
 		if len(values) > 1 {
 			shape.Dims = []int64{int64(len(values))}
 		}
-		return e.Place(&program.Stage{Name: name, Devices: program.Devices{device}},
+		return e.Place(&program.Module{Name: name, Devices: program.Devices{device}},
 			program.Array{Name: name, Global: shape}, engine.Copied,
 			func(int) ([]byte, error) { return encode(dtype.F32, values), nil })
 	}
@@ -53,7 +53,7 @@ func Example() {
 			if g == nil { // nobody takes the gradient of the data
 				return nil
 			}
-			text, err := lower.Stage(g.Name, g, lower.Options{})
+			text, err := lower.Module(g.Name, g, lower.Options{})
 			check(err)
 			text.Devices = program.Devices{i}
 			x, err := e.Compile(ctx, text)
@@ -78,7 +78,7 @@ func Example() {
 
 	p, err := pipeline.New(pipeline.Config{Schedule: s, Ranks: ranks})
 	check(err)
-	out, err := p.Run(ctx, func(_ context.Context, _, micro int, _ *program.Stage, spec program.Array) (*engine.Array, error) {
+	out, err := p.Run(ctx, func(_ context.Context, _, micro int, _ *program.Module, spec program.Array) (*engine.Array, error) {
 		return place(0, spec.Name, float64(micro), 1) // only the first stage asks for data
 	})
 	check(err)

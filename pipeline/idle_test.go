@@ -69,7 +69,7 @@ func sleeping(t *testing.T, e *engine.Engine, s *schedule.Schedule, unit time.Du
 	for r := range s.Ranks {
 		on := program.Devices{r}
 		compile := func(from, time, to string) *engine.Executable {
-			x, err := e.Compile(t.Context(), &program.Stage{Name: "sleeper", Devices: on, Text: sleeper,
+			x, err := e.Compile(t.Context(), &program.Module{Name: "sleeper", Devices: on, Text: sleeper,
 				Args:    []program.Array{{Name: from, Global: x4}, {Name: time, Global: dtype.Shape{Type: dtype.F32}}},
 				Results: []program.Array{{Name: to, Global: x4}}})
 			if err != nil {
@@ -79,7 +79,7 @@ func sleeping(t *testing.T, e *engine.Engine, s *schedule.Schedule, unit time.Du
 		}
 		rank := pipeline.Rank{Number: r, State: &engine.State{}, Links: map[int]engine.Link{}}
 		put := func(name string, shape dtype.Shape, v ...float64) {
-			a, err := e.Place(&program.Stage{Name: "s", Devices: on}, program.Array{Name: name, Global: shape},
+			a, err := e.Place(&program.Module{Name: "s", Devices: on}, program.Array{Name: name, Global: shape},
 				engine.Copied, func(int) ([]byte, error) { return encode(dtype.F32, v), nil })
 			if err != nil {
 				t.Fatal(err)
@@ -170,7 +170,7 @@ func runSleeping(t *testing.T, e *engine.Engine, s *schedule.Schedule, unit time
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := p.Run(t.Context(), func(_ context.Context, _, _ int, st *program.Stage, spec program.Array) (*engine.Array, error) {
+	out, err := p.Run(t.Context(), func(_ context.Context, _, _ int, st *program.Module, spec program.Array) (*engine.Array, error) {
 		if spec.Name != "ids" {
 			return nil, fmt.Errorf("%s is asked for", spec.Name)
 		}

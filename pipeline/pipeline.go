@@ -106,7 +106,7 @@ const (
 // Data places what an action of a stage takes that neither comes from elsewhere nor is in the
 // state. It is called once for each name, stage and microbatch, by the goroutine of the stage's
 // rank, so that several calls may run at once. The pipeline frees what it returns.
-type Data func(ctx context.Context, stage, micro int, s *program.Stage,
+type Data func(ctx context.Context, stage, micro int, s *program.Module,
 	spec program.Array) (*engine.Array, error)
 
 // A Pipeline is ready to run steps, one at a time.

@@ -33,7 +33,7 @@ func connect(t testing.TB, e *engine.Engine, ranks []pipeline.Rank, meets bool) 
 	t.Helper()
 	for i := range ranks {
 		for k := range i {
-			left, right := ranks[k].Stages[0].Forward.Stage().Devices, ranks[i].Stages[0].Forward.Stage().Devices
+			left, right := ranks[k].Stages[0].Forward.Module().Devices, ranks[i].Stages[0].Forward.Module().Devices
 			a, b, err := e.Pipe(left, right, 2)
 			if meets {
 				a, b, err = e.Permute(left, right)
@@ -179,20 +179,22 @@ func TestErrorsEndEverything(t *testing.T) {
 	defer free(ranks)
 	before := fmt.Sprint(e.LiveBytes())
 	var calls atomic.Int64
-	failing := func(ctx context.Context, stage, micro int, ps *program.Stage, spec program.Array) (*engine.Array, error) {
+	failing := func(ctx context.Context, stage, micro int, ps *program.Module, spec program.Array) (*engine.Array, error) {
 		if calls.Add(1) == 10 {
 			return nil, diag.New(diag.DataEmpty, "no rows are left")
 		}
 		return feed(e)(ctx, stage, micro, ps, spec)
 	}
-	stuck := func(ctx context.Context, stage, micro int, ps *program.Stage, spec program.Array) (*engine.Array, error) {
+	stuck := func(ctx context.Context, stage, micro int, ps *program.Module, spec program.Array) (*engine.Array, error) {
 		if stage == 1 && micro == 2 {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
 		return feed(e)(ctx, stage, micro, ps, spec)
 	}
-	nothing := func(context.Context, int, int, *program.Stage, program.Array) (*engine.Array, error) { return nil, nil }
+	nothing := func(context.Context, int, int, *program.Module, program.Array) (*engine.Array, error) {
+		return nil, nil
+	}
 	for name, c := range map[string]struct {
 		data pipeline.Data
 		want diag.Code

@@ -100,7 +100,7 @@ func child() {
 	fail(h.join(words[0], words[1]))
 	data := feed(h.engine)
 	if words[2] == "dies" {
-		data = func(ctx context.Context, stage, micro int, s *program.Stage, spec program.Array) (*engine.Array, error) {
+		data = func(ctx context.Context, stage, micro int, s *program.Module, spec program.Array) (*engine.Array, error) {
 			if micro == 3 {
 				os.Exit(0)
 			}

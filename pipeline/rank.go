@@ -65,7 +65,7 @@ func arguments(programs ...*engine.Executable) map[string]bool {
 		if x == nil {
 			continue
 		}
-		for _, a := range x.Stage().Args {
+		for _, a := range x.Module().Args {
 			names[a.Name] = true
 		}
 	}
@@ -120,10 +120,10 @@ func (r *rank) checkStage(s *stage) error {
 		return bad("%d outputs have %d seeds, and %d inputs %d gradients", len(s.Outputs), len(s.Seeds),
 			len(s.Inputs), len(s.Gradients))
 	}
-	devices := s.Forward.Stage().Devices
+	devices := s.Forward.Module().Devices
 	for _, x := range s.programs() {
-		if !slices.Equal(x.Stage().Devices, devices) {
-			return bad("the programs are on devices %s and %s", devices, x.Stage().Devices)
+		if !slices.Equal(x.Module().Devices, devices) {
+			return bad("the programs are on devices %s and %s", devices, x.Module().Devices)
 		}
 	}
 	for _, name := range slices.Concat(s.Inputs, s.Seeds) {
@@ -148,7 +148,7 @@ func (r *rank) checkStage(s *stage) error {
 		}
 		for _, x := range []*engine.Executable{s.Backward, s.Input} {
 			if _, ok := result(x, name); x != nil && !ok {
-				return bad("%s does not give %q", x.Stage().Name, name)
+				return bad("%s does not give %q", x.Module().Name, name)
 			}
 		}
 	}
@@ -166,7 +166,7 @@ func (r *rank) checkNext(s *stage, bad func(string, ...any) error) error {
 	}
 	for i, name := range s.Outputs {
 		from, _ := result(s.Forward, name)
-		fromShape, err := s.Forward.Stage().Local(from)
+		fromShape, err := s.Forward.Module().Local(from)
 		if err != nil {
 			return err
 		}
@@ -205,11 +205,11 @@ func (c *Config) stage(number int) *Stage {
 }
 
 // argument finds who takes a name.
-func (s *Stage) argument(name string) (*program.Stage, program.Array, bool) {
+func (s *Stage) argument(name string) (*program.Module, program.Array, bool) {
 	for _, x := range s.programs() {
-		for _, a := range x.Stage().Args {
+		for _, a := range x.Module().Args {
 			if a.Name == name {
-				return x.Stage(), a, true
+				return x.Module(), a, true
 			}
 		}
 	}
@@ -220,11 +220,11 @@ func result(x *engine.Executable, name string) (program.Array, bool) {
 	if x == nil {
 		return program.Array{}, false
 	}
-	i := slices.IndexFunc(x.Stage().Results, func(a program.Array) bool { return a.Name == name })
+	i := slices.IndexFunc(x.Module().Results, func(a program.Array) bool { return a.Name == name })
 	if i < 0 {
 		return program.Array{}, false
 	}
-	return x.Stage().Results[i], true
+	return x.Module().Results[i], true
 }
 
 // handed names what an action hands to another stage.

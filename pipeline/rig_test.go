@@ -122,7 +122,7 @@ func decode(b []byte) []float64 {
 
 // feed is the data function of the tests.
 func feed(e *engine.Engine) pipeline.Data {
-	return func(_ context.Context, _, micro int, s *program.Stage, spec program.Array) (*engine.Array, error) {
+	return func(_ context.Context, _, micro int, s *program.Module, spec program.Array) (*engine.Array, error) {
 		return e.Place(s, spec, engine.Copied, func(int) ([]byte, error) {
 			return encode(spec.Global.Type, number(spec.Name, micro, spec.Global.Type, spec.Global.Elements())), nil
 		})
@@ -177,7 +177,7 @@ func compiled(ctx context.Context, e *engine.Engine, gs *pipeline.Graphs, name s
 		if !x.want || x.graph == nil {
 			continue
 		}
-		text, err := lower.Stage(name+"."+x.kind, x.graph, lower.Options{Kernels: kernels.For("cpu")})
+		text, err := lower.Module(name+"."+x.kind, x.graph, lower.Options{Kernels: kernels.For("cpu")})
 		if err != nil {
 			return nil, err
 		}
@@ -191,7 +191,7 @@ func compiled(ctx context.Context, e *engine.Engine, gs *pipeline.Graphs, name s
 
 // keep puts what a stage's programs share into the state.
 func keep(e *engine.Engine, state *engine.State, g *ir.Graph, gs *pipeline.Graphs, devices program.Devices) error {
-	on := &program.Stage{Name: g.Name, Devices: devices}
+	on := &program.Module{Name: g.Name, Devices: devices}
 	put := func(name string, t ir.Type, data []float64) error {
 		if state.Get(name) != nil {
 			return nil
@@ -278,7 +278,7 @@ func reference(t *testing.T, e *engine.Engine, micros int) map[string][]float64 
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := lower.Stage("whole", joint, lower.Options{Kernels: kernels.For("cpu")})
+	st, err := lower.Module("whole", joint, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -251,7 +251,7 @@ func (r *run) compute(a schedule.Action) error {
 			return err
 		}
 		r.pending = append(r.pending, flying{a, started})
-		if err := r.place(a, x.Stage(), started.Take()); err != nil {
+		if err := r.place(a, x.Module(), started.Take()); err != nil {
 			return err
 		}
 	}
@@ -269,7 +269,7 @@ func (r *run) compute(a schedule.Action) error {
 
 // arguments finds what an action takes, by name.
 func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Array, error) {
-	st := x.Stage()
+	st := x.Module()
 	args := make([]*engine.Array, len(st.Args))
 	for i, spec := range st.Args {
 		if held := r.ledger.get(a.Stage, a.Micro, spec.Name); held != nil {
@@ -301,7 +301,7 @@ func (r *run) missing(spec program.Array) error {
 }
 
 // place puts the results of an action where they belong.
-func (r *run) place(a schedule.Action, st *program.Stage, results []*engine.Array) error {
+func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Array) error {
 	s := r.stages[a.Stage]
 	names, needed := s.handed(a.Kind), s.needed(a.Kind, a.Micro)
 	var handed []*item
@@ -341,7 +341,7 @@ func (r *run) place(a schedule.Action, st *program.Stage, results []*engine.Arra
 }
 
 // replaces tells whether a result takes the place of something in the state.
-func (r *run) replaces(a schedule.Action, st *program.Stage, result program.Array) bool {
+func (r *run) replaces(a schedule.Action, st *program.Module, result program.Array) bool {
 	from := slices.IndexFunc(st.Args, func(x program.Array) bool { return x.Into == result.Name })
 	return from >= 0 && r.ledger.get(a.Stage, a.Micro, st.Args[from].Name) == nil
 }

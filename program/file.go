@@ -31,10 +31,10 @@ func (p *Program) Marshal() ([]byte, error) {
 	}
 	a := &txtar.Archive{Comment: fmt.Appendf(nil, "%s%d\n", magic, version)}
 	a.Files = append(a.Files, txtar.File{Name: "program.json", Data: js})
-	for _, s := range p.Stages {
+	for _, s := range p.Modules {
 		if marker.MatchString(s.Text) {
 			return nil, diag.New(diag.ProgramInvalid, "the text has a line like \"-- name --\"").
-				At("stage %s", s.Name)
+				At("module %s", s.Name)
 		}
 		a.Files = append(a.Files, txtar.File{Name: s.Name + ".mlir", Data: []byte(s.Text)})
 	}
@@ -86,17 +86,17 @@ func Parse(data []byte) (*Program, error) {
 	if err := dec.Decode(p); err != nil {
 		return nil, diag.New(diag.ProgramFormat, "program.json cannot be read").Wrap(err)
 	}
-	for i := range p.Stages {
-		plainNumbers(p.Stages[i].Flags)
-		text, ok := texts[p.Stages[i].Name+".mlir"]
+	for i := range p.Modules {
+		plainNumbers(p.Modules[i].Flags)
+		text, ok := texts[p.Modules[i].Name+".mlir"]
 		if !ok {
-			return nil, diag.New(diag.ProgramFormat, "no text for stage %s", p.Stages[i].Name)
+			return nil, diag.New(diag.ProgramFormat, "no text for module %s", p.Modules[i].Name)
 		}
-		p.Stages[i].Text = text
+		p.Modules[i].Text = text
 	}
-	if len(texts) != len(p.Stages)+1 {
-		return nil, diag.New(diag.ProgramFormat, "the file has %d sections for %d stages",
-			len(texts), len(p.Stages))
+	if len(texts) != len(p.Modules)+1 {
+		return nil, diag.New(diag.ProgramFormat, "the file has %d sections for %d modules",
+			len(texts), len(p.Modules))
 	}
 	return p, p.Validate()
 }

@@ -13,19 +13,19 @@ import (
 
 // A Program is everything that an engine must compile and run to make one step.
 type Program struct {
-	Name   string  `json:"name"`
-	Stages []Stage `json:"stages"`
+	Name    string   `json:"name"`
+	Modules []Module `json:"stages"`
 }
 
-// A Stage is one executable on its own devices.
-type Stage struct {
+// A Module is one executable on its own devices.
+type Module struct {
 	Name string `json:"name"`
-	// Devices are the global numbers of the devices that run the stage, one replica each.
+	// Devices are the global numbers of the devices that run the module, one replica each.
 	Devices Devices `json:"devices"`
 	// Mesh names the axes along which the devices are laid out, the slowest first. The sizes
-	// multiply to the number of devices. A stage whose arrays are not cut may leave it empty.
+	// multiply to the number of devices. A module whose arrays are not cut may leave it empty.
 	Mesh []Axis `json:"mesh,omitempty"`
-	// Args and Results describe the parameters and results of the text, in order. A stage read
+	// Args and Results describe the parameters and results of the text, in order. A module read
 	// from a bare .mlir file has none: then the compiled program alone says what it takes.
 	Args    []Array `json:"args,omitempty"`
 	Results []Array `json:"results,omitempty"`
@@ -62,14 +62,14 @@ type Array struct {
 
 // Validate reports the first contradiction in the program.
 func (p *Program) Validate() error {
-	if len(p.Stages) == 0 {
-		return diag.New(diag.ProgramInvalid, "program %q has no stages", p.Name)
+	if len(p.Modules) == 0 {
+		return diag.New(diag.ProgramInvalid, "program %q has no modules", p.Name)
 	}
 	seen := map[string]bool{}
-	for i := range p.Stages {
-		s := &p.Stages[i]
+	for i := range p.Modules {
+		s := &p.Modules[i]
 		if seen[s.Name] {
-			return diag.New(diag.ProgramInvalid, "two stages are called %q", s.Name)
+			return diag.New(diag.ProgramInvalid, "two modules are called %q", s.Name)
 		}
 		seen[s.Name] = true
 		if err := s.Validate(); err != nil {
@@ -79,20 +79,20 @@ func (p *Program) Validate() error {
 	return nil
 }
 
-var stageName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// Validate reports the first contradiction in the stage.
-func (s *Stage) Validate() error {
+// Validate reports the first contradiction in the module.
+func (s *Module) Validate() error {
 	bad := func(format string, args ...any) error {
-		return diag.New(diag.ProgramInvalid, format, args...).At("stage %s", s.Name)
+		return diag.New(diag.ProgramInvalid, format, args...).At("module %s", s.Name)
 	}
 	switch {
-	case !stageName.MatchString(s.Name):
-		return bad("%q is not a stage name: letters, digits, _ . -", s.Name)
+	case !moduleName.MatchString(s.Name):
+		return bad("%q is not a module name: letters, digits, _ . -", s.Name)
 	case len(s.Devices) == 0:
-		return bad("the stage has no devices")
+		return bad("the module has no devices")
 	case strings.TrimSpace(s.Text) == "":
-		return bad("the stage has no text")
+		return bad("the module has no text")
 	}
 	if err := s.checkMesh(bad); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (s *Stage) Validate() error {
 }
 
 // checkMesh holds the mesh to the number of devices.
-func (s *Stage) checkMesh(bad func(string, ...any) error) error {
+func (s *Module) checkMesh(bad func(string, ...any) error) error {
 	if len(s.Mesh) == 0 {
 		return nil
 	}
@@ -144,7 +144,7 @@ func (s *Stage) checkMesh(bad func(string, ...any) error) error {
 }
 
 // checkDonations holds every donated argument to a result of the same cut, each result taken once.
-func (s *Stage) checkDonations(bad func(string, ...any) error) error {
+func (s *Module) checkDonations(bad func(string, ...any) error) error {
 	taken := map[string]string{}
 	for _, a := range s.Args {
 		if a.Into == "" {
@@ -167,10 +167,10 @@ func (s *Stage) checkDonations(bad func(string, ...any) error) error {
 }
 
 // Local is the shape of the piece of a that one device holds.
-func (s *Stage) Local(a Array) (dtype.Shape, error) {
+func (s *Module) Local(a Array) (dtype.Shape, error) {
 	local := dtype.Shape{Type: a.Global.Type, Dims: slices.Clone(a.Global.Dims)}
 	fail := func(format string, args ...any) (dtype.Shape, error) {
-		return dtype.Shape{}, diag.New(diag.ProgramInvalid, format, args...).At("stage %s", s.Name)
+		return dtype.Shape{}, diag.New(diag.ProgramInvalid, format, args...).At("module %s", s.Name)
 	}
 	if !a.Global.Type.Valid() || a.Name == "" {
 		return fail("an array lacks a name or an element type")
@@ -199,8 +199,8 @@ func (s *Stage) Local(a Array) (dtype.Shape, error) {
 	return local, nil
 }
 
-// Start is where the piece that the stage's i-th device holds begins in the global array.
-func (s *Stage) Start(a Array, i int) ([]int64, error) {
+// Start is where the piece that the module's i-th device holds begins in the global array.
+func (s *Module) Start(a Array, i int) ([]int64, error) {
 	local, err := s.Local(a)
 	if err != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func (s *Stage) Start(a Array, i int) ([]int64, error) {
 }
 
 // coordinates are the place of the i-th device on the mesh, the last axis fastest.
-func (s *Stage) coordinates(i int) []int {
+func (s *Module) coordinates(i int) []int {
 	place := make([]int, len(s.Mesh))
 	for k := len(s.Mesh) - 1; k >= 0; k-- {
 		place[k] = i % s.Mesh[k].Size
@@ -228,9 +228,9 @@ func (s *Stage) coordinates(i int) []int {
 	return place
 }
 
-// FromText makes a program of one stage from a bare StableHLO module on devices 0 to n-1.
+// FromText makes a program of one module from a bare StableHLO module on devices 0 to n-1.
 func FromText(name, text string, n int) *Program {
-	return &Program{Name: name, Stages: []Stage{{Name: name, Devices: Range(0, n), Text: text}}}
+	return &Program{Name: name, Modules: []Module{{Name: name, Devices: Range(0, n), Text: text}}}
 }
 
 // Digest identifies the program by its contents.

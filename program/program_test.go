@@ -18,7 +18,7 @@ func f32(dims ...int64) dtype.Shape { return dtype.Shape{Type: dtype.F32, Dims: 
 
 // sample is a step on a mesh of 2 x 4 that updates a weight in place.
 func sample() *Program {
-	return &Program{Name: "step", Stages: []Stage{{
+	return &Program{Name: "step", Modules: []Module{{
 		Name: "update", Devices: Range(0, 8),
 		Mesh: []Axis{{"fsdp", 2}, {"tp", 4}},
 		Args: []Array{
@@ -83,7 +83,7 @@ func TestParseRefusesByName(t *testing.T) {
 // The pieces of a cut array must cover it: every element once for each copy.
 func TestPiecesCoverTheArray(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := Stage{Name: "s", Text: "x"}
+		s := Module{Name: "s", Text: "x"}
 		n := 1
 		for _, name := range []string{"a", "b", "c"}[:rapid.IntRange(1, 3).Draw(t, "axes")] {
 			size := rapid.IntRange(1, 4).Draw(t, name)
@@ -141,7 +141,7 @@ func TestDevicesRoundTrip(t *testing.T) {
 func TestFlagsKeepTheirKind(t *testing.T) {
 	p := sample()
 	want := map[string]any{"a": int64(1), "b": 0.5, "c": true, "d": "x", "e": int64(1) << 53}
-	p.Stages[0].Flags = want
+	p.Modules[0].Flags = want
 	b, err := p.Marshal()
 	if err != nil {
 		t.Fatal(err)
@@ -150,22 +150,22 @@ func TestFlagsKeepTheirKind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got.Stages[0].Flags); diff != "" {
+	if diff := cmp.Diff(want, got.Modules[0].Flags); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestValidateRefuses(t *testing.T) {
-	for name, change := range map[string]func(*Stage){
-		"negative device":   func(s *Stage) { s.Devices[0] = -5 },
-		"mesh of size 0":    func(s *Stage) { s.Mesh[0].Size = 0 },
-		"overflowing mesh":  func(s *Stage) { s.Mesh = []Axis{{"a", 7}, {"b", 7905747460161236407}} },
-		"one name twice":    func(s *Stage) { s.Args[1].Name = "w" },
-		"one result twice":  func(s *Stage) { s.Results = append(s.Results, s.Results[0]) },
-		"no text":           func(s *Stage) { s.Text = " " },
-		"a name with slash": func(s *Stage) { s.Name = "a/b" },
+	for name, change := range map[string]func(*Module){
+		"negative device":   func(s *Module) { s.Devices[0] = -5 },
+		"mesh of size 0":    func(s *Module) { s.Mesh[0].Size = 0 },
+		"overflowing mesh":  func(s *Module) { s.Mesh = []Axis{{"a", 7}, {"b", 7905747460161236407}} },
+		"one name twice":    func(s *Module) { s.Args[1].Name = "w" },
+		"one result twice":  func(s *Module) { s.Results = append(s.Results, s.Results[0]) },
+		"no text":           func(s *Module) { s.Text = " " },
+		"a name with slash": func(s *Module) { s.Name = "a/b" },
 	} {
-		s := &sample().Stages[0]
+		s := &sample().Modules[0]
 		change(s)
 		if err := s.Validate(); !errors.Is(err, diag.ProgramInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -200,8 +200,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func ExampleStage_Start() {
-	s := sample().Stages[0]
+func ExampleModule_Start() {
+	s := sample().Modules[0]
 	start, _ := s.Start(s.Args[0], 5) // device 5 is at fsdp 1, tp 1
 	fmt.Println(start)
 	// Output: [8 2]

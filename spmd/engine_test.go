@@ -70,7 +70,7 @@ func (d *device) compile(g *ir.Graph) (*engine.Executable, error) {
 	if x := d.compiled[g]; x != nil {
 		return x, nil
 	}
-	s, err := lower.Stage(g.Name, g, lower.Options{Kernels: d.set})
+	s, err := lower.Module(g.Name, g, lower.Options{Kernels: d.set})
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (d *device) run(g *ir.Graph, in map[string][]*eval.Array) ([][]*eval.Array,
 	}
 	var args []*engine.Array
 	for i, v := range g.Inputs {
-		a, err := d.e.Place(x.Stage(), x.Stage().Args[i], engine.Copied, func(k int) ([]byte, error) {
+		a, err := d.e.Place(x.Module(), x.Module().Args[i], engine.Copied, func(k int) ([]byte, error) {
 			return encode(v.Type.Elem, in[v.Name][k].Data), nil
 		})
 		if err != nil {

@@ -78,7 +78,7 @@ func operands(g *ir.Graph, p *plan.Plan) (joint *ir.Graph, names []string, err e
 func bytesOf(t *testing.T, e *engine.Engine, g *ir.Graph, names []string, p *plan.Plan,
 	whole map[string]*eval.Array) map[string][]byte {
 	t.Helper()
-	s, err := lower.Stage(g.Name, g, lower.Options{Kernels: kernels.For("cpu")})
+	s, err := lower.Module(g.Name, g, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		t.Fatal(err)
 	}

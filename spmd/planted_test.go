@@ -182,7 +182,7 @@ func TestTextIsThatOfOneDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := lower.Module(sh.Graph, lower.Options{})
+		text, err := lower.StableHLO(sh.Graph, lower.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -410,7 +410,7 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 		default:
 			name = fmt.Sprintf("stage%d.%s", stage, p.Kind)
 		}
-		p.Module, err = lower.Stage(name, p.Graph, lower.Options{Kernels: b.kernels})
+		p.Module, err = lower.Module(name, p.Graph, lower.Options{Kernels: b.kernels})
 		if err != nil {
 			return err
 		}

@@ -65,7 +65,7 @@ type Needs struct{ Temp, Output, Alias, Host int64 }
 
 // Footprints adds up what each rank holds on one of its devices; needs tells what the compiler said
 // of a program.
-func (p *Programs) Footprints(needs func(*program.Stage) Needs) ([]*Footprint, error) {
+func (p *Programs) Footprints(needs func(*program.Module) Needs) ([]*Footprint, error) {
 	var all []*Footprint
 	for rank := range p.Ranks {
 		f, err := p.footprint(rank, needs)
@@ -128,7 +128,7 @@ func takenBy(list []*Program) map[string]bool {
 type amount struct{ device, host int64 }
 
 // add counts a piece of an array.
-func (n *amount) add(s *program.Stage, a program.Array) error {
+func (n *amount) add(s *program.Module, a program.Array) error {
 	local, err := s.Local(a)
 	switch {
 	case err != nil:
@@ -178,7 +178,7 @@ func (f *Footprint) resident(list []*Program) error {
 
 // worst keeps the moments at which activations and a program need most on the device and on the
 // host. Results of a program are activations, but for those of the update.
-func (f *Footprint) worst(s *program.Stage, held amount, n Needs) {
+func (f *Footprint) worst(s *program.Module, held amount, n Needs) {
 	temp := n.Temp
 	if given := n.Output - n.Alias; held == (amount{}) {
 		temp += given
@@ -202,7 +202,7 @@ func (f *Footprint) worst(s *program.Stage, held amount, n Needs) {
 var atOnce = []Kind{Gradient, Accumulate, Reduce, Square, Update}
 
 // footprint finds the moment of a step at which a rank holds most.
-func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footprint, error) {
+func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
 	if err := f.resident(p.OfRank(rank)); err != nil {
 		return nil, err
@@ -242,7 +242,7 @@ func (p *Programs) footprint(rank int, needs func(*program.Stage) Needs) (*Footp
 }
 
 // microbatches goes through the list of a rank.
-func (p *Programs) microbatches(f *Footprint, needs func(*program.Stage) Needs) error {
+func (p *Programs) microbatches(f *Footprint, needs func(*program.Module) Needs) error {
 	turns := make([]*microbatchBytes, p.Schedule.Virtual)
 	for turn := range turns {
 		var err error
@@ -293,7 +293,7 @@ func (h *microbatchBytes) passing(k schedule.Kind) amount {
 
 // microbatchBytes adds up the arguments of a stage's programs that belong to one microbatch.
 func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
-	sum := func(seeds bool, list ...*program.Stage) (total amount, err error) {
+	sum := func(seeds bool, list ...*program.Module) (total amount, err error) {
 		seen := map[string]bool{}
 		for _, one := range list {
 			if one == nil {
@@ -311,7 +311,7 @@ func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 		}
 		return total, nil
 	}
-	of := func(k Kind) *program.Stage { return p.OfStage(k, stage).module() }
+	of := func(k Kind) *program.Module { return p.OfStage(k, stage).module() }
 	backward, input, weight := of(Backward), of(Input), of(Weight)
 	early := weight // as far as it takes what is there before the gradient of the input
 	if input != nil && weight != nil {
@@ -325,12 +325,12 @@ func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 	for _, x := range []struct {
 		into  *amount
 		seeds bool
-		list  []*program.Stage
+		list  []*program.Module
 	}{
-		{&h.taken, false, []*program.Stage{of(Forward)}},
-		{&h.forward, false, []*program.Stage{backward, input, early}},
-		{&h.input, false, []*program.Stage{weight}},
-		{&h.seeds, true, []*program.Stage{backward, input}},
+		{&h.taken, false, []*program.Module{of(Forward)}},
+		{&h.forward, false, []*program.Module{backward, input, early}},
+		{&h.input, false, []*program.Module{weight}},
+		{&h.seeds, true, []*program.Module{backward, input}},
 	} {
 		var err error
 		if *x.into, err = sum(x.seeds, x.list...); err != nil {

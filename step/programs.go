@@ -46,7 +46,7 @@ type Program struct {
 	Rank   int // of the pipeline
 	Stage  int // the virtual stage; -1 for what a rank does around the microbatches
 	Graph  *ir.Graph
-	Module *program.Stage
+	Module *program.Module
 	Stats  []ir.Stat // what stands where in its reports on quantized GEMMs
 }
 
@@ -123,7 +123,7 @@ func (p *Programs) OfStage(kind Kind, stage int) *Program {
 }
 
 // module gives the module of a program; a nil program has none.
-func (p *Program) module() *program.Stage {
+func (p *Program) module() *program.Module {
 	if p == nil {
 		return nil
 	}

@@ -157,7 +157,7 @@ func (c *executor) seeds() error {
 				if a.Role != program.LossSeed || r.state.Get(a.Name) != nil {
 					continue
 				}
-				s := &program.Stage{Name: "one", Devices: r.devices}
+				s := &program.Module{Name: "one", Devices: r.devices}
 				spec := program.Array{Name: a.Name, Global: dtype.Shape{Type: dtype.F32}}
 				one, err := c.t.Engine.Place(s, spec, engine.Copied,
 					func(int) ([]byte, error) { return number(1), nil })

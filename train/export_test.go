@@ -332,9 +332,9 @@ func (t *Trainer) Census() error {
 		if err != nil {
 			return err
 		}
-		list := spmd.Census(graphs[x.Stage().Name])
+		list := spmd.Census(graphs[x.Module().Name])
 		if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
-			return fmt.Errorf("%s: %s", x.Stage().Name, off)
+			return fmt.Errorf("%s: %s", x.Module().Name, off)
 		}
 	}
 	return nil

@@ -74,12 +74,12 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 	if err != nil {
 		return 0, err
 	}
-	for i, spec := range x.Stage().Results {
+	for i, spec := range x.Module().Results {
 		if first == 0 && spec.Role == program.Gradient {
 			run.Keep(&r.state, run.Results[i])
 		}
 	}
-	return loss, r.told.read(ctx, string(step.Gradient), run.Results, x.Stage())
+	return loss, r.told.read(ctx, string(step.Gradient), run.Results, x.Module())
 }
 
 // pipelined runs the microbatches through the stages, as the schedule says.
@@ -87,7 +87,7 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 	err error) {
 	defer c.t.span("gradient")()
 	share := c.t.share(b.Total)
-	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Stage,
+	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Module,
 		spec program.Array) (*engine.Array, error) {
 		return c.data(stage, s, spec, b, micro*c.t.Recipe.Microbatch, share)
 	})
@@ -113,7 +113,7 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 }
 
 // data places what a stage takes of some rows of a batch.
-func (c *executor) data(stage int, s *program.Stage, spec program.Array, b *data.Batch, first int,
+func (c *executor) data(stage int, s *program.Module, spec program.Array, b *data.Batch, first int,
 	share float64) (*engine.Array, error) {
 	r := c.ranks[c.t.Programs.Stages[stage].Rank]
 	bytes, ok := r.batch(b, first, int(c.t.Programs.Shape.Batch), share)[spec.Name]
@@ -141,12 +141,12 @@ func (r *rank) keep(ctx context.Context, x *engine.Executable, inputs map[string
 		return err
 	}
 	defer run.Free()
-	for i, spec := range x.Stage().Results {
+	for i, spec := range x.Module().Results {
 		if spec.Role != program.Stat {
 			run.Keep(&r.state, run.Results[i])
 		}
 	}
-	return r.told.read(ctx, "", run.Results, x.Stage())
+	return r.told.read(ctx, "", run.Results, x.Module())
 }
 
 // update changes the state if the step counts, and gives the norm of the gradients.
@@ -175,7 +175,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 		if square == nil {
 			return nil
 		}
-		if err := r.exchange(ctx, c.t.Programs.Ranks[r.number], square.Stage()); err != nil {
+		if err := r.exchange(ctx, c.t.Programs.Ranks[r.number], square.Module()); err != nil {
 			return err
 		}
 		if err := r.keep(ctx, square, nil); err != nil {
@@ -216,7 +216,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 }
 
 // exchange sends the gradients of what the rank shares, and takes those of the other.
-func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Stage) error {
+func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Module) error {
 	for _, h := range p.RankParams {
 		link := r.shared[h.Name]
 		if link == nil {
@@ -234,7 +234,7 @@ func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Stage
 
 // swap sends an array and takes one at the same time: both ends do, and what is larger than the
 // buffers between them is only sent while the other takes.
-func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Stage,
+func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Module,
 	spec program.Array) (*engine.Array, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -272,7 +272,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 		r.state.Drop(optim.GradSquare)
 	}
 	for i, a := range run.Results {
-		switch spec := x.Stage().Results[i]; {
+		switch spec := x.Module().Results[i]; {
 		case spec.Role == program.Copy:
 			run.Keep(&r.state, a)
 		case spec.Name == optim.Norm:
@@ -290,7 +290,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 	for _, h := range c.t.Programs.Ranks[r.number].RankParams {
 		r.state.Drop(program.Gradient.Of(h.Name))
 	}
-	return norm, ok, r.told.read(ctx, "", run.Results, x.Stage())
+	return norm, ok, r.told.read(ctx, "", run.Results, x.Module())
 }
 
 // evaluate gives the sum of the losses of all labels: it runs the stages forward, one after the
@@ -309,11 +309,11 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 			x = c.x.stage(step.Evaluate, k)
 		}
 		if k > 0 && p.Stages[k-1].Rank != s.Rank {
-			at := slices.IndexFunc(x.Stage().Args, func(a program.Array) bool {
+			at := slices.IndexFunc(x.Module().Args, func(a program.Array) bool {
 				return a.Role == program.Activation
 			})
 			var err error
-			hidden, err = r.ends[p.Stages[k-1].Rank].Recv(ctx, "evaluate", x.Stage(), x.Stage().Args[at])
+			hidden, err = r.ends[p.Stages[k-1].Rank].Recv(ctx, "evaluate", x.Module(), x.Module().Args[at])
 			if err != nil {
 				return 0, err
 			}
@@ -345,7 +345,7 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 // forward runs one stage and gives what the next one takes, or the loss.
 func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k int,
 	hidden *engine.Array, b *data.Batch) (*engine.Array, error) {
-	st := x.Stage()
+	st := x.Module()
 	args := make([]*engine.Array, len(st.Args))
 	for i, spec := range st.Args {
 		if spec.Role == program.Activation {

@@ -83,7 +83,7 @@ func (f *inputFeed) rows(list []int32, seq int) []byte {
 }
 
 // place puts an input on the devices of a stage: of what is cut each its part, of others all.
-func (f *inputFeed) place(s *program.Stage, spec program.Array, bytes []byte) (*engine.Array,
+func (f *inputFeed) place(s *program.Module, spec program.Array, bytes []byte) (*engine.Array,
 	error) {
 	v := f.cut[spec.Name]
 	return f.engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
@@ -112,7 +112,7 @@ func (f *inputFeed) wholeOf(v *ir.Value) (dims []ir.Dim) {
 // run places inputs, runs a program on them and the state, and frees them.
 func (f *inputFeed) run(x *engine.Executable, st *engine.State,
 	inputs map[string][]byte) (*engine.Run, error) {
-	s := x.Stage()
+	s := x.Module()
 	var arrays []*engine.Array
 	defer func() {
 		for _, a := range arrays {

@@ -21,13 +21,13 @@ import (
 // compiler said of a program; nil is before compiling, when temporary memory is not known and only
 // what the run certainly holds is counted.
 func FitsHost(p *step.Programs, bounds []machine.MemoryLimit, r *recipe.Recipe,
-	processes *Processes, needs func(*program.Stage) step.Needs) error {
+	processes *Processes, needs func(*program.Module) step.Needs) error {
 	if len(bounds) == 0 {
 		return nil
 	}
 	compiled := needs != nil
 	if !compiled {
-		needs = func(*program.Stage) step.Needs { return step.Needs{} }
+		needs = func(*program.Module) step.Needs { return step.Needs{} }
 	}
 	foot, err := hostFootprint(p, processes, needs)
 	if err != nil {
@@ -90,7 +90,7 @@ func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 
 // hostFootprint adds up what all devices of this process hold at the worst moment of a step.
 func hostFootprint(p *step.Programs, processes *Processes,
-	needs func(*program.Stage) step.Needs) (*step.Footprint, error) {
+	needs func(*program.Module) step.Needs) (*step.Footprint, error) {
 	list, err := p.Footprints(needs)
 	if err != nil {
 		return nil, err
@@ -164,16 +164,16 @@ func (t *Trainer) fitsHost() error {
 }
 
 // needs reads what the compiler said of the programs of this process.
-func (t *Trainer) needs() (func(*program.Stage) step.Needs, error) {
+func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 	byName := map[string]step.Needs{}
 	for _, x := range t.exec.x.list() {
 		m, err := x.Memory()
 		if err != nil {
 			return nil, err
 		}
-		byName[x.Stage().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		byName[x.Module().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	}
-	return func(s *program.Stage) step.Needs { return byName[s.Name] }, nil
+	return func(s *program.Module) step.Needs { return byName[s.Name] }, nil
 }
 
 // A collector bounds the garbage that filling and saving the state leave. The state itself lies on

@@ -88,7 +88,7 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, nil)
 	})
 	after := least(t, func(b int64) error {
-		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, func(s *program.Stage) step.Needs {
+		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, func(s *program.Module) step.Needs {
 			return step.Needs{Temp: 1 << 30}
 		})
 	})

@@ -42,7 +42,7 @@ func written(t *testing.T, arch string, offload ...string) *step.Programs {
 
 // What is offloaded leaves the account of the device for that of the host, by its bytes alone.
 func TestOffloadedBytesCountOnTheHost(t *testing.T) {
-	none := func(*program.Stage) step.Needs { return step.Needs{} }
+	none := func(*program.Module) step.Needs { return step.Needs{} }
 	account := func(arch string, offload ...string) step.Footprint {
 		list, err := written(t, arch, offload...).Footprints(none)
 		if err != nil {
@@ -79,7 +79,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	}
 	compile := func(offload ...string) *step.Footprint {
 		w := written(t, cluster.Card.Arch, offload...)
-		list, err := w.Footprints(func(s *program.Stage) step.Needs {
+		list, err := w.Footprints(func(s *program.Module) step.Needs {
 			r, err := c.Compile(t.Context(), s, cluster)
 			if err != nil {
 				t.Fatal(err)

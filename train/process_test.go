@@ -219,7 +219,7 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 	errs := make(chan error, 2)
 	for i := range hubs {
 		l := e.Wired(hubs[i].Wire(i, 1-i, hubs[1-i].Addr()))
-		s := &program.Stage{Name: "s", Devices: program.Devices{i}}
+		s := &program.Module{Name: "s", Devices: program.Devices{i}}
 		a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, n), nil })
 		if err != nil {
 			t.Fatal(err)

@@ -48,7 +48,7 @@ func (r *report) begin() {
 
 // read takes the reports among the results of a program.
 func (r *report) read(ctx context.Context, name string, results []*engine.Array,
-	s *program.Stage) error {
+	s *program.Module) error {
 	for i, a := range results {
 		if s.Results[i].Role != program.Stat {
 			continue

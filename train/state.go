@@ -34,8 +34,8 @@ type stateTensor struct {
 // A stateShard is where pieces of the state live: on one mesh, or on one rank of a pipeline.
 type stateShard struct {
 	state  *engine.State
-	update *program.Stage
-	takers []*program.Stage // what computes with copies of the masters
+	update *program.Module
+	takers []*program.Module // what computes with copies of the masters
 	mesh   []ir.Axis
 }
 
@@ -103,7 +103,7 @@ func (t *Trainer) fill(src boxReader) error {
 			ways[0].part = pc.layout.Stored
 		}
 		name := program.Copy.Of(pc.name)
-		at := slices.IndexFunc(h.takers, func(s *program.Stage) bool { return argument(s, name) >= 0 })
+		at := slices.IndexFunc(h.takers, func(s *program.Module) bool { return argument(s, name) >= 0 })
 		if pc.master && at >= 0 {
 			ways = append(ways, way{stage: h.takers[at], name: name, elem: t.Programs.Shape.Elem})
 			if pc.layout != nil {
@@ -124,7 +124,7 @@ func (t *Trainer) fill(src boxReader) error {
 
 // A way is how the devices of a stage have a piece: the part of each, in its bytes.
 type way struct {
-	stage *program.Stage
+	stage *program.Module
 	name  string
 	elem  dtype.DType
 	part  ir.Type // zero on one device
@@ -262,7 +262,7 @@ func initial(init func(p *model.Param, dst []float32) error) func(string, *model
 }
 
 // argument finds an argument of a stage, or gives -1.
-func argument(s *program.Stage, name string) int {
+func argument(s *program.Module, name string) int {
 	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
 }
 

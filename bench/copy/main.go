@@ -32,7 +32,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer e.Close()
-	stage := &program.Stage{Name: "copy", Devices: program.Range(0, 1), Text: "-"}
+	stage := &program.Module{Name: "copy", Devices: program.Range(0, 1), Text: "-"}
 	spec := program.Array{Name: "x", Global: dtype.Shape{Type: dtype.U8, Dims: []int64{size}}}
 	src, dst := engine.Aligned(size), engine.Aligned(size)
 	for i := range src {

@@ -50,7 +50,7 @@ func run(ctx context.Context) error {
 	}
 	err = compare(
 		"b200, layers of llama3.1-8b, bf16, 8,192 tokens, all recomputed", 4, big.Config, "sm_100", 8192,
-		func(s *program.Stage) error { _, err := gpu.Compile(ctx, s, cluster); return err })
+		func(s *program.Module) error { _, err := gpu.Compile(ctx, s, cluster); return err })
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func run(ctx context.Context) error {
 		unrolled, _ = kernels.For("cpu").Unroll(few + 1)
 	}
 	return compare("cpu, layers of width 256, f32, 128 tokens", few, &small, "cpu", 128,
-		func(s *program.Stage) error {
+		func(s *program.Module) error {
 			x, err := cpu.Compile(ctx, s)
 			if err == nil {
 				x.Free()
@@ -77,7 +77,7 @@ func run(ctx context.Context) error {
 
 // compare compiles both depths in turns.
 func compare(what string, few int64, c *model.Config, arch string, seq int,
-	compile func(*program.Stage) error) error {
+	compile func(*program.Module) error) error {
 	seconds := map[int64][]float64{}
 	for range turns {
 		for _, layers := range []int64{few, deep} {
@@ -98,7 +98,7 @@ func compare(what string, few int64, c *model.Config, arch string, seq int,
 	return nil
 }
 
-func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Stage, error) {
+func gradient(c *model.Config, layers int64, arch string, seq int) (*program.Module, error) {
 	deep := *c
 	deep.Layers = layers
 	r := recipe.Default()

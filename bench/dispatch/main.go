@@ -138,11 +138,11 @@ func newSide(ctx context.Context, e *engine.Engine, body string) (*side, error) 
 	text := fmt.Sprintf("module @m attributes {mhlo.num_replicas = %d : i32} {\n"+
 		"func.func @main(%%x: tensor<128xf32>) -> tensor<128xf32> {\n%s\n"+
 		"return %%r : tensor<128xf32>\n}\n}\n", devices, body)
-	x, err := e.Compile(ctx, &program.FromText("m", text, devices).Stages[0])
+	x, err := e.Compile(ctx, &program.FromText("m", text, devices).Modules[0])
 	if err != nil {
 		return nil, err
 	}
-	arg, err := e.Place(x.Stage(), x.Stage().Args[0], engine.Copied,
+	arg, err := e.Place(x.Module(), x.Module().Args[0], engine.Copied,
 		func(int) ([]byte, error) { return make([]byte, 512), nil })
 	return &side{x, arg}, err
 }

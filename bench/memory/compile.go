@@ -96,7 +96,7 @@ func (c *compiler) compile(ctx context.Context, one combination) (*row, error) {
 	}
 	out := &row{key: one.key(), cluster: one.plan.Cluster, model: one.plan.Model}
 	var failed error
-	out.ranks, err = p.Footprints(func(s *program.Stage) step.Needs {
+	out.ranks, err = p.Footprints(func(s *program.Module) step.Needs {
 		// The loss alone is never the largest program, and would take a third of the time.
 		if failed != nil || s.Name == string(step.Evaluate) {
 			return step.Needs{}
@@ -118,7 +118,7 @@ func (c *compiler) compile(ctx context.Context, one combination) (*row, error) {
 }
 
 // needs compiles a program, unless it is known.
-func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Cluster) (n step.Needs,
+func (c *compiler) needs(ctx context.Context, s *program.Module, cl machine.Cluster) (n step.Needs,
 	err error) {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%v\n%s", cl, len(s.Devices), s.Flags, s.Text))
 	key := hex.EncodeToString(sum[:12])
@@ -150,7 +150,7 @@ func (c *compiler) needs(ctx context.Context, s *program.Stage, cl machine.Clust
 	return n, err
 }
 
-func (c *compiler) onGPU(ctx context.Context, s *program.Stage,
+func (c *compiler) onGPU(ctx context.Context, s *program.Module,
 	cl machine.Cluster) (r *engine.Report, err error) {
 	if c.gpu == nil {
 		if c.gpu, err = engine.OpenCompiler(ctx, engine.Options{}); err != nil {
@@ -163,7 +163,7 @@ func (c *compiler) onGPU(ctx context.Context, s *program.Stage,
 // cpuDevices is the most that a plan for the CPU has here.
 const cpuDevices = 8
 
-func (c *compiler) onCPU(ctx context.Context, s *program.Stage) (r *engine.Report, err error) {
+func (c *compiler) onCPU(ctx context.Context, s *program.Module) (r *engine.Report, err error) {
 	if c.cpu == nil {
 		c.cpu, err = engine.Open(ctx, "cpu", engine.Options{Devices: cpuDevices})
 		if err != nil {

@@ -92,7 +92,7 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 }
 
 // write gives the gradient program of a plan, as `deepwell compile` writes it.
-func write(path string) (*program.Stage, machine.Cluster, error) {
+func write(path string) (*program.Module, machine.Cluster, error) {
 	var none machine.Cluster
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -121,7 +121,7 @@ func write(path string) (*program.Stage, machine.Cluster, error) {
 
 // compile compiles a stage with the options of engine.Compiler, which gives away the account of a
 // program but not its schedule. cuDNN's plans are left out: they do not change the schedule.
-func compile(xla *pjrt.Plugin, b *plugin.Bundle, s *program.Stage, t machine.Cluster,
+func compile(xla *pjrt.Plugin, b *plugin.Bundle, s *program.Module, t machine.Cluster,
 	flags map[string]any) (*hlo.Module, error) {
 	topology, err := xla.NewTopology([]pjrt.Option{
 		{Name: "target_config", Value: t.ConfigText(b.CuDNN)},

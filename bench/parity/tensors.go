@@ -33,7 +33,7 @@ func capture(ctx context.Context, job parity.Job, at data.Position, rows int) ([
 	if err != nil {
 		return nil, err
 	}
-	stage, err := lower.Stage("tap", g, lower.Options{Kernels: kernels.For("cpu")})
+	stage, err := lower.Module("tap", g, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		return nil, err
 	}

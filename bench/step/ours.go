@@ -70,11 +70,11 @@ func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.
 	if err != nil {
 		return nil, err
 	}
-	first, err := lower.Module(grad, lower.Options{Kernels: kernels.For("cpu")})
+	first, err := lower.StableHLO(grad, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		return nil, err
 	}
-	second, err := lower.Module(update, lower.Options{Kernels: kernels.For("cpu")})
+	second, err := lower.StableHLO(update, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		return nil, err
 	}
@@ -141,12 +141,12 @@ func (t *trainer) begin(grad, update string, w *abtest.Weights) (err error) {
 }
 
 func (t *trainer) compile(name, text string) (*engine.Executable, error) {
-	return t.e.Compile(t.ctx, &program.FromText(name, text, 1).Stages[0])
+	return t.e.Compile(t.ctx, &program.FromText(name, text, 1).Modules[0])
 }
 
 func (t *trainer) place(x *engine.Executable, arg int, elem dtype.DType,
 	value []float32) (*engine.Array, error) {
-	return t.e.Place(x.Stage(), x.Stage().Args[arg], engine.Copied, func(int) ([]byte, error) {
+	return t.e.Place(x.Module(), x.Module().Args[arg], engine.Copied, func(int) ([]byte, error) {
 		b := make([]byte, 0, 4*len(value))
 		for _, v := range value {
 			switch elem {

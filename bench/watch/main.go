@@ -170,7 +170,7 @@ func strip(p *step.Program) error {
 	g.Results = slices.DeleteFunc(slices.Clone(all), func(v *ir.Value) bool {
 		return v.Means.Role == program.Stat
 	})
-	s, err := lower.Stage(p.Module.Name, g, lower.Options{Kernels: kernels.For("cpu")})
+	s, err := lower.Module(p.Module.Name, g, lower.Options{Kernels: kernels.For("cpu")})
 	g.Results = all
 	if err != nil {
 		return err

@@ -91,7 +91,7 @@ type Program struct {
 // what results says, or else as the graph says.
 func (r *Rig) Compile(t T, g *ir.Graph, o lower.Options, results ...string) *Program {
 	t.Helper()
-	s, err := lower.Stage(g.Name, g, o)
+	s, err := lower.Module(g.Name, g, o)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}
@@ -99,11 +99,11 @@ func (r *Rig) Compile(t T, g *ir.Graph, o lower.Options, results ...string) *Pro
 	for i, name := range results {
 		s.Results[i].Name = name
 	}
-	return &Program{Executable: Stage(t, r.Engine, s), rig: r, graph: g}
+	return &Program{Executable: Compile(t, r.Engine, s), rig: r, graph: g}
 }
 
-// Stage compiles a stage; the executable is freed with the test.
-func Stage(t T, e *engine.Engine, s *program.Stage) *engine.Executable {
+// Compile compiles a module; the executable is freed with the test.
+func Compile(t T, e *engine.Engine, s *program.Module) *engine.Executable {
 	t.Helper()
 	x, err := e.Compile(t.Context(), s)
 	if err != nil {
@@ -116,12 +116,12 @@ func Stage(t T, e *engine.Engine, s *program.Stage) *engine.Executable {
 // Put places an argument: what each device has, or what all have.
 func (p *Program) Put(t T, name string, pieces ...[]float64) *engine.Array {
 	t.Helper()
-	args := p.Stage().Args
+	args := p.Module().Args
 	i := slices.IndexFunc(args, func(a program.Array) bool { return a.Name == name })
 	if i < 0 {
-		t.Fatalf("%s takes no %s", p.Stage().Name, name)
+		t.Fatalf("%s takes no %s", p.Module().Name, name)
 	}
-	a, err := p.rig.Engine.Place(p.Stage(), args[i], engine.Copied, func(d int) ([]byte, error) {
+	a, err := p.rig.Engine.Place(p.Module(), args[i], engine.Copied, func(d int) ([]byte, error) {
 		return args[i].Global.Type.Append(nil, pieces[d%len(pieces)]...), nil
 	})
 	if err != nil {
@@ -150,7 +150,7 @@ func (p *Program) Run(t T, inputs map[string][]*eval.Array) [][]*eval.Array {
 	defer run.Free()
 	out := make([][]*eval.Array, len(run.Results))
 	for i, a := range run.Results {
-		for d := range p.Stage().Devices {
+		for d := range p.Module().Devices {
 			out[i] = append(out[i], &eval.Array{Type: p.graph.Results[i].Type, Data: Read(t, a, d)})
 		}
 	}
@@ -174,7 +174,7 @@ func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[
 	defer run.Free()
 	out := map[string][]float64{}
 	for i, a := range run.Results {
-		if name := p.Stage().Results[i].Name; a != state.Get(name) {
+		if name := p.Module().Results[i].Name; a != state.Get(name) {
 			out[name] = Read(t, a, 0)
 		}
 	}
@@ -193,8 +193,8 @@ func Cards(t T, withoutCuDNN bool) *engine.Compiler {
 	return c
 }
 
-// Report compiles a stage for a cluster, such as 8xb200.
-func Report(t T, c *engine.Compiler, s *program.Stage, cluster string) *engine.Report {
+// Report compiles a module for a cluster, such as 8xb200.
+func Report(t T, c *engine.Compiler, s *program.Module, cluster string) *engine.Report {
 	t.Helper()
 	target, err := machine.ParseCluster(cluster)
 	if err != nil {

@@ -78,20 +78,20 @@ func (g greeting) open(events event.Sink) (*Compiler, error) {
 		WithoutCuDNN: g.WithoutCuDNN, Events: events})
 }
 
-// orders reads stages in the background, so that the end of the input ends the process in the
+// orders reads modules in the background, so that the end of the input ends the process in the
 // middle of a compile: nobody is left to hear of it.
-func orders(in *bufio.Reader) <-chan *program.Stage {
-	stages := make(chan *program.Stage)
+func orders(in *bufio.Reader) <-chan *program.Module {
+	modules := make(chan *program.Module)
 	go func() {
 		for {
 			s, err := receive(in)
 			if err != nil {
 				os.Exit(0)
 			}
-			stages <- s
+			modules <- s
 		}
 	}()
-	return stages
+	return modules
 }
 
 func reply(out *os.File, a answer) int {

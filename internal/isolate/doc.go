@@ -1,15 +1,15 @@
-// Package isolate turns a stage for a cluster into what the compiler reports of it, in a process
+// Package isolate turns a module for a cluster into what the compiler reports of it, in a process
 // that may crash.
 //
 // XLA ends its process where a library should return an error: an unknown flag, a shape whose size
 // overflows, a module that is nested too deeply. So the command compiles in a child: [Open] starts
-// the same binary again, and one child serves all stages of a command. If it crashes, the stage
+// the same binary again, and one child serves all modules of a command. If it crashes, the module
 // that it was compiling gets one coded error (DW2207), and the command goes on as after any other.
 //
 // # Protocol
 //
-// The child reads requests from its standard input: a line of JSON, and after the line of a stage
-// the stage's text as it is, so that no second copy of it is made. It answers on descriptor 3, one
+// The child reads requests from its standard input: a line of JSON, and after the line of a module
+// the module's text as it is, so that no second copy of it is made. It answers on descriptor 3, one
 // line of JSON each: events as package event writes them, and at the end of every request a report,
 // an error, or that it is ready. Its standard error is XLA's log.
 //

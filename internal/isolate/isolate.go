@@ -30,15 +30,15 @@ type Options struct {
 	WithoutCuDNN bool
 	// Environ is the environment as the compiler reads it; nil is that of this process.
 	Environ []string
-	// Events hears of every stage that was compiled; nil is nobody.
+	// Events hears of every module that was compiled; nil is nobody.
 	Events event.Sink
 	// Log takes what the compiler logs in a child; nil is os.Stderr, where it logs in this process.
 	Log io.Writer
 }
 
-// A Compiler compiles stages for a cluster, one after the other.
+// A Compiler compiles modules for a cluster, one after the other.
 type Compiler struct {
-	compile func(context.Context, *program.Stage) (*engine.Report, error)
+	compile func(context.Context, *program.Module) (*engine.Report, error)
 	done    func()
 }
 
@@ -51,8 +51,8 @@ func Open(ctx context.Context, o Options) (*Compiler, error) {
 	return openHere(ctx, o)
 }
 
-// Compile compiles one stage and says what came of it.
-func (c *Compiler) Compile(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+// Compile compiles one module and says what came of it.
+func (c *Compiler) Compile(ctx context.Context, s *program.Module) (*engine.Report, error) {
 	return c.compile(ctx, s)
 }
 
@@ -70,7 +70,7 @@ func openHere(ctx context.Context, o Options) (*Compiler, error) {
 		if err != nil {
 			return nil, err
 		}
-		compile := func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+		compile := func(ctx context.Context, s *program.Module) (*engine.Report, error) {
 			return gpu.Compile(ctx, s, t)
 		}
 		return &Compiler{compile, gpu.Close}, nil
@@ -80,7 +80,7 @@ func openHere(ctx context.Context, o Options) (*Compiler, error) {
 	if err != nil {
 		return nil, err
 	}
-	compile := func(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+	compile := func(ctx context.Context, s *program.Module) (*engine.Report, error) {
 		x, err := cpu.Compile(ctx, s)
 		if err != nil {
 			return nil, err

@@ -76,8 +76,8 @@ func text(array string) string {
 // overflows ends XLA by an exception that nothing catches.
 const overflows = "tensor<9223372036854775807x2xf32>"
 
-func stage(name, text string) *program.Stage {
-	s := program.FromText(name, text, 1).Stages[0]
+func module(name, text string) *program.Module {
+	s := program.FromText(name, text, 1).Modules[0]
 	return &s
 }
 
@@ -87,20 +87,20 @@ func TestChildReportsTheSame(t *testing.T) {
 	flagged := selftest.MXFP8(8)
 	flagged.Flags = map[string]any{"xla_gpu_enable_triton_gemm": true, "xla_gpu_autotune_level": 0,
 		"xla_gpu_all_reduce_combine_threshold_bytes": int64(1 << 20)}
-	odd := stage("odd", text("tensor<4xf32>"))
+	odd := module("odd", text("tensor<4xf32>"))
 	odd.Flags = map[string]any{"xla_cpu_enable_fast_math": []int{1}}
-	cpu := []*program.Stage{stage("plain", text("tensor<64x64xf32>")),
-		stage("unknown", "module @m {\nfunc.func @main() {\n  stablehlo.ad\n}\n}\n"), odd,
-		stage("after", text("tensor<8xf32>"))}
-	for cluster, stages := range map[string][]*program.Stage{
-		"8xb200": {flagged, stage("bad", "module {")},
+	cpu := []*program.Module{module("plain", text("tensor<64x64xf32>")),
+		module("unknown", "module @m {\nfunc.func @main() {\n  stablehlo.ad\n}\n}\n"), odd,
+		module("after", text("tensor<8xf32>"))}
+	for cluster, modules := range map[string][]*program.Module{
+		"8xb200": {flagged, module("bad", "module {")},
 		"8xcpu":  cpu,
 	} {
 		var here, there outcome
 		for child, out := range map[string]*outcome{"": &here, Self: &there} {
 			heard := &event.Recorder{}
 			c := open(t, child, cluster, Options{Events: heard})
-			for _, s := range stages {
+			for _, s := range modules {
 				out.add(c.Compile(t.Context(), s))
 			}
 			for _, e := range heard.Events() {
@@ -112,8 +112,8 @@ func TestChildReportsTheSame(t *testing.T) {
 		if diff := cmp.Diff(here.lines, there.lines); diff != "" {
 			t.Errorf("%s: %s", cluster, diff)
 		}
-		if len(here.lines) <= len(stages) {
-			t.Errorf("%s: %d stages and their events gave %q", cluster, len(stages), here.lines)
+		if len(here.lines) <= len(modules) {
+			t.Errorf("%s: %d modules and their events gave %q", cluster, len(modules), here.lines)
 		}
 	}
 }
@@ -134,21 +134,21 @@ func (o *outcome) add(r *engine.Report, err error) {
 	o.lines = append(o.lines, fmt.Sprint(string(js), r, err))
 }
 
-// A crash names its stage, is one error, and leaves the parent alive; the dump of the child is not
+// A crash names its module, is one error, and leaves the parent alive; the dump of the child is not
 // shown to anyone.
 func TestCrashIsOneError(t *testing.T) {
 	var log bytes.Buffer
 	c := open(t, Self, "8xcpu", Options{Log: &log})
-	if _, err := c.Compile(t.Context(), stage("one", text("tensor<4xf32>"))); err != nil {
+	if _, err := c.Compile(t.Context(), module("one", text("tensor<4xf32>"))); err != nil {
 		t.Fatal(err)
 	}
-	_, err := c.Compile(t.Context(), stage("two", text(overflows)))
+	_, err := c.Compile(t.Context(), module("two", text(overflows)))
 	e := diag.From(err)
-	if e.Code != diag.CompilerCrashed || e.What != "the compiler crashed (SIGABRT) on stage two" ||
-		e.Where != "stage two" || !strings.Contains(e.Cause, "overflow in static extent product") {
+	if e.Code != diag.CompilerCrashed || e.What != "the compiler crashed (SIGABRT) on module two" ||
+		e.Where != "module two" || !strings.Contains(e.Cause, "overflow in static extent product") {
 		t.Errorf("%s", e.Format())
 	}
-	if _, again := c.Compile(t.Context(), stage("three", text("tensor<4xf32>"))); !errors.Is(again, err) {
+	if _, again := c.Compile(t.Context(), module("three", text("tensor<4xf32>"))); !errors.Is(again, err) {
 		t.Errorf("a dead child gave %v", again)
 	}
 	if log.Len() > 0 {
@@ -290,7 +290,7 @@ func TestEndOfInputEndsTheChild(t *testing.T) {
 	if a, err := listen(bufio.NewReader(r), event.Discard); err != nil || !a.Ready {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	slow := stage("slow", selftest.MXFP8(1).Text)
+	slow := module("slow", selftest.MXFP8(1).Text)
 	o, err := newOrder(slow)
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +324,7 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 
 // Flags keep their types on their way: XLA tells 1 from 1.0.
 func TestFlagsSurviveTheWire(t *testing.T) {
-	s := stage("m", "module {}\n")
+	s := module("m", "module {}\n")
 	s.Flags = map[string]any{"a": true, "b": int64(1), "c": 1.0, "d": "1", "e": math.Inf(1), "f": int64(-1 << 62)}
 	r, w, err := os.Pipe()
 	if err != nil {

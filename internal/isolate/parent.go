@@ -105,7 +105,7 @@ func (c *child) start() error {
 }
 
 // compile is Compiler.Compile in the child.
-func (c *child) compile(ctx context.Context, s *program.Stage) (*engine.Report, error) {
+func (c *child) compile(ctx context.Context, s *program.Module) (*engine.Report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead != nil {
@@ -118,7 +118,7 @@ func (c *child) compile(ctx context.Context, s *program.Stage) (*engine.Report, 
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.ask(ctx, "on stage "+s.Name, o, s.Text)
+	a, err := c.ask(ctx, "on module "+s.Name, o, s.Text)
 	if err != nil {
 		return nil, err
 	}
@@ -197,8 +197,8 @@ func (c *child) crash(doing string) error {
 	}
 	e := diag.New(diag.CompilerCrashed, "the compiler crashed (%s) %s", how, doing).
 		Because("%s", cause).Try("%s", fix)
-	if stage, ok := strings.CutPrefix(doing, "on "); ok {
-		e = e.At("%s", stage)
+	if module, ok := strings.CutPrefix(doing, "on "); ok {
+		e = e.At("%s", module)
 	}
 	return e
 }

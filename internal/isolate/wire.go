@@ -28,9 +28,9 @@ type greeting struct {
 	WithoutCuDNN bool   `json:"without_cudnn,omitempty"`
 }
 
-// An order is a request to compile a stage. Its text follows the line.
+// An order is a request to compile a module. Its text follows the line.
 type order struct {
-	Stage program.Stage   `json:"stage"`
+	Stage program.Module  `json:"stage"`
 	Flags map[string]flag `json:"flags,omitempty"` // those of the stage
 	Bytes int64           `json:"bytes"`           // of the text
 }
@@ -50,8 +50,8 @@ type answer struct {
 	Error  *diag.Error    `json:"error,omitempty"`
 }
 
-// newOrder describes a stage without its text; nothing has been sent when it fails.
-func newOrder(s *program.Stage) (order, error) {
+// newOrder describes a module without its text; nothing has been sent when it fails.
+func newOrder(s *program.Module) (order, error) {
 	o := order{Stage: *s, Bytes: int64(len(s.Text)), Flags: map[string]flag{}}
 	o.Stage.Flags = nil
 	for name, value := range s.Flags {
@@ -74,7 +74,7 @@ func send(w *os.File, request any, text string) error {
 }
 
 // receive reads what send writes.
-func receive(in *bufio.Reader) (*program.Stage, error) {
+func receive(in *bufio.Reader) (*program.Module, error) {
 	var o order
 	if err := readLine(in, &o); err != nil {
 		return nil, err

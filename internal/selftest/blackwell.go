@@ -13,7 +13,7 @@ import (
 
 // MXFP8 is one block-scaled linear in data parallel: the product of 4096 x 4096 by 16384 x 4096
 // in E4M3 with a scale for every 32 elements, then a sum over all devices.
-func MXFP8(devices int) *program.Stage {
+func MXFP8(devices int) *program.Module {
 	const (
 		x, xs = "tensor<4096x4096xf8E4M3FN>", "tensor<4096x128xf8E8M0FNU>"
 		w, ws = "tensor<16384x4096xf8E4M3FN>", "tensor<16384x128xf8E8M0FNU>"
@@ -28,12 +28,12 @@ func MXFP8(devices int) *program.Stage {
   }
 }
 `, devices, x, xs, w, ws, y, adder("bf16"), groups(devices, devices))
-	return &program.FromText("mxfp8", text, devices).Stages[0]
+	return &program.FromText("mxfp8", text, devices).Modules[0]
 }
 
 // Attention is causal attention with 32 heads over 8 key heads, forward and backward, lowered as
 // for a card: the two calls of cuDNN.
-func Attention(devices int) *program.Stage {
+func Attention(devices int) *program.Module {
 	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
 	b := ir.NewBuilder("attention")
 	qt := ir.Type{Elem: dtype.BF16, Dims: []ir.Dim{
@@ -47,7 +47,7 @@ func Attention(devices int) *program.Stage {
 	if err != nil {
 		text = "// " + err.Error() // does not parse, so the compile says it
 	}
-	return &program.FromText("attention", text, devices).Stages[0]
+	return &program.FromText("attention", text, devices).Modules[0]
 }
 
 // stepText lowers a value and its gradient for Blackwell.
@@ -64,5 +64,5 @@ func stepText(b *ir.Builder, y *ir.Value) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return lower.Module(joint, lower.Options{Kernels: kernels.For("sm_100")})
+	return lower.StableHLO(joint, lower.Options{Kernels: kernels.For("sm_100")})
 }

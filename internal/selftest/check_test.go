@@ -73,7 +73,7 @@ func cards() []string {
 	return []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
 }
 
-func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Stage, card string,
+func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Module, card string,
 	n int) *engine.Report {
 	t.Helper()
 	return enginetest.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, card))

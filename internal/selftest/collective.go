@@ -209,8 +209,8 @@ func Collectives(ctx context.Context, e *engine.Engine, devices int) (int, error
 }
 
 func (c collective) run(ctx context.Context, e *engine.Engine, p payload, devices, n int) error {
-	stage := &program.FromText(c.name, c.module(p, devices, n), devices).Stages[0]
-	x, err := e.Compile(ctx, stage)
+	module := &program.FromText(c.name, c.module(p, devices, n), devices).Modules[0]
+	x, err := e.Compile(ctx, module)
 	if err != nil {
 		return err
 	}
@@ -225,8 +225,8 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 			pieces[d] = append(pieces[d], v)
 		}
 	}
-	spec := x.Stage().Args[0]
-	arg, err := e.Place(x.Stage(), spec, engine.Copied, func(d int) ([]byte, error) {
+	spec := x.Module().Args[0]
+	arg, err := e.Place(x.Module(), spec, engine.Copied, func(d int) ([]byte, error) {
 		return p.wire().Append(nil, slices.Concat(pieces[d]...)...), nil
 	})
 	if err != nil {

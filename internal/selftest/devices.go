@@ -19,8 +19,8 @@ import (
 // vectorLen is the length of the vectors of f32 that the checks below work on.
 const vectorLen = 64
 
-// filled gives each device of a stage a vector of a number of its own.
-func filled(e *engine.Engine, s *program.Stage, value func(device int) float64) (*engine.Array,
+// filled gives each device of a module a vector of a number of its own.
+func filled(e *engine.Engine, s *program.Module, value func(device int) float64) (*engine.Array,
 	error) {
 	return e.Place(s, s.Args[0], engine.Copied, func(d int) ([]byte, error) {
 		return dtype.F32.Append(nil, slices.Repeat([]float64{value(d)}, vectorLen)...), nil
@@ -46,7 +46,7 @@ func expect(ctx context.Context, x *engine.Executable, arg *engine.Array, device
 		for _, got := range dtype.F32.Values(b) {
 			if got != want(d) {
 				return diag.New(diag.RuntimeFailed, "device %d of %s got %v, want %v", d,
-					x.Stage().Devices, got, want(d))
+					x.Module().Devices, got, want(d))
 			}
 		}
 	}
@@ -54,7 +54,7 @@ func expect(ctx context.Context, x *engine.Executable, arg *engine.Array, device
 }
 
 // Sum is a program that adds up what each of the devices has.
-func Sum(shape dtype.Shape, devices program.Devices) (*program.Stage, error) {
+func Sum(shape dtype.Shape, devices program.Devices) (*program.Module, error) {
 	t := ir.Type{Elem: shape.Type, Place: ir.Placement{{Axis: "all", Dim: ir.Partial}}}
 	for i, n := range shape.Dims {
 		t.Dims = append(t.Dims, ir.Dim{Name: fmt.Sprintf("d%d", i), Size: n})
@@ -64,7 +64,7 @@ func Sum(shape dtype.Shape, devices program.Devices) (*program.Stage, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := lower.Stage("sum", g, lower.Options{})
+	s, err := lower.Module("sum", g, lower.Options{})
 	if err == nil {
 		s.Devices = devices
 	}
@@ -86,16 +86,16 @@ func Halves(ctx context.Context, e *engine.Engine, devices, rounds int) error {
 
 func sumOn(ctx context.Context, e *engine.Engine, devices program.Devices, value float64,
 	rounds int) error {
-	stage, err := Sum(dtype.Shape{Type: dtype.F32, Dims: []int64{vectorLen}}, devices)
+	module, err := Sum(dtype.Shape{Type: dtype.F32, Dims: []int64{vectorLen}}, devices)
 	if err != nil {
 		return err
 	}
-	x, err := e.Compile(ctx, stage)
+	x, err := e.Compile(ctx, module)
 	if err != nil {
 		return err
 	}
 	defer x.Free()
-	arg, err := filled(e, x.Stage(), func(int) float64 { return value })
+	arg, err := filled(e, x.Module(), func(int) float64 { return value })
 	if err != nil {
 		return err
 	}
@@ -150,12 +150,12 @@ func Handler(ctx context.Context, e *engine.Engine, devices, calls int) (int64, 
 		"backend_config = {factor = 3.0 : f32}} : (%[2]s) -> %[2]s\n"+
 		"return %%r : %[2]s\n}\n}\n", devices, shape, handlerName)
 	all := program.Range(0, devices)
-	x, err := e.Compile(ctx, &program.Stage{Name: "handler", Devices: all, Text: text})
+	x, err := e.Compile(ctx, &program.Module{Name: "handler", Devices: all, Text: text})
 	if err != nil {
 		return 0, err
 	}
 	defer x.Free()
-	arg, err := filled(e, x.Stage(), func(d int) float64 { return float64(d) })
+	arg, err := filled(e, x.Module(), func(d int) float64 { return float64(d) })
 	if err != nil {
 		return 0, err
 	}

@@ -8,15 +8,15 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Stage writes a graph as a stage that an engine runs, on devices counted from 0: its arguments are
-// called as the graph's inputs, and its results as the graph's, but a result that takes the place
-// of an argument is called as the argument. What they are is what the graph says.
-func Stage(name string, g *ir.Graph, o Options) (*program.Stage, error) {
-	text, err := Module(g, o)
+// Module writes a graph as a module that an engine runs, on devices 0 to n-1. Arguments have the
+// names of the graph's inputs, results those of its results; a result that replaces an argument
+// has the argument's name. Roles and parameters come from the values' meanings.
+func Module(name string, g *ir.Graph, o Options) (*program.Module, error) {
+	text, err := StableHLO(g, o)
 	if err != nil {
 		return nil, err
 	}
-	s := &program.Stage{Name: name, Text: text}
+	s := &program.Module{Name: name, Text: text}
 	for _, a := range g.Mesh {
 		s.Mesh = append(s.Mesh, program.Axis{Name: a.Name, Size: int(a.Size)})
 	}
