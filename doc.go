@@ -44,7 +44,8 @@
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	   cost        a device's graph → its bill: products, streams, collectives, buffers
 //	   estimate    a plan, its bill and prices → time and memory of a step
-//	6  lower       per-device graph → StableHLO text
+//	6  rewrite     per-device graph → one that a target runs well: passes by target
+//	   lower       a rewritten graph → StableHLO text; it only prints
 //	   dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
 //	   internal/check   small programs whose answers are known
 //	   internal/enginetest     graphs to numbers on the CPU engine, for tests

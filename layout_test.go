@@ -36,7 +36,7 @@ var layers = [][]string{
 	{"internal/isolate", "internal/abtest", "capture", "plan", "internal/plantest", "kernels", "price",
 		"precision", "quantize", "internal/room"},
 	{"spmd", "cost", "estimate/footprint", "estimate"},
-	{"lower", "internal/selftest", "internal/enginetest", "dryrun"},
+	{"rewrite", "lower", "internal/selftest", "internal/enginetest", "dryrun"},
 	{"pipeline", "step", "autoplan"},
 	{"train"},
 	{"parity"},

@@ -236,6 +236,13 @@ func (t Table) Builder(name string, mesh ...Axis) *Builder {
 // results.
 func Continue(g *Graph) *Builder { return &Builder{g: g, names: newFresh(g)} }
 
+// Continue goes on with a graph, with operations of the table.
+func (t Table) Continue(g *Graph) *Builder {
+	b := Continue(g)
+	b.table = t
+	return b
+}
+
 // Tagged gives a builder of the same graph whose operations get the tag.
 func (b *Builder) Tagged(tag Tag, build func()) {
 	old := b.tag

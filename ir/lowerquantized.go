@@ -97,59 +97,6 @@ func (e *quantLowering) walk() {
 		}
 		return nil
 	})
-	e.g.Ops = adjoin(e.g.Ops)
-}
-
-// adjoin puts the quantizations of one value next to each other: a card then reads it as often as
-// one of them does (kernels, Windowed), and the value itself is not needed for longer.
-func adjoin(ops []*Op) []*Op {
-	var out []*Op
-	done := map[*Op]bool{}
-	put := func(list ...*Op) {
-		for _, op := range list {
-			if !done[op] {
-				done[op], out = true, append(out, op)
-			}
-		}
-	}
-	for i, op := range ops {
-		if op.Kind != "quantize" || done[op] {
-			put(op)
-			continue
-		}
-		list := []*Op{op}
-		for _, other := range ops[i+1:] {
-			if other.Kind != "quantize" || done[other] || other.In[0] != op.In[0] {
-				continue
-			}
-			if first, ok := before(other, done); ok {
-				put(first...)
-				list = append(list, other)
-			}
-		}
-		put(list...)
-	}
-	return out
-}
-
-// before lists what an operation waits for, in order, if all of it is there already or costs next
-// to nothing.
-func before(op *Op, done map[*Op]bool) (list []*Op, ok bool) {
-	for _, v := range op.In {
-		def := v.def
-		if def == nil || done[def] || slices.Contains(list, def) {
-			continue
-		}
-		if !slices.Contains([]string{"amax", "iota", "split", "own_piece", "concat", "fill"}, def.Kind) {
-			return nil, false
-		}
-		first, ok := before(def, done)
-		if !ok {
-			return nil, false
-		}
-		list = append(append(list, first...), def)
-	}
-	return list, true
 }
 
 // gemm is that of a linear, forward or for the gradient of its input; its operands are told by

@@ -58,15 +58,19 @@ func Rewrite(g *Graph, another func(r *Rewriter, op *Op) []*Value) (*Graph, erro
 }
 
 // inPlace goes through the operations of the builder's own graph, with what stands for their
-// arguments. Where another gives results they take the place of the operation's own, and their
-// names; where it gives nil the operation stays as it is.
-func (r *Rewriter) inPlace(another func(op *Op) []*Value) {
+// arguments. Where edit returns results they replace the operation's own and take their names;
+// where it returns nil the operation stays as it is. An operation is dropped if edit returns an
+// empty list, or if an earlier call recorded in At what stands for its first result.
+func (r *Rewriter) inPlace(edit func(op *Op) []*Value) {
 	old := r.g.Ops
 	r.g.Ops = nil
 	for _, op := range old {
+		if len(op.Out) > 0 && r.At[op.Out[0]] != nil {
+			continue
+		}
 		r.swap(op.In)
 		before := len(r.g.Ops)
-		out := another(op)
+		out := edit(op)
 		if r.err != nil {
 			return
 		}
@@ -77,10 +81,42 @@ func (r *Rewriter) inPlace(another func(op *Op) []*Value) {
 			if v.def == nil || slices.Contains(r.g.Ops[:before], v.def) { // it has a name
 				v = r.one("transpose", attrs(map[string]any{"order": Names(v.Type.Dims)}), v)
 			}
-			v.Name, v.Means, r.At[op.Out[i]] = op.Out[i].Name, op.Out[i].Means, v
+			r.Stand(op.Out[i], v)
 		}
 	}
 	r.swap(r.g.Results)
+}
+
+// Stand replaces a value by another, which takes over its name and meaning.
+func (r *Rewriter) Stand(old, now *Value) {
+	now.Name, now.Means, r.At[old] = old.Name, old.Means, now
+}
+
+// Edit rewrites a graph in place, operation by operation; bodies of loops are edited before the
+// loop itself. New operations come from the rewriter, which builds them from the table's rows; what
+// edit returns replaces an operation, nil keeps it, an empty list drops it. An operation whose first
+// result already has a stand-in (see [Rewriter.Stand]) is dropped.
+func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
+	r := &Rewriter{t.Continue(g), map[*Value]*Value{}}
+	r.inPlace(func(op *Op) []*Value {
+		if op.Body != nil {
+			if err := t.Edit(op.Body, edit); err != nil && r.err == nil {
+				r.err = err
+			}
+		}
+		return edit(r, op)
+	})
+	if r.err != nil {
+		return r.err
+	}
+	_, err := r.Graph(g.Results...)
+	return err
+}
+
+// Become adds an operation of another kind, or of another row, in the place of op: its tag is op's.
+func (r *Rewriter) Become(op *Op, kind string, a Attrs, in ...*Value) (out []*Value) {
+	r.Tagged(op.Tag, func() { out = r.op(kind, a, nil, in...) })
+	return out
 }
 
 // swap puts what stands for values in their places.

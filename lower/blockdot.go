@@ -12,23 +12,19 @@ import (
 // so is every product of two of them in f32.
 func blockDot(w *writer, op *ir.Op, in []val) []val {
 	format, n := ir.Format(op.Attrs.Text("format")), len(in)/2
-	a := w.argument(format, op.In[0], in[1])
-	b := w.argument(format, op.In[n], in[n+1])
-	out, over := op.Out[0], op.Attrs.List("over")
-	turn := w.transposeOf(op)
-	if turn != nil {
-		out = turn.Out[0]
-	}
+	a := w.argument(format, in[0], in[1])
+	b := w.argument(format, in[n], in[n+1])
+	out, over := op.Out[0].Type, op.Attrs.List("over")
 	var v val
 	if w.kernels != nil && w.kernels.FusesOneOutput() {
-		v = w.matmul(a, b, dtype.F32, ir.Names(out.Type.Dims), over...)
+		v = w.matmul(a, b, dtype.F32, ir.Names(out.Dims), over...)
 	} else {
-		v = w.transpose(w.dot(a, b, dtype.F32, over...), ir.Names(out.Type.Dims))
+		v = w.transpose(w.dot(a, b, dtype.F32, over...), ir.Names(out.Dims))
 	}
 	if format == ir.NVFP4 {
 		v = w.unscaled(v, w.grid(in[2]).out, w.grid(in[n+2]).out)
 	}
-	return w.transposedOut(op, turn, w.convert(v, out.Type.Elem))
+	return []val{w.convert(v, out.Elem)}
 }
 
 // unscaled takes the factors of two whole tensors back from their product, one after the other:
@@ -41,13 +37,11 @@ func (w *writer) unscaled(v, a, b val) val {
 	return v
 }
 
-// argument gives the numbers of an argument, in the order in which they were written if that was in
-// this function.
-func (w *writer) argument(format ir.Format, codes *ir.Value, scales val) val {
-	if l, ok := w.quantized[codes]; ok {
-		return w.numbers(format, l.codes, l.scales)
+// argument gives the numbers of an argument, in the layout that it has.
+func (w *writer) argument(format ir.Format, v, scales val) val {
+	if v.t.Index(inside) >= 0 {
+		return w.numbers(format, v, scales)
 	}
-	v := w.use(codes)
 	if format == ir.NVFP4 {
 		v = w.unpacked(v)
 	}

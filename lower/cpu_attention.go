@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // first puts a value's heads before its rows: what stands side by side, key heads, their share of
@@ -57,14 +58,9 @@ func (a *attendant) added(score val) val {
 	return w.elementwise("add", score, w.as(table, score.t))
 }
 
-// A memo is what attention keeps for its gradient: for each piece the exponentials of the scores
-// less the largest of their row, and the scores before their cap; and one over the sums. The
-// probabilities are never written: one factor for each row of a head's width does the same for
-// less.
-type memo struct {
-	e, raw []val
-	share  val
-}
+// A memo is what attention saves for its gradient. The probabilities are never written: one factor
+// for each row of a head's width does the same for less.
+type memo = rewrite.SavedSoftmax[val]
 
 // part is the attendant of one piece: some queries, and the keys that they may see.
 func (a *attendant) part(p kernels.Piece) *attendant {
@@ -96,8 +92,18 @@ func (a *attendant) joined(pieces []val) val {
 }
 
 func firstAttention(w *writer, op *ir.Op, in []val) []val {
+	out, _ := attendHeadFirst(w, op, in)
+	return out
+}
+
+// savingAttention is firstAttention that gives what it saves, too.
+func savingAttention(w *writer, op *ir.Op, in []val) []val {
+	out, m := attendHeadFirst(w, op, in)
+	return append(out, m.Results(op)...)
+}
+
+func attendHeadFirst(w *writer, op *ir.Op, in []val) (out []val, m memo) {
 	a := newHeadFirst(w, op, in)
-	var m memo
 	var os, shares, lses []val
 	for _, p := range a.pieces() {
 		b := a.part(p)
@@ -106,47 +112,57 @@ func firstAttention(w *writer, op *ir.Op, in []val) []val {
 		e := w.elementwise("exponential", w.elementwise("subtract", score, w.as(top, score.t)))
 		total := w.reduce(e, "add", 0, ir.Keys)
 		e = w.convert(e, b.v.t.Elem)
-		m.e, m.raw = append(m.e, e), append(m.raw, raw)
+		m.Exp, m.Scores = append(m.Exp, e), append(m.Scores, raw)
 		shares = append(shares, w.elementwise("divide", w.constant(total.t, 1), total))
 		lses = append(lses, w.elementwise("add", top, w.elementwise("log", total)))
 		os = append(os, a.times(e, b.v, dtype.F32, ir.Keys))
 	}
-	m.share = a.joined(shares)
+	m.Share = a.joined(shares)
 	o := a.joined(os)
-	o = w.elementwise("multiply", o, w.as(m.share, o.t))
-	out := op.Out[0]
-	w.memos[out] = m
-	return []val{w.convert(a.ungrouped(o, out.Type), out.Type.Elem),
-		a.ungrouped(a.joined(lses), op.Out[1].Type)}
+	o = w.elementwise("multiply", o, w.as(m.Share, o.t))
+	t := op.Out[0].Type
+	out = []val{w.convert(a.ungrouped(o, t), t.Elem), a.ungrouped(a.joined(lses), op.Out[1].Type)}
+	return out, m
 }
 
-// remembered gives what the forward pass kept, if it stands in the same program. Else the scores
-// are computed again, and their exponentials come out with the sum taken off.
-func (a *attendant) remembered(stat val, pieces []kernels.Piece) memo {
+// recomputed gives what the forward pass of another program did not save: the scores are computed
+// again, and their exponentials come out with the sum taken off.
+func (a *attendant) recomputed(stat val, pieces []kernels.Piece) memo {
 	w := a.w
-	if m, ok := w.memos[a.op.In[3]]; ok {
-		return m
-	}
 	stat = a.first(a.grouped(stat))
-	m := memo{share: w.constant(stat.t, 1)}
+	m := memo{Share: w.constant(stat.t, 1)}
 	for _, p := range pieces {
 		b := a.part(p)
 		score, raw := b.scores()
 		less := w.as(w.slice(stat, ir.Seq, p.From, p.To), score.t)
 		e := w.elementwise("exponential", w.elementwise("subtract", score, less))
-		m.e, m.raw = append(m.e, w.convert(e, a.v.t.Elem)), append(m.raw, raw)
+		m.Exp = append(m.Exp, w.convert(e, a.v.t.Elem))
+		m.Scores = append(m.Scores, raw)
 	}
 	return m
 }
 
 func firstAttentionGrad(w *writer, op *ir.Op, in []val) []val {
+	return headFirstGrad(w, op, in, nil)
+}
+
+// savedAttentionGrad is firstAttentionGrad with what the forward pass saved.
+func savedAttentionGrad(w *writer, op *ir.Op, in []val) []val {
+	op, m := rewrite.SavedBy(op, in)
+	return headFirstGrad(w, op, in[:len(op.In)], &m)
+}
+
+func headFirstGrad(w *writer, op *ir.Op, in []val, m *memo) []val {
 	a := newHeadFirst(w, op, in)
 	o, do := a.grouped(in[3]), a.grouped(in[5])
 	inner := w.reduce(w.convert(w.elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
 	do, inner = a.first(do), a.first(inner)
 	pieces := a.pieces()
-	m := a.remembered(in[4], pieces)
-	scaled := w.elementwise("multiply", w.convert(do, dtype.F32), w.as(m.share, do.t))
+	if m == nil {
+		again := a.recomputed(in[4], pieces)
+		m = &again
+	}
+	scaled := w.elementwise("multiply", w.convert(do, dtype.F32), w.as(m.Share, do.t))
 	short, scaled := w.narrow(op, do), w.convert(scaled, a.v.t.Elem)
 	var dqs []val
 	var dk, dv val
@@ -154,12 +170,16 @@ func firstAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 		b := a.part(p)
 		row := func(v val) val { return w.slice(v, ir.Seq, p.From, p.To) }
 		dp := a.times(row(short), b.v, dtype.F32, ir.HeadDim)
-		e := w.elementwise("multiply", w.convert(m.e[i], dtype.F32), w.as(row(m.share), dp.t))
+		e := w.elementwise("multiply", w.convert(m.Exp[i], dtype.F32), w.as(row(m.Share), dp.t))
 		ds := w.elementwise("multiply", e, w.elementwise("subtract", dp, w.as(row(inner), dp.t)))
-		ds = w.convert(a.slope(ds, m.raw[i]), short.t.Elem)
+		var raw val
+		if len(m.Scores) > 0 {
+			raw = m.Scores[i]
+		}
+		ds = w.convert(a.slope(ds, raw), short.t.Elem)
 		dqs = append(dqs, a.times(ds, b.k, dtype.F32, ir.Keys))
 		dk = a.summed(dk, a.overRows(ds, b.q), p)
-		dv = a.summed(dv, a.overRows(m.e[i], row(scaled)), p)
+		dv = a.summed(dv, a.overRows(m.Exp[i], row(scaled)), p)
 	}
 	out := func(i int, v val) val {
 		t := op.Out[i].Type

@@ -9,35 +9,11 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// transposeOf gives the transpose that alone reads a product, or nil: a product can give its result
-// either way round, and a transpose of its own would be one more pass through memory.
-func (w *writer) transposeOf(product *ir.Op) *ir.Op {
-	if by := w.readers[product.Out[0]]; len(by) == 1 && by[0].Kind == "transpose" {
-		return by[0]
-	}
-	return nil
-}
-
 // matrix is a product of plain matrices, as [kernels.Set.Product] says.
 func matrix(w *writer, op *ir.Op, in []val) []val {
-	out := op.Out[0]
-	turn := w.transposeOf(op)
-	if turn != nil {
-		out = turn.Out[0]
-	}
-	v := w.matmul(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Type.Elem, ir.Names(out.Type.Dims),
-		op.Attrs.List("over")...)
-	return w.transposedOut(op, turn, v)
-}
-
-// transposedOut gives the result of a product, which is that of the transpose after it if there is
-// one.
-func (w *writer) transposedOut(op, turn *ir.Op, v val) []val {
-	if turn == nil {
-		return []val{v}
-	}
-	w.at[turn.Out[0]] = v.name
-	return []val{{"", op.Out[0].Type}} // nobody reads it
+	out := op.Out[0].Type
+	return []val{w.matmul(w.narrow(op, in[0]), w.narrow(op, in[1]), out.Elem, ir.Names(out.Dims),
+		op.Attrs.List("over")...)}
 }
 
 // chunkedCrossEntropy never holds the exponentials of all scores. XLA:CPU writes what it sums, so a

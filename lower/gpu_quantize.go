@@ -15,64 +15,24 @@ import (
 // keeps nothing wide in memory between them (reference/quantize_fusion.md, 2). Where a source is
 // written both ways, both have one barrier.
 func windowed(w *writer, op *ir.Op, in []val) []val {
-	if _, ok := w.scales[op]; !ok {
-		w.scaleAll(op)
-	}
 	q := newQuantizer(w, op)
-	x, scale := w.scales[op].source, q.rows(w.scales[op].scale)
+	x, scale := in[0], q.rows(in[1])
 	order := append(ir.Names(ir.Without(x.t.Dims, q.along...)), q.along...)
 	var codes val
 	switch {
 	case q.format == ir.MXFP8:
 		codes = w.cardE4M3(q.blocks(x), scale)
 	case q.hadamard:
-		codes = q.pack64(x, scale, w.cardGrid(in[1]))
+		codes = q.pack64(x, scale, w.cardGrid(in[2]))
 	default:
 		// Packed as they lie: XLA:GPU would turn the two halves of bytes one after the other.
-		factor := w.cardFactor(scale, w.cardGrid(in[1]))
+		factor := w.cardFactor(scale, w.cardGrid(in[2]))
 		codes = q.cardE2M1(q.blocks(x), factor, all)
 		none := w.as(w.compare("NE", factor, factor), codes.t)
 		codes = w.choose(none, w.constant(codes.t, 7), codes)
 		codes = w.rowMajor(w.packed(w.convert(codes, dtype.U8)))
 	}
 	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(scale, order, op.Out[1].Type)}
-}
-
-// scaled is the source of a quantize and its scales, which are behind a barrier, and so is the
-// source if it is spread: else XLA keeps the sums that it made for the scales, to make the codes of
-// them.
-type scaled struct{ source, scale val }
-
-// scaleAll writes the scales of a source for all that quantize it, up to a barrier.
-func (w *writer) scaleAll(op *ir.Op) {
-	var ops []*ir.Op
-	var scales []val
-	for _, other := range w.readers[op.In[0]] {
-		if other.Kind != "quantize" || !w.ready(other) {
-			continue
-		}
-		ops = append(ops, other)
-		scales = append(scales, newQuantizer(w, other).cardScale())
-	}
-	source := len(ops)
-	spread := slices.ContainsFunc(ops, func(op *ir.Op) bool { return op.Attrs.Bool("hadamard") })
-	if spread {
-		scales = append(scales, w.use(op.In[0]))
-	}
-	names, types := spelled(scales)
-	out := w.fresh()
-	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", out, len(scales), names, types)
-	behind := func(i int) val { return val{fmt.Sprintf("%s#%d", out, i), scales[i].t} }
-	for i, op := range ops {
-		if w.scales[op] = (scaled{w.use(op.In[0]), behind(i)}); spread {
-			w.scales[op] = scaled{behind(source), behind(i)}
-		}
-	}
-}
-
-// ready tells whether all arguments of an operation are there.
-func (w *writer) ready(op *ir.Op) bool {
-	return !slices.ContainsFunc(op.In, func(v *ir.Value) bool { return w.at[v] == "" })
 }
 
 // window is the size of what shares a scale: a block, or a tile.
@@ -86,41 +46,21 @@ func (q *quantizer) window() map[string]int64 {
 
 // blockAmax gives the bits of the largest magnitudes of blocks, or tiles, in the order of the
 // source.
-func (q *quantizer) blockAmax() val {
+func blockAmax(w *writer, op *ir.Op, in []val) []val {
+	q, x := newQuantizer(w, op), in[0]
 	if q.hadamard {
-		return q.hadamardAmax()
+		return []val{q.hadamardAmax(x)}
 	}
-	w, x := q.w, q.w.use(q.op.In[0])
 	as, mask := dtype.U32, uint32(magnitude)
 	if x.t.Elem == dtype.BF16 {
 		as, mask = dtype.U16, magnitude>>16
 	}
-	return w.window(w.with(w.bits(x, as), "and", mask), q.window())
+	return []val{w.window(w.with(w.bits(x, as), "and", mask), q.window())}
 }
 
-// heldAmax is tops behind a barrier, once for the tiles of both ways: that of the tensor is found
-// among them, and the scales are made of them, without reading the source again.
-func (q *quantizer) heldAmax() val {
-	x := q.op.In[0]
-	key := fmt.Sprint(x.Name, " ", q.window(), q.hadamard) // maps are printed in order
-	return q.w.once("tops "+key, func() val { return q.w.barrier(q.blockAmax()) })
-}
-
-// cardAmax is the largest of what the blocks are found to have, if the same value is quantized.
-func (w *writer) cardAmax(op *ir.Op) (top val, ok bool) {
-	if w.oneResult() {
-		return val{}, false
-	}
-	for _, r := range w.readers[op.Out[0]] {
-		if r.Kind != "quantize" || r.In[0] != op.In[0] {
-			continue
-		}
-		q := newQuantizer(w, r)
-		if q.hadamard == op.Attrs.Bool("hadamard") {
-			return w.fromHalf(q.heldAmax()), true
-		}
-	}
-	return val{}, false
+// amaxOfBlocks is the largest of what the blocks are found to have.
+func amaxOfBlocks(w *writer, op *ir.Op, in []val) []val {
+	return []val{w.amaxOf(op, w.fromHalf(in[0]))}
 }
 
 // fromHalf gives bits of 16 bits in 32.
@@ -131,14 +71,13 @@ func (w *writer) fromHalf(top val) val {
 	return w.with(w.convert(top, dtype.U32), "shift_left", 16)
 }
 
-// cardScale gives the scales of one quantize as bytes, in the order of the source.
-func (q *quantizer) cardScale() val {
-	w := q.w
-	if q.format == ir.MXFP8 {
-		return w.convert(w.powers(q.blockAmax()), dtype.U8)
+// blockScale gives the scales of one quantize as bytes, in the order of the source.
+func blockScale(w *writer, op *ir.Op, in []val) []val {
+	if ir.Format(op.Attrs.Text("format")) == ir.MXFP8 {
+		return []val{w.convert(w.powers(in[0]), dtype.U8)}
 	}
-	top := w.float(w.fromHalf(q.heldAmax()))
-	return w.convert(w.cardE4M3Scale(top, w.cardGrid(w.use(q.op.In[1]))), dtype.U8)
+	top := w.float(w.fromHalf(in[0]))
+	return []val{w.convert(w.cardE4M3Scale(top, w.cardGrid(in[1])), dtype.U8)}
 }
 
 // rows repeats the scale of a tile for each of its rows.
@@ -272,8 +211,8 @@ func (q *quantizer) spread(x val) []val {
 }
 
 // hadamardAmax is tops after the Hadamard transform.
-func (q *quantizer) hadamardAmax() val {
-	list := q.spread(q.w.use(q.op.In[0]))
+func (q *quantizer) hadamardAmax(x val) val {
+	list := q.spread(x)
 	for i, v := range list {
 		list[i] = q.w.with(q.w.bits(v, dtype.U16), "and", magnitude>>16)
 	}

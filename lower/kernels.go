@@ -5,6 +5,7 @@ import (
 
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // A kernel is one way to write operations of a kind. Why tells whether a target takes it for an
@@ -32,6 +33,8 @@ func kernelTable() []kernel {
 		{kernels.CuDNN, "attention_grad", attends(kernels.CuDNN), cudnnAttentionGrad},
 		{kernels.HeadFirst, "attention", attends(kernels.HeadFirst), firstAttention},
 		{kernels.HeadFirst, "attention_grad", attends(kernels.HeadFirst), firstAttentionGrad},
+		{kernels.HeadFirst, rewrite.AttentionSaving, savedAttends, savingAttention},
+		{kernels.HeadFirst, rewrite.AttentionGradSaved, savedAttends, savedAttentionGrad},
 		{kernels.Plain, "attention", attends(kernels.Plain), attention},
 		{kernels.Plain, "attention_grad", attends(kernels.Plain), attentionGrad},
 
@@ -45,8 +48,9 @@ func kernelTable() []kernel {
 			rowsCrossEntropyGrad},
 		{kernels.Folded, "sum", largeSum, foldedSum},
 
-		{kernels.Plain, "quantize", onCPU("rounded as it lies; scales are made of bits"), quantize},
-		{kernels.Windowed, "quantize", onCard("two kernels of plain operations; one of Triton's would " +
+		{kernels.Plain, rewrite.QuantizeBlocks, onCPU("rounded as it lies; scales are made of bits"),
+			quantizeBlocks},
+		{kernels.Windowed, rewrite.QuantizeWith, onCard("two kernels of plain operations; one of Triton's would " +
 			"read once"), windowed},
 		{kernels.Matrix, "block_dot", onCPU("the CPU multiplies bf16, in which the numbers are exact"),
 			blockDot},
@@ -65,7 +69,7 @@ func pick(table []kernel, s *kernels.Selector, op *ir.Op) *kernel {
 			continue
 		}
 		if why, takes := k.why(s, op); takes {
-			s.Note(kernels.Choice{Kind: op.Kind, Kernel: k.name, Why: why})
+			s.Note(kernels.Choice{Kind: rewrite.Stands(op.Kind), Kernel: k.name, Why: why})
 			return &table[i]
 		}
 	}
@@ -97,6 +101,14 @@ func attends(name string) func(*kernels.Selector, *ir.Op) (string, bool) {
 		kernel, why := s.Attends(op)
 		return why, kernel == name
 	}
+}
+
+// savedAttends is attends of an attention that saves for its gradient, or of that gradient.
+func savedAttends(s *kernels.Selector, op *ir.Op) (string, bool) {
+	if op.Kind == rewrite.AttentionGradSaved {
+		op, _ = rewrite.SavedBy(op, op.In)
+	}
+	return attends(kernels.HeadFirst)(s, op)
 }
 
 func rowsShared(_ *kernels.Selector, op *ir.Op) (string, bool) {

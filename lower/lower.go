@@ -2,7 +2,6 @@ package lower
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // Options say what the graph does not.
@@ -24,18 +24,12 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
-	g, err := ir.WriteOut(g, func(*ir.Row) bool { return true })
+	g, err := rewrite.Graph(g, o.Kernels)
 	if err != nil {
 		return "", err
 	}
-	g = asBytes(g)
-	if o.Kernels.HostMemory() == "" {
-		g = unmoved(g)
-	}
 	w := &writer{mesh: g.Mesh, at: map[*ir.Value]string{}, rules: table(), table: kernelTable(),
-		kernels: o.Kernels, memos: map[*ir.Value]memo{}, known: map[string]val{},
-		quantized: map[*ir.Value]quantized{}, scales: map[*ir.Op]scaled{},
-		readers: map[*ir.Value][]*ir.Op{}}
+		kernels: o.Kernels, known: map[string]val{}}
 	w.line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, ir.Devices(g.Mesh))
 	w.indent++
 	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
@@ -51,11 +45,6 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 	}
 	w.line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
 	w.indent++
-	if w.kernels != nil && w.kernels.FusesOneOutput() {
-		w.reuse = reuse(g, func(v *ir.Value) bool {
-			return into[v.Means.Replaces] == v.Name
-		})
-	}
 	w.ops(g)
 	names, _ := spelled(lists.Map(g.Results, w.use))
 	w.line("return %s : %s", names, strings.Join(types, ", "))
@@ -98,25 +87,13 @@ func aliased(g *ir.Graph, result string) string {
 
 // ops writes the operations of a graph whose inputs have names already.
 func (w *writer) ops(g *ir.Graph) {
-	maps.Copy(w.readers, readersIn(g))
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			w.repeat(op)
-		} else if w.at[op.Out[0]] == "" { // else it was written together with one before it
+		} else {
 			w.op(op)
 		}
 	}
-}
-
-// readersIn lists the operations of a graph by what they read; its end reads the results.
-func readersIn(g *ir.Graph) map[*ir.Value][]*ir.Op {
-	readers := map[*ir.Value][]*ir.Op{}
-	for _, op := range append(slices.Clip(g.Ops), &ir.Op{Kind: "return", In: g.Results}) {
-		for _, v := range op.In {
-			readers[v] = append(readers[v], op)
-		}
-	}
-	return readers
 }
 
 // op writes one operation.
@@ -126,8 +103,7 @@ func (w *writer) op(op *ir.Op) {
 		w.fail("there is no rule for %s", op.Kind)
 		return
 	}
-	in := lists.Map(op.In, func(v *ir.Value) val { return w.stored(v, op) })
-	for i, v := range rule(w, op, in) {
+	for i, v := range rule(w, op, lists.Map(op.In, w.use)) {
 		if !v.t.Shape().Equal(op.Out[i].Type.Shape()) {
 			w.fail("%s became %s, not %s", op.Kind, v.t, op.Out[i].Type)
 		}
@@ -145,6 +121,20 @@ func (w *writer) rule(op *ir.Op) rule {
 		return k.print
 	}
 	return w.rules[op.Kind]
+}
+
+// unwritten says why an operation cannot be lowered: products with few bits are first written out
+// as quantize and block_dot.
+func unwritten(op *ir.Op) string {
+	if op.Kind == "block_dw" {
+		return "block_dw is not written out: package precision makes a block_dot of it"
+	}
+	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad"}[op.Kind]
+	if f := op.Attrs.Text(key); key != "" && f != "" {
+		return op.Kind + " asks for " + f + " and is not written out: package precision makes a " +
+			"block_dot of it"
+	}
+	return ""
 }
 
 // repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.

@@ -6,6 +6,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // Module writes a graph as a module that an engine runs, on devices 0 to n-1. Arguments have the
@@ -21,7 +22,7 @@ func Module(name string, g *ir.Graph, o Options) (*program.Module, error) {
 		s.Mesh = append(s.Mesh, program.Axis{Name: a.Name, Size: int(a.Size)})
 	}
 	s.Devices = program.Range(0, int(ir.Devices(g.Mesh)))
-	g = asBytes(g)
+	g = rewrite.Packed(g)
 	into, hosted := g.Donations(), g.Hosted()
 	described := func(v *ir.Value) program.Array {
 		a := array(g, v)

@@ -221,21 +221,19 @@ func (w *writer) ones(dim string, positive func(i int) bool) val {
 // amax gives the largest magnitude. One that is no number or infinite makes it no number, which
 // then reaches all that is made with it.
 func amax(w *writer, op *ir.Op, in []val) []val {
-	x, out := in[0], op.Out[0].Type
-	dim := ""
+	x, dim := in[0], ""
 	if n := len(x.t.Dims); n > 0 {
 		dim = x.t.Dims[n-1].Name
 	}
-	top, found := w.cardAmax(op)
-	if !found && op.Attrs.Bool("hadamard") {
+	if op.Attrs.Bool("hadamard") {
 		along := op.Attrs.List("along")
 		dim = along[len(along)-1]
 		if x = w.hadamard(x, dim); w.oneResult() {
 			x = w.held(x)
 		}
 	}
+	var top val
 	switch n, size := x.t.Size(dim), ir.NVFP4.Block(); {
-	case found:
 	case n > 0 && n%size == 0 && w.oneResult():
 		// By blocks first, as they are found for their scales.
 		x = w.reshape(x, ir.Type{Dims: cutDim(x.t.Dims, x.t.Index(dim), size, inside)})
@@ -243,10 +241,16 @@ func amax(w *writer, op *ir.Op, in []val) []val {
 	default:
 		top = w.with(w.wideBits(x), "and", magnitude)
 	}
+	return []val{w.amaxOf(op, top)}
+}
+
+// amaxOf gives the largest of the bits of magnitudes over all devices.
+func (w *writer) amaxOf(op *ir.Op, top val) val {
+	out := op.Out[0].Type
 	top = w.reduce(top, "maximum", 0, ir.Names(ir.Without(top.t.Dims, ir.Names(out.Dims)...))...)
 	if axes := op.Axes(); len(axes) > 0 {
 		top = w.allReduce(top, "maximum", axes...)
 	}
 	finite := w.compare("LT", top, w.constant(top.t, infinity))
-	return []val{w.float(w.choose(finite, top, w.constant(top.t, noNumber)))}
+	return w.float(w.choose(finite, top, w.constant(top.t, noNumber)))
 }

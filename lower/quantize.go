@@ -5,13 +5,16 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // quantizeRules are the operations of products with few bits. Scales are made of the bits of
 // numbers, as whole numbers: XLA:CPU takes subnormal numbers for zero, and its maximum drops what
 // is no number, while the largest bits of a block keep it.
 func quantizeRules() map[string]rule {
-	return map[string]rule{"quantize": quantize, "amax": amax, "block_dot": blockDot,
+	return map[string]rule{rewrite.QuantizeBlocks: quantizeBlocks, rewrite.OrderBlocks: orderBlocks,
+		rewrite.BlockAmax: blockAmax, rewrite.BlockScale: blockScale,
+		rewrite.AmaxOfBlocks: amaxOfBlocks, "amax": amax, "block_dot": blockDot,
 		"scale_stats": scaleStats, "join_stats": joinStats, "quantize_stats": quantizeStats}
 }
 
@@ -23,7 +26,7 @@ const (
 )
 
 // inside is the name of the dimension that counts within a block.
-const inside = "in block"
+const inside = rewrite.InBlock
 
 // with joins a value of whole numbers with a constant.
 func (w *writer) with(v val, how string, n uint32) val {
@@ -33,13 +36,8 @@ func (w *writer) with(v val, how string, n uint32) val {
 // float sees bits as a float32.
 func (w *writer) float(v val) val { return w.bits(v, dtype.F32) }
 
-// A quantized is a value in blocks as it was written, before it was put in order: codes one to a
-// byte, and scales. A product in the same function reads it either way round.
-type quantized struct{ codes, scales val }
-
-// quantize writes codes and scales for a CPU: it rounds a source as it lies and turns bytes, if
-// anybody wants them.
-func quantize(w *writer, op *ir.Op, in []val) []val {
+// quantizeBlocks writes codes and scales for a CPU: it rounds a source as it lies.
+func quantizeBlocks(w *writer, op *ir.Op, in []val) []val {
 	q := newQuantizer(w, op)
 	order := append(ir.Names(ir.Without(in[0].t.Dims, q.along...)), q.along...)
 	x := in[0]
@@ -61,11 +59,16 @@ func quantize(w *writer, op *ir.Op, in []val) []val {
 	if turned {
 		codes, scales = w.held(codes), w.held(scales)
 	}
-	w.quantized[op.Out[0]] = quantized{codes, scales}
-	if q.format == ir.NVFP4 {
+	return []val{codes, scales}
+}
+
+// orderBlocks puts codes and scales in order.
+func orderBlocks(w *writer, op *ir.Op, in []val) []val {
+	codes, order := in[0], ir.Names(op.Out[0].Type.Dims)
+	if ir.Format(op.Attrs.Text("format")) == ir.NVFP4 {
 		codes = w.packed(codes)
 	}
-	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(scales, order, op.Out[1].Type)}
+	return []val{w.merged(codes, order, op.Out[0].Type), w.merged(in[1], order, op.Out[1].Type)}
 }
 
 // oneResult tells a target that writes one result at a time.

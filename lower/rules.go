@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 const (
@@ -39,6 +40,7 @@ func elementRules() map[string]rule {
 		"convert": func(w *writer, op *ir.Op, in []val) []val {
 			return []val{w.convert(in[0], op.Out[0].Type.Elem)}
 		},
+		rewrite.Barrier: func(w *writer, _ *ir.Op, in []val) []val { return w.barriers(in...) },
 		"stop_gradient": func(_ *writer, _ *ir.Op, in []val) []val { return in },
 		"relu": func(w *writer, _ *ir.Op, in []val) []val {
 			return []val{w.elementwise("maximum", in[0], w.constant(in[0].t, 0))}

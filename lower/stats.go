@@ -93,14 +93,12 @@ func newGauge(w *writer, op *ir.Op, in []val) *gauge {
 		x = w.hadamard(x, q.last())
 	}
 	order := append(ir.Names(ir.Without(x.t.Dims, q.along...)), q.along...)
-	l, ok := w.quantized[op.In[1]]
-	switch {
+	switch ok := codes.t.Index(inside) >= 0; {
 	case ok && slices.Equal(ir.Names(x.t.Dims), order):
 		// The sums read them, and do not round all again. Whole numbers are the same however they are
 		// come by, so that this makes no difference to the product.
-		codes, scales = w.held(l.codes), l.scales
-	case ok:
-		codes, scales = l.codes, l.scales // which are held
+		codes = w.held(codes)
+	case ok: // they are held
 	default:
 		x = w.transpose(x, order)
 		if q.format == ir.NVFP4 {

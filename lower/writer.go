@@ -13,23 +13,18 @@ import (
 
 // A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
 type writer struct {
-	b         strings.Builder
-	mesh      []ir.Axis
-	groups    []string // of devices that meet in collectives, each written once
-	rules     map[string]rule
-	table     []kernel
-	kernels   *kernels.Selector
-	at        map[*ir.Value]string
-	memos     map[*ir.Value]memo      // what attentions keep, by their results
-	reuse     map[*ir.Value]*ir.Op    // values that are read from what was stored
-	quantized map[*ir.Value]quantized // values in blocks as they lie, by their codes
-	scales    map[*ir.Op]scaled       // sources and scales of quantizes
-	holds     []string                // the types of what is held
-	readers   map[*ir.Value][]*ir.Op
-	known     map[string]val // what was written once, of the function or body that is being written
-	next      int
-	indent    int
-	err       error
+	b       strings.Builder
+	mesh    []ir.Axis
+	groups  []string // of devices that meet in collectives, each written once
+	rules   map[string]rule
+	table   []kernel
+	kernels *kernels.Selector
+	at      map[*ir.Value]string
+	holds   []string       // the types of what is held
+	known   map[string]val // what was written once, of the function or body that is being written
+	next    int
+	indent  int
+	err     error
 }
 
 func (w *writer) line(format string, args ...any) {
@@ -167,6 +162,21 @@ func (w *writer) reshape(v val, t ir.Type) val {
 		return val{v.name, t}
 	}
 	return w.apply(t, "stablehlo.reshape ", "", v)
+}
+
+// barriers is a barrier on several values at once.
+func (w *writer) barriers(in ...val) []val {
+	if len(in) == 1 {
+		return []val{w.barrier(in[0])}
+	}
+	names, types := spelled(in)
+	name := w.fresh()
+	w.line("%s:%d = stablehlo.optimization_barrier %s : %s", name, len(in), names, types)
+	out := slices.Clone(in)
+	for i := range out {
+		out[i].name = fmt.Sprintf("%s#%d", name, i)
+	}
+	return out
 }
 
 // barrier gives a value that XLA neither looks through nor computes again.

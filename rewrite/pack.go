@@ -1,4 +1,4 @@
-package lower
+package rewrite
 
 import (
 	"slices"
@@ -24,15 +24,23 @@ func carried(t ir.Type) ir.Type {
 	return t
 }
 
-// asBytes gives a graph in which every value has the type in which it is carried: what a rule sees
-// of an operation is what the program has.
-func asBytes(g *ir.Graph) *ir.Graph {
+// Packed gives a graph in which every value has the type in which a program carries it.
+func Packed(g *ir.Graph) *ir.Graph {
 	if !hasPacked(g) {
 		return g
 	}
 	g = g.Clone()
-	carry(g)
+	_ = pack(g) // it never fails
 	return g
+}
+
+// pack is the last pass: the shape rules of quantize and block_dot know only the types that it
+// replaces, so a packed graph no longer verifies.
+func pack(g *ir.Graph) error {
+	if hasPacked(g) {
+		carry(g)
+	}
+	return nil
 }
 
 func hasPacked(g *ir.Graph) bool {
@@ -71,18 +79,4 @@ func packedAttrs(op *ir.Op) ir.Attrs {
 		}
 	}
 	return a
-}
-
-// unwritten says why an operation cannot be lowered: products with few bits are first written out
-// as quantize and block_dot.
-func unwritten(op *ir.Op) string {
-	if op.Kind == "block_dw" {
-		return "block_dw is not written out: package precision makes a block_dot of it"
-	}
-	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad"}[op.Kind]
-	if f := op.Attrs.Text(key); key != "" && f != "" {
-		return op.Kind + " asks for " + f + " and is not written out: package precision makes a " +
-			"block_dot of it"
-	}
-	return ""
 }

@@ -1,4 +1,4 @@
-package lower
+package rewrite
 
 import (
 	"slices"
@@ -9,21 +9,11 @@ import (
 // isMove tells an operation that moves a value between the memories of device and host.
 func isMove(op *ir.Op) bool { return op.Kind == "to_host" || op.Kind == "to_device" }
 
-// unmoved gives a graph without moves, for a target whose devices compute in the host's memory. An
-// update then shows again which result is selected from which argument, and XLA:CPU writes it in
-// place: with moves between, the update of an offloaded optimizer had a copy of all of its state.
-func unmoved(g *ir.Graph) *ir.Graph {
-	if !slices.ContainsFunc(g.Ops, func(op *ir.Op) bool { return isMove(op) || op.Body != nil }) {
-		return g
-	}
-	g = g.Clone()
-	dropMoves(g)
-	return g
-}
-
-// dropMoves lets what was moved stand for the result of each move, in the graph and in bodies. A
-// move stays where its argument cannot take its name: inputs and other results have one.
-func dropMoves(g *ir.Graph) {
+// dropMoves removes the copies between device and host, for a target whose devices compute in the
+// host's memory. An update then shows which result is selected from which argument, and XLA:CPU
+// writes it in place: with copies between, an offloaded optimizer had a second copy of its state.
+// A move stays where its argument cannot take its name: inputs and other results have one.
+func dropMoves(g *ir.Graph) error {
 	at := map[*ir.Value]*ir.Value{}
 	swap := func(list []*ir.Value) {
 		for i, v := range list {
@@ -34,7 +24,7 @@ func dropMoves(g *ir.Graph) {
 	}
 	g.Ops = slices.DeleteFunc(g.Ops, func(op *ir.Op) bool {
 		if swap(op.In); op.Body != nil {
-			dropMoves(op.Body)
+			_ = dropMoves(op.Body) // it never fails
 		}
 		if !isMove(op) {
 			return false
@@ -50,4 +40,5 @@ func dropMoves(g *ir.Graph) {
 		swap(g.Results)
 		return true
 	})
+	return nil
 }

@@ -1,0 +1,209 @@
+package rewrite
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// keepBlockLayout lets products and statistics read quantized values in the layout of their source
+// where both are in one graph. XLA:CPU multiplies either orientation, so that putting codes in
+// order and packing them is work that only what leaves the graph needs.
+func keepBlockLayout(g *ir.Graph) error {
+	blocks := map[*ir.Value][]*ir.Value{} // codes and scales as stored, by the codes in order
+	raw := func(in []*ir.Value, at ...int) []*ir.Value {
+		in = slices.Clone(in)
+		for _, i := range at {
+			if list := blocks[in[i]]; list != nil {
+				in[i], in[i+1] = list[0], list[1]
+			}
+		}
+		return in
+	}
+	return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		switch op.Kind {
+		case "quantize":
+			list := r.Become(op, QuantizeBlocks, op.Attrs, op.In...)
+			out := r.Become(op, OrderBlocks, op.Attrs, list...)
+			blocks[out[0]] = list
+			return out
+		case "block_dot":
+			return r.Become(op, op.Kind, op.Attrs, raw(op.In, 0, len(op.In)/2)...)
+		case "quantize_stats":
+			return r.Become(op, op.Kind, op.Attrs, raw(op.In, 1)...)
+		}
+		return nil
+	})
+}
+
+// inferQuantizeBlocks gives [..., n/block, in_block, ...] and [..., n/block, ...], in bytes.
+func inferQuantizeBlocks(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	if _, err := inferAs("quantize", g, op, op.In...); err != nil {
+		return nil, err
+	}
+	x, dims := op.In[0].Type, along(op)
+	at, size := x.Index(dims[len(dims)-1]), ir.Format(op.Attrs.Text("format")).Block()
+	scales := ir.Type{Elem: dtype.U8, Dims: slices.Clone(x.Dims), Place: x.Place}
+	scales.Dims[at].Size /= size
+	codes := ir.Type{Elem: dtype.U8, Place: x.Place,
+		Dims: slices.Insert(slices.Clone(scales.Dims), at+1, ir.Dim{Name: InBlock, Size: size})}
+	return []ir.Type{codes, scales}, nil
+}
+
+func inferOrderBlocks(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	if len(op.In) != 2 {
+		return nil, fmt.Errorf("takes codes and scales, got %d arguments", len(op.In))
+	}
+	return ordered(op, op.In[0].Type, op.In[1].Type)
+}
+
+// shareBlockScales splits quantizations into the two kernels that XLA:GPU makes of them, one for
+// scales and one for codes, with a barrier between, so that nothing wide stays in memory. All
+// quantizations of one source share the barrier, and so do the source if one of them transforms it
+// (else XLA keeps the sums that it made for the scales, to make the codes of them) and the block
+// maxima that the tensor's own maximum is found among: the source is read twice for any number of
+// orientations (reference/quantize_fusion.md, 2).
+func shareBlockScales(g *ir.Graph) error {
+	s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},
+		scaled: map[*ir.Op]scaled{}, done: map[*ir.Value]bool{}}
+	return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
+		switch op.Kind {
+		case "amax":
+			out = s.tensorAmax(r, op)
+		case "quantize":
+			if _, ok := s.scaled[op]; !ok {
+				s.scaleAll(r, op)
+			}
+			in := append([]*ir.Value{s.scaled[op].source, s.scaled[op].scale}, op.In[1:]...)
+			out = r.Become(op, QuantizeWith, op.Attrs, in...)
+		}
+		for _, v := range op.Out {
+			s.done[v] = true
+		}
+		return out
+	})
+}
+
+// A scaleSharing goes through a graph and its bodies; values of the old graph are its keys.
+type scaleSharing struct {
+	readers map[*ir.Value][]*ir.Op
+	done    map[*ir.Value]bool   // results of operations that were visited
+	amax    map[string]*ir.Value // block maxima behind a barrier, by source and manner
+	scaled  map[*ir.Op]scaled    // by quantize
+}
+
+// scaled is the source of a quantize and its scales, behind a barrier.
+type scaled struct{ source, scale *ir.Value }
+
+// ready tells whether all arguments of an operation are there.
+func (s *scaleSharing) ready(op *ir.Op) bool {
+	return !slices.ContainsFunc(op.In, func(v *ir.Value) bool { return v.Def() != nil && !s.done[v] })
+}
+
+// blockAmax gives the block maxima of a quantize's source, once for what has the same blocks: tiles
+// are the same in both orientations.
+func (s *scaleSharing) blockAmax(r *ir.Rewriter, op *ir.Op) *ir.Value {
+	x := op.In[0]
+	key := fmt.Sprintf("%p %v %v", x, window(op, x.Type), op.Attrs.Bool("hadamard"))
+	if s.amax[key] == nil {
+		top := r.Become(op, BlockAmax, op.Attrs, x)
+		s.amax[key] = r.Become(op, Barrier, nil, top...)[0]
+	}
+	return s.amax[key]
+}
+
+// tensorAmax takes the largest of block maxima where the same value is quantized in this graph.
+func (s *scaleSharing) tensorAmax(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+	for _, q := range s.readers[op.Out[0]] {
+		if q.Kind == "quantize" && q.In[0] == op.In[0] &&
+			q.Attrs.Bool("hadamard") == op.Attrs.Bool("hadamard") {
+			return r.Become(op, AmaxOfBlocks, op.Attrs, s.blockAmax(r, q))
+		}
+	}
+	return nil
+}
+
+// scaleAll adds the scales of all quantizations of a source that can be made now.
+func (s *scaleSharing) scaleAll(r *ir.Rewriter, op *ir.Op) {
+	x := op.In[0]
+	var ops []*ir.Op
+	var scales []*ir.Value
+	for _, q := range s.readers[x] {
+		if q.Kind != "quantize" || q != op && !s.ready(q) {
+			continue
+		}
+		in := []*ir.Value{}
+		if q.Attrs.Text("format") == string(ir.NVFP4) {
+			amax := q.In[1]
+			if now := r.At[amax]; now != nil {
+				amax = now
+			}
+			in = append(in, s.blockAmax(r, q), amax)
+		} else {
+			in = append(in, r.Become(q, BlockAmax, q.Attrs, x)...)
+		}
+		ops, scales = append(ops, q), append(scales, r.Become(q, BlockScale, q.Attrs, in...)...)
+	}
+	transformed := slices.ContainsFunc(ops, func(op *ir.Op) bool { return op.Attrs.Bool("hadamard") })
+	if transformed {
+		scales = append(scales, x)
+	}
+	out := r.Become(op, Barrier, nil, scales...)
+	source := x
+	if transformed {
+		source = out[len(ops)]
+	}
+	for i, q := range ops {
+		s.scaled[q] = scaled{source, out[i]}
+	}
+}
+
+// window gives the sizes of what shares a scale, by dimension: a block, or a square tile.
+func window(op *ir.Op, x ir.Type) map[string]int64 {
+	dims, block := along(op), ir.Format(op.Attrs.Text("format")).Block()
+	size := map[string]int64{dims[len(dims)-1]: block}
+	if kept := ir.Without(x.Dims, dims...); op.Attrs.Bool("tile") {
+		size[kept[len(kept)-1].Name] = block
+	}
+	return size
+}
+
+// inferBlockAmax gives bits in 16 bits for sources of bf16, in 32 for others.
+func inferBlockAmax(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	if len(op.In) != 1 {
+		return nil, fmt.Errorf("takes one argument, got %d", len(op.In))
+	}
+	x := op.In[0].Type
+	t := ir.Type{Elem: dtype.U32, Dims: slices.Clone(x.Dims), Place: x.Place}
+	if x.Elem == dtype.BF16 || op.Attrs.Bool("hadamard") {
+		t.Elem = dtype.U16
+	}
+	for name, size := range window(op, x) {
+		t.Dims[t.Index(name)].Size /= size
+	}
+	return []ir.Type{t}, nil
+}
+
+func inferBlockScale(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	if len(op.In) != 1 && len(op.In) != 2 {
+		return nil, fmt.Errorf("takes block maxima and the tensor's, got %d arguments", len(op.In))
+	}
+	t := op.In[0].Type
+	t.Elem = dtype.U8
+	return []ir.Type{t}, nil
+}
+
+// inferAmaxOfBlocks keeps the layers of a stack apart, as amax does.
+func inferAmaxOfBlocks(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	return inferAs("amax", g, op, op.In...)
+}
+
+// inferQuantizeWith is quantize with the scales after the source.
+func inferQuantizeWith(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
+	if len(op.In) < 2 {
+		return nil, fmt.Errorf("takes a source and scales, got %d arguments", len(op.In))
+	}
+	return inferAs("quantize", g, op, append([]*ir.Value{op.In[0]}, op.In[2:]...)...)
+}

@@ -1,0 +1,85 @@
+package rewrite
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// A Pass is one rewrite. Run may change the graph it is given: [Graph] hands it a copy.
+type Pass struct {
+	Name string
+	Run  func(g *ir.Graph) error
+}
+
+// For lists the passes of a target, in the order in which they run. A nil selector stands for
+// programs that every target runs.
+func For(s *kernels.Selector) []Pass {
+	list := []Pass{{"expand-custom", expand}}
+	if s.HostMemory() == "" {
+		list = append(list, Pass{"drop-host-copies", dropMoves})
+	}
+	list = append(list, Pass{"group-quantizations", groupQuantizations})
+	switch {
+	case s == nil:
+		list = append(list, Pass{"fold-transposes", foldInto("block_dot")},
+			Pass{"keep-block-layout", keepBlockLayout})
+	case s.FusesOneOutput():
+		list = append(list,
+			Pass{"fold-transposes", foldInto("dot", "linear", "linear_dx", "linear_dw", "block_dot")},
+			Pass{"update-in-place", updateInPlace},
+			Pass{"save-softmax", saveSoftmax(s.Arch())},
+			Pass{"keep-block-layout", keepBlockLayout})
+	default:
+		if !s.Blocks() {
+			list = append(list, Pass{"fold-transposes", foldInto("block_dot")})
+		}
+		list = append(list, Pass{"share-block-scales", shareBlockScales})
+	}
+	return append(list, Pass{"pack-bytes", pack})
+}
+
+// Graph runs the passes of a target on a copy of a graph. Inputs and results keep their names,
+// their order and their meanings; quantized ones have the type in which a program carries them.
+func Graph(g *ir.Graph, s *kernels.Selector) (*ir.Graph, error) {
+	g = g.Clone()
+	for _, pass := range For(s) {
+		if err := pass.Run(g); err != nil {
+			return nil, fmt.Errorf("rewrite %s: %w", pass.Name, err)
+		}
+	}
+	return g, nil
+}
+
+// expand writes custom operations out in the operations that package ir has.
+func expand(g *ir.Graph) error {
+	out, err := ir.WriteOut(g, func(*ir.Row) bool { return true })
+	if err == nil {
+		*g = *out
+	}
+	return err
+}
+
+// readers lists the operations that read a value, over a graph and the bodies of its loops. An
+// operation stands as often as it reads; the end of a graph reads its results.
+func readers(g *ir.Graph) map[*ir.Value][]*ir.Op {
+	by := map[*ir.Value][]*ir.Op{}
+	var add func(g *ir.Graph)
+	add = func(g *ir.Graph) {
+		for _, op := range g.Ops {
+			for _, v := range op.In {
+				by[v] = append(by[v], op)
+			}
+			if op.Body != nil {
+				add(op.Body)
+			}
+		}
+		end := &ir.Op{Kind: "return", In: g.Results}
+		for _, v := range g.Results {
+			by[v] = append(by[v], end)
+		}
+	}
+	add(g)
+	return by
+}
