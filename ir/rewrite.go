@@ -94,8 +94,8 @@ func (r *Rewriter) Stand(old, now *Value) {
 
 // Edit rewrites a graph in place, operation by operation; bodies of loops are edited before the
 // loop itself. New operations come from the rewriter, which builds them from the table's rows; what
-// edit returns replaces an operation, nil keeps it, an empty list drops it. An operation whose first
-// result already has a stand-in (see [Rewriter.Stand]) is dropped.
+// edit returns replaces an operation, nil keeps it, an empty list drops it. An operation whose
+// first result already has a stand-in (see [Rewriter.Stand]) is dropped.
 func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
 	r := &Rewriter{t.Continue(g), map[*Value]*Value{}}
 	r.inPlace(func(op *Op) []*Value {

@@ -50,8 +50,8 @@ func kernelTable() []kernel {
 
 		{kernels.Plain, rewrite.QuantizeBlocks, onCPU("rounded as it lies; scales are made of bits"),
 			quantizeBlocks},
-		{kernels.Windowed, rewrite.QuantizeWith, onCard("two kernels of plain operations; one of Triton's would " +
-			"read once"), windowed},
+		{kernels.Windowed, rewrite.QuantizeWith, onCard("two kernels of plain operations; " +
+			"one of Triton's would read once"), windowed},
 		{kernels.Matrix, "block_dot", onCPU("the CPU multiplies bf16, in which the numbers are exact"),
 			blockDot},
 		{kernels.CuDNN, "block_dot", func(s *kernels.Selector, _ *ir.Op) (string, bool) {

@@ -6,9 +6,9 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// groupQuantizations moves the quantizations of one source next to each other, in a graph and in the
-// bodies of its loops: a GPU then reads the source once for all of them, and every target can free
-// it early.
+// groupQuantizations moves the quantizations of one source next to each other, in a graph and in
+// the bodies of its loops: a GPU then reads the source once for all of them, and every target can
+// free it early.
 func groupQuantizations(g *ir.Graph) error {
 	for _, op := range g.Ops {
 		if op.Body != nil {

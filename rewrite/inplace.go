@@ -7,11 +7,11 @@ import (
 )
 
 // updateInPlace lets an update read a new moment back from where it is stored. An update gives, for
-// a moment m of a step that counts if ok, select(ok, m', m), and uses m' for the parameter, which is
-// selected by ok as well: where ok holds both are the same, and where it does not nobody sees the
-// difference. XLA:CPU writes one result at a time. With m' in both it computes it twice and, since
-// the old m is then read by two, copies the old m before it overwrites it: 53 ms for 7M parameters,
-// 14 ms with m' read back.
+// a moment m of a step that counts if ok, select(ok, m', m), and uses m' for the parameter, which
+// is selected by ok as well: where ok holds both are the same, and where it does not nobody sees
+// the difference. XLA:CPU writes one result at a time. With m' in both it computes it twice and,
+// since the old m is then read by two, copies the old m before it overwrites it: 53 ms for 7M
+// parameters, 14 ms with m' read back.
 //
 // Each reader of m' but the select gets a barrier on the stored value, and the select moves up to
 // the first of them if its arguments are there.

@@ -135,7 +135,7 @@ func (s *scaleSharing) scaleAll(r *ir.Rewriter, op *ir.Op) {
 			continue
 		}
 		in := []*ir.Value{}
-		if q.Attrs.Text("format") == string(ir.NVFP4) {
+		if ir.Format(q.Attrs.Text("format")).TensorScale() {
 			amax := q.In[1]
 			if now := r.At[amax]; now != nil {
 				amax = now
