@@ -12,6 +12,9 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 )
 
 // oldLoss bounds how far a resumed run's losses may be from those of the binary that began it,
@@ -68,5 +71,54 @@ func TestRunsOfAnOldBinaryGoOn(t *testing.T) {
 			}
 			t.Logf("warnings: %q", h.warnings)
 		})
+	}
+}
+
+// Plans and policies that commit 3c16e73 wrote load: a plan prints the same bytes again, and a
+// policy gives every GEMM the format that today's default gives it.
+func TestArtifactsOfAnOldBinaryLoad(t *testing.T) {
+	dir := filepath.Join("testdata", "runs", "3c16e73")
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, name := range []string{"plan.json", "moe.json"} {
+		p, err := plan.Parse(read(name), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.String(); got != string(read(name)) {
+			t.Errorf("%s is printed as\n%s", name, got)
+		}
+		if _, err := model.Find(p.Model); err != nil {
+			t.Error(err)
+		}
+	}
+	old, err := precision.Parse(read("policy.json"), "policy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	preset, err := model.Find("llama3.1-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := precision.Default(preset.Config, "nvfp4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Check(preset.Config); err != nil {
+		t.Error(err)
+	}
+	for layer := range old.Layers {
+		for _, linear := range []string{"q", "k", "v", "o", "gate", "up", "down"} {
+			for _, gemm := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
+				if a, b := old.Of(layer, linear, gemm), now.Of(layer, linear, gemm); a != b {
+					t.Errorf("layer %d, %s of %s: %s, the default is %s", layer, gemm, linear, a, b)
+				}
+			}
+		}
 	}
 }

@@ -22,3 +22,7 @@ json.dump(kept,open(sys.argv[1]+'.json','w'),indent=1); open(sys.argv[1]+'.json'
 P
   rm -rf whole
 done
+"$deepwell" policy llama3.1-8b nvfp4 -o policy.json
+"$deepwell" plan llama3.1-70b --cluster 64xb200 --precision mxfp8 \
+  --fix 'pp=4,schedule=zb-h1,recompute=attn+mlp' -o plan.json
+"$deepwell" plan deepseek-v3 --cluster 256xgb200 -o moe.json
