@@ -15,11 +15,11 @@ import (
 // calibrationFile is what a calibration is called in the folder of its run.
 const calibrationFile = "calibration.json"
 
-// calibrate corrects a search by calibrations, and makes those of runs: names with commas between,
-// each a file or the folder of a run. It gives how many runs the correction is by.
-func calibrate(names string, s *autoplan.Job) (int, error) {
+// calibrate corrects a search's predictions by measured runs. Each name is a calibration file, or
+// the folder of a run, for which the file is written. It returns the number of runs used.
+func calibrate(names []string, s *autoplan.Job) (int, error) {
 	var all autoplan.Calibration
-	for _, name := range commas(names) {
+	for _, name := range names {
 		info, err := os.Stat(name)
 		if err != nil {
 			return 0, diag.New(diag.FileError, "cannot read what to calibrate by").At("%s", name).Wrap(err)
@@ -67,7 +67,7 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 		return nil, diag.New(diag.FileError, "the run's folder has no plan").At("%s", path).Wrap(err).
 			Try("copy the plan that the run was started with to %s", path)
 	}
-	r := &dryRunner{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRan{}}
+	r := &dryRunner{job: DryRunJob{Plan: path, Stack: stack}, done: &DryRunResult{}}
 	if file := filepath.Join(dir, policyFile); stack == "" || stack == price.Own {
 		if _, err := os.Stat(file); err == nil {
 			r.job.Precision = file

@@ -2,6 +2,7 @@ package deepwell
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -19,7 +20,77 @@ import (
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
 )
+
+// A CompileJob is what to compile, for what.
+type CompileJob struct {
+	Source       string         // a .mlir file, a program file, a plan, or the name of a model
+	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
+	Cluster      string         // NxCARD; "" is that of a plan
+	Precision    string         // of linear layers, of a plan or a model; "" is the plan's, or bf16
+	Flags        map[string]any // compile options on top of the program's own
+	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
+}
+
+// Compile compiles every stage of a program with the real compiler for the cluster, which need
+// not be at hand, and reports what came of it.
+func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, error) {
+	v := e.begin(ctx, "compile")
+	var foot []*step.Footprint
+	cluster := get(v, "read the cluster", func() (machine.Cluster, error) { return clusterOf(job) })
+	from := get(v, "read the program", func() (*source, error) {
+		from, err := readSource(job, cluster)
+		if err == nil {
+			e.warn(from.warnings)
+		}
+		return from, err
+	})
+	reports := get(v, "compile the stages", func() ([]*engine.Report, error) {
+		return e.compileStages(ctx, from.program, cluster, job)
+	})
+	v.pass("compare with the card's memory", func() error {
+		if len(reports) > 0 {
+			last := reports[len(reports)-1]
+			last.Notes = append(last.Notes, from.notes...)
+		}
+		for _, r := range reports {
+			if err := r.Fits(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if from != nil && from.planned != nil {
+		v.pass("hold the programs to the plan", func() error {
+			return from.keepsToPlan(reports, cluster.CPU())
+		})
+		v.pass("add up what a device holds", func() (err error) {
+			foot, err = from.footprints(reports)
+			for _, f := range foot {
+				err = cmp.Or(err, f.Fits())
+			}
+			return err
+		})
+	}
+	made := &CompileResult{Stages: reports, Ranks: foot, Census: v.err == nil && foot != nil}
+	if from != nil {
+		made.Warnings = from.warnings
+	}
+	return made, v.err
+}
+
+// A CompileResult is what became of the stages of a program and, for a plan, what a device holds
+// while it trains.
+type CompileResult struct {
+	Stages []*engine.Report `json:"stages"`
+	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
+	Ranks []*step.Footprint `json:"ranks,omitempty"`
+	// Census tells that the programs of a plan send what the plan says, to the byte.
+	Census bool `json:"census,omitempty"`
+	// Warnings are what a run on the cluster would compute otherwise than one might think.
+	Warnings []string `json:"warnings,omitempty"`
+}
 
 // maxProgram bounds a program file: a step for 16,384 GPUs with its replica groups written out
 // was 15 MB.

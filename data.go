@@ -28,8 +28,8 @@ type PeekJob struct {
 	End       string // the token that closes documents; "" takes the tokenizer's
 }
 
-// A Peek is a row of data as training sees it, with what its source has.
-type Peek struct {
+// A PeekResult is a row of data as training sees it, with what its source has.
+type PeekResult struct {
 	Source data.Stats  `json:"source"`
 	Seq    int         `json:"seq"`
 	Row    int64       `json:"row"`
@@ -47,7 +47,7 @@ type PeekToken struct {
 }
 
 // Peek tokenizes data as a training run does and shows one row.
-func (e *Env) Peek(ctx context.Context, job PeekJob) (*Peek, error) {
+func (e *Env) Peek(ctx context.Context, job PeekJob) (*PeekResult, error) {
 	v := e.begin(ctx, "data")
 	tok := get(v, "read the tokenizer", func() (*tokenizer.Tokenizer, error) {
 		return tokenizer.Load(job.Tokenizer)
@@ -60,7 +60,7 @@ func (e *Env) Peek(ctx context.Context, job PeekJob) (*Peek, error) {
 		}
 		return data.Open(ctx, o)
 	})
-	peek := get(v, "take a row", func() (*Peek, error) {
+	peek := get(v, "take a row", func() (*PeekResult, error) {
 		stats := loader.Stats()[0]
 		batch, err := loader.Row(stats.Name, job.Row)
 		if err != nil {
@@ -73,8 +73,8 @@ func (e *Env) Peek(ctx context.Context, job PeekJob) (*Peek, error) {
 
 // newPeek spells a row. A token is learned if it is the label of the one before it; the first of a
 // row is given.
-func newPeek(t *tokenizer.Tokenizer, stats data.Stats, b *data.Batch, row int64) *Peek {
-	p := &Peek{Source: stats, Seq: b.Seq, Row: row, Count: b.Count}
+func newPeek(t *tokenizer.Tokenizer, stats data.Stats, b *data.Batch, row int64) *PeekResult {
+	p := &PeekResult{Source: stats, Seq: b.Seq, Row: row, Count: b.Count}
 	stream := t.Stream(tokenizer.Options{KeepSpecial: true})
 	for i, id := range b.IDs {
 		p.Tokens = append(p.Tokens, PeekToken{ID: id, Text: stream.Next(id),
@@ -93,8 +93,8 @@ type TokenizerJob struct {
 	Out     string   // the tokenizer.json to write
 }
 
-// A TokenizerReport says what came of it.
-type TokenizerReport struct {
+// A TokenizerResult describes the tokenizer that was written.
+type TokenizerResult struct {
 	Path   string `json:"path"`
 	Tokens int    `json:"tokens"`
 	Texts  int64  `json:"texts"`
@@ -103,9 +103,9 @@ type TokenizerReport struct {
 }
 
 // TrainTokenizer learns a byte-level BPE from data and writes it as Hugging Face does.
-func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerReport, error) {
+func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerResult, error) {
 	v := e.begin(ctx, "tokenizer")
-	report := &TokenizerReport{Path: job.Out}
+	report := &TokenizerResult{Path: job.Out}
 	config := tokenizerConfig{Class: "PreTrainedTokenizerFast"}
 	beside := filepath.Join(filepath.Dir(job.Out), "tokenizer_config.json")
 	v.pass("look at what is there", func() error {
@@ -136,7 +136,7 @@ func (e *Env) TrainTokenizer(ctx context.Context, job TokenizerJob) (*TokenizerR
 }
 
 // learn hands the texts to the trainer and counts them.
-func (e *Env) learn(ctx context.Context, job TokenizerJob, r *TokenizerReport) ([]byte, error) {
+func (e *Env) learn(ctx context.Context, job TokenizerJob, r *TokenizerResult) ([]byte, error) {
 	var failed error
 	texts := func(yield func(string) bool) {
 		for text, err := range data.Texts(ctx, job.Sources) {

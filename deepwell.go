@@ -1,19 +1,18 @@
 package deepwell
 
 import (
-	"cmp"
 	"context"
 	"os"
 	"path/filepath"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/internal/lists"
-	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
-	"github.com/deepwell/deepwell/step"
 )
+
+// maxText bounds what is read of a recipe, a plan, a policy, or another program's settings: a
+// hundred times the largest that is known, and nothing that a machine cannot hold.
+const maxText = 4 << 20
 
 // An Env is where the verbs work and whom they tell.
 type Env struct {
@@ -43,114 +42,11 @@ func NewEnv(getenv func(string) string, events event.Sink) (*Env, error) {
 	return &Env{Engines: engines, Cache: cache, Events: events}, nil
 }
 
-// Install brings an engine onto this machine, from the user's package index or from wheels.
-func (e *Env) Install(ctx context.Context, name string, from []string) (*plugin.Bundle, error) {
-	v := e.begin(ctx, "install")
-	in := &plugin.Installer{Dir: e.Engines, From: from, Events: e.Events}
-	bundle := get(v, "fetch, check and unpack", func() (*plugin.Bundle, error) {
-		return in.Install(ctx, name)
-	})
-	return bundle, v.err
-}
-
-// Probe examines the host; measure also times it through the CPU engine.
-func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine,
-	error) {
-	v := e.begin(ctx, "probe")
-	o.Engines = get(v, "list engines", e.engines)
-	if measure {
-		o.Meter = e.meter
-	}
-	m := get(v, "examine the host", func() (*machine.Machine, error) { return machine.Probe(ctx, o) })
-	return m, v.err
-}
-
-// A CompileJob is what to compile, for what.
-type CompileJob struct {
-	Source       string         // a .mlir file, a program file, a plan, or the name of a model
-	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
-	Cluster      string         // NxCARD; "" is that of a plan
-	Precision    string         // of linear layers, of a plan or a model; "" is the plan's, or bf16
-	Flags        map[string]any // compile options on top of the program's own
-	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
-}
-
-// Compile compiles every stage of a program with the real compiler for the cluster, which need
-// not be at hand, and reports what came of it.
-func (e *Env) Compile(ctx context.Context, job CompileJob) (*Compilation, error) {
-	v := e.begin(ctx, "compile")
-	var foot []*step.Footprint
-	cluster := get(v, "read the cluster", func() (machine.Cluster, error) { return clusterOf(job) })
-	from := get(v, "read the program", func() (*source, error) {
-		from, err := readSource(job, cluster)
-		if err == nil {
-			e.warn(from.warnings)
-		}
-		return from, err
-	})
-	reports := get(v, "compile the stages", func() ([]*engine.Report, error) {
-		return e.compileStages(ctx, from.program, cluster, job)
-	})
-	v.pass("compare with the card's memory", func() error {
-		if len(reports) > 0 {
-			last := reports[len(reports)-1]
-			last.Notes = append(last.Notes, from.notes...)
-		}
-		for _, r := range reports {
-			if err := r.Fits(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if from != nil && from.planned != nil {
-		v.pass("hold the programs to the plan", func() error {
-			return from.keepsToPlan(reports, cluster.CPU())
-		})
-		v.pass("add up what a device holds", func() (err error) {
-			foot, err = from.footprints(reports)
-			for _, f := range foot {
-				err = cmp.Or(err, f.Fits())
-			}
-			return err
-		})
-	}
-	made := &Compilation{Stages: reports, Ranks: foot, Census: v.err == nil && foot != nil}
-	if from != nil {
-		made.Warnings = from.warnings
-	}
-	return made, v.err
-}
-
-// A Compilation is what became of the stages of a program and, for a plan, what a device holds
-// while it trains.
-type Compilation struct {
-	Stages []*engine.Report `json:"stages"`
-	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
-	Ranks []*step.Footprint `json:"ranks,omitempty"`
-	// Census tells that the programs of a plan send what the plan says, to the byte.
-	Census bool `json:"census,omitempty"`
-	// Warnings are what a run on the cluster would compute otherwise than one might think.
-	Warnings []string `json:"warnings,omitempty"`
-}
-
 // warn tells what a person should know before the figures.
 func (e *Env) warn(texts []string) {
 	for _, text := range texts {
 		e.Events.Emit(event.Warning{Text: text})
 	}
-}
-
-// Doctor examines everything that the other verbs need, by using it.
-func (e *Env) Doctor(ctx context.Context) (*Diagnosis, error) {
-	v := e.begin(ctx, "doctor")
-	d := &Diagnosis{}
-	checks, done := e.checks()
-	defer done()
-	for _, c := range checks {
-		v.pass(c.name, func() error { d.add(ctx, c, e.Events); return ctx.Err() })
-	}
-	return d, v.err
 }
 
 // A verb is one command at work: a list of named passes that ends at the first error.
@@ -196,14 +92,4 @@ func unwritten(err error, what, where string) error {
 		return nil
 	}
 	return diag.New(diag.FileError, "cannot write %s", what).At("%s", where).Wrap(err)
-}
-
-func (e *Env) engines() ([]machine.Engine, error) {
-	all, err := plugin.List(e.Engines)
-	if err != nil {
-		return nil, err
-	}
-	return lists.Map(all, func(s plugin.Status) machine.Engine {
-		return machine.Engine{Name: s.Name, Version: s.Version, Installed: s.Installed}
-	}), nil
 }

@@ -16,15 +16,27 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Diagnosis is what doctor found, check by check.
-type Diagnosis struct {
+// Doctor examines everything that the other verbs need, by using it.
+func (e *Env) Doctor(ctx context.Context) (*DoctorResult, error) {
+	v := e.begin(ctx, "doctor")
+	d := &DoctorResult{}
+	checks, done := e.checks()
+	defer done()
+	for _, c := range checks {
+		v.pass(c.name, func() error { d.add(ctx, c, e.Events); return ctx.Err() })
+	}
+	return d, v.err
+}
+
+// A DoctorResult is what doctor found, check by check.
+type DoctorResult struct {
 	Checks []event.Checked `json:"checks"`
 	// Fix is the one thing to change: what the first failed check asks for.
 	Fix string `json:"fix,omitempty"`
 }
 
 // Err is nil for a healthy machine, and else the error that ends the command.
-func (d *Diagnosis) Err() error {
+func (d *DoctorResult) Err() error {
 	failed := 0
 	for _, c := range d.Checks {
 		if !c.OK {
@@ -45,7 +57,7 @@ type checkup struct {
 	run  func(ctx context.Context) (detail string, err error)
 }
 
-func (d *Diagnosis) add(ctx context.Context, c checkup, events event.Sink) {
+func (d *DoctorResult) add(ctx context.Context, c checkup, events event.Sink) {
 	start := time.Now()
 	detail, err := c.run(ctx)
 	result := event.Checked{Name: c.name, OK: err == nil, Detail: detail}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/autoplan"
@@ -26,19 +25,20 @@ import (
 
 // A DryRunJob is a plan to be run without a machine.
 type DryRunJob struct {
-	Plan      string  // its file
-	Precision string  // of linear layers; "" is the plan's
-	Stack     string  // whose profile of prices; "" is our own
-	Tokens    string  // to train on, such as 1T
-	Price     float64 // of a device for an hour
-	WhatIf    string  // such as slow=1.2@3,links=2,jitter=0.05,seed=7
-	Report    string  // where a page goes; "" is nowhere
-	Trace     string  // where a trace goes; "" is nowhere
-	Calibrate string  // calibrations, or folders of runs, to correct predictions by
+	Plan      string        // its file
+	Precision string        // of linear layers; "" is the plan's
+	Stack     string        // whose software is simulated; "" is our own
+	Tokens    float64       // to train on, for the bill; 0 is no bill
+	Price     float64       // dollars per device-hour
+	WhatIf    dryrun.WhatIf // what goes wrong; the zero value is nothing
+	Report    string        // where a page goes; "" is nowhere
+	Trace     string        // where a trace goes; "" is nowhere
+	// Calibrate are calibrations, or folders of runs, by which predictions are corrected.
+	Calibrate []string
 }
 
-// A DryRan is what a plan would do.
-type DryRan struct {
+// A DryRunResult is what a plan would do.
+type DryRunResult struct {
 	Model     string              `json:"model"`
 	Cluster   string              `json:"cluster"`
 	Stack     string              `json:"stack"`
@@ -63,9 +63,9 @@ type DryRan struct {
 }
 
 // DryRun prices a plan, runs it through the simulator, and tells where its time and memory go.
-func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
+func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRunResult, error) {
 	v := e.begin(ctx, "dryrun")
-	r := &dryRunner{job: job, done: &DryRan{}}
+	r := &dryRunner{job: job, done: &DryRunResult{}}
 	v.pass("read the plan", r.read)
 	v.pass("price it", r.price)
 	v.pass("simulate", r.simulate)
@@ -81,14 +81,13 @@ func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRan, error) {
 // A dryRunner is a dry run while it is put together.
 type dryRunner struct {
 	job    DryRunJob
-	done   *DryRan
+	done   *DryRunResult
 	plan   *plan.Plan
 	search autoplan.Job
 	priced estimate.Estimate
 	// estimator prices plans of the search's model on its cluster.
 	estimator *estimate.Estimator
 	step      *dryrun.Step
-	what      dryrun.WhatIf
 }
 
 func (r *dryRunner) read() (err error) {
@@ -107,7 +106,7 @@ func (r *dryRunner) read() (err error) {
 		return err
 	}
 	word := cmp.Or(r.job.Precision, r.plan.Precision, r.plan.Types.Params.String())
-	if err := addPrecisions(s, word); err != nil {
+	if err := addPrecisions(s, []string{word}); err != nil {
 		return err
 	}
 	r.prepare()
@@ -115,11 +114,8 @@ func (r *dryRunner) read() (err error) {
 		return diag.New(diag.BadUsage, "a device costs nothing or more an hour, not %v", r.job.Price).
 			Try("--price 3.00")
 	}
-	if r.done.Budget.Tokens, err = parseTokens(r.job.Tokens); err != nil {
-		return err
-	}
-	if r.what, err = parseWhatIf(r.job.WhatIf); err != nil {
-		return err
+	if w := &r.job.WhatIf; w.Jitter > 0 && w.Random == nil {
+		w.Random = rand.New(rand.NewPCG(usualSeed, 0))
 	}
 	r.done.Calibrated, err = calibrate(r.job.Calibrate, s)
 	return err
@@ -130,8 +126,8 @@ func (r *dryRunner) prepare() {
 	s := &r.search
 	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
 	r.done.Capacity = s.Cluster.Card.UsableBytes
-	r.done.Budget = dryrun.Budget{Price: r.job.Price, Devices: s.Cluster.Count,
-		Batch: float64(r.plan.Batch * r.plan.Seq)}
+	r.done.Budget = dryrun.Budget{Tokens: r.job.Tokens, Price: r.job.Price,
+		Devices: s.Cluster.Count, Batch: float64(r.plan.Batch * r.plan.Seq)}
 }
 
 func (r *dryRunner) price() error {
@@ -178,7 +174,7 @@ func (r *dryRunner) simulate() (err error) {
 		return err
 	}
 	r.step.Slower = r.slower
-	if f := r.what.Links; f > 0 && f != 1 { // the causes of a step are those of the slow links
+	if f := r.job.WhatIf.Links; f > 0 && f != 1 { // the causes of a step are those of the slow links
 		priced, err := r.estimate(f)
 		if err != nil {
 			return err
@@ -186,7 +182,7 @@ func (r *dryRunner) simulate() (err error) {
 		r.done.Parts = partsOf(priced)
 	}
 	d := r.done
-	if d.Timeline, err = r.step.Run(r.what); err != nil {
+	if d.Timeline, err = r.step.Run(r.job.WhatIf); err != nil {
 		return err
 	}
 	// The interval is that of the closed form, moved along.
@@ -231,7 +227,7 @@ func partsOf(e estimate.Estimate) []dryrun.Part {
 // improve asks the simulator and the search what would help. Under a what-if nobody is asked: the
 // search knows no slow links or ranks.
 func (r *dryRunner) improve(ctx context.Context) error {
-	if r.job.WhatIf != "" || r.search.Cluster.CPU() {
+	if r.job.WhatIf != (dryrun.WhatIf{}) || r.search.Cluster.CPU() {
 		return nil // CPU devices stand in for others: no plan is searched for them
 	}
 	now, err := r.step.Run(dryrun.WhatIf{})
@@ -324,8 +320,8 @@ func (r *dryRunner) page(w io.Writer) error {
 	}
 	if d.Budget.Tokens > 0 {
 		page.Facts = append(page.Facts, dryrun.Fact{Value: fmt.Sprintf("%.3g days", d.Bill.Days),
-			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", r.job.Tokens, human.Amount(d.Bill.Money),
-				d.Budget.Price)})
+			Name: fmt.Sprintf("%s tokens: $%s at $%.2f an hour", human.Amount(d.Budget.Tokens),
+				human.Amount(d.Bill.Money), d.Budget.Price)})
 	}
 	_, err := w.Write(page.HTML())
 	return err
@@ -343,65 +339,4 @@ func (r *dryRunner) fits() error {
 		human.InGiB(r.done.Peak), human.InGiB(r.done.Capacity)).At("%s", r.job.Plan).
 		Because("%s GiB", strings.Join(causes, " · ")).
 		Try("deepwell plan %s --cluster %s", r.done.Model, r.done.Cluster)
-}
-
-// parseTokens reads an amount such as 1T, 15.6T or 300B; here letters are powers of ten.
-func parseTokens(text string) (float64, error) {
-	if text == "" {
-		return 0, nil
-	}
-	number, unit := text, 1.0
-	for letter, size := range map[string]float64{"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12} {
-		if rest, ok := strings.CutSuffix(strings.ToUpper(text), letter); ok {
-			number, unit = rest, size
-		}
-	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(n > 0) || n*unit > 1e18 {
-		return 0, diag.New(diag.BadUsage, "%q is no number of tokens", text).Try("--tokens 1T")
-	}
-	return n * unit, nil
-}
-
-// parseWhatIf reads what goes wrong: slow=FACTOR@RANK, links=FACTOR, jitter=SHARE, seed=NUMBER.
-func parseWhatIf(text string) (dryrun.WhatIf, error) {
-	var w dryrun.WhatIf
-	seed, seen := uint64(usualSeed), map[string]bool{}
-	for item := range strings.SplitSeq(text, ",") {
-		if item == "" {
-			continue
-		}
-		name, value, _ := strings.Cut(item, "=")
-		if seen[name] {
-			return w, diag.New(diag.BadUsage, "%s is there twice", name).At("--what-if %s", text).
-				Try("leave one of them out")
-		}
-		seen[name] = true
-		var err error
-		switch name {
-		case "slow":
-			factor, rank, some := strings.Cut(value, "@")
-			if w.Slow, err = strconv.ParseFloat(factor, 64); err == nil && some {
-				w.Straggler, err = strconv.Atoi(rank)
-			}
-		case "links":
-			w.Links, err = strconv.ParseFloat(value, 64)
-		case "jitter":
-			w.Jitter, err = strconv.ParseFloat(value, 64)
-		case "seed":
-			seed, err = strconv.ParseUint(value, 10, 64)
-		default:
-			err = strconv.ErrSyntax
-		}
-		if err == nil && (name == "slow" && !(w.Slow > 0) || name == "links" && !(w.Links > 0)) {
-			return w, diag.New(diag.BadUsage, "%q: a factor is more than 0", item).
-				Try("--what-if %s=2, which takes twice as long", name)
-		}
-		if err != nil {
-			return w, diag.New(diag.BadUsage, "%q is nothing that may happen", item).
-				Try("--what-if slow=1.2@0,links=2,jitter=0.05,seed=7")
-		}
-	}
-	w.Random = rand.New(rand.NewPCG(seed, 0))
-	return w, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/event"
 )
 
@@ -35,9 +36,9 @@ func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
 				t.Fatal(err)
 			}
 			env := &deepwell.Env{Events: event.Tee()}
-			sent := func(whatIf string) (step, exposed float64) {
+			sent := func(whatIf dryrun.WhatIf) (step, exposed float64) {
 				ran, err := env.DryRun(context.Background(), deepwell.DryRunJob{Plan: path, Price: 3,
-					Tokens: "1T", WhatIf: whatIf})
+					Tokens: 1e12, WhatIf: whatIf})
 				if ran.Timeline == nil {
 					t.Fatal(err)
 				}
@@ -49,8 +50,8 @@ func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
 				}
 				return ran.Step, exposed
 			}
-			step, exposed := sent("")
-			slow, stretched := sent("links=4")
+			step, exposed := sent(dryrun.WhatIf{})
+			slow, stretched := sent(dryrun.WhatIf{Links: 4})
 			if exposed == 0 || stretched < 4*exposed*0.999 {
 				t.Errorf("%.3g s of communication become %.3g s with links=4", exposed, stretched)
 			}
@@ -74,7 +75,7 @@ func TestLowerPrecisionIsAdvised(t *testing.T) {
 			t.Fatal(err)
 		}
 		ran, err := (&deepwell.Env{Events: event.Tee()}).DryRun(t.Context(),
-			deepwell.DryRunJob{Plan: path, Price: 3, Tokens: "1T"})
+			deepwell.DryRunJob{Plan: path, Price: 3, Tokens: 1e12})
 		if ran.Timeline == nil {
 			t.Fatal(err)
 		}

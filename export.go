@@ -33,8 +33,8 @@ type ExportJob struct {
 	Getenv   func(string) string
 }
 
-// An Exported tells what was written.
-type Exported struct {
+// An ExportResult tells what was written.
+type ExportResult struct {
 	Name       string `json:"name"`
 	Step       int64  `json:"step,omitempty"` // of a checkpoint
 	Parameters int64  `json:"parameters"`
@@ -48,9 +48,9 @@ type Exported struct {
 
 // Export writes the newest checkpoint of a run, or another source of weights, as a folder that
 // transformers loads.
-func (e *Env) Export(ctx context.Context, job ExportJob) (*Exported, error) {
+func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) {
 	v := e.begin(ctx, "export")
-	done := &Exported{Output: filepath.ToSlash(job.Output)}
+	done := &ExportResult{Output: filepath.ToSlash(job.Output)}
 	x := get(v, "open the weights and check them", func() (*exporter, error) {
 		return e.openExport(ctx, job)
 	})

@@ -41,8 +41,8 @@ func TestDevicesAndPipesAreRefused(t *testing.T) {
 				return err
 			},
 			"from": func() error {
-				_, err := env.AutoPlan(ctx, deepwell.PlanJob{Source: "llama3.1-8b", Cluster: "8xb200",
-					From: "megatron=" + path, Goal: "time"})
+				_, err := env.Plan(ctx, deepwell.PlanJob{Source: "llama3.1-8b", Cluster: "8xb200",
+					FromStack: "megatron", FromFile: path})
 				return err
 			},
 		} {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/autoplan"
+	"github.com/deepwell/deepwell/dryrun"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/event"
@@ -69,21 +71,21 @@ func TestDryRunHoldsWhatThePlanSays(t *testing.T) {
 	dir := t.TempDir()
 	const large, cluster = "llama3.1-70b", "64xb200"
 	for i, one := range []PlanJob{
-		{Source: large, Cluster: cluster, Fix: "pp=4,schedule=zb-h1,tp=4,recompute=norm+attn+mlp"},
-		{Source: large, Cluster: cluster, Fix: "pp=4,schedule=zb-v,tp=4,recompute=norm+attn"},
-		{Source: large, Cluster: cluster, Fix: "pp=1,tp=4,recompute=none,offload=optimizer"},
-		{Source: "llama3.1-8b", Cluster: "8xb200", Precision: "nvfp4"},
-		{Source: "deepseek-v3", Cluster: "1024xgb200", Batch: "16384", Fix: "pp=8,tp=1"},
+		{Source: large, Cluster: cluster, Fixed: autoplan.Fixed{"pp": "4", "schedule": "zb-h1", "tp": "4", "recompute": "norm+attn+mlp"}},
+		{Source: large, Cluster: cluster, Fixed: autoplan.Fixed{"pp": "4", "schedule": "zb-v", "tp": "4", "recompute": "norm+attn"}},
+		{Source: large, Cluster: cluster, Fixed: autoplan.Fixed{"pp": "1", "tp": "4", "recompute": "none", "offload": "optimizer"}},
+		{Source: "llama3.1-8b", Cluster: "8xb200", Precisions: []string{"nvfp4"}},
+		{Source: "deepseek-v3", Cluster: "1024xgb200", Batch: Batch{Sequences: 16384}, Fixed: autoplan.Fixed{"pp": "8", "tp": "1"}},
 	} {
-		one.Batch = cmp.Or(one.Batch, "128")
+		one.Batch = cmp.Or(one.Batch, Batch{Sequences: 128})
 		one.Top, one.Output = 1, filepath.Join(dir, fmt.Sprintf("%d.json", i))
-		found, err := env.AutoPlan(t.Context(), one)
+		found, err := env.Plan(t.Context(), one)
 		if err != nil {
 			t.Fatalf("%+v: %v", one, err)
 		}
 		want := found.Choices[0]
 		page := filepath.Join(dir, "page.html")
-		d, err := env.DryRun(t.Context(), DryRunJob{Plan: one.Output, WhatIf: "links=1", Report: page})
+		d, err := env.DryRun(t.Context(), DryRunJob{Plan: one.Output, WhatIf: dryrun.WhatIf{Links: 1}, Report: page})
 		if err != nil {
 			t.Fatalf("%+v: %v", one, err)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,8 +27,9 @@ type ParityJob struct {
 	Branch     int      // steps that branches make from a trained state; 0 starts from scratch
 	From       string   // the folder of the run that branches come from; "" trains one
 	Matched    bool     // runs BF16 with noise on its gradients as well
-	Bounds     []string // PRECISION=PERCENT, for those that differ from the usual
-	Report     string   // where a page goes; "" is nowhere
+	// Bounds are percent of the BF16 loss, by precision, if they differ from the defaults.
+	Bounds map[string]float64
+	Report string // where a page goes; "" is nowhere
 }
 
 // Parity trains the same in several precisions and tells by how much their loss is worse than in
@@ -66,15 +66,11 @@ func (p *pairing) readPolicies() error {
 	if p.job.Pairs < 1 {
 		return diag.New(diag.BadUsage, "%d pairs cannot be run", p.job.Pairs).Try("--pairs 3")
 	}
-	own := map[string]float64{}
-	for _, text := range p.job.Bounds {
-		name, value, _ := strings.Cut(text, "=")
-		x, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(x > 0) || !slices.Contains(p.job.Precisions, name) {
-			return diag.New(diag.BadUsage, "%q is no bound of a precision", text).
+	for name, bound := range p.job.Bounds {
+		if !(bound > 0) || !slices.Contains(p.job.Precisions, name) {
+			return diag.New(diag.BadUsage, "%s=%v is not a bound of a precision", name, bound).
 				Try("--bound nvfp4=0.5, in percent, of one of %s", strings.Join(p.job.Precisions, ", "))
 		}
-		own[name] = x
 	}
 	for _, name := range p.job.Precisions {
 		if name == string(precision.BF16) {
@@ -85,7 +81,7 @@ func (p *pairing) readPolicies() error {
 		if f.Policy, err = precision.Load(p.model.Config, name); err != nil {
 			return err
 		}
-		if f.Bound = own[name]; f.Bound == 0 {
+		if f.Bound = p.job.Bounds[name]; f.Bound == 0 {
 			f.Bound = parity.Bound(p.model.Config, f.Policy, p.job.Branch > 0)
 		}
 		p.work.Formats = append(p.work.Formats, f)

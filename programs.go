@@ -2,21 +2,12 @@ package deepwell
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
-	"fmt"
-	"hash/fnv"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
-	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/ir"
-	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -25,25 +16,7 @@ import (
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/train"
 )
-
-// maxText bounds what is read of a recipe, a plan, a policy, or another program's settings: a
-// hundred times the largest that is known, and nothing that a machine cannot hold.
-const maxText = 4 << 20
-
-// isPlan tells a plan from other files by its members.
-func isPlan(source string) bool {
-	if !strings.HasSuffix(source, ".json") {
-		return false // unread: weights and the like are large
-	}
-	text, err := safedir.ReadPlain(source, maxText)
-	var members map[string]json.RawMessage
-	if err != nil || json.Unmarshal(text, &members) != nil {
-		return false
-	}
-	return members["microbatches"] != nil || members["cluster"] != nil || members["fsdp"] != nil
-}
 
 // A source is what there is to compile.
 type source struct {
@@ -229,59 +202,4 @@ func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 		}
 	}
 	return nil
-}
-
-// readPlan reads a plan's file.
-func readPlan(path string) (*plan.Plan, error) {
-	text, err := safedir.ReadPlain(path, maxText)
-	if err != nil {
-		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
-	}
-	p, err := plan.Parse(text, path)
-	if err != nil {
-		return nil, err
-	}
-	// A model that is a file begins at the plan's folder, as in run.toml. What is not there may
-	// still be a preset, or begin at the working directory as plan -o writes it.
-	_, unknown := model.Find(p.Model)
-	if beside := filepath.Join(filepath.Dir(path), p.Model); unknown != nil && p.Model != "" &&
-		!filepath.IsAbs(p.Model) {
-		if _, err := os.Stat(beside); err == nil {
-			p.Model = beside
-		}
-	}
-	return p, nil
-}
-
-// listen opens this process's end of the links to the other processes of a run.
-func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
-	n := len(r.job.Peers)
-	bad := func(format string, args ...any) *diag.Error {
-		return diag.New(diag.PlanMisfit, format, args...).At("%s", r.job.Plan)
-	}
-	switch {
-	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
-		return nil, bad("%d processes share no pipeline evenly", n).
-			Try("a plan whose pp.size is a multiple of %d", n)
-	case r.job.Self < 0 || r.job.Self >= n:
-		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
-	}
-	h := fnv.New64a() // processes of another run are turned away
-	same := *r.recipe // each may have a folder of its own
-	same.Out = ""
-	how := *r.plan
-	how.Model = "" // a path; what is in it is compared once processes are connected
-	fmt.Fprintln(h, same.String(), how.String(), r.job.Until)
-	secret, err := readKey(r.job.KeyFile)
-	if err != nil {
-		return nil, err
-	}
-	hub, err := link.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64(), secret, r.early())
-	if err != nil {
-		return nil, err
-	}
-	if r.job.Patience > 0 {
-		hub.Silence, hub.Patience = r.job.Patience, arrival*r.job.Patience
-	}
-	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
 }

@@ -77,7 +77,7 @@ func beforeQuantizing(output string) (string, error) {
 
 // quantizeExport quantizes what an export wrote.
 func (e *Env) quantizeExport(ctx context.Context, job ExportJob, folder string,
-	done *Exported) error {
+	done *ExportResult) error {
 	o := *job.Quantize
 	o.Events = e.Events
 	r, err := quantize.Quantize(ctx, folder, job.Output, o)

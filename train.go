@@ -60,8 +60,8 @@ type TrainJob struct {
 	ReferenceRun string
 }
 
-// A Trained is what came of a TrainJob: how far the run is, or what a replayed step showed.
-type Trained struct {
+// A TrainResult is what came of a TrainJob: how far the run is, or what a replayed step showed.
+type TrainResult struct {
 	// Weights are what this start of the run began with; nil if it did not come so far.
 	Weights *event.Weights `json:"weights,omitempty"`
 
@@ -71,7 +71,7 @@ type Trained struct {
 
 // Train follows a recipe to its last step, from the newest checkpoint of its folder on. Replaying a
 // rejected step, it computes the step's gradients again and changes nothing.
-func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
+func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v := e.begin(ctx, "train")
 	r := &runner{env: e, job: job}
 	var closed atomic.Bool
@@ -84,7 +84,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*Trained, error) {
 		}
 	}
 	defer r.close()
-	done := &Trained{}
+	done := &TrainResult{}
 	v.pass("read the recipe", r.readRecipe)
 	v.pass("find the model", r.findModelOrCheckpoint)
 	v.pass("read the plan", r.readPlan)

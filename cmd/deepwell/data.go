@@ -32,7 +32,7 @@ func (a *app) dataPeek() *cobra.Command {
 				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder that has one")
 			}
 			job.Source.Path, job.Source.Format = args[0], data.Format(format)
-			return serve(a, cmd, (*deepwell.Env).Peek, job, func(p *deepwell.Peek) error {
+			return serve(a, cmd, (*deepwell.Env).Peek, job, func(p *deepwell.PeekResult) error {
 				a.showStats(p)
 				if ids {
 					return a.showIDs(p)
@@ -55,7 +55,7 @@ func (a *app) dataPeek() *cobra.Command {
 }
 
 // showStats prints what the source has.
-func (a *app) showStats(p *deepwell.Peek) {
+func (a *app) showStats(p *deepwell.PeekResult) {
 	s := p.Source
 	fmt.Fprintf(a.stdout, "%s, %s, %s", human.Count(s.Files, "file"),
 		human.Count(s.Documents, "document"), human.Count(s.Tokens, "token"))
@@ -70,7 +70,7 @@ func (a *app) showStats(p *deepwell.Peek) {
 }
 
 // showIDs prints a table of the tokens.
-func (a *app) showIDs(p *deepwell.Peek) error {
+func (a *app) showIDs(p *deepwell.PeekResult) error {
 	return a.table("DOCUMENT\tPOSITION\tID\tLEARNED\tTEXT", func(w io.Writer) {
 		for _, t := range p.Tokens {
 			learned := "-"
@@ -83,7 +83,7 @@ func (a *app) showIDs(p *deepwell.Peek) error {
 }
 
 // showRow prints the text of the tokens.
-func (a *app) showRow(p *deepwell.Peek) {
+func (a *app) showRow(p *deepwell.PeekResult) {
 	open, shut := "[", "]"
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		open, shut = "\x1b[2m", "\x1b[0m"
@@ -140,7 +140,7 @@ func (a *app) dataTokenizer() *cobra.Command {
 			for _, path := range args {
 				job.Sources = append(job.Sources, data.Source{Path: path})
 			}
-			show := func(r *deepwell.TokenizerReport) error {
+			show := func(r *deepwell.TokenizerResult) error {
 				fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path,
 					human.Count(int64(r.Tokens), "token"), human.Count(r.Texts, "text"), event.Size(r.Bytes))
 				if r.Tokens < job.Vocab {

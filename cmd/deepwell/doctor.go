@@ -29,7 +29,7 @@ func (a *app) doctor() *cobra.Command {
 	return documented("doctor", &cobra.Command{
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			check := func(e *deepwell.Env, ctx context.Context, _ any) (*deepwell.Diagnosis, error) {
+			check := func(e *deepwell.Env, ctx context.Context, _ any) (*deepwell.DoctorResult, error) {
 				e.Events = a.checksTo(e.Events)
 				return e.Doctor(ctx)
 			}

@@ -16,17 +16,25 @@ import (
 
 func (a *app) dryrun() *cobra.Command {
 	job := deepwell.DryRunJob{}
+	var text dryRunText
 	cmd := documented("dryrun", &cobra.Command{
 		Args: one("plan"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			job.Plan = args[0]
+			job.Plan, job.Calibrate = args[0], commas(text.calibrate)
+			var err error
+			if job.Tokens, err = parseTokens(text.tokens); err != nil {
+				return err
+			}
+			if job.WhatIf, err = parseWhatIf(text.whatIf); err != nil {
+				return err
+			}
 			ran, err := call(a, cmd, (*deepwell.Env).DryRun, job)
 			// A plan that does not fit has a timeline all the same.
 			if ran == nil || ran.Timeline == nil {
 				return err
 			}
 			if a.print(ran); !a.json {
-				writeDryRun(a.stdout, ran, job)
+				writeDryRun(a.stdout, ran, text)
 			}
 			return err
 		},
@@ -34,29 +42,32 @@ func (a *app) dryrun() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&job.Report, "report", "", "where a page with pictures goes, such as report.html")
 	flags.StringVar(&job.Trace, "trace", "", "where a trace for Perfetto goes, such as trace.json")
-	flags.StringVar(&job.Tokens, "tokens", "1T", "tokens to train on, such as 15T or 300B")
+	flags.StringVar(&text.tokens, "tokens", "1T", "tokens to train on, such as 15T or 300B")
 	flags.Float64Var(&job.Price, "price", 3.00, "of a device for an hour")
-	flags.StringVar(&job.WhatIf, "what-if", "",
+	flags.StringVar(&text.whatIf, "what-if", "",
 		"what goes wrong: slow=FACTOR@RANK, a rank of the pipeline; links=FACTOR, how many times as\n"+
 			"long every transfer between devices takes; jitter=SHARE; seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
 		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32, or the file of a "+
 			"policy")
-	flags.StringVar(&job.Calibrate, "calibrate", "", calibrateUsage)
+	flags.StringVar(&text.calibrate, "calibrate", "", calibrateUsage)
 	flags.StringVar(&job.Stack, "stack", "deepwell",
 		"whose software to price: deepwell, megatron, torchtitan, maxtext")
 	return cmd
 }
 
+// dryRunText is what flags of dryrun say, as typed.
+type dryRunText struct{ tokens, whatIf, calibrate string }
+
 // shownParts is how many causes of a step's time are told, the largest first.
 const shownParts = 6
 
-func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
+func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
 	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
 	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
 		d.High, human.Thousands(int64(d.Rate)), 100*d.Bubble)
-	if job.WhatIf != "" {
-		fmt.Fprintf(w, "what if     %s\n", job.WhatIf)
+	if text.whatIf != "" {
+		fmt.Fprintf(w, "what if     %s\n", text.whatIf)
 	}
 	if d.Calibrated > 0 {
 		fmt.Fprintf(w, "calibrated  by %s\n", runsOf(d.Calibrated))
@@ -81,7 +92,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRan, job deepwell.DryRunJob) {
 		label = ""
 	}
 	if d.Budget.Tokens > 0 {
-		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", job.Tokens, days(d.Bill.Days),
+		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", text.tokens, days(d.Bill.Days),
 			human.Amount(d.Bill.Money), d.Budget.Price)
 	}
 	for _, file := range d.Wrote {

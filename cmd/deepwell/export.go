@@ -50,7 +50,7 @@ func (a *app) export() *cobra.Command {
 	return cmd
 }
 
-func (a *app) exported(done *deepwell.Exported) error {
+func (a *app) exported(done *deepwell.ExportResult) error {
 	what, kind := done.Name, done.Type
 	if r := done.Quantized; r != nil {
 		kind = r.Format.String() + " for " + r.Layout.String()

@@ -10,10 +10,15 @@ import (
 
 func (a *app) parity() *cobra.Command {
 	job := deepwell.ParityJob{}
+	var bounds []string
 	cmd := documented("parity", &cobra.Command{
 		Args: one("recipe"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Path = args[0]
+			var err error
+			if job.Bounds, err = parseBounds(bounds); err != nil {
+				return err
+			}
 			outlivePipe()
 			r, err := call(a, cmd, (*deepwell.Env).Parity, job)
 			if r == nil {
@@ -39,7 +44,7 @@ func (a *app) parity() *cobra.Command {
 		"the folder of a run to branch from; else the recipe's steps are trained for it")
 	flags.BoolVar(&job.Matched, "matched", false,
 		"also BF16 with random errors on weight gradients, as large as those of mxfp8 and nvfp4")
-	flags.StringSliceVar(&job.Bounds, "bound", nil,
+	flags.StringSliceVar(&bounds, "bound", nil,
 		"PRECISION=PERCENT, if not 0.25 and 1 for mxfp8 and nvfp4, 0.05 and 0.25 of branches")
 	flags.StringVar(&job.Report, "report", "", "where a page with curves goes, such as parity.html")
 	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")

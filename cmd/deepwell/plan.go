@@ -23,16 +23,28 @@ import (
 
 func (a *app) plan() *cobra.Command {
 	job := deepwell.PlanJob{}
+	var text struct{ batch, precision, goal, fix, from, calibrate string }
 	cmd := documented("plan", &cobra.Command{
 		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Cluster == "" {
 				return usage(cmd, "plan needs to know for what: --cluster 8xb200")
 			}
-			job.Source = args[0]
+			job.Source, job.Goal = args[0], autoplan.Goal(text.goal)
+			job.Precisions, job.Calibrate = commas(text.precision), commas(text.calibrate)
+			var err error
+			if job.Batch, err = parseBatch(text.batch); err != nil {
+				return err
+			}
+			if job.Fixed, job.Devices, err = parseFix(text.fix); err != nil {
+				return err
+			}
+			if job.FromStack, job.FromFile, err = parseFrom(text.from); err != nil {
+				return err
+			}
 			// A search keeps most of what it allocates: to collect it early costs a sixth of its time.
 			defer debug.SetGCPercent(debug.SetGCPercent(searchGC))
-			return serve(a, cmd, (*deepwell.Env).AutoPlan, job, func(found *deepwell.Planned) error {
+			return serve(a, cmd, (*deepwell.Env).Plan, job, func(found *deepwell.PlanResult) error {
 				return writePlans(a.stdout, found)
 			})
 		},
@@ -40,22 +52,22 @@ func (a *app) plan() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "", "what to plan for, such as 64xgb200")
 	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a row (default 8192, or the model's context)")
-	flags.StringVar(&job.Batch, "batch", "",
+	flags.StringVar(&text.batch, "batch", "",
 		"sequences of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok (default: what "+
 			"the plans of the cluster divide best, told in the second line)")
-	flags.StringVar(&job.Precision, "precision", "",
+	flags.StringVar(&text.precision, "precision", "",
 		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32, or the file of a policy; several are all "+
 			"searched (default bf16)")
-	flags.StringVar(&job.Goal, "goal", "time", "what to have least of: time, money or memory")
-	flags.StringVar(&job.Fix, "fix", "",
+	flags.StringVar(&text.goal, "goal", "time", "what to have least of: time, money or memory")
+	flags.StringVar(&text.fix, "fix", "",
 		"what the plan must have, such as tp=8,pp=4,recompute=attn+mlp,devices=512")
 	flags.StringVar(&job.Stack, "stack", "",
 		"whose software runs it: megatron, torchtitan, maxtext (default our own)")
-	flags.StringVar(&job.From, "from", "",
+	flags.StringVar(&text.from, "from", "",
 		"price what is run today and say what to change: megatron=FILE, torchtitan=FILE, maxtext=FILE")
 	flags.StringVar(&job.Emit, "emit", "",
 		"print the best plan for another stack: megatron, torchtitan, maxtext")
-	flags.StringVar(&job.Calibrate, "calibrate", "", calibrateUsage)
+	flags.StringVar(&text.calibrate, "calibrate", "", calibrateUsage)
 	flags.IntVar(&job.Top, "top", 5, "how many plans to tell")
 	flags.StringVarP(&job.Output, "output", "o", "", "where the best plan goes, such as plan.json")
 	return cmd
@@ -84,7 +96,7 @@ type axis struct {
 	always bool
 }
 
-func writePlans(w io.Writer, found *deepwell.Planned) error {
+func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	best := found.Choices[0]
 	if found.Current != nil {
 		writeToday(w, found.Current)

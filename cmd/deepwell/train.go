@@ -28,7 +28,7 @@ func (a *app) train() *cobra.Command {
 			job.Path = args[0]
 			outlivePipe()
 			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
-			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.Trained) error {
+			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.TrainResult) error {
 				if done.Replay != nil {
 					printReplay(a.stdout, done.Replay)
 				}

@@ -1,11 +1,17 @@
 package deepwell
 
 import (
+	"context"
+	"fmt"
+	"hash/fnv"
 	"io"
 	"os"
 	"syscall"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/link"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/train"
 )
 
 const (
@@ -16,6 +22,39 @@ const (
 	// file.
 	minKey, maxKey = 32, 1 << 20
 )
+
+// listen opens this process's end of the links to the other processes of a run.
+func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
+	n := len(r.job.Peers)
+	bad := func(format string, args ...any) *diag.Error {
+		return diag.New(diag.PlanMisfit, format, args...).At("%s", r.job.Plan)
+	}
+	switch {
+	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
+		return nil, bad("%d processes share no pipeline evenly", n).
+			Try("a plan whose pp.size is a multiple of %d", n)
+	case r.job.Self < 0 || r.job.Self >= n:
+		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
+	}
+	h := fnv.New64a() // processes of another run are turned away
+	same := *r.recipe // each may have a folder of its own
+	same.Out = ""
+	how := *r.plan
+	how.Model = "" // a path; what is in it is compared once processes are connected
+	fmt.Fprintln(h, same.String(), how.String(), r.job.Until)
+	secret, err := readKey(r.job.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	hub, err := link.Listen(ctx, r.job.Peers[r.job.Self], h.Sum64(), secret, r.early())
+	if err != nil {
+		return nil, err
+	}
+	if r.job.Patience > 0 {
+		hub.Silence, hub.Patience = r.job.Patience, arrival*r.job.Patience
+	}
+	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
+}
 
 // readKey reads the secret that the processes of a run share. As ssh does, it refuses a file that
 // others may read.

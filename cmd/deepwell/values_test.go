@@ -1,22 +1,23 @@
-package deepwell
+package main
 
 import (
+	"errors"
 	"testing"
 
+	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/dryrun"
 )
 
 func TestParseBatch(t *testing.T) {
-	for text, want := range map[string][2]int64{"": {0, 0}, "512": {512, 0}, "4Mtok": {512, 0}, "16Ktok": {2, 0},
-		"1Gtok": {131072, 0}, "8192tok": {1, 0}, "0.5Mtok": {64, 0}, "max=16Mtok": {0, 2048}, "max=100": {0, 100}, "max=1Mtok": {0, 128}} {
-		rows, most, err := parseBatch(text, 8192)
-		if err != nil || rows != want[0] || most != want[1] {
-			t.Errorf("%q is %d rows, %d at most, %v", text, rows, most, err)
+	for text, want := range map[string]deepwell.Batch{"": {}, "512": {Sequences: 512}, "4Mtok": {Tokens: 4 << 20},
+		"16Ktok": {Tokens: 16 << 10}, "1Gtok": {Tokens: 1 << 30}, "8192tok": {Tokens: 8192}, "0.5Mtok": {Tokens: 1 << 19},
+		"max=16Mtok": {Tokens: 16 << 20, AtMost: true}, "max=100": {Sequences: 100, AtMost: true}} {
+		if b, err := parseBatch(text); err != nil || b != want {
+			t.Errorf("%q is %+v, %v", text, b, err)
 		}
 	}
-	for _, text := range []string{"4M", "0", "-1", "x", "100tok", "max=", "max=1tok", "1.5", "NaN", "Inf", "1e300Gtok"} {
-		if _, _, err := parseBatch(text, 8192); diag.From(err) == nil || diag.From(err).Code != diag.BadUsage {
+	for _, text := range []string{"4M", "0", "-1", "x", "max=", "1.5", "NaN", "Inf", "1e300Gtok"} {
+		if _, err := parseBatch(text); !errors.Is(err, diag.BadUsage) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -47,27 +48,19 @@ func TestParseWhatIf(t *testing.T) {
 	}
 }
 
-// The waterfall ends at the simulated step.
-func TestSettle(t *testing.T) {
-	parts := settle([]dryrun.Part{{Name: "attention", Seconds: 2}, {Name: "bubble", Seconds: 1}}, 3.5)
-	if parts[1].Seconds != 1.5 {
-		t.Errorf("%v", parts)
-	}
-}
-
-func FuzzPlanWords(f *testing.F) {
+func FuzzFlagValues(f *testing.F) {
 	for _, text := range []string{"4Mtok", "max=16Mtok", "1T", "slow=1.2@3,links=2", "devices=512,tp=8"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if rows, most, err := parseBatch(text, 4096); err == nil && (rows < 0 || most < 0) {
-			t.Fatalf("%q is %d rows, %d at most", text, rows, most)
+		if b, err := parseBatch(text); err == nil && (b.Sequences < 0 || b.Tokens < 0) {
+			t.Fatalf("%q is %+v", text, b)
 		}
 		if n, err := parseTokens(text); err == nil && !(n >= 0) {
 			t.Fatalf("%q is %v tokens", text, n)
 		}
 		_, _ = parseWhatIf(text)
-		if _, n, err := cutDevices(text); err == nil && n < 0 {
+		if _, n, err := parseFix(text); err == nil && n < 0 {
 			t.Fatalf("%q is %d devices", text, n)
 		}
 	})

@@ -3,9 +3,10 @@ package deepwell
 import (
 	"cmp"
 	"context"
-	"math"
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -26,23 +27,58 @@ import (
 
 // A PlanJob is what to plan for.
 type PlanJob struct {
-	Source    string // a model, as capture takes it
-	Cluster   string // NxCARD
-	Seq       int64  // tokens in a row; 0 is 8,192, or the model's context if that is less
-	Batch     string // rows, or tokens as in 4Mtok, or at most so many as in max=16Mtok; "" is free
-	Precision string // of linear layers, several with commas between; "" is bf16
-	Goal      string // time, money or memory
-	Fix       string // what the plan must have, such as tp=8,recompute=none, and devices=512
-	Stack     string // whose software runs it; "" is that of From or Emit, or our own
-	From      string // STACK=FILE, the configuration that is run today
-	Emit      string // a stack that the best plan is written for
-	Top       int    // plans to tell
-	Calibrate string // calibrations, or folders of runs, to correct predictions by
+	Source  string // a model, as capture takes it
+	Cluster string // NxGPU, as machine.ParseCluster takes it
+	Seq     int64  // tokens in a sequence; 0 is 8,192, or the model's context if that is less
+	Batch   Batch  // of a step
+	// Precisions are the formats of linear layers that are searched, or policy files; none is bf16.
+	Precisions []string
+	Goal       autoplan.Goal  // "" is time
+	Fixed      autoplan.Fixed // what the plan must have
+	// Devices is how many devices the plan must use; 0 leaves some idle if that is better.
+	Devices int
+	// Stack is whose software runs the plan: deepwell, megatron, torchtitan or maxtext. "" is Emit,
+	// FromStack or our own.
+	Stack string
+	// FromFile is the configuration that is run today, of the stack FromStack; "" is none.
+	FromStack, FromFile string
+	Emit                string // a stack that the best plan is written for; "" is none
+	Top                 int    // plans in the result
+	// Calibrate are calibrations, or folders of runs, by which predictions are corrected.
+	Calibrate []string
 	Output    string // where the best plan goes; "" is nowhere
 }
 
-// A Planned is what a search found.
-type Planned struct {
+// A Batch is the size of a step, in sequences or in tokens. The zero value leaves it to the search.
+type Batch struct {
+	Sequences int64
+	Tokens    int64 // if Sequences is 0
+	AtMost    bool  // a bound: the search may take fewer
+}
+
+// in counts a batch in sequences of seq tokens: how many, or at most how many.
+func (b Batch) in(seq int64) (batch, most int64, err error) {
+	n := b.Sequences
+	if n == 0 {
+		n = b.Tokens / seq
+	}
+	switch whole := max(1, (b.Tokens+seq/2)/seq); {
+	case b.Sequences == 0 && b.Tokens == 0:
+		return 0, 0, nil
+	case b.AtMost && n < 1:
+		return 0, 0, diag.New(diag.BadUsage, "a batch of %d tokens is less than a sequence of %d",
+			b.Tokens, seq).Try("--batch max=1, or a smaller --seq")
+	case b.AtMost:
+		return 0, n, nil
+	case n < 1 || b.Sequences == 0 && b.Tokens%seq != 0:
+		return 0, 0, diag.New(diag.BadUsage, "%d tokens are not a number of sequences of %d tokens",
+			b.Tokens, seq).Try("--batch %d, which is %d tokens", whole, whole*seq)
+	}
+	return n, 0, nil
+}
+
+// A PlanResult is what a search found.
+type PlanResult struct {
 	Model      string  `json:"model"`
 	Parameters int64   `json:"parameters"`
 	Cluster    string  `json:"cluster"`
@@ -62,7 +98,7 @@ type Planned struct {
 // A CurrentSetup is what a person runs, and what changes would bring.
 type CurrentSetup struct {
 	File    string              `json:"file"`
-	Choice  *DryRan             `json:"figures"`
+	Choice  *DryRunResult       `json:"figures"`
 	Plan    *plan.Plan          `json:"plan"`
 	Changes []dryrun.Suggestion `json:"changes"`
 	Notes   []string            `json:"notes,omitempty"`
@@ -74,15 +110,15 @@ const (
 	usualPrice  = 3.00
 )
 
-// AutoPlan searches the plans of a model on a cluster and writes the best.
-func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
+// Plan searches the plans of a model on a cluster and writes the best.
+func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 	v := e.begin(ctx, "plan")
-	done := &Planned{Output: job.Output}
+	done := &PlanResult{Output: job.Output}
 	search := get(v, "read the model and the cluster", job.read)
 	done.Calibrated = get(v, "calibrate", func() (int, error) {
 		return calibrate(job.Calibrate, &search)
 	})
-	if job.From != "" {
+	if job.FromFile != "" {
 		done.Current = get(v, "price what is run today", func() (*CurrentSetup, error) {
 			return job.currentSetup(ctx, &search)
 		})
@@ -129,29 +165,25 @@ func (e *Env) AutoPlan(ctx context.Context, job PlanJob) (*Planned, error) {
 // currentSetup reads and prices what is run today. The search goes on with its rows and its
 // precision, unless the job names others.
 func (job PlanJob) currentSetup(ctx context.Context, s *autoplan.Job) (*CurrentSetup, error) {
-	stack, path, ok := strings.Cut(job.From, "=")
-	if !ok {
-		return nil, diag.New(diag.BadUsage, "--from takes STACK=FILE, not %q", job.From).
-			Try("--from megatron=args.txt")
-	}
+	path := job.FromFile
 	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read what is run today").At("%s", path).Wrap(err)
 	}
-	f, err := autoplan.ReadForeign(stack, text, path, *s)
+	f, err := autoplan.ReadForeign(job.FromStack, text, path, *s)
 	if err != nil {
 		return nil, err
 	}
 	if job.Seq == 0 {
 		s.Seq = f.Plan.Seq
 	}
-	if job.Batch == "" {
+	if job.Batch == (Batch{}) {
 		s.Batch = f.Plan.Batch * f.Plan.Seq / s.Seq
 	}
-	if job.Precision == "" {
+	if len(job.Precisions) == 0 {
 		s.Precisions = []price.Precision{f.Precision}
 	}
-	r := &dryRunner{job: DryRunJob{Plan: path}, done: &DryRan{}, plan: f.Plan, search: *s}
+	r := &dryRunner{job: DryRunJob{Plan: path}, done: &DryRunResult{}, plan: f.Plan, search: *s}
 	r.search.Precisions, r.search.Policies = []price.Precision{f.Precision}, nil
 	r.search.Seq, r.search.Batch = f.Plan.Seq, f.Plan.Batch
 	r.prepare()
@@ -173,7 +205,7 @@ func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
 	if c.Plan.Check(s.Config) != nil {
 		verb = "deepwell dryrun "
 	}
-	for i, name := range commas(job.Precision) {
+	for i, name := range job.Precisions {
 		// A plan has a word for its precision, not what the word was made to stand for.
 		if precision.IsFile(name) && s.Precisions[i] == c.Precision {
 			with = " --precision " + name
@@ -189,30 +221,22 @@ func (job PlanJob) read() (autoplan.Job, error) {
 	if err != nil {
 		return s, err
 	}
-	s = autoplan.Job{Model: job.Source, Config: config, Seq: job.Seq, Goal: autoplan.Goal(job.Goal),
-		Top: job.Top}
+	s = autoplan.Job{Model: job.Source, Config: config, Seq: job.Seq, Goal: job.Goal,
+		Top: job.Top, Fixed: job.Fixed, Devices: job.Devices}
 	if s.Seq == 0 {
 		s.Seq = min(8192, config.Context)
 	}
 	if s.Cluster, err = machine.ParseCluster(job.Cluster); err != nil {
 		return s, err
 	}
-	from, _, _ := strings.Cut(job.From, "=")
-	if s.Profile, err = price.Find(cmp.Or(job.Stack, job.Emit, from, price.Own)); err != nil {
+	stack := cmp.Or(job.Stack, job.Emit, job.FromStack, price.Own)
+	if s.Profile, err = price.Find(stack); err != nil {
 		return s, err
 	}
-	if err := addPrecisions(&s, job.Precision); err != nil {
+	if err := addPrecisions(&s, job.Precisions); err != nil {
 		return s, err
 	}
-	if s.Batch, s.MaxBatch, err = parseBatch(job.Batch, s.Seq); err != nil {
-		return s, err
-	}
-	rest, devices, err := cutDevices(job.Fix)
-	if err != nil {
-		return s, err
-	}
-	s.Devices = devices
-	s.Fixed, err = autoplan.ParseFixed(rest)
+	s.Batch, s.MaxBatch, err = job.Batch.in(s.Seq)
 	return s, err
 }
 
@@ -233,37 +257,10 @@ func configOf(source string) (*model.Config, error) {
 	return m.Config, nil
 }
 
-// cutDevices takes devices=N out of a list of what is fixed.
-func cutDevices(fix string) (rest string, devices int, err error) {
-	var others []string
-	for item := range strings.SplitSeq(fix, ",") {
-		value, ok := strings.CutPrefix(strings.TrimSpace(item), "devices=")
-		if !ok {
-			others = append(others, item)
-			continue
-		}
-		if devices, err = strconv.Atoi(value); err != nil || devices < 1 {
-			return "", 0, diag.New(diag.BadUsage, "%q is no number of devices", value).
-				Try("--fix devices=512")
-		}
-	}
-	return strings.Join(others, ","), devices, nil
-}
-
-// commas cuts a list at its commas.
-func commas(text string) (list []string) {
-	for name := range strings.SplitSeq(text, ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			list = append(list, name)
-		}
-	}
-	return list
-}
-
-// addPrecisions reads a list of precisions that a card has: words, and files of policies, which
-// take the place of what the word for the fewest of their bits stands for.
-func addPrecisions(s *autoplan.Job, text string) error {
-	for _, name := range commas(text) {
+// addPrecisions adds the precisions to search: formats that the GPU has, and policy files. A policy
+// replaces the default policy of its narrowest format.
+func addPrecisions(s *autoplan.Job, names []string) error {
+	for _, name := range names {
 		p := price.Precision(name)
 		if precision.IsFile(name) {
 			policy, err := precision.Load(s.Config, name)
@@ -306,42 +303,37 @@ func has(card machine.Card, p price.Precision) error {
 	return nil
 }
 
-// units of a batch: tokens are counted in powers of two, since batches are.
-var batchUnits = []struct {
-	suffix string
-	tokens int64
-}{{"Gtok", 1 << 30}, {"Mtok", 1 << 20}, {"Ktok", 1 << 10}, {"tok", 1}}
-
-// parseBatch reads the rows of a step.
-func parseBatch(text string, seq int64) (rows, most int64, err error) {
-	if text == "" {
-		return 0, 0, nil
+// isPlan tells a plan from other files by its members.
+func isPlan(source string) bool {
+	if !strings.HasSuffix(source, ".json") {
+		return false // unread: weights and the like are large
 	}
-	number, limited := strings.CutPrefix(text, "max=")
-	unit := int64(0) // rows
-	for _, u := range batchUnits {
-		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
-			number, unit = rest, u.tokens
-			break
+	text, err := safedir.ReadPlain(source, maxText)
+	var members map[string]json.RawMessage
+	if err != nil || json.Unmarshal(text, &members) != nil {
+		return false
+	}
+	return members["microbatches"] != nil || members["cluster"] != nil || members["fsdp"] != nil
+}
+
+// readPlan reads a plan's file.
+func readPlan(path string) (*plan.Plan, error) {
+	text, err := safedir.ReadPlain(path, maxText)
+	if err != nil {
+		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
+	}
+	p, err := plan.Parse(text, path)
+	if err != nil {
+		return nil, err
+	}
+	// A model that is a file begins at the plan's folder, as in run.toml. What is not there may
+	// still be a preset, or begin at the working directory as plan -o writes it.
+	_, unknown := model.Find(p.Model)
+	if beside := filepath.Join(filepath.Dir(path), p.Model); unknown != nil && p.Model != "" &&
+		!filepath.IsAbs(p.Model) {
+		if _, err := os.Stat(beside); err == nil {
+			p.Model = beside
 		}
 	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(n > 0) || n > 1<<40 {
-		return 0, 0, diag.New(diag.BadUsage, "%q is no batch", text).
-			Try("give rows, tokens as in 4Mtok, or at most so many as in max=16Mtok")
-	}
-	if unit > 0 {
-		n = n * float64(unit) / float64(seq)
-	}
-	switch {
-	case limited && n < 1:
-		return 0, 0, diag.New(diag.BadUsage, "%s is less than a row of %d tokens", text, seq)
-	case limited:
-		return 0, int64(n), nil
-	case n != math.Trunc(n) || n < 1:
-		whole := int64(max(1, math.Round(n)))
-		return 0, 0, diag.New(diag.BadUsage, "%s is not a number of rows of %d tokens", text, seq).
-			Try("--batch %d, which is %d tokens", whole, whole*seq)
-	}
-	return int64(n), 0, nil
+	return p, nil
 }

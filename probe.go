@@ -8,10 +8,34 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plugin"
 	"github.com/deepwell/deepwell/program"
 )
+
+// Probe examines the host; measure also times it through the CPU engine.
+func (e *Env) Probe(ctx context.Context, o machine.Options, measure bool) (*machine.Machine,
+	error) {
+	v := e.begin(ctx, "probe")
+	o.Engines = get(v, "list engines", e.engines)
+	if measure {
+		o.Meter = e.meter
+	}
+	m := get(v, "examine the host", func() (*machine.Machine, error) { return machine.Probe(ctx, o) })
+	return m, v.err
+}
+
+func (e *Env) engines() ([]machine.Engine, error) {
+	all, err := plugin.List(e.Engines)
+	if err != nil {
+		return nil, err
+	}
+	return lists.Map(all, func(s plugin.Status) machine.Engine {
+		return machine.Engine{Name: s.Name, Version: s.Version, Installed: s.Installed}
+	}), nil
+}
 
 // meter times the host through the CPU engine: it is the facade that connects an engine to
 // package machine, which knows none.
