@@ -61,7 +61,7 @@ func recipeOf(config *model.Config, p *plan.Plan, narrow string) (*recipe.Recipe
 	}
 	p.Precision = string(policy.Narrowest())
 	r := step.RecipeOf(p)
-	r.Products = narrow
+	r.GEMMs = narrow
 	return r, nil
 }
 

@@ -454,7 +454,7 @@ func (r *runner) keepInputs() error {
 			return err
 		}
 	}
-	if precision.IsFile(r.recipe.Products) { // likewise
+	if precision.IsFile(r.recipe.GEMMs) { // likewise
 		if err := r.keep(policyFile, []byte(r.program.Policy.String())); err != nil {
 			return err
 		}

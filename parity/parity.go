@@ -90,7 +90,7 @@ var noises = []struct {
 // when it has risen, and leaves it in the recipe's folder. What is there already is gone on with.
 func Trunk(ctx context.Context, j Job) error {
 	r := *j.Recipe
-	r.Products, r.Optimizer.Schedule, r.Optimizer.MinLR = "", "constant", r.Optimizer.LR
+	r.GEMMs, r.Optimizer.Schedule, r.Optimizer.MinLR = "", "constant", r.Optimizer.LR
 	r.Save.Every, r.Save.Keep = 0, 1
 	p, err := step.Build(step.Spec{Model: j.Config, Recipe: &r, Arch: "cpu"})
 	if err != nil {

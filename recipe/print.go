@@ -10,11 +10,11 @@ func Reference() string {
 	var b strings.Builder
 	b.WriteString("# run.toml\n\n" +
 		"Printed from `recipe/keys.txt`; `go test ./recipe -update` writes it.\n\n" +
-		"A recipe tells `deepwell train` everything about a run. `deepwell train --example` prints " +
-		"one with\nevery key. A relative path starts at the folder of run.toml; `$NAME` and " +
-		"`${NAME}` in a path come from\nthe environment, `~/` is the home folder and `$$` a " +
-		"dollar. `--set optimizer.lr=1e-3` replaces one\nvalue for one run.\n\n" +
-		"A run that is resumed keeps its recipe: only the keys marked † may change.\n")
+		"The config of a training run, called its recipe. `deepwell train --example` prints one with " +
+		"every key.\nA relative path starts at the folder of run.toml; `$NAME` and `${NAME}` in a path " +
+		"come from the\nenvironment, `~/` is the home folder and `$$` a dollar sign. " +
+		"`--set optimizer.lr=1e-3` overrides one\nkey.\n\n" +
+		"A resumed run keeps its recipe: only the keys marked † may change.\n")
 	section := "-"
 	for _, k := range table {
 		if s := k.section(); s != section {
@@ -25,14 +25,15 @@ func Reference() string {
 			b.WriteString("\n| key | type | default | meaning |\n|---|---|---|---|\n")
 		}
 		mark, def := "", "**must be given**"
-		if k.fixed == nil {
+		if k.free() {
 			mark = " †"
 		}
-		if k.Default != "" {
+		value, words := k.toml()
+		switch {
+		case value != "" && words == "":
+			def = "`" + value + "`"
+		case k.Default != "":
 			def = k.Default
-			if strings.ContainsAny(def[:1], `"[0123456789`) && !strings.Contains(def, ", or") {
-				def = "`" + def + "`"
-			}
 		}
 		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s |\n", k.short(), mark, k.Type, def, k.Doc)
 	}
@@ -53,23 +54,22 @@ func Example() string {
 		for _, line := range wrap(k.Doc, 96) {
 			fmt.Fprintf(&b, "# %s\n", line)
 		}
+		value, words := k.toml()
 		switch {
 		case k.sample != "":
 			fmt.Fprintf(&b, "%s = %s\n", k.short(), k.sample)
-		case strings.ContainsAny(k.Default[:1], `"[0123456789`):
-			value, words, _ := strings.Cut(k.Default, ", or")
-			if words != "" {
-				words = "  # or" + words
-			}
-			fmt.Fprintf(&b, "#%s = %s%s\n", k.short(), value, words)
+		case value == "":
+			fmt.Fprintf(&b, "#%s =  # by default %s\n", k.short(), words)
+		case words == "":
+			fmt.Fprintf(&b, "#%s = %s\n", k.short(), value)
 		default:
-			fmt.Fprintf(&b, "#%s =  # by default %s\n", k.short(), k.Default)
+			fmt.Fprintf(&b, "#%s = %s  # or%s\n", k.short(), value, words)
 		}
 	}
 	return b.String()
 }
 
-// wrap breaks a text into lines of at most so many letters.
+// wrap breaks a text into lines of at most width letters.
 func wrap(text string, width int) []string {
 	var lines []string
 	line := ""

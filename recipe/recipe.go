@@ -13,25 +13,25 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A Recipe is what run.toml says, with every default filled in and every path complete. The table
-// in keys.txt tells what each field means.
+// A Recipe is run.toml with every default filled in and every path complete. keys.txt documents the
+// keys. A tag names the key of a field, the values in its range or list of words, and whether the
+// value is free to change when a run is resumed.
 type Recipe struct {
-	Model      string // preset, hf:org/name, or a path
-	Init       string // "random", "weights", or "" for weights if the source has them
-	Out        string
-	Seed       int
-	Steps      int
-	Batch      int
-	Microbatch int
-	Seq        int
-	Precision  dtype.DType
-	// Products is the format of the products of linear layers, "mxfp8" or "nvfp4", if it is not
-	// Precision, or the path of a policy that says it layer by layer.
-	Products string
-	// FinalBF16 is the last part of the steps in which forward products have no fewer bits than
-	// Precision.
+	Model      string      `key:"model" kind:"source"` // preset, hf:org/name, or a path
+	Init       string      `key:"init" in:"random weights"`
+	Out        string      `key:"out" kind:"path" resume:"free"`
+	Seed       int         `key:"seed"`
+	Steps      int         `key:"steps" in:"1.." resume:"free"`
+	Batch      int         `key:"batch" in:"1.."` // sequences per step, on all devices together
+	Microbatch int         `key:"microbatch" in:"1.." resume:"free"`
+	Seq        int         `key:"seq" in:"2.."`
+	Precision  dtype.DType `key:"precision"`
+	// Products is the format of linear-layer GEMMs, "mxfp8" or "nvfp4", if it is not Precision, or
+	// the path of a policy file that sets it by layer.
+	GEMMs string
+	// FinalBF16 is the last share of the steps, whose forward GEMMs run in Precision.
 	FinalBF16 float64
-	Recompute []ir.Tag
+	Recompute []ir.Tag `key:"recompute" resume:"free"`
 
 	Optimizer Optimizer
 	Data      Data
@@ -44,72 +44,68 @@ type Recipe struct {
 
 // An Optimizer is the section [optimizer]. MinLR is the final learning rate, not a share of LR.
 type Optimizer struct {
-	Name         string // "adamw" or "muon"
-	LR, MinLR    float64
-	Schedule     string // "cosine", "wsd" or "constant"
-	Warmup       int
-	WeightDecay  float64
-	Beta1, Beta2 float64
-	MaxGradNorm  float64
-	Moments      dtype.DType
+	Name        string  `key:"optimizer.name" in:"adamw muon"`
+	LR          float64 `key:"optimizer.lr"`
+	MinLR       float64
+	Schedule    string  `key:"optimizer.schedule" in:"cosine wsd constant"`
+	Warmup      int     `key:"optimizer.warmup"`
+	WeightDecay float64 `key:"optimizer.weight_decay" in:"0..1"`
+	Beta1       float64 `key:"optimizer.betas"`
+	Beta2       float64
+	MaxGradNorm float64     `key:"optimizer.max_grad_norm"`
+	Moments     dtype.DType `key:"optimizer.moments"`
 }
 
 // Data is the section [data].
 type Data struct {
-	Sources     []Source
-	Tokenizer   string // "" is the one of the model
-	DocumentMiB int    // the longest document
+	Sources     []Source `key:"data.sources"`
+	Tokenizer   string   `key:"data.tokenizer" kind:"source"` // "" is the model's
+	DocumentMiB int      `key:"data.document_mib" in:"1..1024" resume:"free"`
 }
 
-// A Source is one place that text comes from, and its share of the mixture.
+// A Source is one dataset, and its share of the mixture. Weight is 0 in all sources of a recipe, or
+// in none; without weights, each counts by its size. Name and Format are inferred from the path,
+// Template from the tokenizer, where they are empty. All chat templates of a recipe agree.
 type Source struct {
-	Path     string
-	Name     string  // "" is told by the path
-	Weight   float64 // 0 in all sources of a recipe, or in none: then each counts by its size
-	Format   string  // "" is told by the name of the file
-	Template string  // of chats; "" is told by the tokenizer. All sources that have one agree
+	Path     string  `key:"path" kind:"path"`
+	Name     string  `key:"name"`
+	Weight   float64 `key:"weight"`
+	Format   string  `key:"format" in:"text jsonl parquet megatron"`
+	Template string  `key:"template"`
 }
 
-// Eval is the section [eval]: Path or Share says what is held out, and at most one of them is set.
+// Eval is the section [eval]. Path or Share is the held-out data; at most one of them is set.
 type Eval struct {
-	Path  string
+	Path  string  `key:"eval.data"`
 	Share float64 // of the training data, from 0 to 1
-	Every int
+	Every int     `key:"eval.every" resume:"free"`
 }
 
 // Save is the section [save].
 type Save struct {
-	Every, Keep int
+	Every int `key:"save.every" resume:"free"`
+	Keep  int `key:"save.keep" resume:"free"`
 }
 
 // Guard is the section [guard].
 type Guard struct {
-	Spike, Stall float64
+	Spike float64 `key:"guard.spike" resume:"free"`
+	Stall float64 `key:"guard.stall" resume:"free"`
 }
 
 // A spelling is a complete path of one key; written tells how the recipe spelled it.
 type spelling struct{ key, path string }
 
-// Default is a recipe with nothing but the defaults. It lacks a model, data and sizes.
+// Default is a recipe with nothing but the defaults of keys.txt. It lacks a model, data and sizes.
 func Default() *Recipe {
-	return &Recipe{
-		Out: "run", Precision: dtype.BF16,
-		Optimizer: Optimizer{Name: "adamw", LR: 3e-4, MinLR: 3e-5, Schedule: "cosine",
-			Warmup: defaultWarmup, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, MaxGradNorm: 1,
-			Moments: dtype.F32},
-		Data:  Data{DocumentMiB: 16},
-		Eval:  Eval{Every: 100},
-		Save:  Save{Every: 500, Keep: 2},
-		Guard: Guard{Spike: 10, Stall: 20},
-	}
+	p := &reader{r: &Recipe{written: map[spelling]string{}}}
+	p.fill(nil)
+	return p.r
 }
 
-// defaultWarmup is enough for the second moment of AdamW to settle: it averages over
-// 1/(1-0.95) = 20 steps.
-const defaultWarmup = 100
-
 // minShare is the default min_lr as a share of the peak: where the cosine of Hoffmann et al. (2022)
-// ends.
+// ends. A warmup of 100 steps is enough for AdamW's second moment to settle, since it averages over
+// 1/(1-0.95) = 20 steps.
 const minShare = 0.1
 
 // String gives the recipe as TOML with all values in the order of the table, and paths as they were
@@ -134,8 +130,8 @@ func (r *Recipe) String() string {
 func (r *Recipe) Fingerprint() string {
 	h := sha256.New()
 	for _, k := range table {
-		if k.fixed != nil {
-			fmt.Fprintf(h, "%s = %s\n", k.Name, k.fixed(r))
+		if !k.free() {
+			fmt.Fprintf(h, "%s = %s\n", k.Name, k.kept(r))
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil))
@@ -164,10 +160,9 @@ func (r *Recipe) Resumable(saved []byte, path string) error {
 	}
 	var changes []string
 	for _, k := range table {
-		if k.fixed == nil || k.fixed(r) == k.fixed(old) {
-			continue
+		if k.kept(r) != k.kept(old) {
+			changes = append(changes, changed(k.Name, k.get(old), k.get(r)))
 		}
-		changes = append(changes, changed(k.Name, k.get(old), k.get(r)))
 	}
 	if len(changes) == 0 {
 		return nil

@@ -66,13 +66,13 @@ var passes = []struct {
 func Build(s Spec) (*Programs, error) {
 	if s.Policy == nil {
 		var err error
-		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.Products, string(precision.BF16)))
+		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.GEMMs, string(precision.BF16)))
 		if err != nil {
 			return nil, err
 		}
-		if s.Plan != nil && precision.IsFile(s.Recipe.Products) {
+		if s.Plan != nil && precision.IsFile(s.Recipe.GEMMs) {
 			if err := suits(s.Model, s.Plan, s.Policy); err != nil {
-				return nil, err.At("%s", s.Recipe.Products)
+				return nil, err.At("%s", s.Recipe.GEMMs)
 			}
 		}
 	}
@@ -220,7 +220,7 @@ func (b *builder) options() spmd.Options {
 	how := b.Spec.Plan
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
 		Parts: b.Recipe.Batch / b.Recipe.Microbatch, Params: map[string]optim.Param{},
-		Watch: b.Recipe.Products != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
+		Watch: b.Recipe.GEMMs != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
 		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
 }
 

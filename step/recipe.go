@@ -20,7 +20,7 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	r.Batch, r.Microbatch, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
 	r.Precision, r.Recompute = p.Types.Params, p.Recompute
 	if p.Precision != "bf16" {
-		r.Products = p.Precision
+		r.GEMMs = p.Precision
 	}
 	return r
 }
@@ -58,7 +58,7 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 		return fmt.Sprintf("--set %s=%v, or in the plan %s", key, have, inPlan)
 	}
 	inPlan, inRecipe := cmp.Or(p.Precision, p.Types.Params.String()),
-		cmp.Or(r.Products, r.Precision.String())
+		cmp.Or(r.GEMMs, r.Precision.String())
 	switch {
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch,
@@ -66,7 +66,7 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	case p.Rows() != int64(r.Microbatch):
 		return bad("microbatches of", p.Rows(), r.Microbatch, either("microbatch", p.Rows(),
 			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Microbatch)))))
-	case !precision.IsFile(r.Products) && inPlan != inRecipe:
+	case !precision.IsFile(r.GEMMs) && inPlan != inRecipe:
 		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
 	case p.Types.Params != r.Precision:
 		return bad("parameters of", p.Types.Params, r.Precision,
@@ -86,8 +86,8 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 func inThePlan(r *recipe.Recipe) string {
 	types := `"types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}`
 	switch {
-	case r.Products != "":
-		return fmt.Sprintf(`"precision": %q, %s`, r.Products, types)
+	case r.GEMMs != "":
+		return fmt.Sprintf(`"precision": %q, %s`, r.GEMMs, types)
 	case r.Precision == dtype.BF16:
 		return types
 	}

@@ -133,7 +133,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		r.Microbatch = int(s.Batch / s.Micros)
 	}
 	if p.narrow != "" && !p.wide {
-		r.Precision, r.Products = dtype.BF16, p.narrow
+		r.Precision, r.GEMMs = dtype.BF16, p.narrow
 	}
 	if how != nil {
 		r.Microbatch, r.Recompute = int(how.Rows()), how.Recompute
