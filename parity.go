@@ -90,7 +90,7 @@ func (p *pairing) readPolicies() error {
 }
 
 // rowsOf opens the data in the order of a seed, once.
-func (p *pairing) rowsOf(ctx context.Context, seed int) (train.Rows, error) {
+func (p *pairing) rowsOf(ctx context.Context, seed int) (train.Dataset, error) {
 	if seed == p.recipe.Seed {
 		return p.rows, nil
 	}
@@ -114,7 +114,7 @@ func (p *pairing) prepare(ctx context.Context) {
 	recipe.Out = filepath.Join(recipe.Out, "parity")
 	w.Engine, w.Config, w.Recipe = p.engine, p.model.Config, &recipe
 	w.Pairs, w.Branch, w.Matched = p.job.Pairs, p.job.Branch, p.job.Matched
-	w.Rows = func(seed int) (train.Rows, error) { return p.rowsOf(ctx, seed) }
+	w.Rows = func(seed int) (train.Dataset, error) { return p.rowsOf(ctx, seed) }
 	w.Init = func(seed int, one *model.Param, dst []float32) error {
 		if p.random {
 			return p.model.Config.Init(one, uint64(seed), dst)

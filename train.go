@@ -25,7 +25,6 @@ import (
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
-	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
@@ -303,10 +302,8 @@ func (r *runner) checkMemory() error {
 	if len(r.job.Peers) > 0 {
 		processes = &train.Processes{Self: r.job.Self, Addresses: r.job.Peers}
 	}
-	return train.FitsHost(r.program, hostMemory(), r.recipe, processes, nil)
+	return train.FitsHost(r.program, train.HostMemory(), r.recipe, processes, nil)
 }
-
-func hostMemory() []machine.MemoryLimit { return room.Memory(os.DirFS("/")) }
 
 func (r *runner) openEngine(ctx context.Context) (err error) {
 	devices := 1
@@ -510,10 +507,9 @@ func (r *runner) keepTokenizer() error {
 }
 
 func (r *runner) start(ctx context.Context) (err error) {
-	o := train.Options{Engine: r.engine, Config: r.model.Config, Recipe: r.recipe,
-		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Now: time.Now,
-		Until: r.job.Until, Processes: r.processes, Build: build(), OnStall: r.job.OnStall,
-		Memory: hostMemory}
+	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
+		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Until: r.job.Until,
+		Processes: r.processes, Build: build(), OnStall: r.job.OnStall}
 	if r.held != nil {
 		o.Eval = r.held
 	}

@@ -38,7 +38,7 @@ type Job struct {
 	Matched bool
 
 	// Rows gives the data in the order of a seed, and Init parameters before training.
-	Rows func(seed int) (train.Rows, error)
+	Rows func(seed int) (train.Dataset, error)
 	Init func(seed int, p *model.Param, dst []float32) error
 
 	Events event.Sink
@@ -100,7 +100,7 @@ func Trunk(ctx context.Context, j Job) error {
 	if err != nil {
 		return err
 	}
-	t, err := train.New(ctx, train.Options{Engine: j.Engine, Config: j.Config, Recipe: &r,
+	t, err := train.New(ctx, train.Options{Engine: j.Engine, Model: j.Config, Recipe: &r,
 		Programs: p, Data: rows, Events: j.Events, Now: j.Now,
 		Init: func(p *model.Param, dst []float32) error { return j.Init(r.Seed, p, dst) }})
 	if err != nil {
@@ -183,17 +183,17 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 }
 
 // trainer compiles the programs of a policy.
-func (j *Job) trainer(ctx context.Context, policy *precision.Policy) (*train.Trainer, error) {
+func (j *Job) trainer(ctx context.Context, policy *precision.Policy) (*train.Branches, error) {
 	p, err := step.Build(step.Spec{Model: j.Config, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
 	if err != nil {
 		return nil, err
 	}
-	return train.NewBranches(ctx, train.Options{Engine: j.Engine, Config: j.Config, Recipe: j.Recipe,
+	return train.NewBranches(ctx, train.Options{Engine: j.Engine, Model: j.Config, Recipe: j.Recipe,
 		Programs: p, Events: j.Events, Now: j.Now})
 }
 
 // curves makes the runs of all pairs.
-func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
+func (j *Job) curves(ctx context.Context, t *train.Branches, name string,
 	b train.Branch) ([][]float64, error) {
 	var all [][]float64
 	for pair := range j.Pairs {
@@ -217,7 +217,7 @@ func (j *Job) curves(ctx context.Context, t *train.Trainer, name string,
 			j.Events.Emit(event.Progress{Task: fmt.Sprintf("%s, pair %d of %d", name, pair+1, j.Pairs),
 				Done: int64(step), Total: int64(b.Steps), Unit: "steps"})
 		}
-		if err := t.Branch(ctx, b); err != nil {
+		if err := t.Run(ctx, b); err != nil {
 			return nil, diag.From(err).At("%s, pair %d", name, pair+1)
 		}
 		all = append(all, curve)

@@ -147,6 +147,9 @@ func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, err
 	return s.build()
 }
 
+// Spec returns what the programs were built for.
+func (p *Programs) Spec() Spec { return p.spec }
+
 // Graphs gives what each program computes, by the name of its module.
 func (p *Programs) Graphs() map[string]*ir.Graph {
 	return byName(p, func(one *Program) *ir.Graph { return one.Graph })

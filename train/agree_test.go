@@ -1,9 +1,10 @@
-package train_test
+package train
 
 import (
 	"context"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,7 +14,6 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/link"
-	"github.com/deepwell/deepwell/train"
 )
 
 // Three processes compare whole digests, pair by pair: none of them can make up for another, as
@@ -45,7 +45,7 @@ func TestProcessesAgreeByDigest(t *testing.T) {
 				maps.Copy(facts, third)
 			}
 			all.Go(func() {
-				errs[self] = train.Agree(ctx, &train.Processes{Self: self, Addresses: addresses,
+				errs[self] = agree(ctx, &Processes{Self: self, Addresses: addresses,
 					Hub: hubs[self]}, e, facts)
 			})
 		}
@@ -94,8 +94,8 @@ func TestProcessesExchangeAlongATree(t *testing.T) {
 		var all sync.WaitGroup
 		for self := range hubs {
 			all.Go(func() {
-				p := &train.Processes{Self: self, Addresses: addresses, Hub: hubs[self]}
-				got, err := train.Exchange(ctx, p, want[self])
+				p := &Processes{Self: self, Addresses: addresses, Hub: hubs[self]}
+				got, err := exchange(ctx, p, want[self])
 				if err != nil || !reflect.DeepEqual(got, want) {
 					t.Errorf("process %d of %d has %v: %v", self, n, got, err)
 				}
@@ -103,4 +103,22 @@ func TestProcessesExchangeAlongATree(t *testing.T) {
 		}
 		all.Wait()
 	}
+}
+
+// agree compares facts with the other processes.
+func agree(ctx context.Context, p *Processes, e *engine.Engine, values map[string]string) error {
+	x := p.connect(e)
+	defer x.close()
+	var facts []fact
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		facts = append(facts, fact{name, values[name]})
+	}
+	return x.agree(ctx, facts)
+}
+
+// exchange returns what every process has sent.
+func exchange(ctx context.Context, p *Processes, mine []byte) ([][]byte, error) {
+	x := p.connect(nil)
+	defer x.close()
+	return x.exchange(ctx, "test", mine)
 }

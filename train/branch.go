@@ -25,7 +25,7 @@ type Branch struct {
 	Seed  int // of stochastic rounding
 	Steps int
 	Rate  optim.Schedule
-	Data  Rows
+	Data  Dataset
 	// Shift changes the parameters before the first step, and Noise the gradients of every step; nil
 	// leaves them.
 	Shift func(param string, x []float32)
@@ -34,51 +34,53 @@ type Branch struct {
 	Done func(step int, loss float64)
 }
 
-// NewBranches is New for branches alone, in one process: it compiles the programs, and neither
-// reads nor writes the recipe's folder.
-func NewBranches(ctx context.Context, o Options) (*Trainer, error) {
+// Branches makes branches of a run with programs that are compiled once. Like a [Trainer] it is
+// used by one goroutine at a time.
+type Branches struct{ t *Trainer }
+
+// NewBranches compiles the programs of branches, in one process. It neither reads nor writes the
+// recipe's folder; Data, Eval, Init and Until are not used.
+func NewBranches(ctx context.Context, o Options) (*Branches, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
 	o.Programs = o.Programs.Without(step.Evaluate) // it takes long to compile
-	t := &Trainer{Options: o}
-	t.share = func(labels int64) float64 { return 1 / max(1, float64(labels)) }
-	var err error
-	if t.exec, err = newExecutor(ctx, t); err != nil {
+	t := newTrainer(o)
+	if err := t.compile(ctx); err != nil {
+		t.Close()
 		return nil, err
 	}
-	t.gradients = t.exec.gradients
-	if err := t.fitsHost(); err != nil {
-		t.exec.free()
-		return nil, err
-	}
-	return t, nil
+	return &Branches{t}, nil
 }
 
-// Branch makes the steps of a branch with programs that [NewBranches] compiled. It ends early, with
-// an error, at a step whose loss or gradient is not finite.
-func (t *Trainer) Branch(ctx context.Context, b Branch) error {
-	r := *t.Recipe
-	r.Seed, r.Steps = b.Seed, b.Steps
-	t.Recipe, t.Data, t.schedule = &r, b.Data, b.Rate
+// Close frees the programs and the state.
+func (b *Branches) Close() { b.t.Close() }
+
+// Run makes the steps of a branch. It ends early, with an error, at a step whose loss or gradient
+// is not finite.
+func (b *Branches) Run(ctx context.Context, one Branch) error {
+	t := b.t
+	r := *t.opts.Recipe
+	r.Seed, r.Steps = one.Seed, one.Steps
+	t.opts.Recipe, t.opts.Data, t.schedule = &r, one.Data, one.Rate
 	t.step, t.updates, t.at = 0, 0, data.Position{}
-	if err := t.depart(b); err != nil {
+	if err := t.depart(one); err != nil {
 		return err
 	}
-	next := t.prefetch(t.at)
-	defer func() {
-		for range next { // the data must not be closed under a batch that is still being taken
-		}
-	}()
-	for t.step < b.Steps {
+	defer t.dropPrefetched() // the data must not be closed under a batch that is still being read
+	for t.step < one.Steps {
 		if err := ctx.Err(); err != nil {
 			return diag.New(diag.Canceled, "stopped after step %d of a branch", t.step).Wrap(err)
 		}
-		one := <-next
-		if one.err != nil {
-			return one.err
+		batch, err := t.batch(ctx)
+		if err != nil {
+			return err
 		}
-		if t.step+1 < b.Steps {
-			next = t.prefetch(one.after)
+		if t.step+1 < one.Steps {
+			t.prefetch(batch.after)
 		}
-		if err := t.branch(ctx, b, one); err != nil {
+		if err := t.branch(ctx, one, batch); err != nil {
 			return err
 		}
 	}
@@ -86,8 +88,8 @@ func (t *Trainer) Branch(ctx context.Context, b Branch) error {
 }
 
 // branch makes one step.
-func (t *Trainer) branch(ctx context.Context, b Branch, one taken) error {
-	loss, err := t.gradients(ctx, one.batch)
+func (t *Trainer) branch(ctx context.Context, b Branch, one *prefetched) error {
+	loss, err := t.hooks.gradients(ctx, one.batch)
 	if err != nil {
 		return err
 	}
@@ -134,7 +136,7 @@ func (t *Trainer) depart(b Branch) error {
 		if err := t.fits(b.From); err != nil {
 			return err
 		}
-		tensors := tensors(t.Programs)
+		tensors := tensors(t.programs)
 		read = func(name string, _ *model.Param, dst []byte) error {
 			return b.From.ReadSlice(name, tensors[name].Box(), dst)
 		}
@@ -154,8 +156,8 @@ func (t *Trainer) depart(b Branch) error {
 // are changed where they count.
 func (t *Trainer) disturb(ctx context.Context, change func(param string, grad []float32)) error {
 	homes := t.exec.homes()
-	for _, pc := range pieces(t.Programs) {
-		held := t.Programs.Ranks[pc.rank].Counts(pc.name)
+	for _, pc := range pieces(t.programs) {
+		held := t.programs.Ranks[pc.rank].Counts(pc.name)
 		if !pc.master || held == nil {
 			continue
 		}

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/train"
 )
 
 // later is data that begins with another row.
@@ -55,22 +54,22 @@ func TestBranch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	o := tr.Options
+	o := tr.opts
 	o.Eval, o.Events, o.Now = nil, event.Discard, func() time.Time { return time.Unix(0, 0) }
-	branches, err := train.NewBranches(t.Context(), o)
+	branches, err := NewBranches(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer branches.Close()
-	run := func(b train.Branch) (losses []float64) {
+	run := func(b Branch) (losses []float64) {
 		t.Helper()
 		b.Done = func(_ int, loss float64) { losses = append(losses, loss) }
-		if err := branches.Branch(t.Context(), b); err != nil {
+		if err := branches.Run(t.Context(), b); err != nil {
 			t.Fatal(err)
 		}
 		return losses
 	}
-	b := train.Branch{From: c, Steps: 14, Rate: rates{o.Recipe, 10}, Data: later{first: 40}}
+	b := Branch{From: c, Steps: 14, Rate: rates{o.Recipe, 10}, Data: later{first: 40}}
 	if got := run(b); !slices.Equal(got, want) {
 		t.Errorf("the branch has %v, the run %v", got, want)
 	}
@@ -92,14 +91,14 @@ func TestBranch(t *testing.T) {
 	if got := run(changed); !slices.Equal(got[:4], want[:4]) || got[4] == want[4] {
 		t.Errorf("without a gradient: %v, want %v", got, want)
 	}
-	scratch := train.Branch{Steps: 24, Rate: rates{o.Recipe, 0}, Data: counting{},
+	scratch := Branch{Steps: 24, Rate: rates{o.Recipe, 0}, Data: counting{},
 		Init: func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }}
 	if got := run(scratch); !slices.Equal(got, l.losses()) {
 		t.Errorf("from scratch the branch has %v, the run %v", got, l.losses())
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
-	if err := branches.Branch(ctx, b); err == nil {
+	if err := branches.Run(ctx, b); err == nil {
 		t.Error("a branch does not stop")
 	}
 }

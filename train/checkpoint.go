@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
 )
 
 // extraKey is where a checkpoint has what the loop remembers.
@@ -38,7 +39,7 @@ type memory struct {
 // digested is data that has a name for all that decides which rows come in which order.
 type digested interface{ Digest() string }
 
-func digest(rows Rows) string {
+func digest(rows Dataset) string {
 	if d, ok := rows.(digested); ok {
 		return d.Digest()
 	}
@@ -47,7 +48,7 @@ func digest(rows Rows) string {
 
 // adopt reports whether rows are those of a digest, or can be: data that was split in an older way
 // goes on with that.
-func adopt(rows Rows, old string) bool {
+func adopt(rows Dataset, old string) bool {
 	if d, ok := rows.(interface{ Adopt(digest string) bool }); ok {
 		return d.Adopt(old)
 	}
@@ -56,18 +57,16 @@ func adopt(rows Rows, old string) bool {
 
 // meta describes the run as it is now.
 func (t *Trainer) meta() (ckpt.Meta, error) {
-	m := ckpt.Meta{Data: maps.Clone(t.at), Seed: uint64(t.Recipe.Seed),
-		Programs: t.Programs.Fingerprints(), Recipe: t.Recipe.String()}
+	m := ckpt.Meta{Data: maps.Clone(t.at), Seed: uint64(t.opts.Recipe.Seed),
+		Programs: t.programs.Fingerprints(), Recipe: t.opts.Recipe.String()}
+	m.Model = t.config
 	var err error
-	if m.Model, err = t.Config.Write(); err != nil {
+	if m.Engine, err = json.Marshal(t.opts.Engine.Identity()); err != nil {
 		return m, err
 	}
-	if m.Engine, err = json.Marshal(t.Engine.Identity()); err != nil {
-		return m, err
-	}
-	remembered := memory{Updates: t.updates, Data: digest(t.Data), Guard: t.guard, Policy: t.policy,
-		Eval: t.evalDigest(), Plan: t.Programs.PlanDigest(),
-		Options: t.Programs.OptionsDigest(), Build: t.Build, OwesEval: t.owes}
+	remembered := memory{Updates: t.updates, Data: digest(t.opts.Data), Guard: t.guard,
+		Policy: t.policy, Eval: t.evalDigest(), Plan: t.programs.PlanDigest(),
+		Options: t.programs.OptionsDigest(), Build: t.opts.Build, OwesEval: t.owes}
 	if t.controller != nil {
 		if remembered.Precision, err = t.controller.shift(); err != nil {
 			return m, err
@@ -78,9 +77,25 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	return m, err
 }
 
+// configOf returns the config.json of a model, which checkpoints keep. It is nil, with a warning,
+// if the model is a graph or a configuration that transformers does not know.
+func configOf(m model.Model, events event.Sink) []byte {
+	why := "it is not a model.Config"
+	if c, ok := m.(interface{ Write() ([]byte, error) }); ok {
+		text, err := c.Write()
+		if err == nil {
+			return text
+		}
+		why = diag.From(err).What
+	}
+	events.Emit(event.Warning{Text: "checkpoints of this model have no config.json and cannot be " +
+		"exported: " + why})
+	return nil
+}
+
 // newest opens the newest checkpoint of the run, unless it is of another one; nil if there is none.
 func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *memory, error) {
-	c, err := ckpt.Latest(ctx, t.folder(), t.Events)
+	c, err := ckpt.Latest(ctx, t.folder(), t.opts.Events)
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointMissing {
 			err = nil
@@ -93,6 +108,30 @@ func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *memory, error)
 		return nil, nil, err
 	}
 	return c, old, nil
+}
+
+// Load continues from another checkpoint of this run: path is the folder of one step, such as
+// run/checkpoints/step-00000100. Everything is as it was then: the state, the position in the data,
+// the guard's history and the precision of the GEMMs. A checkpoint of another recipe, model or
+// dataset is refused. To begin a run with the weights of another, use Options.Init.
+func (t *Trainer) Load(ctx context.Context, path string) error {
+	c, err := ckpt.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	old, err := t.sameRun(c)
+	if err != nil {
+		return err
+	}
+	t.dropPrefetched()
+	if err := t.resume(ctx, c, old); err != nil {
+		return err
+	}
+	if filepath.Dir(filepath.Clean(path)) != filepath.Clean(t.folder()) {
+		t.saved = -1 // the run's own folder does not have it
+	}
+	return t.others.agree(ctx, t.begun())
 }
 
 // resume goes on with a checkpoint of this run.
@@ -113,7 +152,7 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *memory) e
 	t.guard = old.Guard
 	t.guard.Factor = factor
 	t.compare(m, old)
-	t.Events.Emit(event.Resumed{Step: t.step, Path: filepath.ToSlash(t.folder())})
+	t.opts.Events.Emit(event.Resumed{Step: t.step, Path: filepath.ToSlash(t.folder())})
 	return nil
 }
 

@@ -1,6 +1,7 @@
-package train_test
+package train
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
-	"github.com/deepwell/deepwell/train"
 )
 
 func (l *log) warnings() (list []string) {
@@ -30,12 +31,12 @@ var errDisk = diag.New(diag.CheckpointWrite, "the disk is full")
 func TestFailedSaveIsAWarningUntilTheLast(t *testing.T) {
 	r := newRig(t)
 	out, l := t.TempDir(), &log{}
+	var waited []time.Duration
+	r.edit = func(o *Options) { o.Sleep = func(d time.Duration) { waited = append(waited, d) } }
 	tr := r.start(out, counting{}, l, "steps=12")
 	defer tr.Close()
-	var waited []time.Duration
-	tr.Sleep = func(d time.Duration) { waited = append(waited, d) }
 	tries := map[int64]int{}
-	tr.Fail(func(_ string, step int64) error {
+	tr.failSaves(func(_ string, step int64) error {
 		tries[step]++
 		if step == 10 || step == 5 && tries[step] < 3 || step == 12 && tries[step] < 6 {
 			return errDisk
@@ -59,10 +60,10 @@ func TestFailedSaveIsAWarningUntilTheLast(t *testing.T) {
 	}())
 
 	l = &log{}
+	r.edit = func(o *Options) { o.Sleep = func(time.Duration) {} }
 	tr = r.start(t.TempDir(), counting{}, l, "steps=12")
 	defer tr.Close()
-	tr.Sleep = func(time.Duration) {}
-	tr.Fail(func(string, int64) error { return errDisk })
+	tr.failSaves(func(string, int64) error { return errDisk })
 	if err := tr.Run(t.Context()); !errors.Is(err, errDisk) {
 		t.Errorf("the last save failed: %v", err)
 	}
@@ -100,7 +101,7 @@ func TestRejectedStepsAreBounded(t *testing.T) {
 	if err := os.Symlink(linked, filepath.Join(all, "step-00000002")); err != nil {
 		t.Fatal(err)
 	}
-	tr.Poison(3, 5, 7)
+	tr.poison(3, 5, 7)
 	if err := tr.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -133,10 +134,10 @@ func TestRejectedStepsAreBounded(t *testing.T) {
 // A disk without room for a rejected step, or one that fails, is a warning.
 func TestRejectedStepWithoutRoomIsAWarning(t *testing.T) {
 	r := newRig(t)
-	for name, fail := range map[string]func(tr *train.Trainer){
-		"full": func(tr *train.Trainer) { tr.Disk = func(string) (int64, error) { return 1000, nil } },
-		"failing": func(tr *train.Trainer) {
-			tr.Fail(func(dir string, _ int64) error {
+	for name, fail := range map[string]func(tr *Trainer){
+		"full": func(*Trainer) {},
+		"failing": func(tr *Trainer) {
+			tr.failSaves(func(dir string, _ int64) error {
 				if strings.Contains(dir, "rejected") {
 					return errDisk
 				}
@@ -145,9 +146,12 @@ func TestRejectedStepWithoutRoomIsAWarning(t *testing.T) {
 		},
 	} {
 		out, l := t.TempDir(), &log{}
+		if r.edit = nil; name == "full" {
+			r.edit = func(o *Options) { o.Disk = func(string) (int64, error) { return 1000, nil } }
+		}
 		tr := r.start(out, counting{}, l, "steps=6")
 		fail(tr)
-		tr.Poison(3)
+		tr.poison(3)
 		if err := tr.Run(t.Context()); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -172,9 +176,9 @@ func TestDiskIsCheckedBeforeTraining(t *testing.T) {
 	tr := r.start(out, counting{}, event.Discard, "steps=12", "save.keep=2")
 	defer tr.Close()
 	check := func(free int64, keep, every, until int) error {
-		rec := *tr.Recipe
+		rec := *tr.opts.Recipe
 		rec.Save.Keep, rec.Save.Every = keep, every
-		return train.FitsDisk(tr.Programs, train.DiskCheck{Recipe: &rec, Until: until,
+		return FitsDisk(tr.Programs(), DiskCheck{Recipe: &rec, Until: until,
 			Events: event.Discard,
 			Free:   func(string) (int64, error) { return free, nil }})
 	}
@@ -228,5 +232,16 @@ func TestDiskIsCheckedBeforeTraining(t *testing.T) {
 	}
 	if err := check(1<<40, 2, 1, 0); !errors.Is(err, diag.HostDisk) {
 		t.Errorf("checkpoints is a file: %v", err)
+	}
+}
+
+// failSaves lets writing a checkpoint fail as the function says, before a byte is written.
+func (t *Trainer) failSaves(fails func(dir string, step int64) error) {
+	t.hooks.put = func(ctx context.Context, dir string, step int64, m ckpt.Meta, src ckpt.Source,
+		o ckpt.Options) error {
+		if err := fails(dir, step); err != nil {
+			return err
+		}
+		return ckpt.Save(ctx, dir, step, m, src, o)
 	}
 }

@@ -40,7 +40,7 @@ type rank struct {
 const linkRoom = 4
 
 func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
-	p := t.Programs
+	p := t.programs
 	c := &executor{t: t, ranks: make([]*rank, len(p.Ranks)), peers: t.others}
 	for n, r := range p.Ranks {
 		if c.peers.hosts(n, len(p.Ranks)) {
@@ -88,7 +88,7 @@ func (c *executor) compile(ctx context.Context, p *step.Programs) (*compiled, er
 		}
 		row.Module.Devices = r.devices
 		var err error
-		if x.rows[row], err = c.t.Engine.Compile(ctx, row.Module); err != nil {
+		if x.rows[row], err = c.t.opts.Engine.Compile(ctx, row.Module); err != nil {
 			x.free()
 			return nil, err
 		}
@@ -134,7 +134,7 @@ func (x *compiled) join(c *executor) (err error) {
 	if p.Joint() {
 		return nil
 	}
-	config := pipeline.Config{Schedule: p.Schedule, Capacity: linkRoom, Ahead: c.t.Ahead}
+	config := pipeline.Config{Schedule: p.Schedule, Capacity: linkRoom, Ahead: c.t.opts.Ahead}
 	for _, r := range c.hosted() {
 		one := pipeline.Rank{Number: r.number, State: &r.state, Links: r.ends}
 		for k, s := range p.Stages {
@@ -152,14 +152,14 @@ func (x *compiled) join(c *executor) (err error) {
 // seeds puts what begins the backward pass into the state: the gradient of the loss by itself, 1.
 func (c *executor) seeds() error {
 	for _, r := range c.hosted() {
-		for _, row := range c.t.Programs.OfRank(r.number) {
+		for _, row := range c.t.programs.OfRank(r.number) {
 			for _, a := range row.Module.Args {
 				if a.Role != program.LossSeed || r.state.Get(a.Name) != nil {
 					continue
 				}
 				s := &program.Module{Name: "one", Devices: r.devices}
 				spec := program.Array{Name: a.Name, Global: dtype.Shape{Type: dtype.F32}}
-				one, err := c.t.Engine.Place(s, spec, engine.Copied,
+				one, err := c.t.opts.Engine.Place(s, spec, engine.Copied,
 					func(int) ([]byte, error) { return number(1), nil })
 				if err != nil {
 					return err
@@ -184,7 +184,7 @@ func (c *executor) free() {
 // connect links the ranks that exchange something: stages that follow each other, and ranks that
 // have the same parameters, for their gradients.
 func (c *executor) connect() error {
-	p := c.t.Programs
+	p := c.t.programs
 	done := map[[2]int]bool{}
 	for k := 1; k < len(p.Stages); k++ {
 		a, b := p.Stages[k-1].Rank, p.Stages[k].Rank
@@ -235,7 +235,7 @@ func (c *executor) end(rank, peer int, l engine.Link) {
 func (c *executor) link(a, b, way int) (left, right engine.Link, err error) {
 	switch x, y := c.ranks[a], c.ranks[b]; {
 	case x != nil && y != nil:
-		left, right, err = c.t.Engine.Pipe(x.devices, y.devices, linkRoom)
+		left, right, err = c.t.opts.Engine.Pipe(x.devices, y.devices, linkRoom)
 	case x != nil:
 		left = c.peers.link(a, b, way, len(c.ranks))
 	case y != nil:
@@ -257,7 +257,7 @@ func (c *executor) homes() []*stateShard {
 			continue
 		}
 		h := &stateShard{state: &r.state, mesh: r.mesh}
-		for _, row := range c.t.Programs.OfRank(n) {
+		for _, row := range c.t.programs.OfRank(n) {
 			switch {
 			case row.Kind == step.Update:
 				h.update = row.Module

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"encoding/binary"
@@ -17,7 +17,6 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/precision"
-	"github.com/deepwell/deepwell/train"
 )
 
 // A fault is something that goes wrong in a run after its trained steps, and what is to come of it.
@@ -41,7 +40,7 @@ const backWithin = 0.01
 
 func grows(k int) float64 { return math.Pow(10, float64(k)/2) }
 
-func times(level float64) func(int) float64 { return func(int) float64 { return level } }
+func constant(level float64) func(int) float64 { return func(int) float64 { return level } }
 
 // faults are those of one format. One channel of an input that grows by the root of ten in each
 // step is seen when it is a hundred times itself; one channel of 32 of a gradient at 30 times; the
@@ -51,32 +50,32 @@ func faults(format string) []fault {
 	list := []fault{
 		{"outlier", "block.down.1", "outlier", grows, 8, 4, forward, false},
 		{"outlier", "block.q.1", "outlier", grows, 8, 4, forward, false},
-		{"underflow 1e-3", "block.down.1", "gradient", times(1e-3), 6, 1, backward, false},
-		{"underflow 1e-20", "block.q.0", "gradient", times(1e-20), 6, 1, backward, false},
+		{"underflow 1e-3", "block.down.1", "gradient", constant(1e-3), 6, 1, backward, false},
+		{"underflow 1e-20", "block.q.0", "gradient", constant(1e-20), 6, 1, backward, false},
 		{"channels", "block.down.1", "channels", grows, 8, 3, backward, false},
-		{"nan x", "block.q.1", "nan x", times(1), 3, 1, forward, true},
-		{"nan dy", "block.down.1", "nan dy", times(1), 1, 1, backward, true},
-		{"nan dw", "block.q.0", "nan dw", times(1), 2, 1, "wgrad", true},
-		{"labels", "", "labels", times(1), 1, 1, "", true},
-		{"repeats", "", "repeats", times(1), 1, 1, "", true},
-		{"scale bit 6", "block.down.1", "w", times(6), 1, 1, "fprop", true},
-		{"scale bit 0", "block.q.0", "wT", times(0), 1, 1, "dgrad", true},
+		{"nan x", "block.q.1", "nan x", constant(1), 3, 1, forward, true},
+		{"nan dy", "block.down.1", "nan dy", constant(1), 1, 1, backward, true},
+		{"nan dw", "block.q.0", "nan dw", constant(1), 2, 1, "wgrad", true},
+		{"labels", "", "labels", constant(1), 1, 1, "", true},
+		{"repeats", "", "repeats", constant(1), 1, 1, "", true},
+		{"scale bit 6", "block.down.1", "w", constant(6), 1, 1, "fprop", true},
+		{"scale bit 0", "block.q.0", "wT", constant(0), 1, 1, "dgrad", true},
 	}
 	if format == "nvfp4" {
 		return list
 	}
 	return append(list, []fault{
 		{"outlier", "block.down.0", "outlier", grows, 8, 4, forward, false},
-		{"underflow 1e-6", "block.down.0", "gradient", times(1e-6), 6, 1, backward, false},
-		{"underflow 1e-38", "block.down.1", "gradient", times(1e-38), 6, 1, backward, false},
+		{"underflow 1e-6", "block.down.0", "gradient", constant(1e-6), 6, 1, backward, false},
+		{"underflow 1e-38", "block.down.1", "gradient", constant(1e-38), 6, 1, backward, false},
 		{"channels", "block.q.0", "channels", grows, 8, 3, backward, false},
-		{"nan x", "block.down.0", "nan x", times(1), 1, 1, forward, true},
-		{"nan dy", "block.q.0", "nan dy", times(1), 3, 1, backward, true},
-		{"nan dw", "block.down.1", "nan dw", times(1), 1, 1, "wgrad", true},
-		{"nan dw", "block.gate.0", "nan dw", times(1), 1, 1, "", true}, // in bf16 as it is
-		{"ids", "", "ids", times(1), 2, 1, "", true},
-		{"scale bit 3", "block.down.0", "w", times(3), 1, 1, "fprop", true},
-		{"scale bit 5", "block.q.1", "wT", times(5), 1, 1, "dgrad", true},
+		{"nan x", "block.down.0", "nan x", constant(1), 1, 1, forward, true},
+		{"nan dy", "block.q.0", "nan dy", constant(1), 3, 1, backward, true},
+		{"nan dw", "block.down.1", "nan dw", constant(1), 1, 1, "wgrad", true},
+		{"nan dw", "block.gate.0", "nan dw", constant(1), 1, 1, "", true}, // in bf16 as it is
+		{"ids", "", "ids", constant(1), 2, 1, "", true},
+		{"scale bit 3", "block.down.0", "w", constant(3), 1, 1, "fprop", true},
+		{"scale bit 5", "block.q.1", "wT", constant(5), 1, 1, "dgrad", true},
 	}...)
 }
 
@@ -107,15 +106,15 @@ func (f *fault) poisons() map[int64]func(*data.Batch) {
 }
 
 // breaks puts a fault in the way of a run.
-func (p *post) breaks(tr *train.Trainer, f *fault) {
+func (p *post) breaks(tr *Trainer, f *fault) {
 	fill := func(name string, value func(i int) float64) error {
-		return tr.Change(name, func(b []byte) {
+		return tr.change(name, func(b []byte) {
 			for i := range len(b) / 4 {
 				binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(float32(value(i))))
 			}
 		})
 	}
-	tr.Break(func(step int) error {
+	tr.intercept(func(step int) error {
 		k := step - trained
 		if f == nil || k < 1 || k > f.steps+1 {
 			return nil
@@ -124,7 +123,7 @@ func (p *post) breaks(tr *train.Trainer, f *fault) {
 		return f.before(tr, fill, over, f.level(k))
 	}, func(step int) error {
 		if k := step - trained; f != nil && f.kind == "nan dw" && k >= 1 && k <= f.steps {
-			return tr.Change("g."+f.site, func(b []byte) {
+			return tr.change("g."+f.site, func(b []byte) {
 				binary.LittleEndian.PutUint32(b[4*77:], 0x7fc00000)
 			})
 		}
@@ -133,7 +132,7 @@ func (p *post) breaks(tr *train.Trainer, f *fault) {
 }
 
 // before does what goes wrong before a step, or ends it.
-func (f *fault) before(tr *train.Trainer, fill func(string, func(int) float64) error, over bool,
+func (f *fault) before(tr *Trainer, fill func(string, func(int) float64) error, over bool,
 	level float64) error {
 	only := func(value float64, here func(i int) bool) func(int) float64 {
 		return func(i int) float64 {
@@ -150,21 +149,21 @@ func (f *fault) before(tr *train.Trainer, fill func(string, func(int) float64) e
 	place := func(i int) bool { return i == 1000 }
 	switch f.kind {
 	case "outlier": // one channel
-		return fill(train.FaultX+f.site, only(level, func(i int) bool { return i%in == 5 }))
+		return fill(faultX+f.site, only(level, func(i int) bool { return i%in == 5 }))
 	case "nan x":
-		return fill(train.FaultX+f.site, only(math.NaN(), place))
+		return fill(faultX+f.site, only(math.NaN(), place))
 	case "gradient": // all of it
-		return fill(train.FaultDY+f.site, only(math.Sqrt(level), func(int) bool { return true }))
+		return fill(faultDY+f.site, only(math.Sqrt(level), func(int) bool { return true }))
 	case "channels": // one of 32
-		return fill(train.FaultDY+f.site, only(math.Sqrt(level), func(i int) bool { return i%32 == 5 }))
+		return fill(faultDY+f.site, only(math.Sqrt(level), func(i int) bool { return i%32 == 5 }))
 	case "nan dy":
-		return fill(train.FaultDY+f.site, only(1e38, place))
+		return fill(faultDY+f.site, only(1e38, place))
 	case "w", "wT":
 		// A bit of a scale of the copy that fprop or dgrad reads, on one device: the checksum is the
 		// sum of all devices' bytes, in which a bit that is set on one and cleared on another cancels.
 		if !over {
 			var once sync.Once
-			return tr.Change(f.scales(tr), func(b []byte) {
+			return tr.change(f.scales(tr), func(b []byte) {
 				once.Do(func() { b[7] ^= 1 << int(level) })
 			})
 		}
@@ -182,9 +181,9 @@ func (f *fault) where() (layer int, linear string) {
 }
 
 // scales names the array that is changed.
-func (f *fault) scales(tr *train.Trainer) string {
+func (f *fault) scales(tr *Trainer) string {
 	layer, linear := f.where()
-	for _, row := range tr.Programs.List {
+	for _, row := range tr.Programs().List {
 		for _, s := range row.Stats {
 			here := s.Layer <= int64(layer) && int64(layer) < s.Layer+s.Layers
 			if here && s.Slot == int64(precision.Slot(linear)) && s.Operand == f.kind {

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/train"
 )
 
 // The bounds of what the engine counts, in shares of the formula. It counts more where the stage
@@ -43,18 +42,18 @@ func TestFootprintsAreWhatTheEngineCounts(t *testing.T) {
 		t.Run(row.Name, func(t *testing.T) {
 			p := &parity{engine: e, config: c, optimizer: optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}}
 			how := row.Plan(size)
-			tr, err := p.start(t.Context(), how, size, train.Options{Ahead: -1})
+			tr, err := p.start(t.Context(), how, size, Options{Ahead: -1})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer tr.Close()
-			want, err := tr.Footprints()
+			want, err := tr.footprints()
 			if err != nil {
 				t.Fatal(err)
 			}
 			e.ResetHighWater()
 			for i := range 2 {
-				if _, _, err := tr.Gradients(t.Context(), p.rows(uint64(i), size)); err != nil {
+				if _, err := tr.Gradients(t.Context(), p.rows(uint64(i), size)); err != nil {
 					t.Fatal(err)
 				}
 				if _, _, err := tr.Update(t.Context(), 1e-3); err != nil {

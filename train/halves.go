@@ -45,7 +45,7 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
-	for first := 0; first < b.Rows; first += c.t.Recipe.Microbatch {
+	for first := 0; first < b.Rows; first += c.t.opts.Recipe.Microbatch {
 		x := at.of(step.Gradient, r)
 		if first > 0 {
 			x = at.of(step.Accumulate, r)
@@ -62,7 +62,7 @@ func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (tota
 func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable, b *data.Batch,
 	first int) (float64, error) {
 	end := c.t.span("place")
-	rows := r.batch(b, first, int(c.t.Programs.Shape.Batch), c.t.share(b.Total))
+	rows := r.batch(b, first, int(c.t.programs.Shape.Batch), c.t.hooks.lossScale(b.Total))
 	run, err := r.run(x, &r.state, rows)
 	end()
 	if err != nil {
@@ -86,17 +86,17 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (loss float64,
 	err error) {
 	defer c.t.span("gradient")()
-	share := c.t.share(b.Total)
+	share := c.t.hooks.lossScale(b.Total)
 	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Module,
 		spec program.Array) (*engine.Array, error) {
-		return c.data(stage, s, spec, b, micro*c.t.Recipe.Microbatch, share)
+		return c.data(stage, s, spec, b, micro*c.t.opts.Recipe.Microbatch, share)
 	})
 	if err != nil {
 		return 0, err
 	}
 	defer out.Free()
 	for _, one := range out.Results {
-		r := c.ranks[c.t.Programs.Stages[one.Stage].Rank]
+		r := c.ranks[c.t.programs.Stages[one.Stage].Rank]
 		if one.Spec.Role == program.Stat {
 			if err := r.told.readOne(ctx, one.Program, one.Array, one.Spec); err != nil {
 				return 0, err
@@ -115,8 +115,8 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 // data places what a stage takes of some rows of a batch.
 func (c *executor) data(stage int, s *program.Module, spec program.Array, b *data.Batch, first int,
 	share float64) (*engine.Array, error) {
-	r := c.ranks[c.t.Programs.Stages[stage].Rank]
-	bytes, ok := r.batch(b, first, int(c.t.Programs.Shape.Batch), share)[spec.Name]
+	r := c.ranks[c.t.programs.Stages[stage].Rank]
+	bytes, ok := r.batch(b, first, int(c.t.programs.Shape.Batch), share)[spec.Name]
 	if !ok {
 		return nil, nil //nolint:nilnil // the pipeline says what is missing
 	}
@@ -175,13 +175,13 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 		if square == nil {
 			return nil
 		}
-		if err := r.exchange(ctx, c.t.Programs.Ranks[r.number], square.Module()); err != nil {
+		if err := r.exchange(ctx, c.t.programs.Ranks[r.number], square.Module()); err != nil {
 			return err
 		}
 		if err := r.keep(ctx, square, nil); err != nil {
 			return err
 		}
-		for _, h := range c.t.Programs.Ranks[r.number].RankParams {
+		for _, h := range c.t.programs.Ranks[r.number].RankParams {
 			r.state.Drop(program.PeerGradient.Of(h.Name))
 		}
 		if len(c.ranks) > 1 { // else the number stays on the devices
@@ -287,7 +287,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 			ok = b[0] != 0
 		}
 	}
-	for _, h := range c.t.Programs.Ranks[r.number].RankParams {
+	for _, h := range c.t.programs.Ranks[r.number].RankParams {
 		r.state.Drop(program.Gradient.Of(h.Name))
 	}
 	return norm, ok, r.told.read(ctx, "", run.Results, x.Module())
@@ -296,7 +296,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 // evaluate gives the sum of the losses of all labels: it runs the stages forward, one after the
 // other.
 func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
-	p := c.t.Programs
+	p := c.t.programs
 	loss := 0.0
 	var hidden *engine.Array
 	for k, s := range p.Stages {

@@ -23,8 +23,8 @@ import (
 // evalDigest names the rows of the validation, if they come from files of their own; those that are
 // held out of the training data are part of its digest.
 func (t *Trainer) evalDigest() string {
-	d, ok := t.Eval.(digested)
-	if !ok || d.Digest() == digest(t.Data) {
+	d, ok := t.opts.Eval.(digested)
+	if !ok || d.Digest() == digest(t.opts.Data) {
 		return ""
 	}
 	return d.Digest()
@@ -34,7 +34,7 @@ func (t *Trainer) evalDigest() string {
 // decisions that would be lost. It gives what the loop remembered.
 func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 	m := c.Manifest
-	if err := t.Recipe.Resumable([]byte(m.Recipe), t.folder()); err != nil {
+	if err := t.opts.Recipe.Resumable([]byte(m.Recipe), t.folder()); err != nil {
 		return nil, err
 	}
 	old := &memory{}
@@ -42,7 +42,7 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
 			m.Step).At("%s", t.folder()).Wrap(err)
 	}
-	if !adopt(t.Data, old.Data) {
+	if !adopt(t.opts.Data, old.Data) {
 		return nil, diag.New(diag.RecipeChanged, "the data is not what it was when the run was saved").
 			At("%s", t.folder()).
 			Try("restore the files and the tokenizer, or give the new run another folder: --set out=NAME")
@@ -50,7 +50,7 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 	if err := t.sameModel(m.Model); err != nil {
 		return nil, err.At("%s", t.folder())
 	}
-	if len(old.Precision) > 0 && !t.Programs.Policy.Quantizes() {
+	if len(old.Precision) > 0 && !t.programs.Policy.Quantizes() {
 		return nil, diag.New(diag.RecipeChanged, "the checkpoint has decisions on products in few bits,"+
 			" and this run computes none in them").At("%s", t.folder()).
 			Try("restore precision, or give the new run another folder: --set out=NAME")
@@ -77,11 +77,15 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	if err != nil {
 		return diag.New(diag.CheckpointDamaged, "the checkpoint's model cannot be read").Wrap(err)
 	}
-	old, err := members(was)
+	text, err := was.Write()
 	if err != nil {
 		return diag.From(err)
 	}
-	now, err := members(t.Config)
+	old, err := members(text)
+	if err != nil {
+		return diag.From(err)
+	}
+	now, err := members(t.config)
 	if err != nil {
 		return diag.From(err)
 	}
@@ -102,17 +106,16 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 			Try("restore its config.json, or give the new run another folder: --set out=NAME")
 	}
 	if len(renamed) > 0 {
-		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+		t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 			Text: "checkpoints will have what config.json says now: " + strings.Join(renamed, "; ")})
 	}
 	return nil
 }
 
 // members gives a configuration by key, each value in its only form.
-func members(c *model.Config) (list map[string]json.RawMessage, err error) {
-	text, err := c.Write()
-	if err != nil {
-		return nil, err
+func members(text []byte) (list map[string]json.RawMessage, err error) {
+	if text == nil {
+		return nil, nil
 	}
 	var b bytes.Buffer
 	if err := json.Compact(&b, text); err != nil {
@@ -147,7 +150,7 @@ func (t *Trainer) fits(c ckpt.Source) error {
 		return e
 	}
 	seen := map[string]bool{} // what two ranks have stands twice
-	for _, pc := range pieces(t.Programs) {
+	for _, pc := range pieces(t.programs) {
 		for _, one := range pc.tensors {
 			have, ok := left[one.Name]
 			switch {
@@ -173,7 +176,7 @@ func (t *Trainer) fits(c ckpt.Source) error {
 // the run is the same. What an older checkpoint does not say is not compared.
 func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 	if now := t.evalDigest(); old.Eval != "" && now != "" && now != old.Eval {
-		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+		t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 			Text: "eval.data is not what it was when the run was saved: validation losses from here on" +
 				" cannot be compared with those before", Fix: "restore the files, or compare anew"})
 	}
@@ -183,13 +186,13 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 	changes := t.otherPrograms(m.Programs, old)
 	var was engine.Identity
 	if err := json.Unmarshal(m.Engine, &was); err == nil {
-		changes = append(changes, otherEngine(was, t.Engine.Identity())...)
+		changes = append(changes, otherEngine(was, t.opts.Engine.Identity())...)
 	}
-	if old.Build != "" && t.Build != "" && old.Build != t.Build {
-		changes = append(changes, "Deepwell "+old.Build+" → "+t.Build)
+	if old.Build != "" && t.opts.Build != "" && old.Build != t.opts.Build {
+		changes = append(changes, "Deepwell "+old.Build+" → "+t.opts.Build)
 	}
 	if len(changes) > 0 {
-		t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+		t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 			Text: "the run will not end with the same bits as one that was never stopped: " +
 				strings.Join(changes, "; "), Fix: "none is needed if equal bits are not"})
 	}
@@ -198,37 +201,37 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 // otherLength warns of a run that became longer or shorter where that changes what steps compute:
 // the learning rate falls, or forward products return to bf16, by the share of steps done.
 func (t *Trainer) otherLength(was int) {
-	now, what := t.Recipe.Steps, ""
+	now, what := t.opts.Recipe.Steps, ""
 	switch {
 	case was == now:
 		return
-	case t.Recipe.Optimizer.Schedule != "constant":
-		what = "the learning rate follows " + t.Recipe.Optimizer.Schedule + " over the new length"
-	case t.Recipe.FinalBF16 > 0:
+	case t.opts.Recipe.Optimizer.Schedule != "constant":
+		what = "the learning rate follows " + t.opts.Recipe.Optimizer.Schedule + " over the new length"
+	case t.opts.Recipe.FinalBF16 > 0:
 		what = "the last steps in bf16 begin elsewhere"
 	default:
 		return
 	}
-	t.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
+	t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 		Text: fmt.Sprintf("steps was %d when the run was saved, now it is %d: from here on %s", was, now,
 			what), Fix: "none is needed if that is meant; schedule = \"constant\" does not depend on it"})
 }
 
 // otherPrograms tells what of the programs has changed.
 func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
-	now := t.Programs.Fingerprints()
+	now := t.programs.Fingerprints()
 	names := lists.Filter(keysOf(was, now), func(name string) bool { return was[name] != now[name] })
 	switch {
 	case len(was) == 0:
 		return nil
-	case len(names) > 0 && old.Plan != "" && old.Plan != t.Programs.PlanDigest():
+	case len(names) > 0 && old.Plan != "" && old.Plan != t.programs.PlanDigest():
 		return []string{"another plan"}
 	case len(names) > 3:
 		return []string{fmt.Sprintf("other programs (%s and %d more)", strings.Join(names[:3], ", "),
 			len(names)-3)}
 	case len(names) > 0:
 		return []string{fmt.Sprintf("other programs (%s)", strings.Join(names, ", "))}
-	case old.Options != "" && old.Options != t.Programs.OptionsDigest():
+	case old.Options != "" && old.Options != t.programs.OptionsDigest():
 		return []string{"other compile options"}
 	}
 	return nil
@@ -277,27 +280,23 @@ func (t *Trainer) settled() []fact {
 	if t.others == nil {
 		return nil
 	}
-	recipe := *t.Recipe
+	recipe := *t.opts.Recipe
 	recipe.Out = "" // each may have a folder of its own
-	config, err := t.Config.Write()
-	if err != nil {
-		config = []byte(err.Error())
-	}
-	engine := t.Engine.Identity()
-	programs := t.Programs.Fingerprints() // of all ranks, whoever has them
+	engine := t.opts.Engine.Identity()
+	programs := t.programs.Fingerprints() // of all ranks, whoever has them
 	return []fact{
 		{"recipe", recipe.String()},
-		{"plan", t.Programs.PlanDigest()},
+		{"plan", t.programs.PlanDigest()},
 		{"until", fmt.Sprint(t.end())},
-		{"model", string(config)},
-		{"policy of precision", t.Programs.Policy.String()},
-		{"data", digest(t.Data)},
+		{"model", string(t.config)},
+		{"policy of precision", t.programs.Policy.String()},
+		{"data", digest(t.opts.Data)},
 		{"data of the validation", t.evalDigest()},
 		{"programs", fmt.Sprint(programs)}, // fmt prints maps in order
-		{"compile options", t.Programs.OptionsDigest()},
+		{"compile options", t.programs.OptionsDigest()},
 		{"engine", fmt.Sprint(engine.Name, engine.Version, engine.PJRT, engine.Digest)},
 		{"environment variables", fmt.Sprintf("%q", engine.Compared())},
-		{"build of Deepwell", fmt.Sprint(t.Build, protocol)},
+		{"build of Deepwell", fmt.Sprint(t.opts.Build, protocol)},
 	}
 }
 

@@ -27,8 +27,8 @@ type inputFeed struct {
 
 // newInputFeed makes that of the devices that run programs of stages, which take their data alike.
 func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
-	f := &inputFeed{engine: t.Engine, cut: map[string]*ir.Value{}}
-	f.drawn = func() []int32 { return []int32{int32(t.Recipe.Seed), int32(t.step)} }
+	f := &inputFeed{engine: t.opts.Engine, cut: map[string]*ir.Value{}}
+	f.drawn = func() []int32 { return []int32{int32(t.opts.Recipe.Seed), int32(t.step)} }
 	if p != nil {
 		f.order = spmd.Order(p)
 	}
@@ -141,7 +141,7 @@ func (t *Trainer) settings(commit bool, rate, limit float64) map[string][]byte {
 	}
 	inputs := map[string][]byte{optim.Commit: flag, optim.LR: number(rate),
 		optim.MaxNorm: number(limit)}
-	for name, x := range t.Programs.Optimizer.Scalars(t.updates + 1) {
+	for name, x := range t.programs.Optimizer.Scalars(t.updates + 1) {
 		inputs[name] = number(x)
 	}
 	return inputs

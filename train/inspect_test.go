@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"bytes"
@@ -16,7 +16,6 @@ import (
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision/monitor"
-	"github.com/deepwell/deepwell/train"
 )
 
 // onlyDown leaves some layers, of which one linear is in few bits: what compiles in the least time,
@@ -75,11 +74,11 @@ func TestInspectionChangesNothing(t *testing.T) {
 				if err := tr.Run(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				is, err := tr.Inspected()
+				is, err := tr.inspected()
 				if is != (every > 0) || err != nil {
 					t.Errorf("every %d steps: the last one was inspected: %v; %v", every, is, err)
 				}
-				if states[k], err = tr.State(t.Context()); err != nil {
+				if states[k], err = tr.state(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				losses[k] = l.losses()
@@ -119,11 +118,11 @@ func TestInspectionsOfCleanRuns(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.calm(t)
-			if is, err := tr.Inspected(); !is || err != nil {
+			if is, err := tr.inspected(); !is || err != nil {
 				t.Fatal("the last step was not inspected: ", err)
 			}
 			seen := 0
-			for _, one := range tr.Sample().Linears {
+			for _, one := range tr.sample().Linears {
 				if len(one.Operands) == 0 {
 					continue
 				}
@@ -167,11 +166,11 @@ func TestInspectionFindsUnderflow(t *testing.T) {
 		p.watch = &monitor.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4, Inspect: every}
 		tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps))
 		defer tr.Close()
-		tr.Break(func(step int) error {
+		tr.intercept(func(step int) error {
 			if step != bad {
 				return nil
 			}
-			return tr.Change(train.FaultDY+site, func(b []byte) {
+			return tr.change(faultDY+site, func(b []byte) {
 				for i := 0; i < len(b); i += 4 {
 					if token, channel := i/4/64, i/4%64; (token+channel)%32 != 5 {
 						repeat(b[i:i+4], 1e-3) // applied twice
@@ -205,7 +204,7 @@ func TestInspectionFindsUnderflow(t *testing.T) {
 func TestNoiseIsThatOfTheProduct(t *testing.T) {
 	const tokens, in, out = 512, 64, 96
 	r := rand.New(rand.NewPCG(7, 9))
-	argument := func(n int) (x, off []float64, sums train.Rounded) {
+	argument := func(n int) (x, off []float64, sums rounding) {
 		src := make([]float32, n*tokens) // tokens last
 		for i := range src {
 			src[i] = float32(r.NormFloat64() * math.Exp(r.NormFloat64()))
@@ -220,8 +219,9 @@ func TestNoiseIsThatOfTheProduct(t *testing.T) {
 		for i, v := range src {
 			d := float64(back[i]) - float64(v)
 			x, off = append(x, float64(v)), append(off, d)
-			sums.Power, sums.Noise = sums.Power+float64(v)*float64(v), sums.Noise+d*d
+			sums.power, sums.noise = sums.power+float64(v)*float64(v), sums.noise+d*d
 		}
+		sums.length = tokens
 		return x, off, sums
 	}
 	x, dx, xs := argument(in)
@@ -237,7 +237,7 @@ func TestNoiseIsThatOfTheProduct(t *testing.T) {
 			square += sum * sum
 		}
 	}
-	if got, want := train.Noise(xs, ys, tokens), math.Sqrt(square); math.Abs(got/want-1) > 0.05 {
+	if got, want := noise(&xs, &ys), math.Sqrt(square); math.Abs(got/want-1) > 0.05 {
 		t.Errorf("%v are expected, and it is %v", got, want)
 	}
 }

@@ -20,9 +20,9 @@ import (
 // the CPU engine live in the host's memory: what each of them holds is counted. needs is what the
 // compiler said of a program; nil is before compiling, when temporary memory is not known and only
 // what the run certainly holds is counted.
-func FitsHost(p *step.Programs, bounds []machine.MemoryLimit, r *recipe.Recipe,
+func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 	processes *Processes, needs func(*program.Module) step.Needs) error {
-	if len(bounds) == 0 {
+	if len(limits) == 0 {
 		return nil
 	}
 	compiled := needs != nil
@@ -45,7 +45,7 @@ func FitsHost(p *step.Programs, bounds []machine.MemoryLimit, r *recipe.Recipe,
 			need, why = total, residentCauses(foot)+" · "+other.name+event.Size(other.bytes)
 		}
 	}
-	tightest := slices.MinFunc(bounds, func(a, b machine.MemoryLimit) int {
+	tightest := slices.MinFunc(limits, func(a, b machine.MemoryLimit) int {
 		return cmp.Compare(a.Bytes, b.Bytes)
 	})
 	if need <= tightest.Bytes {
@@ -153,14 +153,11 @@ func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 
 // fitsHost is FitsHost once the programs are compiled.
 func (t *Trainer) fitsHost() error {
-	if t.Memory == nil {
-		return nil
-	}
 	needs, err := t.needs()
 	if err != nil {
 		return err
 	}
-	return FitsHost(t.Programs, t.Memory(), t.Recipe, t.Processes, needs)
+	return FitsHost(t.programs, t.opts.Memory(), t.opts.Recipe, t.opts.Processes, needs)
 }
 
 // needs reads what the compiler said of the programs of this process.

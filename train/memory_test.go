@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"errors"
@@ -14,7 +14,6 @@ import (
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/train"
 )
 
 func bounds(bytes int64) []machine.MemoryLimit {
@@ -52,7 +51,7 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = train.FitsHost(programs, bounds(22<<30), r, nil, nil)
+	err = FitsHost(programs, bounds(22<<30), r, nil, nil)
 	e := diag.From(err)
 	if err == nil || e.Code != diag.HostMemory || e.Class() != diag.NoFit {
 		t.Fatal(err)
@@ -69,12 +68,12 @@ func TestModelLargerThanTheHostIsRefusedBeforeCompiling(t *testing.T) {
 	// Masters and two moments in f32, copies and gradients of at least bf16.
 	n := p.Config.Count().Total
 	if low := least(t, func(b int64) error {
-		return train.FitsHost(programs, bounds(b), r, nil, nil)
+		return FitsHost(programs, bounds(b), r, nil, nil)
 	}); low < 16*n ||
 		low > 20*n {
 		t.Errorf("it wants %d bytes for %d parameters", low, n)
 	}
-	if err := train.FitsHost(programs, nil, r, nil, nil); err != nil {
+	if err := FitsHost(programs, nil, r, nil, nil); err != nil {
 		t.Errorf("nothing is known of the host: %v", err)
 	}
 }
@@ -85,31 +84,31 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 	tr := rig.start(t.TempDir(), counting{}, event.Discard)
 	defer tr.Close()
 	before := least(t, func(b int64) error {
-		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, nil)
+		return FitsHost(tr.Programs(), bounds(b), tr.opts.Recipe, nil, nil)
 	})
 	after := least(t, func(b int64) error {
-		return train.FitsHost(tr.Programs, bounds(b), tr.Recipe, nil, func(s *program.Module) step.Needs {
+		return FitsHost(tr.Programs(), bounds(b), tr.opts.Recipe, nil, func(s *program.Module) step.Needs {
 			return step.Needs{Temp: 1 << 30}
 		})
 	})
 	if after < 1<<30 || before > 1<<20 || before < 1<<10 {
 		t.Errorf("%d bytes before compiling, %d after", before, after)
 	}
-	o := tr.Options
+	o := tr.opts
 	o.Memory = func() []machine.MemoryLimit { return bounds(before) }
-	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
+	if _, err := New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
 		t.Errorf("temporary memory was not counted: %v", err)
 	}
 	live := rig.engine.LiveBytes()[0]
 	o.Memory = func() []machine.MemoryLimit { return bounds(64) }
-	if _, err := train.New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
+	if _, err := New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
 		t.Errorf("a state in 64 bytes: %v", err)
 	}
 	if now := rig.engine.LiveBytes()[0]; now > live {
 		t.Errorf("a refused run has filled %d bytes", now-live)
 	}
 	o.Memory = func() []machine.MemoryLimit { return bounds(1 << 30) }
-	again, err := train.New(t.Context(), o)
+	again, err := New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,15 +133,15 @@ func TestMemoryIsThatOfTheProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	need := func(processes *train.Processes) int64 {
+	need := func(processes *Processes) int64 {
 		return least(t, func(b int64) error {
-			return train.FitsHost(programs, bounds(b), r, processes, nil)
+			return FitsHost(programs, bounds(b), r, processes, nil)
 		})
 	}
 	whole, sum := need(nil), int64(0)
 	four := make([]string, 4)
 	for self := range four {
-		n := need(&train.Processes{Self: self, Addresses: four})
+		n := need(&Processes{Self: self, Addresses: four})
 		t.Logf("process %d of 4 needs %d of %d", self, n, whole)
 		if self > 0 {
 			sum += n

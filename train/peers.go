@@ -98,7 +98,7 @@ const (
 
 func newPeers(p *Processes, t *Trainer, ranks int) *peers {
 	p.Hub.Join(p.Self, p.others(ranks), t.status)
-	return p.connect(t.Engine)
+	return p.connect(t.opts.Engine)
 }
 
 func (p *Processes) connect(e *engine.Engine) *peers {
@@ -256,7 +256,7 @@ func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	if c.peers == nil {
 		return nil
 	}
-	p := c.t.Programs
+	p := c.t.programs
 	for i := range s.pieces {
 		pc := &s.pieces[i]
 		from := c.peers.process(pc.rank, len(p.Ranks))

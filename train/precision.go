@@ -63,15 +63,15 @@ type variant struct {
 
 // newPrecisionController begins to watch; nil if nothing is in few bits.
 func newPrecisionController(ctx context.Context, t *Trainer) *precisionController {
-	p := t.Programs
+	p := t.programs
 	if !p.Policy.Quantizes() {
 		return nil
 	}
 	o := monitor.Defaults()
-	if t.Monitor != nil {
-		o = *t.Monitor
+	if t.opts.Monitor != nil {
+		o = *t.opts.Monitor
 	} else {
-		o.Settle = max(o.Settle, t.Recipe.Optimizer.Warmup)
+		o.Settle = max(o.Settle, t.opts.Recipe.Optimizer.Warmup)
 	}
 	s := &precisionController{t: t, exec: t.exec, monitor: monitor.New(o), reader: newReader(p),
 		policy: p.Policy}
@@ -82,13 +82,13 @@ func newPrecisionController(ctx context.Context, t *Trainer) *precisionControlle
 
 // wide is the policy that computes everything in bf16.
 func (s *precisionController) wide() *precision.Policy {
-	return &precision.Policy{Layers: s.t.Programs.Policy.Layers}
+	return &precision.Policy{Layers: s.t.programs.Policy.Layers}
 }
 
 // compile makes a variant in the background.
 func (s *precisionController) compile(policy *precision.Policy, inspect bool) *variant {
 	v := &variant{ready: make(chan struct{})}
-	now := s.t.Programs
+	now := s.t.programs
 	go func() {
 		defer close(v.ready)
 		programs, err := now.Again(policy, inspect)
@@ -132,7 +132,7 @@ func (s *precisionController) aim(policy *precision.Policy, from int) {
 // lastPart is the step before which the last part of a run begins, if the recipe has one repaired:
 // its forward products are in bf16.
 func (s *precisionController) lastPart() int {
-	r := s.t.Recipe
+	r := s.t.opts.Recipe
 	return r.Steps - int(math.Round(r.FinalBF16*float64(r.Steps)))
 }
 
@@ -140,7 +140,7 @@ func (s *precisionController) lastPart() int {
 // on. What falls meanwhile waits for it in bf16, and what returns as it is.
 func (s *precisionController) finalBF16() {
 	from := s.lastPart()
-	if s.mends || from == s.t.Recipe.Steps || s.t.step < from-ahead {
+	if s.mends || from == s.t.opts.Recipe.Steps || s.t.step < from-ahead {
 		return
 	}
 	s.mends = true
@@ -149,11 +149,11 @@ func (s *precisionController) finalBF16() {
 		return
 	}
 	s.aim(policy, from)
-	step := s.from + 1
-	s.t.Events.Emit(event.Precision{Step: s.t.step + 1, What: "repair", Layer: -1,
+	share := s.t.opts.Recipe.FinalBF16
+	s.t.opts.Events.Emit(event.Precision{Step: s.t.step + 1, What: "repair", Layer: -1,
 		Product: precision.Fprop, To: string(precision.BF16), Signal: "recipe",
-		Value: s.t.Recipe.FinalBF16, Text: fmt.Sprintf("step %d: forward products are in bf16 from step"+
-			" %d on, the last %g %% of the run", s.t.step+1, step, 100*s.t.Recipe.FinalBF16)})
+		Value: share, Text: fmt.Sprintf("step %d: forward GEMMs are in bf16 from step %d on, the last"+
+			" %g %% of the run", s.t.step+1, s.from+1, 100*share)})
 }
 
 // giveUp frees a variant when it is there.
@@ -190,7 +190,7 @@ func (s *precisionController) begin(ctx context.Context) error {
 // waits, for they are compiled in the background of the steps before.
 func (s *precisionController) inspect(ctx context.Context) error {
 	s.exec.probes = nil
-	step, policy := s.t.step+1, s.t.Programs.Policy
+	step, policy := s.t.step+1, s.t.programs.Policy
 	if !policy.Quantizes() {
 		return nil
 	}
@@ -220,7 +220,7 @@ func (s *precisionController) inspect(ctx context.Context) error {
 // warn says that something could not be compiled.
 func (s *precisionController) warn(what string, err error) {
 	step := s.t.step + 1
-	s.t.Events.Emit(event.Precision{Step: step, What: string(monitor.Warn), Layer: -1,
+	s.t.opts.Events.Emit(event.Precision{Step: step, What: string(monitor.Warn), Layer: -1,
 		Signal: "compiler", Text: fmt.Sprintf("step %d: warning: %s: %v", step, what, err)})
 }
 
@@ -237,7 +237,7 @@ func (s *precisionController) adopt(ctx context.Context, v *variant) error {
 			" it has", bad)
 		return nil
 	}
-	c, old := s.exec, s.t.Programs
+	c, old := s.exec, s.t.programs
 	if c.x == v.x {
 		return nil
 	}
@@ -256,8 +256,8 @@ func (s *precisionController) adopt(ctx context.Context, v *variant) error {
 		}
 		r.told = report{}
 	}
-	c.x, s.t.Programs, s.reader = v.x, v.x.programs, newReader(v.x.programs)
-	if !slices.EqualFunc(old.Params, s.t.Programs.Params, func(a, b model.Param) bool {
+	c.x, s.t.programs, s.reader = v.x, v.x.programs, newReader(v.x.programs)
+	if !slices.EqualFunc(old.Params, s.t.programs.Params, func(a, b model.Param) bool {
 		return a.Name == b.Name && slices.Equal(a.Dims, b.Dims)
 	}) {
 		return s.t.reshardState(old)
@@ -371,7 +371,7 @@ func (s *precisionController) look(ctx context.Context, loss, norm float64) (why
 	}
 	sample := s.reader.sample(s.t.step+1, loss, norm, told)
 	for _, d := range s.monitor.Observe(sample) {
-		s.t.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,
+		s.t.opts.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,
 			Linear: d.Linear, Product: d.GEMM, From: d.From, To: d.To, Signal: d.Signal,
 			Value: d.Value, Usual: d.Usual, Bound: d.Bound, Text: d.String()})
 		switch d.Kind {
@@ -397,7 +397,7 @@ func (s *precisionController) look(ctx context.Context, loss, norm float64) (why
 // fallen gives the policy after a fall: to bf16 where the model has no room for what was asked for.
 func (s *precisionController) fallen(from *precision.Policy, d monitor.Decision) *precision.Policy {
 	p := from.Fall(d.Layer, d.Linear, d.GEMM, precision.Format(d.To), d.String())
-	if p.Check(s.t.Config) != nil {
+	if p.Check(s.t.opts.Model) != nil {
 		p = from.Fall(d.Layer, d.Linear, d.GEMM, precision.BF16, d.String())
 	}
 	return p
@@ -427,7 +427,7 @@ type shift struct {
 
 // shift tells where the run stands.
 func (s *precisionController) shift() ([]byte, error) {
-	works, err := s.t.Programs.Policy.Marshal()
+	works, err := s.t.programs.Policy.Marshal()
 	if err != nil {
 		return nil, err
 	}
@@ -456,10 +456,12 @@ func (s *precisionController) resume(ctx context.Context, data []byte) error {
 	if err != nil {
 		return err
 	}
+	s.giveUp(s.next) // of a later step, if the run goes back to an earlier one
+	s.next, s.mends = nil, false
 	switch {
 	case !works.Quantizes():
 		err = s.adopt(ctx, s.safe)
-	case works.String() != s.t.Programs.Policy.String():
+	case works.String() != s.t.programs.Policy.String():
 		err = s.adopt(ctx, s.compile(works, false))
 	}
 	if s.policy = aim; works.String() != aim.String() {

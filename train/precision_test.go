@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"context"
@@ -24,7 +24,6 @@ import (
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/precision/monitor"
 	"github.com/deepwell/deepwell/recipe"
-	"github.com/deepwell/deepwell/train"
 )
 
 const watched = `{"model_type": "llama", "vocab_size": 64, "hidden_size": 64,
@@ -130,7 +129,7 @@ func openCPU(t *testing.T, devices int) *engine.Engine {
 // quick are the times of a watch over a run of two hundred steps.
 var quick = monitor.Options{Settle: 30, Learn: 8, Hold: 12, Healthy: 4}
 
-func (p *post) start(out string, rows chain, events event.Sink, set ...string) *train.Trainer {
+func (p *post) start(out string, rows chain, events event.Sink, set ...string) *Trainer {
 	p.t.Helper()
 	const text = `
 model = "config.json"
@@ -153,12 +152,12 @@ keep = 0
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	programs, err := train.WriteFaulty(p.config, rec, p.plan, p.policy, p.sites...)
+	programs, err := buildFaulty(p.config, rec, p.plan, p.policy, p.sites...)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	rows.seq, rows.vocab = rec.Seq, int(p.config.Vocab)
-	tr, err := train.New(p.t.Context(), train.Options{Engine: p.engine, Config: p.config, Recipe: rec,
+	tr, err := New(p.t.Context(), Options{Engine: p.engine, Model: p.config, Recipe: rec,
 		Programs: programs, Data: rows, Events: events, Now: time.Now, Monitor: p.watch, Until: p.until,
 		Init: func(q *model.Param, dst []float32) error { return p.config.Init(q, 3, dst) }})
 	if err != nil {
@@ -177,26 +176,26 @@ func TestReports(t *testing.T) {
 	tr := p.start(t.TempDir(), chain{}, l, fmt.Sprintf("steps=%d", steps))
 	defer tr.Close()
 	var norm, sum, grown float64
-	tr.Break(func(step int) error {
+	tr.intercept(func(step int) error {
 		switch step {
 		case 50: // all that goes in is twice itself
 			grown = down(tr).Operands[0].Amax
-			return tr.Change(train.FaultX+site, func(b []byte) { repeat(b, 2) })
+			return tr.change(faultX+site, func(b []byte) { repeat(b, 2) })
 		case 51:
 			grown = down(tr).Operands[0].Amax / grown
-			return tr.Change(train.FaultX+site, func(b []byte) { repeat(b, 1) })
+			return tr.change(faultX+site, func(b []byte) { repeat(b, 1) })
 		case 60:
-			return tr.Change(f.scales(tr), func(b []byte) { b[9] ^= 1 })
+			return tr.change(f.scales(tr), func(b []byte) { b[9] ^= 1 })
 		}
 		return nil
 	}, func(step int) error {
 		switch step {
 		case 55:
-			err := tr.Change("g."+site, func(b []byte) { norm = frobeniusOf(b) })
+			err := tr.change("g."+site, func(b []byte) { norm = frobeniusOf(b) })
 			if err != nil {
 				return err
 			}
-			err = tr.Change(f.scales(tr), func(b []byte) {
+			err = tr.change(f.scales(tr), func(b []byte) {
 				for _, x := range b {
 					sum += float64(x)
 				}
@@ -238,8 +237,8 @@ func TestReports(t *testing.T) {
 }
 
 // down gives what was reported of the last linear layer.
-func down(tr *train.Trainer) monitor.Linear {
-	list := tr.Sample().Linears
+func down(tr *Trainer) monitor.Linear {
+	list := tr.sample().Linears
 	return list[len(list)-1]
 }
 
@@ -276,9 +275,9 @@ func TestLoopsAreWatched(t *testing.T) {
 			defer tr.Close()
 			if name == "loop" { // what is on one device can be changed
 				f := &fault{site: "block.down.1", kind: "w"}
-				tr.Break(func(k int) error {
+				tr.intercept(func(k int) error {
 					if k == 20 {
-						return tr.Change(f.scales(tr), func(b []byte) { b[len(b)-7] ^= 1 })
+						return tr.change(f.scales(tr), func(b []byte) { b[len(b)-7] ^= 1 })
 					}
 					return nil
 				}, func(int) error { return nil })
@@ -298,7 +297,7 @@ func TestLoopsAreWatched(t *testing.T) {
 			if name == "loop" && found == 0 {
 				t.Error("nothing was found")
 			}
-			for _, one := range tr.Sample().Linears {
+			for _, one := range tr.sample().Linears {
 				for _, o := range one.Operands {
 					if w := strings.HasPrefix(o.Name, "w"); w != (o.Made > 0) || o.Made != o.Used {
 						t.Errorf("layer %d, %s: %+v", one.Layer, one.Name, o)

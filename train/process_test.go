@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"bufio"
@@ -22,7 +22,6 @@ import (
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
-	"github.com/deepwell/deepwell/train"
 )
 
 // childEnv tells the test binary that it is the second process of a run: the place of the plan in
@@ -71,8 +70,8 @@ func half(ctx context.Context, self int, model string, row plantest.Row, said fu
 	if self == 1 {
 		addresses = []string{peer, hub.Addr()}
 	}
-	return p.run(ctx, p.plan(row), train.Options{
-		Processes: &train.Processes{Self: self, Addresses: addresses, Hub: hub}})
+	return p.run(ctx, p.plan(row), Options{
+		Processes: &Processes{Self: self, Addresses: addresses, Hub: hub}})
 }
 
 // readStates reads what the first process wrote.
@@ -121,7 +120,7 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 	t.Cleanup(e.Close)
 	for _, model := range []string{"llama", "qwen3", "mxfp8/qwen3", "nvfp4/llama"} {
 		one := parityOf(e, model)
-		if one.want, err = one.run(t.Context(), nil, train.Options{}); err != nil {
+		if one.want, err = one.run(t.Context(), nil, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		states := filepath.Join(t.TempDir(), "states.json")
@@ -226,7 +225,7 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 		}
 		defer a.Free()
 		go func() {
-			got, err := train.Swap(ctx, l, a, s, spec)
+			got, err := swap(ctx, l, a, s, spec)
 			if err == nil {
 				got.Free()
 			}

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"bytes"
@@ -16,7 +16,6 @@ import (
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/optim"
-	"github.com/deepwell/deepwell/train"
 )
 
 // The bounds of products in few bits. Operands that are quantized from the same numbers have the
@@ -185,11 +184,11 @@ func narrowWay(ways map[string]*parity, e *engine.Engine, name string, format ir
 func (p *parity) hold(t *testing.T, row plantest.Row) (worst float64, err error) {
 	t.Helper()
 	if p.want == nil {
-		if p.want, err = p.run(t.Context(), nil, train.Options{}); err != nil {
+		if p.want, err = p.run(t.Context(), nil, Options{}); err != nil {
 			return 0, err
 		}
 	}
-	got, err := p.run(t.Context(), p.plan(row), train.Options{})
+	got, err := p.run(t.Context(), p.plan(row), Options{})
 	if err != nil {
 		return 0, err
 	}

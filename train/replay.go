@@ -18,7 +18,6 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -30,10 +29,10 @@ const batchName = "batch.json"
 // folder, or "" where the disk has no room for it or fails: what is kept for a look later is no
 // reason to end a run.
 func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, error) {
-	all := filepath.Join(t.Recipe.Out, "rejected")
+	all := filepath.Join(t.opts.Recipe.Out, "rejected")
 	dir := filepath.Join(all, fmt.Sprintf("step-%08d", t.step+1))
 	var full error
-	if t.Processes.Leads() {
+	if t.opts.Processes.Leads() {
 		if full = t.makeRoom(all, dir, b); full != nil {
 			t.warnRejected(full)
 		}
@@ -45,7 +44,7 @@ func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, err
 	if err == nil || !writeFailed(err) {
 		return filepath.ToSlash(dir), err
 	}
-	if t.Processes.Leads() {
+	if t.opts.Processes.Leads() {
 		t.warnRejected(err)
 		removeRejected(all)
 	}
@@ -54,7 +53,7 @@ func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, err
 
 func (t *Trainer) warnRejected(err error) {
 	e := diag.From(err)
-	t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+	t.opts.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
 		"rejected step %d is not kept for --replay: %s", t.step+1, explain(e)), Fix: e.Fix})
 }
 
@@ -65,18 +64,14 @@ func (t *Trainer) makeRoom(all, dir string, b *data.Batch) error {
 		return diag.New(diag.FileError, "cannot write %s", all).Wrap(err)
 	}
 	removeRejected(all)
-	free := t.Disk
-	if free == nil {
-		free = room.Disk
-	}
 	there, err := ckpt.List(t.folder())
 	if err != nil {
 		return err
 	}
-	c := DiskCheck{Recipe: t.Recipe, Until: t.Until}
+	c := DiskCheck{Recipe: t.opts.Recipe, Until: t.opts.Until}
 	_, more := c.saves(there)
-	need := (1 + more) * checkpointBytes(t.Programs)
-	if left, err := free(all); err == nil && left < need {
+	need := (1 + more) * checkpointBytes(t.programs)
+	if left, err := t.opts.Disk(all); err == nil && left < need {
 		return diag.New(diag.HostDisk, "it and the next checkpoints need %s, and the disk has %s left",
 			event.Size(need), event.Size(left)).At("%s", all).Try("make room")
 	}
@@ -148,17 +143,17 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 	text, err := os.ReadFile(filepath.Join(dir, batchName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, diag.New(diag.FileError, "%s is not a rejected step", dir).Wrap(err).
-			Try("look into %s", filepath.Join(t.Recipe.Out, "rejected"))
+			Try("look into %s", filepath.Join(t.opts.Recipe.Out, "rejected"))
 	} else if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
 	var b data.Batch
 	err = json.Unmarshal(text, &b)
-	if err != nil || b.Rows != t.Recipe.Batch || b.Seq != t.Recipe.Seq {
+	if err != nil || b.Rows != t.opts.Recipe.Batch || b.Seq != t.opts.Recipe.Seq {
 		return nil, diag.New(diag.BadInput, "%s does not hold a batch of this run", batchName).
 			At("%s", dir).Wrap(err)
 	}
-	c, err := ckpt.Latest(ctx, dir, t.Events)
+	c, err := ckpt.Latest(ctx, dir, t.opts.Events)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +162,7 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 		return nil, err
 	}
 	r := &Replay{Step: int(c.Step) + 1}
-	if r.Loss, err = t.gradients(ctx, &b); err != nil {
+	if r.Loss, err = t.hooks.gradients(ctx, &b); err != nil {
 		return nil, err
 	}
 	if err := t.exec.reduce(ctx); err != nil {
@@ -179,7 +174,7 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 // reduced reads the gradient of a parameter, after its rank has added it up.
 func (t *Trainer) reduced(ctx context.Context, h *stateShard, pc *stateTensor) ([]float32, error) {
 	one := *pc
-	for _, held := range t.Programs.Ranks[pc.rank].RankParams {
+	for _, held := range t.programs.Ranks[pc.rank].RankParams {
 		if held.Name == pc.name {
 			one.elem = held.Type.Elem
 		}
@@ -201,7 +196,7 @@ func (t *Trainer) norms(ctx context.Context, r *Replay) error {
 	homes := t.exec.homes()
 	shared, at := map[string][]float32{}, map[string]int{}
 	squares := map[string]float64{}
-	for _, pc := range pieces(t.Programs) {
+	for _, pc := range pieces(t.programs) {
 		if !pc.master {
 			continue
 		}
@@ -209,7 +204,7 @@ func (t *Trainer) norms(ctx context.Context, r *Replay) error {
 		if err != nil {
 			return err
 		}
-		if len(t.Programs.Users(pc.name)) > 1 {
+		if len(t.programs.Users(pc.name)) > 1 {
 			if shared[pc.name] == nil {
 				shared[pc.name] = grad
 				continue

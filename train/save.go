@@ -21,6 +21,11 @@ var (
 		time.Minute}
 )
 
+// Save writes a checkpoint of the steps that were done into Recipe.Out/checkpoints, unless it is
+// there, and removes older ones than the recipe's save.keep. A disk that fails is tried again for
+// two minutes. After a rejected step the state is the one before it.
+func (t *Trainer) Save(ctx context.Context) error { return t.save(ctx, true) }
+
 // save writes a checkpoint of the steps that were done. If it is not the last one, a checkpoint
 // that cannot be written is a warning and the run goes on. All processes decide alike, by the error
 // that all of them are told (see together).
@@ -29,11 +34,11 @@ func (t *Trainer) save(ctx context.Context, last bool) error {
 	if last {
 		waits = lastWaits
 	}
-	err := t.saveTo(ctx, t.folder(), t.Recipe.Save.Keep, waits)
+	err := t.saveTo(ctx, t.folder(), t.opts.Recipe.Save.Keep, waits)
 	if err == nil || last || !writeFailed(err) {
 		return err
 	}
-	if !t.Processes.Leads() {
+	if !t.opts.Processes.Leads() {
 		return nil
 	}
 	e := diag.From(err)
@@ -41,7 +46,7 @@ func (t *Trainer) save(ctx context.Context, last bool) error {
 	if t.saved >= 0 {
 		since = fmt.Sprintf("nothing is saved since step %d", t.saved)
 	}
-	t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+	t.opts.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
 		"step %d is not saved, %s: %s; the run goes on and tries again at the next save", t.step, since,
 		explain(e)), Fix: e.Fix})
 	return nil
@@ -69,7 +74,7 @@ func writeFailed(err error) bool {
 func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time.Duration) error {
 	defer t.phase(phaseSave)()
 	defer t.span("save")()
-	start := t.Now()
+	start := t.opts.Now()
 	m, err := t.meta()
 	if err != nil {
 		return err
@@ -92,18 +97,18 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	if own {
 		t.saved = t.step
 	}
-	if !t.Processes.Leads() {
+	if !t.opts.Processes.Leads() {
 		return nil
 	}
-	t.Events.Emit(event.Saved{Step: t.step, Path: filepath.ToSlash(dir), Bytes: bytesOfAll(s),
-		Seconds: t.Now().Sub(start).Seconds()})
+	t.opts.Events.Emit(event.Saved{Step: t.step, Path: filepath.ToSlash(dir), Bytes: bytesOfAll(s),
+		Seconds: t.opts.Now().Sub(start).Seconds()})
 	return nil
 }
 
 // write is saveTo once it is known what to write: in one process, or in all of them together.
 func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, s *snapshot,
 	waits []time.Duration) error {
-	put, sleep := t.put, t.Sleep // tests have their own
+	put := t.hooks.put
 	switch {
 	case put != nil:
 	case t.exec.peers != nil:
@@ -111,12 +116,9 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 	default:
 		put = ckpt.Save
 	}
-	if sleep == nil {
-		sleep = time.Sleep
-	}
 	for try := 0; ; try++ {
 		end := t.phase(phaseSave) // each attempt has the time of a save
-		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.Events})
+		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.opts.Events})
 		end()
 		switch {
 		case err == nil:
@@ -124,12 +126,12 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 		case try == len(waits) || !writeFailed(err):
 			return err
 		}
-		if e := diag.From(err); t.Processes.Leads() {
-			t.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
+		if e := diag.From(err); t.opts.Processes.Leads() {
+			t.opts.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
 				"step %d is not saved yet: %s; trying again in %s", t.step, explain(e), waits[try]),
 				Fix: e.Fix})
 		}
-		sleep(waits[try])
+		t.opts.Sleep(waits[try])
 		s.rewind()
 	}
 }

@@ -92,7 +92,7 @@ type boxReader interface {
 func (t *Trainer) fill(src boxReader) error {
 	homes := t.exec.homes()
 	var garbage collector
-	for _, pc := range pieces(t.Programs) {
+	for _, pc := range pieces(t.programs) {
 		h := homes[pc.rank]
 		if h == nil {
 			continue
@@ -105,7 +105,7 @@ func (t *Trainer) fill(src boxReader) error {
 		name := program.Copy.Of(pc.name)
 		at := slices.IndexFunc(h.takers, func(s *program.Module) bool { return argument(s, name) >= 0 })
 		if pc.master && at >= 0 {
-			ways = append(ways, way{stage: h.takers[at], name: name, elem: t.Programs.Shape.Elem})
+			ways = append(ways, way{stage: h.takers[at], name: name, elem: t.programs.Shape.Elem})
 			if pc.layout != nil {
 				ways[1].part = pc.layout.Compute
 			}
@@ -206,8 +206,8 @@ type computed struct {
 
 // computed makes a boxReader of the state; param is nil for what the optimizer keeps.
 func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte) error) *computed {
-	c := &computed{tensors: tensors(t.Programs), params: map[string]*model.Param{}, make: make}
-	for _, pc := range pieces(t.Programs) {
+	c := &computed{tensors: tensors(t.programs), params: map[string]*model.Param{}, make: make}
+	for _, pc := range pieces(t.programs) {
 		if !pc.master {
 			continue
 		}
@@ -273,9 +273,8 @@ func (t *Trainer) place(h *stateShard, w way) error {
 	if i < 0 {
 		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.stage.Name, w.name)
 	}
-	a, err := t.Engine.Place(w.stage, w.stage.Args[i], engine.Given, func(device int) ([]byte, error) {
-		return w.parts[device], nil
-	})
+	a, err := t.opts.Engine.Place(w.stage, w.stage.Args[i], engine.Given,
+		func(device int) ([]byte, error) { return w.parts[device], nil })
 	if err != nil {
 		return err
 	}
@@ -355,7 +354,7 @@ type place struct {
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
 	s := &snapshot{ctx: ctx, homes: t.exec.homes(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
-	for _, pc := range pieces(t.Programs) {
+	for _, pc := range pieces(t.programs) {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
 			continue // another rank has it as well
 		}

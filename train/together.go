@@ -73,7 +73,7 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 	o ckpt.Options) (d *ckpt.Draft, mark string, err error) {
 	p := t.exec.peers
 	if p.Self == 0 {
-		o.Mark = fmt.Sprintf("%x-%x", os.Getpid(), t.Now().UnixNano())
+		o.Mark = fmt.Sprintf("%x-%x", os.Getpid(), t.opts.Now().UnixNano())
 		d, err = ckpt.Begin(ctx, dir, step, o)
 	}
 	begun, err := p.verdicts(ctx, "save begins", err, o.Mark)

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"bytes"
@@ -24,7 +24,6 @@ import (
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/train"
 )
 
 const config = `{"model_type": "llama", "vocab_size": 37, "hidden_size": 24, "intermediate_size": 40,
@@ -111,7 +110,8 @@ type rig struct {
 	t      *testing.T
 	engine *engine.Engine
 	config *model.Config
-	plan   *plan.Plan // nil is one device
+	plan   *plan.Plan     // nil is one device
+	edit   func(*Options) // changes how runs begin, if it is set
 }
 
 func newRig(t *testing.T) *rig {
@@ -125,11 +125,11 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rig{t, e, c, nil}
+	return &rig{t: t, engine: e, config: c}
 }
 
 // start begins a run with a recipe, changed by the settings.
-func (r *rig) start(out string, rows train.Rows, events event.Sink, set ...string) *train.Trainer {
+func (r *rig) start(out string, rows Dataset, events event.Sink, set ...string) *Trainer {
 	r.t.Helper()
 	const text = `
 model = "config.json"
@@ -159,10 +159,14 @@ keep = 0
 		r.t.Fatal(err)
 	}
 	clock := time.Unix(0, 0)
-	tr, err := train.New(r.t.Context(), train.Options{Engine: r.engine, Config: r.config, Recipe: rec,
+	o := Options{Engine: r.engine, Model: r.config, Recipe: rec,
 		Programs: p, Data: rows, Eval: counting{}, Events: events,
 		Now:  func() time.Time { clock = clock.Add(time.Second); return clock },
-		Init: func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }})
+		Init: func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }}
+	if r.edit != nil {
+		r.edit(&o)
+	}
+	tr, err := New(r.t.Context(), o)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -170,7 +174,7 @@ keep = 0
 }
 
 // run trains to the end.
-func (r *rig) run(out string, rows train.Rows, set ...string) *log {
+func (r *rig) run(out string, rows Dataset, set ...string) *log {
 	r.t.Helper()
 	l := &log{}
 	tr := r.start(out, rows, l, set...)
@@ -253,8 +257,9 @@ func TestStopInValidation(t *testing.T) {
 	out, set := t.TempDir(), []string{"microbatch=2", "steps=6", "eval.every=4", "save.every=0"}
 	ctx, cancel := context.WithCancel(t.Context())
 	read, l := 0, &log{}
+	r.edit = func(o *Options) { o.Eval = stopping{rows: 1000, after: 3, stop: cancel, read: &read} }
 	tr := r.start(out, counting{}, l, set...)
-	tr.Eval = stopping{rows: 1000, after: 3, stop: cancel, read: &read}
+	r.edit = nil
 	err := tr.Run(ctx)
 	tr.Close()
 	e := diag.From(err)
@@ -327,7 +332,7 @@ func TestLearns(t *testing.T) {
 			if len(set) > 0 && set[0] != "precision=bf16" {
 				slowtest.Only(t)
 			}
-			r := &rig{t, r.engine, r.config, nil}
+			r := &rig{t: t, engine: r.engine, config: r.config}
 			l := r.run(t.TempDir(), counting{}, append(set, "steps=60")...)
 			losses := l.losses()
 			if first, last := losses[0], losses[len(losses)-1]; len(losses) != 60 || last > first-1 {
@@ -384,11 +389,11 @@ func TestPlansTrainAlike(t *testing.T) {
 			p.Seq, p.Batch = 12, 4
 			row.plan(p)
 			p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())
-			spread := &rig{t, r.engine, r.config, p}
+			spread := &rig{t: t, engine: r.engine, config: r.config, plan: p}
 			out := t.TempDir()
 			got := spread.run(out, counting{}, flat, "steps=8").losses()
 			// The rest of the run on one device.
-			rest := &rig{t, r.engine, r.config, nil}
+			rest := &rig{t: t, engine: r.engine, config: r.config}
 			got = append(got, rest.run(out, counting{}, flat, "steps=12").losses()...)
 			if len(got) != len(want) {
 				t.Fatalf("%d steps, not %d", len(got), len(want))
@@ -409,10 +414,8 @@ func TestResumeIsExact(t *testing.T) {
 	r.run(whole, counting{})
 	for tries := 0; ; tries++ {
 		l := &log{}
-		tr := r.start(cut, counting{}, l)
 		ctx, cancel := context.WithCancel(t.Context())
-		stop := stopper{l, 7, cancel}
-		tr.Events = stop
+		tr := r.start(cut, counting{}, stopper{l, 7, cancel})
 		err := tr.Run(ctx)
 		cancel()
 		tr.Close()
@@ -449,7 +452,7 @@ func TestPoisonIsRejected(t *testing.T) {
 	l := &log{}
 	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=7", "save.every=1")
 	defer tr.Close()
-	tr.Poison(6)
+	tr.poison(6)
 	if err := tr.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +468,7 @@ func TestPoisonIsRejected(t *testing.T) {
 	r.same(before, r.tensors(replay))
 	r.same(before, r.tensorsOf(filepath.Join(checkpoints(filepath.Join(out, "poisoned")), "step-00000006")))
 
-	tr.Poison(-1) // a replay does not count as a step
+	tr.poison(-1) // a replay does not count as a step
 	got, err := tr.Replay(t.Context(), replay)
 	if err != nil {
 		t.Fatal(err)
@@ -473,7 +476,7 @@ func TestPoisonIsRejected(t *testing.T) {
 	if got.Step != 6 || !math.IsNaN(got.Loss) || got.Params[0].Bad == 0 {
 		t.Errorf("the replay gives %+v", got)
 	}
-	tr.Poison(0)
+	tr.poison(0)
 	if got, err = tr.Replay(t.Context(), replay); err != nil || math.IsNaN(got.Loss) || got.Params[0].Bad > 0 {
 		t.Errorf("without poison the replay gives %+v, %v", got, err)
 	}
@@ -490,7 +493,7 @@ func TestPoisonIsRejectedByAllRanks(t *testing.T) {
 	p.Seq, p.Batch, p.Microbatches, p.Cluster = 12, 4, 2, "4xcpu"
 	p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"}
 	p.PP = plan.PP{Size: 2, Schedule: "1f1b"}
-	r = &rig{t, r.engine, &c, p}
+	r = &rig{t: t, engine: r.engine, config: &c, plan: p}
 	const flat = "optimizer.schedule=constant"
 	out := t.TempDir()
 	r.run(filepath.Join(out, "clean"), counting{}, "steps=3", "microbatch=2", flat, "optimizer.warmup=0")
@@ -498,7 +501,7 @@ func TestPoisonIsRejectedByAllRanks(t *testing.T) {
 	tr := r.start(filepath.Join(out, "poisoned"), counting{}, l, "steps=5", "save.every=1", "microbatch=2", flat,
 		"optimizer.warmup=0")
 	defer tr.Close()
-	tr.Poison(4)
+	tr.poison(4)
 	if err := tr.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}

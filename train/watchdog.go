@@ -178,7 +178,7 @@ func (t *Trainer) status() link.Status {
 		s.Waits = "the engine, program " + w.part
 	}
 	w.mu.Unlock()
-	if waits := t.Processes.Hub.Waits(); len(waits) > 0 {
+	if waits := t.opts.Processes.Hub.Waits(); len(waits) > 0 {
 		s.Waits = strings.Join(waits, "; ")
 	}
 	return s
@@ -187,8 +187,11 @@ func (t *Trainer) status() link.Status {
 // phase begins a phase of the run.
 func (t *Trainer) phase(name string) (end func()) { return t.watchdog.enter(name, t.step+1) }
 
-// Run trains until the recipe's last step. It ends early if its context does: after the step that
-// has begun, with a checkpoint. A run that stalls ends with an error that says what it waited for.
+// Run trains until the recipe's last step, or Options.Until, with the recipe's validations and
+// saves. When its context ends, Run completes the step that has begun, saves, and returns an error
+// of the code [diag.Canceled]; calling it again, or in another process, resumes the run. A run that
+// stalls ends with an error that says what it waited for. When Run returns, the Dataset is not
+// being read.
 func (t *Trainer) Run(stop context.Context) error {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(stop)) // a step that began is ended
 	defer cancel(nil)
@@ -196,7 +199,8 @@ func (t *Trainer) Run(stop context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { t.guardAgainstStalls(stop, done, cancel) })
 	end := t.phase(phaseBetween)
-	err := t.run(ctx, stop)
+	err := t.loop(ctx, stop)
+	t.awaitPrefetched()
 	end()
 	close(done)
 	wg.Wait()
@@ -225,8 +229,8 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 			w.mu.Unlock()
 		}
 		var others []link.Status
-		if t.Processes != nil {
-			others = t.Processes.Hub.Statuses()
+		if t.opts.Processes != nil {
+			others = t.opts.Processes.Hub.Statuses()
 		}
 		s, stalled := w.look(w.now(), others)
 		if stalled {
@@ -239,18 +243,18 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 // stall says what the run waits for, ends what can be canceled, and lets the caller end the process
 // if that is not enough.
 func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.CancelCauseFunc) {
-	if t.Processes != nil {
-		if waits := t.Processes.Hub.Waits(); len(waits) > 0 {
+	if t.opts.Processes != nil {
+		if waits := t.opts.Processes.Hub.Waits(); len(waits) > 0 {
 			s.Waits = strings.Join(waits, "; ")
 		}
 	}
 	if s.Waits == "" {
 		s.Waits = s.Phase
 	}
-	dump := filepath.Join(t.Recipe.Out, fmt.Sprintf("stall-step-%08d-process-%d.txt", s.Step,
-		t.Processes.self()))
+	dump := filepath.Join(t.opts.Recipe.Out, fmt.Sprintf("stall-step-%08d-process-%d.txt", s.Step,
+		t.opts.Processes.self()))
 	e := diag.New(diag.RunStalled, "%s of step %d takes longer than %s", s.Phase, s.Step,
-		s.Limit.Round(time.Second)).At("%s", t.Processes.whereabouts(len(t.Programs.Ranks))).
+		s.Limit.Round(time.Second)).At("%s", t.opts.Processes.whereabouts(len(t.programs.Ranks))).
 		Because("it waits for %s%s", s.Waits, describe(others)).
 		Try("look at %s; then start the run again: it goes on from the newest checkpoint",
 			filepath.ToSlash(dump))
@@ -258,18 +262,18 @@ func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.Canc
 	w.mu.Lock()
 	w.alarm = e
 	w.mu.Unlock()
-	if t.OnStall != nil { // before anything that may hang too, as a disk
-		time.AfterFunc(w.least/6, func() { t.OnStall(e) })
+	if t.opts.OnStall != nil { // before anything that may hang too, as a disk
+		time.AfterFunc(w.least/6, func() { t.opts.OnStall(e) })
 	}
 	cancel(e)
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "%s\n", e.Format())
 	_ = pprof.Lookup("goroutine").WriteTo(&text, 2)
-	if os.MkdirAll(t.Recipe.Out, 0o777) != nil ||
+	if os.MkdirAll(t.opts.Recipe.Out, 0o777) != nil ||
 		atomicfile.Write(dump, text.Bytes(), 0o666) != nil {
 		dump = ""
 	}
-	t.Events.Emit(event.Stalled{Step: int(s.Step), Phase: s.Phase, Seconds: s.Age.Seconds(),
+	t.opts.Events.Emit(event.Stalled{Step: int(s.Step), Phase: s.Phase, Seconds: s.Age.Seconds(),
 		Limit: s.Limit.Seconds(), Waits: s.Waits, Dump: filepath.ToSlash(dump)})
 }
 

@@ -1,4 +1,4 @@
-package train_test
+package train
 
 import (
 	"errors"
@@ -17,7 +17,6 @@ import (
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
-	"github.com/deepwell/deepwell/train"
 )
 
 // A plug blocks one part of a step until it is pulled. Its clock runs at a twentieth of the pace
@@ -98,8 +97,8 @@ every = 25
 keep = 1
 `
 
-func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options,
-	set ...string) *train.Trainer {
+func guarded(t *testing.T, r *rig, rows Dataset, o Options,
+	set ...string) *Trainer {
 	t.Helper()
 	out := t.TempDir()
 	rec, err := recipe.Parse([]byte(watchedRecipe), filepath.Join(out, "run.toml"),
@@ -111,9 +110,9 @@ func guarded(t *testing.T, r *rig, rows train.Rows, o train.Options,
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Engine, o.Config, o.Recipe, o.Data, o.Eval, o.Now = r.engine, r.config, rec, rows, counting{}, time.Now
+	o.Engine, o.Model, o.Recipe, o.Data, o.Eval, o.Now = r.engine, r.config, rec, rows, counting{}, time.Now
 	o.Init = func(p *model.Param, dst []float32) error { return r.config.Init(p, 3, dst) }
-	tr, err := train.New(t.Context(), o)
+	tr, err := New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,12 +134,12 @@ func TestStalledStepEndsTheRun(t *testing.T) {
 			}
 			events := &safeLog{}
 			called := make(chan error, 1)
-			tr := guarded(t, r, p, train.Options{Spans: p, Events: events, LeastStall: 100 * time.Millisecond,
+			tr := guarded(t, r, p, Options{Spans: p, Events: events, LeastStall: 100 * time.Millisecond,
 				OnStall: func(err error) {
 					close(p.pulled) // a command ends the process here
 					called <- err
 				}})
-			tr.TimeStalls(p.now)
+			tr.timeStalls(p.now)
 			err := tr.Run(t.Context())
 			e := diag.From(err)
 			if e.Code != diag.RunStalled || e.Class() != diag.Stalled {
@@ -187,7 +186,7 @@ func (b bursts) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data
 func TestBurstsAreNoStalls(t *testing.T) {
 	r := newRig(t)
 	events := &safeLog{}
-	tr := guarded(t, r, bursts{}, train.Options{Events: events, LeastStall: 3 * time.Second},
+	tr := guarded(t, r, bursts{}, Options{Events: events, LeastStall: 3 * time.Second},
 		"steps=200")
 	if err := tr.Run(t.Context()); err != nil {
 		t.Fatal(err)

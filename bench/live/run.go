@@ -54,7 +54,7 @@ func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.P
 	for range batch * seq {
 		n.ids = append(n.ids, int32(random.Int64N(c.Vocab)))
 	}
-	n.trainer, err = train.New(ctx, train.Options{Engine: e, Config: c, Recipe: r,
+	n.trainer, err = train.New(ctx, train.Options{Engine: e, Model: c, Recipe: r,
 		Programs: programs, Data: n, Events: n, Now: time.Now,
 		Init: func(p *model.Param, dst []float32) error { return c.Init(p, weights, dst) }})
 	if err != nil {
@@ -75,7 +75,7 @@ func (n *runner) turn(ctx context.Context, steps int) error {
 	return nil
 }
 
-// Take implements train.Rows: it gives the same batch for every step.
+// Take implements train.Dataset: it gives the same batch for every step.
 func (n *runner) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
 	if n.left--; n.left < 0 {
 		return nil, nil, errTurn

@@ -54,7 +54,7 @@ func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.
 	}
 	t := &trainer{out: r.Out, seq: int(s.Seq), rows: w, begin: make(chan bool),
 		loss: make(chan float64), done: make(chan error, 1)}
-	t.t, err = train.New(ctx, train.Options{Engine: e, Config: c, Recipe: r, Programs: programs,
+	t.t, err = train.New(ctx, train.Options{Engine: e, Model: c, Recipe: r, Programs: programs,
 		Data: t, Events: t, Now: time.Now, Init: func(p *model.Param, dst []float32) error {
 			value, ok := w.Param(p.Name, p.Dims)
 			if !ok || copy(dst, value) != len(dst) {
@@ -74,7 +74,7 @@ func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.
 
 var errStopped = errors.New("the run was stopped")
 
-// Take implements train.Rows: it gives the same batch for every step, when the step may begin.
+// Take implements train.Dataset: it gives the same batch for every step, when the step may begin.
 func (t *trainer) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
 	if !<-t.begin {
 		return nil, nil, errStopped

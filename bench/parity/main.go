@@ -220,7 +220,7 @@ func newRows(ctx context.Context, o options) *rows {
 	return &rows{ctx: ctx, o: o, opened: map[int]*data.Loader{}}
 }
 
-func (r *rows) rows(seed int) (train.Rows, error) {
+func (r *rows) rows(seed int) (train.Dataset, error) {
 	if l := r.opened[seed]; l != nil {
 		return l, nil
 	}

@@ -91,9 +91,10 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 		for i := range sides {
 			s := sides[(i+turn)%len(sides)]
 			before := cpu()
-			s.trainer.Until = (turn + 1) * each
-			if err := s.trainer.Run(ctx); err != nil {
-				return err
+			for range each {
+				if _, err := s.trainer.Step(ctx); err != nil {
+					return err
+				}
 			}
 			s.busy = append(s.busy, (cpu()-before)/float64(each))
 		}
@@ -157,7 +158,7 @@ func begin(ctx context.Context, e *engine.Engine, out, format string, rows, step
 		times.Settle, times.Inspect, times.Learn = 0, 1, steps+1
 	}
 	return train.New(ctx, train.Options{Monitor: &times,
-		Engine: e, Config: c, Recipe: r, Programs: p,
+		Engine: e, Model: c, Recipe: r, Programs: p,
 		Data: words{int(c.Vocab)}, Events: s, Now: time.Now,
 		Init: func(q *model.Param, dst []float32) error { return c.Init(q, 1, dst) }})
 }

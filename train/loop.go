@@ -1,0 +1,334 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/model"
+)
+
+// maxEvalRows bounds the sequences of a validation, so that one percent of a large corpus does not
+// take longer than the training in between. They are the same sequences every time.
+const maxEvalRows = 1024
+
+// loop makes the steps that Run has left, with the recipe's saves and validations. ctx ends when
+// the run has stalled, stop when it is to stop after a step. A validation is given up for a stop,
+// and made up for when the run is resumed.
+func (t *Trainer) loop(ctx, stop context.Context) error {
+	r := t.opts.Recipe
+	if t.owes {
+		if stopped, err := t.validate(ctx, stop); err != nil || stopped {
+			return t.halt(ctx, stop, err)
+		}
+	}
+	if t.step >= t.end() {
+		t.opts.Events.Emit(event.Note{Text: fmt.Sprintf("nothing is left to do: step %d of %d is done"+
+			" · next: deepwell export %s -o DIR", t.step, r.Steps, filepath.ToSlash(r.Out))})
+	}
+	for t.step < t.end() {
+		if stopped, err := t.vote(ctx, stop); err != nil || stopped {
+			return t.halt(ctx, stop, err)
+		}
+		if _, err := t.Step(ctx); err != nil {
+			return err
+		}
+		if t.opts.Eval != nil && t.due(r.Eval.Every) {
+			if stopped, err := t.validate(ctx, stop); err != nil || stopped {
+				return t.halt(ctx, stop, err)
+			}
+		}
+		if t.due(r.Save.Every) {
+			if err := t.save(ctx, t.step == t.end()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// vote reports whether any process of the run was asked to stop; all get the same answer.
+func (t *Trainer) vote(ctx, stop context.Context) (bool, error) {
+	defer t.phase(phaseVote)()
+	return t.others.some(ctx, stop.Err() != nil)
+}
+
+// halt ends a run that was asked to stop, with a checkpoint, or one that failed.
+func (t *Trainer) halt(ctx, stop context.Context, err error) error {
+	if err == nil {
+		err = t.save(ctx, true)
+	}
+	if err != nil {
+		return err
+	}
+	return diag.New(diag.Canceled, "stopped after step %d of %d, saved", t.step, t.opts.Recipe.Steps).
+		Wrap(context.Cause(stop)).Try("run the same command again to go on").
+		Exit(diag.Terminated) // also where another process of the run was asked
+}
+
+// end is the last step that this process makes.
+func (t *Trainer) end() int {
+	if t.opts.Until > 0 {
+		return min(t.opts.Until, t.opts.Recipe.Steps)
+	}
+	return t.opts.Recipe.Steps
+}
+
+// due reports whether something is done every so many steps, and after the last.
+func (t *Trainer) due(every int) bool {
+	return t.step == t.end() || every > 0 && t.step%every == 0
+}
+
+// A StepResult is the outcome of one step.
+type StepResult struct {
+	Step     int     // counted from 1
+	Loss     float64 // the mean over the labels of the batch
+	GradNorm float64 // the norm of all gradients together, before clipping
+	LR       float64 // the learning rate
+	Tokens   int64   // of the batch
+	Seconds  float64 // including the wait for data
+	// Rejected says why the guard refused the update; "" if the state was updated.
+	Rejected string
+}
+
+// Step makes one training step: it takes the next batch from the Dataset, computes gradients,
+// checks loss and gradient norm, updates the state, and adapts the precision of quantized GEMMs. A
+// rejected step leaves every bit of the state as it was, and the next step takes the next batch;
+// after eight in a row Step fails. After the last step it returns [io.EOF].
+//
+// Step neither saves nor validates. If ctx ends while a step is on its way, the step is abandoned
+// and the trainer can only be closed; to stop between steps, stop calling Step.
+func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
+	if t.step >= t.end() {
+		return StepResult{}, io.EOF
+	}
+	start := t.opts.Now()
+	b, err := t.batch(ctx)
+	if err != nil {
+		return StepResult{}, err
+	}
+	if t.step+1 < t.end() {
+		t.prefetch(b.after)
+	}
+	if err := t.controller.begin(ctx); err != nil {
+		return StepResult{}, err
+	}
+	defer t.phase(t.controller.phase())()
+	loss, err := t.hooks.gradients(ctx, b.batch)
+	if err != nil {
+		return StepResult{}, err
+	}
+	maxLoss, maxNorm := t.limits()
+	lr := t.schedule.Rate(t.step)
+	sound, err := t.controller.sound(ctx)
+	if err != nil {
+		return StepResult{}, err
+	}
+	norm, applied, err := t.exec.update(ctx, loss <= maxLoss && sound, lr, maxNorm)
+	if err != nil {
+		return StepResult{}, err
+	}
+	why, err := t.controller.look(ctx, loss, norm)
+	if err != nil {
+		return StepResult{}, err
+	}
+	result := StepResult{Step: t.step + 1, Loss: loss, GradNorm: norm, LR: lr,
+		Tokens: int64(b.batch.Rows) * int64(b.batch.Seq)}
+	if !applied {
+		result.Rejected = cmp.Or(t.guard.judge(loss, norm), why)
+		return result, t.reject(ctx, b, result)
+	}
+	t.guard.accept(loss, norm)
+	t.last.Loss = loss
+	t.updates++
+	t.advance(b)
+	result.Seconds = t.opts.Now().Sub(start).Seconds()
+	t.report(result)
+	return result, nil
+}
+
+// advance counts a step.
+func (t *Trainer) advance(b *prefetched) { t.step, t.at = t.step+1, b.after }
+
+// A prefetched is a batch that is read while the devices are busy with the one before.
+type prefetched struct {
+	done  chan struct{} // closed when the rest is set
+	batch *data.Batch
+	after data.Position
+	err   error
+}
+
+// prefetch begins to read the batch at a position.
+func (t *Trainer) prefetch(at data.Position) {
+	p := &prefetched{done: make(chan struct{})}
+	t.next = p
+	go func() {
+		defer close(p.done)
+		p.batch, p.after, p.err = t.opts.Data.Take(at, t.opts.Recipe.Batch, 0, 1)
+	}()
+}
+
+// batch waits for the batch of the next step. After an error it is read again.
+func (t *Trainer) batch(ctx context.Context) (*prefetched, error) {
+	defer t.phase(phaseData)()
+	if t.opts.Data == nil {
+		return nil, diag.New(diag.BadInput, "the run has no dataset").Try("set train.Options.Data")
+	}
+	if t.next == nil {
+		t.prefetch(t.at)
+	}
+	select {
+	case <-t.next.done:
+		p := t.next
+		t.next = nil
+		if p.err == nil && (p.batch == nil || p.batch.Rows != t.opts.Recipe.Batch ||
+			p.batch.Seq != t.opts.Recipe.Seq) {
+			return p, diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
+				t.opts.Recipe.Batch, t.opts.Recipe.Seq).Try("data.NewBatch takes sequences of seq+1 tokens")
+		}
+		return p, p.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// awaitPrefetched waits until the Dataset is not being read. The batch stays for the next step.
+func (t *Trainer) awaitPrefetched() {
+	if t.next != nil {
+		<-t.next.done
+	}
+}
+
+// dropPrefetched forgets the batch that was read ahead, since the run goes on elsewhere or ends.
+func (t *Trainer) dropPrefetched() {
+	t.awaitPrefetched()
+	t.next = nil
+}
+
+// reject records a step whose update was refused, and ends a run that has diverged.
+func (t *Trainer) reject(ctx context.Context, b *prefetched, r StepResult) error {
+	t.guard.Rejected++
+	t.last.Rejected++
+	replay := ""
+	if t.guard.Rejected == 1 { // the first of a row tells the most, and a state is large
+		var err error
+		if replay, err = t.keepForReplay(ctx, b.batch); err != nil {
+			return err
+		}
+	}
+	t.opts.Events.Emit(event.Rejected{Step: r.Step, Loss: event.Figure(r.Loss),
+		GradNorm: event.Figure(r.GradNorm), Why: r.Rejected, Replay: replay})
+	t.advance(b)
+	if t.guard.Rejected < maxRejected {
+		return nil
+	}
+	return diag.New(diag.TrainingLost, "%d steps in a row were rejected; the last because %s",
+		t.guard.Rejected, r.Rejected).At("step %d", t.step).
+		Try("look at the first of them with --replay, lower optimizer.lr, or look at the data")
+}
+
+// Eval returns the mean loss over the labels of the validation sequences, and emits it as an event.
+// It changes neither the state nor the position in the data.
+func (t *Trainer) Eval(ctx context.Context) (float64, error) {
+	if t.opts.Eval == nil {
+		return 0, diag.New(diag.BadInput, "the run has no validation data").
+			Try("set train.Options.Eval")
+	}
+	stopped, err := t.validate(ctx, ctx)
+	if err == nil && stopped {
+		err = diag.New(diag.Canceled, "the validation of step %d was stopped", t.step).
+			Wrap(context.Cause(ctx))
+	}
+	return t.last.Eval, err
+}
+
+// validate computes the validation loss. Before each batch it votes on whether the run is to stop,
+// and then gives up: all processes do so at the same batch.
+func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) {
+	if t.opts.Eval == nil {
+		return false, nil
+	}
+	defer t.span("validate")()
+	t.owes = true
+	sum, labels := 0.0, int64(0)
+	size := int64(t.opts.Recipe.Microbatch)
+	for first := int64(0); first < min(t.opts.Eval.EvalRows(), maxEvalRows); first += size {
+		if stopped, err := t.vote(ctx, stop); err != nil || stopped {
+			return stopped, err
+		}
+		b, err := t.opts.Eval.Eval(first, int(size), 0, 1)
+		if err != nil {
+			return false, err
+		}
+		loss, err := t.evaluate(ctx, b)
+		if err != nil {
+			return false, err
+		}
+		sum, labels = sum+loss, labels+b.Count
+	}
+	t.last.Eval = sum / max(1, float64(labels))
+	t.owes = false
+	t.opts.Events.Emit(event.Eval{Step: t.step, Loss: event.Figure(t.last.Eval), Tokens: labels})
+	return false, nil
+}
+
+// evaluate returns the sum of the losses of a microbatch. The watchdog times each by itself.
+func (t *Trainer) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
+	defer t.phase(phaseEvaluate)()
+	return t.exec.evaluate(ctx, b)
+}
+
+// report emits the event of a step.
+func (t *Trainer) report(r StepResult) {
+	steps := t.opts.Recipe.Steps
+	e := event.Step{Step: t.step, Steps: steps, Loss: event.Figure(r.Loss),
+		GradNorm: event.Figure(r.GradNorm), Rate: r.LR, Tokens: int64(t.step) * r.Tokens,
+		Seconds: r.Seconds, MemoryBytes: t.memory()}
+	if r.Seconds > 0 {
+		e.TokensPerSecond = float64(r.Tokens) / r.Seconds
+		if t.opts.Peak > 0 {
+			e.MFU = e.TokensPerSecond * t.flops / t.opts.Peak
+		}
+	}
+	if t.pace == 0 {
+		t.pace = r.Seconds
+	}
+	t.pace += (r.Seconds - t.pace) / 16 // one slow step says little about those to come
+	e.ETASeconds = float64(steps-t.step) * t.pace
+	t.opts.Events.Emit(e)
+}
+
+// trainingFLOPs returns the arithmetic of one token, forward and backward, which costs twice the
+// forward pass. Where a model does not count its own, it is two operations for each parameter.
+func trainingFLOPs(m model.Model, seq int) float64 {
+	if c, ok := m.(interface{ Forward(seq int64) model.Flops }); ok {
+		forward := c.Forward(int64(seq))
+		return 3 * (forward.Linear + forward.Square)
+	}
+	flops := 0.0
+	for _, p := range m.Params() {
+		flops += 3 * 2 * float64(p.Size())
+	}
+	return flops
+}
+
+// memory is the most that any device held.
+func (t *Trainer) memory() int64 { return slices.Max(append(t.opts.Engine.HighWater(), 0)) }
+
+func (t *Trainer) span(name string) func() {
+	done := t.watchdog.runs(name)
+	if t.opts.Spans == nil {
+		return done
+	}
+	end := t.opts.Spans.Begin(t.step+1, name)
+	return func() {
+		end()
+		done()
+	}
+}

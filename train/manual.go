@@ -1,0 +1,65 @@
+package train
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+)
+
+// Gradients computes the gradients of a batch, for an [Trainer.Update] that follows, and returns
+// the loss: the mean over the batch's labels. The gradients stay on the devices. The batch has
+// Recipe.Batch sequences of Recipe.Seq tokens.
+//
+// Gradients and Update are the two halves of [Trainer.Step], without the Dataset, the guard against
+// spikes, the precision monitor and events.
+func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
+	return t.hooks.gradients(ctx, b)
+}
+
+// Update applies the gradients with a learning rate, counts a step, and returns the norm of all
+// gradients together, before clipping. If that is not finite, the state stays as it is and applied
+// is false.
+func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied bool, err error) {
+	norm, applied, err = t.exec.update(ctx, true, lr, math.Inf(1))
+	if err != nil {
+		return 0, false, err
+	}
+	t.step++
+	if applied {
+		t.updates++
+	}
+	return norm, applied, nil
+}
+
+// Params reads the f32 parameters from the devices, by their names in checkpoints. Layers have
+// parameters of their own; elements are in row-major order. A process of several has those of its
+// pipeline ranks.
+func (t *Trainer) Params(ctx context.Context) (map[string][]float32, error) {
+	all := map[string][]float32{}
+	homes := t.exec.homes()
+	for _, pc := range pieces(t.programs) {
+		h := homes[pc.rank]
+		if !pc.master || h == nil {
+			continue
+		}
+		b, err := gather(ctx, h.state.Get(pc.name), &pc, h.mesh)
+		if err != nil {
+			return nil, err
+		}
+		list := numbers(b, dtype.F32)
+		n := len(list) / len(pc.tensors)
+		for k, one := range pc.tensors {
+			values := list[k*n:][:n]
+			if old := all[one.Name]; old != nil && !slices.Equal(old, values) { // a tied embedding
+				return nil, diag.New(diag.ProgramInvalid, "two pipeline ranks have different copies of %s",
+					one.Name)
+			}
+			all[one.Name] = values
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,180 @@
+package train
+
+import (
+	"os"
+	"time"
+
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/room"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision/monitor"
+	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
+)
+
+// A Dataset gives a run its training batches; a [data.Loader] is one, and [data.NewBatch] builds a
+// batch from token slices.
+//
+// A Dataset is a function of the position: the same position gives the same batch, so a resumed run
+// sees the sequences that it would have seen. The trainer calls Take from a goroutine of its own, a
+// batch ahead of the devices, and never twice at the same time.
+//
+// Optional methods: Digest() string names everything that decides the order of the sequences, and a
+// checkpoint of another digest is refused; Ready() error is called before a run begins anew.
+type Dataset interface {
+	// Take returns the next sequences after a position, and the position behind them. A position
+	// without entries is the beginning. rank and ranks select the share of one data-parallel reader;
+	// the trainer reads whole batches and passes 0, 1.
+	Take(at data.Position, sequences, rank, ranks int) (*data.Batch, data.Position, error)
+}
+
+// An EvalSource gives the sequences of the validation loss; a [data.Loader] is one.
+type EvalSource interface {
+	// EvalRows is the number of validation sequences.
+	EvalRows() int64
+	// Eval returns sequences from first on. Behind the last one, labels are [data.Ignored].
+	Eval(first int64, sequences, rank, ranks int) (*data.Batch, error)
+}
+
+// Spans records what a step spends its time on. The trainer calls Begin when a part of a step
+// starts, and the returned function when it ends.
+type Spans interface {
+	Begin(step int, name string) (end func())
+}
+
+// Options describe a run. Engine, Data, and either Model and Recipe or Programs are required; the
+// zero value of every other field is a sensible default.
+type Options struct {
+	Engine *engine.Engine
+	// Model is what to train: a [model.Config], or a model of one's own. nil takes the model that
+	// Programs were built from.
+	Model model.Model
+	// Recipe has sizes, optimizer, saves and guards; [recipe.Default] is a start. Its model and data
+	// sections are not read here. nil takes the recipe that Programs were built from.
+	Recipe *recipe.Recipe
+	// Plan distributes the run over the engine's devices; nil is one device. It is not read where
+	// Programs are given.
+	Plan *plan.Plan
+	// Programs are the compiled step's programs; nil builds them from Model, Recipe and Plan.
+	Programs *step.Programs
+
+	Data Dataset
+	Eval EvalSource // nil turns validation off
+	// Init fills one parameter of a run that does not resume from a checkpoint. nil asks the model,
+	// if it has the method Init of [model.Config], with the recipe's seed.
+	Init func(p *model.Param, dst []float32) error
+
+	// Processes spreads the pipeline ranks over several processes; nil is one process.
+	Processes *Processes
+	// Ahead is how many actions a pipeline rank may queue on its devices ([pipeline.Config]).
+	Ahead int
+
+	// Monitor sets when the precision monitor compares and inspects; nil is [monitor.Defaults], with
+	// the recipe's warmup as settling time.
+	Monitor *monitor.Options
+
+	// Build names this build of Deepwell, which must be the same in all processes of a run. "" is
+	// unknown.
+	Build string
+
+	// Memory reads the memory limits of this process; nil reads the system's.
+	Memory func() []machine.MemoryLimit
+	// Disk reads the free bytes of a folder's disk; nil asks the system.
+	Disk func(dir string) (int64, error)
+	// Sleep waits before a failed save is retried; nil is time.Sleep.
+	Sleep func(time.Duration)
+
+	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last step.
+	Until int
+	// Peak is the peak arithmetic rate of all devices in FLOP/s, for MFU; 0 if it is not known.
+	Peak   float64
+	Events event.Sink  // nil discards events
+	Now    event.Clock // nil is time.Now
+	Spans  Spans       // nil records no spans
+
+	// LeastStall is the shortest time after which a step counts as stalled, whatever guard.stall
+	// says; 0 is a minute. Other phases of a run are given a multiple of it.
+	LeastStall time.Duration
+	// OnStall, if set, is called some seconds after Run found that it has stalled. By then
+	// everything that can be canceled has been, and Run has returned unless it is stuck inside the
+	// engine or a file system: a command exits here.
+	OnStall func(error)
+}
+
+// An initializer is a model that knows how its parameters begin; [model.Config] is one.
+type initializer interface {
+	Init(p *model.Param, seed uint64, dst []float32) error
+}
+
+// complete fills in defaults and checks that the options describe a run. The caller's recipe is
+// copied, not changed.
+func (o Options) complete() (Options, error) {
+	if o.Programs != nil {
+		spec := o.Programs.Spec()
+		if o.Model == nil {
+			o.Model = spec.Model
+		}
+		if o.Recipe == nil {
+			o.Recipe = spec.Recipe
+		}
+	}
+	for _, one := range []struct {
+		name  string
+		given bool
+	}{{"Engine", o.Engine != nil}, {"Model", o.Model != nil}, {"Recipe", o.Recipe != nil}} {
+		if !one.given {
+			return o, diag.New(diag.BadInput, "train.Options.%s is not set", one.name)
+		}
+	}
+	o.Recipe = completeRecipe(*o.Recipe)
+	if err := o.Recipe.Check(); err != nil {
+		return o, diag.From(err).At("train.Options.Recipe")
+	}
+	if init, ok := o.Model.(initializer); o.Init == nil && ok {
+		seed := uint64(o.Recipe.Seed)
+		o.Init = func(p *model.Param, dst []float32) error { return init.Init(p, seed, dst) }
+	}
+	if o.Events == nil {
+		o.Events = event.Discard
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Memory == nil {
+		o.Memory = HostMemory
+	}
+	if o.Disk == nil {
+		o.Disk = room.Disk
+	}
+	if o.Sleep == nil {
+		o.Sleep = time.Sleep
+	}
+	if o.Programs != nil {
+		return o, nil
+	}
+	var err error
+	o.Programs, err = step.Build(step.Spec{Model: o.Model, Recipe: o.Recipe, Arch: o.Engine.Platform(),
+		Plan: o.Plan})
+	return o, err
+}
+
+// completeRecipe fills in what a recipe in code may leave open, as parsing run.toml does.
+func completeRecipe(r recipe.Recipe) *recipe.Recipe {
+	if r.Microbatch == 0 {
+		r.Microbatch = r.Batch
+	}
+	r.Optimizer.Warmup = min(r.Optimizer.Warmup, r.Steps)
+	if r.Optimizer.Schedule == "constant" {
+		r.Optimizer.MinLR = r.Optimizer.LR
+	}
+	return &r
+}
+
+// HostMemory reads the limits that bound the memory of this process: the host's available memory
+// and those of its cgroups.
+func HostMemory() []machine.MemoryLimit { return room.Memory(os.DirFS("/")) }
