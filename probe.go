@@ -117,7 +117,7 @@ func timeProgram(ctx context.Context, eng *engine.Engine, stage *program.Module,
 	best := time.Hour
 	for range 7 {
 		start := time.Now()
-		run, err := x.Run(arg)
+		run, err := x.Run(ctx, arg)
 		if err != nil {
 			return 0, err
 		}

@@ -20,7 +20,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Compiler compiles for GPUs that are not at hand. It needs no driver.
+// A Compiler compiles for GPUs that are not at hand. It needs no driver. Several goroutines may
+// compile with it at the same time.
 type Compiler struct {
 	plugin  *pjrt.Plugin
 	bundle  *plugin.Bundle

@@ -59,6 +59,9 @@ type Store interface {
 }
 
 // An Engine runs programs on the devices of this process.
+//
+// Its methods may be called by several goroutines at the same time, except Close, which must come
+// last.
 type Engine struct {
 	name     string
 	version  string

@@ -110,7 +110,7 @@ func TestStateStaysOnTheDevices(t *testing.T) {
 	defer input.Free()
 	first := state.Get("w")
 	for range 10 {
-		if _, err := x.Step(&state, input); err != nil {
+		if _, err := x.Step(t.Context(), &state, input); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,7 +226,7 @@ func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	w := place(t, e, add, add.Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
 	in := place(t, e, add, add.Args[1], func(int) []byte { return floats(1, 2, 3, 4) })
 	e.ResetHighWater()
-	run, err := x.Run(w, in)
+	run, err := x.Run(t.Context(), w, in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func TestCompileCache(t *testing.T) {
 		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
 		in := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
 		defer in.Free()
-		run, err := x.Run(w, in)
+		run, err := x.Run(t.Context(), w, in)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -377,7 +377,7 @@ func TestRunsThatNobodyWaitsFor(t *testing.T) {
 	before := fmt.Sprint(e.LiveBytes())
 	var last *engine.Run
 	for range 500 {
-		run, err := x.Run(arg)
+		run, err := x.Run(t.Context(), arg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -410,7 +410,7 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	x := enginetest.Compile(t, e, &program.FromText("m", text, 1).Modules[0])
 	a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
-	run, err := x.Run(a)
+	run, err := x.Run(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -434,7 +434,7 @@ func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 func TestFreeingARunLeavesTheStateAlone(t *testing.T) {
 	x, state, input := counter(t)
 	for range 3 {
-		run, err := x.Step(state, input)
+		run, err := x.Step(t.Context(), state, input)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -472,7 +472,7 @@ func TestManyQueuedCollectives(t *testing.T) {
 			at := arg
 			var runs []*engine.Run
 			for range 200 {
-				run, err := x.Run(at)
+				run, err := x.Run(t.Context(), at)
 				if err != nil {
 					t.Error(err)
 					return
@@ -518,7 +518,7 @@ func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tenso
 	for round := range 10 {
 		w := place(t, e, s, spec, func(int) []byte { return fill(float32(round + 1)) })
 		fill(-1) // the source may change at once
-		run, err := x.Run(w)
+		run, err := x.Run(t.Context(), w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +549,7 @@ func TestFreeWhileRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 512*512*4) })
-		run, err := x.Run(a)
+		run, err := x.Run(t.Context(), a)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -570,7 +570,7 @@ func TestCanceledWaitReturns(t *testing.T) {
 	x := enginetest.Compile(t, e, &program.FromText("m", text, 1).Modules[0])
 	a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return make([]byte, 1500*1500*4) })
 	defer a.Free()
-	run, err := x.Run(a)
+	run, err := x.Run(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -585,12 +585,58 @@ func TestCanceledWaitReturns(t *testing.T) {
 	}
 }
 
+// A run whose context ends before it starts consumes nothing, also while the devices are busy.
+func TestCanceledRunConsumesNothing(t *testing.T) {
+	x, state, input := counter(t)
+	before := state.Get("w")
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := x.Step(gone, state, input); !errors.Is(err, diag.Canceled) || !before.Live() {
+		t.Errorf("%v; the donated array is live: %v", err, before.Live())
+	}
+	if _, err := x.Step(t.Context(), state, input); err != nil || before.Live() {
+		t.Errorf("%v; the donated array is live: %v", err, before.Live())
+	}
+	e := cpu(t)
+	open := make(chan struct{})
+	if err := e.Register("test.gate", func(*engine.Call) error { <-open; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	gate := enginetest.Compile(t, e, &program.FromText("m", `module @m attributes {mhlo.num_replicas = 2 : i32} {
+  func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %r = stablehlo.custom_call @test.gate(%x) {api_version = 4 : i32} : (tensor<4xf32>) -> tensor<4xf32>
+  return %r : tensor<4xf32>}}`, 2).Modules[0])
+	a := place(t, e, gate.Module(), gate.Module().Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
+	defer a.Free()
+	first, err := gate.Run(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Free()
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := gate.Run(soon, a); !errors.Is(err, diag.Canceled) {
+		t.Errorf("a run behind one that does not end: %v", err)
+	}
+	close(open)
+	second, err := gate.Run(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Free()
+	for _, r := range []*engine.Run{first, second} {
+		if err := r.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // 20,000 executions on 8 devices may not grow the process: neither memory nor goroutines.
 func TestSoak(t *testing.T) {
 	x, state, input := counter(t)
 	step := func(n int) {
 		for range n {
-			run, err := x.Step(state, input)
+			run, err := x.Step(t.Context(), state, input)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -662,7 +708,7 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := place(t, e, x.Module(), x.Module().Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
-		run, err := x.Run(a)
+		run, err := x.Run(t.Context(), a)
 		if err == nil {
 			err = run.Wait(t.Context())
 			run.Free()

@@ -47,7 +47,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer x.Free()
-	run, err := sum.Run(x) // queued on both devices
+	run, err := sum.Run(ctx, x) // queued on both devices
 	if err != nil {
 		log.Fatal(err)
 	}

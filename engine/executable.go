@@ -175,8 +175,13 @@ type Run struct {
 	kept    map[*Array]bool // results that a State owns now
 }
 
-// Run starts the module with arguments in its order. Donated arguments are consumed.
-func (x *Executable) Run(args ...*Array) (*Run, error) {
+// Run queues the module with arguments in its order and returns at once, before it has run; other
+// runs may take the results as arguments. Donated arguments are consumed.
+//
+// ctx covers the start alone: on CPU devices, a module with collectives starts when the previous
+// run on its devices is done. If ctx ends first, nothing is started or consumed, and the error is
+// DW1004. A run that has started cannot be canceled; [Run.Wait] stops waiting for it.
+func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 	if len(args) != len(x.module.Args) {
 		return nil, diag.New(diag.ArgumentCount, "module %s takes %d arguments; %d were given",
 			x.module.Name, len(x.module.Args), len(args))
@@ -209,7 +214,7 @@ func (x *Executable) Run(args ...*Array) (*Run, error) {
 			lists[d][i] = a.parts[d]
 		}
 	}
-	run, err := x.loaded.Execute(lists)
+	run, err := x.loaded.Execute(ctx, lists)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +330,7 @@ func (st *State) Free() {
 // Step runs a module on the state: each argument is the given input of its name, or else what the
 // state keeps under it. Results that take the place of donated arguments go back into the state;
 // the caller owns the others.
-func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
+func (x *Executable) Step(ctx context.Context, st *State, inputs ...*Array) (*Run, error) {
 	args := make([]*Array, len(x.module.Args))
 	for i, spec := range x.module.Args {
 		at := slices.IndexFunc(inputs, func(a *Array) bool { return a != nil && a.Name() == spec.Name })
@@ -336,7 +341,7 @@ func (x *Executable) Step(st *State, inputs ...*Array) (*Run, error) {
 				x.module.Name, spec.Name)
 		}
 	}
-	r, err := x.Run(args...)
+	r, err := x.Run(ctx, args...)
 	if err != nil {
 		return nil, err
 	}

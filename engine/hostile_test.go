@@ -80,7 +80,7 @@ func (sc *scene) flag(name string, value any) error {
 }
 
 func (sc *scene) run(args ...*engine.Array) error {
-	run, err := sc.x.Run(args...)
+	run, err := sc.x.Run(sc.t.Context(), args...)
 	if err == nil {
 		err = run.Wait(sc.t.Context())
 		run.Free()
@@ -257,7 +257,7 @@ var hostile = []struct {
 		return err
 	}},
 	{"a name that the state does not keep", diag.ArgumentCount, "neither given nor kept", func(sc *scene) error {
-		_, err := sc.x.Step(&engine.State{}, sc.v)
+		_, err := sc.x.Step(sc.t.Context(), &engine.State{}, sc.v)
 		return err
 	}},
 	{"a canceled compile", diag.Canceled, "", func(sc *scene) error {
@@ -283,7 +283,7 @@ var hostile = []struct {
 		e.Close()
 		defer x.Free()
 		defer w.Free()
-		_, err = x.Run(w, w)
+		_, err = x.Run(sc.t.Context(), w, w)
 		return err
 	}},
 	{"a closed engine is read from", diag.BufferGone, "closed", func(sc *scene) error {
@@ -325,7 +325,7 @@ var hostile = []struct {
 		defer x.Free()
 		a := place(sc.t, sc.e, x.Module(), x.Module().Args[0], func(int) []byte { return floats(1) })
 		defer a.Free()
-		run, err := x.Run(a)
+		run, err := x.Run(sc.t.Context(), a)
 		if err != nil {
 			return err
 		}
@@ -343,7 +343,7 @@ var hostile = []struct {
 		return err
 	}},
 	{"a nil input of a step", diag.ArgumentCount, "neither given nor kept", func(sc *scene) error {
-		_, err := sc.x.Step(&engine.State{}, nil)
+		_, err := sc.x.Step(sc.t.Context(), &engine.State{}, nil)
 		return err
 	}},
 	{"an engine that is not installed", diag.EngineMissing, "engine install cpu", func(sc *scene) error {
@@ -405,7 +405,7 @@ func TestHostileUse(t *testing.T) {
 	}
 	// After all that the engine still computes.
 	sc := newScene(t, e)
-	run, err := sc.x.Run(sc.w, sc.v)
+	run, err := sc.x.Run(sc.t.Context(), sc.w, sc.v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestConcurrentMisuse(t *testing.T) {
 					v.Free()
 					return
 				}
-				run, err := x.Run(w, v)
+				run, err := x.Run(t.Context(), w, v)
 				if err != nil {
 					return
 				}

@@ -159,7 +159,7 @@ func (m *meeting) run(ctx context.Context, piece dtype.Shape, sent *Array) (*Arr
 	if p.blank != nil {
 		arg.parts = append(arg.parts, p.blank.parts...)
 	}
-	r, err := p.x.Run(arg)
+	r, err := p.x.Run(ctx, arg)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func TestVariantsShareTheirPrograms(t *testing.T) {
 		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 		defer w.Free()
 		defer v.Free()
-		run, err := x.Run(w, v)
+		run, err := x.Run(t.Context(), w, v)
 		if err != nil {
 			return err
 		}

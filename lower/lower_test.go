@@ -69,7 +69,7 @@ func (e engineWith) execute(t *testing.T, x *engine.Executable, g *ir.Graph,
 		defer a.Free()
 		args = append(args, a)
 	}
-	r, err := x.Run(args...)
+	r, err := x.Run(t.Context(), args...)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}

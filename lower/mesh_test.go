@@ -79,7 +79,7 @@ func runOnMesh(t *testing.T, e *engine.Engine, g *ir.Graph, inputs map[string][]
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := x.Run(args...)
+	run, err := x.Run(t.Context(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func measure(b *testing.B, g *ir.Graph) {
 		args = append(args, p.Put(b, v.Name, data[v.Name][0].Data))
 	}
 	step := func() {
-		run, err := p.Executable.Run(args...)
+		run, err := p.Executable.Run(b.Context(), args...)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -57,7 +57,7 @@ func ran(t *testing.T, r *enginetest.Rig, p *enginetest.Program, g *ir.Graph,
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := p.Executable.Run(args...)
+	run, err := p.Executable.Run(t.Context(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -304,7 +304,7 @@ func reference(t *testing.T, e *engine.Engine, micros int) map[string][]float64 
 			defer a.Free()
 			args = append(args, a)
 		}
-		run, err := x.Run(args...)
+		run, err := x.Run(t.Context(), args...)
 		if err != nil {
 			t.Fatal(err)
 		}

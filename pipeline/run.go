@@ -246,7 +246,7 @@ func (r *run) compute(a schedule.Action) error {
 		if err != nil {
 			return err
 		}
-		started, err := x.Run(args...)
+		started, err := x.Run(r.ctx, args...)
 		if err != nil {
 			return err
 		}

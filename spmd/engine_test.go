@@ -121,7 +121,7 @@ func (d *device) run(g *ir.Graph, in map[string][]*eval.Array) ([][]*eval.Array,
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := x.Run(args...)
+	run, err := x.Run(context.Background(), args...)
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func bytesOf(t *testing.T, e *engine.Engine, g *ir.Graph, names []string, p *pla
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := x.Run(args...)
+	run, err := x.Run(t.Context(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -363,7 +363,7 @@ func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k
 			args[i] = a
 		}
 	}
-	run, err := x.Run(args...)
+	run, err := x.Run(ctx, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -130,7 +130,8 @@ func (f *inputFeed) run(x *engine.Executable, st *engine.State,
 		}
 		arrays = append(arrays, a)
 	}
-	return x.Step(st, arrays...)
+	// A step that has begun runs to its end; only the wait for it is canceled.
+	return x.Step(context.Background(), st, arrays...)
 }
 
 // settings gives the inputs of an update.

@@ -157,7 +157,7 @@ func (s *side) time(ctx context.Context, mode string, count int) (float64, error
 	var last *engine.Run
 	start := time.Now()
 	for range count {
-		run, err := s.x.Run(at)
+		run, err := s.x.Run(ctx, at)
 		if err != nil {
 			return 0, err
 		}

@@ -64,7 +64,7 @@ func capture(ctx context.Context, job parity.Job, at data.Position, rows int) ([
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := x.Run(args...)
+	run, err := x.Run(ctx, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -198,7 +198,7 @@ func (t *trainer) Turn(steps int) (abtest.Turn, error) { return abtest.Take(step
 // step makes one step and gives its loss.
 func (t *trainer) step() (float64, error) {
 	t.steps++
-	run, err := t.grad.Run(t.args(t.gradOf, nil)...)
+	run, err := t.grad.Run(context.Background(), t.args(t.gradOf, nil)...)
 	if err != nil {
 		return 0, err
 	}
@@ -221,7 +221,7 @@ func (t *trainer) step() (float64, error) {
 		defer a.Free()
 		more[v.Name] = a
 	}
-	done, err := t.update.Run(t.args(t.updateOf, more)...)
+	done, err := t.update.Run(context.Background(), t.args(t.updateOf, more)...)
 	if err != nil {
 		return 0, err
 	}

@@ -143,7 +143,7 @@ func (p *Program) Run(t T, inputs map[string][]*eval.Array) [][]*eval.Array {
 		defer a.Free()
 		args = append(args, a)
 	}
-	run, err := p.Executable.Run(args...)
+	run, err := p.Executable.Run(t.Context(), args...)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, p.graph)
 	}
@@ -167,7 +167,7 @@ func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[
 		defer a.Free()
 		in = append(in, a)
 	}
-	run, err := p.Executable.Step(state, in...)
+	run, err := p.Executable.Step(t.Context(), state, in...)
 	if err != nil {
 		t.Fatal(err)
 	}

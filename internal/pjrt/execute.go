@@ -167,8 +167,12 @@ type Run struct {
 
 // Execute starts the program on all its local devices: args[d] are the arguments of device d. A
 // buffer whose parameter is donated is consumed, unless its index is in keep. Execute returns
-// when the run has been started; Wait tells when it is done.
-func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
+// when the run has been started; Wait tells when it is done. If ctx ends before, nothing was
+// started and nothing is consumed.
+func (x *Loaded) Execute(ctx context.Context, args [][]*Buffer, keep ...int) (*Run, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, notStarted(err)
+	}
 	if err := x.client.enter(); err != nil {
 		return nil, err
 	}
@@ -193,7 +197,12 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 	}
 	f.options.launchID = x.client.launches.Add(1)
 	takeTurn, endTurn := x.turns()
-	takeTurn()
+	if err := takeTurn(ctx); err != nil {
+		for _, b := range f.donated {
+			b.restore()
+		}
+		return nil, err
+	}
 	if err := x.start(f); err != nil {
 		endTurn(nil)
 		x.settleDonated(f)
@@ -204,24 +213,36 @@ func (x *Loaded) Execute(args [][]*Buffer, keep ...int) (*Run, error) {
 	return r, nil
 }
 
+func notStarted(why error) error {
+	return diag.New(diag.Canceled, "stopped before a program was started").Wrap(why)
+}
+
 // turns keeps runs that meet in collectives apart. XLA:CPU gives every device of a run a thread of
 // one pool and lets it block there until the others have come; a second run on the same devices
 // can take the threads that the first still needs, and after 40 s XLA ends the process. (JAX 0.10.2
 // on its own XLA does so too.) So a device begins such a run when its last one is done. GPUs queue
 // on streams and need no turns.
-func (x *Loaded) turns() (take func(), end func(*flight)) {
+func (x *Loaded) turns() (take func(context.Context) error, end func(*flight)) {
 	if x.client.platform != "cpu" || x.sig.Alone || len(x.devices) == 1 {
-		return func() {}, func(*flight) {}
+		return func(context.Context) error { return nil }, func(*flight) {}
 	}
 	// Locks are taken in the order of device numbers, so that two launches cannot block each other.
-	take = func() {
-		for _, d := range x.ordered {
+	take = func(ctx context.Context) error {
+		for i, d := range x.ordered {
 			d.turn.Lock()
-			if d.last != nil {
-				_ = d.last.Wait(context.Background()) // its error is kept for who waits for it
-				d.last = nil
+			if d.last == nil {
+				continue
 			}
+			_ = d.last.Wait(ctx) // its error is kept for who waits for it
+			if err := ctx.Err(); err != nil {
+				for _, taken := range x.ordered[:i+1] {
+					taken.turn.Unlock()
+				}
+				return notStarted(err)
+			}
+			d.last = nil
 		}
+		return nil
 	}
 	end = func(started *flight) {
 		for _, d := range x.ordered {

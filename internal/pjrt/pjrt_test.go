@@ -145,7 +145,7 @@ func TestCompileRunSerializeLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, err := e.Execute([][]*Buffer{{in}})
+		run, err := e.Execute(t.Context(), [][]*Buffer{{in}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -333,7 +333,7 @@ func TestCloseBeforeFree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, err := x.Execute([][]*Buffer{{in}})
+		run, err := x.Execute(t.Context(), [][]*Buffer{{in}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -385,7 +385,7 @@ func.func @main(%x: tensor<300x300xf32>) -> tensor<300x300xf32> {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, err := x.Execute([][]*Buffer{{in}})
+		run, err := x.Execute(t.Context(), [][]*Buffer{{in}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -233,7 +233,7 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 		return err
 	}
 	defer arg.Free()
-	run, err := x.Run(arg)
+	run, err := x.Run(ctx, arg)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func filled(e *engine.Engine, s *program.Module, value func(device int) float64)
 // expect runs a program and sees that every element of a device's result is the number wanted.
 func expect(ctx context.Context, x *engine.Executable, arg *engine.Array, devices []int,
 	want func(device int) float64) error {
-	run, err := x.Run(arg)
+	run, err := x.Run(ctx, arg)
 	if err != nil {
 		return err
 	}
