@@ -57,7 +57,7 @@ type Job struct {
 	Model   string // the model's name, for the plan
 	Config  *model.Config
 	Cluster machine.Cluster
-	Profile *price.Profile
+	Profile *price.Profile // the software that runs the plan; nil is Deepwell's own
 
 	Seq int64 // tokens of a row
 	// Batch is the rows of a step. 0 leaves them to the search, up to MaxBatch; of that 0 means
@@ -206,9 +206,15 @@ const (
 
 // filled is the job with what was left out.
 func (j Job) filled() (Job, error) {
+	if j.Profile == nil {
+		var err error
+		if j.Profile, err = price.Find(price.Own); err != nil {
+			return j, err
+		}
+	}
 	switch {
-	case j.Config == nil || j.Cluster.Count < 1 || j.Profile == nil:
-		return j, diag.New(diag.BadInput, "a search needs a model, a cluster and a profile")
+	case j.Config == nil || j.Cluster.Count < 1:
+		return j, diag.New(diag.BadInput, "a search needs a model and a cluster")
 	case j.Seq < 1 || j.Batch < 0 || j.MaxBatch < 0:
 		return j, diag.New(diag.BadInput, "rows of %d tokens, and %d of them, are no batch", j.Seq,
 			j.Batch)
