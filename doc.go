@@ -42,11 +42,15 @@
 //	   internal/room    files of a host → memory and disk that are left for this process
 //	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
+//	   rewrite     per-device graph → one that a target runs well: passes by target
+//	   lower       a rewritten graph → StableHLO text; it only prints
+//	   lower/stablehlo  the printer: instructions, plain rules; rows of kernels
+//	   lower/quantized  quantization and block-scaled products, on every target
+//	   lower/cpu   kernels of XLA:CPU, a row each
+//	   lower/gpu   kernels of XLA:GPU and cuDNN, a row each
 //	   cost        a device's graph → its bill: products, streams, collectives, buffers
 //	   estimate    a plan, its bill and prices → time and memory of a step
-//	6  rewrite     per-device graph → one that a target runs well: passes by target
-//	   lower       a rewritten graph → StableHLO text; it only prints
-//	   dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
+//	6  dryrun      a schedule and prices → a timeline: time, waits, memory, money; report, trace
 //	   internal/check   small programs whose answers are known
 //	   internal/enginetest     graphs to numbers on the CPU engine, for tests
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices

@@ -13,8 +13,8 @@ import (
 
 // kernelOf says what an operation becomes on a target, and notes why.
 func kernelOf(s *kernels.Selector, op *ir.Op) string {
-	if k := pick(kernelTable(), s, op); k != nil {
-		return k.name
+	if k := table().Pick(s, op); k != nil {
+		return k.Name
 	}
 	return kernels.Plain
 }

@@ -1,4 +1,4 @@
-package lower
+package gpu
 
 import (
 	"encoding/json"
@@ -9,7 +9,19 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower/stablehlo"
 )
+
+// attentionKernels are cuDNN's attention, forward and backward.
+func attentionKernels() []stablehlo.Kernel {
+	row := func(kind string, print func(writer, *ir.Op, []val) []val) stablehlo.Kernel {
+		return stablehlo.Kernel{Name: kernels.CuDNN, Kinds: []string{kind}, Print: on(print),
+			Applies: kernels.Attending(kernels.CuDNN)}
+	}
+	return []stablehlo.Kernel{row("attention", cudnnAttention),
+		row("attention_grad", cudnnAttentionGrad)}
+}
 
 // cudnnRules are the calls of cuDNN. Data of attention is batch, seq, heads, head; cuDNN's results
 // have heads before seq, and the layouts that the call states make that a mere view.
@@ -20,7 +32,7 @@ const (
 	rowMajor1 = "dense<0> : tensor<1xindex>"
 )
 
-// matmul are the dimension numbers of one matrix product inside a call.
+// matmul are the dimension numbers of one matrix product rewrite.InBlock a call.
 type matmul struct {
 	LHSContracting []string `json:"lhs_contracting_dimensions"`
 	RHSContracting []string `json:"rhs_contracting_dimensions"`
@@ -32,9 +44,9 @@ func newMatmul(lc, rc, lb, rb string) matmul {
 	return matmul{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
 }
 
-// config spells a call's backend config as MLIR wants it: JSON inside a string. Names are those of
-// CudnnfMHABackendConfig in XLA's backend_configs.proto.
-func (w *writer) config(op *ir.Op, products map[string]matmul) string {
+// config spells a call's backend config as MLIR wants it: JSON rewrite.InBlock a string. Names are
+// those of CudnnfMHABackendConfig in XLA's backend_configs.proto.
+func (w writer) config(op *ir.Op, products map[string]matmul) string {
 	q, k := op.In[0].Type, op.In[1].Type
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
 	mask := "NO_MASK"
@@ -59,7 +71,7 @@ func (w *writer) config(op *ir.Op, products map[string]matmul) string {
 	js, err := json.Marshal(map[string]any{"operation_queue_id": "0",
 		"cudnn_fmha_backend_config": fmha})
 	if err != nil {
-		w.fail("the config of attention: %v", err)
+		w.Fail("the config of attention: %v", err)
 	}
 	return strconv.Quote(string(js))
 }
@@ -73,21 +85,22 @@ func headsFirst(t ir.Type) ir.Type {
 
 // call writes a custom call with several results, the last of them cuDNN's scratch memory, which
 // the compiler sizes.
-func (w *writer) call(target, config string, in []val, inLayouts []string, out []ir.Type,
+func (w writer) call(target, config string, in []val, inLayouts []string, out []ir.Type,
 	outLayouts []string) []val {
-	name, vals := w.fresh(), make([]val, len(out))
+	name, vals := w.Fresh(), make([]val, len(out))
 	for i, t := range out {
-		vals[i] = val{fmt.Sprintf("%s#%d", name, i), t}
+		vals[i] = val{Name: fmt.Sprintf("%s#%d", name, i), Type: t}
 	}
-	names, types := spelled(in)
-	_, results := spelled(vals)
-	w.line("%s:%d = stablehlo.custom_call @%s(%s) {api_version = 2 : i32, backend_config = %s, "+
+	names, types := stablehlo.Spell(in)
+	_, results := stablehlo.Spell(vals)
+	w.Line("%s:%d = stablehlo.custom_call @%s(%s) {api_version = 2 : i32, backend_config = %s, "+
 		"operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s, tensor<0xui8>)", name, len(out)+1,
-		target, names, config, list(inLayouts), list(append(outLayouts, rowMajor1)), types, results)
+		target, names, config, stablehlo.List(inLayouts), stablehlo.List(append(outLayouts, rowMajor1)),
+		types, results)
 	return vals
 }
 
-func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
+func cudnnAttention(w writer, op *ir.Op, in []val) []val {
 	config := w.config(op, map[string]matmul{
 		"bmm1_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
 		"bmm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
@@ -97,17 +110,17 @@ func cudnnAttention(w *writer, op *ir.Op, in []val) []val {
 }
 
 // fmha calls cuDNN, whose results have heads before the sequence.
-func (w *writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
+func (w writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
 	outLayouts []string) []val {
 	types := lists.Map(op.Out, func(v *ir.Value) ir.Type { return headsFirst(v.Type) })
 	out := w.call(target, config, in, inLayouts, types, outLayouts)
 	for i := range out {
-		out[i] = w.transpose(out[i], ir.Names(op.Out[i].Type.Dims))
+		out[i] = w.Transpose(out[i], ir.Names(op.Out[i].Type.Dims))
 	}
 	return out
 }
 
-func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
+func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
 	config := w.config(op, map[string]matmul{
 		"bmm1_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),
 		"bmm1_grad_gemm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
@@ -115,7 +128,7 @@ func cudnnAttentionGrad(w *writer, op *ir.Op, in []val) []val {
 		"bmm2_grad_gemm2_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
 	})
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
-	stat := w.transpose(in[4], ir.Names(headsFirst(in[4].t).Dims))
+	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))
 	return w.fmha("__cudnn$fmhaSoftmaxBackward", config, op, []val{q, k, v, stat, do, o},
 		[]string{rowMajor4, rowMajor4, rowMajor4, rowMajor3, rowMajor4, rowMajor4},
 		[]string{headFirst, headFirst, headFirst})

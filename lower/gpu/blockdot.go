@@ -1,0 +1,108 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower/stablehlo"
+)
+
+// blockDotKernels are cuDNN's block-scaled matmuls, on GPUs whose tensor cores have them.
+func blockDotKernels() []stablehlo.Kernel {
+	return []stablehlo.Kernel{{
+		Name: kernels.CuDNN, Kinds: []string{"block_dot"}, Print: on(cudnnBlockDot),
+		Applies: func(s *kernels.Selector, _ *ir.Op) (string, bool) {
+			return "cuDNN multiplies blocks", s.Blocks()
+		},
+	}}
+}
+
+// cudnnBlockDot calls cuDNN's product of values in blocks, past XLA's own rewriter, which would
+// quietly multiply wide numbers where it does not like a layout. Arguments are matrices with what
+// is summed over last; their scales are in the order in which tensor cores read them.
+func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
+	format, n, over := ir.Format(op.Attrs.Text("format")), len(in)/2, op.Attrs.List("over")
+	out := op.Out[0].Type
+	var args, scales [2]val
+	var rows [2]int64
+	for i := range 2 {
+		codes, s := in[i*n], in[i*n+1]
+		at := len(codes.Type.Dims) - len(over)
+		rows[i] = elements(codes.Type.Dims[:at])
+		matrix := func(v val) val {
+			return w.Reshape(v, ir.Type{Dims: []ir.Dim{{Name: "rows", Size: rows[i]},
+				{Name: "cols", Size: elements(v.Type.Dims[at:])}}})
+		}
+		args[i] = w.cardElements(format, w.Pad(matrix(codes), "rows", 0, toTile(rows[i], tileRows)))
+		scales[i] = w.Bitcast(w.swizzled(matrix(s)), format.Scales())
+	}
+	t := ir.Type{Elem: out.Elem, Dims: []ir.Dim{{Name: "rows", Size: args[0].Type.Dims[0].Size},
+		{Name: "cols", Size: args[1].Type.Dims[0].Size}}}
+	v := w.call("__cudnn$blockScaledDot", `""`, []val{args[0], args[1], scales[0], scales[1]},
+		[]string{rowMajor2, rowMajor2, rowMajor2, rowMajor2}, []ir.Type{t}, []string{rowMajor2})[0]
+	v = w.Slice(w.Slice(v, "rows", 0, rows[0]), "cols", 0, rows[1])
+	v = w.Reshape(v, out)
+	if format == ir.NVFP4 {
+		v = w.Unscale(v, w.cardGrid(in[2]).Decode, w.cardGrid(in[n+2]).Decode)
+		v = w.Convert(v, out.Elem)
+	}
+	return []val{v}
+}
+
+const rowMajor2 = "dense<[1, 0]> : tensor<2xindex>"
+
+// Tensor cores read scales in tiles of 128 rows and 4 columns.
+const (
+	tileRows = 128
+	tileCols = 4
+)
+
+// toTile is what is missing to whole tiles.
+func toTile(n, tile int64) int64 { return (tile - n%tile) % tile }
+
+// cardElements sees bytes as the elements that they are.
+func (w writer) cardElements(format ir.Format, codes val) val {
+	if format == ir.MXFP8 {
+		return w.Bitcast(codes, format.Codes())
+	}
+	codes = w.rowMajor(codes) // or XLA:GPU turns elements of four bits, one by one
+	t := ir.Type{Elem: format.Codes(), Dims: append(slices.Clone(codes.Type.Dims),
+		ir.Dim{Name: "half", Size: 2})}
+	v := w.Apply(t, "stablehlo.bitcast_convert ", "", codes)
+	dims := slices.Clone(codes.Type.Dims)
+	dims[len(dims)-1].Size *= 2
+	return w.Reshape(v, ir.Type{Dims: dims})
+}
+
+// rowMajor gives a value that lies in memory in the order of its dimensions: XLA:GPU chooses a
+// layout for what it makes, and moves what was made where another is asked for.
+func (w writer) rowMajor(v val) val {
+	order := make([]int, len(v.Type.Dims))
+	for i := range order {
+		order[i] = len(order) - 1 - i
+	}
+	layout := fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", stablehlo.List(order), len(order))
+	return w.Apply(v.Type, "stablehlo.custom_call @LayoutConstraint(", fmt.Sprintf(
+		") {api_version = 2 : i32, operand_layouts = [%s], result_layouts = [%[1]s]}", layout), v)
+}
+
+// swizzled puts scales in the order in which tensor cores read them: tiles of 128 rows and 4
+// columns one after the other, in each 32 lines of 16 bytes, rows i, i+32, i+64 and i+96 side by
+// side. What a tile lacks is zeros.
+func (w writer) swizzled(scales val) val {
+	v := w.Pad(scales, "rows", 0, toTile(scales.Type.Size("rows"), tileRows))
+	v = w.Pad(v, "cols", 0, toTile(scales.Type.Size("cols"), tileCols))
+	rows, cols := v.Type.Dims[0].Size, v.Type.Dims[1].Size
+	cut := ir.Type{Dims: []ir.Dim{{Name: "tile", Size: rows / tileRows}, {Name: "quarter", Size: 4},
+		{Name: "line", Size: 32}, {Name: "across", Size: cols / tileCols}, {Name: "col", Size: tileCols}}}
+	order := []string{"tile", "across", "line", "quarter", "col"}
+	return w.Reshape(w.Transpose(w.Reshape(v, cut), order), v.Type)
+}
+
+// elements is the number of elements of some dimensions.
+func elements(dims []ir.Dim) int64 {
+	return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
+}

@@ -1,0 +1,273 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower/quantized"
+	"github.com/deepwell/deepwell/lower/stablehlo"
+	"github.com/deepwell/deepwell/rewrite"
+)
+
+// quantizeKernels are the codes of quantize; scales have rules of their own.
+func quantizeKernels() []stablehlo.Kernel {
+	return []stablehlo.Kernel{{
+		Name: kernels.Windowed, Kinds: []string{rewrite.QuantizeWith}, Print: on(windowed),
+		Applies: kernels.OnGPU("two kernels of plain operations; one of Triton's would read once"),
+	}}
+}
+
+// Rules are the parts of quantize that package rewrite makes for GPUs, by kind.
+func Rules() map[string]stablehlo.Rule {
+	return map[string]stablehlo.Rule{
+		rewrite.BlockAmax:    on(blockAmax),
+		rewrite.BlockScale:   on(blockScale),
+		rewrite.AmaxOfBlocks: on(amaxOfBlocks),
+	}
+}
+
+// A quantizer prints the quantization of one source.
+type quantizer struct {
+	quantized.Quantizer
+	w writer
+}
+
+func newQuantizer(w writer, op *ir.Op) quantizer {
+	return quantizer{*quantized.NewQuantizer(w.Writer, op), w}
+}
+
+// windowed is quantize for a card: largest magnitudes by reduce_window, of 16 bits where the source
+// has no more (after a Hadamard transform by the sums themselves, see words), and a barrier on the
+// scales, so that XLA:GPU makes two kernels of it, one for the scales and one for the codes, and
+// keeps nothing wide in memory between them (reference/quantize_fusion.md, 2). Where a source is
+// written both ways, both have one barrier.
+func windowed(w writer, op *ir.Op, in []val) []val {
+	q := newQuantizer(w, op)
+	x, scale := in[0], q.rows(in[1])
+	order := append(ir.Names(ir.Without(x.Type.Dims, q.Along...)), q.Along...)
+	var codes val
+	switch {
+	case q.Format == ir.MXFP8:
+		codes = w.cardE4M3(q.SplitBlocks(x), scale)
+	case q.Transform:
+		codes = q.pack64(x, scale, w.cardGrid(in[2]))
+	default:
+		// Packed as they lie: XLA:GPU would turn the two halves of bytes one after the other.
+		factor := w.cardFactor(scale, w.cardGrid(in[2]))
+		codes = q.cardE2M1(q.SplitBlocks(x), factor, quantized.AllElements)
+		none := w.BroadcastTo(w.Compare("NE", factor, factor), codes.Type)
+		codes = w.Select(none, w.Constant(codes.Type, 7), codes)
+		codes = w.rowMajor(w.PackPairs(w.Convert(codes, dtype.U8)))
+	}
+	return []val{w.MergeBlocks(codes, order, op.Out[0].Type), w.MergeBlocks(scale, order,
+		op.Out[1].Type)}
+}
+
+// window is the size of what shares a scale: a block, or a tile.
+func (q quantizer) window() map[string]int64 {
+	size := map[string]int64{q.BlockDim(): q.Block}
+	if q.Tile {
+		size[q.TileDim().Name] = q.Block
+	}
+	return size
+}
+
+// blockAmax gives the bits of the largest magnitudes of blocks, or tiles, in the order of the
+// source.
+func blockAmax(w writer, op *ir.Op, in []val) []val {
+	q, x := newQuantizer(w, op), in[0]
+	if q.Transform {
+		return []val{q.hadamardAmax(x)}
+	}
+	as, mask := dtype.U32, uint32(quantized.MagnitudeBits)
+	if x.Type.Elem == dtype.BF16 {
+		as, mask = dtype.U16, quantized.MagnitudeBits>>16
+	}
+	return []val{w.window(w.WithInt(w.Bitcast(x, as), "and", mask), q.window())}
+}
+
+// amaxOfBlocks is the largest of what the blocks are found to have.
+func amaxOfBlocks(w writer, op *ir.Op, in []val) []val {
+	return []val{w.AmaxOf(op, w.fromHalf(in[0]))}
+}
+
+// fromHalf gives bits of 16 bits in 32.
+func (w writer) fromHalf(top val) val {
+	if top.Type.Elem == dtype.U32 {
+		return top
+	}
+	return w.WithInt(w.Convert(top, dtype.U32), "shift_left", 16)
+}
+
+// blockScale gives the scales of one quantize as bytes, in the order of the source.
+func blockScale(w writer, op *ir.Op, in []val) []val {
+	if ir.Format(op.Attrs.Text("format")) == ir.MXFP8 {
+		return []val{w.Convert(w.PowerOfTwoScale(in[0]), dtype.U8)}
+	}
+	top := w.Float(w.fromHalf(in[0]))
+	return []val{w.Convert(w.cardE4M3Scale(top, w.cardGrid(in[1])), dtype.U8)}
+}
+
+// rows repeats the scale of a tile for each of its rows.
+func (q quantizer) rows(scale val) val {
+	if !q.Tile {
+		return scale
+	}
+	at := scale.Type.Index(q.TileDim().Name)
+	t := ir.Type{Dims: quantized.SplitDim(scale.Type.Dims, at, 1, "row")}
+	one := q.w.Reshape(scale, ir.Type{Dims: ir.Without(t.Dims, "row")})
+	t.Dims[at+1].Size = q.Block
+	dims := ir.Without(t.Dims, "row")
+	dims[at].Size *= q.Block
+	return q.w.Reshape(q.w.BroadcastTo(one, t), ir.Type{Dims: dims})
+}
+
+// window gives the largest in windows that do not overlap.
+func (w writer) window(v val, size map[string]int64) val {
+	t := ir.Type{Elem: v.Type.Elem}
+	sizes := make([]int64, len(v.Type.Dims))
+	for i, d := range v.Type.Dims {
+		sizes[i] = max(size[d.Name], 1)
+		t.Dims = append(t.Dims, ir.Dim{Name: d.Name, Size: d.Size / sizes[i]})
+	}
+	return w.Apply(t, `"stablehlo.reduce_window"(`, fmt.Sprintf(
+		`) <{window_dimensions = array<i64: %s>, window_strides = array<i64: %[1]s>}> (%s)`,
+		stablehlo.List(sizes), stablehlo.Reducer("maximum", v.Type.Elem)), v,
+		w.Constant(ir.Type{Elem: v.Type.Elem}, 0))
+}
+
+// cardE4M3 rounds the elements of MXFP8. A card computes with subnormal numbers, and what is no
+// number makes its whole block so.
+func (w writer) cardE4M3(x, scale val) val {
+	s := w.Convert(scale, dtype.U32)
+	factor := w.WithInt(w.Elementwise("subtract", w.Constant(s.Type, 254), s), "shift_left", 23)
+	factor = w.Select(w.AtLeast(s, 254), w.Constant(s.Type, 0x400000), factor)
+	factor = w.Select(w.AtLeast(s, 255), w.Constant(s.Type, quantized.NaNBits), factor)
+	x = w.Convert(x, dtype.F32)
+	y := w.Elementwise("multiply", x, w.BroadcastTo(w.Float(factor), x.Type))
+	return w.Bitcast(w.Convert(y, dtype.F8E4M3FN), dtype.U8)
+}
+
+// cardGrid is grid in float32.
+func (w writer) cardGrid(top val) quantized.TensorScale {
+	in := w.Elementwise("divide", w.Constant(top.Type, 2688), top)
+	most := w.Constant(in.Type, math.MaxFloat32)
+	in = w.Select(w.Compare("GT", in, most), most, in)
+	zero := w.Constant(in.Type, 0)
+	none := w.Elementwise("or", w.Compare("EQ", in, zero), w.Compare("EQ", top, zero))
+	in = w.Select(none, w.Constant(in.Type, 1), in)
+	return quantized.TensorScale{Encode: in,
+		Decode: w.Elementwise("divide", w.Constant(in.Type, 1), in)}
+}
+
+// cardE4M3Scale gives the scales of NVFP4 of largest magnitudes.
+func (w writer) cardE4M3Scale(top val, g quantized.TensorScale) val {
+	sixth := w.Elementwise("multiply", g.Encode, w.Constant(g.Encode.Type, float64(float32(1.0/6))))
+	y := w.Elementwise("multiply", top, w.BroadcastTo(sixth, top.Type))
+	scale := w.RoundToNearest(y, quantized.E4M3)
+	return w.Select(w.Compare("NE", y, y), w.Constant(scale.Type, 0x7f), scale)
+}
+
+// cardFactor gives what the elements of blocks are multiplied by.
+func (w writer) cardFactor(scale val, g quantized.TensorScale) val {
+	wide := w.Convert(w.Bitcast(scale, dtype.F8E4M3FN), dtype.F32)
+	step := w.Elementwise("multiply", wide, w.BroadcastTo(g.Decode, wide.Type))
+	factor := w.Elementwise("divide", w.Constant(step.Type, 1), step)
+	return w.Elementwise("minimum", factor, w.Constant(factor.Type, math.MaxFloat32))
+}
+
+// cardE2M1 rounds elements of NVFP4: all, or one of each block, which then is picked from their
+// places, too. What is no number is so in the factor of its block, since it is the largest.
+func (q quantizer) cardE2M1(x, factor val, pick func(val) val) val {
+	w := q.w
+	bits := w.WideBits(x)
+	v := w.Elementwise("multiply", w.Float(w.WithInt(bits, "and", quantized.MagnitudeBits)),
+		w.BroadcastTo(factor, bits.Type))
+	return w.Elementwise("or", q.E2M1(v, pick), w.SignBits(bits, 28))
+}
+
+// Blocks of NVFP4 that are spread first, which mostly lie across rows, are written as words of 64
+// bits, one for each. Each of a block's 16 elements is then a value of its own, with one element
+// for each block: a thread of a card makes every sum once, reads rows side by side with its
+// neighbours and writes what XLA:GPU turns in one piece, and the transform is never in memory. With
+// elements that are not spread that moves hardly less, and takes a compiler twice as long.
+
+// part picks an element of each block, or all if blocks do not lie along a value. It keeps the
+// dimension of 1: XLA counts what is read through a reshape as often as it is read, and then splits
+// the kernel.
+func (q quantizer) part(v val, i int) val {
+	at := v.Type.Index(q.BlockDim())
+	if at < 0 {
+		return v
+	}
+	cut := q.w.Reshape(v, ir.Type{Dims: quantized.SplitDim(v.Type.Dims, at, q.Block, rewrite.InBlock)})
+	return q.w.Slice(cut, rewrite.InBlock, int64(i), int64(i)+1)
+}
+
+// spread gives the elements of blocks after the Hadamard transform: the sums of hadamard, in the
+// same order, but each made once.
+func (q quantizer) spread(x val) []val {
+	w := q.w
+	x = w.Convert(x, dtype.BF16)
+	list := make([]val, q.Block)
+	for i := range list {
+		if list[i] = w.Convert(q.part(x, i), dtype.F32); quantized.HadamardSigns[i] == '-' {
+			list[i] = w.Elementwise("negate", list[i])
+		}
+	}
+	for step := 1; step < len(list); step *= 2 {
+		for i := range list {
+			if i&step == 0 {
+				a, b := list[i], list[i+step]
+				list[i], list[i+step] = w.Elementwise("add", a, b), w.Elementwise("subtract", a, b)
+			}
+		}
+	}
+	for i, v := range list {
+		list[i] = w.Convert(w.Elementwise("multiply", v, w.Constant(v.Type, 0.25)), dtype.BF16)
+	}
+	return list
+}
+
+// hadamardAmax is tops after the Hadamard transform.
+func (q quantizer) hadamardAmax(x val) val {
+	list := q.spread(x)
+	for i, v := range list {
+		list[i] = q.w.WithInt(q.w.Bitcast(v, dtype.U16), "and", quantized.MagnitudeBits>>16)
+	}
+	return q.whole(q.w.MaxOf(list))
+}
+
+// whole leaves out the dimension of 1 of parts.
+func (q quantizer) whole(v val) val {
+	return q.w.Reshape(v, ir.Type{Dims: ir.Without(v.Type.Dims, rewrite.InBlock)})
+}
+
+// pack64 gives the codes of blocks, as bytes with what is summed over last.
+func (q quantizer) pack64(x, scale val, g quantized.TensorScale) val {
+	w, factor := q.w, q.w.cardFactor(scale, g)
+	var word val
+	for i, v := range q.spread(x) {
+		code := q.cardE2M1(v, factor, func(v val) val { return q.part(v, i) })
+		if code = w.Convert(code, dtype.U64); i == 0 {
+			word = code
+			continue
+		}
+		word = w.Elementwise("or", word, w.WithInt(code, "shift_left", uint32(4*i)))
+	}
+	none, sevens := w.Compare("NE", factor, factor), w.Constant(word.Type, 0x77777777)
+	sevens = w.Elementwise("or", sevens, w.WithInt(sevens, "shift_left",
+		32)) // as one it is no float64
+	word = w.Select(w.BroadcastTo(none, word.Type), sevens, word)
+	// As it lies first, or XLA:GPU would turn each of the elements.
+	word = w.rowMajor(q.whole(word))
+	order := append(ir.Names(ir.Without(word.Type.Dims, q.Along...)), q.Along...)
+	word = w.rowMajor(w.Transpose(word, order))
+	t := ir.Type{Elem: dtype.U8, Dims: append(slices.Clone(word.Type.Dims),
+		ir.Dim{Name: rewrite.InBlock, Size: q.Block / 2})}
+	return w.Apply(t, "stablehlo.bitcast_convert ", "", word)
+}

@@ -1,0 +1,259 @@
+package quantized
+
+import (
+	"math"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/lower/stablehlo"
+)
+
+// A grid is what all blocks of an NVFP4 tensor share: the factor on the way in, 2688 over the
+// largest magnitude (the largest element, 6, times the largest scale, 448), and the one on the way
+// out. They are float32 numbers, but those that XLA:CPU would take for zero are kept in float64.
+type TensorScale struct{ Encode, Decode val }
+
+// grid gives a tensor of zeros the factor 1.
+func (w Writer) tensorScale(top val) TensorScale {
+	bits := w.Bitcast(top, dtype.U32)
+	reach := w.Constant(ir.Type{Elem: dtype.F64, Dims: top.Type.Dims}, 2688)
+	in := w.roundToF32(w.Elementwise("divide", reach, w.exact(bits)))
+	most := w.Constant(in.Type, math.MaxFloat32)
+	in = w.Select(w.Compare("GT", in, most), most, in)
+	none := w.Elementwise("or", w.Compare("EQ", in, w.Constant(in.Type, 0)),
+		w.Compare("EQ", bits, w.Constant(bits.Type, 0)))
+	in = w.Select(none, w.Constant(in.Type, 1), in)
+	return TensorScale{in, w.roundToF32(w.Elementwise("divide", w.Constant(in.Type, 1), in))}
+}
+
+// exact gives in float64 the numbers that bits of magnitudes stand for.
+func (w Writer) exact(bits val) val {
+	small := w.Convert(w.Bitcast(bits, dtype.S32), dtype.F64)
+	small = w.Elementwise("multiply", small, w.Constant(small.Type, 0x1p-149))
+	return w.Select(w.AtLeast(bits, 0x800000), w.Convert(w.Float(bits), dtype.F64), small)
+}
+
+// rounded rounds float64 numbers to those of float32, of which the least are multiples of 2^-149.
+func (w Writer) roundToF32(v val) val {
+	wide := w.Convert(w.Convert(v, dtype.F32), dtype.F64)
+	small := w.Elementwise("multiply", v, w.Constant(v.Type, 0x1p149))
+	small = w.Elementwise("round_nearest_even", small)
+	small = w.Elementwise("multiply", small, w.Constant(v.Type, 0x1p-149))
+	return w.Select(w.Compare("LT", v, w.Constant(v.Type, 0x1p-126)), small, wide)
+}
+
+// nvfp4 gives a scale in E4M3 to each block or tile, under that of the tensor.
+func (q *Quantizer) nvfp4(x, tensorTop val) (codes, scales val) {
+	w := q.W
+	bits, top := w.WideBits(x), w.blockTop(x, inside)
+	sizes := w.WithInt(bits, "and", MagnitudeBits)
+	if q.Tile {
+		top = q.tileTops(top)
+	}
+	g := w.tensorScale(tensorTop)
+	// in/6 is rounded once: (top/6)*in would round twice and give other bytes.
+	sixth := w.Elementwise("multiply", g.Encode, w.Constant(g.Encode.Type, float64(float32(1.0/6))))
+	sixth = w.roundToF32(sixth)
+	y := w.Elementwise("multiply", w.exact(top), w.BroadcastTo(sixth, top.Type))
+	y = w.Convert(y, dtype.F32)
+	none := w.Compare("NE", y, y)
+	scale := w.Select(none, w.Constant(top.Type, 0x7f), w.RoundToNearest(y, E4M3))
+	step := w.Convert(w.wideE4M3(scale), dtype.F64)
+	step = w.roundToF32(w.Elementwise("multiply", step, w.BroadcastTo(g.Decode, top.Type)))
+	factor := w.Convert(w.Elementwise("divide", w.Constant(step.Type, 1), step), dtype.F32)
+	most := w.Float(w.Constant(scale.Type, MaxFloatBits))
+	factor = w.Select(w.Compare("GT", factor, most), most, factor)
+	small := w.WithInt(w.Bitcast(factor, dtype.U32), "maximum", 149<<23)
+	small = w.Float(w.WithInt(small, "subtract", 149<<23)) // times 2^-149
+	v := w.Elementwise("multiply", w.Float(sizes), w.BroadcastTo(factor, sizes.Type))
+	v = w.liftSubnormals(v, sizes, small)
+	code := w.Elementwise("or", q.E2M1(v, AllElements), w.SignBits(bits, 28))
+	code = w.Select(w.BroadcastTo(none, code.Type), w.Constant(code.Type, 7), code)
+	return w.Convert(code, dtype.U8), w.Convert(scale, dtype.U8)
+}
+
+// tiles gives the largest of 16 rows to each of them: rows are the last of what is not summed over.
+func (q *Quantizer) tileTops(top val) val {
+	w := q.W
+	at := top.Type.Index(q.TileDim().Name)
+	all := w.Reshape(top, ir.Type{Dims: SplitDim(top.Type.Dims, at, q.Block, "row")})
+	return w.Reshape(w.BroadcastTo(w.Reduce(all, "maximum", 0, "row"), all.Type), top.Type)
+}
+
+// wideE4M3 gives the numbers of codes without a sign, in 32 bits. A code of the lower eight has no
+// leading one: with one, less its worth, it is a number that no processor flushes.
+func (w Writer) wideE4M3(code val) val {
+	low := w.Compare("LT", code, w.Constant(code.Type, 8))
+	bits := w.Elementwise("add", w.WithInt(code, "shift_left", 20),
+		w.Select(low, w.Constant(code.Type, 121<<23), w.Constant(code.Type, 120<<23)))
+	v := w.Float(bits)
+	zero, one := w.Constant(v.Type, 0), w.Constant(v.Type, 0x1p-6)
+	v = w.Elementwise("subtract", v, w.Select(low, one, zero))
+	nan := w.Float(w.Constant(code.Type, NaNBits))
+	return w.Select(w.Compare("EQ", code, w.Constant(code.Type, 0x7f)), nan, v)
+}
+
+// all picks every element.
+func AllElements(v val) val { return v }
+
+// e2m1 gives the codes of magnitudes, of all elements or of those that are picked.
+func (q *Quantizer) E2M1(v val, pick func(val) val) val {
+	if q.Op.Attrs.Bool("stochastic") {
+		return q.stochastic(q.W.Float(q.W.WithInt(q.W.Bitcast(v, dtype.U32), "minimum", E2M1.most)), pick)
+	}
+	return q.W.RoundToNearest(v, E2M1)
+}
+
+// packed puts two codes of a block into a byte, the first in the lower half.
+func (w Writer) PackPairs(code val) val {
+	at := code.Type.Index(inside)
+	pairs := w.Reshape(code, ir.Type{Dims: SplitDim(code.Type.Dims, at, 2, "half")})
+	half := ir.Type{Dims: ir.Without(pairs.Type.Dims, "half")}
+	low := w.Reshape(w.Slice(pairs, "half", 0, 1), half)
+	high := w.Reshape(w.Slice(pairs, "half", 1, 2), half)
+	return w.Elementwise("or", low, w.WithInt(high, "shift_left", 4))
+}
+
+// dithered rounds up as often as a number is near the one above: it adds a number from 0 to 1 that
+// depends on the place of an element and nothing else, in steps of the grid.
+func (q *Quantizer) stochastic(v val, pick func(val) val) val {
+	w := q.W
+	t := ir.Type{Dims: v.Type.Dims}
+	if v.Type.Size(inside) == q.Block {
+		t.Dims = q.Op.In[0].Type.Dims
+	}
+	u := w.Convert(w.WithInt(q.uniformBits(t, pick), "shift_right_logical", 8), dtype.F32)
+	u = w.Elementwise("multiply", w.Reshape(u, v.Type), w.Constant(v.Type, 0x1p-24))
+	two := w.Compare("LT", v, w.Constant(v.Type, 2))
+	four := w.Compare("LT", v, w.Constant(v.Type, 4))
+	by := func(low, middle, high float64, elem dtype.DType) val {
+		t := ir.Type{Elem: elem, Dims: v.Type.Dims}
+		return w.Select(two, w.Constant(t, low),
+			w.Select(four, w.Constant(t, middle), w.Constant(t, high)))
+	}
+	steps := w.Elementwise("multiply", v, by(2, 1, 0.5, dtype.F32))
+	count := w.Convert(w.Elementwise("floor", w.Elementwise("add", steps, u)), dtype.U32)
+	return w.WithInt(w.Elementwise("add", count, by(0, 2, 4, dtype.U32)), "minimum", 7)
+}
+
+// tensors is how many tensors of one layer may be rounded stochastically.
+const tensors = 64
+
+// places hashes the places of elements, or of those that are picked, with the key of the tensor in
+// this step of this run.
+func (q *Quantizer) uniformBits(t ir.Type, pick func(val) val) val {
+	w := q.W
+	in := q.Op.In[len(q.Op.In)-3:]
+	noise, rows, cols := w.Use(in[0]), w.Use(in[1]), w.Use(in[2])
+	word := func(at int64) val {
+		v := w.Slice(noise, noise.Type.Dims[0].Name, at, at+1)
+		return w.Bitcast(w.Reshape(v, ir.Type{}), dtype.U32)
+	}
+	number := w.WithInt(w.WithInt(word(2), "multiply", tensors), "add",
+		uint32(q.Op.Attrs.Int("tensor")))
+	key := w.hashMix(w.Elementwise("xor", word(1), w.hashMix(number)))
+	key = w.hashMix(w.Elementwise("xor", word(0), key))
+	other := w.hashMix(w.WithInt(key, "xor", 0x85ebca6b))
+	row := w.Bitcast(rows, dtype.U32)
+	row = w.hashMix(w.Elementwise("xor", row, w.BroadcastTo(key, row.Type)))
+	col := w.Bitcast(cols, dtype.U32)
+	col = w.Elementwise("xor", col, w.BroadcastTo(other, col.Type))
+	return w.hashMix(w.Elementwise("xor", w.BroadcastTo(pick(row), t), w.BroadcastTo(pick(col), t)))
+}
+
+// mixed spreads bits, as the last step of MurmurHash3 does.
+func (w Writer) hashMix(h val) val {
+	fold := func(by uint32) {
+		h = w.Elementwise("xor", h, w.WithInt(h, "shift_right_logical", by))
+	}
+	fold(16)
+	h = w.WithInt(h, "multiply", 0x85ebca6b)
+	fold(13)
+	h = w.WithInt(h, "multiply", 0xc2b2ae35)
+	fold(16)
+	return h
+}
+
+// signed tells which of 16 elements change their sign before they are spread (TransformerEngine's).
+const HadamardSigns = "+++-+------+-+--"
+
+// hadamard spreads each element over the 16 around it, along a dimension. Sums are made in f32 of
+// numbers in bf16, neighbours first, and rounded to bf16. Each of the 16 is a sum of all, in which
+// the second of two terms is added or taken away: so no term is made twice, and XLA makes one loop
+// of it.
+func (w Writer) Hadamard(x val, dim string) val {
+	x = w.Convert(x, dtype.BF16)
+	groups := w.Reshape(x, ir.Type{Dims: SplitDim(x.Type.Dims, x.Type.Index(dim), 16, "of16")})
+	all := ir.Type{Elem: dtype.F32, Dims: groups.Type.Dims}
+	one := ir.Type{Dims: ir.Without(groups.Type.Dims, "of16")}
+	terms := make([]val, 16)
+	for i := range terms {
+		v := w.Convert(w.Reshape(w.Slice(groups, "of16", int64(i), int64(i)+1), one), dtype.F32)
+		if HadamardSigns[i] == '-' {
+			v = w.Elementwise("negate", v)
+		}
+		terms[i] = w.BroadcastTo(v, all)
+	}
+	for bit := 1; len(terms) > 1; bit *= 2 {
+		signs := w.BroadcastTo(w.signVector("of16", func(i int) bool { return i&bit == 0 }), all)
+		for i := range len(terms) / 2 {
+			second := w.Elementwise("multiply", terms[2*i+1], signs)
+			terms[i] = w.Elementwise("add", terms[2*i], second)
+		}
+		terms = terms[:len(terms)/2]
+	}
+	y := w.Elementwise("multiply", terms[0], w.Constant(all, 0.25))
+	return w.Reshape(w.Convert(y, dtype.BF16), x.Type)
+}
+
+// ones lists 16 ones along a dimension, and -1 where they are not positive.
+func (w Writer) signVector(dim string, positive func(i int) bool) val {
+	list := make([]string, 16)
+	for i := range list {
+		list[i] = stablehlo.Number(dtype.F32, -1)
+		if positive(i) {
+			list[i] = stablehlo.Number(dtype.F32, 1)
+		}
+	}
+	t := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: dim, Size: int64(len(list))}}}
+	return w.Emit(t, "stablehlo.constant dense<[%s]> : %s", strings.Join(list, ", "),
+		stablehlo.Tensor(t))
+}
+
+// amax gives the largest magnitude. One that is no number or infinite makes it no number, which
+// then reaches all that is made with it.
+func amax(w Writer, op *ir.Op, in []val) []val {
+	x, dim := in[0], ""
+	if n := len(x.Type.Dims); n > 0 {
+		dim = x.Type.Dims[n-1].Name
+	}
+	if op.Attrs.Bool("hadamard") {
+		along := op.Attrs.List("along")
+		dim = along[len(along)-1]
+		if x = w.Hadamard(x, dim); w.FusesOneOutput() {
+			x = w.Materialize(x)
+		}
+	}
+	var top val
+	switch n, size := x.Type.Size(dim), ir.NVFP4.Block(); {
+	case n > 0 && n%size == 0 && w.FusesOneOutput():
+		// By blocks first, as they are found for their scales.
+		x = w.Reshape(x, ir.Type{Dims: SplitDim(x.Type.Dims, x.Type.Index(dim), size, inside)})
+		top = w.Materialize(w.blockTop(x, inside))
+	default:
+		top = w.WithInt(w.WideBits(x), "and", MagnitudeBits)
+	}
+	return []val{w.AmaxOf(op, top)}
+}
+
+// amaxOf gives the largest of the bits of magnitudes over all devices.
+func (w Writer) AmaxOf(op *ir.Op, top val) val {
+	out := op.Out[0].Type
+	top = w.Reduce(top, "maximum", 0, ir.Names(ir.Without(top.Type.Dims, ir.Names(out.Dims)...))...)
+	if axes := op.Axes(); len(axes) > 0 {
+		top = w.AllReduce(top, "maximum", axes...)
+	}
+	finite := w.Compare("LT", top, w.Constant(top.Type, InfBits))
+	return w.Float(w.Select(finite, top, w.Constant(top.Type, NaNBits)))
+}

@@ -1,0 +1,226 @@
+package quantized
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/rewrite"
+)
+
+const (
+	MagnitudeBits = 0x7fffffff // the bits of a float32 but for its sign
+	InfBits       = 0x7f800000
+	NaNBits       = 0x7fc00000
+	MaxFloatBits  = 0x7f7fffff // the largest float32
+)
+
+// inside is the name of the dimension that counts within a block.
+const inside = rewrite.InBlock
+
+// with joins a value of whole numbers with a constant.
+func (w Writer) WithInt(v val, how string, n uint32) val {
+	return w.Elementwise(how, v, w.Constant(v.Type, float64(n)))
+}
+
+// float sees bits as a float32.
+func (w Writer) Float(v val) val { return w.Bitcast(v, dtype.F32) }
+
+// quantizeBlocks writes codes and scales for a CPU: it rounds a source as it lies.
+func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
+	q := NewQuantizer(w, op)
+	order := append(ir.Names(ir.Without(in[0].Type.Dims, q.Along...)), q.Along...)
+	x := in[0]
+	if q.Transform {
+		x = w.Materialize(w.Hadamard(x, q.BlockDim()))
+	}
+	turned := !slices.Equal(ir.Names(x.Type.Dims), order)
+	x = q.SplitBlocks(x)
+	var codes, scales val
+	switch q.Format {
+	case ir.MXFP8:
+		codes, scales = q.mxfp8(x)
+	case ir.NVFP4:
+		codes, scales = q.nvfp4(x, in[1])
+	default:
+		w.Fail("there is no format %s", q.Format)
+		return in
+	}
+	if turned {
+		codes, scales = w.Materialize(codes), w.Materialize(scales)
+	}
+	return []val{codes, scales}
+}
+
+// orderBlocks puts codes and scales in order.
+func orderBlocks(w Writer, op *ir.Op, in []val) []val {
+	codes, order := in[0], ir.Names(op.Out[0].Type.Dims)
+	if ir.Format(op.Attrs.Text("format")) == ir.NVFP4 {
+		codes = w.PackPairs(codes)
+	}
+	return []val{w.MergeBlocks(codes, order, op.Out[0].Type), w.MergeBlocks(in[1], order,
+		op.Out[1].Type)}
+}
+
+// oneResult tells a target that writes one result at a time.
+func (w Writer) FusesOneOutput() bool { return w.Target == nil || w.Target.FusesOneOutput() }
+
+// merged joins the dimension inside blocks with the one that it was cut from, and puts all in
+// order.
+func (w Writer) MergeBlocks(v val, order []string, t ir.Type) val {
+	dims := ir.Without(v.Type.Dims, inside)
+	for i, d := range dims {
+		dims[i].Size = t.Size(d.Name)
+	}
+	return w.Transpose(w.Reshape(v, ir.Type{Dims: dims}), order)
+}
+
+// A quantizer writes one quantize.
+type Quantizer struct {
+	W               Writer
+	Op              *ir.Op
+	Format          ir.Format
+	Block           int64
+	Along           []string
+	Tile, Transform bool
+}
+
+func NewQuantizer(w Writer, op *ir.Op) *Quantizer {
+	f := ir.Format(op.Attrs.Text("format"))
+	return &Quantizer{w, op, f, f.Block(), op.Attrs.List("along"), op.Attrs.Bool("tile"),
+		op.Attrs.Bool("hadamard")}
+}
+
+// last is the dimension that blocks lie along.
+func (q *Quantizer) BlockDim() string { return q.Along[len(q.Along)-1] }
+
+// lastKept is the last dimension of the source that is not summed over: tiles lie along it, too.
+func (q *Quantizer) TileDim() ir.Dim {
+	kept := ir.Without(q.Op.In[0].Type.Dims, q.Along...)
+	return kept[len(kept)-1]
+}
+
+// blocks views a value with one dimension more, that inside blocks.
+func (q *Quantizer) SplitBlocks(x val) val {
+	at := x.Type.Index(q.BlockDim())
+	return q.W.Reshape(x, ir.Type{Dims: SplitDim(x.Type.Dims, at, q.Block, inside)})
+}
+
+// cutDim cuts a dimension in parts of a size, which get a name.
+func SplitDim(dims []ir.Dim, at int, size int64, name string) []ir.Dim {
+	d := dims[at]
+	return slices.Concat(dims[:at], []ir.Dim{{Name: d.Name, Size: d.Size / size},
+		{Name: name, Size: size}}, dims[at+1:])
+}
+
+// wideBits sees a value as the bits of float32 numbers.
+func (w Writer) WideBits(x val) val { return w.Bitcast(w.Convert(x, dtype.F32), dtype.U32) }
+
+// top gives the largest magnitude along a dimension, as bits. Where that is not the last one, the
+// largest of rows is taken two by two, which XLA:CPU does for many columns at once.
+func (w Writer) blockTop(x val, dim string) val {
+	if x.Type.Index(dim) == len(x.Type.Dims)-1 || !w.FusesOneOutput() {
+		return w.Reduce(w.WithInt(w.WideBits(x), "and", MagnitudeBits), "maximum", 0, dim)
+	}
+	rest := ir.Type{Dims: ir.Without(x.Type.Dims, dim)}
+	var parts []val
+	for i := range x.Type.Size(dim) {
+		part := w.Reshape(w.Slice(x, dim, i, i+1), rest)
+		parts = append(parts, w.WithInt(w.WideBits(part), "and", MagnitudeBits))
+	}
+	return w.MaxOf(parts)
+}
+
+// highest takes the largest of values, two by two.
+func (w Writer) MaxOf(parts []val) val {
+	for len(parts) > 1 {
+		half := len(parts) / 2
+		for i := range half {
+			parts[i] = w.Elementwise("maximum", parts[i], parts[i+half])
+		}
+		parts = parts[:half]
+	}
+	return parts[0]
+}
+
+// mxfp8 rounds the scale of a block up to a power of two, so that no element saturates: the largest
+// element, 448, is 1.75 times a power, and a fraction above 1.75 carries when 2^21 less one is
+// added to its bits. A block with something that is no number is no number, in all its elements.
+func (q *Quantizer) mxfp8(x val) (codes, scales val) {
+	w := q.W
+	bits, top := w.WideBits(x), w.blockTop(x, inside)
+	sizes := w.WithInt(bits, "and", MagnitudeBits)
+	scale := w.PowerOfTwoScale(top)
+	codes = w.RoundToNearest(q.scaled(sizes, scale), E4M3)
+	codes = w.Elementwise("or", codes, w.SignBits(bits, 24))
+	codes = w.Select(w.BroadcastTo(w.AtLeast(scale, 255), codes.Type), w.Constant(codes.Type, 0x7f),
+		codes)
+	return w.Convert(codes, dtype.U8), w.Convert(scale, dtype.U8)
+}
+
+// scaled multiplies magnitudes by the reciprocal of the scale of their block, 2 to the power of 127
+// less scale.
+func (q *Quantizer) scaled(sizes, scale val) val {
+	w := q.W
+	// The reciprocal of 2^127, the scale of infinity, is subnormal: it is half of the one before.
+	most := w.WithInt(scale, "minimum", 253)
+	factor := w.WithInt(w.Elementwise("subtract", w.Constant(scale.Type, 254), most), "shift_left", 23)
+	half := w.Select(w.AtLeast(scale, 254), w.Constant(scale.Type, 126<<23), w.Constant(scale.Type,
+		127<<23))
+	// A subnormal number is its bits times 2^-149.
+	small := w.Elementwise("subtract", w.Constant(scale.Type, 254-149),
+		w.WithInt(scale, "minimum", 254-149))
+	small = w.WithInt(small, "shift_left", 23)
+	y := w.Elementwise("multiply", w.Float(sizes), w.BroadcastTo(w.Float(factor), sizes.Type))
+	y = w.Elementwise("multiply", y, w.BroadcastTo(w.Float(half), sizes.Type))
+	return w.liftSubnormals(y, sizes, w.Float(small))
+}
+
+// lifted replaces products of numbers that count as zero by those of their bits.
+func (w Writer) liftSubnormals(y, sizes, by val) val {
+	counted := w.Convert(w.Bitcast(sizes, dtype.S32), dtype.F32)
+	z := w.Elementwise("multiply", counted, w.BroadcastTo(by, y.Type))
+	return w.Select(w.AtLeast(sizes, 0x800000), y, z)
+}
+
+// least tells which numbers are at least so large.
+func (w Writer) AtLeast(v val, n uint32) val {
+	return w.Compare("GE", v, w.Constant(v.Type, float64(n)))
+}
+
+// signs gives the sign bits of numbers, moved right.
+func (w Writer) SignBits(bits val, by uint32) val {
+	return w.WithInt(w.WithInt(bits, "shift_right_logical", by), "and", 1<<(31-by))
+}
+
+// An encoding is how numbers of few bits are made of float32 bits (see dtype's narrow).
+type Encoding struct{ fraction, least, bias, most uint32 }
+
+var (
+	E4M3 = Encoding{3, 0x3c800000, 141 << 3, 0x43e00000}
+	E2M1 = Encoding{1, 0x3f800000, 149 << 1, 0x40c00000}
+)
+
+// nearest gives the codes of magnitudes, to the nearest and ties to even, saturating. It adds the
+// power of two whose last bit is the last bit of the code, so that the processor rounds.
+func (w Writer) RoundToNearest(y val, e Encoding) val {
+	bits := w.WithInt(w.Bitcast(y, dtype.U32), "minimum", e.most)
+	shift := 23 - e.fraction
+	wide := w.WithInt(w.WithInt(w.WithInt(bits, "maximum", e.least), "and", InfBits), "add", shift<<23)
+	sum := w.Bitcast(w.Elementwise("add", w.Float(bits), w.Float(wide)), dtype.U32)
+	code := w.Elementwise("subtract", sum, wide)
+	code = w.Elementwise("add", code, w.WithInt(wide, "shift_right_logical", shift))
+	return w.WithInt(code, "subtract", e.bias)
+}
+
+// powers is the scale of MXFP8 of the bits of a magnitude, in as many bits.
+func (w Writer) PowerOfTwoScale(top val) val {
+	fraction, none := uint32(23), uint32(InfBits)
+	if top.Type.Elem == dtype.U16 {
+		fraction, none = 7, InfBits>>16
+	}
+	scale := w.WithInt(w.WithInt(top, "add", 1<<(fraction-2)-1), "shift_right_logical", fraction)
+	scale = w.WithInt(w.WithInt(scale, "maximum", 8), "subtract", 8)
+	scale = w.Select(w.AtLeast(top, none), w.Constant(top.Type, 254), scale)
+	return w.Select(w.AtLeast(top, none+1), w.Constant(top.Type, 255), scale)
+}

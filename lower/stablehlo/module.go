@@ -1,0 +1,218 @@
+package stablehlo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// Print writes a graph that package rewrite has prepared for a target as a module. Its main
+// function takes the graph's inputs and returns its results, in order.
+func Print(g *ir.Graph, t Table, target *kernels.Selector) (string, error) {
+	w := &Writer{mesh: g.Mesh, at: map[*ir.Value]string{}, table: t, Target: target,
+		cse: map[string]Val{}}
+	w.Line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, ir.Devices(g.Mesh))
+	w.indent++
+	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
+	for i, v := range g.Inputs {
+		w.at[v] = fmt.Sprintf("%%arg%d", i)
+		args[i] = fmt.Sprintf("%%arg%d: %s%s", i, Tensor(v.Type),
+			attributes(aliased(g, into[v.Name]), w.memory(hosted[v])))
+	}
+	results, types := make([]string, len(g.Results)), make([]string, len(g.Results))
+	for i, v := range g.Results {
+		types[i] = Tensor(v.Type)
+		results[i] = types[i] + attributes(w.memory(hosted[v]))
+	}
+	w.Line("func.func @main(%s) -> (%s) {", strings.Join(args, ", "), strings.Join(results, ", "))
+	w.indent++
+	w.ops(g)
+	names, _ := Spell(lists.Map(g.Results, w.Use))
+	w.Line("return %s : %s", names, strings.Join(types, ", "))
+	w.indent--
+	w.Line("}")
+	w.identities()
+	w.indent--
+	w.Line("}")
+	if w.err != nil {
+		return "", diag.New(diag.GraphInvalid, "graph %s cannot be lowered: %v", g.Name, w.err)
+	}
+	return w.aliases() + w.b.String(), nil
+}
+
+// attributes lists those of an argument or result that are not empty.
+func attributes(list ...string) string {
+	list = slices.DeleteFunc(list, func(a string) bool { return a == "" })
+	if len(list) == 0 {
+		return ""
+	}
+	return " {" + strings.Join(list, ", ") + "}"
+}
+
+// memory is the attribute of a value that lies on the host.
+func (w *Writer) memory(hosted bool) string {
+	if !hosted || w.Target.HostMemory() == "" {
+		return ""
+	}
+	return fmt.Sprintf("mhlo.memory_kind = %q", w.Target.HostMemory())
+}
+
+// aliased is the attribute of an argument whose place a result takes, "" if none does.
+func aliased(g *ir.Graph, result string) string {
+	at := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == result })
+	if result == "" || at < 0 {
+		return ""
+	}
+	return fmt.Sprintf("tf.aliasing_output = %d : i32", at)
+}
+
+// ops writes the operations of a graph whose inputs have names already.
+func (w *Writer) ops(g *ir.Graph) {
+	for _, op := range g.Ops {
+		if op.Kind == "repeat" {
+			w.repeat(op)
+		} else {
+			w.op(op)
+		}
+	}
+}
+
+// op writes one operation.
+func (w *Writer) op(op *ir.Op) {
+	rule := w.rule(op)
+	if rule == nil {
+		w.Fail("there is no rule for %s", op.Kind)
+		return
+	}
+	for i, v := range rule(w, op, lists.Map(op.In, w.Use)) {
+		if !v.Type.Shape().Equal(op.Out[i].Type.Shape()) {
+			w.Fail("%s became %s, not %s", op.Kind, v.Type, op.Out[i].Type)
+		}
+		w.at[op.Out[i]] = v.Name
+	}
+}
+
+// rule finds what writes an operation, by the kernel that is taken for it.
+func (w *Writer) rule(op *ir.Op) Rule {
+	if why := unlowered(op); why != "" {
+		w.Fail("%s", why)
+		return nil
+	}
+	if k := w.table.Pick(w.Target, op); k != nil {
+		return k.Print
+	}
+	return w.table.Rules[op.Kind]
+}
+
+// unwritten says why an operation cannot be lowered: products with few bits are first written out
+// as quantize and block_dot.
+func unlowered(op *ir.Op) string {
+	if op.Kind == "block_dw" {
+		return "block_dw is not written out: package precision makes a block_dot of it"
+	}
+	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad"}[op.Kind]
+	if f := op.Attrs.Text(key); key != "" && f != "" {
+		return op.Kind + " asks for " + f + " and is not written out: package precision makes a " +
+			"block_dot of it"
+	}
+	return ""
+}
+
+// repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.
+func (w *Writer) repeat(op *ir.Op) {
+	l, carries := op.Loop(), len(op.Loop().Carries)
+	index := ir.Type{Elem: indexType}
+	state := []Val{w.Constant(index, 0)}
+	state = append(state, lists.Map(op.In, w.Use)...)
+	for _, v := range op.Out[carries:] {
+		state = append(state, w.Constant(v.Type, 0))
+	}
+	inner, heads := make([]Val, len(state)), make([]string, len(state))
+	for i, s := range state {
+		inner[i] = Val{w.Fresh(), s.Type}
+		heads[i] = inner[i].Name + " = " + s.Name
+	}
+	loop := w.Fresh()
+	_, types := Spell(state)
+	w.Line("%s:%d = stablehlo.while(%s) : %s", loop, len(state), List(heads), types)
+	w.indent++
+	w.Line("cond {")
+	w.indent++
+	limit := w.Constant(index, float64(l.N))
+	w.Line("stablehlo.return %s : tensor<i1>", w.Compare("LT", inner[0], limit).Name)
+	w.indent--
+	w.Line("} do {")
+	w.indent++
+	at := inner[0]
+	if l.Reverse {
+		at = w.Elementwise("subtract", w.Constant(index, float64(l.N-1)), at)
+	}
+	w.Line("stablehlo.return %s : %s", List(w.body(l, inner, at)), types)
+	w.indent--
+	w.Line("}")
+	w.indent--
+	for i, v := range op.Out {
+		k := 1 + i
+		if i >= carries {
+			k += len(op.In) - carries
+		}
+		w.at[v] = fmt.Sprintf("%s#%d", loop, k)
+	}
+}
+
+// round writes one round of a loop: slices of the stacks, the body, and what it stacks up.
+func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
+	carries := len(l.Carries)
+	for i, v := range l.Body.Inputs {
+		s := inner[1+i]
+		if l.IsStack(i) {
+			s = w.Reshape(w.dynamicSlice(s, s.Type.Dims[0].Name, at, 1), v.Type)
+		}
+		w.at[v] = s.Name
+	}
+	outer := w.cse
+	w.cse = map[string]Val{}
+	w.ops(l.Body)
+	w.cse = outer
+	one := w.Constant(at.Type, 1)
+	next := []string{w.Elementwise("add", inner[0], one).Name}
+	for _, v := range l.Body.Results[:carries] {
+		next = append(next, w.Use(v).Name)
+	}
+	for _, s := range inner[1+carries : 1+len(l.In)] {
+		next = append(next, s.Name)
+	}
+	for i, v := range l.Body.Results[carries:] {
+		stack := inner[1+len(l.In)+i]
+		next = append(next, w.updateSlice(stack, w.Use(v), at).Name)
+	}
+	return next
+}
+
+// lay puts one round's value into its place of a stack.
+func (w *Writer) updateSlice(stack, v, at Val) Val {
+	starts := w.starts(stack.Type, stack.Type.Dims[0].Name, at)
+	one := w.Reshape(v, ir.Type{Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, v.Type.Dims...)})
+	in := append([]Val{stack, one}, starts...)
+	return w.Apply(stack.Type, "stablehlo.dynamic_update_slice ", "", in...)
+}
+
+// starts is where a slice along one dimension begins, in each dimension.
+func (w *Writer) starts(t ir.Type, dim string, at Val) []Val {
+	starts := slices.Repeat([]Val{w.Constant(at.Type, 0)}, len(t.Dims))
+	starts[t.Index(dim)] = at
+	return starts
+}
+
+// dynamicSlice takes some of a dimension from a place on that the program finds out.
+func (w *Writer) dynamicSlice(x Val, dim string, at Val, size int64) Val {
+	t := ir.Type{Elem: x.Type.Elem, Dims: slices.Clone(x.Type.Dims)}
+	t.Dims[t.Index(dim)].Size = size
+	sizes := ", sizes = [" + List(t.Shape().Dims) + "]"
+	return w.Apply(t, "stablehlo.dynamic_slice ", sizes, append([]Val{x}, w.starts(t, dim, at)...)...)
+}

@@ -1,0 +1,260 @@
+package stablehlo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+)
+
+// A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
+type Writer struct {
+	b        strings.Builder
+	mesh     []ir.Axis
+	groups   []string // of devices that meet in collectives, each written once
+	table    Table
+	Target   *kernels.Selector
+	at       map[*ir.Value]string
+	outlined []string       // the types of what is held
+	cse      map[string]Val // what was written once, of the function or body that is being written
+	next     int
+	indent   int
+	err      error
+}
+
+func (w *Writer) Line(format string, args ...any) {
+	w.b.WriteString(strings.Repeat("  ", w.indent))
+	fmt.Fprintf(&w.b, format, args...)
+	w.b.WriteByte('\n')
+}
+
+func (w *Writer) Fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+	}
+}
+
+// fresh gives a new MLIR name.
+func (w *Writer) Fresh() string {
+	w.next++
+	return fmt.Sprintf("%%%d", w.next)
+}
+
+// A val is an MLIR value with its type, while an operation is being written.
+type Val struct {
+	Name string
+	Type ir.Type
+}
+
+func Tensor(t ir.Type) string { return t.Shape().MLIR() }
+
+// use gives the MLIR value of a graph value.
+func (w *Writer) Use(v *ir.Value) Val {
+	name, ok := w.at[v]
+	if !ok {
+		w.Fail("%s was not lowered", v)
+	}
+	return Val{name, v.Type}
+}
+
+// once writes something the first time, and gives it again where the same is asked for in the same
+// function or body.
+func (w *Writer) Once(key string, write func() Val) Val {
+	v, ok := w.cse[key]
+	if !ok {
+		v = write()
+		w.cse[key] = v
+	}
+	return v
+}
+
+// emit writes one instruction with one result.
+func (w *Writer) Emit(t ir.Type, format string, args ...any) Val {
+	v := Val{w.Fresh(), t}
+	w.Line("%s = %s", v.Name, fmt.Sprintf(format, args...))
+	return v
+}
+
+// apply writes an instruction on values: what stands before and after their names, then the types.
+func (w *Writer) Apply(t ir.Type, before, after string, in ...Val) Val {
+	names, types := Spell(in)
+	return w.Emit(t, "%s%s%s : (%s) -> %s", before, names, after, types, Tensor(t))
+}
+
+// spelled lists the names of values, and their types.
+func Spell(in []Val) (names, types string) {
+	n, t := make([]string, len(in)), make([]string, len(in))
+	for i, v := range in {
+		n[i], t[i] = v.Name, Tensor(v.Type)
+	}
+	return strings.Join(n, ", "), strings.Join(t, ", ")
+}
+
+// list spells things with commas between, as MLIR has them in brackets.
+func List[T any](things []T) string {
+	texts := lists.Map(things, func(x T) string { return fmt.Sprint(x) })
+	return strings.Join(texts, ", ")
+}
+
+// elementwise writes an instruction whose arguments and result all have one type.
+func (w *Writer) Elementwise(op string, args ...Val) Val {
+	names, _ := Spell(args)
+	return w.Emit(args[0].Type, "stablehlo.%s %s : %s", op, names, Tensor(args[0].Type))
+}
+
+// constant writes a number, as many times as a type has elements.
+func (w *Writer) Constant(t ir.Type, value float64) Val {
+	return w.Emit(t, "stablehlo.constant dense<%s> : %s", Number(t.Elem, value), Tensor(t))
+}
+
+// number spells a constant of an element type. Floats are written with enough digits to come back,
+// infinities by their bits, since MLIR has no word for them.
+func Number(d dtype.DType, value float64) string {
+	switch {
+	case d == dtype.Pred:
+		return fmt.Sprint(value != 0)
+	case d.Kind() != dtype.Float:
+		return fmt.Sprintf("%d", int64(value))
+	case value < -1e300:
+		return map[dtype.DType]string{dtype.F32: "0xFF800000", dtype.BF16: "0xFF80",
+			dtype.F64: "0xFFF0000000000000", dtype.F16: "0xFC00"}[d]
+	}
+	return fmt.Sprintf("%.17e", value)
+}
+
+// as repeats a value along the dimensions that a wider type has, matching dimensions by name.
+func (w *Writer) BroadcastTo(v Val, t ir.Type) Val {
+	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
+	if slices.Equal(v.Type.Dims, t.Dims) {
+		return v
+	}
+	dims := lists.Map(v.Type.Dims, func(d ir.Dim) int { return t.Index(d.Name) })
+	if !slices.IsSorted(dims) { // as broadcast_in_dim wants them
+		order := lists.Filter(ir.Names(t.Dims), func(name string) bool { return v.Type.Index(name) >= 0 })
+		return w.BroadcastTo(w.Transpose(v, order), t)
+	}
+	return w.Apply(t, "stablehlo.broadcast_in_dim ", ", dims = ["+List(dims)+"]", v)
+}
+
+// transpose puts dimensions into another order.
+func (w *Writer) Transpose(v Val, order []string) Val {
+	t := ir.Type{Elem: v.Type.Elem}
+	perm := make([]int, len(order))
+	for i, name := range order {
+		perm[i] = v.Type.Index(name)
+		t.Dims = append(t.Dims, v.Type.Dims[perm[i]])
+	}
+	if slices.IsSorted(perm) {
+		return v
+	}
+	return w.Apply(t, "stablehlo.transpose ", ", dims = ["+List(perm)+"]", v)
+}
+
+// reshape changes the dimensions, not the order of elements.
+func (w *Writer) Reshape(v Val, t ir.Type) Val {
+	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
+	if v.Type.Shape().Equal(t.Shape()) {
+		return Val{v.Name, t}
+	}
+	return w.Apply(t, "stablehlo.reshape ", "", v)
+}
+
+// barriers is a barrier on several values at once.
+func (w *Writer) Barriers(in ...Val) []Val {
+	if len(in) == 1 {
+		return []Val{w.Barrier(in[0])}
+	}
+	names, types := Spell(in)
+	name := w.Fresh()
+	w.Line("%s:%d = stablehlo.optimization_barrier %s : %s", name, len(in), names, types)
+	out := slices.Clone(in)
+	for i := range out {
+		out[i].Name = fmt.Sprintf("%s#%d", name, i)
+	}
+	return out
+}
+
+// barrier gives a value that XLA neither looks through nor computes again.
+func (w *Writer) Barrier(v Val) Val {
+	return w.Emit(v.Type, "stablehlo.optimization_barrier %s : %s", v.Name, Tensor(v.Type))
+}
+
+// held gives a value that is written to memory as it is, and that nothing after it computes again.
+// XLA:CPU drops barriers before it joins loops, but does not join what a function gives that is not
+// inlined.
+func (w *Writer) Materialize(v Val) Val {
+	t := Tensor(v.Type)
+	at := slices.Index(w.outlined, t)
+	if at < 0 {
+		at = len(w.outlined)
+		w.outlined = append(w.outlined, t)
+	}
+	return w.Emit(v.Type, "func.call @held%d(%s) "+
+		`{mhlo.frontend_attributes = {inlineable = "false"}} : (%[3]s) -> %[3]s`, at, v.Name, t)
+}
+
+// holders are the functions that held calls.
+func (w *Writer) identities() {
+	for i, t := range w.outlined {
+		w.Line("func.func private @held%d(%%v: %[2]s) -> %[2]s {", i, t)
+		w.Line("  return %%v : %s", t)
+		w.Line("}")
+	}
+}
+
+// convert changes the element type.
+func (w *Writer) Convert(v Val, to dtype.DType) Val {
+	if v.Type.Elem == to {
+		return v
+	}
+	t := ir.Type{Elem: to, Dims: v.Type.Dims}
+	return w.Apply(t, "stablehlo.convert ", "", v)
+}
+
+// reduce folds dimensions with add or maximum.
+func (w *Writer) Reduce(v Val, how string, start float64, over ...string) Val {
+	t := ir.Type{Elem: v.Type.Elem}
+	var dims []int
+	for i, d := range v.Type.Dims {
+		if slices.Contains(over, d.Name) {
+			dims = append(dims, i)
+		} else {
+			t.Dims = append(t.Dims, d)
+		}
+	}
+	init := w.Constant(ir.Type{Elem: v.Type.Elem}, start)
+	return w.Emit(t, "stablehlo.reduce(%s init: %s) applies stablehlo.%s across dimensions = [%s] "+
+		": (%s, %s) -> %s", v.Name, init.Name, how, List(dims), Tensor(v.Type), Tensor(init.Type),
+		Tensor(t))
+}
+
+// dot multiplies and sums over the named dimensions; other shared ones go side by side. The
+// result's dimensions come as StableHLO gives them: shared, then a's, then b's.
+func (w *Writer) Dot(a, b Val, to dtype.DType, over ...string) Val {
+	var batchA, batchB, sumA, sumB []int
+	t := ir.Type{Elem: to}
+	for i, d := range a.Type.Dims {
+		k := b.Type.Index(d.Name)
+		if k < 0 {
+			continue
+		}
+		if slices.Contains(over, d.Name) {
+			sumA, sumB = append(sumA, i), append(sumB, k)
+		} else {
+			batchA, batchB = append(batchA, i), append(batchB, k)
+			t.Dims = append(t.Dims, d)
+		}
+	}
+	t.Dims = slices.Concat(t.Dims, ir.Without(a.Type.Dims, ir.Names(b.Type.Dims)...),
+		ir.Without(b.Type.Dims, ir.Names(a.Type.Dims)...))
+	batch := ""
+	if len(batchA) > 0 {
+		batch = fmt.Sprintf(" batching_dims = [%s] x [%s],", List(batchA), List(batchB))
+	}
+	return w.Apply(t, "stablehlo.dot_general ", fmt.Sprintf(",%s contracting_dims = [%s] x [%s]",
+		batch, List(sumA), List(sumB)), a, b)
+}
