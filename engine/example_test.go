@@ -59,3 +59,52 @@ func Example() {
 	fmt.Println(dtype.F32.Values(y))
 	// Output: [4 6]
 }
+
+// A State keeps arrays on the devices from step to step. The module donates its counter: Step puts
+// the result, which has the counter's memory, in its place.
+func ExampleExecutable_Step() {
+	ctx := context.Background()
+	e, err := engine.Open(ctx, "cpu", engine.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer e.Close()
+	scalar := dtype.Shape{Type: dtype.F32}
+	module := &program.Module{
+		Name: "count", Devices: program.Range(0, 1),
+		Args:    []program.Array{{Name: "n", Global: scalar, Into: "n"}, {Name: "by", Global: scalar}},
+		Results: []program.Array{{Name: "n", Global: scalar}},
+		Text: `module @count {
+  func.func @main(%n: tensor<f32> {tf.aliasing_output = 0 : i32}, %by: tensor<f32>) -> tensor<f32> {
+    %r = stablehlo.add %n, %by : tensor<f32>
+    return %r : tensor<f32>
+  }
+}`}
+	count, err := e.Compile(ctx, module)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer count.Free()
+	var state engine.State
+	defer state.Free()
+	for i, value := range []float64{0, 2} {
+		a, err := e.Place(module, module.Args[i], engine.Copied, func(int) ([]byte, error) {
+			return dtype.F32.Append(nil, value), nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		state.Put(a)
+	}
+	for range 3 {
+		if _, err := count.Step(ctx, &state); err != nil { // queued; nothing waits
+			log.Fatal(err)
+		}
+	}
+	n, err := state.Get("n").Read(ctx, 0) // waits for the third step
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(dtype.F32.Values(n))
+	// Output: [6]
+}
