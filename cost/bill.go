@@ -5,6 +5,8 @@ import (
 
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
 )
 
 // An Item is work that a device does.
@@ -23,10 +25,10 @@ type entry struct {
 	ops           []*ir.Op    // of what is fused
 }
 
-// item is the work of an entry in a graph whose mesh is that of g.
-func (e *entry) item(g *ir.Graph) Item {
+// item is the work of an entry in a graph whose mesh is g's, on a target.
+func (e *entry) item(g *ir.Graph, target *kernels.Selector) Item {
 	if e.reads == nil {
-		w := g.Work(e.op)
+		w := lower.Work(target, g, e.op)
 		w.Sends = slices.DeleteFunc(w.Sends, func(s ir.Send) bool {
 			return s.Kind == ir.Permute && slices.Contains(e.handed, s.Of)
 		})

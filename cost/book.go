@@ -140,7 +140,7 @@ func (b *Book) Bill(c Cut) (*Bill, error) {
 		}
 		b.sheets[like] = s
 	}
-	bill := s.bill(c)
+	bill := s.bill(c, b.set)
 	b.bills[c] = bill
 	return bill, nil
 }

@@ -13,7 +13,7 @@ func Built(c *model.Config, cut Cut) (*Bill, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.bill(cut), nil
+	return s.bill(cut, nil), nil
 }
 
 // List gives the tags of a set.
@@ -22,7 +22,7 @@ func (t Tags) List() []ir.Tag { return lists.Filter(tags, t.Has) }
 // Of visits what one run of a graph does on one device, and how often.
 func Of(g *ir.Graph, times int64, visit func(Item, int64)) {
 	for _, e := range entries(g, g.Ops) {
-		if item := e.item(g); item.Class != ir.Fused {
+		if item := e.item(g, nil); item.Class != ir.Fused {
 			visit(item, times)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
 )
 
@@ -16,6 +17,8 @@ type scaler struct {
 	made  map[*ir.Value]*ir.Value
 	room  []ir.Value // for the next ones
 	dims  []ir.Dim   // likewise
+
+	target *kernels.Selector // whose kernels do the work
 }
 
 // atOnce is how many values a scaler makes room for.
@@ -67,8 +70,9 @@ func (x *scaler) bytes(list []*ir.Value) []int64 {
 }
 
 // bill gives a sheet the sizes of a cut.
-func (s *sheet) bill(c Cut) *Bill {
-	x := &scaler{from: s.mesh, rows: [2]int64{s.rows, c.Rows}, made: map[*ir.Value]*ir.Value{}}
+func (s *sheet) bill(c Cut, target *kernels.Selector) *Bill {
+	x := &scaler{target: target, from: s.mesh, rows: [2]int64{s.rows, c.Rows},
+		made: map[*ir.Value]*ir.Value{}}
 	for _, a := range s.mesh {
 		switch a.Name {
 		case plan.TensorAxis:
@@ -139,5 +143,5 @@ func (x *scaler) item(e entry) Item {
 	if e.reads != nil {
 		e.reads, e.writes = x.values(e.reads), x.values(e.writes)
 	}
-	return e.item(&x.graph)
+	return e.item(&x.graph, x.target)
 }

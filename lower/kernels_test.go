@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower/stablehlo"
 	"github.com/deepwell/deepwell/rewrite"
 )
 
@@ -72,7 +73,7 @@ func TestBlocks(t *testing.T) {
 		{"sm_103", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
 	} {
 		s := kernels.For(row.arch)
-		g, err := rewrite.Graph(g, s)
+		g, err := rewrite.Graph(g, s, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,5 +91,23 @@ func TestBlocks(t *testing.T) {
 			len(flags) != 2 {
 			t.Errorf("%s: %v", row.arch, flags)
 		}
+	}
+}
+
+// A kernel that applies says what work an operation is; without one its row in ir does.
+func TestWorkOfAKernel(t *testing.T) {
+	op := causal(t, 64)
+	g := &ir.Graph{}
+	own := stablehlo.Kernel{Name: "fused", Kinds: []string{"attention"}, Applies: kernels.OnGPU("it is there"),
+		Work: func(*ir.Graph, *ir.Op) ir.Work { return ir.Work{Class: ir.Streaming, Bytes: 7} }}
+	all := stablehlo.Table{Kernels: append([]stablehlo.Kernel{own}, table().Kernels...)}
+	if w := all.Work(kernels.For("sm_100"), g, op); w.Bytes != 7 {
+		t.Errorf("on a GPU the work is %+v", w)
+	}
+	if w := all.Work(kernels.For("cpu"), g, op); w.Class != ir.Attend {
+		t.Errorf("on the CPU the work is %+v", w)
+	}
+	if w := Work(nil, g, op); w.Class != ir.Attend {
+		t.Errorf("without a target the work is %+v", w)
 	}
 }

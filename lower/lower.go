@@ -3,6 +3,7 @@ package lower
 import (
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -25,7 +26,8 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
-	g, err := rewrite.Graph(g, o.Kernels)
+	whole := func(op *ir.Op) bool { return table().Find(o.Kernels, op) != nil }
+	g, err := rewrite.Graph(g, o.Kernels, whole)
 	if err != nil {
 		return "", err
 	}
@@ -35,11 +37,15 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 // table joins the rules and kernels of all targets. Of the kernels for an operation the first that
 // applies prints it: those for sharded dimensions come first, those that only say why an operation
 // stays plain last.
-func table() stablehlo.Table {
+var table = sync.OnceValue(func() stablehlo.Table {
 	t := stablehlo.Table{Rules: stablehlo.Rules()}
 	maps.Copy(t.Rules, quantized.Rules())
 	maps.Copy(t.Rules, gpu.Rules())
 	t.Kernels = slices.Concat(stablehlo.Sharded(), gpu.Kernels(), cpu.Kernels(),
 		quantized.Kernels(), stablehlo.Plain())
 	return t
-}
+})
+
+// Work tells what an operation of a graph asks of a device, by the kernel that prints it on a
+// target. Package cost prices plans by it.
+func Work(s *kernels.Selector, g *ir.Graph, op *ir.Op) ir.Work { return table().Work(s, g, op) }

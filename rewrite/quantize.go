@@ -11,31 +11,33 @@ import (
 // keepBlockLayout lets products and statistics read quantized values in the layout of their source
 // where both are in one graph. XLA:CPU multiplies either orientation, so that putting codes in
 // order and packing them is work that only what leaves the graph needs.
-func keepBlockLayout(g *ir.Graph) error {
-	blocks := map[*ir.Value][]*ir.Value{} // codes and scales as stored, by the codes in order
-	raw := func(in []*ir.Value, at ...int) []*ir.Value {
-		in = slices.Clone(in)
-		for _, i := range at {
-			if list := blocks[in[i]]; list != nil {
-				in[i], in[i+1] = list[0], list[1]
+func keepBlockLayout(whole func(*ir.Op) bool) func(*ir.Graph) error {
+	return func(g *ir.Graph) error {
+		blocks := map[*ir.Value][]*ir.Value{} // codes and scales as stored, by the codes in order
+		stored := func(in []*ir.Value, at ...int) []*ir.Value {
+			in = slices.Clone(in)
+			for _, i := range at {
+				if list := blocks[in[i]]; list != nil {
+					in[i], in[i+1] = list[0], list[1]
+				}
 			}
+			return in
 		}
-		return in
+		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+			switch {
+			case op.Kind == "quantize" && !whole(op):
+				list := r.Become(op, QuantizeBlocks, op.Attrs, op.In...)
+				out := r.Become(op, OrderBlocks, op.Attrs, list...)
+				blocks[out[0]] = list
+				return out
+			case op.Kind == "block_dot":
+				return r.Become(op, op.Kind, op.Attrs, stored(op.In, 0, len(op.In)/2)...)
+			case op.Kind == "quantize_stats":
+				return r.Become(op, op.Kind, op.Attrs, stored(op.In, 1)...)
+			}
+			return nil
+		})
 	}
-	return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
-		switch op.Kind {
-		case "quantize":
-			list := r.Become(op, QuantizeBlocks, op.Attrs, op.In...)
-			out := r.Become(op, OrderBlocks, op.Attrs, list...)
-			blocks[out[0]] = list
-			return out
-		case "block_dot":
-			return r.Become(op, op.Kind, op.Attrs, raw(op.In, 0, len(op.In)/2)...)
-		case "quantize_stats":
-			return r.Become(op, op.Kind, op.Attrs, raw(op.In, 1)...)
-		}
-		return nil
-	})
 }
 
 // inferQuantizeBlocks gives [..., n/block, in_block, ...] and [..., n/block, ...], in bytes.
@@ -65,29 +67,33 @@ func inferOrderBlocks(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 // (else XLA keeps the sums that it made for the scales, to make the codes of them) and the block
 // maxima that the tensor's own maximum is found among: the source is read twice for any number of
 // orientations (reference/quantize_fusion.md, 2).
-func shareBlockScales(g *ir.Graph) error {
-	s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},
-		scaled: map[*ir.Op]scaled{}, done: map[*ir.Value]bool{}}
-	return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
-		switch op.Kind {
-		case "amax":
-			out = s.tensorAmax(r, op)
-		case "quantize":
-			if _, ok := s.scaled[op]; !ok {
-				s.scaleAll(r, op)
+func shareBlockScales(whole func(*ir.Op) bool) func(*ir.Graph) error {
+	return func(g *ir.Graph) error {
+		s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},
+			scaled: map[*ir.Op]scaled{}, done: map[*ir.Value]bool{}}
+		s.splits = func(op *ir.Op) bool { return op.Kind == "quantize" && !whole(op) }
+		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
+			switch {
+			case op.Kind == "amax":
+				out = s.tensorAmax(r, op)
+			case s.splits(op):
+				if _, ok := s.scaled[op]; !ok {
+					s.scaleAll(r, op)
+				}
+				in := append([]*ir.Value{s.scaled[op].source, s.scaled[op].scale}, op.In[1:]...)
+				out = r.Become(op, QuantizeWith, op.Attrs, in...)
 			}
-			in := append([]*ir.Value{s.scaled[op].source, s.scaled[op].scale}, op.In[1:]...)
-			out = r.Become(op, QuantizeWith, op.Attrs, in...)
-		}
-		for _, v := range op.Out {
-			s.done[v] = true
-		}
-		return out
-	})
+			for _, v := range op.Out {
+				s.done[v] = true
+			}
+			return out
+		})
+	}
 }
 
 // A scaleSharing goes through a graph and its bodies; values of the old graph are its keys.
 type scaleSharing struct {
+	splits  func(*ir.Op) bool // a quantize that becomes two kernels
 	readers map[*ir.Value][]*ir.Op
 	done    map[*ir.Value]bool   // results of operations that were visited
 	amax    map[string]*ir.Value // block maxima behind a barrier, by source and manner
@@ -117,7 +123,7 @@ func (s *scaleSharing) blockAmax(r *ir.Rewriter, op *ir.Op) *ir.Value {
 // tensorAmax takes the largest of block maxima where the same value is quantized in this graph.
 func (s *scaleSharing) tensorAmax(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 	for _, q := range s.readers[op.Out[0]] {
-		if q.Kind == "quantize" && q.In[0] == op.In[0] &&
+		if s.splits(q) && q.In[0] == op.In[0] &&
 			q.Attrs.Bool("hadamard") == op.Attrs.Bool("hadamard") {
 			return r.Become(op, AmaxOfBlocks, op.Attrs, s.blockAmax(r, q))
 		}
@@ -131,7 +137,7 @@ func (s *scaleSharing) scaleAll(r *ir.Rewriter, op *ir.Op) {
 	var ops []*ir.Op
 	var scales []*ir.Value
 	for _, q := range s.readers[x] {
-		if q.Kind != "quantize" || q != op && !s.ready(q) {
+		if !s.splits(q) || q != op && !s.ready(q) {
 			continue
 		}
 		in := []*ir.Value{}

@@ -14,8 +14,12 @@ type Pass struct {
 }
 
 // For lists the passes of a target, in the order in which they run. A nil selector stands for
-// programs that every target runs.
-func For(s *kernels.Selector) []Pass {
+// programs that every target runs. Operations of which whole is true have a kernel of their own and
+// are not split into others; nil is none.
+func For(s *kernels.Selector, whole func(*ir.Op) bool) []Pass {
+	if whole == nil {
+		whole = func(*ir.Op) bool { return false }
+	}
 	list := []Pass{{"expand-custom", expand}}
 	if s.HostMemory() == "" {
 		list = append(list, Pass{"drop-host-copies", dropMoves})
@@ -24,27 +28,27 @@ func For(s *kernels.Selector) []Pass {
 	switch {
 	case s == nil:
 		list = append(list, Pass{"fold-transposes", foldInto("block_dot")},
-			Pass{"keep-block-layout", keepBlockLayout})
+			Pass{"keep-block-layout", keepBlockLayout(whole)})
 	case s.FusesOneOutput():
 		list = append(list,
 			Pass{"fold-transposes", foldInto("dot", "linear", "linear_dx", "linear_dw", "block_dot")},
 			Pass{"update-in-place", updateInPlace},
 			Pass{"save-softmax", saveSoftmax(s.Arch())},
-			Pass{"keep-block-layout", keepBlockLayout})
+			Pass{"keep-block-layout", keepBlockLayout(whole)})
 	default:
 		if !s.Blocks() {
 			list = append(list, Pass{"fold-transposes", foldInto("block_dot")})
 		}
-		list = append(list, Pass{"share-block-scales", shareBlockScales})
+		list = append(list, Pass{"share-block-scales", shareBlockScales(whole)})
 	}
 	return append(list, Pass{"pack-bytes", pack})
 }
 
 // Graph runs the passes of a target on a copy of a graph. Inputs and results keep their names,
 // their order and their meanings; quantized ones have the type in which a program carries them.
-func Graph(g *ir.Graph, s *kernels.Selector) (*ir.Graph, error) {
+func Graph(g *ir.Graph, s *kernels.Selector, whole func(*ir.Op) bool) (*ir.Graph, error) {
 	g = g.Clone()
-	for _, pass := range For(s) {
+	for _, pass := range For(s, whole) {
 		if err := pass.Run(g); err != nil {
 			return nil, fmt.Errorf("rewrite %s: %w", pass.Name, err)
 		}

@@ -34,16 +34,49 @@ type Table struct {
 
 // Pick finds the kernel of an operation and notes the choice; nil if the plain rule prints it.
 func (t Table) Pick(s *kernels.Selector, op *ir.Op) *Kernel {
+	k := t.Find(s, op)
+	if k != nil {
+		why, _ := k.Applies(s, op)
+		s.Note(kernels.Choice{Kind: rewrite.Stands(op.Kind), Kernel: k.Name, Why: why})
+	}
+	return k
+}
+
+// Find is Pick without the note.
+func (t Table) Find(s *kernels.Selector, op *ir.Op) *Kernel {
 	for i, k := range t.Kernels {
 		if !slices.Contains(k.Kinds, op.Kind) {
 			continue
 		}
-		if why, ok := k.Applies(s, op); ok {
-			s.Note(kernels.Choice{Kind: rewrite.Stands(op.Kind), Kernel: k.Name, Why: why})
+		if _, ok := k.Applies(s, op); ok {
 			return &t.Kernels[i]
 		}
 	}
 	return nil
+}
+
+// Work tells what an operation of a graph before rewriting asks of a device: what its kernel says,
+// else what its row in package ir says.
+func (t Table) Work(s *kernels.Selector, g *ir.Graph, op *ir.Op) ir.Work {
+	prints := func(k Kernel) bool {
+		return slices.ContainsFunc(k.Kinds, func(kind string) bool {
+			return rewrite.Stands(kind) == op.Kind
+		})
+	}
+	if !slices.ContainsFunc(t.Kernels, func(k Kernel) bool { return k.Work != nil && prints(k) }) {
+		return g.Work(op)
+	}
+	for _, k := range t.Kernels {
+		if !prints(k) {
+			continue
+		}
+		if _, ok := k.Applies(s, op); ok && k.Work != nil {
+			return k.Work(g, op)
+		} else if ok {
+			break
+		}
+	}
+	return g.Work(op)
 }
 
 // named finds the rule of a kernel for a kind, for operations that are made of others.
