@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/autoplan"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
@@ -259,10 +260,10 @@ const worthwhile = 0.995
 // lowerPrecision is what the same plan takes with its linear layers in formats that the GPU has and
 // the plan does not use.
 func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggestion, err error) {
-	if list := r.search.Precisions; len(list) != 1 || list[0] != price.BF16 {
+	if list := r.search.Precisions; len(list) != 1 || list[0] != dtype.FormatBF16 {
 		return nil, nil
 	}
-	for _, p := range []price.Precision{price.MXFP8, price.NVFP4} {
+	for _, p := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 		if has(r.search.Cluster.Card, p) != nil {
 			continue
 		}

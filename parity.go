@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/parity"
@@ -73,10 +74,10 @@ func (p *pairing) readPolicies() error {
 		}
 	}
 	for _, name := range p.job.Precisions {
-		if name == string(precision.BF16) {
+		if name == string(dtype.FormatBF16) {
 			continue // always runs
 		}
-		f := parity.Format{Name: name}
+		f := parity.Candidate{Name: name}
 		var err error
 		if f.Policy, err = precision.Load(p.model.Config, name); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/safedir"
@@ -181,10 +182,10 @@ func (job PlanJob) currentSetup(ctx context.Context, s *autoplan.Job) (*CurrentS
 		s.Batch = f.Plan.Batch * f.Plan.Seq / s.Seq
 	}
 	if len(job.Precisions) == 0 {
-		s.Precisions = []price.Precision{f.Precision}
+		s.Precisions = []dtype.Format{f.Precision}
 	}
 	r := &dryRunner{job: DryRunJob{Plan: path}, done: &DryRunResult{}, plan: f.Plan, search: *s}
-	r.search.Precisions, r.search.Policies = []price.Precision{f.Precision}, nil
+	r.search.Precisions, r.search.Policies = []dtype.Format{f.Precision}, nil
 	r.search.Seq, r.search.Batch = f.Plan.Seq, f.Plan.Batch
 	r.prepare()
 	if err := r.price(); err != nil {
@@ -261,7 +262,7 @@ func configOf(source string) (*model.Config, error) {
 // replaces the default policy of its narrowest format.
 func addPrecisions(s *autoplan.Job, names []string) error {
 	for _, name := range names {
-		p := price.Precision(name)
+		p := dtype.Format(name)
 		if precision.IsFile(name) {
 			policy, err := precision.Load(s.Config, name)
 			switch {
@@ -271,9 +272,9 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 				return diag.New(diag.BadUsage, "%s has no policies by layer", s.Profile.Name).At("%s", name).
 					Try("--precision %s, or --stack %s", policy.Narrowest(), price.Own)
 			case s.Policies == nil:
-				s.Policies = map[price.Precision]*precision.Policy{}
+				s.Policies = map[dtype.Format]*precision.Policy{}
 			}
-			p = price.Precision(policy.Narrowest())
+			p = policy.Narrowest()
 			s.Policies[p] = policy
 		}
 		if slices.Contains(s.Precisions, p) {
@@ -289,9 +290,9 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 }
 
 // has tells whether a card has products in a precision.
-func has(card machine.Card, p price.Precision) error {
-	rates := map[price.Precision]float64{price.F32: 1, price.BF16: 1, price.FP8: card.Peak.FP8,
-		price.MXFP8: card.Peak.MXFP8, price.NVFP4: card.Peak.NVFP4}
+func has(card machine.Card, p dtype.Format) error {
+	rates := map[dtype.Format]float64{dtype.FormatF32: 1, dtype.FormatBF16: 1,
+		dtype.FormatFP8: card.Peak.FP8, dtype.MXFP8: card.Peak.MXFP8, dtype.NVFP4: card.Peak.NVFP4}
 	switch rate, known := rates[p]; {
 	case !known:
 		return diag.New(diag.BadUsage, "there is no precision %q", p).

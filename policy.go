@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -20,7 +21,7 @@ type PolicyJob struct {
 // of each format of the work of linear layers, and writes it as a file that a person edits and that
 // train, plan, dryrun, compile, parity and quantize take.
 func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
-	share map[precision.Format]float64, err error) {
+	share map[dtype.Format]float64, err error) {
 	v := e.begin(ctx, "policy")
 	v.pass("check the file's name", func() error {
 		if job.Output == "" || precision.IsFile(job.Output) {

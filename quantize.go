@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/quantize"
@@ -89,7 +90,7 @@ func (e *Env) quantizeExport(ctx context.Context, job ExportJob, folder string,
 }
 
 // policyOf reads a policy of training as one for a checkpoint.
-func policyOf(path string, to quantize.Format) (quantize.Policy, error) {
+func policyOf(path string, to dtype.Format) (quantize.Policy, error) {
 	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
@@ -98,13 +99,13 @@ func policyOf(path string, to quantize.Format) (quantize.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(module string, _, _ int64) (quantize.Format, string) {
+	return func(module string, _, _ int64) (dtype.Format, string) {
 		layer, linear := layerOf(module)
 		switch p.Of(layer, linear, precision.Fprop) {
-		case precision.NVFP4:
+		case dtype.NVFP4:
 			return to, ""
-		case precision.MXFP8:
-			return quantize.MXFP8, ""
+		case dtype.MXFP8:
+			return dtype.MXFP8, ""
 		}
 		return quantize.None, cmp.Or(p.Why(layer, linear, precision.Fprop), "the policy does not name it")
 	}, nil

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/quantize"
 )
 
@@ -19,21 +20,21 @@ func TestPolicyOfCheckpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, to := range []quantize.Format{quantize.NVFP4, quantize.MXFP8} {
+	for _, to := range []dtype.Format{dtype.NVFP4, dtype.MXFP8} {
 		p, err := policyOf(path, to)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, row := range []struct {
 			module string
-			want   quantize.Format
+			want   dtype.Format
 			why    string
 		}{
 			{"model.layers.0.self_attn.q_proj", to, ""},
 			{"model.layers.3.self_attn.q_proj", quantize.None, "the last"},
 			{"model.layers.3.self_attn.qkv_proj", quantize.None, "the last"},
 			{"model.layers.3.mlp.gate_up_proj", to, ""},
-			{"model.layers.3.mlp.down_proj", quantize.MXFP8, ""},
+			{"model.layers.3.mlp.down_proj", dtype.MXFP8, ""},
 			{"model.layers.1.block_sparse_moe.experts.7.w1", to, ""},
 			{"model.layers.1.mlp.shared_expert.down_proj", to, ""},
 			{"model.layers.0.mixer.in_proj", quantize.None, "the policy does not name it"},
@@ -44,7 +45,7 @@ func TestPolicyOfCheckpoint(t *testing.T) {
 			}
 		}
 	}
-	if _, err := policyOf(filepath.Join(t.TempDir(), "none"), quantize.NVFP4); err == nil {
+	if _, err := policyOf(filepath.Join(t.TempDir(), "none"), dtype.NVFP4); err == nil {
 		t.Error("a policy that is not there was read")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/kernels"
@@ -92,7 +93,7 @@ func TestClosedFormAgreesWithSimulator(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A third each is in bf16, in one format, and with layers of two.
-		e = e.With(estimate.Options{Precision: []price.Precision{price.BF16, price.MXFP8, price.NVFP4}[n%3]})
+		e = e.With(estimate.Options{Precision: []dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}[n%3]})
 		p, ok := randomPlan(random, &j)
 		if !ok || p.PP.Size == 1 && pipelines < n/2 { // half of them have a pipeline
 			continue

@@ -10,28 +10,28 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
 
 // A Choice is a plan that was simulated, with what it trades.
 type Choice struct {
-	Plan      *plan.Plan      `json:"plan"`
-	Precision price.Precision `json:"precision"`
-	Devices   int             `json:"devices"` // in use
-	Paid      int             `json:"paid"`    // in use or idle, as the bill counts them
-	Step      float64         `json:"step"`    // seconds, as simulated
-	Low       float64         `json:"low"`     // nine in ten steps lie between Low and High
-	High      float64         `json:"high"`
-	Rate      float64         `json:"rate"` // tokens a second for each device that is paid for
-	Peak      int64           `json:"peak"`
-	Memory    program.Memory  `json:"memory"` // of the worst rank, at its worst moment
-	Bubble    float64         `json:"bubble"` // share of the step
-	Why       string          `json:"why"`
+	Plan      *plan.Plan     `json:"plan"`
+	Precision dtype.Format   `json:"precision"`
+	Devices   int            `json:"devices"` // in use
+	Paid      int            `json:"paid"`    // in use or idle, as the bill counts them
+	Step      float64        `json:"step"`    // seconds, as simulated
+	Low       float64        `json:"low"`     // nine in ten steps lie between Low and High
+	High      float64        `json:"high"`
+	Rate      float64        `json:"rate"` // tokens a second for each device that is paid for
+	Peak      int64          `json:"peak"`
+	Memory    program.Memory `json:"memory"` // of the worst rank, at its worst moment
+	Bubble    float64        `json:"bubble"` // share of the step
+	Why       string         `json:"why"`
 	// Policy is a line on what the products are computed in, and what that costs; empty if all are
 	// in one type.
 	Policy string `json:"policy,omitempty"`
@@ -204,8 +204,8 @@ func (s *searcher) schedule(p *plan.Plan) (o ordered, err error) {
 
 // precisionName is a precision as a plan says it: what the parameters are anyway goes without
 // saying.
-func precisionName(p price.Precision) string {
-	if p == price.F32 || p == price.BF16 {
+func precisionName(p dtype.Format) string {
+	if p == dtype.FormatF32 || p == dtype.FormatBF16 {
 		return ""
 	}
 	return string(p)

@@ -6,18 +6,18 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/price"
 )
 
 // Emit writes a plan as another stack takes it: arguments for Megatron-LM, TOML for torchtitan,
 // YAML for MaxText. Stages are those that were priced, with their layers. What the stack cannot do
 // is refused.
-func Emit(stack string, p *plan.Plan, precision price.Precision, stages []estimate.Stage) (string,
+func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.Stage) (string,
 	error) {
-	write := map[string]func(*emitter, *plan.Plan, price.Precision){
+	write := map[string]func(*emitter, *plan.Plan, dtype.Format){
 		"megatron": emitMegatron, "torchtitan": emitTorchtitan, "maxtext": emitMaxText,
 	}[stack]
 	if write == nil {
@@ -60,7 +60,7 @@ func whole(p *plan.Plan) bool {
 	return recomputes(p, ir.Attn) && (recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
 }
 
-func emitMegatron(e *emitter, p *plan.Plan, precision price.Precision) {
+func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 	micro, _ := rowsOf(p)
 	if p.FSDP.Size > 1 && p.FSDP.Zero > 1 {
 		e.lacks("Megatron's distributed optimizer", "zero %d", p.FSDP.Zero)
@@ -113,11 +113,11 @@ func emitMegatron(e *emitter, p *plan.Plan, precision price.Precision) {
 	}
 	e.line("--bf16")
 	switch precision {
-	case price.FP8:
+	case dtype.FormatFP8:
 		e.line("--fp8-format hybrid\n--fp8-recipe tensorwise")
-	case price.MXFP8:
+	case dtype.MXFP8:
 		e.line("--fp8-format e4m3\n--fp8-recipe mxfp8")
-	case price.NVFP4:
+	case dtype.NVFP4:
 		e.line("--fp4-format e2m1\n--fp4-recipe nvfp4")
 	}
 }
@@ -158,7 +158,7 @@ func layoutOf(stages []estimate.Stage) string {
 	return text + layers(stages[last].Layers) + "L"
 }
 
-func emitTorchtitan(e *emitter, p *plan.Plan, precision price.Precision) {
+func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 	micro, ranks := rowsOf(p)
 	pipeline := p.Size(plan.PipelineAxis)
 	if p.FSDP.Size > 1 && p.FSDP.Zero == 1 {
@@ -202,16 +202,16 @@ func emitTorchtitan(e *emitter, p *plan.Plan, precision price.Precision) {
 	}
 	e.line("\n[activation_checkpoint]\nmode = %q", mode)
 	switch precision {
-	case price.FP8:
+	case dtype.FormatFP8:
 		e.line("\n[model]\nconverters = [\"float8\"]")
-	case price.MXFP8:
+	case dtype.MXFP8:
 		e.line("\n[model]\nconverters = [\"mx\"]")
-	case price.NVFP4:
+	case dtype.NVFP4:
 		e.lacks("torchtitan", "training in nvfp4")
 	}
 }
 
-func emitMaxText(e *emitter, p *plan.Plan, precision price.Precision) {
+func emitMaxText(e *emitter, p *plan.Plan, precision dtype.Format) {
 	if p.FSDP.Size > 1 && p.FSDP.Zero < 3 {
 		e.lacks("MaxText", "zero %d", p.FSDP.Zero)
 	}
@@ -241,9 +241,9 @@ func emitMaxText(e *emitter, p *plan.Plan, precision price.Precision) {
 	}
 	e.line("remat_policy: %s", policy)
 	switch precision {
-	case price.FP8:
+	case dtype.FormatFP8:
 		e.line("quantization: fp8")
-	case price.MXFP8, price.NVFP4:
+	case dtype.MXFP8, dtype.NVFP4:
 		e.lacks("MaxText", "training in %s", precision)
 	}
 }

@@ -7,15 +7,15 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/price"
 )
 
 // A Foreign is the configuration of another stack as a plan.
 type Foreign struct {
 	Plan      *plan.Plan
-	Precision price.Precision
+	Precision dtype.Format
 	Notes     []string // what could only be said about
 }
 
@@ -30,7 +30,7 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 		return nil, diag.New(diag.BadUsage, "there is no stack %q to read from", stack).
 			Try("--from megatron=FILE, torchtitan=FILE or maxtext=FILE")
 	}
-	f := &Foreign{Plan: j.blank(j.Cluster.String()), Precision: price.BF16}
+	f := &Foreign{Plan: j.blank(j.Cluster.String()), Precision: dtype.FormatBF16}
 	f.Plan.Seq, f.Plan.Batch = j.Seq, max(1, j.Batch)
 	s := &settings{values: parseSettings(string(text)), path: path,
 		arguments: strings.Contains(string(text), "--")}
@@ -169,13 +169,13 @@ func everything(j Job) []ir.Tag {
 }
 
 // parsePrecision is a precision that is spelled in a name.
-func parsePrecision(text string, without price.Precision) price.Precision {
+func parsePrecision(text string, without dtype.Format) dtype.Format {
 	text = strings.ToLower(text)
 	for _, p := range []struct {
 		part string
-		is   price.Precision
-	}{{"nvfp4", price.NVFP4}, {"fp4", price.NVFP4}, {"mx", price.MXFP8}, {"fp8", price.FP8},
-		{"float8", price.FP8}, {"bf16", price.BF16}} {
+		is   dtype.Format
+	}{{"nvfp4", dtype.NVFP4}, {"fp4", dtype.NVFP4}, {"mx", dtype.MXFP8}, {"fp8", dtype.FormatFP8},
+		{"float8", dtype.FormatFP8}, {"bf16", dtype.FormatBF16}} {
 		if strings.Contains(text, p.part) {
 			return p.is
 		}
@@ -274,7 +274,7 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	if s.values["fp8_format"] != "" || s.values["fp8"] != "" {
 		format += "fp8"
 	}
-	f.Precision = parsePrecision(format+s.values["mixed_precision"], price.BF16)
+	f.Precision = parsePrecision(format+s.values["mixed_precision"], dtype.FormatBF16)
 }
 
 func readTorchtitan(s *settings, f *Foreign, j Job) {
@@ -320,7 +320,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 		p.Recompute = []ir.Tag{ir.Norm}
 		f.Notes = append(f.Notes, "selective checkpointing is taken for recomputing norms")
 	}
-	f.Precision = parsePrecision(s.values["converters"]+s.values["recipe_name"], price.BF16)
+	f.Precision = parsePrecision(s.values["converters"]+s.values["recipe_name"], dtype.FormatBF16)
 }
 
 func readMaxText(s *settings, f *Foreign, j Job) {
@@ -363,5 +363,5 @@ func readMaxText(s *settings, f *Foreign, j Job) {
 		p.Recompute = []ir.Tag{ir.Norm, ir.MLP}
 		f.Notes = append(f.Notes, "remat_policy "+policy+" is taken for recomputing norms and MLP")
 	}
-	f.Precision = parsePrecision(s.values["quantization"], price.BF16)
+	f.Precision = parsePrecision(s.values["quantization"], dtype.FormatBF16)
 }

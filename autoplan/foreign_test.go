@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/price"
 )
@@ -59,17 +60,17 @@ func TestReadForeign(t *testing.T) {
 	for name, c := range map[string]struct {
 		stack, text string
 		want        Fixed
-		precision   price.Precision
+		precision   dtype.Format
 		batch, m    int64
 	}{
 		"megatron's arguments": {"megatron", megatronArgs, Fixed{"tp": "4", "cp": "1", "ep": "1", "pp": "4", "dp": "1", "fsdp": "4", "zero": "1",
-			"gather": "step", "virtual": "5", "schedule": "interleaved", "microbatch": "1", "recompute": "norm+mlp"}, price.MXFP8, 512, 128},
+			"gather": "step", "virtual": "5", "schedule": "interleaved", "microbatch": "1", "recompute": "norm+mlp"}, dtype.MXFP8, 512, 128},
 		"megatron's YAML": {"megatron", megatronYAML, Fixed{"tp": "2", "cp": "2", "ep": "1", "pp": "1", "dp": "1", "fsdp": "16", "zero": "1",
-			"gather": "step", "microbatch": "2", "recompute": "attn+mlp"}, price.BF16, 128, 4},
+			"gather": "step", "microbatch": "2", "recompute": "attn+mlp"}, dtype.FormatBF16, 128, 4},
 		"torchtitan": {"torchtitan", torchtitanTOML, Fixed{"tp": "2", "cp": "1", "ep": "1", "pp": "2", "dp": "1", "fsdp": "16", "zero": "2",
-			"gather": "step", "virtual": "2", "schedule": "zb-v", "microbatch": "1", "recompute": "norm"}, price.FP8, 128, 8},
+			"gather": "step", "virtual": "2", "schedule": "zb-v", "microbatch": "1", "recompute": "norm"}, dtype.FormatFP8, 128, 8},
 		"maxtext": {"maxtext", maxtextYAML, Fixed{"tp": "1", "cp": "1", "ep": "1", "pp": "1", "dp": "1", "fsdp": "64", "zero": "3",
-			"gather": "layer", "microbatch": "2", "recompute": "norm+attn+mlp"}, price.FP8, 128, 1},
+			"gather": "layer", "microbatch": "2", "recompute": "norm+attn+mlp"}, dtype.FormatFP8, 128, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 1<<20)
@@ -115,7 +116,7 @@ func TestForeignRefusals(t *testing.T) {
 	if _, err := ReadForeign("nemo", []byte("a: 1"), "x", j); diag.From(err).Code != diag.BadUsage {
 		t.Error(err)
 	}
-	if _, err := Emit("nemo", nil, price.BF16, nil); diag.From(err).Code != diag.BadUsage {
+	if _, err := Emit("nemo", nil, dtype.FormatBF16, nil); diag.From(err).Code != diag.BadUsage {
 		t.Error(err)
 	}
 }

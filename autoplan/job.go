@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -65,9 +66,9 @@ type Job struct {
 	// no fewer than 4 million.
 	Batch, MaxBatch int64
 
-	Precisions []price.Precision // of linear layers; empty means bf16
+	Precisions []dtype.Format // of linear layers; empty means bf16
 	// Policies are what precisions stand for, if not their usual policy.
-	Policies map[price.Precision]*precision.Policy
+	Policies map[dtype.Format]*precision.Policy
 	Goal     Goal  // empty means time
 	Fixed    Fixed // what the plan must have
 	// Devices is how many devices the plan must use; 0 leaves some idle if that is better.
@@ -232,7 +233,7 @@ func (j Job) filled() (Job, error) {
 		j.Top = 5
 	}
 	if len(j.Precisions) == 0 {
-		j.Precisions = []price.Precision{price.BF16}
+		j.Precisions = []dtype.Format{dtype.FormatBF16}
 	}
 	if j.Batch == 0 && j.MaxBatch == 0 {
 		j.MaxBatch = max(1, max(leastBatch, tokensPerDevice*int64(j.Cluster.Count))/j.Seq)

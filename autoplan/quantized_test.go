@@ -4,20 +4,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // Of several precisions a search takes the one that serves the goal best, tells what became of
 // layers and what it costs, and offers only plans that programs can be made of.
 func TestPrecisionIsChosen(t *testing.T) {
 	for _, row := range []struct {
-		list []price.Precision
+		list []dtype.Format
 		goal Goal
-		want price.Precision
+		want dtype.Format
 	}{
-		{[]price.Precision{price.BF16, price.MXFP8}, Time, price.MXFP8},
-		{[]price.Precision{price.BF16, price.MXFP8, price.NVFP4}, Time, price.NVFP4},
-		{[]price.Precision{price.NVFP4, price.MXFP8, price.BF16}, Money, price.NVFP4},
+		{[]dtype.Format{dtype.FormatBF16, dtype.MXFP8}, Time, dtype.MXFP8},
+		{[]dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}, Time, dtype.NVFP4},
+		{[]dtype.Format{dtype.NVFP4, dtype.MXFP8, dtype.FormatBF16}, Money, dtype.NVFP4},
 	} {
 		j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
 		j.Precisions, j.Goal = row.list, row.goal
@@ -48,17 +48,17 @@ func TestPiecesAreWholeBlocks(t *testing.T) {
 	for _, row := range []struct {
 		m    mesh
 		seq  int64
-		prec price.Precision
+		prec dtype.Format
 		want bool
 	}{
-		{mesh{1, 1, 1, 1, 8}, 8192, price.MXFP8, true},
-		{mesh{1, 1, 1, 1, 8}, 8200, price.MXFP8, false},
-		{mesh{1, 1, 1, 1, 8}, 8200, price.BF16, true},
-		{mesh{1, 4, 1, 1, 2}, 128, price.MXFP8, true}, // pieces of 32: a ring is not balanced
-		{mesh{1, 8, 1, 1, 1}, 128, price.MXFP8, false},
-		{mesh{1, 4, 1, 1, 2}, 128, price.NVFP4, true},
-		{mesh{896, 1, 1, 1, 1}, 8192, price.NVFP4, true},
-		{mesh{896, 1, 1, 1, 1}, 8192, price.MXFP8, false},
+		{mesh{1, 1, 1, 1, 8}, 8192, dtype.MXFP8, true},
+		{mesh{1, 1, 1, 1, 8}, 8200, dtype.MXFP8, false},
+		{mesh{1, 1, 1, 1, 8}, 8200, dtype.FormatBF16, true},
+		{mesh{1, 4, 1, 1, 2}, 128, dtype.MXFP8, true}, // pieces of 32: a ring is not balanced
+		{mesh{1, 8, 1, 1, 1}, 128, dtype.MXFP8, false},
+		{mesh{1, 4, 1, 1, 2}, 128, dtype.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1}, 8192, dtype.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1}, 8192, dtype.MXFP8, false},
 	} {
 		j.Seq = row.seq
 		if got := j.divides(row.m, row.prec); got != row.want {

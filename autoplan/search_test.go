@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/machine"
@@ -140,12 +141,12 @@ func TestPruningIsExact(t *testing.T) {
 		goal           Goal
 		fixed          Fixed
 		capacity       int64
-		precision      price.Precision
+		precision      dtype.Format
 	}{
 		{"llama3.1-8b", "8xb200", Time, nil, 0, ""},
 		{"llama3.1-8b", "8xb200", Time, nil, 60 << 30, ""}, // so little that much must be recomputed
 		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1"}, 0, ""},
-		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1", "tp": "2"}, 0, price.NVFP4},
+		{"llama3.1-70b", "16xgb200", Time, Fixed{"cp": "1", "tp": "2"}, 0, dtype.NVFP4},
 		{"qwen3-30b-a3b", "8xb200", Time, Fixed{"cp": "1", "tp": "1"}, 0, ""},
 		{"llama3.1-8b", "8xb200", Money, Fixed{"cp": "1"}, 0, ""},
 		{"llama3.1-8b", "8xb200", Memory, Fixed{"cp": "1"}, 0, ""},
@@ -154,7 +155,7 @@ func TestPruningIsExact(t *testing.T) {
 			j := jobFor(t, c.model, c.cluster, 4096, 1<<19)
 			j.Goal, j.Fixed, j.Capacity, j.Top = c.goal, c.fixed, c.capacity, 3
 			if c.precision != "" {
-				j.Precisions = []price.Precision{c.precision}
+				j.Precisions = []dtype.Format{c.precision}
 			}
 			j, err := j.filled()
 			if err != nil {
@@ -205,11 +206,11 @@ func everyPlan(s *searcher) candidate {
 func TestBoundsHold(t *testing.T) {
 	for _, row := range []struct {
 		name      string
-		precision price.Precision
+		precision dtype.Format
 		every     int
-	}{{"llama3.1-8b", price.BF16, 7}, {"qwen3-30b-a3b", price.BF16, 7}, {"llama3.1-8b", price.NVFP4, 17}} {
+	}{{"llama3.1-8b", dtype.FormatBF16, 7}, {"qwen3-30b-a3b", dtype.FormatBF16, 7}, {"llama3.1-8b", dtype.NVFP4, 17}} {
 		j := jobFor(t, row.name, "16xb200", 4096, 1<<20)
-		j.Precisions = []price.Precision{row.precision}
+		j.Precisions = []dtype.Format{row.precision}
 		j, err := j.filled()
 		if err != nil {
 			t.Fatal(err)
@@ -405,10 +406,10 @@ func TestImprove(t *testing.T) {
 // so that little of one serves the next; NVFP4 has layers of two formats. A search has neighbours,
 // and leaves off where a bound decides (TestKnownModels tells its rate).
 func BenchmarkPrice(b *testing.B) {
-	for _, precision := range []price.Precision{price.BF16, price.NVFP4} {
+	for _, precision := range []dtype.Format{dtype.FormatBF16, dtype.NVFP4} {
 		b.Run(string(precision), func(b *testing.B) {
 			j := jobFor(b, "llama3.1-405b", "1024xgb200", 8192, 16<<20)
-			j.Precisions = []price.Precision{precision}
+			j.Precisions = []dtype.Format{precision}
 			j, err := j.filled()
 			if err != nil {
 				b.Fatal(err)
@@ -516,7 +517,7 @@ func TestPricedPlansAreOfTheSpace(t *testing.T) {
 // rows for each. The simplest spelling is told, and of equals first.
 func TestOnePlanIsToldOnce(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 4<<20)
-	j.Precisions = []price.Precision{price.MXFP8}
+	j.Precisions = []dtype.Format{dtype.MXFP8}
 	var err error
 	if j.Profile, err = price.Find("megatron-26.08"); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
-	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -141,10 +140,10 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 
 // divides reports whether a device's piece of what products sum over is whole blocks of a
 // precision, as our own programs want it ([plan.Plan.Check]); other stacks pad.
-func (j *Job) divides(m mesh, prec price.Precision) bool {
+func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	n := (&plan.Plan{Precision: precisionName(prec)}).Block()
-	if p := j.Policies[prec]; p != nil && p.Has(precision.MXFP8) {
-		n = max(n, precision.MXFP8.Block())
+	if p := j.Policies[prec]; p != nil && p.Has(dtype.MXFP8) {
+		n = max(n, dtype.MXFP8.Block())
 	}
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
@@ -163,7 +162,7 @@ func (j *Job) context(cp int64) plan.CP {
 	}
 	if j.Profile.Name == price.Own && cp > 1 {
 		elem, ring := dtype.BF16, plan.CP{Size: cp, Kind: "ring"}
-		if slices.Equal(j.Precisions, []price.Precision{price.F32}) {
+		if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 			elem = dtype.F32
 		}
 		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, ring)
@@ -333,7 +332,7 @@ func (j *Job) blank(cluster string) *plan.Plan {
 	p := plan.Default()
 	p.Model, p.Cluster, p.Order = j.Model, cluster, nil
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
-	if slices.Equal(j.Precisions, []price.Precision{price.F32}) {
+	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		p.Types = plan.Types{Params: dtype.F32, Grads: dtype.F32, Collectives: dtype.F32}
 	}
 	return p

@@ -2,12 +2,21 @@ package dtype
 
 import "slices"
 
-// A Format is a block-scaled number format: low-precision elements, each block of which shares a
-// scale. This table is the only place that says how a format is made; a name that has no row, such
-// as "bf16", is not a quantized format.
+// A Format is the number format of a linear layer's GEMM operands, or of a stored weight. The IR,
+// precision policies, plans, the cost model and the checkpoint quantizer all use this type; its
+// text is the spelling in JSON files and on command lines. Quantized formats are block-scaled:
+// elements of low precision, each block of which shares a scale. They have a row in the table
+// below, which is the only place that says how a format is made.
 type Format string
 
-// The formats that have a row.
+// The formats without a row: no block shares a scale.
+const (
+	FormatF32  Format = "f32"  // TF32 on GPUs
+	FormatBF16 Format = "bf16" // the default: nothing is quantized
+	FormatFP8  Format = "fp8"  // E4M3, a scale per tensor; only other stacks have it
+)
+
+// The quantized formats, which have a row.
 const (
 	MXFP8 Format = "mxfp8" // OCP MX: E4M3 elements, a power-of-two scale for 32 of them
 	NVFP4 Format = "nvfp4" // E2M1 elements, an E4M3 scale for 16 of them, an f32 scale for the tensor
@@ -75,7 +84,17 @@ func (f Format) Hadamard() bool { return f.row().hadamard }
 // Stochastic reports whether gradients are rounded stochastically.
 func (f Format) Stochastic() bool { return f.row().stochastic }
 
-// Bytes is the size of an element with its share of the block's scale.
+// Bytes is the size of an element with its share of the block's scale: 33/32 for MXFP8, 9/16 for
+// NVFP4. A format that is not listed has the size of BF16.
 func (f Format) Bytes() float64 {
+	switch f {
+	case FormatF32:
+		return 4
+	case FormatFP8:
+		return 1
+	}
+	if !f.Quantized() {
+		return 2
+	}
 	return (float64(f.Codes().Bits()) + float64(f.Scales().Bits())/float64(f.Block())) / 8
 }

@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
@@ -72,7 +73,7 @@ type builder struct {
 }
 
 // linear is a layer [m,k]·[k,n] with its gradients.
-func (b *builder) linear(prec price.Precision, m, k, n float64) {
+func (b *builder) linear(prec dtype.Format, m, k, n float64) {
 	b.forward.gemm += b.p.GEMM(prec, m, k, n)
 	b.input.gemm += b.p.GEMM(prec, m, n, k)
 	b.weight.gemm += b.p.GEMM(prec, n, m, k)
@@ -230,8 +231,8 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	seq := float64(b.c.seq)
 	square := tokens * seq * heads
 	batch := heads * tokens / seq
-	products := batch * (b.p.GEMM(price.BF16, seq, score, seq) +
-		b.p.GEMM(price.BF16, seq, seq, value))
+	products := batch * (b.p.GEMM(dtype.FormatBF16, seq, score, seq) +
+		b.p.GEMM(dtype.FormatBF16, seq, seq, value))
 	b.forward.attention += products + b.p.Stream(square*2*5.5)
 	b.input.attention += 2*products + b.p.Stream(square*2*7)
 	kept := square * 5 // scores, mask of dropout, and what is multiplied with values
@@ -249,9 +250,9 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 func (b *builder) written(heads, score, value float64) {
 	tokens, seq := b.c.tokens(), float64(b.c.seq)
 	batch, queries := heads*float64(b.c.rows), seq/float64(b.c.context)
-	prec, elem := price.BF16, 2.0
+	prec, elem := dtype.FormatBF16, 2.0
 	if b.c.params.Bits() == 32 {
-		prec, elem = price.F32, 4
+		prec, elem = dtype.FormatF32, 4
 	}
 	square := tokens * seq * heads
 	stream := func(bytes float64) float64 {
@@ -344,21 +345,21 @@ func (b *builder) residualBytes(n float64) float64 {
 		return 2 * n
 	}
 	switch prec := b.e.precision(b.c); prec {
-	case price.FP8, price.MXFP8, price.NVFP4:
+	case dtype.FormatFP8, dtype.MXFP8, dtype.NVFP4:
 		return n * prec.Bytes()
 	}
 	return 2 * n
 }
 
 // precision is that of linear layers that no policy is for.
-func (e *Estimator) precision(c *cut) price.Precision {
+func (e *Estimator) precision(c *cut) dtype.Format {
 	if e.word != "" {
 		return e.word
 	}
 	if c.params.Bits() == 32 {
-		return price.F32
+		return dtype.FormatF32
 	}
-	return price.BF16
+	return dtype.FormatBF16
 }
 
 // lastKeys is the mean of keys for queries of the last piece of a row: where devices have pieces in

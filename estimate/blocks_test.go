@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/deepwell/deepwell/price"
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // Quantization moves the bytes that compiled programs were seen to move, at the card's bandwidth.
@@ -14,15 +14,15 @@ func TestBlocks(t *testing.T) {
 	const n = 1 << 26
 	rate := 1 / (e.prices.Stream(1) / e.prices.Profile().Stream)
 	for _, row := range []struct {
-		precision   price.Precision
+		precision   dtype.Format
 		wide, sides float64
 		bytes       float64 // of an element
 	}{
-		{price.MXFP8, 2, 2, 1.54 * (2 + 2*33.0/32)},
-		{price.MXFP8, 2, 1, 1.54 * (2 + 33.0/32)},
-		{price.MXFP8, 4, 2, 1.54 * (4 + 2*33.0/32)},
-		{price.NVFP4, 2, 2, 1.47 * (2*2 + 2*9.0/16)},
-		{price.NVFP4, 2, 0, 0}, {price.BF16, 2, 2, 0}, {price.F32, 4, 2, 0},
+		{dtype.MXFP8, 2, 2, 1.54 * (2 + 2*33.0/32)},
+		{dtype.MXFP8, 2, 1, 1.54 * (2 + 33.0/32)},
+		{dtype.MXFP8, 4, 2, 1.54 * (4 + 2*33.0/32)},
+		{dtype.NVFP4, 2, 2, 1.47 * (2*2 + 2*9.0/16)},
+		{dtype.NVFP4, 2, 0, 0}, {dtype.FormatBF16, 2, 2, 0}, {dtype.FormatF32, 4, 2, 0},
 	} {
 		want := row.bytes * n / rate
 		if got := b.quantized(row.precision, n, row.wide, row.sides); math.Abs(got-want) > 1e-12 {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
@@ -88,7 +89,7 @@ func (e *Estimate) QuantizedLine() string {
 type Options struct {
 	// Precision is that of linear layers; empty means the type of the plan's parameters. For our own
 	// stack mxfp8 and nvfp4 stand for the policies of package precision.
-	Precision price.Precision
+	Precision dtype.Format
 	// Policy says what each product is computed in, in the place of Precision. Only programs of our
 	// own stack have one.
 	Policy *precision.Policy
@@ -145,7 +146,7 @@ type Estimator struct {
 	own        *own
 
 	policy     *precision.Policy // what our own programs compute in; nil if nothing is in blocks
-	word       price.Precision   // of all linear layers where there is no policy
+	word       dtype.Format      // of all linear layers where there is no policy
 	policyLine string            // of the policy, in a line
 	agrees     bool              // the policy has NVFP4, whose scales all devices agree on
 	// kinds are those of layers, below how many of each stand before a place, and lastKind is that

@@ -3,6 +3,7 @@ package estimate
 import (
 	"math"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
@@ -60,7 +61,7 @@ func (b *builder) experts() {
 // expert adds a linear layer [rows,k]·[k,n] of the experts that a device has.
 func (b *builder) expert(name string, local, rows, k, n float64) {
 	prec := b.e.precision(b.c)
-	each := func(product string) price.Precision {
+	each := func(product string) dtype.Format {
 		if b.in != nil {
 			return b.format(name, product)
 		}
@@ -84,7 +85,7 @@ func (b *builder) expert(name string, local, rows, k, n float64) {
 
 // router is a product with a narrow result, and small kernels over scores.
 func (b *builder) router(tokens, count float64) {
-	t := b.p.GEMM(price.F32, tokens, b.h(), count)
+	t := b.p.GEMM(dtype.FormatF32, tokens, b.h(), count)
 	b.forward.gemm += t
 	b.input.gemm += t
 	b.weight.gemm += t

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/price"
@@ -223,7 +224,7 @@ func (e *Estimator) ends(c *cut, p *priced) {
 		embed.dense += float64(e.config.Context) * e.hidden()
 	}
 	embed.operations += 5
-	head.linear(price.BF16, c.tokens(), e.hidden(), vocab)
+	head.linear(dtype.FormatBF16, c.tokens(), e.hidden(), vocab)
 	if e.config.Tied {
 		head.dense = 0
 	}

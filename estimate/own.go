@@ -161,7 +161,7 @@ var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": 
 
 // timed is the time of one product.
 func (b *pricer) timed(w ir.Work) float64 {
-	prec := price.Precision(w.Format)
+	prec := w.Format
 	if prec == "" {
 		prec = b.e.precision(b.c)
 	}
@@ -209,7 +209,7 @@ func (b *pricer) settle(into *phase) {
 		}
 		j := &b.quantized[i]
 		elem := float64(j.of.Type.Elem.Bits()) / 8
-		prec := price.Precision(j.work.Format)
+		prec := j.work.Format
 		j.into.quantize += b.builder.quantized(prec, float64(j.work.Bytes)/elem, elem, j.sides)
 	}
 	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())

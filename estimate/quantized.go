@@ -18,8 +18,8 @@ import (
 var gemms = []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
 
 // format gives that of a product of a linear layer.
-func (b *builder) format(linear, product string) price.Precision {
-	return price.Precision(b.in.Of(linear, product))
+func (b *builder) format(linear, product string) dtype.Format {
+	return b.in.Of(linear, product)
 }
 
 // A kind is layers that cost the same.
@@ -40,7 +40,7 @@ func (e *Estimator) classify() {
 	if p, ok := e.ruled(); ok {
 		e.word = ""
 		if p.Quantizes() {
-			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), p.Has(precision.NVFP4)
+			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), p.Has(dtype.NVFP4)
 		}
 	}
 	if e.billed() && (e.book == nil || !e.book.In(e.policy)) {
@@ -83,7 +83,7 @@ func (e *Estimator) ruled() (*precision.Policy, bool) {
 		return e.options.Policy, true
 	}
 	switch e.options.Precision {
-	case price.MXFP8, price.NVFP4:
+	case dtype.MXFP8, dtype.NVFP4:
 		p, err := precision.Default(e.config, string(e.options.Precision))
 		return p, err == nil
 	}
@@ -94,7 +94,7 @@ func (e *Estimator) ruled() (*precision.Policy, bool) {
 func describe(p *precision.Policy, layers int64) string {
 	var words []string
 	some := map[int]bool{}
-	for _, f := range []precision.Format{precision.NVFP4, precision.MXFP8} {
+	for _, f := range []dtype.Format{dtype.NVFP4, dtype.MXFP8} {
 		n := int64(0)
 		for layer := range int(layers) {
 			if p.Layer(layer).Has(f) {
@@ -161,20 +161,20 @@ func (b *builder) gemms(m, k, cut float64, outs []out) {
 	for _, product := range gemms {
 		wide := 0.0 // width of what stays in bf16
 		for _, o := range outs {
-			if f := b.format(o.name, product); f == price.BF16 {
+			if f := b.format(o.name, product); f == dtype.FormatBF16 {
 				wide += o.width / cut
 			} else {
 				b.gemm(product, f, m, k, o.width/cut)
 			}
 		}
 		if wide > 0 {
-			b.gemm(product, price.BF16, m, k, wide)
+			b.gemm(product, dtype.FormatBF16, m, k, wide)
 		}
 	}
 }
 
 // gemm adds one of the products of a layer [m,k]·[k,n].
-func (b *builder) gemm(which string, f price.Precision, m, k, n float64) {
+func (b *builder) gemm(which string, f dtype.Format, m, k, n float64) {
 	switch which {
 	case precision.Fprop:
 		b.forward.gemm += b.p.GEMM(f, m, k, n)
@@ -188,7 +188,7 @@ func (b *builder) gemm(which string, f price.Precision, m, k, n float64) {
 // quantizeCost adds what it costs to write the input and the gradients of linear layers in blocks:
 // each tensor once for an orientation, with the tokens that a device has of it.
 func (b *builder) quantizeCost(x source, cut, back float64, outs []out) {
-	for _, f := range []price.Precision{price.MXFP8, price.NVFP4} {
+	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 		rows, cols, gradients := 0.0, 0.0, 0.0
 		for _, o := range outs {
 			if b.format(o.name, precision.Fprop) == f {
@@ -222,12 +222,12 @@ func (b *builder) quantizeCost(x source, cut, back float64, outs []out) {
 }
 
 // quantizing is the work of our own kernels that write a format.
-func (b *builder) quantizing(f price.Precision) kernels.Quantizing {
-	return b.e.set.Quantizing(dtype.Format(f))
+func (b *builder) quantizing(f dtype.Format) kernels.Quantizing {
+	return b.e.set.Quantizing(f)
 }
 
 // quantized is the time in which they write elements of wide bytes in so many orientations.
-func (b *builder) quantized(f price.Precision, elements, wide, sides float64) float64 {
+func (b *builder) quantized(f dtype.Format, elements, wide, sides float64) float64 {
 	return b.p.QuantizeBytes(b.quantizing(f).Bytes(elements, wide, sides))
 }
 
@@ -235,8 +235,8 @@ func (b *builder) quantized(f price.Precision, elements, wide, sides float64) fl
 // gradients of all that take it, as NVFP4 asks all that have a piece of them to: XLA joins those
 // that are there at once, four of a layer in either pass, and waits for them (8b compiled for 8
 // B200). It is counted with the data axes, which most of them are along.
-func (b *builder) agree(f price.Precision) float64 {
-	if f != price.NVFP4 {
+func (b *builder) agree(f dtype.Format) float64 {
+	if f != dtype.NVFP4 {
 		return 0
 	}
 	return b.p.Agree(b.c.everyone())
@@ -254,12 +254,12 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 	s.forward = elements * (forward.Bytes() - 2)
 	s.backward = elements * (backward.Bytes() - 2)
 	s.own = -2 * elements
-	if forward == price.BF16 || backward == price.BF16 {
+	if forward == dtype.FormatBF16 || backward == dtype.FormatBF16 {
 		s.own = 0
 	}
-	for _, f := range []price.Precision{price.MXFP8, price.NVFP4} {
+	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 		sides := 0.0
-		for _, other := range []price.Precision{forward, backward} {
+		for _, other := range []dtype.Format{forward, backward} {
 			if other == f {
 				sides++
 			}
@@ -279,12 +279,12 @@ func (b *builder) sent(names []string, products ...string) float64 {
 	bytes := 0.0
 	wide := false
 	for _, product := range products {
-		var seen []price.Precision
+		var seen []dtype.Format
 		for _, name := range names {
 			f := b.format(name, product)
 			switch {
 			case slices.Contains(seen, f):
-			case f == price.BF16:
+			case f == dtype.FormatBF16:
 				wide = true
 			default:
 				bytes += f.Bytes()

@@ -17,7 +17,7 @@ import (
 )
 
 // all is the policy of every linear layer of every block in one format.
-func all(c *model.Config, f precision.Format) *precision.Policy {
+func all(c *model.Config, f dtype.Format) *precision.Policy {
 	return &precision.Policy{Layers: int(c.Layers), Rules: []precision.Rule{{Linears: []string{"attn",
 		"mlp", "experts"}, To: int(c.Layers), Format: f, Why: "For a test."}}}
 }
@@ -28,8 +28,8 @@ func TestPolicyOfBF16(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		name, p := random(r)
 		e := made[name]
-		want := mustPrice(t, e.With(Options{Precision: price.BF16}), p)
-		got := mustPrice(t, e.With(Options{Policy: all(e.config, precision.BF16)}), p)
+		want := mustPrice(t, e.With(Options{Precision: dtype.FormatBF16}), p)
+		got := mustPrice(t, e.With(Options{Policy: all(e.config, dtype.FormatBF16)}), p)
 		if !reflect.DeepEqual(got, want) {
 			r.Errorf("%s: %+v, bf16 %+v", name, got, want)
 		}
@@ -44,10 +44,10 @@ func TestBetweenAllAndNone(t *testing.T) {
 		p := base()
 		p.PP, p.FSDP = plan.PP{}, plan.FSDP{Size: 16, Zero: 3, Gather: "layer"}
 		p.Batch = 16 * p.Microbatches
-		bf16 := mustPrice(t, e.With(Options{Precision: price.BF16}), p)
-		recipe := mustPrice(t, e.With(Options{Precision: price.NVFP4}), p)
-		whole := mustPrice(t, e.With(Options{Policy: all(e.config, precision.NVFP4)}), p)
-		mx := mustPrice(t, e.With(Options{Precision: price.MXFP8}), p)
+		bf16 := mustPrice(t, e.With(Options{Precision: dtype.FormatBF16}), p)
+		recipe := mustPrice(t, e.With(Options{Precision: dtype.NVFP4}), p)
+		whole := mustPrice(t, e.With(Options{Policy: all(e.config, dtype.NVFP4)}), p)
+		mx := mustPrice(t, e.With(Options{Precision: dtype.MXFP8}), p)
 		for _, x := range []struct {
 			what          string
 			less, between float64
@@ -80,9 +80,9 @@ func TestLastStageIsSlow(t *testing.T) {
 	p := base()
 	p.TP, p.PP.Size, p.Microbatches, p.Batch = plan.TP{}, 8, 32, 256
 	both := func(est Estimate, stage int) float64 { return est.Stages[stage].Both() }
-	recipe := mustPrice(t, e.With(Options{Precision: price.NVFP4}), p)
-	whole := mustPrice(t, e.With(Options{Policy: all(e.config, precision.NVFP4)}), p)
-	bf16 := mustPrice(t, e.With(Options{Precision: price.BF16}), p)
+	recipe := mustPrice(t, e.With(Options{Precision: dtype.NVFP4}), p)
+	whole := mustPrice(t, e.With(Options{Policy: all(e.config, dtype.NVFP4)}), p)
+	bf16 := mustPrice(t, e.With(Options{Precision: dtype.FormatBF16}), p)
 	// 12 of 80 layers are kept: the last stage of 10, and 2 of the one before it.
 	if a, b := both(recipe, 3), both(whole, 3); a != b {
 		t.Errorf("a stage in the middle takes %v s, in a model all of NVFP4 %v", a, b)
@@ -103,7 +103,7 @@ func TestLastStageIsSlow(t *testing.T) {
 
 // Weights are written in blocks once a step, activations once a microbatch.
 func TestWeightsOnceAStep(t *testing.T) {
-	e := estimator(t, "llama3.1-8b", "64xb200", "deepwell").With(Options{Precision: price.MXFP8})
+	e := estimator(t, "llama3.1-8b", "64xb200", "deepwell").With(Options{Precision: dtype.MXFP8})
 	wide := estimator(t, "llama3.1-8b", "64xb200", "deepwell")
 	p := base()
 	p.TP, p.PP, p.FSDP = plan.TP{}, plan.PP{}, plan.FSDP{Size: 64, Zero: 3, Gather: "layer"}
@@ -123,10 +123,10 @@ func TestWeightsOnceAStep(t *testing.T) {
 // What fsdp gathers is few bits: by rows forward, by columns backward, as each product takes it.
 func TestGathersAreNarrow(t *testing.T) {
 	for _, row := range []struct {
-		precision         price.Precision
+		precision         dtype.Format
 		forward, backward float64 // bytes of an element of a linear layer of a block
 	}{
-		{price.BF16, 2, 2}, {price.MXFP8, 1 + 1.0/32, 1 + 1.0/32}, {price.NVFP4, 0.5 + 1.0/16, 0.5 + 1.0/16},
+		{dtype.FormatBF16, 2, 2}, {dtype.MXFP8, 1 + 1.0/32, 1 + 1.0/32}, {dtype.NVFP4, 0.5 + 1.0/16, 0.5 + 1.0/16},
 	} {
 		e := estimator(t, "llama3.1-8b", "8xb200", "deepwell").With(Options{Precision: row.precision})
 		p := base()
@@ -153,7 +153,7 @@ func TestGathersAreNarrow(t *testing.T) {
 				t.Errorf("%s: the backward pass takes %v bytes", row.precision, got)
 			}
 		}
-		if two := row.precision == price.NVFP4; (len(e.kinds) == 2) != two {
+		if two := row.precision == dtype.NVFP4; (len(e.kinds) == 2) != two {
 			t.Errorf("%s: %d kinds of layer", row.precision, len(e.kinds))
 		}
 	}
@@ -163,7 +163,7 @@ func TestGathersAreNarrow(t *testing.T) {
 func TestPoliciesAreOurs(t *testing.T) {
 	for _, prof := range price.Profiles() {
 		e := estimator(t, "llama3.1-70b", "64xb200", prof.Name)
-		if n := e.With(Options{Precision: price.NVFP4}); (n.policy != nil) != (prof.Name == price.Own) {
+		if n := e.With(Options{Precision: dtype.NVFP4}); (n.policy != nil) != (prof.Name == price.Own) {
 			t.Errorf("%s: %v", prof.Name, n.policy)
 		}
 	}
@@ -179,16 +179,16 @@ func TestNarrowMemoryIsTheCompilers(t *testing.T) {
 	full := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	for _, row := range []struct {
 		model     string
-		precision price.Precision
+		precision dtype.Format
 		rows      int64
 		again     []ir.Tag
 		gib       float64
 	}{
-		{"llama3.1-8b", price.BF16, 1, nil, 69.32}, {"llama3.1-8b", price.MXFP8, 1, nil, 66.20},
-		{"llama3.1-8b", price.NVFP4, 1, nil, 63.56}, {"llama3.1-8b", price.BF16, 1, full, 25.90},
-		{"llama3.1-8b", price.MXFP8, 1, full, 26.46}, {"llama3.1-8b", price.BF16, 2, full, 33.8},
-		{"llama3.1-8b", price.MXFP8, 2, full, 34.64}, {"llama3.1-70b", price.MXFP8, 1, nil, 178.52},
-		{"llama3.1-70b", price.NVFP4, 1, nil, 170.85},
+		{"llama3.1-8b", dtype.FormatBF16, 1, nil, 69.32}, {"llama3.1-8b", dtype.MXFP8, 1, nil, 66.20},
+		{"llama3.1-8b", dtype.NVFP4, 1, nil, 63.56}, {"llama3.1-8b", dtype.FormatBF16, 1, full, 25.90},
+		{"llama3.1-8b", dtype.MXFP8, 1, full, 26.46}, {"llama3.1-8b", dtype.FormatBF16, 2, full, 33.8},
+		{"llama3.1-8b", dtype.MXFP8, 2, full, 34.64}, {"llama3.1-70b", dtype.MXFP8, 1, nil, 178.52},
+		{"llama3.1-70b", dtype.NVFP4, 1, nil, 170.85},
 	} {
 		e := estimator(t, row.model, "8xb200", "deepwell").With(Options{Precision: row.precision})
 		p := plan.Default()
@@ -213,7 +213,7 @@ func TestNarrowMemoryIsTheCompilers(t *testing.T) {
 // again what they compute again: 8 B200, two stages of llama3.2-1b, peaks of the compiled programs.
 // They are held to what the graphs of bench/memory are.
 func TestNarrowStagesThatGatherForAMicrobatch(t *testing.T) {
-	e := estimator(t, "llama3.2-1b", "8xb200", "deepwell").With(Options{Precision: price.MXFP8})
+	e := estimator(t, "llama3.2-1b", "8xb200", "deepwell").With(Options{Precision: dtype.MXFP8})
 	for _, row := range []struct {
 		schedule string
 		again    []ir.Tag
@@ -240,7 +240,7 @@ func TestFewBitsKeepLess(t *testing.T) {
 	for _, name := range []string{"llama3.1-8b", "llama3.1-70b"} {
 		for _, pipe := range []int64{1, 4} {
 			var last Estimate
-			for _, prec := range []price.Precision{price.NVFP4, price.MXFP8, price.BF16} {
+			for _, prec := range []dtype.Format{dtype.NVFP4, dtype.MXFP8, dtype.FormatBF16} {
 				e := estimator(t, name, "64xb200", "deepwell").With(Options{Precision: prec})
 				p := base()
 				p.TP, p.Batch = plan.TP{}, 16*p.Microbatches

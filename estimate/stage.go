@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -287,7 +288,7 @@ type own struct{ *footprint.Predictor }
 // compilable tells whether the stack is our own and the plan is one that it has programs for.
 func (e *Estimator) compilable(p *plan.Plan) bool {
 	o := e.options
-	wide := e.policy == nil && (e.word == "" || e.word == price.BF16)
+	wide := e.policy == nil && (e.word == "" || e.word == dtype.FormatBF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
 	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && known &&
 		p.EP <= 1 && o.Layers == nil && !o.Ulysses && !o.Plain && o.Predict == 0

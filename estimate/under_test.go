@@ -3,6 +3,7 @@ package estimate
 import (
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/price"
 )
@@ -17,7 +18,7 @@ func TestUnder(t *testing.T) {
 	p := base()
 	old := estimator(t, "llama3-70b", "64xgb200", "megatron")
 	made := estimator(t, "llama3-70b", "64xgb200", "megatron-26.08")
-	for _, prec := range []price.Precision{price.BF16, price.FP8, price.MXFP8, price.NVFP4} {
+	for _, prec := range []dtype.Format{dtype.FormatBF16, dtype.FormatFP8, dtype.MXFP8, dtype.NVFP4} {
 		o := Options{Precision: prec}
 		want := mustPrice(t, made.With(o), p).Step
 		if got := mustPrice(t, old.With(o).Under(prof), p).Step; got != want {
@@ -28,23 +29,23 @@ func TestUnder(t *testing.T) {
 			t.Errorf("%s: %v under the run's own profile, want %v", prec, got, want)
 		}
 	}
-	if a, b := mustPrice(t, made.With(Options{Precision: price.FP8}), p).Step,
-		mustPrice(t, made.With(Options{Precision: price.NVFP4}), p).Step; b >= a {
+	if a, b := mustPrice(t, made.With(Options{Precision: dtype.FormatFP8}), p).Step,
+		mustPrice(t, made.With(Options{Precision: dtype.NVFP4}), p).Step; b >= a {
 		t.Errorf("nvfp4 takes %v s, fp8 %v s", b, a)
 	}
 }
 
 // TestDoubt has an interval grow with what the profile has not seen.
 func TestDoubt(t *testing.T) {
-	wide := func(model, cluster, prof string, prec price.Precision) float64 {
+	wide := func(model, cluster, prof string, prec dtype.Format) float64 {
 		est := mustPrice(t, estimator(t, model, cluster, prof).With(Options{Precision: prec}), base())
 		return est.High / est.Low
 	}
-	seen := wide("llama3-70b", "64xb200", "megatron", price.BF16)
+	seen := wide("llama3-70b", "64xb200", "megatron", dtype.FormatBF16)
 	for name, other := range map[string]float64{
-		"model":     wide("llama3.1-8b", "64xb200", "megatron", price.BF16),
-		"card":      wide("llama3-70b", "64xgb200", "megatron", price.BF16),
-		"precision": wide("llama3-70b", "64xb200", "megatron", price.FP8),
+		"model":     wide("llama3.1-8b", "64xb200", "megatron", dtype.FormatBF16),
+		"card":      wide("llama3-70b", "64xgb200", "megatron", dtype.FormatBF16),
+		"precision": wide("llama3-70b", "64xb200", "megatron", dtype.FormatFP8),
 	} {
 		if other <= seen {
 			t.Errorf("a new %s: %v, all seen: %v", name, other, seen)
@@ -56,14 +57,14 @@ func TestDoubt(t *testing.T) {
 // again keep less than nothing recomputed and more than everything.
 func TestNarrowMemory(t *testing.T) {
 	e := estimator(t, "deepseek-v3", "64xgb200", "megatron-26.08")
-	kept := func(prec price.Precision, tags ...ir.Tag) int64 {
+	kept := func(prec dtype.Format, tags ...ir.Tag) int64 {
 		p := base()
 		p.Recompute = tags
 		return mustPrice(t, e.With(Options{Precision: prec, ExpertRanks: 64}), p).Memory.Activations
 	}
-	none, module := kept(price.MXFP8), kept(price.MXFP8, ir.Attn)
-	all := kept(price.MXFP8, ir.Norm, ir.Attn, ir.MLP, ir.Experts)
-	if wide := kept(price.BF16); none >= wide {
+	none, module := kept(dtype.MXFP8), kept(dtype.MXFP8, ir.Attn)
+	all := kept(dtype.MXFP8, ir.Norm, ir.Attn, ir.MLP, ir.Experts)
+	if wide := kept(dtype.FormatBF16); none >= wide {
 		t.Errorf("mxfp8 keeps %d bytes, bf16 %d", none, wide)
 	}
 	if module >= none || all >= module {

@@ -27,7 +27,7 @@ type Job struct {
 	Config *model.Config
 	Recipe *recipe.Recipe
 	// Formats are what is compared with BF16, which need not be among them.
-	Formats []Format
+	Formats []Candidate
 	// Pairs is how many runs each has.
 	Pairs int
 	// Branch is how many steps branches make from the state From; 0 starts from scratch and makes the
@@ -45,8 +45,9 @@ type Job struct {
 	Now    event.Clock
 }
 
-// A Format is a precision by its name, and by how many percent its loss may be worse.
-type Format struct {
+// A Candidate is a precision policy to compare with BF16. Bound is the percentage by which its loss
+// may be worse.
+type Candidate struct {
 	Name   string
 	Policy *precision.Policy
 	Bound  float64
@@ -54,9 +55,9 @@ type Format struct {
 
 // The bounds, in percent, are those that MXFP8 and NVFP4 are held to: a branch resolves gaps that a
 // run from scratch does not (measured in reference/parity_notes.md 1).
-var bounds = map[precision.Format]struct{ branch, scratch float64 }{
-	precision.MXFP8: {0.05, 0.25},
-	precision.NVFP4: {0.25, 1},
+var bounds = map[dtype.Format]struct{ branch, scratch float64 }{
+	dtype.MXFP8: {0.05, 0.25},
+	dtype.NVFP4: {0.25, 1},
 }
 
 // Bound gives the bound of a policy: that of the narrowest format it uses.
@@ -127,7 +128,8 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 		return nil, err
 	}
 	for _, f := range j.Formats {
-		c := Comparison{Name: f.Name, Bound: f.Bound, Share: 1 - f.Policy.Share(j.Config)[precision.BF16]}
+		c := Comparison{Name: f.Name, Bound: f.Bound,
+			Share: 1 - f.Policy.Share(j.Config)[dtype.FormatBF16]}
 		t, err := j.trainer(ctx, f.Policy)
 		if err != nil {
 			return nil, err
@@ -145,7 +147,7 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 
 // reference makes the runs in BF16.
 func (j *Job) reference(ctx context.Context, r *Result) error {
-	policy, err := precision.Default(j.Config, string(precision.BF16))
+	policy, err := precision.Default(j.Config, string(dtype.FormatBF16))
 	if err != nil {
 		return err
 	}
@@ -162,7 +164,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 	if err != nil || !j.Matched {
 		return err
 	}
-	narrow, err := precision.Default(j.Config, string(precision.MXFP8))
+	narrow, err := precision.Default(j.Config, string(dtype.MXFP8))
 	if err != nil {
 		return err
 	}
@@ -170,7 +172,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 		c := Comparison{Name: n.name}
 		c.Curves, err = j.curves(ctx, t, n.name, train.Branch{
 			Noise: func(step int, param string, grad []float32) {
-				if narrow.Of(0, param, precision.Wgrad) != precision.BF16 {
+				if narrow.Of(0, param, precision.Wgrad) != dtype.FormatBF16 {
 					shake(step, param, grad, n.share)
 				}
 			}})

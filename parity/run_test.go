@@ -64,7 +64,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("mxfp8 is held to %g %%", bound)
 	}
 	job := parity.Job{Engine: e, Config: c, Recipe: r, Pairs: 2, Branch: 4, Matched: true,
-		Formats: []parity.Format{{Name: "mxfp8", Policy: policy, Bound: bound}},
+		Formats: []parity.Candidate{{Name: "mxfp8", Policy: policy, Bound: bound}},
 		Rows:    func(seed int) (train.Dataset, error) { return counting(seed), nil },
 		Init: func(seed int, p *model.Param, dst []float32) error {
 			return c.Init(p, uint64(seed), dst)

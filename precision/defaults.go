@@ -6,13 +6,14 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/model"
 )
 
 // Default gives the policy that a word for a precision stands for: bf16, mxfp8 or nvfp4.
 func Default(m model.Model, precision string) (*Policy, error) {
-	f := Format(precision)
+	f := dtype.Format(precision)
 	if !slices.Contains(formats, f) {
 		return nil, diag.New(diag.PolicyValue, "there is no policy for %q", precision).
 			Meant(precision, names(), "did you mean %q?", "take one of "+strings.Join(names(), ", "))
@@ -22,25 +23,29 @@ func Default(m model.Model, precision string) (*Policy, error) {
 	have := c.Linears(m.Params())
 	p.keep(have)
 	switch f {
-	case BF16:
-		p.all(have, BF16, "Nothing is rounded to blocks with scales.")
+	case dtype.FormatBF16:
+		p.all(have, dtype.FormatBF16, "Nothing is rounded to blocks with scales.")
 		return p, nil
-	case MXFP8:
+	case dtype.MXFP8:
 		// The first and the last block are no exception. Megatron can keep them in BF16, but all
 		// blocks in MXFP8 cost 0.014 % of the loss at test size (reference/parity_notes.md 1), while
 		// two of 32 blocks in BF16 are 6 % of the work at half the speed. A person adds a rule.
-		p.all(have, MXFP8, "Every linear layer of every block: what the recipe keeps at the model's two"+
-			" ends is the embedding and the head.")
-	case NVFP4:
-		p.all(have, NVFP4, "NVIDIA's recipe: 16x16 tiles of weights, Hadamard transforms before and"+
-			" stochastic rounding of gradients (arXiv 2509.25149).")
+		p.all(have, dtype.MXFP8,
+			"Every linear layer of every block: what the recipe keeps at the model's two"+
+				" ends is the embedding and the head.")
+	case dtype.NVFP4:
+		p.all(have, dtype.NVFP4,
+			"NVIDIA's recipe: 16x16 tiles of weights, Hadamard transforms before and"+
+				" stochastic rounding of gradients (arXiv 2509.25149).")
 		p.keepSensitive(&c)
 	}
 	p.uneven(have, f)
 	return p, p.Check(m)
 }
 
-func names() []string { return lists.Map(formats, func(f Format) string { return string(f) }) }
+func names() []string {
+	return lists.Map(formats, func(f dtype.Format) string { return string(f) })
+}
 
 // keep says what is in BF16 whatever the precision.
 func (p *Policy) keep(have []model.Linear) {
@@ -50,11 +55,12 @@ func (p *Policy) keep(have []model.Linear) {
 			words = append(words, l.Name)
 		}
 	}
-	p.add(words, 0, BF16, "Embeddings, norms, router and head, as the products of attention itself,"+
-		" are never put into blocks with scales: both recipes of NVIDIA keep them.")
+	p.add(words, 0, dtype.FormatBF16,
+		"Embeddings, norms, router and head, as the products of attention itself,"+
+			" are never put into blocks with scales: both recipes of NVIDIA keep them.")
 }
 
-func (p *Policy) all(have []model.Linear, f Format, why string) {
+func (p *Policy) all(have []model.Linear, f dtype.Format, why string) {
 	var tags []string
 	for _, l := range have {
 		if tag := tagged[l.Name]; tag != "" && !slices.Contains(tags, tag) {
@@ -65,7 +71,7 @@ func (p *Policy) all(have []model.Linear, f Format, why string) {
 }
 
 // add appends a rule for all layers from one on.
-func (p *Policy) add(words []string, from int, f Format, why string) {
+func (p *Policy) add(words []string, from int, f dtype.Format, why string) {
 	words = slices.Clone(words)
 	slices.SortFunc(words, compareWords)
 	p.Rules = append(p.Rules, Rule{Linears: words, From: from, To: p.Layers, Format: f, Why: why})
@@ -80,18 +86,19 @@ func (p *Policy) add(words []string, from int, f Format, why string) {
 // values, projections and latent projections in BF16.
 func (p *Policy) keepSensitive(c *model.Facts) {
 	if c.MoE != nil {
-		p.add([]string{"attn"}, 0, BF16, "Models with experts keep attention and its latent"+
+		p.add([]string{"attn"}, 0, dtype.FormatBF16, "Models with experts keep attention and its latent"+
 			" projections, as the 120B model that was trained longest in NVFP4 (arXiv 2604.12374).")
 	}
 	const percent = 15
 	kept := (p.Layers*percent + 99) / 100
-	p.add(p.blocks(), p.Layers-kept, BF16, fmt.Sprintf("The last %d %% of the layers, %d of %d: with"+
-		" all blocks in FP4 training diverges (arXiv 2509.25149, 4.1).", percent, kept, p.Layers))
+	p.add(p.blocks(), p.Layers-kept, dtype.FormatBF16,
+		fmt.Sprintf("The last %d %% of the layers, %d of %d: with"+
+			" all blocks in FP4 training diverges (arXiv 2509.25149, 4.1).", percent, kept, p.Layers))
 }
 
 // uneven keeps weights that blocks do not divide: they would have to be padded, and what is so
 // small gains nothing.
-func (p *Policy) uneven(have []model.Linear, f Format) {
+func (p *Policy) uneven(have []model.Linear, f dtype.Format) {
 	done := map[[3]int64]bool{}
 	for _, l := range have {
 		shape := [3]int64{l.In, l.Out, l.Head}
@@ -110,6 +117,6 @@ func (p *Policy) uneven(have []model.Linear, f Format) {
 		if l.Head%f.Block() != 0 {
 			what = fmt.Sprintf("A head of %d", l.Head)
 		}
-		p.add(words, 0, BF16, fmt.Sprintf("%s is not made of blocks of %d.", what, f.Block()))
+		p.add(words, 0, dtype.FormatBF16, fmt.Sprintf("%s is not made of blocks of %d.", what, f.Block()))
 	}
 }

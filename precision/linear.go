@@ -6,18 +6,19 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/model"
 )
 
 // fits reports whether both sides of the weight, and each head, come out even in blocks.
-func fits(l *model.Linear, f Format) bool {
+func fits(l *model.Linear, f dtype.Format) bool {
 	return l.In%f.Block() == 0 && l.Out%f.Block() == 0 && l.Head%f.Block() == 0
 }
 
 // Share gives the part of the work of all linear layers, the output layer among them, that is done
 // in each format. The parts add up to 1; the products of attention are not counted.
-func (p *Policy) Share(m model.Model) map[Format]float64 {
-	share, sum := map[Format]float64{}, 0.0
+func (p *Policy) Share(m model.Model) map[dtype.Format]float64 {
+	share, sum := map[dtype.Format]float64{}, 0.0
 	c := m.Facts()
 	for _, l := range c.Linears(m.Params()) {
 		// Each of the three products multiplies and adds in·out times for a token.
@@ -60,7 +61,7 @@ func (p *Policy) Check(m model.Model) error {
 			case !slices.Contains(words, w):
 				return misfit("the model has no linear layer or part %q", w).At("rule %d", i+1).
 					Meant(w, words, "did you mean %q?", "it has "+strings.Join(words, ", "))
-			case slices.Contains(always, w) && r.Format != BF16:
+			case slices.Contains(always, w) && r.Format != dtype.FormatBF16:
 				return misfit("%s cannot be in %s", w, r.Format).At("rule %d", i+1).
 					Because("only linear layers of blocks are put into blocks with scales").
 					Try(`"format": "bf16", or leave %q out`, w)

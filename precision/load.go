@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/model"
 )
@@ -36,11 +37,11 @@ func Load(m model.Model, name string) (*Policy, error) {
 }
 
 // Narrowest is the format with the fewest bits that a policy has: the word that a plan has for it.
-func (p *Policy) Narrowest() Format {
+func (p *Policy) Narrowest() dtype.Format {
 	for _, f := range slices.Backward(formats) {
 		if p.Has(f) {
 			return f
 		}
 	}
-	return BF16
+	return dtype.FormatBF16
 }

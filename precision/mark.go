@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 )
@@ -98,7 +99,7 @@ func (m *marker) linear(op *ir.Op, w *model.Param) error {
 					other)
 			}
 		}
-		if f != BF16 {
+		if f != dtype.FormatBF16 {
 			op.Attrs, marked = op.Attrs.With(product, string(f)), true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
@@ -83,7 +84,7 @@ func (r reader) rule() (rule Rule) {
 				rule.Products = nil
 			}
 		}},
-		field{Name: "format", Must: true, Read: func() { rule.Format = Format(r.Word(names())) }},
+		field{Name: "format", Must: true, Read: func() { rule.Format = dtype.Format(r.Word(names())) }},
 		field{Name: "fallen", Read: func() {
 			rule.Fallen = r.Flag()
 		}},

@@ -7,26 +7,16 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/ir"
 )
 
 // Version is that of a policy's JSON form.
 const Version = 1
 
-// A Format is what the two sides of a product are rounded to.
-type Format = ir.Format
+// Formats lists the formats that a policy may name: bf16, then the quantized ones, the one with
+// more bits first.
+func Formats() []dtype.Format { return slices.Clone(formats) }
 
-// The formats. BF16 is the type that the model computes in anyway: nothing is put into blocks.
-const (
-	BF16  Format = "bf16"
-	MXFP8 Format = ir.MXFP8
-	NVFP4 Format = ir.NVFP4
-)
-
-// Formats lists bf16 and the quantized formats, the one with more bits first.
-func Formats() []Format { return slices.Clone(formats) }
-
-var formats = append([]Format{BF16}, dtype.Formats()...)
+var formats = append([]dtype.Format{dtype.FormatBF16}, dtype.Formats()...)
 
 // The products of a linear layer.
 const (
@@ -52,7 +42,7 @@ type Rule struct {
 	// From and To are the layers, counted from 0: From, From+1, ... To-1.
 	From, To int
 	Products []string // none means all three
-	Format   Format
+	Format   dtype.Format
 	// Fallen marks a rule that a run put on top when it saw trouble, and may take off again.
 	Fallen bool
 	Why    string // a sentence for the reader
@@ -75,11 +65,11 @@ var tagged = map[string]string{
 // Of gives the format of a product of a layer. The linear is named by its weight, as a graph or a
 // checkpoint names it (block.q, block3.q, block.q.7) or by the last word alone. What has no layer,
 // as the output layer has none, is in BF16.
-func (p *Policy) Of(layer int, linear, product string) Format {
+func (p *Policy) Of(layer int, linear, product string) dtype.Format {
 	if r := p.rule(layer, linear, product); r != nil {
 		return r.Format
 	}
-	return BF16
+	return dtype.FormatBF16
 }
 
 // rule is the one that decides; nil if there is none.
@@ -95,14 +85,14 @@ func (p *Policy) rule(layer int, linear, product string) *Rule {
 
 // A Layer is what the products of one layer are computed in, by linear layer and product; what is
 // not there is in BF16.
-type Layer map[[2]string]Format
+type Layer map[[2]string]dtype.Format
 
 // Layer gives the formats of a layer.
 func (p *Policy) Layer(layer int) Layer {
 	l := Layer{}
 	for linear := range tagged {
 		for _, product := range gemms {
-			if f := p.Of(layer, linear, product); f != BF16 {
+			if f := p.Of(layer, linear, product); f != dtype.FormatBF16 {
 				l[[2]string{linear, product}] = f
 			}
 		}
@@ -111,12 +101,14 @@ func (p *Policy) Layer(layer int) Layer {
 }
 
 // Of gives the format of a product.
-func (l Layer) Of(linear, product string) Format {
-	return cmp.Or(l[[2]string{linear, product}], BF16)
+func (l Layer) Of(linear, product string) dtype.Format {
+	return cmp.Or(l[[2]string{linear, product}], dtype.FormatBF16)
 }
 
 // Has reports whether any product has a format, which is not BF16.
-func (l Layer) Has(f Format) bool { return slices.Contains(slices.Collect(maps.Values(l)), f) }
+func (l Layer) Has(f dtype.Format) bool {
+	return slices.Contains(slices.Collect(maps.Values(l)), f)
+}
 
 // Why gives the reason of the rule that decides, or "" where there is none.
 func (p *Policy) Why(layer int, linear, product string) string {
@@ -142,7 +134,7 @@ func last(name string) string {
 }
 
 // Fall gives a policy in which one product has another format, by a rule on top of the others.
-func (p *Policy) Fall(layer int, linear, product string, to Format, why string) *Policy {
+func (p *Policy) Fall(layer int, linear, product string, to dtype.Format, why string) *Policy {
 	return p.with(Rule{Linears: []string{last(linear)}, From: layer, To: layer + 1,
 		Products: []string{product}, Format: to, Fallen: true, Why: why})
 }
@@ -164,10 +156,14 @@ func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
 // % of the tokens; the backward products brought nothing (arXiv 2509.25149, appendix D). A policy
 // that is so already is given as it is.
 func (p *Policy) FinalBF16() *Policy {
-	if !p.any(func(product string, f Format) bool { return product == Fprop && f != BF16 }) {
+	quantized := func(product string, f dtype.Format) bool {
+		return product == Fprop && f != dtype.FormatBF16
+	}
+	if !p.any(quantized) {
 		return p
 	}
-	return p.with(Rule{Linears: p.blocks(), To: p.Layers, Products: []string{Fprop}, Format: BF16,
+	return p.with(Rule{Linears: p.blocks(), To: p.Layers, Products: []string{Fprop},
+		Format: dtype.FormatBF16,
 		Why: "The last part of the training runs forward in BF16, which wins back most of what" +
 			" narrow numbers cost (arXiv 2509.25149, appendix D)."})
 }
@@ -210,12 +206,12 @@ func (p *Policy) Segments() []Segment {
 func (p *Policy) alike(a, b int) bool { return maps.Equal(p.Layer(a), p.Layer(b)) }
 
 // Has reports whether any product has a format.
-func (p *Policy) Has(f Format) bool {
-	return p.any(func(_ string, has Format) bool { return has == f })
+func (p *Policy) Has(f dtype.Format) bool {
+	return p.any(func(_ string, has dtype.Format) bool { return has == f })
 }
 
 // any reports whether something is so of any product and its format.
-func (p *Policy) any(is func(product string, f Format) bool) bool {
+func (p *Policy) any(is func(product string, f dtype.Format) bool) bool {
 	for _, s := range p.Segments() {
 		for linear := range tagged {
 			for _, product := range gemms {

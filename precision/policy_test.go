@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -70,20 +71,20 @@ func TestDefault(t *testing.T) {
 		word   string
 		layer  int
 		linear string
-		want   precision.Format
+		want   dtype.Format
 	}{
-		{"bf16", 0, "block.q", precision.BF16},
-		{"mxfp8", 0, "block.q", precision.MXFP8},
-		{"mxfp8", 31, "block.down.31", precision.MXFP8},
-		{"mxfp8", -1, "head", precision.BF16},
-		{"mxfp8", 3, "block.norm1", precision.BF16},
-		{"mxfp8", -1, "embed", precision.BF16},
-		{"nvfp4", 0, "gate", precision.NVFP4},
-		{"nvfp4", 26, "block.o", precision.NVFP4},
-		{"nvfp4", 27, "block.o", precision.BF16},
-		{"nvfp4", 31, "block.up", precision.BF16},
-		{"nvfp4", -1, "head", precision.BF16},
-		{"nvfp4", 32, "block.q", precision.BF16}, // no layer of the model
+		{"bf16", 0, "block.q", dtype.FormatBF16},
+		{"mxfp8", 0, "block.q", dtype.MXFP8},
+		{"mxfp8", 31, "block.down.31", dtype.MXFP8},
+		{"mxfp8", -1, "head", dtype.FormatBF16},
+		{"mxfp8", 3, "block.norm1", dtype.FormatBF16},
+		{"mxfp8", -1, "embed", dtype.FormatBF16},
+		{"nvfp4", 0, "gate", dtype.NVFP4},
+		{"nvfp4", 26, "block.o", dtype.NVFP4},
+		{"nvfp4", 27, "block.o", dtype.FormatBF16},
+		{"nvfp4", 31, "block.up", dtype.FormatBF16},
+		{"nvfp4", -1, "head", dtype.FormatBF16},
+		{"nvfp4", 32, "block.q", dtype.FormatBF16}, // no layer of the model
 	} {
 		p := policy(t, llama, row.word)
 		for _, product := range []string{precision.Fprop, precision.Dgrad, precision.Wgrad} {
@@ -133,7 +134,7 @@ func TestDefaultOfEveryModel(t *testing.T) {
 			}
 			if word == "nvfp4" {
 				kept := int(math.Ceil(0.15 * float64(c.Layers)))
-				if got := p.Of(int(c.Layers)-kept, "down", precision.Wgrad); got != precision.BF16 {
+				if got := p.Of(int(c.Layers)-kept, "down", precision.Wgrad); got != dtype.FormatBF16 {
 					t.Errorf("%s keeps fewer than %d layers", pre.Name, kept)
 				}
 			}
@@ -150,14 +151,14 @@ func TestShare(t *testing.T) {
 		if m := c.MoE; m != nil {
 			router = 2 * float64((c.Layers-m.Dense)*c.Hidden*m.Experts) / c.Forward(8).Linear
 		}
-		got := policy(t, c, "mxfp8").Share(c)[precision.BF16]
+		got := policy(t, c, "mxfp8").Share(c)[dtype.FormatBF16]
 		if math.Abs(got-head-router) > 1e-9 {
 			t.Errorf("%s: %g of the work is in bf16, not %g", name, got, head+router)
 		}
 	}
 	c := preset(t, "llama3.1-8b")
 	p := policy(t, c, "mxfp8")
-	fprop := p.FinalBF16().Share(c)[precision.MXFP8] / p.Share(c)[precision.MXFP8]
+	fprop := p.FinalBF16().Share(c)[dtype.MXFP8] / p.Share(c)[dtype.MXFP8]
 	if math.Abs(fprop-2.0/3) > 1e-9 {
 		t.Errorf("without the forward products %g of the work stays", fprop)
 	}
@@ -168,7 +169,7 @@ func TestShare(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	c := preset(t, "llama3.1-8b")
-	rule := precision.Rule{Linears: []string{"mlp"}, To: 32, Format: precision.MXFP8, Why: "A test."}
+	rule := precision.Rule{Linears: []string{"mlp"}, To: 32, Format: dtype.MXFP8, Why: "A test."}
 	for _, row := range []struct {
 		change func(p *precision.Policy, r *precision.Rule)
 		says   string
@@ -251,7 +252,7 @@ func draw(t *rapid.T) *precision.Policy {
 			Linears:  rapid.SliceOfNDistinct(rapid.SampledFrom(words), 1, 3, rapid.ID).Draw(t, "linears"),
 			From:     rapid.IntRange(0, p.Layers-1).Draw(t, "from"),
 			Products: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"fprop", "dgrad", "wgrad"}), 0, 1, rapid.ID).Draw(t, "products"),
-			Format:   rapid.SampledFrom([]precision.Format{precision.BF16, precision.MXFP8, precision.NVFP4}).Draw(t, "format"),
+			Format:   rapid.SampledFrom([]dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}).Draw(t, "format"),
 			Fallen:   rapid.Bool().Draw(t, "fallen"),
 			Why:      "Because " + rapid.String().Draw(t, "why"),
 		}
@@ -332,8 +333,8 @@ func TestFallAndReturn(t *testing.T) {
 		q := p
 		for _, at := range places {
 			old := q
-			q = q.Fall(at.layer, "block."+at.linear, at.product, precision.BF16, "A test.")
-			if q.Of(at.layer, at.linear, at.product) != precision.BF16 {
+			q = q.Fall(at.layer, "block."+at.linear, at.product, dtype.FormatBF16, "A test.")
+			if q.Of(at.layer, at.linear, at.product) != dtype.FormatBF16 {
 				t.Fatal("it did not fall")
 			}
 			changed := 0
@@ -390,7 +391,7 @@ func ExamplePolicy_Fall() {
 		fmt.Println(err)
 		return
 	}
-	p = p.Fall(2, "block.down", precision.Dgrad, precision.MXFP8, "Half of its gradient became zero.")
+	p = p.Fall(2, "block.down", precision.Dgrad, dtype.MXFP8, "Half of its gradient became zero.")
 	for _, s := range p.Segments() {
 		fmt.Println(s, p.Of(s.From, "block.down", precision.Dgrad))
 	}
@@ -414,15 +415,15 @@ func TestLoad(t *testing.T) {
 	usual := policy(t, c, "nvfp4")
 	for _, row := range []struct {
 		name string
-		want precision.Format
+		want dtype.Format
 	}{
-		{"bf16", precision.BF16}, {"mxfp8", precision.MXFP8}, {"nvfp4", precision.NVFP4},
-		{file("usual.json", usual.String()), precision.NVFP4},
-		{file("hidden.json", usual.FinalBF16().Fall(0, "q", precision.Dgrad, precision.MXFP8, "A test.").String()),
-			precision.NVFP4},
+		{"bf16", dtype.FormatBF16}, {"mxfp8", dtype.MXFP8}, {"nvfp4", dtype.NVFP4},
+		{file("usual.json", usual.String()), dtype.NVFP4},
+		{file("hidden.json", usual.FinalBF16().Fall(0, "q", precision.Dgrad, dtype.MXFP8, "A test.").String()),
+			dtype.NVFP4},
 		{file("shadowed.json", `{"version": 1, "layers": 32, "rules": [
 {"linears": ["attn", "mlp"], "layers": "all", "format": "nvfp4", "why": "First."},
-{"linears": ["attn", "mlp"], "layers": "all", "format": "mxfp8", "why": "Then."}]}`), precision.MXFP8},
+{"linears": ["attn", "mlp"], "layers": "all", "format": "mxfp8", "why": "Then."}]}`), dtype.MXFP8},
 	} {
 		p, err := precision.Load(c, row.name)
 		if err != nil {

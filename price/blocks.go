@@ -2,22 +2,7 @@ package price
 
 import (
 	"math"
-
-	"github.com/deepwell/deepwell/dtype"
 )
-
-// Bytes is what an element takes, with its part of the scales of blocks.
-func (prec Precision) Bytes() float64 {
-	switch prec {
-	case F32:
-		return 4
-	case FP8:
-		return 1
-	case MXFP8, NVFP4:
-		return dtype.Format(prec).Bytes()
-	}
-	return 2
-}
 
 // QuantizeBytes is the time in which our own programs write tensors in blocks with scales, by the
 // bytes that their kernels move ([kernels.Quantizing]).

@@ -1,6 +1,10 @@
 package price
 
-import "cmp"
+import (
+	"cmp"
+
+	"github.com/deepwell/deepwell/dtype"
+)
 
 // A Bridge is Megatron-Bridge with Megatron-Core and Transformer Engine, as numbers. Unlike other
 // stacks it was measured on many cards and in many precisions, so that the profile of a run
@@ -27,7 +31,7 @@ type Bridge struct {
 // A Run is what a bridge's constants depend on besides the plan.
 type Run struct {
 	Card      string
-	Precision Precision
+	Precision dtype.Format
 	Experts   bool  // the model has experts
 	Bias      bool  // and they have biases: activation and casts are kernels of their own
 	Head      int64 // elements of a head
@@ -95,11 +99,11 @@ func (b *Bridge) Profile(r Run) *Profile {
 	routed := b.Routed
 	p.GEMM, p.Grouped = b.MXFP8*slow, b.Grouped
 	switch r.Precision {
-	case FP8:
+	case dtype.FormatFP8:
 		p.GEMM = b.FP8 * slow
-	case NVFP4:
+	case dtype.NVFP4:
 		p.GEMM = b.NVFP4 * slow
-	case BF16, F32, "":
+	case dtype.FormatBF16, dtype.FormatF32, "":
 		p.GEMM, p.Grouped, routed = b.BF16*slow, b.GroupedBF16, b.RoutedBF16
 	}
 	p.Attention = b.Attention * slow
@@ -127,14 +131,14 @@ func (b *Bridge) Profile(r Run) *Profile {
 // (perf_recipes/_common.py, training/mixed_precision.py): gradients are summed in bf16; parameters
 // are fp8 with current scaling, which Blackwell multiplies in both directions from one form, mxfp8
 // in two forms of 1 + 1/32 bytes, and for nvfp4 bf16 with two forms of 1/2 + 1/16.
-func (p *Profile) remembers(prec Precision) {
+func (p *Profile) remembers(prec dtype.Format) {
 	p.Gradient, p.Permuted, p.Modules = 2, true, true
 	switch prec {
-	case FP8:
+	case dtype.FormatFP8:
 		p.Weight = 1
-	case MXFP8:
+	case dtype.MXFP8:
 		p.Weight = 2 * (1 + 1.0/32)
-	case NVFP4:
+	case dtype.NVFP4:
 		p.Weight = 2 + 2*(0.5+1.0/16)
 	}
 }
@@ -146,7 +150,7 @@ func (p *Profile) For(r Run) *Profile {
 	if p.bridge == nil {
 		return p
 	}
-	r.Fused = p.fused && r.Experts && r.Precision == MXFP8
+	r.Fused = p.fused && r.Experts && r.Precision == dtype.MXFP8
 	n := p.bridge.Profile(r)
 	n.Name, n.Source = p.Name, p.Source
 	return n
@@ -156,7 +160,7 @@ func (p *Profile) For(r Run) *Profile {
 // on gb200; [Profile.For] makes it that of a run.
 func bridged(name string, fused bool) Profile {
 	b := MegatronBridge()
-	p := *b.Profile(Run{Card: "gb200", Precision: MXFP8, Experts: true, Fused: fused})
+	p := *b.Profile(Run{Card: "gb200", Precision: dtype.MXFP8, Experts: true, Fused: fused})
 	p.Name, p.bridge, p.fused = name, b, fused
 	return p
 }

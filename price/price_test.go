@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/machine"
 )
@@ -83,8 +84,8 @@ func TestNoProductIsFasterThanItsPeak(t *testing.T) {
 	for _, c := range machine.Cards() {
 		for _, prof := range Profiles() {
 			p := New(cluster(t, "8x"+c.Name), &prof)
-			for prec, peak := range map[Precision]float64{BF16: c.Peak.BF16, FP8: c.Peak.FP8,
-				MXFP8: c.Peak.MXFP8, NVFP4: c.Peak.NVFP4} {
+			for prec, peak := range map[dtype.Format]float64{dtype.FormatBF16: c.Peak.BF16, dtype.FormatFP8: c.Peak.FP8,
+				dtype.MXFP8: c.Peak.MXFP8, dtype.NVFP4: c.Peak.NVFP4} {
 				if peak == 0 {
 					peak = c.Peak.BF16 // computed as BF16
 				}
@@ -105,7 +106,7 @@ func TestMonotone(t *testing.T) {
 		size := rapid.Float64Range(1, 65536)
 		m, k, n := size.Draw(r, "m"), size.Draw(r, "k"), size.Draw(r, "n")
 		more := rapid.Float64Range(1, 8).Draw(r, "more")
-		prec := rapid.SampledFrom([]Precision{BF16, FP8, MXFP8, NVFP4}).Draw(r, "precision")
+		prec := rapid.SampledFrom([]dtype.Format{dtype.FormatBF16, dtype.FormatFP8, dtype.MXFP8, dtype.NVFP4}).Draw(r, "precision")
 		experts := rapid.Float64Range(1, 64).Draw(r, "experts")
 		check := func(what string, less, more float64) {
 			if !(less >= 0) || more < less*(1-1e-9) {
@@ -249,12 +250,12 @@ func TestGolden(t *testing.T) {
 		fmt.Fprintf(&b, "%s\n", name)
 		for _, n := range []float64{512, 4096, 16384} {
 			fmt.Fprintf(&b, "  product %5.0f³   bf16 %s  fp8 %s  mxfp8 %s  nvfp4 %s\n", n,
-				us(p.GEMM(BF16, n, n, n)), us(p.GEMM(FP8, n, n, n)),
-				us(p.GEMM(MXFP8, n, n, n)), us(p.GEMM(NVFP4, n, n, n)))
+				us(p.GEMM(dtype.FormatBF16, n, n, n)), us(p.GEMM(dtype.FormatFP8, n, n, n)),
+				us(p.GEMM(dtype.MXFP8, n, n, n)), us(p.GEMM(dtype.NVFP4, n, n, n)))
 		}
 		fmt.Fprintf(&b, "  32 experts of 1024x7168x4096 %s  weights %s\n",
-			us(p.Grouped(BF16, 32, 1024, 7168, 4096, false)),
-			us(p.Grouped(BF16, 32, 7168, 1024, 4096, true)))
+			us(p.Grouped(dtype.FormatBF16, 32, 1024, 7168, 4096, false)),
+			us(p.Grouped(dtype.FormatBF16, 32, 7168, 1024, 4096, true)))
 		fmt.Fprintf(&b, "  attention 4096 tokens, 64 heads %s  backward %s\n",
 			us(p.Attention(4096, 2048.5, 64, 128, 128, false)),
 			us(p.Attention(4096, 2048.5, 64, 128, 128, true)))
@@ -264,7 +265,7 @@ func TestGolden(t *testing.T) {
 				us(p.Collective(kind, 1<<26, Group{64, 1})))
 		}
 		fmt.Fprintf(&b, "  stream 1 GiB %s  offload 1 GiB %s  quantize 64 Mi %s\n", us(p.Stream(1<<30)),
-			us(p.Offload(1<<30)), us(p.Quantize(MXFP8, 1<<26, 2)))
+			us(p.Offload(1<<30)), us(p.Quantize(dtype.MXFP8, 1<<26, 2)))
 	}
 	golden.Compare(t, filepath.Join("testdata", "prices.txt"), []byte(b.String()))
 }

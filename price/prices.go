@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -79,15 +80,15 @@ const b200Peak = 2250e12
 var b200Reach = machine.Card{Name: "b200"}.Reach().BF16
 
 // faster is how many times the rate of BF16 a precision reaches in large products.
-func (p *Prices) faster(prec Precision) float64 {
+func (p *Prices) faster(prec dtype.Format) float64 {
 	switch {
-	case prec == F32 && !p.cluster.CPU():
+	case prec == dtype.FormatF32 && !p.cluster.CPU():
 		return 0.5 // TF32
-	case prec == FP8:
+	case prec == dtype.FormatFP8:
 		return p.reach.FP8
-	case prec == MXFP8:
+	case prec == dtype.MXFP8:
 		return p.reach.MXFP8
-	case prec == NVFP4:
+	case prec == dtype.NVFP4:
 		return p.reach.NVFP4
 	}
 	return 1
@@ -95,7 +96,7 @@ func (p *Prices) faster(prec Precision) float64 {
 
 // GEMM is the time of [m,k]·[k,n]. It is no faster than the table of small shapes, than what the
 // card sustains, and than its memory.
-func (p *Prices) GEMM(prec Precision, m, k, n float64) float64 {
+func (p *Prices) GEMM(prec dtype.Format, m, k, n float64) float64 {
 	work := 2 * m * k * n
 	if work == 0 {
 		return 0
@@ -108,8 +109,8 @@ func (p *Prices) GEMM(prec Precision, m, k, n float64) float64 {
 	}
 	if table := p.tables[at]; table != nil {
 		small := table.seconds(m, n, k) / p.above
-		if prec == NVFP4 && at == 1 { // no table has it: the shape of FP8 at its own rate
-			small *= p.faster(FP8) / faster
+		if prec == dtype.NVFP4 && at == 1 { // no table has it: the shape of FP8 at its own rate
+			small *= p.faster(dtype.FormatFP8) / faster
 		}
 		t = max(t, small)
 	}
@@ -119,7 +120,7 @@ func (p *Prices) GEMM(prec Precision, m, k, n float64) float64 {
 // Grouped is the time of the products of experts, each [m,k]·[k,n]; weight says that it is the
 // gradient of the weights, which is added to what is there in f32. The constants are fitted to the
 // 108 grouped products of SimuMax's table for b200, with mean errors of 9 % and, for weights, 6 %.
-func (p *Prices) Grouped(prec Precision, experts, m, k, n float64, weight bool) float64 {
+func (p *Prices) Grouped(prec dtype.Format, experts, m, k, n float64, weight bool) float64 {
 	work, bytes := 2*m*k*n/(p.sustained*p.faster(prec)), (m*n+m*k+n*k)*2
 	t := 0.85*work + 0.59*bytes/p.bandwidth + 4.3e-6
 	if weight {
@@ -166,12 +167,12 @@ func (p *Prices) Stream(bytes float64) float64 { return p.profile.Stream * bytes
 
 // Quantize is the time to make numbers of a narrow type: read in bf16, written once or, for a
 // product along both sides, twice.
-func (p *Prices) Quantize(prec Precision, elements, sides float64) float64 {
+func (p *Prices) Quantize(prec dtype.Format, elements, sides float64) float64 {
 	var width float64
 	switch prec {
-	case FP8, MXFP8:
+	case dtype.FormatFP8, dtype.MXFP8:
 		width = 1
-	case NVFP4:
+	case dtype.NVFP4:
 		width = 0.5
 	default:
 		return 0

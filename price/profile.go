@@ -5,18 +5,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-)
-
-// A Precision is what the products of linear layers are computed in.
-type Precision string
-
-// The precisions.
-const (
-	F32   Precision = "f32"
-	BF16  Precision = "bf16"
-	FP8   Precision = "fp8" // a scale for each tensor
-	MXFP8 Precision = "mxfp8"
-	NVFP4 Precision = "nvfp4"
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // A Profile is a software stack at one release, as numbers. Most of them multiply a price that the
@@ -102,7 +91,7 @@ type Error struct {
 
 	Models     []Known
 	Cards      []string
-	Precisions []Precision // empty means all
+	Precisions []dtype.Format // empty means all
 }
 
 // A Known is a model that constants were fitted on. How many layers a run had does not matter.

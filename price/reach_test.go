@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/overlap"
 )
@@ -29,12 +30,12 @@ func TestOverlapReachesWhatIsPriced(t *testing.T) {
 		same("bf16", r.BF16, p.sustained)
 		same("memory", r.Memory, p.reached)
 		if c.MXFP8 {
-			same("mxfp8", r.FP8, p.sustained*p.faster(MXFP8))
+			same("mxfp8", r.FP8, p.sustained*p.faster(dtype.MXFP8))
 		} else if c.Peak.FP8 > 0 {
-			same("fp8", r.FP8, p.sustained*p.faster(FP8))
+			same("fp8", r.FP8, p.sustained*p.faster(dtype.FormatFP8))
 		}
 		if c.NVFP4 {
-			same("nvfp4", r.FP4, p.sustained*p.faster(NVFP4))
+			same("nvfp4", r.FP4, p.sustained*p.faster(dtype.NVFP4))
 		}
 	}
 }

@@ -16,9 +16,9 @@ func BenchmarkEncode(b *testing.B) {
 		raw = binary.LittleEndian.AppendUint16(raw, dtype.BF16FromF32(float32(rng.NormFloat64())))
 	}
 	var buf buffers
-	for _, f := range []Format{MXFP8, NVFP4} {
-		b.Run(f.String(), func(b *testing.B) {
-			q, scale := make([]byte, band*f.blocks().Codes().Bits()/8), make([]byte, band/f.blocks().Block())
+	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
+		b.Run(string(f), func(b *testing.B) {
+			q, scale := make([]byte, band*f.Codes().Bits()/8), make([]byte, band/f.Block())
 			b.SetBytes(int64(len(raw)))
 			for b.Loop() {
 				if _, err := (coder{f, 17, 5, 0x20}).encode(q, scale, dtype.BF16, raw, &buf); err != nil {

@@ -15,13 +15,13 @@ import (
 
 // A Policy says what becomes of a linear weight of so many rows and columns: a format, or None and
 // the reason in a few words. module is the weight's name without ".weight".
-type Policy func(module string, rows, cols int64) (Format, string)
+type Policy func(module string, rows, cols int64) (dtype.Format, string)
 
 // A choice is what becomes of one tensor.
 type choice struct {
 	tensor safetensors.Tensor
 	module string // its layer; "" for what is no matrix of a linear layer
-	format Format
+	format dtype.Format
 	why    string // why it stays; "" for one that is quantized
 	patron string // first of those that share a global scale; itself, where it has no siblings
 }
@@ -43,7 +43,7 @@ func choose(s *source, o Options) ([]choice, error) {
 	list := make([]choice, len(s.tensors))
 	for i, t := range s.tensors {
 		c := &list[i]
-		c.tensor = t
+		c.tensor, c.format = t, None
 		module, isWeight := strings.CutSuffix(t.Name(), ".weight")
 		if c.why = s.unfit(t, isWeight); c.why != "" {
 			// A loader takes any other matrix for that of a linear layer.
@@ -63,7 +63,7 @@ func choose(s *source, o Options) ([]choice, error) {
 				used[k], c.format, c.why = true, None, "--skip "+pattern
 			}
 		}
-		if size := c.format.blocks().Block(); c.format != None && dims[1]%size != 0 {
+		if size := c.format.Block(); c.format != None && dims[1]%size != 0 {
 			c.format, c.why = None, fmt.Sprintf("%d columns are no multiple of %d", dims[1], size)
 		}
 		if c.format == None && c.why == "" {
@@ -176,7 +176,7 @@ func (c choice) fate() string {
 	if c.why != "" {
 		return "kept"
 	}
-	return c.format.String()
+	return string(c.format)
 }
 
 // check refuses patterns that match nothing and work that comes to nothing.

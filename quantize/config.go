@@ -3,6 +3,8 @@ package quantize
 import (
 	"maps"
 	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // ctVersion is the release of compressed-tensors whose keys are written; testdata/make.py holds
@@ -31,8 +33,8 @@ func (j *job) config() object {
 // layers lists the modules that are quantized, by format, and those linear ones that are not. The
 // head is among the latter even where it has no tensor of its own, being the embedding's: loaders
 // would look for its scales.
-func (j *job) layers() (quantized map[Format][]string, kept []string) {
-	quantized = map[Format][]string{}
+func (j *job) layers() (quantized map[dtype.Format][]string, kept []string) {
+	quantized = map[dtype.Format][]string{}
 	kept = []string{"lm_head"}
 	for _, f := range j.files {
 		for _, w := range f.works {
@@ -40,7 +42,7 @@ func (j *job) layers() (quantized map[Format][]string, kept []string) {
 			case *quantizedMatrix:
 				quantized[w.format] = append(quantized[w.format], w.module)
 			case *experts:
-				quantized[NVFP4] = append(quantized[NVFP4], w.modules()...)
+				quantized[dtype.NVFP4] = append(quantized[dtype.NVFP4], w.modules()...)
 			case *keep:
 				if w.module != "" {
 					kept = append(kept, w.module)
@@ -53,8 +55,8 @@ func (j *job) layers() (quantized map[Format][]string, kept []string) {
 }
 
 // compressedFormats are the names of compressed-tensors for what a module's tensors are.
-var compressedFormats = map[Format]string{
-	MXFP8: "mxfp8-quantized", NVFP4: "nvfp4-pack-quantized",
+var compressedFormats = map[dtype.Format]string{
+	dtype.MXFP8: "mxfp8-quantized", dtype.NVFP4: "nvfp4-pack-quantized",
 }
 
 func (j *job) compressedConfig() object {
@@ -63,7 +65,7 @@ func (j *job) compressedConfig() object {
 	if len(quantized) > 1 {
 		format = "mixed-precision"
 	}
-	groups := groupsOf(quantized, func(f Format) object {
+	groups := groupsOf(quantized, func(f dtype.Format) object {
 		if len(quantized) == 1 {
 			format = compressedFormats[f]
 		}
@@ -77,9 +79,9 @@ func (j *job) compressedConfig() object {
 }
 
 // compressedArgs are those of the presets MXFP8, NVFP4 and NVFP4A16 of compressed-tensors.
-func (j *job) compressedArgs(f Format, activations bool) any {
+func (j *job) compressedArgs(f dtype.Format, activations bool) any {
 	args := object{"type": "float", "symmetric": true, "dynamic": activations}
-	if f == MXFP8 {
+	if f == dtype.MXFP8 {
 		args["num_bits"], args["group_size"], args["strategy"] = 8, 32, "group"
 		args["scale_dtype"], args["zp_dtype"] = "torch.uint8", "torch.uint8"
 		return args
@@ -96,9 +98,9 @@ func (j *job) compressedArgs(f Format, activations bool) any {
 }
 
 // algo is modelopt's name of what a layer's weights are.
-func (j *job) algo(f Format) string {
+func (j *job) algo(f dtype.Format) string {
 	switch {
-	case f == MXFP8:
+	case f == dtype.MXFP8:
 		return "MXFP8"
 	case j.InputAmax == 0:
 		return "W4A16_NVFP4"
@@ -115,13 +117,13 @@ func (j *job) hfQuantConfig() object {
 	q := object{"kv_cache_quant_algo": nil, "exclude_modules": kept}
 	if len(quantized) == 1 {
 		for f := range quantized {
-			q["quant_algo"], q["group_size"] = j.algo(f), f.blocks().Block()
+			q["quant_algo"], q["group_size"] = j.algo(f), f.Block()
 		}
 	} else {
 		layers := object{}
 		for f, modules := range quantized {
 			for _, m := range modules {
-				layers[m] = object{"quant_algo": j.algo(f), "group_size": f.blocks().Block()}
+				layers[m] = object{"quant_algo": j.algo(f), "group_size": f.Block()}
 			}
 		}
 		q["quant_algo"], q["quantized_layers"] = "MIXED_PRECISION", layers
@@ -140,9 +142,9 @@ func (j *job) modeloptConfig() object {
 	} else {
 		c["group_size"] = q["group_size"]
 	}
-	c["config_groups"] = groupsOf(quantized, func(f Format) object {
-		args := object{"dynamic": false, "num_bits": f.blocks().Codes().Bits(), "type": "float",
-			"group_size": f.blocks().Block()}
+	c["config_groups"] = groupsOf(quantized, func(f dtype.Format) object {
+		args := object{"dynamic": false, "num_bits": f.Codes().Bits(), "type": "float",
+			"group_size": f.Block()}
 		g := object{"weights": args}
 		if j.algo(f) != "W4A16_NVFP4" {
 			g["input_activations"] = args
@@ -153,7 +155,7 @@ func (j *job) modeloptConfig() object {
 }
 
 // groupsOf lists the groups of a configuration: a format each, with the layers that have it.
-func groupsOf(quantized map[Format][]string, group func(f Format) object) object {
+func groupsOf(quantized map[dtype.Format][]string, group func(f dtype.Format) object) object {
 	groups := object{}
 	for i, f := range slices.Sorted(maps.Keys(quantized)) {
 		g := group(f)

@@ -67,7 +67,7 @@ func largest(t dtype.DType, raw []byte, b *buffers) float32 {
 
 // A coder quantizes pieces of a tensor.
 type coder struct {
-	format Format
+	format dtype.Format
 	every  int     // one of so many blocks is compared
 	amax   float32 // of the tensor, for NVFP4
 	empty  byte    // scale of a block of zeros, for NVFP4
@@ -83,7 +83,7 @@ func (c coder) encode(q, scale []byte, t dtype.DType, raw []byte, b *buffers) (s
 
 func encode[T block.Number](c coder, q, scale []byte, x []T) (sums, error) {
 	s := sums{amax: block.Amax(x)}
-	if c.format == MXFP8 {
+	if c.format == dtype.MXFP8 {
 		err := block.MXFP8(q, scale, x)
 		if err == nil && s.finite() {
 			compare8(&s, q, scale, x, c.every)

@@ -44,11 +44,11 @@ func (j *job) experts(c choice) (*experts, error) {
 		return nil, diag.New(diag.WeightQuantized, "%s and its scales are not as gpt-oss has them", name).
 			At("%s", c.tensor.File())
 	}
-	if j.To != NVFP4 {
+	if j.To != dtype.NVFP4 {
 		return nil, diag.New(diag.WeightQuantized, "a checkpoint in mxfp4 is turned into nvfp4 only").
 			Try("--to nvfp4")
 	}
-	c.format, c.why, c.module = NVFP4, "", base
+	c.format, c.why, c.module = dtype.NVFP4, "", base
 	w := &experts{matrix: matrix{choice: c, layout: j.Layout, inputAmax: j.InputAmax}, base: base,
 		scales: scales, count: dims[0], rows: dims[1], cols: dims[2] * 32}
 	if j.Layout == ModelOpt {

@@ -18,44 +18,19 @@ import (
 	"github.com/deepwell/deepwell/safetensors"
 )
 
-// A Format is what a weight is quantized to.
-type Format uint8
+// None is the format of a tensor that is copied unquantized.
+const None dtype.Format = "none"
 
-// The formats. A weight of format None stays as it is.
-const (
-	None Format = iota
-	MXFP8
-	NVFP4
-)
+// formatNames are the formats that a checkpoint can be quantized to.
+var formatNames = []string{string(dtype.MXFP8), string(dtype.NVFP4)}
 
-var formatNames = []string{"none", "mxfp8", "nvfp4"}
-
-// String gives the name as people write it.
-func (f Format) String() string { return formatNames[f] }
-
-// MarshalText writes the name into JSON.
-func (f Format) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
-// UnmarshalText reads a name from JSON.
-func (f *Format) UnmarshalText(text []byte) error {
-	i := slices.Index(formatNames, string(text))
-	if i < 0 {
-		return unknown("format", string(text), formatNames)
+// ParseFormat returns the format of that name to quantize to.
+func ParseFormat(name string) (dtype.Format, error) {
+	if slices.Contains(formatNames, name) {
+		return dtype.Format(name), nil
 	}
-	*f = Format(i)
-	return nil
+	return None, unknown("format", name, formatNames)
 }
-
-// ParseFormat finds a format to quantize to by its name.
-func ParseFormat(name string) (Format, error) {
-	if i := slices.Index(formatNames, name); i > 0 {
-		return Format(i), nil
-	}
-	return None, unknown("format", name, formatNames[1:])
-}
-
-// blocks says how large blocks, elements and scales are.
-func (f Format) blocks() dtype.Format { return dtype.Format(f.String()) }
 
 // A Layout is the family of loaders that a checkpoint is written for.
 type Layout uint8
@@ -95,7 +70,7 @@ func unknown(what, name string, names []string) error {
 
 // Options say what a checkpoint is turned into.
 type Options struct {
-	To     Format
+	To     dtype.Format
 	Layout Layout
 	// Skip lists linear layers that stay as they are: names of modules, with * for any letters.
 	Skip []string
@@ -159,13 +134,13 @@ func Quantize(ctx context.Context, dir, out string, o Options) (*Report, error) 
 }
 
 func (o *Options) defaults() error {
-	if o.To != MXFP8 && o.To != NVFP4 {
+	if o.To != dtype.MXFP8 && o.To != dtype.NVFP4 {
 		return diag.New(diag.BadUsage, "there is no format to quantize to").Try("mxfp8 or nvfp4")
 	}
 	if o.InputAmax < 0 || math.IsNaN(float64(o.InputAmax)) || math.IsInf(float64(o.InputAmax), 0) {
 		return diag.New(diag.BadUsage, "no activation is %v at most", o.InputAmax)
 	}
-	if o.InputAmax > 0 && o.To == MXFP8 {
+	if o.InputAmax > 0 && o.To == dtype.MXFP8 {
 		return diag.New(diag.BadUsage, "mxfp8 has no scale for activations that is known before").
 			Because("each block finds its own at run time").Try("leave --input-amax out")
 	}
@@ -226,7 +201,7 @@ func (j *job) works(choices []choice) ([]work, error) {
 		default:
 			w := newQuantizedMatrix(c, j.Options)
 			list = append(list, w)
-			if c.format != NVFP4 {
+			if c.format != dtype.NVFP4 {
 				break
 			}
 			if groups[c.patron] == nil {

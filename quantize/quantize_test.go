@@ -27,26 +27,26 @@ var jobs = map[string]struct {
 	model string
 	Options
 }{
-	"mxfp8":            {"llama", Options{To: MXFP8}},
-	"nvfp4":            {"llama", Options{To: NVFP4}},
-	"nvfp4-a":          {"llama", Options{To: NVFP4, InputAmax: 16}},
-	"mixed":            {"llama", Options{To: NVFP4, Policy: mixed}},
-	"mxfp8-modelopt":   {"llama", Options{To: MXFP8, Layout: ModelOpt}},
-	"nvfp4-modelopt":   {"llama", Options{To: NVFP4, Layout: ModelOpt}},
-	"nvfp4-a-modelopt": {"llama", Options{To: NVFP4, Layout: ModelOpt, InputAmax: 16}},
-	"gptoss":           {"gptoss", Options{To: NVFP4}},
-	"gptoss-modelopt":  {"gptoss", Options{To: NVFP4, Layout: ModelOpt}},
+	"mxfp8":            {"llama", Options{To: dtype.MXFP8}},
+	"nvfp4":            {"llama", Options{To: dtype.NVFP4}},
+	"nvfp4-a":          {"llama", Options{To: dtype.NVFP4, InputAmax: 16}},
+	"mixed":            {"llama", Options{To: dtype.NVFP4, Policy: mixed}},
+	"mxfp8-modelopt":   {"llama", Options{To: dtype.MXFP8, Layout: ModelOpt}},
+	"nvfp4-modelopt":   {"llama", Options{To: dtype.NVFP4, Layout: ModelOpt}},
+	"nvfp4-a-modelopt": {"llama", Options{To: dtype.NVFP4, Layout: ModelOpt, InputAmax: 16}},
+	"gptoss":           {"gptoss", Options{To: dtype.NVFP4}},
+	"gptoss-modelopt":  {"gptoss", Options{To: dtype.NVFP4, Layout: ModelOpt}},
 }
 
 // mixed is testdata/policy.json.
-func mixed(module string, _, _ int64) (Format, string) {
+func mixed(module string, _, _ int64) (dtype.Format, string) {
 	switch {
 	case strings.HasSuffix(module, ".down_proj"):
-		return MXFP8, ""
+		return dtype.MXFP8, ""
 	case strings.Contains(module, ".1.self_attn."):
 		return None, "the last"
 	}
-	return NVFP4, ""
+	return dtype.NVFP4, ""
 }
 
 // What is written has the committed bytes, and stands for the numbers that compressed-tensors
@@ -146,10 +146,10 @@ func numbers(t *testing.T, set *safetensors.Set, module string, l Layout) []floa
 // Experts in MXFP4 lose nothing.
 func TestMXFP4LosesNothing(t *testing.T) {
 	for _, l := range []Layout{CompressedTensors, ModelOpt} {
-		r := quantize(t, "testdata/gptoss", t.TempDir(), Options{To: NVFP4, Layout: l})
+		r := quantize(t, "testdata/gptoss", t.TempDir(), Options{To: dtype.NVFP4, Layout: l})
 		turned := 0
 		for _, row := range r.Tensors {
-			if row.Format == NVFP4 {
+			if row.Format == dtype.NVFP4 {
 				turned++
 			}
 			if row.Noise != 0 || row.Underflow != 0 {
@@ -183,7 +183,7 @@ func TestMXFP4OutOfRangeIsRounded(t *testing.T) {
 func TestScales(t *testing.T) {
 	for _, l := range []Layout{CompressedTensors, ModelOpt} {
 		out := t.TempDir()
-		quantize(t, "testdata/llama", out, Options{To: NVFP4, Layout: l})
+		quantize(t, "testdata/llama", out, Options{To: dtype.NVFP4, Layout: l})
 		set, err := safetensors.Open(out)
 		if err != nil {
 			t.Fatal(err)
@@ -235,19 +235,19 @@ func TestChoices(t *testing.T) {
 		"model.layers.0.mlp.experts.0.w2.weight": {64, 72}, "model.layers.0.mlp.shared.up_proj.weight": {64, 64},
 		"model.layers.0.conv1d.weight": {64, 1, 4}, "vision_tower.blocks.0.proj.weight": {64, 64},
 	}, 1<<20)
-	r := quantize(t, dir, t.TempDir(), Options{To: NVFP4, Skip: []string{"*.v_proj"},
-		Policy: func(module string, rows, cols int64) (Format, string) {
+	r := quantize(t, dir, t.TempDir(), Options{To: dtype.NVFP4, Skip: []string{"*.v_proj"},
+		Policy: func(module string, rows, cols int64) (dtype.Format, string) {
 			switch {
 			case strings.HasSuffix(module, ".w1"):
 				return None, "it is the first"
 			case strings.HasSuffix(module, ".o_proj"):
-				return MXFP8, ""
+				return dtype.MXFP8, ""
 			}
-			return NVFP4, ""
+			return dtype.NVFP4, ""
 		}})
 	got := map[string]string{}
 	for _, row := range r.Tensors {
-		got[row.Name] = row.Kept + strings.TrimPrefix(row.Format.String(), "none")
+		got[row.Name] = row.Kept + strings.TrimPrefix(string(row.Format), "none")
 	}
 	for name, want := range map[string]string{
 		"model.embed_tokens.weight": "embedding", "lm_head.weight": "head", "model.norm.weight": "norm",
@@ -280,17 +280,17 @@ func TestRefusals(t *testing.T) {
 		code    diag.Code
 		words   string
 	}{
-		"fp8":     {`{"quantization_config": {"quant_method": "fp8"}}`, llama, Options{To: MXFP8}, diag.WeightQuantized, "by fp8"},
-		"no name": {`{"quantization_config": {}}`, llama, Options{To: MXFP8}, diag.WeightQuantized, "without a name"},
-		"mxfp4":   {`{"quantization_config": {"quant_method": "mxfp4"}}`, llama, Options{To: NVFP4}, diag.WeightQuantized, "_blocks"},
-		"json":    {`[]`, llama, Options{To: MXFP8}, diag.BadInput, "not a JSON object"},
+		"fp8":     {`{"quantization_config": {"quant_method": "fp8"}}`, llama, Options{To: dtype.MXFP8}, diag.WeightQuantized, "by fp8"},
+		"no name": {`{"quantization_config": {}}`, llama, Options{To: dtype.MXFP8}, diag.WeightQuantized, "without a name"},
+		"mxfp4":   {`{"quantization_config": {"quant_method": "mxfp4"}}`, llama, Options{To: dtype.NVFP4}, diag.WeightQuantized, "_blocks"},
+		"json":    {`[]`, llama, Options{To: dtype.MXFP8}, diag.BadInput, "not a JSON object"},
 		"format":  {`{}`, llama, Options{}, diag.BadUsage, "no format"},
-		"amax":    {`{}`, llama, Options{To: MXFP8, InputAmax: 4}, diag.BadUsage, "activations"},
-		"nan":     {`{}`, llama, Options{To: NVFP4, InputAmax: float32(math.NaN())}, diag.BadUsage, "NaN"},
-		"skip":    {`{}`, llama, Options{To: MXFP8, Skip: []string{"model.layers.0.mlp.up_prj"}}, diag.BadUsage, "up_prj"},
-		"pattern": {`{}`, llama, Options{To: MXFP8, Skip: []string{"[x"}}, diag.BadUsage, "not a pattern"},
-		"nothing": {`{}`, llama, Options{To: MXFP8, Skip: []string{"*"}}, diag.WeightType, "nothing to quantize"},
-		"gpt2":    {`{"model_type": "gpt2"}`, llama, Options{To: MXFP8}, diag.WeightType, "nothing to quantize"},
+		"amax":    {`{}`, llama, Options{To: dtype.MXFP8, InputAmax: 4}, diag.BadUsage, "activations"},
+		"nan":     {`{}`, llama, Options{To: dtype.NVFP4, InputAmax: float32(math.NaN())}, diag.BadUsage, "NaN"},
+		"skip":    {`{}`, llama, Options{To: dtype.MXFP8, Skip: []string{"model.layers.0.mlp.up_prj"}}, diag.BadUsage, "up_prj"},
+		"pattern": {`{}`, llama, Options{To: dtype.MXFP8, Skip: []string{"[x"}}, diag.BadUsage, "not a pattern"},
+		"nothing": {`{}`, llama, Options{To: dtype.MXFP8, Skip: []string{"*"}}, diag.WeightType, "nothing to quantize"},
+		"gpt2":    {`{"model_type": "gpt2"}`, llama, Options{To: dtype.MXFP8}, diag.WeightType, "nothing to quantize"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
@@ -310,7 +310,7 @@ func TestRefusals(t *testing.T) {
 func TestNotFinite(t *testing.T) {
 	for _, kind := range []dtype.DType{dtype.BF16, dtype.F16, dtype.F32} {
 		for _, bad := range []float64{math.NaN(), math.Inf(-1)} {
-			for _, to := range []Format{MXFP8, NVFP4} {
+			for _, to := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 				dir := t.TempDir()
 				values := make([]float64, 32*64)
 				values[777] = bad
@@ -328,7 +328,7 @@ func TestNotFinite(t *testing.T) {
 
 // The element type of the source does not matter where it holds the same numbers.
 func TestElementTypes(t *testing.T) {
-	digests := map[Format]map[string]bool{}
+	digests := map[dtype.Format]map[string]bool{}
 	for _, kind := range []dtype.DType{dtype.BF16, dtype.F16, dtype.F32} {
 		rng := rand.New(rand.NewPCG(1, 2))
 		values := make([]float64, 48*96)
@@ -339,7 +339,7 @@ func TestElementTypes(t *testing.T) {
 		writeItems(t, dir, `{}`, []safetensors.Item{{Name: "l.0.up_proj.weight",
 			Shape: dtype.Shape{Type: kind, Dims: []int64{48, 96}},
 			Data:  safetensors.FromBytes(kind.Append(nil, values...))}}, 1<<20)
-		for _, to := range []Format{MXFP8, NVFP4} {
+		for _, to := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 			out := t.TempDir()
 			r := quantize(t, dir, out, Options{To: to})
 			file, err := os.ReadFile(filepath.Join(out, "model.safetensors"))

@@ -16,9 +16,9 @@ import (
 
 // A Report is what became of a checkpoint; it is written as quantize.json.
 type Report struct {
-	Version int    `json:"version"`
-	Format  Format `json:"format"`
-	Layout  Layout `json:"layout"`
+	Version int          `json:"version"`
+	Format  dtype.Format `json:"format"`
+	Layout  Layout       `json:"layout"`
 	// Key is that of the source and the options: the same key, the same bytes.
 	Key      string   `json:"key"`
 	BytesIn  int64    `json:"bytes_in"`
@@ -29,10 +29,10 @@ type Report struct {
 
 // A Tensor is what became of one tensor of the source.
 type Tensor struct {
-	Name   string      `json:"name"`
-	Type   dtype.DType `json:"type"`
-	Shape  []int64     `json:"shape"`
-	Format Format      `json:"format"`
+	Name   string       `json:"name"`
+	Type   dtype.DType  `json:"type"`
+	Shape  []int64      `json:"shape"`
+	Format dtype.Format `json:"format"`
 	// Kept is why it stays as it is; "" for one that is quantized.
 	Kept string `json:"kept,omitempty"`
 	// Compared is how many elements the figures are of, but for Amax, which is that of all. Of large

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // small makes many files of little work.
-var small = Options{To: NVFP4, MaxBytes: 300 << 10}
+var small = Options{To: dtype.NVFP4, MaxBytes: 300 << 10}
 
 // layers is a model of some megabytes in several shards.
 func layers(t *testing.T, n int64) string {
@@ -128,7 +129,7 @@ func TestGoesOn(t *testing.T) {
 
 	// Other work is refused while this is half-written, and nothing is touched.
 	other := small
-	other.To = MXFP8
+	other.To = dtype.MXFP8
 	if _, err := Quantize(t.Context(), dir, out, other); diag.From(err).Code != diag.FolderForeign {
 		t.Errorf("other work: %v", err)
 	}

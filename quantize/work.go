@@ -195,7 +195,7 @@ func (m *matrix) nvfp4(module string, rows, cols int64) {
 func newQuantizedMatrix(c choice, o Options) *quantizedMatrix {
 	dims := c.tensor.Shape().Dims
 	w := &quantizedMatrix{matrix: matrix{choice: c, layout: o.Layout, inputAmax: o.InputAmax}}
-	if c.format == MXFP8 {
+	if c.format == dtype.MXFP8 {
 		w.add(c.module+".weight", dtype.F8E4M3FN, dims...)
 		w.add(c.module+".weight_scale", dtype.U8, dims[0], dims[1]/32)
 	} else {
@@ -251,7 +251,7 @@ func (g *group) amax() float32 { return math.Float32frombits(g.largest.Load()) }
 
 func (w *quantizedMatrix) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
 	from, n := w.part(piece)
-	size, bits := w.format.blocks().Block(), int64(w.format.blocks().Codes().Bits())
+	size, bits := w.format.Block(), int64(w.format.Codes().Bits())
 	q, scale := grow(&b.q, n*bits/8), grow(&b.scale, n/size)
 	c := coder{format: w.format, every: w.every(), empty: w.empty()}
 	if w.group != nil {

@@ -48,7 +48,7 @@ func marked(c *model.Config, p *plan.Plan, elem dtype.DType, unrolled bool) (*ir
 		params = list
 	}
 	policy := &precision.Policy{Layers: int(c.Layers), Rules: []precision.Rule{{
-		Linears: []string{"attn", "mlp"}, To: int(c.Layers), Format: precision.Format(p.Precision)}}}
+		Linears: []string{"attn", "mlp"}, To: int(c.Layers), Format: dtype.Format(p.Precision)}}}
 	if p.Precision == "" {
 		return g, nil
 	}

@@ -66,7 +66,7 @@ var passes = []struct {
 func Build(s Spec) (*Programs, error) {
 	if s.Policy == nil {
 		var err error
-		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.GEMMs, string(precision.BF16)))
+		s.Policy, err = precision.Load(s.Model, cmp.Or(s.Recipe.GEMMs, string(dtype.FormatBF16)))
 		if err != nil {
 			return nil, err
 		}

@@ -29,7 +29,7 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 // that it has.
 func suits(m model.Model, how *plan.Plan, policy *precision.Policy) *diag.Error {
 	has := string(policy.Narrowest())
-	if p := cmp.Or(how.Precision, string(precision.BF16)); p != has {
+	if p := cmp.Or(how.Precision, string(dtype.FormatBF16)); p != has {
 		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
 			has).Try(`"precision": "%s" in the plan`, has)
 	}

@@ -147,7 +147,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	}
 	if p.linears != nil {
 		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
-			Format: precision.Format(p.narrow)}}
+			Format: dtype.Format(p.narrow)}}
 	}
 	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
 		Optimizer: p.optimizer})

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
@@ -151,7 +152,7 @@ func (s *precisionController) finalBF16() {
 	s.aim(policy, from)
 	share := s.t.opts.Recipe.FinalBF16
 	s.t.opts.Events.Emit(event.Precision{Step: s.t.step + 1, What: "repair", Layer: -1,
-		Product: precision.Fprop, To: string(precision.BF16), Signal: "recipe",
+		Product: precision.Fprop, To: string(dtype.FormatBF16), Signal: "recipe",
 		Value: share, Text: fmt.Sprintf("step %d: forward GEMMs are in bf16 from step %d on, the last"+
 			" %g %% of the run", s.t.step+1, s.from+1, 100*share)})
 }
@@ -396,9 +397,9 @@ func (s *precisionController) look(ctx context.Context, loss, norm float64) (why
 
 // fallen gives the policy after a fall: to bf16 where the model has no room for what was asked for.
 func (s *precisionController) fallen(from *precision.Policy, d monitor.Decision) *precision.Policy {
-	p := from.Fall(d.Layer, d.Linear, d.GEMM, precision.Format(d.To), d.String())
+	p := from.Fall(d.Layer, d.Linear, d.GEMM, dtype.Format(d.To), d.String())
 	if p.Check(s.t.opts.Model) != nil {
-		p = from.Fall(d.Layer, d.Linear, d.GEMM, precision.BF16, d.String())
+		p = from.Fall(d.Layer, d.Linear, d.GEMM, dtype.FormatBF16, d.String())
 	}
 	return p
 }

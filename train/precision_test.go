@@ -85,7 +85,7 @@ func newPost(t *testing.T, e *engine.Engine, format string, linears ...string) *
 	}
 	return &post{t: t, engine: e, config: c, watch: &quick, sites: sites,
 		policy: &precision.Policy{Layers: 2, Rules: []precision.Rule{{Linears: linears, To: 2,
-			Format: precision.Format(format), Why: "a test"}}}}
+			Format: dtype.Format(format), Why: "a test"}}}}
 }
 
 // over calls a test for one device and for two pipeline stages with the parameters of each over two

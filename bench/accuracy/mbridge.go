@@ -88,9 +88,9 @@ func mbridge() ([]bridgeRow, error) {
 // of experts, which MXFP8 recipes with gated experts have from 26.06 on, but not kimi-k2 nor, on
 // b300, deepseek-v3 and gpt-oss-120b, whose rates did not move with it.
 func bridgeRun(r record, c *model.Config, card string, release int) price.Run {
-	run := price.Run{Card: card, Precision: price.Precision(strings.ToLower(r["precision"])),
+	run := price.Run{Card: card, Precision: dtype.Format(strings.ToLower(r["precision"])),
 		Experts: c.MoE != nil, Head: c.HeadDim, Bias: c.MoE != nil && c.MoE.Bias}
-	grace, mx, name := strings.HasPrefix(card, "gb"), run.Precision == price.MXFP8, r["model"]
+	grace, mx, name := strings.HasPrefix(card, "gb"), run.Precision == dtype.MXFP8, r["model"]
 	if release >= secondEpoch && mx {
 		run.Fused = strings.HasPrefix(name, "qwen3") ||
 			grace && (name == "deepseek-v3" || name == "gpt-oss-120b")
@@ -149,11 +149,11 @@ func (b *bridgeRow) read(r record, c *model.Config) error {
 
 // bridgeFLOP is the operations of a token in GFLOP. gpt-oss-120b's count changed with the rows of
 // MXFP8.
-func bridgeFLOP(name string, prec price.Precision) float64 {
+func bridgeFLOP(name string, prec dtype.Format) float64 {
 	if name != "gpt-oss-120b" {
 		return published[name]
 	}
-	if prec == price.BF16 {
+	if prec == dtype.FormatBF16 {
 		return 27.17
 	}
 	return 32.59

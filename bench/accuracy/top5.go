@@ -11,6 +11,7 @@ import (
 
 	"github.com/deepwell/deepwell/autoplan"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -65,7 +66,7 @@ func (k *placing) search(ctx context.Context, fitted *price.Bridge) error {
 		return err
 	}
 	job := autoplan.Job{Model: r.family, Config: r.config, Cluster: r.cluster, Profile: prof,
-		Seq: r.plan.Seq, Batch: r.plan.Batch, Precisions: []price.Precision{r.run.Precision},
+		Seq: r.plan.Seq, Batch: r.plan.Batch, Precisions: []dtype.Format{r.run.Precision},
 		Devices: r.cluster.Count, Top: 2 * first,
 		Capacity: r.cluster.Card.UsableBytes}
 	best := map[string]autoplan.Choice{}
@@ -145,7 +146,7 @@ func sizes(p *plan.Plan, ep int64) string {
 // FSDP without a pipeline for models without experts in bf16 and fp8, as in the recipes.
 func asMegatron(r *bridgeRow) []autoplan.Fixed {
 	list := []autoplan.Fixed{{"pp": "1", "zero": "1"}}
-	if !r.run.Experts && (r.run.Precision == price.FP8 || r.run.Precision == price.BF16) {
+	if !r.run.Experts && (r.run.Precision == dtype.FormatFP8 || r.run.Precision == dtype.FormatBF16) {
 		list = append(list, autoplan.Fixed{"pp": "1", "zero": "3", "gather": "layer"})
 	}
 	layers := r.config.Layers

@@ -49,8 +49,8 @@ func run(ctx context.Context, dir string, size float64, turns int) error {
 		do   func() (int64, error)
 	}{
 		{"plain copy", func() (int64, error) { return clone(out, source) }},
-		{"mxfp8", func() (int64, error) { return timed(ctx, source, out, quantize.MXFP8) }},
-		{"nvfp4", func() (int64, error) { return timed(ctx, source, out, quantize.NVFP4) }},
+		{"mxfp8", func() (int64, error) { return timed(ctx, source, out, dtype.MXFP8) }},
+		{"nvfp4", func() (int64, error) { return timed(ctx, source, out, dtype.NVFP4) }},
 	}
 	rates := map[string][]float64{}
 	for range turns {
@@ -165,7 +165,7 @@ func clone(to, from string) (bytes int64, err error) {
 	return bytes, nil
 }
 
-func timed(ctx context.Context, from, to string, f quantize.Format) (int64, error) {
+func timed(ctx context.Context, from, to string, f dtype.Format) (int64, error) {
 	r, err := quantize.Quantize(ctx, from, to, quantize.Options{To: f})
 	if err != nil {
 		return 0, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
@@ -89,7 +90,7 @@ func run(ctx context.Context, o options) (err error) {
 		if name == "" {
 			continue // the null alone
 		}
-		f := parity.Format{Name: name}
+		f := parity.Candidate{Name: name}
 		if f.Policy, err = policyOf(job.Config, name); err != nil {
 			return err
 		}
@@ -171,7 +172,7 @@ func policyOf(c *model.Config, name string) (*precision.Policy, error) {
 	if name != "all4" && !alone {
 		return precision.Load(c, name)
 	}
-	p, err := precision.Default(c, string(precision.NVFP4))
+	p, err := precision.Default(c, string(dtype.NVFP4))
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +181,7 @@ func policyOf(c *model.Config, name string) (*precision.Policy, error) {
 		return p, nil
 	}
 	for i := range p.Rules {
-		if p.Rules[i].Format == precision.NVFP4 {
+		if p.Rules[i].Format == dtype.NVFP4 {
 			p.Rules[i].Products = []string{product}
 		}
 	}

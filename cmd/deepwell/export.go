@@ -53,7 +53,7 @@ func (a *app) export() *cobra.Command {
 func (a *app) exported(done *deepwell.ExportResult) error {
 	what, kind := done.Name, done.Type
 	if r := done.Quantized; r != nil {
-		kind = r.Format.String() + " for " + r.Layout.String()
+		kind = string(r.Format) + " for " + r.Layout.String()
 		if err := r.WriteText(a.stdout); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/precision"
 )
 
@@ -39,7 +40,7 @@ func (a *app) policy() *cobra.Command {
 }
 
 // tellPolicy prints the rules in the order in which they apply.
-func (a *app) tellPolicy(p *precision.Policy, share map[precision.Format]float64,
+func (a *app) tellPolicy(p *precision.Policy, share map[dtype.Format]float64,
 	job deepwell.PolicyJob) error {
 	if a.json {
 		a.print(map[string]any{"policy": json.RawMessage(p.String()), "share": share})

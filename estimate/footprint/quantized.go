@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/precision"
 )
@@ -101,7 +102,7 @@ type quantWeight struct {
 }
 
 // bits is the bytes of an element in a format, in 32nds.
-func bits(f precision.Format) int64 {
+func bits(f dtype.Format) int64 {
 	if f.Block() > 1 {
 		return int64(32 * f.Bytes())
 	}
@@ -128,32 +129,32 @@ var fprop = map[string]string{"q": ir.EmbedDim, "k": ir.EmbedDim, "v": ir.EmbedD
 func quantWeightOf(c class, q *param, layers int64) *quantWeight {
 	linear := q.name[strings.LastIndexByte(q.name, '.')+1:]
 	forward, backward := c.Of(linear, precision.Fprop), c.Of(linear, precision.Dgrad)
-	if q.vector || forward == precision.BF16 && backward == precision.BF16 {
+	if q.vector || forward == dtype.FormatBF16 && backward == dtype.FormatBF16 {
 		return nil
 	}
 	f := quantWeight{forward: layers * bits(forward), backward: layers * bits(backward)}
-	if forward == precision.BF16 || backward == precision.BF16 {
-		f.own = layers * bits(precision.BF16)
+	if forward == dtype.FormatBF16 || backward == dtype.FormatBF16 {
+		f.own = layers * bits(dtype.FormatBF16)
 	}
-	for _, one := range []precision.Format{forward, backward} {
-		if one != precision.BF16 {
+	for _, one := range []dtype.Format{forward, backward} {
+		if one != dtype.FormatBF16 {
 			f.own += layers * bits(one)
 		}
-		if one == precision.NVFP4 {
+		if one == dtype.NVFP4 {
 			f.amaxes += 4 * layers
 		}
 	}
 	f.shard = f.own
 	switch along := fprop[linear]; { // of a ragged shard the other orientation is made, if it can be
 	case q.ragged == "":
-	case forward == precision.NVFP4 || backward == precision.NVFP4:
-		f.shard = layers * bits(precision.BF16) // tiles go both ways, and have no amax yet
+	case forward == dtype.NVFP4 || backward == dtype.NVFP4:
+		f.shard = layers * bits(dtype.FormatBF16) // tiles go both ways, and have no amax yet
 	case q.ragged == along:
-		f.shard = layers * (bits(precision.BF16) + bits(backward))
+		f.shard = layers * (bits(dtype.FormatBF16) + bits(backward))
 	default:
-		f.shard = layers * (bits(precision.BF16) + bits(forward))
+		f.shard = layers * (bits(dtype.FormatBF16) + bits(forward))
 	}
-	if f.nv = layers; forward == precision.MXFP8 || backward == precision.MXFP8 {
+	if f.nv = layers; forward == dtype.MXFP8 || backward == dtype.MXFP8 {
 		f.mx, f.nv = layers, 0
 	}
 	return &f
@@ -201,7 +202,7 @@ func (g *gradient) transposedCopies(m *space) {
 		if h.quant == nil || !h.cut {
 			continue
 		}
-		in32nds := h.quant.mx*bits(precision.MXFP8) + h.quant.nv*bits(precision.NVFP4)
+		in32nds := h.quant.mx*bits(dtype.MXFP8) + h.quant.nv*bits(dtype.NVFP4)
 		bytes := h.param.stored * in32nds / 32
 		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.s.again(ir.Attn)
 		switch linear {
@@ -234,7 +235,7 @@ func (g *gradient) transposedFactors() (bytes int64) {
 	}
 	mx := false
 	g.p.quant.each(g.part.mix, func(c class, _ int64) {
-		mx = mx || c.Of("down", precision.Wgrad) == precision.MXFP8
+		mx = mx || c.Of("down", precision.Wgrad) == dtype.MXFP8
 	})
 	if !mx {
 		return 0
@@ -335,7 +336,7 @@ func (g *gradient) quantized(m *space) {
 			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
 		}
 		each := int64(1)
-		if c.Has(precision.NVFP4) {
+		if c.Has(dtype.NVFP4) {
 			each = 7
 		}
 		most = max(most, each*mlp)
