@@ -1,6 +1,10 @@
 package kernels
 
-import "github.com/deepwell/deepwell/dtype"
+import (
+	"cmp"
+
+	"github.com/deepwell/deepwell/dtype"
+)
 
 // A Quantizing is the work of the kernels that write a tensor in blocks with scales, in one
 // orientation or in both. The zero value is that of a format that has none.
@@ -9,23 +13,27 @@ type Quantizing struct {
 	// reads is how often the source is read before both copies are written: NVFP4 must know the
 	// largest magnitude of a tensor first.
 	reads float64
-	// moved is how many times the bytes that must be moved compiled programs move (docs/precision.md,
-	// TestProductsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and 1.56.
-	moved float64
+	moved float64 // how many times the bytes that must be moved compiled programs move
 	// Count is how many kernels there are: one for scales and one for codes, and for NVFP4 the
 	// largest magnitude and its sum over devices besides.
 	Count float64
 }
 
+// measuredMoves has, by format, how many times the bytes that must be moved compiled programs move
+// (docs/precision.md, TestProductsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and
+// 1.56. A format that was not measured is taken to move 1.5 times.
+var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.54, dtype.NVFP4: 1.47}
+
 // Quantizing is how our own programs write a format on the target.
 func (s *Selector) Quantizing(f dtype.Format) Quantizing {
-	switch f {
-	case dtype.MXFP8:
-		return Quantizing{f.Bytes(), 1, 1.54, 2}
-	case dtype.NVFP4:
-		return Quantizing{f.Bytes(), 2, 1.47, 4}
+	if !f.Quantized() {
+		return Quantizing{}
 	}
-	return Quantizing{}
+	q := Quantizing{bytes: f.Bytes(), reads: 1, moved: cmp.Or(measuredMoves[f], 1.5), Count: 2}
+	if f.TensorScale() { // amax of the tensor first: one more read, a kernel and an all-reduce
+		q.reads, q.Count = 2, 4
+	}
+	return q
 }
 
 // Bytes is what moves through memory for so many elements of wide bytes in so many orientations.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -14,10 +15,18 @@ import (
 func blockDotKernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
 		Name: kernels.CuDNN, Kinds: []string{"block_dot"}, Print: on(cudnnBlockDot),
-		Applies: func(s *kernels.Selector, _ *ir.Op) (string, bool) {
-			return "cuDNN multiplies blocks", s.Blocks()
+		Applies: func(s *kernels.Selector, op *ir.Op) (string, bool) {
+			f := ir.Format(op.Attrs.Text("format"))
+			return "cuDNN multiplies blocks", s.Blocks() && cudnnScales[f.Codes()] == f.Scales()
 		},
 	}}
+}
+
+// cudnnScales has the scale type that XLA's call of cuDNN takes with an element type
+// (xla/service/gpu/transforms/block_scaling_rewriter.cc).
+var cudnnScales = map[dtype.DType]dtype.DType{
+	dtype.F8E4M3FN: dtype.F8E8M0FNU,
+	dtype.F4E2M1FN: dtype.F8E4M3FN,
 }
 
 // cudnnBlockDot calls cuDNN's product of values in blocks, past XLA's own rewriter, which would
@@ -45,7 +54,7 @@ func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 		[]string{rowMajor2, rowMajor2, rowMajor2, rowMajor2}, []ir.Type{t}, []string{rowMajor2})[0]
 	v = w.Slice(w.Slice(v, "rows", 0, rows[0]), "cols", 0, rows[1])
 	v = w.Reshape(v, out)
-	if format == ir.NVFP4 {
+	if format.TensorScale() {
 		v = w.Unscale(v, w.cardGrid(in[2]).Decode, w.cardGrid(in[n+2]).Decode)
 		v = w.Convert(v, out.Elem)
 	}
@@ -65,7 +74,7 @@ func toTile(n, tile int64) int64 { return (tile - n%tile) % tile }
 
 // cardElements sees bytes as the elements that they are.
 func (w writer) cardElements(format ir.Format, codes val) val {
-	if format == ir.MXFP8 {
+	if format.Codes().Bits() == 8 {
 		return w.Bitcast(codes, format.Codes())
 	}
 	codes = w.rowMajor(codes) // or XLA:GPU turns elements of four bits, one by one

@@ -51,17 +51,16 @@ func windowed(w writer, op *ir.Op, in []val) []val {
 	order := append(ir.Names(ir.Without(x.Type.Dims, q.Along...)), q.Along...)
 	var codes val
 	switch {
-	case q.Format == ir.MXFP8:
-		codes = w.cardE4M3(q.SplitBlocks(x), scale)
+	case !q.Format.TensorScale() && q.Format.Codes().Bits() == 8:
+		codes = q.convertElements(q.SplitBlocks(x), scale)
+	case !q.Format.TensorScale():
+		factor := w.Float(w.powerFactor(scale))
+		codes = q.packElements(q.SplitBlocks(x), factor)
 	case q.Transform:
 		codes = q.pack64(x, scale, w.cardGrid(in[2]))
 	default:
-		// Packed as they lie: XLA:GPU would turn the two halves of bytes one after the other.
 		factor := w.cardFactor(scale, w.cardGrid(in[2]))
-		codes = q.cardE2M1(q.SplitBlocks(x), factor, quantized.AllElements)
-		none := w.BroadcastTo(w.Compare("NE", factor, factor), codes.Type)
-		codes = w.Select(none, w.Constant(codes.Type, 7), codes)
-		codes = w.rowMajor(w.PackPairs(w.Convert(codes, dtype.U8)))
+		codes = q.packElements(q.SplitBlocks(x), factor)
 	}
 	return []val{w.MergeBlocks(codes, order, op.Out[0].Type), w.MergeBlocks(scale, order,
 		op.Out[1].Type)}
@@ -105,8 +104,9 @@ func (w writer) fromHalf(top val) val {
 
 // blockScale gives the scales of one quantize as bytes, in the order of the source.
 func blockScale(w writer, op *ir.Op, in []val) []val {
-	if ir.Format(op.Attrs.Text("format")) == ir.MXFP8 {
-		return []val{w.Convert(w.PowerOfTwoScale(in[0]), dtype.U8)}
+	if f := ir.Format(op.Attrs.Text("format")); !f.TensorScale() {
+		e, _ := quantized.EncodingOf(f.Codes())
+		return []val{w.Convert(w.PowerOfTwoScale(in[0], e), dtype.U8)}
 	}
 	top := w.Float(w.fromHalf(in[0]))
 	return []val{w.Convert(w.cardE4M3Scale(top, w.cardGrid(in[1])), dtype.U8)}
@@ -140,16 +140,33 @@ func (w writer) window(v val, size map[string]int64) val {
 		w.Constant(ir.Type{Elem: v.Type.Elem}, 0))
 }
 
-// cardE4M3 rounds the elements of MXFP8. A card computes with subnormal numbers, and what is no
-// number makes its whole block so.
-func (w writer) cardE4M3(x, scale val) val {
+// convertElements rounds 8-bit elements under power-of-two scales by the GPU's own conversion. A
+// GPU computes with subnormal numbers, and a NaN makes its whole block NaN.
+func (q quantizer) convertElements(x, scale val) val {
+	w := q.w
+	factor := w.powerFactor(scale)
+	x = w.Convert(x, dtype.F32)
+	y := w.Elementwise("multiply", x, w.BroadcastTo(w.Float(factor), x.Type))
+	return w.Bitcast(w.Convert(y, q.Format.Codes()), dtype.U8)
+}
+
+// powerFactor gives the bits of 2^(127-scale), by which the elements of a block are multiplied.
+func (w writer) powerFactor(scale val) val {
 	s := w.Convert(scale, dtype.U32)
 	factor := w.WithInt(w.Elementwise("subtract", w.Constant(s.Type, 254), s), "shift_left", 23)
 	factor = w.Select(w.AtLeast(s, 254), w.Constant(s.Type, 0x400000), factor)
-	factor = w.Select(w.AtLeast(s, 255), w.Constant(s.Type, quantized.NaNBits), factor)
-	x = w.Convert(x, dtype.F32)
-	y := w.Elementwise("multiply", x, w.BroadcastTo(w.Float(factor), x.Type))
-	return w.Bitcast(w.Convert(y, dtype.F8E4M3FN), dtype.U8)
+	return w.Select(w.AtLeast(s, 255), w.Constant(s.Type, quantized.NaNBits), factor)
+}
+
+// packElements rounds 4-bit elements and packs two to a byte in the source's layout: XLA:GPU would
+// transpose the two halves of bytes one after the other. A factor that is NaN gives the largest
+// code, since E2M1 has no NaN; the block's scale is NaN then.
+func (q quantizer) packElements(x, factor val) val {
+	w := q.w
+	codes := q.cardE2M1(x, factor, quantized.AllElements)
+	nan := w.BroadcastTo(w.Compare("NE", factor, factor), codes.Type)
+	codes = w.Select(nan, w.Constant(codes.Type, 7), codes)
+	return w.rowMajor(w.PackPairs(w.Convert(codes, dtype.U8)))
 }
 
 // cardGrid is grid in float32.

@@ -44,7 +44,7 @@ func (w Writer) Operand(format ir.Format, v, scales val) val {
 	if v.Type.Index(inside) >= 0 {
 		return w.dequantize(format, v, scales)
 	}
-	if format == ir.NVFP4 {
+	if format.Codes().Bits() == 4 {
 		v = w.Unpack(v)
 	}
 	n := len(v.Type.Dims)
@@ -54,14 +54,14 @@ func (w Writer) Operand(format ir.Format, v, scales val) val {
 
 // numbers gives the elements of a value in blocks, times their scales, in bf16.
 func (w Writer) dequantize(format ir.Format, codes, scales val) val {
-	var v, by val
+	e, _ := EncodingOf(format.Codes())
 	scale := w.Convert(scales, dtype.U32)
-	if format == ir.MXFP8 {
-		v = w.decode(codes, e4m3Wide)
+	v := w.decode(codes, e)
+	var by val
+	if format.Scales() == dtype.F8E8M0FNU {
 		by = w.Float(w.Select(w.AtLeast(scale, 255), w.Constant(scale.Type, NaNBits),
 			w.WithInt(scale, "shift_left", 23)))
 	} else {
-		v = w.decode(codes, e2m1Wide)
 		by = w.wideE4M3(scale)
 	}
 	v = w.Elementwise("multiply", v, w.BroadcastTo(by, v.Type))
@@ -71,17 +71,9 @@ func (w Writer) dequantize(format ir.Format, codes, scales val) val {
 	return w.Reshape(w.Convert(v, dtype.BF16), ir.Type{Dims: dims})
 }
 
-// A wide says how codes become float32 bits: moved to the left so far, and with that exponent.
-type decoding struct{ normal, shift, exponent, sign uint32 }
-
-var (
-	e4m3Wide = decoding{8, 20, 120, 0x80}
-	e2m1Wide = decoding{2, 22, 126, 8}
-)
-
 // elements gives the numbers of codes with their signs. What has no leading one gets one that is
 // taken off again, since subnormal bits would count as zero.
-func (w Writer) decode(codes val, e decoding) val {
+func (w Writer) decode(codes val, e Encoding) val {
 	c := w.Convert(codes, dtype.U32)
 	size := w.WithInt(c, "and", e.sign-1)
 	low := w.Compare("LT", size, w.Constant(size.Type, float64(e.normal)))
@@ -91,9 +83,9 @@ func (w Writer) decode(codes val, e decoding) val {
 	one := w.Float(w.Constant(size.Type, float64((e.exponent+1)<<23)))
 	v := w.Float(bits)
 	v = w.Elementwise("subtract", v, w.Select(low, one, w.Constant(v.Type, 0)))
-	if e == e4m3Wide {
+	if e.hasNaN {
 		nan := w.Float(w.Constant(size.Type, NaNBits))
-		v = w.Select(w.Compare("EQ", size, w.Constant(size.Type, 0x7f)), nan, v)
+		v = w.Select(w.Compare("EQ", size, w.Constant(size.Type, float64(e.nan))), nan, v)
 	}
 	minus := w.Compare("NE", w.WithInt(c, "and", e.sign), w.Constant(c.Type, 0))
 	return w.Select(minus, w.Elementwise("negate", v), v)

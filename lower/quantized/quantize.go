@@ -37,14 +37,14 @@ func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
 	turned := !slices.Equal(ir.Names(x.Type.Dims), order)
 	x = q.SplitBlocks(x)
 	var codes, scales val
-	switch q.Format {
-	case ir.MXFP8:
-		codes, scales = q.mxfp8(x)
-	case ir.NVFP4:
-		codes, scales = q.nvfp4(x, in[1])
-	default:
+	switch e, ok := EncodingOf(q.Format.Codes()); {
+	case !ok:
 		w.Fail("there is no format %s", q.Format)
 		return in
+	case q.Format.TensorScale():
+		codes, scales = q.nvfp4(x, in[1])
+	default:
+		codes, scales = q.powerScaled(x, e)
 	}
 	if turned {
 		codes, scales = w.Materialize(codes), w.Materialize(scales)
@@ -55,7 +55,7 @@ func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
 // orderBlocks puts codes and scales in order.
 func orderBlocks(w Writer, op *ir.Op, in []val) []val {
 	codes, order := in[0], ir.Names(op.Out[0].Type.Dims)
-	if ir.Format(op.Attrs.Text("format")) == ir.NVFP4 {
+	if ir.Format(op.Attrs.Text("format")).Codes().Bits() == 4 {
 		codes = w.PackPairs(codes)
 	}
 	return []val{w.MergeBlocks(codes, order, op.Out[0].Type), w.MergeBlocks(in[1], order,
@@ -143,18 +143,17 @@ func (w Writer) MaxOf(parts []val) val {
 	return parts[0]
 }
 
-// mxfp8 rounds the scale of a block up to a power of two, so that no element saturates: the largest
-// element, 448, is 1.75 times a power, and a fraction above 1.75 carries when 2^21 less one is
-// added to its bits. A block with something that is no number is no number, in all its elements.
-func (q *Quantizer) mxfp8(x val) (codes, scales val) {
+// powerScaled rounds the scale of a block up to a power of two, so that no element saturates
+// (MXFP8 and other MX formats). A NaN in a block makes all of its elements NaN.
+func (q *Quantizer) powerScaled(x val, e Encoding) (codes, scales val) {
 	w := q.W
 	bits, top := w.WideBits(x), w.blockTop(x, inside)
 	sizes := w.WithInt(bits, "and", MagnitudeBits)
-	scale := w.PowerOfTwoScale(top)
-	codes = w.RoundToNearest(q.scaled(sizes, scale), E4M3)
-	codes = w.Elementwise("or", codes, w.SignBits(bits, 24))
-	codes = w.Select(w.BroadcastTo(w.AtLeast(scale, 255), codes.Type), w.Constant(codes.Type, 0x7f),
-		codes)
+	scale := w.PowerOfTwoScale(top, e)
+	codes = w.RoundToNearest(q.scaled(sizes, scale), e)
+	codes = w.Elementwise("or", codes, w.SignBits(bits, e.signShift()))
+	codes = w.Select(w.BroadcastTo(w.AtLeast(scale, 255), codes.Type),
+		w.Constant(codes.Type, float64(e.nan)), codes)
 	return w.Convert(codes, dtype.U8), w.Convert(scale, dtype.U8)
 }
 
@@ -193,14 +192,6 @@ func (w Writer) SignBits(bits val, by uint32) val {
 	return w.WithInt(w.WithInt(bits, "shift_right_logical", by), "and", 1<<(31-by))
 }
 
-// An encoding is how numbers of few bits are made of float32 bits (see dtype's narrow).
-type Encoding struct{ fraction, least, bias, most uint32 }
-
-var (
-	E4M3 = Encoding{3, 0x3c800000, 141 << 3, 0x43e00000}
-	E2M1 = Encoding{1, 0x3f800000, 149 << 1, 0x40c00000}
-)
-
 // nearest gives the codes of magnitudes, to the nearest and ties to even, saturating. It adds the
 // power of two whose last bit is the last bit of the code, so that the processor rounds.
 func (w Writer) RoundToNearest(y val, e Encoding) val {
@@ -213,14 +204,17 @@ func (w Writer) RoundToNearest(y val, e Encoding) val {
 	return w.WithInt(code, "subtract", e.bias)
 }
 
-// powers is the scale of MXFP8 of the bits of a magnitude, in as many bits.
-func (w Writer) PowerOfTwoScale(top val) val {
+// PowerOfTwoScale gives the E8M0 scale of a block from the bits of its amax, in as many bits: amax
+// over the largest element, rounded up to a power of two. With the largest element m·2ᵉ (E4M3:
+// 448 = 1.75·2⁸) the exponent grows by one where the fraction of amax is above m.
+func (w Writer) PowerOfTwoScale(top val, e Encoding) val {
 	fraction, none := uint32(23), uint32(InfBits)
 	if top.Type.Elem == dtype.U16 {
 		fraction, none = 7, InfBits>>16
 	}
-	scale := w.WithInt(w.WithInt(top, "add", 1<<(fraction-2)-1), "shift_right_logical", fraction)
-	scale = w.WithInt(w.WithInt(scale, "maximum", 8), "subtract", 8)
+	carry, exponent := e.powerOf(fraction)
+	scale := w.WithInt(w.WithInt(top, "add", carry), "shift_right_logical", fraction)
+	scale = w.WithInt(w.WithInt(scale, "maximum", exponent), "subtract", exponent)
 	scale = w.Select(w.AtLeast(top, none), w.Constant(top.Type, 254), scale)
 	return w.Select(w.AtLeast(top, none+1), w.Constant(top.Type, 255), scale)
 }

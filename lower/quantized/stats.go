@@ -101,23 +101,25 @@ func newErrorMeter(w Writer, op *ir.Op, in []val) *errorMeter {
 	case ok: // they are held
 	default:
 		x = w.Transpose(x, order)
-		if q.Format == ir.NVFP4 {
+		if q.Format.Codes().Bits() == 4 {
 			codes = w.Unpack(codes)
 		}
 		codes = w.Reshape(codes, ir.Type{Dims: SplitDim(codes.Type.Dims, len(order)-1, q.Block, inside)})
 	}
 	g.bits = w.WithInt(w.WideBits(q.SplitBlocks(x)), "and", MagnitudeBits)
-	if q.Format == ir.MXFP8 {
-		g.mxfp8(q, codes, w.Convert(scales, dtype.U32))
-	} else {
+	if q.Format.TensorScale() {
 		g.nvfp4(codes, w.Convert(scales, dtype.U32), w.tensorScale(in[3]).Decode)
+	} else {
+		g.powerScaled(q, codes, w.Convert(scales, dtype.U32))
 	}
 	return g
 }
 
-func (g *errorMeter) mxfp8(q *Quantizer, codes, scale val) {
-	w := g.w
-	g.is, g.most = w.decode(w.WithInt(codes, "and", 0x7f), e4m3Wide), 448
+func (g *errorMeter) powerScaled(q *Quantizer, codes, scale val) {
+	w, elem := g.w, q.Format.Codes()
+	e, _ := EncodingOf(elem)
+	g.is = w.decode(w.WithInt(codes, "and", e.sign-1), e)
+	g.most = float64(elem.FromCode(elem.MaxCode()))
 	g.was = q.scaled(g.bits, scale)
 	const bias = 1023 - 127 // that of float64 over that of E8M0
 	g.units = w.WithInt(w.Convert(scale, dtype.U64), "add", bias)
@@ -136,7 +138,7 @@ func (g *errorMeter) nvfp4(codes, scale, out val) {
 	factor = w.Elementwise("minimum", factor, w.Constant(factor.Type, math.MaxFloat32))
 	g.was = w.Elementwise("multiply", w.Float(g.bits), w.BroadcastTo(w.Convert(factor, dtype.F32),
 		g.bits.Type))
-	g.is, g.most = w.decode(w.WithInt(codes, "and", 7), e2m1Wide), 6
+	g.is, g.most = w.decode(w.WithInt(codes, "and", 7), E2M1), 6
 	nothing := w.Compare("EQ", scale, w.Constant(scale.Type, 0))
 	g.is = w.Select(w.BroadcastTo(nothing, g.is.Type), w.Constant(g.is.Type, 0), g.is)
 }
