@@ -82,7 +82,7 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, loops multiplied out; the compiled "+
 		"programs have the same, and tests hold them to it.\n\n| kind | axes | group | count | bytes |\n"+
 		"|---|---|---|---|---|\n")
-	for _, row := range spmd.Census(g) {
+	for _, row := range spmd.CensusOf(g) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %s |\n", row.Kind, strings.Join(row.Axes, ", "), row.Group,
 			row.Count, event.Size(row.Bytes))
 	}

@@ -51,7 +51,7 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 		return nil, err
 	}
 	if r.job.Patience > 0 {
-		hub.Silence, hub.Patience = r.job.Patience, arrival*r.job.Patience
+		hub.HeartbeatTimeout, hub.StallTimeout = r.job.Patience, arrival*r.job.Patience
 	}
 	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
 }

@@ -196,9 +196,8 @@ func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 		if g == nil {
 			continue // what hands over between stages
 		}
-		off := spmd.Sends(spmd.Census(g), r.Collectives, cpu, x.sums)
-		if off != "" {
-			return diag.New(diag.PlanCensus, "%s", off).At("%s", r.Stage)
+		if err := spmd.CensusOf(g).Diff(r.Collectives, cpu, x.sums); err != nil {
+			return diag.New(diag.PlanCensus, "%s", err).At("%s", r.Stage)
 		}
 	}
 	return nil

@@ -46,7 +46,7 @@ func (r *runner) handOver() error {
 	h := referenceRun{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq, Beta1: o.Beta1,
 		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.WeightDecay, Clip: o.MaxGradNorm}
 	for n := range h.Steps {
-		h.Rates = append(h.Rates, step.Rates(r.recipe).Rate(n))
+		h.Rates = append(h.Rates, step.Rates(r.recipe).LR(n))
 	}
 	text, err := json.Marshal(h)
 	if err == nil {

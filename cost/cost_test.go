@@ -70,7 +70,7 @@ func TestCollectivesAreTheCensus(t *testing.T) {
 						got[key] = [2]int64{n[0] + times*s.Count, n[1] + times*s.Count*s.Bytes}
 					}
 				})
-				for _, row := range spmd.Census(g) {
+				for _, row := range spmd.CensusOf(g) {
 					kind := strings.ReplaceAll(strings.TrimPrefix(string(row.Kind), "collective-"), "-", "_")
 					want[kind+" "+strings.Join(row.Axes, " ")] = [2]int64{row.Count, row.Bytes}
 				}
@@ -218,7 +218,7 @@ func staged(t *testing.T, c *model.Config, cut cost.Cut, policy *precision.Polic
 			t.Fatal(err)
 		}
 		b := pipeline.Boundary{Recompute: append(cut.Again.List(), ir.Gather), Terms: true,
-			Settle: sh.Scatter}
+			ReduceGrad: sh.Scatter}
 		if k > 0 {
 			b.Inputs = []string{spmd.Hidden}
 		}

@@ -23,7 +23,7 @@ type Link interface {
 	Recv(ctx context.Context, tag string, s *program.Module, spec program.Array) (*Array, error)
 	// Meets reports whether Send and Recv wait for each other. Then each end must call them in the
 	// order that both have agreed on, sends and receives alike.
-	Meets() bool
+	Rendezvous() bool
 	// Close ends both directions. The other end still receives what was sent before.
 	Close() error
 }
@@ -100,7 +100,7 @@ type pipe struct {
 	out, in *lane
 }
 
-func (p *pipe) Meets() bool { return false }
+func (p *pipe) Rendezvous() bool { return false }
 
 // Send waits for a slot before it copies, so that no more than capacity copies lie there.
 func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
@@ -208,7 +208,7 @@ type wired struct {
 	engine *Engine
 }
 
-func (w *wired) Meets() bool { return false }
+func (w *wired) Rendezvous() bool { return false }
 
 func (w *wired) Close() error { return w.wire.Close() }
 

@@ -140,7 +140,7 @@ func (b *bed) hand(ctx context.Context, t testing.TB, spec program.Array, back b
 func TestLinksHandOverEveryElementType(t *testing.T) {
 	eachLink(t, 2, func(t *testing.T, b *bed) {
 		for _, d := range dtype.All() {
-			if b.a.Meets() && (d.Bits() < 8 || d.Bits() > 64 || testing.Short() && d.Bits() < 16) {
+			if b.a.Rendezvous() && (d.Bits() < 8 || d.Bits() > 64 || testing.Short() && d.Bits() < 16) {
 				continue
 			}
 			for _, dims := range [][]int64{{}, {3, 5}, {0, 4}} {
@@ -277,7 +277,7 @@ func TestLinksEnd(t *testing.T) {
 // What was sent before the end is still received.
 func TestClosedLinksDeliver(t *testing.T) {
 	eachLink(t, 1, func(t *testing.T, b *bed) {
-		if b.a.Meets() {
+		if b.a.Rendezvous() {
 			t.Skip("nothing is under way where both ends meet")
 		}
 		a := b.place(t, b.left, vector)

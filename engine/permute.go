@@ -180,7 +180,7 @@ type permuteLink struct {
 	out, in *meeting
 }
 
-func (l *permuteLink) Meets() bool { return true }
+func (l *permuteLink) Rendezvous() bool { return true }
 
 func (l *permuteLink) Send(ctx context.Context, tag string, a *Array) error {
 	if !l.local {

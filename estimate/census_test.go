@@ -71,10 +71,10 @@ func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic)
 	if err != nil {
 		t.Fatal(err)
 	}
-	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
+	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Microbatches: 1},
 		&spmd.QuantizedCopies{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return spmd.Census(step.Gradient)
+	return spmd.CensusOf(step.Gradient)
 }

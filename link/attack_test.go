@@ -163,7 +163,7 @@ func join(t testing.TB, secret []byte, silence time.Duration) *pair {
 // connect joins the hubs, which find each other at the given addresses.
 func (p *pair) connect(silence time.Duration, one, two string) {
 	status := func() link.Status { return link.Status{Step: 3, Phase: "step"} }
-	p.one.Silence, p.two.Silence = silence, silence
+	p.one.HeartbeatTimeout, p.two.HeartbeatTimeout = silence, silence
 	p.one.Join(0, []link.Peer{{Process: 1, Address: two, Ranks: "pipeline rank 1"}}, status)
 	p.two.Join(1, []link.Peer{{Process: 0, Address: one, Ranks: "pipeline rank 0"}}, status)
 	p.a, p.b = p.one.Wire(0, 1, two), p.two.Wire(1, 0, one)
@@ -317,7 +317,7 @@ func evil(t *testing.T) (hub *link.Hub, w *link.Wire, control net.Conn) {
 		}
 	})
 	hub = listen(t, attacked, secret)
-	hub.Silence = 400 * time.Millisecond
+	hub.HeartbeatTimeout = 400 * time.Millisecond
 	hub.Join(0, []link.Peer{{Process: 1, Address: l.Addr().String(), Ranks: "pipeline rank 1"}},
 		func() link.Status { return link.Status{} })
 	w = hub.Wire(0, 1, l.Addr().String())
@@ -473,7 +473,7 @@ func TestSilenceFromTheStartIsFound(t *testing.T) {
 	t.Run("connected", func(t *testing.T) {
 		one, two, end := listen(t, attacked, secret), listen(t, attacked, secret), make(chan struct{})
 		t.Cleanup(func() { close(end) })
-		one.Silence = time.Second
+		one.HeartbeatTimeout = time.Second
 		one.Join(0, []link.Peer{{Process: 1, Address: two.Addr()}},
 			func() link.Status { return link.Status{} })
 		two.Join(1, []link.Peer{{Process: 0, Address: one.Addr()}},
@@ -485,7 +485,7 @@ func TestSilenceFromTheStartIsFound(t *testing.T) {
 		here, there := newProxy(t, p.one.Addr()), newProxy(t, p.two.Addr())
 		close(here.hole)
 		close(there.hole)
-		p.one.Patience, p.two.Patience = time.Second, time.Second
+		p.one.StallTimeout, p.two.StallTimeout = time.Second, time.Second
 		p.connect(time.Second, here.Addr().String(), there.Addr().String())
 		find(t, p.one, p.a, diag.LinkLost, 1)
 		find(t, p.two, p.b, diag.LinkLost, 0)
@@ -510,7 +510,7 @@ func TestWithoutAKeyOnlyLoopback(t *testing.T) {
 // A process that never comes is named by its address and ranks, and told of meanwhile.
 func TestAPeerThatNeverComesIsNamed(t *testing.T) {
 	h := listen(t, 1, nil)
-	h.Patience, h.Silence = 300*time.Millisecond, 100*time.Millisecond
+	h.StallTimeout, h.HeartbeatTimeout = 300*time.Millisecond, 100*time.Millisecond
 	h.Join(0, []link.Peer{{Process: 1, Address: "127.0.0.1:1", Ranks: "pipeline ranks 2, 3"}},
 		func() link.Status { return link.Status{} })
 	err := recv(t.Context(), h.Wire(1<<20, 1<<20+1, "127.0.0.1:1"))

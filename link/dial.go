@@ -20,7 +20,7 @@ const (
 // it is not nil, hears of every attempt that failed.
 func (h *Hub) dial(ctx context.Context, address string, hello *frame, tried func(error)) (net.Conn,
 	error) {
-	ctx, cancel := context.WithTimeout(ctx, h.Patience)
+	ctx, cancel := context.WithTimeout(ctx, h.StallTimeout)
 	defer cancel()
 	dialer := net.Dialer{KeepAliveConfig: keepAlive}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {

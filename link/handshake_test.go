@@ -29,7 +29,7 @@ func FuzzHandshake(f *testing.F) {
 		f.Add([]byte{byte(i), 0, 1}, uint8(30))
 	}
 	f.Fuzz(func(t *testing.T, script []byte, cut uint8) {
-		h := &Hub{epoch: epoch, self: self, arrived: map[place]*coming{}, slots: make(chan struct{}, 1)}
+		h := &Hub{epoch: epoch, self: self, arrived: map[endpoint]*pendingConn{}, slots: make(chan struct{}, 1)}
 		h.ctx, h.cancel = context.WithCancelCause(t.Context())
 		defer h.cancel(nil)
 		for range 2 { // the second time all places are taken that can be

@@ -47,10 +47,10 @@ func (s Status) String() string {
 
 const (
 	// defaultSilence finds a stopped process within 10 s, and is eight heartbeats long.
-	defaultSilence = 8 * time.Second
+	defaultHeartbeatTimeout = 8 * time.Second
 	// beatsInSilence is how many heartbeats must be missing, and beatEvery the longest time between
 	// two.
-	beatsInSilence = 8
+	beatsInTimeout = 8
 	beatEvery      = time.Second
 	// maxStatus bounds the words of a status in a heartbeat.
 	maxStatus = 200
@@ -61,7 +61,7 @@ type member struct {
 	Peer
 	hub *Hub
 
-	in       *coming
+	in       *pendingConn
 	joined   bool          // its control connection has come: heartbeats follow, whatever it does
 	heard    bool          // a heartbeat has come
 	left     bool          // it said that it ends
@@ -85,7 +85,7 @@ func (h *Hub) Join(self int, peers []Peer, status func() Status) {
 	h.self = uint32(self)
 	for _, p := range peers {
 		m := &member{Peer: p, hub: h}
-		m.in = h.expect(place{true, uint32(p.Process), uint32(self)})
+		m.in = h.expect(endpoint{true, uint32(p.Process), uint32(self)})
 		h.members = append(h.members, m)
 	}
 	members := h.members
@@ -133,7 +133,7 @@ func (h *Hub) Waits() (list []string) {
 }
 
 // interval is the time between two heartbeats.
-func (h *Hub) interval() time.Duration { return min(beatEvery, h.Silence/beatsInSilence) }
+func (h *Hub) interval() time.Duration { return min(beatEvery, h.HeartbeatTimeout/beatsInTimeout) }
 
 // beat sends heartbeats until the hub ends. If they cannot be sent any more, the other direction
 // tells why.
@@ -159,7 +159,7 @@ func (m *member) beat(status func() Status) {
 		f := frame{kind: beatFrame, epoch: h.epoch, number: number, status: status()}
 		f.status.Phase = f.status.Phase[:min(len(f.status.Phase), maxStatus)]
 		f.status.Waits = f.status.Waits[:min(len(f.status.Waits), maxStatus)]
-		_ = conn.SetWriteDeadline(time.Now().Add(h.Silence))
+		_ = conn.SetWriteDeadline(time.Now().Add(h.HeartbeatTimeout))
 		if _, err := conn.Write(f.append(nil)); err != nil {
 			return
 		}
@@ -298,20 +298,20 @@ func (m *member) wait(awake time.Duration) error {
 	m.silent += awake
 	switch {
 	case m.left || m.closed || m.lost != nil:
-	case !m.joined && m.age > h.Patience:
-		return diag.New(diag.LinkLost, "%s has not connected within %s", m, h.Patience).
+	case !m.joined && m.age > h.StallTimeout:
+		return diag.New(diag.LinkLost, "%s has not connected within %s", m, h.StallTimeout).
 			Wrap(m.tried).Try(notThere)
 	case !m.joined:
-		if m.age-m.reported > min(tellEvery, h.Patience/4) {
+		if m.age-m.reported > min(tellEvery, h.StallTimeout/4) {
 			m.reported = m.age
 			why := ""
 			if m.tried != nil {
 				why = ": " + m.tried.Error()
 			}
 			h.events.Emit(event.Note{Text: fmt.Sprintf("waiting for %s, %s of at most %s%s", m,
-				m.age.Round(time.Second), h.Patience, why)})
+				m.age.Round(time.Second), h.StallTimeout, why)})
 		}
-	case m.silent > h.Silence:
+	case m.silent > h.HeartbeatTimeout:
 		was := "it has connected, and sent no heartbeat yet"
 		if m.heard {
 			was = "it was last in " + m.status.String()

@@ -22,10 +22,10 @@ type Hub struct {
 	// Patience is how long the other end may make no progress while something is owed: when it is
 	// to be reached, inside an array, and while nothing can be sent to it. It is set before the first
 	// link is made.
-	Patience time.Duration
+	StallTimeout time.Duration
 	// Silence is how long a process that has joined may send no heartbeat before it is lost. It is
 	// set before [Hub.Join].
-	Silence time.Duration
+	HeartbeatTimeout time.Duration
 
 	events   event.Sink
 	listener net.Listener
@@ -37,7 +37,7 @@ type Hub struct {
 	slots    chan struct{} // one for each connection that has not said who it is
 
 	mu      sync.Mutex
-	arrived map[place]*coming
+	arrived map[endpoint]*pendingConn
 	wires   []*Wire
 	pending []net.Conn // that have not said who they are, oldest first
 	warned  time.Time  // when a refusal was last told
@@ -46,13 +46,13 @@ type Hub struct {
 }
 
 // A place is where a connection from another process belongs.
-type place struct {
+type endpoint struct {
 	control  bool
 	from, to uint32
 }
 
 // A coming is a connection that another process opens.
-type coming struct {
+type pendingConn struct {
 	taken bool          // a process has connected, or need not any more; guarded by the hub's lock
 	conn  net.Conn      // guarded too, until it is ready
 	ready chan struct{} // closed when conn can be used
@@ -60,7 +60,7 @@ type coming struct {
 
 const (
 	// defaultPatience is longer than a step of any model takes, and short enough for a night's run.
-	defaultPatience = 5 * time.Minute
+	defaultStallTimeout = 5 * time.Minute
 	// handshakeTime is for the handshake of TLS and two small frames, on a busy host.
 	handshakeTime = 10 * time.Second
 	// maxHandshakes bounds the connections that have not said who they are. One more closes the
@@ -91,8 +91,8 @@ func Listen(ctx context.Context, address string, epoch uint64, secret []byte,
 	if err != nil {
 		return nil, bad(err)
 	}
-	h := &Hub{Patience: defaultPatience, Silence: defaultSilence, events: events, epoch: epoch,
-		arrived: map[place]*coming{}, self: anyProcess,
+	h := &Hub{StallTimeout: defaultStallTimeout, HeartbeatTimeout: defaultHeartbeatTimeout,
+		events: events, epoch: epoch, arrived: map[endpoint]*pendingConn{}, self: anyProcess,
 		slots: make(chan struct{}, 2*maxHandshakes)}
 	if len(secret) > 0 {
 		if h.tls, err = pinned(secret); err != nil {
@@ -246,7 +246,7 @@ func (h *Hub) welcome(raw net.Conn) error {
 }
 
 // judge finds the place that a hello asks for, or says why there is none.
-func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*coming, error) {
+func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*pendingConn, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	at := slices.Index(h.pending, raw)
@@ -262,7 +262,7 @@ func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*coming, error) {
 		return nil, diag.New(diag.LinkVersion, "this is process %d of the run, not %d", h.self,
 			hello.peer).Try("give all processes the same --peers, and each its own --self")
 	}
-	c := h.claim(conn, place{hello.control, hello.from, hello.to})
+	c := h.claim(conn, endpoint{hello.control, hello.from, hello.to})
 	if c == nil {
 		return nil, diag.New(diag.LinkVersion, "that end has a connection already, or had one").
 			Try("start all processes of the run anew")
@@ -272,15 +272,15 @@ func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*coming, error) {
 }
 
 // expect finds or makes the place where a connection will be.
-func (h *Hub) expect(key place) *coming {
+func (h *Hub) expect(key endpoint) *pendingConn {
 	if h.arrived[key] == nil {
-		h.arrived[key] = &coming{ready: make(chan struct{})}
+		h.arrived[key] = &pendingConn{ready: make(chan struct{})}
 	}
 	return h.arrived[key]
 }
 
 // claim gives the place to a connection that has come, once.
-func (h *Hub) claim(conn net.Conn, at place) *coming {
+func (h *Hub) claim(conn net.Conn, at endpoint) *pendingConn {
 	if len(h.arrived) > maxStrangers {
 		return nil
 	}
@@ -299,7 +299,7 @@ func (h *Hub) Wire(self, peer int, address string) *Wire {
 	w := &Wire{hub: h, address: address, dialed: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancelCause(h.ctx)
 	h.mu.Lock()
-	w.in = h.expect(place{from: uint32(peer), to: uint32(self)})
+	w.in = h.expect(endpoint{from: uint32(peer), to: uint32(self)})
 	h.wires = append(h.wires, w)
 	hello := frame{kind: helloFrame, epoch: h.epoch, from: uint32(self), to: uint32(peer),
 		self: h.self, peer: anyProcess}

@@ -24,7 +24,7 @@ type Wire struct {
 	address string          // of the other process
 	ctx     context.Context // ends when the link does, with what went wrong
 	cancel  context.CancelCauseFunc
-	in      *coming
+	in      *pendingConn
 	dialed  chan struct{} // closed when out is there or never will be
 	out     net.Conn
 	sending sync.Mutex
@@ -60,7 +60,7 @@ func (w *Wire) lost(ctx context.Context, doing, tag string, err error) error {
 	where := fmt.Sprintf("%s %s", doing, tag)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return diag.New(diag.LinkStalled, "%s made no progress for %s", w.peer(),
-			w.hub.Patience).At("%s", where).Try("look at what that process does")
+			w.hub.StallTimeout).At("%s", where).Try("look at what that process does")
 	}
 	return diag.New(diag.LinkLost, "%s has gone away", w.peer()).At("%s", where).Wrap(err).
 		Try(restart)
@@ -111,7 +111,7 @@ func Stopped(ctx context.Context, doing, tag string) error {
 
 // A watched connection ends its reads and writes when a context does, or when one of them takes
 // longer than the hub's patience.
-type watched struct {
+type stallConn struct {
 	net.Conn
 	patience time.Duration
 	ctx      context.Context
@@ -122,13 +122,13 @@ type watched struct {
 	began bool // something was read
 }
 
-func (w *Wire) watch(ctx context.Context, conn net.Conn) *watched {
-	c := &watched{Conn: conn, patience: w.hub.Patience, ctx: ctx}
+func (w *Wire) watch(ctx context.Context, conn net.Conn) *stallConn {
+	c := &stallConn{Conn: conn, patience: w.hub.StallTimeout, ctx: ctx}
 	c.stop = context.AfterFunc(ctx, func() { c.set(time.Unix(1, 0), true) })
 	return c
 }
 
-func (w *watched) set(t time.Time, ended bool) {
+func (w *stallConn) set(t time.Time, ended bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -140,7 +140,7 @@ func (w *watched) set(t time.Time, ended bool) {
 
 // end lets go of the connection. If the context has ended meanwhile, the connection has a deadline
 // that has passed, and cannot be used again.
-func (w *watched) end(err error) error {
+func (w *stallConn) end(err error) error {
 	if !w.stop() && err == nil {
 		return w.ctx.Err()
 	}
@@ -149,7 +149,7 @@ func (w *watched) end(err error) error {
 
 // Read may take any time for the first byte: nothing is owed before it. It ends when the other
 // process is lost, which closes the connection.
-func (w *watched) Read(p []byte) (int, error) {
+func (w *stallConn) Read(p []byte) (int, error) {
 	if w.began {
 		w.set(time.Now().Add(w.patience), false)
 	} else {
@@ -161,7 +161,7 @@ func (w *watched) Read(p []byte) (int, error) {
 }
 
 // send writes some pieces of memory in one go.
-func (w *watched) send(parts net.Buffers) error {
+func (w *stallConn) send(parts net.Buffers) error {
 	w.set(time.Now().Add(w.patience), false)
 	_, err := parts.WriteTo(w.Conn)
 	return err
@@ -171,7 +171,7 @@ func (w *watched) send(parts net.Buffers) error {
 // in the processor's cache while its checksum is computed.
 const chunk = 256 << 10
 
-func (w *Wire) write(c *watched, f *frame, read func(i int, dst []byte) error) error {
+func (w *Wire) write(c *stallConn, f *frame, read func(i int, dst []byte) error) error {
 	head := f.append(nil)
 	size := int(f.shape.Bytes())
 	if cap(w.buf) < size {
@@ -211,7 +211,7 @@ func (w *Wire) Recv(ctx context.Context, tag string, shape dtype.Shape, pieces i
 				"%s sends %s in %d pieces; %s in %d pieces is expected", w.peer(), f.shape, f.pieces,
 				shape, pieces)
 		}
-		return take(func(dst []byte) error { return w.readPiece(r, dst) })
+		return take(func(dst []byte) error { return w.readShard(r, dst) })
 	})
 }
 
@@ -227,7 +227,7 @@ func (w *Wire) Hear(ctx context.Context, tag string) (message []byte, err error)
 				f.shape, f.pieces)
 		}
 		message = make([]byte, f.shape.Dims[0])
-		return w.readPiece(r, message)
+		return w.readShard(r, message)
 	})
 	return message, err
 }
@@ -254,7 +254,7 @@ func (w *Wire) receive(ctx context.Context, tag string,
 
 // incoming waits until the other process has connected.
 func (w *Wire) incoming(ctx context.Context, tag string) (net.Conn, error) {
-	patience := time.NewTimer(w.hub.Patience)
+	patience := time.NewTimer(w.hub.StallTimeout)
 	defer patience.Stop()
 	select {
 	case <-w.in.ready:
@@ -263,7 +263,7 @@ func (w *Wire) incoming(ctx context.Context, tag string) (net.Conn, error) {
 	case <-w.ctx.Done():
 	case <-patience.C:
 		return nil, w.fail(diag.New(diag.LinkLost, "%s has not connected within %s", w.peer(),
-			w.hub.Patience).Try(notThere))
+			w.hub.StallTimeout).Try(notThere))
 	}
 	if err := context.Cause(w.ctx); err != nil {
 		return nil, err
@@ -289,7 +289,7 @@ func (w *Wire) readHead(r io.Reader, tag string) (*frame, error) {
 }
 
 // readPiece reads one piece and its checksum.
-func (w *Wire) readPiece(r io.Reader, data []byte) error {
+func (w *Wire) readShard(r io.Reader, data []byte) error {
 	sum := uint32(0)
 	for rest := data; len(rest) > 0; {
 		part := rest[:min(chunk, len(rest))]

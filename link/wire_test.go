@@ -184,7 +184,7 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			hub := listen(t, 1, nil)
-			hub.Patience = 100 * time.Millisecond
+			hub.StallTimeout = 100 * time.Millisecond
 			w, out := stranger(t, hub, c.welcome)
 			if _, err := out.Write(c.sends); err != nil {
 				t.Fatal(err)
@@ -207,7 +207,7 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 // replaced. Who holds the key is told that it is another run; a stranger is told nothing.
 func TestTCPKeepsRunsApart(t *testing.T) {
 	one, two := listen(t, 1, nil), listen(t, 2, nil)
-	one.Patience = 200 * time.Millisecond
+	one.StallTimeout = 200 * time.Millisecond
 	err := send(t.Context(), one.Wire(0, 1, two.Addr()), vector)
 	if !errors.Is(err, diag.LinkLost) ||
 		!strings.Contains(err.Error(), "without an answer") {
@@ -257,7 +257,7 @@ func TestTCPWaitsForThePeer(t *testing.T) {
 	}
 	wg.Wait()
 	hub := listen(t, 1, nil)
-	hub.Patience = 50 * time.Millisecond
+	hub.StallTimeout = 50 * time.Millisecond
 	err = send(t.Context(), hub.Wire(0, 1, "127.0.0.1:1"), vector)
 	if !errors.Is(err, diag.LinkLost) {
 		t.Errorf("a process that never comes: %v", err)
@@ -275,7 +275,7 @@ func TestTCPPushesBack(t *testing.T) {
 		"patience": {100 * time.Millisecond, time.Minute, diag.LinkStalled},
 	} {
 		one, two := listen(t, 1, nil), listen(t, 1, nil)
-		one.Patience = c.patience
+		one.StallTimeout = c.patience
 		w := one.Wire(0, 1, two.Addr())
 		two.Wire(1, 0, one.Addr())
 		ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
@@ -290,13 +290,13 @@ func TestTCPPushesBack(t *testing.T) {
 // A context that ends at the moment at which a link finds nobody is an error, whichever is first.
 func TestNobodyIsThere(t *testing.T) {
 	hub := listen(t, 1, nil)
-	hub.Patience = 15 * time.Millisecond
+	hub.StallTimeout = 15 * time.Millisecond
 	var wg sync.WaitGroup
 	for i := range 100 {
 		w := hub.Wire(0, 1+i, "127.0.0.1:1") // where nobody listens
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(),
-				hub.Patience+time.Duration(i-50)*20*time.Microsecond)
+				hub.StallTimeout+time.Duration(i-50)*20*time.Microsecond)
 			defer cancel()
 			if err := send(ctx, w, vector); err == nil {
 				t.Error("something was sent to nobody")

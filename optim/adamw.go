@@ -7,25 +7,27 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// AdamW is Adam with decoupled decay (Loshchilov and Hutter, 2019). Parameters are kept in f32;
-// where the model computes in another type, it gets a copy that the update makes.
+// AdamW is Adam with decoupled weight decay (Loshchilov and Hutter, 2019). Master parameters are
+// f32; where the model computes in another type, the update makes the compute copy.
 type AdamW struct {
 	Beta1, Beta2, Eps, Decay float64
-	// ClipNorm is the largest norm that the gradients of all parameters together may have; larger
-	// ones are scaled down to it. 0 turns clipping off.
+	// ClipNorm bounds the global L2 norm of all gradients; larger gradients are scaled down to it. 0
+	// turns clipping off.
 	ClipNorm float64
 	// Compute is the type of the model's copies; Invalid or F32 makes none.
 	Compute dtype.DType
-	// Moments is the type in which both moments are kept, rounded to the nearest; Invalid is F32. A
-	// step uses its own moments before they are rounded.
+	// Moments is the type in which m and v are stored, rounded to nearest; Invalid means F32. A step
+	// uses its own moments before they are rounded.
 	Moments dtype.DType
 }
 
 // Update implements Optimizer.
 func (o AdamW) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
 
-// Part implements Optimizer.
-func (o AdamW) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+// PartialUpdate implements Optimizer.
+func (o AdamW) PartialUpdate(params []Param) (*ir.Graph, error) {
+	return o.recipe().build(params, true)
+}
 
 func (o AdamW) recipe() recipe {
 	return recipe{name: "adamw", scalars: []string{BiasCorrection1, BiasCorrection2},
@@ -33,7 +35,7 @@ func (o AdamW) recipe() recipe {
 		compute: o.Compute, state: o.State, step: o.step}
 }
 
-// step goes in the order of operations of torch.optim.AdamW, so that both round alike.
+// step follows the order of operations of torch.optim.AdamW, so that both round alike.
 func (o AdamW) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.Value,
 	[]*ir.Value) {
 	m := u.toward(state[0], g, 1-o.Beta1)

@@ -8,32 +8,33 @@ import (
 )
 
 // Muon moves the matrices inside layers along the nearest orthogonal matrix to their momentum
-// (Jordan et al., 2024), scaled so that the rate and the decay that suit AdamW suit it too (Liu et
-// al., 2025). Everything else, the embedding, the head, norms and biases, is AdamW's.
+// (Jordan et al., 2024), scaled so that learning rate and weight decay of AdamW carry over (Liu et
+// al., 2025). Embedding, head, norms and biases are updated by AdamW.
 type Muon struct {
-	AdamW            // of the rest; decay, clipping and types are those of all
-	Momentum float64 // commonly 0.95; the step looks ahead along it, as Nesterov's
-	// Products is the type in which the matrices are multiplied; Invalid is F32. The method bears
-	// BF16.
-	Products dtype.DType
+	AdamW            // for the rest; decay, clipping and types apply to all
+	Momentum float64 // commonly 0.95; Nesterov
+	// MatmulType is the type of the Newton-Schulz matmuls; Invalid means F32. BF16 is accurate enough.
+	MatmulType dtype.DType
 }
 
-// The quintic whose repetition brings singular values near 1: the coefficients and the number of
-// rounds of Jordan et al.
+// The quintic polynomial that drives singular values toward 1, and its number of iterations, from
+// Jordan et al.
 const (
 	quintic1, quintic3, quintic5 = 3.4445, -4.7750, 2.0315
-	rounds                       = 5
+	iterations                   = 5
 )
 
-// likeAdamW times √max(rows, columns) gives a step the root mean square of AdamW's, from 0.2 to 0.4
-// (Liu et al., 2025, section 2.2).
+// likeAdamW times √max(rows, columns) gives a step the RMS of an AdamW step, 0.2 to 0.4 (Liu et
+// al., 2025, section 2.2).
 const likeAdamW = 0.2
 
 // Update implements Optimizer.
 func (o Muon) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
 
-// Part implements Optimizer.
-func (o Muon) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+// PartialUpdate implements Optimizer.
+func (o Muon) PartialUpdate(params []Param) (*ir.Graph, error) {
+	return o.recipe().build(params, true)
+}
 
 func (o Muon) recipe() recipe {
 	return recipe{name: "muon", scalars: []string{BiasCorrection1, BiasCorrection2},
@@ -41,7 +42,7 @@ func (o Muon) recipe() recipe {
 		compute: o.Compute, state: o.State, step: o.step}
 }
 
-// State implements Optimizer: the momentum m of a matrix, the moments m and v of the rest.
+// State implements Optimizer: the momentum m of a matrix; m and v for the rest.
 func (o Muon) State(p Param) []Slot {
 	slots := o.AdamW.State(p)
 	if hidden(p) {
@@ -50,13 +51,13 @@ func (o Muon) State(p Param) []Slot {
 	return slots
 }
 
-// hidden reports whether a parameter is a matrix inside a layer, or several side by side.
+// hidden reports whether a parameter is a matrix inside a layer, or a stack of them.
 func hidden(p Param) bool {
 	return (p.Tag == ir.Attn || p.Tag == ir.MLP || p.Tag == ir.Experts) && len(sides(p.Type)) == 2
 }
 
-// sides gives the two sides of a matrix, each as the dimensions that make it up. Heads and the
-// elements of a head are one side; layers, and experts of a layer, are matrices of their own.
+// sides returns the two sides of a matrix, each as the dimensions that make it up. Heads and
+// head_dim are one side; layers and experts are separate matrices.
 func sides(t ir.Type) (list [][]string) {
 	before := ""
 	for _, d := range t.Dims {
@@ -72,10 +73,10 @@ func sides(t ir.Type) (list [][]string) {
 	return list
 }
 
-// The names of the sides while they are multiplied: the shorter one, twice in its products, and the
-// longer one.
+// Dimension names during the iteration: the shorter side, its renamed copies, and the longer side.
 const short, short2, short3, long = "muon.a", "muon.b", "muon.c", "muon.d"
 
+// step is AdamW's for parameters that are not matrices of a layer.
 func (o Muon) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.Value, []*ir.Value) {
 	if !hidden(p) {
 		return o.AdamW.step(u, p, w, g, state)
@@ -88,7 +89,8 @@ func (o Muon) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.V
 	return u.Sub(u.decayed(p, w), move), []*ir.Value{m}
 }
 
-// orthogonal gives the matrices of x with singular values near 1, and the longer of their sides.
+// orthogonal returns the matrices of x with singular values near 1, and the length of their longer
+// side. Dimensions are flattened to [..., short, long] and restored after the iteration.
 func (o Muon) orthogonal(u *update, x *ir.Value) (y *ir.Value, larger int64) {
 	s := sides(x.Type)
 	flat, at := x, [2]string{"muon.rows", "muon.columns"}
@@ -105,9 +107,9 @@ func (o Muon) orthogonal(u *update, x *ir.Value) (y *ir.Value, larger int64) {
 	}
 	larger = flat.Type.Size(c)
 	order := ir.Names(flat.Type.Dims)
-	turned := u.Rename(u.Rename(flat, a, short), c, long)
-	side := append(ir.Names(ir.Without(turned.Type.Dims, short, long)), short, long)
-	z := o.rounds(u, u.Transpose(turned, side...))
+	transposed := u.Rename(u.Rename(flat, a, short), c, long)
+	side := append(ir.Names(ir.Without(transposed.Type.Dims, short, long)), short, long)
+	z := o.newtonSchulz(u, u.Transpose(transposed, side...))
 	z = u.Transpose(u.Rename(u.Rename(z, short, a), long, c), order...)
 	for i, names := range s {
 		if len(names) == 2 {
@@ -119,19 +121,19 @@ func (o Muon) orthogonal(u *update, x *ir.Value) (y *ir.Value, larger int64) {
 	return z, larger
 }
 
-// rounds is the iteration of Newton and Schulz on matrices whose shorter side comes first:
-// x ← a·x + (b·s + c·s²)·x with s = x·xᵀ, from a norm of 1.
-func (o Muon) rounds(u *update, x *ir.Value) *ir.Value {
-	elem := o.Products
+// newtonSchulz iterates x ← a·x + (b·s + c·s²)·x with s = x·xᵀ, on matrices [..., short, long]
+// scaled to Frobenius norm 1.
+func (o Muon) newtonSchulz(u *update, x *ir.Value) *ir.Value {
+	elem := o.MatmulType
 	if !elem.Valid() {
 		elem = dtype.F32
 	}
 	norm := u.Sqrt(u.Sum(u.Mul(x, x), short, long))
-	const least = 1e-7 // the floor of torch.optim.Muon: a gradient of zeros stays one
+	const least = 1e-7 // as in torch.optim.Muon: a zero gradient stays zero
 	floor := u.Fill(norm.Type, least)
 	norm = u.Select(u.Compare("gt", norm, floor), norm, floor)
 	x = u.Convert(u.Div(x, norm), elem)
-	for range rounds {
+	for range iterations {
 		s := u.Dot(x, u.Rename(x, short, short2), long)
 		right := u.Rename(u.Rename(s, short2, short3), short, short2)
 		square := u.Rename(u.Dot(s, right, short2), short3, short2)

@@ -9,21 +9,20 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// An Optimizer builds the graph of one step and says what is kept between steps.
+// An Optimizer builds the graph of one update and describes its state.
 type Optimizer interface {
-	// Update builds the graph of one step. Beside [Commit], [LR], [MaxNorm] and the numbers that
-	// Scalars names it takes, for every parameter w, the gradient "g.w", the master copy "w" in f32,
-	// and the state. Its results are the new masters and states, which take the place of the old
-	// ones, then the model's copies "c.w" where it computes in another type, then [Norm] and [OK].
+	// Update builds the graph of one update. Beside [Commit], [LR], [MaxNorm] and the inputs that
+	// Scalars names, it takes for every parameter w the gradient "g.w", the f32 master "w" and the
+	// state. Results are the new masters and states, which replace the old ones in place, then the
+	// compute copies "c.w" if the model computes in another type, then [Norm] and [OK].
 	Update(params []Param) (*ir.Graph, error)
-	// Part builds the update of some of the parameters, for devices that do not have the others: it
-	// takes the square of the norm of all gradients as [GradSquare] instead of the norm of its own,
-	// and does not give it back ([Squares]).
-	Part(params []Param) (*ir.Graph, error)
-	// State lists what is kept for a parameter beside its master copy. All of it begins as zeros.
+	// PartialUpdate builds the update of one pipeline rank's parameters. It takes the square of the
+	// global gradient norm as [GradSquare] ([Squares] gives a rank's share) and does not return it.
+	PartialUpdate(params []Param) (*ir.Graph, error)
+	// State lists the optimizer state of a parameter beside its master. All of it begins as zeros.
 	State(p Param) []Slot
-	// Scalars gives the inputs that depend on the number of the update alone, counted from 1. An
-	// update that was rejected does not count.
+	// Scalars returns the inputs that depend only on the number of the update, counted from 1. A
+	// rejected update does not count.
 	Scalars(update int) map[string]float64
 }
 
@@ -35,7 +34,7 @@ const (
 	BiasCorrection1 = "fix1"      // input, f32, of AdamW and Muon: 1/(1 - Beta1^t)
 	BiasCorrection2 = "fix2"      // input, f32, of AdamW and Muon: 1/(1 - Beta2^t)
 	Norm            = "grad_norm" // result, f32: the norm of all gradients together, before clipping
-	GradSquare      = "square"    // f32: the square of that norm; input of a part's update
+	GradSquare      = "square"    // f32: the square of that norm; input of a PartialUpdate
 	OK              = "ok"        // result, pred: whether the state changed
 	GradStats       = "watch"     // result, f32: squares and zeros of gradients with Stats
 )
@@ -44,62 +43,63 @@ const (
 type Param struct {
 	Name  string
 	Type  ir.Type // of the gradient
-	Tag   ir.Tag  // the part of the model it belongs to
-	Decay bool    // whether it decays; norms and biases commonly do not
-	// Group names those that devices share in the same way: the squares of their gradients are added
-	// up before those of others, so that devices exchange one number for all of them.
+	Tag   ir.Tag  // the part of a layer it belongs to
+	Decay bool    // whether weight decay applies; commonly not to norms and biases
+	// Group is the same for parameters that are sharded alike. Their squares are summed first, so that
+	// devices exchange one number per group.
 	Group string
-	// Stats asks for the square of the norm of its own gradient, and for the number of its elements
-	// that are zero, of each layer if it is a stack.
+	// Stats asks for the squared norm and the number of zeros of the parameter's own gradient, for
+	// each layer of a stack.
 	Stats bool
 }
 
-// A Slot is one tensor that an optimizer keeps for a parameter.
+// A Slot is one state tensor of a parameter.
 type Slot struct {
 	Name string // "m.w" or "v.w" for parameter w
 	Type ir.Type
 }
 
-// A recipe is what sets one optimizer apart.
+// A recipe is what distinguishes one optimizer from another.
 type recipe struct {
 	name    string
-	scalars []string // inputs beside those of all
+	scalars []string // inputs beside the common ones
 	clip    float64
 	decay   float64
 	compute dtype.DType
 	state   func(p Param) []Slot
-	// step gives the new master and the new state, all in f32.
+	// step returns the new master and the new state, all in f32.
 	step func(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.Value, []*ir.Value)
 }
 
-// An update is a graph while it is built.
+// An update is a graph under construction.
 type update struct {
 	*ir.Builder
 	recipe
 	in map[string]*ir.Value // the scalars
 }
 
-// Squares builds the graph that adds up the squares of gradients as [GradSquare], for parts that
-// must know the norm of all of them before they update, and gives [GradStats] if some are watched.
+// Squares builds the graph that sums the squares of gradients as [GradSquare], for ranks that need
+// the global norm before they update. It gives [GradStats] if some parameters ask for them.
 func Squares(params []Param) (*ir.Graph, error) {
 	if len(params) == 0 {
 		return nil, errNothing()
 	}
 	u := &update{Builder: ir.NewBuilder("squares")}
-	total, watched := u.square(params, u.gradients(params))
+	total, stats := u.square(params, u.gradients(params))
 	results := []*ir.Value{named(total, GradSquare, program.Scalar)}
-	if watched != nil {
-		results = append(results, named(watched, GradStats, program.Stat))
+	if stats != nil {
+		results = append(results, named(stats, GradStats, program.Stat))
 	}
 	return u.Graph(results...)
 }
 
+// errNothing is the error of a model without parameters.
 func errNothing() error {
 	return diag.New(diag.BadInput, "there is nothing to train: the model has no parameters")
 }
 
-// build makes the graph that all optimizers share around the step of one; part tells that there are
-// more parameters elsewhere.
+// build writes the graph around an optimizer's step: norm, acceptance, clipping, selection of old
+// or new state, compute copies. part: other ranks have more parameters.
 func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 	if len(params) == 0 {
 		return nil, errNothing()
@@ -110,11 +110,11 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		u.in[name] = u.scalar(name, dtype.F32)
 	}
 	grads := u.gradients(params)
-	var norm, watched *ir.Value
+	var norm, stats *ir.Value
 	if part {
 		norm = u.Sqrt(u.scalar(GradSquare, dtype.F32))
 	} else {
-		norm, watched = u.square(params, grads)
+		norm, stats = u.square(params, grads)
 		norm = u.Sqrt(norm)
 	}
 	ok := u.accept(commit, norm)
@@ -146,8 +146,8 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		}
 	}
 	results = append(results, copies...)
-	if watched != nil {
-		results = append(results, named(watched, GradStats, program.Stat))
+	if stats != nil {
+		results = append(results, named(stats, GradStats, program.Stat))
 	}
 	if !part {
 		results = append(results, named(norm, Norm, program.Scalar))
@@ -155,7 +155,7 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 	return u.Graph(append(results, named(ok, OK, program.Scalar))...)
 }
 
-// gradients takes those of all parameters, in f32.
+// gradients takes the gradients of all parameters and converts them to f32.
 func (u *update) gradients(params []Param) (grads []*ir.Value) {
 	for _, p := range params {
 		g := u.Input(program.Gradient.Of(p.Name), ir.Data, p.Type, "").As(program.Gradient.For(p.Name))
@@ -164,9 +164,9 @@ func (u *update) gradients(params []Param) (grads []*ir.Value) {
 	return grads
 }
 
-// square adds up the squares of gradients, first within groups, and lists those that are watched,
-// nil if none is.
-func (u *update) square(params []Param, grads []*ir.Value) (total, watched *ir.Value) {
+// square sums the squares of gradients, first within groups, and collects the statistics that were
+// asked for: [n, 2] pairs of square and zeros, or nil.
+func (u *update) square(params []Param, grads []*ir.Value) (total, stats *ir.Value) {
 	const each = "stat"
 	var groups []string
 	var list []*ir.Value
@@ -213,8 +213,8 @@ func (u *update) zeros(g *ir.Value, over []string) *ir.Value {
 	return u.Sum(u.Convert(u.Compare("eq", g, zero), dtype.F32), over...)
 }
 
-// pair puts two numbers side by side, for each of some layers. It is written as a sum, so that
-// devices which have terms of both add them up at once.
+// pair puts two numbers side by side for each layer: [each, 2]. It is written as a sum, so that
+// partial terms of both are reduced in one collective.
 func (u *update) pair(a, b *ir.Value, each ir.Dim) *ir.Value {
 	t := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{each, {Name: "pair", Size: 2}}}
 	second := u.Iota(t, "pair")
@@ -222,10 +222,10 @@ func (u *update) pair(a, b *ir.Value, each ir.Dim) *ir.Value {
 	return u.Add(u.Mul(first, a), u.Mul(second, b))
 }
 
-// accept says whether the step counts: the host wants it, and the norm is a number within bounds.
-// Any gradient that is no number makes the norm none, and one that is infinite, or whose square is,
-// makes it infinite; a comparison with what is no number fails. A maximum would not do: XLA's on
-// the CPU loses what is no number (reference/parity_notes.md, traps).
+// accept reports whether the step counts: the host commits it, and the norm is finite and at most
+// MaxNorm. A NaN gradient makes the norm NaN, an infinite one +Inf; comparisons with NaN are false,
+// so the step is rejected. A maximum would not do: XLA:CPU's drops NaN (reference/parity_notes.md,
+// traps).
 func (u *update) accept(commit, norm *ir.Value) *ir.Value {
 	finite := u.Compare("le", norm, u.Fill(norm.Type, math.MaxFloat32))
 	within := u.Compare("le", norm, u.in[MaxNorm])
@@ -233,8 +233,8 @@ func (u *update) accept(commit, norm *ir.Value) *ir.Value {
 	return u.Select(commit, ok, commit)
 }
 
-// clipped gives the factor that brings the gradients to the largest norm that they may have, 1 if
-// they are smaller, or nil if nothing is clipped. What is added to the norm is PyTorch's.
+// clipped returns the factor min(1, clip/(norm + 1e-6)), as PyTorch computes it, or nil without
+// clipping.
 func (u *update) clipped(norm *ir.Value) *ir.Value {
 	if u.clip <= 0 {
 		return nil
@@ -244,8 +244,7 @@ func (u *update) clipped(norm *ir.Value) *ir.Value {
 	return u.Select(u.Compare("lt", factor, one), factor, one)
 }
 
-// decayed gives what is left of a parameter after decay, which is apart from the gradient's step
-// (Loshchilov and Hutter, 2019).
+// decayed returns w·(1 - lr·decay): decoupled weight decay (Loshchilov and Hutter, 2019).
 func (u *update) decayed(p Param, w *ir.Value) *ir.Value {
 	if !p.Decay || u.decay == 0 {
 		return w
@@ -253,13 +252,12 @@ func (u *update) decayed(p Param, w *ir.Value) *ir.Value {
 	return u.Mul(w, u.Shift(u.Scale(u.in[LR], -u.decay), 1))
 }
 
-// toward gives the point that part of the way from a to b: a + part·(b - a), in that order, since
-// PyTorch's moments come about so.
+// toward returns a + part·(b - a), in this order of operations: torch's lerp rounds so.
 func (u *update) toward(a, b *ir.Value, part float64) *ir.Value {
 	return u.Add(a, u.Scale(u.Sub(b, a), part))
 }
 
-// scalar takes a number that the host gives.
+// scalar adds an input for a number that the host provides.
 func (u *update) scalar(name string, elem dtype.DType) *ir.Value {
 	return u.Input(name, ir.Data, ir.Type{Elem: elem}, "").As(program.Scalar.For(""))
 }
@@ -270,29 +268,31 @@ func named(v *ir.Value, name string, role program.Role) *ir.Value {
 	return v.As(role.For(""))
 }
 
-// replacing gives a result that takes the place of an input.
+// replacing marks a result as the new value of an input, which is donated.
 func replacing(v, old *ir.Value) *ir.Value {
 	v.Name = program.Next(old.Name)
 	return v.As(old.Meaning().Replacing(old.Name))
 }
 
-// as is a type with another kind of element.
+// as returns the type with another element type.
 func as(t ir.Type, elem dtype.DType) ir.Type {
 	return ir.Type{Elem: elem, Dims: t.Dims, Place: t.Place}
 }
 
-// SGD moves against the gradient, and keeps nothing.
+// SGD moves against the gradient and has no state.
 type SGD struct {
 	Decay    float64
-	ClipNorm float64     // as that of [AdamW]
-	Compute  dtype.DType // as that of [AdamW]
+	ClipNorm float64     // see [AdamW]
+	Compute  dtype.DType // see [AdamW]
 }
 
 // Update implements Optimizer.
 func (o SGD) Update(params []Param) (*ir.Graph, error) { return o.recipe().build(params, false) }
 
-// Part implements Optimizer.
-func (o SGD) Part(params []Param) (*ir.Graph, error) { return o.recipe().build(params, true) }
+// PartialUpdate implements Optimizer.
+func (o SGD) PartialUpdate(params []Param) (*ir.Graph, error) {
+	return o.recipe().build(params, true)
+}
 
 func (o SGD) recipe() recipe {
 	return recipe{name: "sgd", clip: o.ClipNorm, decay: o.Decay, compute: o.Compute, state: o.State,

@@ -47,9 +47,9 @@ var adamw = optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm
 const (
 	// Both sides round to f32 some ten times in each of 20 steps; 2.3e-7 was seen.
 	adamwBound = 1e-6
-	// 15 products of f32 follow one another in a step; 1.2e-7 was seen.
+	// 15 f32 matmuls follow one another in a step; 1.2e-7 was seen.
 	muonBound = 1e-6
-	// The products are rounded to bf16 (2^-9), and the quintic's slope at 0 is 3.4 in each of 5
+	// The matmuls are rounded to bf16 (2^-9), and the quintic's slope at 0 is 3.4 in each of 5
 	// rounds; a step is some hundredth of the parameter. 4.5e-4 was seen.
 	muonBF16Bound = 2e-3
 )
@@ -85,8 +85,8 @@ func TestAgainstTorch(t *testing.T) {
 	t.Parallel()
 	r := enginetest.Open(t, engine.Options{Devices: 1})
 	muon := optim.Muon{AdamW: adamw, Momentum: 0.95}
-	narrow := muon
-	narrow.Products = dtype.BF16
+	bf16 := muon
+	bf16.MatmulType = dtype.BF16
 	for _, c := range []struct {
 		fixture string
 		o       optim.Optimizer
@@ -96,7 +96,7 @@ func TestAgainstTorch(t *testing.T) {
 		{"adamw", adamw, params, adamwBound},
 		{"muon", muon, params, muonBound},
 		{"muon", muon, unstacked(), muonBound},
-		{"muon_bf16", narrow, params, muonBF16Bound},
+		{"muon_bf16", bf16, params, muonBF16Bound},
 	} {
 		t.Run(fmt.Sprintf("%s/%d", c.fixture, len(c.params)), func(t *testing.T) {
 			f := enginetest.Tensors(t, "testdata/"+c.fixture+".safetensors")
@@ -280,9 +280,9 @@ func TestMomentsAreRoundedToNearestEven(t *testing.T) {
 
 // optimizers are all there are, in several types.
 func optimizers() map[string]optim.Optimizer {
-	narrow := adamw
-	narrow.Moments, narrow.Compute = dtype.BF16, dtype.BF16
-	return map[string]optim.Optimizer{"adamw": adamw, "narrow": narrow,
+	bf16 := adamw
+	bf16.Moments, bf16.Compute = dtype.BF16, dtype.BF16
+	return map[string]optim.Optimizer{"adamw": adamw, "bf16": bf16,
 		"muon": optim.Muon{AdamW: adamw, Momentum: 0.95}, "sgd": optim.SGD{Decay: 0.1, ClipNorm: 1}}
 }
 
@@ -382,14 +382,14 @@ func TestSchedules(t *testing.T) {
 		} {
 			last := 0.0
 			for i := range steps + 5 {
-				rate := s.Rate(i)
+				rate := s.LR(i)
 				if rate < 0 || rate > 1+1e-12 || i < warm && rate < last || i > warm && rate > last+1e-12 {
 					t.Fatalf("%+v: step %d has rate %v after %v", s, i, rate, last)
 				}
 				last = rate
 			}
-			if math.Abs(s.Rate(warm-1)-1) > 1e-12 || math.Abs(s.Rate(steps)-0.1) > 1e-12 {
-				t.Fatalf("%+v peaks at %v and ends at %v", s, s.Rate(warm-1), s.Rate(steps))
+			if math.Abs(s.LR(warm-1)-1) > 1e-12 || math.Abs(s.LR(steps)-0.1) > 1e-12 {
+				t.Fatalf("%+v peaks at %v and ends at %v", s, s.LR(warm-1), s.LR(steps))
 			}
 		}
 	})

@@ -4,17 +4,18 @@ import "math"
 
 // A Schedule gives the learning rate of a step, counted from 0.
 type Schedule interface {
-	Rate(step int) float64
+	LR(step int) float64
 }
 
-// WarmupCosine rises in a line to Peak and falls along a cosine to Floor.
+// WarmupCosine rises linearly to Peak over Warmup steps and decays along a cosine to Floor at
+// Steps.
 type WarmupCosine struct {
 	Peak, Floor   float64
 	Warmup, Steps int
 }
 
-// Rate implements Schedule.
-func (s WarmupCosine) Rate(step int) float64 {
+// LR implements Schedule.
+func (s WarmupCosine) LR(step int) float64 {
 	if step < s.Warmup {
 		return s.Peak * float64(step+1) / float64(s.Warmup)
 	}
@@ -22,14 +23,15 @@ func (s WarmupCosine) Rate(step int) float64 {
 	return s.Floor + (s.Peak-s.Floor)*(1+math.Cos(math.Pi*left))/2
 }
 
-// WSD rises in a line, stays, and falls in a line over its last Decay steps (Hu et al., 2024).
+// WSD (warmup, stable, decay) rises linearly, stays at Peak, and falls linearly to Floor over its
+// last Decay steps (Hu et al., 2024).
 type WSD struct {
 	Peak, Floor          float64
 	Warmup, Decay, Steps int
 }
 
-// Rate implements Schedule.
-func (s WSD) Rate(step int) float64 {
+// LR implements Schedule.
+func (s WSD) LR(step int) float64 {
 	switch first := s.Steps - s.Decay; {
 	case step < s.Warmup:
 		return s.Peak * float64(step+1) / float64(s.Warmup)

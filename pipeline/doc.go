@@ -1,11 +1,11 @@
 // Package pipeline turns a schedule and the programs of stages into a run: it interprets one
 // process's part of a [schedule.Schedule] on the devices of the process.
 //
-// A model is cut into virtual stages. Each is a [Stage]: an executable for each kind of action, on
-// the devices of the stage's rank. A process hosts some ranks, all of them or one; [Pipeline.Run]
-// gives each a goroutine that goes through the rank's steps, and ranks hand arrays to each other
-// over an [engine.Link] for each pair. Device queues are asynchronous, so that a goroutine is some
-// actions ahead of its devices, and waits only for what another rank sends.
+// A model is split into virtual stages. Each is a [Stage]: an executable for each kind of action,
+// on the devices of the stage's rank. A process hosts some ranks, all of them or one;
+// [Pipeline.Run] gives each a goroutine that goes through the rank's steps, and ranks send arrays
+// to each other over one [engine.Link] per pair. Device queues are asynchronous, so that a
+// goroutine is some actions ahead of its devices, and waits only for what another rank sends.
 //
 // Values go from program to program by name, as in [engine.Executable.Step]. An argument is, in
 // this order,
@@ -21,7 +21,7 @@
 // gradient is added to its accumulator in the state. Of the others, those in Stage.Outputs and
 // Stage.Gradients are sent, those in Stage.Results are the caller's, and those that a later program
 // of the stage takes are kept for it. Everything is freed as soon as no later action needs it;
-// [Usage] says what was held at most, which is what [schedule.Schedule.Peak] predicts.
+// [Usage] reports the peak, which [schedule.Schedule.Peak] predicts.
 //
 // [Differentiate] makes the graphs of a stage from its forward graph, with these names.
 package pipeline

@@ -78,22 +78,22 @@ func Example() {
 
 	p, err := pipeline.New(pipeline.Config{Schedule: s, Ranks: ranks})
 	check(err)
-	out, err := p.Run(ctx, func(_ context.Context, _, micro int, _ *program.Module, spec program.Array) (*engine.Array, error) {
-		return place(0, spec.Name, float64(micro), 1) // only the first stage asks for data
+	out, err := p.Run(ctx, func(_ context.Context, _, microbatch int, _ *program.Module, spec program.Array) (*engine.Array, error) {
+		return place(0, spec.Name, float64(microbatch), 1) // only the first stage asks for data
 	})
 	check(err)
 	defer out.Free()
 	for _, r := range out.Results {
 		b, err := r.Array.Read(ctx, 0)
 		check(err)
-		fmt.Println("microbatch", r.Micro, "has the loss", decode(b)[0])
+		fmt.Println("microbatch", r.Microbatch, "has the loss", decode(b)[0])
 	}
 	for i, r := range ranks {
 		b, err := r.State.Get(fmt.Sprint("g.w", i)).Read(ctx, 0)
 		check(err)
 		fmt.Println("gradient of", fmt.Sprint("w", i), decode(b))
 	}
-	fmt.Println("stage 0 held", out.Usage[0].Micros, "microbatches")
+	fmt.Println("stage 0 held", out.Usage[0].Microbatches, "microbatches")
 	// Output:
 	// microbatch 0 has the loss 1
 	// microbatch 1 has the loss 101

@@ -9,40 +9,41 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Graphs are what the programs of a [Stage] compute, with the same names.
+// Graphs are the forward graph of a [Stage] and its gradients: whole (Backward), or split into the
+// gradient of the stage's input (dgrad, Input) and of its parameters (wgrad, Weight). Names are as
+// in Stage.
 type Graphs struct {
 	Forward, Backward, Input, Weight *ir.Graph
 
 	Inputs, Outputs, Seeds, Gradients, Results []string
 
-	// Ones names the arguments that take the gradients of Results. They are for the state to keep,
-	// and are 1 for a loss.
+	// Ones names the arguments that take the gradients of Results: 1 for a loss. They belong into the
+	// rank's state.
 	Ones []string
-	// Accumulators names, for each parameter of the stage in their order, what its gradient is added
-	// to. They are for the state to keep.
+	// Accumulators names, for each parameter in order, the gradient accumulator. They belong into the
+	// rank's state.
 	Accumulators []string
 }
 
-// Boundary says how a stage is cut out of a model.
+// A Boundary describes how a stage is connected to its neighbours, and how it is differentiated.
 type Boundary struct {
-	// Inputs and Outputs name the inputs and results of the graph that the stages before and after
-	// exchange with it. Other results are the caller's.
+	// Inputs and Outputs name the graph's inputs and results that are received from the stage before
+	// and sent to the stage after. Other results go to the caller.
 	Inputs, Outputs []string
-	// Recompute lists the tags whose values are computed again instead of kept.
+	// Recompute lists the tags whose values the backward pass recomputes instead of saving them.
 	Recompute []ir.Tag
-	// Grads is the type of the accumulators; Invalid is f32.
+	// Grads is the type of the accumulators; Invalid means f32.
 	Grads dtype.DType
-	// Terms leaves the gradients of parameters as terms of a sum over the devices of the stage
-	// ([ir.GradPlan]), and Settle, if there is one, does to each what must be done before it is added
-	// to its accumulator.
-	Terms  bool
-	Settle func(b *ir.Builder, param string, g *ir.Value) *ir.Value
-	// Offload keeps the residuals of loops in the memory of the host.
+	// Terms leaves parameter gradients as partial sums over the stage's devices ([ir.GradPlan]).
+	// ReduceGrad, if not nil, is applied to each before it is accumulated: ZeRO 2 reduce-scatters.
+	Terms      bool
+	ReduceGrad func(b *ir.Builder, param string, g *ir.Value) *ir.Value
+	// Offload keeps the residuals of layer loops in host memory.
 	Offload bool
 }
 
-// Differentiate makes the graphs of a stage from what it computes forward. Gradients of parameters
-// are added to accumulators.
+// Differentiate builds the graphs of a stage from its forward graph, which it does not change.
+// Parameter gradients are added to accumulators, which are donated.
 func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	out := &Graphs{Inputs: b.Inputs, Outputs: b.Outputs}
 	var wrt []string
@@ -105,7 +106,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	return out, nil
 }
 
-// means says what the inputs and results of the forward and backward pass are.
+// means sets the roles of the inputs and results of forward and backward pass.
 func (gs *Graphs) means(backward *ir.Graph) {
 	for _, v := range slices.Concat(gs.Forward.Inputs, backward.Inputs) {
 		switch {
@@ -127,10 +128,10 @@ func (gs *Graphs) means(backward *ir.Graph) {
 	}
 }
 
-// inputGradient is the name of the gradient of an input, which is the same in Backward and Input.
+// inputGradient is the name of an input's gradient, the same in Backward and Input.
 func inputGradient(name string) string { return "dx." + name }
 
-// once drops values that stand twice: a result may also be a residual.
+// once drops repeated values: a result may also be a residual.
 func once(list []*ir.Value) []*ir.Value {
 	var kept []*ir.Value
 	for _, v := range list {
@@ -141,21 +142,21 @@ func once(list []*ir.Value) []*ir.Value {
 	return kept
 }
 
-// finish makes the results of a gradient's graph those of a program: first the gradients of inputs,
-// which get their names, then those of parameters, which are added to accumulators, then what an
-// early half hands to the late one, which keeps its names.
+// finish turns the results of a gradient graph into a program's results, in this order: gradients
+// of inputs, with their names; gradients of parameters, added to accumulators; and what Input saves
+// for Weight, under its own names.
 func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, error) {
 	results := g.Results
 	b := ir.Continue(g)
 	var out []*ir.Value
 	for _, v := range results[:len(inputs)] {
-		// A value of its own, even if the gradient is a seed as it came or is handed over as well.
+		// A value of its own, even if the gradient is a seed unchanged or is saved for Weight, too.
 		out = append(out, b.Scale(v, 1))
 	}
 	for i, param := range params {
 		v := results[len(inputs)+i]
-		if at.Settle != nil {
-			v = at.Settle(b, param, v)
+		if at.ReduceGrad != nil {
+			v = at.ReduceGrad(b, param, v)
 		}
 		elem := at.Grads
 		if !elem.Valid() {
@@ -187,7 +188,7 @@ func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, erro
 	return done, done.Verify()
 }
 
-// Stage gives the stage of compiled programs; those that a schedule does not ask for are nil.
+// Stage connects compiled programs; those that a schedule does not use are nil.
 func (gs *Graphs) Stage(forward, backward, input, weight *engine.Executable) *Stage {
 	return &Stage{Forward: forward, Backward: backward, Input: input, Weight: weight,
 		Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,

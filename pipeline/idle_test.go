@@ -122,7 +122,7 @@ const idleBound = 0.05
 // devices need no more than two cores, devices are idle as much as the schedule says.
 func TestIdleShareIsTheSchedules(t *testing.T) {
 	slowtest.Only(t)
-	const ranks, micros = 8, 8
+	const ranks, microbatches = 8, 8
 	e := cpu(t, ranks)
 	var d *diary
 	if err := e.Register("pipeline.sleep", func(c *engine.Call) error { return d.sleep(c) }); err != nil {
@@ -130,7 +130,7 @@ func TestIdleShareIsTheSchedules(t *testing.T) {
 	}
 	measured := map[string]float64{}
 	for _, name := range []string{"1f1b", "interleaved", "zb-h1", "zb-v"} {
-		s := newSchedule(t, name, ranks, micros)
+		s := newSchedule(t, name, ranks, microbatches)
 		line, err := s.Simulate(schedule.Even(1, 1, 1))
 		if err != nil {
 			t.Fatal(err)

@@ -6,107 +6,112 @@ import (
 	"github.com/deepwell/deepwell/engine"
 )
 
-// An item is an array with one or more holders: a microbatch that keeps it, a channel that sends
-// it.
+// An item is a reference-counted array: a microbatch that keeps it holds one reference, a channel
+// that sends it another.
 type item struct {
 	array *engine.Array
 	refs  atomic.Int32
 }
 
+// newItem wraps an array, with one reference for the caller.
 func newItem(a *engine.Array) *item {
 	x := &item{array: a}
 	x.refs.Store(1)
 	return x
 }
 
+// hold adds a reference.
 func (x *item) hold() *item {
 	x.refs.Add(1)
 	return x
 }
 
-// drop frees the array with its last holder.
+// drop releases a reference; the last one frees the array.
 func (x *item) drop() {
 	if x.refs.Add(-1) == 0 {
 		x.array.Free()
 	}
 }
 
-// bytes is what the array takes on one device.
+// bytes is the array's size on one device.
 func (x *item) bytes() int64 { return x.array.Local().Bytes() }
 
-// A ledger is what the microbatches of a rank hold, by virtual stage. It counts what stays from one
-// action to another; what is under way between ranks belongs to the links.
+// A ledger records the arrays that a rank's microbatches keep from one action to the next, by
+// virtual stage. Arrays in flight between ranks belong to the links. It is used by one goroutine.
 type ledger struct {
 	stages map[int]*stageArrays // by stage
-	total  int64
-	most   int64
+	total  int64                // bytes on one device now
+	most   int64                // and at most
 }
 
-// A stageArrays is what a stage holds.
+// stageArrays are the arrays of one stage, by microbatch and name.
 type stageArrays struct {
-	micros map[int]map[string]*item
-	begun  int // microbatches that have gone forward and still wait for a gradient
-	bytes  int64
-	peak   Usage
+	microbatches map[int]map[string]*item
+	begun        int // microbatches between their forward pass and their last gradient
+	bytes        int64
+	peak         Usage
 }
 
+// newLedger is empty, with an entry for each stage.
 func newLedger(stages map[int]*stage) *ledger {
 	l := &ledger{stages: map[int]*stageArrays{}}
 	for s := range stages {
-		l.stages[s] = &stageArrays{micros: map[int]map[string]*item{}, peak: Usage{Stage: s}}
+		l.stages[s] = &stageArrays{microbatches: map[int]map[string]*item{}, peak: Usage{Stage: s}}
 	}
 	return l
 }
 
-// get finds what a microbatch has, or nil.
-func (l *ledger) get(stage, micro int, name string) *item {
-	return l.stages[stage].micros[micro][name]
+// get returns an array of a microbatch, or nil.
+func (l *ledger) get(stage, microbatch int, name string) *item {
+	return l.stages[stage].microbatches[microbatch][name]
 }
 
-// put gives a microbatch an item, which the ledger now holds.
-func (l *ledger) put(stage, micro int, name string, x *item) {
+// put gives a microbatch an item; the ledger takes over the caller's reference.
+func (l *ledger) put(stage, microbatch int, name string, x *item) {
 	h := l.stages[stage]
-	if h.micros[micro] == nil {
-		h.micros[micro] = map[string]*item{}
+	if h.microbatches[microbatch] == nil {
+		h.microbatches[microbatch] = map[string]*item{}
 	}
-	if old := h.micros[micro][name]; old != nil {
-		l.remove(h, micro, name)
+	if old := h.microbatches[microbatch][name]; old != nil {
+		l.remove(h, microbatch, name)
 	}
-	h.micros[micro][name] = x
+	h.microbatches[microbatch][name] = x
 	h.bytes += x.bytes()
 	l.total += x.bytes()
 }
 
-func (l *ledger) remove(h *stageArrays, micro int, name string) {
-	x := h.micros[micro][name]
+// remove takes one item away and drops its reference.
+func (l *ledger) remove(h *stageArrays, microbatch int, name string) {
+	x := h.microbatches[microbatch][name]
 	h.bytes -= x.bytes()
 	l.total -= x.bytes()
-	delete(h.micros[micro], name)
+	delete(h.microbatches[microbatch], name)
 	x.drop()
 }
 
-// keep drops everything of a microbatch that is not needed any more.
-func (l *ledger) keep(stage, micro int, needed map[string]bool) {
+// keep drops all of a microbatch's arrays that no later action needs.
+func (l *ledger) keep(stage, microbatch int, needed map[string]bool) {
 	h := l.stages[stage]
-	for name := range h.micros[micro] {
+	for name := range h.microbatches[microbatch] {
 		if !needed[name] {
-			l.remove(h, micro, name)
+			l.remove(h, microbatch, name)
 		}
 	}
-	if len(h.micros[micro]) == 0 {
-		delete(h.micros, micro)
+	if len(h.microbatches[microbatch]) == 0 {
+		delete(h.microbatches, microbatch)
 	}
 }
 
-// mark notes what is held between two actions.
+// mark updates the peaks; it is called between two actions.
 func (l *ledger) mark() {
 	for _, h := range l.stages {
 		h.peak.Bytes = max(h.peak.Bytes, h.bytes)
-		h.peak.Micros = max(h.peak.Micros, h.begun)
+		h.peak.Microbatches = max(h.peak.Microbatches, h.begun)
 	}
 	l.most = max(l.most, l.total)
 }
 
+// usage lists the peaks of all stages, in no order.
 func (l *ledger) usage() []Usage {
 	var list []Usage
 	for _, h := range l.stages {
@@ -118,8 +123,8 @@ func (l *ledger) usage() []Usage {
 // free drops everything.
 func (l *ledger) free() {
 	for stage, h := range l.stages {
-		for micro := range h.micros {
-			l.keep(stage, micro, nil)
+		for microbatch := range h.microbatches {
+			l.keep(stage, microbatch, nil)
 		}
 	}
 }

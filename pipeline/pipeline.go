@@ -13,13 +13,12 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Stage is the programs of one virtual stage, on the devices of its rank. Which there must be is
-// what the schedule asks for: Forward, and Backward or the two that it is cut into.
+// A Stage is the programs of one virtual stage, on the devices of its rank. The schedule decides
+// which are needed: Forward, and Backward or its two halves, Input (dgrad) and Weight (wgrad).
 type Stage struct {
 	Forward  *engine.Executable
 	Backward *engine.Executable
-	// Input may be nil in a stage whose input has no gradient: then there is nothing to do before
-	// Weight.
+	// Input is nil in a stage whose input has no gradient: then Weight has nothing to wait for.
 	Input  *engine.Executable
 	Weight *engine.Executable
 
@@ -28,17 +27,17 @@ type Stage struct {
 	// Outputs names the results of Forward that go to the stage after.
 	Outputs []string
 	// Seeds names, for each output, the argument that takes its gradient from the stage after; "" if
-	// there is none.
+	// the output has no gradient.
 	Seeds []string
-	// Gradients names, for each input, the result of Backward or Input that goes to the stage before;
-	// "" if there is none.
+	// Gradients names, for each input, the result of Backward or Input that is sent to the stage
+	// before; "" if the input has no gradient.
 	Gradients []string
-	// Results names the results of Forward that the caller gets, such as the loss. What programs
-	// report ([program.Stat]) the caller gets as well.
+	// Results names the results of Forward that the caller gets, such as the loss. Statistics
+	// ([program.Stat]) of all programs go to the caller as well.
 	Results []string
 }
 
-// program gives what runs an action, and whether the stage can do it at all.
+// program returns what runs an action, and whether the stage supports it at all.
 func (s *Stage) program(k schedule.Kind) (x *engine.Executable, ok bool) {
 	switch k {
 	case schedule.Forward:
@@ -53,13 +52,13 @@ func (s *Stage) program(k schedule.Kind) (x *engine.Executable, ok bool) {
 	return nil, false
 }
 
-// programs lists those that there are.
+// programs lists the stage's programs.
 func (s *Stage) programs() []*engine.Executable {
 	all := []*engine.Executable{s.Forward, s.Backward, s.Input, s.Weight}
 	return slices.DeleteFunc(all, func(x *engine.Executable) bool { return x == nil })
 }
 
-// Free ends the programs.
+// Free releases the programs.
 func (s *Stage) Free() {
 	for _, x := range s.programs() {
 		x.Free()
@@ -71,28 +70,26 @@ type Rank struct {
 	Number int
 	// Stages are the rank's virtual stages, in the order of the model.
 	Stages []*Stage
-	// State keeps what microbatches share. The accumulators of gradients must be there when a step
-	// begins; they are added to.
+	// State has what all microbatches share: parameters, accumulators, seeds of losses. Gradient
+	// accumulators must be there when a step begins; the step adds to them.
 	State *engine.State
-	// Links has an end of a link for each other rank that the schedule makes this one exchange
-	// with.
+	// Links has one end of a link to each other rank with which the schedule exchanges arrays.
 	Links map[int]engine.Link
 }
 
 // A Config is one process's part of a pipeline.
 type Config struct {
 	Schedule *schedule.Schedule
-	// Ranks are those that this process hosts.
+	// Ranks are the ranks that this process hosts.
 	Ranks []Rank
-	// Costs say what actions take, for the order in which results are received
-	// ([schedule.Schedule.Steps]). Without any, all actions take the same.
+	// Costs are the predicted times of actions, which decide the order of receives
+	// ([schedule.Schedule.Steps]). The zero value takes all actions as equally long.
 	Costs schedule.Costs
-	// Capacity is how many results may wait for one rank between it and another; 0 means 4. It must
-	// be the same in all processes. Links that meet have none.
+	// Capacity is the number of packets that may be queued from one rank to another; 0 means 4. It
+	// must be the same in all processes. Rendezvous links have no queue.
 	Capacity int
-	// Ahead is how many actions a rank may have queued on its devices; 0 means 3, and less than 0
-	// none. More of them hide more of the host's work; each keeps its memory until the devices get
-	// there.
+	// Ahead is the number of actions that a rank may have queued on its devices; 0 means 3, negative
+	// none. More hide more host work, but each holds its memory until the devices get there.
 	Ahead int
 }
 
@@ -103,20 +100,20 @@ const (
 	defaultAhead = 3
 )
 
-// Data places what an action of a stage takes that neither comes from elsewhere nor is in the
-// state. It is called once for each name, stage and microbatch, by the goroutine of the stage's
-// rank, so that several calls may run at once. The pipeline frees what it returns.
-type Data func(ctx context.Context, stage, micro int, s *program.Module,
+// Data places an argument that is neither received nor in the state: ids, labels, positions. It is
+// called once per name, stage and microbatch, from the goroutine of the stage's rank, so several
+// calls may run at once. The pipeline frees the array.
+type Data func(ctx context.Context, stage, microbatch int, s *program.Module,
 	spec program.Array) (*engine.Array, error)
 
-// A Pipeline is ready to run steps, one at a time.
+// A Pipeline runs steps, one at a time: Run must not be called concurrently.
 type Pipeline struct {
 	config Config
 	ranks  []*rank
 	step   int
 }
 
-// New checks that the programs fit the schedule.
+// New checks that programs, links and schedule fit together.
 func New(c Config) (*Pipeline, error) {
 	c.Capacity, c.Ahead = cmp.Or(c.Capacity, defaultCapacity), cmp.Or(c.Ahead, defaultAhead)
 	if len(c.Costs.Forward) == 0 {
@@ -127,20 +124,20 @@ func New(c Config) (*Pipeline, error) {
 	if err := c.Schedule.Validate(); err != nil {
 		return nil, err
 	}
-	meets, links := 0, 0
+	rendezvous, links := 0, 0
 	for _, r := range c.Ranks {
 		for _, l := range r.Links {
 			links++
-			if l.Meets() {
-				meets++
+			if l.Rendezvous() {
+				rendezvous++
 			}
 		}
 	}
 	switch {
-	case meets > 0 && meets < links:
-		return nil, misfit("some links meet and some do not").
-			Try("use links that meet between all ranks, or between none")
-	case meets > 0:
+	case rendezvous > 0 && rendezvous < links:
+		return nil, misfit("some links are rendezvous links and some are not").
+			Try("use rendezvous links between all ranks, or between none")
+	case rendezvous > 0:
 		c.Capacity = 0
 	}
 	steps, err := c.Schedule.Steps(c.Costs, c.Capacity)
@@ -164,33 +161,34 @@ func New(c Config) (*Pipeline, error) {
 	return p, nil
 }
 
+// misfit is the error of stages, links or programs that contradict the schedule.
 func misfit(format string, args ...any) *diag.Error {
 	return diag.New(diag.PipelineStage, format, args...)
 }
 
-// A Result is something that a stage gives to the caller, who frees it.
+// A Result is an array that a stage gives to the caller, who frees it.
 type Result struct {
-	Stage, Micro int
-	Program      string // the name of the module that gave it
-	Spec         program.Array
-	Array        *engine.Array
+	Stage, Microbatch int
+	Program           string // the name of the module that gave it
+	Spec              program.Array
+	Array             *engine.Array
 }
 
-// A Usage is what a virtual stage held for microbatches at most, between their actions.
+// A Usage is the peak of what a virtual stage keeps for microbatches between their actions.
 type Usage struct {
-	Stage  int
-	Bytes  int64 // on one device
-	Micros int
+	Stage        int
+	Bytes        int64 // on one device
+	Microbatches int
 }
 
 // An Outcome is what a step gave.
 type Outcome struct {
-	// Results are sorted by stage, microbatch and place in the stage's list.
+	// Results are sorted by stage, microbatch and position in the stage's list.
 	Results []Result
 	// Usage has an entry for each virtual stage of this process, by number.
 	Usage []Usage
-	// HighWater is, for each rank of the process in the order of the config, the most that its
-	// stages held together on one device.
+	// HighWater is, for each rank of the process in the order of the config, the peak bytes of all its
+	// stages together, on one device.
 	HighWater []int64
 }
 
@@ -203,7 +201,7 @@ func (o *Outcome) Free() {
 
 // Run runs one step: all microbatches through all stages of this process. It returns when the
 // devices are done. After an error the links are in an unknown state and must be made anew, and
-// accumulators hold some of the gradients.
+// accumulators have some of the gradients.
 func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -232,13 +230,13 @@ func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 		return nil, failure(ctx)
 	}
 	slices.SortStableFunc(out.Results, func(a, b Result) int {
-		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Micro, b.Micro))
+		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Microbatch, b.Microbatch))
 	})
 	slices.SortFunc(out.Usage, func(a, b Usage) int { return cmp.Compare(a.Stage, b.Stage) })
 	return out, nil
 }
 
-// failure is the first thing that went wrong; what others saw of it is left out.
+// failure returns the first error; errors that follow from it are left out.
 func failure(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if err == ctx.Err() { //nolint:errorlint // the caller's context ended: it gave no cause

@@ -19,9 +19,9 @@ import (
 // isSplit tells whether a schedule takes gradients in two.
 func isSplit(name string) bool { return name == "zb-h1" || name == "zb-v" }
 
-func newSchedule(t testing.TB, name string, ranks, micros int) *schedule.Schedule {
+func newSchedule(t testing.TB, name string, ranks, microbatches int) *schedule.Schedule {
 	t.Helper()
-	s, err := schedule.New(name, schedule.Shape{Ranks: ranks, Micros: micros})
+	s, err := schedule.New(name, schedule.Shape{Ranks: ranks, Micros: microbatches})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,8 +58,8 @@ func upTo(n int) []int {
 // hold, and leaves nothing behind.
 func TestGradientsAreThoseOfTheUncutModel(t *testing.T) {
 	e := cpu(t, 4)
-	const micros = 8
-	want := reference(t, e, micros)
+	const microbatches = 8
+	want := reference(t, e, microbatches)
 	for _, name := range schedule.Names() {
 		for _, n := range []int{2, 4} {
 			for _, meets := range []bool{false, true} {
@@ -67,7 +67,7 @@ func TestGradientsAreThoseOfTheUncutModel(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s-%d-meets-%v", name, n, meets), func(t *testing.T) {
-					s := newSchedule(t, name, n, micros)
+					s := newSchedule(t, name, n, microbatches)
 					ranks, err := hosted(t.Context(), e, s, upTo(n), isSplit(name), func(r int) int { return r })
 					if err != nil {
 						t.Fatal(err)
@@ -87,7 +87,7 @@ func TestGradientsAreThoseOfTheUncutModel(t *testing.T) {
 						t.Fatal(err)
 					}
 					compare(t, got, want)
-					if len(out.Results) != micros {
+					if len(out.Results) != microbatches {
 						t.Errorf("%d losses", len(out.Results))
 					}
 					holdsWhatItPromises(t, s, out)
@@ -118,7 +118,7 @@ func holdsWhatItPromises(t *testing.T, s *schedule.Schedule, out *pipeline.Outco
 		var bytes int64
 		for _, u := range out.Usage {
 			if s.Rank(u.Stage) == rank {
-				sum += u.Micros
+				sum += u.Microbatches
 				bytes += u.Bytes
 			}
 		}
@@ -134,9 +134,9 @@ func holdsWhatItPromises(t *testing.T, s *schedule.Schedule, out *pipeline.Outco
 // A second step adds to the accumulators: the pipeline has no state of its own.
 func TestStepsAddUp(t *testing.T) {
 	e := cpu(t, 2)
-	const micros = 2
-	want := reference(t, e, micros)
-	s := newSchedule(t, "1f1b", 2, micros)
+	const microbatches = 2
+	want := reference(t, e, microbatches)
+	s := newSchedule(t, "1f1b", 2, microbatches)
 	ranks, err := hosted(t.Context(), e, s, upTo(2), false, func(r int) int { return r })
 	if err != nil {
 		t.Fatal(err)
@@ -179,18 +179,18 @@ func TestErrorsEndEverything(t *testing.T) {
 	defer free(ranks)
 	before := fmt.Sprint(e.LiveBytes())
 	var calls atomic.Int64
-	failing := func(ctx context.Context, stage, micro int, ps *program.Module, spec program.Array) (*engine.Array, error) {
+	failing := func(ctx context.Context, stage, microbatch int, ps *program.Module, spec program.Array) (*engine.Array, error) {
 		if calls.Add(1) == 10 {
 			return nil, diag.New(diag.DataEmpty, "no rows are left")
 		}
-		return feed(e)(ctx, stage, micro, ps, spec)
+		return feed(e)(ctx, stage, microbatch, ps, spec)
 	}
-	stuck := func(ctx context.Context, stage, micro int, ps *program.Module, spec program.Array) (*engine.Array, error) {
-		if stage == 1 && micro == 2 {
+	stuck := func(ctx context.Context, stage, microbatch int, ps *program.Module, spec program.Array) (*engine.Array, error) {
+		if stage == 1 && microbatch == 2 {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
-		return feed(e)(ctx, stage, micro, ps, spec)
+		return feed(e)(ctx, stage, microbatch, ps, spec)
 	}
 	nothing := func(context.Context, int, int, *program.Module, program.Array) (*engine.Array, error) {
 		return nil, nil

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A rank is what is known before a step of one rank.
+// A rank is what is known of a rank before any step.
 type rank struct {
 	config *Config
 	*Rank
@@ -20,13 +20,14 @@ type rank struct {
 type stage struct {
 	*Stage
 	number int
-	// joint says of each microbatch whether its gradients are taken together.
+	// joint says of each microbatch whether the schedule runs Backward, not Input and Weight.
 	joint []bool
-	// What a microbatch keeps: after a forward what the gradients take, joint or in two, and after an
-	// input gradient what Weight takes.
+	// Names of the arrays that a microbatch keeps: after Forward for Backward, after Forward for Input
+	// and Weight, and after Input for Weight.
 	afterJoint, afterSplit, afterInput map[string]bool
 }
 
+// newRank checks a rank's programs and links against its steps.
 func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
 	r := &rank{config: c, Rank: spec, steps: steps, stages: map[int]*stage{}}
 	if len(spec.Stages) != c.Schedule.Virtual {
@@ -52,8 +53,9 @@ func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
 	return r, nil
 }
 
-func newStage(spec *Stage, number, micros int) *stage {
-	return &stage{Stage: spec, number: number, joint: make([]bool, micros),
+// newStage derives from the programs' arguments what microbatches must keep.
+func newStage(spec *Stage, number, microbatches int) *stage {
+	return &stage{Stage: spec, number: number, joint: make([]bool, microbatches),
 		afterJoint: arguments(spec.Backward), afterSplit: arguments(spec.Input, spec.Weight),
 		afterInput: arguments(spec.Weight)}
 }
@@ -72,10 +74,10 @@ func arguments(programs ...*engine.Executable) map[string]bool {
 	return names
 }
 
-// needed is what a microbatch must keep after an action.
-func (s *stage) needed(k schedule.Kind, micro int) map[string]bool {
+// needed returns the names that a microbatch must keep after an action.
+func (s *stage) needed(k schedule.Kind, microbatch int) map[string]bool {
 	switch {
-	case k == schedule.Forward && s.joint[micro]:
+	case k == schedule.Forward && s.joint[microbatch]:
 		return s.afterJoint
 	case k == schedule.Forward:
 		return s.afterSplit
@@ -85,7 +87,7 @@ func (s *stage) needed(k schedule.Kind, micro int) map[string]bool {
 	return nil
 }
 
-// check holds a step to the programs and links that there are.
+// check reports a step without a program or link.
 func (r *rank) check(step schedule.Step) error {
 	a := step.Action
 	if step.Op != schedule.Compute {
@@ -105,7 +107,7 @@ func (r *rank) check(step schedule.Step) error {
 	return nil
 }
 
-// checkStage holds the names of a stage to its programs and to its neighbours in this process.
+// checkStage checks a stage's names against its programs and its neighbours in this process.
 func (r *rank) checkStage(s *stage) error {
 	bad := func(format string, args ...any) error {
 		return misfit(format, args...).At("stage %d", s.number)
@@ -155,7 +157,7 @@ func (r *rank) checkStage(s *stage) error {
 	return r.checkNext(s, bad)
 }
 
-// checkNext holds what a stage sends to what the next one takes, where both are in this process.
+// checkNext checks what a stage sends against what the next one takes, if both are in this process.
 func (r *rank) checkNext(s *stage, bad func(string, ...any) error) error {
 	next := r.config.stage(s.number + 1)
 	if next == nil {
@@ -189,7 +191,7 @@ func (r *rank) checkNext(s *stage, bad func(string, ...any) error) error {
 	return nil
 }
 
-// stage finds a virtual stage that this process has, or nil.
+// stage returns a virtual stage that this process hosts, or nil.
 func (c *Config) stage(number int) *Stage {
 	if number >= c.Schedule.Stages() {
 		return nil
@@ -204,7 +206,7 @@ func (c *Config) stage(number int) *Stage {
 	return nil
 }
 
-// argument finds who takes a name.
+// argument finds a program of the stage that takes a name.
 func (s *Stage) argument(name string) (*program.Module, program.Array, bool) {
 	for _, x := range s.programs() {
 		for _, a := range x.Module().Args {
@@ -216,6 +218,7 @@ func (s *Stage) argument(name string) (*program.Module, program.Array, bool) {
 	return nil, program.Array{}, false
 }
 
+// result finds a program's result by name.
 func result(x *engine.Executable, name string) (program.Array, bool) {
 	if x == nil {
 		return program.Array{}, false
@@ -227,8 +230,8 @@ func result(x *engine.Executable, name string) (program.Array, bool) {
 	return x.Module().Results[i], true
 }
 
-// handed names what an action hands to another stage.
-func (s *stage) handed(k schedule.Kind) []string {
+// sent names the results of an action that go to another stage.
+func (s *stage) sent(k schedule.Kind) []string {
 	switch k {
 	case schedule.Forward:
 		return s.Outputs
@@ -239,9 +242,9 @@ func (s *stage) handed(k schedule.Kind) []string {
 	return nil
 }
 
-// taken finds the stage of this rank that an action feeds, and the names under which it takes the
-// results.
-func (r *rank) taken(a schedule.Action) (*stage, []string) {
+// receiver returns the stage of this rank that takes an action's results, and the names of the
+// arguments there; nil if it is on another rank.
+func (r *rank) receiver(a schedule.Action) (*stage, []string) {
 	next, before := r.stages[a.Stage+1], r.stages[a.Stage-1]
 	switch {
 	case a.Kind == schedule.Forward && next != nil:

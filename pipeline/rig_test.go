@@ -46,13 +46,13 @@ func cpu(t testing.TB, devices int) *engine.Engine {
 	return e
 }
 
-// layers is the depth of the model that the tests cut: every number of stages divides it.
+// layers is the depth of the model that the tests split: every number of stages divides it.
 const layers = 8
 
-// cut gives stage i of n of a small model, by hand: embedding, layers of two products, and a loss.
-// The table of the first and last stage, and the first product of all layers, keep their names, so
-// that their gradients come from several stages. cut(0, 1) is the model itself.
-func cut(i, n int) (*ir.Graph, pipeline.Boundary) {
+// stageOf gives stage i of n of a small model, by hand: embedding, layers of two matmuls, and a loss.
+// The table of the first and last stage, and the first matmul of all layers, keep their names, so
+// that their gradients come from several stages. stageOf(0, 1) is the model itself.
+func stageOf(i, n int) (*ir.Graph, pipeline.Boundary) {
 	e, mlp, seq, vocab := irtest.D("embed", 8), irtest.D("mlp", 12), irtest.D(ir.Seq, 5), irtest.D("vocab", 7)
 	b := ir.NewBuilder(fmt.Sprintf("stage%d", i))
 	var bound pipeline.Boundary
@@ -84,12 +84,12 @@ func cut(i, n int) (*ir.Graph, pipeline.Boundary) {
 	return g, bound
 }
 
-// number gives values that every process makes the same: those of a parameter, or of what a
+// number gives values that every process makes the same: of a parameter, or of what a
 // microbatch brings.
-func number(name string, micro int, t dtype.DType, n int64) []float64 {
+func number(name string, microbatch int, t dtype.DType, n int64) []float64 {
 	h := fnv.New64a()
 	h.Write([]byte(name))
-	r := rand.New(rand.NewPCG(h.Sum64(), uint64(micro)))
+	r := rand.New(rand.NewPCG(h.Sum64(), uint64(microbatch)))
 	list := make([]float64, n)
 	for k := range list {
 		list[k] = r.NormFloat64() * 0.4
@@ -122,9 +122,9 @@ func decode(b []byte) []float64 {
 
 // feed is the data function of the tests.
 func feed(e *engine.Engine) pipeline.Data {
-	return func(_ context.Context, _, micro int, s *program.Module, spec program.Array) (*engine.Array, error) {
+	return func(_ context.Context, _, microbatch int, s *program.Module, spec program.Array) (*engine.Array, error) {
 		return e.Place(s, spec, engine.Copied, func(int) ([]byte, error) {
-			return encode(spec.Global.Type, number(spec.Name, micro, spec.Global.Type, spec.Global.Elements())), nil
+			return encode(spec.Global.Type, number(spec.Name, microbatch, spec.Global.Type, spec.Global.Elements())), nil
 		})
 	}
 }
@@ -140,7 +140,7 @@ func hosted(ctx context.Context, e *engine.Engine, s *schedule.Schedule, ranks [
 			if s.Rank(i) != r {
 				continue
 			}
-			graph, bound := cut(i, s.Stages())
+			graph, bound := stageOf(i, s.Stages())
 			gs, err := pipeline.Differentiate(graph, bound)
 			if err != nil {
 				return nil, err
@@ -160,7 +160,7 @@ func hosted(ctx context.Context, e *engine.Engine, s *schedule.Schedule, ranks [
 	return list, nil
 }
 
-// compiled compiles the programs of a stage: with split those of the two halves of the gradient,
+// compiled compiles the programs of a stage: with split the two halves of the gradient,
 // else the joint one.
 func compiled(ctx context.Context, e *engine.Engine, gs *pipeline.Graphs, name string,
 	devices program.Devices, split bool) (*pipeline.Stage, error) {
@@ -267,9 +267,9 @@ func gathered(ctx context.Context, ranks []pipeline.Rank, out *pipeline.Outcome)
 }
 
 // reference is loss and gradients of the uncut model, microbatch by microbatch, in f32 as well.
-func reference(t *testing.T, e *engine.Engine, micros int) map[string][]float64 {
+func reference(t *testing.T, e *engine.Engine, microbatches int) map[string][]float64 {
 	t.Helper()
-	g, _ := cut(0, 1)
+	g, _ := stageOf(0, 1)
 	gr, err := ir.Grad(g, ir.GradPlan{})
 	if err != nil {
 		t.Fatal(err)
@@ -288,11 +288,11 @@ func reference(t *testing.T, e *engine.Engine, micros int) map[string][]float64 
 	}
 	defer x.Free()
 	sums := map[string][]float64{}
-	for micro := range micros {
+	for microbatch := range microbatches {
 		var args []*engine.Array
 		for i, spec := range st.Args {
 			n := spec.Global.Elements()
-			at := micro
+			at := microbatch
 			if joint.Inputs[i].Role == ir.Param {
 				at = 0
 			}

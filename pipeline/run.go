@@ -19,24 +19,25 @@ type run struct {
 	step    int
 	data    Data
 	ledger  *ledger
-	pending []flying
-	outbox  map[schedule.Action][]*item // made and not sent yet; nil where nothing is sent
-	out, in map[int]chan packet         // by peer; empty if links meet
+	pending []inFlight
+	outbox  map[schedule.Action][]*item // computed and not sent yet; nil where nothing is sent
+	out, in map[int]chan packet         // by peer; empty for rendezvous links
 	results []Result
 }
 
-// A flying is an action that the devices may not have finished.
-type flying struct {
+// An inFlight is an action that the devices may not have finished.
+type inFlight struct {
 	action schedule.Action
 	run    *engine.Run
 }
 
-// A packet is what one action hands to another rank.
+// A packet is the arrays that one action sends to another rank; nil where a name has no gradient.
 type packet struct {
 	action schedule.Action
 	items  []*item
 }
 
+// drop releases the packet's references.
 func (p packet) drop() {
 	for _, x := range p.items {
 		if x != nil {
@@ -45,20 +46,20 @@ func (p packet) drop() {
 	}
 }
 
-// start begins a step with the goroutines that send and receive: a rank must not wait for a slow
-// connection, nor may one peer's results wait behind those of another.
+// start begins a step: one goroutine per peer sends and one receives, so that a rank never waits
+// for a slow connection, nor one peer's packets for another's.
 func (r *rank) start(ctx context.Context, cancel context.CancelCauseFunc, wg *sync.WaitGroup,
 	step int, data Data) *run {
 	x := &run{rank: r, ctx: ctx, step: step, data: data, ledger: newLedger(r.stages),
 		outbox: map[schedule.Action][]*item{}, out: map[int]chan packet{}, in: map[int]chan packet{}}
-	coming := map[int][]schedule.Action{}
+	incoming := map[int][]schedule.Action{}
 	for _, s := range r.steps {
 		switch {
-		case s.Op == schedule.Compute || r.Links[s.Peer].Meets():
+		case s.Op == schedule.Compute || r.Links[s.Peer].Rendezvous():
 		case s.Op == schedule.Send && x.out[s.Peer] == nil:
 			x.out[s.Peer] = make(chan packet, r.config.Capacity)
 		case s.Op == schedule.Receive:
-			coming[s.Peer] = append(coming[s.Peer], s.Action)
+			incoming[s.Peer] = append(incoming[s.Peer], s.Action)
 		}
 	}
 	for peer, queue := range x.out {
@@ -70,7 +71,7 @@ func (r *rank) start(ctx context.Context, cancel context.CancelCauseFunc, wg *sy
 			}
 		})
 	}
-	for peer, actions := range coming {
+	for peer, actions := range incoming {
 		queue := make(chan packet)
 		x.in[peer] = queue
 		wg.Go(func() {
@@ -82,14 +83,14 @@ func (r *rank) start(ctx context.Context, cancel context.CancelCauseFunc, wg *sy
 	return x
 }
 
-// done lets the sending goroutines end when they have sent everything.
+// done lets the sending goroutines end once they have sent everything.
 func (r *run) done() {
 	for _, queue := range r.out {
 		close(queue)
 	}
 }
 
-// free drops what a step that ended early has left.
+// free releases what a failed step left behind.
 func (r *run) free() {
 	r.ledger.free()
 	for a, items := range r.outbox {
@@ -100,7 +101,7 @@ func (r *run) free() {
 	}
 }
 
-// all goes through the steps and then waits for the devices.
+// all executes the steps in order, then waits for the devices.
 func (r *run) all() error {
 	for _, s := range r.steps {
 		if err := r.ctx.Err(); err != nil {
@@ -113,7 +114,7 @@ func (r *run) all() error {
 	return r.await(0)
 }
 
-// at adds the place to an error that has none yet.
+// at adds rank and action to an error that has no place yet.
 func (r *run) at(err error, where fmt.Stringer) error {
 	if e := diag.From(err); e.Where == "" {
 		return e.At("rank %d, %s", r.Number, where)
@@ -121,6 +122,7 @@ func (r *run) at(err error, where fmt.Stringer) error {
 	return err
 }
 
+// do executes one step: a send, a receive or an action.
 func (r *run) do(s schedule.Step) error {
 	switch s.Op {
 	case schedule.Send:
@@ -145,7 +147,7 @@ func (r *run) do(s schedule.Step) error {
 	return nil
 }
 
-// await waits until the devices have no more than n actions left.
+// await waits until the devices have at most n actions queued.
 func (r *run) await(n int) error {
 	for len(r.pending) > max(n, 0) {
 		f := r.pending[0]
@@ -157,10 +159,10 @@ func (r *run) await(n int) error {
 	return nil
 }
 
-// tag names an array on its way.
+// tag identifies an array on a link: step, action, index.
 func (r *run) tag(a schedule.Action, i int) string { return fmt.Sprintf("%d %s/%d", r.step, a, i) }
 
-// send hands a packet over. After an error the rest is dropped.
+// send sends a packet to a peer. After an error the rest is dropped.
 func (r *run) send(peer int, p packet) error {
 	defer p.drop()
 	for i, x := range p.items {
@@ -174,9 +176,9 @@ func (r *run) send(peer int, p packet) error {
 	return nil
 }
 
-// fetch takes what an action of a peer hands to this rank.
+// fetch receives what a peer's action sends to this rank.
 func (r *run) fetch(peer int, a schedule.Action) (packet, error) {
-	s, names := r.taken(a)
+	s, names := r.receiver(a)
 	p := packet{a, make([]*item, len(names))}
 	for i, name := range names {
 		if name == "" {
@@ -193,7 +195,7 @@ func (r *run) fetch(peer int, a schedule.Action) (packet, error) {
 	return p, nil
 }
 
-// receiveAll takes everything that a peer sends in a step, at most one packet before it is wanted.
+// receiveAll receives everything that a peer sends in a step, at most one packet ahead of its use.
 func (r *run) receiveAll(peer int, actions []schedule.Action, queue chan<- packet) error {
 	for _, a := range actions {
 		p, err := r.fetch(peer, a)
@@ -210,6 +212,7 @@ func (r *run) receiveAll(peer int, actions []schedule.Action, queue chan<- packe
 	return nil
 }
 
+// receive waits for a packet and delivers it to its stage.
 func (r *run) receive(s schedule.Step) (err error) {
 	var p packet
 	if queue := r.in[s.Peer]; queue == nil {
@@ -227,9 +230,9 @@ func (r *run) receive(s schedule.Step) (err error) {
 	return err
 }
 
-// deliver gives the stage that an action feeds what it hands over.
+// deliver gives an action's results to the stage of this rank that takes them.
 func (r *run) deliver(a schedule.Action, items []*item) {
-	s, names := r.taken(a)
+	s, names := r.receiver(a)
 	for i, name := range names {
 		if items[i] != nil {
 			r.ledger.put(s.number, a.Micro, name, items[i])
@@ -237,7 +240,8 @@ func (r *run) deliver(a schedule.Action, items []*item) {
 	}
 }
 
-// compute starts an action on the devices.
+// compute starts an action on the devices and stores its results. It returns before the devices are
+// done, unless more than Ahead actions are queued.
 func (r *run) compute(a schedule.Action) error {
 	s := r.stages[a.Stage]
 	held := r.ledger.stages[a.Stage]
@@ -250,7 +254,7 @@ func (r *run) compute(a schedule.Action) error {
 		if err != nil {
 			return err
 		}
-		r.pending = append(r.pending, flying{a, started})
+		r.pending = append(r.pending, inFlight{a, started})
 		if err := r.place(a, x.Module(), started.Take()); err != nil {
 			return err
 		}
@@ -267,7 +271,7 @@ func (r *run) compute(a schedule.Action) error {
 	return r.await(r.config.Ahead)
 }
 
-// arguments finds what an action takes, by name.
+// arguments finds an action's arguments by name: in the ledger, in the state, else from the caller.
 func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Array, error) {
 	st := x.Module()
 	args := make([]*engine.Array, len(st.Args))
@@ -295,18 +299,19 @@ func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Arra
 	return args, nil
 }
 
+// missing is the error of an argument that nothing provides.
 func (r *run) missing(spec program.Array) error {
-	return misfit("%s is neither handed over nor kept nor data", spec.Name).
+	return misfit("%s is neither received nor in the state nor data", spec.Name).
 		Try("put it into the rank's state, or let the data function place it")
 }
 
-// place puts the results of an action where they belong.
+// place stores an action's results: in the state, in the ledger, with the caller, or for sending.
 func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Array) error {
 	s := r.stages[a.Stage]
-	names, needed := s.handed(a.Kind), s.needed(a.Kind, a.Micro)
-	var handed []*item
+	names, needed := s.sent(a.Kind), s.needed(a.Kind, a.Micro)
+	var sent []*item
 	if s.feeds(a, r.config.Schedule) {
-		handed = make([]*item, len(names))
+		sent = make([]*item, len(names))
 	}
 	for i, spec := range st.Results {
 		if r.replaces(a, st, spec) {
@@ -314,9 +319,9 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 			continue
 		}
 		x := newItem(results[i])
-		for k := range handed {
+		for k := range sent {
 			if names[k] == spec.Name {
-				handed[k] = x.hold()
+				sent[k] = x.hold()
 			}
 		}
 		if spec.Role == program.Stat ||
@@ -329,24 +334,24 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 		}
 		x.drop()
 	}
-	if handed == nil {
+	if sent == nil {
 		return nil
 	}
-	if to, _ := r.taken(a); to != nil {
-		r.deliver(a, handed)
+	if to, _ := r.receiver(a); to != nil {
+		r.deliver(a, sent)
 		return nil
 	}
-	r.outbox[a] = handed
+	r.outbox[a] = sent
 	return nil
 }
 
-// replaces tells whether a result takes the place of something in the state.
+// replaces reports whether a result replaces a donated argument in the state.
 func (r *run) replaces(a schedule.Action, st *program.Module, result program.Array) bool {
 	from := slices.IndexFunc(st.Args, func(x program.Array) bool { return x.Into == result.Name })
 	return from >= 0 && r.ledger.get(a.Stage, a.Micro, st.Args[from].Name) == nil
 }
 
-// feeds tells whether another stage waits for an action.
+// feeds reports whether another stage waits for an action.
 func (s *stage) feeds(a schedule.Action, all *schedule.Schedule) bool {
 	if a.Kind == schedule.Forward {
 		return s.number < all.Stages()-1

@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// twoAxes are plans in which fsdp and ep, which outside the experts is data parallel, cut one
+// twoAxes are plans in which fsdp and ep, which outside the experts is data parallel, shard one
 // dimension of a parameter, in both orders of the mesh.
 func twoAxes() (rows []mesh) {
 	swapped := []string{plan.PipelineAxis, plan.DataAxis, plan.ExpertAxis, plan.FSDPAxis,
@@ -35,7 +35,7 @@ func twoAxes() (rows []mesh) {
 	return rows
 }
 
-// Loss and gradients of plans that shard along two axes are those of one device.
+// Loss and gradients of plans that shard along two axes equal one device's.
 func TestTwoAxesShardOneDimension(t *testing.T) {
 	c := shapes()["llama"]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32})
@@ -60,7 +60,7 @@ func TestTwoAxesShardOneDimension(t *testing.T) {
 			}
 		}
 		if both == 0 {
-			t.Errorf("%s: no parameter is cut by two axes", m.Name)
+			t.Errorf("%s: no parameter is sharded over two axes", m.Name)
 		}
 		got, err := lossAndGradients(sh.Graph, whole, ir.GradPlan{Recompute: []ir.Tag{ir.Gather}})
 		if err != nil {
@@ -73,15 +73,15 @@ func TestTwoAxesShardOneDimension(t *testing.T) {
 	}
 }
 
-// Steps of an optimizer end where those of one device end.
+// Steps of an optimizer end where one device ends.
 func TestTrainingWithTwoAxesAgrees(t *testing.T) {
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 0.5}
 	trainingAgrees(t, shapes()["llama"], o, "adamw", 1, every(twoAxes(), 3))
 }
 
-// Whatever axes cut a parameter, its devices' pieces make up the whole, each element once for every
+// Whatever axes shard a parameter, its shards make up the whole, each element once for every
 // copy, and the shards of its layout stand in the order of the mesh.
-func TestPiecesMakeUpTheWhole(t *testing.T) {
+func TestShardsMakeUpTheWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := func(name string) int64 { return rapid.Int64Range(1, 4).Draw(t, name) }
 		p := plan.Default()
@@ -108,17 +108,17 @@ func TestPiecesMakeUpTheWhole(t *testing.T) {
 			data[i] = i
 		}
 		for d := range devices(mesh) {
-			piece := spmd.Cut(mesh, whole.Dims, data, l.Stored, d)
+			shard := spmd.TakeShard(mesh, whole.Dims, data, l.Stored, d)
 			back := make([]int, n)
-			spmd.Join(mesh, whole.Dims, back, l.Stored, d, piece)
-			for _, i := range piece {
+			spmd.PutShard(mesh, whole.Dims, back, l.Stored, d, shard)
+			for _, i := range shard {
 				seen[i]++
 				if back[i] != i {
 					t.Fatalf("element %d comes back as %d", i, back[i])
 				}
 			}
 		}
-		copies := devices(mesh) * len(spmd.Cut(mesh, whole.Dims, data, l.Stored, 0)) / n
+		copies := devices(mesh) * len(spmd.TakeShard(mesh, whole.Dims, data, l.Stored, 0)) / n
 		for i, times := range seen {
 			if times != copies {
 				t.Fatalf("element %d lies on %d devices, of %d copies", i, times, copies)

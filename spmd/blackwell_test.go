@@ -102,7 +102,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		if r.Recomputed > 0 {
 			t.Errorf("%s: XLA computes %d instructions again on its own", g.Name, r.Recomputed)
 		}
-		if off := spmd.Sends(spmd.Census(g), r.Collectives, false, p.Types.Collectives); off != "" {
+		if off := spmd.CensusOf(g).Diff(r.Collectives, false, p.Types.Collectives); off != nil {
 			t.Errorf("%s: %s", g.Name, off)
 		}
 	}

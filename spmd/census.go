@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,30 +13,33 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A Traffic is what the collectives of one kind along the same axes move in one run of a graph.
+// A Traffic is the volume of the collectives of one kind along the same mesh axes, in one run of a
+// graph.
 type Traffic struct {
 	Kind  hlo.Kind  `json:"kind"`
 	Axes  []string  `json:"axes"`
 	Group hlo.Group `json:"group"`
-	// Count is the number of tensors that one device sends, and Bytes their sizes added up, each as a
-	// group sees the whole of it: the result of a gather, the argument of a scatter.
+	// Count is the number of tensors that one device sends. Bytes is the sum of their full sizes: the
+	// result of an all-gather, the argument of a reduce-scatter.
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
-	// Twice and TwiceBytes are those among them that XLA:GPU may find out to be needless. Those that
-	// a loop back makes of what a loop forward gathered already, in one round: a compiler that takes
-	// the last round of the one and the first of the other out of their loops, to fetch ahead, finds
-	// that they are the same. And sums of what all devices have copies of: those are products.
-	Twice      int64 `json:"twice,omitempty"`
-	TwiceBytes int64 `json:"twice_bytes,omitempty"`
+	// Redundant and RedundantBytes are the share that XLA:GPU may remove. Backward loops repeat
+	// gathers of forward loops; collective pipelining peels one iteration of each, and CSE may merge
+	// the peeled pair. Reductions of replicated statistics may be rewritten as multiplications.
+	Redundant      int64 `json:"twice,omitempty"`
+	RedundantBytes int64 `json:"twice_bytes,omitempty"`
 }
 
-// Census counts the collectives of a graph, with loops multiplied out. Nothing but the graph is
-// asked: what a compiled program does is held to it.
-func Census(g *ir.Graph) []Traffic {
-	c := census{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[*ir.Value]bool{},
+// A Census is the traffic of a graph, sorted by kind and axes.
+type Census []Traffic
+
+// CensusOf counts the collectives of a graph, loops multiplied out. It reads only the graph:
+// compiled programs are compared with it.
+func CensusOf(g *ir.Graph) Census {
+	c := censusTaker{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[*ir.Value]bool{},
 		alias: map[*ir.Value]*ir.Value{}}
 	c.graph(g, 1, false)
-	var list []Traffic
+	var list Census
 	for _, row := range c.rows {
 		list = append(list, *row)
 	}
@@ -45,59 +49,64 @@ func Census(g *ir.Graph) []Traffic {
 	return list
 }
 
-// Sends holds what a compiled program sends to a census: the same kinds along the same groups, as
-// many tensors, as many bytes, or less by some of what is gathered twice. It gives the first
-// difference in words, or "". XLA:GPU may join the arguments of an all-reduce, which are then held
-// to their bytes alone; XLA:CPU widens sums of bf16, which are not held to anything there.
-func Sends(list []Traffic, compiled []hlo.Collective, cpu bool, sums dtype.DType) string {
+// Diff compares the collectives of a compiled program with the census: the same kinds in the same
+// groups, as many tensors and bytes, less at most the redundant ones. The error names the first
+// difference. XLA:GPU may combine all-reduces, whose counts are therefore not compared. XLA:CPU
+// reduces bf16 in f32, so there sums are compared only if their type, sums, is f32.
+func (c Census) Diff(compiled []hlo.Collective, cpu bool, sums dtype.DType) error {
 	type meeting struct {
 		kind  hlo.Kind
 		group hlo.Group
 	}
 	type volume struct{ count, bytes int64 }
-	got, want, twice := map[meeting]volume{}, map[meeting]volume{}, map[meeting]volume{}
-	for _, c := range compiled {
-		k := meeting{c.Kind, c.Group}
-		got[k] = volume{got[k].count + c.Count, got[k].bytes + c.Count*c.Bytes()}
+	got, want := map[meeting]volume{}, map[meeting]volume{}
+	redundant := map[meeting]volume{}
+	for _, x := range compiled {
+		k := meeting{x.Kind, x.Group}
+		got[k] = volume{got[k].count + x.Count, got[k].bytes + x.Count*x.Bytes()}
 	}
-	for _, c := range list {
-		k := meeting{c.Kind, c.Group}
-		want[k] = volume{want[k].count + c.Count, want[k].bytes + c.Bytes}
-		twice[k] = volume{twice[k].count + c.Twice, twice[k].bytes + c.TwiceBytes}
+	for _, row := range c {
+		k := meeting{row.Kind, row.Group}
+		want[k] = volume{want[k].count + row.Count, want[k].bytes + row.Bytes}
+		redundant[k] = volume{redundant[k].count + row.Redundant,
+			redundant[k].bytes + row.RedundantBytes}
 	}
 	var lines []string
 	for _, k := range slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got))) {
 		g, w := got[k], want[k]
 		less := volume{w.count - g.count, w.bytes - g.bytes}
-		if t := twice[k]; !cpu && less.bytes > 0 && (less.bytes == t.bytes && k.kind == hlo.AllReduce ||
-			less.bytes <= t.bytes && less.count > 0 && less.count <= t.count) {
-			continue // of all-reduces all that are needless, however they were joined
+		if r := redundant[k]; !cpu && less.bytes > 0 &&
+			(less.bytes == r.bytes && k.kind == hlo.AllReduce ||
+				less.bytes <= r.bytes && less.count > 0 && less.count <= r.count) {
+			continue // combined all-reduces lose all redundant bytes; their counts say nothing
 		}
 		sum := k.kind == hlo.AllReduce || k.kind == hlo.ReduceScatter
 		if k.kind == hlo.AllReduce && !cpu {
 			g.count = w.count
 		}
 		if g != w && (!sum || !cpu || sums == dtype.F32) {
-			lines = append(lines, fmt.Sprintf("%s in %s: %d tensors, %d bytes; the graph has %d, %d", k.kind,
-				k.group, got[k].count, g.bytes, w.count, w.bytes))
+			lines = append(lines, fmt.Sprintf("%s in %s: %d tensors, %d bytes; the graph has %d, %d",
+				k.kind, k.group, got[k].count, g.bytes, w.count, w.bytes))
 		}
 	}
 	slices.Sort(lines) // maps have no order
 	if len(lines) == 0 {
-		return ""
+		return nil
 	}
-	return lines[0]
+	return errors.New(lines[0])
 }
 
-type census struct {
+// A censusTaker walks a graph and adds its collectives up by kind and axes.
+type censusTaker struct {
 	mesh  []ir.Axis
 	rows  map[string]*Traffic
-	sent  map[*ir.Value]bool      // what was gathered, and keys and values that a ring handed on
-	alias map[*ir.Value]*ir.Value // what is another: loops of one round are none to XLA
+	sent  map[*ir.Value]bool      // gathered values, and keys and values sent around a ring
+	alias map[*ir.Value]*ir.Value // values that are others: XLA inlines loops of one iteration
 }
 
-// graph counts; back says that the graph is the body of a loop that goes back.
-func (c *census) graph(g *ir.Graph, times int64, back bool) {
+// graph counts a graph's collectives, times iterations each; back marks the body of a backward
+// loop.
+func (c *censusTaker) graph(g *ir.Graph, times int64, back bool) {
 	for _, op := range g.Ops {
 		switch op.Kind {
 		case "repeat":
@@ -117,33 +126,33 @@ func (c *census) graph(g *ir.Graph, times int64, back bool) {
 	}
 }
 
-// kindsOf gives the words of compiled programs for those of graphs.
+// kindsOf maps the graph's kinds of collectives to XLA's.
 var kindsOf = map[string]hlo.Kind{"all_reduce": hlo.AllReduce, "all_gather": hlo.AllGather,
 	"reduce_scatter": hlo.ReduceScatter, ir.Permute: hlo.CollectivePermute}
 
-// send counts what an operation sends, unless XLA finds that it was sent before.
-func (c *census) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back bool) {
+// send counts one operation's collective, unless XLA reuses an identical earlier one.
+func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back bool) {
 	gathers := s.Kind == "all_gather"
 	known := !gathers || op.Tag == ir.Gather && c.alias[s.Of] != nil
 	if s.Of != nil && known && c.again(s.Of) {
 		return
 	}
 	c.count(kindsOf[s.Kind], s.Axes, times*s.Count, s.Bytes)
-	needless := int64(0)
+	redundant := int64(0)
 	switch {
 	case gathers && back && s.Of.Role == ir.Residual:
-		needless = 1
+		redundant = 1
 	case op.Kind == "join_stats" && replicated(g, op, s.Axes):
-		needless = times * s.Count
+		redundant = times * s.Count
 	default:
 		return
 	}
 	row := c.rows[key(kindsOf[s.Kind], s.Axes)]
-	row.Twice, row.TwiceBytes = row.Twice+needless, row.TwiceBytes+needless*s.Bytes
+	row.Redundant, row.RedundantBytes = row.Redundant+redundant, row.RedundantBytes+redundant*s.Bytes
 }
 
-// replicated tells whether all devices along some axes report on the same bytes, having gathered
-// them.
+// replicated reports whether the devices along some axes compute statistics of the same bytes,
+// because they gathered them along just these axes.
 func replicated(g *ir.Graph, join *ir.Op, axes []string) bool {
 	stats := join.In[0].Def()
 	return stats != nil && !slices.ContainsFunc(stats.In, func(v *ir.Value) bool {
@@ -155,8 +164,8 @@ func replicated(g *ir.Graph, join *ir.Op, axes []string) bool {
 	})
 }
 
-// rename says what values are.
-func (c *census) rename(values, others []*ir.Value) {
+// rename records that values are aliases of others, following aliases of aliases.
+func (c *censusTaker) rename(values, others []*ir.Value) {
 	for i, v := range values {
 		c.alias[v] = others[i]
 		if a := c.alias[others[i]]; a != nil {
@@ -165,8 +174,8 @@ func (c *census) rename(values, others []*ir.Value) {
 	}
 }
 
-// again tells whether a value was sent before: XLA finds that who asks again has it.
-func (c *census) again(v *ir.Value) bool {
+// again reports whether a value was sent before, and records it: XLA's CSE leaves one collective.
+func (c *censusTaker) again(v *ir.Value) bool {
 	if a := c.alias[v]; a != nil {
 		v = a
 	}
@@ -175,12 +184,13 @@ func (c *census) again(v *ir.Value) bool {
 	return was
 }
 
-// key tells rows apart.
+// key identifies a row of the census.
 func key(kind hlo.Kind, axes []string) string {
 	return string(kind) + " " + strings.Join(axes, " ")
 }
 
-func (c *census) count(kind hlo.Kind, axes []string, times, bytes int64) {
+// count adds a collective that moves bytes, times per run of the graph.
+func (c *censusTaker) count(kind hlo.Kind, axes []string, times, bytes int64) {
 	key := key(kind, axes)
 	if c.rows[key] == nil {
 		c.rows[key] = &Traffic{Kind: kind, Axes: axes, Group: groupOf(c.mesh, axes)}
@@ -192,8 +202,8 @@ func (c *census) count(kind hlo.Kind, axes []string, times, bytes int64) {
 	c.rows[key].Bytes += times * bytes
 }
 
-// groupOf describes the groups of devices that meet along axes as the reader of compiled programs
-// does.
+// groupOf describes the replica groups along axes in the terms of hlo.Group: count, size and stride
+// of device numbers; stride 0 if the members are not evenly spaced.
 func groupOf(mesh []ir.Axis, axes []string) hlo.Group {
 	g := hlo.Group{Count: 1, Size: 1}
 	stride, next := int64(1), int64(0)

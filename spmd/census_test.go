@@ -12,8 +12,8 @@ import (
 // context parallel devices gather it found one pair of two in llama3.1-70b.
 func TestGathersMayBeFoundTheSame(t *testing.T) {
 	group := hlo.Group{Count: 32, Size: 2, Stride: 1}
-	list := []spmd.Traffic{{Kind: hlo.AllGather, Group: group, Count: 320, Bytes: 320 << 20, Twice: 2,
-		TwiceBytes: 2 << 20}}
+	list := spmd.Census{{Kind: hlo.AllGather, Group: group, Count: 320, Bytes: 320 << 20, Redundant: 2,
+		RedundantBytes: 2 << 20}}
 	for _, row := range []struct {
 		count int64
 		cpu   bool
@@ -22,8 +22,8 @@ func TestGathersMayBeFoundTheSame(t *testing.T) {
 		{321, false, false}, {320, true, true}, {319, true, false}} {
 		compiled := []hlo.Collective{{Kind: hlo.AllGather, Group: group, Count: row.count,
 			OperandBytes: 1 << 19, ResultBytes: 1 << 20}}
-		if off := spmd.Sends(list, compiled, row.cpu, dtype.F32); (off == "") != row.same {
-			t.Errorf("%d gathers, CPU %v: %q", row.count, row.cpu, off)
+		if off := list.Diff(compiled, row.cpu, dtype.F32); (off == nil) != row.same {
+			t.Errorf("%d gathers, CPU %v: %v", row.count, row.cpu, off)
 		}
 	}
 }

@@ -33,8 +33,8 @@ var (
 	seed = flag.Uint64("plans.seed", 0, "seed of the sample of plans; 0 as internal/long has it")
 )
 
-// The bounds of the engine's f32 against one device's f32: other orders of summation. They are
-// those of the issue that asked for the plans.
+// The bounds of the engine's f32 against one device's f32: other orders of summation. They are the
+// bounds of the issue that asked for the plans.
 const (
 	lossBound  = 2e-6 // of a loss, relative
 	gradBound  = 5e-6 // of a gradient, by Frobenius norm
@@ -99,7 +99,7 @@ func (d *device) count(g *ir.Graph, x *engine.Executable) error {
 	if d.loose {
 		sums = dtype.BF16
 	}
-	if off := spmd.Sends(spmd.Census(g), m.Collectives(), true, sums); off != "" {
+	if off := spmd.CensusOf(g).Diff(m.Collectives(), true, sums); off != nil {
 		return fmt.Errorf("%s: %s", g.Name, off)
 	}
 	return nil
@@ -197,7 +197,7 @@ func moved(after map[string][]float64, before map[string]*eval.Array) map[string
 	return d
 }
 
-// On the engine, three steps of plans end where those of one device end, and the compiled programs
+// On the engine, three steps of plans end where one device ends, and the compiled programs
 // have the collectives that the graphs have. Which plans is drawn by a seed that is printed.
 func TestPlansOnTheEngine(t *testing.T) {
 	slowtest.Only(t)

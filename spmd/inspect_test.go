@@ -29,7 +29,7 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 	if p != nil {
 		loss = r.sharding.Graph
 	}
-	r.step, err = build(loss.Clone(), spmd.Options{Optimizer: optim.SGD{}, Parts: 1, Watch: true,
+	r.step, err = build(loss.Clone(), spmd.Options{Optimizer: optim.SGD{}, Microbatches: 1, Monitor: true,
 		Inspect: true, Sharding: r.sharding, Params: map[string]optim.Param{}, Recompute: recompute})
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 	if err != nil {
 		return nil, err
 	}
-	for name, m := range r.step.Measured {
+	for name, m := range r.step.CopyErrors {
 		var list []float64
 		for _, x := range out[0][0].Data[m.At:][:ir.ErrorSums*m.Layers] {
 			list = append(list, x/float64(m.Elements))
@@ -75,22 +75,22 @@ func inspected(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array, recomput
 	return all, nil
 }
 
-// Inspections measure the same in a loop, which stacks its numbers up, with what is computed again,
+// Inspections measure the same in a loop, which stacks its numbers up, with activation checkpointing,
 // without loops and on many devices, which add theirs up: each operand of every product once.
 func TestInspectionsAgree(t *testing.T) {
 	slowtest.Only(t)
 	c, size := blocky(32, 2), plantest.Size{Batch: 2, Micros: 1, Seq: 64}
-	for _, format := range narrowFormats {
+	for _, format := range quantizedFormats {
 		row := mesh{Apply: func(p *plan.Plan) {
 			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
 			p.TP = plan.TP{Size: 2, Sequence: true}
 		}}
-		one, spread := narrowPlan(mesh{Apply: func(*plan.Plan) {}}, format, size), narrowPlan(row, format, size)
+		one, spread := quantizedPlan(mesh{Apply: func(*plan.Plan) {}}, format, size), quantizedPlan(row, format, size)
 		g, err := marked(c, one, dtype.F32, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := narrowBatch(g, c)
+		whole := quantizedBatch(g, c)
 		want, err := inspected(g, nil, whole)
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestInspectionsAgree(t *testing.T) {
 			}
 			for operand, list := range want {
 				if how.plan != nil && got[operand] == nil && strings.HasPrefix(operand, "c.") {
-					continue // pieces of this side are no blocks: it is gathered, and rounded with the rest
+					continue // shards of this side are no whole blocks: they are gathered, then quantized
 				}
 				if len(got[operand]) != len(list) {
 					t.Errorf("%s, %s: %s has %d numbers, want %d", format, name, operand, len(got[operand]), len(list))

@@ -8,23 +8,28 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A Layout is how a parameter lies on the devices of a mesh.
+// A Layout is how a parameter is sharded over a mesh. It is computed once and never changes.
 type Layout struct {
 	Name  string
-	Whole []ir.Dim // as the model has it
-	// Stored is what one device keeps of it between steps. Its dimensions may be in another order,
-	// since what is gathered should come first, and may be longer than the model's, so that they can
-	// be cut evenly: what is beyond the model's is zero and stays zero.
+	Whole []ir.Dim // the model's dimensions
+	// Stored is one device's shard between steps: the f32 master, and the optimizer state like it. Its
+	// dimensions may be in another order than the model's, because a gather along the first one needs
+	// no transpose, and may be padded to divide evenly: the padding is zero and stays zero.
 	Stored ir.Type
-	// Compute is what the loss takes of it: Stored, or with ZeRO 1 and 2 what all devices hold
-	// together.
+	// Compute is what the loss takes: Stored itself, or with ZeRO 1 and 2 (and gathers once a step)
+	// the parameter without FSDP sharding.
 	Compute ir.Type
-	// Shards are the axes that cut Stored, and not what operations take of it, in the order of the
-	// mesh: the first cuts first. Before a use they are gathered, the last first.
+	// Shards are the FSDP-like axes: they shard Stored, but not what operations take. In mesh order,
+	// the slowest first. Before a use they are gathered, the last first.
 	Shards []ir.AxisSharding
 }
 
-// LayoutOf decides how a parameter lies.
+// LayoutOf chooses the layout of a parameter: tensor and expert parallelism first, by dimension
+// names, then FSDP along one more dimension. A stacked parameter [layer, ...] keeps its layer
+// dimension first and whole.
+//
+// A vocabulary is padded to a multiple of its axes. Key heads that do not divide stay replicated,
+// and each device computes with the key heads of its query heads (see sharder.use).
 func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	l := Layout{Name: name, Whole: whole.Dims}
 	t := ir.Type{Elem: whole.Elem, Dims: slices.Clone(whole.Dims)}
@@ -69,9 +74,9 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	return l
 }
 
-// shardDim finds the dimension of a matrix that is sharded: the first that is whole and divisible
-// into pieces of whole blocks, or if there is none the first that is divisible. Vectors are not
-// worth cutting.
+// shardDim returns the dimension of a matrix along which FSDP shards it: the first unsharded one
+// that divides into whole quantization blocks, else the first that divides at all. It is -1 for
+// vectors (norms, biases), which are cheaper to replicate.
 func shardDim(t ir.Type, n, block int64) int {
 	if n == 1 {
 		return -1
@@ -85,11 +90,11 @@ func shardDim(t ir.Type, n, block int64) int {
 			continue // heads and the elements of a head are one side of a matrix
 		}
 		sides++
-		cut := slices.ContainsFunc(t.Place, func(s ir.AxisSharding) bool { return s.Dim == d.Name })
-		if !cut && d.Size%n == 0 && first < 0 {
+		taken := slices.ContainsFunc(t.Place, func(s ir.AxisSharding) bool { return s.Dim == d.Name })
+		if !taken && d.Size%n == 0 && first < 0 {
 			first = i
 		}
-		if !cut && d.Size%(n*block) == 0 && even < 0 {
+		if !taken && d.Size%(n*block) == 0 && even < 0 {
 			even = i
 		}
 	}
@@ -102,10 +107,11 @@ func shardDim(t ir.Type, n, block int64) int {
 	return first
 }
 
+// headCount reports whether a dimension counts heads: query heads or key heads.
 func headCount(dim string) bool { return dim == ir.Heads || dim == ir.KVHeads }
 
-// LayerBytes is what a device keeps of the gradients of one layer, of the parameters that are
-// sharded, in the type that they are sent in.
+// LayerBytes returns the bytes of one layer's gradient shards on one device, in the type of
+// collectives. Parameters without FSDP shards do not count.
 func (s *Sharding) LayerBytes() int64 {
 	n := int64(0)
 	for _, l := range s.Params {
@@ -116,9 +122,9 @@ func (s *Sharding) LayerBytes() int64 {
 	return n * int64(s.Plan.Types.Collectives.Bits()) / 8
 }
 
-// HandedBytes is what a device keeps of the values between layers of a microbatch when tensor
-// parallelism has scattered them; 0 without it.
-func (s *Sharding) HandedBytes() int64 {
+// BoundaryBytes returns the bytes of one device's shard of the activations [B, S, E] between two
+// layers, for one microbatch, if tensor parallelism scatters them along the sequence; else 0.
+func (s *Sharding) BoundaryBytes() int64 {
 	p := s.Plan
 	tp := p.Size(plan.TensorAxis)
 	if tp == 1 {
@@ -133,7 +139,7 @@ func (s *Sharding) HandedBytes() int64 {
 	return tokens * width * int64(p.Types.Params.Bits()) / 8
 }
 
-// global is a type as all devices together have it: dimensions as long as all pieces, and no
+// global returns the type of the global array: dimensions times the axes that shard them, and no
 // placement.
 func global(t ir.Type, mesh []ir.Axis) ir.Type {
 	w := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}

@@ -98,7 +98,7 @@ func bytesOf(t *testing.T, e *engine.Engine, g *ir.Graph, names []string, p *pla
 	for i, v := range g.Inputs {
 		a, err := e.Place(s, s.Args[i], engine.Copied, func(d int) ([]byte, error) {
 			if w := whole[v.Name]; w != nil {
-				return encode(v.Type.Elem, spmd.Cut(g.Mesh, w.Type.Dims, w.Data, v.Type, d)), nil
+				return encode(v.Type.Elem, spmd.TakeShard(g.Mesh, w.Type.Dims, w.Data, v.Type, d)), nil
 			}
 			local, err := s.Local(s.Args[i]) // a copy of the weight, which no other operand depends on
 			return make([]byte, local.Bytes()), err
@@ -146,23 +146,23 @@ func joinedBytes(t *testing.T, mesh []ir.Axis, part ir.Type, a *engine.Array) []
 		if err != nil {
 			t.Fatal(err)
 		}
-		spmd.Join(mesh, dims, all, part, d, b)
+		spmd.PutShard(mesh, dims, all, part, d, b)
 	}
 	for d := range devices(mesh) {
 		b, err := a.Read(context.Background(), d)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(b, spmd.Cut(mesh, dims, all, part, d)) {
+		if !bytes.Equal(b, spmd.TakeShard(mesh, dims, all, part, d)) {
 			t.Errorf("device %d has another copy", d)
 		}
 	}
 	return all
 }
 
-// Given the same numbers, the operands of all three products have the bytes that they have on one
-// device, whatever cuts them: with scales of blocks and tensors, spread and rounded by chance.
-func TestNarrowOperandsAreTheSameBytes(t *testing.T) {
+// Given the same numbers, the operands of fprop, dgrad and wgrad have the bytes that they have on one
+// device, however they are sharded: with scales of blocks and tensors, spread and rounded by chance.
+func TestQuantizedOperandsAreTheSameBytes(t *testing.T) {
 	e := openEngine(t)
 	size := plantest.Size{Batch: 2, Micros: 1, Seq: 128}
 	rows := []mesh{{Name: "zero3 sp ring", Apply: func(p *plan.Plan) {
@@ -173,7 +173,7 @@ func TestNarrowOperandsAreTheSameBytes(t *testing.T) {
 		size.Batch, rows = 4, append(combine(2), rows...)
 	}
 	embed, mlp := ir.Dim{Name: "embed", Size: 64}, ir.Dim{Name: "mlp", Size: 128}
-	for k, format := range narrowFormats {
+	for k, format := range quantizedFormats {
 		for i, sides := range [][2]ir.Dim{{embed, mlp}, {mlp, embed}} {
 			if !slowtest.Enabled && i != k {
 				continue
@@ -192,7 +192,7 @@ func TestNarrowOperandsAreTheSameBytes(t *testing.T) {
 				t.Fatalf("%s: %d operands", format, len(want))
 			}
 			for i, m := range rows {
-				p := narrowPlan(m, format, size)
+				p := quantizedPlan(m, format, size)
 				if p.Check(blocky(64, 1)) != nil || p.CP.Balance || !*all && i%5 != len(rows)%5 && len(rows) > 1 {
 					continue
 				}

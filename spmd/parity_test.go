@@ -69,14 +69,14 @@ func fills(g *ir.Graph, c *model.Config, seed uint64) map[string]*eval.Array {
 	return in
 }
 
-// dealt cuts the inputs of a whole batch for the devices of a mesh. A parameter's dimensions may be
+// dealt shards the inputs of a whole batch for the devices of a mesh. A parameter's dimensions may be
 // in another order, and longer.
 func dealt(g *ir.Graph, whole map[string]*eval.Array, name func(string) string) map[string][]*eval.Array {
 	in := map[string][]*eval.Array{}
 	for _, v := range g.Inputs {
 		w := whole[name(v.Name)]
 		for d := range devices(g.Mesh) {
-			data := spmd.Cut(g.Mesh, w.Type.Dims, w.Data, v.Type, d)
+			data := spmd.TakeShard(g.Mesh, w.Type.Dims, w.Data, v.Type, d)
 			in[v.Name] = append(in[v.Name], &eval.Array{Type: v.Type, Data: data})
 		}
 	}
@@ -91,7 +91,7 @@ func devices(mesh []ir.Axis) int {
 	return n
 }
 
-// assemble puts the pieces of a result together and adds up terms. Copies must agree.
+// assemble puts the shards of a result together and adds up terms. Copies must agree.
 func assemble(mesh []ir.Axis, whole []ir.Dim, t ir.Type, parts []*eval.Array) ([]float64, error) {
 	n := int64(1)
 	for _, d := range whole {
@@ -116,7 +116,7 @@ func assemble(mesh []ir.Axis, whole []ir.Dim, t ir.Type, parts []*eval.Array) ([
 			continue
 		}
 		one := make([]float64, n)
-		spmd.Join(mesh, whole, one, t, d, part.Data)
+		spmd.PutShard(mesh, whole, one, t, d, part.Data)
 		for k, x := range one {
 			total[k] += x
 		}
@@ -219,7 +219,7 @@ func newPlan(m mesh) *plan.Plan {
 	return m.Plan(plantest.Size{Batch: batch, Micros: 1, Seq: seq})
 }
 
-// The loss and every gradient of every plan are those of one device, to the last digits of
+// The loss and every gradient of every plan equal one device's, to the last digits of
 // float64.
 func TestPlansAgreeWithOneDevice(t *testing.T) {
 	axes := 2
@@ -287,7 +287,7 @@ func TestPlansAgreeWithOneDevice(t *testing.T) {
 	}
 }
 
-// What no axis divides is copied: with three devices nothing of these parameters can be cut.
+// What no axis divides is copied: with three devices nothing of these parameters can be sharded.
 func TestIndivisibleSizesAreCopied(t *testing.T) {
 	c := shapes()["llama"]
 	g, err := c.Graph(model.Shape{Batch: 3, Seq: seq, Elem: dtype.F32})
@@ -318,7 +318,7 @@ func TestIndivisibleSizesAreCopied(t *testing.T) {
 	}
 }
 
-// A model whose layers were unrolled is cut like one with a loop.
+// A model whose layers were unrolled is sharded like one with a loop.
 func TestUnrolledPlansAgreeWithOneDevice(t *testing.T) {
 	c := shapes()["qwen3"]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: true})
@@ -352,7 +352,7 @@ func TestUnrolledPlansAgreeWithOneDevice(t *testing.T) {
 	}
 }
 
-// Three steps of every optimizer, in parts, end where those of one device end.
+// Three steps of every optimizer, in parts, end where one device ends.
 func TestTrainingAgreesWithOneDevice(t *testing.T) {
 	adam := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 0.5}
 	optimizers := map[string]optim.Optimizer{"sgd": optim.SGD{ClipNorm: 0.5}, "adamw": adam,
@@ -371,7 +371,7 @@ func TestTrainingAgreesWithOneDevice(t *testing.T) {
 	}
 }
 
-// Learned positions are cut by fsdp alone, so that with tp the squares of gradients are terms along
+// Learned positions are sharded by fsdp alone, so that with tp the squares of gradients are terms along
 // different axes.
 func TestTrainingAgreesWithLearnedPositions(t *testing.T) {
 	o := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, ClipNorm: 0.5}
@@ -384,7 +384,7 @@ func TestTrainingAgreesWithLearnedPositions(t *testing.T) {
 	trainingAgrees(t, shapes()["gpt2"], o, "adamw", 1, rows)
 }
 
-// trainingAgrees holds three steps of plans to those of one device.
+// trainingAgrees holds three steps of plans to one device's.
 func trainingAgrees(t *testing.T, c *model.Config, o optim.Optimizer, name string, parts int,
 	rows []mesh) {
 	t.Helper()

@@ -161,7 +161,7 @@ func ExampleCensus() {
 		fmt.Println(err)
 		return
 	}
-	for _, row := range spmd.Census(sh.Graph) {
+	for _, row := range spmd.CensusOf(sh.Graph) {
 		fmt.Println(row.Kind, strings.Join(row.Axes, "+"), row.Group, row.Count, row.Bytes)
 	}
 	// Output:

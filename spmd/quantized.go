@@ -10,34 +10,37 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Quantizes tells whether a graph asks for products in few bits.
+// Quantizes reports whether a graph has quantized GEMMs: a linear layer with a format for fprop,
+// dgrad or wgrad.
 func Quantizes(g *ir.Graph) bool {
 	return slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
 		if op.Body != nil && Quantizes(op.Body) {
 			return true
 		}
-		return slices.ContainsFunc([]string{"fprop", "dgrad", "wgrad"}, func(product string) bool {
-			return op.Attrs.Text(product) != ""
+		return slices.ContainsFunc([]string{"fprop", "dgrad", "wgrad"}, func(gemm string) bool {
+			return op.Attrs.Text(gemm) != ""
 		})
 	})
 }
 
-// QuantizedCopies are what graphs take in the place of parameters: copies in blocks, and parameters
-// as they are.
+// QuantizedCopies collects what graphs take in place of the master parameters: quantized copies,
+// and compute copies in the model's type. Expand adds to it; the update reads it.
 type QuantizedCopies struct {
 	Copies    []ir.Copy
-	plain     map[string]dtype.DType // parameters that some graph takes as they are
+	plain     map[string]dtype.DType // parameters that some graph takes unquantized, and their types
 	quantized bool
-	// Watch has the copies reported on, and made even if none is quantized.
-	Watch bool
+	// Monitor adds statistics of the scales to the update, and builds Quantize even if no copy is
+	// quantized, so that a policy can be changed during a run.
+	Monitor bool
 }
 
-// Expand writes quantized GEMMs out, if a graph asks for any, and remembers what it takes. Its
-// parameters must still have their own names.
-func (w *QuantizedCopies) Expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, err error) {
+// Expand lowers a graph's quantized GEMMs to quantize and block_dot operations, in place, and
+// records the copies that it takes. Its parameters must still have their own names.
+func (w *QuantizedCopies) Expand(g *ir.Graph, report ir.Report) (stats []ir.Stat, err error) {
 	if Quantizes(g) {
 		var copies []ir.Copy
-		if copies, stats, err = ir.LowerQuantized(g, program.Copy.Of, plan.DataAxes(), tell); err != nil {
+		copies, stats, err = ir.LowerQuantized(g, program.Copy.Of, plan.DataAxes(), report)
+		if err != nil {
 			return nil, err
 		}
 		w.quantized = true
@@ -60,13 +63,14 @@ func (w *QuantizedCopies) Expand(g *ir.Graph, tell ir.Report) (stats []ir.Stat, 
 	return stats, nil
 }
 
-// unused tells whether a result of an update is a copy of a whole parameter that nobody takes.
+// unused reports whether a result of an update is an unquantized copy that no graph takes.
 func (w *QuantizedCopies) unused(is program.Meaning) bool {
 	return w != nil && w.quantized && is.Role == program.Copy && !w.plain[is.Param].Valid()
 }
 
-// make makes the copies of a parameter in blocks from what a device keeps of it. Where the loss
-// takes more than that, pieces are quantized before they are joined if that makes no difference.
+// make quantizes the copies of a parameter from a device's shard of the master. Where the loss
+// takes the gathered parameter, shards are quantized before the gather if blocks do not cross them:
+// the gather then moves quantized bytes.
 func (w *QuantizedCopies) make(b *ir.Builder, param string, kept *ir.Value,
 	l *Layout) (out []result) {
 	if w == nil {
@@ -91,9 +95,9 @@ func (w *QuantizedCopies) make(b *ir.Builder, param string, kept *ir.Value,
 	return out
 }
 
-// rounded makes a copy of what a device has of a parameter, and gives what was rounded as well, and
-// whether its shards are to be gathered yet. The largest magnitude of NVFP4 is one for
-// all copies of a weight, in whatever orientation.
+// rounded quantizes a device's shard of a parameter. It returns the source of the rounding, the
+// codes and scales, and whether these are still to be gathered. NVFP4's tensor amax is shared by
+// all copies of a weight, in both orientations.
 func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Value) (x *ir.Value,
 	list []*ir.Value, join bool) {
 	x, join = b.Convert(kept, c.Elem), l.copied()
@@ -110,21 +114,21 @@ func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Val
 	return x, b.QuantizeAll(x, how), join
 }
 
-// CopyErrors is the result in which the graph that inspects copies tells the errors of rounding.
+// CopyErrors is the result of Inspect with the quantization errors of the copies.
 const CopyErrors = "stat.copies"
 
-// A Measured says where the errors of a copy stand in [CopyErrors]: each of the [ir.ErrorSums] for
-// all its Layers, from At on. Elements are those of one layer, on all devices.
-type Measured struct{ At, Layers, Elements int64 }
+// An ErrorSpan locates the errors of one copy in [CopyErrors]: from index At, [ir.ErrorSums] rows
+// of Layers values. Elements is the size of one layer on all devices.
+type ErrorSpan struct{ At, Layers, Elements int64 }
 
-// inspection gives the graph that rounds the masters as copies are and tells the errors, and where
-// these stand, by the names of the copies' scales; nil if there are none in blocks.
-func (w *QuantizedCopies) inspection(mesh []ir.Axis, held []RankParam) (*ir.Graph,
-	map[string]Measured, error) {
-	b, at, places := ir.NewBuilder("copies", mesh...), int64(0), map[string]Measured{}
+// inspection builds the graph that quantizes the masters like the copies and measures the errors.
+// It also returns their spans, by the names of the copies' scales; nil if no copy is quantized.
+func (w *QuantizedCopies) inspection(mesh []ir.Axis, params []RankParam) (*ir.Graph,
+	map[string]ErrorSpan, error) {
+	b, at, spans := ir.NewBuilder("copies", mesh...), int64(0), map[string]ErrorSpan{}
 	var sums []*ir.Value
-	for i := range held {
-		name, l := held[i].Name, &held[i].Layout
+	for i := range params {
+		name, l := params[i].Name, &params[i].Layout
 		t := l.Stored
 		t.Elem = dtype.F32
 		var master, amax *ir.Value
@@ -138,8 +142,8 @@ func (w *QuantizedCopies) inspection(mesh []ir.Axis, held []RankParam) (*ir.Grap
 			x, list, _ := rounded(b, &c, master, l, &amax)
 			sums = append(sums, b.QuantizeStats(x, c.Quantize, list...))
 			layers := x.Type.StackDepth()
-			m := Measured{at, layers, ir.Devices(mesh) * x.Type.Shape().Elements() / layers}
-			places[c.Names[1]] = m
+			m := ErrorSpan{at, layers, ir.Devices(mesh) * x.Type.Shape().Elements() / layers}
+			spans[c.Names[1]] = m
 			at += ir.ErrorSums * m.Layers
 		}
 	}
@@ -148,16 +152,16 @@ func (w *QuantizedCopies) inspection(mesh []ir.Axis, held []RankParam) (*ir.Grap
 	}
 	all := b.JoinSums(b.Together(sums[0].Type.Dims[0].Name, sums))
 	g, err := named(b, []result{{all, CopyErrors, program.Stat.For("")}})
-	return g, places, err
+	return g, spans, err
 }
 
-// Made is the result in which an update reports on the scales of the copies that it makes, in the
-// order of [Part.Made].
-const Made = "stat.made"
+// CopyStats is the result in which an update reports statistics of the scales of the copies that it
+// makes, in the order of [RankUpdate.CopyStats].
+const CopyStats = "stat.made"
 
-// withStats adds the report on copies that were made.
+// withStats adds the statistics of the copies, if they are monitored.
 func (w *QuantizedCopies) withStats(b *ir.Builder, out []result) []result {
-	if w == nil || !w.Watch {
+	if w == nil || !w.Monitor {
 		return out
 	}
 	var scales []*ir.Value
@@ -169,24 +173,24 @@ func (w *QuantizedCopies) withStats(b *ir.Builder, out []result) []result {
 	if len(scales) == 0 {
 		return out
 	}
-	return append(out, result{b.JoinStats(b.ScaleStats(scales...)), Made, program.Stat.For("")})
+	return append(out, result{b.JoinStats(b.ScaleStats(scales...)), CopyStats, program.Stat.For("")})
 }
 
-// scales names those of the copies, in order.
+// scales lists the names of the copies' scales, in order.
 func (w *QuantizedCopies) scales() (list []string) {
 	return lists.Map(w.Copies, func(c ir.Copy) string { return c.Names[1] })
 }
 
-// graph gives that which makes all copies of the masters alone, for the beginning of a run and for
-// other programs that take its place; nil if there are none in blocks and nobody watches.
-func (w *QuantizedCopies) graph(mesh []ir.Axis, held []RankParam) (*ir.Graph, error) {
-	if w == nil || len(w.Copies) == 0 && !w.Watch {
+// graph builds the program that makes all copies from the masters: at the start of a run, and when
+// other programs take over. It is nil if no copy is quantized and nothing is monitored.
+func (w *QuantizedCopies) graph(mesh []ir.Axis, params []RankParam) (*ir.Graph, error) {
+	if w == nil || len(w.Copies) == 0 && !w.Monitor {
 		return nil, nil
 	}
 	b := ir.NewBuilder("copies", mesh...)
 	var out []result
-	for i := range held {
-		name, l := held[i].Name, &held[i].Layout
+	for i := range params {
+		name, l := params[i].Name, &params[i].Layout
 		elem := w.plain[name]
 		plain := elem.Valid() && (elem != dtype.F32 || l.copied())
 		if !plain && !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool { return c.Param == name }) {

@@ -21,7 +21,7 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// blocky is a model whose sizes blocks divide. Its hidden size is as large as a plan's pieces need.
+// blocky is a model whose sizes blocks divide. Its hidden size is as large as a plan's shards need.
 func blocky(hidden, layers int64) *model.Config {
 	c := *shapes()["llama"]
 	c.Hidden, c.HeadDim, c.Rotary, c.MLP, c.Layers = hidden, 32, 32, 2*hidden, layers
@@ -29,7 +29,7 @@ func blocky(hidden, layers int64) *model.Config {
 	return &c
 }
 
-// marked gives the loss of a model with products in few bits in all of its layers, which are a loop
+// marked gives the loss of a model with quantized GEMMs in all of its layers, which are a loop
 // or one by one.
 func marked(c *model.Config, p *plan.Plan, elem dtype.DType, unrolled bool) (*ir.Graph, error) {
 	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: elem, Documents: true})
@@ -55,14 +55,14 @@ func marked(c *model.Config, p *plan.Plan, elem dtype.DType, unrolled bool) (*ir
 	return g, policy.Mark(g, params)
 }
 
-// narrowPlan is the plan of a row in a format; "" is none.
-func narrowPlan(m mesh, format string, s plantest.Size) *plan.Plan {
+// quantizedPlan is the plan of a row in a format; "" quantizes nothing.
+func quantizedPlan(m mesh, format string, s plantest.Size) *plan.Plan {
 	p := m.Plan(s)
 	p.Precision, p.Types.Params = format, dtype.BF16
 	return p
 }
 
-func narrowStep(c *model.Config, p *plan.Plan, unrolled bool) (*graphs, *spmd.Sharding, error) {
+func quantizedStep(c *model.Config, p *plan.Plan, unrolled bool) (*graphs, *spmd.Sharding, error) {
 	g, err := marked(c, p, dtype.BF16, unrolled)
 	if err != nil {
 		return nil, nil, err
@@ -71,7 +71,7 @@ func narrowStep(c *model.Config, p *plan.Plan, unrolled bool) (*graphs, *spmd.Sh
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := build(sh.Graph, spmd.Options{Optimizer: optim.SGD{}, Sharding: sh, Parts: 2,
+	s, err := build(sh.Graph, spmd.Options{Optimizer: optim.SGD{}, Sharding: sh, Microbatches: 2,
 		Recompute: p.Recompute, Params: map[string]optim.Param{}})
 	return s, sh, err
 }
@@ -89,7 +89,7 @@ func opsOf(g *ir.Graph) (list []*ir.Op) {
 
 // gathered is what gathers along an axis give, in bytes; loops are multiplied out.
 func gathered(g *ir.Graph, axis string) (bytes int64) {
-	for _, row := range spmd.Census(g) {
+	for _, row := range spmd.CensusOf(g) {
 		if row.Kind == hlo.AllGather && slices.Equal(row.Axes, []string{axis}) {
 			bytes += row.Bytes
 		}
@@ -97,34 +97,34 @@ func gathered(g *ir.Graph, axis string) (bytes int64) {
 	return bytes
 }
 
-var narrowFormats = []string{"mxfp8", "nvfp4"}
+var quantizedFormats = []string{"mxfp8", "nvfp4"}
 
-// What a plan's graphs take of a weight whose products have few bits are copies in blocks, and
+// A plan's graphs take block-scaled copies of the weights of quantized GEMMs, and
 // never the weight; and these are made by what updates, and at the beginning.
-func TestNarrowWeightsAreCopies(t *testing.T) {
+func TestQuantizedWeightsAreCopies(t *testing.T) {
 	c := blocky(64, 3)
 	size := plantest.Size{Batch: 8, Micros: 2, Seq: 128}
 	rows := append(combine(2), plantest.Recomputations()...)
 	if !slowtest.Enabled {
 		rows = append(combine(1), plantest.Recomputations()[6:]...)
 	}
-	for _, format := range narrowFormats {
+	for _, format := range quantizedFormats {
 		for _, m := range rows {
 			for _, unrolled := range []bool{false, true} {
-				p := narrowPlan(m, format, size)
-				whole := p.Size(plan.FSDPAxis) > 2 && format == "mxfp8" // pieces are smaller than blocks
+				p := quantizedPlan(m, format, size)
+				whole := p.Size(plan.FSDPAxis) > 2 && format == "mxfp8" // shards are smaller than blocks
 				if p.Check(c) != nil || p.PP.Size > 1 || whole || unrolled && (p.TP.Overlap || len(p.Recompute) > 0) {
 					continue
 				}
-				s, _, err := narrowStep(c, p, unrolled)
+				s, _, err := quantizedStep(c, p, unrolled)
 				if err != nil {
 					t.Errorf("%s %s: %v", format, m.Name, err)
 					continue
 				}
 				name := fmt.Sprintf("%s %s, unrolled %v", format, m.Name, unrolled)
 				copiesOnly(t, name, s)
-				pieces := p.Size(plan.ContextAxis) * p.Size(plan.TensorAxis)
-				if !unrolled && len(p.Recompute) == 0 && p.Seq/pieces >= p.Block() {
+				shards := p.Size(plan.ContextAxis) * p.Size(plan.TensorAxis)
+				if !unrolled && len(p.Recompute) == 0 && p.Seq/shards >= p.Block() {
 					oneSided(t, name, s)
 				}
 			}
@@ -236,24 +236,24 @@ func oneSided(t *testing.T, name string, s *graphs) {
 
 // What FSDP gathers of a weight is what one pass reads: codes and scales, of four or eight bits, in
 // the place of two bytes an element in both passes.
-func TestNarrowGathersMoveFewBits(t *testing.T) {
+func TestQuantizedGathersMoveFewerBytes(t *testing.T) {
 	c, size := blocky(64, 3), plantest.Size{Batch: 8, Micros: 2, Seq: 128}
-	elements := int64(0) // of weights whose products have few bits
+	elements := int64(0) // of weights whose GEMMs are quantized
 	for _, one := range c.Params() {
 		if one.Stacked() && len(one.Shape) == 2 {
 			elements += one.Size()
 		}
 	}
-	for _, format := range narrowFormats {
+	for _, format := range quantizedFormats {
 		for _, m := range combine(1) {
 			if m.Axes == nil || m.Axes[0] != "fsdp" {
 				continue
 			}
-			wide, _, err := narrowStep(c, narrowPlan(m, "", size), false)
+			wide, _, err := quantizedStep(c, quantizedPlan(m, "", size), false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			few, _, err := narrowStep(c, narrowPlan(m, format, size), false)
+			quantized, _, err := quantizedStep(c, quantizedPlan(m, format, size), false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,14 +262,14 @@ func TestNarrowGathersMoveFewBits(t *testing.T) {
 				once = elements + elements/32
 			}
 			plain := 2 * elements
-			for _, graphs := range [][2]*ir.Graph{{wide.Gradient, few.Gradient},
-				{wide.Evaluate, few.Evaluate}, {wide.Update, few.Update}} {
+			for _, graphs := range [][2]*ir.Graph{{wide.Gradient, quantized.Gradient},
+				{wide.Evaluate, quantized.Evaluate}, {wide.Update, quantized.Update}} {
 				was, is := gathered(graphs[0], plan.FSDPAxis), gathered(graphs[1], plan.FSDPAxis)
 				times := (was - is) / (plain - once) // that a weight is gathered
 				want := was - times*plain + times*once
 				switch {
 				case was == 0:
-				case graphs[0] == wide.Update: // one copy of what SGD keeps, two in blocks
+				case graphs[0] == wide.Update: // one copy of what SGD keeps, two quantized
 					want = was - 4*elements + 2*once
 				case m.Name == "zero3micro" && graphs[0] == wide.Gradient: // one copy for both passes
 					want = was - plain + 2*once
@@ -283,7 +283,7 @@ func TestNarrowGathersMoveFewBits(t *testing.T) {
 	}
 }
 
-// copies makes the copies of weights in few bits of the masters.
+// copies makes the quantized copies of the masters.
 func (r *rig) copies() error {
 	out, err := r.run(r.step.Quantize, r.feed(r.step.Quantize, nil))
 	if err != nil {
@@ -295,9 +295,9 @@ func (r *rig) copies() error {
 	return nil
 }
 
-// narrowGradients runs the loss and the gradients of a plan, nil for one device, with copies that
+// quantizedGradients runs the loss and the gradients of a plan, nil for one device, with copies that
 // were made of the masters, and puts what it gives together.
-func narrowGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
+func quantizedGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
 	map[string][]float64, error) {
 	r, err := newRig(g, p, optim.SGD{}, 1, whole, evalRunner)
 	if err != nil {
@@ -318,8 +318,8 @@ func narrowGradients(g *ir.Graph, p *plan.Plan, whole map[string]*eval.Array) (
 	return all, nil
 }
 
-// narrowBatch fills the inputs of a graph, with those of stochastic rounding.
-func narrowBatch(g *ir.Graph, c *model.Config) map[string]*eval.Array {
+// quantizedBatch fills the inputs of a graph, and the bits of stochastic rounding.
+func quantizedBatch(g *ir.Graph, c *model.Config) map[string]*eval.Array {
 	whole := fills(g, c, 3)
 	whole[ir.InputNoise] = &eval.Array{Type: ir.Type{Dims: []ir.Dim{{Name: ir.InputNoise, Size: 2}}},
 		Data: []float64{7, 9}}
@@ -331,12 +331,12 @@ func narrowBatch(g *ir.Graph, c *model.Config) map[string]*eval.Array {
 	return whole
 }
 
-// The loss and every gradient of a plan are those of one device, to the last digits of float64:
-// operands are rounded alike however they are cut, and whether pieces are joined before or after.
+// The loss and every gradient of a plan equal one device's, to the last digits of float64:
+// operands are rounded alike however they are sharded, and whether shards are joined before or after.
 //
-// Where devices have copies of key heads, each rounds the gradient of its own copy, not that of
+// Where devices have copies of key heads, each rounds the gradient of its own copy, not the gradient of
 // their sum: only the loss is the same.
-func TestNarrowPlansAgreeWithOneDevice(t *testing.T) {
+func TestQuantizedPlansAgreeWithOneDevice(t *testing.T) {
 	c, size, rows := blocky(32, 2), plantest.Size{Batch: 4, Micros: 1, Seq: 64}, combine(2)
 	switch {
 	case *all:
@@ -346,23 +346,23 @@ func TestNarrowPlansAgreeWithOneDevice(t *testing.T) {
 		c, size.Batch = blocky(32, 1), 2
 		rows = slices.DeleteFunc(rows, func(m mesh) bool { return m.Name != "zero3 sp" })
 	}
-	for _, format := range narrowFormats {
-		one := narrowPlan(mesh{Apply: func(*plan.Plan) {}}, format, size)
+	for _, format := range quantizedFormats {
+		one := quantizedPlan(mesh{Apply: func(*plan.Plan) {}}, format, size)
 		g, err := marked(c, one, dtype.F32, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := narrowBatch(g, c)
-		first, err := narrowGradients(g, nil, whole)
+		whole := quantizedBatch(g, c)
+		first, err := quantizedGradients(g, nil, whole)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, m := range rows {
-			p := narrowPlan(m, format, size)
+			p := quantizedPlan(m, format, size)
 			if p.Check(c) != nil {
 				continue
 			}
-			got, err := narrowGradients(g, p, whole)
+			got, err := quantizedGradients(g, p, whole)
 			if err != nil {
 				t.Errorf("%s %s: %v", format, m.Name, err)
 				continue

@@ -19,7 +19,7 @@ func TestReportsOnCopiesMayStayUnsent(t *testing.T) {
 		cpu  bool
 		fine bool
 	}{{"copies", false, false, true}, {"copies on the CPU", false, true, false},
-		{"pieces", true, false, false}} {
+		{"shards", true, false, false}} {
 		b := ir.NewBuilder("update", ir.Axis{Name: "fsdp", Size: 8})
 		x := b.Input("scales", ir.Data, ir.Type{Elem: dtype.F8E4M3FN, Place: ir.Placement{
 			{Axis: "fsdp", Dim: "embed"}}, Dims: []ir.Dim{{Name: "rows", Size: 4}, {Name: "embed", Size: 2}}}, "")
@@ -30,13 +30,13 @@ func TestReportsOnCopiesMayStayUnsent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list := spmd.Census(g)
+		list := spmd.CensusOf(g)
 		list = slices.DeleteFunc(list, func(t spmd.Traffic) bool { return t.Kind != hlo.AllReduce })
 		if len(list) != 1 || list[0].Bytes == 0 {
 			t.Fatalf("%s: the graph sends %v", c.name, list)
 		}
-		if got := spmd.Sends(list, nil, c.cpu, dtype.F32); (got == "") != c.fine {
-			t.Errorf("%s: %q", c.name, got)
+		if got := list.Diff(nil, c.cpu, dtype.F32); (got == nil) != c.fine {
+			t.Errorf("%s: %v", c.name, got)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type runner func(g *ir.Graph, in map[string][]*eval.Array) ([][]*eval.Array, err
 // graphs are all of a step on one mesh.
 type graphs struct {
 	*spmd.Step
-	*spmd.Part
+	*spmd.RankUpdate
 }
 
 // build builds them for a loss.
@@ -32,11 +32,11 @@ func build(loss *ir.Graph, o spmd.Options) (*graphs, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := spmd.NewPart(s.RankParams(), o.End(w))
+	p, err := spmd.NewRankUpdate(s.RankParams(), o.UpdateOptions(w))
 	return &graphs{s, p}, err
 }
 
-// A rig trains a model for a few steps with the graphs of one plan, or of one device.
+// A rig trains a model for a quantized steps with the graphs of one plan, or of one device.
 type rig struct {
 	step     *graphs
 	sharding *spmd.Sharding // nil for one device
@@ -51,7 +51,7 @@ type rig struct {
 func newRig(g *ir.Graph, p *plan.Plan, o optim.Optimizer, parts int, whole map[string]*eval.Array,
 	run runner) (*rig, error) {
 	r := &rig{whole: whole, o: o, state: map[string][]*eval.Array{}, run: run, plan: p}
-	opt := spmd.Options{Optimizer: o, Parts: parts, Params: map[string]optim.Param{}}
+	opt := spmd.Options{Optimizer: o, Microbatches: parts, Params: map[string]optim.Param{}}
 	for _, v := range g.Params() {
 		tag := ir.Attn
 		if v.Type.Dims[0].Name != ir.Layer {
@@ -90,12 +90,12 @@ func (r *rig) begin() {
 	}
 }
 
-// deal cuts a whole for the devices; nil makes zeros.
+// deal shards a global array for the devices; nil makes zeros.
 func (r *rig) deal(t ir.Type, whole *eval.Array) (list []*eval.Array) {
 	for d := range devices(r.mesh) {
 		a := eval.New(t)
 		if whole != nil {
-			a.Data = spmd.Cut(r.mesh, whole.Type.Dims, whole.Data, t, d)
+			a.Data = spmd.TakeShard(r.mesh, whole.Type.Dims, whole.Data, t, d)
 		}
 		list = append(list, a)
 	}
@@ -191,7 +191,7 @@ func (r *rig) wholes(grads bool) (map[string][]float64, error) {
 	return list, nil
 }
 
-// A history is what a few steps gave.
+// A history is what a quantized steps gave.
 type history struct {
 	losses, norms []float64
 	grads, params map[string][]float64 // of the first step; after the last

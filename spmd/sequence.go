@@ -7,8 +7,9 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// attend lets the queries of a piece of the sequence see the keys of all of it, gathered or handed
-// round, and tells them where they stand.
+// attend implements context parallelism: queries of one shard of the sequence see all keys, which
+// are gathered, or sent around a ring (plan cp.kind). Query and key positions become extra
+// arguments, since a shard's index is not its position in the sequence.
 func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 	in = s.allReduced(in)
 	cp := plan.ContextAxis
@@ -21,17 +22,18 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 		a = a.With("ring", cp).With("balanced", s.plan.CP.Balance)
 	}
 	for i, v := range in {
-		if handed := ring && i < 3; v.Type.Place.On(cp) == ir.Keys && !handed {
+		if sent := ring && i < 3; v.Type.Place.On(cp) == ir.Keys && !sent {
 			in[i] = s.keys(v)
 		}
 	}
-	places := s.own(s.places(ir.Seq, n), cp, ir.Seq)
-	return append(in, places, s.places(ir.Keys, n)), a
+	queries := s.shardSlice(s.positions(ir.Seq, n), cp, ir.Seq)
+	return append(in, queries, s.positions(ir.Keys, n)), a
 }
 
-// places counts the places of a sequence in the order in which the devices hold them.
-func (s *sharder) places(dim string, n int64) *ir.Value {
-	return s.cached("places "+dim, func() *ir.Value {
+// positions returns the positions [n] of a sequence's tokens in the order in which devices have
+// them.
+func (s *sharder) positions(dim string, n int64) *ir.Value {
+	return s.cached("positions "+dim, func() *ir.Value {
 		run := func(n int64) ir.Type {
 			return ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: dim, Size: n}}}
 		}
@@ -46,8 +48,8 @@ func (s *sharder) places(dim string, n int64) *ir.Value {
 	})
 }
 
-// chunks gives the order of the pieces of a sequence. With balance device i has pieces i and, from
-// the back, i: what a causal mask leaves of both together is the same for all.
+// chunks returns the order of the sequence's chunks over the devices. With balancing, device i of n
+// has chunks i and 2n-1-i of 2n, so that a causal mask leaves every device the same work.
 func chunks(p *plan.Plan) []int64 {
 	n := p.Size(plan.ContextAxis)
 	var list []int64
@@ -60,8 +62,8 @@ func chunks(p *plan.Plan) []int64 {
 	return list
 }
 
-// Order gives, for each place of the rows that the devices of a plan are given, the place in the
-// sequence of the token that stands there: ids, labels, positions and segments come in this order.
+// Order returns, for each index of a sequence as the devices receive it, the token's position in
+// the original sequence. Ids, labels, positions and segments of a batch come in this order.
 func Order(p *plan.Plan) []int64 {
 	order := chunks(p)
 	each := p.Seq / int64(len(order))
@@ -74,8 +76,8 @@ func Order(p *plan.Plan) []int64 {
 	return list
 }
 
-// keys gathers what stands where keys do. The documents of the whole sequence are the same in every
-// round, so a body is given them.
+// keys gathers a value along the keys dimension. Document numbers are the same in every layer: a
+// loop body gets the gathered ones as an input.
 func (s *sharder) keys(v *ir.Value) *ir.Value {
 	if def := v.Def(); def != nil && def.Kind == "rename" {
 		if whole := s.ready[def.In[0].Name+wholeSequence]; whole != nil {
@@ -90,11 +92,11 @@ func (s *sharder) keys(v *ir.Value) *ir.Value {
 	return s.gather(v, plan.ContextAxis)
 }
 
-// wholeSequence is what was done to a value of a piece of the sequence before a loop.
+// wholeSequence marks, in the cache of resharded values, a value that was gathered before the loop.
 const wholeSequence = " of the whole sequence"
 
-// documents gives a body what the numbers of documents are in the whole sequence, if it asks for
-// them. outer has what the inputs of the new body are outside.
+// documents gathers the document numbers that a loop body's attention needs, once before the loop,
+// and adds them to the body's inputs. outer maps the new body's inputs to the values outside.
 func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]*ir.Value) (
 	more []*ir.Value) {
 	cp := plan.ContextAxis
@@ -120,8 +122,9 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 	return more
 }
 
-// repeat rebuilds a loop; what goes round is placed alike in every round. With overlap the body
-// works on two halves of the batch, which do not wait for each other; weights are gathered once.
+// repeat rebuilds a loop. Carried values have the same placement in every iteration. With
+// tensor-parallel overlap the body works on two independent halves of the batch, so that the
+// collectives of one can run beside the GEMMs of the other; weights are gathered once for both.
 func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	l := op.Loop()
 	inner := newSharder(op.Body.Name, s.plan)
@@ -142,8 +145,8 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 			x = s.flowing(x)
 		}
 		stack := l.IsStack(i)
-		for h, piece := range s.parts(x, parts, stack) {
-			t, name := piece.Type, v.Name
+		for h, half := range s.halve(x, parts, stack) {
+			t, name := half.Type, v.Name
 			if stack {
 				t = t.Slice()
 			}
@@ -151,8 +154,8 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 				name += ".half"
 			}
 			y := inner.Input(name, v.Role, t, v.Source)
-			args, outer[y] = append(args, piece), piece
-			for k := h; k < parts; k++ { // what is not cut in halves is seen by both
+			args, outer[y] = append(args, half), half
+			for k := h; k < parts; k++ { // both halves see what has no batch dimension
 				at[k][v] = y
 			}
 		}
@@ -177,8 +180,9 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	return joined, nil
 }
 
-// parts gives a value in as many parts of its batch as a body works on, or as it is.
-func (s *sharder) parts(x *ir.Value, n int, stack bool) []*ir.Value {
+// halve splits a value along the batch into the n halves that a body works on. Stacks and values
+// without a batch dimension are returned alone.
+func (s *sharder) halve(x *ir.Value, n int, stack bool) []*ir.Value {
 	if n == 1 || stack || x.Type.Index(ir.Batch) < 0 {
 		return []*ir.Value{x}
 	}
@@ -186,7 +190,8 @@ func (s *sharder) parts(x *ir.Value, n int, stack bool) []*ir.Value {
 	return both[:]
 }
 
-// halves builds a body once for each part of the batch.
+// halves builds the body's operations once for each half of the batch. at maps the source body's
+// values, by half; args collects the loop's arguments.
 func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value,
 	outer map[*ir.Value]*ir.Value, args *[]*ir.Value) ([]*ir.Value, error) {
 	for h := range at {
@@ -211,12 +216,12 @@ func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value
 	return results, nil
 }
 
-// flowing cuts the sequence of what flows between layers, if the plan has sequence parallelism and
-// it is not cut yet.
+// flowing shards an activation between layers along the sequence, if the plan has sequence
+// parallelism and it is not sharded yet.
 func (s *sharder) flowing(v *ir.Value) *ir.Value {
 	if s.plan.TP.Sequence && s.plan.Size(plan.TensorAxis) > 1 && flows(v.Type) &&
 		v.Type.Place.On(plan.TensorAxis) == "" {
-		return s.own(v, plan.TensorAxis, ir.Seq)
+		return s.shardSlice(v, plan.TensorAxis, ir.Seq)
 	}
 	return v
 }

@@ -11,20 +11,21 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A Sharding is a graph of a model as one device of a plan's mesh computes it.
+// A Sharding is a model's graph as one device of a plan's mesh computes it. All devices run the
+// same graph.
 type Sharding struct {
 	Plan   *plan.Plan
 	Graph  *ir.Graph
 	Params []Layout
 }
 
-// Shard cuts the graph of a loss over a microbatch, or of one stage of it, for the devices of a
-// plan, and writes down every collective. The graph is rebuilt operation by operation: inputs are
-// cut by the names of their dimensions, the placements of results follow, and where an operation
-// cannot take an argument as it lies, a collective brings it into place.
+// Shard partitions the graph of a microbatch's loss, or of one pipeline stage, for the devices of a
+// plan. The graph is rebuilt operation by operation: inputs are sharded by the names of their
+// dimensions and result placements follow. Where an operation cannot take an argument in its
+// placement, a collective reshards it. The loss itself is not changed.
 func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	if len(loss.Mesh) > 0 {
-		return nil, diag.New(diag.GraphInvalid, "only the graph of a whole batch can be cut").
+		return nil, diag.New(diag.GraphInvalid, "only the graph of a whole batch can be sharded").
 			At("graph %s", loss.Name)
 	}
 	sh := &Sharding{Plan: p}
@@ -55,7 +56,8 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	return sh, err
 }
 
-// dataType cuts what comes from the batch, or from the stage before.
+// dataType returns one device's type of an input that comes from the batch, or from the stage
+// before.
 func dataType(t ir.Type, p *plan.Plan) ir.Type {
 	out := ir.Type{Elem: t.Elem, Dims: slices.Clone(t.Dims)}
 	for i, d := range t.Dims {
@@ -67,18 +69,18 @@ func dataType(t ir.Type, p *plan.Plan) ir.Type {
 	return out
 }
 
-// flows tells whether something flows between layers.
+// flows reports whether a value is an activation between layers: [B, S, E].
 func flows(t ir.Type) bool { return t.Index(ir.Seq) >= 0 && t.Index(ir.EmbedDim) >= 0 }
 
-// A sharder rebuilds one graph, or one body.
+// A sharder rebuilds one graph, or the body of one loop.
 type sharder struct {
 	*ir.Rewriter
 	plan   *plan.Plan
 	mesh   []ir.Axis
-	params map[*ir.Value]bool   // inputs of the old graph that are parameters
-	ready  map[string]*ir.Value // values that were brought into place before, by what was done
-	vocab  int64                // tokens that count, where the vocabulary was padded
-	inside bool                 // a body, not the whole
+	params map[*ir.Value]bool   // inputs of the source graph that are parameters
+	ready  map[string]*ir.Value // resharded values, by source and what was done to it
+	vocab  int64                // true size of a padded vocabulary
+	inside bool                 // this is a loop body
 }
 
 func newSharder(name string, p *plan.Plan) *sharder {
@@ -86,11 +88,13 @@ func newSharder(name string, p *plan.Plan) *sharder {
 		params: map[*ir.Value]bool{}, ready: map[string]*ir.Value{}}
 }
 
-// once does something to a value the first time, and remembers it.
+// once applies do to a value the first time, and returns the same result after that, so that
+// several users share one collective.
 func (s *sharder) once(v *ir.Value, what string, do func() *ir.Value) *ir.Value {
 	return s.cached(v.Name+" "+what, do)
 }
 
+// cached returns the value of a key, built on the first request.
 func (s *sharder) cached(key string, do func() *ir.Value) *ir.Value {
 	if s.ready[key] == nil {
 		s.ready[key] = do()
@@ -98,7 +102,8 @@ func (s *sharder) cached(key string, do func() *ir.Value) *ir.Value {
 	return s.ready[key]
 }
 
-// gather joins the pieces of a value along an axis. Who needs the whole again gathers it again.
+// gather all-gathers a value along an axis. The tag lets the backward pass gather again instead of
+// saving the result.
 func (s *sharder) gather(v *ir.Value, axis string) *ir.Value {
 	return s.once(v, "gather "+axis, func() (y *ir.Value) {
 		s.Tagged(ir.Gather, func() { y = s.AllGather(v, axis, v.Type.Place.On(axis)) })
@@ -106,13 +111,13 @@ func (s *sharder) gather(v *ir.Value, axis string) *ir.Value {
 	})
 }
 
-// own takes the device's piece of a copy.
-func (s *sharder) own(v *ir.Value, axis, dim string) *ir.Value {
+// shardSlice returns the device's slice of a replicated value.
+func (s *sharder) shardSlice(v *ir.Value, axis, dim string) *ir.Value {
 	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.OwnPiece(v, axis, dim) })
 }
 
-// reduced gives a value whose terms are summed up. With sequence parallelism the sum of what flows
-// between layers is left in pieces of the sequence.
+// reduced sums the partial terms of a value. With sequence parallelism an activation between layers
+// is reduce-scattered along the sequence instead of all-reduced.
 func (s *sharder) reduced(v *ir.Value) *ir.Value {
 	return s.reduce(v, func(axis string) string {
 		if axis == plan.TensorAxis && s.plan.TP.Sequence && flows(v.Type) {
@@ -122,7 +127,8 @@ func (s *sharder) reduced(v *ir.Value) *ir.Value {
 	})
 }
 
-// reduce sums up terms; into says by which dimension the sum is cut along an axis.
+// reduce sums partial terms; into returns the dimension along which an axis scatters the sum, or ""
+// for an all-reduce. All axes that all-reduce do it in one collective.
 func (s *sharder) reduce(v *ir.Value, into func(axis string) string) *ir.Value {
 	var whole []string
 	for _, share := range slices.Clone(v.Type.Place) {
@@ -146,7 +152,7 @@ func (s *sharder) reduce(v *ir.Value, into func(axis string) string) *ir.Value {
 	})
 }
 
-// conform brings a value to a placement.
+// conform reshards a value to the wanted placement.
 func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
 	v = s.reduce(v, want.On)
 	for _, a := range s.mesh {
@@ -155,16 +161,18 @@ func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
 		case to == "":
 			v = s.gather(v, a.Name)
 		case has == "":
-			v = s.own(v, a.Name, to)
+			v = s.shardSlice(v, a.Name, to)
 		}
 	}
 	return v
 }
 
-// gatherStacks joins the pieces of parameters for a whole microbatch, if the plan says so.
+// gatherStacks gathers the parameters of all layers once for a microbatch, if the plan's
+// fsdp.gather is "micro".
 //
-// What the forward program of a pipeline's stage joined stays for its backward program; but not if
-// products are in few bits, of which the two take different copies: each then joins its own.
+// A pipeline stage's forward program keeps the gathered parameters for its backward program. With
+// quantized GEMMs the two take different copies (fprop and dgrad orientation), so each gathers its
+// own.
 func (s *sharder) gatherStacks(g *ir.Graph) {
 	if s.plan.FSDP.Gather != "micro" {
 		return
@@ -180,8 +188,8 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 	}
 }
 
-// use gives a value of the old graph as operations take it: a parameter's shards are gathered, and
-// it has the key heads of the device's own query heads.
+// use returns a value as operations take it: a parameter's FSDP shards are gathered, and with fewer
+// key heads than tensor-parallel devices each device takes the key heads of its query heads.
 func (s *sharder) use(v *ir.Value) *ir.Value {
 	x := s.At[v]
 	if !s.params[v] {
@@ -208,7 +216,8 @@ func (s *sharder) use(v *ir.Value) *ir.Value {
 	return x
 }
 
-// shards lists the axes that cut a parameter beside those that cut it for operations.
+// shards lists the axes that shard a parameter in storage only, not for the operations that take
+// it.
 func shards(t ir.Type, p *plan.Plan) (list []ir.AxisSharding) {
 	for _, a := range p.Shards() {
 		if dim := t.Place.On(a.Name); dim != "" && !slices.Contains(p.Axes(t.Dims, dim), a) {
@@ -218,7 +227,9 @@ func shards(t ir.Type, p *plan.Plan) (list []ir.AxisSharding) {
 	return list
 }
 
-// weight gathers a parameter; one of a layer may be fetched while the layer before it computes.
+// weight gathers a parameter's shards, the last axis first. Inside a loop body the gather may be
+// prefetched while the layer before computes. The VJP reduces the gradient in the type of
+// collectives.
 func (s *sharder) weight(x *ir.Value) *ir.Value {
 	sum := dtype.Invalid
 	if t := s.plan.Types.Collectives; t != x.Type.Elem {
@@ -230,7 +241,7 @@ func (s *sharder) weight(x *ir.Value) *ir.Value {
 	return x
 }
 
-// ops rebuilds the operations of a graph.
+// ops rebuilds the operations of a graph, in order.
 func (s *sharder) ops(g *ir.Graph) error {
 	for _, op := range g.Ops {
 		in := make([]*ir.Value, len(op.In))
@@ -248,7 +259,7 @@ func (s *sharder) ops(g *ir.Graph) error {
 			return err
 		}
 		if err := s.Err(); err != nil {
-			return diag.From(err).Because("%s of %s cannot be cut for %d devices", op.Kind, g.Name,
+			return diag.From(err).Because("%s of %s cannot be sharded over %d devices", op.Kind, g.Name,
 				s.plan.Devices())
 		}
 		s.Set(op.Out, out)
@@ -256,7 +267,7 @@ func (s *sharder) ops(g *ir.Graph) error {
 	return nil
 }
 
-// op rebuilds one operation: its arguments are brought into place first.
+// op rebuilds one operation, after its arguments were resharded to placements that it accepts.
 func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	a := op.Attrs
 	switch op.Kind {
@@ -284,33 +295,37 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	return s.Again(op, a, nil, in...), nil
 }
 
+// allReduced sums the partial terms of all arguments.
 func (s *sharder) allReduced(in []*ir.Value) []*ir.Value {
 	return lists.Map(in, s.reduced)
 }
 
-// alike brings the arguments of an element-wise operation to one placement.
+// alike brings the arguments of an element-wise operation to one placement, axis by axis. Partial
+// terms stay terms where the operation is linear in them (a sum of terms along the same axes, a
+// product with one replicated factor). Else they are reduced, scattered if another argument is
+// sharded. Then replicated arguments are sliced like the sharded ones.
 func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 	out := slices.Clone(in)
 	same := s.sameTerms(in)
 	for _, a := range s.mesh {
-		terms, cut := 0, ""
+		terms, sharded := 0, ""
 		for _, v := range out {
 			switch how := v.Type.Place.On(a.Name); how {
 			case ir.Partial:
 				terms++
 			case "":
 			default:
-				cut = how
+				sharded = how
 			}
 		}
 		linear := (kind == "add" || kind == "sub") && terms == len(out) && same ||
-			kind == "mul" && terms == 1 && cut == ""
+			kind == "mul" && terms == 1 && sharded == ""
 		for i, v := range out {
 			if how := v.Type.Place.On(a.Name); how == ir.Partial && !linear {
-				if cut != "" && v.Type.Index(cut) >= 0 {
+				if sharded != "" && v.Type.Index(sharded) >= 0 {
 					out[i] = s.reduce(v, func(axis string) string {
 						if axis == a.Name {
-							return cut
+							return sharded
 						}
 						return ""
 					})
@@ -319,22 +334,22 @@ func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
 				}
 			}
 		}
-		for _, v := range out { // what was settled may be cut now
+		for _, v := range out { // a reduce-scatter may have sharded one
 			if how := v.Type.Place.On(a.Name); how != "" && how != ir.Partial {
-				cut = how
+				sharded = how
 			}
 		}
 		for i, v := range out {
-			if cut != "" && v.Type.Place.On(a.Name) == "" && v.Type.Index(cut) >= 0 {
-				out[i] = s.own(v, a.Name, cut)
+			if sharded != "" && v.Type.Place.On(a.Name) == "" && v.Type.Index(sharded) >= 0 {
+				out[i] = s.shardSlice(v, a.Name, sharded)
 			}
 		}
 	}
 	return out
 }
 
-// sameTerms tells whether all arguments are terms along the same axes, so that they can be added
-// before they are summed up: a sum is taken along all axes at once.
+// sameTerms reports whether all arguments are partial along the same axes, so that they can be
+// added before the one reduction over all these axes.
 func (s *sharder) sameTerms(in []*ir.Value) bool {
 	return !slices.ContainsFunc(s.mesh, func(a ir.Axis) bool {
 		first := in[0].Type.Place.On(a.Name) == ir.Partial
@@ -344,9 +359,9 @@ func (s *sharder) sameTerms(in []*ir.Value) bool {
 	})
 }
 
-// factors brings the arguments of a product into place: what is summed over must be cut on both
-// sides or on none. Of two dimensions that one axis cuts, that of the activation is gathered, since
-// weights stay where they are.
+// factors reshards the operands of a matmul. The contracted dimension must be sharded on both sides
+// or on neither. If an axis shards different dimensions of the two, the activation is gathered and
+// the weight stays: Megatron's column-parallel layer.
 func (s *sharder) factors(kind string, in []*ir.Value) []*ir.Value {
 	x, y := s.reduced(in[0]), s.reduced(in[1])
 	for _, a := range s.mesh {
@@ -358,9 +373,9 @@ func (s *sharder) factors(kind string, in []*ir.Value) []*ir.Value {
 		case has != "" && other != "":
 			y = s.gather(y, a.Name)
 		case has != "" && y.Type.Index(has) >= 0:
-			y = s.own(y, a.Name, has)
+			y = s.shardSlice(y, a.Name, has)
 		case other != "" && x.Type.Index(other) >= 0:
-			x = s.own(x, a.Name, other)
+			x = s.shardSlice(x, a.Name, other)
 		}
 	}
 	return []*ir.Value{x, y}

@@ -10,17 +10,18 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A Stage is one part of a model whose layers were cut: what its devices compute of the loss.
+// A Stage is one pipeline stage of a model: consecutive layers, and what comes before the first or
+// after the last one.
 type Stage struct {
-	// Graph takes what the stage before gives, under the name [Hidden], data, and parameters, and
-	// gives what the stage after takes; the last one gives the loss. Stacks hold the stage's layers.
+	// Graph takes the previous stage's activation (named [Hidden]), data and parameters, and gives the
+	// next stage's activation; the last stage gives the loss. Stacks have only the stage's layers.
 	Graph *ir.Graph
-	// Layers says, by the name of a stack, which of its rounds are the stage's: from, to.
+	// Layers gives, by the name of a stacked parameter, the stage's layers in the model: [from, to).
 	Layers map[string][2]int64
 }
 
-// Number gives the stacks of the stage names of their own, so that a device can have several
-// stages: "s2.block.q" is what stage 2 has of "block.q".
+// Number renames the stage's stacks to "s2.block.q" for stage 2, so that one rank can have several
+// stages (interleaved schedules). It changes the stage's graph.
 func (s *Stage) Number(k int) {
 	named := map[string][2]int64{}
 	for _, v := range s.Graph.Inputs {
@@ -32,7 +33,7 @@ func (s *Stage) Number(k int) {
 	s.Layers = named
 }
 
-// Unnumbered is the name that the model has for a parameter of a stage.
+// Unnumbered returns the model's name for one of the stage's parameters.
 func (s *Stage) Unnumbered(name string) string {
 	if _, stack := s.Layers[name]; stack {
 		_, name, _ = strings.Cut(name, ".")
@@ -40,18 +41,17 @@ func (s *Stage) Unnumbered(name string) string {
 	return name
 }
 
-// Hidden is the name of what a stage takes from the one before it.
+// Hidden is the input that takes the previous stage's activation.
 const Hidden = "hidden"
 
-// Stages cuts the graph of a loss into one graph for each stage. Layers are dealt in order, counts
-// to each stage; what comes before the first layer goes to the first stage, what comes after the
-// last to the last. A round of a loop that holds several layers is not cut, so counts are of
-// rounds.
+// Stages splits the graph of a loss into pipeline stages, counts[k] iterations of the layer loops
+// each. What comes before the first layer goes to the first stage, what comes after the last to the
+// last. If an iteration has several layers, it is not split.
 func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
-	c := &cutter{loss: loss, left: slices.Clone(counts)}
+	c := &stageSplitter{loss: loss, left: slices.Clone(counts)}
 	rounds, want := Rounds(loss), lists.Sum(counts, func(n int64) int64 { return n })
 	if rounds != want || slices.Min(append([]int64{1}, counts...)) < 1 || len(counts) == 0 {
-		return nil, diag.New(diag.PlanMisfit, "%d rounds of layers cannot be dealt as %v", rounds,
+		return nil, diag.New(diag.PlanMisfit, "%d rounds of layers cannot be split as %v", rounds,
 			counts).At("graph %s", loss.Name)
 	}
 	c.begin()
@@ -60,13 +60,13 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 			c.copy(op, op.Attrs, nil, c.uses(op.In))
 			continue
 		}
-		c.rounds(op.Loop())
+		c.splitLoop(op.Loop())
 	}
 	c.finish(c.uses(loss.Results)...)
 	return c.stages, c.err
 }
 
-// Rounds is how many layers the loops of a graph go through.
+// Rounds returns the number of iterations of all layer loops in a graph.
 func Rounds(g *ir.Graph) (n int64) {
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
@@ -76,54 +76,56 @@ func Rounds(g *ir.Graph) (n int64) {
 	return n
 }
 
-// A cutter walks through a loss and builds one stage after another.
-type cutter struct {
+// A stageSplitter walks through a loss and builds one stage after another.
+type stageSplitter struct {
 	loss   *ir.Graph
-	left   []int64 // rounds that stages still want, the one at work first
+	left   []int64 // iterations that stages still take, the current one first
 	stages []*Stage
-	b      *ir.Rewriter // of the stage at work
+	b      *ir.Rewriter // builds the current stage
 	stage  *Stage
 	err    error
 }
 
 // begin opens a stage.
-func (c *cutter) begin() {
+func (c *stageSplitter) begin() {
 	c.b = ir.NewRewriter(c.loss.Name)
 	c.stage = &Stage{Layers: map[string][2]int64{}}
 }
 
-// use gives a value of the loss in the stage at work. Inputs come with their first use.
-func (c *cutter) use(v *ir.Value) *ir.Value {
+// use returns a value of the loss in the current stage. Inputs are added with their first use. Only
+// the hidden activation may cross from one stage to the next.
+func (c *stageSplitter) use(v *ir.Value) *ir.Value {
 	if c.b.At[v] == nil && v.Def() == nil {
 		c.b.Inputs(v)
 	}
 	if c.b.At[v] == nil && c.err == nil {
-		c.err = diag.New(diag.GraphInvalid, "%s is used by a stage that it is not handed to", v).
+		c.err = diag.New(diag.GraphInvalid, "%s is used by a later stage, but not sent to it", v).
 			At("graph %s", c.loss.Name)
 	}
 	return c.b.At[v]
 }
 
-func (c *cutter) uses(list []*ir.Value) []*ir.Value {
+func (c *stageSplitter) uses(list []*ir.Value) []*ir.Value {
 	return lists.Map(list, c.use)
 }
 
-func (c *cutter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {
+func (c *stageSplitter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {
 	if c.err == nil {
 		c.b.Set(op.Out, c.b.Again(op, a, body, in...))
 	}
 }
 
-// rounds deals the rounds of a loop to the stages.
-func (c *cutter) rounds(l ir.Loop) {
+// splitLoop distributes the iterations of a loop over the stages. The loop must carry exactly one
+// value, the hidden activation.
+func (c *stageSplitter) splitLoop(l ir.Loop) {
 	if len(l.Carries) != 1 || len(l.Out) != 1 {
-		c.err = diag.New(diag.GraphInvalid, "a loop hands over %d values, not 1", len(l.Out)).
+		c.err = diag.New(diag.GraphInvalid, "a loop over layers carries %d values, not 1", len(l.Out)).
 			At("graph %s", c.loss.Name)
 	}
 	hidden := l.In[0]
 	for from := int64(0); from < l.N && c.err == nil; {
 		if c.left[0] == 0 {
-			c.handOver(hidden)
+			c.nextStage(hidden)
 		}
 		take := min(c.left[0], l.N-from)
 		in := []*ir.Value{c.use(hidden)}
@@ -141,24 +143,24 @@ func (c *cutter) rounds(l ir.Loop) {
 	}
 }
 
-// stack gives the stage's layers of a stack.
-func (c *cutter) stack(v *ir.Value, from, n int64) *ir.Value {
+// stack returns the stage's layers of a stacked parameter.
+func (c *stageSplitter) stack(v *ir.Value, from, n int64) *ir.Value {
 	if v.Def() != nil {
-		return c.use(v) // refused there
+		return c.use(v) // reports that stacks must be inputs
 	}
 	c.stage.Layers[v.Name] = [2]int64{from, from + n}
 	return c.b.Like(v, v.Type.Slice().Stacked(n))
 }
 
-// handOver ends a stage with a value, which the next one begins with.
-func (c *cutter) handOver(v *ir.Value) {
+// nextStage ends the current stage with v, which becomes the hidden input of the next one.
+func (c *stageSplitter) nextStage(v *ir.Value) {
 	c.finish(c.use(v))
 	c.left = c.left[1:]
 	c.begin()
 	c.b.At[v] = c.b.Input(Hidden, ir.Data, v.Type, "")
 }
 
-func (c *cutter) finish(results ...*ir.Value) {
+func (c *stageSplitter) finish(results ...*ir.Value) {
 	if c.err != nil {
 		return
 	}

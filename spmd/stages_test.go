@@ -92,7 +92,7 @@ func runStages(stages []*spmd.Stage, p *plan.Plan, whole map[string]*eval.Array)
 			}
 			w := part(whole[v.Name], s.Layers[v.Name])
 			for d := range devices(p.Mesh()) {
-				data := spmd.Cut(p.Mesh(), w.Type.Dims, w.Data, v.Type, d)
+				data := spmd.TakeShard(p.Mesh(), w.Type.Dims, w.Data, v.Type, d)
 				given[v.Name] = append(given[v.Name], &eval.Array{Type: v.Type, Data: data})
 			}
 		}
@@ -140,12 +140,12 @@ func runStages(stages []*spmd.Stage, p *plan.Plan, whole map[string]*eval.Array)
 		}
 	}
 	if math.IsNaN(got["loss"][0]) {
-		return nil, fmt.Errorf("the loss is no number")
+		return nil, fmt.Errorf("the loss is NaN")
 	}
 	return got, nil
 }
 
-// part is some layers of a stack, or all of what is none.
+// part is some layers of a stack, or all of what is not stacked.
 func part(w *eval.Array, layers [2]int64) *eval.Array {
 	if layers[1] == 0 {
 		return w

@@ -9,68 +9,70 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Loss is the name of the loss among the results of a gradient, and of the graph that gives it
-// alone.
+// Loss is the result of a gradient graph that has the loss, and the only result of Evaluate.
 const Loss = "loss"
 
-// Options say how a step is made.
+// Options describe a training step.
 type Options struct {
 	Optimizer optim.Optimizer
-	// Recompute lists the parts of a block that the backward pass computes again.
+	// Recompute lists the parts of a layer whose activations the backward pass recomputes (activation
+	// checkpointing).
 	Recompute []ir.Tag
-	// Parts is the number of gradients that are added up before an update.
-	Parts int
-	// Params describes the parameters to the optimizer, by name: tag and decay.
+	// Microbatches is the number of gradients that are accumulated before an update.
+	Microbatches int
+	// Params describes parameters to the optimizer, by name: tag and weight decay.
 	Params map[string]optim.Param
-	// Sharding is how the loss was cut for a mesh; nil for one device.
+	// Sharding is how the loss was sharded over a mesh; nil for one device.
 	Sharding *Sharding
-	// Watch lets the graphs report on their quantized GEMMs; Inspect lets those that give gradients
-	// measure the errors of rounding as well.
-	Watch, Inspect bool
-	// Activations and State keep what loops keep for the backward pass, and what the optimizer keeps
-	// between updates, in the memory of the host.
-	Activations, State bool
+	// Monitor adds statistics of quantized GEMMs to the results; Inspect adds measured quantization
+	// errors to the gradient graphs as well.
+	Monitor, Inspect bool
+	// OffloadActivations keeps the residuals of layer loops in host memory; OffloadState keeps the
+	// optimizer state there between updates.
+	OffloadActivations, OffloadState bool
 }
 
-// Report is what graphs that give gradients report.
+// Report returns what gradient graphs report about their quantized GEMMs.
 func (o *Options) Report() ir.Report {
 	switch {
 	case o.Inspect:
 		return ir.ReportErrors
-	case o.Watch:
+	case o.Monitor:
 		return ir.ReportScales
 	}
 	return ir.ReportNothing
 }
 
-// A Step is the graphs that train a model whose forward and backward pass are one program.
+// A Step is the graphs of a model whose forward and backward pass are one program.
 type Step struct {
-	// Gradient gives the loss and the gradient of every parameter.
+	// Gradient gives the loss and the gradient of every parameter, for one microbatch.
 	Gradient *ir.Graph
-	// Accumulate takes gradients as well and gives them with those of another part of the batch
-	// added; nil if a step has one part.
+	// Accumulate is Gradient plus gradients that it takes as arguments; nil for one microbatch a step.
 	Accumulate *ir.Graph
 	// Evaluate gives the loss alone.
 	Evaluate *ir.Graph
-	// Stats says what stands where in the reports of Gradient and Accumulate.
+	// Stats describes the elements of the statistics that Gradient and Accumulate report.
 	Stats []ir.Stat
-	// Params are the parameters in the order of the update. Their types are those of the gradients,
-	// which on a mesh are terms of a sum that the update adds up.
+	// Params are the parameters in the order of the update. Their types are the gradients' types; on a
+	// mesh these are partial sums that the update reduces.
 	Params []optim.Param
 
+	// What the gradient graphs report; how parameters are sharded, nil for one device; and the copies
+	// that all graphs of the step take.
 	report   ir.Report
 	sharding *Sharding
 	quant    *QuantizedCopies
 }
 
-// NewStep builds the graphs of forward and backward pass of a loss, the only result of its graph.
+// NewStep builds the graphs of forward and backward pass of a loss, the only result of its graph. w
+// collects the quantized copies that they take of parameters.
 func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
-	// What is no part of a loop's body stands in one program with its gradient: XLA would find that
-	// it is computed again, and keep it.
+	// Outside a loop, forward and backward are in one program: XLA's CSE would merge a recomputed
+	// embedding or head with the first computation and keep it.
 	o.Recompute = slices.DeleteFunc(slices.Clone(o.Recompute), func(t ir.Tag) bool {
 		return t == ir.Embed || t == ir.Head
 	})
-	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.Activations}
+	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.OffloadActivations}
 	if o.Sharding != nil {
 		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)
 	}
@@ -79,23 +81,23 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 		return nil, err
 	}
 	s := &Step{sharding: o.Sharding, report: o.Report(), quant: w}
-	w.Watch = o.Watch
+	w.Monitor = o.Monitor
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
-		p.Stats = o.Watch && len(v.Type.Dims) > 1
+		p.Stats = o.Monitor && len(v.Type.Dims) > 1
 		p.Name, p.Type = v.Name, gr.Backward.Results[i].Type
 		switch {
 		case o.Sharding != nil:
 			p.Type.Elem = o.Sharding.Plan.Types.Grads
-		case o.Parts > 1:
-			p.Type.Elem = dtype.F32 // sums of several parts want more digits than the parts have
+		case o.Microbatches > 1:
+			p.Type.Elem = dtype.F32 // accumulate in f32
 		}
 		s.Params = append(s.Params, p)
 	}
 	if s.Gradient, err = s.gradient(gr, false); err != nil {
 		return nil, err
 	}
-	if o.Parts > 1 {
+	if o.Microbatches > 1 {
 		if s.Accumulate, err = s.gradient(gr, true); err != nil {
 			return nil, err
 		}
@@ -110,7 +112,7 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	return s, s.Evaluate.Verify()
 }
 
-// RankParams lists the parameters for the update.
+// RankParams lists the parameters for the update. Without a mesh, every device has all of each.
 func (s *Step) RankParams() []RankParam {
 	list := make([]RankParam, len(s.Params))
 	for i, p := range s.Params {
@@ -124,18 +126,18 @@ func (s *Step) RankParams() []RankParam {
 	return list
 }
 
-// End says how the update of a step is made.
-func (o *Options) End(w *QuantizedCopies) End {
-	e := End{Optimizer: o.Optimizer, Copies: w, Inspect: o.Inspect, State: o.State,
-		Fused: o.Sharding == nil}
+// UpdateOptions returns the options of the step's update.
+func (o *Options) UpdateOptions(w *QuantizedCopies) UpdateOptions {
+	e := UpdateOptions{Optimizer: o.Optimizer, Quantized: w, Inspect: o.Inspect,
+		OffloadState: o.OffloadState, Fused: o.Sharding == nil}
 	if o.Sharding != nil {
 		e.Plan = o.Sharding.Plan
 	}
 	return e
 }
 
-// gradient joins forward and backward pass and names what comes out; onto adds it to what came
-// before.
+// gradient joins forward and backward pass, quantizes and names the results; onto adds the
+// gradients to earlier microbatches' gradients, which are donated.
 func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	g, err := gr.Joint()
 	if err != nil {
@@ -169,7 +171,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 			v = b.Add(sum.As(program.Gradient.For(p.Name)), v)
 		}
 		if slices.Contains(out, v) || v.Def() == nil {
-			v = b.Scale(v, 1) // a result has one name, and parameters that are added have one gradient
+			v = b.Scale(v, 1) // a result has one name; added parameters share a gradient
 		}
 		out = append(out, v)
 	}
@@ -184,8 +186,8 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	return g, g.Verify()
 }
 
-// copies names the parameters of a graph that computes in another type than f32, or with more of a
-// parameter than a device keeps, as the copies that the update makes.
+// copies renames parameters that are not f32 masters: the graph takes the compute copies, "c.w",
+// that the update makes.
 func (s *Step) copies(g *ir.Graph) {
 	if s.sharding != nil {
 		s.sharding.Copies(g)

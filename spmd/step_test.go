@@ -36,7 +36,7 @@ func step(t *testing.T, shape model.Shape, parts int, unroll bool) *graphs {
 			t.Fatal(err)
 		}
 	}
-	s, err := build(g, spmd.Options{Optimizer: optim.SGD{Compute: shape.Elem}, Parts: parts})
+	s, err := build(g, spmd.Options{Optimizer: optim.SGD{Compute: shape.Elem}, Microbatches: parts})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestOffloadedUpdate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.State = true
+		o.OffloadState = true
 		moved, err := build(c, o)
 		if err != nil {
 			t.Fatal(err)

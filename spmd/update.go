@@ -12,10 +12,10 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// copied tells whether the loss takes more of a parameter than a device keeps.
+// copied reports whether the loss takes more of a parameter than a device stores.
 func (l *Layout) copied() bool { return !l.Compute.Place.Equal(l.Stored.Place) }
 
-// layout finds that of a parameter, or nil.
+// layout returns the layout of a parameter, or nil.
 func (s *Sharding) layout(param string) *Layout {
 	for i := range s.Params {
 		if s.Params[i].Name == param {
@@ -25,8 +25,8 @@ func (s *Sharding) layout(param string) *Layout {
 	return nil
 }
 
-// Copies names the parameters of graphs that compute in another type than f32, or with more of a
-// parameter than a device keeps, as the copies that the update makes.
+// Copies renames parameters that are not the stored f32 masters, because of their type or because
+// the loss takes gathered ones: the graphs take the compute copies, "c.w", that the update makes.
 func (s *Sharding) Copies(graphs ...*ir.Graph) {
 	for _, g := range graphs {
 		for _, v := range g.Params() {
@@ -38,7 +38,7 @@ func (s *Sharding) Copies(graphs ...*ir.Graph) {
 	}
 }
 
-// copied makes an input that is a parameter the copy of it that the model computes with.
+// copied turns a parameter input into its compute copy.
 func copied(v *ir.Value) {
 	v.Name, v.Means = program.Copy.Of(v.Name), program.Copy.For(v.Name)
 }
@@ -50,8 +50,8 @@ type result struct {
 	is   program.Meaning
 }
 
-// gradient is the result that has a parameter's gradient; onto tells that it takes the place of an
-// input, whose name it cannot have inside the graph.
+// gradient is the result that has a parameter's gradient. onto: it replaces an input, whose name it
+// cannot have inside the graph.
 func gradient(v *ir.Value, param string, onto bool) result {
 	name := program.Gradient.Of(param)
 	if onto {
@@ -60,17 +60,18 @@ func gradient(v *ir.Value, param string, onto bool) result {
 	return result{v, name, program.Gradient.For(param)}
 }
 
-// Scatter leaves each device its piece of the sum of a parameter's gradient, if the plan keeps
-// gradients in pieces and it is not yet.
+// Scatter reduce-scatters a parameter's gradient, if the plan shards gradients (ZeRO 2 and 3) and
+// it is not sharded yet.
 func (s *Sharding) Scatter(b *ir.Builder, param string, g *ir.Value) *ir.Value {
 	if s.Plan.FSDP.Zero < 2 {
 		return g
 	}
-	return s.layout(param).piecewise(b, s.Plan, g)
+	return s.layout(param).reduceScatter(b, s.Plan, g)
 }
 
-// piecewise adds up terms along the axes that cut what is kept.
-func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
+// reduceScatter sums partial terms along the axes that shard the stored parameter, in the type of
+// collectives.
+func (l *Layout) reduceScatter(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
 	for _, a := range p.Mesh() {
 		if dim := l.Stored.Place.On(a.Name); dim != "" && g.Type.Place.On(a.Name) == ir.Partial {
 			g = b.Convert(g, p.Types.Collectives)
@@ -80,7 +81,7 @@ func (l *Layout) piecewise(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
 	return g
 }
 
-// gather joins the shards of what a device keeps of a parameter.
+// gather all-gathers a stored parameter over its FSDP axes.
 func (l *Layout) gather(b *ir.Builder, x *ir.Value) *ir.Value {
 	for _, s := range slices.Backward(l.Shards) {
 		x = b.AllGather(x, s.Axis, s.Dim)
@@ -88,13 +89,13 @@ func (l *Layout) gather(b *ir.Builder, x *ir.Value) *ir.Value {
 	return x
 }
 
-// An updateBuilder builds the graphs of an update: parameters and how they lie.
+// An updateBuilder builds the sharded optimizer step.
 type updateBuilder struct {
-	End
-	params []RankParam // the types of parameters are those of the gradients
+	UpdateOptions
+	params []RankParam // with the types of the gradients
 }
 
-// whole describes the parameters as all devices together have them.
+// whole returns the parameters as global arrays; Group tells the optimizer which are sharded alike.
 func (e *updateBuilder) whole() []optim.Param {
 	params := make([]optim.Param, len(e.params))
 	for i, h := range e.params {
@@ -108,15 +109,15 @@ func (e *updateBuilder) whole() []optim.Param {
 	return params
 }
 
-// A binding gives what stands on a device for an input of the whole.
+// A binding returns the device's value for an input of the global update.
 type binding func(whole *ir.Value) *ir.Value
 
-// rebuild makes of a graph of whole parameters that of what one device keeps of them. What is not
-// bound is the same on all devices.
+// rebuild shards the graph of a global update. Inputs without a binding are the same on all
+// devices.
 func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 	for _, v := range whole.Inputs {
-		if piece := bound[v.Name]; piece != nil {
-			u.At[v] = piece(v)
+		if local := bound[v.Name]; local != nil {
+			u.At[v] = local(v)
 		} else {
 			u.Inputs(v)
 		}
@@ -124,7 +125,7 @@ func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 	return u.ops(whole)
 }
 
-// bindState binds parameters and what the optimizer keeps of them to a device's pieces.
+// bindState binds parameters and optimizer state to a device's shards.
 func (e *updateBuilder) bindState(u *sharder) map[string]binding {
 	bound := map[string]binding{}
 	for i, p := range e.whole() {
@@ -141,7 +142,7 @@ func (e *updateBuilder) bindState(u *sharder) map[string]binding {
 	return bound
 }
 
-// reduced takes a gradient and gives the device's piece of the sum of all terms.
+// reduced takes a gradient as the microbatches left it and returns the device's shard of the sum.
 func (e *updateBuilder) reduced(u *sharder, i int) *ir.Value {
 	t := e.params[i].Type
 	g := u.gradient(e.params[i].Name, t)
@@ -150,24 +151,24 @@ func (e *updateBuilder) reduced(u *sharder, i int) *ir.Value {
 		g = u.Convert(g, e.Plan.Types.Collectives)
 	}
 	l := &e.params[i].Layout
-	g = u.conform(l.piecewise(u.Builder, e.Plan, g), l.Stored.Place)
+	g = u.conform(l.reduceScatter(u.Builder, e.Plan, g), l.Stored.Place)
 	return u.Convert(g, t.Elem)
 }
 
-// gradient takes that of a parameter.
+// gradient adds the input that takes a parameter's gradient.
 func (u *sharder) gradient(param string, t ir.Type) *ir.Value {
 	return u.Input(program.Gradient.Of(param), ir.Data, t, "").As(program.Gradient.For(param))
 }
 
-// results names what the update gives as the whole one does, and makes the copies that the loss
-// takes.
+// results names the results as the global update does, and adds the compute copies that the loss
+// takes: gathered, quantized, or both.
 func (e *updateBuilder) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) {
 	var out []result
-	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; places in out
+	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; indices in out
 	for _, v := range whole.Results {
 		x := u.reduced(u.At[v])
 		masters[v.Means.Replaces] = x
-		if e.Copies.unused(v.Means) {
+		if e.Quantized.unused(v.Means) {
 			continue
 		}
 		if v.Means.Role == program.Copy {
@@ -177,9 +178,9 @@ func (e *updateBuilder) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) 
 	}
 	for i := range e.params {
 		p := &e.params[i]
-		out = append(out, e.Copies.make(u.Builder, p.Name, masters[p.Name], &p.Layout)...)
+		out = append(out, e.Quantized.make(u.Builder, p.Name, masters[p.Name], &p.Layout)...)
 		is := program.Copy.For(p.Name)
-		if !p.Layout.copied() || e.Copies.unused(is) {
+		if !p.Layout.copied() || e.Quantized.unused(is) {
 			continue
 		}
 		at, ok := copies[p.Name]
@@ -189,7 +190,7 @@ func (e *updateBuilder) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) 
 		}
 		out[at].v = p.Layout.gather(u.Builder, out[at].v)
 	}
-	return named(u.Builder, e.Copies.withStats(u.Builder, out))
+	return named(u.Builder, e.Quantized.withStats(u.Builder, out))
 }
 
 // named ends a graph with results that have names and meanings.
@@ -205,9 +206,9 @@ func named(b *ir.Builder, out []result) (*ir.Graph, error) {
 	return g, g.Verify()
 }
 
-// offloaded lets an update take from the host, and put back there, what nobody else takes: all that
-// the optimizer keeps beside the masters, and those masters of which the model takes copies. One
-// parameter is fetched when another has been updated, so that the device has room for few.
+// offloaded moves the optimizer state of an update to host memory: moments, and masters of which
+// the model takes copies. The fetch of one parameter waits for the write-back of an earlier one,
+// which bounds the device memory for state in flight.
 func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	b, fetch := ir.NewRewriter(g.Name, g.Mesh...), offloadable(g)
 	stays, kept := map[*ir.Value]bool{}, map[*ir.Value]*ir.Value{}
@@ -215,7 +216,7 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	for _, v := range g.Results {
 		stays[v] = fetch[v.Means.Replaces]
 	}
-	var done []*ir.Value // put back, and nobody waited for it yet
+	var done []*ir.Value // written back, and no fetch waits for it yet
 	for _, op := range g.Ops {
 		for _, v := range op.In {
 			if v.Def() == nil && fetch[v.Name] {
@@ -242,11 +243,11 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	return named(b.Builder, out)
 }
 
-// offloadable names the inputs of an update that nobody else takes.
+// offloadable names the inputs of an update that no other program takes.
 func offloadable(g *ir.Graph) map[string]bool {
 	copied, list := map[string]bool{}, map[string]bool{}
 	for _, v := range g.Results {
-		if v.Name == program.Copy.Of(v.Means.Param) { // not one in blocks
+		if v.Name == program.Copy.Of(v.Means.Param) { // not a quantized one
 			copied[v.Means.Param] = true
 		}
 	}

@@ -219,9 +219,10 @@ func (b *builder) shard() (err error) {
 func (b *builder) options() spmd.Options {
 	how := b.Spec.Plan
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
-		Parts: b.Recipe.Batch / b.Recipe.Microbatch, Params: map[string]optim.Param{},
-		Watch: b.Recipe.GEMMs != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
-		Activations: how.Offloads(plan.Activations), State: how.Offloads(plan.OptimizerState)}
+		Microbatches: b.Recipe.Batch / b.Recipe.Microbatch, Params: map[string]optim.Param{},
+		Monitor: b.Recipe.GEMMs != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
+		OffloadActivations: how.Offloads(plan.Activations),
+		OffloadState:       how.Offloads(plan.OptimizerState)}
 }
 
 // differentiate takes the gradient of each stage and writes quantized GEMMs out.
@@ -229,7 +230,7 @@ func (b *builder) differentiate() (err error) {
 	o := b.options()
 	for k, s := range b.Stages {
 		w := &b.Ranks[s.Rank].copies
-		w.Watch = o.Watch
+		w.Monitor = o.Monitor
 		if !b.Joint() {
 			if err := s.differentiate(k == 0, k == len(b.Stages)-1, b.Spec.Plan, o.Recompute); err != nil {
 				return err
@@ -256,7 +257,7 @@ func (b *builder) differentiate() (err error) {
 func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.Tag) (err error) {
 	g := s.Sharding.Graph
 	b := pipeline.Boundary{Recompute: append(slices.Clone(recompute), ir.Gather),
-		Grads: how.Types.Grads, Terms: true, Settle: s.Sharding.Scatter,
+		Grads: how.Types.Grads, Terms: true, ReduceGrad: s.Sharding.Scatter,
 		Offload: how.Offloads(plan.Activations)}
 	if !first {
 		b.Inputs = []string{spmd.Hidden}
@@ -293,13 +294,13 @@ func (b *builder) update() (err error) {
 			o.Sharding = b.Stages[0].Sharding
 			held, r.Params = b.Stages[0].Joint.RankParams(), b.Params
 		} else {
-			held = b.hold(rank, o.Watch)
+			held = b.hold(rank, o.Monitor)
 		}
-		end := o.End(&r.copies)
+		end := o.UpdateOptions(&r.copies)
 		if !b.Joint() {
 			end.Plan, end.Zero, end.Fused = b.Spec.Plan, true, false
 		}
-		if r.Part, err = spmd.NewPart(held, end); err != nil {
+		if r.RankUpdate, err = spmd.NewRankUpdate(held, end); err != nil {
 			return err
 		}
 	}
@@ -423,7 +424,7 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 // flags are the compile options of what takes gradients.
 func flags(set *kernels.Selector, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
 	if s != nil {
-		list = set.Joined(s.LayerBytes(), s.HandedBytes())
+		list = set.Joined(s.LayerBytes(), s.BoundaryBytes())
 		shards := plan.Times(s.Plan.Shards())
 		list = set.Gathered(list, s.LayerBytes()*shards, shards)
 	}

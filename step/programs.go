@@ -31,7 +31,7 @@ const (
 	Backward   Kind = "backward"
 	Input      Kind = "input"  // the half of Backward that the stage before waits for
 	Weight     Kind = "weight" // the other half
-	// What a rank does around the microbatches ([spmd.Part]).
+	// What a rank does around the microbatches ([spmd.RankUpdate]).
 	Zero     Kind = "zero"
 	Reduce   Kind = "reduce"
 	Square   Kind = "square"
@@ -86,7 +86,7 @@ type Stage struct {
 type Rank struct {
 	Devices program.Devices
 	Params  []model.Param // in the order of Part.Holds
-	*spmd.Part
+	*spmd.RankUpdate
 
 	copies spmd.QuantizedCopies // the quantized copies that the stages take
 }

@@ -104,7 +104,7 @@ func (t *Trainer) branch(ctx context.Context, b Branch, one *prefetched) error {
 		}
 	}
 	finite := !math.IsNaN(loss) && !math.IsInf(loss, 0)
-	norm, ok, err := t.exec.finish(ctx, finite, t.schedule.Rate(t.step), math.Inf(1))
+	norm, ok, err := t.exec.finish(ctx, finite, t.schedule.LR(t.step), math.Inf(1))
 	if err != nil {
 		return err
 	}

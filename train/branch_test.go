@@ -35,7 +35,7 @@ type rates struct {
 	first  int
 }
 
-func (r rates) Rate(n int) float64 { return step.Rates(r.recipe).Rate(r.first + n) }
+func (r rates) LR(n int) float64 { return step.Rates(r.recipe).LR(r.first + n) }
 
 // A branch that takes the rows and rates of the run it comes from is that run; it can be made
 // again, changed at its beginning or in its gradients, and leaves nothing behind.

@@ -125,7 +125,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	maxLoss, maxNorm := t.limits()
-	lr := t.schedule.Rate(t.step)
+	lr := t.schedule.LR(t.step)
 	sound, err := t.controller.sound(ctx)
 	if err != nil {
 		return StepResult{}, err

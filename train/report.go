@@ -69,7 +69,7 @@ func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 	switch spec.Name {
 	case spmd.CopyErrors:
 		r.Copies = doubles(b)
-	case spmd.Made:
+	case spmd.CopyStats:
 		r.Next = ints(b)
 	case optim.GradStats:
 		r.Squares = floats(b)
@@ -153,7 +153,7 @@ func newReader(p *step.Programs) *reader {
 	r := &reader{p: p}
 	for _, rank := range p.Ranks {
 		made, all := map[string]int64{}, int64(0)
-		for _, name := range rank.Made() {
+		for _, name := range rank.CopyStats() {
 			if _, ok := made[name]; !ok {
 				made[name] = all
 			}
@@ -336,7 +336,7 @@ func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
 		}
 		elements, length = int64(told.Parts)*s.Elements/s.Copies, int64(told.Parts)*s.Length
 	case copies != nil:
-		m, found := r.probes.Ranks[s.rank].Measured[s.Copy]
+		m, found := r.probes.Ranks[s.rank].CopyErrors[s.Copy]
 		if !found {
 			return e, false
 		}

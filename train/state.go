@@ -289,7 +289,7 @@ func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) 
 		n *= d.Size
 	}
 	out := engine.Aligned(int(part.Shape().Elements() * (int64(len(data)) / n)))
-	spmd.CutBytes(out, data, mesh, whole, part, device)
+	spmd.TakeShardBytes(out, data, mesh, whole, part, device)
 	return out
 }
 
@@ -445,7 +445,7 @@ func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 		if err != nil {
 			return nil, err
 		}
-		spmd.JoinBytes(whole, part, mesh, pc.layout.Whole, pc.layout.Stored, device)
+		spmd.PutShardBytes(whole, part, mesh, pc.layout.Whole, pc.layout.Stored, device)
 	}
 	return whole, nil
 }

@@ -84,8 +84,8 @@ func joined(ctx context.Context, h *stateShard, name string, pc *stateTensor, c 
 			return nil, err
 		}
 		if first(h.mesh, part, device) {
-			spmd.Join(h.mesh, dims, whole, part, device, b)
-		} else if !slices.Equal(b, spmd.Cut(h.mesh, dims, whole, part, device)) {
+			spmd.PutShard(h.mesh, dims, whole, part, device, b)
+		} else if !slices.Equal(b, spmd.TakeShard(h.mesh, dims, whole, part, device)) {
 			return nil, fmt.Errorf("devices have different copies of %s", name)
 		}
 	}
@@ -180,7 +180,7 @@ func summed(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 			return nil, err
 		}
 		one := make([]float32, len(total))
-		spmd.Join(mesh, dims, one, part, device, numbers(b, part.Elem))
+		spmd.PutShard(mesh, dims, one, part, device, numbers(b, part.Elem))
 		for i, x := range one {
 			total[i] += float64(x)
 		}
@@ -218,8 +218,8 @@ func (t *Trainer) census() error {
 		if err != nil {
 			return err
 		}
-		list := spmd.Census(graphs[x.Module().Name])
-		if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
+		list := spmd.CensusOf(graphs[x.Module().Name])
+		if off := list.Diff(m.Collectives(), true, dtype.F32); off != nil {
 			return fmt.Errorf("%s: %s", x.Module().Name, off)
 		}
 	}
@@ -237,8 +237,8 @@ func (t *Trainer) inspected() (bool, error) {
 		if err != nil {
 			return true, err
 		}
-		list := spmd.Census(row.Graph)
-		if off := spmd.Sends(list, m.Collectives(), true, dtype.F32); off != "" {
+		list := spmd.CensusOf(row.Graph)
+		if off := list.Diff(m.Collectives(), true, dtype.F32); off != nil {
 			return true, fmt.Errorf("an inspection: %s", off)
 		}
 	}

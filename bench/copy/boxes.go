@@ -47,8 +47,10 @@ func boxes() {
 	for turn := range turns + 1 {
 		timed(turn, "plain copy", func() { copy(dst, src[turn%4*(size/4):]) })
 		for _, w := range ways {
-			timed(turn, w.name, func() { spmd.CutBytes(dst, src, mesh, whole, w.part, turn%4) })
-			timed(turn, w.name+", joined", func() { spmd.JoinBytes(src, dst, mesh, whole, w.part, turn%4) })
+			timed(turn, w.name, func() { spmd.TakeShardBytes(dst, src, mesh, whole, w.part, turn%4) })
+			timed(turn, w.name+", joined", func() {
+				spmd.PutShardBytes(src, dst, mesh, whole, w.part, turn%4)
+			})
 		}
 	}
 	plain := stat.Median(times["plain copy"])

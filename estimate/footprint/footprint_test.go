@@ -112,7 +112,7 @@ func agrees(t *testing.T, f *footprint.Predictor, c *model.Config, p *plan.Plan)
 	if err != nil {
 		t.Fatal(err)
 	}
-	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Parts: 1},
+	step, err := spmd.NewStep(sh.Graph, spmd.Options{Sharding: sh, Recompute: p.Recompute, Microbatches: 1},
 		&spmd.QuantizedCopies{})
 	if err != nil {
 		t.Fatal(err)
