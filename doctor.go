@@ -120,8 +120,8 @@ func (e *Env) checks() (list []checkup, done func()) {
 			return fmt.Sprintf("%d programs right on %d CPU devices: f32, bf16, FP8 and FP4 bytes",
 				n, checkDevices), err
 		})},
-		{"halves", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
-			return "two executables at once on halves of the devices, 50 runs each",
+		{"concurrency", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {
+			return "two programs at once, each on half of the devices, 50 runs each",
 				selftest.Halves(ctx, eng, checkDevices, 50)
 		})},
 		{"go functions", onCPU(func(ctx context.Context, eng *engine.Engine) (string, error) {

@@ -217,10 +217,11 @@ func partsOf(e estimate.Estimate) []dryrun.Part {
 		{Name: "linear layers", Seconds: p.Compute}, {Name: "attention", Seconds: p.Attention},
 		{Name: "norms and activations", Seconds: p.Memory}, {Name: "quantization", Seconds: p.Quantize},
 		{Name: "recomputation", Seconds: p.Recompute}, {Name: "launches", Seconds: p.Launch},
-		{Name: "tensor parallel", Seconds: p.Tensor}, {Name: "context parallel", Seconds: p.Context},
-		{Name: "expert parallel", Seconds: p.Expert}, {Name: "offload", Seconds: p.Offload},
-		{Name: "sends between stages", Seconds: p.Pipeline}, {Name: "bubble", Seconds: p.Bubble},
-		{Name: "gradients and gathers", Seconds: p.Data}, {Name: "optimizer", Seconds: p.Optimizer},
+		{Name: "tensor-parallel communication", Seconds: p.Tensor},
+		{Name: "context-parallel communication", Seconds: p.Context},
+		{Name: "expert-parallel communication", Seconds: p.Expert}, {Name: "offload", Seconds: p.Offload},
+		{Name: "pipeline communication", Seconds: p.Pipeline}, {Name: "bubble", Seconds: p.Bubble},
+		{Name: "FSDP communication", Seconds: p.Data}, {Name: "optimizer", Seconds: p.Optimizer},
 		{Name: "host", Seconds: p.Host},
 	}
 }
@@ -312,11 +313,11 @@ func (r *dryRunner) page(w io.Writer) error {
 	text, _ := r.plan.Marshal() // it was read from a text
 	page := &dryrun.Report{
 		Title: fmt.Sprintf("%s on %d %s", d.Model, r.search.Cluster.Count, card.Title),
-		Line: fmt.Sprintf("%d rows of %d tokens a step, prices of %s", r.plan.Batch, r.plan.Seq,
-			d.Stack),
+		Line: fmt.Sprintf("%d sequences of %d tokens per step, cost model of %s", r.plan.Batch,
+			r.plan.Seq, d.Stack),
 		Timeline: d.Timeline, Low: d.Low, High: d.High, Capacity: d.Capacity, Parts: d.Parts,
 		Helps: d.Helps, WhatIfs: d.Scenarios, Plan: string(text),
-		Facts: []dryrun.Fact{{Name: "tokens a second and device", Value: fmt.Sprintf("%.0f", d.Rate)}},
+		Facts: []dryrun.Fact{{Name: "tokens per second per GPU", Value: fmt.Sprintf("%.0f", d.Rate)}},
 		Notes: []string{"Predicted, not measured: nothing was run."},
 	}
 	if d.Budget.Tokens > 0 {

@@ -43,8 +43,8 @@ func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, p := range ran.Parts {
-					if slices.Contains([]string{"tensor parallel", "context parallel", "expert parallel",
-						"gradients and gathers"}, p.Name) {
+					if slices.Contains([]string{"tensor-parallel communication", "context-parallel communication", "expert-parallel communication",
+						"FSDP communication"}, p.Name) {
 						exposed += p.Seconds
 					}
 				}

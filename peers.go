@@ -31,7 +31,7 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	}
 	switch {
 	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
-		return nil, bad("%d processes share no pipeline evenly", n).
+		return nil, bad("%d processes cannot share the pipeline stages evenly", n).
 			Try("a plan whose pp.size is a multiple of %d", n)
 	case r.job.Self < 0 || r.job.Self >= n:
 		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)

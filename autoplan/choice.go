@@ -271,12 +271,12 @@ func (c *Choice) costs(first bool) []string {
 	parts := []dryrun.Part{
 		{Name: "bubble", Seconds: c.Bubble * c.Step},
 		{Name: "recomputation", Seconds: p.Recompute},
-		{Name: "of tensor parallel", Seconds: p.Tensor},
-		{Name: "of context parallel", Seconds: p.Context},
-		{Name: "of expert parallel", Seconds: p.Expert},
-		{Name: "of gradients and gathers", Seconds: p.Data},
-		{Name: "of sends", Seconds: p.Pipeline},
-		{Name: "of offloading", Seconds: p.Offload},
+		{Name: "tensor-parallel communication", Seconds: p.Tensor},
+		{Name: "context-parallel communication", Seconds: p.Context},
+		{Name: "expert-parallel communication", Seconds: p.Expert},
+		{Name: "FSDP communication", Seconds: p.Data},
+		{Name: "pipeline communication", Seconds: p.Pipeline},
+		{Name: "offloading", Seconds: p.Offload},
 	}
 	slices.SortStableFunc(parts, func(a, b dryrun.Part) int {
 		return cmp.Compare(b.Seconds, a.Seconds)

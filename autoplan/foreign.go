@@ -203,7 +203,8 @@ func (f *Foreign) splitBatch(s *settings, micro int64) {
 	ranks := p.Ranks()
 	each := ranks * max(1, micro)
 	if p.Batch%each != 0 {
-		s.fail(diag.New(diag.PlanMisfit, "%d rows cannot be dealt to %d devices by %d", p.Batch, ranks,
+		s.fail(diag.New(diag.PlanMisfit,
+			"a batch of %d sequences does not divide over %d devices by %d", p.Batch, ranks,
 			micro))
 		return
 	}

@@ -81,19 +81,19 @@ func (s *searcher) misfit() string {
 		product *= n
 		switch {
 		case axis == "tp" && !plan.FitsTP(j.facts(), n):
-			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be dealt to tp %d", c.Heads,
-				c.KVHeads, c.MLP, n)
+			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be sharded over tp %d",
+				c.Heads, c.KVHeads, c.MLP, n)
 		case axis == "tp" && n > int64(max(j.Cluster.Card.NVLinkDomain, 1)):
 			return fmt.Sprintf("tp %d is more than the %d devices of an NVLink domain", n,
 				max(j.Cluster.Card.NVLinkDomain, 1))
 		case axis == "cp" && j.Seq%j.pieces(n) != 0:
-			return fmt.Sprintf("sequences of %d tokens cannot be cut in %d", j.Seq, j.pieces(n))
+			return fmt.Sprintf("sequences of %d tokens cannot be split into %d", j.Seq, j.pieces(n))
 		case axis == "cp" && n > max(1, j.Seq/leastPiece):
-			return fmt.Sprintf("cp %d leaves pieces of fewer than %d tokens", n, leastPiece)
+			return fmt.Sprintf("cp %d leaves shards of fewer than %d tokens", n, leastPiece)
 		case axis == "ep" && n > 1 && (c.MoE == nil || c.MoE.Experts%n != 0):
-			return fmt.Sprintf("there are no experts to deal to ep %d evenly", n)
+			return fmt.Sprintf("the experts cannot be split evenly over ep %d", n)
 		case axis == "pp" && n > c.Layers:
-			return fmt.Sprintf("%d layers cannot be cut into %d stages", c.Layers, n)
+			return fmt.Sprintf("%d layers cannot be split into %d stages", c.Layers, n)
 		case all%n != 0:
 			return fmt.Sprintf("%s %d does not divide %d devices", axis, n, all)
 		}
@@ -117,15 +117,15 @@ func (s *searcher) why() *diag.Error {
 	what := diag.New(diag.PlanNoFit, "no plan fits %s", j.Cluster)
 	switch {
 	case nearest < 1<<62:
-		return what.Because("the leanest plan needs %s on a device; of a %s %s can be used",
-			event.Size(nearest), j.Cluster.Card.Title, event.Size(j.Capacity))
+		return what.Because("the plan with the lowest memory needs %s per device; %s of a %s is usable",
+			event.Size(nearest), event.Size(j.Capacity), j.Cluster.Card.Title)
 	case len(s.nodes) == 0 && s.misfit() != "":
 		return what.Because("%s", s.misfit())
 	case len(s.nodes) == 0 && j.Batch > 0:
-		return what.Because("%d rows cannot be dealt to %d devices with these sizes", j.Batch,
-			s.counts[0])
+		return what.Because("a batch of %d sequences does not divide over %d devices",
+			j.Batch, s.counts[0])
 	case len(s.nodes) == 0:
-		return what.Because("no sizes of the axes multiply to %d devices", s.counts[0])
+		return what.Because("no axis sizes multiply to %d devices", s.counts[0])
 	case reason != nil:
 		return what.Because("%s", diag.From(reason).What)
 	}

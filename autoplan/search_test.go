@@ -566,10 +566,10 @@ func TestCausesAreRight(t *testing.T) {
 		fixed          Fixed
 		want           string
 	}{
-		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 key heads and an MLP of 28672 cannot be dealt to tp 3"},
+		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 key heads and an MLP of 28672 cannot be sharded over tp 3"},
 		{"llama3.1-70b", "64xgb200", Fixed{"pp": "7"}, "pp 7 does not divide 64 devices"},
-		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be cut into 64 stages"},
-		{"llama3.1-70b", "8xrtx6000pro", nil, "the leanest plan needs 1"}, // 407 GiB was told
+		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be split into 64 stages"},
+		{"llama3.1-70b", "8xrtx6000pro", nil, "the plan with the lowest memory needs 1"}, // 407 GiB was told
 	} {
 		j := jobFor(t, row.model, row.cluster, 8192, 4<<20)
 		j.Fixed = row.fixed

@@ -54,10 +54,10 @@ func (r *Report) HTML() []byte {
 	}
 	p.tiles(r)
 	p.waterfall(r)
-	p.helps("What would help most", "Each change alone, the rest as it is.", r.Helps, r.Timeline.Step)
+	p.helps("What would help most", "One change at a time.", r.Helps, r.Timeline.Step)
 	p.pipeline(r.Timeline)
 	p.memory(r.Timeline, r.Capacity)
-	p.helps("What may go wrong", "Each mishap alone, for a whole step.", r.WhatIfs, r.Timeline.Step)
+	p.helps("Sensitivity", "One change at a time, for a whole step.", r.WhatIfs, r.Timeline.Step)
 	p.notes(r)
 	return p.End()
 }
@@ -66,9 +66,10 @@ type page struct{ *svg.Page }
 
 func (p page) tiles(r *Report) {
 	t := r.Timeline
-	facts := []Fact{{"seconds a step", human.Seconds(t.Step)}}
+	facts := []Fact{{"seconds per step", human.Seconds(t.Step)}}
 	if r.High > 0 {
-		facts[0].Name = fmt.Sprintf("a step (90 %%: %s–%s)", human.Seconds(r.Low), human.Seconds(r.High))
+		facts[0].Name = fmt.Sprintf("per step (90 %% interval %s–%s)",
+			human.Seconds(r.Low), human.Seconds(r.High))
 	}
 	peak, rank := t.Peak()
 	fact := Fact{fmt.Sprintf("peak, on rank %d", rank), human.GiB(peak.Sum())}

@@ -72,8 +72,9 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	}
 	if p.Rows()%ranks != 0 || p.Rows() == 0 || p.Seq%(l.context*l.tensor) != 0 && p.TP.Sequence ||
 		p.Seq%l.context != 0 {
-		return l, diag.New(diag.PlanMisfit, "%d rows of %d tokens cannot be dealt to %d ranks, cp %d",
-			p.Rows(), p.Seq, ranks, l.context).Try("choose sizes that divide them")
+		return l, diag.New(diag.PlanMisfit,
+			"%d sequences of %d tokens do not divide over %d ranks, cp %d", p.Rows(), p.Seq, ranks,
+			l.context).Try("choose sizes that divide them")
 	}
 	l.rows, l.seq = p.Rows()/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap

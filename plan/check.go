@@ -90,8 +90,8 @@ func (p *Plan) checkRows(*model.Facts) *diag.Error {
 	if p.TP.Overlap {
 		halves = " × 2 halves"
 	}
-	return misfit("%d rows cannot be dealt to %d microbatches × dp %d × fsdp %d%s", p.Batch,
-		p.Microbatches, p.Size(DataAxis), p.Size(FSDPAxis), halves).
+	return misfit("a batch of %d sequences does not divide into %d microbatches × dp %d × fsdp %d%s",
+		p.Batch, p.Microbatches, p.Size(DataAxis), p.Size(FSDPAxis), halves).
 		Try(`"batch": %d`, (p.Batch+each-1)/each*each)
 }
 
@@ -116,14 +116,14 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	would := "tp can be " + strings.Join(good, ", ")
 	switch {
 	case c.Heads%tp != 0:
-		return misfit("%d heads cannot be dealt to tp %d", c.Heads, tp).Try("%s", would)
+		return misfit("%d heads cannot be sharded over tp %d", c.Heads, tp).Try("%s", would)
 	case c.MLP%tp != 0:
-		return misfit("an MLP of %d cannot be cut by tp %d", c.MLP, tp).Try("%s", would)
+		return misfit("an MLP of %d cannot be sharded over tp %d", c.MLP, tp).Try("%s", would)
 	case c.KVHeads%tp != 0 && tp%c.KVHeads != 0:
-		return misfit("%d key heads can neither be dealt to tp %d nor copied evenly", c.KVHeads, tp).
-			Try("%s", would)
+		return misfit("%d key heads can be neither sharded over tp %d nor replicated evenly", c.KVHeads,
+			tp).Try("%s", would)
 	case !FitsTP(c, tp):
-		return misfit("experts with an MLP of %d cannot be cut by tp %d", c.MoE.MLP, tp).
+		return misfit("experts with an MLP of %d cannot be sharded over tp %d", c.MoE.MLP, tp).
 			Try("%s", would)
 	}
 	return nil
@@ -146,7 +146,7 @@ func (p *Plan) checkContext(*model.Facts) *diag.Error {
 	if p.Seq%pieces == 0 {
 		return nil
 	}
-	return misfit("a row of %d tokens cannot be cut in %d", p.Seq, pieces).
+	return misfit("a sequence of %d tokens cannot be split into %d", p.Seq, pieces).
 		Try(`"seq": %d`, (p.Seq+pieces-1)/pieces*pieces)
 }
 
@@ -162,7 +162,7 @@ func (p *Plan) checkStages(c *model.Facts) *diag.Error {
 		return diag.From(err)
 	}
 	if stages := int64(s.Stages()); stages > c.Layers {
-		return misfit("%d layers cannot be cut into %d stages", c.Layers, stages).
+		return misfit("%d layers cannot be split into %d stages", c.Layers, stages).
 			Try("pp × virtual can be at most %d", c.Layers)
 	}
 	return nil
@@ -231,10 +231,10 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	case WholeScaleBlocks(c, n, p.Seq, pieces, tp):
 		return nil
 	case p.Seq/pieces%n != 0:
-		return misfit("a piece of %d tokens is not made of blocks of %d", p.Seq/pieces, n).
+		return misfit("a shard of %d tokens does not divide into blocks of %d", p.Seq/pieces, n).
 			Try("seq a multiple of %d, or a smaller cp", n*pieces)
 	default:
-		return misfit("%d of the MLP's %d elements are not made of blocks of %d", c.MLP/tp, c.MLP, n).
+		return misfit("%d of the MLP's %d elements do not divide into blocks of %d", c.MLP/tp, c.MLP, n).
 			Try("a smaller tp")
 	}
 }
@@ -249,15 +249,16 @@ func WholeScaleBlocks(c *model.Facts, n, seq, pieces, tp int64) bool {
 func (p *Plan) checkLater(c *model.Facts) *diag.Error {
 	switch {
 	case c.MoE != nil || c.MLA != nil:
-		return later("models with experts or latent attention cannot be cut yet")
+		return later("MoE and MLA models cannot be sharded yet").
+			Try("only deepwell plan and dryrun support them")
 	case p.Size(ExpertAxis) > 1:
-		return later("the axis ep is not there yet").Try("leave ep out")
+		return later("expert parallelism cannot be compiled yet").Try("leave ep out")
 	case p.Precision == "bf16" && p.Types.Params == dtype.F32:
-		return misfit("products in bf16 need parameters in bf16").
+		return misfit("GEMMs in bf16 need parameters in bf16").
 			Try(`"types": {"params": "bf16"}, or leave precision out`)
 	case p.Precision == "fp8":
-		return later("a model cannot be trained in fp8 with a scale for each tensor").
-			Try("mxfp8; deepwell dryrun prices the plan as it is")
+		return later("training in fp8 with per-tensor scales is not supported").
+			Try("use mxfp8; deepwell dryrun predicts the plan as it is")
 	case p.Block() > 0 && p.Types.Params == dtype.F32:
 		return misfit("products in %s need parameters in bf16", p.Precision).
 			Try(`"types": {"params": "bf16"}, or leave precision out`)

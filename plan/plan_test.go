@@ -116,7 +116,7 @@ func TestCheck(t *testing.T) {
 		{`{"cluster": "2xb200", "pp": 2, "order": ["dp", "pp"]}`, `put "pp" first`},
 		{`{"cluster": "2xb200", "tp": {"size": 2, "overlap": true}}`, `"batch": 2`},
 		{`{"cluster": "2xb200", "seq": 2, "cp": {"size": 2, "kind": "ring"}}`, ""},
-		{`{"cluster": "2xb200", "ep": 2}`, "ep is not there yet"},
+		{`{"cluster": "2xb200", "ep": 2}`, "expert parallelism"},
 		{`{"cluster": "1xb200", "offload": ["optimizer"]}`, ""},
 		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "bf16"}`, ""},
 		{`{"cluster": "1xb200", "precision": "bf16"}`, "need parameters in bf16"},

@@ -191,8 +191,8 @@ var sourceType = reflect.TypeFor[Source]()
 
 // sourceKeys are the keys of a table of data.sources, in the order of its fields.
 var sourceKeys = func() (keys []string) {
-	for i := range sourceType.NumField() {
-		keys = append(keys, sourceType.Field(i).Tag.Get("key"))
+	for f := range sourceType.Fields() {
+		keys = append(keys, f.Tag.Get("key"))
 	}
 	return keys
 }()

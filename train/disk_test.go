@@ -157,7 +157,7 @@ func TestRejectedStepWithoutRoomIsAWarning(t *testing.T) {
 		}
 		tr.Close()
 		list := l.warnings()
-		if len(list) != 1 || !strings.Contains(list[0], "rejected step 3 is not kept for --replay") {
+		if len(list) != 1 || !strings.Contains(list[0], "rejected step 3 is not kept for --rerun") {
 			t.Errorf("%s: %q", name, list)
 		}
 		if rejected := l.rejected(); len(rejected) != 1 || rejected[0].Replay != "" {

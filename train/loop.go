@@ -230,7 +230,7 @@ func (t *Trainer) reject(ctx context.Context, b *prefetched, r StepResult) error
 	}
 	return diag.New(diag.TrainingLost, "%d steps in a row were rejected; the last because %s",
 		t.guard.Rejected, r.Rejected).At("step %d", t.step).
-		Try("look at the first of them with --replay, lower optimizer.lr, or look at the data")
+		Try("look at the first of them with --rerun, lower optimizer.lr, or look at the data")
 }
 
 // Eval returns the mean loss over the labels of the validation sequences, and emits it as an event.

@@ -54,7 +54,7 @@ func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, err
 func (t *Trainer) warnRejected(err error) {
 	e := diag.From(err)
 	t.opts.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
-		"rejected step %d is not kept for --replay: %s", t.step+1, explain(e)), Fix: e.Fix})
+		"rejected step %d is not kept for --rerun: %s", t.step+1, explain(e)), Fix: e.Fix})
 }
 
 // makeRoom removes what is kept of earlier rejected steps and writes the rows of this one, if the

@@ -18,18 +18,19 @@ func (a *app) capture() *cobra.Command {
 		},
 	})
 	flags := cmd.Flags()
-	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a sequence (8192, or the context if shorter)")
-	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a batch of the graph")
+	flags.Int64Var(&job.Seq, "seq", 0,
+		"tokens per sequence (default 8192, or the model's context if shorter)")
+	flags.Int64Var(&job.Batch, "batch", 1, "sequences per batch in the graph")
 	flags.BoolVar(&job.Scan, "scan", false,
-		"look for NaN and Inf in weights of more than 4 GiB, too")
-	flags.StringVarP(&job.Graph, "output", "o", "", "also write the graph of the model to this file")
+		"also scan weights larger than 4 GiB for NaN and Inf")
+	flags.StringVarP(&job.Graph, "output", "o", "", "also write the model's graph to this file")
 	return cmd
 }
 
 // show captures a model and prints it.
 func (a *app) show(cmd *cobra.Command, job deepwell.CaptureJob) error {
 	if job.Seq < 0 || job.Batch < 0 {
-		return usage(cmd, "sequences and batches are not negative")
+		return usage(cmd, "--seq and --batch must not be negative")
 	}
 	s, err := call(a, cmd, (*deepwell.Env).Capture, job)
 	if err != nil {

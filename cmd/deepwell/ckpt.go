@@ -19,7 +19,7 @@ func (a *app) ckpt() *cobra.Command {
 
 func (a *app) ckptList() *cobra.Command {
 	return documented("ckpt ls", &cobra.Command{
-		Args: takes(1, "the folder that a run writes its checkpoints into"),
+		Args: takes(1, "a run's checkpoints folder"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := call(a, cmd, (*deepwell.Env).ListCheckpoints, args[0])
 			if err != nil {
@@ -36,7 +36,7 @@ func (a *app) ckptVerify() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := call(a, cmd, (*deepwell.Env).VerifyCheckpoints, args[0])
 			if len(list) > 0 {
-				if err := a.printCheckpoints(list, "whole"); err != nil {
+				if err := a.printCheckpoints(list, "verified"); err != nil {
 					return err
 				}
 			}
@@ -45,7 +45,7 @@ func (a *app) ckptVerify() *cobra.Command {
 	})
 }
 
-// printCheckpoints prints a table; well is what is said of one without fault.
+// printCheckpoints prints a table; well is the state of a checkpoint without errors.
 func (a *app) printCheckpoints(list []ckpt.Info, well string) error {
 	return a.tell(map[string]any{"checkpoints": list}, func() error {
 		return a.table("STEP\tSIZE\tFILES\tTENSORS\tSTATE", func(w io.Writer) {
@@ -78,7 +78,7 @@ func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
 		fmt.Fprintf(a.stdout, "all %d tensors are bit-equal\n", d.Tensors)
 		return nil
 	}
-	err := a.table("TENSOR\tTYPE\tDIFFERENT\tMAX ABS\tMAX REL\tNO VALUE", func(w io.Writer) {
+	err := a.table("TENSOR\tTYPE\tDIFFERENT\tMAX ABS\tMAX REL\tNOT FINITE", func(w io.Writer) {
 		for _, t := range d.Differ {
 			switch {
 			case t.Comparable():
@@ -102,10 +102,10 @@ func (a *app) printDiff(d *deepwell.CheckpointDiff) error {
 func (a *app) ckptPrune() *cobra.Command {
 	var keep int
 	cmd := documented("ckpt prune", &cobra.Command{
-		Args: takes(1, "the folder that a run writes its checkpoints into"),
+		Args: takes(1, "a run's checkpoints folder"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !cmd.Flags().Changed("keep") {
-				return usage(cmd, "prune needs --keep: how many checkpoints stay")
+				return usage(cmd, "prune needs --keep, the number of checkpoints to keep")
 			}
 			prune := func(e *deepwell.Env, ctx context.Context, dir string) ([]ckpt.Info, error) {
 				return e.PruneCheckpoints(ctx, dir, keep)
@@ -126,6 +126,6 @@ func (a *app) ckptPrune() *cobra.Command {
 			})
 		},
 	})
-	cmd.Flags().IntVar(&keep, "keep", 0, "how many checkpoints stay, at least one")
+	cmd.Flags().IntVar(&keep, "keep", 0, "number of checkpoints to keep, at least one")
 	return cmd
 }

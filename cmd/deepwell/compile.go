@@ -21,7 +21,7 @@ func (a *app) compile() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Source = args[0]
 			if job.Cluster == "" && filepath.Ext(job.Source) != ".json" {
-				return usage(cmd, "compile needs to know for what: --cluster 8xb200")
+				return usage(cmd, "compile needs a target: --cluster 8xb200")
 			}
 			var err error
 			if job.Flags, err = parseSets(cmd, sets); err != nil {
@@ -39,7 +39,7 @@ func (a *app) compile() *cobra.Command {
 					fmt.Fprint(a.stdout, r)
 				}
 				if made.Census {
-					fmt.Fprintln(a.stdout, "census      = plan: all collectives, their groups, tensors and bytes")
+					fmt.Fprintln(a.stdout, "collectives match the plan: count, groups, tensors and bytes")
 				}
 				printRanks(a.stdout, made.Ranks)
 			}
@@ -48,15 +48,15 @@ func (a *app) compile() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "",
-		"what to compile for, such as 8xb200, 64xgb200 or 8xcpu")
-	flags.Int64Var(&job.Seq, "seq", 2048, "tokens in a sequence, for a model")
-	flags.Int64Var(&job.Batch, "batch", 1, "sequences in a step, for a model")
+		"devices to compile for, such as 8xb200, 64xgb200 or 8xcpu")
+	flags.Int64Var(&job.Seq, "seq", 2048, "tokens per sequence, for a model")
+	flags.Int64Var(&job.Batch, "batch", 1, "sequences per step, for a model")
 	flags.StringVar(&job.Precision, "precision", "",
-		"what linear layers of a model or plan compute in: bf16, mxfp8, nvfp4, or the file of a policy")
+		"precision of linear-layer GEMMs: bf16, mxfp8, nvfp4, or a policy file")
 	flags.StringArrayVar(&sets, "set", nil,
 		"a compile option as NAME=VALUE, such as xla_gpu_enable_triton_gemm=true")
 	flags.BoolVar(&job.WithoutCuDNN, "without-cudnn", false,
-		"make no cuDNN plans, to see what they add")
+		"do not build cuDNN plans, to see what they add")
 	return cmd
 }
 
@@ -89,7 +89,7 @@ func parseValue(text string) any {
 	return text
 }
 
-// printRanks tells what ranks hold, those that follow each other and hold the same once.
+// printRanks prints the memory of each pipeline rank; consecutive equal ranks are printed once.
 func printRanks(w io.Writer, ranks []*step.Footprint) {
 	for i := 0; i < len(ranks); {
 		first, last := *ranks[i], i
@@ -103,7 +103,7 @@ func printRanks(w io.Writer, ranks []*step.Footprint) {
 		}
 		fmt.Fprint(w, &first)
 		if last > i {
-			fmt.Fprintf(w, "            and so do ranks %d to %d\n", i+1, last)
+			fmt.Fprintf(w, "            the same on ranks %d to %d\n", i+1, last)
 		}
 		i = last + 1
 	}

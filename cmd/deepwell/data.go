@@ -29,7 +29,7 @@ func (a *app) dataPeek() *cobra.Command {
 		Args: one("path"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Tokenizer == "" {
-				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder that has one")
+				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder with one")
 			}
 			job.Source.Path, job.Source.Format = args[0], data.Format(format)
 			return serve(a, cmd, (*deepwell.Env).Peek, job, func(p *deepwell.PeekResult) error {
@@ -43,35 +43,37 @@ func (a *app) dataPeek() *cobra.Command {
 		},
 	})
 	f := cmd.Flags()
-	f.StringVar(&job.Tokenizer, "tokenizer", "", "tokenizer.json or .model, or a folder with one")
-	f.IntVar(&job.Seq, "seq", 128, "tokens in a row")
-	f.Int64Var(&job.Row, "row", 0, "which row, in the order of the files, from 0")
-	f.StringVar(&job.Source.Template, "template", "", "of chats: "+
-		strings.Join(data.Templates(), ", ")+" (found by the tokenizer's tokens)")
-	f.StringVar(&format, "format", "", "text, jsonl, parquet or megatron (found by the file's name)")
-	f.StringVar(&job.End, "end", "", "the token that closes a document (the tokenizer's own)")
-	f.BoolVar(&ids, "ids", false, "print a token on each line, with its id")
+	f.StringVar(&job.Tokenizer, "tokenizer", "",
+		"a tokenizer.json or SentencePiece .model, or a folder with one")
+	f.IntVar(&job.Seq, "seq", 128, "tokens per sequence")
+	f.Int64Var(&job.Row, "row", 0, "index of the sequence, in file order, from 0")
+	f.StringVar(&job.Source.Template, "template", "", "chat template: "+
+		strings.Join(data.Templates(), ", ")+" (default: inferred from the tokenizer)")
+	f.StringVar(&format, "format", "",
+		"text, jsonl, parquet or megatron (default: inferred from the file name)")
+	f.StringVar(&job.End, "end", "", "end-of-document token (default: the tokenizer's)")
+	f.BoolVar(&ids, "ids", false, "print one token per line, with its id")
 	return cmd
 }
 
-// showStats prints what the source has.
+// showStats prints the size of the source.
 func (a *app) showStats(p *deepwell.PeekResult) {
 	s := p.Source
 	fmt.Fprintf(a.stdout, "%s, %s, %s", human.Count(s.Files, "file"),
 		human.Count(s.Documents, "document"), human.Count(s.Tokens, "token"))
 	if s.Bytes > 0 {
-		fmt.Fprintf(a.stdout, " of %s (%.3f a byte)", event.Size(s.Bytes),
+		fmt.Fprintf(a.stdout, " from %s (%.3f per byte)", event.Size(s.Bytes),
 			float64(s.Tokens)/float64(s.Bytes))
 	}
-	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Rows, "row"), p.Seq)
+	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Rows, "sequence"), p.Seq)
 	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
-	fmt.Fprintf(a.stdout, "row %d: %s, %d of %s\n\n", p.Row, human.Count(documents, "document"),
-		p.Count, human.Count(int64(p.Seq), "label")+" learned")
+	fmt.Fprintf(a.stdout, "sequence %d: %s, loss on %d of %s\n\n", p.Row,
+		human.Count(documents, "document"), p.Count, human.Count(int64(p.Seq), "label"))
 }
 
 // showIDs prints a table of the tokens.
 func (a *app) showIDs(p *deepwell.PeekResult) error {
-	return a.table("DOCUMENT\tPOSITION\tID\tLEARNED\tTEXT", func(w io.Writer) {
+	return a.table("DOCUMENT\tPOSITION\tID\tLOSS\tTEXT", func(w io.Writer) {
 		for _, t := range p.Tokens {
 			learned := "-"
 			if t.Learned {
@@ -135,7 +137,7 @@ func (a *app) dataTokenizer() *cobra.Command {
 	cmd := documented("data tokenizer", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "tokenizer needs the path of some text")
+				return usage(cmd, "data tokenizer needs the path of some text")
 			}
 			for _, path := range args {
 				job.Sources = append(job.Sources, data.Source{Path: path})
@@ -144,7 +146,7 @@ func (a *app) dataTokenizer() *cobra.Command {
 				fmt.Fprintf(a.stdout, "%s: %s from %s, %s\n", r.Path,
 					human.Count(int64(r.Tokens), "token"), human.Count(r.Texts, "text"), event.Size(r.Bytes))
 				if r.Tokens < job.Vocab {
-					fmt.Fprintf(a.stdout, "the text has no more to learn: %d were asked for\n", job.Vocab)
+					fmt.Fprintf(a.stdout, "the text yields no more tokens; %d were requested\n", job.Vocab)
 				}
 				return nil
 			}
@@ -152,10 +154,10 @@ func (a *app) dataTokenizer() *cobra.Command {
 		},
 	})
 	f := cmd.Flags()
-	f.IntVar(&job.Vocab, "vocab", 4096, "tokens at most")
+	f.IntVar(&job.Vocab, "vocab", 4096, "vocabulary size, at most")
 	f.StringArrayVar(&job.Special, "special", []string{"<|endoftext|>"},
-		"special tokens; the first one ends a text")
+		"special tokens; the first one ends a document")
 	f.StringVarP(&job.Out, "output", "o", "tokenizer.json",
-		"the file to write; tokenizer_config.json comes beside it")
+		"file to write, with tokenizer_config.json beside it")
 	return cmd
 }

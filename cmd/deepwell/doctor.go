@@ -39,7 +39,7 @@ func (a *app) doctor() *cobra.Command {
 			}
 			a.print(d)
 			if err = d.Err(); err == nil && !a.json {
-				fmt.Fprintln(a.stdout, "all well: nothing to change")
+				fmt.Fprintln(a.stdout, "all checks passed")
 			}
 			return err
 		},

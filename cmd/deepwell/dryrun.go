@@ -40,30 +40,30 @@ func (a *app) dryrun() *cobra.Command {
 		},
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&job.Report, "report", "", "where a page with pictures goes, such as report.html")
-	flags.StringVar(&job.Trace, "trace", "", "where a trace for Perfetto goes, such as trace.json")
-	flags.StringVar(&text.tokens, "tokens", "1T", "tokens to train on, such as 15T or 300B")
-	flags.Float64Var(&job.Price, "price", 3.00, "of a device for an hour")
+	flags.StringVar(&job.Report, "report", "", "write an HTML report to this file")
+	flags.StringVar(&job.Trace, "trace", "", "write a Perfetto trace to this file")
+	flags.StringVar(&text.tokens, "tokens", "1T", "training tokens, such as 15T or 300B")
+	flags.Float64Var(&job.Price, "price", 3.00, "price per GPU-hour in US dollars")
 	flags.StringVar(&text.whatIf, "what-if", "",
-		"what goes wrong: slow=FACTOR@RANK, a rank of the pipeline; links=FACTOR, how many times as\n"+
-			"long every transfer between devices takes; jitter=SHARE; seed=NUMBER")
+		"what-if scenario: slow=FACTOR@STAGE slows one pipeline rank; links=FACTOR multiplies the time\n"+
+			"of every transfer between devices; jitter=SHARE; seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
-		"of linear layers, if not as the plan says: bf16, fp8, mxfp8, nvfp4, f32, or the file of a "+
-			"policy")
+		"precision of linear-layer GEMMs, instead of the plan's: bf16, fp8, mxfp8, nvfp4, f32, or a "+
+			"policy file")
 	flags.StringVar(&text.calibrate, "calibrate", "", calibrateUsage)
 	flags.StringVar(&job.Stack, "stack", "deepwell",
-		"whose software to price: deepwell, megatron, torchtitan, maxtext")
+		"framework to predict for: deepwell, megatron, torchtitan, maxtext")
 	return cmd
 }
 
-// dryRunText is what flags of dryrun say, as typed.
+// dryRunText holds flags of dryrun as typed.
 type dryRunText struct{ tokens, whatIf, calibrate string }
 
-// shownParts is how many causes of a step's time are told, the largest first.
+// shownParts is the number of parts of a step's time that are printed, the largest first.
 const shownParts = 6
 
 func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
-	fmt.Fprintf(w, "%s · %s · prices of %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
+	fmt.Fprintf(w, "%s · %s · cost model: %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
 	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
 		d.High, human.Thousands(int64(d.Rate)), 100*d.Bubble)
 	if text.whatIf != "" {

@@ -39,7 +39,7 @@ func (a *app) engineInstall() *cobra.Command {
 		},
 	})
 	cmd.Flags().StringArrayVar(&from, "from", nil,
-		"a wheel, or a folder of wheels, to take instead of asking pip")
+		"a wheel, or a folder of wheels, to use instead of pip")
 	return cmd
 }
 
@@ -75,7 +75,7 @@ func state(s plugin.Status) string {
 	case !s.Available:
 		return "not for this host"
 	}
-	return event.Size(s.Download) + " to fetch"
+	return event.Size(s.Download) + " to download"
 }
 
 func (a *app) engineRemove() *cobra.Command {

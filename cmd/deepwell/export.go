@@ -14,12 +14,12 @@ import (
 func (a *app) export() *cobra.Command {
 	job := deepwell.ExportJob{Getenv: a.getenv}
 	var kind string
-	var target narrowFlags
+	var target quantizeFlags
 	cmd := documented("export", &cobra.Command{
 		Args: one("run, checkpoint or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Output == "" {
-				return usage(cmd, "export needs to know where to: -o FOLDER")
+				return usage(cmd, "export needs an output folder: -o FOLDER")
 			}
 			if target.to != "" {
 				o, err := target.options()
@@ -27,8 +27,8 @@ func (a *app) export() *cobra.Command {
 					return err
 				}
 				if job.Quantize = &o; kind != "" && kind != "bf16" {
-					return usage(cmd, "what --to does not quantize is written as bf16, not %s: loaders compute "+
-						"in bf16", kind)
+					return usage(cmd, "--to writes weights that are not quantized as bf16, not %s: loaders "+
+						"compute in bf16", kind)
 				}
 				kind = "bf16"
 			}
@@ -41,11 +41,11 @@ func (a *app) export() *cobra.Command {
 		},
 	})
 	flags := cmd.Flags()
-	flags.StringVarP(&job.Output, "output", "o", "", "the folder to write; it must be new or empty")
+	flags.StringVarP(&job.Output, "output", "o", "", "folder to write; it must be new or empty")
 	flags.StringVar(&kind, "dtype", "",
-		"element type of the weights: f32, bf16 or f16 (the model's own, or f32)")
+		"element type of the weights: f32, bf16 or f16 (default: the model's, or f32)")
 	flags.StringVar(&job.Tokenizer, "tokenizer", "",
-		"the folder to copy the tokenizer from (the run's or model's own)")
+		"folder to copy the tokenizer from (default: the run's or model's)")
 	target.bind(cmd)
 	return cmd
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// A modelRow is what the list of models says of one.
+// A modelRow is a row of the model list.
 type modelRow struct {
 	Name       string   `json:"name"`
 	Family     string   `json:"family,omitempty"`
@@ -26,7 +26,7 @@ type modelRow struct {
 	Heads      int64    `json:"heads,omitempty"`
 	KVHeads    int64    `json:"key_heads,omitempty"`
 	Context    int64    `json:"context,omitempty"`
-	// TrainingFlops is the work of training on one token, in sequences of 8,192.
+	// TrainingFlops is the FLOPs per trained token, in sequences of 8,192.
 	TrainingFlops float64 `json:"training_flops,omitempty"`
 	Note          string  `json:"note,omitempty"`
 }
@@ -40,7 +40,7 @@ func (a *app) models() *cobra.Command {
 			case 1:
 				return a.showModel(cmd, args[0])
 			}
-			return usage(cmd, "models takes one name at most; %d were given", len(args))
+			return usage(cmd, "models takes at most one name; %d were given", len(args))
 		},
 	})
 }
@@ -52,8 +52,7 @@ func (a *app) listModels() error {
 	})
 }
 
-// showModel shows a preset as capture does. Of one whose sizes are not public the row is all there
-// is.
+// showModel shows a preset as capture does, or only its row if its sizes are not public.
 func (a *app) showModel(cmd *cobra.Command, name string) error {
 	p, err := model.Find(name)
 	if err != nil || p.Config != nil {
@@ -88,7 +87,7 @@ func writeModels(w io.Writer, rows []modelRow) error {
 	for i, r := range rows {
 		if family := r.Family; i == 0 || family != rows[i-1].Family {
 			if family == "" {
-				family = "not in detail"
+				family = "sizes not public"
 			}
 			fmt.Fprintf(&b, "%s\n", family)
 		}
@@ -112,7 +111,7 @@ func writeModels(w io.Writer, rows []modelRow) error {
 	return err
 }
 
-// active is left out where every token sees all parameters.
+// active is empty where every token uses all parameters.
 func active(r modelRow) string {
 	if r.Active == r.Parameters {
 		return ""
@@ -120,7 +119,7 @@ func active(r modelRow) string {
 	return billions(r.Active)
 }
 
-// heads are those of queries, and those of keys where they are fewer.
+// heads is the number of query heads, and of key heads where it differs.
 func heads(r modelRow) string {
 	if r.KVHeads == r.Heads {
 		return whole(r.Heads)

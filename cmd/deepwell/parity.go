@@ -36,17 +36,17 @@ func (a *app) parity() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringSliceVar(&job.Precisions, "precision", []string{"bf16", "mxfp8", "nvfp4"},
-		"what to compare: bf16, mxfp8, nvfp4, or files of policies")
-	flags.IntVar(&job.Pairs, "pairs", 3, "runs of each precision, with a seed of their own each")
+		"precisions to compare: bf16, mxfp8, nvfp4, or policy files")
+	flags.IntVar(&job.Pairs, "pairs", 3, "runs of each precision, each with its own seed")
 	flags.IntVar(&job.Branch, "branch", 0,
-		"steps that runs make from one trained state, with the rate to zero; 0 starts from scratch")
+		"steps from one trained state while the learning rate decays to zero; 0 trains from scratch")
 	flags.StringVar(&job.From, "from", "",
-		"the folder of a run to branch from; else the recipe's steps are trained for it")
+		"run folder to branch from (default: train the recipe's steps first)")
 	flags.BoolVar(&job.Matched, "matched", false,
-		"also BF16 with random errors on weight gradients, as large as those of mxfp8 and nvfp4")
+		"also run BF16 with random wgrad errors of the size that mxfp8 and nvfp4 make")
 	flags.StringSliceVar(&bounds, "bound", nil,
-		"PRECISION=PERCENT, if not 0.25 and 1 for mxfp8 and nvfp4, 0.05 and 0.25 of branches")
-	flags.StringVar(&job.Report, "report", "", "where a page with curves goes, such as parity.html")
-	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
+		"PRECISION=PERCENT (default 0.25 for mxfp8 and 1 for nvfp4; with --branch 0.05 and 0.25)")
+	flags.StringVar(&job.Report, "report", "", "write an HTML report with the curves to this file")
+	flags.StringArrayVar(&job.Set, "set", nil, "override a key of the recipe, such as steps=500")
 	return cmd
 }

@@ -28,7 +28,7 @@ func (a *app) plan() *cobra.Command {
 		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Cluster == "" {
-				return usage(cmd, "plan needs to know for what: --cluster 8xb200")
+				return usage(cmd, "plan needs a cluster: --cluster 8xb200")
 			}
 			job.Source, job.Goal = args[0], autoplan.Goal(text.goal)
 			job.Precisions, job.Calibrate = commas(text.precision), commas(text.calibrate)
@@ -50,34 +50,36 @@ func (a *app) plan() *cobra.Command {
 		},
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&job.Cluster, "cluster", "", "what to plan for, such as 64xgb200")
-	flags.Int64Var(&job.Seq, "seq", 0, "tokens in a row (default 8192, or the model's context)")
+	flags.StringVar(&job.Cluster, "cluster", "", "cluster to plan for, such as 64xgb200")
+	flags.Int64Var(&job.Seq, "seq", 0,
+		"tokens per sequence (default 8192, or the model's context if shorter)")
 	flags.StringVar(&text.batch, "batch", "",
-		"sequences of a step, or tokens as in 4Mtok, or at most so many as in max=16Mtok (default: what "+
-			"the plans of the cluster divide best, told in the second line)")
+		"global batch: sequences, tokens as in 4Mtok, or a limit as in max=16Mtok (default: chosen for "+
+			"the cluster, and printed)")
 	flags.StringVar(&text.precision, "precision", "",
-		"of linear layers: bf16, fp8, mxfp8, nvfp4, f32, or the file of a policy; several are all "+
-			"searched (default bf16)")
-	flags.StringVar(&text.goal, "goal", "time", "what to have least of: time, money or memory")
+		"precision of linear-layer GEMMs: bf16, fp8, mxfp8, nvfp4, f32, or a policy file; of several, "+
+			"separated by commas, the planner picks the best (default bf16)")
+	flags.StringVar(&text.goal, "goal", "time", "what to minimize: time, money or memory")
 	flags.StringVar(&text.fix, "fix", "",
-		"what the plan must have, such as tp=8,pp=4,recompute=attn+mlp,devices=512")
+		"constraints on the plan, such as tp=8,pp=4,recompute=attn+mlp,devices=512")
 	flags.StringVar(&job.Stack, "stack", "",
-		"whose software runs it: megatron, torchtitan, maxtext (default our own)")
+		"framework that runs the plan: megatron, torchtitan, maxtext (default: deepwell)")
 	flags.StringVar(&text.from, "from", "",
-		"price what is run today and say what to change: megatron=FILE, torchtitan=FILE, maxtext=FILE")
+		"evaluate your current config and suggest changes: megatron=FILE, torchtitan=FILE, maxtext=FILE")
 	flags.StringVar(&job.Emit, "emit", "",
-		"print the best plan for another stack: megatron, torchtitan, maxtext")
+		"print the best plan as a config of megatron, torchtitan or maxtext")
 	flags.StringVar(&text.calibrate, "calibrate", "", calibrateUsage)
-	flags.IntVar(&job.Top, "top", 5, "how many plans to tell")
-	flags.StringVarP(&job.Output, "output", "o", "", "where the best plan goes, such as plan.json")
+	flags.IntVar(&job.Top, "top", 5, "number of plans to print")
+	flags.StringVarP(&job.Output, "output", "o", "",
+		"write the best plan to this file, such as plan.json")
 	return cmd
 }
 
-// searchGC is by how many percent the memory of a search may grow before it is collected.
+// searchGC is the GOGC value of a search.
 const searchGC = 400
 
-const calibrateUsage = "correct predictions by what was measured: the folder of a run with its " +
-	"plan, or the calibration.json that was made of one; several with commas between"
+const calibrateUsage = "correct predictions with measurements: a run folder with its plan, or " +
+	"its calibration.json; several separated by commas"
 
 // runsOf spells a number of runs.
 func runsOf(n int) string {
@@ -99,19 +101,19 @@ type axis struct {
 func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	best := found.Choices[0]
 	if found.Current != nil {
-		writeToday(w, found.Current)
+		writeCurrent(w, found.Current)
 	}
-	fmt.Fprintf(w, "%s, %s parameters · %s · %s plans, %s priced, in %.1f s\n", found.Model,
+	fmt.Fprintf(w, "%s, %s parameters · %s · %s plans, %s evaluated, in %.1f s\n", found.Model,
 		human.Amount(float64(found.Parameters)), clusterTitle(found.Cluster),
 		human.Thousands(found.Space), human.Thousands(found.Priced), found.Seconds)
-	fmt.Fprintf(w, "global batch %s sequences of %s tokens, %s tokens a step\n",
+	fmt.Fprintf(w, "global batch %s sequences of %s tokens, %s tokens per step\n",
 		human.Thousands(best.Plan.Batch), human.Thousands(best.Plan.Seq),
 		human.Amount(float64(best.Plan.Batch*best.Plan.Seq)))
 	if err := writeTable(w, found.Choices); err != nil {
 		return err
 	}
 	if found.Calibrated > 0 {
-		fmt.Fprintf(w, "calibrated by %s of this model on this card\n", runsOf(found.Calibrated))
+		fmt.Fprintf(w, "calibrated by %s of this model on this GPU\n", runsOf(found.Calibrated))
 	}
 	fmt.Fprintf(w, "peak of #1: %s GiB\n", causes(best.Memory))
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
@@ -125,20 +127,20 @@ func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	return nil
 }
 
-// causes lists what a device's memory is for, in GiB.
+// causes lists a device's memory by purpose, in GiB.
 func causes(m program.Memory) string {
 	list := lists.Map(m.Causes(), func(c program.Cause) string { return c.Name + " " + gib(c.Bytes) })
 	return strings.Join(list, " · ")
 }
 
-// writeToday tells what a person runs and what to change, the best first.
-func writeToday(w io.Writer, t *deepwell.CurrentSetup) {
+// writeCurrent prints the user's current config and the changes that help, the best first.
+func writeCurrent(w io.Writer, t *deepwell.CurrentSetup) {
 	d := t.Choice
 	verdict := ""
 	if d.Peak > d.Capacity {
 		verdict = ", which does not fit"
 	}
-	fmt.Fprintf(w, "today: %s · %.3g s (%.3g–%.3g) · %s tok/s/GPU · %s of %s GiB%s · bubble %.1f %%\n",
+	fmt.Fprintf(w, "now: %s · %.3g s (%.3g–%.3g) · %s tok/s/GPU · %s of %s GiB%s · bubble %.1f %%\n",
 		t.File, d.Step, d.Low, d.High, human.Thousands(int64(d.Rate)), gib(d.Peak), gib(d.Capacity),
 		verdict, 100*d.Bubble)
 	for _, h := range t.Changes {
@@ -160,7 +162,8 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 	for _, a := range shown {
 		head = append(head, a.name)
 	}
-	head = append(head, "schedule", "micro", "remat", "step (90 %)", "tok/s/GPU", "peak", "why")
+	head = append(head, "schedule", "microbatch", "recompute", "step (90 %)", "tok/s/GPU", "peak",
+		"why")
 	fmt.Fprintln(t, strings.Join(head, "\t"))
 	for n, c := range choices {
 		row := []string{strconv.Itoa(n + 1)}
@@ -168,7 +171,7 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 			row = append(row, strconv.FormatInt(c.Plan.Size(a.name), 10))
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
-			c.Plan.Rows()/c.Plan.Ranks()), rematOf(c),
+			c.Plan.Rows()/c.Plan.Ranks()), recomputeOf(c),
 			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
 			gib(c.Peak)+" GiB", c.Why)
 		fmt.Fprintln(t, strings.Join(row, "\t"))
@@ -187,7 +190,7 @@ func scheduleOf(c autoplan.Choice) string {
 	return p.Schedule
 }
 
-func rematOf(c autoplan.Choice) string {
+func recomputeOf(c autoplan.Choice) string {
 	words := lists.Map(c.Plan.Recompute, func(t ir.Tag) string { return string(t) })
 	for _, o := range c.Plan.Offload {
 		words = append(words, "offload "+o)
@@ -216,10 +219,10 @@ func days(n float64) string {
 
 // clusterTitle spells 64xgb200 as people do.
 func clusterTitle(cluster string) string {
-	n, card, _ := strings.Cut(cluster, "x")
+	n, gpu, _ := strings.Cut(cluster, "x")
 	count, err := strconv.ParseInt(n, 10, 64)
 	if err != nil {
 		return cluster
 	}
-	return human.Thousands(count) + " " + strings.ToUpper(card)
+	return human.Thousands(count) + " " + strings.ToUpper(gpu)
 }

@@ -20,7 +20,7 @@ func (a *app) policy() *cobra.Command {
 	cmd := documented("policy", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usage(cmd, "policy takes a model and a precision; %d words were given", len(args))
+				return usage(cmd, "policy takes a model and a precision; %d arguments were given", len(args))
 			}
 			job.Source, job.Precision = args[0], args[1]
 			env, err := a.env()
@@ -32,15 +32,15 @@ func (a *app) policy() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.tellPolicy(p, share, job)
+			return a.printPolicy(p, share, job)
 		},
 	})
-	cmd.Flags().StringVarP(&job.Output, "output", "o", "", "the file to write")
+	cmd.Flags().StringVarP(&job.Output, "output", "o", "", "write the policy to this file")
 	return cmd
 }
 
-// tellPolicy prints the rules in the order in which they apply.
-func (a *app) tellPolicy(p *precision.Policy, share map[dtype.Format]float64,
+// printPolicy prints the rules in the order in which they apply.
+func (a *app) printPolicy(p *precision.Policy, share map[dtype.Format]float64,
 	job deepwell.PolicyJob) error {
 	if a.json {
 		a.print(map[string]any{"policy": json.RawMessage(p.String()), "share": share})
@@ -49,12 +49,12 @@ func (a *app) tellPolicy(p *precision.Policy, share map[dtype.Format]float64,
 	var parts []string
 	for _, f := range slices.Backward(precision.Formats()) {
 		if share[f] > 0 {
-			parts = append(parts, fmt.Sprintf("%s %.1f %%", f, 100*share[f]))
+			parts = append(parts, fmt.Sprintf("%.1f %% %s", 100*share[f], f))
 		}
 	}
-	fmt.Fprintf(a.stdout, "%s in %s: of the work of linear layers %s\n\n", job.Source, job.Precision,
+	fmt.Fprintf(a.stdout, "%s in %s: linear-layer FLOPs are %s\n\n", job.Source, job.Precision,
 		strings.Join(parts, ", "))
-	err := a.table("linear layers\tlayers\tproducts\tformat\twhy", func(w io.Writer) {
+	err := a.table("linear layers\tlayers\tGEMMs\tformat\twhy", func(w io.Writer) {
 		for _, r := range p.Rules {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", strings.Join(r.Linears, ", "), r.Span(p.Layers),
 				cmp.Or(strings.Join(r.Products, ", "), "all"), r.Format, r.Why)

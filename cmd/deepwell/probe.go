@@ -40,7 +40,7 @@ func (a *app) probe() *cobra.Command {
 		},
 	})
 	cmd.Flags().BoolVar(&measure, "measure", false,
-		"also time products, copies and sums through the CPU engine")
+		"also time matmuls, copies and all-reduces on the CPU engine")
 	cmd.Flags().StringVarP(&out, "output", "o", "", "also write machine.json to this file")
 	return cmd
 }

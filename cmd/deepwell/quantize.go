@@ -14,15 +14,15 @@ import (
 
 func (a *app) quantize() *cobra.Command {
 	job := deepwell.QuantizeJob{Getenv: a.getenv}
-	var target narrowFlags
+	var target quantizeFlags
 	cmd := documented("quantize", &cobra.Command{
 		Args: one("model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.Output == "" {
-				return usage(cmd, "quantize needs to know where to: -o FOLDER")
+				return usage(cmd, "quantize needs an output folder: -o FOLDER")
 			}
 			if target.to == "" {
-				return usage(cmd, "quantize needs to know what to: --to mxfp8 or --to nvfp4")
+				return usage(cmd, "quantize needs a format: --to mxfp8 or --to nvfp4")
 			}
 			var err error
 			if job.Options, err = target.options(); err != nil {
@@ -36,32 +36,32 @@ func (a *app) quantize() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringVarP(&job.Output, "output", "o", "",
-		"the folder to write: new, empty, or where the same command stopped")
+		"folder to write: new, empty, or left by the same command when it stopped")
 	flags.StringVar(&job.Policy, "policy", "",
-		"a policy of training: layers that it keeps in bf16 are kept here too")
+		"training policy file: layers in bf16 there are not quantized")
 	target.bind(cmd)
 	return cmd
 }
 
-// narrowFlags are those that say what weights are quantized to.
-type narrowFlags struct {
+// quantizeFlags are the flags of quantization, shared by quantize and export.
+type quantizeFlags struct {
 	to, layout string
 	skip       []string
 	inputAmax  float64
 }
 
-func (n *narrowFlags) bind(cmd *cobra.Command) {
+func (n *quantizeFlags) bind(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&n.to, "to", "", "the format of the weights: mxfp8 or nvfp4")
+	flags.StringVar(&n.to, "to", "", "format of the weights: mxfp8 or nvfp4")
 	flags.StringVar(&n.layout, "layout", "compressed-tensors",
-		"the loaders to write for: compressed-tensors or modelopt")
+		"checkpoint layout: compressed-tensors or modelopt")
 	flags.StringArrayVar(&n.skip, "skip", nil,
-		"a layer to keep, by its name with * for any letters; may be given again")
+		"layer to leave as it is, by name, with * as a wildcard; repeatable")
 	flags.Float64Var(&n.inputAmax, "input-amax", 0,
-		"largest activation; makes NVFP4 quantize activations too")
+		"largest activation magnitude; NVFP4 then quantizes activations too")
 }
 
-func (n *narrowFlags) options() (o quantize.Options, err error) {
+func (n *quantizeFlags) options() (o quantize.Options, err error) {
 	if o.To, err = quantize.ParseFormat(n.to); err != nil {
 		return o, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/deepwell/deepwell"
@@ -78,14 +79,25 @@ func (a *app) root() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	})
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
-	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print every pass by name")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, "%v", err) })
+	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print the name of every pass")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
+			if now := renamedFlags[e.GetSpecifiedName()]; now != "" {
+				return diag.New(diag.BadUsage, "--%s is now --%s", e.GetSpecifiedName(), now).
+					Try("%s --%s", cmd.CommandPath(), now)
+			}
+		}
+		return usage(cmd, "%v", err)
+	})
 	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.models(), a.capture(), a.data(), a.plan(),
 		a.policy(), a.compile(), a.dryrun(), a.train(), a.parity(), a.ckpt(), a.export(),
 		a.quantize())
 	root.SetHelpCommand(a.help(root))
 	return root
 }
+
+// renamedFlags gives the present name of flags that had another one.
+var renamedFlags = map[string]string{"replay": "rerun", "handover": "reference-run"}
 
 // usage is an error of the command line, with the way to learn more.
 func usage(cmd *cobra.Command, format string, args ...any) error {
@@ -114,7 +126,7 @@ func one(noun string) cobra.PositionalArgs {
 	}
 }
 
-// takes demands so many arguments, named as the usage line names them.
+// takes demands n arguments, named as the usage line names them.
 func takes(n int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
@@ -189,7 +201,7 @@ func call[J, R any](a *app, cmd *cobra.Command,
 	return r, err
 }
 
-// serve is most of a command: it calls a verb and tells its result.
+// serve is most of a command: it calls a verb and prints its result.
 func serve[J, R any](a *app, cmd *cobra.Command,
 	verb func(*deepwell.Env, context.Context, J) (R, error), job J, text func(R) error) error {
 	r, err := call(a, cmd, verb, job)
@@ -255,7 +267,7 @@ func (a *app) flush(failed *diag.Error) {
 	fmt.Fprintln(a.stdout, out.String())
 }
 
-// help prints the help of a command, or with --json that of all commands as data.
+// help prints the help of a command, or with --json all commands as data.
 func (a *app) help(root *cobra.Command) *cobra.Command {
 	return documented("help", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -37,30 +37,30 @@ func (a *app) train() *cobra.Command {
 		},
 	})
 	flags := cmd.Flags()
-	flags.StringArrayVar(&job.Set, "set", nil, "a key of the recipe as KEY=VALUE, such as steps=500")
-	flags.StringVar(&job.Plan, "plan", "", "a plan that spreads the model over several devices")
+	flags.StringArrayVar(&job.Set, "set", nil, "override a key of the recipe, such as steps=500")
+	flags.StringVar(&job.Plan, "plan", "", "plan file that shards the model over several devices")
 	flags.StringSliceVar(&job.Peers, "peers", nil,
-		"the addresses of all processes of a run, such as a:7000,b:7000, which share a plan's stages")
-	flags.IntVar(&job.Self, "self", 0, "which of the --peers this process is, from 0")
+		"addresses of all processes of the run, such as a:7000,b:7000; they share the pipeline stages")
+	flags.IntVar(&job.Self, "self", 0, "index of this process in --peers, from 0 (its node rank)")
 	flags.StringVar(&job.KeyFile, "key-file", "",
-		"32 random bytes or more that all --peers share; without it they are on one host")
+		"file of 32 or more random bytes that all --peers share; optional on one host")
 	flags.DurationVar(&job.Patience, "patience", 8*time.Second,
-		"how long a process of --peers may be silent; at the start they wait 30 times as long")
-	flags.IntVar(&job.Until, "until", 0, "pause after this step, with a checkpoint")
-	flags.StringVar(&job.Profile, "profile", "", "trace the steps FROM:TO, for ui.perfetto.dev")
-	flags.StringVar(&job.Replay, "replay", "",
-		"compute the gradients of a rejected step again, from the folder that the run wrote")
-	flags.StringVar(&job.ReferenceRun, "handover", "",
-		"write first weights, batches and settings into a folder, for another program to train the same")
+		"time without a sign of life after which a peer counts as lost; 30 times as long at the start")
+	flags.IntVar(&job.Until, "until", 0, "stop after this step, with a checkpoint")
+	flags.StringVar(&job.Profile, "profile", "", "trace steps FROM:TO for ui.perfetto.dev")
+	flags.StringVar(&job.Replay, "rerun", "",
+		"recompute the gradients of a rejected step, from the folder that the run wrote")
+	flags.StringVar(&job.ReferenceRun, "reference-run", "",
+		"write initial weights, batches and settings to a folder, to train the same run in PyTorch")
 	flags.BoolVar(&example, "example", false, "print a recipe with every key explained")
 	return cmd
 }
 
-// shownParams is how many gradients a replay shows: those that are not finite, and the largest.
+// shownParams is the number of gradients that a rerun prints: non-finite ones, then the largest.
 const shownParams = 12
 
 func printReplay(w io.Writer, r *train.Replay) {
-	fmt.Fprintf(w, "step %d  loss %.6g  |g| %.6g\n", r.Step, r.Loss, r.Norm)
+	fmt.Fprintf(w, "step %d  loss %.6g  grad norm %.6g\n", r.Step, r.Loss, r.Norm)
 	for i, p := range r.Params {
 		if i == shownParams {
 			fmt.Fprintf(w, "and %d more\n", len(r.Params)-i)
@@ -70,6 +70,6 @@ func printReplay(w io.Writer, r *train.Replay) {
 		if p.Bad > 0 {
 			note = fmt.Sprintf("  %d elements are not finite", p.Bad)
 		}
-		fmt.Fprintf(w, "  %-24s |g| %.4g%s\n", p.Name, p.Norm, note)
+		fmt.Fprintf(w, "  %-24s grad norm %.4g%s\n", p.Name, p.Norm, note)
 	}
 }
