@@ -62,7 +62,7 @@ const (
 	ProgramInvalid Code = "DW2302"
 	ProgramVersion Code = "DW2303"
 
-	CardUnknown    Code = "DW2401"
+	GPUUnknown     Code = "DW2401"
 	ClusterSpec    Code = "DW2402"
 	ProbeFailed    Code = "DW2403"
 	MachineVersion Code = "DW2404"

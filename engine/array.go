@@ -11,11 +11,12 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// An Array is something with a global name that lies in pieces on the devices of a module.
+// An Array is a tensor with a global name, in shards on the devices of a module: one on each. A
+// replicated tensor has the whole on each device. Its methods may be called by several goroutines.
 type Array struct {
 	spec  program.Array
 	local dtype.Shape
-	parts []*pjrt.Buffer
+	parts []*pjrt.Buffer // one for each device of this process, in the order of the module's
 }
 
 // Name is the global name.
@@ -24,30 +25,31 @@ func (a *Array) Name() string { return a.spec.Name }
 // Spec describes the array as the module that it was made for does.
 func (a *Array) Spec() program.Array { return a.spec }
 
-// Local is the shape of each piece.
+// Local is the shape of each shard.
 func (a *Array) Local() dtype.Shape { return a.local }
 
-// Parts is the number of pieces in this process.
+// Parts is the number of shards in this process.
 func (a *Array) Parts() int { return len(a.parts) }
 
-// Devices are the global numbers of the devices that the pieces in this process lie on.
+// Devices are the global numbers of the devices that have this process's shards.
 func (a *Array) Devices() program.Devices {
 	return lists.Map(a.parts, func(b *pjrt.Buffer) int { return b.Device().ID })
 }
 
-// Live reports whether every piece can still be used: a donated array is gone.
+// Live reports whether every shard can still be used: a donated array is gone.
 func (a *Array) Live() bool {
 	return !slices.ContainsFunc(a.parts, func(b *pjrt.Buffer) bool { return !b.Live() })
 }
 
-// Free gives the memory of all pieces back.
+// Free releases the memory of all shards, when the runs that use them are done. It does not wait. A
+// second Free does nothing.
 func (a *Array) Free() {
 	for _, b := range a.parts {
 		b.Free()
 	}
 }
 
-// Await waits until all pieces are there, and returns the error of the run that makes them.
+// Await waits until all shards are computed, and returns the error of the run that computes them.
 func (a *Array) Await(ctx context.Context) error {
 	for _, b := range a.parts {
 		if err := b.Await(ctx); err != nil {
@@ -57,7 +59,8 @@ func (a *Array) Await(ctx context.Context) error {
 	return nil
 }
 
-// Read copies the i-th piece to the host.
+// Read waits for the i-th shard and copies it to the host: dense and row-major, little-endian,
+// 4-bit elements packed with the first in the low half of a byte.
 func (a *Array) Read(ctx context.Context, i int) ([]byte, error) {
 	dst := Aligned(int(a.local.Bytes()))
 	if err := a.ReadInto(ctx, i, dst); err != nil {
@@ -66,12 +69,12 @@ func (a *Array) Read(ctx context.Context, i int) ([]byte, error) {
 	return dst, nil
 }
 
-// ReadInto copies the i-th piece into dst, which must have its size. If ctx ends first, the engine
-// still writes to dst until the array is there: then dst must not be used for anything else before
-// Await says so.
+// ReadInto copies the i-th shard into dst, which must have its size in bytes. If ctx ends first,
+// the engine may still write to dst until the array is computed: dst must not be used before Await
+// returns.
 func (a *Array) ReadInto(ctx context.Context, i int, dst []byte) error {
 	if i < 0 || i >= len(a.parts) {
-		return diag.New(diag.ArgumentCount, "array %s has %d pieces; number %d was asked for",
+		return diag.New(diag.ArgumentCount, "array %s has %d shards here, and none with the number %d",
 			a.spec.Name, len(a.parts), i)
 	}
 	return a.parts[i].ToHost(ctx, dst)
@@ -95,10 +98,10 @@ const (
 // hostModes are PJRT's semantics of host memory, by Source.
 var hostModes = []pjrt.HostMode{pjrt.HostCopied, pjrt.HostShared, pjrt.HostGiven}
 
-// Place puts an array on the devices of a module that this process has: fill gives the dense
-// row-major bytes of the piece for the module's i-th device. Pieces that the CPU engine can use in
-// place, because they are lent or given and begin at a multiple of 64 bytes (see [Aligned]), are
-// not copied.
+// Place puts an array on those devices of a module that this process has. fill returns the dense
+// row-major bytes of the shard on the module's i-th device; [program.Module.Start] tells where the
+// shard begins in the global tensor. The CPU engine uses a shard in place, without a copy, if it is
+// Lent or Given and starts at a multiple of 64 bytes (see [Aligned]).
 func (e *Engine) Place(s *program.Module, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
 	if from < 0 || int(from) >= len(hostModes) {
@@ -137,10 +140,11 @@ func (e *Engine) Place(s *program.Module, spec program.Array, from Source,
 	return a, nil
 }
 
-// Copy makes the same array on other devices of the engine, piece by piece.
+// Copy copies an array to other devices of the engine: its i-th shard to the i-th device. It
+// returns when the copies are queued.
 func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
 	if len(to) != len(a.parts) {
-		return nil, diag.New(diag.ArgumentCount, "array %s has %d pieces for %d devices",
+		return nil, diag.New(diag.ArgumentCount, "array %s has %d shards for %d devices",
 			a.spec.Name, len(a.parts), len(to))
 	}
 	c := &Array{spec: a.spec, local: a.local}
@@ -160,6 +164,6 @@ func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
 	return c, nil
 }
 
-// Aligned makes n bytes that begin at a multiple of 64, so that the CPU engine can use them
-// without a copy.
+// Aligned allocates n bytes that start at a multiple of 64, the alignment that XLA:CPU needs to use
+// host memory without a copy.
 func Aligned(n int) []byte { return pjrt.Aligned(n) }

@@ -14,21 +14,21 @@ import (
 	"github.com/deepwell/deepwell/internal/environ"
 )
 
-// cacheVersion changes when what is cached, or what its key is made of, changes.
+// cacheVersion is part of every key. It changes with the layout of entries or of keys.
 const cacheVersion = "4"
 
 // cacheLimit bounds the compile cache: some hundred steps of large models.
 const cacheLimit = 10 << 30
 
-// A cache keeps what compilers made, by everything that they made it of. Whatever is wrong with it,
-// a program can be compiled again, so it warns and never fails. An entry is the length of a head,
-// the head as JSON, and bytes of the compiler.
+// A cache stores compiled programs by a hash of everything they were compiled from. Whatever is
+// wrong with it, the program can be compiled again, so it warns and never fails. An entry is the
+// length of a head (32 bits, little-endian), the head as JSON, and the compiler's bytes.
 type cache struct {
 	store  cas.Store
 	events event.Sink
 }
 
-// newCache is the cache in the user's folder of caches, which has other things in it.
+// newCache opens the subfolder of the user's caches that has programs; tokens are another.
 func newCache(o Options) cache {
 	c := cache{events: o.Events}
 	if c.events == nil {
@@ -40,8 +40,8 @@ func newCache(o Options) cache {
 	return c
 }
 
-// unlessDumped gives an empty cache where XLA is to write files as it compiles, as flags or the
-// environment say: a program that comes out of the cache writes none.
+// unlessDumped returns an empty cache if flags or the environment make XLA dump files while it
+// compiles: a program from the cache would dump none.
 func (c cache) unlessDumped(flags map[string]any, variables *environ.Set) cache {
 	if dumps(flags, variables) {
 		c.store = cas.Store{}
@@ -57,7 +57,7 @@ func dumps(flags map[string]any, variables *environ.Set) bool {
 	return found
 }
 
-// get reads an entry's head, hands its bytes to use, and tells whether both went well.
+// get decodes an entry's head, calls use with its bytes, and reports whether both succeeded.
 func (c cache) get(key string, head any, use func(code []byte) error) bool {
 	entry, err := c.store.Get(key)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, cas.ErrDamaged) {
@@ -75,7 +75,7 @@ func (c cache) get(key string, head any, use func(code []byte) error) bool {
 	return err == nil
 }
 
-// keep stores an entry.
+// keep stores an entry, and removes the oldest entries beyond cacheLimit.
 func (c cache) keep(key string, head any, bytes func() ([]byte, error)) {
 	if c.store == (cas.Store{}) {
 		return
@@ -95,7 +95,7 @@ func (c cache) keep(key string, head any, bytes func() ([]byte, error)) {
 	}
 }
 
-// warn says that an entry could not be used.
+// warn emits that an entry could not be used, with the reason.
 func (c cache) warn(err error, fix string) {
 	c.events.Emit(event.Warning{Code: string(diag.CacheFailed),
 		Text: fmt.Sprintf("the compile cache was not used: %v", err), Fix: fix})
@@ -112,7 +112,7 @@ func encodeEntry(head any, code []byte) ([]byte, error) {
 
 func decodeEntry(b []byte, head any) (code []byte, err error) {
 	if len(b) < 4 || int(binary.LittleEndian.Uint32(b)) > len(b)-4 {
-		return nil, errors.New("the cached program is cut off")
+		return nil, errors.New("the cached program is truncated")
 	}
 	n := 4 + int(binary.LittleEndian.Uint32(b))
 	return b[n:], json.Unmarshal(b[4:n], head)

@@ -29,9 +29,9 @@ func (h *heard) Emit(e event.Event) {
 	}
 }
 
-// A program that was compiled for cards is not compiled again, by another compiler either; its
+// A program that was compiled for GPUs is not compiled again, by another compiler either; its
 // report is the same. What is asked for otherwise, and an entry that is damaged, is compiled.
-func TestCompilesForCardsAreKept(t *testing.T) {
+func TestCompilesForGPUsAreCached(t *testing.T) {
 	dir, said := t.TempDir(), &heard{}
 	report := func(cluster string, withoutCuDNN bool) *engine.Report {
 		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, Events: said,
@@ -62,7 +62,7 @@ func TestCompilesForCardsAreKept(t *testing.T) {
 	report("8xb200", true)
 	last(false, 0, "without cuDNN")
 	report("8xrtx6000pro", false)
-	last(false, 0, "another card")
+	last(false, 0, "another GPU")
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

@@ -33,7 +33,7 @@ type Compiler struct {
 	topologies map[string]*pjrt.Topology // by what they describe
 }
 
-// compilerEngine is the engine that compiles for NVIDIA cards.
+// compilerEngine is the engine that compiles for NVIDIA GPUs.
 const compilerEngine = "cuda13"
 
 // OpenCompiler loads the CUDA engine for compiling only. It uses the options Dir, Cache, Events and
@@ -57,8 +57,9 @@ func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 	return c, nil
 }
 
-// Compile compiles one module for the target cluster, or reads the result from the cache, and
-// reports memory, kernels and collectives.
+// Compile compiles one module for the cluster, or takes the result from the cache, and reports on
+// it. The program is compiled in full, down to SASS and cuDNN plans, and not run. If XLA
+// rematerializes on its own, the module is compiled again without (see disablePasses).
 func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Cluster) (*Report,
 	error) {
 	if err := ctx.Err(); err != nil {
@@ -97,16 +98,16 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Clu
 	return r, nil
 }
 
-// compiled is what XLA made of a program, as far as a report needs it.
+// compiled is the part of a compiled program that a report needs, and the head of its cache entry.
 type compiled struct {
 	Memory    Memory
-	Bytes     int64   // of the executable
-	Seconds   float64 // that the compile took
+	Bytes     int64   // serialized size
+	Seconds   float64 // compile time
 	Format    string  // of the optimized program
 	optimized []byte
 }
 
-// describeExecutable asks an executable for what a report needs.
+// describeExecutable reads what a report needs from an executable.
 func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 	m, err := x.Memory()
 	c.Memory = Memory(m)
@@ -116,8 +117,8 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 	return c, err
 }
 
-// compiled compiles a module, unless the cache has what came of it. What is kept is XLA's own word:
-// reports are made of it anew.
+// compiled compiles a module, or finds it in the cache. The cache has XLA's optimized program, from
+// which every report is made anew: a change of the report's format needs no new compile.
 func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, cached bool,
 	err error) {
 	options := c.options(s, t)
@@ -163,14 +164,13 @@ func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, c
 	return x, false, nil
 }
 
-// disablePasses is the option by which a program is compiled again if XLA repeats instructions on
-// its own. It does when it thinks that memory is short, and counts updates in place as copies: of
-// 70B on 64 GB200 it saw 206 GiB where buffers take 125, and what it repeated saved 0.06 GiB. Plans
-// say what is computed again.
+// disablePasses turns XLA's own rematerialization off. XLA starts it when it estimates that memory
+// is short, and its estimate counts in-place updates as copies: of 70B on 64 GB200 it saw 206 GiB
+// where buffers take 125, and what it recomputed saved 0.06 GiB. Recomputation is the plan's.
 const disablePasses = "xla_disable_hlo_passes"
 
-// describe makes the topology of a target, once: all modules of a program have the same, and
-// describing 65,536 devices takes 0.1 s.
+// describe makes the PJRT topology of a cluster, once: all modules of a program share it, and
+// 65,536 devices take 0.1 s.
 func (c *Compiler) describe(t machine.Cluster) (*pjrt.Topology, error) {
 	config, shape := t.ConfigText(c.bundle.CuDNN), t.Topology()
 	c.mu.Lock()
@@ -192,7 +192,7 @@ func (c *Compiler) describe(t machine.Cluster) (*pjrt.Topology, error) {
 	return topology, nil
 }
 
-// Close frees what the compiler keeps, when the compiles that use it are done.
+// Close frees the topologies. Compiles that still run must be done.
 func (c *Compiler) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -212,18 +212,19 @@ func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOpt
 		"xla_gpu_shard_autotuning": false,
 		// CUB asks the CUDA runtime how much scratch a sort needs, which fails without a device.
 		"xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_DISABLED",
-		// Without a device every Triton product would get a default tile; cuBLAS chooses on the card.
+		// Without a device Triton cannot autotune, and every GEMM would get a default tile. cuBLAS
+		// chooses its kernel on the GPU.
 		"xla_gpu_enable_triton_gemm": false,
-		// Only gathers that the program marks are prefetched; "on" also clones recomputed layers.
+		// Prefetch only the all-gathers that the program marks; "on" also clones recomputed layers.
 		"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
-		// Collectives inside an NVLink domain do not wait behind those between hosts.
+		// Collectives inside an NVLink domain do not queue behind inter-host ones.
 		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
-		// No kernels of XLA's own for small sums inside an NVLink domain: the compiler aborts on a sum
-		// of one number over the 64 devices of a GB200 domain ("size mismatch when packing elements").
+		// XLA's own kernels for small all-reduces are off: the compiler aborts on a scalar all-reduce
+		// over the 64 devices of a GB200 domain ("size mismatch when packing elements").
 		"xla_gpu_experimental_use_collective_kernels": "",
 	}
 	if arch := t.Card.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
-		// XLA's cost model, which turns the scheduler on by itself, knows those three only.
+		// XLA turns the scheduler on by itself only where its cost model knows the architecture.
 		flags["xla_gpu_enable_latency_hiding_scheduler"] = true
 	}
 	if c.cudnn != "" {
@@ -237,7 +238,7 @@ func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOpt
 	return pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: memory, Flags: flags}
 }
 
-// Report says what the local compiler made of an executable of this engine.
+// Report describes an executable of this engine, as [Compiler.Compile] does for another cluster.
 func (x *Executable) Report() (*Report, error) {
 	if err := x.alive(); err != nil {
 		return nil, err
@@ -273,9 +274,9 @@ func newReport(x compiled, s *program.Module, t machine.Cluster) (*Report, error
 	return r, nil
 }
 
-// settlePlans says of each call of cuDNN whether its plan is inside. A plan without workspace
+// settlePlans marks each cuDNN call as compiled with its plan or without. A plan without workspace
 // leaves no trace in the optimized program, but XLA makes all plans or fails, so the option that
-// was set decides (nvptx_compiler.cc; the serialized program of one product is 42 KB with its
+// was set decides (nvptx_compiler.cc; the serialized program of one GEMM is 42 KB with its
 // plan and 11 KB without).
 func (r *Report) settlePlans() {
 	missing := false

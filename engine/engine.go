@@ -21,26 +21,26 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Options say how an engine is opened.
+// Options say how an engine or a compiler is opened.
 type Options struct {
 	// Dir is the folder of installed engines; "" is the user's.
 	Dir string
 	// Devices is the number of CPU devices to make; 0 means 1. GPUs are all taken.
 	Devices int
-	// Cache is the folder of caches; compiled programs are kept in a folder of their own below it,
-	// and nothing else there is touched. "" turns the compile cache off.
+	// Cache is the folder of caches. Compiled programs go to its subfolder "programs"; nothing else
+	// in it is touched. "" turns the compile cache off.
 	Cache string
 	// Environ is the environment of the process, which the engine's libraries read whatever stands
 	// here; nil is [os.Environ]. Variables that change numbers are refused, or part of the cache's
 	// key and of the engine's [Identity].
 	Environ []string
-	// Events hears of compiles and of a cache that cannot be used.
+	// Events gets an event for each compile, and warnings about a cache that cannot be used.
 	Events event.Sink
-	// Node and Nodes are this process's place among those that share one GPU client, and Store
-	// is how they find each other. One process needs neither.
+	// Nodes is the number of processes that share one GPU client, Node the rank of this one, and
+	// Store is how they find each other. A single process needs none of them.
 	Node, Nodes int
 	Store       Store
-	// MemoryFraction is the part of a GPU's memory that the engine takes; 0 leaves it to XLA.
+	// MemoryFraction is the fraction of a GPU's memory that the engine allocates; 0 leaves it to XLA.
 	MemoryFraction float32
 	// WithoutCuDNN makes a [Compiler] skip cuDNN's plans: cuDNN calls are compiled as names only,
 	// and reported memory lacks their workspace.
@@ -101,7 +101,7 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	}
 	for _, variable := range variables.Allowed() {
 		e.events.Emit(event.Warning{Code: string(diag.EnvRefused), Text: variable +
-			" is set, and allowed by " + environ.Allow + ": numbers may not be those of other runs",
+			" is set, and allowed by " + environ.Allow + ": numbers may differ from other runs",
 			Fix: "unset " + variable})
 	}
 	if e.client, err = p.NewClient(e.clientOptions(o), o.Store); err != nil {
@@ -179,6 +179,7 @@ func verify(ctx context.Context, dir, name string,
 	return b, err
 }
 
+// platformOf returns XLA's platform of an engine: cuda for cuda13.
 func platformOf(name string) string {
 	if strings.HasPrefix(name, "cuda") {
 		return "cuda"
@@ -186,6 +187,8 @@ func platformOf(name string) string {
 	return name
 }
 
+// clientOptions are the plugin's own options: CPU devices are virtual, any number of them; a GPU
+// client takes the GPUs it finds.
 func (e *Engine) clientOptions(o Options) []pjrt.Option {
 	if e.platform == "cpu" {
 		return []pjrt.Option{{Name: "cpu_device_count", Value: max(1, o.Devices)}}
@@ -205,14 +208,14 @@ func (e *Engine) clientOptions(o Options) []pjrt.Option {
 
 // A Device describes one device of an engine.
 type Device struct {
-	ID       int      `json:"id"`
+	ID       int      `json:"id"` // global number, as modules use it
 	Process  int      `json:"process"`
-	Local    bool     `json:"local"`
+	Local    bool     `json:"local"` // belongs to this process
 	Kind     string   `json:"kind"`
 	Memories []string `json:"memories"`
 }
 
-// Devices describes all devices, those of other processes included.
+// Devices describes all devices of the client, also in other processes.
 func (e *Engine) Devices() []Device {
 	var list []Device
 	for _, d := range e.client.Devices() {
@@ -224,14 +227,14 @@ func (e *Engine) Devices() []Device {
 // Platform is "cpu" or "cuda".
 func (e *Engine) Platform() string { return e.platform }
 
-// Version tells the engine's name and the PJRT version it speaks.
+// Version returns the engine's name and the version of its PJRT C API.
 func (e *Engine) Version() (name string, major, minor int) {
 	major, minor = e.plugin.Version()
 	return e.name, major, minor
 }
 
-// An Identity is what decides the numbers that a program comes to, beside its text: two engines of
-// equal identity give the same bits.
+// An Identity is everything beside a program's text that decides its results: two engines of equal
+// identity give the same bits. Checkpoints record it.
 type Identity struct {
 	Name    string `json:"name"`
 	PJRT    []int  `json:"pjrt"` // version of the interface
@@ -242,14 +245,14 @@ type Identity struct {
 	Environment map[string]string `json:"environment,omitempty"`
 }
 
-// Identity tells what this engine is.
+// Identity returns the identity of this engine on this host.
 func (e *Engine) Identity() Identity {
 	major, minor := e.plugin.Version()
 	return Identity{Name: e.name, PJRT: []int{major, minor}, Version: e.version, Digest: e.digest,
 		Host: hostID(), Environment: e.environ.Recorded()}
 }
 
-// Compared is the environment without what differs from host to host and changes no number.
+// Compared is the environment without variables that differ from host to host and change no result.
 func (i Identity) Compared() map[string]string {
 	list := maps.Clone(i.Environment)
 	maps.DeleteFunc(list, func(name, _ string) bool { return !environ.Compares(name) })
@@ -290,20 +293,21 @@ func (e *Engine) UpdateProcesses(list []Process) error {
 	}))
 }
 
-// LiveBytes is, for each local device, what arrays and unfinished runs hold.
+// LiveBytes is the memory of arrays and unfinished runs, in bytes, for each local device.
 func (e *Engine) LiveBytes() []int64 { return e.each((*pjrt.Device).LiveBytes) }
 
-// HighWater is, for each local device, the most that LiveBytes has been since the last reset. The
-// temporary memory of runs counts while they run.
+// HighWater is the maximum of LiveBytes since the last reset, for each local device. It includes
+// the temporary memory of runs.
 func (e *Engine) HighWater() []int64 { return e.each((*pjrt.Device).HighWater) }
 
-// ResetHighWater lets the marks begin again at what is live now.
+// ResetHighWater sets every high-water mark to what is live now.
 func (e *Engine) ResetHighWater() {
 	for _, d := range e.client.Local() {
 		d.ResetHighWater()
 	}
 }
 
+// each calls f for every local device, in the order of their numbers.
 func (e *Engine) each(f func(*pjrt.Device) int64) []int64 {
 	var list []int64
 	for _, d := range e.client.Local() {
@@ -312,7 +316,7 @@ func (e *Engine) each(f func(*pjrt.Device) int64) []int64 {
 	return list
 }
 
-// Close ends the engine. Arrays and executables must have been freed before.
+// Close ends the engine. Arrays, runs and executables must have been freed before.
 func (e *Engine) Close() { e.client.Close() }
 
 // device finds a local device by its global number.
@@ -324,12 +328,13 @@ func (e *Engine) device(id int) (*pjrt.Device, error) {
 		deviceNumbers(e.client.Local()))
 }
 
-// remote tells whether a device belongs to another process of this engine's client.
+// remote reports whether a device belongs to another process of this engine's client.
 func (e *Engine) remote(id int) bool {
 	d, known := e.devices[id]
 	return known && d == nil
 }
 
+// deviceNumbers lists global device numbers, for messages.
 func deviceNumbers(list []*pjrt.Device) program.Devices {
 	var ids program.Devices
 	for _, d := range list {
@@ -338,8 +343,8 @@ func deviceNumbers(list []*pjrt.Device) program.Devices {
 	return ids
 }
 
-// hostKey is what of its host a program may depend on. XLA cuts CPU code into tasks for as many
-// threads as the process may use processors, or as there are devices if these are more.
+// hostKey is the part of the cache key that describes the host. XLA:CPU partitions loops into tasks
+// for max(processors, devices) threads, so compiled code depends on both numbers.
 func (e *Engine) hostKey() []byte {
 	if e.platform != "cpu" {
 		return []byte(hostID())
@@ -348,8 +353,8 @@ func (e *Engine) hostKey() []byte {
 		len(e.devices))
 }
 
-// hostID identifies the processor that CPU code is compiled for: code for one may not run on
-// another.
+// hostID identifies the processor model and its features, for which CPU code is compiled: code with
+// AVX-512 does not run on a processor without.
 func hostID() string {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -399,7 +399,7 @@ func TestRunsThatNobodyWaitsFor(t *testing.T) {
 // A deadline holds even while somebody else waits for the same run.
 func TestDeadlineHoldsBesideAnotherWaiter(t *testing.T) {
 	e := cpu(t)
-	// Eight products of 6.75 GFLOP: far longer than the deadline on any machine here.
+	// Eight GEMMs of 6.75 GFLOP: far longer than the deadline on any machine here.
 	var body strings.Builder
 	for i := range 8 {
 		fmt.Fprintf(&body, "%%v%d = stablehlo.dot_general %%v%d, %%v0, contracting_dims = [1] x [0] : "+
@@ -722,7 +722,7 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 }
 
 // A mesh over two processes is filled by both, each its own devices: what belongs to the other is
-// neither asked for nor placed, and an array tells where its pieces lie.
+// neither asked for nor placed, and an array reports the devices of its shards.
 func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
 	e := cpu(t)
 	e.Elsewhere(0, 1, 4, 5)
@@ -738,11 +738,11 @@ func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
 	}
 	defer a.Free()
 	if !slices.Equal(asked, []int{0, 2}) || !slices.Equal(a.Devices(), program.Devices{2, 3}) {
-		t.Errorf("pieces %v were asked for, and lie on %v", asked, a.Devices())
+		t.Errorf("shards %v were filled, on devices %v", asked, a.Devices())
 	}
 	for part, i := range []float32{0, 2} {
 		if got := read(t, a, part); !slices.Equal(got, []float32{i, 7}) {
-			t.Errorf("piece %d is %v", part, got)
+			t.Errorf("shard %d is %v", part, got)
 		}
 	}
 	s.Devices = program.Devices{2, 99, 3, 1}

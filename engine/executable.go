@@ -18,23 +18,29 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// An Executable is a module on its devices, ready to run.
+// An Executable is a compiled module, loaded on its devices. Several goroutines may run it at the
+// same time, also with the same arguments.
 type Executable struct {
 	engine  *Engine
 	module  program.Module
 	loaded  *shared
-	cached  bool // not compiled for this one
+	cached  bool // came from the cache, or was loaded before
 	freed   atomic.Bool
-	scratch sync.Pool // of [][]*pjrt.Buffer
+	scratch sync.Pool // of [][]*pjrt.Buffer: argument lists by device
 }
 
-// A programHead is what the cache keeps beside a serialized program.
+// A programHead is the JSON part of a cache entry, before the serialized program.
 type programHead struct {
 	pjrt.Signature
-	Seconds float64 // that the compile took
+	Seconds float64 // compile time
 }
 
-// Compile compiles a module for the devices it names, or takes it from the cache.
+// Compile compiles a module for the devices it names. In this order it takes the program from what
+// the engine has loaded, from the cache on disk, or from XLA. The key covers the text, the compile
+// options, the engine's files, the host's processor and every environment variable that XLA reads.
+//
+// Shapes, donation and number of arguments must be the same in the description and in the text.
+// A module without a description (Args and Results are nil) gets one from the compiled program.
 func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
@@ -87,8 +93,8 @@ func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, e
 	return x, nil
 }
 
-// check holds the module's own description to what was compiled. A module without one gets it from
-// the compiled program.
+// check compares the module's description with the compiled program's signature, and fills in a
+// description that is missing.
 func (x *Executable) check() error {
 	sig, s := x.loaded.Signature(), &x.module
 	if s.Args == nil && s.Results == nil {
@@ -133,10 +139,10 @@ func (x *Executable) compare(what string, specs []program.Array, shapes []dtype.
 	return nil
 }
 
-// Module describes what the executable runs, with its arguments and results.
+// Module describes the program, its arguments and its results. The caller must not change it.
 func (x *Executable) Module() *program.Module { return &x.module }
 
-// Memory is the compiler's account of what a run needs on each device.
+// Memory is what a run needs on each device, by the compiler's count.
 func (x *Executable) Memory() (Memory, error) {
 	if err := x.alive(); err != nil {
 		return Memory{}, err
@@ -145,7 +151,7 @@ func (x *Executable) Memory() (Memory, error) {
 	return Memory(m), err
 }
 
-// Optimized is the program as the compiler left it.
+// Optimized is the program after XLA's passes: fused, scheduled, with buffers assigned.
 func (x *Executable) Optimized() (*hlo.Module, error) {
 	if err := x.alive(); err != nil {
 		return nil, err
@@ -153,14 +159,15 @@ func (x *Executable) Optimized() (*hlo.Module, error) {
 	return x.loaded.Optimized()
 }
 
-// Free ends the executable; runs that have started go on.
+// Free releases the executable; runs that have started go on. The program stays loaded while
+// another Executable of the same engine uses it.
 func (x *Executable) Free() {
 	if !x.freed.Swap(true) {
 		x.engine.programs.release(x.loaded)
 	}
 }
 
-// alive is an error once the executable was freed: others may go on with its program.
+// alive returns an error once the executable was freed.
 func (x *Executable) alive() error {
 	if x.freed.Load() {
 		return diag.New(diag.BufferGone, "the executable of module %s was freed", x.module.Name)
@@ -168,11 +175,13 @@ func (x *Executable) alive() error {
 	return nil
 }
 
-// A Run is a module at work.
+// A Run is one execution of a module. Its owner frees it, which frees the results that nobody has
+// taken. All methods but Wait are for one goroutine.
 type Run struct {
+	// Results are in the module's order. They may be arguments of other runs before Wait returns.
 	Results []*Array
 	run     *pjrt.Run
-	kept    map[*Array]bool // results that a State owns now
+	kept    map[*Array]bool // results with another owner: a State, or the caller of Take
 }
 
 // Run queues the module with arguments in its order and returns at once, before it has run; other
@@ -190,6 +199,8 @@ func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 		return nil, err
 	}
 	devices := x.loaded.Devices()
+	// lists[d][i] is argument i of device d; the memory is reused, since a step has some thousand
+	// arguments on each device.
 	lists, _ := x.scratch.Get().([][]*pjrt.Buffer)
 	if lists == nil {
 		flat := make([]*pjrt.Buffer, len(devices)*len(args))
@@ -207,7 +218,7 @@ func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 	for i, a := range args {
 		if a == nil || len(a.parts) != len(devices) {
 			return nil, diag.New(diag.ArgumentCount,
-				"argument %s of module %s must have a piece on each of %d devices",
+				"argument %s of module %s must have a shard on each of %d devices",
 				x.module.Args[i].Name, x.module.Name, len(devices))
 		}
 		for d := range devices {
@@ -219,6 +230,7 @@ func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 		return nil, err
 	}
 	r := &Run{run: run, Results: make([]*Array, len(x.module.Results))}
+	// One allocation for all results, and one for all their shards.
 	arrays := make([]Array, len(x.module.Results))
 	parts := make([]*pjrt.Buffer, len(devices)*len(arrays))
 	for i := range arrays {
@@ -233,10 +245,11 @@ func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 	return r, nil
 }
 
-// Wait waits until all devices are done and returns the first error.
+// Wait waits until all local devices are done and returns the first error, each time it is called.
+// If ctx ends first, the run goes on, and Wait may be called again.
 func (r *Run) Wait(ctx context.Context) error { return r.run.Wait(ctx) }
 
-// Free frees every result that is still live and that no State keeps. It does not wait.
+// Free frees every result that is still live and has no other owner. It does not wait.
 func (r *Run) Free() {
 	if len(r.kept) == 0 {
 		r.run.Free()
@@ -250,7 +263,7 @@ func (r *Run) Free() {
 	r.run.Forget()
 }
 
-// Take gives the results to the caller: from now on Free leaves them alone.
+// Take makes the caller the owner of all results: Free leaves them alone.
 func (r *Run) Take() []*Array {
 	if r.kept == nil {
 		r.kept = make(map[*Array]bool, len(r.Results))
@@ -261,7 +274,7 @@ func (r *Run) Take() []*Array {
 	return r.Results
 }
 
-// Keep puts results into a state by their names; the run gives up those that it puts there.
+// Keep puts results into a state by their names; the state owns them from now on.
 func (r *Run) Keep(st *State, results ...*Array) {
 	if r.kept == nil {
 		r.kept = map[*Array]bool{}
@@ -272,13 +285,14 @@ func (r *Run) Keep(st *State, results ...*Array) {
 	}
 }
 
-// A State keeps arrays on the devices by their global names, from step to step.
+// A State owns arrays on the devices by their global names, from step to step: parameters,
+// optimizer state, accumulated gradients. The zero value is empty. Several goroutines may use it.
 type State struct {
 	mu     sync.Mutex
 	arrays map[string]*Array
 }
 
-// Put keeps an array under its name; an array of the same name that is still live is freed.
+// Put stores an array under its name and frees the array that had the name before.
 func (st *State) Put(a *Array) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -291,21 +305,21 @@ func (st *State) Put(a *Array) {
 	st.arrays[a.Name()] = a
 }
 
-// Get finds an array by name, or nil.
+// Get returns the array of a name, or nil. It stays the state's: a caller must not free it.
 func (st *State) Get(name string) *Array {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.arrays[name]
 }
 
-// Names lists what is kept, sorted.
+// Names lists the names of all arrays, sorted.
 func (st *State) Names() []string {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return slices.Sorted(maps.Keys(st.arrays))
 }
 
-// Drop frees arrays by name; names that are not kept are left out.
+// Drop frees arrays by name; unknown names are ignored.
 func (st *State) Drop(names ...string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -317,7 +331,7 @@ func (st *State) Drop(names ...string) {
 	}
 }
 
-// Free frees everything.
+// Free frees all arrays and leaves the state empty.
 func (st *State) Free() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -327,9 +341,9 @@ func (st *State) Free() {
 	st.arrays = nil
 }
 
-// Step runs a module on the state: each argument is the given input of its name, or else what the
-// state keeps under it. Results that take the place of donated arguments go back into the state;
-// the caller owns the others.
+// Step runs a module on a state: each argument is the input of its name, or else the state's array
+// of that name. Results that take the memory of donated arguments replace them in the state; the
+// caller owns the other results. Steps on one state must be started by one goroutine at a time.
 func (x *Executable) Step(ctx context.Context, st *State, inputs ...*Array) (*Run, error) {
 	args := make([]*Array, len(x.module.Args))
 	for i, spec := range x.module.Args {
@@ -337,8 +351,8 @@ func (x *Executable) Step(ctx context.Context, st *State, inputs ...*Array) (*Ru
 		if at >= 0 {
 			args[i] = inputs[at]
 		} else if args[i] = st.Get(spec.Name); args[i] == nil {
-			return nil, diag.New(diag.ArgumentCount, "module %s needs %s, which is neither given nor kept",
-				x.module.Name, spec.Name)
+			return nil, diag.New(diag.ArgumentCount,
+				"module %s needs %s, which is neither an input nor in the state", x.module.Name, spec.Name)
 		}
 	}
 	r, err := x.Run(ctx, args...)

@@ -55,8 +55,8 @@ func (sc *scene) compile(text string, n int) error {
 	return err
 }
 
-// compileForCards compiles for the eight cards of a host.
-func (sc *scene) compileForCards(text string, n int) error {
+// compileForGPUs compiles for the eight GPUs of a host.
+func (sc *scene) compileForGPUs(text string, n int) error {
 	c, err := engine.OpenCompiler(sc.t.Context(), engine.Options{WithoutCuDNN: true})
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ var hostile = []struct {
 		return sc.compile(module("  %c = stablehlo.constant dense<1> : tensor<4xi32>\n"+
 			"  %r = stablehlo.add %x, %c : tensor<4xf32>\n  return %r : tensor<4xf32>"), 1)
 	}},
-	{"text cut off", diag.ProgramText, "line", func(sc *scene) error {
+	{"truncated text", diag.ProgramText, "line", func(sc *scene) error {
 		return sc.compile(strings.TrimSuffix(module(identity), "}\n}\n"), 1)
 	}},
 	{"no main", diag.ProgramText, "`main` function", func(sc *scene) error {
@@ -179,7 +179,7 @@ var hostile = []struct {
 		defer a.Free()
 		return sc.run(sc.w, a)
 	}},
-	{"pieces on the wrong devices", diag.DeviceMismatch, "is on device", func(sc *scene) error {
+	{"shards on the wrong devices", diag.DeviceMismatch, "is on device", func(sc *scene) error {
 		a, err := sc.onDevices(program.Devices{7, 6, 5, 4, 3, 2, 1, 0}, 16)
 		if err != nil {
 			return err
@@ -235,7 +235,7 @@ var hostile = []struct {
 		_, err := sc.onDevices(program.Range(0, devices), 15)
 		return err
 	}},
-	{"a piece that is not there", diag.ArgumentCount, "8 pieces", func(sc *scene) error {
+	{"a shard that is not there", diag.ArgumentCount, "8 shards", func(sc *scene) error {
 		_, err := sc.v.Read(sc.t.Context(), devices)
 		return err
 	}},
@@ -256,7 +256,7 @@ var hostile = []struct {
 		})
 		return err
 	}},
-	{"a name that the state does not keep", diag.ArgumentCount, "neither given nor kept", func(sc *scene) error {
+	{"a name that the state does not keep", diag.ArgumentCount, "neither an input nor in the state", func(sc *scene) error {
 		_, err := sc.x.Step(sc.t.Context(), &engine.State{}, sc.v)
 		return err
 	}},
@@ -342,7 +342,7 @@ var hostile = []struct {
 			func(int) ([]byte, error) { return make([]byte, 16), nil })
 		return err
 	}},
-	{"a nil input of a step", diag.ArgumentCount, "neither given nor kept", func(sc *scene) error {
+	{"a nil input of a step", diag.ArgumentCount, "neither an input nor in the state", func(sc *scene) error {
 		_, err := sc.x.Step(sc.t.Context(), &engine.State{}, nil)
 		return err
 	}},
@@ -373,10 +373,10 @@ var hostile = []struct {
 		return err
 	}},
 	{"more devices than the target has", diag.DeviceMismatch, "16 devices", func(sc *scene) error {
-		return sc.compileForCards(module(identity), 16)
+		return sc.compileForGPUs(module(identity), 16)
 	}},
-	{"bad text for a card", diag.ProgramText, "line 3", func(sc *scene) error {
-		return sc.compileForCards(module("  return %y : tensor<4xf32>"), 8)
+	{"bad text for a GPU", diag.ProgramText, "line 3", func(sc *scene) error {
+		return sc.compileForGPUs(module("  return %y : tensor<4xf32>"), 8)
 	}},
 }
 

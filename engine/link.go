@@ -9,40 +9,40 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Link is one end of a way between two stages: what one end sends the other receives, in the
-// order of sending. [Engine.Pipe] makes one between devices of a client, [Engine.Wired] one between
-// processes, and [Engine.Permute] one inside a program that both stages run.
+// A Link is one end of a connection between two pipeline stages: what one end sends, the other
+// receives in the same order. [Engine.Pipe] makes one between devices of a client, [Engine.Wired]
+// one between processes, and [Engine.Permute] one inside a program that both stages run.
 //
 // One goroutine may send while another receives. A link that has failed stays so.
 type Link interface {
-	// Send hands an array to the other end, under a tag that the other end must expect. It waits
-	// while the way is full. When it returns, the array may be freed.
+	// Send sends an array to the other end, under a tag that the other end must expect. It waits
+	// while the link is full. When it returns, the array may be freed.
 	Send(ctx context.Context, tag string, a *Array) error
-	// Recv takes the next array, which must have the tag and the shape that spec has on each device
-	// of s, and places it there. The array may still be on its way to the devices.
+	// Recv receives the next array, which must have the tag and the local shape that spec has on the
+	// devices of s, and places it there. The copy to the devices may still be under way.
 	Recv(ctx context.Context, tag string, s *program.Module, spec program.Array) (*Array, error)
-	// Meets reports whether Send and Recv wait for each other. Then each end must call them in the
-	// order that both have agreed on, sends and receives alike.
+	// Rendezvous reports whether Send and Recv wait for each other. Then each end must call them in
+	// the order that both have agreed on, sends and receives alike.
 	Rendezvous() bool
-	// Close ends both directions. The other end still receives what was sent before.
+	// Close ends both directions. The other end still receives what was sent before it.
 	Close() error
 }
 
-// A parcel is an array on its way.
+// A parcel is an array in transit, with its tag.
 type parcel struct {
 	tag   string
 	array *Array
 }
 
-// Pipe makes both ends of a link between the devices of two stages of this engine: pieces go from
-// device to device, in the order of the lists, and never through the host's hands. Each direction
-// holds at most capacity arrays that were sent and not received; they lie on the receiver's
+// Pipe makes both ends of a link between the devices of two stages of this engine. Shard i is
+// copied from device left[i] to right[i], or back, without going through the host. Each direction
+// holds at most capacity arrays that were sent and not received, in memory of the receiver's
 // devices.
 func (e *Engine) Pipe(left, right program.Devices, capacity int) (atLeft, atRight Link, err error) {
 	if capacity < 1 || len(left) != len(right) {
 		return nil, nil, diag.New(diag.ArgumentCount,
 			"a pipe from %d to %d devices that holds %d arrays", len(left), len(right), capacity).
-			Try("give both stages as many devices, and the pipe room for at least one array")
+			Try("give both stages as many devices, and the pipe a capacity of at least one array")
 	}
 	there, back := newLane(capacity), newLane(capacity)
 	return &pipe{engine: e, to: right, out: there, in: back},
@@ -67,7 +67,7 @@ func newLane(capacity int) *lane {
 
 func (l *lane) close() { l.once.Do(func() { close(l.shut) }) }
 
-// put queues a parcel for which there is a slot, unless there is no receiver any more.
+// put queues a parcel that has a slot. It reports false if the receiver has closed.
 func (l *lane) put(p parcel) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,7 +78,7 @@ func (l *lane) put(p parcel) bool {
 	return true
 }
 
-// abandon is the receiver's close: what nobody will receive is freed.
+// abandon is the receiver's close: it frees the arrays that nobody will receive.
 func (l *lane) abandon() {
 	l.close()
 	l.mu.Lock()
@@ -102,7 +102,7 @@ type pipe struct {
 
 func (p *pipe) Rendezvous() bool { return false }
 
-// Send waits for a slot before it copies, so that no more than capacity copies lie there.
+// Send waits for a slot before it copies: there are never more than capacity copies.
 func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
 	select {
 	case <-p.out.shut:
@@ -142,7 +142,7 @@ func (p *pipe) Recv(ctx context.Context, tag string, s *program.Module,
 	return got.array, nil
 }
 
-// next takes what is there even if the other end has closed since.
+// next takes a queued parcel, also if the other end has closed since.
 func (p *pipe) next(ctx context.Context, tag string) (parcel, error) {
 	select {
 	case got := <-p.in.queue:
@@ -174,8 +174,8 @@ func (p *pipe) closed(tag string) error {
 	return diag.New(diag.LinkLost, "the link was closed").At("%s", tag)
 }
 
-// arrived holds an array that lies on the receiver's devices to what the receiver expects, and
-// describes it as the receiver does.
+// arrived checks an array on the receiver's devices against the receiver's spec, and gives it that
+// spec.
 func arrived(p parcel, tag string, s *program.Module, spec program.Array) error {
 	a := p.array
 	local, err := s.Local(spec)
@@ -186,12 +186,12 @@ func arrived(p parcel, tag string, s *program.Module, spec program.Array) error 
 		return diag.New(diag.LinkTag, "the other end sends %q; %q is expected", p.tag, tag)
 	case !a.local.Equal(local) || len(a.parts) != len(s.Devices):
 		return diag.New(diag.LinkShape,
-			"the other end sends %s in %d pieces; %s in %d pieces is expected", a.local, len(a.parts),
+			"the other end sends %s in %d shards; %s in %d shards is expected", a.local, len(a.parts),
 			local, len(s.Devices)).At("%s", tag)
 	}
 	for i, b := range a.parts {
 		if b.Device().ID != s.Devices[i] {
-			return diag.New(diag.DeviceMismatch, "piece %d lies on device %d; stage %s has %s", i,
+			return diag.New(diag.DeviceMismatch, "shard %d is on device %d; module %s has %s", i,
 				b.Device().ID, s.Name, s.Devices).At("%s", tag)
 		}
 	}
@@ -199,8 +199,7 @@ func arrived(p parcel, tag string, s *program.Module, spec program.Array) error 
 	return nil
 }
 
-// Wired makes a wire to another process carry arrays of this engine: their pieces go through the
-// host's memory.
+// Wired makes a link of a wire to another process. Shards go through the host's memory.
 func (e *Engine) Wired(w *link.Wire) Link { return &wired{w, e} }
 
 type wired struct {
@@ -212,7 +211,7 @@ func (w *wired) Rendezvous() bool { return false }
 
 func (w *wired) Close() error { return w.wire.Close() }
 
-// Send waits for the array first: until something is sent, the link can go on after an error.
+// Send waits for the array before it sends a byte: an error up to there leaves the link usable.
 func (w *wired) Send(ctx context.Context, tag string, a *Array) error {
 	if err := a.Await(ctx); err != nil {
 		return err
@@ -222,14 +221,14 @@ func (w *wired) Send(ctx context.Context, tag string, a *Array) error {
 	})
 }
 
-// Recv reads the bytes of each piece into the memory that becomes the array.
+// Recv reads each shard into the memory that becomes the array: the CPU engine copies nothing.
 func (w *wired) Recv(ctx context.Context, tag string, s *program.Module,
 	spec program.Array) (a *Array, err error) {
 	local, err := s.Local(spec)
 	if err != nil {
 		return nil, err
 	}
-	here := len(s.Devices) // as many as Place will fill
+	here := len(s.Devices) // shards in this process
 	for _, id := range s.Devices {
 		if w.engine.remote(id) {
 			here--

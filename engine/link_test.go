@@ -44,10 +44,10 @@ func (b *bed) place(t testing.TB, s *program.Module, spec program.Array) *engine
 	return place(t, b.engine, s, spec, func(i int) []byte { return content(local.Bytes(), i) })
 }
 
-func content(n int64, piece int) []byte {
+func content(n int64, shard int) []byte {
 	data := engine.Aligned(int(n))
 	for i := range data {
-		data[i] = byte(7*i + 31*piece + 1)
+		data[i] = byte(7*i + 31*shard + 1)
 	}
 	return data
 }
@@ -156,7 +156,7 @@ func TestLinksHandOverEveryElementType(t *testing.T) {
 						continue // engines make 0 or 1 of a pred, and drop the other half of a last byte
 					}
 					if err != nil || !bytes.Equal(data, want) {
-						t.Errorf("%s, piece %d: %x, want %x (%v)", spec.Global, i, data, want, err)
+						t.Errorf("%s, shard %d: %x, want %x (%v)", spec.Global, i, data, want, err)
 					}
 				}
 				got.Free()
@@ -226,7 +226,7 @@ func TestLinksRefuseWhatIsNotExpected(t *testing.T) {
 	}
 }
 
-// Who waits when a link is closed, or when a context ends, is told.
+// Who waits when a link is closed, or when a context ends, gets an error.
 func TestLinksEnd(t *testing.T) {
 	eachLink(t, 1, func(t *testing.T, b *bed) {
 		soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -339,8 +339,8 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 		t.Skip("loads the compiler")
 	}
 	c := enginetest.Cards(t, true)
-	piece := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
-	alone, err := engine.PermuteModule(piece, program.Range(0, 32), program.Range(32, 32))
+	shard := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
+	alone, err := engine.PermuteModule(shard, program.Range(0, 32), program.Range(32, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 			t.Fatalf("collectives %v", r.Collectives)
 		}
 		got := r.Collectives[0]
-		if got.Kind != hlo.CollectivePermute || got.Bytes() != piece.Bytes() || got.Type != dtype.U16 {
+		if got.Kind != hlo.CollectivePermute || got.Bytes() != shard.Bytes() || got.Type != dtype.U16 {
 			t.Errorf("%s has %+v", s.Name, got)
 		}
 		if want := s == beside; got.Async != want || strings.Contains(got.Name, "-start") != want {

@@ -12,32 +12,32 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// PermuteModule is the program with which the devices of one stage hand pieces of the given shape
-// to those of another: device from[i] sends to to[i]. All of them run it, senders and receivers;
-// what the receivers give and what the senders get is not looked at.
+// PermuteModule returns the program that sends a shard from each device of one stage to a device of
+// another, with a collective permute: from[i] sends to to[i]. Senders and receivers both run it.
+// The receivers' arguments and the senders' results are ignored.
 //
-// Floats travel as unsigned integers of their size, so that every backend moves their bytes as they
-// are.
-func PermuteModule(piece dtype.Shape, from, to program.Devices) (*program.Module, error) {
+// Floats are sent as unsigned integers of their size: every backend then copies the bytes and
+// changes no NaN.
+func PermuteModule(shard dtype.Shape, from, to program.Devices) (*program.Module, error) {
 	if len(from) != len(to) || len(from) == 0 {
-		return nil, diag.New(diag.ProgramInvalid, "%d devices cannot hand pieces to %d", len(from),
+		return nil, diag.New(diag.ProgramInvalid, "%d devices cannot send shards to %d", len(from),
 			len(to)).Try("give both stages as many devices")
 	}
-	bits := piece.Type.Bits()
+	bits := shard.Type.Bits()
 	if bits < 8 || bits > 64 {
 		return nil, diag.New(diag.NotSupported, "elements of %d bits cannot be permuted", bits).
-			Try("hand them over as bytes")
+			Try("send them as bytes")
 	}
 	n := len(from)
 	pairs := make([]string, n)
 	for i := range n {
 		pairs[i] = fmt.Sprintf("[%d, %d]", i, n+i)
 	}
-	outer, inner := piece.MLIR(), piece.MLIR()
+	outer, inner := shard.MLIR(), shard.MLIR()
 	into, back := "", ""
 	arg, result := "%x", "%y"
-	if piece.Type.Kind() == dtype.Float {
-		inner = dtype.Shape{Type: unsigned[bits], Dims: piece.Dims}.MLIR()
+	if shard.Type.Kind() == dtype.Float {
+		inner = dtype.Shape{Type: unsigned[bits], Dims: shard.Dims}.MLIR()
 		into = fmt.Sprintf("    %%b = stablehlo.bitcast_convert %%x : (%s) -> %s\n", outer, inner)
 		back = fmt.Sprintf("    %%r = stablehlo.bitcast_convert %%y : (%s) -> %s\n", inner, outer)
 		arg, result = "%b", "%r"
@@ -53,17 +53,17 @@ func PermuteModule(piece dtype.Shape, from, to program.Devices) (*program.Module
 `, 2*n, outer, into, arg, strings.Join(pairs, ", "), n, inner, back, result)
 	s := &program.Module{Name: "permute", Text: text,
 		Devices: append(append(program.Devices{}, from...), to...),
-		Args:    []program.Array{{Name: "sent", Global: piece}},
-		Results: []program.Array{{Name: "received", Global: piece}}}
+		Args:    []program.Array{{Name: "sent", Global: shard}},
+		Results: []program.Array{{Name: "received", Global: shard}}}
 	return s, s.Validate()
 }
 
-// unsigned has the integer type of each size of float.
+// unsigned is the integer type of each float size, by bits.
 var unsigned = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16, 32: dtype.U32, 64: dtype.U64}
 
 // Permute makes both ends of a link that runs [PermuteModule] on the devices of both stages. It is
-// for clients of several processes, in which each process has one of the ends and uses only that
-// one; where all devices belong to this process, the ends meet here.
+// for clients of several processes, where each process uses the end of its own stage; if all
+// devices belong to this process, both ends meet here.
 //
 // It was run on CPU devices of one client, and compiled for Blackwell, where it has not been run.
 func (e *Engine) Permute(left, right program.Devices) (atLeft, atRight Link, err error) {
@@ -85,7 +85,7 @@ func (e *Engine) Permute(left, right program.Devices) (atLeft, atRight Link, err
 	return &permuteLink{p, there, back}, &permuteLink{p, back, there}, nil
 }
 
-// A permuter keeps the programs of a link by direction and shape.
+// A permuter is what both ends of a link share: its programs, by direction and shape.
 type permuter struct {
 	engine *Engine
 	local  bool // all devices are of this process
@@ -97,14 +97,14 @@ type permuter struct {
 	closed   bool
 }
 
-// A permutation is a program and what its receivers give.
+// A permutation is a compiled program and the argument of its receivers.
 type permutation struct {
 	x     *Executable
-	blank *Array // on the devices of the receivers; nil if they are not here
+	blank *Array // zeros on the receivers; nil if they belong to another process
 }
 
-// A meeting is one direction of a link. In one process the receiver runs the program for both; the
-// sender waits to hear that it has been started.
+// A meeting is one direction of a link. If one process has both ends, the receiver runs the program
+// for both, and the sender waits until it is started.
 type meeting struct {
 	*permuter
 	from, to program.Devices
@@ -112,18 +112,18 @@ type meeting struct {
 	started  chan error
 }
 
-// program compiles the permutation of a shape when it is first needed.
-func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation, error) {
+// program returns the permutation of a shape; the first call compiles it.
+func (m *meeting) program(ctx context.Context, shard dtype.Shape) (*permutation, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return nil, diag.New(diag.LinkLost, "the link was closed")
 	}
-	key := piece.String() + m.from.String() + ">" + m.to.String()
+	key := shard.String() + m.from.String() + ">" + m.to.String()
 	if known := m.programs[key]; known != nil {
 		return known, nil
 	}
-	s, err := PermuteModule(piece, m.from, m.to)
+	s, err := PermuteModule(shard, m.from, m.to)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation,
 	p := &permutation{x: x}
 	if _, err := m.engine.device(m.to[0]); err == nil {
 		receivers := &program.Module{Name: "blank", Devices: m.to}
-		zero := make([]byte, piece.Bytes())
+		zero := make([]byte, shard.Bytes())
 		p.blank, err = m.engine.Place(receivers, s.Args[0], Copied,
 			func(int) ([]byte, error) { return zero, nil })
 		if err != nil {
@@ -146,13 +146,13 @@ func (m *meeting) program(ctx context.Context, piece dtype.Shape) (*permutation,
 	return p, nil
 }
 
-// run starts the program with what this process has of the sent array, which may be nothing.
-func (m *meeting) run(ctx context.Context, piece dtype.Shape, sent *Array) (*Array, error) {
-	p, err := m.program(ctx, piece)
+// run starts the program. sent has the shards of this process's senders; nil if it has none.
+func (m *meeting) run(ctx context.Context, shard dtype.Shape, sent *Array) (*Array, error) {
+	p, err := m.program(ctx, shard)
 	if err != nil {
 		return nil, err
 	}
-	arg := &Array{spec: p.x.module.Args[0], local: piece}
+	arg := &Array{spec: p.x.module.Args[0], local: shard}
 	if sent != nil {
 		arg.parts = append(arg.parts, sent.parts...)
 	}
@@ -165,14 +165,13 @@ func (m *meeting) run(ctx context.Context, piece dtype.Shape, sent *Array) (*Arr
 	}
 	defer r.run.Forget()
 	got := r.Results[0]
-	cut := len(got.parts)
+	n := len(got.parts) // senders come first
 	if p.blank != nil {
-		cut -= len(m.to)
+		n -= len(m.to)
 	}
-	// What senders get is zeros.
-	senders := &Array{spec: got.spec, local: got.local, parts: got.parts[:cut]}
+	senders := &Array{spec: got.spec, local: got.local, parts: got.parts[:n]} // zeros
 	senders.Free()
-	return &Array{spec: got.spec, local: got.local, parts: got.parts[cut:]}, nil
+	return &Array{spec: got.spec, local: got.local, parts: got.parts[n:]}, nil
 }
 
 type permuteLink struct {
@@ -214,12 +213,12 @@ func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Module,
 	case <-ctx.Done():
 		return nil, link.Stopped(ctx, "receiving", tag)
 	}
-	// What is sent is held to what is expected before it is run: a program of another shape would
-	// leave the receivers with something else than they asked for.
+	// Check before running: the program of another shape would give the receivers an array that
+	// they did not ask for.
 	if p.tag != tag {
 		err = diag.New(diag.LinkTag, "the other end sends %q; %q is expected", p.tag, tag)
 	} else if !p.array.local.Equal(local) {
-		err = diag.New(diag.LinkShape, "the other end sends pieces of %s; %s is expected",
+		err = diag.New(diag.LinkShape, "the other end sends shards of %s; %s is expected",
 			p.array.local, local).At("%s", tag)
 	}
 	if err != nil {
@@ -231,7 +230,7 @@ func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Module,
 	return a, err
 }
 
-// take runs the program for the receivers.
+// take runs the program for the receivers and checks the result.
 func (l *permuteLink) take(ctx context.Context, p parcel, tag string, local dtype.Shape,
 	s *program.Module, spec program.Array) (*Array, error) {
 	got, err := l.in.run(ctx, local, p.array)

@@ -13,7 +13,7 @@ import (
 	"github.com/deepwell/deepwell/internal/human"
 )
 
-// reportVersion is that of the JSON form.
+// reportVersion is the version of the JSON form; it grows with incompatible changes.
 const reportVersion = 1
 
 // A Report says what a compiler made of one module: memory by kind, the kernels it calls and the
@@ -21,10 +21,10 @@ const reportVersion = 1
 type Report struct {
 	Version  int    `json:"version"`
 	Stage    string `json:"stage"`
-	Target   string `json:"target"`
-	Devices  int    `json:"devices"`
-	Topology string `json:"topology"`
-	Engine   string `json:"engine"`
+	Target   string `json:"target"`          // name of the GPU, or cpu
+	Devices  int    `json:"devices"`         // that run the module
+	Topology string `json:"topology"`        // domains x hosts x devices
+	Engine   string `json:"engine"`          // name and version
 	CuDNN    string `json:"cudnn,omitempty"` // version that plans were made with
 	// Seconds is how long the compile took: of a report that came from the cache, the compile of
 	// then.
@@ -56,8 +56,8 @@ type Memory struct {
 // Total is what must be free on the device: XLA's own Peak can be below what is allocated.
 func (m Memory) Total() int64 { return m.Argument + m.Output - m.Alias + m.Temp }
 
-// need is what must be free on the device. Where something lies on the host, XLA's peak counts
-// arguments there, too.
+// need is the memory that must be free on the device. XLA's peak is not used if anything is
+// offloaded: it then counts host arguments, too.
 func (r *Report) need() int64 {
 	if r.Memory.Host > 0 {
 		return r.Memory.Total()
@@ -77,7 +77,7 @@ func (r *Report) Fits() error {
 		event.Size(need), r.Target, event.Size(r.CapacityBytes)).
 		Because("arguments %s · outputs %s · in place %s · temp %s", event.Size(m.Argument),
 			event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp)).
-		Try("donate arguments, recompute, or cut the program over more devices")
+		Try("donate arguments, recompute, or shard the program over more devices")
 }
 
 // JSON writes the report for programs.
@@ -130,7 +130,7 @@ func (r *Report) String() string {
 	return b.String()
 }
 
-// kernels sums custom calls up by what they call.
+// kernels sums custom calls up by target and plan: "__cublas$lt$matmul × 1,234, workspace 32 MiB".
 func (r *Report) kernels() []string {
 	type sum struct {
 		target    string
@@ -164,7 +164,8 @@ func (r *Report) kernels() []string {
 	return lines
 }
 
-// census sums collectives up by kind, group and whether they are asynchronous.
+// census sums collectives up by kind, group and whether they are asynchronous, most bytes first. A
+// collective in a loop counts once for each iteration.
 func (r *Report) census() []string {
 	type sum struct {
 		kind  hlo.Kind
@@ -198,6 +199,7 @@ func (r *Report) census() []string {
 	return lines
 }
 
+// asyncBytes returns the bytes that devices send asynchronously, beside compute, and all they send.
 func (r *Report) asyncBytes() (async, all int64) {
 	for _, c := range r.Collectives {
 		bytes := c.Count * c.Bytes()

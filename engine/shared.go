@@ -6,23 +6,23 @@ import (
 	"github.com/deepwell/deepwell/internal/pjrt"
 )
 
-// loadedPrograms are the programs that an engine has on its devices, by their keys in the compile
-// cache. Variants of a step (another precision policy, an inspection) differ in some of their
-// programs; what they have in common is compiled and loaded once, and goes with its last user.
+// loadedPrograms are the programs that an engine has loaded, by their cache keys, with reference
+// counts. Two steps that differ in their precision policy have most programs in common; those are
+// compiled and loaded once, and freed with their last executable.
 type loadedPrograms struct {
 	mu  sync.Mutex
 	all map[string]*shared
 }
 
-// A shared is a loaded program and how many executables run it.
+// A shared is a loaded program and the number of executables that use it.
 type shared struct {
 	*pjrt.Loaded
 	key     string
 	users   int
-	seconds float64 // that the compile took
+	seconds float64 // compile time
 }
 
-// take gives the program of a key to one more user, nil if it is not loaded.
+// take returns the program of a key for one more user; nil if it is not loaded.
 func (l *loadedPrograms) take(key string) *shared {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -33,8 +33,8 @@ func (l *loadedPrograms) take(key string) *shared {
 	return s
 }
 
-// put gives a program that was compiled or read from the cache to its first user. If another
-// goroutine was first, the program is that one's.
+// put adds a program that was compiled or read from the cache, for its first user. If another
+// goroutine has added the same key meanwhile, x is freed and that program is used.
 func (l *loadedPrograms) put(key string, x *pjrt.Loaded, seconds float64) *shared {
 	l.mu.Lock()
 	s := l.all[key]
@@ -54,7 +54,7 @@ func (l *loadedPrograms) put(key string, x *pjrt.Loaded, seconds float64) *share
 	return s
 }
 
-// release ends one user's use.
+// release ends one use, and frees the program with the last.
 func (l *loadedPrograms) release(s *shared) {
 	l.mu.Lock()
 	s.users--
@@ -64,6 +64,6 @@ func (l *loadedPrograms) release(s *shared) {
 	}
 	l.mu.Unlock()
 	if last {
-		s.Free() // which waits for runs that begin, and nobody else has to
+		s.Free() // waits for runs that are being started; l.mu is not held
 	}
 }

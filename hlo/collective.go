@@ -24,7 +24,7 @@ const (
 
 // A Collective is one tensor that one instruction sends among devices.
 //
-// Bytes are those of one device and one execution. OperandBytes is what the device brings in and
+// Bytes count for one device and one execution. OperandBytes is what the device brings in and
 // ResultBytes what it has afterwards, so for groups of n devices
 //
 //	all-gather                  ResultBytes = n × OperandBytes
@@ -57,7 +57,7 @@ type Collective struct {
 	Pipelined bool `json:"pipelined,omitzero"`
 
 	// Operand is the place of the tensor in a combined instruction, which has Operands of them.
-	// An all-to-all that has one operand for each peer is one tensor in Parts pieces.
+	// An all-to-all that has one operand for each peer is one tensor in Parts slices.
 	Operand  int `json:"operand"`
 	Operands int `json:"operands"`
 	Parts    int `json:"parts,omitzero"`
@@ -129,7 +129,7 @@ func (c *Collective) setTensor(operand *shape) {
 	c.Shape = operand.short()
 }
 
-// inParts makes one row of an all-to-all whose operands are the pieces for each peer.
+// inParts makes one row of an all-to-all that has one operand for each peer: a slice of the tensor.
 func (c Collective) inParts(operands []*shape, results []shape) Collective {
 	c.Parts = len(operands)
 	c.setTensor(operands[0])
@@ -154,7 +154,7 @@ func resultShapes(kind Kind, start bool, s *shape) []shape {
 	return []shape{*s}
 }
 
-// shapes decodes those of an instruction's operands and of its result.
+// shapes decodes the shapes of an instruction's operands and of its result.
 func (s step) shapes() (operands []*shape, result *shape, err error) {
 	for _, id := range s.operands {
 		i := s.in.find(id)

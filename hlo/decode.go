@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/internal/wire"
 )
 
-// The field numbers in this file are those of xla/service/hlo.proto and, for the configuration,
+// The field numbers in this file come from xla/service/hlo.proto and, for the configuration, from
 // xla/xla.proto at openxla/xla e5d008b; the plugins before and after it agree on them.
 
 // A program is an HloModuleProto with the parts of its configuration that matter here.

@@ -136,7 +136,7 @@ var wantCollectives = map[string][]want{
 		{AllReduce, "2 groups of 4", dtype.F32, 270848, 270848, 1, false},
 	},
 	// exchange.mlir: a ring of 8 passes on 256×64 f32 = 65536 bytes; pairs four apart exchange
-	// 128×64 f32 = 32768 bytes. XLA:CPU cuts the latter into a piece for each peer; it is still
+	// 128×64 f32 = 32768 bytes. XLA:CPU splits the latter into a slice for each peer; it is still
 	// one exchange. Neither depends on the other, and each compiler has its own order.
 	"cpu_exchange": {
 		{CollectivePermute, "8 pairs", dtype.F32, 65536, 65536, 1, false},
@@ -239,7 +239,7 @@ func TestCustomCallsAreThoseOfTheSource(t *testing.T) {
 		workspace int64
 		plan      Plan
 	}
-	// The source of loop has two products a layer. Peeling leaves 1 + 4 + 1 layers; cuBLAS is
+	// The source of loop has two GEMMs a layer. Peeling leaves 1 + 4 + 1 layers; cuBLAS is
 	// given 4 MiB of workspace each time, its default in XLA. The attention's plan is the same
 	// program compiled with cuDNN 9.24.1 at hand: its backward asks for 269484160 bytes.
 	gemm, gemms := call{"__cublas$lt$matmul", 1, 4 << 20, PlanUnknown},
@@ -310,7 +310,7 @@ func TestOpsMultiplyLoops(t *testing.T) {
 	for _, o := range fixture(t, "cpu_loop").ops() {
 		ops[o.opcode] = o.count
 	}
-	// Two products and one tanh a layer; the condition is compared once more to end the loop.
+	// Two GEMMs and one tanh a layer; the condition is compared once more to end the loop.
 	for op, want := range map[string]int64{"dot": 12, "tanh": 6, "while": 1, "compare": 7} {
 		if ops[op] != want {
 			t.Errorf("%s runs %d times, want %d", op, ops[op], want)

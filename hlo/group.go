@@ -119,7 +119,7 @@ func decodeDeviceList(msg []byte) (_ Group, err error) {
 type digit struct{ size, stride int64 }
 
 // decodeIota reads an IotaReplicaGroupListProto: the numbers 0, 1, 2, … laid out in an array,
-// transposed, and cut into groups of equal length.
+// transposed, and split into groups of equal length.
 func decodeIota(msg []byte) (g Group, err error) {
 	var dims, perm []int64
 	// num_replica_groups, num_devices_per_group, iota_reshape_dims, iota_transpose_perm
@@ -129,8 +129,8 @@ func decodeIota(msg []byte) (g Group, err error) {
 	if len(dims) == 0 {
 		digits = rowMajor([]int64{satMul(g.Count, g.Size)})
 	}
-	if turned, ok := permute(digits, perm); ok {
-		g.Stride = regular(turned, g.Size)
+	if transposed, ok := permute(digits, perm); ok {
+		g.Stride = regular(transposed, g.Size)
 	}
 	return g, err
 }
@@ -165,7 +165,7 @@ func permute(digits []digit, perm []int64) ([]digit, bool) {
 }
 
 // regular gives the one distance between neighbours when the numbers that the digits count
-// through are cut into groups of the given size, or 0 if there is no such distance.
+// through are split into groups of the given size, or 0 if there is no such distance.
 func regular(digits []digit, size int64) int64 {
 	if size <= 1 {
 		return 0

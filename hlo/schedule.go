@@ -36,7 +36,7 @@ type Instruction struct {
 	Trips int64
 
 	// FLOPs counts the multiplications and additions of a matrix product or of attention, and of the
-	// products inside a fusion. Attention with a causal mask counts the half that is not masked.
+	// GEMMs inside a fusion. Attention with a causal mask counts the half that is not masked.
 	FLOPs int64
 
 	// Collectives are the tensors that the instruction sends, if it is a collective itself. Sync says
@@ -60,7 +60,7 @@ type lazySchedule struct {
 func (m *Module) Schedule() (*Computation, error) {
 	l := m.schedule
 	if l == nil {
-		return nil, diag.New(diag.ProgramRead, "optimized program: there is none")
+		return nil, diag.New(diag.ProgramRead, "the executable has no optimized program")
 	}
 	l.once.Do(func() {
 		b := scheduler{program: l.program, made: map[*computation]*Computation{}}
@@ -204,19 +204,19 @@ func elements(dims []int64) int64 {
 	return n
 }
 
-// flops counts the products of flash attention: scores and sum of values forward; backward the
-// scores again and four gradients. Every score costs a row of a head in each of them.
+// flops counts the GEMMs of flash attention: QK^T and PV forward; backward QK^T again and the
+// gradients dV, dP, dQ and dK. Each takes 2 × head dimension FLOPs for every score.
 func (a *attentionConfig) flops(target string, query *shape) int64 {
 	if len(query.dims) == 0 {
 		return 0
 	}
 	head := query.dims[len(query.dims)-1]
 	n := satMul(satMul(2, elements(a.Scores.Dims.ints())), max(head, 0))
-	products := int64(2)
+	gemms := int64(2)
 	if strings.Contains(target, "Backward") {
-		products = 5
+		gemms = 5
 	}
-	n = satMul(n, products)
+	n = satMul(n, gemms)
 	if strings.HasPrefix(string(a.Mask), "CAUSAL") {
 		n /= 2
 	}

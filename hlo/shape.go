@@ -11,7 +11,7 @@ import (
 )
 
 // Bounds on a shape, far above what compilers write: the deepest tuples are the results of
-// asynchronous operations, three levels, and the largest ranks are those of scale swizzles, 6.
+// asynchronous operations, three levels, and scale swizzles have the largest rank, 6.
 const (
 	maxShapeDepth = 32
 	maxRank       = 128
@@ -54,7 +54,7 @@ type shape struct {
 	space    int64
 
 	bytes  int64  // in memory, see measure
-	first  int    // place of the first leaf among those of the tuple this is an element of
+	first  int    // index of the first leaf in the enclosing tuple
 	leaves int    // arrays in the tuple, 1 for an array
 	label  string // see short
 }
@@ -92,7 +92,7 @@ func decodeShape(msg []byte, depth int) (s shape, err error) {
 
 // measure sets the sizes of a shape whose elements are measured already.
 //
-// Bytes are those of XLA's ShapeUtil: elements smaller than a byte share bytes only if the
+// Bytes are counted as XLA's ShapeUtil does: elements smaller than a byte share bytes only if the
 // layout says so, and a token takes nothing.
 func (s *shape) measure() {
 	if !s.isTuple() {

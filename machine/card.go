@@ -61,7 +61,7 @@ func FindCard(name string) (Card, error) {
 		}
 	}
 	names := lists.Map(cards, func(c Card) string { return c.Name })
-	err := diag.New(diag.CardUnknown, "no card is called %q", name).
+	err := diag.New(diag.GPUUnknown, "no card is called %q", name).
 		Try("take one of %s", strings.Join(names, ", "))
 	if near := nearestCard(wanted, cards); near != "" {
 		err.What += "; did you mean \"" + near + "\"?"

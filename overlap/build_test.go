@@ -16,7 +16,7 @@ const s32, bf16 = hlotest.S32, hlotest.BF16
 var array, tupleOf = hlotest.Array, hlotest.Tuple
 
 // A builder writes a scheduled program by hand: instructions run in the order in which they are
-// added. Numbers are those of the whole program.
+// added. Numbers count through the whole program.
 type builder struct {
 	next  int64
 	comps []msg
@@ -67,12 +67,12 @@ func (b *builder) read(t testing.TB, entry int64, replicas int64) *hlo.Module {
 	return out
 }
 
-// The tensors of all programs here: a square of bf16, 32 MiB, whose product with another is
+// The tensors of all programs here: a square of bf16, 32 MiB, whose GEMM with another is
 // 2·4096³ operations; an eighth of its rows.
 const side = 4096
 
 func whole() msg { return array(bf16, side, side) }
-func piece() msg { return array(bf16, side/8, side) }
+func shard() msg { return array(bf16, side/8, side) }
 
 // param adds the parameter of that number.
 func (l *list) param(n int64, shape msg) int64 { return l.with("parameter", shape, msg(nil).Int(9, n)) }
@@ -81,8 +81,8 @@ func (l *list) element(n int64, shape msg, of int64) int64 {
 	return l.with("get-tuple-element", shape, msg(nil).Int(13, n), of)
 }
 
-// product multiplies two squares as XLA:GPU writes it.
-func (l *list) product(x, y int64) int64 {
+// gemm multiplies two squares as XLA:GPU writes it.
+func (l *list) gemm(x, y int64) int64 {
 	config := `{"gemm_backend_config":{"dot_dimension_numbers":` +
 		`{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}`
 	more := msg(nil).Text(28, "__cublas$lt$matmul").Text(43, config)
@@ -97,9 +97,9 @@ func group(count, size, stride int64) msg {
 	return msg(nil).Bytes(92, msg(nil).Int(1, count).Int(2, size).Packed(3, size, stride).Packed(4, 1, 0))
 }
 
-// start begins a gather of pieces, as XLA:GPU wraps it; config is that of the wrapper.
+// start begins an all-gather of shards, as XLA:GPU wraps it; config is the wrapper's.
 func (l *list) start(kind string, g msg, config string, x int64) int64 {
-	from, to := piece(), whole()
+	from, to := shard(), whole()
 	if kind == "reduce-scatter" {
 		from, to = to, from
 	}
@@ -114,7 +114,7 @@ func (l *list) start(kind string, g msg, config string, x int64) int64 {
 func (l *list) done(kind string, start int64) int64 {
 	to := whole()
 	if kind == "reduce-scatter" {
-		to = piece()
+		to = shard()
 	}
 	return l.add("async-done", to, start)
 }

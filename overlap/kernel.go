@@ -23,7 +23,7 @@ func (c cost) seconds(r Rates) float64 {
 	case c.attention:
 		return max(t, float64(c.flops)/r.Attention)
 	case c.flops > 0:
-		return max(t, float64(c.flops)/r.product(c.bits))
+		return max(t, float64(c.flops)/r.gemm(c.bits))
 	}
 	return t
 }
@@ -33,8 +33,9 @@ var free = []string{"parameter", "constant", "get-tuple-element", "tuple", "bitc
 	"optimization-barrier", "opt-barrier", "partition-id", "replica-id", "async-update", "async-done",
 	"copy-done", "add-dependency"}
 
-// costOf counts what an instruction computes and how many bytes it reads and writes. A slice reads
-// what it gives, and an update in place writes what it puts in, whatever they are cut from.
+// costOf counts what an instruction computes and how many bytes it reads and writes. A
+// slice reads only its result, and an in-place update writes only its operand, however large the
+// tensor is.
 func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 	if slices.Contains(free, i.Opcode) {
 		return cost{}
@@ -96,8 +97,8 @@ func operandBytes(c *hlo.Computation, i *hlo.Instruction, n int) int64 {
 	return bytesOf(c.Body[i.Operands[n]].Results)
 }
 
-// operandBits is the width of the elements that a product multiplies. A fusion's first operand may
-// be anything, so that of the product inside counts.
+// operandBits is the width of a GEMM's operand elements, in bits. Of a fusion the dot inside
+// counts: the fusion's own first operand may be anything.
 func operandBits(c *hlo.Computation, i *hlo.Instruction) int {
 	if i.Opcode == "fusion" {
 		for _, inner := range i.Calls {

@@ -16,7 +16,7 @@ import (
 	"github.com/deepwell/deepwell/machine"
 )
 
-// even are rates that make the arithmetic of the tests plain: a product of two squares takes 4 s,
+// even are rates that make the arithmetic of the tests plain: a GEMM of two squares takes 4 s,
 // the ring of a gather among 8 takes 7 s over NVLink and ten times that over the network, and
 // memory takes no time worth counting.
 func even() Rates {
@@ -61,29 +61,29 @@ const sync = `{"collective_backend_config":{"is_sync":true}}`
 const fast = `{"collective_backend_config":{"communication_domain":` +
 	`"COLLECTIVE_COMMUNICATION_DOMAIN_SCALE_UP_FABRIC"}}`
 
-// A gather of 7 s beside a product of 4 s leaves 3 s to wait for, and beside two nothing.
-func TestOneCollectiveBesideProducts(t *testing.T) {
-	for products, exposed := range []float64{7, 3, 0} {
+// A gather of 7 s beside a GEMM of 4 s leaves 3 s to wait for, and beside two nothing.
+func TestOneCollectiveBesideGEMMs(t *testing.T) {
+	for gemms, exposed := range []float64{7, 3, 0} {
 		b := &builder{}
 		e := b.list("entry")
-		x, w := e.param(0, piece()), e.param(1, whole())
+		x, w := e.param(0, shard()), e.param(1, whole())
 		s := e.start("all-gather", group(1, 8, 1), "", x)
 		y := w
-		for range products {
-			y = e.product(y, w)
+		for range gemms {
+			y = e.gemm(y, w)
 		}
-		e.product(y, e.done("all-gather", s))
+		e.gemm(y, e.done("all-gather", s))
 		r := mustRead(t, b.read(t, e.end(), 8), oneDomain)
 		near(t, "wire", r.Wire, 7)
 		near(t, "exposed", r.Exposed, exposed)
-		near(t, "compute", r.Compute.Seconds(), float64(4*products+4))
+		near(t, "compute", r.Compute.Seconds(), float64(4*gemms+4))
 		near(t, "run", r.Seconds, r.Compute.Seconds()+exposed)
 		near(t, "hidden", r.Hidden, 1-exposed/7)
 		between := 0.0
-		if products > 0 {
+		if gemms > 0 {
 			between = 2 * side * side
 		}
-		near(t, "bytes with a product between", r.Traffic[0].Between, between)
+		near(t, "bytes with a GEMM between", r.Traffic[0].Between, between)
 	}
 }
 
@@ -91,11 +91,11 @@ func TestOneCollectiveBesideProducts(t *testing.T) {
 func TestWaitingIsBlamedOnWhatHasTheStream(t *testing.T) {
 	b := &builder{}
 	e := b.list("entry")
-	x, w := e.param(0, piece()), e.param(1, whole())
+	x, w := e.param(0, shard()), e.param(1, whole())
 	first := e.start("all-gather", group(1, 8, 1), "", x)
 	second := e.start("all-gather", group(1, 8, 1), "", x)
-	y := e.product(w, e.done("all-gather", second)) // waits 7 s for the first, 7 s for its own
-	e.product(y, e.done("all-gather", first))
+	y := e.gemm(w, e.done("all-gather", second)) // waits 7 s for the first, 7 s for its own
+	e.gemm(y, e.done("all-gather", first))
 	r := mustRead(t, b.read(t, e.end(), 8), oneDomain)
 	near(t, "exposed", r.Exposed, 14)
 	if len(r.Waits) != 2 {
@@ -109,10 +109,10 @@ func TestWaitingIsBlamedOnWhatHasTheStream(t *testing.T) {
 func TestSynchronousCollectivesAreExposed(t *testing.T) {
 	b := &builder{}
 	e := b.list("entry")
-	x, w := e.param(0, piece()), e.param(1, whole())
+	x, w := e.param(0, shard()), e.param(1, whole())
 	s := e.start("all-gather", group(1, 8, 1), sync, x)
-	y := e.product(w, w)
-	e.product(y, e.done("all-gather", s))
+	y := e.gemm(w, w)
+	e.gemm(y, e.done("all-gather", s))
 	r := mustRead(t, b.read(t, e.end(), 8), oneDomain)
 	near(t, "exposed", r.Exposed, 7)
 	near(t, "hidden", r.Hidden, 0)
@@ -131,12 +131,12 @@ func TestTwoDomains(t *testing.T) {
 	} {
 		b := &builder{}
 		e := b.list("entry")
-		x, w := e.param(0, piece()), e.param(1, whole())
+		x, w := e.param(0, shard()), e.param(1, whole())
 		far := e.start("all-gather", group(8, 2, 8), "", x)
 		close := e.start("all-gather", group(2, 8, 1), test.config, x)
-		y := e.product(w, w)
-		y = e.product(y, e.done("all-gather", close))
-		e.product(y, e.done("all-gather", far))
+		y := e.gemm(w, w)
+		y = e.gemm(y, e.done("all-gather", close))
+		e.gemm(y, e.done("all-gather", far))
 		r := mustRead(t, b.read(t, e.end(), 16), twoDomains)
 		near(t, test.name, r.Exposed, test.exposed)
 		for _, row := range r.Traffic {
@@ -153,14 +153,14 @@ func TestTwoDomains(t *testing.T) {
 func TestLoopsAreMultipliedOut(t *testing.T) {
 	for _, rounds := range []int{1, 2, 126} {
 		b := &builder{}
-		shape := tupleOf(piece(), whole())
+		shape := tupleOf(shard(), whole())
 		body := b.list("body")
 		p := body.param(0, shape)
-		x, w := body.element(0, piece(), p), body.element(1, whole(), p)
+		x, w := body.element(0, shard(), p), body.element(1, whole(), p)
 		s := body.start("all-gather", group(1, 8, 1), "", x)
-		y := body.product(w, w)
+		y := body.gemm(w, w)
 		full := body.done("all-gather", s)
-		y = body.product(y, full)
+		y = body.gemm(y, full)
 		body.add("tuple", shape, x, y)
 		id := body.end()
 		e := b.list("entry")
@@ -182,18 +182,18 @@ func TestLoopsAreMultipliedOut(t *testing.T) {
 func TestPrefetchIsSeen(t *testing.T) {
 	for _, ahead := range []bool{true, false} {
 		b := &builder{}
-		shape := tupleOf(piece(), whole(), whole())
+		shape := tupleOf(shard(), whole(), whole())
 		body := b.list("body")
 		p := body.param(0, shape)
-		x, y, w := body.element(0, piece(), p), body.element(1, whole(), p), body.element(2, whole(), p)
+		x, y, w := body.element(0, shard(), p), body.element(1, whole(), p), body.element(2, whole(), p)
 		s := body.start("all-gather", group(1, 8, 1), "", x)
 		next := w
 		if ahead {
-			y = body.product(y, w)
-			y = body.product(y, w)
+			y = body.gemm(y, w)
+			y = body.gemm(y, w)
 			next = body.add("copy", whole(), body.done("all-gather", s))
 		} else {
-			y = body.product(y, body.done("all-gather", s))
+			y = body.gemm(y, body.done("all-gather", s))
 		}
 		body.add("tuple", shape, x, y, next)
 		id := body.end()
@@ -254,7 +254,7 @@ func TestExposedIsBounded(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := &builder{}
 		e := b.list("entry")
-		x, w := e.param(0, piece()), e.param(1, whole())
+		x, w := e.param(0, shard()), e.param(1, whole())
 		var open []int64
 		y := w
 		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
@@ -263,16 +263,16 @@ func TestExposedIsBounded(t *testing.T) {
 				config := rapid.SampledFrom([]string{"", fast, sync}).Draw(rt, "config")
 				open = append(open, e.start("all-gather", group(1, 8, 1), config, x))
 			case 1:
-				y = e.product(y, w)
+				y = e.gemm(y, w)
 			case 2:
 				if len(open) > 0 {
-					y = e.product(y, e.done("all-gather", open[0]))
+					y = e.gemm(y, e.done("all-gather", open[0]))
 					open = open[1:]
 				}
 			}
 		}
 		for _, s := range open {
-			y = e.product(y, e.done("all-gather", s))
+			y = e.gemm(y, e.done("all-gather", s))
 		}
 		e.add("tuple", tupleOf(whole()), y)
 		r := mustRead(t, b.read(t, e.end(), 8), oneDomain)
@@ -311,7 +311,7 @@ func TestRatesOfB200AreThoseOfTheReference(t *testing.T) {
 		}
 	}
 	if _, err := RatesOf(machine.Card{Name: "none"}); err == nil {
-		t.Error("a card without rates has some")
+		t.Error("a GPU without rates has some")
 	}
 }
 
@@ -356,7 +356,7 @@ func TestCompiledPrograms(t *testing.T) {
 func TestUnknownRatesAreAnError(t *testing.T) {
 	b := &builder{}
 	e := b.list("entry")
-	s := e.start("all-gather", group(1, 8, 1), "", e.param(0, piece()))
+	s := e.start("all-gather", group(1, 8, 1), "", e.param(0, shard()))
 	e.done("all-gather", s)
 	m := b.read(t, e.end(), 8)
 	r := even()

@@ -50,7 +50,7 @@ func carried(body *hlo.Computation) map[[2]int]bool {
 	used := elementsUsed(body)
 	for element, at := range body.Body[body.Root].Operands {
 		if used[element] {
-			start, tensor := origin(body, at) // -1 if there is none
+			start, tensor := origin(body, at) // -1: no collective
 			found[[2]int{start, tensor}] = true
 		}
 	}
@@ -75,8 +75,8 @@ func elementsUsed(body *hlo.Computation) map[int]bool {
 	return used
 }
 
-// origin follows a value back to the start of the collective that gave it, through what copies or
-// renames it; -1 if another kernel made it. A value that is only handed on has none.
+// origin follows a value back to the start of the collective that computed it, through copies,
+// bitcasts and tuples; -1 if another kernel computed it, or if the loop only carries it along.
 func origin(c *hlo.Computation, at int) (start, tensor int) {
 	tensor = wholeTuple
 	for {

@@ -7,8 +7,8 @@ import (
 
 // Rates are what a device reaches in practice: operations and bytes a second.
 type Rates struct {
-	// BF16, FP8 and FP4 are of matrix products, by the type of the operands; products of f32 run at
-	// half the rate of BF16, as the tensor cores do them.
+	// BF16, FP8 and FP4 are GEMMs by operand type, in FLOP/s. F32 GEMMs run at half the BF16 rate, as
+	// TF32 on tensor cores.
 	BF16 float64 `json:"bf16"`
 	FP8  float64 `json:"fp8,omitzero"`
 	FP4  float64 `json:"fp4,omitzero"`
@@ -19,10 +19,10 @@ type Rates struct {
 	Network   float64 `json:"network"` // that it sends to other domains
 }
 
-// The part of a card's peak that programs reach in what [machine.Card.Reach] does not have:
-// attention, NVLink and network are the rates that overlap was measured with on a B200 (1.12
-// PFLOP/s, 650 and 45 GB/s per GPU; the reference on overlap), over the catalogue's 2.25 PFLOP/s,
-// 900 and 50 GB/s. Other cards are taken to reach the same parts.
+// The share of peak that programs reach, beyond what the catalogue's Reach has. Attention, NVLink
+// and network were measured on a B200 (1.12 PFLOP/s, 650 and 45 GB/s per GPU; the reference on
+// overlap), over the catalogue's 2.25 PFLOP/s, 900 and 50 GB/s. Other GPUs are assumed to reach the
+// same shares.
 const (
 	attentionShare = 1.12 / 2.25
 	nvlinkShare    = 650.0 / 900
@@ -30,11 +30,11 @@ const (
 )
 
 // pcieLane is what one lane of generation 1 carries, and each generation doubles, in bytes a
-// second: 5.0 makes 64 GB/s of 16. It stands in for NVLink on cards that have none.
+// second: 5.0 makes 64 GB/s of 16. It replaces NVLink on GPUs that have none.
 const pcieLane = 250e6
 
-// RatesOf gives the rates to expect of a card: the catalogue's peaks, each times the part of it
-// that programs reach.
+// RatesOf returns the rates to expect of a GPU: the catalogue's peaks times the share of peak that
+// programs reach.
 func RatesOf(c machine.Card) (Rates, error) {
 	reach := c.Reach()
 	r := Rates{
@@ -61,18 +61,18 @@ func RatesOf(c machine.Card) (Rates, error) {
 	return r, nil
 }
 
-// check finds a rate without which no time can be told. A single device needs no wire.
+// check finds a missing rate. A single device needs no wire.
 func (r Rates) check() error {
 	if r.BF16 > 0 && r.Attention > 0 && r.Memory > 0 && r.NVLink >= 0 && r.Network >= 0 {
 		return nil
 	}
 	return diag.New(diag.BadInput, "the rates of the device are not known: %+v", r).
-		Try("name a card of the catalogue, such as b200, or give the rates")
+		Try("name a GPU of the catalogue, such as b200, or give the rates")
 }
 
-// product is the rate of a product whose operands have that many bits. A card that lacks a type
-// computes it as the next wider one.
-func (r Rates) product(bits int) float64 {
+// gemm is the FLOP rate of a GEMM with operands of that many bits. A GPU that lacks a type computes
+// it as the next wider one.
+func (r Rates) gemm(bits int) float64 {
 	switch {
 	case bits <= 4 && r.FP4 > 0:
 		return r.FP4

@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/machine"
 )
 
-// A Report says where the seconds of one run of a program go, by the model. All sums are those of
+// A Report says where the time of one execution of a program goes, by the model. All sums count for
 // one device, with loops multiplied out.
 type Report struct {
 	Name  string `json:"name"` // of the program
@@ -32,16 +32,16 @@ type Report struct {
 
 // A Compute is what the compute stream does, in seconds, and how much of it.
 type Compute struct {
-	Products       float64 `json:"products"`
+	GEMMs          float64 `json:"gemms"`
 	Attention      float64 `json:"attention"`
 	Memory         float64 `json:"memory"` // kernels that only move and change elements
-	ProductFLOPs   float64 `json:"product_flops"`
+	GEMMFLOPs      float64 `json:"gemm_flops"`
 	AttentionFLOPs float64 `json:"attention_flops"`
 	MemoryBytes    float64 `json:"memory_bytes"`
 }
 
 // Seconds is the sum over all kernels.
-func (c Compute) Seconds() float64 { return c.Products + c.Attention + c.Memory }
+func (c Compute) Seconds() float64 { return c.GEMMs + c.Attention + c.Memory }
 
 // A Traffic sums up the collectives of one kind in one kind of group.
 type Traffic struct {

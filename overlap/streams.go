@@ -48,8 +48,8 @@ type player struct {
 	clock clock
 	spans map[string][]span // by stream, oldest first
 
-	weight   float64 // how often what is played now happens; 0 while a round is tried
-	products int     // kernels of products and attention so far
+	weight float64 // how often what is played now happens; 0 while a round is tried
+	gemms  int     // GEMM and attention kernels so far
 
 	sites   map[*hlo.Instruction]*site
 	order   []*site
@@ -114,13 +114,13 @@ func (p *player) kernel(k cost) {
 	p.clock.compute += t
 	switch {
 	case k.attention:
-		p.products++
+		p.gemms++
 		p.compute.Attention += t * p.weight
 		p.compute.AttentionFLOPs += float64(k.flops) * p.weight
 	case k.flops > 0:
-		p.products++
-		p.compute.Products += t * p.weight
-		p.compute.ProductFLOPs += float64(k.flops) * p.weight
+		p.gemms++
+		p.compute.GEMMs += t * p.weight
+		p.compute.GEMMFLOPs += float64(k.flops) * p.weight
 	default:
 		p.compute.Memory += t * p.weight
 		p.compute.MemoryBytes += float64(k.bytes) * p.weight
@@ -129,18 +129,18 @@ func (p *player) kernel(k cost) {
 
 // A flight is a collective between its start and its end.
 type flight struct {
-	site     *site
-	stream   string
-	end      float64
-	bytes    float64
-	products int // that had run at its start
+	site   *site
+	stream string
+	end    float64
+	bytes  float64
+	gemms  int // that had run at its start
 }
 
 func (p *player) send(c *hlo.Computation, i *hlo.Instruction, list []hlo.Collective,
 	stream string) flight {
 	w := p.wire.travel(list, stream)
 	s := p.site(c, i, list, w.fabric)
-	f := flight{site: s, stream: stream, products: p.products}
+	f := flight{site: s, stream: stream, gemms: p.gemms}
 	f.bytes = lists.Sum(list, func(c hlo.Collective) float64 { return float64(c.Bytes()) })
 	s.Count += p.weight
 	s.Bytes += f.bytes * p.weight
@@ -164,13 +164,13 @@ func (p *player) send(c *hlo.Computation, i *hlo.Instruction, list []hlo.Collect
 	return f
 }
 
-// await lets the compute stream wait for a collective. The seconds are those of whatever has the
-// stream meanwhile, which may be another that was started before.
+// await makes the compute stream wait for a collective. The exposed seconds are charged to the
+// collective that occupies the stream meanwhile, which may be one that was started before.
 func (p *player) await(f flight) {
 	if f.site == nil { // in line, so it is done
 		return
 	}
-	if p.products > f.products {
+	if p.gemms > f.gemms {
 		f.site.between += f.bytes * p.weight
 	}
 	if f.end <= p.clock.compute {

@@ -18,13 +18,13 @@ func (r *Report) String() string {
 	fmt.Fprintf(&b, "overlap     %.1f %% of %s on the wire hidden, %s exposed; a run takes %s\n",
 		100*r.Hidden, seconds(r.Wire), seconds(r.Exposed), seconds(r.Seconds))
 	c := r.Compute
-	fmt.Fprintf(&b, "compute     %s: products %s (%s), attention %s (%s), memory %s (%s)\n",
-		seconds(c.Seconds()), seconds(c.Products), amount(c.ProductFLOPs, "FLOP"),
+	fmt.Fprintf(&b, "compute     %s: GEMMs %s (%s), attention %s (%s), memory %s (%s)\n",
+		seconds(c.Seconds()), seconds(c.GEMMs), amount(c.GEMMFLOPs, "FLOP"),
 		seconds(c.Attention), amount(c.AttentionFLOPs, "FLOP"), seconds(c.Memory), size(c.MemoryBytes))
 	for n, t := range r.Traffic {
 		fmt.Fprintf(&b, "%-11s %s, %s in %s: %s, exposed %s", label("traffic", n), t.Fabric, t.Kind,
 			t.Group, size(t.Bytes), seconds(t.Exposed))
-		fmt.Fprintf(&b, " of %s, %.0f %% with a product between", seconds(t.Wire),
+		fmt.Fprintf(&b, " of %s, %.0f %% with a GEMM between", seconds(t.Wire),
 			100*share(t.Between, t.Bytes))
 		if t.Sync > 0 {
 			fmt.Fprintf(&b, ", %.0f %% synchronous", 100*share(t.Sync, t.Bytes))
