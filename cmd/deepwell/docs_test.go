@@ -14,7 +14,7 @@ import (
 )
 
 // What docs/planning.md shows is what the commands print, but for the seconds that a search takes
-// and the plans that it prices, which depend on how its workers take turns; -update writes it anew.
+// and the plans that it evaluates, which depend on how its workers take turns; -update writes it anew.
 func TestPlanningShowsWhatCommandsPrint(t *testing.T) {
 	path, err := filepath.Abs(filepath.Join("..", "..", "docs", "planning.md"))
 	if err != nil {
@@ -42,7 +42,7 @@ func TestPlanningShowsWhatCommandsPrint(t *testing.T) {
 	}
 	t.Chdir(dir)
 	block := regexp.MustCompile("(?ms)^```\n\\$ deepwell (.*?)\n(.*?)^```$")
-	taken := regexp.MustCompile(`, [0-9,]+ priced, in [0-9.]+ s`)
+	taken := regexp.MustCompile(`, [0-9,]+ evaluated, in [0-9.]+ s`)
 	shown := block.ReplaceAllFunc(text, func(b []byte) []byte {
 		m := block.FindSubmatch(b)
 		var out bytes.Buffer
