@@ -223,9 +223,9 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	if n == 0 {
 		return nil
 	}
-	if p.Precision == "nvfp4" && p.TP.Overlap && p.Size(TensorAxis) > 1 {
+	if f := dtype.Format(p.Precision); f.TensorScale() && p.TP.Overlap && p.Size(TensorAxis) > 1 {
 		return later("halves of a batch have other largest magnitudes than the batch").
-			Because("nvfp4 scales by the largest magnitude of a tensor").Try("leave tp.overlap out")
+			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap out")
 	}
 	switch pieces, tp := p.CP.Pieces(), p.Size(TensorAxis); {
 	case WholeScaleBlocks(c, n, p.Seq, pieces, tp):

@@ -103,10 +103,16 @@ var (
 	gathers    = []string{"layer", "micro", "step"}
 	contexts   = []string{"gather", "ring"}
 	offloads   = []string{Activations, OptimizerState}
-	precisions = []string{"bf16", "fp8", "mxfp8", "nvfp4"}
+	precisions = formatNames(dtype.FormatBF16, dtype.FormatFP8)
 	recompute  = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}
 	order      = []string{PipelineAxis, DataAxis, FSDPAxis, ContextAxis, ExpertAxis, TensorAxis}
 )
+
+// formatNames lists some formats, and then all quantized ones.
+func formatNames(first ...dtype.Format) []string {
+	all := append(first, dtype.Formats()...)
+	return lists.Map(all, func(f dtype.Format) string { return string(f) })
+}
 
 // What a plan can keep in the memory of the host: what the layers keep for the backward pass, from
 // the one to the other; and what the optimizer keeps, between updates.

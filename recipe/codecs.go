@@ -15,9 +15,10 @@ import (
 
 // The words of precision and recompute.
 var (
-	precisions = []string{"f32", "bf16", "mxfp8", "nvfp4"}
-	types      = map[string]dtype.DType{"f32": dtype.F32, "bf16": dtype.BF16}
-	tags       = []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts, ir.Head}
+	precisions = append([]string{"f32", "bf16"}, lists.Map(dtype.Formats(),
+		func(f dtype.Format) string { return string(f) })...)
+	types = map[string]dtype.DType{"f32": dtype.F32, "bf16": dtype.BF16}
+	tags  = []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Router, ir.Experts, ir.Head}
 )
 
 // precision reads a type, a format of GEMMs or the path of a policy; or a pair of that and the

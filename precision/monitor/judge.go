@@ -142,7 +142,7 @@ func (o *observation) drop(g strange) {
 			}
 			bound = v.bound
 		}
-		o.fall(s, g.linear, p, lower(formats[p]), placeName(place), Decision{Signal: placeName(place),
+		o.fall(s, g.linear, p, moreBits(formats[p]), placeName(place), Decision{Signal: placeName(place),
 			Value: se.now.value, Usual: se.now.usual, Bound: bound})
 	}
 	if idle && (se.Bad == 2 || g.now && se.Bad == 1) {

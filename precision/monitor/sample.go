@@ -1,6 +1,10 @@
 package monitor
 
-import "math"
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/dtype"
+)
 
 // A Sample is what one step reports. Steps without monitors have no Linears.
 type Sample struct {
@@ -109,12 +113,18 @@ func (l *Linear) formats() [3]string {
 	return f
 }
 
-// The formats, and the ladder that a product goes down.
+// The formats whose statistics the bounds were measured on; a format that is neither is held to
+// the bounds of NVFP4.
 const bf16, mxfp8, nvfp4 = "bf16", "mxfp8", "nvfp4"
 
-func lower(format string) string {
-	if format == nvfp4 {
-		return mxfp8
+// moreBits gives the format that a GEMM falls back to: NVFP4 to MXFP8, and that to BF16.
+func moreBits(format string) string {
+	next := bf16
+	for _, f := range dtype.Formats() {
+		if string(f) == format {
+			return next
+		}
+		next = string(f)
 	}
 	return bf16
 }

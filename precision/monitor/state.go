@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
@@ -119,5 +120,5 @@ func (st *siteState) site() (*site, error) {
 }
 
 func known(format string, none bool) bool {
-	return slices.Contains([]string{bf16, mxfp8, nvfp4}, format) || none && format == ""
+	return format == bf16 || dtype.Format(format).Quantized() || none && format == ""
 }
