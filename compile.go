@@ -25,16 +25,19 @@ import (
 
 // A CompileJob is what to compile, for what.
 type CompileJob struct {
-	Source       string         // a .mlir file, a program file, a plan, or the name of a model
-	Seq, Batch   int64          // tokens in a sequence, and sequences, of a model's step
-	Cluster      string         // NxCARD; "" is that of a plan
-	Precision    string         // of linear layers, of a plan or a model; "" is the plan's, or bf16
-	Flags        map[string]any // compile options on top of the program's own
-	WithoutCuDNN bool           // withhold cuDNN, to see what its plans add
+	Source string // a .mlir file, a program file, a plan, or the name of a model
+	// Seq and Batch are tokens in a sequence, and sequences, of a model's step; 0 are 2,048 and 1.
+	// Files have their own: for them both must be 0.
+	Seq, Batch   int64
+	Cluster      string         // NxGPU or Nxcpu; "" is the plan's. A plan needs N devices
+	Precision    string         // of linear layers of a plan or a model; "" is the plan's, or bf16
+	Flags        map[string]any // XLA options on top of the program's own
+	WithoutCuDNN bool           // make no cuDNN plans, to see what they add
 }
 
-// Compile compiles every stage of a program with the real compiler for the cluster, which need
-// not be at hand, and reports what came of it.
+// Compile compiles every module of a program with XLA for the cluster, which need not be at hand,
+// and reports memory, kernels and collectives. If the program does not fit a device, there is a
+// result beside the error.
 func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, error) {
 	v := e.begin(ctx, "compile")
 	var foot []*step.Footprint
@@ -49,7 +52,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, erro
 	reports := get(v, "compile the stages", func() ([]*engine.Report, error) {
 		return e.compileStages(ctx, from.program, cluster, job)
 	})
-	v.pass("compare with the card's memory", func() error {
+	v.pass("compare with the GPU's memory", func() error {
 		if len(reports) > 0 {
 			last := reports[len(reports)-1]
 			last.Notes = append(last.Notes, from.notes...)
@@ -62,10 +65,10 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, erro
 		return nil
 	})
 	if from != nil && from.planned != nil {
-		v.pass("hold the programs to the plan", func() error {
+		v.pass("compare the collectives with the plan", func() error {
 			return from.keepsToPlan(reports, cluster.CPU())
 		})
-		v.pass("add up what a device holds", func() (err error) {
+		v.pass("add up the memory of a device", func() (err error) {
 			foot, err = from.footprints(reports)
 			for _, f := range foot {
 				err = cmp.Or(err, f.Fits())
@@ -80,15 +83,16 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, erro
 	return made, v.err
 }
 
-// A CompileResult is what became of the stages of a program and, for a plan, what a device holds
-// while it trains.
+// A CompileResult describes the compiled modules of a program and, for a plan, the memory of a
+// device while it trains.
 type CompileResult struct {
 	Stages []*engine.Report `json:"stages"`
-	// Ranks are the ranks of a plan's pipeline, or the one of a plan without.
+	// Ranks has the memory of each pipeline rank of a plan; one if it has no pipeline.
 	Ranks []*step.Footprint `json:"ranks,omitempty"`
-	// Census tells that the programs of a plan send what the plan says, to the byte.
+	// Census reports that the compiled programs have exactly the collectives of the plan's graphs:
+	// count, groups, tensors and bytes.
 	Census bool `json:"census,omitempty"`
-	// Warnings are what a run on the cluster would compute otherwise than one might think.
+	// Warnings name what a run on this cluster would compute differently from what one may expect.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -105,6 +109,10 @@ func readSource(job CompileJob, c machine.Cluster) (*source, error) {
 		}
 		return stepOf(p, c, job)
 	}
+	if job.Seq != 0 || job.Batch != 0 {
+		return nil, diag.New(diag.BadUsage, "%s has its own sequence length and batch", job.Source).
+			Try("leave --seq and --batch out; a plan has the keys seq and batch")
+	}
 	if isPlan(job.Source) {
 		return programOf(job, c)
 	}
@@ -112,7 +120,7 @@ func readSource(job CompileJob, c machine.Cluster) (*source, error) {
 	return &source{program: p}, err
 }
 
-// clusterOf is the cluster to compile for: the one that was named, or that of a plan.
+// clusterOf is the cluster to compile for: the job's, or else the plan's.
 func clusterOf(job CompileJob) (machine.Cluster, error) {
 	if job.Cluster == "" && isPlan(job.Source) {
 		p, err := readPlan(job.Source)
@@ -124,7 +132,7 @@ func clusterOf(job CompileJob) (machine.Cluster, error) {
 	return machine.ParseCluster(job.Cluster)
 }
 
-// looksLikeFile tells the name of a file that is not there from that of a model.
+// looksLikeFile distinguishes the path of a missing file from a model's name.
 func looksLikeFile(source string) bool {
 	known := []string{".mlir", ".program", ".dw", ".txt", ".json"}
 	return strings.ContainsAny(source, `/\`) || slices.Contains(known, filepath.Ext(source))

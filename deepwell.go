@@ -14,12 +14,12 @@ import (
 // hundred times the largest that is known, and nothing that a machine cannot hold.
 const maxText = 4 << 20
 
-// An Env is where the verbs work and whom they tell.
+// An Env is where the verbs find engines and caches, and where they report progress.
 type Env struct {
 	Engines string     // folder of installed engines
 	Cache   string     // folder of the caches of programs and tokens; "" turns them off
-	Events  event.Sink // hears every pass
-	// Environ is the environment as engines read it; nil is that of the process.
+	Events  event.Sink // gets an event for each pass, step, warning; nil drops them
+	// Environ is the environment as engines read it; nil is the process's.
 	Environ []string
 	// Child is a deepwell binary that compiles in a process of its own, so that a crash of the
 	// compiler is an error (DW2207); "" compiles in this process. What runs on devices runs here.
@@ -42,14 +42,14 @@ func NewEnv(getenv func(string) string, events event.Sink) (*Env, error) {
 	return &Env{Engines: engines, Cache: cache, Events: events}, nil
 }
 
-// warn tells what a person should know before the figures.
+// warn emits warnings, before any result.
 func (e *Env) warn(texts []string) {
 	for _, text := range texts {
 		e.Events.Emit(event.Warning{Text: text})
 	}
 }
 
-// A verb is one command at work: a list of named passes that ends at the first error.
+// A verb is one running command: a list of named passes that ends at the first error.
 type verb struct {
 	ctx    context.Context
 	name   string
@@ -77,7 +77,7 @@ func (v *verb) pass(name string, run func() error) {
 	v.err = run()
 }
 
-// get runs a pass that makes something; after an earlier error it gives the zero value.
+// get runs a pass that returns a value; after an earlier error it returns the zero value.
 func get[T any](v *verb, name string, run func() (T, error)) (out T) {
 	v.pass(name, func() (err error) {
 		out, err = run()

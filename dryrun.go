@@ -43,27 +43,28 @@ type DryRunResult struct {
 	Model     string              `json:"model"`
 	Cluster   string              `json:"cluster"`
 	Stack     string              `json:"stack"`
-	Low       float64             `json:"low"` // nine in ten steps lie between Low and High
+	Low       float64             `json:"low"` // 90 % of steps take between Low and High seconds
 	High      float64             `json:"high"`
-	Rate      float64             `json:"rate"` // tokens a second on each device
+	Rate      float64             `json:"rate"` // tokens per second and device
 	Peak      int64               `json:"peak"` // bytes of the worst rank
 	Capacity  int64               `json:"capacity"`
 	Parts     []dryrun.Part       `json:"parts"`
-	Helps     []dryrun.Suggestion `json:"helps"`
-	Scenarios []dryrun.Suggestion `json:"mishaps"`
-	Memory    program.Memory      `json:"memory"` // of the worst rank, at its worst moment
+	Helps     []dryrun.Suggestion `json:"helps"`     // changes that make the step shorter
+	Scenarios []dryrun.Suggestion `json:"scenarios"` // what goes wrong, and what it costs
+	Memory    program.Memory      `json:"memory"`    // of the worst rank at its peak, by cause
 	Budget    dryrun.Budget       `json:"budget"`
 	Bill      dryrun.Bill         `json:"bill"`
 	// Calibrated is how many runs corrected the prediction.
 	Calibrated int `json:"calibrated,omitempty"`
 	// Wrote are the files that were written.
 	Wrote []string `json:"wrote,omitempty"`
-	// Warnings are what to know before taking the figures for granted.
+	// Warnings name what the prediction does not know.
 	Warnings []event.Warning `json:"warnings,omitempty"`
 	*dryrun.Timeline
 }
 
-// DryRun prices a plan, runs it through the simulator, and tells where its time and memory go.
+// DryRun predicts the time of a plan's programs, runs its schedule through the simulator, and
+// reports where time and memory go. If the plan does not fit, there is a result beside the error.
 func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRunResult, error) {
 	v := e.begin(ctx, "dryrun")
 	r := &dryRunner{job: job, done: &DryRunResult{}}
@@ -75,11 +76,11 @@ func (e *Env) DryRun(ctx context.Context, job DryRunJob) (*DryRunResult, error) 
 	for _, w := range r.done.Warnings {
 		e.Events.Emit(w)
 	}
-	v.pass("compare with the card's memory", r.fits)
+	v.pass("compare with the GPU's memory", r.fits)
 	return r.done, v.err
 }
 
-// A dryRunner is a dry run while it is put together.
+// A dryRunner has the state of a dry run between its passes.
 type dryRunner struct {
 	job    DryRunJob
 	done   *DryRunResult
@@ -122,7 +123,7 @@ func (r *dryRunner) read() (err error) {
 	return err
 }
 
-// prepare fills in what the plan and the search say already.
+// prepare fills in the parts of the result that need no prediction.
 func (r *dryRunner) prepare() {
 	s := &r.search
 	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
@@ -149,7 +150,7 @@ func (r *dryRunner) price() error {
 	return nil
 }
 
-// estimate prices the plan with transfers that take so many times as long.
+// estimate predicts the step with transfers slowed down by the factor links.
 func (r *dryRunner) estimate(links float64) (estimate.Estimate, error) {
 	o := estimate.Options{Links: links}
 	if len(r.search.Precisions) > 0 {
@@ -161,7 +162,7 @@ func (r *dryRunner) estimate(links float64) (estimate.Estimate, error) {
 	return priced, err
 }
 
-// slower is the step with transfers that take so many times as long.
+// slower returns the step with transfers slowed down by the factor links.
 func (r *dryRunner) slower(links float64) (*dryrun.Step, error) {
 	priced, err := r.estimate(links)
 	if err != nil {
@@ -175,7 +176,7 @@ func (r *dryRunner) simulate() (err error) {
 		return err
 	}
 	r.step.Slower = r.slower
-	if f := r.job.WhatIf.Links; f > 0 && f != 1 { // the causes of a step are those of the slow links
+	if f := r.job.WhatIf.Links; f > 0 && f != 1 { // the parts of the step show the slow links
 		priced, err := r.estimate(f)
 		if err != nil {
 			return err
@@ -186,7 +187,7 @@ func (r *dryRunner) simulate() (err error) {
 	if d.Timeline, err = r.step.Run(r.job.WhatIf); err != nil {
 		return err
 	}
-	// The interval is that of the closed form, moved along.
+	// The 90 % interval of the closed form, scaled to the simulated step.
 	d.Low, d.High = r.priced.Low*d.Step/r.priced.Step, r.priced.High*d.Step/r.priced.Step
 	d.Rate = d.Budget.Batch / d.Step / float64(d.Budget.Devices)
 	d.Bill = d.Budget.Bill(d.Step)
@@ -196,10 +197,10 @@ func (r *dryRunner) simulate() (err error) {
 	return err
 }
 
-// usualSeed is that of jitter where nobody names one.
+// usualSeed is the seed of jitter if none is given.
 const usualSeed = 1
 
-// settle gives the bubble what the simulated step has more or less than the closed form.
+// settle adds the difference between the simulated step and the closed form to the bubble.
 func settle(parts []dryrun.Part, step float64) []dryrun.Part {
 	sum := lists.Sum(parts, func(p dryrun.Part) float64 { return p.Seconds })
 	for i := range parts {
@@ -210,7 +211,7 @@ func settle(parts []dryrun.Part, step float64) []dryrun.Part {
 	return parts
 }
 
-// partsOf lists a step's causes as a waterfall shows them.
+// partsOf lists the parts of a step in the order of the waterfall chart.
 func partsOf(e estimate.Estimate) []dryrun.Part {
 	p := e.Parts
 	return []dryrun.Part{
@@ -226,8 +227,8 @@ func partsOf(e estimate.Estimate) []dryrun.Part {
 	}
 }
 
-// improve asks the simulator and the search what would help. Under a what-if nobody is asked: the
-// search knows no slow links or ranks.
+// improve finds changes that would make the step shorter, by simulator and search. Not under a
+// what-if: the search has no slow links or ranks.
 func (r *dryRunner) improve(ctx context.Context) error {
 	if r.job.WhatIf != (dryrun.WhatIf{}) || r.search.Cluster.CPU() {
 		return nil // CPU devices stand in for others: no plan is searched for them
@@ -255,11 +256,11 @@ func (r *dryRunner) improve(ctx context.Context) error {
 	return nil
 }
 
-// worthwhile is the share of a step below which a change is told of, as for plans that are better.
+// worthwhile: a suggested change must save at least 0.5 % of the step, as in the search.
 const worthwhile = 0.995
 
-// lowerPrecision is what the same plan takes with its linear layers in formats that the GPU has and
-// the plan does not use.
+// lowerPrecision predicts the same plan with its linear layers in MXFP8 and NVFP4, if the GPU has
+// them and the plan is BF16.
 func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggestion, err error) {
 	if list := r.search.Precisions; len(list) != 1 || list[0] != dtype.FormatBF16 {
 		return nil, nil
@@ -306,13 +307,13 @@ func (r *dryRunner) write() error {
 	return nil
 }
 
-// page writes the page of the dry run.
+// page writes the HTML report.
 func (r *dryRunner) page(w io.Writer) error {
 	d := r.done
-	card := r.search.Cluster.Card
+	gpu := r.search.Cluster.Card
 	text, _ := r.plan.Marshal() // it was read from a text
 	page := &dryrun.Report{
-		Title: fmt.Sprintf("%s on %d %s", d.Model, r.search.Cluster.Count, card.Title),
+		Title: fmt.Sprintf("%s on %d %s", d.Model, r.search.Cluster.Count, gpu.Title),
 		Line: fmt.Sprintf("%d sequences of %d tokens per step, cost model of %s", r.plan.Batch,
 			r.plan.Seq, d.Stack),
 		Timeline: d.Timeline, Low: d.Low, High: d.High, Capacity: d.Capacity, Parts: d.Parts,
@@ -329,7 +330,7 @@ func (r *dryRunner) page(w io.Writer) error {
 	return err
 }
 
-// fits is an error where a device has too little memory; what was written stays.
+// fits returns an error if a device has too little memory; files that were written stay.
 func (r *dryRunner) fits() error {
 	if r.done.Capacity == 0 || r.done.Peak <= r.done.Capacity {
 		return nil

@@ -23,8 +23,8 @@ type ExportJob struct {
 	// capture takes it.
 	Source string
 	Output string // a new folder
-	// Type is that of the weights: F32, BF16 or F16. Invalid, the zero value, is what the model came
-	// with, or F32 where that is not known.
+	// Type is the element type of the weights: F32, BF16 or F16. Invalid, the zero value, is the type
+	// that the model came with, or F32 if that is unknown.
 	Type dtype.DType
 	// Tokenizer is the folder that the tokenizer is copied from; "" is the run's or the model's own.
 	Tokenizer string
@@ -87,7 +87,7 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) 
 	return done, nil
 }
 
-// An exporter is where the weights come from.
+// An exporter is a source of weights.
 type exporter struct {
 	name   string
 	step   int64
@@ -155,8 +155,8 @@ func openCheckpoint(ctx context.Context, path string, e *Env) (*ckpt.Checkpoint,
 	return c, nil
 }
 
-// fromCheckpoint reads the masters of a checkpoint, which are stored by the names of parameters,
-// layer by layer, in their own layout.
+// fromCheckpoint reads the f32 master weights of a checkpoint, which are stored by parameter name,
+// layer by layer, in the model's own layout.
 func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 	config, err := model.Parse(c.Model)
 	if err != nil {

@@ -36,8 +36,8 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	case r.job.Self < 0 || r.job.Self >= n:
 		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
 	}
-	h := fnv.New64a() // processes of another run are turned away
-	same := *r.recipe // each may have a folder of its own
+	h := fnv.New64a() // identifies the run: processes of another one are refused
+	same := *r.recipe // without the folder, in which processes may differ
 	same.Out = ""
 	how := *r.plan
 	how.Model = "" // a path; what is in it is compared once processes are connected

@@ -41,9 +41,9 @@ type PlanJob struct {
 	// Stack is whose software runs the plan: deepwell, megatron, torchtitan or maxtext. "" is Emit,
 	// FromStack or our own.
 	Stack string
-	// FromFile is the configuration that is run today, of the stack FromStack; "" is none.
+	// FromFile is the configuration that is run today, of the stack FromStack; "" means none.
 	FromStack, FromFile string
-	Emit                string // a stack that the best plan is written for; "" is none
+	Emit                string // a stack that the best plan is written for; "" for no stack
 	Top                 int    // plans in the result
 	// Calibrate are calibrations, or folders of runs, by which predictions are corrected.
 	Calibrate []string
@@ -86,17 +86,18 @@ type PlanResult struct {
 	Stack      string  `json:"stack"`
 	Seconds    float64 `json:"-"` // that the search took
 	*autoplan.Result
-	// Bill is what a trillion tokens cost with the best plan at 3 dollars for a device and hour.
+	// Bill is the cost of a trillion tokens with the best plan, at 3 dollars per device-hour.
 	Bill    dryrun.Bill   `json:"bill"`
 	Output  string        `json:"output,omitempty"`
 	Next    string        `json:"next,omitempty"` // the command that goes on with the plan
-	Current *CurrentSetup `json:"today,omitempty"`
+	Current *CurrentSetup `json:"current,omitempty"`
 	// Calibrated is how many runs corrected the predictions.
 	Calibrated int    `json:"calibrated,omitempty"`
 	Emit       string `json:"emit,omitempty"` // the best plan as another stack takes it
 }
 
-// A CurrentSetup is what a person runs, and what changes would bring.
+// A CurrentSetup is the configuration that is run today, its prediction, and what changes would
+// save.
 type CurrentSetup struct {
 	File    string              `json:"file"`
 	Choice  *DryRunResult       `json:"figures"`
@@ -105,7 +106,7 @@ type CurrentSetup struct {
 	Notes   []string            `json:"notes,omitempty"`
 }
 
-// The budget that a plan is told for when nobody names one.
+// The budget of the bill: a trillion tokens at 3 dollars per device-hour.
 const (
 	usualTokens = 1e12
 	usualPrice  = 3.00
@@ -163,8 +164,8 @@ func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 	return done, v.err
 }
 
-// currentSetup reads and prices what is run today. The search goes on with its rows and its
-// precision, unless the job names others.
+// currentSetup reads the configuration that is run today and predicts it. The search takes over its
+// sequence length, batch and precision, unless the job names others.
 func (job PlanJob) currentSetup(ctx context.Context, s *autoplan.Job) (*CurrentSetup, error) {
 	path := job.FromFile
 	text, err := safedir.ReadPlain(path, maxText)
@@ -199,8 +200,7 @@ func (job PlanJob) currentSetup(ctx context.Context, s *autoplan.Job) (*CurrentS
 	return t, err
 }
 
-// next is the command that goes on with a plan: the compiler, or where no program can be made of it
-// yet the simulator.
+// next is the command for the next step: compile, or dryrun for a plan that has no programs yet.
 func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
 	verb, with := "deepwell compile ", ""
 	if c.Plan.Check(s.Config) != nil {
@@ -215,7 +215,7 @@ func (job PlanJob) next(c autoplan.Choice, s *autoplan.Job) string {
 	return verb + job.Output + with
 }
 
-// read makes a search of the job.
+// read turns the job into a search.
 func (job PlanJob) read() (autoplan.Job, error) {
 	var s autoplan.Job
 	config, err := configOf(job.Source)
@@ -241,7 +241,7 @@ func (job PlanJob) read() (autoplan.Job, error) {
 	return s, err
 }
 
-// configOf finds the sizes of a model; weights are not needed.
+// configOf finds a model's configuration; weights are not needed.
 func configOf(source string) (*model.Config, error) {
 	if p, err := model.Find(source); err == nil {
 		if p.Config == nil {
@@ -289,22 +289,22 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 	return nil
 }
 
-// has tells whether a card has products in a precision.
-func has(card machine.Card, p dtype.Format) error {
+// has returns an error if a GPU has no GEMMs in a format.
+func has(gpu machine.Card, p dtype.Format) error {
 	rates := map[dtype.Format]float64{dtype.FormatF32: 1, dtype.FormatBF16: 1,
-		dtype.FormatFP8: card.Peak.FP8, dtype.MXFP8: card.Peak.MXFP8, dtype.NVFP4: card.Peak.NVFP4}
+		dtype.FormatFP8: gpu.Peak.FP8, dtype.MXFP8: gpu.Peak.MXFP8, dtype.NVFP4: gpu.Peak.NVFP4}
 	switch rate, known := rates[p]; {
 	case !known:
 		return diag.New(diag.BadUsage, "there is no precision %q", p).
 			Try("--precision bf16, fp8, mxfp8, nvfp4, f32 or the file of a policy")
 	case rate == 0:
-		return diag.New(diag.BadUsage, "%s has no products in %s", card.Title, p).
+		return diag.New(diag.BadUsage, "%s has no GEMMs in %s", gpu.Title, p).
 			Try("--precision bf16")
 	}
 	return nil
 }
 
-// isPlan tells a plan from other files by its members.
+// isPlan recognizes a plan by its keys.
 func isPlan(source string) bool {
 	if !strings.HasSuffix(source, ".json") {
 		return false // unread: weights and the like are large

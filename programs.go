@@ -18,24 +18,28 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A source is what there is to compile.
+// A source is a program to compile, and what is known about it.
 type source struct {
 	program *program.Program
 	notes   []string
-	// warnings are what the numbers of a run depend on.
+	// warnings are for people: what a run on this cluster computes differently.
 	warnings []string
 	planned  *step.Programs // of a plan; else nil
-	sums     dtype.DType    // of what devices add up
-	// twins names, for programs of a plan that stand for others of the same text, those others.
+	sums     dtype.DType    // element type of gradient reductions
+	// twins maps a compiled module to the modules with the same text, which are not compiled again.
 	twins map[string][]string
 }
 
-// programOf writes the programs of a plan for its cluster, or for another one of the same size.
+// programOf builds the programs of a plan for its own cluster, or for another one of the same size.
 func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 	path := job.Source
 	p, err := readPlan(path)
 	if err != nil {
 		return nil, err
+	}
+	if n := p.Devices(); n != int64(c.Count) {
+		return nil, diag.New(diag.PlanMisfit, "the plan is for %d devices; the cluster %s has %d", n, c,
+			c.Count).At("%s", path).Try("leave --cluster out, or name a cluster of %d devices", n)
 	}
 	m, err := capture.Open(p.Model, capture.Options{})
 	if err != nil {
@@ -49,26 +53,26 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 	return x, nil
 }
 
-// recipeOf gives the recipe of a plan whose products are computed as a word says, or a policy, for
-// which the plan gets the word.
-func recipeOf(config *model.Config, p *plan.Plan, narrow string) (*recipe.Recipe, error) {
-	if p.Precision = narrow; !precision.IsFile(narrow) {
+// recipeOf returns the recipe of a plan with its GEMMs in the given precision: a format, or a
+// policy file. It sets the plan's precision to the format, or to the policy's narrowest one.
+func recipeOf(config *model.Config, p *plan.Plan, format string) (*recipe.Recipe, error) {
+	if p.Precision = format; !precision.IsFile(format) {
 		return step.RecipeOf(p), nil
 	}
-	policy, err := precision.Load(config, narrow)
+	policy, err := precision.Load(config, format)
 	if err != nil {
 		return nil, err
 	}
 	p.Precision = string(policy.Narrowest())
 	r := step.RecipeOf(p)
-	r.GEMMs = narrow
+	r.GEMMs = format
 	return r, nil
 }
 
-// writePlan writes the programs of a plan.
-func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, name string) (*source,
+// writePlan builds the programs of a plan, each distinct text once.
+func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, name string) (*source,
 	error) {
-	r, err := recipeOf(config, p, narrow)
+	r, err := recipeOf(config, p, format)
 	if err != nil {
 		return nil, err
 	}
@@ -98,20 +102,19 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, narrow, na
 	return out, out.program.Validate()
 }
 
-// modulesOf lists the programs of a step of all ranks, each on devices counted from 0, since what
-// is compiled for one rank serves all that do the same; and what hands over between ranks on a
-// cluster.
+// modulesOf lists the modules of a step on all ranks, with devices counted from 0: ranks with the
+// same text share one compiled program. On GPUs it adds the transfers between pipeline stages.
 func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Module, err error) {
 	for _, row := range p.List {
 		if p.Joint() && (row.Kind == step.Evaluate || row.Kind == step.Quantize) {
-			continue // no part of a step
+			continue // not part of a step
 		}
 		one := *row.Module
 		one.Devices = p.Ranks[0].Devices
 		list = append(list, &one)
 	}
 	if p.Joint() || c.CPU() {
-		return list, nil // devices copy
+		return list, nil // stages copy arrays from device to device
 	}
 	hidden := p.OfStage(step.Forward, 0).Module
 	for _, a := range hidden.Results {
@@ -126,15 +129,18 @@ func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Module, err
 		if err != nil {
 			return nil, err
 		}
-		s.Name = "handover"
+		s.Name = "stage_transfer"
 		list = append(list, s)
 	}
 	return list, nil
 }
 
-// stepOf writes the step of a preset: for one device loss and gradients alone, with every block
-// computed again in the backward pass, for several all programs of a plan that cuts parameters,
-// gradients and the optimizer's state over them (FSDP) and keeps what the backward pass needs.
+// usualSeq is the sequence length of a model's step if none is given.
+const usualSeq = 2048
+
+// stepOf builds the step of a preset. For one device it is loss and gradients alone, with every
+// layer recomputed in the backward pass. For several devices it is all programs of a plan with FSDP
+// (ZeRO-3) over all of them, without recomputation.
 func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, error) {
 	if preset.Config == nil {
 		return nil, diag.New(diag.ModelUnknown, "the sizes of %s are not public", preset.Name).
@@ -142,7 +148,7 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	}
 	p := plan.Default()
 	p.Model, p.Cluster = preset.Name, c.String()
-	p.Seq, p.Batch = max(1, job.Seq), max(1, job.Batch, int64(c.Count))
+	p.Seq, p.Batch = cmp.Or(job.Seq, usualSeq), max(1, job.Batch, int64(c.Count))
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	name := stageNameOf(preset.Name + ".step")
 	if c.Count > 1 {
@@ -164,7 +170,7 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 		warnings: w.Warnings}, nil
 }
 
-// footprints adds up what the devices of a plan's ranks hold, by cause.
+// footprints adds up the memory of a device of each rank, by cause, from the compiler's reports.
 func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error) {
 	byName := map[string]*engine.Report{}
 	for _, r := range reports {
@@ -183,18 +189,18 @@ func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error)
 	return list, err
 }
 
-// keepsToPlan holds what the compiler made of a plan's programs to the plan: they send what their
-// graphs say, and nothing is computed again that the plan did not ask for.
+// keepsToPlan compares compiled programs with the plan's graphs: XLA must neither change the
+// collectives nor rematerialize on its own.
 func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 	graphs := x.planned.Graphs()
 	for _, r := range reports {
 		if r.Recomputed > 0 {
-			return diag.New(diag.PlanRemat, "the compiler repeats %d instructions of %s to save memory",
+			return diag.New(diag.PlanRemat, "the compiler recomputes %d instructions of %s to save memory",
 				r.Recomputed, r.Stage).Try("recompute more, smaller microbatches, or more devices")
 		}
 		g := graphs[r.Stage]
 		if g == nil {
-			continue // what hands over between stages
+			continue // a stage transfer
 		}
 		if err := spmd.CensusOf(g).Diff(r.Collectives, cpu, x.sums); err != nil {
 			return diag.New(diag.PlanCensus, "%s", err).At("%s", r.Stage)

@@ -21,14 +21,14 @@ type QuantizeJob struct {
 	Source  string // a folder that transformers loads, or what capture finds one by
 	Output  string // a new folder, or one that the same job was stopped in
 	Options quantize.Options
-	// Policy is the file of a policy of training: what it computes forward in BF16 is kept, and no
-	// layer gets a narrower format than it has there. "" is for none.
+	// Policy is a training policy file: a layer whose fprop it keeps in BF16 stays in BF16, and no
+	// layer gets fewer bits than it had in training. "" means no policy.
 	Policy string
 	Getenv func(string) string
 }
 
-// Quantize writes a checkpoint with weights in a narrow format, by the names that loaders expect. A
-// job that was stopped goes on where it stopped.
+// Quantize writes a checkpoint with quantized weights, under the names that loaders expect. A job
+// that was stopped resumes.
 func (e *Env) Quantize(ctx context.Context, job QuantizeJob) (*quantize.Report, error) {
 	v := e.begin(ctx, "quantize")
 	folder := get(v, "find the checkpoint", func() (string, error) { return quantizeFrom(job) })
@@ -59,9 +59,8 @@ func quantizeFrom(job QuantizeJob) (string, error) {
 	return m.Folder, m.Check()
 }
 
-// beforeQuantizing gives the folder that an export is written to before it is quantized: within
-// that of the output, where it goes away with the rest of unfinished work. What an export that was
-// stopped left there is made again.
+// beforeQuantizing returns the folder for an export that is quantized next: below the output
+// folder, where it is removed with the rest of unfinished work. It starts empty.
 func beforeQuantizing(output string) (string, error) {
 	state := filepath.Join(output, quantize.StateName)
 	entries, err := os.ReadDir(output)

@@ -23,6 +23,13 @@ func (a *app) compile() *cobra.Command {
 			if job.Cluster == "" && filepath.Ext(job.Source) != ".json" {
 				return usage(cmd, "compile needs a target: --cluster 8xb200")
 			}
+			// The defaults are for models; a file has its own.
+			if !cmd.Flags().Changed("seq") {
+				job.Seq = 0
+			}
+			if !cmd.Flags().Changed("batch") {
+				job.Batch = 0
+			}
 			var err error
 			if job.Flags, err = parseSets(cmd, sets); err != nil {
 				return err
