@@ -46,9 +46,9 @@ func (d DType) Decode(dst []float32, src []byte) {
 	}
 }
 
-// Encode rounds float32 to the nearest element of F32, BF16 or F16, ties to even. It gives the
-// place of the first finite number that would become infinite, or -1. The narrower types are not
-// written: they need a scale, see package block.
+// Encode rounds float32 to the nearest element of F32, BF16 or F16, ties to even. It returns the
+// index of the first finite number that would become infinite, or -1. Types of 8 bits and less are
+// not written: they need a scale, see package block.
 func (d DType) Encode(dst []byte, src []float32) int {
 	over := -1
 	switch d {
@@ -76,9 +76,9 @@ func (d DType) Encode(dst []byte, src []float32) int {
 	return over
 }
 
-// Append writes numbers as elements, those of floats rounded to float32 first unless d is F64. It
-// writes nothing for types of which Go has no numbers: complex ones, and those of 8 bits and less
-// that are no whole numbers.
+// Append writes numbers as elements; for float types other than F64 they are rounded to float32
+// first. It writes nothing for types that Go cannot represent: complex ones, and floats of 8 bits
+// and less.
 func (d DType) Append(dst []byte, list ...float64) []byte {
 	for _, v := range list {
 		switch {

@@ -69,7 +69,7 @@ func TestHalf(t *testing.T) {
 		}
 	}
 	if F32FromF16(0x7c00) != float32(math.Inf(1)) || F32FromF16(0xfc00) != float32(math.Inf(-1)) {
-		t.Error("an infinity is none")
+		t.Error("an infinity is not infinite")
 	}
 	for f, want := range map[float32]uint16{65519: 0x7bff, 65520: 0x7c00, 1e30: 0x7c00, -1e30: 0xfc00, 1e-30: 0} {
 		if got := F16FromF32(f); got != want {
@@ -78,7 +78,7 @@ func TestHalf(t *testing.T) {
 	}
 }
 
-// What Append writes is what Values reads; what Append has no numbers for stays unwritten.
+// What Append writes is what Values reads; types that Go cannot represent stay unwritten.
 func TestNumbersComeBack(t *testing.T) {
 	for _, d := range All() {
 		list := []float64{0, 1, 3}

@@ -13,7 +13,7 @@ func rounded(magnitude, least uint32, shift, exponent uint) uint32 {
 }
 
 // E4M3FromF32 rounds to the nearest F8E4M3FN, ties to even. Beyond 448 it saturates, infinity too,
-// as the satfinite conversions of GPUs do; Narrow has the other rule. A NaN stays one.
+// as the satfinite conversions of GPUs do; ml_dtypes turns larger numbers into NaN. NaN stays NaN.
 func E4M3FromF32(f float32) byte {
 	bits := math.Float32bits(f)
 	sign, magnitude := byte(bits>>24)&0x80, bits&0x7fffffff
@@ -35,7 +35,7 @@ func E5M2FromF32(f float32) byte {
 }
 
 // E2M1FromF32 rounds to the nearest F4E2M1FN, ties to even, and saturates at 6. The type has no
-// NaN: the code is then that of 6, as on a GPU, without a sign.
+// NaN: the code is then 7, which is +6, as on a GPU.
 func E2M1FromF32(f float32) byte {
 	bits := math.Float32bits(f)
 	sign, magnitude := byte(bits>>28)&8, bits&0x7fffffff
@@ -46,8 +46,8 @@ func E2M1FromF32(f float32) byte {
 }
 
 // E8M0FromF32 rounds a scale up to a power of two, so that what is divided by it never grows past
-// the largest element. 2⁻¹²⁷ is the smallest, infinity becomes the largest, 2¹²⁷, and what is
-// negative or no number becomes NaN, 0xff.
+// the largest element. 2⁻¹²⁷ is the smallest, infinity becomes the largest, 2¹²⁷, and negative
+// numbers and NaN become NaN, 0xff.
 func E8M0FromF32(f float32) byte {
 	switch bits := math.Float32bits(f); {
 	case f != f || f < 0:

@@ -20,8 +20,8 @@ var saturating = map[DType]func(float32) byte{
 }
 
 // The fixture is what ml_dtypes does: see testdata/make.py.
-func TestNarrowTypesAreThoseOfMLDtypes(t *testing.T) {
-	text, err := os.ReadFile("testdata/narrow.json")
+func TestSmallTypesMatchMLDtypes(t *testing.T) {
+	text, err := os.ReadFile("testdata/small.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestNarrowTypesAreThoseOfMLDtypes(t *testing.T) {
 			want any
 		}{"bf16": {bf16, want.BF16}, "f16": {f16, want.F16}, "middles": {mid, want.Middles[1]}} {
 			if got := codes(d, c.list); got != c.want {
-				t.Errorf("%s: the codes of %s differ from those of ml_dtypes", name, what)
+				t.Errorf("%s: the codes of %s differ from ml_dtypes", name, what)
 			}
 		}
 	}

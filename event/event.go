@@ -25,8 +25,8 @@ func (discard) Emit(Event) {}
 // A Clock tells the time; time.Now is one.
 type Clock func() time.Time
 
-// Phase says that a named pass of a verb begins. The names are those of the pass list in the
-// facade, in order.
+// Phase says that a named pass of a verb begins. The names come from the verb's pass list in
+// package deepwell, in order.
 type Phase struct {
 	Verb string `json:"verb"`
 	Name string `json:"name"`

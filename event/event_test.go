@@ -59,7 +59,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	for _, e := range samples {
 		sink.Emit(e)
 	}
-	b.WriteString(`{"v":1,"t":"2026-11-15T12:00:00Z","kind":"cut`) // as a kill leaves it
+	b.WriteString(`{"v":1,"t":"2026-11-15T12:00:00Z","kind":"trunc`) // as a kill leaves it
 	var got []Event
 	for rec, err := range Read(&b) {
 		if err != nil {
@@ -177,7 +177,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// A disk that fills and is freed leaves a gap that is told, and no line that cannot be read.
+// A disk that fills and is freed leaves a gap that is reported, and no line that cannot be read.
 func TestFileMendsATornLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.jsonl")
 	f, err := Open(path, func() time.Time { return time.Unix(0, 0) })

@@ -25,7 +25,7 @@ type File struct {
 	torn int
 }
 
-// Open opens a file of events, or makes it. A last line that a kill has cut off is taken away, so
+// Open opens a file of events, or makes it. A last line that a kill truncated is removed, so
 // that what follows it can be read. A link is refused (code NotPlain). A file that has a second
 // name, as in a backup by hard links, is copied first, so that the backup stays as it is.
 func Open(path string, now Clock) (*File, error) {
@@ -62,7 +62,7 @@ func open(path string) (*os.File, error) {
 	}
 }
 
-// trim cuts a file behind its last complete line, which it finds reading from the end.
+// trim truncates a file after its last complete line, which it finds reading from the end.
 func trim(f *os.File) error {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil {

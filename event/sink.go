@@ -55,7 +55,7 @@ type course struct {
 	seconds float64 // that the steps since the last line took
 }
 
-// A log gets a line of a step when its steps took so long, and at least so many in a run.
+// A log gets a line every plainSeconds of steps, and at least plainLines in a run.
 const (
 	plainSeconds = 10
 	plainLines   = 20
@@ -67,8 +67,8 @@ func (c *course) note(e Event) {
 	}
 }
 
-// line is the text of a step, or "" if it is not yet time for one. Time is that of the steps
-// themselves, so that the same run gives the same lines whoever watches.
+// line is the text of a step, or "" if it is not yet time for one. Time is the sum of the
+// steps' own seconds, so that the same run always prints the same lines.
 func (c *course) line(s Step) string {
 	c.seconds += s.Seconds
 	often := max(1, s.Steps/plainLines)
@@ -141,7 +141,7 @@ func encode(e Event, at time.Time) (string, error) {
 	return string(head[:len(head)-1]) + "," + string(body[1:]), nil
 }
 
-// Read yields the records of a JSON-lines stream. A line that is cut off at the end of the
+// Read yields the records of a JSON-lines stream. A line that is truncated at the end of the
 // stream, as a kill leaves it, ends the sequence without an error; any other bad line is an error.
 func Read(r io.Reader) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
@@ -214,7 +214,7 @@ func NewLive(w io.Writer, width func() int, now Clock) *Live {
 	return &Live{w: w, columns: width, now: now}
 }
 
-// width is that of the terminal now, at least what a step's number and loss need.
+// width is the terminal's current width, at least what a step's number and loss need.
 func (l *Live) width() int { return max(l.columns(), 20) }
 
 // Emit implements Sink.

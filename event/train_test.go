@@ -56,7 +56,7 @@ func TestStepDoesNotJump(t *testing.T) {
 	})
 }
 
-func TestNarrowTerminalKeepsWhatMatters(t *testing.T) {
+func TestSmallTerminalKeepsWhatMatters(t *testing.T) {
 	s, eval := samples[7].(Step), &Eval{Loss: 2.341}
 	for width, want := range map[int]string{
 		120: "step  1,240/50,000  loss  2.317  eval  2.341  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h",
@@ -183,7 +183,7 @@ func TestFileSurvivesAKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.HasPrefix(got, full[:last]) || bytes.Count(got, []byte("\n")) != bytes.Count(full, []byte("\n"))+1 {
-			t.Fatalf("cut at %d: %s", cut, got)
+			t.Fatalf("truncated at %d: %s", cut, got)
 		}
 		steps, evals, err := Curve(bytes.NewReader(got))
 		if err != nil {
@@ -254,21 +254,21 @@ func TestFileTellsItsErrors(t *testing.T) {
 	f.f.Close()
 	f.Emit(Note{"lost"})
 	if f.Close() == nil {
-		t.Error("a lost event is not told")
+		t.Error("a lost event is not reported")
 	}
 	if _, err := Open(filepath.Join(t.TempDir(), "no", "such"), fixed); err == nil {
 		t.Error("a folder that is not there was opened")
 	}
 }
 
-// The curve of a run that was killed and resumed is that of the run that was not.
+// The curve of a run that was killed and resumed equals the curve of an uninterrupted run.
 func TestCurve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b bytes.Buffer
 		sink := NewJSON(&b, fixed)
 		const steps = 20
 		for at := 0; at < steps; {
-			if at > 0 || rapid.Bool().Draw(t, "told") {
+			if at > 0 || rapid.Bool().Draw(t, "reported") {
 				sink.Emit(Resumed{Step: at})
 			}
 			until := rapid.IntRange(at+1, steps).Draw(t, "until")
@@ -305,7 +305,7 @@ func TestTee(t *testing.T) {
 	}
 }
 
-// A window that is made narrower while a run goes on gets shorter lines, and no blanks that wrap.
+// A window that shrinks while a run goes on gets shorter lines, and no blanks that wrap.
 func TestLiveFollowsTheWindow(t *testing.T) {
 	var b strings.Builder
 	width, now := 100, time.Unix(0, 0)

@@ -67,10 +67,10 @@ func controlHello(from, to uint32) []byte {
 
 // An attack does something to a hub, and gives all that the hub said in return.
 type attack struct {
-	name string
-	do   func(t *testing.T, c net.Conn) // on a plain connection, or one of TLS with the run's key
-	key  bool
-	told string // what an answer may have; "" is none at all
+	name   string
+	do     func(t *testing.T, c net.Conn) // on a plain connection, or one of TLS with the run's key
+	key    bool
+	answer string // what an answer may have; "" means no answer
 }
 
 func says(b []byte) func(*testing.T, net.Conn) {
@@ -85,26 +85,26 @@ var attacks = []attack{
 		tc := tls.Client(c, clientOf(cert(t, []byte("another secret of some 32 bytes!"))))
 		_ = tc.HandshakeContext(t.Context())
 		_, _ = tc.Write(wire(2, 1, attacked, wireHello(0, 7, 0)))
-	}, told: "\x15"},
+	}, answer: "\x15"},
 	{name: "TLS without a certificate", do: func(t *testing.T, c net.Conn) {
 		tc := tls.Client(c, clientOf())
 		_ = tc.HandshakeContext(t.Context())
 		_, _ = tc.Write(wire(2, 1, attacked, wireHello(0, 7, 0)))
-	}, told: "\x15"},
+	}, answer: "\x15"},
 	{name: "TLS 1.2", do: func(t *testing.T, c net.Conn) {
 		config := clientOf(cert(t, secret))
 		config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 		if tls.Client(c, config).HandshakeContext(t.Context()) == nil {
 			t.Error("TLS 1.2 was accepted")
 		}
-	}, told: "\x15"},
+	}, answer: "\x15"},
 	{name: "TLS of another protocol", do: func(t *testing.T, c net.Conn) {
 		config := clientOf(cert(t, secret))
 		config.NextProtos = []string{"h2"}
 		if tls.Client(c, config).HandshakeContext(t.Context()) == nil {
 			t.Error("another protocol was accepted")
 		}
-	}, told: "\x15"},
+	}, answer: "\x15"},
 	{name: "half of a TLS handshake", do: says([]byte{22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3})},
 	{name: "a TLS record of 64 KiB", do: says(append([]byte{22, 3, 3, 255, 255}, make([]byte, 65535)...))},
 	{name: "nothing, half closed", do: func(t *testing.T, c net.Conn) { _ = c.(*net.TCPConn).CloseWrite() }},
@@ -112,20 +112,20 @@ var attacks = []attack{
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}},
-	{name: "another epoch", key: true, do: says(wire(2, 1, 99, wireHello(0, 1, 0))), told: "different runs"},
-	{name: "another version", key: true, do: says(wire(1, 1, attacked, wireHello(0, 1, 0))), told: "version"},
-	{name: "another process is meant", key: true, do: says(controlHello(1, 2)), told: "not 2"},
-	{name: "a claim that is taken", key: true, do: says(controlHello(1, 0)), told: "already"},
-	{name: "a link that is taken", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))), told: "already"},
-	{name: "a hello twice", key: true, do: says(append(controlHello(1, 0), controlHello(1, 0)...)), told: "already"},
-	{name: "self-connection", key: true, do: says(controlHello(0, 1)), told: "not 1"},
+	{name: "another epoch", key: true, do: says(wire(2, 1, 99, wireHello(0, 1, 0))), answer: "different runs"},
+	{name: "another version", key: true, do: says(wire(1, 1, attacked, wireHello(0, 1, 0))), answer: "version"},
+	{name: "another process is meant", key: true, do: says(controlHello(1, 2)), answer: "not 2"},
+	{name: "a claim that is taken", key: true, do: says(controlHello(1, 0)), answer: "already"},
+	{name: "a link that is taken", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))), answer: "already"},
+	{name: "a hello twice", key: true, do: says(append(controlHello(1, 0), controlHello(1, 0)...)), answer: "already"},
+	{name: "self-connection", key: true, do: says(controlHello(0, 1)), answer: "not 1"},
 	{name: "bye before hello", key: true, do: says(wire(2, 4, attacked, nil))},
 	{name: "heartbeat before hello", key: true, do: says(wireBeat(1, 1))},
 	{name: "array before hello", key: true, do: says(wireArray("x"))},
 	{name: "unknown kind", key: true, do: says(wire(2, 77, attacked, nil))},
 	{name: "unknown way", key: true, do: says(wire(2, 1, attacked, wireHello(9, 1, 0)))},
 	{name: "huge frame", key: true, do: says(append(wire(2, 1, attacked, nil)[:16], 0xff, 0xff, 0xff, 0x7f))},
-	{name: "cut frame", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))[:30])},
+	{name: "truncated frame", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))[:30])},
 	{name: "flipped byte", key: true, do: func(t *testing.T, c net.Conn) {
 		b := controlHello(9, 0)
 		b[25] ^= 4
@@ -135,7 +135,7 @@ var attacks = []attack{
 		tc := tls.Client(flipping{c}, clientOf(cert(t, secret)))
 		_ = tc.HandshakeContext(t.Context())
 		_, _ = tc.Write(controlHello(9, 0))
-	}, told: "\x15"},
+	}, answer: "\x15"},
 }
 
 // flipping changes one bit of large records.
@@ -183,7 +183,7 @@ func (p *pair) works(t testing.TB) {
 	}
 }
 
-// Strangers and processes that misbehave are closed and told nothing of the run, which goes on.
+// Strangers and processes that misbehave are closed and learn nothing of the run, which goes on.
 func TestAttacksAreRefused(t *testing.T) {
 	p := join(t, secret, 20*time.Second)
 	p.works(t)
@@ -203,8 +203,8 @@ func TestAttacksAreRefused(t *testing.T) {
 					_ = raw.(*net.TCPConn).CloseWrite()
 				}
 				rest, _ := io.ReadAll(raw)
-				if len(rest) > 0 && (a.told == "" && rest[0] != 0x15 || string(rest) == string(epoch)) {
-					t.Errorf("a stranger is told %q", rest) // an alert of TLS is none of the run's
+				if len(rest) > 0 && (a.answer == "" && rest[0] != 0x15 || string(rest) == string(epoch)) {
+					t.Errorf("a stranger receives %q", rest) // TLS alerts say nothing of the run
 				}
 			} else {
 				c := tls.Client(raw, clientOf(cert(t, secret)))
@@ -214,11 +214,11 @@ func TestAttacksAreRefused(t *testing.T) {
 				a.do(t, c)
 				_ = c.CloseWrite()
 				rest, _ := io.ReadAll(c)
-				if a.told == "" && len(rest) > 0 || !strings.Contains(string(rest), a.told) {
-					t.Errorf("the answer is %q, want %q", rest, a.told)
+				if a.answer == "" && len(rest) > 0 || !strings.Contains(string(rest), a.answer) {
+					t.Errorf("the answer is %q, want %q", rest, a.answer)
 				}
 				if len(rest) >= 16 && binary.LittleEndian.Uint64(rest[8:]) != 0 {
-					t.Errorf("the epoch is told: %q", rest)
+					t.Errorf("the epoch leaks: %q", rest)
 				}
 			}
 		})
@@ -226,8 +226,8 @@ func TestAttacksAreRefused(t *testing.T) {
 	p.works(t)
 }
 
-// Without a key only the epoch keeps strangers apart, who are not told it.
-func TestTheEpochIsNotTold(t *testing.T) {
+// Without a key only the epoch keeps strangers apart, and it is never sent to them.
+func TestTheEpochDoesNotLeak(t *testing.T) {
 	p := join(t, nil, 20*time.Second)
 	for name, b := range map[string][]byte{
 		"another epoch":   wire(2, 1, 99, wireHello(0, 1, 0)),
@@ -246,7 +246,7 @@ func TestTheEpochIsNotTold(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if len(rest) >= 16 && binary.LittleEndian.Uint64(rest[8:]) != 0 || name == "another epoch" && len(rest) > 0 {
-			t.Errorf("%s: told %q", name, rest)
+			t.Errorf("%s: received %q", name, rest)
 		}
 	}
 	p.works(t)
@@ -375,7 +375,7 @@ func TestControlConnections(t *testing.T) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 			if strings.Contains(fmt.Sprint(err), "1048") {
-				t.Errorf("an internal number is told: %v", err)
+				t.Errorf("an internal number leaks: %v", err)
 			}
 		})
 	}
@@ -507,7 +507,7 @@ func TestWithoutAKeyOnlyLoopback(t *testing.T) {
 	h.Close()
 }
 
-// A process that never comes is named by its address and ranks, and told of meanwhile.
+// A process that never comes is named by its address and ranks, and reported meanwhile.
 func TestAPeerThatNeverComesIsNamed(t *testing.T) {
 	h := listen(t, 1, nil)
 	h.StallTimeout, h.HeartbeatTimeout = 300*time.Millisecond, 100*time.Millisecond

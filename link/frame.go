@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// What goes over a connection between two processes is a row of frames, all numbers little endian:
+// A connection between two processes carries a sequence of frames, all numbers little endian:
 //
 //	 0  "DWLK"
 //	 4  version of the protocol, 2 bytes
@@ -22,7 +22,7 @@ import (
 //	    CRC-32C of all that, 4 bytes
 //
 // A connection begins with a hello of the one that dials and a welcome of the one that listens.
-// Then come arrays, one frame each, followed by the bytes of every piece and their CRC-32C, or on a
+// Then come arrays, one frame each, followed by the bytes of every shard and their CRC-32C, or on a
 // control connection heartbeats; bye says that there are no more. The first 20 bytes stay as they
 // are in all versions, so that each side can say which version the other speaks. Version 1 had no
 // heartbeats, and no processes in its hello.
@@ -40,7 +40,7 @@ type frameKind uint8
 const (
 	helloFrame   frameKind = 1 // control or not; from, to: ends of the link; the two processes
 	welcomeFrame frameKind = 2 // "" or why the connection is refused
-	arrayFrame   frameKind = 3 // tag, shape of a piece, number of pieces
+	arrayFrame   frameKind = 3 // tag, shape of a shard, number of shards
 	byeFrame     frameKind = 4
 	beatFrame    frameKind = 5 // number, and what the process does
 )
@@ -51,7 +51,7 @@ const anyProcess = 1<<32 - 1
 // castagnoli is the CRC that processors compute by themselves.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A frame is one message without the bytes of its pieces.
+// A frame is one message without the bytes of its shards.
 type frame struct {
 	kind     frameKind
 	epoch    uint64
@@ -61,8 +61,8 @@ type frame struct {
 	peer     uint32      // hello: the process that it wants to reach
 	refusal  string      // welcome
 	tag      string      // array
-	shape    dtype.Shape // array: of each piece
-	pieces   uint32      // array
+	shape    dtype.Shape // array: of each shard
+	shards   uint32      // array
 	number   uint64      // beat: counted from 1
 	status   Status      // beat
 }
@@ -94,7 +94,7 @@ func (f *frame) append(b []byte) []byte {
 		for _, d := range f.shape.Dims {
 			b = binary.LittleEndian.AppendUint64(b, uint64(d))
 		}
-		b = binary.LittleEndian.AppendUint32(b, f.pieces)
+		b = binary.LittleEndian.AppendUint32(b, f.shards)
 	case byeFrame:
 	case beatFrame:
 		b = binary.LittleEndian.AppendUint64(b, f.number)
@@ -182,7 +182,7 @@ func parseFrame(b []byte) (*frame, error) {
 			return nil, damaged("%v", err)
 		}
 		f.shape = dtype.Shape{Type: elem, Dims: r.dims()}
-		f.pieces = r.u32()
+		f.shards = r.u32()
 	case byeFrame:
 	case beatFrame:
 		f.number = r.u64()

@@ -21,8 +21,8 @@ var frames = []frame{
 	{kind: beatFrame, epoch: 7, number: 9, status: Status{Step: 41, Phase: "save", Waits: "disk", Age: 7, Limit: 9}},
 	{kind: welcomeFrame, epoch: 7},
 	{kind: welcomeFrame, epoch: 1 << 63, refusal: "no"},
-	{kind: arrayFrame, tag: "0 F1.2/0", shape: dtype.Shape{Type: dtype.BF16, Dims: []int64{3, 5}}, pieces: 2},
-	{kind: arrayFrame, tag: "", shape: dtype.Shape{Type: dtype.F32, Dims: []int64{}}, pieces: 1},
+	{kind: arrayFrame, tag: "0 F1.2/0", shape: dtype.Shape{Type: dtype.BF16, Dims: []int64{3, 5}}, shards: 2},
+	{kind: arrayFrame, tag: "", shape: dtype.Shape{Type: dtype.F32, Dims: []int64{}}, shards: 1},
 	{kind: byeFrame},
 }
 
@@ -43,11 +43,11 @@ func TestFramesRoundTrip(t *testing.T) {
 	}
 }
 
-// A frame that is cut off or in which any bit is wrong is refused.
+// A truncated frame, or one in which any bit is wrong is refused.
 func TestDamagedFramesAreRefused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := frames[rapid.IntRange(0, len(frames)-1).Draw(t, "frame")].append(nil)
-		if rapid.Bool().Draw(t, "cut") {
+		if rapid.Bool().Draw(t, "truncate") {
 			b = b[:rapid.IntRange(0, len(b)-1).Draw(t, "length")]
 		} else {
 			b[rapid.IntRange(0, len(b)-1).Draw(t, "byte")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")

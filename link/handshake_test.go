@@ -63,7 +63,7 @@ func FuzzHandshake(f *testing.F) {
 				op = script[0] % byte(len(table))
 			}
 			if now := taken(h); now != before && (!whole || !right[op]) {
-				t.Fatalf("a place was claimed by %v cut at %d (%v)", script, cut, err)
+				t.Fatalf("a place was claimed by %v truncated at %d (%v)", script, cut, err)
 			}
 			if err == nil && !right[op] {
 				t.Fatalf("%v was welcome", script)

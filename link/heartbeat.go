@@ -30,7 +30,7 @@ type Status struct {
 	Phase string        // compile, step, save and so on
 	Waits string        // what it waits for; "" if it works
 	Age   time.Duration // of the phase
-	Limit time.Duration // of the phase's age, after which the process calls it a stall; 0 is none
+	Limit time.Duration // age of the phase after which the process calls it a stall; 0 means never
 
 	Peer   Peer          // whose status this is, in what [Hub.Statuses] gives
 	Silent time.Duration // since the last heartbeat, likewise
@@ -46,10 +46,9 @@ func (s Status) String() string {
 }
 
 const (
-	// defaultSilence finds a stopped process within 10 s, and is eight heartbeats long.
+	// defaultHeartbeatTimeout finds a stopped process within 10 s, and is eight heartbeats long.
 	defaultHeartbeatTimeout = 8 * time.Second
-	// beatsInSilence is how many heartbeats must be missing, and beatEvery the longest time between
-	// two.
+	// A process is lost after beatsInTimeout missing heartbeats, which are at most beatEvery apart.
 	beatsInTimeout = 8
 	beatEvery      = time.Second
 	// maxStatus bounds the words of a status in a heartbeat.
@@ -68,16 +67,16 @@ type member struct {
 	closed   bool          // its control connection has ended
 	silent   time.Duration // that this process was awake since the last heartbeat, or the connection
 	age      time.Duration // that this process was awake since the join
-	reported time.Duration // the age at which somebody was told that it is missing
+	reported time.Duration // the age at which it was last reported missing
 	tried    error         // why it could not be reached lately
 	status   Status
 	lost     error
 }
 
 // Join opens a control connection to and from each of the other processes. From then on heartbeats
-// tell them what this process does, from goroutines of their own, so that they go on while the
+// report what this process does, from goroutines of their own, so that they go on while the
 // engine compiles or a checkpoint is written. A process that is silent for longer than the hub's
-// Silence is lost: all links to it end with an error that names it.
+// HeartbeatTimeout is lost: all links to it end with an error that names it.
 //
 // Join is called once, before links are made.
 func (h *Hub) Join(self int, peers []Peer, status func() Status) {

@@ -19,12 +19,11 @@ import (
 // connections are TLS 1.3 and both ends prove that they hold it; without one, a hub listens and
 // dials on the loopback interface only. The epoch keeps runs apart, not strangers out.
 type Hub struct {
-	// Patience is how long the other end may make no progress while something is owed: when it is
-	// to be reached, inside an array, and while nothing can be sent to it. It is set before the first
+	// StallTimeout bounds dialing, gaps within an array, and blocked sends. It is set before the first
 	// link is made.
 	StallTimeout time.Duration
-	// Silence is how long a process that has joined may send no heartbeat before it is lost. It is
-	// set before [Hub.Join].
+	// HeartbeatTimeout is how long a process that has joined may send no heartbeat before it is lost.
+	// It is set before [Hub.Join].
 	HeartbeatTimeout time.Duration
 
 	events   event.Sink
@@ -39,27 +38,27 @@ type Hub struct {
 	mu      sync.Mutex
 	arrived map[endpoint]*pendingConn
 	wires   []*Wire
-	pending []net.Conn // that have not said who they are, oldest first
-	warned  time.Time  // when a refusal was last told
+	pending []net.Conn // unidentified, oldest first
+	warned  time.Time  // when a refusal was last reported
 	self    uint32     // this process, once it has joined
 	members []*member
 }
 
-// A place is where a connection from another process belongs.
+// An endpoint identifies the link that a connection belongs to.
 type endpoint struct {
 	control  bool
 	from, to uint32
 }
 
-// A coming is a connection that another process opens.
+// A pendingConn is a connection that another process opens, or will open.
 type pendingConn struct {
-	taken bool          // a process has connected, or need not any more; guarded by the hub's lock
-	conn  net.Conn      // guarded too, until it is ready
+	taken bool          // a process has connected, or need not any more; guarded by Hub.mu
+	conn  net.Conn      // guarded by Hub.mu until it is ready
 	ready chan struct{} // closed when conn can be used
 }
 
 const (
-	// defaultPatience is longer than a step of any model takes, and short enough for a night's run.
+	// defaultStallTimeout is longer than a step of any model, and short enough for a night's run.
 	defaultStallTimeout = 5 * time.Minute
 	// handshakeTime is for the handshake of TLS and two small frames, on a busy host.
 	handshakeTime = 10 * time.Second
@@ -160,14 +159,14 @@ func (h *Hub) accept() {
 			err := h.welcome(conn)
 			h.settle(conn)
 			if err != nil {
-				_ = conn.Close() // who holds the key is told why; strangers are told nothing
+				_ = conn.Close() // holders of the key get the reason; strangers nothing
 				h.warn(conn.RemoteAddr(), err)
 			}
 		})
 	}
 }
 
-// admit counts a connection that has not said who it is.
+// admit records a connection that has not identified itself.
 func (h *Hub) admit(conn net.Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -178,15 +177,15 @@ func (h *Hub) admit(conn net.Conn) {
 	}
 }
 
-// settle counts it no longer.
+// settle forgets a connection that has identified itself or failed.
 func (h *Hub) settle(conn net.Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.pending = slices.DeleteFunc(h.pending, func(c net.Conn) bool { return c == conn })
 }
 
-// warn tells the operator of a connection that was refused, now and then: a port scan must not fill
-// the log. Connections that say nothing are not worth a line.
+// warn reports a refused connection, at most once in warnEvery: a port scan must not fill the log.
+// Connections that send nothing are not reported.
 func (h *Hub) warn(from net.Addr, err error) {
 	e, ok := errors.AsType[*diag.Error](err)
 	h.mu.Lock()
@@ -245,7 +244,7 @@ func (h *Hub) welcome(raw net.Conn) error {
 	return nil
 }
 
-// judge finds the place that a hello asks for, or says why there is none.
+// judge returns the endpoint that a hello asks for, or the reason of a refusal.
 func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*pendingConn, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -271,7 +270,7 @@ func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*pendingConn, error) {
 	return c, nil
 }
 
-// expect finds or makes the place where a connection will be.
+// expect finds or makes the pending connection of an endpoint.
 func (h *Hub) expect(key endpoint) *pendingConn {
 	if h.arrived[key] == nil {
 		h.arrived[key] = &pendingConn{ready: make(chan struct{})}
@@ -279,7 +278,7 @@ func (h *Hub) expect(key endpoint) *pendingConn {
 	return h.arrived[key]
 }
 
-// claim gives the place to a connection that has come, once.
+// claim gives an endpoint to a connection that has arrived, once.
 func (h *Hub) claim(conn net.Conn, at endpoint) *pendingConn {
 	if len(h.arrived) > maxStrangers {
 		return nil

@@ -26,7 +26,7 @@ const (
 
 // pinned makes the configuration of both ends of every connection: TLS 1.3, one Ed25519 certificate
 // derived from the secret, and nobody else's accepted. The certificate is the same in all
-// processes, so nothing is to be handed around but the secret.
+// processes, so that only the secret has to be distributed.
 func pinned(secret []byte) (*tls.Config, error) {
 	seed, err := hkdf.Key(sha256.New, secret, nil, keyInfo, ed25519.SeedSize)
 	if err != nil {
@@ -69,7 +69,7 @@ type secured struct {
 
 func (s secured) Close() error { return s.raw.Close() }
 
-// accepted makes the listener's side of a connection; dialed that of who dials. The caller has set
+// accepted makes the listener's side of a connection, dialed the dialer's side. The caller has set
 // a deadline.
 func (h *Hub) accepted(raw net.Conn) (net.Conn, error) {
 	if h.tls == nil {

@@ -66,9 +66,9 @@ func (w *Wire) lost(ctx context.Context, doing, tag string, err error) error {
 		Try(restart)
 }
 
-// Send writes pieces of one shape under a tag that the other end must expect. read fills dst with
-// piece i; what it leaves behind after an error may still be written to by others.
-func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, pieces int,
+// Send writes shards of one shape under a tag that the other end must expect. read fills dst with
+// shard i. After an error dst must not be reused: it may still be written to.
+func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, shards int,
 	read func(i int, dst []byte) error) error {
 	w.sends.Store(&tag)
 	defer w.sends.Store(nil)
@@ -86,7 +86,7 @@ func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, pieces i
 	w.sending.Lock()
 	c := w.watch(ctx, w.out)
 	err := c.end(w.write(c, &frame{kind: arrayFrame, epoch: w.hub.epoch, tag: tag, shape: shape,
-		pieces: uint32(pieces)}, read))
+		shards: uint32(shards)}, read))
 	w.sending.Unlock()
 	if err != nil {
 		return w.fail(w.lost(ctx, "sending", tag, err))
@@ -160,15 +160,15 @@ func (w *stallConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// send writes some pieces of memory in one go.
+// send writes several buffers in one system call.
 func (w *stallConn) send(parts net.Buffers) error {
 	w.set(time.Now().Add(w.patience), false)
 	_, err := parts.WriteTo(w.Conn)
 	return err
 }
 
-// chunk is how much is written or read between two looks at the clock, and how much of a piece is
-// in the processor's cache while its checksum is computed.
+// chunk is the size of reads and writes between two checks of the clock; it stays in the
+// processor's cache while its checksum is computed.
 const chunk = 256 << 10
 
 func (w *Wire) write(c *stallConn, f *frame, read func(i int, dst []byte) error) error {
@@ -177,7 +177,7 @@ func (w *Wire) write(c *stallConn, f *frame, read func(i int, dst []byte) error)
 	if cap(w.buf) < size {
 		w.buf = make([]byte, size)
 	}
-	for i := range int(f.pieces) {
+	for i := range int(f.shards) {
 		data := w.buf[:size]
 		if err := read(i, data); err != nil {
 			w.buf = nil
@@ -201,15 +201,15 @@ func (w *Wire) write(c *stallConn, f *frame, read func(i int, dst []byte) error)
 	return nil
 }
 
-// Recv takes the next array, which must have the tag, the shape and the number of pieces. take gets
-// a function that fills dst with the next piece, and must call it for every piece.
-func (w *Wire) Recv(ctx context.Context, tag string, shape dtype.Shape, pieces int,
+// Recv takes the next array, which must have the tag, the shape and the number of shards. take gets
+// a function that fills dst with the next shard, and must call it once for every shard.
+func (w *Wire) Recv(ctx context.Context, tag string, shape dtype.Shape, shards int,
 	take func(next func(dst []byte) error) error) error {
 	return w.receive(ctx, tag, func(r io.Reader, f *frame) error {
-		if !f.shape.Equal(shape) || int(f.pieces) != pieces {
+		if !f.shape.Equal(shape) || int(f.shards) != shards {
 			return diag.New(diag.LinkShape,
-				"%s sends %s in %d pieces; %s in %d pieces is expected", w.peer(), f.shape, f.pieces,
-				shape, pieces)
+				"%s sends %d shards of %s; %d of %s are expected", w.peer(), f.shards, f.shape,
+				shards, shape)
 		}
 		return take(func(dst []byte) error { return w.readShard(r, dst) })
 	})
@@ -221,10 +221,10 @@ const maxMessage = 16 << 20
 // Hear takes the next message, which must have the tag.
 func (w *Wire) Hear(ctx context.Context, tag string) (message []byte, err error) {
 	err = w.receive(ctx, tag, func(r io.Reader, f *frame) error {
-		if f.shape.Type != dtype.U8 || len(f.shape.Dims) != 1 || f.pieces != 1 ||
+		if f.shape.Type != dtype.U8 || len(f.shape.Dims) != 1 || f.shards != 1 ||
 			f.shape.Dims[0] < 0 || f.shape.Dims[0] > maxMessage {
-			return diag.New(diag.LinkShape, "%s sends %s in %d pieces; a message is expected", w.peer(),
-				f.shape, f.pieces)
+			return diag.New(diag.LinkShape, "%s sends %d shards of %s; a message is expected", w.peer(),
+				f.shards, f.shape)
 		}
 		message = make([]byte, f.shape.Dims[0])
 		return w.readShard(r, message)
@@ -288,7 +288,7 @@ func (w *Wire) readHead(r io.Reader, tag string) (*frame, error) {
 	return f, nil
 }
 
-// readPiece reads one piece and its checksum.
+// readShard reads one shard and its checksum.
 func (w *Wire) readShard(r io.Reader, data []byte) error {
 	sum := uint32(0)
 	for rest := data; len(rest) > 0; {
@@ -305,7 +305,7 @@ func (w *Wire) readShard(r io.Reader, data []byte) error {
 	}
 	if binary.LittleEndian.Uint32(tail[:]) != sum {
 		return diag.New(diag.LinkData,
-			"a piece from %s has another checksum than when it was sent", w.peer()).
+			"a shard from %s has another checksum than when it was sent", w.peer()).
 			Try("check the network between the hosts")
 	}
 	return nil

@@ -156,8 +156,8 @@ func stranger(t *testing.T, hub *link.Hub, welcome []byte) (w *link.Wire, out ne
 }
 
 func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
-	piece := make([]byte, 4004) // with a checksum of 0, which is wrong
-	piece[0] = 1
+	shard := make([]byte, 4004) // with a checksum of 0, which is wrong
+	shard[0] = 1
 	fine := wire(2, 2, 1, []byte{0, 0})
 	for name, c := range map[string]struct {
 		welcome []byte
@@ -170,11 +170,11 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 		"not ours":         {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), nil, false, diag.LinkVersion},
 		"gone":             {fine, nil, true, diag.LinkLost},
 		"gone in a frame":  {fine, wireArray("x")[:30], true, diag.LinkLost},
-		"gone in a piece":  {fine, append(wireArray("x"), piece[:3000]...), true, diag.LinkLost},
-		"stuck in a piece": {fine, append(wireArray("x"), piece[:3000]...), false, diag.LinkStalled},
+		"gone in a shard":  {fine, append(wireArray("x"), shard[:3000]...), true, diag.LinkLost},
+		"stuck in a shard": {fine, append(wireArray("x"), shard[:3000]...), false, diag.LinkStalled},
 		"stuck in a frame": {fine, wireArray("x")[:30], false, diag.LinkStalled},
-		"damaged":          {fine, append(wireArray("x"), piece...), false, diag.LinkData},
-		"damaged frame":    {fine, append(wireArray("x")[:40], piece...), false, diag.LinkData},
+		"damaged":          {fine, append(wireArray("x"), shard...), false, diag.LinkData},
+		"damaged frame":    {fine, append(wireArray("x")[:40], shard...), false, diag.LinkData},
 		"another tag":      {fine, wireArray("y"), false, diag.LinkTag},
 		"another epoch": {fine, wire(2, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false,
 			diag.LinkVersion},
@@ -204,7 +204,7 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 }
 
 // Processes of two runs do not take each other for their own, and a rank that is connected is not
-// replaced. Who holds the key is told that it is another run; a stranger is told nothing.
+// replaced. Who holds the key is answer that it is another run; a stranger is answer nothing.
 func TestTCPKeepsRunsApart(t *testing.T) {
 	one, two := listen(t, 1, nil), listen(t, 2, nil)
 	one.StallTimeout = 200 * time.Millisecond

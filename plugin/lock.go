@@ -36,7 +36,7 @@ func acquire(ctx context.Context, dir, name string, waiting func(pid int)) (*loc
 	if err != nil {
 		return nil, cannotWrite(err)
 	}
-	for told := false; ; {
+	for reported := false; ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
@@ -51,8 +51,8 @@ func acquire(ctx context.Context, dir, name string, waiting func(pid int)) (*loc
 			_ = f.Close()
 			return nil, cannotWrite(fmt.Errorf("lock %s: %w", f.Name(), err))
 		}
-		if !told {
-			told = true
+		if !reported {
+			reported = true
 			waiting(readPID(f))
 		}
 		select {

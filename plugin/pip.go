@@ -182,7 +182,7 @@ func (in *Installer) download(
 	return found[0], nil
 }
 
-// progressEvery is how often a download's progress is told.
+// progressEvery is how often a download's progress is reported.
 const progressEvery = 200 * time.Millisecond
 
 // watch tells how much of a wheel is in dir until the returned function is called.

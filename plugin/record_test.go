@@ -12,7 +12,7 @@ import (
 )
 
 // recorded makes an engine whose plugin was changed, and a record that knows the changed file: what
-// Open takes for the record's word is told from what it hashes.
+// Open takes from the record can be distinguished from what it hashes.
 func recorded(t *testing.T) (x *fixture, plugin, kept string) {
 	t.Helper()
 	x, plugin = withEngine(t)
@@ -67,8 +67,8 @@ func TestRecordsAreHeldToTheFiles(t *testing.T) {
 		"the record is a link": func(_, kept string) error {
 			return errors.Join(os.Rename(kept, kept+"2"), os.Symlink(kept+"2", kept))
 		},
-		"the record is cut":  func(_, kept string) error { return os.Truncate(kept, 40) },
-		"the record is gone": func(_, kept string) error { return os.Remove(kept) },
+		"the record is truncated": func(_, kept string) error { return os.Truncate(kept, 40) },
+		"the record is gone":      func(_, kept string) error { return os.Remove(kept) },
 		"the record is of another tree": func(_, kept string) error {
 			r := record{Version: recordVersion, Tree: "other"}
 			r.write(kept)

@@ -13,7 +13,7 @@ import (
 )
 
 // A busyContext does something the second time it is asked whether it has ended: hashing asks
-// before every piece, the last and empty one included, so that no file is done by then and the
+// before every chunk, the last and empty one included, so that no file is done by then and the
 // largest, which comes first, has most likely been read.
 type busyContext struct {
 	context.Context
@@ -68,7 +68,7 @@ func swaps(t *testing.T, plugin string) map[string]func() {
 	}
 }
 
-// A file that is changed while it is hashed is refused: its hash is that of bytes that are no more
+// A file that is changed while it is hashed is refused: its hash is of bytes that are gone
 // (reliability A20).
 func TestChangedWhileHashed(t *testing.T) {
 	for _, how := range []string{"in place", "by rename"} {
@@ -140,7 +140,7 @@ func TestMapped(t *testing.T) {
 	}
 }
 
-// Folders and files that others can write, or own, are refused by open and told by list.
+// Folders and files that others can write, or own, are refused by open and reported by list.
 func TestExposed(t *testing.T) {
 	mode := func(at string, mode os.FileMode) func(*testing.T, *fixture) {
 		return func(t *testing.T, x *fixture) {

@@ -114,7 +114,7 @@ func engines() []engine {
 //go:embed wheels.json
 var wheelsText []byte
 
-// wheels are the packages of each engine, by its name; those of cuda13-run come beside cuda13's,
+// wheels are the packages of each engine, by its name; cuda13-run's are added to cuda13's,
 // which are what a compile without a GPU loads (see the package comment).
 var wheels = sync.OnceValue(func() (list map[string][]wheel) {
 	_ = strictjson.Decode(wheelsText, &list) // it is part of the binary, and TestTable reads it

@@ -23,7 +23,7 @@ func TestTable(t *testing.T) {
 		}
 		names[e.name] = true
 		if e.version != e.wheels[0].Version {
-			t.Errorf("engine %q: version %s is not that of %s", e.name, e.version, e.wheels[0].spec())
+			t.Errorf("engine %q: version %s differs from %s", e.name, e.version, e.wheels[0].spec())
 		}
 		if e.covers != "" && !names[e.covers] {
 			t.Errorf("engine %q covers %q, which is not above it", e.name, e.covers)

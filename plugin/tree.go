@@ -53,7 +53,7 @@ func (m manifest) bytes() (total int64) {
 }
 
 // readManifest reads the manifest of the engine in folder. The error is fs.ErrNotExist if there
-// is none.
+// is no manifest.
 func readManifest(folder string) (manifest, error) {
 	var m manifest
 	text, err := os.ReadFile(filepath.Join(folder, manifestName))

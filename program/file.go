@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// version is that of the file format; a change that old readers would misread raises it.
+// version of the file format; a change that old readers would misread raises it.
 const version = 1
 
 const magic = "deepwell program "
@@ -41,7 +41,8 @@ func (p *Program) Marshal() ([]byte, error) {
 	return txtar.Format(a), nil
 }
 
-// plainNumbers turns the numbers of flags into whole ones where they are: XLA tells 1 from 1.0.
+// plainNumbers converts flags' JSON numbers to int64 where they are integers: XLA distinguishes 1
+// from 1.0.
 func plainNumbers(flags map[string]any) {
 	for name, value := range flags {
 		n, ok := value.(json.Number)

@@ -2,39 +2,39 @@ package program
 
 import "github.com/deepwell/deepwell/internal/lists"
 
-// Memory is the bytes that one device holds at one moment, by cause. All accounts of memory, those
-// that are predicted and those of compiled programs, use these causes and their names.
+// Memory is the bytes of one device at one moment, by cause. Predictions and measurements of
+// compiled programs use the same causes.
 type Memory struct {
-	// Params is what the model computes with: copies in its own type or in blocks, and masters where
-	// there is no copy of them.
+	// Params is what the model computes with: compute copies, quantized or in the model's type, and
+	// masters without a copy.
 	Params int64 `json:"params"`
-	// Copies is what other stacks keep of parameters besides: whole ones where they are in pieces.
+	// Copies is what other training stacks keep besides: unsharded parameters beside their shards.
 	Copies int64 `json:"copies,omitempty"`
-	Grads  int64 `json:"grads"` // kept between programs
-	// Optimizer is what only the update takes: moments, and masters of which there are copies.
+	Grads  int64 `json:"grads"` // accumulators between programs
+	// Optimizer is what only the update takes: moments, and masters that have compute copies.
 	Optimizer int64 `json:"optimizer"`
 	// Activations is arrays of microbatches in flight: residuals, and inputs and results of the
-	// program that runs.
+	// running program.
 	Activations int64 `json:"activations"`
-	Temp        int64 `json:"temp"`              // what the program that runs needs besides
-	Runtime     int64 `json:"runtime,omitempty"` // of the stack itself: workspaces, communicators
-	// Host is what is in the memory of the host for the device, beside all that.
+	Temp        int64 `json:"temp"`              // temporary buffers of the running program
+	Runtime     int64 `json:"runtime,omitempty"` // of the training stack: workspaces, communicators
+	// Host is host memory used for the device; it is not part of Sum.
 	Host int64 `json:"host,omitempty"`
 }
 
-// Sum is all that is on the device.
+// Sum is all bytes on the device.
 func (m Memory) Sum() int64 {
 	return m.Params + m.Copies + m.Grads + m.Optimizer + m.Activations + m.Temp + m.Runtime
 }
 
-// A Cause is one part of a memory.
+// A Cause is one line of a memory account.
 type Cause struct {
 	Name  string
 	Bytes int64
 }
 
-// Causes lists the parts that make the sum, in an order that never changes; those that only other
-// stacks have are left out where there are none.
+// Causes lists the lines that make the sum, in a fixed order. Copies and runtime, which only other
+// training stacks have, are left out when zero.
 func (m Memory) Causes() []Cause {
 	list := []Cause{{"params", m.Params}, {"copies", m.Copies}, {"gradients", m.Grads},
 		{"optimizer", m.Optimizer}, {"activations", m.Activations}, {"temp", m.Temp},

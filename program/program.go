@@ -22,16 +22,16 @@ type Module struct {
 	Name string `json:"name"`
 	// Devices are the global numbers of the devices that run the module, one replica each.
 	Devices Devices `json:"devices"`
-	// Mesh names the axes along which the devices are laid out, the slowest first. The sizes
-	// multiply to the number of devices. A module whose arrays are not cut may leave it empty.
+	// Mesh names the axes of the device mesh, the slowest first. Their sizes multiply to the number of
+	// devices. A module without sharded arrays may leave it empty.
 	Mesh []Axis `json:"mesh,omitempty"`
-	// Args and Results describe the parameters and results of the text, in order. A module read
-	// from a bare .mlir file has none: then the compiled program alone says what it takes.
+	// Args and Results describe the parameters and results of main, in order. A module read from a
+	// bare .mlir file has none: then the compiled program alone says what it takes.
 	Args    []Array `json:"args,omitempty"`
 	Results []Array `json:"results,omitempty"`
 	// Flags are compile options by XLA's name; a value is a bool, a number or a string.
 	Flags map[string]any `json:"flags,omitempty"`
-	// MemoryBytes is what the compiler may plan with on a device; 0 leaves it to the engine.
+	// MemoryBytes is the device memory that the compiler may plan with; 0 leaves it to the engine.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 	// Text is the StableHLO module; in a file it is the section NAME.mlir.
 	Text string `json:"-"`
@@ -43,19 +43,19 @@ type Axis struct {
 	Size int    `json:"size"`
 }
 
-// An Array is one argument or result: a piece of something that has a global name.
+// An Array is one argument or result: each device has a shard of a global array.
 type Array struct {
 	Name   string      `json:"name"`
 	Global dtype.Shape `json:"global"`
-	// Split has, for each dimension, the mesh axes that cut it, the slowest first. Axes that cut
-	// no dimension hold copies. nil means that nothing is cut.
+	// Split lists, for each dimension, the mesh axes that shard it, the slowest first. Over all other
+	// axes the array is replicated. nil means fully replicated.
 	Split [][]string `json:"split,omitempty"`
 	// Memory is the kind of memory: "" is the device's own, "pinned_host" the host's.
 	Memory string `json:"memory,omitempty"`
-	// Into names the result that takes the place of this argument: the argument is donated.
+	// Into names the result that replaces this argument in place: the argument is donated.
 	Into string `json:"into,omitempty"`
-	// Role says what the array is, and Param which parameter it belongs to. A program that was not
-	// written for a training step has none.
+	// Role is what the array is for, and Param the parameter it belongs to. Programs that were not
+	// written for a training step have neither.
 	Role  Role   `json:"role,omitempty"`
 	Param string `json:"param,omitempty"`
 }
@@ -122,7 +122,7 @@ func (s *Module) Validate() error {
 	return s.checkDonations(bad)
 }
 
-// checkMesh holds the mesh to the number of devices.
+// checkMesh compares the mesh with the number of devices.
 func (s *Module) checkMesh(bad func(string, ...any) error) error {
 	if len(s.Mesh) == 0 {
 		return nil
@@ -138,12 +138,13 @@ func (s *Module) checkMesh(bad func(string, ...any) error) error {
 		}
 	}
 	if size != len(s.Devices) {
-		return bad("the mesh has %d places for %d devices", size, len(s.Devices))
+		return bad("the mesh has %d positions for %d devices", size, len(s.Devices))
 	}
 	return nil
 }
 
-// checkDonations holds every donated argument to a result of the same cut, each result taken once.
+// checkDonations checks that every donated argument has a result of the same shape and sharding,
+// and that no result takes two.
 func (s *Module) checkDonations(bad func(string, ...any) error) error {
 	taken := map[string]string{}
 	for _, a := range s.Args {
@@ -166,7 +167,7 @@ func (s *Module) checkDonations(bad func(string, ...any) error) error {
 	return nil
 }
 
-// Local is the shape of the piece of a that one device holds.
+// Local is the shape of one device's shard.
 func (s *Module) Local(a Array) (dtype.Shape, error) {
 	local := dtype.Shape{Type: a.Global.Type, Dims: slices.Clone(a.Global.Dims)}
 	fail := func(format string, args ...any) (dtype.Shape, error) {
@@ -183,15 +184,16 @@ func (s *Module) Local(a Array) (dtype.Shape, error) {
 		for _, axis := range axes {
 			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
 			if at < 0 {
-				return fail("%s is cut along %q, which the mesh does not have", a.Name, axis)
+				return fail("%s is sharded along %q, which the mesh does not have", a.Name, axis)
 			}
 			if used[axis] {
-				return fail("%s is cut along %q twice", a.Name, axis)
+				return fail("%s is sharded along %q twice", a.Name, axis)
 			}
 			used[axis] = true
 			size := int64(s.Mesh[at].Size)
 			if size < 1 || local.Dims[d]%size != 0 {
-				return fail("%s: %d rows of dimension %d cannot be cut in %d", a.Name, local.Dims[d], d, size)
+				return fail("%s: dimension %d of size %d cannot be sharded over %d devices", a.Name, d,
+					local.Dims[d], size)
 			}
 			local.Dims[d] /= size
 		}
@@ -199,33 +201,33 @@ func (s *Module) Local(a Array) (dtype.Shape, error) {
 	return local, nil
 }
 
-// Start is where the piece that the module's i-th device holds begins in the global array.
+// Start is the global index of the first element of the i-th device's shard.
 func (s *Module) Start(a Array, i int) ([]int64, error) {
 	local, err := s.Local(a)
 	if err != nil {
 		return nil, err
 	}
-	place := s.coordinates(i)
+	position := s.coordinates(i)
 	start := make([]int64, len(local.Dims))
 	for d, axes := range a.Split {
 		block := int64(0)
 		for _, axis := range axes {
 			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
-			block = block*int64(s.Mesh[at].Size) + int64(place[at])
+			block = block*int64(s.Mesh[at].Size) + int64(position[at])
 		}
 		start[d] = block * local.Dims[d]
 	}
 	return start, nil
 }
 
-// coordinates are the place of the i-th device on the mesh, the last axis fastest.
+// coordinates are the i-th device's position on the mesh, the last axis fastest.
 func (s *Module) coordinates(i int) []int {
-	place := make([]int, len(s.Mesh))
+	position := make([]int, len(s.Mesh))
 	for k := len(s.Mesh) - 1; k >= 0; k-- {
-		place[k] = i % s.Mesh[k].Size
+		position[k] = i % s.Mesh[k].Size
 		i /= s.Mesh[k].Size
 	}
-	return place
+	return position
 }
 
 // FromText makes a program of one module from a bare StableHLO module on devices 0 to n-1.

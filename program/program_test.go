@@ -67,7 +67,7 @@ func TestParseRefusesByName(t *testing.T) {
 		"extra text":   {string(good) + "-- x.mlir --\n", diag.ProgramFormat},
 		"twice":        {string(good) + "-- update.mlir --\n", diag.ProgramFormat},
 		"mesh size":    {edit(`"size": 2`, `"size": 3`), diag.ProgramInvalid},
-		"odd cut":      {edit("f32[16,8]", "f32[15,8]"), diag.ProgramInvalid},
+		"odd shard":    {edit("f32[16,8]", "f32[15,8]"), diag.ProgramInvalid},
 		"unknown axis": {edit(`"tp"`, `"tq"`), diag.ProgramInvalid},
 		"bad devices":  {edit(`"0-7"`, `"7-0"`), diag.ProgramFormat},
 		"twice device": {edit(`"0-7"`, `"0-6,3"`), diag.ProgramInvalid},
@@ -80,8 +80,8 @@ func TestParseRefusesByName(t *testing.T) {
 	}
 }
 
-// The pieces of a cut array must cover it: every element once for each copy.
-func TestPiecesCoverTheArray(t *testing.T) {
+// The shards of an array must cover it: every element once for each copy.
+func TestShardsCoverTheArray(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := Module{Name: "s", Text: "x"}
 		n := 1

@@ -95,7 +95,7 @@ func checkMatrix(format string, rows, cols, row, col, src int) error {
 	return nil
 }
 
-// Spread cuts n things into ranges that begin at multiples of size, and calls f for them on all
+// Spread splits n things into ranges that begin at multiples of size, and calls f for them on all
 // processors at once. It gives the error of the lowest range that has one.
 func Spread(n, size int, f func(from, to int) error) error {
 	workers := min(runtime.GOMAXPROCS(0), (n+size-1)/size)

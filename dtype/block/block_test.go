@@ -19,14 +19,14 @@ func TestColumns(t *testing.T) {
 		rows := 32 * rapid.IntRange(1, 4).Draw(r, "rows")
 		cols := rapid.IntRange(1, 150).Draw(r, "cols")
 		src := source(rapid.Uint32().Draw(r, "seed"), rows*cols, 10, false)
-		turned := make([]float32, len(src))
-		must(t, Transpose(turned, src, rows, cols))
-		if turned[(cols-1)*rows] != src[cols-1] {
+		transposed := make([]float32, len(src))
+		must(t, Transpose(transposed, src, rows, cols))
+		if transposed[(cols-1)*rows] != src[cols-1] {
 			r.Fatal("not transposed")
 		}
 		want, got := make([]byte, len(src)), make([]byte, len(src))
 		s1, s2 := make([]byte, len(src)/32), make([]byte, len(src)/32)
-		must(t, MXFP8(want, s1, turned))
+		must(t, MXFP8(want, s1, transposed))
 		must(t, MXFP8Columns(got, s2, src, rows, cols))
 		if !slices.Equal(got, want) || !slices.Equal(s1, s2) {
 			r.Fatal("they differ")
@@ -38,22 +38,22 @@ func TestColumns(t *testing.T) {
 func TestTilesTranspose(t *testing.T) {
 	const rows, cols = 48, 80
 	src := source(4, rows*cols, 10, false)
-	turned := make([]float32, len(src))
-	must(t, Transpose(turned, src, rows, cols))
+	transposed := make([]float32, len(src))
+	must(t, Transpose(transposed, src, rows, cols))
 	back := func(x []float32, rows, cols int) []float32 {
 		q, s, out := make([]byte, len(x)/2), make([]byte, len(x)/16), make([]float32, len(x))
 		must(t, NVFP4Tiles(q, s, x, rows, cols, Amax(x)))
 		must(t, FromNVFP4(out, q, s, .5))
 		return out
 	}
-	a, b := back(src, rows, cols), back(turned, cols, rows)
-	must(t, Transpose(turned, a, rows, cols))
-	if !slices.Equal(turned, b) {
+	a, b := back(src, rows, cols), back(transposed, cols, rows)
+	must(t, Transpose(transposed, a, rows, cols))
+	if !slices.Equal(transposed, b) {
 		t.Error("they differ")
 	}
 }
 
-// However a matrix is cut, its elements get the same random bits.
+// However a matrix is split, its elements get the same random bits.
 func TestChanceKnowsNoShards(t *testing.T) {
 	const rows, cols = 24, 64
 	src := source(5, rows*cols, 6, true)

@@ -275,7 +275,7 @@ func cornerChance(t *testing.T) {
 			}
 		}
 		mean := sum / (n * 15 / 16)
-		// The spread of an element is at most half a step of 2, so that of the mean is 1/248;
+		// The spread of an element is at most half a step of 2, so the deviation of the mean is 1/248;
 		// four times that is passed by once in 16,000 values, and the bits are fixed.
 		if math.Abs(mean-float64(v)) > 4.0/248 {
 			t.Errorf("the mean of %v is %v", v, mean)

@@ -1,8 +1,8 @@
-// Package block turns rows of numbers into blocks of narrow ones that share a scale, and back.
+// Package block turns rows of numbers into block-scaled MXFP8 and NVFP4, and back.
 //
 // MXFP8 is 32 E4M3 elements and an E8M0 scale, rounded up so that no element saturates. NVFP4 is 16
 // E2M1 elements, an E4M3 scale and one float32 scale for the tensor, the recipe of NVIDIA's
-// TransformerEngine operation for operation. A block lies along a row: a row's length must be a
+// TransformerEngine operation for operation. A block is part of a row: a row's length must be a
 // multiple of the block, and a matrix that is contracted along its other axis is transposed first.
 // Sources are float32, or bfloat16 as its bits.
 //
@@ -10,7 +10,7 @@
 // of a processor: the largest magnitude of a block is found on bits, where a NaN is larger than
 // all, and every product is rounded to float32.
 //
-// What is no number marks its block. In MXFP8 a NaN makes the scale 0xff and the elements 0x7f, an
+// NaN and infinity mark their block. In MXFP8 a NaN makes the scale 0xff and the elements 0x7f, an
 // infinity makes the scale 0xfe. In NVFP4 a NaN makes the scale 0x7f and the elements 7. An
 // infinity there is as large as the largest number.
 //

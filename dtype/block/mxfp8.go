@@ -75,19 +75,19 @@ func MXFP8Columns[T Number](q, scales []byte, src []T, rows, cols int) error {
 	}
 	const strip = 64 // columns at once: a cache line of bfloat16, and 64 blocks for the kernel
 	var (
-		turned [strip * MXFP8Size]T
-		codes  [strip * MXFP8Size]byte
-		marks  [strip]byte
+		transposed [strip * MXFP8Size]T
+		codes      [strip * MXFP8Size]byte
+		marks      [strip]byte
 	)
 	for c0 := 0; c0 < cols; c0 += strip {
 		n := min(strip, cols-c0)
 		for r0 := 0; r0 < rows; r0 += MXFP8Size {
 			for r := range MXFP8Size {
 				for c, v := range src[(r0+r)*cols+c0:][:n] {
-					turned[c*MXFP8Size+r] = v
+					transposed[c*MXFP8Size+r] = v
 				}
 			}
-			err := MXFP8(codes[:n*MXFP8Size], marks[:n], turned[:n*MXFP8Size])
+			err := MXFP8(codes[:n*MXFP8Size], marks[:n], transposed[:n*MXFP8Size])
 			if err != nil {
 				return err
 			}

@@ -129,13 +129,13 @@ func quantized[T Number](t *testing.T, x []T, rows, cols int, seed uint32) map[s
 // hadamardDigest does what a product of weight gradients needs: transpose, transform, quantize.
 func hadamardDigest(t *testing.T, x []float32, rows, cols int) string {
 	n := len(x)
-	turned := make([]uint16, n)
-	must(t, Transpose(turned, halves(x), rows, cols))
-	must(t, Hadamard(turned, turned))
+	transposed := make([]uint16, n)
+	must(t, Transpose(transposed, halves(x), rows, cols))
+	must(t, Hadamard(transposed, transposed))
 	q, scales := make([]byte, n/2), make([]byte, n/16)
-	must(t, NVFP4(q, scales, turned, Amax(turned)))
+	must(t, NVFP4(q, scales, transposed, Amax(transposed)))
 	wide := make([]float32, n)
-	Widen(wide, turned)
+	Widen(wide, transposed)
 	return digest(words(wide), q, scales)
 }
 

@@ -33,9 +33,9 @@ type Window struct {
 	Cols     int
 }
 
-// Stochastic is NVFP4 with elements rounded up or down by chance, so that they are right on
-// average. Rows and columns are those of the matrix as it is stored: a transposed copy counts its
-// own.
+// Stochastic is NVFP4 with stochastic rounding: an element is rounded up with the probability of
+// its fraction, so that the mean is exact. Window counts rows and columns of the matrix as it is
+// stored; a transposed copy counts its own.
 func Stochastic[T Number](q, scales []byte, src []T, amax float32, key Key, at Window) error {
 	if err := check("NVFP4", len(src), len(q), len(scales), NVFP4Size, 2); err != nil {
 		return err

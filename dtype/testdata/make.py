@@ -3,7 +3,7 @@
 
 Needs: pip install ml_dtypes==0.6.0 numpy
 
-  make.py           write narrow.json beside this file
+  make.py           write small.json beside this file
   make.py --check   compute it again and compare
 """
 
@@ -59,12 +59,12 @@ def make():
 
 
 def main():
-    text, path = make(), HERE / "narrow.json"
+    text, path = make(), HERE / "small.json"
     if "--check" not in sys.argv:
         path.write_text(text)
     elif path.read_text() != text:
-        sys.exit("narrow.json differs")
-    print("narrow.json: the same" if "--check" in sys.argv else "narrow.json written")
+        sys.exit("small.json differs")
+    print("small.json: the same" if "--check" in sys.argv else "narrow.json written")
 
 
 main()

@@ -194,7 +194,7 @@ func (v vectors) bytes(list []reg.VecVirtual, to reg.Register) {
 	VPACKUSDW(list[1], list[0], list[0])
 	VPACKUSDW(list[3], list[2], list[2])
 	VPACKUSWB(list[2], list[0], list[0])
-	// Packing works in halves of 128 bits; the permutation brings the pieces in order.
+	// Packing works in halves of 128 bits; the permutation brings the bytes in order.
 	order := YMM()
 	VMOVDQU(data("order", 0, 4, 1, 5, 2, 6, 3, 7), order)
 	VPERMD(list[0], order, list[0])

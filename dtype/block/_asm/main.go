@@ -132,7 +132,7 @@ type constants struct {
 	signless, exponent, least, add, sign, code, most reg.VecVirtual
 }
 
-// A format is a narrow number. The code of a magnitude a is found by adding the power of two c
+// A format has 4 or 8 bits. The code of a magnitude a is found by adding the power of two c
 // whose last bit weighs as much as the code's: the sum's last bits are a's rounded fraction, and
 // the exponent of c, moved down, is the rest. add is what is added to a's exponent to get c; its
 // last bits make up for the biases, so that the code is the last byte of sum + c>>shift.
