@@ -30,7 +30,7 @@
 // says which files are missing.
 //
 // [Model.Read] brings F32, F64, BF16 and F16 to float32, block by block, through the file and not
-// through mapped memory: a file that another program cuts short is an error, not a signal.
+// through mapped memory: a file that another program truncates is an error, not a signal.
 //
 // # Export
 //

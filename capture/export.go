@@ -21,10 +21,10 @@ type ExportOptions struct {
 	Type dtype.DType
 	// MaxBytes bounds the weights of one file; 0 means 5 GB, as transformers had it for years.
 	MaxBytes int64
-	// Files is the folder that the tokenizer and generation_config.json are copied from; "" where
-	// there is none.
+	// Files is the folder that the tokenizer and generation_config.json are copied from; ""
+	// copies nothing.
 	Files string
-	// Config is the config.json that the model came with; nil where there is none. What it says is
+	// Config is the config.json that the model came with; nil without one. What it says is
 	// kept where it says the same model.
 	Config []byte
 }

@@ -30,7 +30,7 @@ type Options struct {
 
 // A Model is a model that was found: what it is, and what of it is on this machine.
 type Model struct {
-	// Name is what a person calls it: the preset's, the repository's, or that of the folder.
+	// Name is what a person calls it: the preset's, the repository's, or the folder's.
 	Name   string
 	Config *model.Config
 	Note   string // what a person should know of a preset
@@ -97,8 +97,8 @@ func absolute(path string) string {
 	return path
 }
 
-// findPreset gives the preset that a word means. A path is none: model.Find does not look at what
-// stands before the last slash, so of names with a slash only whole aliases count.
+// findPreset gives the preset that a word means. A path is not a preset: model.Find does not look
+// at what stands before the last slash, so of names with a slash only whole aliases count.
 func findPreset(name string) *model.Preset {
 	p, err := model.Find(name)
 	if err != nil {
@@ -214,7 +214,7 @@ func openFile(path string) (*Model, error) {
 }
 
 // alone is the error for a config.json that is named alone though weights stand beside it, whole or
-// not; nil where there are none.
+// not; nil without weights.
 func alone(dir string) *diag.Error {
 	set, err := safetensors.Open(dir)
 	if err == nil {

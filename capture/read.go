@@ -28,7 +28,7 @@ func (m *Model) Read(p *model.Param, dst []float32) error {
 	return m.read(p, dst, blockElements)
 }
 
-// read is Read in blocks of at most size elements, or one row.
+// read is Read in chunks of at most size elements, or one row.
 func (m *Model) read(p *model.Param, dst []float32, size int64) error {
 	if m.weights == nil {
 		return m.absent()
@@ -131,7 +131,7 @@ type block struct {
 	wide, whole bool // the tensor is a matrix; the block is all of the box
 }
 
-// blocks cuts the tensors of a parameter into blocks of at most size elements, or one row.
+// blocks splits the tensors of a parameter into chunks of at most size elements, or one row.
 func (m *Model) blocks(p *model.Param, size int64) ([]block, error) {
 	var list []block
 	for t, name := range p.Tensors() {

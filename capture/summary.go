@@ -100,7 +100,7 @@ func (m *Model) Summary(seq int64) *Summary {
 }
 
 // blocks adds up parameters by their tag, in the order in which data passes them. Of a model with
-// experts only the tables can be told from the layers.
+// experts only tables and layers are distinguished.
 func blocks(c *model.Config, n model.Count) []Block {
 	var list []Block
 	add := func(tag string, tensors, size int64) {
@@ -121,7 +121,7 @@ func blocks(c *model.Config, n model.Count) []Block {
 		}
 		return list
 	}
-	// A tensor that holds several parameters, as those of queries, keys and values, counts once.
+	// A tensor that holds several parameters, such as a fused QKV, counts once.
 	seen := map[string]bool{}
 	for _, p := range params {
 		tensors := int64(0)

@@ -95,7 +95,7 @@ func (m *Model) readIndex(f *safedir.Folder) error {
 type spelling struct{ from, to, head string }
 
 // spellings are those in use. The files of GPT-2 on the Hub, and models saved without their output
-// layer, lack the first word; text models cut out of those that also see have one more.
+// layer, lack the first word; text models extracted from vision models have one more.
 var spellings = []spelling{{}, {from: "transformer."}, {from: "model."},
 	{from: "model.", to: "language_model.model.", head: "language_model."},
 	{from: "model.", to: "model.language_model."}}
@@ -135,8 +135,8 @@ func (m *Model) find(name string) (string, bool) {
 // and an element type that can be read. Of an index without files it compares names alone.
 //
 // Tensors that no parameter asks for are listed by [Model.Contents]. They are an error where they
-// stand beside one that is used, as a bias beside its weight: then the configuration is not that of
-// the weights.
+// stand beside one that is used, as a bias beside its weight: then the configuration does not
+// belong to the weights.
 func (m *Model) Check() error {
 	if len(m.tensors) == 0 {
 		return m.absent()
@@ -204,7 +204,7 @@ func (m *Model) fits(p *model.Param, name string) error {
 
 func (m *Model) where(file string) string { return filepath.Join(m.Folder, file) }
 
-// absent is the error where weights are wanted and there are none.
+// absent is the error of a model without weights where weights are wanted.
 func (m *Model) absent() error {
 	if m.lack != nil {
 		return m.lack
@@ -264,7 +264,7 @@ type Contents struct {
 	NotFinite []Damaged `json:"not_finite,omitempty"`
 }
 
-// Contents lists what the model's files hold; nil where there are none.
+// Contents lists what the model's files hold; nil without files.
 func (m *Model) Contents() *Contents {
 	if len(m.tensors) == 0 {
 		return nil

@@ -72,7 +72,7 @@ func TestRead(t *testing.T) {
 						t.Fatal(err)
 					}
 					if !slices.Equal(got, want) {
-						t.Fatalf("%s in blocks of %d differs", p.Name, size)
+						t.Fatalf("%s in chunks of %d differs", p.Name, size)
 					}
 				}
 				at := int64(0)
@@ -159,7 +159,7 @@ func sameWeights(t *testing.T, a, b map[string][]float32) {
 	}
 }
 
-// Names that begin otherwise, as on the Hub and in models cut out of others, are the same tensors.
+// Names that begin otherwise, as on the Hub and in models extracted from others, are the same tensors.
 func TestSpellings(t *testing.T) {
 	trim := func(prefix, put string) change {
 		return func(name string, shape dtype.Shape, data []byte) (string, dtype.Shape, []byte) {
@@ -178,8 +178,8 @@ func TestSpellings(t *testing.T) {
 	}{
 		"gpt2 of the Hub":         {"gpt2", trim("transformer.", "")},
 		"without an output layer": {"qwen3", trim("model.", "")},
-		"cut out, older":          {"llama3", trim("model.", "language_model.model.")},
-		"cut out, newer":          {"llama3", trim("model.", "model.language_model.")},
+		"extracted, older":        {"llama3", trim("model.", "language_model.model.")},
+		"extracted, newer":        {"llama3", trim("model.", "model.language_model.")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := mustOpen(t, altered(t, c.family, c.do), Options{})
@@ -343,7 +343,7 @@ func TestLackOfHub(t *testing.T) {
 	wantError(t, m.Lack(), diag.ModelMissing, "not in the Hugging Face cache", "hf download acme/rocket")
 }
 
-// Files that are cut short are refused when they are opened; those that become shorter later, when
+// Truncated files are refused when they are opened; those that become shorter later, when
 // they are read.
 func TestTruncated(t *testing.T) {
 	dir := altered(t, "llama3", same)
@@ -360,7 +360,7 @@ func TestTruncated(t *testing.T) {
 		}
 	}
 	if failed == 0 {
-		t.Error("a file that was cut is read")
+		t.Error("a truncated file is read")
 	}
 	refused(t, dir, Options{}, diag.BadInput, files[0])
 	if err := os.Truncate(files[0], 4); err != nil {

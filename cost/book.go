@@ -177,7 +177,7 @@ func (b *Book) loss(c Cut) (*ir.Graph, error) {
 		return g, nil
 	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq}
-	shape.Elem, shape.Products = b.set.Types(c.Params)
+	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
 	shape.Documents, _ = b.set.Documents()
 	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {

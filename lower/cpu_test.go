@@ -158,7 +158,7 @@ func smallStep(t *testing.T, products dtype.DType) (*ir.Graph, *model.Config, mo
 	c := &model.Config{Arch: "gpt2", Vocab: 16384, Hidden: 64, Layers: 2, Heads: 4, KVHeads: 4,
 		HeadDim: 16, MLP: 128, Context: 64, Norm: model.Norm{Eps: 1e-5}, Activation: model.GELU,
 		Learned: true, AttnScale: 0.25, Tied: true}
-	shape := model.Shape{Batch: 8, Seq: 64, Elem: dtype.F32, Products: products}
+	shape := model.Shape{Batch: 8, Seq: 64, Elem: dtype.F32, MatmulType: products}
 	g, err := c.Graph(shape)
 	if err != nil {
 		t.Fatal(err)

@@ -39,13 +39,13 @@ type Config struct {
 	Window   int64
 	Windowed []bool
 
-	AttnScale   float64 // of products of queries and keys
+	AttnScale   float64 // factor of the scores q·k
 	AttnCap     float64 // bound of scores by tanh; 0 for none
 	LogitCap    float64 // bound of logits by tanh; 0 for none
 	ScaledEmbed bool    // embeddings are multiplied by √Hidden
 	Tied        bool    // the output layer is the table of embeddings
 
-	BOS int64 // -1 where there is none
+	BOS int64 // -1 if the model has no BOS token
 	EOS []int64
 
 	MoE *MoE // of models with experts, which are counted but not built yet
@@ -145,11 +145,11 @@ type slot struct {
 	windowed           bool
 }
 
-// A segment is one repeat: its slots run in order, as often as each of them has layers.
+// A segment is one repeat: its slots run in order, as many times as each of them has layers.
 type segment []slot
 
-// segments cuts the layers into repeats: one over the shortest turn of windows and whole attention
-// that comes round at least twice, then one for each run of equal layers that is left.
+// segments groups the layers into repeats: one over the shortest turn of windows and whole
+// attention that comes round at least twice, then one for each run of equal layers that is left.
 func (c *Config) segments() []segment {
 	period := c.period()
 	var turn segment

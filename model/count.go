@@ -59,7 +59,7 @@ func (c *Config) linears() []Linear {
 	return f.Linears(c.Params())
 }
 
-// besides counts the parameters of one layer's attention that are not those of linear layers.
+// besides counts the parameters of one layer's attention outside its linear layers.
 func (c *Config) besides() (n int64) {
 	if a := c.MLA; a != nil {
 		return a.QRank + a.KVRank // norms of the low ranks
@@ -81,7 +81,7 @@ func (c *Config) besides() (n int64) {
 
 // Flops is the work of one token: two operations for each product and its sum.
 type Flops struct {
-	Linear float64 // linear layers and the output layer; a table lookup is none
+	Linear float64 // linear layers and the output layer; table lookups do not count
 	// Attention is scores and weighted values over the keys that the masks let through.
 	Attention float64
 	// Square is the same as if each query saw every key of its sequence, as most published

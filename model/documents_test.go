@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// Documents that share a row do not see each other: the loss of a row of two documents is that of
+// Documents that share a row do not see each other: the loss of a row of two documents equals the loss of
 // the two documents in rows of their own.
 func TestDocumentsInOneRow(t *testing.T) {
 	for _, name := range []string{"llama3", "gemma2", "gpt2"} {

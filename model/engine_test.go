@@ -17,7 +17,7 @@ import (
 	"github.com/deepwell/deepwell/optim"
 )
 
-// The bounds on the engine: those of issue 4, and for numbers in bf16 those that follow from
+// The bounds on the engine: issue 4's, and in bf16 the bounds that follow from
 // PyTorch's own.
 const (
 	engineLossBound = 1e-5
@@ -25,8 +25,8 @@ const (
 	// step of AdamW makes the sign of a gradient matter more than its size; 4e-7 was seen.
 	curveBound = 1e-5
 	// roughBound is how much larger our error in bf16 may be than PyTorch's, each against the truth:
-	// that of the logits, and the root of the mean square of those of the gradients of all tensors.
-	// Both sides round as often and as far, but not the same sums, so the errors are two draws from
+	// of the logits, and the RMS over the gradients of all tensors.
+	// Both sides round equally many times and as far, but not the same sums, so the errors are two draws from
 	// one hat, and 0.7 to 1.1 was seen. More would say that something is rounded here that is not
 	// there: norms and sums made in bf16 gave up to 1.6.
 	roughBound = 1.25
@@ -86,7 +86,7 @@ func (l lab) logits(t *testing.T, f *fixture, s model.Shape) []float64 {
 }
 
 // The whole way on the real engine: config.json and weights in, the graph lowered to StableHLO and
-// run by XLA in f32, logits, loss and gradients out. They are those of transformers, and so is the
+// run by XLA in f32, logits, loss and gradients out. They equal transformers', and so does the
 // loss of 20 steps of AdamW.
 func TestEngineAgainstTransformers(t *testing.T) {
 	l := newLab(t)
@@ -181,7 +181,7 @@ func (l lab) curve(t *testing.T, f *fixture, g *ir.Graph, grad *enginetest.Progr
 	return step, worst
 }
 
-// In bf16, logits and gradients are about as near to the truth as those of transformers in bf16:
+// In bf16, logits and gradients are about as near to the truth as transformers' in bf16:
 // once with everything in bf16, once with f32 and the arguments of products alone in bf16, which
 // is what torch.autocast does.
 func TestBF16AgainstTransformers(t *testing.T) {
@@ -197,14 +197,14 @@ func TestBF16AgainstTransformers(t *testing.T) {
 			t.Parallel()
 			f := readFixture(t, filepath.Join("testdata", name))
 			check := func(what string, ours, theirs float64) {
-				t.Logf("%s: off by %.2g, those of transformers by %.2g", what, ours, theirs)
+				t.Logf("%s: off by %.2g, transformers by %.2g", what, ours, theirs)
 				if !(ours <= roughBound*theirs) {
-					t.Errorf("%s: off by %.2g, those of transformers by %.2g", what, ours, theirs)
+					t.Errorf("%s: off by %.2g, transformers by %.2g", what, ours, theirs)
 				}
 			}
 			for prefix, shape := range map[string]model.Shape{
 				"bf16":     {Batch: 2, Seq: 11, Elem: dtype.BF16},
-				"autocast": {Batch: 2, Seq: 11, Elem: dtype.F32, Products: dtype.BF16},
+				"autocast": {Batch: 2, Seq: 11, Elem: dtype.F32, MatmulType: dtype.BF16},
 			} {
 				g, x := l.joint(t, f, shape)
 				out := x.Run(t, f.load(t, g))

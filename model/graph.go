@@ -13,8 +13,8 @@ import (
 // nothing is to be learned.
 //
 // Share is one over the number of labels that count in a whole step. The loss is the sum over the
-// labels times the share, so that the losses and gradients of parts of a step, be they cut by time
-// or by device, add up to those of the step.
+// labels times the share, so that the losses and gradients of microbatches and devices
+// add up to the loss and gradients of the step.
 const (
 	InputIDs       = "ids"
 	InputLabels    = "labels"
@@ -27,12 +27,13 @@ const (
 // it computes in.
 type Shape struct {
 	Batch, Seq int64
-	// Elem is the type of parameters and of what flows between operations.
+	// Elem is the type of parameters and activations.
 	Elem dtype.DType
-	// Products is the type that arguments of matrix products are rounded to; Invalid keeps Elem. With
-	// f32 and products in bf16 everything but the products has the precision of f32.
-	Products dtype.DType
-	// Documents adds the input segments: rows hold several documents, which do not see each other.
+	// MatmulType is the type that matmul operands are rounded to; Invalid keeps Elem. Elem f32 with
+	// MatmulType bf16 is autocast: everything but the matmuls is f32.
+	MatmulType dtype.DType
+	// Documents adds the input segments [B, S]: a sequence may pack several documents, which do not
+	// attend to each other.
 	Documents bool
 }
 
@@ -58,19 +59,19 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 			c.Arch)
 	case s.Elem.Kind() != dtype.Float:
 		return nil, bad("a model cannot be made of %s", s.Elem)
-	case s.Products.Valid() && s.Products.Kind() != dtype.Float:
-		return nil, bad("products cannot be made of %s", s.Products)
+	case s.MatmulType.Valid() && s.MatmulType.Kind() != dtype.Float:
+		return nil, bad("products cannot be made of %s", s.MatmulType)
 	case s.Batch < 1 || s.Seq < 1 || s.Batch > maxContext/s.Seq:
 		return nil, bad("a batch of %d sequences of %d tokens", s.Batch, s.Seq)
 	case c.Learned && s.Seq > c.Context:
 		return nil, bad("sequences of %d tokens do not fit %d learned positions", s.Seq, c.Context).
 			Try("use sequences of at most %d tokens", c.Context)
 	}
-	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, products: s.Products,
+	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, matmulType: s.MatmulType,
 		rows: []ir.Dim{{Name: ir.Batch, Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
 		at:   map[string]*ir.Value{}, documents: s.Documents}
-	if m.products == m.elem {
-		m.products = dtype.Invalid
+	if m.matmulType == m.elem {
+		m.matmulType = dtype.Invalid
 	}
 	return m.graph(loss)
 }
@@ -84,8 +85,8 @@ type maker struct {
 	at   map[string]*ir.Value // parameters by name
 	err  error                // of a body
 
-	products  dtype.DType // of the arguments of products, Invalid for elem
-	documents bool        // rows hold several
+	matmulType dtype.DType // of the arguments of products, Invalid for elem
+	documents  bool        // rows hold several
 }
 
 // places are the values that say where tokens stand: every layer sees them.
@@ -159,7 +160,7 @@ func rounded(x float64, elem dtype.DType) float64 {
 
 // repeat runs the layers of a segment.
 func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Value {
-	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, products: m.products,
+	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, matmulType: m.matmulType,
 		at: map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
 	var stacks []*ir.Value
@@ -215,7 +216,7 @@ func (m *maker) attend(s slot, x *ir.Value, at places) (y *ir.Value) {
 		if !c.Learned {
 			q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
 		}
-		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap, Products: m.products}
+		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap, Products: m.matmulType}
 		if s.windowed {
 			how.Window = c.Window
 		}
@@ -228,18 +229,18 @@ func (m *maker) attend(s slot, x *ir.Value, at places) (y *ir.Value) {
 	return y
 }
 
-// rotate turns the first elements of every head by position.
+// rotate applies rotary embeddings to the first Rotary elements of every head of x [B, S, H, D].
 func (m *maker) rotate(s slot, x, positions *ir.Value) *ir.Value {
-	rope, turned := m.c.Rope, m.c.Rotary
+	rope, rotary := m.c.Rope, m.c.Rotary
 	if s.windowed {
 		rope = m.c.LocalRope
 	}
-	if turned == m.c.HeadDim {
+	if rotary == m.c.HeadDim {
 		return m.b.Rope(x, positions, rope)
 	}
 	return m.b.Concat(ir.HeadDim,
-		m.b.Rope(m.b.Slice(x, ir.HeadDim, 0, turned), positions, rope),
-		m.b.Slice(x, ir.HeadDim, turned, m.c.HeadDim))
+		m.b.Rope(m.b.Slice(x, ir.HeadDim, 0, rotary), positions, rope),
+		m.b.Slice(x, ir.HeadDim, rotary, m.c.HeadDim))
 }
 
 func (m *maker) feed(s slot, x *ir.Value) (y *ir.Value) {
@@ -268,7 +269,7 @@ func (m *maker) activate(x *ir.Value) *ir.Value {
 
 // linear multiplies by a weight and adds its bias, if it has one.
 func (m *maker) linear(x *ir.Value, name string) *ir.Value {
-	y := m.b.LinearIn(x, m.at[name], m.products)
+	y := m.b.LinearIn(x, m.at[name], m.matmulType)
 	if bias := m.at[name+".bias"]; bias != nil {
 		y = m.b.Add(y, bias)
 	}
@@ -297,7 +298,7 @@ func (m *maker) head(x *ir.Value) (y *ir.Value) {
 		if m.c.Tied {
 			table = m.at["embed"]
 		}
-		y = m.b.LinearIn(x, table, m.products)
+		y = m.b.LinearIn(x, table, m.matmulType)
 		if limit := m.c.LogitCap; limit != 0 {
 			y = m.b.Scale(m.b.Tanh(m.b.Scale(y, 1/limit)), limit)
 		}

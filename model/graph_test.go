@@ -32,7 +32,7 @@ func TestGraphText(t *testing.T) {
 	}
 }
 
-// The size of a graph does not depend on depth, and its parameters are those of the list.
+// The size of a graph does not depend on depth, and its parameters are the list's.
 func TestGraphOfPresets(t *testing.T) {
 	lines := map[string]int{}
 	for _, name := range []string{"llama3.1-8b", "llama3.1-70b", "llama3.1-405b"} {
@@ -125,7 +125,7 @@ func TestScaleOfEmbeddings(t *testing.T) {
 	}
 }
 
-// Without a label there is no loss, rather than no number.
+// Without a label the loss is zero, not NaN.
 func TestLossOfNothing(t *testing.T) {
 	f := readFixture(t, filepath.Join("testdata", "gpt2"))
 	f.want = nil

@@ -21,7 +21,8 @@ const initStd = 0.02
 // layers keeps its size (GPT-2; Megatron-LM); norms multiply by 1; biases are 0.
 //
 // A value depends on the seed, the name of the tensor in a checkpoint and the place in that tensor,
-// and on nothing else: stacked or not, cut or whole, on any processor, weights are the same bits.
+// and on nothing else: stacked or not, sharded or whole, on any processor, weights are the same
+// bits.
 func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 	if int64(len(dst)) != p.Size() {
 		return diag.New(diag.BufferMismatch, "parameter %s has %d elements, its buffer %d",
@@ -49,8 +50,8 @@ func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 }
 
 // ends reports whether the parameter is the last layer of attention or of an MLP, whose output is
-// added to what all layers share. Its name is BLOCK.o or BLOCK.down, and that of one layer of a
-// stack has a number after it.
+// added to what all layers share. Its name is BLOCK.o or BLOCK.down, with a number after it for
+// one layer of a stack.
 func (p *Param) ends() bool {
 	words := strings.Split(p.Name, ".")
 	return len(words) > 1 &&
@@ -157,7 +158,7 @@ func philox(c [4]uint32, key [2]uint32) [4]uint32 {
 
 // The two functions below are written out because package math differs between processors in the
 // last bit, and because a compiler may fuse a product and a sum where the processor can: a
-// conversion around each product forbids it. Sums are cut where what is left is below 10⁻¹⁰, far
+// conversion around each product forbids it. Sums end where the remainder is below 10⁻¹⁰, far
 // below the last bit of a float32.
 
 // minusLog is -ln((x+½)/2³²), which is never 0.

@@ -45,7 +45,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// The first four moments of a million numbers, and the tails, are those of a normal distribution;
+// The first four moments of a million numbers, and the tails, match a normal distribution;
 // bounds are five deviations of each estimate.
 func TestInitMoments(t *testing.T) {
 	const n = 1 << 20

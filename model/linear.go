@@ -18,7 +18,8 @@ type Linear struct {
 	Layers        []int // none where it stands outside of layers
 }
 
-// Linears lists those of a model with some parameters, with the output layer and the router.
+// Linears lists the linear layers of a model, given its parameters, with the output layer and the
+// router.
 func (c *Facts) Linears(params []Param) []Linear {
 	list := c.uncommon()
 	for _, p := range params {
@@ -39,7 +40,7 @@ func (c *Facts) Linears(params []Param) []Linear {
 		Times: 1})
 }
 
-// uncommon lists those of models that have no list of parameters yet.
+// uncommon lists the linear layers of models that have no list of parameters yet.
 func (c *Facts) uncommon() (list []Linear) {
 	if c.MoE == nil && c.MLA == nil {
 		return nil

@@ -44,7 +44,7 @@ func (c *Config) Params() []Param {
 	return w.list
 }
 
-// names are the tensors' names of a family. Those of layers begin with layer.
+// names are a family's names of tensors. Names inside layers begin with layer.
 type names struct {
 	embed, position, norm, layer             string
 	norm1, post1, norm2, post2, qNorm, kNorm string
@@ -52,7 +52,7 @@ type names struct {
 	conv                                     bool // matrices are in, out: GPT-2's Conv1D
 }
 
-// names gives those of the family. Weights and biases of a layer differ in their last word only. A
+// names returns the family's. Weights and biases of a layer differ in their last word only. A
 // family that keeps several weights in one tensor names it for each of them, in the order in which
 // they stand.
 func (c *Config) names() names {
@@ -147,10 +147,10 @@ type part struct {
 	in, out      []ir.Dim
 }
 
-// linears appends linear layers. Those of one source stand one after the other in its tensor.
+// linears appends linear layers. Layers of one source are stored one after the other in its tensor.
 //
-// Weights are laid out as in, out, except that of the MLP's second half, which is out, in: on CPU
-// its gradient is then a product whose narrow side is the one to transpose (reference/
+// Weights are laid out as in, out, except for the MLP's down projection, which is out, in: on CPU
+// its gradient is then a matmul whose shorter side is transposed (reference/
 // xla_cpu_speed.md, rule 7).
 func (w *writer) linears(n names, tag ir.Tag, bias bool, parts ...part) {
 	whole := map[string]int64{}

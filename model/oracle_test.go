@@ -87,7 +87,7 @@ func (f *fixture) load(t *testing.T, g *ir.Graph) map[string][]*eval.Array {
 	return inputs
 }
 
-// share is that of one label: transformers gives the mean over labels that count.
+// share is the weight of one label: transformers gives the mean over labels that count.
 func share(labels []float64) float64 {
 	n := 0.0
 	for _, label := range labels {
@@ -98,7 +98,7 @@ func share(labels []float64) float64 {
 	return 1 / max(1, n)
 }
 
-// Logits, loss and the gradient of every weight are those of transformers.
+// Logits, loss and the gradient of every weight equal transformers'.
 func TestAgainstTransformers(t *testing.T) {
 	for _, dir := range fixtures(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {

@@ -23,7 +23,7 @@ type Param struct {
 
 	// Source is the name of the tensors in a checkpoint, with {} for the number of a layer.
 	Source string
-	// Shape is that of one tensor. It is a vector or a matrix.
+	// Shape is the shape of one tensor, a vector or a matrix.
 	Shape []int64
 	// From and To are the rows (Axis 0) or columns (Axis 1) of the tensor that are this parameter's;
 	// others may be another's, where a checkpoint keeps several in one tensor.
@@ -41,7 +41,7 @@ type Param struct {
 	Offset int64
 }
 
-// Stem is the name of the whole stack, or of the parameter if it is none.
+// Stem is the name of the whole stack, or of a parameter that is not stacked.
 func (p *Param) Stem() string {
 	if p.Stack != "" {
 		return p.Stack
@@ -49,9 +49,9 @@ func (p *Param) Stem() string {
 	return p.Name
 }
 
-// Cut gives the parameters that a stack becomes in a graph whose loops were cut before some rounds
-// ([ir.Segment]).
-func (p *Param) Cut(before []int64) []Param {
+// Segments returns the parameters that a stack becomes in a graph whose loops were split before
+// some iterations ([ir.Segment]).
+func (p *Param) Segments(before []int64) []Param {
 	if !p.Stacked() {
 		return []Param{*p}
 	}
@@ -95,8 +95,8 @@ func (p *Param) Tensors() []string {
 }
 
 // Layers gives the parameters that a stack is made of, as a graph has them that was unrolled
-// ([ir.Unroll]); a parameter that is none is its own only layer. Checkpoints name tensors so,
-// whatever the program that wrote them.
+// ([ir.Unroll]); a parameter that is not stacked is its own only layer. Checkpoints name tensors
+// so, whatever the program that wrote them.
 func (p *Param) Layers() []Param {
 	if !p.Stacked() {
 		return []Param{*p}

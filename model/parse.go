@@ -226,7 +226,7 @@ func (r *reader) heads(byDefault int64) {
 	c.Rotary, c.AttnScale = c.HeadDim, 1/math.Sqrt(float64(c.HeadDim))
 }
 
-// gated is an MLP with a gate, and biases reads those of attention.
+// gated is an MLP with a gate, and biases reads attention's biases.
 func (r *reader) gated() {
 	r.c.Gated, r.c.Activation = true, r.activation("silu", "hidden_act")
 }
@@ -318,7 +318,7 @@ func (r *reader) gemma() {
 	r.window = &window
 }
 
-// caps reads the bounds of scores and logits; null is none.
+// caps reads the bounds of scores and logits; null means no bound.
 func (r *reader) caps(scores, logits float64) {
 	r.c.AttnCap = or(unlessNull(r, scores, "attn_logit_softcapping"), 0)
 	r.c.LogitCap = or(unlessNull(r, logits, "final_logit_softcapping"), 0)

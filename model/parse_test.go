@@ -269,7 +269,7 @@ func TestKeysTwice(t *testing.T) {
 	}
 }
 
-// A type that is one letter from another is another model, and nobody should be told to take it.
+// A type that is one letter from another is another model, and it must not be suggested.
 func TestMixtralIsNotMistral(t *testing.T) {
 	_, err := model.Parse([]byte(`{"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 64,
 		"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}`))

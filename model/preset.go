@@ -80,7 +80,7 @@ type modelRow struct {
 // A spec is a Config without what follows from the rest of it.
 type spec struct {
 	Config
-	Whole   int64   // of layers with a window, each so-many-th sees everything; 0 is none
+	Whole   int64   // every Whole-th layer has full attention, the others a window; 0: all have one
 	Partial float64 // the part of a head that turns with position; 0 is all
 	Scalar  float64 // AttnScale is one over its root; 0 is HeadDim
 }

@@ -66,7 +66,7 @@ func TestCountsAreThePublishedOnes(t *testing.T) {
 	}
 }
 
-// What papers and names say, in billions, rounded as they round (and once cut off: 1.75 is called
+// What papers and names say, in billions, rounded as they round (and once truncated: 1.75 is called
 // 1.7).
 func TestCountsAreNearTheirNames(t *testing.T) {
 	for name, want := range map[string][2]float64{

@@ -122,7 +122,7 @@ func (p *Policy) Apply(g *ir.Graph, params []model.Param) (*ir.Graph, []model.Pa
 		}
 		var parts []model.Param
 		for _, one := range params {
-			parts = append(parts, one.Cut(cuts)...)
+			parts = append(parts, one.Segments(cuts)...)
 		}
 		params = parts
 	}

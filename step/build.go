@@ -112,7 +112,7 @@ func (b *builder) check() error {
 	} else {
 		b.Warnings = append(b.Warnings, why)
 	}
-	b.Shape.Elem, b.Shape.Products = b.kernels.Types(r.Precision)
+	b.Shape.Elem, b.Shape.MatmulType = b.kernels.Types(r.Precision)
 	if b.Programs.Optimizer = b.Spec.Optimizer; b.Programs.Optimizer == nil {
 		b.Programs.Optimizer = optimizerOf(r, b.Shape.Elem)
 	}

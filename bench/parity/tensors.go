@@ -93,7 +93,7 @@ type tap struct {
 // tapped builds the gradient of the model with the arguments of its weights' gradients as results.
 func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 	shape := model.Shape{Batch: int64(rows), Seq: int64(job.Recipe.Seq), Documents: true}
-	shape.Elem, shape.Products = kernels.For("cpu").Types(job.Recipe.Precision)
+	shape.Elem, shape.MatmulType = kernels.For("cpu").Types(job.Recipe.Precision)
 	g, err := job.Config.Graph(shape)
 	if err != nil {
 		return nil, nil, err

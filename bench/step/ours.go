@@ -41,7 +41,7 @@ type trainer struct {
 func graphs(s abtest.Size) (grad, update *ir.Graph, params []optim.Param, err error) {
 	shape := model.Shape{Batch: s.Batch, Seq: s.Seq, Elem: dtype.F32}
 	if s.DType == "bf16" {
-		shape.Products = dtype.BF16
+		shape.MatmulType = dtype.BF16
 	}
 	g, err := abtest.Config(s).Graph(shape)
 	if err != nil {
