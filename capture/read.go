@@ -206,14 +206,14 @@ func (w *worker) read(b block) error {
 		shape.Type.Decode(w.dst[first:first+n], w.bytes)
 		return nil
 	}
-	w.rows = slices.Grow(w.rows[:0], int(n))[:n]
+	w.rows = lists.Resize(w.rows, int(n))
 	shape.Type.Decode(w.rows, w.bytes)
 	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, To: b.rows, Transposed: true,
 		Dims: []ir.Dim{{Name: "block", Size: n}}}
 	if b.whole {
 		return model.Take(&part, 0, w.dst[first:first+n], w.rows)
 	}
-	w.turn = slices.Grow(w.turn[:0], int(n))[:n]
+	w.turn = lists.Resize(w.turn, int(n))
 	if err := model.Take(&part, 0, w.turn, w.rows); err != nil {
 		return err
 	}
@@ -230,7 +230,7 @@ func (w *worker) read(b block) error {
 // load reads the bytes of a block.
 func (w *worker) load(b block) error {
 	n := b.tensor.Shape().Type.Bytes(b.rows * b.cols)
-	w.bytes = slices.Grow(w.bytes[:0], int(n))[:n]
+	w.bytes = lists.Resize(w.bytes, int(n))
 	start, size := []int64{b.row}, []int64{b.rows}
 	if b.wide {
 		start, size = append(start, b.col), append(size, b.cols)

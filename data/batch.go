@@ -17,7 +17,7 @@ func NewBatch(sequences [][]int32) (*Batch, error) {
 	for i, tokens := range sequences {
 		if len(tokens) != seq+1 {
 			return nil, diag.New(diag.BadInput, "sequence %d has %d tokens, the first one %d", i,
-				len(tokens), seq+1).Try("pad or cut all sequences to one length")
+				len(tokens), seq+1).Try("pad or truncate all sequences to one length")
 		}
 		at := i * seq
 		copy(b.IDs[at:], tokens[:seq])

@@ -149,7 +149,7 @@ func (b *builder) key(files []*file) cacheKey {
 	return cacheKey(h.Sum(nil))
 }
 
-// open gives the cache of a source, which it makes if there is none, or none that is whole.
+// open gives the cache of a source, and builds it if there is no intact one.
 func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 	stats := Stats{Name: s.Name}
 	files, skipped, err := s.files()
@@ -158,7 +158,7 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 	}
 	stats.Files = int64(len(files))
 	for _, f := range files {
-		f.limit, f.cut = b.limit, b.tokens.Cut
+		f.limit, f.split = b.limit, b.tokens.Cut
 	}
 	if err := b.digest(ctx, s, files); err != nil {
 		return nil, stats, stopped(ctx, err)
@@ -393,7 +393,7 @@ func (b *builder) encode(c *chunk) {
 			}
 		}
 		if it.long != nil {
-			close(it.long.done) // whoever has the next piece waits for this, error or not
+			close(it.long.done) // the worker of the next chunk waits for this, error or not
 		}
 	}
 	c.items = nil
@@ -406,7 +406,7 @@ func (b *builder) document(c *chunk, it *item) error {
 	from := len(c.tokens)
 	switch {
 	case it.long != nil:
-		if !b.piece(c, it) {
+		if !b.chunkOf(c, it) {
 			return nil
 		}
 	case it.chat != nil:
@@ -436,7 +436,7 @@ func (b *builder) document(c *chunk, it *item) error {
 	}
 	var last int32
 	if it.long != nil {
-		last = it.long.last // perhaps of the piece before
+		last = it.long.last // perhaps of the chunk before
 	} else {
 		last = c.tokens[len(c.tokens)-1]
 	}
@@ -454,8 +454,8 @@ func (b *builder) document(c *chunk, it *item) error {
 	return nil
 }
 
-// piece makes tokens of a piece of a long text, and reports whether they end a document.
-func (b *builder) piece(c *chunk, it *item) (ends bool) {
+// chunkOf tokenizes one chunk of a long text, and reports whether they end a document.
+func (b *builder) chunkOf(c *chunk, it *item) (ends bool) {
 	l := it.long
 	if l.turn != nil {
 		<-l.turn

@@ -86,7 +86,7 @@ func (e errDamaged) Error() string { return string(e) }
 
 func decodeFoot(b []byte) (*foot, error) {
 	if len(b) != footSize || string(b[footSize-8:]) != cacheMagic {
-		return nil, errDamaged("the file is cut off")
+		return nil, errDamaged("the file is truncated")
 	}
 	if crc32.Checksum(b[:footSize-12], castagnoli) != binary.LittleEndian.Uint32(b[footSize-12:]) {
 		return nil, errDamaged("its last part is damaged")
@@ -112,7 +112,7 @@ func decodeFoot(b []byte) (*foot, error) {
 	return f, nil
 }
 
-// sizes gives the bytes of the tokens, of the starts, which are those of the hashes too, and of the
+// sizes gives the bytes of the tokens, of the starts, which equal the hashes' bytes, and of the
 // mask.
 func (f *foot) sizes() (tokens, starts, mask int64) {
 	if f.masked {
@@ -210,7 +210,7 @@ func (c *cache) token(i int64) int32 {
 	return int32(binary.LittleEndian.Uint32(c.ids[4*i:]))
 }
 
-// start gives the first token of a document; that of the one behind the last is the end.
+// start returns the index of a document's first token; one past the last document it is the end.
 func (c *cache) start(document int64) int64 {
 	if document >= c.documents {
 		return c.tokens

@@ -100,7 +100,7 @@ func TestCacheGivesBackWhatItWasGiven(t *testing.T) {
 	}
 }
 
-// The tokens are made once. A cache that any byte of was changed in, or that was cut off anywhere,
+// The tokens are made once. A cache that any byte of was changed in, or that was truncated anywhere,
 // is made again and said to be.
 func TestDamagedCacheIsMadeAgain(t *testing.T) {
 	dir := write(t, map[string]string{"a.txt": strings.Repeat("the lazy dog ", 9), "b.txt": "the fox"})
@@ -139,7 +139,7 @@ func TestDamagedCacheIsMadeAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, lines := load(); !strings.Contains(lines, "is damaged") || !strings.Contains(lines, "made again") {
-			t.Errorf("damage is not told: %q", lines)
+			t.Errorf("damage is not reported: %q", lines)
 		}
 		if again, err := os.ReadFile(files[0]); err != nil || !bytes.Equal(again, whole) {
 			t.Errorf("the cache was not made again: %v", err)
@@ -180,7 +180,7 @@ func TestCacheIsKeyedByContents(t *testing.T) {
 }
 
 // Tokenizers with the same vocabulary and other rules do not share caches.
-func TestTokenizersAreToldApart(t *testing.T) {
+func TestTokenizersAreDistinguished(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join("testdata", "tokenizer.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +246,7 @@ func TestCacheThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A cache that is cut off while it is mapped gives an error, not the end of the process.
+// A cache that is truncated while it is mapped gives an error, not the end of the process.
 func TestCacheThatIsCutOffInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.tokens")
 	c := cacheOf(t, path, 2, []document{{tokens: make([]int32, 1<<20)}})
@@ -266,7 +266,7 @@ func TestCacheThatIsCutOffInUse(t *testing.T) {
 	}
 }
 
-func TestProgressIsTold(t *testing.T) {
+func TestProgressIsReported(t *testing.T) {
 	dir := write(t, map[string]string{"a": strings.Repeat("the fox ", 50_000), "b": strings.Repeat("a dog ", 50_000)})
 	r := &event.Recorder{}
 	open(t, Options{Sources: []Source{{Path: dir}}, Events: r})
@@ -333,7 +333,7 @@ func FuzzCache(f *testing.F) {
 			}
 			// A token of 4 bytes can be any number, and so look like a label that does not count.
 			if n != b.Count && c.width == 2 {
-				t.Fatalf("%d labels count, %d are told", n, b.Count)
+				t.Fatalf("%d labels count, %d are reported", n, b.Count)
 			}
 		}
 	})

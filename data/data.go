@@ -25,16 +25,16 @@ type Source struct {
 	// Path is a file, a folder, or a pattern in which * stands for any characters of a name and **
 	// for any number of folders. Files are read in the order of their names.
 	Path string
-	// Format is that of all files of the source; Auto tells it by their names.
+	// Format is the format of all files of the source; Auto infers it from their names.
 	Format Format
-	// Template is that of the source's chats; "" takes the one of the options.
+	// Template is the chat template of the source; "" takes the template of the options.
 	Template string
 	// Weight is the share of the rows that come from this source, in any unit. If no source has a
 	// weight, each has its size as its weight.
 	Weight float64
 }
 
-// Options say what to read and how to cut it into rows.
+// Options say what to read and how to split it into sequences.
 type Options struct {
 	Sources   []Source
 	Tokenizer *tokenizer.Tokenizer
@@ -49,13 +49,13 @@ type Options struct {
 	// token of a document is learned from the end of the one before.
 	Joined bool
 	// HoldoutRows and HoldoutShare keep whole documents of every source out of training, for
-	// [Loader.Eval]: so many that they fill a number of rows, or a share of them such as 0.01. They
+	// [Loader.Eval]: enough to fill a number of sequences, or a share of them such as 0.01. They
 	// are chosen by a hash of their contents, so that neither names nor order matter, and of a
 	// document that is there twice no copy is trained on.
 	HoldoutRows  int64
 	HoldoutShare float64
 	// Document is how many bytes a document may have, or a line of jsonl; 0 is DefaultDocument. The
-	// memory of reading grows with it. A text file may be longer: it is read in pieces.
+	// memory of reading grows with it. A text file may be longer: it is read in chunks.
 	Document int64
 	// Cache is the folder of token caches. Without one the tokens are made anew every time.
 	Cache  string
@@ -235,7 +235,7 @@ func named(list []Source) ([]Source, error) {
 	return list, nil
 }
 
-// weights gives those of the options, or the sizes of the sources if there are none.
+// weights returns the options' weights, or else the sizes of the sources.
 func (l *Loader) weights() []float64 {
 	weights := make([]float64, len(l.sources))
 	given := slices.ContainsFunc(l.options.Sources, func(s Source) bool { return s.Weight != 0 })

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// special are the tokens of the test's tokenizer: those of both chat templates. The first of them
+// special are the tokens of the test's tokenizer: of both chat templates. The first of them
 // ends a text.
 var special = []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>",
 	"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
@@ -315,7 +315,7 @@ func taken(t *testing.T, l *Loader, b *Batch) string {
 }
 
 // A document is trained on or held out, all of it: no row of one side has a token of the other.
-// This is finding A21: the last rows were held out, which cut a document in two.
+// This is finding A21: the last rows were held out, which split a document.
 func TestHeldOutDocumentsAreWhole(t *testing.T) {
 	files := corpusOf(200)
 	dir := write(t, files)
@@ -352,7 +352,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 			head, tail := text[:30], text[len(text)-70:]
 			if strings.Contains(trained, head) && strings.Contains(held, tail) ||
 				strings.Contains(held, head) && strings.Contains(trained, tail) {
-				t.Errorf("%g, %d rows: document %s was cut in two", o.HoldoutShare, o.HoldoutRows, name)
+				t.Errorf("%g, %d rows: document %s was split", o.HoldoutShare, o.HoldoutRows, name)
 			}
 		}
 		if want := o.HoldoutShare * 200; want >= 10 && (float64(count) < want/2 || float64(count) > want*1.5) {

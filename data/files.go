@@ -49,10 +49,10 @@ type file struct {
 	format Format
 	size   int64
 	limit  int                   // bytes of a document at most
-	cut    func(text string) int // where a long text is cut, see [tokenizer.Tokenizer.Cut]
+	split  func(text string) int // where a long text may be split, see [tokenizer.Tokenizer.Cut]
 	mod    time.Time
 	sum    [sha256.Size]byte
-	stamp  string // what sum is that of, see stampOf; "" if it must not be remembered
+	stamp  string // identifies the contents that sum belongs to, see stampOf; "" if unknown
 }
 
 // parts gives the paths of the files that a file consists of.
@@ -80,7 +80,7 @@ func (s Source) files() (list []*file, skipped int64, err error) {
 	}
 	for _, name := range names {
 		f := &file{name: name, path: filepath.Join(root, filepath.FromSlash(name)),
-			limit: DefaultDocument, cut: cutBlank}
+			limit: DefaultDocument, split: splitBlank}
 		switch ok, err := f.examine(s.Format, len(names) == 1); {
 		case err != nil:
 			return nil, 0, err
@@ -259,8 +259,8 @@ func isFolder(p string, entry fs.DirEntry) bool {
 	return err == nil && info.IsDir()
 }
 
-// match reports whether the parts of a name match those of a pattern; with prefix, whether a name
-// that goes on could.
+// match reports whether the parts of a name match the parts of a pattern; with prefix, whether a
+// name that goes on could.
 func match(pattern, parts []string, prefix bool) bool {
 	if len(parts) == 0 {
 		return prefix || len(pattern) == 0 || len(pattern) == 1 && pattern[0] == "**"

@@ -84,7 +84,7 @@ func TestFilesThatAreNotTextAreCounted(t *testing.T) {
 		t.Error(diff)
 	}
 	if want := "data: 2 of 4 files are not text and were passed over"; !strings.Contains(lines(r), want) {
-		t.Errorf("told %q", lines(r))
+		t.Errorf("reported %q", lines(r))
 	}
 }
 

@@ -112,7 +112,7 @@ func parseMegatron(b []byte, bin int64) (*megatronIndex, error) {
 	return x, nil
 }
 
-// fields cuts numbers of 8 bytes off the beginning of b.
+// fields reads numbers of 8 bytes from the beginning of b.
 func fields(b *[]byte, to ...*uint64) error {
 	for _, v := range to {
 		if len(*b) < 8 {
@@ -124,7 +124,7 @@ func fields(b *[]byte, to ...*uint64) error {
 	return nil
 }
 
-// table cuts n entries of a size off the beginning of b.
+// table takes n entries of a size from the beginning of b.
 func table(b *[]byte, n uint64, size int) ([]byte, error) {
 	if n > uint64(len(*b)/size) {
 		return nil, io.ErrUnexpectedEOF

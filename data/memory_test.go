@@ -136,7 +136,7 @@ func TestBombsAreReadInBoundedMemory(t *testing.T) {
 				t.Errorf("%d MiB, want %q: %.400s", rss>>20, b.want, out)
 			}
 			if b.want != "done:" && !strings.Contains(out, "data.document_mib = ") &&
-				!strings.Contains(out, "cut it into several documents") {
+				!strings.Contains(out, "split it into several documents") {
 				t.Errorf("there is no way out: %.400s", out)
 			}
 			t.Logf("%d MiB: %.100s", rss>>20, out)
@@ -148,7 +148,7 @@ func TestBombsAreReadInBoundedMemory(t *testing.T) {
 func TestDocumentsAtTheLimitTakeBoundedMemory(t *testing.T) {
 	for _, b := range bombs {
 		if b.want == "done:" && !slowtest.Enabled {
-			continue // it is read in pieces here as well
+			continue // it is read in chunks here as well
 		}
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()

@@ -16,7 +16,7 @@ import (
 )
 
 // rounds of the Feistel network. Four make a pseudorandom permutation if the halves are wide (Luby
-// and Rackoff 1988); a small source has halves of few bits, so there are twice as many.
+// and Rackoff 1988); a small source has short halves, so there are twice as many rounds.
 const rounds = 8
 
 // A permutation puts the numbers below n into an order that depends on a key, without memory: a
@@ -70,7 +70,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// whole is the sum of the shares of a mixture. Products of a share and a number of rows stay
+// whole is the sum of the shares of a mixture. A share times a number of rows stays
 // within 63 bits for maxRows.
 const (
 	whole   = 1 << 24
@@ -128,7 +128,7 @@ func next(shares, taken []int64, total int64) int {
 }
 
 // How documents are held out has versions, since a run must go on with the one that it began with:
-// splitRows held out the last rows of a source, whatever documents they cut through;
+// splitRows held out the last rows of a source, which could split a document;
 // splitDocuments holds out whole documents.
 const (
 	splitRows      = 1
@@ -151,7 +151,7 @@ type run struct {
 	document int64 // its first document
 }
 
-// add puts the documents from first up to last behind those of the stream.
+// add puts the documents from first up to last behind the stream's.
 func (s *stream) add(first, last int64) {
 	if first < last {
 		s.runs = append(s.runs, run{s.length, s.start(first), first})
@@ -176,7 +176,7 @@ func (s *stream) find(at int64) int {
 	return sort.Search(len(s.runs), func(i int) bool { return s.runs[i].at > at }) - 1
 }
 
-// spans gives the tokens of the cache that are those of the stream from one up to another.
+// spans returns the ranges of the cache's tokens that make up the stream from one token to another.
 func (s *stream) spans(from, to int64) iter.Seq2[int64, int64] {
 	return func(yield func(int64, int64) bool) {
 		for i := s.find(from); from < to; i++ {

@@ -128,8 +128,8 @@ func (l *Loader) names() []string {
 	return lists.Map(l.sources, func(s *source) string { return fmt.Sprintf("%q", s.stats.Name) })
 }
 
-// batch fills in the rows of a rank and counts those of all. A cache file that is cut off while it
-// is mapped raises a fault, which becomes an error.
+// batch fills in the rows of a rank and counts the labels of all ranks. A cache file that is
+// truncated while it is mapped raises a fault, which becomes an error.
 func (l *Loader) batch(list []rowAt, rank, ranks int) (b *Batch, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

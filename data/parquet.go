@@ -24,7 +24,7 @@ func readParquet(ctx context.Context, f *file, emit func(item) error) error {
 	defer in.Close()
 	bad := func(err error) error {
 		return diag.New(diag.DataFormat, "%s cannot be read as parquet", f.name).At("%s", f.path).
-			Wrap(err).Try("fetch the file again: it is damaged or cut off")
+			Wrap(err).Try("fetch the file again: it is damaged or truncated")
 	}
 	pf, err := parquet.Open(in, f.size)
 	if err != nil {

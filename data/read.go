@@ -38,9 +38,9 @@ func (f *file) tooLong(at place, size int) error {
 	e := diag.New(diag.DataFormat, "a document has %d bytes or more; the limit is %d MiB", size,
 		f.limit>>20).At("%s", at)
 	if size > maxDocument/2 {
-		return e.Try("cut it into several documents, each in a line or row of its own")
+		return e.Try("split it into several documents, each in a line or row of its own")
 	}
-	return e.Try("cut it into several documents, or raise the limit: data.document_mib = %d",
+	return e.Try("split it into several documents, or raise the limit: data.document_mib = %d",
 		min(max(2*f.limit, size+size/2), maxDocument)>>20)
 }
 
@@ -53,19 +53,19 @@ type item struct {
 	ids   []int32   // tokens, if the file has them already
 	where place
 	read  int64 // bytes of the file that were read so far
-	long  *link // set if the text is a piece of a long one
+	long  *link // set if the text is a chunk of a long one
 }
 
-// A link is the place of a piece in a long text. Pieces are encoded one after the other, as each
+// A link is the position of a chunk in a long text. Chunks are encoded one after the other, as each
 // needs to know how the one before it ended.
 type link struct {
 	*longText
-	turn <-chan struct{} // closed when the piece before is done; nil for the first
+	turn <-chan struct{} // closed when the chunk before is done; nil for the first
 	done chan struct{}
-	more bool // another piece follows
+	more bool // another chunk follows
 }
 
-// A longText is what goes from one piece of a document to the next.
+// A longText is the state that goes from one chunk of a document to the next.
 type longText struct {
 	part tokenizer.Part
 	hash hash.Hash // of the text so far
@@ -84,7 +84,7 @@ func (it *item) size() int {
 func (it *item) hash() uint64 {
 	h := sha256.New()
 	switch {
-	case it.long != nil: // as below, over all pieces
+	case it.long != nil: // as below, over all chunks
 		return binary.LittleEndian.Uint64(it.long.hash.Sum(nil))
 	case it.chat != nil:
 		for _, m := range it.chat {
@@ -170,10 +170,10 @@ func packed(f *file, err error) error {
 	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
 		return e.Try("pack it again without --long: unpacking takes more than %d MiB", maxWindow>>20)
 	}
-	return e.Try("fetch the file again: it is damaged or cut off")
+	return e.Try("fetch the file again: it is damaged or truncated")
 }
 
-// readText takes a file as one document. One that is longer than the limit comes in pieces.
+// readText takes a file as one document. One that is longer than the limit comes in chunks.
 func readText(ctx context.Context, f *file, emit func(item) error) error {
 	_, r, done, err := unpack(ctx, f)
 	if err != nil {
@@ -191,12 +191,12 @@ func readText(ctx context.Context, f *file, emit func(item) error) error {
 		}
 		return emit(item{text: b.String(), where: place{file: f.path}, read: f.size})
 	}
-	// Whether it is text must be known before its first piece is passed on.
+	// Whether it is text must be known before its first chunk is passed on.
 	if err := checkText(f, io.MultiReader(&b, r)); err != nil {
 		return err
 	}
 	done()
-	return readPieces(ctx, f, emit)
+	return readChunks(ctx, f, emit)
 }
 
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }
@@ -214,7 +214,7 @@ func checkText(f *file, r io.Reader) error {
 			end--
 		}
 		if more {
-			end-- // where the last character begins, which may be cut off
+			end-- // where the last character begins, which may be incomplete
 		}
 		if !isText(in.buf[:end]) {
 			return errNoText
@@ -239,7 +239,7 @@ func (p *window) fill() (more bool, err error) {
 	for len(p.buf) <= p.most {
 		n, err := p.in.Read(p.buf[len(p.buf) : p.most+1])
 		p.buf = p.buf[:len(p.buf)+n]
-		if errors.Is(err, io.EOF) { // not the one of a file that was cut off
+		if errors.Is(err, io.EOF) { // not the EOF of a truncated file
 			return len(p.buf) > p.most, nil
 		}
 		if err != nil {
@@ -251,8 +251,8 @@ func (p *window) fill() (more bool, err error) {
 
 func (p *window) take(n int) { p.buf = p.buf[:copy(p.buf, p.buf[n:])] }
 
-// readPieces passes a long text on in pieces.
-func readPieces(ctx context.Context, f *file, emit func(item) error) error {
+// readChunks passes a long text on in chunks.
+func readChunks(ctx context.Context, f *file, emit func(item) error) error {
 	in, r, done, err := unpack(ctx, f)
 	if err != nil {
 		return err
@@ -265,14 +265,14 @@ func readPieces(ctx context.Context, f *file, emit func(item) error) error {
 		if more, err = p.fill(); err != nil {
 			return packed(f, err)
 		}
-		piece := string(p.buf)
+		part := string(p.buf)
 		if more {
-			piece = piece[:f.cut(piece)]
+			part = part[:f.split(part)]
 		}
-		p.take(len(piece))
+		p.take(len(part))
 		l := &link{longText: text, turn: turn, done: make(chan struct{}), more: more}
 		turn = l.done
-		err := emit(item{text: piece, where: place{file: f.path}, read: in.n, long: l})
+		err := emit(item{text: part, where: place{file: f.path}, read: in.n, long: l})
 		if err != nil {
 			return err
 		}
@@ -280,8 +280,8 @@ func readPieces(ctx context.Context, f *file, emit func(item) error) error {
 	return nil
 }
 
-// cutBlank cuts a text behind a word, for those who have no tokenizer yet.
-func cutBlank(text string) int {
+// splitBlank splits a text behind a word, where there is no tokenizer yet.
+func splitBlank(text string) int {
 	n := tokenizer.PieceBytes
 	for at := n; at > n/2; at-- {
 		if text[at] == ' ' && text[at-1] > ' ' {
@@ -389,7 +389,7 @@ func (it *item) broken(err error) error {
 	if json.Valid(it.line) {
 		return e.Try(`write {"text": "…"} in every line`)
 	}
-	return e.Try("repair or remove the line; if it is the last one, the file is cut off")
+	return e.Try("correct or remove the line; if it is the last one, the file is truncated")
 }
 
 // noText names what a document has instead of text.
@@ -458,7 +458,7 @@ func parseChat(raw json.RawMessage) ([]message, error) {
 		return nil, errors.New("they are not a list of objects")
 	}
 	if err == nil && len(chat) == 0 {
-		err = errors.New("there are none")
+		err = errors.New("the list is empty")
 	}
 	return chat, err
 }

@@ -117,8 +117,8 @@ func TestLongLinesAndManyChunks(t *testing.T) {
 func TestBadLinesAreNamed(t *testing.T) {
 	gz, zst := pack(t, strings.Repeat(`{"text":"x"}`+"\n", 1000))
 	for _, tt := range []struct{ name, text, want string }{
-		{"cut off", `{"text":"a"}` + "\n" + `{"text":"b`, "x.jsonl:2"},
-		{"cut off", `{"text":"a"}` + "\n" + `{"text":"b`, "cut off"},
+		{"truncated", `{"text":"a"}` + "\n" + `{"text":"b`, "x.jsonl:2"},
+		{"truncated", `{"text":"a"}` + "\n" + `{"text":"b`, "truncated"},
 		{"list", `["text"]`, "not a JSON object"},
 		{"null", `null`, "not a JSON object"},
 		{"keys", `{"body":"x","url":"y"}`, `it has "body", "url"`},
@@ -127,7 +127,7 @@ func TestBadLinesAreNamed(t *testing.T) {
 		{"number", `{"text":3}`, `"text" is not a string`},
 		{"null text", `{"text":null}`, `"text" is not a string`},
 		{"messages", `{"messages":"x"}`, "not a list of objects"},
-		{"no messages", `{"messages":[]}`, "there are none"},
+		{"no messages", `{"messages":[]}`, "the list is empty"},
 		{"role", `{"messages":[{"content":"x"}]}`, "message 1 has no role"},
 		{"content", `{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":null}]}`, "message 2 has no content"},
 		{"parts", `{"messages":[{"role":"user","content":[{"type":"image","url":"x"}]}]}`, "a part that is not text"},
@@ -305,7 +305,7 @@ type sinkFunc func(event.Event)
 
 func (f sinkFunc) Emit(e event.Event) { f(e) }
 
-// longProse is prose of some mebibytes with a few places that are hard to cut at.
+// longProse is prose of some mebibytes with a few places that are hard to split at.
 func longProse(size int) string {
 	hard := []string{strings.Repeat("日本", 300), strings.Repeat(" ", 5000), "<|endoftext|> ", "é e\u0301\n\n\u0301 ", strings.Repeat("x", 9000)}
 	var b strings.Builder
@@ -329,16 +329,16 @@ func TestLongTextIsOneDocument(t *testing.T) {
 		l := open(t, Options{Sources: []Source{{Path: dir}}, Tokenizer: newTokenizer(t, special...), End: special[0], Document: limit})
 		return l.sources[0].cache
 	}
-	pieces, whole := at(1<<20), at(64<<20)
-	if pieces.documents != 7 || pieces.documents != whole.documents || pieces.text != whole.text {
-		t.Fatalf("%d and %d documents of %d and %d bytes", pieces.documents, whole.documents, pieces.text, whole.text)
+	chunks, whole := at(1<<20), at(64<<20)
+	if chunks.documents != 7 || chunks.documents != whole.documents || chunks.text != whole.text {
+		t.Fatalf("%d and %d documents of %d and %d bytes", chunks.documents, whole.documents, chunks.text, whole.text)
 	}
-	if !slices.Equal(pieces.ids, whole.ids) || !slices.Equal(pieces.starts, whole.starts) ||
-		!slices.Equal(pieces.hashes, whole.hashes) || !slices.Equal(pieces.mask, whole.mask) {
+	if !slices.Equal(chunks.ids, whole.ids) || !slices.Equal(chunks.starts, whole.starts) ||
+		!slices.Equal(chunks.hashes, whole.hashes) || !slices.Equal(chunks.mask, whole.mask) {
 		t.Error("tokens, places or hashes differ")
 	}
-	if pieces.hash(1) != pieces.hash(2) || pieces.hash(1) != pieces.hash(3) || pieces.hash(1) == pieces.hash(5) {
-		t.Error("the hash is not that of the contents")
+	if chunks.hash(1) != chunks.hash(2) || chunks.hash(1) != chunks.hash(3) || chunks.hash(1) == chunks.hash(5) {
+		t.Error("the hash does not match the contents")
 	}
 	got := strings.Builder{}
 	for text, err := range Texts(t.Context(), []Source{{Path: filepath.Join(dir, "b.txt")}}) {
@@ -356,7 +356,7 @@ func TestLongTextIsOneDocument(t *testing.T) {
 func TestLongFilesThatAreNotText(t *testing.T) {
 	text := longProse(2 << 20)
 	gz, _ := pack(t, text)
-	for name, raw := range map[string]string{"late.txt": text + "\xff" + text, "zero.txt": text + "\x00", "cut.txt": text + "é"[:1],
+	for name, raw := range map[string]string{"late.txt": text + "\xff" + text, "zero.txt": text + "\x00", "truncated.txt": text + "é"[:1],
 		"odd.txt": text + "\x80\x80\x80\x80\x80\x80" + text} {
 		dir := write(t, map[string]string{name: raw, "x.txt": "the quick brown fox"})
 		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 1, Document: 1 << 20})
@@ -364,13 +364,13 @@ func TestLongFilesThatAreNotText(t *testing.T) {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}
-	dir := write(t, map[string]string{"cut.txt.gz": gz[:len(gz)-20]})
+	dir := write(t, map[string]string{"truncated.txt.gz": gz[:len(gz)-20]})
 	if _, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Document: 1 << 20}); err == nil || !strings.Contains(err.Error(), "cannot be unpacked") {
-		t.Errorf("a file that was cut off: %v", err)
+		t.Errorf("a truncated file: %v", err)
 	}
 }
 
-// An error beside a long text, or a caller who has enough, ends all that wait for its pieces.
+// An error beside a long text, or a caller who has enough, ends all that wait for its chunks.
 func TestErrorsBesideLongTexts(t *testing.T) {
 	text := longProse(8 << 20)
 	for name, files := range map[string]map[string]string{
@@ -495,7 +495,7 @@ func FuzzPacked(f *testing.F) {
 		}
 		kind %= 4
 		name := []string{"x.txt.gz", "x.txt.zst", "x.jsonl.gz", "x.jsonl.zst"}[kind]
-		file := &file{name: name, path: filepath.Join(dir, name), size: int64(len(raw)), limit: 1 << 20, cut: cutBlank}
+		file := &file{name: name, path: filepath.Join(dir, name), size: int64(len(raw)), limit: 1 << 20, split: splitBlank}
 		if err := os.WriteFile(file.path, raw, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -576,7 +576,6 @@ func FuzzTemplate(f *testing.F) {
 		// What is learned is what assistants said, and an end for each; nobody's words make a mark.
 		want := ""
 		ends, marks := 0, 0
-		end, _ := cutMark(chats.shape.after)
 		for _, m := range chat {
 			if m.Role == "assistant" {
 				if chats.shape.trim {
@@ -589,7 +588,7 @@ func FuzzTemplate(f *testing.F) {
 		}
 		var said []int32
 		for i, id := range ids {
-			if id == chats.marks[end] {
+			if id == chats.end[0].id {
 				marks--
 				if learned[i] {
 					ends--

@@ -20,7 +20,7 @@ type template struct {
 	rename map[string]string // roles that the model knows by another name
 }
 
-// templates are those that most models are tuned with: ChatML, as in Qwen, and that of Llama 3.
+// templates are the ones that most models are tuned with: ChatML, as in Qwen, and Llama 3's.
 // They write the messages and nothing else: no system prompt and no date that the file does not
 // have. plain is for a tokenizer that has no tokens for turns.
 var templates = map[string]template{
@@ -34,12 +34,18 @@ var templates = map[string]template{
 // Templates lists the names of the chat templates.
 func Templates() []string { return slices.Sorted(maps.Keys(templates)) }
 
-// A chatter writes chats as tokens.
+// A chatter writes chats as tokens. Its template was split once, when it was made.
 type chatter struct {
 	tokens *tokenizer.Tokenizer
-	end    int32
 	shape  template
-	marks  map[string]int32 // ids of the tokens that the template names
+	// The template's open and before; after, split behind its first mark, which ends a turn.
+	open, before, end, rest []templatePart
+}
+
+// A templatePart is a token that a template names, or text between such tokens.
+type templatePart struct {
+	text string
+	id   int32 // -1 for text
 }
 
 // newChatter finds the template of a name; without one, the one whose tokens the tokenizer has.
@@ -59,29 +65,35 @@ func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error
 			Meant(name, Templates(), "did you mean %s?",
 				"choose one of "+strings.Join(Templates(), ", "))
 	}
-	c := &chatter{tokens: t, end: end, shape: shape, marks: map[string]int32{"{end}": end}}
-	for _, text := range []string{shape.open, shape.before, shape.after} {
-		for _, part := range pieces(text) {
-			if !marks.MatchString(part) || part == "{end}" {
-				continue
-			}
+	c := &chatter{tokens: t, shape: shape}
+	for _, one := range []struct {
+		text  string
+		parts *[]templatePart
+	}{{shape.open, &c.open}, {shape.before, &c.before}, {shape.after, &c.rest}} {
+		for _, part := range split(one.text) {
 			id, ok := t.ID(part)
-			if !ok {
+			switch {
+			case part == "{end}":
+				id = end
+			case !marks.MatchString(part):
+				id = -1
+			case !ok:
 				return nil, diag.New(diag.DataTokenizer, "the tokenizer has no token %q, which the "+
 					"template %s needs", part, name).
 					Try("use the tokenizer of a chat model, or the template plain")
 			}
-			c.marks[part] = id
+			*one.parts = append(*one.parts, templatePart{part, id})
 		}
 	}
+	c.end, c.rest = c.rest[:1], c.rest[1:]
 	return c, nil
 }
 
 // marks are the tokens that a template names.
 var marks = regexp.MustCompile(`\{end\}|<\|.*?\|>`)
 
-// pieces cuts a text of a template into marks and what stands between them.
-func pieces(text string) (list []string) {
+// split separates a template's text into marks and the text between them.
+func split(text string) (list []string) {
 	at := 0
 	for _, mark := range marks.FindAllStringIndex(text, -1) {
 		if at < mark[0] {
@@ -108,24 +120,24 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 			learned = append(learned, learn)
 		}
 	}
-	text := "" // waits to be encoded in one piece
+	text := "" // waits to be encoded at once
 	flush := func() {
 		if text != "" {
 			ids = c.tokens.Append(ids, text, o)
 			text = ""
 		}
 	}
-	write := func(shape, role string) {
-		for _, part := range pieces(shape) {
-			if !marks.MatchString(part) {
-				text += strings.ReplaceAll(part, "{role}", role)
+	write := func(parts []templatePart, role string) {
+		for _, part := range parts {
+			if part.id < 0 {
+				text += strings.ReplaceAll(part.text, "{role}", role)
 				continue
 			}
 			flush()
-			ids = append(ids, c.marks[part])
+			ids = append(ids, part.id)
 		}
 	}
-	write(c.shape.open, "")
+	write(c.open, "")
 	for _, m := range chat {
 		role := m.Role
 		if other, ok := c.shape.rename[role]; ok {
@@ -134,29 +146,21 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 		if c.shape.trim {
 			m.Content = strings.TrimSpace(m.Content)
 		}
-		write(c.shape.before, role)
+		write(c.before, role)
 		if m.Role != "assistant" {
 			text += m.Content
-			write(c.shape.after, role)
+			write(c.end, role)
+			write(c.rest, role)
 			continue
 		}
 		flush()
 		put(false)
 		text = m.Content
-		mark, rest := cutMark(c.shape.after)
-		write(mark, role)
+		write(c.end, role)
 		put(true)
-		write(rest, role)
+		write(c.rest, role)
 	}
 	flush()
 	put(false)
 	return ids, learned
-}
-
-// cutMark cuts a text behind its first mark.
-func cutMark(text string) (mark, rest string) {
-	if list := pieces(text); len(list) > 0 {
-		mark = list[0]
-	}
-	return mark, text[len(mark):]
 }

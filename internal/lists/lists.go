@@ -88,3 +88,12 @@ func Set[K comparable](list []K) map[K]bool {
 	}
 	return out
 }
+
+// Resize returns a slice of n elements in the memory of buf, or in new memory if buf is too small.
+// Unlike slices.Grow it allocates n elements and no more. The elements are not cleared.
+func Resize[E any](buf []E, n int) []E {
+	if cap(buf) < n {
+		return make([]E, n)
+	}
+	return buf[:n]
+}

@@ -42,3 +42,13 @@ func TestLists(t *testing.T) {
 		t.Errorf("Sum gives %d", got)
 	}
 }
+
+func TestResize(t *testing.T) {
+	buf := make([]byte, 3, 8)
+	if got := lists.Resize(buf, 5); len(got) != 5 || &got[0] != &buf[0] {
+		t.Error("Resize does not reuse its buffer")
+	}
+	if got := lists.Resize(buf, 9001); len(got) != 9001 || cap(got) != 9001 {
+		t.Errorf("Resize allocates %d elements for 9001", cap(got))
+	}
+}

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/andybalholm/brotli"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
@@ -128,7 +128,7 @@ func (c *Column) readPage() error {
 		c.in.discard(uint64(h.packed))
 		return c.in.failed()
 	}
-	c.raw = slices.Grow(c.raw[:0], int(h.packed))[:h.packed]
+	c.raw = lists.Resize(c.raw, int(h.packed))
 	if _, err := io.ReadFull(c.in.r, c.raw); err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (c *Column) unpack(dst, src []byte, size int64) ([]byte, error) {
 		}
 		return src, nil
 	}
-	dst = slices.Grow(dst[:0], int(size))[:size]
+	dst = lists.Resize(dst, int(size))
 	if size == 0 {
 		return dst, nil
 	}
