@@ -70,17 +70,17 @@ func TestParallelPage(t *testing.T) {
 
 func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *schedule.Timeline) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# One plan, the whole way\n\nThis page is written by `go test . -run Page "+
-		"-update` from the code that it shows.\n\nThe model of README's first run on eight devices: two "+
-		"pipeline stages, each on two by two devices that share\nparameters (fsdp) and heads, MLP and "+
-		"vocabulary (tp, with the sequence cut between them).\n\n## plan.json\n\n```json\n%s```\n\n",
+	fmt.Fprintf(&b, "# One plan, end to end\n\n`go test . -run Page "+
+		"-update` writes this page from the code that it shows.\n\nThe model of README's first run on eight devices: two "+
+		"pipeline stages, each on two by two devices that shard\nparameters (fsdp) and heads, MLP and "+
+		"vocabulary (tp, with sequence parallelism).\n\n## plan.json\n\n```json\n%s```\n\n",
 		pagePlan)
-	fmt.Fprintf(&b, "## The forward pass of the first stage, on one device\n\nEvery type says how a value "+
-		"lies along each axis of the mesh: cut by a dimension, a term of a sum (`+`), or\ncopied. Every "+
-		"collective is an operation; the gradient is taken of this graph, by transposing them.\n\n"+
+	fmt.Fprintf(&b, "## The forward pass of the first stage, on one device\n\nEvery type gives a value's "+
+		"layout along each axis of the mesh: sharded by a dimension, partial (`+`, a term of a sum), or\nreplicated. Every "+
+		"collective is an operation; the gradient of this graph transposes them.\n\n"+
 		"```\n%s```\n\n", g)
-	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, loops multiplied out; the compiled "+
-		"programs have the same, and tests hold them to it.\n\n| kind | axes | group | count | bytes |\n"+
+	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, with loops multiplied out; tests "+
+		"check that the compiled programs have the same.\n\n| kind | axes | group | count | bytes |\n"+
 		"|---|---|---|---|---|\n")
 	for _, row := range spmd.CensusOf(g) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %s |\n", row.Kind, strings.Join(row.Axes, ", "), row.Group,
@@ -92,11 +92,11 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		idle -= busy
 	}
 	fmt.Fprintf(&b, "\n## The schedule\n\n![1F1B over two stages](parallel.svg)\n\n```\n%s```\n\n"+
-		"%d of %d ticks are idle, as (P-1)(F+I+W) a rank says.\n\n## Run it\n\n"+
-		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs the list on "+
+		"%d of %d ticks are idle: (P-1)(F+I+W) per rank.\n\n## Run it\n\n"+
+		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs it on "+
 		"eight CPU devices,\nand with `--peers` and `--self` on four devices in each of two processes, "+
-		"which hand over by TCP. `deepwell\ncompile examples/first-run/plan.json --cluster 8xb200` compiles "+
-		"every stage for B200 and tells what each rank\nholds, by cause. Nothing of it has run on a "+
+		"which exchange activations over TCP. `deepwell\ncompile examples/first-run/plan.json --cluster 8xb200` compiles "+
+		"every stage for B200 and prints the memory\nof each rank by purpose. Nothing has run on a "+
 		"GPU yet.\n", s,
 		idle, total)
 	return b.String()
