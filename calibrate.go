@@ -99,7 +99,8 @@ func stepsOf(path string) ([]float64, error) {
 	var list []float64
 	for record, err := range event.Read(f) {
 		if err != nil {
-			return nil, diag.New(diag.BadInput, "the run's events cannot be read").At("%s", path).Wrap(err)
+			return nil, diag.New(diag.BadInput, "the run's events cannot be read").At("%s", path).
+				Wrap(err).Try("deepwell train writes events.jsonl; name the folder of a run")
 		}
 		if s, ok := record.Event.(event.Step); ok {
 			list = append(list, s.Seconds)

@@ -148,7 +148,8 @@ func readProgram(path string, n int) (*program.Program, error) {
 	case err != nil:
 		return nil, diag.New(diag.FileError, "cannot read %s", path).Wrap(err)
 	case !info.Mode().IsRegular() || info.Size() > maxProgram:
-		return nil, diag.New(diag.BadInput, "%s is not a file of program text", path)
+		return nil, diag.New(diag.BadInput, "%s is not a file of program text", path).
+			Try("give a .mlir file or a program file of at most 1 GiB")
 	}
 	data, err := safedir.ReadPlain(path, maxProgram)
 	if err != nil {

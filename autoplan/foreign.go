@@ -35,8 +35,8 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	s := &settings{values: parseSettings(string(text)), path: path,
 		arguments: strings.Contains(string(text), "--")}
 	if len(s.values) == 0 {
-		return nil, diag.New(diag.BadInput, "nothing that %s is told stands in the file", stack).
-			At("%s", path)
+		return nil, diag.New(diag.BadInput, "the file has no settings of %s", stack).At("%s", path).
+			Try("give the file with its command line or configuration")
 	}
 	read(s, f, j)
 	if s.err != nil {
@@ -141,7 +141,8 @@ func (s *settings) number(name string, without int64) int64 {
 	x, err := strconv.ParseFloat(text, 64)
 	n := int64(x)
 	if err != nil || float64(n) != x || n < -1 || n > 1<<24 {
-		s.fail(diag.New(diag.BadInput, "%s is %q, which is no size", name, text))
+		s.fail(diag.New(diag.BadInput, "%s is %q, not a whole number", name, text).
+			Try("write a number from 1 to %d", 1<<24))
 	}
 	return n
 }

@@ -215,10 +215,11 @@ func (j Job) filled() (Job, error) {
 	}
 	switch {
 	case j.Config == nil || j.Cluster.Count < 1:
-		return j, diag.New(diag.BadInput, "a search needs a model and a cluster")
+		return j, diag.New(diag.BadInput, "a search needs a model and a cluster").
+			Try("set Job.Config and Job.Cluster")
 	case j.Seq < 1 || j.Batch < 0 || j.MaxBatch < 0:
-		return j, diag.New(diag.BadInput, "rows of %d tokens, and %d of them, are no batch", j.Seq,
-			j.Batch)
+		return j, diag.New(diag.BadInput, "%d sequences of %d tokens are not a batch", j.Batch,
+			j.Seq).Try("--seq 8192, and --batch 512 or 4Mtok")
 	case j.Goal != "" && !slices.Contains(Goals(), j.Goal):
 		return j, diag.New(diag.BadUsage, "there is no goal %q", j.Goal).
 			Try("--goal time, money or memory")
@@ -247,7 +248,8 @@ func (j Job) filled() (Job, error) {
 		}
 	}
 	if j.Capacity <= 0 {
-		return j, diag.New(diag.BadInput, "the memory of %s is not known", j.Cluster.Card.Title)
+		return j, diag.New(diag.BadInput, "the memory of %s is not known", j.Cluster.Card.Title).
+			Try("set Job.Capacity, in bytes")
 	}
 	return j, nil
 }

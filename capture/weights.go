@@ -70,7 +70,7 @@ func (m *Model) readIndex(f *safedir.Folder) error {
 	}
 	if err := json.Unmarshal(text, &index); err != nil {
 		return diag.New(diag.BadInput, "the index is not what transformers writes").
-			At("%s", filepath.Join(m.Folder, indexName)).Wrap(err)
+			At("%s", filepath.Join(m.Folder, indexName)).Wrap(err).Try("fetch the file again")
 	}
 	var metadata struct { // it may be anything, and is for show only
 		Size float64 `json:"total_size"`

@@ -119,7 +119,8 @@ func (f *file) examine(format Format, alone bool) (bool, error) {
 		case err != nil:
 			return false, readError(p, err)
 		case !info.Mode().IsRegular():
-			return false, refuse(alone, diag.New(diag.BadInput, "this is not a file").At("%s", p))
+			return false, refuse(alone, diag.New(diag.BadInput, "this is not a file").At("%s", p).
+				Try("give files, a folder of files, or a pattern"))
 		}
 		f.size += info.Size()
 		if f.mod.Before(info.ModTime()) {
@@ -159,7 +160,8 @@ func unpackedName(name string) string {
 // and sorted.
 func (s Source) names() (root string, names []string, err error) {
 	if s.Path == "" {
-		return "", nil, diag.New(diag.BadInput, "a source has no path")
+		return "", nil, diag.New(diag.BadInput, "a source has no path").
+			Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
 	}
 	info, err := os.Stat(s.Path)
 	switch {
@@ -189,7 +191,8 @@ func (s Source) names() (root string, names []string, err error) {
 	}
 	for _, part := range pattern[fixed:] {
 		if _, err := path.Match(part, ""); err != nil {
-			return "", nil, diag.New(diag.BadInput, "%q is not a pattern", s.Path).Wrap(err)
+			return "", nil, diag.New(diag.BadInput, "%q is not a pattern", s.Path).Wrap(err).
+				Try("close its brackets, or escape them with a backslash")
 		}
 	}
 	if names, err = walk(root, pattern[fixed:]); err != nil {

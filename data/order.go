@@ -89,7 +89,8 @@ func newShares(weights []float64) ([]int64, error) {
 		sum += w
 	}
 	if math.IsInf(sum, 0) || len(weights) > whole/2 {
-		return nil, diag.New(diag.BadInput, "the weights of the sources are too large")
+		return nil, diag.New(diag.BadInput, "the weights of the sources are too large").
+			Try("give weights that add up to 1")
 	}
 	shares := make([]int64, len(weights))
 	left, largest := int64(whole), 0
@@ -101,7 +102,8 @@ func newShares(weights []float64) ([]int64, error) {
 		}
 	}
 	if shares[largest] += left; shares[largest] < 1 {
-		return nil, diag.New(diag.BadInput, "the weights of the sources are too far apart")
+		return nil, diag.New(diag.BadInput, "the weights of the sources are too far apart").
+			Try("leave out sources with a weight near 0")
 	}
 	return shares, nil
 }
@@ -259,7 +261,8 @@ func (l *Loader) divide(s *source, split int, shared *claims) error {
 		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", s.path, rows).
 			Try("hold out less, use more text or shorter rows, or name other text: eval.data = \"PATH\"")
 	case rows > maxRows:
-		return diag.New(diag.BadInput, "%s has %d rows, more than %d", s.path, rows, int64(maxRows))
+		return diag.New(diag.BadInput, "%s has %d sequences, more than %d", s.path, rows,
+			int64(maxRows)).Try("split it into several sources")
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func (l *Loader) taken(at Position) (taken []int64, total int64, err error) {
 			if !slices.ContainsFunc(l.sources, func(s *source) bool { return s.stats.Name == name }) {
 				return nil, 0, diag.New(diag.DataPosition,
 					"the position names the source %q, which is not one of these", name).
-					Because("the sources are %s", strings.Join(l.names(), ", ")).
+					Try("take one of %s", strings.Join(l.names(), ", ")).
 					Try("give the source its old name, or begin a new run")
 			}
 		}

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
+	"syscall"
 )
 
 // A Class is the exit status of the program when an error ends it.
@@ -73,14 +75,35 @@ func (e *Error) Meant(typed string, known []string, format, otherwise string) *E
 }
 
 // Wrap returns a copy of e that wraps err; the text of err becomes the cause if none was given
-// and it says more than the error itself.
+// and it says more than the error itself. A FileError without a fix gets one that fits the system's
+// error.
 func (e *Error) Wrap(err error) *Error {
 	c := *e
 	c.Err = err
 	if c.Cause == "" && err != nil && err.Error() != e.What {
 		c.Cause = err.Error()
 	}
+	if c.Code == FileError && c.Fix == "" {
+		c.Fix = fileFix(err)
+	}
 	return &c
+}
+
+// fileFix says what to do about an error of the file system; "" if nothing is known.
+func fileFix(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "check the path; its folder must exist"
+	case errors.Is(err, fs.ErrPermission):
+		return "choose a path that this user may use, or change its permissions"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return "free space on the disk, or choose another one"
+	case errors.Is(err, syscall.EROFS):
+		return "choose a path on a file system that can be written"
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
+		return "check the path: it mixes up a file and a folder"
+	}
+	return ""
 }
 
 // Exit returns a copy of e that ends the program with another status than the catalogue has.

@@ -98,7 +98,8 @@ func (s *Step) check(w WhatIf) error {
 	}
 	switch {
 	case !(w.Slow >= 0) || !(w.Links >= 0) || max(w.Slow, w.Links) > maxFactor:
-		return diag.New(diag.BadInput, "a factor is outside 0 to %g", maxFactor)
+		return diag.New(diag.BadInput, "a factor is outside 0 to %g", maxFactor).
+			Try("--what-if links=2, which takes twice as long")
 	case w.Links != 0 && w.Links != 1 && s.Slower == nil:
 		return diag.New(diag.BadInput, "nothing is known of what this step sends").
 			Try("leave links out of the what-if")
@@ -107,9 +108,11 @@ func (s *Step) check(w WhatIf) error {
 			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK counts pipeline ranks, pp.size of them").
 			Try("slow=%g@%d", w.Slow, s.Schedule.Ranks-1)
 	case !(w.Jitter >= 0) || w.Jitter > 1:
-		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter)
+		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter).
+			Try("--what-if jitter=0.05")
 	case w.Jitter > 0 && w.Random == nil:
-		return diag.New(diag.BadInput, "jitter needs a source of random numbers")
+		return diag.New(diag.BadInput, "jitter needs a source of random numbers").
+			Try("set WhatIf.Random")
 	case s.sum()*max(1, w.Slow) > maxStep:
 		return diag.New(diag.ScheduleCosts, "these times are too large to add up")
 	}

@@ -201,4 +201,7 @@ func (c *Config) period() int64 {
 	return 0
 }
 
-func bad(format string, args ...any) *diag.Error { return diag.New(diag.BadInput, format, args...) }
+// bad is the error of a configuration that cannot be built.
+func bad(format string, args ...any) *diag.Error {
+	return diag.New(diag.BadInput, format, args...).Try("correct config.json, or take another model")
+}

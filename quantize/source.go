@@ -55,7 +55,7 @@ func openSource(dir string) (*source, error) {
 	dec.UseNumber() // what is not ours goes out as it came in
 	if err := dec.Decode(&s.config); err != nil || s.config == nil {
 		return nil, diag.New(diag.BadInput, "%s is not a JSON object", configName).
-			At("%s", f.Path(configName)).Wrap(err)
+			At("%s", f.Path(configName)).Wrap(err).Try("fetch the file again")
 	}
 	if err := s.method(f); err != nil {
 		return nil, err

@@ -113,7 +113,8 @@ func wrap(name string, value any) (f flag, err error) {
 	case string:
 		f.String = &v
 	default:
-		err = diag.New(diag.CompileOption, "option %s has a value of type %T", name, value)
+		err = diag.New(diag.CompileOption, "option %s has a value of type %T", name,
+			value).Try("give a bool, an int, a float64 or a string")
 	}
 	return f, err
 }

@@ -229,9 +229,10 @@ func compileError(err error) error {
 	switch {
 	case strings.Contains(what, "No such compile option"),
 		strings.Contains(what, "While setting option"):
-		failed = diag.New(diag.CompileOption, "%s", what)
+		failed = diag.New(diag.CompileOption, "%s", what).
+			Try("options are the fields of DebugOptions in XLA's xla.proto, with their types")
 	case strings.Contains(what, "No registered implementation"):
-		failed = failed.Try("register the function before compiling, or compile for a card that has it")
+		failed = failed.Try("register the function before compiling, or compile for a GPU that has it")
 	}
 	return failed.Wrap(s)
 }

@@ -62,7 +62,8 @@ const (
 // bytes.
 func (o CompileOptions) Encode() ([]byte, error) {
 	if len(o.Devices) == 0 {
-		return nil, diag.New(diag.CompileOption, "a program needs at least one device")
+		return nil, diag.New(diag.CompileOption, "a program needs at least one device").
+			Try("give the module devices")
 	}
 	n := int64(len(o.Devices))
 	ids := lists.Map(o.Devices, func(d int) int64 { return int64(d) })
@@ -100,7 +101,8 @@ func encodeFlag(name string, value any) (m wire.Msg, err error) {
 	case float64:
 		return m.Double(overrideDouble, v), nil
 	}
-	return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", name, value)
+	return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", name,
+		value).Try("give a bool, an int, a float64 or a string")
 }
 
 // An Option is a named value that a plugin takes when a client or a topology is created. The
@@ -137,7 +139,8 @@ func newNamed(options []Option) (*named, error) {
 				v.value = 1
 			}
 		default:
-			return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", o.Name, x)
+			return nil, diag.New(diag.CompileOption, "option %s has a value of type %T", o.Name, x).
+				Try("give a bool, an int, a float32 or a string")
 		}
 		n.values = append(n.values, v)
 	}

@@ -89,7 +89,7 @@ func (f *Folder) File(name string) (*os.File, error) {
 	var e *diag.Error
 	switch names := plainfile.Links(info); {
 	case info.IsDir():
-		e = diag.New(diag.BadInput, "not a plain file but a folder")
+		e = diag.New(diag.BadInput, "not a plain file but a folder").Try("give a plain file")
 	case names > 1:
 		e = diag.New(diag.BadInput, "the file has a second name, which may be outside the folder").
 			Because("it has %d hard links", names).Try("copy the file, or open it by its path")
@@ -130,7 +130,7 @@ func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 		return nil, unreadable(f.Path(name), err)
 	case int64(len(text)) > limit:
 		return nil, diag.New(diag.BadInput, "%s has more than %d bytes", name, limit).
-			At("%s", f.Path(name))
+			At("%s", f.Path(name)).Try("check that it is the right file")
 	}
 	return text, nil
 }
@@ -144,11 +144,13 @@ func ReadPlain(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	if info.IsDir() {
-		return nil, diag.New(diag.BadInput, "not a plain file but a folder")
+		return nil, diag.New(diag.BadInput, "not a plain file but a folder").
+			Try("name a file in it")
 	}
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit {
-		err = diag.New(diag.BadInput, "the file has more than %d bytes", limit)
+		err = diag.New(diag.BadInput, "the file has more than %d bytes", limit).
+			Try("check that it is the right file")
 	}
 	if err != nil {
 		return nil, err

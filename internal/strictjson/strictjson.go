@@ -57,6 +57,7 @@ type Reader struct {
 	path   string
 	d      *json.Decoder
 	err    *diag.Error
+	usual  string // fix of the error, if none is given
 }
 
 // New reads a document of some format; errors name path, the file that it is from.
@@ -76,10 +77,13 @@ func (r *Reader) End() error {
 			r.Fail(r.format.Text, "something follows the %s", r.format.Name)
 		}
 	}
-	if r.err != nil {
-		return r.err
+	if r.err == nil {
+		return nil
 	}
-	return nil
+	if r.usual != "" {
+		r.Fix("%s", r.usual)
+	}
+	return r.err
 }
 
 // Fail keeps the first error, with the line that the reader has come to.
@@ -121,6 +125,9 @@ func (r *Reader) Wrong(got json.Token, want string) {
 		shown = "an object or a list"
 	case nil:
 		shown = "null"
+	}
+	if r.err == nil {
+		r.usual = "write " + want
 	}
 	r.Fail(r.format.Value, "%s is %s, not %s", cmp.Or(r.Key, "the "+r.format.Name), shown, want)
 }
