@@ -31,7 +31,7 @@ type referenceRun struct {
 
 // handOver writes init, a Hugging Face folder; run.json; and batches.bin: for each step ids,
 // labels, positions and segments as whole numbers of 32 bits.
-func (r *runner) handOver() error {
+func (r *runner) writeReferenceRun() error {
 	if r.recipe.Optimizer.Name != "adamw" {
 		return diag.New(diag.NotSupported, "only runs with AdamW can be handed over").
 			At("%s: optimizer.name", r.job.Path)

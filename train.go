@@ -41,7 +41,7 @@ type TrainJob struct {
 	Plan    string   // the file of a plan for several devices; "" is one device
 	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
-	Replay  string   // the folder of a rejected step to compute again, instead of training
+	Rerun  string   // the folder of a rejected step to compute again, instead of training
 	// Peers are the addresses of all processes of a run, in order, and Self which of them this is:
 	// the ranks of a plan's pipeline are dealt to them. None is one process.
 	Peers []string
@@ -65,7 +65,7 @@ type TrainResult struct {
 	Weights *event.Weights `json:"weights,omitempty"`
 
 	Run    *train.Result `json:"run,omitempty"`
-	Replay *train.Replay `json:"replay,omitempty"`
+	Rerun *train.RerunResult `json:"replay,omitempty"`
 }
 
 // Train follows a recipe to its last step, from the newest checkpoint of its folder on. Replaying a
@@ -89,7 +89,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.ReferenceRun != "" {
-		v.pass("write what another program needs", r.handOver)
+		v.pass("write what another program needs", r.writeReferenceRun)
 		return done, v.err
 	}
 	v.pass("write the programs", r.writePrograms)
@@ -98,9 +98,9 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("open the run's folder", r.openFolder)
 	v.pass("compile and fill the state", func() error { return r.start(ctx) })
 	v.pass("keep what the run is made of", r.keepInputs)
-	if job.Replay != "" {
-		done.Replay = get(v, "replay the step", func() (*train.Replay, error) {
-			return r.trainer.Replay(ctx, job.Replay)
+	if job.Rerun != "" {
+		done.Rerun = get(v, "replay the step", func() (*train.RerunResult, error) {
+			return r.trainer.Rerun(ctx, job.Rerun)
 		})
 		return done, v.err
 	}
@@ -121,10 +121,10 @@ type runner struct {
 	plan    *plan.Plan // nil is one device
 	model   *capture.Model
 	random  bool  // parameters begin at random
-	lack    error // why weights that are meant cannot be read
+	noWeights    error // why weights that are meant cannot be read
 	weights *event.Weights
 	tokens  *tokenizer.Tokenizer
-	spelled string // the tokenizer's file
+	tokenizerFile string // the tokenizer's file
 	rows    *data.Loader
 	held    *data.Loader
 	program *step.Programs
@@ -166,16 +166,16 @@ func (r *runner) findModel() (err error) {
 	case r.recipe.Init == "random" || r.model.HasWeights():
 	case lack != nil && r.recipe.Init == "":
 		e := diag.From(lack)
-		r.lack = e.Try("%s; or begin from random weights: init = %q", e.Fix, "random")
+		r.noWeights = e.Try("%s; or begin from random weights: init = %q", e.Fix, "random")
 	case lack != nil:
-		r.lack = lack
+		r.noWeights = lack
 	case r.recipe.Init == "weights":
-		r.lack = diag.New(diag.ModelMissing, "%s has no weights to begin with", r.recipe.Model).
+		r.noWeights = diag.New(diag.ModelMissing, "%s has no weights to begin with", r.recipe.Model).
 			At("%s: init", r.job.Path).
 			Try("give a model with weights: model = FOLDER; or init = %q", "random")
 	}
-	if r.lack != nil || r.random {
-		return r.lack
+	if r.noWeights != nil || r.random {
+		return r.noWeights
 	}
 	return r.model.Check()
 }
@@ -184,7 +184,7 @@ func (r *runner) findModel() (err error) {
 // and then nobody needs the weights that it began with.
 func (r *runner) findModelOrCheckpoint() error {
 	err := r.findModel()
-	if r.lack != nil && r.begun() {
+	if r.noWeights != nil && r.begun() {
 		return nil
 	}
 	return err
@@ -264,8 +264,8 @@ func (r *runner) readTokenizer() (err error) {
 			Try("deepwell data tokenizer TEXT --vocab %d -o tokenizer.json, then data.tokenizer = %q",
 				min(r.model.Config.Vocab, 8192), "tokenizer.json")
 	}
-	if r.spelled, err = tokenizer.Find(where); err == nil {
-		r.tokens, err = tokenizer.Load(r.spelled)
+	if r.tokenizerFile, err = tokenizer.Find(where); err == nil {
+		r.tokens, err = tokenizer.Load(r.tokenizerFile)
 	}
 	if err != nil {
 		return at(err, r.job.Path+": data.tokenizer")
@@ -365,7 +365,7 @@ func (w *warnings) into(log event.Sink) {
 func (r *runner) openFolder() (err error) {
 	out := r.recipe.Out
 	r.events = r.env.Events
-	if r.job.Replay != "" || !r.processes.Leads() {
+	if r.job.Rerun != "" || !r.processes.Leads() {
 		return nil
 	}
 	if err := os.MkdirAll(out, 0o777); err != nil {
@@ -440,7 +440,7 @@ func (r *runner) warnUnlocked() {
 // checkpoint was found to be of this run: files of another one are not replaced.
 func (r *runner) keepInputs() error {
 	out := r.recipe.Out
-	if r.job.Replay != "" || !r.processes.Leads() {
+	if r.job.Rerun != "" || !r.processes.Leads() {
 		return nil
 	}
 	if err := r.keepTokenizer(); err != nil {
@@ -481,7 +481,7 @@ func (r *runner) keep(name string, text []byte) error {
 // keepTokenizer copies the tokenizer, and what says which of its tokens end a text, into the run's
 // folder.
 func (r *runner) keepTokenizer() error {
-	dir, base := filepath.Split(r.spelled)
+	dir, base := filepath.Split(r.tokenizerFile)
 	for _, name := range []string{base, "tokenizer_config.json", "special_tokens_map.json"} {
 		text, err := safedir.ReadPlain(filepath.Join(dir, name), maxTokenizer)
 		if errors.Is(err, fs.ErrNotExist) && name != base {
@@ -516,14 +516,14 @@ func (r *runner) start(ctx context.Context) (err error) {
 	if r.trace != nil {
 		o.Spans = r.trace
 	}
-	if r.job.Replay == "" && !r.begun() {
-		r.tell(r.first()) // a person need not wait for the compiler to learn it
+	if r.job.Rerun == "" && !r.begun() {
+		r.report(r.first()) // a person need not wait for the compiler to learn it
 	}
-	if r.trainer, err = train.New(ctx, o); err != nil || r.weights != nil || r.job.Replay != "" {
+	if r.trainer, err = train.New(ctx, o); err != nil || r.weights != nil || r.job.Rerun != "" {
 		return err
 	}
 	result := r.trainer.Result()
-	r.tell(event.Weights{From: event.FromCheckpoint, Path: result.Checkpoints, Step: result.Step,
+	r.report(event.Weights{From: event.FromCheckpoint, Path: result.Checkpoints, Step: result.Step,
 		Seed: r.recipe.Seed})
 	return nil
 }
@@ -538,7 +538,7 @@ func (r *runner) first() event.Weights {
 	return w
 }
 
-func (r *runner) tell(w event.Weights) {
+func (r *runner) report(w event.Weights) {
 	r.weights = &w
 	r.events.Emit(w)
 }
@@ -563,8 +563,8 @@ func build() string {
 
 func (r *runner) init(p *model.Param, dst []float32) error {
 	switch {
-	case r.lack != nil:
-		return r.lack
+	case r.noWeights != nil:
+		return r.noWeights
 	case r.random:
 		return r.model.Config.Init(p, uint64(r.recipe.Seed), dst)
 	}

@@ -174,7 +174,7 @@ func (b *builder) edit() (err error) {
 func (b *builder) stages() error {
 	how := b.Spec.Plan
 	if how == nil || how.Size(plan.PipelineAxis) == 1 {
-		b.Stages = []*Stage{{cut: &spmd.Stage{Graph: b.loss}}}
+		b.Stages = []*Stage{{stage: &spmd.Stage{Graph: b.loss}}}
 		return nil
 	}
 	var err error
@@ -187,7 +187,7 @@ func (b *builder) stages() error {
 	}
 	for k, cut := range cuts {
 		cut.Number(k)
-		b.Stages = append(b.Stages, &Stage{Rank: b.Schedule.Rank(k), cut: cut})
+		b.Stages = append(b.Stages, &Stage{Rank: b.Schedule.Rank(k), stage: cut})
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func (b *builder) shard() (err error) {
 		return nil
 	}
 	for _, s := range b.Stages {
-		if s.Sharding, err = spmd.Shard(s.cut.Graph, how); err != nil {
+		if s.Sharding, err = spmd.Shard(s.stage.Graph, how); err != nil {
 			return err
 		}
 	}
@@ -241,12 +241,12 @@ func (b *builder) differentiate() (err error) {
 			continue
 		}
 		if o.Sharding = s.Sharding; s.Sharding != nil {
-			s.cut.Graph = s.Sharding.Graph
+			s.stage.Graph = s.Sharding.Graph
 		}
 		for _, one := range b.Params {
 			o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
 		}
-		if s.Joint, err = spmd.NewStep(s.cut.Graph, o, w); err != nil {
+		if s.Joint, err = spmd.NewStep(s.stage.Graph, o, w); err != nil {
 			return err
 		}
 	}
@@ -323,8 +323,8 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 			if slices.ContainsFunc(held, func(h spmd.RankParam) bool { return h.Name == l.Name }) {
 				continue
 			}
-			one := byName[s.cut.Unnumbered(l.Name)]
-			if rounds, ok := s.cut.Layers[l.Name]; ok {
+			one := byName[s.stage.Unnumbered(l.Name)]
+			if rounds, ok := s.stage.Layers[l.Name]; ok {
 				one = one.Slice(rounds[0], rounds[1])
 			}
 			r.Params = append(r.Params, one)

@@ -78,7 +78,7 @@ type Stage struct {
 	// Graphs has them apart; nil if there is Joint.
 	Graphs *pipeline.Graphs
 
-	cut   *spmd.Stage
+	stage *spmd.Stage
 	stats map[*ir.Graph][]ir.Stat
 }
 

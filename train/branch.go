@@ -15,22 +15,22 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A Branch is a run beside the run: it begins with a state of its own and takes rows and rates of
-// its own. It writes nothing, and steps count whatever their loss as long as it is finite, so that
-// branches of different precisions make the same steps.
+// A Branch is a short run beside a run: it begins with a state of its own and has its own data and
+// learning rates. It writes nothing. Every step with a finite loss is applied, spikes included, so
+// that branches of different precisions make the same steps and their losses can be compared.
 type Branch struct {
-	// From has the parameters and moments that it begins with; nil is Init, and no moments.
+	// From has the parameters and moments to begin with; nil is Init, with moments of zero.
 	From  *ckpt.Checkpoint
 	Init  func(p *model.Param, dst []float32) error
 	Seed  int // of stochastic rounding
 	Steps int
 	Rate  optim.Schedule
 	Data  Dataset
-	// Shift changes the parameters before the first step, and Noise the gradients of every step; nil
-	// leaves them.
+	// Shift changes the parameters before the first step, and Noise the reduced gradients of every
+	// step. nil leaves them alone.
 	Shift func(param string, x []float32)
 	Noise func(step int, param string, grad []float32)
-	// Done hears the loss of every step, counted from 1.
+	// Done is called after every step, counted from 1, with its loss.
 	Done func(step int, loss float64)
 }
 
@@ -60,12 +60,13 @@ func (b *Branches) Close() { b.t.Close() }
 // Run makes the steps of a branch. It ends early, with an error, at a step whose loss or gradient
 // is not finite.
 func (b *Branches) Run(ctx context.Context, one Branch) error {
+	// The trainer is this branch's alone: a branch begins by replacing all of its state.
 	t := b.t
 	r := *t.opts.Recipe
 	r.Seed, r.Steps = one.Seed, one.Steps
 	t.opts.Recipe, t.opts.Data, t.schedule = &r, one.Data, one.Rate
 	t.step, t.updates, t.at = 0, 0, data.Position{}
-	if err := t.depart(one); err != nil {
+	if err := t.beginBranch(ctx, one); err != nil {
 		return err
 	}
 	defer t.dropPrefetched() // the data must not be closed under a batch that is still being read
@@ -97,12 +98,13 @@ func (t *Trainer) branch(ctx context.Context, b Branch, one *prefetched) error {
 		return err
 	}
 	if b.Noise != nil {
-		if err := t.disturb(ctx, func(param string, grad []float32) {
+		if err := t.editGradients(ctx, func(param string, grad []float32) {
 			b.Noise(t.step, param, grad)
 		}); err != nil {
 			return err
 		}
 	}
+	// No limit on loss or norm: only a value that is not finite stops the update.
 	finite := !math.IsNaN(loss) && !math.IsInf(loss, 0)
 	norm, ok, err := t.exec.finish(ctx, finite, t.schedule.LR(t.step), math.Inf(1))
 	if err != nil {
@@ -120,11 +122,12 @@ func (t *Trainer) branch(ctx context.Context, b Branch, one *prefetched) error {
 	return nil
 }
 
-// depart fills the state that a branch begins with.
-func (t *Trainer) depart(b Branch) error {
+// beginBranch fills the state that a branch begins with.
+func (t *Trainer) beginBranch(ctx context.Context, b Branch) error {
+	// Both sources fill a whole tensor, so that Shift sees each parameter once, unsharded.
 	read := initial(b.Init)
 	if b.From != nil {
-		var old memory
+		var old loopState
 		if err := json.Unmarshal(b.From.Extra[extraKey], &old); err != nil {
 			return diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
 				b.From.Step).At("%s", b.From.Path()).Wrap(err)
@@ -141,45 +144,48 @@ func (t *Trainer) depart(b Branch) error {
 			return b.From.ReadSlice(name, tensors[name].Box(), dst)
 		}
 	}
-	return t.fill(t.computed(func(name string, param *model.Param, dst []byte) error {
+	return t.fill(ctx, t.computed(func(name string, param *model.Param, dst []byte) error {
 		if err := read(name, param, dst); err != nil || param == nil || b.Shift == nil {
 			return err
 		}
-		x := numbers(dst, dtype.F32)
+		x := floats(dst, dtype.F32)
 		b.Shift(name, x)
-		put(dst, x)
+		dtype.F32.Encode(dst, x)
 		return nil
 	}))
 }
 
-// disturb changes the gradients of a step between its halves. Those that two ranks have terms of
-// are changed where they count.
-func (t *Trainer) disturb(ctx context.Context, change func(param string, grad []float32)) error {
-	homes := t.exec.homes()
-	for _, pc := range pieces(t.programs) {
+// editGradients changes the gradients between the halves of a step. A gradient that two ranks have
+// terms of is changed in the rank that counts it towards the norm.
+func (t *Trainer) editGradients(ctx context.Context,
+	change func(param string, grad []float32)) error {
+	shards := t.exec.stateShards()
+	for _, pc := range stateTensors(t.programs) {
 		held := t.programs.Ranks[pc.rank].Counts(pc.name)
 		if !pc.master || held == nil {
 			continue
 		}
-		h := homes[pc.rank]
+		h := shards[pc.rank]
 		x, err := t.reduced(ctx, h, &pc)
 		if err != nil {
 			return err
 		}
 		change(pc.param.Name, x)
+		// The changed gradient goes back to the devices the way the state does: as tensors of layers,
+		// of which each device reads its box.
 		var changed ckpt.Memory
 		for i, n := 0, len(x)/len(pc.tensors); i < len(pc.tensors); i++ {
 			whole, err := changed.Add(pc.tensors[i])
 			if err != nil {
 				return err
 			}
-			put(whole, x[i*n:][:n])
+			dtype.F32.Encode(whole, x[i*n:][:n])
 		}
-		ways := []way{{stage: h.update, name: program.Gradient.Of(pc.name), elem: held.Type.Elem}}
+		ways := []target{{module: h.update, name: program.Gradient.Of(pc.name), elem: held.Type.Elem}}
 		if pc.layout != nil {
-			ways[0].part = pc.layout.Stored
+			ways[0].local = pc.layout.Stored
 		}
-		if err := pc.readParts(&changed, h.mesh, ways); err != nil {
+		if err := pc.readShards(&changed, h.mesh, ways); err != nil {
 			return err
 		}
 		if err := t.place(h, ways[0]); err != nil {

@@ -13,32 +13,36 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// extraKey is where a checkpoint has what the loop remembers.
+// extraKey is the entry of a checkpoint's manifest that holds the loop's own state.
 const extraKey = "train"
 
-// A memory is what the loop remembers beside the state.
-type memory struct {
+// loopState is what a checkpoint holds beside tensors: counters, histories and the digests by which
+// a resumed run is compared. Field names are part of the format; fields that an older binary did
+// not write are zero.
+type loopState struct {
 	Updates int `json:"updates"` // that were accepted
-	// OwesEval says that the validation after this step was given up, and is to be made.
+	// OwesEval says that the validation after this step was given up for a stop, and is to be made up
+	// for.
 	OwesEval bool   `json:"owes_eval,omitempty"`
 	Data     string `json:"data"` // the digest of the data
 	Guard    guard  `json:"guard"`
-	// Policy is the digest of what the recipe has products computed in.
+	// Policy is the digest of the recipe's precision policy.
 	Policy string `json:"policy,omitempty"`
-	// Precision is what is known of products in few bits, and which of them fell.
+	// Precision is the monitor's history, and the GEMMs that fell back to a wider format.
 	Precision json.RawMessage `json:"precision,omitempty"`
-	// Eval is the digest of the data of the validation, if it is not held out of the training data.
+	// Eval is the digest of the validation data, if it is not held out of the training data.
 	Eval string `json:"eval,omitempty"`
-	// Plan and Options are digests of the plan and of the programs' compile options, and Build names
-	// the Deepwell that wrote the checkpoint.
+	// Plan and Options are digests of the plan and of the programs' compile options; Build names the
+	// Deepwell that wrote the checkpoint.
 	Plan    string `json:"plan,omitempty"`
 	Options string `json:"options,omitempty"`
 	Build   string `json:"build,omitempty"`
 }
 
-// digested is data that has a name for all that decides which rows come in which order.
+// digested is data whose digest names all that decides which sequences come in which order.
 type digested interface{ Digest() string }
 
+// digest returns the digest of a dataset, or "" if it has none.
 func digest(rows Dataset) string {
 	if d, ok := rows.(digested); ok {
 		return d.Digest()
@@ -46,8 +50,8 @@ func digest(rows Dataset) string {
 	return ""
 }
 
-// adopt reports whether rows are those of a digest, or can be: data that was split in an older way
-// goes on with that.
+// adopt reports whether a dataset has a digest, or can take it on: data that an older version split
+// in another way continues with that split.
 func adopt(rows Dataset, old string) bool {
 	if d, ok := rows.(interface{ Adopt(digest string) bool }); ok {
 		return d.Adopt(old)
@@ -55,8 +59,8 @@ func adopt(rows Dataset, old string) bool {
 	return digest(rows) == old
 }
 
-// meta describes the run as it is now.
-func (t *Trainer) meta() (ckpt.Meta, error) {
+// manifest describes the run at its present step.
+func (t *Trainer) manifest() (ckpt.Meta, error) {
 	m := ckpt.Meta{Data: maps.Clone(t.at), Seed: uint64(t.opts.Recipe.Seed),
 		Programs: t.programs.Fingerprints(), Recipe: t.opts.Recipe.String()}
 	m.Model = t.config
@@ -64,7 +68,7 @@ func (t *Trainer) meta() (ckpt.Meta, error) {
 	if m.Engine, err = json.Marshal(t.opts.Engine.Identity()); err != nil {
 		return m, err
 	}
-	remembered := memory{Updates: t.updates, Data: digest(t.opts.Data), Guard: t.guard,
+	remembered := loopState{Updates: t.updates, Data: digest(t.opts.Data), Guard: t.guard,
 		Policy: t.policy, Eval: t.evalDigest(), Plan: t.programs.PlanDigest(),
 		Options: t.programs.OptionsDigest(), Build: t.opts.Build, OwesEval: t.owes}
 	if t.controller != nil {
@@ -93,8 +97,9 @@ func configOf(m model.Model, events event.Sink) []byte {
 	return nil
 }
 
-// newest opens the newest checkpoint of the run, unless it is of another one; nil if there is none.
-func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *memory, error) {
+// newest opens the newest intact checkpoint in the run's folder; nil if it has no
+// checkpoint. A checkpoint of another run is an error.
+func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *loopState, error) {
 	c, err := ckpt.Latest(ctx, t.folder(), t.opts.Events)
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointMissing {
@@ -134,9 +139,10 @@ func (t *Trainer) Load(ctx context.Context, path string) error {
 	return t.others.agree(ctx, t.begun())
 }
 
-// resume goes on with a checkpoint of this run.
-func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *memory) error {
-	if err := t.load(c); err != nil {
+// resume continues with a checkpoint of this run. The spike factor is the recipe's, which may have
+// changed.
+func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *loopState) error {
+	if err := t.load(ctx, c); err != nil {
 		return err
 	}
 	m := &c.Manifest
@@ -156,10 +162,10 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *memory) e
 	return nil
 }
 
-// load fills the state from a checkpoint of the same tensors.
-func (t *Trainer) load(c ckpt.Source) error {
+// load fills the state from a checkpoint that has exactly its tensors.
+func (t *Trainer) load(ctx context.Context, c ckpt.Source) error {
 	if err := t.fits(c); err != nil {
 		return err
 	}
-	return t.fill(c)
+	return t.fill(ctx, c)
 }

@@ -16,8 +16,7 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A DiskCheck is what FitsDisk looks at: the run's folder, which exists, the last step that is
-// made, and how the room on a disk is read.
+// A DiskCheck is the input of [FitsDisk]. The run's folder exists.
 type DiskCheck struct {
 	Recipe *recipe.Recipe
 	Until  int // as in Options
@@ -25,9 +24,10 @@ type DiskCheck struct {
 	Events event.Sink
 }
 
-// FitsDisk returns an error if the run's folder cannot be written, or if its disk has no room for
-// the checkpoints that the run will hold at once. A checkpoint is removed only when a newer one is
-// whole, so there is one more than save.keep for a while. Checkpoints that are there count.
+// FitsDisk returns an error if the run's folder cannot be written, or if its disk lacks room for
+// the checkpoints that the run holds at once. An old checkpoint is removed only after a newer one
+// is complete, so there is one more than save.keep for a while. Checkpoints that exist count as
+// written.
 func FitsDisk(p *step.Programs, c DiskCheck) error {
 	out := c.Recipe.Out
 	dir := filepath.Join(out, "checkpoints")
@@ -36,6 +36,7 @@ func FitsDisk(p *step.Programs, c DiskCheck) error {
 			return err
 		}
 	}
+	// Room is needed for the checkpoints that will exist at once, not for all that are written.
 	size := checkpointBytes(p)
 	there, err := ckpt.List(dir)
 	if err != nil {
@@ -60,6 +61,8 @@ func FitsDisk(p *step.Programs, c DiskCheck) error {
 				plural, event.Size(size), len(there)).
 			Try("%smake room, or use another disk: --set out=NAME", c.fewer(there, free/size))
 	}
+	// With save.keep = 0 nothing is removed. That the disk fills up later is a warning: the run may be
+	// meant to stop before.
 	if all := int64(saves); c.Recipe.Save.Keep == 0 && free < all*size {
 		c.Events.Emit(event.Warning{Code: string(diag.HostDisk), Text: fmt.Sprintf(
 			"save.keep = 0 keeps all %d checkpoints of %s, and the disk has room for %d", saves,
@@ -68,7 +71,7 @@ func FitsDisk(p *step.Programs, c DiskCheck) error {
 	return nil
 }
 
-// fewer names save.keep where the disk has room for what it then needs.
+// fewer suggests save.keep = 1 if that would fit.
 func (c *DiskCheck) fewer(there []ckpt.Info, fits int64) string {
 	r := *c.Recipe
 	r.Save.Keep = 1
@@ -79,9 +82,10 @@ func (c *DiskCheck) fewer(there []ckpt.Info, fits int64) string {
 	return ""
 }
 
-// saves counts the checkpoints that the run will write, and how many more than there are it will
-// hold at once.
+// saves returns how many checkpoints the run still writes, and how many more than exist it holds at
+// once.
 func (c *DiskCheck) saves(there []ckpt.Info) (saves int, more int64) {
+	// The run resumes from the newest checkpoint, and saves at multiples of save.every and at the end.
 	r, step := c.Recipe, 0
 	if len(there) > 0 {
 		step = int(there[len(there)-1].Step)
@@ -103,13 +107,13 @@ func (c *DiskCheck) saves(there []ckpt.Info) (saves int, more int64) {
 	return saves, int64(max(1, min(len(there)+saves, r.Save.Keep+1)-len(there)))
 }
 
-// manifestBytes is more than the manifest has for one tensor.
+// manifestBytes is an upper bound of the manifest's bytes for one tensor.
 const manifestBytes = 1 << 10
 
 // checkpointBytes is the size of one checkpoint.
 func checkpointBytes(p *step.Programs) (bytes int64) {
 	seen := map[string]bool{}
-	for _, pc := range pieces(p) {
+	for _, pc := range stateTensors(p) {
 		if !seen[pc.name] { // two ranks may have it
 			bytes += pc.bytes() + manifestBytes*int64(len(pc.tensors))
 		}
@@ -118,9 +122,10 @@ func checkpointBytes(p *step.Programs) (bytes int64) {
 	return bytes
 }
 
-// writable makes a file in a folder and removes it. A folder that is not there is made by the first
-// save, in the folder above.
+// writable creates and removes a file in a folder. A folder that does not exist is made by the
+// first save, in its parent.
 func writable(dir string) error {
+	// Permissions alone do not say it: the file system may be full, over quota or read-only.
 	f, err := os.CreateTemp(dir, ".deepwell-probe-*")
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, gone := os.Lstat(dir); errors.Is(gone, fs.ErrNotExist) {

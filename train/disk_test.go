@@ -126,7 +126,7 @@ func TestRejectedStepsAreBounded(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if got, err := tr.Replay(t.Context(), last); err != nil || got.Step != rejected[2].Step {
+	if got, err := tr.Rerun(t.Context(), last); err != nil || got.Step != rejected[2].Step {
 		t.Errorf("%+v %v", got, err)
 	}
 }

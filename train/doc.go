@@ -1,12 +1,29 @@
-// Package train turns compiled programs and rows of tokens into a trained state: it is the loop,
-// with the guards around it.
+// Package train turns compiled programs and batches of tokens into trained parameters: it is the
+// training loop, with the guards around it.
 //
-// A step takes rows from the data, adds up their gradients part by part, looks at the loss, and
-// updates. The update is told whether the step counts and decides itself whether the gradient is
-// fit for use; a step that is rejected leaves every bit of the state, is written down so that it
-// can be replayed, and the run goes on with the next rows.
+// [New] compiles the programs of a step and fills the state from the newest checkpoint, or with
+// initial parameters. [Trainer.Run] trains to the last step; [Trainer.Step], [Trainer.Eval],
+// [Trainer.Save] and [Trainer.Load] are its parts, for a loop of one's own. The data is a
+// [Dataset]: a [data.Loader], or any type that returns a batch for a position.
 //
-// What a run needs to go on after a crash is in its checkpoints: parameters, optimizer state, one
-// number for each source of data, and what the guard remembers. A run that was killed and resumed
-// ends with the same bits as one that was not.
+// A step takes a batch, accumulates the gradients of its microbatches, checks the loss, and
+// updates. The update programs take whether the step counts as an input, and decide on the devices
+// whether the gradient is finite and no spike; a rejected step leaves every bit of the state as it
+// was, is kept on disk so that it can be rerun, and the run goes on with the next batch.
+//
+// Checkpoints hold all that a run needs after a crash: parameters, optimizer moments, one number
+// for each source of data, and the history of the guard and of the precision monitor. A run that
+// was killed and resumed ends with the same bits as one that was not.
+//
+// # Files
+//
+//	options.go, train.go, loop.go, manual.go  the API: Options, New, Step, Run, Gradients, Update
+//	executor.go, halves.go, inputfeed.go      programs on devices: forward, backward, update
+//	state.go, checkpoint.go, save.go          the state, and how it is saved and resumed
+//	identity.go                               what must not change between a save and a resume
+//	precision.go, report.go                   quantized GEMMs: statistics, fallback, return
+//	guard.go, rerun.go, watchdog.go           spikes, rejected steps, stalls
+//	peers.go, together.go                     runs over several processes
+//	memory.go, disk.go                        what fits
+//	branch.go                                 short runs beside a run, for comparisons
 package train

@@ -13,32 +13,44 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// An executor runs the programs of a step on the devices of this process. The devices are the ranks
-// of a pipeline; a mesh is a pipeline of one rank and one stage, whose forward and backward pass
-// are one program.
+// An executor runs the programs of a step on the devices of this process.
+//
+// Devices are grouped by pipeline rank. Without a pipeline there is one rank with one stage: the
+// mesh of all devices, whose forward and backward pass are one program. Everything below treats
+// both alike; only [executor.joint] and [executor.pipelined] differ.
+//
+// The state of a rank (parameters, moments, quantized copies, gradients between the halves of a
+// step) stays on its devices. The host sends token ids and a few scalars, and reads the loss, the
+// gradient norm and the monitor's statistics.
 type executor struct {
-	t      *Trainer
-	x      *compiled // at work
-	probes *compiled // gives the gradients of this step in the place of x, and inspects; or nil
-	ranks  []*rank   // by number; nil is in another process
+	t *Trainer
+	x *compiled // the programs at work
+	// probes replaces the gradient programs of x in a step that is inspected; nil in others.
+	probes *compiled
+	ranks  []*rank // by number; nil for a rank of another process
 	links  []engine.Link
-	peers  *peers // the other processes; nil if there are none
+	peers  *peers // the other processes; nil for a run in one process
 }
 
-// A rank is the devices of one rank of the pipeline.
+// A rank is one pipeline rank of this process: its devices and the state that they hold.
 type rank struct {
 	*inputFeed
 	number  int
-	devices program.Devices // as this process counts them
-	state   engine.State
-	told    report                 // of the step
-	ends    map[int]engine.Link    // of links to other ranks
-	shared  map[string]engine.Link // by parameter
+	devices program.Devices // as this process's engine numbers them
+	// state has the rank's arrays by the names of program arguments. Between steps these are
+	// parameters, moments and copies; between the halves of a step also gradients.
+	state  engine.State
+	stats  report                 // of the present step
+	ends   map[int]engine.Link    // to the ranks of neighbouring stages, by rank
+	shared map[string]engine.Link // to the rank that shares a parameter, by parameter
 }
 
-// linkRoom is how many arrays may wait between two ranks: as many as a pipeline lets wait.
+// linkRoom is how many arrays may wait in a link between two ranks: as many as the schedule lets
+// run ahead.
 const linkRoom = 4
 
+// newExecutor compiles the programs of this process's ranks and connects the ranks. The state is
+// empty but for the loss seed.
 func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 	p := t.programs
 	c := &executor{t: t, ranks: make([]*rank, len(p.Ranks)), peers: t.others}
@@ -67,18 +79,20 @@ func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 	return c, c.seeds()
 }
 
-// hosted lists the ranks of this process.
+// hosted returns the ranks of this process.
 func (c *executor) hosted() (list []*rank) {
 	return lists.Filter(c.ranks, func(r *rank) bool { return r != nil })
 }
 
-// A compiled is a table of programs on an engine: those of this process's ranks.
+// compiled is a table of programs on the engine, as far as they belong to ranks of this process.
 type compiled struct {
 	programs *step.Programs
 	rows     map[*step.Program]*engine.Executable
-	pipe     *pipeline.Pipeline // nil if forward and backward pass are one program
+	pipe     *pipeline.Pipeline // nil without a pipeline
 }
 
+// compile compiles the programs of this process's ranks. The engine caches executables, so programs
+// that another precision leaves unchanged cost nothing.
 func (c *executor) compile(ctx context.Context, p *step.Programs) (*compiled, error) {
 	x := &compiled{programs: p, rows: map[*step.Program]*engine.Executable{}}
 	for _, row := range p.List {
@@ -96,7 +110,7 @@ func (c *executor) compile(ctx context.Context, p *step.Programs) (*compiled, er
 	return x, nil
 }
 
-// free ends the programs.
+// free releases the executables; x may be nil.
 func (x *compiled) free() {
 	if x == nil {
 		return
@@ -108,17 +122,17 @@ func (x *compiled) free() {
 	}
 }
 
-// of gives the program of a kind that a rank has, nil if it has none.
+// of returns a rank's program of a kind, or nil if it has none.
 func (x *compiled) of(kind step.Kind, r *rank) *engine.Executable {
 	return x.rows[x.programs.Find(kind, r.number)]
 }
 
-// stage gives the program of a kind that a virtual stage has, nil if it has none.
+// stage returns a virtual stage's program of a kind, or nil if it has none.
 func (x *compiled) stage(kind step.Kind, stage int) *engine.Executable {
 	return x.rows[x.programs.OfStage(kind, stage)]
 }
 
-// list gives all programs, in the order of the table.
+// list returns all executables, in the order of the table.
 func (x *compiled) list() (all []*engine.Executable) {
 	for _, row := range x.programs.List {
 		if one := x.rows[row]; one != nil {
@@ -128,7 +142,8 @@ func (x *compiled) list() (all []*engine.Executable) {
 	return all
 }
 
-// join makes a pipeline of the stages, over the links between the ranks.
+// join builds the pipeline that runs the stages over the links between ranks. Without a pipeline
+// there is nothing to join.
 func (x *compiled) join(c *executor) (err error) {
 	p := x.programs
 	if p.Joint() {
@@ -149,7 +164,7 @@ func (x *compiled) join(c *executor) (err error) {
 	return err
 }
 
-// seeds puts what begins the backward pass into the state: the gradient of the loss by itself, 1.
+// seeds puts the start of the backward pass into the state: dLoss/dLoss = 1.
 func (c *executor) seeds() error {
 	for _, r := range c.hosted() {
 		for _, row := range c.t.programs.OfRank(r.number) {
@@ -160,7 +175,7 @@ func (c *executor) seeds() error {
 				s := &program.Module{Name: "one", Devices: r.devices}
 				spec := program.Array{Name: a.Name, Global: dtype.Shape{Type: dtype.F32}}
 				one, err := c.t.opts.Engine.Place(s, spec, engine.Copied,
-					func(int) ([]byte, error) { return number(1), nil })
+					func(int) ([]byte, error) { return f32Bytes(1), nil })
 				if err != nil {
 					return err
 				}
@@ -171,6 +186,7 @@ func (c *executor) seeds() error {
 	return nil
 }
 
+// free closes the links and releases programs and state.
 func (c *executor) free() {
 	for _, l := range c.links {
 		_ = l.Close()
@@ -181,8 +197,9 @@ func (c *executor) free() {
 	}
 }
 
-// connect links the ranks that exchange something: stages that follow each other, and ranks that
-// have the same parameters, for their gradients.
+// connect links the ranks that exchange arrays: neighbouring stages, for activations and their
+// gradients, and ranks that share a parameter (a tied embedding), for its gradient. All processes
+// number these links alike, so that both ends of a TCP connection agree.
 func (c *executor) connect() error {
 	p := c.t.programs
 	done := map[[2]int]bool{}
@@ -224,14 +241,15 @@ func (c *executor) connect() error {
 	return nil
 }
 
+// end keeps a rank's end of the link to a peer, if the rank is in this process.
 func (c *executor) end(rank, peer int, l engine.Link) {
 	if r := c.ranks[rank]; r != nil {
 		r.ends[peer] = l
 	}
 }
 
-// link makes the ends of a link between two ranks that this process hosts; nil stands for an end
-// that is elsewhere. way tells several links between two ranks apart.
+// link returns both ends of a link between two ranks, nil for an end in another process. way tells
+// several links between the same two ranks apart.
 func (c *executor) link(a, b, way int) (left, right engine.Link, err error) {
 	switch x, y := c.ranks[a], c.ranks[b]; {
 	case x != nil && y != nil:
@@ -249,8 +267,9 @@ func (c *executor) link(a, b, way int) (left, right engine.Link, err error) {
 	return left, right, err
 }
 
-// homes says where the pieces of the state are, by rank; nil is in another process.
-func (c *executor) homes() []*stateShard {
+// stateShards returns what each rank holds of the state, by rank; nil for a rank of another
+// process.
+func (c *executor) stateShards() []*stateShard {
 	list := make([]*stateShard, len(c.ranks))
 	for n, r := range c.ranks {
 		if r == nil {
@@ -262,7 +281,7 @@ func (c *executor) homes() []*stateShard {
 			case row.Kind == step.Update:
 				h.update = row.Module
 			case row.Stage >= 0:
-				h.takers = append(h.takers, row.Module)
+				h.readers = append(h.readers, row.Module)
 			}
 		}
 		list[n] = h
@@ -270,8 +289,8 @@ func (c *executor) homes() []*stateShard {
 	return list
 }
 
-// each does something for every rank of this process at the same time. The first error ends what
-// the others wait for.
+// each runs a function for all ranks of this process concurrently. The first error cancels the
+// context of the others, which may be waiting for a rank that failed.
 func (c *executor) each(ctx context.Context, do func(ctx context.Context, r *rank) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

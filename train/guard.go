@@ -15,7 +15,8 @@ const (
 	maxRejected = 8
 )
 
-// A guard judges steps by those before them.
+// A guard judges a step by the losses and gradient norms of recent steps. It is saved in
+// checkpoints, so that a resumed run judges alike.
 type guard struct {
 	Factor   float64   `json:"-"`
 	Losses   []float64 `json:"losses"`
@@ -23,7 +24,8 @@ type guard struct {
 	Rejected int       `json:"rejected"` // in a row
 }
 
-// limits gives the largest loss and norm that are no spikes.
+// limits returns the largest loss and gradient norm that are not spikes: guard.spike times their
+// recent medians, or +Inf while there is too little history.
 func (g *guard) limits() (loss, norm float64) {
 	if g.Factor <= 0 || len(g.Losses) < settled {
 		return math.Inf(1), math.Inf(1)
@@ -31,7 +33,7 @@ func (g *guard) limits() (loss, norm float64) {
 	return g.Factor * median(g.Losses), g.Factor * median(g.Norms)
 }
 
-// judge says why a step does not count, or "" if it does.
+// judge returns why a step is rejected, or "" if it is not.
 func (g *guard) judge(loss, norm float64) string {
 	maxLoss, maxNorm := g.limits()
 	switch {
@@ -48,14 +50,16 @@ func (g *guard) judge(loss, norm float64) string {
 	return ""
 }
 
-// accept remembers a step that counted.
+// accept adds an applied step to the history.
 func (g *guard) accept(loss, norm float64) {
 	g.Losses, g.Norms = last(append(g.Losses, loss)), last(append(g.Norms, norm))
 	g.Rejected = 0
 }
 
+// last returns a copy of the last entries of a list, as many as the window has.
 func last(list []float64) []float64 { return slices.Clone(list[max(0, len(list)-window):]) }
 
+// median returns the upper median of a list that is not empty.
 func median(list []float64) float64 {
 	sorted := slices.Sorted(slices.Values(list))
 	return sorted[len(sorted)/2]

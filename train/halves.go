@@ -13,14 +13,17 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// gradients runs all microbatches of a step and gives its loss; the gradients stay on the devices.
+// gradients runs forward and backward pass over all microbatches of a batch and returns the mean
+// loss of its labels, summed over processes. The gradients stay on the devices, not yet reduced
+// over the data axes. Each rank begins by clearing its accumulators ([step.Zero]); a step that is
+// inspected runs programs that also measure rounding errors.
 func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
-	at := c.x
+	at := c.x // whose gradient programs run; Zero always runs from the programs at work
 	if c.probes != nil {
 		at = c.probes
 	}
 	err = c.each(ctx, func(ctx context.Context, r *rank) error {
-		r.told.begin()
+		r.stats.begin()
 		if c.probes != nil {
 			if err := r.keep(ctx, c.probes.of(step.Inspect, r), nil); err != nil {
 				return err
@@ -41,7 +44,8 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 	return c.peers.sum(ctx, loss)
 }
 
-// joint runs programs that are forward and backward pass in one, a microbatch after the other.
+// joint runs the microbatches one after the other, where forward and backward pass are one program.
+// The first one writes the gradients, the others add to them.
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
@@ -59,11 +63,12 @@ func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (tota
 	return total, nil
 }
 
+// microbatch runs one microbatch, the sequences from first on, and returns its share of the loss.
 func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable, b *data.Batch,
 	first int) (float64, error) {
 	end := c.t.span("place")
 	rows := r.batch(b, first, int(c.t.programs.Shape.Batch), c.t.hooks.lossScale(b.Total))
-	run, err := r.run(x, &r.state, rows)
+	run, err := r.run(ctx, x, &r.state, rows)
 	end()
 	if err != nil {
 		return 0, err
@@ -74,22 +79,25 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 	if err != nil {
 		return 0, err
 	}
+	// The gradients of the first microbatch become the accumulators. The others return their sums in
+	// the same buffers (donated arguments), which need not be stored again.
 	for i, spec := range x.Module().Results {
 		if first == 0 && spec.Role == program.Gradient {
 			run.Keep(&r.state, run.Results[i])
 		}
 	}
-	return loss, r.told.read(ctx, string(step.Gradient), run.Results, x.Module())
+	return loss, r.stats.read(ctx, string(step.Gradient), run.Results, x.Module())
 }
 
-// pipelined runs the microbatches through the stages, as the schedule says.
+// pipelined runs the microbatches through the stages in the order of the schedule. Only the last
+// stage has a loss.
 func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (loss float64,
 	err error) {
 	defer c.t.span("gradient")()
 	share := c.t.hooks.lossScale(b.Total)
-	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, micro int, s *program.Module,
+	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, microbatch int, s *program.Module,
 		spec program.Array) (*engine.Array, error) {
-		return c.data(stage, s, spec, b, micro*c.t.opts.Recipe.Microbatch, share)
+		return c.data(stage, s, spec, b, microbatch*c.t.opts.Recipe.Microbatch, share)
 	})
 	if err != nil {
 		return 0, err
@@ -98,7 +106,7 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 	for _, one := range out.Results {
 		r := c.ranks[c.t.programs.Stages[one.Stage].Rank]
 		if one.Spec.Role == program.Stat {
-			if err := r.told.readOne(ctx, one.Program, one.Array, one.Spec); err != nil {
+			if err := r.stats.readOne(ctx, one.Program, one.Array, one.Spec); err != nil {
 				return 0, err
 			}
 			continue
@@ -112,7 +120,8 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 	return loss, nil
 }
 
-// data places what a stage takes of some rows of a batch.
+// data places what one stage takes of a microbatch: token ids and positions on the first, labels on
+// the last.
 func (c *executor) data(stage int, s *program.Module, spec program.Array, b *data.Batch, first int,
 	share float64) (*engine.Array, error) {
 	r := c.ranks[c.t.programs.Stages[stage].Rank]
@@ -123,20 +132,20 @@ func (c *executor) data(stage int, s *program.Module, spec program.Array, b *dat
 	return r.place(s, spec, bytes)
 }
 
-// quantize makes the quantized copies of the masters that programs take.
-func (c *executor) quantize() error {
-	return c.each(context.Background(), func(ctx context.Context, r *rank) error {
+// quantize makes the quantized copies of the f32 parameters that the GEMMs read.
+func (c *executor) quantize(ctx context.Context) error {
+	return c.each(ctx, func(ctx context.Context, r *rank) error {
 		return r.keep(ctx, c.x.of(step.Quantize, r), nil)
 	})
 }
 
-// keep runs a program on the state, keeps all that it gives, and reads what it reports. nil is no
-// program.
+// keep runs a program on the rank's state, stores its results there under their names, and reads
+// its statistics. A nil program does nothing.
 func (r *rank) keep(ctx context.Context, x *engine.Executable, inputs map[string][]byte) error {
 	if x == nil {
 		return nil
 	}
-	run, err := r.run(x, &r.state, inputs)
+	run, err := r.run(ctx, x, &r.state, inputs)
 	if err != nil {
 		return err
 	}
@@ -146,10 +155,12 @@ func (r *rank) keep(ctx context.Context, x *engine.Executable, inputs map[string
 			run.Keep(&r.state, run.Results[i])
 		}
 	}
-	return r.told.read(ctx, "", run.Results, x.Module())
+	return r.stats.read(ctx, "", run.Results, x.Module())
 }
 
-// update changes the state if the step counts, and gives the norm of the gradients.
+// update reduces the gradients and applies the optimizer. With commit false, or a gradient norm
+// above limit or not finite, the programs leave every bit of the state as it is, and ok is false.
+// norm is the global norm before clipping.
 func (c *executor) update(ctx context.Context, commit bool, rate, limit float64) (norm float64,
 	ok bool, err error) {
 	defer c.t.span("update")()
@@ -159,16 +170,21 @@ func (c *executor) update(ctx context.Context, commit bool, rate, limit float64)
 	return c.finish(ctx, commit, rate, limit)
 }
 
-// reduce leaves each device its piece of the gradients of its rank, summed over the rank's mesh.
+// reduce sums the gradients over the data axes of each rank (reduce-scatter under FSDP), after
+// which every device has its shard of the sum.
 func (c *executor) reduce(ctx context.Context) error {
 	return c.each(ctx, func(ctx context.Context, r *rank) error {
 		return r.keep(ctx, c.x.of(step.Reduce, r), nil)
 	})
 }
 
-// finish exchanges the gradients of what ranks share and the squares of all, and updates.
+// finish exchanges the gradients of shared parameters, sums the squares of all gradients over ranks
+// and processes, and updates. All ranks see the same global norm, and so decide alike whether the
+// step counts.
 func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64) (norm float64,
 	ok bool, err error) {
+	// Squares of the gradients of each rank. A shared parameter counts in one rank only, after
+	// both terms of its gradient were added.
 	squares := make([]float64, len(c.ranks))
 	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		square := c.x.of(step.Square, r)
@@ -184,7 +200,8 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 		for _, h := range c.t.programs.Ranks[r.number].RankParams {
 			r.state.Drop(program.PeerGradient.Of(h.Name))
 		}
-		if len(c.ranks) > 1 { // else the number stays on the devices
+		// With one rank the square stays on the devices: no round trip through the host.
+		if len(c.ranks) > 1 {
 			squares[r.number], err = scalar(ctx, r.state.Get(optim.GradSquare))
 		}
 		return err
@@ -192,8 +209,9 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 	if err != nil {
 		return 0, false, err
 	}
+	// The same order of summation in all runs: the norm decides on clipping, so its bits matter.
 	total := 0.0
-	for _, x := range squares { // in the order of the ranks
+	for _, x := range squares {
 		total += x
 	}
 	if total, err = c.peers.sum(ctx, total); err != nil {
@@ -203,7 +221,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		inputs := c.t.settings(commit, rate, limit)
 		if len(c.ranks) > 1 {
-			inputs[optim.GradSquare] = number(total)
+			inputs[optim.GradSquare] = f32Bytes(total)
 		}
 		norms[r.number], oks[r.number], err = c.apply(ctx, r, inputs)
 		return err
@@ -215,7 +233,8 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 	return norm, ok, err
 }
 
-// exchange sends the gradients of what the rank shares, and takes those of the other.
+// exchange swaps the gradients of parameters that two ranks share. Each adds the other's to its own
+// in the program that follows.
 func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Module) error {
 	for _, h := range p.RankParams {
 		link := r.shared[h.Name]
@@ -232,8 +251,8 @@ func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Modul
 	return nil
 }
 
-// swap sends an array and takes one at the same time: both ends do, and what is larger than the
-// buffers between them is only sent while the other takes.
+// swap sends an array and receives one at the same time. Both ends do: an array larger than the
+// socket buffers is only sent while the other end receives.
 func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Module,
 	spec program.Array) (*engine.Array, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -253,16 +272,17 @@ func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Mod
 	return got, nil
 }
 
-// apply runs the update of a rank, keeps the copies that it makes for the model, and drops the
-// gradients. It gives the norm if that does not take the squares of other ranks.
+// apply runs the optimizer of a rank, keeps the parameter copies that it makes for the next step,
+// and frees the gradients. norm is set if this rank knows the squares of all gradients itself.
 func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte) (norm float64,
 	ok bool, err error) {
 	x := c.x.of(step.Update, r)
-	run, err := r.run(x, &r.state, inputs)
+	run, err := r.run(ctx, x, &r.state, inputs)
 	if err != nil {
 		return 0, false, err
 	}
 	defer run.Free()
+	// The square of the norm is still in the state where one rank has all gradients.
 	if a := r.state.Get(optim.GradSquare); a != nil {
 		square, err := scalar(ctx, a)
 		if err != nil {
@@ -271,6 +291,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 		norm = math.Sqrt(square)
 		r.state.Drop(optim.GradSquare)
 	}
+	// Parameters and moments are updated in place (donated); other results are read or kept.
 	for i, a := range run.Results {
 		switch spec := x.Module().Results[i]; {
 		case spec.Role == program.Copy:
@@ -290,16 +311,16 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 	for _, h := range c.t.programs.Ranks[r.number].RankParams {
 		r.state.Drop(program.Gradient.Of(h.Name))
 	}
-	return norm, ok, r.told.read(ctx, "", run.Results, x.Module())
+	return norm, ok, r.stats.read(ctx, "", run.Results, x.Module())
 }
 
-// evaluate gives the sum of the losses of all labels: it runs the stages forward, one after the
-// other.
+// evaluate returns the sum of the losses over the labels of one microbatch: it runs the stages
+// forward, one after the other, and saves no activations.
 func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
 	p := c.t.programs
 	loss := 0.0
 	var hidden *engine.Array
-	for k, s := range p.Stages {
+	for k, s := range p.Stages { // hidden are the activations [B, S, H] between two stages
 		r := c.ranks[s.Rank]
 		if r == nil {
 			continue
@@ -342,7 +363,7 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 	return c.peers.sum(ctx, loss)
 }
 
-// forward runs one stage and gives what the next one takes, or the loss.
+// forward runs one stage and returns the activations for the next one, or the loss.
 func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k int,
 	hidden *engine.Array, b *data.Batch) (*engine.Array, error) {
 	st := x.Module()

@@ -20,8 +20,8 @@ import (
 	"github.com/deepwell/deepwell/recipe"
 )
 
-// evalDigest names the rows of the validation, if they come from files of their own; those that are
-// held out of the training data are part of its digest.
+// evalDigest is the digest of the validation data, if it comes from files of its own; sequences
+// held out of the training data are covered by that digest.
 func (t *Trainer) evalDigest() string {
 	d, ok := t.opts.Eval.(digested)
 	if !ok || d.Digest() == digest(t.opts.Data) {
@@ -30,14 +30,15 @@ func (t *Trainer) evalDigest() string {
 	return d.Digest()
 }
 
-// sameRun refuses a checkpoint that is not of this run: of another recipe, data or model, or with
-// decisions that would be lost. It gives what the loop remembered.
-func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
+// sameRun refuses a checkpoint that does not belong to this run: another recipe, dataset, model or
+// precision policy, or tensors of other shapes. It returns the saved loop state.
+func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*loopState, error) {
+	// From the recipe to the tensors: the first error names what a person can act on.
 	m := c.Manifest
 	if err := t.opts.Recipe.Resumable([]byte(m.Recipe), t.folder()); err != nil {
 		return nil, err
 	}
-	old := &memory{}
+	old := &loopState{}
 	if err := json.Unmarshal(m.Extra[extraKey], old); err != nil {
 		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint of step %d was not written by a run",
 			m.Step).At("%s", t.folder()).Wrap(err)
@@ -51,8 +52,8 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 		return nil, err.At("%s", t.folder())
 	}
 	if len(old.Precision) > 0 && !t.programs.Policy.Quantizes() {
-		return nil, diag.New(diag.RecipeChanged, "the checkpoint has decisions on products in few bits,"+
-			" and this run computes none in them").At("%s", t.folder()).
+		return nil, diag.New(diag.RecipeChanged, "the checkpoint has fallbacks of quantized GEMMs,"+
+			" and this run quantizes none").At("%s", t.folder()).
 			Try("restore precision, or give the new run another folder: --set out=NAME")
 	}
 	if old.Policy != "" && old.Policy != t.policy {
@@ -63,12 +64,12 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*memory, error) {
 	return old, t.fits(c)
 }
 
-// labels are members of a configuration that say nothing about what the model computes.
+// labels are keys of config.json that do not change what a model computes.
 var labels = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
 	"torch_dtype", "transformers_version"}
 
-// sameModel refuses the configuration of another model. Both are printed by this binary, so that
-// what an older one wrote differently does not count.
+// sameModel refuses a checkpoint of another model. Both configurations are printed by this binary,
+// so that a key which an older version wrote differently does not count as a change.
 func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	if len(saved) == 0 {
 		return nil
@@ -89,6 +90,7 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	if err != nil {
 		return diag.From(err)
 	}
+	// Labels may change, with a warning: a run may be given another end-of-text token.
 	var changes, renamed []string
 	for _, key := range keysOf(old, now) {
 		a, b := old[key], now[key]
@@ -112,7 +114,7 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	return nil
 }
 
-// members gives a configuration by key, each value in its only form.
+// members returns the values of a config.json by key, in compact JSON.
 func members(text []byte) (list map[string]json.RawMessage, err error) {
 	if text == nil {
 		return nil, nil
@@ -124,9 +126,10 @@ func members(text []byte) (list map[string]json.RawMessage, err error) {
 	return list, json.Unmarshal(b.Bytes(), &list)
 }
 
+// orNone prints a value for a person.
 func orNone(value json.RawMessage) string { return cmp.Or(string(value), "not there") }
 
-// keysOf lists the keys of both, in order.
+// keysOf returns the keys of both maps, sorted.
 func keysOf[V any](a, b map[string]V) []string {
 	all := map[string]V{}
 	maps.Copy(all, a)
@@ -134,8 +137,8 @@ func keysOf[V any](a, b map[string]V) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// fits demands that a checkpoint has the tensors of the state, all of them and in their shapes: a
-// smaller model must not begin with the upper left corner of a larger one.
+// fits demands that a checkpoint has exactly the tensors of the state: all of them, in their shapes
+// and types. Otherwise a smaller model could begin with a corner of a larger one.
 func (t *Trainer) fits(c ckpt.Source) error {
 	left := map[string]ckpt.Tensor{}
 	for _, one := range c.Tensors() {
@@ -150,7 +153,7 @@ func (t *Trainer) fits(c ckpt.Source) error {
 		return e
 	}
 	seen := map[string]bool{} // what two ranks have stands twice
-	for _, pc := range pieces(t.programs) {
+	for _, pc := range stateTensors(t.programs) {
 		for _, one := range pc.tensors {
 			have, ok := left[one.Name]
 			switch {
@@ -172,9 +175,10 @@ func (t *Trainer) fits(c ckpt.Source) error {
 	return nil
 }
 
-// compare warns of all that has changed since a checkpoint was written and may change bits, though
-// the run is the same. What an older checkpoint does not say is not compared.
-func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
+// compare warns of everything that has changed since a checkpoint was written and may change bits
+// although the run is the same: programs, engine, processor, environment. What an older checkpoint
+// did not record is not compared.
+func (t *Trainer) compare(m *ckpt.Manifest, old *loopState) {
 	if now := t.evalDigest(); old.Eval != "" && now != "" && now != old.Eval {
 		t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 			Text: "eval.data is not what it was when the run was saved: validation losses from here on" +
@@ -198,8 +202,8 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *memory) {
 	}
 }
 
-// otherLength warns of a run that became longer or shorter where that changes what steps compute:
-// the learning rate falls, or forward products return to bf16, by the share of steps done.
+// otherLength warns of a changed number of steps where the remaining steps depend on it: a learning
+// rate that decays, or a final BF16 phase.
 func (t *Trainer) otherLength(was int) {
 	now, what := t.opts.Recipe.Steps, ""
 	switch {
@@ -217,10 +221,11 @@ func (t *Trainer) otherLength(was int) {
 			what), Fix: "none is needed if that is meant; schedule = \"constant\" does not depend on it"})
 }
 
-// otherPrograms tells what of the programs has changed.
-func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
+// otherPrograms describes what has changed about the programs.
+func (t *Trainer) otherPrograms(was map[string]string, old *loopState) []string {
 	now := t.programs.Fingerprints()
 	names := lists.Filter(keysOf(was, now), func(name string) bool { return was[name] != now[name] })
+	// The most general cause is named alone: another plan makes all programs differ.
 	switch {
 	case len(was) == 0:
 		return nil
@@ -237,7 +242,7 @@ func (t *Trainer) otherPrograms(was map[string]string, old *memory) []string {
 	return nil
 }
 
-// otherEngine tells what has changed between two engines.
+// otherEngine describes what has changed between two engines.
 func otherEngine(was, now engine.Identity) (changes []string) {
 	version := func(i engine.Identity) string {
 		text := strings.TrimSpace(i.Name + " " + i.Version)
@@ -269,19 +274,20 @@ func otherEngine(was, now engine.Identity) (changes []string) {
 	return changes
 }
 
-// protocol is the version of what processes of a run say to each other.
+// protocol is the version of the messages between processes of a run.
 const protocol = 2 // 2: each process saves its own
 
 // A fact is something that all processes of a run must have in common.
 type fact struct{ name, value string }
 
-// settled are the facts before a run begins.
+// settled returns the facts that are known before the state is filled.
 func (t *Trainer) settled() []fact {
 	if t.others == nil {
 		return nil
 	}
+	// Folders and paths may differ between hosts; everything that changes a bit may not.
 	recipe := *t.opts.Recipe
-	recipe.Out = "" // each may have a folder of its own
+	recipe.Out = ""
 	engine := t.opts.Engine.Identity()
 	programs := t.programs.Fingerprints() // of all ranks, whoever has them
 	return []fact{
@@ -300,17 +306,18 @@ func (t *Trainer) settled() []fact {
 	}
 }
 
-// begun are the facts of the state that a run begins with.
+// begun returns the facts of the state that a run begins with.
 func (t *Trainer) begun() []fact {
 	return []fact{{"step", fmt.Sprint(t.step, t.updates)}, {"place in the data", fmt.Sprint(t.at)}}
 }
 
-// agree holds all processes to the same facts: each hears the SHA-256 of every fact of all others,
-// and compares. The error names what differs, and where.
+// agree compares facts with all other processes: each receives the SHA-256 of every fact of the
+// others. The error names what differs, and where.
 func (p *peers) agree(ctx context.Context, facts []fact) error {
 	if p == nil {
 		return nil
 	}
+	// Digests have a fixed length, so all processes send equally many bytes.
 	var mine []byte
 	for _, f := range facts {
 		sum := sha256.Sum256([]byte(f.value))

@@ -3,9 +3,9 @@ package train
 import (
 	"context"
 	"encoding/binary"
-	"math"
 
 	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
@@ -16,19 +16,24 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// An inputFeed gives devices their parts of what comes from the host.
+// An inputFeed places host inputs (token ids, labels, positions, scalars) on the devices of a rank.
 type inputFeed struct {
 	engine *engine.Engine
 	mesh   []ir.Axis
-	order  []int64              // of a row's tokens, where devices cut it; nil as it comes
-	cut    map[string]*ir.Value // inputs of the loss, by name: which part is a device's
-	drawn  func() []int32       // seed and step, for stochastic rounding
+	// order permutes the tokens of a sequence where context parallelism balances causal attention;
+	// nil leaves them.
+	order   []int64
+	sharded map[string]*ir.Value // inputs that are sharded, by name
+	// noiseSeed is the recipe's seed and the step, for stochastic rounding: a resumed run draws the
+	// same numbers.
+	noiseSeed func() []int32
 }
 
-// newInputFeed makes that of the devices that run programs of stages, which take their data alike.
+// newInputFeed finds out from the programs of a rank which inputs are sharded, and how. All stages
+// of a rank take their data alike.
 func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
-	f := &inputFeed{engine: t.opts.Engine, cut: map[string]*ir.Value{}}
-	f.drawn = func() []int32 { return []int32{int32(t.opts.Recipe.Seed), int32(t.step)} }
+	f := &inputFeed{engine: t.opts.Engine, sharded: map[string]*ir.Value{}}
+	f.noiseSeed = func() []int32 { return []int32{int32(t.opts.Recipe.Seed), int32(t.step)} }
 	if p != nil {
 		f.order = spmd.Order(p)
 	}
@@ -38,29 +43,32 @@ func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
 		}
 		for _, v := range one.Graph.Inputs {
 			if v.Role == ir.Data && len(v.Type.Place) > 0 {
-				f.cut[v.Name] = v
+				f.sharded[v.Name] = v
 			}
 		}
 	}
 	return f
 }
 
-// batch gives the inputs that some rows of a batch make; share weighs each label.
+// batch returns the program inputs of some sequences of a batch, by name. share weighs each label
+// in the loss: one over the number of labels in the whole batch, so that the sum over microbatches
+// is the mean.
 func (f *inputFeed) batch(b *data.Batch, first, rows int, share float64) map[string][]byte {
 	from, to := first*b.Seq, (first+rows)*b.Seq
 	return map[string][]byte{
-		model.InputIDs:       f.rows(b.IDs[from:to], b.Seq),
-		model.InputLabels:    f.rows(b.Labels[from:to], b.Seq),
-		model.InputPositions: f.rows(b.Positions[from:to], b.Seq),
-		model.InputSegments:  f.rows(b.Segments[from:to], b.Seq),
-		model.InputShare:     number(share),
-		ir.InputNoise:        whole(f.drawn()),
-		ir.InputRows:         f.rows(count(int32(from), int32(to)), b.Seq),
+		model.InputIDs:       f.sequences(b.IDs[from:to], b.Seq),
+		model.InputLabels:    f.sequences(b.Labels[from:to], b.Seq),
+		model.InputPositions: f.sequences(b.Positions[from:to], b.Seq),
+		model.InputSegments:  f.sequences(b.Segments[from:to], b.Seq),
+		model.InputShare:     f32Bytes(share),
+		ir.InputNoise:        int32Bytes(f.noiseSeed()),
+		ir.InputRows:         f.sequences(countUp(int32(from), int32(to)), b.Seq),
 	}
 }
 
-// count lists the tokens of a step from one to another.
-func count(from, to int32) []int32 {
+// countUp lists the integers from one to another. As token numbers within the step they seed
+// stochastic rounding, which must not depend on how the batch is split.
+func countUp(from, to int32) []int32 {
 	list := make([]int32, to-from)
 	for i := range list {
 		list[i] = from + int32(i)
@@ -68,34 +76,36 @@ func count(from, to int32) []int32 {
 	return list
 }
 
-// rows gives whole numbers in the order in which devices that cut the sequence take them.
-func (f *inputFeed) rows(list []int32, seq int) []byte {
+// sequences encodes integers of shape [B, S], with the tokens of each sequence in the order in
+// which context-parallel devices take them.
+func (f *inputFeed) sequences(list []int32, seq int) []byte {
 	if f.order == nil {
-		return whole(list)
+		return int32Bytes(list)
 	}
-	turned := make([]int32, len(list))
+	ordered := make([]int32, len(list))
 	for row := 0; row < len(list); row += seq {
 		for i, from := range f.order {
-			turned[row+i] = list[row+int(from)]
+			ordered[row+i] = list[row+int(from)]
 		}
 	}
-	return whole(turned)
+	return int32Bytes(ordered)
 }
 
-// place puts an input on the devices of a stage: of what is cut each its part, of others all.
+// place puts an input on the devices of a program: its shard on each, or a whole copy if it is not
+// sharded.
 func (f *inputFeed) place(s *program.Module, spec program.Array, bytes []byte) (*engine.Array,
 	error) {
-	v := f.cut[spec.Name]
+	v := f.sharded[spec.Name]
 	return f.engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
 		if v == nil {
 			return bytes, nil
 		}
-		return cut(f.mesh, f.wholeOf(v), bytes, v.Type, device), nil
+		return shardBytes(f.mesh, f.globalDims(v), bytes, v.Type, device), nil
 	})
 }
 
-// wholeOf gives the dimensions of an input as all devices together have it.
-func (f *inputFeed) wholeOf(v *ir.Value) (dims []ir.Dim) {
+// globalDims returns the dimensions of an input over all devices. Its type has the shard's.
+func (f *inputFeed) globalDims(v *ir.Value) (dims []ir.Dim) {
 	for _, d := range v.Type.Dims {
 		for _, s := range v.Type.Place {
 			for _, a := range f.mesh {
@@ -109,8 +119,8 @@ func (f *inputFeed) wholeOf(v *ir.Value) (dims []ir.Dim) {
 	return dims
 }
 
-// run places inputs, runs a program on them and the state, and frees them.
-func (f *inputFeed) run(x *engine.Executable, st *engine.State,
+// run places inputs, runs a program on them and the state, and frees the inputs.
+func (f *inputFeed) run(ctx context.Context, x *engine.Executable, st *engine.State,
 	inputs map[string][]byte) (*engine.Run, error) {
 	s := x.Module()
 	var arrays []*engine.Array
@@ -131,40 +141,40 @@ func (f *inputFeed) run(x *engine.Executable, st *engine.State,
 		arrays = append(arrays, a)
 	}
 	// A step that has begun runs to its end; only the wait for it is canceled.
-	return x.Step(context.Background(), st, arrays...)
+	return x.Step(ctx, st, arrays...)
 }
 
-// settings gives the inputs of an update.
+// settings returns the scalar inputs of an update: whether to commit, learning rate, the largest
+// gradient norm, and the optimizer's own (AdamW's bias corrections).
 func (t *Trainer) settings(commit bool, rate, limit float64) map[string][]byte {
 	flag := []byte{0}
 	if commit {
 		flag[0] = 1
 	}
-	inputs := map[string][]byte{optim.Commit: flag, optim.LR: number(rate),
-		optim.MaxNorm: number(limit)}
+	inputs := map[string][]byte{optim.Commit: flag, optim.LR: f32Bytes(rate),
+		optim.MaxNorm: f32Bytes(limit)}
 	for name, x := range t.programs.Optimizer.Scalars(t.updates + 1) {
-		inputs[name] = number(x)
+		inputs[name] = f32Bytes(x)
 	}
 	return inputs
 }
 
-// scalar reads one number of f32.
+// scalar reads one f32 from the first device.
 func scalar(ctx context.Context, a *engine.Array) (float64, error) {
 	b, err := a.Read(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
-	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b))), nil
+	return dtype.F32.Value(b), nil
 }
 
-func number(x float64) []byte {
-	return binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(x)))
+// f32Bytes encodes a scalar as f32.
+func f32Bytes(x float64) []byte {
+	return dtype.F32.Append(nil, x)
 }
 
-func whole(list []int32) []byte {
-	b := make([]byte, 0, 4*len(list))
-	for _, x := range list {
-		b = binary.LittleEndian.AppendUint32(b, uint32(x))
-	}
+// int32Bytes encodes integers as i32.
+func int32Bytes(list []int32) []byte {
+	b, _ := binary.Append(nil, binary.LittleEndian, list) // a slice of fixed size
 	return b
 }

@@ -117,7 +117,7 @@ func TestInspectionsOfCleanRuns(t *testing.T) {
 			if err := tr.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			l.calm(t)
+			l.noAlarms(t)
 			if is, err := tr.inspected(); !is || err != nil {
 				t.Fatal("the last step was not inspected: ", err)
 			}

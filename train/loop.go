@@ -37,7 +37,7 @@ func (t *Trainer) loop(ctx, stop context.Context) error {
 			return t.halt(ctx, stop, err)
 		}
 		if _, err := t.Step(ctx); err != nil {
-			return err
+			return err // nothing is saved: the state may be between two steps
 		}
 		if t.opts.Eval != nil && t.due(r.Eval.Every) {
 			if stopped, err := t.validate(ctx, stop); err != nil || stopped {
@@ -56,7 +56,7 @@ func (t *Trainer) loop(ctx, stop context.Context) error {
 // vote reports whether any process of the run was asked to stop; all get the same answer.
 func (t *Trainer) vote(ctx, stop context.Context) (bool, error) {
 	defer t.phase(phaseVote)()
-	return t.others.some(ctx, stop.Err() != nil)
+	return t.others.any(ctx, stop.Err() != nil)
 }
 
 // halt ends a run that was asked to stop, with a checkpoint, or one that failed.
@@ -72,7 +72,7 @@ func (t *Trainer) halt(ctx, stop context.Context, err error) error {
 		Exit(diag.Terminated) // also where another process of the run was asked
 }
 
-// end is the last step that this process makes.
+// end is the last step that Run makes.
 func (t *Trainer) end() int {
 	if t.opts.Until > 0 {
 		return min(t.opts.Until, t.opts.Recipe.Steps)
@@ -80,7 +80,8 @@ func (t *Trainer) end() int {
 	return t.opts.Recipe.Steps
 }
 
-// due reports whether something is done every so many steps, and after the last.
+// due reports whether something with an interval of steps is due. Everything is after the last
+// step.
 func (t *Trainer) due(every int) bool {
 	return t.step == t.end() || every > 0 && t.step%every == 0
 }
@@ -124,6 +125,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if err != nil {
 		return StepResult{}, err
 	}
+	// The host decides about the loss and the scales, the update programs about the gradient: its
+	// norm is known only after it was reduced, and a round trip would stall the devices.
 	maxLoss, maxNorm := t.limits()
 	lr := t.schedule.LR(t.step)
 	sound, err := t.controller.sound(ctx)
@@ -134,7 +137,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if err != nil {
 		return StepResult{}, err
 	}
-	why, err := t.controller.look(ctx, loss, norm)
+	// The monitor sees every step, also a rejected one: that may be why a GEMM has to fall back.
+	why, err := t.controller.observe(ctx, loss, norm)
 	if err != nil {
 		return StepResult{}, err
 	}
@@ -216,9 +220,10 @@ func (t *Trainer) reject(ctx context.Context, b *prefetched, r StepResult) error
 	t.guard.Rejected++
 	t.last.Rejected++
 	replay := ""
-	if t.guard.Rejected == 1 { // the first of a row tells the most, and a state is large
+	// The first of several in a row is the one to look at, and a state is large.
+	if t.guard.Rejected == 1 {
 		var err error
-		if replay, err = t.keepForReplay(ctx, b.batch); err != nil {
+		if replay, err = t.keepRejected(ctx, b.batch); err != nil {
 			return err
 		}
 	}
@@ -318,9 +323,10 @@ func trainingFLOPs(m model.Model, seq int) float64 {
 	return flops
 }
 
-// memory is the most that any device held.
+// memory is the high-water mark of the fullest device, in bytes.
 func (t *Trainer) memory() int64 { return slices.Max(append(t.opts.Engine.HighWater(), 0)) }
 
+// span marks a part of a step for the watchdog and for the trace; the returned function ends it.
 func (t *Trainer) span(name string) func() {
 	done := t.watchdog.runs(name)
 	if t.opts.Spans == nil {

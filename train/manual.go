@@ -36,13 +36,13 @@ func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied
 }
 
 // Params reads the f32 parameters from the devices, by their names in checkpoints. Layers have
-// parameters of their own; elements are in row-major order. A process of several has those of its
-// pipeline ranks.
+// parameters of their own; elements are in row-major order. One process of several
+// returns the parameters of its pipeline ranks.
 func (t *Trainer) Params(ctx context.Context) (map[string][]float32, error) {
 	all := map[string][]float32{}
-	homes := t.exec.homes()
-	for _, pc := range pieces(t.programs) {
-		h := homes[pc.rank]
+	shards := t.exec.stateShards()
+	for _, pc := range stateTensors(t.programs) {
+		h := shards[pc.rank]
 		if !pc.master || h == nil {
 			continue
 		}
@@ -50,7 +50,7 @@ func (t *Trainer) Params(ctx context.Context) (map[string][]float32, error) {
 		if err != nil {
 			return nil, err
 		}
-		list := numbers(b, dtype.F32)
+		list := floats(b, dtype.F32)
 		n := len(list) / len(pc.tensors)
 		for k, one := range pc.tensors {
 			values := list[k*n:][:n]

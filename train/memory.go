@@ -15,11 +15,11 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// FitsHost returns an error if this process needs more memory than the tightest bound leaves. It
-// takes none itself, so a model that does not fit is refused before anything is filled. Devices of
-// the CPU engine live in the host's memory: what each of them holds is counted. needs is what the
-// compiler said of a program; nil is before compiling, when temporary memory is not known and only
-// what the run certainly holds is counted.
+// FitsHost returns an error if this process needs more memory than the tightest limit leaves. It
+// allocates nothing, so a model that does not fit is refused before its state is filled. Devices of
+// the CPU engine use host memory: everything that they hold is counted. needs reports what the
+// compiler needs for a program; nil is before compiling, when temporary memory is unknown and only
+// the certain part is counted.
 func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 	processes *Processes, needs func(*program.Module) step.Needs) error {
 	if len(limits) == 0 {
@@ -61,8 +61,9 @@ func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 		foot.Activations+foot.Temp > resident))
 }
 
-// smaller names the ways to a run that needs less memory. Settings that save activations are left
-// out where the state alone is too large, and come first where most of the memory is temporary.
+// smaller suggests settings with which a run needs less memory. Those that save activations are
+// left out where parameters and optimizer state alone are too large, and come first where most of
+// the memory is temporary.
 func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 	var activations, state []string
 	if r.Microbatch > 1 {
@@ -88,7 +89,7 @@ func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 		" (--plan, --peers)"
 }
 
-// hostFootprint adds up what all devices of this process hold at the worst moment of a step.
+// hostFootprint sums the peak memory of all devices of this process.
 func hostFootprint(p *step.Programs, processes *Processes,
 	needs func(*program.Module) step.Needs) (*step.Footprint, error) {
 	list, err := p.Footprints(needs)
@@ -116,10 +117,12 @@ func hostFootprint(p *step.Programs, processes *Processes,
 	return all, nil
 }
 
+// residentCauses describes what stays in memory between steps.
 func residentCauses(f *step.Footprint) string {
 	return "parameters and optimizer state " + event.Size(f.Params+f.Optimizer+f.Hosted)
 }
 
+// hostCauses describes the peak of a step.
 func hostCauses(f *step.Footprint) string {
 	text := residentCauses(f) + " · gradients " + event.Size(f.Grads)
 	if f.Activations > 0 {
@@ -131,15 +134,15 @@ func hostCauses(f *step.Footprint) string {
 	return text
 }
 
-// hostBuffers returns the memory that this process takes beside its state while the state is filled
-// and while it is saved, when there are no gradients. Filling makes one tensor of a layer whole on
-// the host, as numbers and as bytes, and reads a device's box of it; what is not needed any more
-// waits for the garbage collector. Saving joins one array, of all layers, while its parts are read;
-// the leader has to be able to collect the state of the others, if one does not see its folder.
+// hostBuffers returns the host memory beside the state while it is filled and while it is saved,
+// when there are no gradients. Filling makes one tensor of a layer whole on the host, as float32
+// and as bytes, and reads a device's box of it; the rest is garbage until the collector runs.
+// Saving joins one array of all layers while its shards are read. The leader may have to collect
+// the state of processes that do not see its folder.
 func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
 	joined := int64(0)
-	for _, pc := range pieces(p) {
+	for _, pc := range stateTensors(p) {
 		if processes.Hosts(pc.rank, len(p.Ranks)) {
 			fill = max(fill, 4*pc.tensors[0].Bytes())
 			joined = max(joined, 2*pc.bytes())
@@ -151,7 +154,7 @@ func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	return fill, save + joined
 }
 
-// fitsHost is FitsHost once the programs are compiled.
+// fitsHost is [FitsHost] with what the compiler reported.
 func (t *Trainer) fitsHost() error {
 	needs, err := t.needs()
 	if err != nil {
@@ -160,7 +163,7 @@ func (t *Trainer) fitsHost() error {
 	return FitsHost(t.programs, t.opts.Memory(), t.opts.Recipe, t.opts.Processes, needs)
 }
 
-// needs reads what the compiler said of the programs of this process.
+// needs returns the compiler's report on the programs of this process.
 func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 	byName := map[string]step.Needs{}
 	for _, x := range t.exec.x.list() {
@@ -173,15 +176,15 @@ func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 	return func(s *program.Module) step.Needs { return byName[s.Name] }, nil
 }
 
-// A collector bounds the garbage that filling and saving the state leave. The state itself lies on
-// Go's heap, so by its own pace the garbage collector would wait until there is as much garbage as
-// state.
+// A collector bounds the garbage that filling and saving leave. The state itself is on Go's heap
+// (the CPU engine uses it in place), so at its own pace the garbage collector would wait until
+// there is as much garbage as state.
 type collector struct{ made, largest int64 }
 
-// garbageBytes is too little to collect for.
+// garbageBytes is too little to start a collection for.
 const garbageBytes = 256 << 20
 
-// add counts buffers of a tensor that are not needed any more.
+// add counts buffers of a tensor that have become garbage.
 func (c *collector) add(bytes int64) {
 	c.largest = max(c.largest, bytes)
 	if c.made += bytes; c.made > max(garbageBytes, c.largest) {

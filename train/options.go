@@ -176,5 +176,5 @@ func completeRecipe(r recipe.Recipe) *recipe.Recipe {
 }
 
 // HostMemory reads the limits that bound the memory of this process: the host's available memory
-// and those of its cgroups.
+// and the limits of its cgroups.
 func HostMemory() []machine.MemoryLimit { return room.Memory(os.DirFS("/")) }

@@ -59,7 +59,7 @@ type parity struct {
 	size      plantest.Size
 	rate      float64  // of learning
 	scale     float32  // of matrices, against how models begin, so that every part counts
-	narrow    string   // what the products of linear layers are computed in, if not in f32
+	quantized string   // what the products of linear layers are computed in, if not in f32
 	linears   []string // if not those of the format's policy
 	wide      bool     // all other products are in f32, not in bf16
 	hasty     bool     // programs are compiled without optimization
@@ -116,8 +116,8 @@ func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 // plan makes that of a row.
 func (p *parity) plan(row plantest.Row) *plan.Plan {
 	how := row.Plan(p.size)
-	if p.narrow != "" && !p.wide {
-		how.Precision, how.Types.Params = p.narrow, dtype.BF16
+	if p.quantized != "" && !p.wide {
+		how.Precision, how.Types.Params = p.quantized, dtype.BF16
 	}
 	return how
 }
@@ -129,25 +129,25 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	r := recipe.Default()
 	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Precision, r.Recompute = dtype.F32, nil
-	if p.narrow != "" {
+	if p.quantized != "" {
 		r.Microbatch = int(s.Batch / s.Micros)
 	}
-	if p.narrow != "" && !p.wide {
-		r.Precision, r.GEMMs = dtype.BF16, p.narrow
+	if p.quantized != "" && !p.wide {
+		r.Precision, r.GEMMs = dtype.BF16, p.quantized
 	}
 	if how != nil {
 		r.Microbatch, r.Recompute = int(how.Rows()), how.Recompute
 	}
-	if p.narrow != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
+	if p.quantized != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
 		r.Recompute = []ir.Tag{ir.Embed} // nothing, but layers are a loop, which compiles in less time
 	}
-	policy, err := precision.Default(p.config, cmp.Or(p.narrow, "bf16"))
+	policy, err := precision.Default(p.config, cmp.Or(p.quantized, "bf16"))
 	if err != nil {
 		return nil, err
 	}
 	if p.linears != nil {
 		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
-			Format: dtype.Format(p.narrow)}}
+			Format: dtype.Format(p.quantized)}}
 	}
 	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
 		Optimizer: p.optimizer})
@@ -216,7 +216,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 		if h.Params, err = t.params(ctx); err != nil {
 			return nil, err
 		}
-		if p.narrow != "" && i+1 < paritySteps {
+		if p.quantized != "" && i+1 < paritySteps {
 			if err := p.agree(ctx, t, h, i, how == nil); err != nil {
 				return nil, err
 			}
@@ -232,7 +232,7 @@ func (p *parity) agree(ctx context.Context, t *Trainer, h *history, step int,
 		return err
 	}
 	if !one {
-		return t.restore(p.want.States[step])
+		return t.restore(ctx, p.want.States[step])
 	}
 	p.before = h.Params
 	state, err := t.state(ctx)
@@ -242,14 +242,14 @@ func (p *parity) agree(ctx context.Context, t *Trainer, h *history, step int,
 
 // consistent tells whether the copies of weights that an update made are those of its masters.
 func (p *parity) consistent(ctx context.Context, t *Trainer) error {
-	if p.narrow == "" {
+	if p.quantized == "" {
 		return nil
 	}
 	made, err := t.quantizedCopies(ctx)
 	if err != nil {
 		return err
 	}
-	if err := t.exec.quantize(); err != nil {
+	if err := t.exec.quantize(ctx); err != nil {
 		return err
 	}
 	again, err := t.quantizedCopies(ctx)

@@ -17,26 +17,26 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// Processes says how the ranks of a pipeline are dealt to processes: in order, as evenly as can be.
-// Each process has an engine of its own, whose devices are those of its ranks.
+// Processes assigns the ranks of a pipeline to processes: contiguous, as evenly as possible. Each
+// process has an engine of its own, with the devices of its ranks. nil is a run in one process.
 type Processes struct {
 	Self      int       // which of them this process is
 	Addresses []string  // where the hub of each listens
 	Hub       *link.Hub // of this process
 }
 
-// Leads tells whether this process writes what a run leaves behind; nil is the only process.
+// Leads reports whether this process writes the run's folder: process 0 does.
 func (p *Processes) Leads() bool { return p == nil || p.Self == 0 }
 
-// Hosts tells whether a rank is in this process.
+// Hosts reports whether a rank is in this process.
 func (p *Processes) Hosts(rank, ranks int) bool {
 	return p == nil || p.process(rank, ranks) == p.Self
 }
 
-// process is where a rank is.
+// process is the number of the process that hosts a rank.
 func (p *Processes) process(rank, ranks int) int { return rank * len(p.Addresses) / ranks }
 
-// self is the number of this process; nil is the only one.
+// self is the number of this process.
 func (p *Processes) self() int {
 	if p == nil {
 		return 0
@@ -44,7 +44,7 @@ func (p *Processes) self() int {
 	return p.Self
 }
 
-// others lists the other processes with the ranks that they host.
+// others returns the other processes and the ranks that they host.
 func (p *Processes) others(ranks int) (list []link.Peer) {
 	for n, address := range p.Addresses {
 		if n != p.Self {
@@ -54,7 +54,7 @@ func (p *Processes) others(ranks int) (list []link.Peer) {
 	return list
 }
 
-// ranksOf names the ranks of a process: "pipeline ranks 2, 3".
+// ranksOf names the ranks of a process for people: "pipeline ranks 2, 3".
 func (p *Processes) ranksOf(process, ranks int) string {
 	var list []string
 	for r := range ranks {
@@ -68,7 +68,7 @@ func (p *Processes) ranksOf(process, ranks int) string {
 	return "pipeline ranks " + strings.Join(list, ", ")
 }
 
-// whereabouts names this process, its host and its ranks.
+// whereabouts names this process, its host and its ranks, for error messages.
 func (p *Processes) whereabouts(ranks int) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -81,8 +81,9 @@ func (p *Processes) whereabouts(ranks int) string {
 		p.ranksOf(p.Self, ranks))
 }
 
-// A peers exchanges with the other processes of a run; nil is for a run in one process. Short
-// messages go along a binary tree, in which process n hangs below (n-1)/2.
+// A peers exchanges messages with the other processes of a run; nil is a run in one process. Short
+// messages travel along a binary tree in which the parent of process n is (n-1)/2, so a barrier
+// takes O(log n) hops. Arrays of the pipeline have links of their own.
 type peers struct {
 	*Processes
 	engine *engine.Engine
@@ -96,11 +97,14 @@ const (
 	wayLinks     = 1 << 16 // between two ranks, beside the first
 )
 
+// newPeers joins the hub and connects to the neighbours in the tree.
 func newPeers(p *Processes, t *Trainer, ranks int) *peers {
 	p.Hub.Join(p.Self, p.others(ranks), t.status)
 	return p.connect(t.opts.Engine)
 }
 
+// connect opens the wires of this process: to its parent and children, and between process 0 and
+// all others for saves.
 func (p *Processes) connect(e *engine.Engine) *peers {
 	x := &peers{Processes: p, engine: e, wires: map[int]*link.Wire{}}
 	for n, address := range p.Addresses {
@@ -111,6 +115,7 @@ func (p *Processes) connect(e *engine.Engine) *peers {
 	return x
 }
 
+// close closes the wires; p may be nil.
 func (p *peers) close() {
 	if p != nil {
 		for _, w := range p.wires {
@@ -119,7 +124,7 @@ func (p *peers) close() {
 	}
 }
 
-// below lists the processes of a subtree: its root, then the subtrees of its children.
+// below lists the processes of a subtree in pre-order.
 func (p *Processes) below(root int) (list []int) {
 	if root < len(p.Addresses) {
 		list = append(append([]int{root}, p.below(2*root+1)...), p.below(2*root+2)...)
@@ -127,9 +132,12 @@ func (p *Processes) below(root int) (list []int) {
 	return list
 }
 
-// exchange gives what every process has sent, in their order; all send as many bytes. What a
-// subtree has goes up in the order of below, and what all have comes down.
+// exchange is an all-gather of byte strings of equal length, returned in the order of the
+// processes. Contributions travel up the tree in the order of [Processes.below], and the
+// concatenation comes down.
 func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	// The tag has the number of the exchange: processes that got out of step fail at once instead of
+	// reading each other's messages as something else.
 	p.turn++
 	tag := fmt.Sprintf("%s %d", what, p.turn)
 	sent := slices.Clone(mine)
@@ -141,6 +149,7 @@ func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byt
 		}
 		return got, err
 	}
+	// Up: the subtree's contributions, this process's first.
 	children := []int{2*p.Self + 1, 2*p.Self + 2}
 	for _, n := range children {
 		if subtree := p.below(n); len(subtree) > 0 {
@@ -151,6 +160,7 @@ func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byt
 			sent = append(sent, theirs...)
 		}
 	}
+	// Down: all contributions, from the root.
 	if p.Self > 0 {
 		parent := (p.Self - 1) / 2
 		err := p.wires[parent].Tell(ctx, tag, sent)
@@ -175,7 +185,7 @@ func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byt
 	return all, nil
 }
 
-// blobs is exchange for bytes of any length.
+// blobs is [peers.exchange] for byte strings of any length: sizes first, then padded contents.
 func (p *peers) blobs(ctx context.Context, what string, mine []byte) ([][]byte, error) {
 	size := binary.LittleEndian.AppendUint32(nil, uint32(len(mine)))
 	sizes, err := p.exchange(ctx, what+" size", size)
@@ -198,13 +208,15 @@ func (p *peers) blobs(ctx context.Context, what string, mine []byte) ([][]byte, 
 	return all, nil
 }
 
+// hosts reports whether a rank is in this process.
 func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, ranks) }
 
-// local gives the devices of a rank as this process counts them.
+// local returns the devices of a rank as this process's engine numbers them: from 0.
 func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices {
 	if p == nil {
 		return devices
 	}
+	// Ranks of a process are contiguous, and so are its devices.
 	first := 0
 	for !p.hosts(first, ranks) {
 		first++
@@ -216,13 +228,14 @@ func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices 
 	return list
 }
 
-// link makes this process's end of a link between a rank here and one elsewhere.
+// link makes this process's end of a link between one of its ranks and a rank of another process.
 func (p *peers) link(self, peer, way, ranks int) engine.Link {
 	address := p.Addresses[p.process(peer, ranks)]
 	return p.engine.Wired(p.Hub.Wire(wayLinks*way+self, wayLinks*way+peer, address))
 }
 
-// sum adds up a number over all processes, in their order, so that all get the same.
+// sum is an all-reduce of one number. All processes add in the same order, and so get the same
+// bits.
 func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
 	if p == nil {
 		return mine, nil
@@ -239,8 +252,8 @@ func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
 	return total, nil
 }
 
-// some tells whether something holds in any process; all get the same answer.
-func (p *peers) some(ctx context.Context, here bool) (bool, error) {
+// any reports whether a condition holds in any process; all get the same answer.
+func (p *peers) any(ctx context.Context, here bool) (bool, error) {
 	mine := 0.0
 	if here {
 		mine = 1
@@ -249,21 +262,21 @@ func (p *peers) some(ctx context.Context, here bool) (bool, error) {
 	return all > 0, err
 }
 
-// collect sends the pieces of this process to the first, which reads them as they come: one piece
-// of the state at a time lies on its devices beside its own. It is for processes that do not see
-// the leader's folder.
+// collect sends the state of the other processes to process 0, for processes that do not see the
+// leader's folder. The leader reads each array as it comes, so one array at a time is on its
+// devices beside its own.
 func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	if c.peers == nil {
 		return nil
 	}
 	p := c.t.programs
-	for i := range s.pieces {
-		pc := &s.pieces[i]
+	for i := range s.arrays {
+		pc := &s.arrays[i]
 		from := c.peers.process(pc.rank, len(p.Ranks))
 		switch {
 		case from == 0:
 		case from == c.peers.Self:
-			a := s.homes[pc.rank].state.Get(pc.name)
+			a := s.shards[pc.rank].state.Get(pc.name)
 			if err := c.peers.engine.Wired(c.peers.wires[0]).Send(ctx, "save "+pc.name, a); err != nil {
 				return err
 			}

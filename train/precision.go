@@ -21,48 +21,54 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// patience is how many steps a run computes everything in bf16 after a product fell, while the
-// programs of its new policy are compiled. It is a number of steps and not the time that a compiler
-// takes, so that the same run does the same.
+// patience is how many steps run in bf16 after a GEMM fell back, while the programs of the new
+// policy are compiled. It is a number of steps and not the compiler's time, so that a run is
+// reproducible: the same steps run in the same precision on any host.
 const patience = 8
 
-// ahead is how many steps before a step that is inspected the programs that do it begin to be
-// compiled, unless they are there from the one before: the first 50 of a run are never inspected.
-// Runs that end sooner do not compile them at all.
+// ahead is how many steps before an inspection its programs begin to be compiled. The first 50
+// steps are never inspected; shorter runs do not compile these programs at all.
 const ahead = 50
 
-// A precisionController watches the products in few bits of a run, and changes what they are
-// computed in.
+// A precisionController monitors quantized GEMMs and switches them to a wider format, and back, by
+// swapping compiled programs.
 //
-// Programs of a policy are compiled while the run goes on. Until they are there, those that compute
-// everything in bf16 take their place: they are compiled when the run begins.
+// After each step it shows the statistics of all ranks to the [monitor.Monitor] and follows its
+// decisions. A GEMM that falls back takes effect at once: the next step runs in bf16 throughout,
+// with programs that were compiled when the run began, until programs of the new policy are ready
+// in the background. All processes see the same statistics and so decide alike.
+//
+// All methods may be called on nil: a run without quantized GEMMs has no controller.
 type precisionController struct {
 	t       *Trainer
 	exec    *executor
 	monitor *monitor.Monitor
-	reader  *reader
-	policy  *precision.Policy // that is aimed at; the programs at work may be another's
-	safe    *variant
-	next    *variant // to be adopted
-	from    int      // before the step after this one
-	// probes measures the errors of rounding of the policy at work; nil if it is not needed yet.
-	probes *variant
-	mends  bool // the policy that is aimed at is that of the last part of the run
+	reader  *statsReader
+	// policy is the one to reach. The programs at work have another while next is being compiled.
+	policy *precision.Policy
+	bf16   *alternate // quantizes nothing
+	next   *alternate // has policy; nil if policy is at work
+	from   int        // next is adopted after this step
+	// probes are programs of the policy at work that also measure rounding errors; nil until they are
+	// needed.
+	probes *alternate
+	final  bool // policy is the one of the final BF16 phase
 
-	ctx     context.Context
-	cancel  func()
-	useless sync.WaitGroup // variants that nobody waits for any more
+	ctx       context.Context
+	cancel    func()
+	abandoned sync.WaitGroup // alternates that are freed once compiled
 }
 
-// A variant is the programs of a run under another policy.
-type variant struct {
+// An alternate is the run's programs under another policy, compiled in the background.
+type alternate struct {
 	x        *compiled
 	err      error
 	ready    chan struct{}
-	reported bool // that it could not be compiled
+	reported bool // a warning says that it could not be compiled
 }
 
-// newPrecisionController begins to watch; nil if nothing is in few bits.
+// newPrecisionController starts monitoring, and compiles the bf16 programs. It returns nil if no
+// GEMM is quantized.
 func newPrecisionController(ctx context.Context, t *Trainer) *precisionController {
 	p := t.programs
 	if !p.Policy.Quantizes() {
@@ -77,18 +83,18 @@ func newPrecisionController(ctx context.Context, t *Trainer) *precisionControlle
 	s := &precisionController{t: t, exec: t.exec, monitor: monitor.New(o), reader: newReader(p),
 		policy: p.Policy}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	s.safe = s.compile(s.wide(), false)
+	s.bf16 = s.compile(s.allBF16(), false)
 	return s
 }
 
-// wide is the policy that computes everything in bf16.
-func (s *precisionController) wide() *precision.Policy {
+// allBF16 is the policy that quantizes nothing.
+func (s *precisionController) allBF16() *precision.Policy {
 	return &precision.Policy{Layers: s.t.programs.Policy.Layers}
 }
 
-// compile makes a variant in the background.
-func (s *precisionController) compile(policy *precision.Policy, inspect bool) *variant {
-	v := &variant{ready: make(chan struct{})}
+// compile builds and compiles an alternate in the background.
+func (s *precisionController) compile(policy *precision.Policy, inspect bool) *alternate {
+	v := &alternate{ready: make(chan struct{})}
 	now := s.t.programs
 	go func() {
 		defer close(v.ready)
@@ -104,72 +110,74 @@ func (s *precisionController) compile(policy *precision.Policy, inspect bool) *v
 	return v
 }
 
-// wait gives a variant when it is ready.
-func (v *variant) wait() error {
+// wait returns when the alternate is compiled, or has failed.
+func (v *alternate) wait() error {
 	<-v.ready
 	return v.err
 }
 
-// ready waits for a variant in all processes, which all use it or all do not: bad tells why not.
-func (s *precisionController) ready(ctx context.Context, v *variant) (bad, err error) {
+// ready waits until all processes have compiled an alternate. They use it all or not at all: bad is
+// why not.
+func (s *precisionController) ready(ctx context.Context, v *alternate) (bad, err error) {
 	bad = v.wait()
-	failed, err := s.exec.peers.some(ctx, bad != nil)
+	failed, err := s.exec.peers.any(ctx, bad != nil)
 	if failed && bad == nil {
 		bad = errors.New("another process could not")
 	}
 	return bad, err
 }
 
-// aim has the programs of the policy compiled, to be adopted before a step; what was aimed at
-// before is given up.
-func (s *precisionController) aim(policy *precision.Policy, from int) {
+// switchTo compiles the programs of a policy, to be adopted after a step. A switch that is still
+// being prepared is abandoned. In the final BF16 phase nothing changes before that phase begins.
+func (s *precisionController) switchTo(policy *precision.Policy, from int) {
 	s.giveUp(s.next)
-	if s.mends {
-		from = max(from, s.lastPart())
+	if s.final {
+		from = max(from, s.finalFrom())
 	}
 	s.policy, s.next, s.from = policy, s.compile(policy, false), from
 }
 
-// lastPart is the step before which the last part of a run begins, if the recipe has one repaired:
-// its forward products are in bf16.
-func (s *precisionController) lastPart() int {
+// finalFrom is the step after which the final BF16 phase begins: its forward GEMMs are in bf16.
+// Without one it is the last step.
+func (s *precisionController) finalFrom() int {
 	r := s.t.opts.Recipe
 	return r.Steps - int(math.Round(r.FinalBF16*float64(r.Steps)))
 }
 
-// finalBF16 turns to the last part of the run. Its programs are compiled while the steps before go
-// on. What falls meanwhile waits for it in bf16, and what returns as it is.
+// finalBF16 prepares the final BF16 phase, whose programs are compiled during the steps before it.
+// What falls back meanwhile stays in bf16 until then, and what would return waits for it.
 func (s *precisionController) finalBF16() {
-	from := s.lastPart()
-	if s.mends || from == s.t.opts.Recipe.Steps || s.t.step < from-ahead {
+	from := s.finalFrom()
+	if s.final || from == s.t.opts.Recipe.Steps || s.t.step < from-ahead {
 		return
 	}
-	s.mends = true
+	s.final = true
 	policy := s.policy.FinalBF16()
 	if policy == s.policy {
 		return
 	}
-	s.aim(policy, from)
+	s.switchTo(policy, from)
 	share := s.t.opts.Recipe.FinalBF16
-	s.t.opts.Events.Emit(event.Precision{Step: s.t.step + 1, What: "repair", Layer: -1,
+	s.t.opts.Events.Emit(event.Precision{Step: s.t.step + 1, What: "final-bf16", Layer: -1,
 		Product: precision.Fprop, To: string(dtype.FormatBF16), Signal: "recipe",
 		Value: share, Text: fmt.Sprintf("step %d: forward GEMMs are in bf16 from step %d on, the last"+
 			" %g %% of the run", s.t.step+1, s.from+1, 100*share)})
 }
 
-// giveUp frees a variant when it is there.
-func (s *precisionController) giveUp(v *variant) {
+// giveUp frees an alternate as soon as it is compiled; nil is ignored.
+func (s *precisionController) giveUp(v *alternate) {
 	if v == nil {
 		return
 	}
-	s.useless.Go(func() {
+	s.abandoned.Go(func() {
 		if v.wait() == nil {
 			v.x.free()
 		}
 	})
 }
 
-// begin puts the variant to work whose turn it is, before a step.
+// begin adopts the programs whose turn it is, before a step, and decides whether the step is
+// inspected.
 func (s *precisionController) begin(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -185,12 +193,12 @@ func (s *precisionController) begin(ctx context.Context) error {
 	return s.inspect(ctx)
 }
 
-// inspect has the errors of rounding measured in the step to come, if it is that one's turn. The
-// step then waits for the programs that do it, as one waits for those of a new policy: what a run
-// measures, and so what it decides, must not depend on how long a compiler takes. It hardly ever
-// waits, for they are compiled in the background of the steps before.
+// inspect lets the next step measure rounding errors, if it is its turn. The step waits for the
+// programs that do: what a run measures, and so what it decides, must not depend on the time that a
+// compiler takes. The wait is rare, since they are compiled during the steps before.
 func (s *precisionController) inspect(ctx context.Context) error {
 	s.exec.probes = nil
+	// Inspections follow a schedule of steps, and come at once after a suspicious one.
 	step, policy := s.t.step+1, s.t.programs.Policy
 	if !policy.Quantizes() {
 		return nil
@@ -218,16 +226,17 @@ func (s *precisionController) inspect(ctx context.Context) error {
 	return err
 }
 
-// warn says that something could not be compiled.
+// warn emits an event for programs that could not be compiled.
 func (s *precisionController) warn(what string, err error) {
 	step := s.t.step + 1
 	s.t.opts.Events.Emit(event.Precision{Step: step, What: string(monitor.Warn), Layer: -1,
 		Signal: "compiler", Text: fmt.Sprintf("step %d: warning: %s: %v", step, what, err)})
 }
 
-// adopt computes with other programs from now on. If they could not be compiled, the run goes on
-// with those that it has, and says so.
-func (s *precisionController) adopt(ctx context.Context, v *variant) error {
+// adopt switches to other programs. If they could not be compiled, the run goes on with those that
+// it has, and says so. The state stays in place unless the new programs stack layers differently,
+// and quantized copies are made anew.
+func (s *precisionController) adopt(ctx context.Context, v *alternate) error {
 	defer s.t.phase(phaseCompile)()
 	bad, err := s.ready(ctx, v)
 	if err != nil {
@@ -238,11 +247,13 @@ func (s *precisionController) adopt(ctx context.Context, v *variant) error {
 			" it has", bad)
 		return nil
 	}
+	// From here on nothing fails half way: programs, their statistics and the copies they read change
+	// together.
 	c, old := s.exec, s.t.programs
 	if c.x == v.x {
 		return nil
 	}
-	if c.x != s.safe.x {
+	if c.x != s.bf16.x {
 		c.x.free()
 	}
 	s.giveUp(s.probes)
@@ -255,28 +266,28 @@ func (s *precisionController) adopt(ctx context.Context, v *variant) error {
 				}
 			}
 		}
-		r.told = report{}
+		r.stats = report{}
 	}
 	c.x, s.t.programs, s.reader = v.x, v.x.programs, newReader(v.x.programs)
 	if !slices.EqualFunc(old.Params, s.t.programs.Params, func(a, b model.Param) bool {
 		return a.Name == b.Name && slices.Equal(a.Dims, b.Dims)
 	}) {
-		return s.t.reshardState(old)
+		return s.t.reshardState(ctx, old)
 	}
-	return c.quantize()
+	return c.quantize(ctx)
 }
 
-// reshardState moves the state from the arrays of other programs, whose loops have other layers, to
-// those of the programs at work.
-func (t *Trainer) reshardState(old *step.Programs) error {
-	homes := t.exec.homes()
+// reshardState moves the state from the arrays of other programs, whose loops stack other layers,
+// to the arrays of the programs at work, through host memory.
+func (t *Trainer) reshardState(ctx context.Context, old *step.Programs) error {
+	shards := t.exec.stateShards()
 	tensors := map[string][]byte{}
-	for _, pc := range pieces(old) {
-		h := homes[pc.rank]
+	for _, pc := range stateTensors(old) {
+		h := shards[pc.rank]
 		if h == nil {
 			continue
 		}
-		data, err := gather(context.Background(), h.state.Get(pc.name), &pc, h.mesh)
+		data, err := gather(ctx, h.state.Get(pc.name), &pc, h.mesh)
 		if err != nil {
 			return err
 		}
@@ -285,13 +296,13 @@ func (t *Trainer) reshardState(old *step.Programs) error {
 		}
 		h.state.Drop(pc.name)
 	}
-	return t.fill(t.computed(func(name string, _ *model.Param, dst []byte) error {
+	return t.fill(ctx, t.computed(func(name string, _ *model.Param, dst []byte) error {
 		copy(dst, tensors[name])
 		return nil
 	}))
 }
 
-// phase is what the watchdog takes a step for.
+// phase is the phase in which the watchdog counts the step.
 func (s *precisionController) phase() string {
 	if s != nil && s.exec.probes != nil {
 		return phaseInspect
@@ -299,27 +310,28 @@ func (s *precisionController) phase() string {
 	return phaseStep
 }
 
-// sound tells whether the scales that the GEMMs of all processes read are those that were made.
+// sound reports whether the scales that the GEMMs of all processes read are the bytes that were
+// written: a checksum, so that a flipped bit in a scale is not trained on.
 func (s *precisionController) sound(ctx context.Context) (bool, error) {
 	if s == nil {
 		return true, nil
 	}
-	bad, err := s.exec.peers.some(ctx, !s.reader.sound(s.exec.reports()))
+	bad, err := s.exec.peers.any(ctx, !s.reader.sound(s.exec.reports()))
 	return !bad, err
 }
 
-// reports gives the reports of the ranks; those of other processes are empty.
+// reports returns the statistics of each rank; empty for ranks of other processes.
 func (c *executor) reports() []*report {
 	list := make([]*report, len(c.ranks))
 	for n, r := range c.ranks {
 		if list[n] = new(report); r != nil {
-			list[n] = &r.told
+			list[n] = &r.stats
 		}
 	}
 	return list
 }
 
-// allReports gives the reports of the ranks of all processes, so that all decide alike.
+// allReports returns the statistics of all ranks of all processes.
 func (c *executor) allReports(ctx context.Context) ([]*report, error) {
 	list := c.reports()
 	if c.peers == nil {
@@ -348,7 +360,7 @@ func (c *executor) allReports(ctx context.Context) ([]*report, error) {
 	return list, nil
 }
 
-// limits are the largest loss and norm that are no spikes.
+// limits are the largest loss and gradient norm that are not spikes, by the guard and the monitor.
 func (t *Trainer) limits() (loss, norm float64) {
 	loss, norm = t.guard.limits()
 	if t.controller != nil {
@@ -358,19 +370,19 @@ func (t *Trainer) limits() (loss, norm float64) {
 	return loss, norm
 }
 
-// look judges a step by what its products told, and acts on it. It gives the reason why an update
-// was refused, if there is one.
-func (s *precisionController) look(ctx context.Context, loss, norm float64) (why string,
+// observe shows a step to the monitor and acts on its decisions. why is set if the monitor refused
+// the update.
+func (s *precisionController) observe(ctx context.Context, loss, norm float64) (why string,
 	err error) {
 	if s == nil {
 		return "", nil
 	}
 	policy, falls, returns := s.policy, false, false
-	told, err := s.exec.allReports(ctx)
+	reports, err := s.exec.allReports(ctx)
 	if err != nil {
 		return "", err
 	}
-	sample := s.reader.sample(s.t.step+1, loss, norm, told)
+	sample := s.reader.sample(s.t.step+1, loss, norm, reports)
 	for _, d := range s.monitor.Observe(sample) {
 		s.t.opts.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,
 			Linear: d.Linear, Product: d.GEMM, From: d.From, To: d.To, Signal: d.Signal,
@@ -386,16 +398,17 @@ func (s *precisionController) look(ctx context.Context, loss, norm float64) (why
 			why = d.String()
 		}
 	}
-	if falls {
-		err = s.adopt(ctx, s.safe)
+	if falls { // now: the next step must not repeat what went wrong
+		err = s.adopt(ctx, s.bf16)
 	}
 	if falls || returns {
-		s.aim(policy, s.t.step+patience)
+		s.switchTo(policy, s.t.step+patience)
 	}
 	return why, err
 }
 
-// fallen gives the policy after a fall: to bf16 where the model has no room for what was asked for.
+// fallen returns the policy after a fallback; it is to bf16 where the model's shapes do not fit the
+// format that was asked for.
 func (s *precisionController) fallen(from *precision.Policy, d monitor.Decision) *precision.Policy {
 	p := from.Fall(d.Layer, d.Linear, d.GEMM, dtype.Format(d.To), d.String())
 	if p.Check(s.t.opts.Model) != nil {
@@ -404,21 +417,22 @@ func (s *precisionController) fallen(from *precision.Policy, d monitor.Decision)
 	return p
 }
 
-// free gives up what is being compiled, and frees the rest but for the programs at work.
+// free stops compiling and releases all programs but those at work.
 func (s *precisionController) free() {
 	if s == nil {
 		return
 	}
 	s.cancel()
-	for _, v := range []*variant{s.safe, s.next, s.probes} {
+	for _, v := range []*alternate{s.bf16, s.next, s.probes} {
 		if v != nil && v.wait() == nil && v.x != s.exec.x {
 			v.x.free()
 		}
 	}
-	s.useless.Wait()
+	s.abandoned.Wait()
 }
 
-// A shift is where a run stands between policies, so that one that is resumed does the same.
+// A shift is where a run stands between two policies. Checkpoints hold it, so that a resumed run
+// switches at the same step. JSON names are part of the format.
 type shift struct {
 	Monitor *monitor.Monitor `json:"watch"`
 	Works   json.RawMessage  `json:"works"` // the policy of the programs at work
@@ -426,7 +440,7 @@ type shift struct {
 	From    int              `json:"from"`  // before the step after this one
 }
 
-// shift tells where the run stands.
+// shift returns the present shift as JSON.
 func (s *precisionController) shift() ([]byte, error) {
 	works, err := s.t.programs.Policy.Marshal()
 	if err != nil {
@@ -439,8 +453,8 @@ func (s *precisionController) shift() ([]byte, error) {
 	return json.Marshal(&shift{s.monitor, works, aim, s.from})
 }
 
-// resume goes on where a run stood. The policy that the run was begun with is that of the recipe,
-// and both have it.
+// resume continues with the shift of a checkpoint, which may be of an earlier step than the present
+// one. The recipe's policy is the same; the one at work may differ from it.
 func (s *precisionController) resume(ctx context.Context, data []byte) error {
 	if s == nil || len(data) == 0 {
 		return nil
@@ -458,15 +472,15 @@ func (s *precisionController) resume(ctx context.Context, data []byte) error {
 		return err
 	}
 	s.giveUp(s.next) // of a later step, if the run goes back to an earlier one
-	s.next, s.mends = nil, false
+	s.next, s.final = nil, false
 	switch {
 	case !works.Quantizes():
-		err = s.adopt(ctx, s.safe)
+		err = s.adopt(ctx, s.bf16)
 	case works.String() != s.t.programs.Policy.String():
 		err = s.adopt(ctx, s.compile(works, false))
 	}
 	if s.policy = aim; works.String() != aim.String() {
-		s.aim(aim, old.From)
+		s.switchTo(aim, old.From)
 	}
 	return err
 }

@@ -332,7 +332,7 @@ func TestCleanRunsRaiseNoAlarm(t *testing.T) {
 			if err := tr.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			l.calm(t)
+			l.noAlarms(t)
 			losses := l.losses()
 			t.Logf("%d steps, the loss went from %.3f to %.3f", len(losses), losses[0],
 				losses[len(losses)-1])

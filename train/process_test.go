@@ -128,7 +128,7 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 			t.Fatal("the states were not written: ", err)
 		}
 		for at, row := range twoProcesses() {
-			if one.narrow != "" && at == 1 {
+			if one.quantized != "" && at == 1 {
 				continue // the others have more
 			}
 			// Each compiles for a minute: all of them are for -plans.all.
@@ -187,8 +187,8 @@ func TestTwoProcessesEndAlike(t *testing.T) {
 						got.Grads[name][i] += x // of what both have
 					}
 				}
-				if one.narrow != "" {
-					one.compareNarrow(t, row, got)
+				if one.quantized != "" {
+					one.compareQuantized(t, row, got)
 				} else {
 					one.compare(t, row.Name, got)
 				}

@@ -22,24 +22,24 @@ import (
 // same bytes; but sums in another order differ in their last digit, and where that decides a
 // rounding, an element differs by a sixteenth (E4M3) or up to a half (E2M1) of itself.
 const (
-	narrowLoss  = 1e-4 // of a loss, relative: the bound of the issue that asked for the formats
-	narrowGrad  = 0.2  // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
-	narrowParam = 1e-3 // of a parameter after SGD, likewise: the rate times that
-	narrowAdam  = 0.1  // of what AdamW moved a parameter by, likewise
+	quantizedLoss  = 1e-4 // of a loss, relative: the bound of the issue that asked for the formats
+	quantizedGrad  = 0.2  // of a gradient, by Frobenius norm: a wrong scale or place makes it about 1
+	quantizedParam = 1e-3 // of a parameter after SGD, likewise: the rate times that
+	quantizedAdam  = 0.1  // of what AdamW moved a parameter by, likewise
 )
 
 // The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the
 // others, add up two microbatches; the rest takes one, since each has a program to compile.
 var (
-	narrowOnce  = plantest.Size{Batch: 4, Micros: 1, Seq: 128}
-	narrowTwice = plantest.Size{Batch: 8, Micros: 2, Seq: 128}
+	quantizedOnce  = plantest.Size{Batch: 4, Micros: 1, Seq: 128}
+	quantizedTwice = plantest.Size{Batch: 8, Micros: 2, Seq: 128}
 )
 
 // narrowly gives a parity with sizes that blocks divide, in a format.
-func narrowly(p *parity, format ir.Format, size plantest.Size) *parity {
+func quantizedParity(p *parity, format ir.Format, size plantest.Size) *parity {
 	c := *p.config
 	c.Hidden, c.HeadDim, c.Rotary, c.MLP, c.AttnScale, c.Context = 64, 32, 32, 128, 0.18, 256
-	p.config, p.size, p.narrow = &c, size, string(format)
+	p.config, p.size, p.quantized = &c, size, string(format)
 	p.rate, p.scale = 0.02, 1 // so that a rounding that differs stays one
 	if _, adam := p.optimizer.(optim.AdamW); adam {
 		p.rate = 0.002
@@ -53,20 +53,20 @@ func parityOf(e *engine.Engine, name string) *parity {
 	if !ok {
 		return parities(e)[name]
 	}
-	p := narrowly(parities(e)[model], ir.Format(format), narrowTwice)
+	p := quantizedParity(parities(e)[model], ir.Format(format), quantizedTwice)
 	p.hasty, p.linears = true, []string{"k", "down"} // of each kind, to compile in less time
 	return p
 }
 
 // compareNarrow holds a plan to one device that takes the same microbatches, and gives the largest
 // difference of a loss.
-func (p *parity) compareNarrow(t *testing.T, row plantest.Row, got *history) (worst float64) {
+func (p *parity) compareQuantized(t *testing.T, row plantest.Row, got *history) (worst float64) {
 	t.Helper()
 	name := row.Name
 	for k, w := range append([]float64{p.want.Eval}, p.want.Losses...) {
 		g := append([]float64{got.Eval}, got.Losses...)[k]
 		d := math.Abs(g-w) / math.Abs(w)
-		if worst = math.Max(worst, d); !(d <= narrowLoss) {
+		if worst = math.Max(worst, d); !(d <= quantizedLoss) {
 			t.Errorf("%s: loss %d is %v, want %v, off by %.2g", name, k, g, w, d)
 		}
 	}
@@ -84,12 +84,12 @@ func (p *parity) compareNarrow(t *testing.T, row plantest.Row, got *history) (wo
 		}
 	}
 	dg, where := frobenius(got.Grads, p.want.Grads)
-	if !(dg <= narrowGrad) {
+	if !(dg <= quantizedGrad) {
 		t.Errorf("%s: the gradient of %s is off by %.2g", name, where, dg)
 	}
-	bound, a, b := narrowParam, got.Params, p.want.Params
+	bound, a, b := quantizedParam, got.Params, p.want.Params
 	if _, adam := p.optimizer.(optim.AdamW); adam {
-		bound, a, b = narrowAdam, moved(a, p.before), moved(b, p.before)
+		bound, a, b = quantizedAdam, moved(a, p.before), moved(b, p.before)
 	}
 	dp, where := frobenius(a, b)
 	if !(dp <= bound) {
@@ -103,14 +103,14 @@ func (p *parity) compareNarrow(t *testing.T, row plantest.Row, got *history) (wo
 // case none is kept: the weight is rounded where its pieces are joined.
 func (p *parity) splits(row plantest.Row, copied string) bool {
 	piece := p.config.Hidden / max(1, p.plan(row).FSDP.Size)
-	return strings.Contains(copied, ".embed") && piece%ir.Format(p.narrow).Block() != 0
+	return strings.Contains(copied, ".embed") && piece%ir.Format(p.quantized).Block() != 0
 }
 
 // narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two
 // kinds of linear layers, which compile in less time). They compile for minutes: else it is one of
 // 24 for either model in either format, each in its turn, in each format on one of the models with
 // all linear layers. That all of them round alike is shown by package spmd in float64.
-func narrowPlans(p *parity, turn int) []plantest.Row {
+func quantizedPlans(p *parity, turn int) []plantest.Row {
 	rows := plans(p, rand.New(rand.NewPCG(*plansSeed, 1)), false)
 	at := -1
 	return slices.DeleteFunc(rows, func(r plantest.Row) bool {
@@ -127,7 +127,7 @@ func narrowPlans(p *parity, turn int) []plantest.Row {
 
 // Three steps of any plan in few bits, each from the state of one device that takes the same
 // microbatches, have its losses, and the first begins with its bytes.
-func TestNarrowPlansEndAlike(t *testing.T) {
+func TestQuantizedPlansEndAlike(t *testing.T) {
 	if *plansLike == "" {
 		slowtest.Only(t) // compiles programs for many devices
 	}
@@ -142,8 +142,8 @@ func TestNarrowPlansEndAlike(t *testing.T) {
 			t.Run(string(format)+"/"+name, func(t *testing.T) {
 				ways := map[string]*parity{}
 				worst := 0.0
-				for _, row := range narrowPlans(narrowly(parities(e)[name], format, narrowTwice), 2*k+i) {
-					d, err := narrowWay(ways, e, name, format, row).hold(t, row)
+				for _, row := range quantizedPlans(quantizedParity(parities(e)[name], format, quantizedTwice), 2*k+i) {
+					d, err := quantizedWay(ways, e, name, format, row).hold(t, row)
 					if err != nil {
 						t.Errorf("%s: %v", row.Name, err)
 					}
@@ -159,12 +159,12 @@ func TestNarrowPlansEndAlike(t *testing.T) {
 }
 
 // narrowWay finds how a row is run, and what it is held to.
-func narrowWay(ways map[string]*parity, e *engine.Engine, name string, format ir.Format,
+func quantizedWay(ways map[string]*parity, e *engine.Engine, name string, format ir.Format,
 	row plantest.Row) *parity {
-	p := narrowly(parities(e)[name], format, narrowTwice)
+	p := quantizedParity(parities(e)[name], format, quantizedTwice)
 	how := p.plan(row)
 	if how.PP.Size == 1 && len(how.Offload)+len(how.Recompute) == 0 {
-		p.size = narrowOnce
+		p.size = quantizedOnce
 	}
 	// These add up in another order. In bf16 that decides many roundings of attention, and these many
 	// of few bits: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
@@ -192,5 +192,5 @@ func (p *parity) hold(t *testing.T, row plantest.Row) (worst float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	return p.compareNarrow(t, row, got), nil
+	return p.compareQuantized(t, row, got), nil
 }

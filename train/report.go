@@ -17,7 +17,8 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A report is what the programs of a rank told of their quantized GEMMs in a step.
+// A report is the statistics that the programs of one rank return about their quantized GEMMs in a
+// step. Processes exchange reports with encoding/gob.
 type report struct {
 	Programs map[string]*counts // by name: those that give gradients
 
@@ -27,18 +28,19 @@ type report struct {
 	Copies  []float64 // spmd.CopyErrors; none in a step that is not inspected
 }
 
-// counts are what one program told of all microbatches of a step: of scales and amaxes the largest,
-// of errors the sum.
+// counts are the statistics of one program over all microbatches of a step: maxima of scales and
+// amaxes, sums of errors.
 type counts struct {
 	Scales []int32   // ir.StatScales
 	Amaxes []float32 // ir.StatAmax
-	// Errors are the sums of ir.StatErrors over Parts microbatches; none in a step that is not
+	// Errors are the sums of ir.StatErrors over Parts microbatches; empty in a step that is not
 	// inspected.
 	Errors []float64
 	Parts  int
 }
 
-// begin turns to the next step.
+// begin starts the next step: the copies that the last update quantized are those that its GEMMs
+// read.
 func (r *report) begin() {
 	if r.Next != nil {
 		r.Made, r.Next = r.Next, nil
@@ -46,7 +48,7 @@ func (r *report) begin() {
 	r.Programs, r.Copies = nil, nil
 }
 
-// read takes the reports among the results of a program.
+// read reads the statistics among the results of a program.
 func (r *report) read(ctx context.Context, name string, results []*engine.Array,
 	s *program.Module) error {
 	for i, a := range results {
@@ -60,6 +62,7 @@ func (r *report) read(ctx context.Context, name string, results []*engine.Array,
 	return nil
 }
 
+// readOne reads one array of statistics.
 func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 	spec program.Array) error {
 	b, err := a.Read(ctx, 0)
@@ -68,11 +71,11 @@ func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 	}
 	switch spec.Name {
 	case spmd.CopyErrors:
-		r.Copies = doubles(b)
+		r.Copies = decode[float64](b)
 	case spmd.CopyStats:
-		r.Next = ints(b)
+		r.Next = decode[int32](b)
 	case optim.GradStats:
-		r.Squares = floats(b)
+		r.Squares = decode[float32](b)
 	default:
 		if r.Programs == nil {
 			r.Programs = map[string]*counts{}
@@ -85,15 +88,15 @@ func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 	return nil
 }
 
-// add adds what a microbatch told.
+// add merges the statistics of a microbatch.
 func (c *counts) add(name string, b []byte) {
 	switch name {
 	case ir.StatScales:
-		c.Scales = merged(c.Scales, ints(b))
+		c.Scales = merged(c.Scales, decode[int32](b))
 	case ir.StatAmax:
-		c.Amaxes = merged(c.Amaxes, floats(b))
+		c.Amaxes = merged(c.Amaxes, decode[float32](b))
 	case ir.StatErrors:
-		sums := doubles(b)
+		sums := decode[float64](b)
 		if c.Parts++; c.Errors == nil {
 			c.Errors = sums
 			return
@@ -104,7 +107,7 @@ func (c *counts) add(name string, b []byte) {
 	}
 }
 
-// merged keeps the larger of two lists of numbers; what is no number stays.
+// merged is the elementwise maximum of two lists; NaN wins.
 func merged[E int32 | float32](old, now []E) []E {
 	if len(old) != len(now) {
 		return now
@@ -117,40 +120,25 @@ func merged[E int32 | float32](old, now []E) []E {
 	return old
 }
 
-func ints(b []byte) []int32 {
-	list := make([]int32, len(b)/4)
-	for i := range list {
-		list[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))
-	}
+// decode reads little-endian numbers, as engines return them.
+func decode[E int32 | float32 | float64](b []byte) []E {
+	var one E
+	list := make([]E, len(b)/binary.Size(one))
+	_, _ = binary.Decode(b, binary.LittleEndian, list) // the size fits
 	return list
 }
 
-func floats(b []byte) []float32 {
-	list := make([]float32, len(b)/4)
-	for i := range list {
-		list[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-	return list
-}
-
-func doubles(b []byte) []float64 {
-	list := make([]float64, len(b)/8)
-	for i := range list {
-		list[i] = math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
-	}
-	return list
-}
-
-// A reader makes samples of reports: it knows what stands where.
-type reader struct {
+// A statsReader turns reports into monitor samples: it knows the layout of the statistics arrays.
+type statsReader struct {
 	p      *step.Programs
 	probes *step.Programs     // that inspect
 	made   []map[string]int64 // by rank: the place of the scales of a copy's first layer in Made
 	all    []int64            // by rank: scales that are made
 }
 
-func newReader(p *step.Programs) *reader {
-	r := &reader{p: p}
+// newReader finds where the scale statistics of each quantized copy begin.
+func newReader(p *step.Programs) *statsReader {
+	r := &statsReader{p: p}
 	for _, rank := range p.Ranks {
 		made, all := map[string]int64{}, int64(0)
 		for _, name := range rank.CopyStats() {
@@ -170,18 +158,18 @@ type site struct {
 	slot  int
 }
 
-// A telling is one row of what a program reports on, and where it is told.
-type telling struct {
+// A statRow is one operand that a program reports on, and where its statistics are.
+type statRow struct {
 	*ir.Stat
 	rank   int
 	report *report
 	counts *counts
 }
 
-// tellings lists what a step was told of, in the order of programs. inspected tells that errors of
-// rounding were measured.
-func (r *reader) tellings(told []*report) (list []telling, inspected bool) {
-	for _, one := range told {
+// statRows lists the operands that a step reported on, in the order of the programs. inspected says
+// that rounding errors were measured.
+func (r *statsReader) statRows(reports []*report) (list []statRow, inspected bool) {
+	for _, one := range reports {
 		for _, c := range one.Programs {
 			inspected = inspected || c.Parts > 0
 		}
@@ -191,29 +179,29 @@ func (r *reader) tellings(told []*report) (list []telling, inspected bool) {
 		programs = r.probes // the same, and where errors stand
 	}
 	for _, row := range programs.List {
-		c := told[row.Rank].Programs[row.Module.Name]
+		c := reports[row.Rank].Programs[row.Module.Name]
 		if c == nil {
 			continue
 		}
 		for i := range row.Stats {
-			list = append(list, telling{&row.Stats[i], row.Rank, told[row.Rank], c})
+			list = append(list, statRow{&row.Stats[i], row.Rank, reports[row.Rank], c})
 		}
 	}
 	return list, inspected
 }
 
-// sample tells what a step came to, linear layers in the order in which the forward pass runs them.
-func (r *reader) sample(step int, loss, norm float64, told []*report) *monitor.Sample {
+// sample is what the monitor observes of a step, linear layers in the order of the forward pass.
+func (r *statsReader) sample(step int, loss, norm float64, reports []*report) *monitor.Sample {
 	s := &monitor.Sample{Step: step, Loss: loss, GradNorm: norm, Finite: finite(loss) && finite(norm)}
 	found := map[site]*monitor.Linear{}
 	for rank := range r.p.Ranks {
-		r.norms(found, rank, told[rank].Squares)
+		r.norms(found, rank, reports[rank].Squares)
 	}
-	list, inspected := r.tellings(told)
+	list, inspected := r.statRows(reports)
 	for _, one := range list {
 		for k := range one.Layers {
 			l := found[site{one.Layer + k, int(one.Slot)}]
-			// What a backward pass computes again is told twice.
+			// An operand that the backward pass recomputes is reported twice.
 			if l != nil && !slices.ContainsFunc(l.Operands,
 				func(o monitor.Operand) bool { return o.Name == one.Operand }) {
 				l.Operands = append(l.Operands, r.operand(one, k))
@@ -233,8 +221,10 @@ func (r *reader) sample(step int, loss, norm float64, told []*report) *monitor.S
 	return s
 }
 
-// norms lists the linear layers of a rank with the norms of their gradients.
-func (r *reader) norms(found map[site]*monitor.Linear, rank int, squares []float32) {
+// norms adds the linear layers of a rank, with the norms of their weight gradients.
+func (r *statsReader) norms(found map[site]*monitor.Linear, rank int, squares []float32) {
+	// squares has two numbers per layer of each parameter that reports, in the order of the rank's
+	// parameters.
 	at := 0
 	for i, h := range r.p.Ranks[rank].RankParams {
 		if !h.Stats || !h.Counts {
@@ -254,9 +244,10 @@ func (r *reader) norms(found map[site]*monitor.Linear, rank int, squares []float
 	}
 }
 
-// norm notes the square of the norm of a gradient of some size, and how much of it is zero.
-func (r *reader) norm(found map[site]*monitor.Linear, p *model.Param, layer int64, told []float32,
-	size int64) {
+// norm adds one linear layer: the square of its weight gradient's norm and how many of its elements
+// are zero.
+func (r *statsReader) norm(found map[site]*monitor.Linear, p *model.Param, layer int64,
+	stats []float32, size int64) {
 	slot := precision.Slot(p.Stem())
 	if slot < 0 {
 		return
@@ -265,24 +256,26 @@ func (r *reader) norm(found map[site]*monitor.Linear, p *model.Param, layer int6
 	l := monitor.Unmeasured(int(layer), name)
 	of := func(product string) string { return string(r.p.Policy.Of(int(layer), name, product)) }
 	l.Fprop, l.Dgrad, l.Wgrad = of(precision.Fprop), of(precision.Dgrad), of(precision.Wgrad)
-	if x := float64(told[0]); finite(x) {
+	if x := float64(stats[0]); finite(x) {
 		l.Norm = math.Sqrt(x)
-		l.Zeros, l.Count = int64(told[1]), size
+		l.Zeros, l.Count = int64(stats[1]), size
 	} else {
 		l.NonFinite = 1
 	}
 	found[site{layer, slot}] = &l
 }
 
-// operand reads what was told of one copy of a tensor. A scale of MXFP8 is a power of two at or
-// above amax/448, so amax is known to a factor of two, of which the middle is taken. That is enough
-// to see it grow; weights grow by less before it matters, so theirs is left out.
-func (r *reader) operand(s telling, k int64) monitor.Operand {
-	told := s.counts
+// operand reads the statistics of one quantized copy of a tensor. An MXFP8 scale is the power of
+// two at or above amax/448, so amax is known to a factor of two, of which the middle is taken. That
+// is enough to see it grow; weights change by less before it matters, so theirs is left out.
+func (r *statsReader) operand(s statRow, k int64) monitor.Operand {
+	c := s.counts
 	l := monitor.Unmeasured(0, "", s.Operand)
 	o := l.Operands[0]
-	top := float64(told.Scales[s.Top+k*s.Stride])
-	sum, some := told.Scales[s.Sum+k*s.Stride], told.Scales[s.Some+k*s.Stride]
+	// Scales are bytes: E8M0 exponents for MXFP8, E4M3 for NVFP4, both monotonic in the scale. top is
+	// the largest, sum and some give their mean over blocks that are not zero.
+	top := float64(c.Scales[s.Top+k*s.Stride])
+	sum, some := c.Scales[s.Sum+k*s.Stride], c.Scales[s.Some+k*s.Stride]
 	mean := float64(uint32(sum)) / float64(some)
 	weight := s.Operand == "w" || s.Operand == "wT"
 	switch {
@@ -295,7 +288,7 @@ func (r *reader) operand(s telling, k int64) monitor.Operand {
 		}
 		o.Spread = top - mean
 	default:
-		if amax := float64(told.Amaxes[s.Amax+k*s.AmaxStride]); finite(amax) {
+		if amax := float64(c.Amaxes[s.Amax+k*s.AmaxStride]); finite(amax) {
 			o.Amax = amax
 		} else {
 			o.NonFinite = 1
@@ -320,21 +313,23 @@ func (r *reader) operand(s telling, k int64) monitor.Operand {
 	return o
 }
 
-// A rounding is what that did to one operand in all parts of a step.
+// rounding is the error that quantization added to one operand, summed over all microbatches of a
+// step: elements, those flushed to zero and clamped, the sums of squares of values and of errors,
+// the log2 range of blocks, and the tokens that were measured.
 type rounding struct{ elements, lost, clamped, power, noise, span, blocks, length float64 }
 
-// roundingOf finds that of a layer, if it was measured and is made of numbers.
-func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
-	told, copies := s.counts, s.report.Copies
+// roundingOf returns the rounding error of one layer's operand, if it was measured and is finite.
+func (r *statsReader) roundingOf(s statRow, k int64) (e rounding, ok bool) {
+	c, copies := s.counts, s.report.Copies
 	list, elements, length := make([]float64, ir.ErrorSums), int64(0), int64(0)
 	switch {
-	case told.Parts == 0:
+	case c.Parts == 0:
 		return e, false
 	case s.Errors >= 0: // less what devices have copies of
 		for i := range list {
-			list[i] = told.Errors[s.Errors+k*s.ErrorStride+int64(i)] / float64(s.Copies)
+			list[i] = c.Errors[s.Errors+k*s.ErrorStride+int64(i)] / float64(s.Copies)
 		}
-		elements, length = int64(told.Parts)*s.Elements/s.Copies, int64(told.Parts)*s.Length
+		elements, length = int64(c.Parts)*s.Elements/s.Copies, int64(c.Parts)*s.Length
 	case copies != nil:
 		m, found := r.probes.Ranks[s.rank].CopyErrors[s.Copy]
 		if !found {
@@ -350,14 +345,14 @@ func (r *reader) roundingOf(s telling, k int64) (e rounding, ok bool) {
 	return e, elements > 0 && finite(e.power) && finite(e.noise)
 }
 
-// noises sets the gradients of weights against the errors that rounding adds to them.
+// noises compares weight gradients with the error that quantization adds to them.
 //
-// The gradient is xᵀ·dy over the T tokens of the step, and with errors e of x and d of dy its own
-// is about eᵀ·dy + xᵀ·d. Errors of different tokens are independent, so that the expected square of
-// the first term is the sum over tokens of ‖e‖²‖dy‖², which is taken as the product of the two
-// sums over T: as if large errors did not go with large gradients. Of the second it is the same.
-// Where layers compute halves of a batch apart, one is measured, and stands for both.
-func (r *reader) noises(found map[site]*monitor.Linear, list []telling) {
+// The weight gradient is xᵀ·dy over the T tokens of the step. With errors e of x and d of dy, its
+// error is about eᵀ·dy + xᵀ·d. Errors of different tokens are independent, so the expected square
+// of the first term is the sum over tokens of ‖e‖²‖dy‖². That is approximated by the product of
+// both sums over T, as if large errors did not go with large gradients; the second term likewise.
+// Where a layer computes halves of a batch separately, one half is measured and stands for both.
+func (r *statsReader) noises(found map[site]*monitor.Linear, list []statRow) {
 	arguments := map[site]*[2]rounding{} // xT and dyT
 	parts := 0
 	for _, s := range list {
@@ -375,6 +370,8 @@ func (r *reader) noises(found map[site]*monitor.Linear, list []telling) {
 			arguments[at][which] = e
 		}
 	}
+	// length is the tokens that were measured, fewer than the step's where one half of a batch stands
+	// for both. The norm of independent errors grows with the square root of the tokens.
 	tokens := float64(parts) * float64(r.p.Shape.Batch*r.p.Shape.Seq)
 	for at, of := range arguments {
 		l := found[at]
@@ -387,14 +384,13 @@ func (r *reader) noises(found map[site]*monitor.Linear, list []telling) {
 	}
 }
 
-// noise is the norm of the error that is expected of a weight's gradient, by the tokens that were
-// measured.
+// noise is the expected norm of a weight gradient's error, by the tokens that were measured.
 func noise(x, dy *rounding) float64 {
 	return math.Sqrt((x.noise*dy.power + x.power*dy.noise) / x.length)
 }
 
-// sums gives those of the scales of a copy where they were made and where they are read.
-func (r *reader) sums(s telling, k int64) (made, used int32, ok bool) {
+// sums returns the checksums of a copy's scales where they were written and where a GEMM read them.
+func (r *statsReader) sums(s statRow, k int64) (made, used int32, ok bool) {
 	i, ok := r.made[s.rank][s.Copy]
 	if !ok || len(s.report.Made) == 0 || len(s.counts.Scales) == 0 {
 		return 0, 0, false
@@ -404,9 +400,9 @@ func (r *reader) sums(s telling, k int64) (made, used int32, ok bool) {
 	return s.report.Made[3*all+all+i+k], s.counts.Scales[s.Sum+k*s.Stride], true
 }
 
-// sound tells whether all scales of copies that are read are those that were made.
-func (r *reader) sound(told []*report) bool {
-	list, _ := r.tellings(told)
+// sound reports whether every scale that was read is the one that was written.
+func (r *statsReader) sound(reports []*report) bool {
+	list, _ := r.statRows(reports)
 	for _, s := range list {
 		for k := range s.Layers {
 			if made, used, ok := r.sums(s, k); ok && made != used {
@@ -417,7 +413,7 @@ func (r *reader) sound(told []*report) bool {
 	return true
 }
 
-// checked marks a sum of bytes as taken: 0 says that it was not.
+// checked marks a checksum as taken, since 0 means that it was not.
 func checked(sum int32) uint64 { return 1<<32 | uint64(uint32(sum)) }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -26,9 +26,9 @@ var (
 // two minutes. After a rejected step the state is the one before it.
 func (t *Trainer) Save(ctx context.Context) error { return t.save(ctx, true) }
 
-// save writes a checkpoint of the steps that were done. If it is not the last one, a checkpoint
+// save writes a checkpoint of the steps that were done. Unless it is the run's last, a checkpoint
 // that cannot be written is a warning and the run goes on. All processes decide alike, by the error
-// that all of them are told (see together).
+// that all of them get ([Trainer.together]).
 func (t *Trainer) save(ctx context.Context, last bool) error {
 	waits := periodicWaits
 	if last {
@@ -52,6 +52,7 @@ func (t *Trainer) save(ctx context.Context, last bool) error {
 	return nil
 }
 
+// explain prints an error and its cause in one line.
 func explain(e *diag.Error) string {
 	if e.Cause == "" {
 		return e.What
@@ -59,8 +60,8 @@ func explain(e *diag.Error) string {
 	return e.What + " (" + e.Cause + ")"
 }
 
-// writeFailed tells an error of the disk, which may pass, from one of the state or of a link to
-// another process, which ends the run.
+// writeFailed tells an error of the disk, which may pass, from an error of the state or of a link
+// to another process, which ends the run.
 func writeFailed(err error) bool {
 	switch diag.From(err).Code {
 	case diag.CheckpointWrite, diag.CheckpointBusy, diag.FileError,
@@ -70,19 +71,20 @@ func writeFailed(err error) bool {
 	return false
 }
 
-// saveTo writes a checkpoint into a folder, and tries again after each of the waits.
+// saveTo writes a checkpoint into a folder, the run's own or a rejected step's. It is tried
+// once, and once more after each of the waits.
 func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time.Duration) error {
 	defer t.phase(phaseSave)()
 	defer t.span("save")()
 	start := t.opts.Now()
-	m, err := t.meta()
+	m, err := t.manifest()
 	if err != nil {
 		return err
 	}
 	own := dir == t.folder()
 	// A run that is asked to stop where it was just saved has nothing to write. Before its first step
 	// only the processes that see the folder know of it.
-	fresh, err := t.exec.peers.some(ctx, !own || t.saved != t.step)
+	fresh, err := t.exec.peers.any(ctx, !own || t.saved != t.step)
 	if err != nil || !fresh {
 		return err
 	}
@@ -105,7 +107,7 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	return nil
 }
 
-// write is saveTo once it is known what to write: in one process, or in all of them together.
+// write makes the attempts of saveTo: of this process alone, or of all processes together.
 func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, s *snapshot,
 	waits []time.Duration) error {
 	put := t.hooks.put
@@ -136,6 +138,7 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 	}
 }
 
+// bytesOfAll is the size of all tensors of a source.
 func bytesOfAll(s ckpt.Source) (bytes int64) {
 	return lists.Sum(s.Tensors(), func(one ckpt.Tensor) int64 { return one.Bytes() })
 }

@@ -2,8 +2,6 @@ package train
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
 	"slices"
 	"sync"
 
@@ -19,29 +17,30 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A stateTensor is one array of the state and the tensors of a checkpoint that it is made of: one,
-// or one for each layer of a stack, in order.
+// A stateTensor is one array of the state (a parameter, or one of its moments) and the checkpoint
+// tensors that it is made of: one, or one for each layer of a stack, in order. Checkpoints have one
+// tensor per layer whatever the programs, so a run may move between plans.
 type stateTensor struct {
-	rank    int // the rank of a pipeline that has it
+	rank    int // the pipeline rank that stores it
 	param   *model.Param
-	layout  *spmd.Layout // how it lies on a mesh; nil on one device
-	name    string       // of the array
-	master  bool         // not what the optimizer keeps
+	layout  *spmd.Layout // how it is sharded; nil on one device
+	name    string       // of the program argument
+	master  bool         // the parameter itself, in f32, and not a moment
 	elem    dtype.DType
-	tensors []ckpt.Tensor
+	tensors []ckpt.Tensor // of the whole array, not of a shard
 }
 
-// A stateShard is where pieces of the state live: on one mesh, or on one rank of a pipeline.
+// A stateShard is what one pipeline rank holds of the state, and the programs that use it.
 type stateShard struct {
-	state  *engine.State
-	update *program.Module
-	takers []*program.Module // what computes with copies of the masters
-	mesh   []ir.Axis
+	state   *engine.State
+	update  *program.Module
+	readers []*program.Module // of stages: they read parameters or copies of them
+	mesh    []ir.Axis
 }
 
-// pieces lists the whole state: masters, then what the optimizer keeps of each. What two ranks
-// have stands twice.
-func pieces(p *step.Programs) []stateTensor {
+// stateTensors lists the state of all ranks: each parameter, followed by its moments. A parameter
+// that two ranks share is listed for both.
+func stateTensors(p *step.Programs) []stateTensor {
 	var list []stateTensor
 	for rank, r := range p.Ranks {
 		for i := range r.Params {
@@ -50,14 +49,14 @@ func pieces(p *step.Programs) []stateTensor {
 			if p.Stages[0].Sharding == nil {
 				l = nil
 			}
-			list = append(list, piecesOf(p, rank, &r.Params[i], h.Param, l)...)
+			list = append(list, tensorsOf(p, rank, &r.Params[i], h.Param, l)...)
 		}
 	}
 	return list
 }
 
-// piecesOf lists what is kept of one parameter.
-func piecesOf(p *step.Programs, home int, one *model.Param, param optim.Param,
+// tensorsOf lists what is stored of one parameter: the f32 master, then the optimizer's moments.
+func tensorsOf(p *step.Programs, home int, one *model.Param, param optim.Param,
 	l *spmd.Layout) []stateTensor {
 	var list []stateTensor
 	add := func(name, prefix string, elem dtype.DType) {
@@ -79,38 +78,41 @@ func piecesOf(p *step.Programs, home int, one *model.Param, param optim.Param,
 	return list
 }
 
-// bytes is the size of one piece.
+// bytes is the size of the whole array, over all devices.
 func (pc *stateTensor) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(pc.tensors)) }
 
-// A boxReader gives boxes of the tensors of a checkpoint, as a [ckpt.Source] does.
+// A boxReader reads boxes (hyperrectangles) of checkpoint tensors, as a [ckpt.Source] does.
 type boxReader interface {
 	ReadSlice(name string, box ckpt.Box, dst []byte) error
 }
 
-// fill puts the state on the devices of this process: the box that each device has of a tensor, as
-// src gives it. Copies that the model computes with are made of the masters.
-func (t *Trainer) fill(src boxReader) error {
-	homes := t.exec.homes()
+// fill puts the state on the devices of this process. Each device reads the box of each tensor that
+// it stores, so no host needs room for a whole stack. Compute copies of the masters (bf16 under
+// mixed precision) are made on the way; quantized ones by their own program.
+func (t *Trainer) fill(ctx context.Context, src boxReader) error {
+	shards := t.exec.stateShards()
 	var garbage collector
-	for _, pc := range pieces(t.programs) {
-		h := homes[pc.rank]
+	for _, pc := range stateTensors(t.programs) {
+		h := shards[pc.rank]
 		if h == nil {
 			continue
 		}
-		garbage.add(pc.bytes())
-		ways := []way{{stage: h.update, name: pc.name, elem: pc.elem}}
+		garbage.add(pc.bytes()) // of the array before
+		// The array that the update reads, sharded as it is stored (over FSDP devices too).
+		ways := []target{{module: h.update, name: pc.name, elem: pc.elem}}
 		if pc.layout != nil {
-			ways[0].part = pc.layout.Stored
+			ways[0].local = pc.layout.Stored
 		}
 		name := program.Copy.Of(pc.name)
-		at := slices.IndexFunc(h.takers, func(s *program.Module) bool { return argument(s, name) >= 0 })
+		at := slices.IndexFunc(h.readers, func(s *program.Module) bool { return argument(s, name) >= 0 })
+		// The compute copy, sharded as stages read it, where they do not read the master itself.
 		if pc.master && at >= 0 {
-			ways = append(ways, way{stage: h.takers[at], name: name, elem: t.programs.Shape.Elem})
+			ways = append(ways, target{module: h.readers[at], name: name, elem: t.programs.Shape.Elem})
 			if pc.layout != nil {
-				ways[1].part = pc.layout.Compute
+				ways[1].local = pc.layout.Compute
 			}
 		}
-		if err := pc.readParts(src, h.mesh, ways); err != nil {
+		if err := pc.readShards(src, h.mesh, ways); err != nil {
 			return err
 		}
 		for _, w := range ways {
@@ -119,29 +121,30 @@ func (t *Trainer) fill(src boxReader) error {
 			}
 		}
 	}
-	return t.exec.quantize()
+	return t.exec.quantize(ctx)
 }
 
-// A way is how the devices of a stage have a piece: the part of each, in its bytes.
-type way struct {
-	stage *program.Module
-	name  string
-	elem  dtype.DType
-	part  ir.Type // zero on one device
-	parts [][]byte
+// A target is one array to fill: the program argument that it becomes, and the bytes of each
+// device's shard.
+type target struct {
+	module *program.Module
+	name   string
+	elem   dtype.DType
+	local  ir.Type // of a shard; zero on one device
+	shards [][]byte
 }
 
-// readParts reads the parts of all devices, tensor by tensor, so that a source that computes or
-// fetches a tensor does so once. Devices that have the same box get copies of it.
-func (pc *stateTensor) readParts(src boxReader, mesh []ir.Axis, ways []way) error {
+// readShards reads the shards of all devices for some targets, tensor by tensor: a source that
+// computes or fetches a tensor then does so once.
+func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target) error {
 	for k, one := range pc.tensors {
 		for i := range ways {
 			w := &ways[i]
-			if w.parts == nil {
-				w.parts = make([][]byte, len(w.stage.Devices))
+			if w.shards == nil {
+				w.shards = make([][]byte, len(w.module.Devices))
 			}
-			for device := range w.parts {
-				if err := pc.readPart(src, one, k, mesh, w, device); err != nil {
+			for device := range w.shards {
+				if err := pc.readShard(src, one, k, mesh, w, device); err != nil {
 					return err
 				}
 			}
@@ -150,43 +153,46 @@ func (pc *stateTensor) readParts(src boxReader, mesh []ir.Axis, ways []way) erro
 	return nil
 }
 
-// readPart reads what a device has of the k-th tensor, which is f32 for a copy too.
-func (pc *stateTensor) readPart(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *way,
+// readShard reads a device's box of the k-th tensor. A replica copies the shard of the first device
+// that has the same box. The source has masters in f32 also for a compute copy, which is rounded
+// here.
+func (pc *stateTensor) readShard(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *target,
 	device int) error {
-	dims, part := pc.param.Dims, w.part
+	dims, part := pc.param.Dims, w.local
 	if pc.layout != nil {
 		dims = pc.layout.Whole
 	} else {
 		part = ir.Type{Dims: dims}
 	}
-	if pc.param.Stacked() { // layers come first, and no axis cuts them
+	if pc.param.Stacked() { // the layer dimension comes first, and is not sharded
 		dims, part.Dims = dims[1:], part.Dims[1:]
 	}
+	// Shards of all layers are one buffer per device: layer k begins at k·size elements.
 	size := part.Shape().Elements()
 	width := int64(w.elem.Bits() / 8)
-	if w.parts[device] == nil {
-		w.parts[device] = engine.Aligned(int(size * width * int64(len(pc.tensors))))
+	if w.shards[device] == nil {
+		w.shards[device] = engine.Aligned(int(size * width * int64(len(pc.tensors))))
 	}
-	dst := w.parts[device][int64(k)*size*width:][:size*width]
+	dst := w.shards[device][int64(k)*size*width:][:size*width]
 	box := spmd.BoxOf(mesh, dims, part, device)
 	for other := range device {
 		if slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
-			copy(dst, w.parts[other][int64(k)*size*width:])
+			copy(dst, w.shards[other][int64(k)*size*width:])
 			return nil
 		}
 	}
-	wide := int64(one.DType.Bits() / 8)
 	read := make([]byte, one.Bytes()/max(times(one.Shape), 1)*times(box.Size))
 	if err := src.ReadSlice(one.Name, ckpt.Box{Start: box.Start, Size: box.Size}, read); err != nil {
 		return err
 	}
-	if wide != width {
-		read = roundBF16(read)
+	if one.DType != w.elem {
+		read = convert(read, one.DType, w.elem)
 	}
 	box.Take(dst, read, width)
 	return nil
 }
 
+// times is the product of a list: the elements of a shape.
 func times(list []int64) int64 {
 	n := int64(1)
 	for _, x := range list {
@@ -195,8 +201,9 @@ func times(list []int64) int64 {
 	return n
 }
 
-// A computed boxReader makes a tensor whole when it is first asked for, and keeps it until another
-// is.
+// computed is a boxReader that makes a tensor whole when it is first read, and keeps it until
+// another one is. It reads from functions that fill whole tensors: initializers, or another state
+// in memory.
 type computed struct {
 	tensors map[string]ckpt.Tensor
 	params  map[string]*model.Param // of masters
@@ -204,10 +211,10 @@ type computed struct {
 	held    ckpt.Memory
 }
 
-// computed makes a boxReader of the state; param is nil for what the optimizer keeps.
+// computed returns a boxReader over a function that fills one tensor; param is nil for moments.
 func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte) error) *computed {
 	c := &computed{tensors: tensors(t.programs), params: map[string]*model.Param{}, make: make}
-	for _, pc := range pieces(t.programs) {
+	for _, pc := range stateTensors(t.programs) {
 		if !pc.master {
 			continue
 		}
@@ -219,10 +226,10 @@ func (t *Trainer) computed(make func(name string, param *model.Param, dst []byte
 	return c
 }
 
-// tensors lists what a checkpoint of the state has, by name.
+// tensors returns the tensors of a checkpoint of these programs, by name.
 func tensors(p *step.Programs) map[string]ckpt.Tensor {
 	all := map[string]ckpt.Tensor{}
-	for _, pc := range pieces(p) {
+	for _, pc := range stateTensors(p) {
 		for _, one := range pc.tensors {
 			all[one.Name] = one
 		}
@@ -245,7 +252,7 @@ func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 	return c.held.ReadSlice(name, box, dst)
 }
 
-// initial gives the state before training: what init makes of the masters, and zeros.
+// initial returns the state before the first step: parameters from init, moments zero.
 func initial(init func(p *model.Param, dst []float32) error) func(string, *model.Param,
 	[]byte) error {
 	return func(_ string, p *model.Param, dst []byte) error {
@@ -256,25 +263,24 @@ func initial(init func(p *model.Param, dst []float32) error) func(string, *model
 		if err := init(p, x); err != nil {
 			return err
 		}
-		put(dst, x)
+		dtype.F32.Encode(dst, x)
 		return nil
 	}
 }
 
-// argument finds an argument of a stage, or gives -1.
+// argument returns the index of a program's argument, or -1.
 func argument(s *program.Module, name string) int {
 	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
 }
 
-// place puts one array of a stage into the state, on each device its part. The memory is given
-// away.
-func (t *Trainer) place(h *stateShard, w way) error {
-	i := argument(w.stage, w.name)
+// place puts a filled array into the state. The engine takes the memory over.
+func (t *Trainer) place(h *stateShard, w target) error {
+	i := argument(w.module, w.name)
 	if i < 0 {
-		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.stage.Name, w.name)
+		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.module.Name, w.name)
 	}
-	a, err := t.opts.Engine.Place(w.stage, w.stage.Args[i], engine.Given,
-		func(device int) ([]byte, error) { return w.parts[device], nil })
+	a, err := t.opts.Engine.Place(w.module, w.module.Args[i], engine.Given,
+		func(device int) ([]byte, error) { return w.shards[device], nil })
 	if err != nil {
 		return err
 	}
@@ -282,8 +288,8 @@ func (t *Trainer) place(h *stateShard, w way) error {
 	return nil
 }
 
-// cut takes a device's part of the bytes of a whole array.
-func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
+// shardBytes copies a device's shard out of a whole array.
+func shardBytes(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) []byte {
 	n := int64(1)
 	for _, d := range whole {
 		n *= d.Size
@@ -293,75 +299,56 @@ func cut(mesh []ir.Axis, whole []ir.Dim, data []byte, part ir.Type, device int) 
 	return out
 }
 
-// put writes numbers as little-endian f32, which is how all engines have them.
-func put(dst []byte, x []float32) {
-	for i, v := range x {
-		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
-	}
-}
-
-// numbers reads f32 or bf16.
-func numbers(b []byte, elem dtype.DType) []float32 {
-	size := elem.Bits() / 8
-	list := make([]float32, len(b)/size)
-	for i := range list {
-		var bits uint32
-		if size == 4 {
-			bits = binary.LittleEndian.Uint32(b[4*i:])
-		} else {
-			bits = uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16
-		}
-		list[i] = math.Float32frombits(bits)
-	}
+// floats decodes elements of a float type.
+func floats(b []byte, elem dtype.DType) []float32 {
+	list := make([]float32, len(b)*8/elem.Bits())
+	elem.Decode(list, b)
 	return list
 }
 
-// roundBF16 rounds f32 to the nearest bf16, to even in the middle.
-func roundBF16(data []byte) []byte {
-	out := engine.Aligned(len(data) / 2)
-	for i, x := range numbers(data, dtype.F32) {
-		b := math.Float32bits(x)
-		if b&0x7fffffff > 0x7f800000 {
-			b |= 1 << 22 // stays no number
-		} else {
-			b += 0x7fff + b>>16&1
-		}
-		binary.LittleEndian.PutUint16(out[2*i:], uint16(b>>16))
-	}
+// convert rounds elements of one float type to another, to the nearest, ties to even.
+func convert(b []byte, from, to dtype.DType) []byte {
+	x := floats(b, from)
+	out := make([]byte, len(x)*to.Bits()/8)
+	to.Encode(out, x)
 	return out
 }
 
-// A snapshot gives the state to a checkpoint, array by array.
+// A snapshot reads the state for a checkpoint, one array at a time: an array is gathered when its
+// first tensor is read, and dropped when all of its tensors were.
 type snapshot struct {
 	ctx    context.Context
-	homes  []*stateShard
-	pieces []stateTensor
+	shards []*stateShard
+	arrays []stateTensor
 	where  map[string]place // of tensors
 
-	mu   sync.Mutex
-	held map[string][]byte // arrays that were read and are still wanted
-	left map[string]int    // bytes that are
-	done collector         // of arrays that are not
-	// sent are arrays that another process has sent, which stay until the snapshot is done with.
+	mu   sync.Mutex        // ckpt reads tensors concurrently
+	held map[string][]byte // gathered arrays that have tensors left to read
+	left map[string]int    // bytes of each that are left to read
+	done collector
+	// sent are arrays received from another process. They stay in held, since they cannot be read
+	// from a device again.
 	sent map[string]bool
 }
 
+// A place is where a checkpoint tensor is found: a layer of an array.
 type place struct {
-	piece *stateTensor
-	layer int
+	tensor *stateTensor
+	layer  int
 }
 
+// snapshot lists the state once; of a parameter that two ranks share, the first copy is saved.
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
-	s := &snapshot{ctx: ctx, homes: t.exec.homes(), where: map[string]place{},
+	s := &snapshot{ctx: ctx, shards: t.exec.stateShards(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
-	for _, pc := range pieces(t.programs) {
+	for _, pc := range stateTensors(t.programs) {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
 			continue // another rank has it as well
 		}
 		for k, one := range pc.tensors {
 			s.where[one.Name] = place{&pc, k}
 		}
-		s.pieces = append(s.pieces, pc)
+		s.arrays = append(s.arrays, pc)
 	}
 	return s
 }
@@ -369,7 +356,7 @@ func (t *Trainer) snapshot(ctx context.Context) *snapshot {
 // Tensors implements ckpt.Source.
 func (s *snapshot) Tensors() []ckpt.Tensor {
 	var list []ckpt.Tensor
-	for _, pc := range s.pieces {
+	for _, pc := range s.arrays {
 		list = append(list, pc.tensors...)
 	}
 	return list
@@ -381,22 +368,24 @@ func (s *snapshot) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 	if !ok {
 		return diag.New(diag.CheckpointTensor, "the state has no %s", name)
 	}
-	whole, err := s.array(at.piece)
+	whole, err := s.array(at.tensor)
 	if err != nil {
 		return err
 	}
-	one := at.piece.tensors[at.layer]
+	one := at.tensor.tensors[at.layer]
 	from, ok := offset(one, box)
 	if !ok {
 		return diag.New(diag.CheckpointTensor, "%s is read in one run of bytes, not by %s", name, box)
 	}
 	copy(dst, whole[int64(at.layer)*one.Bytes()+from:][:len(dst)])
-	s.release(at.piece, len(dst))
+	s.release(at.tensor, len(dst))
 	return nil
 }
 
-// offset gives the place of a box whose elements follow each other without a gap.
+// offset returns the byte offset of a box that is contiguous in its tensor (row-major); ok is false
+// for others.
 func offset(t ckpt.Tensor, box ckpt.Box) (bytes int64, ok bool) {
+	// From the last dimension: once a box does not span a dimension, all before it must have size 1.
 	stride, whole := int64(t.DType.Bits()/8), true
 	for i, d := range slices.Backward(t.Shape) {
 		if !whole && box.Size[i] != 1 {
@@ -409,7 +398,7 @@ func offset(t ckpt.Tensor, box ckpt.Box) (bytes int64, ok bool) {
 	return bytes, true
 }
 
-// array reads an array from the device, and keeps it until all of its tensors were taken.
+// array gathers an array from the devices, and keeps it until all of its tensors were read.
 func (s *snapshot) array(pc *stateTensor) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -417,13 +406,13 @@ func (s *snapshot) array(pc *stateTensor) ([]byte, error) {
 		return data, nil
 	}
 	var a *engine.Array
-	if h := s.homes[pc.rank]; h != nil {
+	if h := s.shards[pc.rank]; h != nil {
 		a = h.state.Get(pc.name)
 	}
 	if a == nil {
 		return nil, diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
 	}
-	data, err := gather(s.ctx, a, pc, s.homes[pc.rank].mesh)
+	data, err := gather(s.ctx, a, pc, s.shards[pc.rank].mesh)
 	if err != nil {
 		return nil, err
 	}
@@ -431,7 +420,7 @@ func (s *snapshot) array(pc *stateTensor) ([]byte, error) {
 	return data, nil
 }
 
-// gather reads an array from the devices that have different parts of it.
+// gather reads an array from the first device of each distinct shard and joins the shards.
 func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axis) ([]byte, error) {
 	if pc.layout == nil {
 		return a.Read(ctx, 0)
@@ -450,7 +439,7 @@ func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 	return whole, nil
 }
 
-// first tells whether a device is the first of those that have the same part.
+// first reports whether a device is the first of the replicas of its shard.
 func first(mesh []ir.Axis, part ir.Type, device int) bool {
 	for _, a := range slices.Backward(mesh) {
 		if at := device % int(a.Size); at != 0 && part.Place.On(a.Name) == "" {
@@ -461,7 +450,7 @@ func first(mesh []ir.Axis, part ir.Type, device int) bool {
 	return true
 }
 
-// rewind lets the state be read once more from its beginning.
+// rewind lets the state be read again from its beginning, after a save that failed.
 func (s *snapshot) rewind() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -472,6 +461,7 @@ func (s *snapshot) rewind() {
 	}
 }
 
+// release counts bytes of an array that were read, and drops the array after the last.
 func (s *snapshot) release(pc *stateTensor, bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

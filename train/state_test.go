@@ -20,9 +20,9 @@ import (
 // last. A name is the parameter's in checkpoints, and the suffix of the copy.
 func (t *Trainer) quantizedCopies(ctx context.Context) (map[string][]byte, error) {
 	all := map[string][]byte{}
-	homes := t.exec.homes()
-	for _, pc := range pieces(t.programs) {
-		h := homes[pc.rank]
+	shards := t.exec.stateShards()
+	for _, pc := range stateTensors(t.programs) {
+		h := shards[pc.rank]
 		if !pc.master || h == nil {
 			continue
 		}
@@ -95,9 +95,9 @@ func joined(ctx context.Context, h *stateShard, name string, pc *stateTensor, c 
 // state reads what this process has of the state, by the names of checkpoints.
 func (t *Trainer) state(ctx context.Context) (map[string][]byte, error) {
 	all := map[string][]byte{}
-	homes := t.exec.homes()
-	for _, pc := range pieces(t.programs) {
-		h := homes[pc.rank]
+	shards := t.exec.stateShards()
+	for _, pc := range stateTensors(t.programs) {
+		h := shards[pc.rank]
 		if h == nil {
 			continue
 		}
@@ -114,8 +114,8 @@ func (t *Trainer) state(ctx context.Context) (map[string][]byte, error) {
 }
 
 // restore continues from another trainer's state.
-func (t *Trainer) restore(all map[string][]byte) error {
-	return t.fill(t.computed(func(name string, _ *model.Param, dst []byte) error {
+func (t *Trainer) restore(ctx context.Context, all map[string][]byte) error {
+	return t.fill(ctx, t.computed(func(name string, _ *model.Param, dst []byte) error {
 		if len(all[name]) != len(dst) {
 			return fmt.Errorf("the state has %d bytes of %s, not %d", len(all[name]), name, len(dst))
 		}
@@ -128,13 +128,13 @@ func (t *Trainer) restore(all map[string][]byte) error {
 // this process has of them, summed over its devices in f64.
 func (t *Trainer) gradients(ctx context.Context) (map[string][]float64, error) {
 	grads := map[string][]float64{}
-	homes := t.exec.homes()
-	for _, pc := range pieces(t.programs) {
-		if !pc.master || homes[pc.rank] == nil {
+	shards := t.exec.stateShards()
+	for _, pc := range stateTensors(t.programs) {
+		if !pc.master || shards[pc.rank] == nil {
 			continue
 		}
-		a := homes[pc.rank].state.Get(program.Gradient.Of(pc.name))
-		sum, err := summed(ctx, a, &pc, homes[pc.rank].mesh, t.gradientType(&pc))
+		a := shards[pc.rank].state.Get(program.Gradient.Of(pc.name))
+		sum, err := summed(ctx, a, &pc, shards[pc.rank].mesh, t.gradientType(&pc))
 		if err != nil {
 			return nil, err
 		}
@@ -180,7 +180,7 @@ func summed(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 			return nil, err
 		}
 		one := make([]float32, len(total))
-		spmd.PutShard(mesh, dims, one, part, device, numbers(b, part.Elem))
+		spmd.PutShard(mesh, dims, one, part, device, floats(b, part.Elem))
 		for i, x := range one {
 			total[i] += float64(x)
 		}
@@ -229,7 +229,7 @@ func (t *Trainer) census() error {
 // inspected reports whether the last step measured rounding errors. If it did, the collectives of
 // the programs that measured must be those of their graphs.
 func (t *Trainer) inspected() (bool, error) {
-	if _, inspected := t.controller.reader.tellings(t.exec.reports()); !inspected {
+	if _, inspected := t.controller.reader.statRows(t.exec.reports()); !inspected {
 		return false, nil
 	}
 	for row, x := range t.controller.probes.x.rows {

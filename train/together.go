@@ -11,11 +11,15 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// together is one attempt of all processes to save a step. Each writes what its ranks have into the
-// leader's draft, if it sees the folder and may write there: nothing but short messages goes over
-// the links. If one does not, the leader is sent the whole state and writes it. All processes
-// return the same error: that of the leader, or else of the first process that could not write its
-// part. Whatever happens, all of them take part in the same exchanges, in the same order.
+// together is one attempt of all processes to save a step.
+//
+// Each process writes the tensors of its ranks into the leader's draft, if it sees the leader's
+// folder (a shared file system) and may write there; then only short messages travel. If any
+// process does not, the leader collects the whole state and writes it alone.
+//
+// All processes return the same error: the leader's, or the one of the first process that could not
+// write its share. Whatever fails, all of them take part in the same exchanges in the same order,
+// so that none is left waiting.
 func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.Meta,
 	src ckpt.Source, o ckpt.Options) error {
 	p, s := t.exec.peers, src.(*snapshot)
@@ -29,13 +33,13 @@ func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.M
 	} else {
 		d, err = ckpt.Join(dir, step, mark, p.Self, o)
 	}
-	apart, lost := p.some(ctx, err != nil)
+	apart, lost := p.any(ctx, err != nil)
 	if lost == nil && !apart { // does the leader see what the others wrote?
 		missing := false
 		for n := range p.Addresses {
 			missing = missing || p.Self == 0 && n > 0 && !d.Joined(n)
 		}
-		apart, lost = p.some(ctx, missing)
+		apart, lost = p.any(ctx, missing)
 	}
 	// write is what the leader does when all others have done their part.
 	var write func() error
@@ -46,7 +50,7 @@ func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.M
 		lost = t.exec.collect(ctx, s)
 		write = func() error { return d.Write(ctx, 0, s, nil) }
 	default:
-		write, lost = t.shares(ctx, d, own{s})
+		write, lost = t.shares(ctx, d, ownShards{s})
 	}
 	if lost != nil {
 		return lost
@@ -67,8 +71,8 @@ func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.M
 	return done[0].err()
 }
 
-// draft has the leader begin a draft, and gives all processes its mark: "" if there is nothing to
-// write, or if it cannot be begun, for which the error is the same in all.
+// draft lets the leader begin a draft and gives its mark to all processes. The mark is "" if there
+// is nothing to write, or if the draft cannot be begun; the error is then the same in all.
 func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta, s *snapshot,
 	o ckpt.Options) (d *ckpt.Draft, mark string, err error) {
 	p := t.exec.peers
@@ -88,10 +92,10 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 			return nil, "", err
 		}
 		here := false
-		if p.Self == 0 { // if it cannot be read, all are told that it is there
+		if p.Self == 0 { // if it cannot be read, all report that it exists
 			here, _ = m.Saved(ctx, dir, step, s)
 		}
-		if same, err := p.some(ctx, here); same || err != nil {
+		if same, err := p.any(ctx, here); same || err != nil {
 			return nil, "", err
 		}
 	}
@@ -101,9 +105,9 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 	return d, begun[0].Text, nil
 }
 
-// shares has each process write its part of a draft, and gives what the leader does then: it takes
-// the others' parts over, or tells why the first of them was not written.
-func (t *Trainer) shares(ctx context.Context, d *ckpt.Draft, mine own) (func() error, error) {
+// shares lets each process write its share of a draft. It returns what the leader does afterwards:
+// adopt the others' shares, or report why the first of them was not written.
+func (t *Trainer) shares(ctx context.Context, d *ckpt.Draft, mine ownShards) (func() error, error) {
 	p := t.exec.peers
 	sum, err := d.Share(ctx, p.Self, mine)
 	all, err := p.verdicts(ctx, "save writes", err, sum)
@@ -121,25 +125,26 @@ func (t *Trainer) shares(ctx context.Context, d *ckpt.Draft, mine own) (func() e
 	}, err
 }
 
-// own is what the ranks of this process have of the state.
-type own struct{ *snapshot }
+// ownShards is a [ckpt.Source] of the tensors that this process has.
+type ownShards struct{ *snapshot }
 
 // Tensors implements ckpt.Source.
-func (o own) Tensors() (list []ckpt.Tensor) {
-	for _, pc := range o.pieces {
-		if o.homes[pc.rank] != nil {
+func (o ownShards) Tensors() (list []ckpt.Tensor) {
+	for _, pc := range o.arrays {
+		if o.shards[pc.rank] != nil {
 			list = append(list, pc.tensors...)
 		}
 	}
 	return list
 }
 
-// A verdict is how something went in one process, as all are told.
+// A verdict is the outcome of something in one process, as all processes receive it.
 type verdict struct {
 	Code                          diag.Code `json:",omitempty"`
 	What, Where, Cause, Fix, Text string    `json:",omitempty"`
 }
 
+// err is the error of a verdict; nil for success.
 func (v *verdict) err() error {
 	if v.Code == "" {
 		return nil
@@ -147,8 +152,8 @@ func (v *verdict) err() error {
 	return &diag.Error{Code: v.Code, What: v.What, Where: v.Where, Cause: v.Cause, Fix: v.Fix}
 }
 
-// verdicts tells all processes how something went in each, and a text. Errors that say no place
-// have that of their process.
+// verdicts exchanges outcomes, each with a text. An error of another process names that process as
+// its place.
 func (p *peers) verdicts(ctx context.Context, what string, err error, text string) ([]verdict,
 	error) {
 	v := verdict{Text: text}

@@ -29,7 +29,7 @@ type Trainer struct {
 	programs *step.Programs // at work: a change of precision replaces them
 
 	exec       *executor
-	others     *peers // the other processes of the run; nil if there are none
+	others     *peers // the other processes of the run; nil for a run in one process
 	schedule   optim.Schedule
 	guard      guard
 	watchdog   *watchdog            // nil for branches
@@ -39,7 +39,7 @@ type Trainer struct {
 	updates int // updates that were applied
 	at      data.Position
 	next    *prefetched // the batch of the next step; nil if it is not being read yet
-	config  []byte      // the model's config.json; nil if it has none
+	config  []byte      // the model's config.json; nil if it cannot be written
 	policy  string      // digest of the recipe's precision policy
 	flops   float64     // of one token, forward and backward
 	pace    float64     // seconds of a step, lately
@@ -62,7 +62,7 @@ type hooks struct {
 }
 
 // New compiles the programs and fills the state on the devices: from the newest checkpoint in the
-// folder Recipe.Out/checkpoints, or as Options.Init has it if there is none.
+// folder Recipe.Out/checkpoints, or from Options.Init for a new run.
 func New(ctx context.Context, o Options) (*Trainer, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -117,7 +117,7 @@ func (t *Trainer) start(ctx context.Context) error {
 	if c != nil {
 		err = t.resume(ctx, c, old)
 	} else {
-		err = t.fill(t.computed(initial(t.opts.Init)))
+		err = t.fill(ctx, t.computed(initial(t.opts.Init)))
 	}
 	if err != nil {
 		return err

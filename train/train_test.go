@@ -76,7 +76,7 @@ type log struct{ list []event.Event }
 func (l *log) Emit(e event.Event) { l.list = append(l.list, e) }
 
 // calm holds a run to no alarm and no step that was refused.
-func (l *log) calm(t *testing.T) {
+func (l *log) noAlarms(t *testing.T) {
 	t.Helper()
 	for _, e := range l.list {
 		switch e := e.(type) {
@@ -469,7 +469,7 @@ func TestPoisonIsRejected(t *testing.T) {
 	r.same(before, r.tensorsOf(filepath.Join(checkpoints(filepath.Join(out, "poisoned")), "step-00000006")))
 
 	tr.poison(-1) // a replay does not count as a step
-	got, err := tr.Replay(t.Context(), replay)
+	got, err := tr.Rerun(t.Context(), replay)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +477,7 @@ func TestPoisonIsRejected(t *testing.T) {
 		t.Errorf("the replay gives %+v", got)
 	}
 	tr.poison(0)
-	if got, err = tr.Replay(t.Context(), replay); err != nil || math.IsNaN(got.Loss) || got.Params[0].Bad > 0 {
+	if got, err = tr.Rerun(t.Context(), replay); err != nil || math.IsNaN(got.Loss) || got.Params[0].Bad > 0 {
 		t.Errorf("without poison the replay gives %+v, %v", got, err)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/deepwell/deepwell/link"
 )
 
-// leastStall is the shortest time after which anything counts as a stall. It is long against what a
-// busy host or a network file system makes a step wait, and short against what a hung night costs.
+// leastStall is the shortest time after which anything counts as a stall: long compared with the
+// delays of a busy host or a network file system, short compared with a night that hangs.
 const leastStall = time.Minute
 
 // The phases of a run. Each has a limit of its own, since each takes its own time.
@@ -34,15 +34,15 @@ const (
 	phaseSave     = "save"
 )
 
-// generous is how many times the shortest limit a phase may take before anything is known of it.
+// generous is how many times the shortest limit a phase may take before its usual time is known.
 var generous = map[string]time.Duration{phaseCompile: 60, phaseBetween: 5, phaseVote: 1,
 	phaseData: 5, phaseStep: 1, phaseInspect: 10, phaseEvaluate: 10, phaseSave: 30}
 
 // A watchdog knows what a run does and since when, and calls it stalled when that takes many times
-// longer than usual. It is armed when the first step has been taken.
+// longer than usual. It is armed when the first step is done.
 //
-// Only time counts in which this process was awake: age grows by the watchdog's own ticks, which do
-// not come while the process is stopped or its host sleeps. So SIGCONT finds it as it was.
+// Only time in which this process was awake counts: age grows by the watchdog's own ticks, which
+// stop while the process is stopped (SIGSTOP) or its host sleeps.
 type watchdog struct {
 	multiple float64       // of what is usual; 0 turns it off
 	least    time.Duration // shortest limit
@@ -50,7 +50,7 @@ type watchdog struct {
 
 	mu       sync.Mutex
 	stack    []phase // the innermost last
-	part     string  // program at work; "" if none is known
+	program  string  // program at work; "" if none is known
 	step     int     // that is being taken, counted from 1
 	last     time.Time
 	stopping bool
@@ -58,13 +58,15 @@ type watchdog struct {
 	alarm    *diag.Error
 }
 
-// A phase is something that a run does.
+// A phase is one kind of activity of a run. Phases nest: a save inside a step stops the step's
+// clock.
 type phase struct {
 	name  string
 	began time.Time
 	age   time.Duration // awake, without inner phases
 }
 
+// newWatchdog begins in the compile phase.
 func newWatchdog(multiple float64, least time.Duration, now event.Clock) *watchdog {
 	if least == 0 {
 		least = leastStall
@@ -75,10 +77,11 @@ func newWatchdog(multiple float64, least time.Duration, now event.Clock) *watchd
 	return w
 }
 
-// tick is how often the watchdog looks.
+// tick is the interval of the watchdog's checks.
 func (w *watchdog) tick() time.Duration { return min(time.Second, w.least/16) }
 
-// enter begins a phase inside the one at work; the function that it returns ends it.
+// enter begins a phase inside the present one; the returned function ends it. A nil watchdog, of
+// branches, does nothing.
 func (w *watchdog) enter(name string, step int) (end func()) {
 	if w == nil { // of a trainer that makes branches alone
 		return func() {}
@@ -96,24 +99,24 @@ func (w *watchdog) enter(name string, step int) (end func()) {
 	}
 }
 
-// runs says which program is at work until the function that it returns is called.
+// runs records which program is running until the returned function is called.
 func (w *watchdog) runs(program string) (end func()) {
 	if w == nil {
 		return func() {}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before := w.part
-	w.part = program
+	before := w.program
+	w.program = program
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.part = before
+		w.program = before
 	}
 }
 
 // limit is how long the present phase may take; 0 is any time. others are the statuses of the other
-// processes.
+// processes: one that saves makes all others wait in their next step.
 func (w *watchdog) limit(others []link.Status) time.Duration {
 	name := w.stack[len(w.stack)-1].name
 	steps := w.history[phaseStep]
@@ -146,15 +149,17 @@ func (w *watchdog) limit(others []link.Status) time.Duration {
 	return limit
 }
 
+// seconds converts a float to a duration.
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// scale multiplies, up to a time that nobody waits for.
+// scale multiplies a duration, up to a time that nobody waits for.
 func scale(x float64, d time.Duration) time.Duration {
 	return time.Duration(min(x*float64(d), float64(1000*time.Hour)))
 }
 
-// look counts the time since the last look, and tells whether the run has stalled.
-func (w *watchdog) look(now time.Time, others []link.Status) (link.Status, bool) {
+// check adds the time since the last check to the present phase, and reports whether the run has
+// stalled.
+func (w *watchdog) check(now time.Time, others []link.Status) (link.Status, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := &w.stack[len(w.stack)-1]
@@ -162,20 +167,20 @@ func (w *watchdog) look(now time.Time, others []link.Status) (link.Status, bool)
 	w.last = now
 	limit := w.limit(others)
 	s := link.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: limit}
-	if w.part != "" {
-		s.Waits = "the engine, program " + w.part
+	if w.program != "" {
+		s.Waits = "the engine, program " + w.program
 	}
 	return s, limit > 0 && at.age > limit && w.alarm == nil
 }
 
-// status tells the other processes what this one does.
+// status is what heartbeats carry to the other processes.
 func (t *Trainer) status() link.Status {
 	w := t.watchdog
 	w.mu.Lock()
 	at := w.stack[len(w.stack)-1]
 	s := link.Status{Step: int64(w.step), Phase: at.name, Age: at.age, Limit: w.limit(nil)}
-	if w.part != "" {
-		s.Waits = "the engine, program " + w.part
+	if w.program != "" {
+		s.Waits = "the engine, program " + w.program
 	}
 	w.mu.Unlock()
 	if waits := t.opts.Processes.Hub.Waits(); len(waits) > 0 {
@@ -184,7 +189,7 @@ func (t *Trainer) status() link.Status {
 	return s
 }
 
-// phase begins a phase of the run.
+// phase begins a phase of the run; the returned function ends it.
 func (t *Trainer) phase(name string) (end func()) { return t.watchdog.enter(name, t.step+1) }
 
 // Run trains until the recipe's last step, or Options.Until, with the recipe's validations and
@@ -210,7 +215,7 @@ func (t *Trainer) Run(stop context.Context) error {
 	return err
 }
 
-// guardAgainstStalls looks at the run from a goroutine of its own: the loop may be inside the
+// guardAgainstStalls checks the run from its own goroutine, since the loop may be stuck inside the
 // engine, where nothing can be canceled.
 func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 	cancel context.CancelCauseFunc) {
@@ -232,7 +237,7 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 		if t.opts.Processes != nil {
 			others = t.opts.Processes.Hub.Statuses()
 		}
-		s, stalled := w.look(w.now(), others)
+		s, stalled := w.check(w.now(), others)
 		if stalled {
 			t.stall(s, others, cancel)
 			return
@@ -240,8 +245,8 @@ func (t *Trainer) guardAgainstStalls(stop context.Context, done <-chan struct{},
 	}
 }
 
-// stall says what the run waits for, ends what can be canceled, and lets the caller end the process
-// if that is not enough.
+// stall reports what the run waits for, cancels what can be canceled, dumps all goroutines into the
+// run's folder, and lets the caller end the process if that is not enough.
 func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.CancelCauseFunc) {
 	if t.opts.Processes != nil {
 		if waits := t.opts.Processes.Hub.Waits(); len(waits) > 0 {
@@ -277,7 +282,7 @@ func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.Canc
 		Limit: s.Limit.Seconds(), Waits: s.Waits, Dump: filepath.ToSlash(dump)})
 }
 
-// describe tells what the other processes do.
+// describe lists what the other processes are doing.
 func describe(others []link.Status) string {
 	var b strings.Builder
 	for _, o := range others {

@@ -26,7 +26,7 @@ func (k *kennel) pass(d time.Duration, others ...link.Status) bool {
 	k.t.Helper()
 	for end := k.at.Add(d); k.at.Before(end); {
 		k.at = k.at.Add(min(k.dog.tick(), end.Sub(k.at)))
-		if _, stalled := k.dog.look(k.at, others); stalled {
+		if _, stalled := k.dog.check(k.at, others); stalled {
 			return true
 		}
 	}

@@ -29,8 +29,8 @@ func (a *app) train() *cobra.Command {
 			outlivePipe()
 			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
 			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.TrainResult) error {
-				if done.Replay != nil {
-					printReplay(a.stdout, done.Replay)
+				if done.Rerun != nil {
+					printRerun(a.stdout, done.Rerun)
 				}
 				return nil
 			})
@@ -48,7 +48,7 @@ func (a *app) train() *cobra.Command {
 		"time without a sign of life after which a peer counts as lost; 30 times as long at the start")
 	flags.IntVar(&job.Until, "until", 0, "stop after this step, with a checkpoint")
 	flags.StringVar(&job.Profile, "profile", "", "trace steps FROM:TO for ui.perfetto.dev")
-	flags.StringVar(&job.Replay, "rerun", "",
+	flags.StringVar(&job.Rerun, "rerun", "",
 		"recompute the gradients of a rejected step, from the folder that the run wrote")
 	flags.StringVar(&job.ReferenceRun, "reference-run", "",
 		"write initial weights, batches and settings to a folder, to train the same run in PyTorch")
@@ -59,7 +59,7 @@ func (a *app) train() *cobra.Command {
 // shownParams is the number of gradients that a rerun prints: non-finite ones, then the largest.
 const shownParams = 12
 
-func printReplay(w io.Writer, r *train.Replay) {
+func printRerun(w io.Writer, r *train.RerunResult) {
 	fmt.Fprintf(w, "step %d  loss %.6g  grad norm %.6g\n", r.Step, r.Loss, r.Norm)
 	for i, p := range r.Params {
 		if i == shownParams {

@@ -55,7 +55,7 @@ func (o *observation) judge(s *site, l *Linear, place int, m measured) {
 	switch {
 	case v.out && !v.warn:
 		se.Bad++
-		o.doubts = o.doubts || se.Bad == 1 && ofErrors(place)
+		o.suspects = o.suspects || se.Bad == 1 && ofErrors(place)
 		o.strange = append(o.strange, strange{s, l, place, v.now})
 		return
 	case v.warn && v.out:

@@ -38,7 +38,7 @@ type Monitor struct {
 	losses  []float64 // of steps that counted
 	norms   []float64 // the logarithms
 	shared  bool      // most linear layers were strange together in the last sample
-	doubt   bool      // errors of rounding were strange in the last sample that has them
+	suspect bool      // errors of rounding were strange in the last sample that has them
 	sites   []*site   // sorted by layer and name
 }
 
@@ -53,7 +53,7 @@ type observation struct {
 	// learned from either, and from the latter no conclusions about tensors are drawn.
 	refused, spiked bool
 	lost            bool // nothing in the sample means anything
-	doubts          bool // an error of rounding is strange for the first time
+	suspects        bool // an error of rounding is strange for the first time
 	strange         []strange
 	decisions       []Decision
 }
@@ -81,7 +81,7 @@ func (t *Monitor) Observe(s *Sample) []Decision {
 		o.act()
 	}
 	o.returns()
-	t.doubt = o.doubts
+	t.suspect = o.suspects
 	return o.decisions
 }
 
@@ -90,7 +90,7 @@ func (t *Monitor) Observe(s *Sample) []Decision {
 func (t *Monitor) Inspects(step int) bool {
 	o := t.options
 	since := step - o.Settle - 1
-	return o.Inspect > 0 && since >= 0 && (t.doubt || since%o.Inspect == 0)
+	return o.Inspect > 0 && since >= 0 && (t.suspect || since%o.Inspect == 0)
 }
 
 // NextInspection is the first step from one on that is measured in any case; -1 if none is.

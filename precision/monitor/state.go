@@ -20,7 +20,7 @@ type state struct {
 	Losses  []float64   `json:"losses,omitempty"`
 	Norms   []float64   `json:"norms,omitempty"` // logarithms
 	Shared  bool        `json:"shared,omitzero"`
-	Doubt   bool        `json:"doubt,omitzero"`
+	Suspect bool        `json:"doubt,omitzero"`
 	Sites   []siteState `json:"sites,omitempty"`
 }
 
@@ -34,7 +34,7 @@ type siteState struct {
 // MarshalJSON writes history and falls, the same bytes for the same watch.
 func (t *Monitor) MarshalJSON() ([]byte, error) {
 	st := state{Version: version, Losses: t.losses, Norms: t.norms, Shared: t.shared,
-		Doubt: t.doubt}
+		Suspect: t.suspect}
 	for _, s := range t.sites {
 		one := siteState{Layer: s.layer, Name: s.name, Series: map[string]*series{},
 			GEMMs: map[string]*gemmState{}}
@@ -64,7 +64,7 @@ func (t *Monitor) UnmarshalJSON(data []byte) error {
 			" reads %d", st.Version, version)
 	}
 	fresh := &Monitor{options: t.options, losses: st.Losses, norms: st.Norms,
-		shared: st.Shared, doubt: st.Doubt}
+		shared: st.Shared, suspect: st.Suspect}
 	if max(len(st.Losses), len(st.Norms)) > remembered || len(st.Losses) != len(st.Norms) {
 		return damaged("it has %d losses and %d norms", len(st.Losses), len(st.Norms))
 	}

@@ -11,7 +11,7 @@ import (
 
 // The last part of a run that is to be repaired computes forward in bf16, the steps before are
 // those of any run, and a run that is stopped anywhere ends with the same bits.
-func TestRepair(t *testing.T) {
+func TestFinalBF16(t *testing.T) {
 	slowtest.Only(t)
 	over(t, "mxfp8", repaired)
 }
@@ -29,7 +29,7 @@ func repaired(t *testing.T, p *post) {
 	}
 	for _, e := range log.list {
 		if d, ok := e.(event.Precision); ok {
-			if said++; d.What != "repair" || !strings.Contains(d.Text, "from step 19 on") {
+			if said++; d.What != "final-bf16" || !strings.Contains(d.Text, "from step 19 on") {
 				t.Errorf("it says %+v", d)
 			}
 		}

@@ -21,23 +21,23 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// batchName is the file of a rejected step that has its rows.
+// batchName is the file with the batch of a rejected step.
 const batchName = "batch.json"
 
-// keepForReplay writes down the state before a rejected step, which is the state after it, and the
-// step's rows. Only the newest is kept, and those before it are removed first. It returns the
-// folder, or "" where the disk has no room for it or fails: what is kept for a look later is no
-// reason to end a run.
-func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, error) {
+// keepRejected saves the state before a rejected step, which is also the state after it, and the
+// step's batch. Only the newest rejected step is kept. It returns the folder, or "" if the disk has
+// no room for it or fails: diagnostics are no reason to end a run.
+func (t *Trainer) keepRejected(ctx context.Context, b *data.Batch) (string, error) {
 	all := filepath.Join(t.opts.Recipe.Out, "rejected")
 	dir := filepath.Join(all, fmt.Sprintf("step-%08d", t.step+1))
+	// The leader alone writes and removes files; the vote keeps the processes together.
 	var full error
 	if t.opts.Processes.Leads() {
 		if full = t.makeRoom(all, dir, b); full != nil {
 			t.warnRejected(full)
 		}
 	}
-	if none, err := t.exec.peers.some(ctx, full != nil); none || err != nil {
+	if none, err := t.exec.peers.any(ctx, full != nil); none || err != nil {
 		return "", err
 	}
 	err := t.saveTo(ctx, dir, 1, nil)
@@ -51,19 +51,20 @@ func (t *Trainer) keepForReplay(ctx context.Context, b *data.Batch) (string, err
 	return "", nil
 }
 
+// warnRejected warns that a rejected step cannot be rerun later.
 func (t *Trainer) warnRejected(err error) {
 	e := diag.From(err)
 	t.opts.Events.Emit(event.Warning{Code: string(e.Code), Text: fmt.Sprintf(
 		"rejected step %d is not kept for --rerun: %s", t.step+1, explain(e)), Fix: e.Fix})
 }
 
-// makeRoom removes what is kept of earlier rejected steps and writes the rows of this one, if the
-// disk has room for its state and for the checkpoints that the run has still to write.
+// makeRoom removes earlier rejected steps and writes the batch of this one, if the disk has room
+// for its state and for the checkpoints that the run still has to write.
 func (t *Trainer) makeRoom(all, dir string, b *data.Batch) error {
 	if err := os.MkdirAll(all, 0o777); err != nil {
 		return diag.New(diag.FileError, "cannot write %s", all).Wrap(err)
 	}
-	removeRejected(all)
+	removeRejected(all) // first: the disk may be full because of them
 	there, err := ckpt.List(t.folder())
 	if err != nil {
 		return err
@@ -85,12 +86,11 @@ func (t *Trainer) makeRoom(all, dir string, b *data.Batch) error {
 	return atomicfile.Write(filepath.Join(dir, batchName), text, 0o666)
 }
 
-// ours are the names that a folder of a rejected step may have in it.
+// ours are the file names that the folder of a rejected step may contain.
 var ours = regexp.MustCompile(`^(batch\.json|\.lock|(\.tmp-|\.old-)?step-[0-9]{8,})$`)
 
-// removeRejected removes the rejected steps that runs have kept in a folder. A folder that has
-// anything else in it, or lacks the batch that is written first, is not a run's, and no link is
-// followed.
+// removeRejected removes the rejected steps that runs have kept in a folder. It touches only
+// folders that a run wrote: those with a batch and nothing foreign in them. Links are not followed.
 func removeRejected(all string) {
 	if info, err := os.Lstat(all); err != nil || !info.IsDir() {
 		return
@@ -117,25 +117,26 @@ func removeRejected(all string) {
 	}
 }
 
-// A Replay is what a step that was rejected comes to when its gradients are computed again.
-type Replay struct {
+// A RerunResult is what the gradients of a rejected step are when they are computed once more.
+type RerunResult struct {
 	Step int     `json:"step"`
 	Loss float64 `json:"loss"`
 	Norm float64 `json:"grad_norm"`
-	// Params are the gradients' norms, those that are not finite first, then the largest first.
+	// Params are the gradient norms by parameter: those that are not finite first, then the largest
+	// first.
 	Params []ParamNorm `json:"params"`
 }
 
-// A ParamNorm is the norm of one parameter's gradient, and how much of it is not finite.
+// A ParamNorm is the norm of one parameter's gradient, and how many of its elements are not finite.
 type ParamNorm struct {
 	Name string  `json:"name"`
 	Norm float64 `json:"norm"`
 	Bad  int     `json:"bad"`
 }
 
-// Replay computes the gradients of a rejected step again, from the folder that the run wrote, and
-// changes nothing.
-func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
+// Rerun computes the gradients of a rejected step from the folder that the run wrote, without an
+// update. It replaces the trainer's state, and saves nothing.
+func (t *Trainer) Rerun(ctx context.Context, dir string) (*RerunResult, error) {
 	if t.others != nil {
 		return nil, diag.New(diag.PlanLater, "a step is replayed in one process").
 			Try("leave --plan and --peers away: checkpoints are the same for any number of devices")
@@ -153,15 +154,16 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 		return nil, diag.New(diag.BadInput, "%s does not hold a batch of this run", batchName).
 			At("%s", dir).Wrap(err)
 	}
+	// The folder of a rejected step is a folder of checkpoints with one step in it.
 	c, err := ckpt.Latest(ctx, dir, t.opts.Events)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = c.Close() }()
-	if err := t.load(c); err != nil {
+	if err := t.load(ctx, c); err != nil {
 		return nil, err
 	}
-	r := &Replay{Step: int(c.Step) + 1}
+	r := &RerunResult{Step: int(c.Step) + 1}
 	if r.Loss, err = t.hooks.gradients(ctx, &b); err != nil {
 		return nil, err
 	}
@@ -171,8 +173,9 @@ func (t *Trainer) Replay(ctx context.Context, dir string) (*Replay, error) {
 	return r, t.norms(ctx, r)
 }
 
-// reduced reads the gradient of a parameter, after its rank has added it up.
+// reduced reads the gradient of a parameter after [executor.reduce], whole.
 func (t *Trainer) reduced(ctx context.Context, h *stateShard, pc *stateTensor) ([]float32, error) {
+	// The gradient is sharded as the parameter is stored, in the type that gradients are reduced in.
 	one := *pc
 	for _, held := range t.programs.Ranks[pc.rank].RankParams {
 		if held.Name == pc.name {
@@ -187,20 +190,22 @@ func (t *Trainer) reduced(ctx context.Context, h *stateShard, pc *stateTensor) (
 	if err != nil {
 		return nil, err
 	}
-	return numbers(data, one.elem), nil
+	return floats(data, one.elem), nil
 }
 
-// norms reads the gradients in the state. What two ranks share, both have terms of; what stages
-// have of one stack of layers is one parameter.
-func (t *Trainer) norms(ctx context.Context, r *Replay) error {
-	homes := t.exec.homes()
+// norms reads all gradients. Of a parameter that two ranks share, both have a term; a stack of
+// layers that stages split is one parameter.
+func (t *Trainer) norms(ctx context.Context, r *RerunResult) error {
+	shards := t.exec.stateShards()
+	// Gradients are added per parameter over its stages; of a shared one the terms are added first,
+	// since the norm is not linear.
 	shared, at := map[string][]float32{}, map[string]int{}
 	squares := map[string]float64{}
-	for _, pc := range pieces(t.programs) {
+	for _, pc := range stateTensors(t.programs) {
 		if !pc.master {
 			continue
 		}
-		grad, err := t.reduced(ctx, homes[pc.rank], &pc)
+		grad, err := t.reduced(ctx, shards[pc.rank], &pc)
 		if err != nil {
 			return err
 		}
