@@ -41,7 +41,7 @@ type TrainJob struct {
 	Plan    string   // the file of a plan for several devices; "" is one device
 	Until   int      // the step after which the run pauses; 0 is the last
 	Profile string   // FROM:TO, the steps to trace
-	Rerun  string   // the folder of a rejected step to compute again, instead of training
+	Rerun   string   // the folder of a rejected step to compute again, instead of training
 	// Peers are the addresses of all processes of a run, in order, and Self which of them this is:
 	// the ranks of a plan's pipeline are dealt to them. None is one process.
 	Peers []string
@@ -64,7 +64,7 @@ type TrainResult struct {
 	// Weights are what this start of the run began with; nil if it did not come so far.
 	Weights *event.Weights `json:"weights,omitempty"`
 
-	Run    *train.Result `json:"run,omitempty"`
+	Run   *train.Result      `json:"run,omitempty"`
 	Rerun *train.RerunResult `json:"replay,omitempty"`
 }
 
@@ -115,20 +115,20 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 
 // A runner is a training run while it is put together.
 type runner struct {
-	env     *Env
-	job     TrainJob
-	recipe  *recipe.Recipe
-	plan    *plan.Plan // nil is one device
-	model   *capture.Model
-	random  bool  // parameters begin at random
-	noWeights    error // why weights that are meant cannot be read
-	weights *event.Weights
-	tokens  *tokenizer.Tokenizer
+	env           *Env
+	job           TrainJob
+	recipe        *recipe.Recipe
+	plan          *plan.Plan // nil is one device
+	model         *capture.Model
+	random        bool  // parameters begin at random
+	noWeights     error // why weights that are meant cannot be read
+	weights       *event.Weights
+	tokens        *tokenizer.Tokenizer
 	tokenizerFile string // the tokenizer's file
-	rows    *data.Loader
-	held    *data.Loader
-	program *step.Programs
-	engine  *engine.Engine
+	rows          *data.Loader
+	held          *data.Loader
+	program       *step.Programs
+	engine        *engine.Engine
 	// processes are those of the run; nil if there is one.
 	processes *train.Processes
 	events    event.Sink

@@ -21,31 +21,33 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// A Spec is what programs are built for.
+// A Spec is what programs are built for. Programs keep a copy of it, and are rebuilt from it when a
+// run changes precision ([Programs.Again]).
 type Spec struct {
 	Model  model.Model
 	Recipe *recipe.Recipe
-	Arch   string            // of the devices
+	// Arch is the target: "cpu", or a GPU architecture such as "sm_100".
+	Arch   string
 	Plan   *plan.Plan        // nil is one device
-	Policy *precision.Policy // nil is that of the recipe
+	Policy *precision.Policy // nil is the recipe's
 
-	// Optimizer is another than a recipe can name, and Edit changes the graph of the loss before it
-	// is cut: both are for tests, and nil elsewhere.
+	// Optimizer replaces the recipe's. Edit rewrites the graph of the loss before it is sharded, as
+	// tests do to inject faults. Both may be nil.
 	Optimizer optim.Optimizer
 	Edit      func(*ir.Graph) (*ir.Graph, error)
 
-	inspect bool
+	inspect bool // programs also measure rounding errors
 }
 
-// A builder is a Spec on its way through the passes.
+// A builder is a Spec on its way through the passes: each adds to Programs.
 type builder struct {
 	Spec
 	*Programs
 	kernels *kernels.Selector
-	loss    *ir.Graph // until it is cut into stages
+	loss    *ir.Graph // until it is split into stages
 }
 
-// passes are what makes programs, in order. All plans go through all of them.
+// passes are the compiler's pipeline, in order. Every plan goes through all of them.
 var passes = []struct {
 	name string
 	run  func(*builder) error
@@ -62,7 +64,7 @@ var passes = []struct {
 	{"lower", (*builder).lower},
 }
 
-// Build builds the programs of a step.
+// Build builds the programs of a step. The same Spec gives the same bytes.
 func Build(s Spec) (*Programs, error) {
 	if s.Policy == nil {
 		var err error
@@ -79,6 +81,7 @@ func Build(s Spec) (*Programs, error) {
 	return s.build()
 }
 
+// build runs the passes, for a Spec whose policy is set.
 func (s Spec) build() (*Programs, error) {
 	b := &builder{Spec: s, kernels: kernels.For(s.Arch), Programs: &Programs{Policy: s.Policy,
 		Plan: s.Plan, Params: s.Model.Params(), spec: s}}
@@ -93,7 +96,8 @@ func (s Spec) build() (*Programs, error) {
 	return b.Programs, nil
 }
 
-// check holds the plan to the recipe, and finds what they say of sizes and types.
+// check compares the plan with the recipe and takes over sizes and types: the shape [B, S] of a
+// microbatch, the compute type, the optimizer.
 func (b *builder) check() error {
 	r := b.Recipe
 	if b.Spec.Plan != nil {
@@ -106,6 +110,7 @@ func (b *builder) check() error {
 			Try("f32 or bf16")
 	}
 	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq)}
+	// Whether attention stays within the documents of a packed sequence depends on the kernel.
 	apart, why := b.kernels.Documents()
 	if b.Shape.Documents = apart; apart {
 		b.Notes = append(b.Notes, why)
@@ -119,12 +124,14 @@ func (b *builder) check() error {
 	return nil
 }
 
+// graph builds the loss over one microbatch, unsharded, with one loop over layers.
 func (b *builder) graph() (err error) {
 	b.loss, err = b.Model.Graph(b.Shape)
 	return err
 }
 
-// layers writes the layers one after another where the target runs them faster so.
+// layers unrolls the loop over layers where the target runs them faster so. Stacked parameters
+// become parameters of single layers.
 func (b *builder) layers() error {
 	unrolled, why := b.kernels.Unrolled(b.Model.Facts().Layers, b.Spec.Plan,
 		len(b.Recipe.Recompute) > 0)
@@ -133,6 +140,7 @@ func (b *builder) layers() error {
 		return nil
 	}
 	b.Notes = append(b.Notes, "layers: unrolled, "+why)
+	// Checkpoints have one tensor per layer in either form.
 	var layers []model.Param
 	for _, one := range b.Params {
 		layers = append(layers, one.Layers()...)
@@ -143,7 +151,7 @@ func (b *builder) layers() error {
 	return err
 }
 
-// mark tells linear layers what the policy says of them. Loops over layers that differ are cut.
+// mark sets the formats of linear layers. A loop over layers whose formats differ is split.
 func (b *builder) mark() error {
 	policy := b.Programs.Policy
 	if !policy.Quantizes() {
@@ -163,6 +171,7 @@ func (b *builder) mark() error {
 	return err
 }
 
+// edit applies [Spec.Edit].
 func (b *builder) edit() (err error) {
 	if b.Edit != nil {
 		b.loss, err = b.Edit(b.loss)
@@ -170,7 +179,7 @@ func (b *builder) edit() (err error) {
 	return err
 }
 
-// stages cuts the loss into those of the pipeline.
+// stages splits the loss into the pipeline's virtual stages.
 func (b *builder) stages() error {
 	how := b.Spec.Plan
 	if how == nil || how.Size(plan.PipelineAxis) == 1 {
@@ -181,6 +190,7 @@ func (b *builder) stages() error {
 	if b.Schedule, err = how.Schedule(); err != nil {
 		return err
 	}
+	// Stage 0 has the embedding and the last one the loss; layers are spread over all.
 	cuts, err := spmd.Stages(b.loss, how.Stages(spmd.Rounds(b.loss)))
 	if err != nil {
 		return err
@@ -192,8 +202,10 @@ func (b *builder) stages() error {
 	return nil
 }
 
-// shard writes each stage for one of its devices, and deals the devices to ranks.
+// shard rewrites each stage for one of its devices, with explicit collectives, and assigns devices
+// to ranks: contiguous, so that a rank's mesh is inside a host where possible.
 func (b *builder) shard() (err error) {
+	// Rank r has the devices [r·size, (r+1)·size): neighbours in a mesh are neighbours in the cluster.
 	how, ranks, size := b.Spec.Plan, 1, 1
 	if b.Schedule != nil {
 		ranks = b.Schedule.Ranks
@@ -215,7 +227,7 @@ func (b *builder) shard() (err error) {
 	return nil
 }
 
-// options say how forward and backward pass are made.
+// options say how forward and backward pass are built.
 func (b *builder) options() spmd.Options {
 	how := b.Spec.Plan
 	return spmd.Options{Optimizer: b.Programs.Optimizer, Recompute: b.Recipe.Recompute,
@@ -225,13 +237,13 @@ func (b *builder) options() spmd.Options {
 		OffloadState:       how.Offloads(plan.OptimizerState)}
 }
 
-// differentiate takes the gradient of each stage and writes quantized GEMMs out.
+// differentiate builds the backward pass of each stage and expands its quantized GEMMs.
 func (b *builder) differentiate() (err error) {
 	o := b.options()
 	for k, s := range b.Stages {
 		w := &b.Ranks[s.Rank].copies
 		w.Monitor = o.Monitor
-		if !b.Joint() {
+		if !b.Joint() { // a program for each pass of each stage
 			if err := s.differentiate(k == 0, k == len(b.Stages)-1, b.Spec.Plan, o.Recompute); err != nil {
 				return err
 			}
@@ -240,6 +252,8 @@ func (b *builder) differentiate() (err error) {
 			}
 			continue
 		}
+		// One graph for loss and gradients: XLA schedules both, and saved activations are its temporary
+		// memory.
 		if o.Sharding = s.Sharding; s.Sharding != nil {
 			s.stage.Graph = s.Sharding.Graph
 		}
@@ -253,9 +267,12 @@ func (b *builder) differentiate() (err error) {
 	return nil
 }
 
-// differentiate takes the gradient of a stage between others.
+// differentiate builds the backward pass of a pipeline stage: activations come from the stage
+// before and go to the one after, their gradients the other way. Parameter gathers are recomputed
+// in the backward pass and not saved.
 func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.Tag) (err error) {
 	g := s.Sharding.Graph
+	// Gathered parameters are never saved between the passes: they would undo FSDP's sharding.
 	b := pipeline.Boundary{Recompute: append(slices.Clone(recompute), ir.Gather),
 		Grads: how.Types.Grads, Terms: true, ReduceGrad: s.Sharding.Scatter,
 		Offload: how.Offloads(plan.Activations)}
@@ -269,7 +286,8 @@ func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.T
 	return err
 }
 
-// expand writes quantized GEMMs out, and names what graphs take in the place of parameters.
+// expand writes quantized GEMMs out as quantize and block_dot operations, and renames parameters to
+// the copies that are read instead.
 func (s *Stage) expand(w *spmd.QuantizedCopies, report ir.Report) (err error) {
 	s.stats = map[*ir.Graph][]ir.Stat{}
 	for _, one := range []*ir.Graph{s.Graphs.Forward, s.Graphs.Backward, s.Graphs.Input,
@@ -285,7 +303,8 @@ func (s *Stage) expand(w *spmd.QuantizedCopies, report ir.Report) (err error) {
 	return nil
 }
 
-// update builds what each rank does around the microbatches.
+// update builds what each rank does around the microbatches: clearing, reducing and squaring
+// gradients, and the optimizer.
 func (b *builder) update() (err error) {
 	o := b.options()
 	for rank, r := range b.Ranks {
@@ -296,6 +315,8 @@ func (b *builder) update() (err error) {
 		} else {
 			held = b.hold(rank, o.Monitor)
 		}
+		// Around a pipeline, gradients are accumulated in arrays that begin as zeros, and the norm needs
+		// the squares of all ranks before any of them may update.
 		end := o.UpdateOptions(&r.copies)
 		if !b.Joint() {
 			end.Plan, end.Zero, end.Fused = b.Spec.Plan, true, false
@@ -307,9 +328,12 @@ func (b *builder) update() (err error) {
 	return nil
 }
 
-// hold finds the parameters of a rank. One that two of its stages use is held once, since both add
-// to one gradient; one that another rank uses as well counts in the first.
+// hold returns the parameters of a rank. A parameter that two of its stages use is listed once,
+// since both add to one gradient; one that another rank uses too counts towards the norm in the
+// first of them.
 func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
+	// Stages number their parameters (s1.block.q); a stack that is split between stages is one
+	// parameter of the model.
 	byName := map[string]model.Param{}
 	for _, one := range b.Params {
 		byName[one.Name] = one
@@ -328,6 +352,7 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 				one = one.Slice(rounds[0], rounds[1])
 			}
 			r.Params = append(r.Params, one)
+			// The gradient has the accumulator's type, which the plan's types.grads sets.
 			users := b.Users(l.Name)
 			sum := s.Graphs.Backward.Find(s.Graphs.Accumulators[i])
 			held = append(held, spmd.RankParam{
@@ -339,7 +364,8 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 	return held
 }
 
-// lower writes the table. Programs that inspect have only what measures.
+// lower prints every graph as StableHLO, into the table. Programs that inspect have only the rows
+// that measure.
 func (b *builder) lower() error {
 	for rank, r := range b.Ranks {
 		for k, s := range b.Stages {
@@ -350,6 +376,7 @@ func (b *builder) lower() error {
 			if err := b.add(rank, k, b.ofStage(s)); err != nil {
 				return err
 			}
+			// Evaluation is short and compiles as it is.
 			list := flags(b.kernels, s.Sharding, b.Spec.Plan)
 			for _, one := range b.List[from:] {
 				if one.Kind != Evaluate {
@@ -367,7 +394,9 @@ func (b *builder) lower() error {
 			return err
 		}
 	}
-	if b.Programs.Policy.Quantizes() { // the compiler must not round otherwise than programs say
+	// Quantized programs prescribe every rounding; the compiler must not fuse or reorder them into
+	// others, on any device.
+	if b.Programs.Policy.Quantizes() {
 		for _, one := range b.List {
 			one.Module.Flags = b.kernels.Exact(one.Module.Flags)
 		}
@@ -375,7 +404,7 @@ func (b *builder) lower() error {
 	return nil
 }
 
-// ofStage are the programs of a stage: those that its schedule asks for.
+// ofStage returns the rows of a stage. A zero-bubble schedule splits the backward pass in two.
 func (b *builder) ofStage(s *Stage) []*Program {
 	if j := s.Joint; j != nil {
 		rows := []*Program{{Kind: Gradient, Graph: j.Gradient, Stats: j.Stats},
@@ -386,6 +415,7 @@ func (b *builder) ofStage(s *Stage) []*Program {
 		}
 		return rows
 	}
+	// Zero-bubble schedules run wgrad when the pipeline would wait, so dgrad is a program of its own.
 	g, of := s.Graphs, func(kind Kind, g *ir.Graph) *Program {
 		return &Program{Kind: kind, Graph: g, Stats: s.stats[g]}
 	}
@@ -395,8 +425,9 @@ func (b *builder) ofStage(s *Stage) []*Program {
 	return []*Program{of(Forward, g.Forward), of(Backward, g.Backward)}
 }
 
-// add lowers programs, as far as there are such graphs. Where there is one rank, they are called as
-// their graphs are.
+// add lowers rows and appends them to the table; a row without a graph is skipped. Module names are
+// part of checkpoints and caches: with one rank they are the graph's, else "rank0.update" or
+// "stage1.forward".
 func (b *builder) add(rank, stage int, list []*Program) (err error) {
 	for _, p := range list {
 		if p.Graph == nil {
@@ -421,9 +452,10 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 	return nil
 }
 
-// flags are the compile options of what takes gradients.
+// flags are the compile options of programs that compute gradients: how collectives are combined
+// and overlapped.
 func flags(set *kernels.Selector, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
-	if s != nil {
+	if s != nil { // how many bytes of gathers and reductions XLA may combine
 		list = set.Joined(s.LayerBytes(), s.BoundaryBytes())
 		shards := plan.Times(s.Plan.Shards())
 		list = set.Gathered(list, s.LayerBytes()*shards, shards)

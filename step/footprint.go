@@ -13,18 +13,18 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Footprint is what one device of a rank holds at the worst moment of a step, by cause; Host is
-// the worst moment of the host.
+// A Footprint is what one device of a rank holds at the peak of a step, by cause. Host is the peak
+// of offloaded bytes.
 type Footprint struct {
 	Rank int `json:"rank"` // of the pipeline
 	program.Memory
-	Largest  string `json:"largest"`  // the program that runs then
-	Capacity int64  `json:"capacity"` // of the card; 0 if it is not known
+	Largest  string `json:"largest"`  // the program that runs at the peak
+	Capacity int64  `json:"capacity"` // bytes of a device; 0 if it is not known
 
 	Hosted int64 `json:"-"` // the part of Host that stays from step to step
 }
 
-// causes lists what there is.
+// causes lists the causes that are not zero.
 func (f *Footprint) causes() string {
 	list := lists.Map(f.Causes(), func(c program.Cause) string {
 		return c.Name + " " + event.Size(c.Bytes)
@@ -32,7 +32,7 @@ func (f *Footprint) causes() string {
 	return strings.Join(list, " · ") + " in " + f.Largest
 }
 
-// String writes the footprint for people.
+// String prints the footprint for people.
 func (f *Footprint) String() string {
 	verdict := ""
 	if f.Capacity > 0 {
@@ -49,7 +49,7 @@ func (f *Footprint) String() string {
 		f.causes(), host)
 }
 
-// Fits reports whether a device can hold the step.
+// Fits returns an error if the step needs more than a device has.
 func (f *Footprint) Fits() error {
 	if f.Capacity == 0 || f.Sum() <= f.Capacity {
 		return nil
@@ -59,12 +59,12 @@ func (f *Footprint) Fits() error {
 		Try("more devices along fsdp or tp, more microbatches, or recompute")
 }
 
-// Needs is what a compiled program needs on one device beside its arguments, and on the host with
-// those that lie there.
+// Needs is what a compiled program needs on one device beside its arguments, in bytes: temporary
+// buffers, outputs, outputs that alias arguments, and host memory including offloaded arguments.
 type Needs struct{ Temp, Output, Alias, Host int64 }
 
-// Footprints adds up what each rank holds on one of its devices; needs tells what the compiler said
-// of a program.
+// Footprints returns the peak memory of one device of each rank. needs returns the compiler's
+// report on a program.
 func (p *Programs) Footprints(needs func(*program.Module) Needs) ([]*Footprint, error) {
 	var all []*Footprint
 	for rank := range p.Ranks {
@@ -77,9 +77,11 @@ func (p *Programs) Footprints(needs func(*program.Module) Needs) ([]*Footprint, 
 	return all, nil
 }
 
-// residualsOf adds up what a graph of loss and gradients computes up to the loss and takes after
-// it, beside what it makes of parameters alone, which are gathered ones.
+// residualsOf returns the bytes saved for the backward pass in a joint graph: values computed from
+// data before the loss and read after it. What depends on parameters alone are gathered parameters,
+// not activations.
 func residualsOf(g *ir.Graph) (n amount) {
+	// Operations up to the loss are the forward pass, those after it the backward pass.
 	loss := slices.Index(g.Ops, g.Results[0].Def())
 	before := map[*ir.Value]bool{} // what depends on data
 	for _, v := range g.Inputs {
@@ -110,7 +112,7 @@ func residualsOf(g *ir.Graph) (n amount) {
 	return n
 }
 
-// takenBy tells which arguments the programs of stages take.
+// takenBy returns the arguments that stages read.
 func takenBy(list []*Program) map[string]bool {
 	taken := map[string]bool{}
 	for _, one := range list {
@@ -124,10 +126,10 @@ func takenBy(list []*Program) map[string]bool {
 	return taken
 }
 
-// An amount is bytes of one device's part, in its own memory and on the host.
+// An amount is the bytes of one device's shards, in its own memory and offloaded to the host.
 type amount struct{ device, host int64 }
 
-// add counts a piece of an array.
+// add counts the shard of an array.
 func (n *amount) add(s *program.Module, a program.Array) error {
 	local, err := s.Local(a)
 	switch {
@@ -141,9 +143,10 @@ func (n *amount) add(s *program.Module, a program.Array) error {
 	return nil
 }
 
-// resident counts what programs find there from step to step. Masters that stages compute with are
-// parameters, others the optimizer's.
+// resident counts what stays from step to step. A master that stages compute with is a parameter;
+// one that only the optimizer reads belongs to the optimizer state.
 func (f *Footprint) resident(list []*Program) error {
+	// An argument that several programs of the rank take is one array.
 	seen, computes := map[string]bool{}, takenBy(list)
 	for _, one := range list {
 		s := one.Module
@@ -176,9 +179,10 @@ func (f *Footprint) resident(list []*Program) error {
 	return nil
 }
 
-// worst keeps the moments at which activations and a program need most on the device and on the
-// host. Results of a program are activations, but for those of the update.
+// worst keeps the maximum over the programs of a step, for the device and for the host. The results
+// of a program are activations, except for the update's.
 func (f *Footprint) worst(s *program.Module, held amount, n Needs) {
+	// Outputs that alias an argument are counted with it.
 	temp := n.Temp
 	if given := n.Output - n.Alias; held == (amount{}) {
 		temp += given
@@ -197,11 +201,11 @@ func (f *Footprint) worst(s *program.Module, held amount, n Needs) {
 	f.Host = max(f.Host, f.Hosted+held.host+max(0, n.Host-taken.host))
 }
 
-// atOnce are the kinds of programs that a step runs while no microbatch of a pipeline is on its
-// way, and that need memory of their own.
+// atOnce are the kinds of programs that run while no microbatch of a pipeline is in flight, and
+// that need memory of their own.
 var atOnce = []Kind{Gradient, Accumulate, Reduce, Square, Update}
 
-// footprint finds the moment of a step at which a rank holds most.
+// footprint finds the peak of a rank over all programs of a step.
 func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Footprint, error) {
 	f := &Footprint{Rank: rank}
 	if err := f.resident(p.OfRank(rank)); err != nil {
@@ -241,8 +245,10 @@ func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Foot
 	return f, nil
 }
 
-// microbatches goes through the list of a rank.
+// microbatches walks the schedule of a rank: at each action it adds the bytes of all microbatches
+// in flight to the needs of the program that runs.
 func (p *Programs) microbatches(f *Footprint, needs func(*program.Module) Needs) error {
+	// One entry per virtual stage of the rank (interleaved schedules have several).
 	turns := make([]*microbatchBytes, p.Schedule.Virtual)
 	for turn := range turns {
 		var err error
@@ -267,20 +273,25 @@ func (p *Programs) microbatches(f *Footprint, needs func(*program.Module) Needs)
 	return nil
 }
 
-// A microbatchBytes is what one microbatch keeps on a device of a stage, in bytes.
+// microbatchBytes is what one microbatch holds on a device of a stage, in bytes, between which
+// passes.
 type microbatchBytes struct {
-	taken   amount // for the forward: what the stage before sent, and data
-	forward amount // from the forward to the gradient of the input
-	input   amount // from there to the gradient of the weights
-	seeds   amount // what the stage after sends
+	// taken is read by the forward pass alone: activations from the stage before, and token ids.
+	taken amount
+	// forward is saved from the forward pass until dgrad (the backward pass towards the input).
+	forward amount
+	// input is saved from dgrad until wgrad, where a zero-bubble schedule splits the backward pass.
+	input amount
+	// seeds are the gradients of activations that the stage after sends.
+	seeds amount
 }
 
-// plus adds an amount so many times.
+// plus adds a multiple of an amount.
 func (n amount) plus(m amount, times int) amount {
 	return amount{n.device + int64(times)*m.device, n.host + int64(times)*m.host}
 }
 
-// passing is what comes in for an action and is not held by its microbatch.
+// passing is what arrives for an action and is freed by it.
 func (h *microbatchBytes) passing(k schedule.Kind) amount {
 	switch k {
 	case schedule.Forward:
@@ -291,7 +302,7 @@ func (h *microbatchBytes) passing(k schedule.Kind) amount {
 	return amount{}
 }
 
-// microbatchBytes adds up the arguments of a stage's programs that belong to one microbatch.
+// microbatchBytes sums the arguments of a stage's programs that belong to one microbatch.
 func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 	sum := func(seeds bool, list ...*program.Module) (total amount, err error) {
 		seen := map[string]bool{}
@@ -313,6 +324,8 @@ func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 	}
 	of := func(k Kind) *program.Module { return p.OfStage(k, stage).module() }
 	backward, input, weight := of(Backward), of(Input), of(Weight)
+	// wgrad reads inputs saved by the forward pass and gradients made by dgrad; until dgrad has run,
+	// only the former exist.
 	early := weight // as far as it takes what is there before the gradient of the input
 	if input != nil && weight != nil {
 		part := *weight
@@ -340,7 +353,7 @@ func (p *Programs) microbatchBytes(stage int) (*microbatchBytes, error) {
 	return h, nil
 }
 
-// ofMicrobatch tells what each microbatch has of its own.
+// ofMicrobatch reports whether each microbatch has its own array of a role.
 func ofMicrobatch(role program.Role) bool {
 	switch role {
 	case program.Batch, program.Activation, program.Seed, program.Residual:

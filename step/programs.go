@@ -42,29 +42,34 @@ const (
 
 // A Program is one row of the table of what a run computes.
 type Program struct {
-	Kind   Kind
-	Rank   int // of the pipeline
-	Stage  int // the virtual stage; -1 for what a rank does around the microbatches
-	Graph  *ir.Graph
-	Module *program.Module
-	Stats  []ir.Stat // what stands where in its reports on quantized GEMMs
+	Kind Kind
+	Rank int // of the pipeline, from 0
+	// Stage is the virtual stage, or -1 for what a rank does around the microbatches.
+	Stage  int
+	Graph  *ir.Graph       // one device's
+	Module *program.Module // its StableHLO text, and arguments by name
+	// Stats is the layout of the statistics that the program returns about its quantized GEMMs.
+	Stats []ir.Stat
 }
 
-// Programs are what a run computes on one kind of device.
+// Programs are all programs of a run, for one kind of device. They are not changed after [Build],
+// except that an engine assigns devices to modules.
 type Programs struct {
-	List []*Program // by rank
+	List []*Program // by rank, then in the order of a step
 
-	Params   []model.Param // as the loss takes them, stacked or layer by layer
-	Shape    model.Shape
-	Policy   *precision.Policy // what the GEMMs of linear layers are computed in
-	Plan     *plan.Plan        // nil is one device
-	Schedule *schedule.Schedule
-	Stages   []*Stage // by number
-	Ranks    []*Rank
+	// Params are the parameters as the loss takes them: stacks of layers where it loops over layers,
+	// else single layers.
+	Params   []model.Param
+	Shape    model.Shape        // of one microbatch
+	Policy   *precision.Policy  // the formats of linear layers
+	Plan     *plan.Plan         // nil is one device
+	Schedule *schedule.Schedule // nil without a pipeline
+	Stages   []*Stage           // virtual stages in the order of the forward pass
+	Ranks    []*Rank            // of the pipeline; one without it
 
 	Optimizer optim.Optimizer
-	Notes     []string // what was chosen, and why
-	Warnings  []string // what the numbers of a run depend on
+	Notes     []string // choices of kernels and loops, and why
+	Warnings  []string // properties of the target that change results
 
 	spec Spec
 }
@@ -73,25 +78,26 @@ type Programs struct {
 type Stage struct {
 	Rank     int
 	Sharding *spmd.Sharding // nil on one device
-	// Joint has forward and backward pass as one program; nil if other stages come between them.
-	Joint *spmd.Step
-	// Graphs has them apart; nil if there is Joint.
+	// Joint has forward and backward pass in one graph: there is no pipeline. Graphs has them apart.
+	// One of the two is nil.
+	Joint  *spmd.Step
 	Graphs *pipeline.Graphs
 
-	stage *spmd.Stage
-	stats map[*ir.Graph][]ir.Stat
+	stage *spmd.Stage             // before sharding
+	stats map[*ir.Graph][]ir.Stat // layouts of the statistics of Graphs
 }
 
 // A Rank is what the devices of one pipeline rank do before and after the microbatches.
 type Rank struct {
 	Devices program.Devices
-	Params  []model.Param // in the order of Part.Holds
+	Params  []model.Param // in the order of RankUpdate.RankParams
 	*spmd.RankUpdate
 
-	copies spmd.QuantizedCopies // the quantized copies that the stages take
+	copies spmd.QuantizedCopies // that its stages read
 }
 
-// Counts finds a parameter whose gradient counts in this rank, by name; nil if it does not.
+// Counts returns a parameter by name if its gradient counts towards the norm in this rank, else
+// nil.
 func (r *Rank) Counts(param string) *spmd.RankParam {
 	for i := range r.RankParams {
 		if h := &r.RankParams[i]; h.Name == param && h.Counts {
@@ -101,28 +107,28 @@ func (r *Rank) Counts(param string) *spmd.RankParam {
 	return nil
 }
 
-// Joint tells whether forward and backward pass are one program: there is no pipeline.
+// Joint reports whether forward and backward pass are one program: there is no pipeline.
 func (p *Programs) Joint() bool { return p.Schedule == nil }
 
-// Find gives the program of a kind that a rank has around the microbatches, or its only stage has;
-// nil if there is none.
+// Find returns a rank's program of a kind, or nil. A rank has several of the kinds of its stages,
+// of which the first is returned.
 func (p *Programs) Find(kind Kind, rank int) *Program {
 	return lists.Find(p.List, func(one *Program) bool { return one.Kind == kind && one.Rank == rank })
 }
 
-// OfRank lists the programs of a rank.
+// OfRank returns the programs of a rank.
 func (p *Programs) OfRank(rank int) (list []*Program) {
 	return lists.Filter(p.List, func(one *Program) bool { return one.Rank == rank })
 }
 
-// OfStage gives the program of a kind that a virtual stage has, or nil.
+// OfStage returns a virtual stage's program of a kind, or nil.
 func (p *Programs) OfStage(kind Kind, stage int) *Program {
 	return lists.Find(p.List, func(one *Program) bool {
 		return one.Kind == kind && one.Stage == stage
 	})
 }
 
-// module gives the module of a program; a nil program has none.
+// module returns the module of a program; nil for nil.
 func (p *Program) module() *program.Module {
 	if p == nil {
 		return nil
@@ -130,7 +136,7 @@ func (p *Program) module() *program.Module {
 	return p.Module
 }
 
-// Without leaves programs of some kinds out of the table.
+// Without returns a table without the programs of some kinds.
 func (p *Programs) Without(kinds ...Kind) *Programs {
 	q := *p
 	q.List = slices.DeleteFunc(slices.Clone(p.List), func(one *Program) bool {
@@ -139,8 +145,8 @@ func (p *Programs) Without(kinds ...Kind) *Programs {
 	return &q
 }
 
-// Again builds the programs under another policy; inspect lets them measure errors of rounding, and
-// leaves out those that have nothing to measure.
+// Again builds the programs of the same run under another policy. With inspect they measure
+// rounding errors, and programs without quantized GEMMs are left out.
 func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, error) {
 	s := p.spec
 	s.Policy, s.inspect = policy, inspect
@@ -150,12 +156,12 @@ func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, err
 // Spec returns what the programs were built for.
 func (p *Programs) Spec() Spec { return p.spec }
 
-// Graphs gives what each program computes, by the name of its module.
+// Graphs returns the graph of each program, by the name of its module.
 func (p *Programs) Graphs() map[string]*ir.Graph {
 	return byName(p, func(one *Program) *ir.Graph { return one.Graph })
 }
 
-// byName gives what f makes of each program, by the name of its module.
+// byName maps every program by the name of its module.
 func byName[T any](p *Programs, f func(*Program) T) map[string]T {
 	all := map[string]T{}
 	for _, one := range p.List {
@@ -164,7 +170,8 @@ func byName[T any](p *Programs, f func(*Program) T) map[string]T {
 	return all
 }
 
-// Users lists the ranks that have a parameter, in the order of their first stages.
+// Users returns the ranks that use a parameter, in the order of their first stages. On one device,
+// where nothing is sharded, it is empty.
 func (p *Programs) Users(name string) (list []int) {
 	for _, s := range p.Stages {
 		if s.Sharding == nil {
@@ -178,12 +185,13 @@ func (p *Programs) Users(name string) (list []int) {
 	return list
 }
 
-// Fingerprints name the texts of the programs, for checkpoints.
+// Fingerprints are the SHA-256 of the programs' texts, for checkpoints.
 func (p *Programs) Fingerprints() map[string]string {
 	return byName(p, func(one *Program) string { return hashed(one.Module.Text) })
 }
 
-// onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that says nothing.
+// onOneDevice stands in checkpoints for a run without a plan; "" is a checkpoint that recorded
+// nothing.
 const onOneDevice = "one device"
 
 // PlanDigest names the plan of a run.
@@ -196,7 +204,7 @@ func (p *Programs) PlanDigest() string {
 	return hashed(how.String())
 }
 
-// OptionsDigest names the compile options of all programs, which their texts do not show.
+// OptionsDigest names the compile options of all programs, which are not part of their texts.
 func (p *Programs) OptionsDigest() string {
 	text, err := json.Marshal(byName(p, func(one *Program) map[string]any { return one.Module.Flags }))
 	if err != nil {
@@ -205,6 +213,7 @@ func (p *Programs) OptionsDigest() string {
 	return hashed(string(text))
 }
 
+// hashed is the SHA-256 of a text.
 func hashed(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])

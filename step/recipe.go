@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/recipe"
 )
 
-// RecipeOf gives the recipe that a plan by itself asks for: its sizes and types, and defaults.
+// RecipeOf returns the recipe that a plan alone implies: its sizes and types, and defaults.
 func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	r := recipe.Default()
 	r.Batch, r.Microbatch, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
@@ -25,14 +25,15 @@ func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	return r
 }
 
-// suits tells whether a plan has the word for a policy, and pieces of whole blocks of all formats
-// that it has.
+// suits compares a plan with a policy file: the plan must name the policy's narrowest format, and
+// its shards must be whole blocks of every format that the policy uses.
 func suits(m model.Model, how *plan.Plan, policy *precision.Policy) *diag.Error {
 	has := string(policy.Narrowest())
 	if p := cmp.Or(how.Precision, string(dtype.FormatBF16)); p != has {
-		return diag.New(diag.PlanMisfit, "the plan has products in %s, the policy in %s at most", p,
+		return diag.New(diag.PlanMisfit, "the plan has GEMMs in %s, the policy in %s at the narrowest", p,
 			has).Try(`"precision": "%s" in the plan`, has)
 	}
+	// Every format of the policy is checked as if it were the plan's: shards must be whole blocks.
 	for _, f := range dtype.Formats() {
 		p := *how
 		if p.Precision = string(f); policy.Has(f) {
@@ -44,8 +45,8 @@ func suits(m model.Model, how *plan.Plan, policy *precision.Policy) *diag.Error 
 	return nil
 }
 
-// agree holds a plan to the recipe that it is to serve. Sizes and types stand in both, since each
-// can be read alone.
+// agree compares a plan with the recipe of its run. Sizes and types stand in both, so that each can
+// be read alone.
 func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	if err := p.Check(m); err != nil {
 		return err
@@ -57,6 +58,7 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	either := func(key string, have any, inPlan string) string {
 		return fmt.Sprintf("--set %s=%v, or in the plan %s", key, have, inPlan)
 	}
+	// What the command line can set is suggested first, then the line of the plan.
 	inPlan, inRecipe := cmp.Or(p.Precision, p.Types.Params.String()),
 		cmp.Or(r.GEMMs, r.Precision.String())
 	switch {
@@ -81,8 +83,8 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	return nil
 }
 
-// inThePlan spells a recipe's precision as a plan does: the type of the parameters that GEMMs read,
-// and the format of quantized ones.
+// inThePlan spells a recipe's precision as a plan does: the parameter type, and the format of
+// quantized GEMMs.
 func inThePlan(r *recipe.Recipe) string {
 	types := `"types": {"params": "bf16", "grads": "f32", "collectives": "bf16"}`
 	switch {
@@ -94,8 +96,10 @@ func inThePlan(r *recipe.Recipe) string {
 	return "no types"
 }
 
-// optimizerOf reads the section [optimizer] for a model that keeps its values in elem.
+// optimizerOf returns the recipe's optimizer, for a model that computes in elem.
 func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
+	// Moments have the type that the recipe says; the update computes in f32 and rounds the compute
+	// copy to elem.
 	o := r.Optimizer
 	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.WeightDecay,
 		ClipNorm: o.MaxGradNorm, Moments: o.Moments, Compute: elem}
@@ -108,10 +112,10 @@ func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
 // muonMomentum is Jordan's (2024), whatever the betas of the parameters that AdamW updates.
 const muonMomentum = 0.95
 
-// AdamEps is what is added to the root of the second moment: PyTorch's and Megatron's.
+// AdamEps is added to the root of the second moment: PyTorch's and Megatron's default.
 const AdamEps = 1e-8
 
-// Rates gives the learning rate by step, counted from 0.
+// Rates returns the recipe's learning-rate schedule, by step from 0.
 func Rates(r *recipe.Recipe) optim.Schedule {
 	o := r.Optimizer
 	switch o.Schedule {

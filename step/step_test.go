@@ -43,7 +43,7 @@ func build(t *testing.T, p *plan.Plan, arch string) *step.Programs {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Check(c) != nil { // blocks do not fit its pieces
+	if p.Check(c) != nil { // its shards are not whole blocks
 		return nil
 	}
 	programs, err := step.Build(step.Spec{Model: c, Recipe: step.RecipeOf(p), Arch: arch, Plan: p})

@@ -99,7 +99,7 @@ func (r *run) operand(l *monitor.Linear, o *monitor.Operand, at string, early fl
 		"dyT": l.Wgrad}[o.Name]
 	at += base
 	if o.Name != base {
-		o.Amax, o.Spread = math.NaN(), math.NaN() // the tensor's own are those of the other copy
+		o.Amax, o.Spread = math.NaN(), math.NaN() // the other copy has the tensor's
 	} else {
 		// Largest of clean runs over the median: 1.6, 1.14, 3.8, taken as three standard deviations.
 		sd := map[string]float64{"x": 0.16, "w": 0.02, "dy": 0.45}[base]

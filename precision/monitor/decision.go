@@ -22,7 +22,7 @@ type Decision struct {
 	Step int  `json:"step"`
 
 	// Layer is -1 and Linear is empty where no linear layer is known to be the cause. Only falls and
-	// returns have a Product and formats.
+	// returns have a GEMM and formats.
 	Layer  int    `json:"layer"`
 	Linear string `json:"linear,omitempty"`
 	GEMM   string `json:"product,omitempty"`
@@ -38,7 +38,7 @@ type Decision struct {
 	Note  string `json:"note,omitempty"` // what the numbers do not say
 }
 
-// String is one line.
+// String describes the decision in one line.
 func (d Decision) String() string {
 	what := "the update is refused"
 	if d.Linear != "" {
@@ -64,7 +64,7 @@ func (d Decision) String() string {
 	return text
 }
 
-// finite is a number that JSON can carry.
+// finite replaces NaN by 0 and infinities by the largest number, which JSON can carry.
 func finite(v float64) float64 {
 	switch {
 	case math.IsNaN(v):

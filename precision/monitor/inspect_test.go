@@ -29,7 +29,7 @@ func TestInspections(t *testing.T) {
 		}
 		next := w.NextInspection(step)
 		if regular := step >= 11 && step%5 == 1; regular != (next == step) || next < step || next > max(step+4, 11) {
-			t.Errorf("step %d: the next inspection is that of step %d", step, next)
+			t.Errorf("step %d: the next inspection is in step %d", step, next)
 		}
 		if w.Inspects(step) {
 			measured = append(measured, step)

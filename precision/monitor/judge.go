@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// linear looks at all that was measured of a linear layer.
+// linear judges everything that was measured of a linear layer: six signals for each quantized
+// operand, then the signals of the layer itself.
 func (o *observation) linear(l *Linear) {
 	s := o.site(l.Layer, l.Name)
 	formats := l.formats()
@@ -28,7 +29,8 @@ func (o *observation) linear(l *Linear) {
 	}
 }
 
-// judge compares a value with its history, and adds it to that if it is none to act on.
+// judge compares a value with its history. A healthy value is added to the history; one out of
+// bounds is collected in strange, for [observation.act].
 func (o *observation) judge(s *site, l *Linear, place int, m measured) {
 	sig, se := signalAt(place), &s.series[place]
 	if math.IsNaN(m.value) || !sig.tensor && m.format == bf16 {
@@ -71,7 +73,7 @@ func (o *observation) judge(s *site, l *Linear, place int, m measured) {
 	}
 }
 
-// A strange is a signal that is out of bounds.
+// A strange is a signal that is out of bounds. now says that one sample is proof.
 type strange struct {
 	*site
 	linear *Linear
@@ -79,13 +81,15 @@ type strange struct {
 	now    bool
 }
 
+// warn decides nothing but to report a signal.
 func (o *observation) warn(s *site, place int, note string) {
 	se := &s.series[place]
 	o.decide(Decision{Kind: Warn, Layer: s.layer, Linear: s.name, Signal: placeName(place),
 		Value: se.now.value, Usual: se.now.usual, Bound: se.bound, Note: note})
 }
 
-// act lets products fall for what is strange in the second sample in a row, or proof at once.
+// act lets GEMMs fall back for signals that are out of bounds in the second sample in a row, or at
+// once where one sample is proof.
 func (o *observation) act() {
 	if len(o.s.Linears) == 0 {
 		return
@@ -96,7 +100,7 @@ func (o *observation) act() {
 		switch {
 		case shared && ofTensor(g.place):
 			if i == 0 && !o.shared {
-				o.warn(g.site, g.place, "and most linear layers with it, so that no product is to blame")
+				o.warn(g.site, g.place, "and most linear layers with it, so that no GEMM is to blame")
 			}
 			if se.Bad = 0; !o.refused {
 				se.learn(se.now.value)
@@ -108,24 +112,25 @@ func (o *observation) act() {
 	o.shared = shared
 }
 
+// ofTensor reports whether a signal belongs to the tensor and not to its format.
 func ofTensor(place int) bool { return signalAt(place).tensor }
 
-// everywhere reports whether tensors of more than half of the linear layers are strange at once.
-// That is a batch of another kind, or a change of the rate or of the batch's size: what is usual
-// changes, but not because of a format.
+// everywhere reports whether tensors of more than half of the linear layers are out of bounds at
+// once. That is another kind of batch, or a change of the learning rate or the batch size: what is
+// usual changes, but no format is to blame.
 func (o *observation) everywhere() bool {
-	const few = 4 // of so few a half says nothing
+	const enough = 4 // half of fewer says nothing
 	n, last := 0, (*site)(nil)
 	for _, g := range o.strange {
 		if ofTensor(g.place) && g.site != last {
 			n, last = n+1, g.site
 		}
 	}
-	return len(o.s.Linears) >= few && 2*n > len(o.s.Linears)
+	return len(o.s.Linears) >= enough && 2*n > len(o.s.Linears)
 }
 
-// drop lets the products fall that a signal is about. Where all of them are in BF16 of old there is
-// nothing to be done but to say so.
+// drop lets the GEMMs fall back that a signal concerns. If all of them are in BF16 by policy,
+// nothing can be done but to warn.
 func (o *observation) drop(g strange) {
 	s, place := g.site, g.place
 	sig, se := signalAt(place), &s.series[place]
@@ -150,12 +155,12 @@ func (o *observation) drop(g strange) {
 	}
 }
 
-// concerned lists the products that a signal speaks of.
+// concerned returns the GEMMs that a signal concerns.
 //
-// What is true of a tensor is true for both products that read it. What is true of one copy is true
-// for its reader alone, if the other copy was measured and so speaks for itself. A gradient of a
-// weight that is too small or too large comes from dy if that is as far from its median, and
-// then dgrad has the same trouble.
+// A property of a tensor concerns both GEMMs that read it. A property of one quantized copy
+// concerns its reader alone, if the other copy was measured too and so speaks for itself. A weight
+// gradient that is too small or too large comes from dy if that is as far from its median, and then
+// dgrad has the same trouble.
 func concerned(s *site, l *Linear, place int) []int {
 	if place >= ofLinear {
 		switch j := place - ofLinear; {
@@ -180,8 +185,7 @@ func concerned(s *site, l *Linear, place int) []int {
 	return both[:]
 }
 
-// strangeGradient reports whether amax of dy is out of the bounds that judgeAmax has upwards, in
-// either direction.
+// strangeGradient reports whether amax of dy is a factor of 16 above or below its median.
 func strangeGradient(s *site) bool {
 	for _, operand := range []int{opDY, opDY + tensors} {
 		se := &s.series[operand*perOperand]
@@ -193,7 +197,8 @@ func strangeGradient(s *site) bool {
 	return false
 }
 
-// fall takes a product to a wider format, unless it is there or on the way.
+// fall moves a GEMM to a wider format, unless it is there or the run has not switched yet. After a
+// relapse it stays twice as long as the time before.
 func (o *observation) fall(s *site, l *Linear, index int, to, cause string, d Decision) {
 	p, format := &s.gemms[index], l.formats()[index]
 	if n := len(p.Fallen); n > 0 && p.Fallen[n-1].To != format {
@@ -218,8 +223,8 @@ func (o *observation) fall(s *site, l *Linear, index int, to, cause string, d De
 	p.Since, p.Cause, p.Healthy, p.Measured, p.Returned = o.s.Step, cause, 0, false, false
 }
 
-// returns takes products back up, one rung at a time, that have waited long enough and whose signal
-// is healthy, or cannot be seen from where they are.
+// returns moves GEMMs back by one format that have waited long enough and whose signal is healthy,
+// or cannot be measured in their present format.
 func (o *observation) returns() {
 	for _, s := range o.sites {
 		for i := range s.gemms {
@@ -235,6 +240,7 @@ func (o *observation) returns() {
 	}
 }
 
+// back decides about the return of one GEMM.
 func (o *observation) back(s *site, p *gemmState) {
 	waited := o.s.Step - p.Since
 	d := Decision{Signal: "steps since the fall", Value: float64(waited), Usual: float64(p.Wait),

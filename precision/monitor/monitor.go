@@ -8,26 +8,26 @@ import (
 	"github.com/deepwell/deepwell/internal/stat"
 )
 
-// Options are the times of a watch.
+// Options are the intervals of a monitor, in steps or samples.
 type Options struct {
-	// Settle is the step from which on samples count. Before it a model moves so fast that nothing is
-	// usual, and only what is wrong at any time is acted on. It should be no less than the steps over
-	// which the learning rate rises.
+	// Settle is the first step whose samples count. Before it a model moves so fast that nothing is
+	// usual, and only what is wrong at any time is acted on. It should not be less than the warmup of
+	// the learning rate.
 	Settle int
-	// Learn is how many samples of a signal are wanted before one is called unusual.
+	// Learn is how many samples of a signal are needed before one can be unusual.
 	Learn int
-	// Hold is how many steps a product stays fallen at least, and Healthy how many samples in a row
-	// its signal must have been within bounds when it returns.
+	// Hold is how many steps a GEMM stays fallen at least, and Healthy how many samples in a row its
+	// signal must be within bounds before it returns.
 	Hold, Healthy int
-	// Inspect is how many steps lie between two whose errors of rounding are measured, from the one
-	// after Settle on; 0 measures none. These cost more than the rest, which every step tells.
+	// Inspect is the number of steps between two inspections, which measure rounding errors, from the
+	// one after Settle on; 0 never inspects. Other statistics are cheap, and every step has them.
 	Inspect int
 }
 
-// Defaults are the options of a run from scratch: bounds were set on drifts from step 50 on
-// (reference/parity_notes.md 4), medians of 8 samples differ from those of 12 by less than the
-// bounds leave room for, and 100 steps are some ten times what a fault of a few batches lasts.
-// An inspection costs 62 % of a step on a CPU (bench/watch), so that one in 100 costs 0.6 %.
+// Defaults are the options of a run from scratch. Bounds were set on drifts from step 50 on
+// (reference/parity_notes.md 4). Medians of 8 samples differ from medians of 12 by less than the
+// bounds leave room for, and 100 steps are some ten times what a fault of a few batches lasts. An
+// inspection costs 62 % of a step on a CPU (bench/watch), so one in 100 costs 0.6 %.
 func Defaults() Options {
 	return Options{Settle: 50, Learn: 8, Hold: 100, Healthy: 8, Inspect: 100}
 }
@@ -42,15 +42,15 @@ type Monitor struct {
 	sites   []*site   // sorted by layer and name
 }
 
-// New gives a watch that has seen nothing.
+// New returns a monitor without history.
 func New(o Options) *Monitor { return &Monitor{options: o} }
 
-// An observation is the look at one sample.
+// An observation is the evaluation of one sample.
 type observation struct {
 	*Monitor
 	s *Sample
-	// refused says that the step does not count, spiked that its batch is to blame: nothing is
-	// learned from either, and from the latter no conclusions about tensors are drawn.
+	// refused says that the step does not count, spiked that its batch is to blame. Nothing is learned
+	// from either, and from a spiked step no conclusions about tensors are drawn.
 	refused, spiked bool
 	lost            bool // nothing in the sample means anything
 	suspects        bool // an error of rounding is strange for the first time
@@ -58,8 +58,9 @@ type observation struct {
 	decisions       []Decision
 }
 
-// Observe takes in a sample and says what follows from it: refusals first, then falls and warnings
-// in the order of the linear layers, then returns. A fall or a return holds from the next step on.
+// Observe takes a sample in and returns what follows from it: refusals first, then falls and
+// warnings in the order of the linear layers, then returns. A fall or a return holds from the next
+// step on.
 func (t *Monitor) Observe(s *Sample) []Decision {
 	o := &observation{Monitor: t, s: s}
 	for _, site := range t.sites {
@@ -85,15 +86,15 @@ func (t *Monitor) Observe(s *Sample) []Decision {
 	return o.decisions
 }
 
-// Inspects tells whether the errors of rounding are to be measured in a step: every so often, and
-// right after a sample in which one was strange, since two in a row are wanted to act.
+// Inspects reports whether a step is to measure rounding errors: at the interval of Options, and
+// right after a sample in which one was out of bounds, since two in a row are needed to act.
 func (t *Monitor) Inspects(step int) bool {
 	o := t.options
 	since := step - o.Settle - 1
 	return o.Inspect > 0 && since >= 0 && (t.suspect || since%o.Inspect == 0)
 }
 
-// NextInspection is the first step from one on that is measured in any case; -1 if none is.
+// NextInspection returns the first regular inspection from a step on; -1 if there will not be one.
 func (t *Monitor) NextInspection(step int) int {
 	o := t.options
 	if o.Inspect <= 0 {
@@ -106,8 +107,8 @@ func (t *Monitor) NextInspection(step int) int {
 	return first + (step-first+o.Inspect-1)/o.Inspect*o.Inspect
 }
 
-// Fallen lists the falls that are in effect, so that a run that goes on from a checkpoint can put
-// them on its policy again: for each product in the order in which they were made.
+// Fallen returns the falls that are in effect, so that a resumed run can apply them to its policy:
+// for each GEMM in the order in which they were made.
 func (t *Monitor) Fallen() []Decision {
 	var list []Decision
 	for _, s := range t.sites {
@@ -118,7 +119,7 @@ func (t *Monitor) Fallen() []Decision {
 	return list
 }
 
-// site finds or makes one.
+// site finds or adds the history of a linear layer.
 func (t *Monitor) site(layer int, name string) *site {
 	i, ok := slices.BinarySearchFunc(t.sites, 0, func(s *site, _ int) int {
 		return cmp.Or(cmp.Compare(s.layer, layer), cmp.Compare(s.name, name))
@@ -129,16 +130,17 @@ func (t *Monitor) site(layer int, name string) *site {
 	return t.sites[i]
 }
 
-// remembered is how many losses and norms are kept, and least how many of them make a judgement.
+// remembered is how many losses and norms are stored, and least how many of them are enough to
+// judge.
 const remembered, least = 64, 16
 
-// Limits gives the largest loss and gradient norm that are no spikes, so that an update that takes
-// them as bounds refuses a poisoned step by itself. They are infinite until there is a history.
+// Limits returns the largest loss and gradient norm that are not spikes, so that an update which
+// takes them as bounds refuses a poisoned step by itself. They are +Inf without enough history.
 //
-// A loss is one if it is ten robust standard deviations above the recent median. The deviation
-// counts as 1 % of the loss at least, so that large batches, whose losses differ less, are not
-// refused for a harder page. The norm is judged the same way by its logarithm, with 0.2 at least:
-// 7.4 times the median.
+// A loss is a spike if it is ten robust standard deviations above the recent median. The deviation
+// counts as at least 1 % of the loss, so that large batches, whose losses vary less, are not
+// refused for a harder page. The norm is judged likewise by its logarithm, with at least 0.2: 7.4
+// times the median.
 func (t *Monitor) Limits() (loss, norm float64) {
 	if len(t.losses) < least {
 		return math.Inf(1), math.Inf(1)
@@ -150,9 +152,9 @@ func (t *Monitor) Limits() (loss, norm float64) {
 	return loss, math.Exp(m + sigmas*max(d, 0.2))
 }
 
-// robust gives the median of the newest values and a standard deviation that neither a few strange
-// values nor a trend move much: that of the differences of neighbours, which is √2 times that of
-// the values, and 1.4826 times the median of their magnitudes if they are normal.
+// robust returns the median of the newest values and a standard deviation that neither outliers nor
+// a trend move much: it is estimated from the differences of neighbours, whose deviation is √2
+// times the values', and is 1.4826 times the median of their magnitudes if they are normal.
 func robust(list []float64) (m, deviation float64) {
 	var steps []float64
 	for i := 1; i < len(list); i++ {
@@ -161,12 +163,13 @@ func robust(list []float64) (m, deviation float64) {
 	return stat.Median(recent(list)), 1.4826 / math.Sqrt2 * stat.Median(steps)
 }
 
+// recent returns the values that medians are taken over.
 func recent(list []float64) []float64 { return list[max(0, len(list)-least):] }
 
-// logNorm is the logarithm of a norm; a norm of zero counts as the smallest there is.
+// logNorm is the logarithm of a norm; a norm of zero counts as the smallest positive f32.
 func logNorm(v float64) float64 { return math.Log(max(v, math.SmallestNonzeroFloat32)) }
 
-// wholeStep judges the loss and the norm of all gradients.
+// wholeStep judges the loss and the global gradient norm.
 func (o *observation) wholeStep() {
 	s := o.s
 	maxLoss, maxNorm := o.Limits()
@@ -184,19 +187,21 @@ func (o *observation) wholeStep() {
 
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
+// refuse decides that the update is not applied.
 func (o *observation) refuse(d Decision) {
 	o.refused = true
 	d.Kind = Refuse
 	o.decide(d)
 }
 
+// decide adds a decision of this step.
 func (o *observation) decide(d Decision) {
 	d.Step = o.s.Step
 	d.Value, d.Usual, d.Bound = finite(d.Value), finite(d.Usual), finite(d.Bound)
 	o.decisions = append(o.decisions, d)
 }
 
-// nonFinite refuses a step with a number that is not finite, and looks for its source. A NaN of the
+// nonFinite refuses a step with a NaN or an infinity, and looks for its source. A NaN of the
 // forward pass reaches everything after it and, through the loss, every gradient: its source is the
 // first linear layer whose operands have one. A NaN of the backward pass leaves the loss alone and
 // reaches every layer before it: its source is the last one.
@@ -226,8 +231,8 @@ func (o *observation) nonFinite() {
 	}
 }
 
-// source finds the linear layer, the operand or "" for the gradient of the weight, and how many
-// elements are not finite.
+// source returns the linear layer, the operand ("" for the weight gradient) and how many elements
+// are not finite.
 func (o *observation) source() (l *Linear, operand string, n int64) {
 	forward := !isFinite(o.s.Loss)
 	for i := range o.s.Linears {
@@ -248,7 +253,7 @@ func (o *observation) source() (l *Linear, operand string, n int64) {
 	return nil, "", 0
 }
 
-// checksums compares the scales that products read with those that were made.
+// checksums compares the scales that GEMMs read with those that were written.
 func (o *observation) checksums() {
 	for i := range o.s.Linears {
 		l := &o.s.Linears[i]
@@ -264,7 +269,7 @@ func (o *observation) checksums() {
 	}
 }
 
-// straight takes a product to BF16 for something that no format with scales would help against.
+// straight moves a GEMM to BF16, for faults that no format with scales helps against.
 func (o *observation) straight(s *site, l *Linear, product int, signal string, count float64) {
 	o.fall(s, l, product, bf16, "", Decision{Signal: signal, Value: count})
 }

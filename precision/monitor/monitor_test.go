@@ -62,7 +62,7 @@ func TestCleanRunsOfManySeeds(t *testing.T) {
 type fault struct {
 	name, format string
 	change       func(s *monitor.Sample, at *monitor.Linear, k int)
-	products     string // that fall, in order; "" for none
+	gemms        string // that fall, in order; "" for none
 	refused      bool
 	within       int // steps until the first decision, where it is not 3: the level is reached later
 }
@@ -238,7 +238,7 @@ func TestFaults(t *testing.T) {
 				list := w.Observe(s)
 				for _, d := range list {
 					t.Log(d)
-					told(t, d)
+					wellFormed(t, d)
 					late := k >= within && len(fell) == 0
 					wrong := d.Linear != "" && (d.Layer != 2 || d.Linear != "block.down")
 					if late || wrong || d.Kind == monitor.Warn || d.Kind == monitor.Return {
@@ -252,7 +252,7 @@ func TestFaults(t *testing.T) {
 				r.apply(list)
 			}
 			slices.Sort(fell)
-			want := strings.Fields(f.products)
+			want := strings.Fields(f.gemms)
 			slices.Sort(want)
 			if !slices.Equal(fell, want) || refused != f.refused {
 				t.Errorf("fell %v, refused %v", fell, refused)
@@ -261,8 +261,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// told checks that a decision has its numbers, that JSON can carry it, and that it is one line.
-func told(t interface{ Errorf(string, ...any) }, d monitor.Decision) {
+// wellFormed checks that a decision has its numbers, that JSON can carry it, and that it is one line.
+func wellFormed(t interface{ Errorf(string, ...any) }, d monitor.Decision) {
 	none := d.Value == 0 && d.Bound == 0 && d.Usual == 0 && d.Kind != monitor.Return // to what is 0 in health
 	if d.Signal == "" || none || strings.Contains(d.String(), "\n") ||
 		!strings.Contains(d.String(), d.Signal) {
@@ -378,7 +378,7 @@ func TestHysteresis(t *testing.T) {
 			list := w.Observe(s)
 			r.apply(list)
 			for _, d := range list {
-				told(t, d)
+				wellFormed(t, d)
 				if d.GEMM == "fprop" {
 					moves = append(moves, fmt.Sprintf("%d %s %s", d.Step, d.Kind, d.To))
 				}
@@ -404,7 +404,7 @@ func TestHysteresis(t *testing.T) {
 	expect(run(1, 1), "458 return nvfp4")
 	if n := len(w.Fallen()); n != 0 {
 		// wgrad reads x too, and did the same
-		t.Errorf("%d products are still down: %v", n, w.Fallen())
+		t.Errorf("%d GEMMs are still down: %v", n, w.Fallen())
 	}
 }
 
@@ -431,11 +431,11 @@ func TestNewLevelIsLearned(t *testing.T) {
 	}
 }
 
-// A run that takes some steps to switch is not told again, and one that never does is told anew
+// A run that takes some steps to switch gets no second decision, and one that never does gets another
 // when the time of the fall is over.
 func TestSlowSwitch(t *testing.T) {
 	w, r := monitor.New(trained()), newRun(8, 1, "nvfp4")
-	told := 0
+	decisions := 0
 	for step := range 180 {
 		s := r.next()
 		if step >= 40 {
@@ -446,15 +446,15 @@ func TestSlowSwitch(t *testing.T) {
 			if d.Kind != monitor.Fall || d.GEMM != "dgrad" {
 				t.Error(d)
 			}
-			told++
+			decisions++
 		}
 	}
-	if told != 2 {
-		t.Errorf("told %d times", told)
+	if decisions != 2 {
+		t.Errorf("%d decisions", decisions)
 	}
 }
 
-// Where there is nothing to fall back from, somebody is told, once.
+// Where there is nothing to fall back from, there is a warning, once.
 func TestWarnsInBF16(t *testing.T) {
 	w, r := monitor.New(trained()), newRun(9, 1, "bf16")
 	var list []monitor.Decision
@@ -534,7 +534,7 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatalf("decided %v", list)
 			}
 			for _, d := range list {
-				told(t, d)
+				wellFormed(t, d)
 			}
 			r.apply(list)
 		}
@@ -542,7 +542,7 @@ func TestRoundTrip(t *testing.T) {
 		for _, d := range w.Fallen() {
 			want[key(d.Layer, d.Linear, d.GEMM)] = d.To
 		}
-		for at, f := range r.formats { // the falls in effect are those of the run
+		for at, f := range r.formats { // the run has the falls in effect
 			if now := want[at]; now != "" && now != f || now == "" && f != format {
 				t.Fatalf("%s is in %s; %v", at, f, w.Fallen())
 			}
@@ -605,7 +605,7 @@ func FuzzUnmarshal(f *testing.F) {
 		r := newRun(1, 1, "nvfp4")
 		for range 3 {
 			for _, d := range w.Observe(r.next()) {
-				told(t, d)
+				wellFormed(t, d)
 			}
 		}
 	})

@@ -6,27 +6,26 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// A Sample is what one step reports. Steps without monitors have no Linears.
+// A Sample is what one step reports. A step without statistics has no Linears.
 type Sample struct {
 	Step     int
 	Loss     float64
 	GradNorm float64 // over all parameters
-	// Finite says that no number was found that is not finite. It is tested on sums and norms: the
-	// largest element of a tensor does not show a NaN on every engine.
+	// Finite says that no NaN or infinity was found. It is tested on sums and norms: the largest
+	// element of a tensor does not show a NaN on every engine.
 	Finite bool
 	// Linears are in the order in which the forward pass runs them: where something that is not
 	// finite came from is read off the order.
 	Linears []Linear
 }
 
-// A Linear is one linear layer of one layer of the model in a step. Numbers that were not measured
-// are NaN, counts of them 0; [Unmeasured] gives one with nothing measured.
+// A Linear is one linear layer of one layer of the model in a step. Figures that were not measured
+// are NaN, counts 0; [Unmeasured] returns one with nothing measured.
 type Linear struct {
 	Layer int
 	Name  string // of its weight, such as block.down
 
-	// Fprop, Dgrad and Wgrad are what its products were computed in: bf16, mxfp8 or nvfp4. Empty
-	// means bf16.
+	// Fprop, Dgrad and Wgrad are the formats of its GEMMs: bf16, mxfp8 or nvfp4. Empty means bf16.
 	Fprop, Dgrad, Wgrad string
 
 	Norm      float64 // of the weight's gradient dW
@@ -35,18 +34,18 @@ type Linear struct {
 	// zeros, of Rows.
 	Zeros, Count   int64
 	ZeroRows, Rows int64
-	// GradToNoise is the norm of dW over that of the error that quantization adds to it.
+	// GradToNoise is the norm of dW over the norm of the error that quantization adds to it.
 	GradToNoise float64
-	// FpropError, DgradError and WgradError are the relative errors of the products: the norm of the
-	// difference to the exact product over the norm of that.
+	// FpropError, DgradError and WgradError are relative errors of the GEMMs: the norm of the
+	// difference to the exact result over the norm of the result.
 	FpropError, DgradError, WgradError float64
 
 	Operands []Operand
 }
 
-// An Operand is one quantized copy of a tensor that a product reads.
+// An Operand is one quantized copy of a tensor that a GEMM reads.
 type Operand struct {
-	// Name is x, w or dy for the copy in blocks along the rows, as fprop reads x and w and dgrad
+	// Name is x, w or dy for the copy with blocks along rows, as fprop reads x and w and dgrad
 	// reads dy, or xT, wT or dyT for the other one, as wgrad reads xT and dyT and dgrad reads wT.
 	Name string
 
@@ -63,8 +62,7 @@ type Operand struct {
 	Made, Used uint64
 }
 
-// Unmeasured is a linear layer of which nothing is known yet, with the operands of some names, to
-// fill in.
+// Unmeasured returns a linear layer without measurements, with operands of some names, to fill in.
 func Unmeasured(layer int, name string, operands ...string) Linear {
 	nan := math.NaN()
 	l := Linear{Layer: layer, Name: name, Norm: nan, GradToNoise: nan, FpropError: nan,
@@ -91,18 +89,18 @@ const (
 	opX = iota
 	opW
 	opDY
-	tensors // xT stands so many places after x, and so on
+	tensors // xT is at opX + tensors, and so on
 )
 
-// readers gives the products that read the two copies of an operand: the one along the rows first.
+// readers returns the GEMMs that read the two copies of an operand: the row-wise copy's first.
 func readers(operand int) [2]int {
 	return [tensors][2]int{{fprop, wgrad}, {fprop, dgrad}, {dgrad, wgrad}}[operand%tensors]
 }
 
-// reader is the product that reads one copy.
+// reader is the GEMM that reads one copy.
 func reader(operand int) int { return readers(operand)[operand/tensors] }
 
-// formats are what the products were computed in.
+// formats are the formats of the three GEMMs.
 func (l *Linear) formats() [3]string {
 	f := [3]string{l.Fprop, l.Dgrad, l.Wgrad}
 	for i := range f {
@@ -117,7 +115,7 @@ func (l *Linear) formats() [3]string {
 // the bounds of NVFP4.
 const bf16, mxfp8, nvfp4 = "bf16", "mxfp8", "nvfp4"
 
-// moreBits gives the format that a GEMM falls back to: NVFP4 to MXFP8, and that to BF16.
+// moreBits returns the format that a GEMM falls back to: NVFP4 to MXFP8, MXFP8 to BF16.
 func moreBits(format string) string {
 	next := bf16
 	for _, f := range dtype.Formats() {

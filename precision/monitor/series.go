@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// window is how many samples a series remembers. The bounds were set on the medians of 12 samples
-// of a run (reference/parity_notes.md 4); more would only make the median lag behind the drift
-// that is a part of training.
+// window is how many samples a series remembers. Bounds were set on the medians of 12 samples of a
+// run (reference/parity_notes.md 4); more would only make the median lag behind the drift that is a
+// part of training.
 const window = 16
 
 // A series is the history of one signal of one operand or linear layer. Values that were out of
@@ -38,8 +38,8 @@ func (s *series) usual() float64 {
 	return (float64(s.sorted[(n-1)/2]) + float64(s.sorted[n/2])) / 2
 }
 
-// learn adds a value to the history. The sorted copy is kept up to date: with it a look at a sample
-// of 24 linear layers, each with all six operands, takes 0.25 ms on one busy core of a Xeon.
+// learn adds a value to the history. The sorted copy is updated with it: observing a sample of 24
+// linear layers, each with all six operands, takes 0.25 ms on one busy core of a Xeon.
 func (s *series) learn(v float64) {
 	f := float32(v)
 	if math.IsInf(float64(f), 0) {
@@ -56,7 +56,7 @@ func (s *series) learn(v float64) {
 	s.Values = push(s.Values, f, window)
 }
 
-// push appends to a list that holds the last n.
+// push appends to a list of at most n entries, dropping the oldest.
 func push[E any](list []E, v E, n int) []E {
 	if len(list) >= n {
 		list = append(list[:0], list[len(list)-n+1:]...)
@@ -64,10 +64,10 @@ func push[E any](list []E, v E, n int) []E {
 	return append(list, v)
 }
 
-// forget begins the history anew.
+// forget starts the history anew.
 func (s *series) forget() { s.Values, s.sorted, s.Bad, s.Low = nil, nil, 0, 0 }
 
-// A site is one linear layer of one layer of the model, with all that is followed there.
+// A site is one linear layer of one layer of the model, with the history of its signals.
 type site struct {
 	layer  int
 	name   string
@@ -75,26 +75,27 @@ type site struct {
 	gemms  [3]gemmState
 }
 
-// A gemmState is what became of one of a site's products.
+// A gemmState is the fallback state of one of a site's GEMMs. JSON names are part of checkpoints.
 type gemmState struct {
 	Fallen []Decision `json:"fallen,omitempty"` // that are in effect, the last one on top
 	Cause  string     `json:"cause,omitempty"`  // the signal that must be healthy; empty for the step
 	Since  int        `json:"since,omitzero"`   // the step of the last change
 	Wait   int        `json:"wait,omitzero"`    // steps that it stays so at least
-	// Healthy is how many samples in a row the cause was within bounds; Measured says that it was
-	// seen at all since the fall.
+	// Healthy is how many samples in a row the cause was within bounds. Measured says that it was
+	// measured at all since the fall.
 	Healthy  int  `json:"healthy,omitzero"`
 	Measured bool `json:"measured,omitzero"`
 	Returned bool `json:"returned,omitzero"` // once at least: another fall is a relapse
 }
 
-// Places of a site's series: six signals of six operands, then those of the linear layer.
+// Indices of a site's series: six signals of each of six operands, then seven of the linear layer.
 const (
 	perOperand = 6
 	ofLinear   = 6 * perOperand
 	places     = ofLinear + 7
 )
 
+// placeName is the name of a series, such as "x amax" or "dw norm".
 func placeName(i int) string {
 	if i >= ofLinear {
 		return linearSignals[i-ofLinear].name
@@ -102,7 +103,7 @@ func placeName(i int) string {
 	return operands[i/perOperand] + " " + operandSignals[i%perOperand].name
 }
 
-// placeOf finds a series by its name; -1 where there is none.
+// placeOf returns the index of a series by its name, or -1.
 func placeOf(name string) int {
 	for i := range places {
 		if placeName(i) == name {
@@ -112,7 +113,7 @@ func placeOf(name string) int {
 	return -1
 }
 
-// ofErrors tells the signals that few samples have.
+// ofErrors reports whether a signal is measured in inspections only.
 func ofErrors(place int) bool {
 	if place >= ofLinear {
 		return place == ofLinear+dwNoise
@@ -120,6 +121,7 @@ func ofErrors(place int) bool {
 	return place%perOperand >= measuredAlways
 }
 
+// signalAt returns the signal of a series.
 func signalAt(i int) *signal {
 	if i >= ofLinear {
 		return &linearSignals[i-ofLinear]

@@ -2,24 +2,24 @@ package monitor
 
 import "math"
 
-// A signal is a number that is followed for every operand, or for every linear layer.
+// A signal is a figure that is followed for every operand, or for every linear layer.
 type signal struct {
 	name string
-	// tensor says that the number is one of the tensor, whatever it is rounded to: its history
-	// outlives a change of format, and both products that read the tensor are concerned.
+	// tensor says that the figure describes the tensor, whatever its format: its history outlives a
+	// change of format, and both GEMMs that read the tensor are concerned.
 	tensor bool
 	judge  func(m *measured) verdict
 }
 
-// measured is a value and what is known about where it comes from.
+// measured is a value and what is known about its origin.
 type measured struct {
 	value   float64
 	usual   float64 // from its history
 	learned bool    // the history is long enough to speak
-	format  string  // that the copy was rounded to, or that of the product
+	format  string  // of the quantized copy, or of the GEMM
 	operand int     // -1 for a linear layer's own signals
-	// rung is how many times the product has fallen. What is a matter of the tensor looks the same
-	// from every format, so it has to become as much worse again before the next fall.
+	// rung is how many times the GEMM has fallen. A property of the tensor looks the same in every
+	// format, so it has to get worse by the same factor again before the next fall.
 	rung int
 }
 
@@ -31,20 +31,22 @@ type verdict struct {
 	warn  bool // not to be acted on
 }
 
+// above is a verdict with an upper bound.
 func above(m *measured, bound float64) verdict {
 	return verdict{out: m.value > bound, bound: bound}
 }
 
-// rises is above, once the history speaks.
+// rises is above, once there is enough history.
 func rises(m *measured, bound float64) verdict {
 	return verdict{out: m.learned && m.value > bound, bound: bound}
 }
 
+// below is a verdict with a lower bound.
 func below(m *measured, bound float64) verdict {
 	return verdict{out: m.value < bound, bound: bound}
 }
 
-// The signals of operands, then those of linear layers. The numbers in the functions below are the
+// The signals of operands, and below of linear layers. The numbers in the functions below are the
 // column "suggested alarm" of reference/parity_notes.md 4, where the values of clean runs stand
 // beside them.
 var operandSignals = []signal{
@@ -66,8 +68,8 @@ var linearSignals = []signal{
 	{"wgrad error", false, judgeError},
 }
 
-// measuredAlways are the signals of operands that every sample has, the first ones. The others, and
-// the noise of gradients, are of the errors of rounding, which few samples have.
+// measuredAlways is how many operand signals every sample has: the first ones. The others, and the
+// noise of gradients, need rounding errors, which only inspections measure.
 const measuredAlways = 2
 
 // Places in linearSignals.
@@ -79,10 +81,12 @@ const (
 	dwErrors // of fprop, then dgrad, then wgrad
 )
 
+// values are the signals of an operand, in the order of operandSignals.
 func (o *Operand) values() [6]float64 {
 	return [...]float64{o.Amax, o.Spread, o.Range, o.Saturated, o.Underflow, o.SNR}
 }
 
+// values are the signals of a linear layer, in the order of linearSignals.
 func (l *Linear) values() [7]float64 {
 	share := func(n, of int64) float64 {
 		if of <= 0 {
@@ -105,11 +109,13 @@ func judgeAmax(m *measured) verdict {
 // judgeSpread: largest drift of clean runs 2.6, of dy.
 func judgeSpread(m *measured) verdict { return rises(m, m.usual+3.5*float64(1+m.rung)) }
 
+// judgeRange: three more powers of two than usual between the largest and the smallest elements.
 func judgeRange(m *measured) verdict { return rises(m, m.usual+3) }
 
-// judgeSaturated: a scale that is rounded up never clamps, so MXFP8 that does is broken. NVFP4's
-// scales are rounded to nearest and clamp 3.0 to 5.6 % in health, those of weights, with 256
-// elements each, 0.2 to 0.3 %. The factor of the own median is for tensors of another kind.
+// judgeSaturated: a scale that is rounded up never clamps, so MXFP8 that does is broken. NVFP4
+// scales are rounded to nearest and clamp 3.0 to 5.6 % of healthy tensors, and 0.2 to 0.3 % of
+// weights, whose scales cover 256 elements. The factor of the own median is for tensors of another
+// kind.
 func judgeSaturated(m *measured) verdict {
 	if m.format == mxfp8 {
 		v := above(m, 0)
@@ -123,8 +129,8 @@ func judgeSaturated(m *measured) verdict {
 	return rises(m, max(least, 1.5*m.usual))
 }
 
-// judgeUnderflow: NVFP4 has tensors with 5 to 8 % in health, and others with 29 to 53 %, such as
-// the product inside a SwiGLU; nothing was seen between.
+// judgeUnderflow: NVFP4 has healthy tensors with 5 to 8 %, and others with 29 to 53 %, such as the
+// product inside a SwiGLU; nothing was seen between.
 func judgeUnderflow(m *measured) verdict {
 	switch {
 	case m.format == mxfp8 && m.operand == opDY+tensors:
@@ -137,9 +143,9 @@ func judgeUnderflow(m *measured) verdict {
 	return rises(m, max(0.65, m.usual+0.20))
 }
 
-// judgeSNR: that of MXFP8 hardly depends on the data (31.0 to 32.0 dB of all operands), so that a
-// floor serves until the history is there. That of NVFP4 does. Noise that is larger than the tensor
-// is proof in any case: scales are broken.
+// judgeSNR: in MXFP8 it hardly depends on the data (31.0 to 32.0 dB for all operands), so a fixed
+// floor serves until there is a history. In NVFP4 it does. Noise larger than the tensor is proof in
+// any case: scales are broken.
 func judgeSNR(m *measured) verdict {
 	if m.value < 0 {
 		return verdict{out: true, now: true}
@@ -172,6 +178,8 @@ func judgeNorm(m *measured) verdict {
 // of its arguments have zeros of their own, which the median knows.
 func judgeZeros(m *measured) verdict { return rises(m, max(0.001, 3*m.usual)) }
 
+// judgeRows: a row of zeros is a channel that learns nothing. One sample is proof unless the model
+// has dead channels in any precision.
 func judgeRows(m *measured) verdict {
 	if m.usual > 0 { // channels that are dead in any precision
 		return rises(m, 2*m.usual+0.01)
@@ -196,6 +204,7 @@ func judgeNoise(m *measured) verdict {
 	return v
 }
 
+// judgeError: relative errors of the GEMMs, below a fixed bound until there is a history.
 func judgeError(m *measured) verdict {
 	most := 0.35
 	if m.format == mxfp8 {

@@ -11,10 +11,11 @@ import (
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
-// version is that of the JSON form.
+// version is the version of the JSON form.
 const version = 1
 
-// The JSON form of a watch, less its options: those are of the program that runs.
+// state is the JSON form of a monitor, without its options: they belong to the program that runs.
+// Names are part of the checkpoint format.
 type state struct {
 	Version int         `json:"version"`
 	Losses  []float64   `json:"losses,omitempty"`
@@ -24,6 +25,8 @@ type state struct {
 	Sites   []siteState `json:"sites,omitempty"`
 }
 
+// siteState is the JSON form of a site; series and GEMMs are stored by name, so that signals may be
+// added.
 type siteState struct {
 	Layer  int                   `json:"layer"`
 	Name   string                `json:"name"`
@@ -31,7 +34,7 @@ type siteState struct {
 	GEMMs  map[string]*gemmState `json:"products,omitempty"`
 }
 
-// MarshalJSON writes history and falls, the same bytes for the same watch.
+// MarshalJSON writes history and falls: the same bytes for the same monitor.
 func (t *Monitor) MarshalJSON() ([]byte, error) {
 	st := state{Version: version, Losses: t.losses, Norms: t.norms, Shared: t.shared,
 		Suspect: t.suspect}
@@ -53,7 +56,8 @@ func (t *Monitor) MarshalJSON() ([]byte, error) {
 	return json.Marshal(st)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote; the options stay.
+// UnmarshalJSON reads what MarshalJSON wrote, into a monitor whose options stay. Everything is
+// checked: a checkpoint may be damaged.
 func (t *Monitor) UnmarshalJSON(data []byte) error {
 	var st state
 	if err := strictjson.Decode(data, &st); err != nil {
@@ -87,11 +91,13 @@ func (t *Monitor) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// damaged is the error of a history that cannot be read.
 func damaged(format string, args ...any) *diag.Error {
 	return diag.New(diag.CheckpointDamaged, "the history of precision cannot be read: "+format,
 		args...)
 }
 
+// site checks and returns a site.
 func (st *siteState) site() (*site, error) {
 	s := &site{layer: st.Layer, name: st.Name}
 	for name, se := range st.Series {
@@ -119,6 +125,7 @@ func (st *siteState) site() (*site, error) {
 	return s, nil
 }
 
+// known reports whether a format exists; none allows the empty one.
 func known(format string, none bool) bool {
 	return format == bf16 || dtype.Format(format).Quantized() || none && format == ""
 }
