@@ -78,7 +78,7 @@ func calibrateRun(dir, stack string) (*autoplan.Calibration, error) {
 			return nil, err
 		}
 	}
-	m.Model, m.Card, m.Stack = r.plan.Model, r.search.Cluster.Card.Name, r.search.Profile.Name
+	m.Model, m.GPU, m.Stack = r.plan.Model, r.search.Cluster.GPU.Name, r.search.Profile.Name
 	m.Precision, m.Predicted = r.plan.Precision, r.done.Step
 	c := &autoplan.Calibration{Runs: []autoplan.Measurement{m}}
 	text, err := c.Marshal()

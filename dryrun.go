@@ -127,7 +127,7 @@ func (r *dryRunner) read() (err error) {
 func (r *dryRunner) prepare() {
 	s := &r.search
 	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
-	r.done.Capacity = s.Cluster.Card.UsableBytes
+	r.done.Capacity = s.Cluster.GPU.UsableBytes
 	r.done.Budget = dryrun.Budget{Tokens: r.job.Tokens, Price: r.job.Price,
 		Devices: s.Cluster.Count, Batch: float64(r.plan.Batch * r.plan.Seq)}
 }
@@ -266,7 +266,7 @@ func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggesti
 		return nil, nil
 	}
 	for _, p := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
-		if has(r.search.Cluster.Card, p) != nil {
+		if has(r.search.Cluster.GPU, p) != nil {
 			continue
 		}
 		priced, err := r.estimator.With(estimate.Options{Precision: p}).Price(r.plan)
@@ -310,7 +310,7 @@ func (r *dryRunner) write() error {
 // page writes the HTML report.
 func (r *dryRunner) page(w io.Writer) error {
 	d := r.done
-	gpu := r.search.Cluster.Card
+	gpu := r.search.Cluster.GPU
 	text, _ := r.plan.Marshal() // it was read from a text
 	page := &dryrun.Report{
 		Title: fmt.Sprintf("%s on %d %s", d.Model, r.search.Cluster.Count, gpu.Title),

@@ -281,7 +281,7 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 			return diag.New(diag.BadUsage, "%s is there twice", p).
 				Because("a plan says which precision it has by that word").Try("one of them at a time")
 		}
-		if err := has(s.Cluster.Card, p); err != nil {
+		if err := has(s.Cluster.GPU, p); err != nil {
 			return err
 		}
 		s.Precisions = append(s.Precisions, p)
@@ -290,7 +290,7 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 }
 
 // has returns an error if a GPU has no GEMMs in a format.
-func has(gpu machine.Card, p dtype.Format) error {
+func has(gpu machine.GPUModel, p dtype.Format) error {
 	rates := map[dtype.Format]float64{dtype.FormatF32: 1, dtype.FormatBF16: 1,
 		dtype.FormatFP8: gpu.Peak.FP8, dtype.MXFP8: gpu.Peak.MXFP8, dtype.NVFP4: gpu.Peak.NVFP4}
 	switch rate, known := rates[p]; {

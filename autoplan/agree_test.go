@@ -31,15 +31,15 @@ func randomPlan(r *rand.Rand, j *Job) (*plan.Plan, bool) {
 		return nil, false
 	}
 	b := batches[pick(len(batches))]
-	n := node{mesh: m, micro: b[0], rows: b[1], micros: b[1] / b[0] / m.rowRanks()}
-	cuts, orders := j.cuts(m), j.orders(n)
+	n := meshOption{mesh: m, microbatch: b[0], rows: b[1], micros: b[1] / b[0] / m.rowRanks()}
+	cuts, orders := j.shardOptions(m), j.scheduleOptions(n)
 	if len(cuts) == 0 || len(orders) == 0 || n.micros*m.pp > 1<<14 {
 		return nil, false
 	}
-	variants := s.job.variants()
+	recomputeOptions := s.job.recomputeOptions()
 	p := j.blank(j.Cluster.String())
 	f := layoutOption{cuts[pick(len(cuts))], orders[pick(len(orders))]}
-	j.fill(p, n, f, variants[pick(len(variants))])
+	j.fill(p, n, f, recomputeOptions[pick(len(recomputeOptions))])
 	return p, true
 }
 

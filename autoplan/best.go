@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// best keeps the best plans that were found, and the best of each mesh.
+// best collects the candidates found, and the best one of each mesh.
 type best struct {
 	top    int
 	found  []candidate
 	meshes map[meshKey]candidate
 }
 
-// A meshKey is what makes two plans different enough for both to be told.
+// A meshKey identifies plans of which only the best is listed.
 type meshKey struct {
 	mesh
 	count, precision int
@@ -21,8 +21,8 @@ type meshKey struct {
 
 func (c candidate) key() meshKey { return meshKey{c.mesh, c.count, c.precision} }
 
-// A labelKey is what plans share that are one plan in several spellings: k rows of which each of k
-// devices has a piece are as many tokens for a device as a row for each.
+// A labelKey identifies plans that are equivalent in work per device: k sequences split over k cp
+// ranks are as many tokens per device as one sequence for each of k data-parallel ranks.
 type labelKey struct {
 	tp, ep, pp, ranks, micros int64
 	count, precision          int
@@ -32,8 +32,8 @@ func (c candidate) label() labelKey {
 	return labelKey{c.tp, c.ep, c.pp, c.cp * c.data, c.micros, c.count, c.precision}
 }
 
-// limit is what a plan must not exceed to be of use: the best of the mesh that would be told last,
-// and a margin.
+// limit is the largest metric a plan may have to be of use: the metric of the last mesh that would
+// be listed, times Margin.
 func (b *best) limit() float64 {
 	if len(b.meshes) < b.top {
 		return math.Inf(1)

@@ -9,28 +9,30 @@ import (
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
-// A Measurement is how long the steps of a run took that was predicted.
+// A Measurement is the predicted and the measured step time of one run.
 type Measurement struct {
 	Model     string  `json:"model"`
-	Card      string  `json:"card"`
+	GPU       string  `json:"card"`
 	Stack     string  `json:"stack"`
-	Precision string  `json:"precision,omitempty"` // if not that of the parameters
+	Precision string  `json:"precision,omitempty"` // if it differs from the parameters' type
 	Predicted float64 `json:"predicted"`           // seconds of a step
-	Measured  float64 `json:"measured"`            // the median
-	Noise     float64 `json:"noise"`               // deviation of the median's logarithm
+	Measured  float64 `json:"measured"`            // median seconds of a step
+	Noise     float64 `json:"noise"`               // standard error of ln(Measured)
 	Steps     int     `json:"steps"`
 }
 
-// A Calibration is measurements to correct predictions by.
+// A Calibration is a list of measurements that correct predictions. Its JSON form is
+// calibration.json in a run's folder.
 type Calibration struct {
 	Version int           `json:"version"`
 	Runs    []Measurement `json:"runs"`
 }
 
-// calibrationVersion is that of the JSON form.
+// calibrationVersion is the version of the JSON form.
 const calibrationVersion = 1
 
-// NewMeasurement takes the seconds of a run's steps. The first tenth, and two at least, warm up.
+// NewMeasurement summarizes the seconds of a run's steps. The first tenth, at least two steps, is
+// warm-up and dropped. ok is false if too few steps remain.
 func NewMeasurement(seconds []float64) (m Measurement, ok bool) {
 	list := slices.Clone(seconds[min(len(seconds), max(2, len(seconds)/10)):])
 	slices.Sort(list)
@@ -38,8 +40,8 @@ func NewMeasurement(seconds []float64) (m Measurement, ok bool) {
 	if n == 0 || !(list[0] > 0) || math.IsInf(list[n-1], 0) {
 		return m, false
 	}
-	// The quartiles of a normal distribution are 1.349 deviations apart, and a median of n varies
-	// by 1.253 of them over the root of n.
+	// The quartiles of a normal distribution are 1.349 standard deviations apart, and the median of n
+	// samples has a standard error of 1.253 σ/√n.
 	spread := math.Log(list[n*3/4]/list[n/4]) / 1.349
 	return Measurement{Measured: list[n/2], Noise: 1.253 * spread / math.Sqrt(float64(n)), Steps: n},
 		true
@@ -65,15 +67,15 @@ func (c *Calibration) Marshal() ([]byte, error) {
 	return strictjson.Encode(c)
 }
 
-// A Correction is what measurements say of predictions: these are to be multiplied by Factor, and
-// Runs is how many it rests on. The zero value corrects nothing.
+// A Correction multiplies predicted times by Factor, which rests on Runs measurements. The zero
+// value corrects nothing.
 type Correction struct {
 	Factor float64
 	Runs   int
-	noise  float64 // variance of the mean of the runs' logarithms, of measuring alone
+	noise  float64 // variance of the mean log ratio due to measurement alone
 }
 
-// For gives the correction of a job: from runs of the same model on the same card with the same
+// For returns the correction for a job, from runs of the same model on the same GPU with the same
 // stack.
 func (c *Calibration) For(j *Job) Correction {
 	if c == nil {
@@ -81,7 +83,7 @@ func (c *Calibration) For(j *Job) Correction {
 	}
 	sum, noise, n := 0.0, 0.0, 0
 	for _, m := range c.Runs {
-		if m.Model == j.Model && m.Card == j.Cluster.Card.Name && m.Stack == j.Profile.Name {
+		if m.Model == j.Model && m.GPU == j.Cluster.GPU.Name && m.Stack == j.Profile.Name {
 			sum += math.Log(m.Measured / m.Predicted)
 			noise += m.Noise * m.Noise
 			n++
@@ -93,15 +95,15 @@ func (c *Calibration) For(j *Job) Correction {
 	return Correction{Factor: math.Exp(sum / float64(n)), Runs: n, noise: noise / float64(n*n)}
 }
 
-// betweenPlans is the deviation of measured over predicted between plans of one model, with
-// constants fitted to the stack: 2.5 % over SimuMax's 43 runs (docs/accuracy.md).
+// betweenPlans is the standard deviation of ln(measured/predicted) between plans of one model,
+// once constants are fitted to the stack: 2.5 % over SimuMax's 43 runs (docs/accuracy.md).
 const betweenPlans = 0.0251
 
-// Apply corrects an estimate. Its error has two parts: one that all plans of the model share, c,
-// and one of each plan, p, with s² = c² + p² and p of 2.5 % or all of s if that is less. The mean
-// of n runs shows c with a variance of e = p²/n and what measuring adds, so that of its logarithm r
-// the share w = c²/(c²+e) is taken: times are multiplied by exp(w·r), and the variance that is left
-// is (1-w)·c² + p².
+// Apply corrects an estimate. The log error of a prediction has a component c shared by all plans
+// of the model and a component p of each plan: s² = c² + p², p being 2.5 %, or s if less.
+// The mean log ratio r of n runs estimates c with variance e = p²/n plus measurement noise. The
+// shrunk estimate uses the share w = c²/(c²+e) of r: times are multiplied by exp(w·r), and the
+// remaining variance is (1-w)·c² + p².
 func (c Correction) Apply(e *estimate.Estimate) {
 	if c.Runs == 0 || e.Step <= 0 || e.High <= e.Step {
 		return
@@ -128,5 +130,6 @@ func (c Correction) Apply(e *estimate.Estimate) {
 	e.Low, e.High = e.Step/left, e.Step*left
 }
 
-// ninety is how many deviations to either side hold nine in ten.
+// ninety is the number of standard deviations to either side that hold 90 % of a normal
+// distribution.
 const ninety = 1.645

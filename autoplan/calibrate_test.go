@@ -25,9 +25,9 @@ func TestCalibrationNarrows(t *testing.T) {
 		e.Parts.Compute = 1
 		c := &Calibration{}
 		for range runs {
-			c.Runs = append(c.Runs, Measurement{Model: j.Model, Card: "b200", Stack: "deepwell", Predicted: 2, Measured: 2 * ratio, Noise: 0.01})
+			c.Runs = append(c.Runs, Measurement{Model: j.Model, GPU: "b200", Stack: "deepwell", Predicted: 2, Measured: 2 * ratio, Noise: 0.01})
 		}
-		c.Runs = append(c.Runs, Measurement{Model: "another", Card: "b200", Stack: "deepwell", Predicted: 1, Measured: 9})
+		c.Runs = append(c.Runs, Measurement{Model: "another", GPU: "b200", Stack: "deepwell", Predicted: 1, Measured: 9})
 		was := e.High / e.Step
 		c.For(&j).Apply(&e)
 		if low, high := min(1, ratio), max(1, ratio); e.Step < low-1e-9 || e.Step > high+1e-9 {

@@ -18,29 +18,29 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Choice is a plan that was simulated, with what it trades.
+// A Choice is a simulated plan, with what it trades.
 type Choice struct {
 	Plan      *plan.Plan     `json:"plan"`
 	Precision dtype.Format   `json:"precision"`
-	Devices   int            `json:"devices"` // in use
-	Paid      int            `json:"paid"`    // in use or idle, as the bill counts them
-	Step      float64        `json:"step"`    // seconds, as simulated
-	Low       float64        `json:"low"`     // nine in ten steps lie between Low and High
+	Devices   int            `json:"devices"` // devices in use
+	Paid      int            `json:"paid"`    // devices on the bill, in use or idle
+	Step      float64        `json:"step"`    // simulated seconds
+	Low       float64        `json:"low"`     // 90 % of steps fall between Low and High
 	High      float64        `json:"high"`
-	Rate      float64        `json:"rate"` // tokens a second for each device that is paid for
+	Rate      float64        `json:"rate"` // tokens per second and paid device
 	Peak      int64          `json:"peak"`
-	Memory    program.Memory `json:"memory"` // of the worst rank, at its worst moment
-	Bubble    float64        `json:"bubble"` // share of the step
+	Memory    program.Memory `json:"memory"` // of the worst rank at its peak
+	Bubble    float64        `json:"bubble"` // idle share of the step
 	Why       string         `json:"why"`
-	// Policy is a line on what the products are computed in, and what that costs; empty if all are
-	// in one type.
+	// Policy describes in a line which GEMMs are quantized and the cost of quantization; empty if
+	// none are.
 	Policy string `json:"policy,omitempty"`
 
-	// Estimate is the closed form.
+	// Estimate is the closed-form estimate.
 	Estimate estimate.Estimate `json:"-"`
 }
 
-// StepOf puts a plan's schedule and the prices of its stages together for the simulator.
+// StepOf combines a plan's schedule and the times of its stages for the simulator.
 func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 	list, err := p.Schedule()
 	if err != nil {
@@ -65,7 +65,8 @@ func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun
 	return s, nil
 }
 
-// simulate runs the best plans again and keeps the best of each mesh, as many as are to be told.
+// simulate runs the best candidates in the simulator and returns the best of each mesh, up to
+// Job.Top.
 func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, error) {
 	choices := make([]Choice, len(found))
 	errs := make([]error, len(s.workers))
@@ -91,40 +92,40 @@ func (s *searcher) simulate(ctx context.Context, found []candidate) ([]Choice, e
 		if s.job.Goal == Memory {
 			return float64(choices[i].Peak)
 		}
-		return s.perToken(found[i].node, choices[i].Step)
+		return s.perToken(found[i].meshOption, choices[i].Step)
 	}
-	if s.calm { // the closed form was a little below
+	if s.lowBubbleOnly { // the closed form was slightly below
 		order = slices.DeleteFunc(order, func(i int) bool { return choices[i].Bubble >= muchBubble })
 	}
 	slices.SortFunc(order, func(a, b int) int {
 		return cmp.Or(cmp.Compare(value(a), value(b)), cmp.Compare(a, b))
 	})
-	var told []Choice
-	for len(order) > 0 && len(told) < s.job.Top {
-		// Of plans that differ by less than anyone can tell beforehand the simplest is told: first of
-		// all, and of each that has several spellings.
+	var shown []Choice
+	for len(order) > 0 && len(shown) < s.job.Top {
+		// Of plans closer together than any prediction can resolve, the simplest is listed: among all
+		// plans for the first place, among equivalent ones for the others.
 		first := order[0]
 		for _, i := range order[1:] {
-			if value(i) > value(order[0])*same {
+			if value(i) > value(order[0])*same || s.job.Goal == Memory {
 				break
 			}
-			other := len(told) > 0 && found[i].label() != found[order[0]].label()
+			other := len(shown) > 0 && found[i].label() != found[order[0]].label()
 			if !other && found[i].simpler(&found[first]) {
 				first = i
 			}
 		}
-		told = append(told, choices[first])
+		shown = append(shown, choices[first])
 		order = slices.DeleteFunc(order, func(i int) bool {
 			return found[i].key() == found[first].key() || found[i].label() == found[first].label()
 		})
 	}
-	return told, nil
+	return shown, nil
 }
 
-// same is how far plans may lie apart that are told apart by what is simpler.
+// same is the ratio of metrics below which the simpler plan wins.
 const same = 1.005
 
-// simpler reports whether a plan asks for less: sequences that are whole, then fewer axes.
+// simpler reports whether c has a smaller cp, or else fewer axes, than o.
 func (c *candidate) simpler(o *candidate) bool {
 	axes := func(m mesh) (n int) {
 		for _, size := range []int64{m.tp, m.ep, m.pp, m.data} {
@@ -137,10 +138,10 @@ func (c *candidate) simpler(o *candidate) bool {
 	return cmp.Or(cmp.Compare(c.cp, o.cp), cmp.Compare(axes(c.mesh), axes(o.mesh))) < 0
 }
 
-// choice prices a candidate once more and simulates it.
+// choice prices a candidate without limits and simulates it.
 func (w *worker) choice(c candidate) (Choice, error) {
 	s := w.searcher
-	e, _, err := w.within(c.node, c.layoutOption, s.variants[c.variant], estimate.Limits{})
+	e, _, err := w.within(c.meshOption, c.layoutOption, s.recomputes[c.recompute], estimate.Limits{})
 	if err != nil {
 		return Choice{}, err
 	}
@@ -167,25 +168,25 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak, Memory: e.Memory,
 		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
 		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
-	if e.Step > 0 { // the interval is that of the closed form, moved along
+	if e.Step > 0 { // the closed form's interval, scaled
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
 	}
 	return x, nil
 }
 
-// A listed is the shape of a schedule.
+// A listed is the key of a schedule.
 type listed struct {
 	plan.PP
 	micros int64
 }
 
-// An ordered is a schedule and its order.
+// An ordered is a schedule with the topological order of its actions.
 type ordered struct {
 	list  *schedule.Schedule
 	order *schedule.Order
 }
 
-// schedule gives the schedule of a plan and its order, which plans often share.
+// schedule returns the schedule of a plan, which plans often share.
 func (s *searcher) schedule(p *plan.Plan) (o ordered, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,8 +203,7 @@ func (s *searcher) schedule(p *plan.Plan) (o ordered, err error) {
 	return o, err
 }
 
-// precisionName is a precision as a plan says it: what the parameters are anyway goes without
-// saying.
+// precisionName is a format as a plan spells it; "" is the parameters' own type.
 func precisionName(p dtype.Format) string {
 	if p == dtype.FormatF32 || p == dtype.FormatBF16 {
 		return ""
@@ -211,11 +211,11 @@ func precisionName(p dtype.Format) string {
 	return string(p)
 }
 
-// noticed is the share of a step, or of memory, from which on a difference is worth a word.
+// noticed is the smallest share of a step, or of memory, that is mentioned.
 const noticed = 0.01
 
-// explain writes the trade-off of each plan in a sentence: the first by what it is like, the others
-// by how they differ from it.
+// explain writes the trade-offs of each plan in a sentence: the first plan's own costs, and how
+// the others differ from it.
 func explain(list []Choice, j Job) {
 	least := lists.Most(list, func(c Choice) int64 { return -c.Peak })
 	for i := range list {
@@ -244,7 +244,7 @@ func explain(list []Choice, j Job) {
 	}
 }
 
-// against is how a plan compares with the best by time.
+// against compares a plan's time, or price, with the first plan's.
 func (c *Choice) against(first *Choice, goal Goal) string {
 	slow, words := c.slower(first), [3]string{"slower", "faster", "as fast"}
 	if goal == Money {
@@ -259,13 +259,13 @@ func (c *Choice) against(first *Choice, goal Goal) string {
 	return words[2]
 }
 
-// slower is how many times as long a token takes as with another plan.
+// slower is the ratio of two plans' times per token.
 func (c *Choice) slower(than *Choice) float64 {
 	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
 }
 
-// costs are what the plan pays most for, the largest first; what a first plan does not pay for is
-// told too.
+// costs lists the two largest overheads; the first plan's also states that it has no bubble or no
+// exposed FSDP communication.
 func (c *Choice) costs(first bool) []string {
 	p, total := c.Estimate.Parts, max(c.Estimate.Parts.Sum(), 1e-12)
 	parts := []dryrun.Part{
@@ -291,7 +291,7 @@ func (c *Choice) costs(first bool) []string {
 		words = append(words, "no bubble")
 	}
 	if first && p.Data < noticed/2*total && c.Devices > 1 {
-		words = append(words, "gathers hidden")
+		words = append(words, "FSDP communication hidden")
 	}
 	return words
 }

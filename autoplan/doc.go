@@ -1,29 +1,28 @@
 // Package autoplan turns a model, a cluster and a goal into the plans that serve it best.
 //
-// [Search] goes over the sizes of all axes, how state is cut, virtual stages and schedules, the
-// size of a microbatch, what is recomputed and what is kept on the host. Closed forms (package
-// estimate) price plans; the simulator (package dryrun) runs the best hundred again, and the best
-// of those are told with what each one trades.
+// [Search] covers the sizes of all mesh axes, ZeRO stages, pipeline schedules with their virtual
+// stages, microbatch sizes, activation checkpointing and offload. Package estimate prices plans in
+// closed form; the simulator (package dryrun) reruns the best hundred, and the best of these are
+// listed with what each one trades.
 //
-// # Why what is left out cannot be best
+// # Why pruning is exact
 //
-// Plans are dealt to nodes: the sizes of the axes and the rows of a microbatch. Three rules let
-// plans go unpriced, and none loses a plan that would have been among the best:
+// Plans are grouped by mesh option: the sizes of the axes and the sequences of a microbatch. Three
+// rules leave plans unpriced, and none drops a plan that would have been among the best:
 //
-//   - A node has a bound that none of its plans can beat: the time that all microbatches take one
-//     rank of the pipeline in the mean, with nothing recomputed, no bubble and all communication of
-//     the data axes hidden. A step is the time of the slowest rank and more. Nodes are taken in the
-//     order of their bounds, and the search ends at the first whose bound is above the best found.
-//     The same bound, with what cutting the state adds to it, holds for all schedules of a node.
-//   - Plans of a node that differ only in what is recomputed or offloaded are a family. Both can
-//     only add time, so the plan of the family that does neither bounds all of it, and once a plan
-//     fits, or is too slow, those that do all that it does and more need not be looked at. What the
-//     ranks have to do in the mean bounds the time of a variant for all schedules of a cut.
-//   - Recomputing changes nothing about the parameters, gradients and state that a rank keeps. A
-//     family in which these do not fit has no plan that does; nor has one that does not fit with
-//     each stage holding the least that it holds in any variant which is not too slow.
+//   - A mesh option has a lower bound on the time of its plans: the mean work of a pipeline rank
+//     over all microbatches, with nothing recomputed, no bubble and all FSDP communication hidden.
+//     No step is shorter than its slowest rank. Options are visited in the order of their bounds,
+//     and the search ends at the first whose bound is above the best found. The same bound, plus
+//     the cost of the ZeRO stage, holds for all schedules of a mesh option.
+//   - A layout option (mesh, ZeRO stage, schedule) has several recompute options. Recomputing and
+//     offloading only add time, so the plan that does neither is a lower bound for all of them.
+//     Once a plan fits, or is too slow, options that do all it does and more need not be priced.
+//     The mean work of the ranks bounds a recompute option for all schedules of a ZeRO stage.
+//   - Recomputing does not change the parameters, gradients and optimizer state of a rank. A layout
+//     option in which these do not fit has no plan that fits; nor has one in which the smallest
+//     activations of each stage, over all recompute options that are fast enough, do not fit.
 //
-// "The best found" is the worst of the meshes that will be told, and a margin of [Margin] on top,
-// since the simulator may put plans in another order than the closed forms: what it can move by is
-// tested to be less.
+// "The best found" is the last mesh that will be listed, plus [Margin], because the simulator may
+// order plans differently than the closed forms; a test bounds the difference.
 package autoplan

@@ -12,9 +12,9 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// Emit writes a plan as another stack takes it: arguments for Megatron-LM, TOML for torchtitan,
-// YAML for MaxText. Stages are those that were priced, with their layers. What the stack cannot do
-// is refused.
+// Emit writes a plan as the configuration of another stack: arguments for Megatron-LM, TOML for
+// torchtitan, YAML for MaxText. stages are the priced virtual stages with their layers. A plan
+// that the stack cannot run is an error.
 func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.Stage) (string,
 	error) {
 	write := map[string]func(*emitter, *plan.Plan, dtype.Format){
@@ -32,10 +32,10 @@ func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.
 	return e.String(), nil
 }
 
-// An emitter collects lines and the first thing that the other stack lacks.
+// An emitter collects lines, and the first feature of the plan that the other stack lacks.
 type emitter struct {
 	strings.Builder
-	stages []estimate.Stage // virtual ones, in the order of the model
+	stages []estimate.Stage // virtual stages in model order
 	err    *diag.Error
 }
 
@@ -47,21 +47,21 @@ func (e *emitter) lacks(stack, format string, args ...any) {
 	}
 }
 
-// rowsOf is the rows of a microbatch on a device, and the devices that have rows of their own.
-func rowsOf(p *plan.Plan) (micro, ranks int64) {
+// rowsOf returns the sequences of a microbatch on a device, and the number of data-parallel ranks.
+func rowsOf(p *plan.Plan) (microbatch, ranks int64) {
 	ranks = p.Ranks()
 	return p.Rows() / ranks, ranks
 }
 
 func recomputes(p *plan.Plan, tag ir.Tag) bool { return slices.Contains(p.Recompute, tag) }
 
-// whole reports whether all of a block is recomputed.
+// whole reports whether a plan checkpoints whole blocks ("full" recomputation).
 func whole(p *plan.Plan) bool {
 	return recomputes(p, ir.Attn) && (recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
 }
 
 func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
-	micro, _ := rowsOf(p)
+	microbatch, _ := rowsOf(p)
 	if p.FSDP.Size > 1 && p.FSDP.Zero > 1 {
 		e.lacks("Megatron's distributed optimizer", "zero %d", p.FSDP.Zero)
 	}
@@ -83,14 +83,14 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 	}
 	e.line("--context-parallel-size %d", p.Size(plan.ContextAxis))
 	e.line("--expert-model-parallel-size %d", p.Size(plan.ExpertAxis))
-	// Its profiles share the optimizer's state over cp and ep as well (price.Profile.Sharded).
+	// Megatron's profiles shard optimizer state over cp and ep as well (price.Profile.Sharded).
 	if p.FSDP.Size > 1 || p.CP.Size > 1 || p.EP > 1 {
 		e.line("--use-distributed-optimizer")
 		if p.DP > 1 {
 			e.line("--num-distributed-optimizer-instances %d", p.DP)
 		}
 	}
-	e.line("--micro-batch-size %d", micro)
+	e.line("--micro-batch-size %d", microbatch)
 	e.line("--global-batch-size %d", p.Batch)
 	e.line("--seq-length %d", p.Seq)
 	switch {
@@ -122,9 +122,9 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 	}
 }
 
-// layoutOf spells stages that have not all the same layers as Megatron does: E is the embedding, t
-// a layer, L the loss, a bar ends a stage, and a star repeats. It is empty where they are alike,
-// since Megatron then deals the layers as they were priced; of others it would refuse the numbers.
+// layoutOf spells an uneven split of layers as Megatron's --pipeline-model-parallel-layout does: E
+// is the embedding, t a layer, L the loss, a bar ends a stage, and *n repeats. It is empty for an
+// even split, which Megatron makes on its own.
 func layoutOf(stages []estimate.Stage) string {
 	even := true
 	for i := range stages {
@@ -159,7 +159,7 @@ func layoutOf(stages []estimate.Stage) string {
 }
 
 func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
-	micro, ranks := rowsOf(p)
+	microbatch, ranks := rowsOf(p)
 	pipeline := p.Size(plan.PipelineAxis)
 	if p.FSDP.Size > 1 && p.FSDP.Zero == 1 {
 		e.lacks("torchtitan", "zero 1")
@@ -169,7 +169,7 @@ func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 	if pipeline > 1 {
 		e.line("local_batch_size = %d", p.Batch/ranks)
 	} else {
-		e.line("local_batch_size = %d", micro)
+		e.line("local_batch_size = %d", microbatch)
 	}
 	e.line("global_batch_size = %d\n", p.Batch)
 	e.line("[parallelism]")
@@ -191,7 +191,7 @@ func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 			e.lacks("torchtitan", "schedule %s", p.PP.Schedule)
 		}
 		e.line("pipeline_parallel_schedule = %q", name)
-		e.line("pipeline_parallel_microbatch_size = %d", micro)
+		e.line("pipeline_parallel_microbatch_size = %d", microbatch)
 	}
 	mode := "none"
 	switch {
@@ -248,7 +248,8 @@ func emitMaxText(e *emitter, p *plan.Plan, precision dtype.Format) {
 	}
 }
 
-// accumulations is how often MaxText adds gradients up: a pipeline has microbatches of its own.
+// accumulations is MaxText's number of gradient accumulation steps. A pipeline has its own
+// microbatches.
 func accumulations(p *plan.Plan) int64 {
 	if p.Size(plan.PipelineAxis) > 1 {
 		return 1

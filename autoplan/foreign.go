@@ -12,16 +12,16 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A Foreign is the configuration of another stack as a plan.
+// A Foreign is another stack's configuration, read as a plan.
 type Foreign struct {
 	Plan      *plan.Plan
 	Precision dtype.Format
-	Notes     []string // what could only be said about
+	Notes     []string // settings that the plan only approximates
 }
 
-// ReadForeign reads what another stack is started with: Megatron's arguments or YAML, torchtitan's
-// TOML, MaxText's YAML or arguments. Model, cluster and profile are the job's; what the text does
-// not say of rows and tokens is the job's too.
+// ReadForeign reads the configuration another stack is started with: Megatron's arguments or YAML,
+// torchtitan's TOML, MaxText's YAML or arguments. Model, cluster and profile come from the job,
+// and so do batch and sequence length if the text does not state them.
 func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error) {
 	read := map[string]func(*settings, *Foreign, Job){
 		"megatron": readMegatron, "torchtitan": readTorchtitan, "maxtext": readMaxText,
@@ -45,16 +45,16 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	f.Plan.Precision, f.Plan.CP.Balance = precisionName(f.Precision), f.Plan.CP.Size > 1
 	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
 		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
-			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.Card.Name)
+			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.GPU.Name)
 	}
 	return f, nil
 }
 
-// settings are names and values, with the first error in reading one.
+// settings are the names and values of a configuration, with the first error in reading one.
 type settings struct {
 	values    map[string]string
 	path      string
-	arguments bool // of a command: what is not there is off
+	arguments bool // from a command line: an absent flag is off
 	err       *diag.Error
 }
 
@@ -65,9 +65,9 @@ func (s *settings) fail(err *diag.Error) {
 	}
 }
 
-// parseSettings reads names and values from any of the forms that such files have: arguments with
-// two dashes, lines of YAML or TOML, and NAME=VALUE. Of a name with dots or sections the last part
-// counts, dashes are underscores, and the last value of a name wins.
+// parseSettings reads names and values in any of the usual forms: arguments with two dashes, lines
+// of YAML or TOML, and NAME=VALUE. The last component of a dotted or sectioned name counts, dashes
+// become underscores, and the last value of a name wins.
 func parseSettings(text string) map[string]string {
 	values := map[string]string{}
 	last := ""
@@ -132,7 +132,7 @@ func parseArguments(words []string, set func(name, value string)) {
 	}
 }
 
-// number is a whole number, or what it is without one. None and null are no value.
+// number reads an integer, or returns the default. None and null are no value.
 func (s *settings) number(name string, without int64) int64 {
 	text, ok := s.values[name]
 	if !ok || text == "" || strings.EqualFold(text, "none") || strings.EqualFold(text, "null") {
@@ -155,12 +155,12 @@ func (s *settings) yes(name string) bool {
 	return strings.EqualFold(s.values[name], "true") || s.values[name] == "1"
 }
 
-// product multiplies two sizes, as MaxText has one inside and one between hosts.
+// product multiplies the two sizes MaxText has for an axis: inside a host and between hosts.
 func (s *settings) product(name string) int64 {
 	return s.number("ici_"+name, 1) * s.number("dcn_"+name, 1)
 }
 
-// everything is all tags of a block.
+// everything lists all recompute tags of a block.
 func everything(j Job) []ir.Tag {
 	tags := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	if j.Config.MoE != nil {
@@ -169,7 +169,7 @@ func everything(j Job) []ir.Tag {
 	return tags
 }
 
-// parsePrecision is a precision that is spelled in a name.
+// parsePrecision finds the format named in text.
 func parsePrecision(text string, without dtype.Format) dtype.Format {
 	text = strings.ToLower(text)
 	for _, p := range []struct {
@@ -184,7 +184,7 @@ func parsePrecision(text string, without dtype.Format) dtype.Format {
 	return without
 }
 
-// foldExperts gives ep its part of the data axis: other stacks fold it over that.
+// foldExperts takes ep out of the data axis: other stacks fold expert parallelism over it.
 func (f *Foreign) foldExperts(s *settings, data, ep int64) int64 {
 	if ep <= 1 {
 		return data
@@ -198,21 +198,21 @@ func (f *Foreign) foldExperts(s *settings, data, ep int64) int64 {
 	return data / ep
 }
 
-// splitBatch works out the microbatches from the rows of one on a device.
-func (f *Foreign) splitBatch(s *settings, micro int64) {
+// splitBatch derives the number of microbatches from the sequences of one on a device.
+func (f *Foreign) splitBatch(s *settings, microbatch int64) {
 	p := f.Plan
 	ranks := p.Ranks()
-	each := ranks * max(1, micro)
+	each := ranks * max(1, microbatch)
 	if p.Batch%each != 0 {
 		s.fail(diag.New(diag.PlanMisfit,
 			"a batch of %d sequences does not divide over %d devices by %d", p.Batch, ranks,
-			micro))
+			microbatch))
 		return
 	}
 	p.Microbatches = max(1, p.Batch/each)
 }
 
-// stagesIn counts the stages of a layout as layoutOf spells them.
+// stagesIn counts the stages of a Megatron layout string (see layoutOf).
 func stagesIn(layout string) int64 {
 	bars := func(text string) int64 { return int64(strings.Count(text, "|")) }
 	n := 1 + bars(layout)
@@ -248,9 +248,10 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	others := max(1, p.TP.Size) * max(1, p.CP.Size) * max(1, pp)
 	data := f.foldExperts(s, max(1, int64(j.Cluster.Count)/others),
 		s.number("expert_model_parallel_size", 1))
-	// Megatron-Bridge cuts the optimizer's state unless told not to, Megatron-LM if told to.
-	value, told := s.values["use_distributed_optimizer"]
-	if told && !strings.EqualFold(value, "false") || !told && !s.arguments {
+	// Megatron-Bridge shards optimizer state unless the setting says no, Megatron-LM only if it says
+	// yes.
+	value, shown := s.values["use_distributed_optimizer"]
+	if shown && !strings.EqualFold(value, "false") || !shown && !s.arguments {
 		p.DP = max(1, s.number("num_distributed_optimizer_instances", 1))
 		p.FSDP = plan.FSDP{Size: max(1, data/p.DP), Zero: 1, Gather: "step"}
 	} else {
@@ -342,7 +343,7 @@ func readMaxText(s *settings, f *Foreign, j Job) {
 	shard := s.product("fsdp_parallelism") * s.product("fsdp_transpose_parallelism")
 	all := int64(j.Cluster.Count)
 	rest := max(1, all/max(1, p.TP.Size*p.CP.Size*p.PP.Size*p.EP))
-	switch { // one size may be -1: what is left
+	switch { // one size may be -1: the rest of the devices
 	case p.DP < 0:
 		p.DP = max(1, rest/max(1, shard))
 	case shard < 0:

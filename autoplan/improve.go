@@ -16,7 +16,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// groups are the keys that are let go of together when a plan is to be improved.
+// groups are the keys that Improve searches together, the others fixed to the plan's values.
 var groups = [][]string{
 	{"microbatch"},
 	{"recompute"},
@@ -27,9 +27,9 @@ var groups = [][]string{
 		"virtual", "microbatch", "recompute"},
 }
 
-// Improve looks for better plans than one of the job's, near it and far: it lets go of a few keys
-// at a time and searches. Step is what the plan takes; changes that save less than half a
-// hundredth are left out.
+// Improve looks for plans that beat p, first near it and then further away: it frees one group of
+// keys at a time and searches. step is p's time in seconds; changes that save less than 0.5 % are
+// dropped.
 func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun.Suggestion,
 	error) {
 	j, err := job.filled()
@@ -55,10 +55,10 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 			continue
 		}
 		better := c.blank(p.Cluster)
-		c.fill(better, found.node, found.layoutOption, c.variants()[found.variant])
+		c.fill(better, found.meshOption, found.layoutOption, c.recomputeOptions()[found.recompute])
 		change := differences(p, better)
-		told := func(h dryrun.Suggestion) bool { return h.Change == change }
-		if change == "" || slices.ContainsFunc(list, told) {
+		shown := func(h dryrun.Suggestion) bool { return h.Change == change }
+		if change == "" || slices.ContainsFunc(list, shown) {
 			continue
 		}
 		list = append(list, dryrun.Suggestion{Change: change, Step: e.Step, Peak: found.peak})
@@ -69,7 +69,7 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 	return list, nil
 }
 
-// fixedOf is a plan as what is fixed.
+// fixedOf returns a plan as --fix would spell it.
 func fixedOf(p *plan.Plan) Fixed {
 	n := func(x int64) string { return strconv.FormatInt(max(x, 1), 10) }
 	ranks := p.Ranks()
@@ -93,7 +93,7 @@ func fixedOf(p *plan.Plan) Fixed {
 	return f
 }
 
-// differences spells what changes, at most five things; "" is nothing.
+// differences lists what changes, at most five things; "" if nothing does.
 func differences(p, better *plan.Plan) string {
 	var words []string
 	from, to := fixedOf(p), fixedOf(better)

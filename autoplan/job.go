@@ -21,65 +21,65 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Goal is what the best plan has least of.
+// A Goal is the quantity to minimize.
 type Goal string
 
 // The goals.
 const (
-	Time  Goal = "time"  // seconds for a token
-	Money Goal = "money" // device-seconds for a token; devices may be left unused
-	// Memory is the peak of a device, among plans that take at most a tenth longer than the fastest:
-	// without a bound the answer would be to recompute and offload everything.
+	Time  Goal = "time"  // seconds per token
+	Money Goal = "money" // device-seconds per token; devices may be left unused
+	// Memory is the peak bytes of a device, among plans at most 10 % slower than the fastest. Without
+	// that bound the answer would always be to recompute and offload everything.
 	Memory Goal = "memory"
 )
 
 // Goals lists the goals.
 func Goals() []Goal { return []Goal{Time, Money, Memory} }
 
-// slowest is how much longer than the fastest plan one may take that has less memory.
+// slowest is the largest step time of a plan for [Memory], relative to the fastest plan.
 const slowest = 1.10
 
-// Margin is how much worse than the best found a plan may be in closed form and still be simulated.
-// Of 1,000 random plans closed form and simulator differ by 0.01 % in the mean and by 0.7 % at most
-// (a test), so that plans which are further apart than this do not change places.
+// Margin is how much worse than the best found a plan may be in closed form and still be
+// simulated. Over 1,000 random plans, closed form and simulator differ by 0.01 % on average and by
+// 0.7 % at most (a test), so plans further apart than this keep their order.
 const Margin = 1.01
 
-// simulated is how many plans the simulator runs again.
+// simulated is the number of plans that the simulator reruns.
 const simulated = 100
 
-// facts are the sizes of the model.
+// facts returns the model's sizes.
 func (j *Job) facts() *model.Facts {
 	f := j.Config.Facts()
 	return &f
 }
 
-// A Job is what to plan for.
+// A Job describes what to plan for.
 type Job struct {
 	Model   string // the model's name, for the plan
 	Config  *model.Config
 	Cluster machine.Cluster
 	Profile *price.Profile // the software that runs the plan; nil is Deepwell's own
 
-	Seq int64 // tokens of a row
-	// Batch is the rows of a step. 0 leaves them to the search, up to MaxBatch; of that 0 means
-	// about 1,024 tokens for each device, as Llama 3.1 405B had on 16,384 (arXiv 2407.21783), and
-	// no fewer than 4 million.
+	Seq int64 // tokens of a sequence
+	// Batch is the number of sequences in a global batch. 0 lets the search choose, up to MaxBatch. A
+	// MaxBatch of 0 means about 1,024 tokens per device, as Llama 3.1 405B had on 16,384 GPUs (arXiv
+	// 2407.21783), and at least 4 million tokens.
 	Batch, MaxBatch int64
 
-	Precisions []dtype.Format // of linear layers; empty means bf16
-	// Policies are what precisions stand for, if not their usual policy.
+	Precisions []dtype.Format // formats of linear-layer GEMMs to search; empty means bf16
+	// Policies replaces the default precision policy of a format.
 	Policies map[dtype.Format]*precision.Policy
 	Goal     Goal  // empty means time
 	Fixed    Fixed // what the plan must have
-	// Devices is how many devices the plan must use; 0 leaves some idle if that is better.
+	// Devices is the number of devices a plan must use; 0 lets the search leave some idle.
 	Devices int
-	Top     int // how many plans to tell; 0 means 5
-	// Correction is what measured runs say of the predictions.
+	Top     int // number of plans to list; 0 means 5
+	// Correction rescales predictions by measured runs.
 	Correction Correction
-	// Capacity is the bytes that a plan may use of a device; 0 means 95 % of what the card gives.
+	// Capacity is the bytes of a device that a plan may use; 0 means 95 % of the GPU's usable memory.
 	Capacity int64
 
-	pool pool // of the searches for the job; nil if none follows another
+	pool pool // shared by consecutive searches of the job; nil without any
 }
 
 // A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, and zero,
@@ -87,7 +87,7 @@ type Job struct {
 // offload. The last two are lists with a plus between, or none; recompute may also be full.
 type Fixed map[string]string
 
-// A key of a Fixed has a name, and says what its values look like.
+// A key is a name that --fix accepts, and the kind of its values: size, word or list.
 type key struct{ name, kind string }
 
 func (k key) String() string { return k.name }
@@ -162,7 +162,7 @@ func (f Fixed) String() string {
 	return strings.Join(parts, ",")
 }
 
-// size is a number that must be so, and whether there is one.
+// size returns the fixed size of an axis, and whether it is fixed.
 func (f Fixed) size(name string) (int64, bool) {
 	text, fixed := f[name]
 	if !fixed {
@@ -172,19 +172,19 @@ func (f Fixed) size(name string) (int64, bool) {
 	return n, err == nil
 }
 
-// allows reports whether a size may be n.
+// allows reports whether a size may be n: it is not fixed, or fixed to n.
 func (f Fixed) allows(name string, n int64) bool {
 	want, fixed := f.size(name)
 	return !fixed || want == n
 }
 
-// allowsWord is as allows, for words.
+// allowsWord is allows for words.
 func (f Fixed) allowsWord(name, word string) bool {
 	want, fixed := f[name]
 	return !fixed || want == word
 }
 
-// allowsList is as allows, for lists, whose order does not matter.
+// allowsList is allows for lists, whose order does not matter.
 func (f Fixed) allowsList(name string, list []string) bool {
 	want, fixed := f[name]
 	if !fixed {
@@ -199,13 +199,13 @@ func (f Fixed) allowsList(name string, list []string) bool {
 	return slices.Equal(slices.Compact(words), sorted)
 }
 
-// The least batch and the tokens of a device that a job has which says nothing.
+// The smallest default batch, in tokens, and the default tokens per device.
 const (
 	leastBatch      = 4 << 20
 	tokensPerDevice = 1024
 )
 
-// filled is the job with what was left out.
+// filled returns the job with its defaults filled in.
 func (j Job) filled() (Job, error) {
 	if j.Profile == nil {
 		var err error
@@ -240,32 +240,34 @@ func (j Job) filled() (Job, error) {
 		j.MaxBatch = max(1, max(leastBatch, tokensPerDevice*int64(j.Cluster.Count))/j.Seq)
 	}
 	if j.Capacity == 0 {
-		// Memory is estimated to 5 % (docs/accuracy.md), and what is not left free is a crash.
-		j.Capacity = j.Cluster.Card.UsableBytes / 100 * 95
-		if j.Profile.Name == price.Own && j.Config.MoE == nil { // experts cannot be compiled yet
-			// XLA computes again on its own before a card is full: 70b on 64 GB200 at 164 of 184 GiB.
-			j.Capacity = j.Cluster.Card.UsableBytes / 100 * 85
+		// Peak memory is predicted within 5 % (docs/accuracy.md), and running out of it kills the run.
+		j.Capacity = j.Cluster.GPU.UsableBytes / 100 * 95
+		if j.Profile.Name == price.Own && j.Config.MoE == nil { // MoE models cannot be compiled yet
+			// XLA starts to rematerialize on its own before a GPU is full: llama3.1-70b on 64 GB200 at 164
+			// of 184 GiB. Rematerialization is not in the cost model, so plans stay below that.
+			j.Capacity = j.Cluster.GPU.UsableBytes / 100 * 85
 		}
 	}
 	if j.Capacity <= 0 {
-		return j, diag.New(diag.BadInput, "the memory of %s is not known", j.Cluster.Card.Title).
+		return j, diag.New(diag.BadInput, "the memory of %s is not known", j.Cluster.GPU.Title).
 			Try("set Job.Capacity, in bytes")
 	}
 	return j, nil
 }
 
-// tokens is how many tokens a step has.
+// tokens is the number of tokens in a step of that many sequences.
 func (j Job) tokens(rows int64) float64 { return float64(rows) * float64(j.Seq) }
 
-// mostIdle is the share of the devices that a search leaves idle at most, where a larger part is
-// not the price of a goal.
+// mostIdle is the largest share of the devices that a search may leave idle when the goal is not
+// money.
 const mostIdle = 0.25
 
-// counts are the numbers of devices that a search tries: all, and fewer where that leaves more ways
-// to cut, since 1,000 has few. A number is worth trying if every larger one has fewer factors of
-// two; and among those that have no prime factor above 7, and no more odd factors than there are
-// layers, so that a pipeline can take them where the rows of a step cannot. The largest power of
-// two times 1, 3 or 9 is tried however much it leaves idle; for money halves of it too.
+// counts lists the numbers of devices that a search tries: all of them, and smaller numbers with
+// more divisors, since 1,000 has few. A number is worth trying if every larger one has fewer
+// factors of two, among numbers with no prime factor above 7 and no more odd factors than there
+// are layers: then a pipeline can absorb the odd factors when the batch cannot. The largest power
+// of two times 1, 3 or 9 is tried however many devices it leaves idle; for money, halves of it as
+// well.
 func (j Job) counts() []int {
 	if j.Devices > 0 {
 		return []int{j.Devices}
@@ -284,7 +286,7 @@ func (j Job) counts() []int {
 		odd := n >> even(n)
 		return odd <= int(j.Config.Layers) && sevenSmooth(odd)
 	}
-	most := -1 // factors of two of the smooth numbers so far, which is from below
+	most := -1 // factors of two of the smooth numbers so far, from above
 	if smooth(all) {
 		most = even(all)
 	}
@@ -321,7 +323,7 @@ func sevenSmooth(n int) bool {
 	return n == 1
 }
 
-// paid is how many devices the bill is for: all of the cluster, in use or idle; only where money is
+// paid is the number of devices on the bill: the whole cluster, in use or idle. Only if money is
 // the goal are fewer rented.
 func (j Job) paid(used int) int {
 	if j.Goal == Money {
@@ -330,8 +332,8 @@ func (j Job) paid(used int) int {
 	return max(used, j.Cluster.Count)
 }
 
-// Warnings says what a person should know of a plan of the job before taking its figures for
-// granted.
+// Warnings lists what limits the trust in a plan's figures: idle devices, a sequence beyond the
+// model's context, a cost model that was never fitted.
 func (j Job) Warnings(p *plan.Plan, e *estimate.Estimate) []event.Warning {
 	var list []event.Warning
 	warn := func(fix, format string, args ...any) {
@@ -339,10 +341,10 @@ func (j Job) Warnings(p *plan.Plan, e *estimate.Estimate) []event.Warning {
 	}
 	used := int(p.Devices())
 	if idle := j.Cluster.Count - used; idle > 0 {
-		fix := fmt.Sprintf("--cluster %dx%s, or a batch that all can share", used, j.Cluster.Card.Name)
+		fix := fmt.Sprintf("--cluster %dx%s, or a batch that all can share", used, j.Cluster.GPU.Name)
 		bill := "the bill charges them"
 		if j.Goal == Money {
-			fix, bill = fmt.Sprintf("--cluster %dx%s", used, j.Cluster.Card.Name), "the bill is without them"
+			fix, bill = fmt.Sprintf("--cluster %dx%s", used, j.Cluster.GPU.Name), "the bill is without them"
 		}
 		verb := "are"
 		if idle == 1 {
@@ -370,10 +372,10 @@ func (j Job) Warnings(p *plan.Plan, e *estimate.Estimate) []event.Warning {
 	return list
 }
 
-// clusterOf is the job's cluster with another number of devices.
+// clusterOf is the job's cluster with n devices.
 func (j Job) clusterOf(n int) (machine.Cluster, error) {
 	if n == j.Cluster.Count {
 		return j.Cluster, nil
 	}
-	return machine.ParseCluster(fmt.Sprintf("%dx%s", n, j.Cluster.Card.Name))
+	return machine.ParseCluster(fmt.Sprintf("%dx%s", n, j.Cluster.GPU.Name))
 }

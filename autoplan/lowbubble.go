@@ -5,32 +5,33 @@ import (
 	"fmt"
 )
 
-// A plan whose ranks wait for each other for a twentieth of the step or more is not put first if
-// another one that waits less costs at most 3 % more. Waiting is where stragglers and jitter, which
-// no price has in it, add to the step; the 3 % are half of what an estimate is good for.
+// A plan whose ranks idle for 5 % of the step or more is not listed first if another one with less
+// bubble costs at most 3 % more. Stragglers and jitter, which no cost model contains, add to the
+// step where ranks wait; 3 % is half the accuracy of an estimate.
 const (
 	muchBubble     = 0.05
 	worthLowBubble = 1.03
 )
 
-// nearBubble is how far the closed form may be above the simulator's bubble. Candidates that turn
-// out to be no better are dropped, so that a search for calm ones looks at more meshes.
+// nearBubble is the factor by which the closed form's bubble may exceed the simulator's. Simulated
+// plans that turn out to have too much bubble are dropped, so the search for low-bubble plans
+// keeps more meshes.
 const (
 	nearBubble      = 1.1
 	lowBubbleMeshes = 20
 )
 
-// lowBubble puts a plan with little bubble first, if one costs little more than the best. Least is
-// the best metric in closed form. Of what is simulated a plan may be told that is up to [same]
-// beyond another one, and it differs from its closed form by the margin at most, so that worse ones
-// need not be looked at. This does not hold for money, of which the metric counts other devices
-// than the bill does, nor for corrections, which are by precision.
+// lowBubble lists a plan with little bubble first, if one costs little more than the best. least
+// is the best metric in closed form. A simulated plan that is listed may be [same] times worse
+// than another, and differs from its closed form by Margin at most; this bounds the metric of
+// plans worth pricing. The bound does not hold for money, whose metric counts other devices than
+// the bill, nor with corrections, which differ by format.
 func (s *searcher) lowBubble(ctx context.Context, best []Choice, least float64) ([]Choice, error) {
-	if best[0].Bubble < muchBubble {
+	if best[0].Bubble < muchBubble || s.job.Goal == Memory {
 		return best, nil
 	}
 	top := s.job.Top
-	s.calm, s.job.Top = true, max(top, lowBubbleMeshes)
+	s.lowBubbleOnly, s.job.Top = true, max(top, lowBubbleMeshes)
 	if s.job.Goal != Money && s.job.Correction.Runs == 0 {
 		s.cap = least * worthLowBubble * same * same * Margin * Margin * Margin
 	}
@@ -58,19 +59,16 @@ func (s *searcher) lowBubble(ctx context.Context, best []Choice, least float64) 
 	return best, nil
 }
 
-// worse is how many times as much of the goal a plan has as another.
+// worse is the ratio of two plans' values of the goal.
 func (s *searcher) worse(c, than Choice) float64 {
-	switch s.job.Goal {
-	case Memory:
-		return float64(c.Peak) / float64(than.Peak)
-	case Money:
+	if s.job.Goal == Money {
 		return than.Rate / c.Rate
 	}
 	return c.slower(&than)
 }
 
-// explainBubble says in the first plan's sentence what its little bubble costs, or that much of it
-// could not be had for little.
+// explainBubble adds to the first plan's sentence what its low bubble costs, or that no plan with
+// a low bubble is near.
 func explainBubble(list []Choice, best Choice, searched bool) {
 	switch first := &list[0]; {
 	case !searched:

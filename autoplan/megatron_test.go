@@ -39,9 +39,9 @@ func obeys(text string, c *model.Config, devices int64) error {
 		return fmt.Errorf("%d devices for tp %d, pp %d, cp %d", devices, tp, pp, cp)
 	}
 	dp := devices / (tp * pp * cp)
-	micro, batch := number("--micro-batch-size", 0), number("--global-batch-size", 0)
-	if micro < 1 || batch%(micro*dp) != 0 { // num_microbatches_calculator.py
-		return fmt.Errorf("%d rows by %d over %d ranks", batch, micro, dp)
+	microbatch, batch := number("--micro-batch-size", 0), number("--global-batch-size", 0)
+	if microbatch < 1 || batch%(microbatch*dp) != 0 { // num_microbatches_calculator.py
+		return fmt.Errorf("%d rows by %d over %d ranks", batch, microbatch, dp)
 	}
 	if laid {
 		if vpp > 1 { // the layout says how many virtual stages there are
@@ -65,8 +65,8 @@ func obeys(text string, c *model.Config, devices int64) error {
 	} else if c.Layers%pp != 0 || c.Layers/pp%vpp != 0 { // block, 158 and 178
 		return fmt.Errorf("%d layers over pp %d, vpp %d", c.Layers, pp, vpp)
 	}
-	if vpp > 1 && batch/(micro*dp)%pp != 0 { // schedules.py: interleaved wants whole rounds
-		return fmt.Errorf("%d microbatches over pp %d", batch/(micro*dp), pp)
+	if vpp > 1 && batch/(microbatch*dp)%pp != 0 { // schedules.py: interleaved wants whole rounds
+		return fmt.Errorf("%d microbatches over pp %d", batch/(microbatch*dp), pp)
 	}
 	if c.MoE != nil && (c.MoE.Experts%ep != 0 || dp*cp*tp%ep != 0) {
 		return fmt.Errorf("%d experts over ep %d of %d ranks", c.MoE.Experts, ep, dp*cp*tp)

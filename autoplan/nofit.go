@@ -16,13 +16,13 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A change is one thing that a person can do about a job that no plan serves.
+// A change is a modified job, and the command line option that makes the change.
 type change struct {
 	fix string
 	job Job
 }
 
-// noFit is the error of a job that no plan serves, with the smallest change that helps.
+// noFit returns the error of a job without a plan, with the smallest change that helps.
 func (s *searcher) noFit(ctx context.Context) error {
 	j := s.job
 	s.lean(ctx)
@@ -36,27 +36,27 @@ func (s *searcher) noFit(ctx context.Context) error {
 			return e.Try("%s  → %s, %s a step", c.fix, event.Size(found.peak), step)
 		}
 	}
-	return e.Try("a smaller model, or shorter rows")
+	return e.Try("a smaller model, or shorter sequences")
 }
 
-// digits is how many a number has before its point, less one.
+// digits is the decimal exponent of x.
 func digits(x float64) int { return int(math.Floor(math.Log10(max(x, 1e-9)))) }
 
 // lean looks for the plan that needs least, which a search for time may have passed by: the fewest
 // rows at a time, and all recomputed and offloaded that may be.
 func (s *searcher) lean(ctx context.Context) {
-	last := len(s.variants) - 1
+	last := len(s.recomputes) - 1
 	var wait sync.WaitGroup
 	for k, w := range s.workers {
 		wait.Go(func() {
-			for i := k; i < len(s.nodes) && ctx.Err() == nil; i += len(s.workers) {
-				n := s.nodes[i]
-				if _, fixed := s.job.Fixed["microbatch"]; n.micro > 1 && !fixed {
+			for i := k; i < len(s.meshOptions) && ctx.Err() == nil; i += len(s.workers) {
+				n := s.meshOptions[i]
+				if _, fixed := s.job.Fixed["microbatch"]; n.microbatch > 1 && !fixed {
 					continue
 				}
-				for _, c := range s.job.cuts(n.mesh) {
-					for _, o := range s.job.orders(n) {
-						e, _, err := w.within(n, layoutOption{c, o}, s.variants[last], estimate.Limits{Peak: 1})
+				for _, c := range s.job.shardOptions(n.mesh) {
+					for _, o := range s.job.scheduleOptions(n) {
+						e, _, err := w.within(n, layoutOption{c, o}, s.recomputes[last], estimate.Limits{Peak: 1})
 						if err == nil {
 							w.nearest = min(w.nearest, e.Peak)
 						}
@@ -68,7 +68,7 @@ func (s *searcher) lean(ctx context.Context) {
 	wait.Wait()
 }
 
-// misfit says which size that is fixed no plan can have, "" if it is not one size alone.
+// misfit names the fixed size that no plan can have; "" if it is not a single size.
 func (s *searcher) misfit() string {
 	j := &s.job
 	c, all := j.Config, int64(s.counts[0])
@@ -83,13 +83,13 @@ func (s *searcher) misfit() string {
 		case axis == "tp" && !plan.FitsTP(j.facts(), n):
 			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be sharded over tp %d",
 				c.Heads, c.KVHeads, c.MLP, n)
-		case axis == "tp" && n > int64(max(j.Cluster.Card.NVLinkDomain, 1)):
+		case axis == "tp" && n > int64(max(j.Cluster.GPU.NVLinkDomain, 1)):
 			return fmt.Sprintf("tp %d is more than the %d devices of an NVLink domain", n,
-				max(j.Cluster.Card.NVLinkDomain, 1))
-		case axis == "cp" && j.Seq%j.pieces(n) != 0:
-			return fmt.Sprintf("sequences of %d tokens cannot be split into %d", j.Seq, j.pieces(n))
-		case axis == "cp" && n > max(1, j.Seq/leastPiece):
-			return fmt.Sprintf("cp %d leaves shards of fewer than %d tokens", n, leastPiece)
+				max(j.Cluster.GPU.NVLinkDomain, 1))
+		case axis == "cp" && j.Seq%j.chunks(n) != 0:
+			return fmt.Sprintf("sequences of %d tokens cannot be split into %d", j.Seq, j.chunks(n))
+		case axis == "cp" && n > max(1, j.Seq/leastChunk):
+			return fmt.Sprintf("cp %d leaves shards of fewer than %d tokens", n, leastChunk)
 		case axis == "ep" && n > 1 && (c.MoE == nil || c.MoE.Experts%n != 0):
 			return fmt.Sprintf("the experts cannot be split evenly over ep %d", n)
 		case axis == "pp" && n > c.Layers:
@@ -104,7 +104,7 @@ func (s *searcher) misfit() string {
 	return ""
 }
 
-// why says what kept every plan from being one.
+// why returns the reason why no plan fits.
 func (s *searcher) why() *diag.Error {
 	j := s.job
 	nearest, reason := s.workers[0].nearest, s.workers[0].reason
@@ -118,13 +118,13 @@ func (s *searcher) why() *diag.Error {
 	switch {
 	case nearest < 1<<62:
 		return what.Because("the plan with the lowest memory needs %s per device; %s of a %s is usable",
-			event.Size(nearest), event.Size(j.Capacity), j.Cluster.Card.Title)
-	case len(s.nodes) == 0 && s.misfit() != "":
+			event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title)
+	case len(s.meshOptions) == 0 && s.misfit() != "":
 		return what.Because("%s", s.misfit())
-	case len(s.nodes) == 0 && j.Batch > 0:
+	case len(s.meshOptions) == 0 && j.Batch > 0:
 		return what.Because("a batch of %d sequences does not divide over %d devices",
 			j.Batch, s.counts[0])
-	case len(s.nodes) == 0:
+	case len(s.meshOptions) == 0:
 		return what.Because("no axis sizes multiply to %d devices", s.counts[0])
 	case reason != nil:
 		return what.Because("%s", diag.From(reason).What)
@@ -132,8 +132,8 @@ func (s *searcher) why() *diag.Error {
 	return what
 }
 
-// changes lists what may help, the smallest first: to let go of one thing that was fixed, to let
-// the batch come out even, to take more devices of the same card, and at last a larger card.
+// changes lists what may help, the smallest change first: dropping one --fix, a batch that divides
+// evenly, more of the same GPUs, and at last GPUs with more memory.
 func (j Job) changes() []change {
 	var list []change
 	for _, k := range keys {
@@ -150,41 +150,41 @@ func (j Job) changes() []change {
 		list = append(list, change{"without --fix", c})
 	}
 	if j.Batch > 0 {
-		// A batch that all devices share as rows can be dealt in every way that theirs can.
+		// A batch that is a multiple of the number of devices divides in every way the devices do.
 		each, c := int64(j.Cluster.Count), j
 		c.Batch = (j.Batch + each - 1) / each * each
 		if c.Batch != j.Batch {
 			list = append(list, change{fmt.Sprintf("--batch %d", c.Batch), c})
 		}
 	}
-	on := func(n int, card string) {
-		if c, err := j.on(n, card); err == nil {
+	on := func(n int, gpu string) {
+		if c, err := j.on(n, gpu); err == nil {
 			list = append(list, change{"--cluster " + c.Cluster.String(), c})
 		}
 	}
 	for n := 2; n <= 64 && j.Cluster.Count*n <= 1_000_000; n *= 2 {
-		on(j.Cluster.Count*n, j.Cluster.Card.Name)
+		on(j.Cluster.Count*n, j.Cluster.GPU.Name)
 	}
-	cards := machine.Cards() // with more memory, the least first
-	slices.SortStableFunc(cards, func(a, b machine.Card) int {
+	gpus := machine.GPUModels() // with more memory, the smallest first
+	slices.SortStableFunc(gpus, func(a, b machine.GPUModel) int {
 		return int((a.UsableBytes - b.UsableBytes) >> 20)
 	})
-	for _, card := range cards {
-		if card.UsableBytes > j.Cluster.Card.UsableBytes {
-			on(j.Cluster.Count, card.Name)
+	for _, gpu := range gpus {
+		if gpu.UsableBytes > j.Cluster.GPU.UsableBytes {
+			on(j.Cluster.Count, gpu.Name)
 		}
 	}
 	return list
 }
 
-// on is the job on another cluster, of which it may use as large a share.
-func (j Job) on(n int, card string) (Job, error) {
-	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, card))
+// on returns the job on another cluster, with the same share of its memory.
+func (j Job) on(n int, gpu string) (Job, error) {
+	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, gpu))
 	if err != nil {
 		return j, err
 	}
-	j.Capacity = int64(float64(j.Capacity) / float64(j.Cluster.Card.UsableBytes) *
-		float64(cluster.Card.UsableBytes))
+	j.Capacity = int64(float64(j.Capacity) / float64(j.Cluster.GPU.UsableBytes) *
+		float64(cluster.GPU.UsableBytes))
 	if j.Devices > 0 {
 		j.Devices = j.Devices * n / j.Cluster.Count
 	}
@@ -192,7 +192,7 @@ func (j Job) on(n int, card string) (Job, error) {
 	return j, nil
 }
 
-// try gives the best plan of a job in closed form, or nil.
+// try returns the best plan of a job in closed form, or nil.
 func (j Job) try(ctx context.Context) *candidate {
 	j.Top = 1
 	s, err := newSearcher(j)

@@ -43,7 +43,7 @@ func TestPrecisionIsChosen(t *testing.T) {
 }
 
 // A mesh whose pieces are no whole blocks is left out.
-func TestPiecesAreWholeBlocks(t *testing.T) {
+func TestChunksAreWholeBlocks(t *testing.T) {
 	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
 	for _, row := range []struct {
 		m    mesh

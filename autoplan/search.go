@@ -17,20 +17,20 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A Result is what a search found, the best first.
+// A Result is the outcome of a search, the best plan first.
 type Result struct {
 	Choices []Choice `json:"plans"`
-	Space   int64    `json:"space"`  // plans that there are
-	Priced  int64    `json:"priced"` // those that had to be priced, not counting any twice
-	// Weighed counts those that were priced or that a bound left out, of nodes that were gone
-	// through: plans of nodes whose own bound was too high, and of a second walk, are not in it.
+	Space   int64    `json:"space"`  // all plans
+	Priced  int64    `json:"priced"` // plans that were priced, each counted once
+	// Weighed counts plans that were priced or pruned by a bound, in mesh options that were visited.
+	// Plans of options whose own bound was too high, and of a second pass, are not counted.
 	Weighed int64 `json:"-"`
-	// Warnings are what to know of the first plan.
+	// Warnings concern the first plan.
 	Warnings []event.Warning `json:"warnings,omitempty"`
 }
 
-// Search finds the plans that serve a job's goal best. An error of code PlanNoFit tells the
-// smallest change with which one fits.
+// Search finds the plans that serve a job's goal best. An error with code PlanNoFit names the
+// smallest change of the job with which a plan fits.
 func Search(ctx context.Context, job Job) (*Result, error) {
 	j, err := job.filled()
 	if err != nil {
@@ -55,21 +55,21 @@ func Search(ctx context.Context, job Job) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	calm, err := s.lowBubble(ctx, choices, found[0].metric)
+	lowBubble, err := s.lowBubble(ctx, choices, found[0].metric)
 	if err != nil {
 		return nil, err
 	}
-	explain(calm, j)
-	explainBubble(calm, choices[0], s.calm)
-	choices = calm
+	explain(lowBubble, j)
+	explainBubble(lowBubble, choices[0], s.lowBubbleOnly)
+	choices = lowBubble
 	best := &choices[0]
 	return &Result{Choices: choices, Space: s.space, Priced: s.most, Weighed: s.weighed,
 		Warnings: j.Warnings(best.Plan, &best.Estimate)}, nil
 }
 
-// enough is the smallest of the largest batch, its half, its quarter and so on, whose best plan has
-// no more than a hundredth less of the goal than that of the largest: beyond a size a larger batch
-// buys no rate, and costs quality.
+// enough halves the largest batch for as long as the best plan's metric stays within 1 % of the
+// largest batch's. Beyond some size a larger batch is no faster per token, and it costs sample
+// efficiency.
 func (j Job) enough(ctx context.Context) int64 {
 	best, rows := 0.0, j.MaxBatch
 	for most := j.MaxBatch; most >= 1 && j.MaxBatch/most <= 16; most /= 2 {
@@ -87,82 +87,86 @@ func (j Job) enough(ctx context.Context) int64 {
 	return rows
 }
 
-// A pricer is the estimator, or in tests what stands for it.
+// A pricer is an estimate.Estimator, or a stand-in for one in tests.
 type pricer interface {
 	Within(*plan.Plan, estimate.Limits) (e estimate.Estimate, whole bool, err error)
 	Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error)
 }
 
-// A searcher is a search on its way.
+// A searcher is the state of one search.
 type searcher struct {
-	job      Job
-	counts   []int
-	variants []variant
-	tags     [][]ir.Tag // of the variants
-	workers  []*worker
-	nodes    []node
-	space    int64
-	most     int64 // plans that were priced in a walk over the nodes
-	weighed  int64 // plans that were priced or left out by a bound in it
-	// limit is the time for a token beyond which plans are of no use, where the goal is another.
-	limit float64
-	calm  bool             // only plans with little bubble are of use
-	cap   float64          // a metric that none of use exceeds; 0 if it is not known
-	homes map[[4]int64]int // the worker that knows nodes of a kind
-	mu    sync.Mutex
-	lists map[listed]ordered // schedules of plans that were simulated
+	job         Job
+	counts      []int
+	recomputes  []recomputeOption
+	tags        [][]ir.Tag // of the recompute options
+	workers     []*worker
+	meshOptions []meshOption
+	space       int64
+	most        int64 // plans priced in one pass
+	weighed     int64 // plans priced or pruned in one pass
+	// limit is the largest time per token of a plan if the goal is memory.
+	limit         float64
+	lowBubbleOnly bool
+	cap           float64          // upper bound on the metric of plans to list; 0 means unknown
+	homes         map[[4]int64]int // the worker that has cached such options
+	mu            sync.Mutex
+	lists         map[listed]ordered // schedules of simulated plans
 }
 
-// A worker prices plans. Each has estimators of its own, which keep what they worked out.
+// A worker prices plans in one goroutine. Estimators cache results and are not safe for concurrent
+// use, so each worker has its own.
 type worker struct {
 	searcher *searcher
-	base     []*estimate.Estimator // by precision
-	pricers  [][]pricer            // by number of devices and precision
+	base     []*estimate.Estimator // by format
+	pricers  [][]pricer            // by number of devices and format
 	plans    []*plan.Plan
 	priced   int64
-	left     int64 // plans that a bound left out
-	// floors bound the plans of one cut of a node by variant; 0 is not worked out yet.
+	left     int64 // plans pruned by a bound
+	// floors are lower bounds on the plans of one shardOption, by recomputeOption; 0 is not computed
+	// yet.
 	floors []float64
-	// nearest is the least that a plan has needed which did not fit.
+	// nearest is the smallest peak among plans that did not fit, in bytes.
 	nearest int64
-	reason  error // of a plan that has no price
+	reason  error // the first error of a plan without a price
 }
 
-// A candidate is a plan that fits, with what the goal makes of it.
+// A candidate is a plan with its closed-form estimate.
 type candidate struct {
-	node
+	meshOption
 	layoutOption
-	variant int
-	metric  float64
-	step    float64
-	high    float64 // that nine in ten steps do not exceed, as low is not fallen short of
-	peak    int64
-	stays   int64 // bytes that no recomputation and no offload takes off
-	part    bool  // too large or too slow, so that step and metric are what it takes at least
+	recompute int
+	metric    float64
+	step      float64
+	high      float64 // upper end of the 90 % interval, in seconds
+	peak      int64
+	stays     int64 // bytes that neither recomputation nor offload can save
+	part      bool  // too large or too slow: step and metric are lower bounds
 }
 
-// compare puts the better plan first, and gives equal ones an order that never changes.
+// compare orders candidates, the better one first. Ties are broken by size and name, so that
+// results do not depend on the number of workers.
 func (c candidate) compare(o candidate) int {
 	return cmp.Or(cmp.Compare(c.metric, o.metric), cmp.Compare(c.step, o.step),
 		cmp.Compare(c.peak, o.peak), cmp.Compare(c.count, o.count),
-		cmp.Compare(c.precision, o.precision), c.mesh.compare(o.mesh), cmp.Compare(c.micro, o.micro),
+		cmp.Compare(c.precision, o.precision), c.mesh.compare(o.mesh),
+		cmp.Compare(c.microbatch, o.microbatch),
 		cmp.Compare(c.zero, o.zero), cmp.Compare(c.fsdp, o.fsdp), cmp.Compare(c.gather, o.gather),
 		cmp.Compare(c.name, o.name), cmp.Compare(c.virtual, o.virtual),
-		cmp.Compare(c.variant, o.variant))
+		cmp.Compare(c.recompute, o.recompute))
 }
 
 func newSearcher(j Job) (*searcher, error) {
 	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{},
 		lists: map[listed]ordered{}}
-	s.variants = s.job.variants()
-	s.tags = lists.Map(s.variants, func(v variant) []ir.Tag { return v.tags })
-	if len(s.variants) == 0 {
+	s.recomputes = s.job.recomputeOptions()
+	s.tags = lists.Map(s.recomputes, func(v recomputeOption) []ir.Tag { return v.tags })
+	if len(s.recomputes) == 0 {
 		return nil, diag.New(diag.BadUsage, "the model has nothing to recompute that is called %s",
 			j.Fixed["recompute"]).Try("--fix recompute=none")
 	}
 	for range max(1, runtime.GOMAXPROCS(0)) {
 		s.workers = append(s.workers, &worker{searcher: s, nearest: math.MaxInt64,
-			floors: make([]float64, len(s.variants))})
+			floors: make([]float64, len(s.recomputes))})
 	}
 	for _, n := range s.counts {
 		if err := s.add(n); err != nil {
@@ -172,11 +176,11 @@ func newSearcher(j Job) (*searcher, error) {
 	return s, nil
 }
 
-// A pool has the pricers of searches for one job that follow each other, by cluster, and by worker
-// and precision: they keep what they worked out.
+// A pool keeps pricers by cluster, worker and format for consecutive searches of one job, which
+// reuse what is cached in them.
 type pool map[string][][]pricer
 
-// add gives the workers what they need for a number of devices.
+// add creates the pricers for n devices.
 func (s *searcher) add(n int) error {
 	j := &s.job
 	cluster, err := j.clusterOf(n)
@@ -206,8 +210,8 @@ func (s *searcher) add(n int) error {
 	return nil
 }
 
-// base makes an estimator of each precision for each worker. Those of other numbers of devices come
-// from it, so that graphs are built once.
+// base makes an estimator of each format for each worker. Estimators for other numbers of devices
+// derive from it, so that graphs are built once.
 func (s *searcher) base(cluster machine.Cluster) error {
 	e, err := estimate.New(s.job.Config, cluster, s.job.Profile)
 	if err != nil {
@@ -222,7 +226,7 @@ func (s *searcher) base(cluster machine.Cluster) error {
 	return nil
 }
 
-// run goes through the nodes. A goal of memory needs to know the fastest plan first.
+// run visits the mesh options. The goal of memory needs the fastest plan first.
 func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 	if s.job.Goal == Memory {
 		s.job.Goal = Time
@@ -233,7 +237,7 @@ func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 		}
 		s.limit = slowest * found[0].metric
 	}
-	if s.nodes == nil {
+	if s.meshOptions == nil {
 		s.expand()
 	}
 	defer func() {
@@ -247,22 +251,22 @@ func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 	return s.explore(ctx)
 }
 
-// expand lists the nodes with their bounds, in order.
+// expand lists the mesh options, sorted by their bounds.
 func (s *searcher) expand() {
 	w := s.workers[0]
 	work := map[[6]int64]float64{}
 	for at, n := range s.counts {
 		for _, m := range s.job.meshes(int64(n)) {
-			cuts := int64(len(s.job.cuts(m)))
+			cuts := int64(len(s.job.shardOptions(m)))
 			for _, b := range s.job.batches(m) {
 				for precision, prec := range s.job.Precisions {
 					if !s.job.divides(m, prec) {
 						continue
 					}
-					nd := node{mesh: m, count: at, precision: precision, micro: b[0], rows: b[1],
+					nd := meshOption{mesh: m, count: at, precision: precision, microbatch: b[0], rows: b[1],
 						micros: b[1] / b[0] / m.rowRanks()}
-					orders := int64(len(s.job.orders(nd)))
-					s.space += cuts * orders * int64(len(s.variants))
+					orders := int64(len(s.job.scheduleOptions(nd)))
+					s.space += cuts * orders * int64(len(s.recomputes))
 					key := [6]int64{m.tp, m.cp, m.ep, b[0], int64(precision), int64(at)}
 					each, known := work[key]
 					if !known {
@@ -271,20 +275,22 @@ func (s *searcher) expand() {
 					}
 					nd.bound = s.perToken(nd, float64(nd.micros)*each/float64(m.pp))
 					if cuts*orders > 0 {
-						s.nodes = append(s.nodes, nd)
+						s.meshOptions = append(s.meshOptions, nd)
 					}
 				}
 			}
 		}
 	}
-	slices.SortFunc(s.nodes, func(a, b node) int {
+	slices.SortFunc(s.meshOptions, func(a, b meshOption) int {
 		return cmp.Or(cmp.Compare(a.bound, b.bound), cmp.Compare(a.count, b.count),
-			cmp.Compare(a.precision, b.precision), a.compare(b.mesh), cmp.Compare(a.micro, b.micro))
+			cmp.Compare(a.precision, b.precision), a.compare(b.mesh),
+			cmp.Compare(a.microbatch, b.microbatch))
 	})
 }
 
-// perToken is what a step's seconds come to by the goal, for time and money.
-func (s *searcher) perToken(n node, step float64) float64 {
+// perToken converts the seconds of a step to the metric of the goals time and money: seconds, or
+// weighted device-seconds, per token.
+func (s *searcher) perToken(n meshOption, step float64) float64 {
 	x := step / s.job.tokens(n.rows)
 	if s.job.Goal == Money {
 		x *= s.money(n)
@@ -292,34 +298,34 @@ func (s *searcher) perToken(n node, step float64) float64 {
 	return x
 }
 
-// halved is what a plan must save that takes half the devices, and twice the time: a step is not
-// known to a hundredth, and time is money too.
+// halved is the factor by which a plan on half the devices must be cheaper: predictions are no
+// better than 1 %, and a run that takes twice as long costs its owner, too.
 const halved = 1.01
 
-// money is what a second of a node's devices counts.
-func (s *searcher) money(n node) float64 {
+// money is the weight of a second on the option's devices.
+func (s *searcher) money(n meshOption) float64 {
 	used, all := float64(s.counts[n.count]), float64(s.job.Cluster.Count)
 	return used * math.Pow(halved, math.Log2(all/used))
 }
 
-// work is the seconds that one microbatch keeps the devices of a whole pipeline busy that has one
-// stage, if nothing is recomputed and the data axes communicate behind it. Deeper pipelines share
-// the same work, so that their ranks have this divided by their number in the mean.
-func (w *worker) work(n node) float64 {
+// work is a lower bound on the seconds of one microbatch over all stages: a pipeline of one stage,
+// with nothing recomputed and FSDP communication hidden. A deeper pipeline has the same work, so
+// its ranks have this divided by pp on average.
+func (w *worker) work(n meshOption) float64 {
 	devices := int64(w.searcher.counts[n.count])
 	n.pp, n.data = 1, devices/n.tp/n.cp/n.ep
-	n.micros, n.rows = 1, n.rowRanks()*n.micro
-	e, _, err := w.within(n, layoutOption{cut{n.data, 1, 3, "layer"}, order{"1f1b", 0}}, variant{},
-		estimate.Limits{Timed: true})
+	n.micros, n.rows = 1, n.rowRanks()*n.microbatch
+	f := layoutOption{shardOption{n.data, 1, 3, "layer"}, scheduleOption{"1f1b", 0}}
+	e, _, err := w.within(n, f, recomputeOption{}, estimate.Limits{Timed: true})
 	if err != nil {
-		return 0 // bounds nothing
+		return 0 // no bound
 	}
 	p := e.Parts
 	return max(0, p.Sum()-p.Bubble-p.Pipeline-p.Data-p.Offload-p.Optimizer-p.Host-p.Recompute)
 }
 
-// within works out a plan as far as it is of use.
-func (w *worker) within(n node, f layoutOption, v variant,
+// within prices a plan, up to the limits beyond which it is of no use.
+func (w *worker) within(n meshOption, f layoutOption, v recomputeOption,
 	most estimate.Limits) (e estimate.Estimate, whole bool, err error) {
 	p := w.plans[n.count]
 	w.searcher.job.fill(p, n, f, v)
@@ -330,25 +336,27 @@ func (w *worker) within(n node, f layoutOption, v variant,
 	return e, whole, err
 }
 
-// The nodes of a round: few at first, since a good plan makes the rounds after it short. Rounds do
-// not depend on the number of workers, so that the same plans are priced everywhere.
+// The mesh options of a round: few at first, because a good plan found early prunes the later
+// rounds. Rounds do not depend on the number of workers, so the same plans are priced on every
+// machine.
 const (
 	firstRound = 2
 	lastRound  = 64
 )
 
-// explore takes the nodes in the order of their bounds until none can be of use.
+// explore visits the mesh options in the order of their bounds until none can contain a better
+// plan.
 func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 	b := &best{top: s.job.Top, meshes: map[meshKey]candidate{}}
 	size := firstRound
-	nodes := s.nodes
+	meshOptions := s.meshOptions
 	if s.job.Goal == Memory {
-		at, _ := slices.BinarySearchFunc(nodes, s.limit, func(n node, limit float64) int {
+		at, _ := slices.BinarySearchFunc(meshOptions, s.limit, func(n meshOption, limit float64) int {
 			return cmp.Compare(n.bound, limit)
 		})
-		nodes = nodes[:at]
+		meshOptions = meshOptions[:at]
 	}
-	for len(nodes) > 0 {
+	for len(meshOptions) > 0 {
 		if err := ctx.Err(); err != nil {
 			return nil, diag.New(diag.Canceled, "stopped while searching").Wrap(err)
 		}
@@ -357,29 +365,29 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 			limit = min(limit, s.cap)
 		}
 		n := 0
-		for n < min(size, len(nodes)) && (s.job.Goal == Memory || nodes[n].bound <= limit) {
+		for n < min(size, len(meshOptions)) && (s.job.Goal == Memory || meshOptions[n].bound <= limit) {
 			n++
 		}
 		if n == 0 {
 			break
 		}
-		for _, list := range s.round(nodes[:n], limit) {
+		for _, list := range s.round(meshOptions[:n], limit) {
 			b.add(list)
 		}
-		nodes, size = nodes[n:], min(2*size, lastRound)
+		meshOptions, size = meshOptions[n:], min(2*size, lastRound)
 	}
 	slices.SortFunc(b.found, candidate.compare)
 	return b.found[:min(simulated, len(b.found))], nil
 }
 
-// round explores some nodes at once. What a node gives depends on the limit alone.
-func (s *searcher) round(nodes []node, limit float64) [][]candidate {
-	found := make([][]candidate, len(nodes))
+// round explores some mesh options concurrently. The result of each depends on the limit alone.
+func (s *searcher) round(meshOptions []meshOption, limit float64) [][]candidate {
+	found := make([][]candidate, len(meshOptions))
 	var wg sync.WaitGroup
-	for k, mine := range s.dealt(nodes) {
+	for k, mine := range s.dealt(meshOptions) {
 		wg.Go(func() {
 			for _, i := range mine {
-				found[i] = s.workers[k].explore(nodes[i], limit)
+				found[i] = s.workers[k].explore(meshOptions[i], limit)
 			}
 		})
 	}
@@ -387,14 +395,14 @@ func (s *searcher) round(nodes []node, limit float64) [][]candidate {
 	return found
 }
 
-// dealt gives each worker its nodes. Those whose microbatches are cut alike share bills, prices and
-// programs, so that they go to the same worker, unless it has its share already.
-func (s *searcher) dealt(nodes []node) [][]int {
+// dealt assigns mesh options to workers. Options with equal tp, cp, microbatch and format share
+// cached graphs and prices, so they go to the same worker, unless it has its share already.
+func (s *searcher) dealt(meshOptions []meshOption) [][]int {
 	dealt := make([][]int, len(s.workers))
-	for i, n := range nodes {
-		key := [4]int64{n.tp, n.cp, n.micro, int64(n.precision)}
+	for i, n := range meshOptions {
+		key := [4]int64{n.tp, n.cp, n.microbatch, int64(n.precision)}
 		k, known := s.homes[key]
-		if !known || len(dealt[k]) > len(nodes)/len(dealt) {
+		if !known || len(dealt[k]) > len(meshOptions)/len(dealt) {
 			k = lists.Most(dealt, func(l []int) int { return -len(l) })
 		}
 		if !known {
@@ -405,24 +413,24 @@ func (s *searcher) dealt(nodes []node) [][]int {
 	return dealt
 }
 
-// perNode is how many plans a node gives: some that differ little, since the simulator may prefer
-// another one.
-const perNode = 8
+// perMesh is the number of plans kept per mesh option: several that differ little, because the
+// simulator may prefer another one than the closed form.
+const perMesh = 8
 
-// explore finds the best plans of a node that are no worse than the limit.
-func (w *worker) explore(n node, limit float64) []candidate {
+// explore returns the best plans of a mesh option that are no worse than the limit.
+func (w *worker) explore(n meshOption, limit float64) []candidate {
 	s := w.searcher
 	var list []candidate
-	orders := s.job.orders(n)
-	for _, c := range s.job.cuts(n.mesh) {
+	orders := s.job.scheduleOptions(n)
+	for _, c := range s.job.shardOptions(n.mesh) {
 		clear(w.floors)
 		if w.slow(n, c, 0, limit) {
-			w.left += int64(len(orders) * len(s.variants))
+			w.left += int64(len(orders) * len(s.recomputes))
 			continue
 		}
 		for _, o := range orders {
 			if o.name == "1f1b" && s.job.Goal != Memory && n.filled() > limit {
-				w.left += int64(len(s.variants))
+				w.left += int64(len(s.recomputes))
 				continue
 			}
 			for _, found := range w.priceOption(n, layoutOption{c, o}, limit) {
@@ -432,12 +440,12 @@ func (w *worker) explore(n node, limit float64) []candidate {
 		}
 	}
 	slices.SortFunc(list, candidate.compare)
-	return list[:min(len(list), perNode)]
+	return list[:min(len(list), perMesh)]
 }
 
-// slow tells whether all plans of a node with one cut and one variant are of no use, whatever their
-// schedules are.
-func (w *worker) slow(n node, c cut, v int, limit float64) bool {
+// slow reports whether all plans with one shardOption and one recomputeOption are too slow, for
+// every schedule.
+func (w *worker) slow(n meshOption, c shardOption, v int, limit float64) bool {
 	if w.searcher.job.Goal == Memory {
 		return false
 	}
@@ -447,14 +455,14 @@ func (w *worker) slow(n node, c cut, v int, limit float64) bool {
 	return w.floors[v] > limit
 }
 
-// least bounds all plans of a node with one cut and one variant: what the ranks of a pipeline have
-// to do in the mean. More virtual stages only make more parts of the same work.
-func (w *worker) least(n node, c cut, v int) float64 {
+// least is a lower bound on all plans with one shardOption and one recomputeOption: the mean work
+// of the pipeline's ranks. More virtual stages only split the same work further.
+func (w *worker) least(n meshOption, c shardOption, v int) float64 {
 	if n.pp == 1 {
-		return n.bound // there is one schedule: the plan itself says as much
+		return n.bound // one schedule only: pricing the plan says as much
 	}
-	e, _, err := w.within(n, layoutOption{c, order{"1f1b", 1}}, w.searcher.variants[v],
-		estimate.Limits{Step: 1e-9, Brief: true}) // only the times of its stages are asked for
+	e, _, err := w.within(n, layoutOption{c, scheduleOption{"1f1b", 1}}, w.searcher.recomputes[v],
+		estimate.Limits{Step: 1e-9, Brief: true}) // only stage times are needed
 	if err != nil {
 		return n.bound
 	}
@@ -462,18 +470,19 @@ func (w *worker) least(n node, c cut, v int) float64 {
 	return w.searcher.perToken(n, sum*float64(n.micros)/float64(n.pp))
 }
 
-// filled is the node's bound with the bubble of 1F1B: the first microbatch passes all stages before
-// the others follow at the pace of the slowest, which is no faster than the mean.
-func (n node) filled() float64 {
+// filled is the option's bound with 1F1B's bubble: the first microbatch passes through all pp
+// stages before the others follow at the pace of the slowest stage, which is no faster than the
+// mean.
+func (n meshOption) filled() float64 {
 	return n.bound * float64(n.micros+n.pp-1) / float64(n.micros)
 }
 
-// priceOption prices the plans of a layout option that can be of use.
-func (w *worker) priceOption(n node, f layoutOption, limit float64) []candidate {
+// priceOption prices the plans of a layout option that can be among the best.
+func (w *worker) priceOption(n meshOption, f layoutOption, limit float64) []candidate {
 	s := w.searcher
 	fastest, ok := w.candidate(n, f, 0, limit)
 	before := w.priced
-	defer func() { w.left += int64(len(s.variants)-1) - (w.priced - before) }()
+	defer func() { w.left += int64(len(s.recomputes)-1) - (w.priced - before) }()
 	switch {
 	case !ok || s.beyond(fastest, limit) || fastest.part && fastest.peak <= s.job.Capacity:
 		return nil
@@ -487,15 +496,15 @@ func (w *worker) priceOption(n node, f layoutOption, limit float64) []candidate 
 		return nil
 	}
 	var list []candidate
-	var ruled []uint8 // what no plan with more of the same can better
-	for v := range s.variants {
-		set := s.variants[v].set
+	var ruled []uint8 // option sets whose supersets cannot be better
+	for v := range s.recomputes {
+		set := s.recomputes[v].set
 		if slices.ContainsFunc(ruled, func(r uint8) bool { return r&set == r }) {
 			continue
 		}
 		c := fastest
 		if v > 0 {
-			if w.slow(n, f.cut, v, limit) {
+			if w.slow(n, f.shardOption, v, limit) {
 				ruled = append(ruled, set)
 				continue
 			}
@@ -518,32 +527,33 @@ func (w *worker) priceOption(n node, f layoutOption, limit float64) []candidate 
 	return list
 }
 
-// exceeds tells whether no plan of a family fits that is not too slow; the first one does not fit.
-func (w *worker) exceeds(n node, f layoutOption, limit float64) bool {
+// exceeds reports whether no recomputeOption fits that is fast enough, given that the first does
+// not fit.
+func (w *worker) exceeds(n meshOption, f layoutOption, limit float64) bool {
 	s := w.searcher
-	all := uint32(1)<<len(s.variants) - 2
+	all := uint32(1)<<len(s.recomputes) - 2
 	if all == 0 || w.over(n, f, 0, all) {
 		return true
 	}
 	which := all
-	for v := 1; v < len(s.variants); v++ {
-		if w.slow(n, f.cut, v, limit) {
+	for v := 1; v < len(s.recomputes); v++ {
+		if w.slow(n, f.shardOption, v, limit) {
 			which &^= 1 << v
 		}
 	}
 	return which == 0 || which != all && w.over(n, f, 0, which)
 }
 
-// over tells whether a plan does not fit already by what bounds its memory, or, if some variants
-// are named, none of these in its place.
-func (w *worker) over(n node, f layoutOption, v int, which uint32) bool {
+// over reports whether a lower bound on its memory already shows that a plan does not fit; with a
+// bit set of recompute options, whether none of these does.
+func (w *worker) over(n meshOption, f layoutOption, v int, which uint32) bool {
 	s, p := w.searcher, w.plans[n.count]
-	s.job.fill(p, n, f, s.variants[v])
+	s.job.fill(p, n, f, s.recomputes[v])
 	over, err := w.pricers[n.count][n.precision].Exceeds(p, s.tags, which, s.job.Capacity)
 	return over && err == nil
 }
 
-// beyond reports whether a plan, and all that take longer, are of no use.
+// beyond reports whether a plan, and all slower ones, are too slow to be listed.
 func (s *searcher) beyond(c candidate, limit float64) bool {
 	if s.job.Goal == Memory {
 		return c.step/s.job.tokens(c.rows) > s.limit
@@ -551,10 +561,10 @@ func (s *searcher) beyond(c candidate, limit float64) bool {
 	return c.metric > limit
 }
 
-// limits are what a plan of a node may need and take, with a limit in the unit of the goal. Where
-// only calm plans are of use, it is the step that tells which they are.
-func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
-	if s.calm {
+// limits converts a limit on the metric to limits on a plan's step and memory. A search for
+// low-bubble plans also limits the bubble.
+func (s *searcher) limits(n meshOption, limit float64) (most estimate.Limits) {
+	if s.lowBubbleOnly {
 		most.Waits = muchBubble * nearBubble
 	}
 	if s.job.Goal == Memory {
@@ -570,30 +580,30 @@ func (s *searcher) limits(n node, limit float64) (most estimate.Limits) {
 	return most
 }
 
-// edge is more than the rounding of a limit, reordered more than that of sums in another order.
+// edge exceeds the rounding error of a limit, reordered that of a sum in another order.
 const (
 	edge      = 1e-12
 	reordered = 1e-9
 )
 
-// candidate prices a plan, as far as it can be of use.
-func (w *worker) candidate(n node, f layoutOption, v int, limit float64) (candidate, bool) {
+// candidate prices a plan; ok is false if it has no price, or too much bubble.
+func (w *worker) candidate(n meshOption, f layoutOption, v int, limit float64) (candidate, bool) {
 	s := w.searcher
 	w.priced++
-	e, whole, err := w.within(n, f, s.variants[v], s.limits(n, limit))
+	e, whole, err := w.within(n, f, s.recomputes[v], s.limits(n, limit))
 	if err != nil {
 		return candidate{}, false
 	}
 	if e.Peak > s.job.Capacity {
 		w.nearest = min(w.nearest, e.Peak)
 	}
-	c := candidate{node: n, layoutOption: f, variant: v, step: e.Step, high: e.High, peak: e.Peak,
-		stays: e.Peak - e.Memory.Activations - e.Memory.Temp, part: !whole}
+	c := candidate{meshOption: n, layoutOption: f, recompute: v, step: e.Step, high: e.High,
+		peak: e.Peak, stays: e.Peak - e.Memory.Activations - e.Memory.Temp, part: !whole}
 	c.metric = s.perToken(n, c.step)
 	if s.job.Goal == Memory {
 		c.metric = float64(e.Peak)
 	}
-	if s.calm && e.Waits > muchBubble*nearBubble {
+	if s.lowBubbleOnly && e.Waits > muchBubble*nearBubble {
 		return candidate{}, false
 	}
 	return c, true

@@ -97,7 +97,7 @@ func TestKnownModels(t *testing.T) {
 				t.Errorf("%v of processors, more than %v s on %d cores", cpu, c.seconds, cores)
 			}
 			for i, x := range r.Choices {
-				if x.Peak > j.Cluster.Card.UsableBytes || x.Why == "" || x.Step <= 0 || x.Low > x.Step || x.High < x.Step {
+				if x.Peak > j.Cluster.GPU.UsableBytes || x.Why == "" || x.Step <= 0 || x.Low > x.Step || x.High < x.Step {
 					t.Errorf("plan %d: %+v", i+1, x)
 				}
 				if c.model[:5] == "llama" && x.Plan.Check(j.Config) != nil {
@@ -113,7 +113,7 @@ func TestKnownModels(t *testing.T) {
 
 // However few plans are told, the first has little bubble where that costs little. With two the
 // closed form's candidates near 5 % once crowded the others out.
-func TestFewPlansAreCalm(t *testing.T) {
+func TestFewPlansHaveALowBubble(t *testing.T) {
 	slowtest.Only(t)
 	if testing.Short() || slowtest.Raced {
 		t.Skip("takes time")
@@ -183,10 +183,10 @@ func TestPruningIsExact(t *testing.T) {
 func everyPlan(s *searcher) candidate {
 	w := s.workers[0]
 	best := candidate{metric: math.Inf(1)}
-	for _, n := range s.nodes {
-		for _, c := range s.job.cuts(n.mesh) {
-			for _, o := range s.job.orders(n) {
-				for v := range s.variants {
+	for _, n := range s.meshOptions {
+		for _, c := range s.job.shardOptions(n.mesh) {
+			for _, o := range s.job.scheduleOptions(n) {
+				for v := range s.recomputes {
 					x, ok := w.candidate(n, layoutOption{c, o}, v, math.Inf(1))
 					if !ok || x.peak > s.job.Capacity || s.beyond(x, math.Inf(1)) {
 						continue
@@ -222,18 +222,18 @@ func TestBoundsHold(t *testing.T) {
 		s.expand()
 		s.job.Capacity = math.MaxInt64 // so that all have a time
 		w := s.workers[0]
-		for i, n := range s.nodes {
+		for i, n := range s.meshOptions {
 			if i%row.every != 0 {
 				continue
 			}
-			for _, c := range s.job.cuts(n.mesh) {
-				least := make([]float64, len(s.variants))
+			for _, c := range s.job.shardOptions(n.mesh) {
+				least := make([]float64, len(s.recomputes))
 				for v := range least {
 					least[v] = w.least(n, c, v)
 				}
-				for _, o := range s.job.orders(n) {
-					times, leanest := make([]float64, len(s.variants)), int64(math.MaxInt64)
-					for v := range s.variants {
+				for _, o := range s.job.scheduleOptions(n) {
+					times, leanest := make([]float64, len(s.recomputes)), int64(math.MaxInt64)
+					for v := range s.recomputes {
 						x, ok := w.candidate(n, layoutOption{c, o}, v, math.Inf(1))
 						if !ok {
 							t.Fatalf("%+v has no price: %v", n, w.reason)
@@ -252,9 +252,9 @@ func TestBoundsHold(t *testing.T) {
 							t.Fatalf("%+v: what stays is more than the peak", x)
 						}
 						for u := range v {
-							a, b := s.variants[u].set, s.variants[v].set
+							a, b := s.recomputes[u].set, s.recomputes[v].set
 							if a&b == a && times[v] < times[u]*(1-rounding) {
-								t.Fatalf("%+v: %v takes longer than %v, which does more", x, s.variants[u], s.variants[v])
+								t.Fatalf("%+v: %v takes longer than %v, which does more", x, s.recomputes[u], s.recomputes[v])
 							}
 						}
 					}
@@ -310,7 +310,7 @@ func TestFixedIsKept(t *testing.T) {
 	if text := j.Fixed.String(); text != "tp=4,pp=2,schedule=1f1b,microbatch=1,recompute=attn+norm" {
 		t.Errorf("%q", text)
 	}
-	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).variants()[0].tags, everything(j)) {
+	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).recomputeOptions()[0].tags, everything(j)) {
 		t.Errorf("recompute=full: %v", err)
 	}
 	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
@@ -423,10 +423,10 @@ func BenchmarkPrice(b *testing.B) {
 			w := s.workers[0]
 			priced := 0
 			for b.Loop() {
-				n := s.nodes[priced*7919%len(s.nodes)]
-				cuts, orders := s.job.cuts(n.mesh), s.job.orders(n)
+				n := s.meshOptions[priced*7919%len(s.meshOptions)]
+				cuts, orders := s.job.shardOptions(n.mesh), s.job.scheduleOptions(n)
 				f := layoutOption{cuts[priced%len(cuts)], orders[priced%len(orders)]}
-				if _, ok := w.candidate(n, f, priced%len(s.variants), math.Inf(1)); !ok {
+				if _, ok := w.candidate(n, f, priced%len(s.recomputes), math.Inf(1)); !ok {
 					b.Fatal("no price")
 				}
 				priced++
@@ -438,7 +438,7 @@ func BenchmarkPrice(b *testing.B) {
 
 // Numbers of devices with few divisors leave few idle: 1,000 B200 once meant 768 of them, though
 // 960 are 17 % faster, and 1,000,000 left 213,568 idle. What is idle is paid for, and a warning.
-func TestFewDevicesAreLeftIdle(t *testing.T) {
+func TestAlmostNoDeviceIsLeftIdle(t *testing.T) {
 	for _, c := range []struct {
 		cluster string
 		least   int
@@ -515,7 +515,7 @@ func TestPricedPlansAreOfTheSpace(t *testing.T) {
 
 // One plan is told once: rows that k devices share are as many tokens for each as a k-th of the
 // rows for each. The simplest spelling is told, and of equals first.
-func TestOnePlanIsToldOnce(t *testing.T) {
+func TestOnePlanIsListedOnce(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 4<<20)
 	j.Precisions = []dtype.Format{dtype.MXFP8}
 	var err error
@@ -534,7 +534,7 @@ func TestOnePlanIsToldOnce(t *testing.T) {
 		p := c.Plan
 		key := fmt.Sprint(p.TP.Size, p.PP.Size, p.CP.Size*p.DP*p.FSDP.Size, p.Microbatches)
 		if seen[key] {
-			t.Errorf("tp %d pp %d cp %d with %d microbatches is told twice", p.TP.Size, p.PP.Size, p.CP.Size, p.Microbatches)
+			t.Errorf("tp %d pp %d cp %d with %d microbatches is listed twice", p.TP.Size, p.PP.Size, p.CP.Size, p.Microbatches)
 		}
 		seen[key] = true
 	}
@@ -569,7 +569,7 @@ func TestCausesAreRight(t *testing.T) {
 		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 key heads and an MLP of 28672 cannot be sharded over tp 3"},
 		{"llama3.1-70b", "64xgb200", Fixed{"pp": "7"}, "pp 7 does not divide 64 devices"},
 		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be split into 64 stages"},
-		{"llama3.1-70b", "8xrtx6000pro", nil, "the plan with the lowest memory needs 1"}, // 407 GiB was told
+		{"llama3.1-70b", "8xrtx6000pro", nil, "the plan with the lowest memory needs 1"}, // not 407 GiB
 	} {
 		j := jobFor(t, row.model, row.cluster, 8192, 4<<20)
 		j.Fixed = row.fixed
@@ -616,7 +616,7 @@ func TestAdviceIsNotEmpty(t *testing.T) {
 	seen := map[string]bool{}
 	for _, h := range list {
 		if h.Change == "" || seen[h.Change] {
-			t.Errorf("%q is told again, or says nothing", h.Change)
+			t.Errorf("%q is listed again, or is empty", h.Change)
 		}
 		seen[h.Change] = true
 	}

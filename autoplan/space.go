@@ -15,7 +15,8 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A mesh is the sizes of the axes. data is dp times fsdp.
+// A mesh is the sizes of the parallel axes. data is dp·fsdp; tp·cp·ep·pp·data is the number of
+// devices.
 type mesh struct{ tp, cp, ep, pp, data int64 }
 
 func (m mesh) compare(o mesh) int {
@@ -23,46 +24,49 @@ func (m mesh) compare(o mesh) int {
 		cmp.Compare(m.ep, o.ep), cmp.Compare(m.data, o.data))
 }
 
-// A node is a mesh and the rows of a microbatch, on one number of devices.
-type node struct {
+// A meshOption is a mesh on one number of devices with one format and one microbatch size. It
+// groups the plans that share a lower bound.
+type meshOption struct {
 	mesh
-	count     int // index of the number of devices
-	precision int // index of the precision
-	micro     int64
-	rows      int64 // of a step
-	micros    int64
-	bound     float64 // that no plan of the node can beat, in the unit of the goal
+	count      int // index into searcher.counts
+	precision  int // index into Job.Precisions
+	microbatch int64
+	rows       int64 // sequences of a global batch
+	micros     int64
+	bound      float64 // lower bound on the metric of its plans
 }
 
-// A cut is how dp and fsdp share the data axis, and what fsdp cuts.
-type cut struct {
+// A shardOption splits the data axis into dp and fsdp, and sets the ZeRO stage (1 optimizer state,
+// 2 also gradients, 3 also parameters) and how long gathered parameters live.
+type shardOption struct {
 	dp, fsdp int64
 	zero     int
 	gather   string
 }
 
-// An order is a schedule with its virtual stages.
-type order struct {
+// A scheduleOption is a pipeline schedule with its virtual stages per rank.
+type scheduleOption struct {
 	name    string
 	virtual int64
 }
 
-// A layoutOption is the plans of a node that differ in what is recomputed and offloaded.
+// A layoutOption is everything about a plan of a meshOption but recomputation and offload.
 type layoutOption struct {
-	cut
-	order
+	shardOption
+	scheduleOption
 }
 
-// The words of a plan that a search chooses from.
+// The words of a plan that a search chooses from. tagNames are the parts of a block that can be
+// recomputed.
 var (
 	gathers  = []string{"layer", "micro", "step"}
 	offloads = []string{"activations", "optimizer"}
 	tagNames = []string{"norm", "attn", "mlp", "router", "experts"}
 )
 
-// maxMicro is the most rows of a microbatch on a device: beyond some ten thousand tokens products
-// are as large as they get.
-const maxMicro = 16
+// maxMicrobatch is the most sequences of a microbatch on a device. Beyond some ten thousand
+// tokens, larger GEMMs are no faster per token.
+const maxMicrobatch = 16
 
 // divisors lists the divisors of n up to most, in order.
 func divisors(n, most int64) []int64 {
@@ -81,18 +85,19 @@ func divisors(n, most int64) []int64 {
 	return list
 }
 
-// meshes lists the meshes of n devices. Tensor parallel ranks stay within an NVLink domain, pieces
-// of a row have at least 512 tokens, and there are as many stages as layers at most.
+// meshes lists the meshes of n devices. Tensor-parallel groups stay within an NVLink domain,
+// context-parallel chunks have at least 512 tokens, and there are at most as many stages as
+// layers.
 func (j *Job) meshes(n int64) []mesh {
 	c := j.Config
 	var list []mesh
-	domain := int64(max(j.Cluster.Card.NVLinkDomain, 1))
+	domain := int64(max(j.Cluster.GPU.NVLinkDomain, 1))
 	for _, tp := range divisors(n, domain) {
 		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(j.facts(), tp) {
 			continue
 		}
-		for _, cp := range divisors(n/tp, max(1, j.Seq/leastPiece)) {
-			if !j.Fixed.allows("cp", cp) || j.Seq%(j.pieces(cp)*tp) != 0 {
+		for _, cp := range divisors(n/tp, max(1, j.Seq/leastChunk)) {
+			if !j.Fixed.allows("cp", cp) || j.Seq%(j.chunks(cp)*tp) != 0 {
 				continue
 			}
 			for _, ep := range j.expertSizes(n / tp / cp) {
@@ -107,9 +112,9 @@ func (j *Job) meshes(n int64) []mesh {
 	return list
 }
 
-// leastPiece is the fewest tokens of a row that a device of cp should have: fewer make products
-// that are all overhead.
-const leastPiece = 512
+// leastChunk is the fewest tokens of a sequence that a cp rank should hold; GEMMs of fewer rows
+// are dominated by overhead.
+const leastChunk = 512
 
 func (j *Job) expertSizes(n int64) []int64 {
 	if j.Config.MoE == nil {
@@ -123,23 +128,23 @@ func (j *Job) expertSizes(n int64) []int64 {
 	})
 }
 
-// batches lists the rows of a microbatch on a device of a mesh, and the rows of the step with it.
+// batches lists [sequences of a microbatch on a device, sequences of a global batch] for a mesh.
 func (j *Job) batches(m mesh) (list [][2]int64) {
 	ranks := m.rowRanks()
-	for micro := int64(1); micro <= maxMicro; micro *= 2 {
+	for microbatch := int64(1); microbatch <= maxMicrobatch; microbatch *= 2 {
 		rows := j.Batch
 		if rows == 0 {
-			rows = j.MaxBatch / (ranks * micro) * ranks * micro
+			rows = j.MaxBatch / (ranks * microbatch) * ranks * microbatch
 		}
-		if rows > 0 && rows%(ranks*micro) == 0 && j.Fixed.allows("microbatch", micro) {
-			list = append(list, [2]int64{micro, rows})
+		if rows > 0 && rows%(ranks*microbatch) == 0 && j.Fixed.allows("microbatch", microbatch) {
+			list = append(list, [2]int64{microbatch, rows})
 		}
 	}
 	return list
 }
 
-// divides reports whether a device's piece of what products sum over is whole blocks of a
-// precision, as our own programs want it ([plan.Plan.Check]); other stacks pad.
+// divides reports whether every contracted dimension is whole scale blocks on each device, as our
+// own programs require ([plan.Plan.Check]); other stacks pad.
 func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	n := (&plan.Plan{Precision: precisionName(prec)}).Block()
 	if p := j.Policies[prec]; p != nil && p.Has(dtype.MXFP8) {
@@ -148,13 +153,14 @@ func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, j.pieces(m.cp), m.tp)
+	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, j.chunks(m.cp), m.tp)
 }
 
-// context is how a plan cuts sequences. Our own programs hand keys round in the order of the
-// sequence where cuDNN then attends to each piece: that is nearly twice the work under a causal
-// mask, but where devices have pieces from the front and the back, or all keys at once, attention
-// writes its scores, which costs more ([kernels.Set.Attention]).
+// context returns how a plan shards sequences of cp ranks. Our own programs use a ring in sequence
+// order if cuDNN can then attend to each chunk. Under a causal mask that is nearly twice the work,
+// but a balanced ring (each rank has a chunk from the front and one from the back) or gathered
+// keys would need attention that writes its scores to memory, which costs more
+// ([kernels.Selector.Attention]).
 func (j *Job) context(cp int64) plan.CP {
 	c := plan.CP{Size: cp, Kind: "gather", Balance: cp > 1}
 	if j.can().ring {
@@ -173,20 +179,20 @@ func (j *Job) context(cp int64) plan.CP {
 	return c
 }
 
-// pieces is how many a sequence is cut into.
-func (j *Job) pieces(cp int64) int64 { return j.context(cp).Pieces() }
+// chunks is the number of chunks that a sequence is split into.
+func (j *Job) chunks(cp int64) int64 { return j.context(cp).Chunks() }
 
-// rowRanks is how many devices get rows of their own. Those of ep do: outside the experts they are
-// data parallel.
+// rowRanks is the number of data-parallel ranks, each of which has its own sequences. The ep axis
+// counts: outside the experts it is data parallel.
 func (m mesh) rowRanks() int64 { return m.data * m.ep }
 
-// cuts lists the ways to share and cut the data axis. Where fsdp has not all of it, it has an
-// NVLink domain or a power of two from 8 on, within which gathers are cheap. Parameters that are
-// cut and then kept whole for a microbatch or a step are left out unless they are asked for: Zero 2
-// keeps them whole as well, without the pieces and without gathering as often.
-func (j *Job) cuts(m mesh) []cut {
-	var list []cut
-	domain := int64(j.Cluster.Card.NVLinkDomain)
+// shardOptions lists the ways to split the data axis and to shard state over it. An fsdp axis that
+// is smaller than the data axis is an NVLink domain, or a power of two from 8 to 512, within which
+// gathers are cheap. ZeRO 3 that keeps gathered parameters for a microbatch or a step is searched
+// only if asked for: ZeRO 2 holds as many parameters and gathers less often.
+func (j *Job) shardOptions(m mesh) []shardOption {
+	var list []shardOption
+	domain := int64(j.Cluster.GPU.NVLinkDomain)
 	for _, fsdp := range divisors(m.data, m.data) {
 		round := fsdp >= 8 && fsdp <= 512 && fsdp&(fsdp-1) == 0
 		if fsdp != 1 && fsdp != m.data && fsdp != domain && !round {
@@ -197,11 +203,11 @@ func (j *Job) cuts(m mesh) []cut {
 			continue
 		}
 		if fsdp == 1 {
-			list = append(list, cut{dp, 1, 3, "layer"})
+			list = append(list, shardOption{dp, 1, 3, "layer"})
 			continue
 		}
-		for _, c := range []cut{{dp, fsdp, 1, "step"}, {dp, fsdp, 2, "step"}, {dp, fsdp, 3, "layer"},
-			{dp, fsdp, 3, "micro"}, {dp, fsdp, 3, "step"}} {
+		for _, c := range []shardOption{{dp, fsdp, 1, "step"}, {dp, fsdp, 2, "step"},
+			{dp, fsdp, 3, "layer"}, {dp, fsdp, 3, "micro"}, {dp, fsdp, 3, "step"}} {
 			if !j.can().zero[c.zero] {
 				continue
 			}
@@ -215,14 +221,14 @@ func (j *Job) cuts(m mesh) []cut {
 	return list
 }
 
-// orders lists the schedules that a node can have. GPipe is left out: 1F1B takes the same time and
-// holds less.
-func (j *Job) orders(n node) []order {
+// scheduleOptions lists the schedules of a meshOption. GPipe is left out unless it is fixed or the
+// stack has nothing else: 1F1B takes the same time and holds fewer activations.
+func (j *Job) scheduleOptions(n meshOption) []scheduleOption {
 	if n.pp == 1 {
-		return []order{{"1f1b", 0}}
+		return []scheduleOption{{"1f1b", 0}}
 	}
-	var list []order
-	stages := j.Config.Layers // that a model can be cut into: one for each, and for ends that count
+	var list []scheduleOption
+	stages := j.Config.Layers // at most one stage per layer, and per end that counts as one
 	if j.Profile.Ends {
 		stages += 2
 	}
@@ -232,28 +238,28 @@ func (j *Job) orders(n node) []order {
 			name == "gpipe" && can == nil && j.Fixed["schedule"] != name {
 			continue
 		}
-		for _, v := range []int64{1, 2, 3, 4, 5, 6, 8} { // virtual stages on a rank
+		for _, v := range []int64{1, 2, 3, 4, 5, 6, 8} { // virtual stages per rank
 			shape := schedule.Shape{Ranks: int(n.pp), Virtual: int(v), Micros: int(n.micros)}
 			if most := int64(j.can().virtual); n.pp*v <= stages && (most == 0 || v <= most) &&
 				j.Fixed.allows("virtual", v) && schedule.Fits(name, shape) == nil {
-				list = append(list, order{name, v})
+				list = append(list, scheduleOption{name, v})
 			}
 		}
 	}
 	return list
 }
 
-// An ability is what a stack can do of all that a plan can say.
+// An ability is the subset of plans that a stack can run.
 type ability struct {
-	zero      [4]bool  // by the number that follows zero
-	schedules []string // nil is all
-	virtual   int      // most virtual stages of an interleaved schedule; 0 is any
-	ring      bool     // keys go round along cp
+	zero      [4]bool  // by ZeRO stage
+	schedules []string // nil means all
+	virtual   int      // most virtual stages of an interleaved schedule; 0 means any
+	ring      bool     // ring attention along cp
 }
 
-// can is what the job's stack can do: Megatron's distributed optimizer cuts its state alone, which
-// with Megatron-Bridge may be all of FSDP, torchtitan's FSDP keeps gradients cut, and MaxText's
-// parameters are always gathered as they are used. Nobody but us has zb-h1.
+// can returns the ability of the job's stack. Megatron's distributed optimizer is ZeRO 1, with
+// Megatron-Bridge also FSDP (ZeRO 3); torchtitan's FSDP keeps gradients sharded; MaxText always
+// gathers parameters for each layer. Only our own programs have zb-h1.
 func (j *Job) can() ability {
 	name := j.Profile.Name
 	switch {
@@ -269,16 +275,16 @@ func (j *Job) can() ability {
 	return ability{zero: [4]bool{1: true, 2: true, 3: true}}
 }
 
-// A variant is what a plan of a family recomputes and offloads.
-type variant struct {
+// A recomputeOption is what a plan recomputes and offloads.
+type recomputeOption struct {
 	tags    []ir.Tag
 	offload []string
-	set     uint8 // both as bits: a variant with more of them takes longer
+	set     uint8 // both as a bit set: a superset takes longer
 }
 
-// variants lists those of a model: the first recomputes and offloads least, the last most, as far
-// as they are not fixed.
-func (j *Job) variants() []variant {
+// recomputeOptions lists the options that are not excluded by --fix. The first recomputes and
+// offloads least, the last most.
+func (j *Job) recomputeOptions() []recomputeOption {
 	tags := [][]string{{}, {"norm"}, {"attn"}, {"mlp"}, {"norm", "attn"}, {"norm", "mlp"},
 		{"attn", "mlp"}, {"norm", "attn", "mlp"}}
 	if j.Config.MoE != nil {
@@ -291,9 +297,9 @@ func (j *Job) variants() []variant {
 		tags := lists.Map(everything(*j), func(t ir.Tag) string { return string(t) })
 		fixed["recompute"] = strings.Join(tags, "+")
 	}
-	var list []variant
-	// Offload is searched only if it is asked for: what the copies to and from the host take is
-	// priced with no program's figures behind it.
+	var list []recomputeOption
+	// Offload is searched only if asked for: the cost of host copies is a prior, not fitted to any
+	// run.
 	for _, off := range [][]string{nil, {"activations"}, {"optimizer"}, {"activations", "optimizer"}} {
 		if len(off) > 0 && j.Fixed["offload"] == "" {
 			continue
@@ -302,7 +308,7 @@ func (j *Job) variants() []variant {
 			if !fixed.allowsList("recompute", t) || !fixed.allowsList("offload", off) {
 				continue
 			}
-			v := variant{offload: off}
+			v := recomputeOption{offload: off}
 			for _, name := range t {
 				v.tags = append(v.tags, ir.Tag(name))
 				v.set |= 1 << slices.Index(tagNames, name)
@@ -316,8 +322,8 @@ func (j *Job) variants() []variant {
 	return list
 }
 
-// fill writes a plan of a node into p, which is used again and again.
-func (j *Job) fill(p *plan.Plan, n node, f layoutOption, v variant) {
+// fill writes a plan into p. Workers reuse p for every plan they price.
+func (j *Job) fill(p *plan.Plan, n meshOption, f layoutOption, v recomputeOption) {
 	p.Seq, p.Batch, p.Microbatches = j.Seq, n.rows, n.micros
 	p.DP, p.EP = f.dp, n.ep
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
@@ -327,7 +333,7 @@ func (j *Job) fill(p *plan.Plan, n node, f layoutOption, v variant) {
 	p.Recompute, p.Offload = v.tags, v.offload
 }
 
-// blank is a plan of the job that fill completes.
+// blank returns a plan of the job without sizes, for fill to complete.
 func (j *Job) blank(cluster string) *plan.Plan {
 	p := plan.Default()
 	p.Model, p.Cluster, p.Order = j.Model, cluster, nil

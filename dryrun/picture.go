@@ -137,7 +137,7 @@ func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 			}
 			box := fmt.Sprintf("M%s %sh%sv%sh-%[3]sz", svg.Px(x), svg.Px(y),
 				svg.Px(max(0.3, width-0.6)), svg.Px(rowHeight))
-			if n := strconv.Itoa(a.Micro); numberFit*float64(len(n))+3 < width {
+			if n := strconv.Itoa(a.Microbatch); numberFit*float64(len(n))+3 < width {
 				fmt.Fprintf(&numbers, `<path class="%s" d="%s"><title>%s, %s to %s</title></path>`+
 					`<text x="%s" y="%s" class="num">%s</text>`, class, box, a,
 					human.Seconds(seconds(at.Start)), human.Seconds(seconds(at.End)),

@@ -194,7 +194,7 @@ func TestJitterIsSeeded(t *testing.T) {
 		}
 		return line.Step
 	}
-	calm, err := step.Run(WhatIf{})
+	lowBubble, err := step.Run(WhatIf{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,8 +205,8 @@ func TestJitterIsSeeded(t *testing.T) {
 		t.Error("two seeds gave the same step")
 	}
 	one, many := run(1, 0.1, 1), run(1, 0.1, 32)
-	if !(calm.Step < one && one < many && many < 1.5*calm.Step) {
-		t.Errorf("calm %v, jitter %v, slowest of 32 %v", calm.Step, one, many)
+	if !(lowBubble.Step < one && one < many && many < 1.5*lowBubble.Step) {
+		t.Errorf("calm %v, jitter %v, slowest of 32 %v", lowBubble.Step, one, many)
 	}
 }
 

@@ -28,9 +28,9 @@ func (t *Timeline) Trace(w io.Writer) error {
 		actions := out.Track(group, "actions")
 		for place, a := range list {
 			span := t.Spans[rank][place]
-			actions.Add(fmt.Sprintf("%s %d", kindNames[a.Kind], a.Micro), moment(span.Start),
+			actions.Add(fmt.Sprintf("%s %d", kindNames[a.Kind], a.Microbatch), moment(span.Start),
 				moment(span.End), trace.Arg{Name: "stage", Value: a.Stage},
-				trace.Arg{Name: "microbatch", Value: a.Micro})
+				trace.Arg{Name: "microbatch", Value: a.Microbatch})
 		}
 		for up, name := range []string{"sends down", "sends up"} {
 			sends := out.Track(group, name)

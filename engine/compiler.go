@@ -70,7 +70,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Clu
 	}
 	if n := t.Devices(); len(s.Devices) > n {
 		return nil, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d", s.Name,
-			len(s.Devices), t.Card.Title, n)
+			len(s.Devices), t.GPU.Title, n)
 	}
 	start := time.Now()
 	x, cached, err := c.compiled(s, t)
@@ -93,7 +93,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Clu
 	r.Engine, r.CuDNN, r.Cached = compilerEngine+" "+c.bundle.Version, c.cudnn, cached
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
-	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
+	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.GPU.Name, Devices: len(s.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return r, nil
 }
@@ -183,7 +183,7 @@ func (c *Compiler) describe(t machine.Cluster) (*pjrt.Topology, error) {
 	})
 	if err != nil {
 		return nil, diag.New(diag.CompileFailed, "the compiler does not take %s as a target",
-			t.Card.Name).Wrap(err)
+			t.GPU.Name).Wrap(err)
 	}
 	if c.topologies == nil {
 		c.topologies = map[string]*pjrt.Topology{}
@@ -223,7 +223,7 @@ func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOpt
 		// over the 64 devices of a GB200 domain ("size mismatch when packing elements").
 		"xla_gpu_experimental_use_collective_kernels": "",
 	}
-	if arch := t.Card.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
+	if arch := t.GPU.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
 		// XLA turns the scheduler on by itself only where its cost model knows the architecture.
 		flags["xla_gpu_enable_latency_hiding_scheduler"] = true
 	}
@@ -245,7 +245,7 @@ func (x *Executable) Report() (*Report, error) {
 	}
 	n := len(x.module.Devices)
 	t := machine.Cluster{Count: n, Domains: 1, HostsPerDomain: 1, DevicesPerHost: n}
-	t.Card.Name = x.engine.platform
+	t.GPU.Name = x.engine.platform
 	made, err := describeExecutable(x.loaded.Executable)
 	if err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func newReport(x compiled, s *program.Module, t machine.Cluster) (*Report, error
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.Card.Name, Devices: len(s.Devices),
+	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.GPU.Name, Devices: len(s.Devices),
 		Topology: t.Topology(), Memory: x.Memory, CapacityBytes: t.MemoryBytes(),
 		Seconds: x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(),
 		Collectives: m.Collectives(), Recomputed: len(m.Remat())}

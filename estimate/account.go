@@ -184,7 +184,7 @@ func (e *Estimator) logSigma() float64 {
 		sigma = math.Hypot(sigma, err.Model)
 	}
 	known := err.Precisions == nil || slices.Contains(err.Precisions, e.options.Precision)
-	if !known || !slices.Contains(err.Cards, e.cluster.Card.Name) {
+	if !known || !slices.Contains(err.GPUs, e.cluster.GPU.Name) {
 		sigma = math.Hypot(sigma, err.Beyond)
 	}
 	return sigma

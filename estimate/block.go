@@ -138,7 +138,7 @@ func (b *builder) h() float64 { return float64(b.e.config.Hidden) }
 // attention is the first half of a layer, whose queries see a window of keys or all.
 func (b *builder) attention(windowed bool) {
 	c, tp := b.e.config, float64(b.c.tensor)
-	tokens, heads, piece := b.c.tokens(), float64(c.Heads), b.c.piece()
+	tokens, heads, shard := b.c.tokens(), float64(c.Heads), b.c.seqShard()
 	first := []string{"q", "k", "v"}
 	score, value := float64(c.HeadDim), float64(c.HeadDim)
 	kv := max(float64(c.KVHeads), tp)
@@ -149,7 +149,7 @@ func (b *builder) attention(windowed bool) {
 		keys = heads * (score + value)
 		up := heads * float64(a.NoPE+a.Value)
 		first = []string{"q_down", "kv_down"}
-		b.join(tokens, source{b.h(), piece}, 1, tokens, out{"q_down", q})
+		b.join(tokens, source{b.h(), shard}, 1, tokens, out{"q_down", q})
 		// The input is in blocks already.
 		b.join(tokens, source{b.h(), 0}, 1, tokens, out{"kv_down", k + float64(a.Rope)})
 		down := b.forward
@@ -164,14 +164,14 @@ func (b *builder) attention(windowed bool) {
 		b.operations += 45
 	} else {
 		q := heads * score
-		b.join(tokens, source{b.h(), piece}, tp, tokens, out{"q", q}, out{"k", keys / 2},
+		b.join(tokens, source{b.h(), shard}, tp, tokens, out{"q", q}, out{"k", keys / 2},
 			out{"v", keys / 2})
 		// Turning queries and keys by position, and taking the three apart.
 		b.stream(tokens*2*2*(2*q+1.5*keys)/tp, tokens*2*2*(2*q+1.5*keys)/tp)
 		b.residual += tokens * (2*(q+keys) + 2*(q+keys/2) + 2*q + 4*heads) / tp
 		b.operations += 25
 	}
-	b.join(tokens, source{heads * value / tp, tokens}, 1, piece, out{"o", b.h()})
+	b.join(tokens, source{heads * value / tp, tokens}, 1, shard, out{"o", b.h()})
 	if n := b.wgradBytes(1, "o"); n != 2 { // attention keeps its result for itself
 		b.residual += tokens * heads * value / tp * n
 	}
@@ -187,13 +187,13 @@ func (b *builder) attention(windowed bool) {
 // result of each norm is kept; what comes in is the layer's own. Second names the linear layers
 // that take the second norm's result.
 func (b *builder) norms(second ...string) {
-	piece := b.c.piece()
-	b.stream(2*piece*b.h()*2*5, 2*piece*b.h()*2*7)
+	shard := b.c.seqShard()
+	b.stream(2*shard*b.h()*2*5, 2*shard*b.h()*2*7)
 	first := []string{"q", "k", "v"}
 	if b.e.config.MLA != nil {
 		first = []string{"q_down", "kv_down"}
 	}
-	b.residual += piece * (b.wgradBytes(b.h(), first...) + b.wgradBytes(b.h(), second...))
+	b.residual += shard * (b.wgradBytes(b.h(), first...) + b.wgradBytes(b.h(), second...))
 	b.dense += 2 * b.h()
 }
 
@@ -209,14 +209,14 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 		window = float64(b.e.config.Window)
 	}
 	seen := ir.MeanKeys(float64(b.c.seq), window)
-	switch piece := float64(b.c.seq) / float64(b.c.context); {
+	switch shard := float64(b.c.seq) / float64(b.c.context); {
 	case b.c.context == 1 || b.e.options.Ulysses:
 	case kernel == kernels.CuDNN:
 		// A ring that is not balanced (package lower): its own piece under the mask, and all others
 		// whole, whether the queries see them or not.
-		seen = ir.MeanKeys(piece, piece) + float64(b.c.seq) - piece
+		seen = ir.MeanKeys(shard, shard) + float64(b.c.seq) - shard
 	case kernel == "" && !b.c.balance:
-		seen = lastKeys(float64(b.c.seq), window, piece)
+		seen = lastKeys(float64(b.c.seq), window, shard)
 	}
 	if b.e.options.Ulysses { // whole rows, fewer heads
 		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
@@ -231,13 +231,13 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	seq := float64(b.c.seq)
 	square := tokens * seq * heads
 	batch := heads * tokens / seq
-	products := batch * (b.p.GEMM(dtype.FormatBF16, seq, score, seq) +
+	gemms := batch * (b.p.GEMM(dtype.FormatBF16, seq, score, seq) +
 		b.p.GEMM(dtype.FormatBF16, seq, seq, value))
-	b.forward.attention += products + b.p.Stream(square*2*5.5)
-	b.input.attention += 2*products + b.p.Stream(square*2*7)
+	b.forward.attention += gemms + b.p.Stream(square*2*5.5)
+	b.input.attention += 2*gemms + b.p.Stream(square*2*7)
 	kept := square * 5 // scores, mask of dropout, and what is multiplied with values
 	if b.e.options.Core {
-		b.again.attention += products/2 + b.p.Stream(square*2*5.5)
+		b.again.attention += gemms/2 + b.p.Stream(square*2*5.5)
 		b.dropped += kept
 		return
 	}
@@ -325,14 +325,14 @@ func (b *builder) mlp(size float64) {
 // gated is the linear layers of an MLP and the function between them. Prefix is what their names
 // begin with.
 func (b *builder) gated(prefix string, tokens, size float64, keep bool) {
-	ups, read, back, piece := 1.0, 2.0, 3.0, b.c.piece()
+	ups, read, back, shard := 1.0, 2.0, 3.0, b.c.seqShard()
 	outs := []out{{prefix + "up", size}}
 	if b.e.config.Gated {
 		ups, read, back = 2, 3, 5
 		outs = append(outs, out{prefix + "gate", size})
 	}
-	b.join(tokens, source{b.h(), piece}, 1, tokens, outs...)
-	b.join(tokens, source{size, tokens}, 1, piece, out{prefix + "down", b.h()})
+	b.join(tokens, source{b.h(), shard}, 1, tokens, outs...)
+	b.join(tokens, source{size, tokens}, 1, shard, out{prefix + "down", b.h()})
 	b.stream(tokens*size*2*read, tokens*size*2*back)
 	if keep {
 		b.residual += tokens * (2*ups*size + b.wgradBytes(size, prefix+"down"))
@@ -364,6 +364,6 @@ func (e *Estimator) precision(c *cut) dtype.Format {
 
 // lastKeys is the mean of keys for queries of the last piece of a row: where devices have pieces in
 // the order of the row, all wait for it. Under a causal mask that is 2-1/cp times the mean.
-func lastKeys(seq, window, piece float64) float64 {
-	return (seq*ir.MeanKeys(seq, window) - (seq-piece)*ir.MeanKeys(seq-piece, window)) / piece
+func lastKeys(seq, window, shard float64) float64 {
+	return (seq*ir.MeanKeys(seq, window) - (seq-shard)*ir.MeanKeys(seq-shard, window)) / shard
 }

@@ -41,9 +41,9 @@ func TestTensorCollectivesAreTheGraphs(t *testing.T) {
 			for _, row := range censusOf(t, e.config, p) {
 				count := math.Round(float64(row.Bytes) / each)
 				want += count * e.prices.Collective(kinds[string(row.Kind)], each, group)
-				if few := float64(row.Count) - count; few > 0 { // sums of the loss
-					bytes := (float64(row.Bytes) - count*each) / few
-					want += few * e.prices.Collective(kinds[string(row.Kind)], bytes, group)
+				if quantized := float64(row.Count) - count; quantized > 0 { // sums of the loss
+					bytes := (float64(row.Bytes) - count*each) / quantized
+					want += quantized * e.prices.Collective(kinds[string(row.Kind)], bytes, group)
 				}
 			}
 			got, once := mustPrice(t, e, p).Parts.Tensor, 0.0

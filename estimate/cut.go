@@ -136,7 +136,7 @@ var defaultOrder = []string{plan.PipelineAxis, plan.DataAxis, plan.FSDPAxis, pla
 // tokens are those of a microbatch on one device, piece those that it has of a cut sequence.
 func (c *cut) tokens() float64 { return float64(c.rows*c.seq) / float64(c.context) }
 
-func (c *cut) piece() float64 {
+func (c *cut) seqShard() float64 {
 	if c.sequence {
 		return c.tokens() / float64(c.tensor)
 	}

@@ -338,7 +338,7 @@ func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads,
 func (e *Estimator) passes(est *Estimate, l *layout, loads *loads) {
 	send := 0.0
 	if l.pipe > 1 {
-		bytes := l.piece() * e.hidden() * 2
+		bytes := l.seqShard() * e.hidden() * 2
 		send = e.prices.Collective(price.Permute, bytes, price.Group{Size: 2, Stride: l.pipeAt})
 	}
 	e.parts = e.parts[:0]
@@ -402,7 +402,7 @@ func (e *Estimator) loadPrices() {
 
 // run is what the constants of a stack may depend on.
 func (e *Estimator) run() price.Run {
-	r := price.Run{Card: e.cluster.Card.Name, Precision: e.options.Precision, Head: e.config.HeadDim}
+	r := price.Run{GPU: e.cluster.GPU.Name, Precision: e.options.Precision, Head: e.config.HeadDim}
 	if m := e.config.MoE; m != nil {
 		r.Experts, r.Bias = true, m.Bias
 	}

@@ -127,7 +127,7 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 		norms.norms(norms.ups("")...)
 		mlp.mlp(float64(e.config.MLP))
 	}
-	input := c.piece() * e.hidden() * 2 // what comes into each half
+	input := c.seqShard() * e.hidden() * 2 // what comes into each half
 	whole := block{residual: input, shapes: attn.shapes + mlp.shapes}
 	all := cost.TagsOf([]ir.Tag{ir.Norm, ir.Attn, second})
 	modules := e.prices.Profile().Modules && c.again&all != all
@@ -199,8 +199,8 @@ func (e *Estimator) gathered(c *cut, b *block) {
 	params := b.dense + b.experts
 	wide, wire := float64(c.params.Bits())/8, float64(c.wire.Bits())/8
 	if c.gather {
-		gather := func(few float64) float64 {
-			return e.prices.Collective(price.AllGather, params*wide+few, c.fsdpGroup())
+		gather := func(quantized float64) float64 {
+			return e.prices.Collective(price.AllGather, params*wide+quantized, c.fsdpGroup())
 		}
 		b.forward.data += exposed(gather(b.quantWeights.forward+b.quantExperts.forward), b.forward.sum())
 		b.input.data += exposed(gather(b.quantWeights.backward+b.quantExperts.backward), b.input.sum()/2)
@@ -217,8 +217,8 @@ func (e *Estimator) ends(c *cut, p *priced) {
 	tp := float64(c.tensor)
 	vocab := e.padded(c.tensor) / tp
 	embed, head := e.builder(c), e.builder(c)
-	piece := c.piece() * e.hidden()
-	embed.stream(piece*4, piece*8)
+	shard := c.seqShard() * e.hidden()
+	embed.stream(shard*4, shard*8)
 	embed.dense += vocab * e.hidden()
 	if e.config.Learned {
 		embed.dense += float64(e.config.Context) * e.hidden()
@@ -230,7 +230,7 @@ func (e *Estimator) ends(c *cut, p *priced) {
 	}
 	head.dense += e.hidden()
 	p.logits = c.tokens() * vocab * 2
-	head.stream(p.logits+piece*4, 2*p.logits+piece*8)
+	head.stream(p.logits+shard*4, 2*p.logits+shard*8)
 	head.operations += 10
 	if c.tensor > 1 && c.sequence {
 		bytes, g := c.tokens()*e.hidden()*2, c.tensorGroup()

@@ -24,7 +24,7 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	if l.micros <= rounds*l.pipe {
 		return e.walk(shape{name, l.pipe, l.virtual, l.micros}, stages, send)
 	}
-	few, err := e.walk(shape{name, l.pipe, l.virtual, (rounds - 1) * l.pipe}, stages, send)
+	quantized, err := e.walk(shape{name, l.pipe, l.virtual, (rounds - 1) * l.pipe}, stages, send)
 	if err != nil {
 		return 0, err
 	}
@@ -41,7 +41,7 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 		}
 		busiest = max(busiest, busy)
 	}
-	pace := max(busiest, (more-few)/float64(l.pipe))
+	pace := max(busiest, (more-quantized)/float64(l.pipe))
 	return more + float64(l.micros-rounds*l.pipe)*pace, nil
 }
 

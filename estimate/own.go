@@ -52,7 +52,7 @@ type pricer struct {
 	*builder
 	pass cost.Pass
 	// What is priced when a pass has been gone through, since a compiler joins it.
-	products      []joint
+	gemms         []joint
 	quantized     []joint
 	agree         []*ir.Value // sources of which devices find the largest
 	gathers, sums float64     // bytes along cp
@@ -122,7 +122,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 	switch item.Class {
 	case ir.Matmul:
 		if item.Format == "" && item.Batch == 1 { // XLA makes one product of those that share a factor
-			joins(&b.products, item, into).work.N += item.N
+			joins(&b.gemms, item, into).work.N += item.N
 		} else {
 			into.gemm += float64(item.Batch) * b.timed(item.Work)
 		}
@@ -199,8 +199,8 @@ const agreed = 4
 
 // settle prices what was joined in a pass.
 func (b *pricer) settle(into *phase) {
-	for i := range b.products {
-		j := &b.products[i]
+	for i := range b.gemms {
+		j := &b.gemms[i]
 		j.into.gemm += b.timed(j.work)
 	}
 	for i := range b.quantized {
@@ -227,5 +227,5 @@ func (b *pricer) settle(into *phase) {
 	if b.pass != cost.Input {
 		b.quantized = b.quantized[:0]
 	}
-	b.products, b.agree, b.gathers, b.sums = b.products[:0], b.agree[:0], 0, 0
+	b.gemms, b.agree, b.gathers, b.sums = b.gemms[:0], b.agree[:0], 0, 0
 }

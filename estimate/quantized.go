@@ -272,13 +272,13 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 
 // sent is the bytes of an element of something that linear layers multiply and devices gather
 // first: a copy for each format that its products want, each orientation by itself.
-func (b *builder) sent(names []string, products ...string) float64 {
+func (b *builder) sent(names []string, gemms ...string) float64 {
 	if b.in == nil {
 		return 2
 	}
 	bytes := 0.0
 	wide := false
-	for _, product := range products {
+	for _, product := range gemms {
 		var seen []dtype.Format
 		for _, name := range names {
 			f := b.format(name, product)

@@ -108,20 +108,20 @@ func TestWeightsOnceAStep(t *testing.T) {
 	p := base()
 	p.TP, p.PP, p.FSDP = plan.TP{}, plan.PP{}, plan.FSDP{Size: 64, Zero: 3, Gather: "layer"}
 	p.Batch = 64 * p.Microbatches
-	few, few16 := mustPrice(t, e, p), mustPrice(t, wide, p)
+	quantized, few16 := mustPrice(t, e, p), mustPrice(t, wide, p)
 	p.Microbatches, p.Batch = 4*p.Microbatches, 4*p.Batch
 	many := mustPrice(t, e, p)
-	if few.Parts.Optimizer <= few16.Parts.Optimizer || many.Parts.Optimizer != few.Parts.Optimizer {
-		t.Errorf("updates take %v, %v with more microbatches, %v in bf16", few.Parts.Optimizer,
+	if quantized.Parts.Optimizer <= few16.Parts.Optimizer || many.Parts.Optimizer != quantized.Parts.Optimizer {
+		t.Errorf("updates take %v, %v with more microbatches, %v in bf16", quantized.Parts.Optimizer,
 			many.Parts.Optimizer, few16.Parts.Optimizer)
 	}
-	if r := many.Parts.Quantize / few.Parts.Quantize; math.Abs(r-4) > 1e-9 {
+	if r := many.Parts.Quantize / quantized.Parts.Quantize; math.Abs(r-4) > 1e-9 {
 		t.Errorf("four times the microbatches quantize %v times as long", r)
 	}
 }
 
 // What fsdp gathers is few bits: by rows forward, by columns backward, as each product takes it.
-func TestGathersAreNarrow(t *testing.T) {
+func TestQuantizedGathers(t *testing.T) {
 	for _, row := range []struct {
 		precision         dtype.Format
 		forward, backward float64 // bytes of an element of a linear layer of a block
@@ -175,7 +175,7 @@ const compiledSlack = 0.02
 
 // The memory of plans in few bits is that of the compiled programs: XLA 0.12 for b200, arguments,
 // results and temp of the gradient with the optimizer's state (docs/precision.md, Blackwell).
-func TestNarrowMemoryIsTheCompilers(t *testing.T) {
+func TestQuantizedMemoryIsTheCompilers(t *testing.T) {
 	full := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	for _, row := range []struct {
 		model     string
@@ -212,7 +212,7 @@ func TestNarrowMemoryIsTheCompilers(t *testing.T) {
 // Stages that gather for a microbatch keep nothing of it for the pass back in few bits, and gather
 // again what they compute again: 8 B200, two stages of llama3.2-1b, peaks of the compiled programs.
 // They are held to what the graphs of bench/memory are.
-func TestNarrowStagesThatGatherForAMicrobatch(t *testing.T) {
+func TestQuantizedStagesThatGatherForAMicrobatch(t *testing.T) {
 	e := estimator(t, "llama3.2-1b", "8xb200", "deepwell").With(Options{Precision: dtype.MXFP8})
 	for _, row := range []struct {
 		schedule string
@@ -236,7 +236,7 @@ func TestNarrowStagesThatGatherForAMicrobatch(t *testing.T) {
 
 // Copies of weights, and what is kept of activations, take fewer bytes in fewer bits, on every
 // model and stage; masters and gradients take as many.
-func TestFewBitsKeepLess(t *testing.T) {
+func TestQuantizedResidualsAreSmaller(t *testing.T) {
 	for _, name := range []string{"llama3.1-8b", "llama3.1-70b"} {
 		for _, pipe := range []int64{1, 4} {
 			var last Estimate

@@ -241,12 +241,12 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	}
 	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
 	sum := 0.0
-	scatter := func(params, few float64, g price.Group) {
+	scatter := func(params, quantized float64, g price.Group) {
 		if l.zero < 2 {
 			sum += e.prices.Collective(price.ReduceScatter, params*wire, g)
 		}
 		if l.zero < 3 || l.whole == "step" {
-			sum += e.prices.Collective(price.AllGather, params*wide+few, g)
+			sum += e.prices.Collective(price.AllGather, params*wide+quantized, g)
 		}
 	}
 	scatter(dense, of.quantWeights.own, group)

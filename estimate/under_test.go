@@ -24,7 +24,7 @@ func TestUnder(t *testing.T) {
 		if got := mustPrice(t, old.With(o).Under(prof), p).Step; got != want {
 			t.Errorf("%s: %v under the profile, %v with it from the start", prec, got, want)
 		}
-		run := price.Run{Card: "gb200", Precision: prec, Head: 128}
+		run := price.Run{GPU: "gb200", Precision: prec, Head: 128}
 		if got := mustPrice(t, old.With(o).Under(prof.For(run)), p).Step; got != want {
 			t.Errorf("%s: %v under the run's own profile, want %v", prec, got, want)
 		}
@@ -35,8 +35,8 @@ func TestUnder(t *testing.T) {
 	}
 }
 
-// TestDoubt has an interval grow with what the profile has not seen.
-func TestDoubt(t *testing.T) {
+// TestLogSigma has an interval grow with what the profile has not seen.
+func TestLogSigma(t *testing.T) {
 	wide := func(model, cluster, prof string, prec dtype.Format) float64 {
 		est := mustPrice(t, estimator(t, model, cluster, prof).With(Options{Precision: prec}), base())
 		return est.High / est.Low
@@ -53,9 +53,9 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// TestNarrowMemory has Transformer Engine keep less in narrow types, and a module that is computed
+// TestQuantizedMemory has Transformer Engine keep less in narrow types, and a module that is computed
 // again keep less than nothing recomputed and more than everything.
-func TestNarrowMemory(t *testing.T) {
+func TestQuantizedMemory(t *testing.T) {
 	e := estimator(t, "deepseek-v3", "64xgb200", "megatron-26.08")
 	kept := func(prec dtype.Format, tags ...ir.Tag) int64 {
 		p := base()

@@ -58,7 +58,7 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			set := kernels.For(cluster.Card.Arch)
+			set := kernels.For(cluster.GPU.Arch)
 			calls := 0
 			for _, g := range []*ir.Graph{gr.Forward, gr.Backward} {
 				text, err := lower.StableHLO(g, lower.Options{Kernels: set})

@@ -129,7 +129,7 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			set := kernels.For(cluster.Card.Arch)
+			set := kernels.For(cluster.GPU.Arch)
 			g := products(t, row.format, dtype.BF16, row.rows, row.in, row.out)
 			s, err := lower.Module("linear", g, lower.Options{Kernels: set})
 			if err != nil {

@@ -11,7 +11,7 @@ import (
 
 // A Card is one kind of accelerator, as the catalogue knows it. Zero values mean "not known",
 // except where a field says otherwise.
-type Card struct {
+type GPUModel struct {
 	Name  string // as the command line spells it: gb200
 	Title string // as people write it: GB200
 
@@ -48,31 +48,31 @@ type Peaks struct {
 }
 
 // Cards lists the catalogue, newest chips first.
-func Cards() []Card { return slices.Clone(cards()) }
+func GPUModels() []GPUModel { return slices.Clone(catalogue()) }
 
 // FindCard finds a card by its name or by any other spelling in use: "b200", "B200-SXM" and the
 // driver's "NVIDIA B200" are one card.
-func FindCard(name string) (Card, error) {
-	cards := cards()
+func FindGPUModel(name string) (GPUModel, error) {
+	catalogue := catalogue()
 	wanted := fold(name)
-	for _, c := range cards {
+	for _, c := range catalogue {
 		if wanted == c.Name || slices.Contains(c.aliases, wanted) {
 			return c, nil
 		}
 	}
-	names := lists.Map(cards, func(c Card) string { return c.Name })
+	names := lists.Map(catalogue, func(c GPUModel) string { return c.Name })
 	err := diag.New(diag.GPUUnknown, "no card is called %q", name).
 		Try("take one of %s", strings.Join(names, ", "))
-	if near := nearestCard(wanted, cards); near != "" {
+	if near := nearestModel(wanted, catalogue); near != "" {
 		err.What += "; did you mean \"" + near + "\"?"
 	}
-	return Card{}, err
+	return GPUModel{}, err
 }
 
-func nearestCard(wanted string, cards []Card) string {
+func nearestModel(wanted string, catalogue []GPUModel) string {
 	owner := map[string]string{}
 	var spellings []string
-	for _, c := range cards {
+	for _, c := range catalogue {
 		for _, s := range append([]string{c.Name}, c.aliases...) {
 			owner[s] = c.Name
 			spellings = append(spellings, s)
@@ -117,7 +117,7 @@ type Reach struct {
 // rate of their type, and FP4 is bound by what surrounds the product before it is twice FP8.
 // Memory is 5.3 of 7.7 TB/s on b200 (hbm:default of SimuMax's table); older cards have less to
 // reach.
-func (c Card) Reach() Reach {
+func (c GPUModel) Reach() Reach {
 	sustained := map[string]float64{"b200": 0.485, "gb200": 0.485, "b300": 0.485 * 1.11,
 		"gb300": 0.485 * 1.23, "a100": 0.80, "rtx6000pro": 0.60}[c.Name]
 	r := Reach{BF16: cmp.Or(sustained, 0.70), FP8: 1, MXFP8: 1, NVFP4: 1, Memory: 0.85}

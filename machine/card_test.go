@@ -16,7 +16,7 @@ import (
 
 func TestCatalogueIsConsistent(t *testing.T) {
 	seen := map[string]string{}
-	for _, c := range Cards() {
+	for _, c := range GPUModels() {
 		for _, s := range append([]string{c.Name}, c.aliases...) {
 			if s != fold(s) {
 				t.Errorf("%s: spelling %q is not folded", c.Name, s)
@@ -26,7 +26,7 @@ func TestCatalogueIsConsistent(t *testing.T) {
 			}
 			seen[s] = c.Name
 		}
-		if found, err := FindCard(c.device.Name); err != nil || found.Name != c.Name {
+		if found, err := FindGPUModel(c.device.Name); err != nil || found.Name != c.Name {
 			t.Errorf("the driver's name %q finds %q, %v", c.device.Name, found.Name, err)
 		}
 		cc := fmt.Sprintf("%d.%d", c.device.Major, c.device.Minor)
@@ -54,7 +54,7 @@ func TestCatalogueIsConsistent(t *testing.T) {
 // TestTensorPeaksFollowFromRates holds the two sources against each other: units, operations and
 // clock as XLA has them, and the published peak.
 func TestTensorPeaksFollowFromRates(t *testing.T) {
-	for _, c := range Cards() {
+	for _, c := range GPUModels() {
 		for _, r := range c.device.Matrix {
 			if r.Primitive != 16 { // BF16
 				continue
@@ -69,7 +69,7 @@ func TestTensorPeaksFollowFromRates(t *testing.T) {
 	}
 }
 
-func TestFindCard(t *testing.T) {
+func TestFindGPUModel(t *testing.T) {
 	for spelling, want := range map[string]string{
 		"b200": "b200", "B200-SXM": "b200", "NVIDIA B200": "b200", "GB200-NVL72": "gb200",
 		"GB300 NVL72": "gb300", "RTX-PRO-6000-Blackwell": "rtx6000pro", "h100_sxm": "h100",
@@ -77,14 +77,14 @@ func TestFindCard(t *testing.T) {
 		"NVIDIA H100 80GB HBM3":                        "h100", "H200-SXM": "h200",
 		"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA B300 SXM6 AC": "b300",
 	} {
-		if c, err := FindCard(spelling); err != nil || c.Name != want {
+		if c, err := FindGPUModel(spelling); err != nil || c.Name != want {
 			t.Errorf("%q found %q, %v", spelling, c.Name, err)
 		}
 	}
 	// Cards that share a name with one of the catalogue but not its numbers.
 	for _, other := range []string{"NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 NVL",
 		"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA GeForce RTX 5090"} {
-		if c, err := FindCard(other); err == nil {
+		if c, err := FindGPUModel(other); err == nil {
 			t.Errorf("%q was taken for %s", other, c.Name)
 		}
 	}
@@ -162,7 +162,7 @@ func TestClusterShapes(t *testing.T) {
 		if target.Topology() != tt.topology || c.Note != tt.note || target.Devices() != c.Count {
 			t.Errorf("%q: %s with note %q", tt.text, target.Topology(), c.Note)
 		}
-		if byHand := (Cluster{Card: c.Card, Count: c.Count}); byHand.Topology() != tt.topology {
+		if byHand := (Cluster{GPU: c.GPU, Count: c.Count}); byHand.Topology() != tt.topology {
 			t.Errorf("%q made by hand: %s", tt.text, byHand.Topology())
 		}
 	}
@@ -170,21 +170,21 @@ func TestClusterShapes(t *testing.T) {
 
 // TestClusterSplitIsBest checks the layout of every count against all others there are.
 func TestClusterSplitIsBest(t *testing.T) {
-	cards := append(Cards(), cpuCard())
+	catalogue := append(GPUModels(), cpuModel())
 	rapid.Check(t, func(t *rapid.T) {
-		card := rapid.SampledFrom(cards).Draw(t, "card")
+		gpu := rapid.SampledFrom(catalogue).Draw(t, "card")
 		count := rapid.IntRange(1, 3000).Draw(t, "count")
-		c := newCluster(card, count)
+		c := newCluster(gpu, count)
 		if again, err := ParseCluster(c.String()); err != nil || again.Topology() !=
 			c.Topology() {
 			t.Fatalf("%s reads back as %v, %v", c, again, err)
 		}
-		hosts := max(1, card.NVLinkDomain/card.GPUsPerHost)
+		hosts := max(1, gpu.NVLinkDomain/gpu.GPUsPerHost)
 		if c.Domains*c.HostsPerDomain*c.DevicesPerHost != count ||
-			c.DevicesPerHost > card.GPUsPerHost || c.HostsPerDomain > hosts {
+			c.DevicesPerHost > gpu.GPUsPerHost || c.HostsPerDomain > hosts {
 			t.Fatalf("%s became %s", c, c.Topology())
 		}
-		for d := 1; d <= min(card.GPUsPerHost, count); d++ {
+		for d := 1; d <= min(gpu.GPUsPerHost, count); d++ {
 			for h := 1; h <= hosts; h++ {
 				if count%(d*h) == 0 && d*h > c.HostsPerDomain*c.DevicesPerHost {
 					t.Fatalf("%s became %s; domains of %d are possible", c, c.Topology(), d*h)
@@ -215,16 +215,16 @@ func FuzzParseCluster(f *testing.F) {
 
 func TestConfigText(t *testing.T) {
 	for _, name := range []string{"b200", "rtx6000pro"} {
-		card, err := FindCard(name)
+		gpu, err := FindGPUModel(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		golden.Compare(t, filepath.Join("testdata", name+".txtpb"),
-			[]byte(newCluster(card, 8).ConfigText("9.24.1.1")))
+			[]byte(newCluster(gpu, 8).ConfigText("9.24.1.1")))
 	}
 	lines := regexp.MustCompile(
 		`^( *)([a-z0-9_]+ \{|\}|[a-z0-9_]+: ("[^"\\]*"|[-0-9.e+]+|true|[A-Z_]+))$`)
-	for _, c := range Cards() {
+	for _, c := range GPUModels() {
 		text := newCluster(c, 8).ConfigText("")
 		depth := 0
 		for line := range strings.Lines(text) {
@@ -253,7 +253,7 @@ func TestConfigText(t *testing.T) {
 			t.Errorf("%s lacks %s", c.Name, extension)
 		}
 	}
-	if text := newCluster(cpuCard(), 8).ConfigText("9.24.1"); text != "" {
+	if text := newCluster(cpuModel(), 8).ConfigText("9.24.1"); text != "" {
 		t.Errorf("a processor has the text %q", text)
 	}
 }

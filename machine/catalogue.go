@@ -64,14 +64,14 @@ const giga = int64(1e9)
 // NVIDIA's own design for it hold eight.
 //
 //go:embed cards.json
-var cardsText []byte
+var catalogueText []byte
 
 // cards reads cards.json, which is part of the binary; tests read every card of it.
-var cards = sync.OnceValue(func() (list []Card) {
+var catalogue = sync.OnceValue(func() (list []GPUModel) {
 	var file struct {
 		Chips map[string]json.RawMessage // what devices share, by the name of the chip
 		Cards []struct {
-			Card
+			GPUModel
 			Chip                          string
 			Device                        json.RawMessage
 			Aliases                       []string
@@ -80,11 +80,11 @@ var cards = sync.OnceValue(func() (list []Card) {
 			TFLOPs                        Peaks
 		}
 	}
-	if err := strictjson.Decode(cardsText, &file); err != nil {
+	if err := strictjson.Decode(catalogueText, &file); err != nil {
 		panic(err)
 	}
 	for _, row := range file.Cards {
-		c := row.Card
+		c := row.GPUModel
 		c.aliases, c.MemoryBytes = row.Aliases, row.MemoryGiB<<30
 		c.MemoryBandwidth, c.NVLink, c.NIC = row.MemoryGB*giga, row.NVLinkGB*giga, row.NICGB*giga
 		p := row.TFLOPs

@@ -12,7 +12,7 @@ import (
 // factors multiply to Count: a compiler takes only clusters in which every domain has as many
 // hosts as the next, and every host as many devices.
 type Cluster struct {
-	Card           Card
+	GPU            GPUModel
 	Count          int
 	Domains        int // groups of hosts that share NVLink; without NVLink, hosts
 	HostsPerDomain int
@@ -24,8 +24,8 @@ type Cluster struct {
 const maxDevices = 1_000_000
 
 // cpuCard stands for one virtual device on the local processor, which runs what a test runs.
-func cpuCard() Card {
-	return Card{Name: "cpu", Title: "CPU", Arch: "cpu", NVLinkDomain: 1, GPUsPerHost: maxDevices}
+func cpuModel() GPUModel {
+	return GPUModel{Name: "cpu", Title: "CPU", Arch: "cpu", NVLinkDomain: 1, GPUsPerHost: maxDevices}
 }
 
 // ParseCluster reads NxCARD, such as 64xgb200; a bare card means one, and 8xcpu means eight devices
@@ -47,18 +47,18 @@ func ParseCluster(text string) (Cluster, error) {
 		return Cluster{}, clusterError(text, "")
 	}
 	if fold(name) == "cpu" {
-		return newCluster(cpuCard(), count), nil
+		return newCluster(cpuModel(), count), nil
 	}
-	card, err := FindCard(name)
+	gpu, err := FindGPUModel(name)
 	if err != nil {
 		return Cluster{}, explain(text, name, count, err)
 	}
 	// A rack's name without a count means the rack to a person, and one GPU to nobody.
 	if rack := rackOf(name); rack > 1 && name == trimmed {
 		return Cluster{}, diag.New(diag.ClusterSpec, "%q is a rack of %d GPUs; how many GPUs are meant?",
-			text, rack).Try("--cluster %dx%s", rack, card.Name)
+			text, rack).Try("--cluster %dx%s", rack, gpu.Name)
 	}
-	return newCluster(card, count), nil
+	return newCluster(gpu, count), nil
 }
 
 // rackOf is the number of GPUs in the name of a rack, such as GB200-NVL72; 0 if it names none.
@@ -82,11 +82,11 @@ func cutTimes(s string) (string, bool) {
 // explain chooses between the two mistakes that leave a name unknown: a card misspelt, which the
 // fix writes out in place, and an order or sign other than NxCARD.
 func explain(text, name string, count int, unknown error) error {
-	if turned := turnAround(text); turned != "" {
-		return clusterError(text, turned)
+	if swapped := turnAround(text); swapped != "" {
+		return clusterError(text, swapped)
 	}
 	err := diag.From(unknown)
-	if near := nearestCard(fold(name), cards()); near != "" {
+	if near := nearestModel(fold(name), catalogue()); near != "" {
 		return err.Try("--cluster %dx%s", count, near)
 	}
 	if strings.ContainsAny(text, "0123456789") && strings.ContainsAny(text, "*:, ") {
@@ -110,10 +110,10 @@ func turnAround(text string) string {
 			continue
 		}
 		if fold(split.name) == "cpu" {
-			return newCluster(cpuCard(), count).String()
+			return newCluster(cpuModel(), count).String()
 		}
-		if card, err := FindCard(split.name); err == nil {
-			return newCluster(card, count).String()
+		if gpu, err := FindGPUModel(split.name); err == nil {
+			return newCluster(gpu, count).String()
 		}
 	}
 	return ""
@@ -129,10 +129,10 @@ func clusterError(text, better string) *diag.Error {
 // newCluster lays the cards out. Of all equal splits it takes the one with the largest domains,
 // since NVLink is many times faster than what connects domains, and among those the one with the
 // fullest hosts.
-func newCluster(card Card, count int) Cluster {
-	hostsPerDomain := max(1, card.NVLinkDomain/card.GPUsPerHost)
-	c := Cluster{Card: card, Count: count}
-	for devices := min(card.GPUsPerHost, count); devices >= 1; devices-- {
+func newCluster(gpu GPUModel, count int) Cluster {
+	hostsPerDomain := max(1, gpu.NVLinkDomain/gpu.GPUsPerHost)
+	c := Cluster{GPU: gpu, Count: count}
+	for devices := min(gpu.GPUsPerHost, count); devices >= 1; devices-- {
 		if count%devices != 0 {
 			continue
 		}
@@ -151,7 +151,7 @@ func newCluster(card Card, count int) Cluster {
 
 // unevenness says how the count was split when it fills neither hosts nor domains.
 func (c Cluster) unevenness() string {
-	perHost, perDomain := c.Card.GPUsPerHost, max(c.Card.NVLinkDomain, c.Card.GPUsPerHost)
+	perHost, perDomain := c.GPU.GPUsPerHost, max(c.GPU.NVLinkDomain, c.GPU.GPUsPerHost)
 	unit, what := perHost, "hosts"
 	switch {
 	case c.Count <= perHost:
@@ -164,13 +164,13 @@ func (c Cluster) unevenness() string {
 	}
 	below := c.Count / unit * unit
 	return fmt.Sprintf("%d %s do not fill %s of %d: taken as %s; %d or %d would fill them",
-		c.Count, c.Card.Title, what, unit, c.shape(), below, below+unit)
+		c.Count, c.GPU.Title, what, unit, c.shape(), below, below+unit)
 }
 
 func (c Cluster) shape() string {
 	hosts := plural(c.HostsPerDomain, "host") + " with " + plural(c.DevicesPerHost, "GPU")
 	switch {
-	case c.Card.NVLinkDomain <= c.Card.GPUsPerHost:
+	case c.GPU.NVLinkDomain <= c.GPU.GPUsPerHost:
 		return plural(c.Hosts(), "host") + " with " + plural(c.DevicesPerHost, "GPU")
 	case c.Domains == 1:
 		return hosts
@@ -191,19 +191,19 @@ func (c Cluster) Hosts() int { return c.Domains * c.HostsPerDomain }
 // Domain is the number of devices that reach each other without a network: those of an NVLink
 // domain, or without NVLink of a host.
 func (c Cluster) Domain() int64 {
-	if c.Card.NVLinkDomain <= 1 {
+	if c.GPU.NVLinkDomain <= 1 {
 		return int64(c.DevicesPerHost)
 	}
 	return int64(c.HostsPerDomain * c.DevicesPerHost)
 }
 
 // CPU reports whether the devices are the local processor's and no accelerator's.
-func (c Cluster) CPU() bool { return c.Card.Name == "cpu" }
+func (c Cluster) CPU() bool { return c.GPU.Name == "cpu" }
 
 // Arch names the kind of its devices as kernels are chosen for it.
 func (c Cluster) Arch() string {
-	return c.Card.Arch
+	return c.GPU.Arch
 }
 
 // String gives the cluster as the command line spells it.
-func (c Cluster) String() string { return fmt.Sprintf("%dx%s", c.Count, c.Card.Name) }
+func (c Cluster) String() string { return fmt.Sprintf("%dx%s", c.Count, c.GPU.Name) }

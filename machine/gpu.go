@@ -16,7 +16,7 @@ import (
 type GPU struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`           // as the driver gives it
-	Card  string `json:"card,omitempty"` // its name in the catalogue, where it has one
+	Model string `json:"card,omitempty"` // its name in the catalogue, where it has one
 	UUID  string `json:"uuid,omitempty"` // only where Options.Identify asks for it
 	PCI   string `json:"pci,omitempty"`
 	NUMA  int    `json:"numa"` // -1 where not known
@@ -108,8 +108,8 @@ func newGPU(index int, d nvml.Device, s *nvml.Snapshot, t tree, nics []NIC, iden
 		ECC: onOff(d.ECC), Persistence: onOff(d.Persistence), MIG: onOff(d.MIG),
 		Links: bundle(d.Links, s),
 	}
-	if card, err := FindCard(d.Name); err == nil {
-		g.Card = card.Name
+	if gpu, err := FindGPUModel(d.Name); err == nil {
+		g.Model = gpu.Name
 	}
 	if d.Fabric.Ready && strings.Trim(d.Fabric.Cluster, "0-") != "" {
 		g.FabricDomain = fmt.Sprintf("%s/%d", d.Fabric.Cluster, d.Fabric.Clique)

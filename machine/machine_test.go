@@ -243,7 +243,7 @@ func TestProbeFails(t *testing.T) {
 	}
 }
 
-func TestLostCardIsNoted(t *testing.T) {
+func TestLostGPUIsNoted(t *testing.T) {
 	m := probe(t, "lost", Options{NVML: stub(t)})
 	want := "gpu5: nvmlDeviceGetHandleByIndex_v2: GPU is lost (NVML code 15)"
 	if len(m.GPUs) != 8 || !slices.Contains(m.Notes, want) {
@@ -282,7 +282,7 @@ func TestFirstVersionStillReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(m.GPUs) != 8 || m.GPUs[7].Card != "b200" || m.Measured.AllReduce != 410e9 ||
+	if len(m.GPUs) != 8 || m.GPUs[7].Model != "b200" || m.Measured.AllReduce != 410e9 ||
 		m.Topology.Pairs[0][7] != 900e9 || m.NICs[8].RDMA != "mlx5_7" {
 		t.Errorf("got %+v", m)
 	}

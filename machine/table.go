@@ -102,7 +102,7 @@ func (m *Machine) printGPUs(p *printer) {
 		"formats", "nics"}}
 	for _, g := range m.GPUs {
 		rows = append(rows, []string{
-			strconv.Itoa(g.Index), g.Name, g.Card, g.Arch, g.TensorCore, size(g.MemoryBytes),
+			strconv.Itoa(g.Index), g.Name, g.Model, g.Arch, g.TensorCore, size(g.MemoryBytes),
 			pcieText(max(g.PCIeGen, g.PCIeGenMax), max(g.PCIeLanes, g.PCIeLanesMax)),
 			linkText(g), node(g.NUMA), strings.Join(g.Formats, " "), strings.Join(g.NICs, " "),
 		})

@@ -11,8 +11,8 @@ import (
 // devices in a host. A partition is what XLA calls the hosts that share a fast interconnect: one
 // NVLink domain.
 func (t Cluster) Topology() string {
-	if t.Hosts() == 0 && t.Card.GPUsPerHost > 0 { // made by hand, with Count alone
-		t = newCluster(t.Card, t.Count)
+	if t.Hosts() == 0 && t.GPU.GPUsPerHost > 0 { // made by hand, with Count alone
+		t = newCluster(t.GPU, t.Count)
 	}
 	return fmt.Sprintf("%dx%dx%d", t.Domains, t.HostsPerDomain, t.DevicesPerHost)
 }
@@ -21,7 +21,7 @@ func (t Cluster) Topology() string {
 func (t Cluster) Devices() int { return t.Count }
 
 // MemoryBytes is the memory that a program may use on each device; 0 for the processor.
-func (t Cluster) MemoryBytes() int64 { return t.Card.UsableBytes }
+func (t Cluster) MemoryBytes() int64 { return t.GPU.UsableBytes }
 
 // Versions of CUDA that a target claims. The plugin is the CUDA 13 build, and on a card it finds at
 // least these; the files that XLA ships say 12.8, which keeps 32-byte vectors off on sm_100
@@ -43,7 +43,7 @@ func (t Cluster) ConfigText(cudnnVersion string) string {
 	if t.CPU() {
 		return ""
 	}
-	c, d := t.Card, t.Card.device
+	c, d := t.GPU, t.GPU.device
 	model := ""
 	if d.MemoryClock > 0 {
 		model = fmt.Sprintf("sm_%s with %dB RAM, %d cores, %dKHz clock, %dKHz mem clock, %dB L2$",

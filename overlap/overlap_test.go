@@ -287,7 +287,7 @@ func TestExposedIsBounded(t *testing.T) {
 }
 
 func TestRatesOfB200AreThoseOfTheReference(t *testing.T) {
-	c, err := machine.FindCard("b200")
+	c, err := machine.FindGPUModel("b200")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,12 +305,12 @@ func TestRatesOfB200AreThoseOfTheReference(t *testing.T) {
 	if diff := cmp.Diff(want, rounded); diff != "" {
 		t.Error(diff)
 	}
-	for _, c := range machine.Cards() {
+	for _, c := range machine.GPUModels() {
 		if _, err := RatesOf(c); err != nil {
 			t.Errorf("%s: %v", c.Name, err)
 		}
 	}
-	if _, err := RatesOf(machine.Card{Name: "none"}); err == nil {
+	if _, err := RatesOf(machine.GPUModel{Name: "none"}); err == nil {
 		t.Error("a GPU without rates has some")
 	}
 }
@@ -332,7 +332,7 @@ func TestCompiledPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rates, err := RatesOf(c.Card)
+			rates, err := RatesOf(c.GPU)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -35,7 +35,7 @@ const pcieLane = 250e6
 
 // RatesOf returns the rates to expect of a GPU: the catalogue's peaks times the share of peak that
 // programs reach.
-func RatesOf(c machine.Card) (Rates, error) {
+func RatesOf(c machine.GPUModel) (Rates, error) {
 	reach := c.Reach()
 	r := Rates{
 		BF16: c.Peak.BF16 * reach.BF16, Attention: c.Peak.BF16 * attentionShare,

@@ -164,7 +164,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 	if err != nil || !j.Matched {
 		return err
 	}
-	narrow, err := precision.Default(j.Config, string(dtype.MXFP8))
+	quantized, err := precision.Default(j.Config, string(dtype.MXFP8))
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 		c := Comparison{Name: n.name}
 		c.Curves, err = j.curves(ctx, t, n.name, train.Branch{
 			Noise: func(step int, param string, grad []float32) {
-				if narrow.Of(0, param, precision.Wgrad) != dtype.FormatBF16 {
+				if quantized.Of(0, param, precision.Wgrad) != dtype.FormatBF16 {
 					shake(step, param, grad, n.share)
 				}
 			}})

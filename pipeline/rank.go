@@ -102,7 +102,7 @@ func (r *rank) check(step schedule.Step) error {
 			Try("compile all kinds of program that the schedule has")
 	}
 	if a.Kind == schedule.Backward {
-		s.joint[a.Micro] = true
+		s.joint[a.Microbatch] = true
 	}
 	return nil
 }

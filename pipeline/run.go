@@ -235,7 +235,7 @@ func (r *run) deliver(a schedule.Action, items []*item) {
 	s, names := r.receiver(a)
 	for i, name := range names {
 		if items[i] != nil {
-			r.ledger.put(s.number, a.Micro, name, items[i])
+			r.ledger.put(s.number, a.Microbatch, name, items[i])
 		}
 	}
 }
@@ -266,7 +266,7 @@ func (r *run) compute(a schedule.Action) error {
 		held.begun--
 	case schedule.Input:
 	}
-	r.ledger.keep(a.Stage, a.Micro, s.needed(a.Kind, a.Micro))
+	r.ledger.keep(a.Stage, a.Microbatch, s.needed(a.Kind, a.Microbatch))
 	r.ledger.mark()
 	return r.await(r.config.Ahead)
 }
@@ -276,7 +276,7 @@ func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Arra
 	st := x.Module()
 	args := make([]*engine.Array, len(st.Args))
 	for i, spec := range st.Args {
-		if held := r.ledger.get(a.Stage, a.Micro, spec.Name); held != nil {
+		if held := r.ledger.get(a.Stage, a.Microbatch, spec.Name); held != nil {
 			args[i] = held.array
 			continue
 		}
@@ -286,14 +286,14 @@ func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Arra
 		if r.data == nil {
 			return nil, r.missing(spec)
 		}
-		got, err := r.data(r.ctx, a.Stage, a.Micro, st, spec)
+		got, err := r.data(r.ctx, a.Stage, a.Microbatch, st, spec)
 		if err != nil {
 			return nil, err
 		}
 		if got == nil {
 			return nil, r.missing(spec)
 		}
-		r.ledger.put(a.Stage, a.Micro, spec.Name, newItem(got))
+		r.ledger.put(a.Stage, a.Microbatch, spec.Name, newItem(got))
 		args[i] = got
 	}
 	return args, nil
@@ -308,7 +308,7 @@ func (r *run) missing(spec program.Array) error {
 // place stores an action's results: in the state, in the ledger, with the caller, or for sending.
 func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Array) error {
 	s := r.stages[a.Stage]
-	names, needed := s.sent(a.Kind), s.needed(a.Kind, a.Micro)
+	names, needed := s.sent(a.Kind), s.needed(a.Kind, a.Microbatch)
 	var sent []*item
 	if s.feeds(a, r.config.Schedule) {
 		sent = make([]*item, len(names))
@@ -327,10 +327,10 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 		if spec.Role == program.Stat ||
 			a.Kind == schedule.Forward && slices.Contains(s.Results, spec.Name) {
 			x.hold() // for the caller, who frees the array
-			r.results = append(r.results, Result{a.Stage, a.Micro, st.Name, spec, results[i]})
+			r.results = append(r.results, Result{a.Stage, a.Microbatch, st.Name, spec, results[i]})
 		}
 		if needed[spec.Name] {
-			r.ledger.put(a.Stage, a.Micro, spec.Name, x.hold())
+			r.ledger.put(a.Stage, a.Microbatch, spec.Name, x.hold())
 		}
 		x.drop()
 	}
@@ -348,7 +348,7 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 // replaces reports whether a result replaces a donated argument in the state.
 func (r *run) replaces(a schedule.Action, st *program.Module, result program.Array) bool {
 	from := slices.IndexFunc(st.Args, func(x program.Array) bool { return x.Into == result.Name })
-	return from >= 0 && r.ledger.get(a.Stage, a.Micro, st.Args[from].Name) == nil
+	return from >= 0 && r.ledger.get(a.Stage, a.Microbatch, st.Args[from].Name) == nil
 }
 
 // feeds reports whether another stage waits for an action.

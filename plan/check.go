@@ -131,7 +131,7 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 
 // Pieces is how many a sequence is cut into along cp: twice as many where a device has one from the
 // front and one from the back.
-func (a CP) Pieces() int64 {
+func (a CP) Chunks() int64 {
 	if a.Balance {
 		return 2 * max(a.Size, 1)
 	}
@@ -139,15 +139,15 @@ func (a CP) Pieces() int64 {
 }
 
 func (p *Plan) checkContext(*model.Facts) *diag.Error {
-	pieces := p.CP.Pieces()
+	chunks := p.CP.Chunks()
 	if p.TP.Sequence {
-		pieces *= p.Size(TensorAxis)
+		chunks *= p.Size(TensorAxis)
 	}
-	if p.Seq%pieces == 0 {
+	if p.Seq%chunks == 0 {
 		return nil
 	}
-	return misfit("a sequence of %d tokens cannot be split into %d", p.Seq, pieces).
-		Try(`"seq": %d`, (p.Seq+pieces-1)/pieces*pieces)
+	return misfit("a sequence of %d tokens cannot be split into %d", p.Seq, chunks).
+		Try(`"seq": %d`, (p.Seq+chunks-1)/chunks*chunks)
 }
 
 func (p *Plan) checkStages(c *model.Facts) *diag.Error {
@@ -227,12 +227,12 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 		return later("halves of a batch have other largest magnitudes than the batch").
 			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap out")
 	}
-	switch pieces, tp := p.CP.Pieces(), p.Size(TensorAxis); {
-	case WholeScaleBlocks(c, n, p.Seq, pieces, tp):
+	switch chunks, tp := p.CP.Chunks(), p.Size(TensorAxis); {
+	case WholeScaleBlocks(c, n, p.Seq, chunks, tp):
 		return nil
-	case p.Seq/pieces%n != 0:
-		return misfit("a shard of %d tokens does not divide into blocks of %d", p.Seq/pieces, n).
-			Try("seq a multiple of %d, or a smaller cp", n*pieces)
+	case p.Seq/chunks%n != 0:
+		return misfit("a shard of %d tokens does not divide into blocks of %d", p.Seq/chunks, n).
+			Try("seq a multiple of %d, or a smaller cp", n*chunks)
 	default:
 		return misfit("%d of the MLP's %d elements do not divide into blocks of %d", c.MLP/tp, c.MLP, n).
 			Try("a smaller tp")
@@ -241,8 +241,8 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 
 // WholeScaleBlocks reports whether what a device has is whole blocks of n elements along what
 // products sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
-func WholeScaleBlocks(c *model.Facts, n, seq, pieces, tp int64) bool {
-	return seq/pieces%n == 0 && c.MLP/tp%n == 0
+func WholeScaleBlocks(c *model.Facts, n, seq, chunks, tp int64) bool {
+	return seq/chunks%n == 0 && c.MLP/tp%n == 0
 }
 
 // checkLater refuses by name what a plan can say and no program can be made of yet.

@@ -76,12 +76,12 @@ func (r reader) rule() (rule Rule) {
 		}},
 		field{Name: "layers", Must: true, Read: func() { rule.From, rule.To = r.span() }},
 		field{Name: "products", Read: func() {
-			rule.Products = r.words("", gemms)
-			slices.SortFunc(rule.Products, func(a, b string) int {
+			rule.GEMMs = r.words("", gemms)
+			slices.SortFunc(rule.GEMMs, func(a, b string) int {
 				return cmp.Compare(slices.Index(gemms, a), slices.Index(gemms, b))
 			})
-			if len(rule.Products) == len(gemms) {
-				rule.Products = nil
+			if len(rule.GEMMs) == len(gemms) {
+				rule.GEMMs = nil
 			}
 		}},
 		field{Name: "format", Must: true, Read: func() { rule.Format = dtype.Format(r.Word(names())) }},

@@ -41,7 +41,7 @@ type Rule struct {
 	Linears []string
 	// From and To are the layers, counted from 0: From, From+1, ... To-1.
 	From, To int
-	Products []string // none means all three
+	GEMMs    []string // none means all three
 	Format   dtype.Format
 	// Fallen marks a rule that a run put on top when it saw trouble, and may take off again.
 	Fallen bool
@@ -120,7 +120,7 @@ func (p *Policy) Why(layer int, linear, product string) string {
 
 func (r *Rule) covers(layer int, linear, product string) bool {
 	return r.From <= layer && layer < r.To &&
-		(len(r.Products) == 0 || slices.Contains(r.Products, product)) &&
+		(len(r.GEMMs) == 0 || slices.Contains(r.GEMMs, product)) &&
 		(slices.Contains(r.Linears, linear) || slices.Contains(r.Linears, tagged[linear]))
 }
 
@@ -136,7 +136,7 @@ func last(name string) string {
 // Fall gives a policy in which one product has another format, by a rule on top of the others.
 func (p *Policy) Fall(layer int, linear, product string, to dtype.Format, why string) *Policy {
 	return p.with(Rule{Linears: []string{last(linear)}, From: layer, To: layer + 1,
-		Products: []string{product}, Format: to, Fallen: true, Why: why})
+		GEMMs: []string{product}, Format: to, Fallen: true, Why: why})
 }
 
 // Return gives the policy without the last rule that [Policy.Fall] made for a product, and whether
@@ -162,7 +162,7 @@ func (p *Policy) FinalBF16() *Policy {
 	if !p.any(quantized) {
 		return p
 	}
-	return p.with(Rule{Linears: p.blocks(), To: p.Layers, Products: []string{Fprop},
+	return p.with(Rule{Linears: p.blocks(), To: p.Layers, GEMMs: []string{Fprop},
 		Format: dtype.FormatBF16,
 		Why: "The last part of the training runs forward in BF16, which wins back most of what" +
 			" narrow numbers cost (arXiv 2509.25149, appendix D)."})

@@ -249,12 +249,12 @@ func draw(t *rapid.T) *precision.Policy {
 	p := &precision.Policy{Layers: rapid.IntRange(1, 9).Draw(t, "layers")}
 	for range rapid.IntRange(0, 6).Draw(t, "rules") {
 		r := precision.Rule{
-			Linears:  rapid.SliceOfNDistinct(rapid.SampledFrom(words), 1, 3, rapid.ID).Draw(t, "linears"),
-			From:     rapid.IntRange(0, p.Layers-1).Draw(t, "from"),
-			Products: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"fprop", "dgrad", "wgrad"}), 0, 1, rapid.ID).Draw(t, "products"),
-			Format:   rapid.SampledFrom([]dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}).Draw(t, "format"),
-			Fallen:   rapid.Bool().Draw(t, "fallen"),
-			Why:      "Because " + rapid.String().Draw(t, "why"),
+			Linears: rapid.SliceOfNDistinct(rapid.SampledFrom(words), 1, 3, rapid.ID).Draw(t, "linears"),
+			From:    rapid.IntRange(0, p.Layers-1).Draw(t, "from"),
+			GEMMs:   rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"fprop", "dgrad", "wgrad"}), 0, 1, rapid.ID).Draw(t, "products"),
+			Format:  rapid.SampledFrom([]dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}).Draw(t, "format"),
+			Fallen:  rapid.Bool().Draw(t, "fallen"),
+			Why:     "Because " + rapid.String().Draw(t, "why"),
 		}
 		r.To = rapid.IntRange(r.From+1, p.Layers).Draw(t, "to")
 		p.Rules = append(p.Rules, r)

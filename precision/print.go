@@ -25,8 +25,8 @@ func (p *Policy) Marshal() ([]byte, error) {
 			`"linears": ` + quoteAll(words),
 			`"layers": ` + quote(r.Span(p.Layers)),
 		}
-		if len(r.Products) > 0 {
-			lines = append(lines, `"products": `+quoteAll(r.Products))
+		if len(r.GEMMs) > 0 {
+			lines = append(lines, `"products": `+quoteAll(r.GEMMs))
 		}
 		lines = append(lines, `"format": `+quote(string(r.Format)))
 		if r.Fallen {

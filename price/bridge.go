@@ -30,7 +30,7 @@ type Bridge struct {
 
 // A Run is what a bridge's constants depend on besides the plan.
 type Run struct {
-	Card      string
+	GPU       string
 	Precision dtype.Format
 	Experts   bool  // the model has experts
 	Bias      bool  // and they have biases: activation and casts are kernels of their own
@@ -94,7 +94,7 @@ func (b *Bridge) Profile(r Run) *Profile {
 	p := &made
 	p.Name, p.Source = "megatron-bridge", "bench/accuracy on 146 runs of Megatron-Bridge 26.02-26.08"
 	p.Ends = true
-	faster := map[string]float64{"b200": b.B200, "b300": b.B300, "gb300": b.GB300}[r.Card]
+	faster := map[string]float64{"b200": b.B200, "b300": b.B300, "gb300": b.GB300}[r.GPU]
 	slow := 1 / cmp.Or(faster, 1)
 	routed := b.Routed
 	p.GEMM, p.Grouped = b.MXFP8*slow, b.Grouped
@@ -123,7 +123,7 @@ func (b *Bridge) Profile(r Run) *Profile {
 			{"qwen3-235b-a22b", 4096, 1536, 128}, {"gpt-oss-120b", 2880, 2880, 128},
 			{"kimi-k2", 7168, 2048, 384}, {"llama3-70b", 8192, 28672, 0},
 			{"llama3.1-405b", 16384, 53248, 0}},
-		Cards: []string{"b200", "b300", "gb200", "gb300"}}
+		GPUs: []string{"b200", "b300", "gb200", "gb300"}}
 	return p
 }
 
@@ -160,7 +160,7 @@ func (p *Profile) For(r Run) *Profile {
 // on gb200; [Profile.For] makes it that of a run.
 func bridged(name string, fused bool) Profile {
 	b := MegatronBridge()
-	p := *b.Profile(Run{Card: "gb200", Precision: dtype.MXFP8, Experts: true, Fused: fused})
+	p := *b.Profile(Run{GPU: "gb200", Precision: dtype.MXFP8, Experts: true, Fused: fused})
 	p.Name, p.bridge, p.fused = name, b, fused
 	return p
 }

@@ -16,7 +16,7 @@ func TestBridge(t *testing.T) {
 			t.Errorf("%s is %.4g, %.1f deviations from %.4g", e.Name, *e.Value, d, e.Prior)
 		}
 	}
-	run := Run{Card: "gb200", Precision: dtype.MXFP8, Experts: true}
+	run := Run{GPU: "gb200", Precision: dtype.MXFP8, Experts: true}
 	base := b.Profile(run)
 	fused, eager := run, run
 	fused.Fused, eager.Eager = true, true
@@ -38,11 +38,11 @@ func TestFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	experts := Run{Card: "gb300", Precision: dtype.MXFP8, Experts: true}
+	experts := Run{GPU: "gb300", Precision: dtype.MXFP8, Experts: true}
 	if a, b := old.For(experts), now.For(experts); b.Stream >= a.Stream {
 		t.Error("26.08 has no fused experts")
 	}
-	dense := Run{Card: "gb300", Precision: dtype.NVFP4, Head: 128}
+	dense := Run{GPU: "gb300", Precision: dtype.NVFP4, Head: 128}
 	a, b := old.For(dense), now.For(dense)
 	if a.GEMM != b.GEMM || a.Stream != b.Stream {
 		t.Error("dense models differ between releases")

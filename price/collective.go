@@ -41,7 +41,7 @@ type Group struct{ Size, Stride int64 }
 // connect takes the curves of the card, or of the one of the table that is most like it. Those of
 // another card are stretched by the ratio of the links.
 func (p *Prices) connect() {
-	c := p.cluster.Card
+	c := p.cluster.GPU
 	like := map[string]string{"b300": "b200", "h200": "h100", "a100": "h100", "gb300": "gb300",
 		"gb200": "gb200", "b200": "b200", "h100": "h100"}[c.Name]
 	if like == "" {
@@ -150,7 +150,7 @@ func (p *Prices) near(kind Kind, bytes float64, n int64) float64 {
 	}
 	if kind == Permute {
 		// 72 % of a link's rate, as one pair reaches with large messages in XLA's table.
-		rate := 0.72 * float64(p.cluster.Card.NVLink)
+		rate := 0.72 * float64(p.cluster.GPU.NVLink)
 		if rate == 0 {
 			rate = p.pcie()
 		}
@@ -169,7 +169,7 @@ func (p *Prices) pcie() float64 {
 	if p.cluster.CPU() {
 		return cpuBandwidth
 	}
-	c := p.cluster.Card
+	c := p.cluster.GPU
 	return 0.7e9 * float64(max(c.PCIeLanes, 16)) * math.Exp2(float64(max(c.PCIeGen, 4)-3))
 }
 
@@ -186,11 +186,11 @@ func (p *Prices) bus(kind Kind, bytes float64, n int64, factor float64) float64 
 // network interface, and what is inside the domain goes by NVLink. It is that of the domain with
 // the fewest devices of the group, in of size: they take in the most each.
 func (p *Prices) far(kind Kind, bytes float64, in, size int64) float64 {
-	rate := float64(p.cluster.Card.NIC)
+	rate := float64(p.cluster.GPU.NIC)
 	if rate == 0 {
 		rate = 50e9 // 400 Gb/s for each GPU, as machines of its generation have
 	}
-	if p.cluster.Card.NVLink == 0 {
+	if p.cluster.GPU.NVLink == 0 {
 		rate = min(rate, p.pcie()) // which all that leaves the device goes over
 	}
 	share := float64(size-in) / float64(size)

@@ -60,7 +60,7 @@ func TestTablesAreWhole(t *testing.T) {
 
 // The table of sm_90 has rates of FP8 that the card cannot have.
 func TestRatesAreBoundedByThePeak(t *testing.T) {
-	h100 := cluster(t, "8xh100").Card
+	h100 := cluster(t, "8xh100").GPU
 	over, g := 0, gemmRates()[[2]string{"sm_90", "fp8"}]
 	for i := range g {
 		for j := range g[i] {
@@ -81,7 +81,7 @@ func TestRatesAreBoundedByThePeak(t *testing.T) {
 }
 
 func TestNoProductIsFasterThanItsPeak(t *testing.T) {
-	for _, c := range machine.Cards() {
+	for _, c := range machine.GPUModels() {
 		for _, prof := range Profiles() {
 			p := New(cluster(t, "8x"+c.Name), &prof)
 			for prec, peak := range map[dtype.Format]float64{dtype.FormatBF16: c.Peak.BF16, dtype.FormatFP8: c.Peak.FP8,
@@ -234,8 +234,8 @@ func TestProfilesSayWhereTheyComeFrom(t *testing.T) {
 	}
 	a := find(t, "megatron")
 	b := a.Clone()
-	b.GEMM, b.Error.Cards[0] = 2, "cpu"
-	if a.GEMM == 2 || a.Error.Cards[0] == "cpu" {
+	b.GEMM, b.Error.GPUs[0] = 2, "cpu"
+	if a.GEMM == 2 || a.Error.GPUs[0] == "cpu" {
 		t.Error("a clone shares what it should not")
 	}
 }

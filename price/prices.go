@@ -30,9 +30,9 @@ type Prices struct {
 
 // New works out what the prices of a cluster start from.
 func New(cl machine.Cluster, prof *Profile) *Prices {
-	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.Card.MemoryBandwidth), scale: 1,
+	p := &Prices{cluster: cl, profile: prof, bandwidth: float64(cl.GPU.MemoryBandwidth), scale: 1,
 		slower: 1, uneven: new(sync.Map)}
-	c := cl.Card
+	c := cl.GPU
 	p.reach = c.Reach()
 	p.sustained = p.reach.BF16 * c.Peak.BF16
 	if cl.CPU() {
@@ -77,7 +77,7 @@ const (
 const b200Peak = 2250e12
 
 // b200Reach is the share of it that large products reach.
-var b200Reach = machine.Card{Name: "b200"}.Reach().BF16
+var b200Reach = machine.GPUModel{Name: "b200"}.Reach().BF16
 
 // faster is how many times the rate of BF16 a precision reaches in large products.
 func (p *Prices) faster(prec dtype.Format) float64 {
@@ -188,7 +188,7 @@ func (p *Prices) Optimizer(bytes float64) float64 {
 // Offload is the time to move bytes between the card and its host. NVIDIA's Grace reaches the GPU
 // over NVLink-C2C with 450 GB/s in one direction; others have PCIe.
 func (p *Prices) Offload(bytes float64) float64 {
-	c := p.cluster.Card
+	c := p.cluster.GPU
 	rate := 1e9 * float64(max(c.PCIeLanes, 16)) * math.Exp2(float64(max(c.PCIeGen, 4)-3)) * 0.8
 	if strings.HasPrefix(c.Name, "gb") {
 		rate = 450e9 * 0.8

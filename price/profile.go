@@ -90,7 +90,7 @@ type Error struct {
 	Beyond float64
 
 	Models     []Known
-	Cards      []string
+	GPUs       []string
 	Precisions []dtype.Format // empty means all
 }
 
@@ -148,7 +148,7 @@ func Find(name string) (*Profile, error) {
 // Clone gives a copy whose constants can be changed.
 func (p *Profile) Clone() *Profile {
 	n := *p
-	n.Error.Cards = slices.Clone(p.Error.Cards)
+	n.Error.GPUs = slices.Clone(p.Error.GPUs)
 	n.Error.Models = slices.Clone(p.Error.Models)
 	n.Error.Precisions = slices.Clone(p.Error.Precisions)
 	return &n

@@ -37,7 +37,7 @@ func megatron() Profile {
 	p.Error = Error{Dense: 0.0251, Expert: 0.0251, Model: 0.0351, Beyond: 0.10,
 		Models: []Known{{"llama3-70b", 8192, 28672, 0}, {"deepseek-v2", 5120, 1536, 160},
 			{"deepseek-v3", 7168, 2048, 256}, {"llama3.1-405b", 16384, 53248, 0}},
-		Cards: []string{"b200"}, Precisions: []dtype.Format{dtype.FormatBF16, ""}}
+		GPUs: []string{"b200"}, Precisions: []dtype.Format{dtype.FormatBF16, ""}}
 	return p
 }
 
@@ -51,7 +51,7 @@ func megatron2022() Profile {
 	p.Error = Error{Dense: 0.0407, Expert: 0.10, Model: 0.0564, Beyond: 0.10,
 		Models: []Known{{"megatron-22b", 6144, 24576, 0}, {"gpt3-175b", 12288, 49152, 0},
 			{"turing-530b", 20480, 81920, 0}, {"megatron-1t", 25600, 102400, 0}},
-		Cards: []string{"a100"}, Precisions: []dtype.Format{dtype.FormatBF16, ""}}
+		GPUs: []string{"a100"}, Precisions: []dtype.Format{dtype.FormatBF16, ""}}
 	return p
 }
 

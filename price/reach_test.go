@@ -16,12 +16,12 @@ func TestOverlapReachesWhatIsPriced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range machine.Cards() {
+	for _, c := range machine.GPUModels() {
 		r, err := overlap.RatesOf(c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := New(machine.Cluster{Card: c, Count: 8}, prof)
+		p := New(machine.Cluster{GPU: c, Count: 8}, prof)
 		same := func(what string, got, want float64) {
 			if want > 0 && math.Abs(got/want-1) > 1e-12 {
 				t.Errorf("%s, %s: overlap reaches %.4g, priced are %.4g", c.Name, what, got, want)

@@ -126,7 +126,7 @@ func (c *curve) time(bytes float64) float64 {
 
 // A link is one row of the table of collectives.
 type link struct {
-	card string
+	gpu  string
 	kind Kind
 	size int
 }

@@ -145,7 +145,7 @@ func (f *file) source() (n int64) {
 type task struct {
 	at      int // of the work in the file
 	work    work
-	piece   int
+	chunk   int
 	measure bool
 }
 
@@ -170,8 +170,8 @@ func (f *file) tasks() []task {
 			unit = len(units)
 			units = append(units, look, nil)
 		}
-		for piece := range w.pieces() {
-			units[unit+1] = append(units[unit+1], task{at: at, work: w, piece: piece})
+		for chunk := range w.chunks() {
+			units[unit+1] = append(units[unit+1], task{at: at, work: w, chunk: chunk})
 		}
 	}
 	list := units[0]
@@ -200,8 +200,8 @@ func mix(list, a, b []task) []task {
 // tasks lists the measuring of a group.
 func (g *group) tasks() (list []task) {
 	for _, w := range g.members {
-		for piece := range w.pieces() {
-			list = append(list, task{work: w, piece: piece, measure: true})
+		for chunk := range w.chunks() {
+			list = append(list, task{work: w, chunk: chunk, measure: true})
 		}
 	}
 	return list
@@ -217,7 +217,7 @@ func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) 
 		return nil, err
 	}
 	list := f.tasks()
-	found := lists.Map(f.works, func(w work) []sums { return make([]sums, w.pieces()) })
+	found := lists.Map(f.works, func(w work) []sums { return make([]sums, w.chunks()) })
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	disk := &flusher{f: to}
@@ -263,7 +263,7 @@ func (w *flusher) WriteAt(p []byte, at int64) (int, error) {
 func (j *job) task(ctx context.Context, t task, found [][]sums, b *buffers, to io.WriterAt) error {
 	w, _ := t.work.(*quantizedMatrix)
 	if t.measure {
-		return w.measure(t.piece, b)
+		return w.measure(t.chunk, b)
 	}
 	if w != nil && w.group != nil {
 		select {
@@ -272,11 +272,11 @@ func (j *job) task(ctx context.Context, t task, found [][]sums, b *buffers, to i
 			return context.Cause(ctx)
 		}
 	}
-	s, err := t.work.do(t.piece, b, to)
+	s, err := t.work.do(t.chunk, b, to)
 	if err != nil {
 		return err
 	}
-	found[t.at][t.piece] = s
+	found[t.at][t.chunk] = s
 	j.meter.add(b.taken)
 	return nil
 }

@@ -99,15 +99,15 @@ func (w *experts) modules() []string {
 	return list
 }
 
-func (w *experts) pieces() int { return int(w.count) }
+func (w *experts) chunks() int { return int(w.count) }
 
-func (w *experts) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
-	q, err := b.read(w.tensor, int64(piece)*w.rows*w.cols/2, w.rows*w.cols/2)
+func (w *experts) do(chunk int, b *buffers, f io.WriterAt) (sums, error) {
+	q, err := b.read(w.tensor, int64(chunk)*w.rows*w.cols/2, w.rows*w.cols/2)
 	if err != nil {
 		return sums{}, err
 	}
 	exponents := make([]byte, w.rows*w.cols/32)
-	if _, err := w.scales.ReadAt(exponents, int64(piece)*int64(len(exponents))); err != nil {
+	if _, err := w.scales.ReadAt(exponents, int64(chunk)*int64(len(exponents))); err != nil {
 		return sums{}, err
 	}
 	most := largestExponent(q, exponents)
@@ -119,13 +119,13 @@ func (w *experts) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
 	scale := grow(&b.scale, w.rows*w.cols/16)
 	s, err := rescale(q, scale, exponents, most)
 	if err != nil {
-		return s, diag.New(diag.WeightNotFinite, "%s, expert %d: %s", w.tensor.Name(), piece, err)
+		return s, diag.New(diag.WeightNotFinite, "%s, expert %d: %s", w.tensor.Name(), chunk, err)
 	}
 	out := float32(math.Ldexp(1, most-127-8))
 	if w.layout == ModelOpt {
-		return s, w.putStacked(f, piece, q, scale, out, b)
+		return s, w.putStacked(f, chunk, q, scale, out, b)
 	}
-	return s, w.putSeparate(f, piece, q, scale, out, b)
+	return s, w.putSeparate(f, chunk, q, scale, out, b)
 }
 
 // largest looks at all experts, which share one global scale in modelopt's layout.
@@ -146,32 +146,32 @@ func (w *experts) largest() (int, error) {
 	return w.most, w.mostErr
 }
 
-func (w *experts) putStacked(f io.WriterAt, piece int, q, scale []byte, out float32,
+func (w *experts) putStacked(f io.WriterAt, chunk int, q, scale []byte, out float32,
 	b *buffers) error {
-	at := int64(piece)
-	turned := grow(&b.q, int64(len(q)))
-	if err := block.Transpose(turned, q, int(w.rows), int(w.cols/2)); err != nil {
+	at := int64(chunk)
+	transposed := grow(&b.q, int64(len(q)))
+	if err := block.Transpose(transposed, q, int(w.rows), int(w.cols/2)); err != nil {
 		return err
 	}
-	if err := w.outs[0].put(f, turned, at*int64(len(q))); err != nil {
+	if err := w.outs[0].put(f, transposed, at*int64(len(q))); err != nil {
 		return err
 	}
-	turned = turned[:len(scale)]
-	if err := block.Transpose(turned, scale, int(w.rows), int(w.cols/16)); err != nil {
+	transposed = transposed[:len(scale)]
+	if err := block.Transpose(transposed, scale, int(w.rows), int(w.cols/16)); err != nil {
 		return err
 	}
-	if err := w.outs[1].put(f, turned, at*int64(len(scale))); err != nil || piece > 0 {
+	if err := w.outs[1].put(f, transposed, at*int64(len(scale))); err != nil || chunk > 0 {
 		return err
 	}
 	return w.putScalars(f, w.outs[2:], out)
 }
 
-func (w *experts) putSeparate(f io.WriterAt, piece int, q, scale []byte, out float32,
+func (w *experts) putSeparate(f io.WriterAt, chunk int, q, scale []byte, out float32,
 	b *buffers) error {
 	n := len(w.parts())
 	each := len(w.outs) / int(w.count) / n
 	for i := range n {
-		outs := w.outs[(piece*n+i)*each:][:each]
+		outs := w.outs[(chunk*n+i)*each:][:each]
 		for k, data := range [][]byte{q, scale} {
 			some := every(grow(&b.q, int64(len(data)/n)), data, len(data)/int(w.rows), i, n)
 			if err := outs[k].put(f, some, 0); err != nil {
@@ -288,7 +288,7 @@ func newBiases(c choice) *biases {
 
 func (w *biases) outputs() []*output { return w.outs }
 
-func (w *biases) pieces() int { return 1 }
+func (w *biases) chunks() int { return 1 }
 
 func (w *biases) do(_ int, b *buffers, f io.WriterAt) (sums, error) {
 	raw, err := b.read(w.tensor, 0, w.tensor.Size())

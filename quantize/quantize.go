@@ -172,8 +172,8 @@ func (j *job) plan() error {
 	fmt.Fprintf(h, "%d %s %v %v %v %d\n", version, digest, j.To, j.Layout, j.InputAmax, j.MaxBytes)
 	for _, c := range choices {
 		fmt.Fprintf(h, "%s %v %s\n", c.tensor.Name(), c.format, c.why)
-		if t := c.tensor.Shape().Type; c.format == None && j.src.turned(t) != t {
-			fmt.Fprintf(h, "as %v\n", j.src.turned(t))
+		if t := c.tensor.Shape().Type; c.format == None && j.src.castType(t) != t {
+			fmt.Fprintf(h, "as %v\n", j.src.castType(t))
 		}
 	}
 	j.key = fmt.Sprintf("%x", h.Sum(nil))
@@ -197,7 +197,7 @@ func (j *job) works(choices []choice) ([]work, error) {
 		case j.src.mxfp4 && j.Layout == CompressedTensors && isExpertBias(c.tensor):
 			list = append(list, newBiases(c))
 		case c.format == None:
-			list = append(list, newKeep(c, j.src.turned(c.tensor.Shape().Type)))
+			list = append(list, newKeep(c, j.src.castType(c.tensor.Shape().Type)))
 		default:
 			w := newQuantizedMatrix(c, j.Options)
 			list = append(list, w)
@@ -209,8 +209,8 @@ func (j *job) works(choices []choice) ([]work, error) {
 			}
 			w.group = groups[c.patron]
 			w.group.members = append(w.group.members, w)
-			w.group.left.Add(int64(w.pieces()))
-			w.why = make([][]uint16, w.pieces())
+			w.group.left.Add(int64(w.chunks()))
+			w.why = make([][]uint16, w.chunks())
 		}
 	}
 	isExperts := func(w work) bool { _, ok := w.(*experts); return ok }

@@ -147,17 +147,17 @@ func numbers(t *testing.T, set *safetensors.Set, module string, l Layout) []floa
 func TestMXFP4LosesNothing(t *testing.T) {
 	for _, l := range []Layout{CompressedTensors, ModelOpt} {
 		r := quantize(t, "testdata/gptoss", t.TempDir(), Options{To: dtype.NVFP4, Layout: l})
-		turned := 0
+		converted := 0
 		for _, row := range r.Tensors {
 			if row.Format == dtype.NVFP4 {
-				turned++
+				converted++
 			}
 			if row.Noise != 0 || row.Underflow != 0 {
 				t.Errorf("%s has noise %v", row.Name, row.Noise)
 			}
 		}
-		if turned != 2 {
-			t.Errorf("%d matrices were turned", turned)
+		if converted != 2 {
+			t.Errorf("%d matrices were turned", converted)
 		}
 	}
 }

@@ -161,7 +161,7 @@ func (s *source) tensor(name string) (safetensors.Tensor, bool) {
 // turned is what a tensor that is kept is written as: BF16 in a model that is not in BF16, since
 // loaders compute products of quantized weights in BF16 and what meets them must be the same. In a
 // model that is, tensors of other types are so on purpose.
-func (s *source) turned(t dtype.DType) dtype.DType {
+func (s *source) castType(t dtype.DType) dtype.DType {
 	float := t == dtype.F32 || t == dtype.F16 || t == dtype.F64
 	if float && !s.mxfp4 && s.dtype != dtype.BF16 {
 		return dtype.BF16

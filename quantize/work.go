@@ -21,9 +21,9 @@ type work interface {
 	// outputs lists the tensors that it writes.
 	outputs() []*output
 	// pieces is how many pieces it has, at least one.
-	pieces() int
+	chunks() int
 	// do reads, turns and writes a piece.
-	do(piece int, b *buffers, f io.WriterAt) (sums, error)
+	do(chunk int, b *buffers, f io.WriterAt) (sums, error)
 	// row tells of it, given what the pieces found.
 	row(sums) Tensor
 }
@@ -113,10 +113,10 @@ func newKeep(c choice, t dtype.DType) *keep {
 
 func (k *keep) outputs() []*output { return []*output{k.out} }
 
-func (k *keep) pieces() int { return max(1, int((k.tensor.Size()+2*band-1)/(2*band))) }
+func (k *keep) chunks() int { return max(1, int((k.tensor.Size()+2*band-1)/(2*band))) }
 
-func (k *keep) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
-	at := int64(piece) * 2 * band
+func (k *keep) do(chunk int, b *buffers, f io.WriterAt) (sums, error) {
+	at := int64(chunk) * 2 * band
 	raw, err := b.read(k.tensor, at, min(2*band, k.tensor.Size()-at))
 	if err != nil {
 		return sums{}, err
@@ -206,33 +206,33 @@ func newQuantizedMatrix(c choice, o Options) *quantizedMatrix {
 
 // part is the elements of one piece. Blocks do not go beyond a row, and a row holds whole blocks,
 // so the matrix is one long list of blocks.
-func (w *quantizedMatrix) part(piece int) (from, n int64) {
-	from = int64(piece) * band
+func (w *quantizedMatrix) part(chunk int) (from, n int64) {
+	from = int64(chunk) * band
 	return from, min(band, w.tensor.Shape().Elements()-from)
 }
 
-func (w *quantizedMatrix) pieces() int {
+func (w *quantizedMatrix) chunks() int {
 	return max(1, int((w.tensor.Shape().Elements()+band-1)/band))
 }
 
 // load reads a piece.
-func (w *quantizedMatrix) load(piece int, b *buffers) ([]byte, error) {
-	from, n := w.part(piece)
+func (w *quantizedMatrix) load(chunk int, b *buffers) ([]byte, error) {
+	from, n := w.part(chunk)
 	t := w.tensor.Shape().Type
 	return b.read(w.tensor, t.Bytes(from), t.Bytes(n))
 }
 
 // measure finds the largest element of a piece, for the group.
-func (w *quantizedMatrix) measure(piece int, b *buffers) error {
-	raw, err := w.load(piece, b)
+func (w *quantizedMatrix) measure(chunk int, b *buffers) error {
+	raw, err := w.load(chunk, b)
 	if err != nil {
 		return err
 	}
 	bits := math.Float32bits(largest(w.tensor.Shape().Type, raw, b))
 	if w.tensor.Shape().Type == dtype.BF16 {
-		_, n := w.part(piece)
+		_, n := w.part(chunk)
 		b.half = b.half[:n]
-		w.why[piece] = b.take()
+		w.why[chunk] = b.take()
 	}
 	g := w.group
 	for {
@@ -249,15 +249,15 @@ func (w *quantizedMatrix) measure(piece int, b *buffers) error {
 
 func (g *group) amax() float32 { return math.Float32frombits(g.largest.Load()) }
 
-func (w *quantizedMatrix) do(piece int, b *buffers, f io.WriterAt) (sums, error) {
-	from, n := w.part(piece)
+func (w *quantizedMatrix) do(chunk int, b *buffers, f io.WriterAt) (sums, error) {
+	from, n := w.part(chunk)
 	size, bits := w.format.Block(), int64(w.format.Codes().Bits())
 	q, scale := grow(&b.q, n*bits/8), grow(&b.scale, n/size)
 	c := coder{format: w.format, every: w.every(), empty: w.empty()}
 	if w.group != nil {
 		c.amax = w.group.amax()
 	}
-	s, err := w.encode(c, piece, q, scale, b)
+	s, err := w.encode(c, chunk, q, scale, b)
 	if err != nil {
 		return s, err
 	}
@@ -269,22 +269,22 @@ func (w *quantizedMatrix) do(piece int, b *buffers, f io.WriterAt) (sums, error)
 	if err := w.outs[0].put(f, q, from*bits/8); err != nil {
 		return s, err
 	}
-	if err := w.outs[1].put(f, scale, from/size); err != nil || piece > 0 || w.group == nil {
+	if err := w.outs[1].put(f, scale, from/size); err != nil || chunk > 0 || w.group == nil {
 		return s, err
 	}
 	return s, w.putScalars(f, w.outs[2:], globalScale(w.layout, w.group.amax()))
 }
 
 // encode reads a piece, or takes it from the shelf, and quantizes it.
-func (w *quantizedMatrix) encode(c coder, piece int, q, scale []byte, b *buffers) (sums, error) {
-	if w.why != nil && w.why[piece] != nil {
-		x := w.why[piece]
-		w.why[piece] = nil
+func (w *quantizedMatrix) encode(c coder, chunk int, q, scale []byte, b *buffers) (sums, error) {
+	if w.why != nil && w.why[chunk] != nil {
+		x := w.why[chunk]
+		w.why[chunk] = nil
 		defer b.put(x)
 		b.taken = 2 * int64(len(x))
 		return encode(c, q, scale, x)
 	}
-	raw, err := w.load(piece, b)
+	raw, err := w.load(chunk, b)
 	if err != nil {
 		return sums{}, err
 	}

@@ -40,19 +40,19 @@ func interleavedList(s *Schedule, rank int) []Action {
 	all := s.Micros * s.Virtual
 	actions := make([]Action, 0, 2*all)
 	// visit gives the k-th turn and microbatch in the order of groups.
-	visit := func(k int) (turn, micro int) {
+	visit := func(k int) (turn, microbatch int) {
 		group, in := k/(s.Ranks*s.Virtual), k%(s.Ranks*s.Virtual)
 		return in / s.Ranks, group*s.Ranks + in%s.Ranks
 	}
 	warmup := min(all, interleavedWarmup(s.Shape, rank))
 	for k := range all + warmup {
 		if k < all {
-			turn, micro := visit(k)
-			actions = append(actions, Action{Forward, s.Stage(rank, turn), micro})
+			turn, microbatch := visit(k)
+			actions = append(actions, Action{Forward, s.Stage(rank, turn), microbatch})
 		}
 		if k >= warmup {
-			turn, micro := visit(k - warmup)
-			actions = append(actions, Action{Backward, s.Stage(rank, s.Virtual-1-turn), micro})
+			turn, microbatch := visit(k - warmup)
+			actions = append(actions, Action{Backward, s.Stage(rank, s.Virtual-1-turn), microbatch})
 		}
 	}
 	return actions

@@ -34,9 +34,9 @@ func (k Kind) String() string {
 
 // An Action is one run of one program: a kind, for one virtual stage and one microbatch.
 type Action struct {
-	Kind  Kind
-	Stage int // virtual stage, from 0 at the model's input to Shape.Stages()-1 at its loss
-	Micro int // microbatch, from 0
+	Kind       Kind
+	Stage      int // virtual stage, from 0 at the model's input to Shape.Stages()-1 at its loss
+	Microbatch int // microbatch, from 0
 }
 
 // A Shape is the size of a pipeline.

@@ -120,7 +120,7 @@ func (s *Schedule) transfers(t *Timeline, capacity int) [][]transfer {
 				continue
 			}
 			to := s.Rank(stage)
-			user := Action{a.Kind, stage, a.Micro}
+			user := Action{a.Kind, stage, a.Microbatch}
 			channels[to] = append(channels[to], transfer{a, from,
 				sendAt(t.Spans[from][place].End), receiveFor(*starts(user))})
 		}

@@ -124,7 +124,7 @@ func TestStepsCannotDeadlock(t *testing.T) {
 					has[x.Action] = true
 				case Compute:
 					if from, ok := s.needs(x.Action); ok && s.Rank(from.Stage) != rank {
-						if alt := (Action{Backward, from.Stage, from.Micro}); !has[from] && !has[alt] {
+						if alt := (Action{Backward, from.Stage, from.Microbatch}); !has[from] && !has[alt] {
 							t.Fatalf("rank %d runs %s before %s is there", rank, x.Action, from)
 						}
 					}

@@ -16,7 +16,7 @@ func (a Action) append(b []byte) []byte {
 	b = append(b, a.Kind.String()...)
 	b = strconv.AppendInt(b, int64(a.Stage), 10)
 	b = append(b, '.')
-	return strconv.AppendInt(b, int64(a.Micro), 10)
+	return strconv.AppendInt(b, int64(a.Microbatch), 10)
 }
 
 // MarshalText gives the action as [Action.String] does.
@@ -38,12 +38,12 @@ func parseAction(text string) (Action, error) {
 		return Action{}, bad
 	}
 	kind := strings.IndexByte(letters, text[0])
-	stage, micro, ok := strings.Cut(text[1:], ".")
+	stage, microbatch, ok := strings.Cut(text[1:], ".")
 	a := Action{Kind: Kind(max(kind, 0))}
-	var okStage, okMicro bool
+	var okStage, okMicrobatch bool
 	a.Stage, okStage = number(stage)
-	a.Micro, okMicro = number(micro)
-	if kind < 0 || !ok || !okStage || !okMicro {
+	a.Microbatch, okMicrobatch = number(microbatch)
+	if kind < 0 || !ok || !okStage || !okMicrobatch {
 		return Action{}, bad
 	}
 	return a, nil

@@ -112,13 +112,13 @@ func (s *Schedule) wellOrdered(rank int, seen []uint8) error {
 		if int(a.Kind) >= len(letters) {
 			return s.fault(rank, place, "is no action")
 		}
-		if a.Stage < 0 || a.Stage >= stages || a.Micro < 0 || a.Micro >= s.Micros {
+		if a.Stage < 0 || a.Stage >= stages || a.Microbatch < 0 || a.Microbatch >= s.Micros {
 			return s.fault(rank, place, "is outside %d stages and %d microbatches", s.Stages(), s.Micros)
 		}
 		if home := s.Rank(a.Stage); home != rank {
 			return s.fault(rank, place, "belongs to rank %d", home)
 		}
-		done := &seen[a.Stage*s.Micros+a.Micro]
+		done := &seen[a.Stage*s.Micros+a.Microbatch]
 		adds, needs := bit(a.Kind), uint8(0)
 		switch a.Kind {
 		case Backward:
@@ -132,7 +132,7 @@ func (s *Schedule) wellOrdered(rank int, seen []uint8) error {
 			return s.fault(rank, place, "is done twice")
 		}
 		if *done&needs != needs {
-			before := Action{Forward, a.Stage, a.Micro}
+			before := Action{Forward, a.Stage, a.Microbatch}
 			if a.Kind == Weight {
 				before.Kind = Input
 			}
@@ -148,9 +148,9 @@ func (s *Schedule) wellOrdered(rank int, seen []uint8) error {
 func (s *Schedule) needs(a Action) (Action, bool) {
 	switch {
 	case a.Kind == Forward && a.Stage > 0:
-		return Action{Forward, a.Stage - 1, a.Micro}, true
+		return Action{Forward, a.Stage - 1, a.Microbatch}, true
 	case (a.Kind == Backward || a.Kind == Input) && a.Stage < s.Stages()-1:
-		return Action{Input, a.Stage + 1, a.Micro}, true
+		return Action{Input, a.Stage + 1, a.Microbatch}, true
 	}
 	return Action{}, false
 }
@@ -171,7 +171,7 @@ func results[T any](s *Schedule) func(Action) *T {
 	n := s.Stages() * s.Micros
 	list := make([]T, 2*n)
 	return func(a Action) *T {
-		at := a.Stage*s.Micros + a.Micro
+		at := a.Stage*s.Micros + a.Microbatch
 		if a.Kind != Forward {
 			at += n
 		}

@@ -34,14 +34,14 @@ func sound(s *Schedule) bool {
 	place := make([]int, s.Ranks)
 	may := func(a Action) bool {
 		gradient := func(stage int) bool {
-			return done[Action{Backward, stage, a.Micro}] || done[Action{Input, stage, a.Micro}]
+			return done[Action{Backward, stage, a.Microbatch}] || done[Action{Input, stage, a.Microbatch}]
 		}
-		forward := done[Action{Forward, a.Stage, a.Micro}]
+		forward := done[Action{Forward, a.Stage, a.Microbatch}]
 		switch a.Kind {
 		case Forward:
-			return !forward && (a.Stage == 0 || done[Action{Forward, a.Stage - 1, a.Micro}])
+			return !forward && (a.Stage == 0 || done[Action{Forward, a.Stage - 1, a.Microbatch}])
 		case Weight:
-			return !done[a] && done[Action{Input, a.Stage, a.Micro}]
+			return !done[a] && done[Action{Input, a.Stage, a.Microbatch}]
 		default:
 			return forward && !gradient(a.Stage) && (a.Stage == s.Stages()-1 || gradient(a.Stage+1))
 		}
@@ -100,7 +100,7 @@ func TestFaultsAreFound(t *testing.T) {
 			fails(t, c, "a doubled action")
 
 			c = clone(s, name)
-			c.Lists[rank][i].Micro = (c.Lists[rank][i].Micro + 1) % (s.Micros + 1)
+			c.Lists[rank][i].Microbatch = (c.Lists[rank][i].Microbatch + 1) % (s.Micros + 1)
 			fails(t, c, "another microbatch")
 
 			c = clone(s, name)
@@ -138,7 +138,7 @@ func TestFaultsAreNamed(t *testing.T) {
 		"missing":  {func(s *Schedule) { s.Lists[1][5] = Action{Weight, 1, 2} }, "W1.2 comes before I1.2; at rank 1, place 5"},
 		"half":     {func(s *Schedule) { s.Lists[1][5] = Action{Input, 1, 2} }, "W1.2 is missing; at rank 1"},
 		"home":     {func(s *Schedule) { s.Lists[0][1].Stage = 1 }, "F1.1 belongs to rank 1; at rank 0, place 1"},
-		"range":    {func(s *Schedule) { s.Lists[0][1].Micro = 3 }, "F0.3 is outside 2 stages and 3 microbatches; at rank 0, place 1"},
+		"range":    {func(s *Schedule) { s.Lists[0][1].Microbatch = 3 }, "F0.3 is outside 2 stages and 3 microbatches; at rank 0, place 1"},
 		"negative": {func(s *Schedule) { s.Lists[0][1].Stage = -1 }, "F-1.1 is outside"},
 		"kind":     {func(s *Schedule) { s.Lists[0][1].Kind = 9 }, "is no action; at rank 0, place 1"},
 		"lists":    {func(s *Schedule) { s.Lists = s.Lists[:1] }, "1 lists for 2 ranks"},

@@ -85,7 +85,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		if g == nil {
 			continue // nothing to reduce
 		}
-		stage, err := lower.Module(g.Name, g, lower.Options{Kernels: kernels.For(cluster.Card.Arch)})
+		stage, err := lower.Module(g.Name, g, lower.Options{Kernels: kernels.For(cluster.GPU.Arch)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -78,7 +78,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 		t.Fatal(err)
 	}
 	compile := func(offload ...string) *step.Footprint {
-		w := written(t, cluster.Card.Arch, offload...)
+		w := written(t, cluster.GPU.Arch, offload...)
 		list, err := w.Footprints(func(s *program.Module) step.Needs {
 			r, err := c.Compile(t.Context(), s, cluster)
 			if err != nil {
@@ -125,7 +125,7 @@ func TestOffloadOfOneLayer(t *testing.T) {
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Offload = []string{plan.Activations}
 	w, err := step.Build(step.Spec{Model: &config, Recipe: step.RecipeOf(p),
-		Arch: cluster.Card.Arch, Plan: p})
+		Arch: cluster.GPU.Arch, Plan: p})
 	if err != nil {
 		t.Fatal(err)
 	}

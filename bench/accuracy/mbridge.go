@@ -52,9 +52,9 @@ func mbridge() ([]bridgeRow, error) {
 	var list []bridgeRow
 	for _, r := range rows {
 		match := container.FindStringSubmatch(r["notes"])
-		card := strings.ToLower(strings.TrimPrefix(r["hardware"], "DGX-"))
+		gpu := strings.ToLower(strings.TrimPrefix(r["hardware"], "DGX-"))
 		if match == nil || !strings.Contains(r["notes"], "Pre-Training") ||
-			!slices.Contains([]string{"b200", "b300", "gb200", "gb300"}, card) ||
+			!slices.Contains([]string{"b200", "b300", "gb200", "gb300"}, gpu) ||
 			!slices.Contains(releases, match[1]) || slices.Contains(broken, r["id"]) {
 			continue
 		}
@@ -67,7 +67,7 @@ func mbridge() ([]bridgeRow, error) {
 		}
 		b := bridgeRow{release: slices.Index(releases, match[1]),
 			check: slices.Contains(checked, r["id"])}
-		b.run = bridgeRun(r, found.Config, card, b.release)
+		b.run = bridgeRun(r, found.Config, gpu, b.release)
 		if err := b.read(r, found.Config); err != nil {
 			return nil, err
 		}
@@ -87,10 +87,10 @@ func mbridge() ([]bridgeRow, error) {
 // BF16 has none on b200 and gb200. Fused is declared: the footnote of 26.06.01 names a fused kernel
 // of experts, which MXFP8 recipes with gated experts have from 26.06 on, but not kimi-k2 nor, on
 // b300, deepseek-v3 and gpt-oss-120b, whose rates did not move with it.
-func bridgeRun(r record, c *model.Config, card string, release int) price.Run {
-	run := price.Run{Card: card, Precision: dtype.Format(strings.ToLower(r["precision"])),
+func bridgeRun(r record, c *model.Config, gpu string, release int) price.Run {
+	run := price.Run{GPU: gpu, Precision: dtype.Format(strings.ToLower(r["precision"])),
 		Experts: c.MoE != nil, Head: c.HeadDim, Bias: c.MoE != nil && c.MoE.Bias}
-	grace, mx, name := strings.HasPrefix(card, "gb"), run.Precision == dtype.MXFP8, r["model"]
+	grace, mx, name := strings.HasPrefix(gpu, "gb"), run.Precision == dtype.MXFP8, r["model"]
 	if release >= secondEpoch && mx {
 		run.Fused = strings.HasPrefix(name, "qwen3") ||
 			grace && (name == "deepseek-v3" || name == "gpt-oss-120b")
@@ -101,16 +101,16 @@ func bridgeRun(r record, c *model.Config, card string, release int) price.Run {
 	case "deepseek-v3", "qwen3-235b-a22b":
 		run.Eager = !grace
 	case "gpt-oss-120b":
-		run.Eager = !mx && !strings.HasSuffix(card, "b300")
+		run.Eager = !mx && !strings.HasSuffix(gpu, "b300")
 	}
-	run.Overlap = name == "deepseek-v3" && card == "b200" && r["ep"] == "32" ||
-		name == "gpt-oss-120b" && card == "gb200" && !mx
+	run.Overlap = name == "deepseek-v3" && gpu == "b200" && r["ep"] == "32" ||
+		name == "gpt-oss-120b" && gpu == "gb200" && !mx
 	return run
 }
 
 // read makes the plan of a row.
 func (b *bridgeRow) read(r record, c *model.Config) error {
-	cluster, err := machine.ParseCluster(r["gpus"] + "x" + b.run.Card)
+	cluster, err := machine.ParseCluster(r["gpus"] + "x" + b.run.GPU)
 	if err != nil {
 		return err
 	}

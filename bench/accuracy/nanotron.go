@@ -192,7 +192,7 @@ func (k *sweepStack) profile(base *price.Profile, s *sweepRow) *price.Profile {
 	c := s.config
 	weights := float64(s.longest)*float64(4*c.Hidden*c.Hidden+3*c.Hidden*c.MLP) +
 		float64(c.Hidden*c.Vocab)*min(1, 1.5/float64(s.pp))
-	p.Step = 0.01 + k.adds*float64(s.acc)*weights/tp*10/float64(s.cluster.Card.MemoryBandwidth)
+	p.Step = 0.01 + k.adds*float64(s.acc)*weights/tp*10/float64(s.cluster.GPU.MemoryBandwidth)
 	if s.dp > 1 {
 		p.Step += k.bucket * math.Log2(float64(s.dp)) * float64(s.longest)
 	}

@@ -162,10 +162,10 @@ func (f *fitting) equations(slopes [][]float64, in func(int) bool) (a [][]float6
 	n := len(f.at)
 	a, b = make([][]float64, n), make([]float64, n)
 	for j, c := range f.constants {
-		narrow := c.Prior * c.Prior / (c.Sigma * c.Sigma)
+		quantized := c.Prior * c.Prior / (c.Sigma * c.Sigma)
 		a[j] = make([]float64, n)
-		a[j][j] = narrow
-		b[j] = narrow * (math.Log(c.Prior) - f.at[j])
+		a[j][j] = quantized
+		b[j] = quantized * (math.Log(c.Prior) - f.at[j])
 	}
 	for i, w := range f.weights {
 		if !in(i) {

@@ -46,7 +46,7 @@ type bridgeResult struct {
 	fitted     int
 	held       int // rows within the interval of their kind
 	values     []float64
-	doubt      [2]doubt // dense, experts
+	logSigma   [2]logSigma // dense, experts
 }
 
 // hold fits one part of the rows and tests another.
@@ -77,7 +77,7 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 		return nil, err
 	}
 	r.values = exps(f.at)
-	if r.doubt, err = b.doubts(f); err != nil {
+	if r.logSigma, err = b.doubts(f); err != nil {
 		return nil, err
 	}
 	every := make([]int, len(b.rows))
@@ -99,7 +99,7 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 		bare := times[i] / b.measured[i]
 		with := bare * math.Exp(scale[row.kin()])
 		r.bare, r.with = append(r.bare, bare-1), append(r.with, with-1)
-		sigma := r.doubt[row.kind()].of(slices.Contains(names, row.family))
+		sigma := r.logSigma[row.kind()].of(slices.Contains(names, row.family))
 		if row.release >= secondEpoch && b.latest < secondEpoch {
 			sigma = math.Hypot(sigma, beyond)
 		}
@@ -206,7 +206,7 @@ func (b *bridge) text(list []*bridgeResult) string {
 				w.WriteString("\n  with scales:")
 			}
 		}
-		fmt.Fprintf(&w, "; %d of %d inside the interval; sigma %.3f\n", r.held, len(r.rows), r.doubt)
+		fmt.Fprintf(&w, "; %d of %d inside the interval; sigma %.3f\n", r.held, len(r.rows), r.logSigma)
 		for _, i := range r.worst(3) {
 			fmt.Fprintf(&w, "    %s\n", b.line(r, i, " "))
 		}
@@ -233,7 +233,7 @@ func (r *bridgeResult) worst(n int) []int {
 func (b *bridge) line(r *bridgeResult, i int, sep string) string {
 	row := &b.rows[r.rows[i]]
 	p := row.plan
-	return strings.Join([]string{row.id, row.family, row.run.Card, releases[row.release],
+	return strings.Join([]string{row.id, row.family, row.run.GPU, releases[row.release],
 		string(row.run.Precision), fmt.Sprintf("tp%d pp%d ep%d, %d microbatches", p.TP.Size, p.PP.Size,
 			max(row.options.ExpertRanks, 1), p.Microbatches), fmt.Sprintf("%+.1f %%", 100*r.with[i])}, sep)
 }
@@ -288,7 +288,7 @@ func (b *bridge) page(list []*bridgeResult) string {
 	for j, c := range b.constants {
 		fmt.Fprintf(&w, " %s %.3g;", c.Name, list[0].values[j])
 	}
-	d := list[0].doubt
+	d := list[0].logSigma
 	fmt.Fprintf(&w, " sigma %.3f dense, %.3f experts, and %.3f or %.3f for a model that is new.\n",
 		d[0].noise, d[1].noise, d[0].model, d[1].model)
 	return w.String()

@@ -65,7 +65,7 @@ func (r *result) markdown(b *bytes.Buffer) {
 		}
 	}
 	fmt.Fprintf(b, " sigma %.3f, and %.3f for a model that is new.\n\nRows that miss most:\n\n",
-		r.doubt.noise, r.doubt.model)
+		r.logSigma.noise, r.logSigma.model)
 	b.WriteString("| row | layout | measured s | estimated s | % |\n| --- | --- | --- | --- | --- |\n")
 	for _, i := range r.worst(6) {
 		s := r.list[i]
@@ -98,7 +98,7 @@ func (r *result) picture() []byte {
 		`viewBox="0 0 %g %g" font-family="sans-serif" font-size="10">`+"\n", side, side, side, side)
 	fmt.Fprintf(&b, `<rect width="%g" height="%g" fill="#fff"/>`+"\n", side, side)
 	from, to := math.Pow(10, low), math.Pow(10, high)
-	f := math.Exp(1.645 * r.doubt.noise)
+	f := math.Exp(1.645 * r.logSigma.noise)
 	fmt.Fprintf(&b, `<polygon points="%.1f,%.1f %.1f,%.1f %.1f,%.1f %.1f,%.1f" fill="#dde8f5"/>`+"\n",
 		x(from), y(from*f), x(to), y(to*f), x(to), y(to/f), x(from), y(from/f))
 	fmt.Fprintf(&b, `<path d="M%.1f %.1fL%.1f %.1f" stroke="#888"/>`+"\n", x(from), y(from), x(to),

@@ -38,7 +38,7 @@ type result struct {
 	families []string
 	left     []split // one family left out each
 	steps    []float64
-	doubt    doubt
+	logSigma logSigma
 }
 
 // inView is the study that is not held out in all it does.
@@ -97,10 +97,10 @@ func (s study) run(seed uint64) (*result, error) {
 	if r.profile, err = f.fit(list); err != nil {
 		return nil, err
 	}
-	if r.doubt, err = f.doubts(list); err != nil {
+	if r.logSigma, err = f.doubts(list); err != nil {
 		return nil, err
 	}
-	if r.all, r.steps, err = judge(list, r.profile, list, r.doubt); err != nil {
+	if r.all, r.steps, err = judge(list, r.profile, list, r.logSigma); err != nil {
 		return nil, err
 	}
 	for draw := range s.draws {
@@ -153,7 +153,7 @@ func (f *fitter) hold(in, out []sample) (split, error) {
 	if err != nil {
 		return split{}, err
 	}
-	d := doubt{}
+	d := logSigma{}
 	if seen(in, out) { // what a new model adds is of no use
 		d.noise, err = f.sigma(in)
 	} else {
@@ -177,7 +177,7 @@ func seen(in, out []sample) bool {
 }
 
 // judge prices samples that are to be held against what was fitted on others.
-func judge(list []sample, prof *price.Profile, in []sample, d doubt) (s split, steps []float64,
+func judge(list []sample, prof *price.Profile, in []sample, d logSigma) (s split, steps []float64,
 	err error) {
 	es, err := estimates(list, prof)
 	if err != nil {
@@ -256,7 +256,7 @@ func (r *result) text() string {
 	fmt.Fprintf(&b, "%s\ngoal: %s\n", r.about, r.goal)
 	fmt.Fprintf(&b, "fitted on all %d rows: %.2f mean, %.2f max, sigma %.4f, of a new model %.4f "+
 		"more\n",
-		len(r.list), 100*r.all.mean, 100*r.all.worst, r.doubt.noise, r.doubt.model)
+		len(r.list), 100*r.all.mean, 100*r.all.worst, r.logSigma.noise, r.logSigma.model)
 	mean, worst, most, held, of := total(r.random)
 	fmt.Fprintf(&b, "fitted on %.0f %%, %d draws, seed %d: %.2f mean, %.2f max, worst draw %.2f; "+
 		"%.1f %% of %d held-out rows inside the interval\n", 100*r.share, len(r.random), r.seed,

@@ -20,15 +20,15 @@ import (
 // A placing is where the plan that NVIDIA publishes stands among those that a search finds for the
 // same model, cluster and batch.
 type placing struct {
-	row   *bridgeRow
-	told  int     // place of the plan with its sizes of axes among all that were found; 0 if none
-	mesh  int     // its place when plans of the same work count once
-	exact int     // the same, if it has NVIDIA's number of microbatches too
-	best  float64 // seconds of the best plan that was found
-	fifth float64 // of the last one that counts
-	own   float64 // seconds of NVIDIA's
-	peak  int64   // bytes of NVIDIA's, with what it has to recompute
-	fits  string  // what NVIDIA's has to recompute or offload in order to fit; no if nothing helps
+	row    *bridgeRow
+	listed int     // place of the plan with its sizes of axes among all that were found; 0 if none
+	mesh   int     // its place when plans of the same work count once
+	exact  int     // the same, if it has NVIDIA's number of microbatches too
+	best   float64 // seconds of the best plan that was found
+	fifth  float64 // of the last one that counts
+	own    float64 // seconds of NVIDIA's
+	peak   int64   // bytes of NVIDIA's, with what it has to recompute
+	fits   string  // what NVIDIA's has to recompute or offload in order to fit; no if nothing helps
 }
 
 // first is how many plans count as the first ones.
@@ -39,7 +39,7 @@ func placings(ctx context.Context, rows []bridgeRow, fitted *price.Bridge) ([]pl
 	last := map[string]*bridgeRow{}
 	for i := range rows {
 		r := &rows[i]
-		key := fmt.Sprint(r.family, r.run.Card, r.run.Precision)
+		key := fmt.Sprint(r.family, r.run.GPU, r.run.Precision)
 		if was := last[key]; !r.check && (was == nil || was.release < r.release) {
 			last[key] = r
 		}
@@ -68,7 +68,7 @@ func (k *placing) search(ctx context.Context, fitted *price.Bridge) error {
 	job := autoplan.Job{Model: r.family, Config: r.config, Cluster: r.cluster, Profile: prof,
 		Seq: r.plan.Seq, Batch: r.plan.Batch, Precisions: []dtype.Format{r.run.Precision},
 		Devices: r.cluster.Count, Top: 2 * first,
-		Capacity: r.cluster.Card.UsableBytes}
+		Capacity: r.cluster.GPU.UsableBytes}
 	best := map[string]autoplan.Choice{}
 	for _, fixed := range asMegatron(r) {
 		job.Fixed = fixed
@@ -110,7 +110,7 @@ func (k *placing) place(list []autoplan.Choice) {
 			k.best = c.Step
 		}
 		if sizes(c.Plan, max(c.Plan.EP, 1)) == own {
-			k.told, k.mesh = i+1, at
+			k.listed, k.mesh = i+1, at
 			if c.Plan.Microbatches == r.plan.Microbatches {
 				k.exact = at
 			}
@@ -187,7 +187,7 @@ func (r *bridgeRow) smallest(prof *price.Profile) (step float64, peak int64, how
 		if err != nil {
 			return 0, 0, "", err
 		}
-		if step, peak, how = est.Step, est.Peak, v.how; peak <= r.cluster.Card.UsableBytes {
+		if step, peak, how = est.Step, est.Peak, v.how; peak <= r.cluster.GPU.UsableBytes {
 			return step, peak, how, nil
 		}
 	}
@@ -196,11 +196,11 @@ func (r *bridgeRow) smallest(prof *price.Profile) (step float64, peak int64, how
 
 func (k *placing) line(sep string) string {
 	r, p := k.row, k.row.plan
-	return strings.Join([]string{r.id, r.family, r.run.Card, string(r.run.Precision),
-		sizes(p, max(r.options.ExpertRanks, 1)), fmt.Sprint(k.told), fmt.Sprint(k.mesh),
+	return strings.Join([]string{r.id, r.family, r.run.GPU, string(r.run.Precision),
+		sizes(p, max(r.options.ExpertRanks, 1)), fmt.Sprint(k.listed), fmt.Sprint(k.mesh),
 		fmt.Sprint(k.exact),
 		fmt.Sprintf("%+.1f", 100*(k.own/k.best-1)), fmt.Sprintf("%+.1f", 100*(k.own/k.fifth-1)),
-		fmt.Sprintf("%.0f of %.0f", gib(k.peak), gib(r.cluster.Card.UsableBytes)), k.fits}, sep)
+		fmt.Sprintf("%.0f of %.0f", gib(k.peak), gib(r.cluster.GPU.UsableBytes)), k.fits}, sep)
 }
 
 func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }
@@ -254,7 +254,7 @@ func topSection(uint64) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	var told, mesh, exact, near int
+	var listed, mesh, exact, near int
 	var lines strings.Builder
 	for i := range list {
 		k := &list[i]
@@ -264,7 +264,7 @@ func topSection(uint64) (*section, error) {
 			}
 			return 0
 		}
-		told, mesh, exact = told+among(k.told), mesh+among(k.mesh), exact+among(k.exact)
+		listed, mesh, exact = listed+among(k.listed), mesh+among(k.mesh), exact+among(k.exact)
 		if k.own <= 1.02*k.fifth {
 			near++
 		}
@@ -274,7 +274,7 @@ func topSection(uint64) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	head := fmt.Sprintf(topAbout, mesh, len(list), told, exact, near)
+	head := fmt.Sprintf(topAbout, mesh, len(list), listed, exact, near)
 	fit := fmt.Sprintf("\nAll %d rows ran. Estimated to fit on the whole card: %d as they are, %d "+
 		"with norms\nrecomputed, %d with modules (latent projections, activations of experts), %d "+
 		"with activations on\nthe host, as FSDP recipes have it; not at all: %d.\n", len(rows),

@@ -119,9 +119,9 @@ func reportMixed(w io.Writer, rows, known []*row) error {
 		}},
 		{"tp", func(m *miss) bool { return m.plan.TP.Size > 1 }},
 		{"bf16 or f32", func(m *miss) bool { return m.plan.Precision == "" }},
-		{"cpu", func(m *miss) bool { return m.card == "cpu" }},
-		{"b200", func(m *miss) bool { return m.card == "b200" }},
-		{"rtx6000pro", func(m *miss) bool { return m.card == "rtx6000pro" }},
+		{"cpu", func(m *miss) bool { return m.gpu == "cpu" }},
+		{"b200", func(m *miss) bool { return m.gpu == "b200" }},
+		{"rtx6000pro", func(m *miss) bool { return m.gpu == "rtx6000pro" }},
 	}
 	for _, k := range kinds {
 		of := slices.DeleteFunc(slices.Clone(all), func(m *miss) bool { return !k.is(m) })

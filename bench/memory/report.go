@@ -16,7 +16,7 @@ import (
 // A miss is what the compiler and the predictor say of a row.
 type miss struct {
 	row       *row
-	card      string
+	gpu       string
 	want      *step.Footprint // the rank that holds most
 	got       footprint.Rank
 	predictor *footprint.Predictor
@@ -53,7 +53,7 @@ func predict(r *row) (*miss, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &miss{r, cluster.Card.Name, r.peak(), *f.Peak(), p, c}, nil
+	return &miss{r, cluster.GPU.Name, r.peak(), *f.Peak(), p, c}, nil
 }
 
 // misses predicts all rows.
@@ -103,12 +103,12 @@ func report(w io.Writer, rows []*row, worst int) error {
 	}
 	fmt.Fprintf(w, "predicted peak against the compiled one\n%-11s %5s %8s %8s\n", "target", "rows",
 		"mean", "maximum")
-	for _, card := range []string{"cpu", "b200", "rtx6000pro", "all"} {
+	for _, gpu := range []string{"cpu", "b200", "rtx6000pro", "all"} {
 		of := slices.DeleteFunc(slices.Clone(all), func(m *miss) bool {
-			return card != "all" && m.card != card
+			return gpu != "all" && m.gpu != gpu
 		})
 		mean, most := spread(of, (*miss).off)
-		fmt.Fprintf(w, "%-11s %5d %7.2f%% %7.2f%%\n", card, len(of), 100*mean, 100*most)
+		fmt.Fprintf(w, "%-11s %5d %7.2f%% %7.2f%%\n", gpu, len(of), 100*mean, 100*most)
 	}
 	fmt.Fprintf(w, "\n%-25s %8s %8s   of the whole\n", "cause", "mean", "maximum")
 	for _, c := range causes {

@@ -27,7 +27,7 @@ const seed = 20261115
 
 // A want is how many combinations of a kind of cluster there are, and what they are drawn from.
 type want struct {
-	card  string
+	gpu   string
 	count int
 	draw  func(r *rand.Rand) family
 }
@@ -60,9 +60,9 @@ func deal(seed uint64, wants []want) ([]combination, error) {
 		seen := map[string]bool{}
 		for tries := 0; len(lists[i]) < w.count; tries++ {
 			if tries > 1e5 {
-				return nil, diag.New(diag.Internal, "no more plans for %s", w.card)
+				return nil, diag.New(diag.Internal, "no more plans for %s", w.gpu)
 			}
-			for _, one := range w.draw(r).expand(w.card) {
+			for _, one := range w.draw(r).expand(w.gpu) {
 				if len(lists[i]) < w.count && !seen[one.key()] {
 					seen[one.key()] = true
 					lists[i] = append(lists[i], one)
@@ -82,7 +82,7 @@ func deal(seed uint64, wants []want) ([]combination, error) {
 }
 
 // expand gives the plans of a family that fit its model.
-func (f family) expand(card string) (list []combination) {
+func (f family) expand(gpu string) (list []combination) {
 	c, err := configOf(f.model)
 	if err != nil {
 		return nil
@@ -93,7 +93,7 @@ func (f family) expand(card string) (list []combination) {
 		p.Version, p.Model = plan.Version, f.model
 		p.Microbatches, p.Batch = v.micros, rows*v.micros
 		p.PP.Schedule = v.schedule
-		p.Cluster = fmt.Sprintf("%dx%s", p.Devices(), card)
+		p.Cluster = fmt.Sprintf("%dx%s", p.Devices(), gpu)
 		if p.Check(c) == nil {
 			list = append(list, combination{c, &p})
 		}

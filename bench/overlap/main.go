@@ -69,7 +69,7 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 			return err
 		}
 		took := time.Since(start)
-		rates, err := overlap.RatesOf(cluster.Card)
+		rates, err := overlap.RatesOf(cluster.GPU)
 		if err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func write(path string) (*program.Module, machine.Cluster, error) {
 		return nil, none, err
 	}
 	defer func() { _ = m.Close() }()
-	w, err := step.Build(step.Spec{Model: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.Card.Arch,
+	w, err := step.Build(step.Spec{Model: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.GPU.Arch,
 		Plan: p})
 	if err != nil {
 		return nil, none, err

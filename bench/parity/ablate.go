@@ -161,7 +161,7 @@ func largest(x []float32) float64 {
 }
 
 // turned is a matrix with rows for columns.
-func turned(m []float32, rows, cols int) []float32 {
+func rotated(m []float32, rows, cols int) []float32 {
 	out := make([]float32, len(m))
 	if err := block.Transpose(out, m, rows, cols); err != nil {
 		panic(err)
@@ -214,8 +214,8 @@ type row struct {
 // measure adds one linear layer.
 func (r *row) measure(v variant, l *linear, number uint32) {
 	key := func(draw, which uint32) block.Key { return block.NewKey(draw, 1, 2*number+which) }
-	xT, wT := turned(l.x, l.t, l.in), turned(l.w, l.out, l.in)
-	dyT := turned(l.dy, l.t, l.out)
+	xT, wT := rotated(l.x, l.t, l.in), rotated(l.w, l.out, l.in)
+	dyT := rotated(l.dy, l.t, l.out)
 	qx, sx := v.rounded(operand{m: l.x, rows: l.t, cols: l.in})
 	qw, sw := v.rounded(operand{m: l.w, rows: l.out, cols: l.in, weight: true})
 	qwT, _ := v.rounded(operand{m: wT, rows: l.in, cols: l.out, weight: true})

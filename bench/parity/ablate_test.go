@@ -44,7 +44,7 @@ func TestEight(t *testing.T) {
 }
 
 // A transform of both arguments changes no product, and products are those of matrices.
-func TestProducts(t *testing.T) {
+func TestGEMMs(t *testing.T) {
 	x, y := numbers(3*32), numbers(5*32)
 	exact := product(x, y, 32)
 	if rel, proj := errors(exact, exact); rel != 0 || proj != 0 {

@@ -166,9 +166,9 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 // policyOf is that of a format or a file, or NVFP4 without the rule that keeps the last layers, or
 // in one product alone.
 func policyOf(c *model.Config, name string) (*precision.Policy, error) {
-	products := []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
+	gemmNames := []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
 	product, alone := strings.CutSuffix(name, "4")
-	alone = alone && slices.Contains(products, product)
+	alone = alone && slices.Contains(gemmNames, product)
 	if name != "all4" && !alone {
 		return precision.Load(c, name)
 	}
@@ -182,7 +182,7 @@ func policyOf(c *model.Config, name string) (*precision.Policy, error) {
 	}
 	for i := range p.Rules {
 		if p.Rules[i].Format == dtype.NVFP4 {
-			p.Rules[i].Products = []string{product}
+			p.Rules[i].GEMMs = []string{product}
 		}
 	}
 	return p, nil

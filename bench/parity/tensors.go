@@ -109,7 +109,7 @@ func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	narrow, err := precision.Default(job.Config, string(dtype.MXFP8))
+	quantized, err := precision.Default(job.Config, string(dtype.MXFP8))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -118,7 +118,7 @@ func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 	for _, stack := range job.Config.Params() {
 		for _, p := range stack.Layers() {
 			i := slices.IndexFunc(gr.Wrt, func(v *ir.Value) bool { return v.Name == p.Name })
-			if i < 0 || narrow.Of(0, p.Name, precision.Wgrad) == dtype.FormatBF16 {
+			if i < 0 || quantized.Of(0, p.Name, precision.Wgrad) == dtype.FormatBF16 {
 				continue
 			}
 			op := joint.Results[1+i].Def()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell"
 	"github.com/deepwell/deepwell/dryrun"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 )
@@ -64,8 +65,12 @@ const shownParts = 6
 
 func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
 	fmt.Fprintf(w, "%s · %s · cost model: %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
-	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/GPU · bubble %.1f %%\n", d.Step, d.Low,
-		d.High, human.Thousands(int64(d.Rate)), 100*d.Bubble)
+	onGPUs, device := d.Capacity > 0, "device"
+	if onGPUs {
+		device = "GPU"
+	}
+	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/%s · bubble %.1f %%\n", d.Step, d.Low,
+		d.High, human.Thousands(int64(d.Rate)), device, 100*d.Bubble)
 	if text.whatIf != "" {
 		fmt.Fprintf(w, "what if     %s\n", text.whatIf)
 	}
@@ -73,11 +78,15 @@ func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
 		fmt.Fprintf(w, "calibrated  by %s\n", runsOf(d.Calibrated))
 	}
 	verdict := "fits"
-	if d.Capacity > 0 && d.Peak > d.Capacity {
+	if d.Peak > d.Capacity {
 		verdict = "does not fit"
 	}
-	fmt.Fprintf(w, "peak        %s of %s GiB   %s\n", gib(d.Peak), gib(d.Capacity), verdict)
-	fmt.Fprintf(w, "            %s GiB\n", causes(d.Memory))
+	if onGPUs {
+		fmt.Fprintf(w, "peak        %s of %s GiB   %s\n", gib(d.Peak), gib(d.Capacity), verdict)
+		fmt.Fprintf(w, "            %s GiB\n", causes(d.Memory))
+	} else { // CPU devices share the host's memory, whose size the plan does not state
+		fmt.Fprintf(w, "peak        %s per device\n", event.Size(d.Peak))
+	}
 	if d.Policy != "" {
 		fmt.Fprintf(w, "precision   %s\n", d.Policy)
 	}
@@ -91,7 +100,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
 		fmt.Fprintf(w, "%-11s %+5.1f %%  %s\n", label, 100*(h.Step/d.Step-1), h.Change)
 		label = ""
 	}
-	if d.Budget.Tokens > 0 {
+	if d.Budget.Tokens > 0 && onGPUs { // nobody rents CPU devices for a run
 		fmt.Fprintf(w, "%s tokens: %s, $%s at $%.2f per GPU-hour\n", text.tokens, days(d.Bill.Days),
 			human.Amount(d.Bill.Money), d.Budget.Price)
 	}

@@ -57,7 +57,7 @@ func (a *app) printPolicy(p *precision.Policy, share map[dtype.Format]float64,
 	err := a.table("linear layers\tlayers\tGEMMs\tformat\twhy", func(w io.Writer) {
 		for _, r := range p.Rules {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", strings.Join(r.Linears, ", "), r.Span(p.Layers),
-				cmp.Or(strings.Join(r.Products, ", "), "all"), r.Format, r.Why)
+				cmp.Or(strings.Join(r.GEMMs, ", "), "all"), r.Format, r.Why)
 		}
 	})
 	if err != nil {

@@ -22,7 +22,7 @@ func (g *gradient) onCPU() int64 {
 				kept = slices.Delete(kept, at, at+1)
 			}
 		case g.w.unrolled && g.s.CP == 1: // XLA finds that scores are computed again, and keeps them
-			n := g.pieces()
+			n := g.chunks()
 			kept = append(kept, g.s.scores*2*(n+1)/n*g.part.rounds*g.p.slots)
 		}
 		for _, n := range kept {
@@ -111,9 +111,9 @@ func (g *gradient) tables(m *space) {
 			continue
 		}
 		bytes := g.taken(h)
-		turned := int64(0)
+		transposed := int64(0)
 		if h.first > 0 || h.stack {
-			turned = bytes
+			transposed = bytes
 		}
 		switch {
 		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
@@ -128,16 +128,16 @@ func (g *gradient) tables(m *space) {
 			g.layered(m, bytes, g.p.rounded(g.plan))
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
-			m.add(bytes+turned, atEmbed, atEmbed)
-		case g.forward && turned > 0 && h.name != "embed":
+			m.add(bytes+transposed, atEmbed, atEmbed)
+		case g.forward && transposed > 0 && h.name != "embed":
 			m.add(bytes, atForward, atHead)
-			m.add(turned, atForward, atForward)
+			m.add(transposed, atForward, atForward)
 		case g.forward && g.part.first: // what is gathered is gathered early
 			m.add(bytes, atEmbed, atHead)
-			m.add(turned, atEmbed, atEmbed)
+			m.add(transposed, atEmbed, atEmbed)
 		default:
 			m.add(bytes, atLogits, atHead)
-			m.add(turned, atLogits, atLogits)
+			m.add(transposed, atLogits, atLogits)
 		}
 	}
 	// Stacks are turned one after another, the largest first.
@@ -147,16 +147,16 @@ func (g *gradient) tables(m *space) {
 }
 
 // pieces is how many parts of the queries attention takes one after another.
-func (g *gradient) pieces() int64 {
-	_, products := g.p.set.Types(g.s.Params)
+func (g *gradient) chunks() int64 {
+	_, matmuls := g.p.set.Types(g.s.Params)
 	queries := g.s.attention.In[0].Type.Size(ir.Seq)
 	keys := g.s.attention.In[1].Type.Size(ir.Keys)
-	return int64(len(g.p.set.Pieces(g.s.attention, products, queries, keys)))
+	return int64(len(g.p.set.Pieces(g.s.attention, matmuls, queries, keys)))
 }
 
 // cpuSet is what one layer has while it computes.
 func (g *gradient) cpuSet(weights int64, back bool) int64 {
-	mlp, flow, scores := g.s.mlp, g.s.whole, 4*g.s.scores/g.pieces()
+	mlp, flow, scores := g.s.mlp, g.s.whole, 4*g.s.scores/g.chunks()
 	if !back {
 		return 2*mlp + 3*flow + scores + weights/2
 	}

@@ -213,11 +213,11 @@ func (g *gradient) headGrad() int {
 // stays tells whether a stage keeps what it gathered for the pass forward until the one back. In
 // few bits the two take different copies, and each gathers its own.
 func (g *gradient) stays() bool {
-	few := false
+	quantized := false
 	if g.p.quant != nil {
-		g.p.quant.each(g.part.mix, func(c class, _ int64) { few = few || len(c) > 0 })
+		g.p.quant.each(g.part.mix, func(c class, _ int64) { quantized = quantized || len(c) > 0 })
 	}
-	return g.w.gather == "micro" && !few
+	return g.w.gather == "micro" && !quantized
 }
 
 // recomputes tells whether the pass back runs a linear layer forward again.

@@ -53,7 +53,7 @@ func TestStagesOfAPolicy(t *testing.T) {
 	p.TP, p.Recompute = plan.TP{}, nil
 	p.PP = plan.PP{Size: 8, Schedule: "interleaved", Virtual: 4}
 	for _, name := range []string{"mxfp8", "nvfp4"} {
-		few, err := under(t, c, name).Predict(p)
+		quantized, err := under(t, c, name).Predict(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,17 +62,17 @@ func TestStagesOfAPolicy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range few.Loads {
-			if few.Loads[i].Residuals > wide.Loads[i].Residuals {
-				t.Errorf("%s, stage %d: %+v, in bf16 %+v", name, i, few.Loads[i], wide.Loads[i])
+		for i := range quantized.Loads {
+			if quantized.Loads[i].Residuals > wide.Loads[i].Residuals {
+				t.Errorf("%s, stage %d: %+v, in bf16 %+v", name, i, quantized.Loads[i], wide.Loads[i])
 			}
 		}
-		for i := range few.Ranks {
-			if few.Ranks[i].Grads != wide.Ranks[i].Grads {
-				t.Errorf("%s, rank %d: %+v, in bf16 %+v", name, i, few.Ranks[i], wide.Ranks[i])
+		for i := range quantized.Ranks {
+			if quantized.Ranks[i].Grads != wide.Ranks[i].Grads {
+				t.Errorf("%s, rank %d: %+v, in bf16 %+v", name, i, quantized.Ranks[i], wide.Ranks[i])
 			}
 		}
-		if few.Loads[0].Residuals >= wide.Loads[0].Residuals {
+		if quantized.Loads[0].Residuals >= wide.Loads[0].Residuals {
 			t.Errorf("%s keeps no less", name)
 		}
 	}

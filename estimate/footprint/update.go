@@ -200,17 +200,17 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 // state adds a new weight and new moments, and where the old ones were.
 func (h *sent) state(m *space) {
 	if h.table { // its gradient is turned first, and moments only back before they are copied
-		m.add(h.piece, h.update, h.update)
-		m.add(h.piece, h.unturn, h.copies)
-		m.add(h.piece, h.unturn, h.copies)
+		m.add(h.shard, h.update, h.update)
+		m.add(h.shard, h.unturn, h.copies)
+		m.add(h.shard, h.unturn, h.copies)
 	}
-	m.add(h.piece, h.update, h.unturn)
-	m.add(h.piece, h.update, max(h.back, h.round))
-	m.add(h.piece, h.update, h.unturn)
-	m.host(h.piece, h.update, h.back)
+	m.add(h.shard, h.update, h.unturn)
+	m.add(h.shard, h.update, max(h.back, h.round))
+	m.add(h.shard, h.update, h.unturn)
+	m.host(h.shard, h.update, h.back)
 	if !h.table {
-		m.host(h.piece, h.update, h.copies)
-		m.host(h.piece, h.update, h.copies)
+		m.host(h.shard, h.update, h.copies)
+		m.host(h.shard, h.update, h.copies)
 	}
 }
 
@@ -218,26 +218,26 @@ func (h *sent) state(m *space) {
 // over the plans of bench/memory, which lie within a fifth of it.
 func (p *Predictor) updateMeans(w *way, list []resident) int64 {
 	var all, stacks, largest, whole, second int64 // bytes of pieces in f32, of copies
-	var table, turned int64
+	var table, transposed int64
 	for i := range list {
 		h := &list[i]
 		if !w.copied(h.param) || h.quant != nil { // what is quantized is small when it is sent
 			continue
 		}
-		piece := h.stored() * 4
+		shard := h.stored() * 4
 		if !h.stack && h.first > 0 {
-			table, turned = h.whole()*w.elem, piece
+			table, transposed = h.whole()*w.elem, shard
 		}
 		if h.stack || h.first > 0 || p.cpu {
-			all += piece
+			all += shard
 		}
 		switch {
 		case !h.stack || w.unrolled:
-		case piece > largest:
+		case shard > largest:
 			second = whole
-			largest, whole, stacks = piece, h.whole()*w.elem, piece
-		case piece == largest:
-			stacks += piece
+			largest, whole, stacks = shard, h.whole()*w.elem, shard
+		case shard == largest:
+			stacks += shard
 		default:
 			second = max(second, h.whole()*w.elem)
 		}
@@ -246,7 +246,7 @@ func (p *Predictor) updateMeans(w *way, list []resident) int64 {
 	case all == 0:
 		return 0
 	case p.cpu:
-		return whole + max(largest, turned) + table
+		return whole + max(largest, transposed) + table
 	}
 	n := min(stacks*4/3, 4*largest) + whole + second/2
 	return n

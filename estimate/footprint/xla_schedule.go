@@ -57,7 +57,7 @@ type place struct {
 // A sent is a parameter of which gradients or copies are sent, in bytes, and, where they are, the
 // moments of what an update does with it.
 type sent struct {
-	piece, rounded, whole int64 // what is kept, in f32 and as it is sent; what comes of it
+	shard, rounded, whole int64 // what is kept, in f32 and as it is sent; what comes of it
 	terms, sum, result    int64 // its gradient before and after it is added up, and as it is kept
 	param, turn           int   // its place among all, and among those that are sent
 	cut                   bool
@@ -78,10 +78,10 @@ func sentOf(w *way, list []resident) []sent {
 		if h.vector {
 			continue
 		}
-		turned := h.cut && (h.layers > 1 || !h.stack && h.first > 0)
-		all = append(all, sent{param: i, piece: h.stored() * 4, rounded: h.stored() * w.elem,
+		transposed := h.cut && (h.layers > 1 || !h.stack && h.first > 0)
+		all = append(all, sent{param: i, shard: h.stored() * 4, rounded: h.stored() * w.elem,
 			whole: h.whole() * w.elem, terms: h.whole() * w.sum, sum: h.stored() * w.sum,
-			result: h.stored() * w.grad, cut: h.cut, transposed: turned, table: turned && !h.stack,
+			result: h.stored() * w.grad, cut: h.cut, transposed: transposed, table: transposed && !h.stack,
 			quantized: h.quant != nil})
 		switch {
 		case !h.stack || h.param.stored < widest:
@@ -93,9 +93,9 @@ func sentOf(w *way, list []resident) []sent {
 	}
 	rank := func(h *sent) int64 {
 		if h.table {
-			return min(h.piece, least-1)
+			return min(h.shard, least-1)
 		}
-		return h.piece
+		return h.shard
 	}
 	slices.SortStableFunc(all, func(a, b sent) int { return cmp.Compare(rank(&a), rank(&b)) })
 	for i := range all {
@@ -129,12 +129,12 @@ func (o *scheduler) arrange() {
 	for i := range n {
 		o.order = append(o.order, i)
 	}
-	if slices.ContainsFunc(o.all, func(h sent) bool { return h.table }) && o.all[n-1].piece < 1<<31 {
+	if slices.ContainsFunc(o.all, func(h sent) bool { return h.table }) && o.all[n-1].shard < 1<<31 {
 		return
 	}
 	slices.Reverse(o.all)
 	if !o.counted {
-		slices.SortStableFunc(o.all, func(a, b sent) int { return cmp.Compare(a.piece, b.piece) })
+		slices.SortStableFunc(o.all, func(a, b sent) int { return cmp.Compare(a.shard, b.shard) })
 	}
 	slices.Reverse(o.order)
 }
@@ -225,10 +225,10 @@ func (o *scheduler) fill() (cost int64, ok bool) {
 		h.round = o.tick()
 		if !h.transposed { // updated and rounded at once, in place
 			h.update = h.round
-			return o.cost(7*h.piece + h.rounded), true
+			return o.cost(7*h.shard + h.rounded), true
 		}
 		o.ready = append(o.ready, i)
-		return o.cost(h.piece + h.rounded), true
+		return o.cost(h.shard + h.rounded), true
 	}
 	return o.restore()
 }
@@ -239,7 +239,7 @@ func (o *scheduler) restore() (cost int64, ok bool) {
 		h := &o.all[o.order[len(o.all)-1-o.backs]]
 		if o.backs++; h.transposed {
 			h.back = o.tick()
-			return o.cost(2 * h.piece), true
+			return o.cost(2 * h.shard), true
 		}
 	}
 	for o.copied < len(o.all) {
@@ -258,7 +258,7 @@ func (o *scheduler) copy(h *sent) (cost int64) {
 	h.unturn = h.copies
 	if h.table {
 		h.unturn = o.tick()
-		cost += 2 * o.cost(3*h.piece)
+		cost += 2 * o.cost(3*h.shard)
 	}
 	return cost
 }
@@ -270,7 +270,7 @@ func (o *scheduler) compute(h *sent) (cost int64) {
 	}
 	h.update = o.tick()
 	if h.table { // in steps
-		return cost + 4*o.cost(3*h.piece)
+		return cost + 4*o.cost(3*h.shard)
 	}
-	return cost + o.cost(7*h.piece)
+	return cost + o.cost(7*h.shard)
 }

@@ -50,7 +50,7 @@ func openChild(ctx context.Context, o Options) (*Compiler, error) {
 			Try("look at the limits of processes, memory and open files: ulimit -a")
 	}
 	_, err := c.ask(ctx, "while it was opened", greeting{Version: wireVersion, Engines: o.Engines,
-		Cluster: fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.Card.Name),
+		Cluster: fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.GPU.Name),
 		Cache:   o.Cache, WithoutCuDNN: o.WithoutCuDNN}, "")
 	if err != nil {
 		c.close()

@@ -11,10 +11,10 @@ import (
 // A doubt is how sure a fit is, as standard deviations of the logarithm of a step: the noise of a
 // row, and what a model adds that was not among the fitted ones. Both come from the fitted rows
 // alone, by leaving out some of them at a time.
-type doubt struct{ noise, model float64 }
+type logSigma struct{ noise, model float64 }
 
 // of is the deviation of a row of a model that is among the fitted ones or is not.
-func (d doubt) of(fitted bool) float64 {
+func (d logSigma) of(fitted bool) float64 {
 	if fitted {
 		return d.noise
 	}
@@ -107,7 +107,7 @@ func strange(noise float64, squares []float64) float64 {
 }
 
 // doubts are those of a fit of these samples.
-func (f *fitter) doubts(list []sample) (d doubt, err error) {
+func (f *fitter) doubts(list []sample) (d logSigma, err error) {
 	if d.noise, err = f.sigma(list); err != nil {
 		return d, err
 	}
@@ -122,9 +122,9 @@ func (f *fitter) doubts(list []sample) (d doubt, err error) {
 		return d, nil
 	}
 	var squares []float64
-	few := thin(list)
+	quantized := thin(list)
 	for _, name := range names {
-		in, out := apart(few, name)
+		in, out := apart(quantized, name)
 		prof, err := f.fit(in)
 		if err != nil {
 			return d, err
@@ -150,18 +150,18 @@ const beyond = 0.10
 // thin takes every few rows, so that at most some hundred are left.
 func thin(list []sample) []sample {
 	step := (len(list) + 149) / 150
-	var few []sample
+	var quantized []sample
 	for i := 0; i < len(list); i += step {
-		few = append(few, list[i])
+		quantized = append(quantized, list[i])
 	}
-	return few
+	return quantized
 }
 
 // doubts are those of a fit of Megatron-Bridge's rows, of models without and with experts: each
 // row is predicted from the others, and each model from all others. Errors count as their rows do
 // in the fit. Models with and
 // without experts are too few for a number of their own for what is new.
-func (b *bridge) doubts(f *fitting) (d [2]doubt, err error) {
+func (b *bridge) doubts(f *fitting) (d [2]logSigma, err error) {
 	slopes, err := f.slopes()
 	if err != nil {
 		return d, err
