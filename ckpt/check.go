@@ -111,7 +111,7 @@ func (m *Manifest) checkMeta() error {
 	return nil
 }
 
-// check demands that the parts are well formed and cover the tensor, each element once; those of
+// check demands that the parts are well formed and cover the tensor, each element once; parts of
 // one writer need not cover it.
 func (t *Stored) check(files map[string]*File, partial bool) error {
 	if err := checkTensor(t.Tensor); err != nil {
@@ -151,7 +151,7 @@ func (t *Stored) check(files map[string]*File, partial bool) error {
 	return nil
 }
 
-// collision finds two parts that share an element. It sweeps along the dimension that is cut most
+// collision finds two parts that share an element. It sweeps along the dimension that is split most
 // often, so that a grid of n parts takes about n^1.5 comparisons and not n².
 func (t *Stored) collision() (a, b Box, found bool) {
 	if len(t.Parts) < 2 {

@@ -114,8 +114,8 @@ func genBox(rt *rapid.T, t Tensor) Box {
 	return b
 }
 
-// genCuts cuts a box in two again and again.
-func genCuts(rt *rapid.T, t Tensor, b Box, depth int) []Box {
+// genSplits splits a box in two again and again.
+func genSplits(rt *rapid.T, t Tensor, b Box, depth int) []Box {
 	if len(b.Size) == 0 || depth == 0 || slices.Contains(b.Size, 0) {
 		return []Box{b}
 	}
@@ -127,12 +127,12 @@ func genCuts(rt *rapid.T, t Tensor, b Box, depth int) []Box {
 	if b.Size[i] < 2*unit {
 		return []Box{b}
 	}
-	cut := unit * rapid.Int64Range(1, b.Size[i]/unit-1).Draw(rt, "cut")
+	cut := unit * rapid.Int64Range(1, b.Size[i]/unit-1).Draw(rt, "split")
 	left, right := Box{slices.Clone(b.Start), slices.Clone(b.Size)}, Box{slices.Clone(b.Start), slices.Clone(b.Size)}
 	left.Size[i] = cut
 	right.Start[i] += cut
 	right.Size[i] -= cut
-	return append(genCuts(rt, t, left, depth-1), genCuts(rt, t, right, depth-1)...)
+	return append(genSplits(rt, t, left, depth-1), genSplits(rt, t, right, depth-1)...)
 }
 
 func genTensors(rt *rapid.T) []Tensor {
@@ -163,7 +163,7 @@ func TestAnyBoxFromAnyWriters(t *testing.T) {
 			writers[i] = []Slice{}
 		}
 		for _, x := range tensors {
-			for _, b := range genCuts(rt, x, x.Box(), 3) {
+			for _, b := range genSplits(rt, x, x.Box(), 3) {
 				w := rapid.IntRange(0, len(writers)-1).Draw(rt, "writer")
 				writers[w] = append(writers[w], Slice{x.Name, b})
 			}
@@ -283,13 +283,13 @@ func TestChunksFollowEachOther(t *testing.T) {
 			box := genBox(rt, x)
 			limit := rapid.Int64Range(8, 100).Draw(rt, "limit")
 			var got []byte
-			for piece := range x.chunks(box, limit) {
-				n := x.sized(piece.Size)
+			for chunk := range x.chunks(box, limit) {
+				n := x.sized(chunk.Size)
 				if n == 0 || n > limit {
-					rt.Fatalf("a chunk %v of %d bytes, limit %d", piece, n, limit)
+					rt.Fatalf("a chunk %v of %d bytes, limit %d", chunk, n, limit)
 				}
 				buf := make([]byte, n)
-				if err := m.ReadSlice(x.Name, piece, buf); err != nil {
+				if err := m.ReadSlice(x.Name, chunk, buf); err != nil {
 					rt.Fatal(err)
 				}
 				got = append(got, buf...)

@@ -130,7 +130,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 	}
 }
 
-// strike starts a child, waits until it has printed so many lines and then a little, and kills it.
+// strike starts a child, waits until it has printed n lines and then a little, and kills it.
 func strike(t *testing.T, dir string, lines int, delay time.Duration) {
 	t.Helper()
 	var stderr strings.Builder
@@ -179,7 +179,7 @@ type powerCut struct {
 	last   func()                     // takes effect when the next operation begins
 }
 
-var errCut = errors.New("the power is cut")
+var errCut = errors.New("the power fails")
 
 func newCut(strike int) *powerCut {
 	return &powerCut{strike: strike, dirty: map[string]bool{},
@@ -264,7 +264,7 @@ func (p *powerCut) lose(t *testing.T, renames bool) {
 	}
 }
 
-// A save with pruning, cut before each of its operations, leaves the old step or the new one, and
+// A save with pruning, stopped before each of its operations, leaves the old step or the new one, and
 // the next save succeeds. Once Save has returned, it is the new one.
 func TestPowerCutBeforeEveryOperation(t *testing.T) {
 	base := t.TempDir()
@@ -292,10 +292,10 @@ func TestPowerCutBeforeEveryOperation(t *testing.T) {
 			var warned heard
 			c, err := Latest(t.Context(), dir, &warned)
 			if err != nil || len(warned.list) > 0 {
-				t.Fatalf("cut before operation %d, after %v: %v %v", n, ops, err, warned.list)
+				t.Fatalf("stopped before operation %d, after %v: %v %v", n, ops, err, warned.list)
 			}
 			if c.Step != 3 && (c.Step != 2 || done) {
-				t.Fatalf("cut before operation %d, after %v: step %d", n, ops, c.Step)
+				t.Fatalf("stopped before operation %d, after %v: step %d", n, ops, c.Step)
 			}
 			sameState(t, c, state(t, uint64(c.Step), small()...))
 			c.Close()
@@ -430,15 +430,15 @@ func TestWritersWait(t *testing.T) {
 	} {
 		first, err := Begin(t.Context(), dir, 2, Options{})
 		must(t, err)
-		var told event.Warning
+		var warning event.Warning
 		err = second(listener(func(e event.Event) { // the second is waiting now
 			if w, ok := e.(event.Warning); ok {
-				told = w
+				warning = w
 				first.Abort()
 			}
 		}))
-		if err != nil || !strings.Contains(told.Text, "process "+strconv.Itoa(os.Getpid())) {
-			t.Errorf("%s: %v, told %q", name, err, told.Text)
+		if err != nil || !strings.Contains(warning.Text, "process "+strconv.Itoa(os.Getpid())) {
+			t.Errorf("%s: %v, warned %q", name, err, warning.Text)
 		}
 	}
 }

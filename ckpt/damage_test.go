@@ -75,7 +75,7 @@ func TestDamageIsNamedAndPassedOver(t *testing.T) {
 		do   func(t *testing.T, step string)
 		says string
 	}{
-		"part cut": {func(t *testing.T, step string) {
+		"part truncated": {func(t *testing.T, step string) {
 			must(t, os.Truncate(filepath.Join(step, partName), 700))
 		}, `part-00000\.safetensors has 700 bytes instead of \d+`},
 		"part empty": {func(t *testing.T, step string) {
@@ -105,15 +105,15 @@ func TestDamageIsNamedAndPassedOver(t *testing.T) {
 		"manifest missing": {func(t *testing.T, step string) {
 			must(t, os.Remove(filepath.Join(step, manifestName)))
 		}, `manifest\.json is missing`},
-		"manifest cut": {func(t *testing.T, step string) {
+		"manifest truncated": {func(t *testing.T, step string) {
 			must(t, os.Truncate(filepath.Join(step, manifestName), 300))
-		}, `the manifest is cut short`},
+		}, `the manifest is truncated`},
 		"manifest empty": {func(t *testing.T, step string) {
 			must(t, os.Truncate(filepath.Join(step, manifestName), 0))
-		}, `the manifest is cut short`},
+		}, `the manifest is truncated`},
 		"bit in the manifest": {func(t *testing.T, step string) {
 			flip(t, filepath.Join(step, manifestName), 14, 1) // the version: 1 becomes 3
-		}, `cut short or was changed`},
+		}, `truncated or was changed`},
 		"another step's folder": {func(t *testing.T, step string) {
 			must(t, os.RemoveAll(step))
 			must(t, os.CopyFS(step, os.DirFS(filepath.Join(filepath.Dir(step), stepName(1)))))

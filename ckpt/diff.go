@@ -31,7 +31,7 @@ type Difference struct {
 func (d Difference) Comparable() bool { return d.A == d.B }
 
 // Diff compares two sources tensor by tensor, in the order of their names, a chunk at a time. Two
-// checkpoints that cut a tensor in the same way are compared by their hashes.
+// checkpoints that shard a tensor in the same way are compared by their hashes.
 func Diff(ctx context.Context, a, b Source) ([]Difference, error) {
 	inA, inB := byName(a.Tensors()), byName(b.Tensors())
 	all := maps.Clone(inA)
@@ -76,15 +76,15 @@ func sameHashes(a, b Source, name string) bool {
 
 func (d *Difference) compare(ctx context.Context, t Tensor, a, b Source) error {
 	bufA, bufB := make([]byte, min(chunkBytes, t.Bytes())), make([]byte, min(chunkBytes, t.Bytes()))
-	for piece := range t.chunks(t.Box(), chunkBytes) {
+	for box := range t.chunks(t.Box(), chunkBytes) {
 		if err := ctx.Err(); err != nil {
 			return diag.New(diag.Canceled, "stopped while comparing %s", human.Quote(t.Name)).Wrap(err)
 		}
-		n := t.sized(piece.Size)
-		if err := a.ReadSlice(t.Name, piece, bufA[:n]); err != nil {
+		n := t.sized(box.Size)
+		if err := a.ReadSlice(t.Name, box, bufA[:n]); err != nil {
 			return err
 		}
-		if err := b.ReadSlice(t.Name, piece, bufB[:n]); err != nil {
+		if err := b.ReadSlice(t.Name, box, bufB[:n]); err != nil {
 			return err
 		}
 		if !bytes.Equal(bufA[:n], bufB[:n]) {

@@ -22,10 +22,9 @@
 //	                                      processes with a mark behind its name
 //
 // Each writer of a [Draft] has a part file of its own, writers in other processes included
-// ([Join]), and the manifest says which box of which
-// tensor lies where. The boxes of a tensor cover it exactly once; how they were cut says nothing
-// about how they can be read, so a state written by 8 ranks is read by 3. Part files are
-// safetensors, so any tool can look into one.
+// ([Join]), and the manifest says which box of which tensor is stored where. The boxes of a tensor
+// cover it exactly once; how it was sharded says nothing about how they can be read, so a state
+// written by 8 ranks is read by 3. Part files are safetensors, so any tool can look into one.
 //
 // A step is committed by one rename: parts, manifest and folder are synced before it, the parent
 // after it. A writer that dies leaves only the temporary folder, which readers do not see and the

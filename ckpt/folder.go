@@ -34,7 +34,7 @@ func parseStep(name string) (int64, bool) {
 }
 
 // steps lists the steps in a folder, newest first, by their names: one that is a link, or no
-// folder, is told of when it is opened. A folder that is not there has none.
+// folder, is reported when it is opened. A folder that is not there has none.
 func steps(dir string) ([]int64, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -71,9 +71,9 @@ func clean(d disk, dir string) error {
 }
 
 // Latest opens the newest checkpoint of a folder that is whole, every byte hashed. It steps back
-// over damaged ones with a warning each. That there is none (CheckpointMissing) and that all are
-// damaged (CheckpointDamaged) are different errors; a version that this binary does not know is
-// not damage, and no reason to go back.
+// over damaged ones with a warning each. That there is no checkpoint (CheckpointMissing) and that
+// all are damaged (CheckpointDamaged) are different errors; a version that this binary does not
+// know is not damage, and no reason to go back.
 func Latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, error) {
 	events = cmp.Or(events, event.Discard)
 	// A step can be pruned between the look at the folder and the opening; then look again.
@@ -159,7 +159,7 @@ func inform(dir string, step int64) Info {
 	return info
 }
 
-// Prune removes the oldest checkpoints and keeps so many that can be opened, and tells which it
+// Prune removes the oldest checkpoints and keeps the newest that can be opened; it returns which it
 // removed. The newest of those kept is hashed first; if it is damaged the next takes its place,
 // so the newest that is whole always stays. Damaged ones that are newer stay too, to be looked at;
 // older ones go. A step that is a link was put elsewhere by somebody: it stays, with a warning.

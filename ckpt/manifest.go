@@ -227,13 +227,13 @@ func unsealed(text []byte) error {
 	case len(text) > maxManifest:
 		return damaged("the manifest has %d bytes; at most %d are read", len(text), maxManifest)
 	case len(text) < length:
-		return damaged("the manifest is cut short: it has %d bytes", len(text))
+		return damaged("the manifest is truncated: it has %d bytes", len(text))
 	case !utf8.Valid(text):
 		return damaged("the manifest is not UTF-8")
 	}
 	body := text[:len(text)-length]
 	if want := seal(sha256.Sum256(body)); string(text[len(body):]) != want {
-		return damaged("the manifest is cut short or was changed").
+		return damaged("the manifest is truncated or was changed").
 			Because("its last member is not the SHA-256 of what stands before it")
 	}
 	return nil

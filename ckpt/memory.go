@@ -108,15 +108,15 @@ func Copy(ctx context.Context, dst Sink, src Source, list []Slice) error {
 	}
 	return spread(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
 		t := tensors[i]
-		for piece := range t.chunks(list[i].Box, int64(len(buf))) {
-			part := buf[:t.sized(piece.Size)]
+		for box := range t.chunks(list[i].Box, int64(len(buf))) {
+			part := buf[:t.sized(box.Size)]
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := src.ReadSlice(t.Name, piece, part); err != nil {
+			if err := src.ReadSlice(t.Name, box, part); err != nil {
 				return err
 			}
-			if err := dst.WriteSlice(t.Name, piece, part); err != nil {
+			if err := dst.WriteSlice(t.Name, box, part); err != nil {
 				return err
 			}
 		}

@@ -119,13 +119,13 @@ func (d *Draft) buffer(parts []planned) int64 {
 func writePart(ctx context.Context, disk disk, f *os.File, p *planned, src Source, buf []byte,
 	bar *progress) error {
 	sum, at := sha256.New(), p.part.Offset
-	for piece := range p.tensor.chunks(p.part.Box, int64(len(buf))) {
+	for box := range p.tensor.chunks(p.part.Box, int64(len(buf))) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		b := buf[:p.tensor.sized(piece.Size)]
-		if err := src.ReadSlice(p.tensor.Name, piece, b); err != nil {
-			return fmt.Errorf("read %s %v: %w", human.Quote(p.tensor.Name), piece, err)
+		b := buf[:p.tensor.sized(box.Size)]
+		if err := src.ReadSlice(p.tensor.Name, box, b); err != nil {
+			return fmt.Errorf("read %s %v: %w", human.Quote(p.tensor.Name), box, err)
 		}
 		sum.Write(b)
 		if err := disk.writeAt(f, b, at); err != nil {

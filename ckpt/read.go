@@ -234,8 +234,8 @@ func readFull(r io.ReaderAt, p []byte, at int64) error {
 	return err
 }
 
-// A piece is a stretch of a file and the hash it must have.
-type piece struct {
+// A segment is a range of a file and the hash it must have.
+type segment struct {
 	what, file     string
 	offset, length int64
 	sum            string
@@ -247,9 +247,9 @@ const verifyBytes = 256 << 10
 // Verify hashes every byte of the checkpoint. It names the first damage, in the order of the
 // manifest, and tells how many more there are.
 func (c *Checkpoint) Verify(ctx context.Context) error {
-	var all []piece
+	var all []segment
 	for _, f := range c.Files {
-		all = append(all, piece{"the header", f.Name, 0, f.Header, f.SHA256})
+		all = append(all, segment{"the header", f.Name, 0, f.Header, f.SHA256})
 	}
 	for _, t := range c.Manifest.Tensors {
 		for _, p := range t.Parts {
@@ -257,7 +257,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 			if len(t.Parts) > 1 {
 				what += " " + p.String()
 			}
-			all = append(all, piece{what, p.File, p.Offset, p.Bytes, p.SHA256})
+			all = append(all, segment{what, p.File, p.Offset, p.Bytes, p.SHA256})
 		}
 	}
 	bad := make([]error, len(all))

@@ -19,11 +19,11 @@ import (
 // A draft may have writers in other processes, on hosts that see the same folder. The process that
 // begins it gives it a mark, by which the others join it; what each leaves there shows the first
 // that both see the same folder and may write to it. Each writes a part file of its own and beside
-// it a share, which says what is in the part; the first is told the hash of every share, reads them
+// it a share, which says what is in the part; the first gets the hash of every share, reads them
 // and commits.
 //
 //	leader:  Begin (Options.Mark) ┐        ┌ Joined ┐                     ┌ Add each ─ Commit
-//	                              ├ (told) ┤        ├ Share in every one ─┤ (told the hashes)
+//	                              ├ (name) ┤        ├ Share in every one ─┤ (gets the hashes)
 //	others:                       └ Join ──┘        ┘                     └ wait for the leader
 //
 // Who waits for whom is up to the caller: nothing here sends messages.

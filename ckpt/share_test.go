@@ -90,7 +90,7 @@ func TestProcessesShareADraft(t *testing.T) {
 	}
 	all := shareOf(t, "a", "b", "c")
 	if !has(meta, all) || has(ckpt.Meta{Seed: 4}, all) || has(meta, a) {
-		t.Error("what the checkpoint has is not told from what it has not")
+		t.Error("what the checkpoint has is not distinguished from what it lacks")
 	}
 }
 
@@ -104,7 +104,7 @@ func TestSharesAreChecked(t *testing.T) {
 		{"a part is shorter than its writer says", func(temp string) error {
 			return os.Truncate(filepath.Join(temp, "part-00001.safetensors"), 100)
 		}, []string{"a"}},
-		{"a share is cut", func(temp string) error {
+		{"a share is truncated", func(temp string) error {
 			return os.Truncate(filepath.Join(temp, "share-00001.json"), 100)
 		}, []string{"a"}},
 		{"a share is gone", func(temp string) error {

@@ -13,7 +13,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Tensor is a name and the global shape, whoever holds which piece of it.
+// A Tensor is a name and the global shape, however it is sharded.
 type Tensor struct {
 	Name  string      `json:"name"`
 	DType dtype.DType `json:"dtype"`
@@ -65,7 +65,7 @@ type Slice struct {
 }
 
 // A Source gives slices of tensors. Save and Copy ask it from several goroutines at once, but ask
-// for the pieces of one slice in order and from one of them, so a source that fetches a tensor
+// for the chunks of one slice in order and from one of them, so a source that fetches a tensor
 // from a device may keep it until the next is asked for.
 type Source interface {
 	// Tensors lists what the source holds, each name once.
@@ -83,7 +83,7 @@ type Sink interface {
 }
 
 // checkTensor refuses what no part file could hold. Its sizes are checked here once, so that
-// products of them cannot overflow anywhere else.
+// multiplying them cannot overflow anywhere else.
 func checkTensor(t Tensor) error {
 	if err := checkName(t.Name); err != nil {
 		return err
@@ -121,33 +121,33 @@ func (t Tensor) checkBox(b Box) error {
 	return t.checkBytes(b)
 }
 
-// checkBytes refuses a box that cuts a byte of 4-bit elements in two.
+// checkBytes refuses a box that splits a byte of 4-bit elements.
 func (t Tensor) checkBytes(b Box) error {
 	if t.DType.Bits() >= 8 {
 		return nil
 	}
 	last := len(t.Shape) - 1
 	if last < 0 || t.Shape[last]%2 != 0 || b.Start[last]%2 != 0 || b.Size[last]%2 != 0 {
-		return fmt.Errorf("tensor %s: %v of %v cuts a byte of %d-bit elements in two",
+		return fmt.Errorf("tensor %s: %v of %v splits a byte of %d-bit elements",
 			human.Quote(t.Name), b, t, t.DType.Bits())
 	}
 	return nil
 }
 
-// chunks cuts a box into pieces of at most limit bytes that follow each other in its row-by-row
+// chunks splits a box into chunks of at most limit bytes that follow each other in its row-by-row
 // form; one element is the least.
 func (t Tensor) chunks(b Box, limit int64) iter.Seq[Box] {
 	return func(yield func(Box) bool) {
 		if slices.Contains(b.Size, 0) {
 			return
 		}
-		// Dimensions after cut are taken whole; those before it one index at a time.
-		cut, inner := len(b.Size)-1, int64(t.DType.Bits())
-		for cut > 0 && inner*b.Size[cut] <= limit*8 {
-			inner *= b.Size[cut]
-			cut--
+		// Dimensions after the split one are taken whole; earlier ones one index at a time.
+		split, inner := len(b.Size)-1, int64(t.DType.Bits())
+		for split > 0 && inner*b.Size[split] <= limit*8 {
+			inner *= b.Size[split]
+			split--
 		}
-		if cut < 0 {
+		if split < 0 {
 			yield(b)
 			return
 		}
@@ -158,16 +158,16 @@ func (t Tensor) chunks(b Box, limit int64) iter.Seq[Box] {
 		at := slices.Clone(b.Start)
 		end := func(i int) int64 { return b.Start[i] + b.Size[i] }
 		for {
-			piece := Box{slices.Clone(at), slices.Clone(b.Size)}
-			for i := range cut {
-				piece.Size[i] = 1
+			part := Box{slices.Clone(at), slices.Clone(b.Size)}
+			for i := range split {
+				part.Size[i] = 1
 			}
-			piece.Size[cut] = min(step, end(cut)-at[cut])
-			if !yield(piece) {
+			part.Size[split] = min(step, end(split)-at[split])
+			if !yield(part) {
 				return
 			}
-			at[cut] += piece.Size[cut]
-			for i := cut; at[i] >= end(i); i-- {
+			at[split] += part.Size[split]
+			for i := split; at[i] >= end(i); i-- {
 				if i == 0 {
 					return
 				}
@@ -192,7 +192,7 @@ func overlap(a, b Box) (Box, bool) {
 }
 
 // eachRun visits the stretches of box c that are contiguous both in the row-by-row form of box
-// from and in that of box to, which both hold it: byte offsets in each, and the length. Offsets
+// from and of box to, which both contain it: byte offsets in each, and the length. Offsets
 // in from only grow.
 func (t Tensor) eachRun(c, from, to Box, visit func(from, to, n int64) error) error {
 	run := int64(t.DType.Bits())

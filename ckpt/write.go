@@ -67,7 +67,7 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 }
 
 // Saved tells whether the checkpoint of a step is there and is what would be written in its place.
-// The error is that of reading one of the two.
+// The error comes from reading one of the two.
 func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) (bool, error) {
 	c, err := Open(filepath.Join(dir, stepName(step)))
 	if err != nil {

@@ -338,7 +338,7 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 	if testing.Short() {
 		t.Skip("loads the compiler")
 	}
-	c := enginetest.Cards(t, true)
+	c := enginetest.GPUCompiler(t, true)
 	shard := dtype.Shape{Type: dtype.BF16, Dims: []int64{1, 8192, 16384}}
 	alone, err := engine.PermuteModule(shard, program.Range(0, 32), program.Range(32, 32))
 	if err != nil {

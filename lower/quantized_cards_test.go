@@ -103,7 +103,7 @@ func shapeBytes(text string) (list []float64) {
 // of reading each source once (for NVFP4 twice: its largest magnitude must be known first) and
 // writing both copies.
 func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
-	c := enginetest.Cards(t, false)
+	c := enginetest.GPUCompiler(t, false)
 	for _, row := range []struct {
 		cluster       string
 		format        ir.Format
@@ -168,7 +168,7 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 
 // The scales that we hand to cuDNN lie as those that XLA makes for its own block-scaled product.
 func TestScalesLieAsXLAsOwn(t *testing.T) {
-	c := enginetest.Cards(t, false)
+	c := enginetest.GPUCompiler(t, false)
 	const rows, in, out = 1024, 2048, 640
 	own := `module @own {
   func.func @main(%x: tensor<1024x2048xf8E4M3FN>, %w: tensor<640x2048xf8E4M3FN>,

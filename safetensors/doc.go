@@ -1,7 +1,7 @@
 // Package safetensors turns files of named tensors into memory and back.
 //
 // A file is eight bytes of length, a JSON header, and the tensors' bytes, little-endian and row by
-// row. [Open] takes such a file, or the folder or index of a model cut into many of them, and
+// row. [Open] takes such a file, or the folder or index of a model split into many of them, and
 // gives one [Set] of names, whatever the number of files. Opening reads headers only:
 //
 //	set, err := safetensors.Open("Llama-3.1-8B")
@@ -22,7 +22,7 @@
 // Where the reference library tolerates what its format forbids (blanks before the header,
 // doubled names, unknown fields), this package does not: every file it takes, the reference takes
 // with the same meaning, but not the reverse. A folder's shards must be plain files inside the
-// folder; links that leave it are refused, except those of a Hugging Face cache, which lead from
+// folder; links that leave it are refused, except inside a Hugging Face cache, where they lead from
 // snapshots to blobs of the same repository.
 //
 // # Mapped memory

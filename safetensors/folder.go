@@ -25,7 +25,7 @@ const (
 	modelName   = "model"
 )
 
-// maxIndex bounds an index like a header; that of a model of 10⁵ tensors has 10 MB.
+// maxIndex bounds an index like a header; for a model of 10⁵ tensors it has 10 MB.
 const maxIndex = maxHeader
 
 func isIndex(path string) bool { return strings.HasSuffix(path, ".json") }
@@ -133,8 +133,8 @@ func unfetched(d *safedir.Folder, missing []string, of int) error {
 // numbered is the name of a shard, as every library of Hugging Face spells it.
 var numbered = regexp.MustCompile(`^(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors$`)
 
-// gaps lists the shards that others promise by their names, of so many. Files with other names
-// promise nothing.
+// gaps lists the shards that the names of others promise and that are missing, and the number
+// promised. Files with other names promise nothing.
 func gaps(files []string) (missing []string, of int) {
 	for _, name := range files {
 		m := numbered.FindStringSubmatch(name)

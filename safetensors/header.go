@@ -250,7 +250,7 @@ func cover(entries []entry, data int64) error {
 	}
 	switch {
 	case at > data:
-		return diag.New(codeFormat, "the file is cut short: %d of %d data bytes are there", data, at).
+		return diag.New(codeFormat, "the file is truncated: %d of %d data bytes are there", data, at).
 			Try("the download or copy did not finish: fetch the file again")
 	case at < data:
 		return damaged("the last %d bytes belong to no tensor", data-at)

@@ -94,7 +94,7 @@ func hostiles() []hostile {
 		{name: "length-max", data: claim(1<<64-1, good), code: bad, words: "claims 18446744073709551615"},
 		{name: "length-sign", data: claim(1<<63, good), code: bad, words: "claims 9223372036854775808"},
 		{name: "length-over", data: claim(maxHeader+1, good), code: bad, words: "at most 100000000"},
-		{name: "length-past-end", data: claim(54, good), code: bad, words: "cut short: the header has 54"},
+		{name: "length-past-end", data: claim(54, good), code: bad, words: "truncated: the header has 54"},
 		{name: "length-short", data: claim(52, good+"abcd"), code: bad, words: "byte 52: ',' wanted, the end"},
 		{name: "lfs-pointer", data: []byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a"),
 			code: bad, words: "git lfs pull"},
@@ -175,8 +175,8 @@ func hostiles() []hostile {
 		{name: "offsets-null", data: raw(one("U8", "[4]", "null"), "abcd"), code: bad, words: "'[' wanted"},
 		{name: "offsets-reversed", data: raw(one("U8", "[4]", "[4,0]"), "abcd"), code: bad, words: "ends at 0, before it begins at 4"},
 		{name: "offsets-wide", data: raw(one("U8", "[2]", "[0,4]"), "abcd"), code: bad, words: "u8[2] takes 2 bytes, its offsets 0 to 4 hold 4"},
-		{name: "offsets-narrow", data: raw(one("F32", "[4]", "[0,4]"), "abcd"), code: bad, words: "f32[4] takes 16 bytes"},
-		{name: "offsets-past-end", data: raw(good, "abc"), code: bad, words: "cut short: 3 of 4"},
+		{name: "offsets-short", data: raw(one("F32", "[4]", "[0,4]"), "abcd"), code: bad, words: "f32[4] takes 16 bytes"},
+		{name: "offsets-past-end", data: raw(good, "abc"), code: bad, words: "truncated: 3 of 4"},
 		{name: "offsets-far", data: raw(one("U8", "[4]", "[9223372036854775803,9223372036854775807]"), "abcd"), code: bad, words: "9223372036854775803 bytes before it"},
 		{name: "offsets-hole-first", data: raw(one("U8", "[2]", "[2,4]"), "abcd"), code: bad, words: "the 2 bytes before it belong to no tensor"},
 		{name: "offsets-hole-between", data: raw(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}}`, "abcd"),
@@ -293,7 +293,7 @@ func hostiles() []hostile {
 			model(`{"weight_map":{"a":"<1>","b":"<2>"}}`)(t, dir)
 			put(t, dir, shard2, raw(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, "efgh"))
 		}},
-		{name: "index-shard-broken", code: bad, words: "cut short", make: func(t *testing.T, dir string) {
+		{name: "index-shard-broken", code: bad, words: "truncated", make: func(t *testing.T, dir string) {
 			model(`{"weight_map":{"a":"<1>","b":"<2>"}}`)(t, dir)
 			put(t, dir, shard2, raw(second, "ef"))
 		}},

@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/internal/atomicfile"
 )
 
-// Options say how WriteFolder cuts a model into files.
+// Options say how WriteFolder splits a model into files.
 type Options struct {
 	// MaxBytes bounds the tensor bytes of one file; 0 means one file. A tensor that is larger
 	// has a file of its own.
@@ -57,7 +57,7 @@ func WriteFolder(dir string, items []Item, opts Options) ([]File, error) {
 	return files, unwritten(err, dir)
 }
 
-// splitFiles cuts the items into files.
+// splitFiles distributes the items over files.
 func splitFiles(items []Item, opts Options) ([]layout, error) {
 	if opts.MaxBytes < 0 {
 		return nil, diag.New(codeCaller, "files of at most %d bytes", opts.MaxBytes)

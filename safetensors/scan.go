@@ -175,7 +175,7 @@ func (s *scanner) escape() (rune, error) {
 
 func (s *scanner) hex() (rune, error) {
 	if len(s.text)-s.at < 6 || s.text[s.at:s.at+2] != `\u` {
-		return 0, s.fail("half of a surrogate pair, or an escape cut short")
+		return 0, s.fail("half of a surrogate pair, or a truncated escape")
 	}
 	digits := s.text[s.at+2 : s.at+6]
 	for i := range digits {

@@ -105,7 +105,7 @@ func TestReadsTheReferencesBoxes(t *testing.T) {
 	}
 }
 
-// Every element type of Deepwell is written, or refused by name; those of the format are all in
+// Every element type of Deepwell is written, or refused by name; the types of the format are all in
 // the reference's file.
 func TestEveryTypeHasItsPlace(t *testing.T) {
 	set, err := Open("testdata/types.safetensors")
@@ -381,7 +381,7 @@ func TestSparseFileOfEightTebibytes(t *testing.T) {
 	must(t, err)
 	must(t, tensor.ReadSlice(make([]byte, 24), []int64{n/32 - 2, 1}, []int64{2, 3}))
 	unmapped(t, set)
-	if _, err := tensor.Bytes(); err == nil || !strings.Contains(err.Error(), "read it in pieces") {
+	if _, err := tensor.Bytes(); err == nil || !strings.Contains(err.Error(), "read it in slices") {
 		t.Error(err)
 	}
 	must(t, tensor.ReadSlice(make([]byte, 24), []int64{n/32 - 2, 1}, []int64{2, 3}))

@@ -80,7 +80,7 @@ func readHeader(r io.ReaderAt, size int64) (string, error) {
 		return "", damaged("the header claims %d bytes; at most %d are read", n, maxHeader)
 	case n > rest:
 		return "", diag.New(codeFormat,
-			"the file is cut short: the header has %d bytes, the file only %d more", n, rest).
+			"the file is truncated: the header has %d bytes, the file only %d more", n, rest).
 			Try("the download or copy did not finish: fetch the file again")
 	case n == 0:
 		return "", damaged("the header is empty")

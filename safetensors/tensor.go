@@ -53,7 +53,7 @@ func (t Tensor) Bytes() ([]byte, error) {
 	if t.Size() > maxCopy {
 		return nil, diag.New(diag.NotSupported,
 			"tensor %s has %d bytes and its file cannot be mapped", human.Quote(t.Name()), t.Size()).
-			At("%s", t.e.shard.name).Try("read it in pieces")
+			At("%s", t.e.shard.name).Try("read it in slices")
 	}
 	p := make([]byte, t.Size())
 	return p, t.e.shard.read(p, t.e.begin)
@@ -93,7 +93,7 @@ func (t Tensor) CopyTo(w io.Writer) error {
 
 // ReadSlice copies the box that begins at start and has the given size along each dimension. It
 // reads the box and what shares a page with it, not the rest of the tensor. dst must have exactly
-// the box's bytes. A box that would cut a byte of 4-bit elements in two is refused.
+// the box's bytes. A box that would split a byte of 4-bit elements is refused.
 func (t Tensor) ReadSlice(dst []byte, start, size []int64) error {
 	b, err := t.box(start, size)
 	if err == nil && int64(len(dst)) != b.bytes {
@@ -158,7 +158,7 @@ func (t Tensor) box(start, size []int64) (box, error) {
 		inner *= d
 	}
 	if (bits|begin|run)%8 != 0 {
-		return box{}, diag.New(codeCaller, "the slice cuts a byte of %d-bit elements in two", width)
+		return box{}, diag.New(codeCaller, "the slice splits a byte of %d-bit elements", width)
 	}
 	for i := range step {
 		step[i] /= 8
@@ -232,7 +232,7 @@ type elementType struct {
 	dtype.DType
 }
 
-// types are the element types of the format and ours. The order is that of the enumeration in the
+// types are the element types of the format and ours. The order follows the enumeration in the
 // reference library (safetensors 0.8.0, tensor.rs), which sorts a file's tensors by it: an
 // element type never stands before one that needs less alignment.
 var types = []elementType{
@@ -286,7 +286,7 @@ func typeRank(t dtype.DType) int {
 const maxRank = 64
 
 // span computes the bytes of a tensor. The product is taken over the dimensions that are not
-// zero, so that no partial product of an accepted shape overflows either, in whatever order.
+// zero, so that no partial size of an accepted shape overflows either, in whatever order.
 func span(s dtype.Shape) (int64, error) {
 	if len(s.Dims) > maxRank {
 		return 0, damaged("a shape of %d dimensions; at most %d are read", len(s.Dims), maxRank)

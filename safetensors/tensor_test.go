@@ -59,12 +59,12 @@ func TestSlices(t *testing.T) {
 		got := make([]byte, len(want))
 		err := tensor.ReadSlice(got, start, size)
 		if err != nil {
-			cut := false // whether a dimension is cut within a byte
+			cut := false // whether a dimension is split within a byte
 			for i, inner := len(size)-1, int64(4); i >= 0; i-- {
 				cut = cut || inner%8 != 0 && (size[i] != shape.Dims[i] || start[i] != 0)
 				inner *= shape.Dims[i]
 			}
-			if shape.Type.Bits() != 4 || !cut || !strings.Contains(err.Error(), "cuts a byte") {
+			if shape.Type.Bits() != 4 || !cut || !strings.Contains(err.Error(), "splits a byte") {
 				t.Fatalf("%v from %d size %d: %v", shape, start, size, err)
 			}
 			return
@@ -125,8 +125,8 @@ func TestSlicesThatAreRefused(t *testing.T) {
 		{[]int64{0, 0}, []int64{4, -6}, 12, "-6 elements from 0"},
 		{[]int64{0, 1}, []int64{4, 6}, 12, "6 elements from 1 along dimension 1"},
 		{[]int64{1 << 62, 0}, []int64{1 << 62, 6}, 12, "along dimension 0"},
-		{[]int64{0, 1}, []int64{1, 2}, 1, "cuts a byte"},
-		{[]int64{0, 0}, []int64{1, 3}, 2, "cuts a byte"},
+		{[]int64{0, 1}, []int64{1, 2}, 1, "splits a byte"},
+		{[]int64{0, 0}, []int64{1, 3}, 2, "splits a byte"},
 		{[]int64{0, 0}, []int64{4, 6}, 11, "takes 12 bytes, the buffer has 11"},
 		{[]int64{0, 0}, []int64{0, 6}, 1, "takes 0 bytes, the buffer has 1"},
 	} {
@@ -152,7 +152,7 @@ func (c *counting) ReadAt(p []byte, off int64) (int, error) {
 	return c.ReaderAt.ReadAt(p, off)
 }
 
-// One eighth of the columns of a 64 MB matrix, as tensor parallelism cuts it; and one column.
+// One eighth of the columns of a 64 MB matrix, as tensor parallelism shards it; and one column.
 func TestSlicesReadLittle(t *testing.T) {
 	const rows, columns = 4096, 8192
 	shape := dtype.Shape{Type: dtype.BF16, Dims: []int64{rows, columns}}
@@ -169,10 +169,10 @@ func TestSlicesReadLittle(t *testing.T) {
 	if c.bytes != len(dst) || c.calls != 1 {
 		t.Errorf("whole rows: %d bytes in %d calls", c.bytes, c.calls)
 	}
-	narrow := memory(t, dtype.Shape{Type: dtype.BF16, Dims: []int64{rows, 128}}, make([]byte, rows*256))
-	c = &counting{ReaderAt: narrow.e.shard.reader}
-	narrow.e.shard.reader = c
-	must(t, narrow.ReadSlice(dst[:rows*2], []int64{0, 5}, []int64{rows, 1}))
+	half := memory(t, dtype.Shape{Type: dtype.BF16, Dims: []int64{rows, 128}}, make([]byte, rows*256))
+	c = &counting{ReaderAt: half.e.shard.reader}
+	half.e.shard.reader = c
+	must(t, half.ReadSlice(dst[:rows*2], []int64{0, 5}, []int64{rows, 1}))
 	if c.bytes > rows*256 || c.calls != rows*256/stage {
 		t.Errorf("a column: %d bytes in %d calls", c.bytes, c.calls)
 	}

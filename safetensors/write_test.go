@@ -50,7 +50,7 @@ func TestWritesTheReferencesBytes(t *testing.T) {
 			t.Errorf("%s:\n%q\nwant\n%q", file, got.Bytes(), want)
 		}
 		if sum := sha256.Sum256(want); f.SHA256 != hex.EncodeToString(sum[:]) || f.Bytes != int64(len(want)) {
-			t.Errorf("%s: told of %+v", file, f)
+			t.Errorf("%s: reported %+v", file, f)
 		}
 		must(t, set.Close())
 	}
@@ -177,7 +177,7 @@ func TestFailingSourceLeavesTheOldFile(t *testing.T) {
 	must(t, err)
 	before, err := os.ReadFile(path)
 	must(t, err)
-	stop := errors.New("the card is gone")
+	stop := errors.New("the disk is gone")
 	items := small()
 	items[1].Data = func(w io.Writer) error {
 		if _, err := io.WriteString(w, "x"); err != nil {
@@ -324,7 +324,7 @@ func TestFoldersComeBack(t *testing.T) {
 		for i, s := range set.shards {
 			whole, err := os.ReadFile(s.name)
 			if sum := sha256.Sum256(whole); err != nil || files[i].SHA256 != hex.EncodeToString(sum[:]) {
-				t.Errorf("%s has another SHA-256 than was told, %v", s.name, err)
+				t.Errorf("%s has another SHA-256 than was reported, %v", s.name, err)
 			}
 		}
 		must(t, set.Close())

@@ -26,7 +26,7 @@ var planFile = flag.String("plans.file", "", "compile the plan in this file for 
 // bytes alone.
 func TestCensusOnBlackwell(t *testing.T) {
 	slowtest.Only(t)
-	c := enginetest.Cards(t, false)
+	c := enginetest.GPUCompiler(t, false)
 	small := *shapes()["llama"]
 	small.Hidden, small.Heads, small.KVHeads, small.HeadDim, small.MLP = 256, 8, 2, 64, 512
 	small.Vocab, small.Rotary = 1001, 64

@@ -72,7 +72,7 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 // host (docs/decisions/0016-offload.md).
 func TestOffloadOnBlackwell(t *testing.T) {
 	slowtest.Only(t)
-	c := enginetest.Cards(t, false)
+	c := enginetest.GPUCompiler(t, false)
 	cluster, err := machine.ParseCluster("8xb200")
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestOffloadOnBlackwell(t *testing.T) {
 // A stage of one layer is a loop of one round, which XLA unrolls: what comes from the host is moved
 // before it is sliced, or "Bitcast cannot have different memory spaces" ends the compile.
 func TestOffloadOfOneLayer(t *testing.T) {
-	c := enginetest.Cards(t, false)
+	c := enginetest.GPUCompiler(t, false)
 	cluster, err := machine.ParseCluster("2xb200")
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// umaskEnv is how the test's own binary is told to write a file; a umask is of a whole process.
+// umaskEnv is how the test's own binary is made to write a file; a umask is of a whole process.
 const umaskEnv = "ATOMICFILE_TEST_UMASK"
 
 func TestMain(m *testing.M) {

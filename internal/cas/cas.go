@@ -29,7 +29,7 @@ type Store struct{ dir string }
 // Open names the folder; it is made when the first entry is stored.
 func Open(dir string) Store { return Store{dir} }
 
-// Key hashes the parts that an entry depends on; the cuts between parts count.
+// Key hashes the parts that an entry depends on; the boundaries between parts count.
 func Key(parts ...[]byte) string {
 	h := sha256.New()
 	for _, p := range parts {

@@ -34,8 +34,8 @@ type Rig struct {
 	Flags  map[string]any // of the compiler
 }
 
-// Cache is where tests keep compiled programs from one run to the next, and find those of other
-// packages; the engine bounds its size. Without it the tests compile for twenty minutes.
+// Cache is where tests keep compiled programs from one run to the next, and find the programs of
+// other packages; the engine bounds its size. Without it the tests compile for twenty minutes.
 func Cache() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -114,7 +114,7 @@ func Compile(t T, e *engine.Engine, s *program.Module) *engine.Executable {
 }
 
 // Put places an argument: what each device has, or what all have.
-func (p *Program) Put(t T, name string, pieces ...[]float64) *engine.Array {
+func (p *Program) Put(t T, name string, shards ...[]float64) *engine.Array {
 	t.Helper()
 	args := p.Module().Args
 	i := slices.IndexFunc(args, func(a program.Array) bool { return a.Name == name })
@@ -122,7 +122,7 @@ func (p *Program) Put(t T, name string, pieces ...[]float64) *engine.Array {
 		t.Fatalf("%s takes no %s", p.Module().Name, name)
 	}
 	a, err := p.rig.Engine.Place(p.Module(), args[i], engine.Copied, func(d int) ([]byte, error) {
-		return args[i].Global.Type.Append(nil, pieces[d%len(pieces)]...), nil
+		return args[i].Global.Type.Append(nil, shards[d%len(shards)]...), nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -135,11 +135,11 @@ func (p *Program) Run(t T, inputs map[string][]*eval.Array) [][]*eval.Array {
 	t.Helper()
 	var args []*engine.Array
 	for _, v := range p.graph.Inputs {
-		var pieces [][]float64
+		var shards [][]float64
 		for _, a := range inputs[v.Name] {
-			pieces = append(pieces, a.Data)
+			shards = append(shards, a.Data)
 		}
-		a := p.Put(t, v.Name, pieces...)
+		a := p.Put(t, v.Name, shards...)
 		defer a.Free()
 		args = append(args, a)
 	}
@@ -158,7 +158,7 @@ func (p *Program) Run(t T, inputs map[string][]*eval.Array) [][]*eval.Array {
 }
 
 // Step runs the program on a state and what is not in it, the same on all devices. It gives the
-// first device's piece of the results that are not of the state.
+// first device's shard of the results that are not of the state.
 func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[string][]float64 {
 	t.Helper()
 	var in []*engine.Array
@@ -181,8 +181,8 @@ func (p *Program) Step(t T, state *engine.State, data map[string][]float64) map[
 	return out
 }
 
-// Cards gives the compiler for NVIDIA's cards, which is closed with the test.
-func Cards(t T, withoutCuDNN bool) *engine.Compiler {
+// GPUCompiler opens the compiler for NVIDIA GPUs, which is closed with the test.
+func GPUCompiler(t T, withoutCuDNN bool) *engine.Compiler {
 	t.Helper()
 	c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: Cache(),
 		WithoutCuDNN: withoutCuDNN})
@@ -207,13 +207,13 @@ func Report(t T, c *engine.Compiler, s *program.Module, cluster string) *engine.
 	return r
 }
 
-// Read gives a device's piece of an array.
+// Read returns a device's shard of an array.
 func Read(t T, a *engine.Array, device int) []float64 {
 	t.Helper()
 	return a.Local().Type.Values(Bytes(t, a, device))
 }
 
-// Bytes gives a device's piece of an array as it is in memory.
+// Bytes returns a device's shard of an array as it is in memory.
 func Bytes(t T, a *engine.Array, device int) []byte {
 	t.Helper()
 	b, err := a.Read(context.Background(), device)
@@ -246,7 +246,7 @@ func Tensors(t T, path string) map[string][]float64 {
 	return all
 }
 
-// Distance is the Frobenius norm of got - want relative to that of want.
+// Distance is the Frobenius norm of got - want relative to the norm of want.
 func Distance(got, want []float64) float64 {
 	var d, n float64
 	for i := range want {

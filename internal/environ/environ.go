@@ -25,8 +25,8 @@ func DumpFlags(text string) bool {
 type role int
 
 const (
-	ignore role = iota // changes no number
-	note               // recorded: differs from host to host, and changes no number by itself
+	ignore role = iota // does not change results
+	note               // recorded: differs from host to host, but does not change results
 	record             // recorded, and compared with a checkpoint's and other processes'
 	key                // recorded and compared, and part of the key of compiled programs
 	refuse             // not taken; if the user insists, as key
@@ -48,7 +48,7 @@ var table = []struct {
 	{"TF_DETERMINISTIC_OPS", key, "chooses algorithms"},
 	{"TF_CUDNN_*", key, "chooses algorithms"},
 	{"TF_CUBLAS_*", key, "chooses algorithms"},
-	{"TF_ENABLE_*", key, "allows products of less precision"},
+	{"TF_ENABLE_*", key, "allows matmuls of lower precision"},
 	{"TF_DISABLE_*", key, "the other way round"},
 	{"NVIDIA_TF32_OVERRIDE", key, "rounds the inputs of products to TF32, or forbids it"},
 	{"CUBLAS_LOG*", ignore, "logs"},
@@ -57,13 +57,13 @@ var table = []struct {
 	{"CUDNN_LOG*", ignore, "logs"},
 	{"CUDNN_*", key, "chooses algorithms"},
 	{"ONEDNN_VERBOSE*", ignore, "logs"},
-	{"ONEDNN_*", key, "allows products of less precision, and chooses instructions"},
+	{"ONEDNN_*", key, "allows matmuls of lower precision, and chooses instructions"},
 	{"DNNL_VERBOSE*", ignore, "logs"},
 	{"DNNL_*", key, "the older names of ONEDNN_*"},
-	{"LD_PRELOAD", key, "replaces functions, those of libm included; allocators are common, so it is" +
+	{"LD_PRELOAD", key, "replaces functions, libm's included; allocators are common, so it is" +
 		" not refused"},
 	{"LD_AUDIT", key, "as LD_PRELOAD"},
-	{"NPROC", key, "is the number of XLA's threads on a CPU, by which it may cut sums"},
+	{"NPROC", key, "is the number of XLA's threads on a CPU, by which it may split sums"},
 	{"NCCL_DEBUG*", ignore, "logs"},
 	{"NCCL_SOCKET_*", note, "names an interface of the host"},
 	{"NCCL_IB_*", note, "names adapters of the host"},

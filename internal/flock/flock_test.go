@@ -27,11 +27,11 @@ func TestOneHolder(t *testing.T) {
 	if !l.Firm() {
 		t.Error("the lock keeps nobody out")
 	}
-	told := 0
-	_, err = Take(t.Context(), path, 50*time.Millisecond, func(*Held) { told++ })
+	reports := 0
+	_, err = Take(t.Context(), path, 50*time.Millisecond, func(*Held) { reports++ })
 	held, ok := errors.AsType[*Held](err)
-	if !ok || held.PID != os.Getpid() || held.Host != "" || told != 1 {
-		t.Errorf("%#v, told %d times", err, told)
+	if !ok || held.PID != os.Getpid() || held.Host != "" || reports != 1 {
+		t.Errorf("%#v, reported %d times", err, reports)
 	}
 	l.Release()
 	l.Release()
@@ -62,7 +62,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 }
 
-// A file system that gives everybody the lock, and one that has none, are told apart from others.
+// A file system that gives everybody the lock, and one that has none, are distinguished from others.
 func TestNoOpIsNoticed(t *testing.T) {
 	for name, flock := range map[string]flocker{
 		"no-op":   func(int, int) error { return nil },

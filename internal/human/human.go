@@ -36,7 +36,7 @@ func Amount(x float64) string {
 	return strconv.FormatFloat(x, 'g', 3, 64) + letter
 }
 
-// Parameters writes how many a model has: 8.03B, with so many digits of millions after the point.
+// Parameters writes a model's number of parameters: 8.03B, with the given digits of millions.
 func Parameters(n int64, digits int) string {
 	for _, unit := range []struct {
 		below, of float64
@@ -98,7 +98,8 @@ func GiB(bytes int64) string {
 	}
 }
 
-// Quote makes a name from a file fit for a terminal: control characters escaped, long ones cut.
+// Quote makes a name from a file fit for a terminal: control characters escaped, long names
+// truncated.
 func Quote(name string) string {
 	const most = 80 // columns, about a terminal's
 	if len(name) <= most {

@@ -28,7 +28,7 @@ type Options struct {
 	Cache string
 	// WithoutCuDNN makes no cuDNN plans.
 	WithoutCuDNN bool
-	// Environ is the environment as the compiler reads it; nil is that of this process.
+	// Environ is the environment as the compiler reads it; nil means this process's.
 	Environ []string
 	// Events hears of every module that was compiled; nil is nobody.
 	Events event.Sink

@@ -361,7 +361,7 @@ func TestJournal(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			var shown bytes.Buffer
 			j := &journal{out: &shown}
-			for i := range row.wrote { // in the smallest pieces
+			for i := range row.wrote { // byte by byte
 				_, _ = j.Write([]byte(row.wrote[i : i+1]))
 			}
 			j.end()

@@ -26,7 +26,7 @@ var (
 )
 
 // A journal takes what a child writes to its standard error. It passes lines on as they come, up to
-// those of a crash: of them it keeps the first few, and the user gets one error instead.
+// the lines of a crash: it keeps the first few of these, and the user gets one error instead.
 type journal struct {
 	out    io.Writer
 	line   []byte   // that has no end yet

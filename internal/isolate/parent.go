@@ -20,7 +20,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// grace is how long a child that was told to end, or whose process is gone, may take for it.
+// grace is how long a child that was asked to end, or whose process is gone, may take for it.
 const grace = 5 * time.Second
 
 // A child is the process that compiles, as its parent sees it.

@@ -16,7 +16,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// wireVersion is that of the protocol: a program may name a child of another release.
+// wireVersion is the version of the protocol: a program may name a child of another release.
 const wireVersion = 1
 
 // A greeting is the first request: what to load.
@@ -31,7 +31,7 @@ type greeting struct {
 // An order is a request to compile a module. Its text follows the line.
 type order struct {
 	Stage program.Module  `json:"stage"`
-	Flags map[string]flag `json:"flags,omitempty"` // those of the stage
+	Flags map[string]flag `json:"flags,omitempty"` // the module's
 	Bytes int64           `json:"bytes"`           // of the text
 }
 

@@ -14,7 +14,7 @@ func Map[E, T any](list []E, f func(E) T) []T {
 	return out
 }
 
-// Filter gives the elements that f holds for; nil if there are none.
+// Filter returns the elements for which f is true; nil if it is never true.
 func Filter[E any](list []E, f func(E) bool) (out []E) {
 	for _, v := range list {
 		if f(v) {
@@ -70,7 +70,7 @@ func Max[E any, N int | int64 | float64](list []E, least N, f func(E) N) N {
 	return least
 }
 
-// Pick gives what f makes of the elements that it says so of; nil if there are none.
+// Pick returns the results of f for which it returns true; nil if it never does.
 func Pick[E, T any](list []E, f func(E) (T, bool)) (out []T) {
 	for _, v := range list {
 		if x, ok := f(v); ok {

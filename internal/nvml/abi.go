@@ -23,7 +23,7 @@ const (
 	fieldLinkCount = 91
 	fieldLinkSpeed = 164 // NVML_FI_DEV_NVLINK_GET_SPEED, MB/s of the link named by the scope
 	fieldAllSpeed  = 90  // NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, for drivers without field 164
-	maxLinks       = 36  // NVML_NVLINK_MAX_LINKS of NVLink 6; no card has more
+	maxLinks       = 36  // NVML_NVLINK_MAX_LINKS of NVLink 6; no GPU has more
 )
 
 // A handle is an nvmlDevice_t.
@@ -46,7 +46,7 @@ type memory2 struct {
 	total, reserved, free, used uint64
 }
 
-// attributes is nvmlDeviceAttributes_t: the share of a card that a MIG instance owns.
+// attributes is nvmlDeviceAttributes_t: the share of a GPU that a MIG instance owns.
 type attributes struct {
 	multiprocessors, copyEngines, decoders, encoders, jpeg, ofa uint32
 	gpuSlices, computeSlices                                    uint32

@@ -37,7 +37,7 @@ const (
 	codeDeprecated   = 26
 )
 
-// unknown reports whether a code means only that there is nothing to know: the card, the driver
+// unknown reports whether a code means only that there is nothing to know: the GPU, the driver
 // or the caller's rights do not allow the question.
 func unknown(code int) bool {
 	switch code {

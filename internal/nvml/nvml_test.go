@@ -102,7 +102,7 @@ func TestReadMIG(t *testing.T) {
 		t.Errorf("got %+v", d.Instances[1])
 	}
 	if d.Links[0].Active {
-		t.Error("a card cut by MIG has an active NVLink")
+		t.Error("a GPU partitioned by MIG has an active NVLink")
 	}
 }
 
@@ -126,7 +126,7 @@ func TestReadOtherMachines(t *testing.T) {
 			t.Errorf("device 5: %+v", s.Devices[5])
 		}
 		if s.Devices[6].Name == "" || s.Ancestor[5][0] != LevelUnknown || s.NVLink[5][0] {
-			t.Error("the lost card spoils its neighbours, or has links of its own")
+			t.Error("the lost GPU spoils its neighbours, or has links of its own")
 		}
 	})
 	t.Run("uneven", func(t *testing.T) {

@@ -62,7 +62,7 @@ func (r *reader) snapshot() (*Snapshot, error) {
 		var h handle
 		d := Device{NUMA: -1}
 		if code := r.ByIndex(i, &h); code != 0 {
-			// The card is there but cannot be opened; its place in the numbering must stay.
+			// The GPU is there but cannot be opened; its place in the numbering must stay.
 			h = 0
 			d.Faults = append(d.Faults, r.failure("nvmlDeviceGetHandleByIndex_v2", code))
 		} else {
@@ -86,7 +86,7 @@ func (r *reader) system(ask func(*byte, uint32) int32) string {
 // ok reports success and files away any answer that means trouble.
 func (r *reader) ok(d *Device, call string, code int32) bool {
 	same := func(e *Error) bool { return e.Code == int(code) }
-	// A lost card gives the same answer to every question; once is enough.
+	// A lost GPU gives the same answer to every question; once is enough.
 	if code != 0 && !unknown(int(code)) && !slices.ContainsFunc(d.Faults, same) {
 		d.Faults = append(d.Faults, r.failure(call, code))
 	}
@@ -239,7 +239,7 @@ func (r *reader) links(h handle, d *Device) {
 		var active uint32
 		code := r.LinkState(h, i, &active)
 		if code == codeInvalid || code == codeNotSupported || code == codeNoFunction {
-			return // past the last link, or a card without NVLink
+			return // past the last link, or a GPU without NVLink
 		}
 		if r.ok(d, "nvmlDeviceGetNvLinkState", code) {
 			d.Links = append(d.Links, r.link(h, i, active != 0))
@@ -299,7 +299,7 @@ func (r *reader) field(h handle, id, scope uint32) (uint64, bool) {
 func (r *reader) fabric(h handle, d *Device) {
 	f := fabricInfo{version: versioned(unsafe.Sizeof(fabricInfo{}), 2)}
 	if !r.ok(d, "nvmlDeviceGetGpuFabricInfoV", r.Fabric(h, &f)) || f.state == 0 {
-		return // state 0: the card has no fabric to register with
+		return // state 0: the GPU has no fabric to register with
 	}
 	c := f.cluster
 	d.Fabric = Fabric{

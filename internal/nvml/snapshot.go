@@ -24,7 +24,7 @@ type Device struct {
 	ReservedBytes int64 // kept by the driver; only newer drivers tell it apart
 	FreeBytes     int64
 
-	PCIeGen, PCIeWidth       int // as negotiated now: an idle card may run slower than it can
+	PCIeGen, PCIeWidth       int // as negotiated now: an idle GPU may run slower than it can
 	PCIeMaxGen, PCIeMaxWidth int
 
 	ECC         State
@@ -33,11 +33,11 @@ type Device struct {
 	Instances   []Instance
 
 	PowerLimitMilliwatts int
-	SMClockMHz           int // the highest the card allows
+	SMClockMHz           int // the highest the GPU allows
 	MemoryClockMHz       int
 
-	CPUs []int // logical CPUs near the card
-	NUMA int   // memory node near the card; -1 when not known
+	CPUs []int // logical CPUs near the GPU
+	NUMA int   // memory node near the GPU; -1 when not known
 
 	Links  []Link
 	Fabric Fabric
@@ -55,7 +55,7 @@ const (
 	On
 )
 
-// An Instance is one part of a card that MIG has cut up.
+// An Instance is one MIG partition of a GPU.
 type Instance struct {
 	Name            string // as the driver gives it: NVIDIA H100 80GB HBM3 MIG 1g.10gb
 	UUID            string

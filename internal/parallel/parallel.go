@@ -7,9 +7,10 @@ import (
 	"sync/atomic"
 )
 
-// Each runs jobs 0 to n-1, in their order, on so many workers, at least one; start makes what one
-// worker keeps between jobs. It ends at an error. The jobs before the one that failed were taken
-// before it, so that the error is that of the first job that fails, whoever was faster.
+// Each runs jobs 0 to n-1, in their order, on the given number of workers, at least one; start
+// makes what one worker keeps between jobs. It ends at an error. The jobs before the one that
+// failed were taken before it, so that the error comes from the first job that fails, whoever was
+// faster.
 func Each(workers, n int, start func() func(i int) error) error {
 	var (
 		next   atomic.Int64

@@ -108,7 +108,7 @@ func readHeader(t *thrift) (h header, err error) {
 	return h, t.failed()
 }
 
-// maxValues bounds the values of a page: no writer puts so many into one.
+// maxValues bounds the values of a page: no writer puts that many into one.
 const maxValues = 1 << 26
 
 // readPage reads the next page.
@@ -225,7 +225,7 @@ func (c *Column) readData(h header) (err error) {
 	return err
 }
 
-// cutSized cuts a part off that says its own length.
+// cutSized takes a length-prefixed part off the front.
 func cutSized(b []byte) (part, rest []byte, err error) {
 	if len(b) < 4 {
 		return nil, nil, io.ErrUnexpectedEOF

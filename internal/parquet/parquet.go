@@ -3,7 +3,7 @@
 //
 // It reads columns of byte arrays and nothing else, page by page. Each length that a file has is
 // checked before anything is made of it: the library that is in common use trusts them, so that a
-// flipped bit could take all memory of a host. The format is that of
+// flipped bit could take all memory of a host. The format is described in
 // https://github.com/apache/parquet-format, with the encodings that text is written in.
 package parquet
 
@@ -273,7 +273,7 @@ func (t *thrift) int() int64 {
 	return int64(x>>1) ^ -int64(x&1)
 }
 
-// bytes reads a text of at most so many bytes.
+// bytes reads a text of at most most bytes.
 func (t *thrift) bytes(most int64) []byte {
 	n := t.uint()
 	if t.err == nil && (n > uint64(most) || n > uint64(t.left)) {

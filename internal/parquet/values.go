@@ -44,7 +44,7 @@ func (c *Column) decoder(h header, page []byte) (func() ([]byte, error), error) 
 			return nil, err
 		}
 		return func() (v []byte, err error) {
-			v, rest, err = cut(&sizes, rest)
+			v, rest, err = take(&sizes, rest)
 			return v, err
 		}, nil
 	case deltaByteArray:
@@ -75,8 +75,8 @@ func (l *Leaf) plainValues(page []byte) func() ([]byte, error) {
 	}
 }
 
-// cut cuts the next value off, whose size is the next of sizes.
-func cut(sizes *[]int32, page []byte) (v, rest []byte, err error) {
+// take takes the next value, whose size is the next of sizes.
+func take(sizes *[]int32, page []byte) (v, rest []byte, err error) {
 	if len(*sizes) == 0 {
 		return nil, nil, io.ErrUnexpectedEOF
 	}
@@ -100,7 +100,7 @@ func (c *Column) shared(h header, page []byte) (func() ([]byte, error), error) {
 	}
 	var last []byte
 	return func() (v []byte, err error) {
-		if v, rest, err = cut(&sizes, rest); err != nil {
+		if v, rest, err = take(&sizes, rest); err != nil {
 			return nil, err
 		}
 		if len(heads) == 0 || heads[0] < 0 || int(heads[0]) > len(last) ||
@@ -113,7 +113,7 @@ func (c *Column) shared(h header, page []byte) (func() ([]byte, error), error) {
 	}, nil
 }
 
-// deltas reads numbers that are written as differences, at most so many of them, and gives what
+// deltas reads numbers that are written as differences, at most "most" of them, and gives what
 // stands behind them.
 func deltas(b []byte, most int64) (list []int32, rest []byte, err error) {
 	bad := func() ([]int32, []byte, error) {
@@ -229,7 +229,7 @@ func (h *hybrid) run() error {
 		if h.left > 1<<40 {
 			return io.ErrUnexpectedEOF
 		}
-		// The last group may be cut where its values end.
+		// The last group may end where its values end.
 		size = min(size, uint64(len(h.b)))
 		h.bits = bitReader{b: h.b[:size], width: h.width}
 		h.left *= 8

@@ -21,7 +21,7 @@ type Buffer struct {
 	ptr   unsafe.Pointer
 	state bufferState
 	uses  int  // calls into C that hold ptr right now
-	runs  int  // those of them that start a run
+	runs  int  // how many of them start a run
 	freed bool // Free was called while a run was being started that was to consume the buffer
 }
 
@@ -367,7 +367,7 @@ func packHalves(packed, wide []byte) {
 // memory costs a page fault every 4 KiB: 256 MB took 160 ms by XLA and 25 ms by a plain copy.
 const stagedBytes = 1 << 20
 
-// staging keeps memory of buffers that were freed, for those of the same size that follow. What
+// staging keeps memory of buffers that were freed, for later buffers of the same size. What
 // is not used again the garbage collector takes.
 type staging struct{ bySize sync.Map } // int → *sync.Pool of *[]byte
 

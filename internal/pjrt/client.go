@@ -139,7 +139,7 @@ func (c *Client) Platform() string { return c.platform }
 // PlatformVersion tells the version of the runtime behind the client.
 func (c *Client) PlatformVersion() string { return c.version }
 
-// Process is the number of this process among those of the client.
+// Process is the number of this process among the client's processes.
 func (c *Client) Process() int { return c.process }
 
 // Devices lists the devices of all processes, by global number.

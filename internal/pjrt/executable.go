@@ -255,7 +255,7 @@ func findLocation(message string) (where, what string, found bool) {
 // A Topology describes devices that need not be at hand, to compile for.
 type Topology struct{ object }
 
-// NewTopology describes devices by options: for the CUDA plugin "target_config", the card as a
+// NewTopology describes devices by options: for the CUDA plugin "target_config", the GPU as a
 // text proto, and "topology", partitions x hosts x devices.
 func (p *Plugin) NewTopology(options []Option) (*Topology, error) {
 	opts, err := newNamed(options)

@@ -134,7 +134,7 @@ type frame struct {
 	out      []unsafe.Pointer
 	events   []unsafe.Pointer
 	lent     []*Buffer // buffers acquired so far, to be released
-	donated  []*Buffer // those of them that the run consumes
+	donated  []*Buffer // the ones that the run consumes
 	keep     []int64
 }
 

@@ -105,7 +105,7 @@ const (
 	ffiSlotDeviceOrdinal = 17
 )
 
-// ffiTypes are XLA's numbers (xla.PrimitiveType), which differ from those of buffers.
+// ffiTypes are XLA's numbers (xla.PrimitiveType), which differ from the types of buffers.
 var ffiTypes = map[int32]dtype.DType{
 	1: dtype.Pred, 2: dtype.S8, 3: dtype.S16, 4: dtype.S32, 5: dtype.S64, 6: dtype.U8,
 	7: dtype.U16, 8: dtype.U32, 9: dtype.U64, 10: dtype.F16, 11: dtype.F32, 12: dtype.F64,
@@ -180,7 +180,8 @@ func (p *Plugin) claimHandler(target, platform string) error {
 	return nil
 }
 
-// handlerWords begin the message of a failed handler, so that it can be told from other errors.
+// handlerWords begin the message of a failed handler, so that it can be distinguished from other
+// errors.
 const handlerWords = "Go function "
 
 // invoke runs a handler for one call frame. XLA first calls with a metadata extension, to ask

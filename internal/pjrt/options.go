@@ -18,7 +18,7 @@ type CompileOptions struct {
 	// Devices are the global numbers of the devices that run the program, one replica each.
 	Devices []int
 	// DeviceMemory is the bytes that the scheduler may plan with; 0 leaves it to XLA, which
-	// then takes 80 % of the card and recomputes to stay below (reference: overlap notes, 4b).
+	// then takes 80 % of the GPU's memory and recomputes to stay below (reference: overlap notes, 4b).
 	DeviceMemory int64
 	// Effort is the optimization level; 0 leaves it to XLA.
 	Effort Effort

@@ -258,7 +258,7 @@ func TestTopologyIsFreedOnce(t *testing.T) {
 	}
 }
 
-// The bytes of the options are those of xla.CompileOptionsProto, worked out by hand from its field
+// The bytes of the options equal xla.CompileOptionsProto, worked out by hand from its field
 // numbers.
 func TestCompileOptionsEncoding(t *testing.T) {
 	o := CompileOptions{Devices: []int{0, 300}, DeviceMemory: 1 << 30, Effort: EffortO1,

@@ -40,7 +40,7 @@ type Extension struct {
 	base unsafe.Pointer
 }
 
-// extensionNames are those of PJRT_Extension_Type, in its order.
+// extensionNames are the names of PJRT_Extension_Type's values, in order.
 var extensionNames = []string{"gpu custom call", "profiler", "custom partitioner", "stream",
 	"layouts", "ffi", "memory descriptions", "triton", "raw buffer", "phase compile", "example",
 	"unknown", "cross host transfers", "executable metadata", "callback", "host allocator",
@@ -196,7 +196,7 @@ func call[T any](p *Plugin, s slot, args *T) error {
 	return p.takeError(pointer(status))
 }
 
-// Status codes that change what a caller does; the numbers are those of Abseil.
+// Status codes that change what a caller does; the numbers are Abseil's.
 const (
 	statusDeadline      = 4
 	statusNotFound      = 5

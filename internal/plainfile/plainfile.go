@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// Open opens a file for writing in place. Flags are those of [os.OpenFile]; os.O_TRUNC must not be
+// Open opens a file for writing in place. Flags are as for [os.OpenFile]; os.O_TRUNC must not be
 // among them: a file is looked at before anything of it is changed. What is no plain file is
 // refused with code NotPlain; other errors are the system's.
 func Open(path string, flag int, mode os.FileMode) (*os.File, error) {
@@ -64,7 +64,7 @@ func Map(f *os.File, size int) ([]byte, error) {
 }
 
 // Flush asks the kernel to begin writing a range to disk and does not wait. The disk then works
-// while the next piece is made, and the sync at the end finds little left to do. Where the file
+// while the next chunk is made, and the sync at the end finds little left to do. Where the file
 // system cannot, the sync does it all.
 func Flush(f *os.File, at, n int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), at, n, unix.SYNC_FILE_RANGE_WRITE)

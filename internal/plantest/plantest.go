@@ -49,7 +49,7 @@ func Pipes() (rows []Row) {
 	return rows
 }
 
-// Recomputations are a pipeline with every part of a model computed again, alone and together, and
+// Recomputations are a pipeline with every part of a model recomputed, alone and together, and
 // a mesh without one.
 func Recomputations() (rows []Row) {
 	tags := []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head}
@@ -151,7 +151,7 @@ func Larger() []Row {
 	}
 }
 
-// A Size is that of the batches that plans are made for.
+// A Size is the size of the batches that plans are made for.
 type Size struct{ Batch, Micros, Seq int64 }
 
 // Plan makes the plan of a row.

@@ -139,7 +139,7 @@ func (v version) bound(root fs.FS, dir string) (machine.MemoryLimit, bool) {
 	return machine.MemoryLimit{Bytes: max(0, limit-max(0, used-a-b)), Where: where}, true
 }
 
-// addressSpace reads RLIMIT_AS; ok is false where there is none.
+// addressSpace reads RLIMIT_AS; ok is false without a limit.
 func addressSpace(root fs.FS) (limit int64, ok bool) {
 	for line := range strings.Lines(text(root, "proc/self/limits")) {
 		if rest, found := strings.CutPrefix(line, "Max address space"); found {

@@ -53,7 +53,7 @@ func unreadable(path string, err error) *diag.Error {
 // Close ends the use of the folder; files that were opened stay open.
 func (f *Folder) Close() { f.root.Close() }
 
-// Path is that of the folder, or of a file in it, as the caller spelled it.
+// Path is the path of the folder, or of a file in it, as the caller spelled it.
 func (f *Folder) Path(name string) string { return filepath.Join(f.path, filepath.FromSlash(name)) }
 
 // Has reports whether there is a file or folder of that name which does not leave the folder.

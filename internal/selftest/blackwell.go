@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// MXFP8 is one block-scaled linear in data parallel: the product of 4096 x 4096 by 16384 x 4096
+// MXFP8 is one block-scaled linear in data parallel: the matmul of 4096 x 4096 by 16384 x 4096
 // in E4M3 with a scale for every 32 elements, then a sum over all devices.
 func MXFP8(devices int) *program.Module {
 	const (
@@ -32,7 +32,7 @@ func MXFP8(devices int) *program.Module {
 }
 
 // Attention is causal attention with 32 heads over 8 key heads, forward and backward, lowered as
-// for a card: the two calls of cuDNN.
+// for a GPU: the two calls of cuDNN.
 func Attention(devices int) *program.Module {
 	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
 	b := ir.NewBuilder("attention")

@@ -62,21 +62,21 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// blackwell are the cards whose programs must call cuDNN's block-scaled product.
-var blackwell = cards()
+// blackwell are the GPUs whose programs must call cuDNN's block-scaled GEMM.
+var blackwell = gpus()
 
-// cards are all Blackwells, or one of each kind where time is short.
-func cards() []string {
+// gpus are all Blackwells, or one of each kind where time is short.
+func gpus() []string {
 	if !slowtest.Enabled {
 		return []string{"b200", "rtx6000pro"}
 	}
 	return []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
 }
 
-func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Module, card string,
+func compile(t *testing.T, c *engine.Compiler, build func(int) *program.Module, gpu string,
 	n int) *engine.Report {
 	t.Helper()
-	return enginetest.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, card))
+	return enginetest.Report(t, c, build(n), fmt.Sprintf("%dx%s", n, gpu))
 }
 
 func plansOf(r *engine.Report) map[string]hlo.Plan {
@@ -88,44 +88,44 @@ func plansOf(r *engine.Report) map[string]hlo.Plan {
 }
 
 func TestMXFP8CompilesForEveryBlackwell(t *testing.T) {
-	with, without := enginetest.Cards(t, false), enginetest.Cards(t, true)
+	with, without := enginetest.GPUCompiler(t, false), enginetest.GPUCompiler(t, true)
 	const call = "__cudnn$blockScaledDot"
-	for _, card := range blackwell {
-		bare := compile(t, without, MXFP8, card, 8)
+	for _, gpu := range blackwell {
+		bare := compile(t, without, MXFP8, gpu, 8)
 		if plansOf(bare)[call] != hlo.PlanMissing {
-			t.Errorf("%s: cuDNN was withheld, and the report says %v", card, plansOf(bare))
+			t.Errorf("%s: cuDNN was withheld, and the report says %v", gpu, plansOf(bare))
 		}
 		for _, n := range []int{8, 1024, 65536} {
-			r := compile(t, with, MXFP8, card, n)
+			r := compile(t, with, MXFP8, gpu, n)
 			if plansOf(r)[call] != hlo.PlanCompiled {
-				t.Errorf("%d x %s: %v", n, card, plansOf(r))
+				t.Errorf("%d x %s: %v", n, gpu, plansOf(r))
 			}
 			// The plan itself is tens of kilobytes inside the program.
 			if r.ExecutableBytes < bare.ExecutableBytes+8<<10 {
-				t.Errorf("%d x %s: the program has %d bytes, %d without cuDNN: no plan inside", n, card,
+				t.Errorf("%d x %s: the program has %d bytes, %d without cuDNN: no plan inside", n, gpu,
 					r.ExecutableBytes, bare.ExecutableBytes)
 			}
 			if len(r.Collectives) != 1 || r.Collectives[0].Group.Size != int64(n) || r.Collectives[0].Bytes() != 4096*16384*2 {
-				t.Errorf("%d x %s: collectives %v", n, card, r.Collectives)
+				t.Errorf("%d x %s: collectives %v", n, gpu, r.Collectives)
 			}
-			t.Logf("%6d x %-10s %.2f s, temp %d, peak %d, program %d bytes", n, card, r.Seconds,
+			t.Logf("%6d x %-10s %.2f s, temp %d, peak %d, program %d bytes", n, gpu, r.Seconds,
 				r.Memory.Temp, r.Memory.Peak, r.ExecutableBytes)
 		}
 	}
 }
 
 func TestAttentionCompilesForEveryBlackwell(t *testing.T) {
-	with, without := enginetest.Cards(t, false), enginetest.Cards(t, true)
-	for _, card := range blackwell {
-		r, bare := compile(t, with, Attention, card, 8), compile(t, without, Attention, card, 8)
+	with, without := enginetest.GPUCompiler(t, false), enginetest.GPUCompiler(t, true)
+	for _, gpu := range blackwell {
+		r, bare := compile(t, with, Attention, gpu, 8), compile(t, without, Attention, gpu, 8)
 		for _, call := range []string{"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} {
 			if plansOf(r)[call] != hlo.PlanCompiled || plansOf(bare)[call] != hlo.PlanMissing {
-				t.Errorf("%s: %s is %v with cuDNN and %v without", card, call, plansOf(r)[call], plansOf(bare)[call])
+				t.Errorf("%s: %s is %v with cuDNN and %v without", gpu, call, plansOf(r)[call], plansOf(bare)[call])
 			}
 		}
 		if r.Memory.Temp <= bare.Memory.Temp {
-			t.Errorf("%s: temp %d with cuDNN, %d without: its workspace is missing", card, r.Memory.Temp, bare.Memory.Temp)
+			t.Errorf("%s: temp %d with cuDNN, %d without: its workspace is missing", gpu, r.Memory.Temp, bare.Memory.Temp)
 		}
-		t.Logf("%-10s temp %d with cuDNN, %d without", card, r.Memory.Temp, bare.Memory.Temp)
+		t.Logf("%-10s temp %d with cuDNN, %d without", gpu, r.Memory.Temp, bare.Memory.Temp)
 	}
 }

@@ -17,7 +17,7 @@ type collective struct {
 	name string
 	// sums says that the op adds, so that it is tried on numbers only.
 	sums bool
-	// in and out are the rows of each device's piece, for groups of n; one row is rowLen elements.
+	// in and out are the rows of each device's shard, for groups of n; one row is rowLen elements.
 	in, out func(n int) int
 	// text writes the op on %x; group is the replica_groups attribute.
 	text func(n int, group, from, to, elem string) string
@@ -31,10 +31,10 @@ type row []float64
 const rowLen = 4
 
 func whole(n int) int { return 2 * n }
-func piece(int) int   { return 2 }
+func one(int) int     { return 2 }
 
 var collectives = []collective{
-	{"all_gather", false, piece, whole,
+	{"all_gather", false, one, whole,
 		func(_ int, group, from, to, _ string) string {
 			return fmt.Sprintf(`"stablehlo.all_gather"(%%x) {all_gather_dim = 0 : i64, %s} : (%s) -> %s`,
 				group, from, to)
@@ -48,7 +48,7 @@ var collectives = []collective{
 		},
 		func(_ int, all [][]row) []row { return sum(all) },
 	},
-	{"reduce_scatter", true, whole, piece,
+	{"reduce_scatter", true, whole, one,
 		func(_ int, group, from, to, elem string) string {
 			return fmt.Sprintf(
 				`"stablehlo.reduce_scatter"(%%x) (%s) {scatter_dimension = 0 : i64, %s} : (%s) -> %s`,
@@ -69,7 +69,7 @@ var collectives = []collective{
 			return got
 		},
 	},
-	{"collective_permute", false, piece, piece,
+	{"collective_permute", false, one, one,
 		nil, // written by ring: it has pairs instead of groups
 		func(m int, all [][]row) []row { return all[(m+len(all)-1)%len(all)] },
 	},
@@ -112,7 +112,7 @@ var payloads = []payload{
 // small gives whole numbers whose sum over 8 devices is exact in bf16 and below 256.
 func small(k int) float64 { return float64(k % 13) }
 
-// pattern goes through all byte patterns, those of NaNs and infinities included.
+// pattern goes through all byte patterns, NaNs and infinities included.
 func pattern(k int) float64 { return float64(k * 37 % 256) }
 
 func (p payload) asBytes() bool { return p.wire() != p.typ }
@@ -125,7 +125,7 @@ func (p payload) wire() dtype.DType {
 	return p.typ
 }
 
-// shape is that of a piece of some rows; FP4 has a last dimension of two, one byte together.
+// shape is the shape of a shard of some rows; FP4 has a last dimension of two, one byte together.
 func (p payload) shape(rows int) dtype.Shape {
 	s := dtype.Shape{Type: p.typ, Dims: []int64{int64(rows), rowLen}}
 	if p.typ.Bits() == 4 {
@@ -215,19 +215,19 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 		return err
 	}
 	defer x.Free()
-	pieces := make([][]row, devices)
-	for d := range pieces {
+	shards := make([][]row, devices)
+	for d := range shards {
 		for r := range c.in(n) {
 			v := make(row, rowLen)
 			for i := range v {
 				v[i] = p.value(29*d + 5*r + i)
 			}
-			pieces[d] = append(pieces[d], v)
+			shards[d] = append(shards[d], v)
 		}
 	}
 	spec := x.Module().Args[0]
 	arg, err := e.Place(x.Module(), spec, engine.Copied, func(d int) ([]byte, error) {
-		return p.wire().Append(nil, slices.Concat(pieces[d]...)...), nil
+		return p.wire().Append(nil, slices.Concat(shards[d]...)...), nil
 	})
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func (c collective) run(ctx context.Context, e *engine.Engine, p payload, device
 		return err
 	}
 	for d := range devices {
-		group := pieces[d/n*n : d/n*n+n]
+		group := shards[d/n*n : d/n*n+n]
 		want := slices.Concat(c.want(d%n, group)...)
 		data, err := run.Results[0].Read(ctx, d)
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fixed is the seed of tests that draw, unless told otherwise: CI is a function of the commit.
+// fixed is the seed of tests that draw, unless a seed is given: CI is a function of the commit.
 const fixed = 1
 
 // Seed gives the seed of a test that draws what it tries, and logs it: the flag of that name if it

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The points are those of printed tables.
+// The points come from printed tables.
 func TestStudent(t *testing.T) {
 	for freedom, want := range map[int]float64{
 		1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 9: 1.8331, 30: 1.6973, 120: 1.6577,

@@ -61,7 +61,7 @@ func merged(axes []Axis) []Axis {
 type copier struct {
 	width int64
 	outer []Axis
-	run   int64 // bytes that are next to each other in both arrays, if cols is none
+	run   int64 // bytes that are next to each other in both arrays, if cols is zero
 	// rows are next to each other in the destination, cols in the source: a transposition.
 	rows, cols Axis
 }

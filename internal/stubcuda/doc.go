@@ -15,7 +15,7 @@
 //
 // The names are those that the CUDA plugin and the libraries in the wheels of cuDNN, cuBLAS, NVRTC
 // and NVVM hold as text (names.txt, sorted; gathered with strings(1), kept where they have the
-// form of a driver call). Result codes and the meaning of arguments are those of NVIDIA's cuda.h.
+// form of a driver call). Result codes and the meaning of arguments follow NVIDIA's cuda.h.
 //
 // The library must never be loaded where a real driver exists; package plugin decides that.
 package stubcuda

@@ -24,7 +24,7 @@ type Writer struct {
 	now event.Clock
 	err error
 
-	began bool // TensorBoard was told where this file begins
+	began bool // the record that says where this file begins is written
 }
 
 // fileVersion is what every file begins with; TensorBoard reads older ones by other rules.
@@ -102,7 +102,7 @@ func (w *Writer) record(step int, body []byte) {
 	w.write(message(w.now(), step, fieldSummary, body))
 }
 
-// write adds a record in one piece. A training step must not fail for a curve, so an error is kept
+// write adds a record in one write. A training step must not fail for a curve, so an error is kept
 // for Close.
 func (w *Writer) write(body []byte) {
 	if w.err == nil {
@@ -118,8 +118,8 @@ func frame(body []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, masked(body))
 }
 
-// masked is the checksum of a record: CRC-32C, turned and shifted, since a CRC over data that holds
-// CRCs is weak. The constant is that of the TFRecord format.
+// masked is the checksum of a record: CRC-32C, rotated and shifted, since a CRC over data that
+// holds CRCs is weak. The constant is the TFRecord format's.
 func masked(b []byte) uint32 {
 	crc := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 	return (crc>>15 | crc<<17) + 0xa282ead8

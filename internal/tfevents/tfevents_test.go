@@ -38,7 +38,7 @@ func write(t *testing.T, dir string) {
 		for s := from; s <= to; s++ {
 			loss := 4 / float64(s)
 			if !resumed {
-				loss += 0.25 // so that what was taken back can be told from what counts
+				loss += 0.25 // so that what was taken back can be distinguished from what counts
 			}
 			w.Emit(event.Step{Step: s, Steps: 8, Loss: event.Figure(loss), GradNorm: event.Figure(0.5 * float64(s)), Rate: 3e-4,
 				TokensPerSecond: 4010, MFU: 0.375, MemoryBytes: 3 << 29})
@@ -166,6 +166,6 @@ func TestErrorsAreKept(t *testing.T) {
 	w.f.Close()
 	w.Emit(event.Eval{Step: 1, Loss: event.Figure(math.NaN())})
 	if w.Close() == nil {
-		t.Error("a lost figure is not told")
+		t.Error("a lost figure is not reported")
 	}
 }

@@ -83,7 +83,7 @@ func (t *Track) Span(name string) (end func(...Arg)) {
 	return func(args ...Arg) { t.Add(name, from, t.w.now(), args...) }
 }
 
-// Add writes a span whose times are known, such as that of a run on a device.
+// Add writes a span whose times are known, such as a run on a device.
 func (t *Track) Add(name string, from, to time.Time, args ...Arg) {
 	if t == nil {
 		return
@@ -168,7 +168,7 @@ func (w *Writer) describe(what string, t *Track, arg Arg) {
 	w.write(traceEvent{Phase: "M", Name: what, PID: t.pid, TID: t.tid, Args: []Arg{arg}})
 }
 
-// write adds an event in one piece. Work that is traced must not fail for the trace, so an error is
+// write adds an event in one write. Work that is traced must not fail for the trace, so an error is
 // kept for Close.
 func (w *Writer) write(e traceEvent) {
 	if w.err != nil {

@@ -31,7 +31,7 @@ func steps(w *Writer, now func() time.Time) {
 			end := loop.Span(phase)
 			if phase == "gradient" {
 				from := now()
-				w.Track("device 0", "runs").Add("grad", from, now(), Arg{"micro", 0})
+				w.Track("device 0", "runs").Add("grad", from, now(), Arg{"microbatch", 0})
 			}
 			end()
 		}
