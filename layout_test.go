@@ -43,7 +43,7 @@ var layers = [][]string{
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
 		"bench/depth", "bench/overlap", "bench/mesh", "bench/accuracy", "bench/memory",
-		"bench/live", "bench/attack", "bench/quantize", "bench/narrow", "bench/parity", "bench/watch"},
+		"bench/live", "bench/attack", "bench/quantize", "bench/quantizeckpt", "bench/parity", "bench/monitor"},
 }
 
 // place gives a package's row and its place in the row.

@@ -45,7 +45,7 @@ func TestHostileManifests(t *testing.T) {
 		"box overflow":       {`"start":[0,0],"size":[12,4]`, `"start":[9223372036854775807,0],"size":[12,4]`, "elements from"},
 		"box rank":           {`"start":[0,0],"size":[12,4]`, `"start":[0],"size":[12,4]`, "box of 1 by 2"},
 		"box too small":      {`"start":[0,0],"size":[12,4]`, `"start":[0,0],"size":[11,4]`, "has 192 bytes"},
-		"half a byte":        {`"shape":[3,4]`, `"shape":[3,5]`, "in two"},
+		"half a byte":        {`"shape":[3,4]`, `"shape":[3,5]`, "splits a byte"},
 		"offset outside":     {`"offset":456`, `"offset":4560`, "is outside"},
 		"offset in header":   {`"offset":456`, `"offset":0`, "is outside"},
 		"tensors unsorted":   {`{"name":"embed"`, `{"name":"zebra"`, "not in order"},

@@ -15,7 +15,7 @@ import (
 
 const turns = 5
 
-var cards = []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
+var gpus = []string{"b200", "gb200", "b300", "gb300", "rtx6000pro"}
 
 func main() {
 	if err := run(context.Background()); err != nil {
@@ -37,13 +37,13 @@ func run(ctx context.Context) error {
 	defer without.Close()
 	fmt.Printf("MXFP8 product and all-reduce, cuDNN plans compiled, seconds, medians of %d in turns\n",
 		turns)
-	fmt.Printf("%-11s %8s %8s %8s %14s\n", "card", "8", "1,024", "65,536", "65,536 / 8")
+	fmt.Printf("%-11s %8s %8s %8s %14s\n", "GPU", "8", "1,024", "65,536", "65,536 / 8")
 	worst := 0.0
-	for _, card := range cards {
+	for _, gpu := range gpus {
 		seconds := map[int][]float64{}
 		for turn := range turns + 1 {
 			for _, n := range []int{8, 1024, 65536} {
-				r, err := compileMXFP8(ctx, with, card, n)
+				r, err := compileMXFP8(ctx, with, gpu, n)
 				if err != nil {
 					return err
 				}
@@ -54,13 +54,13 @@ func run(ctx context.Context) error {
 		}
 		ratio := stat.Median(seconds[65536]) / stat.Median(seconds[8])
 		worst = max(worst, ratio)
-		fmt.Printf("%-11s %8.2f %8.2f %8.2f %14.2f\n", card, stat.Median(seconds[8]),
+		fmt.Printf("%-11s %8.2f %8.2f %8.2f %14.2f\n", gpu, stat.Median(seconds[8]),
 			stat.Median(seconds[1024]), stat.Median(seconds[65536]), ratio)
 	}
 	fmt.Printf("worst ratio %.2f\n\nattention forward and backward on 8 devices, temp bytes\n", worst)
-	fmt.Printf("%-11s %14s %14s\n", "card", "with cuDNN", "without")
-	for _, card := range cards {
-		c, err := machine.ParseCluster("8x" + card)
+	fmt.Printf("%-11s %14s %14s\n", "GPU", "with cuDNN", "without")
+	for _, gpu := range gpus {
+		c, err := machine.ParseCluster("8x" + gpu)
 		if err != nil {
 			return err
 		}
@@ -72,14 +72,14 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%-11s %14d %14d\n", card, real.Memory.Temp, bare.Memory.Temp)
+		fmt.Printf("%-11s %14d %14d\n", gpu, real.Memory.Temp, bare.Memory.Temp)
 	}
 	return nil
 }
 
-func compileMXFP8(ctx context.Context, c *engine.Compiler, card string, n int) (*engine.Report,
+func compileMXFP8(ctx context.Context, c *engine.Compiler, gpu string, n int) (*engine.Report,
 	error) {
-	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, card))
+	cluster, err := machine.ParseCluster(fmt.Sprintf("%dx%s", n, gpu))
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ var ways = []way{
 		b[a.random.IntN(len(b))] ^= 1 << a.random.IntN(8)
 		return b
 	})},
-	{"cut off", rewrite(func(a *attack, b []byte) []byte { return b[:a.random.IntN(len(b))] })},
+	{"truncated", rewrite(func(a *attack, b []byte) []byte { return b[:a.random.IntN(len(b))] })},
 	{"longer", rewrite(func(a *attack, b []byte) []byte {
 		return append(b, make([]byte, 1+a.random.IntN(4096))...)
 	})},

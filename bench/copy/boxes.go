@@ -9,8 +9,8 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// boxes times how state is cut for a device: its box of a stack of weights in f32, against a plain
-// copy of as many bytes. The stack has 256 MB, and the device's part 64 MB.
+// boxes times how state is sharded for a device: its box of a stack of weights in f32, against a
+// plain copy of as many bytes. The stack has 256 MB, and the device's part 64 MB.
 func boxes() {
 	whole := []ir.Dim{{Name: "layer", Size: 4}, {Name: "embed", Size: 4096}, {Name: "mlp", Size: 4096}}
 	mesh := []ir.Axis{{Name: "fsdp", Size: 4}}

@@ -176,7 +176,7 @@ func losses(curve []point) []float64 {
 	return list
 }
 
-// means gives, for each number, the mean of it and those before it, up to so many.
+// means gives, for each number, the mean of it and the n-1 before it.
 func means(list []float64, window int) []float64 {
 	out, sum := make([]float64, len(list)), 0.0
 	for i, v := range list {

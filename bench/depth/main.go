@@ -61,11 +61,11 @@ func run(ctx context.Context) error {
 	defer cpu.Close()
 	small := *big.Config
 	small.Hidden, small.HeadDim, small.Rotary, small.MLP, small.Vocab = 256, 8, 8, 512, 512
-	few := int64(1)
-	for unrolled := true; unrolled; few++ {
-		unrolled, _ = kernels.For("cpu").Unroll(few + 1)
+	shallow := int64(1)
+	for unrolled := true; unrolled; shallow++ {
+		unrolled, _ = kernels.For("cpu").Unroll(shallow + 1)
 	}
-	return compare("cpu, layers of width 256, f32, 128 tokens", few, &small, "cpu", 128,
+	return compare("cpu, layers of width 256, f32, 128 tokens", shallow, &small, "cpu", 128,
 		func(s *program.Module) error {
 			x, err := cpu.Compile(ctx, s)
 			if err == nil {
@@ -76,11 +76,11 @@ func run(ctx context.Context) error {
 }
 
 // compare compiles both depths in turns.
-func compare(what string, few int64, c *model.Config, arch string, seq int,
+func compare(what string, shallow int64, c *model.Config, arch string, seq int,
 	compile func(*program.Module) error) error {
 	seconds := map[int64][]float64{}
 	for range turns {
-		for _, layers := range []int64{few, deep} {
+		for _, layers := range []int64{shallow, deep} {
 			s, err := gradient(c, layers, arch, seq)
 			if err != nil {
 				return err
@@ -92,9 +92,9 @@ func compare(what string, few int64, c *model.Config, arch string, seq int,
 			seconds[layers] = append(seconds[layers], time.Since(start).Seconds())
 		}
 	}
-	ratio := stat.Median(seconds[deep]) / stat.Median(seconds[few])
-	fmt.Printf("%s: %d layers %.2f s, %d layers %.2f s, ratio %.2f (at most %.1f)\n", what, few,
-		stat.Median(seconds[few]), deep, stat.Median(seconds[deep]), ratio, bound)
+	ratio := stat.Median(seconds[deep]) / stat.Median(seconds[shallow])
+	fmt.Printf("%s: %d layers %.2f s, %d layers %.2f s, ratio %.2f (at most %.1f)\n", what, shallow,
+		stat.Median(seconds[shallow]), deep, stat.Median(seconds[deep]), ratio, bound)
 	return nil
 }
 

@@ -55,9 +55,9 @@ func main() {
 	flag.StringVar(&o.layouts, "layouts", "fsdp8,tp2fsdp4", "how the model is spread")
 	flag.StringVar(&o.types, "types", "f32,bf16", "types of the products")
 	flag.StringVar(&o.ways, "ways", "explicit+loop,shard_map+loop,explicit",
-		"how JAX is told to spread the model, the first lines of jax_side.py say more")
+		"how JAX spreads the model, the first lines of jax_side.py say more")
 	flag.StringVar(&o.ours, "ours", "layer", "for how long Deepwell's weights are whole, each with "+
-		"+seq to cut the sequence between layers, too; the first is what the others are held to")
+		"+seq to shard the sequence between layers, too; the first is what the others are held to")
 	flag.BoolVar(&o.kept, "kept", true, "let JAX keep the memory that it frees, as Deepwell does")
 	flag.IntVar(&o.turns, "turns", 5, "turns of each side")
 	flag.IntVar(&o.steps, "steps", 2, "steps in a turn")

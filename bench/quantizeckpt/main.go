@@ -1,5 +1,6 @@
-// Command narrow times the quantization of a checkpoint against a plain copy of the same files to
-// the same disk, in turns in one run: bytes read and written a second, until all is on the disk.
+// Command quantizeckpt times the quantization of a checkpoint against a plain copy of the same
+// files to the same disk, in turns in one run: bytes read and written a second, until all is on the
+// disk.
 package main
 
 import (
@@ -29,13 +30,13 @@ func main() {
 	dir := flag.String("dir", os.TempDir(), "a folder on the disk to measure")
 	flag.Parse()
 	if err := run(context.Background(), *dir, *size, *turns); err != nil {
-		fmt.Fprintln(os.Stderr, "narrow:", err)
+		fmt.Fprintln(os.Stderr, "quantizeckpt:", err)
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, dir string, size float64, turns int) error {
-	base, err := os.MkdirTemp(dir, "narrow")
+	base, err := os.MkdirTemp(dir, "quantizeckpt")
 	if err != nil {
 		return err
 	}

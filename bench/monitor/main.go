@@ -1,4 +1,4 @@
-// Command watch times training steps whose programs report on their products in few bits against
+// Command monitor times training steps whose programs report on their quantized GEMMs against
 // the same steps without reports, and against steps that are inspected, in turns in one run: what
 // the monitors cost.
 package main
@@ -44,7 +44,7 @@ func main() {
 	cache := flag.String("cache", "", "folder of the compile cache")
 	flag.Parse()
 	if err := run(context.Background(), *format, *rows, *turns, *each, *cache); err != nil {
-		fmt.Fprintln(os.Stderr, "watch:", err)
+		fmt.Fprintln(os.Stderr, "monitor:", err)
 		os.Exit(1)
 	}
 }
@@ -73,7 +73,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 		return err
 	}
 	defer e.Close()
-	dir, err := os.MkdirTemp("", "watch")
+	dir, err := os.MkdirTemp("", "monitor")
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func run(ctx context.Context, format string, rows, turns, each int, cache string
 	return nil
 }
 
-// ratio is the median of those of neighbours in time.
+// ratio is the median ratio of neighbours in time.
 func ratio(a, b *side, of func(*side) []float64) float64 {
 	var list []float64
 	other := of(b)
