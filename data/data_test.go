@@ -515,7 +515,7 @@ func TestErrorsHelp(t *testing.T) {
 	}{
 		{"slip", Options{Sources: in("corpus.tx")}, diag.DataMissing, "did you mean"},
 		{"no match", Options{Sources: in("**/*.md")}, diag.DataMissing, "nothing matches"},
-		{"short", Options{Sources: in("corpus.txt"), Seq: 512}, diag.DataEmpty, "a row of 512 needs 513"},
+		{"short", Options{Sources: in("corpus.txt"), Seq: 512}, diag.DataEmpty, "a sequence of 512 needs 513"},
 		{"binary", Options{Sources: in("bin.txt")}, diag.DataEmpty, "no text was found"},
 		{"empty", Options{Sources: in("dir")}, diag.DataEmpty, "no text was found"},
 		{"no sources", Options{}, diag.BadInput, "no source"},

@@ -237,8 +237,8 @@ func (l *Loader) divide(s *source, split int, shared *claims) error {
 	all.add(0, s.documents)
 	rows := all.rows(seq)
 	if rows == 0 {
-		return diag.New(diag.DataEmpty, "%s has %d tokens; a row of %d needs %d", s.path, s.tokens,
-			seq, seq+1).Try("use more text, or shorter rows")
+		return diag.New(diag.DataEmpty, "%s has %d tokens; a sequence of %d needs %d", s.path, s.tokens,
+			seq, seq+1).Try("use more text, or a smaller seq")
 	}
 	switch {
 	case !l.holdsOut():
@@ -259,7 +259,7 @@ func (l *Loader) divide(s *source, split int, shared *claims) error {
 	switch {
 	case st.Rows < 1:
 		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", s.path, rows).
-			Try("hold out less, use more text or shorter rows, or name other text: eval.data = \"PATH\"")
+			Try("hold out less, use more text or a smaller seq, or name other text: eval.data = \"PATH\"")
 	case rows > maxRows:
 		return diag.New(diag.BadInput, "%s has %d sequences, more than %d", s.path, rows,
 			int64(maxRows)).Try("split it into several sources")

@@ -68,7 +68,7 @@ func FindGPUModel(name string) (GPUModel, error) {
 		}
 	}
 	names := lists.Map(catalogue, func(c GPUModel) string { return c.Name })
-	err := diag.New(diag.GPUUnknown, "no card is called %q", name).
+	err := diag.New(diag.GPUUnknown, "no GPU is called %q", name).
 		Try("take one of %s", strings.Join(names, ", "))
 	if near := nearestModel(wanted, catalogue); near != "" {
 		err.What += "; did you mean \"" + near + "\"?"

@@ -97,11 +97,11 @@ func TestClusterErrors(t *testing.T) {
 		what string
 		fix  string
 	}{
-		{"64xb2000", diag.GPUUnknown, `no card is called "b2000"; did you mean "b200"?`,
+		{"64xb2000", diag.GPUUnknown, `no GPU is called "b2000"; did you mean "b200"?`,
 			"--cluster 64xb200"},
-		{"gb20", diag.GPUUnknown, `no card is called "gb20"; did you mean "gb200"?`,
+		{"gb20", diag.GPUUnknown, `no GPU is called "gb20"; did you mean "gb200"?`,
 			"--cluster 1xgb200"},
-		{"8xtpuv6e", diag.GPUUnknown, `no card is called "tpuv6e"`,
+		{"8xtpuv6e", diag.GPUUnknown, `no GPU is called "tpuv6e"`,
 			"take one of b200, gb200, b300, gb300, rtx6000pro, h100, h200, a100, or cpu"},
 		{"b200x8", diag.ClusterSpec, `"b200x8" is not a cluster`, "--cluster 8xb200"},
 		{"8 b200", diag.ClusterSpec, `"8 b200" is not a cluster`, "--cluster 8xb200"},

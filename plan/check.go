@@ -260,7 +260,7 @@ func (p *Plan) checkLater(c *model.Facts) *diag.Error {
 		return later("training in fp8 with per-tensor scales is not supported").
 			Try("use mxfp8; deepwell dryrun predicts the plan as it is")
 	case p.Block() > 0 && p.Types.Params == dtype.F32:
-		return misfit("products in %s need parameters in bf16", p.Precision).
+		return misfit("GEMMs in %s need parameters in bf16", p.Precision).
 			Try(`"types": {"params": "bf16"}, or leave precision out`)
 	case p.Types.Params == dtype.F32 && p.Types != (Types{dtype.F32, dtype.F32, dtype.F32}):
 		return misfit("gradients of f32 parameters are kept and summed in f32").

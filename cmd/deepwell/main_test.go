@@ -71,7 +71,7 @@ func oneJSON(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// poison makes the last element of a file of weights, in bf16 or f32, no number.
+// poison makes the last element of a file of weights, in bf16 or f32, NaN.
 func poison(ts *testscript.TestScript, _ bool, args []string) {
 	path := ts.MkAbs(args[0])
 	text, err := os.ReadFile(path)
