@@ -36,12 +36,13 @@ import (
 
 // A TrainJob is what to train.
 type TrainJob struct {
-	Path    string   // of run.toml
-	Set     []string // KEY=VALUE, on top of it
-	Plan    string   // the file of a plan for several devices; "" is one device
-	Until   int      // the step after which the run pauses; 0 is the last
-	Profile string   // FROM:TO, the steps to trace
-	Rerun   string   // the folder of a rejected step to compute again, instead of training
+	Path  string   // of run.toml
+	Set   []string // KEY=VALUE, on top of it
+	Plan  string   // the file of a plan for several devices; "" is one device
+	Until int      // the step after which the run pauses; 0 is the last
+	// Profile is the first and the last step to trace, counted from 1; zero traces nothing.
+	Profile [2]int
+	Rerun   string // the folder of a rejected step to compute again, instead of training
 	// Peers are the addresses of all processes of a run, in order, and Self which of them this is:
 	// the ranks of a plan's pipeline are dealt to them. None is one process.
 	Peers []string
@@ -395,10 +396,11 @@ func (r *runner) openFolder() (err error) {
 	r.events = event.Tee(r.env.Events, r.log, r.board)
 	r.warnings.into(r.log)
 	r.warnUnlocked()
-	if r.job.Profile == "" {
+	steps := r.job.Profile
+	if steps == [2]int{} {
 		return nil
 	}
-	r.trace, err = trace.Create(filepath.Join(out, "profile.json"), r.job.Profile, r.events,
+	r.trace, err = trace.Create(filepath.Join(out, "profile.json"), steps[0], steps[1], r.events,
 		time.Now)
 	if err == nil {
 		r.events = event.Tee(r.events, r.trace)

@@ -15,7 +15,7 @@ import (
 
 func (a *app) train() *cobra.Command {
 	job := deepwell.TrainJob{}
-	example := false
+	example, profile := false, ""
 	cmd := documented("train", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if example {
@@ -26,6 +26,10 @@ func (a *app) train() *cobra.Command {
 				return usage(cmd, "train takes one recipe; %d were given", len(args))
 			}
 			job.Path = args[0]
+			var err error
+			if job.Profile, err = parseSteps(profile); err != nil {
+				return err
+			}
 			outlivePipe()
 			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
 			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.TrainResult) error {
@@ -47,7 +51,7 @@ func (a *app) train() *cobra.Command {
 	flags.DurationVar(&job.Patience, "patience", 8*time.Second,
 		"time without a sign of life after which a peer counts as lost; 30 times as long at the start")
 	flags.IntVar(&job.Until, "until", 0, "stop after this step, with a checkpoint")
-	flags.StringVar(&job.Profile, "profile", "", "trace steps FROM:TO for ui.perfetto.dev")
+	flags.StringVar(&profile, "profile", "", "trace steps FROM:TO for ui.perfetto.dev")
 	flags.StringVar(&job.Rerun, "rerun", "",
 		"recompute the gradients of a rejected step, from the folder that the run wrote")
 	flags.StringVar(&job.ReferenceRun, "reference-run", "",

@@ -163,3 +163,29 @@ func parseBounds(texts []string) (map[string]float64, error) {
 	}
 	return bounds, nil
 }
+
+// parseSteps reads which steps to trace: "10:13" is the four steps from 10 to 13, "10" is one.
+// Steps are counted from 1, as the live line shows them.
+func parseSteps(text string) (steps [2]int, err error) {
+	if text == "" {
+		return steps, nil
+	}
+	first, last, isRange := strings.Cut(text, ":")
+	if !isRange {
+		last = first
+	}
+	from, err1 := strconv.Atoi(first)
+	to, err2 := strconv.Atoi(last)
+	const help = "give the first and the last step, for example --profile 10:13"
+	switch {
+	case err1 != nil || err2 != nil:
+		return steps, diag.New(diag.BadUsage, "--profile %s does not name steps", text).Try(help)
+	case from < 1:
+		return steps, diag.New(diag.BadUsage, "--profile %s: steps are counted from 1", text).
+			Try(help)
+	case to < from:
+		return steps, diag.New(diag.BadUsage, "--profile %s ends before it begins", text).
+			Try("--profile %d:%d", to, from)
+	}
+	return [2]int{from, to}, nil
+}

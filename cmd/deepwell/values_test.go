@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell"
@@ -48,6 +49,22 @@ func TestParseWhatIf(t *testing.T) {
 	}
 }
 
+func TestParseSteps(t *testing.T) {
+	for text, want := range map[string][2]int{"10:13": {10, 13}, "7": {7, 7}, "1:1": {1, 1}, "": {}} {
+		steps, err := parseSteps(text)
+		if err != nil || steps != want {
+			t.Errorf("%q is %d, %v", text, steps, err)
+		}
+	}
+	for text, want := range map[string]string{"a:b": "10:13", "0:3": "counted from 1", "13:10": "--profile 10:13",
+		"1:2:3": "10:13", "5:": "10:13", "-1:4": "counted from 1"} {
+		_, err := parseSteps(text)
+		if e := diag.From(err); e == nil || e.Code != diag.BadUsage || !strings.Contains(e.Format(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
 func FuzzFlagValues(f *testing.F) {
 	for _, text := range []string{"4Mtok", "max=16Mtok", "1T", "slow=1.2@3,links=2", "devices=512,tp=8"} {
 		f.Add(text)
@@ -60,6 +77,9 @@ func FuzzFlagValues(f *testing.F) {
 			t.Fatalf("%q is %v tokens", text, n)
 		}
 		_, _ = parseWhatIf(text)
+		if s, err := parseSteps(text); err == nil && text != "" && (s[0] < 1 || s[1] < s[0]) {
+			t.Fatalf("%q is steps %d", text, s)
+		}
 		if _, n, err := parseFix(text); err == nil && n < 0 {
 			t.Fatalf("%q is %d devices", text, n)
 		}

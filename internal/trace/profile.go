@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
@@ -28,12 +26,10 @@ type Profile struct {
 	err      error
 }
 
-// Create makes the file of a profile of the steps "from:to"; events hears when it is there.
-func Create(path, steps string, events event.Sink, now func() time.Time) (*Profile, error) {
-	from, to, err := parseSteps(steps)
-	if err != nil {
-		return nil, err
-	}
+// Create creates the file of a profile of the steps from to to, which count from 1. events gets an
+// event when the profile is complete.
+func Create(path string, from, to int, events event.Sink, now func() time.Time) (*Profile,
+	error) {
 	f, err := plainfile.Create(path, 0o666)
 	if e, ok := errors.AsType[*diag.Error](err); ok {
 		return nil, e
@@ -84,27 +80,4 @@ func (p *Profile) Close() error {
 	}
 	p.events.Emit(event.Profiled{Path: p.path})
 	return nil
-}
-
-// parseSteps reads which steps to trace: "10:13" is the four steps from 10 to 13, "10" is one.
-// Steps are counted from 1, as the live line shows them.
-func parseSteps(text string) (from, to int, err error) {
-	first, last, isRange := strings.Cut(text, ":")
-	if !isRange {
-		last = first
-	}
-	from, err1 := strconv.Atoi(first)
-	to, err2 := strconv.Atoi(last)
-	const help = "give the first and the last step, for example --profile 10:13"
-	switch {
-	case err1 != nil || err2 != nil:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s names no steps", text).Try(help)
-	case from < 1:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s: steps are counted from 1", text).
-			Try(help)
-	case to < from:
-		return 0, 0, diag.New(diag.BadUsage, "--profile %s ends before it begins", text).
-			Try("--profile %d:%d", to, from)
-	}
-	return from, to, nil
 }

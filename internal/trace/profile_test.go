@@ -15,7 +15,7 @@ import (
 func TestProfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profile.json")
 	heard := &event.Recorder{}
-	p, err := Create(path, "2:3", heard, func() time.Time { return time.Unix(0, 0) })
+	p, err := Create(path, 2, 3, heard, func() time.Time { return time.Unix(0, 0) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestProfile(t *testing.T) {
 func TestProfileOfNoStepIsNone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profile.json")
 	heard := &event.Recorder{}
-	p, err := Create(path, "20:30", heard, func() time.Time { return time.Unix(0, 0) })
+	p, err := Create(path, 20, 30, heard, func() time.Time { return time.Unix(0, 0) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/golden"
 )
 
@@ -180,30 +179,4 @@ func TestErrorsAreKept(t *testing.T) {
 	if b.Len() != size {
 		t.Error("events were written behind the end")
 	}
-}
-
-func TestParseSteps(t *testing.T) {
-	for text, want := range map[string][2]int{"10:13": {10, 13}, "7": {7, 7}, "1:1": {1, 1}} {
-		from, to, err := parseSteps(text)
-		if err != nil || [2]int{from, to} != want {
-			t.Errorf("%q is %d to %d, %v", text, from, to, err)
-		}
-	}
-	for text, want := range map[string]string{"": "10:13", "a:b": "10:13", "0:3": "counted from 1", "13:10": "--profile 10:13",
-		"1:2:3": "10:13", "5:": "10:13", "-1:4": "counted from 1"} {
-		_, _, err := parseSteps(text)
-		if e := diag.From(err); e == nil || e.Code != diag.BadUsage || !strings.Contains(e.Format(), want) {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-}
-
-func FuzzParseSteps(f *testing.F) {
-	f.Add("10:13")
-	f.Fuzz(func(t *testing.T, text string) {
-		from, to, err := parseSteps(text)
-		if err == nil && (from < 1 || to < from) {
-			t.Fatalf("%q is %d to %d", text, from, to)
-		}
-	})
 }
