@@ -175,7 +175,7 @@ func stopped() []change {
 			f.reseal(`"policy":`, fmt.Sprintf(`"precision":{"watch":{},"works":%s,"aim":%[1]s,"from":0},`+
 				`"policy":`, fallen))
 		}, job: deepwell.TrainJob{Plan: "pp2.json"}, code: "DW2604",
-			text: "decisions on products in few bits"},
+			text: "fallbacks of quantized GEMMs"},
 
 		{name: "another engine", edit: member("version", "0.0.0"), text: "engine cpu 0.0.0"},
 		{name: "another interface", edit: func(f folder) { f.reseal(`"pjrt":[0,`, `"pjrt":[9,`) },

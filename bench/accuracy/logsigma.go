@@ -51,10 +51,10 @@ const coverAbout = `
 
 Goal: the stated interval of 90 % holds for 85 to 95 % of held-out rows. An estimate's deviation is
 the noise of a row, and on top of it, as squares add, what is new: a model that is not among the
-fitted ones, and a card, a precision or an epoch of the stack that is not. Noise comes from rows
+fitted ones, and a GPU, a precision or an epoch of the stack that is not. Noise comes from rows
 that are left out of the fitted part, the model's share from models that are left out of it one at
 a time, each of which counts as one value of Student's distribution. No held-out row has a say. What
-an epoch or a card adds cannot be seen from inside one, and is a prior of 0.10. Chosen with all
+an epoch or a GPU adds cannot be seen from inside one, and is a prior of 0.10. Chosen with all
 rows in view: that Megatron-Bridge's noise is from single rows by their weights (fifths of the rows
 without weights held 125 of 128 inside an epoch), and that models with and without experts share
 what a new model adds.

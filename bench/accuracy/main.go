@@ -83,8 +83,8 @@ largest of a split, both as means over the random splits, with the worst split o
 Layouts that were measured with several numbers of microbatches count once in means.
 
 What was chosen with all rows in view, and is therefore not held out, so that the figures are a
-little better than those of runs to come: which effects there are, the priors of the constants
-(those of stream and optimizer were moved twice), the power 4 in which host and device time are
+little better than for future runs: which effects there are, the priors of the constants
+(stream and optimizer were moved twice), the power 4 in which host and device time are
 added (3 and 6 were tried), 25, 45 and 20 operations of the host for attention, latent attention and
 an MLP, that a rank's end of step hides behind the stages before it, and that attention is no faster
 than at 131,072 tokens. A factor for bubbles (0.89 on simumax) and measured rates of single shapes

@@ -242,7 +242,7 @@ const bridgeAbout = `
 ## Megatron-Bridge
 
 %d runs of NVIDIA's performance summary on B200, B300, GB200 and GB300, releases 26.02 to 26.08:
-those of reference/planning_notes.md but for Nemotron 3 nano, whose Mamba layers model.Config does
+rows of reference/planning_notes.md but for Nemotron 3 nano, whose Mamba layers model.Config does
 not hold.
 Goal: a release that was not fitted on, of the same epoch, at most 6 mean, dense 4; across the epoch
 of 26.04 to 26.06 experts at most 12 with a declared feature.
@@ -277,7 +277,7 @@ func (b *bridge) page(list []*bridgeResult) string {
 		}
 		fmt.Fprintf(&w, "%d of %d |\n", r.held, len(r.rows))
 	}
-	w.WriteString("\nRows that miss most, with scales:\n\n| split | row | model | card | release | " +
+	w.WriteString("\nRows that miss most, with scales:\n\n| split | row | model | GPU | release | " +
 		"precision | plan | off |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range list[:6] {
 		for _, i := range r.worst(3) {

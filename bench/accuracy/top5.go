@@ -222,12 +222,12 @@ func verdicts(rows []bridgeRow, fitted *price.Bridge) (map[string]int, error) {
 const topAbout = `
 ## NVIDIA's own plans
 
-For each model, card and precision of Megatron-Bridge, at its last release: where NVIDIA's plan
+For each model, GPU and precision of Megatron-Bridge, at its last release: where NVIDIA's plan
 stands among those that package autoplan finds for the same devices and batch, under the profile
 that is fitted on all rows. Goal: among the first five in at least 80 %%. The search is asked for
 what Megatron runs: a distributed optimizer, 1F1B and interleaved 1F1B with stages that it lays out
 evenly, embedding and loss counted as layers, or by a layout that the recipe knows, keys that go
-round along cp, FSDP for models without experts in bf16 and fp8, and the whole card as the limit
+round along cp, FSDP for models without experts in bf16 and fp8, and the whole GPU as the limit
 (several of NVIDIA's plans are above the 95 %% of it that a search takes by itself).
 "Place" counts plans of the same work once, such as cp2 with two rows instead
 of cp1 with one, whose times differ by less than 1 %%; "listed" what a search tells, which
@@ -235,11 +235,11 @@ has such plans once. A plan matches by
 tp, cp, pp, ep and fsdp; "exact" by the microbatches as well. What was chosen with all rows in view:
 these rules, and what the memory of the recipes is made of, which is read from their source and not
 fitted. Before stages and rings were as Megatron has them, and before plans whose fsdp has one
-device counted as those that cut nothing, it was 24 by place and 24 listed.
+device counted as unsharded, it was 24 by place and 24 listed.
 
 **%d of %d** among the first five (%d listed, %d exact); %d are estimated within 2 %% of the fifth.
 
-| row | model | card | type | plan | listed | place | exact | %% behind best | fifth | GiB | needs |
+| row | model | GPU | type | plan | listed | place | exact | %% behind best | fifth | GiB | needs |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 `
 
@@ -275,7 +275,7 @@ func topSection(uint64) (*section, error) {
 		return nil, err
 	}
 	head := fmt.Sprintf(topAbout, mesh, len(list), listed, exact, near)
-	fit := fmt.Sprintf("\nAll %d rows ran. Estimated to fit on the whole card: %d as they are, %d "+
+	fit := fmt.Sprintf("\nAll %d rows ran. Estimated to fit on the whole GPU: %d as they are, %d "+
 		"with norms\nrecomputed, %d with modules (latent projections, activations of experts), %d "+
 		"with activations on\nthe host, as FSDP recipes have it; not at all: %d.\n", len(rows),
 		count["nothing"], count["norms"], count["modules"], count["offload"], count["no"])
