@@ -45,7 +45,7 @@ func (e *entry) item(g *ir.Graph, target *kernels.Selector) Item {
 
 // views only say how values are to be read, or are constants: by themselves they are no kernel.
 var views = []string{"rename", "transpose", "split", "merge", "broadcast", "slice", "fill", "iota",
-	"stop_gradient", "own_piece"}
+	"stop_gradient", "shard_slice"}
 
 // entries joins fused operations that hand values to each other, of some operations of a graph: a
 // compiler makes one kernel of them that reads what comes in once and writes what goes out once.

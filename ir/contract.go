@@ -8,9 +8,9 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// contractKinds are the products. A dot multiplies over the dimensions that both arguments have and
-// sums over the named ones; a linear is the dot of a model's weight, whose three products (forward,
-// input gradient, weight gradient) may each have a precision of its own.
+// contractKinds are the matrix products. A dot multiplies over the dimensions that both arguments
+// have and sums over the named ones; a linear is the dot of a model's weight, whose three GEMMs
+// (fprop, dgrad, wgrad) may each have a precision of its own.
 func contractKinds() map[string]Kind {
 	return map[string]Kind{
 		"dot": {1, takes(2, inferDot), func(d *Differ, op *Op, dy []*Value) []*Value {
@@ -36,14 +36,14 @@ func contractKinds() map[string]Kind {
 	}
 }
 
-// outOf lists the dimensions of a linear's result that come from the weight, rowsOf those that come
-// from the input: what the two gradients sum over.
+// outOf lists the dimensions of a linear's result that come from the weight: dgrad sums over them.
+// wgrad sums over the rest, the dimensions of the batch.
 func outOf(op *Op) []string {
 	return Names(Without(op.In[1].Type.Dims, op.Attrs.List("over")...))
 }
 
-// inferDot gives the dimensions of the first argument, then those of the second it did not have,
-// less those summed over. Dimensions that both have and that are kept go side by side.
+// inferDot gives the dimensions of the first argument without the summed ones, then the dimensions
+// that only the second has. Dimensions in both that are not summed are batch dimensions.
 func inferDot(_ *Graph, op *Op) ([]Type, error) {
 	a, b, over := op.In[0].Type, op.In[1].Type, op.Attrs.List("over")
 	for _, name := range over {
@@ -73,9 +73,9 @@ func inferDot(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, err
 }
 
-// dotPlace is the heart of tensor parallelism: a dimension that both cut and that is summed over
-// leaves terms of a sum; one that is kept stays cut; and a term of a sum times a copy is a term of
-// a sum.
+// dotPlace is the heart of tensor parallelism. A summed dimension that both arguments shard leaves
+// partial sums (row parallelism); a kept dimension stays sharded (column parallelism); a partial
+// sum times a replicated value is a partial sum.
 func dotPlace(a, b Type, over []string) (Placement, error) {
 	var place Placement
 	for _, axis := range axesOf(a, b) {
@@ -84,20 +84,20 @@ func dotPlace(a, b Type, over []string) (Placement, error) {
 		case s == Partial && t == "" || s == "" && t == Partial:
 			place = place.With(axis, Partial)
 		case s == Partial || t == Partial:
-			return nil, fmt.Errorf("along %s an argument is a term of a sum that was not reduced", axis)
+			return nil, fmt.Errorf("along %s an argument is a partial sum that was not reduced", axis)
 		case s == t && slices.Contains(over, s):
 			place = place.With(axis, Partial)
 		case s == t:
 			place = place.With(axis, s)
 		case s != "" && t != "":
-			return nil, fmt.Errorf("along %s one argument cuts %s, the other %s", axis, s, t)
+			return nil, fmt.Errorf("along %s one argument shards %s, the other %s", axis, s, t)
 		default:
 			cut, other := s+t, b // one of s and t is empty
 			if t != "" {
 				other = a
 			}
 			if slices.Contains(over, cut) || other.Index(cut) >= 0 {
-				return nil, fmt.Errorf("along %s only one argument cuts %s", axis, cut)
+				return nil, fmt.Errorf("along %s only one argument shards %s", axis, cut)
 			}
 			place = place.With(axis, cut)
 		}
@@ -105,8 +105,8 @@ func dotPlace(a, b Type, over []string) (Placement, error) {
 	return place, nil
 }
 
-// inferEmbedding gives rows of a table. A table whose rows are cut gives terms of a sum: a device
-// that lacks a row gives zeros.
+// inferEmbedding gives rows of a table [vocab, embed]. A table sharded by rows gives partial sums:
+// a device that lacks a row contributes zeros.
 func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
 	ids, table := op.In[0].Type, op.In[1].Type
 	if ids.Elem.Kind() != dtype.Signed || len(table.Dims) != 2 {
@@ -118,7 +118,7 @@ func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
 		s, r := ids.Place.On(axis), table.Place.On(axis)
 		switch {
 		case s != "" && r != "" || s == Partial || r == Partial:
-			return nil, fmt.Errorf("along %s both are cut, or one is a term of a sum", axis)
+			return nil, fmt.Errorf("along %s both are sharded, or one is a partial sum", axis)
 		case r == rows:
 			t.Place = t.Place.With(axis, Partial)
 		default:
@@ -128,7 +128,8 @@ func inferEmbedding(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// inferEmbeddingDW sums the gradients of equal ids into the rows of a table.
+// inferEmbeddingDW sums the gradients of equal ids into the rows of a table. Devices with different
+// ids hold partial sums.
 func inferEmbeddingDW(_ *Graph, op *Op) ([]Type, error) {
 	t, err := ParseType(op.Attrs.Text("type"))
 	if err != nil {
@@ -146,24 +147,26 @@ func inferEmbeddingDW(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// Dot sums the product of a and c over the named dimensions; others that both have go side by side.
+// Dot sums the product of a and c over the named dimensions; others that both have are batch
+// dimensions.
 func (b *Builder) Dot(a, c *Value, over ...string) *Value {
 	return b.one("dot", attrs(map[string]any{"over": over}), a, c)
 }
 
-// Linear multiplies x by a weight, summing over the dimensions that they share.
+// Linear multiplies x [..., in] by a weight [in, out] or [out, in], summing over the dimensions
+// that they share.
 func (b *Builder) Linear(x, w *Value) *Value { return b.LinearIn(x, w, dtype.Invalid) }
 
-// LinearIn is Linear with both arguments of its three products rounded to a type; sums and results
-// keep the type of x. Invalid keeps the arguments as they are.
-func (b *Builder) LinearIn(x, w *Value, products dtype.DType) *Value {
+// LinearIn is Linear with the operands of its three GEMMs rounded to a type; sums and results keep
+// the type of x. Invalid keeps the operands as they are.
+func (b *Builder) LinearIn(x, w *Value, operands dtype.DType) *Value {
 	if b.err != nil || x == nil || w == nil {
 		return b.one("linear", nil, x, w)
 	}
 	over := lists.Filter(w.Type.Dims, func(d Dim) bool { return x.Type.Index(d.Name) >= 0 })
-	a := map[string]any{"in": spelled(products), "over": Names(over)}
+	a := map[string]any{"in": spelled(operands), "over": Names(over)}
 	return b.one("linear", attrs(a), x, w)
 }
 
-// Embedding takes the rows of a table that ids name.
+// Embedding takes the rows of a table [vocab, embed] that ids name.
 func (b *Builder) Embedding(ids, table *Value) *Value { return b.one("embedding", nil, ids, table) }

@@ -50,17 +50,19 @@ func elementKinds() map[string]Kind {
 	return t
 }
 
-// sameGradient is that of what leaves numbers, or their differences, as they are.
+// sameGradient is the VJP of an operation that shifts its argument by a constant.
 func sameGradient(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }
 
-// linearVJP is that of an operation that is its own gradient.
+// linearVJP is the VJP of an operation whose transpose is itself: a multiplication by a constant.
 func linearVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	return d.Again(op, op.Attrs, nil, dy[0])
 }
 
+// noGradients is the VJP of an operation through which nothing flows.
 func noGradients(_ *Differ, op *Op, _ []*Value) []*Value { return make([]*Value, len(op.In)) }
 
-// unaries are functions of one number, each with its gradient.
+// unaries are the VJPs of element-wise functions: from the gradient of the result, the argument's.
+// They read the result where that is cheaper to save.
 func unaries() map[string]func(d *Differ, op *Op, dy *Value) *Value {
 	return map[string]func(d *Differ, op *Op, dy *Value) *Value{
 		"exp": func(d *Differ, op *Op, dy *Value) *Value { return d.Mul(dy, d.Use(op.Out[0])) },
@@ -92,6 +94,7 @@ func unaries() map[string]func(d *Differ, op *Op, dy *Value) *Value {
 	}
 }
 
+// inferElement is the shape rule of an operation on two arguments, see spread for linear.
 func inferElement(linear string) func(*Graph, *Op) ([]Type, error) {
 	return takes(2, func(_ *Graph, op *Op) ([]Type, error) {
 		return element(linear, op.In[0].Type, op.In[1].Type)
@@ -120,6 +123,7 @@ func element(linear string, types ...Type) ([]Type, error) {
 	return []Type{{widest.Elem, widest.Dims, place}}, err
 }
 
+// inferUnary is the shape rule of an operation on one argument.
 func inferUnary(linear string) func(*Graph, *Op) ([]Type, error) {
 	return takes(1, func(_ *Graph, op *Op) ([]Type, error) {
 		if k := op.In[0].Type.Elem.Kind(); k != dtype.Float && linear == "none" {
@@ -129,12 +133,14 @@ func inferUnary(linear string) func(*Graph, *Op) ([]Type, error) {
 	})
 }
 
+// inferConvert changes the element type; partial sums stay partial only between float types.
 func inferConvert(_ *Graph, op *Op) ([]Type, error) {
 	to, err := dtype.Parse(op.Attrs.Text("to"))
 	t := op.In[0].Type
 	return []Type{{to, t.Dims, t.Place}}, err
 }
 
+// inferSelect wants booleans and two values of one element type.
 func inferSelect(_ *Graph, op *Op) ([]Type, error) {
 	mask := op.In[0].Type
 	if mask.Elem != dtype.Pred {
@@ -148,6 +154,7 @@ func inferSelect(_ *Graph, op *Op) ([]Type, error) {
 	return element("none", types[0], mask)
 }
 
+// inferCompare gives booleans.
 func inferCompare(_ *Graph, op *Op) ([]Type, error) {
 	switch how := op.Attrs.Text("how"); how {
 	case "eq", "ne", "lt", "le", "gt", "ge":

@@ -10,8 +10,9 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Gradient is a graph and how its results depend on its inputs, as graphs that run one after the
-// other. Values are handed over by name.
+// A Gradient is the derivative of a graph as graphs that run one after the other. Values go from
+// one to the next by name: the forward graph returns residuals, which are inputs of the backward
+// graph.
 type Gradient struct {
 	// Forward gives the results of the graph, then the residuals that Backward takes.
 	Forward *Graph
@@ -29,7 +30,8 @@ type Gradient struct {
 type GradPlan struct {
 	// Wrt lists the inputs by name; nil means all parameters.
 	Wrt []string
-	// Recompute lists the tags whose values are computed again instead of kept.
+	// Recompute lists the tags whose values are recomputed in the backward graph instead of saved
+	// (activation checkpointing).
 	Recompute []Tag
 	// Terms leaves the gradients of parameters as terms of a sum along the axes along which the
 	// devices saw different data, for whoever adds up several gradients before they are reduced.
@@ -70,8 +72,8 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 	return &Gradient{Forward: fwd, Backward: bw, Seeds: seeds, Wrt: wrt}, fwd.Verify()
 }
 
-// dual is the type of a value's gradient: copies have equal gradients, pieces have
-// theirs, and every term of a sum has the gradient of the sum.
+// dual is the type of a value's gradient: a replicated value has a replicated gradient, a shard the
+// shard's, and every partial sum has the gradient of the sum, which is replicated.
 func dual(t Type) Type {
 	t.Place = lists.Filter(t.Place, func(s AxisSharding) bool { return s.Dim != Partial })
 	return t
@@ -88,9 +90,10 @@ type Differ struct {
 	grads     map[*Value]*Value   // gradients so far, in the backward graph
 	used      map[*Value]*Value   // forward values, in the backward graph
 	residuals []*Value            // forward values that are kept
-	quantized map[string][]*Value // forward values in blocks, by format and name
+	quantized map[string][]*Value // quantized forward values, by format and name
 }
 
+// newDiffer prepares the backward graph of fwd.
 func newDiffer(fwd *Graph, p GradPlan) *Differ {
 	d := &Differ{Builder: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
 		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{},
@@ -100,6 +103,7 @@ func newDiffer(fwd *Graph, p GradPlan) *Differ {
 	return d
 }
 
+// inputs finds the inputs of the forward graph that the gradient is taken of.
 func (d *Differ) inputs(names []string) ([]*Value, error) {
 	if names == nil {
 		return d.fwd.Params(), nil
@@ -151,9 +155,9 @@ func (d *Differ) reaches(op *Op) bool {
 	return slices.ContainsFunc(op.In, func(v *Value) bool { return d.needs[v] })
 }
 
-// movers only move elements, so their gradients take terms of a sum as well; that of a gather
-// scatters them.
-var movers = []string{"all_gather", "own_piece", "rename", "transpose", "split", "merge",
+// movers are the operations that only rearrange elements. They are linear, so that their VJPs
+// accept partial sums; the VJP of a gather scatters.
+var movers = []string{"all_gather", "shard_slice", "rename", "transpose", "split", "merge",
 	"broadcast", "slice", "pad", "concat", "convert", "to_host", "to_device"}
 
 // backward walks through the operations from the last to the first.
@@ -218,7 +222,7 @@ func (d *Differ) reduce(g *Value) *Value {
 }
 
 // Use gives a forward value inside the backward graph: an input that both graphs have, a constant,
-// a value that is computed again, or one that was kept.
+// a recomputed value, or a residual.
 func (d *Differ) Use(v *Value) *Value {
 	if u := d.used[v]; u != nil {
 		return u
@@ -268,20 +272,20 @@ func (d *Differ) unreduce(g *Value, op *Op) *Value {
 		if !slices.Contains(op.Attrs.List("over"), dim.Name) {
 			continue
 		}
-		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "cut": x.Place.Axes(dim.Name)}
+		a := map[string]any{"at": i, "dim": dim.Name, "size": dim.Size, "sharded": x.Place.Axes(dim.Name)}
 		g = d.one("broadcast", attrs(a), g)
 	}
 	return g
 }
 
-// Split cuts the backward graph in two that may run at different times, as zero-bubble pipelines
-// do: the gradient of the data, which the stage before waits for, and the gradient of the
-// parameters, which nobody waits for. What the second needs of the first is handed over by name, as
-// residuals.
+// Split splits the backward graph into two that may run at different times, as zero-bubble
+// pipelines do (Qi et al., 2023): the gradient of the data, which the stage before waits for, and
+// the gradient of the parameters, which nobody waits for. Values of the first that the second needs
+// are residuals, passed by name.
 func (gr *Gradient) Split() (input, weight *Graph, err error) {
 	late := func(i int) bool { return gr.Wrt[i].Role == Param }
-	c := newCutter(gr.Backward.Clone(), late)
-	input, weight, _ = c.cut(gr.Backward.Name+"_input", gr.Backward.Name+"_weight")
+	c := newSplitter(gr.Backward.Clone(), late)
+	input, weight, _ = c.split(gr.Backward.Name+"_input", gr.Backward.Name+"_weight")
 	if err := input.Verify(); err != nil {
 		return nil, nil, err
 	}
@@ -289,20 +293,21 @@ func (gr *Gradient) Split() (input, weight *Graph, err error) {
 }
 
 // A cutter divides the operations of a graph by whether a result of the early half needs them.
-type cutter struct {
+type splitter struct {
 	g     *Graph
 	late  func(result int) bool
 	early map[*Value]bool // values that the early half makes or is given
 	names *fresh
 }
 
-func newCutter(g *Graph, late func(int) bool) *cutter {
-	return &cutter{g: g, late: late, early: map[*Value]bool{}, names: newFresh(g)}
+// newCutter splits a graph by its results: late tells which of them the second graph returns.
+func newSplitter(g *Graph, late func(int) bool) *splitter {
+	return &splitter{g: g, late: late, early: map[*Value]bool{}, names: newFresh(g)}
 }
 
-// cut gives the early graph, whose results are the early ones and then crossing, and the late
-// graph, which takes crossing among its inputs. Values keep their names.
-func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing []*Value) {
+// split returns the early graph, whose results are the early ones and then the crossing values, and
+// the late graph, which takes the crossing values among its inputs. Values keep their names.
+func (c *splitter) split(earlyName, lateName string) (early, late *Graph, crossing []*Value) {
 	c.mark()
 	early = &Graph{Name: earlyName, Mesh: c.g.Mesh}
 	late = &Graph{Name: lateName, Mesh: c.g.Mesh}
@@ -368,7 +373,7 @@ func (c *cutter) cut(earlyName, lateName string) (early, late *Graph, crossing [
 }
 
 // mark finds what the early results need. Of a repeat they may need the carries only.
-func (c *cutter) mark() {
+func (c *splitter) mark() {
 	for i, v := range c.g.Results {
 		if !c.late(i) {
 			c.early[v] = true
@@ -378,7 +383,7 @@ func (c *cutter) mark() {
 		if !c.isEarly(op) {
 			continue
 		}
-		var inner *cutter // of a repeat
+		var inner *splitter // of a repeat
 		if op.Kind == "repeat" {
 			inner = c.bodyCutter(op)
 			inner.mark()
@@ -391,15 +396,16 @@ func (c *cutter) mark() {
 	}
 }
 
-func (c *cutter) isEarly(op *Op) bool {
+// isEarly tells whether an operation belongs to the first graph.
+func (c *splitter) isEarly(op *Op) bool {
 	return slices.ContainsFunc(op.Out, func(v *Value) bool { return c.early[v] })
 }
 
 // bodyCutter divides a repeat's body: a carry is early if any round's early results may need it.
-func (c *cutter) bodyCutter(op *Op) *cutter {
+func (c *splitter) bodyCutter(op *Op) *splitter {
 	lateAt := lists.Map(op.Out, func(v *Value) bool { return !c.early[v] })
 	for { // a carry that an early result needs is early in the rounds before, and so on
-		inner := newCutter(op.Body, func(i int) bool { return lateAt[i] })
+		inner := newSplitter(op.Body, func(i int) bool { return lateAt[i] })
 		inner.mark()
 		changed := false
 		for i := range op.Loop().Carries {
@@ -408,18 +414,18 @@ func (c *cutter) bodyCutter(op *Op) *cutter {
 			}
 		}
 		if !changed {
-			return newCutter(op.Body, func(i int) bool { return lateAt[i] })
+			return newSplitter(op.Body, func(i int) bool { return lateAt[i] })
 		}
 	}
 }
 
 // cutRepeat makes two repeats of one: the first has the early carries and stacks up what the
 // second, which has the late carries and lays down the late stacks, takes over.
-func (c *cutter) cutRepeat(op *Op) (first, second *Op) {
+func (c *splitter) cutRepeat(op *Op) (first, second *Op) {
 	whole := op.Loop()
 	inner := c.bodyCutter(op)
 	lateAt := inner.late
-	early, late, crossing := inner.cut(op.Body.Name+"_input", op.Body.Name+"_weight")
+	early, late, crossing := inner.split(op.Body.Name+"_input", op.Body.Name+"_weight")
 	// A carry of the first that the second reads is another value in every round: it is stacked too.
 	for i, v := range op.Body.Inputs[:len(whole.Carries)] {
 		if !lateAt(i) && slices.Contains(late.Inputs, v) {
@@ -490,7 +496,7 @@ func replace(g *Graph, from, to *Value) {
 	g.Inputs = slices.DeleteFunc(g.Inputs, func(v *Value) bool { return v == from })
 }
 
-// inputsOf lists those of some inputs that a graph reads, in their order.
+// inputsOf lists the inputs that a graph reads, in their order.
 func inputsOf(g *Graph, all []*Value) []*Value {
 	read := lists.Set(g.Results)
 	for _, op := range g.Ops {
@@ -502,7 +508,7 @@ func inputsOf(g *Graph, all []*Value) []*Value {
 }
 
 // Joint gives forward and backward as one graph: the results of the graph, then the gradients. The
-// gradient of a result without dimensions, a loss, is 1; those of others are inputs.
+// gradient of a scalar result, a loss, is 1; gradients of other results are inputs.
 func (gr *Gradient) Joint() (*Graph, error) {
 	f, b := gr.Forward.Clone(), gr.Backward.Clone()
 	j := &Graph{Name: gr.Forward.Name + "_step", Mesh: f.Mesh, Inputs: f.Inputs, Ops: f.Ops}

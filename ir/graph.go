@@ -11,8 +11,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Graph is a program of one device: inputs, operations in an order in which they can run,
-// results.
+// A Graph is the program of one device: inputs, operations in an order in which they can run,
+// results. Passes that return a graph leave their argument alone; those that change it say so.
 type Graph struct {
 	Name    string
 	Mesh    []Axis // the axes of the mesh that types speak of
@@ -47,13 +47,15 @@ type Value struct {
 	// checkpoint.
 	Source string
 
-	// Means says what an input or result is to those who run the graph; if it is empty, see Meaning.
+	// Means says what an input or result is to those who run the graph (a moment, a gradient, the
+	// loss); if it is empty, see Meaning.
 	Means program.Meaning
 
 	def *Op // what makes it; nil for inputs
 }
 
-// An Op is one operation.
+// An Op is one operation. Its row (shape rule, VJP, work) comes from the table that its builder
+// had.
 type Op struct {
 	Kind  string // a row of a [Table]
 	In    []*Value
@@ -65,8 +67,8 @@ type Op struct {
 	row *Row // of the table that it was built of
 }
 
-// A Tag says which part of a block an operation belongs to: what is recomputed, and what gets which
-// precision, is said by tag.
+// A Tag says which part of a block an operation belongs to: recomputation and precision are chosen
+// by tag.
 type Tag string
 
 // The tags.
@@ -78,8 +80,8 @@ const (
 	Router  Tag = "router"
 	Experts Tag = "experts"
 	Head    Tag = "head"
-	// Gather is the tag of what joins pieces for those who compute with the whole: to keep the whole
-	// would undo the cutting.
+	// Gather is the tag of operations that gather shards for those who compute with the whole: to save
+	// the whole would undo the sharding.
 	Gather Tag = "gather"
 )
 
@@ -87,6 +89,7 @@ const (
 // of them.
 var BlockTags = []Tag{Norm, Attn, MLP, Router, Experts}
 
+// tags are all tags, as text forms may have them.
 var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
 // Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a
@@ -144,6 +147,7 @@ func spelled(t dtype.DType) string {
 	return t.String()
 }
 
+// get finds a constant by key; nil if it is absent.
 func (a Attrs) get(key string) any {
 	for _, x := range a {
 		if x.Key == key {
@@ -204,8 +208,8 @@ func (v *Value) As(m program.Meaning) *Value {
 	return v
 }
 
-// Donations pairs the inputs with the results that take their place, by name. A result of another
-// type has the meaning of the input and not its memory; terms of a sum and the sum have one.
+// Donations pairs inputs with the results that take over their buffers, by name. A result of
+// another type has the input's meaning but not its memory; a partial sum and its sum share one.
 func (g *Graph) Donations() map[string]string {
 	into := map[string]string{}
 	for _, v := range g.Results {
@@ -246,8 +250,8 @@ func (g *Graph) AxisSize(axis string) int64 {
 	return size
 }
 
-// Along gives how many devices stand along an axis of a mesh, and how far apart; 1 and 1 if there
-// is no such axis. Devices are numbered along the last axis first.
+// Along gives the number of devices along an axis of a mesh, and their stride in device numbers; 1
+// and 1 if there is no such axis. Devices are numbered along the last axis first.
 func Along(mesh []Axis, axis string) (size, stride int64) {
 	stride = 1
 	for _, a := range slices.Backward(mesh) {
@@ -270,6 +274,7 @@ type fresh struct {
 	next map[string]int
 }
 
+// newFresh knows the names that a graph has.
 func newFresh(g *Graph) *fresh {
 	f := &fresh{used: map[string]bool{}, next: map[string]int{}}
 	for _, v := range g.Inputs {
@@ -322,7 +327,7 @@ func (g *Graph) Verify() error {
 	made, names := map[*Value]bool{}, map[string]bool{}
 	add := func(v *Value) error {
 		if names[v.Name] || !isName(v.Name) {
-			return bad("the name %q stands twice or is none", v.Name)
+			return bad("the name %q is not a name, or not unique", v.Name)
 		}
 		names[v.Name], made[v] = true, true
 		for _, s := range v.Type.Place {
@@ -366,6 +371,7 @@ func (g *Graph) Verify() error {
 	return nil
 }
 
+// verifyOp infers the types of an operation's results again and compares them.
 func (g *Graph) verifyOp(op *Op, bad func(string, ...any) error) error {
 	types, err := g.infer(op)
 	if err != nil {
@@ -385,7 +391,7 @@ func (g *Graph) verifyOp(op *Op, bad func(string, ...any) error) error {
 	return nil
 }
 
-// Clone copies a graph: nothing that is done to the copy is seen in the original.
+// Clone copies a graph deeply, bodies included.
 func (g *Graph) Clone() *Graph {
 	c := &Graph{Name: g.Name, Mesh: g.Mesh}
 	at := map[*Value]*Value{}

@@ -13,22 +13,23 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Kind is what an operation is: how many results it has, what their types are, the gradient with
-// respect to each argument, and the work that it asks of a device.
+// A Kind is what an operation is: the number of its results, its shape rule, its VJP and its work
+// on a device.
 type Kind struct {
 	Results int // -1: as its body says
 	Infer   func(g *Graph, op *Op) ([]Type, error)
-	// Gradient gives, from the gradients of the results (nil where nothing depends on one), those of
-	// the arguments (nil where there is none). nil says that the kind has none of its own.
+	// Gradient is the VJP: from the gradients of the results (nil where nothing depends on one) it
+	// builds the gradients of the arguments (nil where nothing flows). A nil function says that the
+	// kind has no VJP of its own.
 	Gradient func(d *Differ, op *Op, dout []*Value) []*Value
 	// Work is nil for what is fused with its neighbours.
 	Work func(g *Graph, op *Op) Work
 }
 
-// A Row is an operation of a table. An operation that another package adds says by Lower what it is
-// in operations that everybody knows: the interpreter and the lowering write it out, and so does
-// the gradient if it has none of its own. Lower is nil for those of this package, which have a row
-// each in ir/eval and in lower.
+// A Row is an operation of a table. An operation that another package adds says by Lower what it
+// means in operations of this package: the interpreter and the lowering expand it, and so does Grad
+// if it has no VJP. Lower is nil for the operations of this package, which have a rule each in
+// ir/eval and in lower/stablehlo.
 type Row struct {
 	Kind
 	Lower func(b *Builder, op *Op) []*Value
@@ -37,7 +38,7 @@ type Row struct {
 // A Table says what operations there are, by name.
 type Table map[string]*Row
 
-// With gives a table with more rows.
+// With gives a table with more rows; a row of the same name replaces the old one.
 func (t Table) With(rows Table) Table {
 	t = maps.Clone(t)
 	maps.Copy(t, rows)
@@ -51,7 +52,7 @@ var operations struct {
 	table Table
 }
 
-// Operations is the table of this package: a new operation is a row of one of its groups, and a
+// Operations is the table of this package. A new operation is a row of one of its groups and a
 // builder method.
 func Operations() Table {
 	operations.once.Do(func() {
@@ -68,7 +69,7 @@ func Operations() Table {
 	return operations.table
 }
 
-// spec is the row of an operation: the one it was built of, or that of this package.
+// spec is the row of an operation: the one it was built from, or this package's.
 func (op *Op) spec() *Row {
 	if op.row != nil {
 		return op.row
@@ -114,7 +115,7 @@ func arity(op *Op, n int) error {
 	return nil
 }
 
-// takes is a rule of types that is asked only about so many arguments.
+// takes checks the number of arguments before a shape rule.
 func takes(n int, infer func(*Graph, *Op) ([]Type, error)) func(*Graph, *Op) ([]Type, error) {
 	return func(g *Graph, op *Op) ([]Type, error) {
 		if err := arity(op, n); err != nil {
@@ -139,8 +140,8 @@ func axesOf(types ...Type) []string {
 }
 
 // spread is the placement of an element-wise operation: along each axis the arguments must agree,
-// or one has copies and does not have the dimension that the other cuts. linear says in how many
-// arguments at once terms of a sum may stand: all of a sum, one of a product, none of anything
+// or one is replicated and lacks the dimension that the other shards. linear says in how many
+// arguments partial sums may be: in all of a "sum", in one of a "product", in none of anything
 // else.
 func spread(linear string, types ...Type) (Placement, error) {
 	var place Placement
@@ -152,7 +153,7 @@ func spread(linear string, types ...Type) (Placement, error) {
 			case s == Partial:
 				partials++
 			case s != "" && how != "" && how != s:
-				return nil, fmt.Errorf("along %s one argument is cut by %s, another by %s", axis, how, s)
+				return nil, fmt.Errorf("along %s one argument shards %s, another %s", axis, how, s)
 			case s != "":
 				how = s
 			}
@@ -160,14 +161,14 @@ func spread(linear string, types ...Type) (Placement, error) {
 		if partials > 0 {
 			ok := linear == "sum" && partials == len(types) || linear == "product" && partials == 1
 			if !ok || how != "" {
-				return nil, fmt.Errorf("along %s an argument is a term of a sum that was not reduced", axis)
+				return nil, fmt.Errorf("along %s an argument is a partial sum that was not reduced", axis)
 			}
 			place = place.With(axis, Partial)
 			continue
 		}
 		for _, t := range types {
 			if t.Place.On(axis) == "" && t.Index(how) >= 0 {
-				return nil, fmt.Errorf("along %s one argument cuts %s, another has all of it", axis, how)
+				return nil, fmt.Errorf("along %s one argument shards %s, another has all of it", axis, how)
 			}
 		}
 		place = place.With(axis, how)
@@ -175,15 +176,15 @@ func spread(linear string, types ...Type) (Placement, error) {
 	return place, nil
 }
 
-// keep is the placement of an operation that works on each slice of its argument along all
-// dimensions but some, which must be whole: a norm, a softmax.
+// keep is the placement of an operation that works on slices of its argument along some dimensions,
+// which must not be sharded: a norm, a softmax.
 func keep(t Type, whole ...string) (Placement, error) {
 	for _, s := range t.Place {
 		if s.Dim == Partial {
-			return nil, fmt.Errorf("along %s the argument is a term of a sum that was not reduced", s.Axis)
+			return nil, fmt.Errorf("along %s the argument is a partial sum that was not reduced", s.Axis)
 		}
 		if slices.Contains(whole, s.Dim) {
-			return nil, fmt.Errorf("along %s the argument is cut by %s, which must be whole", s.Axis, s.Dim)
+			return nil, fmt.Errorf("along %s the argument shards %s, which must be whole", s.Axis, s.Dim)
 		}
 	}
 	return t.Place, nil
@@ -202,19 +203,21 @@ func Without(dims []Dim, names ...string) []Dim {
 	return lists.Filter(dims, func(d Dim) bool { return !slices.Contains(names, d.Name) })
 }
 
-// Names lists those of dimensions.
+// Names lists the names of dimensions.
 func Names(dims []Dim) []string {
 	return lists.Map(dims, func(d Dim) string { return d.Name })
 }
 
+// joined spells names with commas between.
 func joined(names []string) string { return strings.Join(names, ", ") }
 
-// A Builder makes a graph. Its methods take and give values; the first thing that is wrong is kept,
-// with the line of the caller, and later calls do nothing, so one check at the end is enough.
+// A Builder makes a graph. Its methods take and give values; the first error is remembered, with
+// the line of the caller, and later calls do nothing, so that one check at the end is enough. It is
+// not safe for concurrent use.
 type Builder struct {
 	g     *Graph
 	names *fresh
-	table Table // nil is that of this package
+	table Table // nil is this package's
 	tag   Tag
 	err   error
 }
@@ -284,6 +287,7 @@ func (b *Builder) Op(kind string, constants map[string]any, in ...*Value) []*Val
 	return b.op(kind, attrs(constants), nil, in...)
 }
 
+// op adds an operation of the builder's table.
 func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, row: b.table[kind]})
 }
@@ -346,4 +350,5 @@ func (b *Builder) fail(err error) {
 	b.err = e
 }
 
+// ownPackage is how functions of this package begin, which an error's location skips.
 const ownPackage = "github.com/deepwell/deepwell/ir.(*"

@@ -46,7 +46,7 @@ func (t Type) Stacked(n int64) Type {
 // Slice is the type of what one round gets of a stack.
 func (t Type) Slice() Type { return Type{t.Elem, t.Dims[1:], t.Place} }
 
-// loopAttrs are the constants of a repeat with so many carries and stacks.
+// loopAttrs are the attributes of a repeat with numbers of carries and stacks.
 func loopAttrs(a Attrs, carries, stacks int) Attrs {
 	return a.With("carries", carries).With("stacked", stacks)
 }

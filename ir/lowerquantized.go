@@ -14,12 +14,14 @@ import (
 // The inputs that stochastic rounding takes: seed and step of a run, and for each token its place
 // in the batch of a step, so that the numbers drawn do not depend on who draws them.
 const (
+	// InputNoise is [seed, step] of a run; InputRows is, for each token, its position in the batch of
+	// a step. Random numbers depend on both and not on sharding.
 	InputNoise = "noise"
 	InputRows  = "rows"
 )
 
-// A Copy is a weight in blocks, which a graph takes in the place of the parameter. Its quantization
-// was moved out of the graph: it is done once for an update, not once for each part of a step.
+// A Copy is a quantized weight, which a graph takes in the place of the parameter. Its quantization
+// was moved out of the graph: it is done once per update, not once per microbatch.
 type Copy struct {
 	Param string      // the parameter's name
 	Names []string    // of the inputs: codes, scales and for NVFP4 the largest magnitude
@@ -27,23 +29,22 @@ type Copy struct {
 	Quantize
 }
 
-// LowerQuantized writes out the products that linears ask for in few bits: their arguments are
-// quantized, each once for an orientation and from what it was before, and multiplied as block_dot.
+// LowerQuantized lowers the GEMMs of linears that have a quantized format: operands are quantized,
+// each once per orientation and from its unrounded source, and multiplied by block_dot.
 //
-// What can be quantized before devices join their pieces is, so that they send few bits; and what
-// is a parameter, or the pieces of one, is not quantized at all but asked for as a [Copy], whose
-// inputs call called by the name of the parameter. data lists the axes of the mesh that cut the
-// batch.
+// |Operands are quantized before devices gather their shards where that gives the same codes, so
+// that collectives carry quantized bytes. A parameter, or its shards, is not quantized here but
+// requested as a [Copy], whose inputs called names after the parameter. data lists the axes of the
+// mesh that shard the batch.
 //
-// It is for graphs whose gradient has been taken, or will not be. The graph is changed.
-//
-// The graph may report on what it rounds: results [StatScales], [StatAmax] and [StatErrors] come
-// after its own, and the list says what stands where in them.
+// |Call it after Grad; the graph is changed. It may report on what it rounds: results [StatScales],
+// [StatAmax] and [StatErrors] come after the graph's own, and the returned list says what is where
+// in them.
 func LowerQuantized(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
 	[]Stat, error) {
 	e := &quantLowering{Rewriter: Rewriter{Continue(g), map[*Value]*Value{}}, called: called,
 		data:   data,
-		copies: &[]Copy{}, known: map[string][]*Value{}}
+		copies: &[]Copy{}, done: map[string][]*Value{}}
 	if tell != ReportNothing {
 		e.stats = &statsCollector{what: tell}
 	}
@@ -57,7 +58,7 @@ func LowerQuantized(g *Graph, called func(param string) string, data []string, t
 	}
 	g.prune()
 	if err := g.Verify(); err != nil {
-		return nil, nil, diag.From(err).Because("narrow products of %s were written out", g.Name)
+		return nil, nil, diag.From(err).Because("quantized GEMMs of %s were lowered", g.Name)
 	}
 	return *e.copies, stats, nil
 }
@@ -65,19 +66,19 @@ func LowerQuantized(g *Graph, called func(param string) string, data []string, t
 // A quantLowering rewrites one graph or one body.
 type quantLowering struct {
 	Rewriter
-	called func(string) string
-	data   []string
-	copies *[]Copy
-	known  map[string][]*Value // what was quantized, by value and manner
-	wants  []want              // of a body: inputs that the loop must give it
-	stats  *statsCollector     // nil if nothing is reported
-	inside bool
+	called   func(string) string
+	data     []string
+	copies   *[]Copy
+	done     map[string][]*Value // what was quantized, by value and manner
+	requests []request           // of a body: inputs that the loop must give it
+	stats    *statsCollector     // nil if nothing is reported
+	inside   bool
 }
 
-// A want is something that a body asks its loop for.
-type want struct {
+// A request is something that a body needs from its loop.
+type request struct {
 	from   *Value   // an input of the body, or nil
-	how    Quantize // what is wanted of it in blocks
+	how    Quantize // how it is quantized
 	values []*Value // the inputs that stand for it
 	noise  string   // or one of the inputs of stochastic rounding
 }
@@ -99,17 +100,16 @@ func (e *quantLowering) walk() {
 	})
 }
 
-// gemm is that of a linear, forward or for the gradient of its input; its operands are told by
-// the names x and w.
+// gemm lowers fprop or dgrad of a linear; x and w are the names of its operands in reports.
 func (e *quantLowering) gemm(op *Op, format, x, w string) (y *Value) {
 	f, over := Format(op.Attrs.Text(format)), op.Attrs.List("over")
 	e.Tagged(op.Tag, func() {
 		how := Quantize{Format: f, Along: over}
 		if format == "dgrad" {
-			how = e.noisy(op, how, 0)
+			how = e.stochastic(op, how, 0)
 		}
-		a := e.narrowed(op.In[0], how)
-		b := e.narrowed(op.In[1], Quantize{Format: f, Along: over, Tile: f.Tiles()})
+		a := e.quantize(op.In[0], how)
+		b := e.quantize(op.In[1], Quantize{Format: f, Along: over, Tile: f.Tiles()})
 		e.record(op, x, f, a, "")
 		kept, name := e.local(b)
 		e.record(op, w, f, kept, name)
@@ -118,12 +118,14 @@ func (e *quantLowering) gemm(op *Op, format, x, w string) (y *Value) {
 	return y
 }
 
+// weightGrad lowers wgrad: the input was quantized in the forward graph, the gradient is quantized
+// here, along the dimensions of the batch.
 func (e *quantLowering) weightGrad(op *Op) (dw *Value) {
 	f, over := Format(op.Attrs.Text("wgrad")), op.Attrs.List("over")
 	last := len(op.In) - 1
 	e.Tagged(op.Tag, func() {
-		how := e.noisy(op, Quantize{Format: f, Along: over, Hadamard: f.Hadamard()}, 1)
-		dy := e.narrowed(op.In[last], how)
+		how := e.stochastic(op, Quantize{Format: f, Along: over, Hadamard: f.Hadamard()}, 1)
+		dy := e.quantize(op.In[last], how)
 		x, y := op.In[:last], dy
 		e.record(op, "xT", f, x, "")
 		e.record(op, "dyT", f, y, "")
@@ -135,9 +137,9 @@ func (e *quantLowering) weightGrad(op *Op) (dw *Value) {
 	return dw
 }
 
-// noisy makes the rounding of a gradient stochastic where the format wants it. The products of a
-// layer are numbered in pairs: one for the gradient of the input, one for that of the weight.
-func (e *quantLowering) noisy(op *Op, q Quantize, which int64) Quantize {
+// stochastic makes the rounding of a gradient stochastic where the format wants it. The quantized
+// gradients of a layer are numbered in pairs: dgrad's and wgrad's.
+func (e *quantLowering) stochastic(op *Op, q Quantize, which int64) Quantize {
 	if !q.Format.Stochastic() {
 		return q
 	}
@@ -146,40 +148,40 @@ func (e *quantLowering) noisy(op *Op, q Quantize, which int64) Quantize {
 	return q
 }
 
-// narrowed gives a value in blocks: before pieces are joined if that makes no difference, and if it
-// is a parameter as an input of its own.
-func (e *quantLowering) narrowed(v *Value, q Quantize) []*Value {
+// quantize gives a value's codes, scales and, if the format has a tensor scale, its amax: before
+// shards are gathered if that gives the same, and a parameter as inputs of its own.
+func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 	if e.err != nil {
 		return nil
 	}
 	key := v.Name + " " + q.key()
-	if list := e.known[key]; list != nil {
+	if list := e.done[key]; list != nil {
 		return list
 	}
 	var list []*Value
 	op := v.def
 	switch {
 	case op == nil && v.Role == Param:
-		list = e.asked(v, q)
-	case e.moves(op, q):
-		list = slices.Clone(e.narrowed(op.In[0], q))
+		list = e.copyOf(v, q)
+	case e.commutes(op, q):
+		list = slices.Clone(e.quantize(op.In[0], q))
 		if e.err != nil {
 			return nil
 		}
-		for i, piece := range list[:2] {
-			list[i] = e.Again(op, moved(op, piece), nil, piece)[0]
+		for i, shard := range list[:2] {
+			list[i] = e.Again(op, movedAttrs(op, shard), nil, shard)[0]
 		}
 	default:
 		if q.Noise != nil {
-			q.Rows, q.Cols = e.places(v.Type)
+			q.Rows, q.Cols = e.positions(v.Type)
 		}
 		list = e.QuantizeAll(v, q)
 	}
-	e.known[key] = list
+	e.done[key] = list
 	return list
 }
 
-// key tells manners apart.
+// key tells ways to quantize apart.
 func (q Quantize) key() string {
 	words := append([]string{string(q.Format)}, q.Along...)
 	if q.Tile {
@@ -194,32 +196,32 @@ func (q Quantize) key() string {
 	return strings.Join(words, " ")
 }
 
-// moves tells whether an operation only moves what can be quantized before: a join of pieces, or
-// what deals key heads to the devices that need them.
-func (e *quantLowering) moves(op *Op, q Quantize) bool {
-	if op == nil || op.Tag != Gather && !weighs(op) {
+// commutes tells whether quantization may come before an operation: a gather of shards, or what
+// repeats key heads for the devices that need them.
+func (e *quantLowering) commutes(op *Op, q Quantize) bool {
+	if op == nil || op.Tag != Gather && !gathersParam(op) {
 		return false
 	}
 	from := op.In[0].Type
 	switch op.Kind {
 	case "all_gather":
 		return q.Within(from)
-	case "own_piece":
+	case "shard_slice":
 		return q.Within(op.Out[0].Type)
 	case "broadcast": // of whole blocks and tiles
 		return q.Within(from)
 	case "merge": // copies with what they are copies of
 		def := op.In[0].def
-		return def != nil && def.Kind == "broadcast" && e.moves(def, q)
+		return def != nil && def.Kind == "broadcast" && e.commutes(def, q)
 	}
 	return false
 }
 
-// weighs tells whether an operation joins the pieces of a parameter.
-func weighs(op *Op) bool { return op.Kind == "all_gather" && op.In[0].Role == Param }
+// gathersParam tells whether an operation gathers the shards of a parameter.
+func gathersParam(op *Op) bool { return op.Kind == "all_gather" && op.In[0].Role == Param }
 
-// Within tells whether blocks and tiles lie within what a device has of a value, so that it makes
-// no difference whether it is written in blocks before or after pieces are joined.
+// Within tells whether whole blocks and tiles lie within a device's shard of type t, so that
+// quantizing before or after the gather gives the same codes.
 func (q Quantize) Within(t Type) bool {
 	if last := q.Along[len(q.Along)-1]; t.Size(last) == 0 || t.Size(last)%q.Format.Block() != 0 {
 		return false
@@ -228,21 +230,21 @@ func (q Quantize) Within(t Type) bool {
 	return !q.Tile || len(others) > 0 && others[len(others)-1].Size%q.Format.Block() == 0
 }
 
-// moved gives the constants of a move for codes or scales, whose dimensions are in another order.
-// The gradient of what moves is another's business.
-func moved(op *Op, piece *Value) Attrs {
+// movedAttrs gives the attributes of a move for codes or scales, whose dimensions are in another
+// order. The move of codes has no gradient.
+func movedAttrs(op *Op, shard *Value) Attrs {
 	switch op.Kind {
 	case "all_gather":
 		return op.Attrs.With("sum", "")
 	case "broadcast": // copies stand behind what they are copies of
 		before := op.Out[0].Type.Dims[op.Attrs.Int("at")-1].Name
-		return op.Attrs.With("at", int64(piece.Type.Index(before)+1))
+		return op.Attrs.With("at", int64(shard.Type.Index(before)+1))
 	}
 	return op.Attrs
 }
 
-// asked gives inputs that stand for a parameter in blocks.
-func (e *quantLowering) asked(v *Value, q Quantize) []*Value {
+// copyOf gives the inputs that stand for a quantized parameter.
+func (e *quantLowering) copyOf(v *Value, q Quantize) []*Value {
 	types, err := quantized(e.g, v, q)
 	if err != nil {
 		e.fail(err)
@@ -253,14 +255,14 @@ func (e *quantLowering) asked(v *Value, q Quantize) []*Value {
 		base = e.called(v.Name)
 	}
 	base += "." + string(q.Format) + "." + strings.Join(q.Along, "_")
-	w := want{from: v, how: q}
+	w := request{from: v, how: q}
 	for i, suffix := range []string{"", ".scale", ".amax"}[:len(types)] {
 		w.values = append(w.values, &Value{Name: base + suffix, Type: types[i], Role: Param,
 			Source: v.Source, Means: program.Copy.For(v.Name)})
 		e.names.used[base+suffix] = true
 	}
 	if e.inside {
-		e.wants = append(e.wants, w)
+		e.requests = append(e.requests, w)
 		return w.values
 	}
 	e.g.Inputs = append(e.g.Inputs, w.values...)
@@ -270,7 +272,8 @@ func (e *quantLowering) asked(v *Value, q Quantize) []*Value {
 	return w.values
 }
 
-// quantized gives the types of a value in blocks.
+// quantized gives the types of a quantized value: codes, scales and, if the format has a tensor
+// scale, amax.
 func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
 	q.Hadamard = false
 	op := &Op{Kind: "quantize", In: []*Value{v}, Attrs: q.attrs()}
@@ -288,11 +291,11 @@ func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
 	return append(types, largest), nil
 }
 
-// loop rewrites a body, and gives it what it asks for.
+// loop lowers a body, and gives it the inputs that it requests.
 func (e *quantLowering) loop(op *Op) {
 	inner := &quantLowering{Rewriter: Rewriter{Continue(op.Body), map[*Value]*Value{}},
 		called: e.called,
-		data:   e.data, copies: e.copies, known: map[string][]*Value{}, inside: true}
+		data:   e.data, copies: e.copies, done: map[string][]*Value{}, inside: true}
 	if e.stats != nil {
 		inner.stats = &statsCollector{}
 	}
@@ -301,7 +304,7 @@ func (e *quantLowering) loop(op *Op) {
 		e.err = inner.err
 		return
 	}
-	for _, w := range inner.wants {
+	for _, w := range inner.requests {
 		var given []*Value
 		l, stack := op.Loop(), true
 		switch {
@@ -312,7 +315,7 @@ func (e *quantLowering) loop(op *Op) {
 		default:
 			i := slices.Index(op.Body.Inputs, w.from)
 			stack = l.IsStack(i)
-			given = e.narrowed(op.In[i], w.how)
+			given = e.quantize(op.In[i], w.how)
 		}
 		if e.err != nil {
 			return
@@ -330,24 +333,24 @@ func (e *quantLowering) loop(op *Op) {
 	}
 }
 
-// noise gives seed, step and layer. In a body the layer is another in every round.
+// noise gives [seed, step, layer]. In a body the layer differs in every round.
 func (e *quantLowering) noise(layer int64, known bool) *Value {
 	dim := func(n int64) Type {
 		return Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, n}}}
 	}
 	if e.inside && !known {
-		return e.wanted(InputNoise, dim(3))
+		return e.bodyInput(InputNoise, dim(3))
 	}
 	key := "noise " + strconv.FormatInt(layer, 10)
-	if list := e.known[key]; list != nil {
+	if list := e.done[key]; list != nil {
 		return list[0]
 	}
 	v := e.Concat(InputNoise, e.input(InputNoise, dim(2)), e.Fill(dim(1), float64(layer)))
-	e.known[key] = []*Value{v}
+	e.done[key] = []*Value{v}
 	return v
 }
 
-// noises stacks up what the rounds of a loop take.
+// noises stacks [seed, step, layer] for the rounds of a loop: [layer, 3].
 func (e *quantLowering) noises(l Loop) *Value {
 	n, first := l.N, l.First
 	layers := Type{Elem: dtype.S32, Dims: []Dim{{Layer, n}, {InputNoise, 1}}}
@@ -357,16 +360,16 @@ func (e *quantLowering) noises(l Loop) *Value {
 	return e.Concat(InputNoise, both, count)
 }
 
-// wanted asks for an input of a body once.
-func (e *quantLowering) wanted(name string, t Type) *Value {
-	for _, w := range e.wants {
+// bodyInput requests an input of a body, once.
+func (e *quantLowering) bodyInput(name string, t Type) *Value {
+	for _, w := range e.requests {
 		if w.noise == name {
 			return w.values[0]
 		}
 	}
 	v := &Value{Name: name, Type: t, Role: Data}
 	e.names.used[name] = true
-	e.wants = append(e.wants, want{noise: name, values: []*Value{v}})
+	e.requests = append(e.requests, request{noise: name, values: []*Value{v}})
 	return v
 }
 
@@ -376,14 +379,14 @@ func (e *quantLowering) input(name string, t Type) *Value {
 		return v
 	}
 	if e.inside {
-		return e.wanted(name, t)
+		return e.bodyInput(name, t)
 	}
 	return e.Input(name, Data, t, "")
 }
 
-// places gives, for the elements of a gradient, the rows and the columns where they stand in the
-// whole: rows are tokens of the batch of a step.
-func (e *quantLowering) places(t Type) (rows, cols *Value) {
+// positions gives the rows and columns of a gradient's elements in the whole tensor: rows number
+// the tokens of a step's batch, columns the features, offset by the device's shard.
+func (e *quantLowering) positions(t Type) (rows, cols *Value) {
 	batch := []string{Batch, Seq}
 	r := Type{Elem: dtype.S32}
 	for _, name := range batch {
@@ -414,13 +417,13 @@ func (e *quantLowering) places(t Type) (rows, cols *Value) {
 		n /= c.Dims[i].Size
 		cols = e.Split(cols, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
 	}
-	for _, a := range e.g.Mesh { // the first axis cuts first
+	for _, a := range e.g.Mesh { // the first axis is outermost
 		switch how := t.Place.On(a.Name); {
 		case how == "":
 		case c.Index(how) >= 0:
-			cols = e.OwnPiece(cols, a.Name, how)
+			cols = e.ShardSlice(cols, a.Name, how)
 		case rows.Type.Place.On(a.Name) == "":
-			rows = e.OwnPiece(rows, a.Name, how)
+			rows = e.ShardSlice(rows, a.Name, how)
 		}
 	}
 	return rows, cols

@@ -14,7 +14,7 @@ func meshKinds() map[string]Kind {
 	return map[string]Kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
 		"all_reduce": {1, takes(1, inferAllReduce), sameGradient, reduceWork},
-		"all_gather": {1, inferPiece("", true), func(d *Differ, op *Op, dy []*Value) []*Value {
+		"all_gather": {1, inferShard("", true), func(d *Differ, op *Op, dy []*Value) []*Value {
 			axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
 			if dy[0].Type.Place.On(axis) == Partial {
 				if sum, err := dtype.Parse(op.Attrs.Text("sum")); err == nil {
@@ -22,18 +22,19 @@ func meshKinds() map[string]Kind {
 				}
 				return []*Value{d.ReduceScatter(dy[0], axis, dim)}
 			}
-			return []*Value{d.OwnPiece(dy[0], axis, dim)}
+			return []*Value{d.ShardSlice(dy[0], axis, dim)}
 		}, gatherWork},
-		"reduce_scatter": {1, inferPiece(Partial, false), pieceVJP, reduceWork},
-		// Taking one's own piece of a copy; the pieces of the gradient together are the gradient.
-		"own_piece": {1, inferPiece("", false), pieceVJP, nil},
-		"to_host":   {1, inferMove, sameGradient, moveWork},
-		"to_device": {1, inferMove, sameGradient, moveWork},
+		"reduce_scatter": {1, inferShard(Partial, false), shardVJP, reduceWork},
+		// Each device takes its own shard of a replicated value; the shards of the gradient together are
+		// the gradient.
+		"shard_slice": {1, inferShard("", false), shardVJP, nil},
+		"to_host":     {1, inferMove, sameGradient, moveWork},
+		"to_device":   {1, inferMove, sameGradient, moveWork},
 	}
 }
 
-// pieceVJP is that of what leaves each device a piece.
-func pieceVJP(d *Differ, op *Op, dy []*Value) []*Value {
+// shardVJP is the VJP of an operation that leaves each device a shard: a gather.
+func shardVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	return []*Value{d.AllGather(dy[0], op.Attrs.Text("axis"), op.Attrs.Text("dim"))}
 }
 
@@ -130,6 +131,7 @@ func (op *Op) Axes() []string {
 	return op.Attrs.List("axes")
 }
 
+// inferAllReduce turns partial sums into a replicated sum.
 func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
 	t := op.In[0].Type
 	for i, axis := range op.Axes() {
@@ -146,9 +148,9 @@ func inferAllReduce(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// inferPiece is the rule of what joins the pieces of a dimension along an axis, and of what cuts it
-// into pieces, where the argument is placed as how says.
-func inferPiece(how string, join bool) func(*Graph, *Op) ([]Type, error) {
+// inferShard is the shape rule of operations that gather a sharded dimension along an axis (join),
+// or shard it; how is the placement that the argument must have.
+func inferShard(how string, join bool) func(*Graph, *Op) ([]Type, error) {
 	return takes(1, func(g *Graph, op *Op) ([]Type, error) {
 		t, axis, dim, how := op.In[0].Type, op.Attrs.Text("axis"), op.Attrs.Text("dim"), how
 		if join {
@@ -159,16 +161,17 @@ func inferPiece(how string, join bool) func(*Graph, *Op) ([]Type, error) {
 		case got != how:
 			return nil, fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, got, how)
 		case join:
-			return []Type{piece(t, axis, dim, "", n, 1)}, nil
+			return []Type{resharded(t, axis, dim, "", n, 1)}, nil
 		case t.Index(dim) < 0 || t.Size(dim)%n != 0:
-			return nil, fmt.Errorf("%s cannot be cut along %s in %d", t, dim, n)
+			return nil, fmt.Errorf("%s cannot be sharded along %s in %d", t, dim, n)
 		}
-		return []Type{piece(t, axis, dim, dim, 1, n)}, nil
+		return []Type{resharded(t, axis, dim, dim, 1, n)}, nil
 	})
 }
 
-// piece gives a type whose dimension is times or by as long, with another placement along the axis.
-func piece(t Type, axis, dim, how string, times, by int64) Type {
+// resharded gives a type whose dimension is times/by as long, with another placement along the
+// axis.
+func resharded(t Type, axis, dim, how string, times, by int64) Type {
 	out := Type{Elem: t.Elem, Place: t.Place.With(axis, how)}
 	for _, d := range t.Dims {
 		if d.Name == dim {
@@ -179,6 +182,7 @@ func piece(t Type, axis, dim, how string, times, by int64) Type {
 	return out
 }
 
+// collective adds a collective along one axis.
 func (b *Builder) collective(kind, axis, dim string, x *Value) *Value {
 	return b.one(kind, attrs(map[string]any{"axis": axis, "dim": dim}), x)
 }
@@ -191,25 +195,25 @@ func (b *Builder) AllReduce(x *Value, axes ...string) *Value {
 	return b.one("all_reduce", attrs(map[string]any{"axes": axes}), x)
 }
 
-// AllGather joins the pieces that the devices of an axis hold.
+// AllGather concatenates the shards that the devices of an axis hold.
 func (b *Builder) AllGather(x *Value, axis, dim string) *Value {
 	return b.collective("all_gather", axis, dim, x)
 }
 
-// Fetch is AllGather of a parameter. A compiler may fetch it a round of a loop ahead, if it is told
-// so. The terms of its gradient are converted to sum before they are added up and scattered;
-// Invalid leaves them as they are.
+// Fetch is AllGather of a parameter (FSDP). With ahead, a compiler may prefetch it one round of a
+// loop early. The partial sums of its gradient are converted to sum before they are
+// reduce-scattered; Invalid leaves them as they are.
 func (b *Builder) Fetch(x *Value, axis, dim string, ahead bool, sum dtype.DType) *Value {
 	a := map[string]any{"axis": axis, "dim": dim, "prefetch": ahead, "sum": spelled(sum)}
 	return b.one("all_gather", attrs(a), x)
 }
 
-// ReduceScatter adds up terms and leaves each device a piece of the sum.
+// ReduceScatter adds up partial sums and leaves each device a shard of the sum.
 func (b *Builder) ReduceScatter(x *Value, axis, dim string) *Value {
 	return b.collective("reduce_scatter", axis, dim, x)
 }
 
-// OwnPiece takes the device's own piece of a copy.
-func (b *Builder) OwnPiece(x *Value, axis, dim string) *Value {
-	return b.collective("own_piece", axis, dim, x)
+// ShardSlice takes the device's own shard of a replicated value; it sends nothing.
+func (b *Builder) ShardSlice(x *Value, axis, dim string) *Value {
+	return b.collective("shard_slice", axis, dim, x)
 }

@@ -9,14 +9,13 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// ErrorSums is how many numbers tell what rounding did to an operand: how many elements became zero
-// and were not; how many were clamped, which have the largest code and were above what it stands
-// for, by more than a millionth; the sum of the squares of all, and that of the squares of their
-// errors; and over blocks that are not all zero the sum of log2 of the largest over the smallest
-// magnitude that is not zero, and the number of these blocks.
+// ErrorSums is the number of statistics of one operand's rounding error: elements that underflowed
+// to zero; elements that were clamped, which have the largest code and exceeded it by more than a
+// millionth; the sum of squares, and the sum of squared errors; over blocks that are not all zero,
+// the sum of log2(largest / smallest nonzero magnitude), and the number of these blocks.
 //
-// They are sums, so that devices, and parts of a batch, can be added up, and in float64: squares of
-// gradients leave the range of float32 where these do not.
+// |All are sums, so that devices and microbatches can be added up, in float64: squares of gradients
+// leave the range of float32.
 const ErrorSums = 6
 
 // QuantizeStats measures what rounding did to the part of a source that a device has, q being how
@@ -26,6 +25,7 @@ func (b *Builder) QuantizeStats(x *Value, q Quantize, list ...*Value) *Value {
 	return b.one("quantize_stats", q.attrs(), append([]*Value{x}, list...)...)
 }
 
+// inferQuantizeStats checks that codes and scales are what the source becomes.
 func inferQuantizeStats(g *Graph, op *Op) ([]Type, error) {
 	f, values, err := formatOf(op, "format")
 	if err != nil {
@@ -47,8 +47,8 @@ func inferQuantizeStats(g *Graph, op *Op) ([]Type, error) {
 	return []Type{{Elem: dtype.F64, Dims: []Dim{{dimStat, ErrorSums * x.Type.StackDepth()}}}}, nil
 }
 
-// JoinSums adds up what all devices of the mesh tell. What devices have copies of is counted as
-// often.
+// JoinSums adds up the statistics of all devices of the mesh. Replicated operands are counted once
+// per replica.
 func (b *Builder) JoinSums(sums *Value) *Value {
 	return b.one("join_stats", attrs(map[string]any{"axes": b.axes(), "sum": true}), sums)
 }
@@ -144,7 +144,7 @@ func (e *quantLowering) measure(all []Stat, sources []source) {
 	}
 }
 
-// place measures a quantization, and gives its place among those of the gauge.
+// place measures a quantization once, and gives its index in the gauge's list.
 func (g *gauge) place(op *Op) int64 {
 	if i := slices.Index(g.made, op); i >= 0 {
 		return int64(i)
@@ -175,10 +175,10 @@ func (e *quantLowering) gauged(g *gauge) *Value {
 	return e.Merge(e.stacked(g.loop, v), dimStat, Layer, dimStat)
 }
 
-// stacked lets a loop stack up a value of its body that is told.
+// stacked lets a loop stack a statistic of its body.
 func (e *quantLowering) stacked(loop *Op, v *Value) *Value {
 	loop.Body.Results = append(loop.Body.Results, v)
-	return loop.gives(e.names.name("told"), v.Type.Stacked(loop.Loop().N))
+	return loop.gives(e.names.name("stat"), v.Type.Stacked(loop.Loop().N))
 }
 
 // shares gives how many elements all devices have of a value, how many devices have the same, and

@@ -8,26 +8,26 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Format is how the arguments of a product are written with few bits: in blocks along what the
-// product sums over, each with a scale.
+// A Format is how operands of a GEMM are quantized: block-scaled along the summed dimension.
 type Format = dtype.Format
 
-// The formats. A linear carries that of its three products in the constants fprop, dgrad and wgrad;
-// where one is absent the arguments are as they are.
+// The formats. A linear has the formats of its three GEMMs in attributes fprop, dgrad and wgrad;
+// where one is absent the GEMM is not quantized.
 const (
 	MXFP8 = dtype.MXFP8
 	NVFP4 = dtype.NVFP4
 )
 
-// quantizeKinds are the operations of products with few bits. What a linear asks for is written out
-// when its gradient has been taken, so only what the gradient keeps needs an operation before.
+// quantizeKinds are the operations of quantized GEMMs. A linear's formats are lowered after its
+// gradient was taken (LowerQuantized), so that only what the gradient saves needs an operation
+// before.
 func quantizeKinds() map[string]Kind {
 	return map[string]Kind{
 		"quantize":  {2, inferQuantize, nil, quantizeWork},
 		"amax":      {1, takes(1, inferAmax), nil, amaxWork},
 		"block_dot": {1, inferBlockDot, nil, blockWork("format")},
 		"block_dw":  {1, inferBlockDW, nil, blockWork("wgrad")},
-		// Scales are bytes, of which the largest and the sum are told.
+		// Scales are bytes: their maximum, sum and number of nonzeros are reported.
 		"scale_stats": {1, inferScaleStats, nil, streams},
 		"join_stats":  {1, takes(1, inferJoinStats), nil, joinWork},
 		// What rounding did to a source.
@@ -35,15 +35,16 @@ func quantizeKinds() map[string]Kind {
 	}
 }
 
-// A Quantize says how a value is written in blocks.
+// A Quantize says how a value is quantized.
 type Quantize struct {
 	Format Format
-	// Along lists the dimensions that the product sums over. They come last in what is written, and
-	// blocks lie along the last of them.
+	// Along lists the dimensions that the GEMM sums over. They come last in the codes, and blocks lie
+	// along the last of them.
 	Along []string
-	// Tile gives one scale to 16 by 16 elements, so that a weight is the same in both orientations.
+	// Tile gives one scale to 16 × 16 elements, so that a weight has the same codes in both
+	// orientations.
 	Tile bool
-	// Hadamard spreads outliers over 16 elements before they are rounded.
+	// Hadamard transforms groups of 16 elements first, which spreads outliers.
 	Hadamard bool
 	// Amax is the largest magnitude of the tensor, which NVFP4 wants.
 	Amax *Value
@@ -54,7 +55,7 @@ type Quantize struct {
 	Tensor            int64
 }
 
-// Quantize writes a value in blocks: codes and scales.
+// Quantize gives codes [..., along] and scales [..., along / block] of a value.
 func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
 	in := []*Value{x}
 	if q.Format.TensorScale() {
@@ -71,7 +72,7 @@ func (b *Builder) Quantize(x *Value, q Quantize) (codes, scales *Value) {
 	return out[0], out[1]
 }
 
-// attrs are the constants of what quantizes, or tells what that did.
+// attrs are the attributes of operations that quantize, or measure what that did.
 func (q Quantize) attrs() Attrs {
 	return attrs(map[string]any{"format": string(q.Format), "along": q.Along, "tile": q.Tile,
 		"hadamard": q.Hadamard})
@@ -97,8 +98,8 @@ func (b *Builder) Amax(x *Value, along []string, hadamard bool) *Value {
 	return b.one("amax", attrs(a), x)
 }
 
-// BlockDot is the product of two values in blocks, codes and scales and for NVFP4 the largest
-// magnitude of each, summed over the named dimensions.
+// BlockDot multiplies two quantized values (codes, scales and, if the format has a tensor scale,
+// amax of each), summed over the named dimensions.
 func (b *Builder) BlockDot(f Format, x, y []*Value, over []string, to dtype.DType) *Value {
 	a := map[string]any{"format": string(f), "over": over, "to": to.String()}
 	return b.one("block_dot", attrs(a), slices.Concat(x, y)...)
@@ -115,6 +116,7 @@ func formatOf(op *Op, key string) (f Format, values int, err error) {
 	return f, 2, nil
 }
 
+// inferQuantize gives codes with the summed dimensions last, and one scale per block.
 func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	f, values, err := formatOf(op, "format")
 	if err != nil {
@@ -132,10 +134,10 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
-		return nil, fmt.Errorf("%s cannot be written in blocks along %v", x, along)
+		return nil, fmt.Errorf("%s cannot be quantized along %v", x, along)
 	}
 	if op.Attrs.Bool("hadamard") && (!f.Hadamard() || op.Attrs.Bool("tile")) {
-		return nil, fmt.Errorf("%s is not spread before it is written in %s or in tiles", x, f)
+		return nil, fmt.Errorf("%s cannot be transformed before it is quantized to %s or in tiles", x, f)
 	}
 	dims := Without(x.Dims, along...)
 	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
@@ -156,6 +158,8 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{{f.Codes(), dims, x.Place}, {f.Scales(), scales, x.Place}}, nil
 }
 
+// inferAmax gives one number per tensor, or per layer of a stack; all axes that shard the tensor
+// must be reduced over.
 func inferAmax(_ *Graph, op *Op) ([]Type, error) {
 	x := op.In[0].Type
 	if _, err := keep(x); err != nil {
@@ -163,7 +167,7 @@ func inferAmax(_ *Graph, op *Op) ([]Type, error) {
 	}
 	for _, s := range x.Place {
 		if !slices.Contains(op.Axes(), s.Axis) {
-			return nil, fmt.Errorf("%s is cut along %s, which is left out", x, s.Axis)
+			return nil, fmt.Errorf("%s is sharded along %s, which is left out", x, s.Axis)
 		}
 	}
 	t := Type{Elem: dtype.F32}
@@ -173,7 +177,7 @@ func inferAmax(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// inferBlockDot is inferDot of the codes, which have what is summed over last.
+// inferBlockDot is inferDot of the codes, which have the summed dimensions last.
 func inferBlockDot(g *Graph, op *Op) ([]Type, error) {
 	f, values, err := formatOf(op, "format")
 	if err != nil {
@@ -203,7 +207,7 @@ func inferBlockDot(g *Graph, op *Op) ([]Type, error) {
 	return inferDot(g, &Op{Kind: "dot", In: sides, Attrs: op.Attrs})
 }
 
-// inferBlockDW is the gradient of a weight from the input that was kept in blocks.
+// inferBlockDW is wgrad from the quantized input that the forward pass saved.
 func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
 	_, values, err := formatOf(op, "wgrad")
 	if err != nil {
@@ -221,8 +225,8 @@ func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
 	return inferDot(g, &Op{Kind: "dot", In: in, Attrs: op.Attrs})
 }
 
-// weightGrad is the gradient of a linear's weight. With few bits the input is kept in blocks, which
-// is all that the gradient reads of it.
+// weightGrad is the gradient of a linear's weight. A quantized wgrad reads only the quantized
+// input, so that nothing wider is saved for it.
 func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 	rows := Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
 	a := op.Attrs.With("over", rows)
@@ -230,15 +234,15 @@ func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 	if f == "" {
 		return d.one("linear_dw", a, d.Use(op.In[0]), dy)
 	}
-	// The result comes out in the order of the weight, or it would have to be turned.
+	// The result comes out in the order of the weight, or it would have to be transposed.
 	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
-	in := lists.Map(d.narrowed(op.In[0], f, rows), d.Use)
+	in := lists.Map(d.saveQuantized(op.In[0], f, rows), d.Use)
 	return d.one("block_dw", a, append(in, dy)...)
 }
 
-// narrowed adds to the forward graph what the gradient keeps of a linear's input. Where pieces were
-// joined it is the pieces that are kept, and joined again.
-func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
+// saveQuantized adds to the forward graph the quantized input of a linear that wgrad reads. Where
+// shards were gathered the shards are saved, and gathered again.
+func (d *Differ) saveQuantized(x *Value, f Format, rows []string) []*Value {
 	how := Quantize{Format: f, Along: rows, Hadamard: f.Hadamard()}
 	key := string(f) + " " + x.Name
 	if list := d.quantized[key]; list != nil {
@@ -250,7 +254,7 @@ func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
 	if op := x.def; op != nil && op.Kind == "all_gather" && op.Tag == Gather &&
 		how.Within(op.In[0].Type) {
 		axis, dim := op.Attrs.Text("axis"), op.Attrs.Text("dim")
-		list = slices.Clone(d.narrowed(op.In[0], f, rows))
+		list = slices.Clone(d.saveQuantized(op.In[0], f, rows))
 		b.Tagged(Gather, func() {
 			for i, v := range list[:2] {
 				list[i] = b.AllGather(v, axis, dim)
@@ -273,8 +277,8 @@ func (d *Differ) narrowed(x *Value, f Format, rows []string) []*Value {
 	return list
 }
 
-// QuantizeAll quantizes a value and gives all that a product takes of it; for NVFP4 the largest
-// magnitude is the third.
+// QuantizeAll quantizes a value and gives all operands of a GEMM: codes, scales and, if the format
+// has a tensor scale, amax.
 func (b *Builder) QuantizeAll(x *Value, q Quantize) []*Value {
 	if q.Format.TensorScale() && q.Amax == nil {
 		q.Amax = b.Amax(x, q.Along, q.Hadamard)
@@ -286,7 +290,7 @@ func (b *Builder) QuantizeAll(x *Value, q Quantize) []*Value {
 	return []*Value{codes, scales}
 }
 
-// Count gives how often operations of a kind run, those of loops as often as these go round.
+// Count gives how many times operations of a kind run, loops multiplied out.
 func (g *Graph) Count(kind string) (n int64) {
 	for _, op := range g.Ops {
 		switch {

@@ -7,10 +7,13 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
+// repeatKinds is the loop.
 func repeatKinds() map[string]Kind {
 	return map[string]Kind{"repeat": {-1, inferRepeat, repeatVJP, nil}}
 }
 
+// inferRepeat checks that the body takes what the loop has: carries and invariants as they are, one
+// slice of each stack.
 func inferRepeat(g *Graph, op *Op) ([]Type, error) {
 	n, body, all := op.Attrs.Int("n"), op.Body, int64(len(op.In))
 	carries, stacked := op.Attrs.Int("carries"), op.Attrs.Int("stacked")
@@ -74,6 +77,7 @@ func repeatVJP(d *Differ, op *Op, dout []*Value) []*Value {
 	return r.back(dout)
 }
 
+// A repeatGrad takes the gradient of one loop.
 type repeatGrad struct {
 	Loop
 	d    *Differ

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Rewriter builds a graph out of the operations of another.
+// A Rewriter builds a graph from the operations of another.
 type Rewriter struct {
 	*Builder
 	At map[*Value]*Value // what stands in the new graph for a value of the old one
@@ -128,8 +128,8 @@ func (r *Rewriter) swap(list []*Value) {
 	}
 }
 
-// WriteOut gives a graph in which the operations that say by their rows what they are in others are
-// written out, those of them that are asked for. Values keep their names.
+// WriteOut expands operations by their rows' Lower: those that asked selects. Values keep their
+// names.
 func WriteOut(g *Graph, asked func(*Row) bool) (*Graph, error) {
 	is := func(op *Op) bool {
 		row := op.spec()
@@ -161,7 +161,7 @@ func (g *Graph) has(is func(*Op) bool) bool {
 // LayerName is the name of one layer of a stack that was unrolled.
 func LayerName(stack string, layer int) string { return fmt.Sprintf("%s.%d", stack, layer) }
 
-// SegmentName is the name of what stands for some layers of a stack, from one of them on.
+// SegmentName is the name of the segment of a stack that begins at a layer.
 func SegmentName(stack string, from int64) string {
 	if from == 0 {
 		return stack
@@ -169,19 +169,19 @@ func SegmentName(stack string, from int64) string {
 	return fmt.Sprintf("%s.from%d", stack, from)
 }
 
-// Unroll writes the rounds of every repeat one after another, and makes of each stack that goes
-// into one an input for each round: stack w becomes w.0, w.1 and so on. On a CPU the gradient of a
-// slice of a stack costs more than the stack saves; short stacks are faster without.
+// Unroll replaces every repeat by its rounds, one after another, and each of its stacks by an input
+// per round: stack w becomes w.0, w.1 and so on. On a CPU the gradient of a slice of a stack costs
+// more than the stack saves.
 //
-// It is for graphs before their gradient is taken: a repeat must take its stacks from inputs, and
-// must not stack anything up.
+// |Call it before Grad. Every stacked operand must be a graph input, and the repeat must have no
+// stacked results.
 func Unroll(g *Graph) (*Graph, error) {
 	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}
 	return d.graph(g)
 }
 
-// Segment cuts every repeat before the given rounds, and each stack that goes into one with it, so
-// that what follows can treat layers differently. It is for graphs as those of [Unroll].
+// Segment splits every repeat before the given rounds, and each stack that goes into one with it,
+// so that what follows can treat layers differently. The graph must be one that [Unroll] accepts.
 func Segment(g *Graph, before []int64) (*Graph, error) {
 	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, before, false}
 	return d.graph(g)
@@ -191,8 +191,8 @@ func Segment(g *Graph, before []int64) (*Graph, error) {
 type segmenter struct {
 	*Rewriter
 	parts  map[*Value][]*Value // of stacks, by run
-	before []int64             // the rounds before which loops are cut
-	unroll bool                // cuts before every round, and leaves no loop
+	before []int64             // the rounds before which loops are split
+	unroll bool                // splits before every round, and leaves no loop
 }
 
 // runs gives the rounds of each part of a loop of n: from, to.
@@ -206,6 +206,7 @@ func (d *segmenter) runs(n int64) (list [][2]int64) {
 	return list
 }
 
+// graph rewrites a graph: stacks first, then loops.
 func (d *segmenter) graph(g *Graph) (*Graph, error) {
 	rounds := map[*Value]int64{} // of stacks
 	for _, op := range g.Ops {
@@ -234,7 +235,7 @@ func (d *segmenter) graph(g *Graph) (*Graph, error) {
 			continue
 		}
 		if err := d.loop(op.Loop()); err != nil {
-			return nil, diag.New(diag.GraphInvalid, "cannot cut a loop: %v", err).At("graph %s", g.Name)
+			return nil, diag.New(diag.GraphInvalid, "cannot split a loop: %v", err).At("graph %s", g.Name)
 		}
 	}
 	return d.Graph(d.Uses(g.Results)...)

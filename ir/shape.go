@@ -58,6 +58,7 @@ func shapeKinds() map[string]Kind {
 	}
 }
 
+// inferTranspose permutes the dimensions.
 func inferTranspose(_ *Graph, op *Op) ([]Type, error) {
 	x, order := op.In[0].Type, op.Attrs.List("order")
 	t := Type{Elem: x.Elem, Place: x.Place}
@@ -74,19 +75,21 @@ func inferTranspose(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// replaceDim gives a type with one dimension replaced by others, which carry its cut as named.
-func replaceDim(t Type, name string, cut string, by ...Dim) Type {
+// replaceDim gives a type with one dimension replaced by others; the one named holder carries its
+// sharding.
+func replaceDim(t Type, name string, holder string, by ...Dim) Type {
 	i := t.Index(name)
 	out := Type{Elem: t.Elem, Place: t.Place}
 	out.Dims = slices.Concat(t.Dims[:i], by, t.Dims[i+1:])
 	for _, s := range t.Place {
 		if s.Dim == name {
-			out.Place = out.Place.With(s.Axis, cut)
+			out.Place = out.Place.With(s.Axis, holder)
 		}
 	}
 	return out
 }
 
+// inferRename renames a dimension, and with it its sharding.
 func inferRename(_ *Graph, op *Op) ([]Type, error) {
 	x, from, to := op.In[0].Type, op.Attrs.Text("from"), op.Attrs.Text("to")
 	if x.Index(from) < 0 {
@@ -95,7 +98,7 @@ func inferRename(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{replaceDim(x, from, to, Dim{to, x.Size(from)})}, nil
 }
 
-// inferSplit cuts a dimension in two; along a mesh axis that cut it, the slower part stays cut.
+// inferSplit splits a dimension in two, [major, minor]; if it is sharded the major part is.
 func inferSplit(_ *Graph, op *Op) ([]Type, error) {
 	x, dim, n := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("size")
 	if x.Index(dim) < 0 || n < 1 || x.Size(dim)%n != 0 {
@@ -105,7 +108,7 @@ func inferSplit(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{replaceDim(x, dim, major, Dim{major, x.Size(dim) / n}, Dim{minor, n})}, nil
 }
 
-// inferMerge joins two neighbouring dimensions; only the slower may be cut.
+// inferMerge merges two neighbouring dimensions; only the major one may be sharded.
 func inferMerge(_ *Graph, op *Op) ([]Type, error) {
 	x, major, minor := op.In[0].Type, op.Attrs.Text("major"), op.Attrs.Text("minor")
 	i := x.Index(major)
@@ -114,7 +117,7 @@ func inferMerge(_ *Graph, op *Op) ([]Type, error) {
 	}
 	for _, s := range x.Place {
 		if s.Dim == minor {
-			return nil, fmt.Errorf("along %s %s is cut, so it cannot be merged into %s", s.Axis,
+			return nil, fmt.Errorf("along %s %s is sharded, so it cannot be merged into %s", s.Axis,
 				minor, major)
 		}
 	}
@@ -124,6 +127,7 @@ func inferMerge(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
+// inferBroadcast repeats a value along a new dimension, which may be sharded.
 func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
 	x := op.In[0].Type
 	at := op.Attrs.Int("at")
@@ -132,7 +136,7 @@ func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
 	}
 	d := Dim{op.Attrs.Text("dim"), op.Attrs.Int("size")}
 	t := Type{x.Elem, slices.Insert(slices.Clone(x.Dims), int(at), d), x.Place}
-	for _, axis := range op.Attrs.List("cut") { // copies along a new dimension are pieces of it too
+	for _, axis := range op.Attrs.List("sharded") { // copies are shards of it too
 		if t.Place.On(axis) != "" {
 			return nil, fmt.Errorf("along %s %s is not copied", axis, x)
 		}
@@ -141,8 +145,8 @@ func inferBroadcast(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// resized gives a type with one whole dimension of another size. A local operation takes of the
-// piece that each device has, whole or not.
+// resized gives a type with one dimension of another size, which must not be sharded. A local
+// operation works on each device's shard.
 func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 	i := x.Index(dim)
 	if i < 0 || size < 0 {
@@ -150,7 +154,7 @@ func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 	}
 	for _, s := range x.Place {
 		if s.Dim == dim && !local {
-			return nil, fmt.Errorf("along %s %s is cut", s.Axis, dim)
+			return nil, fmt.Errorf("along %s %s is sharded", s.Axis, dim)
 		}
 	}
 	t := Type{Elem: x.Elem, Dims: slices.Clone(x.Dims), Place: x.Place}
@@ -158,6 +162,7 @@ func resized(x Type, dim string, size int64, local bool) ([]Type, error) {
 	return []Type{t}, nil
 }
 
+// inferSlice takes [from, to) of a dimension.
 func inferSlice(_ *Graph, op *Op) ([]Type, error) {
 	x, dim, from, to := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("from"), op.Attrs.Int("to")
 	if from < 0 || to < from || to > x.Size(dim) {
@@ -166,6 +171,7 @@ func inferSlice(_ *Graph, op *Op) ([]Type, error) {
 	return resized(x, dim, to-from, op.Attrs.Bool("local"))
 }
 
+// inferPad adds zeros at both ends of a dimension.
 func inferPad(_ *Graph, op *Op) ([]Type, error) {
 	x, low, high := op.In[0].Type, op.Attrs.Int("low"), op.Attrs.Int("high")
 	if low < 0 || high < 0 {
@@ -175,6 +181,7 @@ func inferPad(_ *Graph, op *Op) ([]Type, error) {
 	return resized(x, dim, low+x.Size(dim)+high, op.Attrs.Bool("local"))
 }
 
+// inferConcat concatenates along a dimension in which alone the arguments differ.
 func inferConcat(_ *Graph, op *Op) ([]Type, error) {
 	if len(op.In) == 0 {
 		return nil, fmt.Errorf("joins nothing")
@@ -194,7 +201,8 @@ func inferConcat(_ *Graph, op *Op) ([]Type, error) {
 	return resized(first, dim, size, op.Attrs.Bool("local"))
 }
 
-// inferReduce drops dimensions. A sum over one that is cut is a term of a sum; a maximum cannot be.
+// inferReduce drops dimensions. A sum over a sharded one is a partial sum; a maximum has no such
+// type.
 func inferReduce(_ *Graph, op *Op) ([]Type, error) {
 	x, over := op.In[0].Type, op.Attrs.List("over")
 	for _, name := range over {
@@ -206,7 +214,7 @@ func inferReduce(_ *Graph, op *Op) ([]Type, error) {
 	for _, s := range x.Place {
 		switch cut := slices.Contains(over, s.Dim); {
 		case op.Kind != "sum" && (cut || s.Dim == Partial):
-			return nil, fmt.Errorf("along %s the maximum is not that of all", s.Axis)
+			return nil, fmt.Errorf("along %s the maximum of a shard is not the maximum", s.Axis)
 		case cut:
 			t.Place = t.Place.With(s.Axis, Partial)
 		}
@@ -227,7 +235,7 @@ func (b *Builder) Rename(x *Value, from, to string) *Value {
 	return b.one("rename", attrs(map[string]any{"from": from, "to": to}), x)
 }
 
-// Split cuts dimension dim into major and minor, the latter of the given size.
+// Split splits dimension dim into major and minor, the latter of the given size.
 func (b *Builder) Split(x *Value, dim, major, minor string, size int64) *Value {
 	a := map[string]any{"dim": dim, "major": major, "minor": minor, "size": size}
 	return b.one("split", attrs(a), x)
@@ -248,13 +256,13 @@ func (b *Builder) Slice(x *Value, dim string, from, to int64) *Value {
 	return b.slice(x, dim, from, to, false)
 }
 
+// slice takes [from, to); local counts within a device's shard.
 func (b *Builder) slice(x *Value, dim string, from, to int64, local bool) *Value {
 	a := map[string]any{"dim": dim, "from": from, "to": to, "local": local}
 	return b.one("slice", attrs(a), x)
 }
 
-// Halve takes the two halves of what each device has of a dimension, be it cut or not; Rejoin
-// undoes it.
+// Halve takes the two halves of each device's shard of a dimension; Rejoin undoes it.
 func (b *Builder) Halve(x *Value, dim string) [2]*Value {
 	n := x.Type.Size(dim)
 	return [2]*Value{b.slice(x, dim, 0, n/2, true), b.slice(x, dim, n/2, n, true)}
@@ -270,6 +278,7 @@ func (b *Builder) Pad(x *Value, dim string, low, high int64) *Value {
 	return b.pad(x, dim, low, high, false)
 }
 
+// pad is the transpose of slice.
 func (b *Builder) pad(x *Value, dim string, low, high int64, local bool) *Value {
 	a := map[string]any{"dim": dim, "low": low, "high": high, "local": local}
 	return b.one("pad", attrs(a), x)

@@ -9,27 +9,26 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A Stat is where to find, among the numbers that a graph reports of its products in few bits,
-// those of one operand.
+// A Stat locates the statistics of one operand among the numbers that a graph reports of its
+// quantized GEMMs.
 type Stat struct {
 	// Layer is the first layer, of Layers that follow each other in a loop.
 	Layer, Layers int64
 	Slot          int64 // the number of the linear in its block
-	// Operand is x or w as the forward product reads it, dy or wT as that of the input's gradient
-	// does, xT or dyT as that of the weight's does.
+	// Operand names what was quantized: x and w of fprop, dy and wT of dgrad, xT and dyT of wgrad.
 	Operand string
 	Format  Format
 	Scales  int64 // bytes on one device
-	// Top, Sum and Some are the places of the largest scale byte, of the sum of all, and of the
-	// number that are not zero, on all devices, in the result [StatScales] for the first layer; the
-	// next one's are Stride on. Amax is the place of the largest magnitude in [StatAmax], -1 if there
-	// is none.
+	// Top, Sum and Some are indices into the result [StatScales], for the first layer: the largest
+	// scale byte, the sum of all, and the number that are not zero, over all devices. The next layer's
+	// are Stride further. Amax is the index of the largest magnitude in [StatAmax]; -1 if the format
+	// has no tensor scale.
 	Top, Sum, Some, Amax int64
 	Stride, AmaxStride   int64
 	Copy                 string // the input that holds the scales of a weight
-	// Errors is the place of the first of its [ErrorSums] in [StatErrors], -1 if there are none, and
-	// that of the next layer ErrorStride on. Elements are those that were rounded on all devices, of
-	// which Copies have the same; Length of them the product sums over.
+	// Errors is the index of the first of its [ErrorSums] in [StatErrors], -1 if errors are not
+	// measured; the next layer's is ErrorStride further. Elements were rounded on all devices
+	// together, each by Copies devices; the GEMM sums over Length of them.
 	Errors, ErrorStride      int64
 	Elements, Copies, Length int64
 }
@@ -41,10 +40,11 @@ const (
 	StatErrors = "stat.errors"
 )
 
-// A Report is what a graph tells of its products in few bits.
+// A Report is what a graph reports of its quantized GEMMs.
 type Report int
 
-// Scales are told by a 32nd or a 16th of the data; errors by all of it, and the source beside it.
+// Reports of scales read a 32nd or a 16th of the bytes; reports of errors read all codes and the
+// source.
 const (
 	ReportNothing Report = iota
 	ReportScales
@@ -67,7 +67,7 @@ func inferScaleStats(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{{Elem: dtype.S32, Dims: []Dim{{dimStat, 3 * n}}}}, nil
 }
 
-// StackDepth is how many layers a report on scales of a type tells apart: those of a stack.
+// StackDepth is the number of stacked layers of a type, or 1; statistics keep layers apart.
 func (t Type) StackDepth() int64 {
 	if len(t.Dims) > 0 && t.Dims[0].Name == Layer {
 		return t.Dims[0].Size
@@ -90,6 +90,7 @@ func inferJoinStats(g *Graph, op *Op) ([]Type, error) {
 	return []Type{{Elem: t.Elem, Dims: []Dim{{dimStat, 2 * t.Dims[0].Size}}}}, nil
 }
 
+// dimStat is the dimension that statistics are listed along.
 const dimStat = "stat"
 
 // ScaleStats reports on the scales that a device has: the largest byte of each argument, then the
@@ -99,14 +100,14 @@ func (b *Builder) ScaleStats(scales ...*Value) *Value {
 	return b.one("scale_stats", nil, scales...)
 }
 
-// JoinStats gives what all devices of the mesh report: of every number the largest, then of every
-// number the sum. What devices have copies of is counted as often. Reports of many products are
-// joined at once, since what is sent is small and every sending takes its time.
+// JoinStats all-reduces what the devices of the mesh report: of every number the maximum, then of
+// every number the sum. Replicated operands are counted once per replica. Reports of many GEMMs are
+// joined at once: the messages are small, and latency counts.
 func (b *Builder) JoinStats(stats *Value) *Value {
 	return b.one("join_stats", attrs(map[string]any{"axes": b.axes()}), stats)
 }
 
-// axes lists those of the mesh.
+// axes lists the axes of the mesh.
 func (b *Builder) axes() (list []string) {
 	return lists.Map(b.g.Mesh, func(a Axis) string { return a.Name })
 }
@@ -150,8 +151,8 @@ func (e *quantLowering) record(op *Op, operand string, f Format, list []*Value, 
 	e.stats.stats, e.stats.codes = append(e.stats.stats, s), append(e.stats.codes, list[0])
 }
 
-// local gives the scales of a weight as the device has them before pieces are joined, and the input
-// that they are.
+// local gives the scales of a weight as the device holds them before shards are gathered, and the
+// input that they are.
 func (e *quantLowering) local(list []*Value) ([]*Value, string) {
 	v := list[1]
 	for v.def != nil && v.def.Kind != "quantize" {
@@ -165,7 +166,8 @@ func (e *quantLowering) local(list []*Value) ([]*Value, string) {
 	return list, ""
 }
 
-// numbers gives the reports of one graph or body as two lists of numbers, nil if there are none.
+// numbers gives the reports of one graph or body as two lists of numbers; nil where there is
+// nothing to report.
 func (e *quantLowering) numbers() (scales, amaxes *Value) {
 	t := e.stats
 	if len(t.scales) > 0 {

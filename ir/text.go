@@ -19,6 +19,7 @@ func (g *Graph) String() string {
 	return b.String()
 }
 
+// print writes a graph, or the body of a loop.
 func (g *Graph) print(b *strings.Builder, indent string) {
 	fmt.Fprintf(b, "%sgraph %s", indent, g.Name)
 	if len(g.Mesh) > 0 {
@@ -40,6 +41,7 @@ func (g *Graph) print(b *strings.Builder, indent string) {
 	fmt.Fprintf(b, "%s\n%s}\n", end, indent)
 }
 
+// print writes one operation, and its body indented.
 func (op *Op) print(b *strings.Builder, indent string) {
 	fmt.Fprintf(b, "%s%s = %s(%s)", indent, values(op.Out), op.Kind, values(op.In))
 	b.WriteString(op.Attrs.String())
@@ -65,12 +67,14 @@ func (a Attrs) String() string {
 	return b.String()
 }
 
+// values spells arguments or results.
 func values(list []*Value) string {
 	names := lists.Map(list, func(v *Value) string { return v.String() })
 	return strings.Join(names, ", ")
 }
 
-// attrText writes a constant so that its kind can be told: 1 is whole, 1.0 is not, "1" is a word.
+// attrText spells an attribute so that parsing gives its type back: 1 is an integer, 1.0 a float,
+// "1" a string.
 func attrText(v any) string {
 	switch x := v.(type) {
 	case bool:
@@ -128,6 +132,7 @@ type parser struct {
 // maxNesting bounds bodies within bodies.
 const maxNesting = 8
 
+// newParser begins with the first token.
 func newParser(text string) *parser {
 	p := &parser{}
 	p.s.Init(strings.NewReader(text))
@@ -141,6 +146,7 @@ func newParser(text string) *parser {
 	return p
 }
 
+// next reads a token.
 func (p *parser) next() {
 	if p.err != nil {
 		p.tok = scanner.EOF
@@ -149,6 +155,7 @@ func (p *parser) next() {
 	p.tok = p.s.Scan()
 }
 
+// fail remembers the first error, with its line.
 func (p *parser) fail(format string, args ...any) {
 	if p.err == nil {
 		p.err = diag.New(diag.GraphText, format, args...).At("line %d, column %d", p.s.Line, p.s.Column)
@@ -190,22 +197,26 @@ func (p *parser) sized() (name string, size int64) {
 	return name, p.whole()
 }
 
+// expect reads one given token.
 func (p *parser) expect(tok string) {
 	if !p.accept(tok) {
 		p.fail("want %q, found %q", tok, p.s.TokenText())
 	}
 }
 
+// name reads an identifier; a value's may have dots and digits.
 func (p *parser) name() string {
 	return token(p, scanner.Ident, "a name", func(text string) (string, error) { return text, nil })
 }
 
+// whole reads an integer.
 func (p *parser) whole() int64 {
 	return token(p, scanner.Int, "a whole number", func(text string) (int64, error) {
 		return strconv.ParseInt(text, 10, 64)
 	})
 }
 
+// quoted reads a string literal.
 func (p *parser) quoted() string { return token(p, scanner.String, "a string", strconv.Unquote) }
 
 // token takes a token of a kind, as read makes of it.
@@ -250,6 +261,7 @@ func (p *parser) graph(depth int) *Graph {
 	return g
 }
 
+// input reads an input with its role, type and source.
 func (p *parser) input(g *Graph, known map[string]*Value) {
 	v := &Value{Role: Role(p.name())}
 	if !slices.Contains([]Role{Data, Param, Residual}, v.Role) {
@@ -266,6 +278,7 @@ func (p *parser) input(g *Graph, known map[string]*Value) {
 	g.Inputs = append(g.Inputs, v)
 }
 
+// define records a value under its name, which must be new.
 func (p *parser) define(v *Value, known map[string]*Value) {
 	if known[v.Name] != nil {
 		p.fail("%s stands twice", v)
@@ -335,6 +348,7 @@ func (p *parser) op(g *Graph, known map[string]*Value, depth int) {
 	g.Ops = append(g.Ops, op)
 }
 
+// attr reads an attribute's value.
 func (p *parser) attr() any {
 	switch {
 	case p.tok == scanner.String:

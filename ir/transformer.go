@@ -36,7 +36,8 @@ func blockKinds() map[string]Kind {
 	}
 }
 
-// inferNorm is that of a norm over one whole dimension with so many weights along it.
+// inferNorm returns the shape rule of a norm over dim with n weight vectors: softmax 0, RMSNorm 1,
+// LayerNorm 2. The dimension must not be sharded.
 func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
 	return takes(1+weights, func(_ *Graph, op *Op) ([]Type, error) {
 		x, dim := op.In[0].Type, op.Attrs.Text("dim")
@@ -84,8 +85,8 @@ func layerNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
 		d.roundLike(d.fold(dout, op.In[2]), op.In[2])}
 }
 
-// wide gives a value in f32 if its type is narrower: norms and their gradients are computed so, and
-// rounded once, as PyTorch does. What is kept for the gradient stays narrow.
+// wide converts a value to f32: norms and their gradients are computed in f32 and rounded once, as
+// PyTorch does. Residuals keep their own type.
 func (d *Differ) wide(v *Value) *Value {
 	if v.Type.Elem == dtype.F64 {
 		return v
@@ -96,6 +97,7 @@ func (d *Differ) wide(v *Value) *Value {
 // roundLike gives a gradient the element type of its value.
 func (d *Differ) roundLike(g, like *Value) *Value { return d.Convert(g, like.Type.Elem) }
 
+// softmaxVJP: with y = softmax(x), dx = y ∘ (dy − Σ dy ∘ y).
 func softmaxVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	y := d.Use(op.Out[0])
 	inner := d.Sum(d.Mul(dy[0], y), op.Attrs.Text("dim"))
@@ -159,7 +161,7 @@ const (
 	HeadDim = "head"
 )
 
-// The names of other dimensions that models have and plans cut.
+// The names of other dimensions that models have and plans shard.
 const (
 	Batch    = "batch"
 	Vocab    = "vocab"
@@ -182,17 +184,19 @@ func (op *Op) Extras() (segments, places []*Value) {
 	return rest, nil
 }
 
-// allKeys is the type of the keys that queries see. In a ring each device has a piece of them, and
-// hands it on to the next until all have seen all; the documents and places of keys are not handed
-// on, everyone has them.
+// allKeys is the type of all keys that queries see. In a ring each device holds a shard [keys/n]
+// and passes it on until all devices have seen all; documents and positions of keys are replicated.
 func allKeys(g *Graph, op *Op) Type {
 	k := op.In[1].Type
 	if ring := op.Attrs.Text("ring"); ring != "" && k.Place.On(ring) == Keys {
-		return piece(k, ring, Keys, "", g.AxisSize(ring), 1)
+		return resharded(k, ring, Keys, "", g.AxisSize(ring), 1)
 	}
 	return k
 }
 
+// inferAttention takes queries [..., seq, heads, head], keys and values [..., keys, kv, head] and,
+// optionally, pairs of document numbers and positions. It returns the output, of the queries' type,
+// and the log-sum-exp f32[..., seq, heads] for the gradient.
 func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	segments, places := op.Extras()
 	pairs := len(segments) == 0 || len(segments) == 2
@@ -241,9 +245,9 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	return []Type{q, {dtype.F32, rows, q.Place}}, nil
 }
 
-// inferBeside checks what stands beside queries and keys, with some of their dimensions and cut as
-// they are: the numbers of documents that they belong to, and their places in the sequence, which
-// tell who comes before whom where a device does not have all queries.
+// inferBeside checks what accompanies queries and keys, with some of their dimensions and sharded
+// like them: document numbers, and positions in the sequence, which order queries and keys where a
+// device does not have all queries.
 func inferBeside(g *Graph, op *Op, what string, pair []*Value, dims func(Type, int) []Dim) error {
 	for i, v := range pair {
 		x := op.In[i].Type
@@ -274,6 +278,7 @@ func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{q, k, v}, nil
 }
 
+// attentionVJP reads queries, keys, values, the output and the log-sum-exp; scores are recomputed.
 func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return nil
@@ -283,13 +288,13 @@ func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	return d.op("attention_grad", op.Attrs, nil, slices.Concat(in, dy[:1], extras)...)
 }
 
-// inferCrossEntropy gives the loss of each row and the logarithm of its sum of exponentials, which
-// is all that the gradient needs beside the logits. A negative label has no loss.
+// inferCrossEntropy gives the loss of each row and its log-sum-exp, which is all that the gradient
+// needs beside the logits. A negative label has no loss.
 //
-// Along the axis that the operation names, if it names one, each device has some of the scores of
-// every row. The devices exchange three numbers of a row, the largest score, the sum of the
-// exponentials and the label's score; never the scores. Only so many scores as "valid" says count,
-// if it says so: the rest are there to make the number of scores divisible.
+// |If the operation names an axis, each device has a shard of every row's logits (the vocabulary is
+// sharded). Devices exchange three numbers per row: the largest logit, the sum of exponentials and
+// the label's logit. Attribute "valid" is the size of the vocabulary without padding; zero means no
+// padding.
 func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	x, labels, dim := op.In[0].Type, op.In[1].Type, op.Attrs.Text("dim")
 	rows := Type{Elem: labels.Elem, Dims: Without(x.Dims, dim)}
@@ -299,7 +304,7 @@ func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	}
 	if axis := op.Attrs.Text("axis"); axis != "" {
 		if x.Place.On(axis) != dim {
-			return nil, fmt.Errorf("along %s the scores %s are not cut by %s", axis, x, dim)
+			return nil, fmt.Errorf("along %s the scores %s are not sharded by %s", axis, x, dim)
 		}
 		x.Place = x.Place.With(axis, "")
 	}
@@ -311,6 +316,7 @@ func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t, t}, err
 }
 
+// crossEntropyVJP reads logits, labels and the log-sum-exp.
 func crossEntropyVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return make([]*Value, 2)
@@ -340,11 +346,13 @@ func indexed(op *Op) (x, idx Type, dim string, err error) {
 	return x, idx, dim, nil
 }
 
+// inferGather picks elements along the last dimension, which must not be sharded.
 func inferGather(_ *Graph, op *Op) ([]Type, error) {
 	x, idx, _, err := indexed(op)
 	return []Type{{x.Elem, idx.Dims, x.Place}}, err
 }
 
+// inferScatter adds elements into zeros along the last dimension.
 func inferScatter(_ *Graph, op *Op) ([]Type, error) {
 	x, idx, dim, err := indexed(op)
 	if err != nil {
@@ -356,6 +364,7 @@ func inferScatter(_ *Graph, op *Op) ([]Type, error) {
 	return resized(x, dim, op.Attrs.Int("size"), false)
 }
 
+// inferTopK gives the k largest along a dimension and their indices.
 func inferTopK(_ *Graph, op *Op) ([]Type, error) {
 	x, dim, k := op.In[0].Type, op.Attrs.Text("dim"), op.Attrs.Int("k")
 	last := len(x.Dims) - 1
@@ -416,12 +425,12 @@ type Attention struct {
 	// given.
 	Places, KeyPlaces *Value
 	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
-	Products dtype.DType
+	OperandType dtype.DType
 }
 
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
-	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.Products),
+	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.OperandType),
 		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
 		"placed": how.Places != nil}
 	in := []*Value{q, k, v}

@@ -23,9 +23,9 @@ type Type struct {
 	Place Placement
 }
 
-// A Placement says, for each axis of the mesh that a value does not simply copy, how the devices
-// along it share the value: the name of the dimension that they cut, or [Partial] where each holds
-// a term of a sum. An axis that is not listed holds copies. The list is sorted by axis.
+// A Placement says how the devices along each axis of the mesh share a value: by the name of the
+// dimension that the axis shards, or [Partial] where each device holds a partial sum. Along an axis
+// that is not listed the value is replicated. The list is sorted by axis.
 type Placement []AxisSharding
 
 // An AxisSharding is the placement along one axis of the mesh.
@@ -34,10 +34,10 @@ type AxisSharding struct {
 	Dim  string // a dimension's name, or Partial
 }
 
-// Partial is the Share of values that are terms of a sum over the devices of an axis.
+// Partial is the placement of partial sums over the devices of an axis.
 const Partial = "+"
 
-// On gives the share along one axis: "" for copies.
+// On gives the placement along one axis: "" if the value is replicated.
 func (p Placement) On(axis string) string {
 	for _, s := range p {
 		if s.Axis == axis {
@@ -47,13 +47,13 @@ func (p Placement) On(axis string) string {
 	return ""
 }
 
-// Axes are those along which a value is shared in one way.
+// Axes lists the axes with one placement.
 func (p Placement) Axes(how string) []string {
 	shares := lists.Filter(p, func(s AxisSharding) bool { return s.Dim == how })
 	return lists.Map(shares, func(s AxisSharding) string { return s.Axis })
 }
 
-// With gives the placement with one axis changed; "" makes it copies.
+// With gives the placement with one axis changed; "" replicates.
 func (p Placement) With(axis, how string) Placement {
 	q := lists.Filter(p, func(s AxisSharding) bool { return s.Axis != axis })
 	if how != "" {
@@ -110,7 +110,8 @@ func (t Type) Size(name string) int64 {
 	return 0
 }
 
-// check reports what makes a type impossible: two dimensions of one name, a cut dimension it lacks.
+// check reports what makes a type impossible: two dimensions of one name, a sharded dimension it
+// lacks.
 func (t Type) check() error {
 	if !t.Elem.Valid() {
 		return fmt.Errorf("no element type")
@@ -125,7 +126,7 @@ func (t Type) check() error {
 	}
 	for _, s := range t.Place {
 		if s.Dim != Partial && t.Index(s.Dim) < 0 {
-			return fmt.Errorf("axis %s cuts %q, which %s does not have", s.Axis, s.Dim, t)
+			return fmt.Errorf("axis %s shards %q, which %s does not have", s.Axis, s.Dim, t)
 		}
 	}
 	return nil

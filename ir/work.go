@@ -9,10 +9,10 @@ type Class uint8
 // comes in and writes what goes out: alone it has no price.
 const (
 	Fused      Class = iota
-	Matmul           // Batch products of [M, K] and [K, N]
+	Matmul           // Batch GEMMs of [M, K] and [K, N]
 	Attend           // attention of M queries of K elements, N keys, for Batch rows and heads
 	Streaming        // Bytes read and written, by a kernel of its own
-	Quantizing       // Bytes read to be written in blocks of Format
+	Quantizing       // Bytes read to be quantized to Format
 	Sending          // collectives alone
 	Moving           // Bytes between the device and its host
 )
@@ -40,7 +40,7 @@ type Send struct {
 // Permute is the kind of a Send to one other device: rings have no operation of their own.
 const Permute = "permute"
 
-// Work tells what work an operation of the graph is.
+// Work is what an operation of the graph asks of a device.
 func (g *Graph) Work(op *Op) Work {
 	if row := op.spec(); row != nil && row.Work != nil {
 		return row.Work(g, op)
@@ -48,18 +48,22 @@ func (g *Graph) Work(op *Op) Work {
 	return Work{}
 }
 
+// embeddingWork reads and writes the rows that are looked up, not the table.
 func embeddingWork(_ *Graph, op *Op) Work { // the rows that are looked up, not the table
 	return Work{Class: Streaming, Bytes: 2 * bytesOf(op.Out[0])}
 }
 
+// embeddingDWWork writes zeros, then adds rows to them.
 func embeddingDWWork(_ *Graph, op *Op) Work { // zeros are written, then rows added to
 	return Work{Class: Streaming, Bytes: 3*bytesOf(op.In[1]) + bytesOf(op.Out[0])}
 }
 
+// quantizeWork reads the source; codes and scales follow from the format.
 func quantizeWork(_ *Graph, op *Op) Work {
 	return Work{Class: Quantizing, Bytes: bytesOf(op.In[0]), Format: Format(op.Attrs.Text("format"))}
 }
 
+// joinWork is two all-reduces, maxima and sums, or one for sums alone.
 func joinWork(_ *Graph, op *Op) Work {
 	n := int64(2) // the largest, and the sums
 	if op.Attrs.Bool("sum") {
@@ -68,16 +72,20 @@ func joinWork(_ *Graph, op *Op) Work {
 	return sends(op, "all_reduce", n, bytesOf(op.In[0]))
 }
 
+// reduceWork is an all-reduce or reduce-scatter of the argument.
 func reduceWork(_ *Graph, op *Op) Work { return sends(op, op.Kind, 1, bytesOf(op.In[0])) }
 
+// gatherWork may be repeated in the backward pass, so that it names its argument.
 func gatherWork(_ *Graph, op *Op) Work {
 	w := sends(op, op.Kind, 1, bytesOf(op.Out[0]))
 	w.Sends[0].Of = op.In[0]
 	return w
 }
 
+// moveWork is a copy between device and host.
 func moveWork(_ *Graph, op *Op) Work { return Work{Class: Moving, Bytes: bytesOf(op.In[0])} }
 
+// bytesOf is the size of a device's part of a value.
 func bytesOf(v *Value) int64 { return v.Type.Shape().Bytes() }
 
 // streams is a kernel that reads what comes in and writes what goes out.
@@ -89,7 +97,7 @@ func streams(_ *Graph, op *Op) Work {
 	return w
 }
 
-// sends is one collective along the axes of an operation; without axes there is none.
+// sends is one collective along the axes of an operation; no work without axes.
 func sends(op *Op, kind string, count, bytes int64) Work {
 	if len(op.Axes()) == 0 {
 		return Work{}
@@ -98,6 +106,7 @@ func sends(op *Op, kind string, count, bytes int64) Work {
 	return Work{Class: Sending, Sends: []Send{{Kind: kind, Axes: axes, Count: count, Bytes: bytes}}}
 }
 
+// dots is the GEMM of a dot or linear.
 func dots(_ *Graph, op *Op) Work { return dotWork(op.In[0], op.In[1], op.Attrs.List("over")) }
 
 // dotWork sums over some dimensions; others that both arguments have go side by side.
@@ -121,7 +130,7 @@ func dotWork(a, b *Value, over []string) Work {
 	return w
 }
 
-// blockWork is a product of two values in blocks; format is the attribute that says of which.
+// blockWork is a GEMM of two quantized values; format is the attribute with their format.
 func blockWork(format string) func(*Graph, *Op) Work {
 	return func(_ *Graph, op *Op) Work {
 		f, values, err := formatOf(op, format)
@@ -134,15 +143,15 @@ func blockWork(format string) func(*Graph, *Op) Work {
 	}
 }
 
-// amaxWork reads a tensor, and devices that have pieces of it agree on one number.
+// amaxWork reads a tensor; devices that hold shards of it all-reduce one number.
 func amaxWork(_ *Graph, op *Op) Work {
 	w := sends(op, "all_reduce", 1, bytesOf(op.Out[0]))
 	w.Class, w.Bytes, w.Format = Quantizing, bytesOf(op.In[0]), NVFP4
 	return w
 }
 
-// crossEntropyWork reads the scores; where the vocabulary is cut, devices agree on the largest, and
-// then add up the sum and the label's score together.
+// crossEntropyWork reads the logits. Where the vocabulary is sharded, devices all-reduce the
+// largest logit, then the sum of exponentials and the label's logit together.
 func crossEntropyWork(g *Graph, op *Op) Work {
 	w := streams(g, op)
 	if rows := bytesOf(op.Out[0]); len(op.Axes()) > 0 {

@@ -1,6 +1,7 @@
-// Package kernels turns a target into what its compiler and its libraries take, and says why.
+// Package kernels turns a target into choices: which kernel an operation becomes, in which shape
+// and with which compile options, and why.
 //
-// What kernels there are is a table of package lower, whose rows ask here. What was taken is kept,
-// so that a person can read what became of a model: which attention is cuDNN's and which is not,
-// and for what reason.
+// The kernels themselves are rows in packages lower/cpu and lower/gpu, whose conditions ask here;
+// the cost model asks here too, before there is a graph. Choices are recorded, so that a person can
+// read which attention is cuDNN's and which is not, and for what reason.
 package kernels

@@ -12,38 +12,40 @@ import (
 const (
 	// Plain is StableHLO as the operation's mathematics says, which every target runs.
 	Plain = "plain"
-	// CuDNN is a call of cuDNN: attention, forward and backward, or a product of blocks.
+	// CuDNN is a call of cuDNN: attention, forward and backward, or a block-scaled matmul.
 	CuDNN = "cudnn"
-	// Matrix is a product of matrices, with whatever stands side by side made one dimension.
+	// Matrix is a product as one GEMM per batch, its dimensions merged to at most three.
 	Matrix = "matrix"
-	// HeadFirst is attention as products of matrices, one for each head of each sequence.
+	// HeadFirst is attention as GEMMs, one per head and sequence.
 	HeadFirst = "head first"
-	// Chunked is cross-entropy that sums a part of each row at a time.
+	// Chunked is cross-entropy that sums a chunk of the vocabulary at a time.
 	Chunked = "chunked"
-	// Windowed is largest magnitudes in windows, and a barrier between scales and codes.
+	// Windowed is quantization with block maxima by reduce_window, and a barrier between scales and
+	// codes.
 	Windowed = "windowed"
-	// Folded is a sum of everything, by parts that lie side by side.
+	// Folded is a sum of all elements by slices that are added as whole vectors.
 	Folded = "folded"
 )
 
-// A Choice is what one operation becomes, and why.
+// A Choice is the kernel of operations of one kind, and why.
 type Choice struct {
 	Kind   string `json:"kind"`
 	Kernel string `json:"kernel"`
 	Why    string `json:"why"`
 }
 
-// A Selector chooses for one target and keeps what it chose.
+// A Selector chooses kernels for one target and records what it chose. It is not safe for
+// concurrent use.
 type Selector struct {
-	arch    string // "cpu", or a card's such as "sm_100"
+	arch    string // "cpu", or a GPU's such as "sm_100"
 	choices []Choice
 	seen    map[string]bool
 }
 
-// For gives the chooser of a target by its architecture.
+// For gives the selector of a target by its architecture: "cpu", or a GPU's such as "sm_100".
 func For(arch string) *Selector { return &Selector{arch: arch} }
 
-// Arch is the architecture; "" of nil, which stands for what every target runs.
+// Arch is the architecture; "" for a nil selector, which stands for what every target runs.
 func (s *Selector) Arch() string {
 	if s == nil {
 		return ""
@@ -51,39 +53,41 @@ func (s *Selector) Arch() string {
 	return s.arch
 }
 
-// Blocks reports whether cards multiply values in blocks.
+// Blocks reports whether the GPU's tensor cores multiply block-scaled operands.
 func (s *Selector) Blocks() bool {
 	return slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.Arch())
 }
 
-// FusesOneOutput reports whether the target writes one result at a time, so that what two results
-// have in common is better read back than computed twice.
+// FusesOneOutput reports whether the backend fuses one output per loop (XLA:CPU): reloading a
+// stored value beats recomputing it for a second output.
 func (s *Selector) FusesOneOutput() bool { return s.arch == "cpu" }
 
-// Choices lists what was chosen, each once, in the order of the program.
+// Choices lists what was chosen, each once, in the order of the programs.
 func (s *Selector) Choices() []Choice { return slices.Clone(s.choices) }
 
-// An Attention is what the choice of its kernel depends on, whether a graph says it or a plan of
+// An Attention is what the choice of its kernel depends on, whether a graph states it or a plan of
 // which there is no graph yet.
 type Attention struct {
-	Elem      dtype.DType // of queries
-	Head      int64       // size of a head of queries
-	Window    int64       // keys that a query sees; 0 is all
-	Causal    bool
-	Capped    bool // scores have a soft cap
-	Documents bool // those of a row are kept apart
-	// Part says that a device has some of a sequence's queries. Ring, that keys go round and meet
-	// them piece by piece, and Balanced, that a device has pieces from the front and the back.
+	Elem   dtype.DType // of queries
+	Head   int64       // size of a head of queries
+	Window int64       // keys that a query sees; 0 is all
+	Causal bool
+	Capped bool // scores have a soft cap
+	// Documents tells that packed documents of a sequence are masked from each other.
+	Documents bool
+	// Part tells that a device has some of a sequence's queries (context parallelism); Ring, that keys
+	// and values travel around a ring; Balanced, that a device has a shard from the front and one from
+	// the back, to even out a causal mask.
 	Part, Ring, Balanced bool
 }
 
-// Attention says what an attention becomes, and why.
+// Attention chooses the kernel of an attention, and says why.
 func (s *Selector) Attention(a Attention) (kernel, why string) {
 	switch {
 	case s.arch == "cpu" && a.Ring:
-		return Plain, "the CPU has no cuDNN; pieces of a ring are joined as they come"
+		return Plain, "the CPU has no cuDNN; shards of a ring are combined as they arrive"
 	case s.arch == "cpu":
-		return HeadFirst, "the CPU has no cuDNN; products with one batch are fastest"
+		return HeadFirst, "the CPU has no cuDNN; GEMMs with one batch dimension are fastest"
 	}
 	if why := s.againstCuDNN(a); why != "" {
 		return Plain, why
@@ -109,7 +113,7 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 }
 
 // againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
-// those of XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
+// in XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
 func (s *Selector) againstCuDNN(a Attention) string {
 	switch {
 	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
@@ -119,13 +123,13 @@ func (s *Selector) againstCuDNN(a Attention) string {
 	case a.Head > 256 || a.Head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
 	case a.Documents:
-		return "cuDNN's call has no mask of documents"
+		return "cuDNN's call has no document mask"
 	case a.Part && (!a.Ring || a.Balanced):
-		return "cuDNN's call takes all queries of a sequence, not one device's part"
+		return "cuDNN's call takes all queries of a sequence, not one device's shard"
 	case a.Capped:
 		return "cuDNN's call has no soft cap"
 	case a.Window > 0 && a.Ring:
-		return "a window may end within a piece of the ring"
+		return "a window may end within a shard of the ring"
 	case a.Window > 0 && !a.Causal:
 		return "cuDNN's window is causal"
 	}

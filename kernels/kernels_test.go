@@ -24,18 +24,18 @@ func TestProduct(t *testing.T) {
 		{"forward",
 			kernels.MatmulShape{Batch: 1, M: 2048, N: 1536, K: 384, Elem: dtype.BF16, ALast: true},
 			kernels.MatmulStrategy{}},
-		{"the gradient of [in, out]: the input is turned, be it wider or not",
+		{"the gradient of [in, out]: the input is transposed, be it wider or not",
 			kernels.MatmulShape{Batch: 1, M: 384, N: 1536, K: 2048, Elem: dtype.BF16},
 			kernels.MatmulStrategy{Transpose: true}},
-		{"the gradient of [out, in]: the output's side is turned",
+		{"the gradient of [out, in]: the output's side is transposed",
 			kernels.MatmulShape{Batch: 1, M: 1536, N: 384, K: 2048, Elem: dtype.BF16, NFirst: true},
 			kernels.MatmulStrategy{Swap: true, Transpose: true}},
-		{"the gradient of a table: turning the result is cheaper than turning the scores",
+		{"the gradient of a table: transposing the result is cheaper than transposing the scores",
 			kernels.MatmulShape{Batch: 1, M: 384, N: 40960, K: 20480, Elem: dtype.BF16, NFirst: true},
 			kernels.MatmulStrategy{Transpose: true}},
 		{"one row", kernels.MatmulShape{Batch: 1, M: 1, N: 64, K: 64, Elem: dtype.BF16, ALast: true},
 			kernels.MatmulStrategy{Wide: true}},
-		{"what cannot be cut cannot be turned",
+		{"what cannot be split cannot be transposed",
 			kernels.MatmulShape{Batch: 1, M: 64, N: 64, K: 37, Elem: dtype.BF16}, kernels.MatmulStrategy{Wide: true}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestProduct(t *testing.T) {
 	}
 }
 
-// attention is the operation of a causal attention of so many rows.
+// attention is the operation of a causal attention of n rows.
 func attention(t *testing.T, rows, keys int64, how ir.Attention) *ir.Op {
 	t.Helper()
 	b := ir.NewBuilder("attention")
@@ -66,12 +66,12 @@ func attention(t *testing.T, rows, keys int64, how ir.Attention) *ir.Op {
 	return g.Ops[0]
 }
 
-// Pieces hold every query once and every key that it sees.
-func TestPieces(t *testing.T) {
+// Query blocks hold every query once and every key that it sees.
+func TestQueryBlocks(t *testing.T) {
 	for _, row := range []struct {
 		rows, keys int64
 		how        ir.Attention
-		products   dtype.DType
+		gemm       dtype.DType
 		want       string
 	}{
 		{256, 256, ir.Attention{Scale: 1, Causal: true}, dtype.F32,
@@ -84,9 +84,9 @@ func TestPieces(t *testing.T) {
 		{256, 256, ir.Attention{Scale: 1}, dtype.F32, "[{0 256 0 256}]"},
 	} {
 		op := attention(t, row.rows, row.keys, row.how)
-		got := kernels.For("cpu").Pieces(op, row.products, row.rows, row.keys)
+		got := kernels.For("cpu").QueryBlocks(op, row.gemm, row.rows, row.keys)
 		if fmt.Sprint(got) != row.want {
-			t.Errorf("%d rows in %s, %+v: %v, want %s", row.rows, row.products, row.how, got, row.want)
+			t.Errorf("%d rows in %s, %+v: %v, want %s", row.rows, row.gemm, row.how, got, row.want)
 		}
 	}
 }

@@ -8,31 +8,29 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A MatmulShape is a product of matrices to choose for: batches of [M, K] times [K, N], each
-// argument with what is summed over last or before last, and the result with M before N or after
-// it.
+// A MatmulShape is a batch of products [M, K] · [K, N] to choose for. ALast and BLast tell that K
+// is the last dimension of an operand.
 type MatmulShape struct {
 	Batch, M, N, K int64
 	Elem           dtype.DType // of the arguments
-	ALast, BLast   bool        // what is summed over stands last in the first, second argument
-	NFirst         bool        // the result is wanted as [N, M]
+	ALast, BLast   bool
+	NFirst         bool // the result is wanted as [N, M]
 }
 
-// A MatmulStrategy is how a product is written.
+// A MatmulStrategy is how a product is printed.
 type MatmulStrategy struct {
-	// Swap puts the second argument first, which gives the result as [N, M].
+	// Swap puts the second operand first, which gives the result as [N, M].
 	Swap bool
-	// Transpose writes the argument that comes first once more, so that what is summed over stands
-	// last.
+	// Transpose copies the operand that comes first, so that K is its last dimension.
 	Transpose bool
-	// Wide makes the product in f32, of arguments that were rounded before.
+	// Wide multiplies in f32, of operands that were rounded before.
 	Wide bool
 }
 
-// Matmul says how to write a product. On the CPU f32 products go to Eigen or YNNPACK, which take
-// every form. Those of bf16 are five times as fast, if YNNPACK takes them: batches first, more than
-// one row and column, and what is summed over last in the first argument; others are computed in
-// f32 (XLA's ynn_support.cc; measured in docs/decisions/0014-cpu-lowering.md).
+// Matmul chooses how to print a product. On the CPU f32 products go to Eigen or YNNPACK, which take
+// every form. bf16 products are five times as fast if YNNPACK takes them: batch dimensions first,
+// more than one row and column, and K last in the first operand; others are computed in f32 (XLA's
+// ynn_support.cc; measured in docs/decisions/0014-cpu-lowering.md).
 func (s *Selector) Matmul(f MatmulShape) MatmulStrategy {
 	way := MatmulStrategy{Swap: f.NFirst}
 	if f.Elem != dtype.BF16 {
@@ -47,18 +45,18 @@ func (s *Selector) Matmul(f MatmulShape) MatmulStrategy {
 	way = f.cheapest()
 	switch {
 	case !way.Transpose:
-		s.Note(Choice{"product", "bf16", "what is summed over stands last already"})
+		s.Note(Choice{"product", "bf16", "the summed dimension is last already"})
 	case Split(f.K) == 0:
-		s.Note(Choice{"product", "f32", "what has no divisors cannot be turned"})
+		s.Note(Choice{"product", "f32", "a prime dimension cannot be transposed by a copy"})
 		return MatmulStrategy{Swap: f.NFirst, Wide: true}
 	default:
-		s.Note(Choice{"product", "bf16, turned", "YNNPACK wants what is summed over last"})
+		s.Note(Choice{"product", "bf16, transposed", "YNNPACK wants the summed dimension last"})
 	}
 	return way
 }
 
-// cheapest compares what must be moved in memory beside the product: the argument that is turned,
-// in bf16, and the result if it comes out the wrong way, in f32.
+// cheapest compares the bytes that are moved beside the product: the operand that is transposed, in
+// bf16, and the result if it comes out transposed, in f32.
 func (f MatmulShape) cheapest() MatmulStrategy {
 	cost := func(swap, last bool, side int64) (MatmulStrategy, int64) {
 		way, bytes := MatmulStrategy{Swap: swap, Transpose: !last}, int64(0)
@@ -78,8 +76,8 @@ func (f MatmulShape) cheapest() MatmulStrategy {
 	return straight
 }
 
-// Split gives the number of parts that a dimension is cut into while it is turned, 0 if it has
-// none: a plain transpose would be folded into the product again.
+// Split gives the number of parts into which a dimension is split while it is transposed, 0 if it
+// has no divisors: a plain transpose would be folded into the product again.
 func Split(size int64) int64 {
 	for _, n := range []int64{32, 16, 8, 4, 2, 3, 5, 7} {
 		if size%n == 0 && size > n {
@@ -89,11 +87,11 @@ func Split(size int64) int64 {
 	return 0
 }
 
-// pieceRows and mostPieces bound the pieces of an attention: what was tried is in
-// docs/decisions/0014-cpu-lowering.md.
+// minBlockRows and maxQueryBlocks bound the query blocks of an attention; the alternatives that
+// were measured are in docs/decisions/0014-cpu-lowering.md.
 const (
-	pieceRows  = 64
-	mostPieces = 4
+	minBlockRows   = 64
+	maxQueryBlocks = 4
 )
 
 // Fold is the number of parts that a sum of everything adds at a time, as long as there are more
@@ -104,8 +102,8 @@ const (
 	FoldAbove = 1 << 13
 )
 
-// Chunks gives the parts, from and to, in which a row of scores is summed: eight, so that what is
-// written beside the scores is an eighth of them.
+// Chunks gives the bounds [from, to) of the vocabulary chunks in which exponentials are summed:
+// eight, so that an eighth of the logits' bytes is written beside the logits.
 func Chunks(width int64) iter.Seq2[int64, int64] {
 	return func(yield func(from, to int64) bool) {
 		step := (width + 7) / 8
@@ -117,25 +115,25 @@ func Chunks(width int64) iter.Seq2[int64, int64] {
 	}
 }
 
-// A Piece is some queries of an attention, From to To, and the keys that they may see.
-type Piece struct{ From, To, Low, High int64 }
+// A QueryBlock is queries [From, To) of an attention and the keys [Low, High) that they may see.
+type QueryBlock struct{ From, To, Low, High int64 }
 
-// Pieces cuts the queries of an attention in which a query sees no later key, so that scores nobody
-// sees are not computed. With places of their own the queries stand in any order. Fewer than
-// pieceRows queries are not worth a product of their own, and products in bf16 cost so little that
-// two pieces are better than four.
-func (s *Selector) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) []Piece {
-	n := min(queries/pieceRows, mostPieces)
-	if products != dtype.F32 {
+// QueryBlocks splits the queries of a causal attention, so that scores nobody sees are not
+// computed. Queries with positions of their own are in any order and are not split. Fewer than
+// minBlockRows queries are not worth a product of their own; bf16 products are so fast that two
+// blocks beat four.
+func (s *Selector) QueryBlocks(op *ir.Op, gemm dtype.DType, queries, keys int64) []QueryBlock {
+	n := min(queries/minBlockRows, maxQueryBlocks)
+	if gemm != dtype.F32 {
 		n = min(n, 2)
 	}
 	if !op.Attrs.Bool("causal") || op.Attrs.Bool("placed") || queries != keys || n < 2 {
-		return []Piece{{0, queries, 0, keys}}
+		return []QueryBlock{{0, queries, 0, keys}}
 	}
-	s.Note(Choice{"attention", "in pieces", "keys that no query of a piece sees are left out"})
-	var list []Piece
+	s.Note(Choice{"attention", "in query blocks", "keys that no query of a block sees are left out"})
+	var list []QueryBlock
 	for i := range n {
-		p := Piece{From: queries * i / n, To: queries * (i + 1) / n}
+		p := QueryBlock{From: queries * i / n, To: queries * (i + 1) / n}
 		p.High = p.To
 		if window := op.Attrs.Int("window"); window > 0 {
 			p.Low = max(0, p.From-window+1)
@@ -145,7 +143,7 @@ func (s *Selector) Pieces(op *ir.Op, products dtype.DType, queries, keys int64) 
 	return list
 }
 
-// Note keeps a choice, once, if it has a reason and somebody asks.
+// Note records a choice, once, if it has a reason.
 func (s *Selector) Note(c Choice) {
 	if s == nil || c.Why == "" {
 		return

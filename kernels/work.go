@@ -6,10 +6,11 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// A Quantizing is the work of the kernels that write a tensor in blocks with scales, in one
-// orientation or in both. The zero value is that of a format that has none.
+// A Quantizing is the work of the kernels that quantize a tensor, in one orientation or in both.
+// Its zero value stands for a format that is not quantized.
 type Quantizing struct {
-	bytes float64 // of an element in blocks
+	// bytes is the size of a quantized element with its share of the scale.
+	bytes float64
 	// reads is how often the source is read before both copies are written: NVFP4 must know the
 	// largest magnitude of a tensor first.
 	reads float64
@@ -20,11 +21,11 @@ type Quantizing struct {
 }
 
 // measuredMoves has, by format, how many times the bytes that must be moved compiled programs move
-// (docs/precision.md, TestProductsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and
+// (docs/precision.md, TestGEMMsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and
 // 1.56. A format that was not measured is taken to move 1.5 times.
 var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.54, dtype.NVFP4: 1.47}
 
-// Quantizing is how our own programs write a format on the target.
+// Quantizing is how our own programs quantize to a format on the target.
 func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 	if !f.Quantized() {
 		return Quantizing{}
@@ -36,7 +37,8 @@ func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 	return q
 }
 
-// Bytes is what moves through memory for so many elements of wide bytes in so many orientations.
+// Bytes is the memory traffic of quantizing a tensor of elements with wide bytes each, in 1 or 2
+// orientations (sides).
 func (q Quantizing) Bytes(elements, wide, sides float64) float64 {
 	if sides == 0 {
 		return 0
@@ -44,12 +46,11 @@ func (q Quantizing) Bytes(elements, wide, sides float64) float64 {
 	return q.moved * (elements * (q.reads*wide + sides*q.bytes))
 }
 
-// Written is the bytes of memory for each score of attention that writes its scores, in a type of
-// elem bytes, as counted in compiled programs (llama3.1-8b on 8 B200, cp 4, in bf16): forward the
-// product writes f32, its largest is sought, exponentials are written and summed, divided and
-// rounded, and multiplied with values; back the scores and the gradients of their exponentials are
-// products in f32, both are rounded, one of them turned, and all three products read what is
-// rounded.
+// Written is the memory traffic in bytes per score of attention that writes its scores, in a type
+// of elem bytes, as counted in compiled programs (llama3.1-8b on 8 B200, cp 4, in bf16). Forward:
+// the GEMM writes f32, its maximum is sought, exponentials are written and summed, divided and
+// rounded, and multiplied by values. Backward: scores and the gradients of the probabilities are
+// f32 GEMMs, both are rounded, one is transposed, and all three GEMMs read what was rounded.
 func (s *Selector) Written(elem float64) (forward, backward float64) {
 	return 20 + 2*elem, 16 + 7*elem
 }

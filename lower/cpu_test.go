@@ -22,7 +22,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// roundedBound is what products of arguments rounded to bf16 may differ from float64 by, relative
+// roundedBound is what GEMMs with operands rounded to bf16 may differ from float64 by, relative
 // to the norm of a result. Rounding is off by 2^-9 at most and 2^-10.5 on average, in both
 // arguments; gradients of attention go through four such products one after the other.
 const roundedBound = 1e-2
@@ -73,17 +73,17 @@ func touched(name string) bool {
 	return false
 }
 
-// Products in bf16 are those of f32 within their rounding, whatever side must be turned and
-// whatever cannot be.
-func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
+// GEMMs in bf16 agree with f32 within their rounding, whichever operand must be transposed, and if
+// none can be.
+func TestRoundedGEMMsStayWithinTheirRounding(t *testing.T) {
 	slowtest.Only(t)
 	on := engineWith{Engine: cpu(t), kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	d := irtest.D
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, row := range []struct {
-		name           string
-		rows, in, out  int64
-		turned, single bool
+		name               string
+		rows, in, out      int64
+		transposed, single bool
 	}{
 		{"in, out", 48, 16, 64, false, false}, {"out, in", 48, 64, 16, true, false},
 		{"wide", 16, 24, 400, false, false}, {"wide, out, in", 16, 24, 400, true, false},
@@ -94,7 +94,7 @@ func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
 			b := ir.NewBuilder("linear")
 			x := b.Input("x", ir.Param, irtest.F32(d("batch", 2), d("seq", row.rows), d("embed", row.in)), "")
 			wt := irtest.F32(d("embed", row.in), d("mlp", row.out))
-			if row.turned {
+			if row.transposed {
 				wt = irtest.F32(d("mlp", row.out), d("embed", row.in))
 			}
 			y := b.LinearIn(x, b.Input("w", ir.Param, wt, ""), dtype.BF16)
@@ -110,16 +110,16 @@ func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
 		batch, seq       int64
 		kv, share, width int64
 		window           int64
-		products         dtype.DType
+		operands         dtype.DType
 		bound            float64
 	}{
 		{"heads alone", 2, 32, 3, 1, 16, 0, dtype.BF16, roundedBound},
 		{"shared keys", 2, 32, 2, 3, 16, 0, dtype.BF16, roundedBound},
 		{"one sequence, one head", 1, 24, 1, 1, 8, 0, dtype.BF16, roundedBound},
 		{"odd", 3, 7, 1, 2, 6, 0, dtype.BF16, roundedBound},
-		{"two pieces", 2, 128, 2, 1, 8, 0, dtype.BF16, roundedBound},
-		{"three pieces", 1, 192, 2, 2, 8, 0, dtype.Invalid, bound},
-		{"pieces and a window", 2, 256, 1, 1, 8, 50, dtype.Invalid, bound},
+		{"two query blocks", 2, 128, 2, 1, 8, 0, dtype.BF16, roundedBound},
+		{"three query blocks", 1, 192, 2, 2, 8, 0, dtype.Invalid, bound},
+		{"query blocks and a window", 2, 256, 1, 1, 8, 50, dtype.Invalid, bound},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b := ir.NewBuilder("attention")
@@ -128,7 +128,7 @@ func TestRoundedProductsStayWithinTheirRounding(t *testing.T) {
 				irtest.F32(rows, d(ir.Seq, row.seq), d(ir.Heads, row.kv*row.share), d(ir.HeadDim, row.width)), "")
 			kt := irtest.F32(rows, d(ir.Keys, row.seq), d(ir.KVHeads, row.kv), d(ir.HeadDim, row.width))
 			y := b.Attend(q, b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, kt, ""),
-				ir.Attention{Scale: 0.3, Causal: true, Window: row.window, Products: row.products})
+				ir.Attention{Scale: 0.3, Causal: true, Window: row.window, OperandType: row.operands})
 			g, err := b.Graph(b.Sum(b.Mul(y, y), "batch", ir.Seq, ir.Heads, ir.HeadDim))
 			if err != nil {
 				t.Fatal(err)
@@ -153,12 +153,12 @@ func randomInputs(r *rand.Rand, g *ir.Graph) map[string][]*eval.Array {
 
 // smallStep is the gradient of a small GPT as the CPU runs it, with many more words than the rest
 // is wide: what is [tokens, vocabulary] stands out.
-func smallStep(t *testing.T, products dtype.DType) (*ir.Graph, *model.Config, model.Shape) {
+func smallStep(t *testing.T, gemms dtype.DType) (*ir.Graph, *model.Config, model.Shape) {
 	t.Helper()
 	c := &model.Config{Arch: "gpt2", Vocab: 16384, Hidden: 64, Layers: 2, Heads: 4, KVHeads: 4,
 		HeadDim: 16, MLP: 128, Context: 64, Norm: model.Norm{Eps: 1e-5}, Activation: model.GELU,
 		Learned: true, AttnScale: 0.25, Tied: true}
-	shape := model.Shape{Batch: 8, Seq: 64, Elem: dtype.F32, MatmulType: products}
+	shape := model.Shape{Batch: 8, Seq: 64, Elem: dtype.F32, MatmulType: gemms}
 	g, err := c.Graph(shape)
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +223,7 @@ func TestEveryRoundedProductIsYNNPACKs(t *testing.T) {
 	plain(e).execute(t, x, g, randomInputs(rand.New(rand.NewPCG(1, 2)), g))
 }
 
-// dots counts the products of a compiled program and lists those whose arguments are not bf16.
+// dots counts the GEMMs of a compiled program and lists those whose arguments are not bf16.
 func dots(text string) (count int, wide []string) {
 	instruction := regexp.MustCompile(`^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[[\d,]*\]\S* ([\w-]+)\(([^)]*)\)`)
 	elem := map[string]string{}

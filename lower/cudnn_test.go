@@ -30,7 +30,7 @@ func attentionGraph(t *testing.T, elem dtype.DType, how ir.Attention) *ir.Graph 
 }
 
 // On Blackwell attention and its gradient become calls of cuDNN, with real plans; what cuDNN lacks
-// does not, and the reason is told.
+// does not, and the reason is recorded.
 func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 	c := enginetest.GPUCompiler(t, false)
 	for _, row := range []struct {

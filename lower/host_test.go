@@ -11,8 +11,8 @@ import (
 	"github.com/deepwell/deepwell/lower"
 )
 
-// What lies on the host is said to a card in the text and in the stage's list; a CPU, whose memory
-// is the host's, is told nothing.
+// Values on the host are marked for a GPU in the text and in the module's list; a CPU, whose memory
+// is the host's, has no marks.
 func TestHostMemory(t *testing.T) {
 	g, err := irtest.Tiny(3)
 	if err != nil {

@@ -37,7 +37,7 @@ func TestOtherTargetsStayPlain(t *testing.T) {
 	}
 }
 
-// causal is the operation of a causal attention of so many rows.
+// causal is the operation of a causal attention of n rows.
 func causal(t *testing.T, rows int64) *ir.Op {
 	t.Helper()
 	b := ir.NewBuilder("attention")
@@ -54,7 +54,7 @@ func causal(t *testing.T, rows int64) *ir.Op {
 	return g.Ops[0]
 }
 
-// Products of blocks are cuDNN's where cards have them, and each choice has a reason.
+// Block-scaled matmuls are cuDNN's where GPUs have them, and each choice has a reason.
 func TestBlocks(t *testing.T) {
 	b := ir.NewBuilder("blocks")
 	x := b.Input("x", ir.Data, ir.Type{Elem: dtype.BF16,
@@ -68,7 +68,7 @@ func TestBlocks(t *testing.T) {
 	}
 	for _, row := range []struct{ arch, quantize, product, why string }{
 		{"cpu", kernels.Plain, kernels.Matrix, "exact"},
-		{"sm_90", kernels.Windowed, kernels.Plain, "sm_90 has no products of blocks"},
+		{"sm_90", kernels.Windowed, kernels.Plain, "sm_90 has no block-scaled matmuls"},
 		{"sm_100", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
 		{"sm_103", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
 	} {

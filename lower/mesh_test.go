@@ -109,7 +109,7 @@ func runOnMesh(t *testing.T, e *engine.Engine, g *ir.Graph, inputs map[string][]
 		compiled = append(compiled, strings.ReplaceAll(string(c.Kind), "-", "_"))
 	}
 	for _, op := range g.Ops {
-		if op.Attrs.Text("axis") != "" && op.Kind != "own_piece" {
+		if op.Attrs.Text("axis") != "" && op.Kind != "shard_slice" {
 			written = append(written, op.Kind)
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
-// Module writes a graph as a module that an engine runs, on devices 0 to n-1. Arguments have the
-// names of the graph's inputs, results those of its results; a result that replaces an argument
-// has the argument's name. Roles and parameters come from the values' meanings.
+// Module lowers a graph to a module that an engine runs, on devices counted from 0. Arguments have
+// the names of the graph's inputs and results the graph's names, but a result that takes a donated
+// argument's buffer has the argument's name.
 func Module(name string, g *ir.Graph, o Options) (*program.Module, error) {
 	text, err := StableHLO(g, o)
 	if err != nil {
@@ -46,8 +46,8 @@ func Module(name string, g *ir.Graph, o Options) (*program.Module, error) {
 	return s, s.Validate()
 }
 
-// array describes a value as a whole: what devices hold of it, times those that cut it. Terms of a
-// sum are described as copies, since no dimension is cut.
+// array describes a whole value: a device's shape times the axes that shard it. A partial sum is
+// described as replicated, since no dimension is sharded.
 func array(g *ir.Graph, v *ir.Value) program.Array {
 	is := v.Meaning()
 	a := program.Array{Name: v.Name, Global: dtype.Shape{Type: v.Type.Elem}, Role: is.Role,

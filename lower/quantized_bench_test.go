@@ -25,7 +25,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkLinear is the three products of a linear: in bf16, and with few bits.
+// BenchmarkLinear is the three GEMMs of a linear: in bf16, and quantized.
 func BenchmarkLinear(b *testing.B) {
 	const rows, in, out = 2048, 384, 1536
 	d := irtest.D
@@ -46,8 +46,8 @@ func BenchmarkLinear(b *testing.B) {
 		graph *ir.Graph
 	}{
 		{"bf16", plain()},
-		{"mxfp8", products(b, ir.MXFP8, dtype.F32, rows, in, out)},
-		{"nvfp4", products(b, ir.NVFP4, dtype.F32, rows, in, out)},
+		{"mxfp8", quantizedGEMMs(b, ir.MXFP8, dtype.F32, rows, in, out)},
+		{"nvfp4", quantizedGEMMs(b, ir.NVFP4, dtype.F32, rows, in, out)},
 	} {
 		b.Run(row.name, func(b *testing.B) { measure(b, row.graph) })
 	}

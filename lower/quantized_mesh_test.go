@@ -16,8 +16,9 @@ import (
 
 const meshDevices = 8
 
-// gathered quantizes pieces of a weight, cut by its rows, both ways and joins them, and quantizes
-// the whole: six results, of which the last four, if there are as many, are those of the whole.
+// gathered quantizes shards of a weight, split by rows, in both orientations and gathers them, and
+// quantizes the whole: six results, of which the last four, if there are as many, come from the
+// whole.
 func gathered(t *testing.T, f ir.Format, rows, cols int64) *ir.Graph {
 	t.Helper()
 	b := ir.NewBuilder("gathered", ir.Axis{Name: "fsdp", Size: meshDevices})
@@ -46,10 +47,10 @@ func gathered(t *testing.T, f ir.Format, rows, cols int64) *ir.Graph {
 	return g
 }
 
-// Pieces that were quantized and then joined, along either dimension, are the whole, quantized; on
+// Shards that were quantized and then gathered, along either dimension, are the whole, quantized; on
 // every device, and in the interpreter.
 func TestGatheredBlocksAreThoseOfTheWhole(t *testing.T) {
-	r := narrowRig(t, meshDevices)
+	r := quantizedRig(t, meshDevices)
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
 		rows := meshDevices * f.Block()
 		g := gathered(t, f, rows/meshDevices, 96)
@@ -70,15 +71,15 @@ func TestGatheredBlocksAreThoseOfTheWhole(t *testing.T) {
 		for i := range got {
 			for d := range meshDevices {
 				if !bytes.Equal(got[i][d], packed(want[i][d])) {
-					t.Errorf("%s: result %d of device %d is not that of the interpreter", f, i, d)
+					t.Errorf("%s: result %d of device %d differs from the interpreter", f, i, d)
 				}
 				if whole := i&^3 | i&1 | 2; !bytes.Equal(got[i][d], got[whole][0]) {
-					t.Errorf("%s: result %d of device %d is not that of the whole", f, i, d)
+					t.Errorf("%s: result %d of device %d differs from the whole", f, i, d)
 				}
 			}
 		}
 		if spec := p.Module().Results[0]; spec.Global.Type != dtype.U8 {
-			t.Errorf("codes are told as %s", spec.Global)
+			t.Errorf("codes are described as %s", spec.Global)
 		}
 	}
 }
@@ -86,7 +87,7 @@ func TestGatheredBlocksAreThoseOfTheWhole(t *testing.T) {
 // In a loop over stacks codes and scales are arguments, slices and results, as bytes.
 func TestBlocksGoThroughLoops(t *testing.T) {
 	slowtest.Only(t)
-	r := narrowRig(t, 1)
+	r := quantizedRig(t, 1)
 	d := irtest.D
 	const layers, rows, cols = 3, 32, 64
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
@@ -122,7 +123,7 @@ func TestBlocksGoThroughLoops(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, arch := range []string{"cpu", "sm_90"} { // which has no products of blocks
+		for _, arch := range []string{"cpu", "sm_90"} { // which has no block-scaled matmuls
 			p := r.Compile(t, g, lower.Options{Kernels: kernels.For(arch)})
 			got := ran(t, r, p, g, in)
 			for i := 1; i <= 2; i++ { // codes and scales of what was kept

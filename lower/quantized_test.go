@@ -18,8 +18,8 @@ import (
 	"github.com/deepwell/deepwell/lower"
 )
 
-// narrowRig runs products with few bits as training does on a CPU.
-func narrowRig(t enginetest.T, devices int) *enginetest.Rig {
+// quantizedRig runs quantized GEMMs as training does on a CPU.
+func quantizedRig(t enginetest.T, devices int) *enginetest.Rig {
 	t.Helper()
 	r := enginetest.Open(t, engine.Options{Devices: devices})
 	r.Flags = kernels.For("cpu").Exact(nil)
@@ -71,7 +71,7 @@ func ran(t *testing.T, r *enginetest.Rig, p *enginetest.Program, g *ir.Graph,
 	return out
 }
 
-// A quantizing is one way to write a source in blocks.
+// A quantizing is one way to quantize a source.
 type quantizing struct {
 	name  string
 	quick bool // not only with -tags long
@@ -226,10 +226,10 @@ func quantizings() []quantizing {
 	return list
 }
 
-// What the engine writes in blocks is, byte for byte, what package block writes. With -tags long
+// What the engine quantizes is, byte for byte, what package block writes. With -tags long
 // it is ten million blocks.
 func TestQuantizeGivesTheBytesOfGo(t *testing.T) {
-	r := narrowRig(t, 1)
+	r := quantizedRig(t, 1)
 	rounds := 8 // 20,000 blocks in all
 	if slowtest.Enabled {
 		rounds = 470
@@ -256,10 +256,10 @@ func TestQuantizeGivesTheBytesOfGo(t *testing.T) {
 	t.Logf("%d blocks", total)
 }
 
-// What a card is given to do, done by the CPU, gives the same bytes, but for numbers that are
+// A GPU's program, run by the CPU, gives the same bytes, but for numbers that are
 // subnormal, which it drops, and infinite, for which its conversion to E4M3 is another.
-func TestQuantizeForCards(t *testing.T) {
-	r := narrowRig(t, 1)
+func TestQuantizeForGPUs(t *testing.T) {
+	r := quantizedRig(t, 1)
 	for i, q := range quantizings() {
 		if !slowtest.Enabled && (q.elem != dtype.BF16 || i%5 > 0) {
 			continue
@@ -267,7 +267,7 @@ func TestQuantizeForCards(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			g := q.graph(t)
 			p := r.Compile(t, g, lower.Options{Kernels: kernels.For("sm_100")})
-			// As they are, with something that is no number, and with nothing else.
+			// As they are, with one NaN, and with nothing but NaN.
 			for _, spoil := range []func(in map[string][]*eval.Array){
 				func(map[string][]*eval.Array) {},
 				func(in map[string][]*eval.Array) { in["x"][0].Data[37] = math.NaN() },
@@ -313,9 +313,9 @@ func same(t *testing.T, in map[string][]*eval.Array, want [][]*eval.Array, got [
 	return len(want[1][0].Data)
 }
 
-// products builds the three products of a linear with few bits: x is rows by in, w is out by in,
+// quantizedGEMMs builds the three GEMMs of a quantized linear: x is rows by in, w is out by in,
 // and dy is rows by out.
-func products(t testing.TB, f ir.Format, elem dtype.DType, rows, in, out int64) *ir.Graph {
+func quantizedGEMMs(t testing.TB, f ir.Format, elem dtype.DType, rows, in, out int64) *ir.Graph {
 	t.Helper()
 	d := irtest.D
 	b := ir.NewBuilder("linear")
@@ -341,12 +341,12 @@ func products(t testing.TB, f ir.Format, elem dtype.DType, rows, in, out int64) 
 	return g
 }
 
-// The three products of a linear are those of the interpreter, but for the order of sums, and what
-// is no number, or infinite, reaches every product that it is in.
+// The three GEMMs of a linear agree with the interpreter, but for the order of sums, and NaN and
+// infinity reach every product that they are in.
 func TestBlockDotAgreesWithTheInterpreter(t *testing.T) {
-	r := narrowRig(t, 1)
+	r := quantizedRig(t, 1)
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
-		g := products(t, f, dtype.F32, 96, 64, 160)
+		g := quantizedGEMMs(t, f, dtype.F32, 96, 64, 160)
 		in := randomInputs(rand.New(rand.NewPCG(1, 9)), g)
 		want, err := eval.Run(g, in)
 		if err != nil {

@@ -13,16 +13,16 @@ import (
 	"github.com/deepwell/deepwell/lower"
 )
 
-// sums is how far those of squares may lie apart: of a block they are added up in float32.
+// sums is the tolerance of sums of squares: of a block they are added up in float32.
 const sums = 1e-5
 
 // most is the largest of the numbers.
 const most = 64
 
-// What a program measures of the errors of rounding is what the interpreter does, on a CPU whatever
-// the numbers, and as a card is told to.
+// A program measures the rounding errors that the interpreter does: on a CPU for all numbers, and
+// with a GPU's program.
 func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
-	r := narrowRig(t, 1)
+	r := quantizedRig(t, 1)
 	for i, q := range quantizings() {
 		if !q.quick && !slowtest.Enabled {
 			continue
@@ -52,7 +52,7 @@ func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
 						in["x"][0].Data[k] = max(-most, min(v, most))
 					}
 					for k := range in["amax"][0].Data {
-						in["amax"][0].Data[k] = 4 * most // that of 16, after a Hadamard transform
+						in["amax"][0].Data[k] = 4 * most // of 16 elements, after a Hadamard transform
 					}
 				}
 				want, err := eval.Run(g, in)
@@ -70,7 +70,7 @@ func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
 	}
 }
 
-// A source that has something that is no number tells nothing.
+// A source with a NaN has no error statistics.
 func TestErrorsOfNoNumber(t *testing.T) {
 	q := quantizing{elem: dtype.F32, dims: quantizings()[0].dims, how: quantizings()[0].how}
 	g := q.graph(t)
@@ -82,7 +82,7 @@ func TestErrorsOfNoNumber(t *testing.T) {
 	}
 	in := q.inputs(rand.New(rand.NewPCG(1, 11)), g, true)
 	in["x"][0].Data[70] = math.NaN()
-	p := narrowRig(t, 1).Compile(t, g, lower.Options{Kernels: kernels.For("cpu")})
+	p := quantizedRig(t, 1).Compile(t, g, lower.Options{Kernels: kernels.For("cpu")})
 	if got := p.Run(t, in)[0][0].Data; !math.IsNaN(got[2]) || !math.IsNaN(got[3]) {
 		t.Errorf("sums of squares are %v", got[2:4])
 	}

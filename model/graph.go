@@ -216,7 +216,8 @@ func (m *maker) attend(s slot, x *ir.Value, at places) (y *ir.Value) {
 		if !c.Learned {
 			q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
 		}
-		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap, Products: m.matmulType}
+		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap,
+			OperandType: m.matmulType}
 		if s.windowed {
 			how.Window = c.Window
 		}

@@ -52,14 +52,15 @@ func adjoin(ops []*ir.Op) []*ir.Op {
 }
 
 // before lists what an operation waits for, in order, if all of it is there already or costs next
-// to nothing.
+// to nothing to compute.
 func before(op *ir.Op, done map[*ir.Op]bool) (list []*ir.Op, ok bool) {
 	for _, v := range op.In {
 		def := v.Def()
 		if def == nil || done[def] || slices.Contains(list, def) {
 			continue
 		}
-		if !slices.Contains([]string{"amax", "iota", "split", "own_piece", "concat", "fill"}, def.Kind) {
+		if !slices.Contains([]string{"amax", "iota", "split", "shard_slice", "concat", "fill"},
+			def.Kind) {
 			return nil, false
 		}
 		first, ok := before(def, done)

@@ -82,7 +82,7 @@ func stored(g *ir.Graph) map[*ir.Value]*ir.Op {
 	return into
 }
 
-// selected tells what is seen only where a mask holds.
+// A selected looks for values that are seen only where a mask holds.
 type selected struct {
 	by      *ir.Value // the mask
 	at      *ir.Op    // the select that stores the value in question
@@ -90,7 +90,7 @@ type selected struct {
 	seen    map[*ir.Value]bool
 }
 
-// only reports whether whatever comes of a value goes through a select by the mask, as what is
+// only reports whether all uses of a value end in a select by the mask, as the operand that is
 // taken where it holds.
 func (s *selected) only(v *ir.Value) bool {
 	if s.seen[v] {

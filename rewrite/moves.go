@@ -6,7 +6,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// isMove tells an operation that moves a value between the memories of device and host.
+// isMove tells an operation that copies a value between the memories of device and host.
 func isMove(op *ir.Op) bool { return op.Kind == "to_host" || op.Kind == "to_device" }
 
 // dropMoves removes the copies between device and host, for a target whose devices compute in the

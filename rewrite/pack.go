@@ -7,9 +7,9 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// carried is the type of a value in a program: numbers of few bits, with which nothing computes but
-// a block_dot, travel as bytes, those of four bits two to a byte along the last dimension. So
-// whatever moves values, arguments and collectives and loops, knows only bytes.
+// carried is the type of a value in a program. Quantized elements and scales, with which only
+// block_dot computes, travel as bytes; 4-bit elements two to a byte along the last dimension. So
+// arguments, collectives and loops know only bytes.
 func carried(t ir.Type) ir.Type {
 	switch t.Elem {
 	case dtype.F8E4M3FN, dtype.F8E8M0FNU:
@@ -43,14 +43,15 @@ func pack(g *ir.Graph) error {
 	return nil
 }
 
+// hasPacked tells whether any value of a graph is packed.
 func hasPacked(g *ir.Graph) bool {
-	narrow := func(v *ir.Value) bool { return carried(v.Type).Elem != v.Type.Elem }
-	return slices.ContainsFunc(g.Inputs, narrow) || slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
-		return slices.ContainsFunc(op.Out, narrow) || op.Body != nil && hasPacked(op.Body)
+	packed := func(v *ir.Value) bool { return carried(v.Type).Elem != v.Type.Elem }
+	return slices.ContainsFunc(g.Inputs, packed) || slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
+		return slices.ContainsFunc(op.Out, packed) || op.Body != nil && hasPacked(op.Body)
 	})
 }
 
-// carry gives the values of a graph, and of bodies, the types in which they are carried.
+// carry packs the values of a graph and of bodies.
 func carry(g *ir.Graph) {
 	values := slices.Clone(g.Inputs)
 	for _, op := range g.Ops {
@@ -64,7 +65,8 @@ func carry(g *ir.Graph) {
 	}
 }
 
-// packedAttrs are the constants of an operation that counts along a dimension which is packed.
+// packedAttrs halves the bounds of an operation that slices or pads the packed dimension of 4-bit
+// elements.
 func packedAttrs(op *ir.Op) ir.Attrs {
 	if op.Kind != "slice" && op.Kind != "pad" {
 		return op.Attrs

@@ -7,7 +7,7 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// A Pass is one rewrite. Run may change the graph it is given: [Graph] hands it a copy.
+// A Pass is one rewrite. Run changes the graph that it is given: [Graph] hands it a copy.
 type Pass struct {
 	Name string
 	Run  func(g *ir.Graph) error
@@ -15,7 +15,7 @@ type Pass struct {
 
 // For lists the passes of a target, in the order in which they run. A nil selector stands for
 // programs that every target runs. Operations of which whole is true have a kernel of their own and
-// are not split into others; nil is none.
+// are not split into others; nil means no operation has.
 func For(s *kernels.Selector, whole func(*ir.Op) bool) []Pass {
 	if whole == nil {
 		whole = func(*ir.Op) bool { return false }
@@ -66,7 +66,7 @@ func expand(g *ir.Graph) error {
 }
 
 // readers lists the operations that read a value, over a graph and the bodies of its loops. An
-// operation stands as often as it reads; the end of a graph reads its results.
+// operation is listed once per argument; the end of a graph reads its results.
 func readers(g *ir.Graph) map[*ir.Value][]*ir.Op {
 	by := map[*ir.Value][]*ir.Op{}
 	var add func(g *ir.Graph)

@@ -66,8 +66,9 @@ var Rows = sync.OnceValue(func() ir.Table {
 	return ir.Operations().With(rows)
 })
 
-// Stands gives the kind of package ir that a rewritten operation computes, for reports: that of a
-// quantize_with is quantize. Kinds of package ir, and parts of an operation, stand for themselves.
+// Stands gives the kind of package ir that a rewritten operation computes, for reports: a
+// quantize_with computes quantize. Kinds of package ir, and parts of an operation, stand for
+// themselves.
 func Stands(kind string) string {
 	switch kind {
 	case AttentionSaving:

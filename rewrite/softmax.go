@@ -64,7 +64,8 @@ func inferSaving(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 		return t.Elem
 	}
 	rows := perHead(q, k)
-	blocks := kernels.For(op.Attrs.Text("arch")).Pieces(op, elem(q), q.Size(ir.Seq), k.Size(ir.Keys))
+	s := kernels.For(op.Attrs.Text("arch"))
+	blocks := s.QueryBlocks(op, elem(q), q.Size(ir.Seq), k.Size(ir.Keys))
 	for _, d := range [][]dtype.DType{{elem(op.In[2].Type)}, {dtype.F32}}[:1+capped(op)] {
 		for _, b := range blocks {
 			t := ir.Type{Elem: d[0], Dims: slices.Clone(rows.Dims), Place: rows.Place}

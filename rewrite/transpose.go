@@ -19,9 +19,9 @@ func foldInto(kinds ...string) func(*ir.Graph) error {
 			if len(list) != 1 || list[0].Kind != "transpose" {
 				return nil
 			}
-			turned := list[0]
-			a := op.Attrs.With(Order, ir.Names(turned.Out[0].Type.Dims))
-			r.Stand(turned.Out[0], r.Become(op, op.Kind, a, op.In...)[0])
+			transpose := list[0]
+			a := op.Attrs.With(Order, ir.Names(transpose.Out[0].Type.Dims))
+			r.Stand(transpose.Out[0], r.Become(op, op.Kind, a, op.In...)[0])
 			return []*ir.Value{}
 		})
 	}

@@ -193,7 +193,7 @@ func master(v *ir.Value) string {
 
 // source goes back over what only moves a value.
 func source(v *ir.Value) *ir.Value {
-	for v.Def() != nil && slices.Contains([]string{"all_gather", "own_piece", "merge", "broadcast"}, v.Def().Kind) {
+	for v.Def() != nil && slices.Contains([]string{"all_gather", "shard_slice", "merge", "broadcast"}, v.Def().Kind) {
 		v = v.Def().In[0]
 	}
 	return v

@@ -113,7 +113,7 @@ func (s *sharder) gather(v *ir.Value, axis string) *ir.Value {
 
 // shardSlice returns the device's slice of a replicated value.
 func (s *sharder) shardSlice(v *ir.Value, axis, dim string) *ir.Value {
-	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.OwnPiece(v, axis, dim) })
+	return s.once(v, "own "+axis+" "+dim, func() *ir.Value { return s.ShardSlice(v, axis, dim) })
 }
 
 // reduced sums the partial terms of a value. With sequence parallelism an activation between layers
@@ -208,7 +208,7 @@ func (s *sharder) use(v *ir.Value) *ir.Value {
 				at := x.Type.Index(ir.KVHeads) + 1
 				y = s.Broadcast(x, at, ir.Dim{Name: "copies", Size: tp / kv})
 				y = s.Merge(y, ir.KVHeads, ir.KVHeads, "copies")
-				y = s.OwnPiece(y, plan.TensorAxis, ir.KVHeads)
+				y = s.ShardSlice(y, plan.TensorAxis, ir.KVHeads)
 			})
 			return y
 		})

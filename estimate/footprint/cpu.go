@@ -151,7 +151,7 @@ func (g *gradient) chunks() int64 {
 	_, matmuls := g.p.set.Types(g.s.Params)
 	queries := g.s.attention.In[0].Type.Size(ir.Seq)
 	keys := g.s.attention.In[1].Type.Size(ir.Keys)
-	return int64(len(g.p.set.Pieces(g.s.attention, matmuls, queries, keys)))
+	return int64(len(g.p.set.QueryBlocks(g.s.attention, matmuls, queries, keys)))
 }
 
 // cpuSet is what one layer has while it computes.

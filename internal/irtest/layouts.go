@@ -12,7 +12,7 @@ const (
 	LayoutDevices = 2
 )
 
-// place gives a type that some axes of the mesh cut; the sizes become those of one device.
+// place shards a type by an axis of the mesh: the size becomes one device's.
 func place(t ir.Type, axis, dimName string) ir.Type {
 	out := ir.Type{Elem: t.Elem, Place: t.Place.With(axis, dimName)}
 	for _, d := range t.Dims {
@@ -28,8 +28,8 @@ func place(t ir.Type, axis, dimName string) ir.Type {
 type Layout struct {
 	Name     string
 	axis     string
-	x        string    // the dimension that cuts the input, if any
-	w        [2]string // and those that cut the two weights
+	x        string    // the sharded dimension of the input, if any
+	w        [2]string // and of the two weights
 	forward  func(b *ir.Builder, x, w1, w2 *ir.Value) *ir.Value
 	Backward []string // collectives of the backward graph, in order
 }
@@ -62,7 +62,7 @@ func xType() ir.Type  { return F32(D("rows", rows), D("embed", embed)) }
 func w1Type() ir.Type { return F32(D("embed", embed), D("mlp", mlp)) }
 func w2Type() ir.Type { return F32(D("mlp", mlp), D("embed", embed)) }
 
-// Graph builds the layout's graph of a loss, or that of one device if l is nil.
+// Graph builds the layout's graph of a loss, or a single device's if l is nil.
 func (l *Layout) Graph() (*ir.Graph, error) {
 	b := ir.NewBuilder("mlp")
 	tx, t1, t2 := xType(), w1Type(), w2Type()
@@ -95,13 +95,13 @@ func Wholes() map[string]ir.Type {
 	return map[string]ir.Type{"x": xType(), "w1": w1Type(), "w2": w2Type()}
 }
 
-// Spread cuts a whole array into the pieces of the devices.
+// Spread splits a whole array into the devices' shards.
 func Spread(whole *eval.Array, t ir.Type) []*eval.Array {
-	pieces := make([]*eval.Array, LayoutDevices)
-	for d := range pieces {
-		pieces[d] = eval.New(t)
+	shards := make([]*eval.Array, LayoutDevices)
+	for d := range shards {
+		shards[d] = eval.New(t)
 		at := make([]int64, len(t.Dims))
-		for i := range pieces[d].Data {
+		for i := range shards[d].Data {
 			n := int64(0)
 			for k, dm := range whole.Type.Dims {
 				from := at[k]
@@ -110,7 +110,7 @@ func Spread(whole *eval.Array, t ir.Type) []*eval.Array {
 				}
 				n = n*dm.Size + from
 			}
-			pieces[d].Data[i] = whole.Data[n]
+			shards[d].Data[i] = whole.Data[n]
 			for k := len(at) - 1; k >= 0; k-- {
 				if at[k]++; at[k] < t.Dims[k].Size {
 					break
@@ -119,5 +119,5 @@ func Spread(whole *eval.Array, t ir.Type) []*eval.Array {
 			}
 		}
 	}
-	return pieces
+	return shards
 }

@@ -124,7 +124,7 @@ var Probes = []Probe{
 		return b.Linear(m.In("x", F32(D("batch", small(r, 2)), D("seq", small(r, 3)), k)),
 			m.In("w", F32(k, D("mlp", small(r, 4)))))
 	}},
-	{"linear, weight turned", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+	{"linear, weight transposed", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		k := D("embed", small(r, 4))
 		return b.Linear(m.In("x", F32(D("rows", small(r, 3)), k)),
 			m.In("w", F32(D("mlp", small(r, 4)), k)))

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// blockKernels are those of the operations that Transformers are made of.
+// blockKernels compute the operations of Transformer blocks by their definitions, in float64.
 var blockKernels = map[string]kernel{
 	"rms_norm": func(op *ir.Op, in, out []*Array) {
 		rows(op, in[0], out[0], func(_ int, x, y []float64) {

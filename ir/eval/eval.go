@@ -30,11 +30,11 @@ func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
 	for _, v := range g.Inputs {
 		list := inputs[v.Name]
 		if len(list) != m.devices {
-			return nil, fmt.Errorf("eval: input %s has %d pieces for %d devices", v, len(list), m.devices)
+			return nil, fmt.Errorf("eval: input %s has %d shards for %d devices", v, len(list), m.devices)
 		}
 		for _, a := range list {
 			if int64(len(a.Data)) != v.Type.Shape().Elements() {
-				return nil, fmt.Errorf("eval: input %s has %d elements, not those of %s", v,
+				return nil, fmt.Errorf("eval: input %s has %d elements; its type is %s", v,
 					len(a.Data), v.Type)
 			}
 		}
@@ -183,13 +183,13 @@ var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
 	"reduce_scatter": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
 			group := m.group(op, d)
-			return cut(sum(in, group, op.In[0].Type), op, slices.Index(group, d))
+			return shardOf(sum(in, group, op.In[0].Type), op, slices.Index(group, d))
 		})
 	},
-	"own_piece": func(m *machine, op *ir.Op, in []*Array) []*Array {
+	"shard_slice": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
 			group := m.group(op, d)
-			return cut(&Array{op.In[0].Type, in[d].Data}, op, slices.Index(group, d))
+			return shardOf(&Array{op.In[0].Type, in[d].Data}, op, slices.Index(group, d))
 		})
 	},
 }
@@ -212,12 +212,12 @@ func sum(in []*Array, group []int, t ir.Type) *Array {
 	return total
 }
 
-// cut takes the n-th piece that an operation gives.
-func cut(x *Array, op *ir.Op, n int) *Array {
+// shardOf is the n-th shard of what an operation splits.
+func shardOf(x *Array, op *ir.Op, n int) *Array {
 	return own(x, op.Out[0].Type, op.Attrs.Text("dim"), n)
 }
 
-// own takes the n-th piece of that type along a dimension.
+// own takes the n-th shard of type t along a dimension.
 func own(x *Array, t ir.Type, dim string, n int) *Array {
 	out := New(t)
 	size := out.Type.Size(dim)
@@ -240,13 +240,13 @@ func paste(out, part *Array, dim string, at int64) int64 {
 	return at + part.Type.Size(dim)
 }
 
-// gathered joins the pieces of a value that a group of devices has.
-func gathered(v *ir.Value, pieces []*Array, group []int, dim string) *Array {
+// gathered concatenates the shards of a value that a group of devices has.
+func gathered(v *ir.Value, shards []*Array, group []int, dim string) *Array {
 	t, at := ir.Type{Elem: v.Type.Elem, Dims: slices.Clone(v.Type.Dims)}, int64(0)
 	t.Dims[t.Index(dim)].Size *= int64(len(group))
 	whole := New(t)
 	for _, from := range group {
-		at = paste(whole, &Array{v.Type, pieces[from].Data}, dim, at)
+		at = paste(whole, &Array{v.Type, shards[from].Data}, dim, at)
 	}
 	return whole
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// own is the place of a device along the axis that cuts a dimension of a type, 0 if none does.
+// own is the position of a device along the axis that shards a dimension of a type, 0 if none does.
 func (m *machine) own(t ir.Type, dim string, device int) (place int64, axis string) {
 	for _, s := range t.Place {
 		if s.Dim == dim {
@@ -59,10 +59,11 @@ func (m *machine) localize(op *ir.Op, in []*Array, device int) {
 	}
 }
 
-// foreign is a label whose score another device has: it counts, and is none of this device's.
+// foreign is a label whose logit another device has: the row counts, but no logit here is its
+// label's.
 const foreign = 1 << 40
 
-// ban makes the scores from a place on those of what cannot be.
+// ban sets the logits from a position on to minus infinity: padding of the vocabulary.
 func ban(x *Array, dim string, from int64) {
 	k := x.Type.Index(dim)
 	walk(x.Type, func(at []int64, i int) {
@@ -72,7 +73,7 @@ func ban(x *Array, dim string, from int64) {
 	})
 }
 
-// crossEntropy is that of scores that the devices of an axis share.
+// crossEntropy computes with logits that the devices of an axis share.
 func (m *machine) crossEntropy(op *ir.Op) {
 	dim := op.Attrs.Text("dim")
 	whole := m.each(func(d int) *Array {

@@ -12,7 +12,7 @@ import (
 
 // Codes and scales are held as their codes, one to a place: 0x7e is the largest E4M3.
 
-// quantizeKernels are the products with few bits.
+// quantizeKernels compute quantized GEMMs with the codecs of package dtype/block.
 var quantizeKernels = map[string]kernel{"quantize": quantize, "block_dot": blockDot,
 	"scale_stats": scaleStats, "quantize_stats": quantizeStats}
 
@@ -127,7 +127,7 @@ func dither(op *ir.Op, in []*Array, out *Array, from int, x []float32, scales []
 	})
 }
 
-// amax is the largest magnitude on all devices; what is not finite makes it no number.
+// amax is the largest magnitude on all devices; NaN and infinity make it NaN.
 func (m *machine) amax(op *ir.Op, in []*Array) []*Array {
 	local := m.each(func(d int) *Array {
 		out := New(op.Out[0].Type)
@@ -180,7 +180,7 @@ func blockDot(op *ir.Op, in, out []*Array) {
 	}
 }
 
-// scaleStats is that of one device.
+// scaleStats reports the scales of one device.
 func scaleStats(_ *ir.Op, in, out []*Array) {
 	n, at := len(out[0].Data)/3, 0
 	for _, v := range in {

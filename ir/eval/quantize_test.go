@@ -11,7 +11,7 @@ import (
 	"github.com/deepwell/deepwell/ir/eval"
 )
 
-// A product of blocks is near that of what they were made of: E4M3 is off by 2^-5 of a number on
+// A quantized GEMM is near the GEMM of its sources: E4M3 is off by 2^-5 of a number on
 // average, E2M1 by more; and tiles make a weight the same both ways.
 func TestBlockDotIsNearTheDot(t *testing.T) {
 	d := irtest.D
@@ -22,13 +22,13 @@ func TestBlockDotIsNearTheDot(t *testing.T) {
 		along := ir.Quantize{Format: f, Along: []string{"embed"}}
 		tiles := along
 		tiles.Tile = f == ir.NVFP4
-		turned := tiles
-		turned.Along = []string{"out"}
+		transposed := tiles
+		transposed.Along = []string{"out"}
 		parts := b.QuantizeAll(w, tiles)
 		y := b.BlockDot(f, b.QuantizeAll(x, along), parts, []string{"embed"}, dtype.F32)
 		results := []*ir.Value{y, b.Dot(x, w, "embed")}
 		if f == ir.NVFP4 {
-			codes, _ := b.Quantize(w, ir.Quantize{Format: f, Along: turned.Along, Tile: true, Amax: parts[2]})
+			codes, _ := b.Quantize(w, ir.Quantize{Format: f, Along: transposed.Along, Tile: true, Amax: parts[2]})
 			results = append(results, parts[0], codes)
 		}
 		g, err := b.Graph(results...)

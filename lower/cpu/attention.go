@@ -12,7 +12,8 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
-// attentionKernels print attention as products of matrices, one for each head of each sequence.
+// attentionKernels print attention as one GEMM per head and sequence. Heads come before rows, so
+// that the batch dimensions of each product are outermost, which YNNPACK wants.
 func attentionKernels() []stablehlo.Kernel {
 	row := func(kind string, print func(writer, *ir.Op, []val) []val) stablehlo.Kernel {
 		return stablehlo.Kernel{Name: kernels.HeadFirst, Kinds: []string{kind}, Print: on(print),
@@ -26,7 +27,8 @@ func attentionKernels() []stablehlo.Kernel {
 	}
 }
 
-// attends asks the selector about an attention, or about the gradient without what was saved.
+// attends asks the selector about an attention; for a gradient with saved values, about the
+// gradient alone.
 func attends(s *kernels.Selector, op *ir.Op) (string, bool) {
 	if op.Kind == rewrite.AttentionGradSaved {
 		op, _ = rewrite.SavedBy(op, op.In)
@@ -34,37 +36,41 @@ func attends(s *kernels.Selector, op *ir.Op) (string, bool) {
 	return kernels.Attending(kernels.HeadFirst)(s, op)
 }
 
-// A headFirst prints attention with heads before rows.
+// A headFirst prints attention with heads before rows: Q is [..., kv, group, seq, head], K and V
+// are [..., kv, keys, head].
 type headFirst struct {
 	*stablehlo.Attention
 	w writer
 }
 
-// first puts a value's heads before its rows: what stands side by side, key heads, their share of
-// query heads, rows, and the elements of a head if it has them.
-func (a *headFirst) first(x val) val {
+// headsBeforeRows transposes [..., seq, kv, group, head] to [..., kv, group, seq, head]; a value
+// without a head dimension, such as the log-sum-exp, likewise.
+func (a *headFirst) headsBeforeRows(x val) val {
 	last := []string{ir.KVHeads, stablehlo.QueryGroup, ir.Seq, ir.Keys, ir.HeadDim}
 	has := func(name string) bool { return x.Type.Index(name) >= 0 }
 	order := append(ir.Names(ir.Without(x.Type.Dims, last...)), lists.Filter(last, has)...)
 	return a.w.transposeCopy(x, order)
 }
 
+// newHeadFirst prepares the operands. Products come out in the order [batch, rows, columns], so
+// that no transpose follows them.
 func newHeadFirst(w writer, op *ir.Op, in []val) *headFirst {
 	a := &headFirst{stablehlo.NewAttention(w.Writer.Writer, op, in, true), w}
-	a.Mask = a.added
-	a.Q, a.K, a.V = a.first(a.Q), a.first(a.K), a.first(a.V)
+	a.Mask = a.addMask
+	a.Q, a.K, a.V = a.headsBeforeRows(a.Q), a.headsBeforeRows(a.K), a.headsBeforeRows(a.V)
 	a.Matmul = func(x, y val, to dtype.DType, over ...string) val {
-		b := newSide(x, y.Type, over)
-		c := newSide(y, x.Type, over)
+		b := newOperand(x, y.Type, over)
+		c := newOperand(y, x.Type, over)
 		return w.matmul(x, y, to, ir.Names(slices.Concat(b.batch, b.free, c.free)), over...)
 	}
 	return a
 }
 
-// added takes the scores of unseen keys down by a sum, of a table that all layers share: with a
-// choice instead of a sum, XLA:CPU writes the chosen scores before it looks for the largest
-// (8.98 against 4.42 ms for 48 heads of 256 rows).
-func (a *headFirst) added(score val) val {
+// addMask adds 0 or a large negative number to the scores, from a table [seq, keys] (or [batch,
+// seq, keys] with documents) that all layers share. With a select instead of a sum, XLA:CPU writes
+// the selected scores before it looks for the largest (8.98 against 4.42 ms for 48 heads of 256
+// rows).
+func (a *headFirst) addMask(score val) val {
 	w := a.w
 	t := ir.Type{Elem: score.Type.Elem}
 	for _, d := range score.Type.Dims {
@@ -87,12 +93,12 @@ func (a *headFirst) added(score val) val {
 	return w.Elementwise("add", score, w.BroadcastTo(table, score.Type))
 }
 
-// A memo is what attention saves for its gradient. The probabilities are never written: one factor
-// for each row of a head's width does the same for less.
-type memo = rewrite.SavedSoftmax[val]
+// A savedSoftmax is what attention saves for its gradient. The probabilities are never written: one
+// factor per row, applied to [seq, head], costs less than one per score.
+type savedSoftmax = rewrite.SavedSoftmax[val]
 
-// part is the attendant of one piece: some queries, and the keys that they may see.
-func (a *headFirst) part(p kernels.Piece) *headFirst {
+// block restricts the operands to one block of queries and the keys that it may see.
+func (a *headFirst) block(p kernels.QueryBlock) *headFirst {
 	w, attention := a.w, *a.Attention
 	b := &headFirst{&attention, w}
 	b.Q = w.Slice(a.Q, ir.Seq, p.From, p.To)
@@ -102,41 +108,45 @@ func (a *headFirst) part(p kernels.Piece) *headFirst {
 		b.Segments = []val{w.Slice(a.Segments[0], ir.Seq, p.From, p.To),
 			w.Slice(a.Segments[1], ir.Keys, p.Low, p.High)}
 	}
-	b.Mask = b.added
+	b.Mask = b.addMask
 	return b
 }
 
-// pieces cuts the queries of a causal attention, so that half of the scores need not be computed.
-func (a *headFirst) pieces() []kernels.Piece {
-	return a.w.Target.Pieces(a.Op, a.Q.Type.Elem, a.Q.Type.Size(ir.Seq), a.K.Type.Size(ir.Keys))
+// queryBlocks splits the queries of a causal attention, so that about half of the scores need not
+// be computed.
+func (a *headFirst) queryBlocks() []kernels.QueryBlock {
+	return a.w.Target.QueryBlocks(a.Op, a.Q.Type.Elem, a.Q.Type.Size(ir.Seq), a.K.Type.Size(ir.Keys))
 }
 
-// joined puts pieces of queries one after another.
-func (a *headFirst) joined(pieces []val) val {
-	if len(pieces) == 1 {
-		return pieces[0]
+// concatBlocks concatenates blocks along the sequence.
+func (a *headFirst) concatBlocks(blocks []val) val {
+	if len(blocks) == 1 {
+		return blocks[0]
 	}
-	t := ir.Type{Elem: pieces[0].Type.Elem, Dims: slices.Clone(pieces[0].Type.Dims)}
+	t := ir.Type{Elem: blocks[0].Type.Elem, Dims: slices.Clone(blocks[0].Type.Dims)}
 	t.Dims[t.Index(ir.Seq)].Size = a.Q.Type.Size(ir.Seq)
-	return a.w.Concat(ir.Seq, t, pieces...)
+	return a.w.Concat(ir.Seq, t, blocks...)
 }
 
+// firstAttention returns [..., seq, heads, head] and the log-sum-exp [..., seq, heads].
 func firstAttention(w writer, op *ir.Op, in []val) []val {
 	out, _ := attendHeadFirst(w, op, in)
 	return out
 }
 
-// savingAttention is firstAttention that gives what it saves, too.
+// savingAttention also returns what its gradient reads, see [rewrite.AttentionSaving].
 func savingAttention(w writer, op *ir.Op, in []val) []val {
 	out, m := attendHeadFirst(w, op, in)
 	return append(out, m.Results(op)...)
 }
 
-func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m memo) {
+// attendHeadFirst computes softmax without dividing the exponentials: the output is multiplied by
+// one over their sum, per row.
+func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m savedSoftmax) {
 	a := newHeadFirst(w, op, in)
 	var os, shares, lses []val
-	for _, p := range a.pieces() {
-		b := a.part(p)
+	for _, p := range a.queryBlocks() {
+		b := a.block(p)
 		score, raw := b.Scores()
 		top := w.Reduce(score, "maximum", stablehlo.NegInf, ir.Keys)
 		e := w.Elementwise("exponential", w.Elementwise("subtract", score, w.BroadcastTo(top,
@@ -148,23 +158,23 @@ func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m memo) {
 		lses = append(lses, w.Elementwise("add", top, w.Elementwise("log", total)))
 		os = append(os, a.Matmul(e, b.V, dtype.F32, ir.Keys))
 	}
-	m.Share = a.joined(shares)
-	o := a.joined(os)
+	m.Share = a.concatBlocks(shares)
+	o := a.concatBlocks(os)
 	o = w.Elementwise("multiply", o, w.BroadcastTo(m.Share, o.Type))
 	t := op.Out[0].Type
-	out = []val{w.Convert(a.UngroupHeads(o, t), t.Elem), a.UngroupHeads(a.joined(lses),
+	out = []val{w.Convert(a.UngroupHeads(o, t), t.Elem), a.UngroupHeads(a.concatBlocks(lses),
 		op.Out[1].Type)}
 	return out, m
 }
 
-// recomputed gives what the forward pass of another program did not save: the scores are computed
-// again, and their exponentials come out with the sum taken off.
-func (a *headFirst) recomputed(stat val, pieces []kernels.Piece) memo {
+// recomputed gives the exponentials where the forward pass ran in another program: they are
+// recomputed from the log-sum-exp, so the sum is one and Share is 1.
+func (a *headFirst) recomputed(stat val, blocks []kernels.QueryBlock) savedSoftmax {
 	w := a.w
-	stat = a.first(a.GroupHeads(stat))
-	m := memo{Share: w.Constant(stat.Type, 1)}
-	for _, p := range pieces {
-		b := a.part(p)
+	stat = a.headsBeforeRows(a.GroupHeads(stat))
+	m := savedSoftmax{Share: w.Constant(stat.Type, 1)}
+	for _, p := range blocks {
+		b := a.block(p)
 		score, raw := b.Scores()
 		less := w.BroadcastTo(w.Slice(stat, ir.Seq, p.From, p.To), score.Type)
 		e := w.Elementwise("exponential", w.Elementwise("subtract", score, less))
@@ -184,22 +194,24 @@ func savedAttentionGrad(w writer, op *ir.Op, in []val) []val {
 	return headFirstGrad(w, op, in[:len(op.In)], &m)
 }
 
-func headFirstGrad(w writer, op *ir.Op, in []val, m *memo) []val {
+// headFirstGrad computes dQ, dK and dV (Dao et al., 2022, algorithm 4): with P the probabilities,
+// dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − rowsum(dO ∘ O)), dQ = dS K, dK = dSᵀ Q.
+func headFirstGrad(w writer, op *ir.Op, in []val, m *savedSoftmax) []val {
 	a := newHeadFirst(w, op, in)
 	o, do := a.GroupHeads(in[3]), a.GroupHeads(in[5])
 	inner := w.Reduce(w.Convert(w.Elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
-	do, inner = a.first(do), a.first(inner)
-	pieces := a.pieces()
+	do, inner = a.headsBeforeRows(do), a.headsBeforeRows(inner)
+	blocks := a.queryBlocks()
 	if m == nil {
-		again := a.recomputed(in[4], pieces)
+		again := a.recomputed(in[4], blocks)
 		m = &again
 	}
 	scaled := w.Elementwise("multiply", w.Convert(do, dtype.F32), w.BroadcastTo(m.Share, do.Type))
 	short, scaled := w.CastOperand(op, do), w.Convert(scaled, a.V.Type.Elem)
 	var dqs []val
 	var dk, dv val
-	for i, p := range pieces {
-		b := a.part(p)
+	for i, p := range blocks {
+		b := a.block(p)
 		row := func(v val) val { return w.Slice(v, ir.Seq, p.From, p.To) }
 		dp := a.Matmul(row(short), b.V, dtype.F32, ir.HeadDim)
 		e := w.Elementwise("multiply", w.Convert(m.Exp[i], dtype.F32), w.BroadcastTo(row(m.Share),
@@ -212,26 +224,26 @@ func headFirstGrad(w writer, op *ir.Op, in []val, m *memo) []val {
 		}
 		ds = w.Convert(a.ScoreGrad(ds, raw), short.Type.Elem)
 		dqs = append(dqs, a.Matmul(ds, b.K, dtype.F32, ir.Keys))
-		dk = a.summed(dk, a.overRows(ds, b.Q), p)
-		dv = a.summed(dv, a.overRows(m.Exp[i], row(scaled)), p)
+		dk = a.addToKeys(dk, a.sumOverQueries(ds, b.Q), p)
+		dv = a.addToKeys(dv, a.sumOverQueries(m.Exp[i], row(scaled)), p)
 	}
 	out := func(i int, v val) val {
 		t := op.Out[i].Type
 		return w.Convert(w.Reshape(w.transposeCopy(v, a.GroupedDims(t)), t), t.Elem)
 	}
-	return []val{out(0, a.joined(dqs)), out(1, dk), out(2, dv)}
+	return []val{out(0, a.concatBlocks(dqs)), out(1, dk), out(2, dv)}
 }
 
-// overRows sums a product over the rows of queries. It gives [head, keys]: the argument that is
-// turned is then the narrow one.
-func (a *headFirst) overRows(x, y val) val {
-	b := newSide(x, y.Type, []string{stablehlo.QueryGroup, ir.Seq})
+// sumOverQueries sums a product over queries. It returns [..., head, keys]: the operand that must
+// be transposed is then the smaller one, [seq, head].
+func (a *headFirst) sumOverQueries(x, y val) val {
+	b := newOperand(x, y.Type, []string{stablehlo.QueryGroup, ir.Seq})
 	order := append(ir.Names(b.batch), ir.HeadDim, ir.Keys)
 	return a.w.matmul(x, y, dtype.F32, order, stablehlo.QueryGroup, ir.Seq)
 }
 
-// summed adds what a piece gives to its keys.
-func (a *headFirst) summed(total, v val, p kernels.Piece) val {
+// addToKeys adds the gradient of one block's keys, padded to all keys.
+func (a *headFirst) addToKeys(total, v val, p kernels.QueryBlock) val {
 	w := a.w
 	if keys := a.K.Type.Size(ir.Keys); p.High-p.Low < keys {
 		v = w.Pad(v, ir.Keys, p.Low, keys-p.High)

@@ -18,11 +18,12 @@ func lossKernels() []stablehlo.Kernel {
 	}}
 }
 
-// chunkedCrossEntropy never holds the exponentials of all scores. XLA:CPU writes what it sums, so a
-// chunk of each row is summed at a time, and zero times the sum before it is added to what a chunk
-// needs, which keeps XLA from computing them all at once. The score of a label is fetched from its
-// place: a comparison with every place of the row takes longer than all the rest (31 against 9 ms
-// for 2048 rows of 4096). A negative label fetches the first score, and its loss is dropped.
+// chunkedCrossEntropy sums exponentials in chunks of the vocabulary: XLA:CPU writes what it
+// reduces, and the exponentials of all logits [rows, vocab] would take as much memory as the
+// logits. Zero times the sum so far is added to the operand of the next chunk, which keeps XLA from
+// computing all chunks at once. The label's logit is gathered by index: comparing every position
+// takes longer than all the rest (31 against 9 ms for 2048 rows of 4096). A negative label gathers
+// the first logit, and its loss is dropped.
 func chunkedCrossEntropy(w writer, op *ir.Op, in []val) []val {
 	x, labels := w.scoreRows(op, in)
 	x = w.Convert(x, dtype.F32)
@@ -54,9 +55,8 @@ func chunkedCrossEntropy(w writer, op *ir.Op, in []val) []val {
 	return []val{w.Reshape(out[0], op.Out[0].Type), w.Reshape(out[1], op.Out[1].Type)}
 }
 
-// scoreRows gives scores as a matrix, a row for each label, and the labels as a list. As a matrix
-// they are what the product before wrote and the product after reads, so that their gradient can
-// take their place in memory.
+// scoreRows views logits as [rows, vocab] and labels as [rows]: the layout that the GEMM before
+// wrote and the GEMM after reads, so that the gradient can reuse the buffer.
 func (w writer) scoreRows(op *ir.Op, in []val) (x, labels val) {
 	dim := op.Attrs.Text("dim")
 	x = w.Transpose(in[0], append(ir.Names(in[1].Type.Dims), dim))
@@ -65,6 +65,7 @@ func (w writer) scoreRows(op *ir.Op, in []val) (x, labels val) {
 	return x, w.Reshape(in[1], ir.Type{Dims: []ir.Dim{rows}})
 }
 
+// rowsCrossEntropyGrad computes (softmax − onehot) · d on [rows, vocab].
 func rowsCrossEntropyGrad(w writer, op *ir.Op, in []val) []val {
 	x, labels := w.scoreRows(op, in)
 	row := ir.Type{Dims: labels.Type.Dims}

@@ -10,7 +10,8 @@ import (
 	"github.com/deepwell/deepwell/lower/stablehlo"
 )
 
-// matmulKernels print products of plain matrices, as [kernels.Selector.Matmul] decides.
+// matmulKernels print products as GEMMs of plain matrices, as [kernels.Selector.Matmul] decides:
+// dimensions that stay together are merged, since XLA:CPU transposes wider products by copies.
 func matmulKernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
 		Name: kernels.Matrix, Kinds: []string{"dot", "linear", "linear_dx", "linear_dw"},
@@ -21,7 +22,7 @@ func matmulKernels() []stablehlo.Kernel {
 	}}
 }
 
-// matrix is a product of plain matrices, as [kernels.Set.Product] says.
+// matrix prints dot, linear and its gradients.
 func matrix(w writer, op *ir.Op, in []val) []val {
 	out := op.Out[0].Type
 	return []val{w.matmul(w.CastOperand(op, in[0]), w.CastOperand(op, in[1]), out.Elem,
@@ -29,21 +30,23 @@ func matrix(w writer, op *ir.Op, in []val) []val {
 		op.Attrs.List("over")...)}
 }
 
+// blockDot multiplies quantized operands as bf16, which is exact.
 func blockDot(w writer, op *ir.Op, in []val) []val {
 	return w.BlockDot(op, in, func(a, b val, order, over []string) val {
 		return w.matmul(a, b, dtype.F32, order, over...)
 	})
 }
 
-// A side is one argument of a product, with its dimensions in three groups.
-type side struct {
+// An operand is one argument of a product, its dimensions in three groups: batch (in both arguments
+// and the result), free (in this one and the result) and over (summed).
+type operand struct {
 	v                 val
 	batch, free, over []ir.Dim
 }
 
-// newSide sorts the dimensions of an argument.
-func newSide(v val, other ir.Type, over []string) *side {
-	s := &side{v: v}
+// newOperand sorts the dimensions of v by whether the other argument has them.
+func newOperand(v val, other ir.Type, over []string) *operand {
+	s := &operand{v: v}
 	for _, d := range v.Type.Dims {
 		switch {
 		case other.Index(d.Name) < 0:
@@ -57,13 +60,15 @@ func newSide(v val, other ir.Type, over []string) *side {
 	return s
 }
 
-func count(dims []ir.Dim) int64 {
+// elements is the number of elements of some dimensions.
+func elements(dims []ir.Dim) int64 {
 	return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
 }
 
-// flatten gives the argument as [batch, free, over] or [batch, over, free], whichever it is
-// already; if it is neither it is put in order. It says whether what is summed over is last.
-func (w writer) flatten(s *side, batch, over []ir.Dim) (v val, last bool) {
+// flatten merges an operand to [batch, free, over] or [batch, over, free], whichever matches its
+// layout; if neither does it is transposed to the first. last tells whether the summed dimension is
+// last.
+func (w writer) flatten(s *operand, batch, over []ir.Dim) (v val, last bool) {
 	v = s.v
 	for _, last := range []bool{true, false} {
 		order := slices.Concat(batch, s.free, over)
@@ -71,11 +76,11 @@ func (w writer) flatten(s *side, batch, over []ir.Dim) (v val, last bool) {
 			order = slices.Concat(batch, over, s.free)
 		}
 		if slices.Equal(order, v.Type.Dims) {
-			return w.grouped(v, last, count(batch), count(s.free), count(over)), last
+			return w.grouped(v, last, elements(batch), elements(s.free), elements(over)), last
 		}
 	}
 	v = w.transposeCopy(v, ir.Names(slices.Concat(batch, s.free, over)))
-	return w.grouped(v, true, count(batch), count(s.free), count(over)), true
+	return w.grouped(v, true, elements(batch), elements(s.free), elements(over)), true
 }
 
 // The names of the dimensions of a plain product.
@@ -84,7 +89,7 @@ const (
 	dimSum   = "sum"
 )
 
-// grouped joins dimensions to at most three.
+// grouped merges dimensions to at most three; a batch of one is left out.
 func (w writer) grouped(v val, last bool, batch, free, over int64) val {
 	t := ir.Type{Elem: v.Type.Elem}
 	if batch > 1 {
@@ -99,18 +104,18 @@ func (w writer) grouped(v val, last bool, batch, free, over int64) val {
 	return w.Reshape(v, t)
 }
 
-// matmul multiplies and sums over the named dimensions, as a product of matrices. The result has
-// its dimensions in the order that is asked for.
+// matmul multiplies and sums over the named dimensions as one GEMM per batch. The result has its
+// dimensions in the given order.
 func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string) val {
-	a, b := newSide(x, y.Type, over), newSide(y, x.Type, over)
-	// The argument that stands first decides the order of what both have.
+	a, b := newOperand(x, y.Type, over), newOperand(y, x.Type, over)
+	// The first argument decides the order of the batch and summed dimensions.
 	p, aLast := w.flatten(a, a.batch, a.over)
 	q, bLast := w.flatten(b, a.batch, a.over)
 	straight := ir.Names(slices.Concat(a.batch, a.free, b.free))
 	swapped := ir.Names(slices.Concat(a.batch, b.free, a.free))
-	way := w.Target.Matmul(kernels.MatmulShape{Batch: count(a.batch), M: count(a.free),
-		N: count(b.free),
-		K: count(a.over), Elem: x.Type.Elem, ALast: aLast, BLast: bLast,
+	way := w.Target.Matmul(kernels.MatmulShape{Batch: elements(a.batch), M: elements(a.free),
+		N: elements(b.free),
+		K: elements(a.over), Elem: x.Type.Elem, ALast: aLast, BLast: bLast,
 		NFirst: !slices.Equal(order, straight) && slices.Equal(order, swapped)})
 	dims := slices.Concat(a.batch, a.free, b.free)
 	if way.Swap {
@@ -127,7 +132,7 @@ func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string)
 		swap[n-1], swap[n-2] = swap[n-2], swap[n-1]
 		p = w.transposeCopy(p, swap)
 	}
-	narrow := p.Type.Elem == dtype.BF16
+	bf16 := p.Type.Elem == dtype.BF16
 	q.Type.Dims = slices.Clone(q.Type.Dims)
 	for i := range q.Type.Dims {
 		if q.Type.Dims[i].Name == "free" {
@@ -140,22 +145,22 @@ func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string)
 	}
 	v := w.Reshape(w.Dot(p, q, elem, dimSum), ir.Type{Dims: dims})
 	v = w.Convert(v, to)
-	if narrow {
+	if bf16 {
 		return w.transposeCopy(v, order)
 	}
 	return w.Transpose(v, order)
 }
 
-// transposeCopy puts dimensions into another order by a copy that XLA does not fold into the
-// product before or after it: a transpose of an argument would send the product to the slow path,
-// and one of a result fails when it runs ("Unsupported element type for DotThunk"). A dimension in
-// two parts hides what it is.
+// transposeCopy transposes by a copy that XLA does not fold into a neighbouring product: a
+// transposed operand would send the product to the slow path, and a transposed result fails when it
+// runs ("Unsupported element type for DotThunk"). Splitting one of the moved dimensions hides that
+// it is a transpose.
 func (w writer) transposeCopy(v val, order []string) val {
 	if slices.Equal(ir.Names(v.Type.Dims), order) {
 		return v
 	}
 	t := ir.Type{Elem: v.Type.Elem, Dims: inOrder(v.Type, order)}
-	// The outermost dimension that moves and has parts is cut.
+	// The outermost dimension that moves and has divisors is split.
 	for i, d := range v.Type.Dims {
 		n := kernels.Split(d.Size)
 		if order[i] == d.Name || n == 0 {

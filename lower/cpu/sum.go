@@ -17,8 +17,9 @@ func sumKernels() []stablehlo.Kernel {
 	}}
 }
 
-// foldedSum sums all of a large value by parts that lie side by side: XLA:CPU then sums whole
-// vectors as it reads, and does not write what it sums first (1.7 against 11.7 ms for 8M elements).
+// foldedSum sums all of a large value by adding slices of [fold, rest] over fold: XLA:CPU then adds
+// whole vectors as it reads, and does not write its input first (1.7 against 11.7 ms for 8M
+// elements).
 func foldedSum(w writer, op *ir.Op, in []val) []val {
 	v := in[0]
 	n := v.Type.Shape().Elements()

@@ -29,9 +29,9 @@ var cudnnScales = map[dtype.DType]dtype.DType{
 	dtype.F4E2M1FN: dtype.F8E4M3FN,
 }
 
-// cudnnBlockDot calls cuDNN's product of values in blocks, past XLA's own rewriter, which would
-// quietly multiply wide numbers where it does not like a layout. Arguments are matrices with what
-// is summed over last; their scales are in the order in which tensor cores read them.
+// cudnnBlockDot calls cuDNN's block-scaled matmul directly: XLA's own rewriter silently multiplies
+// in bf16 where it does not like a layout. Operands are [rows, sum] with the summed dimension last,
+// padded to 128 rows; scales are swizzled into the order in which tensor cores read them.
 func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 	format, n, over := ir.Format(op.Attrs.Text("format")), len(in)/2, op.Attrs.List("over")
 	out := op.Out[0].Type
@@ -45,7 +45,7 @@ func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 			return w.Reshape(v, ir.Type{Dims: []ir.Dim{{Name: "rows", Size: rows[i]},
 				{Name: "cols", Size: elements(v.Type.Dims[at:])}}})
 		}
-		args[i] = w.cardElements(format, w.Pad(matrix(codes), "rows", 0, toTile(rows[i], tileRows)))
+		args[i] = w.bitcastElements(format, w.Pad(matrix(codes), "rows", 0, padTo(rows[i], tileRows)))
 		scales[i] = w.Bitcast(w.swizzled(matrix(s)), format.Scales())
 	}
 	t := ir.Type{Elem: out.Elem, Dims: []ir.Dim{{Name: "rows", Size: args[0].Type.Dims[0].Size},
@@ -55,7 +55,7 @@ func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 	v = w.Slice(w.Slice(v, "rows", 0, rows[0]), "cols", 0, rows[1])
 	v = w.Reshape(v, out)
 	if format.TensorScale() {
-		v = w.Unscale(v, w.cardGrid(in[2]).Decode, w.cardGrid(in[n+2]).Decode)
+		v = w.Unscale(v, w.tensorScale(in[2]).Decode, w.tensorScale(in[n+2]).Decode)
 		v = w.Convert(v, out.Elem)
 	}
 	return []val{v}
@@ -69,15 +69,15 @@ const (
 	tileCols = 4
 )
 
-// toTile is what is missing to whole tiles.
-func toTile(n, tile int64) int64 { return (tile - n%tile) % tile }
+// padTo is how many elements are missing to a multiple of a tile.
+func padTo(n, tile int64) int64 { return (tile - n%tile) % tile }
 
-// cardElements sees bytes as the elements that they are.
-func (w writer) cardElements(format ir.Format, codes val) val {
+// bitcastElements views bytes [rows, bytes] as the format's elements.
+func (w writer) bitcastElements(format ir.Format, codes val) val {
 	if format.Codes().Bits() == 8 {
 		return w.Bitcast(codes, format.Codes())
 	}
-	codes = w.rowMajor(codes) // or XLA:GPU turns elements of four bits, one by one
+	codes = w.rowMajor(codes) // or XLA:GPU transposes 4-bit elements one by one
 	t := ir.Type{Elem: format.Codes(), Dims: append(slices.Clone(codes.Type.Dims),
 		ir.Dim{Name: "half", Size: 2})}
 	v := w.Apply(t, "stablehlo.bitcast_convert ", "", codes)
@@ -86,8 +86,8 @@ func (w writer) cardElements(format ir.Format, codes val) val {
 	return w.Reshape(v, ir.Type{Dims: dims})
 }
 
-// rowMajor gives a value that lies in memory in the order of its dimensions: XLA:GPU chooses a
-// layout for what it makes, and moves what was made where another is asked for.
+// rowMajor pins a value's layout to the order of its dimensions. XLA:GPU chooses layouts by itself,
+// and inserts a copy where a consumer wants another.
 func (w writer) rowMajor(v val) val {
 	order := make([]int, len(v.Type.Dims))
 	for i := range order {
@@ -98,12 +98,12 @@ func (w writer) rowMajor(v val) val {
 		") {api_version = 2 : i32, operand_layouts = [%s], result_layouts = [%[1]s]}", layout), v)
 }
 
-// swizzled puts scales in the order in which tensor cores read them: tiles of 128 rows and 4
-// columns one after the other, in each 32 lines of 16 bytes, rows i, i+32, i+64 and i+96 side by
-// side. What a tile lacks is zeros.
+// swizzled puts scales [rows, cols] in the order in which tensor cores read them: tiles of 128 rows
+// and 4 columns, one after the other; in each, 32 lines of 16 bytes with rows i, i+32, i+64 and
+// i+96 side by side. Missing rows and columns are zeros.
 func (w writer) swizzled(scales val) val {
-	v := w.Pad(scales, "rows", 0, toTile(scales.Type.Size("rows"), tileRows))
-	v = w.Pad(v, "cols", 0, toTile(scales.Type.Size("cols"), tileCols))
+	v := w.Pad(scales, "rows", 0, padTo(scales.Type.Size("rows"), tileRows))
+	v = w.Pad(v, "cols", 0, padTo(scales.Type.Size("cols"), tileCols))
 	rows, cols := v.Type.Dims[0].Size, v.Type.Dims[1].Size
 	cut := ir.Type{Dims: []ir.Dim{{Name: "tile", Size: rows / tileRows}, {Name: "quarter", Size: 4},
 		{Name: "line", Size: 32}, {Name: "across", Size: cols / tileCols}, {Name: "col", Size: tileCols}}}

@@ -23,8 +23,8 @@ func attentionKernels() []stablehlo.Kernel {
 		row("attention_grad", cudnnAttentionGrad)}
 }
 
-// cudnnRules are the calls of cuDNN. Data of attention is batch, seq, heads, head; cuDNN's results
-// have heads before seq, and the layouts that the call states make that a mere view.
+// Layouts, minor to major. Attention's data is [batch, seq, heads, head]; cuDNN's results have
+// heads before seq, and the layout that the call states makes the transpose a view.
 const (
 	rowMajor4 = "dense<[3, 2, 1, 0]> : tensor<4xindex>"
 	headFirst = "dense<[3, 1, 2, 0]> : tensor<4xindex>"
@@ -32,7 +32,8 @@ const (
 	rowMajor1 = "dense<0> : tensor<1xindex>"
 )
 
-// matmul are the dimension numbers of one matrix product rewrite.InBlock a call.
+// A matmul is the dimension numbers of one matrix product inside a call, as protobuf's JSON has
+// them.
 type matmul struct {
 	LHSContracting []string `json:"lhs_contracting_dimensions"`
 	RHSContracting []string `json:"rhs_contracting_dimensions"`
@@ -40,13 +41,16 @@ type matmul struct {
 	RHSBatch       []string `json:"rhs_batch_dimensions"`
 }
 
+// newMatmul takes the contracting dimension and the heads' batch dimension of either side;
+// dimension 0, the sequences, is a batch dimension too.
 func newMatmul(lc, rc, lb, rb string) matmul {
 	return matmul{[]string{lc}, []string{rc}, []string{"0", lb}, []string{"0", rb}}
 }
 
-// config spells a call's backend config as MLIR wants it: JSON rewrite.InBlock a string. Names are
-// those of CudnnfMHABackendConfig in XLA's backend_configs.proto.
-func (w writer) config(op *ir.Op, products map[string]matmul) string {
+// config spells a call's backend config as MLIR wants it: JSON inside a string. Field names come
+// from CudnnfMHABackendConfig in XLA's backend_configs.proto; tuning knobs 17 and 24 are XLA's
+// defaults for flash attention.
+func (w writer) config(op *ir.Op, gemms map[string]matmul) string {
 	q, k := op.In[0].Type, op.In[1].Type
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
 	mask := "NO_MASK"
@@ -65,7 +69,7 @@ func (w writer) config(op *ir.Op, products map[string]matmul) string {
 		"is_flash_attention": true, "mask_type": mask, "max_seg_per_batch": 1, "seed": 42,
 		"sliding_window_length": op.Attrs.Int("window"),
 	}
-	for name, p := range products {
+	for name, p := range gemms {
 		fmha[name] = p
 	}
 	js, err := json.Marshal(map[string]any{"operation_queue_id": "0",
@@ -76,15 +80,15 @@ func (w writer) config(op *ir.Op, products map[string]matmul) string {
 	return strconv.Quote(string(js))
 }
 
-// headsFirst is a type with heads before seq.
+// headsFirst is [batch, heads, seq, ...] for [batch, seq, heads, ...].
 func headsFirst(t ir.Type) ir.Type {
 	d := slices.Clone(t.Dims)
 	d[1], d[2] = d[2], d[1]
 	return ir.Type{Elem: t.Elem, Dims: d}
 }
 
-// call writes a custom call with several results, the last of them cuDNN's scratch memory, which
-// the compiler sizes.
+// call prints a custom call with several results; the last is cuDNN's workspace, which the compiler
+// sizes.
 func (w writer) call(target, config string, in []val, inLayouts []string, out []ir.Type,
 	outLayouts []string) []val {
 	name, vals := w.Fresh(), make([]val, len(out))
@@ -100,6 +104,8 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 	return vals
 }
 
+// cudnnAttention prints flash attention: O [batch, seq, heads, head] and the log-sum-exp [batch,
+// seq, heads].
 func cudnnAttention(w writer, op *ir.Op, in []val) []val {
 	config := w.config(op, map[string]matmul{
 		"bmm1_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
@@ -109,7 +115,8 @@ func cudnnAttention(w writer, op *ir.Op, in []val) []val {
 		[]string{headFirst, rowMajor3})
 }
 
-// fmha calls cuDNN, whose results have heads before the sequence.
+// fmha calls cuDNN, whose results have heads before the sequence, and transposes them back; the
+// stated layouts make that free.
 func (w writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
 	outLayouts []string) []val {
 	types := lists.Map(op.Out, func(v *ir.Value) ir.Type { return headsFirst(v.Type) })
@@ -120,6 +127,7 @@ func (w writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
 	return out
 }
 
+// cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, the log-sum-exp, dO and O.
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
 	config := w.config(op, map[string]matmul{
 		"bmm1_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),

@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/lower/stablehlo"
 )
 
-// Kernels lists the kernels of XLA:GPU, by file.
+// Kernels lists the kernels of XLA:GPU, by file. A new kernel is a row in the file of its kind.
 func Kernels() []stablehlo.Kernel {
 	return slices.Concat(attentionKernels(), blockDotKernels(), quantizeKernels())
 }

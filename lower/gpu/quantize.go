@@ -13,7 +13,8 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
-// quantizeKernels are the codes of quantize; scales have rules of their own.
+// quantizeKernels print the codes of quantize, given its scales; the scales have rules of their
+// own.
 func quantizeKernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
 		Name: kernels.Windowed, Kinds: []string{rewrite.QuantizeWith}, Print: on(windowed),
@@ -21,7 +22,7 @@ func quantizeKernels() []stablehlo.Kernel {
 	}}
 }
 
-// Rules are the parts of quantize that package rewrite makes for GPUs, by kind.
+// Rules print the parts of quantize that package rewrite makes for GPUs, by kind.
 func Rules() map[string]stablehlo.Rule {
 	return map[string]stablehlo.Rule{
 		rewrite.BlockAmax:    on(blockAmax),
@@ -30,7 +31,8 @@ func Rules() map[string]stablehlo.Rule {
 	}
 }
 
-// A quantizer prints the quantization of one source.
+// A quantizer prints the quantization of one source, of any shape [..., n, ...] with blocks along
+// n.
 type quantizer struct {
 	quantized.Quantizer
 	w writer
@@ -40,14 +42,13 @@ func newQuantizer(w writer, op *ir.Op) quantizer {
 	return quantizer{*quantized.NewQuantizer(w.Writer, op), w}
 }
 
-// windowed is quantize for a card: largest magnitudes by reduce_window, of 16 bits where the source
-// has no more (after a Hadamard transform by the sums themselves, see words), and a barrier on the
-// scales, so that XLA:GPU makes two kernels of it, one for the scales and one for the codes, and
-// keeps nothing wide in memory between them (reference/quantize_fusion.md, 2). Where a source is
-// written both ways, both have one barrier.
+// windowed prints the codes of quantize from a source and its scales. Scales come from block maxima
+// by reduce_window (in 16 bits where the source has no more) and are behind a barrier, so that
+// XLA:GPU makes two kernels, one for scales and one for codes, and keeps nothing wide in memory
+// between them (reference/quantize_fusion.md, 2).
 func windowed(w writer, op *ir.Op, in []val) []val {
 	q := newQuantizer(w, op)
-	x, scale := in[0], q.rows(in[1])
+	x, scale := in[0], q.repeatTileScale(in[1])
 	order := append(ir.Names(ir.Without(x.Type.Dims, q.Along...)), q.Along...)
 	var codes val
 	switch {
@@ -57,16 +58,16 @@ func windowed(w writer, op *ir.Op, in []val) []val {
 		factor := w.Float(w.powerFactor(scale))
 		codes = q.packElements(q.SplitBlocks(x), factor)
 	case q.Transform:
-		codes = q.pack64(x, scale, w.cardGrid(in[2]))
+		codes = q.pack64(x, scale, w.tensorScale(in[2]))
 	default:
-		factor := w.cardFactor(scale, w.cardGrid(in[2]))
+		factor := w.elementFactor(scale, w.tensorScale(in[2]))
 		codes = q.packElements(q.SplitBlocks(x), factor)
 	}
 	return []val{w.MergeBlocks(codes, order, op.Out[0].Type), w.MergeBlocks(scale, order,
 		op.Out[1].Type)}
 }
 
-// window is the size of what shares a scale: a block, or a tile.
+// window is the number of elements that share a scale, by dimension: a block, or a square tile.
 func (q quantizer) window() map[string]int64 {
 	size := map[string]int64{q.BlockDim(): q.Block}
 	if q.Tile {
@@ -75,8 +76,8 @@ func (q quantizer) window() map[string]int64 {
 	return size
 }
 
-// blockAmax gives the bits of the largest magnitudes of blocks, or tiles, in the order of the
-// source.
+// blockAmax prints the bits of the largest magnitude of each block or tile, in the layout of the
+// source: [..., n/block, ...].
 func blockAmax(w writer, op *ir.Op, in []val) []val {
 	q, x := newQuantizer(w, op), in[0]
 	if q.Transform {
@@ -89,31 +90,31 @@ func blockAmax(w writer, op *ir.Op, in []val) []val {
 	return []val{w.window(w.WithInt(w.Bitcast(x, as), "and", mask), q.window())}
 }
 
-// amaxOfBlocks is the largest of what the blocks are found to have.
+// amaxOfBlocks prints a tensor's largest magnitude from its block maxima.
 func amaxOfBlocks(w writer, op *ir.Op, in []val) []val {
-	return []val{w.AmaxOf(op, w.fromHalf(in[0]))}
+	return []val{w.AmaxOf(op, w.widenBits(in[0]))}
 }
 
-// fromHalf gives bits of 16 bits in 32.
-func (w writer) fromHalf(top val) val {
+// widenBits gives the float32 bits of bf16 bits.
+func (w writer) widenBits(top val) val {
 	if top.Type.Elem == dtype.U32 {
 		return top
 	}
 	return w.WithInt(w.Convert(top, dtype.U32), "shift_left", 16)
 }
 
-// blockScale gives the scales of one quantize as bytes, in the order of the source.
+// blockScale prints the scales of one quantize as bytes, in the layout of the source.
 func blockScale(w writer, op *ir.Op, in []val) []val {
 	if f := ir.Format(op.Attrs.Text("format")); !f.TensorScale() {
 		e, _ := quantized.EncodingOf(f.Codes())
 		return []val{w.Convert(w.PowerOfTwoScale(in[0], e), dtype.U8)}
 	}
-	top := w.Float(w.fromHalf(in[0]))
-	return []val{w.Convert(w.cardE4M3Scale(top, w.cardGrid(in[1])), dtype.U8)}
+	top := w.Float(w.widenBits(in[0]))
+	return []val{w.Convert(w.e4m3Scale(top, w.tensorScale(in[1])), dtype.U8)}
 }
 
-// rows repeats the scale of a tile for each of its rows.
-func (q quantizer) rows(scale val) val {
+// repeatTileScale repeats the scale of a tile for each of its rows, as block_dot wants them.
+func (q quantizer) repeatTileScale(scale val) val {
 	if !q.Tile {
 		return scale
 	}
@@ -126,7 +127,7 @@ func (q quantizer) rows(scale val) val {
 	return q.w.Reshape(q.w.BroadcastTo(one, t), ir.Type{Dims: dims})
 }
 
-// window gives the largest in windows that do not overlap.
+// window prints the largest in windows that do not overlap.
 func (w writer) window(v val, size map[string]int64) val {
 	t := ir.Type{Elem: v.Type.Elem}
 	sizes := make([]int64, len(v.Type.Dims))
@@ -163,14 +164,15 @@ func (w writer) powerFactor(scale val) val {
 // code, since E2M1 has no NaN; the block's scale is NaN then.
 func (q quantizer) packElements(x, factor val) val {
 	w := q.w
-	codes := q.cardE2M1(x, factor, quantized.AllElements)
+	codes := q.encodeE2M1(x, factor, quantized.AllElements)
 	nan := w.BroadcastTo(w.Compare("NE", factor, factor), codes.Type)
 	codes = w.Select(nan, w.Constant(codes.Type, 7), codes)
 	return w.rowMajor(w.PackPairs(w.Convert(codes, dtype.U8)))
 }
 
-// cardGrid is grid in float32.
-func (w writer) cardGrid(top val) quantized.TensorScale {
+// tensorScale is NVFP4's scale of a whole tensor in float32: 2688 / amax on the way in, its
+// reciprocal on the way out; 1 for a tensor of zeros.
+func (w writer) tensorScale(top val) quantized.TensorScale {
 	in := w.Elementwise("divide", w.Constant(top.Type, 2688), top)
 	most := w.Constant(in.Type, math.MaxFloat32)
 	in = w.Select(w.Compare("GT", in, most), most, in)
@@ -181,25 +183,27 @@ func (w writer) cardGrid(top val) quantized.TensorScale {
 		Decode: w.Elementwise("divide", w.Constant(in.Type, 1), in)}
 }
 
-// cardE4M3Scale gives the scales of NVFP4 of largest magnitudes.
-func (w writer) cardE4M3Scale(top val, g quantized.TensorScale) val {
+// e4m3Scale rounds block maxima, over 6 and times the tensor's scale, to E4M3.
+func (w writer) e4m3Scale(top val, g quantized.TensorScale) val {
 	sixth := w.Elementwise("multiply", g.Encode, w.Constant(g.Encode.Type, float64(float32(1.0/6))))
 	y := w.Elementwise("multiply", top, w.BroadcastTo(sixth, top.Type))
 	scale := w.RoundToNearest(y, quantized.E4M3)
 	return w.Select(w.Compare("NE", y, y), w.Constant(scale.Type, 0x7f), scale)
 }
 
-// cardFactor gives what the elements of blocks are multiplied by.
-func (w writer) cardFactor(scale val, g quantized.TensorScale) val {
+// elementFactor is what the elements of blocks are multiplied by: one over the decoded scale, at
+// most the largest float32.
+func (w writer) elementFactor(scale val, g quantized.TensorScale) val {
 	wide := w.Convert(w.Bitcast(scale, dtype.F8E4M3FN), dtype.F32)
 	step := w.Elementwise("multiply", wide, w.BroadcastTo(g.Decode, wide.Type))
 	factor := w.Elementwise("divide", w.Constant(step.Type, 1), step)
 	return w.Elementwise("minimum", factor, w.Constant(factor.Type, math.MaxFloat32))
 }
 
-// cardE2M1 rounds elements of NVFP4: all, or one of each block, which then is picked from their
-// places, too. What is no number is so in the factor of its block, since it is the largest.
-func (q quantizer) cardE2M1(x, factor val, pick func(val) val) val {
+// encodeE2M1 rounds elements to E2M1: all of a value, or one of each block, whose position pick
+// selects for stochastic rounding as well. A NaN is found in its block's factor, since it is the
+// block's maximum.
+func (q quantizer) encodeE2M1(x, factor val, pick func(val) val) val {
 	w := q.w
 	bits := w.WideBits(x)
 	v := w.Elementwise("multiply", w.Float(w.WithInt(bits, "and", quantized.MagnitudeBits)),
@@ -207,16 +211,16 @@ func (q quantizer) cardE2M1(x, factor val, pick func(val) val) val {
 	return w.Elementwise("or", q.E2M1(v, pick), w.SignBits(bits, 28))
 }
 
-// Blocks of NVFP4 that are spread first, which mostly lie across rows, are written as words of 64
-// bits, one for each. Each of a block's 16 elements is then a value of its own, with one element
-// for each block: a thread of a card makes every sum once, reads rows side by side with its
-// neighbours and writes what XLA:GPU turns in one piece, and the transform is never in memory. With
-// elements that are not spread that moves hardly less, and takes a compiler twice as long.
+// Blocks of NVFP4 that are transformed first mostly lie across rows. They are written as words of
+// 64 bits, one per block: each of a block's 16 elements is a value of its own with one element per
+// block, so that a GPU thread computes every sum once, loads of neighbouring threads coalesce, XLA
+// transposes whole words, and the transform never reaches memory. Without a transform this saves
+// hardly any bytes and doubles compile time.
 
-// part picks an element of each block, or all if blocks do not lie along a value. It keeps the
-// dimension of 1: XLA counts what is read through a reshape as often as it is read, and then splits
-// the kernel.
-func (q quantizer) part(v val, i int) val {
+// blockElement takes the i-th element of each block, [..., n/block, 1, ...]; a value without the
+// blocks' dimension stays as it is. The dimension of 1 is kept: XLA counts a value that is read
+// through a reshape once per reader, and then splits the kernel.
+func (q quantizer) blockElement(v val, i int) val {
 	at := v.Type.Index(q.BlockDim())
 	if at < 0 {
 		return v
@@ -225,14 +229,14 @@ func (q quantizer) part(v val, i int) val {
 	return q.w.Slice(cut, rewrite.InBlock, int64(i), int64(i)+1)
 }
 
-// spread gives the elements of blocks after the Hadamard transform: the sums of hadamard, in the
-// same order, but each made once.
-func (q quantizer) spread(x val) []val {
+// hadamard16 gives the elements of blocks after the Hadamard transform, each [..., n/16, 1, ...]:
+// the sums of the plain rule in the same order, each computed once.
+func (q quantizer) hadamard16(x val) []val {
 	w := q.w
 	x = w.Convert(x, dtype.BF16)
 	list := make([]val, q.Block)
 	for i := range list {
-		if list[i] = w.Convert(q.part(x, i), dtype.F32); quantized.HadamardSigns[i] == '-' {
+		if list[i] = w.Convert(q.blockElement(x, i), dtype.F32); quantized.HadamardSigns[i] == '-' {
 			list[i] = w.Elementwise("negate", list[i])
 		}
 	}
@@ -250,26 +254,27 @@ func (q quantizer) spread(x val) []val {
 	return list
 }
 
-// hadamardAmax is tops after the Hadamard transform.
+// hadamardAmax is blockAmax after the Hadamard transform.
 func (q quantizer) hadamardAmax(x val) val {
-	list := q.spread(x)
+	list := q.hadamard16(x)
 	for i, v := range list {
 		list[i] = q.w.WithInt(q.w.Bitcast(v, dtype.U16), "and", quantized.MagnitudeBits>>16)
 	}
-	return q.whole(q.w.MaxOf(list))
+	return q.dropUnit(q.w.MaxOf(list))
 }
 
-// whole leaves out the dimension of 1 of parts.
-func (q quantizer) whole(v val) val {
+// dropUnit drops the dimension of 1 that blockElement keeps.
+func (q quantizer) dropUnit(v val) val {
 	return q.w.Reshape(v, ir.Type{Dims: ir.Without(v.Type.Dims, rewrite.InBlock)})
 }
 
-// pack64 gives the codes of blocks, as bytes with what is summed over last.
+// pack64 gives the E2M1 codes of transformed blocks as bytes [..., n/16, 8], with the summed
+// dimension last.
 func (q quantizer) pack64(x, scale val, g quantized.TensorScale) val {
-	w, factor := q.w, q.w.cardFactor(scale, g)
+	w, factor := q.w, q.w.elementFactor(scale, g)
 	var word val
-	for i, v := range q.spread(x) {
-		code := q.cardE2M1(v, factor, func(v val) val { return q.part(v, i) })
+	for i, v := range q.hadamard16(x) {
+		code := q.encodeE2M1(v, factor, func(v val) val { return q.blockElement(v, i) })
 		if code = w.Convert(code, dtype.U64); i == 0 {
 			word = code
 			continue
@@ -278,10 +283,10 @@ func (q quantizer) pack64(x, scale val, g quantized.TensorScale) val {
 	}
 	none, sevens := w.Compare("NE", factor, factor), w.Constant(word.Type, 0x77777777)
 	sevens = w.Elementwise("or", sevens, w.WithInt(sevens, "shift_left",
-		32)) // as one it is no float64
+		32)) // one constant would not fit a float64
 	word = w.Select(w.BroadcastTo(none, word.Type), sevens, word)
-	// As it lies first, or XLA:GPU would turn each of the elements.
-	word = w.rowMajor(q.whole(word))
+	// In the source's layout first, or XLA:GPU would transpose each of the 16 elements.
+	word = w.rowMajor(q.dropUnit(word))
 	order := append(ir.Names(ir.Without(word.Type.Dims, q.Along...)), q.Along...)
 	word = w.rowMajor(w.Transpose(word, order))
 	t := ir.Type{Elem: dtype.U8, Dims: append(slices.Clone(word.Type.Dims),

@@ -29,8 +29,8 @@ func (w Writer) BlockDot(op *ir.Op, in []val, dot func(a, b val, order, over []s
 	return []val{w.Convert(v, out.Elem)}
 }
 
-// unscaled takes the factors of two whole tensors back from their product, one after the other:
-// their own product may be too small for a float32.
+// Unscale multiplies a product by the two tensors' decode scales, one after the other: their own
+// product may underflow a float32.
 func (w Writer) Unscale(v, a, b val) val {
 	v = w.Convert(v, dtype.F32)
 	for _, by := range []val{a, b} {
@@ -39,7 +39,8 @@ func (w Writer) Unscale(v, a, b val) val {
 	return v
 }
 
-// argument gives the numbers of an argument, in the layout that it has.
+// Operand decodes an argument of a block_dot to bf16, in the layout that it has: codes are [...,
+// n/block, in_block, ...] where the same graph quantized them, or packed [..., n].
 func (w Writer) Operand(format ir.Format, v, scales val) val {
 	if v.Type.Index(inside) >= 0 {
 		return w.dequantize(format, v, scales)
@@ -52,7 +53,8 @@ func (w Writer) Operand(format ir.Format, v, scales val) val {
 	return w.dequantize(format, v, scales)
 }
 
-// numbers gives the elements of a value in blocks, times their scales, in bf16.
+// dequantize multiplies the elements of blocks [..., n/block, block, ...] by their scales; the
+// result is bf16 [..., n, ...].
 func (w Writer) dequantize(format ir.Format, codes, scales val) val {
 	e, _ := EncodingOf(format.Codes())
 	scale := w.Convert(scales, dtype.U32)
@@ -71,8 +73,8 @@ func (w Writer) dequantize(format ir.Format, codes, scales val) val {
 	return w.Reshape(w.Convert(v, dtype.BF16), ir.Type{Dims: dims})
 }
 
-// elements gives the numbers of codes with their signs. What has no leading one gets one that is
-// taken off again, since subnormal bits would count as zero.
+// decode gives signed float32 numbers. Subnormal codes get a leading one that is subtracted again,
+// since XLA:CPU flushes subnormal float32 bits to zero.
 func (w Writer) decode(codes val, e Encoding) val {
 	c := w.Convert(codes, dtype.U32)
 	size := w.WithInt(c, "and", e.sign-1)
@@ -91,7 +93,7 @@ func (w Writer) decode(codes val, e Encoding) val {
 	return w.Select(minus, w.Elementwise("negate", v), v)
 }
 
-// unpacked gives codes of four bits one to a byte.
+// Unpack splits each byte into two 4-bit codes, the lower half first: [..., n/2] becomes [..., n].
 func (w Writer) Unpack(codes val) val {
 	n := len(codes.Type.Dims)
 	last := codes.Type.Dims[n-1]

@@ -9,12 +9,13 @@ import (
 	"github.com/deepwell/deepwell/lower/stablehlo"
 )
 
-// A grid is what all blocks of an NVFP4 tensor share: the factor on the way in, 2688 over the
-// largest magnitude (the largest element, 6, times the largest scale, 448), and the one on the way
-// out. They are float32 numbers, but those that XLA:CPU would take for zero are kept in float64.
+// A TensorScale is what all blocks of an NVFP4 tensor share: Encode, 2688 over the largest
+// magnitude (the largest element, 6, times the largest block scale, 448), and Decode, its
+// reciprocal. Both are float32 values; on XLA:CPU, which flushes subnormals, they are held in
+// float64.
 type TensorScale struct{ Encode, Decode val }
 
-// grid gives a tensor of zeros the factor 1.
+// tensorScale is 1 for a tensor of zeros.
 func (w Writer) tensorScale(top val) TensorScale {
 	bits := w.Bitcast(top, dtype.U32)
 	reach := w.Constant(ir.Type{Elem: dtype.F64, Dims: top.Type.Dims}, 2688)
@@ -27,14 +28,15 @@ func (w Writer) tensorScale(top val) TensorScale {
 	return TensorScale{in, w.roundToF32(w.Elementwise("divide", w.Constant(in.Type, 1), in))}
 }
 
-// exact gives in float64 the numbers that bits of magnitudes stand for.
+// exact gives in float64 the numbers that magnitude bits stand for, subnormals included.
 func (w Writer) exact(bits val) val {
 	small := w.Convert(w.Bitcast(bits, dtype.S32), dtype.F64)
 	small = w.Elementwise("multiply", small, w.Constant(small.Type, 0x1p-149))
 	return w.Select(w.AtLeast(bits, 0x800000), w.Convert(w.Float(bits), dtype.F64), small)
 }
 
-// rounded rounds float64 numbers to those of float32, of which the least are multiples of 2^-149.
+// roundToF32 rounds float64 values to float32 ones, as multiples of 2^-149 where they are
+// subnormal.
 func (w Writer) roundToF32(v val) val {
 	wide := w.Convert(w.Convert(v, dtype.F32), dtype.F64)
 	small := w.Elementwise("multiply", v, w.Constant(v.Type, 0x1p149))
@@ -43,7 +45,8 @@ func (w Writer) roundToF32(v val) val {
 	return w.Select(w.Compare("LT", v, w.Constant(v.Type, 0x1p-126)), small, wide)
 }
 
-// nvfp4 gives a scale in E4M3 to each block or tile, under that of the tensor.
+// nvfp4 rounds blocks x [..., n/16, 16, ...]: each block or tile gets an E4M3 scale under the
+// tensor's, each element an E2M1 code, one per byte.
 func (q *Quantizer) nvfp4(x, tensorTop val) (codes, scales val) {
 	w := q.W
 	bits, top := w.WideBits(x), w.blockTop(x, inside)
@@ -73,7 +76,8 @@ func (q *Quantizer) nvfp4(x, tensorTop val) (codes, scales val) {
 	return w.Convert(code, dtype.U8), w.Convert(scale, dtype.U8)
 }
 
-// tiles gives the largest of 16 rows to each of them: rows are the last of what is not summed over.
+// tileTops gives the largest of 16 rows to each of them; rows are the innermost dimension that is
+// not summed over.
 func (q *Quantizer) tileTops(top val) val {
 	w := q.W
 	at := top.Type.Index(q.TileDim().Name)
@@ -81,8 +85,8 @@ func (q *Quantizer) tileTops(top val) val {
 	return w.Reshape(w.BroadcastTo(w.Reduce(all, "maximum", 0, "row"), all.Type), top.Type)
 }
 
-// wideE4M3 gives the numbers of codes without a sign, in 32 bits. A code of the lower eight has no
-// leading one: with one, less its worth, it is a number that no processor flushes.
+// wideE4M3 decodes E4M3 codes without a sign to float32. The lower eight codes have no leading one:
+// they get one, less its value, so that no processor flushes them.
 func (w Writer) wideE4M3(code val) val {
 	low := w.Compare("LT", code, w.Constant(code.Type, 8))
 	bits := w.Elementwise("add", w.WithInt(code, "shift_left", 20),
@@ -94,10 +98,11 @@ func (w Writer) wideE4M3(code val) val {
 	return w.Select(w.Compare("EQ", code, w.Constant(code.Type, 0x7f)), nan, v)
 }
 
-// all picks every element.
+// AllElements picks every element of a value, see [Quantizer.E2M1].
 func AllElements(v val) val { return v }
 
-// e2m1 gives the codes of magnitudes, of all elements or of those that are picked.
+// E2M1 rounds magnitudes v to E2M1 codes, stochastically where the operation asks for it. Where v
+// has one element of each block, pick selects its position from the token and column numbers.
 func (q *Quantizer) E2M1(v val, pick func(val) val) val {
 	if q.Op.Attrs.Bool("stochastic") {
 		return q.stochastic(q.W.Float(q.W.WithInt(q.W.Bitcast(v, dtype.U32), "minimum", E2M1.most)), pick)
@@ -105,7 +110,7 @@ func (q *Quantizer) E2M1(v val, pick func(val) val) val {
 	return q.W.RoundToNearest(v, E2M1)
 }
 
-// packed puts two codes of a block into a byte, the first in the lower half.
+// PackPairs packs two 4-bit codes of a block into a byte, the first in the lower half.
 func (w Writer) PackPairs(code val) val {
 	at := code.Type.Index(inside)
 	pairs := w.Reshape(code, ir.Type{Dims: SplitDim(code.Type.Dims, at, 2, "half")})
@@ -115,8 +120,9 @@ func (w Writer) PackPairs(code val) val {
 	return w.Elementwise("or", low, w.WithInt(high, "shift_left", 4))
 }
 
-// dithered rounds up as often as a number is near the one above: it adds a number from 0 to 1 that
-// depends on the place of an element and nothing else, in steps of the grid.
+// stochastic rounds up with the probability that the number is near the code above: it adds a
+// uniform number in [0, 1) steps of the grid, which depends on seed, step, tensor and position and
+// on nothing else, so that sharding does not change it.
 func (q *Quantizer) stochastic(v val, pick func(val) val) val {
 	w := q.W
 	t := ir.Type{Dims: v.Type.Dims}
@@ -140,8 +146,8 @@ func (q *Quantizer) stochastic(v val, pick func(val) val) val {
 // tensors is how many tensors of one layer may be rounded stochastically.
 const tensors = 64
 
-// places hashes the places of elements, or of those that are picked, with the key of the tensor in
-// this step of this run.
+// uniformBits hashes the position (row, column) of elements, or of those that pick selects, with
+// the key of the tensor in this step of this run.
 func (q *Quantizer) uniformBits(t ir.Type, pick func(val) val) val {
 	w := q.W
 	in := q.Op.In[len(q.Op.In)-3:]
@@ -162,7 +168,7 @@ func (q *Quantizer) uniformBits(t ir.Type, pick func(val) val) val {
 	return w.hashMix(w.Elementwise("xor", w.BroadcastTo(pick(row), t), w.BroadcastTo(pick(col), t)))
 }
 
-// mixed spreads bits, as the last step of MurmurHash3 does.
+// hashMix is MurmurHash3's finalizer.
 func (w Writer) hashMix(h val) val {
 	fold := func(by uint32) {
 		h = w.Elementwise("xor", h, w.WithInt(h, "shift_right_logical", by))
@@ -175,13 +181,14 @@ func (w Writer) hashMix(h val) val {
 	return h
 }
 
-// signed tells which of 16 elements change their sign before they are spread (TransformerEngine's).
+// HadamardSigns tells which of 16 elements change their sign before the transform
+// (TransformerEngine's).
 const HadamardSigns = "+++-+------+-+--"
 
-// hadamard spreads each element over the 16 around it, along a dimension. Sums are made in f32 of
-// numbers in bf16, neighbours first, and rounded to bf16. Each of the 16 is a sum of all, in which
-// the second of two terms is added or taken away: so no term is made twice, and XLA makes one loop
-// of it.
+// Hadamard transforms each 16 elements along a dimension, to spread outliers. Inputs are bf16, sums
+// float32 in a fixed order (neighbours first), the result bf16. Every element is a sum of all 16 in
+// which the second of two terms is added or subtracted: no term is computed twice, and XLA fuses
+// one loop.
 func (w Writer) Hadamard(x val, dim string) val {
 	x = w.Convert(x, dtype.BF16)
 	groups := w.Reshape(x, ir.Type{Dims: SplitDim(x.Type.Dims, x.Type.Index(dim), 16, "of16")})
@@ -207,7 +214,7 @@ func (w Writer) Hadamard(x val, dim string) val {
 	return w.Reshape(w.Convert(y, dtype.BF16), x.Type)
 }
 
-// ones lists 16 ones along a dimension, and -1 where they are not positive.
+// signVector is a constant of 16 numbers along a dimension: 1 where positive, else -1.
 func (w Writer) signVector(dim string, positive func(i int) bool) val {
 	list := make([]string, 16)
 	for i := range list {
@@ -221,8 +228,8 @@ func (w Writer) signVector(dim string, positive func(i int) bool) val {
 		stablehlo.Tensor(t))
 }
 
-// amax gives the largest magnitude. One that is no number or infinite makes it no number, which
-// then reaches all that is made with it.
+// amax prints the largest magnitude of a tensor over all devices. NaN or infinity make it NaN,
+// which then reaches everything that is scaled by it.
 func amax(w Writer, op *ir.Op, in []val) []val {
 	x, dim := in[0], ""
 	if n := len(x.Type.Dims); n > 0 {
@@ -247,7 +254,8 @@ func amax(w Writer, op *ir.Op, in []val) []val {
 	return []val{w.AmaxOf(op, top)}
 }
 
-// amaxOf gives the largest of the bits of magnitudes over all devices.
+// AmaxOf reduces the bits of magnitudes to one number per tensor (per layer of a stack), and over
+// the devices that hold shards of it.
 func (w Writer) AmaxOf(op *ir.Op, top val) val {
 	out := op.Out[0].Type
 	top = w.Reduce(top, "maximum", 0, ir.Names(ir.Without(top.Type.Dims, ir.Names(out.Dims)...))...)

@@ -15,18 +15,20 @@ const (
 	MaxFloatBits  = 0x7f7fffff // the largest float32
 )
 
-// inside is the name of the dimension that counts within a block.
+// inside is the dimension that counts elements within a block.
 const inside = rewrite.InBlock
 
-// with joins a value of whole numbers with a constant.
+// WithInt applies an integer instruction to a value and a constant.
 func (w Writer) WithInt(v val, how string, n uint32) val {
 	return w.Elementwise(how, v, w.Constant(v.Type, float64(n)))
 }
 
-// float sees bits as a float32.
+// Float views 32 bits as a float32.
 func (w Writer) Float(v val) val { return w.Bitcast(v, dtype.F32) }
 
-// quantizeBlocks writes codes and scales for a CPU: it rounds a source as it lies.
+// quantizeBlocks prints codes and scales in the layout of the source. Scales are computed from
+// magnitude bits as integers: XLA:CPU flushes subnormals and its maximum drops NaN, while the
+// largest bits of a block keep both.
 func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
 	q := NewQuantizer(w, op)
 	order := append(ir.Names(ir.Without(in[0].Type.Dims, q.Along...)), q.Along...)
@@ -34,7 +36,7 @@ func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
 	if q.Transform {
 		x = w.Materialize(w.Hadamard(x, q.BlockDim()))
 	}
-	turned := !slices.Equal(ir.Names(x.Type.Dims), order)
+	transposed := !slices.Equal(ir.Names(x.Type.Dims), order)
 	x = q.SplitBlocks(x)
 	var codes, scales val
 	switch e, ok := EncodingOf(q.Format.Codes()); {
@@ -46,13 +48,14 @@ func quantizeBlocks(w Writer, op *ir.Op, in []val) []val {
 	default:
 		codes, scales = q.powerScaled(x, e)
 	}
-	if turned {
+	if transposed {
 		codes, scales = w.Materialize(codes), w.Materialize(scales)
 	}
 	return []val{codes, scales}
 }
 
-// orderBlocks puts codes and scales in order.
+// orderBlocks transposes codes and scales so that summed dimensions come last, and packs 4-bit
+// codes in pairs.
 func orderBlocks(w Writer, op *ir.Op, in []val) []val {
 	codes, order := in[0], ir.Names(op.Out[0].Type.Dims)
 	if ir.Format(op.Attrs.Text("format")).Codes().Bits() == 4 {
@@ -62,11 +65,12 @@ func orderBlocks(w Writer, op *ir.Op, in []val) []val {
 		op.Out[1].Type)}
 }
 
-// oneResult tells a target that writes one result at a time.
+// FusesOneOutput tells a target whose fusions have one output, see
+// [kernels.Selector.FusesOneOutput].
 func (w Writer) FusesOneOutput() bool { return w.Target == nil || w.Target.FusesOneOutput() }
 
-// merged joins the dimension inside blocks with the one that it was cut from, and puts all in
-// order.
+// MergeBlocks merges the dimension inside blocks with the one that it was split from, and
+// transposes.
 func (w Writer) MergeBlocks(v val, order []string, t ir.Type) val {
 	dims := ir.Without(v.Type.Dims, inside)
 	for i, d := range dims {
@@ -75,7 +79,7 @@ func (w Writer) MergeBlocks(v val, order []string, t ir.Type) val {
 	return w.Transpose(w.Reshape(v, ir.Type{Dims: dims}), order)
 }
 
-// A quantizer writes one quantize.
+// A Quantizer prints one quantize, or a part of it.
 type Quantizer struct {
 	W               Writer
 	Op              *ir.Op
@@ -91,33 +95,33 @@ func NewQuantizer(w Writer, op *ir.Op) *Quantizer {
 		op.Attrs.Bool("hadamard")}
 }
 
-// last is the dimension that blocks lie along.
+// BlockDim is the dimension that blocks lie along: the last that the product sums over.
 func (q *Quantizer) BlockDim() string { return q.Along[len(q.Along)-1] }
 
-// lastKept is the last dimension of the source that is not summed over: tiles lie along it, too.
+// TileDim is the other dimension of tiles: the innermost of the source that is not summed over.
 func (q *Quantizer) TileDim() ir.Dim {
 	kept := ir.Without(q.Op.In[0].Type.Dims, q.Along...)
 	return kept[len(kept)-1]
 }
 
-// blocks views a value with one dimension more, that inside blocks.
+// SplitBlocks views [..., n, ...] as [..., n/block, block, ...].
 func (q *Quantizer) SplitBlocks(x val) val {
 	at := x.Type.Index(q.BlockDim())
 	return q.W.Reshape(x, ir.Type{Dims: SplitDim(x.Type.Dims, at, q.Block, inside)})
 }
 
-// cutDim cuts a dimension in parts of a size, which get a name.
+// SplitDim splits a dimension into parts of a size; the inner one gets a name.
 func SplitDim(dims []ir.Dim, at int, size int64, name string) []ir.Dim {
 	d := dims[at]
 	return slices.Concat(dims[:at], []ir.Dim{{Name: d.Name, Size: d.Size / size},
 		{Name: name, Size: size}}, dims[at+1:])
 }
 
-// wideBits sees a value as the bits of float32 numbers.
+// WideBits gives the float32 bits of a value.
 func (w Writer) WideBits(x val) val { return w.Bitcast(w.Convert(x, dtype.F32), dtype.U32) }
 
-// top gives the largest magnitude along a dimension, as bits. Where that is not the last one, the
-// largest of rows is taken two by two, which XLA:CPU does for many columns at once.
+// blockTop gives the largest magnitude along a dimension, as bits. Where the dimension is not the
+// innermost, slices are compared pairwise, which XLA:CPU vectorizes over columns.
 func (w Writer) blockTop(x val, dim string) val {
 	if x.Type.Index(dim) == len(x.Type.Dims)-1 || !w.FusesOneOutput() {
 		return w.Reduce(w.WithInt(w.WideBits(x), "and", MagnitudeBits), "maximum", 0, dim)
@@ -131,7 +135,7 @@ func (w Writer) blockTop(x val, dim string) val {
 	return w.MaxOf(parts)
 }
 
-// highest takes the largest of values, two by two.
+// MaxOf takes the largest of values, pairwise.
 func (w Writer) MaxOf(parts []val) val {
 	for len(parts) > 1 {
 		half := len(parts) / 2
@@ -157,8 +161,8 @@ func (q *Quantizer) powerScaled(x val, e Encoding) (codes, scales val) {
 	return w.Convert(codes, dtype.U8), w.Convert(scale, dtype.U8)
 }
 
-// scaled multiplies magnitudes by the reciprocal of the scale of their block, 2 to the power of 127
-// less scale.
+// scaled multiplies magnitudes by 2^(127−scale), the reciprocal of their block's scale, without a
+// subnormal factor.
 func (q *Quantizer) scaled(sizes, scale val) val {
 	w := q.W
 	// The reciprocal of 2^127, the scale of infinity, is subnormal: it is half of the one before.
@@ -175,25 +179,26 @@ func (q *Quantizer) scaled(sizes, scale val) val {
 	return w.liftSubnormals(y, sizes, w.Float(small))
 }
 
-// lifted replaces products of numbers that count as zero by those of their bits.
+// liftSubnormals replaces the results for magnitudes that XLA:CPU flushes to zero: a
+// subnormal is its bits, as an integer, times 2^-149.
 func (w Writer) liftSubnormals(y, sizes, by val) val {
 	counted := w.Convert(w.Bitcast(sizes, dtype.S32), dtype.F32)
 	z := w.Elementwise("multiply", counted, w.BroadcastTo(by, y.Type))
 	return w.Select(w.AtLeast(sizes, 0x800000), y, z)
 }
 
-// least tells which numbers are at least so large.
+// AtLeast compares unsigned integers with a constant.
 func (w Writer) AtLeast(v val, n uint32) val {
 	return w.Compare("GE", v, w.Constant(v.Type, float64(n)))
 }
 
-// signs gives the sign bits of numbers, moved right.
+// SignBits gives the sign bits of float32 bits, shifted right.
 func (w Writer) SignBits(bits val, by uint32) val {
 	return w.WithInt(w.WithInt(bits, "shift_right_logical", by), "and", 1<<(31-by))
 }
 
-// nearest gives the codes of magnitudes, to the nearest and ties to even, saturating. It adds the
-// power of two whose last bit is the last bit of the code, so that the processor rounds.
+// RoundToNearest gives the codes of magnitudes, ties to even, saturating. It adds the power of two
+// whose last mantissa bit is the code's last bit, so that the processor rounds.
 func (w Writer) RoundToNearest(y val, e Encoding) val {
 	bits := w.WithInt(w.Bitcast(y, dtype.U32), "minimum", e.most)
 	shift := 23 - e.fraction

@@ -8,8 +8,8 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// scaleStats gives the largest byte of each argument, then the sum of each, then how many are not
-// zero.
+// scaleStats prints, of the scale bytes of each argument: the largest, then the sums, then the
+// counts of those that are not zero; one number per layer of a stack.
 func scaleStats(w Writer, op *ir.Op, in []val) []val {
 	var tops, sums, some []val
 	for _, v := range in {
@@ -33,7 +33,8 @@ func scaleStats(w Writer, op *ir.Op, in []val) []val {
 	return []val{w.Concat("stat", op.Out[0].Type, slices.Concat(tops, sums, some)...)}
 }
 
-// joinStats takes two collectives, or one for sums alone, however many products report.
+// joinStats all-reduces statistics: two collectives (maximum and sum), or one for sums alone, for
+// any number of GEMMs.
 func joinStats(w Writer, op *ir.Op, in []val) []val {
 	joined := func(how string) val {
 		if len(op.Axes()) == 0 {
@@ -48,10 +49,9 @@ func joinStats(w Writer, op *ir.Op, in []val) []val {
 	return []val{w.Concat("stat", op.Out[0].Type, top, sum)}
 }
 
-// quantizeStats measures what rounding did to a source. Signs are left out: that of an element is
-// that of its source. Elements are compared as multiples of what their block's code 1 stands for,
-// in float32, and only what comes of blocks is in float64: in float64 throughout it took four times
-// as long.
+// quantizeStats measures the rounding error of a source; see [ir.ErrorSums]. Signs are left out: an
+// element has its source's. Elements are compared as multiples of what code 1 of their block stands
+// for, in float32; only sums over blocks are in float64, which throughout took four times as long.
 func quantizeStats(w Writer, op *ir.Op, in []val) []val {
 	g := newErrorMeter(w, op, in)
 	off := w.Elementwise("subtract", g.was, g.is)
@@ -76,7 +76,8 @@ func quantizeStats(w Writer, op *ir.Op, in []val) []val {
 		g.sum(some))}
 }
 
-// A gauge holds the magnitudes of blocks before and after they were rounded, as multiples of units.
+// An errorMeter holds the magnitudes of blocks [..., n/block, block, ...] before and after
+// rounding, as multiples of units.
 type errorMeter struct {
 	w       Writer
 	bits    val // of magnitudes before
@@ -86,6 +87,7 @@ type errorMeter struct {
 	layers  int64
 }
 
+// newErrorMeter decodes what a source became.
 func newErrorMeter(w Writer, op *ir.Op, in []val) *errorMeter {
 	q, g := NewQuantizer(w, op), &errorMeter{w: w, layers: in[0].Type.StackDepth()}
 	x, codes, scales := in[0], in[1], in[2]
@@ -115,23 +117,24 @@ func newErrorMeter(w Writer, op *ir.Op, in []val) *errorMeter {
 	return g
 }
 
+// powerScaled has units of two to the power of the scale.
 func (g *errorMeter) powerScaled(q *Quantizer, codes, scale val) {
 	w, elem := g.w, q.Format.Codes()
 	e, _ := EncodingOf(elem)
 	g.is = w.decode(w.WithInt(codes, "and", e.sign-1), e)
 	g.most = float64(elem.FromCode(elem.MaxCode()))
 	g.was = q.scaled(g.bits, scale)
-	const bias = 1023 - 127 // that of float64 over that of E8M0
+	const bias = 1023 - 127 // of float64 and of E8M0
 	g.units = w.WithInt(w.Convert(scale, dtype.U64), "add", bias)
 	g.units = w.Bitcast(w.WithInt(g.units, "shift_left", 52), dtype.F64)
 }
 
-// nvfp4 measures blocks whose scale is zero by the least that is not.
+// nvfp4 measures blocks whose scale is zero in units of the smallest scale that is not.
 func (g *errorMeter) nvfp4(codes, scale, out val) {
 	w := g.w
 	wide := w.wideE4M3(scale)
 	least := w.Elementwise("maximum", wide, w.Constant(wide.Type, 0x1p-9))
-	least = w.Select(w.Compare("EQ", wide, wide), least, wide) // no number stays none
+	least = w.Select(w.Compare("EQ", wide, wide), least, wide) // NaN stays NaN
 	g.units = w.Convert(least, dtype.F64)
 	g.units = w.Elementwise("multiply", g.units, w.BroadcastTo(out, least.Type))
 	factor := w.Elementwise("divide", w.Constant(g.units.Type, 1), g.units)
@@ -143,14 +146,14 @@ func (g *errorMeter) nvfp4(codes, scale, out val) {
 	g.is = w.Select(w.BroadcastTo(nothing, g.is.Type), w.Constant(g.is.Type, 0), g.is)
 }
 
-// squares adds up those of elements.
+// squares adds up the squares of elements, in absolute terms.
 func (g *errorMeter) squares(v val) val {
 	w := g.w
 	s := w.Convert(w.Reduce(w.Elementwise("multiply", v, v), "add", 0, inside), dtype.F64)
 	return g.sum(w.Elementwise("multiply", s, w.Elementwise("multiply", g.units, g.units)))
 }
 
-// sum adds up what the blocks of each layer have.
+// sum adds up the blocks of each layer.
 func (g *errorMeter) sum(v val) val {
 	v = g.w.Convert(v, dtype.F64)
 	over := ir.Names(v.Type.Dims)

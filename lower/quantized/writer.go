@@ -36,11 +36,11 @@ func Rules() map[string]stablehlo.Rule {
 func Kernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
 		Name: kernels.Plain, Kinds: []string{rewrite.QuantizeBlocks}, Print: on(quantizeBlocks),
-		Applies: kernels.OnCPU("rounded as it lies; scales are made of bits"),
+		Applies: kernels.OnCPU("rounded in the source's layout; scales come from bits"),
 	}, {
 		Name: kernels.Plain, Kinds: []string{"block_dot"}, Print: on(blockDot),
 		Applies: func(s *kernels.Selector, _ *ir.Op) (string, bool) {
-			return fmt.Sprintf("%s has no products of blocks", s.Arch()), s.Arch() != ""
+			return fmt.Sprintf("%s has no block-scaled matmuls", s.Arch()), s.Arch() != ""
 		},
 	}}
 }

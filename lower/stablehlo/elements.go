@@ -25,6 +25,7 @@ func Rules() map[string]Rule {
 	return t
 }
 
+// elementRules print element-wise operations: StableHLO has an instruction for most.
 func elementRules() map[string]Rule {
 	t := map[string]Rule{
 		"scale": func(w *Writer, op *ir.Op, in []Val) []Val {
@@ -74,21 +75,24 @@ func elementRules() map[string]Rule {
 	return t
 }
 
-// choose takes a where the mask holds and b elsewhere.
+// Select takes a where the mask holds and b elsewhere.
 func (w *Writer) Select(mask, a, b Val) Val {
 	return w.Emit(a.Type, "stablehlo.select %s, %s, %s : %s, %s", mask.Name, a.Name, b.Name,
 		Tensor(mask.Type), Tensor(a.Type))
 }
 
+// Compare gives booleans; how is EQ, NE, LT, LE, GT or GE.
 func (w *Writer) Compare(how string, a, b Val) Val {
 	t := ir.Type{Elem: predType, Dims: a.Type.Dims}
 	return w.Apply(t, "stablehlo.compare "+how+", ", "", a, b)
 }
 
+// Iota counts from 0 along a dimension.
 func (w *Writer) Iota(t ir.Type, dim string) Val {
 	return w.Emit(t, "stablehlo.iota dim = %d : %s", t.Index(dim), Tensor(t))
 }
 
+// shapeRules print what moves and contracts dimensions.
 func shapeRules() map[string]Rule {
 	reshape := func(w *Writer, op *ir.Op, in []Val) []Val {
 		return []Val{w.Reshape(in[0], op.Out[0].Type)}
@@ -119,7 +123,7 @@ func shapeRules() map[string]Rule {
 			return []Val{w.Concat(op.Attrs.Text("dim"), op.Out[0].Type, in...)}
 		},
 		"sum": func(w *Writer, op *ir.Op, in []Val) []Val {
-			// Sums of narrow numbers are made in f32, or the later ones of many would be lost.
+			// bf16 is summed in f32, or the later terms of a long sum would be lost.
 			total := w.Reduce(w.Widen(in[0]), "add", 0, op.Attrs.List("over")...)
 			return []Val{w.Convert(total, in[0].Type.Elem)}
 		},
@@ -129,7 +133,7 @@ func shapeRules() map[string]Rule {
 	}
 }
 
-// padded puts zeros before and after a value along a dimension.
+// Pad puts zeros before and after a value along a dimension.
 func (w *Writer) Pad(v Val, dim string, before, after int64) Val {
 	if before == 0 && after == 0 {
 		return v
@@ -143,7 +147,7 @@ func (w *Writer) Pad(v Val, dim string, before, after int64) Val {
 		List(low), List(high), List(none)), v, w.Constant(ir.Type{Elem: v.Type.Elem}, 0))
 }
 
-// narrow rounds an argument of a product to the type that the operation says, if it says one.
+// CastOperand rounds an operand of a matmul to the type in attribute "in", if there is one.
 func (w *Writer) CastOperand(op *ir.Op, x Val) Val {
 	to, err := dtype.Parse(op.Attrs.Text("in"))
 	if err != nil {
@@ -152,9 +156,10 @@ func (w *Writer) CastOperand(op *ir.Op, x Val) Val {
 	return w.Convert(x, to)
 }
 
-// lowest stands for minus infinity, which MLIR spells by its bits.
+// NegInf stands for minus infinity, which MLIR spells by its bits.
 const NegInf = -1e301
 
+// Slice takes [from, to) of a dimension.
 func (w *Writer) Slice(v Val, dim string, from, to int64) Val {
 	if from == 0 && to == v.Type.Size(dim) {
 		return v
@@ -172,6 +177,7 @@ func (w *Writer) Slice(v Val, dim string, from, to int64) Val {
 	return w.Apply(t, "stablehlo.slice ", " ["+List(parts)+"]", v)
 }
 
+// Concat concatenates along a dimension; t has the dimensions of the result.
 func (w *Writer) Concat(dim string, t ir.Type, parts ...Val) Val {
 	t = ir.Type{Elem: parts[0].Type.Elem, Dims: t.Dims}
 	return w.Apply(t, "stablehlo.concatenate ", fmt.Sprintf(", dim = %d", t.Index(dim)), parts...)

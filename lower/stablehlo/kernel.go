@@ -100,12 +100,12 @@ func Sharded() []Kernel {
 		return Kernel{Name: kernels.Plain, Kinds: []string{kind}, Applies: applies, Print: p}
 	}
 	return []Kernel{
-		row("embedding", rowsShared, sharedEmbedding),
-		row("embedding_dw", rowsShared, sharedEmbeddingDW),
-		row("cross_entropy", scoresShared, sharedCrossEntropy),
-		row("cross_entropy_grad", scoresShared, sharedCrossEntropyGrad),
-		row("attention", keysShared, ringAttention),
-		row("attention_grad", keysShared, ringAttentionGrad),
+		row("embedding", rowsSharded, shardedEmbedding),
+		row("embedding_dw", rowsSharded, shardedEmbeddingDW),
+		row("cross_entropy", vocabSharded, shardedCrossEntropy),
+		row("cross_entropy_grad", vocabSharded, shardedCrossEntropyGrad),
+		row("attention", keysSharded, ringAttention),
+		row("attention_grad", keysSharded, ringAttentionGrad),
 	}
 }
 
@@ -119,7 +119,7 @@ func Plain() []Kernel {
 	return []Kernel{row("attention", attention), row("attention_grad", attentionGrad)}
 }
 
-func rowsShared(_ *kernels.Selector, op *ir.Op) (string, bool) {
+func rowsSharded(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	table := op.Out[0].Type
 	if op.Kind == "embedding" {
 		table = op.In[1].Type
@@ -127,8 +127,8 @@ func rowsShared(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	return "", len(table.Place.Axes(table.Dims[0].Name)) > 0
 }
 
-func scoresShared(_ *kernels.Selector, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }
+func vocabSharded(_ *kernels.Selector, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }
 
-func keysShared(_ *kernels.Selector, op *ir.Op) (string, bool) {
+func keysSharded(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	return "", op.Attrs.Text("ring") != ""
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// meshRules are the collectives. The gradient of a model's text moves exactly what the graph says.
+// meshRules print collectives and copies between device and host. A program sends exactly what the
+// graph says: tests compare both to the byte.
 func meshRules() map[string]Rule {
 	return map[string]Rule{
 		"all_reduce": func(w *Writer, op *ir.Op, in []Val) []Val {
@@ -22,8 +23,8 @@ func meshRules() map[string]Rule {
 				`) (%s) {scatter_dimension = %d : i64, %s}`, Reducer("add", out.Elem),
 				out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...)), in[0])}
 		},
-		"all_gather": allGather,
-		"own_piece":  shardSlice,
+		"all_gather":  allGather,
+		"shard_slice": shardSlice,
 		"to_host": func(w *Writer, _ *ir.Op, in []Val) []Val {
 			return []Val{w.move(in[0], w.Target.HostMemory())}
 		},
@@ -36,7 +37,8 @@ func meshRules() map[string]Rule {
 	}
 }
 
-// move writes what XLA takes for a move to a memory; where there is only one, nothing.
+// move prints the annotation that XLA takes for a copy to another memory; nothing where there is
+// one memory.
 func (w *Writer) move(v Val, to string) Val {
 	if w.Target.HostMemory() == "" {
 		return v
@@ -46,7 +48,7 @@ func (w *Writer) move(v Val, to string) Val {
 			`true, mhlo.frontend_attributes = {_xla_buffer_placement = "`+to+`"}}`, v)
 }
 
-// after gives a value that is not there before another is.
+// after gives a value that is available only once another is, which orders copies from the host.
 func (w *Writer) after(v, other Val) Val {
 	pair := w.Fresh()
 	w.Line("%s:2 = stablehlo.optimization_barrier %s, %s : %s, %s", pair, v.Name, other.Name,
@@ -54,23 +56,25 @@ func (w *Writer) after(v, other Val) Val {
 	return Val{pair + "#0", v.Type}
 }
 
-// folder is the region of a collective that joins values.
+// Reducer is the region of a reduction: one instruction on two scalars.
 func Reducer(how string, d dtype.DType) string {
 	return fmt.Sprintf("{\n^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>):\n"+
 		"  %%c = stablehlo.%[2]s %%a, %%b : tensor<%[1]s>\n"+
 		"  stablehlo.return %%c : tensor<%[1]s>\n}", d.MLIR(), how)
 }
 
+// AllReduce reduces over the devices along some axes; how is add or maximum.
 func (w *Writer) AllReduce(x Val, how string, axes ...string) Val {
 	return w.Apply(x.Type, `"stablehlo.all_reduce"(`, fmt.Sprintf(") (%s) {%s}", Reducer(how,
 		x.Type.Elem),
 		w.replicas(axes...)), x)
 }
 
-// carriers are the whole numbers that carry types which XLA:CPU would widen on their way. A gather
-// moves bits and does not look at them.
+// carriers are the integer types that carry elements which XLA:CPU would widen to f32 on their way:
+// a gather moves bits and does not look at them.
 var carriers = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16}
 
+// allGather prints an all-gather along a dimension, of integers where XLA:CPU would widen the type.
 func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 	x, out := in[0], op.Out[0].Type
 	as, carried := carriers[x.Type.Elem.Bits()]
@@ -90,7 +94,7 @@ func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{w.Bitcast(y, out.Elem)}
 }
 
-// bits sees a value as another type of the same width.
+// Bitcast views a value as another type of the same width.
 func (w *Writer) Bitcast(x Val, as dtype.DType) Val {
 	if x.Type.Elem == as {
 		return x
@@ -99,8 +103,8 @@ func (w *Writer) Bitcast(x Val, as dtype.DType) Val {
 	return w.Apply(t, "stablehlo.bitcast_convert ", "", x)
 }
 
-// replicas names the groups of devices that meet along some axes. A group list is as long as the
-// mesh is large, so each is written once, before the module.
+// replicas names the replica groups along some axes of the mesh. A list is as long as the mesh is
+// large, so each is written once, as an alias before the module.
 func (w *Writer) replicas(axes ...string) string {
 	first, each := []int64{0}, []int64{0}
 	stride := int64(1)
@@ -135,7 +139,7 @@ func (w *Writer) alias(text string) string {
 	return fmt.Sprintf("#group%d", at)
 }
 
-// aliases spells the groups.
+// aliases spells the lists, before the module.
 func (w *Writer) aliases() string {
 	var b strings.Builder
 	for i, text := range w.groups {
@@ -144,8 +148,8 @@ func (w *Writer) aliases() string {
 	return b.String()
 }
 
-// first is where the device's own piece of a dimension begins, if an axis cuts it in pieces of
-// that size.
+// shardStart is the index at which the device's own shard of a dimension begins, from its replica
+// id; size is the size of a shard.
 func (w *Writer) shardStart(axis string, size int64, as dtype.DType) Val {
 	n, stride := ir.Along(w.mesh, axis)
 	id := ir.Type{Elem: dtype.U32}
@@ -155,14 +159,15 @@ func (w *Writer) shardStart(axis string, size int64, as dtype.DType) Val {
 	return w.Convert(w.Elementwise("multiply", place, w.Constant(id, float64(size))), as)
 }
 
-// ownPiece takes the slice that belongs to the device, by its number.
+// shardSlice takes the device's own shard of a value that all devices of an axis have.
 func shardSlice(w *Writer, op *ir.Op, in []Val) []Val {
 	out, dim := op.Out[0].Type, op.Attrs.Text("dim")
 	start := w.shardStart(op.Attrs.Text("axis"), out.Size(dim), indexType)
 	return []Val{w.dynamicSlice(in[0], dim, start, out.Size(dim))}
 }
 
-// localIDs counts rows from the device's first; has says which rows are the device's.
+// localIDs counts ids from the device's first row of a sharded table; has tells which rows the
+// device holds.
 func (w *Writer) localIDs(ids Val, table ir.Type) (local, has Val) {
 	axis := table.Place.Axes(table.Dims[0].Name)[0]
 	n := table.Dims[0].Size
@@ -173,25 +178,25 @@ func (w *Writer) localIDs(ids Val, table ir.Type) (local, has Val) {
 	return local, has
 }
 
-// sharedEmbedding gives zeros for rows that another device has.
-func sharedEmbedding(w *Writer, op *ir.Op, in []Val) []Val {
+// shardedEmbedding gives zeros for rows that another device holds; the graph adds up all devices.
+func shardedEmbedding(w *Writer, op *ir.Op, in []Val) []Val {
 	local, has := w.localIDs(in[0], op.In[1].Type)
 	local = w.Select(has, local, w.Constant(local.Type, 0))
 	rows := embedding(w, op, []Val{local, in[1]})[0]
 	return []Val{w.Select(w.BroadcastTo(has, rows.Type), rows, w.Constant(rows.Type, 0))}
 }
 
-// sharedEmbeddingDW adds up the gradients of the device's own rows: a scatter leaves out what is
-// outside.
-func sharedEmbeddingDW(w *Writer, op *ir.Op, in []Val) []Val {
+// shardedEmbeddingDW adds up the gradients of the device's own rows: a scatter drops indices out of
+// bounds.
+func shardedEmbeddingDW(w *Writer, op *ir.Op, in []Val) []Val {
 	out := op.Out[0].Type
 	local, has := w.localIDs(in[0], out)
 	outside := w.Constant(local.Type, float64(out.Dims[0].Size))
 	return embeddingDW(w, op, []Val{w.Select(has, local, outside), in[1]})
 }
 
-// shares gives the scores that the device has, in f32, without those that do not count, and where
-// the labels' scores are among them.
+// vocabShard gives the logits of the device's shard in f32, minus infinity for padding of the
+// vocabulary, and the mask of the labels among them.
 func (w *Writer) vocabShard(op *ir.Op, in []Val) (x, label Val) {
 	dim := op.Attrs.Text("dim")
 	x = w.Convert(in[0], dtype.F32)
@@ -205,9 +210,9 @@ func (w *Writer) vocabShard(op *ir.Op, in []Val) (x, label Val) {
 	return x, w.Compare("EQ", at, w.BroadcastTo(in[1], t))
 }
 
-// sharedCrossEntropy lets the devices agree on the largest score of a row, then on the sum of its
-// exponentials and the score of its label together.
-func sharedCrossEntropy(w *Writer, op *ir.Op, in []Val) []Val {
+// shardedCrossEntropy never exchanges logits: devices all-reduce the largest logit of each row,
+// then the sum of exponentials and the label's logit together, [2, rows].
+func shardedCrossEntropy(w *Writer, op *ir.Op, in []Val) []Val {
 	dim := op.Attrs.Text("dim")
 	x, label := w.vocabShard(op, in)
 	top := w.AllReduce(w.Reduce(x, "maximum", NegInf, dim), "maximum", op.Axes()...)
@@ -222,7 +227,8 @@ func sharedCrossEntropy(w *Writer, op *ir.Op, in []Val) []Val {
 	return w.RowLoss(in[1], top, total, score)
 }
 
-func sharedCrossEntropyGrad(w *Writer, op *ir.Op, in []Val) []Val {
+// shardedCrossEntropyGrad needs no collective: the log-sum-exp is known.
+func shardedCrossEntropyGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	x, label := w.vocabShard(op, in)
 	return []Val{w.LogitsGrad(x, func() Val { return label }, in, in[0].Type.Elem)}
 }

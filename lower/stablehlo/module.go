@@ -45,7 +45,7 @@ func Print(g *ir.Graph, t Table, target *kernels.Selector) (string, error) {
 	return w.aliases() + w.b.String(), nil
 }
 
-// attributes lists those of an argument or result that are not empty.
+// attributes lists the attributes of an argument or result, without the empty ones.
 func attributes(list ...string) string {
 	list = slices.DeleteFunc(list, func(a string) bool { return a == "" })
 	if len(list) == 0 {
@@ -54,7 +54,7 @@ func attributes(list ...string) string {
 	return " {" + strings.Join(list, ", ") + "}"
 }
 
-// memory is the attribute of a value that lies on the host.
+// memory is the attribute of a value in the host's memory.
 func (w *Writer) memory(hosted bool) string {
 	if !hosted || w.Target.HostMemory() == "" {
 		return ""
@@ -62,7 +62,7 @@ func (w *Writer) memory(hosted bool) string {
 	return fmt.Sprintf("mhlo.memory_kind = %q", w.Target.HostMemory())
 }
 
-// aliased is the attribute of an argument whose place a result takes, "" if none does.
+// aliased is the attribute of a donated argument, whose buffer a result takes; "" if none does.
 func aliased(g *ir.Graph, result string) string {
 	at := slices.IndexFunc(g.Results, func(v *ir.Value) bool { return v.Name == result })
 	if result == "" || at < 0 {
@@ -71,7 +71,7 @@ func aliased(g *ir.Graph, result string) string {
 	return fmt.Sprintf("tf.aliasing_output = %d : i32", at)
 }
 
-// ops writes the operations of a graph whose inputs have names already.
+// ops prints the operations of a graph whose inputs have names already.
 func (w *Writer) ops(g *ir.Graph) {
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
@@ -82,7 +82,7 @@ func (w *Writer) ops(g *ir.Graph) {
 	}
 }
 
-// op writes one operation.
+// op prints one operation.
 func (w *Writer) op(op *ir.Op) {
 	rule := w.rule(op)
 	if rule == nil {
@@ -97,7 +97,7 @@ func (w *Writer) op(op *ir.Op) {
 	}
 }
 
-// rule finds what writes an operation, by the kernel that is taken for it.
+// rule finds what prints an operation: the kernel that applies, or the plain rule.
 func (w *Writer) rule(op *ir.Op) Rule {
 	if why := unlowered(op); why != "" {
 		w.Fail("%s", why)
@@ -109,8 +109,8 @@ func (w *Writer) rule(op *ir.Op) Rule {
 	return w.table.Rules[op.Kind]
 }
 
-// unwritten says why an operation cannot be lowered: products with few bits are first written out
-// as quantize and block_dot.
+// unlowered says why an operation cannot be printed: quantized matmuls are lowered to quantize and
+// block_dot first.
 func unlowered(op *ir.Op) string {
 	if op.Kind == "block_dw" {
 		return "block_dw is not written out: package precision makes a block_dot of it"
@@ -123,7 +123,8 @@ func unlowered(op *ir.Op) string {
 	return ""
 }
 
-// repeat writes a loop. Everything that the body sees goes round with it: XLA wants loops closed.
+// repeat prints a loop. XLA wants loops closed, so that everything the body reads is part of the
+// loop's state: the round, carries, stacks, invariants, stacked results.
 func (w *Writer) repeat(op *ir.Op) {
 	l, carries := op.Loop(), len(op.Loop().Carries)
 	index := ir.Type{Elem: indexType}
@@ -165,7 +166,7 @@ func (w *Writer) repeat(op *ir.Op) {
 	}
 }
 
-// round writes one round of a loop: slices of the stacks, the body, and what it stacks up.
+// body prints one round: slices of the stacks, the body, and updates of the stacked results.
 func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
 	carries := len(l.Carries)
 	for i, v := range l.Body.Inputs {
@@ -194,7 +195,7 @@ func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
 	return next
 }
 
-// lay puts one round's value into its place of a stack.
+// updateSlice writes one round's value [...] into a stack [layer, ...].
 func (w *Writer) updateSlice(stack, v, at Val) Val {
 	starts := w.starts(stack.Type, stack.Type.Dims[0].Name, at)
 	one := w.Reshape(v, ir.Type{Dims: append([]ir.Dim{{Name: ir.Layer, Size: 1}}, v.Type.Dims...)})
@@ -202,14 +203,14 @@ func (w *Writer) updateSlice(stack, v, at Val) Val {
 	return w.Apply(stack.Type, "stablehlo.dynamic_update_slice ", "", in...)
 }
 
-// starts is where a slice along one dimension begins, in each dimension.
+// starts are the start indices of a slice along one dimension.
 func (w *Writer) starts(t ir.Type, dim string, at Val) []Val {
 	starts := slices.Repeat([]Val{w.Constant(at.Type, 0)}, len(t.Dims))
 	starts[t.Index(dim)] = at
 	return starts
 }
 
-// dynamicSlice takes some of a dimension from a place on that the program finds out.
+// dynamicSlice takes size elements of a dimension from an index that the program computes.
 func (w *Writer) dynamicSlice(x Val, dim string, at Val, size int64) Val {
 	t := ir.Type{Elem: x.Type.Elem, Dims: slices.Clone(x.Type.Dims)}
 	t.Dims[t.Index(dim)].Size = size

@@ -10,38 +10,39 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// A ring is attention whose keys go from device to device (Liu et al., 2023): after j moves a
-// device has those of the device j places before it. What its queries see of each piece is joined
-// by the logarithms of the sums of exponentials. The gradient sees each piece with the statistics
-// of the whole, so its terms just add up; those of keys go round with the keys and once more, to
-// where they came from.
+// A ring is attention whose keys and values go from device to device (Liu et al., 2023): after j
+// moves a device has the shard of the device j places before it. Partial results are combined by
+// their log-sum-exp. The gradient sees each shard with the statistics of the whole, so its terms
+// just add up; gradients of keys travel with the keys, and one more move brings them home.
 type ring struct {
 	w          *Writer
 	op         *ir.Op
 	size, each int64 // devices, and keys of one
 	axis       string
-	// plain says that pieces are seen all or not at all, but for the device's own: a causal mask, the
-	// devices in the order of the sequence, and nothing else. Then no piece needs a mask of its own.
-	plain bool
-	cudnn bool
+	// unmasked tells that a shard of another device is seen all or not at all: a causal mask with
+	// devices in the order of the sequence, no window, no documents. Then no shard needs a mask of its
+	// own but the device's own, which is causal.
+	unmasked bool
+	cudnn    bool
 }
 
+// newRing asks the selector whether cuDNN computes the shards.
 func newRing(w *Writer, op *ir.Op) *ring {
 	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
 	r.size, _ = ir.Along(w.mesh, r.axis)
 	segments, _ := op.Extras()
-	r.plain = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
+	r.unmasked = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
 		op.Attrs.Int("window") == 0
 	if w.Target != nil {
 		kernel, why := w.Target.Attends(op)
 		w.Target.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
-		r.cudnn = kernel == kernels.CuDNN && r.plain
+		r.cudnn = kernel == kernels.CuDNN && r.unmasked
 	}
 	return r
 }
 
-// pass hands a value on to the next device.
-func (r *ring) pass(x Val) Val {
+// permute sends a value to the next device of the ring.
+func (r *ring) permute(x Val) Val {
 	w, elem := r.w, x.Type.Elem
 	_, stride := ir.Along(w.mesh, r.axis)
 	total := ir.Devices(w.mesh)
@@ -58,43 +59,43 @@ func (r *ring) pass(x Val) Val {
 	return w.Bitcast(x, elem)
 }
 
-// passOnce is pass of something that attention and its gradient hand on alike, where both stand in
-// one loop or function: it is sent once.
-func (r *ring) passOnce(x Val) Val {
-	return r.w.Once("pass "+x.Name+" "+r.axis, func() Val { return r.pass(x) })
+// permuteOnce is permute of keys and values, which attention and its gradient send alike: where
+// both are in one function they are sent once.
+func (r *ring) permuteOnce(x Val) Val {
+	return r.w.Once("pass "+x.Name+" "+r.axis, func() Val { return r.permute(x) })
 }
 
-// owner is the place of the device whose keys are here after so many moves.
-func (r *ring) owner(moves int64) Val {
+// keyOwner is the position along the ring of the device whose keys are here after some moves.
+func (r *ring) keyOwner(moves int64) Val {
 	w := r.w
 	place := w.shardStart(r.axis, 1, indexType)
 	place = w.Elementwise("add", place, w.Constant(place.Type, float64(r.size-moves)))
 	return w.Elementwise("remainder", place, w.Constant(place.Type, float64(r.size)))
 }
 
-// known takes from something about all keys what is about the keys that are here.
-func (r *ring) known(x Val, owner Val) Val {
+// keySlice takes, of something that is known about all keys, the part about the keys that are here.
+func (r *ring) keySlice(x Val, owner Val) Val {
 	w := r.w
 	start := w.Elementwise("multiply", owner, w.Constant(owner.Type, float64(r.each)))
 	return w.dynamicSlice(x, ir.Keys, start, r.each)
 }
 
-// piece gives the arguments of one piece: those of the operation with the keys that are here, and
-// what is known of them.
-func (r *ring) piece(in []Val, k, v, owner Val) []Val {
+// shardArgs gives the arguments of attention to one shard: keys and values that are here, and the
+// documents and positions of these keys.
+func (r *ring) shardArgs(in []Val, k, v, owner Val) []Val {
 	in = slices.Clone(in)
 	in[1], in[2] = k, v
 	segments, places := r.op.Extras()
 	first := len(in) - len(segments) - len(places)
 	for i := first + 1; i < len(in); i += 2 {
-		in[i] = r.known(in[i], owner)
+		in[i] = r.keySlice(in[i], owner)
 	}
 	return in
 }
 
-// whole is the operation after some moves where pieces are plain: at home the mask is causal, and
-// from elsewhere all keys are seen or none.
-func (r *ring) whole(moves int64) *ir.Op {
+// unmaskedOp is the operation after some moves where shards are unmasked: at home the mask is
+// causal, elsewhere all keys are visible.
+func (r *ring) unmaskedOp(moves int64) *ir.Op {
 	op := *r.op
 	segments, places := op.Extras()
 	op.In = op.In[:len(op.In)-len(segments)-len(places)]
@@ -105,37 +106,37 @@ func (r *ring) whole(moves int64) *ir.Op {
 	return &op
 }
 
-// part computes with the keys and values that are here after some moves. A kernel that needs no
-// extras takes what is here; else all of in is taken, cut to the keys of their owner.
-func (r *ring) part(moves int64, in, here []Val, plain Rule) []Val {
+// attend computes with the keys and values that are here after some moves.
+func (r *ring) attend(moves int64, in, here []Val, plain Rule) []Val {
 	switch {
 	case r.cudnn:
-		return r.w.table.named(kernels.CuDNN, r.op.Kind)(r.w, r.whole(moves), here)
-	case r.plain:
-		return plain(r.w, r.whole(moves), here)
+		return r.w.table.named(kernels.CuDNN, r.op.Kind)(r.w, r.unmaskedOp(moves), here)
+	case r.unmasked:
+		return plain(r.w, r.unmaskedOp(moves), here)
 	}
-	return plain(r.w, r.op, r.piece(in, here[1], here[2], r.owner(moves)))
+	return plain(r.w, r.op, r.shardArgs(in, here[1], here[2], r.keyOwner(moves)))
 }
 
-// behind tells, after some moves, whether the keys that are here stand before the queries, as big
-// as a type: a device's queries follow those of the devices before it.
-func (r *ring) behind(moves int64, like ir.Type) Val {
+// keysBefore tells whether the keys that are here come before the device's queries, broadcast to a
+// type.
+func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 	w := r.w
 	place := w.shardStart(r.axis, 1, indexType)
 	return w.BroadcastTo(w.Compare("GE", place, w.Constant(place.Type, float64(moves))), like)
 }
 
+// ringAttention accumulates the output in f32 and rounds it once.
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
 	k, v := in[1], in[2]
 	var o, lse Val
 	for moves := range r.size {
 		if moves > 0 {
-			k, v = r.passOnce(k), r.passOnce(v)
+			k, v = r.permuteOnce(k), r.permuteOnce(v)
 		}
-		part := r.part(moves, in, []Val{in[0], k, v}, attention)
-		if r.plain && moves > 0 {
-			seen := r.behind(moves, part[1].Type)
+		part := r.attend(moves, in, []Val{in[0], k, v}, attention)
+		if r.unmasked && moves > 0 {
+			seen := r.keysBefore(moves, part[1].Type)
 			part[1] = w.Select(seen, part[1], w.Constant(part[1].Type, MaskedScore))
 		}
 		wide := w.Convert(part[0], dtype.F32)
@@ -155,21 +156,22 @@ func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{w.Convert(o, op.Out[0].Type.Elem), lse}
 }
 
+// ringAttentionGrad accumulates dQ here, and dK and dV as they travel, in f32.
 func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
 	k, v := in[1], in[2]
 	var sums [3]Val // of queries, here; of keys and values, on their way
 	for moves := range r.size {
 		if moves > 0 {
-			k, v = r.passOnce(k), r.passOnce(v)
-			sums[1], sums[2] = r.pass(sums[1]), r.pass(sums[2])
+			k, v = r.permuteOnce(k), r.permuteOnce(v)
+			sums[1], sums[2] = r.permute(sums[1]), r.permute(sums[2])
 		}
 		here := append([]Val{in[0], k, v}, in[3:6]...)
-		part := r.part(moves, in, here, attentionGrad)
+		part := r.attend(moves, in, here, attentionGrad)
 		for i, g := range part {
 			if moves > 0 { // the first term is sent as it is; sums have more digits
-				if g = w.Convert(g, dtype.F32); r.plain {
-					g = w.Select(r.behind(moves, g.Type), g, w.Constant(g.Type, 0))
+				if g = w.Convert(g, dtype.F32); r.unmasked {
+					g = w.Select(r.keysBefore(moves, g.Type), g, w.Constant(g.Type, 0))
 				}
 				g = w.Elementwise("add", w.Convert(sums[i], dtype.F32), g)
 			}
@@ -179,7 +181,7 @@ func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	out := make([]Val, 3)
 	for i := range out {
 		if out[i] = w.Convert(sums[i], op.Out[i].Type.Elem); i > 0 {
-			out[i] = r.pass(out[i]) // home, rounded already
+			out[i] = r.permute(out[i]) // home, rounded already
 		}
 	}
 	return out

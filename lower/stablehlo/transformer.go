@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
+// blockRules print the operations of Transformer blocks by their mathematics.
 func blockRules() map[string]Rule {
 	return map[string]Rule{
 		"rms_norm": func(w *Writer, op *ir.Op, in []Val) []Val {
@@ -52,8 +53,8 @@ func blockRules() map[string]Rule {
 	}
 }
 
-// wide gives a value in f32 if its type is narrower: norms and sums are computed so and rounded
-// once, as PyTorch's are.
+// Widen converts bf16 and f16 to f32: norms and sums are computed in f32 and rounded once, as
+// PyTorch does.
 func (w *Writer) Widen(x Val) Val {
 	if x.Type.Elem == dtype.F64 || x.Type.Elem.Kind() != dtype.Float {
 		return x
@@ -61,18 +62,19 @@ func (w *Writer) Widen(x Val) Val {
 	return w.Convert(x, dtype.F32)
 }
 
+// mean averages over a dimension.
 func (w *Writer) mean(x Val, dim string) Val {
 	total := w.Reduce(x, "add", 0, dim)
 	return w.Elementwise("multiply", total, w.Constant(total.Type, 1/float64(x.Type.Size(dim))))
 }
 
-// rsqrtMean gives one over the root of the mean of squares and a little more.
+// rsqrtMean gives 1/sqrt(mean(squares) + eps).
 func (w *Writer) rsqrtMean(squares Val, dim string, eps float64) Val {
 	m := w.mean(squares, dim)
 	return w.Elementwise("rsqrt", w.Elementwise("add", m, w.Constant(m.Type, eps)))
 }
 
-// softmax gives the probabilities along a dimension and the logarithm of their sum.
+// softmax gives probabilities along a dimension and the log-sum-exp.
 func (w *Writer) softmax(x Val, dim string) (p, lse Val) {
 	top := w.Reduce(x, "maximum", NegInf, dim)
 	e := w.Elementwise("exponential", w.Elementwise("subtract", x, w.BroadcastTo(top, x.Type)))
@@ -81,7 +83,7 @@ func (w *Writer) softmax(x Val, dim string) (p, lse Val) {
 	return p, w.Elementwise("add", top, w.Elementwise("log", total))
 }
 
-// rope turns the halves of the last dimension by the angle of their position.
+// rope rotates pairs (i, i + head/2) of the last dimension by position times frequency.
 func rope(w *Writer, op *ir.Op, in []Val) []Val {
 	x := in[0]
 	last := x.Type.Dims[len(x.Type.Dims)-1]
@@ -108,29 +110,35 @@ func rope(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{w.Concat(last.Name, x.Type, low, high)}
 }
 
-// share is the dimension of the query heads that one key head serves.
+// QueryGroup is the dimension of the query heads that share one key head (grouped-query attention).
 const QueryGroup = "share"
 
-// An attendant writes the parts that attention and its gradient have in common.
+// An Attention prints what attention and its gradient have in common. Q is [..., seq, kv, group,
+// head], K and V are [..., keys, kv, head].
 type Attention struct {
-	W       *Writer
-	Op      *ir.Op
-	Q, K, V Val // q with heads cut into key heads and their share
+	W  *Writer
+	Op *ir.Op
+	// Q has heads split into key heads and their group.
+	Q, K, V Val
 
-	Segments    []Val // of queries and of keys, or none
-	Positions   []Val // likewise
-	squeeze     bool  // a share of one head is no dimension
-	QueryOffset int64 // by how much the first query stands after the first key
+	// Segments are the document numbers [batch, seq] and [batch, keys], Positions the places in the
+	// sequence [seq] and [keys]; two of each or none.
+	Segments, Positions []Val
+	// squeeze leaves a group of one head out of the dimensions.
+	squeeze bool
+	// QueryOffset is the position of the first query minus the first key's.
+	QueryOffset int64
 
-	// times is how products are written.
+	// Matmul is how products are printed.
 	Matmul func(x, y Val, to dtype.DType, over ...string) Val
-	// mask is how the scores of keys that a query does not see are taken out.
+	// Mask removes the scores of keys that a query does not see.
 	Mask func(score Val) Val
 }
 
-func NewAttention(w *Writer, op *ir.Op, in []Val, alone bool) *Attention {
+// NewAttention rounds the operands to the type of the products and groups the query heads.
+func NewAttention(w *Writer, op *ir.Op, in []Val, squeeze bool) *Attention {
 	a := &Attention{W: w, Op: op, K: w.CastOperand(op, in[1]), V: w.CastOperand(op, in[2]),
-		Matmul: w.Dot, squeeze: alone}
+		Matmul: w.Dot, squeeze: squeeze}
 	a.Mask = a.selectMask
 	a.Q = a.GroupHeads(w.CastOperand(op, in[0]))
 	segments, places := op.Extras()
@@ -139,7 +147,7 @@ func NewAttention(w *Writer, op *ir.Op, in []Val, alone bool) *Attention {
 	return a
 }
 
-// grouped cuts heads into key heads and their share.
+// GroupHeads splits [heads] into [kv, group].
 func (a *Attention) GroupHeads(x Val) Val {
 	kv := a.K.Type.Size(ir.KVHeads)
 	t := ir.Type{Elem: x.Type.Elem}
@@ -155,12 +163,12 @@ func (a *Attention) GroupHeads(x Val) Val {
 	return a.W.Reshape(x, t)
 }
 
-// ungrouped puts dimensions into a graph value's order and joins the heads again.
+// UngroupHeads transposes to a graph value's order and merges [kv, group] again.
 func (a *Attention) UngroupHeads(x Val, like ir.Type) Val {
 	return a.W.Reshape(a.W.Transpose(x, a.GroupedDims(like)), like)
 }
 
-// split lists a graph value's dimensions with the heads cut, which is how a product gives it.
+// GroupedDims lists a graph value's dimensions with the heads split.
 func (a *Attention) GroupedDims(like ir.Type) []string {
 	var order []string
 	for _, d := range like.Dims {
@@ -173,7 +181,8 @@ func (a *Attention) GroupedDims(like ir.Type) []string {
 	return order
 }
 
-// scores gives q·k in f32, capped and masked, and before the cap.
+// Scores gives scale · QKᵀ in f32, [..., kv, group, seq, keys] in the order of the product:
+// soft-capped and masked, and raw, before the cap.
 func (a *Attention) Scores() (score, raw Val) {
 	w := a.W
 	raw = a.Matmul(a.Q, a.K, dtype.F32, ir.HeadDim)
@@ -186,11 +195,11 @@ func (a *Attention) Scores() (score, raw Val) {
 	return a.Mask(score), raw
 }
 
-// unseen stands for the score of a key that a query does not see. It is far below every score: the
-// exponential of the difference is zero, and no NaN arises.
+// MaskedScore is the score of a key that a query does not see. It is far below every real score:
+// the exponential of the difference is zero, and no NaN arises as with minus infinity.
 const MaskedScore = -1e30
 
-// masked leaves the scores of keys that a query sees.
+// selectMask replaces the scores of unseen keys.
 func (a *Attention) selectMask(score Val) Val {
 	sees := a.Visible(score.Type)
 	if sees.Name == "" {
@@ -199,7 +208,8 @@ func (a *Attention) selectMask(score Val) Val {
 	return a.W.Select(sees, score, a.W.Constant(score.Type, MaskedScore))
 }
 
-// sees gives, for each score, whether the query sees the key; nothing if all see all.
+// Visible tells for each score whether the query sees the key: causal, window, documents. Its name
+// is empty if all see all.
 func (a *Attention) Visible(scores ir.Type) (all Val) {
 	w, window := a.W, a.Op.Attrs.Int("window")
 	also := func(one Val) {
@@ -235,6 +245,7 @@ func (a *Attention) Visible(scores ir.Type) (all Val) {
 	return all
 }
 
+// attention computes softmax(scale · QKᵀ) V in f32, and the log-sum-exp for the gradient.
 func attention(w *Writer, op *ir.Op, in []Val) []Val {
 	a := NewAttention(w, op, in, false)
 	score, _ := a.Scores()
@@ -243,6 +254,8 @@ func attention(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{a.UngroupHeads(o, op.Out[0].Type), a.UngroupHeads(lse, op.Out[1].Type)}
 }
 
+// attentionGrad recomputes the probabilities P from the log-sum-exp: dV = Pᵀ dO, dP = dO Vᵀ, dS = P
+// ∘ (dP − rowsum(dO ∘ O)), dQ = dS K, dK = dSᵀ Q; gradients of keys sum over the group.
 func attentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	a := NewAttention(w, op, in, false)
 	o, stat, do := a.GroupHeads(in[3]), a.GroupHeads(in[4]), a.GroupHeads(in[5])
@@ -256,14 +269,14 @@ func attentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	inner := w.Reduce(w.Convert(w.Elementwise("multiply", do, o), dtype.F32), "add", 0, ir.HeadDim)
 	ds := w.Elementwise("multiply", p, w.Elementwise("subtract", dp, w.BroadcastTo(inner, p.Type)))
 	ds = a.ScoreGrad(ds, raw)
-	narrow := w.Convert(ds, short.Type.Elem)
-	dq := w.Dot(narrow, a.K, elem, ir.Keys)
-	dk := w.Dot(narrow, a.Q, elem, ir.Seq, QueryGroup)
+	rounded := w.Convert(ds, short.Type.Elem)
+	dq := w.Dot(rounded, a.K, elem, ir.Keys)
+	dk := w.Dot(rounded, a.Q, elem, ir.Seq, QueryGroup)
 	return []Val{a.UngroupHeads(dq, op.Out[0].Type), a.UngroupHeads(dk, op.Out[1].Type),
 		a.UngroupHeads(dv, op.Out[2].Type)}
 }
 
-// slope takes the gradient of the scores through their cap and their scale.
+// ScoreGrad takes the gradient of the scores through their cap and their scale.
 func (a *Attention) ScoreGrad(ds, raw Val) Val {
 	w := a.W
 	ds = w.Elementwise("multiply", ds, w.Constant(ds.Type, a.Op.Attrs.Float("scale")))
@@ -275,12 +288,14 @@ func (a *Attention) ScoreGrad(ds, raw Val) Val {
 	return ds
 }
 
-// picked gives a mask of the labels' places in the logits.
+// LabelMask is true at the labels' positions in the logits.
 func (w *Writer) LabelMask(logits, labels Val, dim string) Val {
 	t := ir.Type{Elem: labels.Type.Elem, Dims: logits.Type.Dims}
 	return w.Compare("EQ", w.Iota(t, dim), w.BroadcastTo(labels, t))
 }
 
+// crossEntropy gives, per row, log-sum-exp minus the label's logit, and the log-sum-exp for the
+// gradient.
 func crossEntropy(w *Writer, op *ir.Op, in []Val) []Val {
 	dim := op.Attrs.Text("dim")
 	x := w.Convert(in[0], dtype.F32)
@@ -290,8 +305,8 @@ func crossEntropy(w *Writer, op *ir.Op, in []Val) []Val {
 	return w.RowLoss(in[1], top, w.Reduce(e, "add", 0, dim), w.Reduce(at, "add", 0, dim))
 }
 
-// lossOf gives the loss of rows and the logarithm of their sums, from the labels, the largest
-// score, the sum of exponentials less the largest, and the label's score of each row.
+// RowLoss gives the loss of rows and their log-sum-exp, from the largest logit of a row, the sum of
+// exponentials less the largest, and the label's logit. A negative label has no loss.
 func (w *Writer) RowLoss(labels, top, total, at Val) []Val {
 	lse := w.Elementwise("add", top, w.Elementwise("log", total))
 	real := w.Compare("GE", labels, w.Constant(labels.Type, 0))
@@ -299,14 +314,15 @@ func (w *Writer) RowLoss(labels, top, total, at Val) []Val {
 	return []Val{loss, lse}
 }
 
+// crossEntropyGrad is (softmax − onehot(label)) · d.
 func crossEntropyGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	x := w.Convert(in[0], dtype.F32)
 	label := func() Val { return w.LabelMask(x, in[1], op.Attrs.Text("dim")) }
 	return []Val{w.LogitsGrad(x, label, in, in[0].Type.Elem)}
 }
 
-// scoreGrad gives the gradient of scores x in f32, from a mask of the labels' places, and the
-// operation's labels, logarithms of sums and gradients of rows.
+// LogitsGrad is the gradient of logits x in f32, from a mask of the labels, and the operation's
+// labels, log-sum-exps and row gradients.
 func (w *Writer) LogitsGrad(x Val, label func() Val, in []Val, to dtype.DType) Val {
 	labels, lse, d := in[1], in[2], in[3]
 	p := w.Elementwise("exponential", w.Elementwise("subtract", x, w.BroadcastTo(lse, x.Type)))
@@ -317,15 +333,16 @@ func (w *Writer) LogitsGrad(x Val, label func() Val, in []Val, to dtype.DType) V
 	return w.Convert(g, to)
 }
 
-// flat gives ids as a column, as gathers and scatters want them.
-func (w *Writer) flat(ids Val) Val {
+// columnOfIDs gives ids as [n, 1], as gathers and scatters want them.
+func (w *Writer) columnOfIDs(ids Val) Val {
 	return w.Reshape(ids, ir.Type{Elem: ids.Type.Elem, Dims: []ir.Dim{
 		{Name: "ids", Size: ids.Type.Shape().Elements()}, {Name: "one", Size: 1}}})
 }
 
+// embedding gathers rows of a table [vocab, embed].
 func embedding(w *Writer, op *ir.Op, in []Val) []Val {
 	table, width := in[1], in[1].Type.Dims[1]
-	ids := w.flat(in[0])
+	ids := w.columnOfIDs(in[0])
 	t := ir.Type{Elem: table.Type.Elem, Dims: []ir.Dim{ids.Type.Dims[0], width}}
 	rows := w.Apply(t, `"stablehlo.gather"(`, fmt.Sprintf(`) {dimension_numbers = #stablehlo.gather<`+
 		`offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, `+
@@ -333,9 +350,10 @@ func embedding(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{w.Reshape(rows, op.Out[0].Type)}
 }
 
+// embeddingDW scatter-adds gradients of equal ids into a table of zeros.
 func embeddingDW(w *Writer, op *ir.Op, in []Val) []Val {
 	out := op.Out[0].Type
-	ids := w.flat(in[0])
+	ids := w.columnOfIDs(in[0])
 	dy := w.Reshape(in[1], ir.Type{Elem: out.Elem, Dims: []ir.Dim{ids.Type.Dims[0], out.Dims[1]}})
 	zero := w.Constant(out, 0)
 	return []Val{w.Apply(out, `"stablehlo.scatter"(`, `) (`+Reducer("add", out.Elem)+
@@ -344,7 +362,8 @@ func embeddingDW(w *Writer, op *ir.Op, in []Val) []Val {
 		zero, ids, dy)}
 }
 
-// onehot picks from, or adds into, the last dimension by comparing places: routers have few.
+// onehot gathers from, or scatter-adds into, the last dimension by comparing indices with all
+// positions: routers have few experts.
 func (w *Writer) onehot(op *ir.Op, x, idx Val, gather bool) Val {
 	dim := op.Attrs.Text("dim")
 	k := idx.Type.Dims[len(idx.Type.Dims)-1].Size
@@ -368,7 +387,7 @@ func (w *Writer) onehot(op *ir.Op, x, idx Val, gather bool) Val {
 	return w.Reshape(w.Reduce(chosen, "add", 0, over), op.Out[0].Type)
 }
 
-// topK sorts values with their places, the largest first; equal values keep their order.
+// topK sorts values with their indices, the largest first; equal values keep their order.
 func topK(w *Writer, op *ir.Op, in []Val) []Val {
 	x, dim := in[0], op.Attrs.Text("dim")
 	places := ir.Type{Elem: dtype.S32, Dims: x.Type.Dims}

@@ -11,48 +11,59 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// A writer prints one module. Lines refer to values by MLIR names; the first error is kept.
+// A Writer prints one module. Lines refer to values by MLIR names; the first error is remembered.
+// Its state is text, names and symbols of the module: nothing that is decided while printing one
+// operation changes how another is printed, but for [Writer.Once].
 type Writer struct {
-	b        strings.Builder
-	mesh     []ir.Axis
-	groups   []string // of devices that meet in collectives, each written once
-	table    Table
-	Target   *kernels.Selector
-	at       map[*ir.Value]string
-	outlined []string       // the types of what is held
-	cse      map[string]Val // what was written once, of the function or body that is being written
-	next     int
-	indent   int
-	err      error
+	// Target chooses kernels and their shapes; nil stands for every target.
+	Target *kernels.Selector
+
+	b      strings.Builder
+	mesh   []ir.Axis
+	table  Table
+	at     map[*ir.Value]string // MLIR names
+	next   int                  // number of the last fresh name
+	indent int
+	err    error
+
+	// Symbols of the module: lists of devices, printed before it, and types that have an identity
+	// function ([Writer.Materialize]), printed at its end.
+	groups, outlined []string
+	// cse has what Once printed in the current function or loop body, by key.
+	cse map[string]Val
 }
 
+// Line prints one line, indented.
 func (w *Writer) Line(format string, args ...any) {
 	w.b.WriteString(strings.Repeat("  ", w.indent))
 	fmt.Fprintf(&w.b, format, args...)
 	w.b.WriteByte('\n')
 }
 
+// Fail remembers the first error.
 func (w *Writer) Fail(format string, args ...any) {
 	if w.err == nil {
 		w.err = fmt.Errorf(format, args...)
 	}
 }
 
-// fresh gives a new MLIR name.
+// Fresh gives a new MLIR name.
 func (w *Writer) Fresh() string {
 	w.next++
 	return fmt.Sprintf("%%%d", w.next)
 }
 
-// A val is an MLIR value with its type, while an operation is being written.
+// A Val is an MLIR value with its type, while an operation is being printed. Its type may have
+// dimensions that the graph does not know.
 type Val struct {
 	Name string
 	Type ir.Type
 }
 
+// Tensor spells a type: tensor<2x4xf32>.
 func Tensor(t ir.Type) string { return t.Shape().MLIR() }
 
-// use gives the MLIR value of a graph value.
+// Use gives the MLIR value of a graph value.
 func (w *Writer) Use(v *ir.Value) Val {
 	name, ok := w.at[v]
 	if !ok {
@@ -61,8 +72,8 @@ func (w *Writer) Use(v *ir.Value) Val {
 	return Val{name, v.Type}
 }
 
-// once writes something the first time, and gives it again where the same is asked for in the same
-// function or body.
+// Once prints something the first time, and gives it again where the same is asked for in the same
+// function or loop body: common subexpressions such as mask tables.
 func (w *Writer) Once(key string, write func() Val) Val {
 	v, ok := w.cse[key]
 	if !ok {
@@ -72,20 +83,20 @@ func (w *Writer) Once(key string, write func() Val) Val {
 	return v
 }
 
-// emit writes one instruction with one result.
+// Emit prints one instruction with one result.
 func (w *Writer) Emit(t ir.Type, format string, args ...any) Val {
 	v := Val{w.Fresh(), t}
 	w.Line("%s = %s", v.Name, fmt.Sprintf(format, args...))
 	return v
 }
 
-// apply writes an instruction on values: what stands before and after their names, then the types.
+// Apply prints an instruction on values: what comes before and after their names, then the types.
 func (w *Writer) Apply(t ir.Type, before, after string, in ...Val) Val {
 	names, types := Spell(in)
 	return w.Emit(t, "%s%s%s : (%s) -> %s", before, names, after, types, Tensor(t))
 }
 
-// spelled lists the names of values, and their types.
+// Spell lists the names of values, and their types.
 func Spell(in []Val) (names, types string) {
 	n, t := make([]string, len(in)), make([]string, len(in))
 	for i, v := range in {
@@ -94,25 +105,25 @@ func Spell(in []Val) (names, types string) {
 	return strings.Join(n, ", "), strings.Join(t, ", ")
 }
 
-// list spells things with commas between, as MLIR has them in brackets.
+// List spells things with commas between, as MLIR has them in brackets.
 func List[T any](things []T) string {
 	texts := lists.Map(things, func(x T) string { return fmt.Sprint(x) })
 	return strings.Join(texts, ", ")
 }
 
-// elementwise writes an instruction whose arguments and result all have one type.
+// Elementwise prints an instruction whose arguments and result all have one type.
 func (w *Writer) Elementwise(op string, args ...Val) Val {
 	names, _ := Spell(args)
 	return w.Emit(args[0].Type, "stablehlo.%s %s : %s", op, names, Tensor(args[0].Type))
 }
 
-// constant writes a number, as many times as a type has elements.
+// Constant fills a type with one number.
 func (w *Writer) Constant(t ir.Type, value float64) Val {
 	return w.Emit(t, "stablehlo.constant dense<%s> : %s", Number(t.Elem, value), Tensor(t))
 }
 
-// number spells a constant of an element type. Floats are written with enough digits to come back,
-// infinities by their bits, since MLIR has no word for them.
+// Number spells a constant of an element type: floats with enough digits to come back, minus
+// infinity by its bits, since MLIR has no word for it.
 func Number(d dtype.DType, value float64) string {
 	switch {
 	case d == dtype.Pred:
@@ -126,7 +137,8 @@ func Number(d dtype.DType, value float64) string {
 	return fmt.Sprintf("%.17e", value)
 }
 
-// as repeats a value along the dimensions that a wider type has, matching dimensions by name.
+// BroadcastTo repeats a value along the dimensions that a wider type has; dimensions are matched by
+// name, and transposed if their order differs.
 func (w *Writer) BroadcastTo(v Val, t ir.Type) Val {
 	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
 	if slices.Equal(v.Type.Dims, t.Dims) {
@@ -140,7 +152,7 @@ func (w *Writer) BroadcastTo(v Val, t ir.Type) Val {
 	return w.Apply(t, "stablehlo.broadcast_in_dim ", ", dims = ["+List(dims)+"]", v)
 }
 
-// transpose puts dimensions into another order.
+// Transpose puts dimensions into an order; nothing is printed if they have it.
 func (w *Writer) Transpose(v Val, order []string) Val {
 	t := ir.Type{Elem: v.Type.Elem}
 	perm := make([]int, len(order))
@@ -154,7 +166,7 @@ func (w *Writer) Transpose(v Val, order []string) Val {
 	return w.Apply(t, "stablehlo.transpose ", ", dims = ["+List(perm)+"]", v)
 }
 
-// reshape changes the dimensions, not the order of elements.
+// Reshape changes the dimensions, not the order of elements.
 func (w *Writer) Reshape(v Val, t ir.Type) Val {
 	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
 	if v.Type.Shape().Equal(t.Shape()) {
@@ -163,7 +175,7 @@ func (w *Writer) Reshape(v Val, t ir.Type) Val {
 	return w.Apply(t, "stablehlo.reshape ", "", v)
 }
 
-// barriers is a barrier on several values at once.
+// Barriers is a barrier on several values at once: none is used before all are computed.
 func (w *Writer) Barriers(in ...Val) []Val {
 	if len(in) == 1 {
 		return []Val{w.Barrier(in[0])}
@@ -178,14 +190,14 @@ func (w *Writer) Barriers(in ...Val) []Val {
 	return out
 }
 
-// barrier gives a value that XLA neither looks through nor computes again.
+// Barrier gives a value that XLA neither looks through nor recomputes.
 func (w *Writer) Barrier(v Val) Val {
 	return w.Emit(v.Type, "stablehlo.optimization_barrier %s : %s", v.Name, Tensor(v.Type))
 }
 
-// held gives a value that is written to memory as it is, and that nothing after it computes again.
-// XLA:CPU drops barriers before it joins loops, but does not join what a function gives that is not
-// inlined.
+// Materialize gives a value that is written to memory once, and that nothing after it recomputes.
+// XLA:CPU drops barriers before it fuses, but does not fuse across the result of a function that is
+// not inlined.
 func (w *Writer) Materialize(v Val) Val {
 	t := Tensor(v.Type)
 	at := slices.Index(w.outlined, t)
@@ -197,7 +209,7 @@ func (w *Writer) Materialize(v Val) Val {
 		`{mhlo.frontend_attributes = {inlineable = "false"}} : (%[3]s) -> %[3]s`, at, v.Name, t)
 }
 
-// holders are the functions that held calls.
+// identities prints the functions that Materialize calls, one per type.
 func (w *Writer) identities() {
 	for i, t := range w.outlined {
 		w.Line("func.func private @held%d(%%v: %[2]s) -> %[2]s {", i, t)
@@ -206,7 +218,7 @@ func (w *Writer) identities() {
 	}
 }
 
-// convert changes the element type.
+// Convert changes the element type.
 func (w *Writer) Convert(v Val, to dtype.DType) Val {
 	if v.Type.Elem == to {
 		return v
@@ -215,7 +227,7 @@ func (w *Writer) Convert(v Val, to dtype.DType) Val {
 	return w.Apply(t, "stablehlo.convert ", "", v)
 }
 
-// reduce folds dimensions with add or maximum.
+// Reduce folds dimensions with add or maximum, from a start value.
 func (w *Writer) Reduce(v Val, how string, start float64, over ...string) Val {
 	t := ir.Type{Elem: v.Type.Elem}
 	var dims []int
@@ -232,8 +244,8 @@ func (w *Writer) Reduce(v Val, how string, start float64, over ...string) Val {
 		Tensor(t))
 }
 
-// dot multiplies and sums over the named dimensions; other shared ones go side by side. The
-// result's dimensions come as StableHLO gives them: shared, then a's, then b's.
+// Dot multiplies and sums over the named dimensions; others that both have are batch dimensions.
+// The result's dimensions come as StableHLO gives them: batch, then a's, then b's.
 func (w *Writer) Dot(a, b Val, to dtype.DType, over ...string) Val {
 	var batchA, batchB, sumA, sumB []int
 	t := ir.Type{Elem: to}

@@ -1,4 +1,4 @@
-package eval_test
+package ir_test
 
 import (
 	"maps"
@@ -53,7 +53,7 @@ func TestHosted(t *testing.T) {
 }
 
 // Offload changes where the residuals of repeats lie and nothing else: all of them are on the host,
-// in every cut of the gradient, and the gradient has the same bits.
+// in every split of the gradient, and the gradient has the same bits.
 func TestOffload(t *testing.T) {
 	for _, recompute := range [][]ir.Tag{nil, {ir.Attn}, {ir.Norm, ir.Attn, ir.MLP}} {
 		g := stageOf(t, 3)

@@ -1,4 +1,4 @@
-package eval_test
+package ir_test
 
 import (
 	"maps"
@@ -33,7 +33,7 @@ func narrowly(g *ir.Graph, f ir.Format) {
 	}
 }
 
-// expanded takes the gradient of a loss and writes out its products in few bits.
+// expanded takes the gradient of a loss and lowers its quantized GEMMs.
 func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.Copy) {
 	t.Helper()
 	gr, err := ir.Grad(g, o)
@@ -81,7 +81,7 @@ type hand struct {
 	format ir.Format
 }
 
-// A handful is a matrix of numbers in blocks along its rows, all to be multiplied by scale.
+// A handful is a matrix quantized along its rows, all to be multiplied by scale.
 type handful struct {
 	x     []float32
 	cols  int
@@ -138,7 +138,7 @@ func chance(v float32, u float64) float32 {
 }
 
 // drawn gives the random bits of elements: by token and feature, whichever are the rows.
-func drawn(tensor uint32, first int, turned bool) func(row, col int) uint32 {
+func drawn(tensor uint32, first int, transposed bool) func(row, col int) uint32 {
 	mix := func(h uint32) uint32 {
 		h = (h ^ h>>16) * 0x85ebca6b
 		h = (h ^ h>>13) * 0xc2b2ae35
@@ -146,15 +146,15 @@ func drawn(tensor uint32, first int, turned bool) func(row, col int) uint32 {
 	}
 	key := block.NewKey(noiseSeed, noiseStep, tensor)
 	return func(row, col int) uint32 {
-		if turned {
+		if transposed {
 			row, col = col, row
 		}
 		return mix(mix(uint32(first+row)^key.A) ^ uint32(col) ^ key.B)
 	}
 }
 
-// turned is the transpose, spread by Hadamard's matrix where the format wants it.
-func (h *hand) turned(x []float32, rows, cols int) []float32 {
+// transposed is the transpose, spread by Hadamard's matrix where the format wants it.
+func (h *hand) transposed(x []float32, rows, cols int) []float32 {
 	out := make([]float32, len(x))
 	h.must(block.Transpose(out, x, rows, cols))
 	if h.format == ir.MXFP8 {
@@ -202,9 +202,9 @@ func alike(t *testing.T, what string, got, want []float64) {
 	}
 }
 
-// The three products of a linear layer are those of operands that package block quantized: each
-// operand along what is summed over, from the numbers as they were, whatever its orientation.
-func TestExpandedProductsByHand(t *testing.T) {
+// The three GEMMs of a linear layer equal GEMMs of operands that package block quantized: each along
+// the summed dimension, from its unrounded source, in either orientation.
+func TestLoweredGEMMsByHand(t *testing.T) {
 	const batch, seq, in, out, tokens = 2, 32, 64, 32, 64
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
 		t.Run(string(f), func(t *testing.T) {
@@ -258,8 +258,8 @@ func TestExpandedProductsByHand(t *testing.T) {
 			alike(t, "loss", got[0][0].Data, []float64{sum})
 			alike(t, "dx", got[1][0].Data, h.quantized(dy, out, false, drawn(layer+6, firstRow, false)).
 				times(h.quantized(ws, out, true, nil)))
-			alike(t, "dw", got[2][0].Data, h.quantized(h.turned(xs, tokens, in), tokens, false, nil).
-				times(h.quantized(h.turned(dy, tokens, out), tokens, false, drawn(layer+7, firstRow, true))))
+			alike(t, "dw", got[2][0].Data, h.quantized(h.transposed(xs, tokens, in), tokens, false, nil).
+				times(h.quantized(h.transposed(dy, tokens, out), tokens, false, drawn(layer+7, firstRow, true))))
 		})
 	}
 }
@@ -297,7 +297,7 @@ func blocky(t *testing.T, layers int64) *ir.Graph {
 	return g
 }
 
-// bigFill gives a graph of blocky numbers, and its layers those of the stacks.
+// bigFill gives a graph of blocky numbers; unrolled layers get the slices of the stacks.
 func bigFill(g *ir.Graph, layers int) map[string][]*eval.Array {
 	inputs := map[string][]*eval.Array{}
 	r := rand.New(rand.NewPCG(3, 4))
@@ -324,9 +324,9 @@ func bigFill(g *ir.Graph, layers int) map[string][]*eval.Array {
 	return inputs
 }
 
-// A loop, the same loop cut in two, one that computes its layers again in the backward pass, and
+// A loop, the same loop split in two, one that recomputes its layers in the backward pass, and
 // its layers one by one round alike: losses and gradients are the same to the last bit.
-func TestExpandedLoopsRoundAlike(t *testing.T) {
+func TestLoweredLoopsRoundAlike(t *testing.T) {
 	const layers = 3
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
 		g := blocky(t, layers)
@@ -358,7 +358,7 @@ func TestExpandedLoopsRoundAlike(t *testing.T) {
 		for i, op := range slices.DeleteFunc(allOps(flat), func(op *ir.Op) bool { return op.Kind != "linear" }) {
 			op.Attrs = op.Attrs.With("layer", int64(i/2))
 		}
-		cut, err := ir.Segment(g, []int64{1})
+		halves, err := ir.Segment(g, []int64{1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -367,7 +367,7 @@ func TestExpandedLoopsRoundAlike(t *testing.T) {
 			g    *ir.Graph
 			o    ir.GradPlan
 		}{
-			{"unrolled", flat, ir.GradPlan{}}, {"cut", cut, ir.GradPlan{}},
+			{"unrolled", flat, ir.GradPlan{}}, {"split", halves, ir.GradPlan{}},
 			{"recomputed", g.Clone(), ir.GradPlan{Recompute: []ir.Tag{ir.MLP}}},
 			{"offloaded", g.Clone(), ir.GradPlan{Offload: true}},
 		} {
@@ -384,7 +384,7 @@ func TestExpandedLoopsRoundAlike(t *testing.T) {
 	}
 }
 
-// layersOf gives a parameter of a graph that was unrolled or cut.
+// layersOf gives a parameter of a graph that was unrolled or split.
 func layersOf(inputs map[string][]*eval.Array, v *ir.Value) []*eval.Array {
 	if v.Type.Dims[0].Name != ir.Layer {
 		return inputs[v.Name]

@@ -98,11 +98,11 @@ func shapeBytes(text string) (list []float64) {
 	return list
 }
 
-// On Blackwell the three products of a linear are cuDNN's, with plans; nothing multiplies wide
-// numbers, and nothing turns elements of four bits. What quantization moves is told as a multiple
+// On Blackwell the three GEMMs of a linear are cuDNN's, with plans; nothing multiplies dequantized
+// numbers, and nothing transposes 4-bit elements. Bytes of quantization are logged as a multiple
 // of reading each source once (for NVFP4 twice: its largest magnitude must be known first) and
 // writing both copies.
-func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
+func TestGEMMsAreCuDNNsOnBlackwell(t *testing.T) {
 	c := enginetest.GPUCompiler(t, false)
 	for _, row := range []struct {
 		cluster       string
@@ -130,7 +130,7 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 				t.Fatal(err)
 			}
 			set := kernels.For(cluster.GPU.Arch)
-			g := products(t, row.format, dtype.BF16, row.rows, row.in, row.out)
+			g := quantizedGEMMs(t, row.format, dtype.BF16, row.rows, row.in, row.out)
 			s, err := lower.Module("linear", g, lower.Options{Kernels: set})
 			if err != nil {
 				t.Fatal(err)
@@ -143,10 +143,10 @@ func TestProductsAreCuDNNsOnBlackwell(t *testing.T) {
 				}
 			}
 			if plans != 3 || len(r.CustomCalls) != 3 {
-				t.Errorf("%d products of cuDNN's among %+v", plans, r.CustomCalls)
+				t.Errorf("%d of cuDNN's GEMMs among %+v", plans, r.CustomCalls)
 			}
 			if strings.Contains(text, " dot(") || strings.Contains(text, "wrapped_dot") {
-				t.Error("a product is made of wide numbers")
+				t.Error("a GEMM multiplies dequantized numbers")
 			}
 			if m := regexp.MustCompile(`= \(?f4e2m1fn\S* (transpose|copy|fusion)\(.*`).FindString(text); m != "" {
 				t.Errorf("elements of four bits are moved: %s", m)

@@ -1,4 +1,4 @@
-package eval_test
+package ir_test
 
 import (
 	"fmt"
@@ -47,7 +47,7 @@ func TestGradientOfARepeat(t *testing.T) {
 	}
 }
 
-// What is computed again is not kept.
+// What is recomputed is not saved.
 func TestRecomputationKeepsLess(t *testing.T) {
 	kept := func(tags ...ir.Tag) int64 {
 		gr, err := ir.Grad(tiny(t, 3), ir.GradPlan{Recompute: tags})
@@ -87,7 +87,7 @@ func TestDepthIsFree(t *testing.T) {
 	}
 }
 
-// The gradient of the data alone, then that of the parameters, give what both together give; the
+// The gradient of the data, then the gradient of the parameters, give what both together give; the
 // first half computes no gradient of a parameter.
 func TestSplitGradient(t *testing.T) {
 	for _, recompute := range [][]ir.Tag{nil, {ir.Norm, ir.Attn, ir.MLP}} {

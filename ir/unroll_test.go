@@ -1,4 +1,4 @@
-package eval_test
+package ir_test
 
 import (
 	"strings"

@@ -1,4 +1,4 @@
-package eval_test
+package ir_test
 
 import (
 	"errors"
@@ -71,8 +71,8 @@ func TestLayoutsAgreeWithOneDevice(t *testing.T) {
 				t.Fatal(err)
 			}
 			for k, v := range gr.Wrt {
-				for d, wantPiece := range irtest.Spread(&eval.Array{Type: whole[v.Name].Type, Data: want[k].Data}, v.Type) {
-					for j, w := range wantPiece.Data {
+				for d, wantShard := range irtest.Spread(&eval.Array{Type: whole[v.Name].Type, Data: want[k].Data}, v.Type) {
+					for j, w := range wantShard.Data {
 						if math.Abs(got[k][d].Data[j]-w) > 1e-9*(1+math.Abs(w)) {
 							t.Fatalf("device %d: d/d%s[%d] is %v, want %v\n%s", d, v.Name, j, got[k][d].Data[j], w, gr.Backward)
 						}
@@ -90,7 +90,7 @@ func collectivesOf(g *ir.Graph) []string {
 	var list []string
 	for _, op := range g.Ops {
 		switch op.Kind {
-		case "all_reduce", "all_gather", "reduce_scatter", "own_piece":
+		case "all_reduce", "all_gather", "reduce_scatter", "shard_slice":
 			list = append(list, op.Kind)
 		}
 	}
