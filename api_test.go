@@ -165,3 +165,15 @@ func (w *apiWalk) name(obj *types.TypeName) {
 		w.leaks = append(w.leaks, fmt.Sprintf("%s: %s.%s", w.at, short(obj.Pkg().Path()), obj.Name()))
 	}
 }
+
+// The program outside the module compiles; .ci/run runs it.
+func TestLibraryExampleCompiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles another module")
+	}
+	cmd := exec.Command("go", "vet", ".")
+	cmd.Dir = "examples/library"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

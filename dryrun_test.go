@@ -63,7 +63,7 @@ func TestWhatIfLinksScaleEveryCollective(t *testing.T) {
 	}
 }
 
-// What lower precision would save is among the advice where the card has it, and only there:
+// What lower precision would save is among the advice where the GPU has it, and only there:
 // stranger A12.
 func TestLowerPrecisionIsAdvised(t *testing.T) {
 	for cluster, want := range map[string][]string{

@@ -34,7 +34,7 @@ type change struct {
 	text string // of either
 }
 
-// A folder is that of a run.
+// A folder is the folder of a run.
 type folder struct {
 	*testing.T
 	dir string
@@ -312,7 +312,7 @@ func TestNoChangeIsSilent(t *testing.T) {
 	}
 }
 
-// kept names the files of the run and their digests, but for what is told.
+// kept names the files of the run and their digests, except events and locks.
 func (f folder) kept() string {
 	f.Helper()
 	var list strings.Builder

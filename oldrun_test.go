@@ -17,7 +17,7 @@ import (
 	"github.com/deepwell/deepwell/precision"
 )
 
-// oldLoss bounds how far a resumed run's losses may be from those of the binary that began it,
+// oldLoss bounds how far a resumed run's losses may be from the losses of the binary that began it,
 // relative: both sum the same f32 numbers, in an order that a later builder of programs may change.
 // Measured on one machine: 0.
 const oldLoss = 1e-5

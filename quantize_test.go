@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/quantize"
 )
 
-// The names of a checkpoint are found in a policy, and nothing gets narrower than it has there.
+// The names of a checkpoint are found in a policy, and no layer gets fewer bits than in the policy.
 func TestPolicyOfCheckpoint(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
 	err := os.WriteFile(path, []byte(`{"version": 1, "layers": 4, "rules": [

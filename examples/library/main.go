@@ -14,7 +14,6 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
@@ -42,7 +41,7 @@ func main() {
 	ctx, m := context.Background(), must(model.Parse([]byte(config)))
 	found := must(autoplan.Search(ctx, autoplan.Job{Model: "own", Config: m, Seq: 32, Batch: 8,
 		Cluster: must(machine.ParseCluster("2xcpu")), Devices: 2, Capacity: 1 << 30,
-		Precisions: []price.Precision{price.F32}}))
+		Precisions: []dtype.Format{dtype.FormatF32}}))
 	plan := found.Choices[0].Plan
 	r := recipe.Default()
 	r.Out, r.Steps, r.Batch, r.Seq, r.Precision = os.Args[1], 60, 8, 32, dtype.F32
