@@ -27,12 +27,15 @@ const (
 // fileName is every name that a part file can have: a manifest has no business elsewhere.
 var fileName = regexp.MustCompile(`^part-[0-9]{5}\.safetensors$`)
 
+// hexSHA256 is a hash as manifests spell it.
 var hexSHA256 = regexp.MustCompile(fmt.Sprintf("^[0-9a-f]{%d}$", 2*sha256.Size))
 
+// damaged is the error of a checkpoint whose files contradict their manifest or its hash.
 func damaged(format string, args ...any) *diag.Error {
 	return diag.New(diag.CheckpointDamaged, format, args...)
 }
 
+// checkName refuses names that a safetensors header or a terminal could not hold.
 func checkName(name string) error {
 	switch {
 	case name == "" || name == "__metadata__":
@@ -82,6 +85,7 @@ func (m *Manifest) check() error {
 	return m.checkTiles()
 }
 
+// checkMeta refuses text that is not UTF-8 and random states that are missing.
 func (m *Manifest) checkMeta() error {
 	names := slices.Concat(slices.Collect(maps.Keys(m.Data)), slices.Collect(maps.Keys(m.Random)),
 		slices.Collect(maps.Keys(m.Extra)), []string{m.Recipe})

@@ -74,6 +74,7 @@ func sameHashes(a, b Source, name string) bool {
 		})
 }
 
+// compare reads a tensor from both sources, chunk by chunk, and counts what differs.
 func (d *Difference) compare(ctx context.Context, t Tensor, a, b Source) error {
 	bufA, bufB := make([]byte, min(chunkBytes, t.Bytes())), make([]byte, min(chunkBytes, t.Bytes()))
 	for box := range t.chunks(t.Box(), chunkBytes) {

@@ -26,6 +26,7 @@ type disk struct {
 	before func(op, path string) error // nil outside tests
 }
 
+// do runs one operation on the file system. Tests hook in here to fail, or to stop, before each.
 func (d disk) do(op, path string, run func() error) error {
 	if d.before != nil {
 		if err := d.before(op, path); err != nil {
@@ -35,6 +36,7 @@ func (d disk) do(op, path string, run func() error) error {
 	return run()
 }
 
+// mkdir makes a folder, like the other wrappers below through do.
 func (d disk) mkdir(path string) error {
 	return d.do("mkdir", path, func() error { return os.Mkdir(path, 0o755) })
 }

@@ -28,6 +28,7 @@ const (
 // package itself compares numbers.
 func stepName(step int64) string { return fmt.Sprintf(stepPrefix+"%08d", step) }
 
+// parseStep reads the step from the name of its folder.
 func parseStep(name string) (int64, bool) {
 	step, err := strconv.ParseInt(strings.TrimPrefix(name, stepPrefix), 10, 64)
 	return step, err == nil && step >= 0 && step <= maxStep && stepName(step) == name
@@ -89,8 +90,10 @@ func Latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, er
 	}
 }
 
+// errGone: another process pruned the checkpoint while it was read; the search begins again.
 var errGone = errors.New("the checkpoint was removed meanwhile")
 
+// latest is one attempt of [Latest].
 func latest(ctx context.Context, dir string, events event.Sink) (*Checkpoint, error) {
 	list, err := steps(dir)
 	if err != nil {
@@ -147,6 +150,7 @@ func List(dir string) ([]Info, error) {
 	return infos, nil
 }
 
+// inform describes a step from its manifest alone; nothing is hashed.
 func inform(dir string, step int64) Info {
 	info := Info{Step: step, Path: filepath.Join(dir, stepName(step))}
 	c, err := Open(info.Path)
@@ -239,6 +243,7 @@ func (v verdicts) of(ctx context.Context, info *Info) error {
 	return nil
 }
 
+// pruneError is the error of removing checkpoints, or of waiting for the folder's lock.
 func pruneError(err error, dir string) error {
 	if e, ok := errors.AsType[*diag.Error](err); ok {
 		return e

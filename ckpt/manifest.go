@@ -153,6 +153,7 @@ type printer struct {
 	err error
 }
 
+// line, member and end print one member or list element per line: diff shows which tensor changed.
 func (p *printer) line(s string) { p.b.WriteString(s + "\n") }
 
 func (p *printer) member(name string, v any, skip bool) {
@@ -239,6 +240,7 @@ func unsealed(text []byte) error {
 	return nil
 }
 
+// firstLine is the number of the first line in which two manifests differ.
 func firstLine(a, b []byte) int {
 	n := 1
 	for i := range min(len(a), len(b)) {
@@ -275,6 +277,7 @@ func (m Meta) clone() (Meta, error) {
 	return m, nil
 }
 
+// compact removes blanks from JSON of another package, so that its bytes are determined.
 func compact(name string, raw json.RawMessage) (json.RawMessage, error) {
 	if len(raw) == 0 {
 		return nil, nil

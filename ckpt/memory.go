@@ -63,6 +63,7 @@ func (m *Memory) WriteSlice(name string, box Box, src []byte) error {
 	return m.move(name, box, src, func(own, other []byte) { copy(own, other) })
 }
 
+// move copies between a box of a tensor in memory and buf, in either direction.
 func (m *Memory) move(name string, box Box, buf []byte, move func(own, other []byte)) error {
 	i, ok := m.place[name]
 	if !ok {
@@ -78,6 +79,7 @@ func (m *Memory) move(name string, box Box, buf []byte, move func(own, other []b
 	})
 }
 
+// checkSlice checks that a box lies in its tensor and that buf has its size.
 func checkSlice(t Tensor, box Box, buf []byte) error {
 	if err := t.checkBox(box); err != nil {
 		return diag.New(diag.CheckpointTensor, "%s", err)
@@ -150,6 +152,7 @@ func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
 	return tensors, nil
 }
 
+// byName indexes tensors by name.
 func byName(list []Tensor) map[string]Tensor {
 	m := make(map[string]Tensor, len(list))
 	for _, t := range list {

@@ -116,6 +116,7 @@ func (d *Draft) buffer(parts []planned) int64 {
 	return cmp.Or(d.opts.chunk, min(largest, chunkBytes))
 }
 
+// writePart writes one box of a tensor to its place in a part file, in chunks, and hashes it.
 func writePart(ctx context.Context, disk disk, f *os.File, p *planned, src Source, buf []byte,
 	bar *progress) error {
 	sum, at := sha256.New(), p.part.Offset
@@ -147,6 +148,7 @@ type progress struct {
 	done, reported, total int64
 }
 
+// add counts bytes and reports progress now and then.
 func (p *progress) add(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -86,6 +86,7 @@ func badLink(path string) *diag.Error {
 		Try("mount the disk that has it; or remove the link, and an older step is taken")
 }
 
+// readManifest reads and checks the manifest of a checkpoint's folder.
 func readManifest(root *os.Root) (*Manifest, error) {
 	f, size, err := openPlain(root, manifestName)
 	if err != nil {
@@ -226,6 +227,7 @@ func (w *window) read(dst []byte, at int64) error {
 	return nil
 }
 
+// readFull reads exactly len(p) bytes; a file that ends earlier is damaged.
 func readFull(r io.ReaderAt, p []byte, at int64) error {
 	n, err := r.ReadAt(p, at)
 	if n == len(p) {
@@ -284,6 +286,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 	return locateFirst(bad, c.path)
 }
 
+// locateFirst returns the first of the errors, in the order of the manifest, and how many follow.
 func locateFirst(bad []error, path string) error {
 	var first *diag.Error
 	more := 0

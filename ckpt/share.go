@@ -28,6 +28,8 @@ import (
 //
 // Who waits for whom is up to the caller: nothing here sends messages.
 
+// Files of a draft with several writers: a mark that a writer joined, what its part contains, and
+// the part itself.
 func joinedName(writer int) string { return fmt.Sprintf("joined-%05d", writer) }
 func shareName(writer int) string  { return fmt.Sprintf("share-%05d.json", writer) }
 func partFile(writer int) string   { return fmt.Sprintf("part-%05d.safetensors", writer) }
@@ -60,6 +62,7 @@ func (d *Draft) Joined(writer int) bool {
 	return err == nil
 }
 
+// in is a path inside the draft's folder.
 func (d *Draft) in(name string) string { return filepath.Join(d.temp, name) }
 
 // Share writes all of src as the part of one writer, and what the process that commits has to know
@@ -87,6 +90,7 @@ func (d *Draft) Share(ctx context.Context, writer int, src Source) (sum string, 
 	return hashOf(text), nil
 }
 
+// hashOf is the SHA-256 of a share's text, in hex.
 func hashOf(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])

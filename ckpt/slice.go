@@ -26,11 +26,13 @@ func (t Tensor) Box() Box { return Box{make([]int64, len(t.Shape)), slices.Clone
 // String writes the tensor as f32[8,128].
 func (t Tensor) String() string { return dtype.Shape{Type: t.DType, Dims: t.Shape}.String() }
 
+// same reports whether two tensors have the same type and shape.
 func (t Tensor) same(u Tensor) bool { return t.DType == u.DType && slices.Equal(t.Shape, u.Shape) }
 
 // Bytes is the size of the whole tensor, packed densely.
 func (t Tensor) Bytes() int64 { return t.sized(t.Shape) }
 
+// sized is the number of bytes of a box of the given size.
 func (t Tensor) sized(size []int64) int64 {
 	n := int64(t.DType.Bits())
 	for _, d := range size {
@@ -235,6 +237,7 @@ func (t Tensor) offset(at []int64, within Box) int64 {
 	return n * int64(t.DType.Bits()) / 8
 }
 
+// absent is the error of a tensor that a source does not have; it suggests a similar name.
 func absent(name string, known []Tensor) *diag.Error {
 	err := diag.New(diag.CheckpointTensor, "no tensor is called %s", human.Quote(name))
 	// Edit distance is for lists that a person could read.

@@ -308,6 +308,8 @@ func (d *Draft) retire(ctx context.Context) error {
 	return nil
 }
 
+// commit writes the manifest, renames the draft's folder to the step's name, which makes the
+// checkpoint visible, and syncs the parent folder. Before the rename the checkpoint does not exist.
 func (d *Draft) commit(text []byte) error {
 	disk := d.opts.disk
 	if err := d.bare(); err != nil {

@@ -54,6 +54,7 @@ type builder struct {
 	chatErr  error
 }
 
+// newBuilder checks the options: the tokenizer must say which token ends a text, or End must.
 func newBuilder(o *Options) (*builder, error) {
 	if o.Tokenizer == nil {
 		return nil, diag.New(diag.BadInput, "there is no tokenizer")
@@ -158,7 +159,7 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 	}
 	stats.Files = int64(len(files))
 	for _, f := range files {
-		f.limit, f.split = b.limit, b.tokens.Cut
+		f.limit, f.split = b.limit, b.tokens.PieceEnd
 	}
 	if err := b.digest(ctx, s, files); err != nil {
 		return nil, stats, stopped(ctx, err)
@@ -285,6 +286,7 @@ func (c *chunk) documents(w *cacheWriter) error {
 	return c.err
 }
 
+// add appends a range of the chunk's tokens to the cache as one document.
 func (c *chunk) add(w *cacheWriter, from, to int) error {
 	if c.learned == nil {
 		return w.add(c.tokens[from:to], nil)
@@ -399,6 +401,7 @@ func (b *builder) encode(c *chunk) {
 	c.items = nil
 }
 
+// document tokenizes one text or chat into the chunk.
 func (b *builder) document(c *chunk, it *item) error {
 	if err := it.parse(); err != nil {
 		return err

@@ -61,6 +61,7 @@ type foot struct {
 	sum       uint32 // CRC-32C of head, tokens, starts and mask
 }
 
+// encode writes the foot; the version comes first and the magic last.
 func (f *foot) encode() []byte {
 	b := make([]byte, 0, footSize)
 	b = binary.LittleEndian.AppendUint32(b, cacheVersion)
@@ -84,6 +85,7 @@ type errDamaged string
 
 func (e errDamaged) Error() string { return string(e) }
 
+// decodeFoot reads a foot and refuses counts that no file can have.
 func decodeFoot(b []byte) (*foot, error) {
 	if len(b) != footSize || string(b[footSize-8:]) != cacheMagic {
 		return nil, errDamaged("the file is truncated")
@@ -173,6 +175,7 @@ func contents(f *os.File, size int) ([]byte, func() error, error) {
 	return raw, func() error { return nil }, err
 }
 
+// parseCache checks a mapped file's foot and slices it into its parts, without a copy.
 func parseCache(raw []byte) (*cache, error) {
 	if len(raw) < len(cacheMagic)+footSize || string(raw[:len(cacheMagic)]) != cacheMagic {
 		return nil, errDamaged("it is not a token cache")
@@ -203,6 +206,7 @@ func parseCache(raw []byte) (*cache, error) {
 	return c, nil
 }
 
+// token returns the i-th token, from 2 or 4 bytes.
 func (c *cache) token(i int64) int32 {
 	if c.width == 2 {
 		return int32(binary.LittleEndian.Uint16(c.ids[2*i:]))
@@ -284,6 +288,7 @@ func writeCache(path string, width int, key cacheKey, fill func(*cacheWriter) er
 	return nil
 }
 
+// cacheError is the error of a cache that cannot be written: no permission, or no room.
 func cacheError(dir string, err error) error {
 	e := diag.New(diag.DataCache, "the token cache cannot be written").At("%s", dir).Wrap(err)
 	if errors.Is(err, fs.ErrPermission) {
@@ -306,6 +311,8 @@ type cacheWriter struct {
 	buf    []byte
 }
 
+// newCacheWriter begins a cache. Tokens go to out at once; starts, hashes and mask are spooled to
+// temporary files, since they come after all tokens.
 func newCacheWriter(out io.Writer, dir string, width int, key cacheKey) (*cacheWriter, error) {
 	w := &cacheWriter{crc: crc32.New(castagnoli)}
 	w.width, w.key = width, key
@@ -321,6 +328,7 @@ func newCacheWriter(out io.Writer, dir string, width int, key cacheKey) (*cacheW
 	return w, err
 }
 
+// close removes the temporary files.
 func (w *cacheWriter) close() {
 	for _, s := range []*spool{w.starts, w.hashes, w.bits} {
 		if s != nil {
@@ -381,6 +389,7 @@ func (w *cacheWriter) end(hash uint64) error {
 	return err
 }
 
+// finish appends the spooled parts and the foot.
 func (w *cacheWriter) finish() error {
 	for _, s := range []*spool{w.starts, w.hashes} {
 		if err := s.copyTo(w.out); err != nil {
@@ -413,6 +422,7 @@ type spool struct {
 	file *os.File
 }
 
+// newSpool makes a temporary file that has no name.
 func newSpool(dir string) (*spool, error) {
 	f, err := os.CreateTemp(dir, ".spool.*")
 	if err != nil {
@@ -422,6 +432,7 @@ func newSpool(dir string) (*spool, error) {
 	return &spool{bufio.NewWriter(f), f}, nil
 }
 
+// copyTo appends what was spooled.
 func (s *spool) copyTo(w io.Writer) error {
 	if err := s.Flush(); err != nil {
 		return err
@@ -467,6 +478,8 @@ func readSums(path string) map[string][sha256.Size]byte {
 	return known
 }
 
+// sumsTitle is the first line of a file of remembered hashes; it has the checksum of the other
+// lines.
 func sumsTitle(lines []byte) string {
 	return fmt.Sprintf("%s%08x", sumsHead, crc32.Checksum(lines, castagnoli))
 }

@@ -296,6 +296,7 @@ func Texts(ctx context.Context, sources []Source) iter.Seq2[string, error] {
 // errEnough says that no more texts are wanted.
 var errEnough = errors.New("enough")
 
+// texts yields the documents of files in order, for training a tokenizer.
 func texts(ctx context.Context, files []*file, yield func(string, error) bool) error {
 	for _, f := range files {
 		err := readers[f.format](ctx, f, func(it item) error {

@@ -49,7 +49,7 @@ type file struct {
 	format Format
 	size   int64
 	limit  int                   // bytes of a document at most
-	split  func(text string) int // where a long text may be split, see [tokenizer.Tokenizer.Cut]
+	split  func(text string) int // where a long text may be split, see [tokenizer.Tokenizer.PieceEnd]
 	mod    time.Time
 	sum    [sha256.Size]byte
 	stamp  string // identifies the contents that sum belongs to, see stampOf; "" if unknown
@@ -138,6 +138,7 @@ func refuse(really bool, err error) error {
 	return nil
 }
 
+// readError is the error of a file that cannot be read, with what to do.
 func readError(path string, err error) error {
 	return diag.New(diag.FileError, "cannot read %s", filepath.Base(path)).At("%s", path).Wrap(err)
 }
@@ -205,6 +206,7 @@ func (s Source) names() (root string, names []string, err error) {
 	return root, names, nil
 }
 
+// isPattern reports whether a part of a path has wildcards.
 func isPattern(part string) bool { return strings.ContainsAny(part, "*?[") }
 
 // missing says that a path leads nowhere, and what is near.

@@ -28,6 +28,7 @@ type megatronType struct {
 	get  func([]byte) int64
 }
 
+// megatronTypes are the element types of .bin files, by the code in their index.
 var megatronTypes = map[uint64]megatronType{
 	1: {1, func(b []byte) int64 { return int64(b[0]) }},
 	2: {1, func(b []byte) int64 { return int64(int8(b[0])) }},
@@ -50,6 +51,7 @@ type megatronIndex struct {
 	documents int64
 }
 
+// length is the number of tokens of sequence i; a document is one or more sequences.
 func (x *megatronIndex) length(i int64) int64 {
 	if x.wide {
 		return int64(binary.LittleEndian.Uint64(x.lengths[8*i:]))
@@ -66,7 +68,7 @@ func (x *megatronIndex) span(i int64) (from, to int64) {
 	return from, from + x.length(i)*x.size
 }
 
-// sequencesOf gives the sequences of a document.
+// sequencesOf returns the range of a document's sequences.
 func (x *megatronIndex) sequencesOf(document int64) (from, to int64) {
 	return int64(binary.LittleEndian.Uint64(x.first[8*document:])),
 		int64(binary.LittleEndian.Uint64(x.first[8*document+8:]))
@@ -134,6 +136,7 @@ func table(b *[]byte, n uint64, size int) ([]byte, error) {
 	return part, nil
 }
 
+// kind sets the element type from the index's code and checks the version.
 func (x *megatronIndex) kind(version, code uint64) error {
 	var ok bool
 	if x.megatronType, ok = megatronTypes[code]; !ok {
@@ -145,6 +148,7 @@ func (x *megatronIndex) kind(version, code uint64) error {
 	return nil
 }
 
+// parseMapped reads the index of Megatron's current format (MMIDIDX).
 func (x *megatronIndex) parseMapped(b []byte) error {
 	var version, sequences, entries uint64
 	if err := fields(&b, &version); err != nil || len(b) == 0 {
@@ -165,6 +169,7 @@ func (x *megatronIndex) parseMapped(b []byte) error {
 	})
 }
 
+// parseLazy reads the index of fairseq's older format (TNTIDX).
 func (x *megatronIndex) parseLazy(b []byte) error {
 	var version, code, size, sequences, lengths, entries uint64
 	if err := fields(&b, &version, &code, &size, &sequences, &lengths, &entries); err != nil {

@@ -53,6 +53,7 @@ func (p *permutation) at(i int64) int64 {
 	}
 }
 
+// step is one pass of the Feistel network over 2·half bits.
 func (p *permutation) step(x uint64) uint64 {
 	mask := uint64(1)<<p.half - 1
 	left, right := x>>p.half, x&mask
@@ -374,6 +375,7 @@ func (s *source) raised(bound uint64, want int64) uint64 {
 	return top
 }
 
+// noText is the error of a source in which no text was found.
 func (s *source) noText() error {
 	return diag.New(diag.DataEmpty, "no text was found in %s", s.path).
 		Because("%d files, of which %d are not text", s.stats.Files, s.stats.Skipped).

@@ -14,17 +14,19 @@ import (
 // Ignored is the label of a token from which nothing is learned.
 const Ignored = -1
 
-// A Batch is some rows, one after the other.
+// A Batch is some sequences of Seq tokens, one after the other: every field is [Rows, Seq],
+// row-major. Who takes a batch may change it: the loader does not keep it.
 type Batch struct {
 	IDs       []int32
-	Labels    []int32 // the token that follows, or Ignored
-	Positions []int32 // places of the tokens in their documents, from the document's first in the row
-	Segments  []int32 // numbers of the documents within the row
+	Labels    []int32 // the next token, or Ignored where nothing is learned
+	Positions []int32 // in the document, from 0 at its first token in the row
+	Segments  []int32 // document numbers within the row; attention does not cross them
 	Rows, Seq int
 	Count     int64 // labels of these rows that count
 	Total     int64 // labels that count in the rows of all ranks
 }
 
+// newBatch allocates a batch; the four arrays share one allocation.
 func newBatch(rows, seq int) *Batch {
 	all := make([]int32, 4*rows*seq)
 	b := &Batch{Rows: rows, Seq: seq}
@@ -84,6 +86,7 @@ func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, err
 	return b, after, err
 }
 
+// checkRanks refuses a batch that has fewer sequences than ranks.
 func checkRanks(rows, rank, ranks int) error {
 	if ranks < 1 || rank < 0 || rank >= ranks || rows < ranks {
 		return diag.New(diag.BadInput, "rank %d of %d cannot have a part of %d rows", rank, ranks, rows).
@@ -124,6 +127,7 @@ func (l *Loader) taken(at Position) (taken []int64, total int64, err error) {
 	return taken, total, nil
 }
 
+// names lists the sources, in order.
 func (l *Loader) names() []string {
 	return lists.Map(l.sources, func(s *source) string { return fmt.Sprintf("%q", s.stats.Name) })
 }
@@ -218,6 +222,7 @@ func (l *Loader) EvalRows() int64 {
 	return n
 }
 
+// holdsOut reports whether documents are kept for validation.
 func (l *Loader) holdsOut() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
 
 // evaluated gives what Eval takes of a source, and its rows.
@@ -247,6 +252,8 @@ func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
 	return l.batch(list, rank, ranks)
 }
 
+// evalRow finds a validation row; the sources follow one after the other. It is empty past the
+// last.
 func (l *Loader) evalRow(row int64) rowAt {
 	for _, s := range l.sources {
 		stream, rows := s.evaluated(l.holdsOut())

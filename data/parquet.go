@@ -136,6 +136,7 @@ func (it *item) fromColumns(f *file, columns []*column, chat bool) error {
 	return nil
 }
 
+// fromMessages reads a chat from two columns of equal length, roles and contents.
 func (it *item) fromMessages(roles, contents []parquet.Value) error {
 	if len(roles) != len(contents) {
 		return fmt.Errorf("row %d has %d roles and %d contents", it.where.line, len(roles), len(contents))

@@ -105,6 +105,7 @@ type place struct {
 	line int64
 }
 
+// String is file:line, or the file alone.
 func (p place) String() string {
 	if p.line == 0 {
 		return p.file
@@ -129,6 +130,8 @@ type counted struct {
 	n int64
 }
 
+// Read counts the bytes taken from the file, before they are decompressed: progress is in file
+// bytes.
 func (c *counted) Read(b []byte) (int, error) {
 	n, err := c.File.Read(b)
 	c.n += int64(n)
@@ -199,6 +202,7 @@ func readText(ctx context.Context, f *file, emit func(item) error) error {
 	return readChunks(ctx, f, emit)
 }
 
+// isText reports whether bytes are UTF-8 without zeros.
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }
 
 // checkText reads to the end, and gives errNoText if that is not text.
@@ -249,6 +253,7 @@ func (p *window) fill() (more bool, err error) {
 	return true, nil
 }
 
+// take removes n bytes from the front of the window.
 func (p *window) take(n int) { p.buf = p.buf[:copy(p.buf, p.buf[n:])] }
 
 // readChunks passes a long text on in chunks.

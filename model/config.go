@@ -15,24 +15,31 @@ type Config struct {
 	// of tensors in a checkpoint. Families that cannot be built yet have names of their own.
 	Arch string
 
+	// Sizes: tokens in the vocabulary, width of the residual stream, number of layers; query heads and
+	// key/value heads (fewer with grouped-query attention); elements of a head, and of the MLP's
+	// hidden layer.
 	Vocab, Hidden, Layers int64
 	Heads, KVHeads        int64
 	HeadDim, MLP          int64
-	Context               int64 // positions it was made for; rows of the table of learned ones
+	Context               int64 // maximum sequence length; rows of a learned position table
 
+	// Every layer normalizes the input of attention and of the MLP; the model normalizes once more
+	// before the output layer.
 	Norm      Norm
 	PostNorms bool // a second norm after attention and after the MLP, before each sum
 	QKNorm    bool // a norm over each head of queries and keys
 
+	// Biases of the query, key and value projections, of attention's output projection, and of the
+	// MLP.
 	QKVBias, OutBias, MLPBias bool
 
 	Activation Activation
 	Gated      bool // act(x·gate) * (x·up), not act(x·up)
 
 	Learned   bool    // positions are a learned table, not angles
-	Rope      ir.Rope // of layers that see everything
+	Rope      ir.Rope // of layers with full attention
 	LocalRope ir.Rope // of layers with a window
-	Rotary    int64   // elements of a head that turn with position; the rest pass by
+	Rotary    int64   // elements of a head that rotary embeddings rotate; the rest pass unchanged
 
 	// Window is how many keys a query sees in layers with a window, itself included. Windowed says
 	// which layers those are; nil means none.

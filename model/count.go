@@ -54,6 +54,7 @@ func (c *Config) countExperts() Count {
 	return n
 }
 
+// linears lists the model's linear layers, with the output layer and the router.
 func (c *Config) linears() []Linear {
 	f := c.Facts()
 	return f.Linears(c.Params())

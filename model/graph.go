@@ -46,6 +46,7 @@ func (c *Config) Graph(s Shape) (*ir.Graph, error) { return c.build(s, true) }
 // segments if the shape has documents, and the parameters.
 func (c *Config) Logits(s Shape) (*ir.Graph, error) { return c.build(s, false) }
 
+// build checks a shape and builds the graph, with the loss or with logits [B, S, V] as its result.
 func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 	if c == nil {
 		return nil, diag.New(diag.NotSupported, "the sizes of this model are not known")
@@ -60,7 +61,7 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 	case s.Elem.Kind() != dtype.Float:
 		return nil, bad("a model cannot be made of %s", s.Elem)
 	case s.MatmulType.Valid() && s.MatmulType.Kind() != dtype.Float:
-		return nil, bad("products cannot be made of %s", s.MatmulType)
+		return nil, bad("matmuls cannot be computed in %s", s.MatmulType)
 	case s.Batch < 1 || s.Seq < 1 || s.Batch > maxContext/s.Seq:
 		return nil, bad("a batch of %d sequences of %d tokens", s.Batch, s.Seq)
 	case c.Learned && s.Seq > c.Context:
@@ -81,24 +82,28 @@ type maker struct {
 	c    *Config
 	b    *ir.Builder
 	elem dtype.DType
-	rows []ir.Dim
+	rows []ir.Dim             // [batch, seq]
 	at   map[string]*ir.Value // parameters by name
 	err  error                // of a body
 
-	matmulType dtype.DType // of the arguments of products, Invalid for elem
-	documents  bool        // rows hold several
+	matmulType dtype.DType // of matmul operands, Invalid for elem
+	documents  bool        // a sequence may pack several documents
 }
 
-// places are the values that say where tokens stand: every layer sees them.
-type places struct{ positions, segments *ir.Value }
+// tokenInfo has the inputs of a batch that every layer takes: positions and document numbers [B,
+// S].
+type tokenInfo struct{ positions, segments *ir.Value }
 
-func (p places) list() []*ir.Value {
+// list returns the inputs that exist.
+func (p tokenInfo) list() []*ir.Value {
 	if p.segments == nil {
 		return []*ir.Value{p.positions}
 	}
 	return []*ir.Value{p.positions, p.segments}
 }
 
+// graph builds the model: embedding, one repeat per group of equal layers, final norm, output
+// layer. Inputs come in a fixed order, then parameters in the order of [Config.Params].
 func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	b, c := m.b, m.c
 	whole := ir.Type{Elem: dtype.S32, Dims: m.rows}
@@ -107,7 +112,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	if withLoss {
 		labels = b.Input(InputLabels, ir.Data, whole, "")
 	}
-	at := places{positions: b.Input(InputPositions, ir.Data, whole, "")}
+	at := tokenInfo{positions: b.Input(InputPositions, ir.Data, whole, "")}
 	if m.documents {
 		at.segments = b.Input(InputSegments, ir.Data, whole, "")
 	}
@@ -134,6 +139,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	return b.Graph(y)
 }
 
+// embed looks tokens [B, S] up in the table [V, E], and adds learned positions if there are any.
 func (m *maker) embed(ids, positions *ir.Value) (x *ir.Value) {
 	m.b.Tagged(ir.Embed, func() {
 		x = m.b.Embedding(ids, m.at["embed"])
@@ -158,8 +164,9 @@ func rounded(x float64, elem dtype.DType) float64 {
 	return math.Ldexp(math.RoundToEven(math.Ldexp(part, digits)), exponent-digits)
 }
 
-// repeat runs the layers of a segment.
-func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Value {
+// repeat runs the layers of a segment as one loop. The activation [B, S, E] is carried, parameters
+// are stacked along the layer dimension, positions and documents are the same in every iteration.
+func (m *maker) repeat(s segment, params []Param, x *ir.Value, at tokenInfo) *ir.Value {
 	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, matmulType: m.matmulType,
 		at: map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
@@ -173,7 +180,7 @@ func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Va
 			}
 		}
 	}
-	inner := places{positions: body.b.Input(InputPositions, ir.Data, at.positions.Type, "")}
+	inner := tokenInfo{positions: body.b.Input(InputPositions, ir.Data, at.positions.Type, "")}
 	if at.segments != nil {
 		inner.segments = body.b.Input(InputSegments, ir.Data, at.segments.Type, "")
 	}
@@ -188,8 +195,9 @@ func (m *maker) repeat(s segment, params []Param, x *ir.Value, at places) *ir.Va
 	return m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, at.list())[0]
 }
 
-// block is one layer: what attention adds, then what the MLP adds.
-func (m *maker) block(s slot, x *ir.Value, at places) *ir.Value {
+// block is one pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)), each with a second
+// norm before the sum if PostNorms is set.
+func (m *maker) block(s slot, x *ir.Value, at tokenInfo) *ir.Value {
 	h := m.norm(x, s.name+".norm1", ir.EmbedDim)
 	h = m.attend(s, h, at)
 	if m.c.PostNorms {
@@ -204,7 +212,9 @@ func (m *maker) block(s slot, x *ir.Value, at places) *ir.Value {
 	return m.b.Add(x, h)
 }
 
-func (m *maker) attend(s slot, x *ir.Value, at places) (y *ir.Value) {
+// attend is causal self-attention: q [B, S, H, D], k and v [B, K, KV, D] with the sequence renamed
+// to keys, then the output projection back to [B, S, E].
+func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 	c := m.c
 	m.b.Tagged(ir.Attn, func() {
 		q, k := m.linear(x, s.name+".q"), m.linear(x, s.name+".k")
@@ -244,6 +254,7 @@ func (m *maker) rotate(s slot, x, positions *ir.Value) *ir.Value {
 		m.b.Slice(x, ir.HeadDim, rotary, m.c.HeadDim))
 }
 
+// feed is the MLP: down(act(up(x))), or down(act(gate(x))·up(x)) if gated.
 func (m *maker) feed(s slot, x *ir.Value) (y *ir.Value) {
 	m.b.Tagged(ir.MLP, func() {
 		h := m.linear(x, s.name+".up")
@@ -257,6 +268,7 @@ func (m *maker) feed(s slot, x *ir.Value) (y *ir.Value) {
 	return y
 }
 
+// activate applies the activation; relu2 is the square of ReLU.
 func (m *maker) activate(x *ir.Value) *ir.Value {
 	switch m.c.Activation {
 	case SiLU:
@@ -277,6 +289,7 @@ func (m *maker) linear(x *ir.Value, name string) *ir.Value {
 	return y
 }
 
+// norm is RMSNorm or LayerNorm along dim. Shift is added to the weight first.
 func (m *maker) norm(x *ir.Value, name, dim string) (y *ir.Value) {
 	n, w := m.c.Norm, m.at[name]
 	m.b.Tagged(ir.Norm, func() {
@@ -292,7 +305,8 @@ func (m *maker) norm(x *ir.Value, name, dim string) (y *ir.Value) {
 	return y
 }
 
-// head gives logits, bounded where the model says so.
+// head computes logits [B, S, V] with the output layer, or the embedding table if tied, and bounds
+// them by LogitCap·tanh(x/LogitCap).
 func (m *maker) head(x *ir.Value) (y *ir.Value) {
 	m.b.Tagged(ir.Head, func() {
 		table := m.at["head"]

@@ -109,6 +109,8 @@ type stream struct {
 	std    float64
 }
 
+// newStream starts the random numbers of one tensor: they depend on the seed and the tensor's name
+// in the checkpoint, on nothing else.
 func newStream(seed uint64, tensor string, std float64) *stream {
 	sum := sha256.Sum256([]byte(tensor))
 	return &stream{key: [2]uint32{uint32(seed), uint32(seed >> 32)},

@@ -10,6 +10,7 @@ const dimPlace = "place"
 
 // The dimensions of parameters.
 
+// The dimensions of parameters, by the names that plans shard along.
 func (c *Config) embed() ir.Dim { return ir.Dim{Name: ir.EmbedDim, Size: c.Hidden} }
 func (c *Config) mlp() ir.Dim   { return ir.Dim{Name: ir.MLPDim, Size: c.MLP} }
 func (c *Config) vocab() ir.Dim { return ir.Dim{Name: ir.Vocab, Size: c.Vocab} }
@@ -179,6 +180,7 @@ func (w *writer) linears(n names, tag ir.Tag, bias bool, parts ...part) {
 	}
 }
 
+// elements is the product of the dimensions' sizes.
 func elements(dims []ir.Dim) int64 {
 	return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
 }

@@ -36,6 +36,7 @@ type arch struct {
 	read  func(*reader)
 }
 
+// archs are the families that config.json can describe, by model_type.
 var archs = map[string]arch{
 	"llama":       {"LlamaForCausalLM", (*reader).llama},
 	"mistral":     {"MistralForCausalLM", (*reader).mistral},
@@ -111,6 +112,7 @@ func twice(dec *json.Decoder) string {
 	return ""
 }
 
+// unknownFamily is the error of a model_type that is not in archs.
 func (r *reader) unknownFamily() error {
 	names, own := slices.Sorted(maps.Keys(archs)), r.c.Arch
 	e := bad("model_type %q is not one that can be built", own).At("key model_type")
@@ -140,6 +142,7 @@ type reader struct {
 	err    error
 }
 
+// fail records the first error, at a key of config.json.
 func (r *reader) fail(key, format string, args ...any) {
 	if r.err == nil {
 		r.err = bad(format, args...).At("key %s of config.json", key)
@@ -236,6 +239,7 @@ func (r *reader) biases() {
 	r.c.OutBias = r.c.QKVBias
 }
 
+// llama reads Llama 2 and 3: RMSNorm, SwiGLU, rotary embeddings, grouped-query attention.
 func (r *reader) llama() {
 	r.gated()
 	r.biases()
@@ -243,6 +247,7 @@ func (r *reader) llama() {
 	r.rope(10000)
 }
 
+// mistral is llama with sliding-window attention in all layers.
 func (r *reader) mistral() {
 	r.gated()
 	r.shared()
@@ -254,6 +259,7 @@ func (r *reader) mistral() {
 // shared asks for the number of key heads in families for which transformers assumes one.
 func (r *reader) shared() { r.need("num_key_value_heads") }
 
+// qwen2 is llama with biases of q, k and v, and windows in some layers.
 func (r *reader) qwen2() {
 	r.gated()
 	r.c.QKVBias = true
@@ -262,6 +268,7 @@ func (r *reader) qwen2() {
 	r.upperWindows()
 }
 
+// qwen3 is llama with RMSNorm over each head of queries and keys.
 func (r *reader) qwen3() {
 	r.gated()
 	r.biases()
@@ -281,6 +288,7 @@ func (r *reader) upperWindows() {
 	r.windows(func(i int64) bool { return r.window != nil && i >= from })
 }
 
+// gemma2 has norms before and after attention and MLP, soft caps, and windows in every other layer.
 func (r *reader) gemma2() {
 	r.gemma()
 	r.caps(50, 30)
@@ -288,6 +296,8 @@ func (r *reader) gemma2() {
 	r.windows(func(i int64) bool { return i%2 == 0 })
 }
 
+// gemma3 replaces gemma2's caps by norms of queries and keys; five of six layers have a window and
+// a rope of their own.
 func (r *reader) gemma3() {
 	r.gemma()
 	r.caps(0, 0)
@@ -324,6 +334,7 @@ func (r *reader) caps(scores, logits float64) {
 	r.c.LogitCap = or(unlessNull(r, logits, "final_logit_softcapping"), 0)
 }
 
+// phi3 is llama with fused projections in its checkpoints and, in some sizes, sliding windows.
 func (r *reader) phi3() {
 	r.gated()
 	r.c.Norm.Eps = get(r, 1e-5, "rms_norm_eps")
@@ -332,6 +343,7 @@ func (r *reader) phi3() {
 	r.windows(func(int64) bool { return r.window != nil })
 }
 
+// gpt2 has LayerNorm, learned positions, biases everywhere and a tied output layer.
 func (r *reader) gpt2() {
 	c := r.c
 	c.Learned, c.Rotary, c.Tied = true, 0, get(r, true, "tie_word_embeddings")
@@ -350,6 +362,7 @@ func (r *reader) gpt2() {
 	}
 }
 
+// nemotron has LayerNorm with weights stored less one, and squared ReLU without a gate.
 func (r *reader) nemotron() {
 	c := r.c
 	c.Norm = Norm{Layer: true, Eps: get(r, 1e-5, "norm_eps"), Shift: 1}

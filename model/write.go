@@ -83,6 +83,7 @@ func (c *Config) activationName() string {
 	return "silu"
 }
 
+// writeGPT2 writes GPT-2's own keys, such as n_embd for hidden_size.
 func (c *Config) writeGPT2(m map[string]any) {
 	m["n_embd"], m["n_layer"], m["n_head"] = c.Hidden, c.Layers, c.Heads
 	m["n_positions"], m["n_inner"] = c.Context, c.MLP
@@ -91,6 +92,7 @@ func (c *Config) writeGPT2(m map[string]any) {
 	m["attn_pdrop"], m["resid_pdrop"], m["embd_pdrop"] = number(0), number(0), number(0)
 }
 
+// writeSizes writes the keys that all families but GPT-2 share.
 func (c *Config) writeSizes(m map[string]any) {
 	m["hidden_size"], m["intermediate_size"], m["num_hidden_layers"] = c.Hidden, c.MLP, c.Layers
 	m["num_attention_heads"], m["num_key_value_heads"], m["head_dim"] = c.Heads, c.KVHeads, c.HeadDim
@@ -128,8 +130,10 @@ func scalar(scale float64) any {
 	return number(x)
 }
 
+// partial is the share of a head that rotary embeddings rotate.
 func (c *Config) partial() number { return number(c.Rotary) / number(c.HeadDim) }
 
+// orNull writes 0 as null: config.json has no bound then.
 func orNull(x float64) any {
 	if x == 0 {
 		return nil
@@ -153,6 +157,7 @@ func (c *Config) writeRope(m map[string]any) {
 	}
 }
 
+// writeWindows writes which layers have a sliding window, in the family's own way.
 func (c *Config) writeWindows(m map[string]any) {
 	var types []string
 	some := false

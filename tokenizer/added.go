@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// An addedToken is a token that is cut out of a text before anything else is done to it.
+// An addedToken is a token that is split off a text before anything else is done to it.
 type addedToken struct {
 	ID      int32  `json:"id"`
 	Content string `json:"content"`
@@ -116,7 +116,7 @@ func (m *matcher) next(at int32, c byte) int32 {
 }
 
 // longest gives the length and the value of the longest string that b begins with; the length is 0
-// if there is none.
+// without a match.
 func (m *matcher) longest(b []byte) (length int, value int32) {
 	at := int32(0)
 	for i, c := range b {
@@ -156,10 +156,10 @@ type addedSet struct {
 	table  *classTable
 }
 
-// cut calls token for each added token in b and rest for what lies between them; rest gets the
+// split calls token for each added token in b and rest for the text between them; rest gets the
 // place where its part begins. A match that is refused (beside a word, or special where special
 // tokens are plain text) hides matches that overlap it, as it does in the library.
-func (s *addedSet) cut(b []byte, literal bool, token func(int32), rest func([]byte, int)) {
+func (s *addedSet) split(b []byte, literal bool, token func(int32), rest func([]byte, int)) {
 	done := 0
 	for i := 0; ; {
 		start, end, at, ok := s.match.find(b, i)

@@ -26,11 +26,11 @@ type bpe struct {
 	fuse      bool             // a run of unknown characters is one token
 	whole     map[string]int32 // words that are tokens whatever the merges say
 
-	// cut is the character that words begin with in a text that is not cut into words, and joined
-	// are the characters that some token has right before it. No merge reaches over a cut after
+	// boundary is the character that words begin with in a text that is not split into words, and
+	// joined are the characters that some token has right before it. No merge crosses a boundary after
 	// any other character, so the parts can be merged by themselves, with the same result.
-	cut    []byte
-	joined map[rune]bool
+	boundary []byte
+	joined   map[rune]bool
 }
 
 // noRank is the rank of a pair that does not merge.
@@ -78,9 +78,9 @@ func (t *pairTable) put(a, b, rank, id int32) {
 	*t.slot(pairKey(a, b)) = pairSlot{pairKey(a, b), rank, id}
 }
 
-// encode appends the tokens of a word, or of a text that is not cut into words.
+// encode appends the tokens of a word, or of a text that is not split into words.
 func (m *bpe) encode(s *scratch, dst []int32, text []byte) []int32 {
-	if m.cut == nil {
+	if m.boundary == nil {
 		return m.word(s, dst, text)
 	}
 	if id, ok := m.whole[string(text)]; ok {
@@ -88,13 +88,13 @@ func (m *bpe) encode(s *scratch, dst []int32, text []byte) []int32 {
 	}
 	start := 0
 	for i := 0; ; {
-		skip := bytes.Index(text[i:], m.cut)
+		skip := bytes.Index(text[i:], m.boundary)
 		if skip < 0 {
 			break
 		}
 		at := i + skip
-		i = at + len(m.cut)
-		if at == start || bytes.HasSuffix(text[:at], m.cut) {
+		i = at + len(m.boundary)
+		if at == start || bytes.HasSuffix(text[:at], m.boundary) {
 			continue
 		}
 		if r, _ := utf8.DecodeLastRune(text[:at]); !m.joined[r] {
@@ -262,7 +262,7 @@ func (m *bpe) mergeShort(s *scratch, ids []int32) []int32 {
 // before it has no pair, so that what the heap still has of it is passed over.
 type link struct{ prev, next int32 }
 
-// mergeLong merges in place with a heap of pairs, for a text that was not cut into words.
+// mergeLong merges in place with a heap of pairs, for a text that was not split into words.
 func (m *bpe) mergeLong(s *scratch, ids []int32) []int32 {
 	n := len(ids)
 	links, pairs := slices.Grow(s.links[:0], n), slices.Grow(s.pairs[:0], n)

@@ -8,8 +8,8 @@
 // silently spoils a training run without a trace. [Train] learns a byte-level BPE from text and
 // writes it as a tokenizer.json that the library loads.
 //
-// A text passes four stages, named as in the file: added tokens are cut out, the rest is
-// normalized (normal.go), cut into words (split.go; scan.go for the patterns whose look-ahead
+// A text passes four stages, named as in the file: added tokens are split off, the rest is
+// normalized (normal.go), split into words (split.go; scan.go for the patterns whose look-ahead
 // Go's regexp does not have) and each word is merged into tokens (bpe.go). What was computed for a
 // word is kept, since most words of a text were seen before.
 //

@@ -341,7 +341,7 @@ func (m *bpe) build(f *modelFile) error {
 		m.unknown = id
 	}
 	if !m.byteLevel && !m.mergesSpelled(f) {
-		m.buildCut(func(yield func(string) bool) {
+		m.buildBoundary(func(yield func(string) bool) {
 			for _, p := range f.Merges {
 				if !yield(p[0] + p[1]) {
 					return
@@ -392,13 +392,13 @@ func (m *bpe) mergesSpelled(f *modelFile) bool {
 	})
 }
 
-// buildCut finds out where a text can be cut, from the tokens that merges give.
-func (m *bpe) buildCut(tokens iter.Seq[string]) {
+// buildBoundary finds out where a text can be split, from the tokens that merges give.
+func (m *bpe) buildBoundary(tokens iter.Seq[string]) {
 	const blank = '▁'
 	if _, ok := m.chars[blank]; !ok {
 		return
 	}
-	m.cut, m.joined = []byte(metaspace), make(map[rune]bool)
+	m.boundary, m.joined = []byte(metaspace), make(map[rune]bool)
 	for token := range tokens {
 		last := blank
 		for _, r := range token {

@@ -45,10 +45,10 @@ var refused = []refusal{
 	{"normalizer", `{"type":"Sequence","normalizers":7}`, ".normalizer", "cannot be read"},
 
 	{"pre_tokenizer", `{"type":"Whitespace"}`, ".pre_tokenizer", "pre-tokenizer Whitespace is not known"},
-	{"pre_tokenizer", `{"type":"Split","pattern":{"Regex":"\\d{3}"},"behavior":"Isolated","invert":false}`, ".pre_tokenizer.pattern", `not known: \d{3}`},
+	{"pre_tokenizer", `{"type":"Split","pattern":{"Regex":"\\d{3}"},"behavior":"Isolated","invert":false}`, ".pre_tokenizer.pattern", `unknown pattern: \d{3}`},
 	{"pre_tokenizer", `{"type":"Split","pattern":{"String":" "},"behavior":"Shuffled","invert":false}`, ".pre_tokenizer.behavior", "Shuffled"},
 	{"pre_tokenizer", `{"type":"Split","pattern":{},"behavior":"Isolated","invert":false}`, ".pre_tokenizer.pattern", "no pattern"},
-	{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Digits","individual_digits":true}]}`, ".pre_tokenizer.pretokenizers[1]", "after it has turned them into bytes"},
+	{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Digits","individual_digits":true}]}`, ".pre_tokenizer.pretokenizers[1]", "after it has converted them to bytes"},
 	{"pre_tokenizer", `{"type":"Punctuation","behavior":"x"}`, ".pre_tokenizer.behavior", `"x"`},
 	{"pre_tokenizer", `{"type":"Metaspace","replacement":"__"}`, ".pre_tokenizer.replacement", "__"},
 	{"pre_tokenizer", `{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}`, ".pre_tokenizer.prepend_scheme", "last"},
@@ -139,8 +139,8 @@ func TestModelsThatAreRefused(t *testing.T) {
 		{slices.Concat(good, piece("never", 5)), "is of a kind that is not known"},
 		{slices.Concat(good, piece("<0x7>", 6)), "is not a byte"},
 		{slices.Concat(good, piece("q€q", 1)), "is not a piece"},
-		{slices.Concat(good, field(3, field(2, 1, 2)...)), "cut short"},
-		{slices.Concat(good, field(3, field(2, 9, 0, 0, 0, 1, 2, 3, 4)...)), "cut short"},
+		{slices.Concat(good, field(3, field(2, 1, 2)...)), "truncated"},
+		{slices.Concat(good, field(3, field(2, 9, 0, 0, 0, 1, 2, 3, 4)...)), "truncated"},
 		{slices.Concat(good, field(5, field(2, 1, 2)...)), "when it decodes"},
 		{piece("a", 1), "lacks its unknown piece"},
 	} {

@@ -188,7 +188,7 @@ func (t *formTable) pair(a, b rune) rune {
 	return t.compose[[2]rune{a, b}]
 }
 
-// The syllables of Hangul are computed from their parts; the constants are those of section 3.12
+// The syllables of Hangul are computed from their parts; the constants are from section 3.12
 // of the Unicode standard.
 const (
 	sBase, lBase, vBase, tBase     = 0xac00, 0x1100, 0x1161, 0x11a7

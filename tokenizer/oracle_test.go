@@ -18,7 +18,7 @@ import (
 // randomFile lets a longer file of testdata/make.py --random be compared.
 var randomFile = flag.String("random", "testdata/random.json.gz", "random texts and what the libraries make of them")
 
-// The tokenizers of testdata, each made like those of the family it is named after.
+// The tokenizers of testdata, each made like the tokenizers of the family it is named after.
 var (
 	jsonFamilies  = []string{"gpt2", "llama3", "qwen2", "nemo", "deepseek", "flags", "llama2", "mistral", "phi3", "gemma", "metaspace", "fused", "trained"}
 	modelFamilies = []string{"spm_bpe", "spm_gemma", "spm_unigram", "spm_unigram_bytes"}

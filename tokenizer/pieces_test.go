@@ -92,12 +92,12 @@ func piecesOf(t *testing.T, tok *Tokenizer, text string) (pieces []string, safe 
 	t.Helper()
 	safe = true
 	for len(text) > tok.piece {
-		n, ok := tok.cut(text)
+		n, ok := tok.pieceEnd(text)
 		if n <= 0 || n > tok.piece {
 			t.Fatalf("a piece of %d bytes", n)
 		}
 		// No more of the text is looked at than the longest piece, and a byte.
-		if m, again := tok.cut(text[:tok.piece+1]); m != n || again != ok {
+		if m, again := tok.pieceEnd(text[:tok.piece+1]); m != n || again != ok {
 			t.Fatalf("a piece of %d bytes, or %d if the text ends", n, m)
 		}
 		safe = safe && ok

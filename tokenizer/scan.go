@@ -5,9 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner finds the matches of one of the patterns that published tokenizers cut words with. The
-// patterns need look-ahead and backtracking in few places, all spelled out below, so that a scan is
-// one pass without allocation.
+// A scanner finds the matches of one of the patterns that published tokenizers split words with.
+// The patterns need look-ahead and backtracking in few places, all spelled out below, so that a
+// scan is one pass without allocation.
 type scanner struct {
 	table  *classTable
 	how    func(s *scanner, b []byte, i int) int
@@ -28,8 +28,8 @@ const (
 	o200kTail    = ` ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
-// patterns are told by their exact text. Two texts may mean the same: the second pattern below
-// (tiktoken's spelling) has possessive repeats where nothing could be given back.
+// patterns are recognized by their exact text. Two texts may mean the same: the second pattern
+// below (tiktoken's spelling) has possessive repeats where nothing could be given back.
 var patterns = []struct {
 	text string
 	scan scanner

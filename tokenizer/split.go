@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// A step is one of the pre-tokenizers of a tokenizer.json: it cuts a part of a text into smaller
+// A step is one of the pre-tokenizers of a tokenizer.json: it splits a part of a text into smaller
 // ones, or changes it.
 type step struct {
 	kind     stepKind
@@ -86,7 +86,7 @@ func (s *scratch) cutWords(k int, scan *scanner, part []byte, first bool) {
 	last := k+1 == len(s.t.steps)
 	start := 0 // of what did not match
 	if !scan.some {
-		s.inner = false // a piece is cut only where the pattern cuts
+		s.inner = false // a piece is split only where the pattern splits
 	}
 	for i := 0; i < len(part); {
 		end := scan.match(part, i)
@@ -110,7 +110,7 @@ func (s *scratch) cutWords(k int, scan *scanner, part []byte, first bool) {
 	}
 }
 
-// A joiner cuts one part of a text at the matches of a step.
+// A joiner splits one part of a text at the matches of a step.
 type joiner struct {
 	s          *scratch
 	step       *step
@@ -122,7 +122,7 @@ type joiner struct {
 	match      bool // whether its last piece was a match
 }
 
-// find gives the first match from i on; start is negative if there is none.
+// find gives the first match from i on; start is negative without a match.
 func (j *joiner) find(i int) (start, end int) {
 	switch st := j.step; st.kind {
 	case stepText:
@@ -203,7 +203,7 @@ func (b *builder) preTokenizers(raw json.RawMessage, at place) error {
 		return err
 	}
 	if b.bpe.byteLevel {
-		return refuse(at, "the tokenizer cuts words after it has turned them into bytes")
+		return refuse(at, "the tokenizer splits words after it has converted them to bytes")
 	}
 	switch name {
 	case "Sequence":
@@ -336,11 +336,11 @@ func (b *builder) split(raw json.RawMessage, at place) error {
 		st.kind, st.text = stepText, []byte(*v.Pattern.String)
 	case v.Pattern.Regex != nil:
 		if st.scan = findScanner(*v.Pattern.Regex); st.scan == nil {
-			return refuse(at.key("pattern"), "the tokenizer cuts words with a pattern that is not known: %s",
+			return refuse(at.key("pattern"), "the tokenizer splits words with an unknown pattern: %s",
 				*v.Pattern.Regex)
 		}
 	default:
-		return damaged(at.key("pattern"), "the tokenizer cuts words with no pattern")
+		return damaged(at.key("pattern"), "the tokenizer splits words with no pattern")
 	}
 	b.steps = append(b.steps, st)
 	return nil
@@ -350,25 +350,25 @@ func (b *builder) split(raw json.RawMessage, at place) error {
 // times as much memory.
 const PieceBytes = 1 << 20
 
-// Cut gives the length of the first piece of a text that is longer than PieceBytes. It looks at no
-// more than these. The pieces have the tokens of the whole text: a piece ends where the
-// tokenizer cuts in any case. Only a text that has no such place in half of PieceBytes, such as one
-// of blanks alone, is cut elsewhere.
-func (t *Tokenizer) Cut(text string) int {
-	n, _ := t.cut(text)
+// PieceEnd returns the length of the first piece of a text that is longer than PieceBytes. It looks
+// at no more than these. The pieces have the tokens of the whole text: a piece ends where the
+// tokenizer splits in any case. Only a text that has no such place in half of PieceBytes, such as
+// one of blanks alone, is split elsewhere.
+func (t *Tokenizer) PieceEnd(text string) int {
+	n, _ := t.pieceEnd(text)
 	return n
 }
 
 // maxTries bounds the places that are looked at.
 const maxTries = 4096
 
-// cut does what Cut does, and reports whether the tokens stay the same.
-func (t *Tokenizer) cut(text string) (n int, safe bool) {
+// pieceEnd is PieceEnd, and reports whether the tokens stay the same.
+func (t *Tokenizer) pieceEnd(text string) (n int, safe bool) {
 	margin := min(t.piece/4, 2048)
 	tries := 0
 	for at := t.piece - margin; at > t.piece/2 && tries < maxTries; at-- {
 		if text[at] == ' ' && text[at-1] > ' ' || text[at-1] == '\n' && text[at] > ' ' {
-			if tries++; t.cutsAt(text, at, margin) {
+			if tries++; t.splitsAt(text, at, margin) {
 				return at, true
 			}
 		}
@@ -382,9 +382,9 @@ func (t *Tokenizer) cut(text string) (n int, safe bool) {
 	return n, false
 }
 
-// cutsAt reports whether the tokens of a text are those of what stands before a place and of what
-// stands behind. It looks at margin bytes on either side.
-func (t *Tokenizer) cutsAt(text string, at, margin int) bool {
+// splitsAt reports whether the tokens of a text are the tokens of what stands before a place and of
+// what stands behind. It looks at margin bytes on either side.
+func (t *Tokenizer) splitsAt(text string, at, margin int) bool {
 	left, right := text[at-margin:at], text[at:at+margin]
 	for len(left) > 0 && !utf8.RuneStart(left[0]) {
 		left = left[1:]
@@ -462,8 +462,8 @@ func (t *Tokenizer) normalSides(l, r []byte) (left, right []byte, ok bool) {
 	return l, r, true
 }
 
-// sides applies a step to both sides of a place. It reports whether the step surely cuts there, and
-// whether it does to the sides what it does to them together.
+// sides applies a step to both sides of a place. It reports whether the step surely splits there,
+// and whether it does to the sides what it does to them together.
 func (st *step) sides(l, r []byte) (left, right []byte, split, ok bool) {
 	t := classes()
 	last, _ := utf8.DecodeLastRune(l)
@@ -484,8 +484,8 @@ func (st *step) sides(l, r []byte) (left, right []byte, split, ok bool) {
 		near := slices.Concat(l[max(0, len(l)-len(st.text)):], r[:min(len(r), len(st.text))])
 		return l, r, false, !bytes.Contains(near, st.text)
 	}
-	cuts := st.behavior == isolated && !st.invert || st.behavior == removed && st.invert
-	if !cuts {
+	splits := st.behavior == isolated && !st.invert || st.behavior == removed && st.invert
+	if !splits {
 		return nil, nil, false, false
 	}
 	if st.scan.some {
@@ -507,7 +507,8 @@ func cutsModel(m model, l, r []byte) bool {
 	switch m := m.(type) {
 	case *bpe:
 		last, _ := utf8.DecodeLastRune(l)
-		return m.cut != nil && bytes.HasPrefix(r, m.cut) && !bytes.HasSuffix(l, m.cut) && !m.joined[last]
+		return m.boundary != nil && bytes.HasPrefix(r, m.boundary) &&
+			!bytes.HasSuffix(l, m.boundary) && !m.joined[last]
 	case *userSplit:
 		return !m.user.touches(l, r) && cutsModel(m.rest, l, r)
 	case *unigram:

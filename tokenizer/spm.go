@@ -323,7 +323,7 @@ type charsMap struct {
 }
 
 func readCharsMap(b []byte) (*charsMap, error) {
-	short := badModel("the map of characters is cut short").At("normalizer_spec.precompiled_charsmap")
+	short := badModel("the map of characters is truncated").At("normalizer_spec.precompiled_charsmap")
 	if len(b) < 4 {
 		return nil, short
 	}
@@ -378,7 +378,7 @@ func (m *charsMap) longest(b []byte) (text []byte, n int) {
 	return text, n
 }
 
-// A userSplit cuts out the symbols that a model has of its own before the rest goes to it.
+// A userSplit splits off the symbols that a model has of its own before the rest goes to it.
 type userSplit struct {
 	user *matcher
 	rest model
@@ -417,7 +417,7 @@ func (m *pieceModel) bpe(ids map[string]int32) (model, error) {
 	if err := m.merge(b, ids); err != nil {
 		return nil, err
 	}
-	b.buildCut(maps.Keys(normal))
+	b.buildBoundary(maps.Keys(normal))
 	if m.user == nil {
 		return b, nil
 	}

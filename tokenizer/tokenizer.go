@@ -50,11 +50,11 @@ type Options struct {
 	Literal bool
 	// KeepSpecial keeps special tokens when ids become text.
 	KeepSpecial bool
-	// Part says that a text is a piece of a longer one, see [Tokenizer.Cut].
+	// Part says that a text is a piece of a longer one, see [Tokenizer.PieceEnd].
 	Part *Part
 }
 
-// A Part goes from one piece of a text to the next. The zero value is that of the first.
+// A Part goes from one piece of a text to the next. The zero value is for the first.
 type Part struct {
 	More    bool // another piece follows
 	begun   bool
@@ -148,7 +148,7 @@ func (t *Tokenizer) readConfig(path string) error {
 	}
 	if err != nil {
 		return diag.New(diag.BadInput, "the tokenizer's settings cannot be read").At("%s", path).
-			Wrap(err).Try("repair or remove the file; without it the tokens that begin and end a text " +
+			Wrap(err).Try("correct or remove the file; without it the tokens that begin and end a text " +
 			"come from tokenizer.json")
 	}
 	for _, part := range []struct {
@@ -221,7 +221,7 @@ func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
 func (t *Tokenizer) Encode(text string) []int32 { return t.Append(nil, text, Options{}) }
 
 // Append appends the ids of a text to dst. It allocates nothing but what dst needs. A long text is
-// encoded in the pieces that [Tokenizer.Cut] finds, so that memory does not grow with it.
+// encoded in the pieces that [Tokenizer.PieceEnd] finds, so that memory does not grow with it.
 func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 	s := t.take()
 	defer t.put(s)
@@ -236,7 +236,7 @@ func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 		s.out = append(s.out, t.before...)
 	}
 	for len(text) > t.piece {
-		n := t.Cut(text)
+		n := t.PieceEnd(text)
 		s.at.More = true
 		s.encode(text[:n], o.Literal)
 		text = text[n:]
@@ -259,7 +259,7 @@ type scratch struct {
 	out   []int32
 	at    *Part
 	own   Part      // what at points at if a text comes as a whole
-	inner bool      // the part at hand goes on with that of the piece before
+	inner bool      // the current part continues the last one of the piece before
 	text  []byte    // the text, or a piece of it
 	norms [2][]byte // a part of it while it is normalized
 	bufs  [][]byte  // a part of it while a step changes it, by step
@@ -304,7 +304,7 @@ func (s *scratch) encode(text string, literal bool) {
 		s.part(s.text, literal, begins, s.at.More)
 		return
 	}
-	s.t.raw.cut(s.text, literal, s.token, func(part []byte, at int) {
+	s.t.raw.split(s.text, literal, s.token, func(part []byte, at int) {
 		s.part(part, literal, begins && at == 0, s.at.More && at+len(part) == len(s.text))
 	})
 }
@@ -345,7 +345,7 @@ func (s *scratch) part(part []byte, literal, first, more bool) {
 		s.cutFrom(0, part, first)
 		return
 	}
-	s.t.cooked.cut(part, literal, s.token, func(part []byte, at int) {
+	s.t.cooked.split(part, literal, s.token, func(part []byte, at int) {
 		s.cutFrom(0, part, first && at == 0)
 	})
 }

@@ -330,7 +330,7 @@ func TestMergesAreThoseOfTheDefinition(t *testing.T) {
 	})
 }
 
-// A text is cut before blanks only where that changes nothing.
+// A text is split before blanks only where that changes nothing.
 func TestCuttingChangesNothing(t *testing.T) {
 	for _, name := range []string{"llama2", "mistral", "gemma", "spm_bpe", "spm_gemma"} {
 		tok, whole := load(t, name), load(t, name)
@@ -338,19 +338,19 @@ func TestCuttingChangesNothing(t *testing.T) {
 		if u, ok := m.(*userSplit); ok {
 			m = u.rest
 		}
-		if m.(*bpe).cut == nil {
-			t.Errorf("%s is not cut", name)
+		if m.(*bpe).boundary == nil {
+			t.Errorf("%s is not split", name)
 		}
-		m.(*bpe).cut = nil
+		m.(*bpe).boundary = nil
 		for _, text := range append(texts(t), readRandom().Texts[:1000]...) {
 			if got, want := tok.Encode(text), whole.Encode(text); !slices.Equal(got, want) {
 				t.Errorf("%s: %q: %v, want %v", name, text, got, want)
 			}
 		}
 	}
-	// A token that has a letter before its blank forbids the cut there, and only there.
+	// A token that has a letter before its blank forbids the split there, and only there.
 	b := &bpe{chars: map[rune]int32{'▁': 0, 'a': 1, 'b': 2}}
-	b.buildCut(slices.Values([]string{"▁▁", "▁a", "a▁", "b"}))
+	b.buildBoundary(slices.Values([]string{"▁▁", "▁a", "a▁", "b"}))
 	if !maps.Equal(b.joined, map[rune]bool{'a': true}) {
 		t.Errorf("joined %v", b.joined)
 	}

@@ -19,7 +19,7 @@ import (
 const minCount = 2
 
 // Train learns a byte-level BPE of at most vocabSize tokens from texts and gives the tokenizer.json
-// that [Parse] and the library read. Words are cut as Llama 3 cuts them. The special tokens have
+// that [Parse] and the library read. Words are split as in Llama 3. The special tokens have
 // the first ids, in their order, then come the 256 bytes, then what was learned; a text too short
 // to learn from gives fewer tokens than vocabSize. The same texts give the same bytes.
 func Train(texts iter.Seq[string], vocabSize int, special ...string) ([]byte, error) {
@@ -91,7 +91,7 @@ func (tr *trainer) name(token string) int32 {
 	return id
 }
 
-// count cuts the texts into words and counts the pairs in them.
+// count splits the texts into words and counts the pairs in them.
 func (tr *trainer) count(texts iter.Seq[string]) {
 	scan := findScanner(llama3Pattern)
 	counts := make(map[string]int)
