@@ -43,7 +43,7 @@ func randomPlan(r *rand.Rand, j *Job) (*plan.Plan, bool) {
 	return p, true
 }
 
-// holdsWhatItsEstimateSays holds the memory of a simulated step to that of its estimate, cause by
+// holdsWhatItsEstimateSays compares the memory of a simulated step with its estimate, cause by
 // cause.
 func holdsWhatItsEstimateSays(t *testing.T, p *plan.Plan, est estimate.Estimate,
 	line *dryrun.Timeline) {
@@ -152,9 +152,9 @@ func tell(t *testing.T, name string, list []float64) {
 	}
 }
 
-// The best plan of a large dense model is one whose attention cuDNN has: context parallel plans
-// that compile to plain attention once were told to be fastest for 405B on 1,024 GB200, and were
-// half as slow again. Long sequences get a plan that a person would take.
+// The best plan of a large dense model uses cuDNN's attention: context-parallel plans that compile
+// to plain attention were once listed first for 405B on 1,024 GB200, and were 1.5 times as slow.
+// Long sequences get a plan that a person would choose.
 func TestContextParallelPlansCallCuDNN(t *testing.T) {
 	for _, row := range []struct {
 		model, cluster string
@@ -163,7 +163,7 @@ func TestContextParallelPlansCallCuDNN(t *testing.T) {
 		fixed          Fixed
 	}{
 		{"llama3.1-405b", "1024xgb200", 8192, 16 << 20, 380, Fixed{"cp": "2", "pp": "32", "microbatch": "1"}},
-		// Meta measured about 94 with TP 8, CP 16, PP 16 (arXiv 2407.21783); 7 was told.
+		// Meta measured about 94 with TP 8, CP 16, PP 16 (arXiv 2407.21783); 7 was predicted once.
 		{"llama3.1-405b", "16384xh100", 131072, 16 << 20, 50, Fixed{"tp": "8", "microbatch": "1"}},
 	} {
 		j := jobFor(t, row.model, row.cluster, row.seq, row.tokens)

@@ -14,8 +14,8 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// obeys holds arguments to what Megatron-LM asserts when it starts, on so many devices. The lines
-// are those of NVIDIA/Megatron-LM at 00caa53a (pipeline_parallel_layer_layout.py, "layout"), and of
+// obeys checks arguments against what Megatron-LM asserts at startup on that many devices:
+// NVIDIA/Megatron-LM at 00caa53a (pipeline_parallel_layer_layout.py, "layout"), and
 // transformer_block.py at d98e8a64 ("block").
 func obeys(text string, c *model.Config, devices int64) error {
 	args := map[string]string{}

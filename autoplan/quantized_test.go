@@ -42,7 +42,7 @@ func TestPrecisionIsChosen(t *testing.T) {
 	}
 }
 
-// A mesh whose pieces are no whole blocks is left out.
+// A mesh whose chunks are not whole scale blocks is left out.
 func TestChunksAreWholeBlocks(t *testing.T) {
 	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
 	for _, row := range []struct {
@@ -54,7 +54,7 @@ func TestChunksAreWholeBlocks(t *testing.T) {
 		{mesh{1, 1, 1, 1, 8}, 8192, dtype.MXFP8, true},
 		{mesh{1, 1, 1, 1, 8}, 8200, dtype.MXFP8, false},
 		{mesh{1, 1, 1, 1, 8}, 8200, dtype.FormatBF16, true},
-		{mesh{1, 4, 1, 1, 2}, 128, dtype.MXFP8, true}, // pieces of 32: a ring is not balanced
+		{mesh{1, 4, 1, 1, 2}, 128, dtype.MXFP8, true}, // chunks of 32: a ring is not balanced
 		{mesh{1, 8, 1, 1, 1}, 128, dtype.MXFP8, false},
 		{mesh{1, 4, 1, 1, 2}, 128, dtype.NVFP4, true},
 		{mesh{896, 1, 1, 1, 1}, 8192, dtype.NVFP4, true},

@@ -580,7 +580,7 @@ func (s *searcher) limits(n meshOption, limit float64) (most estimate.Limits) {
 	return most
 }
 
-// edge exceeds the rounding error of a limit, reordered that of a sum in another order.
+// edge exceeds the rounding error of a limit, reordered the rounding error of a reordered sum.
 const (
 	edge      = 1e-12
 	reordered = 1e-9

@@ -111,8 +111,8 @@ func TestKnownModels(t *testing.T) {
 	}
 }
 
-// However few plans are told, the first has little bubble where that costs little. With two the
-// closed form's candidates near 5 % once crowded the others out.
+// However few plans are listed, the first has little bubble if that costs little. With two,
+// closed-form candidates near 5 % once crowded the others out.
 func TestFewPlansHaveALowBubble(t *testing.T) {
 	slowtest.Only(t)
 	if testing.Short() || slowtest.Raced {
@@ -513,8 +513,8 @@ func TestPricedPlansAreOfTheSpace(t *testing.T) {
 	}
 }
 
-// One plan is told once: rows that k devices share are as many tokens for each as a k-th of the
-// rows for each. The simplest spelling is told, and of equals first.
+// Equivalent plans are listed once: k sequences over k cp ranks are as many tokens per device as
+// one sequence each. The simplest spelling is listed, and the first of equals.
 func TestOnePlanIsListedOnce(t *testing.T) {
 	j := jobFor(t, "llama3.1-70b", "64xgb200", 8192, 4<<20)
 	j.Precisions = []dtype.Format{dtype.MXFP8}

@@ -4,9 +4,8 @@ import (
 	"testing"
 )
 
-// BenchmarkSearch tells the processor seconds of a search, how many plans it weighed in one, that
-// is priced or left out by a bound on the time or memory of the plan, its family or its cut, and
-// how many of these it priced.
+// BenchmarkSearch reports the CPU seconds of a search, the plans it priced or pruned by a bound,
+// and how many of these it priced.
 func BenchmarkSearch(b *testing.B) {
 	for _, c := range []struct {
 		name, model, cluster string

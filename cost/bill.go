@@ -9,23 +9,24 @@ import (
 	"github.com/deepwell/deepwell/lower"
 )
 
-// An Item is work that a device does.
+// An Item is the work of one kernel on one device.
 type Item struct {
 	ir.Work
-	Kind string // of the operation; "fused" for several that are one kernel
+	Kind string // of the operation; "fused" for several
 	Tag  ir.Tag
-	Op   *ir.Op // nil if it is fused
+	Op   *ir.Op // nil if fused
 }
 
-// An entry is an operation of its own, or several that are fused: what the kernel reads and writes.
+// An entry is one operation, or several that are fused: then reads and writes are the kernel's
+// inputs and outputs.
 type entry struct {
 	op            *ir.Op
-	reads, writes []*ir.Value // of what is fused
-	handed        []*ir.Value // by rings before: who asks again has it
-	ops           []*ir.Op    // of what is fused
+	reads, writes []*ir.Value // of the fused kernel
+	handed        []*ir.Value // passed along by earlier rings, so that a second gather is free
+	ops           []*ir.Op    // of the fused kernel
 }
 
-// item is the work of an entry in a graph whose mesh is g's, on a target.
+// item returns the work of an entry on a target, in a graph with g's mesh.
 func (e *entry) item(g *ir.Graph, target *kernels.Selector) Item {
 	if e.reads == nil {
 		w := lower.Work(target, g, e.op)
@@ -43,14 +44,15 @@ func (e *entry) item(g *ir.Graph, target *kernels.Selector) Item {
 	return Item{w, "fused", e.op.Tag, nil}
 }
 
-// views only say how values are to be read, or are constants: by themselves they are no kernel.
+// views are kinds that only change how values are read, or make constants: they are no kernels of
+// their own.
 var views = []string{"rename", "transpose", "split", "merge", "broadcast", "slice", "fill", "iota",
 	"stop_gradient", "shard_slice"}
 
-// entries joins fused operations that hand values to each other, of some operations of a graph: a
-// compiler makes one kernel of them that reads what comes in once and writes what goes out once.
+// entries fuses elementwise operations that pass values to each other, as XLA does: one kernel
+// reads its inputs once and writes its outputs once. Other operations stay alone.
 func entries(g *ir.Graph, ops []*ir.Op) (list []entry) {
-	root := map[*ir.Op]*ir.Op{} // of fused operations, in trees of those that are joined
+	root := map[*ir.Op]*ir.Op{} // union-find forest of fused operations
 	find := func(op *ir.Op) *ir.Op {
 		for root[op] != nil && root[op] != op {
 			op = root[op]
@@ -75,7 +77,7 @@ func entries(g *ir.Graph, ops []*ir.Op) (list []entry) {
 			}
 		}
 	}
-	group := func(op *ir.Op) *ir.Op { // nil if it is not fused
+	group := func(op *ir.Op) *ir.Op { // nil if not fused
 		if root[op] == nil {
 			return nil
 		}
@@ -89,7 +91,7 @@ func entries(g *ir.Graph, ops []*ir.Op) (list []entry) {
 			order = append(order, made[at])
 		}
 	}
-	outside := map[*ir.Value]bool{} // who is read by another group, or is a result
+	outside := map[*ir.Value]bool{} // values read by another group, and results
 	for _, v := range g.Results {
 		outside[v] = true
 	}

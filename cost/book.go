@@ -14,10 +14,10 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// A Cut is how the graph of a microbatch is sharded: all that a device's bill depends on beside the
-// model. Axes that only deal rows or pieces of parameters are not in it.
-type Cut struct {
-	Rows, Seq         int64 // rows of one device; Seq is the whole sequence
+// A Sharding is how the graph of a microbatch is sharded: all that a device's cost depends on
+// besides the model. Axes that only split the batch or shard parameters are not in it.
+type Sharding struct {
+	Rows, Seq         int64 // sequences on one device; tokens of a whole sequence
 	TP, CP            int64
 	Sequence, Overlap bool
 	Ring, Balance     bool
@@ -25,12 +25,12 @@ type Cut struct {
 	Again             Tags
 }
 
-// Tags is a set of tags, for keys of maps.
+// Tags is a set of recompute tags that can be a map key.
 type Tags uint16
 
 var tags = []ir.Tag{ir.Embed, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts, ir.Head}
 
-// TagsOf is the set of a list.
+// TagsOf returns the set of a list.
 func TagsOf(list []ir.Tag) (t Tags) {
 	for _, tag := range list {
 		if i := slices.Index(tags, tag); i >= 0 {
@@ -40,38 +40,37 @@ func TagsOf(list []ir.Tag) (t Tags) {
 	return t
 }
 
-// Has tells whether a tag is in the set.
+// Has reports whether a tag is in the set.
 func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 }
 
-// CutOf is how a plan cuts a microbatch.
-func CutOf(p *plan.Plan) Cut {
-	c := Cut{Rows: max(1, p.Rows()/p.Ranks()), Seq: p.Seq, TP: max(p.TP.Size, 1),
+// ShardingOf returns how a plan shards a microbatch.
+func ShardingOf(p *plan.Plan) Sharding {
+	c := Sharding{Rows: max(1, p.Rows()/p.Ranks()), Seq: p.Seq, TP: max(p.TP.Size, 1),
 		CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence, Overlap: p.TP.Overlap && p.TP.Size > 1,
 		Ring: p.CP.Kind == "ring", Balance: p.CP.Balance, Params: p.Types.Params,
 		Again: TagsOf(p.Recompute)}
-	if p.PP.Size <= 1 { // spmd.NewStep keeps the ends of the model, which are in no loop
+	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}
 	return c
 }
 
-// A Part is the bill of one round of the layers' loop, or of an end of the model.
+// A Part is the cost of one iteration of the loop over layers, or of embedding or head.
 type Part struct {
-	From, Rounds int64 // the rounds that are alike; 0 of an end
-	// Bytes of each buffer that a microbatch keeps: from the forward to the gradient of the input, of
-	// these those that the gradients of weights take, and what the gradient of the input leaves for
-	// them.
+	From, Rounds int64 // iterations that are equal; 0 for embedding and head
+	// Bytes of each saved activation of a microbatch: Residuals live from forward to dgrad; Late is
+	// the subset that wgrad reads; Made is what dgrad produces for wgrad.
 	Residuals, Late, Made []int64
-	// Cheap are those of Kept that fused operations make and fused operations take: a compiler that
-	// sees both may rather compute them again.
+	// Cheap are residuals that are both produced and read by fused elementwise kernels: XLA may
+	// recompute them instead of saving them.
 	Cheap  []int64
-	Data   int64 // bytes of the batch's own numbers that gradients take
+	Data   int64 // bytes of batch inputs that backward reads
 	Params []Param
-	// Bytes of what flows between layers, the same whole where tp cuts the sequence, one of the MLP's
-	// values, and the head's result.
+	// Bytes of the residual stream between layers, the same after tp's gather of the sequence, one
+	// MLP activation, and the logits.
 	Flow, Whole, MLP, Logits int64
-	// Attention is that of the round, the first if there are several; nil in an end. Head is the last
-	// product of an end.
+	// Attention is the iteration's (first) attention; nil for embedding and head. Head is the head's
+	// GEMM.
 	Attention, Head *Item
 
 	part  *part
@@ -79,53 +78,54 @@ type Part struct {
 	items *items
 }
 
-// items are worked out once.
+// items are computed on first use.
 type items struct {
 	once sync.Once
 	list [passes][]Item
 }
 
-// A Param is a parameter of a part, in elements of one round, before data axes cut it. What both
-// ends take is the embedding's.
+// A Param is a parameter of a part: elements of one iteration, before dp and fsdp shard it. A tied
+// table belongs to the embedding.
 type Param struct {
 	Name     string
 	Elements int64
 }
 
-// A Bill is what a microbatch asks of one device, without what parameters ask that the data axes
-// share: their collectives follow from their layouts.
+// A Bill is the cost of a microbatch on one device, without the FSDP collectives of parameters and
+// gradients, which follow from parameter layouts.
 type Bill struct {
 	Layers      []Part
 	Embed, Head Part
 }
 
-// A Book has the bills of a model on one kind of device, in one policy. It may be shared.
+// A Book caches the bills of a model on one kind of device under one policy. It is safe for
+// concurrent use.
 type Book struct {
 	model  model.Model
 	set    *kernels.Selector
 	policy *precision.Policy
 
 	mu     sync.Mutex
-	losses map[Cut]*ir.Graph // of what is computed again none
-	sheets map[Cut]*sheet
-	bills  map[Cut]*Bill
+	losses map[Sharding]*ir.Graph // without recomputation
+	sheets map[Sharding]*sheet
+	bills  map[Sharding]*Bill
 }
 
-// New makes an empty book for an architecture ("cpu", or a card's); a nil policy is the model's own
-// type everywhere.
+// New returns an empty book for an architecture ("cpu", or a GPU's); a nil policy quantizes
+// nothing.
 func New(m model.Model, arch string, policy *precision.Policy) *Book {
 	if policy != nil && !policy.Quantizes() {
 		policy = nil
 	}
-	return &Book{model: m, set: kernels.For(arch), policy: policy, losses: map[Cut]*ir.Graph{},
-		sheets: map[Cut]*sheet{}, bills: map[Cut]*Bill{}}
+	return &Book{model: m, set: kernels.For(arch), policy: policy, losses: map[Sharding]*ir.Graph{},
+		sheets: map[Sharding]*sheet{}, bills: map[Sharding]*Bill{}}
 }
 
-// In tells whether the book is that of a policy.
+// In reports whether the book's bills are under a policy.
 func (b *Book) In(policy *precision.Policy) bool { return b.policy == policy }
 
-// Bill gives the bill of a cut. It belongs to the book.
-func (b *Book) Bill(c Cut) (*Bill, error) {
+// Bill returns the bill of a sharding. It belongs to the book and must not be changed.
+func (b *Book) Bill(c Sharding) (*Bill, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if bill := b.bills[c]; bill != nil {
@@ -145,16 +145,17 @@ func (b *Book) Bill(c Cut) (*Bill, error) {
 	return bill, nil
 }
 
-// like is the cut whose graph has the same operations, with other sizes: a graph does not depend on
-// how many rows there are, nor on how many devices share evenly what they share.
-func (b *Book) like(c Cut) Cut {
+// like returns a representative sharding whose graph has the same operations with other sizes: a
+// graph depends neither on the number of sequences nor on the number of devices that share a
+// dimension evenly.
+func (b *Book) like(c Sharding) Sharding {
 	m := b.model.Facts()
 	c.Rows = 1
 	if c.Overlap {
 		c.Rows = 2
 	}
 	even := m.Heads%c.TP == 0 && m.KVHeads%c.TP == 0 && m.MLP%c.TP == 0 && m.Vocab%c.TP == 0
-	if b.policy != nil { // pieces of whole blocks stay so where they are larger
+	if b.policy != nil { // chunks of whole scale blocks stay whole when they grow
 		whole := []int64{m.Hidden, m.MLP / c.TP, m.Heads * m.HeadDim / c.TP, m.KVHeads * m.HeadDim / c.TP,
 			c.Seq / (c.CP * c.TP)}
 		if !even || slices.ContainsFunc(whole, func(n int64) bool { return n%64 != 0 }) {
@@ -170,8 +171,8 @@ func (b *Book) like(c Cut) Cut {
 	return c
 }
 
-// loss makes the graph of a microbatch as training does, on a mesh without data axes.
-func (b *Book) loss(c Cut) (*ir.Graph, error) {
+// loss builds the graph of a microbatch as training does, on a mesh without data axes.
+func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	c.Again = 0
 	if g := b.losses[c]; g != nil {
 		return g, nil
@@ -205,8 +206,8 @@ func (b *Book) loss(c Cut) (*ir.Graph, error) {
 	return g, nil
 }
 
-// build takes the gradient of a microbatch and takes it apart.
-func (b *Book) build(c Cut) (*sheet, error) {
+// build differentiates the graph of a microbatch and sorts its operations into a sheet.
+func (b *Book) build(c Sharding) (*sheet, error) {
 	g, err := b.loss(c)
 	if err != nil {
 		return nil, err

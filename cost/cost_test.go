@@ -34,7 +34,7 @@ func shapes() map[string]*model.Config {
 
 var types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 
-// graph is that of a loss over a microbatch.
+// graph returns the loss graph of a microbatch.
 func graph(t *testing.T, c *model.Config, p *plan.Plan) *ir.Graph {
 	t.Helper()
 	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
@@ -44,7 +44,7 @@ func graph(t *testing.T, c *model.Config, p *plan.Plan) *ir.Graph {
 	return g
 }
 
-// The collectives of a bill are those of the census, to which compiled programs are held: for every
+// The collectives of a bill equal the census, which compiled programs are compared with: for every
 // axis alone and every pair.
 func TestCollectivesAreTheCensus(t *testing.T) {
 	for name, c := range shapes() {
@@ -82,13 +82,13 @@ func TestCollectivesAreTheCensus(t *testing.T) {
 	}
 }
 
-// cuts are ways to shard a microbatch.
-func cuts() (list []cost.Cut) {
+// shardings lists ways to shard a microbatch.
+func shardings() (list []cost.Sharding) {
 	for _, again := range [][]ir.Tag{nil, {ir.Norm, ir.Attn}, {ir.Norm, ir.Attn, ir.MLP}} {
 		for _, tp := range []int64{1, 2, 4, 8} {
 			for _, cp := range []int64{1, 4} {
 				for _, sequence := range []bool{false, true} {
-					c := cost.Cut{Rows: 4, Seq: 128, TP: tp, CP: cp, Params: dtype.BF16, Again: cost.TagsOf(again)}
+					c := cost.Sharding{Rows: 4, Seq: 128, TP: tp, CP: cp, Params: dtype.BF16, Again: cost.TagsOf(again)}
 					if sequence {
 						c.Sequence, c.Overlap, c.Ring = true, tp == 4, cp > 1
 					}
@@ -102,11 +102,11 @@ func cuts() (list []cost.Cut) {
 	return list
 }
 
-// A bill whose graph was built for other sizes is that of the graph of its own.
+// A bill scaled from another graph equals the bill of its own graph.
 func TestBillsScale(t *testing.T) {
 	for name, c := range shapes() {
 		book := cost.New(c, "sm_100", nil)
-		for _, cut := range cuts() {
+		for _, cut := range shardings() {
 			got, err := book.Bill(cut)
 			if err != nil {
 				t.Fatal(err)
@@ -141,8 +141,8 @@ func text(b *cost.Bill) string {
 	return s.String()
 }
 
-// What microbatches of pipeline stages keep, and hand from the gradient of the input to that of the
-// weights, by the bill is what the programs of the stages take.
+// What pipeline stages save of a microbatch, and pass from dgrad to wgrad, equals the inputs of
+// the stages' programs.
 func TestStagesKeepWhatTheBillSays(t *testing.T) {
 	for name, c := range shapes() {
 		for _, format := range []string{"", "mxfp8"} {
@@ -154,7 +154,7 @@ func TestStagesKeepWhatTheBillSays(t *testing.T) {
 				}
 			}
 			book := cost.New(c, "sm_100", policy)
-			for _, cut := range cuts() {
+			for _, cut := range shardings() {
 				if cut.CP > 1 || cut.TP > 2 || cut.Overlap {
 					continue
 				}
@@ -196,7 +196,7 @@ func sum(list []int64) (n int64) {
 
 // staged builds three stages of two layers as train does, and adds up what their gradients take of
 // a microbatch beside data: all together, and the gradient of the weights.
-func staged(t *testing.T, c *model.Config, cut cost.Cut, policy *precision.Policy) (list [][2]int64) {
+func staged(t *testing.T, c *model.Config, cut cost.Sharding, policy *precision.Policy) (list [][2]int64) {
 	t.Helper()
 	p := plan.Default()
 	p.Seq, p.Batch, p.Types = cut.Seq, cut.Rows, types

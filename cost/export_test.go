@@ -6,8 +6,8 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// Built is the bill of a graph that was built for the very sizes of a cut.
-func Built(c *model.Config, cut Cut) (*Bill, error) {
+// Built is the bill of a graph that was built for the very sizes of a sharding.
+func Built(c *model.Config, cut Sharding) (*Bill, error) {
 	b := New(c, "sm_100", nil)
 	s, err := b.build(cut)
 	if err != nil {

@@ -9,22 +9,22 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A scaler gives values the sizes that they have on other devices.
+// A scaler rescales values to the sizes they have under another sharding of the same operations.
 type scaler struct {
-	graph ir.Graph // only its mesh, as it is wanted
+	graph ir.Graph // only its mesh, scaled
 	from  []ir.Axis
-	rows  [2]int64 // from, to
+	rows  [2]int64 // sequences before, after
 	made  map[*ir.Value]*ir.Value
-	room  []ir.Value // for the next ones
-	dims  []ir.Dim   // likewise
+	room  []ir.Value // allocated ahead
+	dims  []ir.Dim   // allocated ahead
 
-	target *kernels.Selector // whose kernels do the work
+	target *kernels.Selector // selects the kernels
 }
 
-// atOnce is how many values a scaler makes room for.
+// atOnce is the number of values a scaler allocates at a time.
 const atOnce = 64
 
-// batch is the dimension that rows are counted in.
+// batch is the dimension of sequences.
 const batch = "batch"
 
 func (x *scaler) typed(t ir.Type) ir.Type {
@@ -69,8 +69,8 @@ func (x *scaler) bytes(list []*ir.Value) []int64 {
 	return lists.Map(list, func(v *ir.Value) int64 { return x.value(v).Type.Shape().Bytes() })
 }
 
-// bill gives a sheet the sizes of a cut.
-func (s *sheet) bill(c Cut, target *kernels.Selector) *Bill {
+// bill scales a sheet to the sizes of a sharding.
+func (s *sheet) bill(c Sharding, target *kernels.Selector) *Bill {
 	x := &scaler{target: target, from: s.mesh, rows: [2]int64{s.rows, c.Rows},
 		made: map[*ir.Value]*ir.Value{}}
 	for _, a := range s.mesh {
@@ -84,7 +84,7 @@ func (s *sheet) bill(c Cut, target *kernels.Selector) *Bill {
 	}
 	b := &Bill{Embed: s.embed.bill(x), Head: s.head.bill(x)}
 	b.Layers = lists.Map(s.layers, func(p *part) Part { return p.bill(x) })
-	x.made, x.room, x.dims = nil, nil, nil // a bill is kept, what it was made of need not be
+	x.made, x.room, x.dims = nil, nil, nil // the bill is cached, its scratch is not
 	return b
 }
 
@@ -116,7 +116,7 @@ func (p *part) bill(x *scaler) Part {
 	return out
 }
 
-// Items lists the work of a part by pass, which is worked out when somebody asks for it.
+// Items returns the work of a part by pass, computed on first use.
 func (p *Part) Items() [passes][]Item {
 	p.items.once.Do(func() { p.items.list = p.work() })
 	return p.items.list
@@ -135,7 +135,7 @@ func (p *Part) work() (list [passes][]Item) {
 	return list
 }
 
-// item is the work of an entry in the sizes that are wanted.
+// item is the work of an entry in the scaled sizes.
 func (x *scaler) item(e entry) Item {
 	op := *e.op
 	op.In, op.Out = x.values(op.In), x.values(op.Out)

@@ -7,19 +7,19 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// A Pass is which part of a step an item belongs to.
+// A Pass is the part of a step that an item belongs to.
 type Pass int
 
-// The passes. What is computed again for the gradients belongs to the pass back that needs it.
+// The passes. Recomputation belongs to the backward pass that needs it.
 const (
 	Forward Pass = iota
-	Input        // the gradient of what came in
-	Weight       // the gradients of parameters
+	Input        // dgrad
+	Weight       // wgrad
 	passes
 )
 
-// A sheet is the graph of one way of sharding, taken apart: entries by part and pass, and values
-// that are kept. Sizes are those of the devices that it was built for.
+// A sheet is the graph of one way of sharding, sorted into entries by part and pass, with its
+// saved values. Sizes are of the devices it was built for.
 type sheet struct {
 	mesh        []ir.Axis
 	rows        int64
@@ -27,23 +27,23 @@ type sheet struct {
 	embed, head *part
 }
 
-// A part is some operations of a model: one loop's body, or what comes before or after the loops.
+// A part is some operations of a model: a loop body, or what comes before or after the loops.
 type part struct {
-	from, rounds int64 // of the layers' loop
+	from, rounds int64 // of the loop over layers
 	work         [passes][]entry
-	residuals    []*ir.Value // of a round, from the forward to the input gradient
-	late         []*ir.Value // those of them that the weight gradient takes
-	cheap        []*ir.Value // those of them that fused operations make and take
-	made         []*ir.Value // what the input gradient leaves for the weight gradient
-	data         []*ir.Value // of the batch, that gradients take
+	residuals    []*ir.Value // of an iteration, live from forward to dgrad
+	late         []*ir.Value // residuals that wgrad reads
+	cheap        []*ir.Value // residuals produced and read by fused kernels
+	made         []*ir.Value // what dgrad produces for wgrad
+	data         []*ir.Value // batch inputs that backward reads
 	params       []*ir.Value
-	// What flows between layers and where tp gathered it, a value of the MLP, the head's result.
+	// The residual stream between layers and after tp's gather, an MLP activation, the logits.
 	flow, whole, mlp, logits *ir.Value
-	body                     *ir.Graph // forward
+	body                     *ir.Graph // forward body
 }
 
-// newSheet takes the gradient of a loss apart, whose own graph has the parameters as they are, and
-// products that are not written out.
+// newSheet sorts the gradient of a loss. loss itself has the parameters' shapes and unexpanded
+// linear layers.
 func newSheet(loss *ir.Graph, gr *ir.Gradient) *sheet {
 	s := &sheet{mesh: gr.Forward.Mesh, embed: &part{}, head: &part{}}
 	s.forward(gr.Forward)
@@ -52,7 +52,7 @@ func newSheet(loss *ir.Graph, gr *ir.Gradient) *sheet {
 	return s
 }
 
-// loss notes parameters, and the values by which XLA's buffers are counted.
+// loss records parameters, and the values whose sizes package footprint counts buffers in.
 func (s *sheet) loss(g *ir.Graph) {
 	next := 0
 	for _, op := range g.Ops {
@@ -76,7 +76,7 @@ func (s *sheet) loss(g *ir.Graph) {
 	}
 }
 
-// forward goes through the graph of the loss. Loops follow each other.
+// forward visits the loss graph. Its loops follow each other.
 func (s *sheet) forward(g *ir.Graph) {
 	var before, after []*ir.Op
 	for _, op := range g.Ops {
@@ -97,7 +97,7 @@ func (s *sheet) forward(g *ir.Graph) {
 	s.embed.work[Forward], s.head.work[Forward] = entries(g, before), entries(g, after)
 }
 
-// flowing notes those of a layer.
+// flowing records the values of a layer.
 func (p *part) flowing(g *ir.Graph) {
 	p.flow = g.Inputs[0]
 	for _, op := range g.Ops {
@@ -110,12 +110,12 @@ func (p *part) flowing(g *ir.Graph) {
 	}
 }
 
-// backward goes through the gradient: the head first, then loops from the last to the first.
+// backward visits the gradient: the head first, then loops from the last to the first.
 func (s *sheet) backward(gr *ir.Gradient) {
 	g := gr.Backward
 	var before, after []*ir.Op
 	stacks := map[*ir.Value]bool{}
-	var flows []*ir.Value // what goes into the first loop back
+	var flows []*ir.Value // gradients that enter the first backward loop
 	next := len(s.layers)
 	for _, op := range g.Ops {
 		switch {
@@ -152,7 +152,7 @@ func (s *sheet) backward(gr *ir.Gradient) {
 	s.embed.work[Weight] = entries(g, after)
 }
 
-// back takes the body of a loop back apart.
+// back sorts the body of a backward loop.
 func (p *part) back(l ir.Loop) {
 	body, carries := l.Body, len(l.Carries)
 	p.residuals = lists.Filter(body.Inputs[carries:carries+len(l.Stacks)], func(v *ir.Value) bool {
@@ -174,8 +174,8 @@ func (p *part) back(l ir.Loop) {
 	p.split(body, body.Ops, body.Inputs[:carries], body.Results[:carries])
 }
 
-// split divides operations of a graph by whether the gradient that flows on needs them, and notes
-// what crosses over; the gradients that come in do, too.
+// split divides operations by whether the outgoing input gradient depends on them (dgrad) or not
+// (wgrad), and records what crosses over, incoming gradients included.
 func (p *part) split(g *ir.Graph, ops []*ir.Op, in, flows []*ir.Value) {
 	need := map[*ir.Value]bool{}
 	for _, v := range flows {
@@ -206,7 +206,7 @@ func (p *part) split(g *ir.Graph, ops []*ir.Op, in, flows []*ir.Value) {
 			seen[v] = true
 		}
 	}
-	// What both halves have of a kernel is computed with the first.
+	// A kernel with operations of both halves runs in the first.
 	for _, e := range entries(g, ops) {
 		pass := Weight
 		if isEarly[e.op] || slices.ContainsFunc(e.ops, func(op *ir.Op) bool { return isEarly[op] }) {

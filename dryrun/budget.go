@@ -15,8 +15,8 @@ type Bill struct {
 	Money float64 `json:"money"` // in the unit of the price
 }
 
-// Bill is what the budget comes to if a step takes so many seconds. It knows nothing of restarts,
-// evaluation and checkpoints.
+// Bill is the budget's days and dollars if a step takes that many seconds. It does not include
+// restarts, evaluation and checkpoints.
 func (b Budget) Bill(step float64) Bill {
 	if b.Batch <= 0 {
 		return Bill{}

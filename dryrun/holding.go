@@ -55,8 +55,8 @@ func (p page) memory(t *Timeline, capacity int64) {
 	p.peaks(t, top)
 }
 
-// buckets cuts the step into equal pieces and keeps the highest state of each. A piece in which
-// nothing changes goes on with what the last one ended with.
+// buckets splits the step into equal intervals and keeps the peak of each. An interval without a
+// change continues with the last state.
 func buckets(samples []Sample, end int64) []program.Memory {
 	list := make([]program.Memory, memoryBuckets)
 	next := 0

@@ -144,7 +144,7 @@ func (p page) rows(t *Timeline, w schedule.Span) (height float64) {
 					svg.Px(x+width/2), svg.Px(y+13), n)
 				continue
 			}
-			b := boxes[class] // too narrow to point at: one path for all
+			b := boxes[class] // too thin to point at: one path for all
 			if b == nil {
 				b = &bytes.Buffer{}
 				boxes[class], order = b, append(order, class)

@@ -141,6 +141,6 @@ func wellFormed(t *testing.T, svg []byte) {
 		t.Error("the drawing has no name for those who do not see it")
 	}
 	if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
-		t.Error("a length is no number")
+		t.Error("a length is NaN")
 	}
 }

@@ -61,7 +61,7 @@ func drawn(t *rapid.T) *schedule.Schedule {
 }
 
 // With whole nanoseconds, one send time for all and sends that do not crowd a link, the simulator
-// is that of package schedule.
+// equals package schedule's.
 func TestAgreesWithSchedule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawn(t)
@@ -206,7 +206,7 @@ func TestJitterIsSeeded(t *testing.T) {
 	}
 	one, many := run(1, 0.1, 1), run(1, 0.1, 32)
 	if !(lowBubble.Step < one && one < many && many < 1.5*lowBubble.Step) {
-		t.Errorf("calm %v, jitter %v, slowest of 32 %v", lowBubble.Step, one, many)
+		t.Errorf("no jitter %v, jitter %v, slowest of 32 %v", lowBubble.Step, one, many)
 	}
 }
 
@@ -262,7 +262,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"too few stages": {&Step{Schedule: s, Stages: []Stage{good}}, WhatIf{}, diag.ScheduleCosts},
 		"no schedule":    {&Step{}, WhatIf{}, diag.ScheduleCosts},
-		"no number":      {bad(func(t *Stage) { t.Send = math.NaN() }), WhatIf{}, diag.ScheduleCosts},
+		"NaN":            {bad(func(t *Stage) { t.Send = math.NaN() }), WhatIf{}, diag.ScheduleCosts},
 		"negative time":  {bad(func(t *Stage) { t.Forward = -1 }), WhatIf{}, diag.ScheduleCosts},
 		"negative bytes": {bad(func(t *Stage) { t.Residuals = -1 }), WhatIf{}, diag.ScheduleCosts},
 		"tail":           {&Step{Schedule: s, Stages: []Stage{good, good}, Host: math.Inf(1)}, WhatIf{}, diag.ScheduleCosts},

@@ -10,11 +10,11 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Stage is what one virtual stage costs on the devices of its rank. Times are seconds, and those
-// of actions are for one microbatch, with all communication inside the stage that is not hidden.
+// A Stage is the cost of one virtual stage on the devices of its rank: seconds of one microbatch,
+// with exposed communication inside the stage.
 type Stage struct {
 	Forward float64 `json:"forward"`
-	Input   float64 `json:"input"`  // gradient of the input, and what is computed again for it
+	Input   float64 `json:"input"`  // dgrad, and recomputation
 	Weight  float64 `json:"weight"` // gradient of the weights
 	// Send is the time that a result of the stage takes to another rank.
 	Send float64 `json:"send,omitempty"`
@@ -37,9 +37,8 @@ type Step struct {
 	// Replicas is how many copies of the pipeline reduce their gradients together, and so wait for
 	// the slowest of them; 0 is one.
 	Replicas int
-	// Slower gives the step with every transfer between devices so many times as long. Stages have
-	// the collectives inside them in their times, so that only who priced them can say; nil if nobody
-	// can.
+	// Slower returns the step with every transfer between devices taking links times as long. Stage
+	// times include collectives, so only the cost model can do this; nil without one.
 	Slower func(links float64) (*Step, error)
 	// Rows is the sequences of a microbatch on a device; 0 is not known. One cannot be halved.
 	Rows int64
@@ -49,11 +48,10 @@ type Step struct {
 
 // A WhatIf is what a run meets. The zero value is a day on which nothing goes wrong.
 type WhatIf struct {
-	// Slow makes everything that rank Straggler computes so many times as long; 0 is 1.
+	// Slow multiplies the times of rank Straggler; 0 means 1.
 	Slow      float64 `json:"slow,omitempty"`
 	Straggler int     `json:"straggler,omitempty"`
-	// Links makes every transfer between devices take so many times as long; 0 is 1. The step must
-	// have Slower.
+	// Links multiplies the time of every transfer between devices; 0 means 1. It needs Step.Slower.
 	Links float64 `json:"links,omitempty"`
 	// Jitter is the deviation of the time of an action from its mean, as a share: 0.02 is 2 %.
 	// Times follow a log-normal distribution whose mean is the price. Random must be given then.
@@ -61,8 +59,8 @@ type WhatIf struct {
 	Random *rand.Rand `json:"-"`
 }
 
-// maxReplicas bounds the copies that a run with jitter draws. The slowest of n grows with the root
-// of log n, so that the slowest of a thousand is about a quarter further out than that of 64.
+// maxReplicas bounds the replicas that a run with jitter draws. The slowest of n grows with √(log
+// n), so the slowest of a thousand is about a quarter further out than the slowest of 64.
 const maxReplicas = 64
 
 // check says what no step can have.

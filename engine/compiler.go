@@ -121,9 +121,6 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 // which every report is made anew: a change of the report's format needs no new compile.
 func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, cached bool,
 	err error) {
-	if err := checkDumps(s.Flags); err != nil {
-		return x, false, err
-	}
 	options := c.options(s, t)
 	encoded, err := options.Encode()
 	if err != nil {

@@ -53,9 +53,6 @@ func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, e
 			return nil, err
 		}
 	}
-	if err := checkDumps(s.Flags); err != nil {
-		return nil, err
-	}
 	options := pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: s.MemoryBytes, Flags: s.Flags}
 	encoded, err := options.Encode()
 	if err != nil {

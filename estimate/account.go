@@ -10,7 +10,8 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// stage is the virtual stage that a rank has in a turn.
+// stage is the virtual stage that a rank runs as its turn-th. A vee layout (zb-v) runs down the
+// ranks and back up; the others start again at rank 0.
 func (l *layout) stage(rank, turn int) int {
 	n := int(l.pipe)
 	if l.vee && turn%2 == 1 {
@@ -19,7 +20,8 @@ func (l *layout) stage(rank, turn int) int {
 	return turn*n + rank
 }
 
-// account divides the step by cause, seen from the rank that works longest.
+// account splits the step by cause, as seen by the rank with the most work. Idle time of that rank
+// is bubble, apart from the sends it waits for.
 func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64, longest tail) {
 	n := int(l.pipe)
 	worst := lists.Most(e.busy, func(seconds float64) float64 { return seconds })
@@ -43,9 +45,9 @@ func (e *Estimator) account(est *Estimate, l *layout, loads *loads, pipe float64
 	}
 }
 
-// longestTail is the end of the step of the rank that it keeps longest. A rank further down the
-// pipeline begins later and is done earlier than the first one, by the passes of the stages before
-// it; that much of its own tail is beside them.
+// longestTail returns the tail (gradient reduction, optimizer, parameter gathers) of the rank that
+// ends the step. Rank r finishes its last backward pass earlier than rank 0, by the passes of the
+// stages before it; that much of its tail overlaps with them.
 func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	slack, most := 0.0, math.Inf(-1)
 	var was share
@@ -60,7 +62,7 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 			is.add(&s.block)
 			window += s.total
 		}
-		if r > 0 && is == was { // as much to do as the rank before, and more room for it
+		if r > 0 && is == was { // same work as the rank before, and more slack
 			continue
 		}
 		was = is
@@ -75,7 +77,7 @@ func (e *Estimator) longestTail(l *layout, loads *loads) (longest tail) {
 	return longest
 }
 
-// follows tells whether a rank has the same stages as the one before it.
+// follows reports whether a rank has the same kinds of stages as the rank before it.
 func (l *layout) follows(r int, loads *loads) bool {
 	for turn := range int(l.virtual) {
 		if loads.of[l.stage(r, turn)] != loads.of[l.stage(r-1, turn)] {
@@ -85,7 +87,7 @@ func (l *layout) follows(r int, loads *loads) bool {
 	return true
 }
 
-// charge adds m microbatches of a stage.
+// charge adds the seconds of m microbatches of a stage.
 func (p *Parts) charge(s *load, m float64) {
 	for _, f := range []*phase{&s.forward, &s.input, &s.weight} {
 		p.Compute += m * f.gemm
@@ -102,17 +104,19 @@ func (p *Parts) charge(s *load, m float64) {
 	p.Launch += m * (s.total - s.device)
 }
 
-// A shape is a schedule and the size of its pipeline.
+// A shape identifies a schedule: its name and sizes.
 type shape struct {
 	name                  string
 	pipe, virtual, micros int64
 }
 
-// remember works out the memory of every rank and keeps the worst.
+// remember computes the memory of every rank in closed form, for stacks and models without our own
+// programs, and records the worst. With brief, only ranks that differ are computed; most stops at
+// the first rank above that many bytes.
 func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads, logits float64,
 	brief bool, most int64) error {
 	if l.pipe == 1 {
-		name = "1f1b" // a plan without stages may name none
+		name = "1f1b" // a plan with one stage may omit the schedule
 	}
 	walk, err := e.orders.walks.Of(name, schedule.Shape{Ranks: int(l.pipe),
 		Virtual: int(l.virtual), Micros: int(l.micros)})
@@ -166,14 +170,14 @@ func (e *Estimator) remember(name string, est *Estimate, l *layout, loads *loads
 	return nil
 }
 
-// interval is nine in ten: 1.645 standard deviations of the logarithm to either side, from what the
-// profile was fitted on and what is new to it.
+// interval sets the 90 % interval: ±1.645 standard deviations of the log step time.
 func (e *Estimator) interval(est *Estimate) {
 	f := math.Exp(1.645 * e.sigma)
 	est.Low, est.High = est.Step/f, est.Step*f
 }
 
-// logSigma is the standard deviation of the logarithm of a step.
+// logSigma is the standard deviation of the log step time: the fit's residual error, plus terms
+// for a model, a format or a GPU that the profile was not fitted on.
 func (e *Estimator) logSigma() float64 {
 	err := &e.prices.Profile().Error
 	sigma := err.Dense
@@ -190,7 +194,7 @@ func (e *Estimator) logSigma() float64 {
 	return sigma
 }
 
-// fitted reports whether the model is one of those.
+// fitted reports whether the profile was fitted on runs of a model of these sizes.
 func (e *Estimator) fitted(models []price.Known) bool {
 	own := price.Known{Hidden: e.config.Hidden, MLP: e.config.MLP}
 	if m := e.config.MoE; m != nil {

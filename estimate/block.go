@@ -9,7 +9,8 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// A phase is the seconds of one pass over a block, by cause.
+// A phase is the seconds of one pass (forward, input gradient, weight gradient) over a block by
+// cause.
 type phase struct {
 	gemm, attention, stream, quantize float64
 	tensor, context, expert, data     float64
@@ -33,19 +34,19 @@ func (p *phase) sum() float64 {
 		p.data + p.offload
 }
 
-// A block is what one layer, the embedding or the head costs for one microbatch on one device.
+// A block is the cost of one layer, the embedding or the head, for one microbatch on one device.
 type block struct {
 	forward, input, weight     phase
-	again                      phase      // what the backward pass computes once more
-	part                       phase      // of forward, what a module that is computed again does
-	modules                    float64    // of residual, the bytes that such a module does not keep
-	operations                 float64    // that the host starts, forward and backward
-	residual                   float64    // bytes that are kept for the backward pass
-	dropped                    float64    // bytes that come back while the block is computed again
-	dense, experts             float64    // parameters on one device, before dp and fsdp cut them
-	shapes                     float64    // bytes of one buffer for each distinct shape of weight
-	quantWeights, quantExperts quantBytes // of weights in blocks, beyond bf16
-	later                      float64    // of forward.quantize, what can wait for the backward pass
+	again                      phase      // recomputed in backward
+	part                       phase      // of forward: the module that can be recomputed alone
+	modules                    float64    // residual bytes saved by recomputing that module
+	operations                 float64    // kernel launches, forward and backward
+	residual                   float64    // bytes of activations saved for backward
+	dropped                    float64    // bytes live only while the block is recomputed
+	dense, experts             float64    // parameters on a device, before dp and fsdp shard them
+	shapes                     float64    // bytes of one buffer per distinct weight shape
+	quantWeights, quantExperts quantBytes // quantized weight copies, relative to bf16
+	later                      float64    // seconds of forward.quantize that only wgrad needs
 }
 
 func (b *block) add(c *block, n float64) {
@@ -62,17 +63,21 @@ func (b *block) add(c *block, n float64) {
 	b.quantExperts.add(&c.quantExperts, n)
 }
 
-// A builder adds up one part of a block: attention, MLP, experts, the ends of the model.
+// A builder adds up a block in closed form: attention, MLP, experts, embedding and head. Sizes are
+// per device: tp divides widths, cp and data parallelism divide tokens. Activations are bf16,
+// hence the factors of 2 bytes.
 type builder struct {
 	e  *Estimator
-	c  *cut
+	c  *sharding
 	p  *price.Prices
-	in precision.Layer // nil where one precision is that of all
+	in precision.Layer // nil if one format holds for all layers
 	block
-	seen map[[2]float64]bool // shapes of weights
+	seen map[[2]float64]bool // weight shapes counted in block.shapes
 }
 
-// linear is a layer [m,k]·[k,n] with its gradients.
+// linear adds the three GEMMs of a layer: fprop [m,k]·[k,n], dgrad [m,n]·[n,k] and wgrad
+// [n,m]·[m,k]. Input and output gradient are quantized once for each of the two GEMMs that read
+// them.
 func (b *builder) linear(prec dtype.Format, m, k, n float64) {
 	b.forward.gemm += b.p.GEMM(prec, m, k, n)
 	b.input.gemm += b.p.GEMM(prec, m, n, k)
@@ -90,16 +95,17 @@ func (b *builder) shape(k, n float64) {
 	}
 }
 
-// stream is bytes through memory, forward and backward.
+// stream adds memory-bound kernels by the bytes they move.
 func (b *builder) stream(forward, backward float64) {
 	b.forward.stream += b.p.Stream(forward)
 	b.input.stream += b.p.Stream(backward)
 }
 
-// tensorEnds are the collectives around one half of a layer that tp cuts: with a cut sequence the
-// input is gathered and the output scattered, and the backward pass does both the other way round;
-// without, each pass has one all-reduce. In and out name the linear layers at either end: what they
-// take in blocks is gathered in blocks.
+// tensorEnds adds the tensor-parallel collectives around attention or MLP. With sequence
+// parallelism, forward all-gathers the input and reduce-scatters the output, and backward does the
+// reverse; Profile.Regather adds the all-gather of the input for wgrad (Korthikanti et al., 2022).
+// Without it, each pass has one all-reduce. in and out name the linear layers at either end, whose
+// formats decide the bytes of quantized gathers.
 func (b *builder) tensorEnds(in, out []string) {
 	if b.c.tensor == 1 {
 		return
@@ -129,20 +135,22 @@ func (b *builder) tensorEnds(in, out []string) {
 	}
 }
 
-// overlapHides is the share of tensor-parallel collectives that two halves of a batch in one layer
-// body hide: the other half's computation is longer than they are (docs/parallel.md).
+// overlapHides is the share of tensor-parallel collectives hidden by running two half batches in
+// one layer body: the computation of one half is longer than the collectives of the other
+// (docs/parallel.md).
 const overlapHides = 0.7
 
 func (b *builder) h() float64 { return float64(b.e.config.Hidden) }
 
-// attention is the first half of a layer, whose queries see a window of keys or all.
+// attention adds the attention half of a layer: projections, rotary embedding, attention itself
+// and its collectives. windowed layers attend to a sliding window of keys.
 func (b *builder) attention(windowed bool) {
 	c, tp := b.e.config, float64(b.c.tensor)
 	tokens, heads, shard := b.c.tokens(), float64(c.Heads), b.c.seqShard()
 	first := []string{"q", "k", "v"}
 	score, value := float64(c.HeadDim), float64(c.HeadDim)
 	kv := max(float64(c.KVHeads), tp)
-	keys := 2 * kv * score // elements of keys and values of a token
+	keys := 2 * kv * score // elements of K and V per token
 	if a := c.MLA; a != nil {
 		q, k := float64(a.QRank), float64(a.KVRank)
 		score, value = float64(a.NoPE+a.Rope), float64(a.Value)
@@ -150,7 +158,7 @@ func (b *builder) attention(windowed bool) {
 		up := heads * float64(a.NoPE+a.Value)
 		first = []string{"q_down", "kv_down"}
 		b.join(tokens, source{b.h(), shard}, 1, tokens, out{"q_down", q})
-		// The input is in blocks already.
+		// The input is quantized already, for q_down.
 		b.join(tokens, source{b.h(), 0}, 1, tokens, out{"kv_down", k + float64(a.Rope)})
 		down := b.forward
 		b.join(tokens, source{q, tokens}, tp, tokens, out{"q_up", heads * score})
@@ -166,13 +174,13 @@ func (b *builder) attention(windowed bool) {
 		q := heads * score
 		b.join(tokens, source{b.h(), shard}, tp, tokens, out{"q", q}, out{"k", keys / 2},
 			out{"v", keys / 2})
-		// Turning queries and keys by position, and taking the three apart.
+		// RoPE on queries and keys, and splitting the fused QKV result.
 		b.stream(tokens*2*2*(2*q+1.5*keys)/tp, tokens*2*2*(2*q+1.5*keys)/tp)
 		b.residual += tokens * (2*(q+keys) + 2*(q+keys/2) + 2*q + 4*heads) / tp
 		b.operations += 25
 	}
 	b.join(tokens, source{heads * value / tp, tokens}, 1, shard, out{"o", b.h()})
-	if n := b.wgradBytes(1, "o"); n != 2 { // attention keeps its result for itself
+	if n := b.wgradBytes(1, "o"); n != 2 { // attention saves its bf16 result anyway
 		b.residual += tokens * heads * value / tp * n
 	}
 	b.scores(windowed, heads/tp, score, value)
@@ -183,9 +191,9 @@ func (b *builder) attention(windowed bool) {
 	b.tensorEnds(first, []string{"o"})
 }
 
-// norms is what both halves of a layer have besides: a norm, and a sum with what came in. The
-// result of each norm is kept; what comes in is the layer's own. Second names the linear layers
-// that take the second norm's result.
+// norms adds the two norms and residual additions of a layer. Each norm's output is saved for
+// wgrad; the layer's input is saved by the layer. second names the linear layers that read the
+// second norm.
 func (b *builder) norms(second ...string) {
 	shard := b.c.seqShard()
 	b.stream(2*shard*b.h()*2*5, 2*shard*b.h()*2*7)
@@ -197,7 +205,8 @@ func (b *builder) norms(second ...string) {
 	b.dense += 2 * b.h()
 }
 
-// scores is attention itself.
+// scores adds attention proper: QKᵀ, softmax and the product with V, of [tokens, heads, score] and
+// [keys, heads, value] on one device.
 func (b *builder) scores(windowed bool, heads, score, value float64) {
 	tokens, kernel := b.c.tokens(), b.e.kernel(b.c, windowed)
 	if kernel == kernels.Plain && !b.e.cluster.CPU() {
@@ -212,13 +221,13 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	switch shard := float64(b.c.seq) / float64(b.c.context); {
 	case b.c.context == 1 || b.e.options.Ulysses:
 	case kernel == kernels.CuDNN:
-		// A ring that is not balanced (package lower): its own piece under the mask, and all others
-		// whole, whether the queries see them or not.
+		// An unbalanced ring (lower/gpu): each rank computes its own chunk under the causal mask and all
+		// other chunks in full, whether its queries see them or not.
 		seen = ir.MeanKeys(shard, shard) + float64(b.c.seq) - shard
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, shard)
 	}
-	if b.e.options.Ulysses { // whole rows, fewer heads
+	if b.e.options.Ulysses { // whole sequences, fewer heads
 		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
 	}
 	if !b.e.options.Plain {
@@ -226,8 +235,8 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 		b.input.attention += b.p.Attention(tokens, seen, heads, score, value, true)
 		return
 	}
-	// Scores of every query with every key are written, and read by the softmax and the product
-	// with values. The kernel that masks and scales is one pass, dropout another.
+	// Unfused attention: the [queries, keys] scores are written, then read by softmax and by the
+	// product with values. Masking and scaling is one pass over them, dropout another.
 	seq := float64(b.c.seq)
 	square := tokens * seq * heads
 	batch := heads * tokens / seq
@@ -235,7 +244,7 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 		b.p.GEMM(dtype.FormatBF16, seq, seq, value))
 	b.forward.attention += gemms + b.p.Stream(square*2*5.5)
 	b.input.attention += 2*gemms + b.p.Stream(square*2*7)
-	kept := square * 5 // scores, mask of dropout, and what is multiplied with values
+	kept := square * 5 // scores, dropout mask, and dropped-out probabilities
 	if b.e.options.Core {
 		b.again.attention += gemms/2 + b.p.Stream(square*2*5.5)
 		b.dropped += kept
@@ -244,9 +253,10 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	b.residual += kept
 }
 
-// written is attention of our own programs where cuDNN has none: every query meets every key of the
-// sequence, seen or not, and the backward pass makes the scores again. With a ring it is as much in
-// more pieces. The stack's factor on streams is for kernels that nobody counted; these were.
+// written adds attention of our own programs without a cuDNN kernel: every query meets every key,
+// masked or not, and the backward pass recomputes the scores. A ring does the same in smaller
+// chunks. The bytes of these kernels were counted, so the profile's factor on streams, which is
+// for uncounted kernels, is divided out.
 func (b *builder) written(heads, score, value float64) {
 	tokens, seq := b.c.tokens(), float64(b.c.seq)
 	batch, queries := heads*float64(b.c.rows), seq/float64(b.c.context)
@@ -266,9 +276,9 @@ func (b *builder) written(heads, score, value float64) {
 	b.dropped += 2 * square * 4
 }
 
-// kernel is what attention of our own programs becomes; "" for other stacks, which have
+// kernel names the attention kernel of our own programs; "" for other stacks, which use
 // FlashAttention unless an option says otherwise.
-func (e *Estimator) kernel(c *cut, windowed bool) string {
+func (e *Estimator) kernel(c *sharding, windowed bool) string {
 	if e.profile.Name != price.Own {
 		return ""
 	}
@@ -280,15 +290,16 @@ func (e *Estimator) kernel(c *cut, windowed bool) string {
 	return kernel
 }
 
-// contextEnds are the collectives of cp around attention.
+// contextEnds adds the context-parallel collectives around attention. out and keys are the
+// elements per token of the result, and of keys and values.
 func (b *builder) contextEnds(out, keys float64) {
 	if b.c.context == 1 {
 		return
 	}
 	tokens, g := b.c.tokens(), b.c.contextGroup()
 	if b.e.options.Ulysses {
-		// Queries, keys and values to the devices of their heads, results back, and both again for
-		// gradients; each is also brought into another order in memory.
+		// Ulysses: all-to-all from tokens to heads for Q, K and V, back for the result, and the same for
+		// gradients. Each all-to-all also transposes its data in memory.
 		all := tokens * 2 * (out + keys)
 		back := tokens * 2 * out
 		t := b.p.Collective(price.AllToAll, all, g) + b.p.Collective(price.AllToAll, back, g)
@@ -301,12 +312,12 @@ func (b *builder) contextEnds(out, keys float64) {
 	gather := b.p.Collective(price.AllGather, whole, g)
 	reduce := b.p.Collective(price.ReduceScatter, whole, g)
 	hide := b.p.Profile().HideContext
-	if b.c.ring { // each piece travels while the one before is computed with
+	if b.c.ring { // chunks travel while the previous one is computed
 		hide = max(hide, 0.8)
 	}
 	if b.c.ring && b.e.profile.Name == price.Own {
-		// What each piece adds to results, and to gradients of queries, keys and values, is read, and
-		// joined in f32 (package lower).
+		// Each chunk's contribution to results, and to gradients of Q, K and V, is read and accumulated
+		// in f32 (lower/gpu).
 		joins := 10 * tokens * float64(b.c.context-1)
 		b.stream(joins*out, joins*(out+keys))
 	}
@@ -315,15 +326,15 @@ func (b *builder) contextEnds(out, keys float64) {
 	b.input.context += max((1-hide)*back, back-b.input.attention)
 }
 
-// mlp is the second half of a layer with one MLP.
+// mlp adds the MLP half of a dense layer.
 func (b *builder) mlp(size float64) {
 	b.gated("", b.c.tokens(), size/float64(b.c.tensor), true)
 	b.operations += 20
 	b.tensorEnds(b.ups(""), []string{"down"})
 }
 
-// gated is the linear layers of an MLP and the function between them. Prefix is what their names
-// begin with.
+// gated adds the linear layers of a (gated) MLP and the activation between them. prefix selects
+// the names of shared or routed experts in a policy. keep saves the activations for backward.
 func (b *builder) gated(prefix string, tokens, size float64, keep bool) {
 	ups, read, back, shard := 1.0, 2.0, 3.0, b.c.seqShard()
 	outs := []out{{prefix + "up", size}}
@@ -339,19 +350,20 @@ func (b *builder) gated(prefix string, tokens, size float64, keep bool) {
 	}
 }
 
-// residualBytes is the bytes of n elements that linear layers keep of what they multiply with.
+// residualBytes is the bytes of n saved inputs of linear layers, for stacks with one format.
 func (b *builder) residualBytes(n float64) float64 {
 	if !b.p.Profile().QuantizedInputs {
 		return 2 * n
 	}
-	if prec := b.e.precision(b.c); prec == dtype.FormatFP8 || prec.Quantized() {
+	switch prec := b.e.precision(b.c); prec {
+	case dtype.FormatFP8, dtype.MXFP8, dtype.NVFP4:
 		return n * prec.Bytes()
 	}
 	return 2 * n
 }
 
-// precision is that of linear layers that no policy is for.
-func (e *Estimator) precision(c *cut) dtype.Format {
+// precision is the format of linear layers without a policy.
+func (e *Estimator) precision(c *sharding) dtype.Format {
 	if e.word != "" {
 		return e.word
 	}
@@ -361,8 +373,9 @@ func (e *Estimator) precision(c *cut) dtype.Format {
 	return dtype.FormatBF16
 }
 
-// lastKeys is the mean of keys for queries of the last piece of a row: where devices have pieces in
-// the order of the row, all wait for it. Under a causal mask that is 2-1/cp times the mean.
+// lastKeys is the mean number of keys seen by queries of a sequence's last chunk. If ranks have
+// chunks in sequence order, all wait for the last; under a causal mask it has 2-1/cp times the
+// mean work.
 func lastKeys(seq, window, shard float64) float64 {
 	return (seq*ir.MeanKeys(seq, window) - (seq-shard)*ir.MeanKeys(seq-shard, window)) / shard
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// Quantization moves the bytes that compiled programs were seen to move, at the card's bandwidth.
+// Quantization moves the bytes that compiled programs were seen to move, at the GPU's bandwidth.
 func TestBlocks(t *testing.T) {
 	e := estimator(t, "llama3.1-8b", "8xb200", "deepwell")
-	b := e.builder(&cut{})
+	b := e.builder(&sharding{})
 	const n = 1 << 26
 	rate := 1 / (e.prices.Stream(1) / e.prices.Profile().Stream)
 	for _, row := range []struct {

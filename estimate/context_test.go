@@ -7,7 +7,7 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// attentionOf is the seconds of attention of a plan of so many pieces, over the same tokens.
+// attentionOf is the seconds of attention of a plan with that cp, over the same tokens.
 func attentionOf(t *testing.T, profile string, cp plan.CP) float64 {
 	p := base()
 	p.FSDP.Size = 8 / cp.Size
@@ -17,9 +17,9 @@ func attentionOf(t *testing.T, profile string, cp plan.CP) float64 {
 	return mustPrice(t, estimator(t, "llama3.1-70b", p.Cluster, profile), p).Parts.Attention
 }
 
-// Context parallel plans of our own stack are priced by what their programs do: attention that is
-// gathered, or balanced, writes its scores; a ring in the order of the sequence calls cuDNN with
-// every piece, whole, so that each device does what the last one has to.
+// Context-parallel plans of our own stack are priced as they compile: gathered or balanced
+// attention writes its scores; a ring in sequence order calls cuDNN with every chunk in full, so
+// that each device does the work of the last one.
 func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	whole := attentionOf(t, "deepwell", plan.CP{Size: 1, Kind: "gather"})
 	for _, balance := range []bool{false, true} {
@@ -36,7 +36,7 @@ func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	}
 }
 
-// Other stacks skip what nobody sees: balanced pieces have the mean, and of pieces in order the
+// Other stacks skip masked chunks: balanced chunks have the mean work, and in sequence order the
 // last has 2-1/cp times as much.
 func TestBalanceIsRead(t *testing.T) {
 	for _, profile := range []string{"megatron", "megatron-26.04", "torchtitan", "maxtext"} {
@@ -51,6 +51,6 @@ func TestBalanceIsRead(t *testing.T) {
 		}
 	}
 	if got := lastKeys(8192, 1024, 2048); got != 1024 {
-		t.Errorf("the last piece sees %v keys of a window of 1024", got)
+		t.Errorf("the last chunk sees %v keys of a window of 1024", got)
 	}
 }

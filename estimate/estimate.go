@@ -17,56 +17,56 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// An Estimate is what a step of a plan takes.
+// An Estimate is the predicted time and memory of one training step.
 //
-// Step is the makespan of the pipeline, whose virtual stages are Stages, and Tail after it:
-// gradients and parameters on their way as far as no computation hides them, and the optimizer.
+// Step is the pipeline's makespan plus Tail: exposed gradient reductions and parameter gathers,
+// and the optimizer.
 type Estimate struct {
 	Step      float64        // seconds
 	Tail      float64        // seconds
-	Waits     float64        // the share of Step that ranks wait for each other, in the mean
-	Low, High float64        // seconds; nine in ten steps lie between them
+	Waits     float64        // mean share of Step that ranks wait for each other
+	Low, High float64        // seconds; 90 % of steps fall between them
 	Stages    []Stage        // by virtual stage
-	Parts     Parts          // of Step
-	Peak      int64          // bytes of the worst rank
-	Memory    program.Memory // of Peak
-	// Ranks is what each rank of the pipeline holds at the end of a step, when no microbatch is
-	// there, and Loads what microbatches hold before, by virtual stage. Both make Peak.
+	Parts     Parts          // Step by cause
+	Peak      int64          // bytes on the worst rank
+	Memory    program.Memory // the worst rank's bytes by cause, at its peak
+	// Ranks is the memory of each pipeline rank at the end of a step, without activations. Loads is
+	// the activation memory of one microbatch, by virtual stage. Peak follows from both.
 	Ranks  []program.Memory
 	Loads  []schedule.Load
-	Policy string // a line on what products are computed in; empty if all are in one type
-	// Attention is the kernel of our own programs that was priced, as package kernels picks it, of
-	// the layer that has the slowest; empty for other stacks.
+	Policy string // which GEMMs are quantized, in a line; empty if none are
+	// Attention names the priced attention kernel of our own programs ([kernels.Selector]), of the
+	// slowest layer; empty for other stacks.
 	Attention string
 }
 
-// A Stage is one virtual stage of the pipeline, on one of its devices.
+// A Stage is one virtual pipeline stage, on one of its devices.
 type Stage struct {
 	Layers int64
-	// Forward, Input and Weight are the seconds of one microbatch, collectives that nothing hides
-	// included. Recomputation is part of Input.
+	// Forward, Input (dgrad) and Weight (wgrad) are the seconds of one microbatch, with exposed
+	// collectives. Recomputation is part of Input.
 	Forward, Input, Weight float64
-	// Send is the seconds until the next stage has the result of this one.
+	// Send is the seconds to transfer activations to the next stage.
 	Send float64
 }
 
-// Parts is the seconds of a step by cause, of the rank that works longest. They sum to the step.
+// Parts splits the seconds of a step by cause, on the rank with the most work. They sum to Step.
 type Parts struct {
-	Compute   float64 // products of linear layers
-	Attention float64 // products of attention
-	Memory    float64 // norms, activations and all else that waits for memory
-	Recompute float64 // what the backward pass computes again
-	Quantize  float64 // to narrow types
-	Launch    float64 // what each kernel costs beyond its work
-	Tensor    float64 // exposed collectives of tp
-	Context   float64 // of cp
-	Expert    float64 // of ep
-	Pipeline  float64 // sends between stages that are waited for
-	Bubble    float64 // waiting for other stages
-	Data      float64 // exposed collectives of dp and fsdp
-	Offload   float64 // copies to and from the host that nothing hides
+	Compute   float64 // GEMMs of linear layers
+	Attention float64 // QKᵀ, softmax, PV
+	Memory    float64 // norms, activation functions, other memory-bound kernels
+	Recompute float64 // activation checkpointing
+	Quantize  float64 // casts to quantized formats
+	Launch    float64 // kernel launches that the device waits for
+	Tensor    float64 // exposed tensor-parallel communication
+	Context   float64 // exposed context-parallel communication
+	Expert    float64 // exposed expert-parallel communication
+	Pipeline  float64 // exposed sends between stages
+	Bubble    float64 // idle time of the pipeline
+	Data      float64 // exposed FSDP and data-parallel communication
+	Offload   float64 // exposed copies to and from the host
 	Optimizer float64
-	Host      float64 // what a step costs the host beyond all that
+	Host      float64 // host time of a step, once
 }
 
 // Sum is the whole step.
@@ -75,8 +75,8 @@ func (p Parts) Sum() float64 {
 		p.Context + p.Expert + p.Pipeline + p.Bubble + p.Data + p.Offload + p.Optimizer + p.Host
 }
 
-// QuantizedLine says in a line what products are computed in and what it costs to write numbers in
-// blocks; it is empty if none are.
+// QuantizedLine describes which GEMMs are quantized and what quantization costs; empty if none
+// are.
 func (e *Estimate) QuantizedLine() string {
 	if e.Policy == "" {
 		return ""
@@ -85,72 +85,73 @@ func (e *Estimate) QuantizedLine() string {
 		100*e.Parts.Quantize/max(e.Parts.Sum(), 1e-12))
 }
 
-// Options are what a plan cannot say yet.
+// Options are settings that a plan cannot express yet.
 type Options struct {
-	// Precision is that of linear layers; empty means the type of the plan's parameters. For our own
-	// stack mxfp8 and nvfp4 stand for the policies of package precision.
+	// Precision is the format of linear layers; empty means the parameters' type. For our own stack
+	// mxfp8 and nvfp4 stand for the default policies of package precision.
 	Precision dtype.Format
-	// Policy says what each product is computed in, in the place of Precision. Only programs of our
-	// own stack have one.
+	// Policy sets the format of each GEMM and overrides Precision. Only our own stack has policies.
 	Policy *precision.Policy
-	// ExpertRanks is the number of devices that the experts are dealt to. 0 means the plan's axis
-	// ep. Megatron folds it over dp, cp and tp: then ep is 1 in the plan and more here.
+	// ExpertRanks is the number of devices that the experts are distributed over; 0 means the plan's
+	// ep axis. Megatron folds expert parallelism over dp, cp and tp: then the plan's ep is 1.
 	ExpertRanks int64
-	// ExpertTensor is how many devices share one expert; 0 means 1.
+	// ExpertTensor is the tensor-parallel size of one expert; 0 means 1.
 	ExpertTensor int64
-	// Capacity is how many times its even share an expert takes before it drops tokens, with each
-	// one padded to it; 0 means that nothing is dropped.
+	// Capacity is the capacity factor: an expert takes this many times its even share of tokens,
+	// padded to it, and drops the rest; 0 drops nothing.
 	Capacity float64
-	// Imbalance is how many times its even share the busiest device's experts get; 0 means 1.
+	// Imbalance is the load of the busiest device's experts relative to the mean; 0 means 1.
 	Imbalance float64
-	// Predict is the number of layers that predict further tokens.
+	// Predict is the number of multi-token prediction layers.
 	Predict int64
-	// Layers says how many layers each virtual stage has, where a person laid them out.
+	// Layers is the number of layers of each virtual stage, for a hand-made split.
 	Layers []int64
-	// Ulysses turns tokens into heads by all-to-all along cp (Jacobs et al., 2023), where a plan
-	// knows gather and ring.
+	// Ulysses is all-to-all context parallelism (Jacobs et al., 2023); plans have gather and ring
+	// only.
 	Ulysses bool
-	// Links makes every transfer between devices take so many times as long; 0 means 1.
+	// Links multiplies the time of every transfer between devices; 0 means 1.
 	Links float64
-	// Plain is attention whose scores are written to memory, as before FlashAttention.
+	// Plain is attention that writes its scores to memory, as before FlashAttention.
 	Plain bool
-	// Core recomputes the scores of plain attention only (Korthikanti et al., 2022).
+	// Core recomputes only the scores of plain attention: "selective recomputation" (Korthikanti et
+	// al., 2022).
 	Core bool
 }
 
-// An Estimator prices plans of one model on one cluster with one software stack. It keeps what it
-// worked out, so that it is not safe for concurrent use; [Estimator.With] makes another.
+// An Estimator prices plans of one model on one cluster with one software stack. It caches
+// results, so it is not safe for concurrent use; [Estimator.Beside] and [Estimator.With] return
+// estimators for other goroutines.
 type Estimator struct {
 	config  *model.Config
 	cluster machine.Cluster
-	profile *price.Profile // as it was given; prices are under what it is for this run
+	profile *price.Profile // as given; prices holds the one for this run
 	prices  *price.Prices
-	set     *kernels.Selector // what our own programs' attention becomes on the cluster
+	set     *kernels.Selector // attention kernels of our own programs
 	options Options
-	sigma   float64 // of the logarithm of a step
+	sigma   float64 // standard deviation of the log step time
 
-	blockCosts map[cut]*priced
-	bare       map[cut]*priced // without fsdp
-	leans      map[leanCut]*priced
+	blockCosts map[sharding]*priced
+	bare       map[sharding]*priced // without FSDP collectives
+	leans      map[leanSharding]*priced
 	splits     map[int]*layerSplit // by number of stages
 	orders     *orders
 	player     schedule.Player[float64]
-	costs      [4][]float64     // of the stages of a plan that is played, by kind of action
-	loads      loads            // of the plan that is priced
-	parts      []Stage          // likewise
-	ranks      []program.Memory // likewise
-	busy       []float64        // likewise, by rank
-	kindLoads  []schedule.Load  // likewise, by kind of stage
+	costs      [4][]float64     // scratch: stage times of a simulated plan, by kind of action
+	loads      loads            // scratch of the plan being priced
+	parts      []Stage          // scratch
+	ranks      []program.Memory // scratch
+	busy       []float64        // scratch: seconds per microbatch, by rank
+	kindLoads  []schedule.Load  // scratch, by kind of stage
 	spans      map[timing]float64
 	book       *cost.Book
 	own        *own
 
-	policy     *precision.Policy // what our own programs compute in; nil if nothing is in blocks
-	word       dtype.Format      // of all linear layers where there is no policy
-	policyLine string            // of the policy, in a line
-	agrees     bool              // the policy has NVFP4, whose scales all devices agree on
-	// kinds are those of layers, below how many of each stand before a place, and lastKind is that
-	// of the last layer.
+	policy     *precision.Policy // of our own programs; nil if nothing is quantized
+	word       dtype.Format      // format of all linear layers without a policy
+	policyLine string            // the policy in a line
+	agrees     bool              // the policy has NVFP4, whose amax is all-reduced
+	// kinds lists the kinds of layers; below[k][i] counts the layers of kind k before layer i;
+	// lastKind is the kind of the last layer.
 	kinds    []kind
 	below    [][]int64
 	lastKind int
@@ -169,7 +170,7 @@ func New(c *model.Config, cl machine.Cluster, prof *price.Profile) (*Estimator, 
 	return e, nil
 }
 
-// With gives an estimator of the same things with options, which may run beside e.
+// With returns an estimator with other options, which may run concurrently with e.
 func (e *Estimator) With(o Options) *Estimator {
 	n := *e
 	n.options = o
@@ -182,8 +183,8 @@ func (e *Estimator) With(o Options) *Estimator {
 	return &n
 }
 
-// On gives an estimator of the same things on another number of the same devices, for whoever uses
-// e: they share the bills of graphs, schedules, and what is known of the memory of programs.
+// On returns an estimator for another number of the same GPUs. It shares caches of graph costs,
+// schedules and program memory with e, so only one goroutine may use both.
 func (e *Estimator) On(cl machine.Cluster) *Estimator {
 	n := *e
 	n.cluster = cl
@@ -193,7 +194,7 @@ func (e *Estimator) On(cl machine.Cluster) *Estimator {
 	return &n
 }
 
-// Beside gives an estimator of the same things that may run beside e.
+// Beside returns a copy with empty caches, which may run concurrently with e.
 func (e *Estimator) Beside() *Estimator {
 	n := *e
 	n.forget()
@@ -202,50 +203,50 @@ func (e *Estimator) Beside() *Estimator {
 
 func (e *Estimator) forget() {
 	e.splits = map[int]*layerSplit{}
-	e.blockCosts, e.bare, e.leans = map[cut]*priced{}, map[cut]*priced{}, map[leanCut]*priced{}
+	e.blockCosts, e.bare = map[sharding]*priced{}, map[sharding]*priced{}
+	e.leans = map[leanSharding]*priced{}
 	e.player, e.own, e.costs = schedule.Player[float64]{}, &own{}, [4][]float64{}
 	e.loads, e.parts, e.ranks, e.busy, e.spans = loads{}, nil, nil, nil, map[timing]float64{}
 	e.kindLoads = nil
 }
 
-// Price works out a plan. It does not ask whether the plan can run or fits: see
-// [plan.Plan.Check] and Peak.
+// Price estimates a plan. It does not check whether the plan can run or fits: see
+// [plan.Plan.Check] and Estimate.Peak.
 func (e *Estimator) Price(p *plan.Plan) (Estimate, error) {
 	est, _, err := e.Within(p, Limits{})
 	return est.Clone(), err
 }
 
-// Clone gives an estimate that stays as it is when the estimator prices again.
+// Clone returns a copy that stays valid when the estimator prices again.
 func (e Estimate) Clone() Estimate {
 	e.Stages, e.Ranks, e.Loads = slices.Clone(e.Stages), slices.Clone(e.Ranks), slices.Clone(e.Loads)
 	return e
 }
 
-// Limits are what a plan must not exceed to be of use; 0 is no limit.
+// Limits bound the plans that are of use to a search; 0 means no limit.
 type Limits struct {
 	Peak int64   // bytes
 	Step float64 // seconds
-	// Waits is the share of the step of a pipeline that ranks may wait for each other. With it time
-	// is worked out before memory.
+	// Waits is the largest idle share of a pipelined step. With it, time is computed before memory.
 	Waits float64
-	Timed bool // no memory is asked for
-	// Brief leaves out what is not needed to know that a plan exceeds a limit: the memory of one that
-	// is too slow, and of one that does not fit all but a rank that does not.
+	Timed bool // only time is needed
+	// Brief stops as soon as a limit is exceeded: a plan that is too slow gets no memory, and a plan
+	// that does not fit only the memory of one rank that does not.
 	Brief bool
 }
 
-// Within prices a plan as Price does, but for two things: lists are the estimator's own until it
-// prices again, and of a plan that exceeds a limit no more is worked out than it takes to know
-// that. Then Within reports false, Step is what the plan takes at least, and what follows from the
-// step may be missing; Peak and Memory are those of the plan, but for Brief. With limits there are
-// no Loads, nor Ranks but the worst.
+// Within prices a plan as Price does, with two differences. Slices in the result belong to the
+// estimator and are overwritten by the next call. And a plan that exceeds a limit is computed only
+// as far as needed: then whole is false, Step is a lower bound, and fields that depend on it may
+// be unset; Peak and Memory are set, unless Brief is. With limits, Loads is empty and Ranks has
+// only the worst.
 func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool, err error) {
 	l, err := e.read(p)
 	if err != nil {
 		return est, false, err
 	}
 	est.Policy = e.policyLine
-	blocks, err := e.blockCost(&l.cut)
+	blocks, err := e.blockCost(&l.sharding)
 	if err != nil {
 		return est, false, err
 	}
@@ -265,7 +266,7 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	if est.Step += est.Tail; most.Brief && slow() {
 		return est, false, nil
 	}
-	// A closed form takes less than memory, playing a schedule takes more.
+	// A closed-form makespan is cheaper than the memory model, simulating a schedule is not.
 	timed := most.Waits > 0 || most.Timed || closed(p.PP.Schedule, &l, est.Stages)
 	if timed {
 		if err := e.time(&est, p.PP.Schedule, &l, loads, tail); err != nil {
@@ -288,9 +289,9 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 	return est, err == nil, err
 }
 
-// Exceeds tells whether a plan needs more than most bytes whichever of some sets of tags it
-// recomputes: of the list those whose bits are set, or, if none is, its own. A plan of which it
-// does not say so may still need more.
+// Exceeds reports whether a plan needs more than most bytes with every set of recompute tags whose
+// bit in which is set; with which 0, with its own tags. It uses lower bounds, so false does not
+// mean that the plan fits.
 func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error) {
 	if e.compilable(p) {
 		own, err := e.predictor()
@@ -303,7 +304,7 @@ func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most in
 	if err != nil {
 		return false, err
 	}
-	blocks, err := e.leanest(&l.cut, tags, which)
+	blocks, err := e.leanest(&l.sharding, tags, which)
 	if err != nil {
 		return false, err
 	}
@@ -312,7 +313,7 @@ func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most in
 	return est.Peak > most, err
 }
 
-// time works out the step, and divides it by cause.
+// time computes the step and splits it by cause.
 func (e *Estimator) time(est *Estimate, name string, l *layout, loads *loads, t tail) error {
 	pipe, err := e.makespan(name, l, est.Stages)
 	if err == nil {
@@ -321,7 +322,7 @@ func (e *Estimator) time(est *Estimate, name string, l *layout, loads *loads, t 
 	return err
 }
 
-// memory works out what ranks hold, all of them if there are no limits.
+// memory computes the memory of the ranks: all of them without limits, else those that differ.
 func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads, logits float64,
 	most Limits) error {
 	limited, peak := most != (Limits{}), int64(0)
@@ -334,7 +335,7 @@ func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads,
 	return e.remember(p.PP.Schedule, est, l, loads, logits, limited, peak)
 }
 
-// passes gives the times of the stages.
+// passes sets the times of the stages.
 func (e *Estimator) passes(est *Estimate, l *layout, loads *loads) {
 	send := 0.0
 	if l.pipe > 1 {
@@ -355,7 +356,7 @@ func (e *Estimator) passes(est *Estimate, l *layout, loads *loads) {
 	est.Stages = e.parts
 }
 
-// work adds up what each rank has to do for a microbatch.
+// work adds up each rank's seconds per microbatch.
 func (e *Estimator) work(l *layout, loads *loads) {
 	e.busy = slices.Grow(e.busy[:0], int(l.pipe))[:l.pipe]
 	clear(e.busy)
@@ -366,8 +367,8 @@ func (e *Estimator) work(l *layout, loads *loads) {
 	}
 }
 
-// least is a time that no schedule falls short of: a rank waits for the first microbatch to come
-// down to it, and then has all of them to work on.
+// least is a lower bound for every schedule: a rank waits for the first microbatch to pass the
+// stages before it, and then has all microbatches to compute.
 func (e *Estimator) least(l *layout, stages []Stage) float64 {
 	longest, before := 0.0, 0.0
 	for r, busy := range e.busy {
@@ -377,11 +378,11 @@ func (e *Estimator) least(l *layout, stages []Stage) float64 {
 	return longest * (1 - rounding)
 }
 
-// rounding is more than sums in another order can differ by.
+// rounding exceeds the relative difference of sums in another order.
 const rounding = 1e-9
 
-// Under gives an estimator of the same model on the same cluster, with the same options, under
-// another profile. Lists of schedules, which have no prices in them, are shared.
+// Under returns an estimator with another cost model. Schedules, which contain no times, are
+// shared.
 func (e *Estimator) Under(prof *price.Profile) *Estimator {
 	n := *e
 	n.profile = prof
@@ -391,7 +392,7 @@ func (e *Estimator) Under(prof *price.Profile) *Estimator {
 	return &n
 }
 
-// loadPrices takes the prices of the profile for what is estimated.
+// loadPrices instantiates the cost model for the cluster and the options.
 func (e *Estimator) loadPrices() {
 	e.prices = price.New(e.cluster, e.profile.For(e.run()))
 	if f := e.options.Links; f > 0 && f != 1 {
@@ -400,7 +401,7 @@ func (e *Estimator) loadPrices() {
 	e.sigma = e.logSigma()
 }
 
-// run is what the constants of a stack may depend on.
+// run lists what a stack's constants may depend on.
 func (e *Estimator) run() price.Run {
 	r := price.Run{GPU: e.cluster.GPU.Name, Precision: e.options.Precision, Head: e.config.HeadDim}
 	if m := e.config.MoE; m != nil {

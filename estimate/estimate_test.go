@@ -96,7 +96,7 @@ func random(r *rapid.T) (string, *plan.Plan) {
 	return name, p
 }
 
-// estimators are those of the models that random draws.
+// estimators returns an estimator for each model that random draws.
 func estimators(t *testing.T) map[string]*Estimator {
 	t.Helper()
 	made := map[string]*Estimator{}
@@ -274,7 +274,7 @@ func TestPricesOfPlansThatDoNotFit(t *testing.T) {
 	p = base()
 	p.PP.Schedule = "1f2b"
 	if _, err := e.Price(p); err == nil {
-		t.Error("a schedule that is none was priced")
+		t.Error("an unknown schedule was priced")
 	}
 }
 

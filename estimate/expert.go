@@ -8,20 +8,20 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// experts is the second half of a layer whose MLP is chosen token by token: a router, tokens sent
-// to the devices of their experts, the experts, tokens sent back, and what every token sees.
+// experts adds a mixture-of-experts MLP: the router, all-to-all to the experts' devices, the
+// experts' grouped GEMMs, all-to-all back, and shared experts.
 func (b *builder) experts() {
 	m := b.e.config.MoE
-	own := b.c.tokens() / float64(b.c.tensor) // tokens that this device sends
+	own := b.c.tokens() / float64(b.c.tensor) // tokens sent by this device
 	count, top := float64(m.Experts), float64(m.TopK)
 	ranks, etp := float64(b.c.expert), float64(b.c.etp)
 	local := count / ranks
 	imbalance := max(b.e.options.Imbalance, 1)
-	each := own * top / count // tokens of one expert from one device
+	each := own * top / count // tokens from one device for one expert
 	if f := b.e.options.Capacity; f > 0 {
 		each, imbalance = math.Ceil(each*f), 1
 	}
-	sent := each * count // tokens that leave, with copies
+	sent := each * count // token copies sent, top-k per token
 	rows := each * ranks * etp * imbalance
 	size := float64(m.MLP) / etp
 	ups := 1.0
@@ -39,8 +39,8 @@ func (b *builder) experts() {
 	b.part.stream = b.p.Stream(got * size * 2 * (ups + 1))
 	b.part.quantize = b.p.Quantize(b.e.precision(b.c), got*size, 2)
 	b.modules = got * b.wgradBytes(size, "expert_down")
-	b.stream(sent*b.h()*2*4, sent*b.h()*2*4)   // into the order of experts and back
-	tokens := b.wgradBytes(b.h(), "expert_up") // of one row, as the first product has it
+	b.stream(sent*b.h()*2*4, sent*b.h()*2*4)   // permute to expert order and back
+	tokens := b.wgradBytes(b.h(), "expert_up") // bytes of one token, as saved for wgrad
 	if !b.p.Profile().Permuted {
 		tokens += 2 * b.h()
 	}
@@ -50,15 +50,15 @@ func (b *builder) experts() {
 	if m.Shared > 0 {
 		b.gated("shared_", b.c.tokens(), float64(m.Shared)/float64(b.c.tensor), true)
 	}
-	// One grouped call starts a product for each expert from the host's side, which costs a fifth
-	// of a framework's operation, in two layers and three passes.
+	// A grouped GEMM launches one kernel per expert, each a fifth of a framework operation's host
+	// time, for two linear layers in three passes.
 	b.operations += b.p.Profile().Experts + 6*0.2*local
-	if m.Shared > 0 { // what every token sees, where tp cuts it
+	if m.Shared > 0 { // shared experts, sharded by tp
 		b.tensorEnds(b.ups("shared_"), []string{"shared_down"})
 	}
 }
 
-// expert adds a linear layer [rows,k]·[k,n] of the experts that a device has.
+// expert adds a linear layer [rows,k]·[k,n] of each of the device's local experts.
 func (b *builder) expert(name string, local, rows, k, n float64) {
 	prec := b.e.precision(b.c)
 	each := func(product string) dtype.Format {
@@ -83,7 +83,8 @@ func (b *builder) expert(name string, local, rows, k, n float64) {
 	b.shape(k, n)
 }
 
-// router is a product with a narrow result, and small kernels over scores.
+// router adds the router's GEMM, [tokens, hidden]·[hidden, experts] in f32, and small kernels over
+// its scores.
 func (b *builder) router(tokens, count float64) {
 	t := b.p.GEMM(dtype.FormatF32, tokens, b.h(), count)
 	b.forward.gemm += t
@@ -93,8 +94,8 @@ func (b *builder) router(tokens, count float64) {
 	b.dense += b.h() * count
 }
 
-// expertEnds are the two exchanges of each pass. Between domains a token goes once to each domain
-// that has one of its experts, not once to each expert, and is copied inside.
+// expertEnds adds the two all-to-alls of each pass. Between NVLink domains a token is sent once to
+// each domain that has one of its experts, and copied inside.
 func (b *builder) expertEnds(bytes, imbalance float64) {
 	if b.c.expert == 1 {
 		return

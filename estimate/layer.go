@@ -10,17 +10,17 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// A priced is all blocks of a model under one cut.
+// A priced is the cost of all blocks of a model under one sharding.
 type priced struct {
-	layers      []block // by kind
+	layers      []block // by kind of layer
 	embed, head block
-	logits      float64 // bytes of the head's result
-	attention   string  // its kernel in our own programs
+	logits      float64 // bytes of the head's output
+	attention   string  // kernel of our own programs
 }
 
-// blockCost gives what the blocks cost under a cut, from what is kept if it is there: with what
-// fsdp does, and without, which is what cuts share that differ in it alone.
-func (e *Estimator) blockCost(c *cut) (*priced, error) {
+// blockCost returns the cost of the blocks under a sharding, cached at two levels: with FSDP
+// collectives, and without, which shardings that differ only in FSDP share.
+func (e *Estimator) blockCost(c *sharding) (*priced, error) {
 	if p := e.blockCosts[*c]; p != nil {
 		return p, nil
 	}
@@ -45,19 +45,20 @@ func (e *Estimator) blockCost(c *cut) (*priced, error) {
 	return p, nil
 }
 
-// A leanCut is a cut under any of some sets of tags: a list, by its address, and which of it.
-type leanCut struct {
-	cut
+// A leanSharding is the cache key of leanest: a sharding, a list of tag sets by its address, and
+// the selected sets.
+type leanSharding struct {
+	sharding
 	list  *[]ir.Tag
 	which uint32
 }
 
-// leanest gives blocks that keep no more than those do that recompute any of the sets.
-func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, error) {
+// leanest returns blocks whose memory is a lower bound over the selected sets of recompute tags.
+func (e *Estimator) leanest(c *sharding, tags [][]ir.Tag, which uint32) (*priced, error) {
 	if which == 0 {
 		return e.blockCost(c)
 	}
-	key := leanCut{*c, &tags[0], which}
+	key := leanSharding{*c, &tags[0], which}
 	key.again = 0
 	if p := e.leans[key]; p != nil {
 		return p, nil
@@ -86,13 +87,13 @@ func (e *Estimator) leanest(c *cut, tags [][]ir.Tag, which uint32) (*priced, err
 	return least, nil
 }
 
-// lower has a block keep no more than another one does.
+// lower reduces a block's memory to the minimum of both.
 func (b *block) lower(o *block) {
 	b.residual, b.dropped = min(b.residual, o.residual), min(b.dropped, o.dropped)
 }
 
-// build prices the blocks of a cut without fsdp.
-func (e *Estimator) build(c *cut, p *priced) error {
+// build prices the blocks of a sharding without FSDP.
+func (e *Estimator) build(c *sharding, p *priced) error {
 	for k := range e.kinds {
 		if p.attention != kernels.Plain {
 			p.attention = e.kernel(c, e.kinds[k].windowed)
@@ -108,15 +109,15 @@ func (e *Estimator) build(c *cut, p *priced) error {
 	return nil
 }
 
-func (e *Estimator) builder(c *cut) *builder {
+func (e *Estimator) builder(c *sharding) *builder {
 	return &builder{e: e, c: c, p: e.prices, seen: map[[2]float64]bool{}}
 }
 
-// layer puts a layer together from its parts, and takes out what is computed again.
-func (e *Estimator) layer(c *cut, k *kind) block {
+// layer assembles a layer from attention, MLP and norms, and applies recomputation.
+func (e *Estimator) layer(c *sharding, k *kind) block {
 	norms, attn, mlp := e.builder(c), e.builder(c), e.builder(c)
 	norms.in, attn.in, mlp.in = k.in, k.in, k.in
-	mlp.seen = attn.seen // buffers are shared by equal shapes
+	mlp.seen = attn.seen // equal shapes share a buffer
 	attn.attention(k.windowed)
 	second := ir.MLP
 	if k.sparse {
@@ -127,7 +128,7 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 		norms.norms(norms.ups("")...)
 		mlp.mlp(float64(e.config.MLP))
 	}
-	input := c.seqShard() * e.hidden() * 2 // what comes into each half
+	input := c.seqShard() * e.hidden() * 2 // bytes of the layer's input, which is also the MLP half's
 	whole := block{residual: input, shapes: attn.shapes + mlp.shapes}
 	all := cost.TagsOf([]ir.Tag{ir.Norm, ir.Attn, second})
 	modules := e.prices.Profile().Modules && c.again&all != all
@@ -151,19 +152,20 @@ func (e *Estimator) layer(c *cut, k *kind) block {
 	return whole
 }
 
-// offloaded moves what a layer keeps to the host, if the plan says so.
-func (e *Estimator) offloaded(c *cut, b *block) {
+// offloaded moves a layer's saved activations to the host, if the plan says so.
+func (e *Estimator) offloaded(c *sharding, b *block) {
 	if !c.offload {
 		return
 	}
 	t := e.prices.Offload(b.residual)
 	b.forward.offload += max(0, t-b.forward.sum())
 	b.input.offload += max(0, t-b.input.sum()-b.weight.sum())
-	b.dropped += 2 * b.residual // one layer on its way, one at work
+	b.dropped += 2 * b.residual // one layer in flight, one in use
 	b.residual = 0
 }
 
-// halve has a module of a part computed again, and nothing else of it.
+// halve restricts recomputation to the module that the stack can recompute alone (Megatron's
+// recompute_modules).
 func (b *block) halve() {
 	b.again.add(&b.part, 1)
 	b.residual -= b.modules
@@ -171,8 +173,8 @@ func (b *block) halve() {
 	b.operations *= 1.1
 }
 
-// take adds a part. One that is computed again keeps nothing, costs a forward pass more, and needs
-// its room back while it is at work.
+// take adds a part of a layer. A recomputed part saves nothing, costs another forward pass, and
+// needs its memory while it is recomputed.
 func (b *block) take(part *block, again bool) {
 	p := *part
 	p.dropped = 0
@@ -188,9 +190,9 @@ func (b *block) take(part *block, again bool) {
 	b.dropped = dropped
 }
 
-// gathered adds what fsdp does in every microbatch: parameters made whole before each pass, and
-// gradients reduced after it. The collectives of one layer run beside another's computation.
-func (e *Estimator) gathered(c *cut, b *block) {
+// gathered adds FSDP's collectives of every microbatch: parameters are gathered before each pass,
+// and gradients reduced after. One layer's collectives overlap with another layer's computation.
+func (e *Estimator) gathered(c *sharding, b *block) {
 	if c.fsdp <= 1 {
 		return
 	}
@@ -211,9 +213,9 @@ func (e *Estimator) gathered(c *cut, b *block) {
 	}
 }
 
-// ends prices the embedding and the head. The vocabulary is padded so that tp cuts it evenly, to a
-// multiple of what the stack likes.
-func (e *Estimator) ends(c *cut, p *priced) {
+// ends prices embedding and head. The vocabulary is padded so that tp divides it, to a multiple
+// that the stack prefers.
+func (e *Estimator) ends(c *sharding, p *priced) {
 	tp := float64(c.tensor)
 	vocab := e.padded(c.tensor) / tp
 	embed, head := e.builder(c), e.builder(c)
@@ -246,7 +248,7 @@ func (e *Estimator) ends(c *cut, p *priced) {
 
 func (e *Estimator) hidden() float64 { return float64(e.config.Hidden) }
 
-// padded is the vocabulary as tp cuts it.
+// padded is the size of the vocabulary after padding for tp.
 func (e *Estimator) padded(tensor int64) float64 {
 	unit := tensor * max(int64(e.prices.Profile().Vocab), 1)
 	return float64((e.config.Vocab + unit - 1) / unit * unit)

@@ -7,19 +7,19 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// orders are the orders of schedules that were made, once for a shape: one pass over an order then
-// gives the makespan, so that uneven stages of schedules with turns, of which no closed form is
-// known, cost microseconds. Estimators that come from each other share them.
+// orders caches the action orders of schedules by shape. One pass over an order yields the
+// makespan, so that uneven stages of schedules without a closed form cost microseconds. Estimators
+// derived from each other share them.
 type orders struct {
 	sync.Mutex
 	made  map[shape]*schedule.Order
 	walks schedule.Walks
 }
 
-// rounds is how many microbatches for each rank are walked over; what comes after repeats.
+// rounds is the number of microbatches per rank that are simulated; the rest repeats periodically.
 const rounds = 4
 
-// walked is the makespan of a schedule by playing it.
+// walked returns the makespan of a schedule by simulating it.
 func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64) (float64, error) {
 	if l.micros <= rounds*l.pipe {
 		return e.walk(shape{name, l.pipe, l.virtual, l.micros}, stages, send)
@@ -32,7 +32,8 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	if err != nil {
 		return 0, err
 	}
-	// In the end the rank that has most to do sets the pace, if it does not yet.
+	// In steady state the busiest rank sets the pace, even if the simulated prefix does not show it
+	// yet.
 	busiest := 0.0
 	for r := range int(l.pipe) {
 		busy := 0.0
@@ -45,22 +46,22 @@ func (e *Estimator) walked(name string, l *layout, stages []Stage, send float64)
 	return more + float64(l.micros-rounds*l.pipe)*pace, nil
 }
 
-// A timing is all that a walk depends on. Plans that differ in how data axes share parameters often
-// have the same. The stages of a pipeline are of few kinds, each a run of stages side by side: the
-// two ends, blocks, bf16, and what has some of both. What has more is not kept.
+// A timing is the cache key of a simulation. Plans that differ only in how state is sharded often
+// have the same one. The stages of a pipeline are runs of a few kinds: the two ends, quantized
+// layers, bf16 layers, and a mixture. Pipelines with more kinds are not cached.
 type timing struct {
 	shape
 	send  float64
 	kinds [6]pass
 }
 
-// A pass is the times of stages up to one.
+// A pass is the times shared by a run of stages, and where it ends.
 type pass struct {
 	to                     int
 	forward, input, weight float64
 }
 
-// timingOf gives the key of a walk, if it has one.
+// timingOf returns the cache key of a simulation, if it has one.
 func timingOf(s shape, stages []Stage, send float64) (t timing, ok bool) {
 	t.shape, t.send = s, send
 	n := 0
@@ -83,7 +84,7 @@ func timingOf(s shape, stages []Stage, send float64) (t timing, ok bool) {
 	return t, true
 }
 
-// walk gives the makespan of a shape, from what is kept if it is there.
+// walk returns the makespan of a shape, from the cache if possible.
 func (e *Estimator) walk(s shape, stages []Stage, send float64) (float64, error) {
 	key, ok := timingOf(s, stages, send)
 	if !ok {
@@ -99,7 +100,7 @@ func (e *Estimator) walk(s shape, stages []Stage, send float64) (float64, error)
 	return t, err
 }
 
-// pace plays the order of a shape.
+// pace simulates the order of a shape.
 func (e *Estimator) pace(s shape, stages []Stage, send float64) (float64, error) {
 	o, err := e.orders.find(s)
 	if err != nil {
@@ -117,7 +118,7 @@ func (e *Estimator) pace(s shape, stages []Stage, send float64) (float64, error)
 	return e.player.Makespan(o, &e.costs, send), nil
 }
 
-// find gives the order of a shape, and makes it if it is not there.
+// find returns the order of a shape, and caches it.
 func (l *orders) find(s shape) (*schedule.Order, error) {
 	l.Lock()
 	defer l.Unlock()

@@ -11,22 +11,22 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// billed tells whether what is priced are our own programs, of a model that has a graph: then a
-// microbatch is priced by the bill of that graph. What has none yet, experts and latent attention,
-// and other stacks are priced by the closed forms of [builder].
+// billed reports whether our own programs are priced, of a model that has a graph: then the cost
+// of a microbatch comes from that graph (package cost). Experts, latent attention and other stacks
+// use the closed forms of [builder].
 func (e *Estimator) billed() bool {
 	o := e.options
 	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && !o.Ulysses &&
 		!o.Plain && o.Predict == 0
 }
 
-// noBill are tags of which a bill has nothing that is computed again.
+// noBill are tags without recomputed operations in a graph's cost.
 var noBill = cost.TagsOf([]ir.Tag{ir.Embed, ir.Router, ir.Experts})
 
-// bill prices the blocks of a cut. Where rounds of the loop have several layers, each of these
-// costs their mean: no stage has a part of a round.
-func (e *Estimator) bill(c *cut, p *priced) error {
-	b, err := e.book.Bill(cost.Cut{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
+// bill prices the blocks of a sharding from their graph. If a loop iteration has several layers,
+// each costs their mean: no stage has a fraction of an iteration.
+func (e *Estimator) bill(c *sharding, p *priced) error {
+	b, err := e.book.Bill(cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Sequence: c.sequence, Overlap: c.overlap && c.tensor > 1, Ring: c.ring, Balance: c.balance,
 		Params: c.params, Again: c.again &^ noBill})
 	if err != nil {
@@ -51,14 +51,14 @@ func (e *Estimator) bill(c *cut, p *priced) error {
 type pricer struct {
 	*builder
 	pass cost.Pass
-	// What is priced when a pass has been gone through, since a compiler joins it.
+	// Collected over a pass and priced at its end, because XLA merges them.
 	gemms         []joint
 	quantized     []joint
-	agree         []*ir.Value // sources of which devices find the largest
-	gathers, sums float64     // bytes along cp
+	agree         []*ir.Value // tensors whose amax is all-reduced
+	gathers, sums float64     // bytes of all-gathers and reduce-scatters along cp
 }
 
-// A joint is products that share a factor, or copies in blocks of one tensor.
+// A joint is GEMMs that share an operand, or quantized copies of one tensor.
 type joint struct {
 	of    *ir.Value
 	kind  string
@@ -67,7 +67,7 @@ type joint struct {
 	sides float64
 }
 
-// joins finds what an item belongs to, or begins it.
+// joins finds the joint of an item, or starts one.
 func joins(list *[]joint, item *cost.Item, into *phase) *joint {
 	for i := range *list {
 		j := &(*list)[i]
@@ -81,8 +81,8 @@ func joins(list *[]joint, item *cost.Item, into *phase) *joint {
 	return &(*list)[len(*list)-1]
 }
 
-// part prices one of the layers of a round, of which there are slots, or an end of the model.
-func (e *Estimator) part(c *cut, l *cost.Part, in precision.Layer, slots float64) block {
+// part prices one of the slots layers of a loop iteration, or an end of the model.
+func (e *Estimator) part(c *sharding, l *cost.Part, in precision.Layer, slots float64) block {
 	b := &pricer{builder: e.builder(c)}
 	b.in = in
 	for pass, list := range l.Items() {
@@ -110,25 +110,25 @@ func (e *Estimator) part(c *cut, l *cost.Part, in precision.Layer, slots float64
 	return one
 }
 
-// computedAgain are the kinds that a pass back has only where it computes something again.
+// computedAgain lists forward kinds: in a backward pass they are recomputation.
 var computedAgain = []string{"linear", "attention", "rms_norm", "layer_norm", "embedding",
 	"cross_entropy"}
 
-// item adds one.
+// item adds one operation to a phase.
 func (b *pricer) item(item *cost.Item, into *phase) {
 	if b.pass != cost.Forward && slices.Contains(computedAgain, item.Kind) {
 		into = &b.again
 	}
 	switch item.Class {
 	case ir.Matmul:
-		if item.Format == "" && item.Batch == 1 { // XLA makes one product of those that share a factor
+		if item.Format == "" && item.Batch == 1 { // XLA merges GEMMs that share an operand
 			joins(&b.gemms, item, into).work.N += item.N
 		} else {
 			into.gemm += float64(item.Batch) * b.timed(item.Work)
 		}
 	case ir.Attend:
 		b.attends(item, into)
-	case ir.Streaming: // the stack's factor is for kernels that nobody counted; these are
+	case ir.Streaming: // counted bytes: without the profile's factor for uncounted kernels
 		into.stream += b.p.Stream(float64(item.Bytes)) / b.p.Profile().Stream
 	case ir.Quantizing:
 		if item.Kind == "quantize" {
@@ -148,7 +148,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 			into.tensor += (1 - hide) * b.p.Collective(sentAs[s.Kind], bytes, b.c.tensorGroup())
 		case s.Kind == "reduce_scatter":
 			b.sums += bytes
-		case s.Kind == ir.Permute: // as a gather that sends as much
+		case s.Kind == ir.Permute: // priced as a gather of as many bytes
 			b.gathers += bytes * float64(b.c.context) / float64(b.c.context-1)
 		default:
 			b.gathers += bytes
@@ -159,7 +159,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": price.AllReduce,
 	"reduce_scatter": price.ReduceScatter}
 
-// timed is the time of one product.
+// timed is the seconds of one GEMM.
 func (b *pricer) timed(w ir.Work) float64 {
 	prec := w.Format
 	if prec == "" {
@@ -168,14 +168,14 @@ func (b *pricer) timed(w ir.Work) float64 {
 	return b.p.GEMM(prec, float64(w.M), float64(w.K), float64(w.N))
 }
 
-// attends adds an attention as its kernel does it, with its gradient.
+// attends adds an attention and its gradient, priced by its kernel.
 func (b *pricer) attends(item *cost.Item, into *phase) {
 	q := item.Op.In[0].Type
 	heads := float64(q.Size(ir.Heads))
-	// With two halves of a batch there are two.
+	// Two half batches per layer body have two attentions.
 	part := float64(item.Batch) / heads / float64(b.c.rows)
 	if item.Kind == "attention_grad" {
-		return // it came with the attention
+		return // priced together with its forward pass
 	}
 	one := b.e.builder(b.c)
 	one.scores(item.Op.Attrs.Int("window") > 0, heads, float64(item.K), float64(item.K))
@@ -185,19 +185,19 @@ func (b *pricer) attends(item *cost.Item, into *phase) {
 	}
 	b.dropped += part * one.dropped
 	if b.c.ring && b.c.context > 1 {
-		// What each piece adds to results, and to gradients of queries, keys and values, is read, and
-		// joined in f32 (package lower).
+		// Each chunk's contribution to results, and to gradients of Q, K and V, is read and accumulated
+		// in f32 (lower/gpu).
 		joins := 10 * part * b.c.tokens() * float64(b.c.context-1)
 		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
 		b.stream(joins*heads*float64(item.K), joins*(heads+keys)*float64(item.K))
 	}
 }
 
-// agreed is how many sums over devices of largest magnitudes XLA has in one pass of a layer: it
-// joins those that are there at once (8b compiled for 8 B200).
+// agreed is the number of amax all-reduces in one pass of a layer after XLA has combined those
+// that are ready together (llama3.1-8b compiled for 8 B200).
 const agreed = 4
 
-// settle prices what was joined in a pass.
+// settle prices what was collected over a pass.
 func (b *pricer) settle(into *phase) {
 	for i := range b.gemms {
 		j := &b.gemms[i]
@@ -205,7 +205,7 @@ func (b *pricer) settle(into *phase) {
 	}
 	for i := range b.quantized {
 		if b.pass == cost.Input {
-			break // gradients of weights take others of the same
+			break // wgrads share other operands
 		}
 		j := &b.quantized[i]
 		elem := float64(j.of.Type.Elem.Bits()) / 8
@@ -215,7 +215,7 @@ func (b *pricer) settle(into *phase) {
 	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())
 	if b.gathers+b.sums > 0 {
 		g, hide := b.c.contextGroup(), b.p.Profile().HideContext
-		if b.c.ring { // each piece travels while the one before is computed with
+		if b.c.ring { // chunks travel while the previous one is computed
 			hide = max(hide, 0.8)
 		}
 		t := b.p.Collective(price.AllGather, b.gathers, g)

@@ -2,17 +2,12 @@ package estimate
 
 import "math"
 
-// minClosed is the number of forward passes from which the closed form of 1F1B is taken. Below it
-// sends can miss a chain (1.3 % at 2 ranks and 6 microbatches), and walking the schedule is cheap.
-const minClosed = 64
-
-// closed tells whether the makespan of a pipeline is a closed form.
+// closed reports whether a closed form of the makespan exists.
 func closed(name string, l *layout, stages []Stage) bool {
-	return l.pipe == 1 || name == "gpipe" || name == "1f1b" && l.pipe*l.micros >= minClosed ||
-		name == "interleaved" && evenBut(stages)
+	return l.pipe == 1 || name == "gpipe" || name == "1f1b" || name == "interleaved" && evenBut(stages)
 }
 
-// makespan is the time of a pipeline in seconds: a closed form where there is one.
+// makespan is the seconds of a pipeline, in closed form where there is one.
 func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, error) {
 	m, send := float64(l.micros), stages[0].Send
 	switch {
@@ -28,8 +23,8 @@ func (e *Estimator) makespan(name string, l *layout, stages []Stage) (float64, e
 	return interleavedTime(stages, l, m, send), nil
 }
 
-// evenBut reports whether the stages are equal but for the ends of the model: the first may be a
-// little longer by the embedding, the last by the head.
+// evenBut reports whether the stages are equal apart from the ends of the model: the embedding may
+// lengthen the first a little, the head the last.
 func evenBut(stages []Stage) bool {
 	last := len(stages) - 1
 	inner := stages[min(1, last)].Both()
@@ -42,8 +37,8 @@ func evenBut(stages []Stage) bool {
 	return first > 0.999 && first < 1.03 && stages[last].Both() > 0.999*inner
 }
 
-// gpipe does all forward passes, then all backward passes: each is a line of stages that the
-// slowest one holds up.
+// gpipe runs all forward passes, then all backward passes; each is a chain of stages at the pace
+// of the slowest.
 func gpipe(stages []Stage, m, send float64) float64 {
 	var forward, backward, slowF, slowB float64
 	for i := range stages {
@@ -102,13 +97,13 @@ func oneByOne(stages []Stage, micros int64, send float64) float64 {
 	return longest
 }
 
-// Both is a forward and a backward pass.
+// Both is the seconds of a forward and a backward pass.
 func (s Stage) Both() float64 { return s.Forward + s.Input + s.Weight }
 
-// interleavedTime is interleaved 1F1B of stages of which at most the last is longer: a rank works
-// from the moment when the first microbatch reaches it until what is left is the way back of the
-// last one. While the pipeline fills and drains, a microbatch comes round to a rank just when it
-// has done the others of its group, so that every send on the way through all stages is waited for.
+// interleavedTime is interleaved 1F1B with stages of which at most the last is longer. A rank
+// works from the arrival of the first microbatch until the last one's way back. While the pipeline
+// fills and drains, a microbatch returns to a rank just when it has finished the others of its
+// group, so every send on the way through all stages is exposed.
 func interleavedTime(stages []Stage, l *layout, m, send float64) float64 {
 	n := int(l.pipe)
 	longest, before := 0.0, 0.0

@@ -14,18 +14,18 @@ import (
 	"github.com/deepwell/deepwell/price"
 )
 
-// gemms are those of a linear layer.
+// gemms are the three GEMMs of a linear layer.
 var gemms = []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
 
-// format gives that of a product of a linear layer.
+// format is the format of one of a linear layer's GEMMs.
 func (b *builder) format(linear, product string) dtype.Format {
 	return b.in.Of(linear, product)
 }
 
-// A kind is layers that cost the same.
+// A kind identifies layers of equal cost.
 type kind struct {
-	windowed bool // attention sees a window
-	sparse   bool // the MLP is experts
+	windowed bool // sliding-window attention
+	sparse   bool // mixture of experts
 	in       precision.Layer
 }
 
@@ -33,14 +33,14 @@ func (k *kind) equal(o *kind) bool {
 	return k.windowed == o.windowed && k.sparse == o.sparse && maps.Equal(k.in, o.in)
 }
 
-// classify finds the policy of what is priced and sorts the layers by kind.
+// classify selects the policy to price and sorts the layers by kind.
 func (e *Estimator) classify() {
 	c := e.config
 	e.policy, e.word, e.policyLine, e.agrees = nil, e.options.Precision, "", false
 	if p, ok := e.ruled(); ok {
 		e.word = ""
 		if p.Quantizes() {
-			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), hasTensorScale(p)
+			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), p.Has(dtype.NVFP4)
 		}
 	}
 	if e.billed() && (e.book == nil || !e.book.In(e.policy)) {
@@ -73,8 +73,8 @@ func (e *Estimator) classify() {
 	}
 }
 
-// ruled gives the policy that our own programs compute by, if there is one for the options. Other
-// stacks are priced by one word, which their constants were fitted with.
+// ruled returns the policy of our own programs, if the options have one. Other stacks have one
+// format for all layers, which their constants were fitted with.
 func (e *Estimator) ruled() (*precision.Policy, bool) {
 	if e.profile.Name != price.Own {
 		return nil, false
@@ -82,25 +82,19 @@ func (e *Estimator) ruled() (*precision.Policy, bool) {
 	if e.options.Policy != nil {
 		return e.options.Policy, true
 	}
-	if e.options.Precision.Quantized() {
+	switch e.options.Precision {
+	case dtype.MXFP8, dtype.NVFP4:
 		p, err := precision.Default(e.config, string(e.options.Precision))
 		return p, err == nil
 	}
 	return nil, false
 }
 
-// hasTensorScale tells policies with a format whose scales all devices agree on (NVFP4).
-func hasTensorScale(p *precision.Policy) bool {
-	return slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
-		return f.TensorScale() && p.Has(f)
-	})
-}
-
-// describe says in a line which layers have products in blocks.
+// describe lists in a line how many layers are quantized, by format.
 func describe(p *precision.Policy, layers int64) string {
 	var words []string
 	some := map[int]bool{}
-	for _, f := range slices.Backward(dtype.Formats()) {
+	for _, f := range []dtype.Format{dtype.NVFP4, dtype.MXFP8} {
 		n := int64(0)
 		for layer := range int(layers) {
 			if p.Layer(layer).Has(f) {
@@ -122,9 +116,9 @@ func describe(p *precision.Policy, layers int64) string {
 	return strings.Join(words, ", ") + ", embedding and head in bf16"
 }
 
-// A quantBytes is what weights in blocks take more than bf16, or less where it is negative: bytes
-// of all copies that are kept, of those that the forward and the backward pass take, and the
-// seconds in which an update makes them. All are of whole weights, before fsdp cuts them.
+// A quantBytes is the cost of quantized weight copies relative to bf16 ones (negative if smaller):
+// bytes stored, bytes gathered by forward and by backward, and seconds to make the copies in the
+// update. It is of whole weights, before fsdp shards them.
 type quantBytes struct{ own, forward, backward, made float64 }
 
 func (s *quantBytes) add(t *quantBytes, n float64) {
@@ -134,43 +128,43 @@ func (s *quantBytes) add(t *quantBytes, n float64) {
 	s.made += n * t.made
 }
 
-// An out is a linear layer by its name in a policy and the elements of its result.
+// An out is a linear layer: its name in a policy and its output width.
 type out struct {
 	name  string
 	width float64
 }
 
-// A source is what some linear layers multiply: elements of one token, and the tokens of a
-// microbatch that a device has when it writes them in blocks, which is before they are gathered.
+// A source is the common input of some linear layers: elements per token, and the tokens on a
+// device when it is quantized, which is before a gather.
 type source struct{ width, tokens float64 }
 
-// join prices linear layers with one input of m tokens, whose widths so many devices share. Back is
-// the tokens of their gradients that a device has when it writes them in blocks. In bf16 XLA makes
-// one product of them all, while each has its own in blocks.
-func (b *builder) join(m float64, x source, cut, back float64, outs ...out) {
+// join prices linear layers that share an input of m tokens, with outputs sharded over sharding
+// devices. back is the tokens of their output gradients on a device when they are quantized. XLA
+// merges bf16 GEMMs that share an input into one; quantized ones stay separate.
+func (b *builder) join(m float64, x source, ways, back float64, outs ...out) {
 	all := lists.Sum(outs, func(o out) float64 { return o.width })
 	if b.in == nil {
-		b.linear(b.e.precision(b.c), m, x.width, all/cut)
+		b.linear(b.e.precision(b.c), m, x.width, all/ways)
 		return
 	}
-	b.gemms(m, x.width, cut, outs)
-	b.quantizeCost(x, cut, back, outs)
+	b.gemms(m, x.width, ways, outs)
+	b.quantizeCost(x, ways, back, outs)
 	for _, o := range outs {
-		b.weights(o.name, x.width*o.width/cut)
+		b.weights(o.name, x.width*o.width/ways)
 	}
-	b.dense += x.width * all / cut
-	b.shape(x.width, all/cut)
+	b.dense += x.width * all / ways
+	b.shape(x.width, all/ways)
 }
 
-// gemms adds the three products of linear layers with one input of k elements.
-func (b *builder) gemms(m, k, cut float64, outs []out) {
+// gemms adds fprop, dgrad and wgrad of linear layers with a common input of k elements.
+func (b *builder) gemms(m, k, ways float64, outs []out) {
 	for _, product := range gemms {
-		wide := 0.0 // width of what stays in bf16
+		wide := 0.0 // output width of bf16 GEMMs
 		for _, o := range outs {
 			if f := b.format(o.name, product); f == dtype.FormatBF16 {
-				wide += o.width / cut
+				wide += o.width / ways
 			} else {
-				b.gemm(product, f, m, k, o.width/cut)
+				b.gemm(product, f, m, k, o.width/ways)
 			}
 		}
 		if wide > 0 {
@@ -179,7 +173,7 @@ func (b *builder) gemms(m, k, cut float64, outs []out) {
 	}
 }
 
-// gemm adds one of the products of a layer [m,k]·[k,n].
+// gemm adds one GEMM of a layer [m,k]·[k,n].
 func (b *builder) gemm(which string, f dtype.Format, m, k, n float64) {
 	switch which {
 	case precision.Fprop:
@@ -191,10 +185,10 @@ func (b *builder) gemm(which string, f dtype.Format, m, k, n float64) {
 	}
 }
 
-// quantizeCost adds what it costs to write the input and the gradients of linear layers in blocks:
-// each tensor once for an orientation, with the tokens that a device has of it.
-func (b *builder) quantizeCost(x source, cut, back float64, outs []out) {
-	for _, f := range dtype.Formats() {
+// quantizeCost adds the quantization of the input and the output gradients of linear layers: each
+// tensor once per orientation, for the tokens that the device has of it.
+func (b *builder) quantizeCost(x source, ways, back float64, outs []out) {
+	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 		rows, cols, gradients := 0.0, 0.0, 0.0
 		for _, o := range outs {
 			if b.format(o.name, precision.Fprop) == f {
@@ -209,7 +203,7 @@ func (b *builder) quantizeCost(x source, cut, back float64, outs []out) {
 					sides++
 				}
 			}
-			b.input.quantize += b.quantized(f, back*o.width/cut, 2, sides)
+			b.input.quantize += b.quantized(f, back*o.width/ways, 2, sides)
 			b.operations += sides / 2 * b.quantizing(f).Count
 			gradients += sides
 		}
@@ -222,34 +216,35 @@ func (b *builder) quantizeCost(x source, cut, back float64, outs []out) {
 			b.input.data += b.agree(f)
 		}
 		b.operations += (rows + cols) / 2 * b.quantizing(f).Count
-		// What is computed again needs no copy for the gradient of the weights the first time.
+		// With recomputation the first forward pass needs no copy for wgrad.
 		b.later += both - b.quantized(f, x.tokens*x.width, 2, rows)
 	}
 }
 
-// quantizing is the work of our own kernels that write a format.
+// quantizing is the work of our own quantization kernels for a format.
 func (b *builder) quantizing(f dtype.Format) kernels.Quantizing {
 	return b.e.set.Quantizing(f)
 }
 
-// quantized is the time in which they write elements of wide bytes in so many orientations.
+// quantized is the seconds to quantize elements of wide bytes each, in one or two orientations
+// (sides).
 func (b *builder) quantized(f dtype.Format, elements, wide, sides float64) float64 {
 	return b.p.QuantizeBytes(b.quantizing(f).Bytes(elements, wide, sides))
 }
 
-// agree is the time in which devices agree on the largest magnitudes of an input, or of the
-// gradients of all that take it, as NVFP4 asks all that have a piece of them to: XLA joins those
-// that are there at once, four of a layer in either pass, and waits for them (8b compiled for 8
-// B200). It is counted with the data axes, which most of them are along.
+// agree is the seconds to all-reduce the amax of an input, or of the gradients of all layers that
+// read it, as NVFP4's tensor scale needs on all ranks that share the tensor. XLA combines those
+// that are ready together, four per layer and pass, and waits for them (llama3.1-8b compiled for 8
+// B200). They are counted as FSDP communication, the axis that most of them span.
 func (b *builder) agree(f dtype.Format) float64 {
-	if !f.TensorScale() {
+	if f != dtype.NVFP4 {
 		return 0
 	}
 	return b.p.Agree(b.c.everyone())
 }
 
-// weights counts what the copies of a weight take: bf16 as long as one product is in it, and a copy
-// for each orientation that is in blocks. The update writes them from masters in f32.
+// weights adds the copies of a weight: bf16 while one GEMM needs it, and a quantized copy per
+// orientation. The update makes them from f32 masters.
 func (b *builder) weights(name string, elements float64) {
 	s := b.stocked(name, elements)
 	b.quantWeights.add(&s, 1)
@@ -263,7 +258,7 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 	if forward == dtype.FormatBF16 || backward == dtype.FormatBF16 {
 		s.own = 0
 	}
-	for _, f := range dtype.Formats() {
+	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
 		sides := 0.0
 		for _, other := range []dtype.Format{forward, backward} {
 			if other == f {
@@ -276,8 +271,8 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 	return s
 }
 
-// sent is the bytes of an element of something that linear layers multiply and devices gather
-// first: a copy for each format that its products want, each orientation by itself.
+// sent is the bytes per element of a gathered GEMM operand: one copy for each format that its
+// GEMMs read, each orientation by itself.
 func (b *builder) sent(names []string, gemms ...string) float64 {
 	if b.in == nil {
 		return 2
@@ -304,7 +299,7 @@ func (b *builder) sent(names []string, gemms ...string) float64 {
 	return bytes
 }
 
-// latent is what attention keeps of the results of its projections to few elements.
+// latent is the bytes per token of MLA's saved low-rank projections.
 func (b *builder) latent(q, k float64) float64 {
 	if b.in == nil {
 		return b.residualBytes(q + k)
@@ -320,8 +315,7 @@ func (b *builder) ups(prefix string) []string {
 	return []string{prefix + "up"}
 }
 
-// wgradBytes is the bytes of n elements that linear layers keep of what they multiply with, for the
-// gradients of their weights.
+// wgradBytes is the bytes of n inputs saved for wgrad.
 func (b *builder) wgradBytes(n float64, names ...string) float64 {
 	if b.in == nil {
 		return b.residualBytes(n)

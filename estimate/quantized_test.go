@@ -56,7 +56,7 @@ func TestBetweenAllAndNone(t *testing.T) {
 			{"products", whole.Parts.Compute, recipe.Parts.Compute, bf16.Parts.Compute},
 			{"step", whole.Step, recipe.Step, bf16.Step},
 			{"quantization", bf16.Parts.Quantize, recipe.Parts.Quantize, whole.Parts.Quantize},
-			{"products in mxfp8", recipe.Parts.Compute, mx.Parts.Compute, bf16.Parts.Compute},
+			{"GEMMs with mxfp8", recipe.Parts.Compute, mx.Parts.Compute, bf16.Parts.Compute},
 			{"attention", bf16.Parts.Attention * 0.999, mx.Parts.Attention, bf16.Parts.Attention * 1.001},
 		} {
 			if !(x.less < x.between && x.between < x.more) {
@@ -101,7 +101,7 @@ func TestLastStageIsSlow(t *testing.T) {
 		bf16.Step)
 }
 
-// Weights are written in blocks once a step, activations once a microbatch.
+// Weights are quantized once a step, activations once a microbatch.
 func TestWeightsOnceAStep(t *testing.T) {
 	e := estimator(t, "llama3.1-8b", "64xb200", "deepwell").With(Options{Precision: dtype.MXFP8})
 	wide := estimator(t, "llama3.1-8b", "64xb200", "deepwell")
@@ -120,7 +120,7 @@ func TestWeightsOnceAStep(t *testing.T) {
 	}
 }
 
-// What fsdp gathers is few bits: by rows forward, by columns backward, as each product takes it.
+// FSDP gathers quantized weights: rows forward, columns backward, as each GEMM reads them.
 func TestQuantizedGathers(t *testing.T) {
 	for _, row := range []struct {
 		precision         dtype.Format
@@ -137,7 +137,7 @@ func TestQuantizedGathers(t *testing.T) {
 		}
 		c := e.config
 		weights := float64(c.Hidden * (2*c.Heads*c.HeadDim + 2*c.KVHeads*c.HeadDim + 3*c.MLP))
-		blocks, err := e.blockCost(&l.cut)
+		blocks, err := e.blockCost(&l.sharding)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,8 +173,8 @@ func TestPoliciesAreOurs(t *testing.T) {
 // are within 5 %; these few are held to less, so that the order of precisions means something.
 const compiledSlack = 0.02
 
-// The memory of plans in few bits is that of the compiled programs: XLA 0.12 for b200, arguments,
-// results and temp of the gradient with the optimizer's state (docs/precision.md, Blackwell).
+// The memory of quantized plans equals the compiled programs': XLA 0.12 for b200, arguments,
+// results and temp of the gradient with optimizer state (docs/precision.md, Blackwell).
 func TestQuantizedMemoryIsTheCompilers(t *testing.T) {
 	full := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	for _, row := range []struct {
@@ -193,7 +193,7 @@ func TestQuantizedMemoryIsTheCompilers(t *testing.T) {
 		e := estimator(t, row.model, "8xb200", "deepwell").With(Options{Precision: row.precision})
 		p := plan.Default()
 		p.Seq, p.Batch, p.FSDP = 8192, 8*row.rows, plan.FSDP{Size: 8, Zero: 3, Gather: "layer"}
-		if row.model == "llama3.1-70b" { // on 64 cards, with gradients added up
+		if row.model == "llama3.1-70b" { // on 64 GPUs, with gradient accumulation
 			p.FSDP.Size, p.Batch, p.Microbatches = 32, 16*32*row.rows, 16
 			p.CP = plan.CP{Size: 2, Kind: "gather", Balance: true}
 		}
@@ -209,9 +209,9 @@ func TestQuantizedMemoryIsTheCompilers(t *testing.T) {
 	}
 }
 
-// Stages that gather for a microbatch keep nothing of it for the pass back in few bits, and gather
-// again what they compute again: 8 B200, two stages of llama3.2-1b, peaks of the compiled programs.
-// They are held to what the graphs of bench/memory are.
+// Quantized stages that gather for a microbatch keep nothing gathered for backward, and gather
+// again what they recompute: 8 B200, two stages of llama3.2-1b, peaks of the compiled programs,
+// with the tolerance of bench/memory.
 func TestQuantizedStagesThatGatherForAMicrobatch(t *testing.T) {
 	e := estimator(t, "llama3.2-1b", "8xb200", "deepwell").With(Options{Precision: dtype.MXFP8})
 	for _, row := range []struct {

@@ -11,18 +11,17 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A load is one virtual stage: its blocks added up.
+// A load is the sum of the blocks of one virtual stage.
 type load struct {
 	block
 	layers       int64
 	first, last  bool
 	device, host float64 // seconds of a microbatch
-	total        float64 // both together
-	state        state   // what its parameters take
+	total        float64 // seconds, both combined (see join)
+	state        state   // bytes of parameters, gradients and optimizer state
 }
 
-// loads are the virtual stages of a pipeline. Most of them are alike, so that each kind is worked
-// out once.
+// loads are the virtual stages of a pipeline. Most are equal, so each kind is computed once.
 type loads struct {
 	kinds []load
 	of    []int // the kind of each stage
@@ -30,8 +29,8 @@ type loads struct {
 
 func (l *loads) at(stage int) *load { return &l.kinds[l.of[stage]] }
 
-// stages adds the blocks up for every virtual stage. The result is the estimator's own until it
-// prices again.
+// stages adds up the blocks of every virtual stage. The result belongs to the estimator and is
+// overwritten by the next call.
 func (e *Estimator) stages(l *layout, p *priced) *loads {
 	list, d := &e.loads, e.split(int(l.pipe*l.virtual))
 	list.kinds, list.of = slices.Grow(list.kinds[:0], len(d.parts))[:len(d.parts)], d.of
@@ -42,13 +41,13 @@ func (e *Estimator) stages(l *layout, p *priced) *loads {
 	return list
 }
 
-// A layerSplit is how the layers of a model are dealt to a number of stages.
+// A layerSplit is the assignment of a model's layers to stages.
 type layerSplit struct {
-	parts []struct{ at, layers int64 } // of stages that differ, from where they begin
-	of    []int                        // the part of each stage
+	parts []struct{ at, layers int64 } // stages that differ: first layer and number of layers
+	of    []int                        // index into parts, by stage
 }
 
-// split deals the layers, once for each number.
+// split assigns layers to n stages, and caches the result.
 func (e *Estimator) split(n int) *layerSplit {
 	if d := e.splits[n]; d != nil {
 		return d
@@ -66,8 +65,8 @@ func (e *Estimator) split(n int) *layerSplit {
 	return d
 }
 
-// dealt is the number of layers of a stage: those that come first have one more if they do not come
-// out even.
+// dealt is the number of layers of a stage. The first stages get one more if layers do not divide
+// evenly. With Profile.Ends, embedding and head count as a layer each.
 func (e *Estimator) dealt(stage, stages int) int64 {
 	if stage < len(e.options.Layers) {
 		return e.options.Layers[stage]
@@ -82,7 +81,7 @@ func (e *Estimator) dealt(stage, stages int) int64 {
 	return plan.Dealt(all, int64(stage), int64(stages)) - ends
 }
 
-// alike tells whether the count layers from one place on are of the same kinds as those before.
+// alike reports whether count layers from at have the same kinds as the count layers before.
 func (e *Estimator) alike(before, at, count int64) bool {
 	if before != count {
 		return false
@@ -97,7 +96,7 @@ func (e *Estimator) alike(before, at, count int64) bool {
 	return true
 }
 
-// fill adds up the layers from one place on, and the ends of the model.
+// fill adds up count layers from at, and the ends of the model.
 func (e *Estimator) fill(s *load, p *priced, at, count int64) {
 	end := min(at+count, e.config.Layers)
 	for kind := range p.layers {
@@ -124,7 +123,7 @@ func (e *Estimator) fill(s *load, p *priced, at, count int64) {
 	s.total = join(s.device, s.host, prof.Hosted)
 }
 
-// join adds device and host time: the longer one hides most of the other.
+// join combines device and host seconds, a power mean: the longer one hides most of the shorter.
 func join(device, host, power float64) float64 {
 	a, b := max(device, host), min(device, host)
 	if b <= 0 {
@@ -138,7 +137,7 @@ func join(device, host, power float64) float64 {
 	return a * math.Pow(1+math.Pow(r, power), 1/power)
 }
 
-// spread gives the phases of a stage as they come out with the host's time in them.
+// times returns the passes of a stage, stretched to include host time.
 func (s *load) times() (forward, input, weight float64) {
 	if s.device <= 0 {
 		return s.total / 3, s.total / 3, s.total / 3
@@ -147,14 +146,15 @@ func (s *load) times() (forward, input, weight float64) {
 	return f * s.forward.sum(), f * (s.input.sum() + s.again.sum()), f * s.weight.sum()
 }
 
-// state is what a device keeps of a stage's parameters over the whole step, in bytes.
+// state is the bytes a device keeps for a stage's parameters over the whole step.
 type state struct{ params, copies, grads, optimizer float64 }
 
-// state works out the bytes of parameters and their company.
+// state computes the bytes of parameters, gathered copies, gradients and optimizer state by ZeRO
+// stage.
 func (e *Estimator) state(l *layout, s *load) (m state) {
 	prof := e.prices.Profile()
 	wide, grad := float64(l.params.Bits())/8, float64(l.grads.Bits())/8
-	moments := 12.0 // master and two moments in f32
+	moments := 12.0 // f32 master and two moments
 	if wide == 4 {
 		moments = 8 // the parameter is its own master
 	}
@@ -165,16 +165,16 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 		grad = prof.Gradient
 	}
 	params := s.dense + s.experts
-	if params > 0 { // copies in blocks take the place of bf16's
+	if params > 0 { // quantized copies replace bf16 ones
 		wide += (s.quantWeights.own + s.quantExperts.own) / params
 	}
 	shard, expertShard := e.shards(l)
-	cutDense := s.dense/shard + s.experts/expertShard
+	shardedDense := s.dense/shard + s.experts/expertShard
 	switch {
 	case l.zero >= 3 && l.shard > 1:
-		m.params = wide * cutDense
-		m.grads = grad * cutDense
-		// One layer whole at a time, and the next one on its way; or all of a stage.
+		m.params = wide * shardedDense
+		m.grads = grad * shardedDense
+		// Two layers gathered at a time, one in use and one prefetched; or the whole stage.
 		if l.whole == "layer" {
 			m.copies = 2 * wide * (params / float64(max(s.layers, 1)))
 			if s.first || s.last {
@@ -184,18 +184,18 @@ func (e *Estimator) state(l *layout, s *load) (m state) {
 			m.copies = wide * params
 		}
 	case l.zero == 2 && l.shard > 1:
-		m.params, m.grads = wide*params, grad*cutDense
+		m.params, m.grads = wide*params, grad*shardedDense
 	default:
 		m.params, m.grads = wide*params, grad*params
 	}
-	m.optimizer = moments * cutDense
+	m.optimizer = moments * shardedDense
 	if prof.Dummy {
 		m.copies += s.shapes
 	}
 	return m
 }
 
-// shards is how many devices share the optimizer's state of dense parameters and of experts.
+// shards is the number of devices that share optimizer state, of dense parameters and of experts.
 func (e *Estimator) shards(l *layout) (dense, experts float64) {
 	dense = float64(l.shard)
 	if e.prices.Profile().Sharded {
@@ -209,16 +209,17 @@ func (e *Estimator) shards(l *layout) (dense, experts float64) {
 	return dense, experts
 }
 
-// tail is what a step does after its pipeline, in seconds: gradients, optimizer, parameters.
+// tail is the seconds of a step after its pipeline: exposed gradient reduction and parameter
+// gathers (data), optimizer, and host.
 type tail struct{ data, optimizer, host float64 }
 
-// A share is the parameters of a rank, before fsdp cuts them, and its copies in blocks.
+// A share is the parameters of a rank, before fsdp shards them, with their quantized copies.
 type share struct {
 	dense, experts             float64
 	quantWeights, quantExperts quantBytes
 }
 
-// add counts those of a stage.
+// add counts the parameters of a stage.
 func (s *share) add(b *block) {
 	s.dense += b.dense
 	s.experts += b.experts
@@ -226,7 +227,8 @@ func (s *share) add(b *block) {
 	s.quantExperts.add(&b.quantExperts, 1)
 }
 
-// tail prices the end of the step on one rank, from all of its stages.
+// tail prices the end of the step on one rank. window is the seconds of its last microbatch,
+// behind which collectives can hide.
 func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	dense, experts := of.dense, of.experts
 	prof := e.prices.Profile()
@@ -251,7 +253,7 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	}
 	scatter(dense, of.quantWeights.own, group)
 	scatter(experts, of.quantExperts.own, expertGroup)
-	// Copies that no shard spans add their gradients up.
+	// Replicas (dp, and axes that do not shard state) all-reduce their gradients.
 	copies, stride := l.data, l.dataAt
 	if !prof.Sharded && l.fold > 1 {
 		copies, stride = copies*l.fold, l.expertAt
@@ -270,22 +272,24 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	sum *= prof.Gradients
 	t.data = max((1-prof.HideData)*sum, sum-window)
 	own := dense/shard + experts/expertShard
-	// Gradient, master and moments are read, all but the gradient and the model's copy written;
-	// the norm reads gradients once more, and the next step's are set to zero.
+	// Bytes per parameter: Adam reads gradient, master and moments and writes master, moments and
+	// the model's copy (38); the gradient norm reads the shard once more (4); zeroing writes the
+	// whole gradient (4).
 	t.optimizer = e.prices.Optimizer(own*(38+4) + (dense+experts)*4)
-	// Weights are written in blocks once a step, by the device that updates them.
+	// Weights are quantized once a step, on the device that updates them.
 	t.optimizer += of.quantWeights.made/shard + of.quantExperts.made/expertShard
-	if l.hosted { // masters and moments cross the host's link, both ways at once, beside updates
+	if l.hosted { // masters and moments cross the host link both ways, overlapped
 		t.optimizer = max(t.optimizer, e.prices.Offload(own*12))
 	}
 	t.host = prof.Step
 	return t
 }
 
-// own predicts the memory of our own programs, once it is asked for.
+// own predicts the memory of our own programs; created on first use.
 type own struct{ *footprint.Predictor }
 
-// compilable tells whether the stack is our own and the plan is one that it has programs for.
+// compilable reports whether our own stack has programs for the plan, so that package footprint
+// predicts its memory.
 func (e *Estimator) compilable(p *plan.Plan) bool {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == dtype.FormatBF16)
@@ -294,7 +298,7 @@ func (e *Estimator) compilable(p *plan.Plan) bool {
 		p.EP <= 1 && o.Layers == nil && !o.Ulysses && !o.Plain && o.Predict == 0
 }
 
-// predictor gives what predicts the memory of our own programs.
+// predictor returns the memory predictor of our own programs.
 func (e *Estimator) predictor() (_ *footprint.Predictor, err error) {
 	if e.own.Predictor == nil {
 		if e.own.Predictor, err = footprint.New(e.config, e.cluster.Arch()); err != nil {
@@ -306,10 +310,10 @@ func (e *Estimator) predictor() (_ *footprint.Predictor, err error) {
 	return e.own.Predictor, nil
 }
 
-// reserve is the bytes of a device that no program gets.
+// reserve is the bytes of a device that no program can use.
 func (e *Estimator) reserve() int64 { return int64(e.prices.Profile().Reserve) }
 
-// compiled gives the memory of a plan as the compiler is expected to say it of our own programs.
+// compiled predicts the memory that XLA will report for our own programs of a plan.
 func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool, most int64) error {
 	own, err := e.predictor()
 	if err != nil {
@@ -338,7 +342,7 @@ func (e *Estimator) compiled(p *plan.Plan, est *Estimate, brief bool, most int64
 	return nil
 }
 
-// worst keeps what the rank holds that holds most.
+// worst records a rank's memory if it is the largest so far.
 func (e *Estimate) worst(m program.Memory) {
 	if sum := m.Sum(); sum > e.Peak {
 		e.Peak, e.Memory = sum, m

@@ -53,8 +53,8 @@ func TestLogSigma(t *testing.T) {
 	}
 }
 
-// TestQuantizedMemory has Transformer Engine keep less in narrow types, and a module that is computed
-// again keep less than nothing recomputed and more than everything.
+// TestQuantizedMemory checks that Transformer Engine saves fewer bytes in quantized formats, and
+// that recomputing a module saves some of the activations that full recomputation saves.
 func TestQuantizedMemory(t *testing.T) {
 	e := estimator(t, "deepseek-v3", "64xgb200", "megatron-26.08")
 	kept := func(prec dtype.Format, tags ...ir.Tag) int64 {

@@ -6,11 +6,10 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Card is one kind of accelerator, as the catalogue knows it. Zero values mean "not known",
+// A GPUModel is one kind of accelerator, as the catalogue knows it. Zero values mean "not known",
 // except where a field says otherwise.
 type GPUModel struct {
 	Name  string // as the command line spells it: gb200
@@ -42,23 +41,17 @@ type GPUModel struct {
 	device  device
 }
 
-// Peaks are the rates of dense products, in floating-point operations a second, with no account of
-// structured sparsity. A format that the card lacks, or whose rate nobody published, is 0.
+// Peaks are the dense rates in FLOP/s, without structured sparsity. A format that the GPU lacks,
+// or whose rate nobody published, is 0.
 type Peaks struct {
 	BF16, FP8, MXFP8, NVFP4 float64
 }
 
-// Of is the rate of a format; 0 if the GPU has no tensor cores for it.
-func (p Peaks) Of(f dtype.Format) float64 {
-	return map[dtype.Format]float64{dtype.FormatBF16: p.BF16, dtype.FormatFP8: p.FP8,
-		dtype.MXFP8: p.MXFP8, dtype.NVFP4: p.NVFP4}[f]
-}
-
-// Cards lists the catalogue, newest chips first.
+// GPUModels lists the catalogue, newest chips first.
 func GPUModels() []GPUModel { return slices.Clone(catalogue()) }
 
-// FindCard finds a card by its name or by any other spelling in use: "b200", "B200-SXM" and the
-// driver's "NVIDIA B200" are one card.
+// FindGPUModel finds a GPU by its name or any other spelling in use: "b200", "B200-SXM" and the
+// driver's "NVIDIA B200" are one.
 func FindGPUModel(name string) (GPUModel, error) {
 	catalogue := catalogue()
 	wanted := fold(name)
@@ -100,43 +93,30 @@ func fold(name string) string {
 	return strings.TrimPrefix(name, "nvidia")
 }
 
-// A Reach is what programs reach of a card's peaks: the one table for whoever turns work into
-// seconds.
+// A Reach is the share of a GPU's peaks that programs reach. It is the only such table; the cost
+// model and the overlap report both use it.
 type Reach struct {
 	BF16 float64 // share of its peak that large products keep up
-	// FP8, MXFP8 and NVFP4 are how many times the rate of BF16 large products of these reach; 1 where
-	// the card has none of them.
+	// FP8, MXFP8 and NVFP4 are the speed of large GEMMs relative to BF16; 1 if the GPU lacks the
+	// format.
 	FP8, MXFP8, NVFP4 float64
 	Memory            float64 // share of the bandwidth that kernels reach that only move bytes
 }
 
-// Of is how many times the rate of BF16 large GEMMs of a format reach; 0 if it is not known.
-func (r Reach) Of(f dtype.Format) float64 {
-	switch f {
-	case dtype.FormatFP8:
-		return r.FP8
-	case dtype.MXFP8:
-		return r.MXFP8
-	case dtype.NVFP4:
-		return r.NVFP4
-	}
-	return 0
-}
-
-// Reach gives what programs reach of the card.
+// Reach returns the share of its peaks that programs reach on the GPU.
 //
-// BF16, for longer than a moment:
+// BF16, sustained:
 //
 //   - b200: 1,090 of 2,250 TFLOP/s, the median of 515 shapes of SimuMax's table; smaller shapes
-//     reach 1,450 for a moment, as XLA's table has it, and the card then lowers its clock.
+//     reach 1,450 for a moment, as XLA's table has it, before the GPU lowers its clock.
 //   - gb200, b300, gb300: times the ratios of equal plans in Megatron-Bridge's summary, 1.11 for
 //     b300 over b200 and 1.23 for gb300 over gb200.
-//   - others: what large products of cuBLAS reach; XLA's table has 0.70 for 4096³ on h100.
+//   - others: what large GEMMs of cuBLAS reach; XLA's table has 0.70 for 4096³ on h100.
 //
-// XLA's table has 1.97 for FP8 (median of large shapes); blocks with scales lose a little of the
-// rate of their type, and FP4 is bound by what surrounds the product before it is twice FP8.
-// Memory is 5.3 of 7.7 TB/s on b200 (hbm:default of SimuMax's table); older cards have less to
-// reach.
+// XLA's table has 1.97 for FP8 (median of large shapes); block scales cost a
+// little of that rate, and FP4 is bound by the work around a GEMM before it is twice FP8.
+// Memory is 5.3 of 7.7 TB/s on b200 (hbm:default of SimuMax's table); older
+// GPUs have less to reach.
 func (c GPUModel) Reach() Reach {
 	sustained := map[string]float64{"b200": 0.485, "gb200": 0.485, "b300": 0.485 * 1.11,
 		"gb300": 0.485 * 1.23, "a100": 0.80, "rtx6000pro": 0.60}[c.Name]

@@ -81,7 +81,7 @@ func TestFindGPUModel(t *testing.T) {
 			t.Errorf("%q found %q, %v", spelling, c.Name, err)
 		}
 	}
-	// Cards that share a name with one of the catalogue but not its numbers.
+	// GPUs that share a name with one of the catalogue but not its numbers.
 	for _, other := range []string{"NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 NVL",
 		"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA GeForce RTX 5090"} {
 		if c, err := FindGPUModel(other); err == nil {
@@ -126,7 +126,7 @@ func TestClusterErrors(t *testing.T) {
 	}
 	if !errors.Is(func() error { _, err := ParseCluster("8xzzz"); return err }(),
 		diag.GPUUnknown) {
-		t.Error("an unknown card has another code")
+		t.Error("an unknown GPU has another code")
 	}
 }
 
@@ -172,7 +172,7 @@ func TestClusterShapes(t *testing.T) {
 func TestClusterSplitIsBest(t *testing.T) {
 	catalogue := append(GPUModels(), cpuModel())
 	rapid.Check(t, func(t *rapid.T) {
-		gpu := rapid.SampledFrom(catalogue).Draw(t, "card")
+		gpu := rapid.SampledFrom(catalogue).Draw(t, "gpu")
 		count := rapid.IntRange(1, 3000).Draw(t, "count")
 		c := newCluster(gpu, count)
 		if again, err := ParseCluster(c.String()); err != nil || again.Topology() !=

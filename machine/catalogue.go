@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
-// A device is what XLA is told of a chip, where it is not already in the Card.
+// A device is what XLA needs to know about a chip beyond the GPUModel.
 type device struct {
 	Name           string  // as the driver gives it
 	Major, Minor   int     // compute capability
@@ -42,7 +42,7 @@ const float64Type = 12
 
 const giga = int64(1e9)
 
-// cards.json is the only table of cards. Where the numbers come from:
+// cards.json is the only table of GPUs. Where the numbers come from:
 //
 //   - Peaks, memory, NVLink, NIC and TDP: NVIDIA/dgxc-benchmarking README.md (peak table and
 //     reference architectures, 841f5466cd86) for h100, b200, b300, gb200, gb300; lamonoai/gpumap
@@ -52,10 +52,10 @@ const giga = int64(1e9)
 //     and TDP are not in these sources. Memory is counted in GiB: 180 "GB" are 180 * 2^30 bytes.
 //   - The device: openxla/xla e5d008bb03d9, xla/backends/gpu/target_config/specs/*.txtpb.
 //   - UsableBytes: device_memory_size of the same files, which is CUDA's totalGlobalMem. The files
-//     of b300, h200 and rtx6000pro were not written by a device and promise more than the cards
+//     of b300, h200 and rtx6000pro were not written by a device and promise more than the GPUs
 //     have (276.6, 141 and 96 GiB); the figure here is what PyTorch reports as the total capacity
 //     on them (267.69, 139.80 and 94.97 GiB; nvidia-smi: 275040, 143771 and 97887 MiB).
-//   - b300's file also has 158 multiprocessors; cards report 148, 126.5 MiB of L2 and a bus of
+//   - b300's file also has 158 multiprocessors; GPUs report 148, 126.5 MiB of L2 and a bus of
 //     7,680 bits at 3.996 GHz, like a b200.
 //   - NVLinkDomain 72: NVIDIA-NeMo/Megatron-Bridge deepseek_v3.py perf recipes (067f987df03b).
 //
@@ -66,7 +66,7 @@ const giga = int64(1e9)
 //go:embed cards.json
 var catalogueText []byte
 
-// cards reads cards.json, which is part of the binary; tests read every card of it.
+// catalogue parses cards.json, which is embedded in the binary; tests read every entry.
 var catalogue = sync.OnceValue(func() (list []GPUModel) {
 	var file struct {
 		Chips map[string]json.RawMessage // what devices share, by the name of the chip
@@ -75,7 +75,7 @@ var catalogue = sync.OnceValue(func() (list []GPUModel) {
 			Chip                          string
 			Device                        json.RawMessage
 			Aliases                       []string
-			MemoryGiB, MemoryGB, NVLinkGB int64 // GB are those of a second
+			MemoryGiB, MemoryGB, NVLinkGB int64 // GB are per second
 			NICGB                         int64
 			TFLOPs                        Peaks
 		}

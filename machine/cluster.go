@@ -8,9 +8,9 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// A Cluster is a number of equal cards and how they stand in hosts and NVLink domains. The three
-// factors multiply to Count: a compiler takes only clusters in which every domain has as many
-// hosts as the next, and every host as many devices.
+// A Cluster is a number of equal GPUs, arranged in hosts and NVLink domains. The three factors
+// multiply to Count: a compiler accepts only clusters in which every domain has equally many
+// hosts, and every host equally many devices.
 type Cluster struct {
 	GPU            GPUModel
 	Count          int
@@ -28,8 +28,8 @@ func cpuModel() GPUModel {
 	return GPUModel{Name: "cpu", Title: "CPU", Arch: "cpu", NVLinkDomain: 1, GPUsPerHost: maxDevices}
 }
 
-// ParseCluster reads NxCARD, such as 64xgb200; a bare card means one, and 8xcpu means eight devices
-// on the processor of the local host.
+// ParseCluster reads NxGPU, such as 64xgb200; a bare GPU name means one, and 8xcpu means eight
+// devices on the local processor.
 func ParseCluster(text string) (Cluster, error) {
 	trimmed := strings.TrimSpace(text)
 	count, name := 1, trimmed
@@ -64,7 +64,7 @@ func ParseCluster(text string) (Cluster, error) {
 // rackOf is the number of GPUs in the name of a rack, such as GB200-NVL72; 0 if it names none.
 func rackOf(name string) int {
 	_, digits, _ := strings.Cut(fold(name), "nvl")
-	n, _ := strconv.Atoi(digits) // 0 where there is no number
+	n, _ := strconv.Atoi(digits) // 0 if there are no digits
 	return n
 }
 
@@ -79,8 +79,8 @@ func cutTimes(s string) (string, bool) {
 	return s, false
 }
 
-// explain chooses between the two mistakes that leave a name unknown: a card misspelt, which the
-// fix writes out in place, and an order or sign other than NxCARD.
+// explain distinguishes the two mistakes that leave a name unknown: a misspelt GPU, which the fix
+// corrects, and an order or sign other than NxGPU.
 func explain(text, name string, count int, unknown error) error {
 	if swapped := turnAround(text); swapped != "" {
 		return clusterError(text, swapped)
@@ -95,8 +95,8 @@ func explain(text, name string, count int, unknown error) error {
 	return err.Try("%s, or cpu", err.Fix)
 }
 
-// turnAround finds a number and a known card in a text such as b200x8, "8 b200" or b200:8, and
-// gives them as NxCARD.
+// turnAround finds a number and a known GPU in a text such as b200x8, "8 b200" or b200:8, and
+// returns them as NxGPU.
 func turnAround(text string) string {
 	const decimals, signs = "0123456789", " *:,xX×"
 	text = strings.TrimSpace(text)
@@ -126,9 +126,9 @@ func clusterError(text, better string) *diag.Error {
 	return diag.New(diag.ClusterSpec, "%q is not a cluster", text).Try("--cluster %s", better)
 }
 
-// newCluster lays the cards out. Of all equal splits it takes the one with the largest domains,
-// since NVLink is many times faster than what connects domains, and among those the one with the
-// fullest hosts.
+// newCluster arranges the GPUs. Of all equal splits it takes the one with the largest domains,
+// since NVLink is many times faster than the network between domains, and among those the one with
+// the fullest hosts.
 func newCluster(gpu GPUModel, count int) Cluster {
 	hostsPerDomain := max(1, gpu.NVLinkDomain/gpu.GPUsPerHost)
 	c := Cluster{GPU: gpu, Count: count}
@@ -188,8 +188,8 @@ func plural(n int, noun string) string {
 // Hosts is the number of hosts.
 func (c Cluster) Hosts() int { return c.Domains * c.HostsPerDomain }
 
-// Domain is the number of devices that reach each other without a network: those of an NVLink
-// domain, or without NVLink of a host.
+// Domain is the number of devices that reach each other without a network: an NVLink domain, or a
+// host if there is no NVLink.
 func (c Cluster) Domain() int64 {
 	if c.GPU.NVLinkDomain <= 1 {
 		return int64(c.DevicesPerHost)

@@ -12,7 +12,7 @@ import (
 // (580.65.06 came with CUDA 13.0), and every later 13.x runs on it by NVIDIA's minor-version
 // compatibility (the data center driver's manual, "Supported Drivers and CUDA Toolkit Versions").
 // Newer releases keep running older CUDA, so there is no upper bound. None of this has been run by
-// us: the pinned plugin was loaded and compiled with, but never on a card.
+// us: the pinned plugin was loaded and compiled with, but never on a GPU.
 const needsDriver, oldest = "cuda13", "580.65.06"
 
 // CheckDriver says whether the installed NVIDIA driver can run an engine, and what to do if not. An

@@ -21,8 +21,8 @@ type GPU struct {
 	PCI   string `json:"pci,omitempty"`
 	NUMA  int    `json:"numa"` // -1 where not known
 
-	// "Blackwell" is two different chips, so what counts is told by number. TensorCore names the
-	// family of product instructions: tcgen05 (sm_100, sm_103), mma (sm_120), wgmma (sm_90).
+	// "Blackwell" is two different chips, so the compute capability decides. TensorCore names the
+	// family of matrix instructions: tcgen05 (sm_100, sm_103), mma (sm_120), wgmma (sm_90).
 	ComputeCapability string `json:"compute_capability,omitempty"`
 	Arch              string `json:"arch,omitempty"`
 	TensorCore        string `json:"tensor_core,omitempty"`
@@ -34,7 +34,7 @@ type GPU struct {
 	ReservedBytes int64 `json:"reserved_bytes,omitempty"` // kept by the driver
 	FreeBytes     int64 `json:"free_bytes,omitempty"`
 
-	PCIeGen        int `json:"pcie_gen,omitempty"` // as negotiated now; idle cards slow down
+	PCIeGen        int `json:"pcie_gen,omitempty"` // as negotiated now; idle GPUs slow down
 	PCIeLanes      int `json:"pcie_lanes,omitempty"`
 	PCIeGenMax     int `json:"pcie_gen_max,omitempty"`
 	PCIeLanesMax   int `json:"pcie_lanes_max,omitempty"`
@@ -52,7 +52,7 @@ type GPU struct {
 	NICs         []string `json:"nics,omitempty"`          // behind the same PCIe switch
 }
 
-// An Instance is a part of a GPU that MIG has cut off.
+// An Instance is a MIG partition of a GPU.
 type Instance struct {
 	Profile     string `json:"profile"` // 1g.10gb
 	UUID        string `json:"uuid,omitempty"`

@@ -74,7 +74,7 @@ func plain(gpus int) made {
 }
 
 // dgx is a host like a DGX B200: two processors of 56 cores, eight GPUs, each behind a PCIe switch
-// with a ConnectX-7 of 400 Gb/s, and a slow card for the operator.
+// with a ConnectX-7 of 400 Gb/s, and a slow management NIC.
 func dgx() made {
 	m := made{}
 	m.file("etc/os-release", "NAME=\"Ubuntu\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\"")
@@ -152,8 +152,8 @@ func TestReadNICs(t *testing.T) {
 	}
 }
 
-// TestReadNICsOfOtherHosts covers RDMA devices without an interface, paravirtual cards, RoCE, and
-// ports that are down.
+// TestReadNICsOfOtherHosts covers RDMA devices without an interface, paravirtual adapters, RoCE,
+// and ports that are down.
 func TestReadNICsOfOtherHosts(t *testing.T) {
 	m := made{}
 	at := m.pci("pci0000:10", "0000:10:00.0", "0x1d0f", "0x020000", -1)

@@ -56,7 +56,7 @@ type Measured struct {
 // Options say what Probe looks at. The zero value is the host at hand.
 type Options struct {
 	Root     fs.FS    // the host's file system; nil means /
-	Arch     string   // the processor's, as Go names it; "" means that of this program
+	Arch     string   // the processor's GOARCH; "" means this program's
 	NVML     string   // path of the library; "" lets the loader find it
 	NoGPU    bool     // leave the NVIDIA driver alone
 	Identify bool     // also record the host's name and the GPUs' UUIDs
@@ -139,7 +139,7 @@ func (m *Machine) remark(s *nvml.Snapshot, bus int, why string) {
 			note("gpu%d runs on %d of %d PCIe lanes", i, g.PCIeLanes, g.PCIeLanesMax)
 		}
 		if g.MIG == "on" {
-			note("gpu%d is cut by MIG: its parts cannot reach other GPUs", i)
+			note("gpu%d is partitioned by MIG: its instances cannot reach other GPUs", i)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A NIC is one function of a network card with a port. Loopback, bridges, tunnels and virtual
+// A NIC is one function of a network adapter with a port. Loopback, bridges, tunnels and virtual
 // functions are left out: they share the wire of another.
 type NIC struct {
 	Name           string `json:"name"`           // of the interface; else of the RDMA device
@@ -24,7 +24,7 @@ type NIC struct {
 	place string // in the tree of devices, to find what is near
 }
 
-// readNICs finds interfaces and RDMA devices and joins those of one PCI function.
+// readNICs finds network interfaces and RDMA devices and merges the entries of one PCI function.
 func readNICs(t tree) []NIC {
 	var nics []NIC
 	for _, name := range t.list("sys/class/net") {
@@ -79,8 +79,8 @@ func readFunction(t tree, dir string) (n NIC, ok bool) {
 	if node, ok := t.number(path.Join(device, "numa_node")); ok && node >= 0 && node < 1<<16 {
 		n.NUMA = int(node)
 	}
-	// The class entry is itself a link into the tree of devices: …/0000:18:00.0/net/eth0.
-	// A paravirtual card has a step more: …/0000:00:03.0/virtio1/net/eth0.
+	// The class entry is a link into the device tree: …/0000:18:00.0/net/eth0. A paravirtual adapter
+	// has one more step: …/0000:00:03.0/virtio1/net/eth0.
 	for at := path.Dir(t.resolve(dir)); len(at) > 1 && n.PCI == ""; at = path.Dir(at) {
 		if base := path.Base(at); pciAddress(base) {
 			n.PCI, n.place = base, at

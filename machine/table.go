@@ -18,8 +18,8 @@ func (m *Machine) String() string {
 	return b.String()
 }
 
-// WriteTable writes the machine as people read it: a line for each part of the host, then a table
-// of GPUs, a table of network cards, and what to look at.
+// WriteTable writes the machine for people: a line for each component of the host, then a table of
+// GPUs, a table of network interfaces, and warnings.
 func (m *Machine) WriteTable(w io.Writer) error {
 	p := &printer{}
 	m.printHost(p)

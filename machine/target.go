@@ -23,9 +23,9 @@ func (t Cluster) Devices() int { return t.Count }
 // MemoryBytes is the memory that a program may use on each device; 0 for the processor.
 func (t Cluster) MemoryBytes() int64 { return t.GPU.UsableBytes }
 
-// Versions of CUDA that a target claims. The plugin is the CUDA 13 build, and on a card it finds at
-// least these; the files that XLA ships say 12.8, which keeps 32-byte vectors off on sm_100
-// (gpu_fusible.cc asks for 12.9) and, where nothing is said, command buffers altogether.
+// Versions of CUDA that a target claims. The plugin is the CUDA 13 build, and on a GPU it finds at
+// least these; the files that XLA ships state 12.8, which disables 32-byte vectors on sm_100
+// (gpu_fusible.cc requires 12.9) and, without a version, command buffers altogether.
 const (
 	cudaVersion = "13.0.0"
 	cubVersion  = "3.1.2" // part of the plugin; the value of XLA's own files
@@ -76,9 +76,9 @@ func (t Cluster) ConfigText(cudnnVersion string) string {
 		{"device_description_str", d.Name}}.text("")
 }
 
-// featureExtension is what XLA takes on a real card (GetComputeCapability in cuda_executor.cc): the
-// chip's own instructions from sm_90 on. Its file for rtx6000pro says NONE, which would compile
-// another program than the card runs.
+// featureExtension is what XLA detects on a real GPU (GetComputeCapability in cuda_executor.cc):
+// the chip's own instructions from sm_90 on. XLA's file for rtx6000pro has NONE, which would
+// compile another program than the GPU runs.
 func featureExtension(major int) word {
 	if major >= 9 {
 		return "ACCELERATED_FEATURES"

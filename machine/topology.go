@@ -88,8 +88,8 @@ func (t *Topology) hostNodes(h Host) {
 	}
 }
 
-// attach joins a PCI device to its NUMA node. Where the node is not told there must be only one,
-// or the edge would be a guess.
+// attach connects a PCI device to its NUMA node. If the node is unknown there must be only one, or
+// the edge would be a guess.
 func (t *Topology) attach(id string, numa int, h Host, bytes int64) {
 	if numa < 0 && len(h.NUMA) <= 1 {
 		numa = 0

@@ -34,7 +34,7 @@ type Job struct {
 	// steps of the recipe.
 	Branch int
 	From   *ckpt.Checkpoint
-	// Matched adds runs in BF16 whose gradients have random errors as large as those of formats.
+	// Matched adds runs in BF16 with random gradient errors of the size that the formats cause.
 	Matched bool
 
 	// Rows gives the data in the order of a seed, and Init parameters before training.
@@ -60,7 +60,7 @@ var bounds = map[dtype.Format]struct{ branch, scratch float64 }{
 	dtype.NVFP4: {0.25, 1},
 }
 
-// Bound gives the bound of a policy: that of the narrowest format it uses.
+// Bound is the bound of a policy: the bound of its format with the fewest bits.
 func Bound(m model.Model, p *precision.Policy, branch bool) float64 {
 	bound := 0.0
 	for f := range p.Share(m) {
@@ -115,7 +115,7 @@ func Trunk(ctx context.Context, j Job) error {
 func Run(ctx context.Context, j Job) (*Result, error) {
 	if j.Recipe.Precision != dtype.BF16 {
 		return nil, diag.New(diag.NotSupported, "a model in %s is not compared", j.Recipe.Precision).
-			Because("formats of few bits are those of the products of a model in bf16").
+			Because("quantized formats apply to the GEMMs of a model in bf16").
 			Try("--set precision=bf16")
 	}
 	r := &Result{Parameters: j.Config.Count().Total, Pairs: j.Pairs, Batch: j.Recipe.Batch,
@@ -199,7 +199,7 @@ func (j *Job) curves(ctx context.Context, t *train.Branches, name string,
 	b train.Branch) ([][]float64, error) {
 	var all [][]float64
 	for pair := range j.Pairs {
-		// The order of a branch is another than that of the trunk, whose seed is the recipe's.
+		// A branch must not repeat the order of the trunk, whose seed is the recipe's.
 		seed := j.Recipe.Seed + pair
 		b.Steps, b.Rate = j.Recipe.Steps, step.Rates(j.Recipe)
 		if j.Branch > 0 {

@@ -73,7 +73,7 @@ type series struct {
 	name   string
 	color  int
 	points []float64 // one for each step from window on
-	bound  float64   // a line of its own; 0 is none
+	bound  float64   // a line of its own; 0 draws none
 }
 
 // window is how many steps a point of a curve is the mean of: without it the curves are as rough as
@@ -216,7 +216,7 @@ func (p page) curve(r *Result, s series, y func(float64) float64) {
 	p.Add(`"/>`)
 }
 
-// mark writes so many steps of an axis, with the digits that tell them apart.
+// mark formats a tick label, i·step, with as many digits as the step needs.
 func mark(i, step float64) string {
 	if i == 0 {
 		return "0" // and not −0

@@ -143,7 +143,7 @@ func (r *Result) Write(w io.Writer) {
 		r.Tail, strings.Join(r.losses(), ", "))
 }
 
-// losses are those of BF16 at the end, by pair.
+// losses lists the final losses of BF16, by pair.
 func (r *Result) losses() []string {
 	return lists.Map(r.BF16, func(curve []float64) string {
 		return fmt.Sprintf("%.4f", stat.Mean(curve[r.Steps-r.Tail:]))

@@ -13,7 +13,8 @@ type Limits struct {
 	Upper float64 `json:"upper"`
 }
 
-// limits gives those of a mean by Student's distribution, nil for one number.
+// limits returns the confidence limits of a mean by Student's t distribution; nil for a single
+// number.
 func limits(x []float64) *Limits {
 	n := len(x)
 	if n < 2 {

@@ -129,8 +129,8 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	return nil
 }
 
-// Pieces is how many a sequence is cut into along cp: twice as many where a device has one from the
-// front and one from the back.
+// Chunks is the number of chunks that a sequence is split into along cp: two per device if Balance
+// gives it one from the front and one from the back.
 func (a CP) Chunks() int64 {
 	if a.Balance {
 		return 2 * max(a.Size, 1)
@@ -207,8 +207,8 @@ func Dealt(layers, stage, n int64) int64 {
 	return count
 }
 
-// Block is the number of elements that share a scale in the products of linear layers, 0 if they
-// have none.
+// Block is the number of elements that share a scale in quantized GEMMs; 0 if GEMMs are not
+// quantized.
 func (p *Plan) Block() int64 {
 	if n := dtype.Format(p.Precision).Block(); n > 1 {
 		return n
@@ -239,8 +239,8 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	}
 }
 
-// WholeScaleBlocks reports whether what a device has is whole blocks of n elements along what
-// products sum over: its piece of a sequence (weight gradients) and its shard of the MLP.
+// WholeScaleBlocks reports whether a device's share of every contracted dimension is whole blocks
+// of n elements: its chunk of a sequence (wgrad) and its shard of the MLP.
 func WholeScaleBlocks(c *model.Facts, n, seq, chunks, tp int64) bool {
 	return seq/chunks%n == 0 && c.MLP/tp%n == 0
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// cuts is which axes of the mesh cut which dimension, of whatever array has it: rows and tokens of
-// the batch, and what tensor parallelism cuts of weights and of what comes of them. A row with a
-// second dimension counts where an array has both.
+// dimAxes lists which mesh axes shard which dimension, of any array that has it: sequences and
+// tokens of the batch, and the dimensions of weights and activations that tensor parallelism
+// shards. A row with a second dimension applies to arrays that have both.
 //
-// Outside the experts ep is data parallel.
-var cuts = []cut{
+// Outside the experts, ep is data parallel.
+var dimAxes = []dimSharding{
 	{dim: ir.Batch, axes: []string{DataAxis, FSDPAxis, ExpertAxis}},
 	{dim: ir.Seq, axes: []string{ContextAxis}},
 	{dim: ir.Seq, with: ir.EmbedDim, axes: []string{TensorAxis}}, // with sequence parallelism
@@ -22,23 +22,22 @@ var cuts = []cut{
 	{dim: ir.Vocab, axes: []string{TensorAxis}},
 }
 
-type cut struct {
+type dimSharding struct {
 	dim, with string
 	axes      []string
 }
 
-// sharded are the axes that also cut what a device keeps of a parameter between its uses, along a
-// dimension that [cuts] leaves whole (ZeRO).
+// sharded are the axes that also shard stored parameters (ZeRO), along a dimension that [dimAxes]
+// leaves whole.
 var sharded = []string{FSDPAxis, ExpertAxis}
 
-// Axes lists the axes that cut a dimension of an array with the given dimensions, in the order of
-// the mesh.
+// Axes lists the axes that shard a dimension of an array with the given dimensions, in mesh order.
 func (p *Plan) Axes(dims []ir.Dim, dim string) (list []ir.Axis) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(dims, func(d ir.Dim) bool { return d.Name == name })
 	}
 	for _, a := range p.Mesh() {
-		for _, c := range cuts {
+		for _, c := range dimAxes {
 			if c.dim == dim && slices.Contains(c.axes, a.Name) && has(dim) &&
 				(c.with == "" || has(c.with) && p.TP.Sequence) {
 				list = append(list, a)
@@ -48,9 +47,9 @@ func (p *Plan) Axes(dims []ir.Dim, dim string) (list []ir.Axis) {
 	return list
 }
 
-// DataAxes names the axes that cut the rows and tokens of a batch.
+// DataAxes names the axes that shard the sequences and tokens of a batch.
 func DataAxes() (list []string) {
-	for _, c := range cuts {
+	for _, c := range dimAxes {
 		if (c.dim == ir.Batch || c.dim == ir.Seq) && c.with == "" {
 			list = append(list, c.axes...)
 		}
@@ -58,20 +57,20 @@ func DataAxes() (list []string) {
 	return list
 }
 
-// Shards lists the axes that cut what a device keeps of a parameter, in the order of the mesh.
+// Shards lists the axes that shard stored parameters, in mesh order.
 func (p *Plan) Shards() []ir.Axis {
 	return slices.DeleteFunc(p.Mesh(), func(a ir.Axis) bool {
 		return !slices.Contains(sharded, a.Name)
 	})
 }
 
-// Ranks is the number of devices that have rows of their own.
+// Ranks is the number of data-parallel ranks: devices with their own sequences.
 func (p *Plan) Ranks() int64 {
-	rows := lists.Find(cuts, func(c cut) bool { return c.dim == ir.Batch })
+	rows := lists.Find(dimAxes, func(c dimSharding) bool { return c.dim == ir.Batch })
 	return lists.Product(rows.axes, p.Size)
 }
 
-// Times is the number of devices along some axes.
+// Times is the number of devices along some axes, the product of their sizes.
 func Times(axes []ir.Axis) int64 {
 	return lists.Product(axes, func(a ir.Axis) int64 { return a.Size })
 }

@@ -1,8 +1,9 @@
-// Package plan turns a few lines of JSON into how a model is trained on a cluster: how many devices
-// each axis of parallelism has, what is cut and what is copied along it, and what is kept.
+// Package plan turns a few lines of JSON into how a model is trained on a cluster: the size of
+// each axis of parallelism, what is sharded and what is replicated along it, and what is saved,
+// recomputed or offloaded.
 //
 // A [Plan] is an artifact like every other: a person can write it, it is versioned, and it prints
-// and parses itself. It says nothing about how programs look; spmd does with it what it says.
+// and parses itself. It does not say what programs look like; package spmd derives them.
 //
 //	{
 //	  "version": 1,

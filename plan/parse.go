@@ -14,9 +14,8 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// Parse reads a plan. What is not said is as [Default] has it; what is said must be known. Errors
-// name path, the file that the text is from. A plan that was read has not been checked against a
-// model ([Plan.Check]).
+// Parse reads a plan. Missing keys default to [Default]; unknown keys are errors. path is the
+// file's name for error messages. Parse does not check the plan against a model: see [Plan.Check].
 func Parse(data []byte, path string) (*Plan, error) {
 	r := reader{strictjson.New(format, data, path)}
 	p := Default()
@@ -38,7 +37,7 @@ type (
 	field  = strictjson.Field
 )
 
-// fields says what each key of a plan sets.
+// fields lists what each key of a plan sets.
 func (r reader) fields(p *Plan) []field {
 	return []field{
 		r.count("batch", &p.Batch),
@@ -85,7 +84,7 @@ func (r reader) recompute() []ir.Tag {
 	}
 }
 
-// maxCount bounds sizes, so that products of them stay within an int64.
+// maxCount bounds sizes, so that their products fit an int64.
 const maxCount = 1 << 24
 
 func (r reader) count(name string, into *int64) field {
@@ -104,7 +103,7 @@ func (r reader) word(name string, into *string, known []string) field {
 	return field{Name: name, Read: func() { *into = r.Word(known) }}
 }
 
-// axis reads the size of an axis, or an object that has it beside other keys.
+// axis reads the size of an axis, or an object with its size and other keys.
 func (r reader) axis(name string, size *int64, fields ...field) field {
 	return field{Name: name, Read: func() {
 		if t := r.Next(); t != json.Delim('{') {
@@ -123,8 +122,8 @@ func (r reader) float(name string, into *dtype.DType) field {
 	}}
 }
 
-// order reads all axes, or those that matter: the others come before them, where they make no
-// difference because they have one device.
+// order reads the axes from the outermost. Axes that are not listed come first; they must have one
+// device, so their place makes no difference.
 func (r reader) order() []string {
 	given := r.Words("", order)
 	list := slices.Clone(given)

@@ -10,11 +10,11 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// Version is that of the JSON form.
+// Version is the version of the JSON form.
 const Version = 1
 
-// The names of the axes, from the one whose devices may be farthest apart to the one that talks
-// most. [Plan.Order] may differ.
+// The names of the axes, from the one whose devices may be farthest apart to the one that
+// communicates most. [Plan.Order] may differ.
 const (
 	PipelineAxis = "pp"
 	DataAxis     = "dp"
@@ -24,74 +24,74 @@ const (
 	TensorAxis   = "tp"
 )
 
-// A Plan says how a model is trained on a cluster.
+// A Plan describes how a model is trained on a cluster.
 type Plan struct {
 	Version int    `json:"version"`
-	Model   string `json:"model"`   // a source, as deepwell capture takes it
-	Cluster string `json:"cluster"` // NxCARD
+	Model   string `json:"model"`   // a model source, as deepwell capture accepts it
+	Cluster string `json:"cluster"` // such as 64xgb200
 
-	Seq          int64 `json:"seq"`          // tokens in a row
-	Batch        int64 `json:"batch"`        // rows in a step
-	Microbatches int64 `json:"microbatches"` // parts of a step that run one after another
+	Seq          int64 `json:"seq"`          // tokens of a sequence
+	Batch        int64 `json:"batch"`        // sequences of a step (global batch)
+	Microbatches int64 `json:"microbatches"` // microbatches of a step
 
-	DP   int64 `json:"dp,omitzero"` // copies of everything, each with its own rows
+	DP   int64 `json:"dp,omitzero"` // replicas, each with its own sequences
 	FSDP FSDP  `json:"fsdp,omitzero"`
 	TP   TP    `json:"tp,omitzero"`
 	CP   CP    `json:"cp,omitzero"`
 	PP   PP    `json:"pp,omitzero"`
-	EP   int64 `json:"ep,omitzero"` // room for experts, which are refused for now
+	EP   int64 `json:"ep,omitzero"` // expert parallelism; no programs yet
 
 	// Recompute lists the parts of a block that the backward pass recomputes (activation
 	// checkpointing). The file may also say "none" or "full".
 	Recompute []ir.Tag `json:"recompute,omitempty"`
-	// Offload lists what is kept in the memory of the host: activations, optimizer.
+	// Offload lists what is stored in host memory: activations, optimizer.
 	Offload []string `json:"offload,omitempty"`
 	Types   Types    `json:"types"`
-	// Precision is what the products of linear layers are computed in: bf16, fp8, mxfp8 or nvfp4.
-	// Empty means the type of the parameters.
+	// Precision is the format of linear-layer GEMMs: bf16, fp8, mxfp8 or nvfp4. Empty means the type
+	// of the parameters.
 	Precision string `json:"precision,omitempty"`
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
 }
 
-// FSDP cuts the batch, and with it the state of the optimizer (Zero 1), the gradients (2) and the
-// parameters (3; Rajbhandari et al., 2020). Gather says for how long parameters that were cut are
-// whole: layer by layer, for a microbatch, or for the step. With Zero 1 and 2 it is the step.
+// FSDP shards the batch and, with it, optimizer state (Zero 1), gradients (2) and parameters (3;
+// Rajbhandari et al., 2020). Gather is the lifetime of gathered parameters: "layer", "micro" (a
+// microbatch) or "step". With Zero 1 and 2 it is the step.
 type FSDP struct {
 	Size   int64  `json:"size"`
 	Zero   int    `json:"zero"`
 	Gather string `json:"gather"`
 }
 
-// TP cuts heads, the MLP and the vocabulary. Sequence also cuts the sequence between them
-// (Korthikanti et al., 2022). Overlap runs two halves of a batch in one layer body, so that one
-// computes while the other communicates.
+// TP shards heads, the MLP and the vocabulary. Sequence also shards the sequence between them:
+// sequence parallelism (Korthikanti et al., 2022). Overlap runs two half batches in one layer
+// body, so that one computes while the other communicates.
 type TP struct {
 	Size     int64 `json:"size"`
 	Sequence bool  `json:"sequence,omitempty"`
 	Overlap  bool  `json:"overlap,omitempty"`
 }
 
-// CP cuts the sequence. Keys and values are gathered, or go round in a ring.
+// CP shards the sequence. Keys and values are all-gathered (gather) or passed around (ring).
 type CP struct {
 	Size int64  `json:"size"`
 	Kind string `json:"kind"`
-	// Balance gives each device a piece from the front and one from the back, so that a causal mask
-	// leaves all of them the same work.
+	// Balance gives each device a chunk from the front and one from the back of the sequence, so that
+	// a causal mask leaves all devices the same work.
 	Balance bool `json:"balance,omitempty"`
 }
 
-// PP cuts the layers into Size times Virtual stages, which run in the order of a schedule. A
-// Virtual of 0 means as few as the schedule can have.
+// PP splits the layers into Size × Virtual stages, which run in the order of a schedule. Virtual 0
+// means the schedule's minimum.
 type PP struct {
 	Size     int64  `json:"size"`
 	Virtual  int64  `json:"virtual,omitzero"`
 	Schedule string `json:"schedule"`
 }
 
-// Types are those of what the model computes with, of the gradients that are kept and added up over
-// microbatches, and of the gradients that devices send each other to add up.
+// Types are the element types of parameters in the model, of accumulated gradients, and of
+// gradients in collectives.
 type Types struct {
 	Params      dtype.DType `json:"params"`
 	Grads       dtype.DType `json:"grads"`
@@ -114,14 +114,14 @@ func formatNames(first ...dtype.Format) []string {
 	return lists.Map(all, func(f dtype.Format) string { return string(f) })
 }
 
-// What a plan can keep in the memory of the host: what the layers keep for the backward pass, from
-// the one to the other; and what the optimizer keeps, between updates.
+// What a plan can offload to host memory: activations saved by layers, from forward to backward;
+// and optimizer state, between updates.
 const (
 	Activations    = "activations"
 	OptimizerState = "optimizer"
 )
 
-// Offloads tells whether something is kept in the memory of the host; without a plan nothing is.
+// Offloads reports whether something is offloaded to host memory; a nil plan offloads nothing.
 func (p *Plan) Offloads(what string) bool {
 	return p != nil && slices.Contains(p.Offload, what)
 }
@@ -129,16 +129,16 @@ func (p *Plan) Offloads(what string) bool {
 // IsZero leaves an axis of one device out of the JSON form.
 func (a FSDP) IsZero() bool { return a.Size <= 1 }
 
-// IsZero is as that of FSDP.
+// IsZero leaves an axis of one device out of the JSON form.
 func (a TP) IsZero() bool { return a.Size <= 1 }
 
-// IsZero is as that of FSDP.
+// IsZero leaves an axis of one device out of the JSON form.
 func (a CP) IsZero() bool { return a.Size <= 1 }
 
-// IsZero is as that of FSDP.
+// IsZero leaves an axis of one device out of the JSON form.
 func (a PP) IsZero() bool { return a.Size <= 1 }
 
-// Default is a plan for one device, to which a document adds.
+// Default returns a plan for one device, which a document overrides.
 func Default() *Plan {
 	return &Plan{Version: Version, Cluster: "1xcpu", Seq: 1, Batch: 1, Microbatches: 1, DP: 1, EP: 1,
 		FSDP: FSDP{1, 3, "layer"}, TP: TP{Size: 1}, CP: CP{Size: 1, Kind: "gather"}, PP: PP{1, 0, "1f1b"},
@@ -165,7 +165,7 @@ func (p *Plan) Size(axis string) int64 {
 	return max(n, 1)
 }
 
-// Mesh lists the axes of one stage's devices that have more than one, the outermost first.
+// Mesh lists the axes within a stage that have more than one device, the outermost first.
 func (p *Plan) Mesh() []ir.Axis {
 	var mesh []ir.Axis
 	for _, name := range p.axes() {
@@ -176,13 +176,13 @@ func (p *Plan) Mesh() []ir.Axis {
 	return mesh
 }
 
-// Devices is the number of devices of the whole plan.
+// Devices is the number of devices of the plan, the product of all axes.
 func (p *Plan) Devices() int64 {
 	return lists.Product(order, p.Size)
 }
 
-// Straddles names the axes of which each group could lie within an NVLink domain of so many
-// devices, but some do not, since the domain is not a multiple of what a group spans.
+// Straddles names the axes whose groups would fit in an NVLink domain of that many devices, but of
+// which some span two domains, because the domain is not a multiple of a group's span.
 func (p *Plan) Straddles(domain int64) []string {
 	var list []string
 	span := int64(1)
@@ -200,7 +200,7 @@ func (p *Plan) Straddles(domain int64) []string {
 	return list
 }
 
-// fits spells the divisors of a size that are near another one.
+// fits lists the divisors of a size that are near another one, for messages.
 func fits(size, near int64) string {
 	below, above := int64(1), size
 	for d := int64(1); d <= size; d++ {
@@ -213,7 +213,7 @@ func fits(size, near int64) string {
 	return fmt.Sprintf("%d or %d", below, above)
 }
 
-// Rows is the number of rows of a microbatch, over all devices.
+// Rows is the number of sequences of a microbatch, over all devices.
 func (p *Plan) Rows() int64 { return p.Batch / max(p.Microbatches, 1) }
 
 func (p *Plan) axes() []string {
@@ -223,7 +223,7 @@ func (p *Plan) axes() []string {
 	return p.Order
 }
 
-// Marshal writes the plan as Parse reads it, one form for one plan.
+// Marshal writes the plan in the form that Parse reads. Equal plans have equal text.
 func (p *Plan) Marshal() ([]byte, error) {
 	q := *p
 	if q.DP == 1 {

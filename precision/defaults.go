@@ -11,7 +11,9 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// Default gives the policy that a word for a precision stands for: bf16, mxfp8 or nvfp4.
+// Default returns the policy that a format's name stands for: bf16, mxfp8 or nvfp4. The reasons of
+// its rules are part of the text whose hash identifies the policy of a saved run, so they must not
+// change: a run could not be resumed.
 func Default(m model.Model, precision string) (*Policy, error) {
 	f := dtype.Format(precision)
 	if !slices.Contains(formats, f) {
@@ -47,7 +49,7 @@ func names() []string {
 	return lists.Map(formats, func(f dtype.Format) string { return string(f) })
 }
 
-// keep says what is in BF16 whatever the precision.
+// keep adds the rule for what stays in BF16 whatever the format.
 func (p *Policy) keep(have []model.Linear) {
 	words := []string{"embed", "norm"}
 	for _, l := range have {
@@ -70,20 +72,20 @@ func (p *Policy) all(have []model.Linear, f dtype.Format, why string) {
 	p.add(tags, 0, f, why)
 }
 
-// add appends a rule for all layers from one on.
+// add appends a rule for all layers from from on.
 func (p *Policy) add(words []string, from int, f dtype.Format, why string) {
 	words = slices.Clone(words)
 	slices.SortFunc(words, compareWords)
 	p.Rules = append(p.Rules, Rule{Linears: words, From: from, To: p.Layers, Format: f, Why: why})
 }
 
-// keepSensitive keeps what numbers of four bits do not carry.
+// keepSensitive keeps in BF16 what four bits do not carry.
 //
-// The last blocks: 15 % of them, rounded up, which is 14 of the 88 layers of the 120B model that
-// was trained longest so (arXiv 2604.12374, table 3). All blocks in FP4 diverge (arXiv 2509.25149,
-// 4.1), and even at test size only this part of the recipe shows in the loss (reference/
-// parity_notes.md 3). The attention of models with experts: the same table has queries, keys,
-// values, projections and latent projections in BF16.
+// The last blocks: 15 % of them, rounded up, which is 14 of the 88 layers of the 120B model
+// trained longest in NVFP4 (arXiv 2604.12374, table 3). All blocks in FP4 diverge (arXiv
+// 2509.25149, 4.1), and even at test size only this part of the recipe shows in the loss
+// (reference/parity_notes.md 3). The attention of MoE models: the same table has Q, K, V, output
+// and latent projections in BF16.
 func (p *Policy) keepSensitive(c *model.Facts) {
 	if c.MoE != nil {
 		p.add([]string{"attn"}, 0, dtype.FormatBF16, "Models with experts keep attention and its latent"+
@@ -96,8 +98,8 @@ func (p *Policy) keepSensitive(c *model.Facts) {
 			" all blocks in FP4 training diverges (arXiv 2509.25149, 4.1).", percent, kept, p.Layers))
 }
 
-// uneven keeps weights that blocks do not divide: they would have to be padded, and what is so
-// small gains nothing.
+// uneven keeps weights in BF16 whose sizes are not multiples of the scale block: they would have
+// to be padded, and weights that small gain nothing.
 func (p *Policy) uneven(have []model.Linear, f dtype.Format) {
 	done := map[[3]int64]bool{}
 	for _, l := range have {

@@ -1,12 +1,11 @@
-// Package precision turns a recipe's word for a precision into what each product of a model is
-// computed in, and a graph into one that computes it so.
+// Package precision turns a recipe's precision into the format of every GEMM of a model, and marks
+// a graph with these formats.
 //
-// A linear layer is three products: the forward one (fprop), the gradient of its input (dgrad) and
-// that of its weight (wgrad). A [Policy] says for every layer which of them multiply numbers in
-// blocks with scales (MXFP8, NVFP4) and which do not, and gives a reason for each of its rules. It
-// is an artifact like a plan: [Default] writes the one of NVIDIA's recipes, a person reads and
-// edits it, [Parse] reads it back. A run that sees trouble puts rules on top of it ([Policy.Fall])
-// and takes them off again ([Policy.Return]).
+// A linear layer has three GEMMs: fprop (its output), dgrad (the gradient of its input) and wgrad
+// (the gradient of its weight). A [Policy] assigns a format to each GEMM of each layer: quantized
+// with block scales (MXFP8, NVFP4), or BF16, with a reason for each rule. It is an artifact like a
+// plan: [Default] writes NVIDIA's recipes, a person reads and edits it, [Parse] reads it back. The
+// precision monitor of a run adds rules on top ([Policy.Fall]) and removes them ([Policy.Return]).
 //
 //	{
 //	  "version": 1,

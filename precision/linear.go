@@ -10,18 +10,18 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// fits reports whether both sides of the weight, and each head, come out even in blocks.
+// fits reports whether both dimensions of the weight, and each head, are whole scale blocks.
 func fits(l *model.Linear, f dtype.Format) bool {
 	return l.In%f.Block() == 0 && l.Out%f.Block() == 0 && l.Head%f.Block() == 0
 }
 
-// Share gives the part of the work of all linear layers, the output layer among them, that is done
-// in each format. The parts add up to 1; the products of attention are not counted.
+// Share returns the share of each format in the FLOPs of all linear layers, the head included. The
+// shares add up to 1; attention's own matmuls are not counted.
 func (p *Policy) Share(m model.Model) map[dtype.Format]float64 {
 	share, sum := map[dtype.Format]float64{}, 0.0
 	c := m.Facts()
 	for _, l := range c.Linears(m.Params()) {
-		// Each of the three products multiplies and adds in·out times for a token.
+		// Each of the three GEMMs has in·out multiply-adds per token.
 		work := float64(l.In) * float64(l.Out) * float64(l.Times)
 		layers := l.Layers
 		if layers == nil {
@@ -40,7 +40,7 @@ func (p *Policy) Share(m model.Model) map[dtype.Format]float64 {
 	return share
 }
 
-// Check reports the first thing that keeps a policy from being one of a model.
+// Check reports the first reason why a policy does not apply to a model.
 func (p *Policy) Check(m model.Model) error {
 	c := m.Facts()
 	if int64(p.Layers) != c.Layers {
@@ -75,7 +75,7 @@ func (p *Policy) Check(m model.Model) error {
 	return p.divides(have)
 }
 
-// divides looks for a product whose blocks do not come out even.
+// divides looks for a GEMM whose dimensions are not whole scale blocks.
 func (p *Policy) divides(have []model.Linear) error {
 	for _, l := range have {
 		for _, layer := range l.Layers {
@@ -95,7 +95,7 @@ func misfit(format string, args ...any) *diag.Error {
 	return diag.New(diag.PolicyMisfit, format, args...)
 }
 
-// compareWords puts tags first, then linear layers in the order in which a block runs them.
+// compareWords sorts tags first, then linear layers in execution order.
 func compareWords(a, b string) int {
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a, b))
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// IsFile tells the path of a policy from a word for one.
+// IsFile reports whether a name is the path of a policy, not a format.
 func IsFile(name string) bool { return strings.HasSuffix(name, ".json") }
 
 // maxText bounds the file of a policy: every GEMM of a thousand layers takes a tenth of it.
 const maxText = 4 << 20
 
-// Load gives the policy that a word stands for ([Default]), or that a file has, for a model.
+// Load returns the policy of a format's name ([Default]) or of a file, for a model.
 func Load(m model.Model, name string) (*Policy, error) {
 	if !IsFile(name) {
 		return Default(m, name)
@@ -36,7 +36,7 @@ func Load(m model.Model, name string) (*Policy, error) {
 	return p, nil
 }
 
-// Narrowest is the format with the fewest bits that a policy has: the word that a plan has for it.
+// Narrowest is the policy's format with the fewest bits, which is the precision of its plan.
 func (p *Policy) Narrowest() dtype.Format {
 	for _, f := range slices.Backward(formats) {
 		if p.Has(f) {

@@ -9,19 +9,19 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// slots numbers the linear layers of a block, for the numbers that stochastic rounding draws: a
-// layer's place in this list must never change, or runs do not come back the same.
+// slots numbers the linear layers of a block for the random streams of stochastic rounding: a
+// layer's index must never change, or runs are not reproducible.
 var slots = []string{"q", "k", "v", "o", "gate", "up", "down"}
 
-// Slots lists the linear layers of a block; a run reports on them by their places in the list.
+// Slots lists the linear layers of a block; statistics of a run are indexed by it.
 func Slots() []string { return slices.Clone(slots) }
 
-// Slot is the place of a weight in the list, -1 if it is none of a linear layer of a block.
+// Slot is the index of a weight in the list, -1 if it is not a linear layer of a block.
 func Slot(weight string) int { return slices.Index(slots, last(weight)) }
 
-// Cuts gives the rounds before which the loops over layers must be cut, so that each has one format
-// for each of its products. Parameters are those of the graph, as stacks.
-func (p *Policy) Cuts(params []model.Param) []int64 {
+// LoopSplits returns the loop iterations before which loops over layers must be split, so that
+// each loop has one format per GEMM. params are the graph's parameters, as stacks.
+func (p *Policy) LoopSplits(params []model.Param) []int64 {
 	var list []int64
 	for _, one := range params {
 		if !one.Stacked() {
@@ -38,8 +38,8 @@ func (p *Policy) Cuts(params []model.Param) []int64 {
 	return list
 }
 
-// Mark tells the linear layers of a graph what to compute their products in. The graph is that of a
-// loss, before its gradient is taken: its weights are named as the parameters are.
+// Mark sets the formats of the GEMMs of a graph's linear layers. g is a loss graph before
+// differentiation; its weights are named as the parameters are.
 func (p *Policy) Mark(g *ir.Graph, params []model.Param) error {
 	m := marker{policy: p, params: map[string]*model.Param{}}
 	for i := range params {
@@ -53,7 +53,7 @@ type marker struct {
 	params map[string]*model.Param
 }
 
-// graph marks the operations of a graph; outer gives what the inputs of a body are outside of it.
+// graph marks the operations of a graph; outer maps a loop body's inputs to values outside of it.
 func (m *marker) graph(g *ir.Graph, outer map[*ir.Value]*ir.Value) error {
 	for _, op := range g.Ops {
 		switch op.Kind {
@@ -80,11 +80,11 @@ func (m *marker) graph(g *ir.Graph, outer map[*ir.Value]*ir.Value) error {
 	return nil
 }
 
-// linear marks one operation with what its weight's layers have in common.
+// linear marks one operation with the formats that its weight's layers share.
 func (m *marker) linear(op *ir.Op, w *model.Param) error {
 	name, slot := last(w.Stem()), Slot(w.Stem())
 	if slot < 0 {
-		return nil // no linear layer of a block
+		return nil // not a linear layer of a block
 	}
 	layers := int64(1)
 	if w.Stacked() {
@@ -112,17 +112,17 @@ func (m *marker) linear(op *ir.Op, w *model.Param) error {
 	return nil
 }
 
-// Apply cuts the loops over layers that differ, and marks the linear layers. It gives the graph and
-// the parameters that it then has.
+// Apply splits loops over layers with different formats, and marks the linear layers. It returns
+// the new graph and its parameters.
 func (p *Policy) Apply(g *ir.Graph, params []model.Param) (*ir.Graph, []model.Param, error) {
-	if cuts := p.Cuts(params); len(cuts) > 0 {
+	if splits := p.LoopSplits(params); len(splits) > 0 {
 		var err error
-		if g, err = ir.Segment(g, cuts); err != nil {
+		if g, err = ir.Segment(g, splits); err != nil {
 			return nil, nil, err
 		}
 		var parts []model.Param
 		for _, one := range params {
-			parts = append(parts, one.Segments(cuts)...)
+			parts = append(parts, one.Segments(splits)...)
 		}
 		params = parts
 	}

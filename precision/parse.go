@@ -12,8 +12,8 @@ import (
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
-// Parse reads a policy. Errors name path, the file that the text is from. A policy that was read
-// has not been checked against a model ([Policy.Check]).
+// Parse reads a policy. path is the file's name for error messages. Parse does not check the
+// policy against a model: see [Policy.Check].
 func Parse(data []byte, path string) (*Policy, error) {
 	r := reader{strictjson.New(format, data, path)}
 	p := r.policy()
@@ -31,7 +31,7 @@ type (
 	field  = strictjson.Field
 )
 
-// whole is the To of a rule for all layers, until the number of layers has been read.
+// whole is the To of a rule for all layers, until the number of layers is known.
 const whole = -1
 
 func (r reader) policy() *Policy {
@@ -99,12 +99,12 @@ func (r reader) rule() (rule Rule) {
 	return rule
 }
 
-// maxLayers bounds what is read; [model.Config] has no more either.
+// maxLayers bounds what is read; [model.Config] has the same limit.
 const maxLayers = 1 << 12
 
 func (r reader) count() int { return int(r.Whole(1, maxLayers, "")) }
 
-// words reads a list of different words, at least one.
+// words reads a list of distinct words, at least one.
 func (r reader) words(want string, known []string) []string {
 	list := r.Words(want, known)
 	if len(list) == 0 {
@@ -113,7 +113,7 @@ func (r reader) words(want string, known []string) []string {
 	return list
 }
 
-// span reads layers: "all", "3" or "0-27", where the last one belongs to them.
+// span reads layers: "all", "3" or "0-27", the last one included.
 func (r reader) span() (from, to int) {
 	s := r.Text()
 	if s == "all" {
@@ -132,7 +132,7 @@ func (r reader) span() (from, to int) {
 	return from, to + 1
 }
 
-// layerNumber reads a number that is spelled in one way only.
+// layerNumber reads a number in its canonical spelling.
 func layerNumber(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err == nil && (n < 0 || n >= maxLayers || strconv.Itoa(n) != s) {

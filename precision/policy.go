@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// Version is that of a policy's JSON form.
+// Version is the version of a policy's JSON form.
 const Version = 1
 
 // Formats lists the formats that a policy may name: bf16, then the quantized ones, the one with
@@ -18,7 +18,7 @@ func Formats() []dtype.Format { return slices.Clone(formats) }
 
 var formats = append([]dtype.Format{dtype.FormatBF16}, dtype.Formats()...)
 
-// The products of a linear layer.
+// The GEMMs of a linear layer y = x·w.
 const (
 	Fprop = "fprop" // x·w
 	Dgrad = "dgrad" // dy·wᵀ, the gradient of x
@@ -27,33 +27,33 @@ const (
 
 var gemms = []string{Fprop, Dgrad, Wgrad}
 
-// A Policy says what the products of a model's linear layers are computed in.
+// A Policy assigns a format to every GEMM of a model's linear layers.
 type Policy struct {
-	Layers int // of the model
-	// Rules apply in order; the last one that names a product decides.
+	Layers int // number of layers of the model
+	// Rules apply in order; the last one that covers a GEMM decides.
 	Rules []Rule
 }
 
-// A Rule gives some products of some layers a format.
+// A Rule assigns a format to some GEMMs of some layers.
 type Rule struct {
-	// Linears are linear layers by the last word of their weight's name (q, k, v, o, gate, up,
-	// down), or all of a part of a block by its tag (attn, mlp).
+	// Linears are linear layers by the last component of their weight's name (q, k, v, o, gate, up,
+	// down), or all of attention or MLP by tag (attn, mlp).
 	Linears []string
-	// From and To are the layers, counted from 0: From, From+1, ... To-1.
+	// From and To are a half-open range of layers, counted from 0.
 	From, To int
-	GEMMs    []string // none means all three
+	GEMMs    []string // empty means all three
 	Format   dtype.Format
-	// Fallen marks a rule that a run put on top when it saw trouble, and may take off again.
+	// Fallen marks a rule that the precision monitor added during a run, and may remove.
 	Fallen bool
-	Why    string // a sentence for the reader
+	Why    string // one sentence
 }
 
-// always are the parts of a model that have no choice of a format, and so can only be named to say
-// so: TransformerEngine quantizes none of them either (reference/precision.md 1 and 2).
+// always are parts of a model that are never quantized. Rules may name them only with bf16.
+// TransformerEngine quantizes none of them either (reference/precision.md 1 and 2).
 var always = []string{"embed", "norm", "router", "head"}
 
-// tagged says which part of a block a linear layer belongs to. Models with experts or latent
-// attention cannot be built yet; they will name their weights so.
+// tagged maps linear layers to recompute tags. MoE and MLA models cannot be built yet; their
+// weights will have these names.
 var tagged = map[string]string{
 	"q": "attn", "k": "attn", "v": "attn", "o": "attn",
 	"q_down": "attn", "q_up": "attn", "kv_down": "attn", "kv_up": "attn",
@@ -62,9 +62,9 @@ var tagged = map[string]string{
 	"expert_gate": "experts", "expert_up": "experts", "expert_down": "experts",
 }
 
-// Of gives the format of a product of a layer. The linear is named by its weight, as a graph or a
-// checkpoint names it (block.q, block3.q, block.q.7) or by the last word alone. What has no layer,
-// as the output layer has none, is in BF16.
+// Of returns the format of a GEMM of a layer. linear is a weight's name in a graph or checkpoint
+// (block.q, block3.q, block.q.7), or its last component. Anything outside of layers, such as the
+// head, is in BF16.
 func (p *Policy) Of(layer int, linear, product string) dtype.Format {
 	if r := p.rule(layer, linear, product); r != nil {
 		return r.Format
@@ -72,7 +72,7 @@ func (p *Policy) Of(layer int, linear, product string) dtype.Format {
 	return dtype.FormatBF16
 }
 
-// rule is the one that decides; nil if there is none.
+// rule returns the deciding rule, or nil.
 func (p *Policy) rule(layer int, linear, product string) *Rule {
 	linear = last(linear)
 	for i := range slices.Backward(p.Rules) {
@@ -83,11 +83,10 @@ func (p *Policy) rule(layer int, linear, product string) *Rule {
 	return nil
 }
 
-// A Layer is what the products of one layer are computed in, by linear layer and product; what is
-// not there is in BF16.
+// A Layer is the formats of one layer's GEMMs, keyed by {linear, GEMM}; a missing key means BF16.
 type Layer map[[2]string]dtype.Format
 
-// Layer gives the formats of a layer.
+// Layer returns the formats of a layer.
 func (p *Policy) Layer(layer int) Layer {
 	l := Layer{}
 	for linear := range tagged {
@@ -100,17 +99,17 @@ func (p *Policy) Layer(layer int) Layer {
 	return l
 }
 
-// Of gives the format of a product.
+// Of returns the format of a GEMM.
 func (l Layer) Of(linear, product string) dtype.Format {
 	return cmp.Or(l[[2]string{linear, product}], dtype.FormatBF16)
 }
 
-// Has reports whether any product has a format, which is not BF16.
+// Has reports whether any GEMM has the (quantized) format f.
 func (l Layer) Has(f dtype.Format) bool {
 	return slices.Contains(slices.Collect(maps.Values(l)), f)
 }
 
-// Why gives the reason of the rule that decides, or "" where there is none.
+// Why returns the deciding rule's reason, or "".
 func (p *Policy) Why(layer int, linear, product string) string {
 	if r := p.rule(layer, linear, product); r != nil {
 		return r.Why
@@ -124,8 +123,8 @@ func (r *Rule) covers(layer int, linear, product string) bool {
 		(slices.Contains(r.Linears, linear) || slices.Contains(r.Linears, tagged[linear]))
 }
 
-// last is the word of a parameter's name that says which linear layer of a block it is. The number
-// at the end of a name is that of a layer of a stack.
+// last is the component of a parameter's name that identifies the linear layer of a block. A
+// trailing number is the layer's index in a stack.
 func last(name string) string {
 	if i := strings.LastIndexByte(name, '.'); i >= 0 && strings.Trim(name[i+1:], "0123456789") == "" {
 		name = name[:i]
@@ -133,14 +132,13 @@ func last(name string) string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// Fall gives a policy in which one product has another format, by a rule on top of the others.
+// Fall returns a policy in which one GEMM has another format, by a rule on top of the others.
 func (p *Policy) Fall(layer int, linear, product string, to dtype.Format, why string) *Policy {
 	return p.with(Rule{Linears: []string{last(linear)}, From: layer, To: layer + 1,
 		GEMMs: []string{product}, Format: to, Fallen: true, Why: why})
 }
 
-// Return gives the policy without the last rule that [Policy.Fall] made for a product, and whether
-// there was one.
+// Return undoes the last [Policy.Fall] for a GEMM, and reports whether there was one.
 func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
 	linear = last(linear)
 	for i, r := range slices.Backward(p.Rules) {
@@ -151,10 +149,10 @@ func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
 	return p, false
 }
 
-// FinalBF16 gives the policy of the last part of a training whose forward products are in BF16. Of
-// a 12B model trained in NVFP4 it brought the gap of the loss from 1.5 to 0.5 % when it began at 82
-// % of the tokens; the backward products brought nothing (arXiv 2509.25149, appendix D). A policy
-// that is so already is given as it is.
+// FinalBF16 returns the policy of the final phase of training, with fprop in BF16. For a 12B model
+// trained in NVFP4 it reduced the loss gap from 1.5 to 0.5 % when it began at 82 % of the tokens;
+// backward GEMMs in BF16 gained nothing (arXiv 2509.25149, appendix D). A policy with fprop in
+// BF16 is returned unchanged.
 func (p *Policy) FinalBF16() *Policy {
 	quantized := func(product string, f dtype.Format) bool {
 		return product == Fprop && f != dtype.FormatBF16
@@ -168,7 +166,7 @@ func (p *Policy) FinalBF16() *Policy {
 			" narrow numbers cost (arXiv 2509.25149, appendix D)."})
 }
 
-// blocks lists the tags of blocks that rules name, in their order.
+// blocks lists the tags that rules name.
 func (p *Policy) blocks() (list []string) {
 	for _, tag := range []string{"attn", "mlp", "experts"} {
 		named := func(w string) bool { return w == tag || tagged[w] == tag }
@@ -185,12 +183,11 @@ func (p *Policy) with(r Rule) *Policy {
 	return &Policy{p.Layers, append(slices.Clone(p.Rules), r)}
 }
 
-// A Segment is layers From, From+1, ... To-1 whose products have the same formats, so that one loop
-// can run them.
+// A Segment is a half-open range of layers with equal formats, which one loop can run.
 type Segment struct{ From, To int }
 
-// Segments cuts the layers where a format changes. Formats of all linear layers that rules can name
-// are compared, so a cut does not depend on the model.
+// Segments splits the layers where a format changes. It compares all linear layers that rules can
+// name, so the result does not depend on the model.
 func (p *Policy) Segments() []Segment {
 	var list []Segment
 	for layer := range p.Layers {
@@ -205,12 +202,12 @@ func (p *Policy) Segments() []Segment {
 
 func (p *Policy) alike(a, b int) bool { return maps.Equal(p.Layer(a), p.Layer(b)) }
 
-// Has reports whether any product has a format.
+// Has reports whether any GEMM has format f.
 func (p *Policy) Has(f dtype.Format) bool {
 	return p.any(func(_ string, has dtype.Format) bool { return has == f })
 }
 
-// any reports whether something is so of any product and its format.
+// any reports whether a predicate holds for any GEMM and its format.
 func (p *Policy) any(is func(product string, f dtype.Format) bool) bool {
 	for _, s := range p.Segments() {
 		for linear := range tagged {
@@ -224,5 +221,5 @@ func (p *Policy) any(is func(product string, f dtype.Format) bool) bool {
 	return false
 }
 
-// Quantizes reports whether any product has a format with blocks.
+// Quantizes reports whether any GEMM is quantized.
 func (p *Policy) Quantizes() bool { return slices.ContainsFunc(dtype.Formats(), p.Has) }

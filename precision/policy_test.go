@@ -142,7 +142,7 @@ func TestDefaultOfEveryModel(t *testing.T) {
 	}
 }
 
-// The shares are those of the model's own counts.
+// The shares agree with the model's own FLOP counts.
 func TestShare(t *testing.T) {
 	for _, name := range []string{"llama3.1-8b", "gemma3-1b", "gpt2", "deepseek-v3", "mixtral-8x7b"} {
 		c := preset(t, name)
@@ -402,7 +402,7 @@ func ExamplePolicy_Fall() {
 	// {27 32} bf16
 }
 
-// A word and a file stand for policies; the word of a policy is that of what it really computes in.
+// A name and a file stand for policies; a policy's name is its format with the fewest bits.
 func TestLoad(t *testing.T) {
 	c, dir := preset(t, "llama3.1-8b"), t.TempDir()
 	file := func(name, text string) string {

@@ -10,8 +10,8 @@ import (
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
-// Marshal writes the policy as [Parse] reads it, one form for one policy: a line for each key, so
-// that a change of a rule is a change of a line.
+// Marshal writes the policy in the form that [Parse] reads, one key per line, so that diffs of
+// rules are diffs of lines. Equal policies have equal text.
 func (p *Policy) Marshal() ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "{\n  \"version\": %d,\n  \"layers\": %d,\n  \"rules\": [", Version, p.Layers)
@@ -44,11 +44,11 @@ func (p *Policy) Marshal() ([]byte, error) {
 
 // String is the JSON form.
 func (p *Policy) String() string {
-	b, _ := p.Marshal() // which never fails
+	b, _ := p.Marshal() // cannot fail
 	return string(b)
 }
 
-// Span is the layers of a rule, of so many, as a policy spells them.
+// Span spells the layers of a rule, in a model with that many layers.
 func (r *Rule) Span(layers int) string {
 	switch {
 	case r.From == 0 && r.To == layers:
@@ -63,7 +63,7 @@ func quoteAll(list []string) string {
 	return "[" + strings.Join(lists.Map(list, quote), ", ") + "]"
 }
 
-// quote is a text as JSON has it, with < and & as they are.
+// quote encodes a JSON string without escaping < and &.
 func quote(s string) string {
 	text, _ := strictjson.Encode(s) // a string can always be encoded
 	return strings.TrimSpace(string(text))

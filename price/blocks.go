@@ -4,8 +4,8 @@ import (
 	"math"
 )
 
-// QuantizeBytes is the time in which our own programs write tensors in blocks with scales, by the
-// bytes that their kernels move ([kernels.Quantizing]).
+// QuantizeBytes is the seconds in which our own programs quantize tensors, given the bytes that
+// their kernels move ([kernels.Quantizing]).
 func (p *Prices) QuantizeBytes(bytes float64) float64 {
 	return p.profile.Quantize * bytes / p.reached
 }

@@ -6,15 +6,15 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// A Bridge is Megatron-Bridge with Megatron-Core and Transformer Engine, as numbers. Unlike other
-// stacks it was measured on many cards and in many precisions, so that the profile of a run
-// follows from these and from what the run is: see [Bridge.Profile]. Most multiply a price, as in
-// [Profile].
+// A Bridge holds the constants of Megatron-Bridge with Megatron-Core and Transformer Engine.
+// Unlike other stacks it was measured on many GPUs and in many formats, so the profile of a run
+// follows from these constants and the run: see [Bridge.Profile]. Most are factors on a time, as
+// in [Profile].
 type Bridge struct {
-	BF16, FP8, MXFP8, NVFP4 float64 // products of linear layers
-	B200, B300, GB300       float64 // rates of these cards, on top of what they sustain
+	BF16, FP8, MXFP8, NVFP4 float64 // GEMMs of linear layers, by format
+	B200, B300, GB300       float64 // speed of these GPUs, relative to their sustained rate
 
-	Grouped, GroupedBF16 float64 // products of experts, on top of the precision's
+	Grouped, GroupedBF16 float64 // grouped GEMMs of experts, on top of the format's factor
 	Attention            float64
 	Stream, Quantize     float64 // of models without experts
 	Routed, RoutedBF16   float64 // the same of models with experts, where kernels are small
@@ -36,7 +36,7 @@ type Run struct {
 	Bias      bool  // and they have biases: activation and casts are kernels of their own
 	Head      int64 // elements of a head
 	Eager     bool  // nothing is captured as a CUDA graph
-	Fused     bool  // activation and casts are part of the products of experts
+	Fused     bool  // activation and casts are fused into the experts' GEMMs
 	Overlap   bool  // exchanges of experts run beside computation
 }
 
@@ -156,8 +156,8 @@ func (p *Profile) For(r Run) *Profile {
 	return n
 }
 
-// bridged is a release of Megatron-Bridge under its name. Alone it is a model with experts in MXFP8
-// on gb200; [Profile.For] makes it that of a run.
+// bridged is a release of Megatron-Bridge under its name. By itself it has the constants of an MoE
+// model in MXFP8 on gb200; [Profile.For] returns a run's own.
 func bridged(name string, fused bool) Profile {
 	b := MegatronBridge()
 	p := *b.Profile(Run{GPU: "gb200", Precision: dtype.MXFP8, Experts: true, Fused: fused})

@@ -48,7 +48,7 @@ func TestFor(t *testing.T) {
 		t.Error("dense models differ between releases")
 	}
 	if a.GEMM == old.GEMM || a.Name != old.Name {
-		t.Errorf("the profile of a run is that of no run, or has lost its name: %+v", a)
+		t.Errorf("the profile of a run equals the default, or has lost its name: %+v", a)
 	}
 	if again := a.For(dense); again != a {
 		t.Error("the profile of a run depends on the run")

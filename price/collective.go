@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// A Kind is what a collective does. Bytes are always those of the whole: what a device has after
-// all-gather and all-reduce, and before reduce-scatter and all-to-all.
+// A Kind is the kind of a collective. Bytes are always of the whole tensor: a device's result of
+// all-gather and all-reduce, and its input of reduce-scatter and all-to-all.
 type Kind string
 
 // The kinds.
@@ -38,8 +38,8 @@ var tabled = []Kind{AllGather, ReduceScatter, AllReduce, AllToAll}
 // which the cluster numbers them.
 type Group struct{ Size, Stride int64 }
 
-// connect takes the curves of the card, or of the one of the table that is most like it. Those of
-// another card are stretched by the ratio of the links.
+// connect loads the measured curves of the GPU's links, or of the most similar GPU, scaled by the
+// ratio of link bandwidths.
 func (p *Prices) connect() {
 	c := p.cluster.GPU
 	like := map[string]string{"b300": "b200", "h200": "h100", "a100": "h100", "gb300": "gb300",
@@ -51,7 +51,7 @@ func (p *Prices) connect() {
 		p.scale = 450.0 / 300.0 // bytes a second of one direction
 	}
 	for i, kind := range tabled {
-		// A size that was not measured takes that of the next smaller one, or the smallest.
+		// A group size that was not measured uses the next smaller one's curve, or the smallest.
 		list := &p.links[i]
 		var last *curve
 		for g := range groups {
@@ -72,8 +72,8 @@ func (p *Prices) connect() {
 // in one, and how many domains it has devices in.
 type spread struct{ most, least, domains int64 }
 
-// spread is that of the worst of all groups of a size and stride: the axis of a plan is as fast as
-// the slowest of its groups, since the others wait.
+// spread is how the worst group of a size and stride spans NVLink domains: an axis is as fast as
+// its slowest group, since the others wait.
 func (p *Prices) spread(g Group) spread {
 	domain, stride := p.cluster.Domain(), max(g.Stride, 1)
 	span := g.Size * stride
@@ -93,8 +93,8 @@ func (p *Prices) spread(g Group) spread {
 	return s
 }
 
-// worst goes through the groups, which do not come out even with the domains, as far as they lie
-// differently.
+// worst visits the distinct alignments of groups to domains, for strides that do not divide a
+// domain.
 func (p *Prices) worst(size, stride, domain int64) spread {
 	span := size * stride
 	s := spread{0, size, 1}
@@ -182,9 +182,9 @@ func (p *Prices) bus(kind Kind, bytes float64, n int64, factor float64) float64 
 	return p.profile.Latency*20e-6 + factor*bytes*share/p.pcie()
 }
 
-// far is the time between domains: every device sends what belongs elsewhere through its own
-// network interface, and what is inside the domain goes by NVLink. It is that of the domain with
-// the fewest devices of the group, in of size: they take in the most each.
+// far is the seconds between domains: every device sends through its own network interface, and
+// traffic inside a domain uses NVLink. The domain with the fewest members of the group (in of
+// size) is slowest, because each of them receives the most.
 func (p *Prices) far(kind Kind, bytes float64, in, size int64) float64 {
 	rate := float64(p.cluster.GPU.NIC)
 	if rate == 0 {

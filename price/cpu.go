@@ -2,13 +2,13 @@ package price
 
 import "github.com/deepwell/deepwell/machine"
 
-// A Shared is a host whose devices share the cores of one processor, as those of XLA's CPU engine
-// do. What one device waits for another one uses, so that a step takes as long as the work of all
-// devices together: bubbles cost nothing, while copies of the same work, and each program,
-// operation and meeting of devices, cost what they take from the cores.
+// A Shared is a host whose devices share the cores of one processor, as XLA's CPU devices do.
+// While one device waits, another uses its core, so a step takes as long as the work of all
+// devices together: bubbles are free, while replicated work, and each program launch, operation
+// and rendezvous, costs core time.
 type Shared struct {
-	// Arithmetic is operations a second of the products of a step, and Packed bytes a second of
-	// their sides, which are copied into the order that a product reads them in.
+	// Arithmetic is FLOP/s of matmuls in a step, and Packed bytes per second of their operands, which
+	// are packed into the order that the matmul reads.
 	Arithmetic, Packed float64
 	// Stream is bytes a second through what is no product, and Sent of collectives.
 	Stream, Sent float64
@@ -28,16 +28,16 @@ type Usage struct {
 	Operations, Programs, Arrays, Matrices, Meetings float64
 }
 
-// What a step does is not what a probe measures: products of 1,024 by 1,024, and copies of 64 MiB
-// that are counted read and written. The factors are round numbers between rates of single programs
-// on 2 cores of a Xeon with AMX, in processor time, which other work on the machine changes least.
-// Only a meeting was chosen by plans, those of seed 2 of bench/live: single programs say 20 to 130
-// µs of a core for each device, more with more to compute between meetings, and from 150 to 300 µs
-// on Kendall's tau of these plans stays where it is (0.76; 0.69 with 50 µs). A device that waits
-// leaves its core to another, and comes back to a cache that is not its own any more.
+// A step is not what a probe measures: matmuls of 1,024 × 1,024, and copies of 64 MiB counted as
+// read and written. The factors are round numbers between rates of single programs on 2 cores of a
+// Xeon with AMX, in CPU time, which other load on the machine affects least. Only the rendezvous
+// was chosen by plans (seed 2 of bench/live): single programs show 20 to 130 µs of a core per
+// device, more with more work between rendezvous; from 150 to 300 µs, Kendall's tau of these plans
+// is constant (0.76; 0.69 with 50 µs). A waiting device gives its core to another, and returns to
+// a cold cache.
 const (
-	// Products of 64 to 1,024 rows by 64 to 1,024 by 256 to 1,024 take what 130 GFLOP/s and 2.8 GB/s
-	// of their sides come to on one core, within a fifth; one of 1,024 cubed gets 90 GFLOP/s.
+	// Matmuls of 64 to 1,024 by 64 to 1,024 by 256 to 1,024 take the sum of 130 GFLOP/s and 2.8 GB/s
+	// of operands on one core, within a fifth; one of 1,024³ reaches 90 GFLOP/s.
 	ofArithmetic = 1.45
 	ofPacked     = 0.8
 	ofStream     = 3.0 // x + y of 1 MiB: 10 GB/s of a core; they are in a cache
@@ -49,8 +49,8 @@ const (
 	matrix       = 1.5e-6 // a product of 128 pairs of [8,32] and [32,8]: 1.3 µs each
 )
 
-// NewShared takes the rates that a probe measured with all cores at work. The seconds are those of
-// one core, and all have something to do.
+// NewShared uses rates that a probe measured with all cores busy. Seconds are of one core, with
+// all cores in use.
 func NewShared(m machine.Measured, cores int) Shared {
 	n, copied := float64(max(cores, 1)), float64(m.DeviceCopy)
 	return Shared{Arithmetic: ofArithmetic * float64(m.MatmulF32), Packed: ofPacked * copied,

@@ -33,7 +33,7 @@ func find(t testing.TB, name string) *Profile {
 
 func TestTablesAreWhole(t *testing.T) {
 	if n := len(gemmRates()); n != 6 {
-		t.Errorf("%d tables of products, want those of 2 architectures and 3 types", n)
+		t.Errorf("%d GEMM tables, want 2 architectures × 3 types", n)
 	}
 	for key, g := range gemmRates() {
 		for i := range g {
@@ -58,7 +58,7 @@ func TestTablesAreWhole(t *testing.T) {
 	}
 }
 
-// The table of sm_90 has rates of FP8 that the card cannot have.
+// The table of sm_90 has FP8 rates above the GPU's peak.
 func TestRatesAreBoundedByThePeak(t *testing.T) {
 	h100 := cluster(t, "8xh100").GPU
 	over, g := 0, gemmRates()[[2]string{"sm_90", "fp8"}]
@@ -162,7 +162,7 @@ func TestAGroupLiesWhereItsStridesPutIt(t *testing.T) {
 	}
 }
 
-// The spread is that of the worst of all groups that an axis has.
+// The worst group of an axis counts.
 func TestTheWorstGroupCounts(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		name := rapid.SampledFrom([]string{"576xgb200", "144xgb200", "96xb200", "60xgb300", "108xh100"}).Draw(r, "cluster")
@@ -230,7 +230,7 @@ func TestProfilesSayWhereTheyComeFrom(t *testing.T) {
 		}
 	}
 	if _, err := Find("megatrn"); err == nil || !strings.Contains(err.Error(), "megatrn") {
-		t.Errorf("a name that is none: %v", err)
+		t.Errorf("an unknown name: %v", err)
 	}
 	a := find(t, "megatron")
 	b := a.Clone()

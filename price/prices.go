@@ -1,7 +1,6 @@
 package price
 
 import (
-	"cmp"
 	"math"
 	"strings"
 	"sync"
@@ -10,19 +9,19 @@ import (
 	"github.com/deepwell/deepwell/machine"
 )
 
-// Prices are those of one cluster under one profile.
+// Prices is the cost model of one cluster under one profile.
 type Prices struct {
 	cluster machine.Cluster
 	profile *Profile
 
 	reach     machine.Reach
-	sustained float64  // operations a second of large products of BF16, for longer than a moment
+	sustained float64  // sustained FLOP/s of large BF16 GEMMs
 	bandwidth float64  // bytes a second
 	reached   float64  // bytes a second of a kernel that only moves them
-	tables    [2]*grid // of BF16 and FP8; nil where there is none
-	above     float64  // how many times faster the card is than the tables' one
+	tables    [2]*grid // measured GEMM shapes in BF16 and FP8; nil without a table
+	above     float64  // speed of the GPU relative to the tables' GPU
 	links     [kinds][groups]*curve
-	scale     float64 // of the bytes of links, where the curves are another card's
+	scale     float64 // bandwidth ratio, if the link curves are another GPU's
 	slower    float64 // how many times as long every transfer between devices takes
 	// uneven keeps the spreads of groups that do not come out even with NVLink domains. Estimators
 	// that run beside each other share prices.
@@ -52,9 +51,9 @@ func New(cl machine.Cluster, prof *Profile) *Prices {
 	return p
 }
 
-// Slower gives the prices of a cluster on which every transfer between devices, inside NVLink
-// domains and between them, takes so many times as long. What runs beside computation stays as
-// much in seconds, since the computation does: the shares that hide are divided.
+// Slower returns a cost model in which every transfer between devices, inside and between NVLink
+// domains, takes links times as long. Overlapped computation stays the same, so the hidden shares
+// are divided.
 func (p *Prices) Slower(links float64) *Prices {
 	n := *p
 	n.slower = p.slower * links
@@ -74,7 +73,7 @@ const (
 	cpuBandwidth = 1e10
 )
 
-// b200Peak is the operations a second of BF16 of the card that the tables were measured on.
+// b200Peak is the BF16 FLOP/s of the GPU that the tables were measured on.
 const b200Peak = 2250e12
 
 // b200Reach is the share of it that large products reach.
@@ -85,14 +84,18 @@ func (p *Prices) faster(prec dtype.Format) float64 {
 	switch {
 	case prec == dtype.FormatF32 && !p.cluster.CPU():
 		return 0.5 // TF32
-	case prec == dtype.FormatFP8 || prec.Quantized():
-		return cmp.Or(p.reach.Of(prec), 1) // without tensor cores for it the operands are dequantized
+	case prec == dtype.FormatFP8:
+		return p.reach.FP8
+	case prec == dtype.MXFP8:
+		return p.reach.MXFP8
+	case prec == dtype.NVFP4:
+		return p.reach.NVFP4
 	}
 	return 1
 }
 
-// GEMM is the time of [m,k]·[k,n]. It is no faster than the table of small shapes, than what the
-// card sustains, and than its memory.
+// GEMM is the seconds of [m,k]·[k,n]: at least what the table of small shapes, the sustained
+// FLOP/s, and the memory bandwidth give.
 func (p *Prices) GEMM(prec dtype.Format, m, k, n float64) float64 {
 	work := 2 * m * k * n
 	if work == 0 {
@@ -106,7 +109,7 @@ func (p *Prices) GEMM(prec dtype.Format, m, k, n float64) float64 {
 	}
 	if table := p.tables[at]; table != nil {
 		small := table.seconds(m, n, k) / p.above
-		if prec.TensorScale() && at == 1 { // no table has it: the shape of FP8 at its own rate
+		if prec == dtype.NVFP4 && at == 1 { // no table has it: the shape of FP8 at its own rate
 			small *= p.faster(dtype.FormatFP8) / faster
 		}
 		t = max(t, small)
@@ -114,9 +117,9 @@ func (p *Prices) GEMM(prec dtype.Format, m, k, n float64) float64 {
 	return max(t, (m*k+k*n+m*n)*2/p.bandwidth)
 }
 
-// Grouped is the time of the products of experts, each [m,k]·[k,n]; weight says that it is the
-// gradient of the weights, which is added to what is there in f32. The constants are fitted to the
-// 108 grouped products of SimuMax's table for b200, with mean errors of 9 % and, for weights, 6 %.
+// Grouped is the seconds of the experts' grouped GEMMs, each [m,k]·[k,n]; weight marks wgrad,
+// which accumulates in f32. The constants are fitted to the 108 grouped GEMMs of SimuMax's b200
+// table, with mean errors of 9 % and, for wgrad, 6 %.
 func (p *Prices) Grouped(prec dtype.Format, experts, m, k, n float64, weight bool) float64 {
 	work, bytes := 2*m*k*n/(p.sustained*p.faster(prec)), (m*n+m*k+n*k)*2
 	t := 0.85*work + 0.59*bytes/p.bandwidth + 4.3e-6
@@ -126,9 +129,9 @@ func (p *Prices) Grouped(prec dtype.Format, experts, m, k, n float64, weight boo
 	return p.profile.GEMM * p.profile.Grouped * experts * t
 }
 
-// The shares of the peak that attention reaches on b200, by heads times tokens over 4,096 as powers
-// of two from 4 to 128, from SimuMax's table: counted as if each query saw all keys though half are
-// masked, and no more than at 131,072 tokens, where the card is hot.
+// attentionShares is the share of peak that attention reaches on b200, from SimuMax's table, by
+// heads × tokens / 4,096 in powers of two from 4 to 128. FLOPs are counted without the causal
+// mask, and the shares are capped at 131,072 tokens, where the GPU throttles.
 var attentionShares = [2][2][6]float64{
 	{{0.167, 0.312, 0.577, 0.728, 0.853, 0.97}, {0.345, 0.643, 0.746, 0.791, 0.80, 0.83}},
 	{{0.17, 0.33, 0.637, 0.786, 0.83, 0.83}, {0.30, 0.50, 0.593, 0.611, 0.625, 0.643}},
@@ -148,13 +151,13 @@ func (p *Prices) Attention(tokens, keys, heads, score, value float64, backward b
 	shares := &attentionShares[wide][pass]
 	x := math.Log2(heads*tokens/4096) - 2
 	last := float64(len(shares) - 1)
-	share := shares[0] * math.Exp2(min(x, 0)) // fewer heads leave more of the card idle
+	share := shares[0] * math.Exp2(min(x, 0)) // fewer heads leave more SMs idle
 	if x = min(x, last); x > 0 {
 		i := min(int(x), len(shares)-2)
 		w := x - float64(i)
 		share = shares[i] * math.Pow(shares[i+1]/shares[i], w)
 	}
-	// The rate is relative to what the card sustains in products, and b200 is where it is known.
+	// The table is of b200; other GPUs scale with their sustained GEMM rate.
 	rate := share * p.sustained / b200Reach
 	return p.profile.Attention * work / max(rate, 1)
 }
@@ -162,15 +165,15 @@ func (p *Prices) Attention(tokens, keys, heads, score, value float64, backward b
 // Stream is the time of bytes read from and written to memory by simple kernels.
 func (p *Prices) Stream(bytes float64) float64 { return p.profile.Stream * bytes / p.reached }
 
-// Quantize is the time to make numbers of a narrow type: read in bf16, written once or, for a
-// product along both sides, twice.
+// Quantize is the seconds to cast elements to a quantized format: read in bf16, written once, or
+// twice if GEMMs read both orientations (sides).
 func (p *Prices) Quantize(prec dtype.Format, elements, sides float64) float64 {
 	var width float64
-	switch {
-	case prec == dtype.FormatFP8:
+	switch prec {
+	case dtype.FormatFP8, dtype.MXFP8:
 		width = 1
-	case prec.Quantized():
-		width = float64(prec.Codes().Bits()) / 8
+	case dtype.NVFP4:
+		width = 0.5
 	default:
 		return 0
 	}
@@ -182,8 +185,8 @@ func (p *Prices) Optimizer(bytes float64) float64 {
 	return p.profile.Optimizer * bytes / p.reached
 }
 
-// Offload is the time to move bytes between the card and its host. NVIDIA's Grace reaches the GPU
-// over NVLink-C2C with 450 GB/s in one direction; others have PCIe.
+// Offload is the seconds to move bytes between GPU and host. NVIDIA's Grace reaches the GPU over
+// NVLink-C2C at 450 GB/s per direction; others use PCIe.
 func (p *Prices) Offload(bytes float64) float64 {
 	c := p.cluster.GPU
 	rate := 1e9 * float64(max(c.PCIeLanes, 16)) * math.Exp2(float64(max(c.PCIeGen, 4)-3)) * 0.8

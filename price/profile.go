@@ -8,17 +8,18 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// A Profile is a software stack at one release, as numbers. Most of them multiply a price that the
-// tables and the card give, so that 1 means "as measured alone"; [Profile.Effects] lists them.
+// A Profile is the constants of a software stack at one release. Most are factors on times that
+// follow from tables and the GPU's data sheet, so that 1 means "as measured in isolation";
+// [Profile.Effects] lists them.
 type Profile struct {
 	Name   string
 	Source string // where its constants come from
 
-	GEMM      float64 // products of linear layers, at the rate that a card sustains
-	Grouped   float64 // products of experts, on top of Product
+	GEMM      float64 // GEMMs of linear layers, at the GPU's sustained rate
+	Grouped   float64 // grouped GEMMs of experts, on top of GEMM
 	Attention float64 // attention, at the rates of the table
-	Stream    float64 // bytes through memory, at the card's bandwidth
-	Quantize  float64 // the same for casts to narrow types
+	Stream    float64 // memory-bound kernels, at the GPU's bandwidth
+	Quantize  float64 // the same for casts to quantized formats
 	Link      float64 // bytes of collectives inside an NVLink domain
 	Exchange  float64 // bytes of all-to-all inside a domain
 	Latency   float64 // the time that a collective takes without bytes
@@ -36,8 +37,8 @@ type Profile struct {
 	// Hosted is the power in which device and host time are added: a device that is behind hides
 	// the host, and the other way round.
 	Hosted float64
-	// Regather says that with a cut sequence the backward pass gathers inputs once more for the
-	// gradients of weights, as Megatron does, which keeps a piece of them.
+	// Regather means that with sequence parallelism backward gathers inputs once more for wgrad, as
+	// Megatron does, which saves only a shard of them.
 	Regather bool
 	// Saved is the share of the activations of the closed form that the stack keeps, and Dummy
 	// whether it has a buffer for each shape of weight that only stands for a gradient (Transformer
@@ -60,9 +61,9 @@ type Profile struct {
 	// as Transformer Engine does, and Permuted that tokens are sorted as they are exchanged, so that
 	// they are kept once and not before and after.
 	QuantizedInputs, Permuted bool
-	// Modules says that attn and experts recompute no more than Megatron's modules of that kind do:
-	// projections out of the latent space or attention itself, and the function between the
-	// products of experts. With norms and the other half recomputed too, it is the whole layer.
+	// Modules means that recomputing attn and experts covers only Megatron's modules of that kind
+	// (recompute_modules): MLA's up-projections or core attention, and the activation between the
+	// experts' GEMMs. With norms and the other half recomputed too, it is the whole layer.
 	Modules bool
 
 	// Ends says that the embedding and the loss count as a layer each where stages are laid out, as
@@ -76,17 +77,17 @@ type Profile struct {
 	fused  bool    // experts are fused wherever the stack can
 }
 
-// An Error is how sure a profile is: standard deviations of the logarithm of measured over
-// estimated time, whose squares add up. An estimate of a model and a card that the constants were
-// fitted on has the noise of a row alone; what was not seen adds its own. Each is chosen so that
-// 1.645 of it holds nine in ten rows that were left out of a fit (docs/accuracy.md).
+// An Error is a profile's uncertainty: standard deviations of ln(measured/estimated), whose
+// squares add up. A model and a GPU that the constants were fitted on have the noise of a single
+// run alone; anything new adds its own term. Each is chosen so that 1.645 times it covers 90 % of
+// the rows left out of a fit (docs/accuracy.md).
 type Error struct {
 	Dense  float64 // a row of a model without experts
 	Expert float64 // a row of a model with experts
-	// Model is added for a model that is none of Models, from fits that leave out one model each.
+	// Model is added for a model that is not in Models, from fits that leave out one model each.
 	Model float64
-	// Beyond is added where the card or the precision is none that the profile was fitted on, and
-	// where the release is of another epoch. Nothing tells it from inside the rows; it is a prior.
+	// Beyond is added for a GPU, a format or a release that the profile was not fitted on. The rows
+	// cannot determine it; it is a prior.
 	Beyond float64
 
 	Models     []Known

@@ -9,8 +9,8 @@ import (
 	"github.com/deepwell/deepwell/overlap"
 )
 
-// The planner and the model of overlap have one opinion of a card: what large products and plain
-// kernels reach.
+// Cost model and overlap report use the same rates of a GPU, for large GEMMs and for memory-bound
+// kernels.
 func TestOverlapReachesWhatIsPriced(t *testing.T) {
 	prof, err := Find(Own)
 	if err != nil {

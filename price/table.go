@@ -58,9 +58,9 @@ var gemmRates = sync.OnceValue(func() map[[2]string]*grid {
 	return list
 })
 
-// times turns rates into logarithms of seconds, so that a larger product never takes less: what was
-// measured faster than a part of it is noise. No rate is above the peak of the card; the table of
-// sm_90 has 2,593 TFLOP/s for FP8, where 1,979 can be.
+// times converts rates to log seconds, monotonically: a larger GEMM never takes less time than a
+// smaller one, since a faster measurement is noise. No rate exceeds the GPU's peak; the table of
+// sm_90 has 2,593 TFLOP/s for FP8, where the peak is 1,979.
 func times(arch, kind string, peak float64) *grid {
 	rates := gemmRates()[[2]string{arch, kind}]
 	if rates == nil {

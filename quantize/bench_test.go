@@ -8,7 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// BenchmarkEncode is a piece quantized and compared, in bytes of bf16 a second on one processor.
+// BenchmarkEncode quantizes and compares a chunk, in bytes of bf16 per second on one processor.
 func BenchmarkEncode(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	raw := make([]byte, 0, 2*band)

@@ -13,8 +13,8 @@ import (
 	"github.com/deepwell/deepwell/safetensors"
 )
 
-// A Policy says what becomes of a linear weight of so many rows and columns: a format, or None and
-// the reason in a few words. module is the weight's name without ".weight".
+// A Policy chooses the format of a linear weight [rows, cols]: a format, or None and a short
+// reason. module is the weight's name without ".weight".
 type Policy func(module string, rows, cols int64) (dtype.Format, string)
 
 // A choice is what becomes of one tensor.
@@ -26,10 +26,10 @@ type choice struct {
 	patron string // first of those that share a global scale; itself, where it has no siblings
 }
 
-// fused lists layers that loaders put together into one matrix: attention's, those of a gated MLP
-// under both names, and the two that multi-head latent attention begins with. vLLM takes the
-// largest of their global scales for all of them (compressed_tensors_w4a4_nvfp4.py), so there must
-// be one.
+// fused lists layers that loaders merge into one matrix: attention's Q, K and V, gate and up of an
+// MLP under both names, and the two down-projections of multi-head latent attention. vLLM uses the
+// largest of their global scales for all (compressed_tensors_w4a4_nvfp4.py), so they must share
+// one.
 var fused = [][]string{
 	{"q_proj", "k_proj", "v_proj"},
 	{"gate_proj", "up_proj"},
@@ -46,7 +46,7 @@ func choose(s *source, o Options) ([]choice, error) {
 		c.tensor, c.format = t, None
 		module, isWeight := strings.CutSuffix(t.Name(), ".weight")
 		if c.why = s.unfit(t, isWeight); c.why != "" {
-			// A loader takes any other matrix for that of a linear layer.
+			// A loader takes any other matrix for a linear layer's.
 			if isWeight && len(t.Shape().Dims) == 2 && c.why != "embedding" && c.why != "norm" {
 				c.module = module
 			}

@@ -16,7 +16,7 @@ type object = map[string]any
 // config is config.json with the quantization in it.
 func (j *job) config() object {
 	c := maps.Clone(j.src.config)
-	// Without it transformers takes the type of the first tensor, which may be that of a scale.
+	// Without it transformers uses the type of the first tensor, which may be a scale.
 	key := "dtype"
 	if _, old := c["torch_dtype"]; old && c["dtype"] == nil {
 		key = "torch_dtype"
@@ -78,7 +78,7 @@ func (j *job) compressedConfig() object {
 		"global_compression_ratio": nil, "version": ctVersion}
 }
 
-// compressedArgs are those of the presets MXFP8, NVFP4 and NVFP4A16 of compressed-tensors.
+// compressedArgs are the presets MXFP8, NVFP4 and NVFP4A16 of compressed-tensors.
 func (j *job) compressedArgs(f dtype.Format, activations bool) any {
 	args := object{"type": "float", "symmetric": true, "dynamic": activations}
 	if f == dtype.MXFP8 {

@@ -17,7 +17,8 @@
 // # What is quantized
 //
 // The weights of linear layers: matrices called *.weight. Embeddings, the head, norms and routers
-// stay as they are, and so does what cannot be cut into blocks; the report says of each tensor why.
+// stay as they are, and so do
+// matrices that do not divide into blocks; the report gives the reason for each tensor.
 // Loaders fuse q, k and v, and gate and up, into one matrix with one global scale, so these share
 // theirs, in both families, and are quantized or kept together.
 //

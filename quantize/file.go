@@ -28,7 +28,7 @@ type file struct {
 	rows    []Tensor // when it is done
 }
 
-// splitFiles cuts the work into files, in its order.
+// splitFiles splits the work into files, in its order.
 func splitFiles(works []work, limit int64) ([]*file, error) {
 	var files []*file
 	held := int64(0)
@@ -50,9 +50,9 @@ func splitFiles(works []work, limit int64) ([]*file, error) {
 	return files, nil
 }
 
-// arrange gives every output its place. Package safetensors writes files
-// from their beginning to their end; here the scales of a tensor are known with its elements, far
-// apart in the file, so pieces are written to where they belong.
+// arrange assigns offsets to all outputs. Package safetensors writes files from beginning to end;
+// here a tensor's scales are computed together with its elements but are stored far apart, so
+// chunks are written at their offsets.
 func (f *file) arrange() error {
 	f.outputs = map[string]*output{}
 	var items []safetensors.Item
@@ -141,7 +141,7 @@ func (f *file) source() (n int64) {
 	return n
 }
 
-// A task is one piece of one work; of measuring it before, or of doing it.
+// A task is one chunk of one work: finding its amax, or quantizing it.
 type task struct {
 	at      int // of the work in the file
 	work    work
@@ -149,9 +149,9 @@ type task struct {
 	measure bool
 }
 
-// tasks lists the pieces of a file in the order in which they are begun. The largest elements of a
-// group are looked for while the group before it is written, so that the disk reads and writes at
-// once, and what is read then need not be read again, or is still in memory.
+// tasks lists the chunks of a file in the order in which they start. The amax of a group is
+// searched while the group before it is written, so that the disk reads and writes at once, and
+// chunks read then need not be read again, or are still in memory.
 func (f *file) tasks() []task {
 	var units [][]task // measuring, doing, measuring, doing
 	seen := map[*group]int{}
@@ -207,8 +207,8 @@ func (g *group) tasks() (list []task) {
 	return list
 }
 
-// fill writes the header and every piece. What the pieces find is added up in their order, so that
-// the sums do not depend on who was faster.
+// fill writes the header and all chunks. Statistics are summed in chunk order, so that they do not
+// depend on which worker was faster.
 func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) {
 	if err := to.Truncate(f.size); err != nil {
 		return nil, err
@@ -248,10 +248,10 @@ func (j *job) fill(ctx context.Context, f *file, to *os.File) ([]Tensor, error) 
 	return rows, nil
 }
 
-// A flusher writes pieces, and has the disk begin with the large ones at once.
+// A flusher writes chunks, and starts write-back of large ones at once.
 type flusher struct{ f *os.File }
 
-// WriteAt writes a piece to its place.
+// WriteAt writes a chunk at its offset.
 func (w *flusher) WriteAt(p []byte, at int64) (int, error) {
 	n, err := w.f.WriteAt(p, at)
 	if err == nil && n >= band/4 {

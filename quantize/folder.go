@@ -25,8 +25,8 @@ type outFolder struct {
 	done *Report // of work that was finished before
 }
 
-// StateName is the folder, within that of the output, of what is needed to go on. What else stands
-// in it is removed with it when the work is done.
+// StateName is the folder inside the output folder with the state needed to resume. It is removed
+// with all its contents when the work is done.
 const StateName = ".quantize"
 
 const jobName = "job.json"

@@ -25,7 +25,7 @@ func (s *sums) add(o sums) {
 // finite reports whether all elements were.
 func (s *sums) finite() bool { return s.amax <= math.MaxFloat32 }
 
-// decibel is the ratio of signal to noise, to a thousandth; nil where there is none of one of them.
+// decibel is the signal-to-noise ratio, rounded to a thousandth; nil if signal or noise is zero.
 func decibel(power, noise float64) *float64 {
 	if power == 0 || noise == 0 {
 		return nil
@@ -34,7 +34,7 @@ func decibel(power, noise float64) *float64 {
 	return &db
 }
 
-// halves gives the bits of a piece in bfloat16.
+// halves returns a chunk as bfloat16 bits.
 func halves(raw []byte, b *buffers) []uint16 {
 	x := grow(&b.half, int64(len(raw))/2)
 	n := len(x) / 4 * 4
@@ -50,14 +50,14 @@ func halves(raw []byte, b *buffers) []uint16 {
 	return x
 }
 
-// widen brings a piece in another type to float32, which holds it exactly.
+// widen converts a chunk of another type to float32, exactly.
 func widen(t dtype.DType, raw []byte, b *buffers) []float32 {
 	x := grow(&b.wide, int64(len(raw))*8/int64(t.Bits()))
 	t.Decode(x, raw)
 	return x
 }
 
-// largest is the greatest magnitude of a piece, or NaN.
+// largest is the amax of a chunk, or NaN.
 func largest(t dtype.DType, raw []byte, b *buffers) float32 {
 	if t == dtype.BF16 {
 		return block.Amax(halves(raw, b))
@@ -65,15 +65,15 @@ func largest(t dtype.DType, raw []byte, b *buffers) float32 {
 	return block.Amax(widen(t, raw, b))
 }
 
-// A coder quantizes pieces of a tensor.
+// A coder quantizes chunks of a tensor.
 type coder struct {
 	format dtype.Format
-	every  int     // one of so many blocks is compared
+	every  int     // one block in every is compared
 	amax   float32 // of the tensor, for NVFP4
 	empty  byte    // scale of a block of zeros, for NVFP4
 }
 
-// encode quantizes a piece, and compares.
+// encode quantizes a chunk, and compares.
 func (c coder) encode(q, scale []byte, t dtype.DType, raw []byte, b *buffers) (sums, error) {
 	if t == dtype.BF16 {
 		return encode(c, q, scale, halves(raw, b))

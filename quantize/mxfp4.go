@@ -45,7 +45,7 @@ func (j *job) experts(c choice) (*experts, error) {
 			At("%s", c.tensor.File())
 	}
 	if j.To != dtype.NVFP4 {
-		return nil, diag.New(diag.WeightQuantized, "a checkpoint in mxfp4 is turned into nvfp4 only").
+		return nil, diag.New(diag.WeightQuantized, "a checkpoint in mxfp4 converts to nvfp4 only").
 			Try("--to nvfp4")
 	}
 	c.format, c.why, c.module = dtype.NVFP4, "", base
@@ -216,15 +216,15 @@ func blank(q []byte) bool {
 	return true
 }
 
-// rescale writes the scales of NVFP4 for elements in MXFP4 whose largest exponent is most. It
-// changes elements only in blocks that NVFP4 cannot hold as they are.
+// rescale writes NVFP4 scales for MXFP4 elements whose largest exponent is most. It changes
+// an element only if its block has no exact NVFP4 form.
 func rescale(q, scale, exponents []byte, most int) (sums, error) {
 	s := sums{n: int64(len(q)) * 2}
 	var x [32]float32
 	for k, e := range exponents {
 		codes := q[k*16:][:16]
 		if e == 0xff && !blank(codes) {
-			return s, fmt.Errorf("the scale of block %d is no number", k)
+			return s, fmt.Errorf("the scale of block %d is NaN", k)
 		}
 		shift := min(max(int(e)-most+8, -9), 8)
 		two := dtype.E4M3FromF32(float32(math.Ldexp(1, shift)))

@@ -35,7 +35,7 @@ func TestMXFP4ToNVFP4(t *testing.T) {
 		}
 		for i, f := range got {
 			elem := float64(dtype.F32FromE2M1(q[i/2] >> (i % 2 * 4)))
-			// float32 has no number above 2¹²⁸; MXFP4 does, with its largest scales.
+			// float32 ends below 2¹²⁸; MXFP4 reaches further, with its largest scales.
 			want := float32(math.Ldexp(elem, int(scales[i/32])-127))
 			if f != want {
 				r.Fatalf("element %d of %v: %v, not %v", i, scales, f, want)

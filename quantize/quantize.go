@@ -68,7 +68,7 @@ func unknown(what, name string, names []string) error {
 		Meant(name, names, "did you mean %s?", names[0]+" or "+names[1])
 }
 
-// Options say what a checkpoint is turned into.
+// Options describe the quantized checkpoint.
 type Options struct {
 	To     dtype.Format
 	Layout Layout
@@ -82,13 +82,13 @@ type Options struct {
 	// MaxBytes bounds the tensors of one file; 0 means 5 GB, as package capture has it. It is also
 	// what is done again at most when work that was stopped goes on.
 	MaxBytes int64
-	// Workers is how many pieces are read, turned and written at once; 0 is twice the processors, so
-	// that some compute while others wait for the disk.
+	// Workers is the number of chunks in flight; 0 means twice the processors, so that some compute
+	// while others wait for the disk.
 	Workers int
 	Events  event.Sink
 }
 
-// version is that of quantize.json and of what decides over the bytes of weights.
+// version is the version of quantize.json and of the rules that determine the bytes of weights.
 const version = 1
 
 // A job is the turning of one source.

@@ -22,7 +22,7 @@ import (
 	"github.com/deepwell/deepwell/safetensors"
 )
 
-// jobs are those of testdata/make.py.
+// jobs are the jobs of testdata/make.py.
 var jobs = map[string]struct {
 	model string
 	Options
@@ -157,7 +157,7 @@ func TestMXFP4LosesNothing(t *testing.T) {
 			}
 		}
 		if converted != 2 {
-			t.Errorf("%d matrices were turned", converted)
+			t.Errorf("%d matrices were converted", converted)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func TestMXFP4OutOfRangeIsRounded(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if _, err := rescale(q[:16], scale[:2], []byte{255}, 255); err == nil {
-		t.Error("a scale that is no number was taken")
+		t.Error("a NaN scale was accepted")
 	}
 }
 

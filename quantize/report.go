@@ -19,7 +19,7 @@ type Report struct {
 	Version int          `json:"version"`
 	Format  dtype.Format `json:"format"`
 	Layout  Layout       `json:"layout"`
-	// Key is that of the source and the options: the same key, the same bytes.
+	// Key identifies source and options: the same key means the same bytes.
 	Key      string   `json:"key"`
 	BytesIn  int64    `json:"bytes_in"`
 	BytesOut int64    `json:"bytes_out"`
@@ -35,18 +35,18 @@ type Tensor struct {
 	Format dtype.Format `json:"format"`
 	// Kept is why it stays as it is; "" for one that is quantized.
 	Kept string `json:"kept,omitempty"`
-	// Compared is how many elements the figures are of, but for Amax, which is that of all. Of large
-	// tensors it is one block of 17.
+	// Compared is the number of elements that the figures cover; Amax covers all. Of large tensors it
+	// is one block in 17.
 	Compared int64 `json:"compared,omitempty"`
 	// SNR is the ratio of signal to noise in decibels; nil for one without noise.
 	SNR   *float64 `json:"snr_db,omitempty"`
 	Power float64  `json:"power,omitempty"` // sum of squares
 	Noise float64  `json:"noise,omitempty"` // sum of the errors' squares
 	Amax  float64  `json:"amax,omitempty"`
-	// Zeros is the share of elements that were zero, Underflow that of those that became it.
+	// Zeros is the share of elements that were zero before, Underflow the share that became zero.
 	Zeros     float64 `json:"zeros,omitempty"`
 	Underflow float64 `json:"underflow,omitempty"`
-	// GlobalScale is that of NVFP4, in the sense of the layout.
+	// GlobalScale is NVFP4's tensor scale, as the layout defines it.
 	GlobalScale float64 `json:"global_scale,omitempty"`
 }
 
@@ -110,7 +110,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return out.Flush()
 }
 
-// brief cuts a reason to what a line of a table has room for; quantize.json has all of it.
+// brief truncates a reason to the width of a table column; quantize.json has all of it.
 func brief(why string) string {
 	const most = 60
 	if r := []rune(why); len(r) > most {
@@ -145,7 +145,7 @@ func (l *layer) print(w io.Writer, name string) {
 		100*l.underflow/max(l.elements, 1))
 }
 
-// number is that of the layer that a tensor belongs to: the first number in its name; -1 for none.
+// number is the layer of a tensor: the first number in its name, or -1.
 func number(name string) int {
 	for part := range strings.SplitSeq(name, ".") {
 		if n, err := strconv.Atoi(part); err == nil && n >= 0 {

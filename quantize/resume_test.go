@@ -167,7 +167,7 @@ func TestGoesOn(t *testing.T) {
 	}
 	must(t, os.Truncate(filepath.Join(out, r.Files[0]), 100))
 	if _, err := Quantize(t.Context(), dir, out, small); diag.From(err).Code != diag.FolderForeign {
-		t.Errorf("a file that was cut: %v", err)
+		t.Errorf("a truncated file: %v", err)
 	}
 }
 

@@ -81,7 +81,7 @@ func openSource(dir string) (*source, error) {
 // close ends the use of the files; they were only read.
 func (s *source) close() { _ = s.set.Close() }
 
-// method refuses a checkpoint that is quantized already, in any way but that of gpt-oss.
+// method refuses a checkpoint that is quantized already, except in gpt-oss's MXFP4.
 func (s *source) method(f *safedir.Folder) error {
 	var method string
 	switch q := s.config["quantization_config"].(type) {
@@ -158,9 +158,9 @@ func (s *source) tensor(name string) (safetensors.Tensor, bool) {
 	return s.tensors[i], true
 }
 
-// turned is what a tensor that is kept is written as: BF16 in a model that is not in BF16, since
-// loaders compute products of quantized weights in BF16 and what meets them must be the same. In a
-// model that is, tensors of other types are so on purpose.
+// castType is the type in which an unquantized tensor is written: BF16 in a model that is not in
+// BF16, since loaders run GEMMs of quantized weights in BF16 and other operands must match. In a
+// BF16 model, tensors of other types are so on purpose.
 func (s *source) castType(t dtype.DType) dtype.DType {
 	float := t == dtype.F32 || t == dtype.F16 || t == dtype.F64
 	if float && !s.mxfp4 && s.dtype != dtype.BF16 {
@@ -169,7 +169,7 @@ func (s *source) castType(t dtype.DType) dtype.DType {
 	return t
 }
 
-// own finds the element type of the model: what its configuration says, or that of most elements.
+// own is the element type of the model: its configuration's, or the type of most elements.
 func (s *source) own(config []byte) dtype.DType {
 	if t := capture.DTypeOf(config); t != dtype.Invalid {
 		return t

@@ -15,16 +15,16 @@ import (
 	"github.com/deepwell/deepwell/safetensors"
 )
 
-// A work is a tensor of the source that becomes tensors of the output. It is done in pieces, in any
-// order and several at once; each writes to its own place.
+// A work is a tensor of the source that becomes tensors of the output. It is done in chunks, in
+// any order and concurrently; each writes at its own offset.
 type work interface {
 	// outputs lists the tensors that it writes.
 	outputs() []*output
-	// pieces is how many pieces it has, at least one.
+	// chunks is the number of chunks, at least one.
 	chunks() int
-	// do reads, turns and writes a piece.
+	// do reads, converts and writes a chunk.
 	do(chunk int, b *buffers, f io.WriterAt) (sums, error)
-	// row tells of it, given what the pieces found.
+	// row is its line in the report, given the chunks' statistics.
 	row(sums) Tensor
 }
 
@@ -40,32 +40,32 @@ func (o *output) put(f io.WriterAt, p []byte, off int64) error {
 	return err
 }
 
-// band is how many elements a piece has. Of 16 bits they are 2 MiB: enough for a disk, and little
-// enough that what a worker reads is still in the processor's cache when it is turned.
+// band is the number of elements of a chunk. At 16 bits it is 2 MiB: enough for a disk, and small
+// enough that a worker's input is still in the processor's cache when it is quantized.
 const band = 1 << 20
 
-// buffers are what one worker reads into and writes from; they grow to the largest piece.
+// buffers are one worker's inputs and outputs; they grow to the largest chunk.
 type buffers struct {
 	raw, q, scale []byte
 	half          []uint16
 	wide          []float32
-	taken         int64  // bytes of the source that the last piece took
+	taken         int64  // source bytes of the last chunk
 	shelf         *shelf // shared by all workers
 }
 
-// A shelf keeps pieces between the search for the largest element and the work that needs it, so
-// that they need not be read again: as many as fit, in bfloat16, which most checkpoints are in.
+// A shelf keeps chunks between the search for the amax and the quantization that needs it, so that
+// they need not be read again: as many as fit, in bfloat16, which most checkpoints are in.
 type shelf struct {
-	free chan []uint16 // room for a piece that was made already
+	free chan []uint16 // buffers to reuse
 	made atomic.Int64
 }
 
-// shelved is the memory that pieces may wait in: the gate and up of an 8B model have 235 MB.
+// shelved is the memory of shelved chunks: gate and up of an 8B model have 235 MB.
 const shelved = 256 << 20
 
 func newShelf() *shelf { return &shelf{free: make(chan []uint16, shelved/(2*band))} }
 
-// take keeps the piece that is in the buffers, if there is room, and gives them another one.
+// take shelves the chunk in the buffers, if there is room, and replaces its buffer.
 func (b *buffers) take() []uint16 {
 	kept := b.half
 	select {
@@ -80,7 +80,7 @@ func (b *buffers) take() []uint16 {
 	return kept
 }
 
-// put gives back a piece that was kept.
+// put returns a shelved chunk's buffer.
 func (b *buffers) put(kept []uint16) { b.shelf.free <- kept }
 
 // read fills the buffer with a part of a tensor.
@@ -147,8 +147,8 @@ func (k *keep) learned() bool {
 // A group is weights that share a global scale.
 type group struct {
 	members []*quantizedMatrix
-	once    sync.Once    // lists its pieces for the first file that needs them
-	left    atomic.Int64 // pieces whose largest element is not known yet
+	once    sync.Once    // lists its chunks for the first file that needs them
+	left    atomic.Int64 // chunks whose amax is not known yet
 	largest atomic.Uint32
 	known   chan struct{} // closed when all are
 }
@@ -157,11 +157,11 @@ type group struct {
 type quantizedMatrix struct {
 	matrix
 	group *group     // nil for MXFP8
-	why   [][]uint16 // pieces on the shelf
+	why   [][]uint16 // shelved chunks
 }
 
-// A matrix is what becomes elements, scales and, in NVFP4, the global scale of the weights and
-// that of the activations, if it is known.
+// A matrix becomes elements, scales and, in NVFP4, the global scales of the weights and, if known,
+// of the activations.
 type matrix struct {
 	choice
 	layout    Layout
@@ -176,7 +176,7 @@ func (m *matrix) add(name string, t dtype.DType, dims ...int64) {
 	m.outs = append(m.outs, &output{name: name, shape: dtype.Shape{Type: t, Dims: dims}})
 }
 
-// nvfp4 lays out what a layer becomes. The names are those of the package comment.
+// nvfp4 lists the output tensors of a layer. The names are given in the package comment.
 func (m *matrix) nvfp4(module string, rows, cols int64) {
 	var one []int64 // modelopt's are scalars
 	packed, global, input := ".weight", ".weight_scale_2", ".input_scale"
@@ -204,7 +204,7 @@ func newQuantizedMatrix(c choice, o Options) *quantizedMatrix {
 	return w
 }
 
-// part is the elements of one piece. Blocks do not go beyond a row, and a row holds whole blocks,
+// part is the range of elements of one chunk. Blocks do not cross rows, and a row is whole blocks,
 // so the matrix is one long list of blocks.
 func (w *quantizedMatrix) part(chunk int) (from, n int64) {
 	from = int64(chunk) * band
@@ -215,14 +215,14 @@ func (w *quantizedMatrix) chunks() int {
 	return max(1, int((w.tensor.Shape().Elements()+band-1)/band))
 }
 
-// load reads a piece.
+// load reads a chunk.
 func (w *quantizedMatrix) load(chunk int, b *buffers) ([]byte, error) {
 	from, n := w.part(chunk)
 	t := w.tensor.Shape().Type
 	return b.read(w.tensor, t.Bytes(from), t.Bytes(n))
 }
 
-// measure finds the largest element of a piece, for the group.
+// measure finds the amax of a chunk, for the group.
 func (w *quantizedMatrix) measure(chunk int, b *buffers) error {
 	raw, err := w.load(chunk, b)
 	if err != nil {
@@ -275,7 +275,7 @@ func (w *quantizedMatrix) do(chunk int, b *buffers, f io.WriterAt) (sums, error)
 	return s, w.putScalars(f, w.outs[2:], globalScale(w.layout, w.group.amax()))
 }
 
-// encode reads a piece, or takes it from the shelf, and quantizes it.
+// encode reads a chunk, or takes it from the shelf, and quantizes it.
 func (w *quantizedMatrix) encode(c coder, chunk int, q, scale []byte, b *buffers) (sums, error) {
 	if w.why != nil && w.why[chunk] != nil {
 		x := w.why[chunk]
@@ -291,10 +291,10 @@ func (w *quantizedMatrix) encode(c coder, chunk int, q, scale []byte, b *buffers
 	return c.encode(q, scale, w.tensor.Shape().Type, raw, b)
 }
 
-// every is how many blocks of a matrix one is compared of. To quantize a piece takes a quarter of a
-// nanosecond an element and to compare all of it four, more than disks leave; of a matrix of more
-// than a million elements one of 17 blocks tells the ratio to some hundredths of a decibel. 17 has
-// no factor in common with a row, so all columns have their turn.
+// every is the stride of compared blocks. Quantizing takes a quarter of a nanosecond per element
+// and comparing four, more than disks leave; in a matrix of more than a million elements one block
+// in 17 gives the ratio to some hundredths of a decibel. 17 has no factor in common with a row, so
+// all columns are sampled.
 func (w *quantizedMatrix) every() int {
 	if w.tensor.Shape().Elements() > band {
 		return 17

@@ -3,9 +3,8 @@ package schedule
 // The closed forms that authors of schedules give, and the figures of a simulation that they are
 // held against. Nothing but tests asks for them.
 
-// bubbles gives, by schedule, the time of a step less the work of one rank, and whether there is a
-// closed form for these times. Those of interleaved are in the times of a virtual stage, which are
-// 1/V of the rank's.
+// bubbles returns, by schedule, the time of a step less the work of one rank, and whether a closed
+// form exists for these times. For interleaved the times are of a virtual stage, 1/V of a rank's.
 var bubbles = map[string]func(shape Shape, c unit) (int64, bool){"gpipe": flush, "1f1b": flush,
 	"interleaved": flush, "zb-h1": zeroBubbleH1Bubble, "zb-v": zeroBubbleVBubble}
 
@@ -93,10 +92,9 @@ func flush(shape Shape, c unit) (int64, bool) {
 	return int64(shape.Ranks-1) * (c.forward + c.input + c.weight), true
 }
 
-// zeroBubbleH1Bubble is (P-1)(F+I-W), which the paper gives in table 2, where the weight gradient
-// is not the longest part and there are as many microbatches as ranks. We found that a weight
-// gradient longer than that does not help further, and that of M < P microbatches only M-1
-// weight gradients can fill the bubble.
+// zeroBubbleH1Bubble is (P-1)(F+I-W), table 2 of the paper, if the weight gradient is not the
+// longest part and there are at least as many microbatches as ranks. A longer weight gradient does
+// not help further, and with M < P microbatches only M-1 weight gradients can fill the bubble.
 func zeroBubbleH1Bubble(shape Shape, c unit) (int64, bool) {
 	ranks, micros := int64(shape.Ranks), int64(shape.Micros)
 	if micros < ranks {

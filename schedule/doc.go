@@ -1,7 +1,7 @@
 // Package schedule turns the shape of a pipeline into the list of what each of its ranks does, in
 // order.
 //
-// A model is cut into virtual stages, and a step's batch into microbatches. A [Schedule] has, for
+// A model is split into virtual stages, and a step's batch into microbatches. A [Schedule] has, for
 // each rank, a list of actions: run stage s forward for microbatch m, take its gradient, or take
 // the gradient of its input and of its weights apart. The list is all there is, and it has one
 // walker for time and one for memory: [Player.Play] gives the actions of its [Order] times, of

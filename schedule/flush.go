@@ -17,9 +17,9 @@ func gpipe() kind {
 	}
 }
 
-// oneFOneB runs a gradient as soon as there is one, so that a rank holds no more microbatches than
-// there are ranks below it (PipeDream-flush: Narayanan et al., 2021, arXiv 2006.09503; in
-// Megatron-LM, arXiv 2104.04473, section 2.2). The bubble is that of GPipe.
+// oneFOneB runs a gradient as soon as one arrives, so that a rank has no more microbatches in
+// flight than there are ranks below it (PipeDream-flush: Narayanan et al., 2021, arXiv 2006.09503;
+// in Megatron-LM, arXiv 2104.04473, section 2.2). It has GPipe's bubble.
 func oneFOneB() kind {
 	return kind{
 		name: "1f1b", layout: Loop, least: 1, most: 1,

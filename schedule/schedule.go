@@ -94,9 +94,8 @@ func (s *Schedule) Stage(rank, turn int) int {
 	return turn*s.Ranks + rank
 }
 
-// A kind is one published way to order a pipeline, with what its authors promise of it. The
-// closed forms hold when every virtual stage costs the same and sending is free; times are those of
-// one virtual stage.
+// A kind is one published pipeline schedule, with its authors' closed forms. They hold when every
+// virtual stage costs the same and sends are free; times are of one virtual stage.
 type kind struct {
 	name   string
 	layout Layout
@@ -117,7 +116,7 @@ var kinds = []kind{gpipe(), oneFOneB(), interleaved(), zeroBubbleH1(), zeroBubbl
 // Names lists the schedules that New makes.
 func Names() []string { return lists.Map(kinds, func(f kind) string { return f.name }) }
 
-// LayoutOf is the layout of a schedule; Loop if there is none of that name.
+// LayoutOf is the layout of a schedule; Loop if no schedule has that name.
 func LayoutOf(name string) Layout {
 	f, _ := lookup(name)
 	return cmp.Or(f.layout, Loop)

@@ -221,7 +221,7 @@ func TestPeakInBytes(t *testing.T) {
 // wait for, cannot be the last to end; and one microbatch must go through all stages and back.
 func least(s *Schedule, c Costs) int64 {
 	p, _ := c.prices(s.Shape)
-	between := func(stage int) int64 { // the time to hand over from one stage to the next
+	between := func(stage int) int64 { // the time of a transfer between stages
 		if stage+1 < s.Stages() && s.Rank(stage) != s.Rank(stage+1) {
 			return c.Send
 		}
@@ -407,7 +407,7 @@ func ExampleNew() {
 	// 1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2
 }
 
-// A rank costs the same in every row: 24 ticks a microbatch, however it is cut.
+// A rank costs the same in every row, 24 ticks per microbatch, however its layers are split.
 func ExampleSchedule_Simulate() {
 	for _, name := range Names() {
 		s, err := New(name, Shape{Ranks: 8, Micros: 32})

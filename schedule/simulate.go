@@ -101,7 +101,7 @@ func (s *Schedule) Simulate(c Costs) (*Timeline, error) {
 		return nil, err
 	}
 	t := &Timeline{Schedule: s, Spans: make([][]Span, s.Ranks), Busy: make([]int64, s.Ranks)}
-	spans := make([]Span, len(o.Visits)) // one piece of memory for all ranks
+	spans := make([]Span, len(o.Visits)) // one allocation for all ranks
 	for rank, list := range s.Lists {
 		t.Spans[rank], spans = spans[:len(list):len(list)], spans[len(list):]
 	}

@@ -12,8 +12,8 @@ import (
 // pair is a channel from one rank to another.
 type pair struct{ from, to int }
 
-// play runs steps on blocking channels that hold so many results, with the times of costs, and
-// gives the time of the last step, or an error that says who is stuck. A capacity below 0 is none.
+// play runs steps on blocking channels of that capacity, with the times of costs, and returns the
+// time of the last step, or an error that names who is stuck. A negative capacity is unbounded.
 func play(s *Schedule, steps [][]Step, capacity int, c Costs) (int64, error) {
 	prices, err := c.prices(s.Shape)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// actions counts those of all lists.
+// actions counts the actions of all lists.
 func (s *Schedule) actions() int {
 	return lists.Sum(s.Lists, func(l []Action) int { return len(l) })
 }
@@ -89,7 +89,7 @@ func (s *Schedule) Order() (*Order, error) {
 	return o, nil
 }
 
-// Times are those of one visit.
+// Times are the start and the end of one visit.
 type Times[T int64 | float64] struct {
 	Free       T // when the rank could work again
 	Done       T // when what the action waits for was computed; 0 if it waits for nothing
@@ -167,9 +167,9 @@ func (p *Player[T]) reset(o *Order) {
 // between forward and input gradient, and those between input gradient and weight gradient.
 type InFlight struct{ Forward, Input []int }
 
-// InFlight goes through the list of a rank: for every place, what the rank holds before the action.
-// It depends on the order of the actions alone, not on their times. The counts are valid until the
-// next place, and after the loop they are those of the end. The schedule must be valid.
+// InFlight walks the list of a rank: for every index, what the rank has in flight before the
+// action. It depends only on the order of actions, not on their times. The counts are valid until
+// the next index, and after the loop they are the final ones. The schedule must be valid.
 func (s *Schedule) InFlight(rank int) iter.Seq2[int, *InFlight] {
 	return func(yield func(int, *InFlight) bool) {
 		held := &InFlight{make([]int, s.Virtual), make([]int, s.Virtual)}
@@ -243,7 +243,7 @@ func (s *Schedule) Peak(rank int, h Hold) (Peak, error) {
 // A Load is what the microbatches of one virtual stage hold on each of its devices, in bytes.
 type Load struct {
 	Residuals int64 // by one microbatch, from its forward pass to the gradient of its input
-	Handed    int64 // by one microbatch, from the gradient of its input to that of the weights
+	Handed    int64 // bytes of one microbatch that dgrad passes to wgrad
 	// Passing is, by kind of action, what arrives for the action, or leaves it, and is in neither of
 	// the two while the action runs; Temp is what its program needs besides.
 	Passing, Temp [len(letters)]int64
@@ -274,8 +274,8 @@ func (l *Load) Lower(o *Load) {
 	}
 }
 
-// Bytes adds up what the microbatches hold. Stages are those of the rank, and loads their loads;
-// kind says which one is a stage's, and is nil if each has its own.
+// Bytes adds up the microbatches in flight. stages are the rank's, loads their loads; kind maps a
+// stage to its load, and is nil if each has its own.
 func (h *InFlight) Bytes(stages, kind []int, loads []Load) (n int64) {
 	for turn := range h.Forward {
 		at := stages[turn]

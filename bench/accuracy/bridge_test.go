@@ -117,7 +117,7 @@ func TestKnown(t *testing.T) {
 	}
 }
 
-// TestVerdicts has every plan that ran fit its card.
+// TestVerdicts checks that every plan that ran fits its GPU.
 func TestVerdicts(t *testing.T) {
 	rows, err := mbridge()
 	if err != nil {

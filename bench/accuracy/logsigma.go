@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// A doubt is how sure a fit is, as standard deviations of the logarithm of a step: the noise of a
-// row, and what a model adds that was not among the fitted ones. Both come from the fitted rows
-// alone, by leaving out some of them at a time.
+// A logSigma is the uncertainty of a fit, as standard deviations of the log step time: the noise
+// of a row, and what a model adds that was not fitted. Both come from the fitted rows alone, by
+// leaving out some of them at a time.
 type logSigma struct{ noise, model float64 }
 
 // of is the deviation of a row of a model that is among the fitted ones or is not.
@@ -106,8 +106,8 @@ func strange(noise float64, squares []float64) float64 {
 	return math.Sqrt(max(0, wide*wide-noise*noise))
 }
 
-// doubts are those of a fit of these samples.
-func (f *fitter) doubts(list []sample) (d logSigma, err error) {
+// logSigmas returns the log sigmas of a fit of these samples.
+func (f *fitter) logSigmas(list []sample) (d logSigma, err error) {
 	if d.noise, err = f.sigma(list); err != nil {
 		return d, err
 	}
@@ -157,11 +157,11 @@ func thin(list []sample) []sample {
 	return quantized
 }
 
-// doubts are those of a fit of Megatron-Bridge's rows, of models without and with experts: each
-// row is predicted from the others, and each model from all others. Errors count as their rows do
-// in the fit. Models with and
-// without experts are too few for a number of their own for what is new.
-func (b *bridge) doubts(f *fitting) (d [2]logSigma, err error) {
+// logSigmas returns the log sigmas of a fit of Megatron-Bridge rows, of models without and with
+// experts: each row is predicted from the others, and each model from all others. Errors count as
+// their rows do in the fit. Models with and without experts are too few for a number of their own
+// for what is new.
+func (b *bridge) logSigmas(f *fitting) (d [2]logSigma, err error) {
 	slopes, err := f.slopes()
 	if err != nil {
 		return d, err
@@ -197,7 +197,8 @@ func (b *bridge) doubts(f *fitting) (d [2]logSigma, err error) {
 	return d, nil
 }
 
-// leastNoise is that of rates which are printed in whole samples a second (planning_notes.md, 2b).
+// leastNoise is the rounding of rates that are printed in whole samples per second
+// (planning_notes.md, 2b).
 const leastNoise = 0.01
 
 func (b *bridge) families(f *fitting) (names []string) {

@@ -33,7 +33,7 @@ func TestShippedConstants(t *testing.T) {
 				t.Errorf("%s: %s is %.5g, the fit says %.5g", s.profile, e.Name, *e.Value, *want[i].Value)
 			}
 		}
-		d, err := f.doubts(list)
+		d, err := f.logSigmas(list)
 		if err != nil {
 			t.Fatal(err)
 		}

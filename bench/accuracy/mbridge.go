@@ -36,8 +36,8 @@ var (
 		"qwen3-235b-a22b": 148.05, "llama3.1-405b": 2524, "kimi-k2": 204.45}
 	// Known regressions of one kernel, by the source's own footnote.
 	broken = []string{"mbridge-021", "mbridge-022"}
-	// One has no FSDP though its state fits no card without, one no virtual stages though its rate
-	// has no room for the bubble: priced with what would make them possible.
+	// One has no FSDP though its state fits no GPU without, one no virtual stages though its rate
+	// leaves no room for the bubble: priced with what would make them possible.
 	checked = []string{"mbridge-165", "mbridge-167"}
 )
 
@@ -164,7 +164,7 @@ func bridgeFLOP(name string, prec dtype.Format) float64 {
 func bridgeVirtual(r record, c *model.Config, release int) int64 {
 	switch {
 	case c.MLA != nil && r.int("pp") > 1:
-		return 16 / r.int("pp") // the layout of 16 pieces
+		return 16 / r.int("pp") // a layout of 16 stages
 	case r["vp"] != "":
 		return r.int("vp")
 	case r["id"] == "mbridge-167":

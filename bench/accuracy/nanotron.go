@@ -199,7 +199,8 @@ func (k *sweepStack) profile(base *price.Profile, s *sweepRow) *price.Profile {
 	return p
 }
 
-// sweepOperations is how many operations the estimator counts for a dense layer that tp cuts.
+// sweepOperations is the number of operations that the estimator counts for a dense layer sharded
+// by tp.
 const sweepOperations = 48
 
 // layer is the least time of a layer in a microbatch.

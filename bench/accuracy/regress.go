@@ -157,7 +157,7 @@ func (f *fitting) slopes() (slopes [][]float64, err error) {
 	return slopes, nil
 }
 
-// equations are those of a step on some of the rows, by their places in the fit.
+// equations returns the linear system of a step on the selected rows.
 func (f *fitting) equations(slopes [][]float64, in func(int) bool) (a [][]float64, b []float64) {
 	n := len(f.at)
 	a, b = make([][]float64, n), make([]float64, n)

@@ -77,7 +77,7 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 		return nil, err
 	}
 	r.values = exps(f.at)
-	if r.logSigma, err = b.doubts(f); err != nil {
+	if r.logSigma, err = b.logSigmas(f); err != nil {
 		return nil, err
 	}
 	every := make([]int, len(b.rows))
@@ -110,7 +110,7 @@ func (b *bridge) hold(s bridgeSplit) (*bridgeResult, error) {
 	return r, nil
 }
 
-// kin is what shares a scale: a model, in BF16 or in a narrower type.
+// kin identifies rows that share a scale: a model, in BF16 or quantized.
 func (r *bridgeRow) kin() string {
 	if r.run.Precision == "bf16" {
 		return r.family + " in bf16"
@@ -140,7 +140,7 @@ func (b *bridge) scales(logs, weights []float64) map[string]float64 {
 	return sum
 }
 
-// mean is the mean error of some of the tested rows in per cent; NaN where there is none.
+// mean is the mean error of some of the tested rows in per cent; NaN without rows.
 func (r *bridgeResult) mean(b *bridge, off []float64, only func(*bridgeRow) bool) float64 {
 	sum, n := 0.0, 0.0
 	for i, row := range r.rows {

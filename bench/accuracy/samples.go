@@ -134,8 +134,8 @@ func megatronPlan(cluster machine.Cluster, seq, batch, micros, dp, tp, cp, pp in
 
 var microbatches = regexp.MustCompile(`mbc=(\d+)`)
 
-// simumax is 43 runs of Megatron-LM on 8 B200: nothing overlaps, nothing is computed again,
-// experts have a capacity that tokens are padded to, and cp is all-to-all.
+// simumax is 43 runs of Megatron-LM on 8 B200: nothing overlaps, nothing is recomputed, experts
+// have a capacity that tokens are padded to, and cp is all-to-all.
 func simumax() ([]sample, error) {
 	rows, err := table("published_runs.csv", "simumax-")
 	if err != nil {
@@ -204,9 +204,9 @@ func layouts(list []sample) []sample {
 	})
 }
 
-// calculon is the 8 runs of Korthikanti et al. (2022) that Calculon is validated on: Megatron-LM on
-// A100 before FlashAttention, with everything computed again, or the scores alone and a cut
-// sequence.
+// calculon is the 8 runs of Korthikanti et al. (2022) that Calculon is validated on: Megatron-LM
+// on A100 before FlashAttention, with full recomputation, or selective recomputation and sequence
+// parallelism.
 func calculon() ([]sample, error) {
 	rows, err := table("published_runs.csv", "korth-")
 	if err != nil {
@@ -244,8 +244,8 @@ func calculon() ([]sample, error) {
 	return list, nil
 }
 
-// vtrain is 1,549 runs of Megatron on A100, 1,440 of them on one host. Nothing says what is
-// computed again; the largest models and microbatches only fit when everything is.
+// vtrain is 1,549 runs of Megatron on A100, 1,440 of them on one host. Recomputation is not
+// recorded; the largest models and microbatches only fit with full recomputation.
 func vtrain(multi bool) ([]sample, error) {
 	rows, err := table("published_runs_vtrain_a100.csv", "vt-")
 	if err != nil {

@@ -97,7 +97,7 @@ func (s study) run(seed uint64) (*result, error) {
 	if r.profile, err = f.fit(list); err != nil {
 		return nil, err
 	}
-	if r.logSigma, err = f.doubts(list); err != nil {
+	if r.logSigma, err = f.logSigmas(list); err != nil {
 		return nil, err
 	}
 	if r.all, r.steps, err = judge(list, r.profile, list, r.logSigma); err != nil {
@@ -157,7 +157,7 @@ func (f *fitter) hold(in, out []sample) (split, error) {
 	if seen(in, out) { // what a new model adds is of no use
 		d.noise, err = f.sigma(in)
 	} else {
-		d, err = f.doubts(in)
+		d, err = f.logSigmas(in)
 	}
 	if err != nil {
 		return split{}, err

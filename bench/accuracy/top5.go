@@ -34,7 +34,7 @@ type placing struct {
 // first is how many plans count as the first ones.
 const first = 5
 
-// placings makes a case of each model, card and precision, at the last release that measured it.
+// placings makes a case of each model, GPU and format, at the last release that measured it.
 func placings(ctx context.Context, rows []bridgeRow, fitted *price.Bridge) ([]placing, error) {
 	last := map[string]*bridgeRow{}
 	for i := range rows {
@@ -118,19 +118,19 @@ func (k *placing) place(list []autoplan.Choice) {
 	}
 }
 
-// work is what a device computes in a microbatch. A plan that cuts rows into twice as many pieces
-// and takes twice as many of them has the same work, and only more to send: both are one plan, of
-// which the better stands first.
+// work identifies what a device computes in a microbatch. A plan with twice the cp and twice the
+// sequences per microbatch has the same work, and only more communication: both count as one plan,
+// of which the better is listed first.
 func work(p *plan.Plan) string {
 	ranks, zero := p.Ranks(), p.FSDP.Zero
-	if p.FSDP.Size <= 1 { // there is nothing to cut, as with an optimizer that cuts its state alone
+	if p.FSDP.Size <= 1 { // nothing to shard, as with an optimizer that shards only its state
 		zero = 1
 	}
 	return fmt.Sprintf("tp%d pp%d ep%d zero%d %g rows", p.TP.Size, p.PP.Size, p.EP, zero,
 		float64(p.Rows()/ranks)/float64(max(p.CP.Size, 1)))
 }
 
-// sizes are what makes two plans different: those of the axes, and whether parameters are cut.
+// sizes identifies a plan: the sizes of its axes, and whether parameters are sharded.
 func sizes(p *plan.Plan, ep int64) string {
 	cut := ""
 	if p.FSDP.Zero == 3 && p.FSDP.Size > 1 {
@@ -141,9 +141,10 @@ func sizes(p *plan.Plan, ep int64) string {
 }
 
 // asMegatron is what Megatron can run of all that a search knows, as things to fix: a distributed
-// optimizer, 1F1B and interleaved 1F1B with stages that it lays out, which are equal when embedding
-// and loss count as layers or when they do not, or those of a layout that the recipe knows; and
-// FSDP without a pipeline for models without experts in bf16 and fp8, as in the recipes.
+// optimizer, 1F1B and interleaved 1F1B with stages that it lays out, which are equal when
+// embedding and loss count as layers or when they do not, or the stages of a layout that the
+// recipe knows; and FSDP without a pipeline for models without experts in bf16 and fp8, as in the
+// recipes.
 func asMegatron(r *bridgeRow) []autoplan.Fixed {
 	list := []autoplan.Fixed{{"pp": "1", "zero": "1"}}
 	if !r.run.Experts && (r.run.Precision == dtype.FormatFP8 || r.run.Precision == dtype.FormatBF16) {

@@ -54,7 +54,7 @@ var (
 	recomputed  = passes{flow: 75, heads: 29, scores: 14, inside: 18, params: 8.5, operations: 129}
 	staged      = passes{flow: 81, heads: 45, scores: 10, inside: 37, params: 12, operations: 133}
 	stagedAgain = passes{flow: 70, heads: 28, scores: 14, inside: 18, params: 12, operations: 129}
-	// A loop of one round is none.
+	// XLA unrolls a loop of one iteration.
 	stagedOne = passes{flow: 56, heads: 30, scores: 11, inside: 21, params: 3, operations: 95}
 
 	// What comes on top where the way back is two programs, and for each round of a ring after the
@@ -66,8 +66,8 @@ var (
 
 const (
 	ringMasks = 9.0 // over scores, once
-	// wholeFlow is the share of the passes between halves that a cut sequence does not cut: sums
-	// before they are scattered, and what was gathered.
+	// wholeFlow is the share of passes between attention and MLP that sequence parallelism does not
+	// shard: sums before they are scattered, and gathered values.
 	wholeFlow = 0.5
 	// scattered and gatheredAgain are passes over stacks in a loop's program that bring them into the
 	// order in which they are sent.
@@ -162,7 +162,7 @@ func (s *sharing) layers() {
 	for _, n := range []float64{q, kv, kv} {
 		s.product(each*(2+attn), t, h, n)
 	}
-	// Nothing that goes back needs what the last products of either half give.
+	// Backward does not need the outputs of the last GEMMs of attention and MLP.
 	s.product(each*3, t, q, h)
 	s.product(each*(2+mlp)*s.ups(), t, h, wide)
 	s.product(each*3, t, wide, h)
@@ -175,8 +175,8 @@ func (s *sharing) layers() {
 	s.u.Operations += each * s.operations
 }
 
-// attention is the products of each head of each row: two forward, four back, and the scores once
-// more where the way back is another program. On a ring there is one of each for each piece.
+// attention adds the matmuls of each head of each sequence: two forward, four backward, and the
+// scores once more if backward is another program. A ring has one of each per chunk.
 func (s *sharing) attention(each, attn, heads float64) {
 	times, rounds := 4+2*attn, 1.0
 	if s.pp > 1 && attn == 1 {
@@ -191,8 +191,8 @@ func (s *sharing) attention(each, attn, heads float64) {
 	s.product(n, queries, float64(s.c.HeadDim), keys)
 }
 
-// tensor is what devices of tp send each other: sums after attention and MLP, or their halves, with
-// a cut sequence, and the same for gradients.
+// tensor adds tensor-parallel communication: all-reduces after attention and MLP, or
+// reduce-scatters and gathers with sequence parallelism, and the same for gradients.
 func (s *sharing) tensor(each, attn, mlp float64) {
 	if s.tp == 1 {
 		return
@@ -202,7 +202,7 @@ func (s *sharing) tensor(each, attn, mlp float64) {
 		s.meet(each*4, bytes)
 		return
 	}
-	s.meet(each*(6+attn+mlp), bytes) // what is computed again is gathered again
+	s.meet(each*(6+attn+mlp), bytes) // recomputation gathers again
 }
 
 // context is keys and values on their way, forward and as gradients.
@@ -223,7 +223,7 @@ func (s *sharing) context(each, attn, kv float64) {
 	s.meet(each*(gathers+2), 4*s.tokens*kv*s.cp)
 }
 
-// meet adds meetings, counted by device, in which each gets or gives so many bytes.
+// meet adds rendezvous, counted by device, in which each sends or receives that many bytes.
 func (s *sharing) meet(times, bytes float64) {
 	s.u.Meetings += times
 	s.u.Sent += times * bytes
@@ -241,7 +241,7 @@ func (s *sharing) ends() {
 	}
 }
 
-// share is the parameters that a device has of all, before fsdp cuts them.
+// share is the parameters of a device, before fsdp shards them.
 func (s *sharing) share() float64 {
 	all := s.block*float64(s.c.Layers) + 2*s.vocab
 	if s.c.Tied {
@@ -250,7 +250,7 @@ func (s *sharing) share() float64 {
 	return all / s.tp / s.pp
 }
 
-// arrays is how many arrays of a device fsdp cuts, each of which meets others by itself: the
+// arrays is the number of arrays of a device that fsdp shards, each with its own collectives: the
 // matrices of all layers, or stacks of them, and the ends.
 func (s *sharing) arrays() float64 {
 	matrices := 5 + s.ups()

@@ -53,7 +53,7 @@ func newCompiler(path string) (*compiler, error) {
 		lines := bufio.NewScanner(old)
 		for lines.Scan() {
 			var k kept
-			if json.Unmarshal(lines.Bytes(), &k) == nil { // a line that was cut off is compiled again
+			if json.Unmarshal(lines.Bytes(), &k) == nil { // a truncated line is compiled again
 				c.known[k.Key] = k.Needs
 			}
 		}

@@ -88,8 +88,8 @@ func TestAllButTempIsExact(t *testing.T) {
 	}
 }
 
-// checkResults holds the results of all programs but those of gradients, which are counted where
-// they are kept, to the compiler's. Losses and reports on scales are small beside them.
+// checkResults compares the outputs of all programs with the compiler's, except gradient programs,
+// whose outputs are counted as state. Losses and statistics are small beside them.
 func (m *miss) checkResults(t *testing.T) {
 	t.Helper()
 	needs, err := m.predictor.Needs(m.plan)
@@ -108,7 +108,8 @@ func (m *miss) checkResults(t *testing.T) {
 	}
 }
 
-// Each table has what its generator draws, in its order, but for plans that do not fit their cards.
+// Each table has what its generator draws, in its order, except for plans that do not fit their
+// GPUs.
 func TestTablesAreOfTheirGenerators(t *testing.T) {
 	known := map[string]bool{}
 	for _, s := range []sample{fitted, seen, mended, unseen} {
@@ -162,7 +163,7 @@ func TestCompiledAgain(t *testing.T) {
 
 // slack is by how much sizes may differ from the table, of which 1 % is half of what predictions
 // may miss in the mean, and little what counts as nothing beside the largest size of a row. The
-// table was compiled before XLA's own kernels for small sums were turned off (engine/compiler.go);
+// table was compiled before XLA's own kernels for small sums were disabled (engine/compiler.go);
 // since then a few programs differ, by 512 bytes to 0.62 %, and an update of 27 GiB needs 0.6 MiB
 // of temp where it had 1.2.
 const slack, little = 0.01, 1e-4

@@ -22,7 +22,7 @@ type combination struct {
 // key names a combination: the plan has everything.
 func (c *combination) key() string { return words(c.plan) }
 
-// seed is that of the committed table.
+// seed is the seed of the committed table.
 const seed = 20261115
 
 // A want is how many combinations of a kind of cluster there are, and what they are drawn from.
@@ -51,8 +51,8 @@ func combinations(seed uint64) ([]combination, error) {
 		{"rtx6000pro", 72, drawRTX}})
 }
 
-// deal draws combinations, those of all clusters by turns, so that any first part of the list is a
-// fair sample.
+// deal draws combinations, alternating between clusters, so that any prefix of the list is a fair
+// sample.
 func deal(seed uint64, wants []want) ([]combination, error) {
 	lists := make([][]combination, len(wants))
 	for i, w := range wants {
@@ -134,7 +134,7 @@ func blank() plan.Plan {
 
 var bf16 = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 
-// recomputed draws what is computed again: mostly all of a block, which is what large models need.
+// recomputed draws the recompute tags: mostly full recomputation, which large models need.
 func recomputed(r *rand.Rand) []ir.Tag {
 	all := []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
 	return pick(r, all, all, all, all, nil, []ir.Tag{ir.Norm, ir.MLP}, []ir.Tag{ir.Norm, ir.Attn})

@@ -25,7 +25,7 @@ type row struct {
 	programs            []need
 }
 
-// A need is that of one program.
+// A need is the memory of one program.
 type need struct {
 	name string
 	step.Needs

@@ -85,7 +85,7 @@ func spread(src []float32) []float32 {
 	return out
 }
 
-// eight rounds to MXFP8. The recipe's own rules are those of dtype/block, which a test compares.
+// eight rounds to MXFP8 by the rules of dtype/block, which a test compares.
 func (v variant) eight(o operand, src []float32) ([]float32, stat) {
 	most, to, from := 448.0, dtype.E4M3FromF32, dtype.F32FromE4M3
 	if v.e5m2 && o.gradient {
@@ -97,7 +97,7 @@ func (v variant) eight(o operand, src []float32) ([]float32, stat) {
 		one := src[at:][:block.MXFP8Size]
 		amax := largest(one)
 		exponent := math.Ceil(math.Log2(amax / most))
-		if v.floor { // OCP: the exponent of amax less that of the largest element
+		if v.floor { // OCP: the exponent of amax less the exponent of the largest element
 			exponent = math.Floor(math.Log2(amax)) - math.Floor(math.Log2(most))
 		}
 		scale := math.Ldexp(1, int(max(exponent, -127)))
@@ -160,8 +160,8 @@ func largest(x []float32) float64 {
 	return m
 }
 
-// turned is a matrix with rows for columns.
-func rotated(m []float32, rows, cols int) []float32 {
+// transposed transposes a matrix.
+func transposed(m []float32, rows, cols int) []float32 {
 	out := make([]float32, len(m))
 	if err := block.Transpose(out, m, rows, cols); err != nil {
 		panic(err)
@@ -214,8 +214,8 @@ type row struct {
 // measure adds one linear layer.
 func (r *row) measure(v variant, l *linear, number uint32) {
 	key := func(draw, which uint32) block.Key { return block.NewKey(draw, 1, 2*number+which) }
-	xT, wT := rotated(l.x, l.t, l.in), rotated(l.w, l.out, l.in)
-	dyT := rotated(l.dy, l.t, l.out)
+	xT, wT := transposed(l.x, l.t, l.in), transposed(l.w, l.out, l.in)
+	dyT := transposed(l.dy, l.t, l.out)
 	qx, sx := v.rounded(operand{m: l.x, rows: l.t, cols: l.in})
 	qw, sw := v.rounded(operand{m: l.w, rows: l.out, cols: l.in, weight: true})
 	qwT, _ := v.rounded(operand{m: wT, rows: l.in, cols: l.out, weight: true})

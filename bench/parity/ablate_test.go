@@ -43,7 +43,7 @@ func TestEight(t *testing.T) {
 	}
 }
 
-// A transform of both arguments changes no product, and products are those of matrices.
+// A transform of both operands does not change a GEMM, and GEMMs are matrix products.
 func TestGEMMs(t *testing.T) {
 	x, y := numbers(3*32), numbers(5*32)
 	exact := product(x, y, 32)

@@ -163,8 +163,8 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 	return os.WriteFile(o.out+".html", r.HTML(), 0o666)
 }
 
-// policyOf is that of a format or a file, or NVFP4 without the rule that keeps the last layers, or
-// in one product alone.
+// policyOf returns the policy of a format or a file, NVFP4 without the rule that keeps the last
+// layers, or NVFP4 in one GEMM alone.
 func policyOf(c *model.Config, name string) (*precision.Policy, error) {
 	gemmNames := []string{precision.Fprop, precision.Dgrad, precision.Wgrad}
 	product, alone := strings.CutSuffix(name, "4")

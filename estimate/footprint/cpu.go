@@ -7,7 +7,7 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// onCPU lists the buffers that XLA:CPU has.
+// onCPU returns the temp of XLA:CPU from the list of its large buffers.
 func (g *gradient) onCPU() int64 {
 	m := &space{}
 	joint := g.forward && g.backward
@@ -16,12 +16,12 @@ func (g *gradient) onCPU() int64 {
 		kept := g.s.residuals(g.part)
 		layer := &g.s.bill.Layers[0]
 		switch {
-		case g.w.unrolled && !g.sharded(): // cheap functions are computed again, as nothing is stacked
+		case g.w.unrolled && !g.sharded(): // cheap functions are recomputed, as nothing is stacked
 			for _, n := range layer.Cheap {
 				at := slices.Index(kept, n*g.part.rounds)
 				kept = slices.Delete(kept, at, at+1)
 			}
-		case g.w.unrolled && g.s.CP == 1: // XLA finds that scores are computed again, and keeps them
+		case g.w.unrolled && g.s.CP == 1: // CSE finds the recomputed scores, and keeps them
 			n := g.chunks()
 			kept = append(kept, g.s.scores*2*(n+1)/n*g.part.rounds*g.p.slots)
 		}
@@ -35,12 +35,12 @@ func (g *gradient) onCPU() int64 {
 			to = atTable
 		}
 		if joint || g.backward && g.half == both {
-			m.add(logits, atLogits, to) // its gradient takes its place
+			m.add(logits, atLogits, to) // its gradient reuses the buffer
 		}
 		m.add(logits/8, atLoss, atLoss) // kernels.Chunks
-		if g.s.TP > 1 {                 // a label may be of another device
+		if g.s.TP > 1 {                 // a label may belong to another device's shard
 			m.add(logits, atLoss, atLoss)
-			if g.p.config.Vocab%g.s.TP != 0 { // or of none
+			if g.p.config.Vocab%g.s.TP != 0 { // or to the padding
 				m.add(logits, atLoss, atLoss)
 			}
 			if g.plan.TP.Overlap && g.sharded() { // halves are joined
@@ -52,7 +52,7 @@ func (g *gradient) onCPU() int64 {
 	g.tables(m)
 	w, _ := g.layer()
 	if g.part.rounds == 1 || g.w.unrolled && !g.sharded() {
-		w = 0 // nothing is taken out of a stack
+		w = 0 // nothing is sliced out of a stack
 	}
 	if g.p.rounded(g.plan) {
 		g.rounded(m)
@@ -72,8 +72,8 @@ func (g *gradient) onCPU() int64 {
 	return m.peak()
 }
 
-// layered adds what stays of a stack from the pass forward to the one back, in layers if they are
-// written one after another.
+// layered adds what a stack of saved activations occupies from forward to backward; per layer if
+// the layers are unrolled.
 func (g *gradient) layered(m *space, bytes int64, alone bool) {
 	n := int64(1)
 	if g.w.unrolled {
@@ -84,9 +84,9 @@ func (g *gradient) layered(m *space, bytes int64, alone bool) {
 	}
 }
 
-// results adds the places of gradients of layers that are written one after another: each is room
-// for others until the layer's own is scattered. Where nothing is gathered by layers they are taken
-// at once.
+// results adds the output buffers of gradients of unrolled layers. Each can hold other buffers
+// until its layer's gradient is scattered into it. If nothing is gathered by layer, all are
+// written at once.
 func (g *gradient) results(m *space) {
 	m.hosts = nil
 	if g.w.gather != "layer" || !g.sharded() || g.onto {
@@ -101,8 +101,8 @@ func (g *gradient) results(m *space) {
 	}
 }
 
-// tables adds the parameters that are gathered outside of the loop. One that is not cut along its
-// first dimension is gathered in another order and turned.
+// tables adds the parameters that are gathered outside of the loop. A parameter that is not
+// sharded along its first dimension is gathered in another order and transposed.
 func (g *gradient) tables(m *space) {
 	var largest, rest int64
 	for i := range g.params {
@@ -116,13 +116,13 @@ func (g *gradient) tables(m *space) {
 			transposed = bytes
 		}
 		switch {
-		case g.w.gather == "micro" && !g.forward: // kept from the pass forward
+		case g.w.gather == "micro" && !g.forward: // live since forward
 		case h.stack && g.w.gather == "micro":
 			m.add(bytes, atGather, g.lastTaken(h))
 			m.list[len(m.list)-1].alone = g.s.TP > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes
-		case h.stack && g.w.unrolled: // XLA finds that it is gathered again, and keeps it
-			if g.p.rounded(g.plan) { // as it was sent: GEMMs take it so
+		case h.stack && g.w.unrolled: // CSE finds the second gather, and keeps the first
+			if g.p.rounded(g.plan) { // as sent: GEMMs read that type
 				bytes = h.whole() * g.w.sum
 			}
 			g.layered(m, bytes, g.p.rounded(g.plan))
@@ -140,13 +140,13 @@ func (g *gradient) tables(m *space) {
 			m.add(transposed, atLogits, atLogits)
 		}
 	}
-	// Stacks are turned one after another, the largest first.
+	// Stacks are transposed one after another, the largest first.
 	if same := rest / max(largest, 1) * largest; same > 0 {
 		m.add(max(0, largest-(rest-same)), atGather, atGather)
 	}
 }
 
-// pieces is how many parts of the queries attention takes one after another.
+// chunks is the number of query chunks that attention computes one after another.
 func (g *gradient) chunks() int64 {
 	_, matmuls := g.p.set.Types(g.s.Params)
 	queries := g.s.attention.In[0].Type.Size(ir.Seq)
@@ -154,7 +154,7 @@ func (g *gradient) chunks() int64 {
 	return int64(len(g.p.set.QueryBlocks(g.s.attention, matmuls, queries, keys)))
 }
 
-// cpuSet is what one layer has while it computes.
+// cpuSet is the working set of one layer, in bytes.
 func (g *gradient) cpuSet(weights int64, back bool) int64 {
 	mlp, flow, scores := g.s.mlp, g.s.whole, 4*g.s.scores/g.chunks()
 	if !back {
@@ -170,8 +170,8 @@ func (g *gradient) cpuSet(weights int64, back bool) int64 {
 	return n + 4*flow + 2*scores + weights
 }
 
-// rounded adds the head's table, which products take in bf16 if it can be turned, and in the place
-// of what was gathered if it was.
+// rounded adds the head's table, which GEMMs read in bf16: transposed if possible, and in the
+// buffer of the gathered table if there is one.
 func (g *gradient) rounded(m *space) {
 	joint := g.forward && g.backward
 	if g.part.last && g.half != ofWeights && kernels.Split(g.s.vocab) > 0 &&

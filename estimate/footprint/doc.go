@@ -1,12 +1,15 @@
-// Package footprint turns a model, a plan and a kind of device into what one device of each rank
-// holds at the worst moment of a step, by cause, as the compiled programs will have it.
+// Package footprint turns a model, a plan and a kind of device into the peak memory of each
+// pipeline rank, by cause, as XLA will report it for the compiled programs.
 //
-// What programs find on the device from step to step follows from the layouts of parameters
-// (package spmd), and what microbatches keep and hand on from the bill of the graph (package cost):
-// both are exact. What a program adds while it runs, XLA's temp, is a model: the largest of some
-// moments, where a buffer is a size and the moments in which it lives, and what lives together is
-// added up. Which buffers there are was read from the buffer assignments of XLA 0.12 for our
-// programs; the counts of values that a layer has at once, which its schedule decides, are rounded
-// means of them, and the schedule of an update is gone through as XLA makes it. bench/memory holds
-// the sums to the compiler: an engine that schedules otherwise shows there.
+// State that lives from step to step follows from the sharding of parameters (package spmd), and
+// saved activations from the cost of the graph (package cost): both are exact. What a program
+// allocates while it runs, XLA's temp, is a model. A buffer is a size and a live range over a few
+// points of the program (liveness.go); the temp is the largest sum of live buffers. Which buffers
+// exist was read from the buffer assignments of XLA 0.12 for our programs. The number of values
+// that a layer has live at once depends on XLA's schedule; those factors are rounded means over
+// compiled programs. The update is scheduled as XLA's latency-hiding scheduler does it
+// (xla_schedule.go). bench/memory compares the sums with the compiler, so an engine that schedules
+// differently shows up there.
+//
+// All sizes are bytes on one device.
 package footprint

@@ -13,47 +13,47 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A Rank is what one device of a rank of the pipeline holds at the worst moment of a step, in
-// bytes.
+// A Rank is the memory of one device of a pipeline rank at the peak of a step, in bytes.
 type Rank struct {
 	program.Memory
-	Largest string // the program that runs then
-	// Update is what the programs at the end of a step need, when no microbatch is there; 0 if that
-	// is less than what is needed at another time.
+	Largest string // the program that runs at the peak
+	// Update is the temp of the programs at the end of a step, when no microbatch is live; 0 if
+	// another point of the step needs more.
 	Update int64
 }
 
-// A Footprint is what the devices of a plan hold: ranks at their worst moment, and virtual stages.
+// A Footprint is the memory of a plan: ranks at their peak, and activations by virtual stage.
 type Footprint struct {
 	Ranks []Rank
 	Loads []schedule.Load
 }
 
-// Peak is the rank that holds most.
+// Peak returns the rank with the largest peak.
 func (f *Footprint) Peak() *Rank {
 	return &f.Ranks[lists.Most(f.Ranks, func(r Rank) int64 { return r.Sum() })]
 }
 
-// A Predictor knows one model on one kind of device. It keeps what it worked out, so that it is not
+// A Predictor predicts plans of one model on one kind of device. It caches results, so it is not
 // safe for concurrent use.
 type Predictor struct {
 	config *model.Config
-	arch   string // as kernels.For takes it
+	arch   string // an argument of kernels.For
 	set    *kernels.Selector
 	cpu    bool
 	params []model.Param
-	// windowed says that some layers have a window. All others have cuDNN's attention where they do.
+	// windowed reports that some layers have sliding-window attention. The other layers use cuDNN's
+	// kernel where those do.
 	windowed bool
 
-	slots  int64 // layers in a round of the loop
+	slots  int64 // layers per loop iteration
 	rounds int64
-	quant  *quantLayers // the layers by what their products are in; nil if all are alike
+	quant  *quantLayers // layers by their formats; nil if all are equal
 
 	book     *cost.Book
 	layouts  map[shardKey][]param
 	holdings map[holdingKey][]resident
 	temps    map[programKey]int64
-	sized    map[cost.Cut]*sizes
+	sized    map[cost.Sharding]*sizes
 	staged   map[programKey]*stage
 	updates  map[updateKey]int64
 	leans    map[lean]schedule.Load
@@ -61,12 +61,12 @@ type Predictor struct {
 	walks    *schedule.Walks
 	place    place
 
-	result Footprint // of the plan that is predicted, and what it is made of
+	result Footprint // of the plan being predicted, with its parts
 	list   stages
 	space  space
 }
 
-// New makes a predictor for the devices of an architecture: "cpu", or a card's.
+// New returns a predictor for an architecture: "cpu", or a GPU's such as "sm_100".
 func New(c *model.Config, arch string) (*Predictor, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
 		rounds: c.Layers, book: cost.New(c, arch, nil), layouts: map[shardKey][]param{},
 		holdings: map[holdingKey][]resident{},
-		temps:    map[programKey]int64{}, sized: map[cost.Cut]*sizes{},
+		temps:    map[programKey]int64{}, sized: map[cost.Sharding]*sizes{},
 		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
 		splits: map[*schedule.Walk]*layerSplit{}, leans: map[lean]schedule.Load{}}
 	for i := range p.params {
@@ -86,8 +86,8 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	return p, nil
 }
 
-// Share has the predictor use schedules that others go through as well, at the same time or not,
-// and the bills of a book, if there is one.
+// Share makes the predictor use cached schedules and graph costs of others. Walks are safe for
+// concurrent use; a book (may be nil) is not.
 func (p *Predictor) Share(w *schedule.Walks, b *cost.Book) {
 	p.walks = w
 	if b != nil {
@@ -95,14 +95,14 @@ func (p *Predictor) Share(w *schedule.Walks, b *cost.Book) {
 	}
 }
 
-// A shardKey is all that the layouts of parameters depend on.
+// A shardKey is all that parameter layouts depend on.
 type shardKey struct{ tp, fsdp, block int64 }
 
 func shardKeyOf(pl *plan.Plan) shardKey {
 	return shardKey{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
 }
 
-// once gives what a map has for a key, and makes it first if it is not there.
+// once returns the cached value of a key, and creates it if needed.
 func once[K comparable, V any](in map[K]V, key K, create func() V) V {
 	v, ok := in[key]
 	if !ok {
@@ -112,28 +112,29 @@ func once[K comparable, V any](in map[K]V, key K, create func() V) V {
 	return v
 }
 
-// lay lays all parameters out, once for each way.
+// lay returns the layouts of all parameters, cached by shardKey.
 func (p *Predictor) lay(pl *plan.Plan) []param {
 	return once(p.layouts, shardKeyOf(pl), func() []param {
 		return lists.Map(p.params, func(q model.Param) param { return lay(&q, pl) })
 	})
 }
 
-// A part is what one virtual stage has: some rounds of the layers, and perhaps the ends.
+// A part is the contents of one virtual stage: some loop iterations over layers, and perhaps
+// embedding or head.
 type part struct {
-	from        int64 // where layers differ; else 0
+	from        int64 // first iteration, if layers differ; else 0
 	rounds      int64
 	first, last bool
-	mix         int // of layers in few bits and others
+	mix         int // number of a mix of quantized and other layers
 }
 
-// A holdingKey says whose parameters they are, and how they lie.
+// A holdingKey identifies the parameters of a part under a layout.
 type holdingKey struct {
 	shardKey
 	part
 }
 
-// residents gives the parameters of a part, each with its number of layers.
+// residents returns the parameters of a part, each with its number of layers.
 func (p *Predictor) residents(pl *plan.Plan, t part) []resident {
 	key := holdingKey{shardKeyOf(pl), t}
 	if list := p.holdings[key]; list != nil {
@@ -166,29 +167,29 @@ func (p *Predictor) residents(pl *plan.Plan, t part) []resident {
 	return out
 }
 
-// A resident is a parameter and how many layers of it there are.
+// A resident is a parameter, or a stack of it over some layers, on one device.
 type resident struct {
 	*param
 	layers int64
-	class  int          // of its layers, where a policy has several
-	quant  *quantWeight // its quantized copies; nil if there are none
+	class  int          // of its layers, if a policy has several
+	quant  *quantWeight // quantized copies; nil without any
 }
 
 func (h *resident) whole() int64  { return h.param.whole * h.layers }
 func (h *resident) stored() int64 { return h.param.stored * h.layers }
 
-// A way is how a plan treats parameters.
+// A way is how a plan shards and types parameters, gradients and optimizer state.
 type way struct {
-	alone           bool // one device: no mesh
+	alone           bool // one device, no mesh
 	zero            int
-	gather          string // for how long what was gathered stays: layer, micro, step
-	elem, grad, sum int64  // bytes of copies, of gradients that are kept, of those that are sent
+	gather          string // lifetime of gathered parameters: layer, microbatch or step
+	elem, grad, sum int64  // bytes per element of copies, of accumulated gradients, of sent gradients
 	parts           int64  // microbatches
-	spread          bool   // copies of what is kept, along dp or cp, add their gradients up
-	sharded         bool   // fsdp has devices
+	spread          bool   // replicas along dp or cp all-reduce their gradients
+	sharded         bool   // fsdp > 1
 	fsdp            int64
-	unrolled        bool // layers are written one after another
-	offload, hosted bool // activations, and what only the update takes, are on the host
+	unrolled        bool // layers are unrolled instead of looped
+	offload, hosted bool // activations, optimizer state offloaded to the host
 	link            link
 }
 
@@ -201,7 +202,7 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 		spread: max(pl.DP, 1)*s.CP > 1, fsdp: fsdp,
 		sharded: fsdp > 1, link: p.link(pl),
 		offload: !p.cpu && pl.Offloads(plan.Activations),
-		hosted:  !p.cpu && pl.Offloads(plan.OptimizerState)} // on a CPU nothing is moved
+		hosted:  !p.cpu && pl.Offloads(plan.OptimizerState)} // a CPU has nowhere to offload to
 	w.unrolled, _ = p.set.Unrolled(p.config.Layers, pl, len(pl.Recompute) > 0)
 	if w.zero < 3 {
 		w.gather = "step"
@@ -215,10 +216,11 @@ func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 	return w
 }
 
-// copied tells whether the loss takes more of a parameter than a device keeps.
+// copied reports whether the model reads a gathered copy of a parameter that lives for a whole
+// step.
 func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
 
-// copies is the bytes of what the loss takes in the place of a parameter.
+// copies is the bytes of the copies that the model reads instead of the master.
 func (w *way) copies(h *resident) int64 {
 	switch {
 	case h.quant != nil && w.copied(h.param):
@@ -235,7 +237,7 @@ func (w *way) copies(h *resident) int64 {
 	return 0
 }
 
-// grads is the bytes of a gradient that is kept.
+// grads is the bytes of an accumulated gradient.
 func (w *way) grads(h *resident) int64 {
 	if w.zero >= 2 {
 		return h.stored() * w.grad
@@ -243,8 +245,8 @@ func (w *way) grads(h *resident) int64 {
 	return h.whole() * w.grad
 }
 
-// Predict gives what each rank of a plan holds, and each virtual stage. The plan must be one that
-// fits the model ([plan.Plan.Check]). The result is the predictor's own until it predicts again.
+// Predict returns the memory of each rank and virtual stage. The plan must pass [plan.Plan.Check].
+// The result belongs to the predictor and is overwritten by the next call.
 func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	if pl.PP.Size > 1 {
 		return p.pipeline(pl)
@@ -252,9 +254,9 @@ func (p *Predictor) Predict(pl *plan.Plan) (Footprint, error) {
 	return p.single(pl)
 }
 
-// Worst is Predict for who asks for the peak alone: of ranks only those are there of which one
-// holds most, and no loads of a pipeline's stages. Of a pipeline with a rank that holds more than
-// most bytes, if most is not 0, there is only such a rank, as far as it takes to know that.
+// Worst is Predict for the peak alone: it returns only ranks that can be the worst, and no loads
+// of a pipeline's stages. If most is not 0 and a rank of a pipeline exceeds most bytes, only that
+// rank is returned, computed as far as needed to know.
 func (p *Predictor) Worst(pl *plan.Plan, most int64) (Footprint, error) {
 	if pl.PP.Size > 1 {
 		return p.leads(pl, most)
@@ -262,7 +264,7 @@ func (p *Predictor) Worst(pl *plan.Plan, most int64) (Footprint, error) {
 	return p.single(pl)
 }
 
-// single predicts a plan without stages.
+// single predicts a plan without pipeline stages.
 func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 	s, err := p.sizes(pl)
 	if err != nil {
@@ -277,7 +279,7 @@ func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 			r.Temp, r.Largest = n.temp, n.name
 		}
 	}
-	// Loss and gradients are one program, in whose temp the residuals are.
+	// Loss and gradients are one program, so saved activations are part of its temp.
 	g := gradient{p: p, s: s, w: &w, part: t, params: list, forward: true, backward: true}
 	r.Activations = min(r.Temp, g.residuals())
 	r.Temp -= r.Activations
@@ -290,7 +292,7 @@ func (p *Predictor) single(pl *plan.Plan) (Footprint, error) {
 	return Footprint{[]Rank{r}, []schedule.Load{l}}, nil
 }
 
-// resident counts what stays from step to step.
+// resident adds up the state that lives from step to step.
 func (w *way) resident(list []resident) (m program.Memory) {
 	for i := range list {
 		h := &list[i]
@@ -303,9 +305,9 @@ func (w *way) resident(list []resident) (m program.Memory) {
 	return m
 }
 
-// state is the bytes of what the model computes with, and of what only the update takes: two
-// moments, and the master where there is a copy of it. The latter may be on the host, but for
-// masters that copies in blocks are made of.
+// state returns the bytes of what the model reads, and of what only the update reads: Adam's two
+// moments, and the f32 master if there is a copy. The latter may be offloaded to the host, except
+// for masters that quantized copies are made from.
 func (w *way) state(h *resident) (params, optimizer, host int64) {
 	n := h.stored() * 4 // in f32
 	if params, optimizer = w.copies(h), 3*n; params == 0 {
@@ -321,15 +323,15 @@ func (w *way) state(h *resident) (params, optimizer, host int64) {
 	return params, stays, optimizer - stays
 }
 
-// A need is what a program adds to what is on the device while it runs: the temp that XLA reports,
-// and results that take the place of nothing.
+// A need is what a program allocates while it runs: XLA's temp, and outputs that do not alias an
+// input.
 type need struct {
 	name    string
 	temp    int64
 	results int64
 }
 
-// end counts a program that runs when no microbatch is there.
+// end accounts for a program that runs when no microbatch is live.
 func (r *Rank) end(n need) {
 	added := n.temp + n.results
 	r.Update = max(r.Update, added)
@@ -338,7 +340,7 @@ func (r *Rank) end(n need) {
 	}
 }
 
-// gradients lists the programs of a plan without stages that give loss and gradients.
+// gradients lists the programs of a plan without stages that compute loss and gradients.
 func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []resident) []need {
 	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true}
 	needs := []need{{"gradient", g.temp(), 0}}
@@ -349,8 +351,8 @@ func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []re
 	return needs
 }
 
-// ending lists the programs of a rank at the end of a step. That which adds up squares needs next
-// to nothing, but for that of a policy on the CPU.
+// ending lists the programs of a rank at the end of a step. The program that adds up squared
+// gradients needs next to nothing, except with a policy on the CPU.
 func (p *Predictor) ending(rank string, s *sizes, w *way, list []resident) (needs []need) {
 	if w.reduces(list) {
 		needs = append(needs, p.reduce(rank+"reduce", w, s, list))
@@ -372,11 +374,11 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []resident) need 
 		n.temp = p.fetched(w, list)
 	case p.cpu || w.gather != "step":
 		n.temp = temp + p.made(w, list)
-	default: // what is gathered in bf16 waits while copies are quantized, but not all of both at once
+	default: // gathered bf16 copies wait while others are quantized, but not all of both at once
 		mx, nv := p.quantized(w, list)
 		n.temp = max(temp+nv/2, mx)
 	}
-	if w.alone { // the squares are added up in the same program
+	if w.alone { // squares are added up in the same program
 		n.temp = max(n.temp, p.squares(list)-n.results)
 	}
 	return n
@@ -424,11 +426,11 @@ func (p *Predictor) fetched(w *way, list []resident) int64 {
 	return max(plain, quantized+max(mx, nv))
 }
 
-// alike is how many of a layer's weights are the largest: gate, up and down.
+// alike is the number of a layer's weights that share the largest size: gate, up and down.
 const alike = 3
 
-// Needs lists what each program of a plan adds, by name: temp, and results that take the place of
-// nothing. It is for holding the prediction to a compiler.
+// Needs lists temp and unaliased outputs of each program of a plan by name. Tests compare it with
+// a compiler.
 func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	out := map[string][2]int64{}
 	s, err := p.sizes(pl)
@@ -452,7 +454,7 @@ func (p *Predictor) Needs(pl *plan.Plan) (map[string][2]int64, error) {
 	return out, nil
 }
 
-// rounded tells whether products are made of narrower numbers than flow between operations.
+// rounded reports whether GEMMs read a smaller type than flows between operations.
 func (p *Predictor) rounded(pl *plan.Plan) bool {
 	return p.cpu && pl.Types.Params != dtype.F32
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A gradient is a program that computes a loss, or a stage of one, forward, backward or both.
+// A gradient is a program that computes a loss, or a pipeline stage of one: forward, backward or
+// both.
 type gradient struct {
 	p      *Predictor
 	s      *sizes
@@ -19,10 +20,11 @@ type gradient struct {
 
 	forward, backward bool
 	half              half
-	onto              bool // gradients are added to what is there
+	onto              bool // gradients are accumulated into an argument
 }
 
-// A half is one of the two that a backward pass may be cut into.
+// A half is one of the two programs that zero-bubble schedules split backward into: dgrad or
+// wgrad.
 type half int
 
 const (
@@ -39,10 +41,10 @@ type programKey struct {
 	flags uint64
 }
 
-// splitBit is of keys of stages.
+// splitBit marks keys of stages with a split backward.
 const splitBit = 10
 
-// key writes the yes and no of a program as bits, and its small numbers after them.
+// key packs the program's booleans and small numbers into bits.
 func (g *gradient) key() programKey {
 	w := g.w
 	return programKey{s: g.s, fsdp: w.fsdp, part: g.part, flags: bitsOf(g.forward, g.backward, g.onto,
@@ -50,7 +52,7 @@ func (g *gradient) key() programKey {
 		w.hosted) | small(w.elem, w.grad, w.sum, int64(w.zero), int64(g.half))}
 }
 
-// bitsOf writes yes and no as bits, fewer than 20; small writes numbers below 16 after them.
+// bitsOf packs fewer than 20 booleans; small appends numbers below 16.
 func bitsOf(list ...bool) (bits uint64) {
 	for i, yes := range list {
 		if yes {
@@ -67,8 +69,8 @@ func small(list ...int64) (bits uint64) {
 	return bits
 }
 
-// temp is what XLA allocates for the program beside arguments and results. It is worked out once:
-// plans of a search differ in what it does not depend on more often than in what it does.
+// temp is what XLA allocates for the program besides arguments and results. It is cached: the
+// plans of a search differ more often in what it does not depend on.
 func (g *gradient) temp() int64 {
 	return once(g.p.temps, g.key(), func() int64 {
 		if g.p.cpu {
@@ -88,7 +90,7 @@ func (g *gradient) first() int {
 	return 0
 }
 
-// lastTaken is when weights that were gathered for all layers are taken last.
+// lastTaken is the last use of weights that are gathered for all layers at once.
 func (g *gradient) lastTaken(h *resident) int {
 	switch {
 	case !g.backward:
@@ -99,21 +101,21 @@ func (g *gradient) lastTaken(h *resident) int {
 	return atBackward
 }
 
-// gathered tells whether a parameter is gathered by the program.
+// gathered reports whether the program gathers a parameter.
 func (g *gradient) gathered(q *param) bool { return q.cut && g.w.gather != "step" }
 
-// onGPU lists the buffers that XLA:GPU has.
+// onGPU returns the temp of XLA:GPU from the list of its large buffers.
 func (g *gradient) onGPU() int64 {
 	m := g.p.space.cleared()
 	joint := g.forward && g.backward
 	flow, whole, logits := g.s.flow, g.s.whole, g.s.logits
 	if joint && !g.w.offload {
 		to := atBackward
-		for i := range g.s.bill.Layers { // the last loop is the first one back
+		for i := range g.s.bill.Layers { // the last forward loop is the first backward loop
 			for _, n := range g.s.residualsOf(nil, g.part, i) {
 				m.add(n, atForward, to)
 			}
-			// Of plans that gather by layers the peaks are those of all that is kept.
+			// If parameters are gathered by layer, the peak has all saved activations live at once.
 			if g.s.rounds(g.part, i) > 0 && (g.w.gather != "layer" || !g.sharded()) {
 				to = atSegment
 			}
@@ -152,9 +154,9 @@ func (g *gradient) onGPU() int64 {
 	return m.peak()
 }
 
-// moved adds what is on its way where residuals are on the host: forward those of a layer and of
-// the one before, backward some of the next; and gathered weights of a layer in the model's own
-// type, since with copies to wait for XLA sends for them earlier.
+// moved adds buffers in flight with offloaded activations: in forward a layer's and its
+// predecessor's, in backward some of the next layer's; and one layer's gathered weights, because
+// XLA starts gathers earlier while copies are pending.
 func (g *gradient) moved(m *space) {
 	var kept, late, weights int64
 	for i := range g.s.bill.Layers {
@@ -178,14 +180,14 @@ func (g *gradient) moved(m *space) {
 	}
 }
 
-// wgradTemp is what the half of weights has beside gradients, one factor at least: in a loop the
-// product of queries, keys and values, which is one, before it is cut; without a loop products with
-// the same factor, before they are added to what is there.
+// wgradTemp is the temp of the wgrad half besides gradients, at least one operand. In a loop it is
+// the merged QKV gradient before it is split; without a loop, GEMMs with a common operand before
+// they are accumulated.
 func (g *gradient) wgradTemp(factor int64) int64 {
-	var ups, heads int64 // of weights that one factor goes into
+	var ups, heads int64 // bytes of weights that share an operand
 	for i := range g.params {
 		h := &g.params[i]
-		if i > 0 && h.param == g.params[i-1].param { // layers that differ have as many weights
+		if i > 0 && h.param == g.params[i-1].param { // layers that differ have equally many weights
 			continue
 		}
 		switch h.name[strings.LastIndexByte(h.name, '.')+1:] {
@@ -201,8 +203,8 @@ func (g *gradient) wgradTemp(factor int64) int64 {
 	return heads + factor
 }
 
-// headGrad is the moment of the gradient of the head's weights: after the loop back, but where
-// nothing is sent in the loop that it could be put beside, XLA's other scheduler has it before.
+// headGrad is the point at which the head's wgrad runs: after the backward loop, or before it if
+// the loop has no collective that XLA's latency-hiding scheduler could overlap it with.
 func (g *gradient) headGrad() int {
 	if g.p.arch == "sm_120" && g.w.gather == "step" {
 		return atTable
@@ -210,8 +212,8 @@ func (g *gradient) headGrad() int {
 	return atHeadGrad
 }
 
-// stays tells whether a stage keeps what it gathered for the pass forward until the one back. In
-// few bits the two take different copies, and each gathers its own.
+// stays reports whether a stage keeps parameters gathered in forward until backward. Quantized
+// passes read different copies, and each gathers its own.
 func (g *gradient) stays() bool {
 	quantized := false
 	if g.p.quant != nil {
@@ -220,7 +222,7 @@ func (g *gradient) stays() bool {
 	return g.w.gather == "micro" && !quantized
 }
 
-// recomputes tells whether the pass back runs a linear layer forward again.
+// recomputes reports whether backward reruns a linear layer's fprop.
 func (g *gradient) recomputes(param string) bool {
 	switch param[strings.LastIndexByte(param, '.')+1:] {
 	case "q", "k", "v", "o":
@@ -229,7 +231,7 @@ func (g *gradient) recomputes(param string) bool {
 	return g.s.again(ir.MLP)
 }
 
-// taken is the bytes of what the program takes of a parameter, whole.
+// taken is the gathered bytes that the program reads of a parameter.
 func (g *gradient) taken(h *resident) int64 {
 	switch {
 	case h.quant == nil:
@@ -269,8 +271,8 @@ func (g *gradient) weights(m *space) {
 	}
 }
 
-// forwardSet is what one layer has while it computes: the MLP's values, and the weights of the
-// layer and of the next; or, if attention writes its scores, these and their exponentials in f32.
+// forwardSet is the working set of one layer in forward: MLP activations, and the weights of this
+// layer and the next; or, if attention writes its scores, these and their exponentials in f32.
 func (g *gradient) forwardSet(weights int64) int64 {
 	n := 2*g.s.mlp + 3*g.s.whole
 	scores := int64(0)
@@ -280,12 +282,12 @@ func (g *gradient) forwardSet(weights int64) int64 {
 	if g.w.gather == "layer" && g.sharded() {
 		return max(n, scores) + 2*weights
 	}
-	return max(n+weights/2, scores) // attention takes its weights as they are
+	return max(n+weights/2, scores) // attention uses its weights in place
 }
 
 func (g *gradient) sharded() bool { return g.w.sharded }
 
-// plain tells whether some layer's attention is not cuDNN's.
+// plain reports whether some layer's attention does not use cuDNN.
 func (g *gradient) plain() bool {
 	p := g.p
 	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP)
@@ -293,7 +295,7 @@ func (g *gradient) plain() bool {
 	return kernel != kernels.CuDNN
 }
 
-// backwardSet is what one layer has on its way back.
+// backwardSet is the working set of one layer in backward.
 func (g *gradient) backwardSet(weights int64) int64 {
 	mlp, flow := g.s.mlp, g.s.whole
 	n := 2 * mlp
@@ -307,7 +309,7 @@ func (g *gradient) backwardSet(weights int64) int64 {
 		n += 8 * flow
 	}
 	scores := int64(0)
-	if g.plain() { // and exponentials in f32, and their gradients; for products both are rounded
+	if g.plain() { // and exponentials in f32, with their gradients; both are rounded for GEMMs
 		scores = 12*g.s.scores + 8*flow
 	}
 	if g.plan.TP.Overlap {
@@ -322,19 +324,19 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	return max(n, scores) + 3*weights/2
 }
 
-// gradients adds those of parameters: stacks that the loop back fills, in the type of the model,
-// and what becomes of them.
+// gradients adds the gradients of parameters: stacks that the backward loop fills, in the model's
+// type, and the buffers in which they are rounded, sent and accumulated.
 func (g *gradient) gradients(m *space) {
 	at := atSettle
 	for i := range g.params {
 		h := &g.params[i]
-		grown, elem := h.whole(), g.w.elem // as the loop gives it
+		grown, elem := h.whole(), g.w.elem // as the loop writes it
 		if h.stack && h.cut && g.w.gather == "layer" {
 			grown, elem = h.stored(), g.w.sum
 		}
 		from := atBackward
 		switch {
-		case h.stack && g.p.cpu: // zeros that gradients are added to are made early
+		case h.stack && g.p.cpu: // zero-initialized accumulators are allocated early
 			from = atGather
 		case h.stack && h.class > g.first():
 			from = atSegment
@@ -351,24 +353,24 @@ func (g *gradient) gradients(m *space) {
 		default:
 			from = g.headGrad()
 		}
-		kept := grown == h.stored() || g.w.zero < 2 // in the form that it comes in
+		kept := grown == h.stored() || g.w.zero < 2 // in the type and layout of the accumulator
 		if g.p.cpu && h.stack && h.layers == 1 && g.part.rounds == 1 && g.onto && kept {
-			m.add(grown*elem, atSettle, at) // XLA:CPU has all products before it adds the first
+			m.add(grown*elem, atSettle, at) // XLA:CPU computes all GEMMs before it accumulates the first
 			at++
 			continue
 		}
 		single := h.layers == 1 && (g.onto && kept || g.p.cpu && g.part.rounds > 1)
 		if h.stack && (g.w.unrolled || single) {
-			continue // a loop of one round is none: what it gives is added, or sent, at once
+			continue // XLA unrolls a loop of one iteration: results are accumulated, or sent, at once
 		}
 		if !h.stack && h.name != "embed" && g.half == ofWeights && g.onto && kept && !g.p.cpu {
-			continue // the product itself adds to what is there
+			continue // the GEMM accumulates in place (beta = 1)
 		}
 		if !h.stack && g.onto && kept && g.p.cpu && !h.vector {
 			if g.part.first && !g.part.last {
-				continue // rows are added where they stay
+				continue // embedding rows are scattered in place
 			}
-			if g.half == ofWeights { // when all stacks are settled
+			if g.half == ofWeights { // after all stacks
 				last := atSettle + len(g.params)
 				m.add(grown*elem, last, last)
 				continue
@@ -376,7 +378,7 @@ func (g *gradient) gradients(m *space) {
 		}
 		result := g.w.grads(h)
 		same := elem == g.w.grad && !g.onto && kept
-		if same { // it is written where it stays
+		if same { // written in place
 			m.host(result, -1, from)
 			continue
 		}
@@ -385,11 +387,11 @@ func (g *gradient) gradients(m *space) {
 			m.host(result, -1, at)
 		}
 		if grown != h.stored() && g.w.zero >= 2 {
-			// Brought into the order that is sent, and rounded.
+			// Transposed to the order in which it is sent, and rounded.
 			if g.p.cpu && (h.stack || h.first > 0 || g.w.sum < g.w.elem && g.half != ofWeights) {
 				m.add(grown*g.w.elem, at, at)
 			}
-			if g.onto || g.w.sum != g.w.grad { // what comes back
+			if g.onto || g.w.sum != g.w.grad { // the reduced shard
 				m.add(h.stored()*g.w.sum, at, at)
 			}
 		}

@@ -7,36 +7,36 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// The moments of a program that gives gradients, in their order.
+// The points of a gradient program, in execution order. A buffer's live range is a pair of them.
 const (
-	atEmbed     = iota // the table is looked up
-	atGather           // on the CPU, weights of all layers are gathered
-	atForward          // the layers' loop
-	atLogits           // the head
-	atLoss             // its gradient by logits
-	atHead             // by what came in
-	atTable            // on the CPU, by the head's weights
-	atSegment          // the loops back of layers that differ from the first
-	atBackward         // the loop back, or the last of them
-	atHeadGrad         // on a GPU, by the head's weights
-	atEmbedGrad        // by the table
-	atSettle           // gradients are brought to the form that they are kept in, one moment for each
+	atEmbed     = iota // embedding lookup
+	atGather           // CPU: weights of all layers are gathered
+	atForward          // forward loop over layers
+	atLogits           // head
+	atLoss             // gradient of the logits
+	atHead             // head's dgrad
+	atTable            // CPU: head's wgrad
+	atSegment          // backward loops of layers that differ from the first
+	atBackward         // backward loop, or the last of them
+	atHeadGrad         // GPU: head's wgrad
+	atEmbedGrad        // gradient of the embedding table
+	atSettle           // gradients are reduced and accumulated; one point each from here on
 )
 
-// A buffer is so many bytes from one moment to another.
+// A buffer is bytes that are live from one point to another.
 type buffer struct {
 	bytes    int64
 	from, to int
-	alone    bool // it takes no place in results
+	alone    bool // XLA does not place it in an output
 }
 
 func (b *buffer) meets(c *buffer) bool { return b.from <= c.to && c.from <= b.to }
 
-// A host is a result of the program, and perhaps the argument whose place it takes: between the two
-// others may use the place.
+// A host is an output of the program, and perhaps the input that it aliases. Between the input's
+// last use and the output's first write, other buffers may be placed in it.
 type host struct {
 	bytes       int64
-	until, from int // the last moment of the argument, or -1, and the first of the result
+	until, from int // last use of the input, or -1; first write of the output
 }
 
 func (h *host) meets(b *buffer) bool { return b.from <= h.until || h.from <= b.to }
@@ -46,11 +46,11 @@ type space struct {
 	list  []buffer
 	hosts []host
 
-	tenants [][]buffer // of each host
-	change  []int64    // at each moment
+	tenants [][]buffer // buffers placed in each host
+	change  []int64    // net bytes at each point
 }
 
-// cleared gives the space without buffers, with their room.
+// cleared returns an empty space that reuses the old one's memory.
 func (m *space) cleared() *space {
 	m.list, m.hosts = m.list[:0], m.hosts[:0]
 	return m
@@ -66,9 +66,9 @@ func (m *space) host(bytes int64, until, from int) {
 	m.hosts = append(m.hosts, host{bytes, until, from})
 }
 
-// peak is what lives together at most. As XLA does, buffers look for a place in results first, the
-// largest of them first, each in the smallest that has room; of equals in the one that was added
-// last.
+// peak is the largest sum of live buffers. As XLA's buffer assignment does, buffers are first
+// placed in outputs, the largest buffer first, each in the smallest output with room; among equals
+// in the one added last.
 func (m *space) peak() int64 {
 	if len(m.hosts) > 0 {
 		m.placeInResults()
@@ -89,7 +89,7 @@ func (m *space) peak() int64 {
 	return most
 }
 
-// placeInResults takes away the buffers that find a place in results.
+// placeInResults drops buffers that XLA places in output buffers not yet written.
 func (m *space) placeInResults() {
 	slices.SortStableFunc(m.list, func(a, b buffer) int { return cmp.Compare(b.bytes, a.bytes) })
 	slices.Reverse(m.hosts)
@@ -112,7 +112,7 @@ func (m *space) placeInResults() {
 	})
 }
 
-// free tells whether no guest of a host is there at the same time as another buffer.
+// free reports whether no tenant of a host is live at the same time as b.
 func (m *space) free(host int, b *buffer) bool {
 	return !slices.ContainsFunc(m.tenants[host], func(g buffer) bool { return g.meets(b) })
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A stage is what one virtual stage has: bytes of a microbatch between its actions, and programs.
+// A stage is one virtual stage: bytes of a microbatch between its actions, and its programs.
 type stage struct {
 	part
 	params []resident
-	stays  program.Memory // what its parameters take from step to step
-	bound  int64          // that programs at the end of a step do not exceed, for its parameters
-	load   schedule.Load  // without temp until it is complete
+	stays  program.Memory // state of its parameters, from step to step
+	bound  int64          // upper bound on the temp of end-of-step programs
+	load   schedule.Load  // without temp until complete is called
 
-	programs [len(programNames)]need // by kind of action; those that the stage has are named
+	programs [len(programNames)]need // by kind of action; unnamed if the stage has none
 	complete bool
 }
 
-// stages are the virtual stages of a plan. Most are alike, so that each kind is sized once.
+// stages are the virtual stages of a plan. Most are equal, so each kind is computed once.
 type stages struct {
 	*layerSplit
 	kinds []*stage
@@ -31,15 +31,15 @@ type stages struct {
 
 func (l *stages) at(k int) *stage { return l.kinds[l.of[k]] }
 
-// A layerSplit is the stages of a schedule, as the model's layers are dealt to them.
+// A layerSplit is the assignment of the model's layers to the stages of a schedule.
 type layerSplit struct {
-	parts []part // those that differ
-	of    []int  // the part of each stage
-	// leads are the ranks of which one holds most: all others follow one of them.
+	parts []part // stages that differ
+	of    []int  // index into parts, by stage
+	// leads are the ranks that can be the worst; each other rank has no more than one of them.
 	leads []int
 }
 
-// split deals the layers, once for each walk.
+// split assigns layers to stages, cached by walk.
 func (p *Predictor) split(w *schedule.Walk) *layerSplit {
 	if d := p.splits[w]; d != nil {
 		return d
@@ -64,7 +64,7 @@ func (p *Predictor) split(w *schedule.Walk) *layerSplit {
 	return d
 }
 
-// walk goes through the plan's schedule.
+// walk returns the liveness of the plan's schedule.
 func (p *Predictor) walk(pl *plan.Plan) (*schedule.Walk, error) {
 	return p.walks.Of(pl.PP.Schedule, schedule.Shape{Ranks: int(pl.PP.Size),
 		Virtual: int(pl.PP.Virtual), Micros: int(pl.Microbatches)})
@@ -89,7 +89,7 @@ func (p *Predictor) pipeline(pl *plan.Plan) (Footprint, error) {
 	return *f, nil
 }
 
-// leads predicts the ranks of which one holds most. What takes least to know comes first.
+// leads predicts the ranks that can be the worst, in order of increasing cost.
 func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 	q, err := p.piped(pl)
 	if err != nil {
@@ -115,11 +115,11 @@ func (p *Predictor) leads(pl *plan.Plan, most int64) (Footprint, error) {
 	return *f, nil
 }
 
-// exceeds finds a rank that holds more than most bytes already without what its programs need.
+// exceeds finds a rank that exceeds most bytes even without the temp of its programs.
 func (q *piped) exceeds(most int64) (r Rank, over bool) {
 	for _, rank := range q.leads {
 		r, _ = q.owned(rank)
-		if r.Sum() <= most { // what microbatches hold
+		if r.Sum() <= most { // activations of live microbatches
 			_, r.Activations, r.Temp = q.walk.Peak(rank, q.of, q.loads)
 		}
 		if r.Sum() > most {
@@ -129,9 +129,9 @@ func (q *piped) exceeds(most int64) (r Rank, over bool) {
 	return Rank{}, false
 }
 
-// Exceeds tells whether a plan with stages needs more than most bytes whichever of some sets of
-// tags it recomputes: of the list those whose bits are set, or, if none is, its own. Each of its
-// stages is taken to hold the least that it does with any of them.
+// Exceeds reports whether a plan with stages needs more than most bytes with every set of
+// recompute tags whose bit in which is set; with which 0, with its own tags. Each stage is taken
+// with its smallest memory over these sets, so the result is exact only if true.
 func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
 	most int64) (bool, error) {
 	if pl.PP.Size <= 1 {
@@ -153,18 +153,18 @@ func (p *Predictor) Exceeds(pl *plan.Plan, tags [][]ir.Tag, which uint32,
 	return over, nil
 }
 
-// A lean is all that the load of a stage depends on, under any of some sets of tags: a list, by its
-// address, and which of it.
+// A lean is the cache key of leanest: all that a stage's load depends on, a list of tag sets by
+// its address, and the selected sets.
 type lean struct {
-	s              *sizes // under the plan's own
+	s              *sizes // under the plan's own tags
 	part           part
 	split, offload bool
-	fsdp           int64 // 0 if no gathered parameters stay
+	fsdp           int64 // 0 unless gathered parameters stay
 	list           *[]ir.Tag
 	which          uint32
 }
 
-// leanest is a load that is no more than that of a stage with any of the sets.
+// leanest is a lower bound on the load of a stage over the selected sets.
 func (q *piped) leanest(t part, params []resident, tags [][]ir.Tag,
 	which uint32) (least schedule.Load, err error) {
 	p := q.p
@@ -197,7 +197,7 @@ func (q *piped) leanest(t part, params []resident, tags [][]ir.Tag,
 	return least, nil
 }
 
-// A piped is a plan with stages, as far as all its ranks share it.
+// A piped is what all ranks of a plan with stages share.
 type piped struct {
 	p *Predictor
 	s *sizes
@@ -220,8 +220,8 @@ func (p *Predictor) piped(pl *plan.Plan) (q piped, err error) {
 	return q, nil
 }
 
-// owned adds up what stays on a rank from step to step, and what the programs at the end of a step
-// do not exceed.
+// owned returns the state of a rank that lives from step to step, and an upper bound on the temp
+// of the programs at the end of a step.
 func (q *piped) owned(rank int) (r Rank, bound int64) {
 	var first, last bool
 	for _, k := range q.walk.Stages[rank] {
@@ -233,14 +233,14 @@ func (q *piped) owned(rank int) (r Rank, bound int64) {
 		r.Grads += st.stays.Grads
 		bound += st.bound
 	}
-	if first && last && q.p.config.Tied { // it has the table once
+	if first && last && q.p.config.Tied { // a tied table counts once
 		list := q.params(rank)
 		r.Memory, bound = q.w.resident(list), q.w.updateBound(list)
 	}
 	return r, bound
 }
 
-// params are those of a rank, by its stages.
+// params lists the parameters of a rank, stage by stage.
 func (q *piped) params(rank int) (list []resident) {
 	for _, k := range q.walk.Stages[rank] {
 		list = join(list, q.at(k).params)
@@ -248,8 +248,8 @@ func (q *piped) params(rank int) (list []resident) {
 	return list
 }
 
-// rank adds up what a rank holds, and tells whether that is more than most bytes, if these are not
-// 0; then what the end of a step needs is left out.
+// rank returns the memory of a rank, and whether it exceeds most bytes (0 is no limit); then the
+// programs at the end of a step are left out.
 func (q *piped) rank(rank int, most int64) (r Rank, over bool) {
 	r, bound := q.owned(rank)
 	at, activations, temp := q.walk.Peak(rank, q.of, q.loads)
@@ -257,7 +257,7 @@ func (q *piped) rank(rank int, most int64) (r Rank, over bool) {
 	if most > 0 && r.Sum() > most {
 		return r, true
 	}
-	if bound > activations+temp { // else it is not worth asking
+	if bound > activations+temp { // else the update cannot set the peak
 		for _, n := range q.p.ending("", q.s, &q.w, q.params(rank)) {
 			r.end(n)
 		}
@@ -265,11 +265,11 @@ func (q *piped) rank(rank int, most int64) (r Rank, over bool) {
 	return r, most > 0 && r.Sum() > most
 }
 
-// programNames are those of a stage, by kind of action.
+// programNames are a stage's programs, by kind of action.
 var programNames = [...]string{schedule.Forward: "forward", schedule.Backward: "backward",
 	schedule.Input: "input", schedule.Weight: "weight"}
 
-// join adds the parameters of a stage to those of its rank, which has a tied table once.
+// join appends the parameters of a stage to its rank's. A tied table counts once per rank.
 func join(all, more []resident) []resident {
 	for _, h := range more {
 		if h.stack || !slices.ContainsFunc(all, func(x resident) bool { return x.name == h.name }) {
@@ -279,15 +279,15 @@ func join(all, more []resident) []resident {
 	return all
 }
 
-// reduces tells whether gradients are terms of sums when the last microbatch is done.
+// reduces reports whether gradients are still unreduced after the last microbatch.
 func (w *way) reduces(list []resident) bool {
 	return w.spread || w.sharded && slices.ContainsFunc(list, func(h resident) bool {
 		return !h.cut || w.zero < 2
 	})
 }
 
-// reduce is the program that adds gradients up over the mesh of a rank. A sum takes the place of
-// the device's term, unless it is a piece of what that is a term of.
+// reduce is the program that reduces gradients over the mesh of a rank. The result aliases the
+// device's term, unless it is only a shard of it.
 func (p *Predictor) reduce(name string, w *way, s *sizes, list []resident) need {
 	n := need{name: name}
 	for i := range list {
@@ -299,7 +299,8 @@ func (p *Predictor) reduce(name string, w *way, s *sizes, list []resident) need 
 	return n
 }
 
-// stages sizes the virtual stages. The result is the predictor's own until the next one.
+// stages returns the virtual stages. The result belongs to the predictor and is overwritten by the
+// next call.
 func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *stages {
 	list := &p.list
 	list.layerSplit, list.kinds, list.loads = p.split(e), list.kinds[:0], list.loads[:0]
@@ -310,8 +311,8 @@ func (p *Predictor) stages(pl *plan.Plan, s *sizes, w *way, e *schedule.Walk) *s
 	return list
 }
 
-// stage sizes one, once for all that it depends on: what its programs do, and whether the way back
-// is cut in two.
+// stage returns one stage, cached by all it depends on: what its programs do, and whether backward
+// is split into dgrad and wgrad.
 func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *stage {
 	g := gradient{p: p, s: s, w: w, part: t, plan: pl, onto: true}
 	key := g.key()
@@ -329,7 +330,7 @@ func (p *Predictor) stage(pl *plan.Plan, s *sizes, w *way, t part, split bool) *
 	return st
 }
 
-// complete adds the temp of programs to what the stages hold.
+// complete adds the temp of programs to the stages' loads.
 func (q *piped) complete() {
 	for i, st := range q.kinds {
 		if !st.complete {
@@ -342,8 +343,8 @@ func (q *piped) complete() {
 	}
 }
 
-// temps works out what each program of the stage needs besides. The way back of a first stage that
-// is cut in two is all in the half of weights: there is no input to have a gradient.
+// temps computes the temp of each program. With a split backward, the first stage's is all in the
+// wgrad half: it has no input gradient.
 func (st *stage) temps(g *gradient) {
 	for k := range st.programs {
 		if st.programs[k].name == "" {
@@ -365,8 +366,8 @@ func (st *stage) temps(g *gradient) {
 	}
 }
 
-// size works out what the stage takes, keeps and hands on. What goes to the host is counted
-// nowhere.
+// size computes what the stage receives, saves and sends, in bytes of a microbatch. Offloaded
+// activations count nowhere.
 func (st *stage) size(g *gradient, split bool) {
 	s, l, b := g.s, &st.load, g.s.bill
 	taken, seeds, results := s.data(st.part), int64(0), g.residuals()+g.staying()
@@ -388,14 +389,14 @@ func (st *stage) size(g *gradient, split bool) {
 	st.back(g, s.flow, seeds, split)
 }
 
-// has notes a program: what it takes beside what microbatches hold, and what it gives.
+// has records a program: its inputs besides saved activations, and its outputs.
 func (st *stage) has(k schedule.Kind, taken, results int64) {
 	st.programs[k] = need{programNames[k], 0, results}
 	st.load.Passing[k] = taken + results
 }
 
-// residuals is the bytes of what the way back takes from the way forward, beside parameters and
-// data: stacks of all layers, unless they are on the host, and what the head keeps.
+// residuals is the bytes that backward reads from forward besides parameters and data: stacks over
+// layers, unless offloaded, and what the head saves.
 func (g *gradient) residuals() (n int64) {
 	s := g.s
 	for i := range s.bill.Layers {
@@ -415,8 +416,7 @@ func (g *gradient) residuals() (n int64) {
 	return n
 }
 
-// staying is the bytes of gathered parameters that a stage hands from its way forward to its way
-// back.
+// staying is the bytes of gathered parameters that live from a stage's forward to its backward.
 func (g *gradient) staying() (n int64) {
 	if !g.stays() {
 		return 0
@@ -430,7 +430,7 @@ func (g *gradient) staying() (n int64) {
 	return n
 }
 
-// back sizes the programs of the way back: one, or two halves of it.
+// back computes the backward programs: one, or dgrad and wgrad.
 func (st *stage) back(g *gradient, flow, seeds int64, split bool) {
 	given := flow
 	if st.first {
@@ -444,22 +444,21 @@ func (st *stage) back(g *gradient, flow, seeds int64, split bool) {
 		st.has(schedule.Weight, 0, 0)
 	default:
 		var made int64
-		st.load.Handed, made = g.handed()
+		st.load.Handed, made = g.wgradInputs()
 		st.has(schedule.Input, seeds, given+made)
 		st.has(schedule.Weight, 0, 0)
 	}
 }
 
-// handed is what the gradient of weights takes of a microbatch, and what of it the gradient of the
-// input makes.
-func (g *gradient) handed() (all, made int64) {
+// wgradInputs is the bytes of a microbatch that wgrad reads, and how many of them dgrad produced.
+func (g *gradient) wgradInputs() (all, made int64) {
 	var kept int64
 	for i := range g.s.bill.Layers {
 		l, rounds := &g.s.bill.Layers[i], g.s.rounds(g.part, i)
 		made += rounds * sum(l.Made)
 		kept += rounds * sum(l.Late)
 	}
-	if g.w.offload { // what the forward pass stacked up is on the host
+	if g.w.offload { // forward's stacks are on the host
 		kept = 0
 	}
 	if g.part.last {

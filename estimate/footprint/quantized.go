@@ -11,8 +11,8 @@ import (
 	"github.com/deepwell/deepwell/precision"
 )
 
-// In has the predictor foresee the programs of a policy: those of products in few bits. nil is the
-// model's own type everywhere. It must be called before anything is predicted, and not for a CPU.
+// In sets the precision policy of the programs to predict; nil means no quantized GEMMs. Call it
+// before any prediction, and not for a CPU.
 func (p *Predictor) In(policy *precision.Policy) {
 	if policy == nil || !policy.Quantizes() {
 		return
@@ -35,20 +35,21 @@ func (p *Predictor) In(policy *precision.Policy) {
 	}
 }
 
-// A class is the formats of layers that are alike.
+// A class is the formats of equal layers.
 type class = precision.Layer
 
-// A quantLayers is the layers of a model by class. Parts of a model that have as many of each class
-// need the same: each such mix has a number, and 0 is that of a model without a policy.
+// A quantLayers groups the layers of a model by class. Parts of a model with the same number of
+// layers of each class need the same memory: each such mix has a number; 0 is a model without a
+// policy.
 type quantLayers struct {
 	classes []class
 	of      []int // by layer
-	slots   int   // layers of a round
+	slots   int   // layers per loop iteration
 	mixes   map[[2]int64]int
-	counts  [][]int64 // of layers by place in a round and class, for each mix
+	counts  [][]int64 // layers by slot in an iteration and class, for each mix
 }
 
-// part is some rounds of the layers, from one on, and perhaps the ends.
+// part is rounds loop iterations over layers from from, and perhaps embedding or head.
 func (p *Predictor) part(from, rounds int64, first, last bool) part {
 	t := part{rounds: rounds, first: first, last: last}
 	if p.quant != nil {
@@ -57,7 +58,7 @@ func (p *Predictor) part(from, rounds int64, first, last bool) part {
 	return t
 }
 
-// mix numbers what layers from one to another are made of.
+// mix numbers the composition of layers from up to to.
 func (n *quantLayers) mix(from, to int64) int {
 	key := [2]int64{from, to}
 	if at, ok := n.mixes[key]; ok {
@@ -76,7 +77,7 @@ func (n *quantLayers) mix(from, to int64) int {
 	return at
 }
 
-// each goes through the classes of a mix.
+// each visits the classes of a mix.
 func (n *quantLayers) each(mix int, visit func(c class, layers int64)) {
 	counts := n.counts[mix]
 	for i := range n.classes {
@@ -90,23 +91,18 @@ func (n *quantLayers) each(mix int, visit func(c class, layers int64)) {
 	}
 }
 
-// A quantWeight is the bytes of an element of a weight, summed over the layers of a holding, in
-// 32nds: of all copies that are kept, and of those that the forward and the backward pass take. Mx
-// and nv are, of the layers, those that an update writes in MXFP8 and in NVFP4; amaxes the bytes of
-// what NVFP4 scales whole layers by.
+// A quantWeight is the bytes per element of a weight, summed over the layers of a resident, in
+// units of 1/32: of all stored copies, and of those that forward and backward read. mx and nv
+// count the layers whose copies an update quantizes to MXFP8 and NVFP4; amaxes is the bytes of
+// NVFP4's tensor scales.
 type quantWeight struct {
 	own, forward, backward int64
-	shard                  int64 // of copies that are made of a shard: own, but for ragged ones
-	// mx or nv is the number of layers: of a format with power-of-two scales (MXFP8), or with a tensor
-	// scale (NVFP4); each is the bytes of an element of that format, in 32nds.
-	mx, nv, each int64
-	amaxes       int64
+	shard                  int64 // copies made from a shard: own, except for ragged ones
+	mx, nv                 int64
+	amaxes                 int64
 }
 
-// powerScaled tells formats whose scales are powers of two and need no amax of the tensor.
-func powerScaled(f dtype.Format) bool { return f.Quantized() && !f.TensorScale() }
-
-// bits is the bytes of an element in a format, in 32nds.
+// bits is the bytes of an element in units of 1/32: 64 for bf16, 33 for MXFP8, 18 for NVFP4.
 func bits(f dtype.Format) int64 {
 	if f.Block() > 1 {
 		return int64(32 * f.Bytes())
@@ -114,8 +110,8 @@ func bits(f dtype.Format) int64 {
 	return 64
 }
 
-// segments adds the stacks that a policy cuts a parameter's into, one for each class of layers
-// ([precision.Policy.Apply]).
+// segments appends the stacks that a policy splits a parameter's stack into, one for each class of
+// layers ([precision.Policy.Apply]).
 func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 	n := p.quant
 	for i := range n.classes {
@@ -145,33 +141,28 @@ func quantWeightOf(c class, q *param, layers int64) *quantWeight {
 		if one != dtype.FormatBF16 {
 			f.own += layers * bits(one)
 		}
-		if one.TensorScale() {
+		if one == dtype.NVFP4 {
 			f.amaxes += 4 * layers
 		}
 	}
 	f.shard = f.own
-	switch along := fprop[linear]; { // of a ragged shard the other orientation is made, if it can be
+	switch along := fprop[linear]; { // a ragged shard makes the other orientation, if it can
 	case q.ragged == "":
-	case forward.TensorScale() || backward.TensorScale():
-		f.shard = layers * bits(dtype.FormatBF16) // tiles go both ways, and have no amax yet
+	case forward == dtype.NVFP4 || backward == dtype.NVFP4:
+		f.shard = layers * bits(dtype.FormatBF16) // tiles serve both orientations, and have no amax yet
 	case q.ragged == along:
 		f.shard = layers * (bits(dtype.FormatBF16) + bits(backward))
 	default:
 		f.shard = layers * (bits(dtype.FormatBF16) + bits(forward))
 	}
-	f.nv = layers
-	for _, one := range []dtype.Format{forward, backward} {
-		if powerScaled(one) {
-			f.mx, f.nv, f.each = layers, 0, bits(one)
-		} else if one.TensorScale() && f.mx == 0 {
-			f.each = bits(one)
-		}
+	if f.nv = layers; forward == dtype.MXFP8 || backward == dtype.MXFP8 {
+		f.mx, f.nv = layers, 0
 	}
 	return &f
 }
 
-// layer is the bytes of the weights of one layer, as each pass takes them; of layers that differ
-// those that have most.
+// layer is the bytes of one layer's weights, as each pass reads them; of layers that differ, the
+// largest.
 func (g *gradient) layer() (forward, backward int64) {
 	var each [2][]int64 // by class
 	add := func(pass, class int, bytes int64) {
@@ -193,16 +184,16 @@ func (g *gradient) layer() (forward, backward int64) {
 		rows := h.param.whole * h.quant.forward / (32 * h.layers)
 		add(0, h.class, rows)
 		add(1, h.class, h.param.whole*h.quant.backward/(32*h.layers))
-		if g.s.again(ir.Attn) || g.s.again(ir.MLP) { // what is computed again takes rows
+		if g.s.again(ir.Attn) || g.s.again(ir.MLP) { // recomputed GEMMs read rows
 			add(1, h.class, rows)
 		}
 	}
 	return slices.Max(append(each[0], 0)), slices.Max(append(each[1], 0))
 }
 
-// transposedCopies adds copies of weights that fsdp cut along what a product sums over, which
-// stands last: for all layers at once they are brought into the order that is sent. They are the
-// rows of what takes the width of the model, and the columns of what gives it.
+// transposedCopies adds copies of weights that fsdp shards along the dimension a GEMM contracts,
+// which is last: they are transposed for all layers at once to the order that is sent. These are
+// the rows of weights that read the hidden size, and the columns of weights that write it.
 func (g *gradient) transposedCopies(m *space) {
 	add := func(bytes int64, from, to int) {
 		m.list = append(m.list, buffer{bytes, from, to, true})
@@ -212,7 +203,7 @@ func (g *gradient) transposedCopies(m *space) {
 		if h.quant == nil || !h.cut {
 			continue
 		}
-		in32nds := (h.quant.mx + h.quant.nv) * h.quant.each
+		in32nds := h.quant.mx*bits(dtype.MXFP8) + h.quant.nv*bits(dtype.NVFP4)
 		bytes := h.param.stored * in32nds / 32
 		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.s.again(ir.Attn)
 		switch linear {
@@ -225,7 +216,7 @@ func (g *gradient) transposedCopies(m *space) {
 			again = g.s.again(ir.MLP)
 		}
 		to := atForward
-		if again && g.backward { // the rows are taken once more
+		if again && g.backward { // recomputation reads the rows again
 			to = atBackward
 		}
 		if g.forward || again {
@@ -234,18 +225,17 @@ func (g *gradient) transposedCopies(m *space) {
 	}
 }
 
-// transposedFactors is what the half of weights has of the factors of products in MXFP8, whose
-// blocks go along tokens: XLA turns stacks of all layers before the loop. They are the gradients of
-// the residual stream behind attention and MLP, of queries, keys and values, and of gate and up;
-// what attention gave, gate and up themselves, if they are recomputed; else the bytes that were
-// kept.
+// transposedFactors is what the wgrad half has of MXFP8 operands, whose blocks run along tokens:
+// XLA transposes stacks of all layers before the loop. They are the gradients of the residual
+// stream behind attention and MLP, of Q, K and V, and of gate and up; attention's output, gate and
+// up themselves, if they are recomputed; else the saved bytes.
 func (g *gradient) transposedFactors() (bytes int64) {
 	if g.part.mix == 0 || g.part.first {
 		return 0
 	}
 	mx := false
 	g.p.quant.each(g.part.mix, func(c class, _ int64) {
-		mx = mx || powerScaled(c.Of("down", precision.Wgrad))
+		mx = mx || c.Of("down", precision.Wgrad) == dtype.MXFP8
 	})
 	if !mx {
 		return 0
@@ -268,25 +258,25 @@ func (g *gradient) transposedFactors() (bytes int64) {
 	return bytes
 }
 
-// made is what an update has besides that quantizes weights.
+// made is the additional temp of an update that quantizes weights.
 func (p *Predictor) made(w *way, list []resident) int64 {
 	mx, nv := p.quantized(w, list)
 	return mx + nv
 }
 
-// quantized is what an update has besides that quantizes weights, by format. Of MXFP8 new masters
-// and moments wait in f32 until the old ones are read by all, since a fusion that transposes
-// weights does not write in place: 7.4 to 11.3 bytes for an element in the plans of bench/memory,
-// more where what was gathered is transposed as well. On one device only one stack waits, and two
-// where fsdp does not shard them on sm_100, or where they have 2 GiB and more, which XLA fuses
-// otherwise. Of NVFP4 the rounded weights wait (2.1), but for those of 2 GiB and more. On the CPU
-// it is what one orientation takes.
+// quantized is the additional temp of an update that quantizes weights, by format. With MXFP8, new
+// f32 masters and moments wait until all readers of the old ones are done, because a fusion that
+// transposes weights does not write in place: 7.4 to 11.3 bytes per element in the plans of
+// bench/memory, more if gathered copies are transposed, too. On one device only one stack waits;
+// two if fsdp does not shard them on sm_100, or from 2 GiB on, where XLA fuses differently. With
+// NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it is the size of
+// one orientation.
 func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
 	each := int64(8)
 	if w.gather == "step" && w.sharded {
 		each = 10
 	}
-	var largest int64 // in f32
+	var largest int64 // bytes in f32
 	for i := range list {
 		switch h := &list[i]; {
 		case h.quant == nil:
@@ -312,9 +302,9 @@ func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
 	return mx, nv
 }
 
-// squares is what the program that adds up the squares of gradients has under a policy, which
-// watches the gradients of each layer ([optim.Param]): XLA:CPU writes the squares of stacks, and
-// which of their elements are zero, both in f32, before it adds them up.
+// squares is the temp of the program that adds up squared gradients under a policy, which monitors
+// the gradients of each layer ([optim.Param]): XLA:CPU writes the squares of stacks, and a mask of
+// zero elements, both in f32, before it adds them up.
 func (p *Predictor) squares(list []resident) (bytes int64) {
 	if p.quant == nil || !p.cpu {
 		return 0
@@ -327,11 +317,10 @@ func (p *Predictor) squares(list []resident) (bytes int64) {
 	return bytes
 }
 
-// quantized adds what products in few bits have besides, as buffer assignments of 8b and 70b show
-// it: what was kept for the gradients of weights is turned between the loops, one stack after
-// another; and on its way back a layer has gradients in both orientations, and of NVFP4 what seven
-// of the largest values take, which fits both (they were transformed gradients and the numbers that
-// rounding draws, until these stayed in registers; the peak remained).
+// quantized adds the buffers of quantized GEMMs, as the buffer assignments of llama3.1-8b and 70b
+// show them. Saved wgrad inputs are transposed between the loops, one stack after another. In
+// backward, a layer has gradients in both orientations, and for NVFP4 another seven times its
+// largest value, which fits both models.
 func (g *gradient) quantized(m *space) {
 	if g.w.gather == "layer" && g.sharded() {
 		g.transposedCopies(m)
@@ -346,9 +335,7 @@ func (g *gradient) quantized(m *space) {
 			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
 		}
 		each := int64(1)
-		if slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
-			return f.TensorScale() && c.Has(f)
-		}) {
+		if c.Has(dtype.NVFP4) {
 			each = 7
 		}
 		most = max(most, each*mlp)

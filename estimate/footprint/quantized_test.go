@@ -82,9 +82,9 @@ func TestStagesOfAPolicy(t *testing.T) {
 	}
 }
 
-// A shard of 2560/32 elements has no whole blocks of 32: it is gathered in bf16, quantized along
-// the other dimension only, and its master may lie on the host. The compiled programs of this plan
-// keep so many bytes.
+// A shard of 2560/32 elements is not whole blocks of 32: it is gathered in bf16, quantized along
+// the other dimension only, and its master may be on the host. The sizes are those the compiled
+// programs of this plan have.
 func TestCopiesOfRaggedShards(t *testing.T) {
 	c := config(t, "qwen3-4b")
 	p := plan.Default()

@@ -12,22 +12,23 @@ import (
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// A param is one parameter, or stack of them, as it lies under a plan, in elements of one layer.
+// A param is the layout of one parameter, or a stack of them, under a plan. Sizes are elements of
+// one layer.
 type param struct {
 	name   string
 	stack  bool
-	slot   int   // of a stack, which of a round's layers it has
-	vector bool  // a norm or a bias: not worth cutting
-	whole  int64 // after tp
-	stored int64 // after fsdp, too
-	cut    bool  // by fsdp
-	first  int   // dimension that fsdp cuts, for what is moved to the front
-	// ragged is the name of that dimension if a shard of it has no whole blocks of the format: then
-	// shards are gathered in bf16, and quantized along it when they are whole.
+	slot   int   // of a stack: which layer of an iteration
+	vector bool  // a norm or a bias, never sharded
+	whole  int64 // elements after tp
+	stored int64 // elements after tp and fsdp
+	cut    bool  // sharded by fsdp
+	first  int   // the dimension fsdp shards, which is moved to the front
+	// ragged names that dimension if a shard of it is not whole scale blocks: then shards are
+	// gathered in bf16 and quantized along it afterwards.
 	ragged string
 }
 
-// lay says how a parameter lies.
+// lay returns the layout of a parameter.
 func lay(q *model.Param, p *plan.Plan) param {
 	dims := q.Dims
 	if q.Stacked() {
@@ -49,24 +50,24 @@ func lay(q *model.Param, p *plan.Plan) param {
 	return out
 }
 
-// sizes are those of what flows through a layer on one device, in bytes of a microbatch, from the
-// bill of its graph.
+// sizes are the activations of a layer on one device, in bytes of a microbatch, from the cost of
+// its graph.
 type sizes struct {
-	cost.Cut
+	cost.Sharding
 	bill *cost.Bill
-	elem int64 // bytes of a value
-	ids  int64 // of one number for each token
-	// What lies between layers, the same where tp gathered it, one of the MLP's values, the head's
-	// result; and how many scores attention has.
+	elem int64 // bytes of an element
+	ids  int64 // bytes of one int32 per token
+	// The residual stream between layers, the same after tp's gather, one MLP activation, the logits;
+	// and the number of attention scores.
 	flow, whole, mlp, logits, scores int64
 	attention                        *ir.Op
-	vocab                            int64 // columns of the head
-	// What a round of each loop keeps of a microbatch for its backward pass.
+	vocab                            int64 // columns of the head on a device
+	// Bytes that an iteration of each loop saves of a microbatch for backward.
 	residualBytes []int64
 }
 
 func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
-	cut := cost.CutOf(pl)
+	cut := cost.ShardingOf(pl)
 	if s := p.sized[cut]; s != nil {
 		return s, nil
 	}
@@ -75,11 +76,11 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 		return nil, err
 	}
 	layer := &bill.Layers[0]
-	s := &sizes{Cut: cut, bill: bill, elem: 4, ids: 4 * cut.Rows * cut.Seq / cut.CP, flow: layer.Flow,
-		whole: layer.Whole, mlp: layer.MLP, logits: bill.Head.Logits}
+	s := &sizes{Sharding: cut, bill: bill, elem: 4, ids: 4 * cut.Rows * cut.Seq / cut.CP,
+		flow: layer.Flow, whole: layer.Whole, mlp: layer.MLP, logits: bill.Head.Logits}
 	halves := int64(1)
 	if cut.Overlap {
-		halves = 2 // the values of a layer are those of one half
+		halves = 2 // a layer's values are of one half batch
 	}
 	s.flow, s.whole, s.mlp = halves*s.flow, halves*s.whole, halves*s.mlp
 	if a := layer.Attention; a != nil {
@@ -99,8 +100,8 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	return s, nil
 }
 
-// residuals lists what a part keeps of a microbatch for its backward pass: each buffer is a stack
-// of the part's rounds of one loop.
+// residuals lists what a part saves of a microbatch for backward: each buffer is a stack over the
+// part's iterations of one loop.
 func (s *sizes) residuals(t part) (list []int64) {
 	for i := range s.bill.Layers {
 		list = s.residualsOf(list, t, i)
@@ -108,7 +109,7 @@ func (s *sizes) residuals(t part) (list []int64) {
 	return list
 }
 
-// residualsOf adds what the rounds of one loop keep.
+// residualsOf appends what the iterations of one loop save.
 func (s *sizes) residualsOf(list []int64, t part, loop int) []int64 {
 	if rounds := s.rounds(t, loop); rounds > 0 {
 		for _, n := range s.bill.Layers[loop].Residuals {
@@ -118,7 +119,7 @@ func (s *sizes) residualsOf(list []int64, t part, loop int) []int64 {
 	return list
 }
 
-// data is the bytes of the batch's own numbers that the layers of a part take.
+// data is the bytes of batch inputs (such as positions) that the layers of a part read.
 func (s *sizes) data(t part) (n int64) {
 	for i := range s.bill.Layers {
 		if s.rounds(t, i) > 0 {
@@ -128,7 +129,7 @@ func (s *sizes) data(t part) (n int64) {
 	return n
 }
 
-// rounds is how many of a part's rounds are those of a loop of the bill.
+// rounds is the number of a part's iterations that belong to a loop of the graph.
 func (s *sizes) rounds(t part, loop int) int64 {
 	l := &s.bill.Layers[loop]
 	return max(0, min(t.from+t.rounds, l.From+l.Rounds)-max(t.from, l.From))
@@ -137,5 +138,5 @@ func (s *sizes) rounds(t part, loop int) int64 {
 // sum adds up the bytes of a list.
 func sum(list []int64) int64 { return lists.Sum(list, func(n int64) int64 { return n }) }
 
-// has tells whether parts of a block are computed again.
+// again reports whether a part of a block is recomputed.
 func (s *sizes) again(tag ir.Tag) bool { return s.Again.Has(tag) }

@@ -2,8 +2,8 @@ package footprint
 
 import "slices"
 
-// updateTemp is what the optimizer's program has beside its results, where the model takes whole
-// copies of what is kept in pieces; else what is new is written where the old was.
+// updateTemp is the temp of the optimizer's program if the model reads gathered copies of sharded
+// parameters; else parameters are updated in place.
 func (p *Predictor) updateTemp(w *way, s *sizes, list []resident) int64 {
 	switch {
 	case p.cpu || p.arch == "sm_120":
@@ -16,14 +16,13 @@ func (p *Predictor) updateTemp(w *way, s *sizes, list []resident) int64 {
 	})
 }
 
-// reduceTemp is what the program has beside its results that adds up the gradients of a rank of a
-// pipeline.
+// reduceTemp is the temp of the program that reduces the gradients of a pipeline rank.
 func (p *Predictor) reduceTemp(w *way, s *sizes, list []resident) int64 {
 	if p.cpu {
 		var scattered, summed int64
 		for i := range list {
 			switch h := &list[i]; {
-			case h.cut && w.zero < 2: // one is sent, one got ready, and one has come
+			case h.cut && w.zero < 2: // one in flight, one prepared, and one received
 				scattered = max(scattered, 3*h.whole()*w.sum)
 			case w.spread && !h.vector:
 				summed += h.stored() * 4
@@ -42,9 +41,10 @@ func (p *Predictor) reduceTemp(w *way, s *sizes, list []resident) int64 {
 	return once(p.updates, key, func() int64 { return p.reduceBuffers(w, list) })
 }
 
-// promoted is what XLA:CPU has while it scatters gradients in less than they are kept in: it
-// computes such a sum in f32, so that all terms are rounded first, at full width, then all are
-// sent, and then all that came is rounded into results, which are room for others until then.
+// promoted is the temp of XLA:CPU for reduce-scatters of gradients in a smaller type than they are
+// stored in. It promotes the sum to f32: all terms are rounded first, at full width, then all are
+// sent, and then all results are rounded into the outputs, which can hold other buffers until
+// then.
 func (p *Predictor) promoted(w *way, list []resident) int64 {
 	m, n := p.space.cleared(), len(list)
 	for i := range list {
@@ -57,8 +57,8 @@ func (p *Predictor) promoted(w *way, list []resident) int64 {
 	return m.peak()
 }
 
-// widened is what XLA:CPU has while it adds up gradients of less than f32: all terms and all sums
-// in f32, which find room where terms were and where rounded sums will be.
+// widened is the temp of XLA:CPU for all-reduces of gradients below f32: all terms and all sums in
+// f32, placed where terms were and where rounded sums will be.
 func (p *Predictor) widened(list []resident) int64 {
 	m := p.space.cleared()
 	for i := range list {
@@ -70,8 +70,8 @@ func (p *Predictor) widened(list []resident) int64 {
 	return m.peak()
 }
 
-// updateBound is what neither an update nor the program before it can need more than: all that they
-// ever have, at once.
+// updateBound is an upper bound on the temp of the update and of the reduction: all their buffers
+// at once.
 func (w *way) updateBound(list []resident) (n int64) {
 	for i := range list {
 		h := &list[i]
@@ -81,8 +81,8 @@ func (w *way) updateBound(list []resident) (n int64) {
 	return n
 }
 
-// An updateKey is all that the buffers of an update depend on. The stages of a rank are told by how
-// many there are and by all their layers, since they have as many each, or one more.
+// An updateKey is all that the buffers of an update depend on. The stages of a rank are identified
+// by their number and the sum of their layers, since they have equally many each, or one more.
 type updateKey struct {
 	tp, fsdp, stages, layers int64
 	quantized                int64 // layers with quantized copies
@@ -115,17 +115,17 @@ func (w *way) updateKey(s *sizes, list []resident) updateKey {
 	return k
 }
 
-// reduceBuffers lists the buffers of a program that adds gradients up: each is rounded while the
-// one before is on its way, and then sent; all that came back is brought to the form that is kept
-// at the end, in the same order. Until then results are room for others. With a second sum, along
-// dp or cp, XLA hides that one and waits for the first. What is only summed along these is sent all
-// at once, and takes the place of its term.
+// reduceBuffers lists the buffers of a program that reduces gradients: each is rounded while the
+// one before is in flight, and then sent; all results are converted to the stored form at the end,
+// in the same order. Until then outputs can hold other buffers. With a second sum, along dp or cp,
+// XLA hides that one and waits for the first. Gradients that are only summed along dp and cp are
+// sent all at once, in place.
 func (p *Predictor) reduceBuffers(w *way, list []resident) int64 {
 	m := p.space.cleared()
 	all := sentOf(w, list)
 	for i := range all {
 		h := &all[i]
-		if w.zero < 2 && !w.spread { // XLA goes through computations of sends backwards
+		if w.zero < 2 && !w.spread { // XLA's scheduler visits sends in reverse
 			h = &all[len(all)-1-i]
 		}
 		scattered := h.cut && w.zero < 2
@@ -155,12 +155,11 @@ func (p *Predictor) reduceBuffers(w *way, list []resident) int64 {
 	return m.peak()
 }
 
-// updateBuffers lists the buffers of the update. New moments and a new weight are computed, the
-// weight in the order that is sent, which is why none of them takes the place of the old one. The
-// weight is rounded and gathered, and turned back to where the old one was; moments are copied
-// there; and what was gathered is turned into the order that the model takes. In between, the
-// places of the old are room for others. A single layer needs no turning: it is updated in place
-// and gathered where it stays.
+// updateBuffers lists the buffers of the update. New moments and weights are computed in the order
+// in which weights are sent, so none can be written in place. A weight is rounded and gathered,
+// and transposed back into the old one's buffer; moments are copied back; and gathered copies are
+// transposed to the order that the model reads. In between, the old buffers can hold others. A
+// single layer needs no transposes: it is updated in place and gathered into its destination.
 func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 	m := p.space.cleared()
 	all := slices.DeleteFunc(sentOf(w, list), func(h sent) bool { return !h.cut || h.quantized })
@@ -173,12 +172,12 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 	o.arrange()
 	o.schedule()
 	slices.SortFunc(all, func(a, b sent) int { return a.param - b.param })
-	for i := range all { // what is new
+	for i := range all { // new weights and moments
 		if h := &all[i]; h.transposed {
 			h.state(m)
 		}
 	}
-	for i := range all { // and what is sent of it; XLA goes through computations of sends backwards
+	for i := range all { // and what is sent; XLA's scheduler visits sends in reverse
 		h := &all[len(all)-1-i]
 		if w.elem != 4 {
 			m.add(h.rounded, h.round, h.arrive)
@@ -197,9 +196,9 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 	return m.peak()
 }
 
-// state adds a new weight and new moments, and where the old ones were.
+// state adds a new weight and its moments, and the buffers of the old ones.
 func (h *sent) state(m *space) {
-	if h.table { // its gradient is turned first, and moments only back before they are copied
+	if h.table { // its gradient is transposed first, its moments only before they are copied
 		m.add(h.shard, h.update, h.update)
 		m.add(h.shard, h.unturn, h.copies)
 		m.add(h.shard, h.unturn, h.copies)
@@ -214,14 +213,14 @@ func (h *sent) state(m *space) {
 	}
 }
 
-// updateMeans is the temp of the update on the CPU and on sm_120. How much waits there is a mean
-// over the plans of bench/memory, which lie within a fifth of it.
+// updateMeans is the temp of the update on the CPU and on sm_120: means over the plans of
+// bench/memory, which are within a fifth of them.
 func (p *Predictor) updateMeans(w *way, list []resident) int64 {
-	var all, stacks, largest, whole, second int64 // bytes of pieces in f32, of copies
+	var all, stacks, largest, whole, second int64 // bytes of shards in f32, of copies
 	var table, transposed int64
 	for i := range list {
 		h := &list[i]
-		if !w.copied(h.param) || h.quant != nil { // what is quantized is small when it is sent
+		if !w.copied(h.param) || h.quant != nil { // quantized copies are small when sent
 			continue
 		}
 		shard := h.stored() * 4

@@ -43,8 +43,8 @@ func TestProgramsOfAPipeline(t *testing.T) {
 	}
 }
 
-// A sum over copies that fsdp does not cut has its buffers on the CPU whatever the ZeRO stage of an
-// axis of one device is said to be.
+// A sum over replicas that fsdp does not shard has its buffers on the CPU, whatever ZeRO stage an
+// axis of one device states.
 func TestSumsOfCopiesAreCounted(t *testing.T) {
 	needs := func(fsdp plan.FSDP) int64 {
 		p := plan.Default()

@@ -8,29 +8,30 @@ import (
 	"github.com/deepwell/deepwell/plan"
 )
 
-// A link is what XLA's scheduler takes gathers along fsdp to cost, in what it takes others to cost.
+// A link is the cost of FSDP gathers in XLA's latency-hiding scheduler, relative to other
+// operations.
 type link struct {
-	// counted is where XLA has no figures for the card and its links: an operation is one, and what
-	// is sent takes five, whatever their sizes.
+	// counted means that XLA has no figures for the GPU and its links: an operation costs one, a
+	// collective five, whatever their sizes.
 	counted bool
-	// bytes is how many of those that operations read and write take as long as one that is sent.
+	// bytes is the number of bytes that operations read and write in the time of sending one.
 	bytes int64
 }
 
-// Where XLA knows the card it goes by rates: 8 TB/s of memory, and, by how much it fills gathers
-// with in the plans of bench/memory, 570 GB/s of NVLink. Between hosts it is so much less that all
-// there is fits beside one gather.
+// If XLA knows the GPU it computes with rates: 8 TB/s of memory, and 570 GB/s of NVLink, inferred
+// from how much it overlaps with gathers in the plans of bench/memory. Networks are so much slower
+// that everything fits beside one gather.
 const (
 	inHost  = 14
 	outside = 140
 )
 
-// gatherTime is what a gather takes where operations are counted (XLA's kHighLatency over
+// gatherTime is the cost of a gather where operations are counted (XLA's kHighLatency over
 // kMediumCost).
 const gatherTime = 5
 
-// link says what gathers of a plan cost. XLA has figures for hosts of NVLink with a network between
-// them: not for PCI Express, nor for a domain of several hosts.
+// link returns the cost of a plan's gathers. XLA has figures for NVLink hosts with a network
+// between them, but not for PCI Express, nor for an NVLink domain of several hosts.
 func (p *Predictor) link(pl *plan.Plan) link {
 	if p.place.cluster != pl.Cluster || p.place.perHost == 0 {
 		p.place.cluster, p.place.counted, p.place.perHost = pl.Cluster, p.arch == "sm_120", 8
@@ -47,26 +48,26 @@ func (p *Predictor) link(pl *plan.Plan) link {
 	return l
 }
 
-// A place is where the devices of the last plan lie.
+// A place is the device layout of the last plan.
 type place struct {
 	cluster string
 	counted bool
 	perHost int64
 }
 
-// A sent is a parameter of which gradients or copies are sent, in bytes, and, where they are, the
-// moments of what an update does with it.
+// A sent is a parameter whose gradient or copy is sent: its sizes in bytes, and the points of its
+// operations in the update's schedule.
 type sent struct {
-	shard, rounded, whole int64 // what is kept, in f32 and as it is sent; what comes of it
-	terms, sum, result    int64 // its gradient before and after it is added up, and as it is kept
-	param, turn           int   // its place among all, and among those that are sent
+	shard, rounded, whole int64 // the shard in f32, as sent, and gathered
+	terms, sum, result    int64 // its gradient before and after reduction, and as stored
+	param, turn           int   // its index among all, and among those sent
 	cut                   bool
-	transposed            bool // it is sent in another order than it is kept in
-	table                 bool // and its update is computed in that order
+	transposed            bool // sent in another order than it is stored
+	table                 bool // and updated in that order
 	quantized             bool // its copies are quantized
 
-	update, round, send, arrive int // the new weight and moments; it is rounded; it is on its way
-	back, unturn, copies, given int // to where the old was: weight, moments; what the model takes
+	update, round, send, arrive int // new weight and moments; rounding; start and end of the send
+	back, unturn, copies, given int // writing back weight and moments; handing the copy to the model
 }
 
 // sentOf lists parameters, the smallest first, and tables before stacks of the largest matrices.
@@ -104,26 +105,27 @@ func sentOf(w *way, list []resident) []sent {
 	return all
 }
 
-// A scheduler orders the operations of an update as XLA's does: from the end to the beginning, one
-// gather at a time, and each takes what is ready of the rest until its time is over.
+// A scheduler orders the operations of an update as XLA's latency-hiding scheduler does: from the
+// end to the beginning, with one gather in flight, beside which other ready operations are placed
+// until its time is used up.
 type scheduler struct {
 	link
 	devices int64
-	all     []sent // in the order in which they are sent
-	order   []int  // in which they are put back
-	now     int    // counted from the end
-	vectors int    // updates of what is not sent
+	all     []sent // in send order
+	order   []int  // order of writing back
+	now     int    // time, counted from the end
+	vectors int    // updates of parameters that are not sent
 
-	gives, backs, copied int // how many are given, put back and copied, counted from the last
+	gives, backs, copied int // operations done, counted from the last
 
-	waiting []int // sent, and not yet rounded
-	ready   []int // rounded, and not yet updated
+	waiting []int // sent, not yet rounded
+	ready   []int // rounded, not yet updated
 }
 
-// arrange puts what is sent in its order. With a table that is turned the smallest go first, and
-// what is put back goes in the same order. Without one, of equals the last goes first, or, if
-// operations are counted, the largest; what is put back goes the other way round. So it is, too,
-// where pieces have 2 GiB and more, which are fused otherwise.
+// arrange sorts what is sent. With a transposed table the smallest go first, and results are put
+// back in the same order. Without one, the last of equals goes first, or, if operations are
+// counted, the largest; results are put back in reverse. The same holds for shards from 2 GiB on,
+// which are fused differently.
 func (o *scheduler) arrange() {
 	n := len(o.all)
 	for i := range n {
@@ -139,7 +141,7 @@ func (o *scheduler) arrange() {
 	slices.Reverse(o.order)
 }
 
-// schedule gives all operations their moments.
+// schedule assigns points to all operations.
 func (o *scheduler) schedule() {
 	o.now = 1
 	for i := len(o.all) - 1; i >= 0; i-- {
@@ -175,7 +177,7 @@ func (o *scheduler) schedule() {
 
 func (o *scheduler) tick() int { o.now++; return o.now - 1 }
 
-// cost is that of an operation that reads and writes so many bytes.
+// cost is the cost of an operation that reads and writes that many bytes.
 func (o *scheduler) cost(bytes int64) int64 {
 	if o.counted {
 		return 1
@@ -183,7 +185,7 @@ func (o *scheduler) cost(bytes int64) int64 {
 	return max(bytes, 1)
 }
 
-// give turns what was gathered last, of what is not yet, into the order that the model takes.
+// give transposes the most recently gathered parameter to the order that the model reads.
 func (o *scheduler) give() int64 {
 	for o.gives < len(o.all) {
 		h := &o.all[len(o.all)-1-o.gives]
@@ -196,7 +198,8 @@ func (o *scheduler) give() int64 {
 	return 0
 }
 
-// fill takes one more operation, and tells what it costs, and whether there was one.
+// fill schedules one more operation beside a gather, and returns its cost; ok is false if none is
+// ready.
 func (o *scheduler) fill() (cost int64, ok bool) {
 	if n := o.give(); n > 0 {
 		return n, true
@@ -233,7 +236,7 @@ func (o *scheduler) fill() (cost int64, ok bool) {
 	return o.restore()
 }
 
-// restore puts a weight where the old one was, or, if all are, moments.
+// restore writes a weight back to the old one's buffer, or, if all are, moments.
 func (o *scheduler) restore() (cost int64, ok bool) {
 	for o.backs < len(o.all) {
 		h := &o.all[o.order[len(o.all)-1-o.backs]]
@@ -251,8 +254,8 @@ func (o *scheduler) restore() (cost int64, ok bool) {
 	return 0, false
 }
 
-// copy puts moments where the old ones were, which XLA counts for nothing; those of a table are
-// turned before.
+// copy writes moments back to the old buffers, which XLA counts as free; a table's moments are
+// transposed before.
 func (o *scheduler) copy(h *sent) (cost int64) {
 	h.copies = o.tick()
 	h.unturn = h.copies
@@ -263,7 +266,8 @@ func (o *scheduler) copy(h *sent) (cost int64) {
 	return cost
 }
 
-// compute makes the new weight and moments, and before, if they did not fill time, copies these.
+// compute makes the new weight and moments, and copies the moments first if they did not fill
+// time.
 func (o *scheduler) compute(h *sent) (cost int64) {
 	if h.copies == 0 {
 		cost = o.copy(h)

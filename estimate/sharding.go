@@ -11,13 +11,13 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A cut is how a block lies on the devices of a stage. Plans that share it share the prices of
-// their blocks, so it is the key of what an estimator keeps.
-type cut struct {
-	rows, seq                     int64 // of a microbatch on one device
+// A sharding is how a block is sharded over the devices of a stage. Plans with equal shardings
+// share the costs of their blocks, so it is the key of the estimator's cache.
+type sharding struct {
+	rows, seq                     int64 // sequences of a microbatch on a device, and their tokens
 	tensor, context, expert, etp  int64
-	tensorAt, contextAt, expertAt int64 // strides
-	fsdp, fsdpAt                  int64 // of what travels in every microbatch
+	tensorAt, contextAt, expertAt int64 // device strides
+	fsdp, fsdpAt                  int64 // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
 	ring, balance                 bool
 	offload                       bool
@@ -25,27 +25,27 @@ type cut struct {
 	params                        dtype.DType
 	grads                         dtype.DType
 	wire                          dtype.DType
-	gather, reduce                bool  // parameters and gradients travel in every microbatch
-	ranks                         int64 // that have a piece of a tensor, where it matters
+	gather, reduce                bool  // FSDP gathers parameters, reduces gradients, per microbatch
+	ranks                         int64 // ranks that share a tensor's NVFP4 amax; 0 without NVFP4
 }
 
-// A layout is the sizes of a plan, spelled out: the axes and where the devices of each lie.
+// A layout is a plan in numbers: the size of each axis and the stride between its devices.
 type layout struct {
-	cut
+	sharding
 	pipe, virtual, micros int64
 	data                  int64 // dp
 	shard                 int64 // fsdp
 	zero                  int
-	whole                 string // for how long gathered parameters stay
+	whole                 string // lifetime of gathered parameters: layer, microbatch or step
 	dataAt, shardAt       int64
 	pipeAt                int64
-	fold                  int64 // size of the plan's own axis ep
-	vee                   bool  // stages go down the ranks and back up
-	hosted                bool  // the optimizer's state is on the host
+	fold                  int64 // size of the plan's ep axis
+	vee                   bool  // stages run down the ranks and back up (zb-v)
+	hosted                bool  // optimizer state is offloaded to the host
 }
 
-// read spells a plan out. It looks at no more of a plan than it needs to price one that fits:
-// [plan.Plan.Check] says what does not.
+// read converts a plan to a layout. It checks only what pricing needs: [plan.Plan.Check] checks
+// the rest.
 func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	one := func(n int64) int64 { return max(n, 1) }
 	l.pipe, l.virtual, l.micros = one(p.PP.Size), one(p.PP.Virtual), one(p.Microbatches)
@@ -81,7 +81,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
 	l.again = cost.TagsOf(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
-	if !e.cluster.CPU() { // whose memory is the host's
+	if !e.cluster.CPU() { // a CPU device has no other memory to offload to
 		l.offload, l.hosted = p.Offloads(plan.Activations), p.Offloads(plan.OptimizerState)
 	}
 	if e.agrees {
@@ -96,7 +96,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	return l, nil
 }
 
-// strides walks the axes from the innermost.
+// strides assigns device strides, from the innermost axis outwards.
 func (l *layout) strides(p *plan.Plan) {
 	at := int64(1)
 	order := p.Order
@@ -108,12 +108,12 @@ func (l *layout) strides(p *plan.Plan) {
 		*stride = at
 		at *= size
 	}
-	if l.fold == 1 { // folded over the axes of the model's other part
+	if l.fold == 1 { // ep is folded over dp, cp and tp
 		l.expertAt = 1
 	}
 }
 
-// axis is the size of one, and where its stride goes.
+// axis returns the size of an axis and where its stride is stored.
 func (l *layout) axis(name string) (size int64, stride *int64) {
 	switch name {
 	case plan.TensorAxis:
@@ -133,20 +133,25 @@ func (l *layout) axis(name string) (size int64, stride *int64) {
 var defaultOrder = []string{plan.PipelineAxis, plan.DataAxis, plan.FSDPAxis, plan.ContextAxis,
 	plan.ExpertAxis, plan.TensorAxis}
 
-// tokens are those of a microbatch on one device, piece those that it has of a cut sequence.
-func (c *cut) tokens() float64 { return float64(c.rows*c.seq) / float64(c.context) }
+// tokens is the tokens of a microbatch on a device; seqShard divides them by tp under sequence
+// parallelism.
+func (c *sharding) tokens() float64 { return float64(c.rows*c.seq) / float64(c.context) }
 
-func (c *cut) seqShard() float64 {
+func (c *sharding) seqShard() float64 {
 	if c.sequence {
 		return c.tokens() / float64(c.tensor)
 	}
 	return c.tokens()
 }
 
-func (c *cut) tensorGroup() price.Group { return price.Group{Size: c.tensor, Stride: c.tensorAt} }
-func (c *cut) contextGroup() price.Group {
+func (c *sharding) tensorGroup() price.Group {
+	return price.Group{Size: c.tensor, Stride: c.tensorAt}
+}
+func (c *sharding) contextGroup() price.Group {
 	return price.Group{Size: c.context, Stride: c.contextAt}
 }
-func (c *cut) everyone() price.Group    { return price.Group{Size: c.ranks, Stride: 1} }
-func (c *cut) expertGroup() price.Group { return price.Group{Size: c.expert, Stride: c.expertAt} }
-func (c *cut) fsdpGroup() price.Group   { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }
+func (c *sharding) everyone() price.Group { return price.Group{Size: c.ranks, Stride: 1} }
+func (c *sharding) expertGroup() price.Group {
+	return price.Group{Size: c.expert, Stride: c.expertAt}
+}
+func (c *sharding) fsdpGroup() price.Group { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }
