@@ -14,6 +14,14 @@ func isMove(op *ir.Op) bool { return op.Kind == "to_host" || op.Kind == "to_devi
 // writes it in place: with copies between, an offloaded optimizer had a second copy of its state.
 // A move stays where its argument cannot take its name: inputs and other results have one.
 func dropMoves(g *ir.Graph) error {
+	dropMovesOf(g, false)
+	return nil
+}
+
+// dropMovesOf is dropMoves for a graph or the body of a loop, whose results have no names of their
+// own: there every move goes, or the loop would return a value in another memory than its readers
+// expect.
+func dropMovesOf(g *ir.Graph, body bool) {
 	at := map[*ir.Value]*ir.Value{}
 	swap := func(list []*ir.Value) {
 		for i, v := range list {
@@ -24,13 +32,13 @@ func dropMoves(g *ir.Graph) error {
 	}
 	g.Ops = slices.DeleteFunc(g.Ops, func(op *ir.Op) bool {
 		if swap(op.In); op.Body != nil {
-			_ = dropMoves(op.Body) // it never fails
+			dropMovesOf(op.Body, true)
 		}
 		if !isMove(op) {
 			return false
 		}
 		x, v := op.In[0], op.Out[0]
-		if slices.Contains(g.Results, v) {
+		if slices.Contains(g.Results, v) && !body {
 			if x.Def() == nil || slices.Contains(g.Results, x) {
 				return false
 			}
@@ -40,5 +48,4 @@ func dropMoves(g *ir.Graph) error {
 		swap(g.Results)
 		return true
 	})
-	return nil
 }
