@@ -15,8 +15,8 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// A referenceRun is what another program must know to make the same run, beside its weights and
-// batches; bench/curve/torch_run.py reads it.
+// referenceRun is run.json: what another program needs to make the same run, beside weights and
+// batches. bench/curve/torch_run.py reads it.
 type referenceRun struct {
 	Steps int       `json:"steps"`
 	Batch int       `json:"batch"`
@@ -29,11 +29,11 @@ type referenceRun struct {
 	Clip  float64   `json:"clip"`
 }
 
-// handOver writes init, a Hugging Face folder; run.json; and batches.bin: for each step ids,
-// labels, positions and segments as whole numbers of 32 bits.
+// writeReferenceRun writes init, a Hugging Face folder; run.json; and batches.bin: for each step
+// ids, labels, positions and segments, each [B, S] as little-endian i32.
 func (r *runner) writeReferenceRun() error {
 	if r.recipe.Optimizer.Name != "adamw" {
-		return diag.New(diag.NotSupported, "only runs with AdamW can be handed over").
+		return diag.New(diag.NotSupported, "only a run with AdamW can be written as a reference run").
 			At("%s: optimizer.name", r.job.Path)
 	}
 	dir := r.job.ReferenceRun
@@ -55,9 +55,10 @@ func (r *runner) writeReferenceRun() error {
 	if err == nil {
 		err = atomicfile.WriteFunc(filepath.Join(dir, "batches.bin"), 0o666, r.writeBatches)
 	}
-	return unwritten(err, "the handover", dir)
+	return unwritten(err, "the reference run", dir)
 }
 
+// writeBatches writes the batches of all steps.
 func (r *runner) writeBatches(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	at := data.Position{}

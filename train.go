@@ -34,7 +34,7 @@ import (
 	"github.com/deepwell/deepwell/train"
 )
 
-// A TrainJob is what to train.
+// A TrainJob is a training run as run.toml and the command line describe it.
 type TrainJob struct {
 	Path  string   // of run.toml
 	Set   []string // KEY=VALUE, on top of it
@@ -42,35 +42,36 @@ type TrainJob struct {
 	Until int      // the step after which the run pauses; 0 is the last
 	// Profile is the first and the last step to trace, counted from 1; zero traces nothing.
 	Profile [2]int
-	Rerun   string // the folder of a rejected step to compute again, instead of training
-	// Peers are the addresses of all processes of a run, in order, and Self which of them this is:
-	// the ranks of a plan's pipeline are dealt to them. None is one process.
+	Rerun   string // the folder of a rejected step to recompute, instead of training
+	// Peers are the addresses of all processes of a run, in order, and Self is the index of this one:
+	// pipeline ranks are assigned to them in order. Empty is one process.
 	Peers []string
 	Self  int
-	// KeyFile has the secret that all of them share; without one they are on one host.
+	// KeyFile has the secret that all processes share; it is optional on one host.
 	KeyFile string
-	// Patience is how long another process may be silent before it counts as lost; 0 means 8 s. At
-	// the start, one that has not come is waited for thirty times as long.
+	// Patience is how long another process may be silent before it counts as lost; 0 means 8 s. At the
+	// start, processes wait thirty times as long for each other.
 	Patience time.Duration
 	// OnStall is called if a run has stalled and does not end within seconds, being stuck where
-	// nothing can be canceled. A command ends the process there.
+	// nothing can be canceled. A command exits there.
 	OnStall func(error) `json:"-"`
-	// ReferenceRun is a new folder for another program that is to train the same, instead of
-	// training: the first weights, the batches and the settings.
+	// ReferenceRun is a new folder for initial weights, batches and settings, from which another
+	// program (PyTorch) trains the same run. Nothing is trained.
 	ReferenceRun string
 }
 
-// A TrainResult is what came of a TrainJob: how far the run is, or what a replayed step showed.
+// A TrainResult is the outcome of a TrainJob: the progress of the run, or the gradients of a rerun
+// step.
 type TrainResult struct {
-	// Weights are what this start of the run began with; nil if it did not come so far.
+	// Weights are the parameters that this process began with; nil if it did not come so far.
 	Weights *event.Weights `json:"weights,omitempty"`
 
 	Run   *train.Result      `json:"run,omitempty"`
-	Rerun *train.RerunResult `json:"replay,omitempty"`
+	Rerun *train.RerunResult `json:"rerun,omitempty"`
 }
 
-// Train follows a recipe to its last step, from the newest checkpoint of its folder on. Replaying a
-// rejected step, it computes the step's gradients again and changes nothing.
+// Train trains a recipe to its last step, resuming from the newest checkpoint in its folder. With
+// TrainJob.Rerun it recomputes the gradients of a rejected step instead, and changes nothing.
 func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v := e.begin(ctx, "train")
 	r := &runner{env: e, job: job}
@@ -90,7 +91,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.ReferenceRun != "" {
-		v.pass("write what another program needs", r.writeReferenceRun)
+		v.pass("write the reference run", r.writeReferenceRun)
 		return done, v.err
 	}
 	v.pass("write the programs", r.writePrograms)
@@ -100,7 +101,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("compile and fill the state", func() error { return r.start(ctx) })
 	v.pass("keep what the run is made of", r.keepInputs)
 	if job.Rerun != "" {
-		done.Rerun = get(v, "replay the step", func() (*train.RerunResult, error) {
+		done.Rerun = get(v, "rerun the step", func() (*train.RerunResult, error) {
 			return r.trainer.Rerun(ctx, job.Rerun)
 		})
 		return done, v.err
@@ -114,7 +115,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	return done, errors.Join(v.err, r.finish())
 }
 
-// A runner is a training run while it is put together.
+// A runner assembles a training run, pass by pass.
 type runner struct {
 	env           *Env
 	job           TrainJob
@@ -122,15 +123,15 @@ type runner struct {
 	plan          *plan.Plan // nil is one device
 	model         *capture.Model
 	random        bool  // parameters begin at random
-	noWeights     error // why weights that are meant cannot be read
+	noWeights     error // why the weights that the recipe names cannot be read
 	weights       *event.Weights
 	tokens        *tokenizer.Tokenizer
-	tokenizerFile string // the tokenizer's file
+	tokenizerFile string
 	rows          *data.Loader
 	held          *data.Loader
 	program       *step.Programs
 	engine        *engine.Engine
-	// processes are those of the run; nil if there is one.
+	// processes are all processes of the run; nil for one process.
 	processes *train.Processes
 	events    event.Sink
 	warnings  *warnings   // of what is opened before the run's folder
@@ -139,7 +140,7 @@ type runner struct {
 	board     *tfevents.Writer
 	trace     *trace.Profile
 	trainer   *train.Trainer
-	wasRun    bool // the folder is that of a run which was begun before
+	wasRun    bool // a run has used the folder before
 }
 
 func (r *runner) readRecipe() (err error) {
@@ -155,8 +156,9 @@ func (r *runner) readRecipe() (err error) {
 	return err
 }
 
-// findModel finds the configuration and decides what parameters begin as. Nothing that looks like
-// weights is passed over for random ones unless the recipe says so.
+// findModel finds the model's configuration and decides where parameters come from. Files that look
+// like weights are never ignored in favour of random parameters unless the recipe says init =
+// "random".
 func (r *runner) findModel() (err error) {
 	if r.model, err = capture.Open(r.recipe.Model, capture.Options{}); err != nil {
 		return at(err, r.job.Path+": model")
@@ -181,8 +183,8 @@ func (r *runner) findModel() (err error) {
 	return r.model.Check()
 }
 
-// findModelOrCheckpoint is findModel for a run that may have begun: it goes on with a checkpoint,
-// and then nobody needs the weights that it began with.
+// findModelOrCheckpoint is findModel for a run that may have checkpoints: it resumes from the
+// newest, and the weights that it began with are not needed any more.
 func (r *runner) findModelOrCheckpoint() error {
 	err := r.findModel()
 	if r.noWeights != nil && r.begun() {
@@ -191,13 +193,13 @@ func (r *runner) findModelOrCheckpoint() error {
 	return err
 }
 
-// begun reports whether the run has checkpoints to go on with.
+// begun reports whether the run has checkpoints to resume from.
 func (r *runner) begun() bool {
 	steps, err := ckpt.List(filepath.Join(r.recipe.Out, "checkpoints"))
 	return err == nil && len(steps) > 0
 }
 
-// readPlan reads the plan, if there is one. The devices of the CPU engine stand in for its cluster.
+// readPlan reads the plan, if there is one. CPU devices stand in for the devices of its cluster.
 func (r *runner) readPlan() (err error) {
 	if r.job.Plan == "" {
 		return nil
@@ -215,7 +217,7 @@ func (r *runner) readPlan() (err error) {
 	return nil
 }
 
-// readData reads the tokenizer and the tokens.
+// readData opens the tokenizer, the training data and the validation data.
 func (r *runner) readData(ctx context.Context) (err error) {
 	if err := r.readTokenizer(); err != nil {
 		return err
@@ -246,7 +248,7 @@ func (r *runner) readData(ctx context.Context) (err error) {
 	return nil
 }
 
-// readTokenizer finds the tokenizer of the recipe, or that of the model.
+// readTokenizer finds the recipe's tokenizer, or the model's.
 func (r *runner) readTokenizer() (err error) {
 	where := r.recipe.Data.Tokenizer
 	if hub := len(where) > 3 && where[:3] == "hf:"; hub {
@@ -297,7 +299,8 @@ func (r *runner) writePrograms() (err error) {
 	return nil
 }
 
-// checkMemory refuses a model that does not fit, before anything large is made.
+// checkMemory refuses a model that does not fit into host memory, before anything large is
+// allocated.
 func (r *runner) checkMemory() error {
 	var processes *train.Processes
 	if len(r.job.Peers) > 0 {
@@ -320,7 +323,7 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	return err
 }
 
-// A warnings hands events on, and brings warnings into a log that is opened later.
+// warnings forwards events, and brings warnings into a log that is opened later.
 type warnings struct {
 	event.Sink
 	mu   sync.Mutex
@@ -328,7 +331,7 @@ type warnings struct {
 	kept []event.Event
 }
 
-// early hears what happens before the run's folder is open.
+// early is the sink of events before the run's folder is open.
 func (r *runner) early() event.Sink {
 	if r.warnings == nil {
 		r.warnings = &warnings{Sink: r.env.Events}
@@ -351,7 +354,7 @@ func (w *warnings) Emit(e event.Event) {
 	}
 }
 
-// into writes what was kept into the log, and what comes from now on.
+// into writes the collected warnings into the log, and all that follow.
 func (w *warnings) into(log event.Sink) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -362,7 +365,7 @@ func (w *warnings) into(log event.Sink) {
 	w.kept = nil
 }
 
-// openFolder makes the run's folder, and opens its events.
+// openFolder makes and locks the run's folder, checks its disk, and opens the logs.
 func (r *runner) openFolder() (err error) {
 	out := r.recipe.Out
 	r.events = r.env.Events
@@ -408,7 +411,7 @@ func (r *runner) openFolder() (err error) {
 	return err
 }
 
-// lockFolder takes the run's folder for the life of the process: two runs in one folder would mix
+// lockFolder locks the run's folder for the life of the process: two runs in one folder would mix
 // their checkpoints and events.
 func (r *runner) lockFolder() (err error) {
 	out := r.recipe.Out
@@ -428,7 +431,7 @@ func (r *runner) lockFolder() (err error) {
 	return nil
 }
 
-// warnUnlocked tells of a file system on which locks keep nobody out.
+// warnUnlocked warns of a file system on which locks have no effect.
 func (r *runner) warnUnlocked() {
 	if r.lock.Firm() {
 		return
@@ -438,8 +441,8 @@ func (r *runner) warnUnlocked() {
 		Fix: "start the run only once, or put it on another disk: --set out=NAME"})
 }
 
-// keepInputs writes what an export and a calibration need into the run's folder. It comes after the
-// checkpoint was found to be of this run: files of another one are not replaced.
+// keepInputs copies what an export and a calibration need into the run's folder. It runs after the
+// checkpoint was found to belong to this run, so files of another run are not replaced.
 func (r *runner) keepInputs() error {
 	out := r.recipe.Out
 	if r.job.Rerun != "" || !r.processes.Leads() {
@@ -461,11 +464,11 @@ func (r *runner) keepInputs() error {
 	return nil
 }
 
-// maxTokenizer bounds a file of a tokenizer; the largest that is known has 34 MB.
+// maxTokenizer bounds a tokenizer file; the largest known one has 34 MB.
 const maxTokenizer = 256 << 20
 
-// keep writes a copy of what a run was given into its folder. A file of the user's that is there
-// under the same name, in a folder that no run has been in, is not replaced.
+// keep writes a copy of an input into the run's folder. A file of the same name in a folder that no
+// run has used belongs to the user and is not replaced.
 func (r *runner) keep(name string, text []byte) error {
 	path := filepath.Join(r.recipe.Out, name)
 	have, err := safedir.ReadPlain(path, maxTokenizer) // a pipe there must not stop the run
@@ -480,8 +483,7 @@ func (r *runner) keep(name string, text []byte) error {
 	return nil
 }
 
-// keepTokenizer copies the tokenizer, and what says which of its tokens end a text, into the run's
-// folder.
+// keepTokenizer copies the tokenizer and its configuration into the run's folder.
 func (r *runner) keepTokenizer() error {
 	dir, base := filepath.Split(r.tokenizerFile)
 	for _, name := range []string{base, "tokenizer_config.json", "special_tokens_map.json"} {
@@ -508,6 +510,7 @@ func (r *runner) keepTokenizer() error {
 	return nil
 }
 
+// start compiles the programs and fills the state.
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
 		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Until: r.job.Until,
@@ -530,7 +533,7 @@ func (r *runner) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// first tells which weights a run begins with that has no checkpoint.
+// first describes the weights of a run without a checkpoint.
 func (r *runner) first() event.Weights {
 	w := event.Weights{From: event.FromRandom, Seed: r.recipe.Seed}
 	if c := r.model.Contents(); !r.random && c != nil {
@@ -540,6 +543,7 @@ func (r *runner) first() event.Weights {
 	return w
 }
 
+// report emits where the weights come from.
 func (r *runner) report(w event.Weights) {
 	r.weights = &w
 	r.events.Emit(w)
@@ -563,6 +567,7 @@ func build() string {
 	return name + dirty
 }
 
+// init fills one parameter of a run without a checkpoint.
 func (r *runner) init(p *model.Param, dst []float32) error {
 	switch {
 	case r.noWeights != nil:
@@ -573,7 +578,7 @@ func (r *runner) init(p *model.Param, dst []float32) error {
 	return r.model.Read(p, dst)
 }
 
-// finish closes what the run wrote, and tells what went wrong with it.
+// finish closes the run's logs, and returns what went wrong with them.
 func (r *runner) finish() error {
 	var errs []error
 	if r.trace != nil {
@@ -588,6 +593,7 @@ func (r *runner) finish() error {
 	return errors.Join(errs...)
 }
 
+// close frees everything, the folder's lock last.
 func (r *runner) close() {
 	if r.lock != nil {
 		defer r.lock.Release() // last: nothing is written any more

@@ -161,6 +161,7 @@ func (t *Trainer) editGradients(ctx context.Context,
 	change func(param string, grad []float32)) error {
 	shards := t.exec.stateShards()
 	for _, pc := range stateTensors(t.programs) {
+		// nil for moments, and in a rank whose term of a shared gradient does not count.
 		held := t.programs.Ranks[pc.rank].Counts(pc.name)
 		if !pc.master || held == nil {
 			continue

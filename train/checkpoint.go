@@ -145,6 +145,8 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *loopState
 	if err := t.load(ctx, c); err != nil {
 		return err
 	}
+	// The position in the data is the one after the saved step, so the next batch is the one that
+	// would have come.
 	m := &c.Manifest
 	t.step, t.updates, t.at = int(m.Step), old.Updates, data.Position(maps.Clone(m.Data))
 	if t.at == nil {

@@ -112,6 +112,7 @@ const manifestBytes = 1 << 10
 
 // checkpointBytes is the size of one checkpoint.
 func checkpointBytes(p *step.Programs) (bytes int64) {
+	// Checkpoints are not compressed, and store a shared parameter once.
 	seen := map[string]bool{}
 	for _, pc := range stateTensors(p) {
 		if !seen[pc.name] { // two ranks may have it

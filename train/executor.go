@@ -100,7 +100,7 @@ func (c *executor) compile(ctx context.Context, p *step.Programs) (*compiled, er
 		if r == nil {
 			continue
 		}
-		row.Module.Devices = r.devices
+		row.Module.Devices = r.devices // an engine of one process numbers its devices from 0
 		var err error
 		if x.rows[row], err = c.t.opts.Engine.Compile(ctx, row.Module); err != nil {
 			x.free()
@@ -202,6 +202,7 @@ func (c *executor) free() {
 // number these links alike, so that both ends of a TCP connection agree.
 func (c *executor) connect() error {
 	p := c.t.programs
+	// Stage transfers: one link for each pair of ranks with neighbouring stages.
 	done := map[[2]int]bool{}
 	for k := 1; k < len(p.Stages); k++ {
 		a, b := p.Stages[k-1].Rank, p.Stages[k].Rank
@@ -216,7 +217,8 @@ func (c *executor) connect() error {
 		c.end(a, b, left)
 		c.end(b, a, right)
 	}
-	way := 0 // the same in all processes
+	// Shared parameters: a link of its own for each, numbered alike in all processes.
+	way := 0
 	for n, r := range p.Ranks {
 		for _, h := range r.RankParams {
 			users := p.Users(h.Name)

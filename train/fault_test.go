@@ -35,14 +35,14 @@ type fault struct {
 // compared how many of these the loss is the mean of. A fault must be found within soon steps.
 const trained, after, compared, soon = 160, 48, 12, 3
 
-// backWithin is how far the loss may be from that of the run without the fault.
+// backWithin is how far the loss may be from the loss of the run without the fault.
 const backWithin = 0.01
 
 func grows(k int) float64 { return math.Pow(10, float64(k)/2) }
 
 func constant(level float64) func(int) float64 { return func(int) float64 { return level } }
 
-// faults are those of one format. One channel of an input that grows by the root of ten in each
+// faults returns the faults of one format. One channel of an input that grows by the root of ten in each
 // step is seen when it is a hundred times itself; one channel of 32 of a gradient at 30 times; the
 // rest at once.
 func faults(format string) []fault {
@@ -301,9 +301,9 @@ func (p *post) run(out string, f *fault, steps int, set ...string) *log {
 var watchAll = flag.Bool("watch.all", false,
 	"with -tags long: every fault over every plan and 2,000 clean steps, not every fourth and 200")
 
-// Faults are found within three steps of what can be seen of them, the right products of the right
-// layer fall back, the run goes on, and its loss comes back to that of a run without the fault. No
-// checkpoint of it has anything that is no number.
+// Faults are found within three steps of what can be seen of them, the right GEMMs of the right
+// layer fall back, the run goes on, and its loss returns to the loss of a run without the fault. All
+// of its checkpoints are finite.
 func TestFaults(t *testing.T) {
 	slowtest.Only(t)
 	for _, format := range []string{"mxfp8", "nvfp4"} {
@@ -315,16 +315,16 @@ func TestFaults(t *testing.T) {
 
 // faults makes the runs of a format: one without a fault, and one with each.
 func (p *post) faults(format string) {
-	base, calm := p.t.TempDir(), p.t.TempDir()
+	base, healthy := p.t.TempDir(), p.t.TempDir()
 	p.run(base, nil, trained)
-	p.from(base, calm)
-	clean := p.run(calm, nil, trained+after).byStep()
-	few := 4
+	p.from(base, healthy)
+	clean := p.run(healthy, nil, trained+after).byStep()
+	every := 4
 	if p.plan != nil { // an outlier, and scales that were not made so
-		few = 11
+		every = 11
 	}
 	for i, f := range faults(format) {
-		if !*watchAll && i%few != 0 {
+		if !*watchAll && i%every != 0 {
 			continue
 		}
 		p.t.Run(f.name+" "+f.site, func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
-// The last part of a run that is to be repaired computes forward in bf16, the steps before are
-// those of any run, and a run that is stopped anywhere ends with the same bits.
+// The final BF16 phase of a run computes forward in bf16, the steps before it are as without it, and
+// a run that is stopped anywhere ends with the same bits.
 func TestFinalBF16(t *testing.T) {
 	slowtest.Only(t)
 	over(t, "mxfp8", repaired)
@@ -24,7 +24,7 @@ func repaired(t *testing.T, p *post) {
 	want, said := log.byStep(), 0
 	for step := 1; step <= steps; step++ {
 		if x, y := plain[step], want[step]; (x == y) != (step <= last) {
-			t.Errorf("step %d: loss %v, and %v without repair", step, y, x)
+			t.Errorf("step %d: loss %v, and %v without a final BF16 phase", step, y, x)
 		}
 	}
 	for _, e := range log.list {
@@ -46,7 +46,7 @@ func repaired(t *testing.T, p *post) {
 		got.list = append(got.list, p.run(cut, nil, steps, `precision=["mxfp8", 0.25]`).list...)
 	}
 	if !maps.Equal(want, got.byStep()) {
-		t.Errorf("losses %v, cut %v", want, got.byStep())
+		t.Errorf("losses %v, resumed %v", want, got.byStep())
 	}
 	r := &rig{t: t}
 	r.same(r.tensors(checkpoints(whole)), r.tensors(checkpoints(cut)))

@@ -94,6 +94,8 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (loss float64,
 	err error) {
 	defer c.t.span("gradient")()
+	// The pipeline asks for inputs when an action is about to run, so at most a few microbatches are
+	// on the devices at once.
 	share := c.t.hooks.lossScale(b.Total)
 	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, microbatch int, s *program.Module,
 		spec program.Array) (*engine.Array, error) {
@@ -217,6 +219,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 	if total, err = c.peers.sum(ctx, total); err != nil {
 		return 0, false, err
 	}
+	// Every rank gets the same norm and limit, and so clips and commits alike.
 	oks, norms := make([]bool, len(c.ranks)), make([]float64, len(c.ranks))
 	err = c.each(ctx, func(ctx context.Context, r *rank) (err error) {
 		inputs := c.t.settings(commit, rate, limit)
@@ -255,6 +258,7 @@ func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Modul
 // socket buffers is only sent while the other end receives.
 func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Module,
 	spec program.Array) (*engine.Array, error) {
+	// An error of one direction cancels the other, and both have ended when swap returns.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sent := make(chan error, 1)
@@ -308,6 +312,7 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 			ok = b[0] != 0
 		}
 	}
+	// Gradients are freed until the next step: the memory is then free for saves and validations.
 	for _, h := range c.t.programs.Ranks[r.number].RankParams {
 		r.state.Drop(program.Gradient.Of(h.Name))
 	}
@@ -367,6 +372,7 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k int,
 	hidden *engine.Array, b *data.Batch) (*engine.Array, error) {
 	st := x.Module()
+	// Arguments are activations from the stage before, arrays of the state, or inputs from the host.
 	args := make([]*engine.Array, len(st.Args))
 	for i, spec := range st.Args {
 		if spec.Role == program.Activation {

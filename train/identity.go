@@ -140,6 +140,7 @@ func keysOf[V any](a, b map[string]V) []string {
 // fits demands that a checkpoint has exactly the tensors of the state: all of them, in their shapes
 // and types. Otherwise a smaller model could begin with a corner of a larger one.
 func (t *Trainer) fits(c ckpt.Source) error {
+	// Tensors of the checkpoint that the state has not claimed yet.
 	left := map[string]ckpt.Tensor{}
 	for _, one := range c.Tensors() {
 		left[one.Name] = one
@@ -205,6 +206,7 @@ func (t *Trainer) compare(m *ckpt.Manifest, old *loopState) {
 // otherLength warns of a changed number of steps where the remaining steps depend on it: a learning
 // rate that decays, or a final BF16 phase.
 func (t *Trainer) otherLength(was int) {
+	// A constant learning rate does not depend on the length, so such a run may be extended freely.
 	now, what := t.opts.Recipe.Steps, ""
 	switch {
 	case was == now:
@@ -261,8 +263,9 @@ func otherEngine(was, now engine.Identity) (changes []string) {
 	if was.Host != "" && was.Host != now.Host {
 		changes = append(changes, "another processor")
 	}
+	// Checkpoints without a digest are older than recorded environments.
 	if was.Digest == "" {
-		return changes // written before environments were
+		return changes
 	}
 	before, after := was.Compared(), now.Compared()
 	for _, name := range keysOf(before, after) {
@@ -327,6 +330,7 @@ func (p *peers) agree(ctx context.Context, facts []fact) error {
 	if err != nil {
 		return err
 	}
+	// Each process names all that differ from itself: the person reads one log.
 	var differ []string
 	for n, theirs := range all {
 		var names []string

@@ -41,6 +41,7 @@ func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
 		if f.mesh = one.Graph.Mesh; one.Stage < 0 {
 			continue
 		}
+		// Parameters are sharded too, but they are state; only inputs of role Data come from the host.
 		for _, v := range one.Graph.Inputs {
 			if v.Role == ir.Data && len(v.Type.Place) > 0 {
 				f.sharded[v.Name] = v
@@ -54,6 +55,7 @@ func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
 // in the loss: one over the number of labels in the whole batch, so that the sum over microbatches
 // is the mean.
 func (f *inputFeed) batch(b *data.Batch, first, rows int, share float64) map[string][]byte {
+	// Arrays of a batch are [B, S] in row-major order: sequence n begins at n·S.
 	from, to := first*b.Seq, (first+rows)*b.Seq
 	return map[string][]byte{
 		model.InputIDs:       f.sequences(b.IDs[from:to], b.Seq),

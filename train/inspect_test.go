@@ -18,7 +18,7 @@ import (
 	"github.com/deepwell/deepwell/precision/monitor"
 )
 
-// onlyDown leaves some layers, of which one linear is in few bits: what compiles in the least time,
+// onlyDown leaves some layers, of which one linear is quantized: what compiles in the least time,
 // and of one layer what TestReports compiled.
 func (p *post) onlyDown(layers int) *post {
 	p.config.Layers, p.policy.Layers, p.policy.Rules[0].To = int64(layers), layers, layers

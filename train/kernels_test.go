@@ -26,11 +26,11 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 		return c
 	}
 	for _, row := range []struct {
-		model, card string
-		seq         int64
-		cp          plan.CP
-		params      dtype.DType
-		want        string
+		model, gpu string
+		seq        int64
+		cp         plan.CP
+		params     dtype.DType
+		want       string
 	}{
 		{"qwen2.5-0.5b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.F32, kernels.Plain},
@@ -52,14 +52,14 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 		{"gemma3-270m", "b200", 4096, ring, dtype.BF16, kernels.Plain},
 		{"mistral-7b-v0.1", "b200", 8192, ring, dtype.BF16, kernels.Plain},
 	} {
-		name := fmt.Sprintf("%s-%s-%d-%s-%v-%v-%s", row.model, row.card, row.cp.Size, row.cp.Kind, row.cp.Balance, row.seq, row.params)
+		name := fmt.Sprintf("%s-%s-%d-%s-%v-%v-%s", row.model, row.gpu, row.cp.Size, row.cp.Kind, row.cp.Balance, row.seq, row.params)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			preset, err := model.Find(row.model)
 			if err != nil {
 				t.Fatal(err)
 			}
-			cluster, err := machine.ParseCluster("4x" + row.card)
+			cluster, err := machine.ParseCluster("4x" + row.gpu)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 					return strings.HasPrefix(n, "attention: "+kernel+",")
 				})
 			}
-			// Layers with a window may have another kernel than those without: the slower is told.
+			// Layers with a window may have another kernel than layers without: the slower one is reported.
 			if !calls(est.Attention) || est.Attention != kernels.Plain && calls(kernels.Plain) {
 				t.Errorf("priced as %s, but the programs say %q", est.Attention, programs.Notes)
 			}

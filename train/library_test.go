@@ -121,7 +121,7 @@ func TestLoopOfOnesOwn(t *testing.T) {
 			t.Fatalf("step %d: %v", tr.Result().Step, err)
 		}
 		if got := params(t, tr); !maps.EqualFunc(got, want, slices.Equal) {
-			t.Error("the parameters are not those of Run")
+			t.Error("the parameters differ from the ones of Run")
 		}
 		if late, err := tr.Eval(t.Context()); err != nil || late >= early {
 			t.Errorf("the validation loss goes from %v to %v, %v", early, late, err)

@@ -261,6 +261,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	}
 	defer t.span("validate")()
 	t.owes = true
+	// The mean over labels, not over batches: the last batch may have fewer.
 	sum, labels := 0.0, int64(0)
 	size := int64(t.opts.Recipe.Microbatch)
 	for first := int64(0); first < min(t.opts.Eval.EvalRows(), maxEvalRows); first += size {
@@ -304,7 +305,8 @@ func (t *Trainer) report(r StepResult) {
 	if t.pace == 0 {
 		t.pace = r.Seconds
 	}
-	t.pace += (r.Seconds - t.pace) / 16 // one slow step says little about those to come
+	// A moving average over about 16 steps: one slow step says little about those to come.
+	t.pace += (r.Seconds - t.pace) / 16
 	e.ETASeconds = float64(steps-t.step) * t.pace
 	t.opts.Events.Emit(e)
 }

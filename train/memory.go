@@ -33,6 +33,7 @@ func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 	if err != nil {
 		return err
 	}
+	// Three moments compete: the peak of a step, filling, and saving (without gradients).
 	resident := foot.Params + foot.Optimizer
 	fill, save := hostBuffers(p, processes)
 	need, why := foot.Sum()+foot.Host, hostCauses(foot)

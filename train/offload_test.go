@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// written gives the programs of the example for eight cards, with something offloaded.
+// written returns the programs of the example for eight GPUs, with something offloaded.
 func written(t *testing.T, arch string, offload ...string) *step.Programs {
 	t.Helper()
 	const path = "../examples/plans/llama3.1-8b-8xb200.json"
@@ -40,7 +40,7 @@ func written(t *testing.T, arch string, offload ...string) *step.Programs {
 	return w
 }
 
-// What is offloaded leaves the account of the device for that of the host, by its bytes alone.
+// What is offloaded moves its bytes, and nothing else, from the account of the device to the host.
 func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 	none := func(*program.Module) step.Needs { return step.Needs{} }
 	account := func(arch string, offload ...string) step.Footprint {
@@ -68,7 +68,7 @@ func TestOffloadedBytesCountOnTheHost(t *testing.T) {
 	}
 }
 
-// Compiled for cards, offload makes the steps of 8B on eight of them smaller, by what lies on the
+// Compiled for GPUs, offload makes the steps of 8B on eight of them smaller, by what lies on the
 // host (docs/decisions/0016-offload.md).
 func TestOffloadOnBlackwell(t *testing.T) {
 	slowtest.Only(t)

@@ -59,8 +59,8 @@ type parity struct {
 	size      plantest.Size
 	rate      float64  // of learning
 	scale     float32  // of matrices, against how models begin, so that every part counts
-	quantized string   // what the products of linear layers are computed in, if not in f32
-	linears   []string // if not those of the format's policy
+	quantized string   // the format of linear layers, if not f32
+	linears   []string // if not the ones of the format's policy
 	wide      bool     // all other products are in f32, not in bf16
 	hasty     bool     // programs are compiled without optimization
 	before    map[string][]float64
@@ -72,15 +72,15 @@ type history struct {
 	Eval          float64 // before the first step
 	Losses        []float64
 	Grads, Params map[string][]float64 // of the first step; after the last
-	Blocks        map[string][]byte    // copies of weights that products in few bits take, at first
-	// States are those after each step but the last, of one device in few bits. Plans go on from
+	Blocks        map[string][]byte    // quantized copies of weights, at first
+	// States are the states after each step but the last, of one quantized device. Plans go on from
 	// these: a sum in another order decides roundings, and AdamW moves elements by the whole rate
 	// whatever their gradient, so that runs of their own differ more from step to step.
 	States []map[string][]byte `json:"-"`
 }
 
 // parities are Llama and Qwen3 with awkward sizes: fewer key heads than tensor parallel devices, a
-// vocabulary that nothing divides, layers that no number of stages divides, one table for both
+// vocabulary that nothing divides, layers that do not divide into stages, one table for both
 // ends; one with each optimizer that the bounds are for.
 func parities(e *engine.Engine) map[string]*parity {
 	llama := model.Config{Arch: "llama", Vocab: 13, Hidden: 8, Layers: 5, Heads: 4, KVHeads: 2,
@@ -113,7 +113,7 @@ func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 	return b
 }
 
-// plan makes that of a row.
+// plan makes the plan of a row.
 func (p *parity) plan(row plantest.Row) *plan.Plan {
 	how := row.Plan(p.size)
 	if p.quantized != "" && !p.wide {
@@ -123,11 +123,12 @@ func (p *parity) plan(row plantest.Row) *plan.Plan {
 }
 
 // start makes a trainer of a plan; nil is one device, which takes the batch at once in f32, and
-// else in the same microbatches: numbers in few bits depend on the largest of one.
+// else in the same microbatches: quantized values depend on the amax of one.
 func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o Options) (*Trainer, error) {
 	r := recipe.Default()
 	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
+	r.Steps = paritySteps
 	r.Precision, r.Recompute = dtype.F32, nil
 	if p.quantized != "" {
 		r.Microbatch = int(s.Batch / s.Micros)
@@ -225,7 +226,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 	return h, p.consistent(ctx, t)
 }
 
-// agree lets a plan in few bits go on from the state of one device, which keeps it for that.
+// agree lets a quantized plan go on from the state of one device, which keeps it for that.
 func (p *parity) agree(ctx context.Context, t *Trainer, h *history, step int,
 	one bool) error {
 	if err := p.consistent(ctx, t); err != nil {
@@ -240,7 +241,7 @@ func (p *parity) agree(ctx context.Context, t *Trainer, h *history, step int,
 	return err
 }
 
-// consistent tells whether the copies of weights that an update made are those of its masters.
+// consistent reports whether the copies that an update made are copies of its masters.
 func (p *parity) consistent(ctx context.Context, t *Trainer) error {
 	if p.quantized == "" {
 		return nil
@@ -373,7 +374,7 @@ func TestPlansCoverTheAxes(t *testing.T) {
 	t.Logf("%d plans", len(rows))
 }
 
-// Three steps of any plan end where those of one device end. Which of many plans run without -tags
+// Three steps of any plan end where three steps of one device end. Which of many plans run without -tags
 // long is drawn by a seed that is printed.
 func TestPlansEndAlike(t *testing.T) {
 	if *plansLike == "" {
@@ -426,7 +427,7 @@ func TestPlansEndAlike(t *testing.T) {
 	}
 }
 
-// randomRow draws a plan for a model, of at most so many devices.
+// randomRow draws a plan for a model, of at most that many devices.
 func randomRow(r *rand.Rand, c *model.Config, s plantest.Size, devices int64) plantest.Row {
 	pick := func(list ...int64) int64 { return list[r.IntN(len(list))] }
 	for {

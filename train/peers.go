@@ -187,6 +187,8 @@ func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byt
 
 // blobs is [peers.exchange] for byte strings of any length: sizes first, then padded contents.
 func (p *peers) blobs(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	// Reports and verdicts are short, so padding to the longest is cheaper than a second kind of
+	// message.
 	size := binary.LittleEndian.AppendUint32(nil, uint32(len(mine)))
 	sizes, err := p.exchange(ctx, what+" size", size)
 	if err != nil {
@@ -270,6 +272,7 @@ func (c *executor) collect(ctx context.Context, s *snapshot) error {
 		return nil
 	}
 	p := c.t.programs
+	// All processes walk the same list, so sends and receives match without messages about them.
 	for i := range s.arrays {
 		pc := &s.arrays[i]
 		from := c.peers.process(pc.rank, len(p.Ranks))

@@ -74,6 +74,7 @@ func newPrecisionController(ctx context.Context, t *Trainer) *precisionControlle
 	if !p.Policy.Quantizes() {
 		return nil
 	}
+	// Statistics of the warmup say nothing about the rest of the run.
 	o := monitor.Defaults()
 	if t.opts.Monitor != nil {
 		o = *t.opts.Monitor
@@ -95,6 +96,7 @@ func (s *precisionController) allBF16() *precision.Policy {
 // compile builds and compiles an alternate in the background.
 func (s *precisionController) compile(policy *precision.Policy, inspect bool) *alternate {
 	v := &alternate{ready: make(chan struct{})}
+	// Built from the Spec of the present programs; the engine's cache makes unchanged ones cheap.
 	now := s.t.programs
 	go func() {
 		defer close(v.ready)
@@ -333,6 +335,7 @@ func (c *executor) reports() []*report {
 
 // allReports returns the statistics of all ranks of all processes.
 func (c *executor) allReports(ctx context.Context) ([]*report, error) {
+	// Each process contributes the ranks that it hosts.
 	list := c.reports()
 	if c.peers == nil {
 		return list, nil
@@ -382,6 +385,8 @@ func (s *precisionController) observe(ctx context.Context, loss, norm float64) (
 	if err != nil {
 		return "", err
 	}
+	// Decisions come in the order of the layers; several GEMMs may fall in one step, and one switch
+	// covers them all.
 	sample := s.reader.sample(s.t.step+1, loss, norm, reports)
 	for _, d := range s.monitor.Observe(sample) {
 		s.t.opts.Events.Emit(event.Precision{Step: d.Step, What: string(d.Kind), Layer: d.Layer,

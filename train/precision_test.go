@@ -31,7 +31,7 @@ const watched = `{"model_type": "llama", "vocab_size": 64, "hidden_size": 64,
 "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}`
 
-// sites are the linear layers whose products are in few bits, and where faults are.
+// sites are the quantized linear layers, where faults are injected.
 var sites = []string{"block.q.0", "block.down.0", "block.q.1", "block.down.1"}
 
 // chain is text in which two words of three follow from the one before and the third is anything,
@@ -76,7 +76,7 @@ type post struct {
 	sites  []string // where there may be faults
 }
 
-// newPost has products of some linear layers in few bits; a CPU's compiler takes long for each.
+// newPost quantizes some linear layers; a CPU's compiler takes long for each.
 func newPost(t *testing.T, e *engine.Engine, format string, linears ...string) *post {
 	t.Helper()
 	c, err := model.Parse([]byte(watched))

@@ -109,7 +109,7 @@ func child() {
 	os.Exit(0)
 }
 
-// Two processes with four devices each, which hand over to each other by TCP, end where one device
+// Two processes with four devices each, with stage transfers over TCP, end where one device
 // ends.
 func TestTwoProcessesEndAlike(t *testing.T) {
 	slowtest.Only(t)

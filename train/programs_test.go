@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// The gradients of a layer go as one, the two halves of a batch do not: at 64 cards the limit lies
+// The gradients of a layer go as one, the two halves of a batch do not: at 64 GPUs the limit is
 // between 99.6 and 134 MB; at 1,024 a layer's gradients are within what XLA joins by itself.
 func TestGradientsOfALayerAreJoined(t *testing.T) {
 	for _, row := range []struct {
@@ -49,7 +49,7 @@ func TestGradientsOfALayerAreJoined(t *testing.T) {
 	}
 }
 
-// Weights are rounded once for a step, by the update, whenever their pieces are joined: programs of
+// Weights are rounded once for a step, by the update, whenever their shards are gathered: programs of
 // a stage that join them for a microbatch take the same copies as those that do for a layer. (What
 // a forward pass had joined in bf16 was once kept for the backward pass, which rounded it each
 // time.)

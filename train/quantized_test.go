@@ -18,7 +18,7 @@ import (
 	"github.com/deepwell/deepwell/optim"
 )
 
-// The bounds of products in few bits. Operands that are quantized from the same numbers have the
+// The bounds of quantized GEMMs. Operands that are quantized from the same numbers have the
 // same bytes; but sums in another order differ in their last digit, and where that decides a
 // rounding, an element differs by a sixteenth (E4M3) or up to a half (E2M1) of itself.
 const (
@@ -28,7 +28,7 @@ const (
 	quantizedAdam  = 0.1  // of what AdamW moved a parameter by, likewise
 )
 
-// The rows are long enough for cp to cut them into blocks. Plans with stages, and some of the
+// Sequences are long enough for cp to shard them into whole blocks. Plans with stages, and some of the
 // others, add up two microbatches; the rest takes one, since each has a program to compile.
 var (
 	quantizedOnce  = plantest.Size{Batch: 4, Micros: 1, Seq: 128}
@@ -71,7 +71,7 @@ func (p *parity) compareQuantized(t *testing.T, row plantest.Row, got *history) 
 		}
 	}
 	if len(got.Blocks) == 0 {
-		t.Errorf("%s has no copies in blocks", name)
+		t.Errorf("%s has no quantized copies", name)
 	}
 	for copied, w := range p.want.Blocks {
 		g, ok := got.Blocks[copied]
@@ -99,11 +99,11 @@ func (p *parity) compareQuantized(t *testing.T, row plantest.Row, got *history) 
 	return worst
 }
 
-// splits tells whether fsdp leaves devices parts of blocks of a copy along the embedding, in which
-// case none is kept: the weight is rounded where its pieces are joined.
+// splits reports whether fsdp leaves devices parts of blocks of a copy along the embedding, in which
+// case no copy is stored: the weight is quantized where its shards are gathered.
 func (p *parity) splits(row plantest.Row, copied string) bool {
-	piece := p.config.Hidden / max(1, p.plan(row).FSDP.Size)
-	return strings.Contains(copied, ".embed") && piece%ir.Format(p.quantized).Block() != 0
+	shard := p.config.Hidden / max(1, p.plan(row).FSDP.Size)
+	return strings.Contains(copied, ".embed") && shard%ir.Format(p.quantized).Block() != 0
 }
 
 // narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two
@@ -125,7 +125,7 @@ func quantizedPlans(p *parity, turn int) []plantest.Row {
 	})
 }
 
-// Three steps of any plan in few bits, each from the state of one device that takes the same
+// Three quantized steps of any plan, each from the state of one device that takes the same
 // microbatches, have its losses, and the first begins with its bytes.
 func TestQuantizedPlansEndAlike(t *testing.T) {
 	if *plansLike == "" {
@@ -167,11 +167,11 @@ func quantizedWay(ways map[string]*parity, e *engine.Engine, name string, format
 		p.size = quantizedOnce
 	}
 	// These add up in another order. In bf16 that decides many roundings of attention, and these many
-	// of few bits: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
+	// quantized values: losses of 512 tokens in bf16 differ by 5e-5, and then in MXFP8 by 5e-4.
 	p.wide = how.TP.Size > 1 || how.CP.Kind == "ring"
 	p.hasty = true
 	if *plansAll || (name == "llama") == (format == ir.MXFP8) {
-		p.linears = []string{"k", "down"} // one that tp cuts by columns and one by rows
+		p.linears = []string{"k", "down"} // one column-parallel and one row-parallel
 	}
 	key := fmt.Sprint(p.size, p.wide)
 	if ways[key] == nil {

@@ -174,9 +174,10 @@ func (r *statsReader) statRows(reports []*report) (list []statRow, inspected boo
 			inspected = inspected || c.Parts > 0
 		}
 	}
+	// Inspecting programs have the same statistics in other places, and errors after them.
 	programs := r.p
 	if inspected {
-		programs = r.probes // the same, and where errors stand
+		programs = r.probes
 	}
 	for _, row := range programs.List {
 		c := reports[row.Rank].Programs[row.Module.Name]
@@ -325,12 +326,12 @@ func (r *statsReader) roundingOf(s statRow, k int64) (e rounding, ok bool) {
 	switch {
 	case c.Parts == 0:
 		return e, false
-	case s.Errors >= 0: // less what devices have copies of
+	case s.Errors >= 0: // an activation or gradient; replicas were summed as well, and are divided out
 		for i := range list {
 			list[i] = c.Errors[s.Errors+k*s.ErrorStride+int64(i)] / float64(s.Copies)
 		}
 		elements, length = int64(c.Parts)*s.Elements/s.Copies, int64(c.Parts)*s.Length
-	case copies != nil:
+	case copies != nil: // a weight: measured once per step, on the copy that the update made
 		m, found := r.probes.Ranks[s.rank].CopyErrors[s.Copy]
 		if !found {
 			return e, false

@@ -100,6 +100,7 @@ func removeRejected(all string) {
 		return
 	}
 	defer func() { _ = root.Close() }()
+	// Through os.Root no link leads out of the folder.
 	entries, _ := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {
 		if !e.IsDir() || !ours.MatchString(e.Name()) {

@@ -77,6 +77,7 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	defer t.phase(phaseSave)()
 	defer t.span("save")()
 	start := t.opts.Now()
+	// What is saved is fixed here; a retry writes the same bytes.
 	m, err := t.manifest()
 	if err != nil {
 		return err

@@ -137,6 +137,7 @@ type target struct {
 // readShards reads the shards of all devices for some targets, tensor by tensor: a source that
 // computes or fetches a tensor then does so once.
 func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target) error {
+	// Tensor by tensor in the outer loop: see computed.
 	for k, one := range pc.tensors {
 		for i := range ways {
 			w := &ways[i]
@@ -175,6 +176,7 @@ func (pc *stateTensor) readShard(src boxReader, one ckpt.Tensor, k int, mesh []i
 	}
 	dst := w.shards[device][int64(k)*size*width:][:size*width]
 	box := spmd.BoxOf(mesh, dims, part, device)
+	// Replicas (dp, or parameters that an axis does not shard) are read once per process.
 	for other := range device {
 		if slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
 			copy(dst, w.shards[other][int64(k)*size*width:])
@@ -239,6 +241,7 @@ func tensors(p *step.Programs) map[string]ckpt.Tensor {
 
 // ReadSlice implements boxReader.
 func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
+	// Tensors are read in order, all boxes of one before the next, so one is enough to hold.
 	if c.held.Bytes(name) == nil {
 		c.held = ckpt.Memory{}
 		whole, err := c.held.Add(c.tensors[name])
@@ -426,6 +429,7 @@ func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 		return a.Read(ctx, 0)
 	}
 	whole := make([]byte, pc.bytes())
+	// Reading every replica would cost bandwidth and give the same bytes.
 	for device := range a.Parts() {
 		if !first(mesh, pc.layout.Stored, device) {
 			continue
@@ -441,6 +445,8 @@ func gather(ctx context.Context, a *engine.Array, pc *stateTensor, mesh []ir.Axi
 
 // first reports whether a device is the first of the replicas of its shard.
 func first(mesh []ir.Axis, part ir.Type, device int) bool {
+	// Devices are numbered row-major over the mesh: the last axis varies fastest. A replica is first
+	// if its coordinate is 0 on every axis that does not shard the array.
 	for _, a := range slices.Backward(mesh) {
 		if at := device % int(a.Size); at != 0 && part.Place.On(a.Name) == "" {
 			return false

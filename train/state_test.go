@@ -210,7 +210,7 @@ func (t *Trainer) footprints() ([]*step.Footprint, error) {
 	return t.programs.Footprints(needs)
 }
 
-// census compares the collectives of the compiled programs with those of their graphs.
+// census compares the collectives of the compiled programs with the collectives of their graphs.
 func (t *Trainer) census() error {
 	graphs := t.programs.Graphs()
 	for _, x := range t.exec.x.list() {
@@ -220,14 +220,14 @@ func (t *Trainer) census() error {
 		}
 		list := spmd.CensusOf(graphs[x.Module().Name])
 		if off := list.Diff(m.Collectives(), true, dtype.F32); off != nil {
-			return fmt.Errorf("%s: %s", x.Module().Name, off)
+			return fmt.Errorf("%s: %w", x.Module().Name, off)
 		}
 	}
 	return nil
 }
 
-// inspected reports whether the last step measured rounding errors. If it did, the collectives of
-// the programs that measured must be those of their graphs.
+// inspected reports whether the last step measured rounding errors. If it did, the
+// programs that measured must have the collectives of their graphs.
 func (t *Trainer) inspected() (bool, error) {
 	if _, inspected := t.controller.reader.statRows(t.exec.reports()); !inspected {
 		return false, nil
@@ -239,7 +239,7 @@ func (t *Trainer) inspected() (bool, error) {
 		}
 		list := spmd.CensusOf(row.Graph)
 		if off := list.Diff(m.Collectives(), true, dtype.F32); off != nil {
-			return true, fmt.Errorf("an inspection: %s", off)
+			return true, fmt.Errorf("an inspection: %w", off)
 		}
 	}
 	return true, nil

@@ -33,6 +33,8 @@ func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.M
 	} else {
 		d, err = ckpt.Join(dir, step, mark, p.Self, o)
 	}
+	// Two votes: has every process opened the draft, and does the leader see what they made? A folder
+	// of the same name on a local disk passes the first only.
 	apart, lost := p.any(ctx, err != nil)
 	if lost == nil && !apart { // does the leader see what the others wrote?
 		missing := false
@@ -55,6 +57,7 @@ func (t *Trainer) together(ctx context.Context, dir string, step int64, m ckpt.M
 	if lost != nil {
 		return lost
 	}
+	// The leader commits only if every tensor of the state is there.
 	err = nil
 	if p.Self == 0 {
 		if err = write(); err == nil {

@@ -35,17 +35,22 @@ type Trainer struct {
 	watchdog   *watchdog            // nil for branches
 	controller *precisionController // nil if no GEMM is quantized
 
-	step    int // steps that were done, rejected ones included
-	updates int // updates that were applied
-	at      data.Position
-	next    *prefetched // the batch of the next step; nil if it is not being read yet
-	config  []byte      // the model's config.json; nil if it cannot be written
-	policy  string      // digest of the recipe's precision policy
-	flops   float64     // of one token, forward and backward
-	pace    float64     // seconds of a step, lately
-	saved   int         // the step of the newest checkpoint of this run, or -1
-	owes    bool        // the validation of the last step was given up for a stop
-	last    Result
+	// step counts the steps that were done, rejected ones included; it is the index of the next batch
+	// and of its learning rate. updates counts those that were applied, for AdamW's bias correction.
+	step, updates int
+	at            data.Position
+	// next is the batch of the next step while it is read, or nil.
+	next *prefetched
+	// config is the model's config.json for checkpoints; nil if it cannot be written.
+	config []byte
+	policy string  // digest of the recipe's precision policy
+	flops  float64 // of one token, forward and backward
+	pace   float64 // moving average of the seconds of a step
+	// saved is the step of the newest checkpoint in the run's folder, or -1.
+	saved int
+	// owes says that the validation of the last step was given up for a stop.
+	owes bool
+	last Result
 
 	hooks hooks
 }

@@ -75,7 +75,7 @@ type log struct{ list []event.Event }
 
 func (l *log) Emit(e event.Event) { l.list = append(l.list, e) }
 
-// calm holds a run to no alarm and no step that was refused.
+// noAlarms fails the test if the run raised an alarm or rejected a step.
 func (l *log) noAlarms(t *testing.T) {
 	t.Helper()
 	for _, e := range l.list {
@@ -95,7 +95,7 @@ func (l *log) losses() (list []float64) {
 	return list
 }
 
-// cache is where the tests find each other's programs, and those of a second process.
+// cache is where the tests and a second process find each other's compiled programs.
 var cache = enginetest.Cache()
 
 func TestMain(m *testing.M) {
@@ -482,7 +482,7 @@ func TestPoisonIsRejected(t *testing.T) {
 	}
 }
 
-// The same on ranks of a pipeline whose model computes with copies: a step that is no number leaves
+// The same on ranks of a pipeline whose model computes with copies: a step with a NaN leaves
 // every bit, and the run goes on.
 func TestPoisonIsRejectedByAllRanks(t *testing.T) {
 	slowtest.Only(t)

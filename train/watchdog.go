@@ -123,6 +123,8 @@ func (w *watchdog) limit(others []link.Status) time.Duration {
 	if w.multiple == 0 || len(steps) == 0 {
 		return 0
 	}
+	// Steps are regular, so a multiple of their median is a limit. Other phases (saves, validations)
+	// vary, and get a multiple of the longest so far, or of a step before there is one.
 	step := seconds(median(steps))
 	times := w.history[name]
 	limit := generous[name] * w.least
@@ -163,6 +165,7 @@ func (w *watchdog) check(now time.Time, others []link.Status) (link.Status, bool
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := &w.stack[len(w.stack)-1]
+	// A tick that comes late by more than one interval means that the process was stopped.
 	at.age += min(now.Sub(w.last), 2*w.tick())
 	w.last = now
 	limit := w.limit(others)
