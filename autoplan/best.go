@@ -19,6 +19,7 @@ type meshKey struct {
 	count, precision int
 }
 
+// key identifies the mesh whose best plan is listed.
 func (c candidate) key() meshKey { return meshKey{c.mesh, c.count, c.precision} }
 
 // A labelKey identifies plans that are equivalent in work per device: k sequences split over k cp
@@ -28,6 +29,7 @@ type labelKey struct {
 	count, precision          int
 }
 
+// label identifies equivalent plans, of which the simplest is listed.
 func (c candidate) label() labelKey {
 	return labelKey{c.tp, c.ep, c.pp, c.cp * c.data, c.micros, c.count, c.precision}
 }
@@ -47,6 +49,7 @@ func (b *best) limit() float64 {
 	return math.Inf(1)
 }
 
+// add records candidates, and the best of each mesh.
 func (b *best) add(list []candidate) {
 	for _, c := range list {
 		b.found = append(b.found, c)

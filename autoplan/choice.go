@@ -49,6 +49,8 @@ func StepOf(p *plan.Plan, e estimate.Estimate) (*dryrun.Step, error) {
 	return stepOf(p, e, list)
 }
 
+// stepOf is StepOf with the schedule at hand. Reduce is the exposed part of gradient reduction and
+// parameter gathers after the last microbatch, in seconds.
 func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun.Step, error) {
 	if len(e.Stages) != list.Stages() {
 		return nil, diag.New(diag.Internal, "%d stages have prices; the plan has %d",

@@ -41,6 +41,7 @@ type emitter struct {
 
 func (e *emitter) line(format string, args ...any) { fmt.Fprintf(e, format+"\n", args...) }
 
+// lacks records the first feature of the plan that the stack does not have.
 func (e *emitter) lacks(stack, format string, args ...any) {
 	if e.err == nil {
 		e.err = diag.New(diag.PlanLater, "%s has no %s", stack, fmt.Sprintf(format, args...))
@@ -60,6 +61,7 @@ func whole(p *plan.Plan) bool {
 	return recomputes(p, ir.Attn) && (recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
 }
 
+// emitMegatron writes Megatron-LM's command line arguments.
 func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 	microbatch, _ := rowsOf(p)
 	if p.FSDP.Size > 1 && p.FSDP.Zero > 1 {
@@ -158,6 +160,7 @@ func layoutOf(stages []estimate.Stage) string {
 	return text + layers(stages[last].Layers) + "L"
 }
 
+// emitTorchtitan writes the [parallelism], [training] and related sections of torchtitan's TOML.
 func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 	microbatch, ranks := rowsOf(p)
 	pipeline := p.Size(plan.PipelineAxis)
@@ -211,6 +214,8 @@ func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 	}
 }
 
+// emitMaxText writes MaxText's YAML. MaxText has one mesh axis per kind of parallelism, for ICI
+// (within a slice) and DCN (between slices).
 func emitMaxText(e *emitter, p *plan.Plan, precision dtype.Format) {
 	if p.FSDP.Size > 1 && p.FSDP.Zero < 3 {
 		e.lacks("MaxText", "zero %d", p.FSDP.Zero)

@@ -147,10 +147,12 @@ func (s *settings) number(name string, without int64) int64 {
 	return n
 }
 
+// has reports whether the value of a setting contains a text, in any case.
 func (s *settings) has(name, value string) bool {
 	return strings.Contains(strings.ToLower(s.values[name]), value)
 }
 
+// yes reports whether a setting is switched on, in any spelling.
 func (s *settings) yes(name string) bool {
 	return strings.EqualFold(s.values[name], "true") || s.values[name] == "1"
 }
@@ -223,8 +225,11 @@ func stagesIn(layout string) int64 {
 	return n
 }
 
+// repeats matches a repeated group of a Megatron layout, such as (t|)*3.
 var repeats = regexp.MustCompile(`\(([^)]+)\)\*(\d{1,6})`)
 
+// readMegatron reads Megatron-LM's and Megatron-Bridge's settings. dp is what tp, cp and pp leave
+// of the devices.
 func readMegatron(s *settings, f *Foreign, j Job) {
 	p := f.Plan
 	p.TP = plan.TP{Size: s.number("tensor_model_parallel_size", 1)}
@@ -280,6 +285,8 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	f.Precision = parsePrecision(format+s.values["mixed_precision"], dtype.FormatBF16)
 }
 
+// readTorchtitan reads torchtitan's settings. Its FSDP shards over data_parallel_shard_degree and
+// replicates over data_parallel_replicate_degree.
 func readTorchtitan(s *settings, f *Foreign, j Job) {
 	p := f.Plan
 	p.TP = plan.TP{Size: s.number("tensor_parallel_degree", 1)}
@@ -326,6 +333,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	f.Precision = parsePrecision(s.values["converters"]+s.values["recipe_name"], dtype.FormatBF16)
 }
 
+// readMaxText reads MaxText's settings. A size of -1 takes the devices that the other axes leave.
 func readMaxText(s *settings, f *Foreign, j Job) {
 	p := f.Plan
 	p.TP = plan.TP{Size: s.product("tensor_parallelism") *

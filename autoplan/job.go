@@ -92,6 +92,7 @@ type key struct{ name, kind string }
 
 func (k key) String() string { return k.name }
 
+// keys lists what --fix accepts, in the order of messages.
 var keys = []key{
 	{"tp", "size"}, {"cp", "size"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
@@ -123,6 +124,7 @@ func ParseFixed(text string) (Fixed, error) {
 	return f, nil
 }
 
+// checkFixed reports a value that its key cannot have.
 func checkFixed(name, kind, value string) error {
 	known := map[string][]string{
 		"gather": gathers, "schedule": schedule.Names(), "recompute": tagNames, "offload": offloads,

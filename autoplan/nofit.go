@@ -117,8 +117,12 @@ func (s *searcher) why() *diag.Error {
 	what := diag.New(diag.PlanNoFit, "no plan fits %s", j.Cluster)
 	switch {
 	case nearest < 1<<62:
-		return what.Because("the plan with the lowest memory needs %s per device; %s of a %s is usable",
-			event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title)
+		offload := "" // see recomputeOptions: it is searched only if asked for
+		if j.Fixed["offload"] == "" && !j.Cluster.CPU() {
+			offload = "; --fix offload=activations+optimizer was not searched"
+		}
+		return what.Because("the plan with the lowest memory needs %s per device; %s of a %s is usable%s",
+			event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title, offload)
 	case len(s.meshOptions) == 0 && s.misfit() != "":
 		return what.Because("%s", s.misfit())
 	case len(s.meshOptions) == 0 && j.Batch > 0:

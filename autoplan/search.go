@@ -155,6 +155,7 @@ func (c candidate) compare(o candidate) int {
 		cmp.Compare(c.recompute, o.recompute))
 }
 
+// newSearcher prepares a search of a job whose defaults are filled in.
 func newSearcher(j Job) (*searcher, error) {
 	s := &searcher{job: j, counts: j.counts(), limit: math.Inf(1), homes: map[[4]int64]int{},
 		lists: map[listed]ordered{}}

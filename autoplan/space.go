@@ -19,6 +19,7 @@ import (
 // devices.
 type mesh struct{ tp, cp, ep, pp, data int64 }
 
+// compare orders meshes, for results that do not depend on concurrency.
 func (m mesh) compare(o mesh) int {
 	return cmp.Or(cmp.Compare(m.pp, o.pp), cmp.Compare(m.tp, o.tp), cmp.Compare(m.cp, o.cp),
 		cmp.Compare(m.ep, o.ep), cmp.Compare(m.data, o.data))
@@ -116,6 +117,8 @@ func (j *Job) meshes(n int64) []mesh {
 // are dominated by overhead.
 const leastChunk = 512
 
+// expertSizes lists the ep sizes among n devices: divisors of the number of experts; 1 for dense
+// models.
 func (j *Job) expertSizes(n int64) []int64 {
 	if j.Config.MoE == nil {
 		if j.Fixed.allows("ep", 1) {

@@ -28,6 +28,7 @@ type Sharding struct {
 // Tags is a set of recompute tags that can be a map key.
 type Tags uint16
 
+// tags numbers the bits of Tags.
 var tags = []ir.Tag{ir.Embed, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts, ir.Head}
 
 // TagsOf returns the set of a list.

@@ -27,6 +27,8 @@ const atOnce = 64
 // batch is the dimension of sequences.
 const batch = "batch"
 
+// typed scales the dimensions of a type: the batch dimension by the number of sequences, sharded
+// dimensions by the sizes of their axes.
 func (x *scaler) typed(t ir.Type) ir.Type {
 	n := len(t.Dims)
 	if len(x.dims) < n {
@@ -49,6 +51,7 @@ func (x *scaler) typed(t ir.Type) ir.Type {
 	return t
 }
 
+// value returns the scaled copy of a value, cached.
 func (x *scaler) value(v *ir.Value) *ir.Value {
 	if found := x.made[v]; found != nil {
 		return found
@@ -65,6 +68,7 @@ func (x *scaler) value(v *ir.Value) *ir.Value {
 
 func (x *scaler) values(list []*ir.Value) []*ir.Value { return lists.Map(list, x.value) }
 
+// bytes returns the sizes of scaled values.
 func (x *scaler) bytes(list []*ir.Value) []int64 {
 	return lists.Map(list, func(v *ir.Value) int64 { return x.value(v).Type.Shape().Bytes() })
 }
@@ -88,6 +92,7 @@ func (s *sheet) bill(c Sharding, target *kernels.Selector) *Bill {
 	return b
 }
 
+// bill scales a part.
 func (p *part) bill(x *scaler) Part {
 	out := Part{From: p.from, Rounds: p.rounds, Residuals: x.bytes(p.residuals), Late: x.bytes(p.late),
 		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x, items: &items{}}
@@ -122,6 +127,7 @@ func (p *Part) Items() [passes][]Item {
 	return p.items.list
 }
 
+// work computes the items of a part, pass by pass.
 func (p *Part) work() (list [passes][]Item) {
 	x := *p.x
 	x.made = make(map[*ir.Value]*ir.Value, atOnce)

@@ -17,6 +17,7 @@ type phase struct {
 	offload                           float64
 }
 
+// add adds n times the seconds of another phase.
 func (p *phase) add(q *phase, n float64) {
 	p.gemm += n * q.gemm
 	p.attention += n * q.attention
@@ -49,6 +50,8 @@ type block struct {
 	later                      float64    // seconds of forward.quantize that only wgrad needs
 }
 
+// add adds n equal blocks. Memory that is live only during recomputation is the maximum, not the
+// sum: one block is recomputed at a time.
 func (b *block) add(c *block, n float64) {
 	b.forward.add(&c.forward, n)
 	b.input.add(&c.input, n)
@@ -88,6 +91,7 @@ func (b *builder) linear(prec dtype.Format, m, k, n float64) {
 	b.shape(k, n)
 }
 
+// shape counts a bf16 buffer for each distinct weight shape [k, n], once.
 func (b *builder) shape(k, n float64) {
 	if !b.seen[[2]float64{k, n}] {
 		b.seen[[2]float64{k, n}] = true

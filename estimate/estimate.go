@@ -201,6 +201,8 @@ func (e *Estimator) Beside() *Estimator {
 	return &n
 }
 
+// forget drops all caches and scratch buffers. Two estimators must not share them unless one
+// goroutine uses both.
 func (e *Estimator) forget() {
 	e.splits = map[int]*layerSplit{}
 	e.blockCosts, e.bare = map[sharding]*priced{}, map[sharding]*priced{}

@@ -109,6 +109,7 @@ func (e *Estimator) build(c *sharding, p *priced) error {
 	return nil
 }
 
+// builder returns an empty builder for a sharding.
 func (e *Estimator) builder(c *sharding) *builder {
 	return &builder{e: e, c: c, p: e.prices, seen: map[[2]float64]bool{}}
 }

@@ -156,6 +156,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 	}
 }
 
+// sentAs maps the kinds of collectives in a graph to the cost model's.
 var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": price.AllReduce,
 	"reduce_scatter": price.ReduceScatter}
 

@@ -250,6 +250,8 @@ func (b *builder) weights(name string, elements float64) {
 	b.quantWeights.add(&s, 1)
 }
 
+// stocked returns the cost of the copies of a weight with that many elements, relative to one bf16
+// copy.
 func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 	forward, backward := b.format(name, precision.Fprop), b.format(name, precision.Dgrad)
 	s.forward = elements * (forward.Bytes() - 2)

@@ -130,6 +130,8 @@ func (l *layout) axis(name string) (size int64, stride *int64) {
 	return l.pipe, &l.pipeAt
 }
 
+// defaultOrder is the device order of a plan without one: pipeline stages farthest apart,
+// tensor-parallel ranks adjacent.
 var defaultOrder = []string{plan.PipelineAxis, plan.DataAxis, plan.FSDPAxis, plan.ContextAxis,
 	plan.ExpertAxis, plan.TensorAxis}
 
@@ -144,6 +146,8 @@ func (c *sharding) seqShard() float64 {
 	return c.tokens()
 }
 
+// The groups of devices that a collective along an axis spans, as size and stride. Their cost
+// depends on how many NVLink domains such a group touches.
 func (c *sharding) tensorGroup() price.Group {
 	return price.Group{Size: c.tensor, Stride: c.tensorAt}
 }

@@ -27,6 +27,7 @@ type loads struct {
 	of    []int // the kind of each stage
 }
 
+// at returns the load of a virtual stage.
 func (l *loads) at(stage int) *load { return &l.kinds[l.of[stage]] }
 
 // stages adds up the blocks of every virtual stage. The result belongs to the estimator and is

@@ -175,6 +175,7 @@ type resident struct {
 	quant  *quantWeight // quantized copies; nil without any
 }
 
+// whole and stored are elements over all layers: after tp, and after tp and fsdp.
 func (h *resident) whole() int64  { return h.param.whole * h.layers }
 func (h *resident) stored() int64 { return h.param.stored * h.layers }
 
@@ -193,6 +194,7 @@ type way struct {
 	link            link
 }
 
+// way derives the treatment of state from a plan.
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
 	fsdp := max(pl.FSDP.Size, 1)
 	devices := s.TP * s.CP * fsdp * max(pl.DP, 1) * max(pl.PP.Size, 1)

@@ -62,6 +62,7 @@ func bitsOf(list ...bool) (bits uint64) {
 	return bits
 }
 
+// small packs numbers below 16 into 4 bits each, above the 20 bits of bitsOf.
 func small(list ...int64) (bits uint64) {
 	for i, n := range list {
 		bits |= uint64(n) << (20 + 4*i)

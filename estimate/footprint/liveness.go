@@ -30,6 +30,7 @@ type buffer struct {
 	alone    bool // XLA does not place it in an output
 }
 
+// meets reports whether two live ranges overlap. Both ends are included.
 func (b *buffer) meets(c *buffer) bool { return b.from <= c.to && c.from <= b.to }
 
 // A host is an output of the program, and perhaps the input that it aliases. Between the input's
@@ -39,6 +40,7 @@ type host struct {
 	until, from int // last use of the input, or -1; first write of the output
 }
 
+// meets reports whether a buffer is live while the host's own input or output is.
 func (h *host) meets(b *buffer) bool { return b.from <= h.until || h.from <= b.to }
 
 // A space is the buffers of a program.
@@ -56,12 +58,15 @@ func (m *space) cleared() *space {
 	return m
 }
 
+// add adds a buffer that is live from one point to another, both included.
 func (m *space) add(bytes int64, from, to int) {
 	if bytes > 0 {
 		m.list = append(m.list, buffer{bytes: bytes, from: from, to: to})
 	}
 }
 
+// host adds an output that is first written at from, in place of an input last read at until (-1
+// for none).
 func (m *space) host(bytes int64, until, from int) {
 	m.hosts = append(m.hosts, host{bytes, until, from})
 }

@@ -29,6 +29,7 @@ type stages struct {
 	loads []schedule.Load // of each kind
 }
 
+// at returns virtual stage k.
 func (l *stages) at(k int) *stage { return l.kinds[l.of[k]] }
 
 // A layerSplit is the assignment of the model's layers to the stages of a schedule.
@@ -207,6 +208,7 @@ type piped struct {
 	walk *schedule.Walk
 }
 
+// piped collects what all ranks of a plan share.
 func (p *Predictor) piped(pl *plan.Plan) (q piped, err error) {
 	q = piped{p: p, plan: pl}
 	if q.walk, err = p.walk(pl); err != nil {

@@ -66,6 +66,7 @@ type sizes struct {
 	residualBytes []int64
 }
 
+// sizes returns the activation sizes of a plan, cached by its sharding.
 func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	cut := cost.ShardingOf(pl)
 	if s := p.sized[cut]; s != nil {

@@ -90,6 +90,7 @@ type updateKey struct {
 	reduce                   bool
 }
 
+// updateKey returns the cache key of the update of some parameters.
 func (w *way) updateKey(s *sizes, list []resident) updateKey {
 	k := updateKey{tp: s.TP, fsdp: w.fsdp}
 	var table, end bool

@@ -175,6 +175,7 @@ func (o *scheduler) schedule() {
 	}
 }
 
+// tick returns the current time and advances it by one.
 func (o *scheduler) tick() int { o.now++; return o.now - 1 }
 
 // cost is the cost of an operation that reads and writes that many bytes.
