@@ -76,23 +76,24 @@ const (
 	relu2 Activation = "relu2"
 )
 
-// An MoE is the experts of a model whose MLP is chosen token by token. Biases that only balance the
-// router, which are not learned by gradient, are not part of it.
+// An MoE describes a mixture of experts: a router picks TopK of Experts MLPs for every token.
+// Biases that only balance the router, and are not learned by gradient, are not part of it.
 type MoE struct {
 	Experts, TopK int64
-	MLP           int64 // of one expert
-	Shared        int64 // MLP size of what every token sees
-	Dense         int64 // layers, the first ones, with an ordinary MLP
+	MLP           int64 // hidden size of one expert
+	Shared        int64 // hidden size of all shared experts together; 0: none
+	Dense         int64 // number of first layers with a dense MLP
 	Bias          bool  // in the experts and the router
 	Sinks         bool  // a learned score per head that takes attention from all keys
 }
 
-// An MLA is attention through low ranks (DeepSeek-V2, arXiv 2405.04434): heads of queries and keys
-// have a part of NoPE elements and one of Rope elements, the latter shared by all keys' heads.
+// An MLA is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys pass
+// through projections of rank QRank and KVRank. A head has NoPE elements without positions and Rope
+// elements with rotary embeddings, which all key heads share; values have Value elements.
 type MLA struct{ QRank, KVRank, NoPE, Rope, Value int64 }
 
-// Bounds of sizes, so that the products that types and counts are made of stay within an int64. The
-// largest vocabulary of a known model has 262,208 entries, the longest context 10 million places.
+// Bounds of sizes, so that element counts stay within an int64. The largest
+// vocabulary of a known model has 262,208 entries, the longest context 10 million positions.
 const (
 	maxSize    = 1 << 20
 	maxContext = 1 << 30

@@ -106,6 +106,7 @@ func (p tokenInfo) list() []*ir.Value {
 // layer. Inputs come in a fixed order, then parameters in the order of [Config.Params].
 func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	b, c := m.b, m.c
+	// Everything that comes from the batch is s32 [B, S], except share, a scalar.
 	whole := ir.Type{Elem: dtype.S32, Dims: m.rows}
 	ids := b.Input(InputIDs, ir.Data, whole, "")
 	var labels *ir.Value
@@ -120,10 +121,12 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	if withLoss {
 		share = b.Input(InputShare, ir.Data, ir.Type{Elem: dtype.F32}, "")
 	}
+	// Parameters are inputs, too: stacked ones [layer, ...] feed the loops below.
 	params := c.Params()
 	for _, p := range params {
 		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.elem, Dims: p.Dims}, p.Source)
 	}
+	// x is the residual stream [B, S, E] from here to the output layer.
 	x := m.embed(ids, at.positions)
 	for _, s := range c.segments() {
 		x = m.repeat(s, params, x, at)

@@ -19,7 +19,7 @@ import (
 type Param struct {
 	Name string   // of the input of the graph
 	Dims []ir.Dim // of the input; the first is [ir.Layer] for a stack
-	Tag  ir.Tag   // the part of the model it belongs to
+	Tag  ir.Tag   // part of a layer: attention, MLP, norm
 
 	// Source is the name of the tensors in a checkpoint, with {} for the number of a layer.
 	Source string
@@ -29,14 +29,14 @@ type Param struct {
 	// others may be another's, where a checkpoint keeps several in one tensor.
 	Axis     int
 	From, To int64
-	// Transposed says that the parameter goes down the columns of the tensor.
+	// Transposed: the parameter is the transpose of the tensor, as of torch.nn.Linear's [out, in].
 	Transposed bool
 
 	// First and Step give the layers of a stack: First, First+Step, and so on.
 	First, Step int64
 
-	// Stack is the name of the stack that this one is a part of, from place Offset on; "" if it is
-	// whole.
+	// Stack is the name of the stack that this one is a segment of, from layer Offset on; "" for a
+	// whole stack.
 	Stack  string
 	Offset int64
 }

@@ -58,6 +58,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		wrt, params = append(wrt, v.Name), append(params, v.Name)
 		out.Accumulators = append(out.Accumulators, program.Gradient.Of(v.Name))
 	}
+	// Gradients come in the order of wrt: inputs first, then parameters.
 	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms,
 		Offload: b.Offload})
 	if err != nil {
@@ -81,6 +82,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	out.Forward = gr.Forward
 	out.Forward.Results = once(out.Forward.Results)
 	out.means(gr.Backward)
+	// Zero-bubble schedules run dgrad (early) and wgrad (late) as separate programs.
 	early, late, err := gr.Split()
 	if err != nil {
 		return nil, err
@@ -88,6 +90,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	if out.Backward, err = b.finish(gr.Backward, inputs, params); err != nil {
 		return nil, err
 	}
+	// The first stage has no gradient to send: it has no Input program.
 	if len(early.Results) > 0 {
 		if out.Input, err = b.finish(early, inputs, nil); err != nil {
 			return nil, err

@@ -116,6 +116,7 @@ type Pipeline struct {
 // New checks that programs, links and schedule fit together.
 func New(c Config) (*Pipeline, error) {
 	c.Capacity, c.Ahead = cmp.Or(c.Capacity, defaultCapacity), cmp.Or(c.Ahead, defaultAhead)
+	// Without costs all actions are equally long; the time of a transfer keeps its value.
 	if len(c.Costs.Forward) == 0 {
 		send := c.Costs.Send
 		c.Costs = schedule.Even(1, 1, 1)
@@ -140,12 +141,15 @@ func New(c Config) (*Pipeline, error) {
 	case rendezvous > 0:
 		c.Capacity = 0
 	}
+	// All processes compute the same steps from the same schedule, costs and capacity: sends and
+	// receives of two ranks match without any negotiation.
 	steps, err := c.Schedule.Steps(c.Costs, c.Capacity)
 	if err != nil {
 		return nil, err
 	}
 	p := &Pipeline{config: c}
 	hosted := map[int]bool{}
+	// A process hosts any subset of the ranks, each once.
 	for i := range c.Ranks {
 		n := c.Ranks[i].Number
 		if n < 0 || n >= c.Schedule.Ranks || hosted[n] {
@@ -217,6 +221,7 @@ func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 			r.done()
 		})
 	}
+	// All goroutines end before anything is freed, also after an error: cancel stops the others.
 	wg.Wait()
 	out := &Outcome{}
 	for _, r := range runs {
@@ -229,6 +234,7 @@ func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 		out.Free()
 		return nil, failure(ctx)
 	}
+	// The order does not depend on which rank was faster.
 	slices.SortStableFunc(out.Results, func(a, b Result) int {
 		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Microbatch, b.Microbatch))
 	})

@@ -55,6 +55,7 @@ func (r *rank) start(ctx context.Context, cancel context.CancelCauseFunc, wg *sy
 	incoming := map[int][]schedule.Action{}
 	for _, s := range r.steps {
 		switch {
+		// A rendezvous link is used in the rank's own goroutine, at its turn in the schedule.
 		case s.Op == schedule.Compute || r.Links[s.Peer].Rendezvous():
 		case s.Op == schedule.Send && x.out[s.Peer] == nil:
 			x.out[s.Peer] = make(chan packet, r.config.Capacity)
@@ -259,6 +260,7 @@ func (r *run) compute(a schedule.Action) error {
 			return err
 		}
 	}
+	// begun is the number of microbatches in flight, for [Usage].
 	switch a.Kind {
 	case schedule.Forward:
 		held.begun++

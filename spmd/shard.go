@@ -275,12 +275,15 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		return s.repeat(op, in)
 	case "add", "sub", "mul", "div", "select", "compare":
 		in = s.alike(op.Kind, in)
+	// Column-parallel and row-parallel layers follow from which dimension of the weight is sharded.
 	case "dot", "linear":
 		in = s.factors(op.Kind, in)
 	case "neg", "scale", "convert", "stop_gradient", "rename", "transpose", "embedding", "fill",
 		"iota": // any placement will do
 	case "attention":
 		in, a = s.attend(op, in)
+	// With a sharded vocabulary the loss is computed on shards of the logits [B, S, V/tp]: maximum and
+	// sum are reduced over tp. Padded columns do not count.
 	case "cross_entropy":
 		in = s.allReduced(in)
 		if dim := a.Text("dim"); in[0].Type.Place.On(plan.TensorAxis) == dim {

@@ -73,6 +73,8 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 		return t == ir.Embed || t == ir.Head
 	})
 	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.OffloadActivations}
+	// On a mesh, gathers of parameters are recomputed in the backward pass (ZeRO 3), and gradients
+	// stay partial sums until the update.
 	if o.Sharding != nil {
 		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)
 	}
