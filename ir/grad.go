@@ -79,7 +79,9 @@ func dual(t Type) Type {
 	return t
 }
 
-// A Differ builds the backward graph of a forward one.
+// A Differ builds the backward graph of one forward graph, in reverse order of its operations. VJPs
+// build with its Builder and read forward values by Use, which decides between saving and
+// recomputing.
 type Differ struct {
 	*Builder  // of the backward graph
 	fwd       *Graph
@@ -292,7 +294,9 @@ func (gr *Gradient) Split() (input, weight *Graph, err error) {
 	return input, weight, weight.Verify()
 }
 
-// A cutter divides the operations of a graph by whether a result of the early half needs them.
+// A splitter divides the operations of a graph by whether an early result needs them. Each
+// operation goes to exactly one half; a loop whose results are needed by both is split into two
+// loops.
 type splitter struct {
 	g     *Graph
 	late  func(result int) bool
@@ -300,7 +304,7 @@ type splitter struct {
 	names *fresh
 }
 
-// newCutter splits a graph by its results: late tells which of them the second graph returns.
+// newSplitter divides a graph by its results: late tells which of them the second graph returns.
 func newSplitter(g *Graph, late func(int) bool) *splitter {
 	return &splitter{g: g, late: late, early: map[*Value]bool{}, names: newFresh(g)}
 }

@@ -93,7 +93,8 @@ var BlockTags = []Tag{Norm, Attn, MLP, Router, Experts}
 var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
 // Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a
-// string, or a list of strings.
+// string, or a list of strings; absent and zero mean the same. Attrs are never changed in place:
+// [Attrs.With] copies.
 type Attrs []Attr
 
 // An Attr is one constant.
@@ -311,8 +312,9 @@ func (f *fresh) value(kind string) string {
 	}
 }
 
-// Verify reports the first thing that is wrong: a value used before it is made or from elsewhere, a
-// name that stands twice, a type that is not the one its operation gives.
+// Verify reports the first thing that is wrong: a value used before it is made or from another
+// graph, a name that is not unique, a type that its operation does not infer, a copy in the wrong
+// memory. Every pass ends with it, so that a forgotten collective is found where it was forgotten.
 func (g *Graph) Verify() error {
 	bad := func(format string, args ...any) error {
 		return diag.New(diag.GraphInvalid, format, args...).At("graph %s", g.Name)

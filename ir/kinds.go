@@ -273,7 +273,7 @@ func (b *Builder) Like(v *Value, t Type) *Value {
 // Err is the first error so far.
 func (b *Builder) Err() error { return b.err }
 
-// Graph ends the graph with its results.
+// Graph ends the graph with its results, and verifies it.
 func (b *Builder) Graph(results ...*Value) (*Graph, error) {
 	if b.err != nil {
 		return nil, b.err
@@ -292,7 +292,8 @@ func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, row: b.table[kind]})
 }
 
-// Again adds an operation like op with other arguments, constants or body; its tag is op's.
+// Again adds an operation like op with other arguments, constants or body; its tag and row are
+// op's, so that a copied custom operation stays what it is.
 func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: op.Kind, In: in, Attrs: a, Tag: op.Tag, Body: body, row: op.row})
 }

@@ -3,8 +3,9 @@ package ir
 // Layer is the name of the dimension along which a repeat stacks.
 const Layer = "layer"
 
-// A Loop is a repeat: its body runs N times. Its arguments, and the inputs of the body, come in
-// three parts; the body's results are the carries, and what is stacked up round by round.
+// A Loop is a typed view of a repeat: its body runs N times. The arguments of a repeat, and the
+// inputs of its body, come in three parts: carries, stacks, invariants; the body's results are the
+// next carries, then values that are stacked round by round.
 type Loop struct {
 	*Op
 	N       int64 // rounds

@@ -46,7 +46,8 @@ type Quantize struct {
 	Tile bool
 	// Hadamard transforms groups of 16 elements first, which spreads outliers.
 	Hadamard bool
-	// Amax is the largest magnitude of the tensor, which NVFP4 wants.
+	// Amax is the largest magnitude of the tensor, f32[] or f32[layer], which formats with a tensor
+	// scale need.
 	Amax *Value
 	// Noise, the seed and the step of a run, makes rounding stochastic; Tensor numbers what is
 	// rounded, and Rows and Cols are the places of its elements in the whole: Rows has the dimensions

@@ -58,16 +58,18 @@ func inferRepeat(g *Graph, op *Op) ([]Type, error) {
 	return types, nil
 }
 
-// Repeat runs a body n times over stacked values; rest is what every round sees. The results are
-// the last carries, then what the body gives beside them, stacked.
+// Repeat runs a body n times. carries go from round to round; of each stack [layer=n, ...] a round
+// gets its own slice; rest is the same in every round. The results are the last carries, then the
+// body's further results, stacked [layer=n, ...].
 func (b *Builder) Repeat(n int64, body *Graph, carries, stacked, rest []*Value) []*Value {
 	a := loopAttrs(attrs(map[string]any{"n": n}), len(carries), len(stacked))
 	return b.op("repeat", a, body, slices.Concat(carries, stacked, rest)...)
 }
 
-// repeatVJP turns a repeat into one that also stacks up what the gradient needs, and adds a repeat
-// that goes back over the stacks: its carries are the gradients of the carries, and sums of the
-// gradients of what every round saw; it lays down the gradients of the stacks.
+// repeatVJP makes the forward loop stack the residuals of its body, and adds a loop in reverse
+// order over these stacks. The carries of the reverse loop are the gradients of the carries and,
+// summed over rounds, of the invariants; it stacks the gradients of the stacks. Memory grows with
+// depth by the residuals alone.
 func repeatVJP(d *Differ, op *Op, dout []*Value) []*Value {
 	r := &repeatGrad{d: d, Loop: op.Loop()}
 	if err := r.differentiate(); err != nil {
@@ -77,7 +79,8 @@ func repeatVJP(d *Differ, op *Op, dout []*Value) []*Value {
 	return r.back(dout)
 }
 
-// A repeatGrad takes the gradient of one loop.
+// A repeatGrad takes the gradient of one loop. Arguments that get a gradient are listed by index in
+// wrt, in the order carries, stacks, invariants.
 type repeatGrad struct {
 	Loop
 	d    *Differ
@@ -86,7 +89,8 @@ type repeatGrad struct {
 	kept map[string]*Value // stacks of residuals, by the name they have in the body
 }
 
-// differentiate takes the gradient of the body and lets the forward repeat keep its residuals.
+// differentiate takes the gradient of the body and lets the forward loop stack its residuals. Every
+// carry gets a gradient, even if none flows in from outside: one may flow within the body.
 func (r *repeatGrad) differentiate() error {
 	body := r.Body
 	var wrt []string
@@ -121,9 +125,10 @@ func (r *repeatGrad) differentiate() error {
 	return nil
 }
 
-// toHost moves what a round keeps to the host, and back in the round that takes it. If there is but
-// one round, source moves it before: XLA unrolls such a loop, makes a bitcast of the slice on the
-// host and refuses it, since a bitcast cannot change the memory.
+// toHost offloads the residuals of a round to the host, and copies them back in the round that
+// reads them. If there is but one round, source copies them before the loop: XLA unrolls such a
+// loop, makes a bitcast of the slice on the host and refuses it, since a bitcast cannot change the
+// memory.
 func (r *repeatGrad) toHost(kept []*Value) {
 	fwd, bw := r.grad.Forward, r.grad.Backward
 	there, back := newFresh(fwd), newFresh(bw)
@@ -143,7 +148,8 @@ func (r *repeatGrad) toHost(kept []*Value) {
 	bw.Ops = append(fetched, bw.Ops...)
 }
 
-// back builds the repeat that goes in reverse.
+// back builds the reverse loop. Its body is the backward graph of the body, with inputs sorted into
+// carries, stacks and invariants.
 func (r *repeatGrad) back(dout []*Value) []*Value {
 	b, bw := r.d.Builder, r.grad.Backward
 	nb := &Graph{Name: bw.Name, Mesh: bw.Mesh, Ops: bw.Ops}
@@ -206,7 +212,8 @@ func (r *repeatGrad) parts() (own, stacked int) {
 	return own, to - own
 }
 
-// source finds what an input of the backward body is in the outer backward graph.
+// source finds what an input of the backward body is in the outer backward graph: the gradient of a
+// stacked result, a stack of residuals, or an argument of the loop.
 func (r *repeatGrad) source(v *Value, dout []*Value) (outer *Value, stack bool) {
 	for i, name := range r.grad.Seeds { // the gradient of something that the body stacked up
 		if name == v.Name && !r.IsCarry(i) {

@@ -44,8 +44,8 @@ func (r *Rewriter) Copy(op *Op) []*Value {
 	return r.Set(op.Out, r.Again(op, op.Attrs, op.Body, r.Uses(op.In)...))
 }
 
-// Rewrite copies a graph. Where another gives the results of an operation they stand for its own;
-// where it gives nil, or is nil, the operation is copied.
+// Rewrite copies a graph. Where another returns results they stand for the operation's own; where
+// it returns nil, or is nil, the operation is copied. The old graph is not changed.
 func Rewrite(g *Graph, another func(r *Rewriter, op *Op) []*Value) (*Graph, error) {
 	r := NewRewriter(g.Name, g.Mesh...)
 	r.Inputs(g.Inputs...)
@@ -95,7 +95,8 @@ func (r *Rewriter) Stand(old, now *Value) {
 // Edit rewrites a graph in place, operation by operation; bodies of loops are edited before the
 // loop itself. New operations come from the rewriter, which builds them from the table's rows; what
 // edit returns replaces an operation, nil keeps it, an empty list drops it. An operation whose
-// first result already has a stand-in (see [Rewriter.Stand]) is dropped.
+// first result already has a stand-in (see [Rewriter.Stand]) is dropped. Arguments of the operation
+// that edit sees are already replaced. The result is verified.
 func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
 	r := &Rewriter{t.Continue(g), map[*Value]*Value{}}
 	r.inPlace(func(op *Op) []*Value {

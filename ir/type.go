@@ -16,7 +16,8 @@ type Dim struct {
 	Size int64
 }
 
-// A Type is what is known of a value before it exists.
+// A Type is what is known of a value before it exists. Sizes are one device's: a sharded dimension
+// has the size of a shard.
 type Type struct {
 	Elem  dtype.DType
 	Dims  []Dim
@@ -28,7 +29,8 @@ type Type struct {
 // that is not listed the value is replicated. The list is sorted by axis.
 type Placement []AxisSharding
 
-// An AxisSharding is the placement along one axis of the mesh.
+// An AxisSharding is the placement along one axis of the mesh. One axis shards at most one
+// dimension; one dimension may be sharded by several axes, the first of the mesh outermost.
 type AxisSharding struct {
 	Axis string
 	Dim  string // a dimension's name, or Partial

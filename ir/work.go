@@ -17,8 +17,9 @@ const (
 	Moving           // Bytes between the device and its host
 )
 
-// A Work is what one operation asks of a device, beside its shape rule and its gradient: a bill is
-// made of it (package cost).
+// A Work is what one operation asks of a device, beside its shape rule and its gradient: the cost
+// model adds it up (package cost). Kernels may override it (lower, Kernel.Work). Sizes are per
+// device.
 type Work struct {
 	Class          Class
 	Batch, M, K, N int64
@@ -27,7 +28,7 @@ type Work struct {
 	Sends          []Send
 }
 
-// A Send is tensors of one size that a device sends in an operation.
+// A Send is equal tensors that a device sends in one operation.
 type Send struct {
 	Kind string // all_reduce, all_gather, reduce_scatter or permute
 	Axes []string

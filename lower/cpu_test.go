@@ -24,7 +24,7 @@ import (
 
 // roundedBound is what GEMMs with operands rounded to bf16 may differ from float64 by, relative
 // to the norm of a result. Rounding is off by 2^-9 at most and 2^-10.5 on average, in both
-// arguments; gradients of attention go through four such products one after the other.
+// arguments; gradients of attention go through four such gemms one after the other.
 const roundedBound = 1e-2
 
 // jointly gives loss and gradients as one program, in which the gradient finds what the forward
@@ -216,9 +216,9 @@ func TestEveryRoundedProductIsYNNPACKs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	products, widened := dots(string(compiled))
-	if products < 20 || len(widened) > 0 {
-		t.Errorf("%d products, of these not in bf16: %v", products, widened)
+	gemms, widened := dots(string(compiled))
+	if gemms < 20 || len(widened) > 0 {
+		t.Errorf("%d gemms, of these not in bf16: %v", gemms, widened)
 	}
 	plain(e).execute(t, x, g, randomInputs(rand.New(rand.NewPCG(1, 2)), g))
 }
@@ -248,15 +248,15 @@ func dots(text string) (count int, wide []string) {
 // The step never holds [tokens, vocabulary] twice in f32.
 func TestLogitsAreHeldOnce(t *testing.T) {
 	e := cpu(t)
-	for _, products := range []dtype.DType{dtype.Invalid, dtype.BF16} {
-		g, c, s := smallStep(t, products)
+	for _, gemms := range []dtype.DType{dtype.Invalid, dtype.BF16} {
+		g, c, s := smallStep(t, gemms)
 		x, _ := compileCPU(t, e, g)
 		memory, err := x.Memory()
 		if err != nil {
 			t.Fatal(err)
 		}
 		logits := s.Batch * s.Seq * c.Vocab * 4
-		t.Logf("products %v: temp %d, logits %d", products, memory.Temp, logits)
+		t.Logf("gemms %v: temp %d, logits %d", gemms, memory.Temp, logits)
 		if memory.Temp >= 2*logits {
 			t.Errorf("the step needs %d bytes, [tokens, vocabulary] is %d", memory.Temp, logits)
 		}

@@ -12,7 +12,10 @@ func isMove(op *ir.Op) bool { return op.Kind == "to_host" || op.Kind == "to_devi
 // dropMoves removes the copies between device and host, for a target whose devices compute in the
 // host's memory. An update then shows which result is selected from which argument, and XLA:CPU
 // writes it in place: with copies between, an offloaded optimizer had a second copy of its state.
-// A move stays where its argument cannot take its name: inputs and other results have one.
+//
+// Where the argument cannot take the move's name, since inputs and other results have one, the move
+// becomes an identity (stop_gradient, which prints nothing): a copy that stayed would put a value on
+// the host that nobody brings back.
 func dropMoves(g *ir.Graph) error {
 	dropMovesOf(g, false)
 	return nil
@@ -40,6 +43,7 @@ func dropMovesOf(g *ir.Graph, body bool) {
 		x, v := op.In[0], op.Out[0]
 		if slices.Contains(g.Results, v) && !body {
 			if x.Def() == nil || slices.Contains(g.Results, x) {
+				op.Kind, op.In = "stop_gradient", op.In[:1]
 				return false
 			}
 			x.Name, x.Means = v.Name, v.Means

@@ -54,6 +54,8 @@ func inferQuantizeBlocks(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	return []ir.Type{codes, scales}, nil
 }
 
+// inferOrderBlocks gives the types that quantize promises: codes in the format's element type with
+// the summed dimensions last, scales likewise.
 func inferOrderBlocks(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	if len(op.In) != 2 {
 		return nil, fmt.Errorf("takes codes and scales, got %d arguments", len(op.In))
@@ -192,6 +194,7 @@ func inferBlockAmax(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	return []ir.Type{t}, nil
 }
 
+// inferBlockScale gives a byte per block: [..., n/block, ...] in the layout of the source.
 func inferBlockScale(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	if len(op.In) != 1 && len(op.In) != 2 {
 		return nil, fmt.Errorf("takes block maxima and the tensor's, got %d arguments", len(op.In))

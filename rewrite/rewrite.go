@@ -46,6 +46,7 @@ func For(s *kernels.Selector, whole func(*ir.Op) bool) []Pass {
 
 // Graph runs the passes of a target on a copy of a graph. Inputs and results keep their names,
 // their order and their meanings; quantized ones have the type in which a program carries them.
+// Every pass but the last verifies what it leaves.
 func Graph(g *ir.Graph, s *kernels.Selector, whole func(*ir.Op) bool) (*ir.Graph, error) {
 	g = g.Clone()
 	for _, pass := range For(s, whole) {

@@ -81,6 +81,7 @@ func Stands(kind string) string {
 	return kind
 }
 
+// inferBarrier gives the types of the arguments.
 func inferBarrier(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	if len(op.In) == 0 {
 		return nil, fmt.Errorf("takes at least one argument")
@@ -88,6 +89,7 @@ func inferBarrier(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	return lists.Map(op.In, func(v *ir.Value) ir.Type { return v.Type }), nil
 }
 
+// sameValues is what a barrier means to the interpreter.
 func sameValues(_ *ir.Builder, op *ir.Op) []*ir.Value { return op.In }
 
 // adapted is the row of a product, or of statistics of one, that reads quantized arguments in the

@@ -103,6 +103,7 @@ func perHead(q, k ir.Type) ir.Type {
 	return t
 }
 
+// inferGradSaved is attention_grad without the saved values, which come last.
 func inferGradSaved(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 	n := len(op.In) - int(op.Attrs.Int(Saved))
 	if n < 6 || n == len(op.In) {

@@ -145,6 +145,7 @@ func savingAttention(w writer, op *ir.Op, in []val) []val {
 func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m savedSoftmax) {
 	a := newHeadFirst(w, op, in)
 	var os, shares, lses []val
+	// Per block: score [..., kv, group, rows, keys], exponentials alike, sums [..., kv, group, rows].
 	for _, p := range a.queryBlocks() {
 		b := a.block(p)
 		score, raw := b.Scores()

@@ -42,8 +42,8 @@ func (e Encoding) signShift() uint32 {
 	return shift
 }
 
-// powerOf splits the largest finite number m·2ᵉ: what makes a fraction above m carry when it is
-// added to bits with so many fraction bits, and e.
+// powerOf splits the largest finite number m·2ᵉ: carry, when added to bits with fraction mantissa
+// bits, makes a mantissa above m carry into the exponent, and exponent is e.
 func (e Encoding) powerOf(fraction uint32) (carry, exponent uint32) {
 	m := e.most & 0x7fffff >> (23 - fraction)
 	return 1<<fraction - 1 - m, e.most>>23 - 127

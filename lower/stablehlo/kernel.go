@@ -26,7 +26,7 @@ type Kernel struct {
 }
 
 // A Table is what operations become: of the kernels the first that applies, else the rule of the
-// operation's kind.
+// operation's kind. It is a value: tests and other packages compose their own.
 type Table struct {
 	Rules   map[string]Rule
 	Kernels []Kernel
@@ -119,6 +119,7 @@ func Plain() []Kernel {
 	return []Kernel{row("attention", attention), row("attention_grad", attentionGrad)}
 }
 
+// rowsSharded tells an embedding whose table [vocab, embed] is sharded by rows.
 func rowsSharded(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	table := op.Out[0].Type
 	if op.Kind == "embedding" {
@@ -127,8 +128,10 @@ func rowsSharded(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	return "", len(table.Place.Axes(table.Dims[0].Name)) > 0
 }
 
+// vocabSharded tells cross-entropy of logits that are sharded by the vocabulary.
 func vocabSharded(_ *kernels.Selector, op *ir.Op) (string, bool) { return "", len(op.Axes()) > 0 }
 
+// keysSharded tells ring attention.
 func keysSharded(_ *kernels.Selector, op *ir.Op) (string, bool) {
 	return "", op.Attrs.Text("ring") != ""
 }

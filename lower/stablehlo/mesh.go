@@ -106,6 +106,7 @@ func (w *Writer) Bitcast(x Val, as dtype.DType) Val {
 // replicas names the replica groups along some axes of the mesh. A list is as long as the mesh is
 // large, so each is written once, as an alias before the module.
 func (w *Writer) replicas(axes ...string) string {
+	// first lists the least device of each group, each the offsets of a group's members.
 	first, each := []int64{0}, []int64{0}
 	stride := int64(1)
 	for _, a := range slices.Backward(w.mesh) {
@@ -151,6 +152,7 @@ func (w *Writer) aliases() string {
 // shardStart is the index at which the device's own shard of a dimension begins, from its replica
 // id; size is the size of a shard.
 func (w *Writer) shardStart(axis string, size int64, as dtype.DType) Val {
+	// A device's position along an axis is replica_id / stride mod n.
 	n, stride := ir.Along(w.mesh, axis)
 	id := ir.Type{Elem: dtype.U32}
 	place := w.Emit(id, "stablehlo.replica_id : tensor<ui32>")

@@ -133,6 +133,7 @@ func (w *Writer) repeat(op *ir.Op) {
 	for _, v := range op.Out[carries:] {
 		state = append(state, w.Constant(v.Type, 0))
 	}
+	// The loop's region has names of its own for its state.
 	inner, heads := make([]Val, len(state)), make([]string, len(state))
 	for i, s := range state {
 		inner[i] = Val{w.Fresh(), s.Type}
@@ -157,6 +158,7 @@ func (w *Writer) repeat(op *ir.Op) {
 	w.indent--
 	w.Line("}")
 	w.indent--
+	// Results are the last carries and the stacked results: arguments between them stay unused.
 	for i, v := range op.Out {
 		k := 1 + i
 		if i >= carries {
@@ -176,6 +178,7 @@ func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
 		}
 		w.at[v] = s.Name
 	}
+	// What Once printed outside is not visible to a while body, and the other way round.
 	outer := w.cse
 	w.cse = map[string]Val{}
 	w.ops(l.Body)

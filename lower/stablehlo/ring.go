@@ -129,7 +129,7 @@ func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
 	k, v := in[1], in[2]
-	var o, lse Val
+	var o, lse Val // f32 [..., seq, heads, head] and [..., seq, heads], so far
 	for moves := range r.size {
 		if moves > 0 {
 			k, v = r.permuteOnce(k), r.permuteOnce(v)
@@ -144,6 +144,7 @@ func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 			o, lse = wide, part[1]
 			continue
 		}
+		// Combine two softmaxes over disjoint keys: weights are exp(lse - top), normalized.
 		top := w.Elementwise("maximum", lse, part[1])
 		a := w.Elementwise("exponential", w.Elementwise("subtract", lse, top))
 		b := w.Elementwise("exponential", w.Elementwise("subtract", part[1], top))

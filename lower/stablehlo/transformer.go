@@ -88,6 +88,7 @@ func rope(w *Writer, op *ir.Op, in []Val) []Val {
 	x := in[0]
 	last := x.Type.Dims[len(x.Type.Dims)-1]
 	half := last.Size / 2
+	// Frequencies are a constant f32[head/2]; angles are f32[..., seq, head/2].
 	f := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: last.Name, Size: half}}}
 	digits := make([]string, half)
 	for i, v := range ir.RopeFrequencies(op) {
@@ -248,7 +249,7 @@ func (a *Attention) Visible(scores ir.Type) (all Val) {
 // attention computes softmax(scale · QKᵀ) V in f32, and the log-sum-exp for the gradient.
 func attention(w *Writer, op *ir.Op, in []Val) []Val {
 	a := NewAttention(w, op, in, false)
-	score, _ := a.Scores()
+	score, _ := a.Scores() // [..., kv, group, seq, keys]
 	p, lse := w.softmax(score, ir.Keys)
 	o := w.Dot(w.Convert(p, a.V.Type.Elem), a.V, in[2].Type.Elem, ir.Keys)
 	return []Val{a.UngroupHeads(o, op.Out[0].Type), a.UngroupHeads(lse, op.Out[1].Type)}
