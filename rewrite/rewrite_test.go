@@ -223,3 +223,29 @@ func TestQuantizationsOfOneSource(t *testing.T) {
 		t.Errorf("the product does not read blocks as stored:\n%s", cpu)
 	}
 }
+
+// On a target with one memory no value stays on the host, also where a loop offloads its own input.
+func TestHostCopiesAreDropped(t *testing.T) {
+	g, err := irtest.Tiny(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grad, err := ir.Grad(g, ir.GradPlan{Offload: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := grad.Joint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if count(whole, isMove) == 0 {
+		t.Fatal("nothing is offloaded")
+	}
+	out, err := Graph(whole, kernels.For("cpu"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := count(out, isMove); n > 0 {
+		t.Errorf("%d copies between device and host are left", n)
+	}
+}
