@@ -202,8 +202,8 @@ func alike(t *testing.T, what string, got, want []float64) {
 	}
 }
 
-// The three GEMMs of a linear layer equal GEMMs of operands that package block quantized: each along
-// the summed dimension, from its unrounded source, in either orientation.
+// The three GEMMs of a linear layer equal GEMMs of operands that package block quantized: each
+// along the summed dimension, from its unrounded source, in either orientation.
 func TestLoweredGEMMsByHand(t *testing.T) {
 	const batch, seq, in, out, tokens = 2, 32, 64, 32, 64
 	for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {

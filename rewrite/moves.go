@@ -14,8 +14,8 @@ func isMove(op *ir.Op) bool { return op.Kind == "to_host" || op.Kind == "to_devi
 // writes it in place: with copies between, an offloaded optimizer had a second copy of its state.
 //
 // Where the argument cannot take the move's name, since inputs and other results have one, the move
-// becomes an identity (stop_gradient, which prints nothing): a copy that stayed would put a value on
-// the host that nobody brings back.
+// becomes an identity (stop_gradient, which prints nothing): a copy that stayed would put a value
+// on the host that nobody brings back.
 func dropMoves(g *ir.Graph) error {
 	dropMovesOf(g, false)
 	return nil
