@@ -100,7 +100,7 @@ func (d *device) count(g *ir.Graph, x *engine.Executable) error {
 		sums = dtype.BF16
 	}
 	if off := spmd.CensusOf(g).Diff(m.Collectives(), true, sums); off != nil {
-		return fmt.Errorf("%s: %s", g.Name, off)
+		return fmt.Errorf("%s: %w", g.Name, off)
 	}
 	return nil
 }
