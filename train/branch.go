@@ -20,9 +20,10 @@ import (
 // that branches of different precisions make the same steps and their losses can be compared.
 type Branch struct {
 	// From has the parameters and moments to begin with; nil is Init, with moments of zero.
-	From  *ckpt.Checkpoint
-	Init  func(p *model.Param, dst []float32) error
-	Seed  int // of stochastic rounding
+	From *ckpt.Checkpoint
+	Init func(p *model.Param, dst []float32) error
+	// Seed is the seed of stochastic rounding.
+	Seed  int
 	Steps int
 	Rate  optim.Schedule
 	Data  Dataset

@@ -37,6 +37,7 @@ func (g *guard) limits() (loss, norm float64) {
 func (g *guard) judge(loss, norm float64) string {
 	maxLoss, maxNorm := g.limits()
 	switch {
+	// NaN compares false with every limit, so it has cases of its own.
 	case math.IsNaN(loss) || math.IsInf(loss, 0):
 		return "the loss is not finite"
 	case math.IsNaN(norm) || math.IsInf(norm, 0):

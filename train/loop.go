@@ -114,6 +114,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if err != nil {
 		return StepResult{}, err
 	}
+	// Read the next batch while the devices compute this one, but none behind the last step.
 	if t.step+1 < t.end() {
 		t.prefetch(b.after)
 	}

@@ -20,9 +20,11 @@ import (
 // Processes assigns the ranks of a pipeline to processes: contiguous, as evenly as possible. Each
 // process has an engine of its own, with the devices of its ranks. nil is a run in one process.
 type Processes struct {
-	Self      int       // which of them this process is
-	Addresses []string  // where the hub of each listens
-	Hub       *link.Hub // of this process
+	// Self is the index of this process in Addresses, where the hub of each process listens.
+	Self      int
+	Addresses []string
+	// Hub is this process's own; the caller closes it after the Trainer.
+	Hub *link.Hub
 }
 
 // Leads reports whether this process writes the run's folder: process 0 does.
@@ -87,8 +89,9 @@ func (p *Processes) whereabouts(ranks int) string {
 type peers struct {
 	*Processes
 	engine *engine.Engine
-	wires  map[int]*link.Wire // by process: those beside this one in the tree, and for saves the first
-	turn   int
+	// wires go to the neighbours in the tree, and for saves between process 0 and all others.
+	wires map[int]*link.Wire
+	turn  int // of exchanges so far; the same in all processes
 }
 
 // The numbers under which hubs know links that are not between two ranks.

@@ -447,6 +447,7 @@ type shift struct {
 
 // shift returns the present shift as JSON.
 func (s *precisionController) shift() ([]byte, error) {
+	// Both policies as text: a later binary compares them with what it would build.
 	works, err := s.t.programs.Policy.Marshal()
 	if err != nil {
 		return nil, err

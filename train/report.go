@@ -22,10 +22,14 @@ import (
 type report struct {
 	Programs map[string]*counts // by name: those that give gradients
 
-	Made    []int32   // spmd.Made, of the copies that the GEMMs read
-	Next    []int32   // spmd.Made, of the copies that the GEMMs of the next step read
-	Squares []float32 // optim.Watch: square and zeros of each
-	Copies  []float64 // spmd.CopyErrors; none in a step that is not inspected
+	// Checksums and maxima of scale bytes: Made of the copies that this step's GEMMs read, Next of the
+	// copies that its update made.
+	Made, Next []int32 // spmd.CopyStats
+	// Squares has two numbers for each layer of a weight gradient: the square of its norm, and how
+	// many of its elements are zero.
+	Squares []float32 // optim.GradStats
+	// Copies has the rounding errors of quantized weights; empty in a step that is not inspected.
+	Copies []float64 // spmd.CopyErrors
 }
 
 // counts are the statistics of one program over all microbatches of a step: maxima of scales and
@@ -131,9 +135,11 @@ func decode[E int32 | float32 | float64](b []byte) []E {
 // A statsReader turns reports into monitor samples: it knows the layout of the statistics arrays.
 type statsReader struct {
 	p      *step.Programs
-	probes *step.Programs     // that inspect
-	made   []map[string]int64 // by rank: the place of the scales of a copy's first layer in Made
-	all    []int64            // by rank: scales that are made
+	probes *step.Programs // the inspecting programs; nil before the first inspection
+	// made has, by rank, the index in report.Made of a copy's first layer, and all the number of
+	// layers of all copies.
+	made []map[string]int64
+	all  []int64
 }
 
 // newReader finds where the scale statistics of each quantized copy begin.

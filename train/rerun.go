@@ -120,6 +120,7 @@ func removeRejected(all string) {
 
 // A RerunResult is what the gradients of a rejected step are when they are computed once more.
 type RerunResult struct {
+	// Step is the rejected step; Loss and Norm are its loss and the global gradient norm.
 	Step int     `json:"step"`
 	Loss float64 `json:"loss"`
 	Norm float64 `json:"grad_norm"`

@@ -120,7 +120,8 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 		put = ckpt.Save
 	}
 	for try := 0; ; try++ {
-		end := t.phase(phaseSave) // each attempt has the time of a save
+		// Each attempt has a save's time before the watchdog calls it a stall.
+		end := t.phase(phaseSave)
 		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.opts.Events})
 		end()
 		switch {

@@ -83,6 +83,7 @@ func (pc *stateTensor) bytes() int64 { return pc.tensors[0].Bytes() * int64(len(
 
 // A boxReader reads boxes (hyperrectangles) of checkpoint tensors, as a [ckpt.Source] does.
 type boxReader interface {
+	// ReadSlice fills dst with the elements of a box in row-major order.
 	ReadSlice(name string, box ckpt.Box, dst []byte) error
 }
 

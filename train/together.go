@@ -111,6 +111,8 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 // shares lets each process write its share of a draft. It returns what the leader does afterwards:
 // adopt the others' shares, or report why the first of them was not written.
 func (t *Trainer) shares(ctx context.Context, d *ckpt.Draft, mine ownShards) (func() error, error) {
+	// The checksum of a share tells the leader that it reads what was written, on a file system that
+	// may lag.
 	p := t.exec.peers
 	sum, err := d.Share(ctx, p.Self, mine)
 	all, err := p.verdicts(ctx, "save writes", err, sum)

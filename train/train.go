@@ -154,11 +154,13 @@ func (t *Trainer) Programs() *step.Programs { return t.programs }
 
 // A Result is the progress of a run.
 type Result struct {
-	Step     int     `json:"step"`
-	Steps    int     `json:"steps"`
-	Loss     float64 `json:"loss,omitempty"` // of the last step that counted, of this process
-	Eval     float64 `json:"eval,omitempty"` // the last validation of this process
-	Rejected int     `json:"rejected"`       // steps that did not count, of this process
+	Step  int `json:"step"`
+	Steps int `json:"steps"`
+	// Loss is the loss of the last applied step, and Eval the last validation loss; both are 0 before
+	// this process made one. Rejected counts the steps that this process rejected.
+	Loss     float64 `json:"loss,omitempty"`
+	Eval     float64 `json:"eval,omitempty"`
+	Rejected int     `json:"rejected"`
 	// Checkpoints is the folder of the run's checkpoints.
 	Checkpoints string `json:"checkpoints"`
 }

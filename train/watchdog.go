@@ -48,6 +48,7 @@ type watchdog struct {
 	least    time.Duration // shortest limit
 	now      event.Clock
 
+	// The fields below belong to the loop's goroutine and the watchdog's.
 	mu       sync.Mutex
 	stack    []phase // the innermost last
 	program  string  // program at work; "" if none is known
