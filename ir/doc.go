@@ -22,4 +22,25 @@
 // [Grad] takes the gradient of a graph as three graphs: forward, which also gives what the others
 // need; the gradient of the inputs; and the gradient of the parameters, which may run later. Values
 // that are not worth saving are recomputed, by tag.
+//
+// # Adding an operation
+//
+// A row in one of the groups of this package (elementKinds, shapeKinds, blockKinds, ...) with its
+// shape rule, VJP and work, and a builder method; a function in ir/eval, which computes it in
+// float64; a rule in lower/stablehlo, which prints it. Tests run every probe of internal/irtest
+// through all three: gradients against central differences, programs against the interpreter.
+//
+// # Who may change what
+//
+// A value belongs to one graph and has one definition. Attributes and types are never changed in
+// place. [Grad], [Rewrite], [Unroll], [Segment] and [WriteOut] return new graphs and leave their
+// argument alone. [LowerQuantized], [Table.Edit] and builders from [Continue] change the graph that
+// they are given. Names of inputs and results are the interface between graphs: passes keep them.
+//
+// # Placements
+//
+// Along an axis of n devices a value [batch=8, embed=64] is replicated (the type as it is), sharded
+// ([batch=8/n, embed=64]{axis: batch}) or a partial sum ({axis: +}), whose terms add up to the
+// value. The gradient of a replicated value is replicated, and of a partial sum replicated as well;
+// so a row-parallel linear gives {tp: +}, and forgetting its all-reduce does not verify.
 package ir

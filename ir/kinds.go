@@ -35,7 +35,8 @@ type Row struct {
 	Lower func(b *Builder, op *Op) []*Value
 }
 
-// A Table says what operations there are, by name.
+// A Table says what operations there are, by name. It is a value that a builder is given: packages
+// add rows to a copy ([Table.With]), and nothing is registered globally.
 type Table map[string]*Row
 
 // With gives a table with more rows; a row of the same name replaces the old one.
@@ -246,7 +247,7 @@ func (t Table) Continue(g *Graph) *Builder {
 	return b
 }
 
-// Tagged gives a builder of the same graph whose operations get the tag.
+// Tagged gives the operations that build adds a tag; calls nest.
 func (b *Builder) Tagged(tag Tag, build func()) {
 	old := b.tag
 	b.tag = tag

@@ -7,9 +7,9 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// meshKinds are the operations that change where values lie. The collectives change a placement;
-// each is the transpose of another, so the gradient of a device's program is a device's program.
-// The moves change the memory of a device's part; gradients stay in the device's own.
+// meshKinds are the collectives and the copies between device and host. A collective's VJP is its
+// transpose: all-gather and reduce-scatter are each other's, all-reduce of partial sums is
+// replication's.
 func meshKinds() map[string]Kind {
 	return map[string]Kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.

@@ -53,14 +53,15 @@ func (b *Builder) JoinSums(sums *Value) *Value {
 	return b.one("join_stats", attrs(map[string]any{"axes": b.axes(), "sum": true}), sums)
 }
 
-// A source is where codes are read: in a loop, or in the graph itself.
+// A source is where codes are read: in the body of a loop, or in the graph itself.
 type source struct {
 	codes *Value
 	loop  *Op
 }
 
-// origin goes back to where codes were made: past what moves them, and from the loop that reads
-// what another kept to that. It gives nil for what no operation of the graph made, a weight.
+// origin follows codes back to the quantize that made them: past operations that move them, and
+// from a reverse loop to the forward loop that stacked them. It returns nil for codes that no
+// operation of the graph made: a weight's copy.
 func (s source) origin() (made *Op, loop *Op) {
 	v, loop := s.codes, s.loop
 	for {
@@ -82,7 +83,8 @@ func (s source) origin() (made *Op, loop *Op) {
 	}
 }
 
-// A gauge is one graph or body in which errors are measured.
+// A gauge is one graph or body in which rounding errors are measured. made and sums are parallel:
+// the quantizations and their [ErrorSums].
 type gauge struct {
 	loop *Op // nil for the graph itself
 	b    *Builder
@@ -90,8 +92,9 @@ type gauge struct {
 	sums []*Value
 }
 
-// measure adds the results that tell what rounding did: once for each operand of a linear, however
-// often a backward pass rounds it again, and once for all that share one.
+// measure adds the results that report rounding errors: once per operand of a linear, however many
+// times a backward pass rounds it again, and once for operands that linears share (q, k and v have
+// one input).
 func (e *quantLowering) measure(all []Stat, sources []source) {
 	type key struct {
 		layer, slot int64

@@ -39,7 +39,8 @@ func (r *Rewriter) Set(old, now []*Value) []*Value {
 	return now
 }
 
-// Copy adds an operation of the old graph, with what stands for its arguments.
+// Copy adds an operation of the old graph with what stands for its arguments; a body is shared, not
+// cloned.
 func (r *Rewriter) Copy(op *Op) []*Value {
 	return r.Set(op.Out, r.Again(op, op.Attrs, op.Body, r.Uses(op.In)...))
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// shapeKinds are the operations that move elements, and the reductions.
+// shapeKinds move elements or reduce over dimensions. All but max are linear.
 func shapeKinds() map[string]Kind {
 	return map[string]Kind{
 		"transpose": {1, takes(1, inferTranspose), func(d *Differ, op *Op, dy []*Value) []*Value {

@@ -120,7 +120,8 @@ func ParseType(text string) (Type, error) {
 	return t, t.check()
 }
 
-// A parser keeps its first error; after it, tokens run out.
+// A parser reads the text form of a graph. The first error is remembered, with its line; later
+// reads do nothing.
 type parser struct {
 	s   scanner.Scanner
 	tok rune

@@ -9,7 +9,8 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// blockKinds are the operations that Transformers are made of.
+// blockKinds are the operations of Transformer blocks that have kernels of their own on some
+// target; others are composed of element-wise operations.
 func blockKinds() map[string]Kind {
 	return map[string]Kind{
 		"rms_norm":       {1, inferNorm(1), rmsNormVJP, streams},

@@ -163,10 +163,10 @@ func crossEntropyWork(g *Graph, op *Op) Work {
 	return w
 }
 
-// attentionWork counts queries against all keys of the sequence: what a mask leaves out, and what a
-// kernel does nevertheless, is for those to say who know the kernel. In a ring a device hands its
-// keys and values on to the next, n-1 times; on the way back sums of their gradients go round in
-// f32, and the first term and the rounded sum at the end in the type of the keys.
+// attentionWork counts queries against all keys of the sequence; what a mask leaves out, and what a
+// kernel computes nevertheless, is for those to say who know the kernel. In a ring a device passes
+// its keys and values to the next n−1 times; on the way back partial sums of their gradients travel
+// in f32, and the first term and the rounded sum in the type of the keys.
 func attentionWork(g *Graph, op *Op) Work {
 	q, k := op.In[0].Type, op.In[1].Type
 	keys := allKeys(g, op).Size(Keys)

@@ -6,5 +6,8 @@
 // pass over their source. Passes add operations by rows of their own ([Rows]), so that package ir
 // does not know them and the printer in package lower decides nothing.
 //
-// The order of passes is one list per target, see [For].
+// The order of passes is one list per target, see [For]. A pass may rely on the passes before it;
+// none relies on how operations are printed. Rows that have a meaning in operations of package ir
+// (Lower) can be interpreted by ir/eval, which tests use to compare a graph before and after a
+// pass.
 package rewrite

@@ -53,7 +53,7 @@ func (a *headFirst) headsBeforeRows(x val) val {
 }
 
 // newHeadFirst prepares the operands. Products come out in the order [batch, rows, columns], so
-// that no transpose follows them.
+// that no transpose follows them: XLA:CPU would run it as a copy.
 func newHeadFirst(w writer, op *ir.Op, in []val) *headFirst {
 	a := &headFirst{stablehlo.NewAttention(w.Writer.Writer, op, in, true), w}
 	a.Mask = a.addMask

@@ -29,7 +29,7 @@ func chunkedCrossEntropy(w writer, op *ir.Op, in []val) []val {
 	x = w.Convert(x, dtype.F32)
 	rows, width := x.Type.Dims[0], x.Type.Dims[1]
 	top := w.Reduce(x, "maximum", stablehlo.NegInf, width.Name)
-	var total val
+	var total val // f32[rows]: the sum of exponentials so far
 	for from, to := range kernels.Chunks(width.Size) {
 		part, least := w.Slice(x, width.Name, from, to), top
 		if total.Name != "" { // the sum is at most the width of a row, so this is zero
@@ -44,6 +44,7 @@ func chunkedCrossEntropy(w writer, op *ir.Op, in []val) []val {
 		}
 		total = sum
 	}
+	// Indices [rows, 2]: row number and label.
 	one := ir.Type{Elem: labels.Type.Elem, Dims: []ir.Dim{rows, {Name: "place", Size: 1}}}
 	two := ir.Type{Elem: labels.Type.Elem, Dims: []ir.Dim{rows, {Name: "place", Size: 2}}}
 	places := w.Concat("place", two, w.Iota(one, rows.Name), w.Reshape(labels, one))

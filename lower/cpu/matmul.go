@@ -117,6 +117,7 @@ func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string)
 		N: elements(b.free),
 		K: elements(a.over), Elem: x.Type.Elem, ALast: aLast, BLast: bLast,
 		NFirst: !slices.Equal(order, straight) && slices.Equal(order, swapped)})
+	// The result is [batch, M, N], or [batch, N, M] if the operands are swapped.
 	dims := slices.Concat(a.batch, a.free, b.free)
 	if way.Swap {
 		p, q = q, p
@@ -133,6 +134,7 @@ func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string)
 		p = w.transposeCopy(p, swap)
 	}
 	bf16 := p.Type.Elem == dtype.BF16
+	// Dot matches dimensions by name: the free dimensions of both sides must differ.
 	q.Type.Dims = slices.Clone(q.Type.Dims)
 	for i := range q.Type.Dims {
 		if q.Type.Dims[i].Name == "free" {

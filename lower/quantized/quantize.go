@@ -8,6 +8,8 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
+// Bits of float32: magnitudes compare as unsigned integers, with infinity and NaN above all
+// numbers.
 const (
 	MagnitudeBits = 0x7fffffff // the bits of a float32 but for its sign
 	InfBits       = 0x7f800000
@@ -89,6 +91,8 @@ type Quantizer struct {
 	Tile, Transform bool
 }
 
+// NewQuantizer reads the attributes of a quantize, or of an operation that package rewrite made of
+// one.
 func NewQuantizer(w Writer, op *ir.Op) *Quantizer {
 	f := ir.Format(op.Attrs.Text("format"))
 	return &Quantizer{w, op, f, f.Block(), op.Attrs.List("along"), op.Attrs.Bool("tile"),

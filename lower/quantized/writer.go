@@ -14,7 +14,7 @@ type val = stablehlo.Val
 // A Writer adds the arithmetic of quantized formats to a writer of instructions.
 type Writer struct{ *stablehlo.Writer }
 
-// on makes a rule of a function of this package.
+// on makes a rule of a function on this package's writer.
 func on(f func(w Writer, op *ir.Op, in []val) []val) stablehlo.Rule {
 	return func(w *stablehlo.Writer, op *ir.Op, in []val) []val { return f(Writer{w}, op, in) }
 }

@@ -12,6 +12,7 @@ import (
 )
 
 const (
+	// indexType counts rounds, positions and starts of slices.
 	indexType = dtype.S32
 	predType  = dtype.Pred
 )
@@ -122,6 +123,7 @@ func shapeRules() map[string]Rule {
 		"concat": func(w *Writer, op *ir.Op, in []Val) []Val {
 			return []Val{w.Concat(op.Attrs.Text("dim"), op.Out[0].Type, in...)}
 		},
+		// Dimensions that a device shards give partial sums: the graph has the all-reduce.
 		"sum": func(w *Writer, op *ir.Op, in []Val) []Val {
 			// bf16 is summed in f32, or the later terms of a long sum would be lost.
 			total := w.Reduce(w.Widen(in[0]), "add", 0, op.Attrs.List("over")...)

@@ -109,8 +109,8 @@ func Sharded() []Kernel {
 	}
 }
 
-// Plain are operations that stay plain on a target that has a kernel for others of their kind; the
-// reason is worth a line in the report.
+// Plain are attentions that stay plain on a target that has a kernel for others; the reason is
+// worth a line in the report.
 func Plain() []Kernel {
 	row := func(kind string, p Rule) Kernel {
 		return Kernel{Name: kernels.Plain, Kinds: []string{kind},

@@ -14,9 +14,11 @@ import (
 // graph says: tests compare both to the byte.
 func meshRules() map[string]Rule {
 	return map[string]Rule{
+		// Partial sums, added over the devices of the axes; types have the sum's shape already.
 		"all_reduce": func(w *Writer, op *ir.Op, in []Val) []Val {
 			return []Val{w.AllReduce(in[0], "add", op.Axes()...)}
 		},
+		// The same, but each device gets its own shard of the sum along dim.
 		"reduce_scatter": func(w *Writer, op *ir.Op, in []Val) []Val {
 			out := op.Out[0].Type
 			return []Val{w.Apply(out, `"stablehlo.reduce_scatter"(`, fmt.Sprintf(

@@ -125,7 +125,9 @@ func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 	return w.BroadcastTo(w.Compare("GE", place, w.Constant(place.Type, float64(moves))), like)
 }
 
-// ringAttention accumulates the output in f32 and rounds it once.
+// ringAttention computes with the shard that is here while the next could travel, n times for n
+// devices, and combines the outputs by their log-sum-exp. It accumulates in f32 and rounds once.
+// Keys after the queries of a causal mask count as masked scores.
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
 	k, v := in[1], in[2]
@@ -157,7 +159,8 @@ func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{w.Convert(o, op.Out[0].Type.Elem), lse}
 }
 
-// ringAttentionGrad accumulates dQ here, and dK and dV as they travel, in f32.
+// ringAttentionGrad accumulates dQ here, and dK and dV as they travel with their keys, in f32; the
+// last move, in the type of the keys, brings them home.
 func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
 	k, v := in[1], in[2]

@@ -12,6 +12,7 @@ import (
 // blockRules print the operations of Transformer blocks by their mathematics.
 func blockRules() map[string]Rule {
 	return map[string]Rule{
+		// x / sqrt(mean(x²) + eps) · (scale + shift), over dim; Gemma's shift is 1.
 		"rms_norm": func(w *Writer, op *ir.Op, in []Val) []Val {
 			x, dim := w.Widen(in[0]), op.Attrs.Text("dim")
 			r := w.rsqrtMean(w.Elementwise("multiply", x, x), dim, op.Attrs.Float("eps"))
@@ -23,6 +24,7 @@ func blockRules() map[string]Rule {
 			return []Val{w.Convert(w.Elementwise("multiply", h, w.BroadcastTo(scale, x.Type)),
 				in[0].Type.Elem)}
 		},
+		// (x - mean) / sqrt(var + eps) · scale + bias, over dim.
 		"layer_norm": func(w *Writer, op *ir.Op, in []Val) []Val {
 			x, dim := w.Widen(in[0]), op.Attrs.Text("dim")
 			c := w.Elementwise("subtract", x, w.BroadcastTo(w.mean(x, dim), x.Type))
@@ -43,6 +45,7 @@ func blockRules() map[string]Rule {
 		"cross_entropy_grad": crossEntropyGrad,
 		"embedding":          embedding,
 		"embedding_dw":       embeddingDW,
+		// x[..., n] at idx[..., k] gives [..., k]; scatter is its transpose.
 		"gather": func(w *Writer, op *ir.Op, in []Val) []Val {
 			return []Val{w.onehot(op, in[0], in[1], true)}
 		},

@@ -83,14 +83,15 @@ func (w *Writer) Once(key string, write func() Val) Val {
 	return v
 }
 
-// Emit prints one instruction with one result.
+// Emit prints one instruction with one result, to which it gives a fresh name.
 func (w *Writer) Emit(t ir.Type, format string, args ...any) Val {
 	v := Val{w.Fresh(), t}
 	w.Line("%s = %s", v.Name, fmt.Sprintf(format, args...))
 	return v
 }
 
-// Apply prints an instruction on values: what comes before and after their names, then the types.
+// Apply prints an instruction on values: the text before and after their names, then the types in
+// MLIR's functional form, (operands) -> result.
 func (w *Writer) Apply(t ir.Type, before, after string, in ...Val) Val {
 	names, types := Spell(in)
 	return w.Emit(t, "%s%s%s : (%s) -> %s", before, names, after, types, Tensor(t))
@@ -137,8 +138,9 @@ func Number(d dtype.DType, value float64) string {
 	return fmt.Sprintf("%.17e", value)
 }
 
-// BroadcastTo repeats a value along the dimensions that a wider type has; dimensions are matched by
-// name, and transposed if their order differs.
+// BroadcastTo repeats a value along the dimensions that a wider type has: [seq] to [batch, seq,
+// embed], say. Dimensions are matched by name, and transposed first if their order differs. The
+// element type stays.
 func (w *Writer) BroadcastTo(v Val, t ir.Type) Val {
 	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
 	if slices.Equal(v.Type.Dims, t.Dims) {
@@ -152,7 +154,8 @@ func (w *Writer) BroadcastTo(v Val, t ir.Type) Val {
 	return w.Apply(t, "stablehlo.broadcast_in_dim ", ", dims = ["+List(dims)+"]", v)
 }
 
-// Transpose puts dimensions into an order; nothing is printed if they have it.
+// Transpose puts dimensions into an order, outermost first: [a, b] with order b, a becomes [b, a].
+// Nothing is printed if they have it.
 func (w *Writer) Transpose(v Val, order []string) Val {
 	t := ir.Type{Elem: v.Type.Elem}
 	perm := make([]int, len(order))
@@ -166,7 +169,7 @@ func (w *Writer) Transpose(v Val, order []string) Val {
 	return w.Apply(t, "stablehlo.transpose ", ", dims = ["+List(perm)+"]", v)
 }
 
-// Reshape changes the dimensions, not the order of elements.
+// Reshape changes the dimensions, not the order of elements; the element type of t is ignored.
 func (w *Writer) Reshape(v Val, t ir.Type) Val {
 	t = ir.Type{Elem: v.Type.Elem, Dims: t.Dims}
 	if v.Type.Shape().Equal(t.Shape()) {
@@ -227,7 +230,8 @@ func (w *Writer) Convert(v Val, to dtype.DType) Val {
 	return w.Apply(t, "stablehlo.convert ", "", v)
 }
 
-// Reduce folds dimensions with add or maximum, from a start value.
+// Reduce folds the named dimensions with add, maximum or minimum from a start value; the others
+// keep their order.
 func (w *Writer) Reduce(v Val, how string, start float64, over ...string) Val {
 	t := ir.Type{Elem: v.Type.Elem}
 	var dims []int
