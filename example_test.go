@@ -85,7 +85,7 @@ func ExampleEnv_Compile() {
 		log.Fatal(err)
 	}
 	report := made.Stages[0]
-	fmt.Println(report.Stage, "takes", report.Memory.Argument, "bytes of arguments on each device")
+	fmt.Println(report.Module, "takes", report.Memory.Argument, "bytes of arguments on each device")
 	for _, c := range report.Collectives {
 		fmt.Println(c.Kind, "over", c.Group, "of", c.Bytes(), "bytes")
 	}

@@ -39,7 +39,7 @@ func TestParallelPage(t *testing.T) {
 	if err := p.Check(c); err != nil {
 		t.Fatal(err)
 	}
-	loss, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: dtype.F32})
+	loss, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: dtype.F32})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, na
 	if err != nil {
 		return nil, err
 	}
-	notes := append(w.Notes, p.Straddles(c.Domain())...)
+	notes := append(w.Notes, p.SplitAcrossNVLink(c.Domain())...)
 	out := &source{program: &program.Program{Name: name}, notes: notes,
 		warnings: w.Warnings, planned: w,
 		sums:  p.Types.Collectives,
@@ -174,8 +174,8 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error) {
 	byName := map[string]*engine.Report{}
 	for _, r := range reports {
-		byName[r.Stage] = r
-		for _, twin := range x.twins[r.Stage] {
+		byName[r.Module] = r
+		for _, twin := range x.twins[r.Module] {
 			byName[twin] = r
 		}
 	}
@@ -196,14 +196,14 @@ func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 	for _, r := range reports {
 		if r.Recomputed > 0 {
 			return diag.New(diag.PlanRemat, "the compiler recomputes %d instructions of %s to save memory",
-				r.Recomputed, r.Stage).Try("recompute more, smaller microbatches, or more devices")
+				r.Recomputed, r.Module).Try("recompute more, smaller microbatches, or more devices")
 		}
-		g := graphs[r.Stage]
+		g := graphs[r.Module]
 		if g == nil {
 			continue // a stage transfer
 		}
 		if err := spmd.CensusOf(g).Diff(r.Collectives, cpu, x.sums); err != nil {
-			return diag.New(diag.PlanCensus, "%s", err).At("%s", r.Stage)
+			return diag.New(diag.PlanCensus, "%s", err).At("%s", r.Module)
 		}
 	}
 	return nil

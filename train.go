@@ -209,7 +209,7 @@ func (r *runner) readPlan() (err error) {
 	}
 	// What the recipe leaves open the plan decides.
 	if r.recipe.Microbatch == r.recipe.Batch {
-		r.recipe.Microbatch = int(r.plan.Rows())
+		r.recipe.Microbatch = int(r.plan.MicrobatchSequences())
 	}
 	if len(r.recipe.Recompute) == 0 {
 		r.recipe.Recompute = r.plan.Recompute

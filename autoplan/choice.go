@@ -56,8 +56,9 @@ func stepOf(p *plan.Plan, e estimate.Estimate, list *schedule.Schedule) (*dryrun
 		return nil, diag.New(diag.Internal, "%d stages have prices; the plan has %d",
 			len(e.Stages), list.Stages())
 	}
-	replicas := p.Ranks()
-	s := &dryrun.Step{Schedule: list, Replicas: int(replicas), Rows: p.Rows() / max(replicas, 1),
+	replicas := p.DataParallelSize()
+	s := &dryrun.Step{Schedule: list, Replicas: int(replicas),
+		Rows:   p.MicrobatchSequences() / max(replicas, 1),
 		Reduce: max(0, e.Tail-e.Parts.Optimizer-e.Parts.Host), Update: e.Parts.Optimizer,
 		Host: e.Parts.Host, Policy: e.QuantizedLine(), Ranks: e.Ranks}
 	for i, x := range e.Stages {

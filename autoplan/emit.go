@@ -50,8 +50,8 @@ func (e *emitter) lacks(stack, format string, args ...any) {
 
 // rowsOf returns the sequences of a microbatch on a device, and the number of data-parallel ranks.
 func rowsOf(p *plan.Plan) (microbatch, ranks int64) {
-	ranks = p.Ranks()
-	return p.Rows() / ranks, ranks
+	ranks = p.DataParallelSize()
+	return p.MicrobatchSequences() / ranks, ranks
 }
 
 func recomputes(p *plan.Plan, tag ir.Tag) bool { return slices.Contains(p.Recompute, tag) }

@@ -203,7 +203,7 @@ func (f *Foreign) foldExperts(s *settings, data, ep int64) int64 {
 // splitBatch derives the number of microbatches from the sequences of one on a device.
 func (f *Foreign) splitBatch(s *settings, microbatch int64) {
 	p := f.Plan
-	ranks := p.Ranks()
+	ranks := p.DataParallelSize()
 	each := ranks * max(1, microbatch)
 	if p.Batch%each != 0 {
 		s.fail(diag.New(diag.PlanMisfit,
@@ -317,7 +317,7 @@ func readTorchtitan(s *settings, f *Foreign, j Job) {
 	p.Seq = s.number("seq_len", p.Seq)
 	local := s.number("local_batch_size", s.number("batch_size", 1))
 	if p.Batch = s.number("global_batch_size", -1); p.Batch < 1 {
-		p.Batch = local * p.Ranks()
+		p.Batch = local * p.DataParallelSize()
 	}
 	if p.PP.Size > 1 {
 		local = s.number("pipeline_parallel_microbatch_size", 1)

@@ -72,9 +72,10 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 // fixedOf returns a plan as --fix would spell it.
 func fixedOf(p *plan.Plan) Fixed {
 	n := func(x int64) string { return strconv.FormatInt(max(x, 1), 10) }
-	ranks := p.Ranks()
+	ranks := p.DataParallelSize()
 	f := Fixed{"tp": n(p.TP.Size), "cp": n(p.CP.Size), "ep": n(p.EP), "pp": n(p.PP.Size),
-		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "microbatch": n(p.Rows() / ranks), "recompute": "none"}
+		"dp": n(p.DP), "fsdp": n(p.FSDP.Size), "recompute": "none",
+		"microbatch": n(p.MicrobatchSequences() / ranks)}
 	if p.FSDP.Size > 1 {
 		f["zero"], f["gather"] = strconv.Itoa(p.FSDP.Zero), p.FSDP.Gather
 	}

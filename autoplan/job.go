@@ -361,7 +361,7 @@ func (j Job) Warnings(p *plan.Plan, e *estimate.Estimate) []event.Warning {
 	if cluster.Note != "" {
 		warn("", "%s", cluster.Note)
 	}
-	for _, text := range p.Straddles(cluster.Domain()) {
+	for _, text := range p.SplitAcrossNVLink(cluster.Domain()) {
 		warn("", "%s", text)
 	}
 	if e.Attention == kernels.Plain && p.CP.Size > 1 {

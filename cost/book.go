@@ -46,10 +46,10 @@ func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 
 
 // ShardingOf returns how a plan shards a microbatch.
 func ShardingOf(p *plan.Plan) Sharding {
-	c := Sharding{Rows: max(1, p.Rows()/p.Ranks()), Seq: p.Seq, TP: max(p.TP.Size, 1),
-		CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence, Overlap: p.TP.Overlap && p.TP.Size > 1,
-		Ring: p.CP.Kind == "ring", Balance: p.CP.Balance, Params: p.Types.Params,
-		Again: TagsOf(p.Recompute)}
+	c := Sharding{Rows: max(1, p.MicrobatchSequences()/p.DataParallelSize()), Seq: p.Seq,
+		TP: max(p.TP.Size, 1), CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence,
+		Overlap: p.TP.Overlap && p.TP.Size > 1, Ring: p.CP.Kind == "ring", Balance: p.CP.Balance,
+		Params: p.Types.Params, Again: TagsOf(p.Recompute)}
 	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}

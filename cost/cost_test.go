@@ -37,7 +37,7 @@ var types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.
 // graph returns the loss graph of a microbatch.
 func graph(t *testing.T, c *model.Config, p *plan.Plan) *ir.Graph {
 	t.Helper()
-	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,12 +231,12 @@ func staged(t *testing.T, c *model.Config, cut cost.Sharding, policy *precision.
 		}
 		var blocks spmd.QuantizedCopies
 		var taken [2]int64
-		for i, one := range []*ir.Graph{gs.Backward, gs.Weight} {
+		for i, one := range []*ir.Graph{gs.Backward, gs.Wgrad} {
 			if _, err := blocks.Expand(one, ir.ReportNothing); err != nil {
 				t.Fatal(err)
 			}
 			for _, v := range one.Inputs {
-				other := slices.Concat(gs.Seeds, gs.Ones, gs.Accumulators)
+				other := slices.Concat(gs.OutputGrads, gs.Ones, gs.Accumulators)
 				if v.Role == ir.Residual && !slices.Contains(other, v.Name) || v.Name == spmd.Hidden {
 					taken[i] += v.Type.Shape().Bytes()
 				}

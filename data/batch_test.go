@@ -20,7 +20,7 @@ func TestNewBatch(t *testing.T) {
 			t.Errorf("%v, want %v", row.got, row.want)
 		}
 	}
-	if b.Rows != 2 || b.Seq != 2 || b.Count != 3 || b.Total != 3 {
+	if b.Sequences != 2 || b.Seq != 2 || b.Count != 3 || b.Total != 3 {
 		t.Errorf("%+v", b)
 	}
 	for _, bad := range [][][]int32{nil, {{1}}, {{1, 2}, {1, 2, 3}}, {{-1, 2}}} {

@@ -320,7 +320,7 @@ func FuzzCache(f *testing.F) {
 		if l.sources = append(l.sources, s); l.divide(s, splitDocuments, &claims{}) != nil {
 			return
 		}
-		for row := range min(s.stats.Rows+s.stats.HeldOut, 100) {
+		for row := range min(s.stats.Sequences+s.stats.HeldOut, 100) {
 			b, err := l.Row("", row)
 			if err != nil {
 				t.Fatal(err)

@@ -38,22 +38,22 @@ type Source struct {
 type Options struct {
 	Sources   []Source
 	Tokenizer *tokenizer.Tokenizer
-	Seq       int    // tokens in a row
+	Seq       int    // tokens in a sequence
 	Seed      uint64 // of the order
 	Shuffle   bool   // false keeps the order of the files
 	// Template is one of Templates, for chats. "" takes the one whose tokens the tokenizer has.
 	Template string
 	// End is the token that closes every document. "" takes the one that the tokenizer has for it.
 	End string
-	// Joined takes a row as one text: positions run through it, there is one segment, and the first
-	// token of a document is learned from the end of the one before.
+	// Joined takes a sequence as one text: positions run through it, there is one segment, and the
+	// first token of a document is learned from the end of the one before.
 	Joined bool
-	// HoldoutRows and HoldoutShare keep whole documents of every source out of training, for
+	// HoldoutSequences and HoldoutShare keep whole documents of every source out of training, for
 	// [Loader.Eval]: enough to fill a number of sequences, or a share of them such as 0.01. They
 	// are chosen by a hash of their contents, so that neither names nor order matter, and of a
 	// document that is there twice no copy is trained on.
-	HoldoutRows  int64
-	HoldoutShare float64
+	HoldoutSequences int64
+	HoldoutShare     float64
 	// Document is how many bytes a document may have, or a line of jsonl; 0 is DefaultDocument. The
 	// memory of reading grows with it. A text file may be longer: it is read in chunks.
 	Document int64
@@ -75,8 +75,8 @@ type Stats struct {
 	Documents int64  `json:"documents"`
 	Bytes     int64  `json:"bytes"`  // of text; 0 if the files have tokens only
 	Tokens    int64  `json:"tokens"` // with those that close documents
-	Rows      int64  `json:"rows"`   // to train on
-	HeldOut   int64  `json:"held"`   // rows that were held out
+	Sequences int64  `json:"rows"`   // to train on
+	HeldOut   int64  `json:"held"`   // sequences that were held out
 	Cached    bool   `json:"cached"` // whether the tokens were there already
 }
 
@@ -88,7 +88,7 @@ type source struct {
 	train, heldOut stream // what is trained on, and what was held out
 }
 
-// A Loader gives rows of tokens. Any number of goroutines may use it at once.
+// A Loader gives sequences of tokens. Any number of goroutines may use it at once.
 type Loader struct {
 	sources []*source
 	split   int   // the version of it, see splitDocuments
@@ -102,11 +102,11 @@ type Loader struct {
 func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 	o.Events = cmp.Or(o.Events, event.Discard)
 	if o.Seq < 1 || o.Seq > 1<<30 {
-		return nil, diag.New(diag.BadInput, "a row cannot have %d tokens", o.Seq)
+		return nil, diag.New(diag.BadInput, "a sequence cannot have %d tokens", o.Seq)
 	}
-	if o.HoldoutRows < 0 || !(o.HoldoutShare >= 0 && o.HoldoutShare < 1) {
-		return nil, diag.New(diag.BadInput, "%d rows or a share of %v cannot be held out",
-			o.HoldoutRows, o.HoldoutShare).Try("give a share such as 0.01, or a number of rows")
+	if o.HoldoutSequences < 0 || !(o.HoldoutShare >= 0 && o.HoldoutShare < 1) {
+		return nil, diag.New(diag.BadInput, "%d sequences or a share of %v cannot be held out",
+			o.HoldoutSequences, o.HoldoutShare).Try("give a share such as 0.01, or a number of sequences")
 	}
 	if o.Document < 0 || o.Document > maxDocument {
 		return nil, diag.New(diag.BadInput, "a document cannot have up to %d bytes", o.Document).
@@ -166,7 +166,7 @@ func (l *Loader) arrange(split int) (err error) {
 	fmt.Fprintf(h, "deepwell rows %d\nseq %d seed %d shuffle %t joined %t\n", split, o.Seq, o.Seed,
 		o.Shuffle, o.Joined)
 	if split == splitDocuments {
-		fmt.Fprintf(h, "held %x %d\n", threshold(o.HoldoutShare), o.HoldoutRows)
+		fmt.Fprintf(h, "held %x %d\n", threshold(o.HoldoutShare), o.HoldoutSequences)
 	}
 	var shared *claims
 	if split == splitDocuments {
@@ -176,9 +176,9 @@ func (l *Loader) arrange(split int) (err error) {
 		if err := l.divide(s, split, shared); err != nil {
 			return err
 		}
-		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.key, s.stats.Rows)
+		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.key, s.stats.Sequences)
 	}
-	if l.holdsOut() && l.EvalRows() == 0 {
+	if l.holdsOut() && l.EvalSequences() == 0 {
 		return l.nothingHeldOut()
 	}
 	if l.shares, err = newShares(l.weights()); err != nil {
@@ -240,7 +240,7 @@ func (l *Loader) weights() []float64 {
 	weights := make([]float64, len(l.sources))
 	given := slices.ContainsFunc(l.options.Sources, func(s Source) bool { return s.Weight != 0 })
 	for i, s := range l.sources {
-		if weights[i] = float64(s.stats.Rows); given {
+		if weights[i] = float64(s.stats.Sequences); given {
 			weights[i] = l.options.Sources[i].Weight
 		}
 	}
@@ -259,9 +259,9 @@ func (l *Loader) Stats() []Stats {
 	return lists.Map(l.sources, func(s *source) Stats { return s.stats })
 }
 
-// Rows counts the rows to train on, of all sources.
-func (l *Loader) Rows() int64 {
-	return lists.Sum(l.sources, func(s *source) int64 { return s.stats.Rows })
+// Sequences counts the sequences to train on, of all sources.
+func (l *Loader) Sequences() int64 {
+	return lists.Sum(l.sources, func(s *source) int64 { return s.stats.Sequences })
 }
 
 // Tokens counts the tokens of all sources.
@@ -269,7 +269,7 @@ func (l *Loader) Tokens() int64 {
 	return lists.Sum(l.sources, func(s *source) int64 { return s.tokens })
 }
 
-// Digest names all that decides which rows come in which order: contents, tokenizer, options,
+// Digest names all that decides which sequences come in which order: contents, tokenizer, options,
 // weights and the version of the split. A run that resumes with another digest sees other data.
 func (l *Loader) Digest() string { return l.digest }
 

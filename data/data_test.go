@@ -118,15 +118,15 @@ func TestRowsAreWhatTheDocumentSays(t *testing.T) {
 	}
 	const seq = 4
 	l := open(t, Options{Sources: []Source{{Path: dir}}, Tokenizer: tok, Seq: seq})
-	if got, want := l.Rows(), int64((len(stream)-1)/seq); got != want || l.Tokens() != int64(len(stream)) {
+	if got, want := l.Sequences(), int64((len(stream)-1)/seq); got != want || l.Tokens() != int64(len(stream)) {
 		t.Fatalf("%d rows of %d tokens, want %d of %d", got, l.Tokens(), want, len(stream))
 	}
-	for row := range int(l.Rows()) {
+	for row := range int(l.Sequences()) {
 		b, err := l.Row("data", int64(row))
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := &Batch{Rows: 1, Seq: seq}
+		want := &Batch{Sequences: 1, Seq: seq}
 		segment, position := int32(0), int32(0)
 		for i := row * seq; i < row*seq+seq; i++ {
 			if slices.Contains(starts, i) && i > row*seq {
@@ -208,7 +208,7 @@ func TestRanksShareTheRowsOfOne(t *testing.T) {
 			union.Labels = append(union.Labels, b.Labels...)
 			union.Positions = append(union.Positions, b.Positions...)
 			union.Segments = append(union.Segments, b.Segments...)
-			union.Rows += b.Rows
+			union.Sequences += b.Sequences
 			union.Count += b.Count
 		}
 		if diff := cmp.Diff(whole, union); diff != "" {
@@ -261,7 +261,7 @@ func TestEpochVisitsEachRowOnce(t *testing.T) {
 		shuffle := i%2 == 1
 		l := open(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, Shuffle: shuffle, Seed: 1,
 			HoldoutShare: float64(i/2) * 0.3})
-		n := int(l.Rows())
+		n := int(l.Sequences())
 		want := map[string]int{}
 		var inOrder, before []string
 		for row := range n {
@@ -319,12 +319,12 @@ func taken(t *testing.T, l *Loader, b *Batch) string {
 func TestHeldOutDocumentsAreWhole(t *testing.T) {
 	files := corpusOf(200)
 	dir := write(t, files)
-	for _, o := range []Options{{HoldoutRows: 7}, {HoldoutShare: 0.05}, {HoldoutShare: 0.5}, {HoldoutShare: 1e-9}} {
+	for _, o := range []Options{{HoldoutSequences: 7}, {HoldoutShare: 0.05}, {HoldoutShare: 0.5}, {HoldoutShare: 1e-9}} {
 		o.Sources, o.Seq, o.Shuffle = []Source{{Path: dir}}, 8, false
 		l := open(t, o)
 		stats := l.Stats()[0]
-		if stats.HeldOut < max(1, o.HoldoutRows) || l.EvalRows() != stats.HeldOut {
-			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Rows(), stats.HeldOut, l.EvalRows())
+		if stats.HeldOut < max(1, o.HoldoutSequences) || l.EvalSequences() != stats.HeldOut {
+			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Sequences(), stats.HeldOut, l.EvalSequences())
 		}
 		b, err := l.Eval(0, int(stats.HeldOut)+2, 0, 1)
 		if err != nil {
@@ -334,7 +334,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
 		}
 		held := taken(t, l, b)
-		b, _, err = l.Take(nil, int(l.Rows()), 0, 1)
+		b, _, err = l.Take(nil, int(l.Sequences()), 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 		for name, text := range files {
 			in, out := strings.Contains(trained, text), strings.Contains(held, text)
 			if in && out {
-				t.Errorf("%g, %d rows: document %s is on both sides", o.HoldoutShare, o.HoldoutRows, name)
+				t.Errorf("%g, %d rows: document %s is on both sides", o.HoldoutShare, o.HoldoutSequences, name)
 			}
 			if out {
 				count++
@@ -352,14 +352,14 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 			head, tail := text[:30], text[len(text)-70:]
 			if strings.Contains(trained, head) && strings.Contains(held, tail) ||
 				strings.Contains(held, head) && strings.Contains(trained, tail) {
-				t.Errorf("%g, %d rows: document %s was split", o.HoldoutShare, o.HoldoutRows, name)
+				t.Errorf("%g, %d rows: document %s was split", o.HoldoutShare, o.HoldoutSequences, name)
 			}
 		}
 		if want := o.HoldoutShare * 200; want >= 10 && (float64(count) < want/2 || float64(count) > want*1.5) {
 			t.Errorf("%d of 200 documents are held out, not some %g", count, want)
 		}
 	}
-	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutRows: 1 << 20})
+	_, err := tryOpen(t, Options{Sources: []Source{{Path: dir}}, Seq: 8, HoldoutSequences: 1 << 20})
 	if !errors.Is(err, diag.DataEmpty) {
 		t.Errorf("all rows held out: %v", err)
 	}
@@ -441,7 +441,7 @@ func TestDataOfOneDocumentCannotBeHeldOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := lines(r); !strings.Contains(out, "are held out, not 1%") {
-		t.Errorf("%d of %d rows are held out, and all that is said is %q", l.EvalRows(), l.Rows(), out)
+		t.Errorf("%d of %d rows are held out, and all that is said is %q", l.EvalSequences(), l.Sequences(), out)
 	}
 }
 
@@ -449,10 +449,10 @@ func TestDataOfOneDocumentCannotBeHeldOut(t *testing.T) {
 func TestOldSplitIsAdopted(t *testing.T) {
 	o := Options{Sources: []Source{{Path: write(t, corpusOf(60))}}, Seq: 8, HoldoutShare: 0.05, Seed: 7, Shuffle: true}
 	l := open(t, o)
-	now, rows := l.Digest(), l.Rows()
+	now, rows := l.Digest(), l.Sequences()
 	// What the commit 3c16e73 prints for this data.
 	const old = "c75ba499d0c6917e1ea60a5153572541de91e856c71ae1f00ea2648a09d49805"
-	if l.Adopt("0123") || l.Digest() != now || l.Rows() != rows {
+	if l.Adopt("0123") || l.Digest() != now || l.Sequences() != rows {
 		t.Fatal("a digest of no data is adopted")
 	}
 	if !l.Adopt(now) || l.Digest() != now {
@@ -465,8 +465,8 @@ func TestOldSplitIsAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Rows() != 770 || l.EvalRows() != 41 || after["data"] != 3 {
-		t.Errorf("%d rows, %d to evaluate", l.Rows(), l.EvalRows())
+	if l.Sequences() != 770 || l.EvalSequences() != 41 || after["data"] != 3 {
+		t.Errorf("%d rows, %d to evaluate", l.Sequences(), l.EvalSequences())
 	}
 	if !slices.Equal(b.IDs[:8], []int32{14, 199, 221, 78, 65, 128, 108, 86}) {
 		t.Errorf("the first row is %v", b.IDs[:8])
@@ -491,13 +491,13 @@ func TestSourcesAreOpenedInAnyOrder(t *testing.T) {
 		t.Error("the order of the sources matters")
 	}
 	// Without weights every row of both is seen once in an epoch, to within a row.
-	_, after, err := one.Take(nil, int(one.Rows()), 0, 1)
+	_, after, err := one.Take(nil, int(one.Sequences()), 0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range one.Stats() {
-		if d := after[s.Name] - s.Rows; d < -1 || d > 1 {
-			t.Errorf("%s: %d of %d rows", s.Name, after[s.Name], s.Rows)
+		if d := after[s.Name] - s.Sequences; d < -1 || d > 1 {
+			t.Errorf("%s: %d of %d rows", s.Name, after[s.Name], s.Sequences)
 		}
 	}
 }
@@ -562,7 +562,7 @@ func TestTakeRefusesWhatCannotBe(t *testing.T) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 	}
-	if _, err := l.Row("a", l.Rows()+1); err == nil {
+	if _, err := l.Row("a", l.Sequences()+1); err == nil {
 		t.Error("a row behind the last")
 	}
 	if _, err := l.Row("x", 0); err == nil {
@@ -572,7 +572,7 @@ func TestTakeRefusesWhatCannotBe(t *testing.T) {
 	if _, _, err := l.Take(nil, 4, 0, 1); err == nil {
 		t.Error("a row of a closed loader")
 	}
-	if b, err := l.Eval(0, 1, 0, 1); err != nil || b.Count != 0 || l.EvalRows() != 0 {
+	if b, err := l.Eval(0, 1, 0, 1); err != nil || b.Count != 0 || l.EvalSequences() != 0 {
 		t.Error("a closed loader has rows to evaluate")
 	}
 }

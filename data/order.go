@@ -244,21 +244,22 @@ func (l *Loader) divide(s *source, split int, shared *claims) error {
 	switch {
 	case !l.holdsOut():
 		s.train, s.heldOut = all, stream{}
-		st.Rows, st.HeldOut = rows, 0
+		st.Sequences, st.HeldOut = rows, 0
 	case split == splitRows:
-		st.HeldOut = max(l.options.HoldoutRows, int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
-		st.Rows = rows - st.HeldOut
+		st.HeldOut = max(l.options.HoldoutSequences,
+			int64(math.Ceil(l.options.HoldoutShare*float64(rows))))
+		st.Sequences = rows - st.HeldOut
 		s.train, s.heldOut = all, stream{}
-		if first := st.Rows * int64(seq); st.Rows > 0 {
+		if first := st.Sequences * int64(seq); st.Sequences > 0 {
 			d := s.documentAt(first)
 			s.heldOut = stream{s.cache, []run{{0, first, d}}, s.tokens - first}
 		}
 	default:
 		s.hold(l.bound(s), shared)
-		st.Rows, st.HeldOut = s.train.rows(seq), s.heldOut.rows(seq)
+		st.Sequences, st.HeldOut = s.train.rows(seq), s.heldOut.rows(seq)
 	}
 	switch {
-	case st.Rows < 1:
+	case st.Sequences < 1:
 		return diag.New(diag.DataEmpty, "%s has %d rows, and all of them are held out", s.path, rows).
 			Try("hold out less, use more text or a smaller seq, or name other text: eval.data = \"PATH\"")
 	case rows > maxRows:
@@ -275,7 +276,7 @@ func (l *Loader) bound(s *source) uint64 {
 		return 0
 	}
 	bound := threshold(l.options.HoldoutShare)
-	want := max(1, l.options.HoldoutRows)*int64(l.options.Seq) + 1
+	want := max(1, l.options.HoldoutSequences)*int64(l.options.Seq) + 1
 	for s.heldOutTokens(bound) < want && bound < math.MaxUint64 {
 		bound = s.raised(bound, want)
 	}

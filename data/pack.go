@@ -14,30 +14,30 @@ import (
 // Ignored is the label of a token from which nothing is learned.
 const Ignored = -1
 
-// A Batch is some sequences of Seq tokens, one after the other: every field is [Rows, Seq],
+// A Batch is some sequences of Seq tokens, one after the other: every slice is [Sequences, Seq],
 // row-major. Who takes a batch may change it: the loader does not keep it.
 type Batch struct {
-	IDs       []int32
-	Labels    []int32 // the next token, or Ignored where nothing is learned
-	Positions []int32 // in the document, from 0 at its first token in the row
-	Segments  []int32 // document numbers within the row; attention does not cross them
-	Rows, Seq int
-	Count     int64 // labels of these rows that count
-	Total     int64 // labels that count in the rows of all ranks
+	IDs            []int32
+	Labels         []int32 // the next token, or Ignored where nothing is learned
+	Positions      []int32 // in the document, from 0 at its first token in the sequence
+	Segments       []int32 // document numbers within the sequence; attention does not cross them
+	Sequences, Seq int
+	Count          int64 // labels of these sequences that count
+	Total          int64 // labels that count in the sequences of all ranks
 }
 
 // newBatch allocates a batch; the four arrays share one allocation.
 func newBatch(rows, seq int) *Batch {
 	all := make([]int32, 4*rows*seq)
-	b := &Batch{Rows: rows, Seq: seq}
+	b := &Batch{Sequences: rows, Seq: seq}
 	for i, part := range []*[]int32{&b.IDs, &b.Labels, &b.Positions, &b.Segments} {
 		*part = all[i*rows*seq : (i+1)*rows*seq : (i+1)*rows*seq]
 	}
 	return b
 }
 
-// A Position says how many rows were taken from each source, by name. A source without an entry has
-// given none. It does not depend on the number of ranks.
+// A Position says how many sequences were taken from each source, by name. A source without
+// an entry has given none. It does not depend on the number of ranks.
 type Position map[string]int64
 
 // A rowAt is a row of a stream; without one it is a row of nothing.
@@ -46,9 +46,9 @@ type rowAt struct {
 	row    int64
 }
 
-// Take gives the rows of the step that begins at a position, and the position behind it. rows is
-// the number of rows of all ranks; each has a contiguous part of them, of nearly the same size. The
-// epochs of a source follow each other without a gap, so that there is always a next row.
+// Take gives the sequences of the step that begins at a position, and the position behind it. rows
+// is the number of sequences of all ranks; each has a contiguous part of them, of nearly the same
+// size. The epochs of a source follow each other without a gap: there is always a next sequence.
 func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, error) {
 	if l.unsplit != nil {
 		return nil, nil, l.unsplit
@@ -66,10 +66,10 @@ func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, err
 	for i := range list {
 		n := next(l.shares, taken, total)
 		s := l.sources[n]
-		epoch, row := taken[n]/s.stats.Rows, taken[n]%s.stats.Rows
+		epoch, row := taken[n]/s.stats.Sequences, taken[n]%s.stats.Sequences
 		if l.options.Shuffle {
 			if orders[n] == nil || epochs[n] != epoch {
-				orders[n] = newPermutation(s.stats.Rows, l.options.Seed, epoch, s.stats.Name)
+				orders[n] = newPermutation(s.stats.Sequences, l.options.Seed, epoch, s.stats.Name)
 				epochs[n] = epoch
 			}
 			row = orders[n].at(row)
@@ -212,8 +212,9 @@ func (r rowAt) fill(b *Batch, i int, joined bool) {
 	}
 }
 
-// EvalRows counts the rows that Eval gives: those that were held out, or all if none were.
-func (l *Loader) EvalRows() int64 {
+// EvalSequences counts the sequences that Eval gives: the held-out ones, or all if none were held
+// out.
+func (l *Loader) EvalSequences() int64 {
 	n := int64(0)
 	for _, s := range l.sources {
 		_, rows := s.evaluated(l.holdsOut())
@@ -223,18 +224,20 @@ func (l *Loader) EvalRows() int64 {
 }
 
 // holdsOut reports whether documents are kept for validation.
-func (l *Loader) holdsOut() bool { return l.options.HoldoutRows > 0 || l.options.HoldoutShare > 0 }
+func (l *Loader) holdsOut() bool {
+	return l.options.HoldoutSequences > 0 || l.options.HoldoutShare > 0
+}
 
 // evaluated gives what Eval takes of a source, and its rows.
 func (s *source) evaluated(held bool) (*stream, int64) {
 	if held {
 		return &s.heldOut, s.stats.HeldOut
 	}
-	return &s.train, s.stats.Rows
+	return &s.train, s.stats.Sequences
 }
 
-// Eval gives rows of the evaluation from row first on, source by source in the order of the files.
-// Rows behind the last one have no labels that count, so that a batch always has the same size.
+// Eval gives the validation sequences from first on, source by source in the order of the files.
+// Sequences behind the last one have no labels that count: a batch always has the same size.
 func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
 	if l.unsplit != nil {
 		return nil, l.unsplit
@@ -272,13 +275,13 @@ func (l *Loader) Row(source string, row int64) (*Batch, error) {
 		if s.stats.Name != source {
 			continue
 		}
-		if last := s.stats.Rows + s.stats.HeldOut - 1; row < 0 || row > last {
+		if last := s.stats.Sequences + s.stats.HeldOut - 1; row < 0 || row > last {
 			return nil, diag.New(diag.BadInput, "there is no row %d: the last one is %d", row, last).
 				Try("count from 0")
 		}
 		at := rowAt{&s.train, row}
-		if row >= s.stats.Rows {
-			at = rowAt{&s.heldOut, row - s.stats.Rows}
+		if row >= s.stats.Sequences {
+			at = rowAt{&s.heldOut, row - s.stats.Sequences}
 		}
 		return l.batch([]rowAt{at}, 0, 1)
 	}

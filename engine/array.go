@@ -102,21 +102,21 @@ var hostModes = []pjrt.HostMode{pjrt.HostCopied, pjrt.HostShared, pjrt.HostGiven
 // row-major bytes of the shard on the module's i-th device; [program.Module.Start] tells where the
 // shard begins in the global tensor. The CPU engine uses a shard in place, without a copy, if it is
 // Lent or Given and starts at a multiple of 64 bytes (see [Aligned]).
-func (e *Engine) Place(s *program.Module, spec program.Array, from Source,
+func (e *Engine) Place(m *program.Module, spec program.Array, from Source,
 	fill func(i int) ([]byte, error)) (*Array, error) {
 	if from < 0 || int(from) >= len(hostModes) {
 		return nil, diag.New(diag.BufferMismatch, "there is no source of host memory %d", from).
 			Try("use engine.Copied, Lent or Given")
 	}
-	local, err := s.Local(spec)
+	local, err := m.Local(spec)
 	if err != nil {
 		return nil, err
 	}
-	if len(s.Devices) == 0 {
-		return nil, diag.New(diag.ProgramInvalid, "module %s has no devices", s.Name)
+	if len(m.Devices) == 0 {
+		return nil, diag.New(diag.ProgramInvalid, "module %s has no devices", m.Name)
 	}
 	a := &Array{spec: spec, local: local}
-	for i, id := range s.Devices {
+	for i, id := range m.Devices {
 		if e.remote(id) {
 			continue
 		}

@@ -91,20 +91,20 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 		}
 	}
 	for range 2 {
-		s := addOne(devices)
-		s.Flags = map[string]any{"xla_dump_to": dumps}
+		m := addOne(devices)
+		m.Flags = map[string]any{"xla_dump_to": dumps}
 		e := cpu(t, func(o *engine.Options) { o.Cache = dir })
-		enginetest.Compile(t, e, s)
+		enginetest.Compile(t, e, m)
 		written("cpu")
-		enginetest.Compile(t, e, s) // which the engine has loaded
+		enginetest.Compile(t, e, m) // which the engine has loaded
 		written("cpu again")
 		c, err := engine.OpenCompiler(t.Context(), engine.Options{Cache: dir, WithoutCuDNN: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s = selftest.MXFP8(8)
-		s.Flags = map[string]any{"xla_dump_to": dumps}
-		enginetest.Report(t, c, s, "8xb200")
+		m = selftest.MXFP8(8)
+		m.Flags = map[string]any{"xla_dump_to": dumps}
+		enginetest.Report(t, c, m, "8xb200")
 		c.Close()
 		written("b200")
 	}

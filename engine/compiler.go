@@ -60,30 +60,30 @@ func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 // Compile compiles one module for the cluster, or takes the result from the cache, and reports on
 // it. The program is compiled in full, down to SASS and cuDNN plans, and not run. If XLA
 // rematerializes on its own, the module is compiled again without (see disablePasses).
-func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Cluster) (*Report,
+func (c *Compiler) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (*Report,
 	error) {
 	if err := ctx.Err(); err != nil {
-		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
 	}
-	if err := s.Validate(); err != nil {
+	if err := m.Validate(); err != nil {
 		return nil, err
 	}
-	if n := t.Devices(); len(s.Devices) > n {
-		return nil, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d", s.Name,
-			len(s.Devices), t.GPU.Title, n)
+	if n := t.Devices(); len(m.Devices) > n {
+		return nil, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d", m.Name,
+			len(m.Devices), t.GPU.Title, n)
 	}
 	start := time.Now()
-	x, cached, err := c.compiled(s, t)
+	x, cached, err := c.compiled(m, t)
 	if err != nil {
 		return nil, err
 	}
-	r, err := newReport(x, s, t)
+	r, err := newReport(x, m, t)
 	if err != nil {
 		return nil, err
 	}
-	if r.Recomputed > 0 && s.Flags[disablePasses] == nil {
-		again := *s
-		again.Flags = maps.Clone(s.Flags)
+	if r.Recomputed > 0 && m.Flags[disablePasses] == nil {
+		again := *m
+		again.Flags = maps.Clone(m.Flags)
 		if again.Flags == nil {
 			again.Flags = map[string]any{}
 		}
@@ -93,7 +93,7 @@ func (c *Compiler) Compile(ctx context.Context, s *program.Module, t machine.Clu
 	r.Engine, r.CuDNN, r.Cached = compilerEngine+" "+c.bundle.Version, c.cudnn, cached
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
-	c.cache.events.Emit(event.Compiled{Stage: s.Name, Target: t.GPU.Name, Devices: len(s.Devices),
+	c.cache.events.Emit(event.Compiled{Module: m.Name, Target: t.GPU.Name, Devices: len(m.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return r, nil
 }
@@ -119,16 +119,16 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 
 // compiled compiles a module, or finds it in the cache. The cache has XLA's optimized program, from
 // which every report is made anew: a change of the report's format needs no new compile.
-func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, cached bool,
+func (c *Compiler) compiled(m *program.Module, t machine.Cluster) (x compiled, cached bool,
 	err error) {
-	options := c.options(s, t)
+	options := c.options(m, t)
 	encoded, err := options.Encode()
 	if err != nil {
 		return x, false, err
 	}
 	key := cas.Key([]byte(cacheVersion), []byte(c.bundle.Digest), []byte(c.cudnn),
 		fmt.Append(nil, c.bundle.Driver), c.environ.Key(), // cuDNN asks libcuda while it plans
-		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(s.Text), encoded)
+		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(m.Text), encoded)
 	kept := c.cache.unlessDumped(options.Flags, c.environ)
 	cached = kept.get(key, &x, func(code []byte) error {
 		x.optimized = code
@@ -142,7 +142,7 @@ func (c *Compiler) compiled(s *program.Module, t machine.Cluster) (x compiled, c
 		return x, false, err
 	}
 	start := time.Now()
-	made, err := topology.Compile([]byte(s.Text), options)
+	made, err := topology.Compile([]byte(m.Text), options)
 	if err != nil {
 		return x, false, err
 	}
@@ -205,7 +205,7 @@ func (c *Compiler) Close() {
 // options are the flags of the module on top of what every compile without a device needs and of
 // the set that hid most communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
-func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOptions {
+func (c *Compiler) options(m *program.Module, t machine.Cluster) pjrt.CompileOptions {
 	flags := map[string]any{
 		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
 		"xla_gpu_autotune_level":   0,
@@ -230,12 +230,12 @@ func (c *Compiler) options(s *program.Module, t machine.Cluster) pjrt.CompileOpt
 	if c.cudnn != "" {
 		flags["xla_gpu_cudnn_deviceless_compilation_mode"] = "CUDNN_DEVICELESS_COMPILATION_AUTO"
 	}
-	maps.Copy(flags, s.Flags)
-	memory := s.MemoryBytes
+	maps.Copy(flags, m.Flags)
+	memory := m.MemoryBytes
 	if memory == 0 {
 		memory = t.MemoryBytes()
 	}
-	return pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: memory, Flags: flags}
+	return pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: memory, Flags: flags}
 }
 
 // Report describes an executable of this engine, as [Compiler.Compile] does for another cluster.
@@ -258,14 +258,15 @@ func (x *Executable) Report() (*Report, error) {
 	return r, err
 }
 
-func newReport(x compiled, s *program.Module, t machine.Cluster) (*Report, error) {
+func newReport(x compiled, module *program.Module, t machine.Cluster) (*Report, error) {
 	m, err := hlo.Read(x.Format, x.optimized)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Version: reportVersion, Stage: s.Name, Target: t.GPU.Name, Devices: len(s.Devices),
-		Topology: t.Topology(), Memory: x.Memory, CapacityBytes: t.MemoryBytes(),
-		Seconds: x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(),
+	r := &Report{Version: reportVersion, Module: module.Name, Target: t.GPU.Name,
+		Devices: len(module.Devices), Topology: t.Topology(), Memory: x.Memory,
+		CapacityBytes: t.MemoryBytes(),
+		Seconds:       x.Seconds, ExecutableBytes: x.Bytes, CustomCalls: m.CustomCalls(),
 		Collectives: m.Collectives(), Recomputed: len(m.Remat())}
 	if r.Recomputed > 0 {
 		r.Notes = append(r.Notes,

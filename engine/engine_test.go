@@ -78,9 +78,9 @@ func.func @main(%%w: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %%x: tensor<4
 }}`, n)}
 }
 
-func place(t testing.TB, e *engine.Engine, s *program.Module, spec program.Array, fill func(i int) []byte) *engine.Array {
+func place(t testing.TB, e *engine.Engine, m *program.Module, spec program.Array, fill func(i int) []byte) *engine.Array {
 	t.Helper()
-	a, err := e.Place(s, spec, engine.Copied, func(i int) ([]byte, error) { return fill(i), nil })
+	a, err := e.Place(m, spec, engine.Copied, func(i int) ([]byte, error) { return fill(i), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,23 +90,23 @@ func place(t testing.TB, e *engine.Engine, s *program.Module, spec program.Array
 // counter gives addOne on all devices with zeros in its state, and ones to add.
 func counter(t *testing.T) (*engine.Executable, *engine.State, *engine.Array) {
 	t.Helper()
-	e, s := cpu(t), addOne(devices)
+	e, m := cpu(t), addOne(devices)
 	state := &engine.State{}
 	t.Cleanup(state.Free)
-	state.Put(place(t, e, s, s.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
-	ones := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
+	state.Put(place(t, e, m, m.Args[0], func(int) []byte { return floats(0, 0, 0, 0) }))
+	ones := place(t, e, m, m.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 	t.Cleanup(ones.Free)
-	return enginetest.Compile(t, e, s), state, ones
+	return enginetest.Compile(t, e, m), state, ones
 }
 
 func TestStateStaysOnTheDevices(t *testing.T) {
 	e := cpu(t)
-	s := addOne(devices)
-	x := enginetest.Compile(t, e, s)
+	m := addOne(devices)
+	x := enginetest.Compile(t, e, m)
 	var state engine.State
 	defer state.Free()
-	state.Put(place(t, e, s, s.Args[0], func(i int) []byte { return floats(float32(i), 0, 0, 0) }))
-	input := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 2, 3, 4) })
+	state.Put(place(t, e, m, m.Args[0], func(i int) []byte { return floats(float32(i), 0, 0, 0) }))
+	input := place(t, e, m, m.Args[1], func(int) []byte { return floats(1, 2, 3, 4) })
 	defer input.Free()
 	first := state.Get("w")
 	for range 10 {
@@ -129,9 +129,9 @@ func TestStateStaysOnTheDevices(t *testing.T) {
 
 func TestArraysMoveBetweenDevices(t *testing.T) {
 	e := cpu(t)
-	s := &program.Module{Name: "s", Devices: program.Range(0, 2), Text: "-"}
+	m := &program.Module{Name: "s", Devices: program.Range(0, 2), Text: "-"}
 	spec := program.Array{Name: "x", Global: f32(2)}
-	a := place(t, e, s, spec, func(i int) []byte { return floats(float32(i), 7) })
+	a := place(t, e, m, spec, func(i int) []byte { return floats(float32(i), 7) })
 	defer a.Free()
 	b, err := e.Copy(a, program.Devices{6, 5})
 	if err != nil {
@@ -148,10 +148,10 @@ func TestArraysMoveBetweenDevices(t *testing.T) {
 
 func TestHostMemoryKinds(t *testing.T) {
 	e := cpu(t)
-	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	m := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	for _, kind := range e.Devices()[0].Memories {
 		spec := program.Array{Name: "x", Global: f32(2), Memory: kind}
-		a := place(t, e, s, spec, func(int) []byte { return floats(3, 4) })
+		a := place(t, e, m, spec, func(int) []byte { return floats(3, 4) })
 		if got := fmt.Sprint(read(t, a, 0)); got != "[3 4]" {
 			t.Errorf("memory %s: %s", kind, got)
 		}
@@ -162,7 +162,7 @@ func TestHostMemoryKinds(t *testing.T) {
 // Every element type goes to a device and comes back as it was, FP4 two to a byte.
 func TestEveryElementTypeRoundTrips(t *testing.T) {
 	e := cpu(t)
-	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	m := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	for _, d := range dtype.All() {
 		spec := program.Array{Name: "x", Global: dtype.Shape{Type: d, Dims: []int64{3, 5}}}
 		want := make([]byte, spec.Global.Bytes())
@@ -175,7 +175,7 @@ func TestEveryElementTypeRoundTrips(t *testing.T) {
 		if d.Bits() == 4 {
 			want[len(want)-1] &= 0xf // 15 elements: the last half byte is padding
 		}
-		a := place(t, e, s, spec, func(int) []byte { return want })
+		a := place(t, e, m, spec, func(int) []byte { return want })
 		if got, err := a.Read(t.Context(), 0); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s came back as %x, want %x (%v)", d, got, want, err)
 		}
@@ -185,10 +185,10 @@ func TestEveryElementTypeRoundTrips(t *testing.T) {
 
 func TestZeroCopyUsesTheMemoryInPlace(t *testing.T) {
 	e := cpu(t)
-	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	m := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	spec := program.Array{Name: "x", Global: f32(1 << 20)}
 	data := engine.Aligned(int(spec.Global.Bytes()))
-	a, err := e.Place(s, spec, engine.Lent, func(int) ([]byte, error) { return data, nil })
+	a, err := e.Place(m, spec, engine.Lent, func(int) ([]byte, error) { return data, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,13 +202,13 @@ func TestZeroCopyUsesTheMemoryInPlace(t *testing.T) {
 
 func TestHighWaterCountsBuffersAndTemp(t *testing.T) {
 	e := cpu(t)
-	s := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
+	module := &program.Module{Name: "s", Devices: program.Range(0, 1), Text: "-"}
 	before := e.LiveBytes()[0]
 	e.ResetHighWater()
 	spec := program.Array{Name: "x", Global: f32(1000)}
 	var arrays []*engine.Array
 	for range 3 {
-		arrays = append(arrays, place(t, e, s, spec, func(int) []byte { return make([]byte, 4000) }))
+		arrays = append(arrays, place(t, e, module, spec, func(int) []byte { return make([]byte, 4000) }))
 	}
 	for _, a := range arrays {
 		a.Free()
@@ -285,8 +285,8 @@ func TestCompileCache(t *testing.T) {
 		t.Helper()
 		events := &event.Recorder{}
 		e := cpu(t, func(o *engine.Options) { o.Cache, o.Events = dir, events })
-		s := addOne(devices)
-		x, err := e.Compile(t.Context(), s)
+		m := addOne(devices)
+		x, err := e.Compile(t.Context(), m)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -296,8 +296,8 @@ func TestCompileCache(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		reports = append(reports, r)
-		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
-		in := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
+		w := place(t, e, m, m.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
+		in := place(t, e, m, m.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
 		defer in.Free()
 		run, err := x.Run(t.Context(), w, in)
 		if err != nil {
@@ -356,13 +356,13 @@ func TestCompileCache(t *testing.T) {
 func TestStageIsHeldToItsText(t *testing.T) {
 	e := cpu(t)
 	for name, change := range map[string]func(*program.Module){
-		"argument missing": func(s *program.Module) { s.Args = s.Args[:1] },
-		"result shape":     func(s *program.Module) { s.Args[0].Into = ""; s.Results[0].Global = f32(8 * devices) },
-		"not donated":      func(s *program.Module) { s.Args[0].Into = "" },
+		"argument missing": func(m *program.Module) { m.Args = m.Args[:1] },
+		"result shape":     func(m *program.Module) { m.Args[0].Into = ""; m.Results[0].Global = f32(8 * devices) },
+		"not donated":      func(m *program.Module) { m.Args[0].Into = "" },
 	} {
-		s := addOne(devices)
-		change(s)
-		if _, err := e.Compile(t.Context(), s); !errors.Is(err, diag.ProgramInvalid) {
+		m := addOne(devices)
+		change(m)
+		if _, err := e.Compile(t.Context(), m); !errors.Is(err, diag.ProgramInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -503,20 +503,20 @@ func TestStagedMemoryIsNotSharedByLiveArrays(t *testing.T) {
 	const n = 1 << 20
 	spec := program.Array{Name: "w", Global: f32(n), Into: "w"}
 	result := program.Array{Name: "w", Global: f32(n)}
-	s := &program.Module{Name: "double", Devices: program.Range(0, 1), Args: []program.Array{spec},
+	m := &program.Module{Name: "double", Devices: program.Range(0, 1), Args: []program.Array{spec},
 		Results: []program.Array{result}, Text: `module @m {
 func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tensor<1048576xf32> {
   %r = stablehlo.add %w, %w : tensor<1048576xf32>
   return %r : tensor<1048576xf32>
 }}`}
-	x := enginetest.Compile(t, e, s)
+	x := enginetest.Compile(t, e, m)
 	data := make([]byte, 4*n)
 	fill := func(v float32) []byte {
 		dtype.F32.Encode(data, slices.Repeat([]float32{v}, n))
 		return data
 	}
 	for round := range 10 {
-		w := place(t, e, s, spec, func(int) []byte { return fill(float32(round + 1)) })
+		w := place(t, e, m, spec, func(int) []byte { return fill(float32(round + 1)) })
 		fill(-1) // the source may change at once
 		run, err := x.Run(t.Context(), w)
 		if err != nil {
@@ -525,7 +525,7 @@ func.func @main(%w: tensor<1048576xf32> {tf.aliasing_output = 0 : i32}) -> tenso
 		if err := run.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		other := place(t, e, s, spec, func(int) []byte { return fill(99) })
+		other := place(t, e, m, spec, func(int) []byte { return fill(99) })
 		got := read(t, run.Results[0], 0)
 		if got[0] != 2*float32(round+1) || got[n-1] != got[0] {
 			t.Fatalf("round %d: %v and %v", round, got[0], got[n-1])
@@ -542,9 +542,9 @@ func TestFreeWhileRunning(t *testing.T) {
   %a = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
   %b = stablehlo.dot_general %a, %x, contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
   return %b : tensor<512x512xf32>}}`
-	s := &program.FromText("m", text, 1).Modules[0]
+	m := &program.FromText("m", text, 1).Modules[0]
 	for range 20 {
-		x, err := e.Compile(t.Context(), s)
+		x, err := e.Compile(t.Context(), m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -726,10 +726,10 @@ func TestHandlerErrorsAndPanicsFailTheRun(t *testing.T) {
 func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
 	e := cpu(t)
 	e.Elsewhere(0, 1, 4, 5)
-	s := &program.Module{Name: "s", Devices: program.Devices{2, 0, 3, 1}, Text: "-", Mesh: addOne(4).Mesh}
+	m := &program.Module{Name: "s", Devices: program.Devices{2, 0, 3, 1}, Text: "-", Mesh: addOne(4).Mesh}
 	spec := program.Array{Name: "x", Global: f32(2)}
 	var asked []int
-	a, err := e.Place(s, spec, engine.Copied, func(i int) ([]byte, error) {
+	a, err := e.Place(m, spec, engine.Copied, func(i int) ([]byte, error) {
 		asked = append(asked, i)
 		return floats(float32(i), 7), nil
 	})
@@ -745,8 +745,8 @@ func TestPlaceSkipsDevicesOfOtherProcesses(t *testing.T) {
 			t.Errorf("shard %d is %v", part, got)
 		}
 	}
-	s.Devices = program.Devices{2, 99, 3, 1}
-	_, err = e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return floats(1, 2), nil })
+	m.Devices = program.Devices{2, 99, 3, 1}
+	_, err = e.Place(m, spec, engine.Copied, func(int) ([]byte, error) { return floats(1, 2), nil })
 	if diag.From(err).Code != diag.DeviceMismatch {
 		t.Errorf("a device of no process: %v", err)
 	}

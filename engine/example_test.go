@@ -10,7 +10,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// A vector lies in halves on two devices; the stage adds the halves up on both.
+// A vector is sharded over two devices; the module adds the halves up on both.
 func Example() {
 	ctx := context.Background()
 	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 2})
@@ -18,7 +18,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer e.Close()
-	stage := &program.Module{
+	m := &program.Module{
 		Name: "sum", Devices: program.Range(0, 2),
 		Mesh:    []program.Axis{{Name: "dp", Size: 2}},
 		Args:    []program.Array{{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{4}}, Split: [][]string{{"dp"}}}},
@@ -33,13 +33,13 @@ func Example() {
     return %y : tensor<2xf32>
   }
 }`}
-	sum, err := e.Compile(ctx, stage)
+	sum, err := e.Compile(ctx, m)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer sum.Free()
-	x, err := e.Place(stage, stage.Args[0], engine.Copied, func(i int) ([]byte, error) {
-		start, err := stage.Start(stage.Args[0], i) // device i holds elements from here on
+	x, err := e.Place(m, m.Args[0], engine.Copied, func(i int) ([]byte, error) {
+		start, err := m.Start(m.Args[0], i) // device i holds elements from here on
 		first := float64(start[0] + 1)
 		return dtype.F32.Append(nil, first, first+1), err
 	})

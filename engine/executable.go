@@ -41,41 +41,41 @@ type programHead struct {
 //
 // Shapes, donation and number of arguments must be the same in the description and in the text.
 // A module without a description (Args and Results are nil) gets one from the compiled program.
-func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, error) {
+func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
 	}
-	if err := s.Validate(); err != nil {
+	if err := m.Validate(); err != nil {
 		return nil, err
 	}
-	for _, id := range s.Devices {
+	for _, id := range m.Devices {
 		if _, err := e.device(id); err != nil && !e.remote(id) {
 			return nil, err
 		}
 	}
-	options := pjrt.CompileOptions{Devices: s.Devices, DeviceMemory: s.MemoryBytes, Flags: s.Flags}
+	options := pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes, Flags: m.Flags}
 	encoded, err := options.Encode()
 	if err != nil {
 		return nil, err
 	}
 	key := cas.Key([]byte(cacheVersion), []byte(e.digest), e.hostKey(), e.environ.Key(),
-		[]byte(s.Text), encoded)
+		[]byte(m.Text), encoded)
 	start := time.Now()
 	var loaded *shared
-	if !dumps(s.Flags, e.environ) { // a program that is loaded already writes no files
+	if !dumps(m.Flags, e.environ) { // a program that is loaded already writes no files
 		loaded = e.programs.take(key)
 	}
 	cached := true
 	if loaded == nil {
 		var head programHead
 		var one *pjrt.Loaded
-		kept := e.cache.unlessDumped(s.Flags, e.environ)
+		kept := e.cache.unlessDumped(m.Flags, e.environ)
 		cached = kept.get(key, &head, func(code []byte) (err error) {
 			one, err = e.client.Load(code, options, head.Signature)
 			return err
 		})
 		if !cached {
-			if one, err = e.client.Compile([]byte(s.Text), options); err != nil {
+			if one, err = e.client.Compile([]byte(m.Text), options); err != nil {
 				return nil, err
 			}
 			head = programHead{one.Signature(), time.Since(start).Seconds()}
@@ -83,12 +83,12 @@ func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, e
 		}
 		loaded = e.programs.put(key, one, head.Seconds)
 	}
-	x := &Executable{engine: e, module: *s, loaded: loaded, cached: cached}
+	x := &Executable{engine: e, module: *m, loaded: loaded, cached: cached}
 	if err := x.check(); err != nil {
 		x.Free()
 		return nil, err
 	}
-	e.events.Emit(event.Compiled{Stage: s.Name, Target: e.platform, Devices: len(s.Devices),
+	e.events.Emit(event.Compiled{Module: m.Name, Target: e.platform, Devices: len(m.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return x, nil
 }
@@ -96,26 +96,26 @@ func (e *Engine) Compile(ctx context.Context, s *program.Module) (*Executable, e
 // check compares the module's description with the compiled program's signature, and fills in a
 // description that is missing.
 func (x *Executable) check() error {
-	sig, s := x.loaded.Signature(), &x.module
-	if s.Args == nil && s.Results == nil {
+	sig, m := x.loaded.Signature(), &x.module
+	if m.Args == nil && m.Results == nil {
 		for i, shape := range sig.Params {
-			s.Args = append(s.Args, program.Array{Name: fmt.Sprintf("arg%d", i), Global: shape})
+			m.Args = append(m.Args, program.Array{Name: fmt.Sprintf("arg%d", i), Global: shape})
 		}
 		for i, shape := range sig.Results {
-			s.Results = append(s.Results, program.Array{Name: fmt.Sprintf("result%d", i), Global: shape})
+			m.Results = append(m.Results, program.Array{Name: fmt.Sprintf("result%d", i), Global: shape})
 		}
 		return nil
 	}
-	if err := x.compare("argument", s.Args, sig.Params); err != nil {
+	if err := x.compare("argument", m.Args, sig.Params); err != nil {
 		return err
 	}
-	if err := x.compare("result", s.Results, sig.Results); err != nil {
+	if err := x.compare("result", m.Results, sig.Results); err != nil {
 		return err
 	}
-	for i, a := range s.Args {
+	for i, a := range m.Args {
 		if donated := a.Into != ""; donated != sig.Donates[i] {
 			return diag.New(diag.ProgramInvalid, "argument %s: the module says donated=%v, its text %v",
-				a.Name, donated, sig.Donates[i]).At("module %s", s.Name)
+				a.Name, donated, sig.Donates[i]).At("module %s", m.Name)
 		}
 	}
 	return nil

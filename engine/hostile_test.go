@@ -38,10 +38,10 @@ type scene struct {
 
 func newScene(t *testing.T, e *engine.Engine) *scene {
 	t.Helper()
-	s := addOne(devices)
-	sc := &scene{t: t, e: e, s: s, x: enginetest.Compile(t, e, s),
-		w: place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) }),
-		v: place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })}
+	m := addOne(devices)
+	sc := &scene{t: t, e: e, s: m, x: enginetest.Compile(t, e, m),
+		w: place(t, e, m, m.Args[0], func(int) []byte { return floats(1, 1, 1, 1) }),
+		v: place(t, e, m, m.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })}
 	t.Cleanup(sc.w.Free)
 	t.Cleanup(sc.v.Free)
 	return sc
@@ -70,9 +70,9 @@ func (sc *scene) compileForGPUs(text string, n int) error {
 }
 
 func (sc *scene) flag(name string, value any) error {
-	s := program.FromText("m", module(identity), 1).Modules[0]
-	s.Flags = map[string]any{name: value}
-	x, err := sc.e.Compile(sc.t.Context(), &s)
+	m := program.FromText("m", module(identity), 1).Modules[0]
+	m.Flags = map[string]any{name: value}
+	x, err := sc.e.Compile(sc.t.Context(), &m)
 	if err == nil {
 		x.Free()
 	}
@@ -90,9 +90,9 @@ func (sc *scene) run(args ...*engine.Array) error {
 
 // onDevices makes an array of the stage's second argument's size for other devices.
 func (sc *scene) onDevices(d program.Devices, bytes int) (*engine.Array, error) {
-	s := *sc.s
-	s.Devices = d
-	return sc.e.Place(&s, s.Args[1], engine.Copied,
+	m := *sc.s
+	m.Devices = d
+	return sc.e.Place(&m, m.Args[1], engine.Copied,
 		func(int) ([]byte, error) { return make([]byte, bytes), nil })
 }
 
@@ -418,11 +418,11 @@ func TestHostileUse(t *testing.T) {
 // Many goroutines use, free and donate the same arrays: every outcome is a result or an error.
 func TestConcurrentMisuse(t *testing.T) {
 	e := cpu(t)
-	s := addOne(devices)
-	x := enginetest.Compile(t, e, s)
+	m := addOne(devices)
+	x := enginetest.Compile(t, e, m)
 	for range 20 {
-		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
-		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
+		w := place(t, e, m, m.Args[0], func(int) []byte { return floats(1, 1, 1, 1) })
+		v := place(t, e, m, m.Args[1], func(int) []byte { return floats(2, 2, 2, 2) })
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		won := 0

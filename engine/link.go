@@ -20,7 +20,7 @@ type Link interface {
 	Send(ctx context.Context, tag string, a *Array) error
 	// Recv receives the next array, which must have the tag and the local shape that spec has on the
 	// devices of s, and places it there. The copy to the devices may still be under way.
-	Recv(ctx context.Context, tag string, s *program.Module, spec program.Array) (*Array, error)
+	Recv(ctx context.Context, tag string, m *program.Module, spec program.Array) (*Array, error)
 	// Rendezvous reports whether Send and Recv wait for each other. Then each end must call them in
 	// the order that both have agreed on, sends and receives alike.
 	Rendezvous() bool
@@ -128,14 +128,14 @@ func (p *pipe) Send(ctx context.Context, tag string, a *Array) error {
 	return nil
 }
 
-func (p *pipe) Recv(ctx context.Context, tag string, s *program.Module,
+func (p *pipe) Recv(ctx context.Context, tag string, m *program.Module,
 	spec program.Array) (*Array, error) {
 	got, err := p.next(ctx, tag)
 	if err != nil {
 		return nil, err
 	}
 	<-p.in.slots
-	if err := arrived(got, tag, s, spec); err != nil {
+	if err := arrived(got, tag, m, spec); err != nil {
 		got.array.Free()
 		return nil, err
 	}
@@ -176,23 +176,23 @@ func (p *pipe) closed(tag string) error {
 
 // arrived checks an array on the receiver's devices against the receiver's spec, and gives it that
 // spec.
-func arrived(p parcel, tag string, s *program.Module, spec program.Array) error {
+func arrived(p parcel, tag string, m *program.Module, spec program.Array) error {
 	a := p.array
-	local, err := s.Local(spec)
+	local, err := m.Local(spec)
 	switch {
 	case err != nil:
 		return err
 	case p.tag != tag:
 		return diag.New(diag.LinkTag, "the other end sends %q; %q is expected", p.tag, tag)
-	case !a.local.Equal(local) || len(a.parts) != len(s.Devices):
+	case !a.local.Equal(local) || len(a.parts) != len(m.Devices):
 		return diag.New(diag.LinkShape,
 			"the other end sends %s in %d shards; %s in %d shards is expected", a.local, len(a.parts),
-			local, len(s.Devices)).At("%s", tag)
+			local, len(m.Devices)).At("%s", tag)
 	}
 	for i, b := range a.parts {
-		if b.Device().ID != s.Devices[i] {
+		if b.Device().ID != m.Devices[i] {
 			return diag.New(diag.DeviceMismatch, "shard %d is on device %d; module %s has %s", i,
-				b.Device().ID, s.Name, s.Devices).At("%s", tag)
+				b.Device().ID, m.Name, m.Devices).At("%s", tag)
 		}
 	}
 	a.spec = spec
@@ -222,20 +222,20 @@ func (w *wired) Send(ctx context.Context, tag string, a *Array) error {
 }
 
 // Recv reads each shard into the memory that becomes the array: the CPU engine copies nothing.
-func (w *wired) Recv(ctx context.Context, tag string, s *program.Module,
+func (w *wired) Recv(ctx context.Context, tag string, m *program.Module,
 	spec program.Array) (a *Array, err error) {
-	local, err := s.Local(spec)
+	local, err := m.Local(spec)
 	if err != nil {
 		return nil, err
 	}
-	here := len(s.Devices) // shards in this process
-	for _, id := range s.Devices {
+	here := len(m.Devices) // shards in this process
+	for _, id := range m.Devices {
 		if w.engine.remote(id) {
 			here--
 		}
 	}
 	err = w.wire.Recv(ctx, tag, local, here, func(next func([]byte) error) error {
-		a, err = w.engine.Place(s, spec, Given, func(int) ([]byte, error) {
+		a, err = w.engine.Place(m, spec, Given, func(int) ([]byte, error) {
 			data := Aligned(int(local.Bytes()))
 			return data, next(data)
 		})

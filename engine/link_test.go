@@ -35,13 +35,13 @@ func stagesOf(n int) (left, right *program.Module) {
 		&program.Module{Name: "right", Devices: program.Range(4, n), Text: "-"}
 }
 
-func (b *bed) place(t testing.TB, s *program.Module, spec program.Array) *engine.Array {
+func (b *bed) place(t testing.TB, m *program.Module, spec program.Array) *engine.Array {
 	t.Helper()
-	local, err := s.Local(spec)
+	local, err := m.Local(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return place(t, b.engine, s, spec, func(i int) []byte { return content(local.Bytes(), i) })
+	return place(t, b.engine, m, spec, func(i int) []byte { return content(local.Bytes(), i) })
 }
 
 func content(n int64, shard int) []byte {
@@ -122,11 +122,11 @@ var vector = program.Array{Name: "x", Global: f32(1000)}
 // hand sends an array from left to right, or back, and returns what arrives.
 func (b *bed) hand(ctx context.Context, t testing.TB, spec program.Array, back bool) (*engine.Array, error) {
 	t.Helper()
-	from, at, s, into := b.a, b.b, b.left, b.right
+	from, at, m, into := b.a, b.b, b.left, b.right
 	if back {
-		from, at, s, into = at, from, into, s
+		from, at, m, into = at, from, into, m
 	}
-	a := b.place(t, s, spec)
+	a := b.place(t, m, spec)
 	defer a.Free()
 	var sent error
 	var wg sync.WaitGroup
@@ -169,11 +169,11 @@ func TestLinksHandOverEveryElementType(t *testing.T) {
 func TestLinksKeepOrder(t *testing.T) {
 	eachLink(t, 1, func(t *testing.T, b *bed) {
 		const rounds = 30
-		way := func(from, to engine.Link, s, into *program.Module) {
+		way := func(from, to engine.Link, m, into *program.Module) {
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for i := range rounds {
-					a := place(t, b.engine, s, vector, func(int) []byte { return slices.Repeat([]byte{byte(i)}, 4000) })
+					a := place(t, b.engine, m, vector, func(int) []byte { return slices.Repeat([]byte{byte(i)}, 4000) })
 					if err := from.Send(t.Context(), fmt.Sprint(i), a); err != nil {
 						t.Error(err)
 					}
@@ -345,19 +345,19 @@ func TestPermuteCompilesForBlackwell(t *testing.T) {
 		t.Fatal(err)
 	}
 	beside := &program.FromText("beside", besideWork(alone.Text), 64).Modules[0]
-	for _, s := range []*program.Module{alone, beside} {
-		r := enginetest.Report(t, c, s, "64xb200")
+	for _, m := range []*program.Module{alone, beside} {
+		r := enginetest.Report(t, c, m, "64xb200")
 		if len(r.Collectives) != 1 {
 			t.Fatalf("collectives %v", r.Collectives)
 		}
 		got := r.Collectives[0]
 		if got.Kind != hlo.CollectivePermute || got.Bytes() != shard.Bytes() || got.Type != dtype.U16 {
-			t.Errorf("%s has %+v", s.Name, got)
+			t.Errorf("%s has %+v", m.Name, got)
 		}
-		if want := s == beside; got.Async != want || strings.Contains(got.Name, "-start") != want {
-			t.Errorf("%s: asynchronous %v, want %v: %s", s.Name, got.Async, want, got.Name)
+		if want := m == beside; got.Async != want || strings.Contains(got.Name, "-start") != want {
+			t.Errorf("%s: asynchronous %v, want %v: %s", m.Name, got.Async, want, got.Name)
 		}
-		t.Logf("%s: %s of %s in %.2f s", s.Name, got.Name, event.Size(got.Bytes()), r.Seconds)
+		t.Logf("%s: %s of %s in %.2f s", m.Name, got.Name, event.Size(got.Bytes()), r.Seconds)
 	}
 }
 

@@ -51,11 +51,11 @@ func PermuteModule(shard dtype.Shape, from, to program.Devices) (*program.Module
   }
 }
 `, 2*n, outer, into, arg, strings.Join(pairs, ", "), n, inner, back, result)
-	s := &program.Module{Name: "permute", Text: text,
+	m := &program.Module{Name: "permute", Text: text,
 		Devices: append(append(program.Devices{}, from...), to...),
 		Args:    []program.Array{{Name: "sent", Global: shard}},
 		Results: []program.Array{{Name: "received", Global: shard}}}
-	return s, s.Validate()
+	return m, m.Validate()
 }
 
 // unsigned is the integer type of each float size, by bits.
@@ -123,11 +123,11 @@ func (m *meeting) program(ctx context.Context, shard dtype.Shape) (*permutation,
 	if known := m.programs[key]; known != nil {
 		return known, nil
 	}
-	s, err := PermuteModule(shard, m.from, m.to)
+	module, err := PermuteModule(shard, m.from, m.to)
 	if err != nil {
 		return nil, err
 	}
-	x, err := m.engine.Compile(ctx, s)
+	x, err := m.engine.Compile(ctx, module)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (m *meeting) program(ctx context.Context, shard dtype.Shape) (*permutation,
 	if _, err := m.engine.device(m.to[0]); err == nil {
 		receivers := &program.Module{Name: "blank", Devices: m.to}
 		zero := make([]byte, shard.Bytes())
-		p.blank, err = m.engine.Place(receivers, s.Args[0], Copied,
+		p.blank, err = m.engine.Place(receivers, module.Args[0], Copied,
 			func(int) ([]byte, error) { return zero, nil })
 		if err != nil {
 			x.Free()
@@ -196,14 +196,14 @@ func (l *permuteLink) Send(ctx context.Context, tag string, a *Array) error {
 	return <-l.out.started // the receiver has the array and answers without waiting for anybody
 }
 
-func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Module,
+func (l *permuteLink) Recv(ctx context.Context, tag string, m *program.Module,
 	spec program.Array) (*Array, error) {
-	local, err := s.Local(spec)
+	local, err := m.Local(spec)
 	if err != nil {
 		return nil, err
 	}
 	if !l.local {
-		return l.take(ctx, parcel{tag, nil}, tag, local, s, spec)
+		return l.take(ctx, parcel{tag, nil}, tag, local, m, spec)
 	}
 	var p parcel
 	select {
@@ -225,19 +225,19 @@ func (l *permuteLink) Recv(ctx context.Context, tag string, s *program.Module,
 		l.in.started <- err
 		return nil, err
 	}
-	a, err := l.take(ctx, p, tag, local, s, spec)
+	a, err := l.take(ctx, p, tag, local, m, spec)
 	l.in.started <- err
 	return a, err
 }
 
 // take runs the program for the receivers and checks the result.
 func (l *permuteLink) take(ctx context.Context, p parcel, tag string, local dtype.Shape,
-	s *program.Module, spec program.Array) (*Array, error) {
+	m *program.Module, spec program.Array) (*Array, error) {
 	got, err := l.in.run(ctx, local, p.array)
 	if err != nil {
 		return nil, err
 	}
-	if err := arrived(parcel{p.tag, got}, tag, s, spec); err != nil {
+	if err := arrived(parcel{p.tag, got}, tag, m, spec); err != nil {
 		got.Free()
 		return nil, err
 	}

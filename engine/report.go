@@ -20,7 +20,7 @@ const reportVersion = 1
 // collectives it issues. It prints itself for people and, as JSON, for programs.
 type Report struct {
 	Version  int    `json:"version"`
-	Stage    string `json:"stage"`
+	Module   string `json:"stage"`           // of the program; saved reports have the key
 	Target   string `json:"target"`          // name of the GPU, or cpu
 	Devices  int    `json:"devices"`         // that run the module
 	Topology string `json:"topology"`        // domains x hosts x devices
@@ -73,7 +73,7 @@ func (r *Report) Fits() error {
 		return nil
 	}
 	m := r.Memory
-	return diag.New(diag.TooLarge, "module %s needs %s, %s has %s", r.Stage,
+	return diag.New(diag.TooLarge, "module %s needs %s, %s has %s", r.Module,
 		event.Size(need), r.Target, event.Size(r.CapacityBytes)).
 		Because("arguments %s · outputs %s · in place %s · temp %s", event.Size(m.Argument),
 			event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp)).

@@ -32,9 +32,9 @@ func TestVariantsShareTheirPrograms(t *testing.T) {
 		return x
 	}
 	runs := func(x *engine.Executable) error {
-		s := x.Module()
-		w := place(t, e, s, s.Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
-		v := place(t, e, s, s.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
+		m := x.Module()
+		w := place(t, e, m, m.Args[0], func(int) []byte { return floats(1, 2, 3, 4) })
+		v := place(t, e, m, m.Args[1], func(int) []byte { return floats(1, 1, 1, 1) })
 		defer w.Free()
 		defer v.Free()
 		run, err := x.Run(t.Context(), w, v)

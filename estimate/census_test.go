@@ -63,7 +63,7 @@ const rounded = 5e-5
 // censusOf counts what the gradient of a plan sends along tp.
 func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic) {
 	t.Helper()
-	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
 	if err != nil {
 		t.Fatal(err)
 	}

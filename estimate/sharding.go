@@ -64,19 +64,20 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	if e.config.MoE == nil {
 		l.expert, l.etp = 1, 1
 	}
-	ranks := p.Ranks()
+	ranks := p.DataParallelSize()
 	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {
 		return l, diag.New(diag.PlanMisfit, "a batch of %d sequences does not divide into %d "+
 			"microbatches", p.Batch, p.Microbatches).
 			Try(`"batch": %d`, (p.Batch/p.Microbatches+1)*p.Microbatches)
 	}
-	if p.Rows()%ranks != 0 || p.Rows() == 0 || p.Seq%(l.context*l.tensor) != 0 && p.TP.Sequence ||
-		p.Seq%l.context != 0 {
+	sequences := p.MicrobatchSequences()
+	if sequences%ranks != 0 || sequences == 0 ||
+		p.Seq%(l.context*l.tensor) != 0 && p.TP.Sequence || p.Seq%l.context != 0 {
 		return l, diag.New(diag.PlanMisfit,
-			"%d sequences of %d tokens do not divide over %d ranks, cp %d", p.Rows(), p.Seq, ranks,
+			"%d sequences of %d tokens do not divide over %d ranks, cp %d", sequences, p.Seq, ranks,
 			l.context).Try("choose sizes that divide them")
 	}
-	l.rows, l.seq = p.Rows()/ranks, p.Seq
+	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
 	l.again = cost.TagsOf(p.Recompute)

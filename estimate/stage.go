@@ -79,7 +79,7 @@ func (e *Estimator) dealt(stage, stages int) int64 {
 			ends = 1
 		}
 	}
-	return plan.Dealt(all, int64(stage), int64(stages)) - ends
+	return plan.LayersOf(all, int64(stage), int64(stages)) - ends
 }
 
 // alike reports whether count layers from at have the same kinds as the count layers before.

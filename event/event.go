@@ -61,7 +61,7 @@ type Installed struct {
 
 // Compiled says that one program was compiled, or taken from the cache.
 type Compiled struct {
-	Stage   string  `json:"stage"`
+	Module  string  `json:"stage"` // the key is older than the field: readers of logs know it
 	Target  string  `json:"target"`
 	Devices int     `json:"devices"`
 	Seconds float64 `json:"seconds"`
@@ -158,7 +158,7 @@ func (c Compiled) Line() string {
 	if c.Cached {
 		how = "from the cache"
 	}
-	return fmt.Sprintf("compiled %s for %d x %s %s", c.Stage, c.Devices, c.Target, how)
+	return fmt.Sprintf("compiled %s for %d x %s %s", c.Module, c.Devices, c.Target, how)
 }
 
 // Line implements Event.

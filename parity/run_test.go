@@ -23,7 +23,7 @@ type counting int
 
 func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
 	const seq, vocab = 32, 32
-	b := &data.Batch{Rows: rows, Seq: seq}
+	b := &data.Batch{Sequences: rows, Seq: seq}
 	for row := range int64(rows) {
 		n := at["count"] + row + 1000*int64(c)
 		for i := range int64(seq) {

@@ -11,8 +11,8 @@
 // this order,
 //
 //   - what the microbatch has by that name: what the stage before or after sent, listed in
-//     Stage.Inputs and Stage.Seeds, and what an earlier program of the same stage gave for the same
-//     microbatch, its residuals;
+//     Stage.Inputs and Stage.OutputGrads, and what an earlier program of the same stage gave
+//     for the same microbatch, its residuals;
 //   - what the rank's [engine.State] keeps by that name: parameters, accumulators of gradients, and
 //     whatever else is the same for all microbatches, such as the seed of a loss;
 //   - what the caller's data function places for the microbatch: ids, labels, positions.

@@ -60,7 +60,7 @@ func Example() {
 			check(err)
 			return x
 		}
-		stage := graphs.Stage(compile(graphs.Forward), nil, compile(graphs.Input), compile(graphs.Weight))
+		stage := graphs.Stage(compile(graphs.Forward), nil, compile(graphs.Dgrad), compile(graphs.Wgrad))
 		defer stage.Free()
 		state := &engine.State{}
 		defer state.Free()

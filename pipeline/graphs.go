@@ -10,12 +10,12 @@ import (
 )
 
 // Graphs are the forward graph of a [Stage] and its gradients: whole (Backward), or split into the
-// gradient of the stage's input (dgrad, Input) and of its parameters (wgrad, Weight). Names are as
+// gradient of the stage's input (Dgrad) and of its parameters (Wgrad). Names are as
 // in Stage.
 type Graphs struct {
-	Forward, Backward, Input, Weight *ir.Graph
+	Forward, Backward, Dgrad, Wgrad *ir.Graph
 
-	Inputs, Outputs, Seeds, Gradients, Results []string
+	Inputs, Outputs, OutputGrads, Gradients, Results []string
 
 	// Ones names the arguments that take the gradients of Results: 1 for a loss. They belong into the
 	// rank's state.
@@ -77,7 +77,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 		if at < 0 {
 			return nil, misfit("graph %s gives no %q", g.Name, name)
 		}
-		out.Seeds = append(out.Seeds, gr.Seeds[at])
+		out.OutputGrads = append(out.OutputGrads, gr.Seeds[at])
 	}
 	out.Forward = gr.Forward
 	out.Forward.Results = once(out.Forward.Results)
@@ -90,13 +90,13 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	if out.Backward, err = b.finish(gr.Backward, inputs, params); err != nil {
 		return nil, err
 	}
-	// The first stage has no gradient to send: it has no Input program.
+	// The first stage has no gradient to send: it has no Dgrad program.
 	if len(early.Results) > 0 {
-		if out.Input, err = b.finish(early, inputs, nil); err != nil {
+		if out.Dgrad, err = b.finish(early, inputs, nil); err != nil {
 			return nil, err
 		}
 	}
-	if out.Weight, err = b.finish(late, nil, params); err != nil {
+	if out.Wgrad, err = b.finish(late, nil, params); err != nil {
 		return nil, err
 	}
 	for _, name := range b.Inputs {
@@ -131,7 +131,7 @@ func (gs *Graphs) means(backward *ir.Graph) {
 	}
 }
 
-// inputGradient is the name of an input's gradient, the same in Backward and Input.
+// inputGradient is the name of an input's gradient, the same in Backward and Dgrad.
 func inputGradient(name string) string { return "dx." + name }
 
 // once drops repeated values: a result may also be a residual.
@@ -146,14 +146,14 @@ func once(list []*ir.Value) []*ir.Value {
 }
 
 // finish turns the results of a gradient graph into a program's results, in this order: gradients
-// of inputs, with their names; gradients of parameters, added to accumulators; and what Input saves
-// for Weight, under its own names.
+// of inputs, with their names; gradients of parameters, added to accumulators; and what Dgrad saves
+// for Wgrad, under its own names.
 func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, error) {
 	results := g.Results
 	b := ir.Continue(g)
 	var out []*ir.Value
 	for _, v := range results[:len(inputs)] {
-		// A value of its own, even if the gradient is a seed unchanged or is saved for Weight, too.
+		// A value of its own, even if the gradient is a seed unchanged or is saved for Wgrad, too.
 		out = append(out, b.Scale(v, 1))
 	}
 	for i, param := range params {
@@ -193,7 +193,7 @@ func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, erro
 
 // Stage connects compiled programs; those that a schedule does not use are nil.
 func (gs *Graphs) Stage(forward, backward, input, weight *engine.Executable) *Stage {
-	return &Stage{Forward: forward, Backward: backward, Input: input, Weight: weight,
-		Inputs: gs.Inputs, Outputs: gs.Outputs, Seeds: gs.Seeds, Gradients: gs.Gradients,
+	return &Stage{Forward: forward, Backward: backward, Dgrad: input, Wgrad: weight,
+		Inputs: gs.Inputs, Outputs: gs.Outputs, OutputGrads: gs.OutputGrads, Gradients: gs.Gradients,
 		Results: gs.Results}
 }

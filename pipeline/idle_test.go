@@ -94,16 +94,16 @@ func sleeping(t *testing.T, e *engine.Engine, s *schedule.Schedule, unit time.Du
 				continue
 			}
 			x, dy, st := "x", "dy", &pipeline.Stage{Inputs: []string{"x"}, Gradients: []string{"dx"},
-				Outputs: []string{"y"}, Seeds: []string{"dy"}}
+				Outputs: []string{"y"}, OutputGrads: []string{"dy"}}
 			if i == 0 {
 				x, st.Inputs, st.Gradients = "ids", nil, nil
 			}
 			if i == s.Stages()-1 {
-				dy, st.Outputs, st.Seeds, st.Results = "one", nil, nil, []string{"y"}
+				dy, st.Outputs, st.OutputGrads, st.Results = "one", nil, nil, []string{"y"}
 			}
 			st.Forward = compile(x, "t.one", "y")
 			if isSplit(s.Name) {
-				st.Input, st.Weight = compile(dy, "t.one", "dx"), compile(dy, "t.one", "dw")
+				st.Dgrad, st.Wgrad = compile(dy, "t.one", "dx"), compile(dy, "t.one", "dw")
 			} else {
 				st.Backward = compile(dy, "t.two", "dx")
 			}
@@ -170,11 +170,11 @@ func runSleeping(t *testing.T, e *engine.Engine, s *schedule.Schedule, unit time
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := p.Run(t.Context(), func(_ context.Context, _, _ int, st *program.Module, spec program.Array) (*engine.Array, error) {
+	out, err := p.Run(t.Context(), func(_ context.Context, _, _ int, m *program.Module, spec program.Array) (*engine.Array, error) {
 		if spec.Name != "ids" {
 			return nil, fmt.Errorf("%s is asked for", spec.Name)
 		}
-		return e.Place(st, spec, engine.Copied, func(int) ([]byte, error) { return encode(dtype.F32, make([]float64, 4)), nil })
+		return e.Place(m, spec, engine.Copied, func(int) ([]byte, error) { return encode(dtype.F32, make([]float64, 4)), nil })
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,22 +14,24 @@ import (
 )
 
 // A Stage is the programs of one virtual stage, on the devices of its rank. The schedule decides
-// which are needed: Forward, and Backward or its two halves, Input (dgrad) and Weight (wgrad).
+// which are needed: Forward, and Backward or its two halves, Dgrad and Wgrad ([schedule.Input]
+// and [schedule.Weight]).
 type Stage struct {
 	Forward  *engine.Executable
 	Backward *engine.Executable
-	// Input is nil in a stage whose input has no gradient: then Weight has nothing to wait for.
-	Input  *engine.Executable
-	Weight *engine.Executable
+	// Dgrad computes the gradients of the stage's inputs. It is nil in a stage whose inputs have none:
+	// then Wgrad has nothing to wait for.
+	Dgrad *engine.Executable
+	Wgrad *engine.Executable
 
 	// Inputs names the arguments that the stage before sends, in the order of its Outputs.
 	Inputs []string
 	// Outputs names the results of Forward that go to the stage after.
 	Outputs []string
-	// Seeds names, for each output, the argument that takes its gradient from the stage after; "" if
-	// the output has no gradient.
-	Seeds []string
-	// Gradients names, for each input, the result of Backward or Input that is sent to the stage
+	// OutputGrads names, for each output, the argument that takes its gradient from the stage
+	// after; "" if the output has no gradient.
+	OutputGrads []string
+	// Gradients names, for each input, the result of Backward or Dgrad that is sent to the stage
 	// before; "" if the input has no gradient.
 	Gradients []string
 	// Results names the results of Forward that the caller gets, such as the loss. Statistics
@@ -45,16 +47,16 @@ func (s *Stage) program(k schedule.Kind) (x *engine.Executable, ok bool) {
 	case schedule.Backward:
 		return s.Backward, s.Backward != nil
 	case schedule.Input:
-		return s.Input, s.Weight != nil
+		return s.Dgrad, s.Wgrad != nil
 	case schedule.Weight:
-		return s.Weight, s.Weight != nil
+		return s.Wgrad, s.Wgrad != nil
 	}
 	return nil, false
 }
 
 // programs lists the stage's programs.
 func (s *Stage) programs() []*engine.Executable {
-	all := []*engine.Executable{s.Forward, s.Backward, s.Input, s.Weight}
+	all := []*engine.Executable{s.Forward, s.Backward, s.Dgrad, s.Wgrad}
 	return slices.DeleteFunc(all, func(x *engine.Executable) bool { return x == nil })
 }
 
@@ -103,7 +105,7 @@ const (
 // Data places an argument that is neither received nor in the state: ids, labels, positions. It is
 // called once per name, stage and microbatch, from the goroutine of the stage's rank, so several
 // calls may run at once. The pipeline frees the array.
-type Data func(ctx context.Context, stage, microbatch int, s *program.Module,
+type Data func(ctx context.Context, stage, microbatch int, m *program.Module,
 	spec program.Array) (*engine.Array, error)
 
 // A Pipeline runs steps, one at a time: Run must not be called concurrently.

@@ -252,7 +252,7 @@ func TestMisfitsAreNamed(t *testing.T) {
 		"kind":           func(c *pipeline.Config) { c.Schedule = newSchedule(t, "zb-h1", 2, 2) },
 		"first inputs":   func(c *pipeline.Config) { c.Ranks[0].Stages[0].Inputs = []string{"ids"} },
 		"last outputs":   func(c *pipeline.Config) { c.Ranks[1].Stages[0].Outputs = []string{"x"} },
-		"no seeds":       func(c *pipeline.Config) { c.Ranks[0].Stages[0].Seeds = nil },
+		"no seeds":       func(c *pipeline.Config) { c.Ranks[0].Stages[0].OutputGrads = nil },
 		"unknown input":  func(c *pipeline.Config) { c.Ranks[1].Stages[0].Inputs = []string{"y"} },
 		"unknown result": func(c *pipeline.Config) { c.Ranks[1].Stages[0].Results = []string{"y"} },
 		"unknown grad":   func(c *pipeline.Config) { c.Ranks[1].Stages[0].Gradients = []string{"y"} },

@@ -100,11 +100,11 @@ func child() {
 	fail(h.join(words[0], words[1]))
 	data := feed(h.engine)
 	if words[2] == "dies" {
-		data = func(ctx context.Context, stage, microbatch int, s *program.Module, spec program.Array) (*engine.Array, error) {
+		data = func(ctx context.Context, stage, microbatch int, m *program.Module, spec program.Array) (*engine.Array, error) {
 			if microbatch == 3 {
 				os.Exit(0)
 			}
-			return feed(h.engine)(ctx, stage, microbatch, s, spec)
+			return feed(h.engine)(ctx, stage, microbatch, m, spec)
 		}
 	}
 	out, err := h.p.Run(ctx, data)

@@ -20,11 +20,11 @@ type rank struct {
 type stage struct {
 	*Stage
 	number int
-	// joint says of each microbatch whether the schedule runs Backward, not Input and Weight.
+	// joint says of each microbatch whether the schedule runs Backward, not Dgrad and Wgrad.
 	joint []bool
-	// Names of the arrays that a microbatch keeps: after Forward for Backward, after Forward for Input
-	// and Weight, and after Input for Weight.
-	afterJoint, afterSplit, afterInput map[string]bool
+	// Names of the arrays that a microbatch keeps: after Forward for Backward, after Forward for Dgrad
+	// and Wgrad, and after Dgrad for Wgrad.
+	afterJoint, afterSplit, afterDgrad map[string]bool
 }
 
 // newRank checks a rank's programs and links against its steps.
@@ -56,8 +56,8 @@ func newRank(c *Config, spec *Rank, steps []schedule.Step) (*rank, error) {
 // newStage derives from the programs' arguments what microbatches must keep.
 func newStage(spec *Stage, number, microbatches int) *stage {
 	return &stage{Stage: spec, number: number, joint: make([]bool, microbatches),
-		afterJoint: arguments(spec.Backward), afterSplit: arguments(spec.Input, spec.Weight),
-		afterInput: arguments(spec.Weight)}
+		afterJoint: arguments(spec.Backward), afterSplit: arguments(spec.Dgrad, spec.Wgrad),
+		afterDgrad: arguments(spec.Wgrad)}
 }
 
 // arguments is the set of names that programs take.
@@ -82,7 +82,7 @@ func (s *stage) needed(k schedule.Kind, microbatch int) map[string]bool {
 	case k == schedule.Forward:
 		return s.afterSplit
 	case k == schedule.Input:
-		return s.afterInput
+		return s.afterDgrad
 	}
 	return nil
 }
@@ -118,8 +118,8 @@ func (r *rank) checkStage(s *stage) error {
 		return bad("the first stage has inputs of a stage before")
 	case last && len(s.Outputs) > 0:
 		return bad("the last stage has outputs for a stage after")
-	case len(s.Seeds) != len(s.Outputs) || len(s.Gradients) != len(s.Inputs):
-		return bad("%d outputs have %d seeds, and %d inputs %d gradients", len(s.Outputs), len(s.Seeds),
+	case len(s.OutputGrads) != len(s.Outputs) || len(s.Gradients) != len(s.Inputs):
+		return bad("%d outputs have %d gradients, and %d inputs %d", len(s.Outputs), len(s.OutputGrads),
 			len(s.Inputs), len(s.Gradients))
 	}
 	devices := s.Forward.Module().Devices
@@ -128,7 +128,7 @@ func (r *rank) checkStage(s *stage) error {
 			return bad("the programs are on devices %s and %s", devices, x.Module().Devices)
 		}
 	}
-	for _, name := range slices.Concat(s.Inputs, s.Seeds) {
+	for _, name := range slices.Concat(s.Inputs, s.OutputGrads) {
 		if name == "" {
 			continue
 		}
@@ -145,10 +145,10 @@ func (r *rank) checkStage(s *stage) error {
 		if name == "" {
 			continue
 		}
-		if s.Input == nil && slices.Contains(s.joint, false) {
+		if s.Dgrad == nil && slices.Contains(s.joint, false) {
 			return bad("there is no program that gives %q before the gradients of the weights", name)
 		}
-		for _, x := range []*engine.Executable{s.Backward, s.Input} {
+		for _, x := range []*engine.Executable{s.Backward, s.Dgrad} {
 			if _, ok := result(x, name); x != nil && !ok {
 				return bad("%s does not give %q", x.Module().Name, name)
 			}
@@ -184,7 +184,7 @@ func (r *rank) checkNext(s *stage, bad func(string, ...any) error) error {
 			return bad("%s is sent as %s; the next stage takes %s as %s", name, fromShape,
 				next.Inputs[i], toShape)
 		}
-		if (s.Seeds[i] == "") != (next.Gradients[i] == "") {
+		if (s.OutputGrads[i] == "") != (next.Gradients[i] == "") {
 			return bad("%s has a gradient on one side only", name)
 		}
 	}
@@ -250,7 +250,7 @@ func (r *rank) receiver(a schedule.Action) (*stage, []string) {
 	case a.Kind == schedule.Forward && next != nil:
 		return next, next.Inputs
 	case a.Kind != schedule.Forward && a.Kind != schedule.Weight && before != nil:
-		return before, before.Seeds
+		return before, before.OutputGrads
 	}
 	return nil, nil
 }

@@ -122,8 +122,8 @@ func decode(b []byte) []float64 {
 
 // feed is the data function of the tests.
 func feed(e *engine.Engine) pipeline.Data {
-	return func(_ context.Context, _, microbatch int, s *program.Module, spec program.Array) (*engine.Array, error) {
-		return e.Place(s, spec, engine.Copied, func(int) ([]byte, error) {
+	return func(_ context.Context, _, microbatch int, m *program.Module, spec program.Array) (*engine.Array, error) {
+		return e.Place(m, spec, engine.Copied, func(int) ([]byte, error) {
 			return encode(spec.Global.Type, number(spec.Name, microbatch, spec.Global.Type, spec.Global.Elements())), nil
 		})
 	}
@@ -172,7 +172,7 @@ func compiled(ctx context.Context, e *engine.Engine, gs *pipeline.Graphs, name s
 		want  bool
 	}{
 		{"forward", gs.Forward, &st.Forward, true}, {"backward", gs.Backward, &st.Backward, !split},
-		{"input", gs.Input, &st.Input, split}, {"weight", gs.Weight, &st.Weight, split},
+		{"input", gs.Dgrad, &st.Dgrad, split}, {"weight", gs.Wgrad, &st.Wgrad, split},
 	} {
 		if !x.want || x.graph == nil {
 			continue
@@ -278,11 +278,11 @@ func reference(t *testing.T, e *engine.Engine, microbatches int) map[string][]fl
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := lower.Module("whole", joint, lower.Options{Kernels: kernels.For("cpu")})
+	m, err := lower.Module("whole", joint, lower.Options{Kernels: kernels.For("cpu")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := e.Compile(t.Context(), st)
+	x, err := e.Compile(t.Context(), m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,14 +290,14 @@ func reference(t *testing.T, e *engine.Engine, microbatches int) map[string][]fl
 	sums := map[string][]float64{}
 	for microbatch := range microbatches {
 		var args []*engine.Array
-		for i, spec := range st.Args {
+		for i, spec := range m.Args {
 			n := spec.Global.Elements()
 			at := microbatch
 			if joint.Inputs[i].Role == ir.Param {
 				at = 0
 			}
 			data := number(spec.Name, at, spec.Global.Type, n)
-			a, err := e.Place(st, spec, engine.Copied, func(int) ([]byte, error) { return encode(spec.Global.Type, data), nil })
+			a, err := e.Place(m, spec, engine.Copied, func(int) ([]byte, error) { return encode(spec.Global.Type, data), nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -275,9 +275,9 @@ func (r *run) compute(a schedule.Action) error {
 
 // arguments finds an action's arguments by name: in the ledger, in the state, else from the caller.
 func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Array, error) {
-	st := x.Module()
-	args := make([]*engine.Array, len(st.Args))
-	for i, spec := range st.Args {
+	m := x.Module()
+	args := make([]*engine.Array, len(m.Args))
+	for i, spec := range m.Args {
 		if held := r.ledger.get(a.Stage, a.Microbatch, spec.Name); held != nil {
 			args[i] = held.array
 			continue
@@ -288,7 +288,7 @@ func (r *run) arguments(a schedule.Action, x *engine.Executable) ([]*engine.Arra
 		if r.data == nil {
 			return nil, r.missing(spec)
 		}
-		got, err := r.data(r.ctx, a.Stage, a.Microbatch, st, spec)
+		got, err := r.data(r.ctx, a.Stage, a.Microbatch, m, spec)
 		if err != nil {
 			return nil, err
 		}
@@ -308,15 +308,15 @@ func (r *run) missing(spec program.Array) error {
 }
 
 // place stores an action's results: in the state, in the ledger, with the caller, or for sending.
-func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Array) error {
+func (r *run) place(a schedule.Action, m *program.Module, results []*engine.Array) error {
 	s := r.stages[a.Stage]
 	names, needed := s.sent(a.Kind), s.needed(a.Kind, a.Microbatch)
 	var sent []*item
 	if s.feeds(a, r.config.Schedule) {
 		sent = make([]*item, len(names))
 	}
-	for i, spec := range st.Results {
-		if r.replaces(a, st, spec) {
+	for i, spec := range m.Results {
+		if r.replaces(a, m, spec) {
 			r.State.Put(results[i])
 			continue
 		}
@@ -329,7 +329,7 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 		if spec.Role == program.Stat ||
 			a.Kind == schedule.Forward && slices.Contains(s.Results, spec.Name) {
 			x.hold() // for the caller, who frees the array
-			r.results = append(r.results, Result{a.Stage, a.Microbatch, st.Name, spec, results[i]})
+			r.results = append(r.results, Result{a.Stage, a.Microbatch, m.Name, spec, results[i]})
 		}
 		if needed[spec.Name] {
 			r.ledger.put(a.Stage, a.Microbatch, spec.Name, x.hold())
@@ -348,9 +348,9 @@ func (r *run) place(a schedule.Action, st *program.Module, results []*engine.Arr
 }
 
 // replaces reports whether a result replaces a donated argument in the state.
-func (r *run) replaces(a schedule.Action, st *program.Module, result program.Array) bool {
-	from := slices.IndexFunc(st.Args, func(x program.Array) bool { return x.Into == result.Name })
-	return from >= 0 && r.ledger.get(a.Stage, a.Microbatch, st.Args[from].Name) == nil
+func (r *run) replaces(a schedule.Action, m *program.Module, result program.Array) bool {
+	from := slices.IndexFunc(m.Args, func(x program.Array) bool { return x.Into == result.Name })
+	return from >= 0 && r.ledger.get(a.Stage, a.Microbatch, m.Args[from].Name) == nil
 }
 
 // feeds reports whether another stage waits for an action.

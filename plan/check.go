@@ -78,11 +78,11 @@ func (p *Plan) checkDevices(*model.Facts) *diag.Error {
 }
 
 func (p *Plan) checkRows(*model.Facts) *diag.Error {
-	ranks := p.Ranks()
+	ranks := p.DataParallelSize()
 	if p.TP.Overlap && p.Size(TensorAxis) > 1 {
 		ranks *= 2 // halves of a batch
 	}
-	if p.Batch%p.Microbatches == 0 && p.Rows()%ranks == 0 {
+	if p.Batch%p.Microbatches == 0 && p.MicrobatchSequences()%ranks == 0 {
 		return nil
 	}
 	each := p.Microbatches * ranks
@@ -192,14 +192,14 @@ func (p *Plan) Stages(layers int64) []int64 {
 	}
 	list := make([]int64, n)
 	for i := range list {
-		list[i] = Dealt(layers, int64(i), n)
+		list[i] = LayersOf(layers, int64(i), n)
 	}
 	return list
 }
 
-// Dealt is the number of layers that one of n stages has: those that come first have one more if
-// they do not come out even.
-func Dealt(layers, stage, n int64) int64 {
+// LayersOf is the number of layers of one of n stages. If layers is no multiple of n, the first
+// stages have one more.
+func LayersOf(layers, stage, n int64) int64 {
 	count := layers / n
 	if stage < layers%n {
 		count++

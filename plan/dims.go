@@ -64,13 +64,14 @@ func (p *Plan) Shards() []ir.Axis {
 	})
 }
 
-// Ranks is the number of data-parallel ranks: devices with their own sequences.
-func (p *Plan) Ranks() int64 {
+// DataParallelSize is the number of data-parallel ranks (dp × fsdp): groups of devices with their
+// own sequences.
+func (p *Plan) DataParallelSize() int64 {
 	rows := lists.Find(dimAxes, func(c dimSharding) bool { return c.dim == ir.Batch })
 	return lists.Product(rows.axes, p.Size)
 }
 
-// Times is the number of devices along some axes, the product of their sizes.
-func Times(axes []ir.Axis) int64 {
+// DevicesAlong is the number of devices along some axes, the product of their sizes.
+func DevicesAlong(axes []ir.Axis) int64 {
 	return lists.Product(axes, func(a ir.Axis) int64 { return a.Size })
 }

@@ -181,9 +181,10 @@ func (p *Plan) Devices() int64 {
 	return lists.Product(order, p.Size)
 }
 
-// Straddles names the axes whose groups would fit in an NVLink domain of that many devices, but of
-// which some span two domains, because the domain is not a multiple of a group's span.
-func (p *Plan) Straddles(domain int64) []string {
+// SplitAcrossNVLink describes, one sentence each, the axes whose groups would fit in an NVLink
+// domain of that many devices, but of which some span two domains, because the domain is not a
+// multiple of a group's span.
+func (p *Plan) SplitAcrossNVLink(domain int64) []string {
 	var list []string
 	span := int64(1)
 	for _, axis := range slices.Backward(p.axes()) {
@@ -213,8 +214,8 @@ func fits(size, near int64) string {
 	return fmt.Sprintf("%d or %d", below, above)
 }
 
-// Rows is the number of sequences of a microbatch, over all devices.
-func (p *Plan) Rows() int64 { return p.Batch / max(p.Microbatches, 1) }
+// MicrobatchSequences is the number of sequences of a microbatch, over all data-parallel ranks.
+func (p *Plan) MicrobatchSequences() int64 { return p.Batch / max(p.Microbatches, 1) }
 
 func (p *Plan) axes() []string {
 	if len(p.Order) == 0 {

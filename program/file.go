@@ -31,12 +31,12 @@ func (p *Program) Marshal() ([]byte, error) {
 	}
 	a := &txtar.Archive{Comment: fmt.Appendf(nil, "%s%d\n", magic, version)}
 	a.Files = append(a.Files, txtar.File{Name: "program.json", Data: js})
-	for _, s := range p.Modules {
-		if marker.MatchString(s.Text) {
+	for _, m := range p.Modules {
+		if marker.MatchString(m.Text) {
 			return nil, diag.New(diag.ProgramInvalid, "the text has a line like \"-- name --\"").
-				At("module %s", s.Name)
+				At("module %s", m.Name)
 		}
-		a.Files = append(a.Files, txtar.File{Name: s.Name + ".mlir", Data: []byte(s.Text)})
+		a.Files = append(a.Files, txtar.File{Name: m.Name + ".mlir", Data: []byte(m.Text)})
 	}
 	return txtar.Format(a), nil
 }

@@ -67,12 +67,12 @@ func (p *Program) Validate() error {
 	}
 	seen := map[string]bool{}
 	for i := range p.Modules {
-		s := &p.Modules[i]
-		if seen[s.Name] {
-			return diag.New(diag.ProgramInvalid, "two modules are called %q", s.Name)
+		m := &p.Modules[i]
+		if seen[m.Name] {
+			return diag.New(diag.ProgramInvalid, "two modules are called %q", m.Name)
 		}
-		seen[s.Name] = true
-		if err := s.Validate(); err != nil {
+		seen[m.Name] = true
+		if err := m.Validate(); err != nil {
 			return err
 		}
 	}
@@ -82,23 +82,23 @@ func (p *Program) Validate() error {
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
 // Validate reports the first contradiction in the module.
-func (s *Module) Validate() error {
+func (m *Module) Validate() error {
 	bad := func(format string, args ...any) error {
-		return diag.New(diag.ProgramInvalid, format, args...).At("module %s", s.Name)
+		return diag.New(diag.ProgramInvalid, format, args...).At("module %s", m.Name)
 	}
 	switch {
-	case !moduleName.MatchString(s.Name):
-		return bad("%q is not a module name: letters, digits, _ . -", s.Name)
-	case len(s.Devices) == 0:
+	case !moduleName.MatchString(m.Name):
+		return bad("%q is not a module name: letters, digits, _ . -", m.Name)
+	case len(m.Devices) == 0:
 		return bad("the module has no devices")
-	case strings.TrimSpace(s.Text) == "":
+	case strings.TrimSpace(m.Text) == "":
 		return bad("the module has no text")
 	}
-	if err := s.checkMesh(bad); err != nil {
+	if err := m.checkMesh(bad); err != nil {
 		return err
 	}
 	seen := map[int]bool{}
-	for _, id := range s.Devices {
+	for _, id := range m.Devices {
 		switch {
 		case id < 0:
 			return bad("there is no device %d", id)
@@ -107,28 +107,28 @@ func (s *Module) Validate() error {
 		}
 		seen[id] = true
 	}
-	for _, list := range [][]Array{s.Args, s.Results} {
+	for _, list := range [][]Array{m.Args, m.Results} {
 		names := map[string]bool{}
 		for _, a := range list {
 			if names[a.Name] {
 				return bad("two arrays of one list are called %q", a.Name)
 			}
 			names[a.Name] = true
-			if _, err := s.Local(a); err != nil {
+			if _, err := m.Local(a); err != nil {
 				return err
 			}
 		}
 	}
-	return s.checkDonations(bad)
+	return m.checkDonations(bad)
 }
 
 // checkMesh compares the mesh with the number of devices.
-func (s *Module) checkMesh(bad func(string, ...any) error) error {
-	if len(s.Mesh) == 0 {
+func (m *Module) checkMesh(bad func(string, ...any) error) error {
+	if len(m.Mesh) == 0 {
 		return nil
 	}
 	size, names := 1, map[string]bool{}
-	for _, a := range s.Mesh {
+	for _, a := range m.Mesh {
 		if a.Size < 1 || a.Size > maxDevices || a.Name == "" || names[a.Name] {
 			return bad("mesh axis %q of size %d", a.Name, a.Size)
 		}
@@ -137,28 +137,28 @@ func (s *Module) checkMesh(bad func(string, ...any) error) error {
 			break
 		}
 	}
-	if size != len(s.Devices) {
-		return bad("the mesh has %d positions for %d devices", size, len(s.Devices))
+	if size != len(m.Devices) {
+		return bad("the mesh has %d positions for %d devices", size, len(m.Devices))
 	}
 	return nil
 }
 
 // checkDonations checks that every donated argument has a result of the same shape and sharding,
 // and that no result takes two.
-func (s *Module) checkDonations(bad func(string, ...any) error) error {
+func (m *Module) checkDonations(bad func(string, ...any) error) error {
 	taken := map[string]string{}
-	for _, a := range s.Args {
+	for _, a := range m.Args {
 		if a.Into == "" {
 			continue
 		}
-		at := slices.IndexFunc(s.Results, func(r Array) bool { return r.Name == a.Into })
+		at := slices.IndexFunc(m.Results, func(r Array) bool { return r.Name == a.Into })
 		switch {
 		case at < 0:
 			return bad("argument %s is donated to %s, which is not a result", a.Name, a.Into)
 		case taken[a.Into] != "":
 			return bad("arguments %s and %s are donated to the same result", taken[a.Into], a.Name)
-		case !s.Results[at].Global.Equal(a.Global) ||
-			!slices.EqualFunc(s.Results[at].Split, a.Split, slices.Equal[[]string]):
+		case !m.Results[at].Global.Equal(a.Global) ||
+			!slices.EqualFunc(m.Results[at].Split, a.Split, slices.Equal[[]string]):
 			return bad("argument %s and the result %s that takes its place differ in shape or split",
 				a.Name, a.Into)
 		}
@@ -168,10 +168,10 @@ func (s *Module) checkDonations(bad func(string, ...any) error) error {
 }
 
 // Local is the shape of one device's shard.
-func (s *Module) Local(a Array) (dtype.Shape, error) {
+func (m *Module) Local(a Array) (dtype.Shape, error) {
 	local := dtype.Shape{Type: a.Global.Type, Dims: slices.Clone(a.Global.Dims)}
 	fail := func(format string, args ...any) (dtype.Shape, error) {
-		return dtype.Shape{}, diag.New(diag.ProgramInvalid, format, args...).At("module %s", s.Name)
+		return dtype.Shape{}, diag.New(diag.ProgramInvalid, format, args...).At("module %s", m.Name)
 	}
 	if !a.Global.Type.Valid() || a.Name == "" {
 		return fail("an array lacks a name or an element type")
@@ -182,7 +182,7 @@ func (s *Module) Local(a Array) (dtype.Shape, error) {
 	used := map[string]bool{}
 	for d, axes := range a.Split {
 		for _, axis := range axes {
-			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
+			at := slices.IndexFunc(m.Mesh, func(x Axis) bool { return x.Name == axis })
 			if at < 0 {
 				return fail("%s is sharded along %q, which the mesh does not have", a.Name, axis)
 			}
@@ -190,7 +190,7 @@ func (s *Module) Local(a Array) (dtype.Shape, error) {
 				return fail("%s is sharded along %q twice", a.Name, axis)
 			}
 			used[axis] = true
-			size := int64(s.Mesh[at].Size)
+			size := int64(m.Mesh[at].Size)
 			if size < 1 || local.Dims[d]%size != 0 {
 				return fail("%s: dimension %d of size %d cannot be sharded over %d devices", a.Name, d,
 					local.Dims[d], size)
@@ -202,18 +202,18 @@ func (s *Module) Local(a Array) (dtype.Shape, error) {
 }
 
 // Start is the global index of the first element of the i-th device's shard.
-func (s *Module) Start(a Array, i int) ([]int64, error) {
-	local, err := s.Local(a)
+func (m *Module) Start(a Array, i int) ([]int64, error) {
+	local, err := m.Local(a)
 	if err != nil {
 		return nil, err
 	}
-	position := s.coordinates(i)
+	position := m.coordinates(i)
 	start := make([]int64, len(local.Dims))
 	for d, axes := range a.Split {
 		block := int64(0)
 		for _, axis := range axes {
-			at := slices.IndexFunc(s.Mesh, func(x Axis) bool { return x.Name == axis })
-			block = block*int64(s.Mesh[at].Size) + int64(position[at])
+			at := slices.IndexFunc(m.Mesh, func(x Axis) bool { return x.Name == axis })
+			block = block*int64(m.Mesh[at].Size) + int64(position[at])
 		}
 		start[d] = block * local.Dims[d]
 	}
@@ -221,11 +221,11 @@ func (s *Module) Start(a Array, i int) ([]int64, error) {
 }
 
 // coordinates are the i-th device's position on the mesh, the last axis fastest.
-func (s *Module) coordinates(i int) []int {
-	position := make([]int, len(s.Mesh))
-	for k := len(s.Mesh) - 1; k >= 0; k-- {
-		position[k] = i % s.Mesh[k].Size
-		i /= s.Mesh[k].Size
+func (m *Module) coordinates(i int) []int {
+	position := make([]int, len(m.Mesh))
+	for k := len(m.Mesh) - 1; k >= 0; k-- {
+		position[k] = i % m.Mesh[k].Size
+		i /= m.Mesh[k].Size
 	}
 	return position
 }

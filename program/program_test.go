@@ -83,30 +83,30 @@ func TestParseRefusesByName(t *testing.T) {
 // The shards of an array must cover it: every element once for each copy.
 func TestShardsCoverTheArray(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := Module{Name: "s", Text: "x"}
+		m := Module{Name: "s", Text: "x"}
 		n := 1
 		for _, name := range []string{"a", "b", "c"}[:rapid.IntRange(1, 3).Draw(t, "axes")] {
 			size := rapid.IntRange(1, 4).Draw(t, name)
-			s.Mesh = append(s.Mesh, Axis{name, size})
+			m.Mesh = append(m.Mesh, Axis{name, size})
 			n *= size
 		}
-		s.Devices = Range(0, n)
+		m.Devices = Range(0, n)
 		a := Array{Name: "x", Global: f32(24, 24), Split: [][]string{nil, nil}}
 		copies := n
-		for _, axis := range s.Mesh {
+		for _, axis := range m.Mesh {
 			d := rapid.IntRange(-1, 1).Draw(t, "dim of "+axis.Name)
 			if d >= 0 {
 				a.Split[d] = append(a.Split[d], axis.Name)
 				copies /= axis.Size
 			}
 		}
-		local, err := s.Local(a)
+		local, err := m.Local(a)
 		if err != nil {
 			t.Skip("sizes do not divide")
 		}
 		seen := make([]int, 24*24)
 		for i := range n {
-			start, err := s.Start(a, i)
+			start, err := m.Start(a, i)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,17 +157,17 @@ func TestFlagsKeepTheirKind(t *testing.T) {
 
 func TestValidateRefuses(t *testing.T) {
 	for name, change := range map[string]func(*Module){
-		"negative device":   func(s *Module) { s.Devices[0] = -5 },
-		"mesh of size 0":    func(s *Module) { s.Mesh[0].Size = 0 },
-		"overflowing mesh":  func(s *Module) { s.Mesh = []Axis{{"a", 7}, {"b", 7905747460161236407}} },
-		"one name twice":    func(s *Module) { s.Args[1].Name = "w" },
-		"one result twice":  func(s *Module) { s.Results = append(s.Results, s.Results[0]) },
-		"no text":           func(s *Module) { s.Text = " " },
-		"a name with slash": func(s *Module) { s.Name = "a/b" },
+		"negative device":   func(m *Module) { m.Devices[0] = -5 },
+		"mesh of size 0":    func(m *Module) { m.Mesh[0].Size = 0 },
+		"overflowing mesh":  func(m *Module) { m.Mesh = []Axis{{"a", 7}, {"b", 7905747460161236407}} },
+		"one name twice":    func(m *Module) { m.Args[1].Name = "w" },
+		"one result twice":  func(m *Module) { m.Results = append(m.Results, m.Results[0]) },
+		"no text":           func(m *Module) { m.Text = " " },
+		"a name with slash": func(m *Module) { m.Name = "a/b" },
 	} {
-		s := &sample().Modules[0]
-		change(s)
-		if err := s.Validate(); !errors.Is(err, diag.ProgramInvalid) {
+		m := &sample().Modules[0]
+		change(m)
+		if err := m.Validate(); !errors.Is(err, diag.ProgramInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -201,8 +201,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func ExampleModule_Start() {
-	s := sample().Modules[0]
-	start, _ := s.Start(s.Args[0], 5) // device 5 is at fsdp 1, tp 1
+	m := sample().Modules[0]
+	start, _ := m.Start(m.Args[0], 5) // device 5 is at fsdp 1, tp 1
 	fmt.Println(start)
 	// Output: [8 2]
 }

@@ -60,7 +60,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 	if err := p.Check(m); err != nil {
 		t.Fatal(err)
 	}
-	g, err := m.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	g, err := m.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
 	if err != nil {
 		t.Fatal(err)
 	}

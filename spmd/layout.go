@@ -35,7 +35,7 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	t := ir.Type{Elem: whole.Elem, Dims: slices.Clone(whole.Dims)}
 	for i, d := range t.Dims {
 		axes := p.Axes(whole.Dims, d.Name)
-		n := plan.Times(axes)
+		n := plan.DevicesAlong(axes)
 		if d.Name == ir.Vocab {
 			d.Size = (d.Size + n - 1) / n * n
 		}
@@ -49,7 +49,7 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 	}
 	l.Compute = t
 	shards := p.Shards()
-	if at := shardDim(t, plan.Times(shards), max(p.Block(), 1)); at >= 0 {
+	if at := shardDim(t, plan.DevicesAlong(shards), max(p.Block(), 1)); at >= 0 {
 		if t.Dims[0].Name == ir.Layer { // a table's rows stay first: they are looked up
 			end := at + 1
 			if headCount(t.Dims[at].Name) && end < len(t.Dims) && t.Dims[end].Name == ir.HeadDim {
@@ -134,7 +134,7 @@ func (s *Sharding) BoundaryBytes() int64 {
 	for _, l := range s.Params {
 		width = max(width, (ir.Type{Dims: l.Whole}).Size(ir.EmbedDim))
 	}
-	rows := p.Rows() / p.Ranks()
+	rows := p.MicrobatchSequences() / p.DataParallelSize()
 	tokens := rows * p.Seq / (tp * p.Size(plan.ContextAxis))
 	return tokens * width * int64(p.Types.Params.Bits()) / 8
 }

@@ -49,7 +49,7 @@ const Hidden = "hidden"
 // last. If an iteration has several layers, it is not split.
 func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 	c := &stageSplitter{loss: loss, left: slices.Clone(counts)}
-	rounds, want := Rounds(loss), lists.Sum(counts, func(n int64) int64 { return n })
+	rounds, want := LoopIterations(loss), lists.Sum(counts, func(n int64) int64 { return n })
 	if rounds != want || slices.Min(append([]int64{1}, counts...)) < 1 || len(counts) == 0 {
 		return nil, diag.New(diag.PlanMisfit, "%d rounds of layers cannot be split as %v", rounds,
 			counts).At("graph %s", loss.Name)
@@ -66,8 +66,8 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 	return c.stages, c.err
 }
 
-// Rounds returns the number of iterations of all layer loops in a graph.
-func Rounds(g *ir.Graph) (n int64) {
+// LoopIterations returns the number of iterations of all layer loops in a graph.
+func LoopIterations(g *ir.Graph) (n int64) {
 	for _, op := range g.Ops {
 		if op.Kind == "repeat" {
 			n += op.Loop().N

@@ -191,7 +191,7 @@ func (b *builder) stages() error {
 		return err
 	}
 	// Stage 0 has the embedding and the last one the loss; layers are spread over all.
-	cuts, err := spmd.Stages(b.loss, how.Stages(spmd.Rounds(b.loss)))
+	cuts, err := spmd.Stages(b.loss, how.Stages(spmd.LoopIterations(b.loss)))
 	if err != nil {
 		return err
 	}
@@ -290,8 +290,8 @@ func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.T
 // the copies that are read instead.
 func (s *Stage) expand(w *spmd.QuantizedCopies, report ir.Report) (err error) {
 	s.stats = map[*ir.Graph][]ir.Stat{}
-	for _, one := range []*ir.Graph{s.Graphs.Forward, s.Graphs.Backward, s.Graphs.Input,
-		s.Graphs.Weight} {
+	for _, one := range []*ir.Graph{s.Graphs.Forward, s.Graphs.Backward, s.Graphs.Dgrad,
+		s.Graphs.Wgrad} {
 		if one == nil {
 			continue
 		}
@@ -420,7 +420,7 @@ func (b *builder) ofStage(s *Stage) []*Program {
 		return &Program{Kind: kind, Graph: g, Stats: s.stats[g]}
 	}
 	if b.Schedule.Has(schedule.Input) {
-		return []*Program{of(Forward, g.Forward), of(Input, g.Input), of(Weight, g.Weight)}
+		return []*Program{of(Forward, g.Forward), of(Input, g.Dgrad), of(Weight, g.Wgrad)}
 	}
 	return []*Program{of(Forward, g.Forward), of(Backward, g.Backward)}
 }
@@ -457,7 +457,7 @@ func (b *builder) add(rank, stage int, list []*Program) (err error) {
 func flags(set *kernels.Selector, s *spmd.Sharding, how *plan.Plan) (list map[string]any) {
 	if s != nil { // how many bytes of gathers and reductions XLA may combine
 		list = set.Joined(s.LayerBytes(), s.BoundaryBytes())
-		shards := plan.Times(s.Plan.Shards())
+		shards := plan.DevicesAlong(s.Plan.Shards())
 		list = set.Gathered(list, s.LayerBytes()*shards, shards)
 	}
 	if how.Offloads(plan.Activations) {

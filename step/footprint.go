@@ -130,8 +130,8 @@ func takenBy(list []*Program) map[string]bool {
 type amount struct{ device, host int64 }
 
 // add counts the shard of an array.
-func (n *amount) add(s *program.Module, a program.Array) error {
-	local, err := s.Local(a)
+func (n *amount) add(m *program.Module, a program.Array) error {
+	local, err := m.Local(a)
 	switch {
 	case err != nil:
 		return err
@@ -149,13 +149,13 @@ func (f *Footprint) resident(list []*Program) error {
 	// An argument that several programs of the rank take is one array.
 	seen, computes := map[string]bool{}, takenBy(list)
 	for _, one := range list {
-		s := one.Module
-		for _, a := range s.Args {
+		m := one.Module
+		for _, a := range m.Args {
 			if seen[a.Name] {
 				continue
 			}
 			var n amount
-			if err := n.add(s, a); err != nil {
+			if err := n.add(m, a); err != nil {
 				return err
 			}
 			switch a.Role {
@@ -181,7 +181,7 @@ func (f *Footprint) resident(list []*Program) error {
 
 // worst keeps the maximum over the programs of a step, for the device and for the host. The results
 // of a program are activations, except for the update's.
-func (f *Footprint) worst(s *program.Module, held amount, n Needs) {
+func (f *Footprint) worst(m *program.Module, held amount, n Needs) {
 	// Outputs that alias an argument are counted with it.
 	temp := n.Temp
 	if given := n.Output - n.Alias; held == (amount{}) {
@@ -190,12 +190,12 @@ func (f *Footprint) worst(s *program.Module, held amount, n Needs) {
 		held.device += given
 	}
 	if held.device+temp > f.Activations+f.Temp || f.Largest == "" {
-		f.Activations, f.Temp, f.Largest = held.device, temp, s.Name
+		f.Activations, f.Temp, f.Largest = held.device, temp, m.Name
 	}
 	var taken amount
-	for _, a := range s.Args {
+	for _, a := range m.Args {
 		if a.Memory != "" {
-			_ = taken.add(s, a) // resident has been through the same
+			_ = taken.add(m, a) // resident has been through the same
 		}
 	}
 	f.Host = max(f.Host, f.Hosted+held.host+max(0, n.Host-taken.host))
@@ -220,8 +220,8 @@ func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Foot
 		if !slices.Contains(atOnce, one.Kind) {
 			continue
 		}
-		s, held := one.Module, amount{}
-		n := needs(s)
+		m, held := one.Module, amount{}
+		n := needs(m)
 		switch one.Kind {
 		case Gradient, Accumulate: // residuals are in the temporary memory of the only program
 			if one.Kind == Gradient { // its gradients are counted with those that are kept
@@ -232,15 +232,15 @@ func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Foot
 			n.Temp -= held.device
 			n.Host = max(0, n.Host-held.host)
 		case Square: // gradients of what is shared, from the other rank
-			for _, a := range s.Args {
+			for _, a := range m.Args {
 				if a.Role == program.PeerGradient {
-					if err := held.add(s, a); err != nil {
+					if err := held.add(m, a); err != nil {
 						return nil, err
 					}
 				}
 			}
 		}
-		f.worst(s, held, n)
+		f.worst(m, held, n)
 	}
 	return f, nil
 }

@@ -17,7 +17,7 @@ import (
 // RecipeOf returns the recipe that a plan alone implies: its sizes and types, and defaults.
 func RecipeOf(p *plan.Plan) *recipe.Recipe {
 	r := recipe.Default()
-	r.Batch, r.Microbatch, r.Seq = int(p.Batch), int(p.Rows()), int(p.Seq)
+	r.Batch, r.Microbatch, r.Seq = int(p.Batch), int(p.MicrobatchSequences()), int(p.Seq)
 	r.Precision, r.Recompute = p.Types.Params, p.Recompute
 	if p.Precision != "bf16" {
 		r.GEMMs = p.Precision
@@ -65,9 +65,10 @@ func agree(m model.Model, r *recipe.Recipe, p *plan.Plan) error {
 	case p.Batch != int64(r.Batch):
 		return bad("a batch of", p.Batch, r.Batch,
 			either("batch", p.Batch, fmt.Sprintf(`"batch": %d`, r.Batch)))
-	case p.Rows() != int64(r.Microbatch):
-		return bad("microbatches of", p.Rows(), r.Microbatch, either("microbatch", p.Rows(),
-			fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Microbatch)))))
+	case p.MicrobatchSequences() != int64(r.Microbatch):
+		return bad("microbatches of", p.MicrobatchSequences(), r.Microbatch,
+			either("microbatch", p.MicrobatchSequences(),
+				fmt.Sprintf(`"microbatches": %d`, max(1, r.Batch/max(1, r.Microbatch)))))
 	case !precision.IsFile(r.GEMMs) && inPlan != inRecipe:
 		return bad("GEMMs in", inPlan, inRecipe, either("precision", inPlan, inThePlan(r)))
 	case p.Types.Params != r.Precision:

@@ -18,7 +18,8 @@
 // # Files
 //
 //	options.go, train.go, loop.go, manual.go  the API: Options, New, Step, Run, Gradients, Update
-//	executor.go, halves.go, inputfeed.go      programs on devices: forward, backward, update
+//	executor.go, inputfeed.go                 programs on devices
+//	forward_backward.go                       gradients, reduction, update, validation of a batch
 //	state.go, checkpoint.go, save.go          the state, and how it is saved and resumed
 //	identity.go                               what must not change between a save and a resume
 //	precision.go, report.go                   quantized GEMMs: statistics, fallback, return

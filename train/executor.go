@@ -172,9 +172,9 @@ func (c *executor) seeds() error {
 				if a.Role != program.LossSeed || r.state.Get(a.Name) != nil {
 					continue
 				}
-				s := &program.Module{Name: "one", Devices: r.devices}
+				m := &program.Module{Name: "one", Devices: r.devices}
 				spec := program.Array{Name: a.Name, Global: dtype.Shape{Type: dtype.F32}}
-				one, err := c.t.opts.Engine.Place(s, spec, engine.Copied,
+				one, err := c.t.opts.Engine.Place(m, spec, engine.Copied,
 					func(int) ([]byte, error) { return f32Bytes(1), nil })
 				if err != nil {
 					return err

@@ -179,13 +179,13 @@ var stacked = regexp.MustCompile(`^(g\.)?s(\d+)\.(.*?)(\.from\d+)?$`)
 func layered(name string) string { return stacked.ReplaceAllString(name, "$1$3.$2") }
 
 func (t *Trainer) changeArray(row *step.Program, spec program.Array, change func([]byte)) error {
-	s, r := row.Module, t.exec.ranks[row.Rank]
-	local, err := s.Local(spec)
+	m, r := row.Module, t.exec.ranks[row.Rank]
+	local, err := m.Local(spec)
 	if err != nil {
 		return err
 	}
 	old := r.state.Get(spec.Name)
-	a, err := t.opts.Engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
+	a, err := t.opts.Engine.Place(m, spec, engine.Copied, func(device int) ([]byte, error) {
 		data := make([]byte, local.Bytes())
 		if old != nil {
 			var err error

@@ -95,10 +95,10 @@ func (f *inputFeed) sequences(list []int32, seq int) []byte {
 
 // place puts an input on the devices of a program: its shard on each, or a whole copy if it is not
 // sharded.
-func (f *inputFeed) place(s *program.Module, spec program.Array, bytes []byte) (*engine.Array,
+func (f *inputFeed) place(m *program.Module, spec program.Array, bytes []byte) (*engine.Array,
 	error) {
 	v := f.sharded[spec.Name]
-	return f.engine.Place(s, spec, engine.Copied, func(device int) ([]byte, error) {
+	return f.engine.Place(m, spec, engine.Copied, func(device int) ([]byte, error) {
 		if v == nil {
 			return bytes, nil
 		}
@@ -124,19 +124,19 @@ func (f *inputFeed) globalDims(v *ir.Value) (dims []ir.Dim) {
 // run places inputs, runs a program on them and the state, and frees the inputs.
 func (f *inputFeed) run(ctx context.Context, x *engine.Executable, st *engine.State,
 	inputs map[string][]byte) (*engine.Run, error) {
-	s := x.Module()
+	m := x.Module()
 	var arrays []*engine.Array
 	defer func() {
 		for _, a := range arrays {
 			a.Free()
 		}
 	}()
-	for _, spec := range s.Args {
+	for _, spec := range m.Args {
 		bytes, ok := inputs[spec.Name]
 		if !ok {
 			continue
 		}
-		a, err := f.place(s, spec, bytes)
+		a, err := f.place(m, spec, bytes)
 		if err != nil {
 			return nil, err
 		}

@@ -34,7 +34,7 @@ func (d squares) Take(at data.Position, sequences, _, _ int) (*data.Batch, data.
 	return b, data.Position{"squares": n + int64(sequences)}, err
 }
 
-func (d squares) EvalRows() int64 { return 4 }
+func (d squares) EvalSequences() int64 { return 4 }
 
 func (d squares) Eval(first int64, sequences, rank, ranks int) (*data.Batch, error) {
 	b, _, err := d.Take(data.Position{"squares": 1000 + first}, sequences, rank, ranks)

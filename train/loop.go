@@ -14,9 +14,9 @@ import (
 	"github.com/deepwell/deepwell/model"
 )
 
-// maxEvalRows bounds the sequences of a validation, so that one percent of a large corpus does not
-// take longer than the training in between. They are the same sequences every time.
-const maxEvalRows = 1024
+// MaxEvalSequences bounds the sequences of a validation, so that one percent of a large corpus does
+// not take longer than the training in between. They are the same sequences every time.
+const MaxEvalSequences = 1024
 
 // loop makes the steps that Run has left, with the recipe's saves and validations. ctx ends when
 // the run has stalled, stop when it is to stop after a step. A validation is given up for a stop,
@@ -144,7 +144,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	result := StepResult{Step: t.step + 1, Loss: loss, GradNorm: norm, LR: lr,
-		Tokens: int64(b.batch.Rows) * int64(b.batch.Seq)}
+		Tokens: int64(b.batch.Sequences) * int64(b.batch.Seq)}
 	if !applied {
 		result.Rejected = cmp.Or(t.guard.judge(loss, norm), why)
 		return result, t.reject(ctx, b, result)
@@ -192,7 +192,7 @@ func (t *Trainer) batch(ctx context.Context) (*prefetched, error) {
 	case <-t.next.done:
 		p := t.next
 		t.next = nil
-		if p.err == nil && (p.batch == nil || p.batch.Rows != t.opts.Recipe.Batch ||
+		if p.err == nil && (p.batch == nil || p.batch.Sequences != t.opts.Recipe.Batch ||
 			p.batch.Seq != t.opts.Recipe.Seq) {
 			return p, diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
 				t.opts.Recipe.Batch, t.opts.Recipe.Seq).Try("data.NewBatch takes sequences of seq+1 tokens")
@@ -265,7 +265,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 	// The mean over labels, not over batches: the last batch may have fewer.
 	sum, labels := 0.0, int64(0)
 	size := int64(t.opts.Recipe.Microbatch)
-	for first := int64(0); first < min(t.opts.Eval.EvalRows(), maxEvalRows); first += size {
+	for first := int64(0); first < min(t.opts.Eval.EvalSequences(), MaxEvalSequences); first += size {
 		if stopped, err := t.vote(ctx, stop); err != nil || stopped {
 			return stopped, err
 		}

@@ -174,7 +174,7 @@ func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 		}
 		byName[x.Module().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	}
-	return func(s *program.Module) step.Needs { return byName[s.Name] }, nil
+	return func(module *program.Module) step.Needs { return byName[module.Name] }, nil
 }
 
 // A collector bounds the garbage that filling and saving leave. The state itself is on Go's heap

@@ -87,7 +87,7 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 		return FitsHost(tr.Programs(), bounds(b), tr.opts.Recipe, nil, nil)
 	})
 	after := least(t, func(b int64) error {
-		return FitsHost(tr.Programs(), bounds(b), tr.opts.Recipe, nil, func(s *program.Module) step.Needs {
+		return FitsHost(tr.Programs(), bounds(b), tr.opts.Recipe, nil, func(m *program.Module) step.Needs {
 			return step.Needs{Temp: 1 << 30}
 		})
 	})

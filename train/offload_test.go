@@ -79,13 +79,13 @@ func TestOffloadOnBlackwell(t *testing.T) {
 	}
 	compile := func(offload ...string) *step.Footprint {
 		w := written(t, cluster.GPU.Arch, offload...)
-		list, err := w.Footprints(func(s *program.Module) step.Needs {
-			r, err := c.Compile(t.Context(), s, cluster)
+		list, err := w.Footprints(func(module *program.Module) step.Needs {
+			r, err := c.Compile(t.Context(), module, cluster)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if r.Recomputed > 0 || r.Fits() != nil {
-				t.Errorf("%s: %d instructions again, %v", s.Name, r.Recomputed, r.Fits())
+				t.Errorf("%s: %d instructions again, %v", module.Name, r.Recomputed, r.Fits())
 			}
 			m := r.Memory
 			return step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}

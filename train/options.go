@@ -35,8 +35,9 @@ type Dataset interface {
 
 // An EvalSource gives the sequences of the validation loss; a [data.Loader] is one.
 type EvalSource interface {
-	// EvalRows is the number of validation sequences.
-	EvalRows() int64
+	// EvalSequences is the number of validation sequences; the first [MaxEvalSequences] of them are
+	// used.
+	EvalSequences() int64
 	// Eval returns sequences from first on. Behind the last one, labels are [data.Ignored].
 	Eval(first int64, sequences, rank, ranks int) (*data.Batch, error)
 }

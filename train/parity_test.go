@@ -99,7 +99,7 @@ func parities(e *engine.Engine) map[string]*parity {
 func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 	r := rand.New(rand.NewPCG(seed, 7))
 	n, seq := int(s.Batch), int(s.Seq)
-	b := &data.Batch{Rows: n, Seq: seq}
+	b := &data.Batch{Sequences: n, Seq: seq}
 	for i := range n * seq {
 		b.IDs = append(b.IDs, r.Int32N(int32(p.config.Vocab)))
 		b.Labels = append(b.Labels, r.Int32N(int32(p.config.Vocab)+1)-1)
@@ -137,7 +137,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		r.Precision, r.GEMMs = dtype.BF16, p.quantized
 	}
 	if how != nil {
-		r.Microbatch, r.Recompute = int(how.Rows()), how.Recompute
+		r.Microbatch, r.Recompute = int(how.MicrobatchSequences()), how.Recompute
 	}
 	if p.quantized != "" && len(r.Recompute) == 0 && (how == nil || how.PP.Size == 1) {
 		r.Recompute = []ir.Tag{ir.Embed} // nothing, but layers are a loop, which compiles in less time
@@ -268,7 +268,7 @@ func (p *parity) consistent(ctx context.Context, t *Trainer) error {
 // part is some rows of a batch.
 func part(b *data.Batch, first, rows int) *data.Batch {
 	from, to := first*b.Seq, (first+rows)*b.Seq
-	return &data.Batch{Rows: rows, Seq: b.Seq, IDs: b.IDs[from:to], Labels: b.Labels[from:to],
+	return &data.Batch{Sequences: rows, Seq: b.Seq, IDs: b.IDs[from:to], Labels: b.Labels[from:to],
 		Positions: b.Positions[from:to], Segments: b.Segments[from:to]}
 }
 

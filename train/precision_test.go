@@ -42,7 +42,7 @@ type chain struct {
 }
 
 func (c chain) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
-	b := &data.Batch{Rows: rows, Seq: c.seq}
+	b := &data.Batch{Sequences: rows, Seq: c.seq}
 	first := at["row"]
 	for row := range int64(rows) {
 		rnd := rand.New(rand.NewPCG(1, uint64(first+row)))

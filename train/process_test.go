@@ -218,14 +218,14 @@ func TestLargeGradientsAreSwapped(t *testing.T) {
 	errs := make(chan error, 2)
 	for i := range hubs {
 		l := e.Wired(hubs[i].Wire(i, 1-i, hubs[1-i].Addr()))
-		s := &program.Module{Name: "s", Devices: program.Devices{i}}
-		a, err := e.Place(s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, n), nil })
+		m := &program.Module{Name: "s", Devices: program.Devices{i}}
+		a, err := e.Place(m, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, n), nil })
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer a.Free()
 		go func() {
-			got, err := swap(ctx, l, a, s, spec)
+			got, err := swap(ctx, l, a, m, spec)
 			if err == nil {
 				got.Free()
 			}

@@ -54,12 +54,12 @@ func (r *report) begin() {
 
 // read reads the statistics among the results of a program.
 func (r *report) read(ctx context.Context, name string, results []*engine.Array,
-	s *program.Module) error {
+	m *program.Module) error {
 	for i, a := range results {
-		if s.Results[i].Role != program.Stat {
+		if m.Results[i].Role != program.Stat {
 			continue
 		}
-		if err := r.readOne(ctx, name, a, s.Results[i]); err != nil {
+		if err := r.readOne(ctx, name, a, m.Results[i]); err != nil {
 			return err
 		}
 	}

@@ -152,7 +152,7 @@ func (t *Trainer) Rerun(ctx context.Context, dir string) (*RerunResult, error) {
 	}
 	var b data.Batch
 	err = json.Unmarshal(text, &b)
-	if err != nil || b.Rows != t.opts.Recipe.Batch || b.Seq != t.opts.Recipe.Seq {
+	if err != nil || b.Sequences != t.opts.Recipe.Batch || b.Seq != t.opts.Recipe.Seq {
 		return nil, diag.New(diag.BadInput, "%s does not hold a batch of this run", batchName).
 			At("%s", dir).Wrap(err)
 	}

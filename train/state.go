@@ -105,7 +105,7 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 			ways[0].local = pc.layout.Stored
 		}
 		name := program.Copy.Of(pc.name)
-		at := slices.IndexFunc(h.readers, func(s *program.Module) bool { return argument(s, name) >= 0 })
+		at := slices.IndexFunc(h.readers, func(m *program.Module) bool { return argument(m, name) >= 0 })
 		// The compute copy, sharded as stages read it, where they do not read the master itself.
 		if pc.master && at >= 0 {
 			ways = append(ways, target{module: h.readers[at], name: name, elem: t.programs.Shape.Elem})
@@ -273,8 +273,8 @@ func initial(init func(p *model.Param, dst []float32) error) func(string, *model
 }
 
 // argument returns the index of a program's argument, or -1.
-func argument(s *program.Module, name string) int {
-	return slices.IndexFunc(s.Args, func(a program.Array) bool { return a.Name == name })
+func argument(m *program.Module, name string) int {
+	return slices.IndexFunc(m.Args, func(a program.Array) bool { return a.Name == name })
 }
 
 // place puts a filled array into the state. The engine takes the memory over.

@@ -36,7 +36,7 @@ type counting struct{}
 
 func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
 	const seq, vocab = 12, 37
-	b := &data.Batch{Rows: rows, Seq: seq}
+	b := &data.Batch{Sequences: rows, Seq: seq}
 	first := at["count"]
 	for row := range int64(rows) {
 		n := first + row
@@ -57,12 +57,12 @@ func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posi
 	return b, data.Position{"count": first + int64(rows)}, nil
 }
 
-func (c counting) EvalRows() int64 { return 5 }
+func (c counting) EvalSequences() int64 { return 5 }
 
 func (c counting) Eval(first int64, rows, _, _ int) (*data.Batch, error) {
 	b, _, err := c.Take(data.Position{"count": 1_000_000 + first}, rows, 0, 1)
 	for i := range b.Labels { // rows behind the last one do not count, as a Loader has it
-		if first+int64(i/b.Seq) >= c.EvalRows() && b.Labels[i] != data.Ignored {
+		if first+int64(i/b.Seq) >= c.EvalSequences() && b.Labels[i] != data.Ignored {
 			b.Labels[i] = data.Ignored
 			b.Count--
 		}
@@ -241,7 +241,7 @@ type stopping struct {
 	read  *int
 }
 
-func (s stopping) EvalRows() int64 { return s.rows }
+func (s stopping) EvalSequences() int64 { return s.rows }
 
 func (s stopping) Eval(first int64, rows, rank, ranks int) (*data.Batch, error) {
 	if *s.read++; *s.read == s.after {

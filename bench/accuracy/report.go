@@ -73,7 +73,8 @@ func (r *result) markdown(b *bytes.Buffer) {
 		if name == s.id {
 			p := s.plan
 			name = fmt.Sprintf("%s dp%d tp%d pp%d, %d microbatches of %d rows", s.family,
-				max(p.DP, 1)*max(p.FSDP.Size, 1), p.TP.Size, p.PP.Size, p.Microbatches, p.Rows())
+				max(p.DP, 1)*max(p.FSDP.Size, 1), p.TP.Size, p.PP.Size, p.Microbatches,
+				p.MicrobatchSequences())
 		}
 		fmt.Fprintf(b, "| %s | %s | %.4g | %.4g | %+.1f |\n", s.id, name, s.seconds, r.steps[i],
 			100*(r.steps[i]/s.seconds-1))

@@ -122,12 +122,12 @@ func (k *placing) place(list []autoplan.Choice) {
 // sequences per microbatch has the same work, and only more communication: both count as one plan,
 // of which the better is listed first.
 func work(p *plan.Plan) string {
-	ranks, zero := p.Ranks(), p.FSDP.Zero
+	ranks, zero := p.DataParallelSize(), p.FSDP.Zero
 	if p.FSDP.Size <= 1 { // nothing to shard, as with an optimizer that shards only its state
 		zero = 1
 	}
 	return fmt.Sprintf("tp%d pp%d ep%d zero%d %g rows", p.TP.Size, p.PP.Size, p.EP, zero,
-		float64(p.Rows()/ranks)/float64(max(p.CP.Size, 1)))
+		float64(p.MicrobatchSequences()/ranks)/float64(max(p.CP.Size, 1)))
 }
 
 // sizes identifies a plan: the sizes of its axes, and whether parameters are sharded.

@@ -38,7 +38,7 @@ const weights = 7
 func newRunner(ctx context.Context, e *engine.Engine, c *model.Config, p *plan.Plan) (*runner,
 	error) {
 	r := recipe.Default()
-	r.Steps, r.Batch, r.Microbatch, r.Seq = 1<<30, batch, int(p.Rows()), seq
+	r.Steps, r.Batch, r.Microbatch, r.Seq = 1<<30, batch, int(p.MicrobatchSequences()), seq
 	r.Precision, r.Recompute = dtype.F32, p.Recompute
 	r.Optimizer.Schedule, r.Optimizer.Warmup = "constant", 0
 	r.Save.Every, r.Eval.Every = 0, 0
@@ -82,7 +82,7 @@ func (n *runner) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posit
 	}
 	count := len(n.ids)
 	b := &data.Batch{IDs: n.ids, Labels: n.ids, Positions: make([]int32, count),
-		Segments: make([]int32, count), Rows: rows, Seq: seq, Count: int64(count),
+		Segments: make([]int32, count), Sequences: rows, Seq: seq, Count: int64(count),
 		Total: int64(count)}
 	for i := range b.Positions {
 		b.Positions[i] = int32(i % seq)

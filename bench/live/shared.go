@@ -79,7 +79,7 @@ func newSharing(c *model.Config, p *plan.Plan) *sharing {
 	s := &sharing{c: c, p: p, tp: size(plan.TensorAxis), cp: size(plan.ContextAxis),
 		fsdp: size(plan.FSDPAxis), dp: size(plan.DataAxis), pp: size(plan.PipelineAxis),
 		micros: float64(max(p.Microbatches, 1)), devices: float64(p.Devices()), turns: 1}
-	s.rows = float64(p.Rows()) / (s.dp * s.fsdp)
+	s.rows = float64(p.MicrobatchSequences()) / (s.dp * s.fsdp)
 	s.tokens = s.rows * float64(p.Seq) / s.cp
 	s.between = 1
 	if p.TP.Sequence {

@@ -237,7 +237,7 @@ func (f *family) axes(r *rand.Rand, devices, least, most int64) {
 	if p.TP.Overlap {
 		rows = 2
 	}
-	p.Batch = rows * p.Ranks()
+	p.Batch = rows * p.DataParallelSize()
 }
 
 // words writes a plan in one line.

@@ -81,7 +81,7 @@ func (t *trainer) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posi
 	}
 	n := len(t.rows.IDs)
 	b := &data.Batch{IDs: t.rows.IDs, Labels: t.rows.Labels, Positions: make([]int32, n),
-		Segments: make([]int32, n), Rows: rows, Seq: t.seq, Count: int64(n), Total: int64(n)}
+		Segments: make([]int32, n), Sequences: rows, Seq: t.seq, Count: int64(n), Total: int64(n)}
 	for i := range b.Positions {
 		b.Positions[i] = int32(i % t.seq)
 	}

@@ -185,7 +185,7 @@ type words struct{ vocab int }
 
 func (w words) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
 	const seq = 256
-	b := &data.Batch{Rows: rows, Seq: seq, Count: int64(rows * seq), Total: int64(rows * seq)}
+	b := &data.Batch{Sequences: rows, Seq: seq, Count: int64(rows * seq), Total: int64(rows * seq)}
 	rnd := rand.New(rand.NewPCG(3, uint64(at["step"])))
 	for i := range rows * seq {
 		b.IDs, b.Labels = append(b.IDs, rnd.Int32N(int32(w.vocab))), append(b.Labels, 7)

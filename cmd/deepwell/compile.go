@@ -41,7 +41,7 @@ func (a *app) compile() *cobra.Command {
 			if a.print(made); !a.json {
 				for _, r := range made.Stages {
 					if len(made.Stages) > 1 {
-						fmt.Fprintln(a.stdout, r.Stage)
+						fmt.Fprintln(a.stdout, r.Module)
 					}
 					fmt.Fprint(a.stdout, r)
 				}

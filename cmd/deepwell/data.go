@@ -65,7 +65,7 @@ func (a *app) showStats(p *deepwell.PeekResult) {
 		fmt.Fprintf(a.stdout, " from %s (%.3f per byte)", event.Size(s.Bytes),
 			float64(s.Tokens)/float64(s.Bytes))
 	}
-	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Rows, "sequence"), p.Seq)
+	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Sequences, "sequence"), p.Seq)
 	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
 	fmt.Fprintf(a.stdout, "sequence %d: %s, loss on %d of %s\n\n", p.Row,
 		human.Count(documents, "document"), p.Count, human.Count(int64(p.Seq), "label"))

@@ -171,7 +171,7 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 			row = append(row, strconv.FormatInt(c.Plan.Size(a.name), 10))
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
-			c.Plan.Rows()/c.Plan.Ranks()), recomputeOf(c),
+			c.Plan.MicrobatchSequences()/c.Plan.DataParallelSize()), recomputeOf(c),
 			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
 			gib(c.Peak)+" GiB", c.Why)
 		fmt.Fprintln(t, strings.Join(row, "\t"))

@@ -104,7 +104,7 @@ func TestGraphsAgree(t *testing.T) {
 }
 
 func agrees(t *testing.T, f *footprint.Predictor, c *model.Config, p *plan.Plan) {
-	g, err := c.Graph(model.Shape{Batch: p.Rows(), Seq: p.Seq, Elem: p.Types.Params})
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func (p *Predictor) split(w *schedule.Walk) *layerSplit {
 	d := &layerSplit{}
 	n, at := int64(len(w.Stages)*len(w.Stages[0])), int64(0)
 	for k := range n {
-		rounds := plan.Dealt(p.rounds, k, n)
+		rounds := plan.LayersOf(p.rounds, k, n)
 		t := p.part(at, rounds, k == 0, k == n-1)
 		at += rounds
 		if last := len(d.parts) - 1; last < 0 || d.parts[last] != t {

@@ -91,23 +91,23 @@ type Program struct {
 // what results says, or else as the graph says.
 func (r *Rig) Compile(t T, g *ir.Graph, o lower.Options, results ...string) *Program {
 	t.Helper()
-	s, err := lower.Module(g.Name, g, o)
+	m, err := lower.Module(g.Name, g, o)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, g)
 	}
-	s.Flags = r.Flags
+	m.Flags = r.Flags
 	for i, name := range results {
-		s.Results[i].Name = name
+		m.Results[i].Name = name
 	}
-	return &Program{Executable: Compile(t, r.Engine, s), rig: r, graph: g}
+	return &Program{Executable: Compile(t, r.Engine, m), rig: r, graph: g}
 }
 
 // Compile compiles a module; the executable is freed with the test.
-func Compile(t T, e *engine.Engine, s *program.Module) *engine.Executable {
+func Compile(t T, e *engine.Engine, m *program.Module) *engine.Executable {
 	t.Helper()
-	x, err := e.Compile(t.Context(), s)
+	x, err := e.Compile(t.Context(), m)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, s.Text)
+		t.Fatalf("%v\n%s", err, m.Text)
 	}
 	t.Cleanup(x.Free)
 	return x
@@ -194,13 +194,13 @@ func GPUCompiler(t T, withoutCuDNN bool) *engine.Compiler {
 }
 
 // Report compiles a module for a cluster, such as 8xb200.
-func Report(t T, c *engine.Compiler, s *program.Module, cluster string) *engine.Report {
+func Report(t T, c *engine.Compiler, m *program.Module, cluster string) *engine.Report {
 	t.Helper()
 	target, err := machine.ParseCluster(cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := c.Compile(t.Context(), s, target)
+	r, err := c.Compile(t.Context(), m, target)
 	if err != nil {
 		t.Fatalf("%s: %v", cluster, err)
 	}

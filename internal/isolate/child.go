@@ -51,8 +51,8 @@ func serve() int {
 	if status := reply(out, answer{Ready: true}); status != 0 {
 		return status
 	}
-	for s := range orders(in) {
-		r, err := c.Compile(context.Background(), s)
+	for m := range orders(in) {
+		r, err := c.Compile(context.Background(), m)
 		a := answer{Report: r}
 		if err != nil {
 			a = answer{Error: diag.From(err)}
@@ -84,11 +84,11 @@ func orders(in *bufio.Reader) <-chan *program.Module {
 	modules := make(chan *program.Module)
 	go func() {
 		for {
-			s, err := receive(in)
+			m, err := receive(in)
 			if err != nil {
 				os.Exit(0)
 			}
-			modules <- s
+			modules <- m
 		}
 	}()
 	return modules

@@ -52,8 +52,8 @@ func Open(ctx context.Context, o Options) (*Compiler, error) {
 }
 
 // Compile compiles one module and says what came of it.
-func (c *Compiler) Compile(ctx context.Context, s *program.Module) (*engine.Report, error) {
-	return c.compile(ctx, s)
+func (c *Compiler) Compile(ctx context.Context, m *program.Module) (*engine.Report, error) {
+	return c.compile(ctx, m)
 }
 
 // Close ends the compiler.
@@ -70,8 +70,8 @@ func openHere(ctx context.Context, o Options) (*Compiler, error) {
 		if err != nil {
 			return nil, err
 		}
-		compile := func(ctx context.Context, s *program.Module) (*engine.Report, error) {
-			return gpu.Compile(ctx, s, t)
+		compile := func(ctx context.Context, m *program.Module) (*engine.Report, error) {
+			return gpu.Compile(ctx, m, t)
 		}
 		return &Compiler{compile, gpu.Close}, nil
 	}
@@ -80,8 +80,8 @@ func openHere(ctx context.Context, o Options) (*Compiler, error) {
 	if err != nil {
 		return nil, err
 	}
-	compile := func(ctx context.Context, s *program.Module) (*engine.Report, error) {
-		x, err := cpu.Compile(ctx, s)
+	compile := func(ctx context.Context, m *program.Module) (*engine.Report, error) {
+		x, err := cpu.Compile(ctx, m)
 		if err != nil {
 			return nil, err
 		}

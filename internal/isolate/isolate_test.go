@@ -77,8 +77,8 @@ func text(array string) string {
 const overflows = "tensor<9223372036854775807x2xf32>"
 
 func module(name, text string) *program.Module {
-	s := program.FromText(name, text, 1).Modules[0]
-	return &s
+	m := program.FromText(name, text, 1).Modules[0]
+	return &m
 }
 
 // A child reports what the compiler in this process does, to the byte, and tells the same events
@@ -100,8 +100,8 @@ func TestChildReportsTheSame(t *testing.T) {
 		for child, out := range map[string]*outcome{"": &here, Self: &there} {
 			heard := &event.Recorder{}
 			c := open(t, child, cluster, Options{Events: heard})
-			for _, s := range modules {
-				out.add(c.Compile(t.Context(), s))
+			for _, m := range modules {
+				out.add(c.Compile(t.Context(), m))
 			}
 			for _, e := range heard.Events() {
 				done, ok := e.(event.Compiled)
@@ -324,19 +324,19 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 
 // Flags keep their types on their way: XLA tells 1 from 1.0.
 func TestFlagsSurviveTheWire(t *testing.T) {
-	s := module("m", "module {}\n")
-	s.Flags = map[string]any{"a": true, "b": int64(1), "c": 1.0, "d": "1", "e": math.Inf(1), "f": int64(-1 << 62)}
+	m := module("m", "module {}\n")
+	m.Flags = map[string]any{"a": true, "b": int64(1), "c": 1.0, "d": "1", "e": math.Inf(1), "f": int64(-1 << 62)}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := newOrder(s)
+	o, err := newOrder(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = send(w, o, s.Text) }()
+	go func() { _ = send(w, o, m.Text) }()
 	got, err := receive(bufio.NewReader(r))
-	if diff := cmp.Diff(s, got); diff != "" || err != nil {
+	if diff := cmp.Diff(m, got); diff != "" || err != nil {
 		t.Error(diff, err)
 	}
 }

@@ -105,20 +105,20 @@ func (c *child) start() error {
 }
 
 // compile is Compiler.Compile in the child.
-func (c *child) compile(ctx context.Context, s *program.Module) (*engine.Report, error) {
+func (c *child) compile(ctx context.Context, m *program.Module) (*engine.Report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead != nil {
 		return nil, c.dead
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, diag.New(diag.Canceled, "stopped before compiling %s", s.Name).Wrap(err)
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
 	}
-	o, err := newOrder(s)
+	o, err := newOrder(m)
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.ask(ctx, "on module "+s.Name, o, s.Text)
+	a, err := c.ask(ctx, "on module "+m.Name, o, m.Text)
 	if err != nil {
 		return nil, err
 	}

@@ -51,10 +51,10 @@ type answer struct {
 }
 
 // newOrder describes a module without its text; nothing has been sent when it fails.
-func newOrder(s *program.Module) (order, error) {
-	o := order{Stage: *s, Bytes: int64(len(s.Text)), Flags: map[string]flag{}}
+func newOrder(m *program.Module) (order, error) {
+	o := order{Stage: *m, Bytes: int64(len(m.Text)), Flags: map[string]flag{}}
 	o.Stage.Flags = nil
-	for name, value := range s.Flags {
+	for name, value := range m.Flags {
 		f, err := wrap(name, value)
 		if err != nil {
 			return o, err
@@ -87,15 +87,15 @@ func receive(in *bufio.Reader) (*program.Module, error) {
 	if _, err := io.CopyN(&text, in, o.Bytes); err != nil {
 		return nil, err
 	}
-	s := &o.Stage
-	s.Text = text.String()
+	m := &o.Stage
+	m.Text = text.String()
 	if len(o.Flags) > 0 {
-		s.Flags = map[string]any{}
+		m.Flags = map[string]any{}
 	}
 	for name, f := range o.Flags {
-		s.Flags[name] = f.value()
+		m.Flags[name] = f.value()
 	}
-	return s, nil
+	return m, nil
 }
 
 func wrap(name string, value any) (f flag, err error) {

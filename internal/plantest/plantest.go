@@ -159,7 +159,7 @@ func (r Row) Plan(s Size) *plan.Plan {
 	p := plan.Default()
 	p.Seq, p.Batch, p.Microbatches = s.Seq, s.Batch, s.Micros
 	r.Apply(p)
-	if p.TP.Overlap && p.Rows()/p.Ranks() < 2 {
+	if p.TP.Overlap && p.MicrobatchSequences()/p.DataParallelSize() < 2 {
 		p.TP.Overlap = false // nothing to halve
 	}
 	p.Cluster = fmt.Sprintf("%dxcpu", p.Devices())

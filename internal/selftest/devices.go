@@ -20,9 +20,9 @@ import (
 const vectorLen = 64
 
 // filled gives each device of a module a vector of a number of its own.
-func filled(e *engine.Engine, s *program.Module, value func(device int) float64) (*engine.Array,
+func filled(e *engine.Engine, m *program.Module, value func(device int) float64) (*engine.Array,
 	error) {
-	return e.Place(s, s.Args[0], engine.Copied, func(d int) ([]byte, error) {
+	return e.Place(m, m.Args[0], engine.Copied, func(d int) ([]byte, error) {
 		return dtype.F32.Append(nil, slices.Repeat([]float64{value(d)}, vectorLen)...), nil
 	})
 }
@@ -64,11 +64,11 @@ func Sum(shape dtype.Shape, devices program.Devices) (*program.Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := lower.Module("sum", g, lower.Options{})
+	m, err := lower.Module("sum", g, lower.Options{})
 	if err == nil {
-		s.Devices = devices
+		m.Devices = devices
 	}
-	return s, err
+	return m, err
 }
 
 // Halves runs two executables at the same time, each a sum over its own half of the devices, and

@@ -49,7 +49,7 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
-	for first := 0; first < b.Rows; first += c.t.opts.Recipe.Microbatch {
+	for first := 0; first < b.Sequences; first += c.t.opts.Recipe.Microbatch {
 		x := at.of(step.Gradient, r)
 		if first > 0 {
 			x = at.of(step.Accumulate, r)
@@ -97,9 +97,9 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 	// The pipeline asks for inputs when an action is about to run, so at most a few microbatches are
 	// on the devices at once.
 	share := c.t.hooks.lossScale(b.Total)
-	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, microbatch int, s *program.Module,
+	out, err := at.pipe.Run(ctx, func(_ context.Context, stage, microbatch int, m *program.Module,
 		spec program.Array) (*engine.Array, error) {
-		return c.data(stage, s, spec, b, microbatch*c.t.opts.Recipe.Microbatch, share)
+		return c.data(stage, m, spec, b, microbatch*c.t.opts.Recipe.Microbatch, share)
 	})
 	if err != nil {
 		return 0, err
@@ -124,14 +124,14 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 
 // data places what one stage takes of a microbatch: token ids and positions on the first, labels on
 // the last.
-func (c *executor) data(stage int, s *program.Module, spec program.Array, b *data.Batch, first int,
+func (c *executor) data(stage int, m *program.Module, spec program.Array, b *data.Batch, first int,
 	share float64) (*engine.Array, error) {
 	r := c.ranks[c.t.programs.Stages[stage].Rank]
 	bytes, ok := r.batch(b, first, int(c.t.programs.Shape.Batch), share)[spec.Name]
 	if !ok {
 		return nil, nil //nolint:nilnil // the pipeline says what is missing
 	}
-	return r.place(s, spec, bytes)
+	return r.place(m, spec, bytes)
 }
 
 // quantize makes the quantized copies of the f32 parameters that the GEMMs read.
@@ -256,14 +256,14 @@ func (r *rank) exchange(ctx context.Context, p *step.Rank, square *program.Modul
 
 // swap sends an array and receives one at the same time. Both ends do: an array larger than the
 // socket buffers is only sent while the other end receives.
-func swap(ctx context.Context, l engine.Link, mine *engine.Array, s *program.Module,
+func swap(ctx context.Context, l engine.Link, mine *engine.Array, m *program.Module,
 	spec program.Array) (*engine.Array, error) {
 	// An error of one direction cancels the other, and both have ended when swap returns.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sent := make(chan error, 1)
 	go func() { sent <- l.Send(ctx, mine.Name(), mine) }()
-	got, err := l.Recv(ctx, mine.Name(), s, spec)
+	got, err := l.Recv(ctx, mine.Name(), m, spec)
 	if err != nil {
 		cancel()
 		<-sent
@@ -371,19 +371,19 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 // forward runs one stage and returns the activations for the next one, or the loss.
 func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k int,
 	hidden *engine.Array, b *data.Batch) (*engine.Array, error) {
-	st := x.Module()
+	m := x.Module()
 	// Arguments are activations from the stage before, arrays of the state, or inputs from the host.
-	args := make([]*engine.Array, len(st.Args))
-	for i, spec := range st.Args {
+	args := make([]*engine.Array, len(m.Args))
+	for i, spec := range m.Args {
 		if spec.Role == program.Activation {
 			args[i] = hidden
 		} else if args[i] = r.state.Get(spec.Name); args[i] == nil {
-			a, err := c.data(k, st, spec, b, 0, 1)
+			a, err := c.data(k, m, spec, b, 0, 1)
 			if err != nil {
 				return nil, err
 			}
 			if a == nil {
-				return nil, diag.New(diag.ArgumentCount, "stage %s needs %s, which nothing gives", st.Name,
+				return nil, diag.New(diag.ArgumentCount, "module %s needs %s, which nothing gives", m.Name,
 					spec.Name)
 			}
 			defer a.Free()
@@ -400,7 +400,7 @@ func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k
 	}
 	var out *engine.Array
 	for i, a := range run.Take() {
-		if role := st.Results[i].Role; role == program.Activation || role == program.Loss {
+		if role := m.Results[i].Role; role == program.Activation || role == program.Loss {
 			out = a
 		} else {
 			a.Free()
