@@ -19,16 +19,23 @@
 // this package have one rule each in ir/eval and in lower/stablehlo; another package adds rows to a
 // table of its own ([Table.With]), which say what they are in known operations.
 //
-// [Grad] takes the gradient of a graph as three graphs: forward, which also gives what the others
-// need; the gradient of the inputs; and the gradient of the parameters, which may run later. Values
-// that are not worth saving are recomputed, by tag.
+// [Grad] takes the gradient of a graph as two graphs: forward, which also returns residuals, and
+// backward. [Gradient.Split] splits backward into the gradient of the inputs and the gradient of
+// the parameters, which may run later; [Gradient.Joint] joins forward and backward. Values that are
+// not worth saving are recomputed, by tag.
 //
 // # Adding an operation
 //
-// A row in one of the groups of this package (elementKinds, shapeKinds, blockKinds, ...) with its
-// shape rule, VJP and work, and a builder method; a function in ir/eval, which computes it in
-// float64; a rule in lower/stablehlo, which prints it. Tests run every probe of internal/irtest
-// through all three: gradients against central differences, programs against the interpreter.
+// Outside this module: one [Row] with Lower, see the example of [Table.With]. In this package:
+//
+//  1. a [Kind] in one of the groups (elementKinds, shapeKinds, blockKinds, ...): shape rule, VJP,
+//     work;
+//  2. a [Builder] method;
+//  3. a function in ir/eval, which computes the operation in float64;
+//  4. a rule in lower/stablehlo, which prints it;
+//  5. a probe in internal/irtest: tests compare its gradient with central differences, and its
+//     program with the interpreter. An operation without a gradient needs tests of its own in
+//     ir and lower.
 //
 // # Who may change what
 //
@@ -43,4 +50,19 @@
 // ([batch=8/n, embed=64]{axis: batch}) or a partial sum ({axis: +}), whose terms add up to the
 // value. The gradient of a replicated value is replicated, and of a partial sum replicated as well;
 // so a row-parallel linear gives {tp: +}, and forgetting its all-reduce does not verify.
+//
+// # Glossary
+//
+//   - VJP: vector-Jacobian product, the rule that turns gradients of an operation's results into
+//     gradients of its arguments.
+//   - GEMM: a matrix product. A linear layer y = x·w has three: fprop (y), dgrad (dx = dy·wᵀ) and
+//     wgrad (dw = xᵀ·dy).
+//   - amax: the largest magnitude of a tensor or block, from which its scale follows.
+//   - Hadamard: the random Hadamard transform that spreads outliers over a block before NVFP4
+//     rounding.
+//   - carry: a value that a repeat hands from one round to the next.
+//   - stack: values of all layers in one tensor [layer, ...]; each round of a repeat gets a slice.
+//   - residual: a forward value that the backward graph reads; a saved activation.
+//   - placement: how a value is distributed along each axis of the mesh.
+//   - partial: a placement in which devices have terms of a sum that is still to be reduced.
 package ir

@@ -71,7 +71,7 @@ type Op struct {
 // by tag.
 type Tag string
 
-// The tags.
+// The tags of a Transformer: the embedding, the parts of a block, and the head with the loss.
 const (
 	Embed   Tag = "embed"
 	Attn    Tag = "attn"
@@ -92,8 +92,9 @@ var BlockTags = []Tag{Norm, Attn, MLP, Router, Experts}
 // tags are all tags, as text forms may have them.
 var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
-// Attrs are an operation's constants, sorted by key. A value is a bool, an int64, a float64, a
-// string, or a list of strings; absent and zero mean the same. Attrs are never changed in place:
+// Attrs are an operation's constants, sorted by key. A value is a bool, an int64 (an int is
+// converted), a float64, a string, or a list of strings; the verifier rejects other types. Readers
+// ([Attrs.Int] and so on) return zero for an absent key. Attrs are never changed in place:
 // [Attrs.With] copies.
 type Attrs []Attr
 
@@ -173,7 +174,8 @@ func (a Attrs) Text(key string) string { v, _ := a.get(key).(string); return v }
 // List reads words, nil if absent.
 func (a Attrs) List(key string) []string { v, _ := a.get(key).([]string); return v }
 
-// With gives the constants with one of them changed.
+// With returns a copy of the constants with one of them changed. Setting a key to nil, false, "" or
+// an empty list removes it, since absent means the same; the numbers 0 and 0.0 are stored.
 func (a Attrs) With(key string, value any) Attrs {
 	m := map[string]any{}
 	for _, x := range a {

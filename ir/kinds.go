@@ -236,18 +236,20 @@ func (t Table) Builder(name string, mesh ...Axis) *Builder {
 	return b
 }
 
-// Continue goes on with a graph: what is added comes after what it has, and Graph gives it new
-// results.
+// Continue returns a builder that changes g: new operations are appended to g.Ops, and
+// [Builder.Graph] replaces g.Results. After an error g has operations without readers, and must be
+// discarded.
 func Continue(g *Graph) *Builder { return &Builder{g: g, names: newFresh(g)} }
 
-// Continue goes on with a graph, with operations of the table.
+// Continue is [Continue] for a graph of the operations of a table. It changes g.
 func (t Table) Continue(g *Graph) *Builder {
 	b := Continue(g)
 	b.table = t
 	return b
 }
 
-// Tagged gives the operations that build adds a tag; calls nest.
+// Tagged calls build; operations that are added during the call have the tag. Calls nest: the inner
+// tag wins.
 func (b *Builder) Tagged(tag Tag, build func()) {
 	old := b.tag
 	b.tag = tag

@@ -32,14 +32,14 @@ type Copy struct {
 // LowerQuantized lowers the GEMMs of linears that have a quantized format: operands are quantized,
 // each once per orientation and from its unrounded source, and multiplied by block_dot.
 //
-// |Operands are quantized before devices gather their shards where that gives the same codes, so
+// Operands are quantized before devices gather their shards where that gives the same codes, so
 // that collectives carry quantized bytes. A parameter, or its shards, is not quantized here but
 // requested as a [Copy], whose inputs called names after the parameter. data lists the axes of the
 // mesh that shard the batch.
 //
-// |Call it after Grad; the graph is changed. It may report on what it rounds: results [StatScales],
-// [StatAmax] and [StatErrors] come after the graph's own, and the returned list says what is where
-// in them.
+// Call it after Grad. It changes g; after an error g is unusable. It may report on what it rounds:
+// results [StatScales], [StatAmax] and [StatErrors] come after the graph's own, and the returned
+// list says what is where in them.
 func LowerQuantized(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
 	[]Stat, error) {
 	e := &quantLowering{Rewriter: Rewriter{Continue(g), map[*Value]*Value{}}, called: called,

@@ -14,7 +14,7 @@ import (
 // millionth; the sum of squares, and the sum of squared errors; over blocks that are not all zero,
 // the sum of log2(largest / smallest nonzero magnitude), and the number of these blocks.
 //
-// |All are sums, so that devices and microbatches can be added up, in float64: squares of gradients
+// All are sums, so that devices and microbatches can be added up, in float64: squares of gradients
 // leave the range of float32.
 const ErrorSums = 6
 

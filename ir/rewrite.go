@@ -175,7 +175,7 @@ func SegmentName(stack string, from int64) string {
 // per round: stack w becomes w.0, w.1 and so on. On a CPU the gradient of a slice of a stack costs
 // more than the stack saves.
 //
-// |Call it before Grad. Every stacked operand must be a graph input, and the repeat must have no
+// Call it before Grad. Every stacked operand must be a graph input, and the repeat must have no
 // stacked results.
 func Unroll(g *Graph) (*Graph, error) {
 	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}

@@ -12,7 +12,9 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// String writes the graph as text that [Parse] reads back.
+// String writes the graph as text that [Parse] reads back, or [Table.Parse] if it has operations of
+// another table. Lost are the meanings of inputs and results ([Value.Means]), and with them which
+// results replace which inputs (donation); everything else comes back.
 func (g *Graph) String() string {
 	var b strings.Builder
 	g.print(&b, "")
@@ -99,7 +101,7 @@ func attrText(v any) string {
 // Parse reads what [Graph.String] writes, and verifies it.
 func Parse(text string) (*Graph, error) { return Operations().Parse(text) }
 
-// Parse reads a graph of the operations of a table.
+// Parse reads a graph of the operations of a table, and verifies it.
 func (t Table) Parse(text string) (*Graph, error) {
 	p := newParser(text)
 	p.table = t

@@ -292,7 +292,7 @@ func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 // inferCrossEntropy gives the loss of each row and its log-sum-exp, which is all that the gradient
 // needs beside the logits. A negative label has no loss.
 //
-// |If the operation names an axis, each device has a shard of every row's logits (the vocabulary is
+// If the operation names an axis, each device has a shard of every row's logits (the vocabulary is
 // sharded). Devices exchange three numbers per row: the largest logit, the sum of exponentials and
 // the label's logit. Attribute "valid" is the size of the vocabulary without padding; zero means no
 // padding.
@@ -390,7 +390,8 @@ func (b *Builder) RMSNorm(x, w *Value, dim string, eps, shift float64) *Value {
 	return b.one("rms_norm", attrs(a), x, w)
 }
 
-// LayerNorm takes mean and deviation off x along a dimension, then multiplies by w and adds bias.
+// LayerNorm computes (x - mean) / sqrt(variance + eps) · w + bias, with the mean and the variance
+// taken along dim. w and bias are [dim].
 func (b *Builder) LayerNorm(x, w, bias *Value, dim string, eps float64) *Value {
 	return b.one("layer_norm", attrs(map[string]any{"dim": dim, "eps": eps}), x, w, bias)
 }
@@ -425,7 +426,8 @@ type Attention struct {
 	// query and the first key stand at the same place, and the others follow. Both or neither are
 	// given.
 	Places, KeyPlaces *Value
-	// Products is the type that the arguments of products are rounded to; Invalid keeps theirs.
+	// OperandType is the element type that q, k, v and the probabilities are rounded to before each
+	// matmul; Invalid means no rounding.
 	OperandType dtype.DType
 }
 

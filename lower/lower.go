@@ -14,7 +14,7 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
-// Options say what the graph does not.
+// Options are the choices of a target: the graph says what is computed, the options how.
 type Options struct {
 	// Kernels chooses what operations become; nil takes what every target runs.
 	Kernels *kernels.Selector

@@ -9,9 +9,12 @@ import (
 	"github.com/deepwell/deepwell/rewrite"
 )
 
-// Module lowers a graph to a module that an engine runs, on devices counted from 0. Arguments have
-// the names of the graph's inputs and results the graph's names, but a result that takes a donated
-// argument's buffer has the argument's name.
+// Module lowers a graph to a module that an engine runs, on devices counted from 0. The module is
+// called name in programs and reports; g.Name is the name of the MLIR module in its text.
+//
+// Arguments have the names of the graph's inputs, results the names of its results. A result that
+// replaces an input (Meaning.Replaces) is named after the input, whether or not it reuses the
+// input's buffer: it does if the types are equal (see [ir.Graph.Donations]).
 func Module(name string, g *ir.Graph, o Options) (*program.Module, error) {
 	text, err := StableHLO(g, o)
 	if err != nil {

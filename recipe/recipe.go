@@ -26,7 +26,7 @@ type Recipe struct {
 	Microbatch int         `key:"microbatch" in:"1.." resume:"free"`
 	Seq        int         `key:"seq" in:"2.."`
 	Precision  dtype.DType `key:"precision"`
-	// Products is the format of linear-layer GEMMs, "mxfp8" or "nvfp4", if it is not Precision, or
+	// GEMMs is the format of linear-layer GEMMs, "mxfp8" or "nvfp4", if it is not Precision, or
 	// the path of a policy file that sets it by layer.
 	GEMMs string
 	// FinalBF16 is the last share of the steps, whose forward GEMMs run in Precision.

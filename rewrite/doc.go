@@ -1,9 +1,9 @@
 // Package rewrite turns a graph into one that a target runs well.
 //
-// A pass takes a graph whose operations mean what package ir says and returns one that computes the
-// same results, with the facts that a target's kernels need written into the graph: which products
-// come out transposed, which softmax values a backward pass reads back, which quantizations share a
-// pass over their source. Passes add operations by rows of their own ([Rows]), so that package ir
+// A pass changes a graph in place, so that it computes the same results with the facts written into
+// it that a target's kernels need: which GEMMs write a transposed result, which softmax values a
+// backward pass reads back, which quantizations share a pass over their source. [Graph] runs the
+// passes on a copy. Passes add operations by rows of their own ([Rows]), so that package ir
 // does not know them and the printer in package lower decides nothing.
 //
 // The order of passes is one list per target, see [For]. A pass may rely on the passes before it;

@@ -24,7 +24,9 @@ func carried(t ir.Type) ir.Type {
 	return t
 }
 
-// Packed gives a graph in which every value has the type in which a program carries it.
+// Packed returns a graph in which every value has the type in which a program carries it: quantized
+// codes and scales as bytes. It is g itself if nothing is quantized, and a copy otherwise. Do not
+// verify a packed graph: the shape rules of quantized operations expect the types before packing.
 func Packed(g *ir.Graph) *ir.Graph {
 	if !hasPacked(g) {
 		return g

@@ -45,8 +45,8 @@ func For(s *kernels.Selector, whole func(*ir.Op) bool) []Pass {
 }
 
 // Graph runs the passes of a target on a copy of a graph. Inputs and results keep their names,
-// their order and their meanings; quantized ones have the type in which a program carries them.
-// Every pass but the last verifies what it leaves.
+// their order and their meanings. Every pass but the last leaves a graph that verifies; the last
+// packs quantized values into bytes, so a result with quantized values no longer verifies.
 func Graph(g *ir.Graph, s *kernels.Selector, whole func(*ir.Op) bool) (*ir.Graph, error) {
 	g = g.Clone()
 	for _, pass := range For(s, whole) {
