@@ -106,9 +106,9 @@ func set(list ...string) deepwell.TrainJob { return deepwell.TrainJob{Set: list}
 // stopped lists what may change while a run is stopped.
 func stopped() []change {
 	return []change{
-		{name: "narrower MLP", edit: config(`"intermediate_size": 96`, `"intermediate_size": 64`),
+		{name: "smaller MLP", edit: config(`"intermediate_size": 96`, `"intermediate_size": 64`),
 			code: "DW2604", text: "intermediate_size was 96, now it is 64"},
-		{name: "wider MLP", edit: config(`"intermediate_size": 96`, `"intermediate_size": 128`),
+		{name: "larger MLP", edit: config(`"intermediate_size": 96`, `"intermediate_size": 128`),
 			code: "DW2604", text: "intermediate_size was 96, now it is 128"},
 		{name: "smaller vocabulary", edit: config("1024", "704"), code: "DW2604", text: "vocab_size"},
 		{name: "fewer heads", edit: config(`heads": 4`, `heads": 2`), code: "DW2604",

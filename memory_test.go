@@ -37,7 +37,7 @@ func accounted() (list []*plan.Plan) {
 		func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 1, Gather: "step"} },
 		func(p *plan.Plan) { p.DP, p.TP = 2, plan.TP{Size: 2, Sequence: true} },
 		func(p *plan.Plan) { p.FSDP, p.DP = plan.FSDP{Size: 2, Zero: 2, Gather: "step"}, 2 },
-		func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "micro"} },
+		func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "microbatch"} },
 		func(p *plan.Plan) {
 			p.FSDP, p.TP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}, plan.TP{Size: 2}
 		},

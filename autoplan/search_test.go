@@ -113,7 +113,7 @@ func TestKnownModels(t *testing.T) {
 
 // However few plans are listed, the first has little bubble if that costs little. With two,
 // closed-form candidates near 5 % once crowded the others out.
-func TestFewPlansHaveALowBubble(t *testing.T) {
+func TestShortListsHaveALowBubble(t *testing.T) {
 	slowtest.Only(t)
 	if testing.Short() || slowtest.Raced {
 		t.Skip("takes time")

@@ -60,7 +60,7 @@ type layoutOption struct {
 // The words of a plan that a search chooses from. tagNames are the parts of a block that can be
 // recomputed.
 var (
-	gathers  = []string{"layer", "micro", "step"}
+	gathers  = []string{"layer", "microbatch", "step"}
 	offloads = []string{"activations", "optimizer"}
 	tagNames = []string{"norm", "attn", "mlp", "router", "experts"}
 )
@@ -210,7 +210,7 @@ func (j *Job) shardOptions(m mesh) []shardOption {
 			continue
 		}
 		for _, c := range []shardOption{{dp, fsdp, 1, "step"}, {dp, fsdp, 2, "step"},
-			{dp, fsdp, 3, "layer"}, {dp, fsdp, 3, "micro"}, {dp, fsdp, 3, "step"}} {
+			{dp, fsdp, 3, "layer"}, {dp, fsdp, 3, "microbatch"}, {dp, fsdp, 3, "step"}} {
 			if !j.can().zero[c.zero] {
 				continue
 			}

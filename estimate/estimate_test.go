@@ -74,7 +74,7 @@ func random(r *rapid.T) (string, *plan.Plan) {
 	p.PP.Size = pow("pp", 3)
 	p.TP.Sequence = rapid.Bool().Draw(r, "sequence")
 	p.FSDP.Zero = rapid.IntRange(1, 3).Draw(r, "zero")
-	p.FSDP.Gather = rapid.SampledFrom([]string{"layer", "micro", "step"}).Draw(r, "gather")
+	p.FSDP.Gather = rapid.SampledFrom([]string{"layer", "microbatch", "step"}).Draw(r, "gather")
 	p.CP.Kind = rapid.SampledFrom([]string{"ring", "gather"}).Draw(r, "kind")
 	p.Microbatches = p.PP.Size * pow("micros", 3)
 	p.Batch = p.Microbatches * p.DP * p.FSDP.Size * p.EP * pow("rows", 1)

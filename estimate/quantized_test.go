@@ -223,7 +223,7 @@ func TestQuantizedStagesThatGatherForAMicrobatch(t *testing.T) {
 	} {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches, p.Recompute = 4096, 64, 16, row.again
-		p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "micro"}
+		p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "microbatch"}
 		p.PP = plan.PP{Size: 2, Virtual: 1, Schedule: row.schedule}
 		p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 		got := float64(mustPrice(t, e, p).Peak) / (1 << 30)

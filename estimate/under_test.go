@@ -44,7 +44,7 @@ func TestLogSigma(t *testing.T) {
 	seen := wide("llama3-70b", "64xb200", "megatron", dtype.FormatBF16)
 	for name, other := range map[string]float64{
 		"model":     wide("llama3.1-8b", "64xb200", "megatron", dtype.FormatBF16),
-		"card":      wide("llama3-70b", "64xgb200", "megatron", dtype.FormatBF16),
+		"gpu":       wide("llama3-70b", "64xgb200", "megatron", dtype.FormatBF16),
 		"precision": wide("llama3-70b", "64xb200", "megatron", dtype.FormatFP8),
 	} {
 		if other <= seen {

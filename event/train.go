@@ -49,7 +49,7 @@ type Rejected struct {
 // and the bound that it crossed.
 type Precision struct {
 	Step    int     `json:"step"`
-	What    string  `json:"what"`  // fall, return, refuse, warn or repair (the final BF16 phase)
+	What    string  `json:"what"`  // fall, return, refuse, warn or final-bf16
 	Layer   int     `json:"layer"` // -1 if none is known to be the cause
 	Linear  string  `json:"linear,omitempty"`
 	Product string  `json:"product,omitempty"`

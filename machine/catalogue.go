@@ -42,7 +42,7 @@ const float64Type = 12
 
 const giga = int64(1e9)
 
-// cards.json is the only table of GPUs. Where the numbers come from:
+// gpus.json is the only table of GPUs. Where the numbers come from:
 //
 //   - Peaks, memory, NVLink, NIC and TDP: NVIDIA/dgxc-benchmarking README.md (peak table and
 //     reference architectures, 841f5466cd86) for h100, b200, b300, gb200, gb300; lamonoai/gpumap
@@ -63,14 +63,14 @@ const giga = int64(1e9)
 // rtx6000pro has the block formats but not the tensor memory of sm_100, and no NVLink; servers of
 // NVIDIA's own design for it hold eight.
 //
-//go:embed cards.json
+//go:embed gpus.json
 var catalogueText []byte
 
-// catalogue parses cards.json, which is embedded in the binary; tests read every entry.
+// catalogue parses gpus.json, which is embedded in the binary; tests read every entry.
 var catalogue = sync.OnceValue(func() (list []GPUModel) {
 	var file struct {
 		Chips map[string]json.RawMessage // what devices share, by the name of the chip
-		Cards []struct {
+		GPUs  []struct {
 			GPUModel
 			Chip                          string
 			Device                        json.RawMessage
@@ -83,7 +83,7 @@ var catalogue = sync.OnceValue(func() (list []GPUModel) {
 	if err := strictjson.Decode(catalogueText, &file); err != nil {
 		panic(err)
 	}
-	for _, row := range file.Cards {
+	for _, row := range file.GPUs {
 		c := row.GPUModel
 		c.aliases, c.MemoryBytes = row.Aliases, row.MemoryGiB<<30
 		c.MemoryBandwidth, c.NVLink, c.NIC = row.MemoryGB*giga, row.NVLinkGB*giga, row.NICGB*giga

@@ -98,7 +98,7 @@ func (m *Machine) printGPUs(p *printer) {
 		p.line("gpu", "none")
 		return
 	}
-	rows := [][]string{{"gpu", "name", "card", "arch", "tensor", "memory", "pcie", "nvlink", "numa",
+	rows := [][]string{{"gpu", "name", "model", "arch", "tensor", "memory", "pcie", "nvlink", "numa",
 		"formats", "nics"}}
 	for _, g := range m.GPUs {
 		rows = append(rows, []string{

@@ -46,7 +46,8 @@ func (r reader) fields(p *Plan) []field {
 			r.word("kind", &p.CP.Kind, contexts)),
 		r.count("dp", &p.DP),
 		r.count("ep", &p.EP),
-		r.axis("fsdp", &p.FSDP.Size, r.word("gather", &p.FSDP.Gather, gathers), field{Name: "zero",
+		r.axis("fsdp", &p.FSDP.Size, field{Name: "gather",
+			Read: func() { p.FSDP.Gather = r.gather() }}, field{Name: "zero",
 			Read: func() { p.FSDP.Zero = int(r.Whole(1, 3, "1, 2 or 3")) }}),
 		r.count("microbatches", &p.Microbatches),
 		r.text("model", &p.Model),
@@ -70,6 +71,17 @@ func (r reader) fields(p *Plan) []field {
 		}},
 	}
 }
+
+// gather reads a gather's lifetime. Plans of Deepwell up to 3c16e73 say micro for microbatch.
+func (r reader) gather() string {
+	word := r.Word(append(gathers[:len(gathers):len(gathers)], oldMicrobatch))
+	if word == oldMicrobatch {
+		return GatherMicrobatch
+	}
+	return word
+}
+
+const oldMicrobatch = "micro"
 
 // recompute reads "none", "full" or a list of tags, as run.toml has them.
 func (r reader) recompute() []ir.Tag {

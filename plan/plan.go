@@ -56,8 +56,8 @@ type Plan struct {
 }
 
 // FSDP shards the batch and, with it, optimizer state (Zero 1), gradients (2) and parameters (3;
-// Rajbhandari et al., 2020). Gather is the lifetime of gathered parameters: "layer", "micro" (a
-// microbatch) or "step". With Zero 1 and 2 it is the step.
+// Rajbhandari et al., 2020). Gather is the lifetime of gathered parameters: [GatherLayer],
+// [GatherMicrobatch] or [GatherStep]. With Zero 1 and 2 it is the step.
 type FSDP struct {
 	Size   int64  `json:"size"`
 	Zero   int    `json:"zero"`
@@ -98,9 +98,17 @@ type Types struct {
 	Collectives dtype.DType `json:"collectives"`
 }
 
+// How long a gathered parameter stays on a device: in PyTorch's FSDP, layer is
+// reshard_after_forward=True and microbatch is False.
+const (
+	GatherLayer      = "layer"      // gathered for each layer's forward and backward pass
+	GatherMicrobatch = "microbatch" // from a microbatch's forward pass to its backward pass
+	GatherStep       = "step"       // once a step
+)
+
 // The words of a plan.
 var (
-	gathers    = []string{"layer", "micro", "step"}
+	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
 	contexts   = []string{"gather", "ring"}
 	offloads   = []string{Activations, OptimizerState}
 	precisions = formatNames(dtype.FormatBF16, dtype.FormatFP8)

@@ -149,7 +149,7 @@ func TestPrintsAndParsesItself(t *testing.T) {
 		p.Seq, p.Batch = size.Draw(t, "seq"), size.Draw(t, "batch")
 		p.DP, p.EP = size.Draw(t, "dp"), size.Draw(t, "ep")
 		if n := size.Draw(t, "fsdp"); n > 1 {
-			p.FSDP = plan.FSDP{Size: n, Zero: 3, Gather: rapid.SampledFrom([]string{"layer", "micro"}).Draw(t, "gather")}
+			p.FSDP = plan.FSDP{Size: n, Zero: 3, Gather: rapid.SampledFrom([]string{"layer", "microbatch"}).Draw(t, "gather")}
 		}
 		if n := size.Draw(t, "tp"); n > 1 {
 			p.TP = plan.TP{Size: n, Sequence: rapid.Bool().Draw(t, "sequence")}

@@ -115,7 +115,7 @@ type Effect struct {
 // Effects lists the constants that can be fitted, one for each effect.
 func (p *Profile) Effects() []Effect {
 	return []Effect{
-		{"product", &p.GEMM, 1.05, 0.06, "cards slow down under load for longer than a benchmark"},
+		{"product", &p.GEMM, 1.05, 0.06, "GPUs slow down under load for longer than a benchmark"},
 		{"grouped", &p.Grouped, 1, 0.1, "experts are smaller and uneven"},
 		{"attention", &p.Attention, 1.05, 0.1, "as product"},
 		{"stream", &p.Stream, 1.4, 0.4, "more kernels than the closed form counts"},

@@ -21,7 +21,7 @@ func twoAxes() (rows []mesh) {
 	swapped := []string{plan.PipelineAxis, plan.DataAxis, plan.ExpertAxis, plan.FSDPAxis,
 		plan.ContextAxis, plan.TensorAxis}
 	for _, how := range []plan.FSDP{{Size: 2, Zero: 3, Gather: "layer"},
-		{Size: 2, Zero: 3, Gather: "micro"}, {Size: 2, Zero: 3, Gather: "step"},
+		{Size: 2, Zero: 3, Gather: "microbatch"}, {Size: 2, Zero: 3, Gather: "step"},
 		{Size: 2, Zero: 1, Gather: "step"}, {Size: 2, Zero: 2, Gather: "step"}} {
 		for _, order := range [][]string{nil, swapped} {
 			for tp := int64(1); tp <= 2; tp++ {

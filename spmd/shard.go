@@ -168,13 +168,13 @@ func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
 }
 
 // gatherStacks gathers the parameters of all layers once for a microbatch, if the plan's
-// fsdp.gather is "micro".
+// fsdp.gather is "microbatch".
 //
 // A pipeline stage's forward program keeps the gathered parameters for its backward program. With
 // quantized GEMMs the two take different copies (fprop and dgrad orientation), so each gathers its
 // own.
 func (s *sharder) gatherStacks(g *ir.Graph) {
-	if s.plan.FSDP.Gather != "micro" {
+	if s.plan.FSDP.Gather != "microbatch" {
 		return
 	}
 	var tag ir.Tag

@@ -8,7 +8,7 @@ import (
 )
 
 // pieceTexts are texts of some thousand bytes: of the hard ones and of random ones, joined by what
-// stands at cuts, and some that have no good place for one.
+// stands at split points, and some that have no good place for one.
 func pieceTexts(t testing.TB, tok *Tokenizer, r *rand.Rand, n int) []string {
 	t.Helper()
 	hard := texts(t)
@@ -26,9 +26,9 @@ func pieceTexts(t testing.TB, tok *Tokenizer, r *rand.Rand, n int) []string {
 	var out []string
 	for range n {
 		var b strings.Builder
-		few := joints // some texts have many of a few
+		some := joints // other texts repeat three of them
 		if r.IntN(2) == 0 {
-			few = []string{joints[r.IntN(len(joints))], joints[r.IntN(len(joints))], joints[r.IntN(len(joints))]}
+			some = []string{joints[r.IntN(len(joints))], joints[r.IntN(len(joints))], joints[r.IntN(len(joints))]}
 		}
 		for b.Len() < 600+r.IntN(2000) {
 			switch r.IntN(8) {
@@ -39,9 +39,9 @@ func pieceTexts(t testing.TB, tok *Tokenizer, r *rand.Rand, n int) []string {
 					b.WriteRune(letters[r.IntN(len(letters))])
 				}
 			case 5:
-				b.WriteString(strings.Repeat(few[r.IntN(len(few))], 1+r.IntN(6)))
+				b.WriteString(strings.Repeat(some[r.IntN(len(some))], 1+r.IntN(6)))
 			default:
-				b.WriteString(few[r.IntN(len(few))])
+				b.WriteString(some[r.IntN(len(some))])
 			}
 		}
 		out = append(out, b.String())
@@ -49,20 +49,20 @@ func pieceTexts(t testing.TB, tok *Tokenizer, r *rand.Rand, n int) []string {
 	return out
 }
 
-// A text has the same tokens in pieces and as a whole, if every cut says that it keeps them.
+// A text has the same tokens in pieces and as a whole, if every split point says that it keeps them.
 func TestPiecesHaveTheTokensOfTheWhole(t *testing.T) {
 	const rounds = 60 // 20,000 were tried
 	for _, name := range families {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(1, uint64(len(name))))
-			whole, cut := load(t, name), load(t, name)
-			cut.piece = 256
+			whole, split := load(t, name), load(t, name)
+			split.piece = 256
 			exact := 0
 			for _, text := range pieceTexts(t, whole, r, rounds) {
-				pieces, safe := piecesOf(t, cut, text)
+				pieces, safe := piecesOf(t, split, text)
 				for _, o := range []Options{{}, {NoTemplate: true}, {Literal: true}} {
-					want, got := whole.Append(nil, text, o), cut.Append(nil, text, o)
+					want, got := whole.Append(nil, text, o), split.Append(nil, text, o)
 					if safe && !slices.Equal(got, want) {
 						i := 0
 						for i < min(len(got), len(want)) && got[i] == want[i] {
@@ -72,7 +72,7 @@ func TestPiecesHaveTheTokensOfTheWhole(t *testing.T) {
 						t.Fatalf("pieces %q\n%+v: from token %d\n got %q\nwant %q", pieces, o, i,
 							names(whole, got[lo:min(len(got), i+5)]), names(whole, want[lo:min(len(want), i+5)]))
 					}
-					if one := oneByOne(cut, pieces, o); !slices.Equal(one, got) {
+					if one := oneByOne(split, pieces, o); !slices.Equal(one, got) {
 						t.Fatalf("pieces %q\n%+v: one by one %v, together %v", pieces, o, one, got)
 					}
 				}
@@ -81,13 +81,13 @@ func TestPiecesHaveTheTokensOfTheWhole(t *testing.T) {
 				}
 			}
 			if exact < rounds/4 {
-				t.Errorf("%d of %d texts had cuts that keep the tokens", exact, rounds)
+				t.Errorf("%d of %d texts had split points that keep the tokens", exact, rounds)
 			}
 		})
 	}
 }
 
-// piecesOf cuts a text, and reports whether every cut keeps the tokens.
+// piecesOf splits a text, and reports whether every split point keeps the tokens.
 func piecesOf(t *testing.T, tok *Tokenizer, text string) (pieces []string, safe bool) {
 	t.Helper()
 	safe = true
@@ -117,7 +117,7 @@ func oneByOne(tok *Tokenizer, pieces []string, o Options) []int32 {
 	return out
 }
 
-// What has no good place for a cut is cut all the same, between characters: nothing is lost.
+// What has no good split point is split all the same, between characters: nothing is lost.
 func TestHostileTextsAreCut(t *testing.T) {
 	for _, name := range []string{"gpt2", "llama3", "nemo", "deepseek", "trained"} {
 		tok := load(t, name)
@@ -145,16 +145,16 @@ func TestHostileTextsAreCut(t *testing.T) {
 	}
 }
 
-// Prose is cut where the tokens stay the same, at the size of pieces that is used.
+// Prose is split where the tokens stay the same, at the size of pieces that is used.
 func TestLongProseHasTheTokensOfTheWhole(t *testing.T) {
 	text := strings.Repeat("It's the 3rd of May, and nobody knows why.\n\nIn 1984 (say) 日本 was\tfar. ", 20000)
 	for _, name := range []string{"gpt2", "llama2", "spm_unigram"} {
-		whole, cut := load(t, name), load(t, name)
+		whole, split := load(t, name), load(t, name)
 		whole.piece = len(text)
-		if _, safe := piecesOf(t, cut, text); !safe {
-			t.Errorf("%s: prose has no place for a cut", name)
+		if _, safe := piecesOf(t, split, text); !safe {
+			t.Errorf("%s: prose has no split point", name)
 		}
-		if len(text) < PieceBytes+PieceBytes/4 || !slices.Equal(whole.Encode(text), cut.Encode(text)) {
+		if len(text) < PieceBytes+PieceBytes/4 || !slices.Equal(whole.Encode(text), split.Encode(text)) {
 			t.Errorf("%s: %d bytes have other tokens in pieces", name, len(text))
 		}
 	}

@@ -435,7 +435,7 @@ func randomRow(r *rand.Rand, c *model.Config, s plantest.Size, devices int64) pl
 			Schedule: schedule.Names()[r.IntN(len(schedule.Names()))]}}
 		p.FSDP = plan.FSDP{Size: pick(1, 2, 2, 4), Zero: 1 + r.IntN(3), Gather: "step"}
 		if p.FSDP.Zero == 3 {
-			p.FSDP.Gather = []string{"layer", "micro", "step"}[r.IntN(3)]
+			p.FSDP.Gather = []string{"layer", "microbatch", "step"}[r.IntN(3)]
 		}
 		p.TP = plan.TP{Size: pick(1, 2, 4), Sequence: r.IntN(2) == 0}
 		p.TP.Overlap = p.TP.Size > 1 && p.TP.Sequence && r.IntN(2) == 0

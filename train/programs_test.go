@@ -82,7 +82,7 @@ func TestStagesTakeCopiesHoweverTheyGather(t *testing.T) {
 		return list
 	}
 	for _, format := range []string{"mxfp8", "nvfp4"} {
-		want, got := made("layer", format), made("micro", format)
+		want, got := made("layer", format), made("microbatch", format)
 		if len(want) == 0 || !slices.Equal(want, got) {
 			t.Errorf("%s: copies for a microbatch\n%s\nfor a layer\n%s", format, strings.Join(got, "\n"),
 				strings.Join(want, "\n"))

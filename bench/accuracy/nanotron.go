@@ -140,7 +140,7 @@ type sweepStack struct {
 func (k *sweepStack) effects() []price.Effect {
 	list := []price.Effect{
 		{Name: "product", Value: &k.product, Prior: 1.05, Sigma: 0.15, Why: "as in Profile"},
-		{Name: "thin", Value: &k.thin, Prior: 200, Sigma: 0.5, Why: "products that tp makes narrow"},
+		{Name: "thin", Value: &k.thin, Prior: 200, Sigma: 0.5, Why: "GEMMs that tp makes thin"},
 		{Name: "attention", Value: &k.attention, Prior: 1, Sigma: 0.3, Why: "as in Profile"},
 		{Name: "stream", Value: &k.stream, Prior: 1.5, Sigma: 0.4, Why: "as in Profile"},
 		{Name: "link", Value: &k.link, Prior: 1.2, Sigma: 0.3, Why: "as in Profile"},

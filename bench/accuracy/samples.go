@@ -166,7 +166,7 @@ func simumax() ([]sample, error) {
 		config.Layers = r.int("layers")
 		match := microbatches.FindStringSubmatch(r["notes"])
 		if match == nil {
-			return nil, fmt.Errorf("%s has no number of microbatches", r["id"])
+			return nil, fmt.Errorf("%s does not say how many microbatches it has", r["id"])
 		}
 		micros, err := strconv.ParseInt(match[1], 10, 64)
 		if err != nil {

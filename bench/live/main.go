@@ -38,7 +38,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "live: memory is not kept between runs:", err)
 	}
 	var o options
-	flag.Uint64Var(&o.seed, "seed", 2, "of the plans; the prices were tried out on those of 1")
+	flag.Uint64Var(&o.seed, "seed", 2, "of the plans; the cost model was tried out on seed 1")
 	flag.StringVar(&o.machine, "machine", "", "what probe --measure wrote; else it is measured now")
 	flag.IntVar(&o.plans, "plans", 20, "how many")
 	flag.IntVar(&o.turns, "turns", 2, "turns of each plan; the fastest step counts")

@@ -53,7 +53,7 @@ func one(r *rand.Rand) *plan.Plan {
 	p.FSDP.Zero = 1 + r.IntN(3)
 	p.FSDP.Gather = "step"
 	if p.FSDP.Zero == 3 {
-		p.FSDP.Gather = []string{"layer", "micro", "step"}[r.IntN(3)]
+		p.FSDP.Gather = []string{"layer", "microbatch", "step"}[r.IntN(3)]
 	}
 	p.TP.Sequence = p.TP.Size > 1 && r.IntN(2) == 0
 	if p.CP.Size > 1 {
@@ -100,7 +100,7 @@ func words(p *plan.Plan) string {
 	if p.PP.Size > 1 {
 		add("pp %d %s", p.PP.Size, p.PP.Schedule)
 	}
-	add("micro %d", p.Microbatches)
+	add("microbatch %d", p.Microbatches)
 	if len(p.Recompute) > 0 {
 		add("recompute")
 	}

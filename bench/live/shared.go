@@ -278,14 +278,15 @@ func (s *sharing) gradients() {
 		return
 	}
 	arrays := s.arrays()
-	times := map[string]float64{"layer": 2 * each, "micro": each, "step": s.devices}[s.p.FSDP.Gather]
-	if s.pp > 1 && s.p.FSDP.Gather == "micro" { // each program gathers for itself
+	times := map[string]float64{"layer": 2 * each, "microbatch": each,
+		"step": s.devices}[s.p.FSDP.Gather]
+	if s.pp > 1 && s.p.FSDP.Gather == "microbatch" { // each program gathers for itself
 		times = 2 * each
 	}
 	switch {
 	case s.looped && s.p.FSDP.Gather == "layer": // in each round
 		arrays *= float64(s.c.Layers) / s.pp
-	case s.looped && s.p.FSDP.Gather == "micro":
+	case s.looped && s.p.FSDP.Gather == "microbatch":
 		s.u.Streams += each * 4 * gatheredAgain * own
 	}
 	s.meet(times*arrays, 4*own/arrays)

@@ -19,7 +19,7 @@ type sample struct {
 	draw  func(seed uint64) ([]combination, error)
 }
 
-// The constants of the predictor were fitted on the rows of fitted. Those of seen and mended have
+// The constants of the predictor were fitted on the rows of fitted. Seen and mended have
 // plans of other kinds; the model was mended where it was off on them, so that they count as seen.
 // Mended has 58 of the 72 plans of its seed: of the others one takes over half an hour to compile,
 // and the rest were not waited for. Unseen has 70 of the 72 of its seed, compiled before a

@@ -230,7 +230,7 @@ func (f *family) axes(r *rand.Rand, devices, least, most int64) {
 		p.DP = take(2)
 	}
 	p.FSDP = pick(r, plan.FSDP{Zero: 3, Gather: "layer"}, plan.FSDP{Zero: 3, Gather: "layer"},
-		plan.FSDP{Zero: 3, Gather: "micro"}, plan.FSDP{Zero: 1, Gather: "step"},
+		plan.FSDP{Zero: 3, Gather: "microbatch"}, plan.FSDP{Zero: 1, Gather: "step"},
 		plan.FSDP{Zero: 2, Gather: "step"})
 	p.FSDP.Size = devices
 	rows := pick[int64](r, 1, 1, 2)

@@ -116,8 +116,8 @@ func (g *gradient) tables(m *space) {
 			transposed = bytes
 		}
 		switch {
-		case g.w.gather == "micro" && !g.forward: // live since forward
-		case h.stack && g.w.gather == "micro":
+		case g.w.gather == "microbatch" && !g.forward: // live since forward
+		case h.stack && g.w.gather == "microbatch":
 			m.add(bytes, atGather, g.lastTaken(h))
 			m.list[len(m.list)-1].alone = g.s.TP > 1 // gradients of tables are settled before the loop
 			largest, rest = max(largest, bytes), rest+bytes

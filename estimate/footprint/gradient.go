@@ -48,7 +48,8 @@ const splitBit = 10
 func (g *gradient) key() programKey {
 	w := g.w
 	return programKey{s: g.s, fsdp: w.fsdp, part: g.part, flags: bitsOf(g.forward, g.backward, g.onto,
-		g.p.rounded(g.plan), w.alone, w.unrolled, w.gather == "micro", w.gather == "layer", w.offload,
+		g.p.rounded(g.plan), w.alone, w.unrolled, w.gather == "microbatch",
+		w.gather == "layer", w.offload,
 		w.hosted) | small(w.elem, w.grad, w.sum, int64(w.zero), int64(g.half))}
 }
 
@@ -220,7 +221,7 @@ func (g *gradient) stays() bool {
 	if g.p.quant != nil {
 		g.p.quant.each(g.part.mix, func(c class, _ int64) { quantized = quantized || len(c) > 0 })
 	}
-	return g.w.gather == "micro" && !quantized
+	return g.w.gather == "microbatch" && !quantized
 }
 
 // recomputes reports whether backward reruns a linear layer's fprop.
@@ -257,11 +258,11 @@ func (g *gradient) weights(m *space) {
 		bytes := g.taken(h)
 		switch {
 		case g.stays() && !g.forward || g.half == ofWeights:
-		case h.stack && g.w.gather == "micro" && h.quant != nil && g.forward && g.backward &&
+		case h.stack && g.w.gather == "microbatch" && h.quant != nil && g.forward && g.backward &&
 			!g.recomputes(h.name): // each pass has its own copy
 			m.add(h.param.whole*h.quant.forward/32, atEmbed, atLogits)
 			m.add(h.param.whole*h.quant.backward/32, atTable, g.lastTaken(h))
-		case h.stack && g.w.gather == "micro":
+		case h.stack && g.w.gather == "microbatch":
 			m.add(bytes, atEmbed, g.lastTaken(h))
 		case h.stack:
 		case h.name == "embed" && !g.p.config.Tied:
@@ -347,7 +348,7 @@ func (g *gradient) gradients(m *space) {
 			if g.p.cpu {
 				from = atEmbed
 			}
-		case g.p.cpu && (g.s.TP > 1 || g.p.config.Tied && g.w.gather == "micro"):
+		case g.p.cpu && (g.s.TP > 1 || g.p.config.Tied && g.w.gather == "microbatch"):
 			from = atHead
 		case g.p.cpu:
 			from = atTable

@@ -171,7 +171,7 @@ func (q *piped) leanest(t part, params []resident, tags [][]ir.Tag,
 	p := q.p
 	key := lean{s: q.s, part: t, split: q.walk.Split, offload: q.w.offload, list: &tags[0],
 		which: which}
-	if q.w.gather == "micro" {
+	if q.w.gather == "microbatch" {
 		key.fsdp = q.w.fsdp
 	}
 	if found, ok := p.leans[key]; ok {

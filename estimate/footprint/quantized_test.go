@@ -88,7 +88,7 @@ func TestStagesOfAPolicy(t *testing.T) {
 func TestCopiesOfRaggedShards(t *testing.T) {
 	c := config(t, "qwen3-4b")
 	p := plan.Default()
-	p.Seq, p.Batch, p.FSDP = 2048, 32, plan.FSDP{Size: 32, Zero: 3, Gather: "micro"}
+	p.Seq, p.Batch, p.FSDP = 2048, 32, plan.FSDP{Size: 32, Zero: 3, Gather: "microbatch"}
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Precision, p.Offload = "mxfp8", []string{plan.Activations, plan.OptimizerState}
 	got, err := under(t, c, "mxfp8").Predict(p)

@@ -29,7 +29,7 @@ func Meshes() []Row {
 		{"zero1", []string{"fsdp"}, fsdp(1, "step")},
 		{"zero2", []string{"fsdp"}, fsdp(2, "step")},
 		{"zero3", []string{"fsdp"}, fsdp(3, "layer")},
-		{"zero3micro", []string{"fsdp"}, fsdp(3, "micro")},
+		{"zero3micro", []string{"fsdp"}, fsdp(3, "microbatch")},
 		{"tp", []string{"tp"}, tp(plan.TP{Size: 2})},
 		{"sp", []string{"tp"}, tp(plan.TP{Size: 2, Sequence: true})},
 		{"overlap", []string{"tp"}, tp(plan.TP{Size: 2, Sequence: true, Overlap: true})},
