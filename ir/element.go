@@ -11,20 +11,21 @@ import (
 func elementKinds() map[string]Kind {
 	t := map[string]Kind{
 		"add": {1, inferElement("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.fold(dy[0], op.In[0]), d.fold(dy[0], op.In[1])}
+			return []*Value{d.Unbroadcast(dy[0], op.In[0]), d.Unbroadcast(dy[0], op.In[1])}
 		}, nil},
 		"sub": {1, inferElement("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			return []*Value{d.fold(dy[0], op.In[0]), d.fold(d.Neg(dy[0]), op.In[1])}
+			return []*Value{d.Unbroadcast(dy[0], op.In[0]), d.Unbroadcast(d.Neg(dy[0]), op.In[1])}
 		}, nil},
 		"mul": {1, inferElement("product"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			x, y := d.Use(op.In[0]), d.Use(op.In[1])
-			return []*Value{d.fold(d.Mul(dy[0], y), op.In[0]), d.fold(d.Mul(dy[0], x), op.In[1])}
+			return []*Value{d.Unbroadcast(d.Mul(dy[0], y), op.In[0]),
+				d.Unbroadcast(d.Mul(dy[0], x), op.In[1])}
 		}, nil},
 		"div": {1, inferElement("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			// d(x/y) = dx/y - x/y · dy/y
 			y, q := d.Use(op.In[1]), d.Use(op.Out[0])
 			dx := d.Div(dy[0], y)
-			return []*Value{d.fold(dx, op.In[0]), d.fold(d.Neg(d.Mul(dx, q)), op.In[1])}
+			return []*Value{d.Unbroadcast(dx, op.In[0]), d.Unbroadcast(d.Neg(d.Mul(dx, q)), op.In[1])}
 		}, nil},
 		"neg":   {1, inferUnary("sum"), linearVJP, nil},
 		"scale": {1, inferUnary("sum"), linearVJP, nil},
@@ -34,8 +35,8 @@ func elementKinds() map[string]Kind {
 		}, nil},
 		"select": {1, takes(3, inferSelect), func(d *Differ, op *Op, dy []*Value) []*Value {
 			mask, zero := d.Use(op.In[0]), d.Fill(op.Out[0].Type, 0)
-			return []*Value{nil, d.fold(d.Select(mask, dy[0], zero), op.In[1]),
-				d.fold(d.Select(mask, zero, dy[0]), op.In[2])}
+			return []*Value{nil, d.Unbroadcast(d.Select(mask, dy[0], zero), op.In[1]),
+				d.Unbroadcast(d.Select(mask, zero, dy[0]), op.In[2])}
 		}, nil},
 		"compare":       {1, takes(2, inferCompare), nil, nil},
 		"fill":          {1, takes(0, inferFill), noGradients, nil},

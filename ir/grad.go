@@ -81,7 +81,8 @@ func dual(t Type) Type {
 
 // A Differ builds the backward graph of one forward graph, in reverse order of its operations. VJPs
 // build with its Builder and read forward values by Use, which decides between saving and
-// recomputing.
+// recomputing. While a VJP runs, the builder has the table that the operation was built from, so
+// that d.Op can build operations of it, such as a fused gradient.
 type Differ struct {
 	*Builder  // of the backward graph
 	fwd       *Graph
@@ -184,6 +185,7 @@ func (d *Differ) backward() {
 			d.fail(fmt.Errorf("%s has no gradient", op.Kind))
 			return
 		}
+		d.table = op.table // so that the VJP can build operations of the table that op is from
 		d.Tagged(op.Tag, func() {
 			for k, g := range gradient(d, op, dout) {
 				if g != nil && k < len(op.In) && d.needs[op.In[k]] {
@@ -191,6 +193,7 @@ func (d *Differ) backward() {
 				}
 			}
 		})
+		d.table = nil
 	}
 }
 
@@ -245,8 +248,10 @@ func (d *Differ) Use(v *Value) *Value {
 	return d.used[v]
 }
 
-// fold sums a gradient over the dimensions along which an argument was repeated.
-func (d *Differ) fold(g, like *Value) *Value {
+// Unbroadcast sums a gradient over the dimensions that an argument does not have, and gives it the
+// argument's order of dimensions: the VJP of a broadcast. like is a value of either graph, of which
+// only the type is read.
+func (d *Differ) Unbroadcast(g, like *Value) *Value {
 	if over := Names(Without(g.Type.Dims, Names(like.Type.Dims)...)); len(over) > 0 {
 		g = d.Sum(g, over...)
 	}
@@ -264,7 +269,7 @@ func (d *Differ) dotInto(dy, other, like *Value) *Value {
 	over := lists.Filter(Without(dy.Type.Dims, Names(like.Type.Dims)...), func(dim Dim) bool {
 		return other.Type.Index(dim.Name) >= 0
 	})
-	return d.fold(d.Dot(dy, other, Names(over)...), like)
+	return d.Unbroadcast(d.Dot(dy, other, Names(over)...), like)
 }
 
 // unreduce repeats the gradient of a reduction along the dimensions that were reduced.

@@ -64,7 +64,7 @@ type Op struct {
 	Tag   Tag
 	Body  *Graph // of a repeat
 
-	row *Row // of the table that it was built of
+	table Table // that it was built of; nil is this package's
 }
 
 // A Tag says which part of a block an operation belongs to: recomputation and precision are chosen
@@ -131,6 +131,19 @@ func attrs(m map[string]any) Attrs {
 	}
 	slices.SortFunc(list, func(a, b Attr) int { return strings.Compare(a.Key, b.Key) })
 	return list
+}
+
+// check reports a constant of a type that the text form cannot have.
+func (a Attrs) check() error {
+	for _, x := range a {
+		switch x.Value.(type) {
+		case bool, int64, float64, string, []string:
+		default:
+			return fmt.Errorf("attribute %s is a %T; it may be a bool, int, int64, float64, string "+
+				"or []string", x.Key, x.Value)
+		}
+	}
+	return nil
 }
 
 // some leaves out what is zero.
@@ -410,7 +423,8 @@ func (g *Graph) Clone() *Graph {
 	}
 	c.Inputs = lists.Map(g.Inputs, func(v *Value) *Value { return twin(v, nil) })
 	for _, op := range g.Ops {
-		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In), row: op.row}
+		n := &Op{Kind: op.Kind, Attrs: op.Attrs, Tag: op.Tag, In: list(op.In),
+			table: op.table}
 		if op.Body != nil {
 			n.Body = op.Body.Clone()
 		}

@@ -16,13 +16,23 @@ import (
 // A Kind is what an operation is: the number of its results, its shape rule, its VJP and its work
 // on a device.
 type Kind struct {
-	Results int // -1: as its body says
-	Infer   func(g *Graph, op *Op) ([]Type, error)
-	// Gradient is the VJP: from the gradients of the results (nil where nothing depends on one) it
-	// builds the gradients of the arguments (nil where nothing flows). A nil function says that the
-	// kind has no VJP of its own.
+	// Results is the number of results; -1 means as many as Infer returns.
+	Results int
+	// Infer is the shape rule: it returns the types of the results, or says what is wrong. It must
+	// check everything that it relies on, before it relies on it: the number of arguments (len(op.In)
+	// may be anything; arguments are not nil), their element types and dimensions, the attributes, and
+	// the placement along every axis. An operation that is not linear must reject partial sums, and
+	// one that works along a dimension must reject shards of it: see [KeepPlacement]. It changes
+	// neither g nor op.
+	Infer func(g *Graph, op *Op) ([]Type, error)
+	// Gradient is the VJP: from the gradients of the results (nil where nothing depends on one; not
+	// all are nil) it builds the gradients of the arguments, in order (nil where nothing flows). It
+	// reads forward values by d.Use(op.In[0]) or d.Use(op.Out[0]), never directly: they belong to the
+	// forward graph. dout are values of the backward graph already. A gradient has the type of its
+	// argument, but may be a partial sum, which is reduced before it is read; see
+	// [Differ.Unbroadcast]. A nil function says that the kind has no VJP of its own.
 	Gradient func(d *Differ, op *Op, dout []*Value) []*Value
-	// Work is nil for what is fused with its neighbours.
+	// Work is nil for operations that XLA fuses with their neighbours.
 	Work func(g *Graph, op *Op) Work
 }
 
@@ -32,6 +42,9 @@ type Kind struct {
 // ir/eval and in lower/stablehlo.
 type Row struct {
 	Kind
+	// Lower builds the results of op with b, which builds operations of this package and adds to the
+	// graph that op is in: so op.In are its arguments (unlike in Gradient, where they are looked up by
+	// [Differ.Use]). The values returned have the types that Infer gives.
 	Lower func(b *Builder, op *Op) []*Value
 }
 
@@ -39,7 +52,8 @@ type Row struct {
 // add rows to a copy ([Table.With]), and nothing is registered globally.
 type Table map[string]*Row
 
-// With gives a table with more rows; a row of the same name replaces the old one.
+// With returns a copy of the table with more rows; a row of the same name replaces the old one.
+// Rows are shared and must not be changed.
 func (t Table) With(rows Table) Table {
 	t = maps.Clone(t)
 	maps.Copy(t, rows)
@@ -53,9 +67,11 @@ var operations struct {
 	table Table
 }
 
-// Operations is the table of this package. A new operation is a row of one of its groups and a
-// builder method.
-func Operations() Table {
+// Operations returns a copy of the table of this package. Rows are shared and must not be changed.
+func Operations() Table { return maps.Clone(builtin()) }
+
+// builtin is the table of this package.
+func builtin() Table {
 	operations.once.Do(func() {
 		operations.table = Table{}
 		for _, group := range []map[string]Kind{
@@ -70,25 +86,28 @@ func Operations() Table {
 	return operations.table
 }
 
-// spec is the row of an operation: the one it was built from, or this package's.
+// spec is the row of an operation: of the table it was built from, or of this package's; nil if
+// neither has it.
 func (op *Op) spec() *Row {
-	if op.row != nil {
-		return op.row
+	if row := op.table[op.Kind]; row != nil {
+		return row
 	}
-	return Operations()[op.Kind]
+	return builtin()[op.Kind]
 }
 
-// outs is the number of an operation's results.
-func (op *Op) outs() int {
-	switch {
-	case op.spec() == nil:
-		return 0
-	case op.spec().Results >= 0:
-		return op.spec().Results
-	case op.Body == nil:
-		return 1
+// manyResults is the number of dead values for an operation that failed, if the number of its
+// results is not known: callers may index them before they look at the error.
+const manyResults = 64
+
+// deadResults is the number of dead values that stand for the results of an operation that failed.
+func (op *Op) deadResults() int {
+	switch row := op.spec(); {
+	case row != nil && row.Results >= 0:
+		return row.Results
+	case op.Body != nil:
+		return len(op.Body.Results)
 	}
-	return len(op.Body.Results)
+	return manyResults
 }
 
 // infer gives the types of an operation's results, or what is wrong with its arguments.
@@ -96,9 +115,15 @@ func (g *Graph) infer(op *Op) ([]Type, error) {
 	if op.spec() == nil {
 		return nil, fmt.Errorf("there is no operation %q", op.Kind)
 	}
+	if err := op.Attrs.check(); err != nil {
+		return nil, err
+	}
 	types, err := op.spec().Infer(g, op)
 	if err != nil {
 		return nil, err
+	}
+	if want := op.spec().Results; want >= 0 && want != len(types) {
+		return nil, fmt.Errorf("the shape rule gives %d types for %d results", len(types), want)
 	}
 	for _, t := range types {
 		if err := t.check(); err != nil {
@@ -177,9 +202,11 @@ func spread(linear string, types ...Type) (Placement, error) {
 	return place, nil
 }
 
-// keep is the placement of an operation that works on slices of its argument along some dimensions,
-// which must not be sharded: a norm, a softmax.
-func keep(t Type, whole ...string) (Placement, error) {
+// KeepPlacement is the placement of the result of an operation that computes along some dimensions
+// of its argument, such as a norm or a softmax: the argument's own. It is an error if one of these
+// dimensions is sharded, or if the argument is a partial sum along any axis. Without dimensions it
+// is the rule of an element-wise operation of one argument that is not linear.
+func KeepPlacement(t Type, whole ...string) (Placement, error) {
 	for _, s := range t.Place {
 		if s.Dim == Partial {
 			return nil, fmt.Errorf("along %s the argument is a partial sum that was not reduced", s.Axis)
@@ -213,8 +240,9 @@ func Names(dims []Dim) []string {
 func joined(names []string) string { return strings.Join(names, ", ") }
 
 // A Builder makes a graph. Its methods take and give values; the first error is remembered, with
-// the line of the caller, and later calls do nothing, so that one check at the end is enough. It is
-// not safe for concurrent use.
+// the line of the caller, and later calls do nothing, so that one check at the end is enough. After
+// an error methods return dead values, whose Type is zero: code that computes with sizes of a type
+// must not divide by them before it looks at [Builder.Err]. It is not safe for concurrent use.
 type Builder struct {
 	g     *Graph
 	names *fresh
@@ -285,20 +313,22 @@ func (b *Builder) Graph(results ...*Value) (*Graph, error) {
 	return b.g, b.g.Verify()
 }
 
-// Op adds an operation of the builder's table: how one is added that has no method here.
+// Op adds an operation of the builder's table, for operations that have no method here, and returns
+// its results. constants have the types that [Attrs] has. After an error, such as a kind that the
+// table does not have, it returns dead values, so that indexing the results does not panic.
 func (b *Builder) Op(kind string, constants map[string]any, in ...*Value) []*Value {
 	return b.op(kind, attrs(constants), nil, in...)
 }
 
 // op adds an operation of the builder's table.
 func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
-	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, row: b.table[kind]})
+	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, table: b.table})
 }
 
-// Again adds an operation like op with other arguments, constants or body; its tag and row are
-// op's, so that a copied custom operation stays what it is.
+// Again adds an operation like op with other arguments, constants or body; its tag and table
+// are op's, so that a copied custom operation stays what it is.
 func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
-	return b.add(&Op{Kind: op.Kind, In: in, Attrs: a, Tag: op.Tag, Body: body, row: op.row})
+	return b.add(&Op{Kind: op.Kind, In: in, Attrs: a, Tag: op.Tag, Body: body, table: op.table})
 }
 
 // add adds an operation; the types of its results are inferred.
@@ -307,12 +337,12 @@ func (b *Builder) add(op *Op) []*Value {
 		b.fail(fmt.Errorf("%s: argument %d is nil", op.Kind, i))
 	}
 	if b.err != nil {
-		return b.dead(op.outs())
+		return b.dead(op.deadResults())
 	}
 	types, err := b.g.infer(op)
 	if err != nil {
 		b.fail(fmt.Errorf("%s: %w", op.Kind, err))
-		return b.dead(op.outs())
+		return b.dead(op.deadResults())
 	}
 	for _, t := range types {
 		op.gives(b.names.value(op.Kind), t)

@@ -131,7 +131,7 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	x, along := op.In[0].Type, op.Attrs.List("along")
-	if _, err := keep(x); err != nil {
+	if _, err := KeepPlacement(x); err != nil {
 		return nil, err
 	}
 	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16}, x.Elem) || len(along) == 0 {
@@ -163,7 +163,7 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 // must be reduced over.
 func inferAmax(_ *Graph, op *Op) ([]Type, error) {
 	x := op.In[0].Type
-	if _, err := keep(x); err != nil {
+	if _, err := KeepPlacement(x); err != nil {
 		return nil, err
 	}
 	for _, s := range x.Place {

@@ -99,7 +99,7 @@ func attrText(v any) string {
 }
 
 // Parse reads what [Graph.String] writes, and verifies it.
-func Parse(text string) (*Graph, error) { return Operations().Parse(text) }
+func Parse(text string) (*Graph, error) { return builtin().Parse(text) }
 
 // Parse reads a graph of the operations of a table, and verifies it.
 func (t Table) Parse(text string) (*Graph, error) {
@@ -315,7 +315,7 @@ func (p *parser) op(g *Graph, known map[string]*Value, depth int) {
 	p.names(func(name string) { op.Out = append(op.Out, &Value{Name: name, def: op}) })
 	p.expect("=")
 	op.Kind = p.name()
-	if op.row = p.table[op.Kind]; op.row == nil {
+	if op.table = p.table; p.table[op.Kind] == nil {
 		p.fail("there is no operation %q", op.Kind)
 	}
 	p.expect("(")

@@ -51,7 +51,7 @@ func inferNorm(weights int) func(*Graph, *Op) ([]Type, error) {
 				return nil, fmt.Errorf("a weight is %s, not %s", w.Type, want)
 			}
 		}
-		place, err := keep(x, dim)
+		place, err := KeepPlacement(x, dim)
 		return []Type{{x.Elem, x.Dims, place}}, err
 	})
 }
@@ -68,7 +68,8 @@ func rmsNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	}
 	h, g := b.Mul(x, r), b.Mul(dout, w)
 	dx := b.Mul(b.Sub(g, b.Mul(h, b.Scale(b.Sum(b.Mul(g, h), dim), 1/n))), r)
-	return []*Value{d.roundLike(dx, op.In[0]), d.roundLike(d.fold(b.Mul(dout, h), op.In[1]), op.In[1])}
+	return []*Value{d.roundLike(dx, op.In[0]),
+		d.roundLike(d.Unbroadcast(b.Mul(dout, h), op.In[1]), op.In[1])}
 }
 
 // layerNormVJP: the same with the mean taken off: dx = r (g - mean g - h mean(g h)) (Ba et al.,
@@ -82,8 +83,9 @@ func layerNormVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	r := b.Rsqrt(b.Shift(mean(b.Mul(c, c)), op.Attrs.Float("eps")))
 	h, g := b.Mul(c, r), b.Mul(dout, w)
 	dx := b.Mul(b.Sub(b.Sub(g, mean(g)), b.Mul(h, mean(b.Mul(g, h)))), r)
-	return []*Value{d.roundLike(dx, op.In[0]), d.roundLike(d.fold(b.Mul(dout, h), op.In[1]), op.In[1]),
-		d.roundLike(d.fold(dout, op.In[2]), op.In[2])}
+	return []*Value{d.roundLike(dx, op.In[0]),
+		d.roundLike(d.Unbroadcast(b.Mul(dout, h), op.In[1]), op.In[1]),
+		d.roundLike(d.Unbroadcast(dout, op.In[2]), op.In[2])}
 }
 
 // wide converts a value to f32: norms and their gradients are computed in f32 and rounded once, as
@@ -119,7 +121,7 @@ func inferRope(_ *Graph, op *Op) ([]Type, error) {
 			return nil, fmt.Errorf("%s and positions %s differ in %s", x, pos, d.Name)
 		}
 	}
-	place, err := keep(x, x.Dims[len(x.Dims)-1].Name)
+	place, err := KeepPlacement(x, x.Dims[len(x.Dims)-1].Name)
 	return []Type{{x.Elem, x.Dims, place}}, err
 }
 
@@ -309,7 +311,7 @@ func inferCrossEntropy(_ *Graph, op *Op) ([]Type, error) {
 		}
 		x.Place = x.Place.With(axis, "")
 	}
-	place, err := keep(x, dim)
+	place, err := KeepPlacement(x, dim)
 	if err == nil && !place.Equal(labels.Place) {
 		err = fmt.Errorf("%s and labels %s are placed differently", x, labels)
 	}
@@ -338,7 +340,7 @@ func indexed(op *Op) (x, idx Type, dim string, err error) {
 		idx.Elem.Kind() != dtype.Signed {
 		return x, idx, dim, fmt.Errorf("%s do not pick from %s along %s", idx, x, dim)
 	}
-	if _, err := keep(x, dim); err != nil {
+	if _, err := KeepPlacement(x, dim); err != nil {
 		return x, idx, dim, err
 	}
 	if !x.Place.Equal(idx.Place) {
@@ -372,7 +374,7 @@ func inferTopK(_ *Graph, op *Op) ([]Type, error) {
 	if last < 0 || x.Dims[last].Name != dim || k < 1 || k > x.Dims[last].Size {
 		return nil, fmt.Errorf("%s does not end in %s of at least %d", x, dim, k)
 	}
-	if _, err := keep(x, dim); err != nil {
+	if _, err := KeepPlacement(x, dim); err != nil {
 		return nil, err
 	}
 	values, err := resized(x, dim, k, false)

@@ -116,12 +116,12 @@ func inferGradSaved(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 type SavedSoftmax[V any] struct {
 	Exp    []V // exponentials of the scores less the largest of their row, by block of queries
 	Scores []V // before their cap; none if there is no cap
-	Share  V   // one over the sums of exponentials
+	InvSum V   // one over the sums of exponentials
 }
 
 // Results lists the saved values in the order of the operation's results.
 func (s SavedSoftmax[V]) Results(op *ir.Op) []V {
-	return append(slices.Concat(s.Exp, s.Scores[:capped(op)*len(s.Scores)]), s.Share)
+	return append(slices.Concat(s.Exp, s.Scores[:capped(op)*len(s.Scores)]), s.InvSum)
 }
 
 // SavedBy splits the arguments of an attention_grad_saved: attention_grad's own as an operation of
@@ -132,6 +132,6 @@ func SavedBy[V any](op *ir.Op, in []V) (plain *ir.Op, s SavedSoftmax[V]) {
 	grad.Kind, grad.In = "attention_grad", op.In[:n]
 	list := in[n : len(in)-1]
 	blocks := len(list) / (1 + capped(op))
-	s = SavedSoftmax[V]{Exp: list[:blocks], Scores: list[blocks:], Share: in[len(in)-1]}
+	s = SavedSoftmax[V]{Exp: list[:blocks], Scores: list[blocks:], InvSum: in[len(in)-1]}
 	return &grad, s
 }

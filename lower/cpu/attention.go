@@ -159,9 +159,9 @@ func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m savedSoftmax) 
 		lses = append(lses, w.Elementwise("add", top, w.Elementwise("log", total)))
 		os = append(os, a.Matmul(e, b.V, dtype.F32, ir.Keys))
 	}
-	m.Share = a.concatBlocks(shares)
+	m.InvSum = a.concatBlocks(shares)
 	o := a.concatBlocks(os)
-	o = w.Elementwise("multiply", o, w.BroadcastTo(m.Share, o.Type))
+	o = w.Elementwise("multiply", o, w.BroadcastTo(m.InvSum, o.Type))
 	t := op.Out[0].Type
 	out = []val{w.Convert(a.UngroupHeads(o, t), t.Elem), a.UngroupHeads(a.concatBlocks(lses),
 		op.Out[1].Type)}
@@ -169,11 +169,11 @@ func attendHeadFirst(w writer, op *ir.Op, in []val) (out []val, m savedSoftmax) 
 }
 
 // recomputed gives the exponentials where the forward pass ran in another program: they are
-// recomputed from the log-sum-exp, so the sum is one and Share is 1.
+// recomputed from the log-sum-exp, so the sum is one and InvSum is 1.
 func (a *headFirst) recomputed(stat val, blocks []kernels.QueryBlock) savedSoftmax {
 	w := a.w
 	stat = a.headsBeforeRows(a.GroupHeads(stat))
-	m := savedSoftmax{Share: w.Constant(stat.Type, 1)}
+	m := savedSoftmax{InvSum: w.Constant(stat.Type, 1)}
 	for _, p := range blocks {
 		b := a.block(p)
 		score, raw := b.Scores()
@@ -207,7 +207,7 @@ func headFirstGrad(w writer, op *ir.Op, in []val, m *savedSoftmax) []val {
 		again := a.recomputed(in[4], blocks)
 		m = &again
 	}
-	scaled := w.Elementwise("multiply", w.Convert(do, dtype.F32), w.BroadcastTo(m.Share, do.Type))
+	scaled := w.Elementwise("multiply", w.Convert(do, dtype.F32), w.BroadcastTo(m.InvSum, do.Type))
 	short, scaled := w.CastOperand(op, do), w.Convert(scaled, a.V.Type.Elem)
 	var dqs []val
 	var dk, dv val
@@ -215,7 +215,7 @@ func headFirstGrad(w writer, op *ir.Op, in []val, m *savedSoftmax) []val {
 		b := a.block(p)
 		row := func(v val) val { return w.Slice(v, ir.Seq, p.From, p.To) }
 		dp := a.Matmul(row(short), b.V, dtype.F32, ir.HeadDim)
-		e := w.Elementwise("multiply", w.Convert(m.Exp[i], dtype.F32), w.BroadcastTo(row(m.Share),
+		e := w.Elementwise("multiply", w.Convert(m.Exp[i], dtype.F32), w.BroadcastTo(row(m.InvSum),
 			dp.Type))
 		ds := w.Elementwise("multiply", e, w.Elementwise("subtract", dp, w.BroadcastTo(row(inner),
 			dp.Type)))

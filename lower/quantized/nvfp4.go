@@ -218,9 +218,9 @@ func (w Writer) Hadamard(x val, dim string) val {
 func (w Writer) signVector(dim string, positive func(i int) bool) val {
 	list := make([]string, 16)
 	for i := range list {
-		list[i] = stablehlo.Number(dtype.F32, -1)
+		list[i] = w.Number(dtype.F32, -1)
 		if positive(i) {
-			list[i] = stablehlo.Number(dtype.F32, 1)
+			list[i] = w.Number(dtype.F32, 1)
 		}
 	}
 	t := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: dim, Size: int64(len(list))}}}

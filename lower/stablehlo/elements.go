@@ -3,6 +3,7 @@ package stablehlo
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -158,8 +159,8 @@ func (w *Writer) CastOperand(op *ir.Op, x Val) Val {
 	return w.Convert(x, to)
 }
 
-// NegInf stands for minus infinity, which MLIR spells by its bits.
-const NegInf = -1e301
+// NegInf is minus infinity, from which the maximum of an empty list starts.
+var NegInf = math.Inf(-1)
 
 // Slice takes [from, to) of a dimension.
 func (w *Writer) Slice(v Val, dim string, from, to int64) Val {

@@ -95,7 +95,7 @@ func rope(w *Writer, op *ir.Op, in []Val) []Val {
 	f := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: last.Name, Size: half}}}
 	digits := make([]string, half)
 	for i, v := range ir.RopeFrequencies(op) {
-		digits[i] = Number(dtype.F32, v)
+		digits[i] = w.Number(dtype.F32, v)
 	}
 	freq := w.Emit(f, "stablehlo.constant dense<[%s]> : %s", strings.Join(digits, ", "), Tensor(f))
 	pos := w.Convert(in[1], dtype.F32)

@@ -2,7 +2,9 @@ package stablehlo
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -120,22 +122,35 @@ func (w *Writer) Elementwise(op string, args ...Val) Val {
 
 // Constant fills a type with one number.
 func (w *Writer) Constant(t ir.Type, value float64) Val {
-	return w.Emit(t, "stablehlo.constant dense<%s> : %s", Number(t.Elem, value), Tensor(t))
+	return w.Emit(t, "stablehlo.constant dense<%s> : %s", w.Number(t.Elem, value), Tensor(t))
 }
 
 // Number spells a constant of an element type: floats with enough digits to come back, minus
-// infinity by its bits, since MLIR has no word for it.
-func Number(d dtype.DType, value float64) string {
+// infinity by its bits, since MLIR has no word for it; of an integer type, minus infinity is the
+// smallest number. NaN and +infinity fail: no program has them as constants.
+func (w *Writer) Number(d dtype.DType, value float64) string {
+	lowest := math.IsInf(value, -1)
 	switch {
+	case math.IsNaN(value) || math.IsInf(value, 1):
+		w.Fail("%v is not a constant that a program may have", value)
+		return "0"
 	case d == dtype.Pred:
-		return fmt.Sprint(value != 0)
+		return strconv.FormatBool(value != 0)
+	case d.Kind() != dtype.Float && !lowest:
+		return strconv.FormatInt(int64(value), 10)
+	case !lowest:
+		return fmt.Sprintf("%.17e", value)
+	case d.Kind() == dtype.Signed:
+		return strconv.FormatInt(math.MinInt64>>(64-d.Bits()), 10)
 	case d.Kind() != dtype.Float:
-		return fmt.Sprintf("%d", int64(value))
-	case value < -1e300:
-		return map[dtype.DType]string{dtype.F32: "0xFF800000", dtype.BF16: "0xFF80",
-			dtype.F64: "0xFFF0000000000000", dtype.F16: "0xFC00"}[d]
+		return "0"
 	}
-	return fmt.Sprintf("%.17e", value)
+	bits := map[dtype.DType]string{dtype.F32: "0xFF800000", dtype.BF16: "0xFF80",
+		dtype.F64: "0xFFF0000000000000", dtype.F16: "0xFC00"}[d]
+	if bits == "" {
+		w.Fail("%s has no infinity", d)
+	}
+	return bits
 }
 
 // BroadcastTo repeats a value along the dimensions that a wider type has: [seq] to [batch, seq,
