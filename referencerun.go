@@ -2,6 +2,7 @@ package deepwell
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"io"
@@ -31,7 +32,7 @@ type referenceRun struct {
 
 // writeReferenceRun writes init, a Hugging Face folder; run.json; and batches.bin: for each step
 // ids, labels, positions and segments, each [B, S] as little-endian i32.
-func (r *runner) writeReferenceRun() error {
+func (r *runner) writeReferenceRun(ctx context.Context) error {
 	if r.recipe.Optimizer.Name != "adamw" {
 		return diag.New(diag.NotSupported, "only a run with AdamW can be written as a reference run").
 			At("%s: optimizer.name", r.job.Path)
@@ -53,17 +54,19 @@ func (r *runner) writeReferenceRun() error {
 		err = atomicfile.Write(filepath.Join(dir, "run.json"), text, 0o666)
 	}
 	if err == nil {
-		err = atomicfile.WriteFunc(filepath.Join(dir, "batches.bin"), 0o666, r.writeBatches)
+		err = atomicfile.WriteFunc(filepath.Join(dir, "batches.bin"), 0o666, func(w io.Writer) error {
+			return r.writeBatches(ctx, w)
+		})
 	}
 	return unwritten(err, "the reference run", dir)
 }
 
 // writeBatches writes the batches of all steps.
-func (r *runner) writeBatches(w io.Writer) error {
+func (r *runner) writeBatches(ctx context.Context, w io.Writer) error {
 	out := bufio.NewWriter(w)
 	at := data.Position{}
 	for range r.recipe.Steps {
-		b, after, err := r.rows.Take(at, r.recipe.Batch, 0, 1)
+		b, after, err := r.rows.Take(ctx, at, r.recipe.Batch, 0, 1)
 		if err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("read the plan", r.readPlan)
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.ReferenceRun != "" {
-		v.pass("write the reference run", r.writeReferenceRun)
+		v.pass("write the reference run", func() error { return r.writeReferenceRun(ctx) })
 		return done, v.err
 	}
 	v.pass("write the programs", r.writePrograms)

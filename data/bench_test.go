@@ -84,7 +84,7 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportAllocs()
 	tokens := 0
 	for b.Loop() {
-		batch, after, err := l.Take(at, 64, 0, 1)
+		batch, after, err := l.Take(b.Context(), at, 64, 0, 1)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -191,13 +191,13 @@ func TestRanksShareTheRowsOfOne(t *testing.T) {
 		ranks := rapid.IntRange(1, 8).Draw(t, "ranks")
 		rows := rapid.IntRange(ranks, 40).Draw(t, "rows")
 		at := Position{"a": rapid.Int64Range(0, 500).Draw(t, "a"), "b": rapid.Int64Range(0, 500).Draw(t, "b")}
-		whole, after, err := l.Take(at, rows, 0, 1)
+		whole, after, err := l.Take(t.Context(), at, rows, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		union := &Batch{Seq: 16, Total: whole.Total}
 		for rank := range ranks {
-			b, next, err := l.Take(at, rows, rank, ranks)
+			b, next, err := l.Take(t.Context(), at, rows, rank, ranks)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -234,14 +234,14 @@ func TestResumeGivesTheSameBatches(t *testing.T) {
 	at, saved := Position(nil), []Position{nil}
 	var batches []*Batch
 	for step := range 40 {
-		b, after, err := first.Take(at, 5+step%3, 0, 1)
+		b, after, err := first.Take(t.Context(), at, 5+step%3, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		batches, saved, at = append(batches, b), append(saved, after), after
 	}
 	for step := range batches {
-		b, after, err := second.Take(saved[step], 5+step%3, 0, 1)
+		b, after, err := second.Take(t.Context(), saved[step], 5+step%3, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestEpochVisitsEachRowOnce(t *testing.T) {
 		}
 		at := Position(nil)
 		for epoch := range 3 {
-			b, after, err := l.Take(at, n, 0, 1)
+			b, after, err := l.Take(t.Context(), at, n, 0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -326,7 +326,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 		if stats.HeldOut < max(1, o.HoldoutSequences) || l.EvalSequences() != stats.HeldOut {
 			t.Fatalf("%d rows, %d held out, %d to evaluate", l.Sequences(), stats.HeldOut, l.EvalSequences())
 		}
-		b, err := l.Eval(0, int(stats.HeldOut)+2, 0, 1)
+		b, err := l.Eval(t.Context(), 0, int(stats.HeldOut)+2, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -334,7 +334,7 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
 		}
 		held := taken(t, l, b)
-		b, _, err = l.Take(nil, int(l.Sequences()), 0, 1)
+		b, _, err = l.Take(t.Context(), nil, int(l.Sequences()), 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -421,14 +421,14 @@ func TestDataOfOneDocumentCannotBeHeldOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = one.Ready()
-	if _, _, again := one.Take(Position{}, 1, 0, 1); again == nil {
+	if _, _, again := one.Take(t.Context(), Position{}, 1, 0, 1); again == nil {
 		t.Error("rows of it are taken all the same")
 	}
 	// A run that was begun with the first split goes on: its digest is the one of the rows.
 	if !one.Adopt(one.Digest()) || one.Ready() != nil {
 		t.Error("an old run of one document cannot go on")
 	}
-	if _, _, err := one.Take(Position{}, 1, 0, 1); err != nil {
+	if _, _, err := one.Take(t.Context(), Position{}, 1, 0, 1); err != nil {
 		t.Errorf("after an old split was adopted: %v", err)
 	}
 	if !errors.Is(err, diag.DataEmpty) || !strings.Contains(diag.From(err).Fix, "eval.data") {
@@ -461,7 +461,7 @@ func TestOldSplitIsAdopted(t *testing.T) {
 	if !l.Adopt(old) || l.Digest() != old {
 		t.Fatalf("the digest of the old split is not adopted")
 	}
-	b, after, err := l.Take(nil, 3, 0, 1)
+	b, after, err := l.Take(t.Context(), nil, 3, 0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -471,7 +471,7 @@ func TestOldSplitIsAdopted(t *testing.T) {
 	if !slices.Equal(b.IDs[:8], []int32{14, 199, 221, 78, 65, 128, 108, 86}) {
 		t.Errorf("the first row is %v", b.IDs[:8])
 	}
-	held, err := l.Eval(0, 1, 0, 1)
+	held, err := l.Eval(t.Context(), 0, 1, 0, 1)
 	if err != nil || !slices.Equal(held.IDs, []int32{71, 14, 199, 290, 270, 287, 295, 286}) {
 		t.Errorf("the first row to evaluate is %v, %v", held.IDs, err)
 	}
@@ -491,7 +491,7 @@ func TestSourcesAreOpenedInAnyOrder(t *testing.T) {
 		t.Error("the order of the sources matters")
 	}
 	// Without weights every row of both is seen once in an epoch, to within a row.
-	_, after, err := one.Take(nil, int(one.Sequences()), 0, 1)
+	_, after, err := one.Take(t.Context(), nil, int(one.Sequences()), 0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -557,7 +557,7 @@ func TestTakeRefusesWhatCannotBe(t *testing.T) {
 		{nil, 3, 0, 4, diag.BadInput},
 		{nil, 0, 0, 1, diag.BadInput},
 	} {
-		_, _, err := l.Take(tt.at, tt.rows, tt.rank, tt.ranks)
+		_, _, err := l.Take(t.Context(), tt.at, tt.rows, tt.rank, tt.ranks)
 		if !errors.Is(err, tt.code) {
 			t.Errorf("%+v: %v", tt, err)
 		}
@@ -569,10 +569,10 @@ func TestTakeRefusesWhatCannotBe(t *testing.T) {
 		t.Error("a row of no source")
 	}
 	l.Close()
-	if _, _, err := l.Take(nil, 4, 0, 1); err == nil {
+	if _, _, err := l.Take(t.Context(), nil, 4, 0, 1); err == nil {
 		t.Error("a row of a closed loader")
 	}
-	if b, err := l.Eval(0, 1, 0, 1); err != nil || b.Count != 0 || l.EvalSequences() != 0 {
+	if b, err := l.Eval(t.Context(), 0, 1, 0, 1); err != nil || b.Count != 0 || l.EvalSequences() != 0 {
 		t.Error("a closed loader has rows to evaluate")
 	}
 }

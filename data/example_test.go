@@ -32,7 +32,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := data.Open(context.Background(), data.Options{
+	ctx := context.Background()
+	l, err := data.Open(ctx, data.Options{
 		Sources: []data.Source{{Path: filepath.Join(dir, "*.txt")}}, Tokenizer: tok, Seq: 8, Shuffle: true,
 	})
 	if err != nil {
@@ -40,10 +41,10 @@ func Example() {
 	}
 	defer l.Close()
 
-	_, at, _ := l.Take(nil, 4, 0, 1)
-	whole, _, _ := l.Take(at, 4, 0, 1)
-	first, _, _ := l.Take(at, 4, 0, 2)
-	second, after, _ := l.Take(at, 4, 1, 2)
+	_, at, _ := l.Take(ctx, nil, 4, 0, 1)
+	whole, _, _ := l.Take(ctx, at, 4, 0, 1)
+	first, _, _ := l.Take(ctx, at, 4, 0, 2)
+	second, after, _ := l.Take(ctx, at, 4, 1, 2)
 	fmt.Println(at, after)
 	fmt.Println(slices.Equal(whole.IDs, slices.Concat(first.IDs, second.IDs)))
 	fmt.Printf("%d labels count, %d of them here\n", second.Total, second.Count)

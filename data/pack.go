@@ -1,6 +1,7 @@
 package data
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"runtime/debug"
@@ -49,7 +50,11 @@ type rowAt struct {
 // Take gives the sequences of the step that begins at a position, and the position behind it. rows
 // is the number of sequences of all ranks; each has a contiguous part of them, of nearly the same
 // size. The epochs of a source follow each other without a gap: there is always a next sequence.
-func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, error) {
+func (l *Loader) Take(ctx context.Context, at Position, rows, rank, ranks int) (*Batch, Position,
+	error) {
+	if err := wanted(ctx); err != nil {
+		return nil, nil, err
+	}
 	if l.unsplit != nil {
 		return nil, nil, l.unsplit
 	}
@@ -84,6 +89,14 @@ func (l *Loader) Take(at Position, rows, rank, ranks int) (*Batch, Position, err
 	}
 	b, err := l.batch(list, rank, ranks)
 	return b, after, err
+}
+
+// wanted returns an error if the caller does not wait for a batch anymore.
+func wanted(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return diag.New(diag.Canceled, "a batch is not read anymore").Wrap(context.Cause(ctx))
 }
 
 // checkRanks refuses a batch that has fewer sequences than ranks.
@@ -238,7 +251,10 @@ func (s *source) evaluated(held bool) (*stream, int64) {
 
 // Eval gives the validation sequences from first on, source by source in the order of the files.
 // Sequences behind the last one have no labels that count: a batch always has the same size.
-func (l *Loader) Eval(first int64, rows, rank, ranks int) (*Batch, error) {
+func (l *Loader) Eval(ctx context.Context, first int64, rows, rank, ranks int) (*Batch, error) {
+	if err := wanted(ctx); err != nil {
+		return nil, err
+	}
 	if l.unsplit != nil {
 		return nil, l.unsplit
 	}

@@ -96,6 +96,7 @@ const (
 	DataTokenizer Code = "DW2804"
 	DataCache     Code = "DW2805"
 	DataPosition  Code = "DW2806"
+	DataRead      Code = "DW2807"
 
 	CheckpointMissing Code = "DW2901"
 	CheckpointDamaged Code = "DW2902"

@@ -1,6 +1,7 @@
 package parity_test
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
 	"time"
@@ -21,7 +22,8 @@ import (
 // counting is data that can be learned: every token is the one before plus the row's number.
 type counting int
 
-func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (c counting) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	const seq, vocab = 32, 32
 	b := &data.Batch{Sequences: rows, Seq: seq}
 	for row := range int64(rows) {

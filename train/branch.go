@@ -25,7 +25,7 @@ type Branch struct {
 	// Seed is the seed of stochastic rounding.
 	Seed  int
 	Steps int
-	Rate  optim.Schedule
+	Rate  optim.Schedule // the learning rate of each step
 	Data  Dataset
 	// Shift changes the parameters before the first step, and Noise the reduced gradients of every
 	// step. nil leaves them alone.
@@ -80,7 +80,7 @@ func (b *Branches) Run(ctx context.Context, one Branch) error {
 			return err
 		}
 		if t.step+1 < one.Steps {
-			t.prefetch(batch.after)
+			t.prefetch(ctx, batch.after)
 		}
 		if err := t.branch(ctx, one, batch); err != nil {
 			return err

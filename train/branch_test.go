@@ -23,8 +23,9 @@ type later struct {
 	first int64
 }
 
-func (l later) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
-	b, after, err := l.counting.Take(data.Position{"count": at["count"] + l.first}, rows, rank, ranks)
+func (l later) Take(ctx context.Context, at data.Position, rows, rank, ranks int) (*data.Batch,
+	data.Position, error) {
+	b, after, err := l.counting.Take(ctx, data.Position{"count": at["count"] + l.first}, rows, rank, ranks)
 	after["count"] -= l.first
 	return b, after, err
 }

@@ -39,21 +39,17 @@ type loopState struct {
 	Build   string `json:"build,omitempty"`
 }
 
-// digested is data whose digest names all that decides which sequences come in which order.
-type digested interface{ Digest() string }
-
 // digest returns the digest of a dataset, or "" if it has none.
 func digest(rows Dataset) string {
-	if d, ok := rows.(digested); ok {
+	if d, ok := rows.(Digester); ok {
 		return d.Digest()
 	}
 	return ""
 }
 
-// adopt reports whether a dataset has a digest, or can take it on: data that an older version split
-// in another way continues with that split.
+// adopt reports whether a dataset has a digest, or can take it on.
 func adopt(rows Dataset, old string) bool {
-	if d, ok := rows.(interface{ Adopt(digest string) bool }); ok {
+	if d, ok := rows.(Adopter); ok {
 		return d.Adopt(old)
 	}
 	return digest(rows) == old
@@ -130,6 +126,7 @@ func (t *Trainer) Load(ctx context.Context, path string) error {
 		return err
 	}
 	t.dropPrefetched()
+	t.pending = false
 	if err := t.resume(ctx, c, old); err != nil {
 		return err
 	}

@@ -20,7 +20,8 @@ import (
 // evens is a dataset of one sequence, which counts in twos.
 type evens struct{}
 
-func (evens) Take(at data.Position, sequences, _, _ int) (*data.Batch, data.Position, error) {
+func (evens) Take(_ context.Context, at data.Position, sequences, _, _ int) (*data.Batch,
+	data.Position, error) {
 	list := make([][]int32, sequences)
 	for i := range list {
 		list[i] = []int32{0, 2, 4, 6, 8, 10, 12, 14, 16} // 8 inputs, and the label of the last one

@@ -23,7 +23,7 @@ import (
 // evalDigest is the digest of the validation data, if it comes from files of its own; sequences
 // held out of the training data are covered by that digest.
 func (t *Trainer) evalDigest() string {
-	d, ok := t.opts.Eval.(digested)
+	d, ok := t.opts.Eval.(Digester)
 	if !ok || d.Digest() == digest(t.opts.Data) {
 		return ""
 	}

@@ -23,7 +23,8 @@ import (
 // squares is a dataset of one's own: token i of sequence n is (n+i)² mod 31.
 type squares struct{ seq int }
 
-func (d squares) Take(at data.Position, sequences, _, _ int) (*data.Batch, data.Position, error) {
+func (d squares) Take(_ context.Context, at data.Position, sequences, _, _ int) (*data.Batch,
+	data.Position, error) {
 	n, list := at["squares"], make([][]int32, sequences)
 	for i := range list {
 		for k := range int64(d.seq + 1) {
@@ -36,8 +37,9 @@ func (d squares) Take(at data.Position, sequences, _, _ int) (*data.Batch, data.
 
 func (d squares) EvalSequences() int64 { return 4 }
 
-func (d squares) Eval(first int64, sequences, rank, ranks int) (*data.Batch, error) {
-	b, _, err := d.Take(data.Position{"squares": 1000 + first}, sequences, rank, ranks)
+func (d squares) Eval(ctx context.Context, first int64, sequences, rank, ranks int) (*data.Batch,
+	error) {
+	b, _, err := d.Take(ctx, data.Position{"squares": 1000 + first}, sequences, rank, ranks)
 	return b, err
 }
 
@@ -149,7 +151,7 @@ func TestModelAndUpdatesOfOnesOwn(t *testing.T) {
 		}
 		tr := begin(t, o)
 		before := params(t, tr)
-		b, _, err := squares{8}.Take(nil, 4, 0, 1)
+		b, _, err := squares{8}.Take(t.Context(), nil, 4, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

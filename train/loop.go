@@ -3,6 +3,7 @@ package train
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -93,7 +94,7 @@ type StepResult struct {
 	GradNorm float64 // the norm of all gradients together, before clipping
 	LR       float64 // the learning rate
 	Tokens   int64   // of the batch
-	Seconds  float64 // including the wait for data
+	Seconds  float64 // including the wait for data; of a rejected step also the time to keep it
 	// Rejected says why the guard refused the update; "" if the state was updated.
 	Rejected string
 }
@@ -103,12 +104,29 @@ type StepResult struct {
 // rejected step leaves every bit of the state as it was, and the next step takes the next batch;
 // after eight in a row Step fails. After the last step it returns [io.EOF].
 //
-// Step neither saves nor validates. If ctx ends while a step is on its way, the step is abandoned
-// and the trainer can only be closed; to stop between steps, stop calling Step.
+// Only the end of the run is io.EOF: an error of the Dataset, io.EOF included, is returned as a
+// [diag.Error] for which errors.Is(err, io.EOF) is false, with the code [diag.DataRead] unless the
+// Dataset gave it another. Step may then be called again and reads the same batch again.
+//
+// Step neither saves nor validates. If ctx ends while a step is on its way, the error has the code
+// [diag.Canceled] and wraps the context's cause. While Step waited for data nothing has happened,
+// and it may be called again; later the step is abandoned and the trainer can only be closed. To
+// stop between steps, stop calling Step.
 func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if t.step >= t.end() {
 		return StepResult{}, io.EOF
 	}
+	t.pending = false
+	r, err := t.oneStep(ctx)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, diag.Canceled) &&
+		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		err = stopped(ctx, "in step %d", t.step+1)
+	}
+	return r, err
+}
+
+// oneStep makes one step of a run that has steps left.
+func (t *Trainer) oneStep(ctx context.Context) (StepResult, error) {
 	start := t.opts.Now()
 	b, err := t.batch(ctx)
 	if err != nil {
@@ -116,7 +134,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	// Read the next batch while the devices compute this one, but none behind the last step.
 	if t.step+1 < t.end() {
-		t.prefetch(b.after)
+		t.prefetch(ctx, b.after)
 	}
 	if err := t.controller.begin(ctx); err != nil {
 		return StepResult{}, err
@@ -147,7 +165,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		Tokens: int64(b.batch.Sequences) * int64(b.batch.Seq)}
 	if !applied {
 		result.Rejected = cmp.Or(t.guard.judge(loss, norm), why)
-		return result, t.reject(ctx, b, result)
+		err := t.reject(ctx, b, result)
+		result.Seconds = t.opts.Now().Sub(start).Seconds()
+		return result, err
 	}
 	t.guard.accept(loss, norm)
 	t.last.Loss = loss
@@ -163,44 +183,97 @@ func (t *Trainer) advance(b *prefetched) { t.step, t.at = t.step+1, b.after }
 
 // A prefetched is a batch that is read while the devices are busy with the one before.
 type prefetched struct {
-	done  chan struct{} // closed when the rest is set
-	batch *data.Batch
-	after data.Position
-	err   error
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the rest is set
+	batch  *data.Batch
+	after  data.Position
+	err    error
 }
 
-// prefetch begins to read the batch at a position.
-func (t *Trainer) prefetch(at data.Position) {
-	p := &prefetched{done: make(chan struct{})}
+// prefetch begins to read the batch at a position. The batch is for a later step, whose context may
+// be another one: only dropPrefetched cancels the read.
+func (t *Trainer) prefetch(ctx context.Context, at data.Position) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p := &prefetched{cancel: cancel, done: make(chan struct{})}
 	t.next = p
 	go func() {
 		defer close(p.done)
-		p.batch, p.after, p.err = t.opts.Data.Take(at, t.opts.Recipe.Batch, 0, 1)
+		defer cancel()
+		p.batch, p.after, p.err = t.opts.Data.Take(ctx, at, t.opts.Recipe.Batch, 0, 1)
 	}()
 }
 
 // batch waits for the batch of the next step. After an error it is read again.
 func (t *Trainer) batch(ctx context.Context) (*prefetched, error) {
 	defer t.phase(phaseData)()
-	if t.opts.Data == nil {
-		return nil, diag.New(diag.BadInput, "the run has no dataset").Try("set train.Options.Data")
+	if err := t.hasData(); err != nil {
+		return nil, err
+	}
+	if err := stopped(ctx, "before step %d", t.step+1); err != nil {
+		return nil, err
 	}
 	if t.next == nil {
-		t.prefetch(t.at)
+		t.prefetch(ctx, t.at)
 	}
 	select {
 	case <-t.next.done:
 		p := t.next
 		t.next = nil
-		if p.err == nil && (p.batch == nil || p.batch.Sequences != t.opts.Recipe.Batch ||
-			p.batch.Seq != t.opts.Recipe.Seq) {
-			return p, diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
-				t.opts.Recipe.Batch, t.opts.Recipe.Seq).Try("data.NewBatch takes sequences of seq+1 tokens")
+		if p.err != nil {
+			return nil, readError(p.err, "the batch of step %d", t.step+1)
 		}
-		return p, p.err
+		return p, t.checkBatch(p.batch, t.opts.Recipe.Batch)
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, stopped(ctx, "while step %d waited for data", t.step+1)
 	}
+}
+
+// hasData returns an error if the run has no Dataset.
+func (t *Trainer) hasData() error {
+	if t.opts.Data == nil {
+		return diag.New(diag.BadInput, "the run has no dataset").Try("set train.Options.Data")
+	}
+	return nil
+}
+
+// checkBatch refuses a batch that the programs cannot take.
+func (t *Trainer) checkBatch(b *data.Batch, sequences int) error {
+	seq := t.opts.Recipe.Seq
+	if b == nil || b.Sequences != sequences || b.Seq != seq {
+		return diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
+			sequences, seq).Try("data.NewBatch takes sequences of seq+1 tokens")
+	}
+	for _, list := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments} {
+		if len(list) != sequences*seq {
+			return diag.New(diag.BadInput, "a batch of %d sequences of %d tokens has an array of %d"+
+				" elements", sequences, seq, len(list)).
+				Try("IDs, Labels, Positions and Segments have Sequences·Seq elements each")
+		}
+	}
+	return nil
+}
+
+// readError gives an error of a Dataset or an EvalSource a code. io.EOF ends a run, so that the
+// error of a dataset must not wrap it.
+func readError(err error, format string, args ...any) error {
+	eof := errors.Is(err, io.EOF)
+	if _, ok := errors.AsType[*diag.Error](err); ok && !eof {
+		return err
+	}
+	e := diag.New(diag.DataRead, format+" cannot be read", args...)
+	if eof {
+		return e.Because("%v", err).Wrap(io.ErrUnexpectedEOF).
+			Try("begin the data again behind its end: a run takes as many batches as it has steps")
+	}
+	return e.Wrap(err)
+}
+
+// stopped returns an error if ctx has ended.
+func stopped(ctx context.Context, format string, args ...any) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return diag.New(diag.Canceled, "stopped "+format, args...).Wrap(context.Cause(ctx))
 }
 
 // awaitPrefetched waits until the Dataset is not being read. The batch stays for the next step.
@@ -210,8 +283,12 @@ func (t *Trainer) awaitPrefetched() {
 	}
 }
 
-// dropPrefetched forgets the batch that was read ahead, since the run goes on elsewhere or ends.
+// dropPrefetched forgets the batch that was read ahead, since the run goes on elsewhere or ends. It
+// cancels the read and waits for its end: the caller may close the Dataset next.
 func (t *Trainer) dropPrefetched() {
+	if t.next != nil {
+		t.next.cancel()
+	}
 	t.awaitPrefetched()
 	t.next = nil
 }
@@ -239,8 +316,9 @@ func (t *Trainer) reject(ctx context.Context, b *prefetched, r StepResult) error
 		Try("look at the first of them with --rerun, lower optimizer.lr, or look at the data")
 }
 
-// Eval returns the mean loss over the labels of the validation sequences, and emits it as an event.
-// It changes neither the state nor the position in the data.
+// Eval returns the mean loss over the labels of the validation sequences, the first
+// [MaxEvalSequences] of them, and emits it as an event. With an error the loss is 0. Eval changes
+// neither the state nor the position in the data.
 func (t *Trainer) Eval(ctx context.Context) (float64, error) {
 	if t.opts.Eval == nil {
 		return 0, diag.New(diag.BadInput, "the run has no validation data").
@@ -251,7 +329,10 @@ func (t *Trainer) Eval(ctx context.Context) (float64, error) {
 		err = diag.New(diag.Canceled, "the validation of step %d was stopped", t.step).
 			Wrap(context.Cause(ctx))
 	}
-	return t.last.Eval, err
+	if err != nil {
+		return 0, err
+	}
+	return t.last.Eval, nil
 }
 
 // validate computes the validation loss. Before each batch it votes on whether the run is to stop,
@@ -269,8 +350,11 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 		if stopped, err := t.vote(ctx, stop); err != nil || stopped {
 			return stopped, err
 		}
-		b, err := t.opts.Eval.Eval(first, int(size), 0, 1)
+		b, err := t.opts.Eval.Eval(ctx, first, int(size), 0, 1)
 		if err != nil {
+			return false, readError(err, "validation sequence %d", first)
+		}
+		if err := t.checkBatch(b, int(size)); err != nil {
 			return false, err
 		}
 		loss, err := t.evaluate(ctx, b)

@@ -11,19 +11,31 @@ import (
 )
 
 // Gradients computes the gradients of a batch, for an [Trainer.Update] that follows, and returns
-// the loss: the mean over the batch's labels. The gradients stay on the devices. The batch has
-// Recipe.Batch sequences of Recipe.Seq tokens.
+// the loss: the mean over the batch's labels. The gradients stay on the devices; calling Gradients
+// again replaces them. The batch has Recipe.Batch sequences of Recipe.Seq tokens.
 //
 // Gradients and Update are the two halves of [Trainer.Step], without the Dataset, the guard against
-// spikes, the precision monitor and events.
+// spikes, the precision monitor and events. A loop may mix them with Step: Update counts a step as
+// Step does, so that the schedule of learning rates goes on, but does not move the position in the
+// Dataset. Step begins with gradients of its own and drops earlier ones.
 func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
-	return t.hooks.gradients(ctx, b)
+	if err := t.checkBatch(b, t.opts.Recipe.Batch); err != nil {
+		return 0, err
+	}
+	loss, err = t.hooks.gradients(ctx, b)
+	t.pending = err == nil
+	return loss, err
 }
 
-// Update applies the gradients with a learning rate, counts a step, and returns the norm of all
-// gradients together, before clipping. If that is not finite, the state stays as it is and applied
-// is false.
+// Update applies the gradients of the last call of [Trainer.Gradients] with a learning rate, counts
+// a step, and returns the norm of all gradients together, before clipping. If that is not finite,
+// the state stays as it is and applied is false. Gradients must come before each Update.
 func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied bool, err error) {
+	if !t.pending {
+		return 0, false, diag.New(diag.BadInput, "there are no gradients to apply").
+			Try("call Gradients before each Update")
+	}
+	t.pending = false
 	norm, applied, err = t.exec.update(ctx, true, lr, math.Inf(1))
 	if err != nil {
 		return 0, false, err

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"os"
 	"time"
 
@@ -24,13 +25,40 @@ import (
 // sees the sequences that it would have seen. The trainer calls Take from a goroutine of its own, a
 // batch ahead of the devices, and never twice at the same time.
 //
-// Optional methods: Digest() string names everything that decides the order of the sequences, and a
-// checkpoint of another digest is refused; Ready() error is called before a run begins anew.
+// A Dataset may also be a [Digester], a [ReadyChecker] and an [Adopter].
 type Dataset interface {
 	// Take returns the next sequences after a position, and the position behind them. A position
-	// without entries is the beginning. rank and ranks select the share of one data-parallel reader;
-	// the trainer reads whole batches and passes 0, 1.
-	Take(at data.Position, sequences, rank, ranks int) (*data.Batch, data.Position, error)
+	// without entries, or nil, is the beginning. rank and ranks select the share of one data-parallel
+	// reader; the trainer reads whole batches and passes 0, 1.
+	//
+	// Take has no end: behind its last sequence a Dataset begins again. Any error, io.EOF included,
+	// fails the step; the next step calls Take again with the same position. Without an error the
+	// batch is not nil and has all sequences, and belongs to the trainer. Take must neither change
+	// nor keep the map at. If ctx ends, nobody wants the batch anymore: [Trainer.Close] and
+	// [Trainer.Load] cancel it and wait until Take has returned.
+	Take(ctx context.Context, at data.Position, sequences, rank, ranks int) (*data.Batch,
+		data.Position, error)
+}
+
+// A Digester is a [Dataset] or an [EvalSource] whose digest names everything that decides which
+// sequences come in which order. Checkpoints record the digest, and a run does not resume from one
+// with another digest. Without the method, nobody notices that the data has changed.
+type Digester interface {
+	Digest() string
+}
+
+// A ReadyChecker is a [Dataset] that can be unfit for a new run although it can continue an old
+// one. [New] calls Ready if there is no checkpoint to resume from, before anything is compiled, and
+// returns its error.
+type ReadyChecker interface {
+	Ready() error
+}
+
+// An Adopter is a [Dataset] that can take on the digest of a checkpoint: data that an older version
+// split in another way continues with that split. Adopt reports whether the Dataset now has the
+// digest. It is called instead of Digest when a run resumes.
+type Adopter interface {
+	Adopt(digest string) bool
 }
 
 // An EvalSource gives the sequences of the validation loss; a [data.Loader] is one.
@@ -38,8 +66,9 @@ type EvalSource interface {
 	// EvalSequences is the number of validation sequences; the first [MaxEvalSequences] of them are
 	// used.
 	EvalSequences() int64
-	// Eval returns sequences from first on. Behind the last one, labels are [data.Ignored].
-	Eval(first int64, sequences, rank, ranks int) (*data.Batch, error)
+	// Eval returns sequences from first on, never fewer. Behind the last one, labels are
+	// [data.Ignored]. Errors and ctx are as in Dataset.Take.
+	Eval(ctx context.Context, first int64, sequences, rank, ranks int) (*data.Batch, error)
 }
 
 // Spans records what a step spends its time on. The trainer calls Begin when a part of a step
@@ -48,9 +77,12 @@ type Spans interface {
 	Begin(step int, name string) (end func())
 }
 
-// Options describe a run. Engine, Data, and either Model and Recipe or Programs are required; the
-// zero value of every other field is a sensible default.
+// Options describe a run. Engine, and either Model and Recipe or Programs, are required; Data is
+// required by [Trainer.Step] and [Trainer.Run]. The zero value of every other field is a sensible
+// default.
 type Options struct {
+	// Engine runs the programs. It stays open until the Trainer is closed. Several trainers may share
+	// one engine, and its memory.
 	Engine *engine.Engine
 	// Model is what to train: a [model.Config], or a model of one's own. nil takes the model that
 	// Programs were built from.
@@ -64,7 +96,7 @@ type Options struct {
 	// Programs are the compiled step's programs; nil builds them from Model, Recipe and Plan.
 	Programs *step.Programs
 
-	Data Dataset
+	Data Dataset    // nil is for Gradients, Update, Eval and Save alone
 	Eval EvalSource // nil turns validation off
 	// Init fills one parameter of a run that does not resume from a checkpoint. nil asks the model,
 	// if it has the method Init of [model.Config], with the recipe's seed.

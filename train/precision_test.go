@@ -41,7 +41,8 @@ type chain struct {
 	poison     map[int64]func(*data.Batch) // by step, counted from 1
 }
 
-func (c chain) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (c chain) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	b := &data.Batch{Sequences: rows, Seq: c.seq}
 	first := at["row"]
 	for row := range int64(rows) {

@@ -39,6 +39,8 @@ type Trainer struct {
 	// and of its learning rate. updates counts those that were applied, for AdamW's bias correction.
 	step, updates int
 	at            data.Position
+	// pending says that Gradients has left gradients for Update.
+	pending bool
 	// next is the batch of the next step while it is read, or nil.
 	next *prefetched
 	// config is the model's config.json for checkpoints; nil if it cannot be written.
@@ -110,7 +112,7 @@ func (t *Trainer) start(ctx context.Context) error {
 	}
 	if c != nil {
 		defer func() { _ = c.Close() }()
-	} else if d, ok := t.opts.Data.(interface{ Ready() error }); ok {
+	} else if d, ok := t.opts.Data.(ReadyChecker); ok {
 		if err := d.Ready(); err != nil {
 			return err
 		}
@@ -139,7 +141,8 @@ func (t *Trainer) compile(ctx context.Context) (err error) {
 	return t.fitsHost()
 }
 
-// Close waits for the batch that is being read, and frees programs and state. It writes nothing.
+// Close cancels the context of the batch that is being read, waits until Take has returned, and
+// frees programs and state. It writes nothing, and comes before the engine's Close.
 func (t *Trainer) Close() {
 	t.dropPrefetched()
 	t.controller.free()

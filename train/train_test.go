@@ -34,7 +34,8 @@ const config = `{"model_type": "llama", "vocab_size": 37, "hidden_size": 24, "in
 // counting is data that can be learned: every token is the one before plus the document's number.
 type counting struct{}
 
-func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (c counting) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	const seq, vocab = 12, 37
 	b := &data.Batch{Sequences: rows, Seq: seq}
 	first := at["count"]
@@ -59,8 +60,8 @@ func (c counting) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Posi
 
 func (c counting) EvalSequences() int64 { return 5 }
 
-func (c counting) Eval(first int64, rows, _, _ int) (*data.Batch, error) {
-	b, _, err := c.Take(data.Position{"count": 1_000_000 + first}, rows, 0, 1)
+func (c counting) Eval(ctx context.Context, first int64, rows, _, _ int) (*data.Batch, error) {
+	b, _, err := c.Take(ctx, data.Position{"count": 1_000_000 + first}, rows, 0, 1)
 	for i := range b.Labels { // rows behind the last one do not count, as a Loader has it
 		if first+int64(i/b.Seq) >= c.EvalSequences() && b.Labels[i] != data.Ignored {
 			b.Labels[i] = data.Ignored
@@ -243,11 +244,12 @@ type stopping struct {
 
 func (s stopping) EvalSequences() int64 { return s.rows }
 
-func (s stopping) Eval(first int64, rows, rank, ranks int) (*data.Batch, error) {
+func (s stopping) Eval(ctx context.Context, first int64, rows, rank, ranks int) (*data.Batch,
+	error) {
 	if *s.read++; *s.read == s.after {
 		s.stop()
 	}
-	return s.counting.Eval(first%4, rows, rank, ranks)
+	return s.counting.Eval(ctx, first%4, rows, rank, ranks)
 }
 
 // A run that is asked to stop in a validation gives it up, saves, and makes it when it goes on; it
@@ -546,8 +548,9 @@ type garbled struct {
 	from int64
 }
 
-func (g garbled) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
-	b, after, err := g.counting.Take(at, rows, rank, ranks)
+func (g garbled) Take(ctx context.Context, at data.Position, rows, rank, ranks int) (*data.Batch,
+	data.Position, error) {
+	b, after, err := g.counting.Take(ctx, at, rows, rank, ranks)
 	if at["count"]/int64(rows) >= g.from {
 		for i := range b.Labels {
 			if b.Labels[i] >= 0 {

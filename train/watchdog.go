@@ -202,6 +202,9 @@ func (t *Trainer) phase(name string) (end func()) { return t.watchdog.enter(name
 // stalls ends with an error that says what it waited for. When Run returns, the Dataset is not
 // being read.
 func (t *Trainer) Run(stop context.Context) error {
+	if err := t.hasData(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(stop)) // a step that began is ended
 	defer cancel(nil)
 	done := make(chan struct{})
@@ -209,7 +212,11 @@ func (t *Trainer) Run(stop context.Context) error {
 	wg.Go(func() { t.guardAgainstStalls(stop, done, cancel) })
 	end := t.phase(phaseBetween)
 	err := t.loop(ctx, stop)
-	t.awaitPrefetched()
+	if err != nil {
+		t.dropPrefetched() // if Run goes on, it reads the batch again
+	} else {
+		t.awaitPrefetched()
+	}
 	end()
 	close(done)
 	wg.Wait()

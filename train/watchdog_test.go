@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -52,11 +53,12 @@ func (p *plug) block() {
 	<-p.pulled
 }
 
-func (p *plug) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
+func (p *plug) Take(ctx context.Context, at data.Position, rows, rank, ranks int) (*data.Batch,
+	data.Position, error) {
 	if p.part == "data" && at["count"] >= int64(p.step*rows) {
 		p.block()
 	}
-	return p.counting.Take(at, rows, rank, ranks)
+	return p.counting.Take(ctx, at, rows, rank, ranks)
 }
 
 func (p *plug) Begin(step int, name string) func() {
@@ -175,11 +177,12 @@ func TestStalledStepEndsTheRun(t *testing.T) {
 // bursts is data of which some batches take ten times as long as the rest, and some much longer.
 type bursts struct{ counting }
 
-func (b bursts) Take(at data.Position, rows, rank, ranks int) (*data.Batch, data.Position, error) {
+func (b bursts) Take(ctx context.Context, at data.Position, rows, rank, ranks int) (*data.Batch,
+	data.Position, error) {
 	if step := at["count"] / int64(rows); step%40 < 5 {
 		time.Sleep(20 * time.Millisecond)
 	}
-	return b.counting.Take(at, rows, rank, ranks)
+	return b.counting.Take(ctx, at, rows, rank, ranks)
 }
 
 // A run with bursts of load and saves raises no alarm; the limit is 3 s instead of a minute.

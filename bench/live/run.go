@@ -76,7 +76,8 @@ func (n *runner) turn(ctx context.Context, steps int) error {
 }
 
 // Take implements train.Dataset: it gives the same batch for every step.
-func (n *runner) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (n *runner) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	if n.left--; n.left < 0 {
 		return nil, nil, errTurn
 	}

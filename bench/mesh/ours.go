@@ -75,7 +75,8 @@ func newTrainer(ctx context.Context, e *engine.Engine, s abtest.Size, w *abtest.
 var errStopped = errors.New("the run was stopped")
 
 // Take implements train.Dataset: it gives the same batch for every step, when the step may begin.
-func (t *trainer) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (t *trainer) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	if !<-t.begin {
 		return nil, nil, errStopped
 	}

@@ -183,7 +183,8 @@ func strip(p *step.Program) error {
 // words are random.
 type words struct{ vocab int }
 
-func (w words) Take(at data.Position, rows, _, _ int) (*data.Batch, data.Position, error) {
+func (w words) Take(_ context.Context, at data.Position, rows, _, _ int) (*data.Batch,
+	data.Position, error) {
 	const seq = 256
 	b := &data.Batch{Sequences: rows, Seq: seq, Count: int64(rows * seq), Total: int64(rows * seq)}
 	rnd := rand.New(rand.NewPCG(3, uint64(at["step"])))

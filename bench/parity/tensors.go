@@ -47,7 +47,7 @@ func capture(ctx context.Context, job parity.Job, at data.Position, rows int) ([
 	if err != nil {
 		return nil, err
 	}
-	batch, _, err := loader.Take(at, rows, 0, 1)
+	batch, _, err := loader.Take(ctx, at, rows, 0, 1)
 	if err != nil {
 		return nil, err
 	}

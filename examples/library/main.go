@@ -25,7 +25,8 @@ const config = `{"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "hi
 // counting is a dataset: sequence n counts in steps of n%3 + 1.
 type counting struct{ seq int }
 
-func (d counting) Take(at data.Position, sequences, _, _ int) (*data.Batch, data.Position, error) {
+func (d counting) Take(_ context.Context, at data.Position, sequences, _, _ int) (*data.Batch,
+	data.Position, error) {
 	first, list := at["counting"], make([][]int32, sequences)
 	for i := range list {
 		for k := range int64(d.seq + 1) { // seq inputs, and the label of the last one
