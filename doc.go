@@ -5,7 +5,12 @@
 // To train from a program of your own, with your own data or model, use package train;
 // examples/library does. To run StableHLO, use package engine.
 //
-// Data flows down this list; a package imports only packages above it. layout_test.go checks it.
+// A program passes through these:
+//
+//	model → ir.Graph → ir.Grad → spmd (the graphs of one device) → rewrite → lower
+//	→ program.Module → engine.Executable → pipeline, train
+//
+// A package imports only packages above it in this list. layout_test.go checks it.
 //
 //	0  diag        errors: code, what, where, fix, exit class
 //	   dtype       element types and shapes; casts
@@ -46,7 +51,7 @@
 //	   price       operations and collectives on a machine → seconds, by software stack
 //	5  spmd        a loss and an optimizer → the graphs that one device runs
 //	   rewrite     per-device graph → one that a target runs well: passes by target
-//	   lower       a rewritten graph → StableHLO text; it only prints
+//	   lower       a per-device graph → StableHLO: rewrites, picks each operation's kernel, prints
 //	   lower/stablehlo  the printer: instructions, plain rules; rows of kernels
 //	   lower/quantized  quantization and block-scaled GEMMs, on every target
 //	   lower/cpu   kernels of XLA:CPU, a row each
@@ -59,7 +64,7 @@
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
 //	   step        a model, a plan and a policy → the programs of a step; its passes
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
-//	8  train       the loop: steps, guards, checkpoints, rerun of rejected steps, BF16 fallback
+//	8  train       the loop: steps, guards, checkpoints, rerun of skipped steps, BF16 fallback
 //	   parity      a recipe and several precisions → paired curves and a verdict
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command

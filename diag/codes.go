@@ -16,7 +16,7 @@ func (c Code) Error() string { return string(c) }
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
 // 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,
-// 32xx pipelines, 33xx precision.
+// 31xx plans, 32xx pipelines, 33xx precision.
 const (
 	Internal  Code = "DW1000"
 	BadUsage  Code = "DW1001"
@@ -54,9 +54,9 @@ const (
 	CacheFailed   Code = "DW2204"
 	ProgramRead   Code = "DW2205"
 	TooLarge      Code = "DW2206"
-	EnvRefused    Code = "DW2208"
 
 	CompilerCrashed Code = "DW2207"
+	EnvRefused      Code = "DW2208"
 
 	ProgramFormat  Code = "DW2301"
 	ProgramInvalid Code = "DW2302"

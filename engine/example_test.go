@@ -2,28 +2,23 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/program"
 )
 
-// A vector is sharded over two devices; the module adds the halves up on both.
-func Example() {
-	ctx := context.Background()
-	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer e.Close()
-	m := &program.Module{
-		Name: "sum", Devices: program.Range(0, 2),
-		Mesh:    []program.Axis{{Name: "dp", Size: 2}},
-		Args:    []program.Array{{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{4}}, Split: [][]string{{"dp"}}}},
-		Results: []program.Array{{Name: "y", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{2}}}},
-		Text: `module @sum attributes {mhlo.num_replicas = 2 : i32} {
+// sum adds a vector of four numbers, two on each of two devices, up to one of two numbers on both.
+var sum = &program.Module{
+	Name: "sum", Devices: program.Range(0, 2),
+	Mesh:    []program.Axis{{Name: "dp", Size: 2}},
+	Args:    []program.Array{{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{4}}, Split: [][]string{{"dp"}}}},
+	Results: []program.Array{{Name: "y", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{2}}}},
+	Text: `module @sum attributes {mhlo.num_replicas = 2 : i32} {
   func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
     %y = "stablehlo.all_reduce"(%x) ({
       ^bb0(%a: tensor<f32>, %b: tensor<f32>):
@@ -33,26 +28,35 @@ func Example() {
     return %y : tensor<2xf32>
   }
 }`}
-	sum, err := e.Compile(ctx, m)
-	if err != nil {
+
+// Example sums the halves of a vector over two devices. README.md shows its body.
+func Example() {
+	ctx := context.Background()
+	e, err := engine.Open(ctx, "cpu", engine.Options{Devices: 2})
+	if errors.Is(err, diag.EngineMissing) {
+		log.Fatal("first run: deepwell engine install cpu")
+	} else if err != nil {
 		log.Fatal(err)
 	}
-	defer sum.Free()
-	x, err := e.Place(m, m.Args[0], engine.Copied, func(i int) ([]byte, error) {
-		start, err := m.Start(m.Args[0], i) // device i holds elements from here on
-		first := float64(start[0] + 1)
-		return dtype.F32.Append(nil, first, first+1), err
+	defer e.Close()
+	x, err := e.Place(sum, sum.Args[0], engine.Copied, func(device int) ([]byte, error) {
+		return dtype.F32.Append(nil, float64(2*device+1), float64(2*device+2)), nil
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer x.Free()
-	run, err := sum.Run(ctx, x) // queued on both devices
+	compiled, err := e.Compile(ctx, sum) // sum is a program.Module: StableHLO and its shapes
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer compiled.Free()
+	run, err := compiled.Run(ctx, x) // queued on both devices
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer run.Free()
-	y, err := run.Results[0].Read(ctx, 1)
+	y, err := run.Results[0].Read(ctx, 1) // waits; the shard of device 1
 	if err != nil {
 		log.Fatal(err)
 	}
