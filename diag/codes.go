@@ -183,7 +183,9 @@ func (c Code) class() Class {
 func Catalogue() string {
 	var b strings.Builder
 	b.WriteString("# Error codes\n\n" +
-		"Printed from `diag/codes.tsv`; `go test ./diag -update` writes it.\n\n")
+		"Printed from `diag/codes.tsv`; `go test ./diag -update` writes it.\n\n" +
+		"A code marked (warning) never ends a command. Others may come with a warning as well, where " +
+		"a\ncommand can continue.\n\n")
 	b.WriteString("| code | exit | meaning | example |\n|---|---|---|---|\n")
 	for _, r := range catalogue {
 		fmt.Fprintf(&b, "| %s | %d | %s | %s |\n", r.code, r.class, r.meaning, r.example)
