@@ -56,7 +56,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer run.Free()
-	y, err := run.Results[0].Read(ctx, 1) // waits; the shard of device 1
+	y, err := run.Results[0].Read(ctx, 1) // waits; device 1's copy
 	if err != nil {
 		log.Fatal(err)
 	}
