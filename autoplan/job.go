@@ -114,12 +114,18 @@ func ParseFixed(text string) (Fixed, error) {
 		at := slices.IndexFunc(keys, func(k key) bool { return k.name == name })
 		if at < 0 || !ok || value == "" {
 			return nil, diag.New(diag.BadUsage, "invalid --fix %q", item).
-				Try("write one of %s, such as tp=8", strings.Join(lists.Map(keys, key.String), ", "))
+				Try("write one of %s, devices, such as tp=8",
+					strings.Join(lists.Map(keys, key.String), ", "))
 		}
 		if err := checkFixed(name, keys[at].kind, value); err != nil {
 			return nil, err
 		}
 		f[name] = value
+	}
+	if g := f["gather"]; (f["zero"] == "1" || f["zero"] == "2") && g != "" && g != "step" {
+		return nil, diag.New(diag.BadUsage, "gather applies to zero 3 only").At("--fix %s", f).
+			Because("with zero %s every device has all parameters for the whole step", f["zero"]).
+			Try("--fix zero=3,gather=%s, or zero=%s without gather", g, f["zero"])
 	}
 	return f, nil
 }
@@ -162,6 +168,17 @@ func (f Fixed) String() string {
 		}
 	}
 	return strings.Join(parts, ",")
+}
+
+// only gives some keys of f as text; "" if none of them is fixed.
+func (f Fixed) only(names ...string) string {
+	some := Fixed{}
+	for _, name := range names {
+		if v, ok := f[name]; ok {
+			some[name] = v
+		}
+	}
+	return some.String()
 }
 
 // size returns the fixed size of an axis, and whether it is fixed.

@@ -10,8 +10,10 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -125,15 +127,55 @@ func (s *searcher) why() *diag.Error {
 			event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title, offload)
 	case len(s.meshOptions) == 0 && s.misfit() != "":
 		return what.Because("%s", s.misfit())
-	case len(s.meshOptions) == 0 && j.Batch > 0:
-		return what.Because("a batch of %d sequences does not divide over %d devices",
-			j.Batch, s.counts[0])
 	case len(s.meshOptions) == 0:
-		return what.Because("no axis sizes multiply to %d devices", s.counts[0])
+		return what.Because("%s", s.empty())
 	case reason != nil:
 		return what.Because("%s", diag.From(reason).What)
 	}
 	return what
+}
+
+// empty says which constraint leaves a search without any plan, in the order in which
+// [searcher.expand] applies them. It judges all devices in use, not the smaller counts.
+func (s *searcher) empty() string {
+	j, n := &s.job, int64(s.counts[0])
+	meshes := j.meshes(n)
+	if len(meshes) == 0 {
+		return fmt.Sprintf("no mesh of %d devices has %s", n, j.Fixed.only("tp", "cp", "ep", "pp"))
+	}
+	meshes = lists.Filter(meshes, func(m mesh) bool { return len(j.shardOptions(m)) > 0 })
+	if len(meshes) == 0 {
+		text := j.Fixed.only("tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather")
+		return fmt.Sprintf("no mesh of %d devices that %s can shard has %s", n, j.Profile.Name, text)
+	}
+	var fit []meshOption
+	for _, m := range meshes {
+		for _, b := range j.batches(m) {
+			fit = append(fit, meshOption{mesh: m, microbatch: b[0], rows: b[1],
+				micros: b[1] / b[0] / m.rowRanks()})
+		}
+	}
+	if len(fit) == 0 {
+		text := fmt.Sprintf("a batch of %d sequences does not divide over ", max(j.Batch, j.MaxBatch))
+		ranks := lists.Map(meshes, func(m mesh) int64 { return m.rowRanks() })
+		if low := slices.Min(ranks); low < slices.Max(ranks) {
+			text += fmt.Sprintf("any of the %d to %d", low, slices.Max(ranks))
+		} else {
+			text += strconv.FormatInt(low, 10)
+		}
+		text += " data-parallel ranks"
+		if fixed := j.Fixed.only("microbatch"); fixed != "" {
+			text += " in microbatches of " + j.Fixed["microbatch"]
+		}
+		return text
+	}
+	fit = lists.Filter(fit, func(o meshOption) bool {
+		return slices.ContainsFunc(j.Precisions, func(p dtype.Format) bool { return j.divides(o.mesh, p) })
+	})
+	if len(fit) == 0 {
+		return "no mesh leaves every device whole scale blocks of its weights and activations"
+	}
+	return "no pipeline schedule has " + j.Fixed.only("pp", "schedule", "virtual", "microbatch")
 }
 
 // changes lists what may help, the smallest change first: dropping one --fix, a batch that divides

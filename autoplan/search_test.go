@@ -313,9 +313,39 @@ func TestFixedIsKept(t *testing.T) {
 	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).recomputeOptions()[0].tags, everything(j)) {
 		t.Errorf("recompute=full: %v", err)
 	}
-	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
+	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "foo=2", "zero=1,gather=layer", "gather=micro,zero=2", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
 		if _, err := ParseFixed(bad); diag.From(err) == nil || diag.From(err).Code != diag.BadUsage {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// A fixed dp and fsdp are searched, whatever the sizes that a search would try by itself; and so
+// is a fixed lifetime of gathered parameters, which only ZeRO 3 has.
+func TestFixedShardsAreSearched(t *testing.T) {
+	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
+	for _, row := range []struct {
+		fixed    Fixed
+		dp, fsdp int64
+		zero     int
+		gather   string
+	}{
+		{Fixed{"dp": "2", "fsdp": "4"}, 2, 4, 0, ""},
+		{Fixed{"fsdp": "2", "tp": "1", "cp": "1", "pp": "1"}, 4, 2, 0, ""},
+		{Fixed{"dp": "2", "tp": "1", "cp": "1", "pp": "1"}, 2, 4, 0, ""},
+		{Fixed{"dp": "1", "fsdp": "8", "gather": "layer"}, 1, 8, 3, "layer"},
+		{Fixed{"dp": "1", "fsdp": "8", "gather": "micro"}, 1, 8, 3, "micro"},
+	} {
+		j.Fixed = row.fixed
+		r, err := Search(t.Context(), j)
+		if err != nil {
+			t.Errorf("%s: %v", row.fixed, err)
+			continue
+		}
+		p := r.Choices[0].Plan
+		if max(p.DP, 1) != row.dp || p.FSDP.Size != row.fsdp || row.zero > 0 && p.FSDP.Zero != row.zero ||
+			row.gather != "" && p.FSDP.Gather != row.gather {
+			t.Errorf("%s: dp %d, fsdp %+v", row.fixed, p.DP, p.FSDP)
 		}
 	}
 }
@@ -569,6 +599,9 @@ func TestCausesAreRight(t *testing.T) {
 		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 key heads and an MLP of 28672 cannot be sharded over tp 3"},
 		{"llama3.1-70b", "64xgb200", Fixed{"pp": "7"}, "pp 7 does not divide 64 devices"},
 		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be split into 64 stages"},
+		{"llama3.1-8b", "8xb200", Fixed{"tp": "1", "cp": "1", "pp": "1", "dp": "2", "fsdp": "2"}, "no mesh of 8 devices that deepwell can shard has tp=1,cp=1,pp=1,dp=2,fsdp=2"},
+		{"llama3.1-8b", "8xb200", Fixed{"dp": "8", "microbatch": "128"}, "a batch of 512 sequences does not divide over 8 data-parallel ranks in microbatches of 128"},
+		{"llama3.1-8b", "8xb200", Fixed{"pp": "2", "schedule": "1f1b", "virtual": "2"}, "no pipeline schedule has pp=2,virtual=2,schedule=1f1b"},
 		{"llama3.1-70b", "8xrtx6000pro", nil, "the plan with the lowest memory needs 1"}, // not 407 GiB
 	} {
 		j := jobFor(t, row.model, row.cluster, 8192, 4<<20)

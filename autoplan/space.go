@@ -191,14 +191,16 @@ func (m mesh) rowRanks() int64 { return m.data * m.ep }
 
 // shardOptions lists the ways to split the data axis and to shard state over it. An fsdp axis that
 // is smaller than the data axis is an NVLink domain, or a power of two from 8 to 512, within which
-// gathers are cheap. ZeRO 3 that keeps gathered parameters for a microbatch or a step is searched
-// only if asked for: ZeRO 2 holds as many parameters and gathers less often.
+// gathers are cheap; with dp or fsdp fixed it is any that matches. ZeRO 3 that keeps gathered
+// parameters for a microbatch or a step is searched only if asked for: ZeRO 2 holds as many
+// parameters and gathers less often.
 func (j *Job) shardOptions(m mesh) []shardOption {
 	var list []shardOption
 	domain := int64(j.Cluster.GPU.NVLinkDomain)
+	asked := j.Fixed["dp"] != "" || j.Fixed["fsdp"] != ""
 	for _, fsdp := range divisors(m.data, m.data) {
 		round := fsdp >= 8 && fsdp <= 512 && fsdp&(fsdp-1) == 0
-		if fsdp != 1 && fsdp != m.data && fsdp != domain && !round {
+		if fsdp != 1 && fsdp != m.data && fsdp != domain && !round && !asked {
 			continue
 		}
 		dp := m.data / fsdp
@@ -214,9 +216,9 @@ func (j *Job) shardOptions(m mesh) []shardOption {
 			if !j.can().zero[c.zero] {
 				continue
 			}
-			asked := c.zero < 3 || c.gather == "layer" || j.Fixed["gather"] == c.gather
-			if asked && j.Fixed.allows("zero", int64(c.zero)) &&
-				(c.zero < 3 || j.Fixed.allowsWord("gather", c.gather)) {
+			searched := c.zero < 3 || c.gather == "layer" || j.Fixed["gather"] == c.gather
+			if searched && j.Fixed.allows("zero", int64(c.zero)) &&
+				j.Fixed.allowsWord("gather", c.gather) {
 				list = append(list, c)
 			}
 		}

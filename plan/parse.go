@@ -30,7 +30,13 @@ func Parse(data []byte, path string) (*Plan, error) {
 }
 
 var format = strictjson.Format{Name: "plan", Text: diag.PlanText, Key: diag.PlanKey,
-	Value: diag.PlanValue}
+	Value: diag.PlanValue, Inner: map[string]string{
+		"zero": "fsdp.zero", "gather": "fsdp.gather",
+		"schedule": "pp.schedule", "virtual": "pp.virtual",
+		"sequence": "tp.sequence", "overlap": "tp.overlap",
+		"kind": "cp.kind", "balance": "cp.balance",
+		"params": "types.params", "grads": "types.grads", "collectives": "types.collectives",
+	}}
 
 type (
 	reader struct{ *strictjson.Reader }
@@ -46,9 +52,7 @@ func (r reader) fields(p *Plan) []field {
 			r.word("kind", &p.CP.Kind, contexts)),
 		r.count("dp", &p.DP),
 		r.count("ep", &p.EP),
-		r.axis("fsdp", &p.FSDP.Size, field{Name: "gather",
-			Read: func() { p.FSDP.Gather = r.gather() }}, field{Name: "zero",
-			Read: func() { p.FSDP.Zero = int(r.Whole(1, 3, "1, 2 or 3")) }}),
+		r.fsdp(&p.FSDP),
 		r.count("microbatches", &p.Microbatches),
 		r.text("model", &p.Model),
 		{Name: "offload", Read: func() { p.Offload = r.Words("", offloads) }},
@@ -82,6 +86,25 @@ func (r reader) gather() string {
 }
 
 const oldMicrobatch = "micro"
+
+// fsdp reads the fsdp axis. With zero 1 and 2 parameters are whole for the step, so a gather other
+// than step contradicts them.
+func (r reader) fsdp(into *FSDP) field {
+	stated := ""
+	axis := r.axis("fsdp", &into.Size, field{Name: "gather",
+		Read: func() { stated = r.gather() }}, field{Name: "zero",
+		Read: func() { into.Zero = int(r.Whole(1, 3, "1, 2 or 3")) }})
+	return field{Name: axis.Name, Read: func() {
+		axis.Read()
+		if stated == "" || !r.OK() {
+			return
+		}
+		if into.Gather = stated; into.Zero < 3 && stated != "step" {
+			r.Fail(diag.PlanValue, "gather applies to zero 3 only")
+			r.Fix("\"zero\": 3, or no gather with zero %d", into.Zero)
+		}
+	}}
+}
 
 // recompute reads "none", "full" or a list of tags, as run.toml has them.
 func (r reader) recompute() []ir.Tag {

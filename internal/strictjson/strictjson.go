@@ -45,6 +45,8 @@ func Encode(v any) ([]byte, error) {
 type Format struct {
 	Name             string // such as "plan"
 	Text, Key, Value diag.Code
+	// Inner maps keys of inner objects to their full names, for people who write them at the top.
+	Inner map[string]string
 }
 
 // A Reader walks through a document. It keeps the first error, after which it reads nothing; what
@@ -180,6 +182,9 @@ func (r *Reader) Members(fields ...Field) {
 func (r *Reader) unknown(key string, fields []Field) {
 	names := lists.Map(fields, func(f Field) string { return f.Name })
 	r.Fail(r.format.Key, "there is no key %q", r.Key)
+	if inner := r.format.Inner[r.Key]; inner != "" {
+		r.Fix("it is %s", inner)
+	}
 	r.near(key, names)
 	r.Fix("the keys here are %s", strings.Join(names, ", "))
 }
