@@ -42,11 +42,13 @@ type DryRunJob struct {
 type DryRunResult struct {
 	Model     string              `json:"model"`
 	Cluster   string              `json:"cluster"`
+	Mesh      string              `json:"mesh,omitempty"` // as [plan.Plan.Label] writes it
 	Stack     string              `json:"stack"`
 	Low       float64             `json:"low"` // 90 % of steps take between Low and High seconds
 	High      float64             `json:"high"`
-	Rate      float64             `json:"rate"` // tokens per second and device
-	Peak      int64               `json:"peak"` // bytes of the worst rank
+	Rate      float64             `json:"rate"`          // tokens per second and device
+	MFU       float64             `json:"mfu,omitempty"` // see [autoplan.Job.MFU]
+	Peak      int64               `json:"peak"`          // bytes of the worst rank
 	Capacity  int64               `json:"capacity"`
 	Parts     []dryrun.Part       `json:"parts"`
 	Helps     []dryrun.Suggestion `json:"helps"`     // changes that make the step shorter
@@ -127,6 +129,7 @@ func (r *dryRunner) read() (err error) {
 func (r *dryRunner) prepare() {
 	s := &r.search
 	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
+	r.done.Mesh = r.plan.Label()
 	r.done.Capacity = s.Cluster.GPU.UsableBytes
 	r.done.Budget = dryrun.Budget{Tokens: r.job.Tokens, Price: r.job.Price,
 		Devices: s.Cluster.Count, Batch: float64(r.plan.Batch * r.plan.Seq)}
@@ -190,8 +193,12 @@ func (r *dryRunner) simulate() (err error) {
 	// The 90 % interval of the closed form, scaled to the simulated step.
 	d.Low, d.High = r.priced.Low*d.Step/r.priced.Step, r.priced.High*d.Step/r.priced.Step
 	d.Rate = d.Budget.Batch / d.Step / float64(d.Budget.Devices)
+	d.MFU = r.search.MFU(r.plan.Batch, d.Budget.Devices, d.Step)
 	d.Bill = d.Budget.Bill(d.Step)
 	d.Parts = settle(d.Parts, d.Step)
+	if r.plan.Size(plan.PipelineAxis) == 1 && r.job.WhatIf.Uneven() {
+		rename(d.Parts, "bubble", "waiting for the straggler") // no pipeline, so no bubble
+	}
 	seed := func() *rand.Rand { return rand.New(rand.NewPCG(usualSeed, 0)) }
 	d.Scenarios, err = r.step.Scenarios(seed)
 	return err
@@ -209,6 +216,15 @@ func settle(parts []dryrun.Part, step float64) []dryrun.Part {
 		}
 	}
 	return parts
+}
+
+// rename gives a part another name.
+func rename(parts []dryrun.Part, from, to string) {
+	for i := range parts {
+		if parts[i].Name == from {
+			parts[i].Name = to
+		}
+	}
 }
 
 // partsOf lists the parts of a step in the order of the waterfall chart.
@@ -320,6 +336,10 @@ func (r *dryRunner) page(w io.Writer) error {
 		Helps: d.Helps, WhatIfs: d.Scenarios, Plan: string(text),
 		Facts: []dryrun.Fact{{Name: "tokens per second per GPU", Value: fmt.Sprintf("%.0f", d.Rate)}},
 		Notes: []string{"Predicted, not measured: nothing was run."},
+	}
+	if d.MFU > 0 {
+		page.Facts = append(page.Facts, dryrun.Fact{Value: human.Percent(d.MFU),
+			Name: "MFU at the BF16 peak, causal attention at half"})
 	}
 	if d.Budget.Tokens > 0 {
 		page.Facts = append(page.Facts, dryrun.Fact{Value: fmt.Sprintf("%.3g days", d.Bill.Days),

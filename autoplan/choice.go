@@ -27,7 +27,8 @@ type Choice struct {
 	Step      float64        `json:"step"`    // simulated seconds
 	Low       float64        `json:"low"`     // 90 % of steps fall between Low and High
 	High      float64        `json:"high"`
-	Rate      float64        `json:"rate"` // tokens per second and paid device
+	Rate      float64        `json:"rate"`          // tokens per second and paid device
+	MFU       float64        `json:"mfu,omitempty"` // see [Job.MFU]
 	Peak      int64          `json:"peak"`
 	Memory    program.Memory `json:"memory"` // of the worst rank at its peak
 	Bubble    float64        `json:"bubble"` // idle share of the step
@@ -170,6 +171,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 	x := Choice{Plan: &p, Precision: s.job.Precisions[c.precision], Devices: n, Paid: paid,
 		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak, Memory: e.Memory,
 		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
+		MFU:    s.job.MFU(c.rows, n, line.Step),
 		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
 	if e.Step > 0 { // the closed form's interval, scaled
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step

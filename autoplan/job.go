@@ -274,6 +274,18 @@ func (j Job) filled() (Job, error) {
 	return j, nil
 }
 
+// MFU is the model FLOPs utilization of a step of some sequences that takes that many seconds:
+// model FLOPs over what the devices in use could do at their dense BF16 peak, whatever the format.
+// Recomputation does not count, and attention counts the keys that the mask lets through, half of
+// them if it is causal. It is 0 if the peak is not known.
+func (j Job) MFU(rows int64, devices int, seconds float64) float64 {
+	peak := j.Cluster.GPU.Peak.BF16 * float64(devices) * seconds
+	if peak == 0 {
+		return 0
+	}
+	return j.tokens(rows) * j.Config.Forward(j.Seq).Training().Sum() / peak
+}
+
 // tokens is the number of tokens in a step of that many sequences.
 func (j Job) tokens(rows int64) float64 { return float64(rows) * float64(j.Seq) }
 

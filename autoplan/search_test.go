@@ -674,3 +674,19 @@ func TestABatchIsNoLargerThanItMustBe(t *testing.T) {
 		t.Errorf("%d rows at %.0f tokens a second, all %d at %.0f", a.Plan.Batch, a.Rate, b.Plan.Batch, b.Rate)
 	}
 }
+
+// MFU counts what Megatron and others count for a causal model: 6 FLOPs for each weight of a linear
+// layer and 6·layers·hidden·seq/2·2 for attention.
+func TestMFU(t *testing.T) {
+	j := jobFor(t, "llama3.1-8b", "8xb200", 8192, 1<<20)
+	weights := 8.03e9 - 128256*4096 // the embedding is a lookup
+	token := 6*weights + 12*32*4096*8192/2
+	want := token * (1 << 20) / (8 * 2.25e15 * 7)
+	if got := j.MFU(128, 8, 7); math.Abs(got/want-1) > 0.002 {
+		t.Errorf("an MFU of %v, want %v", got, want)
+	}
+	j.Cluster.GPU.Peak.BF16 = 0
+	if got := j.MFU(128, 8, 7); got != 0 {
+		t.Errorf("an MFU of %v without a peak", got)
+	}
+}

@@ -59,6 +59,9 @@ type WhatIf struct {
 	Random *rand.Rand `json:"-"`
 }
 
+// Uneven reports whether some device takes longer than others, which then wait for it.
+func (w WhatIf) Uneven() bool { return w.Slow > 0 && w.Slow != 1 || w.Jitter > 0 }
+
 // maxReplicas bounds the replicas that a run with jitter draws. The slowest of n grows with √(log
 // n), so the slowest of a thousand is about a quarter further out than the slowest of 64.
 const maxReplicas = 64
@@ -103,7 +106,7 @@ func (s *Step) check(w WhatIf) error {
 			Try("leave links out of the what-if")
 	case w.Straggler < 0 || w.Straggler >= s.Schedule.Ranks:
 		return diag.New(diag.BadInput, "there is no pipeline rank %d; the last is %d", w.Straggler,
-			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK counts pipeline ranks, pp.size of them").
+			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK slows a pipeline rank, of which there are pp.size").
 			Try("slow=%g@%d", w.Slow, s.Schedule.Ranks-1)
 	case !(w.Jitter >= 0) || w.Jitter > 1:
 		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter).

@@ -3,6 +3,8 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -182,6 +184,41 @@ func (p *Plan) Mesh() []ir.Axis {
 		}
 	}
 	return mesh
+}
+
+// Label writes the axes with more than one device, and the ZeRO stage with fsdp, as in
+// "fsdp 32 zero 2, tp 2"; "" for one device.
+func (p *Plan) Label() string {
+	var words []string
+	for _, axis := range labelled {
+		n := p.Size(axis)
+		if n == 1 {
+			continue
+		}
+		word := fmt.Sprintf("%s %d", axis, n)
+		if axis == FSDPAxis {
+			word += " zero " + p.FSDP.ZeRO()
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, ", ")
+}
+
+// labelled are the axes in the order in which people name them.
+var labelled = []string{DataAxis, FSDPAxis, TensorAxis, ContextAxis, ExpertAxis, PipelineAxis}
+
+// ZeRO writes the ZeRO stage, 1, 2 or 3, and after a slash how long ZeRO 3 keeps gathered
+// parameters if that is longer than a layer: 3/microbatch or 3/step. It is "-" without shards.
+func (a FSDP) ZeRO() string {
+	switch {
+	case a.Size <= 1:
+		return "-"
+	case a.Zero == 3 && a.Gather == "micro":
+		return "3/microbatch"
+	case a.Zero == 3 && a.Gather == "step":
+		return "3/step"
+	}
+	return strconv.Itoa(a.Zero)
 }
 
 // Devices is the number of devices of the plan, the product of all axes.

@@ -231,3 +231,18 @@ func TestStages(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestLabel(t *testing.T) {
+	for text, want := range map[string]string{
+		`{}`:                   "",
+		`{"fsdp": 8, "tp": 2}`: "fsdp 8 zero 3, tp 2",
+		`{"dp": 2, "fsdp": {"size": 4, "zero": 1, "gather": "step"}, "pp": 2}`: "dp 2, fsdp 4 zero 1, pp 2",
+		`{"fsdp": {"size": 4, "gather": "micro"}}`:                             "fsdp 4 zero 3/microbatch",
+		`{"fsdp": {"size": 4, "gather": "step"}, "cp": 2}`:                     "fsdp 4 zero 3/step, cp 2",
+	} {
+		p, err := plan.Parse([]byte(text), "plan.json")
+		if err != nil || p.Label() != want {
+			t.Errorf("%s: %q, %v; want %q", text, p.Label(), err, want)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -27,6 +28,7 @@ type reader struct {
 	set       map[string]string // key → the override that gave it
 	errs      []found
 	hasMinLR  bool // optimizer.lr is a pair
+	batch     any  // the value of batch, for suggestions; nil if it is not given
 	saved     bool // stored by a run: renamed keys are read, model and data.sources may be missing
 
 	// Where in data.sources a problem was seen: the element and the key in it.
@@ -59,6 +61,12 @@ func parse(data []byte, path string, overrides []string, getenv func(string) str
 		return nil, p.malformed(err)
 	}
 	p.locate(data)
+	p.batch = doc["batch"]
+	for _, o := range overrides {
+		if text, ok := strings.CutPrefix(o, "batch="); ok {
+			p.batch, _ = strconv.ParseInt(text, 10, 64)
+		}
+	}
 	values := p.flatten(doc)
 	for _, o := range overrides {
 		if err := p.override(values, o); err != nil {
@@ -151,7 +159,10 @@ func (p *reader) flatten(doc map[string]any) map[string]any {
 func (p *reader) accept(values map[string]any, name string, v any) {
 	now := cmp.Or(renamed[name], name)
 	_, isTable := v.(map[string]any)
-	what, fix := fmt.Sprintf("there is no key %q", name), p.suggest(name)
+	what, fix := fmt.Sprintf("there is no key %q", name), p.elsewhere(name, v)
+	if fix == "" {
+		fix = p.suggest(name)
+	}
 	switch {
 	case now != name && !p.saved:
 		what, fix = fmt.Sprintf("%s is now %s", name, now), "write "+now
@@ -165,6 +176,41 @@ func (p *reader) accept(values map[string]any, name string, v any) {
 		what = fmt.Sprintf("there is no section [%s]", name)
 	}
 	p.fail(diag.RecipeKey, name, what, fix)
+}
+
+// Keys of other programs whose meaning run.toml states in another way.
+var (
+	accumulations = []string{"gradient_accumulation_steps", "gradient_accumulation", "grad_accum",
+		"grad_accum_steps", "grad_accumulation_steps", "accumulate_grad_batches"}
+	parallelisms = []string{"parallelism", "dp", "ddp", "fsdp", "hsdp", "tp", "cp", "ep", "pp", "zero",
+		"data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
+		"context_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree",
+		"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+		"expert_model_parallel_size"}
+)
+
+// elsewhere says how run.toml states what another program's key means; "" for keys that it does not
+// know. A count of accumulation steps becomes the size of a microbatch.
+func (p *reader) elsewhere(name string, v any) string {
+	section, short := split(name)
+	if section == "parallelism" || slices.Contains(parallelisms, short) {
+		return "parallelism is in a plan: deepwell train --plan plan.json; deepwell plan writes one"
+	}
+	if !slices.Contains(accumulations, short) {
+		return ""
+	}
+	const rule = "gradient accumulation steps = batch / microbatch"
+	batch, known := p.batch.(int64)
+	steps, whole := v.(int64)
+	switch {
+	case !known || batch < 1 || !whole || steps < 1:
+		return rule + ": set microbatch"
+	case batch%steps != 0:
+		return fmt.Sprintf("%s, but %d steps do not divide batch = %d", rule, steps, batch)
+	case p.set[name] != "":
+		return fmt.Sprintf("%s: --set microbatch=%d with batch = %d", rule, batch/steps, batch)
+	}
+	return fmt.Sprintf("%s: microbatch = %d with batch = %d", rule, batch/steps, batch)
 }
 
 // suggest finds the key that was meant by an unknown name: one that other programs call so, the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +47,7 @@ func (a *app) dryrun() *cobra.Command {
 	flags.StringVar(&text.tokens, "tokens", "1T", "training tokens, such as 15T or 300B")
 	flags.Float64Var(&job.Price, "price", 3.00, "price per GPU-hour in US dollars")
 	flags.StringVar(&text.whatIf, "what-if", "",
-		"what-if scenario: slow=FACTOR@STAGE slows one pipeline rank; links=FACTOR multiplies the time\n"+
+		"what-if scenario: slow=FACTOR@RANK slows one pipeline rank; links=FACTOR multiplies the time\n"+
 			"of every transfer between devices; jitter=SHARE; seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
 		"precision of linear-layer GEMMs, instead of the plan's: bf16, fp8, mxfp8, nvfp4, f32, or a "+
@@ -64,13 +65,19 @@ type dryRunText struct{ tokens, whatIf, calibrate string }
 const shownParts = 6
 
 func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
-	fmt.Fprintf(w, "%s · %s · cost model: %s\n", d.Model, clusterTitle(d.Cluster), d.Stack)
+	head := []string{d.Model, clusterTitle(d.Cluster), d.Mesh, "cost model: " + d.Stack}
+	head = slices.DeleteFunc(head, func(s string) bool { return s == "" })
+	fmt.Fprintln(w, strings.Join(head, " · "))
 	onGPUs, device := d.Capacity > 0, "device"
 	if onGPUs {
 		device = "GPU"
 	}
-	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/%s · bubble %.1f %%\n", d.Step, d.Low,
-		d.High, human.Thousands(int64(d.Rate)), device, 100*d.Bubble)
+	mfu := ""
+	if d.MFU > 0 {
+		mfu = fmt.Sprintf(" · MFU %.1f %%", 100*d.MFU)
+	}
+	fmt.Fprintf(w, "step        %.3g s (%.3g–%.3g) · %s tok/s/%s%s · bubble %.1f %%\n", d.Step, d.Low,
+		d.High, human.Thousands(int64(d.Rate)), device, mfu, 100*d.Bubble)
 	if text.whatIf != "" {
 		fmt.Fprintf(w, "what if     %s\n", text.whatIf)
 	}

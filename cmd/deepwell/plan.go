@@ -54,8 +54,8 @@ func (a *app) plan() *cobra.Command {
 	flags.Int64Var(&job.Seq, "seq", 0,
 		"tokens per sequence (default 8192, or the model's context if shorter)")
 	flags.StringVar(&text.batch, "batch", "",
-		"global batch: sequences, tokens as in 4Mtok, or a limit as in max=16Mtok (default: chosen for "+
-			"the cluster, and printed)")
+		"global batch: sequences, tokens as in 4Mtok (4 × 2^20 tokens), or a limit as in max=16Mtok "+
+			"(default: chosen for the cluster, and printed)")
 	flags.StringVar(&text.precision, "precision", "",
 		"precision of linear-layer GEMMs: bf16, fp8, mxfp8, nvfp4, f32, or a policy file; of several, "+
 			"separated by commas, the planner picks the best (default bf16)")
@@ -116,6 +116,9 @@ func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 		fmt.Fprintf(w, "calibrated by %s of this model on this GPU\n", runsOf(found.Calibrated))
 	}
 	fmt.Fprintf(w, "peak of #1: %s GiB\n", causes(best.Memory))
+	if best.MFU > 0 {
+		fmt.Fprintln(w, "MFU: model FLOPs of the step, causal attention at half, over the BF16 peak")
+	}
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
 		human.Amount(found.Bill.Money))
 	if found.Emit != "" {
@@ -161,19 +164,25 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 	head := []string{"#"}
 	for _, a := range shown {
 		head = append(head, a.name)
+		if a.name == plan.FSDPAxis {
+			head = append(head, "zero")
+		}
 	}
-	head = append(head, "schedule", "microbatch", "recompute", "step (90 %)", "tok/s/GPU", "peak",
-		"why")
+	head = append(head, "schedule", "microbatch", "recompute", "step (90 %)", "tok/s/GPU", "MFU",
+		"peak", "why")
 	fmt.Fprintln(t, strings.Join(head, "\t"))
 	for n, c := range choices {
 		row := []string{strconv.Itoa(n + 1)}
 		for _, a := range shown {
 			row = append(row, strconv.FormatInt(c.Plan.Size(a.name), 10))
+			if a.name == plan.FSDPAxis {
+				row = append(row, c.Plan.FSDP.ZeRO())
+			}
 		}
 		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
 			c.Plan.MicrobatchSequences()/c.Plan.DataParallelSize()), recomputeOf(c),
 			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
-			gib(c.Peak)+" GiB", c.Why)
+			fmt.Sprintf("%.1f %%", 100*c.MFU), gib(c.Peak)+" GiB", c.Why)
 		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
 	return t.Flush()
