@@ -170,7 +170,9 @@ func (s *searcher) empty() string {
 		return text
 	}
 	fit = lists.Filter(fit, func(o meshOption) bool {
-		return slices.ContainsFunc(j.Precisions, func(p dtype.Format) bool { return j.divides(o.mesh, p) })
+		return slices.ContainsFunc(j.Precisions, func(p dtype.Format) bool {
+			return j.divides(o.mesh, p)
+		})
 	})
 	if len(fit) == 0 {
 		return "no mesh leaves every device whole scale blocks of its weights and activations"

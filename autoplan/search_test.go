@@ -313,7 +313,7 @@ func TestFixedIsKept(t *testing.T) {
 	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).recomputeOptions()[0].tags, everything(j)) {
 		t.Errorf("recompute=full: %v", err)
 	}
-	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "foo=2", "zero=1,gather=layer", "gather=micro,zero=2", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
+	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "foo=2", "zero=1,gather=layer", "gather=microbatch,zero=2", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
 		if _, err := ParseFixed(bad); diag.From(err) == nil || diag.From(err).Code != diag.BadUsage {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -334,7 +334,7 @@ func TestFixedShardsAreSearched(t *testing.T) {
 		{Fixed{"fsdp": "2", "tp": "1", "cp": "1", "pp": "1"}, 4, 2, 0, ""},
 		{Fixed{"dp": "2", "tp": "1", "cp": "1", "pp": "1"}, 2, 4, 0, ""},
 		{Fixed{"dp": "1", "fsdp": "8", "gather": "layer"}, 1, 8, 3, "layer"},
-		{Fixed{"dp": "1", "fsdp": "8", "gather": "micro"}, 1, 8, 3, "micro"},
+		{Fixed{"dp": "1", "fsdp": "8", "gather": "microbatch"}, 1, 8, 3, "microbatch"},
 	} {
 		j.Fixed = row.fixed
 		r, err := Search(t.Context(), j)

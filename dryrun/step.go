@@ -106,7 +106,7 @@ func (s *Step) check(w WhatIf) error {
 			Try("leave links out of the what-if")
 	case w.Straggler < 0 || w.Straggler >= s.Schedule.Ranks:
 		return diag.New(diag.BadInput, "there is no pipeline rank %d; the last is %d", w.Straggler,
-			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK slows a pipeline rank, of which there are pp.size").
+			s.Schedule.Ranks-1).Because("slow=FACTOR@RANK slows one of pp.size pipeline ranks").
 			Try("slow=%g@%d", w.Slow, s.Schedule.Ranks-1)
 	case !(w.Jitter >= 0) || w.Jitter > 1:
 		return diag.New(diag.BadInput, "a jitter of %v is outside 0 to 1", w.Jitter).

@@ -99,7 +99,7 @@ func (r reader) fsdp(into *FSDP) field {
 		if stated == "" || !r.OK() {
 			return
 		}
-		if into.Gather = stated; into.Zero < 3 && stated != "step" {
+		if into.Gather = stated; into.Zero < 3 && stated != GatherStep {
 			r.Fail(diag.PlanValue, "gather applies to zero 3 only")
 			r.Fix("\"zero\": 3, or no gather with zero %d", into.Zero)
 		}

@@ -213,9 +213,9 @@ func (a FSDP) ZeRO() string {
 	switch {
 	case a.Size <= 1:
 		return "-"
-	case a.Zero == 3 && a.Gather == "micro":
+	case a.Zero == 3 && a.Gather == GatherMicrobatch:
 		return "3/microbatch"
-	case a.Zero == 3 && a.Gather == "step":
+	case a.Zero == 3 && a.Gather == GatherStep:
 		return "3/step"
 	}
 	return strconv.Itoa(a.Zero)

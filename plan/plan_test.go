@@ -75,7 +75,7 @@ func TestRefusedText(t *testing.T) {
 		{`{"seq": null}`, diag.PlanValue, "null"},
 		{`{"fsdp": {"zero": 4}}`, diag.PlanValue, "1, 2 or 3"},
 		{`{"fsdp": {"zero": 1, "gather": "layer"}}`, diag.PlanValue, "gather applies to zero 3 only"},
-		{`{"fsdp": {"gather": "micro", "zero": 2}}`, diag.PlanValue, "no gather with zero 2"},
+		{`{"fsdp": {"gather": "microbatch", "zero": 2}}`, diag.PlanValue, "no gather with zero 2"},
 		{`{"zero": 3}`, diag.PlanKey, "it is fsdp.zero"},
 		{`{"gather": "step"}`, diag.PlanKey, "it is fsdp.gather"},
 		{`{"schedule": "1f1b"}`, diag.PlanKey, "it is pp.schedule"},
@@ -237,7 +237,7 @@ func TestLabel(t *testing.T) {
 		`{}`:                   "",
 		`{"fsdp": 8, "tp": 2}`: "fsdp 8 zero 3, tp 2",
 		`{"dp": 2, "fsdp": {"size": 4, "zero": 1, "gather": "step"}, "pp": 2}`: "dp 2, fsdp 4 zero 1, pp 2",
-		`{"fsdp": {"size": 4, "gather": "micro"}}`:                             "fsdp 4 zero 3/microbatch",
+		`{"fsdp": {"size": 4, "gather": "microbatch"}}`:                        "fsdp 4 zero 3/microbatch",
 		`{"fsdp": {"size": 4, "gather": "step"}, "cp": 2}`:                     "fsdp 4 zero 3/step, cp 2",
 	} {
 		p, err := plan.Parse([]byte(text), "plan.json")
