@@ -41,8 +41,9 @@
 //
 // A value belongs to one graph and has one definition. Attributes and types are never changed in
 // place. [Grad], [Rewrite], [Unroll], [Segment] and [WriteOut] return new graphs and leave their
-// argument alone. [LowerQuantized], [Table.Edit] and builders from [Continue] change the graph that
-// they are given. Names of inputs and results are the interface between graphs: passes keep them.
+// argument alone. [LowerQuantized], [Table.Edit] and builders from [ExtendGraph] change the graph
+// that they are given, and after an error leave it unusable. Names of inputs and results are the
+// interface between graphs: passes keep them.
 //
 // # Placements
 //

@@ -56,7 +56,7 @@ func sameGradient(_ *Differ, _ *Op, dy []*Value) []*Value { return dy }
 
 // linearVJP is the VJP of an operation whose transpose is itself: a multiplication by a constant.
 func linearVJP(d *Differ, op *Op, dy []*Value) []*Value {
-	return d.Again(op, op.Attrs, nil, dy[0])
+	return d.CopyWith(op, op.Attrs, nil, dy[0])
 }
 
 // noGradients is the VJP of an operation through which nothing flows.

@@ -235,10 +235,10 @@ func (d *Differ) Use(v *Value) *Value {
 	op := v.def
 	switch {
 	case op == nil:
-		d.used[v] = d.Like(v, v.Type)
+		d.used[v] = d.InputLike(v, v.Type)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
 		in := lists.Map(op.In, d.Use)
-		for i, u := range d.Again(op, op.Attrs, op.Body, in...) {
+		for i, u := range d.CopyWith(op, op.Attrs, op.Body, in...) {
 			d.used[op.Out[i]] = u
 		}
 	default:

@@ -264,14 +264,14 @@ func (t Table) Builder(name string, mesh ...Axis) *Builder {
 	return b
 }
 
-// Continue returns a builder that changes g: new operations are appended to g.Ops, and
+// ExtendGraph returns a builder that changes g: new operations are appended to g.Ops, and
 // [Builder.Graph] replaces g.Results. After an error g has operations without readers, and must be
 // discarded.
-func Continue(g *Graph) *Builder { return &Builder{g: g, names: newFresh(g)} }
+func ExtendGraph(g *Graph) *Builder { return &Builder{g: g, names: newFresh(g)} }
 
-// Continue is [Continue] for a graph of the operations of a table. It changes g.
-func (t Table) Continue(g *Graph) *Builder {
-	b := Continue(g)
+// ExtendGraph is the function [ExtendGraph], with operations of the table. It changes g.
+func (t Table) ExtendGraph(g *Graph) *Builder {
+	b := ExtendGraph(g)
 	b.table = t
 	return b
 }
@@ -296,8 +296,9 @@ func (b *Builder) Input(name string, role Role, t Type, source string) *Value {
 	return v
 }
 
-// Like adds an input that is what an input of another graph is, of another type.
-func (b *Builder) Like(v *Value, t Type) *Value {
+// InputLike adds an input with the name, role, source and meaning of an input of another graph, and
+// a type of its own.
+func (b *Builder) InputLike(v *Value, t Type) *Value {
 	return b.Input(v.Name, v.Role, t, v.Source).As(v.Means)
 }
 
@@ -325,9 +326,9 @@ func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, table: b.table})
 }
 
-// Again adds an operation like op with other arguments, constants or body; its tag and table
-// are op's, so that a copied custom operation stays what it is.
-func (b *Builder) Again(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
+// CopyWith adds a copy of op, usually from another graph, with other arguments, constants or body.
+// Its tag and table are op's, so that a copied custom operation stays what it is.
+func (b *Builder) CopyWith(op *Op, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: op.Kind, In: in, Attrs: a, Tag: op.Tag, Body: body, table: op.table})
 }
 

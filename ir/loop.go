@@ -9,7 +9,7 @@ const Layer = "layer"
 type Loop struct {
 	*Op
 	N       int64 // rounds
-	First   int64 // the layer of the first round
+	First   int64 // the model's layer at index 0 of the stacks
 	Reverse bool  // slices are taken, and laid down, from the last to the first
 
 	Carries    []*Value // what each round takes from the one before
@@ -31,8 +31,9 @@ func (l Loop) IsCarry(i int) bool { return i < len(l.Carries) }
 // IsStack tells whether an argument, by its place, is a stack.
 func (l Loop) IsStack(i int) bool { return !l.IsCarry(i) && i < len(l.Carries)+len(l.Stacks) }
 
-// Layer is the layer whose slices a round takes.
-func (l Loop) Layer(round int64) int64 {
+// StackIndex is the index along the stacks, from 0, of the slices that a round takes. The layer of
+// the model is First + StackIndex.
+func (l Loop) StackIndex(round int64) int64 {
 	if l.Reverse {
 		return l.N - 1 - round
 	}

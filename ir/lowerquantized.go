@@ -20,9 +20,10 @@ const (
 	InputRows  = "rows"
 )
 
-// A Copy is a quantized weight, which a graph takes in the place of the parameter. Its quantization
-// was moved out of the graph: it is done once per update, not once per microbatch.
-type Copy struct {
+// A QuantizedParam is a quantized copy of a weight, which a graph takes in the place of the
+// parameter. Its quantization was moved out of the graph: it is done once per update, not once per
+// microbatch.
+type QuantizedParam struct {
 	Param string      // the parameter's name
 	Names []string    // of the inputs: codes, scales and for NVFP4 the largest magnitude
 	Elem  dtype.DType // what the parameter is rounded to first
@@ -34,19 +35,18 @@ type Copy struct {
 //
 // Operands are quantized before devices gather their shards where that gives the same codes, so
 // that collectives carry quantized bytes. A parameter, or its shards, is not quantized here but
-// requested as a [Copy], whose inputs called names after the parameter. data lists the axes of the
-// mesh that shard the batch.
+// requested as a [QuantizedParam], whose inputs are named by copyName(param). dataAxes are the axes
+// of the mesh that shard the batch.
 //
 // Call it after Grad. It changes g; after an error g is unusable. It may report on what it rounds:
 // results [StatScales], [StatAmax] and [StatErrors] come after the graph's own, and the returned
 // list says what is where in them.
-func LowerQuantized(g *Graph, called func(param string) string, data []string, tell Report) ([]Copy,
-	[]Stat, error) {
-	e := &quantLowering{Rewriter: Rewriter{Continue(g), map[*Value]*Value{}}, called: called,
-		data:   data,
-		copies: &[]Copy{}, done: map[string][]*Value{}}
-	if tell != ReportNothing {
-		e.stats = &statsCollector{what: tell}
+func LowerQuantized(g *Graph, copyName func(param string) string, dataAxes []string,
+	report Report) ([]QuantizedParam, []Stat, error) {
+	e := &quantLowering{Rewriter: Rewriter{ExtendGraph(g), map[*Value]*Value{}}, copyName: copyName,
+		dataAxes: dataAxes, copies: &[]QuantizedParam{}, done: map[string][]*Value{}}
+	if report != ReportNothing {
+		e.stats = &statsCollector{what: report}
 	}
 	e.walk()
 	var stats []Stat
@@ -66,9 +66,9 @@ func LowerQuantized(g *Graph, called func(param string) string, data []string, t
 // A quantLowering rewrites one graph or one body.
 type quantLowering struct {
 	Rewriter
-	called   func(string) string
-	data     []string
-	copies   *[]Copy
+	copyName func(string) string
+	dataAxes []string
+	copies   *[]QuantizedParam
 	done     map[string][]*Value // what was quantized, by value and manner
 	requests []request           // of a body: inputs that the loop must give it
 	stats    *statsCollector     // nil if nothing is reported
@@ -169,7 +169,7 @@ func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 			return nil
 		}
 		for i, shard := range list[:2] {
-			list[i] = e.Again(op, movedAttrs(op, shard), nil, shard)[0]
+			list[i] = e.CopyWith(op, movedAttrs(op, shard), nil, shard)[0]
 		}
 	default:
 		if q.Noise != nil {
@@ -252,7 +252,7 @@ func (e *quantLowering) copyOf(v *Value, q Quantize) []*Value {
 	}
 	base := v.Name
 	if !e.inside {
-		base = e.called(v.Name)
+		base = e.copyName(v.Name)
 	}
 	base += "." + string(q.Format) + "." + strings.Join(q.Along, "_")
 	w := request{from: v, how: q}
@@ -266,7 +266,7 @@ func (e *quantLowering) copyOf(v *Value, q Quantize) []*Value {
 		return w.values
 	}
 	e.g.Inputs = append(e.g.Inputs, w.values...)
-	c := Copy{Param: v.Name, Elem: v.Type.Elem, Quantize: q}
+	c := QuantizedParam{Param: v.Name, Elem: v.Type.Elem, Quantize: q}
 	c.Names = lists.Map(w.values, func(x *Value) string { return x.Name })
 	*e.copies = append(*e.copies, c)
 	return w.values
@@ -293,9 +293,9 @@ func quantized(g *Graph, v *Value, q Quantize) ([]Type, error) {
 
 // loop lowers a body, and gives it the inputs that it requests.
 func (e *quantLowering) loop(op *Op) {
-	inner := &quantLowering{Rewriter: Rewriter{Continue(op.Body), map[*Value]*Value{}},
-		called: e.called,
-		data:   e.data, copies: e.copies, done: map[string][]*Value{}, inside: true}
+	inner := &quantLowering{Rewriter: Rewriter{ExtendGraph(op.Body), map[*Value]*Value{}},
+		copyName: e.copyName, dataAxes: e.dataAxes, copies: e.copies, done: map[string][]*Value{},
+		inside: true}
 	if e.stats != nil {
 		inner.stats = &statsCollector{}
 	}
@@ -394,7 +394,7 @@ func (e *quantLowering) positions(t Type) (rows, cols *Value) {
 		for _, s := range t.Place {
 			switch {
 			case s.Dim != name:
-			case slices.Contains(e.data, s.Axis):
+			case slices.Contains(e.dataAxes, s.Axis):
 				r.Place = r.Place.With(s.Axis, name)
 			default:
 				d.Size *= e.g.AxisSize(s.Axis)

@@ -34,7 +34,7 @@ func narrowly(g *ir.Graph, f ir.Format) {
 }
 
 // expanded takes the gradient of a loss and lowers its quantized GEMMs.
-func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.Copy) {
+func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.QuantizedParam) {
 	t.Helper()
 	gr, err := ir.Grad(g, o)
 	if err != nil {
@@ -56,7 +56,7 @@ func expanded(t *testing.T, g *ir.Graph, o ir.GradPlan) (*ir.Graph, []ir.Copy) {
 }
 
 // copied makes the copies of weights, as an update does.
-func copied(t *testing.T, copies []ir.Copy, inputs map[string][]*eval.Array) {
+func copied(t *testing.T, copies []ir.QuantizedParam, inputs map[string][]*eval.Array) {
 	t.Helper()
 	for _, c := range copies {
 		b := ir.NewBuilder("copies")

@@ -114,7 +114,7 @@ func (e *quantLowering) measure(all []Stat, sources []source) {
 		g := slices.IndexFunc(gauges, func(g *gauge) bool { return g.loop == loop })
 		if g < 0 {
 			g = len(gauges)
-			gauges = append(gauges, &gauge{loop: loop, b: Continue(loop.Body)})
+			gauges = append(gauges, &gauge{loop: loop, b: ExtendGraph(loop.Body)})
 		}
 		at[i] = gauges[g]
 		s.Errors = ErrorSums * at[i].place(op)
@@ -141,7 +141,7 @@ func (e *quantLowering) measure(all []Stat, sources []source) {
 	if len(parts) == 0 {
 		return
 	}
-	if v := e.JoinSums(e.Together(dimStat, parts)); e.err == nil {
+	if v := e.JoinSums(e.ConcatAny(dimStat, parts)); e.err == nil {
 		v.Name, v.Means = StatErrors, program.Stat.For("")
 		e.g.Results = append(e.g.Results, v)
 	}
@@ -170,7 +170,7 @@ func (e *quantLowering) gauged(g *gauge) *Value {
 	if len(g.sums) == 0 || e.err != nil {
 		return nil
 	}
-	v := g.b.Together(dimStat, g.sums)
+	v := g.b.ConcatAny(dimStat, g.sums)
 	if g.loop == nil || g.b.err != nil {
 		e.err = g.b.err
 		return v

@@ -249,7 +249,7 @@ func (d *Differ) saveQuantized(x *Value, f Format, rows []string) []*Value {
 	if list := d.quantized[key]; list != nil {
 		return list
 	}
-	b := Continue(d.fwd)
+	b := ExtendGraph(d.fwd)
 	b.names = d.names // what is kept is an input of the backward graph by the same name
 	var list []*Value
 	if op := x.def; op != nil && op.Kind == "all_gather" && op.Tag == Gather &&

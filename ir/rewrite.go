@@ -8,65 +8,70 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// A Rewriter builds a graph from the operations of another.
+// A Rewriter builds a graph from the operations of another, or changes a graph in place
+// ([Table.Edit]).
 type Rewriter struct {
 	*Builder
-	At map[*Value]*Value // what stands in the new graph for a value of the old one
+	// Replacement has, for values of the old graph, the value that replaces each in the new one.
+	Replacement map[*Value]*Value
 }
 
-// NewRewriter begins a graph for one device of a mesh.
+// NewRewriter begins a new graph for one device of a mesh. Nothing has a replacement yet.
 func NewRewriter(name string, mesh ...Axis) *Rewriter {
 	return &Rewriter{NewBuilder(name, mesh...), map[*Value]*Value{}}
 }
 
-// Inputs takes over inputs as they are.
+// Inputs adds copies of inputs of the old graph and maps them.
 func (r *Rewriter) Inputs(list ...*Value) {
 	for _, v := range list {
-		r.At[v] = r.Like(v, v.Type)
+		r.Replacement[v] = r.InputLike(v, v.Type)
 	}
 }
 
-// Uses gives what stands for values.
-func (r *Rewriter) Uses(list []*Value) []*Value {
-	return lists.Map(list, func(v *Value) *Value { return r.At[v] })
+// Mapped returns the replacements of values; nil for a value that has none.
+func (r *Rewriter) Mapped(list []*Value) []*Value {
+	return lists.Map(list, func(v *Value) *Value { return r.Replacement[v] })
 }
 
-// Set lets values stand for others, in their order, and gives them back.
-func (r *Rewriter) Set(old, now []*Value) []*Value {
+// Map records now[i] as the replacement of old[i], and returns now.
+func (r *Rewriter) Map(old, now []*Value) []*Value {
 	for i, v := range now {
-		r.At[old[i]] = v
+		r.Replacement[old[i]] = v
 	}
 	return now
 }
 
-// Copy adds an operation of the old graph with what stands for its arguments; a body is shared, not
-// cloned.
+// Copy adds a copy of an operation of the old graph, whose arguments are the replacements of its
+// arguments, and maps its results. A body is shared, not cloned.
 func (r *Rewriter) Copy(op *Op) []*Value {
-	return r.Set(op.Out, r.Again(op, op.Attrs, op.Body, r.Uses(op.In)...))
+	return r.Map(op.Out, r.CopyWith(op, op.Attrs, op.Body, r.Mapped(op.In)...))
 }
 
-// Rewrite copies a graph. Where another returns results they stand for the operation's own; where
-// it returns nil, or is nil, the operation is copied. The old graph is not changed.
-func Rewrite(g *Graph, another func(r *Rewriter, op *Op) []*Value) (*Graph, error) {
+// Rewrite returns a copy of a graph with changes; the old graph is not changed, nor are bodies of
+// loops visited. Replace is called for every operation of the old graph, in order: op.In are values
+// of the old graph, and r.Mapped(op.In) their replacements in the new one. What it returns replaces
+// the results of op; nil copies op, as a nil function does; an empty list drops op, whose results
+// then must have no readers. Compare [Table.Edit], which changes a graph in place.
+func Rewrite(g *Graph, replace func(r *Rewriter, op *Op) []*Value) (*Graph, error) {
 	r := NewRewriter(g.Name, g.Mesh...)
 	r.Inputs(g.Inputs...)
 	for _, op := range g.Ops {
-		if another == nil || r.Set(op.Out, another(r, op)) == nil {
+		if replace == nil || r.Map(op.Out, replace(r, op)) == nil {
 			r.Copy(op)
 		}
 	}
-	return r.Graph(r.Uses(g.Results)...)
+	return r.Graph(r.Mapped(g.Results)...)
 }
 
-// inPlace goes through the operations of the builder's own graph, with what stands for their
-// arguments. Where edit returns results they replace the operation's own and take their names;
-// where it returns nil the operation stays as it is. An operation is dropped if edit returns an
-// empty list, or if an earlier call recorded in At what stands for its first result.
+// inPlace goes through the operations of the builder's own graph, with arguments replaced. Where
+// edit returns results they replace the operation's own and take their names; where it returns nil
+// the operation stays. An operation is dropped if edit returns an empty list, or if an earlier call
+// recorded a replacement of its first result.
 func (r *Rewriter) inPlace(edit func(op *Op) []*Value) {
 	old := r.g.Ops
 	r.g.Ops = nil
 	for _, op := range old {
-		if len(op.Out) > 0 && r.At[op.Out[0]] != nil {
+		if len(op.Out) > 0 && r.Replacement[op.Out[0]] != nil {
 			continue
 		}
 		r.swap(op.In)
@@ -82,24 +87,27 @@ func (r *Rewriter) inPlace(edit func(op *Op) []*Value) {
 			if v.def == nil || slices.Contains(r.g.Ops[:before], v.def) { // it has a name
 				v = r.one("transpose", attrs(map[string]any{"order": Names(v.Type.Dims)}), v)
 			}
-			r.Stand(op.Out[i], v)
+			r.Substitute(op.Out[i], v)
 		}
 	}
 	r.swap(r.g.Results)
 }
 
-// Stand replaces a value by another, which takes over its name and meaning.
-func (r *Rewriter) Stand(old, now *Value) {
-	now.Name, now.Means, r.At[old] = old.Name, old.Means, now
+// Substitute replaces a value by another, which takes over its name and meaning. The operation that
+// makes the old value is dropped if it comes later and the value is its first result.
+func (r *Rewriter) Substitute(old, now *Value) {
+	now.Name, now.Means, r.Replacement[old] = old.Name, old.Means, now
 }
 
-// Edit rewrites a graph in place, operation by operation; bodies of loops are edited before the
-// loop itself. New operations come from the rewriter, which builds them from the table's rows; what
-// edit returns replaces an operation, nil keeps it, an empty list drops it. An operation whose
-// first result already has a stand-in (see [Rewriter.Stand]) is dropped. Arguments of the operation
-// that edit sees are already replaced. The result is verified.
+// Edit changes a graph in place and verifies it. Edit is called for every operation, in order, and
+// for the operations of a loop's body before the loop itself. Unlike in [Rewrite] there is one
+// graph: op.In are already replaced by the results of earlier calls, and the callback uses them as
+// they are. New operations come from the rewriter, which builds them from the table's rows, before
+// op. What edit returns replaces the results of op and takes over their names; nil keeps op; an
+// empty list drops op, whose results then must have no readers or a replacement by
+// [Rewriter.Substitute]. After an error g is unusable: operations are missing.
 func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
-	r := &Rewriter{t.Continue(g), map[*Value]*Value{}}
+	r := &Rewriter{t.ExtendGraph(g), map[*Value]*Value{}}
 	r.inPlace(func(op *Op) []*Value {
 		if op.Body != nil {
 			if err := t.Edit(op.Body, edit); err != nil && r.err == nil {
@@ -115,35 +123,37 @@ func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
 	return err
 }
 
-// Become adds an operation of another kind, or of another row, in the place of op: its tag is op's.
-func (r *Rewriter) Become(op *Op, kind string, a Attrs, in ...*Value) (out []*Value) {
+// ReplaceWith adds an operation of another kind, or of the table's row of the same kind, with op's
+// tag. A callback of [Table.Edit] returns its results to put it in the place of op.
+func (r *Rewriter) ReplaceWith(op *Op, kind string, a Attrs, in ...*Value) (out []*Value) {
 	r.Tagged(op.Tag, func() { out = r.op(kind, a, nil, in...) })
 	return out
 }
 
-// swap puts what stands for values in their places.
+// swap replaces values that have a replacement.
 func (r *Rewriter) swap(list []*Value) {
 	for i, v := range list {
-		if now := r.At[v]; now != nil {
+		if now := r.Replacement[v]; now != nil {
 			list[i] = now
 		}
 	}
 }
 
-// WriteOut expands operations by their rows' Lower: those that asked selects. Values keep their
-// names.
-func WriteOut(g *Graph, asked func(*Row) bool) (*Graph, error) {
+// WriteOut expands operations by their rows' Lower, if selected is true of the row, also in bodies
+// of loops. Values keep their names. It does not change g, and returns g itself if there is nothing
+// to expand.
+func WriteOut(g *Graph, selected func(*Row) bool) (*Graph, error) {
 	is := func(op *Op) bool {
 		row := op.spec()
-		return row != nil && row.Lower != nil && asked(row)
+		return row != nil && row.Lower != nil && selected(row)
 	}
 	if !g.has(is) {
 		return g, nil
 	}
-	r := Rewriter{Continue(g.Clone()), map[*Value]*Value{}}
+	r := Rewriter{ExtendGraph(g.Clone()), map[*Value]*Value{}}
 	r.inPlace(func(op *Op) (out []*Value) {
 		if op.Body != nil && r.err == nil {
-			op.Body, r.err = WriteOut(op.Body, asked)
+			op.Body, r.err = WriteOut(op.Body, selected)
 		}
 		if is(op) {
 			r.Tagged(op.Tag, func() { out = op.spec().Lower(r.Builder, op) })
@@ -240,7 +250,7 @@ func (d *segmenter) graph(g *Graph) (*Graph, error) {
 			return nil, diag.New(diag.GraphInvalid, "cannot split a loop: %v", err).At("graph %s", g.Name)
 		}
 	}
-	return d.Graph(d.Uses(g.Results)...)
+	return d.Graph(d.Mapped(g.Results)...)
 }
 
 // loop writes a loop once for each run of its rounds.
@@ -249,9 +259,9 @@ func (d *segmenter) loop(l Loop) error {
 	if len(l.Out) > carries {
 		return fmt.Errorf("a repeat stacks up %s", l.Out[carries])
 	}
-	in, runs := d.Uses(l.In), d.runs(l.N)
+	in, runs := d.Mapped(l.In), d.runs(l.N)
 	for k := range runs {
-		k = int(Loop{N: int64(len(runs)), Reverse: l.Reverse}.Layer(int64(k)))
+		k = int(Loop{N: int64(len(runs)), Reverse: l.Reverse}.StackIndex(int64(k)))
 		for i, v := range l.Stacks {
 			if d.parts[v] == nil {
 				return fmt.Errorf("stack %s is not an input", v)
@@ -261,19 +271,19 @@ func (d *segmenter) loop(l Loop) error {
 		if !d.unroll {
 			from, to := runs[k][0], runs[k][1]
 			a := l.Attrs.With("n", to-from).With("first", l.First+from)
-			copy(in, d.Again(l.Op, a, l.Body.Clone(), slices.Clone(in)...))
+			copy(in, d.CopyWith(l.Op, a, l.Body.Clone(), slices.Clone(in)...))
 			continue
 		}
 		round := Rewriter{d.Builder, map[*Value]*Value{}}
-		round.Set(l.Body.Inputs, in)
+		round.Map(l.Body.Inputs, in)
 		for _, op := range l.Body.Ops {
 			if op.Kind == "repeat" {
 				return fmt.Errorf("a repeat stands in a repeat")
 			}
 			round.Copy(op)
 		}
-		copy(in, round.Uses(l.Body.Results))
+		copy(in, round.Mapped(l.Body.Results))
 	}
-	d.Set(l.Out, in[:carries])
+	d.Map(l.Out, in[:carries])
 	return nil
 }

@@ -289,8 +289,8 @@ func (b *Builder) Concat(dim string, parts ...*Value) *Value {
 	return b.one("concat", attrs(map[string]any{"dim": dim}), parts...)
 }
 
-// Together is Concat of any number of parts: nil of none, and of one the part itself.
-func (b *Builder) Together(dim string, parts []*Value) *Value {
+// ConcatAny is Concat of any number of parts: nil for none, and the part itself for one.
+func (b *Builder) ConcatAny(dim string, parts []*Value) *Value {
 	switch len(parts) {
 	case 0:
 		return nil

@@ -178,7 +178,7 @@ func (e *quantLowering) numbers() (scales, amaxes *Value) {
 		t.stats[i].Some = t.stats[i].Sum + int64(len(t.scales))
 	}
 	parts := lists.Map(t.amaxes, func(v *Value) *Value { return e.Broadcast(v, 0, Dim{dimStat, 1}) })
-	return scales, e.Together(dimStat, parts)
+	return scales, e.ConcatAny(dimStat, parts)
 }
 
 // report ends a graph: what loops and the graph itself tell becomes results.
@@ -216,7 +216,7 @@ func (e *quantLowering) report() []Stat {
 		if len(both[k]) == 0 {
 			continue
 		}
-		v := e.Together(dimStat, both[k])
+		v := e.ConcatAny(dimStat, both[k])
 		if v.def == nil || slices.Contains(e.g.Results, v) {
 			v = e.Add(v, e.Fill(v.Type, 0))
 		}

@@ -172,10 +172,10 @@ const (
 	MLPDim   = "mlp"
 )
 
-// Extras gives what an attention, or its gradient, takes beside queries, keys and the like: the
-// numbers of documents, then the places in the sequence, each of queries and of keys; none or two
-// of each.
-func (op *Op) Extras() (segments, places []*Value) {
+// MaskArgs returns the arguments of an attention, or its gradient, that its mask depends on: the
+// document numbers and the positions in the sequence. Each list is empty or has two values, for
+// queries and for keys.
+func (op *Op) MaskArgs() (segments, places []*Value) {
 	first := 3
 	if op.Kind == "attention_grad" {
 		first = 6
@@ -201,7 +201,7 @@ func allKeys(g *Graph, op *Op) Type {
 // optionally, pairs of document numbers and positions. It returns the output, of the queries' type,
 // and the log-sum-exp f32[..., seq, heads] for the gradient.
 func inferAttention(g *Graph, op *Op) ([]Type, error) {
-	segments, places := op.Extras()
+	segments, places := op.MaskArgs()
 	pairs := len(segments) == 0 || len(segments) == 2
 	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
 		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
@@ -269,7 +269,7 @@ func inferBeside(g *Graph, op *Op, what string, pair []*Value, dims func(Type, i
 // inferAttentionGrad gives the types of queries, keys and values; where devices have different
 // queries of the same keys, each has a term of the keys' gradient.
 func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
-	if segments, _ := op.Extras(); len(op.In) < 6 || len(segments) != 0 && len(segments) != 2 {
+	if segments, _ := op.MaskArgs(); len(op.In) < 6 || len(segments) != 0 && len(segments) != 2 {
 		return nil, fmt.Errorf("takes six arguments and pairs, got %d", len(op.In))
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type

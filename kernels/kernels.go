@@ -98,7 +98,7 @@ func (s *Selector) Attention(a Attention) (kernel, why string) {
 // Attends is Attention of an operation: an attention, or its gradient.
 func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	q := op.In[0].Type
-	segments, places := op.Extras()
+	segments, places := op.MaskArgs()
 	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
 		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
 		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",

@@ -73,12 +73,12 @@ func TestBlocks(t *testing.T) {
 		{"sm_103", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
 	} {
 		s := kernels.For(row.arch)
-		g, err := rewrite.Graph(g, s, nil)
+		g, err := rewrite.Apply(g, s, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, op := range g.Ops {
-			got, kind := kernelOf(s, op), rewrite.Stands(op.Kind)
+			got, kind := kernelOf(s, op), rewrite.SourceKind(op.Kind)
 			if kind == "quantize" && got != row.quantize || kind == "block_dot" && got != row.product {
 				t.Errorf("%s: %s becomes %s", row.arch, op.Kind, got)
 			}

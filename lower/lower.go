@@ -26,8 +26,8 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 	if err := g.Verify(); err != nil {
 		return "", err
 	}
-	whole := func(op *ir.Op) bool { return table().Find(o.Kernels, op) != nil }
-	g, err := rewrite.Graph(g, o.Kernels, whole)
+	hasKernel := func(op *ir.Op) bool { return table().Find(o.Kernels, op) != nil }
+	g, err := rewrite.Apply(g, o.Kernels, hasKernel)
 	if err != nil {
 		return "", err
 	}

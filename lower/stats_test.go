@@ -30,7 +30,7 @@ func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
 		t.Run(q.name, func(t *testing.T) {
 			g := q.graph(t)
 			op := g.Results[0].Def()
-			b := ir.Continue(g)
+			b := ir.ExtendGraph(g)
 			list := g.Results
 			if q.how.Format == ir.NVFP4 {
 				list = append(list, op.In[1])
@@ -75,7 +75,7 @@ func TestErrorsOfNoNumber(t *testing.T) {
 	q := quantizing{elem: dtype.F32, dims: quantizings()[0].dims, how: quantizings()[0].how}
 	g := q.graph(t)
 	op := g.Results[0].Def()
-	b := ir.Continue(g)
+	b := ir.ExtendGraph(g)
 	g, err := b.Graph(b.QuantizeStats(op.In[0], q.how, g.Results...))
 	if err != nil {
 		t.Fatal(err)

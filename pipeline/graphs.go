@@ -150,7 +150,7 @@ func once(list []*ir.Value) []*ir.Value {
 // for Wgrad, under its own names.
 func (at Boundary) finish(g *ir.Graph, inputs, params []string) (*ir.Graph, error) {
 	results := g.Results
-	b := ir.Continue(g)
+	b := ir.ExtendGraph(g)
 	var out []*ir.Value
 	for _, v := range results[:len(inputs)] {
 		// A value of its own, even if the gradient is a seed unchanged or is saved for Wgrad, too.

@@ -2,12 +2,12 @@
 //
 // A pass changes a graph in place, so that it computes the same results with the facts written into
 // it that a target's kernels need: which GEMMs write a transposed result, which softmax values a
-// backward pass reads back, which quantizations share a pass over their source. [Graph] runs the
-// passes on a copy. Passes add operations by rows of their own ([Rows]), so that package ir
-// does not know them and the printer in package lower decides nothing.
+// backward pass reads back, which quantizations share a pass over their source. [Apply] runs the
+// passes on a copy. Passes add operations by rows of their own ([Rows]), so that package ir does
+// not know them and the printer in package lower decides nothing.
 //
-// The order of passes is one list per target, see [For]. A pass may rely on the passes before it;
-// none relies on how operations are printed. Rows that have a meaning in operations of package ir
-// (Lower) can be interpreted by ir/eval, which tests use to compare a graph before and after a
+// The order of passes is one list per target, in rewrite.go. A pass may rely on the passes before
+// it; none relies on how operations are printed. Rows that have a meaning in operations of package
+// ir (Lower) can be interpreted by ir/eval, which tests use to compare a graph before and after a
 // pass.
 package rewrite

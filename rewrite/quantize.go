@@ -11,7 +11,7 @@ import (
 // keepBlockLayout lets products and statistics read quantized values in the layout of their source
 // where both are in one graph. XLA:CPU multiplies either orientation, so that putting codes in
 // order and packing them is work that only what leaves the graph needs.
-func keepBlockLayout(whole func(*ir.Op) bool) func(*ir.Graph) error {
+func keepBlockLayout(hasKernel func(*ir.Op) bool) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		blocks := map[*ir.Value][]*ir.Value{} // codes and scales as stored, by the codes in order
 		stored := func(in []*ir.Value, at ...int) []*ir.Value {
@@ -25,15 +25,15 @@ func keepBlockLayout(whole func(*ir.Op) bool) func(*ir.Graph) error {
 		}
 		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 			switch {
-			case op.Kind == "quantize" && !whole(op):
-				list := r.Become(op, QuantizeBlocks, op.Attrs, op.In...)
-				out := r.Become(op, OrderBlocks, op.Attrs, list...)
+			case op.Kind == "quantize" && !hasKernel(op):
+				list := r.ReplaceWith(op, QuantizeBlocks, op.Attrs, op.In...)
+				out := r.ReplaceWith(op, OrderBlocks, op.Attrs, list...)
 				blocks[out[0]] = list
 				return out
 			case op.Kind == "block_dot":
-				return r.Become(op, op.Kind, op.Attrs, stored(op.In, 0, len(op.In)/2)...)
+				return r.ReplaceWith(op, op.Kind, op.Attrs, stored(op.In, 0, len(op.In)/2)...)
 			case op.Kind == "quantize_stats":
-				return r.Become(op, op.Kind, op.Attrs, stored(op.In, 1)...)
+				return r.ReplaceWith(op, op.Kind, op.Attrs, stored(op.In, 1)...)
 			}
 			return nil
 		})
@@ -69,11 +69,11 @@ func inferOrderBlocks(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 // (else XLA keeps the sums that it made for the scales, to make the codes of them) and the block
 // maxima that the tensor's own maximum is found among: the source is read twice for any number of
 // orientations (reference/quantize_fusion.md, 2).
-func shareBlockScales(whole func(*ir.Op) bool) func(*ir.Graph) error {
+func shareBlockScales(hasKernel func(*ir.Op) bool) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},
 			scaled: map[*ir.Op]scaled{}, done: map[*ir.Value]bool{}}
-		s.splits = func(op *ir.Op) bool { return op.Kind == "quantize" && !whole(op) }
+		s.splits = func(op *ir.Op) bool { return op.Kind == "quantize" && !hasKernel(op) }
 		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
 			switch {
 			case op.Kind == "amax":
@@ -83,7 +83,7 @@ func shareBlockScales(whole func(*ir.Op) bool) func(*ir.Graph) error {
 					s.scaleAll(r, op)
 				}
 				in := append([]*ir.Value{s.scaled[op].source, s.scaled[op].scale}, op.In[1:]...)
-				out = r.Become(op, QuantizeWith, op.Attrs, in...)
+				out = r.ReplaceWith(op, QuantizeWith, op.Attrs, in...)
 			}
 			for _, v := range op.Out {
 				s.done[v] = true
@@ -116,8 +116,8 @@ func (s *scaleSharing) blockAmax(r *ir.Rewriter, op *ir.Op) *ir.Value {
 	x := op.In[0]
 	key := fmt.Sprintf("%p %v %v", x, window(op, x.Type), op.Attrs.Bool("hadamard"))
 	if s.amax[key] == nil {
-		top := r.Become(op, BlockAmax, op.Attrs, x)
-		s.amax[key] = r.Become(op, Barrier, nil, top...)[0]
+		top := r.ReplaceWith(op, BlockAmax, op.Attrs, x)
+		s.amax[key] = r.ReplaceWith(op, Barrier, nil, top...)[0]
 	}
 	return s.amax[key]
 }
@@ -127,7 +127,7 @@ func (s *scaleSharing) tensorAmax(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 	for _, q := range s.readers[op.Out[0]] {
 		if s.splits(q) && q.In[0] == op.In[0] &&
 			q.Attrs.Bool("hadamard") == op.Attrs.Bool("hadamard") {
-			return r.Become(op, AmaxOfBlocks, op.Attrs, s.blockAmax(r, q))
+			return r.ReplaceWith(op, AmaxOfBlocks, op.Attrs, s.blockAmax(r, q))
 		}
 	}
 	return nil
@@ -145,20 +145,20 @@ func (s *scaleSharing) scaleAll(r *ir.Rewriter, op *ir.Op) {
 		in := []*ir.Value{}
 		if ir.Format(q.Attrs.Text("format")).TensorScale() {
 			amax := q.In[1]
-			if now := r.At[amax]; now != nil {
+			if now := r.Replacement[amax]; now != nil {
 				amax = now
 			}
 			in = append(in, s.blockAmax(r, q), amax)
 		} else {
-			in = append(in, r.Become(q, BlockAmax, q.Attrs, x)...)
+			in = append(in, r.ReplaceWith(q, BlockAmax, q.Attrs, x)...)
 		}
-		ops, scales = append(ops, q), append(scales, r.Become(q, BlockScale, q.Attrs, in...)...)
+		ops, scales = append(ops, q), append(scales, r.ReplaceWith(q, BlockScale, q.Attrs, in...)...)
 	}
 	transformed := slices.ContainsFunc(ops, func(op *ir.Op) bool { return op.Attrs.Bool("hadamard") })
 	if transformed {
 		scales = append(scales, x)
 	}
-	out := r.Become(op, Barrier, nil, scales...)
+	out := r.ReplaceWith(op, Barrier, nil, scales...)
 	source := x
 	if transformed {
 		source = out[len(ops)]

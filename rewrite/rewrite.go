@@ -7,49 +7,52 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// A Pass is one rewrite. Run changes the graph that it is given: [Graph] hands it a copy.
-type Pass struct {
+// A pass is one rewrite. Run changes the graph that it is given: [Apply] hands it a copy. Errors of
+// a pass have its name.
+type pass struct {
 	Name string
 	Run  func(g *ir.Graph) error
 }
 
-// For lists the passes of a target, in the order in which they run. A nil selector stands for
-// programs that every target runs. Operations of which whole is true have a kernel of their own and
-// are not split into others; nil means no operation has.
-func For(s *kernels.Selector, whole func(*ir.Op) bool) []Pass {
-	if whole == nil {
-		whole = func(*ir.Op) bool { return false }
+// passes lists the passes of a target, in the order in which they run. Parameters are as in
+// [Apply].
+func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
+	if hasKernel == nil {
+		hasKernel = func(*ir.Op) bool { return false }
 	}
-	list := []Pass{{"expand-custom", expand}}
+	list := []pass{{"expand-custom", expand}}
 	if s.HostMemory() == "" {
-		list = append(list, Pass{"drop-host-copies", dropMoves})
+		list = append(list, pass{"drop-host-copies", dropMoves})
 	}
-	list = append(list, Pass{"group-quantizations", groupQuantizations})
+	list = append(list, pass{"group-quantizations", groupQuantizations})
 	switch {
 	case s == nil:
-		list = append(list, Pass{"fold-transposes", foldInto("block_dot")},
-			Pass{"keep-block-layout", keepBlockLayout(whole)})
+		list = append(list, pass{"fold-transposes", foldInto("block_dot")},
+			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	case s.FusesOneOutput():
 		list = append(list,
-			Pass{"fold-transposes", foldInto("dot", "linear", "linear_dx", "linear_dw", "block_dot")},
-			Pass{"update-in-place", updateInPlace},
-			Pass{"save-softmax", saveSoftmax(s.Arch())},
-			Pass{"keep-block-layout", keepBlockLayout(whole)})
+			pass{"fold-transposes", foldInto("dot", "linear", "linear_dx", "linear_dw", "block_dot")},
+			pass{"update-in-place", updateInPlace},
+			pass{"save-softmax", saveSoftmax(s.Arch())},
+			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	default:
 		if !s.Blocks() {
-			list = append(list, Pass{"fold-transposes", foldInto("block_dot")})
+			list = append(list, pass{"fold-transposes", foldInto("block_dot")})
 		}
-		list = append(list, Pass{"share-block-scales", shareBlockScales(whole)})
+		list = append(list, pass{"share-block-scales", shareBlockScales(hasKernel)})
 	}
-	return append(list, Pass{"pack-bytes", pack})
+	return append(list, pass{"pack-bytes", pack})
 }
 
-// Graph runs the passes of a target on a copy of a graph. Inputs and results keep their names,
+// Apply runs the passes of a target on a copy of a graph. Inputs and results keep their names,
 // their order and their meanings. Every pass but the last leaves a graph that verifies; the last
 // packs quantized values into bytes, so a result with quantized values no longer verifies.
-func Graph(g *ir.Graph, s *kernels.Selector, whole func(*ir.Op) bool) (*ir.Graph, error) {
+//
+// A nil selector stands for programs that every target runs. Operations of which hasKernel is true
+// have a kernel of their own and are not split into others; nil means no operation has.
+func Apply(g *ir.Graph, s *kernels.Selector, hasKernel func(*ir.Op) bool) (*ir.Graph, error) {
 	g = g.Clone()
-	for _, pass := range For(s, whole) {
+	for _, pass := range passes(s, hasKernel) {
 		if err := pass.Run(g); err != nil {
 			return nil, fmt.Errorf("rewrite %s: %w", pass.Name, err)
 		}

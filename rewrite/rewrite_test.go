@@ -15,7 +15,7 @@ import (
 )
 
 func names(s *kernels.Selector) (list []string) {
-	for _, p := range For(s, nil) {
+	for _, p := range passes(s, nil) {
 		list = append(list, p.Name)
 	}
 	return list
@@ -118,7 +118,7 @@ func TestTheGraphIsLeftAlone(t *testing.T) {
 	g := joint(t)
 	was := g.String()
 	for _, s := range []*kernels.Selector{nil, kernels.For("cpu"), kernels.For("sm_100")} {
-		if _, err := Graph(g, s, nil); err != nil {
+		if _, err := Apply(g, s, nil); err != nil {
 			t.Fatal(err)
 		}
 		if g.String() != was {
@@ -179,7 +179,7 @@ func TestSoftmaxIsSavedInOneGraph(t *testing.T) {
 		arch string
 		want int
 	}{{whole, "cpu", 1}, {whole, "sm_100", 0}, {grad.Backward, "cpu", 0}} {
-		g, err := Graph(row.g, kernels.For(row.arch), nil)
+		g, err := Apply(row.g, kernels.For(row.arch), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +204,7 @@ func TestQuantizationsOfOneSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gpu, err := Graph(g, kernels.For("sm_100"), nil)
+	gpu, err := Apply(g, kernels.For("sm_100"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestQuantizationsOfOneSource(t *testing.T) {
 	if count(gpu, shared) != 1 {
 		t.Errorf("no barrier is shared:\n%s", gpu)
 	}
-	cpu, err := Graph(g, kernels.For("cpu"), nil)
+	cpu, err := Apply(g, kernels.For("cpu"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestHostCopiesAreDropped(t *testing.T) {
 	if count(whole, isMove) == 0 {
 		t.Fatal("nothing is offloaded")
 	}
-	out, err := Graph(whole, kernels.For("cpu"), nil)
+	out, err := Apply(whole, kernels.For("cpu"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

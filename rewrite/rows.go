@@ -33,18 +33,22 @@ const (
 
 // Attributes of rewritten operations.
 const (
-	// Order lists the dimensions of a product's result, outermost first, if they are not those that
-	// package ir gives it.
-	Order = "order"
-	// Saved counts the arguments of an attention_grad_saved that its forward pass saved.
-	Saved = "saved"
+	// attrOrder lists the dimensions of a GEMM's result, outermost first, if their order is not the
+	// one of package ir.
+	attrOrder = "order"
+	// attrSaved is the number of arguments of an attention_grad_saved that its forward pass saved.
+	attrSaved = "saved"
 )
 
 // InBlock is the name of the dimension that counts elements within a block.
 const InBlock = "in_block"
 
-// Rows is the table of package ir with the operations of passes.
-var Rows = sync.OnceValue(func() ir.Table {
+// Rows returns the table of package ir with the operations of passes: the text of a rewritten graph
+// is parsed by it. The table must not be changed.
+func Rows() ir.Table { return allRows() }
+
+// allRows makes the table at first use.
+var allRows = sync.OnceValue(func() ir.Table {
 	rows := ir.Table{
 		Barrier:            {Kind: ir.Kind{Results: -1, Infer: inferBarrier}, Lower: sameValues},
 		AttentionSaving:    {Kind: ir.Kind{Results: -1, Infer: inferSaving}},
@@ -66,10 +70,9 @@ var Rows = sync.OnceValue(func() ir.Table {
 	return ir.Operations().With(rows)
 })
 
-// Stands gives the kind of package ir that a rewritten operation computes, for reports: a
-// quantize_with computes quantize. Kinds of package ir, and parts of an operation, stand for
-// themselves.
-func Stands(kind string) string {
+// SourceKind returns the kind of package ir that a rewritten operation came from, for reports: a
+// quantize_with was a quantize. Other kinds are returned as they are.
+func SourceKind(kind string) string {
 	switch kind {
 	case AttentionSaving:
 		return "attention"
@@ -92,8 +95,8 @@ func inferBarrier(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 // sameValues is what a barrier means to the interpreter.
 func sameValues(_ *ir.Builder, op *ir.Op) []*ir.Value { return op.In }
 
-// adapted is the row of a product, or of statistics of one, that reads quantized arguments in the
-// layout of [QuantizeBlocks] too, and returns its result in another [Order] if one is given.
+// adapted is the row of a GEMM, or of statistics of one, that reads quantized arguments in the
+// layout of [QuantizeBlocks] too, and returns its result in the order that [attrOrder] gives.
 func adapted(row *ir.Row) *ir.Row {
 	infer := row.Infer
 	row = &ir.Row{Kind: row.Kind, Lower: row.Lower}
@@ -111,7 +114,7 @@ func adapted(row *ir.Row) *ir.Row {
 			plain.In[i], plain.In[i+1] = &ir.Value{Type: types[0]}, &ir.Value{Type: types[1]}
 		}
 		types, err := infer(g, &plain)
-		if order := op.Attrs.List(Order); err == nil && len(order) > 0 {
+		if order := op.Attrs.List(attrOrder); err == nil && len(order) > 0 {
 			types[0].Dims = slices.Clone(types[0].Dims)
 			slices.SortFunc(types[0].Dims, func(a, b ir.Dim) int {
 				return slices.Index(order, a.Name) - slices.Index(order, b.Name)
@@ -127,12 +130,12 @@ func adapted(row *ir.Row) *ir.Row {
 func transposed(b *ir.Builder, op *ir.Op) []*ir.Value {
 	constants := map[string]any{}
 	for _, a := range op.Attrs {
-		if a.Key != Order {
+		if a.Key != attrOrder {
 			constants[a.Key] = a.Value
 		}
 	}
 	out := b.Op(op.Kind, constants, op.In...)
-	if order := op.Attrs.List(Order); len(order) > 0 {
+	if order := op.Attrs.List(attrOrder); len(order) > 0 {
 		out = b.Op("transpose", map[string]any{"order": order}, out...)
 	}
 	return out

@@ -25,7 +25,7 @@ func saveSoftmax(arch string) func(*ir.Graph) error {
 				if !headFirst(arch, op) || !slices.ContainsFunc(by[op.Out[0]], reads) {
 					return nil
 				}
-				out := r.Become(op, AttentionSaving, op.Attrs.With("arch", arch), op.In...)
+				out := r.ReplaceWith(op, AttentionSaving, op.Attrs.With("arch", arch), op.In...)
 				saved[out[0]] = out[2:]
 				return out[:2]
 			case "attention_grad":
@@ -33,8 +33,8 @@ func saveSoftmax(arch string) func(*ir.Graph) error {
 				if list == nil || !headFirst(arch, op) {
 					return nil
 				}
-				a := op.Attrs.With(Saved, len(list))
-				return r.Become(op, AttentionGradSaved, a, slices.Concat(op.In, list)...)
+				a := op.Attrs.With(attrSaved, len(list))
+				return r.ReplaceWith(op, AttentionGradSaved, a, slices.Concat(op.In, list)...)
 			}
 			return nil
 		})
@@ -105,9 +105,10 @@ func perHead(q, k ir.Type) ir.Type {
 
 // inferGradSaved is attention_grad without the saved values, which come last.
 func inferGradSaved(g *ir.Graph, op *ir.Op) ([]ir.Type, error) {
-	n := len(op.In) - int(op.Attrs.Int(Saved))
+	n := len(op.In) - int(op.Attrs.Int(attrSaved))
 	if n < 6 || n == len(op.In) {
-		return nil, fmt.Errorf("takes %d saved values of %d arguments", op.Attrs.Int(Saved), len(op.In))
+		return nil, fmt.Errorf("takes %d saved values of %d arguments", op.Attrs.Int(attrSaved),
+			len(op.In))
 	}
 	return inferAs("attention_grad", g, op, op.In[:n]...)
 }
@@ -127,7 +128,7 @@ func (s SavedSoftmax[V]) Results(op *ir.Op) []V {
 // SavedBy splits the arguments of an attention_grad_saved: attention_grad's own as an operation of
 // that kind, and what was saved. Values stand for themselves in any representation V.
 func SavedBy[V any](op *ir.Op, in []V) (plain *ir.Op, s SavedSoftmax[V]) {
-	n := len(in) - int(op.Attrs.Int(Saved))
+	n := len(in) - int(op.Attrs.Int(attrSaved))
 	grad := *op
 	grad.Kind, grad.In = "attention_grad", op.In[:n]
 	list := in[n : len(in)-1]

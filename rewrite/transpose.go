@@ -20,8 +20,8 @@ func foldInto(kinds ...string) func(*ir.Graph) error {
 				return nil
 			}
 			transpose := list[0]
-			a := op.Attrs.With(Order, ir.Names(transpose.Out[0].Type.Dims))
-			r.Stand(transpose.Out[0], r.Become(op, op.Kind, a, op.In...)[0])
+			a := op.Attrs.With(attrOrder, ir.Names(transpose.Out[0].Type.Dims))
+			r.Substitute(transpose.Out[0], r.ReplaceWith(op, op.Kind, a, op.In...)[0])
 			return []*ir.Value{}
 		})
 	}

@@ -26,7 +26,7 @@ func Quantizes(g *ir.Graph) bool {
 // QuantizedCopies collects what graphs take in place of the master parameters: quantized copies,
 // and compute copies in the model's type. Expand adds to it; the update reads it.
 type QuantizedCopies struct {
-	Copies    []ir.Copy
+	Copies    []ir.QuantizedParam
 	plain     map[string]dtype.DType // parameters that some graph takes unquantized, and their types
 	quantized bool
 	// Monitor adds statistics of the scales to the update, and builds Quantize even if no copy is
@@ -38,14 +38,15 @@ type QuantizedCopies struct {
 // records the copies that it takes. Its parameters must still have their own names.
 func (w *QuantizedCopies) Expand(g *ir.Graph, report ir.Report) (stats []ir.Stat, err error) {
 	if Quantizes(g) {
-		var copies []ir.Copy
+		var copies []ir.QuantizedParam
 		copies, stats, err = ir.LowerQuantized(g, program.Copy.Of, plan.DataAxes(), report)
 		if err != nil {
 			return nil, err
 		}
 		w.quantized = true
 		for _, c := range copies {
-			if !slices.ContainsFunc(w.Copies, func(d ir.Copy) bool { return d.Names[0] == c.Names[0] }) {
+			same := func(d ir.QuantizedParam) bool { return d.Names[0] == c.Names[0] }
+			if !slices.ContainsFunc(w.Copies, same) {
 				w.Copies = append(w.Copies, c)
 			}
 		}
@@ -54,7 +55,7 @@ func (w *QuantizedCopies) Expand(g *ir.Graph, report ir.Report) (stats []ir.Stat
 		w.plain = map[string]dtype.DType{}
 	}
 	for _, v := range g.Params() {
-		if !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool {
+		if !slices.ContainsFunc(w.Copies, func(c ir.QuantizedParam) bool {
 			return slices.Contains(c.Names, v.Name)
 		}) {
 			w.plain[v.Name] = v.Type.Elem
@@ -98,8 +99,8 @@ func (w *QuantizedCopies) make(b *ir.Builder, param string, kept *ir.Value,
 // rounded quantizes a device's shard of a parameter. It returns the source of the rounding, the
 // codes and scales, and whether these are still to be gathered. NVFP4's tensor amax is shared by
 // all copies of a weight, in both orientations.
-func rounded(b *ir.Builder, c *ir.Copy, kept *ir.Value, l *Layout, amax **ir.Value) (x *ir.Value,
-	list []*ir.Value, join bool) {
+func rounded(b *ir.Builder, c *ir.QuantizedParam, kept *ir.Value, l *Layout,
+	amax **ir.Value) (x *ir.Value, list []*ir.Value, join bool) {
 	x, join = b.Convert(kept, c.Elem), l.copied()
 	if join && !c.Within(x.Type) {
 		x, join = l.gather(b, x), false
@@ -150,7 +151,7 @@ func (w *QuantizedCopies) inspection(mesh []ir.Axis, params []RankParam) (*ir.Gr
 	if len(sums) == 0 || b.Err() != nil {
 		return nil, nil, b.Err()
 	}
-	all := b.JoinSums(b.Together(sums[0].Type.Dims[0].Name, sums))
+	all := b.JoinSums(b.ConcatAny(sums[0].Type.Dims[0].Name, sums))
 	g, err := named(b, []result{{all, CopyErrors, program.Stat.For("")}})
 	return g, spans, err
 }
@@ -178,7 +179,7 @@ func (w *QuantizedCopies) withStats(b *ir.Builder, out []result) []result {
 
 // scales lists the names of the copies' scales, in order.
 func (w *QuantizedCopies) scales() (list []string) {
-	return lists.Map(w.Copies, func(c ir.Copy) string { return c.Names[1] })
+	return lists.Map(w.Copies, func(c ir.QuantizedParam) string { return c.Names[1] })
 }
 
 // graph builds the program that makes all copies from the masters: at the start of a run, and when
@@ -193,7 +194,8 @@ func (w *QuantizedCopies) graph(mesh []ir.Axis, params []RankParam) (*ir.Graph, 
 		name, l := params[i].Name, &params[i].Layout
 		elem := w.plain[name]
 		plain := elem.Valid() && (elem != dtype.F32 || l.copied())
-		if !plain && !slices.ContainsFunc(w.Copies, func(c ir.Copy) bool { return c.Param == name }) {
+		isCopy := func(c ir.QuantizedParam) bool { return c.Param == name }
+		if !plain && !slices.ContainsFunc(w.Copies, isCopy) {
 			continue
 		}
 		t := l.Stored

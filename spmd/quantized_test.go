@@ -173,7 +173,7 @@ func copiesOnly(t *testing.T, name string, s *graphs) {
 			if op.Kind != "all_gather" || from[0].Type.Elem.Bits() <= 8 {
 				continue
 			}
-			if slices.ContainsFunc(copies, func(c ir.Copy) bool { return c.Param == master(from[0]) }) {
+			if slices.ContainsFunc(copies, func(c ir.QuantizedParam) bool { return c.Param == master(from[0]) }) {
 				t.Errorf("%s: %s joins %s before it is quantized", name, g.Name, from[0])
 			}
 		}

@@ -94,7 +94,7 @@ func (t *RankUpdate) quantize(e *updateBuilder) (err error) {
 }
 
 // Copies lists the quantized copies of parameters that the rank's graphs take.
-func (t *RankUpdate) Copies() []ir.Copy { return t.copies.Copies }
+func (t *RankUpdate) Copies() []ir.QuantizedParam { return t.copies.Copies }
 
 // CopyStats names the scales that updates report on, in the order of the result [CopyStats]; a
 // stack is listed once for each layer.
@@ -177,7 +177,7 @@ func (t *RankUpdate) square(e *updateBuilder) error {
 		return err
 	}
 	for _, v := range whole.Results {
-		out = append(out, result{u.reduced(u.At[v]), v.Name, v.Means})
+		out = append(out, result{u.reduced(u.Replacement[v]), v.Name, v.Means})
 	}
 	t.Square, err = named(u.Builder, out)
 	return err

@@ -104,12 +104,12 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 		if op.Kind != "attention" {
 			continue
 		}
-		segments, _ := op.Extras()
+		segments, _ := op.MaskArgs()
 		for _, v := range segments[min(1, len(segments)):] {
 			if v.Def() == nil || v.Def().Kind != "rename" {
 				continue
 			}
-			x := inner.At[v.Def().In[0]]
+			x := inner.Replacement[v.Def().In[0]]
 			if outer[x] == nil || outer[x].Type.Place.On(cp) != ir.Seq ||
 				inner.ready[x.Name+wholeSequence] != nil {
 				continue
@@ -169,7 +169,7 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := s.Again(op, op.Attrs.With("carries", len(l.Carries)*parts), body, args...)
+	out := s.CopyWith(op, op.Attrs.With("carries", len(l.Carries)*parts), body, args...)
 	if parts == 1 {
 		return out, nil
 	}
@@ -195,21 +195,21 @@ func (s *sharder) halve(x *ir.Value, n int, stack bool) []*ir.Value {
 func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value,
 	outer map[*ir.Value]*ir.Value, args *[]*ir.Value) ([]*ir.Value, error) {
 	for h := range at {
-		inner.At = at[h]
+		inner.Replacement = at[h]
 		*args = append(*args, s.documents(l.Body, inner, outer)...)
 	}
 	results := make([]*ir.Value, len(l.Body.Results)*len(at))
 	for h := range at {
-		inner.At = at[h]
+		inner.Replacement = at[h]
 		if err := inner.ops(l.Body); err != nil {
 			return nil, err
 		}
 		for i, v := range l.Body.Results {
 			k := i*len(at) + h
 			if l.IsCarry(i) {
-				results[k] = inner.conform(inner.At[v], at[h][l.Body.Inputs[i]].Type.Place)
+				results[k] = inner.conform(inner.Replacement[v], at[h][l.Body.Inputs[i]].Type.Place)
 			} else {
-				results[k] = inner.reduced(inner.At[v])
+				results[k] = inner.reduced(inner.Replacement[v])
 			}
 		}
 	}

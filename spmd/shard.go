@@ -41,7 +41,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 				s.vocab = v.Type.Size(ir.Vocab)
 			}
 		}
-		s.At[v] = s.Like(v, t)
+		s.Replacement[v] = s.InputLike(v, t)
 	}
 	s.gatherStacks(loss)
 	if err := s.ops(loss); err != nil {
@@ -49,7 +49,7 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	}
 	var out []*ir.Value
 	for _, v := range loss.Results {
-		out = append(out, s.flowing(s.reduced(s.At[v])))
+		out = append(out, s.flowing(s.reduced(s.Replacement[v])))
 	}
 	var err error
 	sh.Graph, err = s.Graph(out...)
@@ -183,7 +183,7 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 	}
 	for _, v := range g.Inputs {
 		if s.params[v] {
-			s.Tagged(tag, func() { s.At[v] = s.weight(s.At[v]) })
+			s.Tagged(tag, func() { s.Replacement[v] = s.weight(s.Replacement[v]) })
 		}
 	}
 }
@@ -191,7 +191,7 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 // use returns a value as operations take it: a parameter's FSDP shards are gathered, and with fewer
 // key heads than tensor-parallel devices each device takes the key heads of its query heads.
 func (s *sharder) use(v *ir.Value) *ir.Value {
-	x := s.At[v]
+	x := s.Replacement[v]
 	if !s.params[v] {
 		return x
 	}
@@ -247,7 +247,7 @@ func (s *sharder) ops(g *ir.Graph) error {
 		in := make([]*ir.Value, len(op.In))
 		for i, v := range op.In {
 			if op.Kind == "repeat" {
-				in[i] = s.At[v] // a body gathers what it needs
+				in[i] = s.Replacement[v] // a body gathers what it needs
 			} else {
 				s.Tagged(op.Tag, func() { in[i] = s.use(v) })
 			}
@@ -262,7 +262,7 @@ func (s *sharder) ops(g *ir.Graph) error {
 			return diag.From(err).Because("%s of %s cannot be sharded over %d devices", op.Kind, g.Name,
 				s.plan.Devices())
 		}
-		s.Set(op.Out, out)
+		s.Map(op.Out, out)
 	}
 	return nil
 }
@@ -295,7 +295,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	default:
 		in = s.allReduced(in)
 	}
-	return s.Again(op, a, nil, in...), nil
+	return s.CopyWith(op, a, nil, in...), nil
 }
 
 // allReduced sums the partial terms of all arguments.

@@ -95,14 +95,14 @@ func (c *stageSplitter) begin() {
 // use returns a value of the loss in the current stage. Inputs are added with their first use. Only
 // the hidden activation may cross from one stage to the next.
 func (c *stageSplitter) use(v *ir.Value) *ir.Value {
-	if c.b.At[v] == nil && v.Def() == nil {
+	if c.b.Replacement[v] == nil && v.Def() == nil {
 		c.b.Inputs(v)
 	}
-	if c.b.At[v] == nil && c.err == nil {
+	if c.b.Replacement[v] == nil && c.err == nil {
 		c.err = diag.New(diag.GraphInvalid, "%s is used by a later stage, but not sent to it", v).
 			At("graph %s", c.loss.Name)
 	}
-	return c.b.At[v]
+	return c.b.Replacement[v]
 }
 
 func (c *stageSplitter) uses(list []*ir.Value) []*ir.Value {
@@ -111,7 +111,7 @@ func (c *stageSplitter) uses(list []*ir.Value) []*ir.Value {
 
 func (c *stageSplitter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Value) {
 	if c.err == nil {
-		c.b.Set(op.Out, c.b.Again(op, a, body, in...))
+		c.b.Map(op.Out, c.b.CopyWith(op, a, body, in...))
 	}
 }
 
@@ -149,7 +149,7 @@ func (c *stageSplitter) stack(v *ir.Value, from, n int64) *ir.Value {
 		return c.use(v) // reports that stacks must be inputs
 	}
 	c.stage.Layers[v.Name] = [2]int64{from, from + n}
-	return c.b.Like(v, v.Type.Slice().Stacked(n))
+	return c.b.InputLike(v, v.Type.Slice().Stacked(n))
 }
 
 // nextStage ends the current stage with v, which becomes the hidden input of the next one.
@@ -157,7 +157,7 @@ func (c *stageSplitter) nextStage(v *ir.Value) {
 	c.finish(c.use(v))
 	c.left = c.left[1:]
 	c.begin()
-	c.b.At[v] = c.b.Input(Hidden, ir.Data, v.Type, "")
+	c.b.Replacement[v] = c.b.Input(Hidden, ir.Data, v.Type, "")
 }
 
 func (c *stageSplitter) finish(results ...*ir.Value) {

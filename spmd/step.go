@@ -156,7 +156,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		g.Name = "accumulate"
 	}
 	results := g.Results
-	b := ir.Continue(g)
+	b := ir.ExtendGraph(g)
 	out := []*ir.Value{results[0]}
 	for i, p := range s.Params {
 		v := results[1+i]

@@ -117,7 +117,7 @@ type binding func(whole *ir.Value) *ir.Value
 func (u *sharder) rebuild(whole *ir.Graph, bound map[string]binding) error {
 	for _, v := range whole.Inputs {
 		if local := bound[v.Name]; local != nil {
-			u.At[v] = local(v)
+			u.Replacement[v] = local(v)
 		} else {
 			u.Inputs(v)
 		}
@@ -132,7 +132,7 @@ func (e *updateBuilder) bindState(u *sharder) map[string]binding {
 		stored := e.params[i].Layout.Stored
 		keep := func(v *ir.Value) *ir.Value {
 			t := ir.Type{Elem: v.Type.Elem, Dims: stored.Dims, Place: stored.Place}
-			return u.Like(v, t)
+			return u.InputLike(v, t)
 		}
 		bound[p.Name] = keep
 		for _, slot := range e.Optimizer.State(p) {
@@ -166,7 +166,7 @@ func (e *updateBuilder) results(u *sharder, whole *ir.Graph) (*ir.Graph, error) 
 	var out []result
 	masters, copies := map[string]*ir.Value{}, map[string]int{} // by parameter; indices in out
 	for _, v := range whole.Results {
-		x := u.reduced(u.At[v])
+		x := u.reduced(u.Replacement[v])
 		masters[v.Means.Replaces] = x
 		if e.Quantized.unused(v.Means) {
 			continue
@@ -224,7 +224,7 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 				if len(done) > 0 {
 					after, done = done[0], done[1:]
 				}
-				b.At[v], fetch[v.Name] = b.ToDevice(b.At[v], after), false
+				b.Replacement[v], fetch[v.Name] = b.ToDevice(b.Replacement[v], after), false
 			}
 		}
 		for i, v := range b.Copy(op) {
@@ -237,7 +237,7 @@ func offloaded(g *ir.Graph) (*ir.Graph, error) {
 	out := make([]result, len(g.Results))
 	for i, v := range g.Results {
 		if out[i] = (result{kept[v], v.Name, v.Means}); kept[v] == nil {
-			out[i].v = b.At[v]
+			out[i].v = b.Replacement[v]
 		}
 	}
 	return named(b.Builder, out)

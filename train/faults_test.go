@@ -63,9 +63,9 @@ func faulty(g *ir.Graph, weights []string) (*ir.Graph, error) {
 
 // faultyLinear writes a linear layer with the inputs for faults.
 func faultyLinear(r *ir.Rewriter, op *ir.Op, x, dy *ir.Value) []*ir.Value {
-	in := r.Uses(op.In)
+	in := r.Mapped(op.In)
 	in[0] = r.Mul(in[0], x)
-	y := r.Again(op, op.Attrs, op.Body, in...)[0]
+	y := r.CopyWith(op, op.Attrs, op.Body, in...)[0]
 	kept, over := r.StopGradient(y), r.Relu(r.Shift(dy, -1e30))
 	none := r.Sub(y, kept)
 	none = r.Sub(r.Mul(dy, r.Mul(dy, none)), r.Mul(over, r.Mul(over, none)))
@@ -77,7 +77,7 @@ func faultyLoop(outer *ir.Rewriter, l ir.Loop, weights []string) []*ir.Value {
 	r := ir.NewRewriter(l.Body.Name, l.Body.Mesh...)
 	end := len(l.In) - len(l.Invariants)
 	r.Inputs(l.Body.Inputs[:end]...)
-	inputs, args := map[*ir.Op][2]*ir.Value{}, outer.Uses(l.In)
+	inputs, args := map[*ir.Op][2]*ir.Value{}, outer.Mapped(l.In)
 	stacks := len(l.Stacks)
 	for _, one := range l.Body.Ops {
 		if one.Kind != "linear" {
@@ -103,16 +103,16 @@ func faultyLoop(outer *ir.Rewriter, l ir.Loop, weights []string) []*ir.Value {
 	r.Inputs(l.Body.Inputs[end:]...)
 	for _, one := range l.Body.Ops {
 		if two, ok := inputs[one]; ok {
-			r.Set(one.Out, faultyLinear(r, one, two[0], two[1]))
+			r.Map(one.Out, faultyLinear(r, one, two[0], two[1]))
 		} else {
 			r.Copy(one)
 		}
 	}
-	body, err := r.Graph(r.Uses(l.Body.Results)...)
+	body, err := r.Graph(r.Mapped(l.Body.Results)...)
 	if err != nil {
 		panic(err) // a test's own graph
 	}
-	return outer.Again(l.Op, l.Attrs.With("stacked", stacks), body, args...)
+	return outer.CopyWith(l.Op, l.Attrs.With("stacked", stacks), body, args...)
 }
 
 // The prefixes of the inputs that buildFaulty adds.

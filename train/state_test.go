@@ -49,7 +49,7 @@ func (t *Trainer) quantizedCopies(ctx context.Context) (map[string][]byte, error
 }
 
 // joined puts the shards of a copy together.
-func joined(ctx context.Context, h *stateShard, name string, pc *stateTensor, c *ir.Copy,
+func joined(ctx context.Context, h *stateShard, name string, pc *stateTensor, c *ir.QuantizedParam,
 	part ir.Type) ([]byte, error) {
 	a := h.state.Get(name)
 	if a == nil {

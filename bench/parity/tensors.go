@@ -130,7 +130,7 @@ func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 			out = append(out, op.In[0], op.In[1])
 		}
 	}
-	b := ir.Continue(joint)
+	b := ir.ExtendGraph(joint)
 	seen := map[*ir.Value]bool{}
 	for i, v := range out {
 		if seen[v] { // a result has one name

@@ -112,7 +112,7 @@ type head struct {
 
 func newHead(op *ir.Op, in []*Array) head {
 	h := head{op: op, q: in[0], k: in[1], v: in[2]}
-	segments, places := op.Extras()
+	segments, places := op.MaskArgs()
 	rest := in[len(in)-len(segments)-len(places):]
 	h.segments, h.places = rest[:len(segments)], rest[len(segments):]
 	return h

@@ -105,7 +105,7 @@ func (m *machine) repeat(op *ir.Op) error {
 		state[i] = m.at[op.In[i]]
 	}
 	for round := range l.N {
-		layer := int(l.Layer(round))
+		layer := int(l.StackIndex(round))
 		inputs := map[string][]*Array{}
 		for i, v := range op.Body.Inputs {
 			switch {

@@ -37,7 +37,7 @@ func (t Table) Pick(s *kernels.Selector, op *ir.Op) *Kernel {
 	k := t.Find(s, op)
 	if k != nil {
 		why, _ := k.Applies(s, op)
-		s.Note(kernels.Choice{Kind: rewrite.Stands(op.Kind), Kernel: k.Name, Why: why})
+		s.Note(kernels.Choice{Kind: rewrite.SourceKind(op.Kind), Kernel: k.Name, Why: why})
 	}
 	return k
 }
@@ -60,7 +60,7 @@ func (t Table) Find(s *kernels.Selector, op *ir.Op) *Kernel {
 func (t Table) Work(s *kernels.Selector, g *ir.Graph, op *ir.Op) ir.Work {
 	prints := func(k Kernel) bool {
 		return slices.ContainsFunc(k.Kinds, func(kind string) bool {
-			return rewrite.Stands(kind) == op.Kind
+			return rewrite.SourceKind(kind) == op.Kind
 		})
 	}
 	if !slices.ContainsFunc(t.Kernels, func(k Kernel) bool { return k.Work != nil && prints(k) }) {

@@ -30,7 +30,7 @@ type ring struct {
 func newRing(w *Writer, op *ir.Op) *ring {
 	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
 	r.size, _ = ir.Along(w.mesh, r.axis)
-	segments, _ := op.Extras()
+	segments, _ := op.MaskArgs()
 	r.unmasked = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
 		op.Attrs.Int("window") == 0
 	if w.Target != nil {
@@ -85,7 +85,7 @@ func (r *ring) keySlice(x Val, owner Val) Val {
 func (r *ring) shardArgs(in []Val, k, v, owner Val) []Val {
 	in = slices.Clone(in)
 	in[1], in[2] = k, v
-	segments, places := r.op.Extras()
+	segments, places := r.op.MaskArgs()
 	first := len(in) - len(segments) - len(places)
 	for i := first + 1; i < len(in); i += 2 {
 		in[i] = r.keySlice(in[i], owner)
@@ -97,7 +97,7 @@ func (r *ring) shardArgs(in []Val, k, v, owner Val) []Val {
 // causal, elsewhere all keys are visible.
 func (r *ring) unmaskedOp(moves int64) *ir.Op {
 	op := *r.op
-	segments, places := op.Extras()
+	segments, places := op.MaskArgs()
 	op.In = op.In[:len(op.In)-len(segments)-len(places)]
 	op.Attrs = op.Attrs.With("placed", false)
 	if moves > 0 {

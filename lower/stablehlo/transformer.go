@@ -145,7 +145,7 @@ func NewAttention(w *Writer, op *ir.Op, in []Val, squeeze bool) *Attention {
 		Matmul: w.Dot, squeeze: squeeze}
 	a.Mask = a.selectMask
 	a.Q = a.GroupHeads(w.CastOperand(op, in[0]))
-	segments, places := op.Extras()
+	segments, places := op.MaskArgs()
 	rest := in[len(in)-len(segments)-len(places):]
 	a.Segments, a.Positions = rest[:len(segments)], rest[len(segments):]
 	return a
