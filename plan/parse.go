@@ -78,7 +78,7 @@ func (r reader) fields(p *Plan) []field {
 
 // gather reads a gather's lifetime. Plans of Deepwell up to 3c16e73 say micro for microbatch.
 func (r reader) gather() string {
-	word := r.Word(append(gathers[:len(gathers):len(gathers)], oldMicrobatch))
+	word := r.Word(append(slices.Clip(gathers), oldMicrobatch))
 	if word == oldMicrobatch {
 		return GatherMicrobatch
 	}
