@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	_ "embed" // for withplan.txt
 	"fmt"
 	"strings"
 )
@@ -14,6 +15,8 @@ func Reference() string {
 		"every key.\nA relative path starts at the folder of run.toml; `$NAME` and `${NAME}` in a path " +
 		"come from the\nenvironment, `~/` is the home folder and `$$` a dollar sign. " +
 		"`--set optimizer.lr=1e-3` overrides one\nkey.\n\n" +
+		"Parallelism (dp, fsdp, tp, cp, pp) is not here: it is in a plan, `train --plan plan.json`\n" +
+		"([plan.json](plan.json.md)).\n\n" +
 		"A resumed run keeps its recipe: only the keys marked † may change.\n")
 	section := "-"
 	for _, k := range table {
@@ -37,8 +40,15 @@ func Reference() string {
 		}
 		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s |\n", k.short(), mark, k.Type, def, k.Doc)
 	}
+	b.WriteString(withPlan)
 	return b.String()
 }
+
+// withPlan ends the reference page: which of run.toml and a plan decides. Env.Train fills the recipe
+// from the plan, step checks that they agree.
+//
+//go:embed withplan.txt
+var withPlan string
 
 // Example is a recipe with every key and its explanation; what has a default is commented out.
 func Example() string {
