@@ -80,7 +80,8 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		"collective is an operation; the gradient of this graph transposes them.\n\n"+
 		"```\n%s```\n\n", g)
 	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, with loops multiplied out; tests "+
-		"check that the compiled programs have the same.\n\n| kind | axes | group | count | bytes |\n"+
+		"check that the compiled programs have the same.\nCount and bytes are of one device and one "+
+		"microbatch; bytes are the full (gathered or unreduced) tensors.\n\n| kind | axes | group | count | bytes |\n"+
 		"|---|---|---|---|---|\n")
 	for _, row := range spmd.CensusOf(g) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %s |\n", row.Kind, strings.Join(row.Axes, ", "), row.Group,
@@ -92,7 +93,9 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		idle -= busy
 	}
 	fmt.Fprintf(&b, "\n## The schedule\n\n![1F1B over two stages](parallel.svg)\n\n```\n%s```\n\n"+
-		"%d of %d ticks are idle: (P-1)(F+I+W) per rank.\n\n## Run it\n\n"+
+		"F1.3 is the forward pass of stage 1 for microbatch 3, B its backward pass. Zero-bubble schedules split B into I (dgrad)\n"+
+		"and W (wgrad). In a tick a stage runs one F, I or W; B takes two. "+
+		"%d of %d ticks are idle: (P-1)(F+I+W) per\nrank, with P ranks.\n\n## Run it\n\n"+
 		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs it on "+
 		"eight CPU devices,\nand with `--peers` and `--self` on four devices in each of two processes, "+
 		"which exchange activations over TCP. `deepwell\ncompile examples/first-run/plan.json --cluster 8xb200` compiles "+

@@ -44,8 +44,8 @@ func Reference() string {
 	return b.String()
 }
 
-// withPlan ends the reference page: which of run.toml and a plan decides. Env.Train fills the recipe
-// from the plan, step checks that they agree.
+// withPlan ends the reference page: which of run.toml and a plan decides. Env.Train fills the
+// recipe from the plan, and package step checks that they agree.
 //
 //go:embed withplan.txt
 var withPlan string
