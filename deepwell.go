@@ -22,7 +22,8 @@ type Env struct {
 	// Environ is the environment as engines read it; nil is the process's.
 	Environ []string
 	// Child is a deepwell binary that compiles in a process of its own, so that a crash of the
-	// compiler is an error (DW2207); "" compiles in this process. What runs on devices runs here.
+	// compiler is an error ([diag.CompilerCrashed]); "" compiles in this process. What runs on
+	// devices runs here.
 	Child string
 }
 

@@ -47,8 +47,9 @@ func (e *Env) meter(ctx context.Context) (machine.Measured, error) {
 		return machine.Measured{}, err
 	}
 	defer eng.Close()
-	name, major, minor := eng.Version()
-	m := machine.Measured{Engine: fmt.Sprintf("%s (PJRT %d.%d)", name, major, minor), Devices: devices}
+	major, minor := eng.PJRTVersion()
+	m := machine.Measured{Devices: devices,
+		Engine: fmt.Sprintf("%s (PJRT %d.%d)", eng.Name(), major, minor)}
 	const (
 		mat    = 1024     // a product of 1024 cubed is 2.1 GFLOP: 10 ms at 200 GFLOP/s
 		vector = 16 << 20 // 64 MiB of f32, far beyond every cache

@@ -44,12 +44,12 @@ func (r *runner) writeReferenceRun(ctx context.Context) error {
 		return err
 	}
 	o := r.recipe.Optimizer
-	h := referenceRun{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq, Beta1: o.Beta1,
-		Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.WeightDecay, Clip: o.MaxGradNorm}
-	for n := range h.Steps {
-		h.Rates = append(h.Rates, step.Rates(r.recipe).LR(n))
+	run := referenceRun{Steps: r.recipe.Steps, Batch: r.recipe.Batch, Seq: r.recipe.Seq,
+		Beta1: o.Beta1, Beta2: o.Beta2, Eps: step.AdamEps, Decay: o.WeightDecay, Clip: o.MaxGradNorm}
+	for n := range run.Steps {
+		run.Rates = append(run.Rates, step.Rates(r.recipe).LR(n))
 	}
-	text, err := json.Marshal(h)
+	text, err := json.Marshal(run)
 	if err == nil {
 		err = atomicfile.Write(filepath.Join(dir, "run.json"), text, 0o666)
 	}

@@ -15,135 +15,244 @@ func (c Code) Error() string { return string(c) }
 
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
-// 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training,
-// 31xx plans, 32xx pipelines, 33xx precision.
+// 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training, 31xx plans,
+// 32xx pipelines, 33xx precision. The comments are the meanings in codes.tsv;
+// go test ./diag -update writes them.
 const (
-	Internal  Code = "DW1000"
-	BadUsage  Code = "DW1001"
-	BadInput  Code = "DW1002"
+	// Internal: an internal error: a bug in Deepwell.
+	Internal Code = "DW1000"
+	// BadUsage: the command line is not well formed.
+	BadUsage Code = "DW1001"
+	// BadInput: an input file, or an argument of a call, is not what it must be.
+	BadInput Code = "DW1002"
+	// FileError: a file cannot be read or written.
 	FileError Code = "DW1003"
-	Canceled  Code = "DW1004"
-	NotPlain  Code = "DW1005"
+	// Canceled: the command or the call was stopped; exit status 130 or 143 if by a signal.
+	Canceled Code = "DW1004"
+	// NotPlain: a file that is to be written is a link, or not a plain file.
+	NotPlain Code = "DW1005"
 
-	EngineUnknown   Code = "DW2001"
-	EngineMissing   Code = "DW2002"
-	EngineDigest    Code = "DW2003"
-	EngineArchive   Code = "DW2004"
-	EngineDownload  Code = "DW2005"
-	EngineBusy      Code = "DW2006"
-	EngineAPI       Code = "DW2007"
-	EngineLoad      Code = "DW2008"
-	EngineHost      Code = "DW2009"
-	EngineWrite     Code = "DW2010"
-	EngineCUDAStub  Code = "DW2011"
+	// EngineUnknown: unknown engine name.
+	EngineUnknown Code = "DW2001"
+	// EngineMissing: an engine that the command needs is not installed.
+	EngineMissing Code = "DW2002"
+	// EngineDigest: a file's SHA-256 is not the pinned one.
+	EngineDigest Code = "DW2003"
+	// EngineArchive: a wheel is damaged or holds what it must not.
+	EngineArchive Code = "DW2004"
+	// EngineDownload: pip could not download a pinned package.
+	EngineDownload Code = "DW2005"
+	// EngineBusy: another process is installing the same engine.
+	EngineBusy Code = "DW2006"
+	// EngineAPI: a plugin speaks a PJRT version outside the supported range.
+	EngineAPI Code = "DW2007"
+	// EngineLoad: a plugin or a library it needs cannot be loaded.
+	EngineLoad Code = "DW2008"
+	// EngineHost: no engine is pinned for this operating system and processor.
+	EngineHost Code = "DW2009"
+	// EngineWrite: the engine's folder cannot be written.
+	EngineWrite Code = "DW2010"
+	// EngineCUDAStub: the stub of the CUDA driver cannot be used.
+	EngineCUDAStub Code = "DW2011"
+	// EngineUntrusted: an installed engine was changed after it was installed.
 	EngineUntrusted Code = "DW2012"
-	EngineExposed   Code = "DW2013"
+	// EngineExposed: others than the user and root can change an engine's files.
+	EngineExposed Code = "DW2013"
 
-	RuntimeFailed  Code = "DW2101"
-	BufferGone     Code = "DW2102"
+	// RuntimeFailed: the engine reported an error while running.
+	RuntimeFailed Code = "DW2101"
+	// BufferGone: a buffer was used after it was freed or donated.
+	BufferGone Code = "DW2102"
+	// BufferMismatch: a buffer has the wrong shape or element type.
 	BufferMismatch Code = "DW2103"
-	ArgumentCount  Code = "DW2104"
+	// ArgumentCount: a run got the wrong number of arguments or devices.
+	ArgumentCount Code = "DW2104"
+	// DeviceMismatch: a buffer is on another device, or of another client.
 	DeviceMismatch Code = "DW2105"
-	NotSupported   Code = "DW2106"
-	OutOfMemory    Code = "DW2107"
-	HandlerFailed  Code = "DW2108"
+	// NotSupported: the engine has no such function.
+	NotSupported Code = "DW2106"
+	// OutOfMemory: a device or the host ran out of memory.
+	OutOfMemory Code = "DW2107"
+	// HandlerFailed: a Go function called by a program failed.
+	HandlerFailed Code = "DW2108"
 
+	// CompileFailed: the compiler refused the program.
 	CompileFailed Code = "DW2201"
-	ProgramText   Code = "DW2202"
+	// ProgramText: the program's text is not well formed.
+	ProgramText Code = "DW2202"
+	// CompileOption: a compile option is unknown or has a value of the wrong form.
 	CompileOption Code = "DW2203"
-	CacheFailed   Code = "DW2204"
-	ProgramRead   Code = "DW2205"
-	TooLarge      Code = "DW2206"
+	// CacheFailed: (warning) the compile cache cannot be used.
+	CacheFailed Code = "DW2204"
+	// ProgramRead: the compiler's optimized program cannot be read.
+	ProgramRead Code = "DW2205"
+	// TooLarge: a compiled program needs more memory than a device has.
+	TooLarge Code = "DW2206"
 
+	// CompilerCrashed: the compiler crashed in its own process; the command did not.
 	CompilerCrashed Code = "DW2207"
-	EnvRefused      Code = "DW2208"
+	// EnvRefused: an environment variable would change numerics.
+	EnvRefused Code = "DW2208"
 
-	ProgramFormat  Code = "DW2301"
+	// ProgramFormat: a program file cannot be read.
+	ProgramFormat Code = "DW2301"
+	// ProgramInvalid: a program contradicts itself.
 	ProgramInvalid Code = "DW2302"
+	// ProgramVersion: a program file has a version this binary does not know.
 	ProgramVersion Code = "DW2303"
 
-	GPUUnknown     Code = "DW2401"
-	ClusterSpec    Code = "DW2402"
-	ProbeFailed    Code = "DW2403"
+	// GPUUnknown: unknown GPU name.
+	GPUUnknown Code = "DW2401"
+	// ClusterSpec: a cluster is not spelled NxGPU.
+	ClusterSpec Code = "DW2402"
+	// ProbeFailed: the machine cannot be examined.
+	ProbeFailed Code = "DW2403"
+	// MachineVersion: a machine file has a version this binary does not know.
 	MachineVersion Code = "DW2404"
-	DoctorFailed   Code = "DW2405"
+	// DoctorFailed: a check of doctor failed.
+	DoctorFailed Code = "DW2405"
 
+	// GraphInvalid: a graph contradicts itself.
 	GraphInvalid Code = "DW2501"
-	GraphText    Code = "DW2502"
+	// GraphText: the text of a graph is not well formed.
+	GraphText Code = "DW2502"
 
-	RecipeText    Code = "DW2601"
-	RecipeKey     Code = "DW2602"
-	RecipeValue   Code = "DW2603"
+	// RecipeText: a recipe is not TOML.
+	RecipeText Code = "DW2601"
+	// RecipeKey: a recipe has an unknown or renamed key, or lacks a required one.
+	RecipeKey Code = "DW2602"
+	// RecipeValue: a recipe's value has the wrong type or range, or contradicts another one.
+	RecipeValue Code = "DW2603"
+	// RecipeChanged: a resumed run has a recipe that would make it another run.
 	RecipeChanged Code = "DW2604"
-	RunDiffers    Code = "DW2605"
-	PeersDiffer   Code = "DW2606"
+	// RunDiffers: (warning) a resumed run has a change that affects its last bits, or its
+	// validation.
+	RunDiffers Code = "DW2605"
+	// PeersDiffer: the processes of a run do not train the same thing.
+	PeersDiffer Code = "DW2606"
 
-	ModelUnknown   Code = "DW2701"
-	ModelMissing   Code = "DW2702"
+	// ModelUnknown: unknown model: no preset, folder or file has that name.
+	ModelUnknown Code = "DW2701"
+	// ModelMissing: a model, or a file of it, is not on this machine.
+	ModelMissing Code = "DW2702"
+	// WeightMismatch: weights do not match the model's config.
 	WeightMismatch Code = "DW2703"
-	WeightType     Code = "DW2704"
+	// WeightType: weights of that element type cannot be read or written.
+	WeightType Code = "DW2704"
 
+	// WeightQuantized: weights are already quantized, in a format that cannot be converted.
 	WeightQuantized Code = "DW2705"
+	// WeightNotFinite: a weight is infinite or NaN.
 	WeightNotFinite Code = "DW2706"
-	FolderForeign   Code = "DW2707"
-	// WeightsIncomplete is for what looks like weights and cannot be read as such, which must never
-	// be taken for no weights at all.
+	// FolderForeign: an output folder holds other files, complete or half-written.
+	FolderForeign Code = "DW2707"
+	// WeightsIncomplete: weights are incomplete, or in a format that cannot be read: never taken
+	// for no weights.
 	WeightsIncomplete Code = "DW2708"
 
-	DataMissing   Code = "DW2801"
-	DataEmpty     Code = "DW2802"
-	DataFormat    Code = "DW2803"
+	// DataMissing: there is no file at a source's path.
+	DataMissing Code = "DW2801"
+	// DataEmpty: a source has no text, or too little for one sequence.
+	DataEmpty Code = "DW2802"
+	// DataFormat: a file of data is not of its format, or has no text where text belongs.
+	DataFormat Code = "DW2803"
+	// DataTokenizer: the tokenizer lacks a token that the data needs.
 	DataTokenizer Code = "DW2804"
-	DataCache     Code = "DW2805"
-	DataPosition  Code = "DW2806"
-	DataRead      Code = "DW2807"
+	// DataCache: a token cache cannot be written or read.
+	DataCache Code = "DW2805"
+	// DataPosition: a position in the data is not one of these sources.
+	DataPosition Code = "DW2806"
+	// DataRead: a dataset failed to give a batch.
+	DataRead Code = "DW2807"
 
+	// CheckpointMissing: there is no checkpoint where one is wanted.
 	CheckpointMissing Code = "DW2901"
+	// CheckpointDamaged: a checkpoint is incomplete or was changed after it was written.
 	CheckpointDamaged Code = "DW2902"
+	// CheckpointVersion: a checkpoint has a version this binary does not know.
 	CheckpointVersion Code = "DW2903"
-	CheckpointBusy    Code = "DW2904"
-	CheckpointWrite   Code = "DW2905"
-	CheckpointTensor  Code = "DW2906"
-	CheckpointExists  Code = "DW2907"
-	CheckpointLink    Code = "DW2908"
-	RunBusy           Code = "DW2909"
+	// CheckpointBusy: another process is writing checkpoints into the same folder.
+	CheckpointBusy Code = "DW2904"
+	// CheckpointWrite: a checkpoint cannot be written.
+	CheckpointWrite Code = "DW2905"
+	// CheckpointTensor: a checkpoint does not hold the tensor or slice that is asked for.
+	CheckpointTensor Code = "DW2906"
+	// CheckpointExists: a complete checkpoint of that step exists already.
+	CheckpointExists Code = "DW2907"
+	// CheckpointLink: a checkpoint's name is not a folder, or a broken link.
+	CheckpointLink Code = "DW2908"
+	// RunBusy: another process is training in the same folder.
+	RunBusy Code = "DW2909"
 
+	// TrainingLost: too many steps in a row were skipped.
 	TrainingLost Code = "DW3001"
-	HostMemory   Code = "DW3002"
-	HostDisk     Code = "DW3003"
-	RunStalled   Code = "DW3005"
+	// HostMemory: a run needs more memory than its host, control group or ulimit leaves.
+	HostMemory Code = "DW3002"
+	// HostDisk: the run's folder cannot be written, or its disk has no room for checkpoints.
+	HostDisk Code = "DW3003"
+	// RunStalled: a step, save or another phase of a run takes many times longer than usual.
+	RunStalled Code = "DW3005"
 
-	PlanText    Code = "DW3101"
-	PlanKey     Code = "DW3102"
-	PlanValue   Code = "DW3103"
+	// PlanText: a plan is not JSON.
+	PlanText Code = "DW3101"
+	// PlanKey: a plan has an unknown key, or one twice.
+	PlanKey Code = "DW3102"
+	// PlanValue: a value of a plan has the wrong type or range.
+	PlanValue Code = "DW3103"
+	// PlanVersion: a plan has a version this binary does not know.
 	PlanVersion Code = "DW3104"
-	PlanMisfit  Code = "DW3105"
-	PlanLater   Code = "DW3106"
-	PlanNoFit   Code = "DW3107"
-	PlanCensus  Code = "DW3108"
-	PlanRemat   Code = "DW3109"
+	// PlanMisfit: a plan does not fit the model or the cluster.
+	PlanMisfit Code = "DW3105"
+	// PlanLater: a plan asks for what Deepwell cannot do yet.
+	PlanLater Code = "DW3106"
+	// PlanNoFit: no plan of a model fits a cluster.
+	PlanNoFit Code = "DW3107"
+	// PlanCensus: the collectives of a compiled program do not match its plan.
+	PlanCensus Code = "DW3108"
+	// PlanRemat: the compiler rematerializes activations that the plan saves.
+	PlanRemat Code = "DW3109"
 
+	// ScheduleUnknown: unknown pipeline schedule.
 	ScheduleUnknown Code = "DW3201"
-	ScheduleShape   Code = "DW3202"
+	// ScheduleShape: a pipeline schedule does not support that shape.
+	ScheduleShape Code = "DW3202"
+	// ScheduleInvalid: a pipeline schedule contradicts itself.
 	ScheduleInvalid Code = "DW3203"
-	ScheduleText    Code = "DW3204"
-	ScheduleCosts   Code = "DW3205"
-	LinkLost        Code = "DW3206"
-	LinkTag         Code = "DW3207"
-	LinkShape       Code = "DW3208"
-	LinkVersion     Code = "DW3209"
-	LinkData        Code = "DW3210"
-	LinkStalled     Code = "DW3211"
-	PipelineStage   Code = "DW3212"
-	LinkKey         Code = "DW3213"
+	// ScheduleText: the text of a pipeline schedule is not well formed.
+	ScheduleText Code = "DW3204"
+	// ScheduleCosts: the costs of a pipeline's stages do not fit the schedule.
+	ScheduleCosts Code = "DW3205"
+	// LinkLost: the other end of a link between stages is gone or cannot be reached.
+	LinkLost Code = "DW3206"
+	// LinkTag: the other end of a link sends unexpected data.
+	LinkTag Code = "DW3207"
+	// LinkShape: an array from another stage has an unexpected shape.
+	LinkShape Code = "DW3208"
+	// LinkVersion: the other end of a link speaks another version or belongs to another run.
+	LinkVersion Code = "DW3209"
+	// LinkData: data received over a link is damaged.
+	LinkData Code = "DW3210"
+	// LinkStalled: the other end of a link makes no progress.
+	LinkStalled Code = "DW3211"
+	// PipelineStage: programs of a pipeline do not fit the schedule or each other.
+	PipelineStage Code = "DW3212"
+	// LinkKey: processes have no shared key, or one that others may read.
+	LinkKey Code = "DW3213"
 
-	PolicyText    Code = "DW3301"
-	PolicyKey     Code = "DW3302"
-	PolicyValue   Code = "DW3303"
+	// PolicyText: a precision policy is not JSON.
+	PolicyText Code = "DW3301"
+	// PolicyKey: a precision policy has an unknown key, or lacks one.
+	PolicyKey Code = "DW3302"
+	// PolicyValue: a value of a precision policy has the wrong type or range.
+	PolicyValue Code = "DW3303"
+	// PolicyVersion: a precision policy has a version this binary does not know.
 	PolicyVersion Code = "DW3304"
-	PolicyMisfit  Code = "DW3305"
+	// PolicyMisfit: a precision policy does not fit the model.
+	PolicyMisfit Code = "DW3305"
 
-	ParityMissed   Code = "DW3306"
+	// ParityMissed: the loss of a precision is beyond its bound.
+	ParityMissed Code = "DW3306"
+	// ParityUnproven: runs do not show whether the loss of a precision is within its bound.
 	ParityUnproven Code = "DW3307"
 )
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/format"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -52,6 +53,48 @@ func TestCodesHaveRows(t *testing.T) {
 	if !slices.Equal(named, listed) {
 		t.Errorf("codes.go names %v, codes.tsv lists %v", named, listed)
 	}
+}
+
+var codeLine = regexp.MustCompile(`^\t(\w+) +Code = "(DW[0-9]+)"$`)
+
+// TestCodesAreExplained holds the comment of each constant to its meaning in codes.tsv.
+func TestCodesAreExplained(t *testing.T) {
+	text, err := os.ReadFile("codes.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	inside := false
+	for line := range strings.Lines(string(text)) {
+		switch m := codeLine.FindStringSubmatch(strings.TrimSuffix(line, "\n")); {
+		case strings.HasPrefix(line, "const ("):
+			inside = true
+		case strings.HasPrefix(line, ")"):
+			inside = false
+		case inside && strings.HasPrefix(line, "\t//"):
+			continue // is written again
+		case inside && m != nil:
+			at := slices.IndexFunc(catalogue, func(r row) bool { return string(r.code) == m[2] })
+			if at < 0 {
+				t.Fatalf("%s is not in codes.tsv", m[2])
+			}
+			comment := "\t//"
+			for word := range strings.FieldsSeq(m[1] + ": " + catalogue[at].meaning + ".") {
+				if len(comment)+1+len(word) > 96 {
+					b.WriteString(comment + "\n")
+					comment = "\t//"
+				}
+				comment += " " + word
+			}
+			b.WriteString(comment + "\n")
+		}
+		b.WriteString(line)
+	}
+	written, err := format.Source([]byte(b.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Compare(t, "codes.go", written)
 }
 
 func TestErrorSaysEverything(t *testing.T) {

@@ -11,18 +11,23 @@
 //
 // # Concurrency
 //
-// Engine, Executable, Array, State and Compiler may be used by several goroutines at the same time:
-// two goroutines may run one Executable, also with the same arguments. A run waits for the runs
-// that compute its arguments; beyond that, the order of runs is the platform's. A donated array
-// belongs to the run that takes it first; another run with it fails with DW2102 and starts nothing.
-// A [Run] belongs to one goroutine, but any goroutine may Wait for it. One goroutine may send on a
-// [Link] while another receives.
+// Engine, Executable, Array and Compiler may be used by several goroutines at the same time: two
+// goroutines may run one Executable, also with the same arguments. So may a State, except that
+// [Executable.Step] is for one goroutine at a time on one State. A run waits for the runs that
+// compute its arguments; beyond that, the order of runs is the platform's. A donated array belongs
+// to the run that takes it first; another run with it fails with [diag.BufferGone] and starts
+// nothing. A [Run] belongs to one goroutine, but any goroutine may Wait for it. One goroutine may
+// send on a [Link] while another receives.
 //
 // # Memory
 //
 // Device memory is not garbage collected. Arrays, runs and executables are freed by their owner,
-// and before their engine is closed. Free never waits: memory that a run still uses is released
-// when the run is done.
+// before their engine is closed. Free never waits: memory that a run still uses is released when
+// the run is done.
+//
+// After [Engine.Close], every use of the engine, and of its arrays and executables, is an error
+// with the code [diag.BufferGone], but for Free. The client and its memory go with the last array,
+// executable and run that is freed; what is never freed keeps them to the end of the process.
 //
 // A [Link] carries arrays from one pipeline stage to another: between devices of one client,
 // between processes over a [link.Wire], or inside a program that both stages run.

@@ -61,7 +61,7 @@ type Store interface {
 // An Engine runs programs on the devices of this process.
 //
 // Its methods may be called by several goroutines at the same time, except Close, which must come
-// last.
+// last. Several trainers may share an engine: they share its devices and their memory.
 type Engine struct {
 	name     string
 	version  string
@@ -76,7 +76,9 @@ type Engine struct {
 	events   event.Sink
 }
 
-// Open opens the named engine: "cpu", or "cuda13" on a host with GPUs.
+// Open opens the named engine: "cpu", or "cuda13-run" on a host with GPUs. The smaller "cuda13"
+// compiles, but lacks what a GPU host needs to run (NCCL, cuBLAS); its name opens cuda13-run if
+// only that one is installed.
 func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if o.Devices < 0 || o.Devices > maxCPUDevices {
 		return nil, diag.New(diag.BadUsage, "an engine has 1 to %d CPU devices, not %d", maxCPUDevices,
@@ -227,11 +229,11 @@ func (e *Engine) Devices() []Device {
 // Platform is "cpu" or "cuda".
 func (e *Engine) Platform() string { return e.platform }
 
-// Version returns the engine's name and the version of its PJRT C API.
-func (e *Engine) Version() (name string, major, minor int) {
-	major, minor = e.plugin.Version()
-	return e.name, major, minor
-}
+// Name is the name that the engine was opened with.
+func (e *Engine) Name() string { return e.name }
+
+// PJRTVersion is the version of the PJRT C API that the engine's plugin implements.
+func (e *Engine) PJRTVersion() (major, minor int) { return e.plugin.Version() }
 
 // An Identity is everything beside a program's text that decides its results: two engines of equal
 // identity give the same bits. Checkpoints record it.
@@ -316,7 +318,9 @@ func (e *Engine) each(f func(*pjrt.Device) int64) []int64 {
 	return list
 }
 
-// Close ends the engine. Arrays, runs and executables must have been freed before.
+// Close ends the engine. Its users are closed before: trainers, pipelines, and whoever owns arrays,
+// runs or executables. What outlives the engine can only be freed; see Memory in the package's
+// documentation. A second Close does nothing.
 func (e *Engine) Close() { e.client.Close() }
 
 // device finds a local device by its global number.

@@ -188,8 +188,10 @@ type Run struct {
 // runs may take the results as arguments. Donated arguments are consumed.
 //
 // ctx covers the start alone: on CPU devices, a module with collectives starts when the previous
-// run on its devices is done. If ctx ends first, nothing is started or consumed, and the error is
-// DW1004. A run that has started cannot be canceled; [Run.Wait] stops waiting for it.
+// run on its devices is done. If ctx ends first, nothing is started or consumed, and the error has
+// the code [diag.Canceled]. If an argument was freed or donated before, its code is
+// [diag.BufferGone], and nothing is started either. A run that has started cannot be canceled;
+// [Run.Wait] stops waiting for it.
 func (x *Executable) Run(ctx context.Context, args ...*Array) (*Run, error) {
 	if len(args) != len(x.module.Args) {
 		return nil, diag.New(diag.ArgumentCount, "module %s takes %d arguments; %d were given",
@@ -286,7 +288,10 @@ func (r *Run) Keep(st *State, results ...*Array) {
 }
 
 // A State owns arrays on the devices by their global names, from step to step: parameters,
-// optimizer state, accumulated gradients. The zero value is empty. Several goroutines may use it.
+// optimizer state, accumulated gradients. The zero value is empty.
+//
+// Its methods may be called by several goroutines. [Executable.Step] calls several of them, and is
+// for one goroutine at a time on one State. Nobody may free an array of the State but its methods.
 type State struct {
 	mu     sync.Mutex
 	arrays map[string]*Array
@@ -342,9 +347,24 @@ func (st *State) Free() {
 }
 
 // Step runs a module on a state: each argument is the input of its name, or else the state's array
-// of that name. Results that take the memory of donated arguments replace them in the state; the
-// caller owns the other results. Steps on one state must be started by one goroutine at a time.
+// of that name. Inputs stay the caller's, unless the module donates them; an input that is no
+// argument of the module is an error, and nil inputs are skipped.
+//
+// Results that take the memory of donated arguments replace them in the state, which owns them. The
+// other results belong to the returned [Run]: its Free frees them, unless [Run.Keep] gives them to
+// a state or [Run.Take] to the caller.
+//
+// Like Run, Step returns when the module is queued. Steps on one state are started by one goroutine
+// at a time: of two that donate the same array, one fails with [diag.BufferGone].
 func (x *Executable) Step(ctx context.Context, st *State, inputs ...*Array) (*Run, error) {
+	for _, a := range inputs {
+		if a != nil && !slices.ContainsFunc(x.module.Args, func(spec program.Array) bool {
+			return spec.Name == a.Name()
+		}) {
+			return nil, diag.New(diag.ArgumentCount, "module %s has no argument %s", x.module.Name,
+				a.Name())
+		}
+	}
 	args := make([]*Array, len(x.module.Args))
 	for i, spec := range x.module.Args {
 		at := slices.IndexFunc(inputs, func(a *Array) bool { return a != nil && a.Name() == spec.Name })

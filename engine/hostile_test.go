@@ -342,6 +342,17 @@ var hostile = []struct {
 			func(int) ([]byte, error) { return make([]byte, 16), nil })
 		return err
 	}},
+	{"an input that the module does not take", diag.ArgumentCount, "has no argument z", func(sc *scene) error {
+		spec := sc.s.Args[1]
+		spec.Name = "z"
+		z, err := sc.e.Place(sc.s, spec, engine.Copied, func(int) ([]byte, error) { return make([]byte, 16), nil })
+		if err != nil {
+			return err
+		}
+		defer z.Free()
+		_, err = sc.x.Step(sc.t.Context(), &engine.State{}, sc.v, z)
+		return err
+	}},
 	{"a nil input of a step", diag.ArgumentCount, "neither an input nor in the state", func(sc *scene) error {
 		_, err := sc.x.Step(sc.t.Context(), &engine.State{}, nil)
 		return err

@@ -44,13 +44,13 @@ type Report struct {
 
 // Memory is what one device needs to run a program, in bytes, by the compiler's count.
 type Memory struct {
-	Code     int64 `json:"code"`
-	Argument int64 `json:"argument"`
-	Output   int64 `json:"output"`
-	Alias    int64 `json:"alias"` // the part of Output that reuses donated arguments
-	Temp     int64 `json:"temp"`
-	Peak     int64 `json:"peak"`
-	Host     int64 `json:"host"` // host memory: arguments, outputs and temp together
+	Code     int64 `json:"code"`     // the compiled program
+	Argument int64 `json:"argument"` // all arguments, donated ones included
+	Output   int64 `json:"output"`   // all results
+	Alias    int64 `json:"alias"`    // the part of Output that reuses donated arguments
+	Temp     int64 `json:"temp"`     // intermediate values, live during a run only
+	Peak     int64 `json:"peak"`     // most that is live at once, as XLA's liveness analysis has it
+	Host     int64 `json:"host"`     // host memory: arguments, outputs and temp together
 }
 
 // Total is what must be free on the device: XLA's own Peak can be below what is allocated.

@@ -19,8 +19,8 @@ import (
 // A DiskCheck is the input of [FitsDisk]. The run's folder exists.
 type DiskCheck struct {
 	Recipe *recipe.Recipe
-	Until  int // as in Options
-	Free   func(dir string) (int64, error)
+	Until  int                             // as in Options
+	Free   func(dir string) (int64, error) // free bytes of the disk that has dir
 	Events event.Sink
 }
 

@@ -133,7 +133,7 @@ type RerunResult struct {
 type ParamNorm struct {
 	Name string  `json:"name"`
 	Norm float64 `json:"norm"`
-	Bad  int     `json:"bad"`
+	Bad  int     `json:"bad"` // elements that are NaN or infinite
 }
 
 // Rerun computes the gradients of a rejected step from the folder that the run wrote, without an
