@@ -62,24 +62,38 @@ func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 // rematerializes on its own, the module is compiled again without (see disablePasses).
 func (c *Compiler) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (*Report,
 	error) {
+	r, _, err := c.report(ctx, m, t)
+	return r, err
+}
+
+// Optimized compiles like Compile, and gives the program as XLA left it, in a format that
+// [hlo.Read] knows.
+func (c *Compiler) Optimized(ctx context.Context, m *program.Module, t machine.Cluster) (
+	format string, code []byte, err error) {
+	_, x, err := c.report(ctx, m, t)
+	return x.Format, x.optimized, err
+}
+
+func (c *Compiler) report(ctx context.Context, m *program.Module, t machine.Cluster) (*Report,
+	compiled, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
+		return nil, compiled{}, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
 	}
 	if err := m.Validate(); err != nil {
-		return nil, err
+		return nil, compiled{}, err
 	}
 	if n := t.Devices(); len(m.Devices) > n {
-		return nil, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d", m.Name,
-			len(m.Devices), t.GPU.Title, n)
+		return nil, compiled{}, diag.New(diag.DeviceMismatch, "module %s runs on %d devices; %s has %d",
+			m.Name, len(m.Devices), t.GPU.Title, n)
 	}
 	start := time.Now()
 	x, cached, err := c.compiled(m, t)
 	if err != nil {
-		return nil, err
+		return nil, x, err
 	}
 	r, err := newReport(x, m, t)
 	if err != nil {
-		return nil, err
+		return nil, x, err
 	}
 	if r.Recomputed > 0 && m.Flags[disablePasses] == nil {
 		again := *m
@@ -88,14 +102,14 @@ func (c *Compiler) Compile(ctx context.Context, m *program.Module, t machine.Clu
 			again.Flags = map[string]any{}
 		}
 		again.Flags[disablePasses] = "rematerialization"
-		return c.Compile(ctx, &again, t)
+		return c.report(ctx, &again, t)
 	}
 	r.Engine, r.CuDNN, r.Cached = compilerEngine+" "+c.bundle.Version, c.cudnn, cached
 	r.settlePlans()
 	r.Notes = append(r.Notes, "compiled, not run; no autotuning without a device")
 	c.cache.events.Emit(event.Compiled{Module: m.Name, Target: t.GPU.Name, Devices: len(m.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
-	return r, nil
+	return r, x, nil
 }
 
 // compiled is the part of a compiled program that a report needs, and the head of its cache entry.

@@ -48,34 +48,60 @@ func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, e
 	if err := m.Validate(); err != nil {
 		return nil, err
 	}
+	return e.compile(m, []byte(m.Text), pjrt.CompileOptions{Devices: m.Devices,
+		DeviceMemory: m.MemoryBytes, Flags: m.Flags})
+}
+
+// CompileHLO compiles a serialized xla.HloModuleProto for the devices of a module, whose arguments
+// and results it must have. The module's text and flags are not used. The code prescribes every
+// rounding: the compiler may not keep more bits than its types have.
+//
+// XLA checks less of HLO than of StableHLO: it ends the process on calls and layouts that it does
+// not know. What comes from elsewhere is compiled in a process that may crash.
+func (e *Engine) CompileHLO(ctx context.Context, m *program.Module, code []byte) (*Executable,
+	error) {
+	if err := ctx.Err(); err != nil {
+		return nil, diag.New(diag.Canceled, "stopped before compiling %s", m.Name).Wrap(err)
+	}
+	described := *m
+	described.Text = "HLO" // a module has a text
+	if err := described.Validate(); err != nil {
+		return nil, err
+	}
+	return e.compile(m, code, pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes,
+		Flags: map[string]any{"xla_allow_excess_precision": false}, HLO: true})
+}
+
+// compile compiles the code of a module, whose description is consistent.
+func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOptions) (*Executable,
+	error) {
 	for _, id := range m.Devices {
 		if _, err := e.device(id); err != nil && !e.remote(id) {
 			return nil, err
 		}
 	}
-	options := pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes, Flags: m.Flags}
 	encoded, err := options.Encode()
 	if err != nil {
 		return nil, err
 	}
-	key := cas.Key([]byte(cacheVersion), []byte(e.digest), e.hostKey(), e.environ.Key(),
-		[]byte(m.Text), encoded)
+	key := cas.Key(slices.Concat([][]byte{[]byte(cacheVersion), []byte(e.digest), e.hostKey(),
+		e.environ.Key(), code, encoded}, form(options))...)
 	start := time.Now()
 	var loaded *shared
-	if !dumps(m.Flags, e.environ) { // a program that is loaded already writes no files
+	if !dumps(options.Flags, e.environ) { // a program that is loaded already writes no files
 		loaded = e.programs.take(key)
 	}
 	cached := true
 	if loaded == nil {
 		var head programHead
 		var one *pjrt.Loaded
-		kept := e.cache.unlessDumped(m.Flags, e.environ)
+		kept := e.cache.unlessDumped(options.Flags, e.environ)
 		cached = kept.get(key, &head, func(code []byte) (err error) {
 			one, err = e.client.Load(code, options, head.Signature)
 			return err
 		})
 		if !cached {
-			if one, err = e.client.Compile([]byte(m.Text), options); err != nil {
+			if one, err = e.client.Compile(code, options); err != nil {
 				return nil, err
 			}
 			head = programHead{one.Signature(), time.Since(start).Seconds()}
@@ -91,6 +117,14 @@ func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, e
 	e.events.Emit(event.Compiled{Module: m.Name, Target: e.platform, Devices: len(m.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return x, nil
+}
+
+// form is the part of a key that tells HLO from StableHLO, which has none.
+func form(o pjrt.CompileOptions) [][]byte {
+	if o.HLO {
+		return [][]byte{[]byte("hlo")}
+	}
+	return nil
 }
 
 // check compares the module's description with the compiled program's signature, and fills in a

@@ -163,7 +163,8 @@ func (x *Executable) results() (shapes []dtype.Shape, memories []string, err err
 	return shapes, memories, err
 }
 
-// Compile compiles StableHLO text or bytecode for devices of the client, ready to run.
+// Compile compiles StableHLO text or bytecode, or a serialized HLO module, for devices of the
+// client, ready to run.
 func (c *Client) Compile(code []byte, o CompileOptions) (*Loaded, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
@@ -210,7 +211,11 @@ func newProgram(code []byte, o CompileOptions) (options []byte, p *programArgs, 
 	if len(code) == 0 {
 		return nil, nil, diag.New(diag.ProgramText, "the program is empty")
 	}
-	p = &programArgs{code: spanOf(code), format: textSpan("mlir")}
+	format := "mlir"
+	if o.HLO {
+		format = "hlo"
+	}
+	p = &programArgs{code: spanOf(code), format: textSpan(format)}
 	p.size = unsafe.Sizeof(*p)
 	return options, p, nil
 }

@@ -25,6 +25,9 @@ type CompileOptions struct {
 	// Flags are XLA's debug options by name. A value is a bool, an int, a float64 or a string;
 	// XLA wants enumerations as strings, by their proto name.
 	Flags map[string]any
+	// HLO says that the program is a serialized xla.HloModuleProto, and not StableHLO. It is no part
+	// of the encoded options: whoever keeps programs by their options must tell the two apart.
+	HLO bool
 }
 
 // An Effort is xla.ExecutionOptions.EffortLevel.
