@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
@@ -31,14 +30,11 @@ func Main() {
 
 // serve answers requests until standard input ends.
 func serve() int {
-	var at syscall.Stat_t
-	if err := syscall.Fstat(answers, &at); err != nil || at.Mode&syscall.S_IFMT != syscall.S_IFIFO {
-		fmt.Fprint(os.Stderr, diag.New(diag.BadUsage, "%s is for deepwell itself", verb).
-			Try("deepwell compile --help").Format())
+	out, err := answerPipe(verb)
+	if err != nil {
+		fmt.Fprint(os.Stderr, diag.From(err).Format())
 		return int(diag.Usage)
 	}
-	syscall.CloseOnExec(answers) // ptxas must not keep the pipe open
-	out := os.NewFile(answers, "answers")
 	in := bufio.NewReaderSize(os.Stdin, 64<<10)
 	var hello greeting
 	if err := readLine(in, &hello); err != nil {

@@ -13,6 +13,9 @@
 // line of JSON each: events as package event writes them, and at the end of every request a report,
 // an error, or that it is ready. Its standard error is XLA's log.
 //
+// A [Worker] is the same for other work that may crash: its requests and answers are gob values of
+// whoever opens it.
+//
 // # Who ends whom
 //
 // The child is the leader of its own process group: an interrupt of the terminal reaches the parent

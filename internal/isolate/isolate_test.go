@@ -34,6 +34,7 @@ const parentOf = "DEEPWELL_TEST_CHILD"
 // TestMain is the child that compiles, and the parent that is killed.
 func TestMain(m *testing.M) {
 	Main()
+	Work(workVerb, work)
 	if script := os.Getenv(parentOf); script != "" {
 		_, err := Open(context.Background(), Options{Child: script})
 		fmt.Println(err)

@@ -23,9 +23,9 @@ import (
 // grace is how long a child that was asked to end, or whose process is gone, may take for it.
 const grace = 5 * time.Second
 
-// A child is the process that compiles, as its parent sees it.
-type child struct {
-	o    Options
+// A process is a child as its parent sees it: it answers one request after the other, until it is
+// closed or crashes.
+type process struct {
 	cmd  *exec.Cmd
 	log  *journal      // what it wrote to standard error
 	gone chan struct{} // closed when the process has ended and cmd.ProcessState is set
@@ -38,18 +38,20 @@ type child struct {
 	dead error      // why there is no child any more
 }
 
+// A child is the process that compiles.
+type child struct {
+	*process
+	o Options
+}
+
 // openChild starts a child and lets it load the compiler.
 func openChild(ctx context.Context, o Options) (*Compiler, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, diag.New(diag.Canceled, "stopped before the compiler was opened").Wrap(err)
+	p, err := startChild(ctx, verb, o)
+	if err != nil {
+		return nil, err
 	}
-	c := &child{o: o, log: &journal{out: o.Log}, gone: make(chan struct{})}
-	if err := c.start(); err != nil {
-		return nil, diag.New(diag.EngineLoad, "the process that compiles cannot be started").
-			At("%s", o.Child).Wrap(err).
-			Try("look at the limits of processes, memory and open files: ulimit -a")
-	}
-	_, err := c.ask(ctx, "while it was opened", greeting{Version: wireVersion, Engines: o.Engines,
+	c := &child{p, o}
+	_, err = c.ask(ctx, "while it was opened", greeting{Version: wireVersion, Engines: o.Engines,
 		Cluster: fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.GPU.Name),
 		Cache:   o.Cache, WithoutCuDNN: o.WithoutCuDNN}, "")
 	if err != nil {
@@ -59,8 +61,22 @@ func openChild(ctx context.Context, o Options) (*Compiler, error) {
 	return &Compiler{c.compile, c.close}, nil
 }
 
+// startChild starts the child of some options with a verb.
+func startChild(ctx context.Context, verb string, o Options) (*process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, diag.New(diag.Canceled, "stopped before the compiler was opened").Wrap(err)
+	}
+	p := &process{log: &journal{out: o.Log}, gone: make(chan struct{})}
+	if err := p.start(verb, o); err != nil {
+		return nil, diag.New(diag.EngineLoad, "the process that compiles cannot be started").
+			At("%s", o.Child).Wrap(err).
+			Try("look at the limits of processes, memory and open files: ulimit -a")
+	}
+	return p, nil
+}
+
 // start starts the process and a goroutine that waits for its end.
-func (c *child) start() error {
+func (p *process) start(verb string, o Options) error {
 	requests, in, err := os.Pipe()
 	if err != nil {
 		return err
@@ -69,16 +85,16 @@ func (c *child) start() error {
 	if err != nil {
 		return errors.Join(err, requests.Close(), in.Close())
 	}
-	c.in, c.results, c.out = in, out, bufio.NewReaderSize(out, 64<<10)
-	name := c.o.Child
+	p.in, p.results, p.out = in, out, bufio.NewReaderSize(out, 64<<10)
+	name := o.Child
 	if name == Self {
 		name = os.Args[0] // what ps shows, and by what a test binary knows which program it plays
 	}
-	environ := c.o.Environ
+	environ := o.Environ
 	if environ == nil {
 		environ = os.Environ()
 	}
-	c.cmd = &exec.Cmd{Path: c.o.Child, Args: []string{name, verb}, Stdin: requests, Stderr: c.log,
+	p.cmd = &exec.Cmd{Path: o.Child, Args: []string{name, verb}, Stdin: requests, Stderr: p.log,
 		ExtraFiles: []*os.File{answers}, WaitDelay: grace,
 		// Go's own account of a crash need not walk all goroutines; the first line is what counts.
 		Env:         append([]string{"GOTRACEBACK=none"}, environ...),
@@ -88,15 +104,15 @@ func (c *child) start() error {
 		// Pdeathsig is sent when the thread that started the child ends, so that thread waits here.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := c.cmd.Start()
+		err := p.cmd.Start()
 		_ = requests.Close()
 		_ = answers.Close()
 		started <- err
 		if err == nil {
-			_ = c.cmd.Wait()
+			_ = p.cmd.Wait()
 		}
-		c.log.end()
-		close(c.gone)
+		p.log.end()
+		close(p.gone)
 	}()
 	if err := <-started; err != nil {
 		return errors.Join(err, in.Close(), out.Close())
@@ -125,62 +141,72 @@ func (c *child) compile(ctx context.Context, m *program.Module) (*engine.Report,
 	return a.Report, nil
 }
 
-// ask sends a request and waits for the answer. A context that ends kills the child: nothing else
-// stops XLA in the middle of a compile.
-func (c *child) ask(ctx context.Context, doing string, request any, text string) (*answer, error) {
-	stop := context.AfterFunc(ctx, c.kill)
+// ask sends a request and waits for the answer.
+func (c *child) ask(ctx context.Context, doing string, request any, text string) (a *answer,
+	err error) {
+	err = c.exchange(ctx, doing, func(w *os.File) error { return send(w, request, text) },
+		func(in *bufio.Reader) (err error) {
+			a, err = listen(in, c.o.Events)
+			return err
+		})
+	if err == nil && a.Error != nil {
+		return nil, a.Error
+	}
+	return a, err
+}
+
+// exchange sends a request and reads the answer. A context that ends kills the child: nothing else
+// stops XLA in the middle of a compile. Whatever ends the exchange otherwise is a crash.
+func (p *process) exchange(ctx context.Context, doing string, send func(*os.File) error,
+	receive func(*bufio.Reader) error) error {
+	stop := context.AfterFunc(ctx, p.kill)
 	defer stop()
 	sent := make(chan error, 1)
 	// A child that crashes early does not read all of it.
-	go func() { sent <- send(c.in, request, text) }()
-	a, err := listen(c.out, c.o.Events)
+	go func() { sent <- send(p.in) }()
+	err := receive(p.out)
 	if err == nil {
 		err = <-sent
 	}
-	switch {
-	case err == nil && a.Error != nil:
-		return nil, a.Error
-	case err == nil:
-		return a, nil
-	case ctx.Err() != nil:
-		c.end()
-		c.dead = diag.New(diag.Canceled, "stopped while compiling").Wrap(ctx.Err())
-		return nil, c.dead
+	if err == nil {
+		return nil
 	}
-	c.end()
-	c.dead = c.crash(doing)
-	return nil, c.dead
+	p.end()
+	if p.dead = p.crash(doing); ctx.Err() != nil {
+		p.dead = diag.New(diag.Canceled, "stopped while compiling").Wrap(ctx.Err())
+	}
+	return p.dead
 }
 
 // kill ends the child and what it started.
-func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) }
+func (p *process) kill() { _ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) }
 
 // close lets the child end itself.
-func (c *child) close() { c.end() }
+func (p *process) close() { p.end() }
 
 // end closes the requests, at which a child ends, and waits until it has.
-func (c *child) end() {
-	_ = c.in.Close()
+func (p *process) end() {
+	_ = p.in.Close()
 	select {
-	case <-c.gone:
+	case <-p.gone:
 	case <-time.After(grace):
-		c.kill()
-		<-c.gone
+		p.kill()
+		<-p.gone
 	}
-	_ = c.results.Close()
+	_ = p.results.Close()
 }
 
 // crash says how the child ended without an answer.
-func (c *child) crash(doing string) error {
-	how := c.log.signal
-	status, _ := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+func (p *process) crash(doing string) error {
+	how := p.log.signal
+	status, _ := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case status.Signaled():
 		how = unix.SignalName(status.Signal())
 	case how == "":
 		how = fmt.Sprintf("status %d", status.ExitStatus())
 	}
-	cause := c.log.reason()
+	cause := p.log.reason()
 	fix := "look at the cause; if the program is right, please report it with the program"
 	switch {
 	case how == "SIGKILL" && cause == "":
@@ -192,7 +218,7 @@ func (c *child) crash(doing string) error {
 		cause = "it gave no reason"
 	}
 	if flags := os.Getenv("XLA_FLAGS"); flags != "" &&
-		strings.Contains(strings.Join(c.log.kept, "\n"), "XLA_FLAGS") {
+		strings.Contains(strings.Join(p.log.kept, "\n"), "XLA_FLAGS") {
 		fix = "unset XLA_FLAGS, or mend what it says: " + flags
 	}
 	e := diag.New(diag.CompilerCrashed, "the compiler crashed (%s) %s", how, doing).
