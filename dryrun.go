@@ -44,7 +44,8 @@ type DryRunResult struct {
 	Cluster   string              `json:"cluster"`
 	Mesh      string              `json:"mesh,omitempty"` // as [plan.Plan.Label] writes it
 	Stack     string              `json:"stack"`
-	Low       float64             `json:"low"` // 90 % of steps take between Low and High seconds
+	Source    string              `json:"source"` // as in [PlanResult]
+	Low       float64             `json:"low"`    // 90 % prediction interval of Step, in seconds
 	High      float64             `json:"high"`
 	Rate      float64             `json:"rate"`          // tokens per second and device
 	MFU       float64             `json:"mfu,omitempty"` // see [autoplan.Job.MFU]
@@ -128,7 +129,8 @@ func (r *dryRunner) read() (err error) {
 // prepare fills in the parts of the result that need no prediction.
 func (r *dryRunner) prepare() {
 	s := &r.search
-	r.done.Model, r.done.Cluster, r.done.Stack = s.Model, s.Cluster.String(), s.Profile.Name
+	r.done.Model, r.done.Cluster = s.Model, s.Cluster.String()
+	r.done.Stack, r.done.Source = s.Profile.Name, s.Profile.Source
 	r.done.Mesh = r.plan.Label()
 	r.done.Capacity = s.Cluster.GPU.UsableBytes
 	r.done.Budget = dryrun.Budget{Tokens: r.job.Tokens, Price: r.job.Price,
@@ -339,7 +341,7 @@ func (r *dryRunner) page(w io.Writer) error {
 	}
 	if d.MFU > 0 {
 		page.Facts = append(page.Facts, dryrun.Fact{Value: human.Percent(d.MFU),
-			Name: "MFU at the BF16 peak, causal attention at half"})
+			Name: "MFU at the BF16 peak, causal attention counted at half"})
 	}
 	if d.Budget.Tokens > 0 {
 		page.Facts = append(page.Facts, dryrun.Fact{Value: fmt.Sprintf("%.3g days", d.Bill.Days),

@@ -84,7 +84,8 @@ type PlanResult struct {
 	Parameters int64   `json:"parameters"`
 	Cluster    string  `json:"cluster"`
 	Stack      string  `json:"stack"`
-	Seconds    float64 `json:"-"` // that the search took
+	Source     string  `json:"source"` // where the constants of the stack's cost model come from
+	Seconds    float64 `json:"-"`      // that the search took
 	*autoplan.Result
 	// Bill is the cost of a trillion tokens with the best plan, at 3 dollars per device-hour.
 	Bill    dryrun.Bill   `json:"bill"`
@@ -142,13 +143,14 @@ func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 	for _, w := range done.Warnings {
 		e.Events.Emit(w)
 	}
-	done.Model, done.Cluster, done.Stack = search.Model, search.Cluster.String(), search.Profile.Name
+	done.Model, done.Cluster = search.Model, search.Cluster.String()
+	done.Stack, done.Source = search.Profile.Name, search.Profile.Source
 	done.Parameters = search.Config.Count().Total
 	done.Bill = dryrun.Budget{Tokens: usualTokens, Price: usualPrice, Devices: best.Paid,
 		Batch: float64(best.Plan.Batch * best.Plan.Seq)}.Bill(best.Step)
 	if job.Emit != "" {
 		done.Emit = get(v, "write it for "+job.Emit, func() (string, error) {
-			return autoplan.Emit(job.Emit, best.Plan, best.Precision, best.Estimate.Stages)
+			return autoplan.Emit(job.Emit, search, &best)
 		})
 	}
 	if job.Output != "" {

@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/schedule"
 )
@@ -229,7 +230,7 @@ func explain(list []Choice, j Job) {
 		if i > 0 {
 			words = append(words, c.against(&list[0], j.Goal))
 		}
-		words = append(words, c.costs(i == 0)...)
+		words = append(words, c.costs(i == 0, j.Profile)...)
 		if len(c.Plan.Recompute) == 0 && len(list[0].Plan.Recompute) > 0 {
 			words = append(words, "no recomputation")
 		}
@@ -269,9 +270,9 @@ func (c *Choice) slower(than *Choice) float64 {
 	return than.Rate * float64(than.Paid) / (c.Rate * float64(c.Paid))
 }
 
-// costs lists the two largest overheads; the first plan's also states that it has no bubble or no
-// exposed FSDP communication.
-func (c *Choice) costs(first bool) []string {
+// costs lists the two largest overheads; the first plan's also states that it has no bubble or next
+// to no exposed FSDP communication, which is hidden only if the stack overlaps it.
+func (c *Choice) costs(first bool, stack *price.Profile) []string {
 	p, total := c.Estimate.Parts, max(c.Estimate.Parts.Sum(), 1e-12)
 	parts := []dryrun.Part{
 		{Name: "bubble", Seconds: c.Bubble * c.Step},
@@ -295,8 +296,11 @@ func (c *Choice) costs(first bool) []string {
 	if first && c.Bubble < 0.0005 {
 		words = append(words, "no bubble")
 	}
-	if first && p.Data < noticed/2*total && c.Devices > 1 {
+	switch little := first && p.Data < noticed/2*total && c.Devices > 1; {
+	case little && stack.Overlaps():
 		words = append(words, "FSDP communication hidden")
+	case little:
+		words = append(words, fmt.Sprintf("FSDP communication below %g %%", 100*noticed/2))
 	}
 	return words
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/deepwell/deepwell/estimate"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/price"
 )
 
 // Emit writes a plan as the configuration of another stack: arguments for Megatron-LM, TOML for
-// torchtitan, YAML for MaxText. stages are the priced virtual stages with their layers. A plan
-// that the stack cannot run is an error.
-func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.Stage) (string,
-	error) {
+// torchtitan, YAML for MaxText. j is the job that c was found for: its profile tells what the
+// prediction assumes to overlap. A plan that the stack cannot run is an error.
+func Emit(stack string, j Job, c *Choice) (string, error) {
 	write := map[string]func(*emitter, *plan.Plan, dtype.Format){
 		"megatron": emitMegatron, "torchtitan": emitTorchtitan, "maxtext": emitMaxText,
 	}[stack]
@@ -24,8 +24,12 @@ func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.
 		return "", diag.New(diag.BadUsage, "there is no stack %q to write for", stack).
 			Try("--emit megatron, torchtitan or maxtext")
 	}
-	e := &emitter{stages: stages}
-	write(e, p, precision)
+	j, err := j.filled()
+	if err != nil {
+		return "", err
+	}
+	e := &emitter{stages: c.Estimate.Stages, profile: j.Profile, latent: j.Config.MLA != nil}
+	write(e, c.Plan, c.Precision)
 	if e.err != nil {
 		return "", e.err
 	}
@@ -35,8 +39,10 @@ func Emit(stack string, p *plan.Plan, precision dtype.Format, stages []estimate.
 // An emitter collects lines, and the first feature of the plan that the other stack lacks.
 type emitter struct {
 	strings.Builder
-	stages []estimate.Stage // virtual stages in model order
-	err    *diag.Error
+	stages  []estimate.Stage // virtual stages in model order
+	profile *price.Profile   // that the plan was priced with
+	latent  bool             // attention is MLA
+	err     *diag.Error
 }
 
 func (e *emitter) line(format string, args ...any) { fmt.Fprintf(e, format+"\n", args...) }
@@ -58,7 +64,8 @@ func recomputes(p *plan.Plan, tag ir.Tag) bool { return slices.Contains(p.Recomp
 
 // whole reports whether a plan checkpoints whole blocks ("full" recomputation).
 func whole(p *plan.Plan) bool {
-	return recomputes(p, ir.Attn) && (recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
+	return recomputes(p, ir.Norm) && recomputes(p, ir.Attn) &&
+		(recomputes(p, ir.MLP) || recomputes(p, ir.Experts))
 }
 
 // emitMegatron writes Megatron-LM's command line arguments.
@@ -92,6 +99,7 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 			e.line("--num-distributed-optimizer-instances %d", p.DP)
 		}
 	}
+	e.overlaps(p)
 	e.line("--micro-batch-size %d", microbatch)
 	e.line("--global-batch-size %d", p.Batch)
 	e.line("--seq-length %d", p.Seq)
@@ -101,17 +109,8 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 		e.line("--recompute-method uniform")
 		e.line("--recompute-num-layers 1")
 	case len(p.Recompute) > 0:
-		var modules []string
-		for _, m := range []struct {
-			tag  ir.Tag
-			name string
-		}{{ir.Norm, "layernorm"}, {ir.Attn, "core_attn"}, {ir.MLP, "mlp"}, {ir.Experts, "moe"}} {
-			if recomputes(p, m.tag) {
-				modules = append(modules, m.name)
-			}
-		}
 		e.line("--recompute-granularity selective")
-		e.line("--recompute-modules %s", strings.Join(modules, " "))
+		e.line("--recompute-modules %s", strings.Join(e.modules(p), " "))
 	}
 	e.line("--bf16")
 	switch precision {
@@ -122,6 +121,36 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 	case dtype.NVFP4:
 		e.line("--fp4-format e2m1\n--fp4-recipe nvfp4")
 	}
+}
+
+// overlaps writes the flags of the overlap that the prediction assumes. Plain "megatron" is fitted
+// to runs without any.
+func (e *emitter) overlaps(p *plan.Plan) {
+	if !e.profile.Overlaps() {
+		return
+	}
+	e.line("--overlap-grad-reduce")
+	if p.FSDP.Size > 1 || p.CP.Size > 1 || p.EP > 1 { // Megatron asserts a distributed optimizer
+		e.line("--overlap-param-gather")
+	}
+}
+
+// modules names what a plan recomputes of a layer as Megatron's --recompute-modules does. Its
+// module for attention is less than the tag: see price.Profile.Modules.
+func (e *emitter) modules(p *plan.Plan) (list []string) {
+	attention := "core_attn"
+	if e.latent {
+		attention = "mla_up_proj"
+	}
+	for _, m := range []struct {
+		tag  ir.Tag
+		name string
+	}{{ir.Norm, "layernorm"}, {ir.Attn, attention}, {ir.MLP, "mlp"}, {ir.Experts, "moe_act"}} {
+		if recomputes(p, m.tag) {
+			list = append(list, m.name)
+		}
+	}
+	return list
 }
 
 // layoutOf spells an uneven split of layers as Megatron's --pipeline-model-parallel-layout does: E
@@ -179,7 +208,7 @@ func emitTorchtitan(e *emitter, p *plan.Plan, precision dtype.Format) {
 	e.line("data_parallel_replicate_degree = %d", p.Size(plan.DataAxis))
 	e.line("data_parallel_shard_degree = %d", p.Size(plan.FSDPAxis)*p.Size(plan.ExpertAxis))
 	reshard := "always"
-	if p.FSDP.Zero < 3 {
+	if p.FSDP.Zero < 3 || p.FSDP.Gather != plan.GatherLayer {
 		reshard = "never"
 	}
 	e.line("fsdp_reshard_after_forward = %q", reshard)

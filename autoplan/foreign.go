@@ -276,7 +276,9 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 				p.Recompute = append(p.Recompute, m.tag)
 			}
 		}
-		f.Notes = append(f.Notes, "parts of modules that are recomputed are taken for the whole modules")
+		if modules := strings.Split(s.values["recompute_modules"], ","); slices.Contains(modules, "moe") {
+			f.Notes = append(f.Notes, "recomputing moe is taken for moe_act")
+		}
 	}
 	format := s.values["fp8_recipe"] + s.values["fp4_format"] + s.values["fp4"]
 	if s.values["fp8_format"] != "" || s.values["fp8"] != "" {

@@ -116,7 +116,7 @@ func TestForeignRefusals(t *testing.T) {
 	if _, err := ReadForeign("nemo", []byte("a: 1"), "x", j); diag.From(err).Code != diag.BadUsage {
 		t.Error(err)
 	}
-	if _, err := Emit("nemo", nil, dtype.FormatBF16, nil); diag.From(err).Code != diag.BadUsage {
+	if _, err := Emit("nemo", Job{}, &Choice{}); diag.From(err).Code != diag.BadUsage {
 		t.Error(err)
 	}
 }
@@ -146,7 +146,7 @@ func TestEmitIsReadBack(t *testing.T) {
 				t.Fatalf("%s %s: %v", stack, fixed, err)
 			}
 			for _, c := range r.Choices {
-				text, err := Emit(stack, c.Plan, c.Precision, c.Estimate.Stages)
+				text, err := Emit(stack, j, &c)
 				if err != nil {
 					t.Fatalf("%s: %v\n%v", stack, err, c.Plan)
 				}

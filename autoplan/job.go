@@ -244,7 +244,7 @@ func (j Job) filled() (Job, error) {
 			Try("--goal time, money or memory")
 	case j.Devices < 0 || j.Devices > j.Cluster.Count:
 		return j, diag.New(diag.BadUsage, "a plan cannot use %d of %d devices", j.Devices,
-			j.Cluster.Count).Try("--devices %d", j.Cluster.Count)
+			j.Cluster.Count).Try("--fix devices=%d", j.Cluster.Count)
 	}
 	if j.Goal == "" {
 		j.Goal = Time

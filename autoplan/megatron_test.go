@@ -109,7 +109,7 @@ func emitted(t testing.TB, j Job, stack string) (texts []string) {
 		if c.Plan.FSDP.Zero > 1 && c.Plan.FSDP.Size > 1 {
 			continue // Megatron-FSDP, which has arguments of its own and is refused by name
 		}
-		text, err := Emit("megatron", c.Plan, c.Precision, c.Estimate.Stages)
+		text, err := Emit("megatron", j, &c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,4 +182,41 @@ func TestMegatronStartsEveryPlan(t *testing.T) {
 		j.Top = 2
 		emitted(t, j, rapid.SampledFrom([]string{"megatron", "megatron-26.08"}).Draw(r, "stack"))
 	})
+}
+
+// The flags are what the prediction assumes: overlap only for the profiles that have it, and the
+// modules that Megatron can recompute alone. "attn" was once core_attn and priced as all of
+// attention, and no flag of overlap was ever written.
+func TestMegatronFlagsAreAsPredicted(t *testing.T) {
+	for _, c := range []struct {
+		model, stack, fixed string
+		has, lacks          []string
+	}{
+		{"llama3.1-70b", "megatron", "zero=1,recompute=attn", []string{"core_attn"},
+			[]string{"--overlap"}},
+		{"llama3.1-70b", "megatron-26.08", "zero=1,fsdp=16,recompute=norm+mlp",
+			[]string{"--overlap-grad-reduce\n", "--overlap-param-gather\n", "layernorm mlp"}, nil},
+		{"deepseek-v3", "megatron-26.08", "ep=32,pp=4,recompute=attn+experts",
+			[]string{"mla_up_proj moe_act"}, []string{"core_attn"}},
+	} {
+		j := jobFor(t, c.model, "256xgb300", 4096, 8<<20)
+		var err error
+		if j.Fixed, err = ParseFixed(c.fixed); err != nil {
+			t.Fatal(err)
+		}
+		texts := emitted(t, j, c.stack)
+		if len(texts) == 0 {
+			t.Fatalf("%s for %s: nothing emitted", c.model, c.stack)
+		}
+		for _, part := range c.has {
+			if !strings.Contains(texts[0], part) {
+				t.Errorf("%s for %s lacks %q:\n%s", c.model, c.stack, part, texts[0])
+			}
+		}
+		for _, part := range c.lacks {
+			if strings.Contains(texts[0], part) {
+				t.Errorf("%s for %s has %q:\n%s", c.model, c.stack, part, texts[0])
+			}
+		}
+	}
 }

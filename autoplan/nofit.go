@@ -35,7 +35,7 @@ func (s *searcher) noFit(ctx context.Context) error {
 		}
 		if found := c.job.try(ctx); found != nil {
 			step := strconv.FormatFloat(found.step, 'f', max(0, 2-digits(found.step)), 64) + " s"
-			return e.Try("%s  → %s, %s a step", c.fix, event.Size(found.peak), step)
+			return e.Try("%s  → %s, %s per step", c.fix, event.Size(found.peak), step)
 		}
 	}
 	return e.Try("a smaller model, or shorter sequences")
@@ -83,7 +83,7 @@ func (s *searcher) misfit() string {
 		product *= n
 		switch {
 		case axis == "tp" && !plan.FitsTP(j.facts(), n):
-			return fmt.Sprintf("%d heads, %d key heads and an MLP of %d cannot be sharded over tp %d",
+			return fmt.Sprintf("%d heads, %d KV heads and an MLP of %d cannot be sharded over tp %d",
 				c.Heads, c.KVHeads, c.MLP, n)
 		case axis == "tp" && n > int64(max(j.Cluster.GPU.NVLinkDomain, 1)):
 			return fmt.Sprintf("tp %d is more than the %d devices of an NVLink domain", n,
@@ -123,8 +123,8 @@ func (s *searcher) why() *diag.Error {
 		if j.Fixed["offload"] == "" && !j.Cluster.CPU() {
 			offload = "; --fix offload=activations+optimizer was not searched"
 		}
-		return what.Because("the plan with the lowest memory needs %s per device; %s of a %s is usable%s",
-			event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title, offload)
+		return what.Because("the plan with the lowest memory needs %s per device; plans may use %s of a "+
+			"%s%s", event.Size(nearest), event.Size(j.Capacity), j.Cluster.GPU.Title, offload)
 	case len(s.meshOptions) == 0 && s.misfit() != "":
 		return what.Because("%s", s.misfit())
 	case len(s.meshOptions) == 0:

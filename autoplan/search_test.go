@@ -596,7 +596,7 @@ func TestCausesAreRight(t *testing.T) {
 		fixed          Fixed
 		want           string
 	}{
-		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 key heads and an MLP of 28672 cannot be sharded over tp 3"},
+		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 KV heads and an MLP of 28672 cannot be sharded over tp 3"},
 		{"llama3.1-70b", "64xgb200", Fixed{"pp": "7"}, "pp 7 does not divide 64 devices"},
 		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be split into 64 stages"},
 		{"llama3.1-8b", "8xb200", Fixed{"tp": "1", "cp": "1", "pp": "1", "dp": "2", "fsdp": "2"}, "no mesh of 8 devices that deepwell can shard has tp=1,cp=1,pp=1,dp=2,fsdp=2"},

@@ -92,7 +92,7 @@ func (b *Bridge) Effects() []Effect {
 func (b *Bridge) Profile(r Run) *Profile {
 	made := megatron()
 	p := &made
-	p.Name, p.Source = "megatron-bridge", "bench/accuracy on 146 runs of Megatron-Bridge 26.02-26.08"
+	p.Name, p.Source = "megatron-bridge", "fitted to 146 runs of Megatron-Bridge 26.02 to 26.08"
 	p.Ends = true
 	faster := map[string]float64{"b200": b.B200, "b300": b.B300, "gb300": b.GB300}[r.GPU]
 	slow := 1 / cmp.Or(faster, 1)

@@ -133,6 +133,9 @@ func (p *Profile) Effects() []Effect {
 	}
 }
 
+// Overlaps reports whether the stack runs data-parallel collectives beside computation.
+func (p *Profile) Overlaps() bool { return p.HideData > 0 }
+
 // Find gives a profile by its name.
 func Find(name string) (*Profile, error) {
 	var names []string

@@ -47,14 +47,16 @@ func (a *app) dryrun() *cobra.Command {
 	flags.StringVar(&text.tokens, "tokens", "1T", "training tokens, such as 15T or 300B")
 	flags.Float64Var(&job.Price, "price", 3.00, "price per GPU-hour in US dollars")
 	flags.StringVar(&text.whatIf, "what-if", "",
-		"what-if scenario: slow=FACTOR@RANK slows one pipeline rank; links=FACTOR multiplies the time\n"+
-			"of every transfer between devices; jitter=SHARE; seed=NUMBER")
+		"what-if scenario: slow=FACTOR@RANK slows all devices of a pipeline rank; links=FACTOR\n"+
+			"multiplies the time of every transfer between devices; jitter=SHARE is the standard\n"+
+			"deviation of each pass's time; seed=NUMBER")
 	flags.StringVar(&job.Precision, "precision", "",
 		"precision of linear-layer GEMMs, instead of the plan's: bf16, fp8, mxfp8, nvfp4, f32, or a "+
 			"policy file")
 	flags.StringVar(&text.calibrate, "calibrate", "", calibrateUsage)
 	flags.StringVar(&job.Stack, "stack", "deepwell",
-		"framework to predict for: deepwell, megatron, torchtitan, maxtext")
+		"framework to predict for: deepwell, megatron (megatron-26.08 is the newest release, "+
+			"megatron-26.04 and megatron-2022 older ones), torchtitan, maxtext")
 	return cmd
 }
 
@@ -65,7 +67,8 @@ type dryRunText struct{ tokens, whatIf, calibrate string }
 const shownParts = 6
 
 func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
-	head := []string{d.Model, clusterTitle(d.Cluster), d.Mesh, "cost model: " + d.Stack}
+	head := []string{d.Model, clusterTitle(d.Cluster), d.Mesh,
+		"cost model: " + d.Stack + ", " + d.Source}
 	head = slices.DeleteFunc(head, func(s string) bool { return s == "" })
 	fmt.Fprintln(w, strings.Join(head, " · "))
 	onGPUs, device := d.Capacity > 0, "device"

@@ -59,11 +59,14 @@ func (a *app) plan() *cobra.Command {
 	flags.StringVar(&text.precision, "precision", "",
 		"precision of linear-layer GEMMs: bf16, fp8, mxfp8, nvfp4, f32, or a policy file; of several, "+
 			"separated by commas, the planner picks the best (default bf16)")
-	flags.StringVar(&text.goal, "goal", "time", "what to minimize: time, money or memory")
+	flags.StringVar(&text.goal, "goal", "time", "what to minimize: time, money, or memory\n"+
+		"(of a device, among plans at most 10 % slower than the fastest)")
 	flags.StringVar(&text.fix, "fix", "",
 		"constraints on the plan, such as tp=8,pp=4,recompute=attn+mlp,devices=512")
 	flags.StringVar(&job.Stack, "stack", "",
-		"framework that runs the plan: megatron, torchtitan, maxtext (default: deepwell)")
+		"framework that runs the plan: deepwell, megatron (megatron-26.08 is the newest release, "+
+			"megatron-26.04 and megatron-2022 older ones), torchtitan, maxtext "+
+			"(default: what --emit or --from names, else deepwell)")
 	flags.StringVar(&text.from, "from", "",
 		"evaluate your current config and suggest changes: megatron=FILE, torchtitan=FILE, maxtext=FILE")
 	flags.StringVar(&job.Emit, "emit", "",
@@ -117,8 +120,10 @@ func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	}
 	fmt.Fprintf(w, "peak of #1: %s GiB\n", causes(best.Memory))
 	if best.MFU > 0 {
-		fmt.Fprintln(w, "MFU: model FLOPs of the step, causal attention at half, over the BF16 peak")
+		fmt.Fprintln(w, "MFU: model FLOPs of the step, causal attention counted at half, over the BF16 "+
+			"peak")
 	}
+	fmt.Fprintf(w, "cost model: %s, %s\n", found.Stack, found.Source)
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
 		human.Amount(found.Bill.Money))
 	if found.Emit != "" {
