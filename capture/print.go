@@ -70,7 +70,7 @@ func (s *Summary) attention() []string {
 	if c.MLA != nil {
 		facts = append(facts, fmt.Sprintf("through a rank of %d", c.MLA.KVRank))
 	} else if s.KVHeads != s.Heads {
-		facts = append(facts, fmt.Sprintf("%d key heads", s.KVHeads))
+		facts = append(facts, fmt.Sprintf("%d KV heads", s.KVHeads))
 	}
 	switch {
 	case s.Windowed == s.Layers:

@@ -92,7 +92,7 @@ func (s *Selector) Attention(a Attention) (kernel, why string) {
 	if why := s.againstCuDNN(a); why != "" {
 		return Plain, why
 	}
-	return CuDNN, "cuDNN has it for this shape"
+	return CuDNN, "cuDNN supports this shape"
 }
 
 // Attends is Attention of an operation: an attention, or its gradient.

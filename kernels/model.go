@@ -23,7 +23,7 @@ func (s *Selector) Unroll(layers int64) (bool, string) {
 		return false, fmt.Sprintf("%d layers take long to compile one by one; up to %d are unrolled",
 			layers, maxUnrolled)
 	}
-	return true, "the gradient of a slice of a stack is written into the whole stack"
+	return true, "in a loop, each layer's gradient would rewrite the whole stack"
 }
 
 // Unrolled is Unroll under a plan, which may need a loop; a nil plan is one device.
@@ -31,11 +31,11 @@ func (s *Selector) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool,
 	unrolled, why := s.Unroll(layers)
 	switch {
 	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
-		return false, "stages and halves of a batch are made of a loop's body"
+		return false, "pipeline stages and tp.overlap are built from the loop's body"
 	case unrolled && how.Offloads(plan.Activations):
-		return false, "what a loop stacks is offloaded to the host"
+		return false, "only activations that a loop stacks can be offloaded"
 	case recompute:
-		return false, "outside a loop XLA undoes recomputation: it keeps the activations"
+		return false, "XLA undoes recomputation in unrolled layers and keeps the activations"
 	}
 	return unrolled, why
 }
@@ -56,7 +56,7 @@ func (s *Selector) Documents() (bool, string) {
 		return true, "attention compares the numbers of documents"
 	}
 	return false, "no document mask on GPUs: documents packed into one sequence attend to one " +
-		"another, since XLA's call of cuDNN takes no mask of documents"
+		"another, because XLA's cuDNN attention call has no document mask"
 }
 
 // Planned is the attention of a model's layers, with a window or without, in an element type, under

@@ -107,7 +107,7 @@ func (c *Config) Check() error {
 		n    int64
 	}{
 		{"vocabulary", c.Vocab}, {"hidden size", c.Hidden}, {"number of layers", c.Layers},
-		{"number of heads", c.Heads}, {"number of key heads", c.KVHeads}, {"head size", c.HeadDim},
+		{"number of heads", c.Heads}, {"number of KV heads", c.KVHeads}, {"head size", c.HeadDim},
 		{"MLP size", c.MLP}, {"size of all heads", c.Heads * min(c.HeadDim, maxSize)},
 	}
 	for _, s := range sizes {
@@ -121,7 +121,7 @@ func (c *Config) Check() error {
 	case c.Layers > maxLayers:
 		return bad("%d layers, more than %d", c.Layers, maxLayers)
 	case c.Heads%c.KVHeads != 0:
-		return bad("%d heads cannot share %d key heads evenly", c.Heads, c.KVHeads)
+		return bad("%d heads cannot share %d KV heads evenly", c.Heads, c.KVHeads)
 	case !c.Learned && (c.Rotary < 2 || c.Rotary > c.HeadDim || c.Rotary%2 != 0):
 		return bad("%d of %d elements of a head turn with position; it must be an even number of them",
 			c.Rotary, c.HeadDim)

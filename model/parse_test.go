@@ -118,7 +118,7 @@ func TestParseIsStrict(t *testing.T) {
 		{"llama3.1-8b", keys{"vocab_size": nil}, "vocab_size"},
 		{"llama3.1-8b", keys{"hidden_size": 4097}, "num_attention_heads"},
 		{"llama3.1-8b", keys{"num_attention_heads": 0}, "heads"},
-		{"llama3.1-8b", keys{"num_key_value_heads": 5}, "5 key heads"},
+		{"llama3.1-8b", keys{"num_key_value_heads": 5}, "5 KV heads"},
 		{"llama3.1-8b", keys{"num_hidden_layers": -1}, "layers"},
 		{"llama3.1-8b", keys{"num_hidden_layers": 1 << 40}, "layers"},
 		{"llama3.1-8b", keys{"head_dim": 7}, "even number"},

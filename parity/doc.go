@@ -9,6 +9,7 @@
 // gaps does not allow to decide is called not resolved, which is no pass.
 //
 // Pairs either start from scratch, one seed each, or branch off one trained state, each with other
-// rows, while the rate falls to zero. Branches resolve gaps a hundred times smaller, and see the
-// error of the forward pass and of gradients, not a slow drift.
+// rows, while the rate falls to zero. The gaps of branches spread 15 to 20 times less
+// (docs/precision.md), so that they resolve smaller ones; they see the error of the forward pass
+// and of gradients, not a slow drift.
 package parity

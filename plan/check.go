@@ -12,7 +12,7 @@ import (
 )
 
 // Check reports the first thing that keeps the plan from training a model on its cluster, and what
-// would fit. Sizes that are only awkward are not in its way: key heads fewer than tp are copied, a
+// would fit. Sizes that are only awkward are not in its way: KV heads fewer than tp are copied, a
 // vocabulary that tp does not divide is padded, and stages may differ in their number of layers.
 func (p *Plan) Check(m model.Model) error {
 	c := m.Facts()
@@ -95,7 +95,7 @@ func (p *Plan) checkRows(*model.Facts) *diag.Error {
 		Try(`"batch": %d`, (p.Batch+each-1)/each*each)
 }
 
-// FitsTP reports whether heads, MLP and experts of a model can be sharded over tp devices. Key
+// FitsTP reports whether heads, MLP and experts of a model can be sharded over tp devices. KV
 // heads fewer than tp are copied.
 func FitsTP(c *model.Facts, tp int64) bool {
 	experts := c.MoE == nil || c.MoE.MLP%tp == 0 && c.MoE.Shared%tp == 0
@@ -120,7 +120,7 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	case c.MLP%tp != 0:
 		return misfit("an MLP of %d cannot be sharded over tp %d", c.MLP, tp).Try("%s", would)
 	case c.KVHeads%tp != 0 && tp%c.KVHeads != 0:
-		return misfit("%d key heads can be neither sharded over tp %d nor replicated evenly", c.KVHeads,
+		return misfit("%d KV heads can be neither sharded over tp %d nor replicated evenly", c.KVHeads,
 			tp).Try("%s", would)
 	case !FitsTP(c, tp):
 		return misfit("experts with an MLP of %d cannot be sharded over tp %d", c.MoE.MLP, tp).

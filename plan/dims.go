@@ -64,8 +64,8 @@ func (p *Plan) Shards() []ir.Axis {
 	})
 }
 
-// DataParallelSize is the number of data-parallel ranks (dp × fsdp): groups of devices with their
-// own sequences.
+// DataParallelSize is the number of data-parallel ranks, dp × fsdp × ep: groups of devices with
+// their own sequences.
 func (p *Plan) DataParallelSize() int64 {
 	rows := lists.Find(dimAxes, func(c dimSharding) bool { return c.dim == ir.Batch })
 	return lists.Product(rows.axes, p.Size)

@@ -30,7 +30,7 @@ func Default(m model.Model, precision string) (*Policy, error) {
 		return p, nil
 	case dtype.MXFP8:
 		// The first and the last block are no exception. Megatron can keep them in BF16, but all
-		// blocks in MXFP8 cost 0.014 % of the loss at test size (reference/parity_notes.md 1), while
+		// blocks in MXFP8 cost 0.02 % of the loss at test size (docs/precision.md), while
 		// two of 32 blocks in BF16 are 6 % of the work at half the speed. A person adds a rule.
 		p.all(have, dtype.MXFP8,
 			"Every linear layer of every block: what the recipe keeps at the model's two"+
@@ -49,7 +49,8 @@ func names() []string {
 	return lists.Map(formats, func(f dtype.Format) string { return string(f) })
 }
 
-// keep adds the rule for what stays in BF16 whatever the format.
+// keep adds the rule for what stays in BF16 whatever the format. Reasons are part of the digest by
+// which a resumed run knows its policy (train.New), so their words do not change.
 func (p *Policy) keep(have []model.Linear) {
 	words := []string{"embed", "norm"}
 	for _, l := range have {
@@ -84,7 +85,7 @@ func (p *Policy) add(words []string, from int, f dtype.Format, why string) {
 // The last blocks: 15 % of them, rounded up, which is 14 of the 88 layers of the 120B model
 // trained longest in NVFP4 (arXiv 2604.12374, table 3). All blocks in FP4 diverge (arXiv
 // 2509.25149, 4.1), and even at test size only this part of the recipe shows in the loss
-// (reference/parity_notes.md 3). The attention of MoE models: the same table has Q, K, V, output
+// (docs/precision.md). The attention of MoE models: the same table has Q, K, V, output
 // and latent projections in BF16.
 func (p *Policy) keepSensitive(c *model.Facts) {
 	if c.MoE != nil {

@@ -136,7 +136,7 @@ func (b *builder) layers() error {
 	unrolled, why := b.kernels.Unrolled(b.Model.Facts().Layers, b.Spec.Plan,
 		len(b.Recipe.Recompute) > 0)
 	if !unrolled {
-		b.Notes = append(b.Notes, "layers: a loop, "+why)
+		b.Notes = append(b.Notes, "layers: a loop, because "+why)
 		return nil
 	}
 	b.Notes = append(b.Notes, "layers: unrolled, "+why)

@@ -87,8 +87,8 @@ func (s *sweepRow) read(r record, c *model.Config) error {
 }
 
 // sift marks what is clean: runs on fewer than 64 hosts that are not of the second population,
-// which takes about a second for each microbatch whatever the model (reference/planning_notes.md,
-// 2c). The rule looks at what was measured, so that results are given with and without it.
+// which takes about a second for each microbatch whatever the model. The rule looks at what was
+// measured, so that results are given with and without it.
 func sift(list []sweepRow) {
 	type key struct {
 		family      string

@@ -261,7 +261,7 @@ func (w *sweep) summary(text, page *strings.Builder, r *sweepResult) {
 const sweepAbout = `
 ## Order of plans: nanotron's sweep
 
-%d runs on H100, %d of them clean (reference/planning_notes.md, 2c; the rule looks at what was
+%d runs on H100, %d of them clean (function sift of bench/accuracy; the rule looks at what was
 measured, so both sets are given). A cell is a model on a number of hosts; regret is how much slower
 than the best measured plan of a cell the one is that is estimated fastest, among rows that were not
 fitted on. Goal: median at most 3 %%, tau at least 0.86 when a fifth of the rows is fitted on.

@@ -242,8 +242,8 @@ const bridgeAbout = `
 ## Megatron-Bridge
 
 %d runs of NVIDIA's performance summary on B200, B300, GB200 and GB300, releases 26.02 to 26.08:
-rows of reference/planning_notes.md but for Nemotron 3 nano, whose Mamba layers model.Config does
-not hold.
+rows mbridge-* of bench/accuracy/testdata/published_runs.csv but for Nemotron 3 nano, whose Mamba
+layers model.Config does not hold.
 Goal: a release that was not fitted on, of the same epoch, at most 6 mean, dense 4; across the epoch
 of 26.04 to 26.06 experts at most 12 with a declared feature.
 
