@@ -39,6 +39,7 @@ var layers = [][]string{
 		"estimate/footprint", "estimate"},
 	{"internal/selftest", "internal/enginetest", "dryrun"},
 	{"pipeline", "step", "autoplan"},
+	{"replay"},
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",

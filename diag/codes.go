@@ -16,7 +16,7 @@ func (c Code) Error() string { return string(c) }
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
 // 22xx compiling, 23xx programs, 24xx machines, 25xx graphs, 26xx recipes,
 // 27xx models and their weights, 28xx data, 29xx checkpoints, 30xx training, 31xx plans,
-// 32xx pipelines, 33xx precision. The comments are the meanings in codes.tsv;
+// 32xx pipelines, 33xx precision, 34xx replay. The comments are the meanings in codes.tsv;
 // go test ./diag -update writes them.
 const (
 	// Internal: an internal error: a bug in Deepwell.
@@ -254,6 +254,18 @@ const (
 	ParityMissed Code = "DW3306"
 	// ParityUnproven: runs do not show whether the loss of a precision is within its bound.
 	ParityUnproven Code = "DW3307"
+
+	// ReplayOpcode: a replay has no rule for an instruction of the optimized program.
+	ReplayOpcode Code = "DW3401"
+	// ReplayCall: a replay has no rule for a custom call, or for its epilogue, mask or operands.
+	ReplayCall Code = "DW3402"
+	// ReplayLayout: a replay does not know a layout or an element type.
+	ReplayLayout Code = "DW3403"
+	// ReplayGroups: a replay does not know how the devices of a collective are given.
+	ReplayGroups Code = "DW3404"
+	// ReplayConfig: a configuration that only the GPU's runtime reads contradicts the optimized
+	// program.
+	ReplayConfig Code = "DW3405"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.

@@ -20,6 +20,7 @@ type Field struct {
 	typ protowire.Type
 	U   uint64 // the value of a varint, or the bits of a fixed32
 	B   []byte // the value of a string, bytes, message or packed list
+	Raw []byte // the field as it stands in the message, with its tag
 }
 
 // Fields walks through the fields of a message in the order of the bytes. It ends early, with err
@@ -63,6 +64,7 @@ func consume(msg []byte) (Field, int) {
 	if n < 0 {
 		return Field{}, n
 	}
+	f.Raw = msg[:head+n]
 	return f, head + n
 }
 
