@@ -47,6 +47,7 @@ type instruction struct {
 	algorithm    int64 // of rng-bit-generator; 0 is the backend's own
 	groups       deviceGroups
 	channel      int64 // of a collective; 0 is none
+	order        string // of a comparison: PARTIAL or TOTAL
 	kept         wire.Msg
 }
 
@@ -198,6 +199,8 @@ func (i *instruction) decodeField(f wire.Field) (known bool, err error) {
 		i.target = f.Text()
 	case 70: // rng_algorithm
 		i.algorithm = f.Int()
+	case 102: // comparison_order
+		i.order = f.Text()
 	default:
 		return false, nil
 	}

@@ -38,7 +38,7 @@ dynamic-update-slice concatenate transpose reshape copy reverse pad select while
 // computing are opcodes that mean the same on every backend.
 const computing = `add subtract multiply divide maximum minimum remainder power atan2 negate abs sign
 exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine tan erf
-floor ceil round-nearest-even round-nearest-afz is-finite clamp compare and or xor not popcnt
+floor ceil round-nearest-even round-nearest-afz is-finite clamp and or xor not popcnt
 count-leading-zeros shift-left shift-right-logical shift-right-arithmetic reduce reduce-window
 reduce-precision iota gather scatter sort dot map select-and-scatter replica-id partition-id
 after-all optimization-barrier`
@@ -49,6 +49,7 @@ func rules() map[string]rule {
 		"bitcast":           (*writer).bitcast,
 		"bitcast-convert":   (*writer).bitcastConverted,
 		"convert":           (*writer).converted,
+		"compare":           (*writer).compared,
 		"constant":          (*writer).literal,
 		"fusion":            (*writer).called,
 		"call":              (*writer).called,
@@ -167,6 +168,21 @@ func (w *writer) converted(s *site) *value {
 		return w.convert(w.fromCodes(s.values[0], from), to)
 	}
 	return w.convert(s.values[0], to)
+}
+
+// compared keeps a comparison. Newer compilers give its order in a field of its own, which older ones
+// do not read: floats have a partial order and integers a total one, if nothing says otherwise.
+func (w *writer) compared(s *site) *value {
+	v := w.computed(s)
+	float := elemRows[s.from[0].shape.typ].float
+	switch {
+	case s.order == "" || s.order == "PARTIAL" && float || s.order == "TOTAL" && !float:
+	case s.order == "TOTAL":
+		v.attrs = v.attrs.Text(72, "TOTALORDER") // comparison_type
+	default:
+		w.refuse(diag.ReplayOpcode, "a comparison of %s in the order %s", s.from[0].shape.typ, s.order)
+	}
+	return v
 }
 
 // called calls the computation of a fusion.
