@@ -151,6 +151,7 @@ var grown = map[string]string{
 	"files cmd/deepwell":     "0010: one file for each command",
 	"files ir":               "0010: one file for each group of operations, and one for each rewriting",
 	"files train":            "0010: one file for each thing that a run does beside a step",
+	"files replay":           "0010: one file for each kind of rule, and one for each part of the runner",
 	"exported spmd":          "0010: names by which graphs meet",
 	"files ":                 "0010: one file for each verb of the pipeline",
 	"exported schedule":      "0010: kinds of action, layouts and ops are words",

@@ -46,7 +46,7 @@ type instruction struct {
 	sliceSizes   []int64
 	algorithm    int64 // of rng-bit-generator; 0 is the backend's own
 	groups       deviceGroups
-	channel      int64 // of a collective; 0 is none
+	channel      int64  // of a collective; 0 is none
 	order        string // of a comparison: PARTIAL or TOTAL
 	kept         wire.Msg
 }
