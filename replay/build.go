@@ -205,7 +205,7 @@ func (w *writer) reduce(x *value, opcode string, start float64, over ...int64) *
 // dotDims are the dimension numbers of a matrix product.
 type dotDims struct{ contracting, batch [2][]int64 }
 
-// dot is a matrix product with a float32 result: batch dimensions, then those of a, then those of b.
+// dot is a matrix product with a float32 result, whose dimensions are the batch's, a's and b's.
 func (w *writer) dot(a, b *value, d dotDims) *value {
 	var dims []int64
 	operands := [2]*value{a, b}

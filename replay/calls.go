@@ -4,43 +4,41 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 )
 
-// A callRule rewrites calls of one target.
-type callRule struct {
-	// rewrite gives the results of a call, without its workspace.
-	rewrite func(*writer, *site) []*value
-	trusts  []string // the names of Conventions that the rule takes for granted
-}
+// A callRule rewrites calls of one target. It gives the results of a call, without its workspace.
+type callRule func(*writer, *site) []*value
 
 // calls has a row for each custom call target that replay knows.
 func calls() map[string]callRule {
-	gemm := callRule{(*writer).gemm, []string{"gemm", "workspace"}}
 	return map[string]callRule{
-		"__cublas$gemm":               gemm,
-		"__cublas$lt$matmul":          gemm,
-		"__cudnn$blockScaledDot":      {(*writer).blockScaledDot, []string{"block-dot", "scale-tiles", "element-codes", "workspace"}},
-		"__cudnn$fmhaSoftmax":         {(*writer).attention, []string{"attention", "attention-mask", "log-sum-exp", "workspace"}},
-		"__cudnn$fmhaSoftmaxBackward": {(*writer).attentionGrad, []string{"attention-grad", "attention-mask", "log-sum-exp", "workspace"}},
-		"AllocateBuffer":              {(*writer).allocated, []string{"allocate-buffer"}},
+		"__cublas$gemm":               (*writer).gemm,
+		"__cublas$lt$matmul":          (*writer).gemm,
+		"__cudnn$blockScaledDot":      (*writer).blockScaledDot,
+		"__cudnn$fmhaSoftmax":         (*writer).attention,
+		"__cudnn$fmhaSoftmaxBackward": (*writer).attentionGrad,
+		"AllocateBuffer":              (*writer).allocated,
 	}
 }
 
 // customCall rewrites a call of a library. What the rule does not return is workspace: zeros.
 func (w *writer) customCall(s *site) *value {
-	row, ok := w.calls[s.target]
+	rewrite, ok := w.calls[s.target]
 	if !ok {
 		w.refuse(diag.ReplayCall, "replay has no rule for the custom call %s", s.target)
 	}
 	w.used[s.target]++
-	for _, name := range row.trusts {
-		w.trusted[name] = true
+	for _, c := range Conventions() {
+		if slices.Contains(c.Targets, s.target) {
+			w.trusted[c.Name] = true
+		}
 	}
-	out := row.rewrite(w, s)
+	out := rewrite(w, s)
 	shapes := s.shape.results()
 	for i, v := range out {
 		w.sameShape(s, v, shapes, i)
@@ -82,7 +80,7 @@ func equalShapes(a, b *shape) bool {
 	return true
 }
 
-// config reads the part of a call's configuration that has a name. A field that is not known may
+// readConfig reads the part of a call's configuration that has a name. A field that is not known may
 // change what the call means, so it is refused.
 func (w *writer) readConfig(s *site, name string, to any) {
 	var parts map[string]json.RawMessage

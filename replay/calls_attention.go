@@ -41,7 +41,7 @@ type attentionScores struct {
 	Dynamic json.RawMessage `json:"is_dynamic_dimension"`
 }
 
-// readAttention reads the configuration of a call with so many operands.
+// readAttention reads the configuration of a call that must have this number of operands.
 func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 	w.readConfig(s, "cudnn_fmha_backend_config", &g)
 	switch {
@@ -66,8 +66,7 @@ func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 // A place says where the dimensions batch, heads, sequence and head size of an operand are.
 type place [4]int64
 
-// placeOf finds the places from one side of a product, whose contracting dimension is the head size,
-// or the sequence.
+// placeOf finds the places from one side of a product, which contracts the head size or the sequence.
 func (w *writer) placeOf(s *site, d dotConfig, side int, contractsHead bool) place {
 	dims := d.dims()
 	batch, contracting := dims.batch[side], dims.contracting[side]
@@ -135,7 +134,8 @@ func (w *writer) scores(s *site, q, k *value, g attentionConfig) *value {
 		return x
 	}
 	if dims[2] != dims[3] {
-		w.refuse(diag.ReplayCall, "%s masks scores of %d queries and %d keys", s.target, dims[2], dims[3])
+		w.refuse(diag.ReplayCall, "%s masks scores of %d queries and %d keys", s.target, dims[2],
+			dims[3])
 	}
 	query, key := w.iota(typeS32, dims, 2), w.iota(typeS32, dims, 3)
 	seen := w.compare("LE", key, query)

@@ -50,8 +50,8 @@ var epilogues = map[string]epilogue{
 	"BIAS_SILU":     {bias: true, activation: (*writer).silu},
 }
 
-// gemm rewrites a call of cuBLAS: alpha · A · B + beta · C, and an epilogue. Operands are A, B, C if
-// beta is not 0, and the bias if the epilogue has one.
+// gemm rewrites a call of cuBLAS: alpha · A · B + beta · C, and an epilogue. Operands are A, B, C
+// if beta is not 0, and the bias if the epilogue has one.
 func (w *writer) gemm(s *site) []*value {
 	var g gemmConfig
 	w.readConfig(s, "gemm_backend_config", &g)
@@ -60,7 +60,8 @@ func (w *writer) gemm(s *site) []*value {
 	case !known:
 		w.refuse(diag.ReplayCall, "%s has the epilogue %s", s.target, g.Epilogue)
 	case g.GradX || g.GradY || g.AmaxOut || g.ScaleMode != 0 || g.AlphaImag != 0:
-		w.refuse(diag.ReplayCall, "%s has a gradient, a scale, an amax or an imaginary factor", s.target)
+		w.refuse(diag.ReplayCall, "%s has a gradient, a scale, an amax or an imaginary factor",
+			s.target)
 	}
 	want := 2
 	if g.Beta != 0 {

@@ -2,8 +2,8 @@ package replay
 
 import "github.com/deepwell/deepwell/diag"
 
-// checkStrides holds the strides of a GEMM's operands, which only the runtime reads, to their shapes:
-// the elements of one matrix of the batch.
+// checkStrides holds the strides of a GEMM's operands, which only the runtime reads, to their
+// shapes: the elements of one matrix of the batch.
 func (w *writer) checkStrides(s *site, g gemmConfig) {
 	d := g.Dims.dims()
 	for k, stride := range []int64{int64(g.LHSStride), int64(g.RHSStride)} {

@@ -113,16 +113,16 @@ func (w *writer) collectiveAttrs(s *site) wire.Msg {
 	return attrs
 }
 
-// checkNumbers refuses collectives of codes that are added.
+// checkCollective refuses a collective whose operands and results do not match.
 func (w *writer) checkCollective(s *site, results int) {
 	if len(s.values) != results || results == 0 {
 		w.refuseProgram("%s has %d operands and %d results", s.name, len(s.values), results)
 	}
 }
 
-// splitCollective rewrites a gather or a scatter as one collective for each operand, along dimension
-// 0: XLA:CPU computes wrong numbers, without an error, for a gather of several operands along a
-// dimension that is not the major one.
+// splitCollective rewrites a gather or a scatter as one collective for each operand, along
+// dimension 0: XLA:CPU computes wrong numbers, without an error, for a gather of several operands
+// along a dimension that is not the major one.
 func (w *writer) splitCollective(s *site) *value {
 	shapes := s.shape.results()
 	w.checkCollective(s, len(shapes))
@@ -139,7 +139,8 @@ func (w *writer) splitCollective(s *site) *value {
 // alongFirst is a collective of one operand, along a dimension that is made the first.
 func (w *writer) alongFirst(s *site, operand int, to *shape) *value {
 	along := s.dims[0]
-	if along < 0 || along >= int64(len(to.dims)) || len(s.values[operand].shape.dims) != len(to.dims) {
+	rank := len(to.dims)
+	if along < 0 || along >= int64(rank) || len(s.values[operand].shape.dims) != rank {
 		w.refuseProgram("%s has no dimension %d", s.name, along)
 	}
 	perm := []int64{along}

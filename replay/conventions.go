@@ -32,8 +32,8 @@ func Conventions() []Convention {
 			"last w of them, and 0 is no window.", attention},
 		{"log-sum-exp", "The statistic between forward and backward pass is the natural logarithm of " +
 			"the sum of exp(scale·Q·Kᵀ), float32 [batch, heads, seq].", attention},
-		{"attention-grad", "The gradient's operands are Q, K, V, log-sum-exp, dO and O; its results are " +
-			"dQ, dK and dV with heads before the sequence.", attention[1:]},
+		{"attention-grad", "The gradient's operands are Q, K, V, log-sum-exp, dO and O; its results " +
+			"are dQ, dK and dV with heads before the sequence.", attention[1:]},
 		{"allocate-buffer", "AllocateBuffer returns memory of any contents.",
 			[]string{"AllocateBuffer"}},
 	}

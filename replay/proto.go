@@ -30,8 +30,8 @@ type computation struct {
 	list   []*instruction
 }
 
-// An instruction is an HloInstructionProto. Fields that a rule reads or writes are decoded; kept has
-// the others, as they were.
+// An instruction is an HloInstructionProto. Fields that a rule reads or writes are decoded; kept
+// has the others, as they were.
 type instruction struct {
 	name, opcode string
 	target       string // of a custom call
@@ -46,7 +46,7 @@ type instruction struct {
 	sliceSizes   []int64
 	algorithm    int64 // of rng-bit-generator; 0 is the backend's own
 	groups       deviceGroups
-	channel      int64  // of a collective; 0 is none
+	channel      int64  // of a collective; 0 without one
 	order        string // of a comparison: PARTIAL or TOTAL
 	kept         wire.Msg
 }

@@ -38,8 +38,8 @@ type Module struct {
 	Conventions []string
 }
 
-// Rewrite turns an optimized program, as [engine.Compiler] returns it, into plain HLO. Every error is
-// a [*diag.Error]; what replay has no rule for is refused by name.
+// Rewrite turns an optimized program, in one of the formats that [hlo.Read] reads, into plain HLO.
+// Every error is a [*diag.Error]; what replay has no rule for is refused by name.
 func Rewrite(format string, code []byte, o Options) (*Module, error) {
 	return rewrite(format, code, o, nil)
 }

@@ -36,8 +36,8 @@ const moving = `parameter get-tuple-element tuple broadcast slice dynamic-slice
 dynamic-update-slice concatenate transpose reshape copy reverse pad select while conditional`
 
 // computing are opcodes that mean the same on every backend.
-const computing = `add subtract multiply divide maximum minimum remainder power atan2 negate abs sign
-exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine tan erf
+const computing = `add subtract multiply divide maximum minimum remainder power atan2 negate abs
+sign exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine tan erf
 floor ceil round-nearest-even round-nearest-afz is-finite clamp and or xor not popcnt
 count-leading-zeros shift-left shift-right-logical shift-right-arithmetic reduce reduce-window
 reduce-precision iota gather scatter sort dot map select-and-scatter replica-id partition-id
@@ -170,8 +170,9 @@ func (w *writer) converted(s *site) *value {
 	return w.convert(s.values[0], to)
 }
 
-// compared keeps a comparison. Newer compilers give its order in a field of its own, which older ones
-// do not read: floats have a partial order and integers a total one, if nothing says otherwise.
+// compared keeps a comparison. Newer compilers give its order in a field of its own, which older
+// ones do not read: floats have a partial order and integers a total one, if nothing says
+// otherwise.
 func (w *writer) compared(s *site) *value {
 	v := w.computed(s)
 	float := elemRows[s.from[0].shape.typ].float
@@ -281,12 +282,3 @@ func (w *writer) literalData(s *site) (data wire.Msg, typ elemType) {
 }
 
 func suffix(n int64) string { return fmt.Sprintf(".%d", n) }
-
-func firstOf(list ...string) string {
-	for _, s := range list {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
-}

@@ -1,6 +1,9 @@
 package replay
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // An elemType is an element type as XLA numbers it (PrimitiveType of xla/xla_data.proto).
 type elemType int64
@@ -77,7 +80,8 @@ func (r *rewriter) hold(t elemType) elemType {
 // held is a shape as it is held: row-major, in device memory.
 func (r *rewriter) held(s *shape) *shape {
 	if _, ok := elemRows[s.typ]; !ok || s.odd != "" {
-		r.refuseLayout("a shape has %s, which replay does not know", firstOf(s.odd, "elements of "+s.typ.String()))
+		what := cmp.Or(s.odd, "elements of "+s.typ.String())
+		r.refuseLayout("a shape has %s, which replay does not know", what)
 	}
 	if !s.isTuple() {
 		return r.array(s.typ, s.dims...)
@@ -106,8 +110,8 @@ func (w *writer) fromCodes(x *value, t elemType) *value {
 	return w.convert(x, typeF32)
 }
 
-// fromE2M1 decodes the low four bits of bytes: a sign, two bits of exponent, one of mantissa. Codes 2
-// to 7 are normal numbers, whose bits go into a float32 of the same value; 0 and 1 are 0 and 0.5,
+// fromE2M1 decodes the low four bits of bytes: a sign, two bits of exponent, one of mantissa. Codes
+// 2 to 7 are normal numbers, whose bits go into a float32 of the same value; 0 and 1 are 0 and 0.5,
 // which is what 1 and 1.5 are minus 1.
 func (w *writer) fromE2M1(x *value) *value {
 	code := w.convert(x, typeU32)
