@@ -80,7 +80,7 @@ func equalShapes(a, b *shape) bool {
 	return true
 }
 
-// readConfig reads the part of a call's configuration that has a name. A field that is not known may
+// readConfig reads the part of a call's configuration that has a name. An unknown field may
 // change what the call means, so it is refused.
 func (w *writer) readConfig(s *site, name string, to any) {
 	var parts map[string]json.RawMessage

@@ -66,7 +66,8 @@ func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 // A place says where the dimensions batch, heads, sequence and head size of an operand are.
 type place [4]int64
 
-// placeOf finds the places from one side of a product, which contracts the head size or the sequence.
+// placeOf finds the places from one side of a product, which contracts the head size or
+// the sequence.
 func (w *writer) placeOf(s *site, d dotConfig, side int, contractsHead bool) place {
 	dims := d.dims()
 	batch, contracting := dims.batch[side], dims.contracting[side]

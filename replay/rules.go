@@ -37,8 +37,8 @@ dynamic-update-slice concatenate transpose reshape copy reverse pad select while
 
 // computing are opcodes that mean the same on every backend.
 const computing = `add subtract multiply divide maximum minimum remainder power atan2 negate abs
-sign exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine tan erf
-floor ceil round-nearest-even round-nearest-afz is-finite clamp and or xor not popcnt
+sign exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine
+tan erf floor ceil round-nearest-even round-nearest-afz is-finite clamp and or xor not popcnt
 count-leading-zeros shift-left shift-right-logical shift-right-arithmetic reduce reduce-window
 reduce-precision iota gather scatter sort dot map select-and-scatter replica-id partition-id
 after-all optimization-barrier`
