@@ -414,21 +414,15 @@ func (r *runner) openFolder() (err error) {
 // lockFolder locks the run's folder for the life of the process: two runs in one folder would mix
 // their checkpoints and events.
 func (r *runner) lockFolder() (err error) {
-	out := r.recipe.Out
-	r.lock, err = flock.Take(context.Background(), filepath.Join(out, ".lock"), 0, nil)
-	if held, ok := errors.AsType[*flock.Held](err); ok {
-		return diag.New(diag.RunBusy, "%s is training in %s", held, out).
-			At("%s: out", r.job.Path).
+	r.lock, err = flock.Run(r.recipe.Out)
+	switch {
+	case errors.Is(err, diag.RunBusy):
+		return diag.From(err).At("%s: out", r.job.Path).
 			Try("wait for it, stop it, or give this run a folder of its own: --set out=NAME")
+	case errors.Is(err, diag.FileError):
+		return diag.From(err).Try("give a folder that can be written: --set out=NAME")
 	}
-	if e, ok := errors.AsType[*diag.Error](err); ok {
-		return e
-	}
-	if err != nil {
-		return diag.New(diag.FileError, "cannot lock the run's folder").At("%s", out).Wrap(err).
-			Try("give a folder that can be written: --set out=NAME")
-	}
-	return nil
+	return err
 }
 
 // warnUnlocked warns of a file system on which locks have no effect.
@@ -436,8 +430,7 @@ func (r *runner) warnUnlocked() {
 	if r.lock.Firm() {
 		return
 	}
-	r.events.Emit(event.Warning{Code: string(diag.RunBusy), Text: "locks do not work on the file " +
-		"system of " + r.recipe.Out + ": nothing keeps a second run out of the folder",
+	r.events.Emit(event.Warning{Code: string(diag.RunBusy), Text: flock.Loose(r.recipe.Out),
 		Fix: "start the run only once, or put it on another disk: --set out=NAME"})
 }
 
@@ -514,7 +507,7 @@ func (r *runner) keepTokenizer() error {
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
 		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Until: r.job.Until,
-		Processes: r.processes, Build: build(), OnStall: r.job.OnStall}
+		Processes: r.processes, Build: build(), OnStall: r.job.OnStall, Locked: true}
 	if r.held != nil {
 		o.Eval = r.held
 	}

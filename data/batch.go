@@ -7,7 +7,8 @@ import "github.com/deepwell/deepwell/diag"
 // The last token of a sequence may be [Ignored]: then nothing is learned from its label.
 //
 // For several documents in one sequence, fill a Batch by hand: Segments number the documents and
-// Positions count from the beginning of each.
+// Positions count from the beginning of each. Labels may be set to Ignored later, as to mask
+// prompts. The trainer counts the labels itself.
 func NewBatch(sequences [][]int32) (*Batch, error) {
 	if len(sequences) == 0 || len(sequences[0]) < 2 {
 		return nil, diag.New(diag.BadInput, "a batch needs sequences of at least two tokens")

@@ -18,13 +18,15 @@ const Ignored = -1
 // A Batch is some sequences of Seq tokens, one after the other: every slice is [Sequences, Seq],
 // row-major. Who takes a batch may change it: the loader does not keep it.
 type Batch struct {
-	IDs            []int32
+	IDs            []int32 // from 0, below the model's vocabulary; the trainer refuses others
 	Labels         []int32 // the next token, or Ignored where nothing is learned
 	Positions      []int32 // in the document, from 0 at its first token in the sequence
 	Segments       []int32 // document numbers within the sequence; attention does not cross them
 	Sequences, Seq int
-	Count          int64 // labels of these sequences that count
-	Total          int64 // labels that count in the sequences of all ranks
+	// Count is the number of labels of these sequences that are not Ignored, and Total the number in
+	// the sequences of all ranks, where a Loader gives each rank a part. The trainer, which reads
+	// whole batches, counts them itself.
+	Count, Total int64
 }
 
 // newBatch allocates a batch; the four arrays share one allocation.

@@ -10,7 +10,8 @@ import (
 // A Code names one kind of failure for good: codes are never reused or renumbered.
 type Code string
 
-// Error makes a code a target of errors.Is: errors.Is(err, diag.LinkLost).
+// Error makes a code a target of errors.Is: errors.Is(err, diag.LinkLost). An error to return is
+// made of it with [New].
 func (c Code) Error() string { return string(c) }
 
 // The codes, by area: 10xx the command line, 20xx engines on disk, 21xx the engine at run time,
@@ -192,6 +193,8 @@ const (
 	HostDisk Code = "DW3003"
 	// RunStalled: a step, save or another phase of a run takes many times longer than usual.
 	RunStalled Code = "DW3005"
+	// TrainerClosed: a trainer is used after Close, or after a step was abandoned.
+	TrainerClosed Code = "DW3006"
 
 	// PlanText: a plan is not JSON.
 	PlanText Code = "DW3101"
@@ -292,12 +295,28 @@ var catalogue = func() (rows []row) {
 }()
 
 func (c Code) class() Class {
-	for _, r := range catalogue {
-		if r.code == c {
-			return r.class
-		}
+	if r := c.row(); r != nil {
+		return r.class
 	}
 	return Failed
+}
+
+// meaning is what the catalogue says of a code, or the code itself.
+func (c Code) meaning() string {
+	if r := c.row(); r != nil {
+		return r.meaning
+	}
+	return string(c)
+}
+
+// row is the code's entry of the catalogue; nil for a code that it does not have.
+func (c Code) row() *row {
+	for i := range catalogue {
+		if catalogue[i].code == c {
+			return &catalogue[i]
+		}
+	}
+	return nil
 }
 
 // Catalogue prints every code with its exit class, meaning and an example, as docs/errors.md.

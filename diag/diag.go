@@ -80,7 +80,7 @@ func (e *Error) Meant(typed string, known []string, format, otherwise string) *E
 func (e *Error) Wrap(err error) *Error {
 	c := *e
 	c.Err = err
-	if c.Cause == "" && err != nil && err.Error() != e.What {
+	if c.Cause == "" && err != nil && err.Error() != e.What && err != error(e.Code) {
 		c.Cause = err.Error()
 	}
 	if c.Code == FileError && c.Fix == "" {
@@ -175,14 +175,21 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	}{e.Code, e.What, e.Where, e.Cause, e.Fix, e.Class()})
 }
 
-// From finds the Error in err's chain; any other error becomes one with code Internal, because
-// an error without a code that reaches a user is our own fault.
+// From finds the Error in err's chain. A Code in the chain without an Error becomes one that says
+// what the code means; any other error becomes one with code Internal, because an error without a
+// code that reaches a user is our own fault.
+//
+// From(nil) is a nil *Error. As a result of the type error that is not nil, so a function that
+// returns error checks err before it returns From(err).
 func From(err error) *Error {
 	if err == nil {
 		return nil
 	}
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
+	}
+	if c, ok := errors.AsType[Code](err); ok {
+		return New(c, "%s", c.meaning()).Wrap(err)
 	}
 	return New(Internal, "%s", err).Wrap(err).Try("please report this: it should have a code")
 }

@@ -131,6 +131,19 @@ func TestFromGivesEveryErrorACode(t *testing.T) {
 	}
 }
 
+// A bare code keeps its code and its exit class.
+func TestFromABareCode(t *testing.T) {
+	for _, err := range []error{PlanNoFit, fmt.Errorf("planning: %w", PlanNoFit)} {
+		e := From(err)
+		if e.Code != PlanNoFit || e.Class() != NoFit || !errors.Is(e, PlanNoFit) || e.What == "" {
+			t.Errorf("%v becomes %v, exit %d", err, e, e.Class())
+		}
+	}
+	if From(nil) != nil {
+		t.Error("no error became one")
+	}
+}
+
 func TestNearest(t *testing.T) {
 	names := []string{"b200", "gb200", "h100", "cuda13", "cuda13-run"}
 	for typed, want := range map[string]string{

@@ -43,6 +43,12 @@ type GradPlan struct {
 
 // Grad takes the gradient of a graph's results.
 func Grad(g *Graph, p GradPlan) (*Gradient, error) {
+	for _, tag := range p.Recompute {
+		if tag == "" || !slices.Contains(tags, tag) {
+			return nil, diag.New(diag.GraphInvalid, "there is no tag %q to recompute", tag).
+				At("graph %s", g.Name)
+		}
+	}
 	fwd, err := WriteOut(g.Clone(), func(r *Row) bool { return r.Gradient == nil })
 	if err != nil {
 		return nil, err

@@ -80,8 +80,8 @@ const (
 	Router  Tag = "router"
 	Experts Tag = "experts"
 	Head    Tag = "head"
-	// Gather is the tag of operations that gather shards for those who compute with the whole: to save
-	// the whole would undo the sharding.
+	// Gather is the tag of operations that gather shards for those who compute with the whole: to
+	// save the whole would undo the sharding.
 	Gather Tag = "gather"
 )
 
@@ -93,9 +93,10 @@ var BlockTags = []Tag{Norm, Attn, MLP, Router, Experts}
 var tags = []Tag{"", Embed, Attn, MLP, Norm, Router, Experts, Head, Gather}
 
 // Attrs are an operation's constants, sorted by key. A value is a bool, an int64 (an int is
-// converted), a float64, a string, or a list of strings; the verifier rejects other types. Readers
-// ([Attrs.Int] and so on) return zero for an absent key. Attrs are never changed in place:
-// [Attrs.With] copies.
+// converted), a float64, a string, or a list of strings; the verifier rejects other types, and for
+// operations of this package also unknown keys and a type that the operation does not read. Readers
+// ([Attrs.Int] and so on) return zero for an absent key or another type. Attrs are never changed in
+// place: [Attrs.With] copies.
 type Attrs []Attr
 
 // An Attr is one constant.
@@ -175,7 +176,7 @@ func (a Attrs) get(key string) any {
 // Int reads a whole number, 0 if absent.
 func (a Attrs) Int(key string) int64 { v, _ := a.get(key).(int64); return v }
 
-// Float reads a number, 0 if absent.
+// Float reads a number, 0 if absent or an integer; the verifier rejects an integer in its place.
 func (a Attrs) Float(key string) float64 { v, _ := a.get(key).(float64); return v }
 
 // Bool reads a flag, false if absent.
@@ -329,10 +330,14 @@ func (f *fresh) value(kind string) string {
 
 // Verify reports the first thing that is wrong: a value used before it is made or from another
 // graph, a name that is not unique, a type that its operation does not infer, a copy in the wrong
-// memory. Every pass ends with it, so that a forgotten collective is found where it was forgotten.
+// memory. Passes of this package and of spmd end with it, so that a forgotten collective is found
+// where it was forgotten; passes of package rewrite do if they say so.
 func (g *Graph) Verify() error {
 	bad := func(format string, args ...any) error {
 		return diag.New(diag.GraphInvalid, format, args...).At("graph %s", g.Name)
+	}
+	if !isName(g.Name) {
+		return bad("the graph's name %q is not a name: letters, digits, _ and .", g.Name)
 	}
 	axes := map[string]bool{}
 	for _, a := range g.Mesh {
@@ -365,7 +370,8 @@ func (g *Graph) Verify() error {
 	for _, op := range g.Ops {
 		for i, v := range op.In {
 			if v == nil || !made[v] {
-				return bad("argument %d of %s is not made before it", i, op.Kind)
+				return bad("argument %d of %s, %s, belongs to another graph or is made later", i, op.Kind,
+					valueName(v))
 			}
 		}
 		if err := g.verifyOp(op, bad); err != nil {
@@ -386,6 +392,14 @@ func (g *Graph) Verify() error {
 		return bad("%v", err)
 	}
 	return nil
+}
+
+// valueName is a value as a message names it.
+func valueName(v *Value) string {
+	if v == nil {
+		return "nil"
+	}
+	return v.String()
 }
 
 // verifyOp infers the types of an operation's results again and compares them.

@@ -20,9 +20,9 @@ type Kind struct {
 	Results int
 	// Infer is the shape rule: it returns the types of the results, or says what is wrong. It must
 	// check everything that it relies on, before it relies on it: the number of arguments (len(op.In)
-	// may be anything; arguments are not nil), their element types and dimensions, the attributes, and
-	// the placement along every axis. An operation that is not linear must reject partial sums, and
-	// one that works along a dimension must reject shards of it: see [KeepPlacement]. It changes
+	// may be anything; arguments are not nil), their element types and dimensions, the attributes,
+	// and the placement along every axis. An operation that is not linear must reject partial sums,
+	// and one that works along a dimension must reject shards of it: see [KeepPlacement]. It changes
 	// neither g nor op.
 	Infer func(g *Graph, op *Op) ([]Type, error)
 	// Gradient is the VJP: from the gradients of the results (nil where nothing depends on one; not
@@ -43,8 +43,8 @@ type Kind struct {
 type Row struct {
 	Kind
 	// Lower builds the results of op with b, which builds operations of this package and adds to the
-	// graph that op is in: so op.In are its arguments (unlike in Gradient, where they are looked up by
-	// [Differ.Use]). The values returned have the types that Infer gives.
+	// graph that op is in: so op.In are its arguments (unlike in Gradient, where they are looked up
+	// by [Differ.Use]). The values returned have the types that Infer gives.
 	Lower func(b *Builder, op *Op) []*Value
 }
 
@@ -116,6 +116,9 @@ func (g *Graph) infer(op *Op) ([]Type, error) {
 		return nil, fmt.Errorf("there is no operation %q", op.Kind)
 	}
 	if err := op.Attrs.check(); err != nil {
+		return nil, err
+	}
+	if err := op.checkAttrs(); err != nil {
 		return nil, err
 	}
 	types, err := op.spec().Infer(g, op)
@@ -242,13 +245,16 @@ func joined(names []string) string { return strings.Join(names, ", ") }
 // A Builder makes a graph. Its methods take and give values; the first error is remembered, with
 // the line of the caller, and later calls do nothing, so that one check at the end is enough. After
 // an error methods return dead values, whose Type is zero: code that computes with sizes of a type
-// must not divide by them before it looks at [Builder.Err]. It is not safe for concurrent use.
+// must not divide by them before it looks at [Builder.Err]. A nil value is an error as well; only
+// CopyWith and InputLike, which read from another graph, must not be given one. A Builder is not
+// safe for concurrent use.
 type Builder struct {
 	g     *Graph
 	names *fresh
 	table Table // nil is this package's
 	tag   Tag
 	err   error
+	ended bool // Graph was called
 }
 
 // NewBuilder begins a graph for one device of a mesh.
@@ -305,18 +311,22 @@ func (b *Builder) InputLike(v *Value, t Type) *Value {
 // Err is the first error so far.
 func (b *Builder) Err() error { return b.err }
 
-// Graph ends the graph with its results, and verifies it.
+// Graph ends the graph with its results, and verifies it. The builder is then at its end: it adds
+// nothing more, and a later call of a method is an error of the next Graph.
 func (b *Builder) Graph(results ...*Value) (*Graph, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
+	b.ended = true
 	b.g.Results = results
 	return b.g, b.g.Verify()
 }
 
 // Op adds an operation of the builder's table, for operations that have no method here, and returns
-// its results. constants have the types that [Attrs] has. After an error, such as a kind that the
-// table does not have, it returns dead values, so that indexing the results does not panic.
+// its results. constants have the types that [Attrs] has, and exactly the type that the operation
+// reads: 2.0, not 2, for a number. A key that an operation of this package does not have is an
+// error. After an error, such as a kind that the table does not have, it returns dead values, so
+// that indexing the results does not panic.
 func (b *Builder) Op(kind string, constants map[string]any, in ...*Value) []*Value {
 	return b.op(kind, attrs(constants), nil, in...)
 }
@@ -336,6 +346,10 @@ func (b *Builder) CopyWith(op *Op, a Attrs, body *Graph, in ...*Value) []*Value 
 func (b *Builder) add(op *Op) []*Value {
 	if i := slices.Index(op.In, nil); i >= 0 {
 		b.fail(fmt.Errorf("%s: argument %d is nil", op.Kind, i))
+	}
+	if b.ended {
+		b.fail(fmt.Errorf("%s: the graph is complete; begin another with NewBuilder, or add to it with"+
+			" ExtendGraph", op.Kind))
 	}
 	if b.err != nil {
 		return b.dead(op.deadResults())

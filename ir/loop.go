@@ -45,8 +45,14 @@ func (t Type) Stacked(n int64) Type {
 	return Type{t.Elem, append([]Dim{{Layer, n}}, t.Dims...), t.Place}
 }
 
-// Slice is the type of what one round gets of a stack.
-func (t Type) Slice() Type { return Type{t.Elem, t.Dims[1:], t.Place} }
+// Slice is the type of what one round gets of a stack; of a type without dimensions, as a dead
+// value has, it is the type itself.
+func (t Type) Slice() Type {
+	if len(t.Dims) == 0 {
+		return t
+	}
+	return Type{t.Elem, t.Dims[1:], t.Place}
+}
 
 // loopAttrs are the attributes of a repeat with numbers of carries and stacks.
 func loopAttrs(a Attrs, carries, stacks int) Attrs {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/program"
 )
 
 // A Rewriter builds a graph from the operations of another, or changes a graph in place
@@ -42,25 +43,68 @@ func (r *Rewriter) Map(old, now []*Value) []*Value {
 }
 
 // Copy adds a copy of an operation of the old graph, whose arguments are the replacements of its
-// arguments, and maps its results. A body is shared, not cloned.
+// arguments, and maps its results. A body is cloned.
 func (r *Rewriter) Copy(op *Op) []*Value {
-	return r.Map(op.Out, r.CopyWith(op, op.Attrs, op.Body, r.Mapped(op.In)...))
+	body := op.Body
+	if body != nil {
+		body = body.Clone()
+	}
+	return r.Map(op.Out, r.CopyWith(op, op.Attrs, body, r.Mapped(op.In)...))
+}
+
+// returned checks the number of values that a callback gives for the results of an operation.
+func (r *Rewriter) returned(op *Op, out []*Value) []*Value {
+	if len(out) > 0 && (len(out) != len(op.Out) || slices.Contains(out, nil)) && r.err == nil {
+		r.err = diag.New(diag.GraphInvalid, "%d values, or a nil one, replace the %d results of %s",
+			len(out), len(op.Out), op.Kind).At("graph %s", r.g.Name)
+	}
+	if r.err != nil && len(out) > 0 {
+		return r.dead(len(op.Out))
+	}
+	return out
+}
+
+// end ends a copy of a graph. Results keep their names and meanings: they are the interface to
+// other graphs, and donations are paired by them.
+func (r *Rewriter) end(g *Graph) (*Graph, error) {
+	results, named := r.Mapped(g.Results), map[*Value]*Value{}
+	for i, old := range g.Results {
+		now := results[i]
+		if now == nil || old.def == nil || r.err != nil {
+			continue
+		}
+		if named[now] != nil && named[now] != old || now.def == nil { // it has another name
+			now = r.one("transpose", attrs(map[string]any{"order": Names(now.Type.Dims)}), now)
+			r.Replacement[old] = now
+			results = r.Mapped(g.Results)
+		}
+		named[now] = old
+		if other := r.g.Find(old.Name); other != nil && other != now && other.def != nil {
+			other.Name = r.names.value(other.def.Kind)
+		}
+		now.Name, r.names.used[old.Name] = old.Name, true
+		if now.Means == (program.Meaning{}) {
+			now.Means = old.Means
+		}
+	}
+	return r.Graph(results...)
 }
 
 // Rewrite returns a copy of a graph with changes; the old graph is not changed, nor are bodies of
 // loops visited. Replace is called for every operation of the old graph, in order: op.In are values
 // of the old graph, and r.Mapped(op.In) their replacements in the new one. What it returns replaces
-// the results of op; nil copies op, as a nil function does; an empty list drops op, whose results
-// then must have no readers. Compare [Table.Edit], which changes a graph in place.
+// the results of op, one value for each; nil copies op, as a nil function does; an empty list drops
+// op, whose results then must have no readers. Inputs and results keep their names and meanings.
+// Compare [Table.Edit], which changes a graph in place.
 func Rewrite(g *Graph, replace func(r *Rewriter, op *Op) []*Value) (*Graph, error) {
 	r := NewRewriter(g.Name, g.Mesh...)
 	r.Inputs(g.Inputs...)
 	for _, op := range g.Ops {
-		if replace == nil || r.Map(op.Out, replace(r, op)) == nil {
+		if replace == nil || r.Map(op.Out, r.returned(op, replace(r, op))) == nil {
 			r.Copy(op)
 		}
 	}
-	return r.Graph(r.Mapped(g.Results)...)
+	return r.end(g)
 }
 
 // inPlace goes through the operations of the builder's own graph, with arguments replaced. Where
@@ -76,7 +120,7 @@ func (r *Rewriter) inPlace(edit func(op *Op) []*Value) {
 		}
 		r.swap(op.In)
 		before := len(r.g.Ops)
-		out := edit(op)
+		out := r.returned(op, edit(op))
 		if r.err != nil {
 			return
 		}
@@ -103,8 +147,8 @@ func (r *Rewriter) Substitute(old, now *Value) {
 // for the operations of a loop's body before the loop itself. Unlike in [Rewrite] there is one
 // graph: op.In are already replaced by the results of earlier calls, and the callback uses them as
 // they are. New operations come from the rewriter, which builds them from the table's rows, before
-// op. What edit returns replaces the results of op and takes over their names; nil keeps op; an
-// empty list drops op, whose results then must have no readers or a replacement by
+// op. What edit returns, one value for each result of op, replaces them and takes over their names;
+// nil keeps op; an empty list drops op, whose results then must have no readers or a replacement by
 // [Rewriter.Substitute]. After an error g is unusable: operations are missing.
 func (t Table) Edit(g *Graph, edit func(r *Rewriter, op *Op) []*Value) error {
 	r := &Rewriter{t.ExtendGraph(g), map[*Value]*Value{}}
@@ -250,7 +294,7 @@ func (d *segmenter) graph(g *Graph) (*Graph, error) {
 			return nil, diag.New(diag.GraphInvalid, "cannot split a loop: %v", err).At("graph %s", g.Name)
 		}
 	}
-	return d.Graph(d.Mapped(g.Results)...)
+	return d.end(g)
 }
 
 // loop writes a loop once for each run of its rounds.

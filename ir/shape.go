@@ -264,7 +264,10 @@ func (b *Builder) slice(x *Value, dim string, from, to int64, local bool) *Value
 
 // Halve takes the two halves of each device's shard of a dimension; Rejoin undoes it.
 func (b *Builder) Halve(x *Value, dim string) [2]*Value {
-	n := x.Type.Size(dim)
+	n := int64(0)
+	if x != nil { // else slice reports it
+		n = x.Type.Size(dim)
+	}
 	return [2]*Value{b.slice(x, dim, 0, n/2, true), b.slice(x, dim, n/2, n, true)}
 }
 

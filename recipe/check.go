@@ -28,7 +28,8 @@ func (p *reader) fill(values map[string]any) {
 		}
 	}
 	if _, given := values["optimizer.lr"]; !given {
-		p.r.Optimizer.MinLR = 3e-5 // 0.1 * 3e-4 has other bits, and runs have stored these
+		p.r.Optimizer.MinLR = -1
+		p.r.Optimizer.MinLR = p.r.Optimizer.FinalLR()
 	}
 }
 

@@ -121,7 +121,7 @@ func (p *reader) lr(v any) (bad *problem) {
 	return bad
 }
 
-func (r *Recipe) lr() string { return printPair(r.Optimizer.LR, r.Optimizer.MinLR) }
+func (r *Recipe) lr() string { return printPair(r.Optimizer.LR, r.Optimizer.FinalLR()) }
 
 func (p *reader) betas(v any) (bad *problem) {
 	const high = 0.999999 // at 1, the bias correction would divide by zero

@@ -42,7 +42,8 @@ type Recipe struct {
 	written map[spelling]string
 }
 
-// An Optimizer is the section [optimizer]. MinLR is the final learning rate, not a share of LR.
+// An Optimizer is the section [optimizer]. MinLR is the final learning rate, not a share of LR; a
+// negative one, as in [Default], stands for a tenth of LR ([Optimizer.FinalLR]).
 type Optimizer struct {
 	Name        string  `key:"optimizer.name" in:"adamw muon"`
 	LR          float64 `key:"optimizer.lr"`
@@ -96,11 +97,29 @@ type Guard struct {
 // A spelling is a complete path of one key; written tells how the recipe spelled it.
 type spelling struct{ key, path string }
 
-// Default is a recipe with nothing but the defaults of keys.txt. It lacks a model, data and sizes.
+// Default is a recipe with nothing but the defaults of keys.txt, which docs/run.toml.md lists. It
+// lacks a model, data and the sizes Steps, Batch and Seq. Of the defaults, mind Out, the folder
+// "run" in the working directory; Warmup, 100 steps, or all of a shorter run; and MinLR, which
+// follows LR.
 func Default() *Recipe {
 	p := &reader{r: &Recipe{written: map[spelling]string{}}}
 	p.fill(nil)
+	p.r.Optimizer.MinLR = -1
 	return p.r
+}
+
+// FinalLR is the learning rate at the last step: MinLR, or a tenth of LR if that is negative. A
+// constant schedule stays at LR.
+func (o Optimizer) FinalLR() float64 {
+	switch {
+	case o.MinLR >= 0:
+		return o.MinLR
+	case o.Schedule == "constant":
+		return o.LR
+	case o.LR == 3e-4:
+		return 3e-5 // 0.1 * 3e-4 has other bits, and runs have stored these
+	}
+	return minShare * o.LR
 }
 
 // minShare is the default min_lr as a share of the peak: where the cosine of Hoffmann et al. (2022)

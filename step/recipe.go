@@ -121,10 +121,10 @@ func Rates(r *recipe.Recipe) optim.Schedule {
 	o := r.Optimizer
 	switch o.Schedule {
 	case "wsd":
-		return optim.WSD{Peak: o.LR, Floor: o.MinLR, Warmup: o.Warmup, Decay: r.Steps / 5,
+		return optim.WSD{Peak: o.LR, Floor: o.FinalLR(), Warmup: o.Warmup, Decay: r.Steps / 5,
 			Steps: r.Steps}
 	case "constant":
 		return optim.WSD{Peak: o.LR, Floor: o.LR, Warmup: o.Warmup, Steps: r.Steps}
 	}
-	return optim.WarmupCosine{Peak: o.LR, Floor: o.MinLR, Warmup: o.Warmup, Steps: r.Steps}
+	return optim.WarmupCosine{Peak: o.LR, Floor: o.FinalLR(), Warmup: o.Warmup, Steps: r.Steps}
 }

@@ -114,8 +114,12 @@ func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *loopState, err
 // Load continues from another checkpoint of this run: path is the folder of one step, such as
 // run/checkpoints/step-00000100. Everything is as it was then: the state, the position in the data,
 // the guard's history and the precision of the GEMMs. A checkpoint of another recipe, model or
-// dataset is refused. To begin a run with the weights of another, use Options.Init.
+// dataset is refused. To begin a run with the weights of another, use Options.Init. An error after
+// the first bytes of the state were replaced leaves a trainer that can only be closed.
 func (t *Trainer) Load(ctx context.Context, path string) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
 	c, err := ckpt.Open(path)
 	if err != nil {
 		return err
@@ -128,6 +132,7 @@ func (t *Trainer) Load(ctx context.Context, path string) error {
 	t.dropPrefetched()
 	t.pending = false
 	if err := t.resume(ctx, c, old); err != nil {
+		t.abandon(err, "%s was not loaded whole", path)
 		return err
 	}
 	if filepath.Dir(filepath.Clean(path)) != filepath.Clean(t.folder()) {

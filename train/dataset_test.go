@@ -67,6 +67,7 @@ func TestErrorsOfADatasetAreNoEOF(t *testing.T) {
 		t.Errorf("an error without a code: %v", err)
 	}
 	coded := diag.New(diag.DataCache, "truncated")
+	o = options(t, t.TempDir())
 	o.Data = finite{squares{8}, 0, coded}
 	if _, err := begin(t, o).Step(t.Context()); !errors.Is(err, diag.DataCache) {
 		t.Errorf("an error with a code: %v", err)

@@ -135,6 +135,7 @@ func TestLoopOfOnesOwn(t *testing.T) {
 			t.Errorf("after Load the validation loss is %v, not %v, %v", again, early, err)
 		}
 	}
+	tr.Close()                           // it has locked the folder
 	resumed := begin(t, options(t, out)) // in code as by the command: from the newest checkpoint
 	if got := resumed.Result().Step; got != 3 {
 		t.Errorf("resumed from step %d", got)

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
@@ -102,36 +104,51 @@ type StepResult struct {
 // Step makes one training step: it takes the next batch from the Dataset, computes gradients,
 // checks loss and gradient norm, updates the state, and adapts the precision of quantized GEMMs. A
 // rejected step leaves every bit of the state as it was, and the next step takes the next batch;
-// after eight in a row Step fails. After the last step it returns [io.EOF].
+// after eight in a row Step fails. After the last step, and after Options.Until, it returns
+// [io.EOF].
 //
-// Only the end of the run is io.EOF: an error of the Dataset, io.EOF included, is returned as a
-// [diag.Error] for which errors.Is(err, io.EOF) is false, with the code [diag.DataRead] unless the
-// Dataset gave it another. Step may then be called again and reads the same batch again.
+// Nothing else is io.EOF: an error of the Dataset, io.EOF included, is returned as a [diag.Error]
+// for which errors.Is(err, io.EOF) is false, with the code [diag.DataRead] unless the Dataset gave
+// it another. Step may then be called again and reads the same batch again.
 //
 // Step neither saves nor validates. If ctx ends while a step is on its way, the error has the code
 // [diag.Canceled] and wraps the context's cause. While Step waited for data nothing has happened,
-// and it may be called again; later the step is abandoned and the trainer can only be closed. To
-// stop between steps, stop calling Step.
+// and it may be called again. After an error on the devices, a cancellation included, the step is
+// abandoned: the trainer can only be closed, and its methods return an error of the code
+// [diag.TrainerClosed]. To stop between steps, stop calling Step.
 func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
+	if err := t.usable(); err != nil {
+		return StepResult{}, err
+	}
 	if t.step >= t.end() {
 		return StepResult{}, io.EOF
 	}
 	t.pending = false
-	r, err := t.oneStep(ctx)
-	if err != nil && ctx.Err() != nil && !errors.Is(err, diag.Canceled) &&
-		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-		err = stopped(ctx, "in step %d", t.step+1)
+	start := t.opts.Now()
+	b, err := t.batch(ctx)
+	if err != nil {
+		return StepResult{}, t.canceled(ctx, err)
+	}
+	number := t.step + 1
+	r, err := t.oneStep(ctx, b, start)
+	err = t.canceled(ctx, err)
+	if err != nil && !errors.Is(err, diag.TrainingLost) { // after which the state is sound
+		t.abandon(err, "step %d was abandoned", number)
 	}
 	return r, err
 }
 
-// oneStep makes one step of a run that has steps left.
-func (t *Trainer) oneStep(ctx context.Context) (StepResult, error) {
-	start := t.opts.Now()
-	b, err := t.batch(ctx)
-	if err != nil {
-		return StepResult{}, err
+// canceled gives an error that the end of ctx has caused the code Canceled.
+func (t *Trainer) canceled(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil && !errors.Is(err, diag.Canceled) &&
+		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return stopped(ctx, "in step %d", t.step+1)
 	}
+	return err
+}
+
+// oneStep makes the step of a batch, which began at a time.
+func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (StepResult, error) {
 	// Read the next batch while the devices compute this one, but none behind the last step.
 	if t.step+1 < t.end() {
 		t.prefetch(ctx, b.after)
@@ -222,7 +239,13 @@ func (t *Trainer) batch(ctx context.Context) (*prefetched, error) {
 		if p.err != nil {
 			return nil, readError(p.err, "the batch of step %d", t.step+1)
 		}
-		return p, t.checkBatch(p.batch, t.opts.Recipe.Batch)
+		var err error
+		p.batch, err = t.checkBatch(p.batch, t.opts.Recipe.Batch)
+		if err == nil && p.after == nil {
+			err = diag.New(diag.BadInput, "the dataset gave no position behind the batch of step %d",
+				t.step+1).Try("return the position from which the next batch is taken")
+		}
+		return p, err
 	case <-ctx.Done():
 		return nil, stopped(ctx, "while step %d waited for data", t.step+1)
 	}
@@ -236,21 +259,52 @@ func (t *Trainer) hasData() error {
 	return nil
 }
 
-// checkBatch refuses a batch that the programs cannot take.
-func (t *Trainer) checkBatch(b *data.Batch, sequences int) error {
+// checkBatch refuses a batch that the programs cannot take, or would take without a word: an
+// embedding clamps ids that it does not have. It returns a copy whose labels are counted, since
+// who fills a batch by hand or masks labels may leave Count and Total as they were.
+func (t *Trainer) checkBatch(b *data.Batch, sequences int) (*data.Batch, error) {
 	seq := t.opts.Recipe.Seq
 	if b == nil || b.Sequences != sequences || b.Seq != seq {
-		return diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
+		return nil, diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
 			sequences, seq).Try("data.NewBatch takes sequences of seq+1 tokens")
 	}
 	for _, list := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments} {
 		if len(list) != sequences*seq {
-			return diag.New(diag.BadInput, "a batch of %d sequences of %d tokens has an array of %d"+
-				" elements", sequences, seq, len(list)).
+			return nil, diag.New(diag.BadInput, "a batch of %d sequences of %d tokens has an array of"+
+				" %d elements", sequences, seq, len(list)).
 				Try("IDs, Labels, Positions and Segments have Sequences·Seq elements each")
 		}
 	}
-	return nil
+	counted := *b
+	counted.Count = 0
+	vocab := t.opts.Model.Facts().Vocab
+	if vocab <= 0 { // a model of one's own may not say
+		vocab = math.MaxInt32 + 1
+	}
+	for i, id := range b.IDs {
+		label, position := b.Labels[i], b.Positions[i]
+		switch {
+		case id < 0 || int64(id) >= vocab:
+			return nil, outside(i, seq, "is %d, and the model has %d", id, vocab).
+				Try("tokenize with the model's own tokenizer")
+		case label != data.Ignored && (label < 0 || int64(label) >= vocab):
+			return nil, outside(i, seq, "has the label %d, and the model has %d tokens", label, vocab).
+				Try("a label is the next token, or data.Ignored (%d)", data.Ignored)
+		case position < 0 || int(position) >= seq:
+			return nil, outside(i, seq, "has the position %d, and a sequence %d", position, seq).
+				Try("positions count from 0 in each document")
+		case label != data.Ignored:
+			counted.Count++
+		}
+	}
+	counted.Total = counted.Count // the trainer reads whole batches
+	return &counted, nil
+}
+
+// outside is an error of one token of a batch.
+func outside(i, seq int, format string, args ...any) *diag.Error {
+	return diag.New(diag.BadInput, "token %d of sequence %d %s", i%seq, i/seq,
+		fmt.Sprintf(format, args...))
 }
 
 // readError gives an error of a Dataset or an EvalSource a code. io.EOF ends a run, so that the
@@ -320,6 +374,9 @@ func (t *Trainer) reject(ctx context.Context, b *prefetched, r StepResult) error
 // [MaxEvalSequences] of them, and emits it as an event. With an error the loss is 0. Eval changes
 // neither the state nor the position in the data.
 func (t *Trainer) Eval(ctx context.Context) (float64, error) {
+	if err := t.usable(); err != nil {
+		return 0, err
+	}
 	if t.opts.Eval == nil {
 		return 0, diag.New(diag.BadInput, "the run has no validation data").
 			Try("set train.Options.Eval")
@@ -354,7 +411,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 		if err != nil {
 			return false, readError(err, "validation sequence %d", first)
 		}
-		if err := t.checkBatch(b, int(size)); err != nil {
+		if b, err = t.checkBatch(b, int(size)); err != nil {
 			return false, err
 		}
 		loss, err := t.evaluate(ctx, b)

@@ -10,20 +10,26 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 )
 
-// Gradients computes the gradients of a batch, for an [Trainer.Update] that follows, and returns
+// Gradients computes the gradients of a batch, for the [Trainer.Update] that follows, and returns
 // the loss: the mean over the batch's labels. The gradients stay on the devices; calling Gradients
 // again replaces them. The batch has Recipe.Batch sequences of Recipe.Seq tokens.
 //
 // Gradients and Update are the two halves of [Trainer.Step], without the Dataset, the guard against
 // spikes, the precision monitor and events. A loop may mix them with Step: Update counts a step as
 // Step does, so that the schedule of learning rates goes on, but does not move the position in the
-// Dataset. Step begins with gradients of its own and drops earlier ones.
+// Dataset. Step begins with gradients of its own and drops earlier ones. After an error on the
+// devices, a cancellation included, the trainer can only be closed.
 func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
-	if err := t.checkBatch(b, t.opts.Recipe.Batch); err != nil {
+	if err := t.usable(); err != nil {
+		return 0, err
+	}
+	if b, err = t.checkBatch(b, t.opts.Recipe.Batch); err != nil {
 		return 0, err
 	}
 	loss, err = t.hooks.gradients(ctx, b)
-	t.pending = err == nil
+	if t.pending = err == nil; !t.pending {
+		t.abandon(err, "the gradients of step %d were abandoned", t.step+1)
+	}
 	return loss, err
 }
 
@@ -31,6 +37,9 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64, e
 // a step, and returns the norm of all gradients together, before clipping. If that is not finite,
 // the state stays as it is and applied is false. Gradients must come before each Update.
 func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied bool, err error) {
+	if err := t.usable(); err != nil {
+		return 0, false, err
+	}
 	if !t.pending {
 		return 0, false, diag.New(diag.BadInput, "there are no gradients to apply").
 			Try("call Gradients before each Update")
@@ -38,6 +47,7 @@ func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied
 	t.pending = false
 	norm, applied, err = t.exec.update(ctx, true, lr, math.Inf(1))
 	if err != nil {
+		t.abandon(err, "the update of step %d was abandoned", t.step+1)
 		return 0, false, err
 	}
 	t.step++
@@ -51,6 +61,9 @@ func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied
 // parameters of their own; elements are in row-major order. One process of several
 // returns the parameters of its pipeline ranks.
 func (t *Trainer) Params(ctx context.Context) (map[string][]float32, error) {
+	if err := t.usable(); err != nil {
+		return nil, err
+	}
 	all := map[string][]float32{}
 	shards := t.exec.stateShards()
 	for _, pc := range stateTensors(t.programs) {

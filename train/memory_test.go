@@ -95,6 +95,7 @@ func TestCompiledProgramsAreHeldToTheHost(t *testing.T) {
 		t.Errorf("%d bytes before compiling, %d after", before, after)
 	}
 	o := tr.opts
+	o.Locked = true // by tr
 	o.Memory = func() []machine.MemoryLimit { return bounds(before) }
 	if _, err := New(t.Context(), o); !errors.Is(err, diag.HostMemory) {
 		t.Errorf("temporary memory was not counted: %v", err)

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/deepwell/deepwell/data"
@@ -34,8 +35,8 @@ type Dataset interface {
 	// Take has no end: behind its last sequence a Dataset begins again. Any error, io.EOF included,
 	// fails the step; the next step calls Take again with the same position. Without an error the
 	// batch is not nil and has all sequences, and belongs to the trainer. Take must neither change
-	// nor keep the map at. If ctx ends, nobody wants the batch anymore: [Trainer.Close] and
-	// [Trainer.Load] cancel it and wait until Take has returned.
+	// nor keep the map at. The returned position is not nil. If ctx ends, nobody wants the batch
+	// anymore: [Trainer.Close] and [Trainer.Load] cancel it and wait until Take has returned.
 	Take(ctx context.Context, at data.Position, sequences, rank, ranks int) (*data.Batch,
 		data.Position, error)
 }
@@ -79,7 +80,8 @@ type Spans interface {
 
 // Options describe a run. Engine, and either Model and Recipe or Programs, are required; Data is
 // required by [Trainer.Step] and [Trainer.Run]. The zero value of every other field is a sensible
-// default.
+// default. The trainer copies the recipe and only reads the model, the plan and the programs:
+// several trainers may share them, and nobody may change them before the trainers are closed.
 type Options struct {
 	// Engine runs the programs. It stays open until the Trainer is closed. Several trainers may share
 	// one engine, and its memory.
@@ -93,7 +95,8 @@ type Options struct {
 	// Plan distributes the run over the engine's devices; nil is one device. It is not read where
 	// Programs are given.
 	Plan *plan.Plan
-	// Programs are the compiled step's programs; nil builds them from Model, Recipe and Plan.
+	// Programs are the programs of a step, which New compiles; nil builds them from Model, Recipe and
+	// Plan.
 	Programs *step.Programs
 
 	Data Dataset    // nil is for Gradients, Update, Eval and Save alone
@@ -101,6 +104,10 @@ type Options struct {
 	// Init fills one parameter of a run that does not resume from a checkpoint. nil asks the model,
 	// if it has the method Init of [model.Config], with the recipe's seed.
 	Init func(p *model.Param, dst []float32) error
+
+	// Locked says that the caller has locked the folder Recipe.Out, or only reads from it. Else New
+	// locks it, so that no second run writes into it.
+	Locked bool
 
 	// Processes spreads the pipeline ranks over several processes; nil is one process.
 	Processes *Processes
@@ -122,7 +129,8 @@ type Options struct {
 	// Sleep waits before a failed save is retried; nil is time.Sleep.
 	Sleep func(time.Duration)
 
-	// Until is the step after which the run pauses, with a checkpoint; 0 is the recipe's last step.
+	// Until is the step after which the run pauses; 0 is the recipe's last step. Run saves there, and
+	// Step returns io.EOF.
 	Until int
 	// Peak is the peak arithmetic rate of all devices in FLOP/s, for MFU; 0 if it is not known.
 	Peak   float64
@@ -196,7 +204,8 @@ func (o Options) complete() (Options, error) {
 	return o, err
 }
 
-// completeRecipe fills in what a recipe in code may leave open, as parsing run.toml does.
+// completeRecipe copies a recipe and fills in what one in code may leave open, as parsing run.toml
+// does.
 func completeRecipe(r recipe.Recipe) *recipe.Recipe {
 	if r.Microbatch == 0 {
 		r.Microbatch = r.Batch
@@ -205,6 +214,8 @@ func completeRecipe(r recipe.Recipe) *recipe.Recipe {
 	if r.Optimizer.Schedule == "constant" {
 		r.Optimizer.MinLR = r.Optimizer.LR
 	}
+	r.Optimizer.MinLR = r.Optimizer.FinalLR()
+	r.Recompute = slices.Clone(r.Recompute)
 	return &r
 }
 

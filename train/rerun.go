@@ -136,11 +136,16 @@ type ParamNorm struct {
 	Bad  int     `json:"bad"` // elements that are NaN or infinite
 }
 
-// Rerun computes the gradients of a rejected step from the folder that the run wrote, without an
-// update. It replaces the trainer's state, and saves nothing.
+// Rerun computes the gradients of a rejected step from the folder that the run wrote for it,
+// Recipe.Out/rejected/step-N (see [event.Rejected]), without an update. It saves nothing. It
+// replaces the trainer's state by the one of that step: afterwards Rerun may be called again, and
+// Close, but nothing else.
 func (t *Trainer) Rerun(ctx context.Context, dir string) (*RerunResult, error) {
+	if err := t.usable(); err != nil && !t.reran {
+		return nil, err
+	}
 	if t.others != nil {
-		return nil, diag.New(diag.PlanLater, "a step is replayed in one process").
+		return nil, diag.New(diag.PlanLater, "a step is rerun in one process").
 			Try("leave --plan and --peers away: checkpoints are the same for any number of devices")
 	}
 	text, err := os.ReadFile(filepath.Join(dir, batchName))
@@ -162,11 +167,18 @@ func (t *Trainer) Rerun(ctx context.Context, dir string) (*RerunResult, error) {
 		return nil, err
 	}
 	defer func() { _ = c.Close() }()
+	batch, err := t.checkBatch(&b, t.opts.Recipe.Batch)
+	if err != nil {
+		return nil, diag.From(err).At("%s", filepath.Join(dir, batchName))
+	}
+	t.dropPrefetched()
+	t.abandon(errors.New("its state is the one of the rejected step"), "a step was rerun")
+	t.reran = true
 	if err := t.load(ctx, c); err != nil {
 		return nil, err
 	}
 	r := &RerunResult{Step: int(c.Step) + 1}
-	if r.Loss, err = t.hooks.gradients(ctx, &b); err != nil {
+	if r.Loss, err = t.hooks.gradients(ctx, batch); err != nil {
 		return nil, err
 	}
 	if err := t.exec.reduce(ctx); err != nil {

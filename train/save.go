@@ -24,7 +24,12 @@ var (
 // Save writes a checkpoint of the steps that were done into Recipe.Out/checkpoints, unless it is
 // there, and removes older ones than the recipe's save.keep. A disk that fails is tried again for
 // two minutes. After a rejected step the state is the one before it.
-func (t *Trainer) Save(ctx context.Context) error { return t.save(ctx, true) }
+func (t *Trainer) Save(ctx context.Context) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
+	return t.save(ctx, true)
+}
 
 // save writes a checkpoint of the steps that were done. Unless it is the run's last, a checkpoint
 // that cannot be written is a warning and the run goes on. All processes decide alike, by the error

@@ -9,6 +9,8 @@ import (
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/flock"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/step"
 )
@@ -54,6 +56,13 @@ type Trainer struct {
 	owes bool
 	last Result
 
+	// lock is of the run's folder; nil if the caller or another process has it.
+	lock *flock.Lock
+	// spent is why the trainer can only be closed, or nil.
+	spent *diag.Error
+	// reran says that Rerun has replaced the state; it may do so again.
+	reran, closed bool
+
 	hooks hooks
 }
 
@@ -69,7 +78,9 @@ type hooks struct {
 }
 
 // New compiles the programs and fills the state on the devices: from the newest checkpoint in the
-// folder Recipe.Out/checkpoints, or from Options.Init for a new run.
+// folder Recipe.Out/checkpoints, or from Options.Init for a new run. It makes the folder Recipe.Out
+// and locks it until Close; if another trainer, here or in another process, has the lock, the error
+// has the code [diag.RunBusy].
 func New(ctx context.Context, o Options) (*Trainer, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -99,10 +110,13 @@ func newTrainer(o Options) *Trainer {
 	return t
 }
 
-// start goes from the cheapest check to the dearest: the processes of the run agree on what they
-// train, the newest checkpoint belongs to this run, the programs compile and fit, the state is
-// filled.
+// start goes from the cheapest check to the dearest: nobody else trains in the folder, the
+// processes of the run agree on what they train, the newest checkpoint belongs to this run, the
+// programs compile and fit, the state is filled.
 func (t *Trainer) start(ctx context.Context) error {
+	if err := t.lockFolder(); err != nil {
+		return err
+	}
 	if err := t.others.agree(ctx, t.settled()); err != nil {
 		return err
 	}
@@ -142,14 +156,24 @@ func (t *Trainer) compile(ctx context.Context) (err error) {
 }
 
 // Close cancels the context of the batch that is being read, waits until Take has returned, and
-// frees programs and state. It writes nothing, and comes before the engine's Close.
+// frees programs, state and the folder's lock. It writes nothing, and comes before the engine's
+// Close. It may be called again; all other methods but Result and Programs then return an error of
+// the code [diag.TrainerClosed].
 func (t *Trainer) Close() {
+	if t.closed {
+		return
+	}
+	t.closed = true
+	t.spent, t.reran = diag.New(diag.TrainerClosed, "the trainer is closed"), false
 	t.dropPrefetched()
 	t.controller.free()
 	if t.exec != nil {
 		t.exec.free()
 	}
 	t.others.close()
+	if t.lock != nil {
+		t.lock.Release()
+	}
 }
 
 // Programs returns the programs at work. A change of precision replaces them.

@@ -202,6 +202,9 @@ func (t *Trainer) phase(name string) (end func()) { return t.watchdog.enter(name
 // stalls ends with an error that says what it waited for. When Run returns, the Dataset is not
 // being read.
 func (t *Trainer) Run(stop context.Context) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
 	if err := t.hasData(); err != nil {
 		return err
 	}
