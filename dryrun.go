@@ -142,6 +142,13 @@ func (r *dryRunner) price() error {
 		return diag.New(diag.PlanMisfit, "the axes make %d devices; the cluster has %d", n,
 			r.search.Cluster.Count).At("%s", r.job.Plan)
 	}
+	if r.plan.EP > 1 && r.search.Config.MoE == nil {
+		return diag.New(diag.PlanMisfit, "ep %d needs a model with experts; %s has none", r.plan.EP,
+			r.search.Model).At("%s", r.job.Plan).Try(`"dp" instead of "ep"`)
+	}
+	if _, err := r.plan.Schedule(); err != nil { // before lists as long as it has stages are made
+		return at(err, r.job.Plan)
+	}
 	var err error
 	if r.estimator, err = estimate.New(r.search.Config, r.search.Cluster,
 		r.search.Profile); err != nil {

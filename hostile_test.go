@@ -67,7 +67,22 @@ func TestSmallFilesTakeLittleMemory(t *testing.T) {
 		doubling[i] = `{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}`
 	}
 	model := `"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}`
+	env, ctx := &deepwell.Env{Events: event.Tee()}, t.Context()
+	dryrun := func(pp string) func() error {
+		path := filepath.Join(t.TempDir(), "plan.json")
+		text := `{"model": "llama3.1-8b", "cluster": "8xb200", "seq": 8192, "batch": 64,
+			"microbatches": 4, "types": {"params": "bf16"}, ` + pp + `}`
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return func() error { _, err := env.DryRun(ctx, deepwell.DryRunJob{Plan: path}); return err }
+	}
+	stages := `"pp": {"size": 8, "virtual": %d, "schedule": "interleaved"}`
 	for name, read := range map[string]func() error{
+		"a plan of 2^27 stages":             dryrun(fmt.Sprintf(stages, 1<<24)),
+		"a plan of 800,000 stages":          dryrun(fmt.Sprintf(stages, 100_000)),
+		"a plan of 64 stages for 32 layers": dryrun(fmt.Sprintf(stages, 8)),
+		"experts in parallel without any":   dryrun(`"ep": 8`),
 		"40 replacements that double": func() error {
 			_, err := tokenizer.Parse([]byte(`{"version": "1.0", "normalizer": {"type": "Sequence", "normalizers": [` +
 				strings.Join(doubling, ",") + `]}, ` + model + `}`))

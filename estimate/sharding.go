@@ -54,6 +54,9 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	} else if p.PP.Virtual == 0 {
 		l.virtual = int64(schedule.MinVirtual(p.PP.Schedule))
 	}
+	if err := p.FitsLayers(e.mostStages()); err != nil {
+		return l, err // before anything is as long as there are stages
+	}
 	l.data, l.shard, l.zero, l.whole = one(p.DP), one(p.FSDP.Size), p.FSDP.Zero, p.FSDP.Gather
 	l.fold = one(p.EP)
 	l.tensor, l.context = one(p.TP.Size), one(p.CP.Size)
@@ -95,6 +98,16 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 		l.gather = l.zero >= 3 && l.whole != "step"
 	}
 	return l, nil
+}
+
+// mostStages is the number of stages that layers can be dealt to. With Profile.Ends, embedding and
+// head count as a layer each; Options.Layers may have stages without layers.
+func (e *Estimator) mostStages() int64 {
+	n := e.config.Layers
+	if e.prices.Profile().Ends {
+		n += 2
+	}
+	return max(n, int64(len(e.options.Layers)))
 }
 
 // strides assigns device strides, from the innermost axis outwards.

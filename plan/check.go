@@ -17,8 +17,8 @@ import (
 func (p *Plan) Check(m model.Model) error {
 	c := m.Facts()
 	for _, check := range []func(*model.Facts) *diag.Error{
-		p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor, p.checkContext,
-		p.checkStages, p.checkScaleBlocks,
+		p.checkValues, p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor,
+		p.checkContext, p.checkStages, p.checkScaleBlocks,
 	} {
 		if err := check(&c); err != nil {
 			return err
@@ -33,6 +33,39 @@ func misfit(format string, args ...any) *diag.Error {
 
 func later(format string, args ...any) *diag.Error {
 	return diag.New(diag.PlanLater, format, args...)
+}
+
+// checkValues refuses what a file cannot say, for plans made in code: sizes, words and types.
+func (p *Plan) checkValues(*model.Facts) *diag.Error {
+	// The form leaves out an axis of one device or less.
+	for _, axis := range []struct {
+		name string
+		size int64
+	}{{FSDPAxis, p.FSDP.Size}, {TensorAxis, p.TP.Size}, {ContextAxis, p.CP.Size},
+		{PipelineAxis, p.PP.Size}, {"pp.virtual", p.PP.Virtual}} {
+		if axis.size < 0 || axis.size > maxCount {
+			return diag.New(diag.PlanValue, "%s is %d, not a whole number from 1 to %d", axis.name,
+				axis.size, maxCount).At("plan %s", axis.name)
+		}
+	}
+	for _, t := range []dtype.DType{p.Types.Params, p.Types.Grads, p.Types.Collectives} {
+		if !t.Valid() {
+			return diag.New(diag.PlanValue, "types are not set").At("plan types").
+				Try("begin with plan.Default()")
+		}
+	}
+	text, err := p.Marshal()
+	if err == nil {
+		_, err = Parse(text, "plan")
+	}
+	if err == nil {
+		return nil
+	}
+	e := diag.From(err)
+	if _, key, ok := strings.Cut(e.Where, " "); ok { // lines are of a text that nobody has seen
+		e = e.At("plan %s", key)
+	}
+	return e
 }
 
 func (p *Plan) checkOrder(*model.Facts) *diag.Error {
@@ -67,10 +100,10 @@ func (p *Plan) checkDevices(*model.Facts) *diag.Error {
 			parts = append(parts, fmt.Sprintf("%s %d", axis, n))
 		}
 	}
-	if len(parts) == 0 {
-		parts = []string{"no axis"}
-	}
 	e := misfit("%s make %d devices; the cluster has %d", strings.Join(parts, " × "), want, have)
+	if len(parts) == 0 {
+		e = misfit("the plan is for one device; the cluster has %d", have)
+	}
 	if rest := want / p.Size(FSDPAxis); have%rest == 0 {
 		return e.Try(`"fsdp": %d`, have/rest)
 	}
@@ -153,19 +186,34 @@ func (p *Plan) checkContext(*model.Facts) *diag.Error {
 func (p *Plan) checkStages(c *model.Facts) *diag.Error {
 	if p.Size(PipelineAxis) == 1 {
 		if p.PP.Virtual > 1 {
-			return misfit("virtual stages need a pp of more than 1")
+			return misfit("virtual stages need a pp of more than 1").At("plan pp.virtual").
+				Try("leave pp.virtual out")
 		}
 		return nil
 	}
-	s, err := p.Schedule()
-	if err != nil {
+	if _, err := p.Schedule(); err != nil {
 		return diag.From(err)
 	}
-	if stages := int64(s.Stages()); stages > c.Layers {
-		return misfit("%d layers cannot be split into %d stages", c.Layers, stages).
-			Try("pp × virtual can be at most %d", c.Layers)
+	return diag.From(p.FitsLayers(c.Layers))
+}
+
+// FitsLayers reports more stages than there are layers to deal to them.
+func (p *Plan) FitsLayers(layers int64) error {
+	stages := p.stages()
+	if stages <= layers {
+		return nil
 	}
-	return nil
+	return misfit("%d layers cannot be split into %d stages", layers, stages).
+		Try("pp × virtual can be at most %d", layers)
+}
+
+// stages is pp × virtual, with the schedule's minimum for a virtual of 0.
+func (p *Plan) stages() int64 {
+	pp := p.Size(PipelineAxis)
+	if pp > 1 && p.PP.Virtual < 1 {
+		return pp * int64(schedule.MinVirtual(p.PP.Schedule))
+	}
+	return pp * max(p.PP.Virtual, 1)
 }
 
 // maxActions bounds microbatches times stages, which a schedule lists one by one: 32 times what
@@ -175,21 +223,25 @@ const maxActions = 1 << 20
 // Schedule is what the stages do in which order, for one stage and one microbatch at least.
 func (p *Plan) Schedule() (*schedule.Schedule, error) {
 	// A list holds every action of every stage. Divided, since a product may overflow.
-	if n := p.Size(PipelineAxis) * max(p.PP.Virtual, 1); p.Microbatches > maxActions/n {
+	switch n := p.stages(); {
+	case n > maxActions:
+		return nil, diag.New(diag.PlanValue, "pp %d × virtual %d are more stages than a schedule holds",
+			p.Size(PipelineAxis), p.PP.Virtual).At("plan pp").
+			Try("pp × virtual can be at most the model's layers")
+	case p.Microbatches > maxActions/n:
 		return nil, diag.New(diag.PlanValue, "%d microbatches in %d stages are more than a schedule "+
-			"holds", p.Microbatches, n).Try(`"microbatches": at most %d`, maxActions/n)
+			"holds", p.Microbatches, n).At("plan microbatches").
+			Try(`"microbatches": at most %d`, maxActions/n)
 	}
 	return schedule.New(p.PP.Schedule, schedule.Shape{Ranks: int(p.Size(PipelineAxis)),
 		Micros: int(p.Microbatches), Virtual: int(p.PP.Virtual)})
 }
 
 // Stages deals the layers of a model to the stages of the plan, in order: the first stages get one
-// more where they do not come out even.
+// more where they do not come out even. A plan with more stages than layers, which [Plan.Check]
+// refuses, gets a layer in each stage and no others.
 func (p *Plan) Stages(layers int64) []int64 {
-	n := p.Size(PipelineAxis) * max(p.PP.Virtual, 1)
-	if s, err := p.Schedule(); err == nil {
-		n = int64(s.Stages())
-	}
+	n := min(p.stages(), max(layers, 1))
 	list := make([]int64, n)
 	for i := range list {
 		list[i] = LayersOf(layers, int64(i), n)

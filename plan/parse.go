@@ -20,6 +20,10 @@ func Parse(data []byte, path string) (*Plan, error) {
 	r := reader{strictjson.New(format, data, path)}
 	p := Default()
 	r.Object(r.fields(p)...)
+	if r.OK() && p.Devices() > maxCount {
+		r.Fail(diag.PlanValue, "%s are more than %d devices", p.Label(), maxCount)
+		r.Fix("choose sizes whose product is the number of devices")
+	}
 	if err := r.End(); err != nil {
 		return nil, err
 	}
@@ -119,7 +123,7 @@ func (r reader) recompute() []ir.Tag {
 	}
 }
 
-// maxCount bounds sizes, so that their products fit an int64.
+// maxCount bounds sizes and the number of devices, so that the product of two fits an int64.
 const maxCount = 1 << 24
 
 func (r reader) count(name string, into *int64) field {

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -221,9 +223,18 @@ func (a FSDP) ZeRO() string {
 	return strconv.Itoa(a.Zero)
 }
 
-// Devices is the number of devices of the plan, the product of all axes.
+// Devices is the number of devices of the plan, the product of all axes; [math.MaxInt64] if the
+// product is larger.
 func (p *Plan) Devices() int64 {
-	return lists.Product(order, p.Size)
+	all := int64(1)
+	for _, axis := range order {
+		n := p.Size(axis)
+		if all > math.MaxInt64/n {
+			return math.MaxInt64
+		}
+		all *= n
+	}
+	return all
 }
 
 // SplitAcrossNVLink describes, one sentence each, the axes whose groups would fit in an NVLink
@@ -269,9 +280,11 @@ func (p *Plan) axes() []string {
 	return p.Order
 }
 
-// Marshal writes the plan in the form that Parse reads. Equal plans have equal text.
+// Marshal writes the plan in the form that Parse reads. Equal plans have equal text. Values that
+// Parse would refuse are written as they are: see [Plan.Check].
 func (p *Plan) Marshal() ([]byte, error) {
 	q := *p
+	q.Version = cmp.Or(q.Version, Version) // a plan made in code may leave it out
 	if q.DP == 1 {
 		q.DP = 0
 	}

@@ -3,11 +3,13 @@ package plan_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"pgregory.net/rapid"
 
@@ -65,6 +67,13 @@ func TestRefusedText(t *testing.T) {
 	}{
 		{`{`, diag.PlanText, "not JSON"},
 		{`{"seq": 8} {}`, diag.PlanText, "follows"},
+		{`{"seq": 8} x`, diag.PlanText, "follows"},
+		{`{"dp": 16777216, "fsdp": 16777216, "tp": 16777216}`, diag.PlanValue, "more than 16777216"},
+		// The product is 1 modulo 2^64.
+		{`{"dp": 31, "fsdp": 223, "tp": 233, "cp": 5503, "ep": 35677, "pp": 5308243}`,
+			diag.PlanValue, "more than 16777216"},
+		{`{"model": "a\u0000\u001b[31mb"}`, diag.PlanValue, "control character"},
+		{`{"a\u001b[31mb": 1}`, diag.PlanKey, `a\x1b[31mb`},
 		{`[]`, diag.PlanValue, "an object"},
 		{`{"fspd": 8}`, diag.PlanKey, `did you mean "fsdp"?`},
 		{`{"fsdp": {"sise": 8}}`, diag.PlanKey, `did you mean "size"?`},
@@ -124,6 +133,10 @@ func TestCheck(t *testing.T) {
 			"take interleaved"},
 		{`{"cluster": "4xb200", "microbatches": 4, "batch": 4, "pp": {"size": 4, "schedule": "zb-v"}}`, ""},
 		{`{"cluster": "64xb200", "pp": 64}`, "at most 32"},
+		{`{"cluster": "8xb200"}`, "the plan is for one device; the cluster has 8"},
+		{`{"cluster": "8xb200", "pp": {"size": 8, "virtual": 16777216, "schedule": "interleaved"}}`,
+			"more stages than a schedule holds"},
+		{`{"cluster": "1xb200", "pp": {"size": 1, "virtual": 2}}`, "plan pp.virtual"},
 		{`{"cluster": "2xb200", "pp": 2, "order": ["dp", "pp"]}`, `put "pp" first`},
 		{`{"cluster": "2xb200", "tp": {"size": 2, "overlap": true}}`, `"batch": 2`},
 		{`{"cluster": "2xb200", "seq": 2, "cp": {"size": 2, "kind": "ring"}}`, ""},
@@ -155,8 +168,9 @@ func TestCheck(t *testing.T) {
 func TestPrintsAndParsesItself(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.Int64Range(1, 4)
+		printable := rapid.StringOf(rapid.RuneFrom(nil, unicode.L, unicode.N, unicode.P, unicode.S))
 		p := plan.Default()
-		p.Model, p.Cluster = rapid.StringN(0, 10, -1).Draw(t, "model"), "8xb200"
+		p.Model, p.Cluster = printable.Draw(t, "model"), "8xb200"
 		p.Seq, p.Batch = size.Draw(t, "seq"), size.Draw(t, "batch")
 		p.DP, p.EP = size.Draw(t, "dp"), size.Draw(t, "ep")
 		if n := size.Draw(t, "fsdp"); n > 1 {
@@ -244,5 +258,63 @@ func TestLabel(t *testing.T) {
 		if err != nil || p.Label() != want {
 			t.Errorf("%s: %q, %v; want %q", text, p.Label(), err, want)
 		}
+	}
+}
+
+// Plans made in code ran with words that no file may have, or divided by zero.
+func TestCheckOfPlansMadeInCode(t *testing.T) {
+	preset, err := model.Find("llama3.1-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		change func(p *plan.Plan)
+		says   string
+	}{
+		{func(*plan.Plan) {}, ""},
+		{func(p *plan.Plan) { p.Version = 0 }, ""},
+		{func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 1, Gather: "step"} }, ""},
+		{func(p *plan.Plan) { p.Microbatches = 0 }, "microbatches is 0"},
+		{func(p *plan.Plan) { p.Batch = -2 }, "batch is -2"},
+		{func(p *plan.Plan) { p.Seq = 1 << 40 }, "seq is"},
+		{func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 9, Gather: "x"} }, "plan fsdp"},
+		{func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2} }, "fsdp.zero is 0"},
+		{func(p *plan.Plan) { p.FSDP = plan.FSDP{Size: 2, Zero: 2, Gather: "layer"} }, "zero 3 only"},
+		{func(p *plan.Plan) { p.FSDP.Size = -2 }, "fsdp is -2"},
+		{func(p *plan.Plan) { p.CP = plan.CP{Size: 2, Kind: "x"} }, "cp.kind"},
+		{func(p *plan.Plan) { p.DP = -2 }, "dp is -2"},
+		{func(p *plan.Plan) { p.DP, p.FSDP.Size, p.TP.Size = 1<<24, 1<<24, 1<<24 }, "more than"},
+		{func(p *plan.Plan) { p.PP = plan.PP{Size: 2, Schedule: "x"} }, "pp.schedule"},
+		{func(p *plan.Plan) { p.Precision = "zzz" }, "precision"},
+		{func(p *plan.Plan) { p.Recompute = []ir.Tag{"x"} }, "recompute"},
+		{func(p *plan.Plan) { p.Offload = []string{"x"} }, "offload"},
+		{func(p *plan.Plan) { p.Order = []string{"dp", "dp"} }, "twice"},
+		{func(p *plan.Plan) { p.Types.Grads = dtype.S32 }, "types.grads"},
+		{func(p *plan.Plan) { p.Types = plan.Types{} }, "types"},
+	} {
+		p := plan.Default()
+		p.Model, p.Cluster, p.Batch, p.Seq, p.FSDP.Size = "llama3.1-8b", "2xb200", 4, 8, 2
+		row.change(p)
+		err, text := p.Check(preset.Config), ""
+		if err != nil {
+			text = diag.From(err).Format()
+		}
+		if (err == nil) != (row.says == "") || !strings.Contains(text, row.says) {
+			t.Errorf("%q: %s of %s", row.says, text, p)
+		}
+	}
+}
+
+// A product of six sizes does not wrap.
+func TestDevicesDoNotWrap(t *testing.T) {
+	p := plan.Default()
+	p.DP, p.FSDP.Size, p.TP.Size = 1<<24, 1<<24, 1<<24 // 2^72 was 0
+	if n := p.Devices(); n != math.MaxInt64 {
+		t.Errorf("%d devices", n)
+	}
+	p = plan.Default()
+	p.PP = plan.PP{Size: 8, Virtual: 1 << 24, Schedule: "interleaved"}
+	if n := len(p.Stages(32)); n != 32 { // it made a list of 2^27
+		t.Errorf("%d stages", n)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"pgregory.net/rapid"
 
@@ -212,6 +213,7 @@ func TestRefusedText(t *testing.T) {
 	}{
 		{`{`, diag.PolicyText, "not JSON"},
 		{rule("") + "{}", diag.PolicyText, "follows"},
+		{rule("") + " x", diag.PolicyText, "follows"},
 		{`[]`, diag.PolicyValue, "an object"},
 		{`{"layers": 4, "rules": []}`, diag.PolicyKey, `"version" is missing`},
 		{`{"version": 9, "layers": 4, "rules": []}`, diag.PolicyVersion, "this binary reads 1"},
@@ -244,6 +246,9 @@ func TestRefusedText(t *testing.T) {
 
 var words = []string{"attn", "mlp", "q", "k", "v", "o", "gate", "up", "down"}
 
+// visible draws characters that a file may have: control characters are refused.
+var visible = rapid.RuneFrom([]rune("\t\n"), unicode.L, unicode.N, unicode.P, unicode.S, unicode.Zs)
+
 // draw makes some policy of a model with some layers.
 func draw(t *rapid.T) *precision.Policy {
 	p := &precision.Policy{Layers: rapid.IntRange(1, 9).Draw(t, "layers")}
@@ -254,7 +259,7 @@ func draw(t *rapid.T) *precision.Policy {
 			GEMMs:   rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"fprop", "dgrad", "wgrad"}), 0, 1, rapid.ID).Draw(t, "products"),
 			Format:  rapid.SampledFrom([]dtype.Format{dtype.FormatBF16, dtype.MXFP8, dtype.NVFP4}).Draw(t, "format"),
 			Fallen:  rapid.Bool().Draw(t, "fallen"),
-			Why:     "Because " + rapid.String().Draw(t, "why"),
+			Why:     "Because " + rapid.StringOf(visible).Draw(t, "why"),
 		}
 		r.To = rapid.IntRange(r.From+1, p.Layers).Draw(t, "to")
 		p.Rules = append(p.Rules, r)

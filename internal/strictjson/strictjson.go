@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -75,7 +76,7 @@ func (r *Reader) OK() bool { return r.err == nil }
 // End gives the first error; that something follows the document is one.
 func (r *Reader) End() error {
 	if r.err == nil {
-		if _, err := r.d.Token(); err == nil {
+		if _, err := r.d.Token(); err != io.EOF {
 			r.Fail(r.format.Text, "something follows the %s", r.format.Name)
 		}
 	}
@@ -157,7 +158,7 @@ func (r *Reader) Members(fields ...Field) {
 	seen := map[string]bool{}
 	for r.err == nil && r.d.More() {
 		key, _ := r.Next().(string)
-		r.Key = under(key)
+		r.Key = under(visible(key))
 		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == key })
 		switch {
 		case r.err != nil:
@@ -177,6 +178,14 @@ func (r *Reader) Members(fields ...Field) {
 			r.Fail(r.format.Key, "the key %q is missing", under(f.Name))
 		}
 	}
+}
+
+// visible writes control characters of a key as Go does, for messages.
+func visible(key string) string {
+	if !strings.ContainsFunc(key, unicode.IsControl) {
+		return key
+	}
+	return strings.Trim(strconv.Quote(key), `"`)
 }
 
 func (r *Reader) unknown(key string, fields []Field) {
@@ -224,8 +233,17 @@ func (r *Reader) AsWhole(t json.Token, low, high int64, want string) int64 {
 	return v
 }
 
-// Text reads a string.
-func (r *Reader) Text() string { return scalar[string](r, "a text") }
+// Text reads a string. Control characters, which would reach a terminal, are refused, but for tabs
+// and ends of lines.
+func (r *Reader) Text() string {
+	s := scalar[string](r, "a text")
+	if r.err == nil && strings.ContainsFunc(s, func(c rune) bool {
+		return unicode.IsControl(c) && c != '\t' && c != '\n'
+	}) {
+		r.Wrong(s, "a text without control characters")
+	}
+	return s
+}
 
 // Flag reads true or false.
 func (r *Reader) Flag() bool { return scalar[bool](r, "true or false") }
