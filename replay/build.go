@@ -205,10 +205,12 @@ func (w *writer) reduce(x *value, opcode string, start float64, over ...int64) *
 // dotDims are the dimension numbers of a matrix product.
 type dotDims struct{ contracting, batch [2][]int64 }
 
-// dot is a matrix product with a float32 result, whose dimensions are the batch's, a's and b's.
+// dot is a matrix product in float32, whose dimensions are the batch's, a's and b's. XLA:CPU has no
+// product of all bf16 shapes, and f32 holds the products of two bf16 numbers exactly.
 func (w *writer) dot(a, b *value, d dotDims) *value {
 	var dims []int64
-	operands := [2]*value{a, b}
+	operands := [2]*value{w.convert(a, typeF32), w.convert(b, typeF32)}
+	w.checkDot(operands, d)
 	for _, i := range d.batch[0] {
 		dims = append(dims, a.shape.dims[i])
 	}
@@ -223,7 +225,25 @@ func (w *writer) dot(a, b *value, d dotDims) *value {
 	numbers := wire.Msg(nil).Packed(1, d.contracting[0]...).Packed(2, d.contracting[1]...).
 		Packed(3, d.batch[0]...).Packed(4, d.batch[1]...)
 	attrs := wire.Msg(nil).Bytes(30, numbers).Bytes(51, wire.Msg(nil).Packed(1, 0, 0))
-	return w.add("dot", exact(typeF32, dims...), attrs, a, b)
+	return w.add("dot", exact(typeF32, dims...), attrs, operands[0], operands[1])
+}
+
+// checkDot refuses dimension numbers that the operands do not have.
+func (w *writer) checkDot(operands [2]*value, d dotDims) {
+	var sizes [2][]int64
+	for k, x := range operands {
+		seen := map[int64]bool{}
+		for _, i := range slices.Concat(d.batch[k], d.contracting[k]) {
+			if i < 0 || i >= int64(len(x.shape.dims)) || seen[i] {
+				w.refuseProgram("a matrix product over dimension %d of %v", i, x.shape.dims)
+			}
+			seen[i] = true
+			sizes[k] = append(sizes[k], x.shape.dims[i])
+		}
+	}
+	if !slices.Equal(sizes[0], sizes[1]) || len(d.batch[0]) != len(d.batch[1]) {
+		w.refuseProgram("a matrix product of %v and %v", operands[0].shape.dims, operands[1].shape.dims)
+	}
 }
 
 func (w *writer) tuple(elems ...*value) *value {

@@ -47,6 +47,7 @@ type instruction struct {
 	algorithm    int64 // of rng-bit-generator; 0 is the backend's own
 	groups       deviceGroups
 	channel      int64  // of a collective; 0 without one
+	dot          []byte // DotDimensionNumbers
 	order        string // of a comparison: PARTIAL or TOTAL
 	kept         wire.Msg
 }
@@ -58,11 +59,9 @@ var fieldsKept = []protowire.Number{
 	18, // exponent_bits
 	19, // mantissa_bits
 	21, // padding_config
-	30, // dot_dimension_numbers
 	33, // gather_dimension_numbers
 	34, // gather_slice_sizes
 	48, // scatter_dimension_numbers
-	51, // precision_config
 	52, // source_target_pairs
 	60, // is_stable
 	63, // comparison_direction
@@ -84,6 +83,7 @@ var fieldsDropped = []protowire.Number{
 	57, // operand_shapes_with_layout
 	58, // batch_group_count, of convolutions
 	65, // custom_call_has_side_effect
+	51, // precision_config: how fast an f32 product may be computed
 	68, // frontend_attributes
 	73, // is_cross_program_prefetch
 	74, // output_operand_aliasing
@@ -197,6 +197,8 @@ func (i *instruction) decodeField(f wire.Field) (known bool, err error) {
 		i.channel = f.Int()
 	case 28: // custom_call_target
 		i.target = f.Text()
+	case 30: // dot_dimension_numbers
+		i.dot = f.B
 	case 70: // rng_algorithm
 		i.algorithm = f.Int()
 	case 102: // comparison_order

@@ -114,6 +114,7 @@ func (r *rewriter) module() []byte {
 	}
 	entry := r.computation(r.src.entry)
 	r.checkFace(r.src.computations[r.src.entry].root().shape)
+	r.checkLoops()
 	m := wire.Msg(nil).Text(1, r.src.name).Text(2, entry.name).Int(5, 1).Int(6, entry.id)
 	for _, c := range r.list {
 		m = m.Bytes(3, c)
@@ -130,9 +131,11 @@ func (r *rewriter) checkFace(s *shape) {
 	}
 }
 
-func (c *computation) root() *instruction {
+func (c *computation) root() *instruction { return c.find(c.rootID) }
+
+func (c *computation) find(id int64) *instruction {
 	for _, i := range c.list {
-		if i.id == c.rootID {
+		if i.id == id {
 			return i
 		}
 	}

@@ -40,7 +40,7 @@ const computing = `add subtract multiply divide maximum minimum remainder power 
 sign exponential exponential-minus-one log log-plus-one logistic tanh sqrt rsqrt cbrt cosine sine
 tan erf floor ceil round-nearest-even round-nearest-afz is-finite clamp and or xor not popcnt
 count-leading-zeros shift-left shift-right-logical shift-right-arithmetic reduce reduce-window
-reduce-precision iota gather scatter sort dot map select-and-scatter replica-id partition-id
+reduce-precision iota gather scatter sort map select-and-scatter replica-id partition-id
 after-all optimization-barrier`
 
 // rules has a row for each opcode that replay knows.
@@ -49,6 +49,7 @@ func rules() map[string]rule {
 		"bitcast":           (*writer).bitcast,
 		"bitcast-convert":   (*writer).bitcastConverted,
 		"convert":           (*writer).converted,
+		"dot":               (*writer).matmul,
 		"compare":           (*writer).compared,
 		"constant":          (*writer).literal,
 		"fusion":            (*writer).called,
@@ -76,6 +77,10 @@ func rules() map[string]rule {
 	return table
 }
 
+// leastOperands are the operands that rules read without looking.
+var leastOperands = map[string]int{"bitcast": 1, "bitcast-convert": 1, "convert": 1, "compare": 2,
+	"copy-start": 1, "dot": 2}
+
 // instruction rewrites one instruction. The result is nil for the first half of an asynchronous
 // pair.
 func (w *writer) instruction(in *scope, i *instruction) *value {
@@ -93,6 +98,9 @@ func (w *writer) instruction(in *scope, i *instruction) *value {
 	rewrite := w.rules[i.opcode]
 	if rewrite == nil {
 		w.refuse(diag.ReplayOpcode, "replay has no rule for the opcode %s", i.opcode)
+	}
+	if n := leastOperands[i.opcode]; len(i.operands) < n {
+		w.refuseProgram("%s has %d operands, fewer than %d", i.name, len(i.operands), n)
 	}
 	if w.edit != nil {
 		edited := *i
@@ -184,6 +192,22 @@ func (w *writer) compared(s *site) *value {
 		w.refuse(diag.ReplayOpcode, "a comparison of %s in the order %s", s.from[0].shape.typ, s.order)
 	}
 	return v
+}
+
+// matmul rewrites a matrix product that XLA kept as an instruction.
+func (w *writer) matmul(s *site) *value {
+	var d dotDims
+	err := wire.Into{1: &d.contracting[0], 2: &d.contracting[1], 3: &d.batch[0],
+		4: &d.batch[1]}.Read(s.dot)
+	if err != nil {
+		w.refuseProgram("%s", err)
+	}
+	for _, t := range []elemType{s.from[0].shape.typ, s.from[1].shape.typ, s.shape.typ} {
+		if row := elemRows[t]; !row.float || row.codes || t == typeF64 {
+			w.refuse(diag.ReplayOpcode, "replay has no rule for the opcode dot of %s", t)
+		}
+	}
+	return w.convert(w.dot(s.values[0], s.values[1], d), s.shape.typ)
 }
 
 // called calls the computation of a fusion.
