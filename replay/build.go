@@ -206,7 +206,7 @@ func (w *writer) reduce(x *value, opcode string, start float64, over ...int64) *
 type dotDims struct{ contracting, batch [2][]int64 }
 
 // dot is a matrix product in float32, whose dimensions are the batch's, a's and b's. XLA:CPU has no
-// product of all bf16 shapes, and f32 holds the products of two bf16 numbers exactly.
+// GEMM for all bf16 shapes, and in f32 the product of two bf16 numbers is exact.
 func (w *writer) dot(a, b *value, d dotDims) *value {
 	var dims []int64
 	operands := [2]*value{w.convert(a, typeF32), w.convert(b, typeF32)}
