@@ -10,8 +10,8 @@ import (
 )
 
 // The GPU's runtime takes some numbers from configurations beside the HLO: how often a loop runs,
-// where a slice begins in each iteration, how far the matrices of a batch are apart. A replay follows
-// the HLO, so these numbers are compared with it here.
+// where a slice begins in each iteration, how far the matrices of a batch are apart. A replay
+// follows the HLO, so these numbers are compared with it here.
 
 // checkStrides compares the strides of a GEMM's operands with their shapes: the elements of one
 // matrix of the batch.
@@ -33,8 +33,8 @@ func (w *writer) checkStrides(s *site, g gemmConfig) {
 	w.used["check of GEMM strides"]++
 }
 
-// A known is what a simulation knows of a value: the number of an integer scalar, or the elements of
-// a tuple. The zero value is known to be nothing.
+// A known is what a simulation knows of a value: the number of an integer scalar, or the elements
+// of a tuple. The zero value is known to be nothing.
 type known struct {
 	is    bool
 	n     int64
@@ -50,16 +50,16 @@ func truth(b bool) known {
 	return is(0)
 }
 
-// A simulation runs the integer scalars of a program: loop counters and the indices that follow from
-// them.
+// A simulation runs the integer scalars of a program: loop counters and the indices that follow
+// from them.
 type simulation struct {
 	*rewriter
 	loops []int64 // the iteration of each loop around the computation, the outermost first
 	steps int
 }
 
-// Bounds of a simulation: iterations of one loop, and instructions of all. Loops over layers are far
-// below them; what is beyond is not checked.
+// Bounds of a simulation: iterations of one loop, and instructions of all. Loops over layers are
+// far below them; what is beyond is not checked.
 const (
 	maxTrips = 1 << 12
 	maxSteps = 1 << 24
