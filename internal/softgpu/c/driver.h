@@ -135,7 +135,8 @@ struct CUstream_st {
   pthread_cond_t changed;
   struct queued *head, *tail;
   unsigned long long queued, finished;  // operations so far
-  bool started, closed;
+  bool started;
+  atomic_bool closed;
   uint64_t random;  // state of the delays
 
   struct capture *capture;  // NULL, or the graph that calls go to instead of the queue
@@ -155,6 +156,10 @@ void sg_finish_card(struct card *card);
 
 // sg_delay sleeps as SOFTGPU_DELAY_SEED and SOFTGPU_SLOW say.
 void sg_delay(struct CUstream_st *stream);
+
+// sg_shuffled tells whether what is in no order is put into a random one; sg_random draws for it.
+bool sg_shuffled(void);
+uint64_t sg_random(struct CUstream_st *stream);
 
 // ---- memory
 
@@ -209,11 +214,15 @@ void sg_snapshot_run(struct snapshot *snapshot, struct CUstream_st *stream);
 // sg_capture_add adds work to the graph that a stream captures.
 CUresult sg_capture_add(struct CUstream_st *stream, struct work work);
 
+// sg_capture_join makes a stream part of a capture, behind the given nodes.
+void sg_capture_join(struct CUstream_st *stream, struct capture *capture, const CUgraphNode *nodes,
+                     size_t count);
+
 // A capture is what the streams share that record calls into one graph.
 struct capture {
   CUgraph graph;
   struct CUstream_st *origin;
-  bool invalid;
+  bool invalid;  // it has ended
   unsigned long long id;
 };
 

@@ -136,11 +136,16 @@ typedef struct {
   unsigned char reserved[56];
 } CUmemPoolProps;
 
-// How a kernel is launched with attributes; those are passed by address and not read here.
+// How a kernel is launched with attributes.
+enum {
+  CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+  CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+};
+typedef struct { int id, padding; unsigned value[16]; } CUlaunchAttribute;
 typedef struct {
   unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
   CUstream hStream;
-  void *attrs;
+  CUlaunchAttribute *attrs;
   unsigned numAttrs;
 } CUlaunchConfig;
 
