@@ -42,8 +42,10 @@ var libraries = []library{
 	{"libcuda.so.1", []string{"driver", "ptx", "common"}, "", "driver", nil},
 	{"libnvidia-ml.so.1", []string{"nvml", "common"}, "nvml", "nvml", nil},
 	{"libcudart.so.13", []string{"cudart", "common"}, "cudart", "cudart", []string{"libcuda.so.1"}},
-	{"libcublas.so.13", []string{"cublas", "common"}, "cublas", "cublas", []string{"libcuda.so.1"}},
-	{"libcublasLt.so.13", []string{"cublas", "common"}, "cublas", "cublas", []string{"libcuda.so.1"}},
+	{"libcublas.so.13", []string{"cublas", "gemm", "common"}, "cublas", "cublas",
+		[]string{"libcuda.so.1"}},
+	{"libcublasLt.so.13", []string{"cublas", "gemm", "common"}, "cublas", "cublas",
+		[]string{"libcuda.so.1"}},
 	{"libnccl.so.2", []string{"nccl", "common"}, "nccl", "nccl", []string{"libcuda.so.1"}},
 }
 
@@ -54,7 +56,7 @@ var flags = []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-sha
 
 // A GPU is a built software GPU.
 type GPU struct {
-	// Lib is the folder of the libraries, and Toolkit that of ptxas and libdevice: the value of
+	// Lib is the folder of the libraries. Toolkit has ptxas and libdevice, and is the value of
 	// xla_gpu_cuda_data_dir.
 	Lib, Toolkit string
 }
@@ -151,8 +153,8 @@ func digest(cc, dataDir string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:24], err
 }
 
-// compileAll writes the sources and the stubs into dir/src and compiles them into dir/lib. The driver
-// comes first: the others are linked with it.
+// compileAll writes the sources and the stubs into dir/src and compiles them into dir/lib. The
+// driver comes first: the others are linked with it.
 func compileAll(ctx context.Context, cc, dir string) error {
 	src, lib := filepath.Join(dir, "src"), filepath.Join(dir, "lib")
 	for _, d := range []string{src, lib} {
@@ -210,7 +212,8 @@ func (l library) compile(ctx context.Context, cc, src, lib string) error {
 }
 
 // stubs writes a weak function for every name of the library. It gives way to the one that the
-// sources define; if they define none, it ends the process, or says "not supported" if it is listed.
+// sources define; if they define none, it ends the process, or says "not supported" if it is
+// listed.
 func (l library) stubs() ([]byte, error) {
 	names := stubcuda.Names()
 	if l.names != "" {
@@ -225,7 +228,8 @@ func (l library) stubs() ([]byte, error) {
 		return nil, err
 	}
 	var out bytes.Buffer
-	out.WriteString("#include \"common.h\"\n#define STUB __attribute__((weak, visibility(\"default\")))\n")
+	out.WriteString("#include \"common.h\"\n" +
+		"#define STUB __attribute__((weak, visibility(\"default\")))\n")
 	for _, name := range names {
 		body := fmt.Sprintf("sg_unplayed(%q, %q);", l.soname, name)
 		if code, ok := refused[name]; ok {

@@ -14,9 +14,10 @@ import (
 // inChild is the variable that tells a test that it is the child.
 const inChild = "SOFTGPU_CHILD"
 
-// Child runs the calling test once more, in a process of the same binary that sees the software GPU:
-// libraries are found when a process starts. In that process it returns true, and the test goes on;
-// in the first one it returns false when the child is done, and the test has failed if the child has.
+// Child runs the calling test once more, in a process of the same binary that sees the software
+// GPU: libraries are found when a process starts. In that process it returns true, and the test
+// goes on; in the first one it returns false when the child is done, and the test has failed if
+// the child has.
 func Child(t *testing.T, o Options) bool {
 	t.Helper()
 	if os.Getenv(inChild) == t.Name() {

@@ -1,13 +1,13 @@
-// Package softgpu turns C files into a software GPU: stand-ins for the NVIDIA driver, NVML, the CUDA
-// runtime, cuBLAS and NCCL, on which the real CUDA plugin of XLA opens cards, compiles and computes
-// in memory of the host. It is for tests, on hosts without a GPU.
+// Package softgpu turns C files into a software GPU: stand-ins for the NVIDIA driver, NVML, the
+// CUDA runtime, cuBLAS and NCCL, on which the real CUDA plugin of XLA opens GPUs, compiles and
+// computes in memory of the host. It is for tests, on hosts without a GPU.
 //
 // [Build] compiles the libraries with the system's C compiler, once for every state of the sources.
 // [GPU.Env] is the environment in which a process finds them, and [Child] runs a test in such a
 // process:
 //
 //	func TestCopies(t *testing.T) {
-//		if !softgpu.Child(t, softgpu.Options{Cards: 2}) {
+//		if !softgpu.Child(t, softgpu.Options{GPUs: 2}) {
 //			return // the child has run the test
 //		}
 //		e, err := engine.Open(ctx, "cuda13", engine.Options{})
@@ -30,10 +30,10 @@
 //
 // That a program uses the driver by its rules, or at least none of those that are played: what a
 // stream orders and what it does not, what an event stands for, when the host may touch memory
-// again, that a graph runs as it was launched, that a failed card stays failed. Options.Delay makes
+// again, that a graph runs as it was launched, that a failed GPU stays failed. Options.Delay makes
 // streams late in a random way, and reorders what has no order, so that a forgotten wait shows in
-// the numbers. That the PTX which XLA emits computes what was meant, in IEEE arithmetic. That memory
-// suffices, by the driver's account.
+// the numbers. That the PTX which XLA emits computes what was meant, in IEEE arithmetic. That
+// memory suffices, by the driver's account.
 //
 // # What it cannot prove
 //

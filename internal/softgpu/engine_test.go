@@ -12,7 +12,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// open opens the CUDA engine on the software cards that this process sees.
+// open opens the CUDA engine on the software GPUs that this process sees.
 func open(t *testing.T, o engine.Options) *engine.Engine {
 	t.Helper()
 	e, err := engine.Open(t.Context(), "cuda13", o)
@@ -23,10 +23,10 @@ func open(t *testing.T, o engine.Options) *engine.Engine {
 	return e
 }
 
-// The real CUDA plugin sees the cards as what they play, and copies to them and back are exact.
-func TestCardsOpenAndCopiesAreExact(t *testing.T) {
+// The real CUDA plugin sees the GPUs as what they play, and copies to them and back are exact.
+func TestGPUsOpenAndCopiesAreExact(t *testing.T) {
 	for _, row := range []struct {
-		cards       int
+		gpus        int
 		model, kind string
 	}{
 		{1, "b200", "NVIDIA B200"},
@@ -34,14 +34,14 @@ func TestCardsOpenAndCopiesAreExact(t *testing.T) {
 		{8, "b200", "NVIDIA B200"},
 		{1, "rtx6000pro", "NVIDIA RTX PRO 6000 Blackwell Server Edition"},
 	} {
-		t.Run(fmt.Sprintf("%dx%s", row.cards, row.model), func(t *testing.T) {
-			if !softgpu.Child(t, softgpu.Options{Cards: row.cards, Model: row.model,
+		t.Run(fmt.Sprintf("%dx%s", row.gpus, row.model), func(t *testing.T) {
+			if !softgpu.Child(t, softgpu.Options{GPUs: row.gpus, Model: row.model,
 				Memory: 256 << 20, Delay: 1}) {
 				return
 			}
 			e := open(t, engine.Options{})
 			devices := e.Devices()
-			if len(devices) != row.cards {
+			if len(devices) != row.gpus {
 				t.Fatalf("%d devices", len(devices))
 			}
 			for _, d := range devices {
@@ -50,43 +50,43 @@ func TestCardsOpenAndCopiesAreExact(t *testing.T) {
 				}
 			}
 			for _, from := range []engine.Source{engine.Copied, engine.Lent, engine.Given} {
-				roundTrip(t, e, row.cards, from)
+				roundTrip(t, e, row.gpus, from)
 			}
 		})
 	}
 }
 
-// roundTrip places a different piece on every card and reads it back.
-func roundTrip(t *testing.T, e *engine.Engine, cards int, from engine.Source) {
+// roundTrip places a different shard on every GPU and reads it back.
+func roundTrip(t *testing.T, e *engine.Engine, gpus int, from engine.Source) {
 	t.Helper()
-	m := &program.Module{Name: "pieces", Devices: program.Range(0, cards),
-		Mesh: []program.Axis{{Name: "dp", Size: cards}}}
+	m := &program.Module{Name: "shards", Devices: program.Range(0, gpus),
+		Mesh: []program.Axis{{Name: "dp", Size: gpus}}}
 	spec := program.Array{Name: "x", Split: [][]string{{"dp"}, nil},
-		Global: dtype.Shape{Type: dtype.F32, Dims: []int64{int64(cards) * 64, 513}}}
-	piece := func(i int) []byte {
+		Global: dtype.Shape{Type: dtype.F32, Dims: []int64{int64(gpus) * 64, 513}}}
+	shard := func(i int) []byte {
 		p := engine.Aligned(64 * 513 * 4)
 		for k := range p {
 			p[k] = byte(k*7 + k>>8 + i)
 		}
 		return p
 	}
-	a, err := e.Place(m, spec, from, func(i int) ([]byte, error) { return piece(i), nil })
+	a, err := e.Place(m, spec, from, func(i int) ([]byte, error) { return shard(i), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Free()
-	for i := range cards {
+	for i := range gpus {
 		got, err := a.Read(t.Context(), i)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got, piece(i)) {
-			t.Errorf("source %v: card %d gives back other bytes", from, i)
+		if !bytes.Equal(got, shard(i)) {
+			t.Errorf("source %v: GPU %d gives back other bytes", from, i)
 		}
 	}
 }
 
-// An array that is larger than a card is an error that says so, and the engine goes on.
+// An array that is larger than a GPU is an error that says so, and the engine goes on.
 func TestOutOfMemoryIsAnError(t *testing.T) {
 	if !softgpu.Child(t, softgpu.Options{Memory: 64 << 20}) {
 		return
@@ -102,7 +102,7 @@ func TestOutOfMemoryIsAnError(t *testing.T) {
 		err = a.Await(t.Context())
 	}
 	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "out of memory") {
-		t.Errorf("128 MiB on a card of 64 MiB: %v", err)
+		t.Errorf("128 MiB on a GPU of 64 MiB: %v", err)
 	}
 	roundTrip(t, e, 1, engine.Copied)
 }

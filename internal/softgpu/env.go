@@ -9,21 +9,21 @@ import (
 	"github.com/deepwell/deepwell/internal/environ"
 )
 
-// Options say what cards a process sees, and what goes wrong with them.
+// Options say what GPUs a process sees, and what goes wrong with them.
 type Options struct {
-	Cards int    // 0 means 1
+	GPUs  int    // 0 means 1
 	Model string // b200 (also ""), gb300, rtx6000pro
-	// Memory is the memory of each card in bytes; 0 means 1 GiB. XLA's allocator fills a table of 8
-	// bytes for each 256 bytes of the card when it allocates for the first time, so a card of true
+	// Memory is the memory of each GPU in bytes; 0 means 1 GiB. XLA's allocator fills a table of 8
+	// bytes for each 256 bytes of the GPU when it allocates for the first time, so a GPU of true
 	// size costs 4.5 GB of the host.
 	Memory int64
 	// Delay is the seed of random delays of all operations of streams, up to DelayMicroseconds (0
 	// means 300) each, and of the order of what has none; 0 means neither.
 	Delay             uint64
 	DelayMicroseconds int
-	// SlowCard is late by SlowMicroseconds with every operation.
-	SlowCard, SlowMicroseconds int
-	// Fail makes a card fail at its nth kernel, counted from 1, with a result of the driver: 719 is
+	// SlowGPU is late by SlowMicroseconds with every operation.
+	SlowGPU, SlowMicroseconds int
+	// Fail makes a GPU fail at its nth kernel, counted from 1, with a result of the driver: 719 is
 	// CUDA_ERROR_LAUNCH_FAILED, 214 CUDA_ERROR_ECC_UNCORRECTABLE. No kernel fails if Launch is 0.
 	Fail Failure
 	// Fabric names an NVLink domain: processes with the same name are in one.
@@ -33,10 +33,10 @@ type Options struct {
 	Env    []string          // more variables
 }
 
-// A Failure is what ends a card.
-type Failure struct{ Card, Launch, Result int }
+// A Failure is what ends a GPU.
+type Failure struct{ GPU, Launch, Result int }
 
-// Env is the environment of a process that sees the software GPU: that of this process, with the
+// Env is the environment of a process that sees the software GPU: this process's, with the
 // variables below changed.
 func (g *GPU) Env(o Options) []string {
 	memory := o.Memory
@@ -53,7 +53,7 @@ func (g *GPU) Env(o Options) []string {
 		// The plugin looks for cuBLASLt in the engine's folder first; what is loaded already wins.
 		"LD_PRELOAD=" + filepath.Join(g.Lib, "libcublasLt.so.13"),
 		"XLA_FLAGS=" + xla, environ.Allow + "=XLA_FLAGS",
-		fmt.Sprintf("SOFTGPU_CARDS=%d", max(1, o.Cards)), "SOFTGPU_MODEL=" + o.Model,
+		fmt.Sprintf("SOFTGPU_GPUS=%d", max(1, o.GPUs)), "SOFTGPU_MODEL=" + o.Model,
 		fmt.Sprintf("SOFTGPU_MEMORY=%d", memory), fmt.Sprintf("SOFTGPU_DELAY_SEED=%d", o.Delay),
 		"SOFTGPU_LOG=" + o.Log,
 	}
@@ -61,10 +61,10 @@ func (g *GPU) Env(o Options) []string {
 		set = append(set, fmt.Sprintf("SOFTGPU_DELAY_US=%d", o.DelayMicroseconds))
 	}
 	if o.SlowMicroseconds > 0 {
-		set = append(set, fmt.Sprintf("SOFTGPU_SLOW=%d:%d", o.SlowCard, o.SlowMicroseconds))
+		set = append(set, fmt.Sprintf("SOFTGPU_SLOW=%d:%d", o.SlowGPU, o.SlowMicroseconds))
 	}
 	if o.Fail.Launch > 0 {
-		set = append(set, fmt.Sprintf("SOFTGPU_XID=%d:%d:%d", o.Fail.Card, o.Fail.Launch,
+		set = append(set, fmt.Sprintf("SOFTGPU_XID=%d:%d:%d", o.Fail.GPU, o.Fail.Launch,
 			o.Fail.Result))
 	}
 	if o.Fabric != "" {

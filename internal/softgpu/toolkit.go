@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// ptxasScript stands where XLA looks for ptxas. It runs the real one, marks the cubin in bytes of its
-// header that have no use, and appends the mark, the length of the PTX and the PTX; driver_module.c
-// reads it. XLA starts it without an environment, so it knows the real one's path itself.
+// ptxasScript stands where XLA looks for ptxas. It runs the real one, marks the cubin in bytes of
+// its header that have no use, and appends the mark, the length of the PTX and the PTX;
+// driver_module.c reads it. XLA starts it without an environment, so it knows the real one's path
+// itself.
 const ptxasScript = `#!/bin/sh
 PATH=/usr/bin:/bin
 real='REAL'

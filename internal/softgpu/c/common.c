@@ -1,4 +1,4 @@
-// Settings, the table of cards, and the two ways a library of the software GPU speaks.
+// Settings, the table of GPUs, and the two ways a library of the software GPU speaks.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -69,12 +69,12 @@ const struct sg_model *sg_model(void) {
   if (!key || !*key) return &models[0];
   for (size_t i = 0; i < sizeof models / sizeof *models; i++)
     if (!strcmp(models[i].key, key)) return &models[i];
-  sg_fail("card %s", key);
+  sg_fail("GPU %s", key);
 }
 
-int sg_cards(void) {
-  long long n = sg_setting("SOFTGPU_CARDS", 1);
-  if (n < 0 || n > SG_MAX_CARDS) sg_fail("%lld cards in one process", n);
+int sg_gpus(void) {
+  long long n = sg_setting("SOFTGPU_GPUS", 1);
+  if (n < 0 || n > SG_MAX_GPUS) sg_fail("%lld GPUs in one process", n);
   return (int)n;
 }
 

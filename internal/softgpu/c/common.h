@@ -29,7 +29,7 @@ void sg_log(const char *format, ...) SG_FORMAT(1);
 // text: "3:500" is 3.
 long long sg_setting(const char *name, long long fallback);
 
-// A sg_model is a kind of card. All numbers are those of the real card, except that a test may give
+// A sg_model is a kind of GPU. All numbers are those of the real GPU, except that a test may give
 // it less memory.
 struct sg_model {
   const char *key;      // as package machine calls it
@@ -42,25 +42,25 @@ struct sg_model {
   int l2;               // bytes of cache
   int clock, memory_clock;  // kHz
   int bus;              // bits
-  int links;            // NVLinks; 0: none, cards reach each other over PCIe
+  int links;            // NVLinks; 0: none, GPUs reach each other over PCIe
 };
 
 // sg_model is the model that SOFTGPU_MODEL names; an unknown one ends the process.
 const struct sg_model *sg_model(void);
 
-// sg_cards is the number of cards, from SOFTGPU_CARDS; 1 if it is not set.
-int sg_cards(void);
+// sg_gpus is the number of GPUs, from SOFTGPU_GPUS; 1 if it is not set.
+int sg_gpus(void);
 
-// sg_memory is the memory of each card in bytes, from SOFTGPU_MEMORY.
+// sg_memory is the memory of each GPU in bytes, from SOFTGPU_MEMORY.
 size_t sg_memory(void);
 
-enum { SG_MAX_CARDS = 16 };
+enum { SG_MAX_GPUS = 16 };
 
 // Driver version as CUDA 13.4 counts it, and the text that NVML gives.
 #define SG_CUDA_VERSION 13040
 #define SG_DRIVER_VERSION "595.40.00"
 
-// First bus of the cards: card i is at 0000:(1b+i):00.0.
+// First bus of the GPUs: GPU i is at 0000:(1b+i):00.0.
 #define SG_FIRST_BUS 0x1b
 
 #endif

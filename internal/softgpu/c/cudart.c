@@ -1,5 +1,5 @@
-// libcudart.so.13 over the driver beside it: what the CUDA plugin and the software NCCL ask for. The
-// real one needs tables of the driver that are not documented.
+// libcudart.so.13 over the driver beside it: what the CUDA plugin and the software NCCL ask for.
+// The real one needs tables of the driver that are not documented.
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,7 +96,7 @@ SG_EXPORT int cudaStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *stat
 
 // ---- kernels that are built into a library
 
-// Constructors of the plugin register its own kernels. Their code is for real cards only, so what
+// Constructors of the plugin register its own kernels. Their code is for real GPUs only, so what
 // is kept is the name that a launch is refused with.
 struct registered {
   const void *host;

@@ -1,4 +1,4 @@
-// What the files of the driver share: cards, work, streams, graphs.
+// What the files of the driver share: GPUs, work, streams, graphs.
 #ifndef SOFTGPU_DRIVER_H
 #define SOFTGPU_DRIVER_H
 
@@ -10,23 +10,23 @@
 #include "ptx.h"
 #include "softcuda.h"
 
-struct card;
+struct gpu;
 
-// The only context of a card is its primary one.
+// The only context of a GPU is its primary one.
 struct CUctx_st {
-  struct card *card;
+  struct gpu *gpu;
   atomic_int retained;
   unsigned flags;
 };
 
-struct card {
+struct gpu {
   int ordinal;
   const struct sg_model *model;
   struct CUctx_st context;
 
   size_t memory, used;  // bytes; used is guarded by the lock of driver_memory.c
 
-  // error is 0 until the card fails; from then on every call about the card gives it.
+  // error is 0 until the GPU fails; from then on every call about the GPU gives it.
   atomic_int error;
   atomic_long launches;  // kernels run so far
 
@@ -36,15 +36,15 @@ struct card {
   unsigned long long made;      // streams so far
 };
 
-// sg_card gives a card by its ordinal, or NULL. Settings are read at the first call of all.
-struct card *sg_card(CUdevice device);
+// sg_gpu gives a GPU by its ordinal, or NULL. Settings are read at the first call of all.
+struct gpu *sg_gpu(CUdevice device);
 
-// sg_current is the card of the calling thread's context, or NULL.
-struct card *sg_current(void);
-void sg_set_current(struct card *card);
+// sg_current is the GPU of the calling thread's context, or NULL.
+struct gpu *sg_current(void);
+void sg_set_current(struct gpu *gpu);
 
-// sg_error is CUDA_SUCCESS, or what the card failed with.
-CUresult sg_error(const struct card *card);
+// sg_error is CUDA_SUCCESS, or what the GPU failed with.
+CUresult sg_error(const struct gpu *gpu);
 
 // ---- work: one operation of a stream, or one node of a graph
 
@@ -125,7 +125,7 @@ void sg_record_wait(struct record *record);
 bool sg_record_done(struct record *record);
 
 struct CUstream_st {
-  struct card *card;
+  struct gpu *gpu;
   struct CUstream_st *next;
   unsigned flags;
   int priority;
@@ -152,7 +152,7 @@ CUresult sg_submit(struct CUstream_st *stream, struct work work);
 
 // sg_finish waits until everything is done that was queued before the call.
 void sg_finish(struct CUstream_st *stream);
-void sg_finish_card(struct card *card);
+void sg_finish_gpu(struct gpu *gpu);
 
 // sg_delay sleeps as SOFTGPU_DELAY_SEED and SOFTGPU_SLOW say.
 void sg_delay(struct CUstream_st *stream);
@@ -171,8 +171,8 @@ struct block {
   uintptr_t start;
   size_t bytes;
   enum memory_kind kind;
-  struct card *card;
-  size_t charged;  // bytes of the card's memory
+  struct gpu *gpu;
+  size_t charged;  // bytes of the GPU's memory
   bool owned;      // mapped by the driver, so that freeing unmaps
   bool mapped;     // a mapping of created memory
   unsigned long long id;
@@ -182,7 +182,7 @@ struct block {
 bool sg_find(uintptr_t start, size_t bytes, struct block *found);
 
 // sg_memory_lend makes the driver know memory that someone else owns, such as a module's variable.
-void sg_memory_lend(void *start, size_t bytes, struct card *card);
+void sg_memory_lend(void *start, size_t bytes, struct gpu *gpu);
 void sg_memory_return(void *start);
 
 // sg_memory_free gives memory back at once.
@@ -203,7 +203,7 @@ void sg_launch_run(struct launch *launch, struct CUstream_st *stream);
 // sg_launch_new checks the shape of a launch and copies its parameters.
 CUresult sg_launch_new(struct launch **launch, CUfunction function, const unsigned grid[3],
                        const unsigned block[3], unsigned shared, void **params, void **extra);
-struct card *sg_launch_card(const struct launch *launch);
+struct gpu *sg_launch_gpu(const struct launch *launch);
 
 // ---- graphs
 
@@ -227,7 +227,7 @@ struct capture {
 };
 
 struct CUevent_st {
-  struct card *card;
+  struct gpu *gpu;
   unsigned flags;
   pthread_mutex_t lock;
   struct record *latest;

@@ -1,5 +1,5 @@
-// Copies and fills. What the host may do with its memory when a call returns depends on the kinds of
-// memory, as the driver's documentation says in its chapter on synchronous behaviour:
+// Copies and fills. What the host may do with its memory when a call returns depends on the kinds
+// of memory, as the driver's documentation says in its chapter on synchronous behaviour:
 //
 //   call    from       to         returns when
 //   async   pageable   device     the source was read (it is staged), the copy itself comes later
@@ -90,7 +90,7 @@ static CUresult submit_and_wait(struct CUstream_st *s, struct work w) {
   sg_submit(s, (struct work){.kind = WORK_RECORD, .record = sg_record_hold(done)});
   sg_record_wait(done);
   sg_record_drop(done);
-  return sg_error(s->card);
+  return sg_error(s->gpu);
 }
 
 static CUresult copy_async(uintptr_t to, enum side to_side, uintptr_t from, enum side from_side,
@@ -178,7 +178,7 @@ static CUresult fill(CUdeviceptr to, unsigned value, unsigned width, size_t coun
     return CUDA_ERROR_INVALID_VALUE;
   struct work w = {.kind = WORK_SET,
                    .set = {(void *)to, value, width, count, 1, count * width}};
-  // A fill of a card's memory is not waited for, not even by the functions without a stream.
+  // A fill of a GPU's memory is not waited for, not even by the functions without a stream.
   return wait && kind == MEMORY_PINNED ? submit_and_wait(s, w) : sg_submit(s, w);
 }
 

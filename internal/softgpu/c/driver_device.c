@@ -1,4 +1,4 @@
-// Cards, their attributes and their primary contexts.
+// GPUs, their attributes and their primary contexts.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
@@ -7,24 +7,24 @@
 #include "driver.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct card cards[SG_MAX_CARDS];
+static struct gpu gpus[SG_MAX_GPUS];
 static int count;
 
 static void setup(void) {
-  count = sg_cards();
+  count = sg_gpus();
   for (int i = 0; i < count; i++) {
-    struct card *c = &cards[i];
+    struct gpu *c = &gpus[i];
     c->ordinal = i;
     c->model = sg_model();
     c->memory = sg_memory();
-    c->context.card = c;
+    c->context.gpu = c;
     pthread_mutex_init(&c->lock, NULL);
   }
 }
 
-struct card *sg_card(CUdevice device) {
+struct gpu *sg_gpu(CUdevice device) {
   pthread_once(&once, setup);
-  return device >= 0 && device < count ? &cards[device] : NULL;
+  return device >= 0 && device < count ? &gpus[device] : NULL;
 }
 
 // A thread has a stack of contexts; calls without one to work on fail.
@@ -32,23 +32,23 @@ static _Thread_local CUcontext current;
 static _Thread_local CUcontext stack[16];
 static _Thread_local int depth;
 
-struct card *sg_current(void) { return current ? current->card : NULL; }
+struct gpu *sg_current(void) { return current ? current->gpu : NULL; }
 
-void sg_set_current(struct card *card) { current = card ? &card->context : NULL; }
+void sg_set_current(struct gpu *gpu) { current = gpu ? &gpu->context : NULL; }
 
-// A card that has failed once stays failed: the error is sticky, and only a new process gets rid of
+// A GPU that has failed once stays failed: the error is sticky, and only a new process gets rid of
 // it.
-CUresult sg_error(const struct card *card) { return (CUresult)atomic_load(&card->error); }
+CUresult sg_error(const struct gpu *gpu) { return (CUresult)atomic_load(&gpu->error); }
 
 #define DEVICE(device)                     \
-  struct card *card = sg_card(device);     \
-  if (!card) return CUDA_ERROR_INVALID_DEVICE
+  struct gpu *gpu = sg_gpu(device);     \
+  if (!gpu) return CUDA_ERROR_INVALID_DEVICE
 
 // ---- the driver and its devices
 
 SG_EXPORT CUresult cuInit(unsigned flags) {
   if (flags) return CUDA_ERROR_INVALID_VALUE;
-  return sg_card(0) ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+  return sg_gpu(0) ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 SG_EXPORT CUresult cuDriverGetVersion(int *version) {
@@ -58,20 +58,20 @@ SG_EXPORT CUresult cuDriverGetVersion(int *version) {
 }
 
 SG_EXPORT CUresult cuDeviceGetCount(int *n) {
-  sg_card(0);
+  sg_gpu(0);
   *n = count;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
   DEVICE(ordinal);
-  *device = card->ordinal;
+  *device = gpu->ordinal;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceGetName(char *text, int size, CUdevice device) {
   DEVICE(device);
-  snprintf(text, (size_t)size, "%s", card->model->name);
+  snprintf(text, (size_t)size, "%s", gpu->model->name);
   return CUDA_SUCCESS;
 }
 
@@ -79,9 +79,9 @@ SG_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
   DEVICE(device);
   memset(uuid, 0, sizeof *uuid);
   memcpy(uuid->bytes, "softgpu", 7);
-  int process = getpid();  // cards of two processes are different cards
+  int process = getpid();  // GPUs of two processes are different GPUs
   memcpy(uuid->bytes + 8, &process, sizeof process);
-  uuid->bytes[15] = (char)card->ordinal;
+  uuid->bytes[15] = (char)gpu->ordinal;
   return CUDA_SUCCESS;
 }
 SG_EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
@@ -90,13 +90,13 @@ SG_EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
 
 SG_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   DEVICE(device);
-  *bytes = card->memory;
+  *bytes = gpu->memory;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device) {
   DEVICE(device);
-  snprintf(text, (size_t)size, "0000:%02X:00.0", SG_FIRST_BUS + card->ordinal);
+  snprintf(text, (size_t)size, "0000:%02X:00.0", SG_FIRST_BUS + gpu->ordinal);
   return CUDA_SUCCESS;
 }
 
@@ -104,22 +104,22 @@ SG_EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
   unsigned domain, bus;
   if (sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
   DEVICE((int)bus - SG_FIRST_BUS);
-  *device = card->ordinal;
+  *device = gpu->ordinal;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
   DEVICE(device);
-  *major = card->model->major;
-  *minor = card->model->minor;
+  *major = gpu->model->major;
+  *minor = gpu->model->minor;
   return CUDA_SUCCESS;
 }
 
 // attribute gives those that differ between models.
-static bool attribute(const struct card *card, int which, int *value) {
-  const struct sg_model *m = card->model;
+static bool attribute(const struct gpu *gpu, int which, int *value) {
+  const struct sg_model *m = gpu->model;
   switch (which) {
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SG_FIRST_BUS + card->ordinal; return true;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SG_FIRST_BUS + gpu->ordinal; return true;
     case 13: *value = m->clock; return true;
     case 16: *value = m->processors; return true;
     case 36: *value = m->memory_clock; return true;
@@ -183,36 +183,36 @@ static const struct { int which, value; } attributes[] = {
 SG_EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute which, CUdevice device) {
   DEVICE(device);
   if (which < 1 || which > 200) return CUDA_ERROR_INVALID_VALUE;
-  if (attribute(card, which, value)) return CUDA_SUCCESS;
+  if (attribute(gpu, which, value)) return CUDA_SUCCESS;
   *value = 0;
   for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
     if (attributes[i].which == which) *value = attributes[i].value;
   return CUDA_SUCCESS;
 }
 
-// ---- peers: all cards of a process reach each other
+// ---- peers: all GPUs of a process reach each other
 
 SG_EXPORT CUresult cuDeviceCanAccessPeer(int *yes, CUdevice from, CUdevice to) {
-  if (!sg_card(from) || !sg_card(to)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!sg_gpu(from) || !sg_gpu(to)) return CUDA_ERROR_INVALID_DEVICE;
   *yes = from != to;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which, CUdevice from,
                                            CUdevice to) {
-  if (!sg_card(from) || !sg_card(to) || from == to) return CUDA_ERROR_INVALID_DEVICE;
+  if (!sg_gpu(from) || !sg_gpu(to) || from == to) return CUDA_ERROR_INVALID_DEVICE;
   *value = which != CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK;
   return CUDA_SUCCESS;
 }
 
 // Access is given once; asking twice is an error of its own, which callers must expect.
 SG_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-  static atomic_bool enabled[SG_MAX_CARDS][SG_MAX_CARDS];
-  struct card *card = sg_current();
-  if (!card || !peer) return CUDA_ERROR_INVALID_CONTEXT;
+  static atomic_bool enabled[SG_MAX_GPUS][SG_MAX_GPUS];
+  struct gpu *gpu = sg_current();
+  if (!gpu || !peer) return CUDA_ERROR_INVALID_CONTEXT;
   if (flags) return CUDA_ERROR_INVALID_VALUE;
-  if (peer->card == card) return CUDA_ERROR_INVALID_DEVICE;
-  bool before = atomic_exchange(&enabled[card->ordinal][peer->card->ordinal], true);
+  if (peer->gpu == gpu) return CUDA_ERROR_INVALID_DEVICE;
+  bool before = atomic_exchange(&enabled[gpu->ordinal][peer->gpu->ordinal], true);
   return before ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
 }
 
@@ -220,28 +220,28 @@ SG_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 
 SG_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   DEVICE(device);
-  atomic_fetch_add(&card->context.retained, 1);
-  *context = &card->context;
+  atomic_fetch_add(&gpu->context.retained, 1);
+  *context = &gpu->context;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   DEVICE(device);
-  if (atomic_load(&card->context.retained) == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  atomic_fetch_sub(&card->context.retained, 1);
+  if (atomic_load(&gpu->context.retained) == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  atomic_fetch_sub(&gpu->context.retained, 1);
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
   DEVICE(device);
-  card->context.flags = flags;
+  gpu->context.flags = flags;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
   DEVICE(device);
-  *flags = card->context.flags;
-  *active = atomic_load(&card->context.retained) > 0;
+  *flags = gpu->context.flags;
+  *active = atomic_load(&gpu->context.retained) > 0;
   return CUDA_SUCCESS;
 }
 
@@ -272,7 +272,7 @@ SG_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context) {
 
 SG_EXPORT CUresult cuCtxGetDevice(CUdevice *device) {
   if (!current) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = current->card->ordinal;
+  *device = current->gpu->ordinal;
   return CUDA_SUCCESS;
 }
 
@@ -294,12 +294,12 @@ SG_EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   return CUDA_SUCCESS;
 }
 
-// Waits for everything that was queued on the card before the call, and reports what failed.
+// Waits for everything that was queued on the GPU before the call, and reports what failed.
 SG_EXPORT CUresult cuCtxSynchronize(void) {
-  struct card *card = sg_current();
-  if (!card) return CUDA_ERROR_INVALID_CONTEXT;
-  sg_finish_card(card);
-  return sg_error(card);
+  struct gpu *gpu = sg_current();
+  if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;
+  sg_finish_gpu(gpu);
+  return sg_error(gpu);
 }
 
 // ---- names of errors
@@ -309,14 +309,14 @@ static const struct { CUresult result; const char *name, *text; } errors[] = {
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "not initialized"},
-    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no card"},
-    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "no such card"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no GPU"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "no such GPU"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "not a module"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "no context, or a wrong one"},
     {CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE", "memory lost bits"},
     {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "not PTX"},
     {CUDA_ERROR_NVLINK_UNCORRECTABLE, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "a link lost bits"},
-    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "no such object, or of another card"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "no such object, or of another GPU"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "no such name"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "not done yet"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "a kernel used a wrong address"},
@@ -334,7 +334,8 @@ static const struct { CUresult result; const char *name, *text; } errors[] = {
      "not while a stream captures"},
     {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
      "the capture failed before"},
-    {CUDA_ERROR_STREAM_CAPTURE_MERGE, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "two captures would merge"},
+    {CUDA_ERROR_STREAM_CAPTURE_MERGE, "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+     "two captures would merge"},
     {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
      "the stream did not begin the capture"},
     {CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",

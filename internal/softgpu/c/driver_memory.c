@@ -1,6 +1,6 @@
-// Memory of the cards and pinned memory of the host. Both are memory of the process: a device
+// Memory of the GPUs and pinned memory of the host. Both are memory of the process: a device
 // pointer is an address, so one address means one thing everywhere, as with unified addressing.
-// Pages come when they are first touched, so a card costs the host only what is used of it.
+// Pages come when they are first touched, so a GPU costs the host only what is used of it.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -65,10 +65,10 @@ bool sg_find(uintptr_t start, size_t bytes, struct block *found) {
   return whole;
 }
 
-void sg_memory_lend(void *start, size_t bytes, struct card *card) {
+void sg_memory_lend(void *start, size_t bytes, struct gpu *gpu) {
   pthread_rwlock_wrlock(&table_lock);
   insert((struct block){.start = (uintptr_t)start, .bytes = bytes ? bytes : 1,
-                        .kind = MEMORY_DEVICE, .card = card});
+                        .kind = MEMORY_DEVICE, .gpu = gpu});
   pthread_rwlock_unlock(&table_lock);
 }
 
@@ -81,14 +81,14 @@ void sg_memory_return(void *start) {
 
 // ---- allocation in one step
 
-// charge takes bytes of a card's memory, or refuses. The lock is held for writing.
-static bool charge(struct card *card, size_t bytes) {
-  if (bytes > card->memory - card->used) {
-    sg_log("card %d: out of memory: %zu bytes asked, %zu of %zu used", card->ordinal, bytes,
-           card->used, card->memory);
+// charge takes bytes of a GPU's memory, or refuses. The lock is held for writing.
+static bool charge(struct gpu *gpu, size_t bytes) {
+  if (bytes > gpu->memory - gpu->used) {
+    sg_log("GPU %d: out of memory: %zu bytes asked, %zu of %zu used", gpu->ordinal, bytes,
+           gpu->used, gpu->memory);
     return false;
   }
-  card->used += bytes;
+  gpu->used += bytes;
   return true;
 }
 
@@ -96,18 +96,18 @@ static bool charge(struct card *card, size_t bytes) {
 static size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, enum memory_kind kind,
-                         struct card *card) {
+                         struct gpu *gpu) {
   if (!pointer || !bytes) return CUDA_ERROR_INVALID_VALUE;
   size_t size = rounded(bytes, 512), charged = kind == MEMORY_DEVICE ? size : 0;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   pthread_rwlock_wrlock(&table_lock);
-  if (charge(card, charged)) {
+  if (charge(gpu, charged)) {
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) {
-      card->used -= charged;
+      gpu->used -= charged;
     } else {
-      insert((struct block){.start = (uintptr_t)at, .bytes = size, .kind = kind, .card = card,
+      insert((struct block){.start = (uintptr_t)at, .bytes = size, .kind = kind, .gpu = gpu,
                             .charged = charged, .owned = true});
       *pointer = (uintptr_t)at;
       result = CUDA_SUCCESS;
@@ -124,7 +124,7 @@ static CUresult release(CUdeviceptr pointer, enum memory_kind kind) {
   struct block *b = covering(pointer);
   bool found = b && b->start == pointer && b->owned && b->kind == kind;
   if (found) {
-    b->card->used -= b->charged;
+    b->gpu->used -= b->charged;
     munmap((void *)b->start, b->bytes);
     erase(b);
   }
@@ -135,22 +135,22 @@ static CUresult release(CUdeviceptr pointer, enum memory_kind kind) {
 CUresult sg_memory_free(CUdeviceptr pointer) { return release(pointer, MEMORY_DEVICE); }
 
 #define CURRENT()                                \
-  struct card *card = sg_current();              \
-  if (!card) return CUDA_ERROR_INVALID_CONTEXT;  \
-  if (sg_error(card)) return sg_error(card)
+  struct gpu *gpu = sg_current();              \
+  if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;  \
+  if (sg_error(gpu)) return sg_error(gpu)
 
 SG_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
   CURRENT();
   pthread_rwlock_rdlock(&table_lock);
-  *total = card->memory;
-  *free_bytes = card->memory - card->used;
+  *total = gpu->memory;
+  *free_bytes = gpu->memory - gpu->used;
   pthread_rwlock_unlock(&table_lock);
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
   CURRENT();
-  return allocate(pointer, bytes, MEMORY_DEVICE, card);
+  return allocate(pointer, bytes, MEMORY_DEVICE, gpu);
 }
 
 // cuMemFree returns when the work is done that was queued before: it may use the memory.
@@ -158,7 +158,7 @@ SG_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (!pointer) return CUDA_SUCCESS;
   struct block b;
   if (!sg_find(pointer, 1, &b)) return CUDA_ERROR_INVALID_VALUE;
-  sg_finish_card(b.card);
+  sg_finish_gpu(b.gpu);
   return sg_memory_free(pointer);
 }
 
@@ -166,7 +166,7 @@ SG_EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) 
   (void)flags;  // portable, mapped, write-combined: all pinned memory here is the first two
   CURRENT();
   CUdeviceptr at;
-  CUresult result = allocate(&at, bytes, MEMORY_PINNED, card);
+  CUresult result = allocate(&at, bytes, MEMORY_PINNED, gpu);
   if (result == CUDA_SUCCESS) *pointer = (void *)at;
   return result;
 }
@@ -178,7 +178,7 @@ SG_EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) {
 SG_EXPORT CUresult cuMemFreeHost(void *pointer) {
   struct block b;
   if (!sg_find((uintptr_t)pointer, 1, &b)) return CUDA_ERROR_INVALID_VALUE;
-  sg_finish_card(b.card);
+  sg_finish_gpu(b.gpu);
   return release((uintptr_t)pointer, MEMORY_PINNED);
 }
 
@@ -194,7 +194,7 @@ SG_EXPORT CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned fl
   if (covering(start) || (next < table_count && table[next].start < start + bytes))
     result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   else
-    insert((struct block){.start = start, .bytes = bytes, .kind = MEMORY_PINNED, .card = card});
+    insert((struct block){.start = start, .bytes = bytes, .kind = MEMORY_PINNED, .gpu = gpu});
   pthread_rwlock_unlock(&table_lock);
   return result;
 }
@@ -218,14 +218,14 @@ SG_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *to, void *pointer, 
 // ---- stream-ordered allocation
 
 struct CUmemPoolHandle_st {
-  struct card *card;
+  struct gpu *gpu;
 };
-static struct CUmemPoolHandle_st pools[SG_MAX_CARDS];
+static struct CUmemPoolHandle_st pools[SG_MAX_GPUS];
 
 SG_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
-  struct card *card = sg_card(device);
-  if (!card) return CUDA_ERROR_INVALID_DEVICE;
-  pools[device].card = card;
+  struct gpu *gpu = sg_gpu(device);
+  if (!gpu) return CUDA_ERROR_INVALID_DEVICE;
+  pools[device].gpu = gpu;
   *pool = &pools[device];
   return CUDA_SUCCESS;
 }
@@ -240,7 +240,7 @@ SG_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int which, void *val
   return pool && value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Cards of a process reach each other's pools.
+// GPUs of a process reach each other's pools.
 SG_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access,
                                       size_t count) {
   (void)access;
@@ -249,19 +249,19 @@ SG_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *
 }
 
 // The address is known at once; the memory may be used by work that comes behind the call on the
-// stream. What was freed on the stream before is available, so a full card is tried again when the
+// stream. What was freed on the stream before is available, so a full GPU is tried again when the
 // stream has come that far.
 SG_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
                                            CUstream handle) {
   struct CUstream_st *stream;
   CUresult result = sg_stream(handle, &stream);
   if (result) return result;
-  if (!pool || !pool->card) return CUDA_ERROR_INVALID_VALUE;
+  if (!pool || !pool->gpu) return CUDA_ERROR_INVALID_VALUE;
   if (stream->capture) sg_fail("allocation inside a graph");
-  result = allocate(pointer, bytes, MEMORY_DEVICE, pool->card);
+  result = allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   sg_finish(stream);
-  return allocate(pointer, bytes, MEMORY_DEVICE, pool->card);
+  return allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu);
 }
 
 SG_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle) {
@@ -269,7 +269,7 @@ SG_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream 
   CUresult result = sg_stream(handle, &stream);
   if (result) return result;
   CUmemoryPool pool;
-  cuDeviceGetDefaultMemPool(&pool, stream->card->ordinal);
+  cuDeviceGetDefaultMemPool(&pool, stream->gpu->ordinal);
   return cuMemAllocFromPoolAsync(pointer, bytes, pool, handle);
 }
 
@@ -298,7 +298,7 @@ struct reservation {
 // created memory lives until it was released and its last mapping is gone, whichever is later.
 struct created {
   int file;
-  struct card *card;  // NULL: memory of the host
+  struct gpu *gpu;  // NULL: memory of the host
   size_t bytes;
   int mappings;
   bool released;
@@ -364,17 +364,17 @@ SG_EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
 SG_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                                const CUmemAllocationProp *properties, unsigned long long flags) {
   if (flags || !bytes || bytes % PAGE) return CUDA_ERROR_INVALID_VALUE;
-  struct card *card = NULL;
+  struct gpu *gpu = NULL;
   if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    card = sg_card(properties->location.id);
-    if (!card) return CUDA_ERROR_INVALID_DEVICE;
+    gpu = sg_gpu(properties->location.id);
+    if (!gpu) return CUDA_ERROR_INVALID_DEVICE;
     pthread_rwlock_wrlock(&table_lock);
-    bool fits = charge(card, bytes);
+    bool fits = charge(gpu, bytes);
     pthread_rwlock_unlock(&table_lock);
     if (!fits) return CUDA_ERROR_OUT_OF_MEMORY;
   }
   struct created *c = malloc(sizeof *c);
-  *c = (struct created){.file = memfd_create("softgpu", MFD_CLOEXEC), .card = card,
+  *c = (struct created){.file = memfd_create("softgpu", MFD_CLOEXEC), .gpu = gpu,
                         .bytes = bytes};
   if (c->file < 0 || ftruncate(c->file, (off_t)bytes)) sg_fail("a host without memory files");
   *handle = (uintptr_t)c;
@@ -384,7 +384,7 @@ SG_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
 // settle frees created memory if nobody holds it any more. The lock is held.
 static void settle(struct created *c) {
   if (!c->released || c->mappings) return;
-  if (c->card) c->card->used -= c->bytes;
+  if (c->gpu) c->gpu->used -= c->bytes;
   close(c->file);
   free(c);
 }
@@ -417,15 +417,15 @@ SG_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset,
     mappings = m;
     c->mappings++;
     insert((struct block){.start = pointer, .bytes = bytes, .mapped = true,
-                          .kind = c->card ? MEMORY_DEVICE : MEMORY_PINNED,
-                          .card = c->card ? c->card : sg_card(0)});
+                          .kind = c->gpu ? MEMORY_DEVICE : MEMORY_PINNED,
+                          .gpu = c->gpu ? c->gpu : sg_gpu(0)});
     result = CUDA_SUCCESS;
   }
   pthread_rwlock_unlock(&table_lock);
   return result;
 }
 
-// Unmapping does not wait for work on the card. Work that still uses the range ends the process.
+// Unmapping does not wait for work on the GPU. Work that still uses the range ends the process.
 SG_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   CUresult result = CUDA_ERROR_INVALID_VALUE;
   pthread_rwlock_wrlock(&table_lock);
@@ -473,20 +473,20 @@ SG_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CU
 static CUresult answer(void *value, CUpointer_attribute which, CUdeviceptr pointer,
                        const struct block *b) {
   switch (which) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = &b->card->context; break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = &b->gpu->context; break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *(unsigned *)value =
           b->kind == MEMORY_DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
       break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)value = pointer; break;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:  // the host cannot read a real card's memory
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:  // the host cannot read a real GPU's memory
       if (b->kind == MEMORY_DEVICE) return CUDA_ERROR_INVALID_VALUE;
       *(CUdeviceptr *)value = pointer;
       break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)value = 0; break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)value = b->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(char *)value = 0; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = b->card->ordinal; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = b->gpu->ordinal; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)value = 0; break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = b->start; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = b->bytes; break;

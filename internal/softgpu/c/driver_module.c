@@ -19,7 +19,7 @@ struct variable {
 };
 
 struct CUmod_st {
-  struct card *card;
+  struct gpu *gpu;
   struct ptx_module *ptx;  // NULL: there is no PTX
   struct CUfunc_st *functions;
   struct variable *variables;  // those that were asked for
@@ -66,11 +66,11 @@ static char *find_ptx(const char *image) {
 }
 
 SG_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-  struct card *card = sg_current();
-  if (!card) return CUDA_ERROR_INVALID_CONTEXT;
-  if (sg_error(card)) return sg_error(card);
+  struct gpu *gpu = sg_current();
+  if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;
+  if (sg_error(gpu)) return sg_error(gpu);
   CUmodule m = calloc(1, sizeof *m);
-  m->card = card;
+  m->gpu = gpu;
   pthread_mutex_init(&m->lock, NULL);
   char *text = find_ptx(image), *error = NULL;
   if (text) {
@@ -94,9 +94,9 @@ SG_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
   return cuModuleLoadData(module, image);
 }
 
-// Unloading waits for the card: kernels of the module may still be queued.
+// Unloading waits for the GPU: kernels of the module may still be queued.
 SG_EXPORT CUresult cuModuleUnload(CUmodule m) {
-  sg_finish_card(m->card);
+  sg_finish_gpu(m->gpu);
   for (struct variable *v = m->variables, *next; v; v = next) {
     next = v->next;
     sg_memory_return(v->at);
@@ -113,7 +113,7 @@ SG_EXPORT CUresult cuModuleUnload(CUmodule m) {
 }
 
 static void describe(struct CUfunc_st *f) {
-  const struct sg_model *model = f->module->card->model;
+  const struct sg_model *model = f->module->gpu->model;
   f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
   f->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
   f->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 10 * model->major + model->minor;
@@ -155,7 +155,7 @@ SG_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUm
     v = malloc(sizeof *v);
     *v = (struct variable){at, m->variables};
     m->variables = v;
-    sg_memory_lend(at, size, m->card);
+    sg_memory_lend(at, size, m->gpu);
   }
   pthread_mutex_unlock(&m->lock);
   if (pointer) *pointer = (uintptr_t)at;
@@ -184,7 +184,7 @@ SG_EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute which, CU
 SG_EXPORT CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute which, int value) {
   if ((unsigned)which >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES &&
-      value + f->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] > f->module->card->model->optin)
+      value + f->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] > f->module->gpu->model->optin)
     return CUDA_ERROR_INVALID_VALUE;
   f->attributes[which] = value;
   return CUDA_SUCCESS;
@@ -198,7 +198,7 @@ SG_EXPORT CUresult cuFuncSetCacheConfig(CUfunction f, int config) {
 
 SG_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int size,
                                                                size_t shared) {
-  const struct sg_model *m = f->module->card->model;
+  const struct sg_model *m = f->module->gpu->model;
   if (size < 1) return CUDA_ERROR_INVALID_VALUE;
   int threads = (size + 31) / 32 * 32;
   size_t used = shared + (size_t)f->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] + 1024;
@@ -237,7 +237,7 @@ void sg_launch_drop(struct launch *l) {
   free(l);
 }
 
-struct card *sg_launch_card(const struct launch *l) { return l->function->module->card; }
+struct gpu *sg_launch_gpu(const struct launch *l) { return l->function->module->gpu; }
 
 static bool shape_fits(CUfunction f, const unsigned grid[3], const unsigned block[3]) {
   for (int i = 0; i < 3; i++)
@@ -286,21 +286,21 @@ CUresult sg_launch_new(struct launch **launch, CUfunction f, const unsigned grid
   return CUDA_SUCCESS;
 }
 
-// SOFTGPU_XID=card:launch:result makes a kernel fail, as a card that has fallen off the bus or lost
+// SOFTGPU_XID=gpu:launch:result makes a kernel fail, as a GPU that has fallen off the bus or lost
 // bits does. The program learns of it later, from whatever call comes next, and from all others.
-static bool fails(struct card *card) {
-  long number = atomic_fetch_add(&card->launches, 1) + 1;
+static bool fails(struct gpu *gpu) {
+  long number = atomic_fetch_add(&gpu->launches, 1) + 1;
   const char *text = getenv("SOFTGPU_XID");
-  long at_card, at_launch, result;
-  if (!text || sscanf(text, "%ld:%ld:%ld", &at_card, &at_launch, &result) != 3) return false;
-  if (at_card != card->ordinal || at_launch != number) return false;
-  sg_log("card %d: launch %ld fails with %ld", card->ordinal, number, result);
-  atomic_store(&card->error, (int)result);
+  long at_gpu, at_launch, result;
+  if (!text || sscanf(text, "%ld:%ld:%ld", &at_gpu, &at_launch, &result) != 3) return false;
+  if (at_gpu != gpu->ordinal || at_launch != number) return false;
+  sg_log("GPU %d: launch %ld fails with %ld", gpu->ordinal, number, result);
+  atomic_store(&gpu->error, (int)result);
   return true;
 }
 
 void sg_launch_run(struct launch *l, struct CUstream_st *stream) {
-  if (fails(stream->card)) return;
+  if (fails(stream->gpu)) return;
   char *error = NULL;
   if (ptx_launch(l->function->kernel, l->grid, l->block, l->shared, l->args, &error))
     sg_fail("kernel %s: %s", l->function->name, error ? error : "it failed");
@@ -312,15 +312,15 @@ SG_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y
   struct CUstream_st *s;
   CUresult result = sg_stream(handle, &s);
   if (result) return result;
-  if (f->module->card != s->card) return CUDA_ERROR_INVALID_HANDLE;
+  if (f->module->gpu != s->gpu) return CUDA_ERROR_INVALID_HANDLE;
   struct launch *l;
   result = sg_launch_new(&l, f, (unsigned[]){grid_x, grid_y, grid_z},
                          (unsigned[]){block_x, block_y, block_z}, shared, params, extra);
   return result ? result : sg_submit(s, (struct work){.kind = WORK_KERNEL, .launch = l});
 }
 
-// Of the attributes of a launch, a permission to overlap with the kernel before changes nothing that
-// a correct program sees; a cluster of more than one block would.
+// Of the attributes of a launch, a permission to overlap with the kernel before changes nothing
+// that a correct program sees; a cluster of more than one block would.
 SG_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **params,
                                     void **extra) {
   for (unsigned i = 0; i < c->numAttrs; i++) {

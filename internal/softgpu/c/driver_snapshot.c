@@ -76,7 +76,7 @@ void sg_snapshot_drop(struct snapshot *s) {
 }
 
 // ready tells whether a step may run. Host functions keep the order in which they were added: those
-// of the software NCCL wait for other cards, which a card could not do for two at the same time.
+// of the software NCCL wait for other GPUs, which a GPU could not do for two at the same time.
 static bool ready(const struct snapshot *s, const bool *done, size_t at) {
   const struct step *step = &s->steps[at];
   for (size_t i = 0; i < step->needs_count; i++)
@@ -175,7 +175,7 @@ static CUresult begin(CUstream handle, CUgraph graph, const CUgraphNode *needs, 
   CUresult result = sg_stream(handle, &s);
   if (result) return result;
   if (s->capture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (s == s->card->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (s == s->gpu->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   static atomic_ullong next_id = 1;
   struct capture *c = calloc(1, sizeof *c);  // not freed: events point at it
   *c = (struct capture){.graph = graph, .origin = s, .id = atomic_fetch_add(&next_id, 1)};
@@ -231,15 +231,15 @@ SG_EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
   *graph = NULL;
   if (!c) return CUDA_ERROR_INVALID_VALUE;
   if (c->origin != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  for (int i = 0; sg_card(i); i++) {
-    struct card *card = sg_card(i);
-    pthread_mutex_lock(&card->lock);
-    for (struct CUstream_st *other = card->streams; other; other = other->next) {
+  for (int i = 0; sg_gpu(i); i++) {
+    struct gpu *gpu = sg_gpu(i);
+    pthread_mutex_lock(&gpu->lock);
+    for (struct CUstream_st *other = gpu->streams; other; other = other->next) {
       if (other == s || other->capture != c) continue;
       if (!joined(s, other)) result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
       other->capture = NULL;
     }
-    pthread_mutex_unlock(&card->lock);
+    pthread_mutex_unlock(&gpu->lock);
   }
   s->capture = NULL;
   c->invalid = true;

@@ -17,16 +17,16 @@ static double now(void) {
 // ---- delays
 
 // Every operation of a stream may be late: SOFTGPU_DELAY_SEED gives the sequence of delays, each
-// stream its own, SOFTGPU_DELAY_US the longest. SOFTGPU_SLOW=card:us makes one card late always.
+// stream its own, SOFTGPU_DELAY_US the longest. SOFTGPU_SLOW=gpu:us makes one GPU late always.
 static pthread_once_t delays_once = PTHREAD_ONCE_INIT;
 static uint64_t delay_seed;
-static long delay_most, slow_card, slow_us;
+static long delay_most, slow_gpu, slow_us;
 
 static void read_delays(void) {
   delay_seed = (uint64_t)sg_setting("SOFTGPU_DELAY_SEED", 0);
   delay_most = (long)sg_setting("SOFTGPU_DELAY_US", 300);
   const char *slow = getenv("SOFTGPU_SLOW"), *colon = slow ? strchr(slow, ':') : NULL;
-  slow_card = colon ? atol(slow) : -1;
+  slow_gpu = colon ? atol(slow) : -1;
   slow_us = colon ? atol(colon + 1) : 0;
 }
 
@@ -46,7 +46,7 @@ static void sleep_us(long us) {
 // Half of the operations are not delayed: a long delay of all hides as much as none.
 void sg_delay(struct CUstream_st *s) {
   pthread_once(&delays_once, read_delays);
-  long us = s->card->ordinal == slow_card ? slow_us : 0;
+  long us = s->gpu->ordinal == slow_gpu ? slow_us : 0;
   if (delay_seed && delay_most > 0) {
     uint64_t r = next_random(&s->random);
     if (r & 1) us += (long)((r >> 1) % (uint64_t)delay_most);
@@ -113,7 +113,7 @@ struct queued {
 
 static void *serve(void *argument) {
   struct CUstream_st *s = argument;
-  sg_set_current(s->card);
+  sg_set_current(s->gpu);
   pthread_mutex_lock(&s->lock);
   for (;;) {
     while (!s->head && !s->closed) pthread_cond_wait(&s->changed, &s->lock);
@@ -178,15 +178,15 @@ static void behind(struct CUstream_st *s, struct CUstream_st *other) {
 // Stream 0 is in step with the streams that were not made with CU_STREAM_NON_BLOCKING: its work
 // waits for theirs, and theirs for its.
 static void keep_step(struct CUstream_st *s) {
-  struct card *card = s->card;
-  pthread_mutex_lock(&card->lock);
-  if (s == card->legacy) {
-    for (struct CUstream_st *other = card->streams; other; other = other->next)
+  struct gpu *gpu = s->gpu;
+  pthread_mutex_lock(&gpu->lock);
+  if (s == gpu->legacy) {
+    for (struct CUstream_st *other = gpu->streams; other; other = other->next)
       if (other != s && !(other->flags & CU_STREAM_NON_BLOCKING)) behind(s, other);
-  } else if (card->legacy && !(s->flags & CU_STREAM_NON_BLOCKING)) {
-    behind(s, card->legacy);
+  } else if (gpu->legacy && !(s->flags & CU_STREAM_NON_BLOCKING)) {
+    behind(s, gpu->legacy);
   }
-  pthread_mutex_unlock(&card->lock);
+  pthread_mutex_unlock(&gpu->lock);
 }
 
 CUresult sg_submit(struct CUstream_st *s, struct work work) {
@@ -205,18 +205,18 @@ void sg_finish(struct CUstream_st *s) {
 
 // A record behind the work of every stream, and then a wait for all: the streams may come and go
 // meanwhile.
-void sg_finish_card(struct card *card) {
+void sg_finish_gpu(struct gpu *gpu) {
   struct record *list[4096];
   size_t n = 0;
-  pthread_mutex_lock(&card->lock);
-  for (struct CUstream_st *s = card->streams; s; s = s->next) {
+  pthread_mutex_lock(&gpu->lock);
+  for (struct CUstream_st *s = gpu->streams; s; s = s->next) {
     if (idle(s)) continue;
     if (n == sizeof list / sizeof *list) sg_fail("more than %zu streams", n);
     list[n] = sg_record_new();
     append(s, (struct work){.kind = WORK_RECORD, .record = sg_record_hold(list[n])});
     n++;
   }
-  pthread_mutex_unlock(&card->lock);
+  pthread_mutex_unlock(&gpu->lock);
   for (size_t i = 0; i < n; i++) {
     sg_record_wait(list[i]);
     sg_record_drop(list[i]);
@@ -225,18 +225,18 @@ void sg_finish_card(struct card *card) {
 
 // ---- the life of streams
 
-static struct CUstream_st *make(struct card *card, unsigned flags, int priority) {
+static struct CUstream_st *make(struct gpu *gpu, unsigned flags, int priority) {
   pthread_once(&delays_once, read_delays);
   struct CUstream_st *s = calloc(1, sizeof *s);
-  s->card = card;
+  s->gpu = gpu;
   s->flags = flags;
   s->priority = priority;
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
-  s->id = ++card->made;
-  s->random = delay_seed ^ (uint64_t)(card->ordinal + 1) << 40 ^ s->id << 20;
-  s->next = card->streams;
-  card->streams = s;
+  s->id = ++gpu->made;
+  s->random = delay_seed ^ (uint64_t)(gpu->ordinal + 1) << 40 ^ s->id << 20;
+  s->next = gpu->streams;
+  gpu->streams = s;
   return s;
 }
 
@@ -244,16 +244,16 @@ CUresult sg_stream(CUstream handle, struct CUstream_st **stream) {
   if (handle == CU_STREAM_PER_THREAD) sg_fail("the default stream of a thread");
   struct CUstream_st *s = handle;
   if (handle == NULL || handle == CU_STREAM_LEGACY) {
-    struct card *card = sg_current();
-    if (!card) return CUDA_ERROR_INVALID_CONTEXT;
-    pthread_mutex_lock(&card->lock);
-    if (!card->legacy) card->legacy = make(card, 0, 0);
-    s = card->legacy;
-    pthread_mutex_unlock(&card->lock);
+    struct gpu *gpu = sg_current();
+    if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&gpu->lock);
+    if (!gpu->legacy) gpu->legacy = make(gpu, 0, 0);
+    s = gpu->legacy;
+    pthread_mutex_unlock(&gpu->lock);
   }
   if (s->closed) return CUDA_ERROR_INVALID_HANDLE;
   *stream = s;
-  return sg_error(s->card);
+  return sg_error(s->gpu);
 }
 
 #define STREAM(handle)                            \
@@ -264,13 +264,13 @@ CUresult sg_stream(CUstream handle, struct CUstream_st **stream) {
   } while (0)
 
 SG_EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
-  struct card *card = sg_current();
-  if (!card) return CUDA_ERROR_INVALID_CONTEXT;
+  struct gpu *gpu = sg_current();
+  if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;
   if (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  if (sg_error(card)) return sg_error(card);
-  pthread_mutex_lock(&card->lock);
-  *stream = make(card, flags, priority);
-  pthread_mutex_unlock(&card->lock);
+  if (sg_error(gpu)) return sg_error(gpu);
+  pthread_mutex_lock(&gpu->lock);
+  *stream = make(gpu, flags, priority);
+  pthread_mutex_unlock(&gpu->lock);
   return CUDA_SUCCESS;
 }
 
@@ -282,14 +282,14 @@ SG_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 // allocated, so that a late use of it is an error and not a crash.
 SG_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
   STREAM(handle);
-  if (s == s->card->legacy) return CUDA_ERROR_INVALID_HANDLE;
-  pthread_mutex_lock(&s->card->lock);
-  for (struct CUstream_st **at = &s->card->streams; *at; at = &(*at)->next)
+  if (s == s->gpu->legacy) return CUDA_ERROR_INVALID_HANDLE;
+  pthread_mutex_lock(&s->gpu->lock);
+  for (struct CUstream_st **at = &s->gpu->streams; *at; at = &(*at)->next)
     if (*at == s) {
       *at = s->next;
       break;
     }
-  pthread_mutex_unlock(&s->card->lock);
+  pthread_mutex_unlock(&s->gpu->lock);
   pthread_mutex_lock(&s->lock);
   s->closed = true;
   pthread_cond_broadcast(&s->changed);
@@ -301,13 +301,13 @@ SG_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
   STREAM(handle);
   if (s->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   sg_finish(s);
-  return sg_error(s->card);
+  return sg_error(s->gpu);
 }
 
 SG_EXPORT CUresult cuStreamQuery(CUstream handle) {
   STREAM(handle);
   if (s->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  return idle(s) ? sg_error(s->card) : CUDA_ERROR_NOT_READY;
+  return idle(s) ? sg_error(s->gpu) : CUDA_ERROR_NOT_READY;
 }
 
 SG_EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
@@ -324,26 +324,26 @@ SG_EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 
 SG_EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
   STREAM(handle);
-  *context = &s->card->context;
+  *context = &s->gpu->context;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
   STREAM(handle);
-  *device = s->card->ordinal;
+  *device = s->gpu->ordinal;
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
   STREAM(handle);
-  *id = (unsigned long long)s->card->ordinal << 32 | s->id;
+  *id = (unsigned long long)s->gpu->ordinal << 32 | s->id;
   return CUDA_SUCCESS;
 }
 
 // ---- host functions
 
 // The function runs on the stream's thread, in the stream's order, and what is behind it waits. If
-// the card has failed it is not called.
+// the GPU has failed it is not called.
 SG_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void *data) {
   STREAM(handle);
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
@@ -367,11 +367,11 @@ SG_EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, voi
 // ---- events
 
 SG_EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
-  struct card *card = sg_current();
-  if (!card) return CUDA_ERROR_INVALID_CONTEXT;
-  if (sg_error(card)) return sg_error(card);
+  struct gpu *gpu = sg_current();
+  if (!gpu) return CUDA_ERROR_INVALID_CONTEXT;
+  if (sg_error(gpu)) return sg_error(gpu);
   CUevent e = calloc(1, sizeof *e);
-  e->card = card;
+  e->gpu = gpu;
   e->flags = flags;
   pthread_mutex_init(&e->lock, NULL);
   *event = e;
@@ -391,7 +391,7 @@ SG_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 // they neither wait for the new work nor are released by it.
 SG_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
   STREAM(handle);
-  if (event->card != s->card) return CUDA_ERROR_INVALID_HANDLE;  // event and stream: one context
+  if (event->gpu != s->gpu) return CUDA_ERROR_INVALID_HANDLE;  // event and stream: one context
   if (s->capture) {
     pthread_mutex_lock(&event->lock);
     event->capture = s->capture;
@@ -426,7 +426,7 @@ static CUresult latest(CUevent event, struct record **record) {
 }
 
 // The stream waits for the record that is the latest now, at the call, whatever is recorded later.
-// The event may be of another card.
+// The event may be of another GPU.
 SG_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
   STREAM(handle);
   if (flags) sg_fail("cuStreamWaitEvent with flags %u", flags);
@@ -459,7 +459,7 @@ SG_EXPORT CUresult cuEventQuery(CUevent event) {
   if (result) return result;
   bool done = !record || sg_record_done(record);
   sg_record_drop(record);
-  return done ? sg_error(event->card) : CUDA_ERROR_NOT_READY;
+  return done ? sg_error(event->gpu) : CUDA_ERROR_NOT_READY;
 }
 
 SG_EXPORT CUresult cuEventSynchronize(CUevent event) {
@@ -468,7 +468,7 @@ SG_EXPORT CUresult cuEventSynchronize(CUevent event) {
   if (result) return result;
   if (record) sg_record_wait(record);
   sg_record_drop(record);
-  return sg_error(event->card);
+  return sg_error(event->gpu);
 }
 
 // Times are those of this machine. No test may compare them with anything.

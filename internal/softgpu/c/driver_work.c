@@ -48,21 +48,21 @@ static void store(const struct work *w) {
     __atomic_store_n((uint64_t *)w->write.to, w->write.value, __ATOMIC_SEQ_CST);
 }
 
-// Once the card has failed nothing is computed any more, but whoever waits is released.
-static bool runs_on_failed_card(enum work_kind kind) {
+// Once the GPU has failed nothing is computed any more, but whoever waits is released.
+static bool runs_on_failed_gpu(enum work_kind kind) {
   return kind == WORK_RECORD || kind == WORK_WAIT || kind == WORK_CALLBACK || kind == WORK_FREE ||
          kind == WORK_GRAPH;
 }
 
 void sg_work_run(const struct work *work, struct CUstream_st *stream) {
-  if (sg_error(stream->card) && !runs_on_failed_card(work->kind)) return;
+  if (sg_error(stream->gpu) && !runs_on_failed_gpu(work->kind)) return;
   switch (work->kind) {
     case WORK_EMPTY: break;
     case WORK_COPY: memmove(work->copy.to, work->copy.from, work->copy.bytes); break;
     case WORK_SET: fill(work); break;
     case WORK_HOST: work->host.fn(work->host.data); break;
     case WORK_CALLBACK:
-      work->callback.fn(work->callback.stream, sg_error(stream->card), work->callback.data);
+      work->callback.fn(work->callback.stream, sg_error(stream->gpu), work->callback.data);
       break;
     case WORK_KERNEL: sg_launch_run(work->launch, stream); break;
     case WORK_RECORD: sg_record_happen(work->record); break;

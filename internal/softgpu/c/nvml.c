@@ -1,4 +1,4 @@
-// libnvidia-ml.so.1: how many cards there are, where, and that their links are up. The CUDA plugin
+// libnvidia-ml.so.1: how many GPUs there are, where, and that their links are up. The CUDA plugin
 // sees no GPU without it.
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6 };
 
-// A handle is the card's number, counted from 1.
+// A handle is the GPU's number, counted from 1.
 typedef struct device *handle;
 
 static int ordinal(handle h) { return (int)(intptr_t)h - 1; }
@@ -48,12 +48,12 @@ SG_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 }
 
 SG_EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
-  *count = (unsigned)sg_cards();
+  *count = (unsigned)sg_gpus();
   return NVML_SUCCESS;
 }
 
 SG_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle *h) {
-  if ((int)index >= sg_cards()) return NVML_INVALID_ARGUMENT;
+  if ((int)index >= sg_gpus()) return NVML_INVALID_ARGUMENT;
   *h = (handle)(intptr_t)(index + 1);
   return NVML_SUCCESS;
 }
@@ -61,7 +61,7 @@ SG_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle *h) {
 SG_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle *h) {
   unsigned domain, bus;
   if (sscanf(id, "%x:%x", &domain, &bus) != 2) return NVML_INVALID_ARGUMENT;
-  if (bus < SG_FIRST_BUS || (int)bus - SG_FIRST_BUS >= sg_cards()) return NVML_NOT_FOUND;
+  if (bus < SG_FIRST_BUS || (int)bus - SG_FIRST_BUS >= sg_gpus()) return NVML_NOT_FOUND;
   return nvmlDeviceGetHandleByIndex_v2(bus - SG_FIRST_BUS, h);
 }
 
@@ -138,8 +138,8 @@ SG_EXPORT int nvmlDeviceGetP2PStatus(handle from, handle to, int which, int *sta
   return NVML_SUCCESS;
 }
 
-// Cards whose processes have the same SOFTGPU_FABRIC are in one NVLink domain across hosts; without
-// it a card says that it has no such fabric.
+// GPUs whose processes have the same SOFTGPU_FABRIC are in one NVLink domain across hosts; without
+// it a GPU says that it has no such fabric.
 struct fabric {
   unsigned version;
   unsigned char cluster[16];
