@@ -1,6 +1,7 @@
 // Package deepwell turns a model into a trained checkpoint on NVIDIA Blackwell, one verb at a time:
-// every method of [Env] is a command, reads as the list of its passes, and writes an artifact. A
-// verb takes a Job and returns a Result; flags and text are the business of cmd/deepwell.
+// every method of [Env] is a command and reads as the list of its passes. Most take a Job, write an
+// artifact and return a Result; some only look, as Doctor and ListCheckpoints. Flags and text are
+// the business of cmd/deepwell.
 //
 // To train from a program of your own, with your own data or model, use package train;
 // examples/library does. To run StableHLO, use package engine.

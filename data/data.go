@@ -45,7 +45,7 @@ type Options struct {
 	Template string
 	// End is the token that closes every document. "" takes the one that the tokenizer has for it.
 	End string
-	// Joined takes a sequence as one text: positions run through it, there is one segment, and the
+	// Joined treats each sequence as one text: positions run through it, there is one segment, and the
 	// first token of a document is learned from the end of the one before.
 	Joined bool
 	// HoldoutSequences and HoldoutShare keep whole documents of every source out of training, for

@@ -20,7 +20,7 @@ func (c Code) Error() string { return string(c) }
 // 32xx pipelines, 33xx precision, 34xx replay. The comments are the meanings in codes.tsv;
 // go test ./diag -update writes them.
 const (
-	// Internal: an internal error: a bug in Deepwell.
+	// Internal: a bug in Deepwell.
 	Internal Code = "DW1000"
 	// BadUsage: the command line is not well formed.
 	BadUsage Code = "DW1001"
@@ -185,7 +185,7 @@ const (
 	// RunBusy: another process is training in the same folder.
 	RunBusy Code = "DW2909"
 
-	// TrainingLost: too many steps in a row were skipped.
+	// TrainingLost: too many steps in a row were rejected.
 	TrainingLost Code = "DW3001"
 	// HostMemory: a run needs more memory than its host, control group or ulimit leaves.
 	HostMemory Code = "DW3002"

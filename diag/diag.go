@@ -106,7 +106,8 @@ func fileFix(err error) string {
 	return ""
 }
 
-// Exit returns a copy of e that ends the program with another status than the catalogue has.
+// Exit returns a copy of e that ends the program with another status than the catalogue has, once
+// it reaches the command: Exit itself ends nothing.
 func (e *Error) Exit(c Class) *Error {
 	n := *e
 	n.exit = c

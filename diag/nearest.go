@@ -2,8 +2,8 @@ package diag
 
 // Nearest finds the name closest to what a person typed, so that an error can ask "did you mean".
 // It answers "" when nothing is near: more than a third of the letters would have to change, more
-// than two of a short word, or more than one of a word of three letters. Nobody mistypes a word of
-// more than maxTyped letters, and comparing one would take long.
+// than two of a short word, or more than one of a word of three letters. A word of more than 256
+// letters is near nothing: comparing one would take long.
 func Nearest(typed string, names []string) string {
 	if len(typed) > maxTyped {
 		return ""

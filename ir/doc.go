@@ -29,13 +29,16 @@
 // Outside this module: one [Row] with Lower, see the example of [Table.With]. In this package:
 //
 //  1. a [Kind] in one of the groups (elementKinds, shapeKinds, blockKinds, ...): shape rule, VJP,
-//     work;
+//     work; for an element-wise function of one argument, an entry of unaries instead. Its
+//     attributes go into the table in attrs.go;
 //  2. a [Builder] method;
 //  3. a function in ir/eval, which computes the operation in float64;
 //  4. a rule in lower/stablehlo, which prints it;
 //  5. a probe in internal/irtest: tests compare its gradient with central differences, and its
 //     program with the interpreter. An operation without a gradient needs tests of its own in
 //     ir and lower.
+//
+// go test ./ir/... ./lower runs them all; TestOperationsAreComplete in lower names what is missing.
 //
 // # Who may change what
 //

@@ -230,7 +230,7 @@ func (b *Builder) Fill(t Type, value float64) *Value {
 	return b.one("fill", attrs(map[string]any{"type": t.String(), "value": value}))
 }
 
-// Iota counts along a dimension of a type, which must be whole.
+// Iota counts along a dimension of a type, which must not be sharded.
 func (b *Builder) Iota(t Type, dim string) *Value {
 	return b.one("iota", attrs(map[string]any{"type": t.String(), "dim": dim}))
 }

@@ -53,8 +53,9 @@ func inferMove(_ *Graph, op *Op) ([]Type, error) {
 // in the stack of a repeat or as a result, and to move it back.
 func (b *Builder) ToHost(x *Value) *Value { return b.one("to_host", nil, x) }
 
-// ToDevice moves a value to the device's own memory, if after is not nil not before that is there:
-// what many moves bring would not all have room. An input that is moved lies on the host.
+// ToDevice moves a value to the device's own memory. If after is not nil, the move waits until
+// after is on the device, so that not all moves need room at once. An input that is moved lies on
+// the host.
 func (b *Builder) ToDevice(x, after *Value) *Value {
 	if after == nil {
 		return b.one("to_device", nil, x)

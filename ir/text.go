@@ -13,8 +13,8 @@ import (
 )
 
 // String writes the graph as text that [Parse] reads back, or [Table.Parse] if it has operations of
-// another table. Lost are the meanings of inputs and results ([Value.Means]), and with them which
-// results replace which inputs (donation); everything else comes back.
+// another table. The text has everything but the meanings of inputs and results ([Value.Means]),
+// and with them which results replace which inputs (donation).
 func (g *Graph) String() string {
 	var b strings.Builder
 	g.print(&b, "")

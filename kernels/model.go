@@ -77,7 +77,7 @@ func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP) Attent
 }
 
 // xlaCombines is the most bytes that XLA:GPU combines into one reduce-scatter by default
-// (reference/overlap.md, 4h).
+// (xla_gpu_reduce_scatter_combine_threshold_bytes).
 const xlaCombines = 30 << 20
 
 // Joined gives the compile options that let XLA combine a layer's gradients, layer bytes on a

@@ -16,7 +16,8 @@ import (
 
 // Options are the choices of a target: the graph says what is computed, the options how.
 type Options struct {
-	// Kernels chooses what operations become; nil takes what every target runs.
+	// Kernels chooses what operations become; nil takes what every target runs. It records its
+	// choices: use it again for other modules of the same program, but in one goroutine at a time.
 	Kernels *kernels.Selector
 }
 

@@ -149,7 +149,7 @@ var amaxes = []float32{0, 1, 3, 2688, 2688, 5e-36, 1e-38, 1e-40, 7.9e-36, 3e-35,
 	float32(math.Inf(1)), float32(math.NaN()), 1e-20, 0x1p100}
 
 // numbers fills an array by runs of 16, each about its own size, and some with what is special:
-// the corner cases of reference/precision.md, 8.
+// the corner cases of rounding to E4M3 and E2M1.
 func numbers(r *rand.Rand, a *eval.Array) {
 	special := []float32{0, float32(math.Copysign(0, -1)), 448, 464, 465, 1.75, 1.7500001, 1.7499999,
 		1.9999999, 0x1p-9, 0x1p-10, 0x1p-126, 0x1p-127, 0x1p-149, -0x1p-140, math.MaxFloat32,

@@ -224,8 +224,7 @@ func (u *update) pair(a, b *ir.Value, each ir.Dim) *ir.Value {
 
 // accept reports whether the step counts: the host commits it, and the norm is finite and at most
 // MaxNorm. A NaN gradient makes the norm NaN, an infinite one +Inf; comparisons with NaN are false,
-// so the step is rejected. A maximum would not do: XLA:CPU's drops NaN (reference/parity_notes.md,
-// traps).
+// so the step is rejected. A maximum would not do: XLA:CPU's drops NaN.
 func (u *update) accept(commit, norm *ir.Value) *ir.Value {
 	finite := u.Compare("le", norm, u.Fill(norm.Type, math.MaxFloat32))
 	within := u.Compare("le", norm, u.in[MaxNorm])

@@ -54,7 +54,7 @@ type Candidate struct {
 }
 
 // The bounds, in percent, are those that MXFP8 and NVFP4 are held to: a branch resolves gaps that a
-// run from scratch does not (measured in reference/parity_notes.md 1).
+// run from scratch does not (docs/precision.md).
 var bounds = map[dtype.Format]struct{ branch, scratch float64 }{
 	dtype.MXFP8: {0.05, 0.25},
 	dtype.NVFP4: {0.25, 1},
@@ -81,7 +81,7 @@ const (
 )
 
 // noises are the errors of weight gradients that MXFP8 and NVFP4 make, as shares of their norms
-// (measured in reference/parity_notes.md 3).
+// (docs/precision.md).
 var noises = []struct {
 	name  string
 	share float64

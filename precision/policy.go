@@ -49,7 +49,7 @@ type Rule struct {
 }
 
 // always are parts of a model that are never quantized. Rules may name them only with bf16.
-// TransformerEngine quantizes none of them either (reference/precision.md 1 and 2).
+// TransformerEngine quantizes none of them either.
 var always = []string{"embed", "norm", "router", "head"}
 
 // tagged maps linear layers to recompute tags. MoE and MLA models cannot be built yet; their

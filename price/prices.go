@@ -66,8 +66,8 @@ func (p *Prices) Slower(links float64) *Prices {
 }
 
 // One virtual device of a processor: what one of two cores of the machine at hand does in a step of
-// a small model (reference/xla_cpu_speed.md: 13M parameters, 5,730 tokens a second on two cores in
-// bf16, which is 6 * 13e6 * 5730 / 2 operations). A probe that measures replaces both.
+// a small model (measured: 13M parameters, 5,730 tokens a second on two
+// cores in bf16, which is 6 * 13e6 * 5730 / 2 operations). A probe that measures replaces both.
 const (
 	cpuRate      = 2.2e11
 	cpuBandwidth = 1e10

@@ -68,7 +68,7 @@ func inferOrderBlocks(_ *ir.Graph, op *ir.Op) ([]ir.Type, error) {
 // quantizations of one source share the barrier, and so do the source if one of them transforms it
 // (else XLA keeps the sums that it made for the scales, to make the codes of them) and the block
 // maxima that the tensor's own maximum is found among: the source is read twice for any number of
-// orientations (reference/quantize_fusion.md, 2).
+// orientations.
 func shareBlockScales(hasKernel func(*ir.Op) bool) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},

@@ -2,6 +2,7 @@ package rewrite
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -44,8 +45,8 @@ const (
 const InBlock = "in_block"
 
 // Rows returns the table of package ir with the operations of passes: the text of a rewritten graph
-// is parsed by it. The table must not be changed.
-func Rows() ir.Table { return allRows() }
+// is parsed by it. The table is a copy; its rows are shared and must not be changed.
+func Rows() ir.Table { return maps.Clone(allRows()) }
 
 // allRows makes the table at first use.
 var allRows = sync.OnceValue(func() ir.Table {

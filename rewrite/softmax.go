@@ -126,7 +126,8 @@ func (s SavedSoftmax[V]) Results(op *ir.Op) []V {
 }
 
 // SavedBy splits the arguments of an attention_grad_saved: attention_grad's own as an operation of
-// that kind, and what was saved. Values stand for themselves in any representation V.
+// that kind, and what was saved. V is what stands for a value: an [ir.Value], or a
+// printed one.
 func SavedBy[V any](op *ir.Op, in []V) (plain *ir.Op, s SavedSoftmax[V]) {
 	n := len(in) - int(op.Attrs.Int(attrSaved))
 	grad := *op

@@ -115,7 +115,9 @@ func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *loopState, err
 // run/checkpoints/step-00000100. Everything is as it was then: the state, the position in the data,
 // the guard's history and the precision of the GEMMs. A checkpoint of another recipe, model or
 // dataset is refused. To begin a run with the weights of another, use Options.Init. An error after
-// the first bytes of the state were replaced leaves a trainer that can only be closed.
+// the first bytes of the state were replaced leaves a trainer that can only be closed. Later
+// checkpoints stay in the run's folder: Save does not replace them, and New resumes from the
+// newest.
 func (t *Trainer) Load(ctx context.Context, path string) error {
 	if err := t.usable(); err != nil {
 		return err
@@ -133,7 +135,7 @@ func (t *Trainer) Load(ctx context.Context, path string) error {
 	t.pending = false
 	if err := t.resume(ctx, c, old); err != nil {
 		t.abandon(err, "%s was not loaded whole", path)
-		return err
+		return t.canceled(ctx, err)
 	}
 	if filepath.Dir(filepath.Clean(path)) != filepath.Clean(t.folder()) {
 		t.saved = -1 // the run's own folder does not have it
@@ -162,7 +164,8 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *loopState
 	t.guard = old.Guard
 	t.guard.Factor = factor
 	t.compare(m, old)
-	t.opts.Events.Emit(event.Resumed{Step: t.step, Path: filepath.ToSlash(t.folder())})
+	t.opts.Events.Emit(event.Resumed{Step: t.step,
+		Path: filepath.ToSlash(filepath.Dir(c.Path()))})
 	return nil
 }
 

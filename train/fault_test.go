@@ -26,7 +26,7 @@ type fault struct {
 	kind  string
 	level func(k int) float64 // of its k-th step, counted from 1
 	steps int
-	seen  int    // the first step whose level can be seen (reference/parity_notes.md 5)
+	seen  int    // the first step whose level can be seen
 	falls string // products
 	whole bool   // the update is refused as well, in the step of the first sign
 }

@@ -96,7 +96,7 @@ func TestInspectionChangesNothing(t *testing.T) {
 }
 
 // What inspections tell of a run in which nothing is wrong lies where such runs lie, and raises no
-// alarm (reference/parity_notes.md, 4).
+// alarm.
 func TestInspectionsOfCleanRuns(t *testing.T) {
 	for _, format := range []string{"mxfp8", "nvfp4"} {
 		if format == "nvfp4" && !slowtest.Enabled {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -96,7 +97,7 @@ type StepResult struct {
 	GradNorm float64 // the norm of all gradients together, before clipping
 	LR       float64 // the learning rate
 	Tokens   int64   // of the batch
-	Seconds  float64 // including the wait for data; of a rejected step also the time to keep it
+	Seconds  float64 // including the wait for data, and the time to save a rejected step
 	// Rejected says why the guard refused the update; "" if the state was updated.
 	Rejected string
 }
@@ -216,6 +217,12 @@ func (t *Trainer) prefetch(ctx context.Context, at data.Position) {
 	go func() {
 		defer close(p.done)
 		defer cancel()
+		defer func() { // nobody but us can recover here
+			if r := recover(); r != nil {
+				p.err = diag.New(diag.DataRead, "the dataset panicked: %v", r).Because("%s", debug.Stack()).
+					Try("correct its method Take")
+			}
+		}()
 		p.batch, p.after, p.err = t.opts.Data.Take(ctx, at, t.opts.Recipe.Batch, 0, 1)
 	}()
 }
@@ -265,7 +272,7 @@ func (t *Trainer) hasData() error {
 func (t *Trainer) checkBatch(b *data.Batch, sequences int) (*data.Batch, error) {
 	seq := t.opts.Recipe.Seq
 	if b == nil || b.Sequences != sequences || b.Seq != seq {
-		return nil, diag.New(diag.BadInput, "the dataset gave no batch of %d sequences of %d tokens",
+		return nil, diag.New(diag.BadInput, "there is no batch of %d sequences of %d tokens",
 			sequences, seq).Try("data.NewBatch takes sequences of seq+1 tokens")
 	}
 	for _, list := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments} {
@@ -386,6 +393,9 @@ func (t *Trainer) Eval(ctx context.Context) (float64, error) {
 		err = diag.New(diag.Canceled, "the validation of step %d was stopped", t.step).
 			Wrap(context.Cause(ctx))
 	}
+	if err == nil && t.evalLabels == 0 {
+		err = diag.New(diag.DataEmpty, "the validation data has no label")
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -420,8 +430,13 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 		}
 		sum, labels = sum+loss, labels+b.Count
 	}
-	t.last.Eval = sum / max(1, float64(labels))
-	t.owes = false
+	t.owes, t.evalLabels = false, labels
+	if labels == 0 { // a loss of 0 would be the best of all
+		t.opts.Events.Emit(event.Warning{Code: string(diag.DataEmpty),
+			Text: fmt.Sprintf("the validation after step %d has no label", t.step)})
+		return false, nil
+	}
+	t.last.Eval = sum / float64(labels)
 	t.opts.Events.Emit(event.Eval{Step: t.step, Loss: event.Figure(t.last.Eval), Tokens: labels})
 	return false, nil
 }

@@ -30,7 +30,7 @@ func (t *Trainer) Gradients(ctx context.Context, b *data.Batch) (loss float64, e
 	if t.pending = err == nil; !t.pending {
 		t.abandon(err, "the gradients of step %d were abandoned", t.step+1)
 	}
-	return loss, err
+	return loss, t.canceled(ctx, err)
 }
 
 // Update applies the gradients of the last call of [Trainer.Gradients] with a learning rate, counts
@@ -44,11 +44,15 @@ func (t *Trainer) Update(ctx context.Context, lr float64) (norm float64, applied
 		return 0, false, diag.New(diag.BadInput, "there are no gradients to apply").
 			Try("call Gradients before each Update")
 	}
+	if !(lr >= 0) || math.IsInf(lr, 0) {
+		return 0, false, diag.New(diag.BadInput, "the learning rate is %g", lr).
+			Try("give a finite number from 0 on")
+	}
 	t.pending = false
 	norm, applied, err = t.exec.update(ctx, true, lr, math.Inf(1))
 	if err != nil {
 		t.abandon(err, "the update of step %d was abandoned", t.step+1)
-		return 0, false, err
+		return 0, false, t.canceled(ctx, err)
 	}
 	t.step++
 	if applied {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -202,5 +204,83 @@ func TestFinalLearningRateFollowsLR(t *testing.T) {
 		if math.Abs(last-lr/10) > 0.1*lr {
 			t.Errorf("lr %g ends at %g", lr, last)
 		}
+	}
+}
+
+// Programs of other sizes than the run's gave half the loss, or a panic.
+func TestProgramsOfAnotherRecipe(t *testing.T) {
+	o := options(t, t.TempDir())
+	tr := begin(t, o)
+	o.Programs = tr.Programs()
+	tr.Close()
+	for name, change := range map[string]func(o *train.Options, r *recipe.Recipe){
+		"batch":      func(_ *train.Options, r *recipe.Recipe) { r.Batch = 8 },
+		"microbatch": func(_ *train.Options, r *recipe.Recipe) { r.Microbatch = 2 },
+		"seq":        func(_ *train.Options, r *recipe.Recipe) { r.Seq = 16 },
+		"optimizer":  func(_ *train.Options, r *recipe.Recipe) { r.Optimizer.Name = "muon" },
+		"model": func(o *train.Options, _ *recipe.Recipe) {
+			c := *o.Model.(*model.Config)
+			c.MLP, o.Model = 32, &c
+		},
+	} {
+		bad, r := o, *o.Recipe
+		bad.Recipe = &r
+		change(&bad, &r)
+		if _, err := train.New(t.Context(), bad); !errors.Is(err, diag.BadInput) {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
+	begin(t, o)
+}
+
+// panicking is a dataset with a bug.
+type panicking struct{ squares }
+
+func (panicking) Take(context.Context, data.Position, int, int, int) (*data.Batch, data.Position,
+	error) {
+	panic("a bug")
+}
+
+// empty has no validation sequences.
+type empty struct{ squares }
+
+func (empty) EvalSequences() int64 { return 0 }
+
+// What a program gets wrong is an error with a code: none of these is a panic, or a wrong state.
+func TestMistakesOfAProgram(t *testing.T) {
+	o := options(t, t.TempDir())
+	o.Data, o.Eval = panicking{}, empty{}
+	tr := begin(t, o)
+	if _, err := tr.Step(t.Context()); !errors.Is(err, diag.DataRead) {
+		t.Errorf("a panic of the dataset: %v", err)
+	}
+	if _, err := tr.Eval(t.Context()); !errors.Is(err, diag.DataEmpty) {
+		t.Errorf("a validation of nothing: %v", err)
+	}
+	good, _, err := squares{8}.Take(t.Context(), nil, 4, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Gradients(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	for _, lr := range []float64{math.NaN(), math.Inf(1), -1} {
+		if _, _, err := tr.Update(t.Context(), lr); !errors.Is(err, diag.BadInput) {
+			t.Errorf("a learning rate of %g: %v", lr, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := tr.Update(ctx, 1e-3); !errors.Is(err, diag.Canceled) {
+		t.Errorf("a canceled update: %v", err)
+	}
+	own := options(t, t.TempDir())
+	own.Model = struct{ model.Model }{own.Model}
+	if _, err := train.New(t.Context(), own); !errors.Is(err, diag.BadInput) {
+		t.Errorf("a model without Init: %v", err)
+	}
+	own.Model = (*model.Config)(nil)
+	if _, err := train.New(t.Context(), own); !errors.Is(err, diag.BadInput) {
+		t.Errorf("a nil model: %v", err)
 	}
 }

@@ -2,7 +2,9 @@ package train
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"time"
 
@@ -96,13 +98,14 @@ type Options struct {
 	// Programs are given.
 	Plan *plan.Plan
 	// Programs are the programs of a step, which New compiles; nil builds them from Model, Recipe and
-	// Plan.
+	// Plan. Model and Recipe, if given too, must be what they were built from.
 	Programs *step.Programs
 
 	Data Dataset    // nil is for Gradients, Update, Eval and Save alone
 	Eval EvalSource // nil turns validation off
 	// Init fills one parameter of a run that does not resume from a checkpoint. nil asks the model,
-	// if it has the method Init of [model.Config], with the recipe's seed.
+	// if it has the method Init of [model.Config], with the recipe's seed; a new run needs one of
+	// them.
 	Init func(p *model.Param, dst []float32) error
 
 	// Locked says that the caller has locked the folder Recipe.Out, or only reads from it. Else New
@@ -167,7 +170,7 @@ func (o Options) complete() (Options, error) {
 	for _, one := range []struct {
 		name  string
 		given bool
-	}{{"Engine", o.Engine != nil}, {"Model", o.Model != nil}, {"Recipe", o.Recipe != nil}} {
+	}{{"Engine", o.Engine != nil}, {"Model", !isNil(o.Model)}, {"Recipe", o.Recipe != nil}} {
 		if !one.given {
 			return o, diag.New(diag.BadInput, "train.Options.%s is not set", one.name)
 		}
@@ -175,6 +178,11 @@ func (o Options) complete() (Options, error) {
 	o.Recipe = completeRecipe(*o.Recipe)
 	if err := o.Recipe.Check(); err != nil {
 		return o, diag.From(err).At("train.Options.Recipe")
+	}
+	if o.Programs != nil {
+		if err := o.sameProgram(); err != nil {
+			return o, err
+		}
 	}
 	if init, ok := o.Model.(initializer); o.Init == nil && ok {
 		seed := uint64(o.Recipe.Seed)
@@ -202,6 +210,45 @@ func (o Options) complete() (Options, error) {
 	o.Programs, err = step.Build(step.Spec{Model: o.Model, Recipe: o.Recipe, Arch: o.Engine.Platform(),
 		Plan: o.Plan})
 	return o, err
+}
+
+// isNil reports whether there is no model, also as a nil pointer.
+func isNil(m model.Model) bool {
+	v := reflect.ValueOf(m)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+// sameProgram returns an error if the model or the recipe is not what Programs were built from, as
+// far as programs depend on them: they would run with other sizes than the run counts.
+func (o *Options) sameProgram() error {
+	spec := o.Programs.Spec()
+	built := completeRecipe(*spec.Recipe)
+	sizes := func(m model.Model) (list []string) {
+		for _, p := range m.Params() {
+			list = append(list, fmt.Sprint(p.Name, p.Size()))
+		}
+		return list
+	}
+	a, b := built.Optimizer, o.Recipe.Optimizer
+	for _, one := range []struct {
+		name string
+		same bool
+	}{
+		{"Model", reflect.DeepEqual(spec.Model.Facts(), o.Model.Facts()) &&
+			slices.Equal(sizes(spec.Model), sizes(o.Model))},
+		{"Recipe.Batch", built.Batch == o.Recipe.Batch},
+		{"Recipe.Microbatch", built.Microbatch == o.Recipe.Microbatch},
+		{"Recipe.Seq", built.Seq == o.Recipe.Seq},
+		{"Recipe.Precision", built.Precision == o.Recipe.Precision},
+		{"Recipe.Optimizer", a.Name == b.Name && a.Beta1 == b.Beta1 && a.Beta2 == b.Beta2 &&
+			a.WeightDecay == b.WeightDecay && a.MaxGradNorm == b.MaxGradNorm && a.Moments == b.Moments},
+	} {
+		if !one.same {
+			return diag.New(diag.BadInput, "%s is not what the programs were built from", one.name).
+				At("train.Options.Programs").Try("build the programs again, or leave them out")
+		}
+	}
+	return nil
 }
 
 // completeRecipe copies a recipe and fills in what one in code may leave open, as parsing run.toml

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -264,8 +265,14 @@ func initial(init func(p *model.Param, dst []float32) error) func(string, *model
 			return nil
 		}
 		x := make([]float32, len(dst)/4)
+		if init == nil {
+			return diag.New(diag.BadInput, "there is no Init for the parameters")
+		}
 		if err := init(p, x); err != nil {
-			return err
+			if _, ok := errors.AsType[*diag.Error](err); ok {
+				return err
+			}
+			return diag.New(diag.BadInput, "Init of %s failed", p.Name).Wrap(err)
 		}
 		dtype.F32.Encode(dst, x)
 		return nil

@@ -55,6 +55,8 @@ type Trainer struct {
 	// owes says that the validation of the last step was given up for a stop.
 	owes bool
 	last Result
+	// evalLabels is the number of labels of the last validation.
+	evalLabels int64
 
 	// lock is of the run's folder; nil if the caller or another process has it.
 	lock *flock.Lock
@@ -126,6 +128,8 @@ func (t *Trainer) start(ctx context.Context) error {
 	}
 	if c != nil {
 		defer func() { _ = c.Close() }()
+	} else if t.opts.Init == nil {
+		return diag.New(diag.BadInput, "train.Options.Init is not set, and the model has no method Init")
 	} else if d, ok := t.opts.Data.(ReadyChecker); ok {
 		if err := d.Ready(); err != nil {
 			return err

@@ -13,8 +13,8 @@ import (
 func main() {
 	isolate.Main() // the same binary is the child that compiles
 	if len(os.Args) > 1 && os.Args[1] == "train" {
-		// Memory that stays made steps 1.4 to 1.6 times as fast (reference/xla_cpu_speed.md); without
-		// it a run only takes longer.
+		// Memory that stays made steps 1.4 to 1.6 times as fast (docs/decisions/0014-cpu-lowering.md);
+		// without it a run only takes longer.
 		_ = malloc.Exec()
 	}
 	ctx := untilSignal(context.Background(), os.Exit)

@@ -21,7 +21,8 @@ func small(r *rand.Rand, n int64) int64 { return 1 + r.Int64N(n) }
 // A Probe is one operation with random shapes: it makes inputs and gives the result that is tried.
 type Probe struct {
 	Name string
-	// Positive keeps the inputs away from zero and below, for logarithms and roots.
+	// Positive draws inputs from 1.3 up, for logarithms and roots, and to stay on one side of a kink;
+	// else they are normal, with either sign.
 	Positive bool
 	Build    Build
 }
@@ -69,7 +70,8 @@ func binary(f func(b *ir.Builder, x, y *ir.Value) *ir.Value) Build {
 	}
 }
 
-// Probes has every operation that a gradient flows through.
+// Probes has every operation that a gradient flows through, but for collectives and loops; a test
+// of package lower holds it to the table of package ir.
 var Probes = []Probe{
 	{"add", false, binary((*ir.Builder).Add)},
 	{"sub", false, binary((*ir.Builder).Sub)},

@@ -493,3 +493,9 @@ func topK(op *ir.Op, in, out []*Array) {
 		}
 	}
 }
+
+// Knows reports whether the interpreter computes an operation of package ir itself.
+func Knows(kind string) bool {
+	return kind == "repeat" || collectives[kind] != nil || kernels[kind] != nil ||
+		blockKernels[kind] != nil || quantizeKernels[kind] != nil
+}

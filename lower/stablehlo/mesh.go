@@ -87,7 +87,8 @@ func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 	}
 	ahead := ""
 	if op.Attrs.Bool("prefetch") {
-		// XLA:GPU fetches only what is marked a round ahead (reference/overlap.md, 4a).
+		// XLA:GPU fetches only what is marked a round ahead (its collective pipeliner in the mode
+		// EXPLICIT).
 		ahead = `, mhlo.frontend_attributes = {is_pipelineable = "true"}`
 	}
 	t := ir.Type{Elem: as, Dims: out.Dims}

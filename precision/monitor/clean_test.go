@@ -8,8 +8,7 @@ import (
 	"github.com/deepwell/deepwell/precision/monitor"
 )
 
-// A run is a synthetic one: what it reports moves as the clean runs of reference/parity_notes.md 4
-// do. Each number is a level, a walk that is pulled back to it, and noise of its own in each step,
+// A run is a synthetic one: what it reports moves as clean runs do. Each number is a level, a walk that is pulled back to it, and noise of its own in each step,
 // with the spreads below.
 type run struct {
 	rand    *rand.Rand

@@ -25,9 +25,9 @@ type Options struct {
 }
 
 // Defaults are the options of a run from scratch. Bounds were set on drifts from step 50 on
-// (reference/parity_notes.md 4). Medians of 8 samples differ from medians of 12 by less than the
-// bounds leave room for, and 100 steps are some ten times what a fault of a few batches lasts. An
-// inspection costs 62 % of a step on a CPU (bench/monitor), so one in 100 costs 0.6 %.
+// of clean runs. Medians of 8 samples differ from medians of 12 by less
+// than the bounds leave room for, and 100 steps are some ten times what a fault of a few batches
+// lasts. An inspection costs 62 % of a step on a CPU (bench/monitor), so one in 100 costs 0.6 %.
 func Defaults() Options {
 	return Options{Settle: 50, Learn: 8, Hold: 100, Healthy: 8, Inspect: 100}
 }

@@ -174,8 +174,7 @@ func flip(name string) func(*monitor.Sample, *monitor.Linear, int) {
 	}
 }
 
-// The faults of reference/parity_notes.md 5 at the levels that were seen there, and the parts of
-// the recipes that its section 3 switches off.
+// Faults at the levels at which they were seen in runs, and parts of the recipes switched off.
 var faults = []fault{
 	{"a growing channel of x", "mxfp8", outlier, "fprop wgrad", false, 6},
 	{"a growing channel of x", "nvfp4", outlier, "fprop wgrad", false, 6},

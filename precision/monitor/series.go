@@ -6,7 +6,7 @@ import (
 )
 
 // window is how many samples a series remembers. Bounds were set on the medians of 12 samples of a
-// run (reference/parity_notes.md 4); more would only make the median lag behind the drift that is a
+// run; more would only make the median lag behind the drift that is a
 // part of training.
 const window = 16
 

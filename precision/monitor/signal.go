@@ -46,9 +46,8 @@ func below(m *measured, bound float64) verdict {
 	return verdict{out: m.value < bound, bound: bound}
 }
 
-// The signals of operands, and below of linear layers. The numbers in the functions below are the
-// column "suggested alarm" of reference/parity_notes.md 4, where the values of clean runs stand
-// beside them.
+// The signals of operands, and below of linear layers. The numbers in the functions below were set
+// from the values of clean runs.
 var operandSignals = []signal{
 	{"amax", true, judgeAmax},
 	{"spread", true, judgeSpread},
