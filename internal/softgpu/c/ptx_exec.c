@@ -1,0 +1,503 @@
+// Runs the blocks of a grid. A warp's lanes that stand at the same instruction run together; of
+// several groups the one with the lowest program counter runs first, so that lanes that took
+// different ways meet again where the ways do. Lanes that wait, for other lanes or for the block,
+// are passed over; when nothing can run and something waits, the launch fails and says where.
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ptx_impl.h"
+
+// --- Lanes of operands ---
+
+uint64_t ptx_read(const struct warp *w, const struct ins *i, int n, int l) {
+    switch (i->width[n]) {
+    case 0: return BITS(n) >> l & 1;
+    case 1: return LANE8(n)[l];
+    case 2: return LANE16(n)[l];
+    case 4: return LANE32(n)[l];
+    default: return LANE64(n)[l];
+    }
+}
+
+void ptx_write(struct warp *w, const struct ins *i, int n, int l, uint64_t v) {
+    switch (i->width[n]) {
+    case 0: BITS(n) = (BITS(n) & ~(1u << l)) | (uint32_t)(v & 1) << l; break;
+    case 1: LANE8(n)[l] = (uint8_t)v; break;
+    case 2: LANE16(n)[l] = (uint16_t)v; break;
+    case 4: LANE32(n)[l] = (uint32_t)v; break;
+    default: LANE64(n)[l] = v; break;
+    }
+}
+
+void ptx_fail(struct warp *w, const struct ins *i, const char *format, ...) {
+    struct block *b = w->block;
+    if (b->error) return;
+    char what[300];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    b->error = ptx_text("kernel %s, line %d, %s, block %u,%u,%u, warp %u: %s", b->kernel->name,
+                        i->line, i->spelling, b->at[0], b->at[1], b->at[2], w->index, what);
+}
+
+// --- One instruction ---
+
+#define RESTORE(type)                                                          \
+    {                                                                          \
+        type *d = (type *)(w->file + i->op[n]);                                \
+        const type *old = (const type *)saved[n];                              \
+        EACH_LANE d[l] = active >> l & 1 ? d[l] : old[l];                      \
+    }
+
+// run_partly computes all lanes, and gives those that are not active their old values back.
+static void run_partly(struct warp *w, const struct ins *i, uint32_t active) {
+    uint64_t saved[2][LANES];
+    for (int n = 0; n < i->outputs && n < 2; n++)
+        memcpy(saved[n], w->file + i->op[n], i->width[n] ? (size_t)i->width[n] * LANES : 4);
+    i->run(w, i);
+    for (int n = 0; n < i->outputs && n < 2; n++)
+        switch (i->width[n]) {
+        case 0: {
+            uint32_t old;
+            memcpy(&old, saved[n], 4);
+            BITS(n) = (BITS(n) & active) | (old & ~active);
+            break;
+        }
+        case 1: RESTORE(lane8) break;
+        case 2: RESTORE(lane16) break;
+        case 4: RESTORE(lane32) break;
+        default: RESTORE(lane64) break;
+        }
+}
+
+// run_vector does the same for mov with more than two results.
+static void run_lanes(struct warp *w, const struct ins *i, uint32_t active) {
+    w->active = active;
+    if (active == w->live) {
+        i->run(w, i);
+        return;
+    }
+    if (i->outputs <= 2) {
+        run_partly(w, i, active);
+        return;
+    }
+    uint64_t saved[MAX_OPERANDS][LANES];
+    for (int n = 0; n < i->outputs; n++)
+        for (int l = 0; l < LANES; l++) saved[n][l] = ptx_read(w, i, n, l);
+    i->run(w, i);
+    for (int n = 0; n < i->outputs; n++)
+        for (int l = 0; l < LANES; l++)
+            if (!(active >> l & 1)) ptx_write(w, i, n, l, saved[n][l]);
+}
+
+// --- Groups of lanes ---
+
+static void set_pc(struct warp *w, uint32_t lanes, uint32_t pc) {
+    for (; lanes; lanes &= lanes - 1) w->pc[__builtin_ctz(lanes)] = pc;
+}
+
+struct group {
+    uint32_t lanes, pc;
+    uint32_t meet; // the lowest program counter of other lanes that can run
+};
+
+// next_group picks the lanes with the lowest program counter among those that can run.
+static bool next_group(const struct warp *w, struct group *g) {
+    uint32_t ready = w->live & ~w->syncing & ~w->barred;
+    g->lanes = 0;
+    g->pc = g->meet = UINT32_MAX;
+    for (uint32_t m = ready; m; m &= m - 1) {
+        uint32_t pc = w->pc[__builtin_ctz(m)];
+        if (pc < g->pc) g->pc = pc;
+    }
+    for (uint32_t m = ready; m; m &= m - 1) {
+        int l = __builtin_ctz(m);
+        if (w->pc[l] == g->pc) g->lanes |= 1u << l;
+        else if (w->pc[l] < g->meet) g->meet = w->pc[l];
+    }
+    return g->lanes != 0;
+}
+
+// complete runs a KIND_SYNC instruction for every set of lanes that has arrived as a whole, and
+// returns the lanes that it ran for.
+static uint32_t complete(struct warp *w, const struct ins *i, uint32_t arrived) {
+    uint32_t done = 0, left = arrived;
+    while (left && !w->block->error) {
+        int first = __builtin_ctz(left);
+        uint32_t member = w->live, same = left;
+        if (i->member >= 0) {
+            member = (uint32_t)ptx_read(w, i, i->member, first);
+            for (uint32_t m = left; m; m &= m - 1) {
+                int l = __builtin_ctz(m);
+                if ((uint32_t)ptx_read(w, i, i->member, l) != member) same &= ~(1u << l);
+            }
+            if (same & ~member) {
+                ptx_fail(w, i, "lanes %#x are not in their own member mask %#x", same & ~member,
+                         member);
+                return 0;
+            }
+        }
+        if ((member & w->live) == same) {
+            w->active = same;
+            i->run(w, i);
+            done |= same;
+        }
+        left &= ~same;
+    }
+    return done;
+}
+
+// --- Barriers ---
+
+static void barrier_results(struct warp *w, uint32_t released, unsigned ones, unsigned arrived) {
+    for (uint32_t m = released; m; m &= m - 1) {
+        int l = __builtin_ctz(m);
+        const struct ins *i = &w->block->kernel->code[w->pc[l] - 1];
+        if (!i->outputs) continue;
+        uint64_t r = i->sub == SUB_POPC ? ones : i->sub == SUB_AND ? ones == arrived : ones != 0;
+        ptx_write(w, i, 0, l, r);
+    }
+}
+
+// release_barriers lets threads pass the barriers that are complete. Threads that have exited do
+// not count where all threads are waited for.
+static bool release_barriers(struct block *b) {
+    bool any = false;
+    for (int id = 0; id < BARRIERS; id++) {
+        struct barrier *r = &b->barriers[id];
+        unsigned needed = r->needed ? r->needed : b->live_threads;
+        if (!r->arrived || r->arrived < needed) continue;
+        for (unsigned n = 0; n < b->warp_count; n++) {
+            struct warp *w = &b->warps[n];
+            uint32_t released = 0;
+            for (uint32_t m = w->barred; m; m &= m - 1)
+                if (w->barrier[__builtin_ctz(m)] == id) released |= m & -m;
+            barrier_results(w, released, r->ones, r->arrived);
+            w->barred &= ~released;
+        }
+        *r = (struct barrier){0};
+        any = true;
+    }
+    return any;
+}
+
+// arrive counts the active lanes at a barrier; they wait behind the instruction.
+static void arrive(struct warp *w, const struct ins *i, uint32_t active) {
+    struct block *b = w->block;
+    int n = i->outputs;
+    bool reduces = i->outputs > 0;
+    int counts = i->count - n - reduces - 1;
+    for (uint32_t m = active; m; m &= m - 1) {
+        int l = __builtin_ctz(m);
+        uint64_t id = ptx_read(w, i, n, l), needed = counts ? ptx_read(w, i, n + 1, l) : 0;
+        if (id >= BARRIERS || (counts && (needed == 0 || needed % LANES))) {
+            ptx_fail(w, i, "barrier %llu of %llu threads", (unsigned long long)id,
+                     (unsigned long long)needed);
+            return;
+        }
+        struct barrier *r = &b->barriers[id];
+        if (r->arrived && r->needed != needed) {
+            ptx_fail(w, i, "barrier %llu is used with %u and with %llu threads",
+                     (unsigned long long)id, r->needed, (unsigned long long)needed);
+            return;
+        }
+        r->needed = (unsigned)needed;
+        r->arrived++;
+        if (reduces) r->ones += ptx_read(w, i, i->count - 1, l) ^ i->not_source;
+        w->barrier[l] = (uint8_t)id;
+        if (!(i->flags & FLAG_ARRIVE)) w->barred |= 1u << l;
+    }
+}
+
+// --- Warps ---
+
+static void leave(struct warp *w, uint32_t lanes) {
+    w->live &= ~lanes;
+    w->block->live_threads -= (unsigned)__builtin_popcount(lanes);
+}
+
+// step_sync lets the group's active lanes arrive at an instruction that waits for others.
+static void step_sync(struct warp *w, const struct ins *i, struct group *g, uint32_t active) {
+    uint32_t waiting = 0;
+    for (uint32_t m = w->syncing; m; m &= m - 1)
+        if (w->pc[__builtin_ctz(m)] == g->pc) waiting |= m & -m;
+    uint32_t arrived = active | waiting, done = complete(w, i, arrived);
+    set_pc(w, g->lanes & ~active, g->pc + 1);
+    set_pc(w, active & ~done, g->pc);
+    set_pc(w, done, g->pc + 1);
+    w->syncing = (w->syncing & ~done) | (arrived & ~done);
+}
+
+// run_group runs lanes that stand at one instruction, until they part, wait, or reach others.
+static void run_group(struct warp *w, struct group *g) {
+    const struct ptx_kernel *k = w->block->kernel;
+    for (;;) {
+        if (g->pc >= k->code_count) { // behind the last instruction
+            leave(w, g->lanes);
+            return;
+        }
+        const struct ins *i = &k->code[g->pc];
+        uint32_t active = g->lanes;
+        if (i->guard >= 0) {
+            uint32_t p = *(lane32 *)(w->file + i->guard);
+            active &= i->negated ? ~p : p;
+        }
+        switch ((ptx_kind)i->kind) {
+        case KIND_LANES:
+            if (active) run_lanes(w, i, active);
+            break;
+        case KIND_MASKED:
+            w->active = active;
+            if (active) i->run(w, i);
+            if (w->block->error) return;
+            break;
+        case KIND_NOP: break;
+        case KIND_BRANCH:
+            if (active == g->lanes) {
+                g->pc = (uint32_t)i->target;
+                if (g->pc >= g->meet) goto part;
+                continue;
+            }
+            if (!active) break;
+            set_pc(w, active, (uint32_t)i->target);
+            set_pc(w, g->lanes & ~active, g->pc + 1);
+            return;
+        case KIND_EXIT:
+            leave(w, active);
+            set_pc(w, g->lanes & ~active, g->pc + 1);
+            return;
+        case KIND_SYNC:
+            if (!active) break;
+            if (active == w->live && complete(w, i, active) == active) break; // all are here
+            if (w->block->error) return;
+            step_sync(w, i, g, active);
+            return;
+        case KIND_BARRIER:
+            arrive(w, i, active);
+            set_pc(w, g->lanes, g->pc + 1);
+            return;
+        }
+        if (++g->pc >= g->meet) {
+        part:
+            set_pc(w, g->lanes, g->pc);
+            return;
+        }
+    }
+}
+
+// retry completes instructions whose missing lanes have exited since.
+static bool retry(struct warp *w) {
+    for (uint32_t m = w->syncing; m && !w->block->error; m &= m - 1) {
+        uint32_t pc = w->pc[__builtin_ctz(m)], arrived = 0;
+        for (uint32_t n = w->syncing; n; n &= n - 1)
+            if (w->pc[__builtin_ctz(n)] == pc) arrived |= n & -n;
+        uint32_t done = complete(w, &w->block->kernel->code[pc], arrived);
+        set_pc(w, done, pc + 1);
+        w->syncing &= ~done;
+        if (done) return true;
+    }
+    return false;
+}
+
+// run_warp runs until all lanes wait or have exited, and says whether any ran.
+static bool run_warp(struct warp *w) {
+    bool ran = false;
+    struct group g;
+    do {
+        while (!w->block->error && next_group(w, &g)) {
+            run_group(w, &g);
+            ran = true;
+        }
+    } while (!w->block->error && retry(w));
+    return ran;
+}
+
+// --- Blocks ---
+
+// deadlock names what the first waiting lanes wait for.
+static void deadlock(struct block *b) {
+    for (unsigned n = 0; n < b->warp_count; n++) {
+        struct warp *w = &b->warps[n];
+        if (!w->live) continue;
+        int l = __builtin_ctz(w->live);
+        bool barred = w->barred >> l & 1;
+        const struct ins *i = &b->kernel->code[w->pc[l] - barred];
+        if (barred) {
+            const struct barrier *r = &b->barriers[w->barrier[l]];
+            ptx_fail(w, i, "deadlock: %u of %u threads are at barrier %u", r->arrived,
+                     r->needed ? r->needed : b->live_threads, w->barrier[l]);
+        } else {
+            ptx_fail(w, i, "deadlock: lanes %#x wait for others of the live lanes %#x", w->syncing,
+                     w->live);
+        }
+        return;
+    }
+}
+
+static void fill(struct warp *w, int32_t slot, uint32_t value) {
+    if (slot < 0) return;
+    lane32 *d = (lane32 *)(w->file + slot);
+    EACH_LANE d[l] = value;
+}
+
+// start_block sets what differs between blocks.
+static void start_block(struct block *b) {
+    const int32_t *special = b->kernel->special;
+    b->live_threads = b->threads;
+    memset(b->barriers, 0, sizeof b->barriers);
+    for (unsigned n = 0; n < b->warp_count; n++) {
+        struct warp *w = &b->warps[n];
+        unsigned left = b->threads - n * LANES;
+        w->live = left >= LANES ? ~0u : (1u << left) - 1;
+        w->syncing = w->barred = 0;
+        memset(w->pc, 0, sizeof w->pc);
+        for (int axis = 0; axis < 3; axis++) fill(w, special[6 + axis], b->at[axis]);
+    }
+}
+
+static void run_block(struct block *b) {
+    start_block(b);
+    while (b->live_threads && !b->error) {
+        bool moved = false;
+        for (unsigned n = 0; n < b->warp_count && !b->error; n++) moved |= run_warp(&b->warps[n]);
+        moved |= release_barriers(b);
+        if (!moved && b->live_threads && !b->error) deadlock(b);
+    }
+}
+
+// --- Launches ---
+
+static void fill_threads(struct block *b, struct warp *w) {
+    const int32_t *special = b->kernel->special;
+    uint32_t at[5];
+    for (unsigned l = 0; l < LANES; l++) {
+        unsigned t = w->index * LANES + l;
+        uint32_t values[] = {t % b->size[0], t / b->size[0] % b->size[1],
+                             t / b->size[0] / b->size[1]};
+        for (int axis = 0; axis < 3; axis++)
+            if (special[axis] >= 0) ((lane32 *)(w->file + special[axis]))[l] = values[axis];
+        at[0] = 1u << l, at[1] = (1u << l) - 1, at[2] = at[1] | at[0], at[3] = ~at[2],
+        at[4] = ~at[1];
+        if (special[12] >= 0) ((lane32 *)(w->file + special[12]))[l] = l;
+        for (int n = 0; n < 5; n++)
+            if (special[15 + n] >= 0) ((lane32 *)(w->file + special[15 + n]))[l] = at[n];
+    }
+}
+
+// start_warp sets what stays the same for all blocks: constants and most special registers.
+static void start_warp(struct block *b, struct warp *w, size_t dynamic) {
+    const struct ptx_kernel *k = b->kernel;
+    for (size_t n = 0; n < k->constant_count; n++) {
+        const struct constant *c = &k->constants[n];
+        struct ins i = {.op = {c->slot}, .width = {c->width}};
+        for (int l = 0; l < LANES; l++) ptx_write(w, &i, 0, l, c->value);
+    }
+    fill_threads(b, w);
+    for (int axis = 0; axis < 3; axis++) {
+        fill(w, k->special[3 + axis], b->size[axis]);
+        fill(w, k->special[9 + axis], b->grid[axis]);
+    }
+    fill(w, k->special[13], w->index);
+    fill(w, k->special[14], b->warp_count);
+    fill(w, k->special[20], 0); // one multiprocessor
+    fill(w, k->special[21], 1);
+    fill(w, k->special[22], (uint32_t)dynamic);
+    fill(w, k->special[23], (uint32_t)b->shared_bytes);
+    fill(w, k->special[24], 0); // clusters of one block
+    fill(w, k->special[25], 1);
+}
+
+struct room { // memory of one block, used for all blocks of a launch
+    struct warp *warps;
+    uint8_t *files, *shared, *local;
+};
+
+static void free_room(struct room *r) {
+    free(r->warps), free(r->files), free(r->shared), free(r->local);
+}
+
+static bool make_room(struct block *b, struct room *r, size_t dynamic) {
+    const struct ptx_kernel *k = b->kernel;
+    size_t file = ((size_t)k->file_bytes + 127) / 64 * 64;
+    size_t local = (k->local_bytes + 15) / 16 * 16 * LANES;
+    b->shared_bytes = k->shared_bytes + dynamic;
+    r->warps = calloc(b->warp_count, sizeof *r->warps);
+    r->files = aligned_alloc(64, file * b->warp_count);
+    r->shared = aligned_alloc(1024, (b->shared_bytes + 1024) / 1024 * 1024);
+    r->local = local ? calloc(b->warp_count, local) : NULL;
+    if (!r->warps || !r->files || !r->shared || (local && !r->local)) return false;
+    memset(r->files, 0, file * b->warp_count);
+    memset(r->shared, 0, b->shared_bytes);
+    b->warps = r->warps;
+    b->shared = r->shared;
+    for (unsigned n = 0; n < b->warp_count; n++) {
+        struct warp *w = &b->warps[n];
+        *w = (struct warp){.file = r->files + n * file, .block = b, .index = n,
+                           .local = local ? r->local + n * local : NULL};
+        start_warp(b, w, dynamic);
+    }
+    return true;
+}
+
+static char *refuse(const struct ptx_kernel *k, const unsigned grid[3], const unsigned block[3],
+                    size_t dynamic) {
+    if (k->problem) return ptx_text("%s", k->problem);
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    for (int n = 0; n < 3; n++) {
+        if (!grid[n] || !block[n] || block[n] > 1024)
+            return ptx_text("kernel %s: empty grid or block", k->name);
+        if (k->required[0] && block[n] != k->required[n])
+            return ptx_text("kernel %s: blocks of %ux%ux%u threads, .reqntid says %ux%ux%u", k->name,
+                            block[0], block[1], block[2], k->required[0], k->required[1],
+                            k->required[2]);
+    }
+    if (threads > 1024) return ptx_text("kernel %s: more than 1024 threads in a block", k->name);
+    if (k->shared_bytes + dynamic > 228 * 1024)
+        return ptx_text("kernel %s: %zu bytes of shared memory", k->name, k->shared_bytes + dynamic);
+    return NULL;
+}
+
+static uint8_t *pack_params(const struct ptx_kernel *k, void **args) {
+    uint8_t *p = calloc(1, k->param_bytes + 16);
+    for (size_t n = 0; p && n < k->param_count; n++)
+        memcpy(p + k->params[n].offset, args[n], k->params[n].bytes);
+    return p;
+}
+
+int ptx_launch(struct ptx_kernel *k, const unsigned grid[3], const unsigned size[3],
+               size_t dynamic, void **args, char **error) {
+    char *why = refuse(k, grid, size, dynamic);
+    struct room room = {0};
+    uint8_t *params = why ? NULL : pack_params(k, args);
+    struct block b = {.kernel = k, .params = params};
+    if (!why) {
+        memcpy(b.grid, grid, sizeof b.grid);
+        memcpy(b.size, size, sizeof b.size);
+        b.threads = size[0] * size[1] * size[2];
+        b.warp_count = (b.threads + LANES - 1) / LANES;
+        if (!params || !make_room(&b, &room, dynamic))
+            why = ptx_text("kernel %s: no memory for a block", k->name);
+    }
+    uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+    for (uint64_t n = 0; !why && n < blocks; n++) {
+        b.at[0] = (unsigned)(n % grid[0]);
+        b.at[1] = (unsigned)(n / grid[0] % grid[1]);
+        b.at[2] = (unsigned)(n / grid[0] / grid[1]);
+        run_block(&b);
+        why = b.error;
+    }
+    free_room(&room);
+    free(params);
+    if (error) *error = why;
+    else free(why);
+    return why != NULL;
+}
+
+const char *ptx_kernel_problem(const struct ptx_kernel *k) { return k->problem; }
+unsigned ptx_kernel_params(const struct ptx_kernel *k) { return (unsigned)k->param_count; }
+size_t ptx_kernel_param_bytes(const struct ptx_kernel *k, unsigned at) {
+    return at < k->param_count ? k->params[at].bytes : 0;
+}
+size_t ptx_kernel_shared(const struct ptx_kernel *k) { return k->shared_bytes; }
