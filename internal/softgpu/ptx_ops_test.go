@@ -270,7 +270,9 @@ var integerOps = []ptxOp{
 		return uint64(int64(a) / int64(b))
 	}},
 	{"neg.s32 %r0, %r1;", 'r', manyInts, func(a, _, _ uint64) uint64 { return uint64(uint32(-a)) }},
-	{"abs.s32 %r0, %r1;", 'r', manyInts, func(a, _, _ uint64) uint64 { return uint64(uint32(max(int32(a), -int32(a)))) | uint64(uint32(a)&(1<<31)&uint32(-a)) }},
+	{"abs.s32 %r0, %r1;", 'r', manyInts, func(a, _, _ uint64) uint64 {
+		return uint64(uint32(max(int32(a), -int32(a)))) | uint64(uint32(a)&(1<<31)&uint32(-a))
+	}},
 	{"min.s32 %r0, %r1, %r2;", 'r', manyInts, func(a, b, _ uint64) uint64 { return uint64(uint32(min(int32(a), int32(b)))) }},
 	{"max.s32 %r0, %r1, %r2;", 'r', manyInts, func(a, b, _ uint64) uint64 { return uint64(uint32(max(int32(a), int32(b)))) }},
 	{"max.u32 %r0, %r1, %r2;", 'r', manyInts, func(a, b, _ uint64) uint64 { return uint64(max(uint32(a), uint32(b))) }},
