@@ -80,7 +80,7 @@ var (
 func f(bits uint64) float32  { return math.Float32frombits(uint32(bits)) }
 func fd(bits uint64) float64 { return math.Float64frombits(bits) }
 
-// u gives a float's bits, with the card's canonical NaN.
+// u gives a float's bits, with the GPU's canonical NaN.
 func u(x float32) uint64 {
 	if x != x {
 		return 0x7fffffff

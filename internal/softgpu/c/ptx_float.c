@@ -1,9 +1,9 @@
 // Arithmetic of f32, f32x2 and f64.
 //
-// Results that are NaN become the card's canonical NaN, 0x7fffffff. Instructions that a card
+// Results that are NaN become the GPU's canonical NaN, 0x7fffffff. Instructions that a GPU
 // approximates (ex2.approx, lg2.approx, rsqrt.approx, rcp.approx, sqrt.approx, sin, cos, tanh, and
 // div.approx and div.full) give the float nearest to the result in double precision: an error of at
-// most half a unit in the last place, where a card has up to two.
+// most half a unit in the last place, where a GPU has up to two.
 #include <fenv.h>
 #include <math.h>
 

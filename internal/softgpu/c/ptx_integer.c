@@ -86,7 +86,7 @@ WIDE(wide_u32, lane32, uint64_t)
 WIDE(wide_s16, lane_s16, int32_t)
 WIDE(wide_s32, lane_s32, int64_t)
 
-// Division by zero gives all ones on the card; the most negative number by -1 wraps.
+// Division by zero gives all ones on the GPU; the most negative number by -1 wraps.
 #define QUOTIENT(name, type)                                            \
     BINARY(div_##name, type, b ? a / b : (type)-1)                            \
     BINARY(rem_##name, type, b ? a % b : a)

@@ -1,7 +1,7 @@
 // Matrices spread over a warp: ldmatrix, stmatrix, and mma.sync of 16 x 8 results.
 //
 // Lane l has of an 8 x 8 matrix of 16-bit elements row l/4, columns 2*(l%4) and the next. mma adds
-// the products in double precision and rounds once; a card's tensor cores round more often.
+// the products in double precision and rounds once; a GPU's tensor cores round more often.
 #include "ptx_check.h"
 #include "ptx_impl.h"
 

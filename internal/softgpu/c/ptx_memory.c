@@ -1,7 +1,7 @@
 // Loads, stores, atomics, address conversion, and copies to shared memory.
 //
 // Addresses of the generic and global spaces are those of this process. Shared, local and parameter
-// addresses are offsets, as on a card, and every access is held against the size of its space.
+// addresses are offsets, as on a GPU, and every access is held against the size of its space.
 #include <stdlib.h>
 
 #include "ptx_check.h"
@@ -273,7 +273,7 @@ static void isspacep(struct warp *w, const struct ins *i) {
     BITS(0) = r;
 }
 
-// cp.async copies at once, which is one of the times at which a card may do it. A source size
+// cp.async copies at once, which is one of the times at which a GPU may do it. A source size
 // below the copy's size fills the rest with zeros.
 static void cp_async(struct warp *w, const struct ins *i) {
     uint8_t *to[LANES], *from[LANES];
