@@ -179,7 +179,7 @@ func (b *Bridge) experts(p *Profile, r Run, routed float64) {
 	if r.Eager {
 		p.Operation *= b.Eager
 	}
-	if r.Overlap { // published runs hide 0.37 to all of it; delayed weight gradients hide most
+	if r.Overlap { // from 0.37 to all of it; delayed weight gradients hide most
 		p.HideExpert = 0.8
 	}
 }

@@ -89,7 +89,7 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		if err != nil {
 			t.Fatal(err)
 		}
-		stage.Flags = map[string]any{ // as compile options of kernels/ set them
+		stage.Flags = map[string]any{ // as engine/compiler.go sets them
 			"xla_gpu_pipeline_all_gather":          "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
 			"xla_gpu_collective_domain_assignment": "scale_up_fabric",
 			"xla_gpu_enable_triton_gemm":           false,

@@ -45,7 +45,7 @@ func newQuantizer(w writer, op *ir.Op) quantizer {
 // windowed prints the codes of quantize from a source and its scales. Scales come from block maxima
 // by reduce_window (in 16 bits where the source has no more) and are behind a barrier, so that
 // XLA:GPU makes two kernels, one for scales and one for codes, and keeps nothing wide in memory
-// between them: fused into one, it would write the source's f32 blocks.
+// between them.
 func windowed(w writer, op *ir.Op, in []val) []val {
 	q := newQuantizer(w, op)
 	x, scale := in[0], q.repeatTileScale(in[1])
