@@ -321,13 +321,21 @@ func isPlan(source string) bool {
 
 // readPlan reads a plan's file.
 func readPlan(path string) (*plan.Plan, error) {
+	p, _, err := readPlanKeys(path)
+	return p, err
+}
+
+// readPlanKeys is readPlan, and also returns the keys that the file has at its top level.
+func readPlanKeys(path string) (p *plan.Plan, keys map[string]json.RawMessage, err error) {
 	text, err := safedir.ReadPlain(path, maxText)
 	if err != nil {
-		return nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
+		return nil, nil, diag.New(diag.FileError, "cannot read the plan").At("%s", path).Wrap(err)
 	}
-	p, err := plan.Parse(text, path)
-	if err != nil {
-		return nil, err
+	if p, err = plan.Parse(text, path); err != nil {
+		return nil, nil, err
+	}
+	if err := json.Unmarshal(text, &keys); err != nil { // Parse is stricter, so this cannot happen
+		return nil, nil, diag.New(diag.PlanText, "the plan is not JSON").At("%s", path).Wrap(err)
 	}
 	// A model that is a file begins at the plan's folder, as in run.toml. What is not there may
 	// still be a preset, or begin at the working directory as plan -o writes it.
@@ -338,5 +346,5 @@ func readPlan(path string) (*plan.Plan, error) {
 			p.Model = beside
 		}
 	}
-	return p, nil
+	return p, keys, nil
 }

@@ -204,8 +204,18 @@ func (r *runner) readPlan() (err error) {
 	if r.job.Plan == "" {
 		return nil
 	}
-	if r.plan, err = readPlan(r.job.Plan); err != nil {
+	p, keys, err := readPlanKeys(r.job.Plan)
+	if err != nil {
 		return err
+	}
+	r.plan = p
+	// A plan without types and precision takes the recipe's. If the recipe has a policy file, the
+	// plan must name its narrowest format, as always.
+	if _, named := keys["precision"]; !named && keys["types"] == nil {
+		p.Types.Params = r.recipe.Precision
+		if !precision.IsFile(r.recipe.GEMMs) {
+			p.Precision = r.recipe.GEMMs
+		}
 	}
 	// What the recipe leaves open the plan decides.
 	if r.recipe.Microbatch == r.recipe.Batch {

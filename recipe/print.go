@@ -53,7 +53,8 @@ var withPlan string
 // Example is a recipe with every key and its explanation; what has a default is commented out.
 func Example() string {
 	var b strings.Builder
-	b.WriteString("# A recipe for deepwell train. Keys with a leading # have the default shown.\n")
+	b.WriteString("# A recipe for deepwell train. Keys with a leading # have the default shown.\n" +
+		"# A resumed run keeps its recipe: only keys marked † may change.\n")
 	section := ""
 	for _, k := range table {
 		if s := k.section(); s != section {
@@ -61,7 +62,11 @@ func Example() string {
 			fmt.Fprintf(&b, "\n[%s]\n", s)
 		}
 		b.WriteByte('\n')
-		for _, line := range wrap(k.Doc, 96) {
+		mark := ""
+		if k.free() {
+			mark = " †"
+		}
+		for _, line := range wrap(k.Doc+mark, 96) {
 			fmt.Fprintf(&b, "# %s\n", line)
 		}
 		value, words := k.toml()
