@@ -13,7 +13,7 @@ import (
 
 // ListCheckpoints tells of every checkpoint in a folder, oldest first, without hashing it.
 func (e *Env) ListCheckpoints(ctx context.Context, dir string) ([]ckpt.Info, error) {
-	v := e.begin(ctx, "ckpt ls")
+	v := e.begin(ctx, "ckpt list")
 	list := get(v, "read the manifests", func() ([]ckpt.Info, error) { return checkpointsIn(dir) })
 	return list, v.err
 }

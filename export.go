@@ -187,7 +187,7 @@ func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
 			}
 			if n := dtype.F32.NotFinite(buf); n > 0 {
 				return diag.New(diag.WeightNotFinite, "%d numbers of %s are not finite", n, p.Name).
-					At("%s", c.Path()).Try("export an earlier checkpoint; deepwell ckpt ls %s lists them",
+					At("%s", c.Path()).Try("export an earlier checkpoint; deepwell ckpt list %s lists them",
 					filepath.Dir(c.Path()))
 			}
 			dtype.F32.Decode(dst, buf)

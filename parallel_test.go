@@ -79,7 +79,7 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		"layout along each axis of the mesh: sharded by a dimension, partial (`+`, a term of a sum), or\nreplicated. Every "+
 		"collective is an operation; the gradient of this graph transposes them.\n\n"+
 		"```\n%s```\n\n", g)
-	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, with loops multiplied out; tests "+
+	fmt.Fprintf(&b, "## Its collectives\n\nCounted in the graph, loop bodies once per iteration; tests "+
 		"check that the compiled programs have the same.\nCount and bytes are of one device and one "+
 		"microbatch; bytes are the full (gathered or unreduced) tensors.\n\n| kind | axes | group | count | bytes |\n"+
 		"|---|---|---|---|---|\n")

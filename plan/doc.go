@@ -1,9 +1,9 @@
-// Package plan turns a few lines of JSON into how a model is trained on a cluster: the size of
-// each axis of parallelism, what is sharded and what is replicated along it, and what is saved,
-// recomputed or offloaded.
+// Package plan turns a few lines of JSON into a [Plan], which describes how a model is parallelized
+// over a cluster: the size of each axis, what is sharded and what is replicated along it, and what
+// is saved, recomputed or offloaded.
 //
-// A [Plan] is an artifact like every other: a person can write it, it is versioned, and it prints
-// and parses itself. It does not say what programs look like; package spmd derives them.
+// A plan is versioned, and a person can write it. It does not say what programs look like; package
+// spmd derives them.
 //
 //	{
 //	  "version": 1,

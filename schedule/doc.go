@@ -1,13 +1,14 @@
 // Package schedule turns the shape of a pipeline into the list of what each of its ranks does, in
 // order.
 //
-// A model is split into virtual stages, and a step's batch into microbatches. A [Schedule] has, for
-// each rank, a list of actions: run stage s forward for microbatch m, take its gradient, or take
-// the gradient of its input and of its weights apart. The list is all there is, and it has one
-// walker for time and one for memory: [Player.Play] gives the actions of its [Order] times, of
-// whole ticks ([Schedule.Simulate]) or of seconds; [Schedule.InFlight] counts what a rank holds
-// ([Schedule.Peak]). [Schedule.Steps] adds sends and receives for the runtime, and [Timeline.SVG]
-// draws it. None of them knows where the list came from.
+// A model is split into virtual stages, and a step's batch into microbatches. A [Schedule] has,
+// for each rank, a list of actions: run stage s forward for microbatch m, take its gradient, or
+// take the gradient of its input (kind Input: dgrad, B or I in papers) and of its weights (W)
+// apart. Call [New], or [Parse] a list of your own; [Schedule.Validate] checks it, and
+// [Schedule.Simulate] returns when each action runs, in whole ticks. [Schedule.Peak] is the most
+// that a rank holds, [Schedule.Steps] adds sends and receives for the runtime, and
+// [Timeline.SVG] draws a timeline. Callers with many schedules to time keep a [Player] and its
+// [Order].
 //
 // [New] makes the published ones. With P ranks, M microbatches, V virtual stages on a rank, and F,
 // I, W the times of one virtual stage, a step takes longer than the work of one rank by

@@ -402,7 +402,7 @@ func ExampleNew() {
 	}
 	fmt.Print(s)
 	// Output:
-	// schedule 1f1b: 2 ranks, 1 virtual, 3 micros, loop
+	// schedule 1f1b: 2 ranks, 1 virtual, 3 microbatches, loop
 	// 0: F0.0 F0.1 B0.0 F0.2 B0.1 B0.2
 	// 1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2
 }

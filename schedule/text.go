@@ -57,11 +57,11 @@ func number(text string) (int, bool) {
 
 // String prints the schedule: a line with its name and shape, and a line for each rank.
 //
-//	schedule 1f1b: 2 ranks, 1 virtual, 3 micros, loop
+//	schedule 1f1b: 2 ranks, 1 virtual, 3 microbatches, loop
 //	0: F0.0 F0.1 B0.0 F0.2 B0.1 B0.2
 //	1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2
 func (s *Schedule) String() string {
-	b := fmt.Appendf(nil, "schedule %s: %d ranks, %d virtual, %d micros, %s\n",
+	b := fmt.Appendf(nil, "schedule %s: %d ranks, %d virtual, %d microbatches, %s\n",
 		s.Name, s.Ranks, s.Virtual, s.Micros, s.Layout)
 	for rank, list := range s.Lists {
 		b = strconv.AppendInt(b, int64(rank), 10)
@@ -98,7 +98,7 @@ func Parse(text []byte) (*Schedule, error) {
 	}
 	if s == nil {
 		return nil, diag.New(diag.ScheduleText, "the text holds no schedule").
-			Try("begin with a line such as: schedule 1f1b: 4 ranks, 1 virtual, 8 micros, loop")
+			Try("begin with a line such as: schedule 1f1b: 4 ranks, 1 virtual, 8 microbatches, loop")
 	}
 	if len(s.Lists) != s.Ranks {
 		return nil, diag.New(diag.ScheduleText, "there are %d lists for %d ranks",
@@ -110,14 +110,14 @@ func Parse(text []byte) (*Schedule, error) {
 // parseHeader reads the words of the first line.
 func parseHeader(words []string) (*Schedule, error) {
 	bad := diag.New(diag.ScheduleText, "%q is no head of a schedule", strings.Join(words, " ")).
-		Try("write it as in: schedule 1f1b: 4 ranks, 1 virtual, 8 micros, loop")
+		Try("write it as in: schedule 1f1b: 4 ranks, 1 virtual, 8 microbatches, loop")
 	if len(words) != 9 || words[0] != "schedule" {
 		return nil, bad
 	}
 	name, colon := strings.CutSuffix(words[1], ":")
 	s := &Schedule{Name: name, Layout: Layout(words[8])}
 	ok := colon && name != "" && words[3] == "ranks," && words[5] == "virtual," &&
-		words[7] == "micros," && (s.Layout == Loop || s.Layout == Vee)
+		(words[7] == "microbatches," || words[7] == "micros,") && (s.Layout == Loop || s.Layout == Vee)
 	for i, n := range []*int{&s.Ranks, &s.Virtual, &s.Micros} {
 		var isNumber bool
 		*n, isNumber = number(words[2+2*i])

@@ -53,7 +53,7 @@ func TestJSON(t *testing.T) {
 }
 
 func TestTextsThatAreNot(t *testing.T) {
-	const head = "schedule own: 1 ranks, 1 virtual, 1 micros, loop\n"
+	const head = "schedule own: 1 ranks, 1 virtual, 1 microbatches, loop\n"
 	for text, says := range map[string]string{
 		"":                                    "holds no schedule",
 		"# only a comment\n":                  "holds no schedule",
@@ -63,7 +63,7 @@ func TestTextsThatAreNot(t *testing.T) {
 		strings.Replace(head, "1 ranks", "-1 ranks", 1):         "no head",
 		strings.Replace(head, "loop", "spiral", 1):              "no head",
 		strings.Replace(head, "1 ranks", "0 ranks", 1):          "0 ranks",
-		strings.Replace(head, "1 micros", "60000000 micros", 1): "more than a schedule can hold; at line 1",
+		strings.Replace(head, "1 microbatches", "60000000 micros", 1): "more than a schedule can hold; at line 1",
 		head:                       "0 lists for 1 ranks",
 		head + "1: F0.0":           `"1:" is no list`,
 		head + "0: F0.0\n0: F0.0":  `"0:" is no list of the next rank; at line 3`,
@@ -97,8 +97,8 @@ func FuzzParse(f *testing.F) {
 		f.Add(s.String())
 		f.Add(strings.Replace(s.String(), name, "own", 1))
 	}
-	f.Add("schedule own: 1 ranks, 1 virtual, 1 micros, vee\n# one\n0: F0.0 I0.0 W0.0\n")
-	f.Add("schedule own: 67108864 ranks, 1 virtual, 1 micros, loop\n0: F0.0\n")
+	f.Add("schedule own: 1 ranks, 1 virtual, 1 microbatches, vee\n# one\n0: F0.0 I0.0 W0.0\n")
+	f.Add("schedule own: 67108864 ranks, 1 virtual, 1 microbatches, loop\n0: F0.0\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Parse([]byte(text))
 		if err != nil {

@@ -167,7 +167,7 @@ func swap(s *Schedule, rank, i, j int) {
 
 // A schedule of one's own may mix gradients in one part with gradients in two.
 func TestOwnSchedule(t *testing.T) {
-	s, err := Parse([]byte("schedule own: 2 ranks, 1 virtual, 2 micros, loop\n" +
+	s, err := Parse([]byte("schedule own: 2 ranks, 1 virtual, 2 microbatches, loop\n" +
 		"0: F0.0 F0.1 I0.0 B0.1 W0.0\n1: F1.0 I1.0 W1.0 F1.1 B1.1\n"))
 	if err != nil {
 		t.Fatal(err)

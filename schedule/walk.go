@@ -131,8 +131,8 @@ func (p *Player[T]) Play(o *Order, cost func(*Visit) T, sent func(v *Visit, end 
 	return makespan
 }
 
-// Makespan is Play for who asks for nothing but the end: actions take what stands in cost for their
-// kind and stage, and results take send to another rank.
+// Makespan is Play when only the end is wanted. An action takes cost[kind][stage], and a result
+// takes send to reach another rank.
 func (p *Player[T]) Makespan(o *Order, cost *[len(letters)][]T, send T) (makespan T) {
 	p.reset(o)
 	for i := range o.Visits {
@@ -266,7 +266,7 @@ func Most() (l Load) {
 	return l
 }
 
-// Lower has a load be no more than another one is, item by item.
+// Lower takes the minimum of two loads, item by item.
 func (l *Load) Lower(o *Load) {
 	l.Residuals, l.Handed = min(l.Residuals, o.Residuals), min(l.Handed, o.Handed)
 	for i := range l.Passing {

@@ -7,9 +7,10 @@
 // [Dataset]: a [data.Loader], or any type that returns a batch for a position.
 //
 // A step takes a batch, accumulates the gradients of its microbatches, checks the loss, and
-// updates. The update programs take whether the step counts as an input, and decide on the devices
-// whether the gradient is finite and no spike; a rejected step leaves every bit of the state as it
-// was, is kept on disk so that it can be rerun, and the run goes on with the next batch.
+// updates. The update programs take a flag, whether to apply the step, as an input, and also
+// check on the devices that the gradient is finite and no spike; a rejected step leaves every
+// bit of the state as it was, is kept on disk so that it can be rerun, and the run goes on with
+// the next batch.
 //
 // Checkpoints hold all that a run needs after a crash: parameters, optimizer moments, one number
 // for each source of data, and the history of the guard and of the precision monitor. A run that

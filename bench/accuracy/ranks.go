@@ -263,7 +263,7 @@ const sweepAbout = `
 
 %d runs on H100, %d of them clean (function sift of bench/accuracy; the rule looks at what was
 measured, so both sets are given). A cell is a model on a number of hosts; regret is how much slower
-than the best measured plan of a cell the one is that is estimated fastest, among rows that were not
+the plan estimated fastest is than the fastest measured one of the cell, among rows that were not
 fitted on. Goal: median at most 3 %%, tau at least 0.86 when a fifth of the rows is fitted on.
 Chosen with all rows in view: the form of the least time of a layer by tp and pp, and priors.
 

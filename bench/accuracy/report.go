@@ -72,7 +72,7 @@ func (r *result) markdown(b *bytes.Buffer) {
 		name := s.layout
 		if name == s.id {
 			p := s.plan
-			name = fmt.Sprintf("%s dp%d tp%d pp%d, %d microbatches of %d rows", s.family,
+			name = fmt.Sprintf("%s dp%d tp%d pp%d, %d microbatches of %d sequences", s.family,
 				max(p.DP, 1)*max(p.FSDP.Size, 1), p.TP.Size, p.PP.Size, p.Microbatches,
 				p.MicrobatchSequences())
 		}

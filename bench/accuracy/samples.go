@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"encoding/csv"
 	"encoding/json"
@@ -177,7 +178,7 @@ func simumax() ([]sample, error) {
 		list = append(list, sample{id: r["id"], family: r["model"], config: config, cluster: cluster,
 			plan: p, options: options, seconds: r.float("step_time_s"), gib: r.float("mem_gb"),
 			layout: fmt.Sprint(r["model"], " seq ", r["seq_len"], " tp", r["tp"], " pp", r["pp"],
-				" cp", r["cp"], " ep", r["ep"])})
+				" cp", r["cp"], " ep", cmp.Or(r["ep"], "1"))})
 	}
 	weigh(list)
 	return list, nil

@@ -227,16 +227,18 @@ For each model, GPU and precision of Megatron-Bridge, at its last release: where
 stands among those that package autoplan finds for the same devices and batch, under the profile
 that is fitted on all rows. Goal: among the first five in at least 80 %%. The search is asked for
 what Megatron runs: a distributed optimizer, 1F1B and interleaved 1F1B with stages that it lays out
-evenly, embedding and loss counted as layers, or by a layout that the recipe knows, keys that go
-round along cp, FSDP for models without experts in bf16 and fp8, and the whole GPU as the limit
+evenly, embedding and loss counted as layers, or by a layout that the recipe knows, ring
+attention along cp, FSDP for models without experts in bf16 and fp8, and the whole GPU as the limit
 (several of NVIDIA's plans are above the 95 %% of it that a search takes by itself).
 "Place" counts plans of the same work once, such as cp2 with two rows instead
 of cp1 with one, whose times differ by less than 1 %%; "listed" what a search tells, which
 has such plans once. A plan matches by
 tp, cp, pp, ep and fsdp; "exact" by the microbatches as well. What was chosen with all rows in view:
 these rules, and what the memory of the recipes is made of, which is read from their source and not
-fitted. Before stages and rings were as Megatron has them, and before plans whose fsdp has one
-device counted as unsharded, it was 24 by place and 24 listed.
+fitted. 0 in a column of places means that no such plan was found. "Behind best" and "fifth" compare
+the estimate of NVIDIA's plan, with its own microbatches, with the best and the fifth plan found: a
+plan can match the best one's axes and be far behind it with other microbatches, and negative means
+faster. "Needs" is what it has to recompute or offload in order to fit.
 
 **%d of %d** among the first five (%d listed, %d exact); %d are estimated within 2 %% of the fifth.
 

@@ -18,8 +18,9 @@ func (a *app) ckpt() *cobra.Command {
 }
 
 func (a *app) ckptList() *cobra.Command {
-	return documented("ckpt ls", &cobra.Command{
-		Args: takes(1, "a run's checkpoints folder"),
+	return documented("ckpt list", &cobra.Command{
+		Aliases: []string{"ls"},
+		Args:    takes(1, "a run's checkpoints folder"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := call(a, cmd, (*deepwell.Env).ListCheckpoints, args[0])
 			if err != nil {
