@@ -42,9 +42,9 @@ var libraries = []library{
 	{"libcuda.so.1", []string{"driver", "ptx", "common"}, "", "driver", nil},
 	{"libnvidia-ml.so.1", []string{"nvml", "common"}, "nvml", "nvml", nil},
 	{"libcudart.so.13", []string{"cudart", "common"}, "cudart", "cudart", []string{"libcuda.so.1"}},
-	{"libcublas.so.13", []string{"cublas", "gemm", "common"}, "cublas", "cublas",
+	{"libcublas.so.13", []string{"cublas", "common"}, "cublas", "cublas",
 		[]string{"libcuda.so.1"}},
-	{"libcublasLt.so.13", []string{"cublas", "gemm", "common"}, "cublas", "cublas",
+	{"libcublasLt.so.13", []string{"cublas", "common"}, "cublas", "cublas",
 		[]string{"libcuda.so.1"}},
 	{"libnccl.so.2", []string{"nccl", "common"}, "nccl", "nccl", []string{"libcuda.so.1"}},
 }

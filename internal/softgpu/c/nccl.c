@@ -177,7 +177,7 @@ SG_EXPORT int ncclCommInitRankConfig(nccl_comm *out, int ranks, nccl_id id, int 
   if (ranks < 1 || rank < 0 || rank >= ranks) return NCCL_INVALID_ARGUMENT;
   if (strncmp(id.text, "softnccl-", 9)) return NCCL_INVALID_ARGUMENT;
   nccl_comm comm = new_comm(id.text, ranks, rank, blocks(config));
-  sg_log("nccl: communicator %s, rank %d of %d, card %d", comm->id, rank, ranks, comm->device);
+  sg_log("nccl: communicator %s, rank %d of %d, GPU %d", comm->id, rank, ranks, comm->device);
   take_seat(comm);
   *out = comm;
   return finish_comm(comm);

@@ -40,7 +40,7 @@ struct launch {
 // ---- delays
 
 // delay sleeps for a random time, by SOFTGPU_DELAY_SEED: half of the time not at all, else for up to
-// SOFTGPU_DELAY_MICROSECONDS. Results must not depend on it.
+// SOFTGPU_DELAY_US. Results must not depend on it.
 static void delay(nccl_comm comm, uint64_t number, int place) {
   long long seed = sg_setting("SOFTGPU_DELAY_SEED", 0);
   if (!seed) return;
@@ -53,7 +53,7 @@ static void delay(nccl_comm comm, uint64_t number, int place) {
     x ^= x >> 31;
   }
   if (x & 1) return;
-  uint64_t limit = (uint64_t)sg_setting("SOFTGPU_DELAY_MICROSECONDS", 2000);
+  uint64_t limit = (uint64_t)sg_setting("SOFTGPU_DELAY_US", 1000);
   uint64_t micros = limit ? (x >> 8) % limit : 0;
   nanosleep(&(struct timespec){(time_t)(micros / 1000000), (long)(micros % 1000000) * 1000}, 0);
 }

@@ -1,9 +1,9 @@
 // A software cuBLAS and cuBLASLt: numbers of the interface and parts. Names, numbers and argument
 // order are those that cuBLAS documents; the text is ours.
 //
-//   cublas.c       the classic interface: handles, GemmEx, GemmStridedBatchedEx
-//   cublaslt.c     the Lt interface: descriptors, layouts, heuristic, matmul
-//   gemm.c         the product itself; gemm_kernel.h is its inner part, for f32 and for f64
+//   cublas.c         the classic interface: handles, GemmEx, GemmStridedBatchedEx
+//   cublaslt.c       the Lt interface: descriptors, layouts, heuristic, matmul
+//   cublas_gemm.c    the product itself; cublas_kernel.h is its inner part, for f32 and for f64
 #ifndef SOFTGPU_SOFTBLAS_H
 #define SOFTGPU_SOFTBLAS_H
 

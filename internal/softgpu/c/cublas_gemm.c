@@ -1,6 +1,6 @@
 // The product of two matrices, in blocks that fit into caches.
 #define _GNU_SOURCE
-#pragma GCC optimize("O3", "fp-contract=fast")
+#pragma GCC optimize("fp-contract=fast")
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ enum { ROWS = 6, BLOCK_ROWS = 96, BLOCK_INNER = 256, BLOCK_COLS = 256 };
 // The innermost loop is compiled for three generations of processors, and the best one is taken
 // when the library is loaded. (The thread sanitizer is not ready at that time.)
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define FAST __attribute__((target_clones("avx512f", "fma", "default")))
 #else
 #define FAST
 #endif
@@ -157,7 +157,7 @@ static double element(const struct product *p, const struct factors *f, int64_t 
 #define LANES 16
 #define NAME(x) x##_in_f32
 FINISH(float)
-#include "gemm_kernel.h"
+#include "cublas_kernel.h"
 #undef REAL
 #undef LANES
 #undef NAME
@@ -166,7 +166,7 @@ FINISH(float)
 #define LANES 8
 #define NAME(x) x##_in_f64
 FINISH(double)
-#include "gemm_kernel.h"
+#include "cublas_kernel.h"
 #undef REAL
 #undef LANES
 #undef NAME

@@ -14,12 +14,15 @@ typedef REAL NAME(vector) __attribute__((vector_size(LANES * sizeof(REAL))));
 FAST static void NAME(micro)(int64_t inner, const REAL *a, const REAL *b, REAL *block,
                              int64_t stride) {
   NAME(vector) sum[ROWS];
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) memcpy(&sum[r], block + r * stride, sizeof sum[r]);
   for (int64_t k = 0; k < inner; k++) {
     NAME(vector) column;
     memcpy(&column, b + k * LANES, sizeof column);
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) sum[r] += a[k * ROWS + r] * column;
   }
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) memcpy(block + r * stride, &sum[r], sizeof sum[r]);
 }
 
