@@ -159,10 +159,14 @@ func (w *writer) scrambled(to *shape) *value {
 		w.fullInt(typeU32, []int64{n}, 2654435761))
 	x = w.elementwise("xor", x, w.elementwise("shift-right-logical", x,
 		w.fullInt(typeU32, []int64{n}, 15)))
-	unsigned := map[int64]elemType{8: typeU8, 16: typeU16, 32: typeU32}[to.typ.bits()]
+	bits := to.typ.bits()
+	unsigned := map[int64]elemType{8: typeU8, 16: typeU16, 32: typeU32}[bits]
 	if unsigned == 0 {
 		pair := w.broadcast(x, []int64{n, 2}, 0)
 		return w.reshape(w.add("bitcast-convert", exact(to.typ, n), nil, pair), to.dims...)
+	}
+	if bits < 32 { // the upper bits: a conversion must not saturate
+		x = w.elementwise("shift-right-logical", x, w.fullInt(typeU32, []int64{n}, 32-bits))
 	}
 	return w.reshape(w.bitcastConvert(w.convertExactly(x, unsigned), to.typ), to.dims...)
 }

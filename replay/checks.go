@@ -274,6 +274,9 @@ func (s *simulation) loop(i *instruction, operands []known) known {
 		state = s.run(body, []known{state})
 		s.at = i.name
 	}
+	if trip == maxTrips {
+		return known{}
+	}
 	if config.Trips != nil && int64(config.Trips.N) != trip {
 		s.refuse(diag.ReplayConfig, "%s runs %d times; its condition says %d", i.name, config.Trips.N,
 			trip)

@@ -1,0 +1,156 @@
+package replay
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// An attentionCase is attention of one batch: [seq, heads, head] by [keys, key heads, head].
+type attentionCase struct {
+	name                              string
+	batch, seq, keys, heads, kv, head int
+	window                            int
+	causal                            bool
+}
+
+const attentionScale = 0.4
+
+func (c attentionCase) config(grad bool) string {
+	mask := "NO_MASK"
+	if c.causal {
+		mask = "CAUSAL"
+	}
+	dims := func(name, lc, rc, lb, rb string) string {
+		return fmt.Sprintf(`"%s_dot_dimension_numbers":{"lhs_contracting_dimensions":["%s"],`+
+			`"rhs_contracting_dimensions":["%s"],"lhs_batch_dimensions":["0","%s"],`+
+			`"rhs_batch_dimensions":["0","%s"]},`, name, lc, rc, lb, rb)
+	}
+	gemms := dims("bmm1", "3", "3", "2", "2") + dims("bmm2", "3", "1", "1", "2")
+	if grad {
+		gemms = dims("bmm1_grad_gemm1", "2", "1", "1", "2") + dims("bmm1_grad_gemm2", "3", "1", "1", "2") +
+			dims("bmm2_grad_gemm1", "2", "1", "1", "2") + dims("bmm2_grad_gemm2", "3", "3", "2", "2")
+	}
+	return fmt.Sprintf(`{"cudnn_fmha_backend_config":{"algorithm":{"algo_id":"0"},%s"fmha_scale":%g,`+
+		`"intermediate_tensor_shape":{"dimensions":["%d","%d","%d","%d"],"element_type":"BF16"},`+
+		`"is_flash_attention":true,"mask_type":"%s","max_seg_per_batch":1,"seed":42,`+
+		`"sliding_window_length":%d}}`, gemms, attentionScale, c.batch, c.heads, c.seq, c.keys, mask,
+		c.window)
+}
+
+// forward gives O [batch, heads, seq, head] and the log-sum-exp [batch, heads, seq], one row after
+// the other.
+func (c attentionCase) forward(q, k, v []float64) (o, lse []float64) {
+	for b := range c.batch {
+		for h := range c.heads {
+			for i := range c.seq {
+				row, sum, out := make([]float64, c.keys), 0.0, make([]float64, c.head)
+				kh := h * c.kv / c.heads
+				for j := range c.keys {
+					if c.causal && (j > i || c.window > 0 && j <= i-c.window) {
+						continue
+					}
+					for d := range c.head {
+						row[j] += q[((b*c.seq+i)*c.heads+h)*c.head+d] * k[((b*c.keys+j)*c.kv+kh)*c.head+d]
+					}
+					row[j] = math.Exp(attentionScale * row[j])
+					sum += row[j]
+				}
+				for j := range c.keys {
+					for d := range c.head {
+						out[d] += row[j] / sum * v[((b*c.keys+j)*c.kv+kh)*c.head+d]
+					}
+				}
+				o, lse = append(o, out...), append(lse, math.Log(sum))
+			}
+		}
+	}
+	return o, lse
+}
+
+// swapHeads turns [batch, a, b, head] into [batch, b, a, head].
+func swapHeads(x []float64, batch, a, b, head int) []float64 {
+	out := make([]float64, 0, len(x))
+	for n := range batch {
+		for j := range b {
+			for i := range a {
+				at := ((n*a+i)*b + j) * head
+				out = append(out, x[at:at+head]...)
+			}
+		}
+	}
+	return out
+}
+
+// attentionExamples are the masks and head counts that Deepwell's calls have, forward and backward.
+func attentionExamples() (list []example) {
+	for _, c := range []attentionCase{
+		{name: "causal", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true},
+		{name: "no mask", batch: 1, seq: 4, keys: 6, heads: 2, kv: 2, head: 8},
+		{name: "window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true, window: 3},
+	} {
+		q := randoms(21, int64(c.batch*c.seq*c.heads*c.head))
+		k := randoms(22, int64(c.batch*c.keys*c.kv*c.head))
+		v := randoms(23, int64(c.batch*c.keys*c.kv*c.head))
+		list = append(list, c.forwardExample(q, k, v), c.backwardExample(q, k, v))
+	}
+	return list
+}
+
+// shapes of an operand [batch, seq, heads, head] and of a result with heads before the sequence.
+func (c attentionCase) operand(t elemType, seq, heads int) *shape {
+	return arr(t, []int64{int64(c.batch), int64(seq), int64(heads), int64(c.head)})
+}
+
+func (c attentionCase) result(t elemType, seq, heads int) *shape {
+	return arr(t, []int64{int64(c.batch), int64(heads), int64(seq), int64(c.head)}, 3, 1, 2, 0)
+}
+
+func (c attentionCase) forwardExample(q, k, v []float64) example {
+	b := newBuilder("attention, " + c.name)
+	stats := arr(typeF32, []int64{int64(c.batch), int64(c.heads), int64(c.seq)})
+	x := b.call("__cudnn$fmhaSoftmax", c.config(false), withWorkspace(typeU8,
+		c.result(typeBF16, c.seq, c.heads), stats), b.param(0, c.operand(typeBF16, c.seq, c.heads)),
+		b.param(1, c.operand(typeBF16, c.keys, c.kv)), b.param(2, c.operand(typeBF16, c.keys, c.kv)))
+	o, lse := c.forward(q, k, v)
+	return example{name: b.name, code: b.returns(b.element(x, 0), b.element(x, 1)), args: one(q, k, v),
+		want: one(o, lse), bound: 1e-2}
+}
+
+// backwardExample has the gradients of the sum of O · dO by finite differences.
+func (c attentionCase) backwardExample(q, k, v []float64) example {
+	b := newBuilder("attention gradient, " + c.name)
+	stats := arr(typeF32, []int64{int64(c.batch), int64(c.heads), int64(c.seq)})
+	queries, keys := c.operand(typeF32, c.seq, c.heads), c.operand(typeF32, c.keys, c.kv)
+	x := b.call("__cudnn$fmhaSoftmaxBackward", c.config(true), withWorkspace(typeU8,
+		c.result(typeF32, c.seq, c.heads), c.result(typeF32, c.keys, c.kv),
+		c.result(typeF32, c.keys, c.kv)), b.param(0, queries), b.param(1, keys), b.param(2, keys),
+		b.param(3, stats), b.param(4, queries), b.param(5, queries))
+	o, lse := c.forward(q, k, v)
+	do := randoms(24, int64(len(q))) // in the order of O
+	var grads [][]float64
+	for _, over := range [][]float64{q, k, v} {
+		grad := make([]float64, len(over))
+		for i := range over {
+			var side [2]float64
+			for s, step := range []float64{1e-4, -1e-4} {
+				kept := over[i]
+				over[i] += step
+				moved, _ := c.forward(q, k, v)
+				over[i] = kept
+				for j := range moved {
+					side[s] += moved[j] * do[j]
+				}
+			}
+			grad[i] = (side[0] - side[1]) / 2e-4
+		}
+		grads = append(grads, grad)
+	}
+	want := one(swapHeads(grads[0], c.batch, c.seq, c.heads, c.head),
+		swapHeads(grads[1], c.batch, c.keys, c.kv, c.head),
+		swapHeads(grads[2], c.batch, c.keys, c.kv, c.head))
+	back := func(x []float64) []float64 { return swapHeads(x, c.batch, c.heads, c.seq, c.head) }
+	return example{name: b.name, bound: 1e-4, want: want,
+		args: one(slices.Clone(q), k, v, lse, back(do), back(o)),
+		code: b.returns(b.element(x, 0), b.element(x, 1), b.element(x, 2))}
+}
