@@ -188,7 +188,7 @@ func relative(got, want []float64) float64 {
 	return math.Sqrt(d / max(n, 1e-30))
 }
 
-// randoms gives numbers of a few bits, which bf16 holds exactly.
+// randoms gives multiples of 1/32 between -1 and 1, which bf16 holds exactly.
 func randoms(seed uint64, n int64) []float64 {
 	rnd := rand.New(rand.NewPCG(seed, 17))
 	list := make([]float64, n)
