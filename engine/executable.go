@@ -53,8 +53,8 @@ func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, e
 }
 
 // CompileHLO compiles a serialized xla.HloModuleProto for the devices of a module, whose arguments
-// and results it must have. The module's text and flags are not used. The code prescribes every
-// rounding: the compiler may not keep more bits than its types have.
+// and results it must have. The module's text is not used. The code prescribes every rounding: the
+// compiler may not keep more bits than its types have, whatever the module's flags say.
 //
 // XLA checks less of HLO than of StableHLO: it ends the process on calls and layouts that it does
 // not know. What comes from elsewhere is compiled in a process that may crash.
@@ -68,8 +68,11 @@ func (e *Engine) CompileHLO(ctx context.Context, m *program.Module, code []byte)
 	if err := described.Validate(); err != nil {
 		return nil, err
 	}
+	flags := map[string]any{}
+	maps.Copy(flags, m.Flags)
+	flags["xla_allow_excess_precision"] = false
 	return e.compile(m, code, pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes,
-		Flags: map[string]any{"xla_allow_excess_precision": false}, HLO: true})
+		Flags: flags, HLO: true})
 }
 
 // compile compiles the code of a module, whose description is consistent.

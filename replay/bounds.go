@@ -1,0 +1,101 @@
+package replay
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
+)
+
+// A Bound is how far the results of a replay may be from the reference's.
+type Bound struct {
+	Limit float64 // of [Difference].Relative, for every result array; 0 asks for equal bits
+	Why   string
+}
+
+// bounds are tried in order; the first row that applies counts. What was seen stands in
+// docs/results/replay.txt. An attention scale that is 1 % too large is at 1.2e-2 where bf16 is held
+// as f32.
+var bounds = []struct {
+	applies func(p *Pair, wide bool) bool
+	Bound
+}{
+	{kinds(step.Zero, step.Update, step.Quantize),
+		Bound{0, "element by element, and on bits: nothing is summed in another order"}},
+	{kinds(step.Reduce, step.Square),
+		Bound{1e-6, "f32 sums in another order"}},
+
+	{wide(quantized, meshed), Bound{2e-2, "f32 sums in another order flip a few codes, and gathers " +
+		"round to bf16"}},
+	{wide(quantized), Bound{2e-3, "f32 sums in another order flip a few codes"}},
+	{wide(along(plan.TensorAxis, plan.ContextAxis)),
+		Bound{2e-3, "gathers of activations round to bf16, at another place than the reference"}},
+	{wide(), Bound{1e-5, "f32 sums in another order"}},
+
+	{plain(loss, quantized), Bound{1e-2, "the loss, of operands that are rounded at other places"}},
+	{plain(loss), Bound{1e-3, "the loss, of activations that are rounded to bf16 at other places"}},
+	{plain(format(dtype.NVFP4)), Bound{8e-1, "bf16 is rounded at other places, and codes of 4 " +
+		"bits flip"}},
+	{plain(quantized), Bound{3e-1, "bf16 is rounded at other places, and codes of 8 bits flip"}},
+	{plain(), Bound{5e-2, "bf16 is rounded at other places"}},
+}
+
+// Bound is how far a replay of the pair may be from its reference. Wide is as in [Options].
+func (p *Pair) Bound(wide bool) Bound {
+	for _, row := range bounds {
+		if row.applies(p, wide) {
+			return row.Bound
+		}
+	}
+	return Bound{}
+}
+
+// Beyond returns the result arrays that are farther from the reference than a bound.
+func (r *Result) Beyond(b Bound) (list []Difference) {
+	for _, d := range r.Arrays {
+		if d.Relative > b.Limit || b.Limit == 0 && d.Equal < d.Elements {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+type condition func(p *Pair) bool
+
+func kinds(list ...step.Kind) func(*Pair, bool) bool {
+	return func(p *Pair, _ bool) bool { return slices.Contains(list, p.Kind) }
+}
+
+// wide and plain are conditions on programs with bf16 held as f32, and as it is.
+func wide(all ...condition) func(*Pair, bool) bool { return inMode(true, all) }
+
+func plain(all ...condition) func(*Pair, bool) bool { return inMode(false, all) }
+
+func inMode(mode bool, all []condition) func(*Pair, bool) bool {
+	return func(p *Pair, wide bool) bool {
+		return wide == mode && !slices.ContainsFunc(all, func(c condition) bool { return !c(p) })
+	}
+}
+
+func quantized(p *Pair) bool { return p.Format.Quantized() }
+
+func meshed(p *Pair) bool { return len(p.GPU.Devices) > 1 }
+
+// loss applies to programs whose only result is the loss.
+func loss(p *Pair) bool {
+	return !slices.ContainsFunc(p.GPU.Results, func(a program.Array) bool {
+		return a.Role != program.Loss
+	})
+}
+
+func format(f dtype.Format) condition { return func(p *Pair) bool { return p.Format == f } }
+
+func along(axes ...string) condition {
+	return func(p *Pair) bool {
+		return slices.ContainsFunc(p.GPU.Mesh, func(a program.Axis) bool {
+			return slices.Contains(axes, a.Name)
+		})
+	}
+}

@@ -1,0 +1,100 @@
+package replay
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/schedule"
+	"github.com/deepwell/deepwell/step"
+)
+
+// gpu is what cases are compiled for: the architecture is sm_100.
+const gpu = "b200"
+
+// models are small siblings of Llama and Qwen3. No two sizes that meet in a program are equal, so
+// that a transposed or swapped operand does not fit: width 256, sequences of 128, MLPs of 640 and
+// 384; queries of Qwen3 are wider than its hidden state, and normalized.
+var models = []struct{ name, config string }{
+	{"llama", `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
+"intermediate_size": 640, "num_hidden_layers": %d, "num_attention_heads": 4,
+"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+"rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}`},
+	{"qwen3", `{"model_type": "qwen3", "vocab_size": 448, "hidden_size": 256,
+"intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 8,
+"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+"rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true}`},
+}
+
+// formats are the precisions of linear layers.
+var formats = []string{"bf16", "mxfp8", "nvfp4"}
+
+// A planRow is one way to use one or eight devices.
+type planRow struct {
+	name   string
+	layers int // 2, or one for each stage
+	apply  func(p *plan.Plan)
+}
+
+// planRows are one device, and what eight are used for.
+func planRows() []planRow {
+	fsdp := func(n int64) plan.FSDP { return plan.FSDP{Size: n, Zero: 3, Gather: plan.GatherLayer} }
+	rows := []planRow{
+		{"one", 2, func(*plan.Plan) {}},
+		{"fsdp8", 2, func(p *plan.Plan) { p.FSDP = fsdp(8) }},
+		{"tp2 fsdp4", 2, func(p *plan.Plan) {
+			p.TP, p.FSDP = plan.TP{Size: 2, Sequence: true}, fsdp(4)
+		}},
+		{"cp2 ring fsdp4", 2, func(p *plan.Plan) {
+			p.CP, p.FSDP = plan.CP{Size: 2, Kind: "ring"}, fsdp(4)
+		}},
+		{"cp2 gather fsdp4", 2, func(p *plan.Plan) {
+			p.CP, p.FSDP = plan.CP{Size: 2, Kind: "gather"}, fsdp(4)
+		}},
+		{"fsdp8 offload", 2, func(p *plan.Plan) {
+			p.FSDP, p.Offload = fsdp(8), []string{plan.Activations, plan.OptimizerState}
+		}},
+	}
+	for _, name := range schedule.Names() {
+		rows = append(rows, planRow{"pp2 " + name + " fsdp4", max(2, 2*schedule.MinVirtual(name)),
+			func(p *plan.Plan) { p.PP, p.FSDP = plan.PP{Size: 2, Schedule: name}, fsdp(4) }})
+	}
+	return rows
+}
+
+// A testCase is one program of a model, a precision and a plan.
+type testCase struct {
+	model, format, plan string
+	pair                Pair
+}
+
+func (c testCase) String() string {
+	return fmt.Sprintf("%s %s, %s, %s", c.model, c.format, c.plan, c.pair.GPU.Name)
+}
+
+// cases builds the programs of one combination.
+func cases(m, format string, row planRow) ([]testCase, error) {
+	text := lists.Find(models, func(r struct{ name, config string }) bool { return r.name == m }).config
+	c, err := model.Parse(fmt.Appendf(nil, text, row.layers))
+	if err != nil {
+		return nil, err
+	}
+	p := plan.Default()
+	row.apply(p)
+	p.Seq, p.Microbatches = 128, 2
+	if p.Size(plan.PipelineAxis) > 1 {
+		p.Microbatches = 4
+	}
+	p.Batch = 2 * p.Microbatches * p.DataParallelSize()
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p.Precision, p.Cluster = format, fmt.Sprintf("%dx%s", p.Devices(), gpu)
+	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p})
+	if err != nil {
+		return nil, fmt.Errorf("%s %s, %s: %w", m, format, row.name, err)
+	}
+	return lists.Map(pairs, func(one Pair) testCase {
+		return testCase{m, format, row.name, one}
+	}), nil
+}

@@ -1,0 +1,242 @@
+package replay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/isolate"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
+)
+
+// verb is the one argument of a child. It stands in no help: people have nothing to say to it.
+const verb = "__replay"
+
+// Main must come first in the main function, or in TestMain, of a program that makes a [Runner]. It
+// returns unless the process was started as a child.
+func Main() {
+	c := &child{cpu: map[int]*engine.Engine{}}
+	isolate.Work(verb, c.answer)
+}
+
+// A request asks a child for one of its two duties.
+type request struct {
+	Engines, Cache, Cluster string
+	WithoutCuDNN            bool
+	Compile                 *program.Module // for the cluster, or
+	Run                     *order
+}
+
+// An order is a request to run programs and to compare their results.
+type order struct {
+	Kind      step.Kind
+	Reference *program.Module
+	Before    []Producer
+	Vocab     int64
+	Seed      uint64
+	Wide      bool
+	Codes     [][]byte // serialized HLO
+}
+
+// An answer has the optimized program, or a result for each code.
+type answer struct {
+	Format  string
+	Code    []byte
+	Results []*Result
+}
+
+// A child has the engines that it needed so far.
+type child struct {
+	gpu *engine.Compiler
+	cpu map[int]*engine.Engine // by the number of devices
+}
+
+func (c *child) answer(q *request) (*answer, error) {
+	ctx := context.Background()
+	if q.Compile != nil {
+		return c.compile(ctx, q)
+	}
+	n := slices.Max(q.Run.Reference.Devices) + 1
+	e := c.cpu[n]
+	if e == nil {
+		var err error
+		if e, err = engine.Open(ctx, "cpu", engine.Options{Dir: q.Engines, Cache: q.Cache,
+			Devices: n}); err != nil {
+			return nil, err
+		}
+		c.cpu[n] = e
+	}
+	results, err := (&job{order: q.Run, engine: e}).run(ctx)
+	return &answer{Results: results}, err
+}
+
+// compile compiles for the cluster.
+func (c *child) compile(ctx context.Context, q *request) (*answer, error) {
+	t, err := machine.ParseCluster(q.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	if c.gpu == nil {
+		if c.gpu, err = engine.OpenCompiler(ctx, engine.Options{Dir: q.Engines, Cache: q.Cache,
+			WithoutCuDNN: q.WithoutCuDNN}); err != nil {
+			return nil, err
+		}
+	}
+	format, code, err := c.gpu.Optimized(ctx, q.Compile, t)
+	return &answer{Format: format, Code: code}, err
+}
+
+// A job is an order on its way.
+type job struct {
+	*order
+	engine *engine.Engine
+	inputs map[string][][]byte // of each argument, by device, in the programs' own types
+}
+
+// run compiles and runs the reference, and then each code on the same inputs.
+func (j *job) run(ctx context.Context) ([]*Result, error) {
+	j.inputs = map[string][][]byte{}
+	for _, p := range j.Before {
+		if err := j.produce(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	if err := j.fill(j.Reference, j.Kind); err != nil {
+		return nil, err
+	}
+	m := described(j.Reference, j.Wide)
+	var r Result
+	want, err := j.outcome(ctx, m, nil, &r.Seconds.CompileReference, &r.Seconds.RunReference)
+	if err != nil {
+		return nil, err
+	}
+	var list []*Result
+	for _, code := range j.Codes {
+		one := r
+		one.Module, one.Wide = m.Name, j.Wide
+		got, err := j.outcome(ctx, m, code, &one.Seconds.CompileReplay, &one.Seconds.RunReplay)
+		if err != nil {
+			return nil, err
+		}
+		for i, a := range m.Results {
+			d := compare(a.Name, a.Global.Type, got[i], want[i])
+			d.Shape = j.Reference.Results[i].Global
+			one.Arrays = append(one.Arrays, d)
+		}
+		list = append(list, &one)
+	}
+	return list, nil
+}
+
+// produce runs a program that makes inputs, and keeps its results.
+func (j *job) produce(ctx context.Context, p Producer) error {
+	if err := j.fill(p.Module, p.Kind); err != nil {
+		return err
+	}
+	m := described(p.Module, false)
+	var seconds float64
+	results, err := j.outcome(ctx, m, nil, &seconds, &seconds)
+	if err != nil {
+		return err
+	}
+	for i, a := range m.Results {
+		j.inputs[a.Name] = results[i]
+	}
+	return nil
+}
+
+// fill draws the arguments of a module that nothing before it made.
+func (j *job) fill(m *program.Module, kind step.Kind) error {
+	f := filler{module: m, kind: kind, seed: j.Seed, vocab: j.Vocab}
+	for _, a := range m.Args {
+		if j.inputs[a.Name] != nil {
+			continue
+		}
+		shards, err := f.shards(a)
+		if err != nil {
+			return err
+		}
+		j.inputs[a.Name] = shards
+	}
+	return nil
+}
+
+// outcome compiles a module, from its text or else from HLO, runs it on the job's inputs and reads
+// all results: by result, by device.
+func (j *job) outcome(ctx context.Context, m *program.Module, code []byte, compiling,
+	running *float64) ([][][]byte, error) {
+	start := time.Now()
+	compile := func() (*engine.Executable, error) { return j.engine.Compile(ctx, m) }
+	if code != nil {
+		compile = func() (*engine.Executable, error) { return j.engine.CompileHLO(ctx, m, code) }
+	}
+	x, err := compile()
+	if err != nil {
+		return nil, err
+	}
+	defer x.Free()
+	*compiling = time.Since(start).Seconds()
+	args := make([]*engine.Array, len(m.Args))
+	defer func() {
+		for _, a := range args {
+			if a != nil {
+				a.Free()
+			}
+		}
+	}()
+	for i, a := range m.Args {
+		if args[i], err = j.place(m, a); err != nil {
+			return nil, err
+		}
+	}
+	start = time.Now()
+	run, err := x.Run(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer run.Free()
+	if err := run.Wait(ctx); err != nil {
+		return nil, err
+	}
+	*running = time.Since(start).Seconds()
+	return read(ctx, run.Results)
+}
+
+// place puts an argument on the devices. In a wide program what was bf16 is f32.
+func (j *job) place(m *program.Module, a program.Array) (*engine.Array, error) {
+	local, err := m.Local(a)
+	if err != nil {
+		return nil, err
+	}
+	return j.engine.Place(m, a, engine.Copied, func(i int) ([]byte, error) {
+		b := j.inputs[a.Name][i]
+		if int64(len(b)) != local.Bytes() {
+			b = widenBytes(b)
+		}
+		if int64(len(b)) != local.Bytes() {
+			return nil, diag.New(diag.BufferMismatch, "%s has %d bytes on a device; %s takes %s", a.Name,
+				len(b), m.Name, local)
+		}
+		return b, nil
+	})
+}
+
+func read(ctx context.Context, results []*engine.Array) ([][][]byte, error) {
+	var all [][][]byte
+	for _, a := range results {
+		var parts [][]byte
+		for i := range a.Parts() {
+			b, err := a.Read(ctx, i)
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, b)
+		}
+		all = append(all, parts)
+	}
+	return all, nil
+}

@@ -1,0 +1,189 @@
+package replay
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"strings"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
+)
+
+// A filler draws the arguments of a program: numbers of about the size that training has, which
+// depend on the seed, the argument's name and the place of a shard, so that replicas are equal.
+type filler struct {
+	module *program.Module
+	kind   step.Kind
+	seed   uint64
+	vocab  int64
+}
+
+// shards gives an argument's bytes on each device of the module.
+func (f filler) shards(a program.Array) ([][]byte, error) {
+	list := make([][]byte, len(f.module.Devices))
+	for i := range list {
+		var err error
+		if list[i], err = f.shard(a, i); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+func (f filler) shard(a program.Array, device int) ([]byte, error) {
+	local, err := f.module.Local(a)
+	if err != nil {
+		return nil, err
+	}
+	start, err := f.module.Start(a, device)
+	if err != nil {
+		return nil, err
+	}
+	h := fnv.New64a()
+	fmt.Fprint(h, a.Name, start)
+	if f.terms(a) {
+		fmt.Fprint(h, device)
+	}
+	draw := rand.New(rand.NewPCG(f.seed, h.Sum64()))
+	number := f.numbers(a, draw)
+	if number == nil {
+		return nil, diag.New(diag.NotSupported, "replay draws no %s %s of role %q", local, a.Name,
+			a.Role).At("module %s", f.module.Name)
+	}
+	index, values := newIndex(a.Global.Dims, local.Dims, start), make([]float64, local.Elements())
+	for i := range values {
+		values[i] = number(index.next())
+	}
+	return encode(local.Type, values), nil
+}
+
+// terms reports whether an argument is each device's term of a sum: gradients before they are
+// reduced. All other arguments are equal on the devices that have the same shard.
+func (f filler) terms(a program.Array) bool {
+	if a.Role != program.Gradient {
+		return false
+	}
+	switch f.kind {
+	case step.Accumulate, step.Backward, step.Weight, step.Reduce:
+		return true
+	}
+	return false
+}
+
+// scalars are the numbers of a whole step. The limit of the gradient norm is far above any norm:
+// an update that is skipped leaves everything as it was, and compares nothing.
+var scalars = map[string]float64{optim.Commit: 1, optim.LR: 1e-3, optim.MaxNorm: 1e9,
+	optim.BiasCorrection1: 1.25, optim.BiasCorrection2: 5.5, optim.GradSquare: 42}
+
+// numbers returns what draws an argument's elements in row-major order, each from its place in the
+// flattened global array; nil for an argument that no training step has.
+func (f filler) numbers(a program.Array, draw *rand.Rand) func(at int64) float64 {
+	scaled := func(scale float64) func(int64) float64 {
+		return func(int64) float64 { return scale * draw.NormFloat64() }
+	}
+	constant := func(x float64) func(int64) float64 { return func(int64) float64 { return x } }
+	norm := strings.Contains(a.Param, "norm")
+	switch a.Role {
+	case program.Batch:
+		return f.batch(a, draw)
+	case program.Scalar:
+		if x, ok := scalars[a.Name]; ok {
+			return constant(x)
+		}
+	case program.Param, program.Copy:
+		if norm {
+			return func(int64) float64 { return 1 + 0.1*draw.NormFloat64() }
+		}
+		return scaled(0.05)
+	case program.Moment:
+		if strings.HasPrefix(a.Name, "v.") { // a mean of squares
+			return func(int64) float64 { x := draw.NormFloat64(); return 1e-4 * x * x }
+		}
+		return scaled(0.01)
+	case program.Gradient, program.PeerGradient:
+		return scaled(0.05)
+	case program.Activation:
+		return scaled(1)
+	case program.Seed:
+		return scaled(1e-3)
+	case program.LossSeed:
+		return constant(1)
+	}
+	return nil
+}
+
+// ignored is the share of labels that do not count.
+const ignored = 0.1
+
+// batch draws the host's inputs: tokens, places, and what stochastic rounding takes.
+func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
+	token := func(int64) float64 { return float64(draw.Int64N(f.vocab)) }
+	switch a.Name {
+	case model.InputIDs:
+		return token
+	case model.InputLabels:
+		return func(at int64) float64 {
+			if draw.Float64() < ignored {
+				return -1
+			}
+			return token(at)
+		}
+	case model.InputPositions:
+		seq := a.Global.Dims[len(a.Global.Dims)-1]
+		return func(at int64) float64 { return float64(at % seq) }
+	case ir.InputRows:
+		return func(at int64) float64 { return float64(at) }
+	case ir.InputNoise:
+		return func(int64) float64 { return float64(draw.Int32()) }
+	case model.InputShare:
+		return func(int64) float64 { return 1.0 / 1024 }
+	}
+	return nil
+}
+
+// An index walks over the elements of a shard and gives their places in the flattened global array.
+type index struct {
+	global, local, start []int64
+	at                   []int64
+}
+
+func newIndex(global, local, start []int64) *index {
+	return &index{global: global, local: local, start: start, at: make([]int64, len(local))}
+}
+
+// next returns the place of an element and goes on to the one after it.
+func (x *index) next() (flat int64) {
+	for d, n := range x.global {
+		flat = flat*n + x.start[d] + x.at[d]
+	}
+	for d := len(x.at) - 1; d >= 0; d-- {
+		if x.at[d]++; x.at[d] < x.local[d] {
+			break
+		}
+		x.at[d] = 0
+	}
+	return flat
+}
+
+// encode writes numbers in an element type, rounded to it.
+func encode(t dtype.DType, values []float64) []byte {
+	return t.Append(make([]byte, 0, t.Bytes(int64(len(values)))), values...)
+}
+
+// widenBytes holds bf16 numbers as f32.
+func widenBytes(src []byte) []byte {
+	dst := make([]byte, 2*len(src))
+	for i := range len(src) / 2 {
+		x := dtype.F32FromBF16(binary.LittleEndian.Uint16(src[2*i:]))
+		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(x))
+	}
+	return dst
+}

@@ -1,0 +1,154 @@
+package replay
+
+import (
+	"cmp"
+	"flag"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/step"
+)
+
+var (
+	replayAll  = flag.Bool("replay.all", false, "replay all programs, not a pairwise selection")
+	replaySeed = flag.Uint64("replay.seed", 0, "the seed of inputs; 0 is always the same")
+	replayOnly = flag.String("replay.only", "", "replay programs whose names match this expression")
+)
+
+func TestMain(m *testing.M) {
+	Main()
+	os.Exit(m.Run())
+}
+
+// runner replays on two processes, as many as CI has cores.
+func runner(t *testing.T) *Runner {
+	t.Helper()
+	r := NewRunner(RunOptions{Children: 2, Cache: enginetest.Cache(), WithoutCuDNN: true,
+		Seed: slowtest.Seed(t, "replay.seed", *replaySeed)})
+	t.Cleanup(r.Close)
+	return r
+}
+
+// XLA:GPU's programs compute what their references do: a selection in which every two of model,
+// precision, plan and kind of program meet, or all of them.
+func TestReplay(t *testing.T) {
+	slowtest.Only(t)
+	all, err := allPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	some := pairwise(all)
+	if *replayAll || *replayOnly != "" {
+		some = all
+	}
+	if re := regexp.MustCompile(*replayOnly); *replayOnly != "" {
+		some = slices.DeleteFunc(some, func(d *distinct) bool { return !re.MatchString(d.String()) })
+	}
+	t.Logf("%d of %d programs", len(some), len(all))
+	// The longest first: what they leave of two cores the others take.
+	slices.SortStableFunc(some, func(a, b *distinct) int { return cmp.Compare(b.cost(), a.cost()) })
+	r := runner(t)
+	todo := make(chan *distinct)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for d := range todo {
+				d.replay(t, r)
+			}
+		})
+	}
+	for _, d := range some {
+		todo <- d
+	}
+	close(todo)
+	wg.Wait()
+}
+
+// modes are how a program is compared: where bits must be equal in its own types, else with bf16
+// held as f32. Plain bf16 is compared in addition where it is cheap, or with -replay.all.
+func (d *distinct) modes() []bool {
+	switch kind := d.pair.Kind; {
+	case d.pair.Bound(true).Limit == 0 || kind == step.Reduce || kind == step.Square:
+		return []bool{false}
+	case *replayAll || kind == step.Evaluate || kind == step.Forward || d.plan == "one" &&
+		d.format != "nvfp4":
+		return []bool{true, false}
+	}
+	return []bool{true}
+}
+
+// replay compiles the program, and replays it in each mode.
+func (d *distinct) replay(t *testing.T, r *Runner) {
+	start := time.Now()
+	format, code, err := r.Compile(t.Context(), d.pair.GPU, d.pair.Cluster)
+	if err != nil {
+		t.Errorf("%s: %v", d, err)
+		return
+	}
+	compiled := time.Since(start).Seconds()
+	for _, wide := range d.modes() {
+		start, bound := time.Now(), d.pair.Bound(wide)
+		m, err := Rewrite(format, code, Options{Wide: wide})
+		if err != nil {
+			t.Errorf("%s: %v", d, err)
+			continue
+		}
+		results, err := r.Run(t.Context(), d.pair, wide, m)
+		if err != nil {
+			t.Errorf("%s, wide %v: %v", d, wide, err)
+			continue
+		}
+		one := results[0]
+		t.Logf("%s, %s: %s; bound %.0e; %.0f s to compile, %.0f s to replay", d.model, d.format,
+			d.plan+", "+one.Summary(), bound.Limit, compiled, time.Since(start).Seconds())
+		if far := one.Beyond(bound); len(far) > 0 {
+			t.Errorf("%s: %d arrays are farther than %.0e from the reference (%s)\n%s", d, len(far),
+				bound.Limit, bound.Why, one)
+		}
+	}
+}
+
+// The selection is a pairwise one, of at least 24 programs.
+func TestSelectionIsPairwise(t *testing.T) {
+	all, err := allPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	some := pairwise(all)
+	count := map[step.Kind]int{}
+	cost := 0
+	for _, d := range some {
+		count[d.pair.Kind]++
+		cost += d.cost()
+	}
+	t.Logf("%d of %d programs, %d million bytes: %v", len(some), len(all), cost/1_000_000, count)
+	if len(some) < 24 {
+		t.Errorf("%d programs", len(some))
+	}
+	for _, kind := range []step.Kind{step.Gradient, step.Evaluate, step.Update, step.Quantize,
+		step.Forward, step.Backward, step.Input, step.Weight} {
+		if count[kind] == 0 {
+			t.Errorf("no program is of kind %s", kind)
+		}
+	}
+	if testing.Verbose() {
+		for _, d := range some {
+			t.Logf("%s: %d kB, %s", d, d.cost()/1000, strings.Join(d.others(), "; "))
+		}
+	}
+}
+
+// others are further combinations that have the same program.
+func (d *distinct) others() (list []string) {
+	for _, c := range d.names[1:] {
+		list = append(list, c.plan)
+	}
+	return list
+}

@@ -1,0 +1,123 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/deepwell/deepwell/internal/isolate"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
+)
+
+// RunOptions say where programs are compiled and replayed.
+type RunOptions struct {
+	// Child is the binary of the processes that compile and run, or "" for this one, whose main
+	// function begins with [Main]. XLA ends its process where it cannot go on.
+	Child string
+	// Children is the number of processes; 0 means 1.
+	Children int
+	Engines  string // the folder of installed engines; "" is the user's
+	Cache    string // the folder of caches; "" compiles everything
+	// WithoutCuDNN makes no cuDNN plans. They are no part of what is replayed.
+	WithoutCuDNN bool
+	Seed         uint64 // of the inputs
+	Log          io.Writer
+}
+
+// A Runner compiles programs for GPUs and replays them on CPU devices, in child processes.
+// Several goroutines may use it; as many are served at the same time as it has children.
+type Runner struct {
+	o    RunOptions
+	idle chan *isolate.Worker // nil is one that was not started, or has crashed
+}
+
+// NewRunner makes a runner. Its children are started when they are needed.
+func NewRunner(o RunOptions) *Runner {
+	if o.Child == "" {
+		o.Child = isolate.Self
+	}
+	r := &Runner{o: o, idle: make(chan *isolate.Worker, max(1, o.Children))}
+	for range cap(r.idle) {
+		r.idle <- nil
+	}
+	return r
+}
+
+// Close ends the children. Everything that was asked for must be done.
+func (r *Runner) Close() {
+	for range cap(r.idle) {
+		if w := <-r.idle; w != nil {
+			w.Close()
+		}
+	}
+}
+
+// Compile compiles a module for a cluster and gives the optimized program, for [Rewrite].
+func (r *Runner) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (format string,
+	code []byte, err error) {
+	a, err := r.ask(ctx, m, &request{Compile: m,
+		Cluster: fmt.Sprintf("%dx%s", t.Count, t.GPU.Name)})
+	if err != nil {
+		return "", nil, err
+	}
+	return a.Format, a.Code, nil
+}
+
+// Run runs the reference of a pair and rewritten programs of it on the same inputs, and compares
+// all results, for each program. Wide says how the programs were rewritten.
+func (r *Runner) Run(ctx context.Context, p Pair, wide bool, programs ...*Module) ([]*Result,
+	error) {
+	codes := make([][]byte, len(programs))
+	for i, m := range programs {
+		codes[i] = m.Code
+	}
+	a, err := r.ask(ctx, p.GPU, &request{Run: &order{Kind: p.Kind, Reference: p.Reference,
+		Before: p.Before, Vocab: p.Vocab, Seed: r.o.Seed, Wide: wide, Codes: codes}})
+	if err != nil {
+		return nil, err
+	}
+	return a.Results, nil
+}
+
+// Replay compiles a pair's program for its cluster, rewrites it, runs it and compares it with the
+// reference.
+func (r *Runner) Replay(ctx context.Context, p Pair, o Options) (*Result, *Module, error) {
+	format, code, err := r.Compile(ctx, p.GPU, p.Cluster)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := Rewrite(format, code, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	results, err := r.Run(ctx, p, o.Wide, m)
+	if err != nil {
+		return nil, m, err
+	}
+	return results[0], m, nil
+}
+
+// ask waits for a child, starts it if need be, and lets it answer.
+func (r *Runner) ask(ctx context.Context, m *program.Module, q *request) (a *answer, err error) {
+	w := <-r.idle
+	defer func() {
+		if w != nil && !w.Alive() { // the next request gets a new one
+			w.Close()
+			w = nil
+		}
+		r.idle <- w
+	}()
+	if w == nil {
+		if w, err = isolate.OpenWorker(ctx, verb, isolate.Options{Child: r.o.Child,
+			Log: r.o.Log}); err != nil {
+			return nil, err
+		}
+	}
+	q.Engines, q.Cache, q.WithoutCuDNN = r.o.Engines, r.o.Cache, r.o.WithoutCuDNN
+	a = &answer{}
+	if err := w.Ask(ctx, "on module "+m.Name, q, a); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
