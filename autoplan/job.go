@@ -120,6 +120,10 @@ func ParseFixed(text string) (Fixed, error) {
 		if err := checkFixed(name, keys[at].kind, value); err != nil {
 			return nil, err
 		}
+		if f[name] != "" {
+			return nil, diag.New(diag.BadUsage, "--fix has %s twice", name).
+				Try("%s=%s or %s=%s", name, f[name], name, value)
+		}
 		f[name] = value
 	}
 	if g := f["gather"]; (f["zero"] == "1" || f["zero"] == "2") && g != "" && g != "step" {
@@ -141,6 +145,10 @@ func checkFixed(name, kind, value string) error {
 			return diag.New(diag.BadUsage, "invalid size %s=%s", name, value).Try("%s=1", name)
 		}
 	case "word":
+		if name == "gather" && value == "micro" {
+			return diag.New(diag.BadUsage, "gather=micro is now gather=%s", plan.GatherMicrobatch).
+				Try("--fix gather=%s", plan.GatherMicrobatch)
+		}
 		if !slices.Contains(known, value) {
 			return diag.New(diag.BadUsage, "there is no %s %q", name, value).
 				Try("write one of %s", strings.Join(known, ", "))

@@ -313,7 +313,7 @@ func TestFixedIsKept(t *testing.T) {
 	if f, err := ParseFixed("recompute=full"); err != nil || !slices.Equal((&Job{Config: j.Config, Fixed: f}).recomputeOptions()[0].tags, everything(j)) {
 		t.Errorf("recompute=full: %v", err)
 	}
-	for _, bad := range []string{"micro=1", "tp", "tp=0", "tp=x", "gather=all", "foo=2", "zero=1,gather=layer", "gather=microbatch,zero=2", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
+	for _, bad := range []string{"micro=1", "gather=micro", "tp=1,tp=2", "tp", "tp=0", "tp=x", "gather=all", "foo=2", "zero=1,gather=layer", "gather=microbatch,zero=2", "recompute=all", "offload=params", "schedule=2f2b", "=1"} {
 		if _, err := ParseFixed(bad); diag.From(err) == nil || diag.From(err).Code != diag.BadUsage {
 			t.Errorf("%q: %v", bad, err)
 		}

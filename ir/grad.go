@@ -193,7 +193,12 @@ func (d *Differ) backward() {
 		}
 		d.table = op.table // so that the VJP can build operations of the table that op is from
 		d.Tagged(op.Tag, func() {
-			for k, g := range gradient(d, op, dout) {
+			list := gradient(d, op, dout)
+			if err := checkGradients(op, list); err != nil {
+				d.fail(err) // the first error wins: dead values have no type
+				return
+			}
+			for k, g := range list {
 				if g != nil && k < len(op.In) && d.needs[op.In[k]] {
 					d.accumulate(op.In[k], g)
 				}

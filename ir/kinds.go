@@ -29,7 +29,7 @@ type Kind struct {
 	// all are nil) it builds the gradients of the arguments, in order (nil where nothing flows). It
 	// reads forward values by d.Use(op.In[0]) or d.Use(op.Out[0]), never directly: they belong to the
 	// forward graph. dout are values of the backward graph already. A gradient has the type of its
-	// argument, but may be a partial sum, which is reduced before it is read; see
+	// argument, but may be in f32, and may be a partial sum, which is reduced before it is read; see
 	// [Differ.Unbroadcast]. A nil function says that the kind has no VJP of its own.
 	Gradient func(d *Differ, op *Op, dout []*Value) []*Value
 	// Work is nil for operations that XLA fuses with their neighbours.
@@ -120,6 +120,9 @@ func (g *Graph) infer(op *Op) ([]Type, error) {
 	}
 	if err := op.checkAttrs(); err != nil {
 		return nil, err
+	}
+	if op.spec().Infer == nil {
+		return nil, fmt.Errorf("the operation's row has no shape rule")
 	}
 	types, err := op.spec().Infer(g, op)
 	if err != nil {

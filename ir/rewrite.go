@@ -200,7 +200,7 @@ func WriteOut(g *Graph, selected func(*Row) bool) (*Graph, error) {
 			op.Body, r.err = WriteOut(op.Body, selected)
 		}
 		if is(op) {
-			r.Tagged(op.Tag, func() { out = op.spec().Lower(r.Builder, op) })
+			out = r.lowered(op)
 		}
 		return out
 	})

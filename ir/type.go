@@ -112,16 +112,24 @@ func (t Type) Size(name string) int64 {
 	return 0
 }
 
+// maxElements bounds the elements of a value, so that their bits fit an int64.
+const maxElements = 1 << 56
+
 // check reports what makes a type impossible: two dimensions of one name, a sharded dimension it
-// lacks.
+// lacks, more elements than can be counted.
 func (t Type) check() error {
 	if !t.Elem.Valid() {
 		return fmt.Errorf("no element type")
 	}
+	elements := int64(1)
 	for i, d := range t.Dims {
 		if d.Size < 0 || !isName(d.Name) {
 			return fmt.Errorf("dimension %q of size %d", d.Name, d.Size)
 		}
+		if elements > maxElements/max(d.Size, 1) {
+			return fmt.Errorf("%s has more than 2^56 elements", t)
+		}
+		elements *= max(d.Size, 1)
 		if slices.ContainsFunc(t.Dims[:i], func(e Dim) bool { return e.Name == d.Name }) {
 			return fmt.Errorf("two dimensions are called %q", d.Name)
 		}

@@ -63,7 +63,8 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 	case s.MatmulType.Valid() && s.MatmulType.Kind() != dtype.Float:
 		return nil, bad("matmuls cannot be computed in %s", s.MatmulType)
 	case s.Batch < 1 || s.Seq < 1 || s.Batch > maxContext/s.Seq:
-		return nil, bad("a batch of %d sequences of %d tokens", s.Batch, s.Seq)
+		return nil, bad("a batch of %d sequences of %d tokens", s.Batch, s.Seq).
+			Try("use 1 sequence or more, of 1 token or more, and %d tokens at most", int64(maxContext))
 	case c.Learned && s.Seq > c.Context:
 		return nil, bad("sequences of %d tokens do not fit %d learned positions", s.Seq, c.Context).
 			Try("use sequences of at most %d tokens", c.Context)

@@ -285,6 +285,9 @@ func (p *Plan) axes() []string {
 func (p *Plan) Marshal() ([]byte, error) {
 	q := *p
 	q.Version = cmp.Or(q.Version, Version) // a plan made in code may leave it out
+	if slices.Contains(gathers, q.FSDP.Gather) && (q.FSDP.Zero == 1 || q.FSDP.Zero == 2) {
+		q.FSDP.Gather = GatherStep // parameters are whole for the step
+	}
 	if q.DP == 1 {
 		q.DP = 0
 	}

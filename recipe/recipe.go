@@ -166,6 +166,17 @@ func Saved(text []byte, path string) (*Recipe, error) {
 // Check reports the first value of a recipe made in code that run.toml could not have. Model and
 // data sources may be empty.
 func (r *Recipe) Check() error {
+	if !(r.FinalBF16 >= 0 && r.FinalBF16 <= 1) { // the text leaves out what is not positive
+		return diag.New(diag.RecipeValue, "precision: a last share of %v", r.FinalBF16).At("recipe").
+			Try("set FinalBF16 to 0 … 1")
+	}
+	for _, k := range table {
+		s := k.get(r) // words and paths are in quotes
+		if !strings.Contains(s, `"`) && (strings.Contains(s, "NaN") || strings.Contains(s, "Inf")) {
+			return diag.New(diag.RecipeValue, "%s is %s, not a finite number", k.Name, s).At("recipe").
+				Try("set a finite number")
+		}
+	}
 	_, err := Saved([]byte(r.String()), "recipe")
 	return err
 }

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -168,6 +169,10 @@ func TestMistakes(t *testing.T) {
 			[]string{`batch: it is the string "16", not a whole number`, "run.toml:3"}},
 		{"fraction", strings.Replace(smallest, "16", `1.5`, 1), nil, diag.RecipeValue, []string{"the number 1.5"}},
 		{"range", strings.Replace(smallest, "16", `0`, 1), nil, diag.RecipeValue, []string{"0 is outside 1", "1 or more"}},
+		{"too many", strings.Replace(smallest, "16", `2147483648`, 1), nil, diag.RecipeValue,
+			[]string{"2147483648 is outside 1", "2147483647 or less"}},
+		{"more than f32", smallest + "[guard]\nspike = 1e308\n", nil, diag.RecipeValue,
+			[]string{"more than an f32 holds"}},
 		{"nan", smallest + "[optimizer]\nweight_decay = nan\n", nil, diag.RecipeValue, []string{"NaN is outside 0.0 … 1.0"}},
 		{"word", smallest + "[optimizer]\nname = \"adam\"\n", nil, diag.RecipeValue,
 			[]string{`"adam" is not one of adamw, muon`, `write "adamw"`}},
@@ -568,5 +573,22 @@ func TestRecipeInCode(t *testing.T) {
 	r.Microbatch = 3
 	if err := r.Check(); err == nil {
 		t.Error("3 does not divide 4")
+	}
+}
+
+// NaN and infinity in a recipe made in code were called a mistake of TOML, or were accepted.
+func TestNumbersMadeInCode(t *testing.T) {
+	for name, change := range map[string]func(r *Recipe){
+		"guard.spike":  func(r *Recipe) { r.Guard.Spike = math.NaN() },
+		"guard.stall":  func(r *Recipe) { r.Guard.Stall = math.Inf(1) },
+		"optimizer.lr": func(r *Recipe) { r.Optimizer.LR = math.NaN() },
+		"precision":    func(r *Recipe) { r.FinalBF16 = math.NaN() },
+	} {
+		r := Default()
+		change(r)
+		err := r.Check()
+		if !errors.Is(err, diag.RecipeValue) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

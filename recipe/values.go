@@ -90,10 +90,10 @@ func whole(v any, low, high float64) (int, *problem) {
 	switch x := float64(n); {
 	case !ok:
 		return 0, wrong("write a whole number", "it is %s, not a whole number", kind(v))
-	case x > high && high < maxInt:
+	case x > high:
 		return 0, wrong(fmt.Sprintf("give it %.0f or less", high), "%d is outside %.0f … %.0f", n, low,
 			high)
-	case x < low || x > high:
+	case x < low:
 		return 0, wrong(fmt.Sprintf("give it %.0f or more", low), "%d is outside %.0f … %.0f", n, low,
 			high)
 	}
@@ -113,6 +113,8 @@ func number(v any, low, high float64) (float64, *problem) {
 	switch in := f >= low && f <= high; { // false for NaN, too
 	case in:
 		return f, nil
+	case f > high && high == maxFloat && !math.IsInf(f, 0):
+		return 0, wrong("give it less", "%s is more than an f32 holds", float(f))
 	case high == maxFloat:
 		return 0, wrong("give it "+float(low)+" or more", "%s is less than %s or not finite",
 			float(f), float(low))

@@ -82,7 +82,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print the name of every pass")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
-			if now := renamedFlags[e.GetSpecifiedName()]; now != "" {
+			now := renamedFlags[e.GetSpecifiedName()]
+			if now != "" && cmd.Flags().Lookup(now) != nil {
 				return diag.New(diag.BadUsage, "--%s is now --%s", e.GetSpecifiedName(), now).
 					Try("%s --%s", cmd.CommandPath(), now)
 			}

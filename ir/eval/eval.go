@@ -1,11 +1,11 @@
 package eval
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"sort"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -30,19 +30,24 @@ func Run(g *ir.Graph, inputs map[string][]*Array) ([][]*Array, error) {
 	for _, v := range g.Inputs {
 		list := inputs[v.Name]
 		if len(list) != m.devices {
-			return nil, fmt.Errorf("eval: input %s has %d shards for %d devices", v, len(list), m.devices)
+			return nil, diag.New(diag.BadInput, "input %s has %d shards for %d devices", v, len(list),
+				m.devices).At("eval of graph %s", g.Name)
 		}
-		for _, a := range list {
+		for i, a := range list {
+			if a == nil {
+				return nil, diag.New(diag.BadInput, "input %s is nil for device %d", v, i).
+					At("eval of graph %s", g.Name)
+			}
 			if int64(len(a.Data)) != v.Type.Shape().Elements() {
-				return nil, fmt.Errorf("eval: input %s has %d elements; its type is %s", v,
-					len(a.Data), v.Type)
+				return nil, diag.New(diag.BadInput, "input %s has %d elements; its type is %s", v,
+					len(a.Data), v.Type).At("eval of graph %s", g.Name)
 			}
 		}
 		m.at[v] = list
 	}
 	for _, op := range g.Ops {
 		if err := m.run(op); err != nil {
-			return nil, fmt.Errorf("eval: %s: %w", op.Kind, err)
+			return nil, err
 		}
 	}
 	out := lists.Map(g.Results, func(v *ir.Value) []*Array { return m.at[v] })
@@ -76,7 +81,8 @@ func (m *machine) run(op *ir.Op) error {
 		}
 	}
 	if f == nil {
-		return fmt.Errorf("the interpreter does not know it")
+		return diag.New(diag.GraphInvalid, "the interpreter does not know %s", op.Kind).
+			Try("give its row a Lower")
 	}
 	for _, v := range op.Out {
 		m.at[v] = make([]*Array, m.devices)
