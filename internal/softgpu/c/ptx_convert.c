@@ -64,8 +64,7 @@ static uint64_t from_float_to_integer(uint64_t bits, const struct ins *i) {
     if (ptx_signed(to)) {
         double limit = ldexp(1, size - 1);
         if (x >= limit) return (1ull << (size - 1)) - 1;
-        return x < -limit ? low_bytes(1ull << (size - 1), (unsigned)size / 8) | -(1ull << (size - 1))
-                          : (uint64_t)(int64_t)x;
+        return x < -limit ? -(1ull << (size - 1)) : (uint64_t)(int64_t)x;
     }
     if (x <= 0) return 0;
     return x >= ldexp(1, size) ? low_bytes(~0ull, (unsigned)size / 8) : (uint64_t)x;
@@ -213,8 +212,10 @@ static uint32_t exponent_code(float x, const struct ins *i) {
     return e == 255 && (i->flags & FLAG_SATFINITE) ? 254 : e;
 }
 static void exponents_of_f32(struct warp *w, const struct ins *i) {
-    for (int l = 0; l < LANES; l++)
-        LANE16(0)[l] = (uint16_t)(exponent_code(LANEF(1)[l], i) << 8 | exponent_code(LANEF(2)[l], i));
+    for (int l = 0; l < LANES; l++) {
+        uint32_t high = exponent_code(LANEF(1)[l], i);
+        LANE16(0)[l] = (uint16_t)(high << 8 | exponent_code(LANEF(2)[l], i));
+    }
 }
 static void exponents_of_bf16(struct warp *w, const struct ins *i) {
     for (int l = 0; l < LANES; l++) {

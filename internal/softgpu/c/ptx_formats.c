@@ -67,8 +67,8 @@ double ptx_decode_float(uint32_t code, const struct format *f) {
     return code & sign ? -value : value;
 }
 
-// ptx_fma_odd gives a*b + c rounded to odd, so that a second rounding to 24 bits or fewer is that of
-// the exact value. The product must be exact in a double.
+// ptx_fma_odd gives a*b + c rounded to odd, so that a second rounding to 24 bits or fewer is that
+// of the exact value. The product must be exact in a double.
 double ptx_fma_odd(double a, double b, double c) {
     double p = a * b, s = p + c;
     if (!isfinite(s)) return s;

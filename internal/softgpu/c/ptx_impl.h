@@ -186,8 +186,8 @@ struct row {
     const char *(*prepare)(struct ins *i);
 };
 
-extern const struct row ptx_integer_rows[], ptx_float_rows[], ptx_half_rows[], ptx_convert_rows[],
-    ptx_memory_rows[], ptx_warp_rows[], ptx_matrix_rows[], ptx_control_rows[];
+extern const struct row ptx_integer_rows[], ptx_compare_rows[], ptx_float_rows[], ptx_half_rows[],
+    ptx_convert_rows[], ptx_memory_rows[], ptx_warp_rows[], ptx_matrix_rows[], ptx_control_rows[];
 
 // Operands as pointers to lanes. A register is read as any type of its size, so these may alias.
 typedef uint8_t __attribute__((may_alias)) lane8;
@@ -215,6 +215,10 @@ static inline uint64_t bits_of_double(double d) { uint64_t u; memcpy(&u, &d, 8);
 // ptx_read and ptx_write move one lane of an operand of any width.
 uint64_t ptx_read(const struct warp *w, const struct ins *i, int operand, int lane);
 void ptx_write(struct warp *w, const struct ins *i, int operand, int lane, uint64_t value);
+
+// ptx_fill sets all lanes of a 32-bit slot, unless it is -1.
+void ptx_fill(struct warp *w, int32_t slot, uint32_t value);
+void ptx_run_block(struct block *b);
 
 // ptx_fail ends the launch: the message names kernel, line and instruction.
 void ptx_fail(struct warp *w, const struct ins *i, const char *format, ...)
@@ -289,7 +293,22 @@ struct reader {
     size_t local_count;
     int scope;
     uint64_t registers;      // declared, to bound memory
+    struct statement statement;
 };
+
+enum { MAX_TOKENS = 16, TOKEN_ROOM = 40 };
+
+// A spelling, cut at its dots.
+struct tokens {
+    char word[MAX_TOKENS][TOKEN_ROOM];
+    int count;
+};
+
+bool ptx_split(const char *spelling, struct tokens *t);
+// ptx_find_row gives the row of a spelling or NULL, and says whether any row has its mnemonic.
+const struct row *ptx_find_row(const struct tokens *t, bool *mnemonic);
+// ptx_apply sets what one token says.
+void ptx_apply(struct ptx_kernel *k, struct ins *i, const char *token);
 
 // ptx_decode appends an instruction to the kernel, or sets the kernel's problem.
 void ptx_decode(struct reader *r, const struct statement *s);

@@ -43,8 +43,8 @@ static bool check_global(struct warp *w, const struct ins *i, uint8_t **at, size
         if (a >= 65536 && a + bytes >= a && (!ptx_check || own(w, at[l], bytes) ||
                                              ptx_check(at[l], bytes, write)))
             continue;
-        ptx_fail(w, i, "%s of %zu bytes at %p, outside memory, by lane %d", write ? "write" : "read",
-                 bytes, (void *)at[l], l);
+        ptx_fail(w, i, "%s of %zu bytes at %p, outside memory, by lane %d",
+                 write ? "write" : "read", bytes, (void *)at[l], l);
         return false;
     }
     return true;
@@ -56,7 +56,7 @@ static bool check_window(struct warp *w, const struct ins *i, const uint64_t *of
     for (uint32_t m = w->active; m; m &= m - 1) {
         uint64_t o = offsets[__builtin_ctz(m)];
         if (o <= limit && bytes <= limit - o) continue;
-        ptx_fail(w, i, "access of %zu bytes at %#llx, outside the %zu bytes of %s memory, by lane %d",
+        ptx_fail(w, i, "%zu bytes at %#llx are outside the %zu bytes of %s memory, by lane %d",
                  bytes, (unsigned long long)o, limit, space, __builtin_ctz(m));
         return false;
     }

@@ -52,13 +52,15 @@ static int inside(const void *at, size_t n, int write) {
     return 0;
 }
 
+static char *copy(const char *text) { return strcpy(malloc(strlen(text) + 1), text); }
+
 static char *run(struct ptx_module *m, const char *name, unsigned shape[6], uint32_t dynamic) {
     char *error = NULL;
     void *args[MAX_BUFFERS];
     for (uint32_t n = 0; n < count; n++) args[n] = &buffers[n];
     struct ptx_kernel *k = ptx_kernel(m, name);
-    if (!k) return strdup("no such kernel");
-    if (ptx_kernel_params(k) != count) return strdup("number of parameters");
+    if (!k) return copy("no such kernel");
+    if (ptx_kernel_params(k) != count) return copy("number of parameters");
     ptx_launch(k, shape, shape + 3, dynamic, args, &error);
     return error;
 }
