@@ -360,7 +360,7 @@ func TestMatrices(t *testing.T) {
 }
 
 // mma.sync against the product in Go, for the fragments' layout.
-func TestMatrixProducts(t *testing.T) {
+func TestMMA(t *testing.T) {
 	p := startPTX(t)
 	text := `.visible .entry k(.param .u64 out) {
 	.reg .b32 %r<40>; .reg .b64 %q<9>;
