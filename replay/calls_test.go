@@ -142,9 +142,9 @@ func bytesAsNumbers(b []byte) []float64 {
 	return out
 }
 
-// blockDotExamples multiply [128, k] by [256, k] transposed, in MXFP8 and NVFP4.
+// blockDotExamples multiply [128, k] by [128, k] transposed, in MXFP8 and NVFP4.
 func blockDotExamples() []example {
-	const m, n = 128, 256
+	const m, n = 128, 128
 	var list []example
 	for _, f := range []struct {
 		name           string

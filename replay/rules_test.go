@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -218,10 +219,11 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func examples() []example {
+// examples are all programs, with what they compute.
+var examples = sync.OnceValue(func() []example {
 	return slices.Concat(bitcastExamples(), []example{literalExample(), loopExample(), asyncExample()},
 		collectiveExamples(), gemmExamples(), blockDotExamples(), attentionExamples())
-}
+})
 
 // Uninitialized memory has what the options say.
 func TestFill(t *testing.T) {

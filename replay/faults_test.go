@@ -1,0 +1,255 @@
+package replay
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/internal/wire"
+)
+
+// A fault is one wrong instruction, as a compiler or Deepwell could have made it.
+type fault struct {
+	name string
+	at   string // an opcode or a custom call target
+	// plant changes the first instruction on which it has an effect, and says whether this is one. It
+	// may give a value that replaces the instruction.
+	plant func(w *writer, s *site) (bool, *value)
+}
+
+// once plants a fault in one instruction, and tells where.
+func (f fault) once(where *string) edit {
+	return func(w *writer, s *site) *value {
+		if *where != "" || s.opcode != f.at && s.target != f.at {
+			return nil
+		}
+		planted, v := f.plant(w, s)
+		if planted {
+			*where = s.name
+		}
+		return v
+	}
+}
+
+// changed is a fault in a call's configuration. The instruction is one if f changes it.
+func changed(part string, f func(config map[string]any) bool) func(*writer, *site) (bool, *value) {
+	return func(_ *writer, s *site) (bool, *value) {
+		var config map[string]map[string]any
+		var whole map[string]any
+		if json.Unmarshal(s.config, &whole) != nil {
+			return false, nil
+		}
+		text, _ := json.Marshal(map[string]any{part: whole[part]})
+		if json.Unmarshal(text, &config) != nil || !f(config[part]) {
+			return false, nil
+		}
+		s.config, _ = json.Marshal(config)
+		return true, nil
+	}
+}
+
+// swapped is a call whose operands a and b are exchanged, where that fits.
+func swapped(a, b int) func(*writer, *site) (bool, *value) {
+	return func(_ *writer, s *site) (bool, *value) {
+		if len(s.values) <= max(a, b) || !equalShapes(s.values[a].shape, s.values[b].shape) {
+			return false, nil
+		}
+		s.values[a], s.values[b] = s.values[b], s.values[a]
+		s.from[a], s.from[b] = s.from[b], s.from[a]
+		return true, nil
+	}
+}
+
+const gemmPart, attentionPart = "gemm_backend_config", "cudnn_fmha_backend_config"
+
+// faults has one row for each kind of call, collective and view, and more for those with most ways
+// to be wrong.
+var faults = []fault{
+	{"contracting dimension", "__cublas$lt$matmul", func(w *writer, s *site) (bool, *value) {
+		d := s.values[0].shape.dims
+		if len(d) != 2 || d[0] != d[1] {
+			return false, nil
+		}
+		return changed(gemmPart, func(g map[string]any) bool {
+			dims := g["dot_dimension_numbers"].(map[string]any)
+			was := dims["lhs_contracting_dimensions"].([]any)[0]
+			dims["lhs_contracting_dimensions"] = []string{map[any]string{"0": "1", "1": "0"}[was]}
+			return true
+		})(w, s)
+	}},
+	{"beta ignored", "__cublas$lt$matmul", func(w *writer, s *site) (bool, *value) {
+		ok, _ := changed(gemmPart, func(g map[string]any) bool {
+			was := g["beta"]
+			g["beta"] = 0
+			return was != 0.0 && g["epilogue"] == "DEFAULT"
+		})(w, s)
+		if ok {
+			s.values, s.from = s.values[:2], s.from[:2]
+		}
+		return ok, nil
+	}},
+	{"bias ignored", "__cublas$lt$matmul", func(w *writer, s *site) (bool, *value) {
+		ok, _ := changed(gemmPart, func(g map[string]any) bool {
+			was := g["epilogue"].(string)
+			g["epilogue"] = strings.Replace(strings.TrimPrefix(was, "BIAS_"), "BIAS", "DEFAULT", 1)
+			return was != g["epilogue"]
+		})(w, s)
+		if n := len(s.values) - 1; ok {
+			s.values, s.from = s.values[:n], s.from[:n]
+		}
+		return ok, nil
+	}},
+	{"alpha 1 % too large", "__cublas$gemm", changed(gemmPart, func(g map[string]any) bool {
+		g["alpha_real"] = 1.01 * g["alpha_real"].(float64)
+		return true
+	})},
+	{"scales swapped", "__cudnn$blockScaledDot", swapped(2, 3)},
+	{"scales not in tiles", "__cudnn$blockScaledDot", func(w *writer, s *site) (bool, *value) {
+		d := s.values[2].shape.dims
+		x := w.reshape(s.values[2], d[0]/tileRows, 4, tileRows/4, d[1]/tileCols, tileCols)
+		s.values[2] = w.reshape(w.transpose(x, 0, 3, 2, 1, 4), d...)
+		return true, nil
+	}},
+	{"attention scale 1 % too large", "__cudnn$fmhaSoftmax", changed(attentionPart,
+		func(g map[string]any) bool {
+			g["fmha_scale"] = 1.01 * g["fmha_scale"].(float64)
+			return true
+		})},
+	{"mask ignored", "__cudnn$fmhaSoftmax", changed(attentionPart, func(g map[string]any) bool {
+		was := g["mask_type"]
+		g["mask_type"], g["sliding_window_length"] = "NO_MASK", 0
+		return was == "CAUSAL"
+	})},
+	{"window one too short", "__cudnn$fmhaSoftmax", changed(attentionPart,
+		func(g map[string]any) bool {
+			was := g["sliding_window_length"].(float64)
+			g["sliding_window_length"] = was - 1
+			return was > 1
+		})},
+	{"keys and values swapped", "__cudnn$fmhaSoftmax", swapped(1, 2)},
+	{"dO and O swapped", "__cudnn$fmhaSoftmaxBackward", swapped(4, 5)},
+	{"log-sum-exp of base 2", "__cudnn$fmhaSoftmaxBackward", func(w *writer, s *site) (bool, *value) {
+		x := s.values[3]
+		s.values[3] = w.elementwise("multiply", x, w.full(typeF32, x.shape.dims, math.Log2E))
+		return true, nil
+	}},
+	{"window ignored backward", "__cudnn$fmhaSoftmaxBackward", changed(attentionPart,
+		func(g map[string]any) bool {
+			was := g["sliding_window_length"].(float64)
+			g["sliding_window_length"] = 0
+			return was > 0
+		})},
+	{"devices swapped", "all-gather", func(_ *writer, s *site) (bool, *value) {
+		lists := slices.Clone(s.groups.lists)
+		lists[0] = slices.Clone(lists[0])
+		lists[0][0], lists[0][1] = lists[0][1], lists[0][0]
+		s.groups.lists = lists
+		return true, nil
+	}},
+	{"scatter not summed", "reduce-scatter", func(w *writer, s *site) (bool, *value) {
+		var out []*value
+		for i, to := range s.shape.results() {
+			out = append(out, w.slice(s.values[i], to.dims...))
+		}
+		return true, w.together(s, out)
+	}},
+	{"not reduced", "all-reduce", func(w *writer, s *site) (bool, *value) {
+		return true, w.together(s, s.values)
+	}},
+	{"one group for all", "all-reduce", func(_ *writer, s *site) (bool, *value) {
+		if len(s.groups.lists) < 2 {
+			return false, nil
+		}
+		s.groups.lists = nil
+		return true, nil
+	}},
+	{"ring in the other direction", "collective-permute", func(_ *writer, s *site) (bool, *value) {
+		var pairs wire.Msg
+		var err error
+		for f := range wire.Fields(s.kept, &err) {
+			var from, to int64
+			if f.Num == 52 && (wire.Into{1: &from, 2: &to}).Read(f.B) == nil {
+				pairs = pairs.Bytes(52, wire.Msg(nil).Int(1, to).Int(2, from))
+			} else {
+				pairs = append(pairs, f.Raw...)
+			}
+		}
+		s.kept = pairs
+		return true, nil
+	}},
+	{"not exchanged", "all-to-all", func(w *writer, s *site) (bool, *value) {
+		return true, s.values[0]
+	}},
+	{"layout ignored", "bitcast", func(_ *writer, s *site) (bool, *value) {
+		from := *s.from[0].shape
+		if from.rowMajor() || len(from.dims) < 2 {
+			return false, nil
+		}
+		instruction := *s.from[0]
+		from.layout, instruction.shape = nil, &from
+		_ = from.check()
+		s.from[0] = &instruction
+		return true, nil
+	}},
+	{"high half byte first", "bitcast", func(w *writer, s *site) (bool, *value) {
+		x := s.values[0]
+		if s.shape.typ != typeE2M1 || x.shape.typ != typeU8 {
+			return false, nil
+		}
+		four := w.fullInt(typeU8, x.shape.dims, 4)
+		s.values[0] = w.elementwise("or", w.elementwise("shift-left", x, four),
+			w.elementwise("shift-right-logical", x, four))
+		return true, nil
+	}},
+	{"slice of the next layer", "dynamic-slice", func(w *writer, s *site) (bool, *value) {
+		if !s.from[1].isCount() {
+			return false, nil
+		}
+		s.values[1] = w.elementwise("subtract", s.values[1], w.scalarInt(s.values[1].shape.typ, 1))
+		return true, nil
+	}},
+	{"fused computation not applied", "async-start", func(_ *writer, s *site) (bool, *value) {
+		v := s.values[0]
+		s.scope.started[s.id] = &started{func() *value { return v }}
+		s.called = nil
+		return true, v
+	}},
+}
+
+// Each fault is seen far above the noise, in up to three examples that have such an instruction.
+func TestFaultsAreFound(t *testing.T) {
+	clean := map[string]float64{}
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			planted := 0
+			for _, x := range examples() {
+				var where string
+				m, err := rewrite("hlo", x.code, Options{Wide: true}, f.once(&where))
+				if err != nil {
+					t.Fatalf("%s: %v", x.name, err)
+				}
+				if where == "" || planted == 3 {
+					continue
+				}
+				planted++
+				noise, ok := clean[x.name]
+				if !ok {
+					right, err := Rewrite("hlo", x.code, Options{Wide: true})
+					if err != nil {
+						t.Fatal(err)
+					}
+					noise, _ = x.distance(execute(t, right, x))
+					clean[x.name] = noise
+				}
+				if d, _ := x.distance(execute(t, m, x)); !(d > 100*noise && d > 1e-3) {
+					t.Errorf("%s: the result differs by %.1e, noise is %.1e", x.name, d, noise)
+				}
+			}
+			if planted == 0 {
+				t.Error("no example has such an instruction")
+			}
+		})
+	}
+}
