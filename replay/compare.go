@@ -19,6 +19,9 @@ type Difference struct {
 	Elements int64 // of all shards
 	Equal    int64 // elements of equal bits
 	NaN      int64 // elements that are NaN here or there
+	// Norm is the Frobenius norm of the reference's result. Two programs that give zeros agree, but
+	// show nothing.
+	Norm float64
 }
 
 // A Result is what the replay of one program gave.
@@ -96,6 +99,7 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 			size += w[j] * w[j]
 		}
 	}
+	d.Norm = math.Sqrt(size)
 	switch {
 	case d.NaN > 0:
 		d.Relative = math.Inf(1)
@@ -103,7 +107,7 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 	case t == dtype.U8:
 		d.Relative = float64(d.Elements-d.Equal) / float64(d.Elements)
 	default:
-		d.Relative = math.Sqrt(apart / size)
+		d.Relative = math.Sqrt(apart) / d.Norm
 	}
 	if math.IsNaN(d.Relative) { // infinities that differ
 		d.Relative = math.Inf(1)

@@ -8,6 +8,12 @@
 // memory spaces, schedules and control edges are dropped, so the replay follows the data flow. What
 // the rewriter does not know it refuses by name; it never guesses.
 //
+// [Pairs] builds the programs of a step twice: for the GPUs of a plan, and as references without
+// special kernels. A [Runner] compiles, rewrites and runs them on the same inputs, in child
+// processes, since XLA ends its process where it cannot go on. It compares every result array;
+// [Pair.Bound] says how far they may be apart. Held as f32, bf16 is not rounded by either program,
+// and faults of 1 % in one operation stand out; as it is, its rounding hides them.
+//
 // The replay shows that XLA's passes over HLO kept the meaning of the program, and that Deepwell
 // passes the right operands to libraries. It does not show that the libraries compute what
 // [Conventions] says that they compute: these readings are what the replay trusts. Code generation,

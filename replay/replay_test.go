@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"flag"
+	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -11,8 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
 )
 
@@ -108,10 +113,45 @@ func (d *distinct) replay(t *testing.T, r *Runner) {
 		one := results[0]
 		t.Logf("%s, %s: %s; bound %.0e; %.0f s to compile, %.0f s to replay", d.model, d.format,
 			d.plan+", "+one.Summary(), bound.Limit, compiled, time.Since(start).Seconds())
+		for i, a := range d.pair.Reference.Results {
+			if one.Arrays[i].Norm == 0 && d.pair.Kind != step.Zero && a.Role != program.Stat {
+				t.Errorf("%s: the %s %s is all zeros, and compares nothing", d, a.Role, a.Name)
+			}
+		}
 		if far := one.Beyond(bound); len(far) > 0 {
 			t.Errorf("%s: %d arrays are farther than %.0e from the reference (%s)\n%s", d, len(far),
 				bound.Limit, bound.Why, one)
 		}
+	}
+}
+
+// A GPU's program that is not rewritten ends the process that compiles it for the CPU: that is an
+// error of its module, and the next one gets a new process.
+func TestCrashIsAnErrorOfItsModule(t *testing.T) {
+	slowtest.Only(t)
+	list, err := cases("llama", "bf16", planRows()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := list[slices.IndexFunc(list, func(c testCase) bool { return c.pair.Kind == step.Evaluate })].pair
+	r := NewRunner(RunOptions{Cache: enginetest.Cache(), WithoutCuDNN: true, Seed: 1, Log: io.Discard})
+	t.Cleanup(r.Close)
+	format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, typ, n := protowire.ConsumeTag(code) // hlo_with_config: the module is the first field
+	raw, size := protowire.ConsumeBytes(code[n:])
+	if number != 1 || typ != protowire.BytesType || size < 0 {
+		t.Fatalf("format %s begins with field %d", format, number)
+	}
+	_, err = r.Run(t.Context(), p, false, &Module{Code: raw})
+	if e := diag.From(err); err == nil || e.Code != diag.CompilerCrashed || e.Where != "module evaluate" {
+		t.Errorf("the raw program gave %v", err)
+	}
+	one, _, err := r.Replay(t.Context(), p, Options{Wide: true})
+	if err != nil || one.Exact() != 1 {
+		t.Errorf("%v, %v", one, err)
 	}
 }
 
