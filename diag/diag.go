@@ -80,7 +80,7 @@ func (e *Error) Meant(typed string, known []string, format, otherwise string) *E
 func (e *Error) Wrap(err error) *Error {
 	c := *e
 	c.Err = err
-	if c.Cause == "" && err != nil && err.Error() != e.What && err != error(e.Code) {
+	if c.Cause == "" && err != nil && err.Error() != e.What && err.Error() != e.Code.Error() {
 		c.Cause = err.Error()
 	}
 	if c.Code == FileError && c.Fix == "" {

@@ -40,9 +40,9 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 		calls         int
 		why           string
 	}{
-		{"causal", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true}, 2, "cuDNN has it"},
-		{"window", "1xgb300", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, Window: 256}, 2, "cuDNN has it"},
-		{"full", "1xrtx6000pro", dtype.BF16, ir.Attention{Scale: 0.088}, 2, "cuDNN has it"},
+		{"causal", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true}, 2, "cuDNN supports this shape"},
+		{"window", "1xgb300", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, Window: 256}, 2, "cuDNN supports this shape"},
+		{"full", "1xrtx6000pro", dtype.BF16, ir.Attention{Scale: 0.088}, 2, "cuDNN supports this shape"},
 		{"f32", "1xb200", dtype.F32, ir.Attention{Scale: 0.088, Causal: true}, 0, "bf16 or f16, not f32"},
 		{"soft cap", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, SoftCap: 50}, 0, "soft cap"},
 	} {

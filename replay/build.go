@@ -253,8 +253,3 @@ func (w *writer) tuple(elems ...*value) *value {
 	}
 	return w.add("tuple", s, nil, elems...)
 }
-
-// element is one element of a tuple.
-func (w *writer) element(x *value, index int64) *value {
-	return w.add("get-tuple-element", x.shape.elems[index], wire.Msg(nil).Int(13, index), x)
-}

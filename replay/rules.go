@@ -68,10 +68,10 @@ func rules() map[string]rule {
 		"collective-permute-start": (*writer).collectiveStart,
 		"collective-permute-done":  (*writer).done,
 	}
-	for _, opcode := range strings.Fields(moving) {
+	for opcode := range strings.FieldsSeq(moving) {
 		table[opcode] = (*writer).copied
 	}
-	for _, opcode := range strings.Fields(computing) {
+	for opcode := range strings.FieldsSeq(computing) {
 		table[opcode] = (*writer).computed
 	}
 	return table
@@ -281,7 +281,7 @@ func (w *writer) literal(s *site) *value {
 // literalData gives the elements of a literal, and the type that they are held in.
 func (w *writer) literalData(s *site) (data wire.Msg, typ elemType) {
 	var err error
-	for f := range wire.Fields(s.instruction.literal, &err) {
+	for f := range wire.Fields(s.literal, &err) {
 		switch {
 		case f.Num == 1: // shape
 			var at *shape

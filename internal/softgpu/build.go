@@ -121,7 +121,7 @@ func build(ctx context.Context, cc string) (*GPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	if err := compileAll(ctx, cc, tmp); err != nil {
 		return nil, err
 	}

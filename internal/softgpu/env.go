@@ -2,8 +2,10 @@ package softgpu
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/internal/environ"
@@ -43,16 +45,16 @@ func (g *GPU) Env(o Options) []string {
 	if memory == 0 {
 		memory = 1 << 30
 	}
-	xla := fmt.Sprintf("--xla_gpu_cuda_data_dir=%s --xla_gpu_autotune_level=0"+
-		" --xla_gpu_enable_triton_gemm=false", g.Toolkit)
-	for name, value := range o.Flags {
-		xla += fmt.Sprintf(" --%s=%s", name, value)
+	flags := []string{"--xla_gpu_cuda_data_dir=" + g.Toolkit, "--xla_gpu_autotune_level=0",
+		"--xla_gpu_enable_triton_gemm=false"}
+	for _, name := range slices.Sorted(maps.Keys(o.Flags)) {
+		flags = append(flags, fmt.Sprintf("--%s=%s", name, o.Flags[name]))
 	}
 	set := []string{
 		"LD_LIBRARY_PATH=" + g.Lib,
 		// The plugin looks for cuBLASLt in the engine's folder first; what is loaded already wins.
 		"LD_PRELOAD=" + filepath.Join(g.Lib, "libcublasLt.so.13"),
-		"XLA_FLAGS=" + xla, environ.Allow + "=XLA_FLAGS",
+		"XLA_FLAGS=" + strings.Join(flags, " "), environ.Allow + "=XLA_FLAGS",
 		fmt.Sprintf("SOFTGPU_GPUS=%d", max(1, o.GPUs)), "SOFTGPU_MODEL=" + o.Model,
 		fmt.Sprintf("SOFTGPU_MEMORY=%d", memory), fmt.Sprintf("SOFTGPU_DELAY_SEED=%d", o.Delay),
 		"SOFTGPU_LOG=" + o.Log,
