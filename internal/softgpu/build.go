@@ -17,6 +17,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/parallel"
 	"github.com/deepwell/deepwell/internal/stubcuda"
 	"github.com/deepwell/deepwell/plugin"
 )
@@ -49,13 +50,16 @@ var libraries = []library{
 	{"libnccl.so.2", []string{"nccl", "common"}, "nccl", "nccl", []string{"libcuda.so.1"}},
 }
 
-// flags are the compiler's. Products and sums must not be fused where the PTX does not say so, and
-// hold in every rounding mode; loops over the lanes of a warp become vector instructions of this
-// host's processor.
-var flags = []string{"-std=c11", "-O3", "-march=native", "-g", "-Wall", "-Wextra",
-	"-Wno-missing-field-initializers", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden",
-	"-ffp-contract=off", "-frounding-math", "-fno-math-errno", "-fno-trapping-math",
-	"-fno-strict-aliasing", "-Wl,-Bsymbolic", "-Wl,-rpath,$ORIGIN"}
+// The compiler's and the linker's flags. Multiplications and additions must not be fused where the
+// PTX does not say so, and hold in every rounding mode; loops over the lanes of a warp become vector
+// instructions of this host's processor.
+var (
+	flags = []string{"-std=c11", "-O3", "-march=native", "-g", "-Wall", "-Wextra",
+		"-Wno-missing-field-initializers", "-fPIC", "-pthread", "-fvisibility=hidden",
+		"-ffp-contract=off", "-frounding-math", "-fno-math-errno", "-fno-trapping-math",
+		"-fno-strict-aliasing"}
+	linkFlags = []string{"-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,-rpath,$ORIGIN"}
+)
 
 // A GPU is a built software GPU.
 type GPU struct {
@@ -148,7 +152,7 @@ func digest(cc, dataDir string) (string, error) {
 	}
 	h := sha256.New()
 	h.Write(processor)
-	fmt.Fprintf(h, "%q %q %q %q %v\n", version, dataDir, flags, ptxasScript, libraries)
+	fmt.Fprintf(h, "%q %q %q %q %q %v\n", version, dataDir, flags, linkFlags, ptxasScript, libraries)
 	fmt.Fprintln(h, stubcuda.Names())
 	err = fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -161,8 +165,8 @@ func digest(cc, dataDir string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:24], err
 }
 
-// compileAll writes the sources and the stubs into dir/src and compiles them into dir/lib. The
-// driver comes first: the others are linked with it.
+// compileAll writes the sources and the stubs into dir/src, compiles each once, and links the
+// libraries into dir/lib. The driver comes first: the others are linked with it.
 func compileAll(ctx context.Context, cc, dir string) error {
 	src, lib := filepath.Join(dir, "src"), filepath.Join(dir, "lib")
 	for _, d := range []string{src, lib} {
@@ -170,6 +174,31 @@ func compileAll(ctx context.Context, cc, dir string) error {
 			return err
 		}
 	}
+	if err := writeSources(src); err != nil {
+		return err
+	}
+	sources, err := filepath.Glob(filepath.Join(src, "*.c"))
+	if err != nil {
+		return err
+	}
+	err = parallel.Each(runtime.NumCPU(), len(sources), func() func(int) error {
+		return func(i int) error {
+			args := append(slices.Clone(flags), "-c", "-o", object(sources[i]), sources[i])
+			return run(ctx, cc, args...)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range libraries {
+		if err := l.link(ctx, cc, src, lib); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeSources(src string) error {
 	sources, err := fs.Glob(files, "c/*")
 	if err != nil {
 		return err
@@ -184,26 +213,38 @@ func compileAll(ctx context.Context, cc, dir string) error {
 		}
 	}
 	for _, l := range libraries {
-		if err := l.compile(ctx, cc, src, lib); err != nil {
+		text, err := l.stubs()
+		if err == nil {
+			err = os.WriteFile(l.stubFile(src), text, 0o644)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l library) compile(ctx context.Context, cc, src, lib string) error {
-	stubs, err := l.stubs()
-	if err != nil {
-		return err
+// object is the object file of a source.
+func object(source string) string { return strings.TrimSuffix(source, ".c") + ".o" }
+
+// run runs the compiler; its error has what the compiler says.
+func run(ctx context.Context, cc string, args ...string) error {
+	if out, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("cc %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	stubFile := filepath.Join(src, "stubs_"+strings.ReplaceAll(l.soname, ".", "_")+".c")
-	if err := os.WriteFile(stubFile, stubs, 0o644); err != nil {
-		return err
-	}
-	args := append(slices.Clone(flags), "-Wl,-soname,"+l.soname, "-o", filepath.Join(lib, l.soname),
-		stubFile)
+	return nil
+}
+
+// stubFile is the source of a library's stubs; no prefix of sources matches it.
+func (l library) stubFile(src string) string {
+	return filepath.Join(src, "stubs_"+strings.ReplaceAll(l.soname, ".", "_")+".c")
+}
+
+func (l library) link(ctx context.Context, cc, src, lib string) error {
+	args := append(slices.Clone(linkFlags), "-Wl,-soname,"+l.soname, "-o",
+		filepath.Join(lib, l.soname), object(l.stubFile(src)))
 	for _, prefix := range l.prefixes {
-		found, err := filepath.Glob(filepath.Join(src, prefix+"*.c"))
+		found, err := filepath.Glob(filepath.Join(src, prefix+"*.o"))
 		if err != nil {
 			return err
 		}
@@ -212,11 +253,7 @@ func (l library) compile(ctx context.Context, cc, src, lib string) error {
 	for _, used := range l.uses {
 		args = append(args, filepath.Join(lib, used))
 	}
-	args = append(args, "-lm", "-ldl")
-	if out, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", l.soname, err, out)
-	}
-	return nil
+	return run(ctx, cc, append(args, "-lm", "-ldl")...)
 }
 
 // stubs writes a weak function for every name of the library. It gives way to the one that the

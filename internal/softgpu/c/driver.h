@@ -150,6 +150,9 @@ CUresult sg_stream(CUstream handle, struct CUstream_st **stream);
 // sg_submit queues work, or adds it to the graph that the stream captures. It takes the work over.
 CUresult sg_submit(struct CUstream_st *stream, struct work work);
 
+// sg_submit_and_wait returns when the work is done, whatever was queued behind it meanwhile.
+CUresult sg_submit_and_wait(struct CUstream_st *stream, struct work work);
+
 // sg_finish waits until everything is done that was queued before the call.
 void sg_finish(struct CUstream_st *stream);
 void sg_finish_gpu(struct gpu *gpu);

@@ -82,17 +82,6 @@ static void staged(struct work *w) {
   w->copy.from = w->copy.staged->bytes;
 }
 
-// submit_and_wait returns when the work is done, and not when the stream is empty.
-static CUresult submit_and_wait(struct CUstream_st *s, struct work w) {
-  CUresult result = sg_submit(s, w);
-  if (result) return result;
-  struct record *done = sg_record_new();
-  sg_submit(s, (struct work){.kind = WORK_RECORD, .record = sg_record_hold(done)});
-  sg_record_wait(done);
-  sg_record_drop(done);
-  return sg_error(s->gpu);
-}
-
 static CUresult copy_async(uintptr_t to, enum side to_side, uintptr_t from, enum side from_side,
                            size_t bytes, CUstream handle) {
   struct CUstream_st *s;
@@ -103,7 +92,7 @@ static CUresult copy_async(uintptr_t to, enum side to_side, uintptr_t from, enum
   struct work w = copy_work(to, from, bytes);
   if (s->capture) return sg_submit(s, w);  // a graph reads its sources at each launch
   if (target == MEMORY_PAGEABLE || (target == MEMORY_PINNED && source != MEMORY_DEVICE))
-    return submit_and_wait(s, w);
+    return sg_submit_and_wait(s, w);
   if (source == MEMORY_PAGEABLE) staged(&w);
   return sg_submit(s, w);
 }
@@ -122,7 +111,7 @@ static CUresult copy_sync(uintptr_t to, enum side to_side, uintptr_t from, enum 
     staged(&w);
     return sg_submit(s, w);
   }
-  return submit_and_wait(s, w);
+  return sg_submit_and_wait(s, w);
 }
 
 SG_EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
@@ -179,7 +168,7 @@ static CUresult fill(CUdeviceptr to, unsigned value, unsigned width, size_t coun
   struct work w = {.kind = WORK_SET,
                    .set = {(void *)to, value, width, count, 1, count * width}};
   // A fill of a GPU's memory is not waited for, not even by the functions without a stream.
-  return wait && kind == MEMORY_PINNED ? submit_and_wait(s, w) : sg_submit(s, w);
+  return wait && kind == MEMORY_PINNED ? sg_submit_and_wait(s, w) : sg_submit(s, w);
 }
 
 SG_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {

@@ -491,6 +491,9 @@ static CUresult answer(void *value, CUpointer_attribute which, CUdeviceptr point
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = b->start; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = b->bytes; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(char *)value = 1; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:  // memory is not exported to other processes
+      *(uint64_t *)value = 0;
+      break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)value = NULL; break;
     default: sg_fail("attribute %d of a pointer", (int)which);
   }

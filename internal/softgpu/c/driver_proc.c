@@ -5,47 +5,48 @@
 
 #include "driver.h"
 
-// A name that is asked for without a version means the newest that the caller's version of CUDA
-// knows; all callers here are of CUDA 13. Names that are not listed mean themselves.
-static const struct { const char *name, *means; } newest[] = {
-    {"cuCtxPopCurrent", "cuCtxPopCurrent_v2"},
-    {"cuCtxPushCurrent", "cuCtxPushCurrent_v2"},
-    {"cuDeviceGetUuid", "cuDeviceGetUuid_v2"},
-    {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"},
-    {"cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"},
-    {"cuDevicePrimaryCtxSetFlags", "cuDevicePrimaryCtxSetFlags_v2"},
-    {"cuDeviceTotalMem", "cuDeviceTotalMem_v2"},
-    {"cuEventDestroy", "cuEventDestroy_v2"},
-    {"cuEventElapsedTime", "cuEventElapsedTime_v2"},
-    {"cuGetProcAddress", "cuGetProcAddress_v2"},
-    {"cuGraphAddKernelNode", "cuGraphAddKernelNode_v2"},
-    {"cuGraphAddNode", "cuGraphAddNode_v2"},
-    {"cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2"},
-    {"cuGraphExecUpdate", "cuGraphExecUpdate_v2"},
-    {"cuGraphInstantiate", "cuGraphInstantiateWithFlags"},
-    {"cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2"},
-    {"cuMemAlloc", "cuMemAlloc_v2"},
-    {"cuMemAllocHost", "cuMemAllocHost_v2"},
-    {"cuMemFree", "cuMemFree_v2"},
-    {"cuMemGetAddressRange", "cuMemGetAddressRange_v2"},
-    {"cuMemGetInfo", "cuMemGetInfo_v2"},
-    {"cuMemHostGetDevicePointer", "cuMemHostGetDevicePointer_v2"},
-    {"cuMemHostRegister", "cuMemHostRegister_v2"},
-    {"cuMemcpyDtoD", "cuMemcpyDtoD_v2"},
-    {"cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2"},
-    {"cuMemcpyDtoH", "cuMemcpyDtoH_v2"},
-    {"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2"},
-    {"cuMemcpyHtoD", "cuMemcpyHtoD_v2"},
-    {"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2"},
-    {"cuMemsetD16", "cuMemsetD16_v2"},
-    {"cuMemsetD32", "cuMemsetD32_v2"},
-    {"cuMemsetD8", "cuMemsetD8_v2"},
-    {"cuModuleGetGlobal", "cuModuleGetGlobal_v2"},
-    {"cuStreamBeginCapture", "cuStreamBeginCapture_v2"},
-    {"cuStreamDestroy", "cuStreamDestroy_v2"},
-    {"cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v3"},
-    {"cuStreamWriteValue32", "cuStreamWriteValue32_v2"},
-    {"cuStreamWriteValue64", "cuStreamWriteValue64_v2"},
+// A name without a suffix means the newest form that the version of CUDA has which the caller
+// gives; since is the version that brought the form which is played. An older caller gets the older
+// form, a stub. Names that are not listed have one form.
+static const struct { const char *name, *means; int since; } newest[] = {
+    {"cuCtxPopCurrent", "cuCtxPopCurrent_v2", 4000},
+    {"cuCtxPushCurrent", "cuCtxPushCurrent_v2", 4000},
+    {"cuDeviceGetUuid", "cuDeviceGetUuid_v2", 11040},
+    {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", 11000},
+    {"cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2", 11000},
+    {"cuDevicePrimaryCtxSetFlags", "cuDevicePrimaryCtxSetFlags_v2", 11000},
+    {"cuDeviceTotalMem", "cuDeviceTotalMem_v2", 3020},
+    {"cuEventDestroy", "cuEventDestroy_v2", 4000},
+    {"cuEventElapsedTime", "cuEventElapsedTime_v2", 12080},
+    {"cuGetProcAddress", "cuGetProcAddress_v2", 12000},
+    {"cuGraphAddKernelNode", "cuGraphAddKernelNode_v2", 12000},
+    {"cuGraphAddNode", "cuGraphAddNode_v2", 12030},
+    {"cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", 12000},
+    {"cuGraphExecUpdate", "cuGraphExecUpdate_v2", 12000},
+    {"cuGraphInstantiate", "cuGraphInstantiateWithFlags", 11000},
+    {"cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2", 12030},
+    {"cuMemAlloc", "cuMemAlloc_v2", 3020},
+    {"cuMemAllocHost", "cuMemAllocHost_v2", 3020},
+    {"cuMemFree", "cuMemFree_v2", 3020},
+    {"cuMemGetAddressRange", "cuMemGetAddressRange_v2", 3020},
+    {"cuMemGetInfo", "cuMemGetInfo_v2", 3020},
+    {"cuMemHostGetDevicePointer", "cuMemHostGetDevicePointer_v2", 3020},
+    {"cuMemHostRegister", "cuMemHostRegister_v2", 6050},
+    {"cuMemcpyDtoD", "cuMemcpyDtoD_v2", 3020},
+    {"cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2", 3020},
+    {"cuMemcpyDtoH", "cuMemcpyDtoH_v2", 3020},
+    {"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2", 3020},
+    {"cuMemcpyHtoD", "cuMemcpyHtoD_v2", 3020},
+    {"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", 3020},
+    {"cuMemsetD16", "cuMemsetD16_v2", 3020},
+    {"cuMemsetD32", "cuMemsetD32_v2", 3020},
+    {"cuMemsetD8", "cuMemsetD8_v2", 3020},
+    {"cuModuleGetGlobal", "cuModuleGetGlobal_v2", 3020},
+    {"cuStreamBeginCapture", "cuStreamBeginCapture_v2", 10010},
+    {"cuStreamDestroy", "cuStreamDestroy_v2", 4000},
+    {"cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v3", 12030},
+    {"cuStreamWriteValue32", "cuStreamWriteValue32_v2", 11070},
+    {"cuStreamWriteValue64", "cuStreamWriteValue64_v2", 11070},
 };
 
 static void *self(void) {
@@ -58,10 +59,9 @@ SG_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int ve
                                        uint64_t flags, CUdriverProcAddressQueryResult *status) {
   (void)flags;  // which kind of stream 0 is meant
   if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
-  if (version < 12000) sg_fail("cuGetProcAddress for CUDA %d", version / 1000);
   for (size_t i = 0; i < sizeof newest / sizeof *newest; i++)
-    if (!strcmp(newest[i].name, name)) name = newest[i].means;
-  *function = dlsym(self(), name);
+    if (!strcmp(newest[i].name, name) && version >= newest[i].since) name = newest[i].means;
+  *function = *name ? dlsym(self(), name) : NULL;
   if (status)
     *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

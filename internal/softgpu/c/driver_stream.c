@@ -145,7 +145,8 @@ static void start(struct CUstream_st *s) {
   s->started = true;
 }
 
-static void append(struct CUstream_st *s, struct work work) {
+// append gives the number of the operation.
+static unsigned long long append(struct CUstream_st *s, struct work work) {
   struct queued *q = malloc(sizeof *q);
   *q = (struct queued){work, NULL};
   pthread_mutex_lock(&s->lock);
@@ -155,9 +156,10 @@ static void append(struct CUstream_st *s, struct work work) {
   else
     s->head = q;
   s->tail = q;
-  s->queued++;
+  unsigned long long number = ++s->queued;
   pthread_cond_broadcast(&s->changed);
   pthread_mutex_unlock(&s->lock);
+  return number;
 }
 
 static bool idle(struct CUstream_st *s) {
@@ -196,31 +198,41 @@ CUresult sg_submit(struct CUstream_st *s, struct work work) {
   return CUDA_SUCCESS;
 }
 
-void sg_finish(struct CUstream_st *s) {
+// reach waits until an operation is done, and all before it.
+static void reach(struct CUstream_st *s, unsigned long long number) {
   pthread_mutex_lock(&s->lock);
-  unsigned long long target = s->queued;
-  while (s->finished < target) pthread_cond_wait(&s->changed, &s->lock);
+  while (s->finished < number) pthread_cond_wait(&s->changed, &s->lock);
   pthread_mutex_unlock(&s->lock);
 }
 
-// A record behind the work of every stream, and then a wait for all: the streams may come and go
-// meanwhile.
+static unsigned long long queued(struct CUstream_st *s) {
+  pthread_mutex_lock(&s->lock);
+  unsigned long long number = s->queued;
+  pthread_mutex_unlock(&s->lock);
+  return number;
+}
+
+CUresult sg_submit_and_wait(struct CUstream_st *s, struct work work) {
+  keep_step(s);
+  reach(s, append(s, work));
+  return sg_error(s->gpu);
+}
+
+void sg_finish(struct CUstream_st *s) { reach(s, queued(s)); }
+
+// Streams may come and go meanwhile; one that was destroyed stays allocated.
 void sg_finish_gpu(struct gpu *gpu) {
-  struct record *list[4096];
+  enum { MOST = 4096 };
+  struct { struct CUstream_st *stream; unsigned long long number; } list[MOST];
   size_t n = 0;
   pthread_mutex_lock(&gpu->lock);
   for (struct CUstream_st *s = gpu->streams; s; s = s->next) {
-    if (idle(s)) continue;
-    if (n == sizeof list / sizeof *list) sg_fail("more than %zu streams", n);
-    list[n] = sg_record_new();
-    append(s, (struct work){.kind = WORK_RECORD, .record = sg_record_hold(list[n])});
-    n++;
+    if (n == MOST) sg_fail("more than %d streams", MOST);
+    list[n].stream = s;
+    list[n++].number = queued(s);
   }
   pthread_mutex_unlock(&gpu->lock);
-  for (size_t i = 0; i < n; i++) {
-    sg_record_wait(list[i]);
-    sg_record_drop(list[i]);
-  }
+  for (size_t i = 0; i < n; i++) reach(list[i].stream, list[i].number);
 }
 
 // ---- the life of streams
