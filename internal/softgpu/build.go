@@ -51,8 +51,8 @@ var libraries = []library{
 }
 
 // The compiler's and the linker's flags. Multiplications and additions must not be fused where the
-// PTX does not say so, and hold in every rounding mode; loops over the lanes of a warp become vector
-// instructions of this host's processor.
+// PTX does not say so, and hold in every rounding mode; loops over the lanes of a warp become
+// vector instructions of this host's processor.
 var (
 	flags = []string{"-std=c11", "-O3", "-march=native", "-g", "-Wall", "-Wextra",
 		"-Wno-missing-field-initializers", "-fPIC", "-pthread", "-fvisibility=hidden",
