@@ -128,11 +128,11 @@ static uint32_t complete(struct warp *w, const struct ins *i, uint32_t arrived) 
         int first = __builtin_ctz(left);
         uint32_t member = w->live, same = left;
         if (i->member >= 0) {
-            member = (uint32_t)ptx_read(w, i, i->member, first);
-            for (uint32_t m = left; m; m &= m - 1) {
-                int l = __builtin_ctz(m);
-                if ((uint32_t)ptx_read(w, i, i->member, l) != member) same &= ~(1u << l);
-            }
+            member = LANE32(i->member)[first];
+            const lane32 *members = LANE32(i->member);
+            uint32_t apart = 0;
+            for (int l = 0; l < LANES; l++) apart |= (uint32_t)(members[l] != member) << l;
+            same &= ~apart;
             if (same & ~member) {
                 ptx_fail(w, i, "lanes %#x are not in their own member mask %#x", same & ~member,
                          member);

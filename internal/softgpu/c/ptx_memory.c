@@ -27,16 +27,17 @@ static bool own(const struct warp *w, const uint8_t *at, size_t bytes) {
     return false;
 }
 
-static bool check_global(struct warp *w, const struct ins *i, uint8_t **at, size_t bytes,
-                         bool write) {
-    uintptr_t least = UINTPTR_MAX, most = 0;
-    for (uint32_t m = w->active; m; m &= m - 1) {
-        uintptr_t a = (uintptr_t)at[__builtin_ctz(m)];
-        least = a < least ? a : least;
-        most = a > most ? a : most;
-    }
-    bool low = least < 65536 || most + bytes < most;
-    if (!low && (!ptx_check || ptx_check((void *)least, most - least + bytes, write))) return true;
+// The lowest and the highest of the addresses; lanes that are not active have those of others.
+struct span {
+    uint64_t least, most;
+};
+
+static bool check_global(struct warp *w, const struct ins *i, uint8_t **at, struct span s,
+                         size_t bytes, bool write) {
+    bool low = s.least < 65536 || s.most + bytes < s.most;
+    if (!low && (!ptx_check || ptx_check(at[0] + (s.least - (uintptr_t)at[0]),
+                                         s.most - s.least + bytes, write)))
+        return true;
     for (uint32_t m = w->active; m; m &= m - 1) {
         int l = __builtin_ctz(m);
         uintptr_t a = (uintptr_t)at[l];
@@ -51,26 +52,35 @@ static bool check_global(struct warp *w, const struct ins *i, uint8_t **at, size
 }
 
 // check_window holds offsets against the size of a space.
-static bool check_window(struct warp *w, const struct ins *i, const uint64_t *offsets, size_t bytes,
-                         size_t limit, const char *space) {
+static bool check_window(struct warp *w, const struct ins *i, const uint64_t *offsets,
+                         struct span s, size_t bytes, size_t limit, const char *space) {
+    if (s.most <= limit && bytes <= limit - s.most) return true;
     for (uint32_t m = w->active; m; m &= m - 1) {
         uint64_t o = offsets[__builtin_ctz(m)];
         if (o <= limit && bytes <= limit - o) continue;
         ptx_fail(w, i, "%zu bytes at %#llx are outside the %zu bytes of %s memory, by lane %d",
                  bytes, (unsigned long long)o, limit, space, __builtin_ctz(m));
-        return false;
+        break;
     }
-    return true;
+    return false;
 }
 
 // locate gives the memory that each active lane accesses, or false after ptx_fail.
 static bool locate(struct warp *w, const struct ins *i, int operand, int space, int64_t offset,
                    size_t bytes, bool write, uint8_t *at[LANES]) {
-    uint64_t a[LANES];
+    uint64_t a[LANES], low = 0;
     if (i->width[operand] == 8) EACH_LANE a[l] = LANE64(operand)[l] + (uint64_t)offset;
     else EACH_LANE a[l] = LANE32(operand)[l] + (uint64_t)offset;
-    uint64_t low = 0;
-    for (uint32_t m = w->active; m; m &= m - 1) low |= a[__builtin_ctz(m)];
+    if (w->active != ~0u) {
+        uint64_t any = a[__builtin_ctz(w->active)];
+        EACH_LANE a[l] = w->active >> l & 1 ? a[l] : any;
+    }
+    struct span s = {UINT64_MAX, 0};
+    for (int l = 0; l < LANES; l++) {
+        low |= a[l];
+        s.least = a[l] < s.least ? a[l] : s.least;
+        s.most = a[l] > s.most ? a[l] : s.most;
+    }
     if (low & (bytes - 1)) {
         ptx_fail(w, i, "misaligned address");
         return false;
@@ -78,24 +88,31 @@ static bool locate(struct warp *w, const struct ins *i, int operand, int space, 
     const struct block *b = w->block;
     switch (space) {
     case SPACE_SHARED:
-        if (!check_window(w, i, a, bytes, b->shared_bytes, "shared")) return false;
+        if (!check_window(w, i, a, s, bytes, b->shared_bytes, "shared")) return false;
         EACH_LANE at[l] = b->shared + a[l];
         return true;
     case SPACE_LOCAL:
-        if (!check_window(w, i, a, bytes, b->kernel->local_bytes, "local")) return false;
+        if (!check_window(w, i, a, s, bytes, b->kernel->local_bytes, "local")) return false;
         EACH_LANE at[l] = w->local + (size_t)l * local_stride(w) + a[l];
         return true;
     case SPACE_PARAM:
-        if (!check_window(w, i, a, bytes, b->kernel->param_bytes, "parameter")) return false;
+        if (!check_window(w, i, a, s, bytes, b->kernel->param_bytes, "parameter")) return false;
         EACH_LANE at[l] = (uint8_t *)(uintptr_t)b->params + a[l];
         return true;
     default:
         EACH_LANE at[l] = (uint8_t *)(uintptr_t)a[l];
-        return check_global(w, i, at, bytes, write);
+        return check_global(w, i, at, s, bytes, write);
     }
 }
 
 // --- ld and st ---
+
+// in_a_row says whether the lanes access neighbours, all of them.
+static bool in_a_row(const struct warp *w, uint8_t *const *at, size_t bytes) {
+    uintptr_t first = (uintptr_t)at[0], apart = 0;
+    for (int l = 0; l < LANES; l++) apart |= (uintptr_t)at[l] ^ (first + (size_t)l * bytes);
+    return w->active == ~0u && !apart;
+}
 
 #define MOVE_LANES(type, from, to)                                             \
     if (w->active == ~0u)                                                      \
@@ -127,6 +144,10 @@ static void ld(struct warp *w, const struct ins *i) {
     uint8_t *at[LANES];
     size_t bytes = (size_t)i->vector * ptx_size(i->type[0]);
     if (!locate(w, i, i->address, i->space, i->offset, bytes, false, at)) return;
+    if (i->vector == 1 && i->width[0] == bytes && in_a_row(w, at, bytes)) {
+        memcpy(w->file + i->op[0], at[0], LANES * bytes);
+        return;
+    }
     for (int n = 0; n < i->vector; n++) load_element(w, i, n, at);
 }
 
@@ -134,6 +155,10 @@ static void st(struct warp *w, const struct ins *i) {
     uint8_t *at[LANES];
     unsigned size = ptx_size(i->type[0]);
     if (!locate(w, i, i->address, i->space, i->offset, (size_t)i->vector * size, true, at)) return;
+    if (i->vector == 1 && i->width[1] == size && in_a_row(w, at, size)) {
+        memcpy(at[0], w->file + i->op[1], LANES * size);
+        return;
+    }
     for (int k = 0; k < i->vector; k++) {
         int n = i->address + 1 + k;
         size_t skip = (size_t)k * size;
