@@ -36,7 +36,8 @@ func TestMain(m *testing.M) {
 func runner(t *testing.T) *Runner {
 	t.Helper()
 	r := NewRunner(RunOptions{Children: 2, Cache: enginetest.Cache(), WithoutCuDNN: true,
-		Seed: slowtest.Seed(t, "replay.seed", *replaySeed)})
+		Seed: slowtest.Seed(t, "replay.seed", *replaySeed),
+		Log:  io.Discard}) // XLA complains of slow compiles; what a crash says is in its error
 	t.Cleanup(r.Close)
 	return r
 }
