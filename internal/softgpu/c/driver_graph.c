@@ -125,14 +125,23 @@ static CUresult node_work(const CUgraphNodeParams *p, struct work *work) {
   }
 }
 
+// An edge of the programmatic type lets a kernel begin before the one it needs has ended, up to the
+// instruction that waits for it. To wait before the beginning is one of the ways in which that may
+// come out; a kernel that forgets to wait is not found here.
+bool sg_edges_played(const CUgraphEdgeData *edges, size_t count) {
+  for (size_t i = 0; edges && i < count; i++)
+    if (edges[i].type != CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC &&
+        (edges[i].from || edges[i].to || edges[i].type))
+      return false;
+  return true;
+}
+
 // check looks at the nodes that a new one needs.
 static CUresult check(CUgraph g, const CUgraphNode *needs, const CUgraphEdgeData *edges,
                       size_t count) {
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < count; i++)
     if (!needs || needs[i]->graph != g) return CUDA_ERROR_INVALID_VALUE;
-    if (edges && (edges[i].from || edges[i].to || edges[i].type))
-      sg_fail("an edge of a graph that is not full dependence");
-  }
+  if (!sg_edges_played(edges, count)) sg_fail("an edge of a graph of an unknown type");
   return CUDA_SUCCESS;
 }
 

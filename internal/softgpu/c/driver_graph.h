@@ -31,4 +31,7 @@ struct CUgraphExec_st {
 CUgraphNode sg_node_new(CUgraph graph, CUgraphNodeType type, struct work work, CUgraph child,
                         const CUgraphNode *needs, size_t count);
 
+// sg_edges_played tells whether all edges are of a type that is played.
+bool sg_edges_played(const CUgraphEdgeData *edges, size_t count);
+
 #endif

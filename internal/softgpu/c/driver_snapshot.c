@@ -196,11 +196,9 @@ SG_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
                                                const CUgraphEdgeData *edges, size_t count,
                                                CUstreamCaptureMode mode) {
   (void)mode;
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < count; i++)
     if (needs[i]->graph != graph) return CUDA_ERROR_INVALID_VALUE;
-    if (edges && (edges[i].from || edges[i].to || edges[i].type))
-      sg_fail("capturing behind an edge that is not full dependence");
-  }
+  if (!sg_edges_played(edges, count)) sg_fail("capturing behind an edge of an unknown type");
   return begin(stream, graph, needs, count);
 }
 

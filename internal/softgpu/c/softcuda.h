@@ -160,6 +160,7 @@ typedef enum {
   CU_GRAPH_NODE_TYPE_EMPTY = 5,
   CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
 } CUgraphNodeType;
+enum { CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC = 1 };
 typedef struct { unsigned char from, to, type, reserved[5]; } CUgraphEdgeData;
 
 typedef struct {
