@@ -210,7 +210,12 @@ var faults = []fault{
 		s.values[1] = w.elementwise("subtract", s.values[1], w.scalarInt(s.values[1].shape.typ, 1))
 		return true, nil
 	}},
-	{"fused computation not applied", "async-start", func(_ *writer, s *site) (bool, *value) {
+	{"async computation not applied", "async-start", func(w *writer, s *site) (bool, *value) {
+		result := s.shape.elems[1] // ((operands), result, …)
+		if len(s.values) != 1 || result.isTuple() ||
+			!equalShapes(w.held(result), s.values[0].shape) {
+			return false, nil
+		}
 		v := s.values[0]
 		s.scope.started[s.id] = &started{func() *value { return v }}
 		s.called = nil
