@@ -106,3 +106,28 @@ func TestOutOfMemoryIsAnError(t *testing.T) {
 	}
 	roundTrip(t, e, 1, engine.Copied)
 }
+
+// A kernel that fails is an error of the run that had it, or of a later one, and of all after that:
+// the GPU stays failed until the process ends.
+func TestFailedGPUIsAnError(t *testing.T) {
+	if softgpu.InChild(t) {
+		e := open(t, engine.Options{})
+		_, texts := smallPrograms(t)
+		failures := 0
+		for range 6 {
+			if _, err := tryProgram(t, e, texts["exponential"]); err != nil {
+				fmt.Println("failed:", err)
+				failures++
+			} else if failures > 0 {
+				t.Error("a failed GPU computes again")
+			}
+		}
+		return
+	}
+	out, status := softgpu.Run(t, softgpu.Options{Memory: 64 << 20,
+		Fail: softgpu.Failure{Launch: 3, Result: 719}})
+	if status != 0 || strings.Count(out, "failed: ") < 2 ||
+		!strings.Contains(out, "CUDA_ERROR_LAUNCH_FAILED") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}

@@ -36,10 +36,19 @@ func smallPrograms(t *testing.T) (names []string, texts map[string]string) {
 // runProgram gives the result of a program on an engine's first device.
 func runProgram(t *testing.T, e *engine.Engine, text string) []float64 {
 	t.Helper()
+	values, err := tryProgram(t, e, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+func tryProgram(t *testing.T, e *engine.Engine, text string) ([]float64, error) {
+	t.Helper()
 	m := &program.Module{Name: "small", Devices: program.Range(0, 1), Text: text}
 	x, err := e.Compile(t.Context(), m)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	defer x.Free()
 	m = x.Module()
@@ -53,21 +62,18 @@ func runProgram(t *testing.T, e *engine.Engine, text string) []float64 {
 			return m.Args[a].Global.Type.Append(nil, v...), nil
 		})
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		defer arg.Free()
 		args = append(args, arg)
 	}
 	r, err := x.Run(t.Context(), args...)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	defer r.Free()
 	got, err := r.Results[0].Read(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m.Results[0].Global.Type.Values(got)
+	return m.Results[0].Global.Type.Values(got), err
 }
 
 // difference gives the largest relative difference and where it is. What is small beside the
