@@ -119,7 +119,7 @@ func TestFailedGPUIsAnError(t *testing.T) {
 				fmt.Println("failed:", err)
 				failures++
 			} else if failures > 0 {
-				t.Error("a failed GPU computes again")
+				t.Error("a failed GPU goes on")
 			}
 		}
 		return
