@@ -283,16 +283,23 @@ func TestUpdateCopiesNoState(t *testing.T) {
 	on := engineWith{Engine: e, kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, commit := range []float64{0, 1} {
-		inputs := randomInputs(r, g)
-		for i, v := range inputs["v.w"][0].Data {
-			inputs["v.w"][0].Data[i] = math.Abs(v)
-		}
-		inputs[optim.Commit][0].Data[0] = commit
-		inputs[optim.MaxNorm][0].Data[0] = 1e30
-		inputs[optim.LR][0].Data[0] = 0.1
-		for _, name := range []string{optim.BiasCorrection1, optim.BiasCorrection2} {
-			inputs[name][0].Data[0] = 1.5
-		}
-		on.compare(t, g, inputs, bound)
+		on.compare(t, g, updateInputs(r, g, []optim.Param{p}, commit), bound)
 	}
+}
+
+// updateInputs are random weights, gradients and moments, and the numbers of a step.
+func updateInputs(r *rand.Rand, g *ir.Graph, params []optim.Param, commit float64,
+) map[string][]*eval.Array {
+	inputs := randomInputs(r, g)
+	for _, p := range params {
+		second := inputs["v."+p.Name][0].Data
+		for i, v := range second {
+			second[i] = math.Abs(v)
+		}
+	}
+	for name, v := range map[string]float64{optim.Commit: commit, optim.MaxNorm: 1e30,
+		optim.LR: 0.1, optim.BiasCorrection1: 1.5, optim.BiasCorrection2: 1.5} {
+		inputs[name][0].Data[0] = v
+	}
+	return inputs
 }

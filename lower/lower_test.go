@@ -225,14 +225,8 @@ func TestOperationsAgreeWithTheInterpreter(t *testing.T) {
 	}
 }
 
-// A whole small model with a repeat, and its gradient, agree with the interpreter.
-func TestModelAgreesWithTheInterpreter(t *testing.T) {
-	e := cpu(t)
-	g, err := irtest.Tiny(3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := rand.New(rand.NewPCG(9, 9))
+// modelInputs are small weights, and ids of tokens.
+func modelInputs(r *rand.Rand, g *ir.Graph) map[string][]*eval.Array {
 	inputs := map[string][]*eval.Array{}
 	for _, v := range g.Inputs {
 		a := eval.New(v.Type)
@@ -243,6 +237,17 @@ func TestModelAgreesWithTheInterpreter(t *testing.T) {
 		}
 		inputs[v.Name] = []*eval.Array{a}
 	}
+	return inputs
+}
+
+// A whole small model with a repeat, and its gradient, agree with the interpreter.
+func TestModelAgreesWithTheInterpreter(t *testing.T) {
+	e := cpu(t)
+	g, err := irtest.Tiny(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inputs := modelInputs(rand.New(rand.NewPCG(9, 9)), g)
 	plain(e).forwardAndBackward(t, g, inputs)
 	on := engineWith{Engine: e, kernels: func() *kernels.Selector { return kernels.For("cpu") }}
 	on.forwardAndBackward(t, g, inputs)
