@@ -52,6 +52,12 @@ func (p *Pair) Bound(wide bool) Bound {
 	return Bound{}
 }
 
+// Wide reports whether a replay of the pair shows most with bf16 held as f32: everywhere but where
+// bits are compared, or where nothing is in bf16.
+func (p *Pair) Wide() bool {
+	return p.Bound(true).Limit > 0 && p.Kind != step.Reduce && p.Kind != step.Square
+}
+
 // Beyond returns the result arrays that are farther from the reference than a bound.
 func (r *Result) Beyond(b Bound) (list []Difference) {
 	for _, d := range r.Arrays {

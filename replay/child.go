@@ -19,8 +19,7 @@ const verb = "__replay"
 // Main must come first in the main function, or in TestMain, of a program that makes a [Runner]. It
 // returns unless the process was started as a child.
 func Main() {
-	c := &child{cpu: map[int]*engine.Engine{}}
-	isolate.Work(verb, c.answer)
+	isolate.Work(verb, newChild().answer)
 }
 
 // A request asks a child for one of its two duties.
@@ -54,6 +53,8 @@ type child struct {
 	gpu *engine.Compiler
 	cpu map[int]*engine.Engine // by the number of devices
 }
+
+func newChild() *child { return &child{cpu: map[int]*engine.Engine{}} }
 
 func (c *child) answer(q *request) (*answer, error) {
 	ctx := context.Background()

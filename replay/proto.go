@@ -35,6 +35,7 @@ type computation struct {
 type instruction struct {
 	name, opcode string
 	target       string // of a custom call
+	fusion       string // the kind of a fusion, such as kLoop
 	shape        *shape
 	id           int64
 	param, index int64 // of a parameter and of get-tuple-element
@@ -52,6 +53,9 @@ type instruction struct {
 	kept         wire.Msg
 }
 
+// sourceTargetPairs is the field of a collective-permute's devices.
+const sourceTargetPairs protowire.Number = 52
+
 // fieldsKept are the attributes of an instruction that mean the same on every backend.
 var fieldsKept = []protowire.Number{
 	15, // window
@@ -62,7 +66,7 @@ var fieldsKept = []protowire.Number{
 	33, // gather_dimension_numbers
 	34, // gather_slice_sizes
 	48, // scatter_dimension_numbers
-	52, // source_target_pairs
+	sourceTargetPairs,
 	60, // is_stable
 	63, // comparison_direction
 	67, // indices_are_sorted
@@ -74,7 +78,6 @@ var fieldsKept = []protowire.Number{
 // fieldsDropped are attributes that say how or where the GPU computes, or nothing at all.
 var fieldsDropped = []protowire.Number{
 	7,  // metadata
-	11, // fusion_kind
 	37, // control_predecessor_ids
 	40, // sharding, of a program that is partitioned already
 	47, // is_host_transfer
@@ -187,6 +190,8 @@ func (i *instruction) decodeField(f wire.Field) (known bool, err error) {
 		i.literal = f.B
 	case 9: // parameter_number
 		i.param = f.Int()
+	case 11: // fusion_kind
+		i.fusion = f.Text()
 	case 13: // tuple_index
 		i.index = f.Int()
 	case 14: // dimensions

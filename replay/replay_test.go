@@ -16,6 +16,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
@@ -35,9 +36,9 @@ func TestMain(m *testing.M) {
 // runner replays on two processes, as many as CI has cores.
 func runner(t *testing.T) *Runner {
 	t.Helper()
-	r := NewRunner(RunOptions{Children: 2, Cache: enginetest.Cache(), WithoutCuDNN: true,
-		Seed: slowtest.Seed(t, "replay.seed", *replaySeed),
-		Log:  io.Discard}) // XLA complains of slow compiles; what a crash says is in its error
+	r := NewRunner(RunOptions{Child: isolate.Self, Children: 2, Cache: enginetest.Cache(),
+		WithoutCuDNN: true, Seed: slowtest.Seed(t, "replay.seed", *replaySeed),
+		Log: io.Discard}) // XLA complains of slow compiles; what a crash says is in its error
 	t.Cleanup(r.Close)
 	return r
 }
@@ -81,7 +82,7 @@ func TestReplay(t *testing.T) {
 // held as f32. Plain bf16 is compared in addition where it is cheap, or with -replay.all.
 func (d *distinct) modes() []bool {
 	switch kind := d.pair.Kind; {
-	case d.pair.Bound(true).Limit == 0 || kind == step.Reduce || kind == step.Square:
+	case !d.pair.Wide():
 		return []bool{false}
 	case *replayAll || kind == step.Evaluate || kind == step.Forward || d.plan == "one" &&
 		d.format != "nvfp4":
@@ -135,7 +136,8 @@ func TestCrashIsAnErrorOfItsModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := list[slices.IndexFunc(list, func(c testCase) bool { return c.pair.Kind == step.Evaluate })].pair
-	r := NewRunner(RunOptions{Cache: enginetest.Cache(), WithoutCuDNN: true, Seed: 1, Log: io.Discard})
+	r := NewRunner(RunOptions{Child: isolate.Self, Cache: enginetest.Cache(),
+		WithoutCuDNN: true, Seed: 1, Log: io.Discard})
 	t.Cleanup(r.Close)
 	format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
 	if err != nil {

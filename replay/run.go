@@ -12,13 +12,14 @@ import (
 
 // RunOptions say where programs are compiled and replayed.
 type RunOptions struct {
-	// Child is the binary of the processes that compile and run, or "" for this one, whose main
-	// function begins with [Main]. XLA ends its process where it cannot go on.
+	// Child is the binary of the processes that compile and run; its main function begins with
+	// [Main]. XLA ends its process where it cannot go on. "" compiles and runs in this process.
 	Child string
 	// Children is the number of processes; 0 means 1.
 	Children int
-	Engines  string // the folder of installed engines; "" is the user's
-	Cache    string // the folder of caches; "" compiles everything
+	Environ  []string // of the children; nil is this process's
+	Engines  string   // the folder of installed engines; "" is the user's
+	Cache    string   // the folder of caches; "" compiles everything
 	// WithoutCuDNN makes no cuDNN plans. They are no part of what is replayed.
 	WithoutCuDNN bool
 	Seed         uint64 // of the inputs
@@ -29,15 +30,16 @@ type RunOptions struct {
 // Several goroutines may use it; as many are served at the same time as it has children.
 type Runner struct {
 	o    RunOptions
+	here *child               // without children
 	idle chan *isolate.Worker // nil is one that was not started, or has crashed
 }
 
 // NewRunner makes a runner. Its children are started when they are needed.
 func NewRunner(o RunOptions) *Runner {
-	if o.Child == "" {
-		o.Child = isolate.Self
-	}
 	r := &Runner{o: o, idle: make(chan *isolate.Worker, max(1, o.Children))}
+	if o.Child == "" {
+		r = &Runner{o: o, here: newChild(), idle: make(chan *isolate.Worker, 1)}
+	}
 	for range cap(r.idle) {
 		r.idle <- nil
 	}
@@ -108,13 +110,16 @@ func (r *Runner) ask(ctx context.Context, m *program.Module, q *request) (a *ans
 		}
 		r.idle <- w
 	}()
+	q.Engines, q.Cache, q.WithoutCuDNN = r.o.Engines, r.o.Cache, r.o.WithoutCuDNN
+	if r.here != nil {
+		return r.here.answer(q)
+	}
 	if w == nil {
 		if w, err = isolate.OpenWorker(ctx, verb, isolate.Options{Child: r.o.Child,
-			Log: r.o.Log}); err != nil {
+			Environ: r.o.Environ, Log: r.o.Log}); err != nil {
 			return nil, err
 		}
 	}
-	q.Engines, q.Cache, q.WithoutCuDNN = r.o.Engines, r.o.Cache, r.o.WithoutCuDNN
 	a = &answer{}
 	if err := w.Ask(ctx, "on module "+m.Name, q, a); err != nil {
 		return nil, err

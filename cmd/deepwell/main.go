@@ -8,10 +8,12 @@ import (
 
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/malloc"
+	"github.com/deepwell/deepwell/replay"
 )
 
 func main() {
 	isolate.Main() // the same binary is the child that compiles
+	replay.Main()  // and the one that replays
 	if len(os.Args) > 1 && os.Args[1] == "train" {
 		// Memory that stays made steps 1.4 to 1.6 times as fast (docs/decisions/0014-cpu-lowering.md);
 		// without it a run only takes longer.

@@ -16,10 +16,12 @@ import (
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/replay"
 )
 
 func TestMain(m *testing.M) {
 	isolate.Main()
+	replay.Main()
 	testscript.Main(m, map[string]func(){"deepwell": main})
 }
 

@@ -1,0 +1,106 @@
+package replay
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/step"
+)
+
+// An Outcome is what one program's replay showed.
+type Outcome struct {
+	Kind    step.Kind `json:"kind"`
+	Program string    `json:"program"`
+	Twins   []string  `json:"twins,omitempty"` // programs with the same text
+	Devices int       `json:"devices"`
+	// Wide says that bf16 was held as f32 in both programs.
+	Wide bool `json:"wide"`
+	// Worst is the result array that is farthest from the reference, and Apart how far, as
+	// [Difference].Relative; [math.MaxFloat64] if an element is NaN. Bound is how far it may be, and
+	// Beyond are the arrays that are farther.
+	Worst  string   `json:"worst,omitempty"`
+	Apart  float64  `json:"apart"`
+	Bound  float64  `json:"bound"`
+	Why    string   `json:"why"` // it is that far
+	Beyond []string `json:"beyond,omitempty"`
+	Arrays int      `json:"arrays"`
+	Exact  int      `json:"exact"` // arrays of equal bits
+	// Zeros are arrays that are zero in both programs, and show nothing.
+	Zeros       []string `json:"zeros,omitempty"`
+	Conventions []string `json:"conventions,omitempty"` // that the replay trusted
+	Compile     float64  `json:"compile"`               // seconds of the compile for the GPU
+	Replay      float64  `json:"replay"`                // seconds of the rest
+	Census      Census   `json:"-"`
+}
+
+// Distinct lists programs with different texts, the first of each, with the names of the others.
+func Distinct(pairs []Pair) (list []Pair, twins [][]string) {
+	type key struct {
+		text    string
+		devices int
+	}
+	at := map[key]int{}
+	for _, p := range pairs {
+		k := key{p.GPU.Text, len(p.GPU.Devices)}
+		if i, ok := at[k]; ok {
+			twins[i] = append(twins[i], p.GPU.Name)
+			continue
+		}
+		at[k] = len(list)
+		list, twins = append(list, p), append(twins, nil)
+	}
+	return list, twins
+}
+
+// Verify compiles a pair's program for its cluster and compares its replay with the reference, in
+// the mode that shows most. Memory that the program allocates holds NaN at first.
+func (r *Runner) Verify(ctx context.Context, p Pair) (*Outcome, error) {
+	start := time.Now()
+	format, code, err := r.Compile(ctx, p.GPU, p.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	out := &Outcome{Kind: p.Kind, Program: p.GPU.Name, Devices: len(p.GPU.Devices), Wide: p.Wide(),
+		Compile: time.Since(start).Seconds()}
+	start = time.Now()
+	if out.Census, err = CensusOf(format, code, p.GPU.Mesh); err != nil {
+		return nil, err
+	}
+	m, err := Rewrite(format, code, Options{Wide: out.Wide, Fill: NaNs})
+	if err != nil {
+		return nil, err
+	}
+	results, err := r.Run(ctx, p, out.Wide, m)
+	if err != nil {
+		return nil, err
+	}
+	out.Replay, out.Conventions = time.Since(start).Seconds(), m.Conventions
+	out.judge(p, results[0])
+	return out, nil
+}
+
+// judge compares a result with the pair's bound.
+func (o *Outcome) judge(p Pair, r *Result) {
+	bound := p.Bound(o.Wide)
+	far := r.Beyond(bound)
+	worst := r.Worst()
+	if worst.Relative == 0 && len(far) > 0 { // the same numbers, not the same bits
+		worst = far[0]
+	}
+	if o.Apart = min(worst.Relative, math.MaxFloat64); o.Apart > 0 || len(far) > 0 {
+		o.Worst = worst.Name
+	}
+	o.Bound, o.Why = bound.Limit, bound.Why
+	o.Arrays, o.Exact = len(r.Arrays), r.Exact()
+	o.Beyond = lists.Map(far, func(d Difference) string { return d.Name })
+	for i, a := range p.Reference.Results {
+		if r.Arrays[i].Norm == 0 && p.Kind != step.Zero && a.Role != program.Stat {
+			o.Zeros = append(o.Zeros, a.Name)
+		}
+	}
+	slices.Sort(o.Zeros)
+}
