@@ -269,7 +269,8 @@ const (
 	// ReplayConfig: a configuration that only the GPU's runtime reads contradicts the optimized
 	// program.
 	ReplayConfig Code = "DW3405"
-	// ReplayBeyond: a replayed program's results differ from the reference by more than their bound.
+	// ReplayBeyond: a replayed program's results differ from the reference by more than their
+	// bound.
 	ReplayBeyond Code = "DW3406"
 )
 

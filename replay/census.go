@@ -103,7 +103,7 @@ func (i *instruction) fusionKind() string {
 // sizes are keys of configurations that hold sizes, choices of the autotuner, or the place of a call
 // in the schedule.
 var sizes = []string{"lhs_stride", "rhs_stride", "selected_algorithm", "autotune_workspace_size",
-	"algorithm", "seed", "intermediate_tensor_shape", "operation_queue_id",
+	"algo_id", "seed", "intermediate_tensor_shape", "operation_queue_id",
 	"wait_on_operation_queues", "force_earliest_schedule", "reification_cost", "device_type"}
 
 // configured writes a call's configuration without sizes: "; key value" for each leaf, sorted. Of a

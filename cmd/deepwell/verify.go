@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -60,10 +61,10 @@ func (a *app) writeVerify(d *deepwell.VerifyResult) error {
 	fmt.Fprintf(w, "%s · %s · %s\n", d.Model, title(d.Cluster, d.Mesh), d.Precision)
 	fmt.Fprintf(w, "replayed    %s\n", title(d.Small.Cluster, d.Small.Mesh))
 	paragraph(w, "made small", lists.Map(d.Small.Changes, replay.Change.String), " · ")
-	if err := a.table("program\tapart\tbound\tequal bits\tseconds\tworst array",
+	if err := a.table("program\tapart\tbound\tequal bits\tcompile\treplay\tworst array",
 		func(w io.Writer) {
 			for _, o := range d.Programs {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d\t%.0f + %.0f\t%s\n", programTitle(o),
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d\t%.0f s\t%.0f s\t%s\n", programTitle(o),
 					small(o.Apart), small(o.Bound), o.Exact, o.Arrays, o.Compile, o.Replay, worstArray(o))
 			}
 		}); err != nil {
@@ -79,7 +80,8 @@ func (a *app) writeVerify(d *deepwell.VerifyResult) error {
 	if d.Full != nil {
 		writeFull(w, d)
 	}
-	fmt.Fprintf(w, "%s; replayed on CPU devices, not run on a GPU; %.0f s\n", verdict(d), d.Seconds)
+	fmt.Fprintf(w, "%-11s %s\nreplayed on CPU devices, not run on a GPU; %.0f s\n", "verdict",
+		verdict(d), d.Seconds)
 	return nil
 }
 
@@ -109,7 +111,7 @@ func worstArray(o *replay.Outcome) string {
 	if n := len(o.Beyond); n > 0 {
 		return fmt.Sprintf("%s; %d beyond the bound", o.Worst, n)
 	}
-	return o.Worst
+	return cmp.Or(o.Worst, "-")
 }
 
 // small writes a relative difference.
@@ -120,7 +122,7 @@ func small(x float64) string {
 	case math.MaxFloat64:
 		return "NaN"
 	}
-	return strings.Replace(fmt.Sprintf("%.1e", x), ".0e", "e", 1)
+	return strings.NewReplacer(".0e", "e", "e-0", "e-").Replace(fmt.Sprintf("%.1e", x))
 }
 
 // writeFull tells what only the full plan's programs are made of, or only the small ones.
