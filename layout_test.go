@@ -154,6 +154,7 @@ var grown = map[string]string{
 	"files replay":           "0010: one file for each kind of rule, and one for each part of the runner",
 	"exported spmd":          "0010: names by which graphs meet",
 	"files ":                 "0010: one file for each verb of the pipeline",
+	"exported ":              "0010: a job and a result for each verb",
 	"exported schedule":      "0010: kinds of action, layouts and ops are words",
 	"exported event":         "0010: a kind of event is a row of the table",
 	"exported program":       "0010: roles of arguments and causes of memory are words",

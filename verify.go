@@ -65,8 +65,8 @@ func (r *VerifyResult) Worst() *replay.Outcome {
 	})
 }
 
-// A FullCompile is how the programs of a full plan, as XLA made them, differ in kind from the small
-// ones that were replayed.
+// A FullCompile is how the programs of a full plan, as XLA made them, differ in kind from the
+// small ones that were replayed.
 type FullCompile struct {
 	Programs int     `json:"programs"` // with different texts
 	Seconds  float64 `json:"seconds"`
@@ -76,10 +76,10 @@ type FullCompile struct {
 	OnlySmall map[step.Kind][]string `json:"only_small,omitempty"`
 }
 
-// Verify makes a plan and its model small, compiles the programs for the plan's GPU, replays them on
-// CPU devices, and compares every result array with a reference without special kernels. Then it
-// compiles the full plan, and compares what both compiles are made of. If a bound is broken, there
-// is a result beside the error.
+// Verify makes a plan and its model small, compiles the programs for the plan's GPU, replays them
+// on CPU devices, and compares every result array with a reference without special kernels. Then
+// it compiles the full plan, and compares what both compiles are made of. If a bound is broken,
+// there is a result beside the error.
 func (e *Env) Verify(ctx context.Context, job VerifyJob) (*VerifyResult, error) {
 	start := time.Now()
 	v := e.begin(ctx, "verify")
@@ -90,7 +90,7 @@ func (e *Env) Verify(ctx context.Context, job VerifyJob) (*VerifyResult, error) 
 	runner := replay.NewRunner(replay.RunOptions{Child: e.Child, Environ: e.Environ,
 		Engines: e.Engines, Cache: e.Cache, WithoutCuDNN: true, Seed: usualSeed})
 	defer runner.Close()
-	list, twins := replay.Distinct(pairs)
+	list, twins := distinct(pairs)
 	for i, p := range list {
 		v.pass(fmt.Sprintf("replay %s, %d of %d", p.GPU.Name, i+1, len(list)), func() error {
 			out, err := runner.Verify(ctx, p)
@@ -177,6 +177,25 @@ func (r *verifier) build() ([]replay.Pair, error) {
 	return pairs, nil
 }
 
+// distinct lists programs with different texts, the first of each, with the names of the others.
+func distinct(pairs []replay.Pair) (list []replay.Pair, twins [][]string) {
+	type key struct {
+		text    string
+		devices int
+	}
+	at := map[key]int{}
+	for _, p := range pairs {
+		k := key{p.GPU.Text, len(p.GPU.Devices)}
+		if i, ok := at[k]; ok {
+			twins[i] = append(twins[i], p.GPU.Name)
+			continue
+		}
+		at[k] = len(list)
+		list, twins = append(list, p), append(twins, nil)
+	}
+	return list, twins
+}
+
 // judge reports the programs that are beyond their bounds.
 func (r *verifier) judge() error {
 	trusted := map[string]bool{}
@@ -195,7 +214,8 @@ func (r *verifier) judge() error {
 	}
 	o := r.done.Worst()
 	return diag.New(diag.ReplayBeyond, "%d of %d programs differ from their references: %s of %s by "+
-		"%.1e, and %.0e is the bound", broken, len(r.done.Programs), o.Worst, o.Program, o.Apart, o.Bound).
+		"%.1e, and %.0e is the bound", broken, len(r.done.Programs), o.Worst, o.Program, o.Apart,
+		o.Bound).
 		At("%s, made small", r.job.Source).
 		Because("XLA's passes, a rule of the replay or a kernel that Deepwell chose is wrong").
 		Try("do not train with this engine and plan; --json has all programs, please report it")

@@ -16,7 +16,8 @@ import (
 // A Census is what an optimized program is made of, whatever its sizes: opcodes, kinds of fusion,
 // custom calls with their configurations, and collectives with the axes of the mesh that they run
 // along. Each stands once, as a line; lines are sorted. The compiler chooses by size, so a small
-// program need not be made of what a large one is, and what only the large one has was not replayed.
+// program need not be made of what a large one is, and what only the large one has was not
+// replayed.
 type Census []string
 
 // CensusOf reads the census of an optimized program, in one of the formats that [Rewrite] reads,
@@ -100,14 +101,14 @@ func (i *instruction) fusionKind() string {
 	return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), " ")
 }
 
-// sizes are keys of configurations that hold sizes, choices of the autotuner, or the place of a call
-// in the schedule.
+// sizes are keys of configurations that hold sizes, choices of the autotuner, or the place of a
+// call in the schedule.
 var sizes = []string{"lhs_stride", "rhs_stride", "selected_algorithm", "autotune_workspace_size",
 	"algo_id", "seed", "intermediate_tensor_shape", "operation_queue_id",
 	"wait_on_operation_queues", "force_earliest_schedule", "reification_cost", "device_type"}
 
 // configured writes a call's configuration without sizes: "; key value" for each leaf, sorted. Of a
-// window it is only told that there is one.
+// window only its presence is written.
 func (i *instruction) configured() string {
 	var config any
 	if json.Unmarshal(i.config, &config) != nil {

@@ -63,8 +63,8 @@ func Shrink(c *model.Config, p *plan.Plan) (*Small, error) {
 		return nil, err
 	}
 	if cluster.CPU() {
-		return nil, diag.New(diag.PlanMisfit, "the plan is for CPU devices, whose programs run as they are").
-			Try("name a cluster of GPUs, such as %dxb200", cluster.Count)
+		return nil, diag.New(diag.PlanMisfit, "the plan is for CPU devices, whose programs run as they "+
+			"are").Try("name a cluster of GPUs, such as %dxb200", cluster.Count)
 	}
 	s := shrinker{c: c, p: p, model: *c, plan: *p}
 	s.axes()
@@ -121,13 +121,13 @@ func (s *shrinker) axes() {
 // batch sets sequences and microbatches.
 func (s *shrinker) batch() {
 	q := &s.plan
-	pieces, small := s.p.CP.Chunks(), q.CP.Chunks()
+	whole, small := s.p.CP.Chunks(), q.CP.Chunks()
 	of := int64(1) // parts of a chunk
 	if s.p.TP.Sequence {
-		pieces *= s.p.Size(plan.TensorAxis)
+		whole *= s.p.Size(plan.TensorAxis)
 		of = q.Size(plan.TensorAxis)
 	}
-	q.Seq = small * of * shrunk(s.p.Seq/pieces, smallSeq/of)
+	q.Seq = small * of * shrunk(s.p.Seq/whole, smallSeq/of)
 
 	stages := q.Size(plan.PipelineAxis)
 	q.Microbatches = min(s.p.Microbatches, 2*stages)
@@ -187,8 +187,8 @@ func shrunk(n, base int64) int64 {
 	return base + (n-base)%aligned
 }
 
-// layers sets the depth: for each stage 2 layers, or as many as it takes until the first stages, the
-// last and those between have the runs of formats and windows that the full model's have.
+// layers sets the depth: for each stage 2 layers, or as many as it takes until the first stages,
+// the last and those between have the runs of formats and windows that the full model's have.
 func (s *shrinker) layers() error {
 	full, err := patterns(s.c, s.p)
 	if err != nil {

@@ -108,9 +108,9 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// Every change of a size is told, sizes keep their alignment, and a model that is small already
+// Every change of a size is reported, sizes keep their alignment, and a model that is small already
 // stays as it is.
-func TestShrinkTellsChanges(t *testing.T) {
+func TestShrinkReportsChanges(t *testing.T) {
 	c := preset(t, "llama3.1-405b")
 	s, err := Shrink(c, planOf(func(p *plan.Plan) { p.TP, p.Microbatches = plan.TP{Size: 8}, 1 }))
 	if err != nil {

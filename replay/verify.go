@@ -37,25 +37,6 @@ type Outcome struct {
 	Census      Census   `json:"-"`
 }
 
-// Distinct lists programs with different texts, the first of each, with the names of the others.
-func Distinct(pairs []Pair) (list []Pair, twins [][]string) {
-	type key struct {
-		text    string
-		devices int
-	}
-	at := map[key]int{}
-	for _, p := range pairs {
-		k := key{p.GPU.Text, len(p.GPU.Devices)}
-		if i, ok := at[k]; ok {
-			twins[i] = append(twins[i], p.GPU.Name)
-			continue
-		}
-		at[k] = len(list)
-		list, twins = append(list, p), append(twins, nil)
-	}
-	return list, twins
-}
-
 // Verify compiles a pair's program for its cluster and compares its replay with the reference, in
 // the mode that shows most. Memory that the program allocates holds NaN at first.
 func (r *Runner) Verify(ctx context.Context, p Pair) (*Outcome, error) {

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
-	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/replay"
 	"github.com/deepwell/deepwell/step"
@@ -128,7 +127,7 @@ func small(x float64) string {
 // writeFull tells what only the full plan's programs are made of, or only the small ones.
 func writeFull(w io.Writer, d *deepwell.VerifyResult) {
 	f := d.Full
-	fmt.Fprintf(w, "full plan   %s programs compiled for %s in %.0f s", human.Thousands(int64(f.Programs)),
+	fmt.Fprintf(w, "full plan   %d programs compiled for %s in %.0f s", f.Programs,
 		clusterTitle(d.Cluster), f.Seconds)
 	if len(f.OnlyFull)+len(f.OnlySmall) == 0 {
 		fmt.Fprintln(w, ": made of the same opcodes, custom calls,\n            "+
