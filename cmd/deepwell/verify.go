@@ -121,7 +121,7 @@ func small(x float64) string {
 	case math.MaxFloat64:
 		return "NaN"
 	}
-	return strings.NewReplacer(".0e", "e", "e-0", "e-").Replace(fmt.Sprintf("%.1e", x))
+	return strings.NewReplacer(".0e-0", "e-", "e-0", "e-").Replace(fmt.Sprintf("%.1e", x))
 }
 
 // writeFull tells what only the full plan's programs are made of, or only the small ones.
