@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/deepwell/deepwell/diag"
@@ -55,6 +56,26 @@ func dumps(flags map[string]any, variables *environ.Set) bool {
 		found = found || environ.DumpFlags(name)
 	}
 	return found
+}
+
+// checkDumps returns an error if the folder of xla_dump_to cannot be written. XLA itself would
+// compile, dump nothing and say nothing.
+func checkDumps(flags map[string]any) error {
+	dir, _ := flags["xla_dump_to"].(string)
+	if dir == "" || dir == "-" || dir == "sponge" { // standard output, and a folder of Bazel
+		return nil
+	}
+	err := os.MkdirAll(dir, 0o777)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(dir, ".deepwell-*"); err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+	}
+	if err != nil {
+		return diag.New(diag.FileError, "XLA cannot write its dumps").At("xla_dump_to=%s", dir).Wrap(err)
+	}
+	return nil
 }
 
 // get decodes an entry's head, calls use with its bytes, and reports whether both succeeded.

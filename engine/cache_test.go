@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/enginetest"
@@ -107,5 +109,19 @@ func TestDumpsAreWrittenEachTime(t *testing.T) {
 		enginetest.Report(t, c, m, "8xb200")
 		c.Close()
 		written("b200")
+	}
+}
+
+// A folder for dumps that cannot be written is an error: XLA compiles and says nothing.
+func TestDumpsThatCannotBeWritten(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	s := addOne(devices)
+	s.Flags = map[string]any{"xla_dump_to": filepath.Join(file, "dumps")}
+	_, err := cpu(t).Compile(t.Context(), s)
+	if e := diag.From(err); !errors.Is(err, diag.FileError) || e.Fix == "" || !strings.Contains(e.Where, "xla_dump_to") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -135,6 +135,9 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 // which every report is made anew: a change of the report's format needs no new compile.
 func (c *Compiler) compiled(m *program.Module, t machine.Cluster) (x compiled, cached bool,
 	err error) {
+	if err := checkDumps(m.Flags); err != nil {
+		return x, false, err
+	}
 	options := c.options(m, t)
 	encoded, err := options.Encode()
 	if err != nil {

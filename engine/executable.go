@@ -83,6 +83,9 @@ func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOpt
 			return nil, err
 		}
 	}
+	if err := checkDumps(m.Flags); err != nil {
+		return nil, err
+	}
 	encoded, err := options.Encode()
 	if err != nil {
 		return nil, err
