@@ -290,7 +290,7 @@ func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggesti
 	if list := r.search.Precisions; len(list) != 1 || list[0] != dtype.FormatBF16 {
 		return nil, nil
 	}
-	for _, p := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
+	for _, p := range dtype.Formats() {
 		if has(r.search.Cluster.GPU, p) != nil {
 			continue
 		}

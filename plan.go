@@ -293,13 +293,12 @@ func addPrecisions(s *autoplan.Job, names []string) error {
 
 // has returns an error if a GPU has no GEMMs in a format.
 func has(gpu machine.GPUModel, p dtype.Format) error {
-	rates := map[dtype.Format]float64{dtype.FormatF32: 1, dtype.FormatBF16: 1,
-		dtype.FormatFP8: gpu.Peak.FP8, dtype.MXFP8: gpu.Peak.MXFP8, dtype.NVFP4: gpu.Peak.NVFP4}
-	switch rate, known := rates[p]; {
-	case !known:
+	wide := p == dtype.FormatF32 || p == dtype.FormatBF16
+	switch {
+	case !wide && p != dtype.FormatFP8 && !p.Quantized():
 		return diag.New(diag.BadUsage, "there is no precision %q", p).
 			Try("--precision bf16, fp8, mxfp8, nvfp4, f32 or the file of a policy")
-	case rate == 0:
+	case !wide && gpu.Peak.Of(p) == 0:
 		return diag.New(diag.BadUsage, "%s has no GEMMs in %s", gpu.Title, p).
 			Try("--precision bf16")
 	}

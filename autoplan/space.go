@@ -150,8 +150,10 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 // own programs require ([plan.Plan.Check]); other stacks pad.
 func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	n := (&plan.Plan{Precision: precisionName(prec)}).Block()
-	if p := j.Policies[prec]; p != nil && p.Has(dtype.MXFP8) {
-		n = max(n, dtype.MXFP8.Block())
+	for _, f := range dtype.Formats() {
+		if p := j.Policies[prec]; p != nil && p.Has(f) {
+			n = max(n, f.Block())
+		}
 	}
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true

@@ -359,8 +359,7 @@ func (b *builder) residualBytes(n float64) float64 {
 	if !b.p.Profile().QuantizedInputs {
 		return 2 * n
 	}
-	switch prec := b.e.precision(b.c); prec {
-	case dtype.FormatFP8, dtype.MXFP8, dtype.NVFP4:
+	if prec := b.e.precision(b.c); prec == dtype.FormatFP8 || prec.Quantized() {
 		return n * prec.Bytes()
 	}
 	return 2 * n

@@ -40,7 +40,7 @@ func (e *Estimator) classify() {
 	if p, ok := e.ruled(); ok {
 		e.word = ""
 		if p.Quantizes() {
-			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), p.Has(dtype.NVFP4)
+			e.policy, e.policyLine, e.agrees = p, describe(p, c.Layers), hasTensorScale(p)
 		}
 	}
 	if e.billed() && (e.book == nil || !e.book.In(e.policy)) {
@@ -82,19 +82,25 @@ func (e *Estimator) ruled() (*precision.Policy, bool) {
 	if e.options.Policy != nil {
 		return e.options.Policy, true
 	}
-	switch e.options.Precision {
-	case dtype.MXFP8, dtype.NVFP4:
+	if e.options.Precision.Quantized() {
 		p, err := precision.Default(e.config, string(e.options.Precision))
 		return p, err == nil
 	}
 	return nil, false
 }
 
+// hasTensorScale tells policies with a format whose scales all devices agree on (NVFP4).
+func hasTensorScale(p *precision.Policy) bool {
+	return slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
+		return f.TensorScale() && p.Has(f)
+	})
+}
+
 // describe lists in a line how many layers are quantized, by format.
 func describe(p *precision.Policy, layers int64) string {
 	var words []string
 	some := map[int]bool{}
-	for _, f := range []dtype.Format{dtype.NVFP4, dtype.MXFP8} {
+	for _, f := range slices.Backward(dtype.Formats()) {
 		n := int64(0)
 		for layer := range int(layers) {
 			if p.Layer(layer).Has(f) {
@@ -188,7 +194,7 @@ func (b *builder) gemm(which string, f dtype.Format, m, k, n float64) {
 // quantizeCost adds the quantization of the input and the output gradients of linear layers: each
 // tensor once per orientation, for the tokens that the device has of it.
 func (b *builder) quantizeCost(x source, ways, back float64, outs []out) {
-	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
+	for _, f := range dtype.Formats() {
 		rows, cols, gradients := 0.0, 0.0, 0.0
 		for _, o := range outs {
 			if b.format(o.name, precision.Fprop) == f {
@@ -237,7 +243,7 @@ func (b *builder) quantized(f dtype.Format, elements, wide, sides float64) float
 // that are ready together, four per layer and pass, and waits for them (llama3.1-8b compiled for 8
 // B200). They are counted as FSDP communication, the axis that most of them span.
 func (b *builder) agree(f dtype.Format) float64 {
-	if f != dtype.NVFP4 {
+	if !f.TensorScale() {
 		return 0
 	}
 	return b.p.Agree(b.c.everyone())
@@ -260,7 +266,7 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 	if forward == dtype.FormatBF16 || backward == dtype.FormatBF16 {
 		s.own = 0
 	}
-	for _, f := range []dtype.Format{dtype.MXFP8, dtype.NVFP4} {
+	for _, f := range dtype.Formats() {
 		sides := 0.0
 		for _, other := range []dtype.Format{forward, backward} {
 			if other == f {

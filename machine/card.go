@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
@@ -45,6 +46,12 @@ type GPUModel struct {
 // or whose rate nobody published, is 0.
 type Peaks struct {
 	BF16, FP8, MXFP8, NVFP4 float64
+}
+
+// Of is the rate of a format; 0 if the GPU has no tensor cores for it.
+func (p Peaks) Of(f dtype.Format) float64 {
+	return map[dtype.Format]float64{dtype.FormatBF16: p.BF16, dtype.FormatFP8: p.FP8,
+		dtype.MXFP8: p.MXFP8, dtype.NVFP4: p.NVFP4}[f]
 }
 
 // GPUModels lists the catalogue, newest chips first.
@@ -101,6 +108,19 @@ type Reach struct {
 	// format.
 	FP8, MXFP8, NVFP4 float64
 	Memory            float64 // share of the bandwidth that kernels reach that only move bytes
+}
+
+// Of is how many times the rate of BF16 large GEMMs of a format reach; 0 if it is not known.
+func (r Reach) Of(f dtype.Format) float64 {
+	switch f {
+	case dtype.FormatFP8:
+		return r.FP8
+	case dtype.MXFP8:
+		return r.MXFP8
+	case dtype.NVFP4:
+		return r.NVFP4
+	}
+	return 0
 }
 
 // Reach returns the share of its peaks that programs reach on the GPU.

@@ -1,6 +1,7 @@
 package price
 
 import (
+	"cmp"
 	"math"
 	"strings"
 	"sync"
@@ -84,12 +85,8 @@ func (p *Prices) faster(prec dtype.Format) float64 {
 	switch {
 	case prec == dtype.FormatF32 && !p.cluster.CPU():
 		return 0.5 // TF32
-	case prec == dtype.FormatFP8:
-		return p.reach.FP8
-	case prec == dtype.MXFP8:
-		return p.reach.MXFP8
-	case prec == dtype.NVFP4:
-		return p.reach.NVFP4
+	case prec == dtype.FormatFP8 || prec.Quantized():
+		return cmp.Or(p.reach.Of(prec), 1) // without tensor cores for it the operands are dequantized
 	}
 	return 1
 }
@@ -109,7 +106,7 @@ func (p *Prices) GEMM(prec dtype.Format, m, k, n float64) float64 {
 	}
 	if table := p.tables[at]; table != nil {
 		small := table.seconds(m, n, k) / p.above
-		if prec == dtype.NVFP4 && at == 1 { // no table has it: the shape of FP8 at its own rate
+		if prec.TensorScale() && at == 1 { // no table has it: the shape of FP8 at its own rate
 			small *= p.faster(dtype.FormatFP8) / faster
 		}
 		t = max(t, small)
@@ -169,11 +166,11 @@ func (p *Prices) Stream(bytes float64) float64 { return p.profile.Stream * bytes
 // twice if GEMMs read both orientations (sides).
 func (p *Prices) Quantize(prec dtype.Format, elements, sides float64) float64 {
 	var width float64
-	switch prec {
-	case dtype.FormatFP8, dtype.MXFP8:
+	switch {
+	case prec == dtype.FormatFP8:
 		width = 1
-	case dtype.NVFP4:
-		width = 0.5
+	case prec.Quantized():
+		width = float64(prec.Codes().Bits()) / 8
 	default:
 		return 0
 	}

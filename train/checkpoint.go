@@ -114,10 +114,11 @@ func (t *Trainer) newest(ctx context.Context) (*ckpt.Checkpoint, *loopState, err
 // Load continues from another checkpoint of this run: path is the folder of one step, such as
 // run/checkpoints/step-00000100. Everything is as it was then: the state, the position in the data,
 // the guard's history and the precision of the GEMMs. A checkpoint of another recipe, model or
-// dataset is refused. To begin a run with the weights of another, use Options.Init. An error after
-// the first bytes of the state were replaced leaves a trainer that can only be closed. Later
-// checkpoints stay in the run's folder: Save does not replace them, and New resumes from the
-// newest.
+// dataset is refused; a model that has no config.json is known by its tensors only, and other
+// programs for the same tensors are a warning. To begin a run with the weights of another, use
+// Options.Init. An error after the first bytes of the state were replaced leaves a trainer that
+// can only be closed. Later checkpoints stay in the run's folder: Save does not replace them, and
+// New resumes from the newest.
 func (t *Trainer) Load(ctx context.Context, path string) error {
 	if err := t.usable(); err != nil {
 		return err

@@ -51,6 +51,10 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*loopState, error) {
 	if err := t.sameModel(m.Model); err != nil {
 		return nil, err.At("%s", t.folder())
 	}
+	// Before the policy, which names layers: another number of them would be called its fault.
+	if err := t.fits(c); err != nil {
+		return nil, err
+	}
 	if len(old.Precision) > 0 && !t.programs.Policy.Quantizes() {
 		return nil, diag.New(diag.RecipeChanged, "the checkpoint has fallbacks of quantized GEMMs,"+
 			" and this run quantizes none").At("%s", t.folder()).
@@ -61,7 +65,7 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*loopState, error) {
 			" run was saved").At("%s", t.folder()).
 			Try("restore it, or give the new run another folder: --set out=NAME")
 	}
-	return old, t.fits(c)
+	return old, nil
 }
 
 // labels are keys of config.json that do not change what a model computes.

@@ -98,9 +98,14 @@ func (n *quantLayers) each(mix int, visit func(c class, layers int64)) {
 type quantWeight struct {
 	own, forward, backward int64
 	shard                  int64 // copies made from a shard: own, except for ragged ones
-	mx, nv                 int64
-	amaxes                 int64
+	// mx or nv is the number of layers: of a format with power-of-two scales (MXFP8), or with a
+	// tensor scale (NVFP4); each is the bytes of an element of that format, in units of 1/32.
+	mx, nv, each int64
+	amaxes       int64
 }
+
+// powerScaled tells formats whose scales are powers of two and need no amax of the tensor.
+func powerScaled(f dtype.Format) bool { return f.Quantized() && !f.TensorScale() }
 
 // bits is the bytes of an element in units of 1/32: 64 for bf16, 33 for MXFP8, 18 for NVFP4.
 func bits(f dtype.Format) int64 {
@@ -141,22 +146,27 @@ func quantWeightOf(c class, q *param, layers int64) *quantWeight {
 		if one != dtype.FormatBF16 {
 			f.own += layers * bits(one)
 		}
-		if one == dtype.NVFP4 {
+		if one.TensorScale() {
 			f.amaxes += 4 * layers
 		}
 	}
 	f.shard = f.own
 	switch along := fprop[linear]; { // a ragged shard makes the other orientation, if it can
 	case q.ragged == "":
-	case forward == dtype.NVFP4 || backward == dtype.NVFP4:
+	case forward.TensorScale() || backward.TensorScale():
 		f.shard = layers * bits(dtype.FormatBF16) // tiles serve both orientations, and have no amax yet
 	case q.ragged == along:
 		f.shard = layers * (bits(dtype.FormatBF16) + bits(backward))
 	default:
 		f.shard = layers * (bits(dtype.FormatBF16) + bits(forward))
 	}
-	if f.nv = layers; forward == dtype.MXFP8 || backward == dtype.MXFP8 {
-		f.mx, f.nv = layers, 0
+	f.nv = layers
+	for _, one := range []dtype.Format{forward, backward} {
+		if powerScaled(one) {
+			f.mx, f.nv, f.each = layers, 0, bits(one)
+		} else if one.TensorScale() && f.mx == 0 {
+			f.each = bits(one)
+		}
 	}
 	return &f
 }
@@ -203,7 +213,7 @@ func (g *gradient) transposedCopies(m *space) {
 		if h.quant == nil || !h.cut {
 			continue
 		}
-		in32nds := h.quant.mx*bits(dtype.MXFP8) + h.quant.nv*bits(dtype.NVFP4)
+		in32nds := (h.quant.mx + h.quant.nv) * h.quant.each
 		bytes := h.param.stored * in32nds / 32
 		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.s.again(ir.Attn)
 		switch linear {
@@ -235,7 +245,7 @@ func (g *gradient) transposedFactors() (bytes int64) {
 	}
 	mx := false
 	g.p.quant.each(g.part.mix, func(c class, _ int64) {
-		mx = mx || c.Of("down", precision.Wgrad) == dtype.MXFP8
+		mx = mx || powerScaled(c.Of("down", precision.Wgrad))
 	})
 	if !mx {
 		return 0
@@ -335,7 +345,9 @@ func (g *gradient) quantized(m *space) {
 			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
 		}
 		each := int64(1)
-		if c.Has(dtype.NVFP4) {
+		if slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
+			return f.TensorScale() && c.Has(f)
+		}) {
 			each = 7
 		}
 		most = max(most, each*mlp)
