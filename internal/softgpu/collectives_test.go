@@ -188,6 +188,23 @@ func TestCollectivesOfEightGPUs(t *testing.T) {
 	}
 }
 
+// Collectives can be captured in a CUDA graph, which runs them again and again: calls of a graph meet
+// by their place in it and by how often it ran.
+func TestCollectivesInGraphs(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	if !softgpu.Child(t, softgpu.Options{GPUs: 8, Memory: 64 << 20, Delay: 4, Log: log,
+		Flags: map[string]string{"xla_gpu_enable_command_buffer": "FUSION,COLLECTIVES",
+			"xla_gpu_graph_min_graph_size": "1"},
+		Env: []string{"SOFTGPU_NCCL_TIMEOUT=120", "SOFTGPU_NCCL_DIR=" + t.TempDir()}}) {
+		text, err := os.ReadFile(log)
+		if err != nil || !strings.Contains(string(text), "nccl: captured") {
+			t.Errorf("no call was captured (%v)", err)
+		}
+		return
+	}
+	playCollectives(t, open(t, engine.Options{}), 0, 8)
+}
+
 // Two processes with 4 GPUs each are one client.
 func TestCollectivesOfTwoProcesses(t *testing.T) {
 	if softgpu.InChild(t) {

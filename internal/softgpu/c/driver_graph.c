@@ -239,10 +239,13 @@ SG_EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *
 
 // ---- instantiating and updating
 
+// USE_NODE_PRIORITY says which of two nodes that are ready runs first; here any may.
+#define NODE_PRIORITY 8ull
+
 // An instance is a copy: changing the graph afterwards does not change it.
 SG_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g,
                                                unsigned long long flags) {
-  if (flags) sg_fail("instantiating a graph with flags %llu", flags);
+  if (flags & ~NODE_PRIORITY) sg_fail("instantiating a graph with flags %llu", flags);
   CUgraphExec x = calloc(1, sizeof *x);
   pthread_mutex_init(&x->lock, NULL);
   x->graph = clone(g, true);

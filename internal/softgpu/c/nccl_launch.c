@@ -294,6 +294,7 @@ static int queue(nccl_comm comm, struct work *works) {
   for (struct work *w = works; w; w = w->next) number(w, l->captured ? BY_CAPTURE : BY_CALL);
   if (!l->captured) l->ticket = comm->issued++;
   pthread_mutex_unlock(&comm->lock);
+  if (l->captured) sg_log("nccl: captured calls of communicator %s, rank %d", comm->id, comm->rank);
   // The launch may be over and gone as soon as its last stream has it.
   soft_stream streams[MAX_STREAMS];
   int used = l->used;
