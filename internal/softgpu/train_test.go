@@ -41,20 +41,40 @@ func (primes) Take(_ context.Context, at data.Position, sequences, _, _ int) (*d
 	return b, data.Position{"primes": first + int64(sequences)}, err
 }
 
-// trained trains two steps on eight devices, FSDP over four and tensor parallel over two, and gives
-// the loss and the norm of the gradient of each.
-func trained(t *testing.T, e *engine.Engine, arch string) (values []float64) {
+// plans are ways to train on eight devices; the first is tried without -tags long, too.
+var plans = []plantest.Row{
+	{Name: "zero3 tp", Apply: func(p *plan.Plan) {
+		p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"}
+		p.TP = plan.TP{Size: 2}
+	}},
+	{Name: "zero2 sp cp", Apply: func(p *plan.Plan) {
+		p.FSDP = plan.FSDP{Size: 2, Zero: 2, Gather: "step"}
+		p.TP, p.CP = plan.TP{Size: 2, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
+	}},
+	{Name: "dp ring balance", Apply: func(p *plan.Plan) {
+		p.DP, p.CP = 4, plan.CP{Size: 2, Kind: "ring", Balance: true}
+	}},
+	{Name: "zero3 tp 1f1b", Apply: func(p *plan.Plan) {
+		p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+		p.TP, p.PP = plan.TP{Size: 2}, plan.PP{Size: 2, Schedule: "1f1b"}
+	}},
+}
+
+// trained trains two steps on eight devices by a plan, and gives the loss and the norm of the
+// gradient of each.
+func trained(t *testing.T, e *engine.Engine, arch string, row plantest.Row) (values []float64) {
 	t.Helper()
 	c := &model.Config{Arch: "llama", Vocab: 31, Hidden: 32, Layers: 2, Heads: 4, KVHeads: 2,
 		HeadDim: 8, MLP: 48, Context: 32, Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU,
 		Gated: true, Rope: ir.Rope{Theta: 100}, Rotary: 8, AttnScale: 0.35, BOS: -1}
-	row := plantest.Row{Apply: func(p *plan.Plan) {
-		p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"}
-		p.TP = plan.TP{Size: 2}
-	}}
-	how := row.Plan(plantest.Size{Batch: 8, Micros: 1, Seq: 16})
+	size := plantest.Size{Batch: 8, Micros: 1, Seq: 16}
+	if strings.Contains(row.Name, "1f1b") {
+		size.Micros = 2
+	}
+	how := row.Plan(size)
 	r := recipe.Default()
-	r.Steps, r.Batch, r.Microbatch, r.Seq, r.Precision = 2, 8, 8, 16, dtype.F32
+	r.Steps, r.Batch, r.Seq, r.Precision = 2, 8, 16, dtype.F32
+	r.Microbatch = int(how.MicrobatchSequences())
 	r.Out, r.Optimizer.LR, r.Recompute = t.TempDir(), 1e-2, how.Recompute
 	w, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: arch, Plan: how})
 	if err != nil {
@@ -78,47 +98,68 @@ func trained(t *testing.T, e *engine.Engine, arch string) (values []float64) {
 
 var trainedLine = regexp.MustCompile(`trained: (.*)`)
 
+// trainings are the ways in which streams are late, in a child each: without -tags long one, with
+// it 20 seeds, among them long delays, a slow GPU, and no graphs.
+func trainings() []softgpu.Options {
+	rows := []softgpu.Options{{}, {Delay: 3, SlowGPU: 5, SlowMicroseconds: 1000}}
+	if !slowtest.Enabled {
+		return rows
+	}
+	for seed := uint64(1); seed <= 20; seed++ {
+		switch {
+		case seed == 3:
+		case seed%10 == 2:
+			rows = append(rows, softgpu.Options{Delay: seed, DelayMicroseconds: 2000})
+		case seed%10 == 4:
+			rows = append(rows, softgpu.Options{Delay: seed,
+				Flags: map[string]string{"xla_gpu_enable_command_buffer": ""}})
+		default:
+			rows = append(rows, softgpu.Options{Delay: seed})
+		}
+	}
+	return rows
+}
+
 // Two steps on eight software GPUs give the numbers of eight CPU devices, and the same bits however
 // late the streams are: an order that is not kept would show. A prototype without some rules of
 // testdata/rules.c gave another norm of the gradient in one of five runs.
 func TestTrainingGivesTheSameBitsWhateverIsLate(t *testing.T) {
+	tried := plans
+	if !slowtest.Enabled {
+		tried = plans[:1]
+	}
 	if softgpu.InChild(t) {
 		e := open(t, engine.Options{Cache: enginetest.Cache()})
-		fmt.Printf("trained: %x\n", trained(t, e, "sm_100"))
+		for _, row := range tried {
+			fmt.Printf("trained: %x\n", trained(t, e, "sm_100", row))
+		}
 		return
 	}
-	want := trained(t, enginetest.Open(t, engine.Options{Devices: 8}).Engine, "cpu")
-	t.Logf("CPU: %v", want)
-	rows := []softgpu.Options{
-		{},
-		{Delay: 3, SlowGPU: 5, SlowMicroseconds: 1000},
-		{Delay: 1},
-		{Delay: 2, DelayMicroseconds: 2000},
-		{Delay: 4, Flags: map[string]string{"xla_gpu_enable_command_buffer": ""}},
-	}
-	if !slowtest.Enabled {
-		rows = rows[:2]
-	}
-	var first string
-	for _, o := range rows {
+	var first []string
+	for _, o := range trainings() {
 		o.GPUs, o.Memory = 8, 64<<20
 		out, status := softgpu.Run(t, o)
-		line := trainedLine.FindStringSubmatch(out)
-		if status != 0 || line == nil {
+		lines := trainedLine.FindAllStringSubmatch(out, -1)
+		if status != 0 || len(lines) != len(tried) {
 			t.Fatalf("%+v: status %d\n%s", o, status, out)
 		}
-		if first == "" {
-			first = line[1]
-			compareTrained(t, want, first)
+		for i, line := range lines {
+			if len(first) < len(tried) {
+				first = append(first, line[1])
+			}
+			if line[1] != first[i] {
+				t.Errorf("%s, %+v: %s, and without delays %s", tried[i].Name, o, line[1], first[i])
+			}
 		}
-		if line[1] != first {
-			t.Errorf("%+v: %s, and without delays %s", o, line[1], first)
-		}
+	}
+	e := enginetest.Open(t, engine.Options{Devices: 8}).Engine
+	for i, row := range tried {
+		compareTrained(t, row.Name, trained(t, e, "cpu", row), first[i])
 	}
 }
 
 // compareTrained compares what a child prints with the numbers of the CPU.
-func compareTrained(t *testing.T, want []float64, text string) {
+func compareTrained(t *testing.T, name string, want []float64, text string) {
 	t.Helper()
 	got := make([]float64, len(want))
 	for i, word := range strings.Fields(strings.Trim(text, "[]")) {
@@ -126,10 +167,10 @@ func compareTrained(t *testing.T, want []float64, text string) {
 			t.Fatalf("%q: %v", text, err)
 		}
 	}
-	t.Logf("GPU: %v", got)
+	t.Logf("%s: GPU %v, CPU %v", name, got, want)
 	for i := range want {
 		if !(math.Abs(got[i]-want[i]) <= 1e-4*math.Abs(want[i])) {
-			t.Errorf("number %d: %v on the GPU, %v on the CPU", i, got[i], want[i])
+			t.Errorf("%s, number %d: %v on the GPU, %v on the CPU", name, i, got[i], want[i])
 		}
 	}
 }
