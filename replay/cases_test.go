@@ -47,8 +47,8 @@ func planRows() []planRow {
 		{"tp2 fsdp4", 2, func(p *plan.Plan) {
 			p.TP, p.FSDP = plan.TP{Size: 2, Sequence: true}, fsdp(4)
 		}},
-		{"cp2 ring fsdp4", 2, func(p *plan.Plan) {
-			p.CP, p.FSDP = plan.CP{Size: 2, Kind: "ring"}, fsdp(4)
+		{"cp4 ring fsdp2", 2, func(p *plan.Plan) { // in a ring of 2 both directions are the same
+			p.CP, p.FSDP = plan.CP{Size: 4, Kind: "ring"}, fsdp(2)
 		}},
 		{"cp2 gather fsdp4", 2, func(p *plan.Plan) {
 			p.CP, p.FSDP = plan.CP{Size: 2, Kind: "gather"}, fsdp(4)

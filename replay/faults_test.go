@@ -5,9 +5,13 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/internal/wire"
+	"github.com/deepwell/deepwell/step"
 )
 
 // A fault is one wrong instruction, as a compiler or Deepwell could have made it.
@@ -256,5 +260,75 @@ func TestFaultsAreFound(t *testing.T) {
 				t.Error("no example has such an instruction")
 			}
 		})
+	}
+}
+
+// Faults are found in the programs of a step too: one device, FSDP and a ring in bf16, and MXFP8.
+// Each is planted in the first program that has such an instruction.
+func TestFaultsInPrograms(t *testing.T) {
+	slowtest.Only(t)
+	r := runner(t)
+	planted := map[string]bool{}
+	var wg sync.WaitGroup
+	for _, c := range []struct{ format, plan string }{{"bf16", "one"}, {"bf16", "fsdp8"},
+		{"bf16", "cp4 ring fsdp2"}, {"mxfp8", "one"}} {
+		p := gradient(t, c.format, c.plan)
+		names, programs := plantAll(t, r, p, planted)
+		wg.Go(func() { findAll(t, r, p, names, programs) })
+	}
+	wg.Wait()
+	t.Logf("%d of %d faults fit into these programs", len(planted), len(faults))
+	if len(planted) < 16 {
+		t.Errorf("only %d faults were planted: %v", len(planted), planted)
+	}
+}
+
+// gradient is the gradient program of Llama with a plan of the table.
+func gradient(t *testing.T, format, plan string) Pair {
+	t.Helper()
+	row := lists.Find(planRows(), func(p planRow) bool { return p.name == plan })
+	list, err := cases("llama", format, row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lists.Find(list, func(c testCase) bool { return c.pair.Kind == step.Gradient }).pair
+}
+
+// plantAll compiles a program and plants each fault that fits and stands in no program yet.
+func plantAll(t *testing.T, r *Runner, p Pair, planted map[string]bool) (names []string,
+	programs []*Module) {
+	format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range faults {
+		if planted[f.name] {
+			continue
+		}
+		var where string
+		m, err := rewrite(format, code, Options{Wide: true}, f.once(&where))
+		if err != nil {
+			t.Fatalf("%s: %v", f.name, err)
+		}
+		if where != "" {
+			names, programs, planted[f.name] = append(names, f.name), append(programs, m), true
+		}
+	}
+	return names, programs
+}
+
+// findAll runs programs with faults beside one reference. Each must be far beyond its bound.
+func findAll(t *testing.T, r *Runner, p Pair, names []string, programs []*Module) {
+	results, err := r.Run(t.Context(), p, true, programs...)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for i, one := range results {
+		worst := one.Worst()
+		t.Logf("%s: %.1e (%s)", names[i], worst.Relative, worst.Name)
+		if !(worst.Relative > 5*p.Bound(true).Limit) {
+			t.Errorf("%s is not seen: %s", names[i], one.Summary())
+		}
 	}
 }
