@@ -49,7 +49,8 @@ func Run(t *testing.T, o Options) (output string, status int) {
 		args = append(args, fmt.Sprintf("-test.timeout=%s", time.Until(end)))
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
-	o.Env = append(o.Env, inChild+"="+t.Name())
+	// Communicators meet in a folder of the test's own: two runs of the tests must not.
+	o.Env = append([]string{"SOFTGPU_NCCL_DIR=" + t.TempDir(), inChild + "=" + t.Name()}, o.Env...)
 	cmd.Env = g.Env(o)
 	out, err := cmd.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

@@ -180,7 +180,7 @@ func TestCollectivesOfEightGPUs(t *testing.T) {
 	for delay := range uint64(3) {
 		t.Run(fmt.Sprint("delay", delay), func(t *testing.T) {
 			if !softgpu.Child(t, softgpu.Options{GPUs: 8, Memory: 64 << 20, Delay: delay,
-				Env: []string{"SOFTGPU_NCCL_TIMEOUT=120", "SOFTGPU_NCCL_DIR=" + t.TempDir()}}) {
+				Env: []string{"SOFTGPU_NCCL_TIMEOUT=120"}}) {
 				return
 			}
 			playCollectives(t, open(t, engine.Options{}), 0, 8)
@@ -195,7 +195,7 @@ func TestCollectivesInGraphs(t *testing.T) {
 	if !softgpu.Child(t, softgpu.Options{GPUs: 8, Memory: 64 << 20, Delay: 4, Log: log,
 		Flags: map[string]string{"xla_gpu_enable_command_buffer": "FUSION,COLLECTIVES",
 			"xla_gpu_graph_min_graph_size": "1"},
-		Env: []string{"SOFTGPU_NCCL_TIMEOUT=120", "SOFTGPU_NCCL_DIR=" + t.TempDir()}}) {
+		Env: []string{"SOFTGPU_NCCL_TIMEOUT=120"}}) {
 		text, err := os.ReadFile(log)
 		if err != nil || !strings.Contains(string(text), "nccl: captured") {
 			t.Errorf("no call was captured (%v)", err)

@@ -1,6 +1,7 @@
 package softgpu
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -30,9 +31,11 @@ type Options struct {
 	Fail Failure
 	// Fabric names an NVLink domain: processes with the same name are in one.
 	Fabric string
-	Log    string            // a file that the libraries append to
-	Flags  map[string]string // more flags of XLA
-	Env    []string          // more variables
+	// Log is a file that the libraries append to; "" is the one that this process's SOFTGPU_LOG
+	// names, if any. Lines "driver: looks up NAME" and "ptx: INSTRUCTION" tell what a plugin uses.
+	Log   string
+	Flags map[string]string // more flags of XLA
+	Env   []string          // more variables
 }
 
 // A Failure is what ends a GPU.
@@ -57,7 +60,7 @@ func (g *GPU) Env(o Options) []string {
 		"XLA_FLAGS=" + strings.Join(flags, " "), environ.Allow + "=XLA_FLAGS",
 		fmt.Sprintf("SOFTGPU_GPUS=%d", max(1, o.GPUs)), "SOFTGPU_MODEL=" + o.Model,
 		fmt.Sprintf("SOFTGPU_MEMORY=%d", memory), fmt.Sprintf("SOFTGPU_DELAY_SEED=%d", o.Delay),
-		"SOFTGPU_LOG=" + o.Log,
+		"SOFTGPU_LOG=" + cmp.Or(o.Log, os.Getenv("SOFTGPU_LOG")),
 	}
 	if o.DelayMicroseconds > 0 {
 		set = append(set, fmt.Sprintf("SOFTGPU_DELAY_US=%d", o.DelayMicroseconds))

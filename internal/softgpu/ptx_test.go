@@ -20,7 +20,7 @@ func buildPTX(t testing.TB, more ...string) string {
 	if err != nil {
 		t.Skip("no C compiler: the PTX interpreter cannot be built")
 	}
-	args := []string{"-Werror", "testdata/ptxrun.c"}
+	args := []string{"-Werror", level("ptx.c"), "testdata/ptxrun.c"}
 	for _, flag := range flags {
 		if flag != "-shared" && !strings.HasPrefix(flag, "-Wl,") {
 			args = append(args, flag)

@@ -77,6 +77,8 @@ SG_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     m->ptx = ptx_load(text, &error);
     free(text);
     if (!m->ptx) sg_fail("a module: %s", error ? error : "PTX that cannot be read");
+    const char *spelling;
+    for (size_t n = 0; (spelling = ptx_spelling(m->ptx, n)); n++) sg_log("ptx: %s", spelling);
   }
   *module = m;
   return CUDA_SUCCESS;

@@ -59,6 +59,7 @@ SG_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int ve
                                        uint64_t flags, CUdriverProcAddressQueryResult *status) {
   (void)flags;  // which kind of stream 0 is meant
   if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
+  sg_log("driver: looks up %s", name);
   for (size_t i = 0; i < sizeof newest / sizeof *newest; i++)
     if (!strcmp(newest[i].name, name) && version >= newest[i].since) name = newest[i].means;
   *function = *name ? dlsym(self(), name) : NULL;

@@ -12,6 +12,10 @@ struct ptx_kernel;
 struct ptx_module *ptx_load(const char *text, char **error);
 void ptx_unload(struct ptx_module *module);
 
+// ptx_spelling gives the nth spelling of an instruction that the module has, such as add.rn.f32, or
+// NULL behind the last.
+const char *ptx_spelling(const struct ptx_module *module, size_t n);
+
 // ptx_kernel finds an entry, or NULL. The kernel belongs to its module.
 struct ptx_kernel *ptx_kernel(struct ptx_module *module, const char *name);
 

@@ -313,6 +313,10 @@ static bool guard(struct decoder *d) {
     return true;
 }
 
+const char *ptx_spelling(const struct ptx_module *m, size_t n) {
+    return n < m->text_count ? m->texts[n] : NULL;
+}
+
 static const char *keep_spelling(struct ptx_module *m, const char *spelling) {
     for (size_t n = m->text_count; n-- > 0 && m->text_count - n < 400;)
         if (!strcmp(m->texts[n], spelling)) return m->texts[n];
