@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/internal/stubcuda"
+)
+
+// A set holds lines, and how many programs have each.
+type set map[string]int
+
+func (s set) without(o set) (list []string) {
+	for _, line := range slices.Sorted(maps.Keys(s)) {
+		if o[line] == 0 {
+			if s[line] > 1 {
+				line += fmt.Sprintf("  (%d programs)", s[line])
+			}
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+func list(before string, lines []string) {
+	if len(lines) == 0 {
+		fmt.Println(before + "none")
+	}
+	for _, line := range lines {
+		fmt.Println(before + line)
+	}
+}
+
+// tell prints what only one of two sides has.
+func tell(before, after *side, b, a set) {
+	fmt.Printf("  with %s %d, with %s %d\n", before.version, len(b), after.version, len(a))
+	fmt.Printf("  only with %s\n", after.version)
+	list("    ", a.without(b))
+	fmt.Printf("  only with %s\n", before.version)
+	list("    ", b.without(a))
+}
+
+// compareFiles has both sides write a file of lines, and compares what is behind the prefix; with
+// no prefix a line is "PROGRAM: LINE".
+func compareFiles(before, after *side, prefix string, write func(*side) (string, error)) error {
+	var sets [2]set
+	for i, s := range []*side{before, after} {
+		path, err := write(s)
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		sets[i] = set{}
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSpace(line)
+			if prefix == "" {
+				if _, what, ok := strings.Cut(line, ": "); ok {
+					sets[i][what]++
+				}
+			} else if regexp.MustCompile("^(" + prefix + ")").MatchString(line) {
+				sets[i][line] = 1
+			}
+		}
+	}
+	tell(before, after, sets[0], sets[1])
+	return nil
+}
+
+// functionName matches the names of functions of NVIDIA's libraries.
+var functionName = regexp.MustCompile(`^(?:cu|cuda|cublas|cublasLt|cudnn|nccl|nvml)[A-Z]\w{2,60}$`)
+
+// namesIn finds such names among the texts of a plugin, each of which ends in a zero byte.
+func namesIn(path string) (set, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	names := set{}
+	for word := range bytes.SplitSeq(text, []byte{0}) {
+		if len(word) > 4 && len(word) < 70 && (word[0] == 'c' || word[0] == 'n') &&
+			functionName.Match(word) {
+			names[string(word)] = 1
+		}
+	}
+	return names, nil
+}
+
+// compareNames compares what the plugins could ask libraries for, and says which of the new names
+// the software GPU has not even a stub for.
+func compareNames(before, after *side) error {
+	var sets [2]set
+	for i, s := range []*side{before, after} {
+		var err error
+		if sets[i], err = namesIn(s.library); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\nnames of functions of libcuda, cudart, cuBLAS, cuDNN, NCCL and NVML in the plugin\n")
+	tell(before, after, sets[0], sets[1])
+	files, err := filepath.Glob("internal/softgpu/names/*.txt")
+	if err != nil {
+		return err
+	}
+	known := strings.Join(stubcuda.Names(), "\n")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		known += "\n" + string(text)
+	}
+	words := set{}
+	for _, word := range strings.Fields(known) {
+		words[word] = 1
+	}
+	missing := slices.DeleteFunc(sets[1].without(sets[0]), func(name string) bool {
+		return words[name] > 0 || words[name+"_v2"] > 0
+	})
+	fmt.Println("  new, and not in the software GPU's lists (internal/softgpu/names)")
+	list("    ", missing)
+	return nil
+}
+
+var (
+	testLine = regexp.MustCompile(`(?m)^\s*--- (PASS|FAIL|SKIP): (\S+)`)
+	// reason are the lines in which replay and the software GPU say why.
+	reason = regexp.MustCompile(`(?m)^.*(DW\d{4} |not played: |NCCL fault|farther than|` +
+		`relative difference \S+$|^panic: ).*$`)
+)
+
+// verdict prints how many tests passed, which failed, and what they say.
+func verdict(said string) {
+	count := set{}
+	var failed []string
+	for _, m := range testLine.FindAllStringSubmatch(said, -1) {
+		count[m[1]]++
+		if m[1] == "FAIL" {
+			failed = append(failed, m[2])
+		}
+	}
+	fmt.Printf("  %d passed, %d failed, %d skipped\n", count["PASS"], count["FAIL"], count["SKIP"])
+	slices.Sort(failed)
+	for _, name := range slices.Compact(failed) {
+		fmt.Println("  FAIL", name)
+	}
+	if len(failed) == 0 {
+		return
+	}
+	said = strings.Join(reason.FindAllString(said, -1), "\n")
+	seen := set{}
+	for line := range strings.Lines(said) {
+		if line = strings.TrimSpace(line); seen[line] == 0 {
+			fmt.Println("   ", line)
+		}
+		seen[line]++
+	}
+}
