@@ -44,6 +44,8 @@ func planRows() []planRow {
 	rows := []planRow{
 		{"one", 2, func(*plan.Plan) {}},
 		{"fsdp8", 2, func(p *plan.Plan) { p.FSDP = fsdp(8) }},
+		// Gathers are a layer ahead, and leave a loop over 2 layers one iteration: no stride is seen.
+		{"fsdp8 of 3 layers", 3, func(p *plan.Plan) { p.FSDP = fsdp(8) }},
 		{"tp2 fsdp4", 2, func(p *plan.Plan) {
 			p.TP, p.FSDP = plan.TP{Size: 2, Sequence: true}, fsdp(4)
 		}},

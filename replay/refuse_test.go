@@ -3,11 +3,13 @@ package replay
 import (
 	"errors"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // refusedPrograms are programs that replay must not run: what it does not know, and what contradicts
@@ -124,5 +126,28 @@ func TestConventions(t *testing.T) {
 	if err != nil || !slices.Equal(m.Conventions, []string{"gemm", "workspace"}) ||
 		m.Rules["__cublas$lt$matmul"] != 1 || m.Rules["parameter"] != 2 {
 		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// A stride that is wrong by a byte is refused, each one of a step whose loops have two iterations.
+func TestStridesOfStepAreChecked(t *testing.T) {
+	slowtest.Only(t)
+	p := gradient(t, "bf16", "fsdp8 of 3 layers")
+	format, code, err := runner(t).Compile(t.Context(), p.GPU, p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The last digit is changed, so that the messages around the text keep their lengths.
+	strides := regexp.MustCompile(`"byte_stride":"-?[1-9][0-9]*"`).FindAllIndex(code, -1)
+	for _, at := range strides {
+		wrong := slices.Clone(code)
+		wrong[at[1]-2] ^= 1
+		_, err := Rewrite(format, wrong, Options{Wide: true})
+		if !errors.Is(err, diag.ReplayConfig) {
+			t.Errorf("%s instead of %s: %v", wrong[at[0]:at[1]], code[at[0]:at[1]], err)
+		}
+	}
+	if len(strides) < 10 {
+		t.Errorf("the program has %d strides", len(strides))
 	}
 }
