@@ -65,7 +65,8 @@ var unsigned = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16, 32: dtype.U32, 64
 // for clients of several processes, where each process uses the end of its own stage; if all
 // devices belong to this process, both ends meet here.
 //
-// It was run on CPU devices of one client, and compiled for Blackwell, where it has not been run.
+// It was run on CPU devices of one client. For Blackwell it was compiled, and run neither on a GPU
+// nor on a software GPU.
 func (e *Engine) Permute(left, right program.Devices) (atLeft, atRight Link, err error) {
 	if _, err := PermuteModule(dtype.Shape{Type: dtype.U8}, left, right); err != nil {
 		return nil, nil, err

@@ -12,8 +12,8 @@
 //	cuda13      XLA for NVIDIA GPUs, as far as a compile needs it: the plugin, ptxas, libdevice,
 //	            cuDNN's planner and what it asks for. No GPU and no driver are needed.
 //	cuda13-run  The same and what a GPU host needs to run: NCCL, cuBLAS, the CUDA runtime and the
-//	            rest of cuDNN. Its libraries load and it compiles programs; it has not been run
-//	            on a GPU.
+//	            rest of cuDNN. Its libraries load and it compiles programs. Its plugin, which is
+//	            cuda13's, runs on the software GPU of the tests; the rest has run nowhere.
 //
 // # What is trusted
 //

@@ -66,6 +66,35 @@ func run(ctx context.Context, version, dir, only string) error {
 	said, _ := after.command(ctx, "run", "./cmd/deepwell", "doctor") // its lines say what failed
 	list("  ", regexp.MustCompile(`(?m)^FAIL.*`).FindAllString(said, -1))
 
+	if err := runPart(ctx, before, after); err != nil {
+		return err
+	}
+	return replayPart(ctx, before, after, only)
+}
+
+// runPart runs the tests that need software GPUs, with both plugins.
+func runPart(ctx context.Context, before, after *side) error {
+	fmt.Printf("\nsoftware GPU: functions that are looked up, and instructions of PTX\n")
+	var said string
+	used := func(s *side) (path string, err error) {
+		path = filepath.Join(s.dir, "softgpu.txt")
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			return "", err
+		}
+		s.env = append(s.env, "SOFTGPU_LOG="+path)
+		said, err = s.test(ctx, "softgpu", "./internal/softgpu", "./lower", "-run", softTests)
+		return path, err
+	}
+	if err := compareFiles(before, after, "driver: looks up |ptx: ", used); err != nil {
+		return err
+	}
+	fmt.Printf("\nsoftware GPU: tests with %s\n", after.version)
+	verdict(said) // of the last side
+	return nil
+}
+
+// replayPart compares what optimized programs are made of, and replays those of the other plugin.
+func replayPart(ctx context.Context, before, after *side, only string) error {
 	fmt.Printf("\nreplay: what the selection's programs are made of\n")
 	census := func(s *side) (string, error) {
 		path := filepath.Join(s.dir, "census.txt")
@@ -76,32 +105,16 @@ func run(ctx context.Context, version, dir, only string) error {
 	if err := compareFiles(before, after, "", census); err != nil {
 		return err
 	}
-	fmt.Printf("\nreplay: results beside the references, with %s\n", version)
+	fmt.Printf("\nreplay: results beside the references, with %s\n", after.version)
 	args := []string{"-tags", "long", "./replay", "-run", "TestReplay$"}
 	if only != "" {
 		args = append(args, "-replay.only", only)
 	}
-	if said, err = after.test(ctx, "replay", args...); err != nil {
+	said, err := after.test(ctx, "replay", args...)
+	if err != nil {
 		return err
 	}
 	verdict(said)
-
-	fmt.Printf("\nsoftware GPU: functions that are looked up, and instructions of PTX\n")
-	var played string
-	used := func(s *side) (path string, err error) {
-		path = filepath.Join(s.dir, "softgpu.txt")
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			return "", err
-		}
-		s.env = append(s.env, "SOFTGPU_LOG="+path)
-		played, err = s.test(ctx, "softgpu", "./internal/softgpu", "./lower", "-run", softTests)
-		return path, err
-	}
-	if err := compareFiles(before, after, "driver: looks up |ptx: ", used); err != nil {
-		return err
-	}
-	fmt.Printf("\nsoftware GPU: tests with %s\n", version)
-	verdict(played) // of the last side
 	return nil
 }
 
