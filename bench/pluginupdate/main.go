@@ -93,7 +93,7 @@ func runPart(ctx context.Context, before, after *side) error {
 	return nil
 }
 
-// replayPart compares what optimized programs are made of, and replays those of the other plugin.
+// replayPart compares what optimized programs are made of, and replays the other plugin's programs.
 func replayPart(ctx context.Context, before, after *side, only string) error {
 	fmt.Printf("\nreplay: what the selection's programs are made of\n")
 	census := func(s *side) (string, error) {
