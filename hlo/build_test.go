@@ -383,6 +383,14 @@ func TestWorkspaceIsOnlyThatOfALibrary(t *testing.T) {
 	}
 }
 
+func TestAllocationIsNoKernel(t *testing.T) {
+	m := mustRead(t, module(comp(1, "entry", 1,
+		inst(1, "custom-call", array(f32, 8)).Text(28, AllocateBuffer))))
+	if calls := m.CustomCalls(); len(calls) > 0 {
+		t.Errorf("%+v", calls)
+	}
+}
+
 func TestErrorsSayWhatIsWrong(t *testing.T) {
 	s := array(f32, 8)
 	param := inst(1, "parameter", s)

@@ -39,6 +39,10 @@ func (p *Plan) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// AllocateBuffer is the target of a custom call that runs no kernel: its result is memory to which
+// nothing was written.
+const AllocateBuffer = "AllocateBuffer"
+
 // A CustomCall is one call of a kernel that the compiler did not write.
 type CustomCall struct {
 	Target string `json:"target"` // such as __cudnn$blockScaledDot or __cublas$lt$matmul

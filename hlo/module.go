@@ -157,7 +157,7 @@ func (m *Module) setAccount(p *program, steps []step) error {
 			return err
 		}
 		m.collectives = append(m.collectives, rows...)
-		if s.opcode == "custom-call" {
+		if s.opcode == "custom-call" && s.target != AllocateBuffer {
 			c, err := p.customCall(s)
 			if err != nil {
 				return err

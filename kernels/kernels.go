@@ -53,9 +53,12 @@ func (s *Selector) Arch() string {
 	return s.arch
 }
 
+// blackwell are the GPUs that Deepwell trains on.
+var blackwell = []string{"sm_100", "sm_103", "sm_120"}
+
 // Blocks reports whether the GPU's tensor cores multiply block-scaled operands.
 func (s *Selector) Blocks() bool {
-	return slices.Contains([]string{"sm_100", "sm_103", "sm_120"}, s.Arch())
+	return slices.Contains(blackwell, s.Arch())
 }
 
 // FusesOneOutput reports whether the backend fuses one output per loop (XLA:CPU): reloading a

@@ -119,3 +119,17 @@ func TestOffloading(t *testing.T) {
 		}
 	}
 }
+
+// Only what runs on the GPUs that Deepwell trains on may begin with memory of any contents: the CPU
+// cannot allocate it, and references of replays keep zeros.
+func TestUninitializedStacks(t *testing.T) {
+	for arch, want := range map[string]bool{"cpu": false, "sm_80": false, "sm_90": false,
+		"sm_100": true, "sm_103": true, "sm_120": true} {
+		if got := kernels.For(arch).UninitializedStacks(); got != want {
+			t.Errorf("%s: %v", arch, got)
+		}
+	}
+	if (*kernels.Selector)(nil).UninitializedStacks() {
+		t.Error("every target: true")
+	}
+}

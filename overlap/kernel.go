@@ -37,7 +37,7 @@ var free = []string{"parameter", "constant", "get-tuple-element", "tuple", "bitc
 // slice reads only its result, and an in-place update writes only its operand, however large the
 // tensor is.
 func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
-	if slices.Contains(free, i.Opcode) {
+	if slices.Contains(free, i.Opcode) || i.Target == hlo.AllocateBuffer {
 		return cost{}
 	}
 	k := cost{flops: i.FLOPs}

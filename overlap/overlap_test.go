@@ -150,6 +150,15 @@ func TestTwoDomains(t *testing.T) {
 	}
 }
 
+// Memory to which nothing is written takes no time.
+func TestAllocationIsFree(t *testing.T) {
+	b := &builder{}
+	e := b.list("entry")
+	x := e.with("custom-call", whole(), msg(nil).Text(28, hlo.AllocateBuffer))
+	e.gemm(x, e.param(0, whole()))
+	near(t, "run", mustRead(t, b.read(t, e.end(), 8), oneDomain).Seconds, 4)
+}
+
 func TestLoopsAreMultipliedOut(t *testing.T) {
 	for _, rounds := range []int{1, 2, 126} {
 		b := &builder{}

@@ -128,10 +128,11 @@ func ints(list []number) []int64 {
 	return out
 }
 
-// allocated is uninitialized memory, filled as the options say.
+// allocated is uninitialized memory, filled as the options say. It waits for its operands, and does
+// not read them.
 func (w *writer) allocated(s *site) []*value {
-	if len(s.values) > 0 || s.shape.isTuple() {
-		w.refuse(diag.ReplayCall, "%s has operands or several results", s.target)
+	if s.shape.isTuple() {
+		w.refuse(diag.ReplayCall, "%s has several results", s.target)
 	}
 	to := w.held(s.shape)
 	row := elemRows[to.typ]

@@ -1,8 +1,10 @@
 package replay
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -22,6 +24,9 @@ type Difference struct {
 	// Norm is the Frobenius norm of the reference's result. Two programs that give zeros agree, but
 	// show nothing.
 	Norm float64
+	// Sum is the SHA-256 of the replay's elements on all devices: replays of equal sums have equal
+	// bits.
+	Sum [sha256.Size]byte
 }
 
 // A Result is what the replay of one program gave.
@@ -80,7 +85,7 @@ func (r *Result) String() string {
 
 // compare compares the shards of a result, dense bytes of one type, one for each device.
 func compare(name string, t dtype.DType, got, want [][]byte) Difference {
-	d := Difference{Name: name}
+	d := Difference{Name: name, Sum: sha256.Sum256(slices.Concat(got...))}
 	var apart, size float64 // sums of squares
 	for i := range want {
 		width := max(1, t.Bits()/8)

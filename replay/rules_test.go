@@ -230,7 +230,8 @@ func TestFill(t *testing.T) {
 	for _, typ := range []elemType{typeF32, typeBF16, typeS32, typeU8, typeU64} {
 		for _, fill := range []Fill{Zeros, NaNs, RandomBits} {
 			b := newBuilder(fmt.Sprintf("%s %d", typ, fill))
-			code := b.returns(b.call("AllocateBuffer", "", arr(typ, []int64{5, 3})))
+			waits := b.scalar(1) // for this operand, which it does not read
+			code := b.returns(b.call("AllocateBuffer", "", arr(typ, []int64{5, 3}), waits))
 			m, err := Rewrite("hlo", code, Options{Fill: fill})
 			if err != nil {
 				t.Fatal(err)
