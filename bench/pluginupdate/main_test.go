@@ -1,0 +1,63 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Names of functions are found between zero bytes, and nothing else is.
+func TestNamesAreFound(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plugin.so")
+	text := "\x7fELF\x00cuInit\x00cuda\x00ncclAllReduce\x00nvmlInit_v2\x00custom call\x00" +
+		"cublasLtMatmul\x00"
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	names, err := namesIn(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"cuInit", "cublasLtMatmul", "ncclAllReduce", "nvmlInit_v2"}
+	if got := names.without(nil); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Only what the other set lacks is listed, with the number of programs that have it.
+func TestWithout(t *testing.T) {
+	a := set{"opcode pad": 3, "opcode add": 1, "opcode tan": 1}
+	got := a.without(set{"opcode add": 2})
+	if want := []string{"opcode pad  (3 programs)", "opcode tan"}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A table that does not pin what is installed is an error: the other plugin would not be opened.
+func TestOverlayNeedsThePinnedWords(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	dir := t.TempDir()
+	path := filepath.Join(dir, "overlay.json")
+	if err := overlay(path, dir, map[string]string{"no such digest": "x"}); err == nil {
+		t.Error("no error")
+	}
+	err := overlay(path, dir, map[string]string{`"jax-cuda13-pjrt"`: "1", `"cuda13"`: "2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(text), dir) != 2 {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// What tests say of a change is told once, whatever else they print.
+func TestReasons(t *testing.T) {
+	said := "noise\n    a_test.go:1: llama: DW3402 no rule for the call x\nelement 3\n" +
+		"        softgpu: not played: function cuGraphAddMemcpyNode of libcuda.so.1\n"
+	if got := reason.FindAllString(said, -1); len(got) != 2 {
+		t.Errorf("got %q", got)
+	}
+}
