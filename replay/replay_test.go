@@ -47,6 +47,27 @@ func runner(t *testing.T) *Runner {
 // precision, plan and kind of program meet, or all of them.
 func TestReplay(t *testing.T) {
 	slowtest.Only(t)
+	some := selected(t)
+	r := runner(t)
+	todo := make(chan *distinct)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for d := range todo {
+				d.replay(t, r)
+			}
+		})
+	}
+	for _, d := range some {
+		todo <- d
+	}
+	close(todo)
+	wg.Wait()
+}
+
+// selected gives the programs that the flags ask for.
+func selected(t *testing.T) []*distinct {
+	t.Helper()
 	all, err := allPrograms()
 	if err != nil {
 		t.Fatal(err)
@@ -64,21 +85,7 @@ func TestReplay(t *testing.T) {
 	if *replayAll { // for an hour or more: what is wrong with many shows soon
 		slices.Reverse(some)
 	}
-	r := runner(t)
-	todo := make(chan *distinct)
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for d := range todo {
-				d.replay(t, r)
-			}
-		})
-	}
-	for _, d := range some {
-		todo <- d
-	}
-	close(todo)
-	wg.Wait()
+	return some
 }
 
 // modes are how a program is compared: where bits must be equal in its own types, else with bf16

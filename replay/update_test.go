@@ -11,7 +11,7 @@ import (
 )
 
 var replayCensus = flag.String("replay.census", "",
-	"only compile the selection, and write what its programs are made of to this file")
+	"only compile the programs, and write what each is made of to this file")
 
 // TestCensusOfSelection writes "PROGRAM: LINE" for each line of each program's census. Two files
 // from two plugins tell what an update changes (bench/pluginupdate).
@@ -20,13 +20,9 @@ func TestCensusOfSelection(t *testing.T) {
 	if *replayCensus == "" {
 		t.Skip("there is no -replay.census")
 	}
-	all, err := allPrograms()
-	if err != nil {
-		t.Fatal(err)
-	}
 	r := runner(t)
 	var text bytes.Buffer
-	for _, d := range pairwise(all) {
+	for _, d := range selected(t) {
 		format, code, err := r.Compile(t.Context(), d.pair.GPU, d.pair.Cluster)
 		if err != nil {
 			t.Errorf("%s: %v", d, err)

@@ -134,7 +134,7 @@ var (
 	testLine = regexp.MustCompile(`(?m)^\s*--- (PASS|FAIL|SKIP): (\S+)`)
 	// reason are the lines in which replay and the software GPU say why.
 	reason = regexp.MustCompile(`(?m)^.*(DW\d{4} |not played: |NCCL fault|farther than|` +
-		`relative difference \S+$|^panic: ).*$`)
+		`element \d+: |^panic: ).*$`)
 )
 
 // verdict prints how many tests passed, which failed, and what they say.

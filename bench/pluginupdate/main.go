@@ -23,12 +23,16 @@ func main() {
 	version := flag.String("version", "", "the other version of the package, as pip names it")
 	dir := flag.String("dir", "", "where the other engine and the logs are kept; else in the cache")
 	only := flag.String("replay.only", "", "replay programs whose names match, not the selection")
+	flag.BoolVar(&resume, "resume", false, "take the logs of a run that was stopped")
 	flag.Parse()
 	if err := run(context.Background(), *version, *dir, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "pluginupdate:", err)
 		os.Exit(1)
 	}
 }
+
+// resume says that tests whose logs are there are not run again.
+var resume bool
 
 // A side is one of the two plugins, and what is known of it.
 type side struct {
@@ -78,8 +82,10 @@ func runPart(ctx context.Context, before, after *side) error {
 	var said string
 	used := func(s *side) (path string, err error) {
 		path = filepath.Join(s.dir, "softgpu.txt")
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			return "", err
+		if _, done := s.logged("softgpu"); !done {
+			if err := os.WriteFile(path, nil, 0o644); err != nil {
+				return "", err
+			}
 		}
 		s.env = append(s.env, "SOFTGPU_LOG="+path)
 		said, err = s.test(ctx, "softgpu", "./internal/softgpu", "./lower", "-run", softTests)
@@ -95,25 +101,29 @@ func runPart(ctx context.Context, before, after *side) error {
 
 // replayPart compares what optimized programs are made of, and replays the other plugin's programs.
 func replayPart(ctx context.Context, before, after *side, only string) error {
-	fmt.Printf("\nreplay: what the selection's programs are made of\n")
-	census := func(s *side) (string, error) {
-		path := filepath.Join(s.dir, "census.txt")
-		_, err := s.test(ctx, "census", "-tags", "long", "./replay", "-run", "CensusOfSelection",
-			"-replay.census", path)
+	fmt.Printf("\nreplay: what programs are made of\n")
+	which := []string{"-tags", "long", "./replay"}
+	if only != "" {
+		which = append(which, "-replay.only", only)
+	}
+	var said string
+	census := func(s *side) (path string, err error) {
+		path = filepath.Join(s.dir, "census.txt")
+		said, err = s.test(ctx, "census", append(which, "-run", "CensusOfSelection", "-replay.census",
+			path)...)
 		return path, err
 	}
 	if err := compareFiles(before, after, "", census); err != nil {
 		return err
 	}
+	fmt.Printf("\nreplay: compiles with %s\n", after.version)
+	verdict(said) // programs that are not compiled are named
 	fmt.Printf("\nreplay: results beside the references, with %s\n", after.version)
-	args := []string{"-tags", "long", "./replay", "-run", "TestReplay$"}
-	if only != "" {
-		args = append(args, "-replay.only", only)
-	}
-	said, err := after.test(ctx, "replay", args...)
+	said, err := after.test(ctx, "replay", append(which, "-run", "TestReplay$")...)
 	if err != nil {
 		return err
 	}
+	fmt.Printf("  %d comparisons\n", strings.Count(said, "; bound "))
 	verdict(said)
 	return nil
 }
@@ -157,13 +167,24 @@ func (s *side) command(ctx context.Context, verb string, args ...string) (string
 	return out.String(), err
 }
 
+func (s *side) log(name string) string { return filepath.Join(s.dir, name+".log") }
+
+// logged gives what tests said in a run that is resumed, if they came to their end.
+func (s *side) logged(name string) (string, bool) {
+	text, err := os.ReadFile(s.log(name))
+	return string(text), resume && err == nil
+}
+
 // test runs tests and keeps their output in a log. That tests fail is no error: their output says
 // what changed. That none was run is one.
 func (s *side) test(ctx context.Context, name string, args ...string) (string, error) {
+	if said, done := s.logged(name); done {
+		return said, nil
+	}
 	start := time.Now()
 	said, err := s.command(ctx, "test", append([]string{"-count=1", "-v", "-timeout", "120m"},
 		args...)...)
-	log := filepath.Join(s.dir, name+".log")
+	log := s.log(name)
 	if err := os.WriteFile(log, []byte(said), 0o644); err != nil {
 		return "", err
 	}
