@@ -53,7 +53,7 @@ func TestOverlayNeedsThePinnedWords(t *testing.T) {
 	}
 }
 
-// What tests say of a change is told once, whatever else they print.
+// What tests say of a change is printed once, whatever else they print.
 func TestReasons(t *testing.T) {
 	said := "noise\n    a_test.go:1: llama: DW3402 no rule for the call x\nlargest relative difference 1e-07\n" +
 		"        softgpu: not played: function cuGraphAddMemcpyNode of libcuda.so.1\n"
