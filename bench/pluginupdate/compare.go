@@ -46,33 +46,86 @@ func tell(before, after *side, b, a set) {
 	list("    ", b.without(a))
 }
 
-// compareFiles has both sides write a file of lines, and compares what is behind the prefix; with
-// no prefix a line is "PROGRAM: LINE".
-func compareFiles(before, after *side, prefix string, write func(*side) (string, error)) error {
+// linesOf gives the lines that a side writes to a file.
+func linesOf(s *side, write func(*side) (string, error)) ([]string, error) {
+	path, err := write(s)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(path)
+	return strings.Split(strings.TrimSpace(string(text)), "\n"), err
+}
+
+// compareUses compares the lines of logs that tell what a plugin uses.
+func compareUses(before, after *side, write func(*side) (string, error)) error {
 	var sets [2]set
 	for i, s := range []*side{before, after} {
-		path, err := write(s)
-		if err != nil {
-			return err
-		}
-		text, err := os.ReadFile(path)
+		lines, err := linesOf(s, write)
 		if err != nil {
 			return err
 		}
 		sets[i] = set{}
-		for line := range strings.Lines(string(text)) {
-			line = strings.TrimSpace(line)
-			if prefix == "" {
-				if _, what, ok := strings.Cut(line, ": "); ok {
-					sets[i][what]++
-				}
-			} else if regexp.MustCompile("^(" + prefix + ")").MatchString(line) {
+		for _, line := range lines {
+			if strings.HasPrefix(line, "driver: looks up ") || strings.HasPrefix(line, "ptx: ") {
 				sets[i][line] = 1
 			}
 		}
 	}
 	tell(before, after, sets[0], sets[1])
 	return nil
+}
+
+// compareCensuses compares programs one by one: what is new in one may be old in another.
+func compareCensuses(before, after *side, write func(*side) (string, error)) error {
+	var programs [2]map[string]set
+	for i, s := range []*side{before, after} {
+		lines, err := linesOf(s, write)
+		if err != nil {
+			return err
+		}
+		programs[i] = byProgram(lines)
+	}
+	both, b, a := changed(programs[0], programs[1])
+	fmt.Printf("  %d programs compiled with both\n", both)
+	fmt.Printf("  only with %s\n", after.version)
+	list("    ", a.without(nil))
+	fmt.Printf("  only with %s\n", before.version)
+	list("    ", b.without(nil))
+	return nil
+}
+
+// byProgram sorts lines "PROGRAM: LINE" by program.
+func byProgram(lines []string) map[string]set {
+	programs := map[string]set{}
+	for _, line := range lines {
+		name, what, ok := strings.Cut(line, ": ")
+		if !ok {
+			continue
+		}
+		if programs[name] == nil {
+			programs[name] = set{}
+		}
+		programs[name][what] = 1
+	}
+	return programs
+}
+
+// changed counts, over programs that both sides have, those in which only one side has a line.
+func changed(before, after map[string]set) (both int, b, a set) {
+	b, a = set{}, set{}
+	for name := range before {
+		if after[name] == nil {
+			continue
+		}
+		both++
+		for _, line := range before[name].without(after[name]) {
+			b[line]++
+		}
+		for _, line := range after[name].without(before[name]) {
+			a[line]++
+		}
+	}
+	return both, b, a
 }
 
 // functionName matches the names of functions of NVIDIA's libraries.

@@ -35,6 +35,17 @@ func TestWithout(t *testing.T) {
 	}
 }
 
+// A program is compared with itself: what is new in one may be old in another, and a program that
+// one side did not compile says nothing.
+func TestChangesAreOfPrograms(t *testing.T) {
+	before := byProgram([]string{"p: opcode a", "p: opcode b", "q: opcode a", "r: opcode z"})
+	after := byProgram([]string{"p: opcode a", "q: opcode a", "q: opcode b"})
+	both, b, a := changed(before, after)
+	if both != 2 || len(b) != 1 || b["opcode b"] != 1 || len(a) != 1 || a["opcode b"] != 1 {
+		t.Errorf("%d programs, %v, %v", both, b, a)
+	}
+}
+
 // A table that does not pin what is installed is an error: the other plugin would not be opened.
 func TestOverlayNeedsThePinnedWords(t *testing.T) {
 	t.Chdir(filepath.Join("..", ".."))
@@ -55,7 +66,8 @@ func TestOverlayNeedsThePinnedWords(t *testing.T) {
 
 // What tests say of a change is printed once, whatever else they print.
 func TestReasons(t *testing.T) {
-	said := "noise\n    a_test.go:1: llama: DW3402 no rule for the call x\nlargest relative difference 1e-07\n" +
+	said := "noise\n    a_test.go:1: llama: DW3402 no rule for the call x\n" +
+		"largest relative difference 1e-07\n" +
 		"        softgpu: not played: function cuGraphAddMemcpyNode of libcuda.so.1\n"
 	if got := reason.FindAllString(said, -1); len(got) != 2 {
 		t.Errorf("got %q", got)
