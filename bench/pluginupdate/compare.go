@@ -13,15 +13,12 @@ import (
 	"github.com/deepwell/deepwell/internal/stubcuda"
 )
 
-// A set holds lines, and how many programs have each.
+// A set holds lines.
 type set map[string]int
 
 func (s set) without(o set) (list []string) {
 	for _, line := range slices.Sorted(maps.Keys(s)) {
 		if o[line] == 0 {
-			if s[line] > 1 {
-				line += fmt.Sprintf("  (%d programs)", s[line])
-			}
 			list = append(list, line)
 		}
 	}
@@ -88,9 +85,9 @@ func compareCensuses(before, after *side, write func(*side) (string, error)) err
 	both, b, a := changed(programs[0], programs[1])
 	fmt.Printf("  %d programs compiled with both\n", both)
 	fmt.Printf("  only with %s\n", after.version)
-	list("    ", a.without(nil))
+	list("    ", a)
 	fmt.Printf("  only with %s\n", before.version)
-	list("    ", b.without(nil))
+	list("    ", b)
 	return nil
 }
 
@@ -110,22 +107,35 @@ func byProgram(lines []string) map[string]set {
 	return programs
 }
 
-// changed counts, over programs that both sides have, those in which only one side has a line.
-func changed(before, after map[string]set) (both int, b, a set) {
-	b, a = set{}, set{}
+// changed lists what only one side has of programs that both have, with the program, or how many
+// they are.
+func changed(before, after map[string]set) (both int, b, a []string) {
 	for name := range before {
-		if after[name] == nil {
-			continue
-		}
-		both++
-		for _, line := range before[name].without(after[name]) {
-			b[line]++
-		}
-		for _, line := range after[name].without(before[name]) {
-			a[line]++
+		if after[name] != nil {
+			both++
 		}
 	}
-	return both, b, a
+	return both, only(before, after), only(after, before)
+}
+
+func only(these, those map[string]set) (lines []string) {
+	programs := map[string][]string{}
+	for name := range these {
+		if those[name] == nil {
+			continue
+		}
+		for _, line := range these[name].without(those[name]) {
+			programs[line] = append(programs[line], name)
+		}
+	}
+	for _, line := range slices.Sorted(maps.Keys(programs)) {
+		where := programs[line][0]
+		if n := len(programs[line]); n > 1 {
+			where = fmt.Sprintf("%d programs", n)
+		}
+		lines = append(lines, fmt.Sprintf("%s  (%s)", line, where))
+	}
+	return lines
 }
 
 // functionName matches the names of functions of NVIDIA's libraries.
