@@ -173,17 +173,18 @@ func compareNames(before, after *side) error {
 	if err != nil {
 		return err
 	}
-	known := strings.Join(stubcuda.Names(), "\n")
+	words := set{}
+	for _, name := range stubcuda.Names() {
+		words[name] = 1
+	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		known += "\n" + string(text)
-	}
-	words := set{}
-	for _, word := range strings.Fields(known) {
-		words[word] = 1
+		for word := range strings.FieldsSeq(string(text)) {
+			words[word] = 1
+		}
 	}
 	missing := slices.DeleteFunc(sets[1].without(sets[0]), func(name string) bool {
 		return words[name] > 0 || words[name+"_v2"] > 0

@@ -78,8 +78,11 @@ func download(ctx context.Context, version, dir string) (string, error) {
 		}
 		found, err = filepath.Glob(pattern)
 	}
-	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("%d wheels of version %s in %s (%v)", len(found), version, dir, err)
+	if err != nil {
+		return "", err
+	}
+	if len(found) != 1 {
+		return "", fmt.Errorf("%d wheels of version %s in %s", len(found), version, dir)
 	}
 	return found[0], nil
 }
@@ -90,12 +93,12 @@ func extract(wheel, path string) (sum string, size int64, err error) {
 	if err != nil {
 		return "", 0, err
 	}
-	defer z.Close()
+	defer func() { _ = z.Close() }()
 	in, err := z.Open(libraryPath)
 	if err != nil {
 		return "", 0, err
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }()
 	out, err := os.Create(path)
 	if err != nil {
 		return "", 0, err
