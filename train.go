@@ -36,10 +36,12 @@ import (
 
 // A TrainJob is a training run as run.toml and the command line describe it.
 type TrainJob struct {
-	Path  string   // of run.toml
-	Set   []string // KEY=VALUE, on top of it
-	Plan  string   // the file of a plan for several devices; "" is one device
-	Until int      // the step after which the run pauses; 0 is the last
+	Path string   // of run.toml
+	Set  []string // KEY=VALUE, on top of it
+	Plan string   // the file of a plan for several devices; "" is one device
+	// Device is [DeviceCPU], [DeviceGPU], or "": GPUs where the host has them.
+	Device string
+	Until  int // the step after which the run pauses; 0 is the last
 	// Profile is the first and the last step to trace, counted from 1; zero traces nothing.
 	Profile [2]int
 	Rerun   string // the folder of a rejected step to recompute, instead of training
@@ -89,6 +91,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("read the recipe", r.readRecipe)
 	v.pass("find the model", r.findModelOrCheckpoint)
 	v.pass("read the plan", r.readPlan)
+	v.pass("find the devices", func() error { return r.findDevices(ctx) })
 	v.pass("read the data", func() error { return r.readData(ctx) })
 	if job.ReferenceRun != "" {
 		v.pass("write the reference run", func() error { return r.writeReferenceRun(ctx) })
@@ -121,6 +124,7 @@ type runner struct {
 	job           TrainJob
 	recipe        *recipe.Recipe
 	plan          *plan.Plan // nil is one device
+	devices       devices
 	model         *capture.Model
 	random        bool  // parameters begin at random
 	noWeights     error // why the weights that the recipe names cannot be read
@@ -199,7 +203,7 @@ func (r *runner) begun() bool {
 	return err == nil && len(steps) > 0
 }
 
-// readPlan reads the plan, if there is one. CPU devices stand in for the devices of its cluster.
+// readPlan reads the plan, if there is one.
 func (r *runner) readPlan() (err error) {
 	if r.job.Plan == "" {
 		return nil
@@ -298,7 +302,7 @@ func (r *runner) writePrograms() (err error) {
 			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
-	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe, Arch: "cpu",
+	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe, Arch: r.devices.arch,
 		Plan: r.plan})
 	if err != nil {
 		return err
@@ -307,30 +311,6 @@ func (r *runner) writePrograms() (err error) {
 		r.env.Events.Emit(event.Phase{Verb: "train", Name: note})
 	}
 	return nil
-}
-
-// checkMemory refuses a model that does not fit into host memory, before anything large is
-// allocated.
-func (r *runner) checkMemory() error {
-	var processes *train.Processes
-	if len(r.job.Peers) > 0 {
-		processes = &train.Processes{Self: r.job.Self, Addresses: r.job.Peers}
-	}
-	return train.FitsHost(r.program, train.HostMemory(), r.recipe, processes, nil)
-}
-
-func (r *runner) openEngine(ctx context.Context) (err error) {
-	devices := 1
-	if r.plan != nil {
-		devices = int(r.plan.Devices()) / max(1, len(r.job.Peers))
-	}
-	r.engine, err = engine.Open(ctx, "cpu", engine.Options{Dir: r.env.Engines, Devices: devices,
-		Cache: r.env.Cache, Environ: r.env.Environ, Events: r.early()})
-	if err != nil || len(r.job.Peers) == 0 {
-		return err
-	}
-	r.processes, err = r.listen(ctx)
-	return err
 }
 
 // warnings forwards events, and brings warnings into a log that is opened later.

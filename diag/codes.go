@@ -59,6 +59,8 @@ const (
 	EngineUntrusted Code = "DW2012"
 	// EngineExposed: others than the user and root can change an engine's files.
 	EngineExposed Code = "DW2013"
+	// LibraryMissing: a library that a GPU needs to run programs cannot be loaded.
+	LibraryMissing Code = "DW2014"
 
 	// RuntimeFailed: the engine reported an error while running.
 	RuntimeFailed Code = "DW2101"
@@ -76,6 +78,10 @@ const (
 	OutOfMemory Code = "DW2107"
 	// HandlerFailed: a Go function called by a program failed.
 	HandlerFailed Code = "DW2108"
+	// DeviceFailed: a GPU failed while running (a CUDA error, an Xid); the process cannot use it again.
+	DeviceFailed Code = "DW2109"
+	// CollectiveFailed: NCCL reported an error.
+	CollectiveFailed Code = "DW2110"
 
 	// CompileFailed: the compiler refused the program.
 	CompileFailed Code = "DW2201"
@@ -112,6 +118,8 @@ const (
 	MachineVersion Code = "DW2404"
 	// DoctorFailed: a check of doctor failed.
 	DoctorFailed Code = "DW2405"
+	// GPUsMissing: the host lacks the GPUs that a run needs.
+	GPUsMissing Code = "DW2406"
 
 	// GraphInvalid: a graph contradicts itself.
 	GraphInvalid Code = "DW2501"

@@ -219,34 +219,11 @@ func (c *Compiler) Close() {
 	c.topologies = nil
 }
 
-// options are the flags of the module on top of what every compile without a device needs and of
-// the set that hid most communication behind compute when it was measured on a 405B step
-// (docs/decisions/0009-compile-options.md).
+// options are the flags of the module on top of those of every program for the cluster's GPUs and of
+// what a compile without a device needs.
 func (c *Compiler) options(m *program.Module, t machine.Cluster) pjrt.CompileOptions {
-	flags := map[string]any{
-		"xla_gpu_cuda_data_dir":    c.bundle.DataDir,
-		"xla_gpu_autotune_level":   0,
-		"xla_gpu_shard_autotuning": false,
-		// CUB asks the CUDA runtime how much scratch a sort needs, which fails without a device.
-		"xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_DISABLED",
-		// Without a device Triton cannot autotune, and every GEMM would get a default tile. cuBLAS
-		// chooses its kernel on the GPU.
-		"xla_gpu_enable_triton_gemm": false,
-		// Prefetch only the all-gathers that the program marks; "on" also clones recomputed layers.
-		"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_EXPLICIT",
-		// Collectives inside an NVLink domain do not queue behind inter-host ones.
-		"xla_gpu_collective_domain_assignment": "scale_up_fabric",
-		// XLA's own kernels for small all-reduces are off: the compiler aborts on a scalar all-reduce
-		// over the 64 devices of a GB200 domain ("size mismatch when packing elements").
-		"xla_gpu_experimental_use_collective_kernels": "",
-	}
-	if arch := t.GPU.Arch; arch != "sm_90" && arch != "sm_100" && arch != "sm_103" {
-		// XLA turns the scheduler on by itself only where its cost model knows the architecture.
-		flags["xla_gpu_enable_latency_hiding_scheduler"] = true
-	}
-	if c.cudnn != "" {
-		flags["xla_gpu_cudnn_deviceless_compilation_mode"] = "CUDNN_DEVICELESS_COMPILATION_AUTO"
-	}
+	flags := gpuFlags(t.GPU.Arch, c.bundle.DataDir)
+	maps.Copy(flags, devicelessFlags(c.cudnn != ""))
 	maps.Copy(flags, m.Flags)
 	memory := m.MemoryBytes
 	if memory == 0 {

@@ -40,7 +40,8 @@ type Options struct {
 	// Store is how they find each other. A single process needs none of them.
 	Node, Nodes int
 	Store       Store
-	// MemoryFraction is the fraction of a GPU's memory that the engine allocates; 0 leaves it to XLA.
+	// MemoryFraction is the fraction of a GPU's memory that the engine allocates; 0 leaves it to XLA,
+	// which takes three quarters.
 	MemoryFraction float32
 	// WithoutCuDNN makes a [Compiler] skip cuDNN's plans: cuDNN calls are compiled as names only,
 	// and reported memory lacks their workspace.
@@ -67,6 +68,7 @@ type Engine struct {
 	version  string
 	digest   string
 	platform string
+	dataDir  string // of CUDA's ptxas and libdevice
 	plugin   *pjrt.Plugin
 	client   *pjrt.Client
 	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
@@ -91,11 +93,11 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, bundle, err := load(ctx, name, o.Dir)
+	p, bundle, err := loadToRun(ctx, name, o.Dir)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{name: name, version: bundle.Version, digest: bundle.Digest,
+	e := &Engine{name: name, dataDir: bundle.DataDir, version: bundle.Version, digest: bundle.Digest,
 		platform: platformOf(name), plugin: p, cache: newCache(o), environ: variables,
 		events: o.Events}
 	if e.events == nil {
@@ -242,7 +244,8 @@ type Identity struct {
 	PJRT    []int  `json:"pjrt"` // version of the interface
 	Version string `json:"version,omitempty"`
 	Digest  string `json:"digest,omitempty"` // of the engine's files
-	Host    string `json:"host,omitempty"`   // the processor that CPU code is compiled for
+	// Host is the processor that code is compiled for: the CPU's digest, or the GPU and CUDA's version.
+	Host string `json:"host,omitempty"`
 	// Environment has the variables of the process that may change numbers.
 	Environment map[string]string `json:"environment,omitempty"`
 }
@@ -251,7 +254,7 @@ type Identity struct {
 func (e *Engine) Identity() Identity {
 	major, minor := e.plugin.Version()
 	return Identity{Name: e.name, PJRT: []int{major, minor}, Version: e.version, Digest: e.digest,
-		Host: hostID(), Environment: e.environ.Recorded()}
+		Host: e.processor(), Environment: e.environ.Recorded()}
 }
 
 // Compared is the environment without variables that differ from host to host and change no result.
@@ -348,13 +351,27 @@ func deviceNumbers(list []*pjrt.Device) program.Devices {
 }
 
 // hostKey is the part of the cache key that describes the host. XLA:CPU partitions loops into tasks
-// for max(processors, devices) threads, so compiled code depends on both numbers.
+// for max(processors, devices) threads, so compiled code depends on both numbers. Code for a GPU
+// depends on nothing of the host, so that hosts of one kind share it.
 func (e *Engine) hostKey() []byte {
 	if e.platform != "cpu" {
-		return []byte(hostID())
+		return []byte(e.processor())
 	}
 	return fmt.Appendf(nil, "%s, %d processors, %d devices", hostID(), runtime.NumCPU(),
 		len(e.devices))
+}
+
+// processor identifies what code is compiled for: the CPU, or the GPUs with the CUDA version of
+// their driver. The libraries of an engine are in its digest.
+func (e *Engine) processor() string {
+	if e.platform == "cpu" {
+		return hostID()
+	}
+	kind := ""
+	for _, d := range e.client.Local() {
+		kind = d.Kind
+	}
+	return fmt.Sprintf("%s, %s, %s", kind, e.Arch(), e.client.PlatformVersion())
 }
 
 // hostID identifies the processor model and its features, for which CPU code is compiled: code with

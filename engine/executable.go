@@ -48,8 +48,7 @@ func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, e
 	if err := m.Validate(); err != nil {
 		return nil, err
 	}
-	return e.compile(m, []byte(m.Text), pjrt.CompileOptions{Devices: m.Devices,
-		DeviceMemory: m.MemoryBytes, Flags: m.Flags})
+	return e.compile(m, []byte(m.Text), e.options(m))
 }
 
 // CompileHLO compiles a serialized xla.HloModuleProto for the devices of a module, whose arguments
@@ -107,7 +106,7 @@ func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOpt
 			return err
 		})
 		if !cached {
-			if one, err = e.client.Compile(code, options); err != nil {
+			if one, err = e.compileAsPlanned(code, options); err != nil {
 				return nil, err
 			}
 			head = programHead{one.Signature(), time.Since(start).Seconds()}
@@ -123,6 +122,26 @@ func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOpt
 	e.events.Emit(event.Compiled{Module: m.Name, Target: e.platform, Devices: len(m.Devices),
 		Seconds: time.Since(start).Seconds(), Cached: cached})
 	return x, nil
+}
+
+// compileAsPlanned compiles, and once more if XLA rematerializes on its own (see disablePasses), as
+// [Compiler.Compile] does: the program is the one that was planned with.
+func (e *Engine) compileAsPlanned(code []byte, options pjrt.CompileOptions) (*pjrt.Loaded, error) {
+	one, err := e.client.Compile(code, options)
+	if err != nil || e.platform != "cuda" || options.Flags[disablePasses] != nil {
+		return one, err
+	}
+	m, err := one.Optimized()
+	if err == nil && len(m.Remat()) == 0 {
+		return one, nil
+	}
+	one.Free()
+	if err != nil {
+		return nil, err
+	}
+	options.Flags = maps.Clone(options.Flags)
+	options.Flags[disablePasses] = "rematerialization"
+	return e.client.Compile(code, options)
 }
 
 // form is the part of a key that tells HLO from StableHLO, which has none.

@@ -35,6 +35,7 @@ type Bundle struct {
 	// leave xla_gpu_cudnn_deviceless_compilation_mode alone then.
 	Driver bool
 
+	dir   string // of the engine
 	seals []seal // of the files and folders, as Open found them
 }
 
@@ -86,7 +87,7 @@ func (c *catalogue) bundle(dir string, e *engine, seals []seal) *Bundle {
 		}
 		return filepath.Join(dir, e.name, filepath.FromSlash(slashed))
 	}
-	b := &Bundle{Name: e.name, Version: e.version, Digest: e.trees[c.host], Plugin: at(e.plugin),
+	b := &Bundle{dir: filepath.Join(dir, e.name), Name: e.name, Version: e.version, Digest: e.trees[c.host], Plugin: at(e.plugin),
 		DataDir: at(e.data), CuDNN: e.cudnn,
 		seals: seals}
 	b.Driver = e.cudnn != "" && c.driver()
@@ -95,6 +96,18 @@ func (c *catalogue) bundle(dir string, e *engine, seals []seal) *Bundle {
 		b.Preload = []string{b.Stub}
 	}
 	return b
+}
+
+// Library is the path of one of the engine's libraries by its name, such as libnccl.so.2; "" if the
+// engine has none of that name.
+func (b *Bundle) Library(soname string) string {
+	for _, dir := range []string{"nvidia/cu13/lib", "nvidia/cudnn/lib", "nvidia/nccl/lib"} {
+		path := filepath.Join(b.dir, filepath.FromSlash(dir), soname)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
 }
 
 // generated gives the files of an engine that come out of no wheel, by slash path.

@@ -62,6 +62,32 @@ func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 		foot.Activations+foot.Temp > resident))
 }
 
+// FitsGPU returns an error if a rank of this process needs more memory on a GPU than bytes, which is
+// what the engine's allocator has there. needs is as in [FitsHost].
+func FitsGPU(p *step.Programs, bytes int64, r *recipe.Recipe, processes *Processes,
+	needs func(*program.Module) step.Needs) error {
+	least := ""
+	if needs == nil {
+		least = "at least "
+		needs = func(*program.Module) step.Needs { return step.Needs{} }
+	}
+	list, err := p.Footprints(needs)
+	if err != nil {
+		return err
+	}
+	for _, f := range list {
+		if !processes.Hosts(f.Rank, len(list)) || f.Sum() <= bytes {
+			continue
+		}
+		resident := f.Params + f.Optimizer
+		return diag.New(diag.OutOfMemory, "a GPU needs %s%s of memory, and %s are left", least,
+			event.Size(f.Sum()), event.Size(bytes)).At("pipeline rank %d", f.Rank).
+			Because("%s", hostCauses(f)).
+			Try("%s", smaller(r, resident > bytes, f.Activations+f.Temp > resident))
+	}
+	return nil
+}
+
 // smaller suggests settings with which a run needs less memory. Those that save activations are
 // left out where parameters and optimizer state alone are too large, and come first where most of
 // the memory is temporary.
@@ -86,8 +112,7 @@ func smaller(r *recipe.Recipe, stateAlone, temporary bool) string {
 	default:
 		list = append(state, activations...)
 	}
-	return strings.Join(list, ", ") + ", or a plan whose pipeline stages are on several hosts" +
-		" (--plan, --peers)"
+	return strings.Join(list, ", ") + ", or a plan over more devices or hosts (--plan, --peers)"
 }
 
 // hostFootprint sums the peak memory of all devices of this process.
@@ -155,11 +180,14 @@ func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	return fill, save + joined
 }
 
-// fitsHost is [FitsHost] with what the compiler reported.
-func (t *Trainer) fitsHost() error {
+// fitsMemory is [FitsHost] or [FitsGPU] with what the compiler reported.
+func (t *Trainer) fitsMemory() error {
 	needs, err := t.needs()
 	if err != nil {
 		return err
+	}
+	if t.opts.Engine.Platform() != "cpu" {
+		return FitsGPU(t.programs, t.opts.Engine.Capacity(), t.opts.Recipe, t.opts.Processes, needs)
 	}
 	return FitsHost(t.programs, t.opts.Memory(), t.opts.Recipe, t.opts.Processes, needs)
 }

@@ -207,7 +207,7 @@ func (o Options) complete() (Options, error) {
 		return o, nil
 	}
 	var err error
-	o.Programs, err = step.Build(step.Spec{Model: o.Model, Recipe: o.Recipe, Arch: o.Engine.Platform(),
+	o.Programs, err = step.Build(step.Spec{Model: o.Model, Recipe: o.Recipe, Arch: o.Engine.Arch(),
 		Plan: o.Plan})
 	return o, err
 }

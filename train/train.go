@@ -150,13 +150,13 @@ func (t *Trainer) start(ctx context.Context) error {
 	return t.others.agree(ctx, t.begun())
 }
 
-// compile compiles the programs, and checks that they fit into the host's memory.
+// compile compiles the programs, and checks that they fit into memory.
 func (t *Trainer) compile(ctx context.Context) (err error) {
 	if t.exec, err = newExecutor(ctx, t); err != nil {
 		return err
 	}
 	t.hooks.gradients = t.exec.gradients
-	return t.fitsHost()
+	return t.fitsMemory()
 }
 
 // Close cancels the context of the batch that is being read, waits until Take has returned, and

@@ -43,6 +43,8 @@ func (a *app) train() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringArrayVar(&job.Set, "set", nil, "override a key of the recipe, such as steps=500")
 	flags.StringVar(&job.Plan, "plan", "", "plan file that shards the model over several devices")
+	flags.StringVar(&job.Device, "device", "",
+		"cpu or gpu; by default GPUs where the host has them, CPU devices elsewhere")
 	flags.StringSliceVar(&job.Peers, "peers", nil,
 		"addresses of all processes of the run, such as a:7000,b:7000; they share the pipeline stages")
 	flags.IntVar(&job.Self, "self", 0, "index of this process in --peers, from 0 (its node rank)")

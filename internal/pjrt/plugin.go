@@ -107,6 +107,15 @@ func (p *Plugin) load(preload []string) error {
 	return err
 }
 
+// Preload brings a library into the process by its name, as the system finds it, for a plugin that
+// will look it up. It stays there.
+func Preload(soname string) error {
+	return withoutRemarks(func() error {
+		_, err := purego.Dlopen(soname, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		return err
+	})
+}
+
 func loadError(lib string, err error) error {
 	return diag.New(diag.EngineLoad, "cannot load %s", filepath.Base(lib)).At("%s", lib).Wrap(err).
 		Try("deepwell doctor")
@@ -220,10 +229,15 @@ func (p *Plugin) takeError(status unsafe.Pointer) error {
 	code := diag.RuntimeFailed
 	what, _, _ := strings.Cut(s.Message, "\n")
 	switch {
-	case s.Code == statusExhausted, strings.Contains(what, "Out of memory"):
+	case s.Code == statusExhausted, strings.Contains(what, "Out of memory"),
+		strings.Contains(what, "CUDA_ERROR_OUT_OF_MEMORY"):
 		code = diag.OutOfMemory // XLA:CPU says INTERNAL when a run finds no memory
 	case s.Code == statusUnimplemented:
 		code = diag.NotSupported
+	case strings.Contains(s.Message, "NCCL operation"):
+		code = diag.CollectiveFailed
+	case strings.Contains(s.Message, "CUDA_ERROR_"), strings.Contains(s.Message, "CUDA error"):
+		code = diag.DeviceFailed
 	case strings.Contains(what, handlerWords):
 		code = diag.HandlerFailed
 	}

@@ -1,0 +1,141 @@
+package deepwell
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/train"
+)
+
+// The values of TrainJob.Device.
+const (
+	DeviceCPU = "cpu"
+	DeviceGPU = "gpu"
+)
+
+// devices is what a run's programs are built for, and what they run on.
+type devices struct {
+	engine string // of package engine
+	arch   string // of package step: "cpu", or a GPU's such as "sm_100"
+	gpus   []machine.GPU
+}
+
+// findDevices decides whether a run trains on GPUs or on CPU devices. A host with GPUs trains on them
+// unless --device or the plan's cluster says cpu; CPU devices stand in for any cluster.
+func (r *runner) findDevices(ctx context.Context) error {
+	r.devices = devices{engine: "cpu", arch: "cpu"}
+	wanted := r.job.Device
+	switch wanted {
+	case "", DeviceGPU:
+	case DeviceCPU:
+		return nil
+	default:
+		return diag.New(diag.BadUsage, "there is no device %q", wanted).At("--device").
+			Try("--device cpu, or --device gpu")
+	}
+	var cluster *machine.Cluster
+	if r.plan != nil && r.plan.Cluster != "" {
+		c, err := machine.ParseCluster(r.plan.Cluster)
+		if err != nil {
+			return err
+		}
+		if c.CPU() && wanted == "" {
+			return nil
+		}
+		cluster = &c
+	}
+	host, err := machine.Probe(ctx, machine.Options{})
+	if err != nil {
+		return err
+	}
+	if len(host.GPUs) == 0 {
+		if wanted == "" {
+			return nil
+		}
+		return diag.New(diag.GPUsMissing, "this host has no GPU").
+			Because("%s", firstNote(host)).Try("--device cpu; or deepwell doctor")
+	}
+	return r.takeGPUs(host, cluster)
+}
+
+// firstNote is what the probe remarks first, which is why it sees no GPU.
+func firstNote(m *machine.Machine) string {
+	if len(m.Notes) == 0 {
+		return "the NVIDIA driver shows none"
+	}
+	return m.Notes[0]
+}
+
+// takeGPUs checks that the host's GPUs are those of the plan, and enough of them.
+func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error {
+	first := host.GPUs[0]
+	need := 1
+	if r.plan != nil {
+		need = int(r.plan.Devices()) / max(1, len(r.job.Peers))
+	}
+	bad := func(format string, args ...any) *diag.Error {
+		return diag.New(diag.GPUsMissing, format, args...).At("%s", r.job.Plan)
+	}
+	if n := len(host.GPUs); n < need {
+		return bad("the plan needs %d GPUs on a host, and this one has %d", need, n).
+			Try("deepwell plan ... --cluster %dx%s; or train on CPU devices: --device cpu", n, first.Model)
+	}
+	for _, g := range host.GPUs[:need] {
+		if g.Arch != first.Arch || g.Arch == "" {
+			return bad("GPU %d is %s (%s), GPU 0 %s (%s): a run needs GPUs of one kind", g.Index, g.Name,
+				g.Arch, first.Name, first.Arch).Try("CUDA_VISIBLE_DEVICES with GPUs of one kind")
+		}
+	}
+	if cluster != nil && !cluster.CPU() && cluster.Arch() != first.Arch {
+		return bad("the plan is for %s (%s), and this host has %s (%s)", cluster.GPU.Title,
+			cluster.Arch(), first.Name, first.Arch).
+			Try("deepwell plan ... --cluster %dx%s", need, first.Model)
+	}
+	r.devices = devices{engine: "cuda13", arch: first.Arch, gpus: host.GPUs[:need]}
+	r.env.Events.Emit(event.Phase{Verb: "train", Name: fmt.Sprintf("on %d × %s", need, first.Name)})
+	return nil
+}
+
+// gpuPool is the fraction of a GPU's memory that XLA's allocator takes at the start. The rest is for
+// CUDA's context, NCCL's buffers and libraries' workspaces outside of it; JAX's documentation calls
+// up to 0.95 safe where nothing else uses the GPU.
+const gpuPool = 0.95
+
+// openEngine opens the devices of this process.
+func (r *runner) openEngine(ctx context.Context) (err error) {
+	o := engine.Options{Dir: r.env.Engines, Devices: 1, Cache: r.env.Cache, Environ: r.env.Environ,
+		Events: r.early()}
+	if r.plan != nil {
+		o.Devices = int(r.plan.Devices()) / max(1, len(r.job.Peers))
+	}
+	if r.devices.gpus != nil {
+		o.MemoryFraction = gpuPool
+	}
+	r.engine, err = engine.Open(ctx, r.devices.engine, o)
+	if err != nil || len(r.job.Peers) == 0 {
+		return err
+	}
+	r.processes, err = r.listen(ctx)
+	return err
+}
+
+// checkMemory refuses a model that does not fit into memory, the host's or a GPU's, before anything
+// large is allocated.
+func (r *runner) checkMemory() error {
+	var processes *train.Processes
+	if len(r.job.Peers) > 0 {
+		processes = &train.Processes{Self: r.job.Self, Addresses: r.job.Peers}
+	}
+	if r.devices.gpus == nil {
+		return train.FitsHost(r.program, train.HostMemory(), r.recipe, processes, nil)
+	}
+	least := r.devices.gpus[0].MemoryBytes
+	for _, g := range r.devices.gpus {
+		least = min(least, g.MemoryBytes)
+	}
+	return train.FitsGPU(r.program, int64(gpuPool*float64(least)), r.recipe, processes, nil)
+}

@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"context"
+	"errors"
+
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/plugin"
+)
+
+// runEngine is the engine that runs on NVIDIA GPUs: compilerEngine and what a GPU host needs.
+const runEngine = "cuda13-run"
+
+// A library is one that XLA looks up by name as it runs. Where one is missing, XLA says that there is
+// no GPU (NVML, the CUDA runtime) or ends the process in the first product (cuBLAS).
+type library struct {
+	soname string
+	driver bool // comes with NVIDIA's driver, not with the engine
+}
+
+var libraries = []library{
+	{"libcuda.so.1", true}, {"libnvidia-ml.so.1", true}, {"libcudart.so.13", false},
+	{"libcublas.so.13", false}, {"libcublasLt.so.13", false}, {"libnccl.so.2", false},
+}
+
+// loadToRun is load for an engine that runs. On GPUs it takes cuda13-run, or else cuda13 where the
+// host has the libraries that it lacks; a missing library is an error that names it.
+func loadToRun(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bundle, error) {
+	if platformOf(name) != "cuda" {
+		return load(ctx, name, dir)
+	}
+	p, bundle, err := load(ctx, runEngine, dir)
+	if errors.Is(err, diag.EngineMissing) && name != runEngine {
+		p, bundle, err = load(ctx, name, dir)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, bundle, findLibraries(bundle)
+}
+
+// findLibraries returns an error for the first library that neither the engine nor the host has.
+func findLibraries(bundle *plugin.Bundle) error {
+	for _, l := range libraries {
+		if !l.driver && bundle.Library(l.soname) != "" {
+			continue
+		}
+		err := pjrt.Preload(l.soname)
+		if err == nil {
+			continue
+		}
+		e := diag.New(diag.LibraryMissing, "%s cannot be loaded, without which no GPU runs a program",
+			l.soname).At("engine %s", bundle.Name).Wrap(err)
+		if l.driver {
+			return e.Try("install NVIDIA's driver, in a container with its compute and utility" +
+				" capabilities; or train on CPU devices: --device cpu")
+		}
+		return e.Try("deepwell engine install %s", runEngine)
+	}
+	return nil
+}
