@@ -2,6 +2,7 @@ package deepwell
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/deepwell/deepwell/diag"
@@ -121,6 +122,17 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	}
 	r.processes, err = r.listen(ctx)
 	return err
+}
+
+// gpuFailed says how to go on after an error of a GPU. CUDA gives the same error to every later call of
+// the process, so nothing is freed: the process is to end, and another one goes on.
+func (r *runner) gpuFailed(err error) error {
+	if !errors.Is(err, diag.DeviceFailed) && !errors.Is(err, diag.CollectiveFailed) {
+		return err
+	}
+	r.failed = true
+	return diag.From(err).Try("start the same command again: it goes on from the last checkpoint; if it"+
+		" fails again, look for Xid in the kernel's log and at nvidia-smi -q")
 }
 
 // checkMemory refuses a model that does not fit into memory, the host's or a GPU's, before anything

@@ -115,7 +115,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 		result := r.trainer.Result()
 		done.Run = &result
 	}
-	return done, errors.Join(v.err, r.finish())
+	return done, errors.Join(r.gpuFailed(v.err), r.finish())
 }
 
 // A runner assembles a training run, pass by pass.
@@ -145,6 +145,7 @@ type runner struct {
 	trace     *trace.Profile
 	trainer   *train.Trainer
 	wasRun    bool // a run has used the folder before
+	failed    bool // a GPU has: nothing on it can be freed
 }
 
 func (r *runner) readRecipe() (err error) {
@@ -580,6 +581,9 @@ func (r *runner) finish() error {
 func (r *runner) close() {
 	if r.lock != nil {
 		defer r.lock.Release() // last: nothing is written any more
+	}
+	if r.failed {
+		return
 	}
 	if r.trainer != nil {
 		r.trainer.Close()

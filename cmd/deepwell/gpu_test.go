@@ -36,16 +36,53 @@ func TestTrainOnGPUs(t *testing.T) {
 		d.env = g.Env(o)
 		return &d
 	}
+	args := func(more ...string) []string {
+		return append([]string{"train", "run.toml", "--set", "steps=4", "--set", "precision=f32"}, more...)
+	}
 	one := gpus(softgpu.Options{Memory: 64 << 20})
-	args := []string{"train", "run.toml", "--set", "steps=4", "--set", "precision=f32", "--set"}
-	code, out := one.run(append(args, "out=gpu", "-v")...)
+	code, out := one.run(args("--set", "out=gpu", "-v")...)
 	if code != 0 || !strings.Contains(out, "on 1 × NVIDIA B200") {
 		t.Fatalf("status %d\n%s", code, out)
 	}
-	codeCPU, outCPU := cpu.run(append(args, "out=cpu")...)
-	if got, want := fmt.Sprint(steps(out)), fmt.Sprint(steps(outCPU)); codeCPU != 0 || got != want ||
-		len(steps(out)) == 0 {
-		t.Errorf("on the GPU %s, on the CPU %s\n%s", got, want, outCPU)
+	want, outCPU := cpu.run(args("--set", "out=cpu")...)
+	if got, on := fmt.Sprint(steps(out)), fmt.Sprint(steps(outCPU)); want != 0 || got != on ||
+		len(steps(out)) != 4 {
+		t.Errorf("on the GPU %s, on the CPU %s\n%s", got, on, outCPU)
 	}
-	_ = code
+	t.Run("goes on elsewhere", func(t *testing.T) {
+		for _, row := range []struct {
+			name          string
+			first, second *desk
+		}{{"cpu to gpu", cpu, one}, {"gpu to cpu", one, cpu}} {
+			into := []string{"--set", "out=" + strings.ReplaceAll(row.name, " ", "-")}
+			code1, out1 := row.first.run(args(append(into, "--until", "2")...)...)
+			code2, out2 := row.second.run(args(into...)...)
+			both := append(steps(out1), steps(out2)...)
+			if code1 != 0 || code2 != 0 || fmt.Sprint(both) != fmt.Sprint(steps(out)) {
+				t.Errorf("%s: status %d, %d: %v\n%s%s", row.name, code1, code2, both, out1, out2)
+			}
+		}
+	})
+	for _, row := range []struct {
+		name   string
+		desk   *desk
+		args   []string
+		status int
+		says   string
+	}{
+		{"no GPU", cpu, []string{"--device", "gpu"}, 1, "DW2406 this host has no GPU"},
+		{"small GPU", gpus(softgpu.Options{Memory: 1 << 20}), nil, 3, "DW2107 a GPU needs"},
+		{"failing GPU", gpus(softgpu.Options{Memory: 64 << 20,
+			Fail: softgpu.Failure{Launch: 40, Result: 719}}), nil, 5, "DW2109 "},
+		{"uncorrectable memory", gpus(softgpu.Options{Memory: 64 << 20,
+			Fail: softgpu.Failure{Launch: 40, Result: 214}}), nil, 5, "DW2109 "},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			code, out := row.desk.run(args(append(row.args, "--set", "out="+
+				strings.ReplaceAll(row.name, " ", "-"))...)...)
+			if code != row.status || !strings.Contains(out, row.says) {
+				t.Errorf("status %d\n%s", code, out)
+			}
+		})
+	}
 }
