@@ -60,9 +60,8 @@ var plans = []plantest.Row{
 	}},
 }
 
-// trained trains two steps on eight devices by a plan, and gives the loss and the norm of the
-// gradient of each.
-func trained(t *testing.T, e *engine.Engine, arch string, row plantest.Row) (values []float64) {
+// programsOf are the programs of a small model under a plan.
+func programsOf(t *testing.T, arch string, row plantest.Row) *step.Programs {
 	t.Helper()
 	c := &model.Config{Arch: "llama", Vocab: 31, Hidden: 32, Layers: 2, Heads: 4, KVHeads: 2,
 		HeadDim: 8, MLP: 48, Context: 32, Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU,
@@ -80,13 +79,20 @@ func trained(t *testing.T, e *engine.Engine, arch string, row plantest.Row) (val
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr, err := train.New(t.Context(), train.Options{Engine: e, Model: c, Recipe: r, Programs: w,
-		Data: primes{}})
+	return w
+}
+
+// trained trains two steps on eight devices by a plan, and gives the loss and the norm of the
+// gradient of each.
+func trained(t *testing.T, e *engine.Engine, arch string, row plantest.Row) (values []float64) {
+	t.Helper()
+	w := programsOf(t, arch, row)
+	tr, err := train.New(t.Context(), train.Options{Engine: e, Programs: w, Data: primes{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tr.Close()
-	for range r.Steps {
+	for range 2 {
 		s, err := tr.Step(t.Context())
 		if err != nil {
 			t.Fatal(err)
