@@ -24,7 +24,9 @@ type Client struct {
 	local    []*Device // those this process can use
 	byPtr    map[unsafe.Pointer]*Device
 	launches atomic.Int32
-	staging  staging
+	// incarnations is nil in a client of one process.
+	incarnations atomic.Pointer[incarnations]
+	staging      staging
 
 	lifeMu sync.Mutex
 	live   int // calls under way, and buffers, executables and runs that exist
@@ -221,6 +223,7 @@ func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 		return err
 	}
 	defer c.leave()
+	c.remember(infos)
 	raw := make([]processInfo, len(infos))
 	for i, in := range infos {
 		raw[i] = processInfo{size: unsafe.Sizeof(raw[i]), task: int32(in.Task),
@@ -229,6 +232,22 @@ func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 	}
 	a := updateProcessesArgs{client: c.ptr, infos: spanOf(raw)}
 	return call(c.plugin, clientUpdateProcesses, &a)
+}
+
+// incarnations are the processes that a client began with. XLA keys the communicators of a run by
+// them: without, it cannot give up collectives with a process that died.
+type incarnations struct {
+	tasks []int32
+	ids   []uint64
+}
+
+// remember keeps the processes of the first update; a process that comes back later is another.
+func (c *Client) remember(infos []ProcessInfo) {
+	all := &incarnations{}
+	for _, in := range infos {
+		all.tasks, all.ids = append(all.tasks, int32(in.Task)), append(all.ids, in.Incarnation)
+	}
+	c.incarnations.CompareAndSwap(nil, all)
 }
 
 // Close ends the client: calls on it are errors from now on. What it owns in C goes when the last

@@ -196,6 +196,10 @@ func (x *Loaded) Execute(ctx context.Context, args [][]*Buffer, keep ...int) (*R
 		return nil, err
 	}
 	f.options.launchID = x.client.launches.Add(1)
+	if all := x.client.incarnations.Load(); all != nil {
+		f.options.numTasks = uintptr(len(all.tasks))
+		f.options.taskIDs, f.options.incarnations = slicePointer(all.tasks), slicePointer(all.ids)
+	}
 	takeTurn, endTurn := x.turns()
 	if err := takeTurn(ctx); err != nil {
 		for _, b := range f.donated {
