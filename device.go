@@ -25,8 +25,8 @@ type devices struct {
 	gpus   []machine.GPU
 }
 
-// findDevices decides whether a run trains on GPUs or on CPU devices. A host with GPUs trains on them
-// unless --device or the plan's cluster says cpu; CPU devices stand in for any cluster.
+// findDevices decides whether a run trains on GPUs or on CPU devices. A host with GPUs trains on
+// them unless --device or the plan's cluster says cpu; CPU devices stand in for any cluster.
 func (r *runner) findDevices(ctx context.Context) error {
 	r.devices = devices{engine: "cpu", arch: "cpu"}
 	wanted := r.job.Device
@@ -71,7 +71,7 @@ func firstNote(m *machine.Machine) string {
 	return m.Notes[0]
 }
 
-// takeGPUs checks that the host's GPUs are those of the plan, and enough of them.
+// takeGPUs checks that the host has the GPUs that the plan is for, and enough of them.
 func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error {
 	first := host.GPUs[0]
 	need := 1
@@ -101,9 +101,9 @@ func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error
 	return nil
 }
 
-// gpuPool is the fraction of a GPU's memory that XLA's allocator takes at the start. The rest is for
-// CUDA's context, NCCL's buffers and libraries' workspaces outside of it; JAX's documentation calls
-// up to 0.95 safe where nothing else uses the GPU.
+// gpuPool is the fraction of a GPU's memory that XLA's allocator takes at the start. The rest is
+// for CUDA's context, NCCL's buffers and libraries' workspaces outside of it; JAX's documentation
+// calls up to 0.95 safe where nothing else uses the GPU.
 const gpuPool = 0.95
 
 // openEngine opens the devices of this process.
@@ -124,15 +124,15 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	return err
 }
 
-// gpuFailed says how to go on after an error of a GPU. CUDA gives the same error to every later call of
-// the process, so nothing is freed: the process is to end, and another one goes on.
+// gpuFailed says how to go on after an error of a GPU. CUDA gives the same error to every later
+// call of the process, so nothing is freed: the process is to end, and another one goes on.
 func (r *runner) gpuFailed(err error) error {
 	if !errors.Is(err, diag.DeviceFailed) && !errors.Is(err, diag.CollectiveFailed) {
 		return err
 	}
 	r.failed = true
-	return diag.From(err).Try("start the same command again: it goes on from the last checkpoint; if it"+
-		" fails again, look for Xid in the kernel's log and at nvidia-smi -q")
+	return diag.From(err).Try("start the same command again: it goes on from the last checkpoint; if" +
+		" it fails again, look for Xid in the kernel's log and at nvidia-smi -q")
 }
 
 // checkMemory refuses a model that does not fit into memory, the host's or a GPU's, before anything

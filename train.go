@@ -303,8 +303,8 @@ func (r *runner) writePrograms() (err error) {
 			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
-	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe, Arch: r.devices.arch,
-		Plan: r.plan})
+	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe,
+		Arch: r.devices.arch, Plan: r.plan})
 	if err != nil {
 		return err
 	}

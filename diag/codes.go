@@ -78,7 +78,8 @@ const (
 	OutOfMemory Code = "DW2107"
 	// HandlerFailed: a Go function called by a program failed.
 	HandlerFailed Code = "DW2108"
-	// DeviceFailed: a GPU failed while running (a CUDA error, an Xid); the process cannot use it again.
+	// DeviceFailed: a GPU failed while running (a CUDA error, an Xid); the process cannot use it
+	// again.
 	DeviceFailed Code = "DW2109"
 	// CollectiveFailed: NCCL reported an error.
 	CollectiveFailed Code = "DW2110"

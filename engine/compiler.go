@@ -219,7 +219,7 @@ func (c *Compiler) Close() {
 	c.topologies = nil
 }
 
-// options are the flags of the module on top of those of every program for the cluster's GPUs and of
+// options are the module's flags on top of what every program for the cluster's GPUs has and of
 // what a compile without a device needs.
 func (c *Compiler) options(m *program.Module, t machine.Cluster) pjrt.CompileOptions {
 	flags := gpuFlags(t.GPU.Arch, c.bundle.DataDir)

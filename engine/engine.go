@@ -244,7 +244,8 @@ type Identity struct {
 	PJRT    []int  `json:"pjrt"` // version of the interface
 	Version string `json:"version,omitempty"`
 	Digest  string `json:"digest,omitempty"` // of the engine's files
-	// Host is the processor that code is compiled for: the CPU's digest, or the GPU and CUDA's version.
+	// Host is the processor that code is compiled for: the CPU's digest, or the GPU and CUDA's
+	// version.
 	Host string `json:"host,omitempty"`
 	// Environment has the variables of the process that may change numbers.
 	Environment map[string]string `json:"environment,omitempty"`

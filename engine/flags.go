@@ -8,8 +8,8 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// gpuFlags are the flags of every program for GPUs of an architecture, compiled for a live client or
-// without a device: what runs is what was planned and priced. They are the set that hid most
+// gpuFlags are the flags of every program for GPUs of an architecture, compiled for a live client
+// or without a device: what runs is what was planned and priced. They are the set that hid most
 // communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
 func gpuFlags(arch, dataDir string) map[string]any {
@@ -37,7 +37,7 @@ func gpuFlags(arch, dataDir string) map[string]any {
 	return flags
 }
 
-// devicelessFlags are the flags of a compile without a device alone; a live program has none of them.
+// devicelessFlags are what only a compile without a device needs; a live program has none of them.
 func devicelessFlags(cudnn bool) map[string]any {
 	flags := map[string]any{
 		// CUB asks the CUDA runtime how much scratch a sort needs, which fails without a device.
@@ -49,7 +49,7 @@ func devicelessFlags(cudnn bool) map[string]any {
 	return flags
 }
 
-// options are the flags of the module on top of those of every program for this engine's devices.
+// options are the module's flags on top of what every program for this engine's devices has.
 func (e *Engine) options(m *program.Module) pjrt.CompileOptions {
 	o := pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes, Flags: m.Flags}
 	if e.platform != "cuda" {
@@ -67,8 +67,8 @@ func (e *Engine) options(m *program.Module) pjrt.CompileOptions {
 	return o
 }
 
-// Arch is the architecture of the devices: "cpu", or that of the GPUs of this process, such as
-// "sm_100"; "" where the plugin does not tell.
+// Arch is the architecture of this process's devices: "cpu", or a GPU's such as "sm_100"; "" where
+// the plugin does not tell.
 func (e *Engine) Arch() string {
 	if e.platform == "cpu" {
 		return "cpu"
@@ -81,8 +81,8 @@ func (e *Engine) Arch() string {
 	return ""
 }
 
-// Capacity is the memory, in bytes, that the engine's allocator has on the GPU with the least; 0 for
-// CPU devices, which use the host's.
+// Capacity is the memory, in bytes, that the engine's allocator has on the GPU with the least; 0
+// for CPU devices, which use the host's.
 func (e *Engine) Capacity() (least int64) {
 	for _, d := range e.client.Local() {
 		s, err := d.MemoryStats()

@@ -12,8 +12,8 @@ import (
 // runEngine is the engine that runs on NVIDIA GPUs: compilerEngine and what a GPU host needs.
 const runEngine = "cuda13-run"
 
-// A library is one that XLA looks up by name as it runs. Where one is missing, XLA says that there is
-// no GPU (NVML, the CUDA runtime) or ends the process in the first product (cuBLAS).
+// A library is one that XLA looks up by name as it runs. Where one is missing, XLA says that there
+// is no GPU (NVML, the CUDA runtime) or ends the process in the first product (cuBLAS).
 type library struct {
 	soname string
 	driver bool // comes with NVIDIA's driver, not with the engine

@@ -12,8 +12,8 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// A Store is the key-value store of a run: process 0 holds it, and each of the others asks it over a
-// link. The processes of one PJRT client find each other through it (package engine's Store). Its
+// A Store is the key-value store of a run: process 0 holds it, and each of the others asks it over
+// a link. The processes of one PJRT client find each other through it (package engine's Store). Its
 // methods may be called by several goroutines.
 type Store struct {
 	ctx    context.Context // ends with the store
@@ -57,7 +57,7 @@ const (
 	storeFailed
 )
 
-// Store opens this process's end of the run's store. addresses are those of all processes, in order.
+// Store opens this process's end of the run's store. addresses name all processes, in order.
 func (h *Hub) Store(self int, addresses []string) *Store {
 	s := &Store{values: map[string][]byte{}, changed: make(chan struct{}),
 		calls: map[uint64]chan storeReply{}}

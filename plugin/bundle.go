@@ -87,7 +87,8 @@ func (c *catalogue) bundle(dir string, e *engine, seals []seal) *Bundle {
 		}
 		return filepath.Join(dir, e.name, filepath.FromSlash(slashed))
 	}
-	b := &Bundle{dir: filepath.Join(dir, e.name), Name: e.name, Version: e.version, Digest: e.trees[c.host], Plugin: at(e.plugin),
+	b := &Bundle{dir: filepath.Join(dir, e.name), Name: e.name, Version: e.version,
+		Digest: e.trees[c.host], Plugin: at(e.plugin),
 		DataDir: at(e.data), CuDNN: e.cudnn,
 		seals: seals}
 	b.Driver = e.cudnn != "" && c.driver()

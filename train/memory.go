@@ -62,8 +62,8 @@ func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 		foot.Activations+foot.Temp > resident))
 }
 
-// FitsGPU returns an error if a rank of this process needs more memory on a GPU than bytes, which is
-// what the engine's allocator has there. needs is as in [FitsHost].
+// FitsGPU returns an error if a rank of this process needs more memory on a GPU than bytes, which
+// is what the engine's allocator has there. needs is as in [FitsHost].
 func FitsGPU(p *step.Programs, bytes int64, r *recipe.Recipe, processes *Processes,
 	needs func(*program.Module) step.Needs) error {
 	least := ""
