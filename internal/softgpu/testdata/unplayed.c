@@ -6,7 +6,7 @@
 
 int cuTexRefCreate(void *reference);
 int nvmlDeviceGetBoardId(void *device, unsigned *id);
-int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next);
+int nvmlSystemGetConfComputeState(void *state);
 int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
                      void **extra);
 
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "instruction")) launch(text, "strange");
   if (!strcmp(what, "conditional")) add_conditional();
   if (!strcmp(what, "cluster")) launch_cluster();
-  if (!strcmp(what, "refused")) return nvmlDeviceGetMigMode(NULL, NULL, NULL) == 3 ? 0 : 1;
+  if (!strcmp(what, "refused")) return nvmlSystemGetConfComputeState(NULL) == 3 ? 0 : 1;
   puts("it came back");
   return 1;
 }
