@@ -1,14 +1,20 @@
 package deepwell
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -116,17 +122,91 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	if r.devices.gpus != nil {
 		o.MemoryFraction = gpuPool
 	}
-	r.engine, err = engine.Open(ctx, r.devices.engine, o)
-	if err != nil || len(r.job.Peers) == 0 {
+	shared := r.devices.gpus != nil && len(r.job.Peers) > 1
+	if shared {
+		if err := r.joinClient(ctx, &o); err != nil {
+			return err
+		}
+	}
+	if r.engine, err = engine.Open(ctx, r.devices.engine, o); err != nil {
+		return cmp.Or(r.lost(), err)
+	}
+	switch {
+	case shared:
+		return r.watchClient()
+	case len(r.job.Peers) > 0:
+		r.processes, err = r.listen(ctx)
+	}
+	return err
+}
+
+// joinClient meets the other processes of a run on GPUs: all of them share one client, and find each
+// other through the store of process 0.
+func (r *runner) joinClient(ctx context.Context, o *engine.Options) (err error) {
+	if r.processes, err = r.listen(ctx); err != nil {
 		return err
 	}
-	r.processes, err = r.listen(ctx)
-	return err
+	p := r.processes
+	p.Client = true
+	p.Join(max(1, int(r.plan.Size(plan.PipelineAxis))))
+	r.store = p.Hub.Store(p.Self, p.Addresses)
+	o.Node, o.Nodes, o.Store = p.Self, len(p.Addresses), r.store
+	return nil
+}
+
+// watchClient tells the client which processes there are, and when one goes: collectives that wait
+// for it are given up, and what they computed is never used, since the next exchange of messages
+// fails.
+func (r *runner) watchClient() error {
+	p, all := r.processes, make([]engine.Process, len(r.processes.Addresses))
+	var id [8]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return err
+	}
+	if err := r.store.Put(fmt.Sprintf("incarnation/%d", p.Self), id[:]); err != nil {
+		return err
+	}
+	for n := range all {
+		theirs, err := r.store.Get(fmt.Sprintf("incarnation/%d", n), p.Hub.StallTimeout)
+		if err != nil {
+			return err
+		}
+		if len(theirs) != len(id) {
+			return diag.New(diag.PeersDiffer, "process %d has an incarnation of %d bytes", n, len(theirs))
+		}
+		all[n] = engine.Process{Node: n, Incarnation: binary.LittleEndian.Uint64(theirs), Connected: true}
+	}
+	if err := r.engine.UpdateProcesses(all); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	p.Hub.Watch(func(peer link.Peer, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			err = diag.New(diag.LinkLost, "%s has left the run", peer)
+		}
+		all[peer.Process].Connected, all[peer.Process].Err = false, err
+		_ = r.engine.UpdateProcesses(all) // the engine may be closed: then nothing waits
+	})
+	return nil
+}
+
+// lost is why another process of the run was lost; nil if none was.
+func (r *runner) lost() error {
+	if r.processes == nil {
+		return nil
+	}
+	return r.processes.Hub.Failure()
 }
 
 // gpuFailed says how to go on after an error of a GPU. CUDA gives the same error to every later
 // call of the process, so nothing is freed: the process is to end, and another one goes on.
 func (r *runner) gpuFailed(err error) error {
+	if lost := r.lost(); err != nil && lost != nil && r.processes.Client {
+		r.failed = true // a communicator that was given up may never be freed
+		return lost
+	}
 	if !errors.Is(err, diag.DeviceFailed) && !errors.Is(err, diag.CollectiveFailed) {
 		return err
 	}

@@ -29,11 +29,21 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	bad := func(format string, args ...any) *diag.Error {
 		return diag.New(diag.PlanMisfit, format, args...).At("%s", r.job.Plan)
 	}
+	ranks := int64(1)
+	if r.plan != nil {
+		ranks = max(1, r.plan.Size(plan.PipelineAxis))
+	}
 	switch {
+	case r.devices.gpus != nil && (r.plan == nil || r.plan.Devices()%int64(n) != 0 ||
+		ranks%int64(n) != 0 && int64(n)%ranks != 0):
+		return nil, bad("%d processes cannot share the devices of the plan evenly", n).
+			Try("a plan whose devices are a multiple of the processes, and each pipeline rank's, too")
+	case r.devices.gpus != nil:
 	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
 		return nil, bad("%d processes cannot share the pipeline stages evenly", n).
 			Try("a plan whose pp.size is a multiple of %d", n)
-	case r.job.Self < 0 || r.job.Self >= n:
+	}
+	if r.job.Self < 0 || r.job.Self >= n {
 		return nil, bad("there is no process %d of %d", r.job.Self, n).Try("--self 0 to %d", n-1)
 	}
 	h := fnv.New64a() // identifies the run: processes of another one are refused

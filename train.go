@@ -25,6 +25,7 @@ import (
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
@@ -137,6 +138,7 @@ type runner struct {
 	engine        *engine.Engine
 	// processes are all processes of the run; nil for one process.
 	processes *train.Processes
+	store     *link.Store // of a client that processes share
 	events    event.Sink
 	warnings  *warnings   // of what is opened before the run's folder
 	lock      *flock.Lock // of the run's folder; nil if another process has it
@@ -587,6 +589,9 @@ func (r *runner) close() {
 	}
 	if r.trainer != nil {
 		r.trainer.Close()
+	}
+	if r.store != nil {
+		r.store.Close()
 	}
 	if r.processes != nil {
 		_ = r.processes.Hub.Close()

@@ -65,14 +65,15 @@ func (d *Draft) Joined(writer int) bool {
 // in is a path inside the draft's folder.
 func (d *Draft) in(name string) string { return filepath.Join(d.temp, name) }
 
-// Share writes all of src as the part of one writer, and what the process that commits has to know
-// of it, and gives the hash of the latter: "" if src has nothing. When it returns, the part
-// survives a power cut of this host.
-func (d *Draft) Share(ctx context.Context, writer int, src Source) (sum string, err error) {
-	if len(src.Tensors()) == 0 {
+// Share writes slices of src as the part of one writer, and what the process that commits has to
+// know of it, and gives the hash of the latter: "" if there is nothing. nil means every tensor of
+// src, whole. When it returns, the part survives a power cut of this host.
+func (d *Draft) Share(ctx context.Context, writer int, src Source, list []Slice) (sum string,
+	err error) {
+	if len(src.Tensors()) == 0 || list != nil && len(list) == 0 {
 		return "", nil
 	}
-	if err := d.Write(ctx, writer, src, nil); err != nil {
+	if err := d.Write(ctx, writer, src, list); err != nil {
 		return "", err
 	}
 	m, err := d.manifest(Meta{})

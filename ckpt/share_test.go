@@ -52,8 +52,8 @@ func TestProcessesShareADraft(t *testing.T) {
 		t.Errorf("another draft's mark: %v", err)
 	}
 	a := shareOf(t, "a", "b")
-	_, err := leader.Share(t.Context(), 0, a)
-	sum, err2 := other.Share(t.Context(), 1, shareOf(t, "c"))
+	_, err := leader.Share(t.Context(), 0, a, nil)
+	sum, err2 := other.Share(t.Context(), 1, shareOf(t, "c"), nil)
 	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +115,8 @@ func TestSharesAreChecked(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			leader, other := begin(t, dir)
-			_, err := leader.Share(t.Context(), 0, shareOf(t, c.more...))
-			sum, err2 := other.Share(t.Context(), 1, shareOf(t, "c"))
+			_, err := leader.Share(t.Context(), 0, shareOf(t, c.more...), nil)
+			sum, err2 := other.Share(t.Context(), 1, shareOf(t, "c"), nil)
 			temp := filepath.Join(dir, ".tmp-step-00000007.m1")
 			if err := errors.Join(err, err2, c.harm(temp)); err != nil {
 				t.Fatal(err)

@@ -336,6 +336,9 @@ func (e *Engine) device(id int) (*pjrt.Device, error) {
 		deviceNumbers(e.client.Local()))
 }
 
+// Has reports whether a device, by its global number, belongs to this process.
+func (e *Engine) Has(id int) bool { return e.devices[id] != nil }
+
 // remote reports whether a device belongs to another process of this engine's client.
 func (e *Engine) remote(id int) bool {
 	d, known := e.devices[id]

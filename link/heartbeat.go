@@ -81,7 +81,7 @@ type member struct {
 // Join is called once, before links are made.
 func (h *Hub) Join(self int, peers []Peer, status func() Status) {
 	h.mu.Lock()
-	h.self = uint32(self)
+	h.self, h.status = uint32(self), status
 	for _, p := range peers {
 		m := &member{Peer: p, hub: h}
 		m.in = h.expect(endpoint{true, uint32(p.Process), uint32(self)})
@@ -90,10 +90,52 @@ func (h *Hub) Join(self int, peers []Peer, status func() Status) {
 	members := h.members
 	h.mu.Unlock()
 	for _, m := range members {
-		h.wg.Go(func() { m.beat(status) })
+		h.wg.Go(m.beat)
 		h.wg.Go(m.listen)
 	}
 	h.wg.Go(h.monitor)
+}
+
+// Report replaces the function that Join got: heartbeats carry what it gives from now on.
+func (h *Hub) Report(status func() Status) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status = status
+}
+
+// Watch calls do, from a goroutine of the hub, for each process that is lost, with the error, or
+// leaves, with nil; also for those of before.
+func (h *Hub) Watch(do func(p Peer, err error)) {
+	h.mu.Lock()
+	h.watch = append(h.watch, do)
+	var gone []*member
+	for _, m := range h.members {
+		if m.lost != nil || m.left {
+			gone = append(gone, m)
+		}
+	}
+	h.mu.Unlock()
+	for _, m := range gone {
+		do(m.Peer, m.lost)
+	}
+}
+
+// Failure is the error of the first process that was lost, which is why the others fail; nil if none
+// was.
+func (h *Hub) Failure() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failure
+}
+
+// tell calls the watchers of the hub.
+func (m *member) tell(err error) {
+	m.hub.mu.Lock()
+	watch := m.hub.watch
+	m.hub.mu.Unlock()
+	for _, do := range watch {
+		do(m.Peer, err)
+	}
 }
 
 // member finds a process by its address, under the hub's lock.
@@ -136,7 +178,7 @@ func (h *Hub) interval() time.Duration { return min(beatEvery, h.HeartbeatTimeou
 
 // beat sends heartbeats until the hub ends. If they cannot be sent any more, the other direction
 // tells why.
-func (m *member) beat(status func() Status) {
+func (m *member) beat() {
 	h := m.hub
 	h.mu.Lock()
 	hello := &frame{kind: helloFrame, epoch: h.epoch, control: true, from: h.self,
@@ -155,6 +197,9 @@ func (m *member) beat(status func() Status) {
 	every := time.NewTicker(h.interval())
 	defer every.Stop()
 	for number := uint64(1); ; number++ {
+		h.mu.Lock()
+		status := h.status
+		h.mu.Unlock()
 		f := frame{kind: beatFrame, epoch: h.epoch, number: number, status: status()}
 		f.status.Phase = f.status.Phase[:min(len(f.status.Phase), maxStatus)]
 		f.status.Waits = f.status.Waits[:min(len(f.status.Waits), maxStatus)]
@@ -230,6 +275,7 @@ func (m *member) hear(conn net.Conn) error {
 			h.mu.Lock()
 			m.left = true
 			h.mu.Unlock()
+			m.tell(nil)
 			return nil
 		case f.kind != beatFrame || f.number <= last:
 			return damaged("no heartbeat, or not the next one, from %s", m)
@@ -332,8 +378,12 @@ func (m *member) lose(err error) {
 		return
 	}
 	m.lost = err
+	if h.failure == nil {
+		h.failure = err
+	}
 	wires := h.wires
 	h.mu.Unlock()
+	m.tell(err)
 	for _, w := range wires {
 		if w.address == m.Address {
 			_ = w.fail(err)

@@ -42,6 +42,9 @@ type Hub struct {
 	warned  time.Time  // when a refusal was last reported
 	self    uint32     // this process, once it has joined
 	members []*member
+	status  func() Status // what heartbeats say
+	watch   []func(Peer, error)
+	failure error // of the first process that was lost
 }
 
 // An endpoint identifies the link that a connection belongs to.

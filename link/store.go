@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -17,7 +18,7 @@ import (
 // methods may be called by several goroutines.
 type Store struct {
 	ctx    context.Context // ends with the store
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -61,7 +62,13 @@ const (
 func (h *Hub) Store(self int, addresses []string) *Store {
 	s := &Store{values: map[string][]byte{}, changed: make(chan struct{}),
 		calls: map[uint64]chan storeReply{}}
-	s.ctx, s.cancel = context.WithCancel(h.ctx)
+	s.ctx, s.cancel = context.WithCancelCause(h.ctx)
+	h.Watch(func(p Peer, err error) {
+		if err == nil {
+			err = diag.New(diag.LinkLost, "%s has left the run", p)
+		}
+		s.cancel(err) // what it was to put will not come
+	})
 	if self > 0 {
 		s.wire = h.Wire(storeEnd+self, storeEnd, addresses[0])
 		s.wg.Go(s.hear)
@@ -76,7 +83,7 @@ func (h *Hub) Store(self int, addresses []string) *Store {
 
 // Close ends the store; calls that wait end with an error. The hub closes its links.
 func (s *Store) Close() {
-	s.cancel()
+	s.cancel(diag.New(diag.LinkLost, "the store of the run was closed"))
 	s.wg.Wait()
 }
 
@@ -117,7 +124,7 @@ func (s *Store) do(c storeCall) ([]byte, error) {
 		delete(s.calls, c.id)
 	}()
 	if err := s.wire.Tell(s.ctx, storeTag, c.append(nil)); err != nil {
-		return nil, err
+		return nil, cmp.Or(context.Cause(s.ctx), err)
 	}
 	select {
 	case r := <-reply:
@@ -125,11 +132,9 @@ func (s *Store) do(c storeCall) ([]byte, error) {
 	case <-s.wire.ctx.Done():
 		return nil, context.Cause(s.wire.ctx)
 	case <-s.ctx.Done():
-		return nil, errStoreClosed()
+		return nil, context.Cause(s.ctx)
 	}
 }
-
-func errStoreClosed() error { return diag.New(diag.LinkLost, "the store of the run was closed") }
 
 // answer is process 0's work for a call.
 func (s *Store) answer(c storeCall) ([]byte, error) {
@@ -154,7 +159,7 @@ func (s *Store) answer(c storeCall) ([]byte, error) {
 		case <-late.C:
 			return nil, context.DeadlineExceeded // as the plugin expects, a time-out
 		case <-s.ctx.Done():
-			return nil, errStoreClosed()
+			return nil, context.Cause(s.ctx)
 		}
 	}
 }

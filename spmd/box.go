@@ -59,6 +59,31 @@ func (b Box) Take(shard, box []byte, width int64) {
 	strided.Copy(shard, box, width, axes)
 }
 
+// Contains reports whether a region of the global array, in elements, is inside of the box.
+func (b Box) Contains(start, size []int64) bool {
+	for i := range start {
+		if start[i] < b.Start[i] || start[i]+size[i] > b.Start[i]+b.Size[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// Give fills the dense, row-major bytes of a region that the box contains from its shard; elements
+// have width bytes.
+func (b Box) Give(region, shard []byte, start, size []int64, width int64) {
+	at, dense := int64(0), int64(1)
+	axes := make([]strided.Axis, len(size))
+	for i := len(size) - 1; i >= 0; i-- {
+		axes[i] = strided.Axis{N: size[i], Src: b.strides[i], Dst: dense}
+		at += (start[i] - b.Start[i]) * b.strides[i]
+		dense *= size[i]
+	}
+	if dense > 0 {
+		strided.Copy(region, shard[at*width:], width, axes)
+	}
+}
+
 // sizes returns the lengths of dimensions, and as many zeros: a shape and its origin.
 func sizes(dims []ir.Dim) (list, zeros []int64) {
 	list = lists.Map(dims, func(d ir.Dim) int64 { return d.Size })

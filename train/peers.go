@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
@@ -17,14 +18,20 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// Processes assigns the ranks of a pipeline to processes: contiguous, as evenly as possible. Each
-// process has an engine of its own, with the devices of its ranks. nil is a run in one process.
+// Processes assigns the ranks of a pipeline to processes: contiguous, as evenly as possible. nil is
+// a run in one process.
+//
+// Each process has an engine of its own, with the devices of its ranks; or all share one client
+// (Client), and have equally many of its devices, in order. Then a rank may have devices of several
+// processes, whose number is a multiple of the number of ranks, or the other way round.
 type Processes struct {
 	// Self is the index of this process in Addresses, where the hub of each process listens.
 	Self      int
 	Addresses []string
 	// Hub is this process's own; the caller closes it after the Trainer.
 	Hub *link.Hub
+	// Client tells that the engines of all processes are one PJRT client, whose hub has joined.
+	Client bool
 }
 
 // Leads reports whether this process writes the run's folder: process 0 does.
@@ -32,11 +39,25 @@ func (p *Processes) Leads() bool { return p == nil || p.Self == 0 }
 
 // Hosts reports whether a rank is in this process.
 func (p *Processes) Hosts(rank, ranks int) bool {
-	return p == nil || p.process(rank, ranks) == p.Self
+	return p == nil || p.hosts(p.Self, rank, ranks)
 }
 
-// process is the number of the process that hosts a rank.
+// hosts reports whether a process has devices of a rank.
+func (p *Processes) hosts(process, rank, ranks int) bool {
+	if n := len(p.Addresses); n > ranks {
+		return process*ranks/n == rank
+	}
+	return p.process(rank, ranks) == process
+}
+
+// process is the number of the process that hosts a rank, or the first of those.
 func (p *Processes) process(rank, ranks int) int { return rank * len(p.Addresses) / ranks }
+
+// repeats reports whether another process has the same results of its rank as this one, and tells
+// them: each rank counts once.
+func (p *Processes) repeats(ranks int) bool {
+	return len(p.Addresses) > ranks && p.process(p.Self*ranks/len(p.Addresses), ranks) != p.Self
+}
 
 // self is the number of this process.
 func (p *Processes) self() int {
@@ -60,9 +81,12 @@ func (p *Processes) others(ranks int) (list []link.Peer) {
 func (p *Processes) ranksOf(process, ranks int) string {
 	var list []string
 	for r := range ranks {
-		if p.process(r, ranks) == process {
+		if p.hosts(process, r, ranks) {
 			list = append(list, strconv.Itoa(r))
 		}
+	}
+	if n := len(p.Addresses); n > ranks {
+		return fmt.Sprintf("part %d of %d of pipeline rank %s", process%(n/ranks)+1, n/ranks, list[0])
 	}
 	if len(list) == 1 {
 		return "pipeline rank " + list[0]
@@ -92,6 +116,7 @@ type peers struct {
 	// wires go to the neighbours in the tree, and for saves between process 0 and all others.
 	wires map[int]*link.Wire
 	turn  int // of exchanges so far; the same in all processes
+	ranks int // of the pipeline
 }
 
 // The numbers under which hubs know links that are not between two ranks.
@@ -102,8 +127,23 @@ const (
 
 // newPeers joins the hub and connects to the neighbours in the tree.
 func newPeers(p *Processes, t *Trainer, ranks int) *peers {
-	p.Hub.Join(p.Self, p.others(ranks), t.status)
-	return p.connect(t.opts.Engine)
+	if p.Client {
+		p.Hub.Report(t.status)
+	} else {
+		p.Hub.Join(p.Self, p.others(ranks), t.status)
+	}
+	x := p.connect(t.opts.Engine)
+	x.ranks = ranks
+	return x
+}
+
+// Join opens control connections to the other processes of a client, before the engine is opened:
+// opening waits for all of them.
+func (p *Processes) Join(ranks int) {
+	began := time.Now()
+	p.Hub.Join(p.Self, p.others(ranks), func() link.Status {
+		return link.Status{Phase: "open the devices", Age: time.Since(began)}
+	})
 }
 
 // connect opens the wires of this process: to its parent and children, and between process 0 and
@@ -139,6 +179,14 @@ func (p *Processes) below(root int) (list []int) {
 // processes. Contributions travel up the tree in the order of [Processes.below], and the
 // concatenation comes down.
 func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
+	all, err := p.pass(ctx, what, mine)
+	if lost := p.Hub.Failure(); lost != nil && err != nil {
+		return nil, lost // why the neighbours went, too
+	}
+	return all, err
+}
+
+func (p *peers) pass(ctx context.Context, what string, mine []byte) ([][]byte, error) {
 	// The tag has the number of the exchange: processes that got out of step fail at once instead of
 	// reading each other's messages as something else.
 	p.turn++
@@ -218,7 +266,7 @@ func (p *peers) hosts(rank, ranks int) bool { return p == nil || p.Hosts(rank, r
 
 // local returns the devices of a rank as this process's engine numbers them: from 0.
 func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices {
-	if p == nil {
+	if p == nil || p.Client {
 		return devices
 	}
 	// Ranks of a process are contiguous, and so are its devices.
@@ -235,13 +283,27 @@ func (p *peers) local(devices program.Devices, rank, ranks int) program.Devices 
 
 // link makes this process's end of a link between one of its ranks and a rank of another process.
 func (p *peers) link(self, peer, way, ranks int) engine.Link {
-	address := p.Addresses[p.process(peer, ranks)]
+	// If a rank has several processes, the first of each are linked, the second, and so on: shard
+	// i goes from device i of a rank to device i of the other.
+	at := p.process(peer, ranks) + max(0, p.Self-p.process(self, ranks))
+	if len(p.Addresses) <= ranks {
+		at = p.process(peer, ranks)
+	}
+	address := p.Addresses[at]
 	return p.engine.Wired(p.Hub.Wire(wayLinks*way+self, wayLinks*way+peer, address))
 }
 
-// sum is an all-reduce of one number. All processes add in the same order, and so get the same
-// bits.
+// sum is an all-reduce of one number of each rank. All processes add in the same order, and so get
+// the same bits.
 func (p *peers) sum(ctx context.Context, mine float64) (float64, error) {
+	if p != nil && p.repeats(p.ranks) {
+		mine = 0
+	}
+	return p.add(ctx, mine)
+}
+
+// add is an all-reduce of one number of each process.
+func (p *peers) add(ctx context.Context, mine float64) (float64, error) {
 	if p == nil {
 		return mine, nil
 	}
@@ -263,7 +325,7 @@ func (p *peers) any(ctx context.Context, here bool) (bool, error) {
 	if here {
 		mine = 1
 	}
-	all, err := p.sum(ctx, mine)
+	all, err := p.add(ctx, mine)
 	return all > 0, err
 }
 
@@ -273,6 +335,11 @@ func (p *peers) any(ctx context.Context, here bool) (bool, error) {
 func (c *executor) collect(ctx context.Context, s *snapshot) error {
 	if c.peers == nil {
 		return nil
+	}
+	if c.peers.Client {
+		return diag.New(diag.CheckpointWrite, "the processes of this run do not see one folder").
+			At("%s", c.t.folder()).
+			Try("put the run on a file system that all hosts share: --set out=FOLDER")
 	}
 	p := c.t.programs
 	// All processes walk the same list, so sends and receives match without messages about them.

@@ -101,7 +101,8 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 		}
 		garbage.add(pc.bytes()) // of the array before
 		// The array that the update reads, sharded as it is stored (over FSDP devices too).
-		ways := []target{{module: h.update, name: pc.name, elem: pc.elem}}
+		here := t.opts.Engine.Has
+		ways := []target{{module: h.update, name: pc.name, elem: pc.elem, here: here}}
 		if pc.layout != nil {
 			ways[0].local = pc.layout.Stored
 		}
@@ -109,7 +110,8 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 		at := slices.IndexFunc(h.readers, func(m *program.Module) bool { return argument(m, name) >= 0 })
 		// The compute copy, sharded as stages read it, where they do not read the master itself.
 		if pc.master && at >= 0 {
-			ways = append(ways, target{module: h.readers[at], name: name, elem: t.programs.Shape.Elem})
+			ways = append(ways, target{module: h.readers[at], name: name, here: here,
+				elem: t.programs.Shape.Elem})
 			if pc.layout != nil {
 				ways[1].local = pc.layout.Compute
 			}
@@ -133,7 +135,8 @@ type target struct {
 	name   string
 	elem   dtype.DType
 	local  ir.Type // of a shard; zero on one device
-	shards [][]byte
+	here   func(device int) bool
+	shards [][]byte // nil for devices of other processes
 }
 
 // readShards reads the shards of all devices for some targets, tensor by tensor: a source that
@@ -146,7 +149,10 @@ func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target) 
 			if w.shards == nil {
 				w.shards = make([][]byte, len(w.module.Devices))
 			}
-			for device := range w.shards {
+			for device, id := range w.module.Devices {
+				if !w.here(id) {
+					continue
+				}
 				if err := pc.readShard(src, one, k, mesh, w, device); err != nil {
 					return err
 				}
@@ -180,7 +186,8 @@ func (pc *stateTensor) readShard(src boxReader, one ckpt.Tensor, k int, mesh []i
 	box := spmd.BoxOf(mesh, dims, part, device)
 	// Replicas (dp, or parameters that an axis does not shard) are read once per process.
 	for other := range device {
-		if slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
+		if w.shards[other] != nil &&
+			slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
 			copy(dst, w.shards[other][int64(k)*size*width:])
 			return nil
 		}
@@ -333,6 +340,9 @@ type snapshot struct {
 	arrays []stateTensor
 	where  map[string]place // of tensors
 
+	// sliced tells that this process has only some shards: it reads boxes inside of them.
+	sliced bool
+
 	mu   sync.Mutex        // ckpt reads tensors concurrently
 	held map[string][]byte // gathered arrays that have tensors left to read
 	left map[string]int    // bytes of each that are left to read
@@ -352,6 +362,7 @@ type place struct {
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
 	s := &snapshot{ctx: ctx, shards: t.exec.stateShards(), where: map[string]place{},
 		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
+	s.sliced = t.opts.Processes != nil && t.opts.Processes.Client
 	for _, pc := range stateTensors(t.programs) {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
 			continue // another rank has it as well
@@ -379,11 +390,14 @@ func (s *snapshot) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 	if !ok {
 		return diag.New(diag.CheckpointTensor, "the state has no %s", name)
 	}
+	one := at.tensor.tensors[at.layer]
+	if s.sliced {
+		return s.readShard(at, one, box, dst)
+	}
 	whole, err := s.array(at.tensor)
 	if err != nil {
 		return err
 	}
-	one := at.tensor.tensors[at.layer]
 	from, ok := offset(one, box)
 	if !ok {
 		return diag.New(diag.CheckpointTensor, "%s is read in one run of bytes, not by %s", name, box)

@@ -114,7 +114,11 @@ func (t *Trainer) shares(ctx context.Context, d *ckpt.Draft, mine ownShards) (fu
 	// The checksum of a share tells the leader that it reads what was written, on a file system that
 	// may lag.
 	p := t.exec.peers
-	sum, err := d.Share(ctx, p.Self, mine)
+	var list []ckpt.Slice
+	if mine.sliced {
+		list = mine.slices()
+	}
+	sum, err := d.Share(ctx, p.Self, mine, list)
 	all, err := p.verdicts(ctx, "save writes", err, sum)
 	return func() error {
 		for n, one := range all {

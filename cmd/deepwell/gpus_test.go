@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/softgpu"
+)
+
+const gpuPlan = `{"version": 1, "model": "config.json", "cluster": "4xb200", "seq": 8, "batch": 4,
+"microbatches": 1, "fsdp": {"size": 2, "zero": 3, "gather": "layer"}, "tp": {"size": 2},
+"types": {"params": "f32", "grads": "f32", "collectives": "f32"}}`
+
+// freeAddresses are addresses of this host that nobody listens at.
+func freeAddresses(t *testing.T, n int) (list []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		list = append(list, l.Addr().String())
+	}
+	return list
+}
+
+// Two processes with two GPUs each are one client: they train as one process with four, and as CPU
+// devices, and any of them goes on with what another wrote.
+func TestProcessesShareAClient(t *testing.T) {
+	g := softgpu.Build(t)
+	cpu := newDesk(t, enginetest.Cache())
+	for name, text := range map[string]string{"plan.json": gpuPlan, "config.json": strings.Replace(
+		signalModel, `"num_key_value_heads": 1`, `"num_key_value_heads": 2`, 1)} {
+		if err := os.WriteFile(filepath.Join(cpu.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meet := t.TempDir()
+	gpus := func(n int) *desk {
+		d := *cpu
+		d.env = g.Env(softgpu.Options{GPUs: n, Memory: 64 << 20,
+			Env: append([]string{"SOFTGPU_NCCL_DIR=" + meet}, d.env[len(d.env)-2:]...)})
+		return &d
+	}
+	args := func(more ...string) []string {
+		return append([]string{"train", "run.toml", "--set", "steps=4", "--set", "precision=f32", "--set",
+			"batch=4", "--plan", "plan.json"}, more...)
+	}
+	status, out := cpu.run(args("--set", "out=cpu", "--device", "cpu")...)
+	if status != 0 || len(steps(out)) != 4 {
+		t.Fatalf("status %d\n%s", status, out)
+	}
+	status, one := gpus(4).run(args("--set", "out=one")...)
+	if status != 0 || fmt.Sprint(steps(one)) != fmt.Sprint(steps(out)) {
+		t.Errorf("status %d\n%s\n%s", status, one, out)
+	}
+	together := func(more ...string) (int, string) {
+		at := strings.Join(freeAddresses(t, 2), ",")
+		var wg sync.WaitGroup
+		var codes [2]int
+		var outs [2]string
+		for self := range 2 {
+			wg.Go(func() {
+				codes[self], outs[self] = gpus(2).run(args(append(more, "--peers", at, "--self",
+					fmt.Sprint(self))...)...)
+			})
+		}
+		wg.Wait()
+		t.Log(outs[1])
+		return max(codes[0], codes[1]), outs[0]
+	}
+	status, two := together("--set", "out=two")
+	if status != 0 || fmt.Sprint(steps(two)) != fmt.Sprint(steps(out)) {
+		t.Fatalf("status %d\n%s\n%s", status, two, out)
+	}
+}
