@@ -17,7 +17,7 @@ func (s *snapshot) slices() (list []ckpt.Slice) {
 	list = []ckpt.Slice{} // nil would be everything
 	for i := range s.arrays {
 		pc := &s.arrays[i]
-		a, h := s.held1(pc)
+		a, h := s.arrayOf(pc)
 		if a == nil {
 			continue
 		}
@@ -36,8 +36,8 @@ func (s *snapshot) slices() (list []ckpt.Slice) {
 	return list
 }
 
-// held1 is an array of the state, and the rank's part that has it; nil if it is in another process.
-func (s *snapshot) held1(pc *stateTensor) (*engine.Array, *stateShard) {
+// arrayOf is an array of the state, and the rank's part that has it; nil if it is in another process.
+func (s *snapshot) arrayOf(pc *stateTensor) (*engine.Array, *stateShard) {
 	h := s.shards[pc.rank]
 	if h == nil {
 		return nil, nil
@@ -61,7 +61,7 @@ func (pc *stateTensor) box(mesh []ir.Axis, device int) spmd.Box {
 // next but one is read.
 func (s *snapshot) readShard(at place, one ckpt.Tensor, box ckpt.Box, dst []byte) error {
 	pc := at.tensor
-	a, h := s.held1(pc)
+	a, h := s.arrayOf(pc)
 	if a == nil {
 		return diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
 	}

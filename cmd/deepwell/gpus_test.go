@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/softgpu"
@@ -79,5 +81,43 @@ func TestProcessesShareAClient(t *testing.T) {
 	status, two := together("--set", "out=two")
 	if status != 0 || fmt.Sprint(steps(two)) != fmt.Sprint(steps(out)) {
 		t.Fatalf("status %d\n%s\n%s", status, two, out)
+	}
+	t.Run("goes on elsewhere", func(t *testing.T) {
+		into := []string{"--set", "out=moves", "--until"}
+		var all [][3]float64
+		for i, run := range []func(...string) (int, string){together,
+			func(more ...string) (int, string) { return gpus(4).run(args(more...)...) },
+			func(more ...string) (int, string) { return cpu.run(args(append(more, "--device", "cpu")...)...) },
+			together} {
+			status, out := run(append(into, fmt.Sprint(i+1))...)
+			if status != 0 {
+				t.Fatalf("part %d: status %d\n%s", i, status, out)
+			}
+			all = append(all, steps(out)...)
+		}
+		if fmt.Sprint(all) != fmt.Sprint(steps(out)) {
+			t.Errorf("%v, and never stopped %v", all, steps(out))
+		}
+	})
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+		t.Run(signal.String(), func(t *testing.T) {
+			at := strings.Join(freeAddresses(t, 2), ",")
+			more := args("--set", "steps=200000", "--set", "out="+strings.ReplaceAll(signal.String(), " ",
+				""), "--peers", at, "--self")
+			other := gpus(2).command(append(more, "1")...)
+			if err := other.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+			s := gpus(2).start(t, "tok/s", append(more, "0")...)
+			_ = other.Process.Signal(signal)
+			began := time.Now()
+			code, out := s.end(t)
+			took := time.Since(began)
+			if code != 5 || !strings.Contains(out, "process 1 at") || took > 12*time.Second {
+				t.Errorf("status %d after %s\n%s", code, took, out)
+			}
+			t.Logf("found after %s: %s", took.Round(100*time.Millisecond), out[strings.Index(out, "DW"):])
+		})
 	}
 }
