@@ -140,8 +140,8 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	return err
 }
 
-// joinClient meets the other processes of a run on GPUs: all of them share one client, and find each
-// other through the store of process 0.
+// joinClient meets the other processes of a run on GPUs: all of them share one client, and find
+// each other through the store of process 0.
 func (r *runner) joinClient(ctx context.Context, o *engine.Options) (err error) {
 	if r.processes, err = r.listen(ctx); err != nil {
 		return err

@@ -104,7 +104,7 @@ func (h *Hub) Report(status func() Status) {
 }
 
 // Watch calls do, from a goroutine of the hub, for each process that is lost, with the error, or
-// leaves, with nil; also for those of before.
+// leaves, with nil; also for processes that went before.
 func (h *Hub) Watch(do func(p Peer, err error)) {
 	h.mu.Lock()
 	h.watch = append(h.watch, do)
@@ -120,8 +120,8 @@ func (h *Hub) Watch(do func(p Peer, err error)) {
 	}
 }
 
-// Failure is the error of the first process that was lost, which is why the others fail; nil if none
-// was.
+// Failure is the error of the first process that was lost, which is why the others fail; nil if
+// none was.
 func (h *Hub) Failure() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -187,7 +187,7 @@ func (t *Trainer) editGradients(ctx context.Context,
 		if pc.layout != nil {
 			ways[0].local = pc.layout.Stored
 		}
-		if err := pc.readShards(&changed, h.mesh, ways); err != nil {
+		if err := pc.readShards(&changed, h.mesh, ways, t.opts.Engine.Has); err != nil {
 			return err
 		}
 		if err := t.place(h, ways[0]); err != nil {

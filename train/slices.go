@@ -36,7 +36,8 @@ func (s *snapshot) slices() (list []ckpt.Slice) {
 	return list
 }
 
-// arrayOf is an array of the state, and the rank's part that has it; nil if it is in another process.
+// arrayOf is an array of the state, and the rank's part that has it; nil if it is in another
+// process.
 func (s *snapshot) arrayOf(pc *stateTensor) (*engine.Array, *stateShard) {
 	h := s.shards[pc.rank]
 	if h == nil {

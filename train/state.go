@@ -101,8 +101,7 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 		}
 		garbage.add(pc.bytes()) // of the array before
 		// The array that the update reads, sharded as it is stored (over FSDP devices too).
-		here := t.opts.Engine.Has
-		ways := []target{{module: h.update, name: pc.name, elem: pc.elem, here: here}}
+		ways := []target{{module: h.update, name: pc.name, elem: pc.elem}}
 		if pc.layout != nil {
 			ways[0].local = pc.layout.Stored
 		}
@@ -110,13 +109,12 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 		at := slices.IndexFunc(h.readers, func(m *program.Module) bool { return argument(m, name) >= 0 })
 		// The compute copy, sharded as stages read it, where they do not read the master itself.
 		if pc.master && at >= 0 {
-			ways = append(ways, target{module: h.readers[at], name: name, here: here,
-				elem: t.programs.Shape.Elem})
+			ways = append(ways, target{module: h.readers[at], name: name, elem: t.programs.Shape.Elem})
 			if pc.layout != nil {
 				ways[1].local = pc.layout.Compute
 			}
 		}
-		if err := pc.readShards(src, h.mesh, ways); err != nil {
+		if err := pc.readShards(src, h.mesh, ways, t.opts.Engine.Has); err != nil {
 			return err
 		}
 		for _, w := range ways {
@@ -135,13 +133,13 @@ type target struct {
 	name   string
 	elem   dtype.DType
 	local  ir.Type // of a shard; zero on one device
-	here   func(device int) bool
 	shards [][]byte // nil for devices of other processes
 }
 
-// readShards reads the shards of all devices for some targets, tensor by tensor: a source that
-// computes or fetches a tensor then does so once.
-func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target) error {
+// readShards reads the shards of all devices that this process has for some targets, tensor by
+// tensor: a source that computes or fetches a tensor then does so once.
+func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target,
+	has func(device int) bool) error {
 	// Tensor by tensor in the outer loop: see computed.
 	for k, one := range pc.tensors {
 		for i := range ways {
@@ -150,7 +148,7 @@ func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target) 
 				w.shards = make([][]byte, len(w.module.Devices))
 			}
 			for device, id := range w.module.Devices {
-				if !w.here(id) {
+				if !has(id) {
 					continue
 				}
 				if err := pc.readShard(src, one, k, mesh, w, device); err != nil {
