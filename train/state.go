@@ -132,7 +132,7 @@ type target struct {
 	module *program.Module
 	name   string
 	elem   dtype.DType
-	local  ir.Type // of a shard; zero on one device
+	local  ir.Type  // of a shard; zero on one device
 	shards [][]byte // nil for devices of other processes
 }
 
