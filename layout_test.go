@@ -30,6 +30,7 @@ var layers = [][]string{
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "hlo",
 		"internal/pjrt", "internal/slowtest", "internal/strided", "internal/malloc", "internal/tfevents",
+		"internal/hostlist",
 		"internal/trace", "machine", "plugin", "internal/softgpu"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data", "link"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "precision/monitor"},

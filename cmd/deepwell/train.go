@@ -9,13 +9,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/internal/hostlist"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
 
 func (a *app) train() *cobra.Command {
 	job := deepwell.TrainJob{}
-	example, profile := false, ""
+	example, profile, peers := false, "", ""
 	cmd := documented("train", &cobra.Command{
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if example {
@@ -28,6 +29,9 @@ func (a *app) train() *cobra.Command {
 			job.Path = args[0]
 			var err error
 			if job.Profile, err = parseSteps(profile); err != nil {
+				return err
+			}
+			if err := parsePeers(cmd, &job, peers); err != nil {
 				return err
 			}
 			outlivePipe()
@@ -45,9 +49,10 @@ func (a *app) train() *cobra.Command {
 	flags.StringVar(&job.Plan, "plan", "", "plan file that shards the model over several devices")
 	flags.StringVar(&job.Device, "device", "",
 		"cpu or gpu; by default GPUs where the host has them, CPU devices elsewhere")
-	flags.StringSliceVar(&job.Peers, "peers", nil,
-		"addresses of all processes of the run, such as a:7000,b:7000; they share the pipeline stages")
-	flags.IntVar(&job.Self, "self", 0, "index of this process in --peers, from 0 (its node rank)")
+	flags.StringVar(&peers, "peers", "",
+		"addresses of all processes of the run, such as a:7000,b:7000 or node[01-64]:7000")
+	flags.IntVar(&job.Self, "self", 0, "index of this process in --peers, from 0; by default the rank"+
+		" that Slurm, Kubernetes or torchrun gives it")
 	flags.StringVar(&job.KeyFile, "key-file", "",
 		"file of 32 or more random bytes that all --peers share; optional on one host")
 	flags.DurationVar(&job.Patience, "patience", 8*time.Second,
@@ -60,6 +65,26 @@ func (a *app) train() *cobra.Command {
 		"write initial weights, batches and settings to a folder, to train the same run in PyTorch")
 	flags.BoolVar(&example, "example", false, "print a recipe with every key explained")
 	return cmd
+}
+
+// parsePeers reads --peers, and --self from the launcher's environment where it is not given.
+func parsePeers(cmd *cobra.Command, job *deepwell.TrainJob, peers string) (err error) {
+	if job.Peers, err = hostlist.Expand(peers); err != nil {
+		return usage(cmd, "--peers %q: %v", peers, err)
+	}
+	if len(job.Peers) == 0 || cmd.Flags().Changed("self") {
+		return nil
+	}
+	rank, variable, ok := hostlist.Rank(os.Getenv)
+	switch {
+	case !ok:
+		return usage(cmd, "--peers names %d processes, and nothing tells which of them this is: --self",
+			len(job.Peers))
+	case rank >= len(job.Peers):
+		return usage(cmd, "%s is %d, and --peers names %d processes", variable, rank, len(job.Peers))
+	}
+	job.Self = rank
+	return nil
 }
 
 // shownParams is the number of gradients that a rerun prints: non-finite ones, then the largest.
