@@ -14,8 +14,8 @@ const maxHosts = 1_000_000
 const maxDigits = 9
 
 // Expand expands a list: names are separated by commas, and [a-b,c] in a name stands for each
-// number, with as many digits as a has. A suffix ":7000" behind the last name is for all names that have no
-// port of their own.
+// number, with as many digits as a has. A suffix ":7000" behind the last name is for all names that
+// have no port of their own.
 func Expand(list string) (names []string, err error) {
 	parts, err := split(list)
 	if err != nil {
