@@ -112,7 +112,8 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// Every bf16 becomes f32, but for those whose bits are read.
+// Every bf16 becomes f32, but for those whose bits are read. Constants of bf16 keep bf16's value:
+// unrounded ones put gradients of models with GELU 5e-4 apart.
 func TestWideText(t *testing.T) {
 	text := wideText(`  %0 = stablehlo.constant dense<0xFF80> : tensor<4xbf16>
   %1 = stablehlo.bitcast_convert %0 : (tensor<4xbf16>) -> tensor<4xui16>
@@ -120,6 +121,9 @@ func TestWideText(t *testing.T) {
   %3 = stablehlo.bitcast_convert %f : (tensor<bf16>) -> tensor<2xui8>
   %4 = stablehlo.bitcast_convert %g : (tensor<4xf32>) -> tensor<4xui32>
   %5 = stablehlo.convert %2 : (tensor<4xbf16>) -> tensor<4xf32>
+  %6 = stablehlo.constant dense<4.47149999999999989e-02> : tensor<16x3xbf16>
+  %7 = stablehlo.constant dense<4.47149999999999989e-02> : tensor<16x3xf32>
+  %8 = stablehlo.constant dense<[-0.1, 1.00000000000000000e+00]> : tensor<2xbf16>
 `)
 	want := `  %0 = stablehlo.constant dense<0xFF800000> : tensor<4xf32>
   %w_1 = stablehlo.convert %0 : (tensor<4xf32>) -> tensor<4xbf16>
@@ -130,6 +134,9 @@ func TestWideText(t *testing.T) {
   %3 = stablehlo.bitcast_convert %w_3 : (tensor<bf16>) -> tensor<2xui8>
   %4 = stablehlo.bitcast_convert %g : (tensor<4xf32>) -> tensor<4xui32>
   %5 = stablehlo.convert %2 : (tensor<4xf32>) -> tensor<4xf32>
+  %6 = stablehlo.constant dense<4.46777343750000000e-02> : tensor<16x3xf32>
+  %7 = stablehlo.constant dense<4.47149999999999989e-02> : tensor<16x3xf32>
+  %8 = stablehlo.constant dense<[-1.00097656250000000e-01, 1.00000000000000000e+00]> : tensor<2xf32>
 `
 	if text != want {
 		t.Errorf("%s", text)

@@ -1,8 +1,10 @@
 package replay
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -149,11 +151,15 @@ var (
 	fromBits = regexp.MustCompile(`(?m)^(\s*)%(\S+) = stablehlo.bitcast_convert (%\S+) : ` +
 		`\((tensor<\S*?ui\d+>)\) -> tensor<(\S*?)bf16>`)
 	lowest = regexp.MustCompile(`dense<0xFF80> : tensor<(\S*?)bf16>`)
+	// Constants of bf16: one decimal number for all elements, or a list.
+	constants = regexp.MustCompile(`dense<[^>x]*> : tensor<\S*?bf16>`)
+	decimal   = regexp.MustCompile(`-?\d+(\.\d+)?(e[+-]?\d+)?`)
 )
 
 // wideText computes in f32 what a StableHLO module computes in bf16, but for bits that are read:
-// there, numbers are rounded to bf16 first. Both programs of a pair are treated so, hence they
-// differ by f32 rounding only, and not by where XLA rounds to bf16.
+// there, numbers are rounded to bf16 first. Constants are rounded, too: XLA holds them in bf16
+// before the replay sees them, and GELU's 0.044715 is 8e-4 off there. Both programs of a pair are
+// treated so, hence they differ by f32 rounding only, and not by where XLA rounds to bf16.
 func wideText(text string) string {
 	const kept = "BF_16" // a bf16 that stays one
 	text = toBits.ReplaceAllString(text, "${1}%w_${2} = stablehlo.convert ${3} : "+
@@ -164,6 +170,19 @@ func wideText(text string) string {
 		"tensor<${5}"+kept+">\n${1}%${2} = stablehlo.convert %w_${2} : (tensor<${5}"+kept+
 		">) -> tensor<${5}f32>")
 	text = lowest.ReplaceAllString(text, "dense<0xFF800000> : tensor<${1}f32>")
+	text = constants.ReplaceAllStringFunc(text, func(one string) string {
+		numbers, of, _ := strings.Cut(one, "> : ")
+		return decimal.ReplaceAllStringFunc(numbers, roundedDigits) + "> : " + of
+	})
 	text = strings.ReplaceAll(text, "bf16", "f32")
 	return strings.ReplaceAll(text, kept, "bf16")
+}
+
+// roundedDigits is the bf16 number that is nearest to a decimal one, with all its digits.
+func roundedDigits(digits string) string {
+	v, err := strconv.ParseFloat(digits, 32)
+	if err != nil { // beyond f32; the compiler refuses it as it is
+		return digits
+	}
+	return fmt.Sprintf("%.17e", dtype.F32FromBF16(dtype.BF16FromF32(float32(v))))
 }
