@@ -26,8 +26,8 @@ import (
 // A CompileJob is what to compile, for what.
 type CompileJob struct {
 	Source string // a .mlir file, a program file, a plan, or the name of a model
-	// Seq and Batch are tokens in a sequence, and sequences, of a model's step; 0 are 2,048 and 1.
-	// Files have their own: for them both must be 0.
+	// Seq and Batch are tokens in a sequence, and sequences, of a model's step; 0 are 2,048, or the
+	// model's context if that is less, and 1. Files have their own: for them both must be 0.
 	Seq, Batch   int64
 	Cluster      string         // NxGPU or Nxcpu; "" is the plan's. A plan needs N devices
 	Precision    string         // of linear layers of a plan or a model; "" is the plan's, or bf16

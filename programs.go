@@ -148,7 +148,7 @@ func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, e
 	}
 	p := plan.Default()
 	p.Model, p.Cluster = preset.Name, c.String()
-	p.Seq, p.Batch = cmp.Or(job.Seq, usualSeq), max(1, job.Batch, int64(c.Count))
+	p.Seq, p.Batch = cmp.Or(job.Seq, seqOf(preset.Config)), max(1, job.Batch, int64(c.Count))
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	name := stageNameOf(preset.Name + ".step")
 	if c.Count > 1 {

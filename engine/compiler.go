@@ -67,11 +67,11 @@ func (c *Compiler) Compile(ctx context.Context, m *program.Module, t machine.Clu
 }
 
 // Optimized compiles like Compile, and gives the program as XLA left it, in a format that
-// [hlo.Read] knows.
-func (c *Compiler) Optimized(ctx context.Context, m *program.Module, t machine.Cluster) (
+// [hlo.Read] knows, beside the report.
+func (c *Compiler) Optimized(ctx context.Context, m *program.Module, t machine.Cluster) (r *Report,
 	format string, code []byte, err error) {
-	_, x, err := c.report(ctx, m, t)
-	return x.Format, x.optimized, err
+	r, x, err := c.report(ctx, m, t)
+	return r, x.Format, x.optimized, err
 }
 
 func (c *Compiler) report(ctx context.Context, m *program.Module, t machine.Cluster) (*Report,

@@ -127,7 +127,7 @@ func TestOptimizedProgramOfTheCompiler(t *testing.T) {
 	}
 	var first []byte
 	for range 2 {
-		format, code, err := c.Optimized(t.Context(), selftest.MXFP8(8), cluster)
+		_, format, code, err := c.Optimized(t.Context(), selftest.MXFP8(8), cluster)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,6 +43,7 @@ type order struct {
 
 // An answer has the optimized program, or a result for each code.
 type answer struct {
+	Report  *engine.Report
 	Format  string
 	Code    []byte
 	Results []*Result
@@ -87,8 +88,8 @@ func (c *child) compile(ctx context.Context, q *request) (*answer, error) {
 			return nil, err
 		}
 	}
-	format, code, err := c.gpu.Optimized(ctx, q.Compile, t)
-	return &answer{Format: format, Code: code}, err
+	report, format, code, err := c.gpu.Optimized(ctx, q.Compile, t)
+	return &answer{Report: report, Format: format, Code: code}, err
 }
 
 // A job is an order on its way.

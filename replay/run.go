@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
@@ -55,15 +56,23 @@ func (r *Runner) Close() {
 	}
 }
 
-// Compile compiles a module for a cluster and gives the optimized program, for [Rewrite].
-func (r *Runner) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (format string,
-	code []byte, err error) {
+// Optimized compiles a module for a cluster and gives the compiler's report, and the optimized
+// program, for [Rewrite].
+func (r *Runner) Optimized(ctx context.Context, m *program.Module, t machine.Cluster) (
+	report *engine.Report, format string, code []byte, err error) {
 	a, err := r.ask(ctx, m, &request{Compile: m,
 		Cluster: fmt.Sprintf("%dx%s", t.Count, t.GPU.Name)})
 	if err != nil {
-		return "", nil, err
+		return nil, "", nil, err
 	}
-	return a.Format, a.Code, nil
+	return a.Report, a.Format, a.Code, nil
+}
+
+// Compile is Optimized without the report.
+func (r *Runner) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (format string,
+	code []byte, err error) {
+	_, format, code, err = r.Optimized(ctx, m, t)
+	return format, code, err
 }
 
 // Run runs the reference of a pair and rewritten programs of it on the same inputs, and compares

@@ -64,7 +64,7 @@ func Shrink(c *model.Config, p *plan.Plan) (*Small, error) {
 	}
 	if cluster.CPU() {
 		return nil, diag.New(diag.PlanMisfit, "the plan is for CPU devices, whose programs run as they "+
-			"are").Try("name a cluster of GPUs, such as %dxb200", cluster.Count)
+			"are").Try("--cluster %dxb200, or another GPU", cluster.Count)
 	}
 	s := shrinker{c: c, p: p, model: *c, plan: *p}
 	s.axes()

@@ -1,12 +1,13 @@
 package replay
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"math"
 	"slices"
 	"time"
 
-	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
 )
@@ -21,32 +22,43 @@ type Outcome struct {
 	Wide bool `json:"wide"`
 	// Worst is the result array that is farthest from the reference, and Apart how far, as
 	// [Difference].Relative; [math.MaxFloat64] if an element is NaN. Bound is how far it may be, and
-	// Beyond are the arrays that are farther.
-	Worst  string   `json:"worst,omitempty"`
-	Apart  float64  `json:"apart"`
-	Bound  float64  `json:"bound"`
-	Why    string   `json:"why"` // it is that far
-	Beyond []string `json:"beyond,omitempty"`
-	Arrays int      `json:"arrays"`
-	Exact  int      `json:"exact"` // arrays of equal bits
+	// Beyond are the arrays that are farther, the worst first.
+	Worst  string       `json:"worst,omitempty"`
+	Apart  float64      `json:"apart"`
+	Bound  float64      `json:"bound"`
+	Why    string       `json:"why"` // it is that far
+	Beyond []Difference `json:"beyond,omitempty"`
+	Arrays int          `json:"arrays"`
+	Exact  int          `json:"exact"` // arrays of equal bits
 	// Zeros are arrays that are zero in both programs, and show nothing.
 	Zeros       []string `json:"zeros,omitempty"`
-	Conventions []string `json:"conventions,omitempty"` // that the replay trusted
-	Compile     float64  `json:"compile"`               // seconds of the compile for the GPU
-	Replay      float64  `json:"replay"`                // seconds of the rest
+	Conventions []string `json:"conventions"`     // that the replay trusted
+	Compile     float64  `json:"compile_seconds"` // for the GPU
+	Cached      bool     `json:"compile_cached"`  // the cache had the program
+	Replay      float64  `json:"replay_seconds"`  // all the rest
 	Census      Census   `json:"-"`
+}
+
+// MarshalJSON writes what a reader of [Outcome].Beyond needs. JSON has no infinity.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Name     string  `json:"name"`
+		Apart    float64 `json:"apart"`
+		Unequal  int64   `json:"unequal_elements"`
+		Elements int64   `json:"elements"`
+	}{d.Name, min(d.Relative, math.MaxFloat64), d.Elements - d.Equal, d.Elements})
 }
 
 // Verify compiles a pair's program for its cluster and compares its replay with the reference, in
 // the mode that shows most. Memory that the program allocates holds NaN at first.
 func (r *Runner) Verify(ctx context.Context, p Pair) (*Outcome, error) {
 	start := time.Now()
-	format, code, err := r.Compile(ctx, p.GPU, p.Cluster)
+	report, format, code, err := r.Optimized(ctx, p.GPU, p.Cluster)
 	if err != nil {
 		return nil, err
 	}
 	out := &Outcome{Kind: p.Kind, Program: p.GPU.Name, Devices: len(p.GPU.Devices), Wide: p.Wide(),
-		Compile: time.Since(start).Seconds()}
+		Compile: time.Since(start).Seconds(), Cached: report.Cached}
 	start = time.Now()
 	if out.Census, err = CensusOf(format, code, p.GPU.Mesh); err != nil {
 		return nil, err
@@ -59,7 +71,8 @@ func (r *Runner) Verify(ctx context.Context, p Pair) (*Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	out.Replay, out.Conventions = time.Since(start).Seconds(), m.Conventions
+	out.Replay = time.Since(start).Seconds()
+	out.Conventions = append([]string{}, m.Conventions...) // JSON has a list, be it empty
 	out.judge(p, results[0])
 	return out, nil
 }
@@ -77,7 +90,10 @@ func (o *Outcome) judge(p Pair, r *Result) {
 	}
 	o.Bound, o.Why = bound.Limit, bound.Why
 	o.Arrays, o.Exact = len(r.Arrays), r.Exact()
-	o.Beyond = lists.Map(far, func(d Difference) string { return d.Name })
+	slices.SortStableFunc(far, func(a, b Difference) int {
+		return cmp.Or(cmp.Compare(b.Relative, a.Relative), cmp.Compare(a.Equal, b.Equal))
+	})
+	o.Beyond = far
 	for i, a := range p.Reference.Results {
 		if r.Arrays[i].Norm == 0 && p.Kind != step.Zero && a.Role != program.Stat {
 			o.Zeros = append(o.Zeros, a.Name)

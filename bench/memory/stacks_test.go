@@ -83,7 +83,7 @@ func filled(t *testing.T, c *engine.Compiler, m *program.Module, cl machine.Clus
 	if err != nil {
 		t.Fatal(err)
 	}
-	format, code, err := c.Optimized(t.Context(), m, cl) // in the cache now
+	_, format, code, err := c.Optimized(t.Context(), m, cl) // in the cache now
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,8 @@ func (a *app) compile() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&job.Cluster, "cluster", "",
 		"devices to compile for, such as 8xb200, 64xgb200 or 8xcpu")
-	flags.Int64Var(&job.Seq, "seq", 2048, "tokens per sequence, for a model")
+	flags.Int64Var(&job.Seq, "seq", 2048,
+		"tokens per sequence, for a model; less if its context is shorter")
 	flags.Int64Var(&job.Batch, "batch", 1, "sequences per step, for a model")
 	flags.StringVar(&job.Precision, "precision", "",
 		"precision of linear-layer GEMMs: bf16, mxfp8, nvfp4, or a policy file")

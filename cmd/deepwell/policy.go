@@ -64,7 +64,8 @@ func (a *app) printPolicy(p *precision.Policy, share map[dtype.Format]float64,
 		return err
 	}
 	if job.Output != "" {
-		fmt.Fprintf(a.stdout, "wrote %s · next: precision = %[1]q in run.toml, or --precision %[1]s\n",
+		fmt.Fprintf(a.stdout, "wrote %s · next: precision = %[1]q in run.toml, or compile "+
+			"--precision %[1]s\n",
 			job.Output)
 	}
 	return nil

@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/replay"
 	"github.com/deepwell/deepwell/step"
 )
@@ -23,19 +26,20 @@ func (a *app) verify() *cobra.Command {
 	cmd := documented("verify", &cobra.Command{
 		Args: one("plan or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !byReplay {
-				return usage(cmd, "verify needs a method: --replay")
+			if job.Source = args[0]; !byReplay {
+				return diag.New(diag.BadUsage, "verify needs a method: --replay").
+					Try("deepwell verify --replay %s", job.Source)
 			}
-			job.Source = args[0]
+			text := &verifyText{w: a.stdout}
+			if !a.json {
+				job.Progress = text.progress
+			}
 			done, err := call(a, cmd, (*deepwell.Env).Verify, job)
-			if done == nil || len(done.Programs) == 0 {
+			if done == nil || len(done.Programs)+len(done.Missing) == 0 {
 				return err
 			}
-			if a.print(done); a.json {
-				return err
-			}
-			if printed := a.writeVerify(done); printed != nil {
-				return printed
+			if a.print(done); !a.json {
+				text.end(done, job.Quick)
 			}
 			return err
 		},
@@ -44,89 +48,160 @@ func (a *app) verify() *cobra.Command {
 	flags.BoolVar(&byReplay, "replay", false,
 		"run what XLA compiled for the GPU on CPU devices, and compare every result")
 	flags.BoolVar(&job.Quick, "quick", false, "do not compile the full plan, which can take minutes")
-	flags.StringVar(&job.Cluster, "cluster", "", "cluster of a model, such as 8xb200 (default 1xb200)")
+	flags.StringVar(&job.Cluster, "cluster", "",
+		"cluster, such as 8xb200, instead of the plan's (default 1xb200 for a model)")
 	flags.StringVar(&job.Precision, "precision", "",
-		"precision of linear-layer GEMMs, instead of the plan's: bf16, mxfp8, nvfp4")
+		"precision of linear-layer GEMMs, instead of the plan's: bf16, mxfp8, nvfp4; no policy file")
+	flags.Uint64Var(&job.Seed, "seed", 1, "seed of the inputs")
 	return cmd
 }
 
-// writeVerify prints the programs in a table, the worst array, and how the full plan differs.
-func (a *app) writeVerify(d *deepwell.VerifyResult) error {
+// A verifyText prints a verification while it goes on: rows as programs are done.
+type verifyText struct {
+	w     io.Writer
+	begun bool
+	width int // of the column of programs
+	rows  int // that were printed
+}
+
+// progress prints what is new: the plan and what was made of it, then rows.
+func (t *verifyText) progress(d *deepwell.VerifyResult) {
+	if !t.begun {
+		t.begun = true
+		t.begin(d)
+	}
+	for _, o := range d.Programs[t.rows:] {
+		compile := fmt.Sprintf("%.0f s", o.Compile)
+		if o.Cached {
+			compile = "cached"
+		}
+		t.row(programTitle(o.Program, o.Twins), human.Small(o.Apart), human.Small(o.Bound),
+			fmt.Sprintf("%d of %d", o.Exact, o.Arrays), compile, fmt.Sprintf("%.0f s", o.Replay),
+			cmp.Or(o.Worst, "-"))
+		t.beyond(o)
+	}
+	t.rows = len(d.Programs)
+}
+
+// begin prints the plan, the small one, and the head of the table.
+func (t *verifyText) begin(d *deepwell.VerifyResult) {
 	title := func(cluster, mesh string) string {
 		words := []string{clusterTitle(cluster), mesh}
 		return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), " · ")
 	}
-	w := a.stdout
+	w := t.w
 	fmt.Fprintf(w, "%s · %s · %s\n", d.Model, title(d.Cluster, d.Mesh), d.Precision)
-	fmt.Fprintf(w, "replayed    %s\n", title(d.Small.Cluster, d.Small.Mesh))
-	paragraph(w, "made small", lists.Map(d.Small.Changes, replay.Change.String), " · ")
-	if err := a.table("program\tapart\tbound\tequal bits\tcompile\treplay\tworst array",
-		func(w io.Writer) {
-			for _, o := range d.Programs {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%d of %d\t%.0f s\t%.0f s\t%s\n", programTitle(o),
-					small(o.Apart), small(o.Bound), o.Exact, o.Arrays, o.Compile, o.Replay, worstArray(o))
-			}
-		}); err != nil {
-		return err
+	recomputed := "nothing recomputed"
+	if len(d.Recompute) > 0 {
+		recomputed = "recomputed: " + strings.Join(lists.Map(d.Recompute,
+			func(t ir.Tag) string { return string(t) }), ", ")
 	}
+	fmt.Fprintf(w, "step        seq %d · batch %d · %s\n", d.Seq, d.Batch, recomputed)
+	for _, note := range d.Notes {
+		paragraph(w, "note", strings.Fields(note), " ")
+	}
+	programs := len(d.Programs) + len(d.Missing)
+	fmt.Fprintf(w, "replays     %s · %s, seed %d\n", title(d.Small.Cluster, d.Small.Mesh),
+		human.Count(programs, "program"), d.Seed)
+	changes := lists.Map(d.Small.Changes, replay.Change.String)
+	if d.Small.Windowed > 0 {
+		changes = append(changes, fmt.Sprintf("layers kept: %d windowed, %d full", d.Small.Windowed,
+			d.Small.Full))
+	}
+	paragraph(w, "made small", changes, " · ")
+	fmt.Fprintln(w, "apart is the norm of the difference over the reference's; "+
+		"a bound of 0 asks for equal bits")
+	t.width = len("program")
+	for _, o := range d.Programs {
+		t.width = max(t.width, len([]rune(programTitle(o.Program, o.Twins))))
+	}
+	for _, m := range d.Missing {
+		t.width = max(t.width, len([]rune(programTitle(m.Program, m.Twins))))
+	}
+	t.row("program", "apart", "bound", "equal bits", "compile", "replay", "worst array")
+}
+
+func (t *verifyText) row(program, apart, bound, equal, compile, replay, worst string) {
+	fmt.Fprintf(t.w, "%-*s  %-7s  %-5s  %-10s  %-7s  %-6s  %s\n", t.width, program, apart, bound,
+		equal, compile, replay, worst)
+}
+
+// mostBeyond is how many arrays beyond the bound are printed for a program; JSON has all.
+const mostBeyond = 5
+
+// beyond lists the arrays of a program that are beyond the bound, the worst first.
+func (t *verifyText) beyond(o *replay.Outcome) {
+	for _, f := range o.Beyond[:min(mostBeyond, len(o.Beyond))] {
+		fmt.Fprintf(t.w, "  beyond    %s  %s: %s of %s elements differ\n", human.Small(f.Relative),
+			f.Name, human.Thousands(f.Elements-f.Equal), human.Thousands(f.Elements))
+	}
+	if more := len(o.Beyond) - mostBeyond; more > 0 {
+		fmt.Fprintf(t.w, "  beyond    and %d more; --json lists them\n", more)
+	}
+}
+
+// end prints what a replay trusts, how the full plan differs, and the verdict.
+func (t *verifyText) end(d *deepwell.VerifyResult, quick bool) {
+	t.progress(d)
+	w := t.w
 	for _, o := range d.Programs {
 		if len(o.Zeros) > 0 {
 			paragraph(w, "zeros", append([]string{o.Program + " gives zeros, which show nothing: " +
 				o.Zeros[0]}, o.Zeros[1:]...), ", ")
 		}
 	}
-	paragraph(w, "trusts", d.Conventions, ", ")
-	if d.Full != nil {
+	if len(d.Conventions) > 0 {
+		paragraph(w, "trusts", append([]string{"the conventions " + d.Conventions[0]},
+			d.Conventions[1:]...), ", ")
+	}
+	switch {
+	case d.Full != nil:
 		writeFull(w, d)
+	case quick:
+		fmt.Fprintln(w, "full plan   not compiled (--quick)")
+	default:
+		fmt.Fprintln(w, "full plan   not compared")
 	}
 	fmt.Fprintf(w, "%-11s %s\nreplayed on CPU devices, not run on a GPU; %.0f s\n", "verdict",
 		verdict(d), d.Seconds)
-	return nil
 }
 
-// verdict is the worst array of all.
+// verdict is the worst array of all, or says that it is too early.
 func verdict(d *deepwell.VerifyResult) string {
 	o := d.Worst()
-	if slices.ContainsFunc(d.Programs, func(o *replay.Outcome) bool { return len(o.Beyond) > 0 }) {
+	stopped := fmt.Sprintf("stopped after %d of %s", len(d.Programs),
+		human.Count(len(d.Programs)+len(d.Missing), "program"))
+	switch {
+	case d.Verdict == deepwell.VerdictStopped:
+		return stopped + ", no verdict"
+	case d.Verdict == deepwell.VerdictBeyond && len(d.Missing) > 0:
+		return fmt.Sprintf("%s of %s is beyond its bound; %s", o.Worst, o.Program, stopped)
+	case d.Verdict == deepwell.VerdictBeyond:
 		return fmt.Sprintf("%s of %s is beyond its bound", o.Worst, o.Program)
-	}
-	if o.Worst == "" {
+	case o.Worst == "":
 		return "every result has equal bits"
 	}
 	return fmt.Sprintf("all within their bounds, the worst %s of %s: %s of %s", o.Worst, o.Program,
-		small(o.Apart), small(o.Bound))
+		human.Small(o.Apart), human.Small(o.Bound))
 }
 
 // programTitle is the name of a program, and how many others have the same text.
-func programTitle(o *replay.Outcome) string {
-	if n := len(o.Twins); n > 0 {
-		return fmt.Sprintf("%s + %d alike", o.Program, n)
+func programTitle(name string, twins []string) string {
+	if n := len(twins); n > 0 {
+		return fmt.Sprintf("%s + %d alike", name, n)
 	}
-	return o.Program
-}
-
-// worstArray names the array that is farthest from the reference, and how many break the bound.
-func worstArray(o *replay.Outcome) string {
-	if n := len(o.Beyond); n > 0 {
-		return fmt.Sprintf("%s; %d beyond the bound", o.Worst, n)
-	}
-	return cmp.Or(o.Worst, "-")
-}
-
-// small writes a relative difference.
-func small(x float64) string {
-	switch x {
-	case 0:
-		return "0"
-	case math.MaxFloat64:
-		return "NaN"
-	}
-	return strings.NewReplacer(".0e-0", "e-", "e-0", "e-").Replace(fmt.Sprintf("%.1e", x))
+	return name
 }
 
 // writeFull tells what only the full plan's programs are made of, or only the small ones.
 func writeFull(w io.Writer, d *deepwell.VerifyResult) {
 	f := d.Full
+	fits := "fits"
+	if !f.Fits {
+		fits = "does not fit"
+	}
+	fmt.Fprintf(w, "memory      needs %s of %s, %s; without cuDNN's workspaces\n", event.Size(f.Needs),
+		event.Size(f.Capacity), fits)
 	fmt.Fprintf(w, "full plan   %d programs compiled for %s in %.0f s", f.Programs,
 		clusterTitle(d.Cluster), f.Seconds)
 	if len(f.OnlyFull)+len(f.OnlySmall) == 0 {

@@ -3,6 +3,7 @@ package human
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -106,4 +107,20 @@ func Quote(name string) string {
 		return strconv.Quote(name)
 	}
 	return strconv.Quote(strings.ToValidUTF8(name[:most], "")) + "…"
+}
+
+// Small writes a relative difference or its bound with two digits, or one if the second is 0: 1e-5,
+// 4.5e-4, 0.12, 1.0. [math.MaxFloat64] and
+// infinity stand for NaN.
+func Small(x float64) string {
+	switch {
+	case x == 0:
+		return "0"
+	case x >= math.MaxFloat64:
+		return "NaN"
+	case x >= 0.1 && x < 1000:
+		return fmt.Sprintf("%.*f", max(0, 1-int(math.Floor(math.Log10(x)))), x)
+	}
+	text := strings.Replace(fmt.Sprintf("%.1e", x), ".0e", "e", 1)
+	return strings.NewReplacer("e-0", "e-", "e+0", "e", "e+", "e").Replace(text)
 }

@@ -1,6 +1,9 @@
 package human
 
-import "testing"
+import (
+	"math"
+	"testing"
+)
 
 func TestAmount(t *testing.T) {
 	for x, want := range map[float64]string{206_000: "206k", 2.74e6: "2.74M", 1.5e9: "1.5B", 12: "12"} {
@@ -37,5 +40,15 @@ func TestParameters(t *testing.T) {
 	}
 	if got := Parameters(124_440_000, 1); got != "124.4M" {
 		t.Error(got)
+	}
+}
+
+func TestSmall(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 1e-5: "1e-5", 4.5e-4: "4.5e-4", 1.2e-12: "1.2e-12",
+		2e-2: "2e-2", 0.12: "0.12", 1: "1.0", 12.3: "12", 1e10: "1e10", 2.5e4: "2.5e4",
+		math.MaxFloat64: "NaN"} {
+		if got := Small(x); got != want {
+			t.Errorf("%g is written %q, not %q", x, got, want)
+		}
 	}
 }

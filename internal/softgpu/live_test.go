@@ -47,7 +47,7 @@ func TestLiveProgramsAreTheDryRuns(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			format, code, err := c.Optimized(t.Context(), p.Module, cluster)
+			_, format, code, err := c.Optimized(t.Context(), p.Module, cluster)
 			if err != nil {
 				t.Fatal(err)
 			}
