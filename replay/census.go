@@ -14,10 +14,10 @@ import (
 )
 
 // A Census is what an optimized program is made of, whatever its sizes: opcodes, kinds of fusion,
-// custom calls with their configurations, and collectives with the axes of the mesh that they run
-// along. Each stands once, as a line; lines are sorted. The compiler chooses by size, so a small
-// program need not be made of what a large one is, and what only the large one has was not
-// replayed.
+// custom calls with their configurations, collectives with the axes of the mesh that they run
+// along, loops that run more than once, and slices that step from one iteration to the next. Each
+// stands once, as a line; lines are sorted. The compiler chooses by size, so a small program need
+// not be made of what a large one is, and what only the large one has was not replayed.
 type Census []string
 
 // CensusOf reads the census of an optimized program, in one of the formats that [Rewrite] reads,
@@ -38,6 +38,7 @@ func CensusOf(format string, code []byte, mesh []program.Axis) (Census, error) {
 		}
 		for _, i := range c.list {
 			list = append(list, "opcode "+i.opcode)
+			list = append(list, i.repeats()...)
 			operands := strings.Join(lists.Map(i.operands, func(id int64) string { return types[id] }), ", ")
 			switch {
 			case i.opcode == "fusion":
@@ -99,6 +100,23 @@ func (i *instruction) fusionKind() string {
 	_ = json.Unmarshal(i.config, &c) // without a configuration there is only the kind
 	words := []string{i.fusion, c.Fusion.Kind, c.Fusion.Custom.Name}
 	return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), " ")
+}
+
+// repeats tells of loops and slices whether more than their first iteration says something: how
+// often they repeat is a size.
+func (i *instruction) repeats() (list []string) {
+	var loop loopConfig
+	if i.opcode == "while" && json.Unmarshal(i.config, &loop) == nil && loop.Trips != nil &&
+		loop.Trips.N > 1 {
+		list = append(list, "loop of more than one trip")
+	}
+	var config sliceConfig
+	if json.Unmarshal(i.config, &config) == nil && config.Slice != nil {
+		if _, stride := config.bytes(); stride != 0 {
+			list = append(list, i.opcode+" with a stride")
+		}
+	}
+	return list
 }
 
 // sizes are keys of configurations that hold sizes, choices of the autotuner, or the place of a

@@ -58,6 +58,12 @@ func TestCensus(t *testing.T) {
 	if u := small.Union(other); len(u.Without(small)) != 2 || len(small.Without(u)) != 0 {
 		t.Errorf("union: %q", u)
 	}
+	steps := []string{"dynamic-slice with a stride", "loop of more than one trip"}
+	loop := census(loopProgram(loopConfigText(4, 0, 1), sliceConfigText(36, -12)), nil)
+	one := census(loopProgram(loopConfigText(1, 0, 1), sliceConfigText(36, 0)), nil)
+	if more := loop.Without(one); !slices.Equal(more, steps) {
+		t.Errorf("a loop of 4 trips has %q", more)
+	}
 	if _, err := CensusOf("hlo", []byte("x"), nil); err == nil {
 		t.Error("no error for a damaged program")
 	}

@@ -59,7 +59,7 @@ type simulation struct {
 }
 
 // Bounds of a simulation: iterations of one loop, and instructions of all. Loops over layers are
-// far below them; what is beyond is not checked.
+// far below them. A program beyond them is refused: the rest of it would not be checked.
 const (
 	maxTrips = 1 << 12
 	maxSteps = 1 << 24
@@ -81,7 +81,8 @@ func (s *simulation) run(id int64, args []known) known {
 	have := make(map[int64]known, len(c.list))
 	for _, i := range c.list {
 		if s.steps++; s.steps > maxSteps {
-			return known{}
+			s.refuse(diag.ReplayConfig, "its loops take more than %d steps, and cannot be checked",
+				maxSteps)
 		}
 		s.at = i.name
 		operands := make([]known, len(i.operands))
@@ -249,9 +250,6 @@ func (s *simulation) loop(i *instruction, operands []known) known {
 		s.loops[len(s.loops)-1] = trip
 		more := s.run(condition, []known{state})
 		s.at = i.name
-		if s.steps > maxSteps {
-			return known{}
-		}
 		if !more.is { // of a loop that runs until its data say so, nothing is known in its body
 			if config.Trips != nil {
 				s.refuse(diag.ReplayConfig, "%s runs %d times, which its condition does not show", i.name,
@@ -275,7 +273,8 @@ func (s *simulation) loop(i *instruction, operands []known) known {
 		s.at = i.name
 	}
 	if trip == maxTrips {
-		return known{}
+		s.refuse(diag.ReplayConfig, "%s runs more than %d times, and cannot be checked", i.name,
+			maxTrips-1)
 	}
 	if config.Trips != nil && int64(config.Trips.N) != trip {
 		s.refuse(diag.ReplayConfig, "%s runs %d times; its condition says %d", i.name, config.Trips.N,
@@ -307,6 +306,14 @@ type sliceConfig struct {
 	} `json:"dynamic_slice_config"`
 }
 
+// bytes are the first iteration's offset, and what each further one adds.
+func (c *sliceConfig) bytes() (offset, stride int64) {
+	if l := c.Slice.Linear; l != nil {
+		return int64(l.Offset), int64(l.Stride)
+	}
+	return int64(c.Slice.Offset), int64(c.Slice.Stride)
+}
+
 // checkSlice compares the bytes at which the runtime reads or writes a slice with its indices.
 func (s *simulation) checkSlice(c *computation, i *instruction, operands []known) {
 	var config sliceConfig
@@ -319,11 +326,7 @@ func (s *simulation) checkSlice(c *computation, i *instruction, operands []known
 	if config.Slice == nil {
 		return
 	}
-	says := int64(config.Slice.Offset)
-	stride := int64(config.Slice.Stride)
-	if l := config.Slice.Linear; l != nil {
-		says, stride = int64(l.Offset), int64(l.Stride)
-	}
+	says, stride := config.bytes()
 	if config.Slice.Loop != nil {
 		at := len(s.loops) - 1 - int(*config.Slice.Loop)
 		if at < 0 || at >= len(s.loops) {

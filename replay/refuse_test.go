@@ -74,8 +74,21 @@ func refusedPrograms() map[string]struct {
 		"variable":  {loopProgram(loopConfigText(4, 0, 2), sliceConfigText(36, -12)), diag.ReplayConfig, "by 2"},
 		"offset":    {loopProgram(loopConfigText(4, 0, 1), sliceConfigText(24, -12)), diag.ReplayConfig, "byte 36"},
 		"stride":    {loopProgram(loopConfigText(4, 0, 1), sliceConfigText(36, -8)), diag.ReplayConfig, "byte 24"},
+		"too long":  {countProgram(maxTrips + 1), diag.ReplayConfig, "runs more than 4095 times"},
 		"no config": {loopProgram("{", sliceConfigText(36, -12)), diag.ReplayConfig, "not understood"},
 	}
+}
+
+// countProgram counts to n.
+func countProgram(n int64) []byte {
+	b := newBuilder("count")
+	count := arr(typeS32, nil)
+	body := b.computation("body")
+	bodyID := body.done(body.op("add", count, nil, body.param(0, count), body.scalar(1)))
+	c := b.computation("condition")
+	conditionID := c.done(c.op("compare", arr(typePred, nil), msg(nil).Text(63, "LT").
+		Text(102, "TOTAL"), c.param(0, count), c.scalar(n)))
+	return b.returns(b.op("while", count, msg(nil).Packed(38, bodyID, conditionID), b.scalar(0)))
 }
 
 // What replay does not know is refused by name, with a code of its own.

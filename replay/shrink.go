@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -45,15 +46,20 @@ const (
 	smallAxis    = 2 // devices along an axis
 	// Of a ring of 2 both directions are the same, a sequence in 2 × 2 chunks has no inner ones, and a
 	// pipeline of 2 stages has none that is neither first nor last.
-	longAxis   = 4
-	mostLayers = 12 // of a stage
+	longAxis = 4
+	// Layers of a stage. In a loop over 2, a wrong step from one iteration to the next may go unseen,
+	// and XLA takes up to 2 iterations out of loops that gather parameters a layer ahead: of 4 layers,
+	// the forward pass's loop keeps 3 and the backward pass's 2.
+	leastLayers    = 3
+	gatheredLayers = 4 // with parameters that are gathered for each layer
+	mostLayers     = 12
 )
 
 // Shrink makes a model and its plan small: axes of 2 devices, or 4 of rings, zigzag orders and
-// stages, 16 devices at most; 2 layers for a stage, or as many as show the formats and windows that
-// the stage has; few heads of the same size, with the same number of heads for each KV head if that
-// is possible. Everything that is no size stays: schedule, ZeRO stage, recomputation, offload,
-// types, precision and the order of axes.
+// stages, 16 devices at most; 3 layers for a stage, or 4 if layers are gathered, or as many as show
+// the formats and windows that the stage has; few heads of the same size, with the same number of
+// heads for each KV head if that is possible. Everything that is no size stays: schedule, ZeRO
+// stage, recomputation, offload, types, precision and the order of axes.
 func Shrink(c *model.Config, p *plan.Plan) (*Small, error) {
 	if err := p.Check(c); err != nil {
 		return nil, err
@@ -76,10 +82,25 @@ func Shrink(c *model.Config, p *plan.Plan) (*Small, error) {
 	}
 	s.plan.Cluster = fmt.Sprintf("%dx%s", s.plan.Devices(), cluster.GPU.Name)
 	small := &Small{Model: &s.model, Plan: &s.plan, Changes: s.changes()}
-	if err := small.Model.Check(); err != nil {
+	if err := small.Check(); err != nil {
 		return nil, err
 	}
-	return small, small.Plan.Check(small.Model)
+	return small, nil
+}
+
+// Check finds sizes that do not fit. The error is about the small plan, whose sizes nobody wrote,
+// and has no advice.
+func (s *Small) Check() error {
+	err := s.Model.Check()
+	if err == nil {
+		err = s.Plan.Check(s.Model)
+	}
+	if err == nil {
+		return nil
+	}
+	e := diag.From(err)
+	return diag.New(e.Code, "made small, the plan cannot be replayed: %s", e.What).
+		Because("sizes became %s", strings.Join(lists.Map(s.Changes, Change.String), ", "))
 }
 
 // A shrinker has a model and a plan, and copies that become small.
@@ -127,7 +148,11 @@ func (s *shrinker) batch() {
 		whole *= s.p.Size(plan.TensorAxis)
 		of = q.Size(plan.TensorAxis)
 	}
-	q.Seq = small * of * shrunk(s.p.Seq/whole, smallSeq/of)
+	part := shrunk(s.p.Seq/whole, smallSeq/of)
+	for n := q.Block(); n > 0 && of*part%n != 0; {
+		part++ // a chunk is whole blocks that share a scale
+	}
+	q.Seq = small * of * part
 
 	stages := q.Size(plan.PipelineAxis)
 	q.Microbatches = min(s.p.Microbatches, 2*stages)
@@ -187,8 +212,9 @@ func shrunk(n, base int64) int64 {
 	return base + (n-base)%aligned
 }
 
-// layers sets the depth: for each stage 2 layers, or as many as it takes until the first stages,
-// the last and those between have the runs of formats and windows that the full model's have.
+// layers sets the depth: for each stage the least number of layers, or as many as it takes until
+// the first stages, the last and those between have the runs of formats and windows that the full
+// model's have. Where runs are too long or too many, a stage gets a few layers of every kind.
 func (s *shrinker) layers() error {
 	full, err := patterns(s.c, s.p)
 	if err != nil {
@@ -196,8 +222,12 @@ func (s *shrinker) layers() error {
 	}
 	stages := int64(len(s.plan.Stages(1 << 20)))
 	most := max(1, s.c.Layers/int64(len(s.p.Stages(s.c.Layers))))
-	for n := min(2, most); ; n++ {
-		last := n >= min(mostLayers, most)
+	least := int64(leastLayers)
+	if s.p.Size(plan.FSDPAxis) > 1 && s.p.FSDP.Zero == 3 && s.p.FSDP.Gather != plan.GatherStep {
+		least = gatheredLayers
+	}
+	least = min(least, most)
+	for n := least; n <= max(least, min(mostLayers, most)); n++ {
 		s.setLayers(n * stages)
 		got, err := patterns(&s.model, &s.plan)
 		if err != nil {
@@ -206,17 +236,32 @@ func (s *shrinker) layers() error {
 		if slices.Equal(got, full) {
 			return nil
 		}
-		if last {
-			s.setLayers(min(2, most) * stages)
-			return nil
-		}
 	}
+	s.setLayers(least * stages)
+	if s.c.Windowed != nil {
+		n := min(least+2, most)
+		s.setLayers(n * stages)
+		s.model.Windowed = slices.Repeat(s.windows(n), int(stages))
+	}
+	return nil
 }
 
 func (s *shrinker) setLayers(n int64) {
 	if s.model.Layers = min(n, s.c.Layers); s.c.Windowed != nil {
 		s.model.Windowed = s.c.Windowed[:s.model.Layers]
 	}
+}
+
+// windows says which layers of a small stage of n layers have a window: as in the full model's
+// first n, but for the one before the last if all of them are of one kind and the model has both.
+// So one run follows another in both orders.
+func (s *shrinker) windows(n int64) []bool {
+	list := slices.Clone(s.c.Windowed[:n])
+	if other := !list[0]; n > 1 && !slices.Contains(list, other) &&
+		slices.Contains(s.c.Windowed, other) {
+		list[max(1, n-2)] = other
+	}
+	return list
 }
 
 // patterns describe the distinct stages, sorted: the runs of equal layers, each of one layer or of
@@ -274,6 +319,9 @@ func (s *shrinker) changes() (list []Change) {
 	}
 	add("virtual", s.p.PP.Virtual, s.plan.PP.Virtual)
 	add("layers", s.c.Layers, s.model.Layers)
+	if s.c.Windowed != nil {
+		add("layers with full attention", fullAttention(s.c), fullAttention(&s.model))
+	}
 	add("hidden", s.c.Hidden, s.model.Hidden)
 	add("heads", s.c.Heads, s.model.Heads)
 	add("KV heads", s.c.KVHeads, s.model.KVHeads)
@@ -285,4 +333,9 @@ func (s *shrinker) changes() (list []Change) {
 	add("batch", s.p.Batch, s.plan.Batch)
 	add("microbatches", s.p.Microbatches, s.plan.Microbatches)
 	return list
+}
+
+// fullAttention is the number of layers without a window.
+func fullAttention(c *model.Config) int64 {
+	return int64(len(lists.Filter(c.Windowed, func(w bool) bool { return !w })))
 }

@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
@@ -40,24 +41,24 @@ var shrinkRows = []struct {
 	layers      int64
 	heads, kv   int64
 }{
-	{"one device", "llama3.1-8b", func(*plan.Plan) {}, "", 2, 8, 2},
+	{"one device", "llama3.1-8b", func(*plan.Plan) {}, "", 3, 8, 2},
 	{"405b: three axes, one KV head on a device", "llama3.1-405b", func(p *plan.Plan) {
 		p.DP, p.FSDP.Size, p.TP = 16, 128, plan.TP{Size: 8, Sequence: true, Overlap: true}
 		p.Microbatches = 1
-	}, "dp 2, fsdp 2 zero 3, tp 2", 2, 32, 2},
+	}, "dp 2, fsdp 2 zero 3, tp 2", 4, 32, 2},
 	{"copied KV heads", "llama3.1-8b", func(p *plan.Plan) {
 		p.TP = plan.TP{Size: 16, Sequence: true}
-	}, "tp 2", 2, 4, 1},
+	}, "tp 2", 3, 4, 1},
 	{"ring", "llama3.1-8b", func(p *plan.Plan) { p.CP = plan.CP{Size: 8, Kind: "ring"} },
-		"cp 4", 2, 8, 2},
+		"cp 4", 3, 8, 2},
 	{"zigzag of two", "llama3.1-8b", func(p *plan.Plan) {
 		p.CP = plan.CP{Size: 2, Kind: "gather", Balance: true}
-	}, "cp 2", 2, 8, 2},
+	}, "cp 2", 3, 8, 2},
 	{"gather", "llama3.1-8b", func(p *plan.Plan) { p.CP = plan.CP{Size: 8, Kind: "gather"} },
-		"cp 2", 2, 8, 2},
+		"cp 2", 3, 8, 2},
 	{"stages between the first and the last", "llama3.1-70b", func(p *plan.Plan) {
 		p.FSDP.Size, p.PP = 16, plan.PP{Size: 4, Schedule: "1f1b"}
-	}, "fsdp 2 zero 3, pp 4", 8, 16, 2},
+	}, "fsdp 2 zero 3, pp 4", 16, 16, 2},
 	{"virtual stages", "llama3.1-70b", func(p *plan.Plan) {
 		p.FSDP = plan.FSDP{Size: 4, Zero: 2, Gather: plan.GatherStep}
 		p.PP = plan.PP{Size: 8, Virtual: 5, Schedule: "interleaved"}
@@ -65,11 +66,22 @@ var shrinkRows = []struct {
 	{"sixteen devices at most", "llama3.1-70b", func(p *plan.Plan) {
 		p.DP, p.FSDP.Size, p.TP = 2, 4, plan.TP{Size: 4, Sequence: true}
 		p.CP, p.PP = plan.CP{Size: 4, Kind: "ring"}, plan.PP{Size: 4, Schedule: "zb-h1"}
-	}, "fsdp 2 zero 3, tp 2, cp 2, pp 2", 4, 32, 4},
+	}, "fsdp 2 zero 3, tp 2, cp 2, pp 2", 8, 32, 4},
 	{"the last layers are in bf16", "llama3.1-8b", func(p *plan.Plan) {
 		p.Precision = "nvfp4"
 	}, "", 7, 8, 2},
-	{"all layers are alike", "llama3.1-8b", func(p *plan.Plan) { p.Precision = "mxfp8" }, "", 2, 8, 2},
+	{"five windows and one without", "gemma3-1b", func(p *plan.Plan) {
+		p.Seq, p.FSDP.Size = 4096, 8
+	}, "fsdp 2 zero 3", 6, 4, 1},
+	{"windows in a pipeline", "gemma3-1b", func(p *plan.Plan) {
+		p.Seq, p.PP = 4096, plan.PP{Size: 4, Schedule: "1f1b"}
+	}, "pp 4", 20, 4, 1},
+	{"chunks of 160 tokens and blocks of 32", "llama3.1-70b", func(p *plan.Plan) {
+		p.Seq, p.Precision = 2560, "mxfp8"
+		p.TP = plan.TP{Size: 8, Sequence: true, Overlap: true}
+		p.CP = plan.CP{Size: 8, Kind: "gather", Balance: true}
+	}, "tp 2, cp 4", 3, 16, 2},
+	{"all layers are alike", "llama3.1-8b", func(p *plan.Plan) { p.Precision = "mxfp8" }, "", 3, 8, 2},
 }
 
 // A small plan has every axis of the full one and the same words, fits its small model, and is the
@@ -96,6 +108,9 @@ func TestShrink(t *testing.T) {
 			if same.String() != full.String() || s.Model.HeadDim != c.HeadDim {
 				t.Errorf("more than sizes differ:\n%s\n%s", full, s.Plan)
 			}
+			if !sameKinds(c, s.Model) || s.Plan.Seq/s.Plan.CP.Chunks()%max(1, s.Plan.Block()) != 0 {
+				t.Errorf("windows %v of %v, seq %d", s.Model.Windowed, c.Windowed, s.Plan.Seq)
+			}
 			again, err := Shrink(s.Model, s.Plan)
 			if err != nil || len(again.Changes) > 0 {
 				t.Errorf("shrunk again: %v, %v", again, err)
@@ -108,6 +123,24 @@ func TestShrink(t *testing.T) {
 	}
 }
 
+// sameKinds says that both models have layers with a window, and without, if one of them has.
+func sameKinds(a, b *model.Config) bool {
+	return slices.Contains(a.Windowed, true) == slices.Contains(b.Windowed, true) &&
+		slices.Contains(a.Windowed, false) == slices.Contains(b.Windowed, false)
+}
+
+// An error about the small plan says so: its sizes are nobody's.
+func TestSmallPlanErrors(t *testing.T) {
+	s, err := Shrink(preset(t, "llama3.1-70b"), planOf(func(p *plan.Plan) { p.CP.Size = 2 }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Plan.Seq++
+	if err := s.Check(); err == nil || !strings.Contains(err.Error(), "made small") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // Every change of a size is reported, sizes keep their alignment, and a model that is small already
 // stays as it is.
 func TestShrinkReportsChanges(t *testing.T) {
@@ -116,7 +149,7 @@ func TestShrinkReportsChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"tp 8 → 2", "layers 126 → 2", "heads 128 → 32", "KV heads 8 → 2",
+	for _, want := range []string{"tp 8 → 2", "layers 126 → 3", "heads 128 → 32", "KV heads 8 → 2",
 		"hidden 16384 → 384", "seq 8192 → 256"} {
 		if !slices.ContainsFunc(s.Changes, func(c Change) bool { return c.String() == want }) {
 			t.Errorf("%q is not among %v", want, s.Changes)
