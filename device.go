@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
@@ -15,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -131,6 +134,11 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	if r.engine, err = engine.Open(ctx, r.devices.engine, o); err != nil {
 		return cmp.Or(r.lost(), err)
 	}
+	if r.devices.gpus != nil && slices.ContainsFunc(r.program.List, callsCuDNN) {
+		if err := r.engine.CheckCuDNN(); err != nil {
+			return err
+		}
+	}
 	switch {
 	case shared:
 		return r.watchClient()
@@ -139,6 +147,9 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 	}
 	return err
 }
+
+// callsCuDNN reports whether a program has a call of cuDNN.
+func callsCuDNN(p *step.Program) bool { return strings.Contains(p.Module.Text, "__cudnn$") }
 
 // joinClient meets the other processes of a run on GPUs: all of them share one client, and find
 // each other through the store of process 0.

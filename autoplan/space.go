@@ -176,7 +176,8 @@ func (j *Job) context(cp int64) plan.CP {
 		if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 			elem = dtype.F32
 		}
-		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, ring)
+		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, ring,
+			false)
 		if kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a); kernel == kernels.CuDNN {
 			return ring
 		}

@@ -21,6 +21,7 @@ type Sharding struct {
 	TP, CP            int64
 	Sequence, Overlap bool
 	Ring, Balance     bool
+	Plain             bool // attention
 	Params            dtype.DType
 	Again             Tags
 }
@@ -178,7 +179,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	if g := b.losses[c]; g != nil {
 		return g, nil
 	}
-	shape := model.Shape{Batch: c.Rows, Seq: c.Seq}
+	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
 	shape.Documents, _ = b.set.Documents()
 	g, err := b.model.Graph(shape)

@@ -68,7 +68,7 @@ type Engine struct {
 	version  string
 	digest   string
 	platform string
-	dataDir  string // of CUDA's ptxas and libdevice
+	bundle   *plugin.Bundle
 	plugin   *pjrt.Plugin
 	client   *pjrt.Client
 	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
@@ -97,7 +97,7 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{name: name, dataDir: bundle.DataDir, version: bundle.Version, digest: bundle.Digest,
+	e := &Engine{name: name, bundle: bundle, version: bundle.Version, digest: bundle.Digest,
 		platform: platformOf(name), plugin: p, cache: newCache(o), environ: variables,
 		events: o.Events}
 	if e.events == nil {

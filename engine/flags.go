@@ -55,7 +55,7 @@ func (e *Engine) options(m *program.Module) pjrt.CompileOptions {
 	if e.platform != "cuda" {
 		return o
 	}
-	o.Flags = gpuFlags(e.Arch(), e.dataDir)
+	o.Flags = gpuFlags(e.Arch(), e.bundle.DataDir)
 	// What the user allowed in XLA_FLAGS counts: options of a compile would win over it.
 	maps.DeleteFunc(o.Flags, func(name string, _ any) bool {
 		return strings.Contains(e.environ.Recorded()["XLA_FLAGS"], name+"=")

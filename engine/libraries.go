@@ -40,6 +40,23 @@ func loadToRun(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bun
 	return p, bundle, findLibraries(bundle)
 }
 
+// CheckCuDNN returns an error if cuDNN does not open on the GPUs of this process: programs with its
+// calls would be compiled, and fail as they run.
+func (e *Engine) CheckCuDNN() error {
+	const soname = "libcudnn.so.9"
+	path := e.bundle.Library(soname)
+	if path == "" {
+		path = soname
+	}
+	err := pjrt.OpenCuDNN(path)
+	if err == nil {
+		return nil
+	}
+	return diag.New(diag.LibraryMissing, "cuDNN does not open on this host's GPUs").At("%s", path).
+		Wrap(err).Try("deepwell engine install %s; or attention without it: a plan with"+
+		" \"attention\": \"plain\"", runEngine)
+}
+
 // findLibraries returns an error for the first library that neither the engine nor the host has.
 func findLibraries(bundle *plugin.Bundle) error {
 	for _, l := range libraries {

@@ -290,7 +290,8 @@ func (e *Estimator) kernel(c *sharding, windowed bool) string {
 	if c.ring {
 		how.Kind = "ring"
 	}
-	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, how))
+	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, how,
+		c.plain))
 	return kernel
 }
 

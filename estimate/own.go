@@ -28,7 +28,7 @@ var noBill = cost.TagsOf([]ir.Tag{ir.Embed, ir.Router, ir.Experts})
 func (e *Estimator) bill(c *sharding, p *priced) error {
 	b, err := e.book.Bill(cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Sequence: c.sequence, Overlap: c.overlap && c.tensor > 1, Ring: c.ring, Balance: c.balance,
-		Params: c.params, Again: c.again &^ noBill})
+		Plain: c.plain, Params: c.params, Again: c.again &^ noBill})
 	if err != nil {
 		return err
 	}

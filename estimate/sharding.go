@@ -20,6 +20,7 @@ type sharding struct {
 	fsdp, fsdpAt                  int64 // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
 	ring, balance                 bool
+	plain                         bool // attention
 	offload                       bool
 	again                         cost.Tags
 	params                        dtype.DType
@@ -83,6 +84,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
 	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
+	l.plain = p.PlainAttention()
 	l.again = cost.TagsOf(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
 	if !e.cluster.CPU() { // a CPU device has no other memory to offload to

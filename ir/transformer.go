@@ -431,13 +431,15 @@ type Attention struct {
 	// OperandType is the element type that q, k, v and the probabilities are rounded to before each
 	// matmul; Invalid means no rounding.
 	OperandType dtype.DType
+	// Plain asks for no kernel of its own where a target has one.
+	Plain bool
 }
 
 // Attend gives softmax(scale q·k) v for each query. Several query heads may share a key head.
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.OperandType),
 		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
-		"placed": how.Places != nil}
+		"placed": how.Places != nil, "plain": how.Plain}
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)

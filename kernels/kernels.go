@@ -82,6 +82,7 @@ type Attention struct {
 	// and values travel around a ring; Balanced, that a device has a shard from the front and one from
 	// the back, to even out a causal mask.
 	Part, Ring, Balanced bool
+	Plain                bool // the plan asks for it
 }
 
 // Attention chooses the kernel of an attention, and says why.
@@ -105,7 +106,7 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
 		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
 		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",
-		Balanced: op.Attrs.Bool("balanced")}
+		Balanced: op.Attrs.Bool("balanced"), Plain: op.Attrs.Bool("plain")}
 	kernel, why = s.Attention(a)
 	names := ir.Names(q.Dims)
 	batched := len(names) == 4 && slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim})
@@ -119,6 +120,8 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 // in XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
 func (s *Selector) againstCuDNN(a Attention) string {
 	switch {
+	case a.Plain:
+		return "the plan says plain attention"
 	case !slices.Contains([]string{"sm_90", "sm_100", "sm_103", "sm_120"}, s.arch):
 		return fmt.Sprintf("not tried on %s", s.arch)
 	case a.Elem != dtype.BF16 && a.Elem != dtype.F16:

@@ -63,8 +63,8 @@ func (s *Selector) Documents() (bool, string) {
 // Planned is the attention of a model's layers, with a window or without, in an element type, under
 // a plan's context parallelism. It predicts what package spmd writes into the plan's graph, so that
 // its kernel can be priced before there is a graph.
-func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP) Attention {
-	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0}
+func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, plain bool) Attention {
+	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0, Plain: plain}
 	if c.MLA != nil {
 		a.Head = c.MLA.NoPE + c.MLA.Rope
 	}

@@ -32,6 +32,8 @@ type Shape struct {
 	// MatmulType is the type that matmul operands are rounded to; Invalid keeps Elem. Elem f32 with
 	// MatmulType bf16 is autocast: everything but the matmuls is f32.
 	MatmulType dtype.DType
+	// PlainAttention asks for attention without a kernel of its own.
+	PlainAttention bool
 	// Documents adds the input segments [B, S]: a sequence may pack several documents, which do not
 	// attend to each other.
 	Documents bool
@@ -70,8 +72,9 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 			Try("use sequences of at most %d tokens", c.Context)
 	}
 	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, matmulType: s.MatmulType,
-		rows: []ir.Dim{{Name: ir.Batch, Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
-		at:   map[string]*ir.Value{}, documents: s.Documents}
+		plainAttention: s.PlainAttention,
+		rows:           []ir.Dim{{Name: ir.Batch, Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
+		at:             map[string]*ir.Value{}, documents: s.Documents}
 	if m.matmulType == m.elem {
 		m.matmulType = dtype.Invalid
 	}
@@ -87,8 +90,9 @@ type maker struct {
 	at   map[string]*ir.Value // parameters by name
 	err  error                // of a body
 
-	matmulType dtype.DType // of matmul operands, Invalid for elem
-	documents  bool        // a sequence may pack several documents
+	matmulType     dtype.DType // of matmul operands, Invalid for elem
+	documents      bool        // a sequence may pack several documents
+	plainAttention bool
 }
 
 // tokenInfo has the inputs of a batch that every layer takes: positions and document numbers [B,
@@ -172,7 +176,8 @@ func rounded(x float64, elem dtype.DType) float64 {
 // are stacked along the layer dimension, positions and documents are the same in every iteration.
 func (m *maker) repeat(s segment, params []Param, x *ir.Value, at tokenInfo) *ir.Value {
 	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, matmulType: m.matmulType,
-		at: map[string]*ir.Value{}}
+		plainAttention: m.plainAttention,
+		at:             map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
 	var stacks []*ir.Value
 	for _, p := range params {
@@ -231,7 +236,7 @@ func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 			q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
 		}
 		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap,
-			OperandType: m.matmulType}
+			OperandType: m.matmulType, Plain: m.plainAttention}
 		if s.windowed {
 			how.Window = c.Window
 		}

@@ -52,6 +52,7 @@ func (r reader) fields(p *Plan) []field {
 	return []field{
 		r.count("batch", &p.Batch),
 		r.text("cluster", &p.Cluster),
+		r.word("attention", &p.Attention, attentions),
 		r.axis("cp", &p.CP.Size, r.flag("balance", &p.CP.Balance),
 			r.word("kind", &p.CP.Kind, contexts)),
 		r.count("dp", &p.DP),

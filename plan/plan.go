@@ -54,6 +54,8 @@ type Plan struct {
 	// Precision is the format of linear-layer GEMMs: bf16, fp8, mxfp8 or nvfp4. Empty means the type
 	// of the parameters.
 	Precision string `json:"precision,omitempty"`
+	// Attention is "plain", or empty: the fastest kernel that the GPU has for it.
+	Attention string `json:"attention,omitempty"`
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
@@ -110,8 +112,13 @@ const (
 	GatherStep       = "step"       // once a step
 )
 
+// plainAttention is attention by GEMMs and a softmax that are written out, which needs no cuDNN and
+// stores all scores.
+const plainAttention = "plain"
+
 // The words of a plan.
 var (
+	attentions = []string{plainAttention}
 	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
 	contexts   = []string{"gather", "ring"}
 	offloads   = []string{Activations, OptimizerState}
@@ -132,6 +139,9 @@ const (
 	Activations    = "activations"
 	OptimizerState = "optimizer"
 )
+
+// PlainAttention reports whether the plan asks for attention without a kernel of its own.
+func (p *Plan) PlainAttention() bool { return p != nil && p.Attention == plainAttention }
 
 // Offloads reports whether something is offloaded to host memory; a nil plan offloads nothing.
 func (p *Plan) Offloads(what string) bool {

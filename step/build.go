@@ -109,7 +109,8 @@ func (b *builder) check() error {
 		return diag.New(diag.NotSupported, "a model cannot be trained in %s", r.Precision).
 			Try("f32 or bf16")
 	}
-	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq)}
+	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq),
+		PlainAttention: b.Spec.Plan.PlainAttention()}
 	// Whether attention stays within the documents of a packed sequence depends on the kernel.
 	apart, why := b.kernels.Documents()
 	if b.Shape.Documents = apart; apart {

@@ -74,6 +74,8 @@ func TestTrainOnGPUs(t *testing.T) {
 		{"small GPU", gpus(softgpu.Options{Memory: 1 << 20}), nil, 3, "DW2107 a GPU needs"},
 		{"failing GPU", gpus(softgpu.Options{Memory: 64 << 20,
 			Fail: softgpu.Failure{Launch: 40, Result: 719}}), nil, 5, "DW2109 "},
+		{"no cuDNN", one, []string{"--set", "precision=bf16"}, 1,
+			"DW2014 cuDNN does not open on this host's GPUs"},
 		{"uncorrectable memory", gpus(softgpu.Options{Memory: 64 << 20,
 			Fail: softgpu.Failure{Launch: 40, Result: 214}}), nil, 5, "DW2109 "},
 	} {

@@ -292,7 +292,8 @@ func (g *gradient) sharded() bool { return g.w.sharded }
 // plain reports whether some layer's attention does not use cuDNN.
 func (g *gradient) plain() bool {
 	p := g.p
-	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP)
+	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP,
+		g.plan.PlainAttention())
 	kernel, _ := p.set.Attention(a)
 	return kernel != kernels.CuDNN
 }

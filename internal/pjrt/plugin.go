@@ -116,6 +116,31 @@ func Preload(soname string) error {
 	})
 }
 
+// OpenCuDNN opens cuDNN at a path on the present GPU and closes it again, and returns cuDNN's
+// reason if it cannot.
+func OpenCuDNN(path string) error {
+	library, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	if err != nil {
+		return err
+	}
+	var create, destroy func(unsafe.Pointer) int32
+	var text func(int32) string
+	for name, fn := range map[string]any{"cudnnCreate": &create, "cudnnDestroy": &destroy,
+		"cudnnGetErrorString": &text} {
+		address, err := purego.Dlsym(library, name)
+		if err != nil {
+			return err
+		}
+		purego.RegisterFunc(fn, address)
+	}
+	var handle unsafe.Pointer
+	if status := create(unsafe.Pointer(&handle)); status != 0 {
+		return fmt.Errorf("cudnnCreate: %s", text(status))
+	}
+	_ = destroy(handle)
+	return nil
+}
+
 func loadError(lib string, err error) error {
 	return diag.New(diag.EngineLoad, "cannot load %s", filepath.Base(lib)).At("%s", lib).Wrap(err).
 		Try("deepwell doctor")
