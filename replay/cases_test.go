@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -14,18 +15,39 @@ import (
 // gpu is what cases are compiled for: the architecture is sm_100.
 const gpu = "b200"
 
+// A modelRow is a small model. Its config has a %d for the number of layers.
+type modelRow struct {
+	name, config string
+	// formats and plans, by name, are those that the model is replayed in; nil are all. Of a model
+	// with plans, gradients alone are replayed, and one of them belongs to CI's selection.
+	formats, plans []string
+}
+
 // models are small siblings of Llama and Qwen3. No two sizes that meet in a program are equal, so
 // that a transposed or swapped operand does not fit: width 256, sequences of 128, MLPs of 640 and
-// 384; queries of Qwen3 are wider than its hidden state, and normalized.
-var models = []struct{ name, config string }{
-	{"llama", `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
+// 384; queries of Qwen3 are wider than its hidden state, and normalized. GPT-2 adds constants of
+// bf16 in its GELU, biases, of which the keys' has no gradient, and learned positions; Gemma 2 a
+// scaled embedding, soft caps and windows.
+var models = []modelRow{
+	{name: "llama", config: `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
 "intermediate_size": 640, "num_hidden_layers": %d, "num_attention_heads": 4,
 "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
 "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}`},
-	{"qwen3", `{"model_type": "qwen3", "vocab_size": 448, "hidden_size": 256,
+	{name: "qwen3", config: `{"model_type": "qwen3", "vocab_size": 448, "hidden_size": 256,
 "intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 8,
 "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
 "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true}`},
+	{name: "gpt2", config: `{"model_type": "gpt2", "vocab_size": 448, "n_embd": 256,
+"n_inner": 640, "n_layer": %d, "n_head": 4, "n_positions": 512, "layer_norm_epsilon": 1e-5,
+"activation_function": "gelu_new", "tie_word_embeddings": true}`,
+		formats: []string{"bf16"}, plans: []string{"one", "fsdp8", "tp2 fsdp4"}},
+	{name: "gemma2", config: `{"model_type": "gemma2", "vocab_size": 448, "hidden_size": 256,
+"intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 8,
+"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+"query_pre_attn_scalar": 48, "sliding_window": 32, "attn_logit_softcapping": 50.0,
+"final_logit_softcapping": 30.0, "rope_theta": 10000.0,
+"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true}`,
+		formats: []string{"bf16"}, plans: []string{"one", "fsdp8"}},
 }
 
 // formats are the precisions of linear layers.
@@ -76,10 +98,19 @@ func (c testCase) String() string {
 	return fmt.Sprintf("%s %s, %s, %s", c.model, c.format, c.plan, c.pair.GPU.Name)
 }
 
+// has reports whether the model is replayed in a format and a plan.
+func (m modelRow) has(format, plan string) bool {
+	listed := func(list []string, one string) bool { return list == nil || slices.Contains(list, one) }
+	return listed(m.formats, format) && listed(m.plans, plan)
+}
+
+func modelNamed(name string) modelRow {
+	return lists.Find(models, func(m modelRow) bool { return m.name == name })
+}
+
 // cases builds the programs of one combination.
 func cases(m, format string, row planRow) ([]testCase, error) {
-	text := lists.Find(models, func(r struct{ name, config string }) bool { return r.name == m }).config
-	c, err := model.Parse(fmt.Appendf(nil, text, row.layers))
+	c, err := model.Parse(fmt.Appendf(nil, modelNamed(m).config, row.layers))
 	if err != nil {
 		return nil, err
 	}

@@ -15,12 +15,17 @@ import (
 type Difference struct {
 	Name  string
 	Shape dtype.Shape // of the global array, as the program has it
-	// Relative is the Frobenius norm of the difference over the reference's. Of bytes, which may be
-	// codes of any format, it is the share that differs. It is +Inf if an element is NaN.
+	// Relative is the Frobenius norm of the difference over the reference's, or over Against. Of
+	// bytes, which may be codes of any format, it is the share that differs. It is +Inf if an element
+	// is NaN.
 	Relative float64
-	Elements int64 // of all shards
-	Equal    int64 // elements of equal bits
-	NaN      int64 // elements that are NaN here or there
+	// Against is the norm that the array would have at the typical size of the program's gradients,
+	// where the reference's own is only rounding noise; else 0.
+	Against  float64
+	Apart    float64 // the Frobenius norm of the difference
+	Elements int64   // of all shards
+	Equal    int64   // elements of equal bits
+	NaN      int64   // elements that are NaN here or there
 	// Norm is the Frobenius norm of the reference's result. Two programs that give zeros agree, but
 	// show nothing.
 	Norm float64
@@ -78,6 +83,9 @@ func (r *Result) String() string {
 		if d.NaN > 0 {
 			fmt.Fprintf(&b, ", %d are NaN", d.NaN)
 		}
+		if d.Against > 0 {
+			b.WriteString(", noise: against the size of other gradients")
+		}
 		b.WriteByte('\n')
 	}
 	return b.String()
@@ -104,7 +112,7 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 			size += w[j] * w[j]
 		}
 	}
-	d.Norm = math.Sqrt(size)
+	d.Norm, d.Apart = math.Sqrt(size), math.Sqrt(apart)
 	switch {
 	case d.NaN > 0:
 		d.Relative = math.Inf(1)
@@ -112,7 +120,7 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 	case t == dtype.U8:
 		d.Relative = float64(d.Elements-d.Equal) / float64(d.Elements)
 	default:
-		d.Relative = math.Sqrt(apart) / d.Norm
+		d.Relative = d.Apart / d.Norm
 	}
 	if math.IsNaN(d.Relative) { // infinities that differ
 		d.Relative = math.Inf(1)

@@ -90,6 +90,51 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// A gradient that is zero by mathematics is noise in both programs, and is compared against the size
+// of the other gradients: noise passes, and 1e-3 of that size is beyond the bound, as is NaN. Other
+// arrays are compared with themselves, however small.
+func TestNoiseIsComparedAgainstOtherGradients(t *testing.T) {
+	f32 := func(x ...float64) [][]byte { return [][]byte{dtype.F32.Append(nil, x...)} }
+	for _, row := range []struct {
+		name      string
+		role      program.Role
+		got, want float64
+		against   bool
+		relative  float64
+	}{
+		{"noise", program.Gradient, 3e-8, -2e-8, true, 5e-8},
+		{"zero", program.Gradient, 2e-8, 0, true, 2e-8},
+		{"wrong", program.Gradient, 1e-3, 2e-8, true, 1e-3},
+		{"NaN", program.Gradient, math.NaN(), 2e-8, false, math.Inf(1)},
+		{"infinite", program.Gradient, math.Inf(1), 2e-8, true, math.Inf(1)},
+		{"small and right", program.Gradient, 1e-4, 1e-4, false, 0},
+		{"small and wrong", program.Gradient, 1.1e-4, 1e-4, false, 0.1},
+		{"lost", program.Gradient, 0, 1e-4, false, 1},
+		{"no gradient", program.Stat, 3e-8, 2e-8, false, 0.5},
+	} {
+		results := []program.Array{{Role: program.Loss}, {Role: program.Gradient}, {Role: row.role}}
+		r := &Result{Arrays: []Difference{compare("loss", dtype.F32, f32(9), f32(9)),
+			compare("g.w", dtype.F32, f32(slices.Repeat([]float64{1}, 99)...),
+				f32(slices.Repeat([]float64{1}, 99)...)),
+			compare("g.b", dtype.F32, f32(row.got), f32(row.want))}}
+		r.weigh(results, wideNoise)
+		d := r.Arrays[2]
+		far := d.Relative > row.relative*1.02 || d.Relative < row.relative*0.98
+		if far || (d.Against > 0) != row.against || r.Arrays[1].Against != 0 {
+			t.Errorf("%s: %+v", row.name, d)
+		}
+		if n := len(r.Beyond(Bound{Limit: 1e-5})); (n > 0) != (row.relative > 1e-5) {
+			t.Errorf("%s: %d arrays beyond the bound", row.name, n)
+		}
+	}
+	r := &Result{Arrays: []Difference{compare("g.w", dtype.F32, f32(math.Inf(1)), f32(math.Inf(1))),
+		compare("g.b", dtype.F32, f32(2), f32(1))}}
+	if r.weigh([]program.Array{{Role: program.Gradient}, {Role: program.Gradient}}, wideNoise); r.
+		Arrays[1].Relative != 1 {
+		t.Errorf("an infinity hides a difference: %+v", r.Arrays[1])
+	}
+}
+
 // A result prints its worst array, and is held to its bound; equal bits are asked for by 0.
 func TestResult(t *testing.T) {
 	shape := dtype.Shape{Type: dtype.BF16, Dims: []int64{2, 3}}

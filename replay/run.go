@@ -88,6 +88,9 @@ func (r *Runner) Run(ctx context.Context, p Pair, wide bool, programs ...*Module
 	if err != nil {
 		return nil, err
 	}
+	for _, one := range a.Results {
+		one.weigh(p.GPU.Results, p.noise(wide))
+	}
 	return a.Results, nil
 }
 

@@ -22,11 +22,17 @@ var allPrograms = sync.OnceValues(func() ([]*distinct, error) {
 	for _, m := range models {
 		for _, f := range formats {
 			for _, row := range planRows() {
+				if !m.has(f, row.name) {
+					continue
+				}
 				some, err := cases(m.name, f, row)
 				if err != nil {
 					return nil, err
 				}
 				for _, c := range some {
+					if m.plans != nil && c.pair.Kind != step.Gradient {
+						continue
+					}
 					key := fmt.Sprint(c.pair.GPU.Devices, c.pair.GPU.Flags, c.pair.GPU.Text)
 					if at[key] == nil {
 						at[key] = &distinct{testCase: c}
@@ -40,9 +46,14 @@ var allPrograms = sync.OnceValues(func() ([]*distinct, error) {
 	return list, nil
 })
 
-// pairs are the pairs of values that a program has: of model, precision, plan and kind.
+// pairs are the pairs of values that a program has: of model, precision, plan and kind. A model that
+// is replayed in a few plans only counts with its kind, so that one program of it is selected.
 func (d *distinct) pairs() (list []string) {
 	for _, c := range d.names {
+		if modelNamed(c.model).plans != nil {
+			list = append(list, c.model+" & "+string(c.pair.Kind))
+			continue
+		}
 		values := []string{c.model, c.format, c.plan, string(c.pair.Kind)}
 		for i := range values {
 			for j := range i {
