@@ -31,7 +31,9 @@ type Outcome struct {
 	Arrays int          `json:"arrays"`
 	Exact  int          `json:"exact"` // arrays of equal bits
 	// Zeros are arrays that are zero in both programs, and show nothing.
-	Zeros       []string `json:"zeros,omitempty"`
+	Zeros []string `json:"zeros,omitempty"`
+	// Noise are gradients that are zero but for rounding, compared with the size of others.
+	Noise       []string `json:"noise,omitempty"`
 	Conventions []string `json:"conventions"`     // that the replay trusted
 	Compile     float64  `json:"compile_seconds"` // for the GPU
 	Cached      bool     `json:"compile_cached"`  // the cache had the program
@@ -98,6 +100,10 @@ func (o *Outcome) judge(p Pair, r *Result) {
 		if r.Arrays[i].Norm == 0 && p.Kind != step.Zero && a.Role != program.Stat {
 			o.Zeros = append(o.Zeros, a.Name)
 		}
+		if r.Arrays[i].Against > 0 && r.Arrays[i].Norm > 0 {
+			o.Noise = append(o.Noise, a.Name)
+		}
 	}
 	slices.Sort(o.Zeros)
+	slices.Sort(o.Noise)
 }

@@ -149,6 +149,10 @@ func (t *verifyText) end(d *deepwell.VerifyResult, quick bool) {
 			paragraph(w, "zeros", append([]string{o.Program + " gives zeros, which show nothing: " +
 				o.Zeros[0]}, o.Zeros[1:]...), ", ")
 		}
+		if len(o.Noise) > 0 {
+			paragraph(w, "noise", append([]string{"zero but for rounding, compared with the size of " +
+				"other gradients: " + o.Noise[0]}, o.Noise[1:]...), ", ")
+		}
 	}
 	if len(d.Conventions) > 0 {
 		paragraph(w, "trusts", append([]string{"the conventions " + d.Conventions[0]},

@@ -20,7 +20,8 @@ func TestVerifyText(t *testing.T) {
 		Programs: []*replay.Outcome{
 			{Program: "gradient", Twins: []string{"other"}, Worst: "g.q", Apart: math.MaxFloat64,
 				Bound: 2e-3, Beyond: []replay.Difference{{Name: "g.q", Relative: math.Inf(1),
-					Equal: 4084, Elements: 4096}, {Name: "g.k", Relative: 1}}, Arrays: 13, Exact: 2, Zeros: []string{"g.v"}},
+					Equal: 4084, Elements: 4096}, {Name: "g.k", Relative: 1}}, Arrays: 13, Exact: 2, Zeros: []string{"g.v"},
+				Noise: []string{"g.bias"}},
 			{Program: "adamw", Arrays: 4, Exact: 4},
 		},
 		Full: &deepwell.FullCompile{Programs: 2, Needs: 3 << 40, Capacity: 178 << 30,
@@ -37,6 +38,7 @@ func TestVerifyText(t *testing.T) {
 		"gradient + 1 alike  NaN      2e-3   2 of 13",
 		"  beyond    NaN  g.q: 12 of 4,096 elements differ\n  beyond    1.0  g.k:",
 		"memory      needs 3.0 TiB of 178.0 GiB, does not fit;",
+		"noise       zero but for rounding, compared with the size of other gradients: g.bias\n",
 		"zeros       gradient gives zeros, which show nothing: g.v\n", "trusts      the conventions gemm, workspace\n",
 		"            only in the full gradient: opcode sort\n",
 		"verdict     g.q of gradient is beyond its bound\n"} {
