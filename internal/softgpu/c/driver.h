@@ -181,6 +181,11 @@ struct block {
   unsigned long long id;
 };
 
+// sg_poisoned maps memory that nobody has written, or gives NULL; sg_poison_file fills the first
+// part of a memory file.
+void *sg_poisoned(size_t bytes);
+void sg_poison_file(int file, size_t bytes);
+
 // sg_find gives the block that holds all of a range; pageable memory gives false.
 bool sg_find(uintptr_t start, size_t bytes, struct block *found);
 

@@ -95,6 +95,13 @@ static bool charge(struct gpu *gpu, size_t bytes) {
 // Allocations are aligned to 512 bytes and their sizes are multiples of that.
 static size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// zeroed gives memory of the host, which the kernel has zeroed.
+static void *zeroed(size_t bytes) {
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return at == MAP_FAILED ? NULL : at;
+}
+
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, enum memory_kind kind,
                          struct gpu *gpu) {
   if (!pointer || !bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -102,9 +109,8 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, enum memory_kind ki
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   pthread_rwlock_wrlock(&table_lock);
   if (charge(gpu, charged)) {
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) {
+    void *at = kind == MEMORY_DEVICE ? sg_poisoned(size) : zeroed(size);
+    if (!at) {
       gpu->used -= charged;
     } else {
       insert((struct block){.start = (uintptr_t)at, .bytes = size, .kind = kind, .gpu = gpu,
@@ -377,6 +383,7 @@ SG_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
   *c = (struct created){.file = memfd_create("softgpu", MFD_CLOEXEC), .gpu = gpu,
                         .bytes = bytes};
   if (c->file < 0 || ftruncate(c->file, (off_t)bytes)) sg_fail("a host without memory files");
+  if (gpu) sg_poison_file(c->file, bytes);
   *handle = (uintptr_t)c;
   return CUDA_SUCCESS;
 }

@@ -354,6 +354,27 @@ static void created_memory_counts_until_unmapped(void) {
   OK(cuMemAddressFree(p, size));
 }
 
+// Memory that nobody has written is no zeros: all bits are ones, also where it was freed before.
+static void fresh_memory_is_poisoned(void) {
+  size_t size = 40 << 20;
+  for (int i = 0; i < 2; i++) {
+    CUdeviceptr p = new_memory(size);
+    CHECK(word(p) == ~0u && word(p + size / 2) == ~0u && word(p + size - 4) == ~0u);
+    clear(p, size);
+    CHECK(word(p) == 0 && word(p + size - 4) == 0);
+    OK(cuMemFree_v2(p));
+  }
+  CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+  CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUmemGenericAllocationHandle handle;
+  CUdeviceptr p;
+  OK(cuMemCreate(&handle, size, &properties, 0));
+  OK(cuMemAddressReserve(&p, size, 0, 0, 0));
+  OK(cuMemMap(p, size, 0, handle, 0));
+  OK(cuMemSetAccess(p, size, &access, 1));
+  CHECK(word(p) == ~0u && word(p + size - 4) == ~0u);
+}
+
 // Freeing waits for what is queued.
 static void free_waits(void) {
   CUstream a = new_stream();
@@ -621,6 +642,7 @@ static const struct { const char *name; void (*run)(void); } rules[] = {
     RULE(ranges_are_checked),
     RULE(freed_memory_is_in_use_until_its_turn),
     RULE(created_memory_counts_until_unmapped),
+    RULE(fresh_memory_is_poisoned),
     RULE(free_waits),
     RULE(launch_is_a_snapshot),
     RULE(copies_of_graphs_are_independent),
