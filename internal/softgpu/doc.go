@@ -35,8 +35,27 @@
 // the numbers. That the PTX which XLA emits computes what was meant, in IEEE arithmetic. That
 // memory suffices, by the driver's account.
 //
+// That nothing is used that nobody has written: device memory, shared memory, local memory and
+// registers begin with all bits set, which is NaN in every float format. With Options.Delay,
+// blocks, and the warps of a block between barriers, run in a random order, so that a forgotten
+// barrier shows in the numbers under some seed. A cp.async happens when it is waited for, and with
+// Options.Delay sometimes at once. A shfl from a lane outside the mask, and an aligned barrier that
+// lanes of a warp come to by different instructions, end the launch; a shfl from a lane that has
+// exited gives all bits set.
+//
 // # What it cannot prove
 //
 // Anything about time. What the real cuDNN, cuBLAS and NCCL do. Tensor cores, TMA, clusters. The
 // rounding of the instructions that NVIDIA calls approximate. Quirks of drivers and of links.
+//
+// Races that need a finer order: a warp runs up to a barrier before the next one does, its lanes in
+// step, and a block runs to its end before the next one. So a missing fence, a missing
+// bar.warp.sync, and an access that should be atomic are not noticed, nor is a race whose every
+// order gives the right numbers in a test, or whose wrong order no seed of it draws. Lanes that are
+// at one barrier instruction in different rounds of a loop, and lanes that exit instead of coming
+// to a barrier. A value that nobody has written where all bits set happens to be right, such as the
+// start of an unsigned minimum. Memory beyond the first 64 MiB of a cuMemCreate is zeros, and
+// memory that XLA's own allocator uses again holds what was there, as do the registers of all
+// blocks but the first without a seed. Global variables of modules and pinned memory begin as
+// zeros, as they do on a real host.
 package softgpu

@@ -21,7 +21,8 @@ type Options struct {
 	// size costs 4.5 GB of the host.
 	Memory int64
 	// Delay is the seed of random delays of all operations of streams, up to DelayMicroseconds (0
-	// means 300) each, and of the order of what has none; 0 means neither.
+	// means 300) each, and of the order of what has none, down to the blocks and warps of a kernel;
+	// 0 means neither.
 	Delay             uint64
 	DelayMicroseconds int
 	// SlowGPU is late by SlowMicroseconds with every operation.

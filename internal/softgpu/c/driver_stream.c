@@ -24,6 +24,7 @@ static long delay_most, slow_gpu, slow_us;
 
 static void read_delays(void) {
   delay_seed = (uint64_t)sg_setting("SOFTGPU_DELAY_SEED", 0);
+  ptx_seed = delay_seed;
   delay_most = (long)sg_setting("SOFTGPU_DELAY_US", 300);
   const char *slow = getenv("SOFTGPU_SLOW"), *colon = slow ? strchr(slow, ':') : NULL;
   slow_gpu = colon ? atol(slow) : -1;

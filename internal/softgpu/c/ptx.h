@@ -3,6 +3,7 @@
 #define SOFTGPU_PTX_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct ptx_module;
 struct ptx_kernel;
@@ -27,6 +28,11 @@ const char *ptx_kernel_problem(const struct ptx_kernel *kernel);
 unsigned ptx_kernel_params(const struct ptx_kernel *kernel);
 size_t ptx_kernel_param_bytes(const struct ptx_kernel *kernel, unsigned at);
 size_t ptx_kernel_shared(const struct ptx_kernel *kernel);
+
+// With a seed, the blocks of a grid and the warps of a block between barriers run in a random
+// order, another for each launch of a kernel, and copies of cp.async happen at once or late.
+// Without one (0) they run in order, and copies are late. Set it before the first launch.
+extern uint64_t ptx_seed;
 
 // ptx_launch runs all blocks of a grid and returns when they are done: 0, or another number and an
 // error that the caller frees. args has the address of every parameter's value. Several threads may

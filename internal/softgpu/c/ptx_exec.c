@@ -161,6 +161,18 @@ static void barrier_results(struct warp *w, uint32_t released, unsigned ones, un
     }
 }
 
+// check_aligned holds the lanes that pass a barrier against the rule of aligned ones: all lanes of
+// the warp that have not exited came to it by the same instruction.
+static void check_aligned(struct warp *w, uint32_t released) {
+    if (!released) return;
+    uint32_t first = w->pc[__builtin_ctz(released)], apart = w->live & ~released;
+    const struct ins *i = &w->block->kernel->code[first - 1];
+    for (uint32_t m = released; m; m &= m - 1)
+        if (w->pc[__builtin_ctz(m)] != first) apart |= m & -m;
+    if (apart && i->flags & FLAG_ALIGNED)
+        ptx_fail(w, i, "lanes %#x of the warp are not at this barrier, but elsewhere", apart);
+}
+
 // release_barriers lets threads pass the barriers that are complete. Threads that have exited do
 // not count where all threads are waited for.
 static bool release_barriers(struct block *b) {
@@ -174,6 +186,7 @@ static bool release_barriers(struct block *b) {
             uint32_t released = 0;
             for (uint32_t m = w->barred; m; m &= m - 1)
                 if (w->barrier[__builtin_ctz(m)] == id) released |= m & -m;
+            check_aligned(w, released);
             barrier_results(w, released, r->ones, r->arrived);
             w->barred &= ~released;
         }
@@ -346,8 +359,19 @@ static void start_block(struct block *b) {
         unsigned left = b->threads - n * LANES;
         w->live = left >= LANES ? ~0u : (1u << left) - 1;
         w->syncing = w->barred = 0;
+        w->copy_count = 0; // nobody reads what they would write
+        memset(w->group, 0, sizeof w->group);
         memset(w->pc, 0, sizeof w->pc);
         for (int axis = 0; axis < 3; axis++) ptx_fill(w, special[6 + axis], b->at[axis]);
+    }
+}
+
+// shuffle draws the order in which warps run up to the next barrier.
+static void shuffle(struct block *b) {
+    for (unsigned n = b->warp_count; n > 1; n--) {
+        unsigned other = (unsigned)(ptx_random(&b->random) % n), last = b->order[n - 1];
+        b->order[n - 1] = b->order[other];
+        b->order[other] = last;
     }
 }
 
@@ -355,7 +379,9 @@ void ptx_run_block(struct block *b) {
     start_block(b);
     while (b->live_threads && !b->error) {
         bool moved = false;
-        for (unsigned n = 0; n < b->warp_count && !b->error; n++) moved |= run_warp(&b->warps[n]);
+        if (b->shuffled) shuffle(b);
+        for (unsigned n = 0; n < b->warp_count && !b->error; n++)
+            moved |= run_warp(&b->warps[b->order[n]]);
         moved |= release_barriers(b);
         if (!moved && b->live_threads && !b->error) deadlock(b);
     }

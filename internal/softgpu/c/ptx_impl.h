@@ -42,6 +42,7 @@ enum {
     FLAG_TRANS = 128,    // ldmatrix and stmatrix transpose
     FLAG_ABS = 256,      // min and max compare magnitudes
     FLAG_ARRIVE = 512,   // a barrier is not waited for
+    FLAG_ALIGNED = 1024, // all lanes of a warp must be at the same barrier instruction
 };
 
 // Words that select what one function does: comparisons, reductions, modes of shuffles.
@@ -134,6 +135,7 @@ struct ptx_kernel {
     size_t shared_bytes, local_bytes;
     unsigned required[3];      // .reqntid, 0 for any
     bool ordered;              // has atomics or volatile accesses: blocks run one after another
+    uint64_t launches;         // so far, for the random order of each
 };
 
 struct ptx_module {
@@ -160,7 +162,18 @@ struct block {
     unsigned warp_count, threads, live_threads;
     unsigned grid[3], size[3], at[3];
     struct barrier barriers[BARRIERS];
+    unsigned *order;  // of warps, between barriers
+    bool shuffled;    // the order is random, by the state
+    uint64_t random;
     char *error;
+};
+
+// A cp.async of one lane that has not happened yet.
+struct copy {
+    uint8_t *to;
+    const uint8_t *from;
+    uint32_t group;
+    uint8_t lane, bytes, valid; // what is not valid becomes 0
 };
 
 struct warp {
@@ -173,6 +186,9 @@ struct warp {
     uint32_t barred;  // lanes that wait at a barrier
     uint32_t pc[LANES];
     uint8_t barrier[LANES];
+    uint32_t group[LANES]; // groups of copies that a lane has committed
+    struct copy *copies;   // pending
+    size_t copy_count, copy_room;
     unsigned index;
 };
 
@@ -187,7 +203,8 @@ struct row {
 };
 
 extern const struct row ptx_integer_rows[], ptx_compare_rows[], ptx_float_rows[], ptx_half_rows[],
-    ptx_convert_rows[], ptx_memory_rows[], ptx_warp_rows[], ptx_matrix_rows[], ptx_control_rows[];
+    ptx_convert_rows[], ptx_memory_rows[], ptx_async_rows[], ptx_warp_rows[], ptx_matrix_rows[],
+    ptx_control_rows[];
 
 // Operands as pointers to lanes. A register is read as any type of its size, so these may alias.
 typedef uint8_t __attribute__((may_alias)) lane8;
@@ -219,6 +236,13 @@ void ptx_write(struct warp *w, const struct ins *i, int operand, int lane, uint6
 // ptx_fill sets all lanes of a 32-bit slot, unless it is -1.
 void ptx_fill(struct warp *w, int32_t slot, uint32_t value);
 void ptx_run_block(struct block *b);
+
+// ptx_random is the next number of a generator.
+uint64_t ptx_random(uint64_t *state);
+
+// ptx_locate gives the memory that each active lane accesses, or false after ptx_fail.
+bool ptx_locate(struct warp *w, const struct ins *i, int operand, int space, int64_t offset,
+                size_t bytes, bool write, uint8_t *at[LANES]);
 
 // ptx_fail ends the launch: the message names kernel, line and instruction.
 void ptx_fail(struct warp *w, const struct ins *i, const char *format, ...)

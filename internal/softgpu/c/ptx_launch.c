@@ -3,6 +3,20 @@
 
 #include "ptx_impl.h"
 
+uint64_t ptx_seed;
+
+// What nobody has written: all bits are ones. That is NaN in every float format, and as an address
+// or an index far outside.
+enum { POISON = 0xff };
+
+// ptx_random is the generator splitmix64.
+uint64_t ptx_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
 void ptx_fill(struct warp *w, int32_t slot, uint32_t value) {
     if (slot < 0) return;
     lane32 *d = (lane32 *)(w->file + slot);
@@ -52,10 +66,23 @@ static void start_warp(struct block *b, struct warp *w, size_t dynamic) {
 struct room { // memory of one block, used for all blocks of a launch
     struct warp *warps;
     uint8_t *files, *shared, *local;
+    uint8_t *fresh; // registers as a block finds them: constants, special registers, poison
+    size_t file_bytes, local_bytes;
+    unsigned *order;
 };
 
-static void free_room(struct room *r) {
-    free(r->warps), free(r->files), free(r->shared), free(r->local);
+static void free_room(struct block *b, struct room *r) {
+    for (unsigned n = 0; r->warps && n < b->warp_count; n++) free(r->warps[n].copies);
+    free(r->warps), free(r->files), free(r->shared), free(r->local), free(r->fresh), free(r->order);
+}
+
+// clean gives a block memory that nobody has written. Without a seed the registers of a block but
+// the first have what the one before left there, as on a GPU: it would take a fifth of the time of
+// a short kernel.
+static void clean(const struct block *b, const struct room *r) {
+    if (b->shuffled) memcpy(r->files, r->fresh, r->file_bytes);
+    memset(r->shared, POISON, b->shared_bytes);
+    if (r->local) memset(r->local, POISON, r->local_bytes);
 }
 
 static bool make_room(struct block *b, struct room *r, size_t dynamic) {
@@ -66,10 +93,14 @@ static bool make_room(struct block *b, struct room *r, size_t dynamic) {
     r->warps = calloc(b->warp_count, sizeof *r->warps);
     r->files = aligned_alloc(64, file * b->warp_count);
     r->shared = aligned_alloc(1024, (b->shared_bytes + 1024) / 1024 * 1024);
-    r->local = local ? calloc(b->warp_count, local) : NULL;
-    if (!r->warps || !r->files || !r->shared || (local && !r->local)) return false;
-    memset(r->files, 0, file * b->warp_count);
-    memset(r->shared, 0, b->shared_bytes);
+    r->file_bytes = file * b->warp_count, r->local_bytes = local * b->warp_count;
+    r->fresh = aligned_alloc(64, r->file_bytes);
+    r->local = local ? malloc(r->local_bytes) : NULL;
+    r->order = calloc(b->warp_count, sizeof *r->order);
+    if (!r->warps || !r->files || !r->shared || !r->fresh || !r->order || (local && !r->local))
+        return false;
+    memset(r->files, POISON, r->file_bytes);
+    b->order = r->order;
     b->warps = r->warps;
     b->shared = r->shared;
     for (unsigned n = 0; n < b->warp_count; n++) {
@@ -77,7 +108,9 @@ static bool make_room(struct block *b, struct room *r, size_t dynamic) {
         *w = (struct warp){.file = r->files + n * file, .block = b, .index = n,
                            .local = local ? r->local + n * local : NULL};
         start_warp(b, w, dynamic);
+        r->order[n] = n;
     }
+    memcpy(r->fresh, r->files, r->file_bytes);
     return true;
 }
 
@@ -107,6 +140,33 @@ static uint8_t *pack_params(const struct ptx_kernel *k, void **args) {
     return p;
 }
 
+// start_order seeds the random orders of a launch.
+static void start_order(struct block *b, struct ptx_kernel *k) {
+    b->shuffled = ptx_seed != 0;
+    b->random = ptx_seed + __atomic_fetch_add(&k->launches, 1, __ATOMIC_RELAXED);
+    for (const char *p = k->name; *p; p++) b->random = b->random * 31 + (uint8_t)*p;
+}
+
+// A permutation of a grid's blocks: the nth is (n * step + first) % blocks.
+struct tour {
+    uint64_t step, first;
+};
+
+static struct tour tour_of(struct block *b, uint64_t blocks) {
+    struct tour t = {1, 0};
+    if (!b->shuffled || blocks < 2) return t;
+    t.first = ptx_random(&b->random) % blocks;
+    for (;;) {
+        t.step = 1 + ptx_random(&b->random) % (blocks - 1);
+        uint64_t x = blocks, y = t.step; // which have no common divisor
+        while (y) {
+            uint64_t rest = x % y;
+            x = y, y = rest;
+        }
+        if (x == 1) return t;
+    }
+}
+
 int ptx_launch(struct ptx_kernel *k, const unsigned grid[3], const unsigned size[3],
                size_t dynamic, void **args, char **error) {
     char *why = refuse(k, grid, size, dynamic);
@@ -122,14 +182,18 @@ int ptx_launch(struct ptx_kernel *k, const unsigned grid[3], const unsigned size
             why = ptx_text("kernel %s: no memory for a block", k->name);
     }
     uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-    for (uint64_t n = 0; !why && n < blocks; n++) {
+    if (!why) start_order(&b, k);
+    struct tour tour = tour_of(&b, blocks);
+    for (uint64_t turn = 0; !why && turn < blocks; turn++) {
+        uint64_t n = (uint64_t)(((unsigned __int128)turn * tour.step + tour.first) % blocks);
         b.at[0] = (unsigned)(n % grid[0]);
         b.at[1] = (unsigned)(n / grid[0] % grid[1]);
         b.at[2] = (unsigned)(n / grid[0] / grid[1]);
+        clean(&b, &room);
         ptx_run_block(&b);
         why = b.error;
     }
-    free_room(&room);
+    free_room(&b, &room);
     free(params);
     if (error) *error = why;
     else free(why);

@@ -3,7 +3,7 @@
 
 static const struct row *const tables[] = {
     ptx_integer_rows, ptx_compare_rows, ptx_float_rows, ptx_half_rows, ptx_convert_rows,
-    ptx_memory_rows, ptx_warp_rows, ptx_matrix_rows, ptx_control_rows};
+    ptx_memory_rows, ptx_async_rows, ptx_warp_rows, ptx_matrix_rows, ptx_control_rows};
 
 // --- Types ---
 

@@ -1,4 +1,4 @@
-// Loads, stores, atomics, address conversion, and copies to shared memory.
+// Loads, stores, atomics, and address conversion.
 //
 // Addresses of the generic and global spaces are those of this process. Shared, local and parameter
 // addresses are offsets, as on a GPU, and every access is held against the size of its space.
@@ -65,9 +65,8 @@ static bool check_window(struct warp *w, const struct ins *i, const uint64_t *of
     return false;
 }
 
-// locate gives the memory that each active lane accesses, or false after ptx_fail.
-static bool locate(struct warp *w, const struct ins *i, int operand, int space, int64_t offset,
-                   size_t bytes, bool write, uint8_t *at[LANES]) {
+bool ptx_locate(struct warp *w, const struct ins *i, int operand, int space, int64_t offset,
+                size_t bytes, bool write, uint8_t *at[LANES]) {
     uint64_t a[LANES], low = 0;
     if (i->width[operand] == 8) EACH_LANE a[l] = LANE64(operand)[l] + (uint64_t)offset;
     else EACH_LANE a[l] = LANE32(operand)[l] + (uint64_t)offset;
@@ -143,7 +142,7 @@ static void load_element(struct warp *w, const struct ins *i, int n, uint8_t *co
 static void ld(struct warp *w, const struct ins *i) {
     uint8_t *at[LANES];
     size_t bytes = (size_t)i->vector * ptx_size(i->type[0]);
-    if (!locate(w, i, i->address, i->space, i->offset, bytes, false, at)) return;
+    if (!ptx_locate(w, i, i->address, i->space, i->offset, bytes, false, at)) return;
     if (i->vector == 1 && i->width[0] == bytes && in_a_row(w, at, bytes)) {
         memcpy(w->file + i->op[0], at[0], LANES * bytes);
         return;
@@ -154,7 +153,8 @@ static void ld(struct warp *w, const struct ins *i) {
 static void st(struct warp *w, const struct ins *i) {
     uint8_t *at[LANES];
     unsigned size = ptx_size(i->type[0]);
-    if (!locate(w, i, i->address, i->space, i->offset, (size_t)i->vector * size, true, at)) return;
+    size_t bytes = (size_t)i->vector * size;
+    if (!ptx_locate(w, i, i->address, i->space, i->offset, bytes, true, at)) return;
     if (i->vector == 1 && i->width[1] == size && in_a_row(w, at, size)) {
         memcpy(at[0], w->file + i->op[1], LANES * size);
         return;
@@ -256,7 +256,8 @@ static uint64_t exchange(uint8_t *at, uint64_t b, uint64_t c, const struct ins *
 // atom serves the lanes in order; red is atom without a result.
 static void atom(struct warp *w, const struct ins *i) {
     uint8_t *at[LANES];
-    if (!locate(w, i, i->address, i->space, i->offset, ptx_size(i->type[0]), true, at)) return;
+    size_t bytes = ptx_size(i->type[0]);
+    if (!ptx_locate(w, i, i->address, i->space, i->offset, bytes, true, at)) return;
     for (uint32_t m = w->active; m; m &= m - 1) {
         int l = __builtin_ctz(m);
         uint64_t b = ptx_read(w, i, i->address + 1, l);
@@ -298,27 +299,6 @@ static void isspacep(struct warp *w, const struct ins *i) {
     BITS(0) = r;
 }
 
-// cp.async copies at once, which is one of the times at which a GPU may do it. A source size
-// below the copy's size fills the rest with zeros.
-static void cp_async(struct warp *w, const struct ins *i) {
-    uint8_t *to[LANES], *from[LANES];
-    uint64_t bytes = ptx_read(w, i, 2, __builtin_ctz(w->active));
-    if (bytes != 4 && bytes != 8 && bytes != 16) {
-        ptx_fail(w, i, "copy of %llu bytes", (unsigned long long)bytes);
-        return;
-    }
-    if (!locate(w, i, i->address, SPACE_SHARED, i->offset, bytes, true, to) ||
-        !locate(w, i, i->address2, SPACE_GLOBAL, i->offset2, bytes, false, from))
-        return;
-    for (uint32_t m = w->active; m; m &= m - 1) {
-        int l = __builtin_ctz(m);
-        uint64_t valid = i->count > 3 ? ptx_read(w, i, 3, l) : bytes;
-        if (valid > bytes) valid = bytes;
-        memcpy(to[l], from[l], valid);
-        memset(to[l] + valid, 0, bytes - valid);
-    }
-}
-
 #define ORDER "{.weak|.relaxed|.acquire|.release|.volatile}{.cta|.cluster|.gpu|.sys}"
 #define SPACES "{.global|.shared|.shared::cta|.local|.param|.param::entry|.const}"
 #define CACHE "{.ca|.cg|.cs|.lu|.cv|.wb|.wt}"
@@ -347,9 +327,5 @@ const struct row ptx_memory_rows[] = {
     {"red" ATOM "(.add|.min|.max).noftz(.f16|.f16x2|.bf16|.bf16x2)", "ma", atom, KIND_MASKED},
     {"cvta{.to}(.global|.shared|.shared::cta|.local|.param|.param::entry|.const).u64", "da", cvta},
     {"isspacep(.global|.shared|.shared::cta|.local)", "P8", isspacep},
-    {"cp.async(.ca|.cg)(.shared|.shared::cta).global{.L2::64B|.L2::128B|.L2::256B}", "mm4 mm44",
-     cp_async, KIND_MASKED},
-    {"cp.async.commit_group", "", NULL, KIND_NOP}, {"cp.async.wait_all", "", NULL, KIND_NOP},
-    {"cp.async.wait_group", "4", NULL, KIND_NOP},
     {"prefetch{.global|.local}(.L1|.L2)", "m", NULL, KIND_NOP},
     {0}};

@@ -2,11 +2,15 @@
 // all live lanes of the member mask have arrived; w->active are these lanes.
 #include "ptx_impl.h"
 
-// shfl reads another lane's value, or the own one where that lies outside the segment.
+// shfl reads another lane's value, or the own one where that lies outside the segment. A lane of
+// the mask that has exited or is beyond the block has no value: what is read is NaN and the like.
+// XLA's reductions of rows in small blocks read such lanes, and do not use what they read. To read
+// a lane outside the mask is an error.
 static void shfl(struct warp *w, const struct ins *i) {
     int first = i->outputs;
-    uint32_t value[LANES], result[LANES], inside = 0;
-    memcpy(value, LANE32(first), sizeof value);
+    uint32_t value[LANES], result[LANES], inside = 0, sources = 0;
+    uint32_t members = LANE32(i->member)[__builtin_ctz(w->active)];
+    for (int l = 0; l < LANES; l++) value[l] = w->active >> l & 1 ? LANE32(first)[l] : ~0u;
     for (int l = 0; l < LANES; l++) {
         int b = (int)(LANE32(first + 1)[l] & 31), c = (int)LANE32(first + 2)[l];
         int segment = c >> 8 & 31, clamp = c & 31;
@@ -20,6 +24,11 @@ static void shfl(struct warp *w, const struct ins *i) {
         }
         result[l] = value[in ? j & 31 : l];
         inside |= (uint32_t)in << l;
+        if (in && w->active >> l & 1) sources |= 1u << (j & 31);
+    }
+    if (sources & ~members) {
+        ptx_fail(w, i, "lanes %#x are read, but only %#x take part", sources & ~members, members);
+        return;
     }
     for (uint32_t m = w->active; m; m &= m - 1) {
         int l = __builtin_ctz(m);
