@@ -97,6 +97,7 @@ type job struct {
 	*order
 	engine *engine.Engine
 	inputs map[string][][]byte // of each argument, by device, in the programs' own types
+	skips  []skip
 }
 
 // run compiles and runs the reference, and then each code on the same inputs.
@@ -110,9 +111,12 @@ func (j *job) run(ctx context.Context) ([]*Result, error) {
 	if err := j.fill(j.Reference, j.Kind); err != nil {
 		return nil, err
 	}
+	if err := j.fillSkips(); err != nil {
+		return nil, err
+	}
 	m := described(j.Reference, j.Wide)
 	var r Result
-	want, err := j.outcome(ctx, m, nil, &r.Seconds.CompileReference, &r.Seconds.RunReference)
+	want, err := j.outcomes(ctx, m, nil, &r.Seconds.CompileReference, &r.Seconds.RunReference)
 	if err != nil {
 		return nil, err
 	}
@@ -120,15 +124,16 @@ func (j *job) run(ctx context.Context) ([]*Result, error) {
 	for _, code := range j.Codes {
 		one := r
 		one.Module, one.Wide = m.Name, j.Wide
-		got, err := j.outcome(ctx, m, code, &one.Seconds.CompileReplay, &one.Seconds.RunReplay)
+		got, err := j.outcomes(ctx, m, code, &one.Seconds.CompileReplay, &one.Seconds.RunReplay)
 		if err != nil {
 			return nil, err
 		}
 		for i, a := range m.Results {
-			d := compare(a.Name, a.Global.Type, got[i], want[i])
+			d := compare(a.Name, a.Global.Type, got[0][i], want[0][i])
 			d.Shape = j.Reference.Results[i].Global
 			one.Arrays = append(one.Arrays, d)
 		}
+		one.Arrays = append(one.Arrays, j.compareSkips(m, got[1:], want[1:])...)
 		list = append(list, &one)
 	}
 	return list, nil
@@ -141,19 +146,20 @@ func (j *job) produce(ctx context.Context, p Producer) error {
 	}
 	m := described(p.Module, false)
 	var seconds float64
-	results, err := j.outcome(ctx, m, nil, &seconds, &seconds)
+	results, err := j.outcomes(ctx, m, nil, &seconds, &seconds)
 	if err != nil {
 		return err
 	}
 	for i, a := range m.Results {
-		j.inputs[a.Name] = results[i]
+		j.inputs[a.Name] = results[0][i]
 	}
 	return nil
 }
 
 // fill draws the arguments of a module that nothing before it made.
 func (j *job) fill(m *program.Module, kind step.Kind) error {
-	f := filler{module: m, kind: kind, seed: j.Seed, vocab: j.Vocab}
+	f := filler{module: m, kind: kind, seed: j.Seed, vocab: j.Vocab,
+		peaked: j.Kind == step.Evaluate}
 	for _, a := range m.Args {
 		if j.inputs[a.Name] != nil {
 			continue
@@ -167,10 +173,10 @@ func (j *job) fill(m *program.Module, kind step.Kind) error {
 	return nil
 }
 
-// outcome compiles a module, from its text or else from HLO, runs it on the job's inputs and reads
-// all results: by result, by device.
-func (j *job) outcome(ctx context.Context, m *program.Module, code []byte, compiling,
-	running *float64) ([][][]byte, error) {
+// outcomes compiles a module, from its text or else from HLO, runs it on the job's inputs, and then
+// with each skip, and reads all results: by run, by result, by device.
+func (j *job) outcomes(ctx context.Context, m *program.Module, code []byte, compiling,
+	running *float64) ([][][][]byte, error) {
 	start := time.Now()
 	compile := func() (*engine.Executable, error) { return j.engine.Compile(ctx, m) }
 	if code != nil {
@@ -182,6 +188,23 @@ func (j *job) outcome(ctx context.Context, m *program.Module, code []byte, compi
 	}
 	defer x.Free()
 	*compiling = time.Since(start).Seconds()
+	var all [][][][]byte
+	for _, s := range append([]skip{{}}, j.skips...) {
+		start = time.Now()
+		results, err := j.execute(ctx, x, m, s)
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, results); len(all) == 1 {
+			*running = time.Since(start).Seconds()
+		}
+	}
+	return all, nil
+}
+
+// execute runs a module once.
+func (j *job) execute(ctx context.Context, x *engine.Executable, m *program.Module, s skip) (
+	[][][]byte, error) {
 	args := make([]*engine.Array, len(m.Args))
 	defer func() {
 		for _, a := range args {
@@ -191,11 +214,15 @@ func (j *job) outcome(ctx context.Context, m *program.Module, code []byte, compi
 		}
 	}()
 	for i, a := range m.Args {
-		if args[i], err = j.place(m, a); err != nil {
+		shards := j.inputs[a.Name]
+		if other := s.inputs[a.Name]; other != nil {
+			shards = other
+		}
+		var err error
+		if args[i], err = j.place(m, a, shards); err != nil {
 			return nil, err
 		}
 	}
-	start = time.Now()
 	run, err := x.Run(ctx, args...)
 	if err != nil {
 		return nil, err
@@ -204,18 +231,17 @@ func (j *job) outcome(ctx context.Context, m *program.Module, code []byte, compi
 	if err := run.Wait(ctx); err != nil {
 		return nil, err
 	}
-	*running = time.Since(start).Seconds()
 	return read(ctx, run.Results)
 }
 
 // place puts an argument on the devices. In a wide program what was bf16 is f32.
-func (j *job) place(m *program.Module, a program.Array) (*engine.Array, error) {
+func (j *job) place(m *program.Module, a program.Array, shards [][]byte) (*engine.Array, error) {
 	local, err := m.Local(a)
 	if err != nil {
 		return nil, err
 	}
 	return j.engine.Place(m, a, engine.Copied, func(i int) ([]byte, error) {
-		b := j.inputs[a.Name][i]
+		b := shards[i]
 		if int64(len(b)) != local.Bytes() {
 			b = widenBytes(b)
 		}

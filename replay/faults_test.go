@@ -162,8 +162,10 @@ var faults = []fault{
 	{"not reduced", "all-reduce", func(w *writer, s *site) (bool, *value) {
 		return true, w.together(s, s.values)
 	}},
-	{"one group for all", "all-reduce", func(_ *writer, s *site) (bool, *value) {
-		if len(s.groups.lists) < 2 {
+	{"one group for all", "all-reduce", func(w *writer, s *site) (bool, *value) {
+		// Any maximum that is large enough serves a softmax.
+		reducer := w.src.computations[s.called[0]]
+		if len(s.groups.lists) < 2 || reducer.find(reducer.rootID).opcode == "maximum" {
 			return false, nil
 		}
 		s.groups.lists = nil
@@ -263,35 +265,51 @@ func TestFaultsAreFound(t *testing.T) {
 	}
 }
 
-// Faults are found in the programs of a step too: one device, FSDP and a ring in bf16, and MXFP8.
-// Each is planted in the first program that has such an instruction.
+// Faults are found in the programs of a step too: one device, FSDP and a ring in bf16, and MXFP8;
+// and in evaluations, which give nothing but a loss. Each is planted in the first gradient and in
+// the first evaluation that has such an instruction.
 func TestFaultsInPrograms(t *testing.T) {
 	slowtest.Only(t)
 	r := runner(t)
-	planted := map[string]bool{}
+	planted := map[step.Kind]map[string]bool{step.Gradient: {}, step.Evaluate: {}}
 	var wg sync.WaitGroup
-	for _, c := range []struct{ format, plan string }{{"bf16", "one"}, {"bf16", "fsdp8"},
-		{"bf16", "cp4 ring fsdp2"}, {"mxfp8", "one"}} {
-		p := gradient(t, c.format, c.plan)
-		names, programs := plantAll(t, r, p, planted)
+	for _, c := range []struct {
+		kind         step.Kind
+		format, plan string
+	}{
+		{step.Gradient, "bf16", "one"}, {step.Gradient, "bf16", "fsdp8"},
+		{step.Gradient, "bf16", "cp4 ring fsdp2"}, {step.Gradient, "mxfp8", "one"},
+		{step.Evaluate, "mxfp8", "fsdp8 of 3 layers"}, {step.Evaluate, "bf16", "tp2 fsdp4"},
+		{step.Evaluate, "bf16", "cp4 ring fsdp2"},
+	} {
+		p := programOf(t, c.kind, c.format, c.plan)
+		names, programs := plantAll(t, r, p, planted[c.kind])
 		wg.Go(func() { findAll(t, r, p, names, programs) })
 	}
 	wg.Wait()
-	t.Logf("%d of %d faults fit into these programs", len(planted), len(faults))
-	if len(planted) < 16 {
-		t.Errorf("only %d faults were planted: %v", len(planted), planted)
+	for kind, least := range map[step.Kind]int{step.Gradient: 16, step.Evaluate: 14} {
+		t.Logf("%d of %d faults fit into programs of kind %s", len(planted[kind]), len(faults), kind)
+		if len(planted[kind]) < least {
+			t.Errorf("only %d faults were planted: %v", len(planted[kind]), planted[kind])
+		}
 	}
 }
 
 // gradient is the gradient program of Llama with a plan of the table.
 func gradient(t *testing.T, format, plan string) Pair {
 	t.Helper()
+	return programOf(t, step.Gradient, format, plan)
+}
+
+// programOf is the first program of a kind of Llama with a plan of the table.
+func programOf(t *testing.T, kind step.Kind, format, plan string) Pair {
+	t.Helper()
 	row := lists.Find(planRows(), func(p planRow) bool { return p.name == plan })
 	list, err := cases("llama", format, row)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return lists.Find(list, func(c testCase) bool { return c.pair.Kind == step.Gradient }).pair
+	return lists.Find(list, func(c testCase) bool { return c.pair.Kind == kind }).pair
 }
 
 // plantAll compiles a program and plants each fault that fits and stands in no program yet.
@@ -326,7 +344,7 @@ func findAll(t *testing.T, r *Runner, p Pair, names []string, programs []*Module
 	}
 	for i, one := range results {
 		worst := one.Worst()
-		t.Logf("%s: %.1e (%s)", names[i], worst.Relative, worst.Name)
+		t.Logf("%s in %s: %.1e (%s)", names[i], p.GPU.Name, worst.Relative, worst.Name)
 		if !(worst.Relative > 5*p.Bound(true).Limit) {
 			t.Errorf("%s is not seen: %s", names[i], one.Summary())
 		}

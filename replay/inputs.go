@@ -24,6 +24,8 @@ type filler struct {
 	kind   step.Kind
 	seed   uint64
 	vocab  int64
+	peaked bool     // of programs whose only result is a loss: the norm before the logits is large
+	first  *float64 // the first element of the global array, if it is not drawn
 }
 
 // shards gives an argument's bytes on each device of the module.
@@ -60,7 +62,10 @@ func (f filler) shard(a program.Array, device int) ([]byte, error) {
 	}
 	index, values := newIndex(a.Global.Dims, local.Dims, start), make([]float64, local.Elements())
 	for i := range values {
-		values[i] = number(index.next())
+		at := index.next()
+		if values[i] = number(at); at == 0 && f.first != nil {
+			values[i] = *f.first
+		}
 	}
 	return encode(local.Type, values), nil
 }
@@ -79,7 +84,7 @@ func (f filler) terms(a program.Array) bool {
 }
 
 // scalars are the numbers of a whole step. The limit of the gradient norm is far above any norm:
-// an update that is skipped leaves everything as it was, and compares nothing.
+// an update that is skipped leaves everything as it was, and compares little; see [skip].
 var scalars = map[string]float64{optim.Commit: 1, optim.LR: 1e-3, optim.MaxNorm: 1e9,
 	optim.BiasCorrection1: 1.25, optim.BiasCorrection2: 5.5, optim.GradSquare: 42}
 
@@ -100,7 +105,11 @@ func (f filler) numbers(a program.Array, draw *rand.Rand) func(at int64) float64
 		}
 	case program.Param, program.Copy:
 		if norm {
-			return func(int64) float64 { return 1 + 0.1*draw.NormFloat64() }
+			scale := 1.0
+			if f.peaked && a.Param == "norm" {
+				scale = peak
+			}
+			return func(int64) float64 { return scale * (1 + 0.1*draw.NormFloat64()) }
 		}
 		return scaled(0.05)
 	case program.Moment:
@@ -119,6 +128,10 @@ func (f filler) numbers(a program.Array, draw *rand.Rand) func(at int64) float64
 	}
 	return nil
 }
+
+// peak makes logits of a program that only evaluates vary by about 10, not 1: with small ones the
+// loss is near the logarithm of the vocabulary's size, whatever the layers before them do.
+const peak = 12
 
 // ignored is the share of labels that do not count.
 const ignored = 0.1
