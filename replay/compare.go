@@ -26,6 +26,7 @@ type Difference struct {
 	Elements int64   // of all shards
 	Equal    int64   // elements of equal bits
 	NaN      int64   // elements that are NaN here or there
+	Infinite int64   // elements that are the same infinity here and there; they are in no norm
 	// Norm is the Frobenius norm of the reference's result. Two programs that give zeros agree, but
 	// show nothing.
 	Norm float64
@@ -83,6 +84,9 @@ func (r *Result) String() string {
 		if d.NaN > 0 {
 			fmt.Fprintf(&b, ", %d are NaN", d.NaN)
 		}
+		if d.Infinite > 0 {
+			fmt.Fprintf(&b, ", %d are infinite in both", d.Infinite)
+		}
 		if d.Against > 0 {
 			b.WriteString(", noise: against the size of other gradients")
 		}
@@ -106,6 +110,10 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 			}
 			if string(got[i][j*width:(j+1)*width]) == string(want[i][j*width:(j+1)*width]) {
 				d.Equal++
+				if math.IsInf(w[j], 0) { // it would make the norm infinite, and all else nothing
+					d.Infinite++
+					continue
+				}
 			} else {
 				apart += (g[j] - w[j]) * (g[j] - w[j])
 			}
@@ -122,7 +130,7 @@ func compare(name string, t dtype.DType, got, want [][]byte) Difference {
 	default:
 		d.Relative = d.Apart / d.Norm
 	}
-	if math.IsNaN(d.Relative) { // infinities that differ
+	if math.IsNaN(d.Relative) || apart > 0 && math.IsInf(d.Norm, 0) { // infinities that differ
 		d.Relative = math.Inf(1)
 	}
 	return d
