@@ -54,7 +54,7 @@
 // order gives the right numbers in a test, or whose wrong order no seed of it draws. Lanes that are
 // at one barrier instruction in different rounds of a loop, and lanes that exit instead of coming
 // to a barrier. A value that nobody has written where all bits set happens to be right, such as the
-// start of an unsigned minimum. Memory beyond the first 64 MiB of a cuMemCreate is zeros, and
+// start of an unsigned minimum. Memory beyond the first 16 MiB of a cuMemCreate is zeros, and
 // memory that XLA's own allocator uses again holds what was there, as do the registers of all
 // blocks but the first without a seed. Global variables of modules and pinned memory begin as
 // zeros, as they do on a real host.

@@ -9,8 +9,8 @@
 
 enum {
   POISON = 0xff,
-  TILE = 16 << 20,    // bytes of the file of poison
-  FIRST = 64 << 20,   // bytes of created memory that are poisoned
+  TILE = 4 << 20,     // bytes of the file of poison
+  FIRST = 16 << 20,   // bytes of created memory that are poisoned
 };
 
 static pthread_once_t tile_once = PTHREAD_ONCE_INIT;
