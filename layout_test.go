@@ -31,7 +31,7 @@ var layers = [][]string{
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "hlo",
 		"internal/pjrt", "internal/slowtest", "internal/strided", "internal/malloc", "internal/tfevents",
 		"internal/hostlist",
-		"internal/trace", "machine", "plugin", "internal/softgpu"},
+		"internal/trace", "machine", "plugin", "internal/softgpu", "launch"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data", "link"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "precision/monitor"},
 	{"internal/isolate", "internal/abtest", "capture", "plan", "internal/plantest", "kernels", "price",

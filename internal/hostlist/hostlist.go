@@ -71,7 +71,7 @@ func expand(names []string, part string) ([]string, error) {
 		return append(names, part), nil
 	}
 	length := strings.IndexByte(part[open:], ']')
-	for _, one := range strings.Split(part[open+1:open+length], ",") {
+	for one := range strings.SplitSeq(part[open+1:open+length], ",") {
 		first, last, isRange := strings.Cut(one, "-")
 		if !isRange {
 			last = first

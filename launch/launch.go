@@ -1,0 +1,95 @@
+package launch
+
+import (
+	_ "embed"
+	"regexp"
+	"slices"
+	"strings"
+	"text/template"
+
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A Run is a training run with one process on each host.
+type Run struct {
+	Name     string // of the job
+	Hosts    int
+	GPUs     int    // of each host
+	Recipe   string // file, as the hosts see it
+	Set      []string
+	Plan     string
+	Key      string // file of the secret that all processes share
+	Port     int
+	Folder   string // file system that all hosts share: recipe, plan, data, run folder (JobSet)
+	Image    string // of the container (JobSet)
+	Volume   string // claim of Folder (JobSet)
+	Restarts int    // after which a JobSet fails
+}
+
+//go:embed slurm.sh.tmpl
+var slurm string
+
+//go:embed jobset.yaml.tmpl
+var jobset string
+
+// schedulers are the templates by the scheduler's name, and what they need of a run.
+var schedulers = map[string]struct {
+	text  string
+	needs func(Run) string // the flag that is missing; "" if none is
+}{
+	"slurm": {slurm, func(Run) string { return "" }},
+	"jobset": {jobset, func(r Run) string {
+		switch "" {
+		case r.Image:
+			return "--image"
+		case r.Volume:
+			return "--volume"
+		}
+		return ""
+	}},
+}
+
+// word is what may stand in a script without quotes.
+var word = regexp.MustCompile(`^[A-Za-z0-9._/=,:@+-]+$`)
+
+// Script writes what the scheduler of a name takes.
+func Script(scheduler string, r Run) (string, error) {
+	s, ok := schedulers[scheduler]
+	if !ok {
+		return "", diag.New(diag.BadUsage, "there is no scheduler %q", scheduler).At("--to").
+			Try("--to slurm, or --to jobset")
+	}
+	if flag := s.needs(r); flag != "" {
+		return "", diag.New(diag.BadUsage, "a %s needs %s", scheduler, flag).
+			Try("deepwell launch --to %s ... %s VALUE", scheduler, flag)
+	}
+	words := slices.Concat([]string{r.Name, r.Recipe, r.Plan, r.Key}, r.Set)
+	for _, one := range append(words, r.Image, r.Volume, r.Folder) {
+		if one != "" && !word.MatchString(one) {
+			return "", diag.New(diag.BadUsage, "%q cannot stand in a script", one).
+				Try("use letters, digits and . _ / = , : @ + -")
+		}
+	}
+	r.Name = dnsName(r.Name)
+	t, err := template.New(scheduler).Parse(s.text)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	err = t.Execute(&out, r)
+	return out.String(), err
+}
+
+// Last is the number of the last process.
+func (r Run) Last() int { return r.Hosts - 1 }
+
+// maxName leaves room for what a JobSet adds to the names of pods, which have at most 63 letters.
+const maxName = 40
+
+var unnamed = regexp.MustCompile(`[^a-z0-9-]+`)
+
+// dnsName is a name as Kubernetes takes it; Slurm takes it, too.
+func dnsName(name string) string {
+	name = unnamed.ReplaceAllString(strings.ToLower(name), "-")
+	return strings.Trim(name[:min(len(name), maxName)], "-")
+}
