@@ -27,6 +27,9 @@ const (
 	DeviceGPU = "gpu"
 )
 
+// gpuEngine is the engine of NVIDIA GPUs; cuda13-run stands for it where it is installed.
+const gpuEngine = "cuda13"
+
 // devices is what a run's programs are built for, and what they run on.
 type devices struct {
 	engine string // of package engine
@@ -105,7 +108,7 @@ func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error
 			cluster.Arch(), first.Name, first.Arch).
 			Try("deepwell plan ... --cluster %dx%s", need, first.Model)
 	}
-	r.devices = devices{engine: "cuda13", arch: first.Arch, gpus: host.GPUs[:need]}
+	r.devices = devices{engine: gpuEngine, arch: first.Arch, gpus: host.GPUs[:need]}
 	r.env.Events.Emit(event.Phase{Verb: "train", Name: fmt.Sprintf("on %d × %s", need, first.Name)})
 	return nil
 }

@@ -38,7 +38,7 @@ var layers = [][]string{
 		"precision", "quantize", "internal/room"},
 	{"spmd", "rewrite", "lower/stablehlo", "lower/quantized", "lower/cpu", "lower/gpu", "lower", "cost",
 		"estimate/footprint", "estimate"},
-	{"internal/selftest", "internal/enginetest", "dryrun"},
+	{"internal/selftest", "internal/enginetest", "dryrun", "preflight"},
 	{"pipeline", "step", "autoplan"},
 	{"replay"},
 	{"train"},

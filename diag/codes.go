@@ -121,6 +121,8 @@ const (
 	DoctorFailed Code = "DW2405"
 	// GPUsMissing: the host lacks the GPUs that a run needs.
 	GPUsMissing Code = "DW2406"
+	// PreflightFailed: a GPU of the host is slow, wrong or not as a run expects it.
+	PreflightFailed Code = "DW2407"
 
 	// GraphInvalid: a graph contradicts itself.
 	GraphInvalid Code = "DW2501"

@@ -88,3 +88,39 @@ func TestTrainOnGPUs(t *testing.T) {
 		})
 	}
 }
+
+// Preflight names the GPU that is slow, and the one that fails.
+func TestPreflight(t *testing.T) {
+	g := softgpu.Build(t)
+	d := newDesk(t, enginetest.Cache())
+	for _, row := range []struct {
+		name   string
+		gpus   softgpu.Options
+		status int
+		says   []string
+	}{
+		{"sound", softgpu.Options{}, 0, []string{"0    NVIDIA B200 ", "3    NVIDIA B200 ",
+			"all-reduce of 16.0 KiB over 4 GPUs in "}},
+		{"slow", softgpu.Options{SlowGPU: 2, SlowMicroseconds: 100000}, 1, []string{
+			"GPU 2: it is slow: its GEMM takes ", "DW2407 preflight finds 1 of"}},
+		{"failing", softgpu.Options{Fail: softgpu.Failure{GPU: 1, Launch: 1, Result: 719}}, 1,
+			[]string{"GPU 1: DW2109 ", "DW2407 "}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			row.gpus.GPUs, row.gpus.Memory = 4, 256<<20
+			row.gpus.Env = d.env[len(d.env)-2:]
+			on := *d
+			on.env = g.Env(row.gpus)
+			status, out := on.run("preflight", "--size", "64", "--slow", "0.005")
+			for _, word := range row.says {
+				if status != row.status || !strings.Contains(out, word) {
+					t.Errorf("status %d, no %q in\n%s", status, word, out)
+				}
+			}
+			t.Log(out)
+		})
+	}
+	if status, out := d.run("preflight"); status != 1 || !strings.Contains(out, "DW2406 this host has no GPU") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
