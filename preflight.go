@@ -16,8 +16,8 @@ type PreflightJob struct {
 	Slow float64 // speed, relative to the others', below which a GPU is slow; 0 means 0.8
 }
 
-// Preflight examines the host's GPUs: what the driver tells, a GEMM on each, a sum over all. What is
-// wrong with one is in the result, and ends in an error that counts the problems.
+// Preflight examines the host's GPUs: what the driver tells, a GEMM on each, a sum over all. What
+// is wrong with one is in the result, and ends in an error that counts the problems.
 func (e *Env) Preflight(ctx context.Context, job PreflightJob) (*preflight.Result, error) {
 	v := e.begin(ctx, "preflight")
 	host := get(v, "examine the host", func() (*machine.Machine, error) {

@@ -66,8 +66,8 @@ const (
 	runs = 9
 )
 
-// Run examines the GPUs. Only a context that ends, or a host whose engine does not work at all, is an
-// error; what is wrong with a GPU is a problem.
+// Run examines the GPUs. Only a context that ends, or a host whose engine does not work at all, is
+// an error; what is wrong with a GPU is a problem.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	o.Size, o.Slow = cmp.Or(o.Size, defaultSize), cmp.Or(o.Slow, defaultSlow)
 	r := &Result{Problems: []Problem{}}
@@ -128,16 +128,17 @@ func (r *Result) multiply(ctx context.Context, o Options, gpu int) error {
 	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{o.Size, o.Size}}
 	m := &program.Module{Name: "gemm", Devices: program.Devices{gpu}, Text: fmt.Sprintf(
 		"module @gemm {\nfunc.func @main(%%x: %[1]s) -> %[1]s {\n%%r = stablehlo.dot_general %%x, %%x,"+
-			" contracting_dims = [1] x [0] : (%[1]s, %[1]s) -> %[1]s\n%%s = stablehlo.multiply %%r, %%r : %[1]s\n"+
-			"return %%s : %[1]s\n}\n}\n",
+			" contracting_dims = [1] x [0] : (%[1]s, %[1]s) -> %[1]s\n"+
+			"%%s = stablehlo.multiply %%r, %%r : %[1]s\nreturn %%s : %[1]s\n}\n}\n",
 		shape.MLIR())}
 	seconds, got, err := timed(ctx, o, m, shape)
 	if err != nil {
 		return r.failed(ctx, gpu, err)
 	}
-	if wrong := slices.IndexFunc(got, func(x float64) bool { return x != float64(float32(o.Size)*float32(o.Size)) }); wrong >= 0 {
+	want := float64(float32(o.Size) * float32(o.Size))
+	if wrong := slices.IndexFunc(got, func(x float64) bool { return x != want }); wrong >= 0 {
 		r.problem(gpu, "take it out of the cluster, and run its diagnostics (dcgmi diag -r 3)",
-			"its GEMM gives %v where %d is right", got[wrong], o.Size*o.Size)
+			"its GEMM gives %v where %v is right", got[wrong], want)
 	}
 	r.GPUs[gpu].GEMMSeconds = seconds
 	return nil
@@ -165,7 +166,8 @@ func timed(ctx context.Context, o Options, m *program.Module, shape dtype.Shape)
 	defer x.Free()
 	m = x.Module()
 	ones := shape.Type.Append(nil, slices.Repeat([]float64{1}, int(shape.Elements()))...)
-	arg, err := o.Engine.Place(m, m.Args[0], engine.Copied, func(int) ([]byte, error) { return ones, nil })
+	arg, err := o.Engine.Place(m, m.Args[0], engine.Copied,
+		func(int) ([]byte, error) { return ones, nil })
 	if err != nil {
 		return 0, nil, err
 	}
@@ -190,7 +192,8 @@ func timed(ctx context.Context, o Options, m *program.Module, shape dtype.Shape)
 	}
 	numbers := make([]float32, shape.Elements())
 	shape.Type.Decode(numbers, bytes)
-	return slices.Min(times[1:]), lists.Map(numbers, func(x float32) float64 { return float64(x) }), nil
+	wide := lists.Map(numbers, func(x float32) float64 { return float64(x) })
+	return slices.Min(times[1:]), wide, nil
 }
 
 // compare finds GPUs that are slower than the others of the host.
@@ -211,7 +214,8 @@ func (r *Result) compare(slow float64) {
 			continue
 		}
 		if g.Speed = best / g.GEMMSeconds; g.Speed < slow {
-			r.problem(i, "look at its clocks, power and temperature: nvidia-smi -q -d CLOCK,POWER,TEMPERATURE",
+			r.problem(i, "look at its clocks, power and temperature: nvidia-smi -q -d"+
+				" CLOCK,POWER,TEMPERATURE",
 				"it is slow: its GEMM takes %.2f times as long as the fastest GPU's", 1/g.Speed)
 		}
 	}
