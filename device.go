@@ -30,17 +30,29 @@ const (
 // gpuEngine is the engine of NVIDIA GPUs; cuda13-run stands for it where it is installed.
 const gpuEngine = "cuda13"
 
-// devices is what a run's programs are built for, and what they run on.
-type devices struct {
-	engine string // of package engine
-	arch   string // of package step: "cpu", or a GPU's such as "sm_100"
-	gpus   []machine.GPU
+// devices is what a run's programs are built for, and what they run on: CPU devices if there are no
+// GPUs.
+type devices struct{ gpus []machine.GPU }
+
+// arch is the architecture of programs: "cpu", or a GPU's such as "sm_100".
+func (d devices) arch() string {
+	if len(d.gpus) == 0 {
+		return "cpu"
+	}
+	return d.gpus[0].Arch
+}
+
+// engine is the name of the engine that runs them.
+func (d devices) engine() string {
+	if len(d.gpus) == 0 {
+		return "cpu"
+	}
+	return gpuEngine
 }
 
 // findDevices decides whether a run trains on GPUs or on CPU devices. A host with GPUs trains on
 // them unless --device or the plan's cluster says cpu; CPU devices stand in for any cluster.
 func (r *runner) findDevices(ctx context.Context) error {
-	r.devices = devices{engine: "cpu", arch: "cpu"}
 	wanted := r.job.Device
 	switch wanted {
 	case "", DeviceGPU:
@@ -108,7 +120,7 @@ func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error
 			cluster.Arch(), first.Name, first.Arch).
 			Try("deepwell plan ... --cluster %dx%s", need, first.Model)
 	}
-	r.devices = devices{engine: gpuEngine, arch: first.Arch, gpus: host.GPUs[:need]}
+	r.devices = devices{host.GPUs[:need]}
 	r.env.Events.Emit(event.Phase{Verb: "train", Name: fmt.Sprintf("on %d × %s", need, first.Name)})
 	return nil
 }
@@ -134,7 +146,7 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if r.engine, err = engine.Open(ctx, r.devices.engine, o); err != nil {
+	if r.engine, err = engine.Open(ctx, r.devices.engine(), o); err != nil {
 		return cmp.Or(r.lost(), err)
 	}
 	if r.devices.gpus != nil && slices.ContainsFunc(r.program.List, callsCuDNN) {

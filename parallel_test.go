@@ -99,8 +99,10 @@ func parallelPage(pagePlan []byte, g *ir.Graph, s *schedule.Schedule, line *sche
 		"`deepwell train examples/first-run/run.toml --plan examples/first-run/plan.json` runs it on "+
 		"eight CPU devices,\nand with `--peers` and `--self` on four devices in each of two processes, "+
 		"which exchange activations over TCP. `deepwell\ncompile examples/first-run/plan.json --cluster 8xb200` compiles "+
-		"every stage for B200 and prints the memory\nof each rank by purpose. Nothing has run on a "+
-		"GPU yet.\n", s,
+		"every stage for B200 and prints the memory\nof each rank by purpose. No real GPU "+
+		"has run it: tests run four other plans over eight devices on a software GPU, and\n`deepwell verify "+
+		"--replay examples/first-run/plan.json --cluster 8xb200` runs the optimized HLO of its programs on CPU\n"+
+		"devices ([what is run](verify.md#what-is-run-compiled-predicted-unproven)).\n", s,
 		idle, total)
 	return b.String()
 }

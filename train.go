@@ -306,7 +306,7 @@ func (r *runner) writePrograms() (err error) {
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
 	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe,
-		Arch: r.devices.arch, Plan: r.plan})
+		Arch: r.devices.arch(), Plan: r.plan})
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func (p *Pair) noise(wide bool) float64 {
 // that size is seen.
 func (r *Result) weigh(results []program.Array, noise float64) {
 	var squares, elements float64
-	for i, d := range r.Arrays {
+	for i, d := range r.Arrays[:min(len(results), len(r.Arrays))] { // skips of updates follow
 		if results[i].Role == program.Gradient {
 			squares, elements = squares+d.Norm*d.Norm, elements+float64(d.Elements)
 		}
@@ -101,7 +101,7 @@ func (r *Result) weigh(results []program.Array, noise float64) {
 	if !(typical > 0) || math.IsInf(typical, 1) { // infinities would hide every difference
 		return
 	}
-	for i := range r.Arrays {
+	for i := range min(len(results), len(r.Arrays)) {
 		d := &r.Arrays[i]
 		whole := typical * math.Sqrt(float64(d.Elements))
 		if results[i].Role == program.Gradient && d.NaN == 0 && d.Norm < noise*whole {
