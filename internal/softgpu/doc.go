@@ -36,10 +36,10 @@
 // memory suffices, by the driver's account.
 //
 // That nothing is used that nobody has written: device memory, shared memory, local memory and
-// registers begin with all bits set, which is NaN in every float format. With Options.Delay,
+// registers begin with all bits set, which is NaN in every float format. With Options.Order,
 // blocks, and the warps of a block between barriers, run in a random order, so that a forgotten
 // barrier shows in the numbers under some seed. A cp.async happens when it is waited for, and with
-// Options.Delay sometimes at once. A shfl from a lane outside the mask, and an aligned barrier that
+// Options.Order sometimes at once. A shfl from a lane outside the mask, and an aligned barrier that
 // lanes of a warp come to by different instructions, end the launch; a shfl from a lane that has
 // exited gives all bits set.
 //

@@ -21,9 +21,11 @@ type Options struct {
 	// size costs 4.5 GB of the host.
 	Memory int64
 	// Delay is the seed of random delays of all operations of streams, up to DelayMicroseconds (0
-	// means 300) each, and of the order of what has none, down to the blocks and warps of a kernel;
-	// 0 means neither.
-	Delay             uint64
+	// means 300) each, and of the order of what has none; 0 means neither.
+	Delay uint64
+	// Order is the seed of the order of blocks and warps inside of kernels; 0 is by number. It changes
+	// the last bits of sums by atomic additions, as on a real GPU.
+	Order             uint64
 	DelayMicroseconds int
 	// SlowGPU is late by SlowMicroseconds with every operation.
 	SlowGPU, SlowMicroseconds int
@@ -61,6 +63,7 @@ func (g *GPU) Env(o Options) []string {
 		"XLA_FLAGS=" + strings.Join(flags, " "), environ.Allow + "=XLA_FLAGS",
 		fmt.Sprintf("SOFTGPU_GPUS=%d", max(1, o.GPUs)), "SOFTGPU_MODEL=" + o.Model,
 		fmt.Sprintf("SOFTGPU_MEMORY=%d", memory), fmt.Sprintf("SOFTGPU_DELAY_SEED=%d", o.Delay),
+		fmt.Sprintf("SOFTGPU_ORDER_SEED=%d", o.Order),
 		"SOFTGPU_LOG=" + cmp.Or(o.Log, os.Getenv("SOFTGPU_LOG")),
 	}
 	if o.DelayMicroseconds > 0 {

@@ -118,7 +118,7 @@ func TestWrongKernelsAreNoticed(t *testing.T) {
 	seen := map[string][]int{}
 	for seed := range 5 {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			t.Setenv("SOFTGPU_DELAY_SEED", fmt.Sprint(seed))
+			t.Setenv("SOFTGPU_ORDER_SEED", fmt.Sprint(seed))
 			p := startPTX(t)
 			for _, k := range wrongKernels {
 				how := k.noticed(t, p)
@@ -156,7 +156,7 @@ func TestCopiesAreThereAfterTheWait(t *testing.T) {
 	ld.shared.u32 %r11, [%r10+128];
 	add.u32 %r0, %r0, %r11;`
 	for seed := range 5 {
-		t.Setenv("SOFTGPU_DELAY_SEED", fmt.Sprint(seed))
+		t.Setenv("SOFTGPU_ORDER_SEED", fmt.Sprint(seed))
 		for n, got := range startPTX(t).words(t, warpKernel(body), 32, 32) {
 			if got != uint32(n) {
 				t.Errorf("seed %d: thread %d has %d", seed, n, got)
@@ -179,7 +179,7 @@ func TestBlocksRunOnce(t *testing.T) {
 	ret;
 }`
 	for seed := range 4 {
-		t.Setenv("SOFTGPU_DELAY_SEED", fmt.Sprint(seed))
+		t.Setenv("SOFTGPU_ORDER_SEED", fmt.Sprint(seed))
 		p := startPTX(t)
 		for blocks := range uint32(40) {
 			out, err := p.run(t, ptxCase{text: text, kernel: "k", grid: [3]uint32{blocks + 1, 3, 1},

@@ -17,14 +17,14 @@ static double now(void) {
 // ---- delays
 
 // Every operation of a stream may be late: SOFTGPU_DELAY_SEED gives the sequence of delays, each
-// stream its own, SOFTGPU_DELAY_US the longest. SOFTGPU_SLOW=gpu:us makes one GPU late always.
+// stream its own, SOFTGPU_DELAY_US the longest; SOFTGPU_ORDER_SEED the order inside of kernels. SOFTGPU_SLOW=gpu:us makes one GPU late always.
 static pthread_once_t delays_once = PTHREAD_ONCE_INIT;
 static uint64_t delay_seed;
 static long delay_most, slow_gpu, slow_us;
 
 static void read_delays(void) {
   delay_seed = (uint64_t)sg_setting("SOFTGPU_DELAY_SEED", 0);
-  ptx_seed = delay_seed;
+  ptx_seed = (uint64_t)sg_setting("SOFTGPU_ORDER_SEED", 0);
   delay_most = (long)sg_setting("SOFTGPU_DELAY_US", 300);
   const char *slow = getenv("SOFTGPU_SLOW"), *colon = slow ? strchr(slow, ':') : NULL;
   slow_gpu = colon ? atol(slow) : -1;

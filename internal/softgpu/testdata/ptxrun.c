@@ -5,7 +5,7 @@
 //     result: 0 and the buffers, or 1 and a message
 //
 // Every buffer is an argument, in order. An empty kernel name only loads the text. With check,
-// accesses outside the buffers are errors. SOFTGPU_DELAY_SEED is the seed of orders.
+// accesses outside the buffers are errors. SOFTGPU_ORDER_SEED is the seed of orders.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static char *run(struct ptx_module *m, const char *name, unsigned shape[6], uint
 }
 
 int main(void) {
-    const char *seed = getenv("SOFTGPU_DELAY_SEED");
+    const char *seed = getenv("SOFTGPU_ORDER_SEED");
     ptx_seed = seed ? strtoull(seed, NULL, 0) : 0;
     for (;;) {
         uint32_t length, named;
