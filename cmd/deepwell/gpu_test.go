@@ -111,7 +111,7 @@ func TestPreflight(t *testing.T) {
 			row.gpus.Env = d.env[len(d.env)-2:]
 			on := *d
 			on.env = g.Env(row.gpus)
-			status, out := on.run("preflight", "--size", "64", "--slow", "0.005")
+			status, out := on.run("preflight", "--size", "64", "--slow", "0.001")
 			for _, word := range row.says {
 				if status != row.status || !strings.Contains(out, word) {
 					t.Errorf("status %d, no %q in\n%s", status, word, out)
