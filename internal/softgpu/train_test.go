@@ -183,7 +183,7 @@ func TestTrainingGivesTheSameBitsWhateverIsLate(t *testing.T) {
 // parseTrained reads what a child prints.
 func parseTrained(t *testing.T, text string) (list []float64) {
 	t.Helper()
-	for _, word := range strings.Fields(strings.Trim(text, "[]")) {
+	for word := range strings.FieldsSeq(strings.Trim(text, "[]")) {
 		x, err := strconv.ParseFloat(word, 64)
 		if err != nil {
 			t.Fatalf("%q: %v", text, err)
